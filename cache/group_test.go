@@ -47,7 +47,9 @@ func pack(f *fixture, per int) *packed {
 
 func (p *packed) Locate(file int) (objstore.Object, int64) { return p.shards[file/p.per], p.off[file] }
 
-func (p *packed) Sum(file int) (uint32, bool) { return crc32.Checksum(p.bytes[file], castagnoli), true }
+func (p *packed) Sum(file, x int) uint32 {
+	return crc32.Checksum(extentIn(p.bytes[file], x), castagnoli)
+}
 
 func (p *packed) volume(c *Cache) *Volume {
 	return c.NewVolume(VolumeOptions{Manifest: p.m, Dataset: [16]byte{1}, Store: p, Locate: p})
@@ -356,5 +358,45 @@ func TestPackedFilesAreCompared(t *testing.T) {
 		if err := <-done; objstore.KindOf(err) != objstore.KindInvalid {
 			t.Errorf("a group: %v", err)
 		}
+	}
+}
+
+// So is each extent of a larger file: read in order, alone, and from a node.
+func TestExtentsOfPackedFilesAreCompared(t *testing.T) {
+	p := pack(newFixture(t, 3*ExtentSize+100, 2*ExtentSize+7), 2)
+	store := &rotten{Reader: p.mem}
+	c := newPatient(Options{Memory: 64 << 20, Disk: 64 << 20, Logger: quiet})
+	defer closeCache(t, c)
+	l := &liar{want: p.bytes, lies: func(_, file int) bool { return file == 1 }}
+	v := c.NewVolume(VolumeOptions{Manifest: p.m, Dataset: [16]byte{1}, Store: store, Locate: p, Peers: l})
+	must(t, v.OpenDisk(t.TempDir(), segment.Options{SegmentSize: 16 << 20, Logger: quiet}))
+	read := func(file, x int) error {
+		want := extentIn(p.bytes[file], x)
+		got := make([]byte, len(want))
+		_, err := v.ReadAt(t.Context(), file, got, int64(x)*ExtentSize)
+		if err == nil && !bytes.Equal(got, want) {
+			t.Errorf("extent %d of file %d differs", x, file)
+		}
+		return err
+	}
+	if err := read(1, 0); err != nil || l.found != 1 {
+		t.Errorf("from a node: %v, found out %d times", err, l.found)
+	}
+	v.SetPeers(nil)
+	must(t, read(0, 0))
+	store.times.Store(1)
+	if err := read(0, 2); err != nil {
+		t.Errorf("a fault on the way: %v", err)
+	}
+	settled(t, c)
+	store.times.Store(2)
+	err := read(0, 1)
+	if objstore.KindOf(err) != objstore.KindInvalid || !strings.Contains(err.Error(), p.m.Path(0)) || !strings.Contains(err.Error(), "checksum") {
+		t.Errorf("%v", err)
+	}
+	store.times.Store(0)
+	settled(t, c)
+	if v.Claim(nil, 0, 1) || !v.Claim(nil, 0, 2) {
+		t.Error("what is wrong is kept, or what is right is not")
 	}
 }

@@ -63,8 +63,16 @@ type side struct {
 
 func (s *side) Locate(file int) (objstore.Object, int64) { return s.objs[file], s.offs[file] }
 
-func (s *side) Sum(file int) (uint32, bool) {
-	return crc32.Checksum(s.want[file], castagnoli), file%2 == 0
+func (s *side) Sum(file, x int) uint32 {
+	if file%2 == 1 {
+		return 0
+	}
+	return crc32.Checksum(extentIn(s.want[file], x), castagnoli)
+}
+
+// extentIn is extent x of the file that data is.
+func extentIn(data []byte, x int) []byte {
+	return data[x*ExtentSize : min((x+1)*ExtentSize, len(data))]
 }
 
 var modelSizes = []int{0, 1, 4095, 4096, 64 << 10, 64 << 10, 131 << 10, 131 << 10, 700 << 10, 4<<20 + 1, 9<<20 + 5000}

@@ -61,14 +61,14 @@ type admission struct {
 func (ps *places) number() {
 	extents, many := 0, false
 	for f := range ps.m.Len() {
-		n := extentsOf(ps.m.Size(f))
+		n := catalog.Extents(ps.m.Size(f))
 		extents += n
 		many = many || n > 1
 	}
 	if many {
 		ps.first = make([]uint32, ps.m.Len()+1)
 		for f := range ps.m.Len() {
-			ps.first[f+1] = ps.first[f] + uint32(extentsOf(ps.m.Size(f)))
+			ps.first[f+1] = ps.first[f] + uint32(catalog.Extents(ps.m.Size(f)))
 		}
 	} else {
 		extents = ps.m.Len()
@@ -76,10 +76,8 @@ func (ps *places) number() {
 	ps.locs = make([]uint64, extents)
 }
 
-func extentsOf(size int64) int { return int((size + ExtentSize - 1) / ExtentSize) }
-
 // Extents implements prefetch.Sizes over file numbers.
-func (ps *places) Extents(file int) int { return extentsOf(ps.m.Size(file)) }
+func (ps *places) Extents(file int) int { return catalog.Extents(ps.m.Size(file)) }
 
 // ExtentBytes implements prefetch.Sizes over file numbers.
 func (ps *places) ExtentBytes(file, extent int) int64 {

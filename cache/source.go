@@ -114,8 +114,8 @@ const auditEvery = 64
 // store is the object store.
 type store struct{ v *Volume }
 
-// Fill implements Source. Packed files that come whole are compared with the checksums of their shard's index. What differs is read once
-// more: the fault may have been on the way.
+// Fill implements Source. Extents of packed files are compared with the checksums of their shard's index. What differs is read once more:
+// the fault may have been on the way.
 func (s store) Fill(ctx context.Context, wants []Want) (rest []Want, err error) {
 	if err := s.read(ctx, wants); err != nil {
 		return nil, err
@@ -128,7 +128,7 @@ func (s store) Fill(ctx context.Context, wants []Want) (rest []Want, err error) 
 			if _, right := s.v.summed(w); !right {
 				o, base := s.v.object(w.File)
 				return nil, &objstore.Error{Op: "read", Key: o.Key, Kind: objstore.KindInvalid,
-					Err:    fmt.Errorf("the member at %d does not have the checksum that the shard's index names", base),
+					Err:    fmt.Errorf("what lies at %d does not have the checksum that the shard's index names", base+w.Off),
 					Remedy: "restore the shard from a copy, or pack the source again into another place"}
 			}
 		}
@@ -136,13 +136,15 @@ func (s store) Fill(ctx context.Context, wants []Want) (rest []Want, err error) 
 	return nil, nil
 }
 
-// summed reports whether the checksum of a want is known, as of a packed file that comes whole and plain, and whether it is right.
+// summed reports whether the checksum of a want is known, as of an extent of a packed file that comes whole and plain, and whether it is
+// right.
 func (v *Volume) summed(w Want) (known, right bool) {
-	if v.locate == nil || int64(len(w.P)) != v.m.Size(w.File) || w.Coded != nil && *w.Coded > 0 {
+	x := int(w.Off / ExtentSize)
+	if v.locate == nil || w.Off%ExtentSize != 0 || int64(len(w.P)) != v.ExtentBytes(w.File, x) || w.Coded != nil && *w.Coded > 0 {
 		return false, false
 	}
-	sum, known := v.locate.Sum(w.File)
-	return known, known && crc32.Checksum(w.P, castagnoli) == sum
+	sum := v.locate.Sum(w.File, x)
+	return sum != 0, sum != 0 && crc32.Checksum(w.P, castagnoli) == sum
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)

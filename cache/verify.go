@@ -88,7 +88,7 @@ func (v *Volume) verify(ctx context.Context, w Want, r *Verified, drop func() er
 }
 
 // vouch compares bytes with what the store said: with the MD5 of an object, as the ETag of one is that was put in one piece, or
-// the checksum of a packed file, and otherwise with its bytes there, unless trusted says that it need not be asked. The error is ErrOtherBytes, or ErrCorrupt of a coded form, or the store's.
+// the checksum of an extent of a packed file, and otherwise with its bytes there, unless trusted says that it need not be asked. The error is ErrOtherBytes, or ErrCorrupt of a coded form, or the store's.
 func (v *Volume) vouch(ctx context.Context, w Want, trusted func(sum bool) bool) (asked bool, err error) {
 	file := w.P
 	if w.Coded != nil && *w.Coded > 0 {
@@ -98,7 +98,7 @@ func (v *Volume) vouch(ctx context.Context, w Want, trusted func(sum bool) bool)
 			return false, err
 		}
 	}
-	known, right := v.summed(Want{File: w.File, P: file})
+	known, right := v.summed(Want{File: w.File, Off: w.Off, P: file})
 	if tag := v.m.ETag(w.File); v.locate == nil && int64(len(file)) == v.m.Size(w.File) && len(tag) == 2*md5.Size {
 		sum := md5.Sum(file) //nolint:gosec // who can make collisions can write to the bucket
 		known, right = true, hex.EncodeToString(sum[:]) == tag

@@ -15,8 +15,8 @@ import (
 type Locator interface {
 	// Locate returns the object that holds the file, and the offset of the file's first byte in it.
 	Locate(file int) (o objstore.Object, off int64)
-	// Sum returns the CRC32C of the file's bytes, if it is known.
-	Sum(file int) (sum uint32, ok bool)
+	// Sum returns the CRC32C of an extent of the file, 0 if it is not known.
+	Sum(file, extent int) uint32
 }
 
 // VolumeOptions says what a volume reads.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"image"
 	"math"
+	"strings"
 
 	"github.com/shoalfs/shoal/gpuingest/jpeg"
 )
@@ -246,7 +247,7 @@ func buildAutoAugment(a *args) (operation, error) {
 	o := &autoAugment{}
 	v := a.val["policy"]
 	for name := range policies {
-		if v.kind == 's' && (v.str == name || v.str == "AutoAugmentPolicy."+upper(name)) {
+		if v.kind == 's' && (v.str == name || v.str == "AutoAugmentPolicy."+strings.ToUpper(name)) {
 			o.policy = name
 		}
 	}

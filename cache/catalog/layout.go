@@ -16,12 +16,15 @@ import (
 
 	"github.com/shoalfs/shoal/cache/crypt"
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/segment"
 )
 
 const (
 	layoutMagic   = "SHOALLAY"
-	layoutVersion = 2              // 1 is without checksums
-	nowhere       = math.MaxUint32 // a file that no place was named for yet
+	layoutVersion = 2 // 1 is without checksums
+	// ExtentSize is how much of a file a cache fetches as a whole: one checksum covers as much.
+	ExtentSize = segment.ExtentSize
+	nowhere    = math.MaxUint32 // a file that no place was named for yet
 )
 
 // Layout tells where the files of one manifest lie: in which shard, and at which offset. It is immutable and safe for
@@ -57,13 +60,17 @@ const (
 //	        | F x offset in the shard        |  u64, by file
 //	        | F x rank                       |  u32, by file
 //	        | F x file                       |  u32, by rank
-//	        | F x CRC32C of the file's bytes |  u32, by file; in version 2 only
+//	        | F x CRC32C of the file's bytes |  u32, by file; in version 2 only; 0: unknown. Of a file of several
+//	        |                                |    extents, which of the numbers from here is the first extent's,
+//	        |                                |    0 or a number that is not there: unknown
+//	        | CRC32C of each of its extents  |  u32, of all such files; 0: unknown
 //	        | keys, ETags                    |
 //	        +--------------------------------+
 //
 // The shard of a file is not stored: a short binary search finds the shard whose ranks include the file's. So a file
-// costs 16 bytes, or 20.
+// costs 16 bytes, or 20, and 4 an extent if it has several.
 type Layout struct {
+	m      *Manifest
 	data   []byte // the whole file, on the heap after BuildLayout, beside it after loadLayout
 	loaded bool
 
@@ -78,12 +85,14 @@ type Layout struct {
 
 // Place is where the bytes of a file begin.
 type Place struct {
-	Path   string // as the manifest has it
-	Shard  int    // index in the list of shards
-	Off    int64
-	Sum    uint32 // CRC32C of the file's bytes
-	Summed bool   // Sum is known
+	Path  string // as the manifest has it
+	Shard int    // index in the list of shards
+	Off   int64
+	Sums  []uint32 // CRC32C of each extent; 0, or of fewer: unknown
 }
+
+// Extents returns how many extents a file of that size has.
+func Extents(size int64) int { return int((size + ExtentSize - 1) / ExtentSize) }
 
 // BuildLayout makes the layout of a manifest's files, in memory. Places may come in any order; by shard and offset is
 // fastest. It fails with the error of places, if a place names an unknown file or shard, if the file does not fit
@@ -102,12 +111,18 @@ func BuildLayout(m *Manifest, shards []objstore.Object, places iter.Seq2[Place, 
 	for i := range shardOf {
 		shardOf[i] = nowhere
 	}
-	offs, sums := make([]int64, n), make([]uint32, n)
+	offs, sums, all := make([]int64, n), make([]uint32, n), n
+	for f := range sums {
+		if x := Extents(m.Size(f)); x > 1 {
+			sums[f], all = uint32(all), all+x
+		}
+	}
+	sums = append(sums, make([]uint32, all-n)...)
 	order := make([]uint32, 0, n)
 	byPlace := func(x, y uint32) int {
 		return cmp.Or(cmp.Compare(shardOf[x], shardOf[y]), cmp.Compare(offs[x], offs[y]), cmp.Compare(x, y))
 	}
-	sorted := true
+	sorted, known := true, false
 	for p, err := range places {
 		if err != nil {
 			return nil, err
@@ -128,10 +143,13 @@ func BuildLayout(m *Manifest, shards []objstore.Object, places iter.Seq2[Place, 
 			return nil, fmt.Errorf("layout: %q has two places: %d in shard %q and %d in shard %q", p.Path, offs[f], shards[shardOf[f]].Key, p.Off, shard.Key)
 		}
 		shardOf[f], offs[f] = uint32(p.Shard), p.Off
-		if p.Summed && sums != nil {
-			sums[f] = p.Sum
-		} else {
-			sums = nil
+		if x := Extents(m.Size(f)); x > 0 && x == len(p.Sums) {
+			at := f
+			if x > 1 {
+				at = int(sums[f])
+			}
+			copy(sums[at:], p.Sums)
+			known = known || slices.Max(p.Sums) > 0
 		}
 		if len(order) > 0 && byPlace(order[len(order)-1], uint32(f)) > 0 {
 			sorted = false
@@ -144,6 +162,9 @@ func BuildLayout(m *Manifest, shards []objstore.Object, places iter.Seq2[Place, 
 	}
 	if !sorted {
 		slices.SortFunc(order, byPlace)
+	}
+	if !known {
+		sums = nil
 	}
 	return encodeLayout(m, shards, shardOf, offs, order, sums)
 }
@@ -160,7 +181,7 @@ func encodeLayout(m *Manifest, shards []objstore.Object, shardOf []uint32, offs 
 	if sums != nil {
 		format = layoutVersion
 	}
-	total := layoutLen(format, files, count) + keys + tags
+	total := layoutLen(format, files, count) + 4*max(uint64(len(sums)), files) - 4*files + keys + tags
 	le := binary.LittleEndian
 	out := make([]byte, headerLen, total)
 	var off uint64
@@ -228,7 +249,7 @@ func encodeLayout(m *Manifest, shards []objstore.Object, shardOf []uint32, offs 
 	return l, nil
 }
 
-// layoutLen is the length of a layout file without its arenas.
+// layoutLen is the length of a layout file without its arenas, and the checksums of extents.
 func layoutLen(format uint32, files, shards uint64) uint64 {
 	return headerLen + 2*8*(shards+1) + 2*8*shards + 4*(shards+1) + (8+4+4+4*uint64(format-1))*files
 }
@@ -278,13 +299,14 @@ func parseLayout(data []byte, m *Manifest) (*Layout, error) {
 	if files != uint64(m.Len()) || [32]byte(h[16:48]) != m.version {
 		return nil, corrupt("the layout of %d files, dataset version %x; the manifest has %d files, version %x", files, h[16:48], m.Len(), m.version)
 	}
-	if count == 0 || count >= nowhere || keyLen > size || tagLen > size || layoutLen(format, files, count)+keyLen+tagLen != size {
+	least := layoutLen(format, files, count) + keyLen + tagLen
+	if count == 0 || count >= nowhere || keyLen > size || tagLen > size || least > size || (size-least)%4 != 0 || format == 1 && least < size {
 		return nil, corrupt("sections of %d files and %d shards do not fill %d bytes", files, count, size)
 	}
 	if got, want := crc32.Checksum(data[headerLen:], castagnoli), le.Uint32(h[120:]); got != want {
 		return nil, corrupt("content has checksum %08x, want %08x", got, want)
 	}
-	l := &Layout{data: data, dataset: m.version, version: [32]byte(h[48:80]), files: int(files)}
+	l := &Layout{m: m, data: data, dataset: m.version, version: [32]byte(h[48:80]), files: int(files)}
 	rest := data[headerLen:]
 	cut := func(n uint64) []byte {
 		s := rest[:n:n]
@@ -293,7 +315,7 @@ func parseLayout(data []byte, m *Manifest) (*Layout, error) {
 	}
 	keyOff, tagOff := cut(8*(count+1)), cut(8*(count+1))
 	sizes, mtimes, first := cut(8*count), cut(8*count), cut(4*(count+1))
-	l.offs, l.ranks, l.order, l.sums = cut(8*files), cut(4*files), cut(4*files), cut(4*uint64(format-1)*files)
+	l.offs, l.ranks, l.order, l.sums = cut(8*files), cut(4*files), cut(4*files), cut(4*uint64(format-1)*files+size-least)
 	keys, tags := cut(keyLen), cut(tagLen)
 	if err := ascends(keyOff, len(keys)); err != nil {
 		return nil, corrupt("keys: %v", err)
@@ -383,12 +405,22 @@ func (l *Layout) Locate(file int) (objstore.Object, int64) {
 	return l.shards[shard], off
 }
 
-// Sum returns the CRC32C of a file's bytes, if the shards' indexes have them.
-func (l *Layout) Sum(file int) (sum uint32, ok bool) {
-	if len(l.sums) == 0 {
-		return 0, false
+// Sum returns the CRC32C of an extent of a file, 0 if the index of its shard does not have it.
+func (l *Layout) Sum(file, x int) uint32 {
+	if l.m.Size(file) > ExtentSize {
+		first := int(l.sum(file))
+		if file = first + x; first < l.files { // in an index without those of extents, the file's own is there
+			return 0
+		}
 	}
-	return binary.LittleEndian.Uint32(l.sums[4*file:]), true
+	return l.sum(file)
+}
+
+func (l *Layout) sum(i int) uint32 {
+	if i >= len(l.sums)/4 {
+		return 0
+	}
+	return binary.LittleEndian.Uint32(l.sums[4*i:])
 }
 
 // Rank returns the position of a file by (shard, offset).

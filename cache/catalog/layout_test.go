@@ -18,6 +18,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 )
 
 func seqOf(places ...Place) iter.Seq2[Place, error] {
@@ -43,17 +44,25 @@ func TestLayoutModel(t *testing.T) {
 	dir := t.TempDir()
 	rapid.Check(t, func(rt *rapid.T) {
 		n := rapid.IntRange(1, 40).Draw(rt, "files")
-		var keys []string
+		var objs []objstore.Object
 		for i := range n {
-			keys = append(keys, fmt.Sprintf("c%d/%03d", i%3, i))
+			o := object(fmt.Sprintf("c%d/%03d", i%3, i))
+			o.Size = rapid.SampledFrom([]int64{3, 3, 0, ExtentSize, ExtentSize + 1, 3 * ExtentSize}).Draw(rt, "size")
+			objs = append(objs, o)
 		}
-		m := mustBuild(t, BuildOptions{}, keys...)
+		m, err := Build(objstoretest.Listing(objs...), BuildOptions{})
+		if err != nil {
+			rt.Fatal(err)
+		}
 		shards := shardObjects(make([]int64, rapid.IntRange(1, 6).Draw(rt, "shards"))...)
-		places, summed := make([]Place, n), rapid.Bool().Draw(rt, "all are summed")
+		places, summed := make([]Place, n), rapid.SampledFrom([]int{0, 50, 100}).Draw(rt, "percent that are summed")
 		for f := range n {
 			s := rapid.IntRange(0, len(shards)-1).Draw(rt, "shard")
 			off := rapid.Int64Range(0, 5).Draw(rt, "off") * 512 // hard links: equal offsets occur
-			places[f] = Place{m.Path(f), s, off, rapid.Uint32().Draw(rt, "sum"), summed || rapid.Bool().Draw(rt, "summed")}
+			places[f] = Place{Path: m.Path(f), Shard: s, Off: off}
+			if rapid.IntRange(0, 99).Draw(rt, "is summed") < summed {
+				places[f].Sums = rapid.SliceOfN(rapid.Uint32(), Extents(m.Size(f)), Extents(m.Size(f))).Draw(rt, "sums")
+			}
 			shards[s].Size = max(shards[s].Size, off+m.Size(f))
 		}
 		order := make([]int, n) // by rank
@@ -108,9 +117,14 @@ func TestLayoutModel(t *testing.T) {
 				rt.Fatalf("%d of %d ranks", next, n)
 			}
 			for r, f := range order {
-				all := !slices.ContainsFunc(places, func(p Place) bool { return !p.Summed })
-				if sum, ok := l.Sum(f); ok != all || ok && sum != places[f].Sum {
-					rt.Fatalf("file %d: sum %x, %v; want %+v", f, sum, ok, places[f])
+				for x := range Extents(m.Size(f)) {
+					want := uint32(0)
+					if places[f].Sums != nil {
+						want = places[f].Sums[x]
+					}
+					if got := l.Sum(f, x); got != want {
+						rt.Fatalf("file %d: sum %x of extent %d; want %+v", f, got, x, places[f])
+					}
 				}
 				shard, off := l.Where(f)
 				o, at := l.Locate(f)
@@ -123,6 +137,25 @@ func TestLayoutModel(t *testing.T) {
 			rt.Fatal(err)
 		}
 	})
+}
+
+// A layout of a set that was packed without checksums of extents, as an earlier build stored it: those of files of one extent are known.
+func TestLayoutWithoutSumsOfExtents(t *testing.T) {
+	a, b := object("a/1"), object("a/2")
+	b.Size = 2 * ExtentSize
+	m, err := Build(objstoretest.Listing(a, b), BuildOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, whole := range []uint32{0, 1, 2, 3, math.MaxUint32} {
+		l, err := encodeLayout(m, shardObjects(20<<20), []uint32{0, 0}, []int64{512, 2048}, []uint32{0, 1}, []uint32{7, whole})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if l.Sum(0, 0) != 7 || l.Sum(1, 0) != 0 || l.Sum(1, 1) != 0 {
+			t.Errorf("%d: %x %x %x", whole, l.Sum(0, 0), l.Sum(1, 0), l.Sum(1, 1))
+		}
+	}
 }
 
 func TestBuildLayoutErrors(t *testing.T) {

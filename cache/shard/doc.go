@@ -43,7 +43,7 @@
 //	offset
 //	     0  +--------------------------------+
 //	        | magic "SHOALIDX"               |  8 bytes
-//	     8  | format version (1 or 2)        |  u32
+//	     8  | format version (1 to 4)        |  u32
 //	    12  | header length (128)            |  u32
 //	    16  | dataset version                |  32 bytes, SHA-256
 //	    48  | plan                           |  16 bytes: which file lies in which shard
@@ -59,19 +59,26 @@
 //	   124  | CRC32C of bytes 0..123         |  u32
 //	   128  +--------------------------------+
 //	        | the tar's ETag                 |
-//	        | N x member, by offset          |  36 bytes each, in version 2 40:
+//	        | N x member, by offset          |  36 bytes each, in versions 2 and 4 40:
 //	        |                                |    u64 offset of its bytes in the tar, u64 size,
 //	        |                                |    i64 modification time (ns since 1970; the lowest
 //	        |                                |    value means unknown), u32 CRC32C of its bytes,
 //	        |                                |    u16 length of: path, name in the tar (0: it is the
-//	        |                                |    path), ETag; u16 zero; version 2: u32, see below
-//	        | strings                        |  for each member: path, name in the tar, ETag
+//	        |                                |    path), ETag; u16 zero; versions 2 and 4: u32, see
+//	        |                                |    below
+//	        | strings                        |  for each member: path, name in the tar, ETag; in
+//	        |                                |    versions 3 and 4, of one over 4 MiB, u32 CRC32C of
+//	        |                                |    each 4 MiB of it
 //	        +--------------------------------+
+//
+// Members over 4 MiB are fetched in pieces of 4 MiB, each of which is compared with its own checksum. An index without
+// such members has version 1 or 2, which earlier builds read; so have those that earlier builds wrote, whose larger
+// members are compared as a whole, by unpack only.
 //
 // # Recoded members
 //
 // A pack may store JPEGs in the shorter form of gpuingest/jpeg, where that is shorter. Then the manifest has version 2, and
-// says by which coding and tables the members are restored; the index has version 2, and each member's row 4 bytes more:
+// says by which coding and tables the members are restored; the index has version 2 or 4, and each member's row 4 bytes more:
 // the length of what is stored, or 0 if the file is stored as it is. Sizes, checksums and ETags stay those of the files, so
 // that the dataset version does; the tar's headers and the member's offset are of what is stored. Files over 4 MiB are never
 // recoded: they are read in parts. Earlier versions refuse such a set; sets without recoded members stay at version 1.

@@ -143,14 +143,18 @@ func TestEscapeIsUnique(t *testing.T) {
 func drawIndex(t *rapid.T) (*index, []indexMember) {
 	ix := &index{dataset: [32]byte{1, 2}, plan: [16]byte{3}, shard: rapid.IntRange(0, 1e6).Draw(t, "shard"), etag: "tag", coded: rapid.Bool().Draw(t, "coded")}
 	var list []indexMember
-	at := int64(0)
+	at, large := int64(0), rapid.Bool().Draw(t, "some are large")
 	for range rapid.IntRange(0, 20).Draw(t, "n") {
 		m := indexMember{
 			off: at + blockSize*rapid.Int64Range(1, 4).Draw(t, "gap"), size: rapid.Int64Range(0, 5000).Draw(t, "size"),
 			mtime: rapid.Int64().Draw(t, "mtime"), crc: rapid.Uint32().Draw(t, "crc"),
 			path: rapid.StringN(1, 20, 80).Draw(t, "path"), tarName: rapid.StringN(0, 20, 80).Draw(t, "name"), etag: rapid.StringN(1, 5, 20).Draw(t, "etag"),
 		}
-		if m.stored = m.size; ix.coded && m.size > 1 && rapid.Bool().Draw(t, "short") {
+		if large && rapid.Bool().Draw(t, "is large") {
+			m.size += 3 * catalog.ExtentSize
+			m.sums = strings.Repeat("sum.", catalog.Extents(m.size))
+		}
+		if m.stored = m.size; ix.coded && m.size > 1 && m.sums == "" && rapid.Bool().Draw(t, "short") {
 			m.stored = rapid.Int64Range(1, m.size-1).Draw(t, "stored")
 		}
 		at = m.off + pad(m.stored)
@@ -242,7 +246,7 @@ func TestIndexRefuses(t *testing.T) {
 		}
 	}
 	b := slices.Clone(good)
-	b[8] = 3
+	b[8] = 5
 	if _, err := parseIndex(reseal(b)); !errors.Is(err, catalog.ErrNewerFormat) {
 		t.Errorf("newer: %v", err)
 	}

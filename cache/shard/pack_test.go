@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"log/slog"
 	"maps"
 	"os"
@@ -132,6 +133,33 @@ func TestPackModel(t *testing.T) {
 }
 
 // Files of one stem stay together, and the others do not merge.
+// The index has the checksum of each extent of a larger member, whatever the parts of the upload, and those that have none are read.
+func TestPackSumsExtents(t *testing.T) {
+	s := newStore()
+	m := fill(t, s, map[string]int{"in/a.bin": 2*catalog.ExtentSize + 77, "in/b.bin": 2 * catalog.ExtentSize, "in/c.bin": catalog.ExtentSize, "in/d.bin": 5, "in/e.bin": 0})
+	o := small(3)
+	o.partSize, o.Memory = 1<<20+512, 8<<20
+	if _, err := Pack(t.Context(), m, s, s, "out/", o); err != nil {
+		t.Fatal(err)
+	}
+	_, list, err := members(t.Context(), s, out)
+	if err != nil || len(list) != m.Len() {
+		t.Fatal(len(list), err)
+	}
+	for _, member := range list {
+		data := get(t, s, "src/"+member.Path)
+		for x := range catalog.Extents(member.Size) {
+			extent := data[x*catalog.ExtentSize : min((x+1)*catalog.ExtentSize, len(data))]
+			if got, want := member.ExtentSum(x), crc32.Checksum(extent, castagnoli); got != want {
+				t.Errorf("extent %d of %s: %08x, want %08x", x, member.Path, got, want)
+			}
+		}
+		if member.sums = ""; member.Size > catalog.ExtentSize && member.ExtentSum(1) != 0 {
+			t.Error("a checksum that is not there")
+		}
+	}
+}
+
 func TestPackSamples(t *testing.T) {
 	s := newStore()
 	files := map[string]int{

@@ -200,6 +200,7 @@ type entry struct {
 	head int64 // offset of its header
 	data int64 // offset of its bytes
 	size int64
+	sums []byte // CRC32C of each extent, little endian, if there are several; once it was read back
 }
 
 // end returns the offset behind the member and its padding.

@@ -3,6 +3,7 @@ package shard
 import (
 	"cmp"
 	"context"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -32,6 +33,18 @@ type Member struct {
 
 	Sum    uint32 // CRC32C of its bytes, if Summed
 	Summed bool
+	sums   string // those of its extents, if it has several and they are known
+}
+
+// ExtentSum returns the CRC32C of an extent of the file, 0 if it is not known.
+func (m *Member) ExtentSum(x int) uint32 {
+	switch {
+	case m.Size <= catalog.ExtentSize:
+		return m.Sum
+	case m.sums == "":
+		return 0
+	}
+	return binary.LittleEndian.Uint32([]byte(m.sums[4*x:]))
 }
 
 // OpenOptions configure Open. Zero values mean the defaults.
@@ -413,7 +426,7 @@ func (e *emitter) emit(shard int, l loaded, yield func(Member, error) bool) bool
 		if l.isDead(i) {
 			return true
 		}
-		out := Member{Path: m.path, ETag: m.etag, Size: m.size, ModTime: fromNano(m.mtime), Shard: shard, Off: m.off + grown, Sum: m.crc, Summed: l.summed}
+		out := Member{Path: m.path, ETag: m.etag, Size: m.size, ModTime: fromNano(m.mtime), Shard: shard, Off: m.off + grown, Sum: m.crc, Summed: l.summed, sums: m.sums}
 		grown += m.size - m.stored
 		if out.ETag == "" {
 			out.ETag = o.ETag + "+" + strconv.FormatInt(m.off, 10)

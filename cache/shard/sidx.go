@@ -16,11 +16,9 @@ const (
 	indexVersion = 1
 	indexHeader  = 128
 	indexRow     = 36
-	codedVersion = 2 // of an index with coded members
+	codedVersion = 1 // more, of an index with coded members
+	sumsVersion  = 2 // more, of one with checksums of extents
 	codedRow     = indexRow + 4
-
-	// codedMost bounds the size of a coded member: it is restored as a whole, and a cache reads larger files in parts.
-	codedMost = 4 << 20
 
 	// maxIndex bounds the size of an index read into memory: 5 million members of 100 bytes.
 	maxIndex = 1 << 29
@@ -41,6 +39,7 @@ type index struct {
 	etag    string // of the tar
 	bytes   int64  // sum of the members' sizes
 	coded   bool   // rows have the length of what is stored
+	sums    bool   // members of several extents have the checksum of each
 	rows    []byte
 	strings []byte
 }
@@ -51,6 +50,7 @@ type indexMember struct {
 	stored    int64 // length in the tar; that of the file, if it is not coded
 	mtime     int64
 	crc       uint32 // of the file
+	sums      string // CRC32C of each extent, if there are several
 	path      string
 	tarName   string // "": path
 	etag      string
@@ -64,6 +64,14 @@ func (ix *index) row() int {
 		return codedRow
 	}
 	return indexRow
+}
+
+// sumsLen is the length of a member's checksums of extents.
+func (ix *index) sumsLen(size int64) int {
+	if !ix.sums || size <= catalog.ExtentSize {
+		return 0
+	}
+	return 4 * catalog.Extents(size)
 }
 
 // append adds a member.
@@ -87,7 +95,8 @@ func (ix *index) append(m indexMember) error {
 		r = le.AppendUint32(r, uint32(short))
 	}
 	ix.rows = r
-	ix.strings = append(append(append(ix.strings, m.path...), m.tarName...), m.etag...)
+	ix.strings = append(append(append(append(ix.strings, m.path...), m.tarName...), m.etag...), m.sums...)
+	ix.sums = ix.sums || m.sums != ""
 	ix.bytes += m.size
 	return nil
 }
@@ -101,9 +110,12 @@ func (ix *index) encode() ([]byte, error) {
 	}
 	out := make([]byte, indexHeader, total)
 	copy(out, indexMagic)
-	le.PutUint32(out[8:], indexVersion)
+	out[8] = indexVersion
 	if ix.coded {
-		le.PutUint32(out[8:], codedVersion)
+		out[8] += codedVersion
+	}
+	if ix.sums {
+		out[8] += sumsVersion
 	}
 	le.PutUint32(out[12:], indexHeader)
 	copy(out[16:], ix.dataset[:])
@@ -137,12 +149,13 @@ func parseIndex(data []byte) (*index, error) {
 		return nil, corrupt("header has checksum %08x, want %08x", got, want)
 	}
 	v := le.Uint32(h[8:])
-	if v > codedVersion {
-		return nil, fmt.Errorf("%w: format version %d, but this version reads %d", catalog.ErrNewerFormat, v, codedVersion)
+	if newest := uint32(indexVersion + codedVersion + sumsVersion); v > newest {
+		return nil, fmt.Errorf("%w: format version %d, but this version reads %d", catalog.ErrNewerFormat, v, newest)
 	} else if v < indexVersion {
 		return nil, corrupt("format version %d", v)
 	}
-	row := uint64((&index{coded: v == codedVersion}).row())
+	coded, sums := (v-indexVersion)&codedVersion != 0, (v-indexVersion)&sumsVersion != 0
+	row := uint64((&index{coded: coded}).row())
 	if n := le.Uint32(h[12:]); n != indexHeader {
 		return nil, corrupt("header length %d", n)
 	}
@@ -155,7 +168,7 @@ func parseIndex(data []byte) (*index, error) {
 	}
 	ix := &index{
 		dataset: [32]byte(h[16:48]), plan: [16]byte(h[48:64]), shard: int(le.Uint32(h[64:])),
-		size: int64(le.Uint64(h[72:])), bytes: int64(le.Uint64(h[80:])), coded: v == codedVersion,
+		size: int64(le.Uint64(h[72:])), bytes: int64(le.Uint64(h[80:])), coded: coded, sums: sums,
 	}
 	rest := data[indexHeader:]
 	ix.etag, rest = string(rest[:tag]), rest[tag:]
@@ -180,7 +193,7 @@ func (ix *index) check() error {
 		sum += size
 		if ix.coded {
 			if short := int64(le.Uint32(r[indexRow:])); short > 0 {
-				if short >= size || size > codedMost {
+				if short >= size || size > catalog.ExtentSize {
 					return corrupt("member %d: %d bytes stored as %d", i, size, short)
 				}
 				size = short
@@ -194,7 +207,7 @@ func (ix *index) check() error {
 			return corrupt("member %d has no path or no ETag", i)
 		}
 		end = off + size
-		used += uint64(path) + uint64(name) + uint64(tag)
+		used += uint64(path) + uint64(name) + uint64(tag) + uint64(ix.sumsLen(size))
 	}
 	if sum != ix.bytes {
 		return corrupt("sizes add up to %d, want %d", sum, ix.bytes)
@@ -209,7 +222,7 @@ func (ix *index) check() error {
 func (ix *index) members(yield func(i int, m indexMember) bool) {
 	le := binary.LittleEndian
 	rest := ix.strings
-	next := func(n uint16) string {
+	next := func(n int) string {
 		s := rest[:n]
 		rest = rest[n:]
 		return string(s)
@@ -223,7 +236,8 @@ func (ix *index) members(yield func(i int, m indexMember) bool) {
 				m.stored = int64(short)
 			}
 		}
-		m.path, m.tarName, m.etag = next(le.Uint16(r[28:])), next(le.Uint16(r[30:])), next(le.Uint16(r[32:]))
+		m.path, m.tarName, m.etag = next(int(le.Uint16(r[28:]))), next(int(le.Uint16(r[30:]))), next(int(le.Uint16(r[32:])))
+		m.sums = next(ix.sumsLen(m.size))
 		if !yield(i, m) {
 			return
 		}

@@ -263,7 +263,7 @@ type places struct {
 	mtime []int64
 	shard []uint32
 	at    []int64
-	sum   []uint32 // of all, or not of all: then of none
+	sums  []uint32 // of the extents, at least one a member
 }
 
 func (p *places) add(m shard.Member) {
@@ -274,8 +274,8 @@ func (p *places) add(m shard.Member) {
 	p.mtime = append(p.mtime, m.ModTime.UnixNano())
 	p.shard = append(p.shard, uint32(m.Shard))
 	p.at = append(p.at, m.Off)
-	if m.Summed {
-		p.sum = append(p.sum, m.Sum)
+	for x := range max(1, catalog.Extents(m.Size)) {
+		p.sums = append(p.sums, m.ExtentSum(x))
 	}
 }
 
@@ -303,18 +303,17 @@ func (p *places) objects() iter.Seq2[objstore.Object, error] {
 func (p *places) places(m *catalog.Manifest) iter.Seq2[catalog.Place, error] {
 	hidden := m.Skipped().Total()+m.Skipped().Markers > 0
 	return func(yield func(catalog.Place, error) bool) {
+		rest := p.sums
 		for i := range p.off {
 			path, _ := p.text(i)
+			sums := rest[:max(1, catalog.Extents(p.size[i]))]
+			rest = rest[len(sums):]
 			if hidden {
 				if node, ok := m.Find(path); !ok || node.IsDir {
 					continue
 				}
 			}
-			place := catalog.Place{Path: path, Shard: int(p.shard[i]), Off: p.at[i]}
-			if place.Summed = len(p.sum) == len(p.at); place.Summed {
-				place.Sum = p.sum[i]
-			}
-			if !yield(place, nil) {
+			if !yield(catalog.Place{Path: path, Shard: int(p.shard[i]), Off: p.at[i], Sums: sums}, nil) {
 				return
 			}
 		}
