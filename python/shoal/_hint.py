@@ -6,11 +6,13 @@ import array
 import bisect
 import builtins
 import errno
+import fcntl
 import gc
 import itertools
 import json
 import os
 import random
+import re
 import resource
 import select
 import signal
@@ -24,8 +26,10 @@ import numpy as np
 _State = Tuple[Any, Any, Any]  # of the global generators: Python's, numpy's, torch's
 _Paths = Union[List[Any], "_First", "_Joined"]
 
-_AT_ONCE = 1 << 14  # lines, as strings; a plan of 10^7 of them would take a GiB
+_AT_ONCE = 1 << 14  # indices or lines, as objects; 10^7 of them would take a GiB
+SHORT = 200_000  # samples: orders that take a fraction of a second, which a trainer waits for
 given = False  # whether this process gives hints by hand; then _run gives none
+_late: Dict[Tuple[int, str], _Apart] = {}  # by process and name of the plan: the copies that were not waited for
 
 
 def hint(sampler: Iterable[Any], paths: Any = None, mountpoint: Union[str, os.PathLike[str], None] = None, name: Optional[str] = None,
@@ -54,7 +58,9 @@ def hint(sampler: Iterable[Any], paths: Any = None, mountpoint: Union[str, os.Pa
 
     Call it once for each epoch, after set_epoch and directly before the iteration begins: random numbers drawn in
     between change the order of a shuffling sampler. While the previous epoch is still being read, the new plan waits
-    for its end, and staged samples stay. Returns the number of paths written, over all mounts and epochs.
+    for its end, and staged samples stay. Returns the number of paths written, over all mounts and epochs. Above 200,000 samples
+    it does not wait and returns 0: the copy writes the plan while the epoch begins, one rank of a node after the other. What goes
+    wrong then is a RuntimeWarning of the next hint.
 
     Raises OSError if the mount refuses the plan, the previous one then staying in force, or if mountpoint is no mount;
     TypeError for samplers that reach out of the process (write files, share memory, wait for threads), plain iterators,
@@ -71,19 +77,37 @@ def hint(sampler: Iterable[Any], paths: Any = None, mountpoint: Union[str, os.Pa
     if name is None:
         rank = _rank(sampler)
         name = "default" if rank is None else f"rank{rank}"
-    mounts = _Mounts(mountpoint)
-    indices, opened = _tried(sampler, epochs, limit, None if listed else paths, mounts)
-    if not listed and not _agrees(listing, opened):
-        raise TypeError(f"hint: this {type(paths).__name__} opens other files than its list has at those places; give the files by index as paths")
-    plans = _texts(listing, indices, mounts)
-    if mountpoint is None and not plans:
-        raise ValueError("hint: no path lies below a Shoal mount; mount the dataset (`shoal mount SOURCE MOUNTPOINT`), "
-                         "or give mountpoint if the paths are relative to it")
-    if mounts.root is not None:
-        plans.setdefault(mounts.root, bytearray())
-    for root, text in plans.items():
-        _write(root, name, text)
-    return sum(text.count(b"\n") for text in plans.values())
+    mounts, long = _Mounts(mountpoint), (limit or epochs * len(listing)) > SHORT
+    _positive(epochs, limit)
+    late = _late.pop((os.getpid(), name), None)
+    if late is not None:
+        try:
+            late.answer(0)
+        except (OSError, TypeError, ValueError, IndexError) as e:
+            warnings.warn(f"hint: the last order of this plan was not written: {e}", RuntimeWarning, stacklevel=2)
+        late.end()
+
+    def work(apart: _Apart) -> bytes:
+        if long:
+            apart.take_turn(mounts, listing)
+        indices = _indices(sampler, epochs, limit)
+        if not listed and not _agrees(listing, _opened(apart, paths, indices, mounts)):
+            raise TypeError(f"hint: this {type(paths).__name__} opens other files than its list has at those places; give the files by index as paths")
+        plans = _texts(listing, indices, mounts)
+        if mounts.root is not None:
+            plans.setdefault(mounts.root, bytearray())
+        elif not plans:
+            raise ValueError("hint: no path lies below a Shoal mount; mount the dataset (`shoal mount SOURCE MOUNTPOINT`), "
+                             "or give mountpoint if the paths are relative to it")
+        for root, text in plans.items():
+            apart.unlocked(_write, root, name, text)
+        return str(sum(text.count(b"\n") for text in plans.values())).encode()
+
+    apart = _Apart(work)
+    written = apart.answer(0 if long else None)
+    if written is None:
+        _late[os.getpid(), name] = apart
+    return int(written or 0)
 
 
 def predict(sampler: Iterable[Any], epochs: int = 1, limit: Optional[int] = None) -> List[int]:
@@ -93,39 +117,30 @@ def predict(sampler: Iterable[Any], epochs: int = 1, limit: Optional[int] = None
     `epochs` epochs, but at most `limit`. Raises TypeError and ValueError for the samplers for which hint does, and
     ValueError if epochs or limit is below 1.
     """
-    indices: List[int] = _tried(sampler, epochs, limit)[0].tolist()
+    _positive(epochs, limit)
+    indices: List[int] = np.frombuffer((_Apart(lambda _: b"." + _indices(sampler, epochs, limit).tobytes()).answer() or b".")[1:], np.int64).tolist()
     return indices
 
 
-def _tried(sampler: Any, epochs: int = 1, limit: Optional[int] = None, dataset: Any = None, mounts: Optional[_Mounts] = None) -> Tuple[Any, Dict[int, str]]:
-    """predict's indices, and what the dataset opens first for some of them."""
+def _positive(epochs: int, limit: Optional[int]) -> None:
     for what, value in (("epochs", epochs), ("limit", limit)):
         if value is not None and value < 1:
             raise ValueError(f"{what}={value}: it must be 1 or more")
-
-    def work(apart: _Apart) -> bytes:
-        indices = _indices(sampler, epochs, limit)
-        opened = {} if dataset is None or mounts is None else _opened(apart, dataset, indices, mounts)
-        return b"".join((b".", len(indices).to_bytes(8, "little"), indices.tobytes(), json.dumps(opened).encode()))
-
-    data = _Apart(work).answer() or b""
-    count = int.from_bytes(data[1:9], "little")
-    return np.frombuffer(data, np.int64, count, 9), {int(k): v for k, v in json.loads(data[9 + 8 * count:]).items()}
 
 
 def _indices(sampler: Any, epochs: int = 1, limit: Optional[int] = None) -> Any:
     """predict, in the copy."""
     order = _Order(sampler, epochs, bounded=limit is not None)
+    items = (item for epoch in range(epochs) for item in order.epoch(epoch, last=epoch == epochs - 1))
     taken = array.array("q")
-    for item in (item for epoch in range(epochs) for item in order.epoch(epoch, last=epoch == epochs - 1)):
-        before = len(taken)
-        try:
-            taken.extend(item if isinstance(item, list) else (item,))  # what almost all yield, batches of numbers or numbers
-        except TypeError:
-            del taken[before:]
-            taken.extend(int(i) for i in _flat((item,)))
-        if limit is not None and len(taken) >= limit:
+    while limit is None or len(taken) < limit:
+        some = list(itertools.islice(items, _AT_ONCE if limit is None else min(limit - len(taken), _AT_ONCE)))
+        if not some:
             break
+        try:  # what almost all yield, numbers or batches of them
+            taken.extend(array.array("q", itertools.chain.from_iterable(some) if isinstance(some[0], list) else some))
+        except TypeError:
+            taken.extend(int(i) for i in _flat(some))
     return np.frombuffer(taken, np.int64)[:limit]
 
 
@@ -160,42 +175,12 @@ def _flat(items: Iterable[Any]) -> Iterator[Any]:
 
 def _texts(listing: Any, indices: Any, mounts: _Mounts) -> Dict[str, bytearray]:
     """The plan of each mount: the files in it, in order, one a line."""
-    count = len(listing) if hasattr(listing, "__len__") else 0
-    if not _AT_ONCE < count < 4 * len(indices):
-        return _lines(listing, indices.tolist(), mounts)
-    # Objects are slow to read at random: they are read in the list's order, and their lines put into the plan's.
-    try:
-        plans = _lines(listing, range(count), mounts, single=True)
-    except ValueError:  # of a file that is not in the plan, perhaps, or a sample of several
-        plans = {}
-    if [text.count(b"\n") for text in plans.values()] != [count]:
-        return _lines(listing, indices.tolist(), mounts)
-    (root, lines), = plans.items()
-    each = np.frombuffer(lines, np.uint8)
-    ends = np.concatenate([np.flatnonzero(each[at:at + (1 << 24)] == ord("\n")) + at + 1 for at in range(0, len(each), 1 << 24)])
-    starts = np.concatenate(([0], ends[:-1]))
-    text = bytearray()
-    for first in range(0, len(indices), _AT_ONCE):
-        some = indices[first:first + _AT_ONCE]
-        text += b"".join([lines[start:end] for start, end in zip(starts[some].tolist(), ends[some].tolist())])
-    return {root: text}
-
-
-def _lines(listing: Any, indices: Sequence[int], mounts: _Mounts, single: bool = False) -> Dict[str, bytearray]:
-    """_texts, a file after the other. Raises ValueError for a sample of several files if single."""
     plans: Dict[str, bytearray] = {}
     for first in range(0, len(indices), _AT_ONCE):
-        texts: Dict[str, List[str]] = {}
-        for i in indices[first:first + _AT_ONCE]:
-            files = listing[i]
-            if single and isinstance(files, list):
-                raise ValueError
-            for path in files if isinstance(files, list) else (files,):
-                placed = mounts.place(os.fspath(path))
-                if placed is not None:
-                    texts.setdefault(placed[0], []).append(placed[1])
-        for root, some in texts.items():
-            plans.setdefault(root, bytearray()).extend(("\n".join(some) + "\n").encode("utf-8", "surrogateescape"))
+        some = indices[first:first + _AT_ONCE]
+        files = listing.several(some) if isinstance(listing, _First) else [listing[i] for i in some.tolist()]
+        for root, text in (mounts.together(files) or mounts.each(files)).items():
+            plans.setdefault(root, bytearray()).extend(text.encode("utf-8", "surrogateescape"))
     return plans
 
 
@@ -292,6 +277,13 @@ class _First:
         item = self._items[i]
         return item[0] if isinstance(item, (tuple, list)) else item
 
+    def several(self, indices: Any) -> List[Any]:
+        """The paths at an array of indices."""
+        if isinstance(self._items, np.ndarray) and self._items.dtype.kind == "U":
+            return self._items[indices].tolist()
+        items = self._items
+        return [item[0] if isinstance(item, (tuple, list)) else item for item in [items[i] for i in indices.tolist()]]
+
 
 class _Joined:
     """Concatenated lists, indexed as in ConcatDataset."""
@@ -317,6 +309,7 @@ class _Mounts:
     def __init__(self, mountpoint: Union[str, os.PathLike[str], None]) -> None:
         self.root = None if mountpoint is None else os.path.abspath(os.fspath(mountpoint))
         self._above: Dict[str, Optional[Tuple[str, str]]] = {}  # by folder: the mount point above it, as spelled and resolved; None without one
+        self._mounted: Dict[str, bool] = {}
 
     def place(self, path: str) -> Optional[Tuple[str, str]]:
         """The mount point and the path in it, as a plan needs them; None outside of any mount."""
@@ -334,6 +327,35 @@ class _Mounts:
         if "\n" in path:
             raise ValueError(f"{path!r}: a plan cannot hold a path with a line break")
         return above[0], above[1] + base
+
+    def each(self, files: List[Any]) -> Dict[str, str]:
+        """The lines of a plan of each mount. An item is a path, or a list of a sample's paths."""
+        lines: Dict[str, List[str]] = {}
+        for path in itertools.chain.from_iterable(f if isinstance(f, list) else (f,) for f in files):
+            placed = self.place(os.fspath(path))
+            if placed is not None:
+                lines.setdefault(placed[0], []).append(placed[1])
+        return {root: "\n".join(some) + "\n" for root, some in lines.items()}
+
+    def together(self, files: List[Any]) -> Optional[Dict[str, str]]:
+        """What each gives, in a tenth of its time, if all files are spelled as paths below one mount; else None."""
+        try:
+            text = "\n" + "\n".join(files)
+            root = (self.place(files[0]) or "?")[0]
+        except TypeError:  # other things than strings
+            return None
+        top = "\n" + root.rstrip("/") + "/"
+        if not text.count(top) == text.count("\n") == len(files) or any(odd in text for odd in ("//", "/./", "/../")) or self._nested(root):
+            return None
+        return {root: text.replace(top, "\n")[1:] + "\n"}
+
+    def _nested(self, root: str) -> bool:
+        """Whether something is mounted below a mount."""
+        if root not in self._mounted:
+            with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
+                points = [re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), line.split()[1]) for line in mounts]
+            self._mounted[root] = any(point.startswith(root.rstrip("/") + "/") for point in points)
+        return self._mounted[root]
 
     def _find(self, folder: str) -> Optional[Tuple[str, str]]:
         for spelled, top in ((folder, self.root), (os.path.realpath(folder), self.root and os.path.realpath(self.root))):
@@ -510,10 +532,11 @@ class _Apart:
                 text = str(e) if kind == type(e).__name__ and str(e) else repr(e)
                 if "forked subprocess" in text:  # of torch.cuda
                     kind, text = "TypeError", "hint: this sampler uses a CUDA device, which a copy of the process cannot; its order is not predicted"
-                answer = b"!" + f"{kind} {text}".encode("utf-8", "surrogateescape")
+                why = [kind, e.errno, e.strerror, e.filename] if isinstance(e, OSError) and kind != "TypeError" and e.errno else [kind, text]
+                answer = b"!" + json.dumps(why, default=str).encode()
             if self.refused:
-                answer = ("!TypeError hint: this sampler reaches out of the process (" + self.refused[0] + "), so it cannot be tried; "
-                          "its order is not predicted").encode("utf-8", "surrogateescape")
+                answer = b"!" + json.dumps(["TypeError", "hint: this sampler reaches out of the process (" + self.refused[0] + "), so it cannot be tried; "
+                                            "its order is not predicted"]).encode()
             view = memoryview(answer)
             while view:
                 view = view[os.write(end, view[:1 << 20]):]
@@ -573,6 +596,17 @@ class _Apart:
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
             self._locked = True
 
+    def take_turn(self, mounts: _Mounts, listing: Any) -> None:
+        """Waits until no other copy on this node finds a long order for the mount of the listed files: each may take as much
+        memory as a DataLoader's worker that has seen the whole dataset."""
+        first = listing[0]
+        try:
+            placed = mounts.place(os.fspath(first[0] if isinstance(first, list) else first))
+            if placed is not None:
+                self.unlocked(fcntl.flock, os.open(os.path.join(placed[0], ".shoal"), os.O_RDONLY), fcntl.LOCK_EX)
+        except (OSError, ValueError, IndexError):  # no mount, or no file in it: found again when the plan is made
+            pass
+
     def first_open(self, dataset: Any, index: int, inside: Callable[[str], bool]) -> Optional[str]:
         """The first file in a mount that a sample's read opens, without opening it; None if none is seen."""
         self.inside, self.opened = inside, None
@@ -621,8 +655,8 @@ class _Apart:
             raise TypeError("hint: the process that tried this sampler ended early: it shares memory with other processes, waits for "
                             "threads, or took too long; its order is not predicted")
         if data[:1] == b"!":
-            kind, _, text = data[1:].decode("utf-8", "surrogateescape").partition(" ")
-            raise getattr(builtins, kind)(text)
+            kind, *why = json.loads(data[1:])
+            raise getattr(builtins, kind)(*why)
         return data
 
     def _used(self) -> int:

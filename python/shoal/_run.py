@@ -157,8 +157,7 @@ def _tell(loader: Any, applies: Callable[[Any], bool]) -> None:
     job.late = late or job.short and not job.done  # this sampler's epochs are not waited for again
 
 
-_WAIT = 5.0  # seconds for orders of up to _SHORT samples, which take a fraction of one
-_SHORT = 200_000
+_WAIT = 5.0  # seconds for orders of up to _hint.SHORT samples
 
 _jobs: Dict[Tuple[int, int], _Job] = {}  # by process and id: the latest of each loader
 
@@ -170,7 +169,7 @@ class _Job:
         self._new = id(loader) not in _numbers
         self._key, self._begun, self.done, self.late = id(loader), begun, False, False
         self._name, self._type = _name(hint, loader), type(loader.dataset).__name__
-        self.short = _size(loader.dataset) <= _SHORT
+        self.short = _size(loader.dataset) <= hint.SHORT
         if os.getpid() not in _written:
             atexit.register(_forget)
         self._mine = _written.setdefault(os.getpid(), set())
@@ -229,6 +228,8 @@ def _plans(hint: Any, apart: Any, loader: Any, name: str) -> Tuple[List[Tuple[st
         limit = None
     except (TypeError, NotImplementedError):  # an endless sampler: some passes
         limit = max(len(dataset), min(4 * len(dataset), 1 << 18))
+    if listing is not None and len(listing) > hint.SHORT:
+        apart.take_turn(mounts, listing)
     indices = hint._indices(loader, 1, limit)
     opened = {} if isinstance(dataset, (list, tuple)) else hint._opened(apart, dataset, indices, mounts)
     if listing is None or not hint._agrees(listing, opened):

@@ -1,7 +1,10 @@
 import errno
+import fcntl
 import itertools
 import os
+import pathlib
 import random
+import re
 import tempfile
 import unittest
 from unittest import mock
@@ -526,7 +529,7 @@ class Plan(unittest.TestCase):
             shoal.hint([8], joined, self.mount)
 
     def test_long_lists(self):
-        # Lists that are read in their own order give the same plans as those that are read in the plan's.
+        # Paths that are looked at together give the same plans as each by itself.
         two = tempfile.TemporaryDirectory()
         self.addCleanup(two.cleanup)
         for root in (self.mount, two.name):
@@ -536,13 +539,18 @@ class Plan(unittest.TestCase):
         for case in range(40):
             n = rng.randrange(1, 400)
             roots = rng.choice([[self.mount], [self.mount, two.name], [self.mount, "/elsewhere"], ["/elsewhere"]])
-            paths = [f"{rng.choice(roots)}/c{i % 7}/é{'x' * rng.randrange(9)}{i}.jpg" for i in range(n)]
+            odd = rng.choice([["/"], ["/"], ["/", "//", "/./", "/c0/../"]])
+            paths = [f"{rng.choice(roots)}{rng.choice(odd)}c{i % 7}/é{'x' * rng.randrange(9)}{i}.jpg" for i in range(n)]
             listing = [[] if rng.random() < 0.1 else rng.sample(paths, rng.randrange(1, 3)) for _ in range(n)] if case % 4 == 0 else paths
             indices = np.array([rng.randrange(-n, n) for _ in range(rng.choice([n, n // 3, n // 9, 2 * n]))], np.int64)
             mounts = _hint._Mounts(None)
             with mock.patch.object(_hint, "_AT_ONCE", 16):
-                told = _hint._texts(listing, indices, mounts)
-            self.assertEqual(told, _hint._lines(listing, indices.tolist(), mounts))
+                told = _hint._texts(listing if listing is not paths else _hint._paths(paths), indices, mounts)
+            want = {}
+            for i in indices.tolist():
+                for root, line in filter(None, map(mounts.place, listing[i] if isinstance(listing[i], list) else [listing[i]])):
+                    want[root] = want.get(root, "") + line + "\n"
+            self.assertEqual({root: text.decode() for root, text in told.items()}, want)
         with mock.patch.object(_hint, "_AT_ONCE", 16), self.assertRaises(IndexError):
             shoal.hint(list(range(30)) + [60], [os.path.join(self.mount, f"{i}.jpg") for i in range(60)])
 
@@ -570,6 +578,31 @@ class Plan(unittest.TestCase):
             shoal.hint([0], ["/etc/passwd"])
         with tempfile.TemporaryDirectory() as other, self.assertRaisesRegex(OSError, "not a Shoal mount.*shoal mount"):
             shoal.hint([0], ["a"], other)
+
+    def test_long_orders_are_not_waited_for(self):
+        data, order = Indices(40), list(range(39, -1, -1))
+
+        def late(indices, **options):
+            self.assertEqual(shoal.hint(indices, data, self.mount, **options), 0)
+            return _hint._late[os.getpid(), "default"].pid
+
+        def ended(pid):
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+        others = os.open(os.path.join(self.mount, ".shoal"), os.O_RDONLY)
+        with mock.patch.object(_hint, "SHORT", 39):
+            fcntl.flock(others, fcntl.LOCK_EX)  # as the copy of another rank of this node
+            pid = late(order)
+            waits = re.compile(rf"-> FLOCK .* {pid} ")
+            while not waits.search(pathlib.Path("/proc/locks").read_text()):
+                os.kill(pid, 0)
+            os.close(others)
+            ended(pid)
+            self.assertEqual(self.plan(), [data.samples[i][0] for i in order])
+            ended(late([40] * 40))  # what goes wrong is said by the next
+            with self.assertWarnsRegex(RuntimeWarning, "last order of this plan was not written: .*range"):
+                self.assertEqual(shoal.hint([3], data, self.mount, limit=1), 1)
+            self.assertEqual(self.plan(), [data.samples[3][0]])
 
     def test_refused_plan(self):
         # A mount checks the plan when the file is closed, and says why in .shoal/order.
