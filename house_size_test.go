@@ -139,3 +139,31 @@ func count(names ...*ast.Ident) (exported int) {
 	}
 	return exported
 }
+
+// pageWords is how many words the pages written by hand may hold together. What a program writes does not count.
+const pageWords = 50_000
+
+func TestThePagesDoNotGrow(t *testing.T) {
+	words, written := 0, []string{"docs/cli.md", "docs/cli-lab.md", "docs/python-api.md"}
+	for _, pattern := range []string{"README.md", "docs/*.md", "docs/examples/*.md"} {
+		pages, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range pages {
+			text, err := os.ReadFile(p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			before, table, _ := strings.Cut(string(text), "<!-- metrics: begin -->")
+			_, after, _ := strings.Cut(table, "<!-- metrics: end -->")
+			if !slices.Contains(written, filepath.ToSlash(p)) {
+				words += len(strings.Fields(before)) + len(strings.Fields(after))
+			}
+		}
+	}
+	t.Logf("%d words of %d", words, pageWords)
+	if words > pageWords {
+		t.Errorf("the pages hold %d words, %d more than the bound: say each thing once", words, words-pageWords)
+	}
+}
