@@ -104,15 +104,14 @@ func (c *Cache) TakeBack(a *Account, need int64, over float64, o Owners) (freed 
 		file := best.v.fileOf(best.extent())
 		size := footprint(int(best.v.ExtentBytes(file, int(best.extent()-best.v.extent(file, 0)))))
 		if to := o.Heir(best.v, file); to.takes(from, size) {
-			c.ring.hand(best, to)
+			c.ring.claim(best, to, true)
 			continue
 		}
-		b := c.ring.take(from, best)
-		if b == nil {
+		taken := c.ring.take(best, from)
+		if taken == 0 {
 			return freed // another goroutine was faster
 		}
-		need, freed = need-b.size, true
-		b.Release()
+		need, freed = need-taken, true
 		c.tellLost([]extentKey{best})
 	}
 	return freed
@@ -134,16 +133,6 @@ func (r *ring) last(a *Account, need int64, over float64) (from *Account, keys [
 		}
 	}
 	return from, keys
-}
-
-// take removes the extent if it is still on that account.
-func (r *ring) take(from *Account, k extentKey) *Buffer {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if e := r.entries[k]; e != nil && e.in == &from.staged {
-		return r.remove(e)
-	}
-	return nil
 }
 
 // mostLoaded returns the most loaded account with an extent that may be taken; nil if there is none. r.mu is held.

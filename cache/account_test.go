@@ -79,7 +79,7 @@ func TestTakeBack(t *testing.T) {
 	c, v := f.open(t, 10*size, "", 0)
 	defer closeCache(t, c)
 	var lost []int
-	defer c.OnLost(func(_ *Volume, file int) { lost = append(lost, file) })()
+	c.OnLost(func(_ *Volume, file int) { lost = append(lost, file) })
 	a, b := c.NewAccount(1), c.NewAccount(1)
 	landed := make(chan error)
 	for file := range 8 {

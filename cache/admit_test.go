@@ -158,7 +158,7 @@ func TestExtrasTakeFreeSpaceOnly(t *testing.T) {
 		t.Errorf("kept %v, asked %d times", kept, n)
 	}
 	// One of the set that was lost may ask.
-	v.unplace(2, 2, segment.Loc(v.loc(uint32(2))))
+	v.unplace(2, segment.Loc(v.loc(uint32(2))))
 	c.ring.drop(nil)
 	checkFiles(t, v, f.bytes, 2)
 	settled(t, c)

@@ -58,15 +58,15 @@ func (a *adoption) take(file int, extent uint32, loc segment.Loc, length int) {
 		return
 	}
 	if before, was := v.at(uint32(e)); before != 0 { // the same extent twice
-		if was || coded == 0 {
+		if was > 0 || coded == 0 {
 			a.unclaimed = append(a.unclaimed, loc)
 			return
 		}
 		a.unclaimed = append(a.unclaimed, before)
-		v.move(uint32(e), file, before, loc, coded)
+		v.move(uint32(e), before, loc, coded)
 		return
 	}
-	v.put(uint32(e), file, loc, coded)
+	v.put(uint32(e), loc, coded)
 	a.kept++
 	if s := v.admission.Load(); s != nil {
 		s.count(&v.places, file, int(extent), 1)

@@ -134,8 +134,8 @@ type Cache struct {
 	datasets map[[16]byte]*dataset
 	gone     Counts // of datasets that were closed
 
-	freed hooks[func()]
-	lost  hooks[func(v *Volume, file int)]
+	freed atomic.Pointer[func()] // nil: nobody is told
+	lost  atomic.Pointer[func(v *Volume, file int)]
 }
 
 // New returns a cache that holds bytes in memory only, until a volume opens its disk.
@@ -173,19 +173,18 @@ func (c *Cache) Ledger() *Ledger { return c.ledger }
 // same limit takes their bytes from it.
 func (c *Cache) Budget() *segment.Budget { return c.budget }
 
-// OnFreed registers f to be called whenever memory was freed. f must not block.
-func (c *Cache) OnFreed(f func()) (cancel func()) { return c.freed.add(f) }
+// OnFreed has f called whenever memory was freed. f must not block.
+func (c *Cache) OnFreed(f func()) { c.freed.Store(&f) }
 
 func (c *Cache) notifyFreed() {
-	for _, f := range c.freed.all() {
+	if f := c.freed.Load(); f != nil {
 		(*f)()
 	}
 }
 
-// OnLost registers f to be called when a staged extent that was prefetched and not yet read had to give its memory to
-// a waiting reader, or to another prefetcher (TakeBack). f may take locks that are held over calls of Prefetch and
-// Claim.
-func (c *Cache) OnLost(f func(v *Volume, file int)) (cancel func()) { return c.lost.add(f) }
+// OnLost has f called when a staged extent that was prefetched and not yet read had to give its memory to a waiting
+// reader, or to another prefetcher (TakeBack). f may take locks that are held over calls of Prefetch and Claim.
+func (c *Cache) OnLost(f func(v *Volume, file int)) { c.lost.Store(&f) }
 
 // evict tries to free need bytes, if necessary from prefetched data. The caller must hold no lock of a prefetcher.
 func (c *Cache) evict(need int64) {
@@ -203,8 +202,9 @@ func (c *Cache) reserve(ctx context.Context, n int64, class Class) error {
 }
 
 func (c *Cache) tellLost(lost []extentKey) {
+	f := c.lost.Load()
 	for _, k := range lost {
-		for _, f := range c.lost.all() {
+		if f != nil {
 			(*f)(k.v, k.v.fileOf(k.extent()))
 		}
 	}
@@ -266,16 +266,26 @@ func (c *counters) kept(n int) {
 	c.keptBytes.Add(int64(n))
 }
 
-func (c *counters) snapshot() Counts {
-	n := Counts{
-		KeepHits: c.keepHits.Load(), RingHits: c.ringHits.Load(), Joined: c.joined.Load(), Misses: c.misses.Load(),
-		Prefetched: c.prefetched.Load(), FetchErrors: c.prefetchErrors.Load(), Stall: time.Duration(c.stallNanos.Load()),
-		Corrupt: c.corrupt.Load(), DiskErrors: c.diskErrors.Load(), Declined: c.declined.Load(),
-		DiskWaits: c.handed.Load(), DiskGaveUp: c.gaveUp.Load(), ReadBytes: c.readBytes.Load(), PeerBytes: c.peerBytes.Load(), KeptBytes: c.keptBytes.Load(),
-		Restored: c.restored.Load(), Restore: time.Duration(c.restoreNanos.Load()),
-	}
+// addTo adds the counts to n.
+func (c *counters) addTo(n *Counts) {
+	n.KeepHits += c.keepHits.Load()
+	n.RingHits += c.ringHits.Load()
+	n.Joined += c.joined.Load()
+	n.Misses += c.misses.Load()
 	n.Reads = n.KeepHits + n.RingHits + n.Joined + n.Misses
-	return n
+	n.Prefetched += c.prefetched.Load()
+	n.FetchErrors += c.prefetchErrors.Load()
+	n.Stall += time.Duration(c.stallNanos.Load())
+	n.Corrupt += c.corrupt.Load()
+	n.DiskErrors += c.diskErrors.Load()
+	n.Declined += c.declined.Load()
+	n.DiskWaits += c.handed.Load()
+	n.DiskGaveUp += c.gaveUp.Load()
+	n.ReadBytes += c.readBytes.Load()
+	n.PeerBytes += c.peerBytes.Load()
+	n.KeptBytes += c.keptBytes.Load()
+	n.Restored += c.restored.Load()
+	n.Restore += time.Duration(c.restoreNanos.Load())
 }
 
 // Counts are totals since the start.
@@ -298,27 +308,6 @@ type Counts struct {
 	KeptBytes   int64         // of ReadBytes, from the kept set on disk
 	Restored    int64         // files restored from their coded form
 	Restore     time.Duration // sum of the time that took
-}
-
-func (n *Counts) add(m Counts) {
-	n.Reads += m.Reads
-	n.KeepHits += m.KeepHits
-	n.RingHits += m.RingHits
-	n.Joined += m.Joined
-	n.Misses += m.Misses
-	n.Prefetched += m.Prefetched
-	n.FetchErrors += m.FetchErrors
-	n.Stall += m.Stall
-	n.Corrupt += m.Corrupt
-	n.DiskErrors += m.DiskErrors
-	n.Declined += m.Declined
-	n.DiskWaits += m.DiskWaits
-	n.DiskGaveUp += m.DiskGaveUp
-	n.ReadBytes += m.ReadBytes
-	n.PeerBytes += m.PeerBytes
-	n.KeptBytes += m.KeptBytes
-	n.Restored += m.Restored
-	n.Restore += m.Restore
 }
 
 // DiskStats is the state of a disk tier, or of all together.
@@ -361,7 +350,7 @@ func (c *Cache) Stats() Stats {
 	defer c.mu.Unlock()
 	s.Counts = c.gone
 	for _, ds := range c.datasets {
-		s.add(ds.count.snapshot())
+		ds.count.addTo(&s.Counts)
 		if d := ds.disk.Load(); d != nil {
 			one := d.stats()
 			s.DiskUsed += one.DiskUsed

@@ -528,7 +528,7 @@ func TestClaimWhileRestored(t *testing.T) {
 		}
 		done <- err
 	}()
-	eventually(t, "it is being restored", func() bool { return f.codec.decoded.Load() == 1 })
+	eventually(t, "it is being restored", func() bool { return f.codec.decoded.Load() == 2 }) // once more than to check what the peer gave
 	if !v.Claim(a, 0, 0) || a.Held() == 0 {
 		t.Fatalf("%d bytes on the account", a.Held())
 	}

@@ -86,7 +86,7 @@ func (ds *dataset) close() error {
 	ds.c.mu.Lock()
 	if ds.c.datasets[ds.id] == ds {
 		delete(ds.c.datasets, ds.id)
-		ds.c.gone.add(ds.count.snapshot())
+		ds.count.addTo(&ds.c.gone)
 	}
 	ds.c.mu.Unlock()
 	return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	humanize "github.com/dustin/go-humanize"
 
 	"github.com/shoalfs/shoal/cache/segment"
+	"github.com/shoalfs/shoal/internal/killpoint"
 )
 
 const (
@@ -44,7 +46,7 @@ type disk struct {
 	c     *Cache
 	ds    *dataset
 	dir   string
-	fs    segment.FS // nil: the operating system's
+	fs    segment.FS
 	store *segment.Store
 
 	writer  *writer
@@ -52,6 +54,8 @@ type disk struct {
 	watch   watch // over the writer
 	wg      sync.WaitGroup
 	closing chan struct{}
+
+	syncing chan struct{} // holds one while a sync is under way
 
 	noReads, noWrites atomic.Bool  // trouble
 	used, limit       atomic.Int64 // of the store, as the writer last saw them
@@ -68,8 +72,7 @@ type health struct {
 	stuck   int    // operations that hang
 	unstuck chan struct{}
 	probing bool
-	back    time.Time     // since when the tier is in use again
-	syncing chan struct{} // closed when the sync under way ends; nil without one
+	back    time.Time // since when the tier is in use again
 }
 
 // makingRoom is what only the writer touches.
@@ -103,14 +106,19 @@ func (v *Volume) OpenDisk(dir string, o segment.Options) error {
 	if err != nil {
 		return err
 	}
-	d := &disk{c: c, ds: ds, dir: dir, fs: o.FS, store: store, closing: make(chan struct{}), health: health{unstuck: make(chan struct{}, 1)}}
+	d := &disk{
+		c: c, ds: ds, dir: dir, fs: o.FS, store: store, closing: make(chan struct{}), syncing: make(chan struct{}, 1),
+		health: health{unstuck: make(chan struct{}, 1)},
+	}
+	if d.fs == nil {
+		d.fs = segment.OS
+	}
 	d.limit.Store(o.MaxBytes)
 	d.chosen.Store(true)
 	d.watch.init(d)
 	d.readers.init(d)
 	for _, loc := range a.finish() {
-		store.Free(loc)
-		d.freed, d.garbage = true, true
+		d.drops(loc)
 	}
 	if err := d.shrink([]*Volume{v}); err != nil {
 		clear(v.locs)
@@ -129,14 +137,24 @@ func (v *Volume) OpenDisk(dir string, o segment.Options) error {
 func (v *Volume) SetQuota(n int64) {
 	if d := v.ds.disk.Load(); d != nil {
 		d.limit.Store(n)
-		d.writer.poke()
+		d.writer.start(d.enforce)
 	}
+}
+
+// enforce applies a changed quota, or a changed set. Only the writer calls it.
+func (d *disk) enforce() {
+	d.store.SetMaxBytes(d.limit.Load())
+	if err := d.shrink(d.ds.list()); err != nil {
+		d.failed("shrink", err, false)
+	}
+	d.note()
+	d.requeue()
 }
 
 func (d *disk) note() { d.used.Store(d.store.Used()) }
 
 func (d *disk) stats() DiskStats {
-	s := DiskStats{DiskUsed: d.used.Load(), DiskLimit: d.limit.Load(), DiskQueued: d.writer.queued()}
+	s := DiskStats{DiskUsed: d.used.Load(), DiskLimit: d.limit.Load(), DiskQueued: int(d.writer.depth.Load())}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	s.DiskReason, s.DiskDown = d.reason, d.reason != ""
@@ -144,53 +162,79 @@ func (d *disk) stats() DiskStats {
 }
 
 // free gives a record up.
-func (d *disk) free(loc segment.Loc) { d.writer.free(loc) }
+func (d *disk) free(loc segment.Loc) { d.writer.start(func() { d.drops(loc) }) }
 
-// void frees a record for good, whose bytes are wrong though its checksums are right. It returns when that is on disk.
-func (d *disk) void(ctx context.Context, loc segment.Loc) (err error) {
-	done := d.writer.do(func() {
-		d.watch.begin()
-		defer d.watch.end()
-		err = d.store.Void(loc)
-		d.freed, d.garbage = true, true
-	})
-	select {
-	case <-done:
-		return err
-	case <-d.closing:
-		return segment.ErrClosed
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+// drops is free for the writer.
+func (d *disk) drops(loc segment.Loc) {
+	d.store.Free(loc)
+	d.freed, d.garbage = true, true
 }
 
-// keep appends the extent to the kept set and returns 0 if it does not fit. An extra extent uses free space only.
-// Only the writer calls it.
-func (d *disk) keep(rec segment.Record, payload []byte, extra bool) segment.Loc {
+// void frees a record for good, whose bytes are wrong though its checksums are right. It returns when that is on disk.
+func (d *disk) void(ctx context.Context, loc segment.Loc) error {
+	var failed error
+	err := d.writer.do(ctx, func() {
+		failed = d.store.Void(loc)
+		d.freed, d.garbage = true, true
+	})
+	if err != nil {
+		return err
+	}
+	return failed
+}
+
+// keep puts an extent on disk, if it is to be there and fits. What is beside the kept set uses free space only. Only the writer
+// calls it.
+func (d *disk) keep(k extentKey, buf *Buffer) bool {
+	v, e, n := k.v, k.extent(), len(buf.data)
+	file, x := v.Numbered(int(e))
+	ok, extra := v.wanted(file, x)
+	if !ok {
+		return false
+	}
+	rec := v.describe(file, x, n)
+	loc := d.append(rec, buf.data, func() (loc segment.Loc, err error) {
+		if d.makeRoom(extra, int64(n)) || !extra && d.ask(int64(n)) {
+			return d.store.Append(rec, buf.data)
+		}
+		return 0, segment.ErrFull
+	})
+	if loc == 0 {
+		return false
+	}
+	if extra {
+		d.chosen.Store(true)
+	}
+	killpoint.Pass("cache.write.appended")
+	if v.move(e, 0, loc, buf.coded) {
+		killpoint.Pass("cache.write.placed")
+	} else {
+		d.drops(loc)
+	}
+	return true
+}
+
+// append appends a record, if the disk is in use, or has full do it if the store is full. It returns 0 if it did not. Only the
+// writer calls it.
+func (d *disk) append(rec segment.Record, payload []byte, full func() (segment.Loc, error)) segment.Loc {
 	if d.noWrites.Load() {
 		return 0
 	}
-	d.watch.begin()
-	defer d.watch.end()
 	err := d.checkSpace(int64(len(payload)))
 	var loc segment.Loc
 	if err == nil {
 		loc, err = d.store.Append(rec, payload)
 	}
-	if errors.Is(err, segment.ErrFull) && (d.makeRoom(extra, int64(len(payload))) || !extra && d.ask(int64(len(payload)))) {
-		loc, err = d.store.Append(rec, payload)
+	if errors.Is(err, segment.ErrFull) {
+		loc, err = full()
 	}
 	d.note()
 	switch {
 	case err == nil:
-		if extra {
-			d.chosen.Store(true)
-		}
 		return loc
 	case errors.Is(err, segment.ErrFull):
 		d.ds.count.declined.Add(1)
-	case errors.Is(err, segment.ErrClosed):
-	default:
+	case !errors.Is(err, segment.ErrClosed):
 		d.failed("write", err, false)
 	}
 	return 0
@@ -203,15 +247,20 @@ func (d *disk) checkSpace(n int64) error {
 		d.unchecked -= n
 		return nil
 	}
-	room, err := d.room()
-	if err != nil {
-		return err
+	room, err := d.roomFor(n)
+	if err == nil {
+		d.unchecked = min(room, checkEvery) - n
 	}
-	if room < n {
-		return fmt.Errorf("%w: only %s free on the disk of %s beyond the reserve for the catalog", syscall.ENOSPC, humanize.IBytes(uint64(max(room, 0))), d.dir)
+	return err
+}
+
+// roomFor is room, and fails with ENOSPC if that is less than n.
+func (d *disk) roomFor(n int64) (room int64, err error) {
+	if room, err = d.room(); err == nil && room < n {
+		err = fmt.Errorf("%w: only %s free on the disk of %s beyond the reserve for the catalog",
+			syscall.ENOSPC, humanize.IBytes(uint64(max(room, 0))), d.dir)
 	}
-	d.unchecked = min(room, checkEvery) - n
-	return nil
+	return room, err
 }
 
 // room returns how many bytes of the disk may be written to.
@@ -301,12 +350,13 @@ func (d *disk) askHost(need int64) bool {
 }
 
 // failed drops the tier, or only writing to it, after an operation that failed.
-func (d *disk) failed(op string, err error, reads bool) {
-	kind := "error"
+func (d *disk) failed(op string, err error, reads bool) { d.drop(reasonOf(op, err), err, reads) }
+
+func reasonOf(op string, err error) string {
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		kind = "full"
+		return "full: " + op
 	}
-	d.drop(kind+": "+op, err, reads)
+	return "error: " + op
 }
 
 func (d *disk) stuckNow() int {
@@ -349,8 +399,7 @@ func (d *disk) drop(reason string, cause error, reads bool) {
 	}
 	if !d.probing && !d.isClosing() {
 		d.probing = true
-		d.wg.Add(1)
-		go d.probe()
+		d.wg.Go(d.probe)
 	}
 	d.mu.Unlock()
 	// Queued writes must not keep memory from fetches.
@@ -366,7 +415,6 @@ func (d *disk) drop(reason string, cause error, reads bool) {
 // probe puts the tier in use again once nothing hangs and the disk accepts a write. It touches the disk on its own
 // goroutine only.
 func (d *disk) probe() {
-	defer d.wg.Done()
 	for {
 		for d.stuckNow() > 0 {
 			select {
@@ -406,10 +454,7 @@ func (d *disk) probe() {
 			d.requeue()
 			return
 		}
-		d.reason = "error: probe"
-		if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-			d.reason = "full: probe"
-		}
+		d.reason = reasonOf("probe", err)
 		d.mu.Unlock()
 		d.c.log.Warn("disk tier is still out of use", "dir", d.dir, "cause", err)
 	}
@@ -418,83 +463,54 @@ func (d *disk) probe() {
 // requeue queues extents in memory that found no place on the disk before.
 func (d *disk) requeue() {
 	for _, k := range d.c.ring.redirty(d.ds) {
-		file := k.v.fileOf(k.extent())
-		d.writer.add(k.v.queued(k, file, int(k.extent()-k.v.extent(file, 0))))
+		d.writer.add(k)
 	}
 }
 
 // tryDisk writes 4 KiB to the disk and removes it again.
 func (d *disk) tryDisk() (err error) {
-	if room, err := d.room(); err != nil {
+	if _, err := d.roomFor(4096); err != nil {
 		return err
-	} else if room < 4096 {
-		return fmt.Errorf("%w: no space on the disk of %s beyond the reserve for the catalog", syscall.ENOSPC, d.dir)
 	}
-	var f interface {
-		WriteAt(p []byte, off int64) (int, error)
-		Sync() error
-		Close() error
-	}
-	name, remove := filepath.Join(d.dir, "probe"), os.Remove
-	const flags = os.O_RDWR | os.O_CREATE | os.O_TRUNC
-	if d.fs != nil {
-		f, err = d.fs.OpenFile(name, flags, 0o600)
-		remove = d.fs.Remove
-	} else {
-		f, err = os.OpenFile(name, flags, 0o600)
-	}
+	name := filepath.Join(d.dir, "probe")
+	f, err := d.fs.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
-	_, err = f.WriteAt(make([]byte, 4096), 0)
-	if err == nil {
+	if _, err = f.WriteAt(make([]byte, 4096), 0); err == nil {
 		err = f.Sync()
 	}
-	return errors.Join(err, f.Close(), remove(name))
+	return errors.Join(err, f.Close(), d.fs.Remove(name))
 }
 
 // sync makes kept data durable. An fsync that takes longer than closeWait, or on a disk that hangs, goes on in the
 // background. The next call waits for it and then starts its own, because the earlier one may have started too early.
 func (d *disk) sync() error {
-	var err error
 	tick := time.NewTicker(d.c.hangAfter)
 	defer tick.Stop()
-	start := time.Now()
-	for own := false; !own; {
-		d.mu.Lock()
-		ended := d.syncing
-		if ended == nil {
-			if d.isClosing() {
-				d.mu.Unlock()
-				return nil
+	start, ended := time.Now(), make(chan error, 1)
+	for turn := d.syncing; ; {
+		select {
+		case turn <- struct{}{}:
+			turn = nil
+			d.mu.Lock()
+			if !d.isClosing() {
+				d.wg.Go(func() {
+					ended <- d.store.Sync()
+					<-d.syncing
+				})
 			}
-			own, ended = true, make(chan struct{})
-			d.syncing = ended
-			d.wg.Add(1)
-			go func() {
-				defer d.wg.Done()
-				err = d.store.Sync()
-				d.mu.Lock()
-				d.syncing = nil
-				d.mu.Unlock()
-				close(ended)
-			}()
-		}
-		d.mu.Unlock()
-		for waiting := true; waiting; {
-			select {
-			case <-ended:
-				waiting = false
-			case <-d.closing:
-				return nil
-			case <-tick.C:
-				if took := time.Since(start); d.stuckNow() > 0 || took > d.c.closeWait {
-					return fmt.Errorf("cache: fsync of %s did not finish within %v (check the disk)", d.dir, took.Round(time.Second))
-				}
+			d.mu.Unlock()
+		case err := <-ended:
+			return err
+		case <-d.closing:
+			return nil
+		case <-tick.C:
+			if took := time.Since(start); d.stuckNow() > 0 || took > d.c.closeWait {
+				return fmt.Errorf("cache: fsync of %s did not finish within %v (check the disk)", d.dir, took.Round(time.Second))
 			}
 		}
 	}
-	return err
 }
 
 // close writes the queue and closes the segments, but does not wait for a disk that hangs. No flight or reader uses
@@ -505,51 +521,41 @@ func (d *disk) close() error {
 	d.noReads.Store(true)
 	d.mu.Unlock()
 	d.readers.stop()
-	ended := make(chan error, 1)
+	var err error
+	closed, others := make(chan struct{}), make(chan struct{})
 	go func() {
 		d.writer.close()
-		ended <- d.store.Close()
+		err = d.store.Close()
+		close(closed)
+		d.wg.Wait() // it may hang though the writer did not
+		close(others)
 	}()
-	tick := time.NewTicker(max(d.c.hangAfter/4, time.Millisecond))
-	defer tick.Stop()
-	var drained, stuck time.Time // since when
-	for {
-		select {
-		case err := <-ended:
-			return errors.Join(err, d.waitOthers())
-		case <-tick.C:
-		}
-		select {
-		case <-d.writer.done:
-			if drained.IsZero() {
-				drained = time.Now()
-			}
-		default:
-		}
-		switch {
-		case d.stuckNow() == 0:
-			stuck = time.Time{}
-		case stuck.IsZero():
-			stuck = time.Now()
-		}
-		if !stuck.IsZero() && time.Since(stuck) > d.c.closeStuck || !drained.IsZero() && time.Since(drained) > d.c.closeWait {
-			return d.leave()
-		}
+	if !d.await(d.writer.done, math.MaxInt64) || !d.await(closed, d.c.closeWait) {
+		return d.leave()
 	}
+	if !d.await(others, d.c.closeStuck) {
+		return errors.Join(err, d.leave())
+	}
+	return err
 }
 
-// waitOthers waits for the goroutines beside the writer, which may hang even if the writer did not.
-func (d *disk) waitOthers() error {
-	ended := make(chan struct{})
-	go func() {
-		d.wg.Wait()
-		close(ended)
-	}()
-	select {
-	case <-ended:
-		return nil
-	case <-time.After(d.c.closeStuck):
-		return d.leave()
+// await waits for ended: for so long at most, and for closeStuck while an operation hangs. It reports whether it has ended.
+func (d *disk) await(ended <-chan struct{}, most time.Duration) bool {
+	tick := time.NewTicker(max(d.c.hangAfter/4, time.Millisecond))
+	defer tick.Stop()
+	start := time.Now()
+	for well := start; ; { // when nothing hung
+		select {
+		case <-ended:
+			return true
+		case now := <-tick.C:
+			if d.stuckNow() == 0 {
+				well = now
+			}
+			if now.Sub(start) > most || now.Sub(well) > d.c.closeStuck {
+				return false
+			}
+		}
 	}
 }
 

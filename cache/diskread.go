@@ -82,13 +82,11 @@ func (r *diskReaders) start(q *diskRead) bool {
 		return false
 	}
 	r.n++
-	r.d.wg.Add(1)
-	go r.run(q)
+	r.d.wg.Go(func() { r.run(q) })
 	return true
 }
 
 func (r *diskReaders) run(q *diskRead) {
-	defer r.d.wg.Done()
 	buf := make([]byte, diskPiece)
 	for {
 		part := buf[:len(q.p)]

@@ -286,7 +286,7 @@ func (p *part) stow(d *disk, write bool) {
 	write = write && !v.retired
 	v.c.ring.put(key, p.buf, p.account, p.read, done, write)
 	if write {
-		d.writer.add(v.queued(key, p.file, p.x()))
+		d.writer.add(key)
 	}
 }
 

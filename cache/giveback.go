@@ -11,19 +11,10 @@ import (
 	"github.com/shoalfs/shoal/cache/segment"
 )
 
-// owner is the place of a record in a volume.
-type owner struct {
-	v      *Volume
-	extent uint32
-	file   int
-}
-
-func (o owner) x() int { return int(o.extent - o.v.extent(o.file, 0)) }
-
 // GiveBack makes the segments under dir, of a dataset that is not open, smaller by need bytes, by the rule of the
 // package comment, and returns how many segments that cost. o has no Budget: the caller counts what is left.
 func (c *Cache) GiveBack(dir string, o segment.Options, need int64) (segments int, err error) {
-	d := &disk{c: c, dir: dir, fs: o.FS}
+	d := &disk{c: c, dir: dir}
 	if d.store, err = segment.Open(dir, o, nil); err != nil {
 		return 0, err
 	}
@@ -102,7 +93,7 @@ func (d *disk) giveBack(need int64, volumes []*Volume) (segments int, freed int6
 		segments, freed = segments+1, freed+n
 	}
 	for _, v := range volumes {
-		v.forget(gone)
+		v.forget(func(loc segment.Loc) bool { return gone[loc.Segment()] })
 	}
 	return segments, freed, err
 }
@@ -145,8 +136,8 @@ func (d *disk) beside(volumes []*Volume) int64 {
 	return n
 }
 
-// owners are the places of the records of a segment; nil if no volume is open.
-type owners map[segment.Loc][]owner
+// owners are the extents that the records of a segment are of; nil if no volume is open.
+type owners map[segment.Loc][]extentKey
 
 func ownersIn(id uint32, volumes []*Volume) owners {
 	if len(volumes) == 0 {
@@ -156,7 +147,7 @@ func ownersIn(id uint32, volumes []*Volume) owners {
 	for _, v := range volumes {
 		for e := range v.locs {
 			if loc, _ := v.at(uint32(e)); loc != 0 && loc.Segment() == id {
-				in[loc] = append(in[loc], owner{v, uint32(e), v.fileOf(uint32(e))})
+				in[loc] = append(in[loc], v.key(uint32(e)))
 			}
 		}
 	}
@@ -165,16 +156,16 @@ func ownersIn(id uint32, volumes []*Volume) owners {
 
 // wants reports whether the record is of a kept set.
 func (in owners) wants(loc segment.Loc) bool {
-	return slices.ContainsFunc(in[loc], func(o owner) bool {
-		a := o.v.admission.Load()
-		return a == nil || a.admit(o.file, o.x())
+	return slices.ContainsFunc(in[loc], func(k extentKey) bool {
+		a := k.v.admission.Load()
+		return a == nil || a.admit(k.v.Numbered(int(k.extent())))
 	})
 }
 
 // forget drops the places at loc.
 func (in owners) forget(loc segment.Loc) {
-	for _, o := range in[loc] {
-		o.v.unplace(o.extent, o.file, loc)
+	for _, k := range in[loc] {
+		k.v.unplace(k.extent(), loc)
 	}
 }
 
@@ -191,8 +182,9 @@ func (d *disk) condense(id uint32, in owners, spare int64) (freed int64, err err
 	freed, err = d.store.Condense(id, min(spare, room), first, func(from, to segment.Loc) {
 		d.progress()
 		used := in == nil
-		for _, o := range in[from] {
-			used = o.v.relocate(o.extent, from, to) || used
+		for _, k := range in[from] {
+			loc, n := k.v.at(k.extent())
+			used = loc == from && k.v.move(k.extent(), from, to, n) || used
 		}
 		if !used { // a reader found it damaged meanwhile
 			d.store.Free(to)
@@ -257,7 +249,8 @@ func (d *disk) purge(id uint32, volumes []*Volume) (freed int64, err error) {
 	var wanted int64
 	for loc, of := range in {
 		if in.wants(loc) {
-			_, n, _ := of[0].v.record(of[0].extent, of[0].file, of[0].x())
+			file, x := of[0].v.Numbered(int(of[0].extent()))
+			_, n, _ := of[0].v.record(of[0].extent(), file, x)
 			wanted += loc.Bytes(n)
 		} else {
 			others = append(others, loc)

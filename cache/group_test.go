@@ -346,7 +346,7 @@ func TestPackedFilesAreCompared(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	settled(t, c)
-	if v.KeptWhole(1) || !v.KeptWhole(0) || v.Residence(1) != InStore {
+	if v.Residence(0) != OnDisk || v.Residence(1) != InStore {
 		t.Error("what is wrong is kept, or what is right is not")
 	}
 	done := make(chan error, 4)

@@ -10,7 +10,7 @@ func (v *Volume) Place(file int, check bool) (segment.Place, bool) {
 		return segment.Place{}, false
 	}
 	loc, coded := v.at(v.extent(file, 0))
-	if loc == 0 || coded {
+	if loc == 0 || coded > 0 {
 		return segment.Place{}, false
 	}
 	return d.store.Place(loc, int(v.m.Size(file)), check)

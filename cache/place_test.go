@@ -20,7 +20,7 @@ func TestPlace(t *testing.T) {
 			}
 		}
 		if dir != "" {
-			eventually(t, "all are kept", func() bool { return v.KeptWhole(0) && v.KeptWhole(1) })
+			eventually(t, "all are kept", func() bool { return v.Residence(0) == OnDisk && v.Residence(1) == OnDisk })
 			if _, ok := v.Place(0, false); ok {
 				t.Error("a place that nobody has verified")
 			}

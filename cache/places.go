@@ -123,25 +123,28 @@ func (ps *places) Kept() (kept, extents int) { return int(ps.kept.Load()), len(p
 // loc returns where the kept record of an extent is, a segment.Loc with codedMark if it is coded; 0 if it is not kept.
 func (ps *places) loc(e uint32) uint64 { return atomic.LoadUint64(&ps.locs[e]) }
 
-// at returns the place of an extent, and whether the record is coded.
-func (ps *places) at(e uint32) (loc segment.Loc, coded bool) {
+// at returns the place of an extent, and the length of its record if that is coded, else 0.
+func (ps *places) at(e uint32) (loc segment.Loc, coded int) {
 	at := ps.loc(e)
-	return segment.Loc(at &^ codedMark), at&codedMark != 0
+	if at&codedMark != 0 {
+		coded = int(atomic.LoadUint32(&(*ps.coded.lengths.Load())[e]))
+	}
+	return segment.Loc(at &^ codedMark), coded
 }
 
 // record is at with the length of the payload.
-func (ps *places) record(e uint32, file, x int) (loc segment.Loc, length int, coded bool) {
-	if loc, coded = ps.at(e); coded {
-		return loc, int(atomic.LoadUint32(&(*ps.coded.lengths.Load())[e])), true
+func (ps *places) record(e uint32, file, x int) (loc segment.Loc, length int, isCoded bool) {
+	if loc, length = ps.at(e); length > 0 {
+		return loc, length, true
 	}
 	return loc, int(ps.ExtentBytes(file, x)), false
 }
 
 // put writes the place of an extent: mu is held, or the volume not in use yet. The length goes first: whoever sees the
 // mark sees the length.
-func (ps *places) put(e uint32, file int, loc segment.Loc, coded int) {
-	if _, n, was := ps.record(e, file, 0); was {
-		ps.coded.count(-1, ps.m.Size(file), n)
+func (ps *places) put(e uint32, loc segment.Loc, coded int) {
+	if _, n := ps.at(e); n > 0 {
+		ps.coded.count(-1, ps.m.Size(ps.fileOf(e)), n)
 	}
 	if coded > 0 {
 		if ps.coded.lengths.Load() == nil {
@@ -149,31 +152,23 @@ func (ps *places) put(e uint32, file int, loc segment.Loc, coded int) {
 			ps.coded.lengths.Store(&l)
 		}
 		atomic.StoreUint32(&(*ps.coded.lengths.Load())[e], uint32(coded))
-		ps.coded.count(1, ps.m.Size(file), coded)
+		ps.coded.count(1, ps.m.Size(ps.fileOf(e)), coded)
 		loc |= codedMark
 	}
 	atomic.StoreUint64(&ps.locs[e], uint64(loc))
 }
 
-// place makes loc the place of an extent that has none. It reports whether it had none. coded is the length of the record
-// if it is coded, else 0.
-func (ps *places) place(e uint32, file int, loc segment.Loc, coded int) bool {
-	return ps.move(e, file, 0, loc, coded)
-}
-
 // unplace forgets the place of an extent, if it is still loc.
-func (ps *places) unplace(e uint32, file int, loc segment.Loc) bool {
-	return loc != 0 && ps.move(e, file, loc, 0, 0)
-}
+func (ps *places) unplace(e uint32, loc segment.Loc) bool { return ps.move(e, loc, 0, 0) }
 
-// move changes the place of an extent, if it is still from; 0 is none.
-func (ps *places) move(e uint32, file int, from, to segment.Loc, coded int) bool {
+// move changes the place of an extent, if it is still from; 0 is none. coded is the length of the new record if it is coded.
+func (ps *places) move(e uint32, from, to segment.Loc, coded int) bool {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	if loc, _ := ps.at(e); loc != from {
 		return false
 	}
-	ps.put(e, file, to, coded)
+	ps.put(e, to, coded)
 	if from != 0 && to != 0 {
 		return true
 	}
@@ -183,40 +178,17 @@ func (ps *places) move(e uint32, file int, from, to segment.Loc, coded int) bool
 	}
 	ps.kept.Add(kept)
 	if a := ps.admission.Load(); a != nil && e < a.counted {
-		a.count(ps, file, int(e-ps.extent(file, 0)), kept)
+		file, x := ps.Numbered(int(e))
+		a.count(ps, file, x, kept)
 	}
 	return true
 }
 
-// relocate notes that the record at from was copied to to. It reports whether it is still the extent's.
-func (ps *places) relocate(e uint32, from, to segment.Loc) bool {
-	ps.mu.Lock()
-	defer ps.mu.Unlock()
-	loc, coded := ps.at(e)
-	if loc != from {
-		return false
-	}
-	if coded {
-		to |= codedMark
-	}
-	atomic.StoreUint64(&ps.locs[e], uint64(to))
-	return true
-}
-
-// forget drops the places of records in segments that are gone.
-func (ps *places) forget(gone map[uint32]bool) {
+// forget drops the places of records that are gone.
+func (ps *places) forget(gone func(loc segment.Loc) bool) {
 	for e := range ps.locs {
-		if loc, _ := ps.at(uint32(e)); loc != 0 && gone[loc.Segment()] {
-			ps.unplace(uint32(e), ps.fileOf(uint32(e)), loc)
-		}
-	}
-}
-
-// forgetLoc drops the place of a record that is bad. It looks at all extents: bad ones are few.
-func (ps *places) forgetLoc(loc segment.Loc) {
-	for e := range ps.locs {
-		if at, _ := ps.at(uint32(e)); at == loc {
-			ps.unplace(uint32(e), ps.fileOf(uint32(e)), loc)
+		if loc, _ := ps.at(uint32(e)); loc != 0 && gone(loc) {
+			ps.unplace(uint32(e), loc)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math"
@@ -24,7 +25,7 @@ type Recoder struct {
 
 	tried   []atomic.Uint32       // a bit an extent: it has no coded form
 	counted []segment.SegmentInfo // all segments, when the codable bytes of each were last counted
-	queue   []uint32              // those of which much was codable
+	queue   []uint32              // those of which much was codable, which take no more appends
 	growing uint32                // and the one in use then, if it is such
 }
 
@@ -82,22 +83,21 @@ func (r *Recoder) Next(ctx context.Context) (more bool) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(v.ds.ctx, cancel)()
-	id, ok := r.choose(ctx, d)
-	if !ok {
+	if len(r.queue) == 0 {
+		r.count(ctx, d)
+	}
+	if len(r.queue) == 0 {
 		return false
 	}
-	var todo []owner
+	id := r.queue[0]
+	r.queue = r.queue[1:]
+	var todo []uint32
 	for e := range v.locs {
 		if loc, _ := v.at(uint32(e)); loc.Segment() == id && r.codable(uint32(e)) {
-			todo = append(todo, owner{v, uint32(e), v.fileOf(uint32(e))})
+			todo = append(todo, uint32(e))
 		}
 	}
-	slices.SortFunc(todo, func(a, b owner) int { // as they lie
-		if v.loc(a.extent) < v.loc(b.extent) {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(todo, func(a, b uint32) int { return cmp.Compare(v.loc(a), v.loc(b)) }) // as they lie
 	var next, made atomic.Int64
 	var wg sync.WaitGroup
 	for range min(r.threads, len(todo)) {
@@ -117,7 +117,7 @@ func (r *Recoder) Next(ctx context.Context) (more bool) {
 	}
 	wg.Wait()
 	if made.Load() > 0 {
-		r.run(ctx, d, func() { d.dropRecoded(id) })
+		_ = d.writer.do(ctx, func() { d.dropRecoded(id) })
 	}
 	if ctx.Err() == nil && !d.noWrites.Load() && !d.noReads.Load() {
 		return true
@@ -126,32 +126,10 @@ func (r *Recoder) Next(ctx context.Context) (more bool) {
 	return false
 }
 
-// run has the writer run a task, and reports whether it has ended; if not, because ctx has, the task is still to be run.
-func (r *Recoder) run(ctx context.Context, d *disk, task func()) bool {
-	select {
-	case <-d.writer.do(task):
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
 // codable reports whether an extent is kept, and may have a coded form.
 func (r *Recoder) codable(e uint32) bool {
 	loc, coded := r.v.at(e)
-	return loc != 0 && !coded && r.tried[e/32].Load()&(1<<(e%32)) == 0 && r.v.Extents(r.v.fileOf(e)) == 1
-}
-
-// choose returns the segment to be recoded next, which takes no more appends.
-func (r *Recoder) choose(ctx context.Context, d *disk) (id uint32, ok bool) {
-	if len(r.queue) == 0 {
-		r.count(ctx, d)
-	}
-	if len(r.queue) == 0 {
-		return 0, false
-	}
-	id, r.queue = r.queue[0], r.queue[1:]
-	return id, true
+	return loc != 0 && coded == 0 && r.tried[e/32].Load()&(1<<(e%32)) == 0 && r.v.Extents(r.v.fileOf(e)) == 1
 }
 
 // count queues all segments of which much is codable: one look at every extent for all of them. The one in use takes no
@@ -159,7 +137,7 @@ func (r *Recoder) choose(ctx context.Context, d *disk) (id uint32, ok bool) {
 // changed between two looks. Nothing is counted while the segments stay as they were.
 func (r *Recoder) count(ctx context.Context, d *disk) {
 	var segments []segment.SegmentInfo
-	if !r.run(ctx, d, func() { segments = d.store.Segments() }) {
+	if d.writer.do(ctx, func() { segments = d.store.Segments() }) != nil {
 		return
 	}
 	if !slices.Equal(segments, r.counted) {
@@ -186,15 +164,15 @@ func (r *Recoder) count(ctx context.Context, d *disk) {
 			return
 		}
 	}
-	if id := r.growing; id != 0 && r.run(ctx, d, func() { d.store.Retire(id) }) {
+	if id := r.growing; id != 0 && d.writer.do(ctx, func() { d.store.Retire(id) }) == nil {
 		r.growing, r.queue = 0, append(r.queue, id)
 	}
 }
 
 // recode encodes one file, and puts it in the place of its plain record. It reports whether it did.
-func (r *Recoder) recode(ctx context.Context, d *disk, o owner) bool {
-	v := o.v
-	loc, n, coded := v.record(o.extent, o.file, 0)
+func (r *Recoder) recode(ctx context.Context, d *disk, e uint32) bool {
+	v, file := r.v, r.v.fileOf(e)
+	loc, n, coded := v.record(e, file, 0)
 	if loc == 0 || coded {
 		return false
 	}
@@ -208,83 +186,53 @@ func (r *Recoder) recode(ctx context.Context, d *disk, o owner) bool {
 	defer v.c.ledger.Release(2*footprint(n), ForDemand)
 	plain, out := getBytes(n), getBytes(n)
 	defer putBytes(plain)
-	if ok, _ := v.readRecord(ctx, d, o.file, o.extent, loc, func() error { return d.read(ctx, loc, n, plain, 0) }); !ok {
+	if ok, _ := v.readRecord(ctx, d, file, e, loc, func() error { return d.read(ctx, loc, n, plain, 0) }); !ok {
 		return false
 	}
 	made, ok := v.codec.Encode(out[:0], plain)
 	if !ok || len(made) == 0 || len(made) >= n {
 		putBytes(out)
-		r.tried[o.extent/32].Or(1 << (o.extent % 32))
+		r.tried[e/32].Or(1 << (e % 32))
 		return false
 	}
-	rec := v.queued(v.key(o.extent), o.file, 0).record
-	rec.Length = len(made)
-	var done atomic.Bool
-	if r.run(ctx, d, func() { done.Store(d.keepCoded(rec, made, o, loc)) }) {
-		putBytes(out)
+	used := false
+	if d.writer.do(ctx, func() { used = d.keepCoded(v, file, made, loc) }) != nil {
+		return false
 	}
-	return done.Load()
+	putBytes(out)
+	return used
 }
 
 // keepCoded appends the coded record of a file, and has it take the place of the plain one at from, in all versions. Only
 // the writer calls it.
-func (d *disk) keepCoded(rec segment.Record, payload []byte, o owner, from segment.Loc) bool {
-	if d.noWrites.Load() {
-		return false
-	}
-	d.watch.begin()
-	defer d.watch.end()
-	err := d.checkSpace(int64(len(payload)))
-	var to segment.Loc
-	if err == nil {
-		to, err = d.store.Append(rec, payload)
-	}
-	if errors.Is(err, segment.ErrFull) { // until the plain record's segment is dropped
-		to, err = d.store.AppendBeyond(rec, payload)
-	}
-	d.note()
-	if err != nil {
-		if !errors.Is(err, segment.ErrClosed) {
-			d.failed("write", err, false)
-		}
+func (d *disk) keepCoded(v *Volume, file int, payload []byte, from segment.Loc) (used bool) {
+	rec := v.describe(file, 0, len(payload))
+	to := d.append(rec, payload, func() (segment.Loc, error) {
+		return d.store.AppendBeyond(rec, payload) // until the plain record's segment is dropped
+	})
+	if to == 0 {
 		return false
 	}
 	killpoint.Pass("cache.recode.appended")
-	used := false
 	d.ds.moving.Lock()
 	for _, w := range d.ds.list() {
-		e, file := o.extent, o.file
-		if w != o.v {
-			if e, file = w.sameExtent(o.v, o.file); file < 0 {
-				continue
-			}
+		node, ok := w.m.Find(v.m.Path(file))
+		if ok && !node.IsDir && w.Extents(node.Index) == 1 && w.codec != nil {
+			used = w.move(w.extent(node.Index, 0), from, to, rec.Length) || used
 		}
-		used = w.codec != nil && w.move(e, file, from, to, rec.Length) || used
 	}
 	d.ds.moving.Unlock()
 	killpoint.Pass("cache.recode.moved")
 	if !used { // it was lost, or copied elsewhere, meanwhile
 		from = to
 	}
-	d.store.Free(from)
-	d.freed, d.garbage = true, true
+	d.drops(from)
 	return used
-}
-
-// sameExtent returns the place in v of a file of one extent of another version; file is -1 if v has no such file.
-func (v *Volume) sameExtent(of *Volume, file int) (e uint32, in int) {
-	node, ok := v.m.Find(of.m.Path(file))
-	if !ok || node.IsDir || v.Extents(node.Index) != 1 {
-		return 0, -1
-	}
-	return v.extent(node.Index, 0), node.Index
 }
 
 // dropRecoded drops a segment of which much is garbage now, except for what is left, and what then exceeds the limits. Only
 // the writer calls it.
 func (d *disk) dropRecoded(id uint32) {
-	d.watch.begin()
-	defer d.watch.end()
 	room, err := d.room()
 	for _, s := range d.store.Segments() {
 		if s.ID == id && s.Live+overhead <= room {

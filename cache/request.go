@@ -321,7 +321,7 @@ func (v *Volume) readRecord(ctx context.Context, d *disk, file int, e uint32, lo
 	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
 		return false, err
 	}
-	if v.unplace(e, file, loc) {
+	if v.unplace(e, loc) {
 		d.free(loc)
 		switch {
 		case errors.Is(err, segment.ErrGone): // its segment was dropped to make room

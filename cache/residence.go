@@ -15,19 +15,16 @@ const (
 func (v *Volume) Residence(file int) Residence {
 	where := OnDisk
 	for x := 0; x < v.Extents(file) && where > InStore; x++ {
-		e := v.extent(file, x)
-		if !v.onDisk(e) {
-			where = min(where, v.where(e))
+		if !v.KeptExtent(file, x) {
+			where = min(where, v.Where(file, x))
 		}
 	}
 	return where
 }
 
-// Where tells where a read of the extent would find it now. It may move at any moment.
-func (v *Volume) Where(file, x int) Residence { return v.where(v.extent(file, x)) }
-
-// where looks as a read does, in memory first.
-func (v *Volume) where(e uint32) Residence {
+// Where tells where a read of the extent would find it now, in memory first. It may move at any moment.
+func (v *Volume) Where(file, x int) Residence {
+	e := v.extent(file, x)
 	if w := v.staged(e); w > InStore {
 		return w
 	}
@@ -55,6 +52,3 @@ func (v *Volume) Staged(file, x int) bool { return v.staged(v.extent(file, x)) >
 
 // KeptExtent reports whether the extent is on disk.
 func (v *Volume) KeptExtent(file, x int) bool { return v.onDisk(v.extent(file, x)) }
-
-// KeptWhole reports whether the whole file is on disk.
-func (v *Volume) KeptWhole(file int) bool { return v.Residence(file) == OnDisk }

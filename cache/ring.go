@@ -30,6 +30,7 @@ type ring struct {
 	clean    entries    // kept, not spent
 	held     entries    // the rest, if on no account
 	bytes    int64
+	gone     *entry // removed under the lock; their buffers are released when that ends
 }
 
 // extentKey names a piece of a volume.
@@ -73,7 +74,7 @@ type entry struct {
 	left               int64     // bytes that were not read yet; what is read twice counts twice
 	touched            time.Time // when some were read last, if not all were
 	in                 *entries  // the list that it is in
-	next, prev         *entry    // in it
+	next, prev         *entry    // in it, or in ring.gone
 }
 
 // entries is a list of entries, in the order in which they came, or are needed.
@@ -83,27 +84,19 @@ type entries struct {
 	account     *Account // that the entries' bytes are on; nil: on none
 }
 
-func (l *entries) push(e *entry) {
-	e.in, e.prev, e.next = l, l.back, nil
-	if l.back == nil {
-		l.front = e
-	} else {
-		l.back.next = e
-	}
-	l.back = e
-	l.bytes += e.buf.size
-	l.account.add(e.buf.size)
-}
-
-// pushFront is push for an entry that is needed before all others of the list.
-func (l *entries) pushFront(e *entry) {
-	e.in, e.prev, e.next = l, nil, l.front
-	if l.front == nil {
+// insert puts an entry before another one of the list; at the end if that is nil.
+func (l *entries) insert(e, before *entry) {
+	e.in, e.prev, e.next = l, l.back, before
+	if before == nil {
 		l.back = e
 	} else {
-		l.front.prev = e
+		e.prev, before.prev = before.prev, e
 	}
-	l.front = e
+	if e.prev == nil {
+		l.front = e
+	} else {
+		e.prev.next = e
+	}
 	l.bytes += e.buf.size
 	l.account.add(e.buf.size)
 }
@@ -174,38 +167,51 @@ func (r *ring) put(k extentKey, b *Buffer, a *Account, read int64, spent, dirty 
 
 // file moves an entry to the list for its state, and on or off accounts. A kept or spent entry is on no account. r.mu
 // is held; the entry is not both kept and spent.
-func (r *ring) file(e *entry) { r.fileBy(e, (*entries).push) }
+func (r *ring) file(e *entry) { e.moveTo(r.listOf(e), nil) }
 
-func (r *ring) fileBy(e *entry, push func(*entries, *entry)) {
+// listOf returns the list for an entry's state.
+func (r *ring) listOf(e *entry) *entries {
 	if e.spent || e.kept || e.account != nil && e.account.closed {
 		e.account = nil
 	}
-	to := &r.held
 	switch {
 	case e.kept:
-		to = &r.clean
+		return &r.clean
 	case e.spent && !e.dirty:
-		to = &r.spent
+		return &r.spent
 	case e.account != nil:
-		to = &e.account.staged
+		return &e.account.staged
 	}
-	if e.in == to {
-		return
-	}
-	e.unlist()
-	push(to, e)
+	return &r.held
 }
 
-// remove takes an entry out. The caller releases its buffer outside the lock, since the last release calls back into
-// the ledger.
-func (r *ring) remove(e *entry) *Buffer {
+// moveTo moves an entry to another list, before another entry there; to its end if that is nil.
+func (e *entry) moveTo(to *entries, before *entry) {
+	if e.in != to {
+		e.unlist()
+		to.insert(e, before)
+	}
+}
+
+// unlock ends what holds the lock, and releases what it has removed: the last release calls back into the ledger.
+func (r *ring) unlock() {
+	gone := r.gone
+	r.gone = nil
+	r.mu.Unlock()
+	for ; gone != nil; gone = gone.next {
+		gone.buf.Release()
+	}
+}
+
+// remove takes an entry out, until unlock.
+func (r *ring) remove(e *entry) {
 	e.unlist()
+	e.next, r.gone = r.gone, e
 	delete(r.entries, e.key)
 	if e.key.v.codec == nil || r.entries[e.key.as(whole)] == nil && r.entries[e.key.as(coded)] == nil {
 		e.key.unmark()
 	}
 	r.bytes -= e.buf.size
-	return e.buf
 }
 
 // maybe reports, without a lock, whether the extent is in the ring in some form. Of a granule it knows nothing.
@@ -273,20 +279,10 @@ func (r *ring) getDirty(k extentKey) *Buffer {
 	return e.buf
 }
 
-// claim makes the extent unspent, because the owner of account a will read it again. It reports whether the extent is
-// there, in some form.
-func (r *ring) claim(k extentKey, a *Account) bool {
-	return r.assign(k, func(e *entry) bool { return e.spent || a.takes(e.account, e.buf.size) }, a, (*entries).push)
-}
-
-// hand puts the extent on account a, whose owner reads it next, before what it has prefetched.
-func (r *ring) hand(k extentKey, a *Account) {
-	r.assign(k, func(*entry) bool { return true }, a, (*entries).pushFront)
-}
-
-// assign puts the extent on account a, unspent, in the forms in which it is there and when returns true. It reports whether it
-// is there.
-func (r *ring) assign(k extentKey, when func(e *entry) bool, a *Account, push func(*entries, *entry)) (ok bool) {
+// claim makes the extent unspent, because the owner of account a will read it, and puts it on that account if it was spent
+// or a has less load; or, if a reads it next, in any case, before what a has prefetched. It reports whether the extent is there,
+// in some form.
+func (r *ring) claim(k extentKey, a *Account, next bool) (ok bool) {
 	if !k.maybe() {
 		return false
 	}
@@ -298,9 +294,14 @@ func (r *ring) assign(k extentKey, when func(e *entry) bool, a *Account, push fu
 			continue
 		}
 		ok = true
-		if (e.account != a || e.spent) && !e.kept && when(e) {
+		if (e.account != a || e.spent) && !e.kept && (next || e.spent || a.takes(e.account, e.buf.size)) {
 			e.spent, e.account, e.left = false, a, int64(len(e.buf.data)) // its reader has all of it to read
-			r.fileBy(e, push)
+			to := r.listOf(e)
+			if next {
+				e.moveTo(to, to.front)
+			} else {
+				e.moveTo(to, nil)
+			}
 		}
 	}
 	return ok
@@ -320,19 +321,17 @@ func (r *ring) unspent(v *Volume) (keys []extentKey) {
 
 // written notes that the disk has accepted the extent, or declined it.
 func (r *ring) written(k extentKey, kept bool) {
-	var drop *Buffer
 	r.mu.Lock()
-	if e, ok := r.entries[k]; ok {
-		e.dirty, e.kept = false, kept
-		if kept && (e.spent || r.clean.bytes+e.buf.size > r.cleanLimit) {
-			drop = r.remove(e)
-		} else {
-			r.file(e)
-		}
+	defer r.unlock()
+	e, ok := r.entries[k]
+	if !ok {
+		return
 	}
-	r.mu.Unlock()
-	if drop != nil {
-		drop.Release()
+	e.dirty, e.kept = false, kept
+	if kept && (e.spent || r.clean.bytes+e.buf.size > r.cleanLimit) {
+		r.remove(e)
+	} else {
+		r.file(e)
 	}
 }
 
@@ -355,8 +354,8 @@ func (r *ring) spend(k extentKey) (free bool) {
 	if !k.maybe() {
 		return false
 	}
-	var drop []*Buffer
 	r.mu.Lock()
+	defer r.unlock()
 	for _, kind := range k.v.forms() {
 		e := r.entries[k.as(kind)]
 		if e == nil || e.spent {
@@ -364,41 +363,36 @@ func (r *ring) spend(k extentKey) (free bool) {
 		}
 		e.spent = true
 		if e.kept {
-			drop = append(drop, r.remove(e))
+			r.remove(e)
 		} else {
 			r.file(e)
 		}
 		free = free || e.kept || !e.dirty
 	}
-	r.mu.Unlock()
-	for _, b := range drop {
-		b.Release()
-	}
 	return free
 }
 
-// discard removes an entry that is of no use.
-func (r *ring) discard(k extentKey) {
+// take removes a piece, if it is on the account from, or whatever it is on if that is nil. It returns how many bytes that freed.
+func (r *ring) take(k extentKey, from *Account) int64 {
 	r.mu.Lock()
+	defer r.unlock()
 	e := r.entries[k]
-	if e != nil {
-		r.remove(e)
+	if e == nil || from != nil && e.in != &from.staged {
+		return 0
 	}
-	r.mu.Unlock()
-	if e != nil {
-		e.buf.Release()
-	}
+	r.remove(e)
+	return e.buf.size
 }
 
 // reclaim drops entries until need bytes are freed or none is left that may go. It leaves the latest spare bytes of
 // spent entries. Extents that are nowhere else go only if hard is set; those lost before they were read are returned.
 func (r *ring) reclaim(need int64, hard bool, spare int64) (lost []extentKey) {
-	var drop []*Buffer
 	var now time.Time
 	if hard {
 		now = time.Now()
 	}
 	r.mu.Lock()
+	defer r.unlock()
 	for need > 0 {
 		e := r.spent.front
 		if r.spent.bytes <= spare {
@@ -417,13 +411,8 @@ func (r *ring) reclaim(need int64, hard bool, spare int64) (lost []extentKey) {
 		if !e.spent && !e.kept {
 			lost = append(lost, e.key)
 		}
-		b := r.remove(e)
-		need -= b.size
-		drop = append(drop, b)
-	}
-	r.mu.Unlock()
-	for _, b := range drop {
-		b.Release()
+		r.remove(e)
+		need -= e.buf.size
 	}
 	return lost
 }
@@ -445,20 +434,13 @@ func (r *ring) drop(ds *dataset) {
 	r.dropIf(func(k extentKey) bool { return ds == nil || k.v.ds == ds })
 }
 
-// dropVolume removes every entry of one version.
-func (r *ring) dropVolume(v *Volume) { r.dropIf(func(k extentKey) bool { return k.v == v }) }
-
 func (r *ring) dropIf(gone func(k extentKey) bool) {
-	var bufs []*Buffer
 	r.mu.Lock()
+	defer r.unlock()
 	for k, e := range r.entries {
 		if gone(k) {
-			bufs = append(bufs, r.remove(e))
+			r.remove(e)
 		}
-	}
-	r.mu.Unlock()
-	for _, b := range bufs {
-		b.Release()
 	}
 }
 

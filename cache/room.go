@@ -48,14 +48,7 @@ func (v *Volume) Flush(ctx context.Context) error {
 	if d == nil {
 		return nil
 	}
-	select {
-	case <-d.writer.mark():
-		return nil
-	case <-d.writer.done: // the dataset was closed
-		return ErrClosed
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return d.writer.do(ctx, func() {})
 }
 
 // PrefetchRoom returns how many bytes could be prefetched now.

@@ -28,7 +28,7 @@ func (v *Volume) Scrub(ctx context.Context, bytesPerSecond int64) (bad int, err 
 		bad++
 		v.ds.count.corrupt.Add(1)
 		for _, w := range v.ds.list() {
-			w.forgetLoc(loc)
+			w.forget(func(at segment.Loc) bool { return at == loc })
 		}
 		d.free(loc)
 		d.c.log.Warn("corrupt record found by a scrub; its object is fetched again", "at", loc.String(), "offset", rec.Offset, "bytes", rec.Length)

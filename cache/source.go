@@ -220,8 +220,8 @@ func (r *restorer) fromMemory(p []byte) bool {
 		return true
 	}
 	v.ds.count.corrupt.Add(1)
-	v.c.ring.discard(r.key)
-	if loc, _, coded := v.record(e, r.file, 0); coded && v.unplace(e, r.file, loc) { // written from there
+	v.c.ring.take(r.key, nil)
+	if loc, _, coded := v.record(e, r.file, 0); coded && v.unplace(e, loc) { // written from there
 		v.ds.disk.Load().free(loc)
 	}
 	v.c.log.Warn("a file from another node cannot be restored; it is fetched again", "path", v.m.Path(r.file), "cause", err)

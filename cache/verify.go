@@ -48,7 +48,7 @@ func (v *Volume) verifyStaged(ctx context.Context, k extentKey, file, x int, r *
 		w.P, w.Coded = make([]byte, v.ExtentBytes(file, x)), &n
 		copy(w.P, b.data)
 	}
-	return v.verify(ctx, w, r, func() error { v.c.ring.discard(k); return nil })
+	return v.verify(ctx, w, r, func() error { v.c.ring.take(k, nil); return nil })
 }
 
 func (v *Volume) verifyKept(ctx context.Context, file, x int, r *Verified) error {
@@ -68,7 +68,7 @@ func (v *Volume) verifyKept(ctx context.Context, file, x int, r *Verified) error
 	}
 	r.Extents++
 	return v.verify(ctx, w, r, func() error {
-		if v.unplace(e, file, loc) {
+		if v.unplace(e, loc) {
 			return d.void(ctx, loc)
 		}
 		return nil

@@ -84,7 +84,7 @@ func (v *Volume) SetOwned(admit func(file, extent int) bool) {
 	v.choose(&admission{admit: admit, yields: true})
 	if d := v.ds.disk.Load(); d != nil {
 		d.chosen.Store(true)
-		d.writer.poke()
+		d.writer.start(d.enforce)
 	}
 }
 
@@ -110,15 +110,11 @@ func (v *Volume) Inherit(old *Volume) {
 		v.ds.moving.Lock()
 		for x := range old.Extents(of) {
 			e := old.extent(of, x)
-			loc, n, coded := old.record(e, of, x)
-			if !coded {
-				n = 0
-			}
-			switch {
+			switch loc, n := old.at(e); {
 			case loc == 0:
 			case same:
-				v.place(v.extent(node.Index, x), node.Index, loc, n)
-			case old.unplace(e, of, loc):
+				v.move(v.extent(node.Index, x), 0, loc, n)
+			case old.unplace(e, loc):
 				d.free(loc)
 			}
 		}
@@ -134,12 +130,13 @@ func (v *Volume) Retire() {
 	v.mu.Lock()
 	v.retired = true
 	v.mu.Unlock()
-	v.c.ring.dropVolume(v)
+	v.c.ring.dropIf(func(k extentKey) bool { return k.v == v })
 }
 
 // Stats returns a snapshot of the volume's dataset. It never waits for the disk.
 func (v *Volume) Stats() VolumeStats {
-	s := VolumeStats{Counts: v.ds.count.snapshot()}
+	var s VolumeStats
+	v.ds.count.addTo(&s.Counts)
 	s.Kept, s.Extents = v.Kept()
 	s.Coded, s.CodedBefore, s.CodedAfter = int(v.coded.files.Load()), v.coded.before.Load(), v.coded.after.Load()
 	if d := v.ds.disk.Load(); d != nil {
@@ -169,7 +166,7 @@ func (v *Volume) claim(a *Account, e uint32) bool {
 		}
 		return true
 	}
-	return v.c.ring.claim(v.key(e), a) || v.onDisk(e)
+	return v.c.ring.claim(v.key(e), a, false) || v.onDisk(e)
 }
 
 // Hand says that one reader is done with the file, and that the owner of account a reads its staged extents next.
@@ -180,17 +177,17 @@ func (v *Volume) Hand(a *Account, file int) {
 		if p := v.flights[k.piece]; p != nil {
 			p.assign(a)
 		}
-		v.c.ring.hand(k, a)
+		v.c.ring.claim(k, a, true)
 		v.mu.Unlock()
 	}
 }
 
-// queued describes an extent to the writer.
-func (v *Volume) queued(k extentKey, file, x int) waitingWrite {
-	return waitingWrite{key: k, file: file, record: segment.Record{
+// describe returns the record of an extent whose payload is n bytes.
+func (v *Volume) describe(file, x, n int) segment.Record {
+	return segment.Record{
 		Dataset: v.ds.id, File: uint32(file), KeyHash: v.m.PathHash(file), ETag: v.m.ETag(file),
-		ObjectSize: v.m.Size(file), Offset: int64(x) * ExtentSize, Length: int(v.ExtentBytes(file, x)),
-	}}
+		ObjectSize: v.m.Size(file), Offset: int64(x) * ExtentSize, Length: n,
+	}
 }
 
 // Unspent yields the files with an extent in memory that waits to be read, once for each such extent.

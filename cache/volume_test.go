@@ -194,7 +194,12 @@ func TestPrefetchNeverWaitsForMemory(t *testing.T) {
 	}
 	// Once all of it was read its bytes are free to take.
 	freed := make(chan struct{}, 8)
-	defer c.OnFreed(func() { freed <- struct{}{} })()
+	c.OnFreed(func() {
+		select {
+		case freed <- struct{}{}:
+		default:
+		}
+	})
 	if _, err := v.ReadAt(context.Background(), 0, make([]byte, 1<<20), 0); err != nil {
 		t.Fatal(err)
 	}
@@ -387,7 +392,7 @@ func TestLost(t *testing.T) {
 	c, v := f.open(t, 3<<20, "", 0)
 	defer closeCache(t, c)
 	var lost []int
-	off := c.OnLost(func(w *Volume, file int) {
+	c.OnLost(func(w *Volume, file int) {
 		if w != v {
 			t.Error("another volume")
 		}
@@ -407,7 +412,6 @@ func TestLost(t *testing.T) {
 		t.Errorf("lost %v, want the latest first", lost)
 	}
 	c.Ledger().Release(2<<20, ForDemand)
-	off()
 	if v.Claim(nil, 1, 0) {
 		t.Error("it is still there")
 	}

@@ -67,7 +67,9 @@ func readV(f File, bufs [][]byte, off int64) (n int, err error) {
 	return n, nil
 }
 
-// osFS is the operating system's file system.
+// OS is the operating system's file system.
+var OS FS = osFS{}
+
 type osFS struct{}
 
 func (osFS) OpenFile(name string, flag int, perm fs.FileMode) (File, error) {

@@ -659,16 +659,13 @@ func (e *Engine) ReadNow(m *catalog.Manifest, file int, p []byte, off int64) boo
 // State says where the file's content is: on disk ("kept"), in memory ("staged"), or only in the object store
 // ("remote").
 func (e *Engine) State(m *catalog.Manifest, file int) string {
-	v := e.volumeOf(m)
-	if v.KeptWhole(file) {
+	switch e.volumeOf(m).Residence(file) {
+	case cache.OnDisk:
 		return "kept"
+	case cache.InMemory:
+		return "staged"
 	}
-	for x := range v.Extents(file) {
-		if !v.Staged(file, x) {
-			return "remote"
-		}
-	}
-	return "staged"
+	return "remote"
 }
 
 // Permissions returns the file's current mode bits, if the source is a local folder.

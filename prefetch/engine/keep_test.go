@@ -80,7 +80,7 @@ func TestKeptOfWhatIsOwned(t *testing.T) {
 	}
 	kept := func(e *Engine) (files []int) {
 		for f := range n {
-			if e.cur.Load().volume.KeptWhole(f) {
+			if e.cur.Load().volume.Residence(f) == cache.OnDisk {
 				files = append(files, f)
 			}
 		}
@@ -130,7 +130,7 @@ func TestKeptOfWhatIsOwned(t *testing.T) {
 				continue
 			}
 			set++
-			switch is, was := k.v.volume.KeptWhole(f), slices.Contains(before, f); {
+			switch is, was := k.v.volume.Residence(f) == cache.OnDisk, slices.Contains(before, f); {
 			case is:
 				have++
 			case was:

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/internal/trace"
 	"github.com/shoalfs/shoal/prefetch/order"
 	"github.com/shoalfs/shoal/prefetch/run"
@@ -83,7 +84,7 @@ func (e *Engine) warm(ctx context.Context, files []uint32, progress func(WarmPro
 	w := &warming{v: v, declined: v.volume.Stats().Declined}
 	missing := files[:0:0]
 	for _, f := range files {
-		if !v.volume.KeptWhole(int(f)) {
+		if v.volume.Residence(int(f)) != cache.OnDisk {
 			missing = append(missing, f)
 			w.of.Bytes += v.manifest.Size(int(f))
 		}
@@ -119,7 +120,7 @@ func (e *Engine) warm(ctx context.Context, files []uint32, progress func(WarmPro
 	}
 	var kept, keptBytes int64
 	for _, f := range missing {
-		if v.volume.KeptWhole(int(f)) || w.failed.Load() == 0 && v.sharing.elsewhere(int(f)) {
+		if v.volume.Residence(int(f)) == cache.OnDisk || w.failed.Load() == 0 && v.sharing.elsewhere(int(f)) {
 			kept++
 			keptBytes += v.manifest.Size(int(f))
 		}
