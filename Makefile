@@ -200,7 +200,7 @@ bin/conformance/%/ready: tools/conformance/%.txt | conformance-packages
 bin/conformance/clients-torch/ready: tools/conformance/clients-torch.txt | packages conformance-packages
 	@rm -rf $(@D)
 	@mkdir -p $(@D)
-	@tools/tick "fetching s3torchconnector, MosaicML Streaming, litdata and Accelerate (once, about a minute)" sh -c '/usr/bin/python3 -m venv --system-site-packages $(@D) && $(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps -r $<'
+	@tools/tick "fetching s3torchconnector, MosaicML Streaming, litdata, Accelerate, timm and Ultralytics (once, about a minute)" sh -c '/usr/bin/python3 -m venv --system-site-packages $(@D) && $(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps -r $<'
 	@touch $@
 
 bin/conformance/%/ready: tools/conformance/%.xml | conformance-packages

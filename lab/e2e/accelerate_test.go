@@ -14,7 +14,7 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
 
-// `shoal run` gives a mount the orders of Accelerate's samplers as they are (make conformance).
+// `shoal run` gives a mount the orders of Accelerate's, timm's and Ultralytics' loaders as they are (make conformance).
 func TestRunAccelerate(t *testing.T) {
 	clients := os.Getenv("SHOAL_CLIENTS")
 	if clients == "" {
@@ -22,19 +22,27 @@ func TestRunAccelerate(t *testing.T) {
 	}
 	dir, _ := pictures(t, 3, 17)
 	_, env := far(t, proxy.Options{})
-	mnt, out := mount(t, env, bucket(t, dir)), t.TempDir()
+	mnt := mount(t, env, bucket(t, dir))
 	free, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, port, _ := net.SplitHostPort(free.Addr().String())
 	_ = free.Close()
+	t.Run("Accelerate", func(t *testing.T) { readAsTold(t, clients, "hf_accelerate.py", mnt, 2, 24, "MASTER_PORT="+port) })
+	t.Run("timm and Ultralytics", func(t *testing.T) { readAsTold(t, clients, "others_loaders.py", mnt, 1, 18) })
+}
+
+// readAsTold runs a trainer under shoal run, in as many ranks, and compares what each read in its epochs with its plans.
+func readAsTold(t *testing.T, clients, script, mnt string, world, each int, env ...string) {
+	out := t.TempDir()
 	var ranks sync.WaitGroup
-	for rank := range 2 { // torchrun of Debian's torch does not start with its Python
+	for rank := range world { // torchrun of Debian's torch does not start with its Python
 		ranks.Go(func() {
-			cmd := exec.Command(shoalBin, "run", "--", clients+"-torch/bin/python", "-B", "hf_accelerate.py", mnt, out)
-			cmd.Env = append(os.Environ(), "XDG_CACHE_HOME="+t.TempDir(), "OMP_NUM_THREADS=1", "WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2",
-				fmt.Sprint("RANK=", rank), fmt.Sprint("LOCAL_RANK=", rank), "MASTER_ADDR=127.0.0.1", "MASTER_PORT="+port)
+			cmd := exec.Command(shoalBin, "run", "--", clients+"-torch/bin/python", "-B", script, mnt, out)
+			cmd.Env = append(append(os.Environ(), env...), "XDG_CACHE_HOME="+t.TempDir(), "YOLO_CONFIG_DIR="+t.TempDir(), "OMP_NUM_THREADS=1",
+				fmt.Sprint("WORLD_SIZE=", world), fmt.Sprint("LOCAL_WORLD_SIZE=", world),
+				fmt.Sprint("RANK=", rank), fmt.Sprint("LOCAL_RANK=", rank), "MASTER_ADDR=127.0.0.1")
 			if text, err := cmd.CombinedOutput(); err != nil {
 				t.Errorf("rank %d: %v\n%s", rank, err, text)
 			}
@@ -44,13 +52,13 @@ func TestRunAccelerate(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	for rank := range 2 {
+	for rank := range world {
 		data, err := os.ReadFile(filepath.Join(out, fmt.Sprintf("%d.json", rank)))
 		if err != nil {
 			t.Fatal(err)
 		}
 		var epochs [][4]any
-		if err := json.Unmarshal(data, &epochs); err != nil || len(epochs) != 24 {
+		if err := json.Unmarshal(data, &epochs); err != nil || len(epochs) != each {
 			t.Fatalf("%d epochs, %v", len(epochs), err)
 		}
 		for _, e := range epochs {
