@@ -46,7 +46,7 @@ const (
 // controlFolder is .shoal.
 //
 // Modes: anybody allowed by the umask may write a plan (0666). With --allow-other the trainer is often another user
-// than the daemon, and a plan only makes prefetching better or worse. --umask 022 restricts it to the owner. A
+// than the daemon, and a plan only makes prefetching better or worse. A
 // refresh costs a listing of the source, so it is for the owner (0644), and so is a recording of other users' reads
 // (0400).
 //

@@ -22,9 +22,6 @@ type ListenOptions struct {
 	SocketMode fs.FileMode
 	// SocketGroup is the group of a unix socket, by name or number; default the process's.
 	SocketGroup string
-	// AllowRemote permits non-loopback addresses on which anyone who can connect can read the dataset: plain TCP, and
-	// TLS without client certificates or tokens.
-	AllowRemote bool
 	// TLS is the configuration of tls:// listeners, from ServerTLS; nil: tls:// is refused.
 	TLS *tls.Config
 	// Tokens says that clients need a token (Options.Tokens).
@@ -67,14 +64,14 @@ func listenTCP(scheme, addr string, o ListenOptions) (net.Listener, error) {
 	if err != nil {
 		return fail("%w", err)
 	}
-	if !o.AllowRemote && !a.IP.IsLoopback() {
+	if !a.IP.IsLoopback() {
 		switch {
 		case scheme == "tcp":
 			return fail("the address can be reached from other machines, and plain TCP neither encrypts nor "+
-				"authenticates: use tls://, tcp://127.0.0.1:%d or a unix socket, or allow it with --allow-remote", a.Port)
+				"authenticates: use tls://, tcp://127.0.0.1:%d or a unix socket", a.Port)
 		case !o.Tokens && o.TLS.ClientAuth != tls.RequireAndVerifyClientCert:
 			return fail("the address can be reached from other machines, and anyone who connects could read the dataset: require " +
-				"a certificate (--tls-client-ca) or a token (--token-file), or allow it with --allow-remote")
+				"a certificate (--tls-client-ca) or a token (--token-file)")
 		}
 	}
 	l, err := net.ListenTCP("tcp", a)

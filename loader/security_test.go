@@ -314,10 +314,9 @@ func TestListenRemote(t *testing.T) {
 		{"tls://127.0.0.1:0", loader.ListenOptions{}, "--tls-cert"},
 		{"tls://127.0.0.1:0", loader.ListenOptions{TLS: open}, ""},
 		{"tls://0.0.0.0:0", loader.ListenOptions{TLS: open}, "--token-file"},
-		{"tls://0.0.0.0:0", loader.ListenOptions{TLS: open, AllowRemote: true}, ""},
 		{"tls://0.0.0.0:0", loader.ListenOptions{TLS: open, Tokens: true}, ""},
 		{"tls://0.0.0.0:0", loader.ListenOptions{TLS: mutual}, ""},
-		{"tcp://0.0.0.0:0", loader.ListenOptions{TLS: mutual, Tokens: true}, "--allow-remote"},
+		{"tcp://0.0.0.0:0", loader.ListenOptions{TLS: mutual, Tokens: true}, "use tls://"},
 		{"tls://127.0.0.1", loader.ListenOptions{TLS: open}, "missing port"},
 	} {
 		l, err := loader.Listen(c.addr, c.o)

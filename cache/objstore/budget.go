@@ -177,7 +177,7 @@ func (b *Budget) warn(class Priority) {
 	}
 	b.quietAt = now.Add(quiet)
 	b.log.Warn("the budget of GETs is spent: readers wait", "gets_per_hour", b.bucket.perHour, "readers_waiting", b.queue[Demand].Len(),
-		"wait_of_the_last", ahead.Round(time.Second), "remedy", "raise --gets-per-hour, keep more on disk (--cache-size), or pack small files (shoal pack)")
+		"wait_of_the_last", ahead.Round(time.Second), "remedy", "raise gets-per-hour in --store, keep more on disk (--cache-size), or pack small files (shoal pack)")
 }
 
 // BudgetStats are a budget's gauges and counts since the start.

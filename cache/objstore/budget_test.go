@@ -143,7 +143,7 @@ func TestBudgetServesReadersFirst(t *testing.T) {
 	if s.Waits != 2 || s.WaitSeconds <= 0 || s.WaitingDemand+s.WaitingPrefetch != 0 {
 		t.Errorf("%+v", s)
 	}
-	if text := log.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, "gets_per_hour=3600") || !strings.Contains(text, "--gets-per-hour") {
+	if text := log.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, "gets_per_hour=3600") || !strings.Contains(text, "gets-per-hour in --store") {
 		t.Errorf("the log says %q", text)
 	}
 }

@@ -92,7 +92,7 @@ func (d *Dir) checkLink(key, path string) error {
 	if to == root || strings.HasPrefix(to, strings.TrimSuffix(root, "/")+"/") {
 		return nil
 	}
-	return &Error{Op: "list", Key: key, Kind: KindInvalid, Err: fmt.Errorf("it is a link to %s, outside %s", to, d.root), Remedy: "give --links-outside to follow it, or remove the link"}
+	return &Error{Op: "list", Key: key, Kind: KindInvalid, Err: fmt.Errorf("it is a link to %s, outside %s", to, d.root), Remedy: "give --store links-outside to follow it, or remove the link"}
 }
 
 var _ Store = (*Dir)(nil)

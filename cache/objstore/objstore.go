@@ -178,7 +178,7 @@ func CheckRange(o Object, n int, off int64) error {
 }
 
 // RemedyChanged is the remedy for a changed object.
-const RemedyChanged = "restore the object, or move to the new version of the dataset with --refresh or shoal refresh"
+const RemedyChanged = "restore the object, or move to the new version of the dataset with shoal refresh"
 
 // Changed is the error for an object whose version is now etag ("" if not known).
 func Changed(o Object, etag string) error {

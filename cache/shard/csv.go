@@ -46,7 +46,7 @@ func OpenRows(ctx context.Context, r objstore.Reader, src objstore.Source) (*Row
 		}
 	}
 	if len(s.Objects) == 0 {
-		return nil, fmt.Errorf("%s contains no .csv and no .tsv file (omit --records to read it file by file)", src)
+		return nil, fmt.Errorf("%s contains no .csv and no .tsv file (give --samples as for files to read it file by file)", src)
 	}
 	return s, nil
 }

@@ -11,11 +11,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"os/signal"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -61,7 +59,7 @@ func main() {
 }
 
 func command() *cobra.Command {
-	var listen, mode, group, level, format, admin string
+	var listen, group, level, admin string
 	var device int
 	c := &cobra.Command{
 		Use:   "shoal-gpu FEED",
@@ -77,13 +75,9 @@ func command() *cobra.Command {
 			return nil
 		},
 		RunE: func(_ *cobra.Command, args []string) error {
-			perm, err := strconv.ParseUint(mode, 8, 32)
-			if err != nil || perm > 0o777 {
-				return usageError{fmt.Errorf("--socket-mode %q: must be octal, such as 0660", mode)}
-			}
-			var lv slog.Level
-			if err := lv.UnmarshalText([]byte(level)); err != nil {
-				return usageError{fmt.Errorf("--log %q: must be debug, info, warn or error", level)}
+			lv, format, err := logs.Parse(level)
+			if err != nil {
+				return usageError{fmt.Errorf("--log-level: %w", err)}
 			}
 			if !strings.HasPrefix(listen, "unix://") {
 				return usageError{fmt.Errorf("--listen %q: device memory is handed over on unix:///PATH only", listen)}
@@ -92,18 +86,16 @@ func command() *cobra.Command {
 			defer limiter.Flush()
 			log, err := limiter.New(os.Stderr, format, lv)
 			if err != nil {
-				return usageError{fmt.Errorf("--log-format: %w", err)}
+				return err
 			}
-			return serve(args[0], listen, admin, loader.ListenOptions{SocketMode: fs.FileMode(perm), SocketGroup: group}, device, log)
+			return serve(args[0], listen, admin, loader.ListenOptions{SocketGroup: group}, device, log)
 		},
 	}
 	f := c.Flags()
 	f.StringVar(&listen, "listen", defaultListen, "where trainers connect: unix:///PATH")
 	f.IntVar(&device, "device", 0, "number of the device, as the driver counts")
-	f.StringVar(&mode, "socket-mode", "0660", "permissions of the socket, octal")
 	f.StringVar(&group, "socket-group", "", "group of the socket, by name or number")
-	f.StringVar(&level, "log", "info", "least level of the log: debug, info, warn, error")
-	f.StringVar(&format, "log-format", logs.Text, "text or json, one line an event")
+	f.StringVar(&level, "log-level", "info", logs.Help)
 	f.StringVar(&admin, "admin", "", "HOST:PORT for /metrics and /healthz, such as 127.0.0.1:7072 (default: none)")
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	c.AddCommand(deviceCommand())

@@ -42,7 +42,7 @@ S3 server to try things on. It runs Shoal's binary: the one beside it, else the 
 		Version: version,
 	}
 	c.AddCommand(demoCommand(), clusterCommand(), benchCommand(), storeCommand(), proxyCommand(), docsCommand())
-	cli.Prepare(c)
+	cli.Prepare(c, nil)
 	return c
 }
 

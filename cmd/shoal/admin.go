@@ -5,42 +5,25 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"os"
 	"slices"
 	"sync"
 
-	"github.com/spf13/cobra"
-
 	"github.com/shoalfs/shoal/internal/admin"
-	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
-// adminOptions are the flags of the admin address.
-type adminOptions struct {
-	addr  string
-	pprof bool
-}
-
-func (o *adminOptions) add(c *cobra.Command) {
-	c.Flags().StringVar(&o.addr, "admin", "", "address for the dashboard, /stats, /metrics, /healthz and /readyz, such as 127.0.0.1:7071; without a host, loopback (default: none)")
-	c.Flags().BoolVar(&o.pprof, "pprof", false, "serve profiles of the daemon under /debug/pprof/ at --admin")
-}
-
-func (o *adminOptions) check() error {
-	if o.pprof && o.addr == "" {
-		return cli.Usagef("--pprof: give --admin too, which serves the profiles")
-	}
-	return nil
-}
+// pprofEnv, if set, makes --admin serve profiles of the daemon: for developers, and not for all who may see the dashboard.
+const pprofEnv = "SHOAL_PPROF"
 
 // startAdmin serves the admin address, if there is one, until the returned function is called. It returns the address for
 // announce. at is the daemon's current phase.
-func startAdmin(o adminOptions, at *phase, log *slog.Logger, e *engine.Engine, stats func() admin.Snapshot) (where []string, stop func(), err error) {
+func startAdmin(addr string, at *phase, log *slog.Logger, e *engine.Engine, stats func() admin.Snapshot) (where []string, stop func(), err error) {
 	forget := remember(stats)
-	if o.addr == "" {
+	if addr == "" {
 		return nil, forget, nil
 	}
-	s, err := admin.Listen(o.addr, admin.Options{Version: version, Stats: stats, Ready: at.ready, CacheMap: e.CacheMap, Profiles: o.pprof, Log: log})
+	s, err := admin.Listen(addr, admin.Options{Version: version, Stats: stats, Ready: at.ready, CacheMap: e.CacheMap, Profiles: os.Getenv(pprofEnv) != "", Log: log})
 	if err != nil {
 		forget()
 		return nil, nil, err

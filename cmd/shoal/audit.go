@@ -14,19 +14,12 @@ import (
 )
 
 // auditOptions are the flags of the audit log.
-type auditOptions struct {
-	auditLog  string
-	auditSize cli.Size
-	auditKeep int
-}
+type auditOptions struct{ auditLog string }
 
 func (o *auditOptions) add(c *cobra.Command) { o.addTo(c.Flags()) }
 
 func (o *auditOptions) addTo(f *pflag.FlagSet) {
-	o.auditSize = 100 << 20
 	f.StringVar(&o.auditLog, "audit-log", "", "log mounts, sessions, plans and cache changes to this file, one JSON object a line\n(default: no log; docs/security.md)")
-	f.Var(&o.auditSize, "audit-log-size", "rotate --audit-log at this size (FILE becomes FILE.1, and so on); 0: never")
-	f.IntVar(&o.auditKeep, "audit-log-keep", 5, "number of rotated --audit-log files to keep")
 }
 
 // auditConfig checks the flags.
@@ -34,12 +27,16 @@ func (o *auditOptions) auditConfig(inv *invocation) (audit.Options, error) {
 	if o.auditLog == "" {
 		return audit.Options{}, nil
 	}
-	if o.auditKeep < 0 || o.auditSize < 0 {
-		return audit.Options{}, cli.Usagef("--audit-log-keep and --audit-log-size: give numbers of 0 or more")
-	}
 	path, err := inv.abs(o.auditLog)
-	return audit.Options{Path: path, MaxBytes: int64(o.auditSize), Keep: o.auditKeep}, err
+	return audit.Options{Path: path, MaxBytes: auditSize, Keep: auditKeep}, err
 }
+
+// The audit log is rotated at auditSize, and auditKeep old files are kept: months of mounts and sessions, and never a full disk. Who
+// wants more has a log collector, which may move the file away.
+const (
+	auditSize = 100 << 20
+	auditKeep = 5
+)
 
 // outcome adds the result of its action to an event.
 func outcome(e audit.Event, err error) audit.Event {

@@ -34,14 +34,13 @@ func (o *clusterOptions) addNode(c *cobra.Command) {
 	f := c.Flags()
 	f.StringVar(&o.Advertise, "advertise", "", "HOST:PORT where the cluster's other nodes reach this one (default: this machine's address towards etcd, port 7073)")
 	f.StringVar(&o.Zone, "zone", "", "this node's zone, shown by shoal cluster ls")
-	f.IntVar(&o.Nodes, "nodes", 0, "begin once the cluster has so many nodes, or after a minute (default: once no more have come for 2 s)")
 }
 
 // check checks the flags. clear names what must not cross a network in clear, if there is any.
 func (o *clusterOptions) check(inv *invocation, clear string) error {
 	if o.URL == "" {
 		if o.ClusterConfig != (engine.ClusterConfig{}) {
-			return cli.Usagef("--advertise, --zone, --nodes and --cluster-…: give the cluster, too: --cluster etcd://HOST:PORT/NAME")
+			return cli.Usagef("--advertise, --zone and --cluster-…: give the cluster, too: --cluster etcd://HOST:PORT/NAME")
 		}
 		return nil
 	}
@@ -66,8 +65,6 @@ func (o *clusterOptions) check(inv *invocation, clear string) error {
 		return cli.Usagef("--cluster: nodes know each other by certificates: give --cluster-cert, --cluster-key and --cluster-ca (docs/cluster.md makes them), or --cluster-insecure in a network that you trust")
 	case o.Insecure && clear != "":
 		return cli.Usagef("--cluster-insecure: %s, and would cross the network in clear (give --cluster-cert, --cluster-key and --cluster-ca)", clear)
-	case o.Nodes < 0:
-		return cli.Usagef("--nodes %d: give the number of nodes", o.Nodes)
 	case o.Advertise != "":
 		host, port, err := net.SplitHostPort(o.Advertise)
 		if _, wrong := strconv.ParseUint(port, 10, 16); err != nil || wrong != nil || host == "" {

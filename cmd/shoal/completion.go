@@ -30,9 +30,9 @@ var orderWords = []string{
 // flagWords are the values of flags whose values are fixed words.
 var flagWords = map[string][]string{
 	"order":     orderWords,
-	"log-level": {"debug", "info", "warn", "error"}, "log-format": {"text", "json"},
-	"samples": {"images", "*", ".jpg,.png"},
-	"policy":  {"keep", "lru", "belady", "none", "all"}, "transport": {"auto", "slots", "chunks"}, "bad": {"error", "skip:0.1%"},
+	"log-level": {"debug", "info", "warn", "error"},
+	"samples":   {"images", "*", ".jpg,.png", "rows"},
+	"policy":    {"keep", "lru", "belady", "none", "all"}, "transport": {"auto", "slots", "chunks"}, "bad": {"error", "skip:0.1%"},
 	"tail": {"uneven", "drop", "pad"}, "workload": workload.Names(),
 	"transform": {"RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nchw", "Resize(256)|CenterCrop(224)|uint8|nchw"}, "resize": {"short="}, "label": {"folder", "cls", "json:", "none"},
 }

@@ -202,14 +202,10 @@ func (m *mounted) answerFor(h *engine.Host, log *slog.Logger) (stop func()) {
 // may reports whether a process may run a verb by the mount's socket: its owner as by that of the cache directory, but nothing
 // that names files, and others what the mode of .shoal/stats allows.
 func (m *mounted) may(who *audit.Peer, verb string) bool {
-	uid, gid, o := *who.UID, *who.GID, m.options
-	switch {
-	case uid == 0 || uid == os.Geteuid() || o.allowOther && uid == int(o.uid):
+	if uid := *who.UID; uid == 0 || uid == os.Geteuid() {
 		return verb == "stat" || verb == "refresh" || verb == "order"
-	case verb != "stat" || !o.allowOther:
-		return false
 	}
-	return o.umask&0o004 == 0 || o.umask&0o040 == 0 && gid == int(o.gid)
+	return verb == "stat" && m.others
 }
 
 // stats writes the content of .shoal/stats.

@@ -97,12 +97,10 @@ func TestEveryFlagIsHeeded(t *testing.T) {
 	}
 	tagged(reflect.TypeFor[engine.HostConfig]())
 	for _, flag := range strings.Fields(`
-		encryption-key-file reset-old-cache cache-dir config standing help
-		samples records shards bad-shards weight recode near near-endpoint near-profile sse-c-key-file requester-pays object-versions links-outside
-		gets-per-hour price weak-etag connections publish order epoch quota refresh
-		admin pprof daemon supervise drain-timeout mkdir allow-other uid gid umask read-ahead entry-timeout debug-fuse kernel-cache fuse-transport
-		s3 s3-keys s3-anonymous s3-anonymous-write s3-read-only s3-connections tls-cert tls-key
-		listen mount socket-mode socket-group workers allow-remote tls-client-ca token-file fraction list`) {
+		encryption-key-file cache-dir config standing help
+		samples shards bad-shards recode near near-endpoint near-profile store weak-etag connections publish order refresh
+		admin daemon allow-other kernel-cache fuse-transport s3 s3-keys s3-anonymous tls-cert tls-key
+		listen mount socket-group tls-client-ca token-file fraction list`) {
 		heeded[flag] = true
 	}
 	r := root()

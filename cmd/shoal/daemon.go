@@ -69,10 +69,31 @@ func ready() error {
 	return nil
 }
 
+// daemonFlag is the value of --daemon.
+type daemonFlag struct{ background, supervised bool }
+
+func (d *daemonFlag) Type() string { return "bool" } // may be given without a value
+func (d *daemonFlag) String() string {
+	if d.supervised {
+		return "supervised"
+	}
+	return strconv.FormatBool(d.background)
+}
+func (d *daemonFlag) Set(text string) error {
+	yes, err := strconv.ParseBool(text)
+	if *d = (daemonFlag{background: yes}); text == "supervised" {
+		*d, err = daemonFlag{true, true}, nil
+	}
+	if err != nil {
+		return fmt.Errorf("%q: give true, false or supervised", text)
+	}
+	return nil
+}
+
 // background starts the process again as a daemon and waits until it is ready. In the daemon itself, and without
 // --daemon, it returns false at once.
 func background(o *engineOptions) (parent bool, err error) {
-	if !o.daemon || readyPipe.Load() != nil {
+	if !o.daemon.background || readyPipe.Load() != nil {
 		return false, nil
 	}
 	if err := os.MkdirAll(o.cacheDir, 0o700); err != nil {

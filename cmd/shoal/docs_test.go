@@ -94,7 +94,7 @@ func TestCompletions(t *testing.T) {
 		{[]string{"mount", "--order", "torch"}, "torch:seed=\tDistributedSampler\ntorch-loader:seed=\tDataLoader(shuffle=True)\n:6\n"},
 		{[]string{"mount", "--order", "au"}, "*auto"},
 		{[]string{"mount", "--order", "list:/x"}, ":0\n"}, // files
-		{[]string{"mount", "--quota", ""}, ":4\n"},
+		{[]string{"mount", "--cache-size", "a"}, "auto\n:4\n"},
 		{[]string{"warm", "--list", ""}, ":0\n"},
 		{[]string{"warm", "--cache-dir", ""}, ":16\n"}, // folders
 		{[]string{"mount", "file:///x", ""}, ":16\n"},

@@ -3,8 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"fmt"
-	"strconv"
 
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/fusefs"
@@ -44,18 +42,4 @@ func (d *door) Record() (fusefs.Recording, error) { return d.Engine.Record() }
 func (d *door) Refresh(ctx context.Context) error {
 	_, err := d.Engine.Refresh(ctx)
 	return err
-}
-
-// octal is a flag value such as 022.
-type octal uint32
-
-func (o *octal) String() string { return fmt.Sprintf("%03o", uint32(*o)) }
-func (o *octal) Type() string   { return "octal" }
-func (o *octal) Set(text string) error {
-	n, err := strconv.ParseUint(text, 8, 12)
-	if err != nil {
-		return fmt.Errorf("%q is not an octal mode such as 022", text)
-	}
-	*o = octal(n)
-	return nil
 }

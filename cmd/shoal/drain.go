@@ -10,10 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/spf13/cobra"
-
 	"github.com/shoalfs/shoal/internal/audit"
-	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/loader"
 )
 
@@ -40,19 +37,14 @@ func (p *phase) ready() error {
 	return nil
 }
 
-// drainOptions are the flags for a daemon's end.
-type drainOptions struct{ timeout time.Duration }
-
-func (o *drainOptions) add(c *cobra.Command) {
-	c.Flags().DurationVar(&o.timeout, "drain-timeout", 3*time.Second, "how long shutdown waits for open files and batches in progress")
-}
-
-func (o *drainOptions) check() error {
-	if o.timeout < 0 {
-		return cli.Usagef("--drain-timeout %s: give a duration such as 3s, or 0 to wait for nothing", o.timeout)
+// drainTime is how long the end waits for open files and batches in progress: a sample or a batch is read to its end in less, and pods
+// and service managers wait for longer. Tests set another by SHOAL_TEST_DRAIN.
+var drainTime = sync.OnceValue(func() time.Duration {
+	if d, err := time.ParseDuration(os.Getenv("SHOAL_TEST_DRAIN")); err == nil {
+		return d
 	}
-	return nil
-}
+	return 3 * time.Second
+})
 
 // drain is the end of one daemon: all its waits share one deadline.
 type drain struct {
@@ -62,10 +54,10 @@ type drain struct {
 	log    *slog.Logger
 }
 
-func (o *drainOptions) begin(log *slog.Logger) *drain {
-	endBy(time.Now().Add(o.timeout+endPatience), log)
+func beginDrain(log *slog.Logger) *drain {
+	endBy(time.Now().Add(drainTime()+endPatience), log)
 	d := &drain{start: time.Now(), log: log}
-	d.ctx, d.cancel = context.WithTimeout(context.Background(), o.timeout)
+	d.ctx, d.cancel = context.WithTimeout(context.Background(), drainTime())
 	go func() {
 		select {
 		case <-hurry:
@@ -73,7 +65,7 @@ func (o *drainOptions) begin(log *slog.Logger) *drain {
 		case <-d.ctx.Done():
 		}
 	}()
-	serviceStopping(o.timeout)
+	serviceStopping()
 	return d
 }
 

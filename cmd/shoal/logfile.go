@@ -18,6 +18,8 @@ const logName = "shoal.log"
 const (
 	// logTick is how often a daemon checks its log's size, which it can exceed in between.
 	logTick = 2 * time.Second
+	// logSize is the size at which it is rotated: days of a busy daemon at level info.
+	logSize = 10 << 20
 	// logKeep is the number of rotated logs to keep. They are in the cache directory, whose space is for samples.
 	logKeep = 1
 )
@@ -29,7 +31,7 @@ const (
 // its child share the log: one rotates it, and the other follows at its next check.
 func rotateLog(o *engineOptions) (stop func()) {
 	path := filepath.Join(o.cacheDir, logName)
-	if o.logSize <= 0 || !isStderr(path) {
+	if !isStderr(path) {
 		return func() {}
 	}
 	quit, ended := make(chan struct{}), make(chan struct{})
@@ -43,7 +45,7 @@ func rotateLog(o *engineOptions) (stop func()) {
 				return
 			case <-t.C:
 			}
-			if err := lookAtLog(path, int64(o.logSize)); err != nil && !warned {
+			if err := lookAtLog(path); err != nil && !warned {
 				warned = true
 				slog.Warn("log is not rotated", "file", path, "cause", err)
 			}
@@ -66,9 +68,9 @@ func isStderr(path string) bool {
 }
 
 // lookAtLog rotates the log if it is full, and switches to the new one, whichever process rotated it.
-func lookAtLog(path string, limit int64) error {
+func lookAtLog(path string) error {
 	if isStderr(path) {
-		if info, err := os.Stderr.Stat(); err != nil || info.Size() < limit {
+		if info, err := os.Stderr.Stat(); err != nil || info.Size() < logSize {
 			return err
 		}
 		if err := shiftLog(path); err != nil {

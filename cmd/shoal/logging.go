@@ -19,31 +19,26 @@ var limiter = logs.NewLimiter()
 var jsonLog atomic.Bool
 
 // logOptions are the flags of a daemon's log.
-type logOptions struct {
-	level  string
-	format string
-}
+type logOptions struct{ level string }
 
 func (o *logOptions) add(c *cobra.Command) {
-	f := c.Flags()
-	f.StringVar(&o.level, "log-level", "info", "debug, info, warn or error")
-	f.StringVar(&o.format, "log-format", logs.Text, "text or json, one line per event")
+	c.Flags().StringVar(&o.level, "log-level", "info", logs.Help)
 }
 
 // logger returns the logger. In a process of its own it becomes slog's and the log package's default.
 func (o *logOptions) logger(inv *invocation) (*slog.Logger, error) {
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(o.level)); err != nil {
-		return nil, cli.Usagef("--log-level %q: give debug, info, warn or error", o.level)
-	}
-	log, err := limiter.New(os.Stderr, o.format, level)
+	level, format, err := logs.Parse(o.level)
 	if err != nil {
-		return nil, cli.Usagef("--log-format: %w", err)
+		return nil, cli.Usagef("--log-level: %w", err)
+	}
+	log, err := limiter.New(os.Stderr, format, level)
+	if err != nil {
+		return nil, err
 	}
 	log = slog.New(warner{log.Handler(), inv})
 	if !inv.attached() {
 		slog.SetDefault(log)
-		jsonLog.Store(o.format == logs.JSON)
+		jsonLog.Store(format == logs.JSON)
 	}
 	return log, nil
 }

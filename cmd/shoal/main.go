@@ -59,13 +59,6 @@ func report(err error) int {
 	return cli.Code(err)
 }
 
-// rare are rarely used settings, the rarest first: verbs with many flags omit them in their --help.
-var rare = []string{
-	"debug-fuse", "entry-timeout", "read-ahead", "umask", "uid", "gid", "log-size", "audit-log-keep", "audit-log-size", "weak-etag", "links-outside",
-	"latency-sigma", "request-cpu", "request-rate", "object-versions", "requester-pays", "reset-old-cache", "s3-connections", "s3-anonymous-write", "s3-read-only", "sse-c-key-file", "pprof", "price", "socket-group", "socket-mode", "quota", "drain-timeout",
-	"gets-per-hour", "records", "kernel-cache", "bad-shards", "weight", "supervise", "fuse-transport", "log-format", "allow-remote", "tls-client-ca", "refresh", "publish", "zone", "near-profile", "nodes", "near-endpoint", "advertise", "recode",
-}
-
 func root() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "shoal",
@@ -84,8 +77,7 @@ or as a sidecar container.`,
 		configCommand(), docsCommand(),
 		quickstartCommand(), pythonCommand(), runCommand(),
 		versionCommand())
-	cli.Prepare(c)
-	cli.KeepShort(c, rare...)
+	cli.Prepare(c, removed)
 	addSettings(c)
 	addCompletions(c)
 	return c

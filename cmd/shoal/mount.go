@@ -32,14 +32,6 @@ type mountOptions struct {
 	kernelCache string
 	transport   string
 	allowOther  bool
-	uid, gid    uint32
-	umask       uint32
-	readAhead   cli.Size
-	timeout     time.Duration
-	debug       bool
-	supervise   bool
-	mkdir       bool
-	drain       drainOptions
 }
 
 func (o *mountOptions) add(c *cobra.Command) {
@@ -48,24 +40,13 @@ func (o *mountOptions) add(c *cobra.Command) {
 	addChoice(f, &o.transport, "fuse-transport", "how requests come from the kernel: uring (io_uring, Linux 6.14, switched on by root), dev (/dev/fuse), auto (uring if possible and files are small)",
 		fusefs.TransportAuto, fusefs.TransportURing, fusefs.TransportDev)
 	f.BoolVar(&o.allowOther, "allow-other", false, "let other users read the mount")
-	f.Uint32Var(&o.uid, "uid", uint32(os.Getuid()), "owner of the files (default: the user who mounts)")
-	f.Uint32Var(&o.gid, "gid", uint32(os.Getgid()), "group of the files (default: that of the user who mounts)")
-	f.Lookup("uid").DefValue, f.Lookup("gid").DefValue = "0", "0" // not shown: help is the same for all
-	f.Var((*octal)(&o.umask), "umask", "permission bits to clear, octal")
-	f.Var(&o.readAhead, "read-ahead", "the kernel's read-ahead on the mount; 0: 512 KiB, or 64 KiB where files are larger than 4 MiB on average")
-	f.Lookup("read-ahead").DefValue = "0"
-	f.DurationVar(&o.timeout, "entry-timeout", 4*time.Hour, "how long the kernel may trust names and attributes")
-	f.BoolVar(&o.mkdir, "mkdir", false, "create the mount point if it does not exist")
-	f.BoolVar(&o.supervise, "supervise", false, "mount again at once if the daemon dies")
-	f.BoolVar(&o.debug, "debug-fuse", false, "log every FUSE message")
-	o.drain.add(c)
 }
 
 // check checks the flags, and whether the dataset can be mounted at mountpoint. It returns the absolute path; "" means no
 // mount.
 func (o *mountOptions) check(inv *invocation, eo *engineOptions, mountpoint string) (string, error) {
-	if err := o.drain.check(); err != nil || mountpoint == "" {
-		return "", err
+	if mountpoint == "" {
+		return "", nil
 	}
 	if strings.Contains(mountpoint, "://") {
 		return "", cli.Usagef("mount point %s is a URL, not a folder (shoal mount SOURCE FOLDER)", mountpoint)
@@ -85,26 +66,24 @@ func (o *mountOptions) check(inv *invocation, eo *engineOptions, mountpoint stri
 	if err := eo.cacheOutside(path, "the mount point", "would be hidden by the mount"); err != nil {
 		return "", err
 	}
-	if o.mkdir {
-		// A dead mount, which will be replaced, exists but cannot be inspected.
-		if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
-			return "", fmt.Errorf("--mkdir: %w (its parent folder must exist)", err)
-		}
+	// A dead mount, which will be replaced, exists but cannot be inspected.
+	if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+		return "", fmt.Errorf("mount point: %w (its parent folder must exist, and be yours to write)", err)
 	}
 	return path, fusefs.Check(path)
 }
 
 // asDaemon runs a verb that serves targets: in the background and under a supervisor, if the flags say so, or in the
 // daemon that it attached to.
-func asDaemon(c *cobra.Command, eo *engineOptions, mo *mountOptions, mountpoint string, listen []string, run func() error) error {
+func asDaemon(c *cobra.Command, eo *engineOptions, mountpoint string, listen []string, run func() error) error {
 	if !invocationOf(c.Context()).attached() {
 		serviceTargets(mountpoint, listen...)
 		if parent, err := background(eo); parent {
 			return err
 		}
 		defer rotateLog(eo)()
-		if mo.supervise {
-			if parent, err := supervise(c.Context(), &mo.drain); parent {
+		if eo.daemon.supervised {
+			if parent, err := supervise(c.Context()); parent {
 				return err
 			}
 		}
@@ -118,7 +97,7 @@ func mountCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "mount SOURCE MOUNTPOINT",
 		Short: "Mount a dataset as a filesystem that reads ahead in the order of the epoch",
-		Long: `Mounts SOURCE at MOUNTPOINT, an empty folder. SOURCE is s3://bucket/prefix, file:///dir, or tar shards
+		Long: `Mounts SOURCE at MOUNTPOINT, an empty folder, which is made if it is not there. SOURCE is s3://bucket/prefix, file:///dir, or tar shards
 (a prefix that holds a set, or s3://bucket/p/shard-{000000..000127}.tar), whose members appear as the original
 tree. If a daemon already uses --cache-dir, that daemon serves this mount too. Endpoint and credentials come from
 the settings of the AWS tools (AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID,
@@ -140,7 +119,7 @@ Control files, not listed in the mount: .shoal/stats, .shoal/order, .shoal/plan,
 			if err != nil {
 				return err
 			}
-			return asDaemon(c, &eo, &mo, mountpoint, nil, func() error {
+			return asDaemon(c, &eo, mountpoint, nil, func() error {
 				return withHost(c, host, func(ctx context.Context, h *engine.Host, _ io.Writer) error {
 					return runMount(ctx, inv, h, cfg, &eo, &mo, mountpoint)
 				})
@@ -194,7 +173,7 @@ func runMount(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.C
 	case <-ctx.Done():
 	}
 	at.set(ending)
-	d := mo.drain.begin(cfg.Logger)
+	d := beginDrain(cfg.Logger)
 	err = d.mount(m, gone)
 	ep.end(d.ctx)
 	return errors.Join(orphan, d.end(err))
@@ -206,7 +185,7 @@ type mounted struct {
 	path    string
 	audit   *audit.Log
 	door    *door
-	options *mountOptions
+	others  bool   // may read it
 	forget  func() // the dataset's changes
 	unheard func() // ends the answers on the mount's socket
 }
@@ -227,13 +206,10 @@ func (m *mounted) left() {
 	m.audit.Write(audit.Event{Event: "unmount"})
 }
 
-// kernelReadAhead returns the read-ahead to set. The kernel also reads that much around each page of a memory map that is
+// readAhead returns the kernel's read-ahead to set. The kernel also reads that much around each page of a memory map that is
 // touched. In large files most of that would be fetched for nothing; in small ones it is all of the file.
-func (o *mountOptions) kernelReadAhead(m *catalog.Manifest) int {
-	switch {
-	case o.readAhead > 0:
-		return int(o.readAhead)
-	case m.Bytes() > int64(m.Len())*cache.ExtentSize:
+func readAhead(m *catalog.Manifest) int {
+	if m.Bytes() > int64(m.Len())*cache.ExtentSize {
 		return 64 << 10
 	}
 	return 512 << 10
@@ -261,8 +237,7 @@ func mountEngine(inv *invocation, h *engine.Host, e *engine.Engine, mo *mountOpt
 		e.MountedAt(dir)
 	}
 	server, err := fusefs.Mount(mountpoint, door, door, fusefs.Options{
-		KernelCache: keep, AllowOther: mo.allowOther, UID: mo.uid, GID: mo.gid, Umask: mo.umask,
-		EntryTimeout: mo.timeout, AttrTimeout: mo.timeout, ReadAhead: mo.kernelReadAhead(e.Manifest()), Debug: mo.debug,
+		KernelCache: keep, AllowOther: mo.allowOther, UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), ReadAhead: readAhead(e.Manifest()),
 		Transport: mo.transport, RingMemory: int(e.Ledger().Limit() / ringShare), FsName: e.Source(), Memory: door, Witness: witness, Logger: e.Logger(),
 	})
 	events.Write(outcome(mount, err))
@@ -272,7 +247,7 @@ func mountEngine(inv *invocation, h *engine.Host, e *engine.Engine, mo *mountOpt
 	e.MountedOver(func() string { return server.Transport().String() })
 	forget := e.OnMoved(func(dropped []int) { server.Invalidate(dropped); door.shortcut.Moved() })
 	shortcuts.Store(door.shortcut.Key(), door.shortcut)
-	m := &mounted{server: server, path: mountpoint, audit: events, door: door, options: mo, forget: forget}
+	m := &mounted{server: server, path: mountpoint, audit: events, door: door, others: mo.allowOther, forget: forget}
 	m.unheard = m.answerFor(h, e.Logger())
 	return m, nil
 }

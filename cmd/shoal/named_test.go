@@ -37,7 +37,7 @@ var (
 
 // otherFlags are flags of other programs that stand without these.
 var otherFlags = []string{
-	"--device", "--log", "--groups", // shoal-gpu, setpriv
+	"--device", "--groups", // shoal-gpu, setpriv
 	"--user", "--cap-add", "--security-opt", "--health-cmd", // docker
 	"--force",                                                                                      // kubectl
 	"--data-dir", "--listen-client-urls", "--advertise-client-urls", "--auto-compaction-retention", // etcd

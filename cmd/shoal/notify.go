@@ -16,8 +16,7 @@ import (
 )
 
 // The service manager (systemd, or any other that sets NOTIFY_SOCKET) follows this process's life through sd_notify(3),
-// sent by the process that the manager started: with --supervise that is the supervisor, and for an attached verb the
-// client.
+// sent by the process that the manager started: for an attached verb that is the client.
 
 // managerEnv are the manager's variables for its process, which children must not inherit.
 var managerEnv = []string{"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"}
@@ -78,10 +77,10 @@ func serviceReady() {
 }
 
 // serviceStopping reports that the end has begun, and how long it may wait for readers.
-func serviceStopping(drain time.Duration) {
+func serviceStopping() {
 	service.stop.Do(func() {
 		close(service.over)
-		tellManager("STOPPING=1", "STATUS=draining", usec(drain+startExtension))
+		tellManager("STOPPING=1", "STATUS=draining", usec(drainTime()+startExtension))
 	})
 }
 

@@ -21,7 +21,6 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/human"
-	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
@@ -90,25 +89,19 @@ func (c choice) words() []string {
 type engineOptions struct {
 	store       storeOptions
 	cacheDir    string
-	resetOld    bool
 	cacheSize   amount
 	memory      amount
 	order       string
-	epoch       int
 	samples     string
-	records     string
 	refresh     bool
 	connections connections
-	daemon      bool
-	admin       adminOptions
+	daemon      daemonFlag
+	admin       string
 	packedOptions
-	quota  cli.Size
-	weight int
 	recode string
 	cryptOptions
 	log logOptions
 	auditOptions
-	logSize cli.Size
 	s3      s3Options
 	cluster clusterOptions
 }
@@ -122,30 +115,23 @@ func (o *engineOptions) add(c *cobra.Command) {
 	o.addData(c)
 	f := c.Flags()
 	f.StringVar(&o.order, "order", "auto", "order in which a reader of the mount will open the samples:\ntorch:seed=S[,epoch=E,world=W,rank=R or A-B,drop_last=0|1],\ntorch-loader:seed=S[,from=manual_seed|generator|stateful,persistent=1], uniform:seed=S,\nwindowed:seed=S,window=W (packed sources), mixture:seed=S,weights=GLOB:W+GLOB:W,\nbuckets:seed=S,batch=B, sequential, list:PATH, plan, auto, none (docs/orders.md)")
-	f.IntVar(&o.epoch, "epoch", -1, "epoch that the order begins with (default: the order's own, else 0)")
-	f.IntVar(&o.weight, "weight", 0, "prefetching weight of the mount relative to the daemon's other streams, 1 to 1000 (default 1)")
 	f.StringVar(&o.publish, "publish", "", "pack the dataset to this destination once one pass over it is complete")
 	addChoice(f, &o.recode, "recode", "keep JPEG files on disk in a form that is smaller and quicker to decode, made by spare processors: auto (once a feed decodes them), on, off (docs/recode.md)", "auto", "on", "off")
-	o.logSize = 10 << 20
-	f.Var(&o.logSize, "log-size", "rotate CACHE-DIR/shoal.log at this size and keep one old file; 0: never")
-	f.BoolVar(&o.daemon, "daemon", false, "go to the background once ready; log to CACHE-DIR/shoal.log")
-	o.admin.add(c)
+	f.Var(&o.daemon, "daemon", "go to the background once ready; log to CACHE-DIR/shoal.log. --daemon=supervised: and start again at once if it dies")
+	f.Lookup("daemon").NoOptDefVal = "true"
+	f.StringVar(&o.admin, "admin", "", "address for the dashboard, /stats, /metrics, /healthz and /readyz, such as 127.0.0.1:7071; without a host, loopback (default: none)")
 }
 
 // addData adds the flags of every verb that reads a dataset through the cache.
 func (o *engineOptions) addData(c *cobra.Command) {
-	o.cacheSize.bytes, o.memory.bytes, o.order, o.epoch = 20<<30, 2<<30, "auto", -1
+	o.cacheSize.bytes, o.memory.bytes, o.order = 20<<30, 2<<30, "auto"
 	f := c.Flags()
 	f.StringVar(&o.cacheDir, "cache-dir", "", "folder for the cache, owned by this daemon (default: one per source in the user's cache folder)")
-	f.BoolVar(&o.resetOld, "reset-old-cache", false, "empty a --cache-dir in an old format that this version does not read")
 	f.Var(&o.cacheSize, "cache-size", "maximum disk usage of --cache-dir: a size, a share such as 80% of the free space, or auto (80%)")
 	f.Var(&o.memory, "memory", "maximum memory of the daemon: a size, a share such as 50% of the container's limit, or auto (80%; without a limit, 25% of the machine)")
-	f.Var(&o.quota, "quota", "maximum disk usage of this dataset when several share --cache-dir (default: as set before)")
 	f.StringVar(&o.shards, "shards", "", "read SOURCE from this shard set (shoal pack) where it holds the same version")
 	addChoice(f, &o.badShards, "bad-shards", "damaged or missing tar shards: error, or skip (leave out their samples, with a warning)", "error", "skip")
-	addChoice(f, &o.records, "records", "csv: each row of the .csv and .tsv objects is a sample (docs/records.md)", "", "csv")
-	f.StringVar(&o.samples, "samples", "images", "which files are numbered: images, *, extensions after the first dot such as .jpg,.png, or a glob on the name")
-	f.BoolVar(&o.refresh, "refresh", false, "list the source again instead of using the saved listing")
+	f.StringVar(&o.samples, "samples", "images", "which files are numbered: images, *, extensions after the first dot such as .jpg,.png, or a glob on the name; rows: each row of the .csv and .tsv objects (docs/records.md)")
 	f.Var(&o.connections, "connections", "requests in flight to the object store: up to 512, or auto (adapts to the highest throughput)")
 	o.cryptOptions.add(c)
 	o.log.add(c)
@@ -157,9 +143,6 @@ func (o *engineOptions) addData(c *cobra.Command) {
 
 // check checks the flags as far as possible without I/O.
 func (o *engineOptions) check(source string) error {
-	if err := o.admin.check(); err != nil {
-		return err
-	}
 	for _, text := range []string{source, o.shards, o.publish} {
 		if _, err := objstore.ParseSource(text); err != nil && (text != "" || text == source) {
 			return cli.Usage(err)
@@ -168,14 +151,8 @@ func (o *engineOptions) check(source string) error {
 	if err := o.store.checkNear(); err != nil {
 		return err
 	}
-	if o.records != "" && o.samples == "images" { // the default, which matches no row
-		o.samples = "*.row"
-	}
 	if err := engine.CheckSamples(o.samples); err != nil {
 		return cli.Usagef("--samples: %w", err)
-	}
-	if o.weight < 0 || o.weight > loader.MaxWeight {
-		return cli.Usagef("--weight %d: give a number from 1 to %d", o.weight, loader.MaxWeight)
 	}
 	return nil
 }
@@ -183,11 +160,6 @@ func (o *engineOptions) check(source string) error {
 // spec returns the order in the flags.
 func (o *engineOptions) spec(inv *invocation) (order.Spec, error) {
 	spec, err := order.Parse(o.order)
-	if err == nil && o.epoch >= 0 {
-		if spec, err = spec.With("epoch", strconv.Itoa(o.epoch)); err != nil {
-			return spec, cli.Usagef("--epoch: %w", err)
-		}
-	}
 	if err == nil {
 		spec, err = inv.order(spec)
 	}
@@ -227,7 +199,7 @@ func (o *engineOptions) config(inv *invocation, source string) (c engine.Config,
 	switch {
 	case h.Secret != nil:
 		clear = "the cache is encrypted"
-	case o.store.keyFile != "" || inv.environ(customerKeyVariable) != "":
+	case inv.environ(customerKeyVariable) != "":
 		clear = "the objects are encrypted (SSE-C)"
 	}
 	if err := o.cluster.check(inv, clear); err != nil {
@@ -248,11 +220,14 @@ func (o *engineOptions) config(inv *invocation, source string) (c engine.Config,
 	}
 	c.Store, err = o.store.options(inv)
 	c.Near, c.Recode = o.store.near, o.recode
-	c.SkipBadShards, c.Samples, c.Records, c.Quota, c.Weight, c.Refresh = o.badShards == "skip", o.samples, o.records, int64(o.quota), o.weight, o.refresh
+	c.SkipBadShards, c.Samples, c.Refresh = o.badShards == "skip", o.samples, o.refresh
+	if o.samples == "rows" {
+		c.Samples, c.Records = "*.row", "csv"
+	}
 	c.Connections, c.AdaptConnections, c.ConnectionsGiven, c.Getenv = o.connections.most(), o.connections <= 0, o.connections != 0, inv.getenv
-	h.Log.Level, h.Log.Format, h.Log.Size = o.log.level, o.log.format, int64(o.logSize)
+	h.Log.Level = o.log.level
 	h.Coder = jpegCoder{}
-	h.Path, h.ResetOld, h.Logger, h.Searcher = o.cacheDir, o.resetOld, c.Logger, []string{"/proc/self/exe", searchVerb}
+	h.Path, h.Logger, h.Searcher = o.cacheDir, c.Logger, []string{"/proc/self/exe", searchVerb}
 	return c, h, err
 }
 

@@ -81,7 +81,7 @@ the S3 endpoint and shoal unpack give the originals, under the version of SOURCE
 	o.store.add(c)
 	o.store.addNear(c)
 	o.cluster.addNode(c)
-	f.StringVar(&o.destKeyFile, "dest-sse-c-key-file", "", "file with the key that S3 encrypts the shards with, or none (default: as --sse-c-key-file)")
+	f.StringVar(&o.destKeyFile, "dest-sse-c-key-file", "", "file with the key that S3 encrypts the shards with, or none (default: "+customerKeyVariable+")")
 	return c
 }
 

@@ -394,7 +394,7 @@ type (
 		sim.Epoch
 		Limits sim.Limits   `json:"limits"` // seconds that each resource alone needs
 		Bound  string       `json:"bound"`
-		Cost   *engine.Cost `json:"cost,omitempty"` // at --price
+		Cost   *engine.Cost `json:"cost,omitempty"` // at the prices of --store
 	}
 	planTarget struct {
 		Utilisation   float64  `json:"utilisation"`

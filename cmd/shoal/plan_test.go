@@ -103,7 +103,7 @@ func TestPlanNodes(t *testing.T) {
 	if later = r.Policies[0].Epochs[1]; math.Abs(later.Utilisation-0.5) > 0.05 || later.Limits.Binding().Name != "the near tier" || later.Near.Bytes == 0 {
 		t.Errorf("%+v", later)
 	}
-	out, err := shoal(t, append([]string{"plan", "--near-bandwidth", "1Gbit", "--price", "get=0.01"}, args...)...)
+	out, err := shoal(t, append([]string{"plan", "--near-bandwidth", "1Gbit", "--store", "get=0.01"}, args...)...)
 	if err != nil {
 		t.Fatal(err)
 	}

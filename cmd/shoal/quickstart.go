@@ -83,7 +83,7 @@ func (q *quickstart) run(ctx context.Context, inv *invocation, source string) (e
 	if q.cache, err = inv.abs(cmp.Or(q.cache, filepath.Join(base, name))); err != nil {
 		return err
 	}
-	args := []string{"mount", source, q.at, "--mkdir"}
+	args := []string{"mount", source, q.at}
 	code, reached := mountCode, q.at
 	missing := noFUSE()
 	if missing != nil {

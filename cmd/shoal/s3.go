@@ -31,9 +31,6 @@ type s3Options struct {
 	flag      string // that sets addr
 	keys      string
 	anonymous bool
-	writes    bool // without signatures
-	readOnly  bool
-	most      int // connections
 	tls       *loader.TLSFiles
 }
 
@@ -43,15 +40,16 @@ func (o *s3Options) add(f *pflag.FlagSet, flag, usage string, files *loader.TLSF
 	f.StringVar(&o.addr, flag, o.addr, usage)
 	f.StringVar(&o.keys, "s3-keys", "", "file of who may use the S3 endpoint: lines of an access key, a space and its secret")
 	f.BoolVar(&o.anonymous, "s3-anonymous", false, "serve the S3 endpoint on loopback without signatures, for reading: every user of this machine can use it")
-	f.BoolVar(&o.writes, "s3-anonymous-write", false, "let unsigned requests write to the bucket, too, with this daemon's credentials")
-	f.BoolVar(&o.readOnly, "s3-read-only", false, "refuse whatever would change the bucket through the S3 endpoint")
-	f.IntVar(&o.most, "s3-connections", 1024, "most connections to the S3 endpoint; beyond, the one that has been idle for longest makes room")
 	if files == nil {
 		o.tls = &loader.TLSFiles{}
 		f.StringVar(&o.tls.Cert, "tls-cert", "", "certificate for an https:// address of the S3 endpoint, PEM, with intermediates; reloaded when it changes")
 		f.StringVar(&o.tls.Key, "tls-key", "", "key of --tls-cert, PEM")
 	}
 }
+
+// s3Connections is the most connections to an endpoint: those of a machine's workers, and below a process's limit of open files. Beyond,
+// the one that has been idle for longest makes room.
+const s3Connections = 1024
 
 // endpoint is a dataset's part of an S3 endpoint. nil is none.
 type endpoint struct {
@@ -82,10 +80,6 @@ func (o *s3Options) listen(inv *invocation, log *slog.Logger) (*endpoint, error)
 		return nil, cli.Usagef("--s3-keys and --s3-anonymous: give the endpoint's address, too: --%s 127.0.0.1:9000", o.flag)
 	case o.addr == "":
 		return nil, nil
-	case o.writes && (!o.anonymous || o.readOnly):
-		return nil, cli.Usagef("--s3-anonymous-write: give it with --s3-anonymous, and without --s3-read-only")
-	case o.most < 1:
-		return nil, cli.Usagef("--s3-connections %d: give 1 or more", o.most)
 	case o.keys != "" && o.anonymous:
 		return nil, cli.Usagef("--s3-keys and --s3-anonymous: give one of them")
 	case o.keys == "" && !o.anonymous:
@@ -103,7 +97,7 @@ func (o *s3Options) listen(inv *invocation, log *slog.Logger) (*endpoint, error)
 	endpoints.Lock()
 	defer endpoints.Unlock()
 	if shared := endpoints.at[o.addr]; shared != nil {
-		if shared.options.keys != o.keys || *shared.options.tls != *o.tls || shared.options.limits() != o.limits() {
+		if shared.options.keys != o.keys || *shared.options.tls != *o.tls || shared.options.anonymous != o.anonymous {
 			return nil, fmt.Errorf("S3 endpoint %s: this daemon serves it already, with other settings: give the same --s3-* flags, --tls-cert and --tls-key, or another address", o.addr)
 		}
 		shared.users++
@@ -150,12 +144,7 @@ func (o *s3Options) open(log *slog.Logger) (*sharedEndpoint, error) {
 	if secure {
 		l = tls.NewListener(l, config)
 	}
-	return &sharedEndpoint{options: *o, listener: l, server: s3api.New(keys, o.limits(), log), users: 1}, nil
-}
-
-// limits are what requests may do, but for who signs them.
-func (o *s3Options) limits() s3api.Limits {
-	return s3api.Limits{ReadOnly: o.readOnly || o.anonymous && !o.writes, Connections: o.most}
+	return &sharedEndpoint{options: *o, listener: l, server: s3api.New(keys, s3Connections, log), users: 1}, nil
 }
 
 // open opens a dataset, and before the long part the address of its endpoint, so that a wrong one is reported at once.
@@ -265,7 +254,6 @@ func bucketOf(dir string) string {
 
 func s3Command() *cobra.Command {
 	eo := engineOptions{s3: s3Options{addr: "127.0.0.1:9000"}}
-	var mo mountOptions
 	c := &cobra.Command{
 		Use:   "s3 SOURCE",
 		Short: "Serve a dataset as an S3 endpoint: programs read the bucket through the cache",
@@ -279,28 +267,23 @@ with this daemon's credentials (docs/s3-endpoint.md). mount and serve have the s
 			inv := invocationOf(c.Context())
 			cfg, host, err := eo.config(inv, args[0])
 			cfg.Empty = true // who writes through the endpoint begins with nothing
-			if err == nil {
-				err = mo.drain.check()
-			}
 			if err != nil {
 				return err
 			}
-			return asDaemon(c, &eo, &mo, "", nil, func() error {
+			return asDaemon(c, &eo, "", nil, func() error {
 				return withHost(c, host, func(ctx context.Context, h *engine.Host, _ io.Writer) error {
-					return runS3(ctx, inv, h, cfg, &eo, &mo)
+					return runS3(ctx, inv, h, cfg, &eo)
 				})
 			})
 		},
 	}
 	eo.add(c)
-	mo.drain.add(c)
-	c.Flags().BoolVar(&mo.supervise, "supervise", false, "start again at once if the daemon dies")
 	eo.s3.add(c.Flags(), "listen", "address of the S3 endpoint: HOST:PORT or https://HOST:PORT", nil)
 	return c
 }
 
 // runS3 serves until the context ends.
-func runS3(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.Config, eo *engineOptions, mo *mountOptions) (err error) {
+func runS3(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.Config, eo *engineOptions) (err error) {
 	e, ep, err := eo.open(ctx, inv, h, cfg)
 	if err != nil {
 		return err
@@ -322,7 +305,7 @@ func runS3(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.Conf
 		<-ctx.Done()
 	}
 	at.set(ending)
-	d := mo.drain.begin(cfg.Logger)
+	d := beginDrain(cfg.Logger)
 	ep.end(d.ctx)
 	return errors.Join(orphan, d.end(nil))
 }

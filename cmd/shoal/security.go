@@ -19,7 +19,6 @@ const tokenEnv = "SHOAL_FEED_TOKEN"
 type feedSecurity struct {
 	files     loader.TLSFiles
 	tokenFile string
-	remote    bool
 }
 
 func (s *feedSecurity) add(c *cobra.Command) {
@@ -28,7 +27,6 @@ func (s *feedSecurity) add(c *cobra.Command) {
 	f.StringVar(&s.files.Key, "tls-key", "", "key of --tls-cert, PEM")
 	f.StringVar(&s.files.ClientCA, "tls-client-ca", "", "CA certificates, PEM: clients of tls:// addresses need a certificate signed by one of them")
 	f.StringVar(&s.tokenFile, "token-file", "", "file with tokens, one per line: clients must present one of them (default: the token in "+tokenEnv+", if set)")
-	f.BoolVar(&s.remote, "allow-remote", false, "listen beyond loopback even without authentication or encryption")
 }
 
 // resolve checks the flags and reads the files.
@@ -42,7 +40,6 @@ func (s *feedSecurity) resolve(inv *invocation, log *slog.Logger, lo *loader.Lis
 			return nil, err
 		}
 	}
-	lo.AllowRemote = s.remote
 	if s.files != (loader.TLSFiles{}) {
 		if s.files.Cert == "" || s.files.Key == "" {
 			return nil, cli.Usagef("TLS needs a certificate and its key: pass both --tls-cert and --tls-key")

@@ -1,11 +1,9 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"io"
-	"io/fs"
 	"net"
 	"runtime"
 	"strings"
@@ -28,9 +26,7 @@ func serveCommand() *cobra.Command {
 	var mo mountOptions
 	var listen []string
 	var mountpoint, group string
-	mode := octal(0o660)
 	var security feedSecurity
-	var workers int
 	c := &cobra.Command{
 		Use:   "serve SOURCE",
 		Short: "Serve a dataset as a feed of finished batches over gRPC",
@@ -47,15 +43,12 @@ Clients on other machines connect to tls:// addresses with a certificate or a to
 			if err != nil {
 				return err
 			}
-			if workers < 0 {
-				return cli.Usagef("--workers %d: give a number of samples, or 0 for one per processor", workers)
-			}
 			if mountpoint, err = mo.check(inv, &eo, mountpoint); err != nil {
 				return err
 			}
-			return asDaemon(c, &eo, &mo, mountpoint, listen, func() error {
-				lo := loader.ListenOptions{SocketMode: fs.FileMode(mode), SocketGroup: group}
-				fo := loader.Options{Version: version, Compile: compileTransform, Log: cfg.Logger, Workers: cmp.Or(workers, runtime.GOMAXPROCS(0))} // before adjustProcs changes it
+			return asDaemon(c, &eo, mountpoint, listen, func() error {
+				lo := loader.ListenOptions{SocketGroup: group}
+				fo := loader.Options{Version: version, Compile: compileTransform, Log: cfg.Logger, Workers: runtime.GOMAXPROCS(0)} // before adjustProcs changes it
 				if fo.Tokens, err = security.resolve(inv, cfg.Logger, &lo); err != nil {
 					return err
 				}
@@ -74,9 +67,7 @@ Clients on other machines connect to tls:// addresses with a certificate or a to
 	f.StringArrayVar(&listen, "listen", []string{defaultFeed}, "address of the feed: unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT; may be repeated. Without root the default is in $XDG_RUNTIME_DIR")
 	f.Lookup("listen").DefValue = "[" + rootsFeed + "]"
 	f.StringVar(&mountpoint, "mount", "", "also mount the dataset here")
-	f.Var(&mode, "socket-mode", "permission bits of a unix socket")
-	f.StringVar(&group, "socket-group", "", "group of a unix socket (default: the daemon's)")
-	f.IntVar(&workers, "workers", 0, "samples decoded in parallel (default: one per CPU)")
+	f.StringVar(&group, "socket-group", "", "group of a unix socket, whose members may use it (default: the daemon's)")
 	return c
 }
 
@@ -150,7 +141,7 @@ func runServe(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.C
 	case <-ctx.Done():
 	}
 	at.set(ending)
-	d := mo.drain.begin(cfg.Logger)
+	d := beginDrain(cfg.Logger)
 	var feed sync.WaitGroup
 	feed.Go(func() { d.feed(server) })
 	feed.Go(func() { ep.end(d.ctx) })

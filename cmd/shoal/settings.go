@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/logs"
 	"github.com/shoalfs/shoal/internal/settings"
 	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/prefetch/order"
@@ -32,7 +32,7 @@ const (
 // reservedEnv are variables with the prefix of settings that are none: for Shoal's own processes, its tests and its
 // Python client.
 var reservedEnv = map[string]bool{
-	configEnv: true, settledEnv: true, readyEnv: true, supervisedEnv: true,
+	configEnv: true, settledEnv: true, readyEnv: true, supervisedEnv: true, pprofEnv: true,
 	"SHOAL_DEBUG": true, "SHOAL_RUN_NAME": true, "SHOAL_CERTS": true, "SHOAL_FEEDSERVER": true, "SHOAL_VERSITYGW": true, "SHOAL_PTXAS": true,
 	"SHOAL_KILLS": true, "SHOAL_HANG": true, "SHOAL_FEED_KILLS": true, "SHOAL_FEED_RUN": true, "SHOAL_KILLPOINT": true, "SHOAL_KILLPOINTS_LOG": true,
 	"SHOAL_STEPS": true, "SHOAL_PYTHON": true, "SHOAL_BENCH_FILES": true, "SHOAL_BENCH_HUGE": true, "SHOAL_FUSEFS_TEST_READER": true, "SHOAL_FUSEFS_TEST_SERVE": true,
@@ -66,12 +66,10 @@ func selfArgs() []string {
 
 // schemaOf returns the settings of a root command.
 func schemaOf(root *cobra.Command) *settings.Schema {
-	return &settings.Schema{Root: root, Reserved: reserved, Checks: map[string]func(string) error{
+	return &settings.Schema{Root: root, Reserved: reserved, Removed: removed, Checks: map[string]func(string) error{
 		"log-level": func(text string) error {
-			if err := new(slog.Level).UnmarshalText([]byte(text)); err != nil {
-				return fmt.Errorf("%q is not a log level: give debug, info, warn or error", text)
-			}
-			return nil
+			_, _, err := logs.Parse(text)
+			return err
 		},
 		"samples": engine.CheckSamples,
 		"order": func(text string) error {

@@ -130,7 +130,8 @@ func TestWrongSettingsInTheBinary(t *testing.T) {
 	s.write("unknown.yaml", "cache-dir: /x\nmount:\n  ordr: torch\n")
 	s.write("value.yaml", "warm:\n  cache-size: much\n")
 	s.write("order.yaml", "# the order\norder: torhc:seed=7\n")
-	s.write("late.yaml", "weight: 5000\n")
+	s.write("late.yaml", "near: file:///x\n")
+	s.write("removed.yaml", "mount:\n  gets-per-hour: 5000\n")
 	s.write("good.yaml", "cache-dir: /x\nmemory: auto\nserve: {listen: [unix:///a, unix:///b]}\n")
 	for _, tc := range []struct {
 		env  []string
@@ -141,9 +142,11 @@ func TestWrongSettingsInTheBinary(t *testing.T) {
 		{nil, []string{"warm", "--config=unknown.yaml", "s3://b/p"}, "shoal: unknown.yaml:3: ordr: no such setting; did you mean order?\n"},
 		{nil, []string{"warm", "--config=value.yaml", "s3://b/p"}, `shoal: value.yaml:2: cache-size: "much" is not a size (write 512MiB, 20GiB or 1.5GB, a part such as 80%, or auto)` + "\n"},
 		{nil, []string{"mount", "--config=order.yaml", "s3://b/p", "m"}, "shoal: order.yaml:2: order: "},
-		{nil, []string{"mount", "--config=late.yaml", "s3://bucket/p", "m"}, "shoal: --weight 5000: give a number from 1 to 1000 (--weight is from late.yaml:1)\n"},
-		{[]string{"SHOAL_WEIGHT=5000"}, []string{"mount", "s3://bucket/p", "m"}, "shoal: --weight 5000: give a number from 1 to 1000 (--weight is from env SHOAL_WEIGHT)\n"},
+		{nil, []string{"mount", "--config=late.yaml", "s3://bucket/p", "m"}, "shoal: --near file:///x/: give s3://BUCKET/PREFIX (--near is from late.yaml:1)\n"},
+		{[]string{"SHOAL_NEAR=file:///x"}, []string{"mount", "s3://bucket/p", "m"}, "shoal: --near file:///x/: give s3://BUCKET/PREFIX (--near is from env SHOAL_NEAR)\n"},
 		{[]string{"SHOAL_MEMORY=lots"}, []string{"mount", "s3://b/p", "m"}, `shoal: SHOAL_MEMORY=lots: "lots" is not a size`},
+		{[]string{"SHOAL_SUPERVISE=true"}, []string{"mount", "s3://b/p", "m"}, "shoal: SHOAL_SUPERVISE was removed: give --daemon=supervised\n"},
+		{nil, []string{"mount", "--config=removed.yaml", "s3://b/p", "m"}, "shoal: removed.yaml:2: gets-per-hour was removed: give --store gets-per-hour=N\n"},
 		{[]string{"SHOAL_CACHEDIR=/x"}, []string{"mount", "s3://b/p", "m"}, "shoal: SHOAL_CACHEDIR: no such variable; did you mean SHOAL_CACHE_DIR?\n"},
 		{nil, []string{"mount", "--config=none.yaml", "s3://b/p", "m"}, "shoal: --config none.yaml: there is no such file\n"},
 		{[]string{"SHOAL_CONFIG=none.yaml"}, []string{"stat", "m"}, "shoal: SHOAL_CONFIG none.yaml: there is no such file\n"},
@@ -174,7 +177,7 @@ func TestConfigShows(t *testing.T) {
 		"AWS_ACCESS_KEY_ID=id", "AWS_SECRET_ACCESS_KEY=hush-aws", "AWS_SESSION_TOKEN=hush-session", "AWS_ENDPOINT_URL=http://u:hush-url@127.0.0.1:1",
 	}
 	var r configReport
-	text := s.must(env, "config", "serve", "--json", "--workers=3", "s3://bucket/prefix")
+	text := s.must(env, "config", "serve", "--json", "--zone=3", "s3://bucket/prefix")
 	if err := json.Unmarshal([]byte(text), &r); err != nil {
 		t.Fatal(err)
 	}
@@ -189,7 +192,7 @@ func TestConfigShows(t *testing.T) {
 		"cache-dir":  {Name: "cache-dir", Env: "SHOAL_CACHE_DIR", Value: "/nvme", From: "file", Where: "c.yaml:1"},
 		"listen":     {Name: "listen", Env: "SHOAL_LISTEN", Value: "unix:///a,tcp://127.0.0.1:7070", List: []string{"unix:///a", "tcp://127.0.0.1:7070"}, From: "file", Where: "c.yaml:3"},
 		"memory":     {Name: "memory", Env: "SHOAL_MEMORY", Value: "80%", From: "env", Where: "SHOAL_MEMORY"},
-		"workers":    {Name: "workers", Env: "SHOAL_WORKERS", Value: "3", From: "flag"},
+		"zone":       {Name: "zone", Env: "SHOAL_ZONE", Value: "3", From: "flag"},
 		"cache-size": {Name: "cache-size", Env: "SHOAL_CACHE_SIZE", Value: "20 GiB", From: "default"},
 		"order":      {Name: "order", Env: "SHOAL_ORDER", Value: "auto", From: "default"},
 	} {
@@ -236,7 +239,7 @@ func TestSettingsArePassedOn(t *testing.T) {
 		s.write(fmt.Sprintf("src/class/%02d.jpg", i), strings.Repeat("x", 1000+i))
 		s.write(fmt.Sprintf("src2/class/%02d.jpg", i), "y")
 	}
-	first := "cache-dir: " + s.path("cache") + "\nmemory: 234MiB\nserve:\n  listen: [unix://" + s.path("a.sock") + "]\n  daemon: true\n  supervise: true\n  weight: 7\n"
+	first := "cache-dir: " + s.path("cache") + "\nmemory: 234MiB\nserve:\n  listen: [unix://" + s.path("a.sock") + "]\n  daemon: supervised\n"
 	file := s.write("c.yaml", first)
 	type stats struct {
 		PID    int    `json:"pid"`
@@ -309,8 +312,8 @@ func TestSettingsArePassedOn(t *testing.T) {
 		}
 	}
 	// What is wrong in the daemon is told with the place that it comes from.
-	_, errs, code := s.run([]string{"SHOAL_CONFIG=" + file, "SHOAL_WEIGHT=2000", "SHOAL_LISTEN=unix://" + s.path("c.sock")}, "serve", "file://"+s.path("src2"))
-	if code != 2 || !strings.Contains(errs, "(--weight is from env SHOAL_WEIGHT)") {
+	_, errs, code := s.run([]string{"SHOAL_CONFIG=" + file, "SHOAL_NEAR=file:///x", "SHOAL_LISTEN=unix://" + s.path("c.sock")}, "serve", "file://"+s.path("src2"))
+	if code != 2 || !strings.Contains(errs, "(--near is from env SHOAL_NEAR)") {
 		t.Errorf("exit code %d: %s", code, errs)
 	}
 }

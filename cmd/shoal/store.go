@@ -2,6 +2,8 @@ package main
 
 import (
 	"fmt"
+	"strconv"
+	"strings"
 
 	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
@@ -13,28 +15,50 @@ import (
 
 // storeOptions are the flags of the object store (docs/s3.md).
 type storeOptions struct {
-	keyFile       string
-	requesterPays bool
-	weakETag      bool
-	versions      string
-	getsPerHour   int64
-	prices        string
-	linksOutside  bool
-	near          engine.NearTier // of verbs that read through the cache
+	rare rareStore
+	weak bool
+	near engine.NearTier // of verbs that read through the cache
 }
 
-// customerKeyVariable holds the key of --sse-c-key-file, in base64 or hexadecimal digits.
+// customerKeyVariable holds the SSE-C key of the objects, in base64 or hexadecimal digits.
 const customerKeyVariable = "SHOAL_SSE_C_KEY"
 
 func (o *storeOptions) add(c *cobra.Command) {
 	f := c.Flags()
-	f.StringVar(&o.keyFile, "sse-c-key-file", "", "file with the SSE-C key of the objects: 32 raw bytes, or base64 or hex; or "+customerKeyVariable)
-	f.Int64Var(&o.getsPerHour, "gets-per-hour", 0, "maximum GETs and HEADs in any hour; near the limit prefetching slows down, at the limit readers wait (default: no limit)")
-	f.StringVar(&o.prices, "price", "", "what requests cost, for reports: get=0.0004/1000,list=0.005/1000,gb=0.09,currency=USD")
-	addChoice(f, &o.versions, "object-versions", "auto: in a versioned bucket, objects overwritten in mid-epoch are still read as listed; off: that is an error", "auto", "off")
-	f.BoolVar(&o.weakETag, "weak-etag", false, "accept objects listed without an ETag (size and time are used instead)")
-	f.BoolVar(&o.linksOutside, "links-outside", false, "follow symbolic links that lead out of a file:// source")
-	f.BoolVar(&o.requesterPays, "requester-pays", false, "pay for requests to a requester-pays bucket")
+	f.Var(&o.rare, "store", "what few stores need, with commas between: requester-pays; links-outside (follow links out of a file:// source);\ngets-per-hour=N, the most GETs and HEADs in any hour: readers wait at it, and prefetching before it;\nget=0.0004/1000,list=0.005/1000,gb=0.09,currency=USD: prices, for reports")
+	f.BoolVar(&o.weak, "weak-etag", false, "accept objects listed without an ETag (size and time are used instead)")
+}
+
+// rareStore is the value of --store.
+type rareStore struct {
+	text    string
+	options objstore.StoreOptions
+}
+
+func (r *rareStore) String() string { return r.text }
+func (r *rareStore) Type() string   { return "string" }
+func (r *rareStore) Set(text string) (err error) {
+	var o objstore.StoreOptions
+	var prices []string
+	for word := range strings.SplitSeq(text, ",") {
+		switch key, value, _ := strings.Cut(word, "="); {
+		case word == "requester-pays":
+			o.RequesterPays = true
+		case word == "links-outside":
+			o.LinksOutside = true
+		case key == "gets-per-hour":
+			if o.GetsPerHour, err = strconv.ParseInt(value, 10, 64); err != nil || o.GetsPerHour < objstore.LeastBudget {
+				return fmt.Errorf("%q: give a number of at least %d", word, objstore.LeastBudget)
+			}
+		default:
+			prices = append(prices, word)
+		}
+	}
+	if o.Prices, err = objstore.ParsePrices(strings.Join(prices, ",")); err != nil {
+		return fmt.Errorf("%w, or give requester-pays, links-outside or gets-per-hour=N", err)
+	}
+	*r = rareStore{text, o}
+	return nil
 }
 
 // addNear adds the flags of the near tier (docs/near.md).
@@ -59,23 +83,12 @@ func (o *storeOptions) checkNear() error {
 	return nil
 }
 
-// options checks the flags and reads the key.
+// options reads the key.
 func (o *storeOptions) options(inv *invocation) (objstore.StoreOptions, error) {
-	key, err := customerKey(inv, o.keyFile, customerKeyVariable)
-	if err != nil {
-		return objstore.StoreOptions{}, fmt.Errorf("--sse-c-key-file: %w", err)
-	}
-	if o.getsPerHour != 0 && o.getsPerHour < objstore.LeastBudget {
-		return objstore.StoreOptions{}, cli.Usagef("--gets-per-hour %d: give at least %d", o.getsPerHour, objstore.LeastBudget)
-	}
-	prices, err := objstore.ParsePrices(o.prices)
-	if err != nil {
-		return objstore.StoreOptions{}, cli.Usagef("--price: %w", err)
-	}
-	return objstore.StoreOptions{
-		CustomerKey: key, RequesterPays: o.requesterPays, CurrentOnly: o.versions == "off", WeakETag: o.weakETag, GetsPerHour: o.getsPerHour, Prices: prices,
-		LinksOutside: o.linksOutside,
-	}, nil
+	key, err := customerKey(inv, "", customerKeyVariable)
+	all := o.rare.options
+	all.CustomerKey, all.WeakETag = key, o.weak
+	return all, err
 }
 
 // printCost adds the rows about requests sent to the store.

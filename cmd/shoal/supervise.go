@@ -25,14 +25,14 @@ const (
 // supervise runs this process's command as a child, and restarts it whenever it dies after being ready. It stops if the
 // child ends in an orderly way, or does not become ready the first time. In the child it returns false at
 // once.
-func supervise(ctx context.Context, ending *drainOptions) (parent bool, err error) {
+func supervise(ctx context.Context) (parent bool, err error) {
 	if os.Getenv(supervisedEnv) != "" {
 		return false, os.Unsetenv(supervisedEnv)
 	}
 	pause := firstPause
 	for first := true; ; first = false {
 		start := time.Now()
-		wasReady, err := superviseOnce(ctx, ending, first)
+		wasReady, err := superviseOnce(ctx, first)
 		var exit *exec.ExitError
 		switch {
 		case err == nil:
@@ -59,7 +59,7 @@ func supervise(ctx context.Context, ending *drainOptions) (parent bool, err erro
 }
 
 // superviseOnce runs one child to its end.
-func superviseOnce(ctx context.Context, ending *drainOptions, first bool) (wasReady bool, err error) {
+func superviseOnce(ctx context.Context, first bool) (wasReady bool, err error) {
 	cmd := &exec.Cmd{
 		Env: append(withoutManager(os.Environ()), supervisedEnv+"=1"), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
 		SysProcAttr: &syscall.SysProcAttr{Setpgid: true}, // so that a terminal's signals reach the child only through this process
@@ -75,7 +75,7 @@ func superviseOnce(ctx context.Context, ending *drainOptions, first bool) (wasRe
 		for _, told := range []<-chan struct{}{ctx.Done(), hurry} {
 			select {
 			case <-told:
-				serviceStopping(ending.timeout)
+				serviceStopping()
 				_ = cmd.Process.Signal(syscall.SIGTERM)
 			case <-ended:
 				return

@@ -132,7 +132,7 @@ func (s *Server) routes() http.Handler {
 		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	} else {
 		mux.HandleFunc("GET /debug/pprof/", func(w http.ResponseWriter, _ *http.Request) {
-			http.Error(w, "there are no profiles: start the daemon with --pprof", http.StatusNotFound)
+			http.Error(w, "there are no profiles: start the daemon with SHOAL_PPROF=1", http.StatusNotFound)
 		})
 	}
 	return sameHost(mux)

@@ -181,13 +181,13 @@ var storeMetrics = []metric{
 
 // costMetrics are absent without a price, or without a budget.
 var costMetrics = []metric{
-	labeled(prometheus.CounterValue, "store_cost_total", "What the requests have cost at the prices of --price, in that currency, beginning when the dataset was opened.", "currency",
+	labeled(prometheus.CounterValue, "store_cost_total", "What the requests have cost at the prices of --store, in that currency, beginning when the dataset was opened.", "currency",
 		func(s *Snapshot, put func(float64, ...string)) {
 			if s.Cost.Priced {
 				put(s.Cost.Amount, s.Cost.Currency)
 			}
 		}),
-	ofBudget(prometheus.GaugeValue, "store_budget_gets_per_hour", "Most GETs and HEADs in any hour: --gets-per-hour.", func(b *objstore.BudgetStats) float64 { return float64(b.PerHour) }),
+	ofBudget(prometheus.GaugeValue, "store_budget_gets_per_hour", "Most GETs and HEADs in any hour: gets-per-hour of --store.", func(b *objstore.BudgetStats) float64 { return float64(b.PerHour) }),
 	ofBudget(prometheus.GaugeValue, "store_budget_gets_left", "GETs and HEADs that may be sent at once now.", func(b *objstore.BudgetStats) float64 { return float64(b.Left) }),
 	ofBudget(prometheus.CounterValue, "store_budget_wait_seconds_total", "Time that readers waited for the budget, summed over readers.", func(b *objstore.BudgetStats) float64 { return b.WaitSeconds }),
 }

@@ -14,7 +14,7 @@ var feedMetrics = []metric{
 	ofFeed(prometheus.CounterValue, "feed_sessions_failed_total", "Sessions that an error has ended; clients that left are not counted.", func(f *loader.Stats) float64 { return float64(f.Failed) }),
 	ofFeed(prometheus.GaugeValue, "feed_held_bytes", "Memory of batches, all slots included.", func(f *loader.Stats) float64 { return float64(f.HeldBytes) }),
 	ofFeed(prometheus.GaugeValue, "feed_transforms_running", "Transforms that run now.", func(f *loader.Stats) float64 { return float64(f.Working) }),
-	ofFeed(prometheus.GaugeValue, "feed_transforms_limit", "Transforms that may run at once: --workers.", func(f *loader.Stats) float64 { return float64(f.Workers) }),
+	ofFeed(prometheus.GaugeValue, "feed_transforms_limit", "Transforms that may run at once: one for each processor.", func(f *loader.Stats) float64 { return float64(f.Workers) }),
 	ofFeed(prometheus.CounterValue, "feed_batches_total", "Batches sent.", func(f *loader.Stats) float64 { return float64(f.Total.Batches) }),
 	ofFeed(prometheus.CounterValue, "feed_slot_batches_total", "Of them, those that went in shared memory.", func(f *loader.Stats) float64 { return float64(f.Total.InSlots) }),
 	ofFeed(prometheus.CounterValue, "feed_shared_batches_total", "Of them, those built for another session of the same pass.", func(f *loader.Stats) float64 { return float64(f.Total.Shared) }),

@@ -88,7 +88,7 @@ func TestProfiles(t *testing.T) {
 		t.Errorf("a busy port: %v", err)
 	}
 	for _, path := range []string{"", "goroutine?debug=1", "heap", "cmdline", "profile?seconds=1", "trace?seconds=1"} {
-		if resp, body := get(t, "http://"+s.Addr()+"/debug/pprof/"+path, ""); resp.StatusCode != http.StatusNotFound || !strings.Contains(body, "--pprof") {
+		if resp, body := get(t, "http://"+s.Addr()+"/debug/pprof/"+path, ""); resp.StatusCode != http.StatusNotFound || !strings.Contains(body, "SHOAL_PPROF=1") {
 			t.Errorf("%s: %d, %.80s", path, resp.StatusCode, body)
 		}
 	}

@@ -77,8 +77,8 @@ func Int[T ~int | ~uint32](n T) *int {
 // Options are the settings of a log.
 type Options struct {
 	Path     string `flag:"audit-log"`
-	MaxBytes int64  `flag:"audit-log-size"` // size at which the file is rotated; 0: never
-	Keep     int    `flag:"audit-log-keep"` // number of rotated files to keep
+	MaxBytes int64  // size at which the file is rotated; 0: never
+	Keep     int    // number of rotated files to keep
 	Logger   *slog.Logger
 }
 

@@ -69,10 +69,19 @@ func OneLine(err error) string {
 	return strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' }), "; ")
 }
 
-// Prepare sets up usage errors for all commands below root. Call it after adding all verbs.
-func Prepare(root *cobra.Command) {
+// Prepare sets up usage errors for all commands below root. Call it after adding all verbs. removed says what holds instead of flags
+// that are no more.
+func Prepare(root *cobra.Command, removed map[string]string) {
 	root.SilenceUsage, root.SilenceErrors = true, true
-	root.SetFlagErrorFunc(flagError)
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		var unknown *pflag.NotExistError
+		if errors.As(err, &unknown) {
+			if instead, ok := removed[unknown.GetSpecifiedName()]; ok {
+				return Usagef("--%s was removed: %s", unknown.GetSpecifiedName(), instead)
+			}
+		}
+		return flagError(c, err)
+	})
 	root.SetHelpCommand(helpCommand())
 	nameArguments(root)
 	tellDefaults(root)
@@ -83,56 +92,6 @@ func Prepare(root *cobra.Command) {
 		return c.Help()
 	}
 	root.Args = cobra.ArbitraryArgs
-}
-
-// MostFlags is the most flags that a verb's --help shows.
-const MostFlags = 30
-
-const rareKey = "cli-rare"
-
-// KeepShort hides the named, rarely used flags in the --help of verbs with more than MostFlags flags, and says where
-// they are documented. They are flags, variables and keys of the configuration file like any other.
-func KeepShort(root *cobra.Command, rare ...string) {
-	Documented(root, func(c *cobra.Command) {
-		for _, name := range rare {
-			if f := c.LocalFlags().Lookup(name); f != nil && len(Shown(c)) > MostFlags {
-				_ = c.Flags().SetAnnotation(name, rareKey, nil)
-			}
-		}
-	})
-	help := root.HelpFunc()
-	root.SetHelpFunc(func(c *cobra.Command, args []string) {
-		var left []*pflag.Flag
-		c.LocalFlags().VisitAll(func(f *pflag.Flag) {
-			if isRare(f) {
-				f.Hidden = true
-				left = append(left, f)
-			}
-		})
-		help(c, args)
-		for _, f := range left {
-			f.Hidden = false
-		}
-		if len(left) > 0 {
-			fmt.Fprintf(c.OutOrStdout(), "\n%d more settings, mainly for the configuration file: %s config %s, or docs/cli.md\n",
-				len(left), c.Root().Name(), strings.TrimPrefix(c.CommandPath(), c.Root().Name()+" "))
-		}
-	})
-}
-
-// Shown returns the names of the flags that the --help of a verb shows.
-func Shown(c *cobra.Command) (names []string) {
-	c.LocalFlags().VisitAll(func(f *pflag.Flag) {
-		if !f.Hidden && !isRare(f) && f.Name != "help" {
-			names = append(names, f.Name)
-		}
-	})
-	return names
-}
-
-func isRare(f *pflag.Flag) bool {
-	_, rare := f.Annotations[rareKey]
-	return rare
 }
 
 // SeeHelp ends a usage error.

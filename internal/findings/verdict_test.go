@@ -150,11 +150,11 @@ func TestVerdicts(t *testing.T) {
 		"slots held":     {func(s *Snapshot) { session(s, loader.SessionStats{Samples: 5000, Slots: 4}) }, "trainer-slower", OK, "40% of the time", ""},
 		"decode": {func(s *Snapshot) {
 			session(s, loader.SessionStats{Samples: 5000, Batches: 50, Stall: 5, Decode: 39, Fetch: 0.1})
-		}, "decode-bound", Fail, "3.9 workers", "--workers"},
+		}, "decode-bound", Fail, "3.9 workers", "more cores"},
 		"decode, beside a mount": {func(s *Snapshot) {
 			busy(s)
 			session(s, loader.SessionStats{Samples: 5000, Batches: 50, Stall: 8, Decode: 37, Fetch: 4})
-		}, "decode-bound", Fail, "sessions wait 80% of the time", "--workers"},
+		}, "decode-bound", Fail, "sessions wait 80% of the time", "more cores"},
 		"link": {func(s *Snapshot) {
 			session(s, loader.SessionStats{Samples: 5000, Batches: 50, Bytes: 1 << 30, Stall: 1.5, Decode: 2, Send: 8, Fetch: 0.1})
 		}, "link-slow", Warn, "80% of the time, at 102 MiB/s", "unix://"},

@@ -62,7 +62,7 @@ func changed(w *window) (Finding, bool) {
 	return Finding{
 		Code: "dataset-changed", Level: Fail, Thing: "The dataset changed in the store",
 		Cause:  human.Count(n, "object") + " changed or deleted since they were listed; reads of them fail.",
-		Remedy: "Restore them, or switch to the new version: shoal refresh MOUNTPOINT, or restart with --refresh.",
+		Remedy: "Restore them, or switch to the new version: shoal refresh MOUNTPOINT.",
 	}, n > 0
 }
 
@@ -231,7 +231,7 @@ func decodeBound(w *window) (Finding, bool) {
 	return Finding{
 		Code: "decode-bound", Level: w.level(), Thing: "The trainer waits for decoding",
 		Cause:  fmt.Sprintf("The samples are here; decoding them keeps %.1f workers of each session busy; sessions wait %s of the time.", w.feed.Decode/w.feed.Age, human.Percent(w.rates.Stall)),
-		Remedy: "Give the daemon more cores (--workers), use a cheaper transform, or store smaller pictures: shoal pack SOURCE DEST --resize short=400.",
+		Remedy: "Give the daemon more cores, use a cheaper transform, or store smaller pictures: shoal pack SOURCE DEST --resize short=400.",
 	}, w.waiting() && w.served() && !w.late() && w.feed.Decode >= w.feed.Send
 }
 

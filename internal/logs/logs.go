@@ -22,6 +22,21 @@ const (
 	JSON = "json" // an object a line
 )
 
+// Help explains a flag that Parse understands.
+const Help = "debug, info, warn or error; with \",json\", such as info,json: one JSON object a line"
+
+// Parse parses the level of a log, and its format.
+func Parse(text string) (level slog.Level, format string, err error) {
+	name, format, given := strings.Cut(text, ",")
+	if !given {
+		format = Text
+	}
+	if err := level.UnmarshalText([]byte(name)); err != nil || given && format != JSON {
+		return 0, "", fmt.Errorf("%q is not a log level: give debug, info, warn or error, or one of them with \",json\"", text)
+	}
+	return level, format, nil
+}
+
 const (
 	// burst is as many events of one kind as a person reads at a glance.
 	burst = 5

@@ -116,6 +116,8 @@ func (s *Schema) environment(environ []string) (map[string]string, []error) {
 				env[name] = text
 			}
 		case s.Reserved != nil && s.Reserved(name) || serviceLink.MatchString(name):
+		case s.Removed[flagName(word)] != "":
+			errs = append(errs, wrong{fmt.Sprintf("%s was removed: %s", name, s.Removed[flagName(word)])})
 		default:
 			words := make([]string, len(known))
 			for i, k := range known {
@@ -128,6 +130,9 @@ func (s *Schema) environment(environ []string) (map[string]string, []error) {
 	}
 	return env, errs
 }
+
+// flagName is the flag of a variable, without the program's name.
+func flagName(word string) string { return strings.ToLower(strings.ReplaceAll(word, "_", "-")) }
 
 // Args returns arguments that pass the values that c got from environment and file to another process's command, and
 // the names of these flags, for [Standing]. They go before the user's arguments.

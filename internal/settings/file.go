@@ -296,6 +296,10 @@ func (p *parser) unknown(c *cobra.Command, verbs []string, key *yaml.Node, setti
 	}
 	word := strings.ToLower(strings.ReplaceAll(key.Value, "_", "-"))
 	word = strings.TrimPrefix(strings.TrimPrefix(word, "--"), p.schema.Root.Name()+"-")
+	if instead, ok := p.schema.Removed[word]; ok {
+		p.fail(key, "%s was removed: %s", key.Value, instead)
+		return
+	}
 	if slices.Contains(settings, word) { // not near enough for a suggestion, but certain
 		p.fail(key, "%s: no such setting; write %s", key.Value, word)
 		return

@@ -107,6 +107,8 @@ type Schema struct {
 	Root *cobra.Command
 	// Reserved reports whether a variable that begins with the program's name is known, but is not a flag's.
 	Reserved func(name string) bool
+	// Removed says what holds instead of settings that are no more.
+	Removed map[string]string
 	// Checks reject texts that a flag's Set accepts, by the name of the flag. They apply to values from the environment
 	// and the file, so that errors can name the place; verbs check their command line's flags themselves.
 	Checks map[string]func(text string) error

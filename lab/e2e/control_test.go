@@ -56,7 +56,7 @@ func newControlled(t *testing.T, cache string) *controlled {
 	t.Helper()
 	dir, _ := pictures(t, 1, 8)
 	c := &controlled{source: "file://" + dir, mnt: filepath.Join(t.TempDir(), "mnt"), cache: cache, feed: "unix://" + filepath.Join(t.TempDir(), "feed.sock")}
-	mustShoal(t, nil, "serve", c.source, "--listen", c.feed, "--mount", c.mnt, "--mkdir", "--cache-dir", cache, "--memory", "256MiB", "--daemon")
+	mustShoal(t, nil, "serve", c.source, "--listen", c.feed, "--mount", c.mnt, "--cache-dir", cache, "--memory", "256MiB", "--daemon")
 	c.pid = readStats(t, c.mnt).PID
 	t.Cleanup(func() {
 		_ = syscall.Kill(c.pid, syscall.SIGKILL)
@@ -74,7 +74,7 @@ func (c *controlled) verbs(t *testing.T) [][]string {
 		{"refresh", c.mnt}, {"refresh", c.cache}, {"order", "sequential", "--mount", c.mnt}, {"profile", c.mnt, "--duration", "1s"},
 		{"cache", "ls", c.cache}, {"stop", c.mnt}, {"stop", c.cache}, {"stop", c.feed},
 		{"warm", c.source, "--cache-dir", c.cache}, {"mount", c.source, c.mnt, "--cache-dir", c.cache, "--daemon"},
-		{"mount", c.source, other, "--mkdir", "--cache-dir", c.cache, "--daemon"},
+		{"mount", c.source, other, "--cache-dir", c.cache, "--daemon"},
 	}
 }
 

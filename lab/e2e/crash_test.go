@@ -69,7 +69,7 @@ func TestUnmountAtExit(t *testing.T) {
 		standby := startForeground(t, by)
 		within(t, patience, "the process stands by", func() bool { return strings.Contains(standby.log(), "SIGTERM") })
 		for range left {
-			daemon := exec.Command(shoalBin, "mount", "file://"+dir, at, "--mkdir", "--cache-dir", t.TempDir(), "--kernel-cache", "off")
+			daemon := exec.Command(shoalBin, "mount", "file://"+dir, at, "--cache-dir", t.TempDir(), "--kernel-cache", "off")
 			daemon.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
 			d := startForeground(t, daemon)
 			within(t, patience, "the mount", func() bool {
@@ -90,13 +90,13 @@ func TestUnmountAtExit(t *testing.T) {
 	}
 }
 
-// With --supervise a killed daemon is back within seconds, warm, and umount ends it for good.
+// With --daemon=supervised a killed daemon is back within seconds, warm, and umount ends it for good.
 func TestSupervise(t *testing.T) {
 	dir, paths := tree(t, 2, 50, 32<<10)
 	p, env := far(t, proxy.Options{Latency: 2 * time.Millisecond})
 	source := bucket(t, dir)
 	cache := t.TempDir()
-	mnt := mount(t, env, source, "--cache-dir", cache, "--supervise", "--kernel-cache", "off")
+	mnt := mount(t, env, source, "--cache-dir", cache, "--daemon=supervised", "--kernel-cache", "off")
 	readAll(t, mnt, dir, paths)
 	waitKept(t, mnt, len(paths))
 	before := p.Stats()
@@ -123,7 +123,7 @@ func TestSupervise(t *testing.T) {
 		t.Error("still mounted")
 	}
 	// A start that fails is told, once.
-	if _, errs, code := shoal(t, env, "mount", "s3://no-such-bucket/x", t.TempDir(), "--supervise", "--daemon", "--cache-dir", t.TempDir()); code != 1 || !strings.Contains(errs, "no-such-bucket") {
+	if _, errs, code := shoal(t, env, "mount", "s3://no-such-bucket/x", t.TempDir(), "--daemon=supervised", "--cache-dir", t.TempDir()); code != 1 || !strings.Contains(errs, "no-such-bucket") {
 		t.Errorf("a start that fails: exit %d, %s", code, errs)
 	}
 }
@@ -312,7 +312,7 @@ func TestKillPoints(t *testing.T) {
 		{"mount with a full and small cache",
 			func(t *testing.T, at string) { copyOf(t, half, filepath.Join(at, "cache")) },
 			func(t *testing.T, env []string, at string) {
-				use(t, deadly, env, at, "--cache-size", "4MiB", "--refresh")
+				use(t, deadly, env, at, "--cache-size", "4MiB")
 			}, checkCache},
 		{"fsck --repair",
 			func(t *testing.T, at string) { copyOf(t, damaged, filepath.Join(at, "cache")) },

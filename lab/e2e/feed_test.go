@@ -475,8 +475,7 @@ func TestFeedWrongUse(t *testing.T) {
 		{[]string{"stat", "localhost:70"}, 2, "unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT"},
 		{[]string{"feed", "unix:///nonexistent/feed.sock"}, 1, "shoal serve"},
 		{[]string{"serve", "s3://bucket/train", "--listen", "localhost:70"}, 2, "unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT"},
-		{[]string{"serve", "s3://bucket/train", "--listen", "tcp://0.0.0.0:0"}, 1, "--allow-remote"},
-		{[]string{"serve", "s3://bucket/train", "--workers", "-1"}, 2, "--workers"},
+		{[]string{"serve", "s3://bucket/train", "--listen", "tcp://0.0.0.0:0"}, 1, "use tls://"},
 	} {
 		if _, errs, code := shoal(t, nil, c.args...); code != c.code || !strings.Contains(errs, c.want) {
 			t.Errorf("%v: exit %d\n%s", c.args, code, errs)

@@ -129,7 +129,7 @@ func TestServeRefusesUnsafe(t *testing.T) {
 		code  int
 		want  string
 	}{
-		{[]string{"--listen", "tcp://0.0.0.0:0"}, 1, "--allow-remote"},
+		{[]string{"--listen", "tcp://0.0.0.0:0"}, 1, "use tls://"},
 		{[]string{"--listen", "tls://127.0.0.1:0"}, 2, "--tls-cert and --tls-key"},
 		{[]string{"--listen", "tls://127.0.0.1:0", "--tls-cert", cert}, 2, "--tls-key"},
 		{[]string{"--listen", "tls://127.0.0.1:0", "--tls-client-ca", ca.File}, 2, "--tls-cert"},

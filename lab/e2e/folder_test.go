@@ -49,10 +49,10 @@ func TestFolderSource(t *testing.T) {
 	if err := os.Symlink(outside, link); err != nil {
 		t.Fatal(err)
 	}
-	if _, errs, code := shoal(t, nil, "mount", dir, mnt, "--cache-dir", t.TempDir(), "--daemon"); code != 1 || !strings.Contains(errs, outside) || !strings.Contains(errs, "--links-outside") {
+	if _, errs, code := shoal(t, nil, "mount", dir, mnt, "--cache-dir", t.TempDir(), "--daemon"); code != 1 || !strings.Contains(errs, outside) || !strings.Contains(errs, "--store links-outside") {
 		t.Errorf("a link that leads out: exit %d, %s", code, errs)
 	}
-	mountAt(t, nil, dir, mnt, "--order", "none", "--links-outside")
+	mountAt(t, nil, dir, mnt, "--order", "none", "--store", "links-outside")
 	readAll(t, mnt, dir, append(paths, "class00/link.jpg"))
 }
 

@@ -257,7 +257,7 @@ func TestImage(t *testing.T) {
 	// Root, with the capabilities that deploy/compose leaves it, and what chroot itself needs.
 	const limited = "setpriv --bounding-set=-all,+sys_admin,+dac_override,+chown,+sys_chroot /usr/sbin/chroot"
 	cache := t.TempDir()
-	serve := []string{"serve", source, "--mount", "/mnt/data", "--mkdir", "--allow-other", "--socket-group", "65532"}
+	serve := []string{"serve", source, "--mount", "/mnt/data", "--allow-other", "--socket-group", "65532"}
 	addr := "unix://" + filepath.Join(p.run, "feed.sock")
 	want := digest(t, dir, paths, orderOf(t, "uniform:seed=3", len(paths)))
 	for kill := range 2 {

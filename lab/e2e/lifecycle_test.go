@@ -216,7 +216,7 @@ func TestDrainMount(t *testing.T) {
 	dir, paths := tree(t, 1, 4, 512<<10)
 	_, env := far(t, proxy.Options{})
 	mnt, admin := t.TempDir(), freePort(t)
-	d := inForeground(t, env, "mount", bucket(t, dir), mnt, "--cache-dir", t.TempDir(), "--admin", admin, "--kernel-cache", "off", "--drain-timeout", "10m")
+	d := inForeground(t, drains(env, "10m"), "mount", bucket(t, dir), mnt, "--cache-dir", t.TempDir(), "--admin", admin, "--kernel-cache", "off")
 	healthy(t, mnt, "http://"+admin)
 	fi, err := os.Stat(filepath.Join(dir, paths[0]))
 	if err != nil {
@@ -262,7 +262,7 @@ func TestDrainCutsOff(t *testing.T) {
 	dir, paths := tree(t, 1, 2, 4<<10)
 	_, env := far(t, proxy.Options{})
 	mnt := t.TempDir()
-	d := inForeground(t, env, "mount", bucket(t, dir), mnt, "--cache-dir", t.TempDir(), "--kernel-cache", "off", "--drain-timeout", "200ms")
+	d := inForeground(t, drains(env, "200ms"), "mount", bucket(t, dir), mnt, "--cache-dir", t.TempDir(), "--kernel-cache", "off")
 	healthy(t, mnt)
 	reader := newSteps(t, mnt)
 	reader.want("open "+paths[0], "ok")
@@ -283,7 +283,8 @@ func TestDrainOnASlowDisk(t *testing.T) {
 	_, env := far(t, proxy.Options{})
 	source, disk := bucket(t, dir), badDisk(t)
 	cache, mnt := filepath.Join(disk.Dir, "cache"), t.TempDir()
-	flags := []string{"mount", source, mnt, "--cache-dir", cache, "--kernel-cache", "off", "--order", "none", "--drain-timeout", "100ms"}
+	flags := []string{"mount", source, mnt, "--cache-dir", cache, "--kernel-cache", "off", "--order", "none"}
+	env = drains(env, "100ms")
 	d := inForeground(t, env, flags...)
 	t.Cleanup(func() { _ = disk.Set(t.Context(), faultdisk.Settings{}) }) // before the daemon is waited for
 	healthy(t, mnt)
@@ -307,27 +308,30 @@ func TestDrainOnASlowDisk(t *testing.T) {
 	readAll(t, mnt, dir, paths)
 }
 
+// drains makes the end of a daemon wait for its readers for so long.
+func drains(env []string, patience string) []string {
+	return append(slices.Clip(env), "SHOAL_TEST_DRAIN="+patience)
+}
+
 // The second signal ends a drain at once, and still leaves no dead mount.
 func TestSecondSignal(t *testing.T) {
 	dir, paths := tree(t, 1, 2, 4<<10)
 	_, env := far(t, proxy.Options{})
 	source := bucket(t, dir)
-	for _, flags := range [][]string{nil, {"--supervise"}} {
-		mnt := t.TempDir()
-		d := inForeground(t, env, append([]string{"mount", source, mnt, "--cache-dir", t.TempDir(), "--drain-timeout", "1h"}, flags...)...)
-		healthy(t, mnt)
-		reader := newSteps(t, mnt)
-		reader.want("open "+paths[0], "ok")
-		d.signal(t, syscall.SIGTERM)
-		d.says(t, "unmounting", "open_files=1")
-		d.signal(t, syscall.SIGINT)
-		select {
-		case <-d.exited:
-		case <-time.After(time.Minute):
-			t.Fatalf("still there:\n%s", d.log())
-		}
-		within(t, time.Minute, "nothing is mounted", func() bool { return !mounted(mnt) })
+	mnt := t.TempDir()
+	d := inForeground(t, drains(env, "1h"), "mount", source, mnt, "--cache-dir", t.TempDir())
+	healthy(t, mnt)
+	reader := newSteps(t, mnt)
+	reader.want("open "+paths[0], "ok")
+	d.signal(t, syscall.SIGTERM)
+	d.says(t, "unmounting", "open_files=1")
+	d.signal(t, syscall.SIGINT)
+	select {
+	case <-d.exited:
+	case <-time.After(time.Minute):
+		t.Fatalf("still there:\n%s", d.log())
 	}
+	within(t, time.Minute, "nothing is mounted", func() bool { return !mounted(mnt) })
 }
 
 // A trainer of the feed gets what it has asked for, and then the word that the server ends, with a state to go on from.
@@ -336,8 +340,8 @@ func TestDrainFeed(t *testing.T) {
 	p, env := far(t, proxy.Options{})
 	source := bucket(t, dir)
 	cache, socket := t.TempDir(), filepath.Join(t.TempDir(), "feed.sock")
-	args := []string{"serve", source, "--listen", "unix://" + socket, "--cache-dir", cache, "--drain-timeout", "10m"}
-	d := inForeground(t, env, args...)
+	args := []string{"serve", source, "--listen", "unix://" + socket, "--cache-dir", cache}
+	d := inForeground(t, drains(env, "10m"), args...)
 	healthy(t, "unix://"+socket)
 	if err := p.Set(proxy.Options{Latency: time.Second}); err != nil { // the first batch is under way when the end comes
 		t.Fatal(err)
@@ -383,7 +387,7 @@ func TestKilledInPlace(t *testing.T) {
 	dir, paths := pictures(t, 1, 16)
 	_, env := far(t, proxy.Options{})
 	mnt, socket, cache := filepath.Join(t.TempDir(), "made"), filepath.Join(t.TempDir(), "feed.sock"), t.TempDir()
-	args := []string{"serve", bucket(t, dir), "--listen", "unix://" + socket, "--mount", mnt, "--mkdir", "--cache-dir", cache}
+	args := []string{"serve", bucket(t, dir), "--listen", "unix://" + socket, "--mount", mnt, "--cache-dir", cache}
 	for range 2 {
 		d := inForeground(t, env, args...)
 		healthy(t, mnt, "unix://"+socket)

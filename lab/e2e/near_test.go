@@ -194,7 +194,6 @@ func TestNearTierRefused(t *testing.T) {
 	}{
 		{1, "it lies in s3://", []string{"--near", source}},
 		{1, "it lies in s3://", []string{"--near", source + "/deeper"}},
-		{1, "SSE-C", []string{"--near", "s3://near", "--sse-c-key-file", key}},
 		{1, "--encryption-key-file", []string{"--near", "s3://near", "--encryption-key-file", key}},
 		{1, "profile", []string{"--near", "s3://near", "--near-profile", "nobody"}},
 		{2, "--near", []string{"--near-endpoint", "http://x"}},
@@ -203,6 +202,10 @@ func TestNearTierRefused(t *testing.T) {
 		if _, errs, code := shoal(t, env, append([]string{"warm", source, "--cache-dir", t.TempDir()}, c.flags...)...); code != c.code || !strings.Contains(errs, c.says) {
 			t.Errorf("%v: exit %d, %s", c.flags, code, errs)
 		}
+	}
+	secret := append(slices.Clip(env), "SHOAL_SSE_C_KEY="+strings.Repeat("6b", 32))
+	if _, errs, code := shoal(t, secret, "warm", source, "--cache-dir", t.TempDir(), "--near", "s3://near"); code != 1 || !strings.Contains(errs, "SSE-C") {
+		t.Errorf("objects that are encrypted: exit %d, %s", code, errs)
 	}
 	if _, errs, code := shoal(t, env, "warm", dir, "--cache-dir", t.TempDir(), "--near", "s3://near"); code != 1 || !strings.Contains(errs, "no bucket") {
 		t.Errorf("a folder: exit %d, %s", code, errs)

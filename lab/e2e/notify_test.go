@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -97,9 +98,8 @@ func (m *manager) hears(t testing.TB, n int, prefix string, pid int) {
 // process that it started, since it listens to no other.
 func TestServiceManager(t *testing.T) {
 	dir, _ := tree(t, 2, 1100, 64) // two pages a folder
-	for _, flags := range [][]string{nil, {"--supervise"}}[:atMost(1, 2)] {
-		t.Run(strings.Join(append([]string{"serve"}, flags...), " "), func(t *testing.T) {
-			slow := flags != nil // what is told on the way comes through the supervisor then
+	for _, slow := range []bool{false, true}[:atMost(1, 2)] {
+		t.Run(fmt.Sprintf("slow %v", slow), func(t *testing.T) {
 			p, env := far(t, proxy.Options{})
 			source := bucket(t, dir)
 			if slow {
@@ -110,7 +110,7 @@ func TestServiceManager(t *testing.T) {
 			m := newManager(t)
 			env = append(env, "NOTIFY_SOCKET="+m.socket, "WATCHDOG_USEC=9000000")
 			mnt, socket := t.TempDir(), filepath.Join(t.TempDir(), "feed.sock")
-			d := inForeground(t, env, append([]string{"serve", source, "--listen", "unix://" + socket, "--mount", mnt, "--cache-dir", t.TempDir()}, flags...)...)
+			d := inForeground(t, env, "serve", source, "--listen", "unix://"+socket, "--mount", mnt, "--cache-dir", t.TempDir())
 			pid := d.cmd.Process.Pid
 			if slow {
 				m.hears(t, 1, "EXTEND_TIMEOUT_USEC=", pid)

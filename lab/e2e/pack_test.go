@@ -403,7 +403,7 @@ func TestBadShards(t *testing.T) {
 	umount(t, mnt)
 	// What was left out is nothing that another mount, which was not told so, goes by.
 	write(t, bad, whole[:len(whole)/2])
-	umount(t, mount(t, nil, source, "--cache-dir", cache, "--bad-shards", "skip", "--refresh"))
+	mustShoal(t, nil, "warm", source, "--cache-dir", cache, "--bad-shards", "skip", "--refresh")
 	if _, errs, code := shoal(t, nil, "mount", source, t.TempDir(), "--cache-dir", cache, "--daemon"); code != 1 || !strings.Contains(errs, "class01.tar") {
 		t.Errorf("without --bad-shards: exit %d, %s", code, errs)
 	}

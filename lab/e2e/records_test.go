@@ -215,7 +215,7 @@ func TestCSVOverS3(t *testing.T) {
 	}
 	_, env := far(t, proxy.Options{Latency: time.Millisecond})
 	source := bucket(t, dir)
-	addr, mnt := serve(t, env, source, "--records", "csv", "--cache-dir", cache)
+	addr, mnt := serve(t, env, source, "--samples", "rows", "--cache-dir", cache)
 	if b, err := os.ReadFile(filepath.Join(mnt, "part-1.csv", "000000000005.row")); err != nil || string(b) != rows[perObject+5] {
 		t.Errorf("a row in the mount: %q, %v", b, err)
 	}
@@ -292,7 +292,7 @@ func TestCSVOverS3(t *testing.T) {
 		t.Errorf("the fit is %s, %v", b, err)
 	}
 	umount(t, mnt)
-	addr, _ = serve(t, env, source, "--records", "csv", "--cache-dir", cache)
+	addr, _ = serve(t, env, source, "--samples", "rows", "--cache-dir", cache)
 	if again := read(addr); again != hash {
 		t.Errorf("after a restart the transform's hash is %s, it was %s", again, hash)
 	}

@@ -102,7 +102,7 @@ type Error struct {
 // Error implements error.
 func (e *Error) Error() string {
 	if e.Code == codes.Unavailable && strings.HasSuffix(e.Text, syscall.EACCES.Error()) {
-		return fmt.Sprintf("feed %s: %s (this user may not connect: see --socket-mode and --socket-group of `shoal serve`)", e.Addr, e.Text)
+		return fmt.Sprintf("feed %s: %s (this user may not connect: see --socket-group of `shoal serve`)", e.Addr, e.Text)
 	}
 	if r := remedy(e); r != "" {
 		return fmt.Sprintf("feed %s: %s (%s)", e.Addr, e.Text, r)

@@ -54,11 +54,9 @@ type Config struct {
 	SkipBadShards    bool       // leave out the shards that are damaged or missing
 	Records          string     // content of the objects: "" files, "csv" rows that are files
 	Recode           string     // whether kept files are brought into the host's codec's form: auto, on, off; "": as others say
-	Quota            int64      // bytes on disk for this dataset; 0: the earlier quota, or none
 	Connections      int        // GETs in flight at most
 	AdaptConnections bool       // fewer than Connections if they bring as much
 	ConnectionsGiven bool       // a dataset that is open with others is not shared
-	Weight           int        // of the mount's streams against others; 0 is 1, or the current one
 	Refresh          bool       // list again even if the catalog knows the source
 	Store            objstore.StoreOptions
 	Near             NearTier
@@ -378,9 +376,6 @@ func (h *Host) enter(ctx context.Context, e *Engine) (*Engine, error) {
 			continue
 		}
 		err := same.join(e.cfg)
-		if err == nil && e.cfg.Quota > 0 {
-			err = h.SetQuota(e.dataset, e.cfg.Quota)
-		}
 		if err == nil && e.cfg.Refresh {
 			_, err = same.Refresh(ctx)
 		}
@@ -405,38 +400,27 @@ func (e *Engine) join(cfg Config) error {
 		return fmt.Errorf("%s is open in this cache directory with %s %q, not %q: %w (give the same, or another --cache-dir)", e.source, flag, is, asked, ErrOther)
 	}
 	switch {
-	case cfg.Samples != e.cfg.Samples:
+	case cfg.Samples != e.cfg.Samples || cfg.Records != e.cfg.Records:
 		return other("--samples", e.cfg.Samples, cfg.Samples)
-	case cfg.Records != e.cfg.Records:
-		return other("--records", e.cfg.Records, cfg.Records)
 	case cfg.Shards != e.cfg.Shards:
 		return other("--shards", e.cfg.Shards, cfg.Shards)
 	case cfg.SkipBadShards != e.cfg.SkipBadShards:
 		return fmt.Errorf("%s is open in this cache directory with another --bad-shards (give the same, or another --cache-dir)", e.source)
-	case cfg.Weight != 0 && cfg.Weight != max(e.cfg.Weight, 1):
-		return other("--weight", strconv.Itoa(max(e.cfg.Weight, 1)), strconv.Itoa(cfg.Weight))
 	case !e.recoding.join(cfg.Recode):
 		return other("--recode", *e.recoding.mode.Load(), cfg.Recode)
 	case cfg.Near != e.cfg.Near:
 		return other("--near", e.cfg.Near.String(), cfg.Near.String())
 	case cfg.Store.CustomerKey != e.cfg.Store.CustomerKey:
-		return fmt.Errorf("%s is open in this cache directory with another --sse-c-key-file (give the same, or another --cache-dir)", e.source)
-	case cfg.Store.RequesterPays != e.cfg.Store.RequesterPays:
-		return other("--requester-pays", strconv.FormatBool(e.cfg.Store.RequesterPays), strconv.FormatBool(cfg.Store.RequesterPays))
-	case cfg.Store.CurrentOnly != e.cfg.Store.CurrentOnly:
-		return fmt.Errorf("%s is open in this cache directory with another --object-versions (give the same, or another --cache-dir)", e.source)
-	case cfg.Store.LinksOutside != e.cfg.Store.LinksOutside:
-		return other("--links-outside", strconv.FormatBool(e.cfg.Store.LinksOutside), strconv.FormatBool(cfg.Store.LinksOutside))
+		return fmt.Errorf("%s is open in this cache directory with another key of its objects, SHOAL_SSE_C_KEY (give the same, or another --cache-dir)", e.source)
+	case cfg.Store.RequesterPays != e.cfg.Store.RequesterPays || cfg.Store.LinksOutside != e.cfg.Store.LinksOutside ||
+		!cfg.Store.Prices.IsZero() && cfg.Store.Prices != e.cfg.Store.Prices || cfg.Store.GetsPerHour != 0 && cfg.Store.GetsPerHour != e.cfg.Store.GetsPerHour:
+		return fmt.Errorf("%s is open in this cache directory with another --store: %w (give the same, or another --cache-dir)", e.source, ErrOther)
 	case cfg.ConnectionsGiven && (cfg.Connections != e.cfg.Connections || cfg.AdaptConnections != e.cfg.AdaptConnections):
 		return other("--connections", e.cfg.connections(), cfg.connections())
 	case cfg.Publish != "" && cfg.Publish != e.cfg.Publish:
 		return other("--publish", e.cfg.Publish, cfg.Publish)
 	case cfg.Store.WeakETag && !e.cfg.Store.WeakETag:
 		return other("--weak-etag", "false", "true")
-	case !cfg.Store.Prices.IsZero() && cfg.Store.Prices != e.cfg.Store.Prices:
-		return fmt.Errorf("%s is open in this cache directory with another --price: %w (give the same, or another --cache-dir)", e.source, ErrOther)
-	case cfg.Store.GetsPerHour != 0 && cfg.Store.GetsPerHour != e.cfg.Store.GetsPerHour:
-		return other("--gets-per-hour", strconv.FormatInt(e.cfg.Store.GetsPerHour, 10), strconv.FormatInt(cfg.Store.GetsPerHour, 10))
 	case cfg.Order.Name() == "auto" || cfg.Order == e.order():
 		return nil
 	case e.order().Computed() || e.order().Name() == "none" || e.orders.inference.Load() == nil && len(e.orders.mounted()) > 0:
@@ -454,12 +438,8 @@ func (e *Engine) openDisk(v *view) error {
 	return e.host.OpenDisk(v.volume, e.dataset, e.title, e.quota.Load(), versions, e.log)
 }
 
-// readQuota takes the user's quota, or the earlier one.
+// readQuota takes the quota that the dataset has.
 func (e *Engine) readQuota() error {
-	if n := e.cfg.Quota; n > 0 {
-		e.quota.Store(n)
-		return e.catalog.SetQuota(e.dataset, n)
-	}
 	all, err := e.catalog.Datasets()
 	for _, d := range all {
 		if d.ID == e.dataset {
@@ -489,10 +469,8 @@ func (e *Engine) firstManifest(ctx context.Context, base objstore.Reader) (*cata
 		}
 		switch {
 		case err == nil && m.Len() == 0: // there is no object to probe
+		case err == nil && e.shards != nil && l == nil: // the shards may hold this version by now
 		case err == nil:
-			if e.shards != nil && l == nil {
-				e.shards.instead(e, "held no shard set of this version when "+e.source.String()+" was listed", "if it does now: --refresh")
-			}
 			return m, l, e.probe(ctx, base, m, l)
 		case !errors.Is(err, catalog.ErrNoManifest):
 			e.log.Warn("the catalog's manifest is unusable; listing again", "cause", err)

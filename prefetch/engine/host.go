@@ -31,9 +31,7 @@ type HostConfig struct {
 	Coder Coder
 	// Log is how the process logs; it is compared alone.
 	Log struct {
-		Level  string `flag:"log-level"`
-		Format string `flag:"log-format"`
-		Size   int64  `flag:"log-size"`
+		Level string `flag:"log-level"`
 	}
 }
 

@@ -132,10 +132,10 @@ func TestShardsStandIn(t *testing.T) {
 	if s := e.Stats(); s.Packed || len(s.Errors) == 0 || !strings.Contains(s.Errors[0].Text, "another version") {
 		t.Errorf("packed %v, errors %v", s.Packed, s.Errors)
 	}
-	// An order over shards is refused for that reason, also by the next start, which does not list again.
-	for _, want := range []string{"holds another version of the dataset", "--refresh"} {
-		if _, err := e.cur.Load().orderOf(spec(t, "windowed:seed=1,window=4"), 0); !errors.Is(err, order.ErrNeedsShards) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), set) {
-			t.Errorf("windowed: %v, want %q", err, want)
+	// An order over shards is refused for that reason, also by the next start, which looks again.
+	for range 2 {
+		if _, err := e.cur.Load().orderOf(spec(t, "windowed:seed=1,window=4"), 0); !errors.Is(err, order.ErrNeedsShards) || !strings.Contains(err.Error(), "holds another version of the dataset") || !strings.Contains(err.Error(), set) {
+			t.Errorf("windowed: %v", err)
 		}
 		closeEngine(t, e)
 		e = open(t, host, Config{Source: dir, Shards: set, Order: spec(t, "none")})

@@ -28,7 +28,6 @@ type ClusterConfig struct {
 	Advertise string `flag:"advertise"` // HOST:PORT at which other nodes reach this one; "": this machine's address towards etcd, port 7073
 	Zone      string `flag:"zone"`
 	Program   string // version of Shoal
-	Nodes     int    `flag:"nodes"` // that a dataset waits for when it is opened, at most a minute; 0: until no more come
 	// Cert, Key and CA are files of TLS; Insecure: without.
 	Cert     string `flag:"cluster-cert"`
 	Key      string `flag:"cluster-key"`

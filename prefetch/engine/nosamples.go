@@ -14,17 +14,17 @@ import (
 )
 
 // formats are the possible formats of samples (docs/samples.md, docs/records.md).
-const formats = "samples are pictures (.jpg, .png and so on), any other files by --samples, rows of .csv and .tsv by --records csv, and members of uncompressed tars"
+const formats = "samples are pictures (.jpg, .png and so on), any other files by --samples, rows of .csv and .tsv by --samples rows, and members of uncompressed tars"
 
 // foreign says what to do with files that contain samples in other formats, by extension.
 var foreign = []struct {
 	remedy string
 	ext    []string
 }{
-	{"rows of tables are samples with --records csv", []string{".csv", ".tsv"}},
-	{"Parquet and its like are not read by the row: write the rows as a .csv for --records csv, or as files in tars, or serve SOURCE by shoal mount or shoal s3 to a reader that knows the format",
+	{"rows of tables are samples with --samples rows", []string{".csv", ".tsv"}},
+	{"Parquet and its like are not read by the row: write the rows as a .csv for --samples rows, or as files in tars, or serve SOURCE by shoal mount or shoal s3 to a reader that knows the format",
 		[]string{".parquet", ".arrow", ".feather", ".orc"}},
-	{"lines of JSON are no samples: write them as a .csv for --records csv, or each as a file of its own, in tars", []string{".jsonl", ".ndjson"}},
+	{"lines of JSON are no samples: write them as a .csv for --samples rows, or each as a file of its own, in tars", []string{".jsonl", ".ndjson"}},
 	{"single files cannot be read from a compressed tar: decompress the tars, and name them: SOURCE/shard-{000000..000127}.tar",
 		[]string{".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2", ".tar.lz4"}},
 	{"name the tars themselves: SOURCE/shard-{000000..000127}.tar", []string{".tar"}},

@@ -14,7 +14,7 @@ func TestNoSamples(t *testing.T) {
 	for name, want := range map[string]string{
 		"part-0.parquet":   "matches none (3 .parquet, 1 .txt); samples are pictures",
 		"part-0.jsonl":     "lines of JSON are no samples",
-		"table.csv":        "--records csv)",
+		"table.csv":        "--samples rows)",
 		"shard-0.tar.gz":   "decompress the tars, and name them: SOURCE/shard-{000000..000127}.tar",
 		"shard-0.tgz":      "decompress the tars",
 		"shard-0.TAR":      "name the tars themselves",

@@ -93,7 +93,7 @@ func (r *orders) close() {
 func (r *orders) options(name string, v *view, epochs func(epoch int) order.Order) run.Options {
 	return run.Options{
 		Name: name, Volume: v.volume, Layout: v.layout, Samples: v.samples, Gate: &r.gate, Places: r.engine.placesOf(v),
-		Grouped: func() bool { return r.engine.order().NeedsGroups() }, Keep: v.keeping, Choose: true, Weight: r.engine.cfg.Weight, Epochs: epochs,
+		Grouped: func() bool { return r.engine.order().NeedsGroups() }, Keep: v.keeping, Choose: true, Weight: 1, Epochs: epochs,
 	}
 }
 

@@ -48,11 +48,10 @@ type sharing struct {
 }
 
 // How long the opening of a dataset waits: for etcd to answer, for the nodes to agree (and for the lease of another process
-// with this node's ID to end), and for ClusterConfig.Nodes.
+// with this node's ID to end).
 const (
 	mostAway  = 5 * time.Second
 	mostQuiet = 15 * time.Second
-	mostNodes = time.Minute
 )
 
 func (e *Engine) datasetID() string { return hex.EncodeToString(e.dataset[:]) }
@@ -89,11 +88,8 @@ func (e *Engine) enterCluster(ctx context.Context) error {
 		return nil
 	}
 	n.cluster.Keep(e.datasetID(), 0)
-	began, least, most := time.Now(), 1, mostQuiet
-	if n.cfg.Nodes > 0 {
-		least, most = n.cfg.Nodes, mostNodes
-	}
-	waiting, cancel := context.WithTimeout(ctx, most)
+	began := time.Now()
+	waiting, cancel := context.WithTimeout(ctx, mostQuiet)
 	defer cancel()
 	soon, cancelSoon := context.WithTimeout(waiting, mostAway)
 	defer cancelSoon()
@@ -110,7 +106,7 @@ func (e *Engine) enterCluster(ctx context.Context) error {
 	}
 	for {
 		changed := n.cluster.Changed()
-		if m := e.membersOf(n.cluster.View()); m.self >= 0 && len(m.nodes) >= least {
+		if m := e.membersOf(n.cluster.View()); m.self >= 0 {
 			e.log.Info("in the cluster", "nodes", len(m.nodes), "node", n.id, "waited", time.Since(began).Round(time.Millisecond))
 			return nil
 		}
@@ -118,7 +114,7 @@ func (e *Engine) enterCluster(ctx context.Context) error {
 		case <-changed:
 		case <-waiting.Done():
 			if ctx.Err() == nil {
-				e.log.Warn("beginning without all nodes of the cluster", "nodes", len(e.membersOf(n.cluster.View()).nodes), "expected", least)
+				e.log.Warn("beginning before the cluster knows this node", "waited", mostQuiet)
 			}
 			return ctx.Err()
 		}

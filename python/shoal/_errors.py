@@ -37,7 +37,7 @@ def explain(error: grpc.RpcError, addr: str) -> FeedError:
     text = text or ""
     remedy = ""
     if code == "UNAVAILABLE" and text.endswith(os.strerror(errno.EACCES)):
-        remedy = ". This user may not connect: see --socket-mode and --socket-group of `shoal serve`"
+        remedy = ". This user may not connect: see --socket-group of `shoal serve`"
     elif code == "UNAVAILABLE" and addr.startswith("tls://"):
         remedy = (". Check that `shoal serve` runs there with TLS, that ca= holds the issuer of its certificate, and that the certificate is "
                   "for this host name. If the server has --tls-client-ca, it requires this client's certificate: pass cert= and key=, "

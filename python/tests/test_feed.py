@@ -315,7 +315,7 @@ class Failures(FeedCase):
         script = "import os, sys, shoal; os.setgid(65534); os.setuid(65534); shoal.Feed(sys.argv[1], 4).info()"
         run = subprocess.run([sys.executable, "-B", "-c", script, server.addr], capture_output=True, text=True,
                              env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(shoal.__file__))})
-        self.assertRegex(run.stderr, "--socket-mode")
+        self.assertRegex(run.stderr, "--socket-group")
 
     def test_no_server(self):
         for addr in ("unix:///nonexistent/feed.sock", "tcp://127.0.0.1:1"):

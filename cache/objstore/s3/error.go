@@ -34,7 +34,7 @@ const (
 	remedyKeys    = "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and that they belong to the store at %s"
 	remedyToken   = "get new temporary credentials, and set AWS_SESSION_TOKEN with them"
 	remedyBucket  = "check the bucket's name, and AWS_ENDPOINT_URL (now %s)"
-	remedyRights  = "the credentials need s3:GetObject on the objects and s3:ListBucket on the bucket; where requesters pay, --requester-pays"
+	remedyRights  = "the credentials need s3:GetObject on the objects and s3:ListBucket on the bucket; where requesters pay, --store requester-pays"
 	remedyWrite   = "the credentials need s3:PutObject, s3:DeleteObject, s3:AbortMultipartUpload and s3:ListBucketMultipartUploads"
 	remedyClock   = "set this machine's clock (NTP): the store refuses signatures that are off by more than 15 minutes"
 	remedyRegion  = "set AWS_REGION to the bucket's region"
@@ -43,7 +43,7 @@ const (
 	remedyNotS3   = "the server that answers is not an S3 API; check AWS_ENDPOINT_URL (now %s)"
 	remedyListing = "the listing is wrong: the store is faulty, or a proxy in front of it drops parts of requests; check AWS_ENDPOINT_URL (now %s)"
 	remedyLacks   = "the store at %s, or a proxy in front of it, lacks this part of the S3 API; docs/s3.md lists what is needed"
-	remedySSE     = "the objects are encrypted with another key than the one given, or not at all: check --sse-c-key-file"
+	remedySSE     = "the objects are encrypted with another key than the one given, or not at all: check SHOAL_SSE_C_KEY"
 	remedyCA      = "set AWS_CA_BUNDLE to the certificate authority of %s"
 )
 

@@ -154,7 +154,7 @@ func TestHeadersOfEveryRequest(t *testing.T) {
 				}
 			}
 			err = s.ReadAt(t.Context(), objstore.Object{Key: "wrong", Size: 10, ETag: "e"}, p, 0)
-			if objstore.KindOf(err) != objstore.KindInvalid || !strings.Contains(err.Error(), "--sse-c-key-file") || strings.Contains(err.Error(), secret) {
+			if objstore.KindOf(err) != objstore.KindInvalid || !strings.Contains(err.Error(), "SHOAL_SSE_C_KEY") || strings.Contains(err.Error(), secret) {
 				t.Errorf("the wrong key: %v", err)
 			}
 		})

@@ -107,7 +107,7 @@ func New(ctx context.Context, cfg Config) (*Store, error) {
 		return nil, invalid("use an https:// endpoint; the key is sent in the clear to this machine only", err)
 	}
 	if cfg.Store.RequesterPays && cfg.Anonymous {
-		return nil, invalid("give credentials, or omit --requester-pays", errors.New("the requester cannot pay: requests are not signed"))
+		return nil, invalid("give credentials, or omit --store requester-pays", errors.New("the requester cannot pay: requests are not signed"))
 	}
 	cfg.MaxConns = cmp.Or(cfg.MaxConns, 1024)
 	if cfg.Logger == nil {

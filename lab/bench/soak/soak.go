@@ -114,8 +114,11 @@ func (s *soak) run(count int) (err error) {
 	}
 	defer release()
 	s.admin = admin
+	if err := os.Setenv("SHOAL_PPROF", "1"); err != nil { // for the heap, at the end
+		return err
+	}
 	m, err := s.Serve(kit.Source, "mnt", "--cache-dir", cache, "--memory", s.memory, "--cache-size", fmt.Sprint(s.Up.Bytes/4),
-		"--kernel-cache", "off", "--admin", s.admin, "--pprof")
+		"--kernel-cache", "off", "--admin", s.admin)
 	if err != nil {
 		return err
 	}

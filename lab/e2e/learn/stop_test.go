@@ -27,9 +27,9 @@ func TestStop(t *testing.T) {
 	}
 	mnt := filepath.Join(dir, "mnt")
 	third := "unix://" + dir + "/c.sock"
-	w.shoal(t, "serve", "file://"+filepath.Join(dir, "a"), "--listen", third, "--mount", mnt, "--mkdir", "--cache-dir", filepath.Join(dir, "cache"), "--daemon")
+	w.shoal(t, "serve", "file://"+filepath.Join(dir, "a"), "--listen", third, "--mount", mnt, "--cache-dir", filepath.Join(dir, "cache"), "--daemon")
 	alone := filepath.Join(dir, "alone")
-	w.shoal(t, "mount", "file://"+filepath.Join(dir, "a"), alone, "--mkdir", "--cache-dir", filepath.Join(dir, "cache"), "--daemon")
+	w.shoal(t, "mount", "file://"+filepath.Join(dir, "a"), alone, "--cache-dir", filepath.Join(dir, "cache"), "--daemon")
 	if out, err := stop(alone); err == nil || !strings.Contains(out, "shoal umount "+alone) {
 		t.Errorf("stop of one of several mounts: %v, %s", err, out)
 	}

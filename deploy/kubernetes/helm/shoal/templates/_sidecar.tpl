@@ -59,7 +59,6 @@ args:
   - --admin={{ if .Values.metrics.enabled }}0.0.0.0{{ else }}127.0.0.1{{ end }}:7071
   {{- if .Values.mount.enabled }}
   - --mount=/mnt/shoal/data
-  - --mkdir
   - --allow-other
   {{- end }}
   {{- range .Values.extraArgs }}
