@@ -94,7 +94,7 @@ func TestDirKinds(t *testing.T) {
 	strict, err := objstore.NewDir(root)
 	must(t, err)
 	for _, prefix := range []string{"", "d/"} {
-		if _, err := listAll(strict.List(t.Context(), prefix)); objstore.KindOf(err) != objstore.KindInvalid || !strings.Contains(err.Error(), outside) || !strings.Contains(err.Error(), "--links-outside") {
+		if _, err := listAll(strict.List(t.Context(), prefix)); objstore.KindOf(err) != objstore.KindInvalid || !strings.Contains(err.Error(), outside) || !strings.Contains(err.Error(), "--store links-outside") {
 			t.Errorf("links that lead out: %v", err)
 		}
 	}

@@ -9,7 +9,7 @@ import (
 
 // TestRequestsAreCounted: as many as the server has had, of each kind, pages and all.
 func TestRequestsAreCounted(t *testing.T) {
-	srv := &objstoretest.S3Server{PageSize: 2, Versioned: true}
+	srv := &S3Server{PageSize: 2, Versioned: true}
 	s := newS3(t, srv, nil)
 	etag := srv.Put("a", []byte("0123456789"))
 	for _, k := range []string{"b", "c", "d", "e"} {

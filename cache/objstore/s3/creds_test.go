@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 	"github.com/shoalfs/shoal/cache/objstore/stores"
 )
 
@@ -130,7 +129,7 @@ func TestCredentialSources(t *testing.T) {
 	services := agent.start(t)
 	broken := &awsServices{fail: "ExpiredTokenException"}
 	brokenURL := broken.start(t)
-	srv := &objstoretest.S3Server{Bucket: "bucket", AccessKey: "right"}
+	srv := &S3Server{Bucket: "bucket", AccessKey: "right"}
 	endpoint := srv.Start(t)
 
 	dir := t.TempDir()

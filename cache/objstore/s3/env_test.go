@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 	"github.com/shoalfs/shoal/cache/objstore/s3"
 	"github.com/shoalfs/shoal/cache/objstore/stores"
 )
@@ -26,7 +25,7 @@ func TestGetenv(t *testing.T) {
 		must(t, os.WriteFile(path, []byte(text), 0o600))
 		return path
 	}
-	theirs := &objstoretest.S3Server{Bucket: "bucket", AccessKey: "theirs"}
+	theirs := &S3Server{Bucket: "bucket", AccessKey: "theirs"}
 	endpoint := theirs.Start(t)
 
 	keys := fmt.Sprintf(`"AccessKeyId":"theirs","SecretAccessKey":"s","Token":"t","Expiration":%q`, time.Now().Add(time.Hour).UTC().Format(time.RFC3339))

@@ -90,7 +90,7 @@ func TestHeadersOfEveryRequest(t *testing.T) {
 	}{{"key", true, false}, {"payer", false, true}, {"both", true, true}, {"neither", false, false}} {
 		t.Run(c.name, func(t *testing.T) {
 			seen := map[string]bool{}
-			srv := &objstoretest.S3Server{AccessKey: "key-id"}
+			srv := &S3Server{AccessKey: "key-id"}
 			srv.Intercept = func(w http.ResponseWriter, r *http.Request) bool {
 				if err := verifyV4(r, "hush-secret"); err != nil {
 					t.Errorf("%s %s: %v", r.Method, r.RequestURI, err)
@@ -110,7 +110,7 @@ func TestHeadersOfEveryRequest(t *testing.T) {
 					t.Errorf("%s %s: key headers %q", r.Method, r.RequestURI, got)
 				}
 				if strings.HasSuffix(r.URL.Path, "/wrong") {
-					objstoretest.WriteS3Error(w, 400, "InvalidRequest", "The object was stored using a form of Server Side Encryption, not with "+h.Get("X-Amz-Server-Side-Encryption-Customer-Key"))
+					WriteS3Error(w, 400, "InvalidRequest", "The object was stored using a form of Server Side Encryption, not with "+h.Get("X-Amz-Server-Side-Encryption-Customer-Key"))
 					return true
 				}
 				return false

@@ -23,7 +23,7 @@ import (
 
 // keyedServer accepts only requests by the key that is valid now.
 type keyedServer struct {
-	objstoretest.S3Server
+	S3Server
 	valid   atomic.Pointer[string]
 	code    string // what the others are answered
 	status  int
@@ -45,7 +45,7 @@ func newKeyed(t *testing.T, status int, code string) (*keyedServer, string) {
 				w.WriteHeader(k.status)
 				return true
 			}
-			objstoretest.WriteS3Error(w, k.status, k.code, "said of "+r.Header.Get("Authorization"))
+			WriteS3Error(w, k.status, k.code, "said of "+r.Header.Get("Authorization"))
 			return true
 		}
 		if k.served.Add(1) >= k.at && k.at > 0 {

@@ -24,7 +24,6 @@ import (
 	"github.com/minio/minio-go/v7/pkg/credentials"
 
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 	"github.com/shoalfs/shoal/cache/objstore/s3"
 	"github.com/shoalfs/shoal/lab/rig/hostile"
 	"github.com/shoalfs/shoal/lab/rig/port"
@@ -59,10 +58,10 @@ func TestS3Errors(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel() // minio-go sleeps after a failure
-			srv := &objstoretest.S3Server{}
+			srv := &S3Server{}
 			srv.Intercept = func(w http.ResponseWriter, r *http.Request) bool {
 				w.Header().Set("X-Amz-Bucket-Region", "eu-west-9")
-				objstoretest.WriteS3Error(w, c.status, c.code, "Said by the server for hush-secret, Signature=abcdef0123")
+				WriteS3Error(w, c.status, c.code, "Said by the server for hush-secret, Signature=abcdef0123")
 				return true
 			}
 			s := newS3(t, srv, nil)
@@ -97,7 +96,7 @@ func TestS3Broken(t *testing.T) {
 	const head = "HTTP/1.1 206 Partial Content\r\nETag: \"e\"\r\nLast-Modified: Mon, 02 Jan 2006 15:04:05 GMT\r\n" +
 		"Content-Length: 5\r\nContent-Range: bytes 2-6/10\r\n\r\nhello"
 	answer := func(s string) func(w http.ResponseWriter, r *http.Request) bool {
-		return func(w http.ResponseWriter, r *http.Request) bool { objstoretest.Reset(w, s, len(s)); return true }
+		return func(w http.ResponseWriter, r *http.Request) bool { Reset(w, s, len(s)); return true }
 	}
 	for _, c := range []struct {
 		name      string
@@ -105,7 +104,7 @@ func TestS3Broken(t *testing.T) {
 		want      objstore.Kind
 		text      string
 	}{
-		{"reset", func(w http.ResponseWriter, r *http.Request) bool { objstoretest.Reset(w, "", 0); return true }, objstore.KindTransient, ""},
+		{"reset", func(w http.ResponseWriter, r *http.Request) bool { Reset(w, "", 0); return true }, objstore.KindTransient, ""},
 		{"truncated head", answer(head[:30]), objstore.KindTransient, ""},
 		{"truncated body", answer(head[:len(head)-2]), objstore.KindTransient, "after 3 of 5 bytes"},
 		{"other length", answer(strings.Replace(strings.Replace(head, "th: 5", "th: 4", 1), "hello", "hell", 1)), objstore.KindTransient, "the answer has 4"},
@@ -122,7 +121,7 @@ func TestS3Broken(t *testing.T) {
 		{"sound", answer(head), 0, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := newS3(t, &objstoretest.S3Server{Intercept: c.intercept}, nil)
+			s := newS3(t, &S3Server{Intercept: c.intercept}, nil)
 			p := make([]byte, 5)
 			err := s.ReadAt(t.Context(), objstore.Object{Key: "k", Size: 10, ETag: "e"}, p, 2)
 			if c.want == 0 {
@@ -180,9 +179,9 @@ func TestS3WholeAnswers(t *testing.T) {
 		for _, etag := range []string{"e", "e e"} {
 			t.Run(c.name+"/"+etag, func(t *testing.T) {
 				answer := strings.Replace(c.answer, `"e"`, `"`+etag+`"`, 1)
-				s := newS3(t, &objstoretest.S3Server{Intercept: func(w http.ResponseWriter, r *http.Request) bool {
+				s := newS3(t, &S3Server{Intercept: func(w http.ResponseWriter, r *http.Request) bool {
 					if !r.URL.Query().Has("versions") {
-						objstoretest.Reset(w, answer, len(answer))
+						Reset(w, answer, len(answer))
 					}
 					return !r.URL.Query().Has("versions")
 				}}, nil)
@@ -211,7 +210,7 @@ func TestS3WholeAnswers(t *testing.T) {
 func TestS3PutEmpty(t *testing.T) {
 	var length int64 = -1
 	var encoding []string
-	s := newS3(t, &objstoretest.S3Server{Intercept: func(w http.ResponseWriter, r *http.Request) bool {
+	s := newS3(t, &S3Server{Intercept: func(w http.ResponseWriter, r *http.Request) bool {
 		length, encoding = r.ContentLength, r.TransferEncoding
 		return false
 	}}, nil)
@@ -224,7 +223,7 @@ func TestS3PutEmpty(t *testing.T) {
 }
 
 func TestS3IgnoresIfMatch(t *testing.T) {
-	srv := &objstoretest.S3Server{IgnoreIfMatch: true}
+	srv := &S3Server{IgnoreIfMatch: true}
 	s := newS3(t, srv, nil)
 	old := objstore.Object{Key: "k", Size: 3, ETag: srv.Put("k", []byte("old"))}
 	srv.Put("k", []byte("new"))
@@ -234,7 +233,7 @@ func TestS3IgnoresIfMatch(t *testing.T) {
 }
 
 func TestS3WeakETag(t *testing.T) {
-	srv := &objstoretest.S3Server{NoETag: true}
+	srv := &S3Server{NoETag: true}
 	strict := newS3(t, srv, nil)
 	srv.Put("k", []byte("content"))
 	if _, err := strict.Stat(t.Context(), "k"); objstore.KindOf(err) != objstore.KindInvalid || !strings.Contains(err.Error(), "--weak-etag") {
@@ -301,7 +300,7 @@ func TestS3ReusesConnections(t *testing.T) {
 	const readers, reads = 64, 20
 	var mu sync.Mutex
 	conns := map[string]map[string]bool{"GET": {}, "HEAD": {}} // by the method and their other end
-	srv := &objstoretest.S3Server{Bucket: "bucket", Intercept: func(_ http.ResponseWriter, r *http.Request) bool {
+	srv := &S3Server{Bucket: "bucket", Intercept: func(_ http.ResponseWriter, r *http.Request) bool {
 		mu.Lock()
 		defer mu.Unlock()
 		conns[r.Method][r.RemoteAddr] = true
@@ -349,14 +348,14 @@ func TestS3ReusesConnections(t *testing.T) {
 
 func TestS3CancelDuringBody(t *testing.T) {
 	started := make(chan struct{})
-	srv := &objstoretest.S3Server{Intercept: func(w http.ResponseWriter, r *http.Request) bool {
+	srv := &S3Server{Intercept: func(w http.ResponseWriter, r *http.Request) bool {
 		w.Header().Set("ETag", `"e"`)
 		w.Header().Set("Last-Modified", time.Now().UTC().Format(http.TimeFormat))
 		w.Header().Set("Content-Length", "10")
 		w.Write([]byte("half"))
 		w.(http.Flusher).Flush()
 		close(started)
-		objstoretest.Hang(r, time.Minute)
+		Hang(r, time.Minute)
 		return true
 	}}
 	s := newS3(t, srv, nil)
@@ -371,7 +370,7 @@ func TestS3CancelDuringBody(t *testing.T) {
 
 // TestS3Check: what a user sees who has one thing wrong.
 func TestS3Check(t *testing.T) {
-	good := &objstoretest.S3Server{Bucket: "bucket", AccessKey: "key-id"}
+	good := &S3Server{Bucket: "bucket", AccessKey: "key-id"}
 	endpoint := good.Start(t)
 	html := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, "<html><body>It works!</body></html>")
@@ -486,9 +485,9 @@ func strict(t *testing.T, config *tls.Config) string {
 
 // TestS3Environment: endpoint, region and credentials come from where the AWS tools take them.
 func TestS3Environment(t *testing.T) {
-	good := &objstoretest.S3Server{Bucket: "bucket", AccessKey: "from-env"}
+	good := &S3Server{Bucket: "bucket", AccessKey: "from-env"}
 	envURL := good.Start(t)
-	fileServer := &objstoretest.S3Server{Bucket: "bucket", AccessKey: "from-file"}
+	fileServer := &S3Server{Bucket: "bucket", AccessKey: "from-file"}
 	fileURL := fileServer.Start(t)
 	dir := t.TempDir()
 	config, creds := filepath.Join(dir, "config"), filepath.Join(dir, "credentials")
@@ -555,7 +554,7 @@ func TestS3Environment(t *testing.T) {
 
 // TestS3InstanceRole: without other credentials the metadata service is asked, for a short time.
 func TestS3InstanceRole(t *testing.T) {
-	good := &objstoretest.S3Server{Bucket: "bucket", AccessKey: "from-role"}
+	good := &S3Server{Bucket: "bucket", AccessKey: "from-role"}
 	endpoint := good.Start(t)
 	imds := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
@@ -598,7 +597,7 @@ func TestS3InstanceRole(t *testing.T) {
 // are the client's and the server's together. The two after it are the same under bare minio-go, and
 // under net/http without signatures: what is theirs is not ours to save.
 func BenchmarkS3ReadAt(b *testing.B) {
-	srv := &objstoretest.S3Server{}
+	srv := &S3Server{}
 	data := bytes.Repeat([]byte("x"), 63_000)
 	etag := srv.Put("train/n01440764/n01440764_10026.JPEG", data)
 	s := newS3(b, srv, nil)
@@ -617,7 +616,7 @@ func BenchmarkS3ReadAt(b *testing.B) {
 }
 
 func BenchmarkMinioBare(b *testing.B) {
-	srv := &objstoretest.S3Server{Bucket: "bucket"}
+	srv := &S3Server{Bucket: "bucket"}
 	const key = "train/n01440764/n01440764_10026.JPEG"
 	data := bytes.Repeat([]byte("x"), 63_000)
 	etag := srv.Put(key, data)
@@ -656,7 +655,7 @@ func BenchmarkMinioBare(b *testing.B) {
 }
 
 func BenchmarkHTTPBare(b *testing.B) {
-	srv := &objstoretest.S3Server{Bucket: "bucket"}
+	srv := &S3Server{Bucket: "bucket"}
 	const key = "train/n01440764/n01440764_10026.JPEG"
 	data := bytes.Repeat([]byte("x"), 63_000)
 	srv.Put(key, data)

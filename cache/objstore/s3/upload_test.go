@@ -27,10 +27,10 @@ var quick = objstore.RetryPolicy{Base: 1, Cap: 1}
 func TestS3SpansOneRequest(t *testing.T) {
 	data := objstoretest.Random(1 << 20)
 	cut := false
-	srv := &objstoretest.S3Server{}
+	srv := &S3Server{}
 	srv.Intercept = func(w http.ResponseWriter, r *http.Request) bool {
 		if cut && r.Method == http.MethodGet {
-			objstoretest.Reset(w, "HTTP/1.1 206 Partial Content\r\nETag: \"e\"\r\nLast-Modified: Mon, 02 Jan 2006 15:04:05 GMT\r\n"+
+			Reset(w, "HTTP/1.1 206 Partial Content\r\nETag: \"e\"\r\nLast-Modified: Mon, 02 Jan 2006 15:04:05 GMT\r\n"+
 				"Content-Length: 20\r\nContent-Range: bytes 2-21/100\r\n\r\nhello", 200)
 			return true
 		}
@@ -60,7 +60,7 @@ func TestS3SpansOneRequest(t *testing.T) {
 func TestS3UploadRequests(t *testing.T) {
 	var mu sync.Mutex
 	var requests []string
-	srv := &objstoretest.S3Server{}
+	srv := &S3Server{}
 	srv.Intercept = func(w http.ResponseWriter, r *http.Request) bool {
 		mu.Lock()
 		defer mu.Unlock()
@@ -98,7 +98,7 @@ func TestS3UploadRequests(t *testing.T) {
 // hears by one request in vain.
 func TestS3UploadWithoutCRC(t *testing.T) {
 	var refused, sums atomic.Int64
-	srv := &objstoretest.S3Server{Intercept: func(w http.ResponseWriter, r *http.Request) bool {
+	srv := &S3Server{Intercept: func(w http.ResponseWriter, r *http.Request) bool {
 		if r.Header.Get("Content-Md5") != "" {
 			sums.Add(1)
 		}
@@ -106,7 +106,7 @@ func TestS3UploadWithoutCRC(t *testing.T) {
 			return false
 		}
 		refused.Add(1)
-		objstoretest.WriteS3Error(w, 501, "NotImplemented", "A header you provided implies functionality that is not implemented.")
+		WriteS3Error(w, 501, "NotImplemented", "A header you provided implies functionality that is not implemented.")
 		return true
 	}}
 	r := objstore.Retry(newS3(t, srv, nil), noPause(t))
@@ -136,8 +136,8 @@ func TestS3UploadWithoutCRC(t *testing.T) {
 // TestS3UploadETagOfTheObject: the object that an upload returns is the one that the store has, where the answer to
 // the upload's end says another ETag, as s3proxy's does.
 func TestS3UploadETagOfTheObject(t *testing.T) {
-	behind := &objstoretest.S3Server{Bucket: "bucket"}
-	s := newS3(t, &objstoretest.S3Server{Intercept: func(w http.ResponseWriter, r *http.Request) bool {
+	behind := &S3Server{Bucket: "bucket"}
+	s := newS3(t, &S3Server{Intercept: func(w http.ResponseWriter, r *http.Request) bool {
 		if r.Method != http.MethodPost || !r.URL.Query().Has("uploadId") {
 			behind.ServeHTTP(w, r)
 			return true
@@ -169,7 +169,7 @@ func TestS3UploadFaults(t *testing.T) {
 		}
 		return false
 	}
-	flipped := func(srv *objstoretest.S3Server, w http.ResponseWriter, r *http.Request) bool {
+	flipped := func(srv *S3Server, w http.ResponseWriter, r *http.Request) bool {
 		body, _ := io.ReadAll(r.Body)
 		body[len(body)/2] ^= 1
 		r.Body = io.NopCloser(bytes.NewReader(body))
@@ -177,41 +177,41 @@ func TestS3UploadFaults(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name, what string
-		fault      func(srv *objstoretest.S3Server, w http.ResponseWriter, r *http.Request) bool
+		fault      func(srv *S3Server, w http.ResponseWriter, r *http.Request) bool
 		want       objstore.Kind // of the upload without Retry
 	}{
-		{"503", "part", func(_ *objstoretest.S3Server, w http.ResponseWriter, r *http.Request) bool {
-			objstoretest.WriteS3Error(w, 503, "SlowDown", "Please reduce your request rate.") // before the body is read
+		{"503", "part", func(_ *S3Server, w http.ResponseWriter, r *http.Request) bool {
+			WriteS3Error(w, 503, "SlowDown", "Please reduce your request rate.") // before the body is read
 			return true
 		}, objstore.KindTransient},
-		{"reset", "part", func(_ *objstoretest.S3Server, w http.ResponseWriter, r *http.Request) bool {
-			objstoretest.Reset(w, "", 0)
+		{"reset", "part", func(_ *S3Server, w http.ResponseWriter, r *http.Request) bool {
+			Reset(w, "", 0)
 			return true
 		}, objstore.KindTransient},
 		{"flipped bit", "part", flipped, objstore.KindTransient},
-		{"503 at the start", "begin", func(_ *objstoretest.S3Server, w http.ResponseWriter, r *http.Request) bool {
-			objstoretest.WriteS3Error(w, 503, "SlowDown", "Please reduce your request rate.")
+		{"503 at the start", "begin", func(_ *S3Server, w http.ResponseWriter, r *http.Request) bool {
+			WriteS3Error(w, 503, "SlowDown", "Please reduce your request rate.")
 			return true
 		}, objstore.KindTransient},
-		{"503 at the end", "complete", func(_ *objstoretest.S3Server, w http.ResponseWriter, r *http.Request) bool {
-			objstoretest.WriteS3Error(w, 503, "SlowDown", "Please reduce your request rate.")
+		{"503 at the end", "complete", func(_ *S3Server, w http.ResponseWriter, r *http.Request) bool {
+			WriteS3Error(w, 503, "SlowDown", "Please reduce your request rate.")
 			return true
 		}, objstore.KindTransient},
-		{"error in an answer of 200", "complete", func(_ *objstoretest.S3Server, w http.ResponseWriter, r *http.Request) bool {
-			objstoretest.WriteS3Error(w, 200, "InternalError", "We encountered an internal error. Please try again.")
+		{"error in an answer of 200", "complete", func(_ *S3Server, w http.ResponseWriter, r *http.Request) bool {
+			WriteS3Error(w, 200, "InternalError", "We encountered an internal error. Please try again.")
 			return true
 		}, objstore.KindTransient},
-		{"lost answer", "complete", func(srv *objstoretest.S3Server, w http.ResponseWriter, r *http.Request) bool {
+		{"lost answer", "complete", func(srv *S3Server, w http.ResponseWriter, r *http.Request) bool {
 			srv.Intercept = nil // this handler's request is let through, its answer is not
 			srv.ServeHTTP(discard{http.Header{}}, r)
-			objstoretest.Reset(w, "", 0)
+			Reset(w, "", 0)
 			return true
 		}, objstore.KindTransient},
 	} {
 		for _, retry := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, retry %v", c.name, retry), func(t *testing.T) {
 				t.Parallel() // minio-go sleeps after a failure
-				srv := &objstoretest.S3Server{}
+				srv := &S3Server{}
 				var once sync.Once
 				srv.Intercept = func(w http.ResponseWriter, r *http.Request) (done bool) {
 					if is(r, c.what) {
@@ -241,14 +241,14 @@ func TestS3UploadFaults(t *testing.T) {
 func TestLostAnswerUnderACustomerKey(t *testing.T) {
 	key, err := objstore.ParseCustomerKey(make([]byte, 32))
 	must(t, err)
-	srv := &objstoretest.S3Server{OpaqueETags: true}
+	srv := &S3Server{OpaqueETags: true}
 	var once sync.Once
 	srv.Intercept = func(w http.ResponseWriter, r *http.Request) (done bool) {
 		if r.Method == http.MethodPost && r.URL.Query().Has("uploadId") {
 			once.Do(func() {
 				srv.Intercept = nil
 				srv.ServeHTTP(discard{http.Header{}}, r)
-				objstoretest.Reset(w, "", 0)
+				Reset(w, "", 0)
 				done = true
 			})
 		}
@@ -277,10 +277,10 @@ func (d discard) WriteHeader(int)             {}
 // TestS3PutNewConflict: 409 means that another request is under way; a look says how it ended.
 func TestS3PutNewConflict(t *testing.T) {
 	for _, exists := range []bool{true, false} {
-		srv := &objstoretest.S3Server{}
+		srv := &S3Server{}
 		srv.Intercept = func(w http.ResponseWriter, r *http.Request) bool {
 			if r.Method == http.MethodPut {
-				objstoretest.WriteS3Error(w, 409, "ConditionalRequestConflict", "Conflicting conditional operation")
+				WriteS3Error(w, 409, "ConditionalRequestConflict", "Conflicting conditional operation")
 			}
 			return r.Method == http.MethodPut
 		}
@@ -298,11 +298,11 @@ func TestS3PutNewConflict(t *testing.T) {
 
 // TestS3PartIsLent: when Part has failed, the caller may write to its slice at once.
 func TestS3PartIsLent(t *testing.T) {
-	s := newS3(t, &objstoretest.S3Server{Intercept: func(w http.ResponseWriter, r *http.Request) bool {
+	s := newS3(t, &S3Server{Intercept: func(w http.ResponseWriter, r *http.Request) bool {
 		if r.Method != http.MethodPut {
 			return false
 		}
-		objstoretest.WriteS3Error(w, 403, "AccessDenied", "Access Denied") // while the body is still coming
+		WriteS3Error(w, 403, "AccessDenied", "Access Denied") // while the body is still coming
 		return true
 	}}, nil)
 	u, err := s.Upload(t.Context(), "k", 32<<20, 32<<20)
@@ -322,7 +322,7 @@ func TestS3PartIsLent(t *testing.T) {
 // faults and retry, does what it does on the model.
 func TestUploadModel(t *testing.T) {
 	base := t.TempDir()
-	srv := &objstoretest.S3Server{PageSize: 2}
+	srv := &S3Server{PageSize: 2}
 	store := newS3(t, srv, nil)
 	run := 0
 	rapid.Check(t, func(rt *rapid.T) {

@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 }
 
 // newS3 returns a client of a server of its own.
-func newS3(t testing.TB, srv *objstoretest.S3Server, change func(*s3.Config)) *s3.Store {
+func newS3(t testing.TB, srv *S3Server, change func(*s3.Config)) *s3.Store {
 	t.Helper()
 	srv.Bucket = "bucket"
 	cfg := s3.Config{Endpoint: srv.Start(t), Bucket: srv.Bucket, AccessKeyID: "key-id", SecretAccessKey: "hush-secret"}
@@ -48,7 +48,7 @@ func newS3(t testing.TB, srv *objstoretest.S3Server, change func(*s3.Config)) *s
 
 func TestS3Conformance(t *testing.T) {
 	objstoretest.Run(t, func(t *testing.T) objstoretest.Harness {
-		srv := &objstoretest.S3Server{AccessKey: "key-id"}
+		srv := &S3Server{AccessKey: "key-id"}
 		return objstoretest.Harness{Store: newS3(t, srv, nil), HostileKeys: true}
 	})
 }
@@ -56,7 +56,7 @@ func TestS3Conformance(t *testing.T) {
 // TestS3ConformancePrefix runs the suite below a prefix, beside other keys, with small pages.
 func TestS3ConformancePrefix(t *testing.T) {
 	objstoretest.Run(t, func(t *testing.T) objstoretest.Harness {
-		srv := &objstoretest.S3Server{PageSize: 3}
+		srv := &S3Server{PageSize: 3}
 		srv.Put("other", []byte("beside"))
 		srv.Put("shared/prefix0", []byte("beside"))
 		return objstoretest.Harness{Store: newS3(t, srv, nil), HostileKeys: true, Prefix: "shared/prefix/"}
@@ -68,7 +68,7 @@ func TestS3ConformanceEncrypted(t *testing.T) {
 	key, err := objstore.ParseCustomerKey(make([]byte, 32))
 	must(t, err)
 	objstoretest.Run(t, func(t *testing.T) objstoretest.Harness {
-		s := newS3(t, &objstoretest.S3Server{OpaqueETags: true}, func(cfg *s3.Config) { cfg.Store.CustomerKey = key })
+		s := newS3(t, &S3Server{OpaqueETags: true}, func(cfg *s3.Config) { cfg.Store.CustomerKey = key })
 		return objstoretest.Harness{Store: s, HostileKeys: true}
 	})
 }

@@ -31,7 +31,7 @@ func TestPinnedVersions(t *testing.T) {
 	}{{"If-Match", false}, {"a server without If-Match", true}} {
 		t.Run(c.name, func(t *testing.T) {
 			var listings atomic.Int64
-			srv := &objstoretest.S3Server{Versioned: true, IgnoreIfMatch: c.ignore, AccessKey: "key-id"}
+			srv := &S3Server{Versioned: true, IgnoreIfMatch: c.ignore, AccessKey: "key-id"}
 			srv.Intercept = func(_ http.ResponseWriter, r *http.Request) bool {
 				if err := verifyV4(r, "hush-secret"); err != nil {
 					t.Error(err)
@@ -132,7 +132,7 @@ func TestVersionsThatCannotBeHad(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var listings atomic.Int64
-			srv := &objstoretest.S3Server{Versioned: c.versioned}
+			srv := &S3Server{Versioned: c.versioned}
 			srv.Intercept = func(w http.ResponseWriter, r *http.Request) bool {
 				q := r.URL.Query()
 				code := ""
@@ -149,9 +149,9 @@ func TestVersionsThatCannotBeHad(t *testing.T) {
 					r.URL.RawQuery = ""
 					return false
 				case "AccessDenied":
-					objstoretest.WriteS3Error(w, 403, code, "no")
+					WriteS3Error(w, 403, code, "no")
 				case "NotImplemented":
-					objstoretest.WriteS3Error(w, 501, code, "no")
+					WriteS3Error(w, 501, code, "no")
 				default:
 					fmt.Fprint(w, code)
 				}
@@ -186,7 +186,7 @@ func TestVersionsThatCannotBeHad(t *testing.T) {
 
 // TestWeakVersions: without ETags the version is found by size and time.
 func TestWeakVersions(t *testing.T) {
-	srv := &objstoretest.S3Server{Versioned: true, NoETag: true}
+	srv := &S3Server{Versioned: true, NoETag: true}
 	s := newS3(t, srv, func(cfg *s3.Config) { cfg.Store.WeakETag = true })
 	r := objstore.Retry(s, noPause(t))
 	at := time.Now().Add(-time.Hour)
@@ -203,10 +203,10 @@ func TestWeakVersions(t *testing.T) {
 // TestVersionsWhileTheStoreStumbles: a listing of versions that fails for a while is no changed object.
 func TestVersionsWhileTheStoreStumbles(t *testing.T) {
 	var asked atomic.Int64
-	srv := &objstoretest.S3Server{Versioned: true}
+	srv := &S3Server{Versioned: true}
 	srv.Intercept = func(w http.ResponseWriter, r *http.Request) bool {
 		if r.URL.Query().Has("versions") && asked.Add(1) < 3 {
-			objstoretest.WriteS3Error(w, 503, "SlowDown", "later")
+			WriteS3Error(w, 503, "SlowDown", "later")
 			return true
 		}
 		return false

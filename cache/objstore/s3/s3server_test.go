@@ -1,4 +1,4 @@
-package objstoretest
+package s3_test
 
 import (
 	"bufio"
