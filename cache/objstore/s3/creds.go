@@ -46,6 +46,8 @@ type awsChain struct {
 	region string
 	client *http.Client
 	imds   *http.Client
+	// profile is the chosen one, of the shared files; nil: they are to be read, since they change.
+	profile *config.SharedConfig
 }
 
 // errNoneThere means that a source has no credentials, and the next one must be asked.
@@ -70,7 +72,7 @@ func awsCredentials(ctx context.Context, cfg Config, client *http.Client) (*keyr
 		}
 		return fixedKeys(keyPair(cfg.AccessKeyID, cfg.SecretAccessKey, cfg.SessionToken)), nil
 	}
-	chain := &awsChain{getenv: getenv, region: cfg.Region, client: client, imds: &http.Client{Timeout: imdsTimeout, Transport: &http.Transport{
+	chain := &awsChain{getenv: getenv, region: cfg.Region, client: client, profile: cfg.profile, imds: &http.Client{Timeout: imdsTimeout, Transport: &http.Transport{
 		// Never through a proxy: the address is link-local.
 		DialContext: (&net.Dialer{Timeout: imdsTimeout}).DialContext, DisableKeepAlives: true,
 	}}}
@@ -86,8 +88,7 @@ func awsCredentials(ctx context.Context, cfg Config, client *http.Client) (*keyr
 		name  string
 		fetch keySource
 	}
-	name := profileName(getenv)
-	fromFiles := candidate{"profile " + name, source(func() (aws.CredentialsProvider, error) { return chain.ofProfile(name) })}
+	fromFiles := candidate{"profile " + profileName(getenv), source(chain.ofProfile)}
 	named := getenv("AWS_PROFILE") != "" || getenv("AWS_DEFAULT_PROFILE") != ""
 	var sources []candidate
 	if named {
@@ -114,6 +115,7 @@ func awsCredentials(ctx context.Context, cfg Config, client *http.Client) (*keyr
 			return nil, cerr
 		}
 		if err == nil {
+			chain.profile = nil
 			return newKeyring(s.name, v, s.fetch, cfg.Logger), nil
 		}
 		if tried = append(tried, s.name+": "+sourceError(err).Error()); !errors.Is(err, errNoneThere) {
@@ -184,18 +186,18 @@ func source(provider func() (aws.CredentialsProvider, error)) keySource {
 	}
 }
 
-// ofProfile returns the provider of a profile of the shared files.
-func (c *awsChain) ofProfile(name string) (aws.CredentialsProvider, error) {
-	p, found, err := loadProfile(c.getenv, name)
-	switch {
-	case err != nil:
-		return nil, err
-	case !found && name != "default":
-		return nil, fmt.Errorf("profile %q is in neither of the shared files", name)
-	case !found:
-		return nil, errNoneThere
+// ofProfile returns the provider of the profile.
+func (c *awsChain) ofProfile() (aws.CredentialsProvider, error) {
+	p, err := loadProfile(c.getenv, c.profile)
+	if err == nil && p.Profile == "" {
+		if err = errNoneThere; profileName(c.getenv) != "default" {
+			err = fmt.Errorf("profile %q is in neither of the shared files", profileName(c.getenv))
+		}
 	}
-	return c.provider(&p, p.RoleARN != "")
+	if err != nil {
+		return nil, err
+	}
+	return c.provider(p, p.RoleARN != "")
 }
 
 // provider returns what a profile names. role: to name something is its duty, since a role is assumed with it.
@@ -219,7 +221,7 @@ func (c *awsChain) provider(p *config.SharedConfig, role bool) (by aws.Credentia
 	case p.CredentialSource == "EcsContainer":
 		by, err = c.container()
 	case p.WebIdentityTokenFile != "":
-		return c.webIdentity(*p, p.WebIdentityTokenFile, p.RoleARN, p.RoleSessionName), nil
+		return c.webIdentity(p, p.WebIdentityTokenFile, p.RoleARN, p.RoleSessionName), nil
 	case p.SSOSession != nil:
 		o := ssocreds.Options{StartURL: p.SSOSession.SSOStartURL}
 		if o.CachedTokenFilepath, err = ssocreds.StandardCachedTokenFilepath(p.SSOSession.Name); err == nil {
@@ -238,7 +240,7 @@ func (c *awsChain) provider(p *config.SharedConfig, role bool) (by aws.Credentia
 	if err != nil || p.RoleARN == "" {
 		return by, err
 	}
-	return stscreds.NewAssumeRoleProvider(c.sts(*p, by), p.RoleARN, func(o *stscreds.AssumeRoleOptions) {
+	return stscreds.NewAssumeRoleProvider(c.sts(p, by), p.RoleARN, func(o *stscreds.AssumeRoleOptions) {
 		o.RoleSessionName, o.Duration = sessionName(p.RoleSessionName), time.Hour
 		if p.ExternalID != "" {
 			o.ExternalID = &p.ExternalID
@@ -265,7 +267,7 @@ func (c *awsChain) sso(p *config.SharedConfig, region string, o ssocreds.Options
 }
 
 // sts returns a client of STS: at the configured endpoint, or the region's. Who uses it tries again.
-func (c *awsChain) sts(p config.SharedConfig, by aws.CredentialsProvider) *sts.Client {
+func (c *awsChain) sts(p *config.SharedConfig, by aws.CredentialsProvider) *sts.Client {
 	o := sts.Options{HTTPClient: c.client, Credentials: by, Retryer: aws.NopRetryer{}}
 	o.Region = cmp.Or(c.getenv("AWS_REGION"), c.getenv("AWS_DEFAULT_REGION"), p.Region, c.region, "us-east-1")
 	if e := configuredEndpoint(c.getenv, p, "sts"); e != "" {
@@ -281,7 +283,7 @@ func sessionName(given string) string {
 
 // ofWebIdentity is the web identity of the environment, as Kubernetes mounts it.
 func (c *awsChain) ofWebIdentity() (aws.CredentialsProvider, error) {
-	p, _, err := loadProfile(c.getenv, profileName(c.getenv))
+	p, err := loadProfile(c.getenv, c.profile)
 	if err == nil && c.getenv("AWS_ROLE_ARN") == "" {
 		err = errors.New("AWS_WEB_IDENTITY_TOKEN_FILE is set, AWS_ROLE_ARN is not")
 	}
@@ -304,7 +306,7 @@ func (f tokenFile) GetToken() (string, error) {
 }
 
 // webIdentity assumes a role with a token, whose file is read each time.
-func (c *awsChain) webIdentity(p config.SharedConfig, file, role, session string) aws.CredentialsProvider {
+func (c *awsChain) webIdentity(p *config.SharedConfig, file, role, session string) aws.CredentialsProvider {
 	provider := stscreds.NewWebIdentityRoleProvider(c.sts(p, nil), role, tokenFile(file), func(o *stscreds.WebIdentityRoleOptions) {
 		o.RoleSessionName = sessionName(session)
 		if p.RoleDurationSeconds != nil {

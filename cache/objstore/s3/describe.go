@@ -23,7 +23,7 @@ func Describe(getenv func(string) string) ([]Setting, error) {
 	d := description{getenv: getenv}
 	var err error
 	name := profileName(getenv)
-	if d.profile, d.found, err = loadProfile(getenv, name); err != nil {
+	if d.profile, err = loadProfile(getenv, nil); err != nil {
 		return nil, err
 	}
 	from := d.variable("AWS_PROFILE", "AWS_DEFAULT_PROFILE")
@@ -49,8 +49,7 @@ func Describe(getenv func(string) string) ([]Setting, error) {
 
 type description struct {
 	getenv  func(string) string
-	profile config.SharedConfig
-	found   bool
+	profile *config.SharedConfig
 	list    []Setting
 }
 
@@ -89,7 +88,7 @@ func (d *description) credentials(name string) {
 			value = "incomplete key pair: " + err.Error()
 		}
 		d.add("credentials", value, cmp.Or(d.variable("AWS_ACCESS_KEY_ID", "AWS_ACCESS_KEY"), d.variable("AWS_SECRET_ACCESS_KEY", "AWS_SECRET_KEY")))
-	case named != "" && !d.found:
+	case named != "" && d.profile.Profile == "":
 		d.add("credentials", "none: profile "+name+" is in neither of the shared files", named)
 	case named != "" && d.fromProfile():
 	case d.getenv("AWS_WEB_IDENTITY_TOKEN_FILE") != "":

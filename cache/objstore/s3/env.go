@@ -2,6 +2,7 @@ package s3
 
 import (
 	"cmp"
+	"slices"
 	"strings"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -11,10 +12,11 @@ import (
 // fillFromEnv sets empty fields of cfg from the AWS environment, with the precedence of the AWS tools: specific
 // variable, general variable, the profile's service section, the profile.
 func (cfg *Config) fillFromEnv() error {
-	p, _, err := loadProfile(cfg.Getenv, profileName(cfg.Getenv))
+	p, err := loadProfile(cfg.Getenv, nil)
 	if err != nil {
 		return err
 	}
+	cfg.profile = p
 	if cfg.Endpoint == "" {
 		cfg.Endpoint = configuredEndpoint(cfg.Getenv, p, "s3")
 	}
@@ -25,7 +27,7 @@ func (cfg *Config) fillFromEnv() error {
 }
 
 // configuredEndpoint returns the endpoint of a service, "s3" or "sts"; "" for Amazon's.
-func configuredEndpoint(getenv func(string) string, p config.SharedConfig, service string) string {
+func configuredEndpoint(getenv func(string) string, p *config.SharedConfig, service string) string {
 	if envTrue(getenv, "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS") || aws.ToBool(p.IgnoreConfiguredEndpoints) {
 		return ""
 	}
@@ -42,11 +44,7 @@ func endpointVariable(getenv func(string) string) string {
 }
 
 func envTrue(getenv func(string) string, name string) bool {
-	switch strings.ToLower(getenv(name)) {
-	case "1", "true", "yes", "on":
-		return true
-	}
-	return false
+	return slices.Contains([]string{"1", "true", "yes", "on"}, strings.ToLower(getenv(name)))
 }
 
 func profileName(getenv func(string) string) string {

@@ -120,7 +120,16 @@ func TestGetenv(t *testing.T) {
 // at all; what it says holds no secret ("hush").
 func opens(t *testing.T, env map[string]string, want string) {
 	t.Helper()
-	store, _, err := stores.Open(t.Context(), "s3://bucket/x", stores.Options{Getenv: func(name string) string { return env[name] }})
+	reads := 0
+	store, _, err := stores.Open(t.Context(), "s3://bucket/x", stores.Options{Getenv: func(name string) string {
+		if name == "AWS_CONFIG_FILE" {
+			reads++
+		}
+		return env[name]
+	}})
+	if reads != 1 {
+		t.Errorf("the shared files were read %d times", reads)
+	}
 	if err == nil {
 		defer store.(*s3.Store).Close()
 		err = store.Check(t.Context())

@@ -49,55 +49,36 @@ const (
 
 // s3Codes is the one place that says what an error code means.
 // https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
-var s3Codes = map[string]verdict{
-	"NoSuchBucket":  {objstore.KindNotFound, remedyBucket},
-	"NoSuchKey":     {objstore.KindNotFound, ""},
-	"NotFound":      {objstore.KindNotFound, ""},
-	"NoSuchVersion": {objstore.KindNotFound, ""},
-	"NoSuchUpload":  {objstore.KindNotFound, ""},
+var s3Codes = verdicts(map[verdict]string{
+	{objstore.KindNotFound, remedyBucket}: "NoSuchBucket",
+	{objstore.KindNotFound, ""}:           "NoSuchKey NotFound NoSuchVersion NoSuchUpload",
+	{objstore.KindChanged, ""}:            "PreconditionFailed InvalidRange", // the range is inside the listed object
+	{objstore.KindDenied, remedyRights}:   "AccessDenied AllAccessDisabled",
+	// The last is versitygw's for an unknown access key.
+	{objstore.KindDenied, remedyKeys}:                                        "InvalidAccessKeyId SignatureDoesNotMatch XAdminUserNotFound",
+	{objstore.KindDenied, remedyToken}:                                       "ExpiredToken ExpiredTokenException InvalidToken TokenRefreshRequired",
+	{objstore.KindDenied, "restore the object from its archive class first"}: "InvalidObjectState",
+	{objstore.KindDenied, ""}:                                                "AccountProblem",
+	{objstore.KindInvalid, remedyClock}:                                      "RequestTimeTooSkewed RequestExpired",
+	{objstore.KindInvalid, remedyRegion}:                                     "AuthorizationHeaderMalformed PermanentRedirect InvalidRegion",
+	{objstore.KindInvalid, remedyBucket}:                                     "InvalidBucketName",
+	{objstore.KindInvalid, remedyLacks}:                                      "NotImplemented MethodNotAllowed",
+	{objstore.KindInvalid, "choose larger parts"}:                            "EntityTooSmall",
+	{objstore.KindInvalid, "choose smaller parts"}:                           "EntityTooLarge",
+	{objstore.KindInvalid, ""}:                                               "InvalidPart InvalidPartOrder",
+	{objstore.KindTransient, ""}: "TemporaryRedirect SlowDown SlowDownRead Throttling ThrottlingException " +
+		"RequestLimitExceeded RequestThrottled RequestTimeout InternalError ServiceUnavailable OperationAborted " +
+		"IncompleteBody BadDigest",
+})
 
-	"PreconditionFailed": {objstore.KindChanged, ""},
-	"InvalidRange":       {objstore.KindChanged, ""}, // the range is inside the listed object
-
-	"AccessDenied":          {objstore.KindDenied, remedyRights},
-	"AllAccessDisabled":     {objstore.KindDenied, remedyRights},
-	"AccountProblem":        {objstore.KindDenied, ""},
-	"InvalidAccessKeyId":    {objstore.KindDenied, remedyKeys},
-	"SignatureDoesNotMatch": {objstore.KindDenied, remedyKeys},
-	"XAdminUserNotFound":    {objstore.KindDenied, remedyKeys}, // versitygw's code for an unknown access key
-	"ExpiredToken":          {objstore.KindDenied, remedyToken},
-	"ExpiredTokenException": {objstore.KindDenied, remedyToken},
-	"InvalidToken":          {objstore.KindDenied, remedyToken},
-	"TokenRefreshRequired":  {objstore.KindDenied, remedyToken},
-	"InvalidObjectState":    {objstore.KindDenied, "restore the object from its archive class first"},
-
-	"RequestTimeTooSkewed":         {objstore.KindInvalid, remedyClock},
-	"RequestExpired":               {objstore.KindInvalid, remedyClock},
-	"AuthorizationHeaderMalformed": {objstore.KindInvalid, remedyRegion},
-	"PermanentRedirect":            {objstore.KindInvalid, remedyRegion},
-	"TemporaryRedirect":            {objstore.KindTransient, ""},
-	"InvalidRegion":                {objstore.KindInvalid, remedyRegion},
-	"InvalidBucketName":            {objstore.KindInvalid, remedyBucket},
-	"NotImplemented":               {objstore.KindInvalid, remedyLacks},
-	"MethodNotAllowed":             {objstore.KindInvalid, remedyLacks},
-
-	"SlowDown":             {objstore.KindTransient, ""},
-	"SlowDownRead":         {objstore.KindTransient, ""},
-	"Throttling":           {objstore.KindTransient, ""},
-	"ThrottlingException":  {objstore.KindTransient, ""},
-	"RequestLimitExceeded": {objstore.KindTransient, ""},
-	"RequestThrottled":     {objstore.KindTransient, ""},
-	"RequestTimeout":       {objstore.KindTransient, ""},
-	"InternalError":        {objstore.KindTransient, ""},
-	"ServiceUnavailable":   {objstore.KindTransient, ""},
-	"OperationAborted":     {objstore.KindTransient, ""},
-	"IncompleteBody":       {objstore.KindTransient, ""},
-	"BadDigest":            {objstore.KindTransient, ""},
-
-	"EntityTooSmall":   {objstore.KindInvalid, "choose larger parts"},
-	"EntityTooLarge":   {objstore.KindInvalid, "choose smaller parts"},
-	"InvalidPart":      {objstore.KindInvalid, ""},
-	"InvalidPartOrder": {objstore.KindInvalid, ""},
+func verdicts(codes map[verdict]string) map[string]verdict {
+	m := map[string]verdict{}
+	for v, list := range codes {
+		for code := range strings.FieldsSeq(list) {
+			m[code] = v
+		}
+	}
+	return m
 }
 
 // statusVerdict is for answers with a code that is not in the table.
@@ -111,13 +92,11 @@ func statusVerdict(status int) verdict {
 		return verdict{objstore.KindDenied, remedyRights}
 	case status == http.StatusProxyAuthRequired:
 		return verdict{objstore.KindDenied, "the proxy requires credentials; check HTTPS_PROXY and NO_PROXY"}
-	case status == http.StatusRequestTimeout, status == http.StatusTooManyRequests, status == 499:
-		return verdict{objstore.KindTransient, ""}
 	case status == http.StatusNotImplemented:
 		return verdict{objstore.KindInvalid, remedyLacks}
 	case status == http.StatusHTTPVersionNotSupported:
 		return verdict{objstore.KindInvalid, remedyNotS3}
-	case status >= 500:
+	case status == http.StatusRequestTimeout, status == http.StatusTooManyRequests, status == 499, status >= 500:
 		return verdict{objstore.KindTransient, ""}
 	case status >= 300 && status < 400:
 		return verdict{objstore.KindInvalid, remedyRegion}
@@ -134,19 +113,18 @@ func (s *Store) fail(ctx context.Context, generation uint64, op, key string, err
 	}
 	var v verdict
 	var cause error
-	slow := false
-	again := false
+	slow, again := false, false
 	if resp := minio.ToErrorResponse(err); resp.Code != "" || resp.StatusCode != 0 {
 		v, cause = s.answer(resp)
 		if doubtful(resp) {
 			why := reasonDenied
-			if refusals[resp.Code] {
+			if refusal(resp.Code) {
 				why = reasonRefused
 			}
 			if again = s.keys.refused(ctx, generation, why); ctx.Err() != nil {
 				return ctx.Err()
 			}
-			if again || refusals[resp.Code] && s.keys.mayChange() {
+			if again || refusal(resp.Code) && s.keys.mayChange() {
 				v.kind = objstore.KindTransient
 			}
 		}
@@ -170,11 +148,11 @@ func (s *Store) fail(ctx context.Context, generation uint64, op, key string, err
 	return e
 }
 
-// refusals are the codes by which a store refuses unknown or expired credentials. If these worked before and can
-// change, they are temporary failures: a rotation may be about to happen.
-var refusals = map[string]bool{
-	"ExpiredToken": true, "ExpiredTokenException": true, "InvalidToken": true, "TokenRefreshRequired": true,
-	"InvalidAccessKeyId": true, "SignatureDoesNotMatch": true, "XAdminUserNotFound": true,
+// refusal reports whether by that code a store refuses unknown or expired credentials. If these worked before and can
+// change, it is a temporary failure: a rotation may be about to happen.
+func refusal(code string) bool {
+	r := s3Codes[code].remedy
+	return r == remedyKeys || r == remedyToken
 }
 
 // doubtful reports whether other credentials might get another answer. Answers to HEAD have no code.
@@ -183,9 +161,9 @@ func doubtful(r minio.ErrorResponse) bool {
 	case http.StatusUnauthorized, http.StatusForbidden:
 		return !known || s3Codes[r.Code].kind == objstore.KindDenied
 	case http.StatusBadRequest:
-		return !known || refusals[r.Code]
+		return !known || refusal(r.Code)
 	}
-	return refusals[r.Code]
+	return refusal(r.Code)
 }
 
 // answer classifies an error answer of the server.
@@ -210,6 +188,11 @@ func (s *Store) answer(r minio.ErrorResponse) (verdict, error) {
 	return v, errors.New(text)
 }
 
+func is[T error](err error) bool {
+	_, ok := errors.AsType[T](err)
+	return ok
+}
+
 // transportError classifies an error without an answer.
 func (s *Store) transportError(err error) (verdict, error) {
 	var ue *url.Error
@@ -218,36 +201,26 @@ func (s *Store) transportError(err error) (verdict, error) {
 	}
 	at := func(err error) error { return fmt.Errorf("%s: %w", s.endpoint, err) }
 
-	var unknownCA x509.UnknownAuthorityError
-	var badHost x509.HostnameError
 	var badCert x509.CertificateInvalidError
-	var verify *tls.CertificateVerificationError
-	var record tls.RecordHeaderError
-	var dns *net.DNSError
-	var circle *circleError
-	var date *time.ParseError
-	var number *strconv.NumError
-	var escape url.EscapeError
-	var xmlShape xml.UnmarshalError
 	var xmlSyntax *xml.SyntaxError
 	switch {
-	case errors.As(err, &unknownCA):
+	case is[x509.UnknownAuthorityError](err):
 		return verdict{objstore.KindInvalid, remedyCA}, at(err)
 	case errors.As(err, &badCert) && badCert.Reason == x509.Expired:
 		return verdict{objstore.KindInvalid, "the certificate or this machine's clock is out of date"}, at(err)
-	case errors.As(err, &badHost), errors.As(err, &badCert), errors.As(err, &verify):
+	case is[x509.HostnameError](err), errors.As(err, &badCert), is[*tls.CertificateVerificationError](err):
 		return verdict{objstore.KindInvalid, "use the host name of the store's certificate in AWS_ENDPOINT_URL"}, at(err)
-	case errors.As(err, &record), strings.Contains(err.Error(), "HTTP response to HTTPS client"):
+	case is[tls.RecordHeaderError](err), strings.Contains(err.Error(), "HTTP response to HTTPS client"):
 		return verdict{objstore.KindInvalid, s.remedyScheme()}, at(s.errScheme())
 	case errors.Is(err, errNotXML), errors.Is(err, errOtherXML), errors.Is(err, errLongPage):
 		return verdict{objstore.KindInvalid, remedyNotS3}, at(err)
 	case errors.Is(err, errSlowPage):
 		return verdict{objstore.KindTransient, remedyReach}, at(err)
-	case errors.As(err, &circle), errors.Is(err, errOtherPrefix):
+	case is[*circleError](err), errors.Is(err, errOtherPrefix):
 		return verdict{objstore.KindInvalid, remedyListing}, at(err)
-	case errors.As(err, &date), errors.As(err, &number), errors.As(err, &escape):
+	case is[*time.ParseError](err), is[*strconv.NumError](err), is[url.EscapeError](err):
 		return verdict{objstore.KindInvalid, remedyNotS3}, at(fmt.Errorf("the answer is not S3's XML: %w", err))
-	case errors.As(err, &xmlShape):
+	case is[xml.UnmarshalError](err):
 		return verdict{objstore.KindInvalid, remedyNotS3}, at(errors.New("the answer is not S3's XML"))
 	case errors.As(err, &xmlSyntax):
 		if strings.Contains(xmlSyntax.Msg, "EOF") {
@@ -256,7 +229,7 @@ func (s *Store) transportError(err error) (verdict, error) {
 		return verdict{objstore.KindInvalid, remedyNotS3}, at(errors.New("the answer is not XML"))
 	case errors.Is(err, io.EOF):
 		return verdict{objstore.KindTransient, ""}, at(errors.New("the answer is empty"))
-	case errors.As(err, &dns):
+	case is[*net.DNSError](err):
 		return verdict{objstore.KindTransient, remedyReach}, at(err)
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
 		return verdict{objstore.KindTransient, remedyReach}, at(err)

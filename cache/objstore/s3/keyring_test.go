@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
@@ -211,9 +210,9 @@ func TestSSOPortal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	env := map[string]string{"HOME": home}
+	env := map[string]string{"HOME": home, "AWS_PROFILE": "dev"}
 	chain := &awsChain{getenv: func(name string) string { return env[name] }, client: &http.Client{Transport: elsewhere{u.Host}}}
-	v, err := source(func() (aws.CredentialsProvider, error) { return chain.ofProfile("dev") })(t.Context())
+	v, err := source(chain.ofProfile)(t.Context())
 	if err != nil || v.AccessKeyID != "id" || v.SessionToken != "t" || time.Until(v.Expiration) < 50*time.Minute {
 		t.Errorf("%v until %v: %v", v.AccessKeyID, v.Expiration, err)
 	}

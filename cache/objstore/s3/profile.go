@@ -15,11 +15,15 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 )
 
-// loadProfile returns a profile of the AWS tools' two shared files, and whether it is in one of them. A missing file is
-// an empty one.
+// loadProfile returns the chosen profile of the AWS tools' two shared files, unless it is known. It is empty, without a
+// name, if it is in neither. A missing file is an empty one.
 //
 // https://docs.aws.amazon.com/sdkref/latest/guide/file-format.html
-func loadProfile(getenv func(string) string, name string) (p config.SharedConfig, found bool, err error) {
+func loadProfile(getenv func(string) string, known *config.SharedConfig) (_ *config.SharedConfig, err error) {
+	if known != nil {
+		return known, nil
+	}
+	name := profileName(getenv)
 	files := func(variable, file string) (paths []string) {
 		path := awsFile(getenv, variable, file)
 		if cause := readable(path); cause != nil && err == nil { // the SDK takes it for an empty file
@@ -29,9 +33,9 @@ func loadProfile(getenv func(string) string, name string) (p config.SharedConfig
 	}
 	configs, keys := files("AWS_CONFIG_FILE", "config"), files("AWS_SHARED_CREDENTIALS_FILE", "credentials")
 	if err != nil {
-		return p, false, err
+		return &config.SharedConfig{}, err
 	}
-	p, err = config.LoadSharedConfigProfile(context.Background(), name, func(o *config.LoadSharedConfigOptions) {
+	p, err := config.LoadSharedConfigProfile(context.Background(), name, func(o *config.LoadSharedConfigOptions) {
 		o.ConfigFiles, o.CredentialsFiles = configs, keys
 	})
 	var none config.SharedConfigProfileNotExistError
@@ -39,7 +43,7 @@ func loadProfile(getenv func(string) string, name string) (p config.SharedConfig
 	switch {
 	case errors.As(err, &role): // of a profile that is there
 	case errors.As(err, &none):
-		return p, false, nil
+		return &p, nil
 	}
 	if err != nil {
 		if role.Profile != "" && role.Err == nil {
@@ -47,7 +51,7 @@ func loadProfile(getenv func(string) string, name string) (p config.SharedConfig
 		}
 		err = &objstore.Error{Op: "open", Key: "profile " + name, Kind: objstore.KindInvalid, Err: errors.New(clean(err.Error())), Remedy: "correct the profile in " + configs[0] + " or " + keys[0]}
 	}
-	return p, err == nil, err
+	return &p, err
 }
 
 // readable returns why a file is there and cannot be read.

@@ -18,6 +18,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/aws/aws-sdk-go-v2/config"
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
 	"github.com/minio/minio-go/v7/pkg/s3utils"
@@ -56,6 +57,7 @@ type Config struct {
 	// MaxConns is how many idle connections are kept. It should be at least the number of requests in flight, or
 	// connections are opened and closed all the time. Default 1024.
 	MaxConns int
+	profile  *config.SharedConfig
 }
 
 // Store is a bucket behind the S3 API.
