@@ -1,8 +1,11 @@
 package s3
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
+	"errors"
+	"fmt"
 	"hash"
 	"io"
 	"net"
@@ -31,8 +34,8 @@ type Request struct {
 // slowAnswer is how long the store may take to begin its answer to a request that is forwarded.
 const slowAnswer = 10 * time.Minute
 
-// unasked is the size up to which a body is sent without asking first, which takes a round trip, or a second with stores that do not
-// reply: so much is written whatever the store does.
+// unasked is the size up to which a body is read before it is sent, so that it can be sent twice, and is sent without asking first, which
+// takes a round trip, or a second with stores that do not reply: so much is written whatever the store does.
 const unasked = 64 << 10
 
 // answered makes connections on which an answer that comes before the whole body was sent is not lost. A store that refuses an upload
@@ -86,8 +89,26 @@ type hasher struct{ hash.Hash }
 func (hasher) Close() {}
 
 // Forward signs a request with the store's credentials, sends it once, and returns the store's answer, whatever its
-// status. The payload's hash is the header's X-Amz-Content-Sha256, which the store checks; without one it is not signed.
+// status; but if the store refuses the time of a clock that is off, it is sent again, or, if its body is gone, the error
+// is of a kind that the client tries again. The payload's hash is the header's X-Amz-Content-Sha256, which the store
+// checks; without one it is not signed.
 func (s *Store) Forward(ctx context.Context, r Request) (*http.Response, error) {
+	failed := func(err error) error {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return &objstore.Error{Op: "forward", Key: s.url(r.Key), Kind: objstore.KindTransient, Err: err}
+	}
+	if r.Length > 0 && r.Length <= unasked {
+		data, err := io.ReadAll(r.Body)
+		if err != nil {
+			return nil, failed(err)
+		}
+		if r.Body = bytes.NewReader(data); r.Chunks {
+			r.Chunks = false
+			r.Header.Set("X-Amz-Content-Sha256", fmt.Sprintf("%x", sha256.Sum256(data)))
+		}
+	}
 	g := s.keys.generation()
 	region, err := s.core.GetBucketLocation(ctx, s.bucket) // of minio-go's cache, after the first time
 	if err != nil {
@@ -110,9 +131,10 @@ func (s *Store) Forward(ctx context.Context, r Request) (*http.Response, error) 
 	if r.Length == 0 {
 		req.Body = http.NoBody // and not a body of unknown length
 	}
+	signed := s.time.now()
 	if v := s.keys.get(ctx); v.AccessKeyID != "" && !v.SignerType.IsAnonymous() {
 		if r.Chunks && r.Length > 0 {
-			req = miniosigner.StreamingSignV4(req, v.AccessKeyID, v.SecretAccessKey, v.SessionToken, region, r.Length, s.time.now().UTC(), hasher{sha256.New()})
+			req = miniosigner.StreamingSignV4(req, v.AccessKeyID, v.SecretAccessKey, v.SessionToken, region, r.Length, signed.UTC(), hasher{sha256.New()})
 		} else {
 			if req.Header.Get("X-Amz-Content-Sha256") == "" {
 				req.Header.Set("X-Amz-Content-Sha256", "UNSIGNED-PAYLOAD")
@@ -128,10 +150,11 @@ func (s *Store) Forward(ctx context.Context, r Request) (*http.Response, error) 
 	}
 	resp, err := s.forwarder.RoundTrip(req)
 	if err != nil {
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
-		return nil, &objstore.Error{Op: "forward", Key: s.url(r.Key), Kind: objstore.KindTransient, Err: err}
+		return nil, failed(err)
+	}
+	if r.Length != 0 && req.GetBody == nil && s.time.refused(resp.StatusCode, resp.Header.Get("Date"), signed) {
+		_ = resp.Body.Close()
+		return nil, failed(errors.New("the store refuses requests by this machine's clock; the next ones have the store's time"))
 	}
 	return resp, nil
 }
