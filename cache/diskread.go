@@ -107,6 +107,57 @@ func (r *diskReaders) run(q *diskRead) {
 	}
 }
 
+// keptRecord is where an extent is kept.
+type keptRecord struct {
+	v     *Volume
+	d     *disk // nil: it is not kept, or the disk is in trouble
+	file  int
+	e     uint32
+	loc   segment.Loc
+	n     int // bytes at loc
+	coded bool
+}
+
+func (v *Volume) keptRecord(file, x int) keptRecord {
+	k := keptRecord{v: v, file: file, e: v.extent(file, x)}
+	if k.loc, k.n, k.coded = v.record(k.e, file, x); k.loc != 0 {
+		k.d = v.ds.readable()
+	}
+	return k
+}
+
+// read fills p from off of the record. One that cannot be read is forgotten, and so fetched again. Its error is the context's.
+func (k keptRecord) read(ctx context.Context, p []byte, off int64) (bool, error) {
+	err := k.d.read(ctx, k.loc, k.n, p, off)
+	switch {
+	case err == nil:
+		return true, nil
+	case errors.Is(err, errHangs):
+		k.v.ds.count.gaveUp.Add(1)
+	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
+		return false, err
+	default:
+		k.forget(err)
+	}
+	return false, nil
+}
+
+// forget gives up a record that cannot be read, or from which the file does not come back.
+func (k keptRecord) forget(err error) {
+	if !k.v.unplace(k.e, k.loc) {
+		return
+	}
+	k.d.free(k.loc)
+	switch {
+	case errors.Is(err, segment.ErrGone): // its segment was dropped to make room
+	case errors.Is(err, segment.ErrCorrupt):
+		k.v.ds.count.corrupt.Add(1)
+		k.v.c.log.Warn("corrupt record in the cache; the object is fetched again", "path", k.v.m.Path(k.file), "cause", err)
+	default:
+		k.d.failed("read", err, true)
+	}
+}
+
 // read fills p from the record at loc, which is length bytes long. It fails with errHangs if the disk does not answer
 // in time; then p may be reused at once.
 func (d *disk) read(ctx context.Context, loc segment.Loc, length int, p []byte, off int64) error {

@@ -18,7 +18,7 @@ import (
 //	   └──────────┴──────────┴─────► failed
 //
 //	queued   it waits for memory, as a flight for a reader may have to
-//	funded   the memory for its parts is reserved; a flight that nobody waits for begins here
+//	funded   the memory for its parts is reserved (flight.memory); a flight that nobody waits for begins here
 //	flying   its sources are asked, one after the other
 //	landed   in one step its parts went to the ring, to the writer's queue if the disk takes them, and to who waits
 //	failed   who waits got the error
@@ -30,19 +30,10 @@ type flight struct {
 	ctx     context.Context   // the dataset's, with the urgency of the request or the span of its reader
 	urgency *objstore.Urgency // raised when a reader joins; nil: a reader began it
 	class   Class             // of its memory
-	state   atomic.Uint32
-	done    chan struct{} // closed when it has landed or failed; nil while nobody waits
+	memory  atomic.Int64      // that is reserved for its parts, or was; 0 while it waits for that
+	done    chan struct{}     // closed when it has landed or failed; nil while nobody waits
 	err     error
 }
-
-// The states of a flight.
-const (
-	queued uint32 = iota
-	funded
-	flying
-	landed
-	failed
-)
 
 // part is one piece that a flight brings.
 type part struct {
@@ -144,19 +135,19 @@ func (fl *flight) restored() bool {
 // v.mu is held, and the dataset entered. done, unless nil, is called for each part, from another goroutine.
 func (v *Volume) begin(r request, span trace.Span, parts []part, sources []Source, done func(file int, err error)) *flight {
 	fl := &flight{parts: parts, sources: sources, class: ForDemand}
-	switch r.purpose {
-	case reading:
-		fl.ctx = trace.With(v.ds.ctx, span)
-		if v.c.ledger.TryReserve(fl.need(), fl.class) { // now, so that peers can join
-			fl.state.Store(funded)
-		}
-	case ahead:
+	if r.purpose == ahead {
 		fl.class = ForPrefetch
-		fallthrough
-	case serving:
+	}
+	need := fl.need()
+	if r.purpose == reading {
+		fl.ctx = trace.With(v.ds.ctx, span)
+		if v.c.ledger.TryReserve(need, fl.class) { // now, so that peers can join
+			fl.memory.Store(need)
+		}
+	} else {
 		fl.urgency = objstore.NewUrgency(r.due)
 		fl.ctx = objstore.WithUrgency(v.ds.ctx, fl.urgency)
-		fl.state.Store(funded)
+		fl.memory.Store(need)
 	}
 	for i := range parts {
 		p := &parts[i]
@@ -182,7 +173,6 @@ func (fl *flight) fly(v *Volume, done func(file int, err error)) {
 			p.buf = newBuffer(v.c.ledger, p.bytes(), fl.class)
 			wants[i] = p.want()
 		}
-		fl.state.Store(flying)
 		for i := 0; i < len(fl.sources) && len(wants) > 0 && err == nil; i++ {
 			wants, err = fl.sources[i].Fill(fl.ctx, wants)
 		}
@@ -207,12 +197,13 @@ func (fl *flight) need() int64 {
 
 // fund waits for the memory of a flight that has none yet.
 func (fl *flight) fund(c *Cache) error {
-	if fl.state.Load() == funded {
+	if fl.memory.Load() > 0 {
 		return nil
 	}
-	err := c.reserve(fl.ctx, fl.need(), fl.class)
+	need := fl.need()
+	err := c.reserve(fl.ctx, need, fl.class)
 	if err == nil {
-		fl.state.Store(funded)
+		fl.memory.Store(need)
 	}
 	return err
 }
@@ -238,9 +229,6 @@ func (fl *flight) land(v *Volume, err error) {
 		}
 		p.account.add(-p.size())
 		delete(v.flights, p.key.piece)
-	}
-	if fl.state.Store(landed); err != nil {
-		fl.state.Store(failed)
 	}
 	if fl.done != nil {
 		close(fl.done)

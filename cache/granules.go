@@ -51,9 +51,7 @@ func (q *query) boardGranules(e uint32) (b boarding, ok bool, err error) {
 		for _, p := range missing {
 			now |= 1 << (p.key.kind() - 1)
 		}
-		before := q.v.sparse[e]
-		again := before&now != 0 || bits.OnesCount64(before|now)-min(run, lo) > mostSparse
-		if again && q.v.keeps(q.file, q.x) || !q.v.ds.enter(1) {
+		if q.isWorthAll(e, now, min(run, lo)) || !q.v.ds.enter(1) {
 			for _, s := range seats {
 				if s.buf != nil {
 					s.buf.Release()
@@ -93,18 +91,22 @@ func (q *query) fetchesPart(e uint32) bool {
 	for g := q.off / granuleSize; g <= (q.off+q.n-1)/granuleSize; g++ {
 		now |= 1 << g
 	}
-	before := q.v.sparse[e]
-	if (before&now != 0 || bits.OnesCount64(before|now) > mostSparse) && q.v.keeps(q.file, q.x) {
+	if q.isWorthAll(e, now, 0) {
 		return true
 	}
 	q.v.note(e, now)
 	return false
 }
 
-// keeps reports whether the disk would take extent x of the file.
-func (v *Volume) keeps(file, x int) bool {
-	ok, _ := v.wanted(file, x)
-	return ok && v.DiskRoom() >= ExtentSize
+// isWorthAll reports whether the extent is to be fetched whole for these granules, because so much of it was fetched, without
+// a run that the read continues, and the disk would keep it. v.mu is held.
+func (q *query) isWorthAll(e uint32, granules uint64, run int) bool {
+	before := q.v.sparse[e]
+	if before&granules == 0 && bits.OnesCount64(before|granules)-run <= mostSparse {
+		return false
+	}
+	ok, _ := q.v.wanted(q.file, q.x)
+	return ok && q.v.DiskRoom() >= ExtentSize
 }
 
 // look returns a seat for each of the granules from lo to hi, with a reference to those in memory. If any is neither there nor
@@ -173,9 +175,13 @@ func (q *query) collectGranules(b boarding) (err error) {
 	return err
 }
 
-// readAhead prefetches what follows an extent that a sequential reader has reached: as many extents as it has read, up to
-// mostAhead.
-func (v *Volume) readAhead(file, x int) {
+// readAhead prefetches what follows an extent that a sequential reader has reached by r: as many extents as it has read, up
+// to mostAhead.
+func (v *Volume) readAhead(r request) {
+	file, x := r.file, r.x
+	if r.off > 0 || x == 0 {
+		return
+	}
 	e := v.extent(file, x)
 	most := int(min(int64(x), mostAhead, v.c.ledger.Limit()/8/ExtentSize))
 	v.mu.Lock()

@@ -41,8 +41,7 @@ func (v *Volume) NewRecoder(threads int, rest func(worked time.Duration)) *Recod
 // Some returns up to n kept files, spread over the dataset, as they came, of 16 MiB at most.
 func (r *Recoder) Some(ctx context.Context, n int) (files [][]byte) {
 	v := r.v
-	d := v.ds.readable()
-	if d == nil || !v.ds.enter(1) {
+	if v.ds.readable() == nil || !v.ds.enter(1) {
 		return nil
 	}
 	defer v.ds.flights.Done()
@@ -58,13 +57,12 @@ func (r *Recoder) Some(ctx context.Context, n int) (files [][]byte) {
 	left := 16 << 20
 	for i := range min(n, len(all)) {
 		e := all[i*len(all)/min(n, len(all))]
-		file := v.fileOf(e)
-		loc, size, coded := v.record(e, file, 0)
-		if left -= size; left < 0 {
+		k := v.keptRecord(v.fileOf(e), 0)
+		if left -= k.n; left < 0 {
 			break
 		}
-		p := make([]byte, size)
-		if loc != 0 && !coded && d.read(ctx, loc, size, p, 0) == nil {
+		p := make([]byte, k.n)
+		if k.d != nil && !k.coded && k.d.read(ctx, k.loc, k.n, p, 0) == nil {
 			files = append(files, p)
 		}
 	}
@@ -108,7 +106,7 @@ func (r *Recoder) Next(ctx context.Context) (more bool) {
 					return
 				}
 				start := time.Now()
-				if r.recode(ctx, d, todo[i]) {
+				if r.recode(ctx, todo[i]) {
 					made.Add(1)
 				}
 				r.rest(time.Since(start))
@@ -170,12 +168,13 @@ func (r *Recoder) count(ctx context.Context, d *disk) {
 }
 
 // recode encodes one file, and puts it in the place of its plain record. It reports whether it did.
-func (r *Recoder) recode(ctx context.Context, d *disk, e uint32) bool {
-	v, file := r.v, r.v.fileOf(e)
-	loc, n, coded := v.record(e, file, 0)
-	if loc == 0 || coded {
+func (r *Recoder) recode(ctx context.Context, e uint32) bool {
+	v := r.v
+	k := v.keptRecord(v.fileOf(e), 0)
+	if k.d == nil || k.coded {
 		return false
 	}
+	n := k.n
 	for !v.c.ledger.TryReserve(2*footprint(n), ForDemand) {
 		select {
 		case <-time.After(10 * time.Millisecond):
@@ -186,7 +185,7 @@ func (r *Recoder) recode(ctx context.Context, d *disk, e uint32) bool {
 	defer v.c.ledger.Release(2*footprint(n), ForDemand)
 	plain, out := getBytes(n), getBytes(n)
 	defer putBytes(plain)
-	if ok, _ := v.readRecord(ctx, d, file, e, loc, func() error { return d.read(ctx, loc, n, plain, 0) }); !ok {
+	if ok, _ := k.read(ctx, plain, 0); !ok {
 		return false
 	}
 	made, ok := v.codec.Encode(out[:0], plain)
@@ -196,17 +195,17 @@ func (r *Recoder) recode(ctx context.Context, d *disk, e uint32) bool {
 		return false
 	}
 	used := false
-	if d.writer.do(ctx, func() { used = d.keepCoded(v, file, made, loc) }) != nil {
+	if k.d.writer.do(ctx, func() { used = k.recoded(made) }) != nil {
 		return false
 	}
 	putBytes(out)
 	return used
 }
 
-// keepCoded appends the coded record of a file, and has it take the place of the plain one at from, in all versions. Only
-// the writer calls it.
-func (d *disk) keepCoded(v *Volume, file int, payload []byte, from segment.Loc) (used bool) {
-	rec := v.describe(file, 0, len(payload))
+// recoded appends the coded record of a file, and has it take the place of the plain one, in all versions. Only the writer
+// calls it.
+func (k keptRecord) recoded(payload []byte) (used bool) {
+	d, rec, from := k.d, k.v.describe(k.file, 0, len(payload)), k.loc
 	to := d.append(rec, payload, func() (segment.Loc, error) {
 		return d.store.AppendBeyond(rec, payload) // until the plain record's segment is dropped
 	})
@@ -216,7 +215,7 @@ func (d *disk) keepCoded(v *Volume, file int, payload []byte, from segment.Loc) 
 	killpoint.Pass("cache.recode.appended")
 	d.ds.moving.Lock()
 	for _, w := range d.ds.list() {
-		node, ok := w.m.Find(v.m.Path(file))
+		node, ok := w.m.Find(k.v.m.Path(k.file))
 		if ok && !node.IsDir && w.Extents(node.Index) == 1 && w.codec != nil {
 			used = w.move(w.extent(node.Index, 0), from, to, rec.Length) || used
 		}

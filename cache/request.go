@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/segment"
 	"github.com/shoalfs/shoal/internal/trace"
 )
 
@@ -84,9 +83,7 @@ func (v *Volume) ReadAt(ctx context.Context, file int, p []byte, off int64) (int
 	p = p[:max(0, min(int64(len(p)), v.m.Size(file)-off))]
 	for n := 0; n < len(p); {
 		r := v.request(file, off+int64(n), len(p)-n)
-		if r.off == 0 && r.x > 0 {
-			v.readAhead(file, r.x)
-		}
+		v.readAhead(r)
 		l, err := v.query(ctx, r, p[n:n+r.n]).get()
 		if err != nil {
 			return n, err
@@ -127,12 +124,8 @@ func (v *Volume) Lend(file int, off int64, n int) (data []byte, release func(), 
 // read, or must be restored, is left to ReadAt.
 func (v *Volume) ReadNow(file int, p []byte, off int64) bool {
 	r := v.request(file, off, len(p))
-	d := v.ds.readable()
-	if d == nil || r.n < len(p) {
-		return false
-	}
-	loc, n, isCoded := v.record(v.extent(file, r.x), file, r.x)
-	if loc == 0 || isCoded || d.store.ReadAtNow(loc, n, p, int64(r.off)) != nil {
+	k := v.keptRecord(file, r.x)
+	if k.d == nil || k.coded || r.n < len(p) || k.d.store.ReadAtNow(k.loc, k.n, p, int64(r.off)) != nil {
 		return false
 	}
 	v.ds.count.kept(len(p))
@@ -143,9 +136,7 @@ func (v *Volume) ReadNow(file int, p []byte, off int64) bool {
 // wasRead notes a read by a door that asks for what is here only.
 func (v *Volume) wasRead(r request) {
 	v.ds.count.readBytes.Add(int64(r.n))
-	if r.off == 0 && r.x > 0 {
-		v.readAhead(r.file, r.x)
-	}
+	v.readAhead(r)
 }
 
 // Sample returns the whole file. The bytes are valid and do not change until release.
@@ -280,59 +271,30 @@ func (q *query) room(n int) (lease, error) {
 
 // fromDisk reads the bytes of a request from the kept record, if that has the form.
 func (q *query) fromDisk() (l lease, ok bool, err error) {
-	e := q.v.extent(q.file, q.x)
-	loc, length, isCoded := q.v.record(e, q.file, q.x)
-	d := q.v.ds.readable()
-	if loc == 0 || d == nil || isCoded && q.form == plainForm || !isCoded && q.form == codedForm {
+	k := q.v.keptRecord(q.file, q.x)
+	if k.d == nil || k.coded && q.form == plainForm || !k.coded && q.form == codedForm {
 		return lease{}, false, nil
 	}
 	off, n := int64(q.off), q.n
-	if isCoded {
-		off, n = 0, length
+	if k.coded {
+		off, n = 0, k.n
 	}
-	if l.data = q.p; q.p == nil || isCoded {
+	if l.data = q.p; q.p == nil || k.coded {
 		if l, err = q.room(n); err != nil {
 			return lease{}, false, err
 		}
 	}
-	if ok, err = q.v.readRecord(q.ctx, d, q.file, e, loc, func() error { return d.read(q.ctx, loc, length, l.data, off) }); !ok {
+	if ok, err = k.read(q.ctx, l.data, off); !ok {
 		l.release()
 		return lease{}, false, err
 	}
-	if isCoded {
+	if k.coded {
 		l.buf.coded = n
 	}
 	if q.purpose == reading {
 		q.v.ds.count.kept(n)
 	}
 	return l, true, nil
-}
-
-// readRecord reads the record at loc by read. A record that cannot be read is forgotten, and so fetched again. Its error is
-// the context's.
-func (v *Volume) readRecord(ctx context.Context, d *disk, file int, e uint32, loc segment.Loc, read func() error) (bool, error) {
-	err := read()
-	switch {
-	case err == nil:
-		return true, nil
-	case errors.Is(err, errHangs):
-		v.ds.count.gaveUp.Add(1)
-		return false, nil
-	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
-		return false, err
-	}
-	if v.unplace(e, loc) {
-		d.free(loc)
-		switch {
-		case errors.Is(err, segment.ErrGone): // its segment was dropped to make room
-		case errors.Is(err, segment.ErrCorrupt):
-			v.ds.count.corrupt.Add(1)
-			v.c.log.Warn("corrupt record in the cache; the object is fetched again", "path", v.m.Path(file), "cause", err)
-		default:
-			d.failed("read", err, true)
-		}
-	}
-	return false, nil
 }
 
 // boarding is what a request waits for: parts, and granules that are here. It is empty if the extent is here by now.
@@ -357,17 +319,17 @@ func (q *query) board() (boarding, error) {
 		return q.joining(p)
 	}
 	inRing, staged := q.v.c.ring.forms(k)
-	loc, n, isCoded := q.v.record(e, q.file, q.x)
-	onDisk := loc != 0 && q.v.ds.readable() != nil
-	restorable := staged || onDisk && isCoded
+	kept := q.v.keptRecord(q.file, q.x)
+	onDisk := kept.d != nil
+	restorable := staged || onDisk && kept.coded
 	switch {
-	case q.form != codedForm && (inRing || onDisk && !isCoded), q.form != plainForm && restorable:
+	case q.form != codedForm && (inRing || onDisk && !kept.coded), q.form != plainForm && restorable:
 		return boarding{}, nil
 	case q.form == codedForm, q.heldOnly && !restorable:
 		return boarding{}, ErrNotHeld
 	case restorable:
-		from := &restorer{key: k.as(coded), file: q.file, loc: loc, n: n}
-		if from.staged = q.v.c.get(k, int(q.v.m.Size(q.file)), codedForm); from.staged == nil && (!onDisk || !isCoded) {
+		from := &restorer{keptRecord: kept}
+		if from.staged = q.v.c.get(k, int(q.v.m.Size(q.file)), codedForm); from.staged == nil && (!onDisk || !kept.coded) {
 			return boarding{}, nil // it left memory a moment ago
 		}
 		return q.depart(from)
@@ -395,7 +357,7 @@ func (q *query) joining(p *part) (b boarding, err error) {
 			return boarding{}, ErrNotHeld
 		case p.fl.asks(): // a peer waits for no other node
 			return boarding{}, ErrBusy
-		case p.fl.state.Load() == queued:
+		case p.fl.memory.Load() == 0:
 			return boarding{}, ErrMemory
 		}
 		p.join(0)
@@ -434,7 +396,7 @@ func (q *query) depart(from *restorer) (b boarding, err error) {
 		case from == nil:
 			q.v.ds.count.misses.Add(1)
 			b.span = q.waits("miss")
-		case from.loc != 0:
+		case from.staged == nil:
 			q.v.ds.count.kept(n)
 		default:
 			q.v.ds.count.ringHits.Add(1)

@@ -14,13 +14,9 @@ func (v *Volume) WillRead(file int) {
 	if v.Extents(file) == 0 {
 		return
 	}
-	e := v.extent(file, 0)
-	loc, n, _ := v.record(e, file, 0)
-	d := v.ds.readable()
-	if loc == 0 || d == nil || v.key(e).maybe() {
-		return
+	if k := v.keptRecord(file, 0); k.d != nil && !v.key(k.e).maybe() {
+		k.d.store.Fetch(k.loc, min(k.n, maxFetch))
 	}
-	d.store.Fetch(loc, min(n, maxFetch))
 }
 
 // DiskRoom returns how many bytes more of the volume's dataset fit on disk, with what goes for them; 0 without a disk.

@@ -184,11 +184,8 @@ func (v *Volume) named(file int, err error) error {
 
 // restorer is the coded copy of a file that is here: in memory, or else on disk.
 type restorer struct {
-	key      extentKey
-	file     int
+	keptRecord
 	staged   *Buffer // with a reference
-	loc      segment.Loc
-	n        int // bytes at loc
 	restored bool
 }
 
@@ -214,14 +211,14 @@ func (r *restorer) Fill(ctx context.Context, wants []Want) (rest []Want, err err
 }
 
 func (r *restorer) fromMemory(p []byte) bool {
-	v, e := r.key.v, r.key.extent()
+	v := r.v
 	err := v.decode(p, r.staged.data, false)
 	if err == nil {
 		return true
 	}
 	v.ds.count.corrupt.Add(1)
-	v.c.ring.take(r.key, nil)
-	if loc, _, coded := v.record(e, r.file, 0); coded && v.unplace(e, loc) { // written from there
+	v.c.ring.take(v.key(r.e).as(coded), nil)
+	if loc, n := v.at(r.e); n > 0 && v.unplace(r.e, loc) { // written from there
 		v.ds.disk.Load().free(loc)
 	}
 	v.c.log.Warn("a file from another node cannot be restored; it is fetched again", "path", v.m.Path(r.file), "cause", err)
@@ -229,19 +226,18 @@ func (r *restorer) fromMemory(p []byte) bool {
 }
 
 func (r *restorer) fromDisk(ctx context.Context, p []byte) (ok bool, err error) {
-	v := r.key.v
-	b := newBuffer(v.c.ledger, r.n, ForDemand)
+	b := newBuffer(r.v.c.ledger, r.n, ForDemand)
 	defer b.Release()
-	d := v.ds.readable()
-	if d == nil {
+	if r.d.noReads.Load() { // by now
 		return false, nil
 	}
-	return v.readRecord(ctx, d, r.file, r.key.extent(), r.loc, func() error {
-		if err := d.read(ctx, r.loc, r.n, b.data, 0); err != nil {
-			return err
+	if ok, err = r.read(ctx, b.data, 0); ok {
+		if err := r.v.decode(p, b.data, false); err != nil {
+			r.forget(err)
+			return false, nil
 		}
-		return v.decode(p, b.data, false)
-	})
+	}
+	return ok, err
 }
 
 // close gives up what the restorer holds.

@@ -52,24 +52,21 @@ func (v *Volume) verifyStaged(ctx context.Context, k extentKey, file, x int, r *
 }
 
 func (v *Volume) verifyKept(ctx context.Context, file, x int, r *Verified) error {
-	e := v.extent(file, x)
-	loc, n, isCoded := v.record(e, file, x)
-	d := v.ds.readable()
-	if loc == 0 || d == nil {
+	k := v.keptRecord(file, x)
+	if k.d == nil {
 		return nil
 	}
 	w := Want{File: file, Off: int64(x) * ExtentSize, P: make([]byte, v.ExtentBytes(file, x))}
-	if isCoded {
-		w.Coded = &n
+	if k.coded {
+		w.Coded = &k.n
 	}
-	ok, err := v.readRecord(ctx, d, file, e, loc, func() error { return d.read(ctx, loc, n, w.P[:n], 0) })
-	if err != nil || !ok { // damaged, and forgotten
+	if ok, err := k.read(ctx, w.P[:k.n], 0); !ok { // damaged, and forgotten
 		return err
 	}
 	r.Extents++
 	return v.verify(ctx, w, r, func() error {
-		if v.unplace(e, loc) {
-			return d.void(ctx, loc)
+		if v.unplace(k.e, k.loc) {
+			return k.d.void(ctx, k.loc)
 		}
 		return nil
 	})
