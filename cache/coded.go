@@ -33,8 +33,8 @@ type Codec interface {
 }
 
 // forms are the kinds of pieces in which the ring may have an extent.
-func (v *Volume) forms() []uint8 {
-	if v.codec == nil {
+func (ps *places) forms() []uint8 {
+	if ps.codec == nil {
 		return []uint8{whole}
 	}
 	return []uint8{whole, coded}

@@ -181,7 +181,7 @@ func (fl *flight) fly(v *Volume, done func(file int, err error)) {
 	fl.restores().close()
 	if done != nil {
 		for i := range fl.parts {
-			done(fl.parts[i].file, v.named(fl.parts[i].file, err))
+			done(fl.parts[i].file, v.store.named(fl.parts[i].file, err))
 		}
 	}
 }
@@ -291,6 +291,9 @@ const (
 	mostFailures = 1024 // remembered; a store that is gone fails everything
 )
 
+// failures are by extent.
+type failures map[uint32]failure
+
 // remember keeps a store's error for readers that ask again soon. The volume's lock is held.
 func (p *part) remember(err error) {
 	v := p.key.v
@@ -299,20 +302,16 @@ func (p *part) remember(err error) {
 		return
 	}
 	if v.failed == nil || len(v.failed) >= mostFailures {
-		v.failed = make(map[uint32]failure)
+		v.failed = failures{}
 	}
-	v.failed[p.key.extent()] = failure{v.named(p.file, err), time.Now().Add(failureTime)}
+	v.failed[p.key.extent()] = failure{v.store.named(p.file, err), time.Now().Add(failureTime)}
 }
 
-// lately returns the error of readers who asked for the extent a moment ago. v.mu is held.
-func (v *Volume) lately(e uint32) error {
-	f, ok := v.failed[e]
-	if !ok {
-		return nil
+// lately returns the error of readers who asked for the extent a moment ago. The volume's lock is held.
+func (f failures) lately(e uint32) error {
+	if one, ok := f[e]; ok && time.Now().Before(one.until) {
+		return one.err
 	}
-	if !time.Now().Before(f.until) {
-		delete(v.failed, e)
-		return nil
-	}
-	return f.err
+	delete(f, e)
+	return nil
 }

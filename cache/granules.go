@@ -36,14 +36,14 @@ func (q *query) boardGranules(e uint32) (b boarding, ok bool, err error) {
 		return boarding{}, false, nil
 	}
 	lo, hi := q.off/granuleSize, (q.off+q.n-1)/granuleSize+1
-	run, all := q.v.runBefore(q.x, e, lo), int((size+granuleSize-1)/granuleSize)
+	run, all := q.runBefore(e, lo), int((size+granuleSize-1)/granuleSize)
 	if lo == 0 && (q.x == 0 || max(hi, 2*run) >= all) {
 		return boarding{}, false, nil
 	}
-	if err := q.v.lately(e); err != nil {
+	if err := q.v.failed.lately(e); err != nil {
 		return boarding{}, false, err
 	}
-	seats, missing := q.v.look(q.file, e, lo, hi, min(max(hi, lo+min(2*run, mostSparse)), all))
+	seats, missing := q.look(e, lo, hi, min(max(hi, lo+min(2*run, mostSparse)), all))
 	if len(missing) == 0 {
 		q.v.ds.count.ringHits.Add(1)
 	} else {
@@ -59,10 +59,10 @@ func (q *query) boardGranules(e uint32) (b boarding, ok bool, err error) {
 			}
 			return boarding{}, false, nil // what begins the whole extent finds out that the dataset is closed
 		}
-		q.v.note(e, now)
+		q.v.sparse[e] |= now
 		q.v.ds.count.misses.Add(1)
 		b.span = q.waits("miss")
-		q.v.begin(q.request, b.span, missing, q.v.sources(q.purpose, q.file, q.x), nil)
+		q.v.begin(q.request, b.span, missing, q.v.reach.Load().sources(q.purpose, q.file, q.x), nil)
 	}
 	for i := range seats {
 		if s := &seats[i]; s.buf == nil {
@@ -72,14 +72,6 @@ func (q *query) boardGranules(e uint32) (b boarding, ok bool, err error) {
 	}
 	b.seats = seats
 	return b, true, nil
-}
-
-// note remembers that granules of an extent were asked for, a bit each. v.mu is held.
-func (v *Volume) note(e uint32, granules uint64) {
-	if v.sparse == nil {
-		v.sparse = map[uint32]uint64{}
-	}
-	v.sparse[e] |= granules
 }
 
 // fetchesPart reports whether an extent is fetched for a peer that asks for a part of it, and notes the part. v.mu is held.
@@ -94,7 +86,7 @@ func (q *query) fetchesPart(e uint32) bool {
 	if q.isWorthAll(e, now, 0) {
 		return true
 	}
-	q.v.note(e, now)
+	q.v.sparse[e] |= now
 	return false
 }
 
@@ -111,12 +103,12 @@ func (q *query) isWorthAll(e uint32, granules uint64, run int) bool {
 
 // look returns a seat for each of the granules from lo to hi, with a reference to those in memory. If any is neither there nor
 // on its way, it also returns all such up to to. v.mu is held.
-func (v *Volume) look(file int, e uint32, lo, hi, to int) (seats []seat, missing []part) {
+func (q *query) look(e uint32, lo, hi, to int) (seats []seat, missing []part) {
 	for g := lo; g < to; g++ {
-		k := v.key(e).granule(g)
-		b, _ := v.c.ring.get(k, 0)
-		if b == nil && v.flights[k.piece] == nil {
-			missing = append(missing, part{key: k, file: file, spent: true})
+		k := q.v.key(e).granule(g)
+		b, _ := q.v.c.ring.get(k, 0)
+		if b == nil && q.v.flights[k.piece] == nil {
+			missing = append(missing, part{key: k, file: q.file, spent: true})
 		}
 		if g == hi-1 && len(missing) == 0 {
 			to = hi
@@ -132,20 +124,15 @@ func (v *Volume) look(file int, e uint32, lo, hi, to int) (seats []seat, missing
 
 // runBefore returns how many granules that were fetched lie before granule lo without a gap, in this extent and the one
 // before it. v.mu is held.
-func (v *Volume) runBefore(x int, e uint32, lo int) int {
-	run := min(bits.LeadingZeros64(^(v.sparse[e] << (64 - lo))), lo)
-	if run < lo || x == 0 {
+func (q *query) runBefore(e uint32, lo int) int {
+	run := min(bits.LeadingZeros64(^(q.v.sparse[e] << (64 - lo))), lo)
+	if run < lo || q.x == 0 {
 		return run
 	}
-	if v.here(e - 1) {
+	if q.v.key(e - 1).here() {
 		return run + 64
 	}
-	return run + bits.LeadingZeros64(^v.sparse[e-1])
-}
-
-// here reports whether an extent is here or on its way. v.mu is held.
-func (v *Volume) here(e uint32) bool {
-	return v.flights[v.key(e).piece] != nil || v.staged(e) > InStore
+	return run + bits.LeadingZeros64(^q.v.sparse[e-1])
 }
 
 // collectGranules waits for granules and copies them to p.
@@ -159,7 +146,7 @@ func (q *query) collectGranules(b boarding) (err error) {
 			continue
 		default:
 			if err = s.p.await(q.ctx); err == nil {
-				s.buf, err = s.p.buf, q.v.named(q.file, s.p.fl.err)
+				s.buf, err = s.p.buf, q.v.store.named(q.file, s.p.fl.err)
 			}
 		}
 		if s.buf == nil {
@@ -175,18 +162,18 @@ func (q *query) collectGranules(b boarding) (err error) {
 	return err
 }
 
-// readAhead prefetches what follows an extent that a sequential reader has reached by r: as many extents as it has read, up
-// to mostAhead.
-func (v *Volume) readAhead(r request) {
-	file, x := r.file, r.x
-	if r.off > 0 || x == 0 {
+// readAhead prefetches what follows an extent that a sequential reader has reached: as many extents as it has read, up to
+// mostAhead.
+func (q *query) readAhead() {
+	v, file, x := q.v, q.file, q.x
+	if q.off > 0 || x == 0 {
 		return
 	}
 	e := v.extent(file, x)
 	most := int(min(int64(x), mostAhead, v.c.ledger.Limit()/8/ExtentSize))
 	v.mu.Lock()
 	n := 0
-	for n < most && v.here(e-uint32(n)-1) {
+	for n < most && v.key(e-uint32(n)-1).here() {
 		n++
 	}
 	v.mu.Unlock()

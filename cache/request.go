@@ -36,8 +36,11 @@ type query struct {
 	p   []byte // where bytes from the disk are put; nil: in memory that is reserved for them
 }
 
-func (v *Volume) query(ctx context.Context, r request, p []byte) *query {
-	return &query{request: r, v: v, ctx: ctx, p: p}
+// query asks for bytes of the file from off, as many of n as lie in one extent.
+func (v *Volume) query(ctx context.Context, file int, off int64, n int) *query {
+	q := &query{request: request{file: file, x: int(off / ExtentSize), off: int(off % ExtentSize)}, v: v, ctx: ctx}
+	q.n = int(min(int64(n), v.ExtentBytes(file, q.x)-int64(q.off)))
+	return q
 }
 
 // form is the form in which bytes are wanted.
@@ -82,9 +85,10 @@ var (
 func (v *Volume) ReadAt(ctx context.Context, file int, p []byte, off int64) (int, error) {
 	p = p[:max(0, min(int64(len(p)), v.m.Size(file)-off))]
 	for n := 0; n < len(p); {
-		r := v.request(file, off+int64(n), len(p)-n)
-		v.readAhead(r)
-		l, err := v.query(ctx, r, p[n:n+r.n]).get()
+		q := v.query(ctx, file, off+int64(n), len(p)-n)
+		q.p = p[n : n+q.n]
+		q.readAhead()
+		l, err := q.get()
 		if err != nil {
 			return n, err
 		}
@@ -92,56 +96,49 @@ func (v *Volume) ReadAt(ctx context.Context, file int, p []byte, off int64) (int
 			copy(p[n:], l.data)
 			l.release()
 		}
-		n += r.n
+		n += q.n
 	}
 	v.ds.count.readBytes.Add(int64(len(p)))
 	return len(p), nil
 }
 
-// request asks for bytes of the file from off, as many of n as lie in one extent.
-func (v *Volume) request(file int, off int64, n int) request {
-	r := request{file: file, x: int(off / ExtentSize), off: int(off % ExtentSize)}
-	r.n = int(min(int64(n), v.ExtentBytes(file, r.x)-int64(r.off)))
-	return r
-}
-
 // Lend returns n bytes of the file from off if they are in memory in one piece. They do not change until release,
 // which must be called once.
 func (v *Volume) Lend(file int, off int64, n int) (data []byte, release func(), ok bool) {
-	r := v.request(file, off, n)
-	if r.n < n {
+	q := v.query(context.Background(), file, off, n)
+	if q.n < n {
 		return nil, nil, false
 	}
-	l, ok := (&query{request: r, v: v}).inMemory()
+	l, ok := q.inMemory()
 	if !ok {
 		return nil, nil, false
 	}
-	v.wasRead(r)
+	q.wasRead()
 	return l.data, l.buf.Release, true
 }
 
 // ReadNow fills p from off, inside the file, if the disk has it as it came and need not be waited for. A record that cannot be
 // read, or must be restored, is left to ReadAt.
 func (v *Volume) ReadNow(file int, p []byte, off int64) bool {
-	r := v.request(file, off, len(p))
-	k := v.keptRecord(file, r.x)
-	if k.d == nil || k.coded || r.n < len(p) || k.d.store.ReadAtNow(k.loc, k.n, p, int64(r.off)) != nil {
+	q := v.query(context.Background(), file, off, len(p))
+	k := v.keptRecord(file, q.x)
+	if k.d == nil || k.coded || q.n < len(p) || k.d.store.ReadAtNow(k.loc, k.n, p, int64(q.off)) != nil {
 		return false
 	}
 	v.ds.count.kept(len(p))
-	v.wasRead(r)
+	q.wasRead()
 	return true
 }
 
 // wasRead notes a read by a door that asks for what is here only.
-func (v *Volume) wasRead(r request) {
-	v.ds.count.readBytes.Add(int64(r.n))
-	v.readAhead(r)
+func (q *query) wasRead() {
+	q.v.ds.count.readBytes.Add(int64(q.n))
+	q.readAhead()
 }
 
 // Sample returns the whole file. The bytes are valid and do not change until release.
 func (v *Volume) Sample(ctx context.Context, file int) (data []byte, release func(), err error) {
-	return v.sample(ctx, file, plainForm)
+	return v.query(ctx, file, 0, ExtentSize).sample(plainForm)
 }
 
 // SampleCoded is Sample for a reader that knows the codec: it gets the coded form of a file that is here so.
@@ -149,22 +146,24 @@ func (v *Volume) SampleCoded(ctx context.Context, file int) (data []byte, releas
 	if v.codec == nil {
 		return v.Sample(ctx, file)
 	}
-	return v.sample(ctx, file, anyForm)
+	return v.query(ctx, file, 0, ExtentSize).sample(anyForm)
 }
 
-func (v *Volume) sample(ctx context.Context, file int, f form) (data []byte, release func(), err error) {
-	r := request{file: file, n: int(v.m.Size(file)), form: f}
+// sample returns the whole file, of which q is the first extent.
+func (q *query) sample(f form) (data []byte, release func(), err error) {
+	v := q.v
+	q.form = f
 	var l lease
-	switch v.Extents(file) {
+	switch v.Extents(q.file) {
 	case 0:
 		return nil, func() {}, nil
 	case 1:
-		if l, err = v.query(ctx, r, nil).get(); err == nil {
+		if l, err = q.get(); err == nil {
 			v.ds.count.readBytes.Add(int64(len(l.data)))
 		}
 	default:
-		if l, err = v.query(ctx, r, nil).room(r.n); err == nil {
-			_, err = v.ReadAt(ctx, file, l.data, 0)
+		if l, err = q.room(int(v.m.Size(q.file))); err == nil {
+			_, err = v.ReadAt(q.ctx, q.file, l.data, 0)
 		}
 	}
 	if err != nil {
@@ -173,7 +172,7 @@ func (v *Volume) sample(ctx context.Context, file int, f form) (data []byte, rel
 	}
 	if l.buf.coded > 0 && v.codec.Form(l.data) == [8]byte{} { // it cannot be decoded: who asks for the file forgets it
 		l.release()
-		return v.Sample(ctx, file)
+		return v.Sample(q.ctx, q.file)
 	}
 	return l.data, l.release, nil
 }
@@ -184,12 +183,12 @@ func (v *Volume) Serve(ctx context.Context, file int, off int64, n int, due time
 	if file < 0 || file >= v.m.Len() || n <= 0 || off < 0 || off >= v.m.Size(file) {
 		return nil, nil, fmt.Errorf("cache: there are no %d bytes at %d of file %d", n, off, file)
 	}
-	r := v.request(file, off, n)
-	if r.n < n {
+	q := v.query(ctx, file, off, n)
+	if q.n < n {
 		return nil, nil, fmt.Errorf("cache: %d bytes at %d of file %d are not in one extent", n, off, file)
 	}
-	r.purpose, r.due, r.heldOnly = serving, due, held
-	l, err := v.query(ctx, r, nil).get()
+	q.purpose, q.due, q.heldOnly = serving, due, held
+	l, err := q.get()
 	return l.data, l.release, err
 }
 
@@ -199,7 +198,9 @@ func (v *Volume) ServeCoded(ctx context.Context, file int, off int64, n int, for
 	if v.codec == nil || file < 0 || file >= v.m.Len() || off != 0 || v.Extents(file) != 1 || int64(n) != v.m.Size(file) {
 		return nil, nil, false
 	}
-	l, err := v.query(ctx, request{file: file, n: n, form: codedForm, purpose: serving, heldOnly: true}, nil).get()
+	q := v.query(ctx, file, 0, n)
+	q.form, q.purpose, q.heldOnly = codedForm, serving, true
+	l, err := q.get()
 	if err == nil && v.codec.Form(l.data) != form {
 		l.release()
 		err = ErrNotHeld
@@ -342,7 +343,7 @@ func (q *query) board() (boarding, error) {
 			return b, err
 		}
 	}
-	if err := q.v.lately(e); err != nil {
+	if err := q.v.failed.lately(e); err != nil {
 		return boarding{}, err
 	}
 	return q.depart(nil)
@@ -374,7 +375,7 @@ func (q *query) joining(p *part) (b boarding, err error) {
 // depart begins a flight of the whole extent, which is restored unless from is nil, and waits for it. v.mu is held.
 func (q *query) depart(from *restorer) (b boarding, err error) {
 	parts := []part{{key: q.v.key(q.v.extent(q.file, q.x)), file: q.file, form: q.form, spent: q.purpose == serving}}
-	sources := q.v.sources(q.purpose, q.file, q.x)
+	sources := q.v.reach.Load().sources(q.purpose, q.file, q.x)
 	if from != nil {
 		sources = append([]Source{from}, sources...)
 	}
@@ -435,7 +436,7 @@ func (q *query) collect(b boarding) (l lease, ok bool, err error) {
 	case fl.err != nil && first.blames(fl.err):
 		return lease{}, false, nil
 	case fl.err != nil:
-		return lease{}, false, q.v.named(q.file, fl.err)
+		return lease{}, false, q.v.store.named(q.file, fl.err)
 	case first.buf.coded > 0 && q.form == plainForm: // to be restored
 		first.buf.Release()
 		return lease{}, false, nil
@@ -469,8 +470,8 @@ const (
 // Prefetch starts to fetch an extent that nobody waits for yet, on account a, which may be nil. due is when a reader
 // will need it, zero if unknown. It never blocks. done is called once after Started, from another goroutine.
 func (v *Volume) Prefetch(a *Account, file, x int, due time.Time, done func(file int, err error)) Outcome {
-	r := request{x: x, n: int(v.ExtentBytes(file, x)), form: anyForm, purpose: ahead, due: due}
-	_, _, out := v.start(a, r, []int{file}, done)
+	g := group{v: v, account: a, request: request{x: x, n: int(v.ExtentBytes(file, x)), form: anyForm, purpose: ahead, due: due}}
+	_, _, out := g.start([]int{file}, done)
 	return out
 }
 
@@ -484,26 +485,34 @@ func (v *Volume) Prefetch(a *Account, file, x int, due time.Time, done func(file
 // makes the whole request urgent. If the request fails, all its files fail; a reader that waits for one tries again
 // with its own request, unless the store is in trouble.
 func (v *Volume) PrefetchGroup(a *Account, files []int, due time.Time, done func(file int, err error)) (started int, out Outcome) {
-	started, _, out = v.start(a, request{form: anyForm, purpose: ahead, due: due}, files, done)
+	g := group{v: v, account: a, request: request{form: anyForm, purpose: ahead, due: due}}
+	started, _, out = g.start(files, done)
 	return started, out
 }
 
 // Gather is for a peer that asks for the files at due, and then gets each by Serve: it starts to fetch those that are
 // missing and of one extent, by as few requests as PrefetchGroup would. It never blocks.
 func (v *Volume) Gather(files []int, due time.Time) {
+	g := group{v: v, request: request{purpose: serving, due: due}}
 	for out := Started; len(files) > 0 && (out == Started || out == Present); {
-		_, files, out = v.start(nil, request{purpose: serving, due: due}, files, nil)
+		_, files, out = g.start(files, nil)
 	}
 }
 
-// start begins a flight of several files, as PrefetchGroup says, or, if r.n is not 0, of extent r.x of one file. It also returns
-// the files from which on it left all out.
-func (v *Volume) start(a *Account, r request, files []int, done func(file int, err error)) (started int, rest []int, out Outcome) {
-	class := ForPrefetch
-	if r.purpose == serving {
+// group asks for several files that nobody waits for yet, or, if n is not 0, for extent x of each.
+type group struct {
+	request
+	v       *Volume
+	account *Account
+}
+
+// start begins a flight of files, as PrefetchGroup says. It also returns the files from which on it left all out.
+func (g *group) start(files []int, done func(file int, err error)) (started int, rest []int, out Outcome) {
+	class, v := ForPrefetch, g.v
+	if g.purpose == serving {
 		class = ForDemand
 	}
-	parts, sources, rest, out := v.fits(a, r, files, class)
+	parts, sources, rest, out := g.fits(files, class)
 	if len(parts) == 0 {
 		return 0, rest, out
 	}
@@ -512,7 +521,7 @@ func (v *Volume) start(a *Account, r request, files []int, done func(file int, e
 	kept := parts[:0]
 	for _, p := range parts {
 		switch {
-		case v.isHere(a, r, p.key):
+		case g.isHere(p.key):
 			unused += p.size()
 		case len(kept) == 0 && !v.ds.enter(1):
 			unused += p.size()
@@ -522,42 +531,43 @@ func (v *Volume) start(a *Account, r request, files []int, done func(file int, e
 		}
 	}
 	if len(kept) > 0 {
-		v.begin(r, trace.Span{}, kept, sources, done)
+		v.begin(g.request, trace.Span{}, kept, sources, done)
 		started, out = len(kept), Started
 	}
 	v.mu.Unlock()
 	if unused > 0 {
 		v.c.ledger.Release(unused, class)
 	}
-	if r.purpose == ahead {
+	if g.purpose == ahead {
 		v.ds.count.prefetched.Add(int64(started))
 	}
 	return started, rest, out
 }
 
-// isHere reports whether an extent is here or on its way; if so it is claimed for an order. v.mu is held.
-func (v *Volume) isHere(a *Account, r request, k extentKey) bool {
-	if r.purpose == serving {
-		return v.here(k.extent())
+// isHere reports whether an extent is here or on its way; if so it is claimed for an order. The volume's lock is held.
+func (g *group) isHere(k extentKey) bool {
+	if g.purpose == serving {
+		return k.here()
 	}
-	return v.claim(a, k.extent())
+	return g.v.claim(g.account, k.extent())
 }
 
 // fits reserves memory for as many of the files as one request can bring.
-func (v *Volume) fits(a *Account, r request, files []int, class Class) (parts []part, sources []Source, rest []int, out Outcome) {
+func (g *group) fits(files []int, class Class) (parts []part, sources []Source, rest []int, out Outcome) {
+	v := g.v
 	var o objstore.Object
 	var end int64
 	for i, file := range files {
-		k := v.key(v.extent(file, r.x))
-		if r.n == 0 && v.Extents(file) != 1 || v.onDisk(k.extent()) || k.maybe() && (r.purpose == serving || v.Claim(a, file, r.x)) {
+		k := v.key(v.extent(file, g.x))
+		if g.n == 0 && v.Extents(file) != 1 || v.onDisk(k.extent()) || k.maybe() && (g.purpose == serving || v.Claim(g.account, file, g.x)) {
 			continue
 		}
-		at, off := v.object(file)
-		from := v.sources(r.purpose, file, r.x)
+		at, off := v.store.object(file)
+		from := v.reach.Load().sources(g.purpose, file, g.x)
 		if len(parts) > 0 && (at.Key != o.Key || at.ETag != o.ETag || off < end || &from[0] != &sources[0]) {
 			return parts, sources, files[i:], Present
 		}
-		p := part{key: k, file: file, form: r.form, account: a, spent: r.purpose == serving}
+		p := part{key: k, file: file, form: g.form, account: g.account, spent: g.purpose == serving}
 		if !v.c.ledger.TryReserve(p.size(), class) {
 			return parts, sources, files[i:], NoMemory
 		}

@@ -24,31 +24,34 @@ func (v *Volume) Residence(file int) Residence {
 
 // Where tells where a read of the extent would find it now, in memory first. It may move at any moment.
 func (v *Volume) Where(file, x int) Residence {
-	e := v.extent(file, x)
-	if w := v.staged(e); w > InStore {
+	k := v.key(v.extent(file, x))
+	if w := k.staged(); w > InStore {
 		return w
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.flights[v.key(e).piece] != nil {
+	if v.flights[k.piece] != nil {
 		return OnWay
 	}
-	return v.staged(e)
+	return k.staged()
 }
 
 // staged looks in memory and on disk, in the order in which an extent moves on.
-func (v *Volume) staged(e uint32) Residence {
+func (k extentKey) staged() Residence {
 	switch {
-	case v.key(e).maybe():
+	case k.maybe():
 		return InMemory
-	case v.onDisk(e):
+	case k.v.onDisk(k.extent()):
 		return OnDisk
 	}
 	return InStore
 }
 
+// here reports whether an extent is here or on its way. The volume's lock is held.
+func (k extentKey) here() bool { return k.v.flights[k.piece] != nil || k.staged() > InStore }
+
 // Staged reports whether the extent can be read without waiting.
-func (v *Volume) Staged(file, x int) bool { return v.staged(v.extent(file, x)) > InStore }
+func (v *Volume) Staged(file, x int) bool { return v.key(v.extent(file, x)).staged() > InStore }
 
 // KeptExtent reports whether the extent is on disk.
 func (v *Volume) KeptExtent(file, x int) bool { return v.onDisk(v.extent(file, x)) }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"math/rand/v2"
+	"sync/atomic"
 
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/segment"
@@ -50,17 +51,16 @@ type reach struct {
 
 // SetPeers replaces VolumeOptions.Peers.
 func (v *Volume) SetPeers(p Peers) {
-	r := &reach{peers: p, store: []Source{store{v}}}
+	r := &reach{peers: p, store: []Source{&v.store}}
 	r.asking = r.store
 	if p != nil {
-		r.asking, r.store = []Source{nodes{v, p, false}, store{v}}, []Source{nodes{v, p, true}, store{v}}
+		r.asking, r.store = []Source{nodes{v, p, false}, &v.store}, []Source{nodes{v, p, true}, &v.store}
 	}
 	v.reach.Store(r)
 }
 
 // sources returns what a flight of the extent asks: for a peer, no node that would have to fetch.
-func (v *Volume) sources(p purpose, file, x int) []Source {
-	r := v.reach.Load()
+func (r *reach) sources(p purpose, file, x int) []Source {
 	if p != serving && r.peers != nil && r.peers.Asks(file, x) {
 		return r.asking
 	}
@@ -82,21 +82,21 @@ type nodes struct {
 
 // Fill implements Source.
 func (n nodes) Fill(ctx context.Context, wants []Want) (rest []Want, err error) {
-	return n.p.Read(ctx, wants, n.held, n.v.check), nil
+	return n.p.Read(ctx, wants, n.held, n.check), nil
 }
 
 // check compares what a node gave with what the store said. One piece in auditEvery without an MD5 is chosen by chance, lest a node that
 // counts them knows which. Where the store often confirms bytes with another MD5, as in a bucket that is encrypted with keys of its own,
 // ETags say nothing, and such pieces are audited like the others.
-func (v *Volume) check(ctx context.Context, w Want) error {
-	summed := false
-	_, err := v.vouch(ctx, w, func(sum bool) bool {
+func (n nodes) check(ctx context.Context, w Want) error {
+	summed, s := false, &n.v.store
+	_, err := s.vouch(ctx, w, func(sum bool) bool {
 		summed = sum
-		return rand.N(auditEvery) != 0 && (!sum || v.otherTags.Load() > auditEvery+v.sums.Load()/16) //nolint:gosec // no node sees it
+		return rand.N(auditEvery) != 0 && (!sum || s.otherTags.Load() > auditEvery+s.sums.Load()/16) //nolint:gosec // no node sees it
 	})
-	n := len(w.P)
+	got := len(w.P)
 	if w.Coded != nil && *w.Coded > 0 {
-		n = *w.Coded
+		got = *w.Coded
 	}
 	if err != nil && (summed || errors.Is(err, ErrOtherBytes) || errors.Is(err, segment.ErrCorrupt)) {
 		if w.Coded != nil {
@@ -104,29 +104,35 @@ func (v *Volume) check(ctx context.Context, w Want) error {
 		}
 		return err
 	} // else the store is away, and nothing speaks against the node
-	v.ds.count.peerBytes.Add(int64(n))
+	n.v.ds.count.peerBytes.Add(int64(got))
 	return nil
 }
 
 // auditEvery is one in how many pieces that only the store can vouch for are compared with it.
 const auditEvery = 64
 
-// store is the object store.
-type store struct{ v *Volume }
+// store is the object store, for the files of one version.
+type store struct {
+	v       *Volume
+	objects objstore.Reader
+	locate  Locator
+
+	sums, otherTags atomic.Int64 // files from peers whose ETag was their MD5, and was not although the store has these bytes
+}
 
 // Fill implements Source. Extents of packed files are compared with the checksums of their shard's index. What differs is read once more:
 // the fault may have been on the way.
-func (s store) Fill(ctx context.Context, wants []Want) (rest []Want, err error) {
+func (s *store) Fill(ctx context.Context, wants []Want) (rest []Want, err error) {
 	if err := s.read(ctx, wants); err != nil {
 		return nil, err
 	}
 	for i, w := range wants {
-		if known, right := s.v.summed(w); known && !right {
+		if known, right := s.summed(w); known && !right {
 			if err := s.read(ctx, wants[i:i+1]); err != nil {
 				return nil, err
 			}
-			if _, right := s.v.summed(w); !right {
-				o, base := s.v.object(w.File)
+			if _, right := s.summed(w); !right {
+				o, base := s.object(w.File)
 				return nil, &objstore.Error{Op: "read", Key: o.Key, Kind: objstore.KindInvalid,
 					Err:    fmt.Errorf("what lies at %d does not have the checksum that the shard's index names", base+w.Off),
 					Remedy: "restore the shard from a copy, or pack the source again into another place"}
@@ -138,48 +144,48 @@ func (s store) Fill(ctx context.Context, wants []Want) (rest []Want, err error) 
 
 // summed reports whether the checksum of a want is known, as of an extent of a packed file that comes whole and plain, and whether it is
 // right.
-func (v *Volume) summed(w Want) (known, right bool) {
+func (s *store) summed(w Want) (known, right bool) {
 	x := int(w.Off / ExtentSize)
-	if v.locate == nil || w.Off%ExtentSize != 0 || int64(len(w.P)) != v.ExtentBytes(w.File, x) || w.Coded != nil && *w.Coded > 0 {
+	if s.locate == nil || w.Off%ExtentSize != 0 || int64(len(w.P)) != s.v.ExtentBytes(w.File, x) || w.Coded != nil && *w.Coded > 0 {
 		return false, false
 	}
-	sum := v.locate.Sum(w.File, x)
+	sum := s.locate.Sum(w.File, x)
 	return sum != 0, sum != 0 && crc32.Checksum(w.P, castagnoli) == sum
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-func (s store) read(ctx context.Context, wants []Want) error {
-	o, base := s.v.object(wants[0].File)
-	r, codes := s.v.store.(objstore.CodedReader)
+func (s *store) read(ctx context.Context, wants []Want) error {
+	o, base := s.object(wants[0].File)
+	r, codes := s.objects.(objstore.CodedReader)
 	if len(wants) == 1 && (!codes || wants[0].Coded == nil) {
-		return s.v.store.ReadAt(ctx, o, wants[0].P, base+wants[0].Off)
+		return s.objects.ReadAt(ctx, o, wants[0].P, base+wants[0].Off)
 	}
 	spans, coded := make([]objstore.Span, len(wants)), make([]*int, len(wants))
 	for i, w := range wants {
-		_, base := s.v.object(w.File)
+		_, base := s.object(w.File)
 		spans[i], coded[i] = objstore.Span{Off: base + w.Off, P: w.P}, w.Coded
 	}
 	if codes {
 		return r.ReadCoded(ctx, o, spans, coded)
 	}
-	return objstore.ReadSpans(ctx, s.v.store, o, spans)
+	return objstore.ReadSpans(ctx, s.objects, o, spans)
 }
 
 // object returns where the file's bytes lie.
-func (v *Volume) object(file int) (o objstore.Object, off int64) {
-	if v.locate != nil {
-		return v.locate.Locate(file)
+func (s *store) object(file int) (o objstore.Object, off int64) {
+	if s.locate != nil {
+		return s.locate.Locate(file)
 	}
-	return v.m.Object(file), 0
+	return s.v.m.Object(file), 0
 }
 
 // named adds the file's name to a store's error, which names the object, if the file is packed.
-func (v *Volume) named(file int, err error) error {
-	if v.locate == nil || err == nil {
+func (s *store) named(file int, err error) error {
+	if s.locate == nil || err == nil {
 		return err
 	}
-	return fmt.Errorf("%s: %w", v.m.Path(file), err)
+	return fmt.Errorf("%s: %w", s.v.m.Path(file), err)
 }
 
 // restorer is the coded copy of a file that is here: in memory, or else on disk.

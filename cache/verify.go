@@ -18,62 +18,73 @@ type Verified struct {
 
 // Verify compares what the cache has of the version, in memory and on disk, with what the store has, and drops what differs, which is then
 // fetched again. progress, unless nil, is called now and then.
-func (v *Volume) Verify(ctx context.Context, progress func(done, total int)) (r Verified, err error) {
+func (v *Volume) Verify(ctx context.Context, progress func(done, total int)) (Verified, error) {
 	v.c.ring.dropIf(func(k extentKey) bool { return k.v == v && k.isGranule() })
 	total, _ := v.Kept()
+	r := verification{v: v, ctx: ctx}
 	for file := range v.m.Len() {
 		for x := range v.Extents(file) {
+			var err error
 			for _, kind := range v.forms() {
-				err = errors.Join(err, v.verifyStaged(ctx, v.key(v.extent(file, x)).as(kind), file, x, &r))
+				err = errors.Join(err, r.staged(v.key(v.extent(file, x)).as(kind), file, x))
 			}
-			if err = errors.Join(err, ctx.Err(), v.verifyKept(ctx, file, x, &r)); err != nil {
-				return r, err
+			if err = errors.Join(err, ctx.Err(), r.kept(file, x)); err != nil {
+				return r.Verified, err
 			}
 			if progress != nil && r.Extents%64 == 0 {
 				progress(r.Extents, total)
 			}
 		}
 	}
-	return r, nil
+	return r.Verified, nil
 }
 
-func (v *Volume) verifyStaged(ctx context.Context, k extentKey, file, x int, r *Verified) error {
-	b, _ := v.c.ring.get(k, 0)
+// verification is a Verify under way.
+type verification struct {
+	v   *Volume
+	ctx context.Context
+	Verified
+}
+
+// staged verifies what is in memory.
+func (r *verification) staged(k extentKey, file, x int) error {
+	b, _ := r.v.c.ring.get(k, 0)
 	if b == nil {
 		return nil
 	}
 	defer b.Release()
 	w := Want{File: file, Off: int64(x) * ExtentSize, P: b.data}
 	if n := b.coded; n > 0 {
-		w.P, w.Coded = make([]byte, v.ExtentBytes(file, x)), &n
+		w.P, w.Coded = make([]byte, r.v.ExtentBytes(file, x)), &n
 		copy(w.P, b.data)
 	}
-	return v.verify(ctx, w, r, func() error { v.c.ring.take(k, nil); return nil })
+	return r.compare(w, func() error { r.v.c.ring.take(k, nil); return nil })
 }
 
-func (v *Volume) verifyKept(ctx context.Context, file, x int, r *Verified) error {
-	k := v.keptRecord(file, x)
+// kept verifies what is on disk.
+func (r *verification) kept(file, x int) error {
+	k := r.v.keptRecord(file, x)
 	if k.d == nil {
 		return nil
 	}
-	w := Want{File: file, Off: int64(x) * ExtentSize, P: make([]byte, v.ExtentBytes(file, x))}
+	w := Want{File: file, Off: int64(x) * ExtentSize, P: make([]byte, r.v.ExtentBytes(file, x))}
 	if k.coded {
 		w.Coded = &k.n
 	}
-	if ok, err := k.read(ctx, w.P[:k.n], 0); !ok { // damaged, and forgotten
+	if ok, err := k.read(r.ctx, w.P[:k.n], 0); !ok { // damaged, and forgotten
 		return err
 	}
 	r.Extents++
-	return v.verify(ctx, w, r, func() error {
-		if v.unplace(k.e, k.loc) {
-			return k.d.void(ctx, k.loc)
+	return r.compare(w, func() error {
+		if r.v.unplace(k.e, k.loc) {
+			return k.d.void(r.ctx, k.loc)
 		}
 		return nil
 	})
 }
 
-func (v *Volume) verify(ctx context.Context, w Want, r *Verified, drop func() error) error {
-	asked, err := v.vouch(ctx, w, nil)
+func (r *verification) compare(w Want, drop func() error) error {
+	asked, err := r.v.store.vouch(r.ctx, w, nil)
 	if asked {
 		r.Asked++
 	}
@@ -85,23 +96,24 @@ func (v *Volume) verify(ctx context.Context, w Want, r *Verified, drop func() er
 }
 
 // vouch compares bytes with what the store said: with the MD5 of an object, as the ETag of one is that was put in one piece, or
-// the checksum of an extent of a packed file, and otherwise with its bytes there, unless trusted says that it need not be asked. The error is ErrOtherBytes, or ErrCorrupt of a coded form, or the store's.
-func (v *Volume) vouch(ctx context.Context, w Want, trusted func(sum bool) bool) (asked bool, err error) {
+// the checksum of an extent of a packed file, and otherwise with its bytes there, unless trusted says that it need not be asked. The error
+// is ErrOtherBytes, or ErrCorrupt of a coded form, or the store's.
+func (s *store) vouch(ctx context.Context, w Want, trusted func(sum bool) bool) (asked bool, err error) {
 	file := w.P
 	if w.Coded != nil && *w.Coded > 0 {
 		file = getBytes(len(w.P))
 		defer putBytes(file)
-		if err := v.decode(file, w.P[:*w.Coded], true); err != nil {
+		if err := s.v.decode(file, w.P[:*w.Coded], true); err != nil {
 			return false, err
 		}
 	}
-	known, right := v.summed(Want{File: w.File, Off: w.Off, P: file})
-	if tag := v.m.ETag(w.File); v.locate == nil && int64(len(file)) == v.m.Size(w.File) && len(tag) == 2*md5.Size {
+	known, right := s.summed(Want{File: w.File, Off: w.Off, P: file})
+	if tag := s.v.m.ETag(w.File); s.locate == nil && int64(len(file)) == s.v.m.Size(w.File) && len(tag) == 2*md5.Size {
 		sum := md5.Sum(file) //nolint:gosec // who can make collisions can write to the bucket
 		known, right = true, hex.EncodeToString(sum[:]) == tag
 	}
 	if right {
-		v.sums.Add(1)
+		s.sums.Add(1)
 		return false, nil
 	}
 	if trusted != nil && trusted(known) {
@@ -109,12 +121,12 @@ func (v *Volume) vouch(ctx context.Context, w Want, trusted func(sum bool) bool)
 	}
 	theirs := getBytes(len(file))
 	defer putBytes(theirs)
-	switch _, err = (store{v}).Fill(ctx, []Want{{File: w.File, Off: w.Off, P: theirs}}); {
+	switch _, err = s.Fill(ctx, []Want{{File: w.File, Off: w.Off, P: theirs}}); {
 	case err != nil:
 	case !bytes.Equal(file, theirs):
 		err = ErrOtherBytes
 	case known:
-		v.otherTags.Add(1)
+		s.otherTags.Add(1)
 	}
-	return true, v.named(w.File, err)
+	return true, s.named(w.File, err)
 }

@@ -41,23 +41,21 @@ type Volume struct {
 	places
 	c      *Cache
 	ds     *dataset
-	store  objstore.Reader
-	locate Locator
+	store  store
 	reach  atomic.Pointer[reach]
 	inRing []atomic.Uint32 // a bit an extent: it is in the ring
 
-	sums, otherTags atomic.Int64 // files from peers whose ETag was their MD5, and was not although the store has these bytes
-
 	mu      sync.Mutex
 	flights map[piece]*part // what is on its way
-	failed  map[uint32]failure
+	failed  failures
 	sparse  map[uint32]uint64 // granules fetched of extents that are not here whole; see granules.go
 	retired bool
 }
 
 // NewVolume adds a version of a dataset to the cache.
 func (c *Cache) NewVolume(o VolumeOptions) *Volume {
-	v := &Volume{c: c, ds: c.dataset(o.Dataset, o.Name), store: o.Store, locate: o.Locate, flights: map[piece]*part{}}
+	v := &Volume{c: c, ds: c.dataset(o.Dataset, o.Name), flights: map[piece]*part{}, sparse: map[uint32]uint64{}}
+	v.store.v, v.store.objects, v.store.locate = v, o.Store, o.Locate
 	v.places = places{m: o.Manifest, codec: o.Codec}
 	v.number()
 	v.inRing = make([]atomic.Uint32, (len(v.locs)+31)/32)
