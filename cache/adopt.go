@@ -75,15 +75,14 @@ func (a *adoption) take(file int, extent uint32, loc segment.Loc, length int) {
 
 // finish looks up the records that were not where their hint says. It returns those that belong to no file.
 func (a *adoption) finish() []segment.Loc {
-	a.find()
+	if len(a.moved) > 0 {
+		a.find()
+	}
 	a.v.kept.Add(a.kept)
 	return a.unclaimed
 }
 
 func (a *adoption) find() {
-	if len(a.moved) == 0 {
-		return
-	}
 	// Open addressing, by ids, which are hashes: the first of the records of a version, as an index in moved + 1.
 	mask := uint64(1)<<bits.Len(uint(2*len(a.moved))) - 1
 	table := make([]uint32, mask+1)

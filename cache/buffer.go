@@ -6,9 +6,8 @@ import (
 	"sync/atomic"
 )
 
-// Buffer holds the bytes of one extent, with a reference count. Holders of a reference may read Bytes; nobody may
-// write. The last Release frees the memory and its reservation.
-type Buffer struct {
+// buffer holds the bytes of one extent, with a reference count. Who holds a reference may read data; nobody may write.
+type buffer struct {
 	data   []byte
 	coded  int // length of data if that is the coded form of a file, in the memory of the whole file; 0: as it came
 	refs   atomic.Int32
@@ -17,14 +16,8 @@ type Buffer struct {
 	ledger *Ledger
 }
 
-// Bytes returns the content, valid until the holder's Release.
-func (b *Buffer) Bytes() []byte { return b.data }
-
-// Retain adds a reference. The caller must hold one.
-func (b *Buffer) Retain() { b.refs.Add(1) }
-
-// Release drops a reference.
-func (b *Buffer) Release() {
+// Release drops a reference. The last one frees the memory and its reservation.
+func (b *buffer) Release() {
 	switch n := b.refs.Add(-1); {
 	case n == 0:
 		putBytes(b.data)
@@ -36,8 +29,8 @@ func (b *Buffer) Release() {
 }
 
 // newBuffer returns a buffer of n bytes with one reference. Its bytes (footprint(n) of class c) are reserved already.
-func newBuffer(l *Ledger, n int, c Class) *Buffer {
-	b := &Buffer{data: getBytes(n), size: footprint(n), class: c, ledger: l}
+func newBuffer(l *Ledger, n int, c Class) *buffer {
+	b := &buffer{data: getBytes(n), size: footprint(n), class: c, ledger: l}
 	b.refs.Store(1)
 	return b
 }

@@ -227,7 +227,7 @@ func (c *Cache) relieve() {
 }
 
 // get returns an extent that is in memory in a form that will do, with a reference for the caller, who reads n bytes; or nil.
-func (c *Cache) get(k extentKey, n int, f form) (b *Buffer) {
+func (c *Cache) get(k extentKey, n int, f form) (b *buffer) {
 	freed := false
 	if f != plainForm {
 		b, freed = c.ring.get(k.as(coded), n)
@@ -322,12 +322,9 @@ type DiskStats struct {
 type Stats struct {
 	Counts
 	DiskStats
+	MemoryStats
 
-	MemoryUsed, MemoryPeak, MemoryLimit         int64 // ledger, bytes
-	MemoryDemand, MemoryPrefetch, MemoryBatches int64 // of MemoryUsed, by class
-	MemoryWaiting                               int   // reservations that wait
-	RingEntries                                 int
-	RingBytes                                   int64
+	RingBytes int64
 }
 
 // VolumeStats is a snapshot of activity and contents of one dataset.
@@ -343,9 +340,8 @@ type VolumeStats struct {
 
 // Stats returns a snapshot. It never waits for the disk.
 func (c *Cache) Stats() Stats {
-	s := Stats{MemoryUsed: c.ledger.Used(), MemoryPeak: c.ledger.Peak(), MemoryLimit: c.ledger.Limit()}
-	s.MemoryDemand, s.MemoryPrefetch, s.MemoryBatches, s.MemoryWaiting = c.ledger.classes()
-	s.RingEntries, s.RingBytes = c.ring.used()
+	s := Stats{MemoryStats: c.ledger.stats()}
+	_, s.RingBytes = c.ring.used()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s.Counts = c.gone

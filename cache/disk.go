@@ -185,7 +185,7 @@ func (d *disk) void(ctx context.Context, loc segment.Loc) error {
 
 // keep puts an extent on disk, if it is to be there and fits. What is beside the kept set uses free space only. Only the writer
 // calls it.
-func (d *disk) keep(k extentKey, buf *Buffer) bool {
+func (d *disk) keep(k extentKey, buf *buffer) bool {
 	v, e, n := k.v, k.extent(), len(buf.data)
 	file, x := v.Numbered(int(e))
 	ok, extra := v.wanted(file, x)
@@ -312,9 +312,9 @@ func (d *disk) rewriteWasteful() bool {
 	if worst.Bytes == 0 || float64(worst.Garbage) < wasteful*float64(worst.Bytes) {
 		return false
 	}
-	d.garbage = true // there may be more
-	_, err := d.condense(worst.ID, ownersIn(worst.ID, d.ds.list()), worst.Bytes-worst.Garbage)
-	if err != nil {
+	_, err := d.purge(worst.ID, d.ds.list(), true)
+	d.garbage = err == nil // there may be more
+	if err != nil && !errors.Is(err, errNoRoom) {
 		d.failed("reclaim", err, false)
 	}
 	return err == nil
@@ -327,7 +327,7 @@ const overhead = 16 << 10
 // will follow, and a dataset that gives space back rewrites up to a segment.
 func (d *disk) ask(n int64) bool {
 	b := d.c.budget
-	if b == nil || d.c.onFull == nil || b.Used()+n+overhead <= b.Limit() || time.Now().Before(d.askAgain) {
+	if b == nil || b.Used()+n+overhead <= b.Limit() || time.Now().Before(d.askAgain) {
 		return false
 	}
 	ok := d.askHost(b.Used() + max(n+overhead, d.store.SegmentSize()) - b.Limit())

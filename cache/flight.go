@@ -41,7 +41,7 @@ type part struct {
 	key     extentKey
 	file    int
 	form    form     // that it may come in
-	buf     *Buffer  // nil if the flight failed
+	buf     *buffer  // nil before there is memory
 	waiters int      // readers who get a reference when it lands
 	read    int64    // bytes that they are to read
 	account *Account // that its memory is on; nil if it is spent, or was begun by a reader
@@ -95,7 +95,7 @@ func (p *part) leave() {
 	defer p.key.v.mu.Unlock()
 	select {
 	case <-p.fl.done: // it landed in the same moment
-		if p.buf != nil {
+		if p.fl.err == nil {
 			p.buf.Release()
 		}
 	default:
@@ -212,7 +212,6 @@ func (fl *flight) fund(c *Cache) error {
 func (fl *flight) land(v *Volume, err error) {
 	d := v.ds.disk.Load()
 	write := make([]bool, len(fl.parts)) // asked without the lock
-	bufs := make([]*Buffer, len(fl.parts))
 	for i := range fl.parts {
 		write[i] = err == nil && d != nil && !fl.restored() && fl.parts[i].fits(d)
 	}
@@ -220,11 +219,10 @@ func (fl *flight) land(v *Volume, err error) {
 	fl.err = err
 	for i := range fl.parts {
 		p := &fl.parts[i]
-		if bufs[i] = p.buf; err == nil {
+		if err == nil {
 			p.buf.refs.Add(int32(p.waiters))
 			p.stow(d, write[i])
 		} else {
-			p.buf = nil
 			p.remember(err)
 		}
 		p.account.add(-p.size())
@@ -234,8 +232,8 @@ func (fl *flight) land(v *Volume, err error) {
 		close(fl.done)
 	}
 	v.mu.Unlock()
-	for _, b := range bufs {
-		if b != nil {
+	for i := range fl.parts {
+		if b := fl.parts[i].buf; b != nil {
 			b.Release()
 		}
 	}

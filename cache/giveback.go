@@ -214,7 +214,7 @@ func (d *disk) evict(n int64, volumes []*Volume) (freed int64, err error) {
 	}
 	for last := len(d.outside) - 1; last >= 0 && freed < n+overhead; last-- {
 		d.progress()
-		more, err := d.purge(d.outside[last], volumes)
+		more, err := d.purge(d.outside[last], volumes, false)
 		if errors.Is(err, errNoRoom) {
 			break
 		}
@@ -242,13 +242,13 @@ func (d *disk) countOutside(volumes []*Volume) (ids []uint32) {
 // errNoRoom says that the disk has no room for copies, for which no part of the set is given up.
 var errNoRoom = errors.New("no room for copies")
 
-// purge drops a segment; what it holds of the sets is written anew.
-func (d *disk) purge(id uint32, volumes []*Volume) (freed int64, err error) {
+// purge drops a segment; what it holds of the sets, or all that is live, is written anew.
+func (d *disk) purge(id uint32, volumes []*Volume, all bool) (freed int64, err error) {
 	in := ownersIn(id, volumes)
 	var others []segment.Loc
 	var wanted int64
 	for loc, of := range in {
-		if in.wants(loc) {
+		if all || in.wants(loc) {
 			file, x := of[0].v.Numbered(int(of[0].extent()))
 			_, n, _ := of[0].v.record(of[0].extent(), file, x)
 			wanted += loc.Bytes(n)

@@ -195,3 +195,40 @@ func TestGiveBackUnderReaders(t *testing.T) {
 	close(done)
 	wg.Wait()
 }
+
+// What is live of a segment that is mostly garbage stays while the disk has no room for its copies.
+func TestWastefulWithoutRoom(t *testing.T) {
+	f := newFixture(t, slices.Repeat([]int{100 << 10}, 40)...)
+	c := newPatient(Options{Memory: 64 << 20, Logger: quiet})
+	defer closeCache(t, c)
+	v := f.volume(c)
+	if err := v.OpenDisk(t.TempDir(), segment.Options{SegmentSize: 2 << 20, Logger: quiet}); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 40 {
+		if _, err := v.ReadAt(t.Context(), i, make([]byte, 100<<10), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := v.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	d, first := v.ds.disk.Load(), segment.Loc(v.loc(0)).Segment()
+	for e := range uint32(40) {
+		if loc := segment.Loc(v.loc(e)); loc.Segment() == first && e%3 > 0 && v.unplace(e, loc) {
+			d.free(loc)
+		}
+	}
+	kept, _ := v.Kept()
+	for _, room := range []int64{150 << 10, 1 << 30} {
+		err := d.writer.do(t.Context(), func() {
+			c.statfs = func(string) (free, size int64, err error) { return 2<<20 + room, 0, nil }
+			if d.rewriteWasteful() != (room == 1<<30) {
+				t.Errorf("with room for %d", room)
+			}
+		})
+		if now, _ := v.Kept(); now != kept || err != nil {
+			t.Errorf("%d of %d are kept, %v", now, kept, err)
+		}
+	}
+}

@@ -146,14 +146,17 @@ func (q *query) collectGranules(b boarding) (err error) {
 			continue
 		default:
 			if err = s.p.await(q.ctx); err == nil {
-				s.buf, err = s.p.buf, q.v.store.named(q.file, s.p.fl.err)
+				err = q.v.store.named(q.file, s.p.fl.err)
+			}
+			if err == nil {
+				s.buf = s.p.buf
 			}
 		}
 		if s.buf == nil {
 			continue
 		}
 		if err == nil {
-			p = p[copy(p, s.buf.Bytes()[off:]):]
+			p = p[copy(p, s.buf.data[off:]):]
 			off = 0
 		}
 		s.buf.Release()

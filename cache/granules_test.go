@@ -154,7 +154,7 @@ func TestGranulesTogether(t *testing.T) {
 		if n := len(v.flights); n > 0 {
 			t.Errorf("%d flights are left", n)
 		}
-		if peak := c.Ledger().Peak(); peak > 10*mib {
+		if peak := c.Stats().MemoryPeak; peak > 10*mib {
 			t.Errorf("%d bytes of memory", peak)
 		}
 	}

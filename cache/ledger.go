@@ -228,13 +228,6 @@ func (l *Ledger) Used() int64 {
 	return l.total
 }
 
-// Peak returns the most bytes that were ever reserved at once.
-func (l *Ledger) Peak() int64 {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.peak
-}
-
 // Limit returns the bytes that may be reserved at once.
 func (l *Ledger) Limit() int64 {
 	l.mu.Lock()
@@ -253,9 +246,15 @@ func (l *Ledger) pressed() int64 {
 	return n
 }
 
-// classes returns what each class holds, and how many reservations wait.
-func (l *Ledger) classes() (demand, prefetch, batches int64, waiting int) {
+// MemoryStats is a snapshot of a ledger, in bytes.
+type MemoryStats struct {
+	MemoryUsed, MemoryPeak, MemoryLimit         int64
+	MemoryDemand, MemoryPrefetch, MemoryBatches int64 // of MemoryUsed, by class
+	MemoryWaiting                               int   // reservations that wait
+}
+
+func (l *Ledger) stats() MemoryStats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.used[ForDemand], l.used[ForPrefetch], l.used[ForBatches], l.waiters.Len()
+	return MemoryStats{l.total, l.peak, l.limit, l.used[ForDemand], l.used[ForPrefetch], l.used[ForBatches], l.waiters.Len()}
 }

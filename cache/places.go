@@ -59,21 +59,16 @@ type admission struct {
 
 // number gives the extents their numbers.
 func (ps *places) number() {
-	extents, many := 0, false
-	for f := range ps.m.Len() {
-		n := catalog.Extents(ps.m.Size(f))
-		extents += n
-		many = many || n > 1
+	n := ps.m.Len()
+	first, many := make([]uint32, n+1), false
+	for f := range n {
+		first[f+1] = first[f] + uint32(ps.Extents(f))
+		many = many || ps.Extents(f) > 1
 	}
 	if many {
-		ps.first = make([]uint32, ps.m.Len()+1)
-		for f := range ps.m.Len() {
-			ps.first[f+1] = ps.first[f] + uint32(catalog.Extents(ps.m.Size(f)))
-		}
-	} else {
-		extents = ps.m.Len()
+		ps.first, n = first, int(first[n])
 	}
-	ps.locs = make([]uint64, extents)
+	ps.locs = make([]uint64, n)
 }
 
 // Extents implements prefetch.Sizes over file numbers.

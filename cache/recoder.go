@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -232,11 +231,9 @@ func (k keptRecord) recoded(payload []byte) (used bool) {
 // dropRecoded drops a segment of which much is garbage now, except for what is left, and what then exceeds the limits. Only
 // the writer calls it.
 func (d *disk) dropRecoded(id uint32) {
-	room, err := d.room()
-	for _, s := range d.store.Segments() {
-		if s.ID == id && s.Live+overhead <= room {
-			_, err = d.condense(id, ownersIn(id, d.ds.list()), math.MaxInt64)
-		}
+	_, err := d.purge(id, d.ds.list(), true)
+	if errors.Is(err, errNoRoom) {
+		err = nil
 	}
 	if err = errors.Join(err, d.shrink(d.ds.list())); err != nil {
 		d.failed("reclaim", err, false)

@@ -64,7 +64,7 @@ const (
 // lease is bytes that do not change until release, which must be called once.
 type lease struct {
 	data []byte
-	buf  *Buffer // nil: the bytes are where the reader wanted them
+	buf  *buffer // nil: the bytes are where the reader wanted them
 }
 
 func (l lease) release() {
@@ -248,7 +248,7 @@ func (q *query) inMemory() (l lease, ok bool) {
 }
 
 // lend is a lease of a buffer, whose byte off is the first of the request.
-func (q *query) lend(b *Buffer, off int) lease {
+func (q *query) lend(b *buffer, off int) lease {
 	if b.coded > 0 {
 		return lease{b.data, b}
 	}
@@ -307,7 +307,7 @@ type boarding struct {
 // seat is a part of a flight, or bytes that are here.
 type seat struct {
 	p   *part
-	buf *Buffer
+	buf *buffer
 }
 
 // board finds what to wait for. It joins the flight that brings the extent, or begins one.

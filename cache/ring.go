@@ -68,7 +68,7 @@ func (k extentKey) granule(g int) extentKey { return k.as(uint8(g + 1)) }
 
 type entry struct {
 	key                extentKey
-	buf                *Buffer // the ring's reference
+	buf                *buffer // the ring's reference
 	account            *Account
 	spent, dirty, kept bool
 	left               int64     // bytes that were not read yet; what is read twice counts twice
@@ -148,13 +148,13 @@ func newRing(cleanLimit int64) *ring {
 
 // put adds the extent, of which some bytes were read already; the ring takes its own reference. An existing entry
 // stays.
-func (r *ring) put(k extentKey, b *Buffer, a *Account, read int64, spent, dirty bool) {
+func (r *ring) put(k extentKey, b *buffer, a *Account, read int64, spent, dirty bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if _, ok := r.entries[k]; ok {
 		return
 	}
-	b.Retain()
+	b.refs.Add(1)
 	e := &entry{key: k, buf: b, account: a, spent: spent, dirty: dirty, left: int64(len(b.data)) - read}
 	if read > 0 && e.left > 0 {
 		e.touched = time.Now()
@@ -245,7 +245,7 @@ func (r *ring) forms(k extentKey) (plain, isCoded bool) {
 
 // get returns a piece, of which the caller reads n bytes, with a reference for the caller; or nil. freed says that it is
 // now spent.
-func (r *ring) get(k extentKey, n int) (b *Buffer, freed bool) {
+func (r *ring) get(k extentKey, n int) (b *buffer, freed bool) {
 	if !k.maybe() {
 		return nil, false
 	}
@@ -255,7 +255,7 @@ func (r *ring) get(k extentKey, n int) (b *Buffer, freed bool) {
 	if !ok {
 		return nil, false
 	}
-	e.buf.Retain()
+	e.buf.refs.Add(1)
 	switch e.left -= int64(n); {
 	case e.left > 0:
 		e.touched = time.Now()
@@ -268,14 +268,14 @@ func (r *ring) get(k extentKey, n int) (b *Buffer, freed bool) {
 }
 
 // getDirty is get for the writer; nil also if the entry is not to be written.
-func (r *ring) getDirty(k extentKey) *Buffer {
+func (r *ring) getDirty(k extentKey) *buffer {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	e, ok := r.entries[k]
 	if !ok || !e.dirty {
 		return nil
 	}
-	e.buf.Retain()
+	e.buf.refs.Add(1)
 	return e.buf
 }
 

@@ -191,7 +191,7 @@ func (s *store) named(file int, err error) error {
 // restorer is the coded copy of a file that is here: in memory, or else on disk.
 type restorer struct {
 	keptRecord
-	staged   *Buffer // with a reference
+	staged   *buffer // with a reference
 	restored bool
 }
 
