@@ -97,7 +97,7 @@ type randomRotation struct {
 	fill    [3]uint8
 }
 
-func buildRotation(a *args) (operation, error) {
+func buildRotation(a *args) (_ operation, err error) {
 	o := &randomRotation{}
 	switch v := a.val["degrees"]; {
 	case v.number() && v.num >= 0 && v.num <= 1e6:
@@ -114,7 +114,6 @@ func buildRotation(a *args) (operation, error) {
 	default:
 		return nil, a.bad(v, "center must be None or (x, y)")
 	}
-	var err error
 	if o.expand, err = a.truth("expand"); err != nil {
 		return nil, err
 	}

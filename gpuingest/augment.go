@@ -172,9 +172,8 @@ type randAugment struct {
 	n, magnitude, bins int
 }
 
-func buildRandAugment(a *args) (operation, error) {
+func buildRandAugment(a *args) (_ operation, err error) {
 	o := &randAugment{}
-	var err error
 	if o.n, err = a.integer("num_ops", 0, maxDeeds); err != nil {
 		return nil, err
 	}
@@ -211,9 +210,8 @@ type trivialAugment struct {
 	bins int
 }
 
-func buildTrivialAugment(a *args) (operation, error) {
+func buildTrivialAugment(a *args) (_ operation, err error) {
 	o := &trivialAugment{}
-	var err error
 	if o.bins, err = a.integer("num_magnitude_bins", 2, maxBins); err != nil {
 		return nil, err
 	}

@@ -178,7 +178,7 @@ type recolouring struct {
 
 // buildRecolouring returns the builder of an operation whose amount is between lo and hi.
 func buildRecolouring(name, arg string, c colour, lo, hi float64) func(a *args) (operation, error) {
-	return func(a *args) (operation, error) {
+	return func(a *args) (_ operation, err error) {
 		o := &recolouring{name: name, arg: arg, colour: c}
 		if arg != "" {
 			v := a.val[arg]
@@ -187,7 +187,6 @@ func buildRecolouring(name, arg string, c colour, lo, hi float64) func(a *args) 
 			}
 			o.amount = v.num
 		}
-		var err error
 		o.p, err = a.probability("p")
 		return o, err
 	}
@@ -239,7 +238,7 @@ type gaussianBlur struct {
 // maxKernel bounds a blur's kernel, since the cost is proportional to it.
 const maxKernel = 255
 
-func buildBlur(a *args) (operation, error) {
+func buildBlur(a *args) (_ operation, err error) {
 	o := &gaussianBlur{}
 	v := a.val["kernel_size"]
 	k := v.list
@@ -259,7 +258,6 @@ func buildBlur(a *args) (operation, error) {
 		o.sigma = [2]float64{s.num, s.num}
 		return o, nil
 	}
-	var err error
 	o.sigma, err = a.interval("sigma", 1e4)
 	return o, err
 }

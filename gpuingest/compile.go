@@ -255,6 +255,11 @@ func (c *compiler) operation(of call, o operationKind) error {
 	if len(c.t.ops) == maxOps {
 		return c.p.fail(of.pos, len(of.name), "", "more than %d operations", maxOps)
 	}
+	blurs := func(o operation) bool { _, ok := o.(*gaussianBlur); return ok }
+	if of.name == "RandomAdjustSharpness" && slices.ContainsFunc(c.t.ops, blurs) {
+		return c.p.fail(of.pos, len(of.name), "put it before GaussianBlur, or sharpen in the trainer",
+			"RandomAdjustSharpness after GaussianBlur, which differs from torchvision's in some values by one: that would grow")
+	}
 	a, err := bind(c.p, of, o.params)
 	if err != nil {
 		return err

@@ -140,6 +140,7 @@ func TestSpecErrors(t *testing.T) {
 		{"CenterCrop(3)|Grayscale()", 14, "write Grayscale(3)"},
 		{"CenterCrop(3)|GaussianBlur(4)", 27, "odd number"},
 		{"CenterCrop(3)|GaussianBlur(3, 0)", 30, "sigma must be (min, max)"},
+		{"CenterCrop(3)|GaussianBlur(3)|Grayscale(3)|RandomAdjustSharpness(2)", 43, "put it before GaussianBlur"},
 		{"CenterCrop(3)|RandAugment(magnitude=31)", 36, "from 0 to 30"},
 		{"CenterCrop(3)|RandAugment(17)", 26, "from 0 to 16"},
 		{"CenterCrop(3)|RandAugment(interpolation='box')", 40, "interpolation must be"},
