@@ -80,7 +80,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -368,11 +370,7 @@ func (c *Cache) Stats() Stats {
 func (c *Cache) open() []*dataset {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	all := make([]*dataset, 0, len(c.datasets))
-	for _, ds := range c.datasets {
-		all = append(all, ds)
-	}
-	return all
+	return slices.Collect(maps.Values(c.datasets))
 }
 
 // Sync makes kept data survive a crash of the machine. It fails if a disk takes too long.
