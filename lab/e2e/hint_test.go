@@ -1,9 +1,11 @@
 package e2e
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -356,28 +358,18 @@ print(json.dumps(dict(Errno=e, Order=open(sys.argv[1] + "/.shoal/order").read())
 func TestPlanWithdrawn(t *testing.T) {
 	dir, paths := pictures(t, 8, 50)
 	mnt := mount(t, s3server.Env(server.URL), bucket(t, dir), "--kernel-cache", "on")
-	train := func(workers, planned, read, skip int) {
-		t.Helper()
-		cmd := exec.Command("/usr/bin/python3", "-B", "-c", `
-import sys, torch
-from torch.utils.data import DataLoader, Dataset
-mnt, (workers, planned, read, skip) = sys.argv[1], map(int, sys.argv[2:])
-files = sys.stdin.read().split()
-class Files(Dataset):
-    def __getitem__(self, i):
-        with open(mnt + "/" + files[i], "rb") as f:
-            return len(f.read())
+	trainers := startTrainers(t, `
+mnt, workers, planned, read, skip = command
 def order(seed):
     return torch.randperm(len(files), generator=torch.Generator().manual_seed(seed)).tolist()
 with open(mnt + "/.shoal/plans/default", "w") as f:
     f.write("".join(files[i] + "\n" for i in order(planned)))
-for _ in DataLoader(Files(), 8, sampler=order(read)[skip:skip + 64], num_workers=workers):
+for _ in DataLoader(Files(mnt), 8, sampler=order(read)[skip:skip + 64], num_workers=workers):
     pass
-`, mnt, fmt.Sprint(workers), fmt.Sprint(planned), fmt.Sprint(read), fmt.Sprint(skip))
-		cmd.Stdin = strings.NewReader(strings.Join(paths, "\n"))
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
+`, paths)
+	train := func(workers, planned, read, skip int) {
+		t.Helper()
+		trainers.run(1, mnt, workers, planned, read, skip)
 	}
 	for i, workers := range []int{0, 2, 4} {
 		train(workers, 1+i, 101+i, 0)
@@ -405,46 +397,26 @@ for _ in DataLoader(Files(), 8, sampler=order(read)[skip:skip + 64], num_workers
 // programs without a plan read the same files at the same time, each in its own order.
 func TestFollowedPlansStay(t *testing.T) {
 	dir, paths := pictures(t, 6, 50)
-	for _, c := range []struct{ ranks, workers, batch, loaders, resumed int }{
-		{1, 16, 1, 1, 0}, {1, 16, 2, 1, 90}, {8, 1, 8, 1, 0}, {4, 2, 1, 1, 150}, {1, 0, 4, 2, 0}, {2, 3, 4, 2, 20},
-	} {
-		mnt := mount(t, s3server.Env(server.URL), bucket(t, dir), "--kernel-cache", "on")
-		var ranks sync.WaitGroup
-		for rank := range c.ranks {
-			ranks.Go(func() {
-				cmd := exec.Command("/usr/bin/python3", "-B", "-c", `
-import os, sys, torch
-sys.path.insert(0, "../../python")
-import shoal
-from torch.utils.data import DataLoader, Dataset
-mnt, (rank, workers, batch, loaders, resumed) = sys.argv[1], map(int, sys.argv[2:])
-class Files(Dataset):
-    samples = [(mnt + "/" + p, 0) for p in sys.stdin.read().split()]
-    def __len__(self):
-        return len(self.samples)
-    def __getitem__(self, i):
-        with open(self.samples[i][0], "rb") as f:
-            return len(f.read())
+	trainers := startTrainers(t, `
+mnt, workers, batch, loaders, resumed = command
 options = dict(num_workers=workers, batch_size=batch)
 if workers:
     options.update(prefetch_factor=4, persistent_workers=True)
 made = []
 for k in range(loaders):
     torch.manual_seed(10 * rank + k)
-    made.append(DataLoader(Files(), sampler=torch.randperm(len(Files())).tolist()[resumed:], **options))
+    made.append(DataLoader(Files(mnt), sampler=torch.randperm(len(files)).tolist()[resumed:], **options))
 for epoch in range(2):
     for k, loader in enumerate(made):
         shoal.hint(loader, name=f"rank{rank}-{k}")
     for _ in zip(*made):
         pass
-`, mnt, fmt.Sprint(rank), fmt.Sprint(c.workers), fmt.Sprint(c.batch), fmt.Sprint(c.loaders), fmt.Sprint(c.resumed))
-				cmd.Stdin = strings.NewReader(strings.Join(paths, "\n"))
-				if out, err := cmd.CombinedOutput(); err != nil {
-					t.Errorf("%+v: %v\n%s", c, err, out)
-				}
-			})
-		}
-		ranks.Wait()
+`, paths)
+	for _, c := range []struct{ ranks, workers, batch, loaders, resumed int }{
+		{1, 16, 1, 1, 0}, {1, 16, 2, 1, 90}, {8, 1, 8, 1, 0}, {4, 2, 1, 1, 150}, {1, 0, 4, 2, 0}, {2, 3, 4, 2, 20},
+	} {
+		mnt := mount(t, s3server.Env(server.URL), bucket(t, dir), "--kernel-cache", "on")
+		trainers.run(c.ranks, mnt, c.workers, c.batch, c.loaders, c.resumed)
 		plans, text := 0, orderSays(t, mnt)
 		for name, st := range streamsOf(t, mnt) {
 			if strings.HasPrefix(name, "plans/") && st.Len == len(paths)-c.resumed {
@@ -454,5 +426,70 @@ for epoch in range(2):
 		if plans != c.ranks*c.loaders || strings.Contains(text, "withdrawn") {
 			t.Errorf("%+v: %d plans stay\n%s", c, plans, text)
 		}
+	}
+}
+
+// trainers are processes with torch, which is imported once.
+type trainers struct {
+	t   *testing.T
+	in  io.Writer
+	out *bufio.Reader
+}
+
+// startTrainers prepares to run a script, which knows its rank, its command and the files.
+func startTrainers(t *testing.T, script string, files []string) *trainers {
+	t.Helper()
+	cmd := python(t, `
+import json, os, sys, traceback, warnings
+import shoal, torch
+from torch.utils.data import DataLoader, Dataset
+script, files = sys.argv[1], sys.argv[2].split()
+class Files(Dataset):
+    def __init__(self, mnt):
+        self.samples = [(mnt + "/" + p, 0) for p in files]
+    def __len__(self):
+        return len(files)
+    def __getitem__(self, i):
+        with open(self.samples[i][0], "rb") as f:
+            return len(f.read())
+warnings.simplefilter("ignore")  # of more workers than processors
+for line in sys.stdin:
+    ranks, command = json.loads(line)
+    children = []
+    for rank in range(ranks):
+        pid = os.fork()
+        if not pid:
+            code = 1
+            try:
+                exec(script, dict(globals(), rank=rank, command=command))
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        children.append(pid)
+    print([os.waitpid(pid, 0)[1] for pid in children], flush=True)
+`, script, strings.Join(files, " "))
+	cmd.Stderr = os.Stderr
+	in, out := piped(t, cmd)
+	t.Cleanup(func() {
+		_ = in.Close()
+		_ = cmd.Wait()
+	})
+	return &trainers{t, in, bufio.NewReader(out)}
+}
+
+// run runs the script in as many processes, and waits for them.
+func (p *trainers) run(ranks int, command ...any) {
+	p.t.Helper()
+	line, err := json.Marshal([]any{ranks, command})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	if _, err = fmt.Fprintf(p.in, "%s\n", line); err != nil {
+		p.t.Fatal(err)
+	}
+	if codes, err := p.out.ReadString('\n'); err != nil || strings.Trim(codes, "[0, ]\n") != "" {
+		p.t.Fatalf("%v: the trainers ended with %s, %v", command, codes, err)
 	}
 }
