@@ -5,13 +5,12 @@ COMMIT  := $(shell git rev-parse HEAD 2>/dev/null)
 # A tag v0.1.0 is version 0.1.0; without one it is the commit's, 0.1.0-dev.g5f2c1ab.
 VERSION := $(or $(shell git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null | sed 's/^v//'),0.1.0-dev$(shell git describe --always --dirty --exclude '*' 2>/dev/null | sed 's/^/.g/'))
 # A static binary for any Linux: libjpeg and libc are linked in, and Go resolves host names.
-BUILD   := -trimpath -tags netgo,osusergo -ldflags '-X main.version=$(VERSION) -linkmode=external -extldflags=-static'
+BUILD   := -ldflags '-X main.version=$(VERSION) -linkmode=external -extldflags=-static'
 
-# Go records the commit in its binaries, and fails if git refuses the checkout (one that
-# belongs to another user, as in a container).
-ifeq ($(COMMIT),)
-export GOFLAGS := $(shell $(GO) env GOFLAGS) -buildvcs=false
-endif
+# What is built, tested and linted is compiled alike, so that it is compiled once. Go records the commit in its binaries, and fails
+# if git refuses the checkout (one that belongs to another user, as in a container).
+TAGS := netgo,osusergo
+export GOFLAGS := $(strip $(shell $(GO) env GOFLAGS) -trimpath -tags=$(TAGS) $(if $(COMMIT),,-buildvcs=false))
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -87,7 +86,7 @@ bin/cross/%/libjpeg.a:
 GPU := CGO_CFLAGS='-O2 -g -I$(CURDIR)/bin/cuda' CGO_LDFLAGS='-L$(CURDIR)/bin/cuda'
 
 gpu: bin/cuda/cuda.h bin/cuda/libcuda.a bin/cuda/libjpeg.a ## build bin/shoal-gpu, which puts batches on an NVIDIA GPU (docs/gpu.md)
-	@tools/tick "building bin/shoal-gpu" env $(GPU) $(GO) build -trimpath -tags cuda -ldflags '-X main.version=$(VERSION)' -o bin/shoal-gpu ./cmd/shoal-gpu
+	@tools/tick "building bin/shoal-gpu" env $(GPU) $(GO) build -tags $(TAGS),cuda -ldflags '-X main.version=$(VERSION)' -o bin/shoal-gpu ./cmd/shoal-gpu
 
 # The tests of shoal-gpu need these. Without the header they are skipped, with a message.
 .PHONY: gpu-tests
@@ -95,7 +94,7 @@ gpu-tests:
 	@$(MAKE) --no-print-directory bin/cuda/cuda.h bin/cuda/libcuda.a || { rm -f bin/cuda/libcuda.a; echo "make: no CUDA header: shoal-gpu is neither linted nor tested"; }
 
 bench-gpu: gpu ## build bin/shoal-bench-gpu, a benchmark to copy to a machine with a GPU (lab/bench/gpu)
-	@tools/tick "building bin/shoal-bench-gpu" env $(GPU) $(GO) build -trimpath -tags cuda -ldflags '-X main.version=$(VERSION)' -o bin/shoal-bench-gpu ./lab/bench/gpu
+	@tools/tick "building bin/shoal-bench-gpu" env $(GPU) $(GO) build -tags $(TAGS),cuda -ldflags '-X main.version=$(VERSION)' -o bin/shoal-bench-gpu ./lab/bench/gpu
 
 bin/cuda/cuda.h: tools/cuda-header
 	@tools/tick "fetching CUDA's header (once, under 1 MB of a package of 774)" tools/cuda-header bin/cuda
@@ -152,7 +151,7 @@ night: setup build gpu-tests ## every test with the race detector, then the long
 .PHONY: arm64-test arm64-packages
 arm64-test: arm64-packages bin/cross/arm64/libjpeg.a ## the tests of gpuingest/jpeg for arm64, with NEON, in QEMU's user emulation (about 4 minutes)
 	CGO_ENABLED=1 GOARCH=arm64 CC=aarch64-linux-gnu-gcc PKG_CONFIG_LIBDIR=$(CURDIR)/bin/cross/arm64 \
-		$(GO) test -exec qemu-aarch64-static -count=1 -timeout 30m -tags netgo,osusergo -ldflags '-linkmode=external $(call static-jpeg,arm64)' ./gpuingest/jpeg
+		$(GO) test -exec qemu-aarch64-static -count=1 -timeout 30m -ldflags '-linkmode=external $(call static-jpeg,arm64)' ./gpuingest/jpeg
 
 arm64-packages:
 	@for c in aarch64-linux-gnu-gcc qemu-aarch64-static; do \
@@ -228,7 +227,7 @@ lint: bin/golangci-lint bin/deadcode gpu-tests ## go vet, the linters in .golang
 	@tools/tick "go vet" $(GO) vet ./...
 	@tools/tick "golangci-lint" bin/golangci-lint run ./...
 	@cd deploy/image && ../../bin/golangci-lint run ./...
-	@[ ! -e bin/cuda/libcuda.a ] || tools/tick "golangci-lint, with the tag cuda" env $(GPU) bin/golangci-lint run --build-tags cuda ./gpuingest/cuda/... ./cmd/shoal-gpu/... ./lab/bench/gpu/...
+	@[ ! -e bin/cuda/libcuda.a ] || tools/tick "golangci-lint, with the tag cuda" env $(GPU) bin/golangci-lint run --build-tags $(TAGS),cuda ./gpuingest/cuda/... ./cmd/shoal-gpu/... ./lab/bench/gpu/...
 	@if [ -e bin/cuda/libcuda.a ]; then tools/tick "deadcode" env $(GPU) tools/deadcode/run; else echo "make: no CUDA header: deadcode did not run"; fi
 
 bin/deadcode: tools/deadcode/go.mod

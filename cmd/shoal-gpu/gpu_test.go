@@ -50,7 +50,7 @@ func TestMain(m *testing.M) {
 			return m.Run(), nil
 		}
 		w := &world{dir: dir, shoal: filepath.Join(dir, "shoal"), gpu: filepath.Join(dir, "shoal-gpu")}
-		for _, args := range [][]string{{"-o", w.shoal, "../shoal"}, {"-tags", "cuda", "-o", w.gpu, "."}} {
+		for _, args := range [][]string{{"-o", w.shoal, "../shoal"}, {"-tags", "netgo,osusergo,cuda", "-o", w.gpu, "."}} {
 			cmd := exec.Command("go", append([]string{"build"}, args...)...)
 			cmd.Env = os.Environ()
 			if len(args) > 3 {

@@ -151,7 +151,7 @@ func build(t *testing.T, command string, args ...string) {
 			t.Skipf("%v: run `make gpu` first", err)
 		}
 	}
-	cmd := exec.Command("go", append([]string{command, "-tags", "cuda"}, args...)...)
+	cmd := exec.Command("go", append([]string{command, "-tags", "netgo,osusergo,cuda"}, args...)...)
 	cmd.Env = append(os.Environ(), "CGO_CFLAGS=-O2 -g -I"+need, "CGO_LDFLAGS=-L"+need)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)

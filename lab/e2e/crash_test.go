@@ -196,7 +196,7 @@ func mountpoint(t *testing.T, at string) string {
 // finds nothing, nothing is mounted or running.
 func TestKillPoints(t *testing.T) {
 	long(t)
-	deadly := program(t, &killOnce, "shoal-killpoints", "../../cmd/shoal", "-tags", "killpoints")
+	deadly := program(t, &killOnce, "shoal-killpoints", "../../cmd/shoal", "-tags", "netgo,osusergo,killpoints")
 	dir, paths := tree(t, 2, 24, 24<<10)
 	p, direct := far(t, proxy.Options{})
 	source := bucket(t, dir)
