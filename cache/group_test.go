@@ -24,7 +24,7 @@ type packed struct {
 	shards []objstore.Object
 	off    []int64
 	spans  atomic.Int64 // requests for several pieces
-	urgent func(ctx context.Context)
+	urgent func(ctx context.Context) error
 }
 
 func pack(f *fixture, per int) *packed {
@@ -59,7 +59,9 @@ func (p *packed) volume(c *Cache) *Volume {
 func (p *packed) ReadSpans(ctx context.Context, o objstore.Object, spans []objstore.Span) error {
 	p.spans.Add(1)
 	if p.urgent != nil {
-		p.urgent(ctx)
+		if err := p.urgent(ctx); err != nil {
+			return err
+		}
 	}
 	if err := p.gate.ReadAt(ctx, o, spans[0].P, spans[0].Off); err != nil {
 		return err
@@ -231,7 +233,7 @@ func TestGroupUrgency(t *testing.T) {
 	v := p.volume(c)
 	opened := p.gate.close()
 	flying := make(chan struct{})
-	p.urgent = func(context.Context) { close(flying) }
+	p.urgent = func(context.Context) error { close(flying); return nil }
 	var wg sync.WaitGroup
 	wg.Add(3)
 	if n, out := v.PrefetchGroup(nil, []int{0, 1, 2}, time.Time{}, func(int, error) { wg.Done() }); n != 3 || out != Started {
@@ -269,16 +271,13 @@ func TestFailedGroup(t *testing.T) {
 	v := p.volume(c)
 	var boom error = &objstore.Error{Op: "read", Key: "shard-a.tar", Kind: objstore.KindInvalid}
 	entered, leave := make(chan struct{}), make(chan struct{})
-	p.urgent = func(context.Context) {
+	p.urgent = func(context.Context) error {
 		close(entered)
 		<-leave
-		p.gate.fail.Store(&boom)
+		return boom
 	}
 	landed := make(chan error, 3)
-	if n, out := v.PrefetchGroup(nil, []int{0, 1, 2}, time.Time{}, func(_ int, err error) {
-		p.gate.fail.Store(nil)
-		landed <- err
-	}); n != 3 || out != Started {
+	if n, out := v.PrefetchGroup(nil, []int{0, 1, 2}, time.Time{}, func(_ int, err error) { landed <- err }); n != 3 || out != Started {
 		t.Fatal(n, out)
 	}
 	<-entered
