@@ -17,8 +17,7 @@ import (
 // FILE.2, and so on, and the last one is removed. One process at a time can own it. If another program moves the file,
 // as logrotate does, the next line starts a new one.
 //
-// It is not a library's: the usual one keeps a goroutine for ever, counts in MiB, and lets two processes rotate one
-// file.
+// It is not a library's: docs/adr/0065-logs-are-rotated-by-our-own.md says why.
 type Rotating struct {
 	path string
 	max  int64
