@@ -15,33 +15,31 @@ type crew struct {
 // do runs flight on another goroutine. No call may follow dismiss.
 func (c *crew) do(flight func()) {
 	c.mu.Lock()
-	var next chan func()
-	if n := len(c.idle); n > 0 {
-		next, c.idle = c.idle[n-1], c.idle[:n-1]
-	}
-	c.mu.Unlock()
-	if next != nil {
-		next <- flight
+	n := len(c.idle)
+	if n == 0 {
+		c.mu.Unlock()
+		c.members.Go(func() { c.fly(flight) })
 		return
 	}
-	c.members.Go(func() {
-		more := make(chan func(), 1) // so that do never waits for the member
-		for {
-			flight()
-			c.mu.Lock()
-			if c.gone {
-				c.mu.Unlock()
-				return
-			}
+	next := c.idle[n-1]
+	c.idle = c.idle[:n-1]
+	c.mu.Unlock()
+	next <- flight
+}
+
+// fly runs flights, the first and those that do hands it.
+func (c *crew) fly(flight func()) {
+	more := make(chan func(), 1) // so that do never waits for the member
+	for ok := true; ok; flight, ok = <-more {
+		flight()
+		c.mu.Lock()
+		if !c.gone {
 			c.idle = append(c.idle, more)
-			c.mu.Unlock()
-			next, ok := <-more
-			if !ok {
-				return
-			}
-			flight = next
+		} else {
+			close(more)
 		}
-	})
+		c.mu.Unlock()
+	}
 }
 
 // dismiss ends the goroutines. The flights must have ended.

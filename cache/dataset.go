@@ -40,14 +40,14 @@ func (c *Cache) dataset(id [16]byte, name string) *dataset {
 	return ds
 }
 
-// enter lets n flights start, each of which ends with flights.Done. It returns false once the dataset is closed.
-func (ds *dataset) enter(n int) bool {
+// enter lets a flight start, which ends with flights.Done. It returns false once the dataset is closed.
+func (ds *dataset) enter() bool {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
 	if ds.closed {
 		return false
 	}
-	ds.flights.Add(n)
+	ds.flights.Add(1)
 	return true
 }
 

@@ -188,29 +188,24 @@ func (r *diskReaders) read(ctx context.Context, loc segment.Loc, length int, p [
 	q.loc, q.length, q.p, q.off, q.err = loc, length, p, off, nil
 	q.state.Store(waiting)
 	q.timer.Reset(r.d.c.hangAfter)
-	taken := true
 	select {
 	case r.work <- q:
 	default:
-		if taken = r.start(q); !taken {
-			select {
-			case r.work <- q:
-				taken = true
-			case <-q.timer.C:
-			case <-ctx.Done():
-			case <-r.quit:
-				q.timer.Stop()
-				return segment.ErrGone
-			}
+		if r.start(q) {
+			break
 		}
-	}
-	if !taken {
-		q.timer.Stop()
-		if err := ctx.Err(); err != nil {
-			return err
+		select {
+		case r.work <- q:
+		case <-q.timer.C:
+			r.d.drop("hang: read", fmt.Errorf("all %d disk readers wait for more than %v", maxDiskReaders, r.d.c.hangAfter), true)
+			return errHangs
+		case <-ctx.Done():
+			q.timer.Stop()
+			return ctx.Err()
+		case <-r.quit:
+			q.timer.Stop()
+			return segment.ErrGone
 		}
-		r.d.drop("hang: read", fmt.Errorf("all %d disk readers wait for more than %v", maxDiskReaders, r.d.c.hangAfter), true)
-		return errHangs
 	}
 	select {
 	case <-q.done:

@@ -165,7 +165,12 @@ func (v *Volume) begin(r request, span trace.Span, parts []part, sources []Sourc
 // fly takes a flight from its first state to its last.
 func (fl *flight) fly(v *Volume, done func(file int, err error)) {
 	defer v.ds.flights.Done()
-	err := fl.fund(v.c)
+	var err error
+	if need := fl.need(); fl.memory.Load() == 0 {
+		if err = v.c.reserve(fl.ctx, need, fl.class); err == nil {
+			fl.memory.Store(need)
+		}
+	}
 	if err == nil {
 		wants := make([]Want, len(fl.parts))
 		for i := range fl.parts {
@@ -193,19 +198,6 @@ func (fl *flight) need() int64 {
 		n += fl.parts[i].size()
 	}
 	return n
-}
-
-// fund waits for the memory of a flight that has none yet.
-func (fl *flight) fund(c *Cache) error {
-	if fl.memory.Load() > 0 {
-		return nil
-	}
-	need := fl.need()
-	err := c.reserve(fl.ctx, need, fl.class)
-	if err == nil {
-		fl.memory.Store(need)
-	}
-	return err
 }
 
 // land ends a flight. Each part is in its next place before it leaves v.flights.

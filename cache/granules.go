@@ -51,7 +51,7 @@ func (q *query) boardGranules(e uint32) (b boarding, ok bool, err error) {
 		for _, p := range missing {
 			now |= 1 << (p.key.kind() - 1)
 		}
-		if q.isWorthAll(e, now, min(run, lo)) || !q.v.ds.enter(1) {
+		if q.isWorthAll(e, now, min(run, lo)) || !q.v.ds.enter() {
 			for _, s := range seats {
 				if s.buf != nil {
 					s.buf.Release()

@@ -40,7 +40,7 @@ func (v *Volume) NewRecoder(threads int, rest func(worked time.Duration)) *Recod
 // Some returns up to n kept files, spread over the dataset, as they came, of 16 MiB at most.
 func (r *Recoder) Some(ctx context.Context, n int) (files [][]byte) {
 	v := r.v
-	if v.ds.readable() == nil || !v.ds.enter(1) {
+	if v.ds.readable() == nil || !v.ds.enter() {
 		return nil
 	}
 	defer v.ds.flights.Done()
@@ -73,7 +73,7 @@ func (r *Recoder) Some(ctx context.Context, n int) (files [][]byte) {
 func (r *Recoder) Next(ctx context.Context) (more bool) {
 	v := r.v
 	d := v.ds.readable()
-	if v.codec == nil || d == nil || d.noWrites.Load() || !v.ds.enter(1) {
+	if v.codec == nil || d == nil || d.noWrites.Load() || !v.ds.enter() {
 		return false
 	}
 	defer v.ds.flights.Done()

@@ -386,7 +386,7 @@ func (q *query) depart(from *restorer) (b boarding, err error) {
 			return boarding{}, ErrMemory
 		}
 	}
-	if !q.v.ds.enter(1) {
+	if !q.v.ds.enter() {
 		from.close()
 		q.v.c.ledger.Release(reserved, ForDemand)
 		return boarding{}, ErrClosed
@@ -523,7 +523,7 @@ func (g *group) start(files []int, done func(file int, err error)) (started int,
 		switch {
 		case g.isHere(p.key):
 			unused += p.size()
-		case len(kept) == 0 && !v.ds.enter(1):
+		case len(kept) == 0 && !v.ds.enter():
 			unused += p.size()
 			out = Closed
 		default:
