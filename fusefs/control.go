@@ -45,9 +45,8 @@ const (
 
 // controlFolder is .shoal.
 //
-// Modes: anybody allowed by the umask may write a plan (0666). With --allow-other the trainer is often another user
-// than the daemon, and a plan only makes prefetching better or worse. A
-// refresh costs a listing of the source, so it is for the owner (0644), and so is a recording of other users' reads
+// Modes: anybody may write a plan (0666). With --allow-other the trainer is often another user
+// than the daemon, and a plan only makes prefetching better or worse. A refresh costs a listing of the source, so it is for the owner (0644), and so is a recording of other users' reads
 // (0400).
 //
 // A plan is installed by the FLUSH that every close(2) sends, if something was written since the last one; close
@@ -139,7 +138,7 @@ func (f *controlFolder) mode(index int) uint32 {
 	default:
 		mode = syscall.S_IFREG | 0o666
 	}
-	return mode &^ f.opts.Umask
+	return mode
 }
 
 // attr fills in attributes without a validity time. The length of stats and order is 0, as in /proc: it is unknown
@@ -172,7 +171,7 @@ func (f *controlFolder) entry(index int, out *fuse.EntryOut) {
 	out.NodeId = uint64(makeID(0, kindControl, index))
 	f.attr(index, &out.Attr)
 	if index < firstPlanName { // these are always there
-		out.SetEntryTimeout(f.opts.EntryTimeout)
+		out.SetEntryTimeout(trusted)
 	}
 }
 

@@ -31,7 +31,7 @@ func TestWholeTree(t *testing.T) {
 		t.Run(fmt.Sprint("kernel cache ", keep), func(t *testing.T) {
 			c := mountChild(t, "tree", func(s *spec) {
 				s.Options.KernelCache = keep
-				s.Options.UID, s.Options.GID, s.Options.Umask = 12, 34, 0o027
+				s.Options.UID, s.Options.GID = 12, 34
 			})
 			want := map[string]testFile{}
 			subdirs := map[string]map[string]bool{".": {}}
@@ -65,7 +65,7 @@ func TestWholeTree(t *testing.T) {
 					}
 					if d.IsDir() {
 						dirs++
-						if fi.Mode() != fs.ModeDir|0o550 || int(st.Nlink) != 2+len(subdirs[rel]) {
+						if fi.Mode() != fs.ModeDir|0o555 || int(st.Nlink) != 2+len(subdirs[rel]) {
 							t.Errorf("%s: mode %v, %d links, want %d", rel, fi.Mode(), st.Nlink, 2+len(subdirs[rel]))
 						}
 						return nil
@@ -80,7 +80,7 @@ func TestWholeTree(t *testing.T) {
 					if mtime.IsZero() {
 						mtime = time.Unix(0, 0)
 					}
-					if fi.Size() != f.size || fi.Mode() != 0o440 || !fi.ModTime().Equal(mtime) || st.Nlink != 1 || st.Blocks != (f.size+511)/512 {
+					if fi.Size() != f.size || fi.Mode() != 0o444 || !fi.ModTime().Equal(mtime) || st.Nlink != 1 || st.Blocks != (f.size+511)/512 {
 						t.Errorf("%s: %+v", rel, st)
 					}
 					if isErr(rel) {

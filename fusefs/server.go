@@ -71,7 +71,7 @@ type Stater interface {
 // Moder is a [Volume] whose files have their own permissions.
 type Moder interface {
 	// Permissions returns a file's mode bits, of which the mount shows those to read and to execute. If ok is false,
-	// everybody may read, within Options.Umask.
+	// everybody may read.
 	Permissions(m *catalog.Manifest, file int) (bits uint32, ok bool)
 }
 
@@ -121,7 +121,8 @@ type Memory interface {
 
 // Defaults of [Options].
 const (
-	DefaultTimeout = 4 * time.Hour
+	// trusted is how long the kernel trusts names, even missing ones, and attributes: a refresh tells it what has changed.
+	trusted = 4 * time.Hour
 	// DefaultMaxBackground is how many asynchronous READs the kernel sends before it waits. Reads through the page
 	// cache are asynchronous, so it bounds how many readers can wait for the store at a time. 64 readers of a store
 	// that takes 30 ms got 290 files/s with the kernel's default of 12, 1,360 with 64, and 1,840 with 256; with warm
@@ -137,31 +138,22 @@ const (
 
 // Options of a mount. The zero value of a field means its default.
 type Options struct {
-	KernelCache   bool          // keep a file's pages in the kernel's cache between opens
-	AllowOther    bool          // let other users in; the kernel then checks the modes
-	UID, GID      uint32        // owner of all nodes
-	Umask         uint32        // permission bits to clear
-	EntryTimeout  time.Duration // how long the kernel trusts a name, even a missing one
-	AttrTimeout   time.Duration // how long it trusts attributes
-	MaxBackground int           // asynchronous requests in flight
-	ReadAhead     int           // bytes that the kernel reads ahead; set only if root
-	Debug         bool          // log every message, at level Info
-	FsName        string        // the source, as df(1) shows it
-	Name          string        // the type is "fuse." + Name
-	Transport     string        // TransportAuto, TransportURing or TransportDev
-	RingMemory    int           // bounds the rings' buffers, in bytes of address space
-	Memory        Memory        // accounts for staged plans; may be nil
-	Witness       Witness       // records users of the mount; may be nil
+	KernelCache   bool    // keep a file's pages in the kernel's cache between opens
+	AllowOther    bool    // let other users in; the kernel then checks the modes
+	UID, GID      uint32  // owner of all nodes
+	MaxBackground int     // asynchronous requests in flight
+	ReadAhead     int     // bytes that the kernel reads ahead; set only if root
+	Debug         bool    // log every message, at level Info
+	FsName        string  // the source, as df(1) shows it
+	Name          string  // the type is "fuse." + Name
+	Transport     string  // TransportAuto, TransportURing or TransportDev
+	RingMemory    int     // bounds the rings' buffers, in bytes of address space
+	Memory        Memory  // accounts for staged plans; may be nil
+	Witness       Witness // records users of the mount; may be nil
 	Logger        *slog.Logger
 }
 
 func (o *Options) setDefaults() {
-	if o.EntryTimeout == 0 {
-		o.EntryTimeout = DefaultTimeout
-	}
-	if o.AttrTimeout == 0 {
-		o.AttrTimeout = DefaultTimeout
-	}
 	if o.MaxBackground == 0 {
 		o.MaxBackground = DefaultMaxBackground
 	}

@@ -1,14 +1,26 @@
 package gpuingest
 
-import "image"
+import (
+	"encoding/binary"
+	"image"
 
-// Field is one array of a batch; a sample becomes one row of it.
-type Field struct {
-	Name  string // "data" is the first
-	DType string // uint8, fp16, bf16, fp32, or numpy's name of another type
-	Shape []int  // of a row
-	Bytes int    // of a row
-}
+	"github.com/shoalfs/shoal/internal/rows"
+)
+
+// The types that a feed has too.
+type (
+	// Field is one array of a batch; a sample becomes one row of it.
+	Field = rows.Field
+	// Row is the destination of a sample.
+	Row = rows.Row
+	// Draw determines all random numbers of a row.
+	Draw = rows.Draw
+	// Rand is those of one operation.
+	Rand = rows.Rand
+)
+
+// native is the machine's byte order: tables and tensors stay within one machine.
+var native = binary.NativeEndian
 
 // Sample is a sample's bytes, and the files that belong to it.
 type Sample struct {
@@ -16,14 +28,6 @@ type Sample struct {
 	// Part returns the file of this extension that belongs to the sample, nil if there is none. The data is valid
 	// until Make returns. Its errors do not make the sample bad and are passed on. Part itself may be nil.
 	Part func(ext string) ([]byte, error)
-}
-
-// Row is the destination of a sample.
-type Row struct {
-	Fields [][]byte // one for each field, of its Bytes; they hold garbage before
-	Label  int64    // the dataset's label of the sample, -1 if it has none; may be changed
-
-	Width, Height uint32 // of a picture as it is stored; a transform of pictures sets them
 }
 
 // Ingest turns samples into rows. It is safe for concurrent use.

@@ -590,7 +590,7 @@ func FuzzAnnotations(f *testing.F) {
 			if err != nil {
 				continue
 			}
-			steps := g.tr.plan(nil, size, Draw{Sample: sample & maxSample}, &r)
+			steps := g.tr.plan(nil, size, Draw{Sample: sample & (1<<48 - 1)}, &r)
 			for i := range boxes {
 				boxes[i].clip(size)
 			}

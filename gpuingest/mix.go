@@ -148,19 +148,19 @@ func (m *mixing) draw(r *Rand) (mixKind, float64) {
 		}
 	}
 	k := m.kinds[at]
-	return k, r.beta(k.alpha)
+	return k, beta(r, k.alpha)
 }
 
 // beta draws from the distribution Beta(a, a): x/(x+y) with x and y from Gamma(a), by their logarithms, since small
 // alphas give tiny numbers.
-func (r *Rand) beta(a float64) float64 {
-	x, y := r.logGamma(a), r.logGamma(a)
+func beta(r *Rand, a float64) float64 {
+	x, y := logGamma(r, a), logGamma(r, a)
 	return 1 / (1 + math.Exp(y-x))
 }
 
 // logGamma draws the logarithm of a number from Gamma(a, 1) (Marsaglia, Tsang: "A simple method for generating gamma
 // variables", 2000).
-func (r *Rand) logGamma(a float64) float64 {
+func logGamma(r *Rand, a float64) float64 {
 	boost := 0.0
 	if a < 1 {
 		boost = math.Log(1-r.Float64()) / a

@@ -28,6 +28,7 @@ import (
 
 	"github.com/shoalfs/shoal/gpuingest/internal/pillow"
 	"github.com/shoalfs/shoal/gpuingest/jpeg"
+	"github.com/shoalfs/shoal/internal/rows"
 )
 
 // ErrBadSample is wrapped by all errors of Apply that the sample's bytes cause: truncated, corrupt, too large, or of an
@@ -314,7 +315,7 @@ func (t *Transform) Apply(src []byte, at Draw, dst []byte) error {
 
 // applyWith is Apply that first passes the picture's size and steps to with, which must not keep them.
 func (t *Transform) applyWith(src []byte, at Draw, dst []byte, with func(size image.Point, steps []step) error) error {
-	if at.Sample > maxSample || at.Occurrence > maxOccurrence {
+	if at.Sample > rows.MaxSample || at.Occurrence > rows.MaxOccurrence {
 		return fmt.Errorf("gpuingest: sample %d, occurrence %d: random numbers are limited to samples below 2^48 and occurrences below 2^16", at.Sample, at.Occurrence)
 	}
 	if t.raw {

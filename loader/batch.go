@@ -224,7 +224,7 @@ func (s *session) lay(b *batch, p plan, k int, ids []int, data []byte) {
 	for i, id := range ids {
 		pos := p.pos(k) + i
 		b.rows[i] = row{batch: b, i: i, pos: pos, out: Row{Label: int64(ds.Label(id))},
-			draw: Draw{sp.seed, b.header.GetEpoch(), uint64(id), p.occurrence(pos, ds.Len())}}
+			draw: Draw{Seed: sp.seed, Epoch: b.header.GetEpoch(), Sample: uint64(id), Occurrence: p.occurrence(pos, ds.Len())}}
 	}
 	if sp.transform == nil {
 		b.cutRaw(ds, rows)
@@ -407,7 +407,7 @@ func (b *batch) mix(m Mixer, sp *spec) {
 			rows[i] = &b.rows[i].out
 		}
 	}
-	m.Mix(Draw{sp.seed, b.header.GetEpoch(), b.header.GetIndex(), uint32(sp.rank)}, rows)
+	m.Mix(Draw{Seed: sp.seed, Epoch: b.header.GetEpoch(), Sample: b.header.GetIndex(), Occurrence: uint32(sp.rank)}, rows)
 	for i, r := range rows {
 		if r != nil {
 			b.set(i, int64(b.rows[i].draw.Sample), r.Label, true)

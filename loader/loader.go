@@ -28,6 +28,7 @@ package loader
 import (
 	"context"
 
+	"github.com/shoalfs/shoal/internal/rows"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
@@ -80,21 +81,15 @@ type Decodes interface {
 	Decodes() bool
 }
 
-// Draw selects the random numbers that a transform uses. Equal draws give equal results.
-type Draw struct {
-	Seed       uint64
-	Epoch      uint32
-	Sample     uint64
-	Occurrence uint32 // how often the sample came before in this epoch, over all ranks
-}
-
-// Field is one array of a batch beside label, id and valid: its row i is computed from sample i.
-type Field struct {
-	Name  string // lower case; the first field of a transform is "data"
-	DType string // uint8, int32, int64, float32, ... as numpy names them; fp16, bf16 and fp32 are understood too
-	Shape []int  // of a row, without the batch's dimension
-	Bytes int    // of a row
-}
+// The types that transforms have too.
+type (
+	// Draw selects the random numbers that a transform uses. Equal draws give equal results.
+	Draw = rows.Draw
+	// Field is one array of a batch beside label, id and valid.
+	Field = rows.Field
+	// Row is where a transform writes.
+	Row = rows.Row
+)
 
 // Sample is what a transform reads.
 type Sample struct {
@@ -103,14 +98,6 @@ type Sample struct {
 	// same stem. It is nil without error if there is none. The data is valid until Apply returns, and read-only. An
 	// error of the store ends the stream. Part itself may be nil.
 	Part func(ctx context.Context, ext string) ([]byte, error)
-}
-
-// Row is where a transform writes.
-type Row struct {
-	Fields [][]byte // one for each of Fields(), of its Bytes; they hold garbage before
-	Label  int64    // the dataset's label of the sample, -1 if it has none; may be changed
-
-	Width, Height uint32 // of a picture as it is stored; a transform of pictures sets them
 }
 
 // Transform turns a stored sample into one row of a batch. Implementations are safe for concurrent use.

@@ -9,18 +9,13 @@ import (
 )
 
 // transform adapts gpuingest to the feed: it is loader.Transform.
-type transform struct {
-	gpuingest.Ingest
-	fields []loader.Field
-}
+type transform struct{ gpuingest.Ingest }
 
 // mixer is a transform with a step over the batch: it is loader.Mixer.
 type mixer struct {
 	transform
 	m gpuingest.Mixer
 }
-
-func (t transform) Fields() []loader.Field { return t.fields }
 
 // Parts implements loader.Wants.
 func (t transform) Parts() []string {
@@ -49,15 +44,11 @@ func (t transform) Apply(ctx context.Context, src loader.Sample, at loader.Draw,
 	if src.Part != nil {
 		s.Part = func(ext string) ([]byte, error) { return src.Part(ctx, ext) }
 	}
-	return t.Make(s, gpuingest.Draw(at), (*gpuingest.Row)(row))
+	return t.Make(s, at, row)
 }
 
 func (t mixer) Mix(at loader.Draw, rows []*loader.Row) {
-	list := make([]*gpuingest.Row, len(rows))
-	for i, r := range rows {
-		list[i] = (*gpuingest.Row)(r)
-	}
-	t.m.Mix(gpuingest.Draw(at), list)
+	t.m.Mix(at, rows)
 }
 
 // deriving is a transform with rows of several samples: it is loader.Deriving.
@@ -85,20 +76,11 @@ func compileTransform(ctx context.Context, spec string, ds loader.Dataset) (load
 			if err != nil {
 				return nil, fmt.Errorf("transform %s: %w", t, err)
 			}
-			return deriving{joined(t.Packed(packed.Waste().Most)), packed}, nil
+			return deriving{transform{t.Packed(packed.Waste().Most)}, packed}, nil
 		}
 	}
-	t := joined(in)
 	if m, ok := in.(gpuingest.Mixer); ok {
-		return mixer{t, m}, nil
+		return mixer{transform{in}, m}, nil
 	}
-	return t, nil
-}
-
-func joined(in gpuingest.Ingest) transform {
-	t := transform{Ingest: in}
-	for _, f := range in.Fields() {
-		t.fields = append(t.fields, loader.Field(f))
-	}
-	return t
+	return transform{in}, nil
 }

@@ -93,7 +93,7 @@ func (t transform) Fields() (list []loader.Field) {
 }
 
 func (t transform) Apply(_ context.Context, src loader.Sample, at loader.Draw, row *loader.Row) error {
-	return t.Make(gpuingest.Sample{Data: src.Data}, gpuingest.Draw(at), (*gpuingest.Row)(row))
+	return t.Make(gpuingest.Sample{Data: src.Data}, at, row)
 }
 
 // device is the host device with buffers that can be mapped elsewhere.

@@ -1,4 +1,4 @@
-package gpuingest
+package rows
 
 import (
 	"math"

@@ -1,9 +1,6 @@
-package gpuingest
+package rows
 
-import (
-	"encoding/binary"
-	"math/bits"
-)
+import "math/bits"
 
 // philox is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011): it
 // computes a block of four words from a counter and a key, without state. So any random number of any sample can be
@@ -36,9 +33,10 @@ type Draw struct {
 	Occurrence uint32
 }
 
+// The largest numbers of a Draw.
 const (
-	maxSample     = 1<<48 - 1
-	maxOccurrence = 1<<16 - 1
+	MaxSample     = 1<<48 - 1
+	MaxOccurrence = 1<<16 - 1
 )
 
 // Rand returns the numbers of one operation of the transform; operation counts from 0 and is below 2^16. Each operation
@@ -55,7 +53,7 @@ const (
 func (d Draw) Rand(operation int) Rand {
 	return Rand{
 		key: [2]uint32{uint32(d.Seed), uint32(d.Seed >> 32)},
-		ctr: [4]uint32{uint32(d.Sample), uint32(d.Sample>>32)<<16 | d.Occurrence&maxOccurrence, d.Epoch, uint32(operation) << 16},
+		ctr: [4]uint32{uint32(d.Sample), uint32(d.Sample>>32)<<16 | d.Occurrence&MaxOccurrence, d.Epoch, uint32(operation) << 16},
 	}
 }
 
@@ -90,7 +88,7 @@ func (r *Rand) Uniform(lo, hi float64) float64 { return lo + r.Float64()*(hi-lo)
 // 2019). It panics if n is not positive.
 func (r *Rand) IntN(n int) int {
 	if n <= 0 {
-		panic("gpuingest: IntN of nothing")
+		panic("rows: IntN of nothing")
 	}
 	u := uint64(n)
 	hi, lo := bits.Mul64(r.Uint64(), u)
@@ -101,6 +99,3 @@ func (r *Rand) IntN(n int) int {
 	}
 	return int(hi)
 }
-
-// native is the machine's byte order: tables and tensors stay within one machine.
-var native = binary.NativeEndian
