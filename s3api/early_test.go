@@ -116,7 +116,7 @@ func TestEarlyAnswers(t *testing.T) {
 // listening starts a server without datasets, with places for so many connections.
 func listening(t *testing.T, keys s3api.Keys, most int) (s *s3api.Server, addr string) {
 	t.Helper()
-	s = s3api.New(keys, most, slog.New(slog.DiscardHandler))
+	s = s3api.New(keys, s3api.Limits{Connections: most}, slog.New(slog.DiscardHandler))
 	l, err := s3api.Listen("127.0.0.1:0", false)
 	must(t, err)
 	done := make(chan error)

@@ -66,7 +66,7 @@ func (o hanging) Forward(ctx context.Context, _ s3.Request) (*http.Response, err
 // A dataset leaves a server that goes on, though its origin does not answer.
 func TestRemoveFromAHangingOrigin(t *testing.T) {
 	_, _, e := served(t, oddKeys[:3])
-	s := s3api.New(nil, 1024, slog.New(slog.DiscardHandler))
+	s := s3api.New(nil, s3api.Limits{Connections: 1024}, slog.New(slog.DiscardHandler))
 	origin := hanging{make(chan struct{})}
 	remove, err := s.Add(s3api.Served{Dataset: e, Origin: origin, Bucket: bucket, Prefix: e.Manifest().Prefix(), Where: "the origin"})
 	must(t, err)

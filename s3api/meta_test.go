@@ -162,7 +162,7 @@ func TestWritesElsewhereAreSeenAfterARefresh(t *testing.T) {
 	store, _ := other.Origin()
 	keys, err := s3api.ParseKeys(strings.NewReader(access + " " + secret))
 	must(t, err)
-	far := serveSet(t, keys, s3api.Served{Dataset: other, Origin: store, Bucket: bucket, Prefix: "train/", Where: "as from another process"})
+	far := serveSet(t, keys, s3api.Limits{Connections: 1024}, s3api.Served{Dataset: other, Origin: store, Bucket: bucket, Prefix: "train/", Where: "as from another process"})
 	const path = "/photos/train/big"
 	far.ask(t, "GET", path, "", map[string]string{"Range": "bytes=0-99"}, nil) // it has a part of the old bytes
 	after := bytes.Repeat([]byte("new"), bigSize/3)

@@ -176,12 +176,17 @@ func serve(t testing.TB, data s3api.Dataset, origin s3api.Origin, bucket string)
 
 func serveWith(t testing.TB, keys s3api.Keys, data s3api.Dataset, origin s3api.Origin, bucket string) side {
 	t.Helper()
-	return serveSet(t, keys, s3api.Served{Dataset: data, Origin: origin, Bucket: bucket, Prefix: data.Manifest().Prefix(), Where: "the origin"})
+	return serveLimited(t, keys, s3api.Limits{ReadOnly: keys == nil, Connections: 1024}, data, origin, bucket)
 }
 
-func serveSet(t testing.TB, keys s3api.Keys, set s3api.Served) side {
+func serveLimited(t testing.TB, keys s3api.Keys, may s3api.Limits, data s3api.Dataset, origin s3api.Origin, bucket string) side {
 	t.Helper()
-	s := s3api.New(keys, 1024, slog.New(slog.DiscardHandler))
+	return serveSet(t, keys, may, s3api.Served{Dataset: data, Origin: origin, Bucket: bucket, Prefix: data.Manifest().Prefix(), Where: "the origin"})
+}
+
+func serveSet(t testing.TB, keys s3api.Keys, may s3api.Limits, set s3api.Served) side {
+	t.Helper()
+	s := s3api.New(keys, may, slog.New(slog.DiscardHandler))
 	remove, err := s.Add(set)
 	must(t, err)
 	l, err := s3api.Listen("127.0.0.1:0", true)

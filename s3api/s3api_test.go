@@ -22,6 +22,7 @@ import (
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/lab/rig/s3server"
 	"github.com/shoalfs/shoal/prefetch/engine"
+	"github.com/shoalfs/shoal/s3api"
 )
 
 // code is the error code in an answer.
@@ -204,6 +205,13 @@ func TestUnsigned(t *testing.T) {
 	_, _, e := served(t, oddKeys[:3])
 	origin, _ := e.Origin()
 	reads := serveWith(t, nil, e, origin, bucket)
+	writes := serveLimited(t, nil, s3api.Limits{Connections: 1024}, e, origin, bucket)
+	keys, err := s3api.ParseKeys(strings.NewReader(access + " " + secret))
+	must(t, err)
+	only := serveLimited(t, keys, s3api.Limits{ReadOnly: true, Connections: 1024}, e, origin, bucket)
+	if resp, body := only.ask(t, "PUT", "/photos/other", "", nil, []byte("x")); resp.StatusCode != 403 || !bytes.Contains(body, []byte("--s3-read-only")) {
+		t.Errorf("a signed PUT to a read-only endpoint: HTTP %d %s", resp.StatusCode, body)
+	}
 	for _, c := range []struct {
 		method, path, host string
 		header             map[string]string
@@ -213,18 +221,24 @@ func TestUnsigned(t *testing.T) {
 		{"GET", "/photos/" + oddKeys[0], "127.0.0.1", nil, 200},
 		{"GET", "/photos/" + oddKeys[0], "rebound.example.com", nil, 403},
 		{"GET", "/photos/" + oddKeys[0], "127.0.0.1.example.com", nil, 403},
-		{"DELETE", "/photos/other", "localhost", nil, 403},
+		{"DELETE", "/photos/other", "localhost", nil, 204},
 		{"POST", "/photos?delete=", "127.0.0.1:9000", map[string]string{"Origin": "https://example.com"}, 403},
 		{"DELETE", "/photos/" + oddKeys[0], "127.0.0.1:9000", map[string]string{"Sec-Fetch-Site": "cross-site"}, 403},
 	} {
-		req, err := http.NewRequestWithContext(t.Context(), c.method, reads.url+c.path, strings.NewReader(""))
-		must(t, err)
-		req.Host = c.host
-		for name, v := range c.header {
-			req.Header.Set(name, v)
-		}
-		if resp, body := reads.do(t, req); resp.StatusCode != c.status {
-			t.Errorf("%s %s at %s %v: HTTP %d %s, want %d", c.method, c.path, c.host, c.header, resp.StatusCode, body, c.status)
+		for _, s := range []side{reads, writes} {
+			req, err := http.NewRequestWithContext(t.Context(), c.method, s.url+c.path, strings.NewReader(""))
+			must(t, err)
+			req.Host = c.host
+			for name, v := range c.header {
+				req.Header.Set(name, v)
+			}
+			status := c.status
+			if s == reads && c.method != "GET" {
+				status = 403
+			}
+			if resp, body := s.do(t, req); resp.StatusCode != status {
+				t.Errorf("%s %s at %s %v: HTTP %d %s, want %d", c.method, c.path, c.host, c.header, resp.StatusCode, body, status)
+			}
 		}
 	}
 }

@@ -74,9 +74,16 @@ type Stats struct {
 	Connections int64  `json:"connections"` // open
 }
 
+// Limits say what a server does for those whom it serves.
+type Limits struct {
+	ReadOnly    bool // nothing is written through it
+	Connections int  // at most; see conns
+}
+
 // Server serves datasets at one address.
 type Server struct {
-	keys  Keys // who may sign; nil: requests need no signature, and only read
+	keys  Keys // who may sign; nil: requests need no signature
+	may   Limits
 	conns *conns
 	log   *slog.Logger
 	http  *http.Server
@@ -90,9 +97,9 @@ type Server struct {
 	listen  atomic.Pointer[string]
 }
 
-// New returns a server without datasets, for that many connections at most. Without keys, requests need no signature, and only read.
-func New(keys Keys, connections int, log *slog.Logger) *Server {
-	s := &Server{keys: keys, conns: newConns(connections), log: log, began: time.Now()}
+// New returns a server without datasets. Without keys, requests need no signature.
+func New(keys Keys, may Limits, log *slog.Logger) *Server {
+	s := &Server{keys: keys, may: may, conns: newConns(may.Connections), log: log, began: time.Now()}
 	s.http = &http.Server{
 		Handler: s, DisableGeneralOptionsHandler: true, MaxHeaderBytes: maxHeader, ReadHeaderTimeout: headerTime, IdleTimeout: idleTime,
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
@@ -347,8 +354,10 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) error {
 		return errMethod
 	case !within(bucket, key):
 		return errURI
-	case !read && s.keys == nil:
-		return denied("Unsigned requests only read: start the endpoint with --s3-keys")
+	case !read && s.may.ReadOnly && s.keys == nil:
+		return denied("Unsigned requests only read: start the endpoint with --s3-anonymous=write, or with --s3-keys")
+	case !read && s.may.ReadOnly:
+		return denied("The endpoint is read-only (--s3-read-only)")
 	}
 	d, ok := s.enter(bucket, at)
 	if !ok {

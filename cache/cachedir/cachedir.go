@@ -34,8 +34,9 @@ type Options struct {
 	Memory int64  `flag:"memory"`     // bytes of memory for the whole process
 	// Secret is the key that encrypts the directory; nil: it is not encrypted. A new directory is made accordingly; an
 	// existing one of the other kind, or with another key, is refused.
-	Secret *crypt.Secret
-	Logger *slog.Logger
+	Secret   *crypt.Secret
+	ResetOld bool // empty a directory of an older format, which is refused otherwise
+	Logger   *slog.Logger
 }
 
 // Dir is a cache directory that this process owns. Safe for concurrent use.
@@ -127,7 +128,7 @@ func Open(o Options) (_ *Dir, err error) {
 	if err := os.MkdirAll(o.Path, 0o700); err != nil {
 		return nil, fmt.Errorf("cache directory: %w (give another --cache-dir)", err)
 	}
-	if d.Key, d.unlock, err = catalog.Lock(o.Path, o.Secret); err != nil {
+	if d.Key, d.unlock, err = catalog.Lock(o.Path, o.Secret, o.ResetOld); err != nil {
 		return nil, err
 	}
 	d.o.Secret = nil // not needed any more; Rekey may replace it

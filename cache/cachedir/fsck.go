@@ -81,7 +81,7 @@ func Fsck(ctx context.Context, dir string, o FsckOptions) (*Report, error) {
 	if r.unfit(o.Repair) {
 		return r, nil
 	}
-	key, unlock, err := catalog.Lock(dir, o.Secret)
+	key, unlock, err := catalog.Lock(dir, o.Secret, false)
 	if err != nil {
 		return nil, err
 	}

@@ -535,18 +535,18 @@ func TestFullDisk(t *testing.T) {
 func TestLock(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new")
 	os.Args = append(os.Args, "--cluster=etcd://u:se/cr@et@h:1/n")
-	_, release, err := catalog.Lock(dir, nil)
+	_, release, err := catalog.Lock(dir, nil, false)
 	if os.Args = os.Args[:len(os.Args)-1]; err != nil {
 		t.Fatal(err)
 	}
-	_, _, err = catalog.Lock(dir, nil)
+	_, _, err = catalog.Lock(dir, nil, false)
 	if err == nil || !strings.Contains(err.Error(), "etcd://u@h:1/n") || !strings.Contains(err.Error(), fmt.Sprintf("pid %d: %s", os.Getpid(), os.Args[0])) || !strings.Contains(err.Error(), dir) {
 		t.Fatalf("second lock: %v", err)
 	}
 	if err := release(); err != nil {
 		t.Fatal(err)
 	}
-	if _, release, err = catalog.Lock(dir, nil); err != nil {
+	if _, release, err = catalog.Lock(dir, nil, false); err != nil {
 		t.Fatal(err)
 	}
 	if err := release(); err != nil {
@@ -556,7 +556,7 @@ func TestLock(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, "FORMAT"), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		_, release, err := catalog.Lock(dir, nil)
+		_, release, err := catalog.Lock(dir, nil, false)
 		if !errors.Is(err, want) {
 			t.Errorf("FORMAT %q: %v", content, err)
 		}
@@ -580,12 +580,45 @@ func TestOlderFormat(t *testing.T) {
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		_, _, err := catalog.Lock(dir, nil)
+		_, _, err := catalog.Lock(dir, nil, false)
 		if err == nil || !strings.Contains(err.Error(), "older version") || !strings.Contains(err.Error(), "--cache-dir") {
 			t.Errorf("%d: %v", v, err)
 		}
 		if b, err := os.ReadFile(path); err != nil || string(b) != content {
 			t.Errorf("%q became %q, %v", content, b, err)
+		}
+		// Whoever asks for it gets an empty one, without what is not the cache's.
+		for _, name := range []string{"segments/x/00000001.seg", "catalog/MANIFEST", "notes.txt"} {
+			if err := errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o700), os.WriteFile(filepath.Join(dir, name), []byte("x"), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, release, err := catalog.Lock(dir, nil, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := catalog.ReadFormat(dir); got != 4 || err != nil || catalog.Used(dir) {
+			t.Errorf("after a reset: format %d, %v", got, err)
+		}
+		if _, err := os.Stat(filepath.Join(dir, "notes.txt")); err != nil {
+			t.Error(err)
+		}
+		if err := release(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// The formats since the first release are never reset, and a newer one is not, either.
+	for _, v := range []int{4, 9} {
+		dir := t.TempDir()
+		if err := errors.Join(os.WriteFile(filepath.Join(dir, "FORMAT"), fmt.Appendf(nil, "shoal cache %d\n", v), 0o600), os.Mkdir(filepath.Join(dir, "segments"), 0o700)); err != nil {
+			t.Fatal(err)
+		}
+		_, release, err := catalog.Lock(dir, nil, true)
+		if (err == nil) != (v == 4) || !catalog.Used(dir) {
+			t.Errorf("format %d: %v, used %v", v, err, catalog.Used(dir))
+		}
+		if err == nil {
+			_ = release()
 		}
 	}
 }
@@ -623,7 +656,7 @@ func forked(t *testing.T, path string) {
 func TestUnlockedBesideAFork(t *testing.T) {
 	dir := t.TempDir()
 	for range 2 {
-		_, release, err := catalog.Lock(dir, nil)
+		_, release, err := catalog.Lock(dir, nil, false)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -76,7 +76,7 @@ func killSteps(dir string) []func(c *catalog.Catalog) error {
 
 // killScript says on stdout after each step that it is done.
 func killScript(dir string) error {
-	_, release, err := catalog.Lock(dir, nil)
+	_, release, err := catalog.Lock(dir, nil, false)
 	if err != nil {
 		return err
 	}
@@ -215,7 +215,7 @@ func TestKill(t *testing.T) {
 		if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
 			t.Fatal(err)
 		}
-		_, release, err := catalog.Lock(dir, nil)
+		_, release, err := catalog.Lock(dir, nil, false)
 		if err != nil {
 			t.Fatal(err)
 		}

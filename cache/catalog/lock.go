@@ -34,11 +34,11 @@ var passwords = regexp.MustCompile(`(://[^\s:/@]*):\S*@`)
 
 // Lock makes the cache folder if necessary and locks it for this process, until release is called or the process
 // ends. Its error names the process that holds it. It also writes or checks the file FORMAT: a folder of an older
-// version is refused, and one of a newer version is refused with an error that wraps ErrNewerFormat.
+// version is refused, or with resetOld emptied, and one of a newer version is refused with an error that wraps ErrNewerFormat.
 //
 // If the folder is encrypted with the user's secret, it returns the key. A new folder gets one. With a secret, an
 // unencrypted folder is refused, and so is an encrypted one if secret is nil.
-func Lock(cacheDir string, secret *crypt.Secret) (key *crypt.Key, release func() error, err error) {
+func Lock(cacheDir string, secret *crypt.Secret, resetOld bool) (key *crypt.Key, release func() error, err error) {
 	if err := os.MkdirAll(cacheDir, 0o777); err != nil {
 		return nil, nil, fmt.Errorf("cache folder: %w", err)
 	}
@@ -78,7 +78,7 @@ func Lock(cacheDir string, secret *crypt.Secret) (key *crypt.Key, release func()
 			return nil, nil, fmt.Errorf("cache folder: %w", err)
 		}
 	}
-	if key, err = checkCacheFormat(cacheDir, secret); err != nil {
+	if key, err = checkCacheFormat(cacheDir, secret, resetOld); err != nil {
 		return nil, nil, err
 	}
 	return key, func() error {
@@ -109,6 +109,9 @@ func ReadFormat(cacheDir string) (v int, err error) {
 	return v, nil
 }
 
+// contents are the entries of cache folders with what was fetched and listed, in all formats so far.
+var contents = []string{"segments", "tables", "manifests", "layouts", "codings", "facts", "facts.copy", "catalog"}
+
 // Used reports whether a folder contains entries of a cache folder, even without FORMAT.
 func Used(cacheDir string) bool {
 	for _, name := range []string{"segments", "facts", "facts.copy", "manifests"} {
@@ -121,7 +124,7 @@ func Used(cacheDir string) bool {
 
 // checkCacheFormat reads FORMAT and the key, and writes missing ones: the key first, so that a folder that has no
 // FORMAT yet, and is empty, is never taken for an unencrypted one.
-func checkCacheFormat(cacheDir string, secret *crypt.Secret) (*crypt.Key, error) {
+func checkCacheFormat(cacheDir string, secret *crypt.Secret, resetOld bool) (*crypt.Key, error) {
 	has, err := crypt.Exists(cacheDir)
 	if err != nil {
 		return nil, fmt.Errorf("cache folder: %w", err)
@@ -140,7 +143,15 @@ func checkCacheFormat(cacheDir string, secret *crypt.Secret) (*crypt.Key, error)
 		return nil, fmt.Errorf("cache folder %s: %w: format version %d, but this version reads %d (use that version of shoal, or another --cache-dir)", cacheDir, ErrNewerFormat, v, encryptedVersion)
 	}
 	if v > 0 && v < cacheVersion {
-		return nil, fmt.Errorf("cache folder %s was written by an older version of shoal: format version %d, but this version reads %d (remove the folder, of which all can be fetched again, or use another --cache-dir)", cacheDir, v, cacheVersion)
+		if !resetOld {
+			return nil, fmt.Errorf("cache folder %s was written by an older version of shoal: format version %d, but this version reads %d (shoal mount, serve, s3 and warm start it afresh with --reset-old-cache; or use another --cache-dir)", cacheDir, v, cacheVersion)
+		}
+		for _, name := range contents {
+			if err := os.RemoveAll(filepath.Join(cacheDir, name)); err != nil {
+				return nil, fmt.Errorf("cache folder: %w", err)
+			}
+		}
+		v = 0
 	}
 	var key *crypt.Key
 	want := cacheVersion

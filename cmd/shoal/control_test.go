@@ -97,9 +97,9 @@ func TestEveryFlagIsHeeded(t *testing.T) {
 	}
 	tagged(reflect.TypeFor[engine.HostConfig]())
 	for _, flag := range strings.Fields(`
-		encryption-key-file cache-dir config standing help
-		samples shards bad-shards recode near near-endpoint near-profile store weak-etag connections publish order refresh
-		admin daemon allow-other kernel-cache fuse-transport s3 s3-keys s3-anonymous tls-cert tls-key
+		encryption-key-file reset-old-cache cache-dir config standing help
+		samples shards bad-shards recode near near-endpoint near-profile store connections publish order refresh
+		admin daemon allow-other kernel-cache fuse-transport s3 s3-keys s3-anonymous s3-read-only tls-cert tls-key
 		listen mount socket-group tls-client-ca token-file fraction list`) {
 		heeded[flag] = true
 	}

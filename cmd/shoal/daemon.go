@@ -15,6 +15,8 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"github.com/spf13/pflag"
+
 	"github.com/shoalfs/shoal/internal/cli"
 )
 
@@ -69,23 +71,29 @@ func ready() error {
 	return nil
 }
 
-// daemonFlag is the value of --daemon.
-type daemonFlag struct{ background, supervised bool }
-
-func (d *daemonFlag) Type() string { return "bool" } // may be given without a value
-func (d *daemonFlag) String() string {
-	if d.supervised {
-		return "supervised"
-	}
-	return strconv.FormatBool(d.background)
+// boolOr is a flag that is true, false or a word, which is more than true.
+type boolOr struct {
+	on, more bool
+	word     string
 }
-func (d *daemonFlag) Set(text string) error {
-	yes, err := strconv.ParseBool(text)
-	if *d = (daemonFlag{background: yes}); text == "supervised" {
-		*d, err = daemonFlag{true, true}, nil
+
+func (b *boolOr) add(f *pflag.FlagSet, name, word, usage string) {
+	b.word = word
+	f.Var(b, name, usage)
+	f.Lookup(name).NoOptDefVal = "true"
+}
+func (b *boolOr) Type() string { return "bool" } // may be given without a value
+func (b *boolOr) String() string {
+	if b.more {
+		return b.word
 	}
-	if err != nil {
-		return fmt.Errorf("%q: give true, false or supervised", text)
+	return strconv.FormatBool(b.on)
+}
+func (b *boolOr) Set(text string) (err error) {
+	if b.more = text == b.word; b.more {
+		b.on = true
+	} else if b.on, err = strconv.ParseBool(text); err != nil {
+		return fmt.Errorf("%q: give true, false or %s", text, b.word)
 	}
 	return nil
 }
@@ -93,7 +101,7 @@ func (d *daemonFlag) Set(text string) error {
 // background starts the process again as a daemon and waits until it is ready. In the daemon itself, and without
 // --daemon, it returns false at once.
 func background(o *engineOptions) (parent bool, err error) {
-	if !o.daemon.background || readyPipe.Load() != nil {
+	if !o.daemon.on || readyPipe.Load() != nil {
 		return false, nil
 	}
 	if err := os.MkdirAll(o.cacheDir, 0o700); err != nil {

@@ -82,7 +82,7 @@ func asDaemon(c *cobra.Command, eo *engineOptions, mountpoint string, listen []s
 			return err
 		}
 		defer rotateLog(eo)()
-		if eo.daemon.supervised {
+		if eo.daemon.more {
 			if parent, err := supervise(c.Context()); parent {
 				return err
 			}

@@ -89,13 +89,14 @@ func (c choice) words() []string {
 type engineOptions struct {
 	store       storeOptions
 	cacheDir    string
+	resetOld    bool
 	cacheSize   amount
 	memory      amount
 	order       string
 	samples     string
 	refresh     bool
 	connections connections
-	daemon      daemonFlag
+	daemon      boolOr
 	admin       string
 	packedOptions
 	recode string
@@ -117,8 +118,7 @@ func (o *engineOptions) add(c *cobra.Command) {
 	f.StringVar(&o.order, "order", "auto", "order in which a reader of the mount will open the samples:\ntorch:seed=S[,epoch=E,world=W,rank=R or A-B,drop_last=0|1],\ntorch-loader:seed=S[,from=manual_seed|generator|stateful,persistent=1], uniform:seed=S,\nwindowed:seed=S,window=W (packed sources), mixture:seed=S,weights=GLOB:W+GLOB:W,\nbuckets:seed=S,batch=B, sequential, list:PATH, plan, auto, none (docs/orders.md)")
 	f.StringVar(&o.publish, "publish", "", "pack the dataset to this destination once one pass over it is complete")
 	addChoice(f, &o.recode, "recode", "keep JPEG files on disk in a form that is smaller and quicker to decode, made by spare processors: auto (once a feed decodes them), on, off (docs/recode.md)", "auto", "on", "off")
-	f.Var(&o.daemon, "daemon", "go to the background once ready; log to CACHE-DIR/shoal.log. --daemon=supervised: and start again at once if it dies")
-	f.Lookup("daemon").NoOptDefVal = "true"
+	o.daemon.add(f, "daemon", "supervised", "go to the background once ready; log to CACHE-DIR/shoal.log. --daemon=supervised: and start again at once if it dies")
 	f.StringVar(&o.admin, "admin", "", "address for the dashboard, /stats, /metrics, /healthz and /readyz, such as 127.0.0.1:7071; without a host, loopback (default: none)")
 }
 
@@ -127,6 +127,7 @@ func (o *engineOptions) addData(c *cobra.Command) {
 	o.cacheSize.bytes, o.memory.bytes, o.order = 20<<30, 2<<30, "auto"
 	f := c.Flags()
 	f.StringVar(&o.cacheDir, "cache-dir", "", "folder for the cache, owned by this daemon (default: one per source in the user's cache folder)")
+	f.BoolVar(&o.resetOld, "reset-old-cache", false, "empty a --cache-dir in an old format that this version does not read")
 	f.Var(&o.cacheSize, "cache-size", "maximum disk usage of --cache-dir: a size, a share such as 80% of the free space, or auto (80%)")
 	f.Var(&o.memory, "memory", "maximum memory of the daemon: a size, a share such as 50% of the container's limit, or auto (80%; without a limit, 25% of the machine)")
 	f.StringVar(&o.shards, "shards", "", "read SOURCE from this shard set (shoal pack) where it holds the same version")
@@ -227,7 +228,7 @@ func (o *engineOptions) config(inv *invocation, source string) (c engine.Config,
 	c.Connections, c.AdaptConnections, c.ConnectionsGiven, c.Getenv = o.connections.most(), o.connections <= 0, o.connections != 0, inv.getenv
 	h.Log.Level = o.log.level
 	h.Coder = jpegCoder{}
-	h.Path, h.Logger, h.Searcher = o.cacheDir, c.Logger, []string{"/proc/self/exe", searchVerb}
+	h.Path, h.ResetOld, h.Logger, h.Searcher = o.cacheDir, o.resetOld, c.Logger, []string{"/proc/self/exe", searchVerb}
 	return c, h, err
 }
 

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -30,7 +31,9 @@ type s3Options struct {
 	addr      string
 	flag      string // that sets addr
 	keys      string
-	anonymous bool
+	anonymous boolOr // or, too, to write
+	readOnly  bool
+	limits    s3api.Limits
 	tls       *loader.TLSFiles
 }
 
@@ -39,7 +42,8 @@ func (o *s3Options) add(f *pflag.FlagSet, flag, usage string, files *loader.TLSF
 	o.flag, o.tls = flag, files
 	f.StringVar(&o.addr, flag, o.addr, usage)
 	f.StringVar(&o.keys, "s3-keys", "", "file of who may use the S3 endpoint: lines of an access key, a space and its secret")
-	f.BoolVar(&o.anonymous, "s3-anonymous", false, "serve the S3 endpoint on loopback without signatures, for reading: every user of this machine can use it")
+	o.anonymous.add(f, "s3-anonymous", "write", "serve the S3 endpoint on loopback without signatures, for reading: every user of this machine can use it;\n--s3-anonymous=write: and write, with this daemon's credentials")
+	f.BoolVar(&o.readOnly, "s3-read-only", false, "refuse whatever would change the bucket through the S3 endpoint")
 	if files == nil {
 		o.tls = &loader.TLSFiles{}
 		f.StringVar(&o.tls.Cert, "tls-cert", "", "certificate for an https:// address of the S3 endpoint, PEM, with intermediates; reloaded when it changes")
@@ -47,9 +51,9 @@ func (o *s3Options) add(f *pflag.FlagSet, flag, usage string, files *loader.TLSF
 	}
 }
 
-// s3Connections is the most connections to an endpoint: those of a machine's workers, and below a process's limit of open files. Beyond,
-// the one that has been idle for longest makes room.
-const s3Connections = 1024
+// s3Connections is how many connections to an endpoint there are at most, for all workers of a machine; beyond, the one that has been
+// idle for longest makes room. The variable sets another number.
+const s3Connections, s3ConnectionsEnv = 1024, "SHOAL_S3_CONNECTIONS"
 
 // endpoint is a dataset's part of an S3 endpoint. nil is none.
 type endpoint struct {
@@ -76,14 +80,23 @@ var endpoints struct {
 // listen checks the flags and opens the address, if there is one that no other verb has opened.
 func (o *s3Options) listen(inv *invocation, log *slog.Logger) (*endpoint, error) {
 	switch {
-	case o.addr == "" && (o.keys != "" || o.anonymous):
+	case o.addr == "" && (o.keys != "" || o.anonymous.on):
 		return nil, cli.Usagef("--s3-keys and --s3-anonymous: give the endpoint's address, too: --%s 127.0.0.1:9000", o.flag)
 	case o.addr == "":
 		return nil, nil
-	case o.keys != "" && o.anonymous:
+	case o.anonymous.more && o.readOnly:
+		return nil, cli.Usagef("--s3-anonymous=write and --s3-read-only: give one of them")
+	case o.keys != "" && o.anonymous.on:
 		return nil, cli.Usagef("--s3-keys and --s3-anonymous: give one of them")
-	case o.keys == "" && !o.anonymous:
+	case o.keys == "" && !o.anonymous.on:
 		return nil, cli.Usagef("--%s %s: say who may use the S3 endpoint: --s3-keys FILE (lines of an access key, a space and its secret), or --s3-anonymous on loopback", o.flag, o.addr)
+	}
+	o.limits = s3api.Limits{ReadOnly: o.readOnly || o.anonymous.on && !o.anonymous.more, Connections: s3Connections}
+	if text := inv.environ(s3ConnectionsEnv); text != "" {
+		var err error
+		if o.limits.Connections, err = strconv.Atoi(text); err != nil || o.limits.Connections < 1 {
+			return nil, cli.Usagef("%s=%s: give a number of at least 1", s3ConnectionsEnv, text)
+		}
 	}
 	for _, path := range []*string{&o.keys, &o.tls.Cert, &o.tls.Key} {
 		if *path == "" {
@@ -97,7 +110,7 @@ func (o *s3Options) listen(inv *invocation, log *slog.Logger) (*endpoint, error)
 	endpoints.Lock()
 	defer endpoints.Unlock()
 	if shared := endpoints.at[o.addr]; shared != nil {
-		if shared.options.keys != o.keys || *shared.options.tls != *o.tls || shared.options.anonymous != o.anonymous {
+		if shared.options.keys != o.keys || *shared.options.tls != *o.tls || shared.options.limits != o.limits {
 			return nil, fmt.Errorf("S3 endpoint %s: this daemon serves it already, with other settings: give the same --s3-* flags, --tls-cert and --tls-key, or another address", o.addr)
 		}
 		shared.users++
@@ -144,7 +157,7 @@ func (o *s3Options) open(log *slog.Logger) (*sharedEndpoint, error) {
 	if secure {
 		l = tls.NewListener(l, config)
 	}
-	return &sharedEndpoint{options: *o, listener: l, server: s3api.New(keys, s3Connections, log), users: 1}, nil
+	return &sharedEndpoint{options: *o, listener: l, server: s3api.New(keys, o.limits, log), users: 1}, nil
 }
 
 // open opens a dataset, and before the long part the address of its endpoint, so that a wrong one is reported at once.

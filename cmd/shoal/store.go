@@ -16,7 +16,6 @@ import (
 // storeOptions are the flags of the object store (docs/s3.md).
 type storeOptions struct {
 	rare rareStore
-	weak bool
 	near engine.NearTier // of verbs that read through the cache
 }
 
@@ -25,8 +24,7 @@ const customerKeyVariable = "SHOAL_SSE_C_KEY"
 
 func (o *storeOptions) add(c *cobra.Command) {
 	f := c.Flags()
-	f.Var(&o.rare, "store", "what few stores need, with commas between: requester-pays; links-outside (follow links out of a file:// source);\ngets-per-hour=N, the most GETs and HEADs in any hour: readers wait at it, and prefetching before it;\nget=0.0004/1000,list=0.005/1000,gb=0.09,currency=USD: prices, for reports")
-	f.BoolVar(&o.weak, "weak-etag", false, "accept objects listed without an ETag (size and time are used instead)")
+	f.Var(&o.rare, "store", "what few stores need, with commas between: requester-pays; links-outside (follow links out of a file:// source);\nweak-etag (accept objects without an ETag, by size and time);\ngets-per-hour=N, the most GETs and HEADs in any hour: readers wait at it, and prefetching before it;\nget=0.0004/1000,list=0.005/1000,gb=0.09,currency=USD: prices, for reports")
 }
 
 // rareStore is the value of --store.
@@ -46,6 +44,8 @@ func (r *rareStore) Set(text string) (err error) {
 			o.RequesterPays = true
 		case word == "links-outside":
 			o.LinksOutside = true
+		case word == "weak-etag":
+			o.WeakETag = true
 		case key == "gets-per-hour":
 			if o.GetsPerHour, err = strconv.ParseInt(value, 10, 64); err != nil || o.GetsPerHour < objstore.LeastBudget {
 				return fmt.Errorf("%q: give a number of at least %d", word, objstore.LeastBudget)
@@ -55,7 +55,7 @@ func (r *rareStore) Set(text string) (err error) {
 		}
 	}
 	if o.Prices, err = objstore.ParsePrices(strings.Join(prices, ",")); err != nil {
-		return fmt.Errorf("%w, or give requester-pays, links-outside or gets-per-hour=N", err)
+		return fmt.Errorf("%w, or give requester-pays, links-outside, weak-etag or gets-per-hour=N", err)
 	}
 	*r = rareStore{text, o}
 	return nil
@@ -87,7 +87,7 @@ func (o *storeOptions) checkNear() error {
 func (o *storeOptions) options(inv *invocation) (objstore.StoreOptions, error) {
 	key, err := customerKey(inv, "", customerKeyVariable)
 	all := o.rare.options
-	all.CustomerKey, all.WeakETag = key, o.weak
+	all.CustomerKey = key
 	return all, err
 }
 

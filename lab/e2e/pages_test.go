@@ -12,7 +12,7 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
 
-// A page on another site, in Chromium, beside an unsigned endpoint: it opens, embeds, fetches and posts. No script of an
+// A page on another site, in Chromium, beside an unsigned endpoint that may even write: it opens, embeds, fetches and posts. No script of an
 // object runs, nothing is read, and nothing is written.
 func TestPagesOfOthers(t *testing.T) {
 	dir, _ := tree(t, 1, 4, 1<<10)
@@ -26,7 +26,7 @@ func TestPagesOfOthers(t *testing.T) {
 	}
 	put("train/class00/page.html") // in the dataset
 	put("other/page.html")         // beside it: from the origin, which says that it is HTML
-	ep := startS3(t, env, source, false, "--samples", "*")
+	ep := startS3(t, env, source, false, "--s3-anonymous=write", "--samples", "*")
 	base := ep.url + "/" + bucketName(t)
 	urls := []string{base + "/train/class00/page.html", base + "/other/page.html", base + "/train/class00/page.html?response-content-type=text/html"}
 	var html strings.Builder

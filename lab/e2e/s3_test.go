@@ -213,7 +213,7 @@ func TestBudgetAndCost(t *testing.T) {
 	}
 }
 
-// TestWeakETag: files that were put into a gateway's folder have no ETag in S3. With --weak-etag they are mounted and
+// TestWeakETag: files that were put into a gateway's folder have no ETag in S3. With --store weak-etag they are mounted and
 // packed, and a change is seen.
 func TestWeakETag(t *testing.T) {
 	dir, paths := tree(t, 2, 10, 8<<10)
@@ -234,12 +234,12 @@ func TestWeakETag(t *testing.T) {
 		t.Fatal(err)
 	}
 	env, source, dest := s3server.Env(srv.URL), "s3://data/train", "s3://data/packed"
-	if _, errs, code := shoal(t, env, "warm", source, "--cache-dir", t.TempDir()); code != 1 || !strings.Contains(errs, "--weak-etag") {
-		t.Errorf("without --weak-etag: exit %d, %s", code, errs)
+	if _, errs, code := shoal(t, env, "warm", source, "--cache-dir", t.TempDir()); code != 1 || !strings.Contains(errs, "--store weak-etag") {
+		t.Errorf("without --store weak-etag: exit %d, %s", code, errs)
 	}
-	mnt := mount(t, env, source, "--weak-etag", "--order", "none", "--kernel-cache", "off")
+	mnt := mount(t, env, source, "--store", "weak-etag", "--order", "none", "--kernel-cache", "off")
 	readAll(t, mnt, dir, paths[2:])
-	mustShoal(t, env, "pack", source, dest, "--weak-etag")
+	mustShoal(t, env, "pack", source, dest, "--store", "weak-etag")
 	packed := mount(t, env, dest)
 	sameTree(t, packed, dir, paths)
 	if a, b := readStats(t, mnt).Dataset, readStats(t, packed).Dataset; a != b {

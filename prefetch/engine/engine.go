@@ -420,7 +420,7 @@ func (e *Engine) join(cfg Config) error {
 	case cfg.Publish != "" && cfg.Publish != e.cfg.Publish:
 		return other("--publish", e.cfg.Publish, cfg.Publish)
 	case cfg.Store.WeakETag && !e.cfg.Store.WeakETag:
-		return other("--weak-etag", "false", "true")
+		return other("--store weak-etag", "false", "true")
 	case cfg.Order.Name() == "auto" || cfg.Order == e.order():
 		return nil
 	case e.order().Computed() || e.order().Name() == "none" || e.orders.inference.Load() == nil && len(e.orders.mounted()) > 0:

@@ -246,7 +246,7 @@ func (s *Store) object(op string, info minio.ObjectInfo) (objstore.Object, error
 		if marker := o.Size == 0 && strings.HasSuffix(o.Key, "/"); !s.weakETag && !marker {
 			return objstore.Object{}, &objstore.Error{
 				Op: op, Key: info.Key, Kind: objstore.KindInvalid, Err: errors.New("the store returns no ETag for this object"),
-				Remedy: "upload it again through the S3 API, or use --weak-etag to go by size and time",
+				Remedy: "upload it again through the S3 API, or use --store weak-etag to go by size and time",
 			}
 		}
 	}

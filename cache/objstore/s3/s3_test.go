@@ -236,7 +236,7 @@ func TestS3WeakETag(t *testing.T) {
 	srv := &S3Server{NoETag: true}
 	strict := newS3(t, srv, nil)
 	srv.Put("k", []byte("content"))
-	if _, err := strict.Stat(t.Context(), "k"); objstore.KindOf(err) != objstore.KindInvalid || !strings.Contains(err.Error(), "--weak-etag") {
+	if _, err := strict.Stat(t.Context(), "k"); objstore.KindOf(err) != objstore.KindInvalid || !strings.Contains(err.Error(), "--store weak-etag") {
 		t.Errorf("Stat of an object without ETag: %v", err)
 	}
 	for _, err := range strict.List(t.Context(), "") {

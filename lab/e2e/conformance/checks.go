@@ -163,17 +163,17 @@ func checkWeakETags(b *bed) (note string, err error) {
 	if err := b.withoutETags(); err != nil {
 		return "", err
 	}
-	if _, err := b.mount(b.source(), "refused"); err == nil || !strings.Contains(err.Error(), "--weak-etag") {
-		return "", fmt.Errorf("without --weak-etag: %w", err)
+	if _, err := b.mount(b.source(), "refused"); err == nil || !strings.Contains(err.Error(), "--store weak-etag") {
+		return "", fmt.Errorf("without --store weak-etag: %w", err)
 	}
-	mnt, err := b.mount(b.source(), "mnt", "--weak-etag")
+	mnt, err := b.mount(b.source(), "mnt", "--store", "weak-etag")
 	if err == nil {
 		err = b.compare(mnt)
 	}
 	if err != nil {
 		return "", err
 	}
-	cold, err := b.mount(b.source(), "cold", "--weak-etag")
+	cold, err := b.mount(b.source(), "cold", "--store", "weak-etag")
 	if err != nil {
 		return "", err
 	}

@@ -413,7 +413,7 @@ func listings() []row {
 			a, b, _ := strings.Cut(e, "<ETag>")
 			_, c, _ := strings.Cut(b, "</ETag>")
 			return a + c
-		}), want: "refused", text: "--weak-etag", within: atOnce},
+		}), want: "refused", text: "--store weak-etag", within: atOnce},
 		{name: "listing: another ETag than the object's", script: asX(func(e string) string {
 			a, b, _ := strings.Cut(e, "<ETag>")
 			_, c, _ := strings.Cut(b, "</ETag>")
