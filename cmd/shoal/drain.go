@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/internal/audit"
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/loader"
 )
 
@@ -37,14 +39,20 @@ func (p *phase) ready() error {
 	return nil
 }
 
-// drainTime is how long the end waits for open files and batches in progress: a sample or a batch is read to its end in less, and pods
-// and service managers wait for longer. Tests set another by SHOAL_TEST_DRAIN.
+// drainTime is how long the end waits for open files and batches in progress. A sample or a batch is read to its end in less than the
+// usual, and pods and service managers wait for longer. checkDrain has checked it.
 var drainTime = sync.OnceValue(func() time.Duration {
-	if d, err := time.ParseDuration(os.Getenv("SHOAL_TEST_DRAIN")); err == nil {
-		return d
-	}
-	return 3 * time.Second
+	d, _ := time.ParseDuration(cmp.Or(os.Getenv("SHOAL_DRAIN_TIMEOUT"), "3s"))
+	return d
 })
+
+func checkDrain() error {
+	text := os.Getenv("SHOAL_DRAIN_TIMEOUT")
+	if d, err := time.ParseDuration(text); text != "" && (err != nil || d < 0) {
+		return cli.Usagef("SHOAL_DRAIN_TIMEOUT=%s: give a duration such as 30s or 2m", text)
+	}
+	return nil
+}
 
 // drain is the end of one daemon: all its waits share one deadline.
 type drain struct {

@@ -149,7 +149,7 @@ func (o *engineOptions) check(source string) error {
 			return cli.Usage(err)
 		}
 	}
-	if err := o.store.checkNear(); err != nil {
+	if err := errors.Join(checkDrain(), o.store.checkNear()); err != nil {
 		return err
 	}
 	if err := engine.CheckSamples(o.samples); err != nil {

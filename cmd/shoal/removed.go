@@ -3,7 +3,7 @@ package main
 // removed says what holds instead of flags that mount, serve and s3 had (ADR 66). Other verbs still have some of them.
 var removed = map[string]string{
 	"allow-remote": "use a tls:// address with --tls-client-ca or --token-file, tcp:// on loopback, or a unix socket", "audit-log-keep": "5 old files are kept",
-	"audit-log-size": "it is rotated at 100 MiB", "debug-fuse": "trace the reader (strace), or the daemon (--log-level debug)", "drain-timeout": "it is 3 s",
+	"audit-log-size": "it is rotated at 100 MiB", "debug-fuse": "trace the reader (strace), or the daemon (--log-level debug)", "drain-timeout": "set SHOAL_DRAIN_TIMEOUT",
 	"entry-timeout": "it is 4 h", "epoch": "write it into the order, such as --order torch:seed=7,epoch=3", "gets-per-hour": "give --store gets-per-hour=N",
 	"gid": "files belong to the daemon's group, and all may read them", "links-outside": "give --store links-outside", "log-format": "give --log-level info,json",
 	"log-size": "it is rotated at 10 MiB", "mkdir": "a mount point that is not there is made", "nodes": "a node begins once no more have come for 2 s",

@@ -310,7 +310,7 @@ func TestDrainOnASlowDisk(t *testing.T) {
 
 // drains makes the end of a daemon wait for its readers for so long.
 func drains(env []string, patience string) []string {
-	return append(slices.Clip(env), "SHOAL_TEST_DRAIN="+patience)
+	return append(slices.Clip(env), "SHOAL_DRAIN_TIMEOUT="+patience)
 }
 
 // The second signal ends a drain at once, and still leaves no dead mount.
