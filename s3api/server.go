@@ -183,7 +183,7 @@ func (d *dataset) changing(keys []string) (end func(), err error) {
 	return func() {
 		again, err := d.mark(keys)
 		if err != nil {
-			d.server.log.Warn("the saved listing could not be marked as stale: run shoal refresh", "cause", err)
+			d.server.log.Warn("the saved listing could not be marked as stale: run shoal refresh after the next start", "cause", err)
 		}
 		begun()
 		again()
@@ -488,7 +488,7 @@ func (d *dataset) catchUp() {
 	d.written.listed(at)
 	if d.written.any() { // after the listing began: what it saved is stale again
 		if err := d.MarkStale([]string{d.Prefix}); err != nil {
-			d.server.log.Warn("the saved listing could not be marked as stale: run shoal refresh", "cause", err)
+			d.server.log.Warn("the saved listing could not be marked as stale: run shoal refresh after the next start", "cause", err)
 		}
 	}
 }

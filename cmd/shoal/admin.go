@@ -13,8 +13,8 @@ import (
 	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
-// pprofEnv, if set, makes --admin serve profiles of the daemon: for developers, and not for all who may see the dashboard.
-const pprofEnv = "SHOAL_PPROF"
+// pprofEnv, if set, makes --admin serve profiles: for developers, and not for all who may see the dashboard. drainEnv is drainTime.
+const pprofEnv, drainEnv = "SHOAL_PPROF", "SHOAL_DRAIN_TIMEOUT"
 
 // startAdmin serves the admin address, if there is one, until the returned function is called. It returns the address for
 // announce. at is the daemon's current phase.

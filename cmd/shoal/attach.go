@@ -422,7 +422,7 @@ func (a *asking) send(args []string) error {
 	a.id = rand.Text()
 	req := attachRequest{ID: a.id, Args: args, Dir: dir, Env: map[string]string{}, Detach: readyPipe.Load() != nil}
 	for _, kv := range os.Environ() {
-		if name, value, _ := strings.Cut(kv, "="); strings.HasPrefix(name, "AWS_") || name == "HOME" || name == tokenEnv || name == customerKeyVariable {
+		if name, value, _ := strings.Cut(kv, "="); strings.HasPrefix(name, "AWS_") || name == "HOME" || name == tokenEnv || name == customerKeyVariable || name == s3ConnectionsEnv {
 			req.Env[name] = value
 		}
 	}

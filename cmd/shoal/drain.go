@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/internal/audit"
-	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/loader"
 )
 
@@ -40,18 +39,10 @@ func (p *phase) ready() error {
 }
 
 // drainTime is how long the end waits for open files and batches in progress. A sample or a batch is read to its end in less than the
-// usual, and pods and service managers wait for longer. checkDrain has checked it.
-var drainTime = sync.OnceValue(func() time.Duration {
-	d, _ := time.ParseDuration(cmp.Or(os.Getenv("SHOAL_DRAIN_TIMEOUT"), "3s"))
+// usual, and pods and service managers wait for longer. engineOptions.check has checked it.
+func drainTime() time.Duration {
+	d, _ := time.ParseDuration(cmp.Or(os.Getenv(drainEnv), "3s"))
 	return d
-})
-
-func checkDrain() error {
-	text := os.Getenv("SHOAL_DRAIN_TIMEOUT")
-	if d, err := time.ParseDuration(text); text != "" && (err != nil || d < 0) {
-		return cli.Usagef("SHOAL_DRAIN_TIMEOUT=%s: give a duration such as 30s or 2m", text)
-	}
-	return nil
 }
 
 // drain is the end of one daemon: all its waits share one deadline.

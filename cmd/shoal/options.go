@@ -149,7 +149,10 @@ func (o *engineOptions) check(source string) error {
 			return cli.Usage(err)
 		}
 	}
-	if err := errors.Join(checkDrain(), o.store.checkNear()); err != nil {
+	if drainTime() <= 0 {
+		return cli.Usagef("%s=%s: give a duration such as 30s or 2m", drainEnv, os.Getenv(drainEnv))
+	}
+	if err := o.store.checkNear(); err != nil {
 		return err
 	}
 	if err := engine.CheckSamples(o.samples); err != nil {

@@ -111,7 +111,7 @@ func (o *s3Options) listen(inv *invocation, log *slog.Logger) (*endpoint, error)
 	defer endpoints.Unlock()
 	if shared := endpoints.at[o.addr]; shared != nil {
 		if shared.options.keys != o.keys || *shared.options.tls != *o.tls || shared.options.limits != o.limits {
-			return nil, fmt.Errorf("S3 endpoint %s: this daemon serves it already, with other settings: give the same --s3-* flags, --tls-cert and --tls-key, or another address", o.addr)
+			return nil, fmt.Errorf("S3 endpoint %s: this daemon serves it already, with other settings: give the same --s3-* flags, SHOAL_S3_CONNECTIONS, --tls-cert and --tls-key, or another address", o.addr)
 		}
 		shared.users++
 		return &endpoint{sharedEndpoint: shared}, nil

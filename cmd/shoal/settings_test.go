@@ -145,7 +145,7 @@ func TestWrongSettingsInTheBinary(t *testing.T) {
 		{nil, []string{"mount", "--config=late.yaml", "s3://bucket/p", "m"}, "shoal: --near file:///x/: give s3://BUCKET/PREFIX (--near is from late.yaml:1)\n"},
 		{[]string{"SHOAL_NEAR=file:///x"}, []string{"mount", "s3://bucket/p", "m"}, "shoal: --near file:///x/: give s3://BUCKET/PREFIX (--near is from env SHOAL_NEAR)\n"},
 		{[]string{"SHOAL_MEMORY=lots"}, []string{"mount", "s3://b/p", "m"}, `shoal: SHOAL_MEMORY=lots: "lots" is not a size`},
-		{[]string{"SHOAL_SUPERVISE=true"}, []string{"mount", "s3://b/p", "m"}, "shoal: SHOAL_SUPERVISE was removed: give --daemon=supervised\n"},
+		{[]string{"SHOAL_SUPERVISE=true"}, []string{"mount", "s3://b/p", "m"}, "shoal: SHOAL_SUPERVISE was removed: give --daemon=supervised; in the foreground the service manager restarts it\n"},
 		{nil, []string{"mount", "--config=removed.yaml", "s3://b/p", "m"}, "shoal: removed.yaml:2: gets-per-hour was removed: give --store gets-per-hour=N\n"},
 		{[]string{"SHOAL_CACHEDIR=/x"}, []string{"mount", "s3://b/p", "m"}, "shoal: SHOAL_CACHEDIR: no such variable; did you mean SHOAL_CACHE_DIR?\n"},
 		{nil, []string{"mount", "--config=none.yaml", "s3://b/p", "m"}, "shoal: --config none.yaml: there is no such file\n"},
@@ -412,7 +412,7 @@ func TestDocumentedFile(t *testing.T) {
 	if len(blocks) == 0 {
 		t.Error("there is none")
 	}
-	for _, name := range append(slices.Clone(secretEnv), configEnv, "SHOAL_DEBUG") {
+	for _, name := range append(slices.Clone(secretEnv), configEnv, s3ConnectionsEnv, drainEnv, pprofEnv, "SHOAL_DEBUG") {
 		if !bytes.Contains(text, []byte("`"+name+"`")) {
 			t.Errorf("it does not name %s", name)
 		}

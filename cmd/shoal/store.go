@@ -38,6 +38,7 @@ func (r *rareStore) Type() string   { return "string" }
 func (r *rareStore) Set(text string) (err error) {
 	var o objstore.StoreOptions
 	var prices []string
+	text = strings.TrimPrefix(r.text+","+text, ",") // given again, it adds
 	for word := range strings.SplitSeq(text, ",") {
 		switch key, value, _ := strings.Cut(word, "="); {
 		case word == "requester-pays":

@@ -401,7 +401,7 @@ func (e *Engine) join(cfg Config) error {
 	}
 	switch {
 	case cfg.Samples != e.cfg.Samples || cfg.Records != e.cfg.Records:
-		return other("--samples", e.cfg.Samples, cfg.Samples)
+		return fmt.Errorf("%s is open in this cache directory with another --samples: %w (give the same, or another --cache-dir)", e.source, ErrOther)
 	case cfg.Shards != e.cfg.Shards:
 		return other("--shards", e.cfg.Shards, cfg.Shards)
 	case cfg.SkipBadShards != e.cfg.SkipBadShards:

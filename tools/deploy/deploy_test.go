@@ -238,7 +238,7 @@ func checkAdmin(t *testing.T, pod *corev1.PodTemplateSpec, side corev1.Container
 	if want := map[bool]string{false: "127.0.0.1:7071", true: "0.0.0.0:7071"}[asked]; len(at) != 1 || at[0] != want || (len(side.Ports) == 1) != asked {
 		t.Errorf("the admin address is %v with ports %v, want %s", at, side.Ports, want)
 	}
-	if slices.Contains(side.Args, "--pprof") {
+	if slices.ContainsFunc(side.Env, func(e corev1.EnvVar) bool { return e.Name == "SHOAL_PPROF" }) {
 		t.Error("profiles are served")
 	}
 }

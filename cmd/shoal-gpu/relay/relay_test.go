@@ -86,10 +86,7 @@ func (r reading) Close() error { return nil }
 type transform struct{ gpuingest.Ingest }
 
 func (t transform) Fields() (list []loader.Field) {
-	for _, f := range t.Ingest.Fields() {
-		list = append(list, loader.Field(f))
-	}
-	return list
+	return append(list, t.Ingest.Fields()...)
 }
 
 func (t transform) Apply(_ context.Context, src loader.Sample, at loader.Draw, row *loader.Row) error {
