@@ -105,7 +105,8 @@ func TestFar(t *testing.T) {
 				eventually(t, "the threshold", func() bool { return cs[1].View().Nodes[2].Keeps["d"] == uint64(i+1) })
 			}
 			for _, log := range logs {
-				if strings.Contains(log.String(), "WARN") {
+				_, joined, _ := strings.Cut(log.String(), "joined the cluster")
+				if strings.Contains(joined, "WARN") || trip < time.Second && strings.Contains(log.String(), "WARN") { // a busy machine may need a second try
 					t.Error(log)
 				}
 			}
