@@ -136,7 +136,7 @@ type Cache struct {
 	datasets map[[16]byte]*dataset
 	gone     Counts // of datasets that were closed
 
-	freed atomic.Pointer[func()] // nil: nobody is told
+	freed atomic.Pointer[func()] // nil: none registered
 	lost  atomic.Pointer[func(v *Volume, file int)]
 }
 

@@ -7,31 +7,15 @@ import sys
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration, set_seed
-from torch.utils.data import DataLoader, Dataset, Subset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Subset, WeightedRandomSampler
+
+from mounted import Files, plan
 
 mount, out = sys.argv[1:]
 torch.cpu.device_count, torch.cpu.set_device = lambda: 1, lambda device: None  # Debian's torch has neither
 
-
-class Files(Dataset):
-    def __init__(self):
-        self.files = sorted(os.path.join(at, name) for at, _, names in os.walk(mount) for name in names if name.endswith(".jpg"))
-
-    def __len__(self):
-        return len(self.files)
-
-    def __getitem__(self, i):
-        with open(self.files[i], "rb") as f:
-            return i, len(f.read())
-
-
-def plan(name):
-    with open(os.path.join(mount, ".shoal/plans", name), encoding="utf-8") as f:
-        return [os.path.join(mount, line) for line in f.read().splitlines()]
-
-
 epochs = []
-files = Files()
+files = Files(mount)
 for options in ({"use_seedable_sampler": True}, {}, {"split_batches": True}, {"even_batches": False}):
     config = DataLoaderConfiguration(**options)
     accelerator = Accelerator(cpu=True, dataloader_config=config)
@@ -44,7 +28,7 @@ for options in ({"use_seedable_sampler": True}, {}, {"split_batches": True}, {"e
             told = None
             for index, _ in loader:
                 if told is None:
-                    told = plan(f"rank{accelerator.process_index}")
+                    told = plan(mount, f"rank{accelerator.process_index}")
                 read += [files.files[i] for i in index.tolist()]
             epochs.append([options, epoch, told, read])
         del loader
