@@ -14,9 +14,10 @@ import (
 
 // doctorOptions are the flags of shoal doctor.
 type doctorOptions struct {
-	cacheDir                          string
-	cacheSize, memory                 amount
-	quick, feedOnly, asJSON, weakETag bool
+	cacheDir                string
+	cacheSize, memory       amount
+	quick, feedOnly, asJSON bool
+	store                   storeOptions
 }
 
 func doctorCommand() *cobra.Command {
@@ -49,7 +50,7 @@ hundreds to thousands of GETs. It takes about 20 s, or a third of that with --qu
 	f.Var(&o.memory, "memory", "the --memory that you will give to mount")
 	f.BoolVar(&o.feedOnly, "feed-only", false, "skip the FUSE checks")
 	f.BoolVar(&o.quick, "quick", false, "measure for a third of the time, and up to 64 connections")
-	f.BoolVar(&o.weakETag, "weak-etag", false, "accept objects listed without an ETag, as mount does")
+	o.store.add(c)
 	f.BoolVar(&o.asJSON, "json", false, "print the versioned JSON (docs/doctor.md)")
 	return c
 }
@@ -75,8 +76,12 @@ func runDoctor(c *cobra.Command, o *doctorOptions, source string) (err error) {
 		if err != nil {
 			return err
 		}
+		store, err := o.store.options(inv)
+		if err != nil {
+			return err
+		}
 		opts.Source = &doctor.Source{
-			Text: text, Getenv: inv.environ, WeakETag: o.weakETag,
+			Text: text, Getenv: inv.environ, Store: store,
 			Data: func(files int) int64 { return cachedir.ForecastMemory(opts.Memory, files) },
 		}
 	}

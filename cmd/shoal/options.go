@@ -210,7 +210,7 @@ func (o *engineOptions) config(inv *invocation, source string) (c engine.Config,
 		return c, h, err
 	}
 	h.Cluster = o.cluster.ClusterConfig
-	h.Cluster.Program = version
+	h.Cluster.Program, h.Cluster.Zone = version, os.Getenv(zoneEnv) // the daemon's own, whoever attaches
 	c.Source, c.Shards, c.Publish = source, o.shards, o.publish
 	for _, text := range []*string{&c.Source, &c.Shards, &c.Publish} {
 		if *text, err = inv.source(*text); err != nil {
@@ -225,9 +225,6 @@ func (o *engineOptions) config(inv *invocation, source string) (c engine.Config,
 	c.Store, err = o.store.options(inv)
 	c.Near, c.Recode = o.store.near, o.recode
 	c.SkipBadShards, c.Samples, c.Refresh = o.badShards == "skip", o.samples, o.refresh
-	if o.samples == "rows" {
-		c.Samples, c.Records = "*.row", "csv"
-	}
 	c.Connections, c.AdaptConnections, c.ConnectionsGiven, c.Getenv = o.connections.most(), o.connections <= 0, o.connections != 0, inv.getenv
 	h.Log.Level = o.log.level
 	h.Coder = jpegCoder{}

@@ -153,6 +153,18 @@ func TestPlanSource(t *testing.T) {
 	}
 }
 
+// What the file says of samples for all verbs is understood by plan, too.
+func TestPlanOfRows(t *testing.T) {
+	s := newShell(t)
+	s.write("shoal.yaml", "samples: rows\n")
+	s.write("tables/a.csv", "x,y\n1,2\n3,4\n5,6\n7,8\n")
+	out := s.must(nil, "plan", "--config=shoal.yaml", "file://"+s.path("tables"), "--batch=2", "--step-time=10ms", "--json")
+	var r planReport
+	if err := json.Unmarshal([]byte(out), &r); err != nil || r.Dataset.Samples != 4 {
+		t.Errorf("%v, %+v", err, r.Dataset)
+	}
+}
+
 func TestPlanWrongUse(t *testing.T) {
 	some := []string{"--samples", "100", "--sample-size", "1MB", "--batch", "4", "--step-time", "1s"}
 	for _, args := range [][]string{

@@ -1,6 +1,12 @@
 package main
 
-// removed says what holds instead of flags that mount, serve and s3 had (ADR 66). Other verbs still have some of them.
+// removedFrom are the verbs that had those of the flags which other verbs still have.
+var removedFrom = map[string][]string{
+	"epoch": {"mount", "serve", "s3"}, "nodes": {"mount", "serve", "s3", "warm", "pack"}, "refresh": {"mount", "serve", "s3"},
+	"weight": {"mount", "serve", "s3"}, "workers": {"serve"},
+}
+
+// removed says what holds instead of flags that are no more (ADR 66).
 var removed = map[string]string{
 	"allow-remote": "use a tls:// address with --tls-client-ca or --token-file, tcp:// on loopback, or a unix socket", "audit-log-keep": "5 old files are kept",
 	"audit-log-size": "it is rotated at 100 MiB", "debug-fuse": "trace the reader (strace), or the daemon (--log-level debug)", "drain-timeout": "set SHOAL_DRAIN_TIMEOUT",
@@ -13,5 +19,5 @@ var removed = map[string]string{
 	"s3-anonymous-write": "give --s3-anonymous=write", "s3-connections": "set SHOAL_S3_CONNECTIONS",
 	"socket-mode": "it is 0660, for the owner and --socket-group", "sse-c-key-file": "set SHOAL_SSE_C_KEY", "supervise": "give --daemon=supervised; in the foreground the service manager restarts it",
 	"uid": "files belong to the daemon's user, and all may read them", "umask": "all may read the files", "weight": "give it to the sessions of a feed",
-	"weak-etag": "give --store weak-etag", "workers": "it is one for each processor; set GOMAXPROCS for another number",
+	"weak-etag": "give --store weak-etag", "zone": "set SHOAL_ZONE", "workers": "it is one for each processor; set GOMAXPROCS for another number",
 }

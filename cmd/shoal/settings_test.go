@@ -132,6 +132,7 @@ func TestWrongSettingsInTheBinary(t *testing.T) {
 	s.write("order.yaml", "# the order\norder: torhc:seed=7\n")
 	s.write("late.yaml", "near: file:///x\n")
 	s.write("removed.yaml", "mount:\n  gets-per-hour: 5000\n")
+	s.write("top.yaml", "memory: auto\nepoch: 3\nrefresh: true\nfeed: {epoch: 2}\n")
 	s.write("good.yaml", "cache-dir: /x\nmemory: auto\nserve: {listen: [unix:///a, unix:///b]}\n")
 	for _, tc := range []struct {
 		env  []string
@@ -147,6 +148,14 @@ func TestWrongSettingsInTheBinary(t *testing.T) {
 		{[]string{"SHOAL_MEMORY=lots"}, []string{"mount", "s3://b/p", "m"}, `shoal: SHOAL_MEMORY=lots: "lots" is not a size`},
 		{[]string{"SHOAL_SUPERVISE=true"}, []string{"mount", "s3://b/p", "m"}, "shoal: SHOAL_SUPERVISE was removed: give --daemon=supervised; in the foreground the service manager restarts it\n"},
 		{nil, []string{"mount", "--config=removed.yaml", "s3://b/p", "m"}, "shoal: removed.yaml:2: gets-per-hour was removed: give --store gets-per-hour=N\n"},
+		{[]string{"SHOAL_NODES=2"}, []string{"mount", "s3://b/p", "m"}, "shoal: SHOAL_NODES was removed from shoal mount: a node begins once no more have come for 2 s; unset it here\n"},
+		{[]string{"SHOAL_NODES=2"}, []string{"warm", "s3://b/p"}, "shoal: SHOAL_NODES was removed from shoal warm: "},
+		{[]string{"SHOAL_WORKERS=2"}, []string{"serve", "s3://b/p"}, "shoal: SHOAL_WORKERS was removed from shoal serve: it is one for each processor"},
+		{[]string{"SHOAL_WEAK_ETAG=1"}, []string{"serve", "s3://b/p"}, "shoal: SHOAL_WEAK_ETAG was removed: give --store weak-etag\n"},
+		{nil, []string{"mount", "--config=top.yaml", "s3://b/p", "m"}, "shoal: top.yaml:2: epoch was removed from shoal mount: write it into the order, such as --order torch:seed=7,epoch=3; " +
+			"move this line into the section of a verb that has it; top.yaml:3: refresh was removed from shoal mount: "},
+		{nil, []string{"config", "--check", "top.yaml"}, "shoal: top.yaml:2: epoch was removed from shoal mount: "},
+		{nil, []string{"doctor", "--weak-etag"}, "shoal: --weak-etag was removed: give --store weak-etag\n"},
 		{[]string{"SHOAL_CACHEDIR=/x"}, []string{"mount", "s3://b/p", "m"}, "shoal: SHOAL_CACHEDIR: no such variable; did you mean SHOAL_CACHE_DIR?\n"},
 		{nil, []string{"mount", "--config=none.yaml", "s3://b/p", "m"}, "shoal: --config none.yaml: there is no such file\n"},
 		{[]string{"SHOAL_CONFIG=none.yaml"}, []string{"stat", "m"}, "shoal: SHOAL_CONFIG none.yaml: there is no such file\n"},
@@ -166,7 +175,9 @@ func TestWrongSettingsInTheBinary(t *testing.T) {
 	s.must(nil, "config", "--check", "good.yaml")
 	// What has no settings does not mind, and what environment and file have for other verbs does no harm.
 	s.must([]string{"SHOAL_CONFIG=none.yaml", "SHOAL_CACHEDIR=x"}, "version")
-	s.must([]string{"SHOAL_FRACTION=half"}, "order", "sequential", "--n=1")
+	s.must([]string{"SHOAL_FRACTION=half", "SHOAL_NODES=2"}, "order", "sequential", "--n=1")
+	s.must([]string{"SHOAL_CONFIG=top.yaml"}, "order", "sequential", "--n=1")
+	s.must([]string{"SHOAL_WORKERS=2", "SHOAL_ZONE=b"}, "config", "mount") // which never had it, and a variable without a flag
 }
 
 func TestConfigShows(t *testing.T) {
@@ -177,7 +188,7 @@ func TestConfigShows(t *testing.T) {
 		"AWS_ACCESS_KEY_ID=id", "AWS_SECRET_ACCESS_KEY=hush-aws", "AWS_SESSION_TOKEN=hush-session", "AWS_ENDPOINT_URL=http://u:hush-url@127.0.0.1:1",
 	}
 	var r configReport
-	text := s.must(env, "config", "serve", "--json", "--zone=3", "s3://bucket/prefix")
+	text := s.must(env, "config", "serve", "--json", "--advertise=a:3", "s3://bucket/prefix")
 	if err := json.Unmarshal([]byte(text), &r); err != nil {
 		t.Fatal(err)
 	}
@@ -192,7 +203,7 @@ func TestConfigShows(t *testing.T) {
 		"cache-dir":  {Name: "cache-dir", Env: "SHOAL_CACHE_DIR", Value: "/nvme", From: "file", Where: "c.yaml:1"},
 		"listen":     {Name: "listen", Env: "SHOAL_LISTEN", Value: "unix:///a,tcp://127.0.0.1:7070", List: []string{"unix:///a", "tcp://127.0.0.1:7070"}, From: "file", Where: "c.yaml:3"},
 		"memory":     {Name: "memory", Env: "SHOAL_MEMORY", Value: "80%", From: "env", Where: "SHOAL_MEMORY"},
-		"zone":       {Name: "zone", Env: "SHOAL_ZONE", Value: "3", From: "flag"},
+		"advertise":  {Name: "advertise", Env: "SHOAL_ADVERTISE", Value: "a:3", From: "flag"},
 		"cache-size": {Name: "cache-size", Env: "SHOAL_CACHE_SIZE", Value: "20 GiB", From: "default"},
 		"order":      {Name: "order", Env: "SHOAL_ORDER", Value: "auto", From: "default"},
 	} {

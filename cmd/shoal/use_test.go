@@ -100,8 +100,8 @@ func TestOnly(t *testing.T) {
 	}
 }
 
-// mostFlags are enough for a verb: all are in its --help, and read in a minute or two.
-const mostFlags = 41 // of serve
+// mostFlags are enough for a verb: all are in its --help, and are read in a minute or two. A new one needs an old one to go.
+const mostFlags = 40
 
 func TestHelpIsShort(t *testing.T) {
 	commands(root(), func(c *cobra.Command) {

@@ -14,9 +14,9 @@ import (
 
 // Source is the object store to check.
 type Source struct {
-	Text     string
-	Getenv   func(name string) string // the AWS environment
-	WeakETag bool
+	Text   string
+	Getenv func(name string) string // the AWS environment
+	Store  objstore.StoreOptions
 	// Data returns the bytes that a daemon's memory leaves for samples beside the metadata of this many files.
 	Data func(files int) int64
 
@@ -42,7 +42,8 @@ func (s *Source) steps() map[string]step {
 // open parses the name and the configuration, and asks the store for the bucket.
 func (s *Source) open(ctx context.Context) (err error) {
 	// Links that lead out of a folder are checked by a mount, not here.
-	o := stores.Options{Getenv: s.Getenv, Store: objstore.StoreOptions{WeakETag: s.WeakETag, LinksOutside: true}}
+	o := stores.Options{Getenv: s.Getenv, Store: s.Store}
+	o.Store.LinksOutside = true
 	if s.store, s.where, err = stores.Open(ctx, s.Text, o); err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package settings
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -39,7 +40,23 @@ func (s *Schema) Apply(c *cobra.Command, environ []string, file *File) error {
 		}
 		note(f, o, texts)
 	}
+	for _, name := range slices.Sorted(maps.Keys(s.RemovedFrom)) {
+		if !s.lost(c, name) {
+			continue
+		}
+		if _, ok := env[s.EnvName(name)]; ok {
+			errs = append(errs, wrong{fmt.Sprintf("%s was removed from %s: %s; unset it here", s.EnvName(name), c.CommandPath(), s.Removed[name])})
+		} else if e, ok := file.find(c, name); ok {
+			errs = append(errs, s.lostIn(file, e, c))
+		}
+	}
 	return errors.Join(errs...)
+}
+
+// lostIn is the error of a setting at the top of a file that one verb has no more.
+func (s *Schema) lostIn(file *File, e entry, c *cobra.Command) error {
+	return wrong{fmt.Sprintf("%s:%d: %s was removed from %s: %s; move this line into the section of a verb that has it",
+		file.Path, e.line, e.name, c.CommandPath(), s.Removed[e.name])}
 }
 
 // set sets a flag like its command line would.
@@ -200,6 +217,9 @@ func (s *Schema) Check(file *File) error {
 		var first error
 		Walk(section, func(c *cobra.Command) {
 			f := c.Flags().Lookup(e.name)
+			if first == nil && s.lost(c, e.name) {
+				first = s.lostIn(file, e, c)
+			}
 			if f == nil || first != nil || !slices.Contains(Flags(c), f) {
 				return
 			}

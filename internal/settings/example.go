@@ -36,10 +36,10 @@ func (s *Schema) WriteExample(out io.Writer) error {
 	if failure != nil {
 		return failure
 	}
-	// Not if the defaults differ: one line for all verbs would change some. Nor if a verb has the name, for its section.
+	// Not if the defaults differ: one line for all verbs would change some. Nor if a verb has the name, for its section, or lost it.
 	common := map[string]use{}
 	for name, list := range uses {
-		if subcommand(s.Root, name) != nil || slices.ContainsFunc(list, func(u use) bool { return u.line != list[0].line }) {
+		if subcommand(s.Root, name) != nil || s.RemovedFrom[name] != nil || slices.ContainsFunc(list, func(u use) bool { return u.line != list[0].line }) {
 			continue
 		}
 		for _, u := range list {

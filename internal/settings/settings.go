@@ -107,8 +107,10 @@ type Schema struct {
 	Root *cobra.Command
 	// Reserved reports whether a variable that begins with the program's name is known, but is not a flag's.
 	Reserved func(name string) bool
-	// Removed says what holds instead of settings that are no more.
-	Removed map[string]string
+	// Removed says what holds instead of settings that are no more. RemovedFrom has the verbs that lost one which others still
+	// have: for these verbs, its variable, and its key at the top of the file, are errors.
+	Removed     map[string]string
+	RemovedFrom map[string][]string
 	// Checks reject texts that a flag's Set accepts, by the name of the flag. They apply to values from the environment
 	// and the file, so that errors can name the place; verbs check their command line's flags themselves.
 	Checks map[string]func(text string) error
@@ -157,6 +159,11 @@ func (s *Schema) EnvName(flag string) string {
 
 func (s *Schema) prefix() string {
 	return strings.ToUpper(strings.ReplaceAll(s.Root.Name(), "-", "_")) + "_"
+}
+
+// lost reports whether a command is one of Schema.RemovedFrom.
+func (s *Schema) lost(c *cobra.Command, name string) bool {
+	return c.Parent() == s.Root && slices.Contains(s.RemovedFrom[name], c.Name())
 }
 
 // names returns the names of the settings of a command and of those below it, sorted.

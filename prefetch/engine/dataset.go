@@ -26,10 +26,10 @@ func (e *Engine) Dataset() *Dataset { return &Dataset{e, e.cur.Load()} }
 // Version returns the dataset version, hex of a SHA-256.
 func (d *Dataset) Version() string { return d.v.manifest.Version() }
 
-// Columns returns the first row of the dataset's table objects (Config.Records), nil if it has none, and the path of
+// Columns returns the first row of the dataset's table objects (Rows), nil if it has none, and the path of
 // one such row.
 func (d *Dataset) Columns(ctx context.Context) (row []byte, path string, err error) {
-	if d.e.cfg.Records == "" {
+	if d.e.cfg.Samples != Rows {
 		return nil, "", nil
 	}
 	m := d.v.manifest

@@ -49,10 +49,9 @@ type Config struct {
 	Shards           string     // a shard set of Source (made by packing) to read from; may be empty
 	Publish          string     // destination for shards packed after a complete pass; may be empty
 	Order            order.Spec // the order that readers of the mount are expected to follow
-	Samples          string     // which files are numbered: catalog.Match's globs
+	Samples          string     // which files are numbered: catalog.Match's globs, or Rows
 	Empty            bool       // there may be no objects yet
 	SkipBadShards    bool       // leave out the shards that are damaged or missing
-	Records          string     // content of the objects: "" files, "csv" rows that are files
 	Recode           string     // whether kept files are brought into the host's codec's form: auto, on, off; "": as others say
 	Connections      int        // GETs in flight at most
 	AdaptConnections bool       // fewer than Connections if they bring as much
@@ -139,10 +138,21 @@ type counted struct {
 	transport atomic.Pointer[func() string] // of the mount; nil: there is none
 }
 
+// Rows is the Config.Samples of a dataset whose files are the rows of its tables (docs/records.md).
+const Rows = "rows"
+
 // CheckSamples fails if pattern is not valid for Config.Samples.
 func CheckSamples(pattern string) error {
-	_, err := catalog.Match(pattern)
+	_, err := matchOf(pattern)
 	return err
+}
+
+// matchOf returns the filter of Config.Samples.
+func matchOf(samples string) (*catalog.Filter, error) {
+	if samples == Rows {
+		samples = "*.row"
+	}
+	return catalog.Match(samples)
 }
 
 // Open opens a dataset. Its errors name the thing, the cause and the remedy.
@@ -150,7 +160,7 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	if cfg.Logger == nil {
 		cfg.Logger = h.cfg.Logger
 	}
-	match, err := catalog.Match(cfg.Samples)
+	match, err := matchOf(cfg.Samples)
 	if err != nil {
 		return nil, err
 	}
@@ -172,8 +182,8 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		return nil, err
 	}
 	e.source, e.title = source, source.Canonical()
-	if cfg.Records != "" { // the same objects, as another dataset
-		e.title += " as " + cfg.Records
+	if cfg.Samples == Rows { // the same objects, as another dataset
+		e.title += " as csv"
 	}
 	e.dataset, e.name = catalog.DatasetID(e.title), e.title
 	if same, err := h.enter(ctx, e); same != nil || err != nil {
@@ -400,7 +410,7 @@ func (e *Engine) join(cfg Config) error {
 		return fmt.Errorf("%s is open in this cache directory with %s %q, not %q: %w (give the same, or another --cache-dir)", e.source, flag, is, asked, ErrOther)
 	}
 	switch {
-	case cfg.Samples != e.cfg.Samples || cfg.Records != e.cfg.Records:
+	case cfg.Samples != e.cfg.Samples:
 		return fmt.Errorf("%s is open in this cache directory with another --samples: %w (give the same, or another --cache-dir)", e.source, ErrOther)
 	case cfg.Shards != e.cfg.Shards:
 		return other("--shards", e.cfg.Shards, cfg.Shards)
@@ -552,7 +562,7 @@ func (e *Engine) refresh(ctx context.Context, list func(context.Context) (*catal
 		}
 		return false, errors.Join(err, m.Close())
 	}
-	match, err := catalog.Match(e.cfg.Samples)
+	match, err := matchOf(e.cfg.Samples)
 	if err != nil {
 		return false, err
 	}

@@ -99,14 +99,14 @@ func (e *Engine) list(ctx context.Context) (m *catalog.Manifest, layout *catalog
 		}
 		span.End(err)
 	}()
-	packed := e.cfg.Records == ""
+	packed := e.cfg.Samples != Rows
 	if packed { // not through the meter: a missing set is not a failed request
 		packed, err = shard.IsSet(ctx, e.plain, e.source)
 	}
 	if err != nil {
 		return nil, nil, err
 	}
-	if e.cfg.Records != "" {
+	if e.cfg.Samples == Rows {
 		m, layout, err = e.listRows(ctx)
 	} else if packed {
 		m, layout, err = e.listPacked(ctx, e.store, e.source, nil)
