@@ -14,8 +14,6 @@ import (
 	"syscall"
 	"testing"
 	"unicode"
-
-	"github.com/shoalfs/shoal/internal/doctest"
 )
 
 const repository = "../../.."
@@ -203,12 +201,12 @@ func TestFewAreNotRun(t *testing.T) {
 	notRun := 0
 	for name, page := range pages(t) {
 		if strings.HasPrefix(name, "docs/tutorial-") {
-			blocks, err := doctest.Parse(page)
+			blocks, err := parsePage(page)
 			if err != nil {
 				t.Errorf("%s: %v", name, err)
 			}
 			for _, b := range blocks {
-				if b.Kind == doctest.NotRun {
+				if b.Kind == notRunBlock {
 					notRun++
 				}
 			}

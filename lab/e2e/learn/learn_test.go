@@ -11,8 +11,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/shoalfs/shoal/internal/doctest"
 )
 
 // clone is a folder that looks like a clone after `make setup build`, with the binary under test.
@@ -110,19 +108,19 @@ func runPage(t *testing.T, path string) (notRun int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	blocks, err := doctest.Parse(string(text))
+	blocks, err := parsePage(string(text))
 	if err != nil {
 		t.Fatalf("%s: %v", path, err)
 	}
 	for _, b := range blocks {
-		if b.Kind == doctest.NotRun {
+		if b.Kind == notRunBlock {
 			notRun++
 		}
 	}
 	dir := scratch(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
-	if err := doctest.Run(ctx, path, blocks, doctest.Session{Dir: clone, Scratch: dir, Env: environment(dir)}); err != nil {
+	if err := runBlocks(ctx, path, blocks, pageSession{Dir: clone, Scratch: dir, Env: environment(dir)}); err != nil {
 		t.Fatal(err)
 	}
 	return notRun
@@ -156,11 +154,11 @@ func TestReadme(t *testing.T) {
 	if begin < 0 || end < begin {
 		t.Fatal("README.md does not have the sections that are run")
 	}
-	shown, err := doctest.Parse(page[begin:end])
+	shown, err := parsePage(page[begin:end])
 	if err != nil {
 		t.Fatal(err)
 	}
-	blocks := []doctest.Block{{Kind: doctest.Shell, Code: `for d in /mnt /run /var/cache; do mount -t tmpfs none $d; done
+	blocks := []docBlock{{Kind: shellBlock, Code: `for d in /mnt /run /var/cache; do mount -t tmpfs none $d; done
 export PATH=$PWD/bin:$PATH PYTHONPATH=$PWD/python
 cd "$(mktemp -d)"
 eval "$(shoal-lab store --photos 128)"
@@ -187,12 +185,12 @@ END
 	if ran != 5 {
 		t.Errorf("%d blocks are run, not 5", ran)
 	}
-	blocks = append(blocks, doctest.Block{Kind: doctest.Shell, Code: "kill $STORE_PID\n"})
+	blocks = append(blocks, docBlock{Kind: shellBlock, Code: "kill $STORE_PID\n"})
 	dir := scratch(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
-	session := doctest.Session{Dir: clone, Scratch: dir, Env: environment(dir), Within: []string{"unshare", "-m"}}
-	if err := doctest.Run(ctx, "README.md", blocks, session); err != nil {
+	session := pageSession{Dir: clone, Scratch: dir, Env: environment(dir), Within: []string{"unshare", "-m"}}
+	if err := runBlocks(ctx, "README.md", blocks, session); err != nil {
 		t.Fatal(err)
 	}
 }

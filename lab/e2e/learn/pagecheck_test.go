@@ -1,4 +1,4 @@
-package doctest
+package learn
 
 import (
 	"context"
@@ -8,16 +8,16 @@ import (
 	"time"
 )
 
-// page makes a page of blocks, with ~~~ for fences.
-func page(text string) string { return strings.ReplaceAll(text, "~~~", "```") }
+// fencesOf makes a page of blocks, with ~~~ for fences.
+func fencesOf(text string) string { return strings.ReplaceAll(text, "~~~", "```") }
 
-func run(t *testing.T, text string) error {
+func runText(t *testing.T, text string) error {
 	t.Helper()
-	blocks, err := Parse(page(text))
+	blocks, err := parsePage(fencesOf(text))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Run(context.Background(), "page.md", blocks, Session{Dir: t.TempDir(), Scratch: t.TempDir(), Env: os.Environ()})
+	return runBlocks(context.Background(), "page.md", blocks, pageSession{Dir: t.TempDir(), Scratch: t.TempDir(), Env: os.Environ()})
 }
 
 func TestPages(t *testing.T) {
@@ -41,7 +41,7 @@ func TestPages(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			err := run(t, c.page)
+			err := runText(t, c.page)
 			if c.err == "" && err != nil || c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)) {
 				t.Fatalf("error %v, want %q", err, c.err)
 			}
@@ -51,9 +51,9 @@ func TestPages(t *testing.T) {
 
 // TestLeftBehind is impatient, as the pages above are not: a process that was killed may be late to end.
 func TestLeftBehind(t *testing.T) {
-	defer func(old time.Duration) { patience = old }(patience)
-	patience = 2 * time.Second
-	if err := run(t, "~~~sh\nsleep 1000 &\n~~~\n"); err == nil || !strings.Contains(err.Error(), `the page leaves behind: ["sleep 1000"]`) {
+	defer func(old time.Duration) { pagePatience = old }(pagePatience)
+	pagePatience = 2 * time.Second
+	if err := runText(t, "~~~sh\nsleep 1000 &\n~~~\n"); err == nil || !strings.Contains(err.Error(), `the page leaves behind: ["sleep 1000"]`) {
 		t.Error(err)
 	}
 }
@@ -65,7 +65,7 @@ func TestParseRefuses(t *testing.T) {
 		"output twice":         "~~~sh\ntrue\n~~~\n~~~output\n7\n~~~\n~~~output\n7\n~~~\n",
 		"not run, and no word": "Something.\n\n~~~sh not-run\nfalse\n~~~\n",
 	} {
-		if blocks, err := Parse(page(text)); err == nil {
+		if blocks, err := parsePage(fencesOf(text)); err == nil {
 			t.Errorf("%s: %v", name, blocks)
 		}
 	}

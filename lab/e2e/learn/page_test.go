@@ -1,5 +1,13 @@
-// Package doctest runs the commands on a Markdown page and compares their output with the output on the page. The page
-// is the only source: what a reader copies is what is run.
+package learn
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+)
+
+// The commands on a Markdown page are run (pagerun_test.go), and their output is compared with the output on the page. The
+// page is the only source: what a reader copies is what is run.
 //
 //   - A block marked sh is run. All of a page's blocks run in one bash, with -e and pipefail, one after the other.
 //   - A block marked python whose first line is "# NAME.py" is saved as NAME.py in the current folder; any other
@@ -10,27 +18,19 @@
 //     "Not run by the tests", and why.
 //
 // Other blocks are ignored.
-package doctest
 
-import (
-	"fmt"
-	"regexp"
-	"strings"
-)
+// blockKind is how a block is handled.
+type blockKind int
 
-// Kind is how a block is handled.
-type Kind int
-
-// Kinds of blocks.
 const (
-	Shell  Kind = iota // run by bash
-	Python             // run by python3, or saved as a file
-	NotRun             // shown only
+	shellBlock  blockKind = iota // run by bash
+	pythonBlock                  // run by python3, or saved as a file
+	notRunBlock                  // shown only
 )
 
-// Block is one block of a page.
-type Block struct {
-	Kind   Kind
+// docBlock is one block of a page.
+type docBlock struct {
+	Kind   blockKind
 	Line   int    // of its first line in the page, from 1
 	Code   string // with its last newline
 	Output *string
@@ -40,9 +40,9 @@ const notRunWords = "Not run by the tests"
 
 var fence = regexp.MustCompile("^(`{3,})(.*)$")
 
-// Parse returns the blocks of a page that are commands.
-func Parse(page string) ([]Block, error) {
-	var blocks []Block
+// parsePage returns the blocks of a page that are commands.
+func parsePage(page string) ([]docBlock, error) {
+	var blocks []docBlock
 	lines := strings.Split(page, "\n")
 	above := "" // the last line of text that is not empty
 	last := -1  // index of the block that an output block would belong to
@@ -65,14 +65,14 @@ func Parse(page string) ([]Block, error) {
 		code := strings.Join(lines[first:i], "\n") + "\n"
 		switch strings.TrimSpace(m[2]) {
 		case "sh":
-			blocks = append(blocks, Block{Kind: Shell, Line: first + 1, Code: code})
+			blocks = append(blocks, docBlock{Kind: shellBlock, Line: first + 1, Code: code})
 		case "python":
-			blocks = append(blocks, Block{Kind: Python, Line: first + 1, Code: code})
+			blocks = append(blocks, docBlock{Kind: pythonBlock, Line: first + 1, Code: code})
 		case "sh not-run":
 			if !strings.Contains(above, notRunWords) {
 				return nil, fmt.Errorf("line %d: the block is not run: the line above it must say %q and why", first, notRunWords)
 			}
-			blocks = append(blocks, Block{Kind: NotRun, Line: first + 1, Code: code})
+			blocks = append(blocks, docBlock{Kind: notRunBlock, Line: first + 1, Code: code})
 			last = -1
 			continue
 		case "output":
@@ -89,8 +89,8 @@ func Parse(page string) ([]Block, error) {
 	return blocks, nil
 }
 
-// Match compares output with a page's, and reports the first difference.
-func Match(want, got string) error {
+// matchOutput compares output with a page's, and reports the first difference.
+func matchOutput(want, got string) error {
 	wants, gots := cleaned(want), cleaned(got)
 	if matchLines(wants, gots) {
 		return nil

@@ -1,4 +1,4 @@
-package doctest
+package learn
 
 import (
 	"context"
@@ -18,8 +18,8 @@ import (
 	"github.com/shoalfs/shoal/internal/machine"
 )
 
-// Session is the environment of a page's commands.
-type Session struct {
+// pageSession is the environment of a page's commands.
+type pageSession struct {
 	Dir     string   // the folder they begin in
 	Scratch string   // TMPDIR; mounts left below it at the end are unmounted
 	Env     []string // of bash
@@ -29,9 +29,9 @@ type Session struct {
 // idVar marks every process that a page starts, so that processes it leaves behind can be found.
 const idVar = "DOCTEST_ID"
 
-// Run runs the blocks. It fails at the first block that fails or whose output differs from the page, and if a process or
+// runBlocks runs the blocks. It fails at the first block that fails or whose output differs from the page, and if a process or
 // a mount is left at the end; when it returns, none is left in any case. name is the page's, for errors.
-func Run(ctx context.Context, name string, blocks []Block, s Session) (err error) {
+func runBlocks(ctx context.Context, name string, blocks []docBlock, s pageSession) (err error) {
 	id := rand.Text()
 	script, err := os.CreateTemp(s.Scratch, "page-*.sh")
 	if err != nil {
@@ -66,14 +66,14 @@ func Run(ctx context.Context, name string, blocks []Block, s Session) (err error
 }
 
 // compose makes one script of all blocks, which prints a mark before the output of each.
-func compose(blocks []Block, id string) string {
+func compose(blocks []docBlock, id string) string {
 	var b strings.Builder
 	for i, block := range blocks {
-		if block.Kind == NotRun {
+		if block.Kind == notRunBlock {
 			continue
 		}
 		fmt.Fprintf(&b, "printf '\\n%%s\\n' '%s'\n", mark(id, i))
-		if block.Kind == Shell {
+		if block.Kind == shellBlock {
 			b.WriteString(block.Code)
 			continue
 		}
@@ -92,7 +92,7 @@ var fileName = regexp.MustCompile(`^# ([a-z_0-9]+\.py)\n`)
 func mark(id string, block int) string { return id + " " + strconv.Itoa(block) }
 
 // judge compares each block's part of the output.
-func judge(name string, blocks []Block, id, printed string, failure error) error {
+func judge(name string, blocks []docBlock, id, printed string, failure error) error {
 	parts := strings.Split(printed, "\n"+id+" ")
 	for n, part := range parts[1:] {
 		number, out, _ := strings.Cut(part, "\n")
@@ -107,7 +107,7 @@ func judge(name string, blocks []Block, id, printed string, failure error) error
 			return at(fmt.Errorf("%w, after it printed:\n%s", failure, out))
 		}
 		if want := blocks[i].Output; want != nil {
-			if err := Match(*want, out); err != nil {
+			if err := matchOutput(*want, out); err != nil {
 				return at(err)
 			}
 		}
@@ -118,13 +118,13 @@ func judge(name string, blocks []Block, id, printed string, failure error) error
 	return nil
 }
 
-// patience is how long processes may take to end on a busy machine.
-var patience = 30 * time.Second
+// pagePatience is how long processes may take to end on a busy machine.
+var pagePatience = 30 * time.Second
 
 // cleanUp ends the page's remaining processes and mounts. If complain is set, it returns them as an error.
 func cleanUp(id, dir string, complain bool) error {
 	if complain {
-		deadline := time.Now().Add(patience)
+		deadline := time.Now().Add(pagePatience)
 		for len(processes(id)) > 0 && time.Now().Before(deadline) {
 			time.Sleep(50 * time.Millisecond)
 		}
