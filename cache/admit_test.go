@@ -12,8 +12,8 @@ import (
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 	"github.com/shoalfs/shoal/cache/segment"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 func (v *Volume) keptFiles() (files []int) {
@@ -285,7 +285,7 @@ func (h huge) ReadAt(_ context.Context, o objstore.Object, p []byte, off int64) 
 
 func TestHugeObject(t *testing.T) {
 	h := huge{o: objstore.Object{Key: "huge/object", Size: 5<<30 + 12345, ETag: "e"}}
-	m, err := catalog.Build(objstoretest.Listing(h.o), catalog.BuildOptions{})
+	m, err := catalog.Build(memstore.Listing(h.o), catalog.BuildOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,8 +14,8 @@ import (
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 	"github.com/shoalfs/shoal/cache/segment"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 // foldCodec codes files whose second half repeats the first.
@@ -72,7 +72,7 @@ func (c *foldCodec) Form([]byte) (form [8]byte) {
 type codedFixture struct {
 	t     *testing.T
 	dir   string
-	mem   *objstoretest.Mem
+	mem   *memstore.Mem
 	gate  *gate
 	m     *catalog.Manifest
 	want  [][]byte
@@ -89,7 +89,7 @@ func newCoded(t *testing.T, files, size int) *codedFixture {
 }
 
 func newCodedIn(t *testing.T, dir string, files, size int) *codedFixture {
-	f := &codedFixture{t: t, dir: dir, mem: objstoretest.NewMem(), o: segment.Options{SegmentSize: 1 << 20, Logger: quiet}}
+	f := &codedFixture{t: t, dir: dir, mem: memstore.New(), o: segment.Options{SegmentSize: 1 << 20, Logger: quiet}}
 	f.gate = &gate{Reader: f.mem}
 	for i := range files {
 		f.put(i, size+i)

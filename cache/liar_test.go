@@ -10,8 +10,8 @@ import (
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 	"github.com/shoalfs/shoal/cache/segment"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 // liar gives other bytes of the files of which lies says so.
@@ -88,7 +88,7 @@ func TestLiars(t *testing.T) {
 		{"in memory", multipart, third, 3000, false, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			mem := objstoretest.NewMem()
+			mem := memstore.New()
 			store := tagged{&gate{Reader: mem}, map[string]string{}}
 			var objects []objstore.Object
 			l := &liar{lies: c.lies}
@@ -99,7 +99,7 @@ func TestLiars(t *testing.T) {
 				o.ETag = c.etag(i, data)
 				objects, l.want = append(objects, o), append(l.want, data)
 			}
-			m, err := catalog.Build(objstoretest.Listing(objects...), catalog.BuildOptions{Prefix: "a/"})
+			m, err := catalog.Build(memstore.Listing(objects...), catalog.BuildOptions{Prefix: "a/"})
 			must(t, err)
 			options := Options{Memory: 256 << 20, Disk: 256 << 20, Logger: quiet}
 			ca := newPatient(options)

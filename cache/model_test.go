@@ -22,15 +22,15 @@ import (
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/crypt"
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 	"github.com/shoalfs/shoal/cache/segment"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 // world is everything the state machine acts on: a store, a cache, and two datasets, one of loose
 // files and one of files packed in shards.
 type world struct {
 	t      *rapid.T
-	mem    *objstoretest.Mem
+	mem    *memstore.Mem
 	fs     *faultFS
 	full   atomic.Bool
 	c      *Cache
@@ -141,7 +141,7 @@ func (w *world) list(s *side) {
 			where[name] = place{o, 0}
 		}
 	}
-	m, err := catalog.Build(objstoretest.Listing(objects...), catalog.BuildOptions{Prefix: s.name + "/"})
+	m, err := catalog.Build(memstore.Listing(objects...), catalog.BuildOptions{Prefix: s.name + "/"})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -607,7 +607,7 @@ func TestModel(t *testing.T) {
 			rt.Fatal(err)
 		}
 		defer os.RemoveAll(root)
-		w := &world{t: rt, mem: objstoretest.NewMem(), fs: newFaultFS(), root: root}
+		w := &world{t: rt, mem: memstore.New(), fs: newFaultFS(), root: root}
 		defer w.fs.heal() // also where it fails
 		w.memory = rapid.SampledFrom([]int64{20 << 20, 48 << 20}).Draw(rt, "memory")
 		if rapid.IntRange(0, 3).Draw(rt, "encrypted") == 3 {

@@ -21,8 +21,8 @@ import (
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 	"github.com/shoalfs/shoal/cache/segment"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -68,7 +68,7 @@ var noise = func() []byte {
 
 // fixture is a dataset in a memory store.
 type fixture struct {
-	mem   *objstoretest.Mem
+	mem   *memstore.Mem
 	gate  *gate
 	m     *catalog.Manifest
 	bytes [][]byte // by file
@@ -76,7 +76,7 @@ type fixture struct {
 
 func newFixture(t testing.TB, sizes ...int) *fixture {
 	t.Helper()
-	f := &fixture{mem: objstoretest.NewMem()}
+	f := &fixture{mem: memstore.New()}
 	f.gate = &gate{Reader: f.mem}
 	var objects []objstore.Object
 	content := map[string][]byte{}
@@ -86,7 +86,7 @@ func newFixture(t testing.TB, sizes ...int) *fixture {
 		objects = append(objects, f.mem.PutBytes(key, data))
 		content[key] = data
 	}
-	m, err := catalog.Build(objstoretest.Listing(objects...), catalog.BuildOptions{})
+	m, err := catalog.Build(memstore.Listing(objects...), catalog.BuildOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -301,7 +301,7 @@ func TestInherit(t *testing.T) {
 	}
 	objects[1] = f.mem.PutBytes(objects[1].Key, []byte("new"))
 	objects = append(objects, f.mem.PutBytes("b/added", []byte("added")))
-	m2, err := catalog.Build(objstoretest.Listing(objects...), catalog.BuildOptions{})
+	m2, err := catalog.Build(memstore.Listing(objects...), catalog.BuildOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 // listing yields n objects in key order, ImageNet-shaped: 1,000 class folders.
@@ -36,7 +36,7 @@ func BenchmarkBuildMillion(b *testing.B) {
 		objs = append(objs, o)
 	}
 	for b.Loop() {
-		m, err := Build(objstoretest.Listing(objs...), BuildOptions{Prefix: "train/"})
+		m, err := Build(memstore.Listing(objs...), BuildOptions{Prefix: "train/"})
 		if err != nil {
 			b.Fatal(err)
 		}

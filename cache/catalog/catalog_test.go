@@ -24,8 +24,8 @@ import (
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/crypt"
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 	"github.com/shoalfs/shoal/cache/segment"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 func TestMain(m *testing.M) {
@@ -49,7 +49,7 @@ func build(t testing.TB, prefix string, paths ...string) *catalog.Manifest {
 		}
 		objs = append(objs, o)
 	}
-	m, err := catalog.Build(objstoretest.Listing(objs...), catalog.BuildOptions{Prefix: prefix})
+	m, err := catalog.Build(memstore.Listing(objs...), catalog.BuildOptions{Prefix: prefix})
 	if err != nil {
 		t.Fatal(err)
 	}

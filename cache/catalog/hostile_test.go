@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 // TestHostileKeys is the table of the package comment: what becomes of each key that a file system cannot
@@ -89,7 +89,7 @@ func TestHostileKeys(t *testing.T) {
 				if r.also != "" {
 					objs = append(objs, objstore.Object{Key: prefix + r.also, Size: 1, ETag: "e"})
 				}
-				m, err := Build(objstoretest.Listing(objs...), BuildOptions{Prefix: prefix})
+				m, err := Build(memstore.Listing(objs...), BuildOptions{Prefix: prefix})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -154,7 +154,7 @@ func TestHostileKeys(t *testing.T) {
 		all = append(all, objstore.Object{Key: r.key, Size: rows[i].size, ETag: "e"})
 	}
 	all = append(all, object("good"))
-	m, err := Build(objstoretest.Listing(all...), BuildOptions{})
+	m, err := Build(memstore.Listing(all...), BuildOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,8 +17,8 @@ import (
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 	"github.com/shoalfs/shoal/internal/killpoint"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 func places(m *catalog.Manifest) iter.Seq2[catalog.Place, error] {
@@ -36,7 +36,7 @@ func buildFor(paths ...string) (*catalog.Manifest, *catalog.Layout, error) {
 	for i, p := range paths {
 		objs = append(objs, objstore.Object{Key: p, Size: int64(i + 1), ETag: fmt.Sprint("e", i)})
 	}
-	m, err := catalog.Build(objstoretest.Listing(objs...), catalog.BuildOptions{})
+	m, err := catalog.Build(memstore.Listing(objs...), catalog.BuildOptions{})
 	if err != nil {
 		return nil, nil, err
 	}

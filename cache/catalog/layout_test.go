@@ -18,7 +18,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 func seqOf(places ...Place) iter.Seq2[Place, error] {
@@ -50,7 +50,7 @@ func TestLayoutModel(t *testing.T) {
 			o.Size = rapid.SampledFrom([]int64{3, 3, 0, ExtentSize, ExtentSize + 1, 3 * ExtentSize}).Draw(rt, "size")
 			objs = append(objs, o)
 		}
-		m, err := Build(objstoretest.Listing(objs...), BuildOptions{})
+		m, err := Build(memstore.Listing(objs...), BuildOptions{})
 		if err != nil {
 			rt.Fatal(err)
 		}
@@ -143,7 +143,7 @@ func TestLayoutModel(t *testing.T) {
 func TestLayoutWithoutSumsOfExtents(t *testing.T) {
 	a, b := object("a/1"), object("a/2")
 	b.Size = 2 * ExtentSize
-	m, err := Build(objstoretest.Listing(a, b), BuildOptions{})
+	m, err := Build(memstore.Listing(a, b), BuildOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,8 +23,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 	"github.com/shoalfs/shoal/cache/segment"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -42,7 +42,7 @@ func mustBuild(t interface {
 	for _, k := range keys {
 		objs = append(objs, object(k))
 	}
-	m, err := Build(objstoretest.Listing(objs...), o)
+	m, err := Build(memstore.Listing(objs...), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +118,7 @@ for path, label in make_dataset(root, number, IMG_EXTENSIONS):
 	for _, k := range folders {
 		objs = append(objs, objstore.Object{Key: k, ETag: "e"})
 	}
-	m, err := Build(objstoretest.Listing(objs...), BuildOptions{})
+	m, err := Build(memstore.Listing(objs...), BuildOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -209,7 +209,7 @@ func TestManifestModel(t *testing.T) {
 		slices.SortFunc(want, func(x, y modelFile) int {
 			return cmp.Or(cmp.Compare(x.class, y.class), cmp.Compare(x.dir, y.dir), cmp.Compare(x.name, y.name))
 		})
-		m, err := Build(objstoretest.Listing(objs...), BuildOptions{Prefix: prefix})
+		m, err := Build(memstore.Listing(objs...), BuildOptions{Prefix: prefix})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -218,7 +218,7 @@ func TestManifestModel(t *testing.T) {
 		}
 
 		// Without markers it is the same dataset.
-		bare, err := Build(objstoretest.Listing(slices.DeleteFunc(slices.Clone(objs), func(o objstore.Object) bool { return o.Size == 0 })...), BuildOptions{Prefix: prefix})
+		bare, err := Build(memstore.Listing(slices.DeleteFunc(slices.Clone(objs), func(o objstore.Object) bool { return o.Size == 0 })...), BuildOptions{Prefix: prefix})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -228,7 +228,7 @@ func TestManifestModel(t *testing.T) {
 
 		// The order of the listing makes no difference; double keys and examples aside.
 		shuffled := rapid.Permutation(objs).Draw(t, "order")
-		m2, err := Build(objstoretest.Listing(shuffled...), BuildOptions{Prefix: prefix})
+		m2, err := Build(memstore.Listing(shuffled...), BuildOptions{Prefix: prefix})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -364,7 +364,7 @@ func TestBuildSkips(t *testing.T) {
 		objs = append(objs, objstore.Object{Key: k})
 	}
 	objs = append(objs, objstore.Object{Key: "p/sized/", Size: 3, ETag: "e"})
-	m, err := Build(objstoretest.Listing(objs...), BuildOptions{Prefix: "p/"})
+	m, err := Build(memstore.Listing(objs...), BuildOptions{Prefix: "p/"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -402,14 +402,14 @@ func TestBuildErrors(t *testing.T) {
 		o    BuildOptions
 		want []string
 	}{
-		"empty":           {objstoretest.Listing(), BuildOptions{Prefix: "train/"}, []string{`no objects under "train/"`, "check bucket and prefix"}},
-		"nothing to show": {objstoretest.Listing(objstore.Object{Key: "a/"}, object("b//c")), BuildOptions{}, []string{"no objects", "1 cannot", "b//c"}},
-		"no ETag":         {objstoretest.Listing(objstore.Object{Key: "a/b", ModTime: at}), BuildOptions{}, []string{`"a/b"`, "no ETag"}},
-		"changed":         {objstoretest.Listing(object("a/b"), objstore.Object{Key: "a/b", Size: 3, ETag: "x"}), BuildOptions{}, []string{`"a/b"`, "list again"}},
-		"prefix":          {objstoretest.Listing(object("a/b")), BuildOptions{Prefix: "a"}, []string{`"a"`, "slash"}},
-		"other prefix":    {objstoretest.Listing(object("a/b")), BuildOptions{Prefix: "b/"}, []string{`"a/b"`, `"b/"`}},
-		"size":            {objstoretest.Listing(objstore.Object{Key: "a", Size: -1, ETag: "e"}), BuildOptions{}, []string{"size of -1"}},
-		"huge size":       {objstoretest.Listing(objstore.Object{Key: "a", Size: 1 << 62, ETag: "e"}), BuildOptions{}, []string{"size of 4611686018427387904"}},
+		"empty":           {memstore.Listing(), BuildOptions{Prefix: "train/"}, []string{`no objects under "train/"`, "check bucket and prefix"}},
+		"nothing to show": {memstore.Listing(objstore.Object{Key: "a/"}, object("b//c")), BuildOptions{}, []string{"no objects", "1 cannot", "b//c"}},
+		"no ETag":         {memstore.Listing(objstore.Object{Key: "a/b", ModTime: at}), BuildOptions{}, []string{`"a/b"`, "no ETag"}},
+		"changed":         {memstore.Listing(object("a/b"), objstore.Object{Key: "a/b", Size: 3, ETag: "x"}), BuildOptions{}, []string{`"a/b"`, "list again"}},
+		"prefix":          {memstore.Listing(object("a/b")), BuildOptions{Prefix: "a"}, []string{`"a"`, "slash"}},
+		"other prefix":    {memstore.Listing(object("a/b")), BuildOptions{Prefix: "b/"}, []string{`"a/b"`, `"b/"`}},
+		"size":            {memstore.Listing(objstore.Object{Key: "a", Size: -1, ETag: "e"}), BuildOptions{}, []string{"size of -1"}},
+		"huge size":       {memstore.Listing(objstore.Object{Key: "a", Size: 1 << 62, ETag: "e"}), BuildOptions{}, []string{"size of 4611686018427387904"}},
 		"listing":         {func(yield func(objstore.Object, error) bool) { yield(objstore.Object{}, listing) }, BuildOptions{}, []string{"access denied"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -436,7 +436,7 @@ func TestManifestGolden(t *testing.T) {
 	golden := filepath.Join("testdata", "manifest-v2.bin")
 	o := object("train/b/é.jpg")
 	o.ModTime = time.Unix(1_700_000_000, 123)
-	m, err := Build(objstoretest.Listing(o, object("train/a/x/1.jpg"), object("train/a/2.jpg"), object("train/README"), object("train/a//x"), object("train/a/x")), BuildOptions{Prefix: "train/"})
+	m, err := Build(memstore.Listing(o, object("train/a/x/1.jpg"), object("train/a/2.jpg"), object("train/README"), object("train/a//x"), object("train/a/x")), BuildOptions{Prefix: "train/"})
 	if err != nil {
 		t.Fatal(err)
 	}

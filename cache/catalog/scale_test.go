@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 // peak runs f and returns by how much the heap, collected and not, exceeded what it was before.
@@ -265,7 +265,7 @@ func TestDirTime(t *testing.T) {
 	obj := func(key string, mod time.Time) objstore.Object {
 		return objstore.Object{Key: key, Size: 1, ETag: "e", ModTime: mod}
 	}
-	m, err := Build(objstoretest.Listing(
+	m, err := Build(memstore.Listing(
 		obj("root", at(5)), obj("a/1", at(10)), obj("a/2", at(8)), obj("a/deep/er/1", at(20)), obj("a/deep/2", at(3)),
 		obj("b/1", time.Time{}), obj("c/1", time.Time{}), obj("c/2", at(-50)), obj("d/e/1", at(1)),
 	), BuildOptions{})

@@ -15,8 +15,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 	"github.com/shoalfs/shoal/cache/objstore/stores"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 func newDir(t testing.TB) (*objstore.Dir, string) {
@@ -76,13 +76,13 @@ func TestDirKinds(t *testing.T) {
 	must(t, os.Symlink("pipe", root+"/linked-pipe"))
 
 	want := []string{"d/file", "d/link", "d/sub/", "folder-link/f"}
-	if got := keysOf(objstoretest.Collect(t, d.List(t.Context(), ""))); !slices.Equal(got, want) {
+	if got := keysOf(memstore.Collect(t, d.List(t.Context(), ""))); !slices.Equal(got, want) {
 		t.Errorf("List: %q, want %q", got, want)
 	}
 	if l := d.TakeLeftOut(); l.Dangling != 2 || l.Special != 2 || !slices.Equal(l.Examples, []string{"dangling", "linked-pipe", "pipe", "self"}) {
 		t.Errorf("left out: %+v", l)
 	}
-	got := keysOf(objstoretest.Collect(t, objstore.ListParallel(t.Context(), d, "", 4, nil)))
+	got := keysOf(memstore.Collect(t, objstore.ListParallel(t.Context(), d, "", 4, nil)))
 	slices.Sort(got)
 	if !slices.Equal(got, want) {
 		t.Errorf("ListParallel: %q, want %q", got, want)
@@ -104,7 +104,7 @@ func TestDirKinds(t *testing.T) {
 	}
 	must(t, os.Symlink(outside+"/f", root+"/d/link"))
 	for _, prefix := range []string{"d/sub/loop/", "d/sub/loop/d/", "self/"} {
-		if got := objstoretest.Collect(t, d.List(t.Context(), prefix)); len(got) != 0 {
+		if got := memstore.Collect(t, d.List(t.Context(), prefix)); len(got) != 0 {
 			t.Errorf("List(%q): %v: a link loop was followed", prefix, got)
 		}
 	}
@@ -252,7 +252,7 @@ func TestDirModel(t *testing.T) {
 		defer os.RemoveAll(root)
 		d, err := objstore.NewDir(root)
 		must(t, err)
-		m := objstoretest.NewMem()
+		m := memstore.New()
 		drawTree(rt, func(k string) {
 			must(t, os.MkdirAll(filepath.Dir(root+"/"+k), 0o755))
 			must(t, os.WriteFile(root+"/"+k, nil, 0o644))
@@ -269,20 +269,20 @@ func TestDirModel(t *testing.T) {
 		}))
 		prefix := rapid.StringMatching(`([ab]-?/){0,2}[ab]?-?`).Draw(rt, "prefix")
 		after := rapid.StringMatching(`([ab]-?/){0,3}[ab.-]{0,2}`).Draw(rt, "after")
-		if got, want := keysOf(objstoretest.Collect(rt, d.List(t.Context(), prefix))), keysOf(objstoretest.Collect(rt, m.List(t.Context(), prefix))); !slices.Equal(got, want) {
+		if got, want := keysOf(memstore.Collect(rt, d.List(t.Context(), prefix))), keysOf(memstore.Collect(rt, m.List(t.Context(), prefix))); !slices.Equal(got, want) {
 			rt.Fatalf("List(%q)\n got %q\nwant %q", prefix, got, want)
 		}
-		if got, want := keysOf(objstoretest.Collect(rt, d.ListAfter(t.Context(), prefix, after))), keysOf(objstoretest.Collect(rt, m.ListAfter(t.Context(), prefix, after))); !slices.Equal(got, want) {
+		if got, want := keysOf(memstore.Collect(rt, d.ListAfter(t.Context(), prefix, after))), keysOf(memstore.Collect(rt, m.ListAfter(t.Context(), prefix, after))); !slices.Equal(got, want) {
 			rt.Fatalf("ListAfter(%q, %q)\n got %q\nwant %q", prefix, after, got, want)
 		}
 		level := prefix[:strings.LastIndexByte(prefix, '/')+1]
-		got, want := keysOf(objstoretest.Collect(rt, d.ListLevel(t.Context(), level))), keysOf(objstoretest.Collect(rt, m.ListLevel(t.Context(), level)))
+		got, want := keysOf(memstore.Collect(rt, d.ListLevel(t.Context(), level))), keysOf(memstore.Collect(rt, m.ListLevel(t.Context(), level)))
 		slices.Sort(got)
 		slices.Sort(want)
 		if !slices.Equal(got, want) {
 			rt.Fatalf("ListLevel(%q)\n got %q\nwant %q", level, got, want)
 		}
-		got, want = keysOf(objstoretest.Collect(rt, objstore.ListParallel(t.Context(), d, level, 2, nil))), keysOf(objstoretest.Collect(rt, m.List(t.Context(), level)))
+		got, want = keysOf(memstore.Collect(rt, objstore.ListParallel(t.Context(), d, level, 2, nil))), keysOf(memstore.Collect(rt, m.List(t.Context(), level)))
 		slices.Sort(got)
 		if !slices.Equal(got, want) {
 			rt.Fatalf("ListParallel(%q)\n got %q\nwant %q", level, got, want)

@@ -15,12 +15,12 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 // timed is a store whose reads take what delay says, by count from 0; a cancelled read ends at once.
 type timed struct {
-	*objstoretest.Mem
+	*memstore.Mem
 	delay func(i int64) time.Duration
 	reads atomic.Int64
 }
@@ -122,7 +122,7 @@ func TestHedge(t *testing.T) {
 	for _, workers := range []int{1, 8, 64} {
 		t.Run(fmt.Sprint(workers), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := &timed{Mem: objstoretest.NewMem(), delay: func(i int64) time.Duration {
+				s := &timed{Mem: memstore.New(), delay: func(i int64) time.Duration {
 					if i%100 == 99 {
 						return 10 * time.Second
 					}
@@ -164,7 +164,7 @@ func TestHedgeSlowStore(t *testing.T) {
 		t.Run(slow.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var all atomic.Bool
-				s := &timed{Mem: objstoretest.NewMem(), delay: func(i int64) time.Duration {
+				s := &timed{Mem: memstore.New(), delay: func(i int64) time.Duration {
 					if all.Load() {
 						return slow + jitter()
 					}
@@ -209,7 +209,7 @@ func TestHedgeDue(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var stalls atomic.Bool
-				s := &timed{Mem: objstoretest.NewMem(), delay: func(int64) time.Duration {
+				s := &timed{Mem: memstore.New(), delay: func(int64) time.Duration {
 					if stalls.CompareAndSwap(true, false) {
 						return stall
 					}
@@ -240,7 +240,7 @@ func TestHedgeDue(t *testing.T) {
 // TestHedgeUseless: where second GETs are as late as the first they stop.
 func TestHedgeUseless(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &timed{Mem: objstoretest.NewMem(), delay: func(i int64) time.Duration { return jitter() }}
+		s := &timed{Mem: memstore.New(), delay: func(i int64) time.Duration { return jitter() }}
 		slow := &timed{Mem: s.Mem, delay: func(int64) time.Duration { return 300 * time.Millisecond }}
 		want := []byte("content")
 		quick, late := s.PutBytes("quick", want), s.PutBytes("late", want)
@@ -277,7 +277,7 @@ func TestHedgeModel(t *testing.T) {
 		workers := rapid.IntRange(1, 32).Draw(rt, "workers")
 		budget := rapid.Int64Range(0, 100_000).Draw(rt, "memory")
 		synctest.Test(t, func(t *testing.T) {
-			s := &timed{Mem: objstoretest.NewMem(), delay: func(i int64) time.Duration {
+			s := &timed{Mem: memstore.New(), delay: func(i int64) time.Duration {
 				if i%stallEvery == 0 {
 					return 2 * time.Second
 				}

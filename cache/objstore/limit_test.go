@@ -15,7 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 // gate is a store whose reads wait until they are let go, one by one.
@@ -197,7 +197,7 @@ func TestLimitModel(t *testing.T) {
 
 // TestLimitRace lets cancellation and a free place meet: whoever wins, no place is lost.
 func TestLimitRace(t *testing.T) {
-	m := objstoretest.NewMem()
+	m := memstore.New()
 	o := m.PutBytes("k", []byte("x"))
 	l := objstore.Limit(m, 2)
 	var wg sync.WaitGroup
@@ -244,7 +244,7 @@ func TestPriorityOf(t *testing.T) {
 
 // slots is a store whose reads take 10 ms, and no more than so many of which go on at once.
 type slots struct {
-	*objstoretest.Mem
+	*memstore.Mem
 	free chan struct{}
 	slow atomic.Bool // answers SlowDown
 }
@@ -264,7 +264,7 @@ func (s *slots) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int
 func TestLimitAdaptive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const most = 512
-		s := &slots{Mem: objstoretest.NewMem(), free: make(chan struct{}, 2000)}
+		s := &slots{Mem: memstore.New(), free: make(chan struct{}, 2000)}
 		o := s.PutBytes("k", make([]byte, 50_000))
 		l := objstore.LimitAdaptive(s, most)
 		read := func(workers, times int) {

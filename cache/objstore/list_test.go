@@ -15,27 +15,27 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 // TestListParallelModel: for any keys, also hostile ones, a parallel listing is the plain one.
 func TestListParallelModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		m := objstoretest.NewMem()
+		m := memstore.New()
 		for _, k := range rapid.SliceOfDistinct(rapid.StringMatching(`[ab./-]{1,12}`), rapid.ID).Draw(rt, "keys") {
 			m.PutBytes(k, []byte(k))
 		}
 		prefix := rapid.StringMatching(`[ab./-]{0,3}`).Draw(rt, "prefix")
 		workers := rapid.IntRange(1, 6).Draw(rt, "workers")
 		last := 0
-		got := objstoretest.Collect(rt, objstore.ListParallel(t.Context(), m, prefix, workers, func(n int) {
+		got := memstore.Collect(rt, objstore.ListParallel(t.Context(), m, prefix, workers, func(n int) {
 			if n <= last {
 				rt.Fatalf("progress went from %d to %d", last, n)
 			}
 			last = n
 		}))
 		slices.SortFunc(got, func(a, b objstore.Object) int { return strings.Compare(a.Key, b.Key) })
-		want := objstoretest.Collect(rt, m.List(t.Context(), prefix))
+		want := memstore.Collect(rt, m.List(t.Context(), prefix))
 		same(rt, got, want)
 		if last != len(want) {
 			rt.Fatalf("progress ended at %d of %d", last, len(want))
@@ -43,8 +43,8 @@ func TestListParallelModel(t *testing.T) {
 	})
 }
 
-func bigTree() *objstoretest.Mem {
-	m := objstoretest.NewMem()
+func bigTree() *memstore.Mem {
+	m := memstore.New()
 	for c := range 40 {
 		for i := range 50 {
 			m.PutBytes(fmt.Sprintf("train/c%02d/%03d.jpg", c, i), nil)
@@ -78,7 +78,7 @@ func listParallelEnds(t *testing.T) {
 	}()
 	for _, script := range []string{"list train/c30/ 1 denied", "list train/ 1 denied", "list \"\" 1 denied"} {
 		var last error
-		for _, err := range objstore.ListParallel(unending, objstoretest.Fault(t, m, script), "", 4, nil) {
+		for _, err := range objstore.ListParallel(unending, Fault(t, m, script), "", 4, nil) {
 			last = err
 		}
 		if objstore.KindOf(last) != objstore.KindDenied {
@@ -99,7 +99,7 @@ func listParallelEnds(t *testing.T) {
 
 // busiest counts how many listings run at once; each takes a millisecond.
 type busiest struct {
-	*objstoretest.Mem
+	*memstore.Mem
 	now, most atomic.Int64
 }
 
@@ -121,7 +121,7 @@ func (b *busiest) List(ctx context.Context, prefix string) iter.Seq2[objstore.Ob
 func TestListParallelWorkers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &busiest{Mem: bigTree()}
-		if n := len(objstoretest.Collect(t, objstore.ListParallel(t.Context(), b, "", 8, nil))); n != 2000 {
+		if n := len(memstore.Collect(t, objstore.ListParallel(t.Context(), b, "", 8, nil))); n != 2000 {
 			t.Errorf("%d objects", n)
 		}
 		if most := b.most.Load(); most != 8 {

@@ -12,15 +12,15 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 func TestMeter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := objstoretest.NewMem()
+		m := memstore.New()
 		o := m.PutBytes("a/k", make([]byte, 100))
 		m.PutBytes("b", nil)
-		meter := objstore.NewMeter(objstoretest.Fault(t, m, "read a/k 1 slow 30ms\nread a/k 2 503\nread a/k 3 changed\nread a/k 4 stall\nread a/k all slow 30ms"))
+		meter := objstore.NewMeter(Fault(t, m, "read a/k 1 slow 30ms\nread a/k 2 503\nread a/k 3 changed\nread a/k 4 stall\nread a/k all slow 30ms"))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		var wg sync.WaitGroup
@@ -36,8 +36,8 @@ func TestMeter(t *testing.T) {
 		meter.ReadAt(t.Context(), o, make([]byte, 100), 0)
 		meter.Stat(t.Context(), "a/k")
 		meter.Stat(t.Context(), "none")
-		objstoretest.Collect(t, meter.List(t.Context(), ""))
-		objstoretest.Collect(t, meter.ListLevel(t.Context(), ""))
+		memstore.Collect(t, meter.List(t.Context(), ""))
+		memstore.Collect(t, meter.ListLevel(t.Context(), ""))
 		for range meter.List(t.Context(), "") {
 			break
 		}

@@ -3,7 +3,7 @@
 // file, that take a [Reader] and are a [Layer]. The usual stack is Retry(Limit(Meter(store))): the meter sees every
 // try, and a waiting retry holds no place in the limiter.
 //
-// Every implementation passes the conformance suite in package objstoretest.
+// Every implementation passes the conformance suite in the tests of package s3.
 //
 // Traps:
 //   - Key order is the byte order of whole keys, which is not the order of a directory walk:

@@ -14,7 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 func TestRetryKinds(t *testing.T) {
@@ -33,9 +33,9 @@ func TestRetryKinds(t *testing.T) {
 		{"read k all notfound", 1, objstore.KindNotFound, false},
 		{"read k all denied", 1, objstore.KindDenied, false},
 	} {
-		m := objstoretest.NewMem()
+		m := memstore.New()
 		o := m.PutBytes("k", []byte("content"))
-		meter := objstore.NewMeter(objstoretest.Fault(t, m, c.script))
+		meter := objstore.NewMeter(Fault(t, m, c.script))
 		var slept []time.Duration
 		r := objstore.Retry(meter, objstore.RetryPolicy{
 			Tries: 4, Base: 100 * time.Millisecond, Cap: 250 * time.Millisecond,
@@ -65,9 +65,9 @@ func TestRetryKinds(t *testing.T) {
 
 func TestRetryTotal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := objstoretest.NewMem()
+		m := memstore.New()
 		o := m.PutBytes("k", []byte("x"))
-		r := objstore.Retry(objstoretest.Fault(t, m, "read k all 503"), objstore.RetryPolicy{
+		r := objstore.Retry(Fault(t, m, "read k all 503"), objstore.RetryPolicy{
 			Tries: 1000, Base: time.Second, Cap: time.Second, Total: 10 * time.Second, Rand: func() float64 { return 0.999 },
 		})
 		start := time.Now()
@@ -84,9 +84,9 @@ func TestRetryTotal(t *testing.T) {
 // TestRetryTotalOfHangs: however long each try hangs, the request ends with its time.
 func TestRetryTotalOfHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := objstoretest.NewMem()
+		m := memstore.New()
 		o := m.PutBytes("k", make([]byte, 1<<20))
-		r := objstore.Retry(objstoretest.Fault(t, m, "* k all stall"), objstore.RetryPolicy{Tries: 1000})
+		r := objstore.Retry(Fault(t, m, "* k all stall"), objstore.RetryPolicy{Tries: 1000})
 		start := time.Now()
 		err := r.ReadAt(t.Context(), o, make([]byte, 1<<20), 0)
 		if d := time.Since(start); objstore.KindOf(err) != objstore.KindTransient || d > 121*time.Second || d < 115*time.Second {
@@ -97,9 +97,9 @@ func TestRetryTotalOfHangs(t *testing.T) {
 
 func TestRetryCancel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := objstoretest.NewMem()
+		m := memstore.New()
 		o := m.PutBytes("k", []byte("x"))
-		r := objstore.Retry(objstoretest.Fault(t, m, "read k all 503"), objstore.RetryPolicy{Base: time.Hour, Cap: time.Hour, Total: 100 * time.Hour})
+		r := objstore.Retry(Fault(t, m, "read k all 503"), objstore.RetryPolicy{Base: time.Hour, Cap: time.Hour, Total: 100 * time.Hour})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if err := r.ReadAt(ctx, o, make([]byte, 1), 0); !errors.Is(err, context.DeadlineExceeded) {
@@ -112,9 +112,9 @@ func TestRetryCancel(t *testing.T) {
 // store, not of the caller.
 func TestRetryHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := objstoretest.NewMem()
+		m := memstore.New()
 		o := m.PutBytes("k", make([]byte, 2<<20))
-		meter := objstore.NewMeter(objstoretest.Fault(t, m, "* k 1 stall"))
+		meter := objstore.NewMeter(Fault(t, m, "* k 1 stall"))
 		r := objstore.Retry(meter, objstore.RetryPolicy{TryTimeout: 5 * time.Second, MinRate: 1 << 20, Rand: func() float64 { return 0 }})
 		start := time.Now()
 		if err := r.ReadAt(t.Context(), o, make([]byte, 2<<20), 0); err != nil {
@@ -131,7 +131,7 @@ func TestRetryHang(t *testing.T) {
 
 // flaky fails a listing at drawn places, before or after the yield.
 type flaky struct {
-	*objstoretest.Mem
+	*memstore.Mem
 	fail func() bool
 }
 
@@ -167,7 +167,7 @@ type plain struct{ objstore.Reader }
 // TestRetryList: however often a listing breaks, each key comes once and in order.
 func TestRetryList(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		m := objstoretest.NewMem()
+		m := memstore.New()
 		for _, k := range rapid.SliceOfDistinct(rapid.StringMatching(`[ab/-]{1,5}`), rapid.ID).Draw(rt, "keys") {
 			m.PutBytes(k, nil)
 		}
@@ -189,10 +189,10 @@ func TestRetryList(t *testing.T) {
 		}
 		r := objstore.Retry(inner, policy)
 		prefix := rapid.SampledFrom([]string{"", "a", "a/", "a/b"}).Draw(rt, "prefix")
-		same(rt, objstoretest.Collect(rt, r.List(t.Context(), prefix)), objstoretest.Collect(rt, m.List(t.Context(), prefix)))
+		same(rt, memstore.Collect(rt, r.List(t.Context(), prefix)), memstore.Collect(rt, m.List(t.Context(), prefix)))
 		if prefix == "" || strings.HasSuffix(prefix, "/") {
 			if _, ok := inner.(objstore.Layer); ok {
-				same(rt, objstoretest.Collect(rt, r.ListLevel(t.Context(), prefix)), objstoretest.Collect(rt, m.ListLevel(t.Context(), prefix)))
+				same(rt, memstore.Collect(rt, r.ListLevel(t.Context(), prefix)), memstore.Collect(rt, m.ListLevel(t.Context(), prefix)))
 			}
 		}
 	})
@@ -241,7 +241,7 @@ func TestRetryDisorder(t *testing.T) {
 }
 
 func TestLevelUnsupported(t *testing.T) {
-	m := objstoretest.NewMem()
+	m := memstore.New()
 	m.PutBytes("a/b", nil)
 	stack := objstore.Retry(objstore.Limit(objstore.NewMeter(plain{m}), 2), objstore.RetryPolicy{})
 	for _, err := range stack.ListLevel(t.Context(), "") {
@@ -249,7 +249,7 @@ func TestLevelUnsupported(t *testing.T) {
 			t.Errorf("ListLevel over a store without: %v", err)
 		}
 	}
-	if got := objstoretest.Collect(t, objstore.ListParallel(t.Context(), stack, "", 4, nil)); len(got) != 1 || got[0].Key != "a/b" {
+	if got := memstore.Collect(t, objstore.ListParallel(t.Context(), stack, "", 4, nil)); len(got) != 1 || got[0].Key != "a/b" {
 		t.Errorf("ListParallel over a store without levels: %v", got)
 	}
 }
@@ -272,9 +272,9 @@ func TestRetryPrice(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				m := objstoretest.NewMem()
+				m := memstore.New()
 				o := m.PutBytes("k", []byte("content"))
-				r := objstore.Retry(objstoretest.Fault(t, m, "read k 1 503"), objstore.RetryPolicy{Rand: func() float64 { return 1 }})
+				r := objstore.Retry(Fault(t, m, "read k 1 503"), objstore.RetryPolicy{Rand: func() float64 { return 1 }})
 				var due time.Time
 				if c.due != 0 {
 					due = time.Now().Add(c.due)

@@ -4,12 +4,12 @@ import (
 	"testing"
 
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 // BenchmarkStack is what the decorators cost over a store that costs nothing.
 func BenchmarkStack(b *testing.B) {
-	m := objstoretest.NewMem()
+	m := memstore.New()
 	o := m.PutBytes("train/n01440764/n01440764_10026.JPEG", make([]byte, 4096))
 	for _, c := range []struct {
 		name string

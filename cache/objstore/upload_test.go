@@ -3,6 +3,7 @@ package objstore_test
 import (
 	"bytes"
 	"errors"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -10,15 +11,15 @@ import (
 	"testing"
 
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 var quick = objstore.RetryPolicy{Base: 1, Cap: 1}
 
 // TestRetryLostAnswers: what a request has done whose answer was lost is found out.
 func TestRetryLostAnswers(t *testing.T) {
-	m := objstoretest.NewMem()
-	f := objstoretest.Fault(t, m, "* * 1 lost\nput new 1-2 lost\nput part 3 lost\nput part 4 lost")
+	m := memstore.New()
+	f := Fault(t, m, "* * 1 lost\nput new 1-2 lost\nput part 3 lost\nput part 4 lost")
 	stack := objstore.Retry(f, quick)
 	o, err := stack.PutNew(t.Context(), "new", []byte("mine"))
 	if err != nil || o.Size != 4 {
@@ -27,8 +28,14 @@ func TestRetryLostAnswers(t *testing.T) {
 	if _, err := stack.PutNew(t.Context(), "new", []byte("mine")); objstore.KindOf(err) != objstore.KindExists {
 		t.Errorf("PutNew of a key that is there: %v", err)
 	}
-	data := objstoretest.Random(6 << 20)
-	o, err = objstoretest.Upload(t.Context(), stack, "part", data)
+	const partSize = 5 << 20
+	data := make([]byte, partSize+1<<20)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(data) // no two parts are equal
+	u, err := stack.Upload(t.Context(), "part", int64(len(data)), partSize)
+	must(t, err)
+	must(t, u.Part(t.Context(), 0, data[:partSize]))
+	must(t, u.Part(t.Context(), 1, data[partSize:]))
+	o, err = u.Complete(t.Context())
 	p := make([]byte, len(data))
 	if err != nil || stack.ReadAt(t.Context(), o, p, 0) != nil || !bytes.Equal(p, data) {
 		t.Errorf("upload: %+v, %v", o, err)
@@ -41,7 +48,7 @@ func TestRetryLostAnswers(t *testing.T) {
 	}
 	// Somebody else's object, stored between two tries, is not ours.
 	m.PutBytes("other", []byte("them"))
-	stack = objstore.Retry(objstoretest.Fault(t, m, "put other 1 503"), quick)
+	stack = objstore.Retry(Fault(t, m, "put other 1 503"), quick)
 	if _, err := stack.PutNew(t.Context(), "other", []byte("mine")); objstore.KindOf(err) != objstore.KindExists {
 		t.Errorf("PutNew beside another writer: %v", err)
 	}
@@ -49,7 +56,7 @@ func TestRetryLostAnswers(t *testing.T) {
 
 // TestRetryNotExists: KindExists is final.
 func TestRetryNotExists(t *testing.T) {
-	m := objstoretest.NewMem()
+	m := memstore.New()
 	m.PutBytes("k", []byte("x"))
 	meter := objstore.NewMeter(m)
 	stack := objstore.Retry(meter, quick)
@@ -67,7 +74,7 @@ type readOnly struct{ objstore.Reader }
 // TestReadOnly: over a store that can only be read, decorators refuse to write, and read spans one by
 // one.
 func TestReadOnly(t *testing.T) {
-	m := objstoretest.NewMem()
+	m := memstore.New()
 	o := m.PutBytes("k", []byte("0123456789"))
 	meter := objstore.NewMeter(readOnly{m})
 	for name, r := range map[string]interface {
@@ -96,9 +103,9 @@ func TestReadOnly(t *testing.T) {
 
 // TestMeterSpansAndUploads: a read of spans is one read of all that came, gaps included.
 func TestMeterSpansAndUploads(t *testing.T) {
-	m := objstoretest.NewMem()
+	m := memstore.New()
 	o := m.PutBytes("k", make([]byte, 1000))
-	meter := objstore.NewMeter(objstoretest.Fault(t, m, "read k 2 503\nput up 2 503\nput new 2 503"))
+	meter := objstore.NewMeter(Fault(t, m, "read k 2 503\nput up 2 503\nput new 2 503"))
 	spans := []objstore.Span{{Off: 100, P: make([]byte, 10)}, {Off: 500, P: make([]byte, 100)}}
 	for range 3 {
 		_ = meter.ReadSpans(t.Context(), o, spans)
@@ -130,9 +137,9 @@ func TestMeterSpansAndUploads(t *testing.T) {
 
 // TestFaultSpans: each fault of a read strikes a read of spans.
 func TestFaultSpans(t *testing.T) {
-	m := objstoretest.NewMem()
+	m := memstore.New()
 	o := m.PutBytes("k", []byte("0123456789"))
-	f := objstoretest.Fault(t, m, "read k 1 flip\nread k 2 truncate\nread k 3 lost\nread k 4 changed")
+	f := Fault(t, m, "read k 1 flip\nread k 2 truncate\nread k 3 lost\nread k 4 changed")
 	read := func() (string, error) {
 		a, b := make([]byte, 2), make([]byte, 3)
 		err := f.ReadSpans(t.Context(), o, []objstore.Span{{Off: 1, P: a}, {Off: 7, P: b}})
@@ -171,7 +178,7 @@ func TestDirUpload(t *testing.T) {
 		if got := names(); len(got) != 1 || !strings.HasPrefix(got[0], ".shoal-put-") {
 			t.Errorf("during an upload: %q", got)
 		}
-		if got := keysOf(objstoretest.Collect(t, d.List(t.Context(), ""))); len(got) != 0 && got[0] != "a/b/" {
+		if got := keysOf(memstore.Collect(t, d.List(t.Context(), ""))); len(got) != 0 && got[0] != "a/b/" {
 			t.Errorf("a listing shows %q", got)
 		}
 		_, err = u.Complete(t.Context())

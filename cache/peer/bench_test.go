@@ -19,11 +19,11 @@ import (
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 	"github.com/shoalfs/shoal/cache/objstore/s3"
 	"github.com/shoalfs/shoal/cache/segment"
 	"github.com/shoalfs/shoal/lab/rig/certtest"
 	"github.com/shoalfs/shoal/lab/rig/cputime"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 	"github.com/shoalfs/shoal/lab/rig/s3server"
 )
 
@@ -113,7 +113,7 @@ func benchStore(b *testing.B, srv *s3server.Server) (*s3.Store, *catalog.Manifes
 		}
 		objects = append(objects, objstore.Object{Key: key, Size: benchSize, ETag: info.ETag, ModTime: time.Now()})
 	}
-	m, err := catalog.Build(objstoretest.Listing(objects...), catalog.BuildOptions{})
+	m, err := catalog.Build(memstore.Listing(objects...), catalog.BuildOptions{})
 	if err != nil {
 		b.Fatal(err)
 	}

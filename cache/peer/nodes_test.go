@@ -17,8 +17,8 @@ import (
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 	"github.com/shoalfs/shoal/cache/segment"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 	"github.com/shoalfs/shoal/lab/rig/synced"
 )
 
@@ -152,7 +152,7 @@ func newNodes(t testing.TB, client func(ClientConfig) *Client, n int, memory int
 // files stores files of random sizes, and returns their bytes in the manifest's order.
 func files(t testing.TB, sizes ...int) (store *slowly, m *catalog.Manifest, content [][]byte) {
 	t.Helper()
-	mem := objstoretest.NewMem()
+	mem := memstore.New()
 	by := map[string][]byte{}
 	var objects []objstore.Object
 	for i, n := range sizes {
@@ -160,7 +160,7 @@ func files(t testing.TB, sizes ...int) (store *slowly, m *catalog.Manifest, cont
 		by[key] = noise[977*i:][:n]
 		objects = append(objects, mem.PutBytes(key, by[key]))
 	}
-	m, err := catalog.Build(objstoretest.Listing(objects...), catalog.BuildOptions{})
+	m, err := catalog.Build(memstore.Listing(objects...), catalog.BuildOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -238,7 +238,7 @@ func (h halver) Form(coded []byte) [8]byte { return [8]byte(coded) }
 // What a node keeps recoded goes to others as it is, if they know the form, and is kept so there; they read the same bytes
 // by every door. Who knows another form gets the files.
 func TestNodesExchangeCoded(t *testing.T) {
-	mem := objstoretest.NewMem()
+	mem := memstore.New()
 	var objects []objstore.Object
 	var content [][]byte
 	total := 0
@@ -248,7 +248,7 @@ func TestNodesExchangeCoded(t *testing.T) {
 		objects = append(objects, mem.PutBytes(fmt.Sprintf("c/f%04d", i), content[i]))
 		total += len(content[i])
 	}
-	m, err := catalog.Build(objstoretest.Listing(objects...), catalog.BuildOptions{})
+	m, err := catalog.Build(memstore.Listing(objects...), catalog.BuildOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

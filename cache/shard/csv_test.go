@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 // scanAll cuts text in chunks of random lengths.
@@ -98,7 +98,7 @@ func TestRowScannerEdges(t *testing.T) {
 
 // TestRows reads objects larger than a GET, in a store.
 func TestRows(t *testing.T) {
-	mem := objstoretest.NewMem()
+	mem := memstore.New()
 	const rows = 120_000
 	var want []string
 	for k := range 6 {

@@ -18,7 +18,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -26,7 +26,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // store is a store in memory that takes parts of any size, fails at a given request, and can be
 // tampered with.
 type store struct {
-	*objstoretest.Mem
+	*memstore.Mem
 
 	mu      sync.Mutex
 	ops     int
@@ -41,7 +41,7 @@ type store struct {
 }
 
 func newStore() *store {
-	return &store{Mem: objstoretest.NewMem(), uploads: make(map[*upload]bool)}
+	return &store{Mem: memstore.New(), uploads: make(map[*upload]bool)}
 }
 
 var errKilled = fmt.Errorf("killed")

@@ -21,7 +21,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 // small are options that make many shards of several parts from little.
@@ -633,7 +633,7 @@ func TestPackOnStores(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, dst := range []Destination{objstoretest.NewMem(), folder} {
+	for _, dst := range []Destination{memstore.New(), folder} {
 		for i := range 14 {
 			data := bytesOf(uint64(i), 1<<20+i)
 			if _, err := dst.PutNew(ctx, fmt.Sprintf("src/c%d/%02d.bin", i%2, i), data); err != nil {
@@ -699,7 +699,7 @@ func (s stride) At(pos int) int { return int(int64(pos) * 7919 % int64(s)) }
 
 func BenchmarkPack(b *testing.B) {
 	const n, size = 2000, 63 << 10
-	mem := objstoretest.NewMem()
+	mem := memstore.New()
 	data := bytesOf(1, size)
 	for i := range n {
 		mem.PutBytes(fmt.Sprintf("src/class%d/%05d.jpg", i%10, i), data)

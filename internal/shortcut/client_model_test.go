@@ -21,8 +21,8 @@ import (
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 	"github.com/shoalfs/shoal/cache/segment"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 const (
@@ -96,7 +96,7 @@ func (w *world) change() {
 		w.replace(filepath.Join(w.root, name), []byte(content(i, version)))
 		objects = append(objects, objstore.Object{Key: name, Size: contentSize, ETag: fmt.Sprint(version)})
 	}
-	m, err := catalog.Build(objstoretest.Listing(objects...), catalog.BuildOptions{})
+	m, err := catalog.Build(memstore.Listing(objects...), catalog.BuildOptions{})
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -18,8 +18,8 @@ import (
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 	"github.com/shoalfs/shoal/cache/segment"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 // volume is a dataset with places made up: file i at i*64 of segment 1 + i%2, odd ones only.
@@ -56,7 +56,7 @@ func build(t testing.TB, files int) *catalog.Manifest {
 	for i := range files {
 		objects = append(objects, objstore.Object{Key: fmt.Sprintf("c/%04d.jpg", i), Size: int64(i + 1), ETag: "e"})
 	}
-	m, err := catalog.Build(objstoretest.Listing(objects...), catalog.BuildOptions{})
+	m, err := catalog.Build(memstore.Listing(objects...), catalog.BuildOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/catalog"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 	"github.com/shoalfs/shoal/prefetch"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
@@ -36,7 +36,7 @@ func TestMoveText(t *testing.T) {
 func TestSearchEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const files = 240
-		mem := objstoretest.NewMem()
+		mem := memstore.New()
 		for i := range files {
 			mem.PutBytes(fmt.Sprintf("c/%04d.jpg", i), []byte{byte(i)})
 		}

@@ -17,7 +17,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -125,7 +125,7 @@ func (e *engine) PutNoted(ctx context.Context, key string, data []byte, note str
 
 // bed is a tier between an origin of objects in memory and an engine.
 type bed struct {
-	origin  *objstoretest.Mem
+	origin  *memstore.Mem
 	counted *objstore.Meter
 	engine  *engine
 	tier    *Tier
@@ -145,7 +145,7 @@ func (w *lockedWriter) Write(p []byte) (int, error) {
 }
 
 func newBed(e *engine) *bed {
-	b := &bed{origin: objstoretest.NewMem(), engine: e, log: &strings.Builder{}}
+	b := &bed{origin: memstore.New(), engine: e, log: &strings.Builder{}}
 	b.counted = objstore.NewMeter(b.origin)
 	b.tier = New(Config{Store: e, Prefix: "p/", Name: "near", Memory: 64 << 20, Log: slog.New(slog.NewTextHandler(&lockedWriter{to: b.log}, nil))})
 	b.r = b.tier.Over(b.counted, "http://origin/bucket")

@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 // TestRequestsAreCounted: as many as the server has had, of each kind, pages and all.
@@ -22,7 +22,7 @@ func TestRequestsAreCounted(t *testing.T) {
 	_ = s.ReadAt(t.Context(), objstore.Object{Key: "a", Size: 10, ETag: "odd tag"}, p, 0) // by minio-go, and its versions are listed
 	_, err := s.Stat(t.Context(), "a")
 	must(t, err)
-	if n := len(objstoretest.Collect(t, s.List(t.Context(), ""))); n != 5 {
+	if n := len(memstore.Collect(t, s.List(t.Context(), ""))); n != 5 {
 		t.Fatalf("%d listed", n)
 	}
 	_, err = s.PutNew(t.Context(), "new", []byte("xyz"))

@@ -16,8 +16,8 @@ import (
 	"testing"
 
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 	"github.com/shoalfs/shoal/cache/objstore/s3"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 // verifyV4 checks the signature of a request as a server does: from what came, over the headers that are
@@ -129,8 +129,8 @@ func TestHeadersOfEveryRequest(t *testing.T) {
 			_, err := s.Stat(t.Context(), o.Key)
 			must(t, err)
 			must(t, s.Check(t.Context()))
-			objstoretest.Collect(t, s.List(t.Context(), "a/"))
-			objstoretest.Collect(t, s.ListLevel(t.Context(), "a/"))
+			memstore.Collect(t, s.List(t.Context(), "a/"))
+			memstore.Collect(t, s.ListLevel(t.Context(), "a/"))
 			_, err = s.PutNew(t.Context(), "new", []byte("x"))
 			must(t, err)
 			u, err := s.Upload(t.Context(), "up", 6<<20, 6<<20)

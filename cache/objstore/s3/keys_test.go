@@ -15,9 +15,9 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 	"github.com/shoalfs/shoal/cache/objstore/s3"
 	"github.com/shoalfs/shoal/cache/objstore/stores"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 	"github.com/shoalfs/shoal/lab/rig/synced"
 )
 
@@ -151,7 +151,7 @@ func TestKeysRotate(t *testing.T) {
 			// All other operations find the new ones too; HEAD and listings of a store with the old ones.
 			_, err = stack.Stat(t.Context(), "o01")
 			must(t, err)
-			if got := objstoretest.Collect(t, stack.List(t.Context(), "")); len(got) != objects {
+			if got := memstore.Collect(t, stack.List(t.Context(), "")); len(got) != objects {
 				t.Errorf("%d objects listed", len(got))
 			}
 		})

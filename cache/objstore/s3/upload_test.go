@@ -2,7 +2,10 @@ package s3_test
 
 import (
 	"bytes"
+	"cmp"
+	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -17,15 +20,15 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 	"github.com/shoalfs/shoal/cache/objstore/s3"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 var quick = objstore.RetryPolicy{Base: 1, Cap: 1}
 
 // TestS3SpansOneRequest: one GET, also where gaps are wide; a short body is temporary.
 func TestS3SpansOneRequest(t *testing.T) {
-	data := objstoretest.Random(1 << 20)
+	data := randomBytes(1 << 20)
 	cut := false
 	srv := &S3Server{}
 	srv.Intercept = func(w http.ResponseWriter, r *http.Request) bool {
@@ -85,7 +88,7 @@ func TestS3UploadRequests(t *testing.T) {
 		{6 << 20, []string{"POST", "PUT crc32c", "PUT crc32c", "POST", "HEAD"}},
 	} {
 		requests = nil
-		if _, err := objstoretest.Upload(t.Context(), s, "k", objstoretest.Random(c.size)); err != nil {
+		if _, err := uploadAll(t.Context(), s, "k", randomBytes(c.size)); err != nil {
 			t.Error(err)
 		}
 		if !slices.Equal(requests, c.want) {
@@ -113,8 +116,8 @@ func TestS3UploadWithoutCRC(t *testing.T) {
 	if _, err := r.PutNew(t.Context(), "small", []byte("x")); err != nil {
 		t.Error(err)
 	}
-	data := objstoretest.Random(12 << 20)
-	if _, err := objstoretest.Upload(t.Context(), r, "k", data); err != nil {
+	data := randomBytes(12 << 20)
+	if _, err := uploadAll(t.Context(), r, "k", data); err != nil {
 		t.Error(err)
 	}
 	o, err := r.Stat(t.Context(), "k")
@@ -128,7 +131,7 @@ func TestS3UploadWithoutCRC(t *testing.T) {
 	}
 	// In parts from the start.
 	r = objstore.Retry(newS3(t, srv, nil), noPause(t))
-	if _, err := objstoretest.Upload(t.Context(), r, "k2", data); err != nil {
+	if _, err := uploadAll(t.Context(), r, "k2", data); err != nil {
 		t.Error(err)
 	}
 }
@@ -147,7 +150,7 @@ func TestS3UploadETagOfTheObject(t *testing.T) {
 		fmt.Fprint(w, strings.Replace(answer.Body.String(), "<ETag>", "<ETag>x", 1))
 		return true
 	}}, nil)
-	o, err := objstoretest.Upload(t.Context(), s, "k", objstoretest.Random(6<<20))
+	o, err := uploadAll(t.Context(), s, "k", randomBytes(6<<20))
 	must(t, err)
 	if err := s.ReadAt(t.Context(), o, make([]byte, 100), 0); err != nil {
 		t.Error(err)
@@ -156,7 +159,7 @@ func TestS3UploadETagOfTheObject(t *testing.T) {
 
 // TestS3UploadFaults: what goes wrong on the way to the server, under retry.
 func TestS3UploadFaults(t *testing.T) {
-	data := objstoretest.Random(6 << 20)
+	data := randomBytes(6 << 20)
 	is := func(r *http.Request, what string) bool {
 		q := r.URL.Query()
 		switch what {
@@ -221,12 +224,12 @@ func TestS3UploadFaults(t *testing.T) {
 				}
 				s := newS3(t, srv, nil)
 				if !retry {
-					if _, err := objstoretest.Upload(t.Context(), s, "k", data); objstore.KindOf(err) != c.want || !strings.Contains(err.Error(), "bucket/k at http") {
+					if _, err := uploadAll(t.Context(), s, "k", data); objstore.KindOf(err) != c.want || !strings.Contains(err.Error(), "bucket/k at http") {
 						t.Errorf("error %v, want %v", err, c.want)
 					}
 					return
 				}
-				o, err := objstoretest.Upload(t.Context(), objstore.Retry(s, quick), "k", data)
+				o, err := uploadAll(t.Context(), objstore.Retry(s, quick), "k", data)
 				p := make([]byte, len(data))
 				if err != nil || s.ReadAt(t.Context(), o, p, 0) != nil || !bytes.Equal(p, data) || srv.Uploads() != 0 {
 					t.Errorf("%+v, %v; %d uploads left", o, err, srv.Uploads())
@@ -318,6 +321,62 @@ func TestS3PartIsLent(t *testing.T) {
 	must(t, u.Abort(t.Context()))
 }
 
+// failing fails the second and the fifth write of each key before it is done, and the first delete after it.
+type failing struct {
+	objstore.Layer
+	writes, deletes map[string]int
+}
+
+var errScripted error = &objstore.Error{Op: "test", Kind: objstore.KindTransient, Err: errors.New("scripted")}
+
+func (f *failing) write(key string, do func() error) error {
+	if f.writes[key]++; f.writes[key] == 2 || f.writes[key] == 5 {
+		return errScripted
+	}
+	return do()
+}
+
+func (f *failing) delete(key string, do func() error) error {
+	if f.deletes[key]++; f.deletes[key] == 1 {
+		return cmp.Or(do(), errScripted)
+	}
+	return do()
+}
+
+func (f *failing) PutNew(ctx context.Context, key string, data []byte) (o objstore.Object, err error) {
+	err = f.write(key, func() (err error) { o, err = f.Layer.PutNew(ctx, key, data); return err })
+	return o, err
+}
+
+func (f *failing) Upload(ctx context.Context, key string, size, partSize int64) (objstore.Upload, error) {
+	u := &failingUpload{f: f, key: key}
+	err := f.write(key, func() (err error) { u.Upload, err = f.Layer.Upload(ctx, key, size, partSize); return err })
+	return u, err
+}
+
+func (f *failing) Delete(ctx context.Context, key string) error {
+	return f.delete(key, func() error { return f.Layer.Delete(ctx, key) })
+}
+
+type failingUpload struct {
+	objstore.Upload
+	f   *failing
+	key string
+}
+
+func (u *failingUpload) Part(ctx context.Context, n int, p []byte) error {
+	return u.f.write(u.key, func() error { return u.Upload.Part(ctx, n, p) })
+}
+
+func (u *failingUpload) Complete(ctx context.Context) (o objstore.Object, err error) {
+	err = u.f.write(u.key, func() (err error) { o, err = u.Upload.Complete(ctx); return err })
+	return o, err
+}
+
+func (u *failingUpload) Abort(ctx context.Context) error {
+	return u.f.delete(u.key, func() error { return u.Upload.Abort(ctx) })
+}
+
 // TestUploadModel: any sequence of operations on a folder, and on the client of an S3 server, under
 // faults and retry, does what it does on the model.
 func TestUploadModel(t *testing.T) {
@@ -337,10 +396,10 @@ func TestUploadModel(t *testing.T) {
 			objstore.Reader
 			objstore.Uploader
 		}
-		model := objstoretest.NewMem()
+		model := memstore.New()
 		stores := []uploader{
 			model,
-			objstore.Retry(objstoretest.Fault(t, d, "put * 2 503\nput * 5 503\ndelete * 1 lost"), quick),
+			objstore.Retry(&failing{Layer: d, writes: map[string]int{}, deletes: map[string]int{}}, quick),
 			objstore.Retry(objstore.Limit(objstore.NewMeter(store), 2), quick),
 		}
 		type pair struct {
@@ -407,9 +466,9 @@ func TestUploadModel(t *testing.T) {
 				each("Abort", func(i int, _ uploader) error { return p.ups[i].Abort(t.Context()) })
 			},
 			"": func(*rapid.T) {
-				want := objstoretest.Collect(rt, model.List(t.Context(), prefix))
+				want := memstore.Collect(rt, model.List(t.Context(), prefix))
 				for i, s := range stores[1:] {
-					got := slices.DeleteFunc(objstoretest.Collect(rt, s.List(t.Context(), prefix)), func(o objstore.Object) bool {
+					got := slices.DeleteFunc(memstore.Collect(rt, s.List(t.Context(), prefix)), func(o objstore.Object) bool {
 						return strings.HasSuffix(o.Key, "/") // a folder whose files have gone
 					})
 					if !slices.Equal(keysOf(got), keysOf(want)) {

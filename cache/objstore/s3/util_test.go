@@ -2,14 +2,16 @@ package s3_test
 
 import (
 	"encoding/pem"
+	"net/http"
 	"os"
+	"sync"
 	"testing"
 
 	"go.uber.org/goleak"
 
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 	"github.com/shoalfs/shoal/cache/objstore/s3"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 func TestMain(m *testing.M) {
@@ -46,20 +48,49 @@ func newS3(t testing.TB, srv *S3Server, change func(*s3.Config)) *s3.Store {
 	return s
 }
 
+func TestMemConformance(t *testing.T) {
+	conform(t, func(*testing.T) Harness { return Harness{Store: memstore.New(), HostileKeys: true} })
+}
+
+func TestDirConformance(t *testing.T) {
+	conform(t, func(t *testing.T) Harness {
+		d, err := objstore.NewDir(t.TempDir())
+		must(t, err)
+		return Harness{Store: d, RefusesHostileKeys: true}
+	})
+}
+
+// TestStackConformance runs the suite on all decorators at once, over a server that refuses each request the first time:
+// they must not be noticed.
+func TestStackConformance(t *testing.T) {
+	conform(t, func(t *testing.T) Harness {
+		var seen sync.Map
+		srv := &S3Server{Intercept: func(w http.ResponseWriter, r *http.Request) bool {
+			_, again := seen.LoadOrStore(r.Method+r.URL.String(), true)
+			if !again {
+				http.Error(w, "<Error><Code>SlowDown</Code></Error>", http.StatusServiceUnavailable)
+			}
+			return !again
+		}}
+		stack := objstore.Retry(objstore.Limit(objstore.NewMeter(newS3(t, srv, nil)), 4), objstore.RetryPolicy{Base: 1, Cap: 1})
+		return Harness{Store: stack, HostileKeys: true}
+	})
+}
+
 func TestS3Conformance(t *testing.T) {
-	objstoretest.Run(t, func(t *testing.T) objstoretest.Harness {
+	conform(t, func(t *testing.T) Harness {
 		srv := &S3Server{AccessKey: "key-id"}
-		return objstoretest.Harness{Store: newS3(t, srv, nil), HostileKeys: true}
+		return Harness{Store: newS3(t, srv, nil), HostileKeys: true}
 	})
 }
 
 // TestS3ConformancePrefix runs the suite below a prefix, beside other keys, with small pages.
 func TestS3ConformancePrefix(t *testing.T) {
-	objstoretest.Run(t, func(t *testing.T) objstoretest.Harness {
+	conform(t, func(t *testing.T) Harness {
 		srv := &S3Server{PageSize: 3}
 		srv.Put("other", []byte("beside"))
 		srv.Put("shared/prefix0", []byte("beside"))
-		return objstoretest.Harness{Store: newS3(t, srv, nil), HostileKeys: true, Prefix: "shared/prefix/"}
+		return Harness{Store: newS3(t, srv, nil), HostileKeys: true, Prefix: "shared/prefix/"}
 	})
 }
 
@@ -67,9 +98,9 @@ func TestS3ConformancePrefix(t *testing.T) {
 func TestS3ConformanceEncrypted(t *testing.T) {
 	key, err := objstore.ParseCustomerKey(make([]byte, 32))
 	must(t, err)
-	objstoretest.Run(t, func(t *testing.T) objstoretest.Harness {
+	conform(t, func(t *testing.T) Harness {
 		s := newS3(t, &S3Server{OpaqueETags: true}, func(cfg *s3.Config) { cfg.Store.CustomerKey = key })
-		return objstoretest.Harness{Store: s, HostileKeys: true}
+		return Harness{Store: s, HostileKeys: true}
 	})
 }
 

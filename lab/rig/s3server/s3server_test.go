@@ -46,3 +46,10 @@ func TestUploadSendsTheDifference(t *testing.T) {
 	start()
 	upload(0, 0)
 }
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

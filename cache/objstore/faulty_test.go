@@ -1,4 +1,4 @@
-package objstoretest
+package objstore_test
 
 import (
 	"context"

@@ -1,14 +1,4 @@
-// Package objstoretest is the conformance suite for stores. It also has a store in memory, one that fails by a
-// script, and an S3 server, for tests of stores and decorators.
-//
-// A store's test is a few lines:
-//
-//	func TestConformance(t *testing.T) {
-//		objstoretest.Run(t, func(t *testing.T) objstoretest.Harness {
-//			return objstoretest.Harness{Store: objstoretest.NewMem(), HostileKeys: true}
-//		})
-//	}
-package objstoretest
+package s3_test
 
 import (
 	"bytes"
@@ -24,6 +14,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 // Harness is one empty store under test.
@@ -42,8 +33,8 @@ type Harness struct {
 	Prefix string
 }
 
-// Run checks that the stores from open meet the contract. Each subtest opens one.
-func Run(t *testing.T, open func(t *testing.T) Harness) {
+// conform checks that the stores from open meet the contract. Each subtest opens one.
+func conform(t *testing.T, open func(t *testing.T) Harness) {
 	for _, c := range []struct {
 		name string
 		run  func(t *testing.T, h *harness)
@@ -91,7 +82,7 @@ func (h *harness) replace(key string, data []byte) (objstore.Object, error) {
 	if to == nil {
 		to = h.Store
 	}
-	return Upload(h.ctx, to, h.Prefix+key, data)
+	return uploadAll(h.ctx, to, h.Prefix+key, data)
 }
 
 func (h *harness) delete(t *testing.T, key string) {
@@ -112,27 +103,10 @@ func (h *harness) putAll(t *testing.T, keys ...string) {
 func (h *harness) keys(t *testing.T, seq iter.Seq2[objstore.Object, error]) []string {
 	t.Helper()
 	var keys []string
-	for _, o := range Collect(t, seq) {
+	for _, o := range memstore.Collect(t, seq) {
 		keys = append(keys, strings.TrimPrefix(o.Key, h.Prefix))
 	}
 	return keys
-}
-
-type tb interface { // also rapid's
-	Helper()
-	Fatalf(format string, args ...any)
-}
-
-// Collect returns the entries of a listing.
-func Collect(t tb, seq iter.Seq2[objstore.Object, error]) (list []objstore.Object) {
-	t.Helper()
-	for o, err := range seq {
-		if err != nil {
-			t.Fatalf("listing after %d keys: %v", len(list), err)
-		}
-		list = append(list, o)
-	}
-	return list
 }
 
 // files returns all keys except markers of folders: a local folder keeps those of removed files.

@@ -1,4 +1,4 @@
-package s3server_test
+package s3_test
 
 import (
 	"bytes"

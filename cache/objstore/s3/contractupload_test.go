@@ -1,4 +1,4 @@
-package objstoretest
+package s3_test
 
 import (
 	"bytes"
@@ -182,8 +182,8 @@ func parts(data []byte) [][]byte {
 	return append(out, data)
 }
 
-// Random returns bytes of which no two parts are equal.
-func Random(n int) []byte {
+// randomBytes returns bytes of which no two parts are equal.
+func randomBytes(n int) []byte {
 	b := make([]byte, n)
 	var seed [32]byte
 	binary.LittleEndian.PutUint64(seed[:], uint64(n))
@@ -191,8 +191,8 @@ func Random(n int) []byte {
 	return b
 }
 
-// Upload stores data under key, in parts of 5 MiB.
-func Upload(ctx context.Context, w objstore.Uploader, key string, data []byte) (objstore.Object, error) {
+// uploadAll stores data under key, in parts of 5 MiB.
+func uploadAll(ctx context.Context, w objstore.Uploader, key string, data []byte) (objstore.Object, error) {
 	u, err := w.Upload(ctx, key, int64(len(data)), partSize)
 	if err != nil {
 		return objstore.Object{}, err
@@ -207,7 +207,7 @@ func Upload(ctx context.Context, w objstore.Uploader, key string, data []byte) (
 
 func testUpload(t *testing.T, h *harness) {
 	for _, size := range []int{0, 1, 70_000, partSize, partSize + 1, 2*partSize + 12_345} {
-		key, data := h.Prefix+fmt.Sprintf("up/f%d", size), Random(size)
+		key, data := h.Prefix+fmt.Sprintf("up/f%d", size), randomBytes(size)
 		u, err := h.Store.Upload(h.ctx, key, int64(size), partSize)
 		if err != nil {
 			t.Fatalf("Upload of %d bytes: %v", size, err)
@@ -294,7 +294,7 @@ func testUploadInvalid(t *testing.T, h *harness) {
 
 func testUploadReplaces(t *testing.T, h *harness) {
 	old := h.put(t, "f", pattern(10))
-	data := Random(partSize + 1)
+	data := randomBytes(partSize + 1)
 	u, err := h.Store.Upload(h.ctx, old.Key, int64(len(data)), partSize)
 	if err != nil {
 		t.Fatal(err)
@@ -315,7 +315,7 @@ func testUploadReplaces(t *testing.T, h *harness) {
 
 func testUploadAbort(t *testing.T, h *harness) {
 	for _, size := range []int{1, 2*partSize + 1} {
-		key, data := h.Prefix+fmt.Sprintf("up/f%d", size), Random(size)
+		key, data := h.Prefix+fmt.Sprintf("up/f%d", size), randomBytes(size)
 		u, err := h.Store.Upload(h.ctx, key, int64(size), partSize)
 		if err != nil {
 			t.Fatal(err)

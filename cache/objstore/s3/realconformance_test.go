@@ -1,4 +1,4 @@
-package s3server_test
+package s3_test
 
 import (
 	"bytes"
@@ -13,7 +13,6 @@ import (
 	"github.com/minio/minio-go/v7"
 
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 	"github.com/shoalfs/shoal/cache/objstore/s3"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 	"github.com/shoalfs/shoal/lab/rig/s3server"
@@ -77,7 +76,7 @@ func TestSignedHeadersConform(t *testing.T) {
 	must(t, err)
 	direct := open(t, s.URL)
 	opened := 0
-	objstoretest.Run(t, func(t *testing.T) objstoretest.Harness {
+	conform(t, func(t *testing.T) Harness {
 		opened++
 		store, err := s3.New(t.Context(), s3.Config{
 			Endpoint: p.URL, Region: s3server.Region, Bucket: bucket, AccessKeyID: s3server.AccessKey, SecretAccessKey: s3server.SecretKey,
@@ -86,7 +85,7 @@ func TestSignedHeadersConform(t *testing.T) {
 		must(t, err)
 		t.Cleanup(store.Close)
 		stack := objstore.Retry(objstore.Limit(objstore.NewMeter(store), 64), objstore.RetryPolicy{Base: time.Millisecond, Cap: 5 * time.Millisecond, Tries: 20})
-		return objstoretest.Harness{Store: stack, Filler: direct, Prefix: fmt.Sprintf("run%d/", opened)}
+		return Harness{Store: stack, Filler: direct, Prefix: fmt.Sprintf("run%d/", opened)}
 	})
 	if st := p.Stats(); st.Faults["503"] == 0 || st.Faults["reset"] == 0 || st.Faults["truncate"] == 0 {
 		t.Errorf("faults that struck: %v", st.Faults)
@@ -120,10 +119,10 @@ func TestSkewedClock(t *testing.T) {
 		_, err = objstore.Retry(skewed(), objstore.FastFail).PutNew(t.Context(), fmt.Sprint("skewed", off), []byte("hello"))
 		must(t, err)
 		forwarded(t, skewed, off)
-		objstoretest.Run(t, func(t *testing.T) objstoretest.Harness {
+		conform(t, func(t *testing.T) Harness {
 			opened++
 			stack := objstore.Retry(objstore.Limit(objstore.NewMeter(skewed()), 64), objstore.RetryPolicy{Base: time.Millisecond, Cap: 5 * time.Millisecond, Tries: 20})
-			return objstoretest.Harness{Store: stack, Filler: direct, Prefix: fmt.Sprintf("runs%v/%d/", off, opened)}
+			return Harness{Store: stack, Filler: direct, Prefix: fmt.Sprintf("runs%v/%d/", off, opened)}
 		})
 		if n := strings.Count(log.String(), "clock is off"); (n > 0) != (off.Abs() > 15*time.Minute) || n > opened+7 {
 			t.Errorf("%v off: said %d times by %d stores\n%s", off, n, opened+7, log.String())

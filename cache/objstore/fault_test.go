@@ -1,4 +1,4 @@
-package objstoretest
+package objstore_test
 
 import (
 	"bytes"
@@ -10,12 +10,13 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 func TestFaultActions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
-		m := NewMem()
+		m := memstore.New()
 		data := []byte("0123456789")
 		o := m.PutBytes("d/k.jpg", data)
 		read := func(script string) ([]byte, error) {
@@ -58,7 +59,7 @@ func TestFaultActions(t *testing.T) {
 
 // TestFaultCounts: requests are counted for each key, or over all with total.
 func TestFaultCounts(t *testing.T) {
-	m := NewMem()
+	m := memstore.New()
 	a, b := m.PutBytes("a", []byte("x")), m.PutBytes("b", []byte("x"))
 	for _, c := range []struct{ script, want string }{
 		{"read * 2 503", "..xx..."}, // a b a b a b a

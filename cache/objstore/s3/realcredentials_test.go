@@ -1,4 +1,4 @@
-package s3server_test
+package s3_test
 
 import (
 	"bytes"
@@ -17,13 +17,6 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore/stores"
 	"github.com/shoalfs/shoal/lab/rig/s3server"
 )
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 // filled starts a server with a bucket of n objects of 1,000 bytes, object i of bytes i+1.
 func filled(t *testing.T, n int, o s3server.Options) (*s3server.Server, *minio.Client, []objstore.Object) {

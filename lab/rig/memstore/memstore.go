@@ -1,4 +1,6 @@
-package objstoretest
+// Package memstore is an object store in memory, for tests of what lies above stores, and the model that stores are
+// compared with.
+package memstore
 
 import (
 	"context"
@@ -13,8 +15,7 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 )
 
-// Mem is a store in memory, for tests and as the model that other stores are compared with. It accepts any key, even
-// those impossible in a file system ("a//b", "a" beside "a/b", "..").
+// Mem accepts any key, even those impossible in a file system ("a//b", "a" beside "a/b", "..").
 type Mem struct {
 	mu      sync.RWMutex
 	objects map[string]memObject
@@ -27,8 +28,8 @@ type memObject struct {
 	data []byte // never written to after Put
 }
 
-// NewMem returns an empty store.
-func NewMem() *Mem {
+// New returns an empty store.
+func New() *Mem {
 	return &Mem{objects: make(map[string]memObject), uploads: make(map[*memUpload]struct{})}
 }
 
@@ -242,6 +243,23 @@ func Listing(objects ...objstore.Object) iter.Seq2[objstore.Object, error] {
 			}
 		}
 	}
+}
+
+type tb interface { // also rapid's
+	Helper()
+	Fatalf(format string, args ...any)
+}
+
+// Collect returns the entries of a listing.
+func Collect(t tb, seq iter.Seq2[objstore.Object, error]) (list []objstore.Object) {
+	t.Helper()
+	for o, err := range seq {
+		if err != nil {
+			t.Fatalf("listing after %d keys: %v", len(list), err)
+		}
+		list = append(list, o)
+	}
+	return list
 }
 
 // List implements [objstore.Reader]. It lists a snapshot from the start of the loop.
