@@ -1,7 +1,6 @@
 package gpuingest
 
 import (
-	"fmt"
 	"image"
 	"math"
 	"strconv"
@@ -97,31 +96,27 @@ type randomRotation struct {
 	fill    [3]uint8
 }
 
-func buildRotation(a *args) (_ operation, err error) {
+func buildRotation(a *args) operation {
 	o := &randomRotation{}
-	switch v := a.val["degrees"]; {
-	case v.number() && v.num >= 0 && v.num <= 1e6:
-		o.degrees = [2]float64{-v.num, v.num}
-	case v.kind == 't' && len(v.list) == 2 && v.list[0].number() && v.list[1].number() && v.list[0].num <= v.list[1].num && math.Abs(v.list[0].num) <= 1e6 && math.Abs(v.list[1].num) <= 1e6:
-		o.degrees = [2]float64{v.list[0].num, v.list[1].num}
-	default:
-		return nil, a.bad(v, "degrees must be a number of at least 0, or (min, max)")
+	v := a.val["degrees"]
+	pair, ok := v.pair()
+	if v.number() {
+		pair, ok = [2]float64{-v.num, v.num}, v.num >= 0
 	}
-	switch v := a.val["center"]; {
-	case v.kind == 'n':
-	case v.kind == 't' && len(v.list) == 2 && v.list[0].number() && v.list[1].number() && math.Abs(v.list[0].num) <= maxSide && math.Abs(v.list[1].num) <= maxSide:
-		o.centre = &[2]float64{v.list[0].num, v.list[1].num}
-	default:
-		return nil, a.bad(v, "center must be None or (x, y)")
+	if !ok || pair[0] > pair[1] || pair[0] < -1e6 || pair[1] > 1e6 {
+		a.bad(v, "degrees must be a number of at least 0, or (min, max)")
 	}
-	if o.expand, err = a.truth("expand"); err != nil {
-		return nil, err
+	o.degrees = pair
+	a.val["degrees"] = tuple(float, pair[:]...)
+	if v = a.val["center"]; v.kind != 'n' {
+		if pair, ok = v.pair(); !ok || math.Abs(pair[0]) > maxSide || math.Abs(pair[1]) > maxSide {
+			a.bad(v, "center must be None or (x, y)")
+		}
+		o.centre = &pair
+		a.val["center"] = tuple(float, pair[:]...)
 	}
-	if o.filter, err = a.interpolation(); err != nil {
-		return nil, err
-	}
-	o.fill, err = a.fill()
-	return o, err
+	o.expand, o.filter, o.fill = a.truth("expand"), a.interpolation(), a.fill()
+	return o
 }
 
 func (o *randomRotation) draw(steps []step, size image.Point, r *Rand) []step {
@@ -134,17 +129,3 @@ func (o *randomRotation) out(in image.Point) image.Point {
 	}
 	return in
 }
-
-func (o *randomRotation) String() string {
-	expand, centre := "False", "None"
-	if o.expand {
-		expand = "True"
-	}
-	if o.centre != nil {
-		centre = "(" + pyFloat(o.centre[0]) + ", " + pyFloat(o.centre[1]) + ")"
-	}
-	return fmt.Sprintf("RandomRotation(degrees=(%s, %s), interpolation='%s', expand=%s, center=%s, fill=%s)",
-		pyFloat(o.degrees[0]), pyFloat(o.degrees[1]), o.filter, expand, centre, triple(o.fill))
-}
-
-func triple(v [3]uint8) string { return fmt.Sprintf("(%d, %d, %d)", v[0], v[1], v[2]) }

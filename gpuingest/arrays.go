@@ -2,11 +2,8 @@ package gpuingest
 
 import (
 	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"slices"
-	"strings"
 )
 
 // Array is the Ingest of samples that are one array each: npy, npz, safetensors, or bare numbers. Without crop and
@@ -21,6 +18,7 @@ type Array struct {
 	axes    []int  // of the row, as in numpy's transpose; nil: as stored
 	rawType string // raw_array's
 	stored  []int  // raw_array's, with one -1 at most
+	text    string // the source's canonical form
 	out     []int
 }
 
@@ -74,21 +72,16 @@ func compileArray(p *parser, calls []call) (Ingest, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Array{source: c.name}
-	if t.shape, err = a.dims("shape", false); err != nil {
-		return nil, err
+	t := &Array{source: c.name, shape: a.dims("shape", false)}
+	for _, name := range []string{"key", "name"} {
+		if _, ok := a.val[name]; ok {
+			t.key = a.text(name)
+		}
 	}
-	if v, ok := a.val["key"]; ok {
-		t.key, err = a.text(v, "key")
-	} else if v, ok := a.val["name"]; ok {
-		t.key, err = a.text(v, "name")
+	if t.fit(a); a.err != nil {
+		return nil, a.err
 	}
-	if err != nil {
-		return nil, err
-	}
-	if err := t.fit(a); err != nil {
-		return nil, err
-	}
+	t.text = a.String()
 	for _, c := range calls[1:] {
 		if err := t.step(p, c); err != nil {
 			return nil, err
@@ -110,37 +103,28 @@ func compileArray(p *parser, calls []call) (Ingest, error) {
 }
 
 // fit parses how arrays of other shapes become rows.
-func (t *Array) fit(a *args) error {
-	switch v := a.val["crop"]; {
-	case v.kind == 'n':
-	case v.kind == 's' && (v.str == "center" || v.str == "random"):
-		t.crop = v.str
-	default:
-		return a.bad(v, "crop must be None, 'center' or 'random'")
-	}
+func (t *Array) fit(a *args) {
+	t.crop = a.crop("center", "random")
 	switch v := a.val["pad"]; {
 	case v.kind == 'n':
 	case v.number() || v.kind == 'b':
 		t.pad = &v
 	default:
-		return a.bad(v, "pad must be None or the padding value")
+		a.bad(v, "pad must be None or the padding value")
 	}
 	v, ok := a.val["dtype"]
 	if !ok {
-		return nil
+		return
 	}
 	if t.rawType, ok = typeNamed(v.str); v.kind != 's' || !ok {
-		return a.bad(v, "dtype must be a type such as 'float32'")
+		a.bad(v, "dtype must be a type such as 'float32'")
 	}
-	if a.val["stored"].kind == 'n' {
-		t.stored = t.shape
-		return nil
+	a.val["dtype"] = value{kind: 's', str: t.rawType}
+	if v = a.val["stored"]; v.kind == 'n' {
+		t.stored, a.val["stored"] = t.shape, a.val["shape"]
+	} else if t.stored = a.dims("stored", true); len(t.stored) != len(t.shape) {
+		a.bad(v, "stored has %d dimensions, shape %d", len(t.stored), len(t.shape))
 	}
-	var err error
-	if t.stored, err = a.dims("stored", true); err == nil && len(t.stored) != len(t.shape) {
-		err = a.bad(a.val["stored"], "stored has %d dimensions, shape %d", len(t.stored), len(t.shape))
-	}
-	return err
 }
 
 // step parses one word after the source.
@@ -182,51 +166,23 @@ func (t *Array) step(p *parser, c call) error {
 }
 
 // dims parses a shape. open allows one -1.
-func (a *args) dims(name string, open bool) ([]int, error) {
+func (a *args) dims(name string, open bool) (shape []int) {
 	v := a.val[name]
 	list := v.list
 	if v.kind == 'i' {
 		list = []value{v}
 	}
 	if len(list) == 0 || len(list) > maxDims {
-		return nil, a.bad(v, "%s must be a tuple of 1 to %d sizes", name, maxDims)
+		a.bad(v, "%s must be a tuple of 1 to %d sizes", name, maxDims)
 	}
-	var shape []int
 	for _, x := range list {
 		if x.kind != 'i' || x.num > maxOut || x.num < 1 && !(open && x.num == -1 && !slices.Contains(shape, -1)) {
-			return nil, a.bad(x, "%s must contain whole numbers from 1", name)
+			a.bad(x, "%s must contain whole numbers from 1", name)
 		}
 		shape = append(shape, int(x.num))
 	}
-	return shape, nil
-}
-
-// text parses a string that can be quoted again.
-func (a *args) text(v value, name string) (string, error) {
-	if v.kind != 's' || v.str == "" {
-		return "", a.bad(v, "%s must be a name in quotes", name)
-	}
-	return v.str, nil
-}
-
-// quote writes a string of a SPEC; no string holds both quotes.
-func quote(s string) string {
-	if strings.Contains(s, "'") {
-		return `"` + s + `"`
-	}
-	return "'" + s + "'"
-}
-
-// tuple writes sizes as Python does.
-func tuple(list []int) string {
-	parts := make([]string, len(list))
-	for i, n := range list {
-		parts[i] = fmt.Sprint(n)
-	}
-	if len(parts) == 1 {
-		return "(" + parts[0] + ",)"
-	}
-	return "(" + strings.Join(parts, ", ") + ")"
+	a.val[name] = tuple(number, shape...)
+	return shape
 }
 
 // byteSize returns the length of an array, false if it has more than 2^40 bytes.
@@ -243,39 +199,15 @@ func byteSize(shape []int, dtype string) (int64, bool) {
 
 // String implements Ingest.
 func (t *Array) String() string {
-	var b strings.Builder
-	b.WriteString(t.source + "(")
-	switch t.source {
-	case "npz":
-		b.WriteString("key=" + quote(t.key) + ", ")
-	case "safetensors":
-		b.WriteString("name=" + quote(t.key) + ", ")
-	}
-	b.WriteString("shape=" + tuple(t.shape))
-	if t.source == "raw_array" {
-		b.WriteString(", dtype=" + quote(t.rawType) + ", stored=" + tuple(t.stored))
-	}
-	crop, pad := "None", "None"
-	if t.crop != "" {
-		crop = quote(t.crop)
-	}
-	if t.pad != nil {
-		pad = t.pad.String()
-	}
-	b.WriteString(", crop=" + crop + ", pad=" + pad + ")")
+	s := t.text
 	if t.axes != nil {
-		b.WriteString("|transpose" + tuple(t.axes))
+		s += "|transpose" + tuple(number, t.axes...).String()
 	}
-	return b.String() + "|" + shortType(t.dtype)
+	return s + "|" + shortType(t.dtype)
 }
 
 // Hash implements Ingest.
-func (t *Array) Hash() string { return hashOf(t) }
-
-func hashOf(t fmt.Stringer) string {
-	sum := sha256.Sum256([]byte(t.String()))
-	return hex.EncodeToString(sum[:])
-}
+func (t *Array) Hash() string { return hashOf(t.String()) }
 
 // Layout implements Ingest.
 func (t *Array) Layout() string { return "" }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"io"
 	"math"
 	"sync"
@@ -15,7 +14,7 @@ import (
 // Audio is the Ingest of sound: WAV and FLAC become fp32 of channels x samples in [-1, 1], cut or padded to one
 // length. The field "length" is the number of samples that belong to the recording.
 type Audio struct {
-	seconds  float64
+	text     string // the canonical form
 	rate     int
 	channels int
 	samples  int
@@ -45,55 +44,24 @@ func compileAudio(p *parser, calls []call) (Ingest, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Audio{filters: map[int]*resampler{}}
-	whole := func(name string, most int) (int, error) {
-		v := a.val[name]
-		if v.kind != 'i' || v.num < 1 || v.num > float64(most) {
-			return 0, a.bad(v, "%s must be a whole number from 1 to %d", name, most)
-		}
-		return int(v.num), nil
-	}
-	if t.rate, err = whole("rate", maxRate); err != nil {
-		return nil, err
-	}
-	if t.channels, err = whole("channels", maxChannels); err != nil {
-		return nil, err
-	}
+	t := &Audio{filters: map[int]*resampler{}, rate: a.integer("rate", 1, maxRate), channels: a.integer("channels", 1, maxChannels)}
 	v := a.val["seconds"]
 	n := math.RoundToEven(v.num * float64(t.rate))
 	if !v.number() || n < 1 || n*4*float64(t.channels) > maxOut {
-		return nil, a.bad(v, "seconds times rate is a number of samples, at least 1, in at most %d bytes", maxOut)
+		a.bad(v, "seconds times rate is a number of samples, at least 1, in at most %d bytes", maxOut)
 	}
-	t.seconds, t.samples = v.num, int(n)
-	switch v := a.val["crop"]; {
-	case v.kind == 's' && (v.str == "start" || v.str == "center" || v.str == "random"):
-		t.crop = v.str
-	case v.kind != 'n':
-		return nil, a.bad(v, "crop must be 'random', 'center', 'start' or None")
-	}
-	for name, to := range map[string]*bool{"pad": &t.pad, "resample": &t.resample} {
-		if v := a.val[name]; v.kind == 'b' {
-			*to = v.num != 0
-		} else {
-			return nil, a.bad(v, "%s must be True or False", name)
-		}
-	}
-	return t, nil
+	a.val["seconds"] = float(v.num)
+	t.samples, t.crop = int(n), a.crop("random", "center", "start")
+	t.pad, t.resample = a.truth("pad"), a.truth("resample")
+	t.text = a.String()
+	return t, a.err
 }
 
 // String implements Ingest.
-func (t *Audio) String() string {
-	crop := "None"
-	if t.crop != "" {
-		crop = quote(t.crop)
-	}
-	flag := map[bool]string{true: "True", false: "False"}
-	return fmt.Sprintf("audio(seconds=%s, rate=%d, channels=%d, crop=%s, pad=%s, resample=%s)",
-		pyFloat(t.seconds), t.rate, t.channels, crop, flag[t.pad], flag[t.resample])
-}
+func (t *Audio) String() string { return t.text }
 
 // Hash implements Ingest.
-func (t *Audio) Hash() string { return hashOf(t) }
+func (t *Audio) Hash() string { return hashOf(t.text) }
 
 // Layout implements Ingest.
 func (t *Audio) Layout() string { return "" }

@@ -1,7 +1,6 @@
 package gpuingest
 
 import (
-	"fmt"
 	"image"
 	"math"
 	"strings"
@@ -93,6 +92,7 @@ func (s *space) magnitude(d deed, n, i int, size image.Point) float64 {
 
 // canvas says how moved pictures are sampled and filled.
 type canvas struct {
+	sameSize
 	filter jpeg.Filter
 	fill   [3]uint8
 	v2     bool
@@ -147,17 +147,8 @@ func (c *canvas) do(steps []step, d deed, magnitude float64, size image.Point) [
 	return steps
 }
 
-func (c *canvas) read(a *args) (err error) {
-	if c.filter, err = a.interpolation(); err != nil {
-		return err
-	}
-	c.v2 = a.p.v2
-	c.fill, err = a.fill()
-	return err
-}
-
-func (c *canvas) String() string {
-	return fmt.Sprintf("interpolation='%s', fill=%s", c.filter, triple(c.fill))
+func (a *args) canvas() canvas {
+	return canvas{filter: a.interpolation(), fill: a.fill(), v2: a.p.v2}
 }
 
 // maxDeeds and maxBins bound the arguments of an augmentation.
@@ -172,18 +163,10 @@ type randAugment struct {
 	n, magnitude, bins int
 }
 
-func buildRandAugment(a *args) (_ operation, err error) {
-	o := &randAugment{}
-	if o.n, err = a.integer("num_ops", 0, maxDeeds); err != nil {
-		return nil, err
-	}
-	if o.bins, err = a.integer("num_magnitude_bins", 2, maxBins); err != nil {
-		return nil, err
-	}
-	if o.magnitude, err = a.integer("magnitude", 0, o.bins-1); err != nil {
-		return nil, err
-	}
-	return o, o.read(a)
+func buildRandAugment(a *args) operation {
+	o := &randAugment{n: a.integer("num_ops", 0, maxDeeds), bins: a.integer("num_magnitude_bins", 2, maxBins)}
+	o.magnitude, o.canvas = a.integer("magnitude", 0, o.bins-1), a.canvas()
+	return o
 }
 
 func (o *randAugment) draw(steps []step, size image.Point, r *Rand) []step {
@@ -198,24 +181,14 @@ func (o *randAugment) draw(steps []step, size image.Point, r *Rand) []step {
 	return steps
 }
 
-func (o *randAugment) out(in image.Point) image.Point { return in }
-
-func (o *randAugment) String() string {
-	return fmt.Sprintf("RandAugment(num_ops=%d, magnitude=%d, num_magnitude_bins=%d, %s)", o.n, o.magnitude, o.bins, &o.canvas)
-}
-
 // trivialAugment is torchvision's TrivialAugmentWide: one operation of any magnitude.
 type trivialAugment struct {
 	canvas
 	bins int
 }
 
-func buildTrivialAugment(a *args) (_ operation, err error) {
-	o := &trivialAugment{}
-	if o.bins, err = a.integer("num_magnitude_bins", 2, maxBins); err != nil {
-		return nil, err
-	}
-	return o, o.read(a)
+func buildTrivialAugment(a *args) operation {
+	return &trivialAugment{bins: a.integer("num_magnitude_bins", 2, maxBins), canvas: a.canvas()}
 }
 
 func (o *trivialAugment) draw(steps []step, size image.Point, r *Rand) []step {
@@ -229,19 +202,13 @@ func (o *trivialAugment) draw(steps []step, size image.Point, r *Rand) []step {
 	return o.do(steps, d, m, size)
 }
 
-func (o *trivialAugment) out(in image.Point) image.Point { return in }
-
-func (o *trivialAugment) String() string {
-	return fmt.Sprintf("TrivialAugmentWide(num_magnitude_bins=%d, %s)", o.bins, &o.canvas)
-}
-
 // autoAugment is torchvision's: one of a policy's pairs of operations.
 type autoAugment struct {
 	canvas
 	policy string
 }
 
-func buildAutoAugment(a *args) (operation, error) {
+func buildAutoAugment(a *args) operation {
 	o := &autoAugment{}
 	v := a.val["policy"]
 	for name := range policies {
@@ -250,9 +217,11 @@ func buildAutoAugment(a *args) (operation, error) {
 		}
 	}
 	if o.policy == "" {
-		return nil, a.bad(v, "policy must be 'imagenet', 'cifar10' or 'svhn'")
+		a.bad(v, "policy must be 'imagenet', 'cifar10' or 'svhn'")
 	}
-	return o, o.read(a)
+	a.val["policy"] = value{kind: 's', str: o.policy}
+	o.canvas = a.canvas()
+	return o
 }
 
 func (o *autoAugment) draw(steps []step, size image.Point, r *Rand) []step {
@@ -273,10 +242,4 @@ func (o *autoAugment) draw(steps []step, size image.Point, r *Rand) []step {
 		steps = o.do(steps, q.deed, m, size)
 	}
 	return steps
-}
-
-func (o *autoAugment) out(in image.Point) image.Point { return in }
-
-func (o *autoAugment) String() string {
-	return fmt.Sprintf("AutoAugment(policy='%s', %s)", o.policy, &o.canvas)
 }

@@ -108,13 +108,14 @@ func (p *picture) pad(s *step) error {
 
 // jitter is torchvision's ColorJitter: up to four changes in random order.
 type jitter struct {
+	sameSize
 	on     [4]bool // brightness, contrast, saturation, hue
 	ranges [4][2]float64
 }
 
 var jitterNames = [4]string{"brightness", "contrast", "saturation", "hue"}
 
-func buildJitter(a *args) (operation, error) {
+func buildJitter(a *args) operation {
 	o := &jitter{}
 	for i, name := range jitterNames {
 		v := a.val[name]
@@ -122,23 +123,21 @@ func buildJitter(a *args) (operation, error) {
 		if name == "hue" {
 			centre, low, top = 0, -0.5, 0.5
 		}
-		r := &o.ranges[i]
+		r, ok := v.pair()
 		switch {
 		case v.number() && v.num >= 0 && v.num <= top:
-			*r = [2]float64{max(centre-v.num, low), centre + v.num}
-		case v.kind == 't' && len(v.list) == 2 && v.list[0].number() && v.list[1].number():
-			*r = [2]float64{v.list[0].num, v.list[1].num}
-			if r[0] < low || r[0] > r[1] || r[1] > top {
-				return nil, a.bad(v, "%s must be (min, max) with %g <= min <= max <= %g", name, low, top)
-			}
-		case centre == 0:
-			return nil, a.bad(v, "hue must be one number from 0 to 0.5, or (min, max) within -0.5 to 0.5")
-		default:
-			return nil, a.bad(v, "%s must be a number of at least 0, or (min, max)", name)
+			r = [2]float64{max(centre-v.num, low), centre + v.num}
+		case ok && (r[0] < low || r[0] > r[1] || r[1] > top):
+			a.bad(v, "%s must be (min, max) with %g <= min <= max <= %g", name, low, top)
+		case !ok && centre == 0:
+			a.bad(v, "hue must be one number from 0 to 0.5, or (min, max) within -0.5 to 0.5")
+		case !ok:
+			a.bad(v, "%s must be a number of at least 0, or (min, max)", name)
 		}
-		o.on[i] = r[0] != r[1] || r[0] != centre
+		o.ranges[i], o.on[i] = r, r[0] != r[1] || r[0] != centre
+		a.val[name] = tuple(float, r[:]...)
 	}
-	return o, nil
+	return o
 }
 
 func (o *jitter) draw(steps []step, _ image.Point, r *Rand) []step {
@@ -159,36 +158,28 @@ func (o *jitter) draw(steps []step, _ image.Point, r *Rand) []step {
 	return steps
 }
 
-func (o *jitter) out(in image.Point) image.Point { return in }
-
-func (o *jitter) String() string {
-	q := o.ranges
-	pair := func(i int) string { return "(" + pyFloat(q[i][0]) + ", " + pyFloat(q[i][1]) + ")" }
-	return fmt.Sprintf("ColorJitter(brightness=%s, contrast=%s, saturation=%s, hue=%s)", pair(0), pair(1), pair(2), pair(3))
-}
-
 // recolouring is one change of colour with a probability: RandomGrayscale, RandomInvert, ...
 type recolouring struct {
-	name   string
-	arg    string // the amount's name, empty if there is none
-	colour colour
-	amount float64
-	p      float64
+	sameSize
+	colour    colour
+	amount, p float64
 }
 
-// buildRecolouring returns the builder of an operation whose amount is between lo and hi.
-func buildRecolouring(name, arg string, c colour, lo, hi float64) func(a *args) (operation, error) {
-	return func(a *args) (_ operation, err error) {
-		o := &recolouring{name: name, arg: arg, colour: c}
-		if arg != "" {
+// buildRecolouring returns the builder of an operation whose first parameter, if that is not p, is an amount from lo to hi.
+func buildRecolouring(c colour, lo, hi float64) func(a *args) operation {
+	return func(a *args) operation {
+		o := &recolouring{colour: c}
+		if arg := a.list[0].name; arg != "p" {
 			v := a.val[arg]
 			if !v.number() || v.num < lo || v.num > hi || c == posterize && v.kind != 'i' {
-				return nil, a.bad(v, "%s must be a number from %g to %g", arg, lo, hi)
+				a.bad(v, "%s must be a number from %g to %g", arg, lo, hi)
 			}
-			o.amount = v.num
+			if o.amount = v.num; c != posterize {
+				a.val[arg] = float(v.num)
+			}
 		}
-		o.p, err = a.probability("p")
-		return o, err
+		o.p = a.probability("p")
+		return o
 	}
 }
 
@@ -199,38 +190,23 @@ func (o *recolouring) draw(steps []step, _ image.Point, r *Rand) []step {
 	return steps
 }
 
-func (o *recolouring) out(in image.Point) image.Point { return in }
-
-func (o *recolouring) String() string {
-	switch {
-	case o.arg == "":
-		return fmt.Sprintf("%s(p=%s)", o.name, pyFloat(o.p))
-	case o.colour == posterize:
-		return fmt.Sprintf("%s(%s=%d, p=%s)", o.name, o.arg, int(o.amount), pyFloat(o.p))
-	}
-	return fmt.Sprintf("%s(%s=%s, p=%s)", o.name, o.arg, pyFloat(o.amount), pyFloat(o.p))
-}
-
 // grayscale is torchvision's Grayscale(3).
-type grayscale struct{}
+type grayscale struct{ sameSize }
 
-func buildGrayscale(a *args) (operation, error) {
+func buildGrayscale(a *args) operation {
 	if v := a.val["num_output_channels"]; v.kind != 'i' || v.num != 3 {
-		return nil, a.bad(v, "samples have three channels: write Grayscale(3)")
+		a.bad(v, "samples have three channels: write Grayscale(3)")
 	}
-	return grayscale{}, nil
+	return grayscale{}
 }
 
 func (grayscale) draw(steps []step, _ image.Point, _ *Rand) []step {
 	return append(steps, step{kind: stepColour, colour: grey})
 }
 
-func (grayscale) out(in image.Point) image.Point { return in }
-
-func (grayscale) String() string { return "Grayscale(num_output_channels=3)" }
-
 // gaussianBlur is torchvision's, with a random sigma.
 type gaussianBlur struct {
+	sameSize
 	kernel image.Point
 	sigma  [2]float64
 }
@@ -238,36 +214,26 @@ type gaussianBlur struct {
 // maxKernel bounds a blur's kernel, since the cost is proportional to it.
 const maxKernel = 255
 
-func buildBlur(a *args) (_ operation, err error) {
-	o := &gaussianBlur{}
+func buildBlur(a *args) operation {
 	v := a.val["kernel_size"]
-	k := v.list
-	if v.kind == 'i' {
-		k = []value{v}
-	}
-	if len(k) != 1 && len(k) != 2 {
-		return nil, a.bad(v, "kernel_size must be one odd number, or (width, height)")
+	k := v.spread(2, 1, 2)
+	if k == nil {
+		a.bad(v, "kernel_size must be one odd number, or (width, height)")
+		return nil
 	}
 	for _, x := range k {
 		if x.kind != 'i' || x.num < 1 || x.num > maxKernel || int(x.num)%2 == 0 {
-			return nil, a.bad(x, "kernel_size must be an odd number from 1 to %d", maxKernel)
+			a.bad(x, "kernel_size must be an odd number from 1 to %d", maxKernel)
 		}
 	}
-	o.kernel = image.Pt(int(k[0].num), int(k[len(k)-1].num))
+	a.val["kernel_size"] = value{kind: 't', list: k}
 	if s := a.val["sigma"]; s.number() && s.num >= 1e-3 && s.num <= 1e4 {
-		o.sigma = [2]float64{s.num, s.num}
-		return o, nil
+		s.kind, s.list = 't', []value{s, s}
+		a.val["sigma"] = s
 	}
-	o.sigma, err = a.interval("sigma", 1e4)
-	return o, err
+	return &gaussianBlur{kernel: image.Pt(int(k[0].num), int(k[1].num)), sigma: a.interval("sigma", 1e4)}
 }
 
 func (o *gaussianBlur) draw(steps []step, _ image.Point, r *Rand) []step {
 	return append(steps, step{kind: stepColour, colour: blur, size: o.kernel, amount: r.Uniform(o.sigma[0], o.sigma[1])})
-}
-
-func (o *gaussianBlur) out(in image.Point) image.Point { return in }
-
-func (o *gaussianBlur) String() string {
-	return fmt.Sprintf("GaussianBlur(kernel_size=(%d, %d), sigma=(%s, %s))", o.kernel.X, o.kernel.Y, pyFloat(o.sigma[0]), pyFloat(o.sigma[1]))
 }

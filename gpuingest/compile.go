@@ -17,11 +17,25 @@ type param struct {
 	def  string // default as a literal; empty: required
 }
 
-// args are an operation's arguments by name, including defaults.
+// args are an operation's arguments by name, including defaults. Who reads one puts its canonical form in its place. The
+// first error is kept.
 type args struct {
-	p   *parser
-	of  call
-	val map[string]value
+	p    *parser
+	of   call
+	list []param
+	val  map[string]value
+	err  error
+}
+
+// String is the canonical form of the call, once all arguments have been read.
+func (a *args) String() string {
+	var parts []string
+	for _, q := range a.list {
+		if q.name != "inplace" { // makes no difference
+			parts = append(parts, q.name+"="+a.val[q.name].String())
+		}
+	}
+	return a.of.name + "(" + strings.Join(parts, ", ") + ")"
 }
 
 // maxSide bounds sizes in a SPEC, in pixels; maxOut bounds a sample's bytes.
@@ -34,84 +48,33 @@ const (
 // operationKind says how an operation is built from its arguments.
 type operationKind struct {
 	params []param
-	build  func(a *args) (operation, error)
+	build  func(a *args) operation
 }
 
 // operations lists them with their parameters in torchvision's order.
 var operations = map[string]operationKind{
 	"RandomResizedCrop": {
 		[]param{{"size", ""}, {"scale", "(0.08, 1.0)"}, {"ratio", "(0.75, 1.3333333333333333)"}, {"interpolation", "'bilinear'"}, {"antialias", "True"}},
-		func(a *args) (operation, error) {
+		func(a *args) operation {
 			o := &randomResizedCrop{}
-			var err error
-			if o.h, o.w, err = a.hw("size"); err != nil {
-				return nil, err
-			}
-			if o.scale, err = a.interval("scale", 1); err != nil {
-				return nil, err
-			}
-			if o.ratio, err = a.interval("ratio", 1e4); err != nil {
-				return nil, err
-			}
-			o.filter, err = a.filter()
-			return o, err
+			o.h, o.w = a.hw("size")
+			o.scale, o.ratio, o.filter = a.interval("scale", 1), a.interval("ratio", 1e4), a.filter()
+			return o
 		},
 	},
 	"Resize": {
 		[]param{{"size", ""}, {"interpolation", "'bilinear'"}, {"max_size", "None"}, {"antialias", "True"}},
-		func(a *args) (operation, error) {
-			filter, err := a.filter()
-			if err != nil {
-				return nil, err
-			}
-			size, limit := a.val["size"], a.val["max_size"]
-			if size.kind == 't' && len(size.list) == 2 {
-				if limit.kind != 'n' {
-					return nil, a.bad(limit, "max_size requires a size that is one number")
-				}
-				h, w, err := a.hw("size")
-				return &resizeTo{h, w, filter}, err
-			}
-			if size.kind == 't' && len(size.list) == 1 {
-				size = size.list[0]
-			}
-			n, err := a.side(size, "size")
-			if err != nil {
-				return nil, err
-			}
-			o := &resizeShort{short: n, filter: filter}
-			if limit.kind != 'n' {
-				if o.maxSize, err = a.side(limit, "max_size"); err != nil {
-					return nil, err
-				}
-				if o.maxSize <= n {
-					return nil, a.bad(limit, "max_size must exceed size")
-				}
-			}
-			return o, nil
-		},
+		buildResize,
 	},
 	"CenterCrop": {
 		[]param{{"size", ""}},
-		func(a *args) (operation, error) {
-			h, w, err := a.hw("size")
-			return &centerCrop{h, w}, err
+		func(a *args) operation {
+			h, w := a.hw("size")
+			return &centerCrop{h, w}
 		},
 	},
-	"RandomHorizontalFlip": {
-		[]param{{"p", "0.5"}},
-		func(a *args) (operation, error) {
-			p, err := a.probability("p")
-			return &randomFlip{p, stepMirror}, err
-		},
-	},
-	"RandomVerticalFlip": {
-		[]param{{"p", "0.5"}},
-		func(a *args) (operation, error) {
-			p, err := a.probability("p")
-			return &randomFlip{p, stepTurn}, err
-		},
-	},
+	"RandomHorizontalFlip": {[]param{{"p", "0.5"}}, buildFlip(stepMirror)},
+	"RandomVerticalFlip":   {[]param{{"p", "0.5"}}, buildFlip(stepTurn)},
 	"RandomCrop": {
 		[]param{{"size", ""}, {"padding", "None"}, {"pad_if_needed", "False"}, {"fill", "0"}, {"padding_mode", "'constant'"}},
 		buildRandomCrop,
@@ -128,13 +91,13 @@ var operations = map[string]operationKind{
 	"TrivialAugmentWide": {[]param{{"num_magnitude_bins", "31"}, {"interpolation", "'nearest'"}, {"fill", "None"}}, buildTrivialAugment},
 	"AutoAugment":        {[]param{{"policy", "'imagenet'"}, {"interpolation", "'nearest'"}, {"fill", "None"}}, buildAutoAugment},
 
-	"RandomGrayscale":       {[]param{{"p", "0.1"}}, buildRecolouring("RandomGrayscale", "", grey, 0, 0)},
-	"RandomInvert":          {[]param{{"p", "0.5"}}, buildRecolouring("RandomInvert", "", invert, 0, 0)},
-	"RandomAutocontrast":    {[]param{{"p", "0.5"}}, buildRecolouring("RandomAutocontrast", "", autoContrast, 0, 0)},
-	"RandomEqualize":        {[]param{{"p", "0.5"}}, buildRecolouring("RandomEqualize", "", equalize, 0, 0)},
-	"RandomPosterize":       {[]param{{"bits", ""}, {"p", "0.5"}}, buildRecolouring("RandomPosterize", "bits", posterize, 0, 8)},
-	"RandomSolarize":        {[]param{{"threshold", ""}, {"p", "0.5"}}, buildRecolouring("RandomSolarize", "threshold", solarize, 0, 256)},
-	"RandomAdjustSharpness": {[]param{{"sharpness_factor", ""}, {"p", "0.5"}}, buildRecolouring("RandomAdjustSharpness", "sharpness_factor", sharpness, 0, 1e4)},
+	"RandomGrayscale":       {[]param{{"p", "0.1"}}, buildRecolouring(grey, 0, 0)},
+	"RandomInvert":          {[]param{{"p", "0.5"}}, buildRecolouring(invert, 0, 0)},
+	"RandomAutocontrast":    {[]param{{"p", "0.5"}}, buildRecolouring(autoContrast, 0, 0)},
+	"RandomEqualize":        {[]param{{"p", "0.5"}}, buildRecolouring(equalize, 0, 0)},
+	"RandomPosterize":       {[]param{{"bits", ""}, {"p", "0.5"}}, buildRecolouring(posterize, 0, 8)},
+	"RandomSolarize":        {[]param{{"threshold", ""}, {"p", "0.5"}}, buildRecolouring(solarize, 0, 256)},
+	"RandomAdjustSharpness": {[]param{{"sharpness_factor", ""}, {"p", "0.5"}}, buildRecolouring(sharpness, 0, 1e4)},
 }
 
 var normalizeParams = []param{{"mean", ""}, {"std", ""}, {"inplace", "False"}, {"dtype", "'fp32'"}}
@@ -224,9 +187,8 @@ func Compile(spec string) (*Transform, error) {
 		return nil, err
 	}
 	if c.erase != nil {
-		if c.t.erase, err = buildErase(c.erase, c.t.dtype); err != nil {
-			return nil, err
-		}
+		c.t.erase = buildErase(c.erase, c.t.dtype)
+		return c.t, c.erase.err
 	}
 	return c.t, nil
 }
@@ -255,7 +217,7 @@ func (c *compiler) operation(of call, o operationKind) error {
 	if len(c.t.ops) == maxOps {
 		return c.p.fail(of.pos, len(of.name), "", "more than %d operations", maxOps)
 	}
-	blurs := func(o operation) bool { _, ok := o.(*gaussianBlur); return ok }
+	blurs := func(o compiled) bool { _, ok := o.operation.(*gaussianBlur); return ok }
 	if of.name == "RandomAdjustSharpness" && slices.ContainsFunc(c.t.ops, blurs) {
 		return c.p.fail(of.pos, len(of.name), "put it before GaussianBlur, or sharpen in the trainer",
 			"RandomAdjustSharpness after GaussianBlur, which differs from torchvision's in some values by one: that would grow")
@@ -264,11 +226,9 @@ func (c *compiler) operation(of call, o operationKind) error {
 	if err != nil {
 		return err
 	}
-	op, err := o.build(a)
-	if err == nil {
-		c.t.ops = append(c.t.ops, op)
-	}
-	return err
+	op := o.build(a)
+	c.t.ops = append(c.t.ops, compiled{op, a.String()})
+	return a.err
 }
 
 // word parses a word that is not a step on a picture: how it is decoded, and the form of the batch.
@@ -294,7 +254,8 @@ func (c *compiler) word(of call) (err error) {
 			if c.norm, err = bind(c.p, of, normalizeParams); err != nil {
 				return err
 			}
-			return t.setNorm(c.norm)
+			t.setNorm(c.norm)
+			return c.norm.err
 		})
 	case of.name == pillowWord:
 		return choose("version of Pillow", func() error {
@@ -349,9 +310,9 @@ func verticalFirst(p *parser, c call) (bool, error) {
 	v := a.val["version"]
 	i := slices.Index(pillowRules, pillowWord+"("+strings.TrimSuffix(v.String(), ".0")+")")
 	if i < 0 || !v.number() {
-		return false, a.bad(v, "the supported rules are those of Pillow 9.4 and 13: write pillow(9.4), pillow(13), or omit it for 9.4")
+		a.bad(v, "the supported rules are those of Pillow 9.4 and 13: write pillow(9.4), pillow(13), or omit it for 9.4")
 	}
-	return i == 1, nil
+	return i == 1, a.err
 }
 
 // fits computes the size of a sample, and checks that samples of that size form a batch.
@@ -375,7 +336,7 @@ func (t *Transform) fits(p *parser, calls []call, norm *args) error {
 
 // bind assigns arguments to parameters and adds defaults.
 func bind(p *parser, c call, params []param) (*args, error) {
-	a := &args{p: p, of: c, val: map[string]value{}}
+	a := &args{p: p, of: c, list: params, val: map[string]value{}}
 	names := make([]string, len(params))
 	for i, q := range params {
 		names[i] = q.name
@@ -426,137 +387,162 @@ func example(params []param) string {
 	return strings.Join(need, ", ")
 }
 
-func (a *args) bad(v value, format string, x ...any) error {
-	return a.p.fail(v.pos, v.len, "", "%s: %s, not %s", a.of.name, fmt.Sprintf(format, x...), v)
+// bad says what is wrong with an argument.
+func (a *args) bad(v value, format string, x ...any) {
+	if a.err == nil {
+		a.err = a.p.fail(v.pos, v.len, "", "%s: %s, not %s", a.of.name, fmt.Sprintf(format, x...), v)
+	}
 }
 
-func (a *args) side(v value, name string) (int, error) {
+func (a *args) side(v value, name string) int {
 	if v.kind != 'i' || v.num < 1 || v.num > maxSide {
-		return 0, a.bad(v, "%s must be a number of pixels from 1 to %d", name, maxSide)
+		a.bad(v, "%s must be a number of pixels from 1 to %d", name, maxSide)
 	}
-	return int(v.num), nil
+	return int(v.num)
 }
 
 // hw parses one side for both, (side,) or (height, width).
-func (a *args) hw(name string) (h, w int, err error) {
+func (a *args) hw(name string) (h, w int) {
 	v := a.val[name]
+	list := v.list
 	if v.kind != 't' {
-		h, err = a.side(v, name)
-		return h, h, err
+		list = []value{v}
+	} else if len(list) != 1 && len(list) != 2 {
+		a.bad(v, "%s must be one number or (height, width)", name)
+		return 0, 0
 	}
-	if len(v.list) != 1 && len(v.list) != 2 {
-		return 0, 0, a.bad(v, "%s must be one number or (height, width)", name)
-	}
-	if h, err = a.side(v.list[0], name); err != nil {
-		return 0, 0, err
-	}
-	w, err = a.side(v.list[len(v.list)-1], name)
-	return h, w, err
+	h, w = a.side(list[0], name), a.side(list[len(list)-1], name)
+	a.val[name] = tuple(number, h, w)
+	return h, w
 }
 
 // interval parses (min, max) with 0 < min <= max <= top.
-func (a *args) interval(name string, top float64) (r [2]float64, err error) {
+func (a *args) interval(name string, top float64) [2]float64 {
 	v := a.val[name]
-	if v.kind != 't' || len(v.list) != 2 || !v.list[0].number() || !v.list[1].number() ||
-		v.list[0].num < 1/1e6 || v.list[0].num > v.list[1].num || v.list[1].num > top {
-		return r, a.bad(v, "%s must be (min, max) with 0 < min <= max <= %g", name, top)
+	r, ok := v.pair()
+	if !ok || r[0] < 1/1e6 || r[0] > r[1] || r[1] > top {
+		a.bad(v, "%s must be (min, max) with 0 < min <= max <= %g", name, top)
 	}
-	return [2]float64{v.list[0].num, v.list[1].num}, nil
+	a.val[name] = tuple(float, r[:]...)
+	return r
 }
 
 // probability parses a number from 0 to 1.
-func (a *args) probability(name string) (float64, error) {
+func (a *args) probability(name string) float64 {
 	p := a.val[name]
 	if !p.number() || p.num < 0 || p.num > 1 {
-		return 0, a.bad(p, "%s must be a probability from 0 to 1", name)
+		a.bad(p, "%s must be a probability from 0 to 1", name)
 	}
-	return p.num, nil
+	a.val[name] = float(p.num)
+	return p.num
 }
 
 // truth parses True or False.
-func (a *args) truth(name string) (bool, error) {
+func (a *args) truth(name string) bool {
 	v := a.val[name]
 	if v.kind != 'b' {
-		return false, a.bad(v, "%s must be True or False", name)
+		a.bad(v, "%s must be True or False", name)
 	}
-	return v.num != 0, nil
+	return v.num != 0
 }
 
 // integer parses a whole number.
-func (a *args) integer(name string, lo, hi int) (int, error) {
+func (a *args) integer(name string, lo, hi int) int {
 	v := a.val[name]
 	if v.kind != 'i' || v.num < float64(lo) || v.num > float64(hi) {
-		return 0, a.bad(v, "%s must be a whole number from %d to %d", name, lo, hi)
+		a.bad(v, "%s must be a whole number from %d to %d", name, lo, hi)
 	}
-	return int(v.num), nil
+	return int(v.num)
 }
 
 // fill parses a colour: None, one number or (red, green, blue), 0 to 255, truncated to integers.
-func (a *args) fill() (c [3]uint8, err error) {
+func (a *args) fill() (c [3]uint8) {
 	v := a.val["fill"]
-	list := v.list
-	switch {
-	case v.kind == 'n':
-		return c, nil
-	case v.number():
-		list = []value{v}
-	case v.kind != 't' || len(list) != 1 && len(list) != 3:
-		return c, a.bad(v, "fill must be None, one number or (red, green, blue)")
-	}
-	for i := range c {
-		x := list[i%len(list)]
-		if !x.number() || x.num < 0 || x.num > 255 {
-			return c, a.bad(x, "fill must contain numbers from 0 to 255")
+	if list := v.spread(3, 1, 3); list == nil && v.kind != 'n' {
+		a.bad(v, "fill must be None, one number or (red, green, blue)")
+	} else {
+		for i, x := range list {
+			if !x.number() || x.num < 0 || x.num > 255 {
+				a.bad(x, "fill must contain numbers from 0 to 255")
+			}
+			c[i] = uint8(x.num)
 		}
-		c[i] = uint8(x.num)
 	}
-	return c, nil
+	a.val["fill"] = tuple(number, c[:]...)
+	return c
 }
 
 // interpolation parses one of torchvision's modes.
-func (a *args) interpolation() (jpeg.Filter, error) {
+func (a *args) interpolation() jpeg.Filter {
 	v := a.val["interpolation"]
 	name := strings.ToLower(strings.TrimPrefix(v.str, "InterpolationMode."))
 	for f := jpeg.Bilinear; f <= jpeg.Nearest; f++ {
 		if v.kind == 's' && name == f.String() {
-			return f, nil
+			a.val["interpolation"] = value{kind: 's', str: name}
+			return f
 		}
 	}
-	return 0, a.bad(v, "interpolation must be 'bilinear', 'bicubic' or 'nearest'")
+	a.bad(v, "interpolation must be 'bilinear', 'bicubic' or 'nearest'")
+	return 0
 }
 
 // filter parses interpolation, and rejects antialias=False: Pillow always antialiases.
-func (a *args) filter() (jpeg.Filter, error) {
+func (a *args) filter() jpeg.Filter {
 	if v := a.val["antialias"]; v.kind != 'n' && (v.kind != 'b' || v.num == 0) {
-		return 0, a.bad(v, "Pillow always resizes with antialias=True")
+		a.bad(v, "Pillow always resizes with antialias=True")
 	}
+	a.val["antialias"] = value{kind: 'b', num: 1}
 	return a.interpolation()
 }
 
+// oneOf parses one of several words.
+func (a *args) oneOf(name string, of ...string) string {
+	v := a.val[name]
+	if v.kind != 's' || !slices.Contains(of, v.str) {
+		a.bad(v, "%s must be one of '%s'", name, strings.Join(of, "', '"))
+	}
+	return v.str
+}
+
+// crop parses which part of a longer sample is used; "" for None: longer ones are bad.
+func (a *args) crop(of ...string) string {
+	v := a.val["crop"]
+	if v.kind != 'n' && (v.kind != 's' || !slices.Contains(of, v.str)) {
+		a.bad(v, "crop must be '%s' or None", strings.Join(of, "', '"))
+	}
+	return v.str
+}
+
+// text parses a name.
+func (a *args) text(name string) string {
+	v := a.val[name]
+	if v.kind != 's' || v.str == "" {
+		a.bad(v, "%s must be a name in quotes", name)
+	}
+	return v.str
+}
+
 // setNorm parses mean and std: three numbers, or one for all channels.
-func (t *Transform) setNorm(a *args) error {
-	read := func(name string, to *[3]float64, zero bool) error {
+func (t *Transform) setNorm(a *args) {
+	if t.norm = a.oneOf("dtype", "fp32", "fp16", "bf16"); t.norm == "fp32" {
+		a.list = a.list[:2] // the canonical form without dtype is the older one
+	}
+	read := func(name string, to *[3]float64, zero bool) {
 		v := a.val[name]
-		list := v.list
-		if v.kind != 't' || len(list) != 1 && len(list) != 3 {
-			return a.bad(v, "%s must be a tuple of 3 numbers, or of 1 for all channels", name)
+		list := v.spread(3, 1, 3)
+		if v.kind != 't' || list == nil {
+			a.bad(v, "%s must be a tuple of 3 numbers, or of 1 for all channels", name)
 		}
-		for c := range 3 {
-			x := list[c%len(list)]
+		for c, x := range list {
 			f := math.Abs(float64(rounded(float32(x.num), t.norm)))
 			if !x.number() || math.IsInf(f, 0) || !zero && f == 0 {
-				return a.bad(x, "%s must contain finite numbers of %s, and std no 0", name, t.norm)
+				a.bad(x, "%s must contain finite numbers of %s, and std no 0", name, t.norm)
 			}
 			to[c] = x.num
 		}
-		return nil
+		a.val[name] = tuple(float, to[:]...)
 	}
-	var err error
-	if t.norm, err = a.oneOf("dtype", "fp32", "fp16", "bf16"); err != nil {
-		return err
-	}
-	if err := read("mean", &t.mean, true); err != nil {
-		return err
-	}
-	return read("std", &t.std, false)
+	read("mean", &t.mean, true)
+	read("std", &t.std, false)
+	t.normText = a.String()
 }

@@ -41,7 +41,7 @@ func Split(spec string) (*HostPart, error) {
 	}
 	h := &HostPart{whole: t, first: len(t.ops)}
 	for h.first > 0 {
-		flip, ok := t.ops[h.first-1].(*randomFlip)
+		flip, ok := t.ops[h.first-1].operation.(*randomFlip)
 		if !ok || flip.kind != stepMirror {
 			break
 		}

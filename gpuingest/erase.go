@@ -1,7 +1,6 @@
 package gpuingest
 
 import (
-	"fmt"
 	"image"
 	"math"
 )
@@ -19,39 +18,27 @@ var eraseParams = []param{{"p", "0.5"}, {"scale", "(0.02, 0.33)"}, {"ratio", "(0
 type erasing struct {
 	p            float64
 	scale, ratio [2]float64
-	value        [3]float64
-	elements     [3][]byte // value as stored
+	elements     [3][]byte // the value as stored
+	text         string
 }
 
-func buildErase(a *args, dtype string) (*erasing, error) {
-	o := &erasing{}
-	var err error
-	if o.p, err = a.probability("p"); err != nil {
-		return nil, err
-	}
-	if o.scale, err = a.interval("scale", 1); err != nil {
-		return nil, err
-	}
-	if o.ratio, err = a.interval("ratio", 1e4); err != nil {
-		return nil, err
-	}
+func buildErase(a *args, dtype string) *erasing {
+	o := &erasing{p: a.probability("p"), scale: a.interval("scale", 1), ratio: a.interval("ratio", 1e4)}
 	v := a.val["value"]
-	list := v.list
-	if v.number() {
-		list = []value{v}
+	list := v.spread(3, 1, 3)
+	if list == nil {
+		a.bad(v, "value must be one number or (red, green, blue)")
 	}
-	if len(list) != 1 && len(list) != 3 {
-		return nil, a.bad(v, "value must be one number or (red, green, blue)")
-	}
-	for c := range 3 {
-		x := list[c%len(list)]
+	for c, x := range list {
 		if !x.number() || math.Abs(x.num) > math.MaxFloat32 || dtype == "uint8" && (x.num < 0 || x.num > 255) {
-			return nil, a.bad(x, "value must be finite, and 0 to 255 for uint8")
+			a.bad(x, "value must be finite, and 0 to 255 for uint8")
 		}
-		o.value[c] = x.num
+		list[c] = float(x.num)
 		o.elements[c] = element(dtype, x.num)
 	}
-	return o, nil
+	a.val["value"] = value{kind: 't', list: list}
+	o.text = a.String()
+	return o
 }
 
 // element converts a number to an element of a type, as torch does.
@@ -105,10 +92,4 @@ func (o *erasing) apply(dst []byte, t *Transform, r *Rand) {
 			}
 		}
 	}
-}
-
-func (o *erasing) String() string {
-	return fmt.Sprintf("RandomErasing(p=%s, scale=(%s, %s), ratio=(%s, %s), value=(%s, %s, %s))", pyFloat(o.p),
-		pyFloat(o.scale[0]), pyFloat(o.scale[1]), pyFloat(o.ratio[0]), pyFloat(o.ratio[1]),
-		pyFloat(o.value[0]), pyFloat(o.value[1]), pyFloat(o.value[2]))
 }

@@ -1,8 +1,6 @@
 package gpuingest
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"image"
@@ -93,19 +91,16 @@ func (j *joint) Layout() string { return j.picture.Layout() }
 func (j *joint) String() string {
 	var parts []string
 	if j.boxes != nil {
-		parts = append(parts, j.boxes.String())
+		parts = append(parts, j.boxes.text)
 	}
 	if j.mask != nil {
-		parts = append(parts, j.mask.String())
+		parts = append(parts, j.mask.text)
 	}
 	return strings.Join(append(parts, j.picture.String()), "|")
 }
 
 // Hash implements Ingest.
-func (j *joint) Hash() string {
-	sum := sha256.Sum256([]byte(j.String()))
-	return hex.EncodeToString(sum[:])
-}
+func (j *joint) Hash() string { return hashOf(j.String()) }
 
 // Make implements Ingest. Boxes and masks are parsed before the picture's pixels are decoded, which costs the most.
 func (j *joint) Make(src Sample, at Draw, row *Row) error {
@@ -147,27 +142,10 @@ func (s Sample) part(ext string) ([]byte, error) {
 var errNoPart = errors.New("the file is missing (same folder, same name up to the first dot)")
 
 // ext parses the extension of a part.
-func (a *args) ext(name string) (string, error) {
+func (a *args) ext(name string) string {
 	v := a.val[name]
 	if v.kind != 's' || v.str == "" || len(v.str) > 64 || strings.ContainsAny(v.str, `/|`) || v.str[0] == '.' {
-		return "", a.bad(v, "%s must be the extension of a file beside the picture, such as 'json' or 'mask.png'", name)
+		a.bad(v, "%s must be the extension of a file beside the picture, such as 'json' or 'mask.png'", name)
 	}
-	return v.str, nil
-}
-
-// oneOf parses one of several words.
-func (a *args) oneOf(name string, of ...string) (string, error) {
-	v := a.val[name]
-	if v.kind != 's' || !slices.Contains(of, v.str) {
-		return "", a.bad(v, "%s must be one of '%s'", name, strings.Join(of, "', '"))
-	}
-	return v.str, nil
-}
-
-// pyString writes a string literal. A SPEC's string contains at most one kind of quotes.
-func pyString(s string) string {
-	if strings.Contains(s, "'") {
-		return `"` + s + `"`
-	}
-	return "'" + s + "'"
+	return v.str
 }

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"image"
 	"math"
-	"strings"
+	"slices"
 	"sync"
 )
 
@@ -17,6 +17,7 @@ type detection struct {
 	max     int
 	minSize float64 // pixels of the result, width and height
 	minArea float64
+	text    string // the canonical form
 }
 
 // boxFormats are the formats of annotations, each with its usual extension.
@@ -45,73 +46,51 @@ func compileDetection(p *parser, c call) (*detection, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &detection{}
-	if d.format, err = a.oneOf("format", "coco", "voc", "yolo"); err != nil {
-		return nil, err
+	d := &detection{format: a.oneOf("format", "coco", "voc", "yolo")}
+	if a.val["boxes"].kind == 'n' {
+		a.val["boxes"] = value{kind: 's', str: boxFormats[d.format].ext}
 	}
-	if d.ext = boxFormats[d.format].ext; a.val["boxes"].kind != 'n' {
-		if d.ext, err = a.ext("boxes"); err != nil {
-			return nil, err
-		}
+	if a.err == nil {
+		d.ext = a.ext("boxes")
+		d.setClasses(a)
 	}
-	if err := d.setClasses(a); err != nil {
-		return nil, err
-	}
-	if d.max, err = a.integer("max_boxes", 1, maxBoxes); err != nil {
-		return nil, err
-	}
-	for name, to := range map[string]*float64{"min_size": &d.minSize, "min_area": &d.minArea} {
-		v := a.val[name]
+	d.max = a.integer("max_boxes", 1, maxBoxes)
+	for _, x := range []struct {
+		name string
+		to   *float64
+	}{{"min_size", &d.minSize}, {"min_area", &d.minArea}} {
+		v := a.val[x.name]
 		if !v.number() || v.num < 0 || v.num > maxSide*maxSide {
-			return nil, a.bad(v, "%s must be a number of pixels, 0 or more", name)
+			a.bad(v, "%s must be a number of pixels, 0 or more", x.name)
 		}
-		*to = v.num
+		*x.to, a.val[x.name] = v.num, float(v.num)
 	}
-	return d, nil
+	d.text = a.String()
+	return d, a.err
 }
 
-func (d *detection) setClasses(a *args) error {
+func (d *detection) setClasses(a *args) {
 	v := a.val["classes"]
-	if v.kind == 'n' {
-		if d.format == "voc" {
-			return a.p.fail(a.of.pos, len(a.of.name), "write classes=('aeroplane', 'bicycle', ...), in the order of their labels", "format 'voc' has names of classes and no numbers")
-		}
-		return nil
-	}
-	if d.format != "voc" {
-		return a.bad(v, "classes are only for format 'voc'; '%s' has numbers", d.format)
-	}
-	if v.kind == 's' {
+	switch {
+	case v.kind == 'n' && d.format == "voc":
+		a.err = a.p.fail(a.of.pos, len(a.of.name), "write classes=('aeroplane', 'bicycle', ...), in the order of their labels", "format 'voc' has names of classes and no numbers")
+	case v.kind == 'n':
+		return
+	case d.format != "voc":
+		a.bad(v, "classes are only for format 'voc'; '%s' has numbers", d.format)
+	case v.kind == 's':
 		v.list = []value{v}
 	}
-	seen := map[string]bool{}
 	for _, x := range v.list {
-		if x.kind != 's' || x.str == "" || seen[x.str] {
-			return a.bad(x, "classes must be a tuple of names, each once")
+		if x.kind != 's' || x.str == "" || slices.Contains(d.classes, x.str) {
+			a.bad(x, "classes must be a tuple of names, each once")
 		}
-		seen[x.str] = true
 		d.classes = append(d.classes, x.str)
 	}
 	if len(d.classes) == 0 {
-		return a.bad(v, "classes must be a tuple of names, one or more")
+		a.bad(v, "classes must be a tuple of names, one or more")
 	}
-	return nil
-}
-
-// String is the canonical form.
-func (d *detection) String() string {
-	classes := "None"
-	if len(d.classes) == 1 {
-		classes = "(" + pyString(d.classes[0]) + ",)"
-	} else if d.classes != nil {
-		quoted := make([]string, len(d.classes))
-		for i, c := range d.classes {
-			quoted[i] = pyString(c)
-		}
-		classes = "(" + strings.Join(quoted, ", ") + ")"
-	}
-	return fmt.Sprintf("Detection(boxes=%s, format='%s', classes=%s, max_boxes=%d, min_size=%s, min_area=%s)",
-		pyString(d.ext), d.format, classes, d.max, pyFloat(d.minSize), pyFloat(d.minArea))
+	a.val["classes"] = value{kind: 't', list: v.list}
 }
 
 func (d *detection) fields() []Field {

@@ -16,11 +16,9 @@ import (
 type segmentation struct {
 	ext   string
 	dtype string
-	fill  int // value outside of the picture
+	fill  int    // value outside of the picture
+	text  string // the canonical form
 }
-
-// maskTypes maps the types of masks to their sizes.
-var maskTypes = map[string]int{"uint8": 1, "int32": 4, "int64": 8}
 
 var segmentationParams = []param{{"mask", "'mask.png'"}, {"dtype", "'uint8'"}, {"fill", "0"}}
 
@@ -29,28 +27,17 @@ func compileSegmentation(p *parser, c call) (*segmentation, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &segmentation{}
-	if m.ext, err = a.ext("mask"); err != nil {
-		return nil, err
-	}
-	if m.dtype, err = a.oneOf("dtype", "uint8", "int32", "int64"); err != nil {
-		return nil, err
-	}
+	m := &segmentation{ext: a.ext("mask"), dtype: a.oneOf("dtype", "uint8", "int32", "int64")}
 	lo, hi := math.MinInt32, math.MaxInt32
 	if m.dtype == "uint8" {
 		lo, hi = 0, 255
 	}
-	m.fill, err = a.integer("fill", lo, hi)
-	return m, err
-}
-
-// String is the canonical form.
-func (m *segmentation) String() string {
-	return fmt.Sprintf("Segmentation(mask=%s, dtype='%s', fill=%d)", pyString(m.ext), m.dtype, m.fill)
+	m.fill, m.text = a.integer("fill", lo, hi), a.String()
+	return m, a.err
 }
 
 func (m *segmentation) field(h, w int) Field {
-	return Field{Name: "mask", DType: m.dtype, Shape: []int{h, w}, Bytes: h * w * maskTypes[m.dtype]}
+	return Field{Name: "mask", DType: m.dtype, Shape: []int{h, w}, Bytes: h * w * elementSize[m.dtype]}
 }
 
 // make writes the mask after the picture's steps, where each pixel has the value of the nearest one, by Pillow's
@@ -111,7 +98,7 @@ func (m *segmentation) store(dst, rgb []byte) error {
 		}
 		return nil
 	}
-	size := maskTypes[m.dtype]
+	size := elementSize[m.dtype]
 	for ; len(rgb) >= 3; rgb, dst = rgb[3:], dst[size:] {
 		v := int64(le.Uint16(rgb))
 		if rgb[2] == 0 {

@@ -596,7 +596,7 @@ func FuzzAnnotations(f *testing.F) {
 			}
 			for _, b := range g.d.follow(boxes, size, steps) {
 				if !(b.x1 >= 0 && b.y1 >= 0 && b.x2 <= float64(g.tr.size.X) && b.y2 <= float64(g.tr.size.Y) && b.x1 < b.x2 && b.y1 < b.y2) {
-					t.Fatalf("%s: box %+v in %v", g.d, b, g.tr.size)
+					t.Fatalf("%s: box %+v in %v", g.d.text, b, g.tr.size)
 				}
 			}
 		}

@@ -25,21 +25,14 @@ const maxClasses = 1 << 20
 // CutMix, with one draw of lambda from Beta(alpha, alpha) for each batch.
 type mixing struct {
 	kinds   []mixKind
-	weights []float64 // of the kinds, normalised; nil: equal, and a single kind is no choice
-	choice  bool
-	classes int // 0: label_b and lam; else target
+	weights []float64 // of the kinds; nil: equal
+	classes int       // 0: label_b and lam; else target
+	text    string    // the canonical form
 }
 
 type mixKind struct {
 	cut   bool
 	alpha float64
-}
-
-func (k mixKind) name() string {
-	if k.cut {
-		return "CutMix"
-	}
-	return "MixUp"
 }
 
 func buildMix(p *parser, c call) (*mixing, error) {
@@ -51,15 +44,17 @@ func buildMix(p *parser, c call) (*mixing, error) {
 	if err != nil {
 		return nil, err
 	}
-	m.choice = true
 	list := a.val["transforms"]
 	if list.kind != 't' || len(list.list) < 1 || len(list.list) > maxOps {
-		return nil, a.bad(list, "transforms must be a list such as [MixUp(alpha=0.2), CutMix(alpha=1.0)]")
+		a.bad(list, "transforms must be a list such as [MixUp(alpha=0.2), CutMix(alpha=1.0)]")
 	}
 	classes := 0
 	for i, v := range list.list {
 		if v.kind != 'c' || v.call.name != "MixUp" && v.call.name != "CutMix" {
-			return nil, a.bad(v, "the choice is between MixUp(...) and CutMix(...)")
+			a.bad(v, "the choice is between MixUp(...) and CutMix(...)")
+		}
+		if a.err != nil {
+			return nil, a.err
 		}
 		if err := m.add(p, v.call); err != nil {
 			return nil, err
@@ -69,25 +64,26 @@ func buildMix(p *parser, c call) (*mixing, error) {
 		}
 		classes = m.classes
 	}
-	w := a.val["p"]
-	if w.kind == 'n' {
-		return m, nil
-	}
-	if w.kind != 't' || len(w.list) != len(m.kinds) {
-		return nil, a.bad(w, "p must be None or a probability for each of transforms")
-	}
-	sum := 0.0
-	for _, x := range w.list {
-		if !x.number() || x.num < 0 || x.num > 1e6 {
-			return nil, a.bad(x, "p must contain numbers of at least 0")
+	w, sum, weights := a.val["p"], 0.0, "None"
+	if w.kind != 'n' {
+		if w.kind != 't' || len(w.list) != len(m.kinds) {
+			a.bad(w, "p must be None or a probability for each of transforms")
 		}
-		m.weights = append(m.weights, x.num)
-		sum += x.num
+		weights = "("
+		for _, x := range w.list {
+			if !x.number() || x.num < 0 || x.num > 1e6 {
+				a.bad(x, "p must contain numbers of at least 0")
+			}
+			m.weights = append(m.weights, x.num)
+			weights += pyFloat(x.num) + ", "
+			sum += x.num
+		}
+		if weights = strings.TrimSuffix(weights, " ") + ")"; sum <= 0 {
+			a.bad(w, "p must not be 0 for all")
+		}
 	}
-	if sum <= 0 {
-		return nil, a.bad(w, "p must not be 0 for all")
-	}
-	return m, nil
+	m.text = "RandomChoice(transforms=[" + m.text + "], p=" + weights + ")"
+	return m, a.err
 }
 
 // add reads MixUp or CutMix.
@@ -98,40 +94,23 @@ func (m *mixing) add(p *parser, c call) error {
 	}
 	alpha := a.val["alpha"]
 	if !alpha.number() || alpha.num < 1e-3 || alpha.num > 1e3 {
-		return a.bad(alpha, "alpha must be a number from 0.001 to 1000")
+		a.bad(alpha, "alpha must be a number from 0.001 to 1000")
 	}
+	a.val["alpha"] = float(alpha.num)
 	m.classes = 0
 	if v := a.val["num_classes"]; v.kind != 'n' {
-		if m.classes, err = a.integer("num_classes", 1, maxClasses); err != nil {
-			return err
-		}
+		m.classes = a.integer("num_classes", 1, maxClasses)
 	}
+	if m.text != "" {
+		m.text += ", "
+	}
+	m.text += a.String()
 	m.kinds = append(m.kinds, mixKind{c.name == "CutMix", alpha.num})
-	return nil
+	return a.err
 }
 
-func (m *mixing) String() string {
-	classes := "None"
-	if m.classes > 0 {
-		classes = fmt.Sprint(m.classes)
-	}
-	parts := make([]string, len(m.kinds))
-	for i, k := range m.kinds {
-		parts[i] = fmt.Sprintf("%s(alpha=%s, num_classes=%s)", k.name(), pyFloat(k.alpha), classes)
-	}
-	if !m.choice {
-		return parts[0]
-	}
-	weights := "None"
-	if m.weights != nil {
-		list := make([]string, len(m.weights))
-		for i, w := range m.weights {
-			list[i] = pyFloat(w)
-		}
-		weights = "(" + strings.Join(list, ", ") + ",)"
-	}
-	return "RandomChoice(transforms=[" + strings.Join(parts, ", ") + "], p=" + weights + ")"
-}
+// String is the canonical form.
+func (m *mixing) String() string { return m.text }
 
 // draw chooses the kind and its lambda.
 func (m *mixing) draw(r *Rand) (mixKind, float64) {

@@ -1,7 +1,6 @@
 package gpuingest
 
 import (
-	"fmt"
 	"image"
 	"math"
 
@@ -14,9 +13,18 @@ type operation interface {
 	draw(steps []step, size image.Point, r *Rand) []step
 	// out is the size of the result for an input of the given size; the zero Point means a varying size.
 	out(in image.Point) image.Point
-	// String is the canonical form.
-	String() string
 }
+
+// compiled is an operation with its canonical form.
+type compiled struct {
+	operation
+	text string
+}
+
+// sameSize is part of operations that do not change a picture's size.
+type sameSize struct{}
+
+func (sameSize) out(in image.Point) image.Point { return in }
 
 // rounding to even, as Python's round does.
 func pyRound(f float64) int { return int(math.RoundToEven(f)) }
@@ -61,11 +69,6 @@ func (o *randomResizedCrop) draw(steps []step, size image.Point, r *Rand) []step
 
 func (o *randomResizedCrop) out(image.Point) image.Point { return image.Pt(o.w, o.h) }
 
-func (o *randomResizedCrop) String() string {
-	return fmt.Sprintf("RandomResizedCrop(size=(%d, %d), scale=(%s, %s), ratio=(%s, %s), interpolation='%s', antialias=True)",
-		o.h, o.w, pyFloat(o.scale[0]), pyFloat(o.scale[1]), pyFloat(o.ratio[0]), pyFloat(o.ratio[1]), o.filter)
-}
-
 // resizeTo is torchvision's Resize((h, w)).
 type resizeTo struct {
 	h, w   int
@@ -77,10 +80,6 @@ func (o *resizeTo) draw(steps []step, _ image.Point, _ *Rand) []step {
 }
 
 func (o *resizeTo) out(image.Point) image.Point { return image.Pt(o.w, o.h) }
-
-func (o *resizeTo) String() string {
-	return fmt.Sprintf("Resize(size=(%d, %d), interpolation='%s', max_size=None, antialias=True)", o.h, o.w, o.filter)
-}
 
 // resizeShort is torchvision's Resize(n): the shorter side becomes n, the longer in proportion, truncated.
 type resizeShort struct {
@@ -112,12 +111,27 @@ func (o *resizeShort) out(in image.Point) image.Point {
 	return o.target(in)
 }
 
-func (o *resizeShort) String() string {
-	limit := "None"
-	if o.maxSize > 0 {
-		limit = fmt.Sprint(o.maxSize)
+func buildResize(a *args) operation {
+	filter := a.filter()
+	size, limit := a.val["size"], a.val["max_size"]
+	if size.kind == 't' && len(size.list) == 2 {
+		if limit.kind != 'n' {
+			a.bad(limit, "max_size requires a size that is one number")
+		}
+		h, w := a.hw("size")
+		return &resizeTo{h, w, filter}
 	}
-	return fmt.Sprintf("Resize(size=%d, interpolation='%s', max_size=%s, antialias=True)", o.short, o.filter, limit)
+	if size.kind == 't' && len(size.list) == 1 {
+		size = size.list[0]
+	}
+	a.val["size"] = size
+	o := &resizeShort{short: a.side(size, "size"), filter: filter}
+	if limit.kind != 'n' {
+		if o.maxSize = a.side(limit, "max_size"); o.maxSize <= o.short {
+			a.bad(limit, "max_size must exceed size")
+		}
+	}
+	return o
 }
 
 // centerCrop is torchvision's: it pads smaller pictures with zeros.
@@ -139,12 +153,15 @@ func center(m, n int) (at, size int) {
 
 func (o *centerCrop) out(image.Point) image.Point { return image.Pt(o.w, o.h) }
 
-func (o *centerCrop) String() string { return fmt.Sprintf("CenterCrop(size=(%d, %d))", o.h, o.w) }
-
 // randomFlip mirrors, or turns upside down, with probability p.
 type randomFlip struct {
+	sameSize
 	p    float64
 	kind stepKind // stepMirror or stepTurn
+}
+
+func buildFlip(kind stepKind) func(a *args) operation {
+	return func(a *args) operation { return &randomFlip{p: a.probability("p"), kind: kind} }
 }
 
 func (o *randomFlip) draw(steps []step, _ image.Point, r *Rand) []step {
@@ -152,14 +169,4 @@ func (o *randomFlip) draw(steps []step, _ image.Point, r *Rand) []step {
 		steps = append(steps, step{kind: o.kind})
 	}
 	return steps
-}
-
-func (o *randomFlip) out(in image.Point) image.Point { return in }
-
-func (o *randomFlip) String() string {
-	name := "RandomHorizontalFlip"
-	if o.kind == stepTurn {
-		name = "RandomVerticalFlip"
-	}
-	return fmt.Sprintf("%s(p=%s)", name, pyFloat(o.p))
 }

@@ -1,7 +1,6 @@
 package gpuingest
 
 import (
-	"fmt"
 	"image"
 
 	"github.com/shoalfs/shoal/gpuingest/internal/pillow"
@@ -9,8 +8,6 @@ import (
 
 // margins are a padding's pixels left, top, right and bottom.
 type margins [4]int
-
-func (m margins) String() string { return fmt.Sprintf("(%d, %d, %d, %d)", m[0], m[1], m[2], m[3]) }
 
 // around is the picture's rectangle with the margins, in the picture's coordinates.
 func (m margins) around(size image.Point) image.Rectangle {
@@ -20,33 +17,31 @@ func (m margins) around(size image.Point) image.Rectangle {
 func (m margins) add(size image.Point) image.Point { return m.around(size).Size() }
 
 // padding parses a number, (left and right, top and bottom) or (left, top, right, bottom).
-func (a *args) padding(name string) (m margins, err error) {
+func (a *args) padding(name string) (m margins) {
 	v := a.val[name]
-	list := v.list
-	if v.kind == 'i' {
-		list = []value{v}
+	list := v.spread(4, 1, 2, 4)
+	if list == nil {
+		a.bad(v, "%s must be one number of pixels, (sides, top and bottom), or (left, top, right, bottom)", name)
 	}
-	if n := len(list); n != 1 && n != 2 && n != 4 {
-		return m, a.bad(v, "%s must be one number of pixels, (sides, top and bottom), or (left, top, right, bottom)", name)
-	}
-	for i := range m {
-		x := list[i%len(list)]
+	for i, x := range list {
 		if x.kind != 'i' || x.num < 0 || x.num > maxSide {
-			return m, a.bad(x, "%s must be in pixels from 0 to %d", name, maxSide)
+			a.bad(x, "%s must be in pixels from 0 to %d", name, maxSide)
 		}
 		m[i] = int(x.num)
 	}
-	return m, nil
+	a.val[name] = tuple(number, m[:]...)
+	return m
 }
 
-func (a *args) border() (pillow.Border, error) {
+func (a *args) border() pillow.Border {
 	v := a.val["padding_mode"]
 	for b := pillow.Constant; b <= pillow.Symmetric; b++ {
 		if v.kind == 's' && v.str == b.String() {
-			return b, nil
+			return b
 		}
 	}
-	return 0, a.bad(v, "padding_mode must be 'constant', 'edge', 'reflect' or 'symmetric'")
+	a.bad(v, "padding_mode must be 'constant', 'edge', 'reflect' or 'symmetric'")
+	return 0
 }
 
 // padOp is torchvision's Pad.
@@ -56,17 +51,8 @@ type padOp struct {
 	border  pillow.Border
 }
 
-func buildPad(a *args) (operation, error) {
-	o := &padOp{}
-	var err error
-	if o.margins, err = a.padding("padding"); err != nil {
-		return nil, err
-	}
-	if o.fill, err = a.fill(); err != nil {
-		return nil, err
-	}
-	o.border, err = a.border()
-	return o, err
+func buildPad(a *args) operation {
+	return &padOp{a.padding("padding"), a.fill(), a.border()}
 }
 
 func (o *padOp) draw(steps []step, size image.Point, _ *Rand) []step {
@@ -80,10 +66,6 @@ func (o *padOp) out(in image.Point) image.Point {
 	return o.margins.add(in)
 }
 
-func (o *padOp) String() string {
-	return fmt.Sprintf("Pad(padding=%s, fill=%s, padding_mode='%s')", o.margins, triple(o.fill), o.border)
-}
-
 // randomCrop is torchvision's RandomCrop.
 type randomCrop struct {
 	h, w     int
@@ -94,26 +76,13 @@ type randomCrop struct {
 	border   pillow.Border
 }
 
-func buildRandomCrop(a *args) (operation, error) {
-	o := &randomCrop{}
-	var err error
-	if o.h, o.w, err = a.hw("size"); err != nil {
-		return nil, err
+func buildRandomCrop(a *args) operation {
+	o := &randomCrop{padded: a.val["padding"].kind != 'n'}
+	if o.h, o.w = a.hw("size"); o.padded {
+		o.margins = a.padding("padding")
 	}
-	if a.val["padding"].kind != 'n' {
-		o.padded = true
-		if o.margins, err = a.padding("padding"); err != nil {
-			return nil, err
-		}
-	}
-	if o.ifNeeded, err = a.truth("pad_if_needed"); err != nil {
-		return nil, err
-	}
-	if o.fill, err = a.fill(); err != nil {
-		return nil, err
-	}
-	o.border, err = a.border()
-	return o, err
+	o.ifNeeded, o.fill, o.border = a.truth("pad_if_needed"), a.fill(), a.border()
+	return o
 }
 
 func (o *randomCrop) draw(steps []step, size image.Point, r *Rand) []step {
@@ -139,15 +108,3 @@ func (o *randomCrop) draw(steps []step, size image.Point, r *Rand) []step {
 }
 
 func (o *randomCrop) out(image.Point) image.Point { return image.Pt(o.w, o.h) }
-
-func (o *randomCrop) String() string {
-	padding, needed := "None", "False"
-	if o.padded {
-		padding = o.margins.String()
-	}
-	if o.ifNeeded {
-		needed = "True"
-	}
-	return fmt.Sprintf("RandomCrop(size=(%d, %d), padding=%s, pad_if_needed=%s, fill=%s, padding_mode='%s')",
-		o.h, o.w, padding, needed, triple(o.fill), o.border)
-}

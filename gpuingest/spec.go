@@ -2,7 +2,7 @@ package gpuingest
 
 import (
 	"fmt"
-	"sort"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -50,7 +50,7 @@ func (v value) String() string {
 	case 'f':
 		return pyFloat(v.num)
 	case 's':
-		return "'" + v.str + "'"
+		return quote(v.str)
 	case 'b':
 		if v.num != 0 {
 			return "True"
@@ -65,10 +65,53 @@ func (v value) String() string {
 	for i, x := range v.list {
 		parts[i] = x.String()
 	}
+	if len(parts) == 1 {
+		return "(" + parts[0] + ",)"
+	}
 	return "(" + strings.Join(parts, ", ") + ")"
 }
 
+// quote writes a string of a SPEC; no string holds both quotes.
+func quote(s string) string {
+	if strings.Contains(s, "'") {
+		return `"` + s + `"`
+	}
+	return "'" + s + "'"
+}
+
+func number[T int | uint8](n T) value { return value{kind: 'i', num: float64(n)} }
+
+func float(f float64) value { return value{kind: 'f', num: f} }
+
+func tuple[T any](of func(T) value, list ...T) value {
+	v := value{kind: 't'}
+	for _, x := range list {
+		v.list = append(v.list, of(x))
+	}
+	return v
+}
+
 func (v value) number() bool { return v.kind == 'i' || v.kind == 'f' }
+
+// pair returns a tuple of two numbers.
+func (v value) pair() (p [2]float64, ok bool) {
+	if v.kind != 't' || len(v.list) != 2 || !v.list[0].number() || !v.list[1].number() {
+		return p, false
+	}
+	return [2]float64{v.list[0].num, v.list[1].num}, true
+}
+
+// spread returns n values from one number, or from a tuple of one of these lengths, over and over; nil if it is neither.
+func (v value) spread(n int, lengths ...int) (out []value) {
+	list := v.list
+	if v.number() {
+		list = []value{v}
+	}
+	for i := 0; i < n && slices.Contains(lengths, len(list)); i++ {
+		out = append(out, list[i%len(list)])
+	}
+	return out
+}
 
 // pyFloat writes a float so that it reads back as the same float and not as an int.
 func pyFloat(f float64) string {
@@ -314,7 +357,7 @@ func (p *parser) numeral() (value, error) {
 
 // nearest suggests the name that was probably meant.
 func nearest(word string, names []string) string {
-	sort.Strings(names)
+	slices.Sort(names)
 	best, at := "", max(2, len(word)/3)+1
 	for _, n := range names {
 		if d := levenshtein.Distance(strings.ToLower(word), strings.ToLower(n)); d < at {

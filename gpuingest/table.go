@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 )
@@ -25,8 +24,7 @@ type tableOp struct {
 	LowP    float64 `json:"low_p,omitempty"`  // outliers: the quantiles that values are clipped to
 	HighP   float64 `json:"high_p,omitempty"` //
 	Missing string  `json:"missing"`          // error, mean, category, or a number
-	pos     int     // of the column's name in the spec
-	len     int
+	text    string  // the canonical form
 }
 
 var tableOps = map[string][]param{
@@ -96,22 +94,20 @@ func compileTable(p *parser, calls []call) (Ingest, error) {
 	return t, nil
 }
 
-func tableOpOf(a *args) (o tableOp, err error) {
-	v := a.val["column"]
-	o = tableOp{Op: a.of.name, Missing: "error", pos: v.pos, len: v.len}
-	if o.Column, err = a.text(v, "column"); err != nil {
-		return o, err
-	}
+func tableOpOf(a *args) (tableOp, error) {
+	o := tableOp{Op: a.of.name, Column: a.text("column"), Missing: "error"}
 	if v, ok := a.val["clip"]; ok && v.kind != 'n' {
 		if o.Clip = v.num; !v.number() || v.num <= 0 {
-			return o, a.bad(v, "clip must be a number of standard deviations above 0")
+			a.bad(v, "clip must be a number of standard deviations above 0")
 		}
+		a.val["clip"] = float(v.num)
 	}
 	if v, ok := a.val["low"]; ok {
 		w := a.val["high"]
 		if o.LowP, o.HighP = v.num, w.num; !v.number() || !w.number() || v.num < 0 || v.num >= w.num || w.num > 1 {
-			return o, a.bad(v, "low and high are quantiles, 0 <= low < high <= 1")
+			a.bad(v, "low and high are quantiles, 0 <= low < high <= 1")
 		}
+		a.val["low"], a.val["high"] = float(v.num), float(w.num)
 	}
 	switch v, ok := a.val["missing"]; {
 	case !ok:
@@ -120,31 +116,12 @@ func tableOpOf(a *args) (o tableOp, err error) {
 	case v.number() && o.numeric():
 		o.Missing = v.String()
 	case o.numeric():
-		return o, a.bad(v, "missing must be 'error', 'mean' or a number")
+		a.bad(v, "missing must be 'error', 'mean' or a number")
 	default:
-		return o, a.bad(v, "missing must be 'error' or 'category'")
+		a.bad(v, "missing must be 'error' or 'category'")
 	}
-	return o, nil
-}
-
-func (o *tableOp) String() string {
-	s := o.Op + "(column=" + quote(o.Column)
-	switch o.Op {
-	case "label":
-		return s + ")"
-	case "zscore":
-		clip := "None"
-		if o.Clip > 0 {
-			clip = pyFloat(o.Clip)
-		}
-		s += ", clip=" + clip
-	case "outliers":
-		s += ", low=" + pyFloat(o.LowP) + ", high=" + pyFloat(o.HighP)
-	}
-	if o.Missing == "error" || o.Missing == "mean" || o.Missing == "category" {
-		return s + ", missing=" + quote(o.Missing) + ")"
-	}
-	return s + ", missing=" + o.Missing + ")"
+	o.text = a.String()
+	return o, a.err
 }
 
 // String implements Ingest.
@@ -152,7 +129,7 @@ func (t *Table) String() string {
 	var b strings.Builder
 	b.WriteString("table()")
 	for i := range t.ops {
-		b.WriteString("|" + t.ops[i].String())
+		b.WriteString("|" + t.ops[i].text)
 	}
 	return b.String() + "|" + map[string]string{"float32": "fp32", "float64": "fp64"}[t.dtype]
 }
@@ -160,14 +137,10 @@ func (t *Table) String() string {
 // Hash implements Ingest: with a fit, it identifies the fit too.
 func (t *Table) Hash() string {
 	if t.fit == nil {
-		return hashOf(t)
+		return hashOf(t.String())
 	}
-	return hashOf(text(t.String() + " fitted by " + string(t.fit.JSON())))
+	return hashOf(t.String() + " fitted by " + string(t.fit.JSON()))
 }
-
-type text string
-
-func (s text) String() string { return string(s) }
 
 // Layout implements Ingest.
 func (t *Table) Layout() string { return "" }
@@ -440,13 +413,4 @@ func quantile(sorted []float64, p float64) float64 {
 		return hi - (hi-lo)*(1-t)
 	}
 	return lo + (hi-lo)*t
-}
-
-func sortedKeys(m map[string]int64) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	sort.Strings(keys)
-	return keys
 }

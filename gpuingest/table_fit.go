@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -201,7 +202,7 @@ func (f *Fitter) Fit() (*Fit, error) {
 				g.At, g.Width = 0, 0
 				continue
 			}
-			g.Categories = sortedKeys(s.counts)
+			g.Categories = slices.Sorted(maps.Keys(s.counts))
 			for _, c := range g.Categories {
 				g.Counts = append(g.Counts, s.counts[c])
 			}

@@ -19,7 +19,8 @@ type Tokens struct {
 	npyType string // the type in the npy files, "" for any
 	crop    string // start, end or random; "" where longer documents are bad
 	packed  bool
-	most    int // documents in a packed row
+	most    int    // documents in a packed row
+	text    string // the canonical form
 }
 
 // The npy header that numpy writes for a list of integers, of every length below 10^20.
@@ -45,10 +46,10 @@ func compileTokens(p *parser, calls []call) (Ingest, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Tokens{packed: c.name == "packed", most: 1}
+	t := &Tokens{packed: c.name == "packed", most: 1, text: a.String()}
 	v := a.val["length"]
 	if v.kind != 'i' || v.num < 1 || v.num > maxOut/32 {
-		return nil, a.bad(v, "length must be a number of tokens from 1 to %d", maxOut/32)
+		a.bad(v, "length must be a number of tokens from 1 to %d", maxOut/32)
 	}
 	t.length = int(v.num)
 	isInteger := func(s string) bool { _, ok := integers[s]; return ok }
@@ -56,34 +57,26 @@ func compileTokens(p *parser, calls []call) (Ingest, error) {
 	t.stored, t.npyType, _ = strings.Cut(v.str, ":")
 	switch {
 	case v.kind != 's', t.npyType != "" && (t.stored != "npy" || !isInteger(t.npyType)), !isInteger(t.stored) && t.stored != "npy" && t.stored != "json":
-		return nil, a.bad(v, "stored must be 'npy', 'npy:uint16' or another type, 'json', or the type of bare integers such as 'uint16'")
+		a.bad(v, "stored must be 'npy', 'npy:uint16' or another type, 'json', or the type of bare integers such as 'uint16'")
 	case t.packed && t.stored == "json", t.packed && t.stored == "npy" && t.npyType == "":
-		return nil, a.bad(v, "rows are packed by the sizes of the files, so stored has to name a type: 'npy:uint16', or 'uint16' for bare integers")
+		a.bad(v, "rows are packed by the sizes of the files, so stored has to name a type: 'npy:uint16', or 'uint16' for bare integers")
 	}
 	if v = a.val["dtype"]; v.kind != 's' || !isInteger(v.str) {
-		return nil, a.bad(v, "dtype must be an integer type such as 'int64'")
+		a.bad(v, "dtype must be an integer type such as 'int64'")
 	}
 	t.dtype = v.str
 	if v = a.val["pad"]; v.kind != 'i' || v.num < integers[t.dtype][0] || v.num >= integers[t.dtype][1] {
-		return nil, a.bad(v, "pad must be a token of type %s", t.dtype)
+		a.bad(v, "pad must be a token of type %s", t.dtype)
 	}
 	t.pad = int64(v.num)
-	name, choices := "crop", []string{"start", "end", "random"}
-	if t.packed {
-		name, choices = "long", []string{"cut"}
+	if !t.packed {
+		t.crop = a.crop("start", "end", "random")
+	} else if v = a.val["long"]; v.kind != 's' || v.str != "error" && v.str != "cut" {
+		a.bad(v, "long must be 'error' or 'cut'")
+	} else if v.str == "cut" {
+		t.crop = "start"
 	}
-	switch v = a.val[name]; {
-	case v.kind == 'n' && !t.packed, v.kind == 's' && v.str == "error" && t.packed:
-	case v.kind == 's' && strings.Contains(" "+strings.Join(choices, " ")+" ", " "+v.str+" "):
-		if t.crop = v.str; t.packed {
-			t.crop = "start"
-		}
-	case t.packed:
-		return nil, a.bad(v, "long must be 'error' or 'cut'")
-	default:
-		return nil, a.bad(v, "crop must be 'start', 'end', 'random' or None")
-	}
-	return t, nil
+	return t, a.err
 }
 
 // Packing says how to pack a dataset for a transform.
@@ -117,25 +110,10 @@ func (t *Tokens) Packed(most int) *Tokens {
 }
 
 // String implements Ingest.
-func (t *Tokens) String() string {
-	stored := t.stored
-	if t.npyType != "" {
-		stored += ":" + t.npyType
-	}
-	name, last := "tokens", "crop=None"
-	switch {
-	case t.packed && t.crop != "":
-		name, last = "packed", "long='cut'"
-	case t.packed:
-		name, last = "packed", "long='error'"
-	case t.crop != "":
-		last = "crop=" + quote(t.crop)
-	}
-	return fmt.Sprintf("%s(length=%d, stored=%s, dtype=%s, pad=%d, %s)", name, t.length, quote(stored), quote(t.dtype), t.pad, last)
-}
+func (t *Tokens) String() string { return t.text }
 
 // Hash implements Ingest.
-func (t *Tokens) Hash() string { return hashOf(t) }
+func (t *Tokens) Hash() string { return hashOf(t.text) }
 
 // Layout implements Ingest.
 func (t *Tokens) Layout() string { return "" }

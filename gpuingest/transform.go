@@ -37,10 +37,11 @@ var ErrBadSample = errors.New("cannot be decoded")
 
 // Transform is a compiled SPEC. It is safe for concurrent use.
 type Transform struct {
-	ops           []operation
+	ops           []compiled
 	raw           bool
 	dtype, layout string
 	norm          string // the type in which Normalize computes; empty: none
+	normText      string // Normalize's canonical form
 	mean, std     [3]float64
 	size          image.Point // of the result
 	table         []byte      // 3 x 256 elements, nil for uint8
@@ -83,21 +84,14 @@ func (t *Transform) String() string {
 	}
 	parts := make([]string, 0, len(t.ops)+4)
 	for _, o := range t.ops {
-		parts = append(parts, o.String())
+		parts = append(parts, o.text)
 	}
 	parts = append(parts, t.dtype, t.layout)
 	if t.norm != "" {
-		triple := func(v [3]float64) string {
-			return "(" + pyFloat(v[0]) + ", " + pyFloat(v[1]) + ", " + pyFloat(v[2]) + ")"
-		}
-		in := ""
-		if t.norm != "fp32" {
-			in = ", dtype='" + t.norm + "'"
-		}
-		parts = append(parts, "Normalize(mean="+triple(t.mean)+", std="+triple(t.std)+in+")")
+		parts = append(parts, t.normText)
 	}
 	if t.erase != nil {
-		parts = append(parts, t.erase.String())
+		parts = append(parts, t.erase.text)
 	}
 	if t.mix != nil {
 		parts = append(parts, t.mix.String())
@@ -116,8 +110,10 @@ func (t *Transform) String() string {
 }
 
 // Hash returns the SHA-256 of the canonical form in hexadecimal: equal hashes mean equal pixels for equal draws.
-func (t *Transform) Hash() string {
-	sum := sha256.Sum256([]byte(t.String()))
+func (t *Transform) Hash() string { return hashOf(t.String()) }
+
+func hashOf(canonical string) string {
+	sum := sha256.Sum256([]byte(canonical))
 	return hex.EncodeToString(sum[:])
 }
 
