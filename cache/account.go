@@ -102,8 +102,7 @@ func (c *Cache) TakeBack(a *Account, need int64, over float64, o Owners) (freed 
 			continue
 		}
 		file := best.v.fileOf(best.extent())
-		size := footprint(int(best.v.ExtentBytes(file, int(best.extent()-best.v.extent(file, 0)))))
-		if to := o.Heir(best.v, file); to.takes(from, size) {
+		if to := o.Heir(best.v, file); to.takes(from, footprint(best.v.bytes(file, best.piece))) {
 			c.ring.claim(best, to, true)
 			continue
 		}
@@ -117,8 +116,7 @@ func (c *Cache) TakeBack(a *Account, need int64, over float64, o Owners) (freed 
 	return freed
 }
 
-// last returns the most loaded account and its latest staged extents, latest first, if need bytes for account a
-// justify taking some of them.
+// last returns the most loaded account and its latest staged extents, latest first, if need bytes for a justify taking some.
 func (r *ring) last(a *Account, need int64, over float64) (from *Account, keys []extentKey) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

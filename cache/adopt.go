@@ -2,7 +2,6 @@ package cache
 
 import (
 	"math"
-	"math/bits"
 
 	"github.com/shoalfs/shoal/cache/segment"
 )
@@ -34,7 +33,7 @@ func (a *adoption) visit(x segment.Extent, loc segment.Loc) {
 	case x.Dataset != a.v.ds.id || x.Offset%ExtentSize != 0 || extent > math.MaxUint32:
 		a.unclaimed = append(a.unclaimed, loc)
 	case int64(x.File) < int64(a.v.m.Len()) && a.v.m.ID(int(x.File)) == x.ID:
-		a.take(int(x.File), uint32(extent), loc, x.Length)
+		a.take(int(x.File), int(extent), loc, x.Length)
 	default:
 		a.moved = append(a.moved, movedRecord{loc: loc, id: x.ID, extent: uint32(extent), length: uint32(x.Length)})
 	}
@@ -42,34 +41,25 @@ func (a *adoption) visit(x segment.Extent, loc segment.Loc) {
 
 // take makes a record of the file resident. The volume is not in use yet. Of a plain record and a coded one the coded one
 // stays: the other was to be given up when the process ended.
-func (a *adoption) take(file int, extent uint32, loc segment.Loc, length int) {
-	v := a.v
-	e, end := int64(file), int64(file)+1
-	if v.first != nil {
-		e, end = int64(v.first[file]), int64(v.first[file+1])
-	}
-	if e += int64(extent); e >= end {
+func (a *adoption) take(file, x int, loc segment.Loc, length int) {
+	v, coded := a.v, a.v.codedLength(file, x, length)
+	if x >= v.Extents(file) || coded == 0 && length != int(v.ExtentBytes(file, x)) {
 		a.unclaimed = append(a.unclaimed, loc)
 		return
 	}
-	coded := v.codedLength(file, int(extent), length)
-	if length != int(v.ExtentBytes(file, int(extent))) && coded == 0 {
-		a.unclaimed = append(a.unclaimed, loc)
-		return
-	}
-	if before, was := v.at(uint32(e)); before != 0 { // the same extent twice
-		if was > 0 || coded == 0 {
-			a.unclaimed = append(a.unclaimed, loc)
-			return
+	e := v.extent(file, x)
+	if before, was := v.at(e); before != 0 { // the same extent twice
+		if was == 0 && coded > 0 {
+			v.move(e, before, loc, coded)
+			loc = before
 		}
-		a.unclaimed = append(a.unclaimed, before)
-		v.move(uint32(e), before, loc, coded)
+		a.unclaimed = append(a.unclaimed, loc)
 		return
 	}
-	v.put(uint32(e), loc, coded)
+	v.put(e, loc, coded)
 	a.kept++
 	if s := v.admission.Load(); s != nil {
-		s.count(&v.places, file, int(extent), 1)
+		s.count(&v.places, file, x, 1)
 	}
 }
 
@@ -83,31 +73,21 @@ func (a *adoption) finish() []segment.Loc {
 }
 
 func (a *adoption) find() {
-	// Open addressing, by ids, which are hashes: the first of the records of a version, as an index in moved + 1.
-	mask := uint64(1)<<bits.Len(uint(2*len(a.moved))) - 1
-	table := make([]uint32, mask+1)
-	find := func(id segment.VersionID) *uint32 {
-		for h := id.Uint64() & mask; ; h = (h + 1) & mask {
-			if at := &table[h]; *at == 0 || a.moved[*at-1].id == id {
-				return at
-			}
-		}
-	}
+	first := make(map[segment.VersionID]uint32, len(a.moved)) // the first of the records of a version, as an index in moved + 1
 	// Of two records of an extent the older stays: the other is a copy made when a crash came, with others in its segment.
 	for i := len(a.moved) - 1; i >= 0; i-- {
-		at := find(a.moved[i].id)
-		a.moved[i].next, *at = *at, uint32(i+1)
+		id := a.moved[i].id
+		a.moved[i].next, first[id] = first[id], uint32(i+1)
 	}
 	for f := range a.v.m.Len() {
-		at := find(a.v.m.ID(f))
-		for i := *at; i != 0; i = a.moved[i-1].next {
+		for i := first[a.v.m.ID(f)]; i != 0; i = a.moved[i-1].next {
 			r := &a.moved[i-1]
-			a.take(f, r.extent, r.loc, int(r.length))
+			a.take(f, int(r.extent), r.loc, int(r.length))
 			r.loc = 0
 		}
 	}
-	for i := range a.moved {
-		if r := &a.moved[i]; r.loc != 0 {
+	for _, r := range a.moved {
+		if r.loc != 0 {
 			a.unclaimed = append(a.unclaimed, r.loc)
 		}
 	}

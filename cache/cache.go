@@ -76,6 +76,7 @@
 package cache
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -122,7 +123,7 @@ type Cache struct {
 	ledger *Ledger
 	ring   *ring
 	log    *slog.Logger
-	budget *segment.Budget // nil: no limit
+	budget *segment.Budget
 	onFull func(need int64) bool
 
 	restoring chan struct{} // one a restore under way
@@ -146,12 +147,9 @@ func New(o Options) *Cache {
 		o.Logger = slog.Default()
 	}
 	c := &Cache{
-		ledger: newLedger(o.Memory), ring: newRing(min(o.Memory/4, cleanLimit)), log: o.Logger, onFull: o.OnFull,
+		ledger: newLedger(o.Memory), ring: newRing(min(o.Memory/4, cleanLimit)), log: o.Logger, budget: segment.NewBudget(o.Disk), onFull: o.OnFull,
 		restoring: make(chan struct{}, runtime.GOMAXPROCS(0)),
 		hangAfter: hangAfter, retry: diskRetry, closeStuck: closeStuck, closeWait: closeWait, statfs: freeSpace, datasets: map[[16]byte]*dataset{},
-	}
-	if o.Disk > 0 {
-		c.budget = segment.NewBudget(o.Disk)
 	}
 	c.ledger.reclaim = func(need int64, class Class) {
 		spare := int64(0)
@@ -171,7 +169,7 @@ const againShare = 16
 // Ledger returns the account of memory.
 func (c *Cache) Ledger() *Ledger { return c.ledger }
 
-// Budget returns the account of disk, or nil. A caller that keeps segments of datasets that are not open under the
+// Budget returns the account of disk. A caller that keeps segments of datasets that are not open under the
 // same limit takes their bytes from it.
 func (c *Cache) Budget() *segment.Budget { return c.budget }
 
@@ -252,47 +250,9 @@ func freeSpace(dir string) (free, size int64, err error) {
 	return int64(st.Bavail) * st.Bsize, int64(st.Blocks) * st.Bsize, nil
 }
 
-type counters struct {
-	keepHits, ringHits, joined, misses atomic.Int64
-	prefetched, prefetchErrors         atomic.Int64
-	stallNanos                         atomic.Int64
-	corrupt, diskErrors, declined      atomic.Int64
-	handed, gaveUp                     atomic.Int64
-	readBytes, peerBytes, keptBytes    atomic.Int64
-	restored, restoreNanos             atomic.Int64
-}
-
-// kept counts a read from the disk.
-func (c *counters) kept(n int) {
-	c.keepHits.Add(1)
-	c.keptBytes.Add(int64(n))
-}
-
-// addTo adds the counts to n.
-func (c *counters) addTo(n *Counts) {
-	n.KeepHits += c.keepHits.Load()
-	n.RingHits += c.ringHits.Load()
-	n.Joined += c.joined.Load()
-	n.Misses += c.misses.Load()
-	n.Reads = n.KeepHits + n.RingHits + n.Joined + n.Misses
-	n.Prefetched += c.prefetched.Load()
-	n.FetchErrors += c.prefetchErrors.Load()
-	n.Stall += time.Duration(c.stallNanos.Load())
-	n.Corrupt += c.corrupt.Load()
-	n.DiskErrors += c.diskErrors.Load()
-	n.Declined += c.declined.Load()
-	n.DiskWaits += c.handed.Load()
-	n.DiskGaveUp += c.gaveUp.Load()
-	n.ReadBytes += c.readBytes.Load()
-	n.PeerBytes += c.peerBytes.Load()
-	n.KeptBytes += c.keptBytes.Load()
-	n.Restored += c.restored.Load()
-	n.Restore += time.Duration(c.restoreNanos.Load())
-}
-
-// Counts are totals since the start.
+// Counts are totals since the start. Those of a dataset change atomically.
 type Counts struct {
-	Reads       int64         // extents read
+	Reads       int64         // extents read: the sum of the next four
 	KeepHits    int64         // from the kept set on disk
 	RingHits    int64         // from memory
 	Joined      int64         // waited for a fetch that was under way already
@@ -311,6 +271,30 @@ type Counts struct {
 	Restored    int64         // files restored from their coded form
 	Restore     time.Duration // sum of the time that took
 }
+
+// addTo adds the counts to n, while they may change.
+func (c *Counts) addTo(n *Counts) {
+	to := n.counted()
+	for i, from := range c.counted() {
+		*to[i] += atomic.LoadInt64(from)
+	}
+	n.Reads = n.KeepHits + n.RingHits + n.Joined + n.Misses
+}
+
+func (c *Counts) counted() []*int64 {
+	return []*int64{
+		&c.KeepHits, &c.RingHits, &c.Joined, &c.Misses, &c.Prefetched, &c.FetchErrors, (*int64)(&c.Stall), &c.Corrupt, &c.DiskErrors,
+		&c.Declined, &c.DiskWaits, &c.DiskGaveUp, &c.ReadBytes, &c.PeerBytes, &c.KeptBytes, &c.Restored, (*int64)(&c.Restore),
+	}
+}
+
+// kept counts a read from the disk.
+func (c *Counts) kept(n int) {
+	count(&c.KeepHits, 1)
+	count(&c.KeptBytes, n)
+}
+
+func count(c *int64, n int) { atomic.AddInt64(c, int64(n)) }
 
 // DiskStats is the state of a disk tier, or of all together.
 type DiskStats struct {
@@ -342,7 +326,7 @@ type VolumeStats struct {
 
 // Stats returns a snapshot. It never waits for the disk.
 func (c *Cache) Stats() Stats {
-	s := Stats{MemoryStats: c.ledger.stats()}
+	s := Stats{MemoryStats: c.ledger.stats(), DiskStats: DiskStats{DiskUsed: c.budget.Used(), DiskLimit: c.budget.Limit()}}
 	_, s.RingBytes = c.ring.used()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -351,17 +335,10 @@ func (c *Cache) Stats() Stats {
 		ds.count.addTo(&s.Counts)
 		if d := ds.disk.Load(); d != nil {
 			one := d.stats()
-			s.DiskUsed += one.DiskUsed
-			s.DiskLimit += one.DiskLimit
 			s.DiskDown = s.DiskDown || one.DiskDown
 			s.DiskQueued += one.DiskQueued
-			if s.DiskReason == "" {
-				s.DiskReason = one.DiskReason
-			}
+			s.DiskReason = cmp.Or(s.DiskReason, one.DiskReason)
 		}
-	}
-	if c.budget != nil {
-		s.DiskUsed, s.DiskLimit = c.budget.Used(), c.budget.Limit()
 	}
 	return s
 }

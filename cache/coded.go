@@ -56,8 +56,8 @@ func (v *Volume) decode(p, coded []byte, check bool) error {
 		copy(p, got)
 	}
 	if !check {
-		v.ds.count.restored.Add(1)
-		v.ds.count.restoreNanos.Add(int64(time.Since(start)))
+		count(&v.ds.count.Restored, 1)
+		count((*int64)(&v.ds.count.Restore), int(time.Since(start)))
 	}
 	return nil
 }

@@ -14,10 +14,9 @@ type dataset struct {
 	id     [16]byte
 	name   string               // in the log
 	disk   atomic.Pointer[disk] // nil: memory only
-	count  counters
+	count  Counts
 	ctx    context.Context // ends at close; flights run under it, not under their readers
 	cancel context.CancelFunc
-	crew   crew // flies
 
 	mu      sync.Mutex
 	flights sync.WaitGroup // none is added once closed is set
@@ -77,12 +76,11 @@ func (ds *dataset) close() error {
 	ds.mu.Unlock()
 	ds.cancel()
 	ds.flights.Wait()
-	ds.crew.dismiss()
 	var err error
 	if d := ds.disk.Load(); d != nil {
 		err = d.close()
 	}
-	ds.c.ring.drop(ds)
+	ds.c.ring.drop(func(k extentKey) bool { return k.v.ds == ds })
 	ds.c.mu.Lock()
 	if ds.c.datasets[ds.id] == ds {
 		delete(ds.c.datasets, ds.id)

@@ -50,12 +50,10 @@ type disk struct {
 	store *segment.Store
 
 	writer  *writer
-	readers diskReaders
-	watch   watch // over the writer
+	watch   watch         // over the writer
+	reading chan struct{} // holds one a read under way
 	wg      sync.WaitGroup
-	closing chan struct{}
-
-	syncing chan struct{} // holds one while a sync is under way
+	synced  chan struct{} // holds one while no sync is under way
 
 	noReads, noWrites atomic.Bool  // trouble
 	used, limit       atomic.Int64 // of the store, as the writer last saw them
@@ -67,20 +65,21 @@ type disk struct {
 
 // health says whether the tier is in use, and what it waits for.
 type health struct {
+	stuck   atomic.Int64 // operations that hang
+	unstuck chan struct{}
+
 	mu      sync.Mutex
 	reason  string // "" when all is well
-	stuck   int    // operations that hang
-	unstuck chan struct{}
 	probing bool
 	back    time.Time // since when the tier is in use again
 }
 
 // makingRoom is what only the writer touches.
 type makingRoom struct {
-	unchecked int64    // bytes that may be appended before the free space is checked again
-	freed     bool     // records were freed since empty segments were last looked for
-	garbage   bool     // and since wasteful ones were
-	outside   []uint32 // segments to be rewritten for the room of what is outside the sets; see evict
+	unchecked int64   // bytes that may be appended before the free space is checked again
+	freed     bool    // records were freed since empty segments were last looked for
+	garbage   bool    // and since wasteful ones were
+	outside   []share // to be rewritten for the room of what is outside the sets; see evict
 	askAgain  time.Time
 }
 
@@ -107,23 +106,21 @@ func (v *Volume) OpenDisk(dir string, o segment.Options) error {
 		return err
 	}
 	d := &disk{
-		c: c, ds: ds, dir: dir, fs: o.FS, store: store, closing: make(chan struct{}), syncing: make(chan struct{}, 1),
+		c: c, ds: ds, dir: dir, fs: o.FS, store: store, reading: make(chan struct{}, maxDiskReaders), synced: make(chan struct{}, 1),
 		health: health{unstuck: make(chan struct{}, 1)},
 	}
+	d.synced <- struct{}{}
 	if d.fs == nil {
 		d.fs = segment.OS
 	}
 	d.limit.Store(o.MaxBytes)
 	d.chosen.Store(true)
 	d.watch.init(d)
-	d.readers.init(d)
 	for _, loc := range a.finish() {
 		d.drops(loc)
 	}
 	if err := d.shrink([]*Volume{v}); err != nil {
-		clear(v.locs)
-		v.kept.Store(0)
-		v.coded.reset()
+		v.forget(func(segment.Loc) bool { return true })
 		return errors.Join(err, store.Close())
 	}
 	d.note()
@@ -173,11 +170,10 @@ func (d *disk) drops(loc segment.Loc) {
 // void frees a record for good, whose bytes are wrong though its checksums are right. It returns when that is on disk.
 func (d *disk) void(ctx context.Context, loc segment.Loc) error {
 	var failed error
-	err := d.writer.do(ctx, func() {
+	if err := d.writer.do(ctx, func() {
 		failed = d.store.Void(loc)
 		d.freed, d.garbage = true, true
-	})
-	if err != nil {
+	}); err != nil {
 		return err
 	}
 	return failed
@@ -233,7 +229,7 @@ func (d *disk) append(rec segment.Record, payload []byte, full func() (segment.L
 	case err == nil:
 		return loc
 	case errors.Is(err, segment.ErrFull):
-		d.ds.count.declined.Add(1)
+		count(&d.ds.count.Declined, 1)
 	case !errors.Is(err, segment.ErrClosed):
 		d.failed("write", err, false)
 	}
@@ -326,11 +322,10 @@ const overhead = 16 << 10
 // ask asks the host for space if n bytes do not fit the cache's budget. It asks for a whole segment: more extents
 // will follow, and a dataset that gives space back rewrites up to a segment.
 func (d *disk) ask(n int64) bool {
-	b := d.c.budget
-	if b == nil || b.Used()+n+overhead <= b.Limit() || time.Now().Before(d.askAgain) {
+	if d.c.over(n+overhead) <= 0 || time.Now().Before(d.askAgain) {
 		return false
 	}
-	ok := d.askHost(b.Used() + max(n+overhead, d.store.SegmentSize()) - b.Limit())
+	ok := d.askHost(d.c.over(max(n+overhead, d.store.SegmentSize())))
 	if !ok {
 		d.askAgain = time.Now().Add(askEvery)
 	}
@@ -359,26 +354,9 @@ func reasonOf(op string, err error) string {
 	return "error: " + op
 }
 
-func (d *disk) stuckNow() int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.stuck
-}
-
-func (d *disk) isClosing() bool {
-	select {
-	case <-d.closing:
-		return true
-	default:
-		return false
-	}
-}
-
 // unhang notes that an operation that was counted as hanging has returned.
 func (d *disk) unhang() {
-	d.mu.Lock()
-	d.stuck--
-	d.mu.Unlock()
+	d.stuck.Add(-1)
 	select {
 	case d.unstuck <- struct{}{}:
 	default:
@@ -387,7 +365,7 @@ func (d *disk) unhang() {
 
 // drop takes the tier out of use until a probe succeeds: reads go on from memory and the store.
 func (d *disk) drop(reason string, cause error, reads bool) {
-	d.ds.count.diskErrors.Add(1)
+	count(&d.ds.count.DiskErrors, 1)
 	d.mu.Lock()
 	first := d.reason == "" || reads && !d.noReads.Load()
 	d.noWrites.Store(true)
@@ -397,7 +375,7 @@ func (d *disk) drop(reason string, cause error, reads bool) {
 	if first {
 		d.reason = reason
 	}
-	if !d.probing && !d.isClosing() {
+	if !d.probing && d.ds.ctx.Err() == nil {
 		d.probing = true
 		d.wg.Go(d.probe)
 	}
@@ -415,48 +393,47 @@ func (d *disk) drop(reason string, cause error, reads bool) {
 // probe puts the tier in use again once nothing hangs and the disk accepts a write. It touches the disk on its own
 // goroutine only.
 func (d *disk) probe() {
-	for {
-		for d.stuckNow() > 0 {
+	closing := d.ds.ctx.Done()
+	for d.ds.ctx.Err() == nil {
+		for d.stuck.Load() > 0 {
 			select {
 			case <-d.unstuck:
-			case <-d.closing:
+			case <-closing:
 				return
 			}
 		}
 		d.mu.Lock()
-		// A disk that failed, or hangs again just after it was used again, gets some time.
-		wait := !strings.HasPrefix(d.reason, "hang") || time.Since(d.back) < d.c.retry
+		pause := d.c.retry // of a disk that failed, or hangs again just after it was used again
+		if strings.HasPrefix(d.reason, "hang") && time.Since(d.back) >= pause {
+			pause = 0
+		}
 		d.mu.Unlock()
-		if wait {
-			select {
-			case <-time.After(d.c.retry):
-			case <-d.closing:
-				return
-			}
+		select {
+		case <-time.After(pause):
+		case <-closing:
+			return
 		}
 		err := d.tryDisk()
 		d.mu.Lock()
-		if d.isClosing() {
-			d.mu.Unlock()
-			return
-		}
-		if d.stuck > 0 {
-			d.mu.Unlock()
-			continue
-		}
-		if err == nil {
-			reason := d.reason
+		was, retry := d.reason, d.stuck.Load() > 0 || d.ds.ctx.Err() != nil
+		switch {
+		case retry:
+		case err != nil:
+			d.reason = reasonOf("probe", err)
+		default:
 			d.reason, d.probing, d.back = "", false, time.Now()
 			d.noReads.Store(false)
 			d.noWrites.Store(false)
-			d.mu.Unlock()
-			d.c.log.Warn("disk tier in use again", "dir", d.dir, "was", reason, "over", "disk tier")
+		}
+		d.mu.Unlock()
+		if err == nil && !retry {
+			d.c.log.Warn("disk tier in use again", "dir", d.dir, "was", was, "over", "disk tier")
 			d.requeue()
 			return
 		}
-		d.reason = reasonOf("probe", err)
-		d.mu.Unlock()
-		d.c.log.Warn("disk tier is still out of use", "dir", d.dir, "cause", err)
+		if !retry {
+			d.c.log.Warn("disk tier is still out of use", "dir", d.dir, "cause", err)
+		}
 	}
 }
 
@@ -486,61 +463,54 @@ func (d *disk) tryDisk() (err error) {
 // sync makes kept data durable. An fsync that takes longer than closeWait, or on a disk that hangs, goes on in the
 // background. The next call waits for it and then starts its own, because the earlier one may have started too early.
 func (d *disk) sync() error {
-	tick := time.NewTicker(d.c.hangAfter)
-	defer tick.Stop()
-	start, ended := time.Now(), make(chan error, 1)
-	for turn := d.syncing; ; {
-		select {
-		case turn <- struct{}{}:
-			turn = nil
-			d.mu.Lock()
-			if !d.isClosing() {
-				d.wg.Go(func() {
-					ended <- d.store.Sync()
-					<-d.syncing
-				})
-			}
-			d.mu.Unlock()
-		case err := <-ended:
+	var err error
+	start, ended := time.Now(), make(chan struct{})
+	if d.await(d.synced, d.c.closeWait, 0) {
+		d.mu.Lock()
+		closing := d.ds.ctx.Err() != nil // which syncs too
+		if closing {
+			d.synced <- struct{}{}
+		} else {
+			d.wg.Go(func() {
+				err = d.store.Sync()
+				close(ended)
+				d.synced <- struct{}{}
+			})
+		}
+		d.mu.Unlock()
+		if closing || d.await(ended, d.c.closeWait, 0) {
 			return err
-		case <-d.closing:
-			return nil
-		case <-tick.C:
-			if took := time.Since(start); d.stuckNow() > 0 || took > d.c.closeWait {
-				return fmt.Errorf("cache: fsync of %s did not finish within %v (check the disk)", d.dir, took.Round(time.Second))
-			}
 		}
 	}
+	return fmt.Errorf("cache: fsync of %s did not finish within %v (check the disk)", d.dir, time.Since(start).Round(time.Second))
 }
 
 // close writes the queue and closes the segments, but does not wait for a disk that hangs. No flight or reader uses
-// the disk any more.
+// the disk any more, and the dataset's context has ended.
 func (d *disk) close() error {
-	d.mu.Lock()
-	close(d.closing)
+	d.mu.Lock() // whoever starts a goroutine looks at the context under it
 	d.noReads.Store(true)
 	d.mu.Unlock()
-	d.readers.stop()
 	var err error
 	closed, others := make(chan struct{}), make(chan struct{})
 	go func() {
 		d.writer.close()
 		err = d.store.Close()
 		close(closed)
-		d.wg.Wait() // it may hang though the writer did not
+		d.wg.Wait() // they may hang though the writer did not
 		close(others)
 	}()
-	if !d.await(d.writer.done, math.MaxInt64) || !d.await(closed, d.c.closeWait) {
+	if !d.await(d.writer.done, math.MaxInt64, d.c.closeStuck) || !d.await(closed, d.c.closeWait, d.c.closeStuck) {
 		return d.leave()
 	}
-	if !d.await(others, d.c.closeStuck) {
+	if !d.await(others, d.c.closeStuck, d.c.closeStuck) {
 		return errors.Join(err, d.leave())
 	}
 	return err
 }
 
-// await waits for ended: for so long at most, and for closeStuck while an operation hangs. It reports whether it has ended.
-func (d *disk) await(ended <-chan struct{}, most time.Duration) bool {
+// await waits for ended: for so long at most, and for stuck while an operation hangs. It reports whether it has ended.
+func (d *disk) await(ended <-chan struct{}, most, stuck time.Duration) bool {
 	tick := time.NewTicker(max(d.c.hangAfter/4, time.Millisecond))
 	defer tick.Stop()
 	start := time.Now()
@@ -549,10 +519,10 @@ func (d *disk) await(ended <-chan struct{}, most time.Duration) bool {
 		case <-ended:
 			return true
 		case now := <-tick.C:
-			if d.stuckNow() == 0 {
+			if d.stuck.Load() == 0 {
 				well = now
 			}
-			if now.Sub(start) > most || now.Sub(well) > d.c.closeStuck {
+			if now.Sub(start) > most || now.Sub(well) > stuck {
 				return false
 			}
 		}
@@ -600,14 +570,13 @@ func (w *watch) end() {
 
 func (w *watch) fire() {
 	w.mu.Lock()
-	if w.since.IsZero() || time.Since(w.since) < w.after || w.hung {
-		w.mu.Unlock() // it came late, of an operation that has ended
-		return
+	late := w.since.IsZero() || time.Since(w.since) < w.after || w.hung // of an operation that has ended
+	if !late {
+		w.hung = true
+		w.d.stuck.Add(1)
 	}
-	w.hung = true
-	w.d.mu.Lock()
-	w.d.stuck++
-	w.d.mu.Unlock()
 	w.mu.Unlock()
-	w.d.drop("hang: write", fmt.Errorf("no answer within %v", w.after), false)
+	if !late {
+		w.d.drop("hang: write", fmt.Errorf("no answer within %v", w.after), false)
+	}
 }

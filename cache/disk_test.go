@@ -214,7 +214,7 @@ func TestCloseWhileHung(t *testing.T) {
 				t.Errorf("close: %v", err)
 			}
 			d.fs.heal()
-			eventually(t, "what hung ends", func() bool { return d.c.ledger.Used() == 0 && d.v.ds.disk.Load().stuckNow() == 0 })
+			eventually(t, "what hung ends", func() bool { return d.c.ledger.Used() == 0 && d.v.ds.disk.Load().stuck.Load() == 0 })
 			<-d.v.ds.disk.Load().writer.done
 			eventually(t, "the store is closed", func() bool { return errors.Is(d.v.ds.disk.Load().store.Sync(), segment.ErrClosed) })
 			d.open(t, 8<<20)

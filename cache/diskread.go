@@ -24,20 +24,10 @@ const (
 // errHangs says that the disk has not answered in time.
 var errHangs = errors.New("the disk does not answer")
 
-// diskReaders reads on its own goroutines, into its own buffers: a caller that waits too long can leave, and its read
-// may return at any time.
-type diskReaders struct {
-	d    *disk
-	work chan *diskRead
-	quit chan struct{}
-
-	mu      sync.Mutex
-	n       int
-	stopped bool
-}
-
-// diskRead is one piece to be read.
+// diskRead is one piece that another goroutine reads, into a buffer of its own: a caller that waits too long can leave, and
+// the read may return at any time.
 type diskRead struct {
+	d      *disk
 	loc    segment.Loc
 	length int
 	p      []byte
@@ -46,6 +36,7 @@ type diskRead struct {
 	state  atomic.Uint32
 	done   chan struct{} // gets one value when the piece was read, unless it was abandoned
 	timer  *time.Timer
+	run    func() // read, bound once
 }
 
 // The states of a diskRead.
@@ -56,54 +47,27 @@ const (
 	hung             // the caller gave the disk up
 )
 
-var diskReadPool = sync.Pool{New: func() any {
+var diskReads = sync.Pool{New: func() any {
 	q := &diskRead{done: make(chan struct{}, 1), timer: time.NewTimer(time.Hour)}
 	q.timer.Stop()
+	q.run = q.read
 	return q
 }}
 
-func (r *diskReaders) init(d *disk) {
-	r.d, r.work, r.quit = d, make(chan *diskRead), make(chan struct{})
-}
+var diskPieces = sync.Pool{New: func() any { return new([diskPiece]byte) }}
 
-// stop ends idle readers.
-func (r *diskReaders) stop() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.stopped = true
-	close(r.quit)
-}
-
-// start starts another reader, with a first piece, if there may be one.
-func (r *diskReaders) start(q *diskRead) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.stopped || r.n == maxDiskReaders {
-		return false
-	}
-	r.n++
-	r.d.wg.Go(func() { r.run(q) })
-	return true
-}
-
-func (r *diskReaders) run(q *diskRead) {
-	buf := make([]byte, diskPiece)
-	for {
-		part := buf[:len(q.p)]
-		err := r.d.store.ReadAt(q.loc, q.length, part, q.off)
-		if q.state.CompareAndSwap(waiting, copying) {
-			if q.err = err; err == nil {
-				copy(q.p, part)
-			}
-			q.done <- struct{}{}
-		} else if q.state.Load() == hung {
-			r.d.unhang()
+func (q *diskRead) read() {
+	d, buf := q.d, diskPieces.Get().(*[diskPiece]byte)
+	defer func() { diskPieces.Put(buf); <-d.reading; d.wg.Done() }()
+	part := buf[:len(q.p)]
+	err := d.store.ReadAt(q.loc, q.length, part, q.off)
+	if q.state.CompareAndSwap(waiting, copying) {
+		if q.err = err; err == nil {
+			copy(q.p, part)
 		}
-		select {
-		case q = <-r.work:
-		case <-r.quit:
-			return
-		}
+		q.done <- struct{}{} // and q may be in use again
+	} else if q.state.Load() == hung {
+		d.unhang()
 	}
 }
 
@@ -133,7 +97,7 @@ func (k keptRecord) read(ctx context.Context, p []byte, off int64) (bool, error)
 	case err == nil:
 		return true, nil
 	case errors.Is(err, errHangs):
-		k.v.ds.count.gaveUp.Add(1)
+		count(&k.v.ds.count.DiskGaveUp, 1)
 	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
 		return false, err
 	default:
@@ -151,7 +115,7 @@ func (k keptRecord) forget(err error) {
 	switch {
 	case errors.Is(err, segment.ErrGone): // its segment was dropped to make room
 	case errors.Is(err, segment.ErrCorrupt):
-		k.v.ds.count.corrupt.Add(1)
+		count(&k.v.ds.count.Corrupt, 1)
 		k.v.c.log.Warn("corrupt record in the cache; the object is fetched again", "path", k.v.m.Path(k.file), "cause", err)
 	default:
 		k.d.failed("read", err, true)
@@ -172,7 +136,7 @@ func (d *disk) read(ctx context.Context, loc segment.Loc, length int, p []byte, 
 			err = d.store.ReadAtNow(loc, length, p[:n], off)
 		}
 		if errors.Is(err, segment.ErrWouldBlock) {
-			err = d.readers.read(ctx, loc, length, p[:n], off)
+			err = d.handOver(ctx, loc, length, p[:n], off)
 		}
 		if err != nil {
 			return err
@@ -182,61 +146,49 @@ func (d *disk) read(ctx context.Context, loc segment.Loc, length int, p []byte, 
 	return nil
 }
 
-func (r *diskReaders) read(ctx context.Context, loc segment.Loc, length int, p []byte, off int64) error {
-	r.d.ds.count.handed.Add(1)
-	q := diskReadPool.Get().(*diskRead)
-	q.loc, q.length, q.p, q.off, q.err = loc, length, p, off, nil
+func (d *disk) handOver(ctx context.Context, loc segment.Loc, length int, p []byte, off int64) error {
+	count(&d.ds.count.DiskWaits, 1)
+	q := diskReads.Get().(*diskRead)
+	q.d, q.loc, q.length, q.p, q.off, q.err = d, loc, length, p, off, nil
 	q.state.Store(waiting)
-	q.timer.Reset(r.d.c.hangAfter)
+	q.timer.Reset(d.c.hangAfter)
 	select {
-	case r.work <- q:
-	default:
-		if r.start(q) {
-			break
-		}
-		select {
-		case r.work <- q:
-		case <-q.timer.C:
-			r.d.drop("hang: read", fmt.Errorf("all %d disk readers wait for more than %v", maxDiskReaders, r.d.c.hangAfter), true)
-			return errHangs
-		case <-ctx.Done():
-			q.timer.Stop()
-			return ctx.Err()
-		case <-r.quit:
-			q.timer.Stop()
-			return segment.ErrGone
-		}
+	case d.reading <- struct{}{}:
+	case <-q.timer.C:
+		d.drop("hang: read", fmt.Errorf("all %d disk readers wait for more than %v", maxDiskReaders, d.c.hangAfter), true)
+		return errHangs
+	case <-ctx.Done():
+		return ctx.Err()
 	}
+	d.wg.Add(1)
+	go q.run()
 	select {
 	case <-q.done:
 	case <-q.timer.C:
-		if r.d.giveUp(q) {
+		if d.giveUp(q) {
 			return errHangs
 		}
 		<-q.done
 	case <-ctx.Done():
 		if q.state.CompareAndSwap(waiting, abandoned) {
-			q.timer.Stop()
 			return ctx.Err() // q is the reader's now
 		}
 		<-q.done
 	}
-	q.timer.Stop()
 	err := q.err
+	q.timer.Stop()
 	q.p = nil
-	diskReadPool.Put(q)
+	diskReads.Put(q)
 	return err
 }
 
 // giveUp abandons a read that takes too long. It returns false if the read has just ended.
 func (d *disk) giveUp(q *diskRead) bool {
-	d.mu.Lock()
+	d.stuck.Add(1) // before the reader can take it back
 	if !q.state.CompareAndSwap(waiting, hung) {
-		d.mu.Unlock()
+		d.unhang()
 		return false
 	}
-	d.stuck++
-	d.mu.Unlock()
 	d.drop("hang: read", fmt.Errorf("no answer within %v", d.c.hangAfter), true)
 	return true
 }

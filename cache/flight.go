@@ -158,7 +158,7 @@ func (v *Volume) begin(r request, span trace.Span, parts []part, sources []Sourc
 			delete(v.sparse, p.key.extent())
 		}
 	}
-	v.ds.crew.do(func() { fl.fly(v, done) })
+	go fl.fly(v, done)
 	return fl
 }
 
@@ -233,7 +233,7 @@ func (fl *flight) land(v *Volume, err error) {
 		v.c.ring.undirty(v.ds)
 	}
 	if err != nil && fl.urgency != nil {
-		v.ds.count.prefetchErrors.Add(int64(len(fl.parts)))
+		count(&v.ds.count.FetchErrors, len(fl.parts))
 	}
 	v.c.relieve()
 }

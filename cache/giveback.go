@@ -22,6 +22,15 @@ func (c *Cache) GiveBack(dir string, o segment.Options, need int64) (segments in
 	return segments, errors.Join(err, d.store.Close())
 }
 
+// over returns by how much n bytes more would exceed the budget of all datasets; 0 or less if they would not.
+func (c *Cache) over(n int64) int64 {
+	limit := c.budget.Limit()
+	if limit == 0 {
+		limit = math.MaxInt64
+	}
+	return c.budget.Used() + n - limit
+}
+
 // shrink gives back what exceeds the quota and the budget of all datasets. For the budget the sequence is: this
 // dataset's data outside its kept set, datasets that are not open, this dataset's kept set.
 func (d *disk) shrink(volumes []*Volume) error {
@@ -31,38 +40,29 @@ func (d *disk) shrink(volumes []*Volume) error {
 		if need <= 0 {
 			return nil
 		}
-		yielded, err := d.evict(need, volumes)
-		n, freed := 0, int64(0)
-		if bytes += yielded; err == nil && yielded < need {
-			n, freed, err = d.giveBack(need-yielded, volumes)
-		}
+		n, freed, err := d.giveBack(need, volumes)
 		segments, bytes = segments+n, bytes+freed
 		return err
 	}
-	overBudget := func() int64 {
-		if b := d.c.budget; b != nil {
-			return b.Used() - b.Limit()
-		}
-		return 0
-	}
-	over := int64(0)
-	if limit := d.limit.Load(); limit > 0 {
+	over, limit := int64(0), d.limit.Load()
+	if limit > 0 {
 		over = d.store.Used() - limit
 	}
-	if more := overBudget(); more > 0 {
-		over = max(over, min(more, d.beside(volumes)))
+	if more := d.c.over(0); more > 0 {
+		beside := int64(0)
+		for _, s := range d.survey(volumes) {
+			beside += max(0, s.Live+s.Garbage-s.wanted)
+		}
+		over = max(over, min(more, beside))
 	}
 	err := give(over)
-	if more := overBudget(); err == nil && more > 0 {
+	if more := d.c.over(0); err == nil && more > 0 {
 		d.askHost(more)
-	}
-	if err == nil {
-		err = give(overBudget())
+		err = give(d.c.over(0))
 	}
 	if segments > 0 {
-		limit := d.limit.Load()
-		if b := d.c.budget; b != nil && (limit == 0 || b.Limit() < limit) {
-			limit = b.Limit()
+		if b := d.c.budget.Limit(); limit == 0 || b > 0 && b < limit {
+			limit = b
 		}
 		d.c.log.Warn("cached data was dropped: it exceeded the limit (raise --cache-size, or the quota)", "source", d.ds.name,
 			"gave_back", humanize.IBytes(uint64(bytes)), "segments", segments, "left", humanize.IBytes(uint64(d.store.Used())), "limit", humanize.IBytes(uint64(limit)))
@@ -70,13 +70,14 @@ func (d *disk) shrink(volumes []*Volume) error {
 	return err
 }
 
-// giveBack frees need bytes of the store, or everything if it has less, by the rule of the package comment.
+// giveBack frees need bytes of the store, or everything if it has less, by the rule of the package comment. segments are
+// those that it dropped for them after what is outside the set was not enough.
 func (d *disk) giveBack(need int64, volumes []*Volume) (segments int, freed int64, err error) {
-	wanted := d.wanted(volumes)
-	segs := d.store.Segments()
-	slices.SortStableFunc(segs, func(a, b segment.SegmentInfo) int { // the older first
-		return cmp.Compare(float64(wanted[a.ID])/float64(a.Bytes), float64(wanted[b.ID])/float64(b.Bytes))
-	})
+	if freed, err = d.evict(need, volumes); err != nil || freed >= need {
+		return 0, freed, err
+	}
+	segs := d.survey(volumes)
+	slices.SortStableFunc(segs, func(a, b share) int { return cmp.Compare(a.of(a.wanted), b.of(b.wanted)) }) // the older first
 	gone := make(map[uint32]bool)
 	for _, s := range segs {
 		if freed >= need || err != nil {
@@ -98,42 +99,42 @@ func (d *disk) giveBack(need int64, volumes []*Volume) (segments int, freed int6
 	return segments, freed, err
 }
 
-// wanted returns the bytes of the kept set in each segment; all live bytes if nothing chooses a set.
-func (d *disk) wanted(volumes []*Volume) map[uint32]int64 {
-	wanted := make(map[uint32]int64)
+// share is a segment, and how many bytes of it are of the kept set.
+type share struct {
+	segment.SegmentInfo
+	wanted int64
+}
+
+// of returns what part of the segment n bytes are.
+func (s share) of(n int64) float64 { return float64(n) / float64(s.Bytes) }
+
+// survey returns the segments. If nothing chooses a set, all that is live is of it.
+func (d *disk) survey(volumes []*Volume) (all []share) {
+	chosen, wanted := len(volumes) > 0, make(map[uint32]int64)
 	for _, v := range volumes {
-		a := v.admission.Load()
-		if a == nil {
-			clear(wanted)
-			volumes = nil
-			break
-		}
+		chosen = chosen && v.admission.Load() != nil
+	}
+	for i := 0; chosen && i < len(volumes); i++ {
+		v := volumes[i]
 		for f := range v.m.Len() {
 			if f%(1<<16) == 0 {
 				d.progress() // of a large version it may take seconds
 			}
 			for x := range v.Extents(f) {
-				if loc, n, _ := v.record(v.extent(f, x), f, x); loc != 0 && a.admit(f, x) {
+				if loc, n, _ := v.record(v.extent(f, x), f, x); loc != 0 && v.chooses(f, x) {
 					wanted[loc.Segment()] += loc.Bytes(n)
 				}
 			}
 		}
 	}
-	if len(volumes) == 0 {
-		for _, s := range d.store.Segments() {
-			wanted[s.ID] = s.Live
-		}
-	}
-	return wanted
-}
-
-// beside returns how many bytes of the store are outside the kept set.
-func (d *disk) beside(volumes []*Volume) int64 {
-	n, wanted := int64(0), d.wanted(volumes)
 	for _, s := range d.store.Segments() {
-		n += max(0, s.Live+s.Garbage-wanted[s.ID])
+		one := share{s, s.Live}
+		if chosen {
+			one.wanted = wanted[s.ID]
+		}
+		all = append(all, one)
 	}
-	return n
+	return all
 }
 
 // owners are the extents that the records of a segment are of; nil if no volume is open.
@@ -156,10 +157,7 @@ func ownersIn(id uint32, volumes []*Volume) owners {
 
 // wants reports whether the record is of a kept set.
 func (in owners) wants(loc segment.Loc) bool {
-	return slices.ContainsFunc(in[loc], func(k extentKey) bool {
-		a := k.v.admission.Load()
-		return a == nil || a.admit(k.v.Numbered(int(k.extent())))
-	})
+	return slices.ContainsFunc(in[loc], func(k extentKey) bool { return k.v.chooses(k.v.Numbered(int(k.extent()))) })
 }
 
 // forget drops the places at loc.
@@ -196,7 +194,7 @@ func (d *disk) condense(id uint32, in owners, spare int64) (freed int64, err err
 	return freed, err
 }
 
-// leastOutside is the share of a segment outside the set from which it is rewritten for the room. Whatever the share, a
+// leastOutside is the part of a segment outside the set from which it is rewritten for the room. Whatever the share, a
 // change of owners writes the cache once at most: what is written anew is of the set. Below this a record's room would
 // cost more than 30 of it, for a thirtieth of the cache.
 const leastOutside = 1.0 / 32
@@ -210,11 +208,13 @@ func (d *disk) evict(n int64, volumes []*Volume) (freed int64, err error) {
 		}
 	}
 	if d.chosen.Swap(false) {
-		d.outside = d.countOutside(volumes)
+		outside := func(s share) float64 { return s.of(s.Live - s.wanted) }
+		d.outside = slices.DeleteFunc(d.survey(volumes), func(s share) bool { return outside(s) < leastOutside })
+		slices.SortStableFunc(d.outside, func(a, b share) int { return cmp.Compare(outside(a), outside(b)) })
 	}
 	for last := len(d.outside) - 1; last >= 0 && freed < n+overhead; last-- {
 		d.progress()
-		more, err := d.purge(d.outside[last], volumes, false)
+		more, err := d.purge(d.outside[last].ID, volumes, false)
 		if errors.Is(err, errNoRoom) {
 			break
 		}
@@ -225,18 +225,6 @@ func (d *disk) evict(n int64, volumes []*Volume) (freed int64, err error) {
 		freed += more
 	}
 	return freed, nil
-}
-
-// countOutside returns the segments of which leastOutside or more is outside the sets, those with most of it last.
-func (d *disk) countOutside(volumes []*Volume) (ids []uint32) {
-	share, wanted := make(map[uint32]float64), d.wanted(volumes)
-	for _, s := range d.store.Segments() {
-		if share[s.ID] = float64(s.Live-wanted[s.ID]) / float64(s.Bytes); share[s.ID] >= leastOutside {
-			ids = append(ids, s.ID)
-		}
-	}
-	slices.SortStableFunc(ids, func(a, b uint32) int { return cmp.Compare(share[a], share[b]) })
-	return ids
 }
 
 // errNoRoom says that the disk has no room for copies, for which no part of the set is given up.

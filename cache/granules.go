@@ -45,7 +45,7 @@ func (q *query) boardGranules(e uint32) (b boarding, ok bool, err error) {
 	}
 	seats, missing := q.look(e, lo, hi, min(max(hi, lo+min(2*run, mostSparse)), all))
 	if len(missing) == 0 {
-		q.v.ds.count.ringHits.Add(1)
+		count(&q.v.ds.count.RingHits, 1)
 	} else {
 		now := uint64(0)
 		for _, p := range missing {
@@ -60,7 +60,7 @@ func (q *query) boardGranules(e uint32) (b boarding, ok bool, err error) {
 			return boarding{}, false, nil // what begins the whole extent finds out that the dataset is closed
 		}
 		q.v.sparse[e] |= now
-		q.v.ds.count.misses.Add(1)
+		count(&q.v.ds.count.Misses, 1)
 		b.span = q.waits("miss")
 		q.v.begin(q.request, b.span, missing, q.v.reach.Load().sources(q.purpose, q.file, q.x), nil)
 	}

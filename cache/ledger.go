@@ -1,10 +1,10 @@
 package cache
 
 import (
-	"container/list"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -29,25 +29,27 @@ var ErrTooLarge = errors.New("larger than the memory budget")
 // Ledger accounts for every byte of sample data in memory. Bytes are reserved before they are allocated and released
 // when they are freed. So the limit always holds, and Used is zero after teardown. Safe for concurrent use.
 type Ledger struct {
-	limit   int64
 	reclaim func(need int64, c Class) // frees bytes for this class by calling Release; called without the lock
 	freed   func()                    // called after every release; must not block
 
 	mu      sync.Mutex
+	limit   int64
 	used    [numClasses]int64
 	total   int64
 	peak    int64
-	waiters list.List // of *waiter, in order of arrival
+	waiters []*waiter // in order of arrival
 }
 
 type waiter struct {
 	n     int64
 	class Class
-	ready chan struct{}
+	ready chan struct{} // gets one value when the bytes are reserved
 }
 
 // newLedger returns a ledger over limit bytes.
-func newLedger(limit int64) *Ledger { return &Ledger{limit: limit} }
+func newLedger(limit int64) *Ledger {
+	return &Ledger{limit: limit, reclaim: func(int64, Class) {}, freed: func() {}}
+}
 
 // capOf returns how full a class may make the ledger. The lock is held.
 func (l *Ledger) capOf(c Class) int64 {
@@ -57,17 +59,15 @@ func (l *Ledger) capOf(c Class) int64 {
 	return l.limit - l.limit/8
 }
 
-func (l *Ledger) fits(n int64, c Class) bool {
-	if c == ForBatches && l.used[c]+n > l.limit/2 {
+// take reserves n bytes if they fit. The lock is held.
+func (l *Ledger) take(n int64, c Class) bool {
+	if l.total+n > l.capOf(c) || c == ForBatches && l.used[c]+n > l.limit/2 {
 		return false
 	}
-	return l.total+n <= l.capOf(c)
-}
-
-func (l *Ledger) take(n int64, c Class) {
 	l.used[c] += n
 	l.total += n
 	l.peak = max(l.peak, l.total)
+	return true
 }
 
 // TryReserve reserves n bytes if possible now, and reclaims unneeded memory for that.
@@ -75,15 +75,11 @@ func (l *Ledger) TryReserve(n int64, c Class) bool {
 	for attempt := 0; ; attempt++ {
 		l.mu.Lock()
 		// Waiters go first, except before a demand read, which nothing may overtake.
-		if l.fits(n, c) && (l.waiters.Len() == 0 || c == ForDemand) {
-			l.take(n, c)
-			l.mu.Unlock()
-			return true
-		}
+		ok := (len(l.waiters) == 0 || c == ForDemand) && l.take(n, c)
 		need := l.total + n - l.capOf(c)
 		l.mu.Unlock()
-		if attempt > 0 || need <= 0 || l.reclaim == nil {
-			return false
+		if ok || attempt > 0 || need <= 0 {
+			return ok
 		}
 		l.reclaim(need, c)
 	}
@@ -113,9 +109,9 @@ func (l *Ledger) reserve(ctx context.Context, n int64, c Class, press func()) er
 	if l.TryReserve(n, c) {
 		return nil
 	}
-	w := &waiter{n: n, class: c, ready: make(chan struct{})}
+	w := &waiter{n: n, class: c, ready: make(chan struct{}, 1)}
 	l.mu.Lock()
-	el := l.waiters.PushBack(w)
+	l.waiters = append(l.waiters, w)
 	l.grant() // space may have come free between the try and the lock
 	l.mu.Unlock()
 	var again <-chan time.Time
@@ -124,77 +120,59 @@ func (l *Ledger) reserve(ctx context.Context, n int64, c Class, press func()) er
 		defer tick.Stop()
 		again = tick.C
 	}
-	for waiting := true; waiting; {
+	for {
 		select {
 		case <-w.ready:
 			return nil
 		case <-again:
-			if !w.served() {
+			if len(w.ready) == 0 {
 				press()
 			}
 		case <-ctx.Done():
-			waiting = false
+			return l.leave(ctx, w)
 		}
 	}
+}
+
+// leave takes away a waiter whose context has ended, unless it was served in the same moment.
+func (l *Ledger) leave(ctx context.Context, w *waiter) error {
 	l.mu.Lock()
-	if w.served() { // granted at the same moment: give it back
-		l.mu.Unlock()
-		l.Release(n, c)
-	} else {
-		l.waiters.Remove(el)
-		l.grant() // it may have stood before others
-		l.mu.Unlock()
+	defer l.mu.Unlock()
+	if len(w.ready) > 0 {
+		return nil
 	}
+	l.waiters = slices.DeleteFunc(l.waiters, func(o *waiter) bool { return o == w })
+	l.grant() // it may have stood before others
 	return ctx.Err()
 }
 
-func (w *waiter) served() bool {
-	select {
-	case <-w.ready:
-		return true
-	default:
-		return false
-	}
-}
-
-// grant serves the waiters: demand first, then in order of arrival, none overtaking one of its
-// class. The lock is held.
+// grant serves the waiters: demand first, then in order of arrival, none overtaking one of its class. The lock is held.
 func (l *Ledger) grant() {
-	for pass := range 2 {
+	for _, demand := range []bool{true, false} {
 		var blocked [numClasses]bool
-		for el := l.waiters.Front(); el != nil; {
-			next := el.Next()
-			w := el.Value.(*waiter)
-			if (pass == 0) == (w.class == ForDemand) && !blocked[w.class] {
-				if l.fits(w.n, w.class) {
-					l.take(w.n, w.class)
-					l.waiters.Remove(el)
-					close(w.ready)
-				} else {
-					blocked[w.class] = true
-				}
+		l.waiters = slices.DeleteFunc(l.waiters, func(w *waiter) bool {
+			if (w.class == ForDemand) != demand || blocked[w.class] {
+				return false
 			}
-			el = next
-		}
+			if blocked[w.class] = !l.take(w.n, w.class); !blocked[w.class] {
+				w.ready <- struct{}{}
+			}
+			return !blocked[w.class]
+		})
 	}
 }
 
 // Release gives n bytes of class c back.
 func (l *Ledger) Release(n int64, c Class) {
+	defer l.freed() // without the lock
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.used[c] -= n
 	l.total -= n
 	if l.used[c] < 0 {
-		l.mu.Unlock()
 		panic("cache: ledger released more than was reserved")
 	}
-	if l.waiters.Len() > 0 {
-		l.grant()
-	}
-	l.mu.Unlock()
-	if l.freed != nil {
-		l.freed()
-	}
+	l.grant()
 }
 
 // Withhold lowers the limit by n bytes, which are needed for something other than sample data; a negative n raises it
@@ -221,30 +199,21 @@ func (l *Ledger) room(c Class) int64 {
 	return l.capOf(c) - l.total
 }
 
-// Used returns the bytes reserved now.
-func (l *Ledger) Used() int64 {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.total
-}
-
-// Limit returns the bytes that may be reserved at once.
-func (l *Ledger) Limit() int64 {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.limit
-}
-
 // pressed returns how many bytes the waiting reservations need.
-func (l *Ledger) pressed() int64 {
+func (l *Ledger) pressed() (n int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var n int64
-	for el := l.waiters.Front(); el != nil; el = el.Next() {
-		n += el.Value.(*waiter).n
+	for _, w := range l.waiters {
+		n += w.n
 	}
 	return n
 }
+
+// Used returns the bytes reserved now.
+func (l *Ledger) Used() int64 { return l.stats().MemoryUsed }
+
+// Limit returns the bytes that may be reserved at once.
+func (l *Ledger) Limit() int64 { return l.stats().MemoryLimit }
 
 // MemoryStats is a snapshot of a ledger, in bytes.
 type MemoryStats struct {
@@ -256,5 +225,5 @@ type MemoryStats struct {
 func (l *Ledger) stats() MemoryStats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return MemoryStats{l.total, l.peak, l.limit, l.used[ForDemand], l.used[ForPrefetch], l.used[ForBatches], l.waiters.Len()}
+	return MemoryStats{l.total, l.peak, l.limit, l.used[ForDemand], l.used[ForPrefetch], l.used[ForBatches], len(l.waiters)}
 }

@@ -92,7 +92,7 @@ func TestReserveWaitsAndIsServedInOrder(t *testing.T) {
 func (l *Ledger) waiting() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.waiters.Len()
+	return len(l.waiters)
 }
 
 func TestReserveGivesUp(t *testing.T) {

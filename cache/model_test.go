@@ -488,7 +488,7 @@ func (w *world) steps() map[string]func(*rapid.T) {
 		"crowd": func() { w.crowd() },
 		"sweep": func() {
 			v := w.side().v
-			for file := range v.Unspent() {
+			for _, file := range v.Unspent() {
 				if file%2 == 1 {
 					v.Spend(file)
 				}

@@ -161,8 +161,8 @@ func TestRestartWithOtherOwners(t *testing.T) {
 				t.Errorf("%d missing, %d bytes outside", a.missing.Load(), a.outside.Load())
 			}
 			var wanted int64
-			for _, n := range v.ds.disk.Load().wanted(v.ds.list()) {
-				wanted += n
+			for _, s := range v.ds.disk.Load().survey(v.ds.list()) {
+				wanted += s.wanted
 			}
 			if wanted < 6*size || wanted > 6*(size+500) {
 				t.Errorf("%d bytes count as wanted, of 6 files of %d", wanted, size)

@@ -36,12 +36,6 @@ type codedFiles struct {
 	files, before, after atomic.Int64             // kept so, their bytes, and the bytes of the records
 }
 
-func (c *codedFiles) reset() {
-	c.files.Store(0)
-	c.before.Store(0)
-	c.after.Store(0)
-}
-
 func (c *codedFiles) count(sign int64, before int64, after int) {
 	c.files.Add(sign)
 	c.before.Add(sign * before)
@@ -219,6 +213,12 @@ func (ps *places) choose(a *admission) {
 		ps.mu.Unlock()
 	}
 	a.missing.Add(-1)
+}
+
+// chooses reports whether an extent of the file is of the kept set.
+func (ps *places) chooses(file, x int) bool {
+	a := ps.admission.Load()
+	return a == nil || a.admit(file, x)
 }
 
 // wanted reports whether an extent of the file may be kept, and whether only as an extra, beside the whole set.

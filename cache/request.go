@@ -98,7 +98,7 @@ func (v *Volume) ReadAt(ctx context.Context, file int, p []byte, off int64) (int
 		}
 		n += q.n
 	}
-	v.ds.count.readBytes.Add(int64(len(p)))
+	count(&v.ds.count.ReadBytes, len(p))
 	return len(p), nil
 }
 
@@ -132,7 +132,7 @@ func (v *Volume) ReadNow(file int, p []byte, off int64) bool {
 
 // wasRead notes a read by a door that asks for what is here only.
 func (q *query) wasRead() {
-	q.v.ds.count.readBytes.Add(int64(q.n))
+	count(&q.v.ds.count.ReadBytes, q.n)
 	q.readAhead()
 }
 
@@ -159,7 +159,7 @@ func (q *query) sample(f form) (data []byte, release func(), err error) {
 		return nil, func() {}, nil
 	case 1:
 		if l, err = q.get(); err == nil {
-			v.ds.count.readBytes.Add(int64(len(l.data)))
+			count(&v.ds.count.ReadBytes, len(l.data))
 		}
 	default:
 		if l, err = q.room(int(v.m.Size(q.file))); err == nil {
@@ -242,7 +242,7 @@ func (q *query) inMemory() (l lease, ok bool) {
 		return lease{}, false
 	}
 	if q.purpose == reading {
-		q.v.ds.count.ringHits.Add(1)
+		count(&q.v.ds.count.RingHits, 1)
 	}
 	return q.lend(b, off), true
 }
@@ -365,7 +365,7 @@ func (q *query) joining(p *part) (b boarding, err error) {
 		p.hurry(!q.due.After(time.Now()))
 		return b, nil
 	}
-	q.v.ds.count.joined.Add(1)
+	count(&q.v.ds.count.Joined, 1)
 	p.join(q.n)
 	p.hurry(true)
 	b.span = q.waits("joined")
@@ -395,12 +395,12 @@ func (q *query) depart(from *restorer) (b boarding, err error) {
 	if q.purpose == reading {
 		switch n = q.n; {
 		case from == nil:
-			q.v.ds.count.misses.Add(1)
+			count(&q.v.ds.count.Misses, 1)
 			b.span = q.waits("miss")
 		case from.staged == nil:
 			q.v.ds.count.kept(n)
 		default:
-			q.v.ds.count.ringHits.Add(1)
+			count(&q.v.ds.count.RingHits, 1)
 		}
 	}
 	fl := q.v.begin(q.request, b.span, parts, sources, nil)
@@ -419,13 +419,13 @@ func (q *query) collect(b boarding) (l lease, ok bool, err error) {
 	first := b.seats[0].p
 	if first == nil || first.key.kind() != whole {
 		err = q.collectGranules(b)
-		q.v.ds.count.stallNanos.Add(int64(time.Since(start)))
+		count((*int64)(&q.v.ds.count.Stall), int(time.Since(start)))
 		return lease{data: q.p}, err == nil, err
 	}
 	err = first.await(q.ctx)
 	fl := first.fl
 	if q.purpose == reading && fl.restores() == nil { // otherwise it did not wait for the store
-		q.v.ds.count.stallNanos.Add(int64(time.Since(start)))
+		count((*int64)(&q.v.ds.count.Stall), int(time.Since(start)))
 	}
 	if err != nil {
 		b.span.End(err)
@@ -539,7 +539,7 @@ func (g *group) start(files []int, done func(file int, err error)) (started int,
 		v.c.ledger.Release(unused, class)
 	}
 	if g.purpose == ahead {
-		v.ds.count.prefetched.Add(int64(started))
+		count(&v.ds.count.Prefetched, started)
 	}
 	return started, rest, out
 }

@@ -1,5 +1,12 @@
 package cache
 
+import (
+	"math"
+	"sync/atomic"
+
+	"github.com/shoalfs/shoal/cache/segment"
+)
+
 // Residence is where bytes are.
 type Residence uint8
 
@@ -55,3 +62,62 @@ func (v *Volume) Staged(file, x int) bool { return v.key(v.extent(file, x)).stag
 
 // KeptExtent reports whether the extent is on disk.
 func (v *Volume) KeptExtent(file, x int) bool { return v.onDisk(v.extent(file, x)) }
+
+// Place returns where the bytes of a whole file lie on disk, in one piece and verified, for readers in other processes. They stay
+// right: for another version of the file there is another volume. With check it verifies what is in memory.
+func (v *Volume) Place(file int, check bool) (segment.Place, bool) {
+	if v.Extents(file) != 1 {
+		return segment.Place{}, false
+	}
+	k := v.keptRecord(file, 0)
+	if k.d == nil || k.coded {
+		return segment.Place{}, false
+	}
+	return k.d.store.Place(k.loc, k.n, check)
+}
+
+// Damaged returns how many records of the dataset were found damaged so far. Places that were given before may be of one.
+func (v *Volume) Damaged() int64 { return atomic.LoadInt64(&v.ds.count.Corrupt) }
+
+// SegmentDir returns the folder of the segments, or "" if there are none.
+func (v *Volume) SegmentDir() string {
+	if d := v.ds.readable(); d != nil {
+		return d.dir
+	}
+	return ""
+}
+
+// maxFetch bounds how much of a just opened file is read from the disk: the READ that follows asks for no more.
+const maxFetch = 512 << 10
+
+// WillRead says that the file was opened and is about to be read from its start. It loads what the disk has of that
+// into memory meanwhile.
+func (v *Volume) WillRead(file int) {
+	if v.Extents(file) == 0 {
+		return
+	}
+	if k := v.keptRecord(file, 0); k.d != nil && !v.key(k.e).maybe() {
+		k.d.store.Fetch(k.loc, min(k.n, maxFetch))
+	}
+}
+
+// DiskRoom returns how many bytes more of the volume's dataset fit on disk, with what goes for them; 0 without a disk.
+func (v *Volume) DiskRoom() int64 {
+	d := v.ds.readable()
+	if d == nil {
+		return 0
+	}
+	room, yields := int64(math.MaxInt64), int64(0)
+	if a := v.admission.Load(); a != nil && a.yields {
+		yields = a.outside.Load()
+	}
+	if limit := d.limit.Load(); limit > 0 {
+		room = limit - d.used.Load() + yields
+	}
+	return max(min(room, yields-v.c.over(0)), 0)
+}
+
+// PrefetchRoom returns how many bytes could be prefetched now.
+func (c *Cache) PrefetchRoom() int64 {
+	return max(c.ledger.room(ForPrefetch)+c.ring.idle(c.ledger.Limit()/againShare), 0)
+}

@@ -167,29 +167,22 @@ func (r *ring) put(k extentKey, b *buffer, a *Account, read int64, spent, dirty 
 
 // file moves an entry to the list for its state, and on or off accounts. A kept or spent entry is on no account. r.mu
 // is held; the entry is not both kept and spent.
-func (r *ring) file(e *entry) { e.moveTo(r.listOf(e), nil) }
-
-// listOf returns the list for an entry's state.
-func (r *ring) listOf(e *entry) *entries {
+func (r *ring) file(e *entry) {
 	if e.spent || e.kept || e.account != nil && e.account.closed {
 		e.account = nil
 	}
+	to := &r.held
 	switch {
 	case e.kept:
-		return &r.clean
+		to = &r.clean
 	case e.spent && !e.dirty:
-		return &r.spent
+		to = &r.spent
 	case e.account != nil:
-		return &e.account.staged
+		to = &e.account.staged
 	}
-	return &r.held
-}
-
-// moveTo moves an entry to another list, before another entry there; to its end if that is nil.
-func (e *entry) moveTo(to *entries, before *entry) {
 	if e.in != to {
 		e.unlist()
-		to.insert(e, before)
+		to.insert(e, nil)
 	}
 }
 
@@ -296,27 +289,23 @@ func (r *ring) claim(k extentKey, a *Account, next bool) (ok bool) {
 		ok = true
 		if (e.account != a || e.spent) && !e.kept && (next || e.spent || a.takes(e.account, e.buf.size)) {
 			e.spent, e.account, e.left = false, a, int64(len(e.buf.data)) // its reader has all of it to read
-			to := r.listOf(e)
-			if next {
-				e.moveTo(to, to.front)
-			} else {
-				e.moveTo(to, nil)
+			r.file(e)
+			if to := e.in; next && to.front != e {
+				e.unlist()
+				to.insert(e, to.front)
 			}
 		}
 	}
 	return ok
 }
 
-// unspent returns the extents of v that wait to be read.
-func (r *ring) unspent(v *Volume) (keys []extentKey) {
+// each has do look at every entry, under the lock. It may remove it.
+func (r *ring) each(do func(e *entry)) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	for k, e := range r.entries {
-		if k.v == v && !e.spent {
-			keys = append(keys, k)
-		}
+	defer r.unlock()
+	for _, e := range r.entries {
+		do(e)
 	}
-	return keys
 }
 
 // written notes that the disk has accepted the extent, or declined it.
@@ -337,15 +326,13 @@ func (r *ring) written(k extentKey, kept bool) {
 
 // redirty queues a dataset's extents that the disk does not have, and returns them.
 func (r *ring) redirty(ds *dataset) (keys []extentKey) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for k, e := range r.entries {
-		if k.v.ds == ds && !k.isGranule() && !e.dirty && !e.kept {
+	r.each(func(e *entry) {
+		if e.key.v.ds == ds && !e.key.isGranule() && !e.dirty && !e.kept {
 			e.dirty = true
 			r.file(e)
-			keys = append(keys, k)
+			keys = append(keys, e.key)
 		}
-	}
+	})
 	return keys
 }
 
@@ -419,29 +406,21 @@ func (r *ring) reclaim(need int64, hard bool, spare int64) (lost []extentKey) {
 
 // undirty cancels the pending writes of a dataset, because its disk is in trouble.
 func (r *ring) undirty(ds *dataset) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for k, e := range r.entries {
-		if e.dirty && k.v.ds == ds {
+	r.each(func(e *entry) {
+		if e.dirty && e.key.v.ds == ds {
 			e.dirty = false
 			r.file(e)
 		}
-	}
+	})
 }
 
-// drop removes every entry of a dataset; of all if ds is nil.
-func (r *ring) drop(ds *dataset) {
-	r.dropIf(func(k extentKey) bool { return ds == nil || k.v.ds == ds })
-}
-
-func (r *ring) dropIf(gone func(k extentKey) bool) {
-	r.mu.Lock()
-	defer r.unlock()
-	for k, e := range r.entries {
-		if gone(k) {
+// drop removes the entries of which gone says so; all if it is nil.
+func (r *ring) drop(gone func(k extentKey) bool) {
+	r.each(func(e *entry) {
+		if gone == nil || gone(e.key) {
 			r.remove(e)
 		}
-	}
+	})
 }
 
 // idle returns the bytes that reclaim can free at any time, without the latest spare bytes of spent entries.

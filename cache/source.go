@@ -104,7 +104,7 @@ func (n nodes) check(ctx context.Context, w Want) error {
 		}
 		return err
 	} // else the store is away, and nothing speaks against the node
-	n.v.ds.count.peerBytes.Add(int64(got))
+	count(&n.v.ds.count.PeerBytes, got)
 	return nil
 }
 
@@ -222,7 +222,7 @@ func (r *restorer) fromMemory(p []byte) bool {
 	if err == nil {
 		return true
 	}
-	v.ds.count.corrupt.Add(1)
+	count(&v.ds.count.Corrupt, 1)
 	v.c.ring.take(v.key(r.e).as(coded), nil)
 	if loc, n := v.at(r.e); n > 0 && v.unplace(r.e, loc) { // written from there
 		v.ds.disk.Load().free(loc)

@@ -6,6 +6,7 @@ import (
 	"crypto/md5" //nolint:gosec // the ETags of S3 are
 	"encoding/hex"
 	"errors"
+	"time"
 
 	"github.com/shoalfs/shoal/cache/segment"
 )
@@ -19,7 +20,7 @@ type Verified struct {
 // Verify compares what the cache has of the version, in memory and on disk, with what the store has, and drops what differs, which is then
 // fetched again. progress, unless nil, is called now and then.
 func (v *Volume) Verify(ctx context.Context, progress func(done, total int)) (Verified, error) {
-	v.c.ring.dropIf(func(k extentKey) bool { return k.v == v && k.isGranule() })
+	v.c.ring.drop(func(k extentKey) bool { return k.v == v && k.isGranule() })
 	total, _ := v.Kept()
 	r := verification{v: v, ctx: ctx}
 	for file := range v.m.Len() {
@@ -128,4 +129,32 @@ func (s *store) vouch(ctx context.Context, w Want, trusted func(sum bool) bool) 
 		s.otherTags.Add(1)
 	}
 	return true, s.named(w.File, err)
+}
+
+// Scrub reads every record of the volume's dataset, at most bytesPerSecond, and forgets damaged ones, so that they
+// are fetched again. It returns how many were damaged.
+func (v *Volume) Scrub(ctx context.Context, bytesPerSecond int64) (bad int, err error) {
+	d := v.ds.disk.Load()
+	if d == nil {
+		return 0, nil
+	}
+	start, read := time.Now(), int64(0)
+	return bad, d.store.Scrub(ctx, func(n int) {
+		read += int64(n)
+		due := time.Duration(float64(read) / float64(max(bytesPerSecond, 1)) * float64(time.Second))
+		if wait := due - time.Since(start); wait > 0 {
+			select {
+			case <-time.After(wait):
+			case <-ctx.Done(): // Scrub looks at it
+			}
+		}
+	}, func(rec segment.Record, loc segment.Loc) {
+		bad++
+		count(&v.ds.count.Corrupt, 1)
+		for _, w := range v.ds.list() {
+			w.forget(func(at segment.Loc) bool { return at == loc })
+		}
+		d.free(loc)
+		d.c.log.Warn("corrupt record found by a scrub; its object is fetched again", "at", loc.String(), "offset", rec.Offset, "bytes", rec.Length)
+	})
 }

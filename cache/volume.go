@@ -1,7 +1,6 @@
 package cache
 
 import (
-	"iter"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -128,7 +127,7 @@ func (v *Volume) Retire() {
 	v.mu.Lock()
 	v.retired = true
 	v.mu.Unlock()
-	v.c.ring.dropIf(func(k extentKey) bool { return k.v == v })
+	v.c.ring.drop(func(k extentKey) bool { return k.v == v })
 }
 
 // Stats returns a snapshot of the volume's dataset. It never waits for the disk.
@@ -188,15 +187,14 @@ func (v *Volume) describe(file, x, n int) segment.Record {
 	}
 }
 
-// Unspent yields the files with an extent in memory that waits to be read, once for each such extent.
-func (v *Volume) Unspent() iter.Seq[int] {
-	return func(yield func(file int) bool) {
-		for _, k := range v.c.ring.unspent(v) {
-			if !yield(v.fileOf(k.extent())) {
-				return
-			}
+// Unspent returns the files with an extent in memory that waits to be read, once for each such extent.
+func (v *Volume) Unspent() (files []int) {
+	v.c.ring.each(func(e *entry) {
+		if e.key.v == v && !e.spent {
+			files = append(files, v.fileOf(e.key.extent()))
 		}
-	}
+	})
+	return files
 }
 
 // Spend says that the file was read, or is no longer wanted, and that no order that claimed it needs it: its staged

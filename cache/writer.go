@@ -51,7 +51,7 @@ func (w *writer) do(ctx context.Context, task func()) error {
 	select {
 	case <-done:
 		return nil
-	case <-w.d.closing:
+	case <-w.d.ds.ctx.Done():
 		return ErrClosed
 	case <-ctx.Done():
 		return ctx.Err()
@@ -114,4 +114,12 @@ func (w *writer) write(k extentKey) {
 	c.ring.written(k, kept)
 	buf.Release()
 	c.relieve()
+}
+
+// Flush waits until all fetched extents of the volume's dataset are on disk or were declined.
+func (v *Volume) Flush(ctx context.Context) error {
+	if d := v.ds.disk.Load(); d != nil {
+		return d.writer.do(ctx, func() {})
+	}
+	return nil
 }

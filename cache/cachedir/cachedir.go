@@ -169,7 +169,7 @@ func (d *Dir) Path() string { return d.o.Path }
 func (d *Dir) FitsDir() string { return filepath.Join(d.o.Path, "fits") }
 
 // diskLimit derives the segments' limit from --cache-size, which holds metadata first. d.mu is held, or d is new.
-func (d *Dir) diskLimit() int64 { return max(0, d.o.Size-d.metaOnDisk()) }
+func (d *Dir) diskLimit() int64 { return max(1, d.o.Size-d.metaOnDisk()) } // 0 would mean no limit
 
 // metaOnDisk is the part of --cache-size that is not for segments. d.mu is held, or d is new.
 func (d *Dir) metaOnDisk() int64 { return min(catalogOnDisk, 1<<20+d.o.Size/32) + d.metadata }

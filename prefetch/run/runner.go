@@ -171,7 +171,7 @@ func (o owners) Heir(v *cache.Volume, file int) *cache.Account {
 
 // sweep schedules a check of all staged files. r.mu is held.
 func (r *Runner) sweep(v *cache.Volume) {
-	for file := range v.Unspent() {
+	for _, file := range v.Unspent() {
 		r.x.Unwanted(v, file)
 	}
 }
