@@ -158,7 +158,7 @@ func benchLoops(b *testing.B, size int) {
 	}
 }
 
-// BenchmarkRecoded compares a whole sample from a recoded file, and from coefficients alone, with one from the original.
+// BenchmarkRecoded compares a whole sample from a recoded file with one from the original.
 // They alternate every 16 files, as in BenchmarkLoops. Beside the medians there are the least times of each sample, which
 // other work on the machine touches least.
 func BenchmarkRecoded(b *testing.B) {
@@ -175,33 +175,25 @@ func BenchmarkRecoded(b *testing.B) {
 
 func benchRecoded(b *testing.B, size int) {
 	files := benchFiles(b, size)
-	recs, all := recodeAll(b, files), make([]*coefs, len(files))
-	for i, f := range files {
-		var err error
-		if all[i], err = readCoefs(f); err != nil {
-			b.Fatal(err)
-		}
-		defer all[i].close()
-	}
+	recs := recodeAll(b, files)
 	dst := make([]byte, 224*224*3)
 	r := rand.New(rand.NewPCG(1, 1))
 	jobs := make([]Job, 4*len(files))
 	for i := range jobs {
 		jobs[i] = Job{Box: rrc(r), Size: image.Pt(224, 224), Flip: r.IntN(2) == 1, Planar: true}
 	}
-	names := [3]string{"plain", "recoded", "coefficients"}
-	decode := [3]func(i int) error{
+	names := [2]string{"plain", "recoded"}
+	decode := [2]func(i int) error{
 		func(i int) error { return Decode(dst, files[i%16], &jobs[i]) },
 		func(i int) error { return Decode(dst, recs[i%16], &jobs[i]) },
-		func(i int) error { return all[i%16].decode(dst, &jobs[i]) },
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	var took, ratio [3][]float64
-	least := [3][]float64{make([]float64, len(jobs)), make([]float64, len(jobs)), make([]float64, len(jobs))}
+	var took, ratio [2][]float64
+	least := [2][]float64{make([]float64, len(jobs)), make([]float64, len(jobs))}
 	b.ResetTimer()
 	for round := range b.N {
-		var sum [3]float64
+		var sum [2]float64
 		for k := range decode {
 			for i := round % 4 * 16; i < round%4*16+16; i++ {
 				before := threadCPU(b)
@@ -220,7 +212,7 @@ func benchRecoded(b *testing.B, size int) {
 		}
 	}
 	median := func(v []float64) float64 { return slices.Sorted(slices.Values(v))[len(v)/2] }
-	var sums [3]float64
+	var sums [2]float64
 	for k, name := range names {
 		for _, t := range least[k] {
 			sums[k] += t / float64(len(jobs))

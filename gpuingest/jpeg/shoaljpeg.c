@@ -1130,7 +1130,7 @@ static void open_source(sj_scratch *s, const uint8_t *src, size_t n) {
 }
 
 // own_rows takes the usual picture's rows from coefficients.
-static int own_rows(sj_scratch *s, const sj_source *from) {
+static int own_rows(sj_scratch *s, sj_recoded *from) {
 	int x0 = s->base_x + s->x.lo, x1 = s->base_x + s->x.hi, y0 = s->base_y + s->y.lo, y1 = s->base_y + s->y.hi;
 	int code = sj_own_open(s->own, &s->d, from, simd, x0, x1, y0, y1);
 	size_t width = (size_t)(x1 - x0 + 1), stride = width * 4 + SJ_OWN_SLACK, plane = 0;
@@ -1162,7 +1162,7 @@ static int own_rows(sj_scratch *s, const sj_source *from) {
 }
 
 // decode takes the picture from the JPEG src, or from coefficients.
-static void decode(sj_scratch *s, const uint8_t *src, size_t n, const sj_source *from, const uint8_t *table, uint8_t *dst) {
+static void decode(sj_scratch *s, const uint8_t *src, size_t n, sj_recoded *from, const uint8_t *table, uint8_t *dst) {
 	j_decompress_ptr d = &s->d;
 	const sj_request *q = &s->req;
 	if (from) open_source(s, from->head, from->head_n);
@@ -1192,7 +1192,7 @@ static void decode(sj_scratch *s, const uint8_t *src, size_t n, const sj_source 
 		int end = (s->base_y + s->y.hi + 1) / mcu + 1;
 		if (!sj_pixels_can()) fail((j_common_ptr)d, SJ_RESTORE);
 		sj_pixels_ready(s->pixels, d, from);
-		int code = from->lanes(from->from, above < 0 ? 0 : above / mcu, end < from->bands ? end : from->bands);
+		int code = sj_recoded_lanes(from, above < 0 ? 0 : above / mcu, end < from->bands ? end : from->bands);
 		if (code != SJ_OK) fail((j_common_ptr)d, code);
 	}
 	jpeg_start_decompress(d);
@@ -1250,7 +1250,7 @@ static void decode(sj_scratch *s, const uint8_t *src, size_t n, const sj_source 
 	}
 }
 
-static int run(sj_scratch *s, const uint8_t *src, size_t n, const sj_source *from, const uint8_t *table, uint8_t *dst) {
+static int run(sj_scratch *s, const uint8_t *src, size_t n, sj_recoded *from, const uint8_t *table, uint8_t *dst) {
 	if (!plan(s)) return SJ_MEMORY;
 	if (from && !s->pixels && !(s->pixels = sj_pixels_new())) return SJ_MEMORY;
 	if (from && !s->own && !(s->own = sj_own_new())) return SJ_MEMORY;
@@ -1266,99 +1266,10 @@ int sj_decode(sj_scratch *s, const uint8_t *src, size_t n, const uint8_t *table,
 	return run(s, src, n, NULL, table, dst);
 }
 
-static int recoded_lanes(void *from, int first, int end) { return sj_recoded_lanes(from, first, end); }
-
-static int recoded_band(void *from, int c, int band, int16_t *blocks, uint8_t *last) {
-	return sj_recoded_band(from, c, band, blocks, last);
-}
-
 int sj_decode_recoded(sj_scratch *s, const sj_tables *t, const uint8_t *src, size_t n, const uint8_t *table, uint8_t *dst) {
-	sj_recoded *r = &s->recoded;
 	s->msg[0] = 0;
-	int code = sj_recoded_open(r, src, n, t);
-	if (code != SJ_OK) return code;
-	sj_source from = {.head = r->head, .head_n = r->head_n, .comps = r->comps, .bands = r->bands, .band_mcu_rows = r->band_mcu_rows,
-	                  .lanes = recoded_lanes, .band = recoded_band, .from = r};
-	for (int c = 0; c < r->comps; c++) {
-		from.comp[c].blocks_w = r->comp[c].blocks_w;
-		from.comp[c].blocks_h = r->comp[c].blocks_h;
-		from.comp[c].band_rows = r->comp[c].band_rows;
-	}
-	return run(s, NULL, 0, &from, table, dst);
-}
-
-// The coefficients of a JPEG as libjpeg reads them, to try the way from coefficients with.
-struct sj_trial {
-	sj_source from;
-	int16_t *blocks[4];
-	uint8_t *last[4];
-};
-
-void sj_trial_free(sj_trial *k) {
-	if (!k) return;
-	for (int c = 0; c < 4; c++) {
-		free(k->blocks[c]);
-		free(k->last[c]);
-	}
-	free(k);
-}
-
-static int trial_lanes(void *from, int first, int end) {
-	(void)from;
-	return end > first ? SJ_OK : SJ_CORRUPT;
-}
-
-static int trial_band(void *from, int c, int band, int16_t *blocks, uint8_t *last) {
-	const sj_trial *k = from;
-	size_t n = (size_t)k->from.comp[c].blocks_w * (size_t)k->from.comp[c].band_rows;
-	memcpy(blocks, k->blocks[c] + (size_t)band * n * 64, n * 64 * sizeof *blocks);
-	memcpy(last, k->last[c] + (size_t)band * n, n);
-	return SJ_OK;
-}
-
-static void read_trial(sj_scratch *s, sj_trial *k, const uint8_t *src, size_t n) {
-	j_decompress_ptr d = &s->d;
-	open_source(s, src, n);
-	jvirt_barray_ptr *all = jpeg_read_coefficients(d);
-	k->from.comps = d->num_components <= 4 ? d->num_components : 4;
-	k->from.band_mcu_rows = d->max_v_samp_factor > 1 ? 2 : 4;
-	k->from.bands = ((int)d->total_iMCU_rows + k->from.band_mcu_rows - 1) / k->from.band_mcu_rows;
-	for (int c = 0; c < k->from.comps; c++) {
-		jpeg_component_info *i = &d->comp_info[c];
-		size_t w = i->width_in_blocks, rows = (size_t)(k->from.band_mcu_rows * i->v_samp_factor * k->from.bands);
-		k->from.comp[c].blocks_w = (int)w;
-		k->from.comp[c].blocks_h = (int)rows;
-		k->from.comp[c].band_rows = k->from.band_mcu_rows * i->v_samp_factor;
-		k->blocks[c] = calloc(rows * w, 64 * sizeof(int16_t));
-		k->last[c] = calloc(rows * w, 1);
-		if (!k->blocks[c] || !k->last[c]) fail((j_common_ptr)d, SJ_MEMORY);
-		for (JDIMENSION y = 0; y < i->height_in_blocks; y++) {
-			JBLOCKARRAY row = d->mem->access_virt_barray((j_common_ptr)d, all[c], y, 1, FALSE);
-			memcpy(k->blocks[c] + y * w * 64, row[0][0], w * 64 * sizeof(int16_t));
-			for (size_t x = 0; x < w; x++) {
-				for (int z = 1; z < 64; z++) k->last[c][y * w + x] |= row[0][x][z] != 0;
-			}
-		}
-	}
-}
-
-sj_trial *sj_trial_read(sj_scratch *s, const uint8_t *src, size_t n) {
-	sj_trial *volatile kept = calloc(1, sizeof *kept); // setjmp
-	sj_trial *k = kept;
-	if (!k) return NULL;
-	k->from = (sj_source){.head = src, .head_n = n, .lanes = trial_lanes, .band = trial_band, .from = k};
-	memset(&s->d, 0, sizeof s->d);
-	s->d.err = errors(s);
-	s->d.client_data = s;
-	if (!setjmp(s->jmp)) read_trial(s, k, src, n);
-	jpeg_destroy_decompress(&s->d);
-	if (s->code == SJ_OK) return kept;
-	sj_trial_free(kept);
-	return NULL;
-}
-
-int sj_trial_decode(sj_scratch *s, const sj_trial *k, const uint8_t *table, uint8_t *dst) {
-	return run(s, NULL, 0, &k->from, table, dst);
+	int code = sj_recoded_open(&s->recoded, src, n, t);
+	return code == SJ_OK ? run(s, NULL, 0, &s->recoded, table, dst) : code;
 }
 
 // The destination is the scratch's own growing buffer: jpeg_mem_dest leaves a dangling pointer behind when an error

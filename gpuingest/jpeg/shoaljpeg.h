@@ -62,11 +62,6 @@ int sj_decode(sj_scratch *s, const uint8_t *src, size_t n, const uint8_t *table,
 // The same from a recoded file.
 struct sj_tables;
 int sj_decode_recoded(sj_scratch *s, const struct sj_tables *t, const uint8_t *src, size_t n, const uint8_t *table, uint8_t *dst);
-// The same from coefficients, which libjpeg has read from a JPEG that must stay while they do.
-typedef struct sj_trial sj_trial;
-sj_trial *sj_trial_read(sj_scratch *s, const uint8_t *src, size_t n);
-void sj_trial_free(sj_trial *k);
-int sj_trial_decode(sj_scratch *s, const sj_trial *k, const uint8_t *table, uint8_t *dst);
 // The same from packed RGB of img_w x img_h.
 int sj_resample(sj_scratch *s, const uint8_t *rgb, const uint8_t *table, uint8_t *dst);
 

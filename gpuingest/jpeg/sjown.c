@@ -34,7 +34,7 @@ typedef struct {
 
 struct sj_own {
 	component c[3];
-	const sj_source *from;
+	sj_recoded *from;
 	int simd, half_w, half_h; // chroma has half the columns, half the rows
 	int x0, width, y, band;   // first column, columns, next row, next band
 	int ready;                // rows of luma that the bands so far give
@@ -256,7 +256,7 @@ static inline void pixels_neon(V r, V g, V b, uint8_t *out) {
 
 #endif
 
-int sj_own_usual(j_decompress_ptr d, const sj_source *from, int simd) {
+int sj_own_usual(j_decompress_ptr d, sj_recoded *from, int simd) {
 	jpeg_component_info *c = d->comp_info;
 	if (!simd || d->num_components != 3 || from->comps != 3 || d->jpeg_color_space != JCS_YCbCr) return 0;
 	for (int i = 0; i < 3; i++) {
@@ -268,7 +268,7 @@ int sj_own_usual(j_decompress_ptr d, const sj_source *from, int simd) {
 	return (c->h_samp_factor == 1 || c->h_samp_factor == 2) && (c->v_samp_factor == 1 || (c->v_samp_factor == 2 && c->h_samp_factor == 2));
 }
 
-int sj_own_open(sj_own *o, j_decompress_ptr d, const sj_source *from, int simd, int x0, int x1, int y0, int y1) {
+int sj_own_open(sj_own *o, j_decompress_ptr d, sj_recoded *from, int simd, int x0, int x1, int y0, int y1) {
 	o->from = from;
 	o->simd = simd;
 	o->half_w = d->comp_info->h_samp_factor - 1;
@@ -319,7 +319,7 @@ int sj_own_open(sj_own *o, j_decompress_ptr d, const sj_source *from, int simd, 
 	if (chroma < o->band) o->band = chroma;
 	o->ready = o->band * 8 * o->c[0].band_blocks;
 	int end = (o->c[0].need1 - 1) / (8 * o->c[0].band_blocks), end1 = (o->c[1].need1 - 1) / (8 * o->c[1].band_blocks);
-	return from->lanes(from->from, o->band, (end1 > end ? end1 : end) + 1);
+	return sj_recoded_lanes(from, o->band, (end1 > end ? end1 : end) + 1);
 }
 
 static uint8_t *sample(const sj_own *o, int i, int x, int y) {
@@ -335,7 +335,7 @@ static int next(sj_own *o) {
 		const int16_t *b = o->blocks;
 		const uint8_t *last = o->last;
 		if (end <= c->need0 || y >= c->need1) continue;
-		int code = o->from->band(o->from->from, i, o->band, o->blocks, o->last);
+		int code = sj_recoded_band(o->from, i, o->band, o->blocks, o->last);
 		if (code != SJ_OK) return code;
 		for (; y < end && y < c->need1; y += 8, b += 64 * c->blocks_w, last += c->blocks_w) {
 			if (y + 8 <= c->need0) continue;
@@ -373,8 +373,8 @@ int sj_own_rows(sj_own *o, uint8_t *const *rows, int n, size_t plane) {
 sj_own *sj_own_new(void) { return calloc(1, 1); }
 void sj_own_free(sj_own *o) { free(o); }
 size_t sj_own_bytes(const sj_own *o) { (void)o; return 0; }
-int sj_own_usual(j_decompress_ptr d, const sj_source *from, int simd) { (void)d; (void)from; (void)simd; return 0; }
-int sj_own_open(sj_own *o, j_decompress_ptr d, const sj_source *from, int simd, int x0, int x1, int y0, int y1) {
+int sj_own_usual(j_decompress_ptr d, sj_recoded *from, int simd) { (void)d; (void)from; (void)simd; return 0; }
+int sj_own_open(sj_own *o, j_decompress_ptr d, sj_recoded *from, int simd, int x0, int x1, int y0, int y1) {
 	(void)o; (void)d; (void)from; (void)simd; (void)x0; (void)x1; (void)y0; (void)y1;
 	return SJ_CORRUPT;
 }

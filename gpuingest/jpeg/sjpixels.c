@@ -37,7 +37,7 @@ typedef struct {
 
 struct sj_pixels {
 	struct jpeg_d_coef_controller coef; // first: libjpeg's pointer to it is ours
-	const sj_source *from;
+	sj_recoded *from;
 	held band[4];
 };
 
@@ -81,7 +81,7 @@ static void start_input_pass(j_decompress_ptr d) {
 	for (int c = 0; c < d->num_components; c++) d->cur_comp_info[c] = &d->comp_info[c];
 }
 
-void sj_pixels_ready(sj_pixels *p, j_decompress_ptr d, const sj_source *from) {
+void sj_pixels_ready(sj_pixels *p, j_decompress_ptr d, sj_recoded *from) {
 	int ok = d->num_components == from->comps && from->comps <= 4 && from->bands * from->band_mcu_rows >= (int)d->total_iMCU_rows;
 	p->from = from;
 	for (int c = 0; ok && c < from->comps; c++) {
@@ -115,7 +115,7 @@ static int decompress(j_decompress_ptr d, JSAMPIMAGE out) {
 		if (!i->component_needed) continue;
 		if (h->at != band) {
 			h->at = -1;
-			int code = p->from->band(p->from->from, c, band, h->blocks, h->last);
+			int code = sj_recoded_band(p->from, c, band, h->blocks, h->last);
 			if (code == SJ_MEMORY) ERREXIT1(d, JERR_OUT_OF_MEMORY, 0);
 			if (code != SJ_OK) ERREXIT(d, JERR_BAD_LENGTH);
 			h->at = band;
@@ -150,7 +150,7 @@ int sj_pixels_can(void) { return 0; }
 sj_pixels *sj_pixels_new(void) { return NULL; }
 void sj_pixels_free(sj_pixels *p) { (void)p; }
 size_t sj_pixels_bytes(const sj_pixels *p) { (void)p; return 0; }
-void sj_pixels_ready(sj_pixels *p, j_decompress_ptr d, const sj_source *from) { (void)p; (void)from; ERREXIT(d, JERR_NOT_COMPILED); }
+void sj_pixels_ready(sj_pixels *p, j_decompress_ptr d, sj_recoded *from) { (void)p; (void)from; ERREXIT(d, JERR_NOT_COMPILED); }
 void sj_pixels_start(sj_pixels *p, j_decompress_ptr d) { (void)p; (void)d; }
 
 #endif
