@@ -15,9 +15,6 @@ import (
 	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
-// zoneEnv names the zone of this node, which `shoal cluster ls` shows.
-const zoneEnv = "SHOAL_ZONE"
-
 // clusterOptions are the flags of verbs that are nodes of a cluster (docs/cluster.md).
 type clusterOptions struct{ engine.ClusterConfig }
 
@@ -36,13 +33,14 @@ func (o *clusterOptions) addNode(c *cobra.Command) {
 	o.add(c)
 	f := c.Flags()
 	f.StringVar(&o.Advertise, "advertise", "", "HOST:PORT where the cluster's other nodes reach this one (default: this machine's address towards etcd, port 7073)")
+	f.StringVar(&o.Zone, "zone", "", "this node's zone, shown by shoal cluster ls")
 }
 
 // check checks the flags. clear names what must not cross a network in clear, if there is any.
 func (o *clusterOptions) check(inv *invocation, clear string) error {
 	if o.URL == "" {
 		if o.ClusterConfig != (engine.ClusterConfig{}) {
-			return cli.Usagef("--advertise and --cluster-…: give the cluster, too: --cluster etcd://HOST:PORT/NAME")
+			return cli.Usagef("--advertise, --zone and --cluster-…: give the cluster, too: --cluster etcd://HOST:PORT/NAME")
 		}
 		return nil
 	}

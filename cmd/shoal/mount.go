@@ -128,6 +128,7 @@ Control files, not listed in the mount: .shoal/stats, .shoal/order, .shoal/plan,
 	}
 	eo.add(c)
 	mo.add(c)
+	c.Flags().StringVar(&eo.publish, "publish", "", "pack the dataset to this destination once one pass over it is complete")
 	eo.s3.add(c.Flags(), "s3", "also serve an S3 endpoint at this address: HOST:PORT or https://HOST:PORT (docs/s3-endpoint.md)", nil)
 	return c
 }

@@ -116,7 +116,6 @@ func (o *engineOptions) add(c *cobra.Command) {
 	o.addData(c)
 	f := c.Flags()
 	f.StringVar(&o.order, "order", "auto", "order in which a reader of the mount will open the samples:\ntorch:seed=S[,epoch=E,world=W,rank=R or A-B,drop_last=0|1],\ntorch-loader:seed=S[,from=manual_seed|generator|stateful,persistent=1], uniform:seed=S,\nwindowed:seed=S,window=W (packed sources), mixture:seed=S,weights=GLOB:W+GLOB:W,\nbuckets:seed=S,batch=B, sequential, list:PATH, plan, auto, none (docs/orders.md)")
-	f.StringVar(&o.publish, "publish", "", "pack the dataset to this destination once one pass over it is complete")
 	addChoice(f, &o.recode, "recode", "keep JPEG files on disk in a form that is smaller and quicker to decode, made by spare processors: auto (once a feed decodes them), on, off (docs/recode.md)", "auto", "on", "off")
 	o.daemon.add(f, "daemon", "supervised", "go to the background once ready; log to CACHE-DIR/shoal.log. --daemon=supervised: and start again at once if it dies")
 	f.StringVar(&o.admin, "admin", "", "address for the dashboard, /stats, /metrics, /healthz and /readyz, such as 127.0.0.1:7071; without a host, loopback (default: none)")
@@ -210,7 +209,7 @@ func (o *engineOptions) config(inv *invocation, source string) (c engine.Config,
 		return c, h, err
 	}
 	h.Cluster = o.cluster.ClusterConfig
-	h.Cluster.Program, h.Cluster.Zone = version, os.Getenv(zoneEnv) // the daemon's own, whoever attaches
+	h.Cluster.Program = version
 	c.Source, c.Shards, c.Publish = source, o.shards, o.publish
 	for _, text := range []*string{&c.Source, &c.Shards, &c.Publish} {
 		if *text, err = inv.source(*text); err != nil {

@@ -3,7 +3,7 @@ package main
 // removedFrom are the verbs that had those of the flags which other verbs still have.
 var removedFrom = map[string][]string{
 	"epoch": {"mount", "serve", "s3"}, "nodes": {"mount", "serve", "s3", "warm", "pack"}, "refresh": {"mount", "serve", "s3"},
-	"weight": {"mount", "serve", "s3"}, "workers": {"serve"},
+	"weight": {"mount", "serve", "s3"}, "publish": {"serve", "s3"}, "workers": {"serve"},
 }
 
 // removed says what holds instead of flags that are no more (ADR 66).
@@ -14,10 +14,10 @@ var removed = map[string]string{
 	"gid": "files belong to the daemon's group, and all may read them", "links-outside": "give --store links-outside", "log-format": "give --log-level info,json",
 	"log-size": "it is rotated at 10 MiB", "mkdir": "a mount point that is not there is made", "nodes": "a node begins once no more have come for 2 s",
 	"object-versions": "versions are read where the bucket has them", "pprof": "set SHOAL_PPROF=1", "price": "give --store get=0.0004/1000,currency=USD",
-	"quota": "use shoal cache quota once the dataset is in the cache", "read-ahead": "it follows from the size of the files", "records": "give --samples rows",
+	"publish": "give it to shoal mount, or run shoal pack", "quota": "use shoal cache quota once the dataset is in the cache", "read-ahead": "it follows from the size of the files", "records": "give --samples rows",
 	"refresh": "mount, then shoal refresh MOUNTPOINT", "requester-pays": "give --store requester-pays",
 	"s3-anonymous-write": "give --s3-anonymous=write", "s3-connections": "set SHOAL_S3_CONNECTIONS",
 	"socket-mode": "it is 0660, for the owner and --socket-group", "sse-c-key-file": "set SHOAL_SSE_C_KEY", "supervise": "give --daemon=supervised; in the foreground the service manager restarts it",
 	"uid": "files belong to the daemon's user, and all may read them", "umask": "all may read the files", "weight": "give it to the sessions of a feed",
-	"weak-etag": "give --store weak-etag", "zone": "set SHOAL_ZONE", "workers": "it is one for each processor; set GOMAXPROCS for another number",
+	"weak-etag": "give --store weak-etag", "workers": "it is one for each processor; set GOMAXPROCS for another number",
 }

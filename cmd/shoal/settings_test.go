@@ -177,7 +177,7 @@ func TestWrongSettingsInTheBinary(t *testing.T) {
 	s.must([]string{"SHOAL_CONFIG=none.yaml", "SHOAL_CACHEDIR=x"}, "version")
 	s.must([]string{"SHOAL_FRACTION=half", "SHOAL_NODES=2"}, "order", "sequential", "--n=1")
 	s.must([]string{"SHOAL_CONFIG=top.yaml"}, "order", "sequential", "--n=1")
-	s.must([]string{"SHOAL_WORKERS=2", "SHOAL_ZONE=b"}, "config", "mount") // which never had it, and a variable without a flag
+	s.must([]string{"SHOAL_WORKERS=2"}, "config", "mount") // which never had it
 }
 
 func TestConfigShows(t *testing.T) {
@@ -188,7 +188,7 @@ func TestConfigShows(t *testing.T) {
 		"AWS_ACCESS_KEY_ID=id", "AWS_SECRET_ACCESS_KEY=hush-aws", "AWS_SESSION_TOKEN=hush-session", "AWS_ENDPOINT_URL=http://u:hush-url@127.0.0.1:1",
 	}
 	var r configReport
-	text := s.must(env, "config", "serve", "--json", "--advertise=a:3", "s3://bucket/prefix")
+	text := s.must(env, "config", "serve", "--json", "--zone=3", "s3://bucket/prefix")
 	if err := json.Unmarshal([]byte(text), &r); err != nil {
 		t.Fatal(err)
 	}
@@ -203,7 +203,7 @@ func TestConfigShows(t *testing.T) {
 		"cache-dir":  {Name: "cache-dir", Env: "SHOAL_CACHE_DIR", Value: "/nvme", From: "file", Where: "c.yaml:1"},
 		"listen":     {Name: "listen", Env: "SHOAL_LISTEN", Value: "unix:///a,tcp://127.0.0.1:7070", List: []string{"unix:///a", "tcp://127.0.0.1:7070"}, From: "file", Where: "c.yaml:3"},
 		"memory":     {Name: "memory", Env: "SHOAL_MEMORY", Value: "80%", From: "env", Where: "SHOAL_MEMORY"},
-		"advertise":  {Name: "advertise", Env: "SHOAL_ADVERTISE", Value: "a:3", From: "flag"},
+		"zone":       {Name: "zone", Env: "SHOAL_ZONE", Value: "3", From: "flag"},
 		"cache-size": {Name: "cache-size", Env: "SHOAL_CACHE_SIZE", Value: "20 GiB", From: "default"},
 		"order":      {Name: "order", Env: "SHOAL_ORDER", Value: "auto", From: "default"},
 	} {

@@ -26,7 +26,7 @@ import (
 type ClusterConfig struct {
 	URL       string `flag:"cluster"`   // etcd://HOST:PORT[,…]/NAME
 	Advertise string `flag:"advertise"` // HOST:PORT at which other nodes reach this one; "": this machine's address towards etcd, port 7073
-	Zone      string // which `shoal cluster ls` shows
+	Zone      string `flag:"zone"`
 	Program   string // version of Shoal
 	// Cert, Key and CA are files of TLS; Insecure: without.
 	Cert     string `flag:"cluster-cert"`
