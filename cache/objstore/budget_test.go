@@ -190,7 +190,7 @@ func TestBudgetBoundsWhatIsSent(t *testing.T) {
 
 // countingReader fails every second read, and can do no more than reading.
 type countingReader struct {
-	Reader
+	Layer
 	sent *atomic.Int64
 }
 

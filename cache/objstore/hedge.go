@@ -70,7 +70,7 @@ const (
 )
 
 // Hedge decorates r.
-func Hedge(r Reader, m HedgeMemory) *Hedger { return &Hedger{below: layerOf(r), m: m, wins: 1} }
+func Hedge(r Layer, m HedgeMemory) *Hedger { return &Hedger{below: r, m: m, wins: 1} }
 
 // Stats returns the counts.
 func (h *Hedger) Stats() HedgeStats {

@@ -1,71 +1,9 @@
 package objstore
 
-import (
-	"context"
-	"errors"
-	"iter"
-)
+import "context"
 
 // below is the store under a decorator, which embeds it to pass on all other methods.
 type below = Layer
-
-// layerOf returns r with default methods for missing ones: they read span by span, list from the start, or fail.
-func layerOf(r Reader) Layer {
-	if l, ok := r.(Layer); ok {
-		return l
-	}
-	u, ok := r.(Uploader)
-	if !ok {
-		u = readOnly{}
-	}
-	return partial{r, u}
-}
-
-type partial struct {
-	Reader
-	Uploader
-}
-
-func (p partial) ReadSpans(ctx context.Context, o Object, spans []Span) error {
-	return ReadSpans(ctx, p.Reader, o, spans)
-}
-
-func (p partial) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[Object, error] {
-	return func(yield func(Object, error) bool) {
-		for o, err := range p.List(ctx, prefix) {
-			if (err != nil || o.Key > after) && !yield(o, err) {
-				return
-			}
-		}
-	}
-}
-
-func (partial) ListLevel(_ context.Context, prefix string) iter.Seq2[Object, error] {
-	return func(yield func(Object, error) bool) {
-		yield(Object{}, &Error{Op: "list", Key: prefix, Kind: KindInvalid, Err: errors.ErrUnsupported})
-	}
-}
-
-// readOnly is the [Uploader] of stores that have none.
-type readOnly struct{}
-
-func (readOnly) refuse(op, key string) error {
-	return &Error{Op: op, Key: key, Kind: KindInvalid, Err: errors.ErrUnsupported, Remedy: "this store is read-only"}
-}
-
-func (r readOnly) PutNew(_ context.Context, key string, _ []byte) (Object, error) {
-	return Object{}, r.refuse("put", key)
-}
-
-func (r readOnly) Upload(_ context.Context, key string, _, _ int64) (Upload, error) {
-	return nil, r.refuse("put", key)
-}
-
-func (r readOnly) AbortUploads(_ context.Context, prefix string) (int, error) {
-	return 0, r.refuse("delete", prefix)
-}
-
-func (r readOnly) Delete(_ context.Context, key string) error { return r.refuse("delete", key) }
 
 // each is a decorator that passes every request through one function, except reads and listings.
 type each struct {

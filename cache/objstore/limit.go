@@ -27,16 +27,16 @@ type Limiter struct {
 }
 
 // Limit decorates r with n places.
-func Limit(r Reader, n int) *Limiter {
+func Limit(r Layer, n int) *Limiter {
 	l := &Limiter{n: max(1, n)}
-	l.each = each{layerOf(r), l.request}
+	l.each = each{r, l.request}
 	l.take, l.back = l.enter, l.leave
 	return l
 }
 
 // LimitAdaptive decorates r with the number of places, up to most, that gives the highest throughput: more only while
 // that helps, fewer when the store says SlowDown. See [pace].
-func LimitAdaptive(r Reader, most int) *Limiter {
+func LimitAdaptive(r Layer, most int) *Limiter {
 	p := newPace(most)
 	l := Limit(r, p.places)
 	l.pace = p

@@ -20,6 +20,7 @@ import (
 
 // gate is a store whose reads wait until they are let go, one by one.
 type gate struct {
+	objstore.Layer
 	mu      sync.Mutex
 	running map[string]chan error // by key
 	started []string

@@ -2,7 +2,6 @@ package objstore
 
 import (
 	"context"
-	"errors"
 	"iter"
 	"strings"
 	"sync"
@@ -22,12 +21,12 @@ const (
 )
 
 // ListParallel yields every object whose key begins with prefix, in no particular order, with up to workers listings
-// at once if r can list levels, and one otherwise. progress, unless nil, is called now and then, and at the end, from
-// the caller's goroutine with the number of objects so far.
+// at once. progress, unless nil, is called now and then, and at the end, from the caller's goroutine with the number
+// of objects so far.
 //
 // The sequence ends after the first error. Memory is bounded by workers and the number of prefixes at the level where
 // it splits, not by the number of objects. Breaking out of the loop stops the workers and waits for them.
-func ListParallel(ctx context.Context, r Reader, prefix string, workers int, progress func(objects int)) iter.Seq2[Object, error] {
+func ListParallel(ctx context.Context, r Layer, prefix string, workers int, progress func(objects int)) iter.Seq2[Object, error] {
 	workers = max(1, workers)
 	return func(yield func(Object, error) bool) {
 		ctx, cancel := context.WithCancel(ctx)
@@ -35,7 +34,7 @@ func ListParallel(ctx context.Context, r Reader, prefix string, workers int, pro
 		var failed error // written before out is closed
 		go func() {
 			defer close(out)
-			l := parallelLister{r: layerOf(r), workers: workers, out: out}
+			l := parallelLister{r: r, workers: workers, out: out}
 			failed = l.list(ctx, prefix)
 		}()
 		defer func() {
@@ -77,9 +76,6 @@ func (l *parallelLister) list(ctx context.Context, prefix string) error {
 	prefixes := []string{prefix}
 	for depth := 0; len(prefixes) > 0 && len(prefixes) < prefixesPerWorker*l.workers && depth < maxSplitDepth; depth++ {
 		next, err := l.level(ctx, prefixes)
-		if depth == 0 && errors.Is(err, errors.ErrUnsupported) {
-			break
-		}
 		if err != nil {
 			return err
 		}

@@ -45,9 +45,9 @@ const (
 var opNames = [numOps]string{"get", "head", "list", "put", "other"}
 
 // NewMeter decorates r.
-func NewMeter(r Reader) *Meter {
+func NewMeter(r Layer) *Meter {
 	m := &Meter{}
-	m.each = each{layerOf(r), m.request}
+	m.each = each{r, m.request}
 	return m
 }
 

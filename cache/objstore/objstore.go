@@ -1,6 +1,6 @@
 // Package objstore is the interface between Shoal and object stores. Package s3 is a bucket, [Dir] a local folder,
 // and package stores opens either. Features common to all stores (retries, limits, counters) are decorators, one per
-// file, that take a [Reader] and are a [Layer]. The usual stack is Retry(Limit(Meter(store))): the meter sees every
+// file, that take a [Layer] and are one. The usual stack is Retry(Limit(Meter(store))): the meter sees every
 // try, and a waiting retry holds no place in the limiter.
 //
 // Every implementation passes the conformance suite in the tests of package s3.
@@ -64,8 +64,7 @@ type Checker interface {
 	Check(ctx context.Context) error
 }
 
-// Layer is what stores and decorators have in common. A decorator over a plain [Reader] is one too: it lists from the
-// start and filters, and its ListLevel yields one error that wraps [errors.ErrUnsupported].
+// Layer is what stores and decorators have in common.
 type Layer interface {
 	Reader
 	SpanReader

@@ -90,9 +90,9 @@ type Retrier struct {
 }
 
 // Retry decorates r with policy p.
-func Retry(r Reader, p RetryPolicy) *Retrier {
+func Retry(r Layer, p RetryPolicy) *Retrier {
 	t := &Retrier{p: p.withDefaults()}
-	t.each = each{layerOf(r), t.request}
+	t.each = each{r, t.request}
 	return t
 }
 

@@ -161,9 +161,6 @@ func (f flaky) ListLevel(ctx context.Context, prefix string) iter.Seq2[objstore.
 	return f.cut(f.Mem.ListLevel(ctx, prefix))
 }
 
-// plain hides all but Reader.
-type plain struct{ objstore.Reader }
-
 // TestRetryList: however often a listing breaks, each key comes once and in order.
 func TestRetryList(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
@@ -183,17 +180,11 @@ func TestRetryList(t *testing.T) {
 			return false
 		}
 		policy := objstore.RetryPolicy{Tries: 25, Sleep: func(context.Context, time.Duration) error { return nil }}
-		var inner objstore.Reader = flaky{m, fail}
-		if rapid.Bool().Draw(rt, "cannot list from the middle") {
-			inner = plain{inner}
-		}
-		r := objstore.Retry(inner, policy)
+		r := objstore.Retry(flaky{m, fail}, policy)
 		prefix := rapid.SampledFrom([]string{"", "a", "a/", "a/b"}).Draw(rt, "prefix")
 		same(rt, memstore.Collect(rt, r.List(t.Context(), prefix)), memstore.Collect(rt, m.List(t.Context(), prefix)))
 		if prefix == "" || strings.HasSuffix(prefix, "/") {
-			if _, ok := inner.(objstore.Layer); ok {
-				same(rt, memstore.Collect(rt, r.ListLevel(t.Context(), prefix)), memstore.Collect(rt, m.ListLevel(t.Context(), prefix)))
-			}
+			same(rt, memstore.Collect(rt, r.ListLevel(t.Context(), prefix)), memstore.Collect(rt, m.ListLevel(t.Context(), prefix)))
 		}
 	})
 }
@@ -211,7 +202,7 @@ func same(t tb, got, want []objstore.Object) {
 }
 
 // disorderly lists in the order of a directory walk.
-type disorderly struct{ objstore.Reader }
+type disorderly struct{ objstore.Layer }
 
 func (disorderly) List(context.Context, string) iter.Seq2[objstore.Object, error] {
 	return func(yield func(objstore.Object, error) bool) {
@@ -237,20 +228,6 @@ func TestRetryDisorder(t *testing.T) {
 	}
 	if !slices.Equal(keys, []string{"a/b", "a-b"}) || objstore.KindOf(last) != objstore.KindTransient {
 		t.Errorf("listed %v, then %v", keys, last)
-	}
-}
-
-func TestLevelUnsupported(t *testing.T) {
-	m := memstore.New()
-	m.PutBytes("a/b", nil)
-	stack := objstore.Retry(objstore.Limit(objstore.NewMeter(plain{m}), 2), objstore.RetryPolicy{})
-	for _, err := range stack.ListLevel(t.Context(), "") {
-		if !errors.Is(err, errors.ErrUnsupported) {
-			t.Errorf("ListLevel over a store without: %v", err)
-		}
-	}
-	if got := memstore.Collect(t, objstore.ListParallel(t.Context(), stack, "", 4, nil)); len(got) != 1 || got[0].Key != "a/b" {
-		t.Errorf("ListParallel over a store without levels: %v", got)
 	}
 }
 

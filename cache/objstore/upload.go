@@ -19,9 +19,8 @@ type CodedReader interface {
 	ReadCoded(ctx context.Context, o Object, spans []Span, coded []*int) error
 }
 
-// SpanReader is implemented by stores that read several pieces of an object with one request.
-//
-// Decorators always have the method. [ReadSpans] reads from any [Reader].
+// SpanReader is implemented by stores that read several pieces of an object with one request. [ReadSpans] reads from
+// any [Reader].
 type SpanReader interface {
 	// ReadSpans fills every span with one request, from the first span's offset to the last span's end. Bytes between
 	// spans are read and discarded, so spans should be close together. Spans must not be empty, must ascend and must
@@ -33,8 +32,7 @@ type SpanReader interface {
 // Uploader is implemented by stores that accept large objects in parts and small ones conditionally. Packing writes
 // to it.
 //
-// Decorators always have the methods, and return a decorated [Upload]. If the store below is not an Uploader they
-// fail with KindInvalid and wrap [errors.ErrUnsupported]. Every step can be repeated, and [Retrier] does so.
+// Decorators return a decorated [Upload]. Every step can be repeated, and [Retrier] does so.
 type Uploader interface {
 	// PutNew stores data under key, or returns KindExists if the object exists. It is atomic: one of several writers
 	// wins.

@@ -214,7 +214,7 @@ func (r *recoding) all(ctx context.Context, src objstore.Reader, m *catalog.Mani
 const packOverhead = 96 << 20
 
 // packSource puts retries and the near tier before the store of a pack. The tier's memory is taken from the pack's.
-func packSource(ctx context.Context, base objstore.Store, source objstore.Source, store stores.Options, nearby engine.NearTier, budget *objstore.Budget, to string, o *shard.PackOptions) (objstore.Reader, *engine.Near, error) {
+func packSource(ctx context.Context, base objstore.Store, source objstore.Source, store stores.Options, nearby engine.NearTier, budget *objstore.Budget, to string, o *shard.PackOptions) (objstore.Layer, *engine.Near, error) {
 	debug.SetMemoryLimit(o.Memory)
 	memory := engine.NearMemory(o.Memory)
 	tier, err := nearby.Open(ctx, engine.NearOptions{Source: source, Beside: []string{to}, Store: store.Store, Memory: memory, Log: o.Logger})
@@ -240,11 +240,12 @@ func pack(ctx context.Context, from, to string, fromStore, toStore stores.Option
 	if engine.Inside(where, source) {
 		return shard.Result{}, "", cost, fmt.Errorf("%s lies inside the source %s, which it would change (give another destination)", where, source)
 	}
-	src, tier, err := packSource(ctx, base, source, fromStore, nearby, budget, to, &o)
+	store, tier, err := packSource(ctx, base, source, fromStore, nearby, budget, to, &o)
 	if err != nil {
 		return shard.Result{}, "", cost, err
 	}
 	defer tier.Close()
+	var src objstore.Reader = store
 	// Checked during the listing; their errors are reported first.
 	var asked errgroup.Group
 	asked.Go(func() error { return base.Check(ctx) })
@@ -256,7 +257,7 @@ func pack(ctx context.Context, from, to string, fromStore, toStore stores.Option
 		return err
 	})
 	bar := localStep("listing " + source.String())
-	objects := objstore.ListParallel(ctx, src, source.Prefix, 16, func(n int) { bar.Set(0, 0, humanize.Comma(int64(n))+" objects") })
+	objects := objstore.ListParallel(ctx, store, source.Prefix, 16, func(n int) { bar.Set(0, 0, humanize.Comma(int64(n))+" objects") })
 	built, err := catalog.Build(objects, catalog.BuildOptions{Prefix: source.Prefix})
 	bar.Done("")
 	if err := asked.Wait(); err != nil {

@@ -98,8 +98,8 @@ type identity struct {
 
 // origin is the stores that a dataset's bytes come from.
 type origin struct {
-	plain     objstore.Reader                // the store, retried and not metered
-	base      objstore.Reader                // the bare store
+	plain     objstore.Layer                 // the store, retried and not metered
+	base      objstore.Layer                 // the bare store
 	published atomic.Pointer[objstore.Store] // the bare store of Config.Publish; nil without
 	budget    *objstore.Budget               // of GETs, of all the dataset's stores; nil: none
 	remote                                   // holds the listed objects
@@ -265,7 +265,7 @@ func (e *Engine) startBackground() error {
 }
 
 // openStores decorates the source's store, and opens the others.
-func (e *Engine) openStores(ctx context.Context, base objstore.Reader) (err error) {
+func (e *Engine) openStores(ctx context.Context, base objstore.Layer) (err error) {
 	e.base = base
 	e.budget = objstore.NewBudget(e.cfg.Store.GetsPerHour, e.log)
 	e.plain = objstore.Retry(base, e.retryPolicy(base))
@@ -289,7 +289,7 @@ func (e *Engine) storeOptions() stores.Options {
 
 // remote is a store with all decorators for the dataset's requests.
 type remote struct {
-	store   objstore.Reader // on top: the near tier, or the retrier
+	store   objstore.Layer // on top: the near tier, or the retrier
 	retrier *objstore.Retrier
 	limiter *objstore.Limiter
 	hedger  *objstore.Hedger
@@ -297,7 +297,7 @@ type remote struct {
 	slowest *slowest
 }
 
-func (e *Engine) newRemote(base objstore.Reader, source objstore.Source) remote {
+func (e *Engine) newRemote(base objstore.Layer, source objstore.Source) remote {
 	policy := e.retryPolicy(base)
 	r := remote{meter: objstore.NewMeter(base), slowest: newSlowest(time.Now)}
 	r.meter.OnRead(r.slowest.note)

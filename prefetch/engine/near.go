@@ -125,7 +125,7 @@ func (e *Engine) openNear(ctx context.Context) (err error) {
 }
 
 // Before returns the store of a source with the near tier in front of its reads.
-func (n *Near) Before(below objstore.Layer, source objstore.Source) objstore.Reader {
+func (n *Near) Before(below objstore.Layer, source objstore.Source) objstore.Layer {
 	if n == nil || source.Scheme != "s3" {
 		return below
 	}

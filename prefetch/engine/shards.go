@@ -20,7 +20,7 @@ var errOtherVersion = errors.New("the shard set holds another version of the dat
 // shardStore is a shard set that replaces the small objects of a source.
 type shardStore struct {
 	remote
-	base   objstore.Reader
+	base   objstore.Layer
 	source objstore.Source
 	unused string // why the set is not read, and the remedy; "" if it is read, or unknown
 }

@@ -1,16 +1,13 @@
 package s3
 
 import (
-	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
 	"log/slog"
 	"net/http"
-	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
+	"github.com/aws/aws-sdk-go-v2/aws"
+	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
@@ -64,36 +61,10 @@ func (c *clock) refused(status int, date string, signed time.Time) bool {
 	return true
 }
 
+var anew = v4.NewSigner(func(o *v4.SignerOptions) { o.DisableURIPathEscaping = true })
+
 // sign signs a request of minio-go anew: at another time, or with more headers.
-func sign(r *http.Request, v *credentials.Value, region string, now time.Time) {
-	stamp := now.UTC().Format(amzTime)
-	r.Header.Set("X-Amz-Date", stamp)
-	if v.SessionToken != "" {
-		r.Header.Set("X-Amz-Security-Token", v.SessionToken)
-	}
-	var c bytes.Buffer
-	c.WriteString(r.Method + "\n" + string(AppendPath(nil, r.URL.Path)) + "\n" + strings.ReplaceAll(r.URL.Query().Encode(), "+", "%20") + "\n")
-	names := []string{"host"}
-	for name := range r.Header {
-		if name = strings.ToLower(name); strings.HasPrefix(name, "x-amz-") || name == "content-md5" || name == "if-match" || name == "if-none-match" || name == "range" {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	for _, name := range names {
-		value := r.Host
-		if name != "host" {
-			value = strings.Join(r.Header.Values(name), ",")
-		} else if value == "" {
-			value = r.URL.Host
-		}
-		c.WriteString(name + ":" + strings.Join(strings.Fields(value), " ") + "\n")
-	}
-	signed := strings.Join(names, ";")
-	c.WriteString("\n" + signed + "\n" + r.Header.Get("X-Amz-Content-Sha256"))
-	digest := sha256.Sum256(c.Bytes())
-	scope := stamp[:amzDay] + "/" + region + "/s3/aws4_request"
-	text := "AWS4-HMAC-SHA256\n" + stamp + "\n" + scope + "\n" + hex.EncodeToString(digest[:])
-	r.Header.Set("Authorization", "AWS4-HMAC-SHA256 Credential="+v.AccessKeyID+"/"+scope+", SignedHeaders="+signed+
-		", Signature="+hex.EncodeToString(hmacSHA256(SigningKey(v.SecretAccessKey, stamp[:amzDay], region), text)))
+func sign(r *http.Request, v *credentials.Value, region string, now time.Time) error {
+	keys := aws.Credentials{AccessKeyID: v.AccessKeyID, SecretAccessKey: v.SecretAccessKey, SessionToken: v.SessionToken}
+	return anew.SignHTTP(r.Context(), keys, r, r.Header.Get("X-Amz-Content-Sha256"), "s3", region, now)
 }

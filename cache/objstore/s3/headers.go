@@ -104,7 +104,9 @@ func (h extraHeaders) send(r *http.Request) (*http.Response, error) {
 	if parts := strings.SplitN(scope, "/", 4); len(parts) == 4 && !strings.HasPrefix(r.Header.Get("X-Amz-Content-Sha256"), "STREAMING-AWS4") { // signed chunk by chunk with the request
 		v := h.keys.held().value
 		r.Header.Del("X-Amz-Security-Token")
-		sign(r, &v, parts[2], h.time.now())
+		if err := sign(r, &v, parts[2], h.time.now()); err != nil {
+			return nil, err
+		}
 	}
 	return h.next.RoundTrip(r)
 }
