@@ -1,8 +1,7 @@
-package main
+package conformance
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,9 +16,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"syscall"
+	"testing"
 	"time"
 
 	"github.com/minio/minio-go/v7"
@@ -29,7 +28,7 @@ import (
 
 // bed is what a check works with: a bucket with a tree in it, and the binary.
 type bed struct {
-	ctx    context.Context
+	*testing.T
 	client *minio.Client
 	env    []string
 	shoal  string
@@ -38,7 +37,6 @@ type bed struct {
 	tree   map[string][]byte // what the bucket holds under train/, by path
 	lost   []string          // names that the store does not keep as they are
 	url    string
-	ends   []func() error
 }
 
 // names are those that a server may stumble over.
@@ -48,17 +46,20 @@ var names = []string{
 }
 
 // bed makes a bucket of a check's own and a tree in it: small files, files of several MB, an empty one, odd names.
-func (r *running) bed(ctx context.Context, shoal, dir, check string) (*bed, error) {
+func (r *running) bed(t *testing.T, shoal, dir, check string) *bed {
+	t.Helper()
 	b := &bed{
-		ctx: ctx, client: r.client, url: r.url, shoal: shoal, dir: filepath.Join(dir, check), bucket: "check-" + check, tree: make(map[string][]byte),
+		T: t, client: r.client, url: r.url, shoal: shoal, dir: filepath.Join(dir, check), bucket: "check-" + check, tree: make(map[string][]byte),
 		env: append(os.Environ(), append(s3server.Env(r.url), "SHOAL_SETTLED=1")...), // without the settings of who runs this
 	}
-	if err := os.MkdirAll(b.dir, 0o755); err != nil {
-		return b, err
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
-	if err := b.client.MakeBucket(ctx, b.bucket, minio.MakeBucketOptions{Region: s3server.Region}); err != nil {
-		return b, fmt.Errorf("make a bucket: %w", err)
-	}
+	must(os.MkdirAll(b.dir, 0o755))
+	must(b.client.MakeBucket(t.Context(), b.bucket, minio.MakeBucketOptions{Region: s3server.Region}))
 	rng := rand.NewChaCha8([32]byte{'s', 'h', 'o', 'a', 'l'})
 	file := func(path string, size int) error {
 		data := make([]byte, size)
@@ -66,31 +67,26 @@ func (r *running) bed(ctx context.Context, shoal, dir, check string) (*bed, erro
 		return b.put(path, data)
 	}
 	for i := range 60 {
-		if err := file(fmt.Sprintf("class%d/img%03d.jpg", i%3, i), 500+997*i); err != nil {
-			return b, err
-		}
+		must(file(fmt.Sprintf("class%d/img%03d.jpg", i%3, i), 500+997*i))
 	}
 	for i := range 4 {
-		if err := file(fmt.Sprintf("large/%d.bin", i), 5<<20+i); err != nil {
-			return b, err
-		}
+		must(file(fmt.Sprintf("large/%d.bin", i), 5<<20+i))
 	}
-	if err := file("class0/empty.jpg", 0); err != nil {
-		return b, err
-	}
+	must(file("class0/empty.jpg", 0))
 	for i, name := range names {
 		if err := file("odd/"+name, 100+i); err != nil {
 			b.lost = append(b.lost, name)
 			delete(b.tree, "odd/"+name)
 		}
 	}
-	return b, b.reconcile()
+	must(b.reconcile())
+	return b
 }
 
 // put stores a file of the tree.
 func (b *bed) put(path string, data []byte) error {
 	b.tree[path] = data
-	_, err := b.client.PutObject(b.ctx, b.bucket, "train/"+path, bytes.NewReader(data), int64(len(data)), s3server.PutOptions())
+	_, err := b.client.PutObject(b.Context(), b.bucket, "train/"+path, bytes.NewReader(data), int64(len(data)), s3server.PutOptions())
 	if err != nil {
 		return fmt.Errorf("put %s: %w", path, err)
 	}
@@ -99,13 +95,13 @@ func (b *bed) put(path string, data []byte) error {
 
 func (b *bed) remove(path string) error {
 	delete(b.tree, path)
-	return b.client.RemoveObject(b.ctx, b.bucket, "train/"+path, minio.RemoveObjectOptions{})
+	return b.client.RemoveObject(b.Context(), b.bucket, "train/"+path, minio.RemoveObjectOptions{})
 }
 
 // reconcile takes odd names out that the store's own listing does not give back: it is asked through another client's
 // code path, so what is missing there cannot be expected of Shoal.
 func (b *bed) reconcile() error {
-	objects, err := s3server.Objects(b.ctx, b.client, b.bucket, "train")
+	objects, err := s3server.Objects(b.Context(), b.client, b.bucket, "train")
 	if err != nil {
 		return fmt.Errorf("list: %w", err)
 	}
@@ -129,7 +125,7 @@ func (b *bed) reconcile() error {
 // verb runs a verb to its end.
 func (b *bed) verb(args ...string) (string, error) {
 	var stdout, stderr bytes.Buffer
-	cmd := exec.CommandContext(b.ctx, b.shoal, args...)
+	cmd := exec.Command(b.shoal, args...)
 	cmd.Env, cmd.Stdout, cmd.Stderr = b.env, &stdout, &stderr
 	if err := cmd.Run(); err != nil {
 		return "", fmt.Errorf("shoal %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
@@ -147,19 +143,15 @@ func (b *bed) mount(source, name string, flags ...string) (mnt string, err error
 	if _, err := b.verb(append(args, flags...)...); err != nil {
 		return "", err
 	}
-	b.ends = append(b.ends, func() error { _, err := b.verb("umount", mnt); return err })
+	b.Cleanup(func() {
+		if _, err := b.verb("umount", mnt); err != nil {
+			b.Error(err)
+		}
+	})
 	return mnt, nil
 }
 
 func (b *bed) source() string { return "s3://" + b.bucket + "/train" }
-
-func (b *bed) close() (err error) {
-	b.ctx = context.WithoutCancel(b.ctx) // a mount is taken away also after Ctrl-C
-	for _, end := range slices.Backward(b.ends) {
-		err = errors.Join(err, end())
-	}
-	return err
-}
 
 // compare walks a mount and compares names and bytes with the tree.
 func (b *bed) compare(mnt string) error {
@@ -258,7 +250,7 @@ func (b *bed) withoutETags() error {
 		},
 	}}
 	go func() { _ = p.Serve(l) }() // until it is closed
-	b.ends = append(b.ends, p.Close)
+	b.Cleanup(func() { _ = p.Close() })
 	b.env = append(b.env, s3server.Env("http://"+l.Addr().String())...)
 	return nil
 }

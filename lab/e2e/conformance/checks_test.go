@@ -1,4 +1,4 @@
-package main
+package conformance
 
 import (
 	"errors"
@@ -129,7 +129,7 @@ func (b *bed) overwrite() error {
 
 // checkVersions overwrites and removes objects of a versioned bucket, under a mount: what was listed is read on.
 func checkVersions(b *bed) (note string, err error) {
-	if err := b.client.EnableVersioning(b.ctx, b.bucket); err != nil {
+	if err := b.client.EnableVersioning(b.Context(), b.bucket); err != nil {
 		return "", fmt.Errorf("%w: the store does not version buckets: %w", errNotOffered, err)
 	}
 	for path, data := range b.tree { // those of before have no version
