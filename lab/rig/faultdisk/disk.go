@@ -118,8 +118,8 @@ func (d *disk) pass(op Op, name string) syscall.Errno {
 	d.count(func(s *Stats) { s.Operations[op]++ })
 again:
 	s := d.cur.Load()
-	for i, r := range s.Rules {
-		if !r.selects(op, name) || !s.strikes(i) {
+	for _, r := range s.Rules {
+		if !r.selects(op, name) {
 			continue
 		}
 		if r.Delay > 0 {

@@ -68,7 +68,7 @@ func Main(args []string) (err error) {
 type Disk struct {
 	// Dir is the mount point: what is stored there lies on the disk.
 	Dir string
-	// Set of settings has the rules count anew, and what hangs goes on under the new ones.
+	// After Set of settings, what hangs goes on under the new ones.
 	subproc.Controlled[Stats, Settings]
 }
 

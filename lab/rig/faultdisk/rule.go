@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"path"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 )
@@ -36,10 +35,6 @@ type Rule struct {
 	Hang bool `json:"hang,omitempty"`
 	// Delay makes a selected operation take so much longer.
 	Delay time.Duration `json:"delay_ns,omitempty"`
-	// After is how many selected operations pass untouched first.
-	After int `json:"after,omitempty"`
-	// Count is how many operations are struck in all; 0 is no limit.
-	Count int `json:"count,omitempty"`
 }
 
 var errnos = map[string]syscall.Errno{"EIO": syscall.EIO, "ENOSPC": syscall.ENOSPC, "EROFS": syscall.EROFS, "EDQUOT": syscall.EDQUOT}
@@ -56,8 +51,8 @@ func (r Rule) validate() error {
 	if r.Errno == "" && !r.Hang && r.Delay == 0 {
 		return errors.New("rule: does nothing; set errno, hang or delay_ns")
 	}
-	if r.After < 0 || r.Count < 0 || r.Delay < 0 {
-		return errors.New("rule: after, count and delay_ns must not be negative")
+	if r.Delay < 0 {
+		return errors.New("rule: delay_ns must not be negative")
 	}
 	if r.Path != "" && (path.IsAbs(r.Path) || path.Clean(r.Path) != r.Path || strings.HasPrefix(r.Path, "..")) {
 		return fmt.Errorf("rule: path %q: give a clean path relative to the mount", r.Path)
@@ -84,8 +79,6 @@ type Settings struct {
 // settings is one Settings in force.
 type settings struct {
 	Settings
-	mu    sync.Mutex
-	seen  []int         // selected operations, a rule
 	ended chan struct{} // closed when other settings are in force
 }
 
@@ -98,19 +91,7 @@ func newSettings(s Settings) (*settings, error) {
 	if s.Capacity < 0 {
 		return nil, errors.New("faultdisk: capacity must not be negative")
 	}
-	return &settings{Settings: s, seen: make([]int, len(s.Rules)), ended: make(chan struct{})}, nil
-}
-
-// strikes reports whether rule i, which selects the operation, strikes it.
-func (s *settings) strikes(i int) bool {
-	r := &s.Rules[i]
-	if r.After == 0 && r.Count == 0 {
-		return true
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.seen[i]++
-	return s.seen[i] > r.After && (r.Count == 0 || s.seen[i] <= r.After+r.Count)
+	return &settings{Settings: s, ended: make(chan struct{})}, nil
 }
 
 // Stats counts since the start.

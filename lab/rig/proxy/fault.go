@@ -23,8 +23,6 @@ const (
 	Reset Kind = "reset"
 	// Truncate closes the connection in good order at At of the body.
 	Truncate Kind = "truncate"
-	// Flip inverts one bit of the body's byte at At.
-	Flip Kind = "flip"
 	// ETag makes the object look overwritten: a request with If-Match gets 412, any other one a
 	// changed ETag.
 	ETag Kind = "etag"
@@ -57,7 +55,7 @@ type Fault struct {
 	Count int `json:"count,omitempty"`
 	// P is the probability that a selected request fails; 0 means 1.
 	P float64 `json:"p,omitempty"`
-	// At is the place in the body, 0 to 1, where Stall, Reset, Truncate and Flip strike.
+	// At is the place in the body, 0 to 1, where Stall, Reset and Truncate strike.
 	At float64 `json:"at,omitempty"`
 	// For is the duration of Slow and Stall.
 	For time.Duration `json:"for_ns,omitempty"`
@@ -65,7 +63,7 @@ type Fault struct {
 
 func (f Fault) validate() error {
 	switch f.Kind {
-	case Unavailable, Slow, Stall, Reset, Truncate, Flip, ETag:
+	case Unavailable, Slow, Stall, Reset, Truncate, ETag:
 	default:
 		return fmt.Errorf("unknown fault %q", f.Kind)
 	}

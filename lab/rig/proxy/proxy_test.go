@@ -290,17 +290,6 @@ func TestFaults(t *testing.T) {
 				t.Fatalf("%d bytes, error %v", len(b), err)
 			}
 		}},
-		{Fault{Kind: Flip, Count: 1, At: 0.5}, func(t *testing.T, p *Proxy) {
-			_, b, err := get(t, p, false)
-			if err != nil || len(b) != len(content) {
-				t.Fatal(len(b), err)
-			}
-			for i := range b {
-				if (b[i] != content[i]) != (i == 100_000) {
-					t.Fatalf("byte %d: got %#x, want %#x", i, b[i], content[i])
-				}
-			}
-		}},
 		{Fault{Kind: ETag, Count: 2}, func(t *testing.T, p *Proxy) {
 			resp, b, err := get(t, p, false)
 			if err != nil || resp.Header.Get("ETag") != `"f123456789abcdef"` || !bytes.Equal(b, content) {
@@ -381,7 +370,7 @@ func TestRules(t *testing.T) {
 
 func TestProbabilityIsSeeded(t *testing.T) {
 	draw := func(seed uint64) (fired []int) {
-		sh, err := newShape(Options{Seed: seed, Faults: []Fault{{Kind: Flip, P: 0.1}}})
+		sh, err := newShape(Options{Seed: seed, Faults: []Fault{{Kind: Unavailable, P: 0.1}}})
 		if err != nil {
 			t.Fatal(err)
 		}

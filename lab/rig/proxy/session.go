@@ -367,8 +367,12 @@ func (w *bodyWriter) relay(br *bufio.Reader) error {
 		if w.fault != nil {
 			if w.sent < w.strikeAt {
 				n = min(n, w.strikeAt-w.sent)
-			} else if err := w.strike(br); err != nil {
-				return err
+			} else {
+				fault := w.fault
+				w.fault = nil
+				if err := w.s.strike(fault); err != nil {
+					return err
+				}
 			}
 		}
 		b, err := br.Peek(int(n))
@@ -396,21 +400,6 @@ func (w *bodyWriter) relay(br *bufio.Reader) error {
 		return w.s.strike(w.fault)
 	}
 	return nil
-}
-
-// strike carries out the fault at the byte that is next in br.
-func (w *bodyWriter) strike(br *bufio.Reader) error {
-	f := w.fault
-	w.fault = nil
-	if f.Kind == Flip {
-		b, err := br.Peek(1)
-		if err != nil {
-			return err
-		}
-		b[0] ^= 0x10
-		return nil
-	}
-	return w.s.strike(f)
 }
 
 // changeETag makes another ETag of the same length out of one, quotes kept.
