@@ -52,15 +52,15 @@ func TestMain(m *testing.M) {
 		}
 		defer os.RemoveAll(dir)
 		workDir = dir
-		os.Setenv("SHOAL_SETTLED", "1") // the settings of whoever runs the tests are not theirs
-		shoalBin = filepath.Join(dir, "shoal")
-		if out, err := exec.Command("go", "build", "-o", dir+"/", "../../cmd/shoal", "../../cmd/shoal-lab").CombinedOutput(); err != nil {
-			return 1, fmt.Errorf("build: %w\n%s", err, out)
+		os.Setenv("SHOAL_SETTLED", "1")       // the settings of whoever runs the tests are not theirs
+		programs := os.Getenv("E2E_PROGRAMS") // where tools/test has built them, for several processes of this test
+		if programs == "" {
+			programs = dir
+			if out, err := exec.Command("go", "build", "-o", dir+"/", "../../cmd/shoal", "../../cmd/shoal-lab", "./trainer").CombinedOutput(); err != nil {
+				return 1, fmt.Errorf("build: %w\n%s", err, out)
+			}
 		}
-		trainerBin = filepath.Join(dir, "trainer")
-		if out, err := exec.Command("go", "build", "-o", trainerBin, "./trainer").CombinedOutput(); err != nil {
-			return 1, fmt.Errorf("build: %w\n%s", err, out)
-		}
+		shoalBin, trainerBin = filepath.Join(programs, "shoal"), filepath.Join(programs, "trainer")
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()
 		if server, err = s3server.Start(ctx, s3server.Options{Dir: filepath.Join(dir, "objects")}); err != nil {
