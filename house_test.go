@@ -74,7 +74,6 @@ var mayImport = map[string][]string{
 	"lab/bench":                 {"lab/rig", "gpuingest", "gpuingest/jpeg", "lab/rig/testbed", "internal/progress", "lab/accelerator", "prefetch/sim"},
 	"lab/e2e":                   {"lab/rig"},
 	"docs/examples/consumer":    {"loader/feedclient", "loader/feedpb"},
-	"lab/e2e/trainer":           {"loader", "loader/feedclient", "loader/feedpb"},
 	"cache/crypt":               {"internal/killpoint"},
 	"internal/logs":             {},
 	"internal/admin/dashboard":  {},

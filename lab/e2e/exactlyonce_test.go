@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/gpuingest"
-	"github.com/shoalfs/shoal/lab/e2e/trainer/job"
 	"github.com/shoalfs/shoal/lab/rig/s3server"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
@@ -114,7 +113,7 @@ type corpus struct {
 	bad   map[int]bool
 
 	mu   sync.Mutex
-	rows map[string]job.Row
+	rows map[string]trainedRow
 }
 
 // samples is a prime, so that no batch and no world divides it.
@@ -127,7 +126,7 @@ func newCorpus(t testing.TB) *corpus {
 			t.Fatal(err)
 		}
 	}
-	c := &corpus{dir: dir, bad: map[int]bool{7: true, 40: true}, rows: map[string]job.Row{}}
+	c := &corpus{dir: dir, bad: map[int]bool{7: true, 40: true}, rows: map[string]trainedRow{}}
 	for i, p := range paths[:samples] {
 		b, err := os.ReadFile(filepath.Join(dir, p))
 		if err != nil {
@@ -143,11 +142,11 @@ func newCorpus(t testing.TB) *corpus {
 }
 
 // row is what a trainer has to get for a sample; false if it is one that is skipped.
-func (c *corpus) row(t testing.TB, spec string, at gpuingest.Draw) (job.Row, bool) {
+func (c *corpus) row(t testing.TB, spec string, at gpuingest.Draw) (trainedRow, bool) {
 	data := c.files[at.Sample]
 	if spec != "" {
 		if c.bad[int(at.Sample)] {
-			return job.Row{}, false
+			return trainedRow{}, false
 		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -172,9 +171,9 @@ func (c *corpus) row(t testing.TB, spec string, at gpuingest.Draw) (job.Row, boo
 	return rowOf(at.Sample, data), true
 }
 
-func rowOf(id uint64, data []byte) job.Row {
+func rowOf(id uint64, data []byte) trainedRow {
 	sum := sha256.Sum256(data)
-	return job.Row{ID: int64(id), Len: len(data), SHA: hex.EncodeToString(sum[:])}
+	return trainedRow{ID: int64(id), Len: len(data), SHA: hex.EncodeToString(sum[:])}
 }
 
 // run is one training with its kills.
@@ -184,8 +183,8 @@ type run struct {
 	node   *node
 	files  *corpus
 	book   *killBook
-	job    job.Job // what all lives have in common
-	global int     // batch
+	job    trainerJob // what all lives have in common
+	global int        // batch
 	orders []order.Order
 	kills  int // that are planned
 	dir    string
@@ -194,7 +193,7 @@ type run struct {
 	done      int             // steps
 	state     string
 	finished  bool
-	delivered []job.Row // in the global order
+	delivered []trainedRow // in the global order
 	zombies   []*zombie
 }
 
@@ -204,7 +203,7 @@ func newRun(t *testing.T, n *node, files *corpus, seed, number int, book *killBo
 	r := &run{t: t, rng: rng, node: n, files: files, book: book, dir: t.TempDir(), committed: map[[2]int]bool{}}
 	r.global = []int{4, 6, 8, 12}[rng.IntN(4)]
 	r.kills = 2 + rng.IntN(10)
-	r.job = job.Job{
+	r.job = trainerJob{
 		Session: fmt.Sprintf("run%d", number), Seed: rng.Uint64N(3), Epochs: 1 + rng.IntN(3),
 		Tail: pick("drop", "pad", "uneven"), World: r.anyWorld(),
 		Transform: pick("", "", "RandomResizedCrop(24)|RandomHorizontalFlip()|uint8|nchw", "CenterCrop(96)|fp32|nhwc"),
@@ -262,7 +261,7 @@ func (r *run) play() {
 		r.t.Fatalf("%d steps were committed, there are %d", r.done, steps*len(r.orders))
 	}
 	// The digest of all that was committed, and of what the order says.
-	var want []job.Row
+	var want []trainedRow
 	for epoch, o := range r.orders {
 		for pos := range positions {
 			id := o.At(pos)
@@ -278,7 +277,7 @@ func (r *run) play() {
 }
 
 // streamDigest is SHA-256 over (sample, length, SHA-256 of the bytes).
-func streamDigest(rows []job.Row) string {
+func streamDigest(rows []trainedRow) string {
 	h := sha256.New()
 	for _, r := range rows {
 		fmt.Fprintln(h, r.ID, r.Len, r.SHA)
@@ -289,7 +288,7 @@ func streamDigest(rows []job.Row) string {
 // merge takes over what all hosts of a life have committed, as the checkpoint that a job resumes from is one
 // that is complete.
 func (r *run) merge(world int, hosts []*host) {
-	steps := map[[2]int][]job.Step{}
+	steps := map[[2]int][]trainedStep{}
 	end := [2]int{1 << 30, 0} // the last step that no host lacks
 	done := true
 	for _, h := range hosts {
@@ -315,7 +314,7 @@ func (r *run) merge(world int, hosts []*host) {
 		}
 		r.committed[k] = true
 		r.done++
-		ranks := map[int][]job.Row{}
+		ranks := map[int][]trainedRow{}
 		r.state = steps[k][0].State
 		for _, s := range steps[k] {
 			maps.Copy(ranks, s.Ranks)
@@ -329,7 +328,7 @@ func (r *run) merge(world int, hosts []*host) {
 }
 
 // judge compares one step with the oracle.
-func (r *run) judge(epoch, index, world int, ranks map[int][]job.Row) {
+func (r *run) judge(epoch, index, world int, ranks map[int][]trainedRow) {
 	if epoch >= len(r.orders) {
 		r.t.Errorf("epoch %d was delivered, of %d", epoch, len(r.orders))
 		return
@@ -346,7 +345,7 @@ func (r *run) judge(epoch, index, world int, ranks map[int][]job.Row) {
 		if !ok && (r.job.Tail != "uneven" || first+rank < last) {
 			r.t.Errorf("epoch %d, batch %d: rank %d of %d got none", epoch, index, rank, world)
 		}
-		var want []job.Row
+		var want []trainedRow
 		for pos := first + rank; pos < last; pos += world {
 			id := o.At(pos)
 			if row, ok := r.files.row(r.t, r.job.Transform, gpuingest.Draw{Seed: r.job.Seed, Epoch: uint32(epoch), Sample: uint64(id), Occurrence: uint32(pos / samples)}); ok {

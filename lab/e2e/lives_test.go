@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/shoalfs/shoal/lab/e2e/trainer/job"
 	"github.com/shoalfs/shoal/lab/rig/certtest"
 	"github.com/shoalfs/shoal/lab/rig/subproc"
 	"github.com/shoalfs/shoal/loader/feedclient"
@@ -149,7 +148,7 @@ func (n *node) empty(t *testing.T) {
 
 // host is one process of a life.
 type host struct {
-	job   job.Job
+	job   trainerJob
 	proc  *subproc.Proc
 	wire  *wire
 	stdin io.WriteCloser
@@ -158,7 +157,7 @@ type host struct {
 }
 
 // committed reads what the trainer has committed; nothing if it has not.
-func (h *host) committed(t testing.TB) (c job.Commit) {
+func (h *host) committed(t testing.TB) (c trainedCommit) {
 	b, err := os.ReadFile(h.job.Commit)
 	if errors.Is(err, fs.ErrNotExist) {
 		return c
@@ -363,7 +362,7 @@ func (r *run) live(life int, kill bool) {
 			n++
 			switch h.code {
 			case 0:
-			case -1, job.Broken:
+			case -1, exitBroken:
 				if !killed {
 					r.t.Errorf("life %d: a trainer broke off although nothing had happened:\n%s", life, h.proc.Tail())
 				}
@@ -418,7 +417,7 @@ func (r *run) launch(h *host, python bool, trigger func()) {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	cmd := exec.Command(trainerBin, string(arg))
+	cmd := exec.Command(os.Args[0], "trainer", string(arg))
 	if python {
 		client, err := filepath.Abs("../../python")
 		if err != nil {
@@ -461,7 +460,7 @@ func (z *zombie) rise(t *testing.T) {
 		t.Errorf("a trainer that was replaced got %d batches more, with %d credits", more, z.host.job.Credits)
 	}
 	switch z.host.code {
-	case 0, job.Fenced, job.Broken, -1: // it may have had the rest already; the server or a launcher's kill may have come first
+	case 0, exitFenced, exitBroken, -1: // it may have had the rest already; the server or a launcher's kill may have come first
 	default:
 		t.Errorf("a trainer that was replaced ended with %d:\n%s", z.host.code, z.host.proc.Tail())
 	}

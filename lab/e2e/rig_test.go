@@ -27,10 +27,9 @@ import (
 )
 
 var (
-	shoalBin   string // built once
-	trainerBin string
-	server     *s3server.Server
-	workDir    string
+	shoalBin string // built once
+	server   *s3server.Server
+	workDir  string
 )
 
 func TestMain(m *testing.M) {
@@ -40,6 +39,9 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		return
+	}
+	if len(os.Args) > 1 && os.Args[1] == "trainer" { // and for the tests of exactly-once
+		os.Exit(trainAs(os.Args[2]))
 	}
 	// Under nohup the programs started here would ignore SIGHUP, as they should. A signal that is caught here is not ignored there.
 	if signal.Ignored(unix.SIGHUP) {
@@ -56,11 +58,11 @@ func TestMain(m *testing.M) {
 		programs := os.Getenv("E2E_PROGRAMS") // where tools/test has built them, for several processes of this test
 		if programs == "" {
 			programs = dir
-			if out, err := exec.Command("go", "build", "-o", dir+"/", "../../cmd/shoal", "../../cmd/shoal-lab", "./trainer").CombinedOutput(); err != nil {
+			if out, err := exec.Command("go", "build", "-o", dir+"/", "../../cmd/shoal", "../../cmd/shoal-lab").CombinedOutput(); err != nil {
 				return 1, fmt.Errorf("build: %w\n%s", err, out)
 			}
 		}
-		shoalBin, trainerBin = filepath.Join(programs, "shoal"), filepath.Join(programs, "trainer")
+		shoalBin = filepath.Join(programs, "shoal")
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()
 		if server, err = s3server.Start(ctx, s3server.Options{Dir: filepath.Join(dir, "objects")}); err != nil {

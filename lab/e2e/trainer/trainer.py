@@ -1,4 +1,4 @@
-"""The trainer of main.go with the Python client: the same job, points, commit file and exit codes."""
+"""The trainer of trainer_test.go with the Python client: the same job, points, commit file and exit codes."""
 
 import hashlib
 import itertools

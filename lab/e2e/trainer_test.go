@@ -1,10 +1,4 @@
-// Command trainer is what the tests of exactly-once kill: it consumes the ranks of one host as a training
-// loop would, and commits what it was given together with the state, atomically, by write, fsync and
-// rename. What it has to do stands in its argument, a [job.Job] as JSON.
-//
-// It exits with 0 at the end of the last epoch, with [job.Broken] when the feed broke off, with [job.Fenced] when
-// a newer opening has ended its streams, and with 1 when anything else went wrong.
-package main
+package e2e
 
 import (
 	"bufio"
@@ -21,32 +15,88 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"github.com/shoalfs/shoal/lab/e2e/trainer/job"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/loader/feedclient"
 	"github.com/shoalfs/shoal/loader/feedpb"
 )
 
-func main() {
-	t := &trainer{stdin: bufio.NewReader(os.Stdin), passed: map[string]int{}}
-	err := json.Unmarshal([]byte(os.Args[1]), &t.Job)
+// Exit codes of a trainer.
+const (
+	exitBroken = 3 // the feed broke off
+	exitFenced = 4 // a newer opening has ended its streams
+)
+
+// trainerJob is what a trainer has to do.
+type trainerJob struct {
+	Addr      string               `json:"addr"`
+	Security  feedclient.Security  `json:"security"`
+	Transport feedclient.Transport `json:"transport"`
+	Session   string               `json:"session"`
+	Order     string               `json:"order"`
+	Transform string               `json:"transform"`
+	Tail      string               `json:"tail"`
+	Bad       string               `json:"bad"`
+	Seed      uint64               `json:"seed"`
+	Batch     int                  `json:"batch"` // of a rank
+	World     int                  `json:"world"`
+	Ranks     []int                `json:"ranks"`  // of this host
+	Epochs    int                  `json:"epochs"` // the first that is not trained any more
+	Credits   int                  `json:"credits"`
+	State     string               `json:"state"`  // to go on from
+	Commit    string               `json:"commit"` // file
+	Every     int                  `json:"every"`  // steps between commits
+	Reconnect bool                 `json:"reconnect"`
+
+	// At the Nth passing of Point the trainer writes a line and waits for one.
+	Point string `json:"point"`
+	Nth   int    `json:"nth"`
+}
+
+// trainedRow is one sample that was delivered.
+type trainedRow struct {
+	ID  int64  `json:"id"`
+	Len int    `json:"len"`
+	SHA string `json:"sha"` // SHA-256 of its bytes
+}
+
+// trainedStep is what the ranks of this host got of one global batch.
+type trainedStep struct {
+	Epoch int                  `json:"epoch"`
+	Index int                  `json:"index"`
+	Ranks map[int][]trainedRow `json:"ranks"`
+	State string               `json:"state"` // after it
+}
+
+// trainedCommit is the content of the commit file.
+type trainedCommit struct {
+	Steps []trainedStep `json:"steps"`
+	State string        `json:"state"`
+	Done  bool          `json:"done"`
+}
+
+// trainAs is what the tests of exactly-once kill: it consumes the ranks of one host as a training loop would, and commits
+// what it was given together with the state, atomically, by write, fsync and rename. It is run by this program as a process of
+// its own, and returns its exit code.
+func trainAs(job string) int {
+	t := &goTrainer{stdin: bufio.NewReader(os.Stdin), passed: map[string]int{}}
+	err := json.Unmarshal([]byte(job), &t.trainerJob)
 	if err == nil {
 		err = t.run()
 	}
 	if err == nil {
-		return
+		return 0
 	}
 	fmt.Fprintln(os.Stderr, err)
-	switch code(err) {
+	switch codeOf(err) {
 	case codes.Unavailable:
-		os.Exit(job.Broken)
+		return exitBroken
 	case codes.Aborted:
-		os.Exit(job.Fenced)
+		return exitFenced
 	}
-	os.Exit(1)
+	return 1
 }
 
-func code(err error) codes.Code {
+func codeOf(err error) codes.Code {
 	var e *feedclient.Error
 	if errors.As(err, &e) {
 		return e.Code
@@ -54,16 +104,16 @@ func code(err error) codes.Code {
 	return codes.Unknown
 }
 
-type trainer struct {
-	job.Job
+type goTrainer struct {
+	trainerJob
 	stdin  *bufio.Reader
 	passed map[string]int
-	done   job.Commit
-	ranks  []*rank
+	done   trainedCommit
+	ranks  []*trainerRank
 }
 
-// rank is one rank's stream and the batch that it stands at.
-type rank struct {
+// trainerRank is one rank's stream and the batch that it stands at.
+type trainerRank struct {
 	number int
 	stream *feedclient.Stream
 	batch  *feedclient.Batch // nil: none yet
@@ -71,7 +121,7 @@ type rank struct {
 }
 
 // at marks a moment at which this process, the server or the connection may be made to end.
-func (t *trainer) at(point string) {
+func (t *goTrainer) at(point string) {
 	t.passed[point]++
 	if point != t.Point || t.passed[point] != t.Nth {
 		return
@@ -82,11 +132,11 @@ func (t *trainer) at(point string) {
 	}
 }
 
-func (t *trainer) run() error {
+func (t *goTrainer) run() error {
 	state := t.State
 	for {
 		err := t.train(state)
-		if err == nil || !t.Reconnect || code(err) != codes.Unavailable {
+		if err == nil || !t.Reconnect || codeOf(err) != codes.Unavailable {
 			return err
 		}
 		// As a trainer does that keeps running: it goes on from what it has consumed, committed or not.
@@ -98,7 +148,7 @@ func (t *trainer) run() error {
 }
 
 // train goes on from a state to the end.
-func (t *trainer) train(state string) error {
+func (t *goTrainer) train(state string) error {
 	first := 0
 	if state != "" {
 		s, err := loader.ParseState(state)
@@ -125,7 +175,7 @@ func (t *trainer) train(state string) error {
 			if err != nil {
 				return err
 			}
-			t.ranks = append(t.ranks, &rank{number: number, stream: stream})
+			t.ranks = append(t.ranks, &trainerRank{number: number, stream: stream})
 			t.at("opened")
 		}
 		for {
@@ -149,7 +199,7 @@ func (t *trainer) train(state string) error {
 }
 
 // step takes one global batch. With uneven tails a rank may have none of it.
-func (t *trainer) step() (more bool, err error) {
+func (t *goTrainer) step() (more bool, err error) {
 	var least *feedpb.BatchHeader
 	for _, r := range t.ranks {
 		if r.batch == nil && !r.over {
@@ -174,7 +224,7 @@ func (t *trainer) step() (more bool, err error) {
 	if least == nil {
 		return false, nil
 	}
-	s := job.Step{Epoch: int(least.GetEpoch()), Index: int(least.GetIndex()), State: least.GetState(), Ranks: map[int][]job.Row{}}
+	s := trainedStep{Epoch: int(least.GetEpoch()), Index: int(least.GetIndex()), State: least.GetState(), Ranks: map[int][]trainedRow{}}
 	if len(t.done.Steps) > 0 && t.done.Steps[len(t.done.Steps)-1].Epoch != s.Epoch {
 		t.at("epoch")
 	}
@@ -182,12 +232,12 @@ func (t *trainer) step() (more bool, err error) {
 		if r.over || r.batch.Header.GetEpoch() != least.GetEpoch() || r.batch.Header.GetIndex() != least.GetIndex() {
 			continue
 		}
-		rows := []job.Row{}
+		rows := []trainedRow{}
 		for i := range r.batch.Rows() {
 			if r.batch.Valid(i) {
 				data := r.batch.Row(i)
 				sum := sha256.Sum256(data)
-				rows = append(rows, job.Row{ID: r.batch.ID(i), Len: len(data), SHA: hex.EncodeToString(sum[:])})
+				rows = append(rows, trainedRow{ID: r.batch.ID(i), Len: len(data), SHA: hex.EncodeToString(sum[:])})
 			}
 		}
 		s.Ranks[r.number] = rows
@@ -200,7 +250,7 @@ func (t *trainer) step() (more bool, err error) {
 }
 
 // commit replaces the commit file.
-func (t *trainer) commit() (err error) {
+func (t *goTrainer) commit() (err error) {
 	b, err := json.Marshal(t.done)
 	if err != nil {
 		return err
