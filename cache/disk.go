@@ -538,45 +538,21 @@ type watch struct {
 	d     *disk
 	after time.Duration // hangAfter; constant except in tests
 	timer *time.Timer
-
-	mu    sync.Mutex
-	since time.Time // when the operation began; zero between two
-	hung  bool
 }
 
 func (w *watch) init(d *disk) {
 	w.d, w.after = d, d.c.hangAfter
-	w.timer = time.AfterFunc(time.Hour, w.fire)
+	w.timer = time.AfterFunc(time.Hour, func() {
+		d.stuck.Add(1)
+		d.drop("hang: write", fmt.Errorf("no answer within %v", w.after), false)
+	})
 	w.timer.Stop()
 }
 
-func (w *watch) begin() {
-	w.mu.Lock()
-	w.since = time.Now()
-	w.mu.Unlock()
-	w.timer.Reset(w.after)
-}
+func (w *watch) begin() { w.timer.Reset(w.after) }
 
 func (w *watch) end() {
-	w.timer.Stop()
-	w.mu.Lock()
-	hung := w.hung
-	w.since, w.hung = time.Time{}, false
-	w.mu.Unlock()
-	if hung {
+	if !w.timer.Stop() {
 		w.d.unhang()
-	}
-}
-
-func (w *watch) fire() {
-	w.mu.Lock()
-	late := w.since.IsZero() || time.Since(w.since) < w.after || w.hung // of an operation that has ended
-	if !late {
-		w.hung = true
-		w.d.stuck.Add(1)
-	}
-	w.mu.Unlock()
-	if !late {
-		w.d.drop("hang: write", fmt.Errorf("no answer within %v", w.after), false)
 	}
 }

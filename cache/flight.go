@@ -132,13 +132,17 @@ func (fl *flight) restored() bool {
 }
 
 // begin sends off a flight for parts that are nowhere, and that nobody fetches yet. It is the only place that makes flights.
-// v.mu is held, and the dataset entered. done, unless nil, is called for each part, from another goroutine.
+// v.mu is held, and the memory is reserved unless a reader waits. If the dataset is closed it gives that back and returns nil.
+// done, unless nil, is called for each part, from another goroutine.
 func (v *Volume) begin(r request, span trace.Span, parts []part, sources []Source, done func(file int, err error)) *flight {
-	fl := &flight{parts: parts, sources: sources, class: ForDemand}
-	if r.purpose == ahead {
-		fl.class = ForPrefetch
-	}
+	fl := &flight{parts: parts, sources: sources, class: r.purpose.class()}
 	need := fl.need()
+	if !v.ds.enter() {
+		if r.purpose != reading {
+			v.c.ledger.Release(need, fl.class)
+		}
+		return nil
+	}
 	if r.purpose == reading {
 		fl.ctx = trace.With(v.ds.ctx, span)
 		if v.c.ledger.TryReserve(need, fl.class) { // now, so that peers can join

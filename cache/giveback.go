@@ -257,9 +257,10 @@ func (d *disk) purge(id uint32, volumes []*Volume, all bool) (freed int64, err e
 	return d.condense(id, in, math.MaxInt64)
 }
 
-// progress tells the writer's watch, if there is one, that the disk answers, or is not waited for.
+// progress tells the writer's watch, if there is one, that the disk answers, or is not waited for. What was reported counts as
+// hanging until its end.
 func (d *disk) progress() {
-	if d.writer != nil {
+	if d.writer != nil && d.watch.timer.Stop() {
 		d.watch.begin()
 	}
 }

@@ -51,18 +51,22 @@ func (q *query) boardGranules(e uint32) (b boarding, ok bool, err error) {
 		for _, p := range missing {
 			now |= 1 << (p.key.kind() - 1)
 		}
-		if q.isWorthAll(e, now, min(run, lo)) || !q.v.ds.enter() {
+		entire := q.isWorthAll(e, now, min(run, lo))
+		if !entire {
+			b.span = q.waits("miss")
+			fl := q.v.begin(q.request, b.span, missing, q.v.reach.Load().sources(q.purpose, q.file, q.x), nil)
+			entire = fl == nil // what begins the whole extent finds out that the dataset is closed
+		}
+		if entire {
 			for _, s := range seats {
 				if s.buf != nil {
 					s.buf.Release()
 				}
 			}
-			return boarding{}, false, nil // what begins the whole extent finds out that the dataset is closed
+			return boarding{}, false, nil
 		}
 		q.v.sparse[e] |= now
 		count(&q.v.ds.count.Misses, 1)
-		b.span = q.waits("miss")
-		q.v.begin(q.request, b.span, missing, q.v.reach.Load().sources(q.purpose, q.file, q.x), nil)
 	}
 	for i := range seats {
 		if s := &seats[i]; s.buf == nil {
@@ -79,10 +83,7 @@ func (q *query) fetchesPart(e uint32) bool {
 	if q.n == int(q.v.ExtentBytes(q.file, q.x)) || q.v.Extents(q.file) == 1 {
 		return true
 	}
-	var now uint64
-	for g := q.off / granuleSize; g <= (q.off+q.n-1)/granuleSize; g++ {
-		now |= 1 << g
-	}
+	now := uint64(1)<<((q.off+q.n-1)/granuleSize+1) - 1<<(q.off/granuleSize) // from the first to the last
 	if q.isWorthAll(e, now, 0) {
 		return true
 	}

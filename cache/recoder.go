@@ -5,9 +5,10 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/shoalfs/shoal/cache/segment"
 	"github.com/shoalfs/shoal/internal/killpoint"
@@ -95,25 +96,24 @@ func (r *Recoder) Next(ctx context.Context) (more bool) {
 		}
 	}
 	slices.SortFunc(todo, func(a, b uint32) int { return cmp.Compare(v.loc(a), v.loc(b)) }) // as they lie
-	var next, made atomic.Int64
-	var wg sync.WaitGroup
-	for range min(r.threads, len(todo)) {
-		wg.Go(func() {
-			for ctx.Err() == nil && !d.noWrites.Load() {
-				i := int(next.Add(1)) - 1
-				if i >= len(todo) {
-					return
-				}
-				start := time.Now()
-				if r.recode(ctx, todo[i]) {
-					made.Add(1)
-				}
-				r.rest(time.Since(start))
+	var made atomic.Bool
+	var g errgroup.Group
+	g.SetLimit(r.threads)
+	for _, e := range todo {
+		if ctx.Err() != nil || d.noWrites.Load() {
+			break
+		}
+		g.Go(func() error {
+			start := time.Now()
+			if r.recode(ctx, e) {
+				made.Store(true)
 			}
+			r.rest(time.Since(start))
+			return nil
 		})
 	}
-	wg.Wait()
-	if made.Load() > 0 {
+	_ = g.Wait()
+	if made.Load() {
 		_ = d.writer.do(ctx, func() { d.dropRecoded(id) })
 	}
 	if ctx.Err() == nil && !d.noWrites.Load() && !d.noReads.Load() {

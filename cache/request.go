@@ -61,6 +61,14 @@ const (
 	serving                // another node
 )
 
+// class is what memory is reserved as.
+func (p purpose) class() Class {
+	if p == ahead {
+		return ForPrefetch
+	}
+	return ForDemand
+}
+
 // lease is bytes that do not change until release, which must be called once.
 type lease struct {
 	data []byte
@@ -138,23 +146,21 @@ func (q *query) wasRead() {
 
 // Sample returns the whole file. The bytes are valid and do not change until release.
 func (v *Volume) Sample(ctx context.Context, file int) (data []byte, release func(), err error) {
-	return v.query(ctx, file, 0, ExtentSize).sample(plainForm)
+	return v.sample(ctx, file, plainForm)
 }
 
 // SampleCoded is Sample for a reader that knows the codec: it gets the coded form of a file that is here so.
 func (v *Volume) SampleCoded(ctx context.Context, file int) (data []byte, release func(), err error) {
-	if v.codec == nil {
-		return v.Sample(ctx, file)
-	}
-	return v.query(ctx, file, 0, ExtentSize).sample(anyForm)
+	return v.sample(ctx, file, anyForm)
 }
 
-// sample returns the whole file, of which q is the first extent.
-func (q *query) sample(f form) (data []byte, release func(), err error) {
-	v := q.v
-	q.form = f
+func (v *Volume) sample(ctx context.Context, file int, f form) (data []byte, release func(), err error) {
+	q := v.query(ctx, file, 0, ExtentSize)
+	if v.codec != nil {
+		q.form = f
+	}
 	var l lease
-	switch v.Extents(q.file) {
+	switch v.Extents(file) {
 	case 0:
 		return nil, func() {}, nil
 	case 1:
@@ -162,8 +168,8 @@ func (q *query) sample(f form) (data []byte, release func(), err error) {
 			count(&v.ds.count.ReadBytes, len(l.data))
 		}
 	default:
-		if l, err = q.room(int(v.m.Size(q.file))); err == nil {
-			_, err = v.ReadAt(q.ctx, q.file, l.data, 0)
+		if l, err = q.room(int(v.m.Size(file))); err == nil {
+			_, err = v.ReadAt(ctx, file, l.data, 0)
 		}
 	}
 	if err != nil {
@@ -172,7 +178,7 @@ func (q *query) sample(f form) (data []byte, release func(), err error) {
 	}
 	if l.buf.coded > 0 && v.codec.Form(l.data) == [8]byte{} { // it cannot be decoded: who asks for the file forgets it
 		l.release()
-		return v.Sample(q.ctx, q.file)
+		return v.Sample(ctx, file)
 	}
 	return l.data, l.release, nil
 }
@@ -180,13 +186,10 @@ func (q *query) sample(f form) (data []byte, release func(), err error) {
 // Serve lends n bytes of one extent of the file to a peer, whose reader needs them at due; if that is not in the future
 // it waits. They are valid and do not change until release. held: only what is in memory or on disk.
 func (v *Volume) Serve(ctx context.Context, file int, off int64, n int, due time.Time, held bool) (data []byte, release func(), err error) {
-	if file < 0 || file >= v.m.Len() || n <= 0 || off < 0 || off >= v.m.Size(file) {
-		return nil, nil, fmt.Errorf("cache: there are no %d bytes at %d of file %d", n, off, file)
+	if file < 0 || file >= v.m.Len() || n <= 0 || off < 0 || off > v.m.Size(file)-int64(n) || off%ExtentSize+int64(n) > ExtentSize {
+		return nil, nil, fmt.Errorf("cache: there are no %d bytes at %d of file %d in one extent", n, off, file)
 	}
 	q := v.query(ctx, file, off, n)
-	if q.n < n {
-		return nil, nil, fmt.Errorf("cache: %d bytes at %d of file %d are not in one extent", n, off, file)
-	}
 	q.purpose, q.due, q.heldOnly = serving, due, held
 	l, err := q.get()
 	return l.data, l.release, err
@@ -379,20 +382,13 @@ func (q *query) depart(from *restorer) (b boarding, err error) {
 	if from != nil {
 		sources = append([]Source{from}, sources...)
 	}
-	var reserved int64
+	n := 0
 	if q.purpose == serving {
-		if reserved = footprint(int(q.v.ExtentBytes(q.file, q.x))) + from.need(); !q.v.c.ledger.TryReserve(reserved, ForDemand) {
+		if !q.v.c.ledger.TryReserve(parts[0].size()+from.need(), ForDemand) {
 			from.close()
 			return boarding{}, ErrMemory
 		}
-	}
-	if !q.v.ds.enter() {
-		from.close()
-		q.v.c.ledger.Release(reserved, ForDemand)
-		return boarding{}, ErrClosed
-	}
-	n := 0
-	if q.purpose == reading {
+	} else {
 		switch n = q.n; {
 		case from == nil:
 			count(&q.v.ds.count.Misses, 1)
@@ -404,6 +400,11 @@ func (q *query) depart(from *restorer) (b boarding, err error) {
 		}
 	}
 	fl := q.v.begin(q.request, b.span, parts, sources, nil)
+	if fl == nil {
+		from.close()
+		b.span.End(ErrClosed)
+		return boarding{}, ErrClosed
+	}
 	fl.parts[0].join(n)
 	fl.parts[0].hurry(q.purpose == serving && !q.due.After(time.Now()))
 	b.seats = []seat{{p: &fl.parts[0]}}
@@ -508,40 +509,41 @@ type group struct {
 
 // start begins a flight of files, as PrefetchGroup says. It also returns the files from which on it left all out.
 func (g *group) start(files []int, done func(file int, err error)) (started int, rest []int, out Outcome) {
-	class, v := ForPrefetch, g.v
-	if g.purpose == serving {
-		class = ForDemand
-	}
-	parts, sources, rest, out := g.fits(files, class)
-	if len(parts) == 0 {
-		return 0, rest, out
-	}
-	var unused int64
+	v := g.v
+	var parts []part
+	var sources []Source
+	var o objstore.Object
+	var end int64
+	out = Present
 	v.mu.Lock()
-	kept := parts[:0]
-	for _, p := range parts {
-		switch {
-		case g.isHere(p.key):
-			unused += p.size()
-		case len(kept) == 0 && !v.ds.enter():
-			unused += p.size()
-			out = Closed
-		default:
-			kept = append(kept, p)
+	defer v.mu.Unlock()
+	for i, file := range files {
+		p := part{key: v.key(v.extent(file, g.x)), file: file, form: g.form, account: g.account, spent: g.purpose == serving}
+		if g.n == 0 && v.Extents(file) != 1 || g.isHere(p.key) {
+			continue
 		}
+		at, off := v.store.object(file)
+		from := v.reach.Load().sources(g.purpose, file, g.x)
+		behind := len(parts) == 0 || at.Key == o.Key && at.ETag == o.ETag && off >= end && &from[0] == &sources[0]
+		if behind && !v.c.ledger.TryReserve(p.size(), g.purpose.class()) {
+			behind, out = false, NoMemory
+		}
+		if !behind {
+			rest = files[i:]
+			break
+		}
+		o, end, sources = at, off+v.m.Size(file), from
+		parts = append(parts, p)
 	}
-	if len(kept) > 0 {
-		v.begin(g.request, trace.Span{}, kept, sources, done)
-		started, out = len(kept), Started
+	switch {
+	case len(parts) == 0:
+		return 0, rest, out
+	case v.begin(g.request, trace.Span{}, parts, sources, done) == nil:
+		return 0, nil, Closed
+	case g.purpose == ahead:
+		count(&v.ds.count.Prefetched, len(parts))
 	}
-	v.mu.Unlock()
-	if unused > 0 {
-		v.c.ledger.Release(unused, class)
-	}
-	if g.purpose == ahead {
-		count(&v.ds.count.Prefetched, started)
-	}
-	return started, rest, out
+	return len(parts), rest, Started
 }
 
 // isHere reports whether an extent is here or on its way; if so it is claimed for an order. The volume's lock is held.
@@ -550,29 +552,4 @@ func (g *group) isHere(k extentKey) bool {
 		return k.here()
 	}
 	return g.v.claim(g.account, k.extent())
-}
-
-// fits reserves memory for as many of the files as one request can bring.
-func (g *group) fits(files []int, class Class) (parts []part, sources []Source, rest []int, out Outcome) {
-	v := g.v
-	var o objstore.Object
-	var end int64
-	for i, file := range files {
-		k := v.key(v.extent(file, g.x))
-		if g.n == 0 && v.Extents(file) != 1 || v.onDisk(k.extent()) || k.maybe() && (g.purpose == serving || v.Claim(g.account, file, g.x)) {
-			continue
-		}
-		at, off := v.store.object(file)
-		from := v.reach.Load().sources(g.purpose, file, g.x)
-		if len(parts) > 0 && (at.Key != o.Key || at.ETag != o.ETag || off < end || &from[0] != &sources[0]) {
-			return parts, sources, files[i:], Present
-		}
-		p := part{key: k, file: file, form: g.form, account: g.account, spent: g.purpose == serving}
-		if !v.c.ledger.TryReserve(p.size(), class) {
-			return parts, sources, files[i:], NoMemory
-		}
-		o, end, sources = at, off+v.m.Size(file), from
-		parts = append(parts, p)
-	}
-	return parts, sources, nil, Present
 }

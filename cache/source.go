@@ -205,22 +205,24 @@ func (r *restorer) need() int64 {
 
 // Fill implements Source. A copy from which the file does not come back is forgotten.
 func (r *restorer) Fill(ctx context.Context, wants []Want) (rest []Want, err error) {
-	if r.staged != nil {
-		r.restored = r.fromMemory(wants[0].P)
-	} else {
-		r.restored, err = r.fromDisk(ctx, wants[0].P)
+	v, b := r.v, r.staged
+	if b == nil {
+		b = newBuffer(v.c.ledger, r.n, ForDemand)
+		defer b.Release()
+		if r.d.noReads.Load() { // by now
+			return wants, nil
+		}
+		if ok, err := r.read(ctx, b.data, 0); !ok {
+			return wants, err
+		}
 	}
-	if r.restored {
+	if err = v.decode(wants[0].P, b.data, false); err == nil {
+		r.restored = true
 		return nil, nil
 	}
-	return wants, err
-}
-
-func (r *restorer) fromMemory(p []byte) bool {
-	v := r.v
-	err := v.decode(p, r.staged.data, false)
-	if err == nil {
-		return true
+	if r.staged == nil {
+		r.forget(err)
+		return wants, nil
 	}
 	count(&v.ds.count.Corrupt, 1)
 	v.c.ring.take(v.key(r.e).as(coded), nil)
@@ -228,22 +230,7 @@ func (r *restorer) fromMemory(p []byte) bool {
 		v.ds.disk.Load().free(loc)
 	}
 	v.c.log.Warn("a file from another node cannot be restored; it is fetched again", "path", v.m.Path(r.file), "cause", err)
-	return false
-}
-
-func (r *restorer) fromDisk(ctx context.Context, p []byte) (ok bool, err error) {
-	b := newBuffer(r.v.c.ledger, r.n, ForDemand)
-	defer b.Release()
-	if r.d.noReads.Load() { // by now
-		return false, nil
-	}
-	if ok, err = r.read(ctx, b.data, 0); ok {
-		if err := r.v.decode(p, b.data, false); err != nil {
-			r.forget(err)
-			return false, nil
-		}
-	}
-	return ok, err
+	return wants, nil
 }
 
 // close gives up what the restorer holds.
