@@ -81,20 +81,19 @@
 //
 // # Void
 //
-// "SHVD" instead of the magic marks a void record: an append that failed between others, damage that [Check]
-// repaired, or one that its owner has given up ([Store.Void]).
+// "SHVD" instead of the magic marks a void record: an append that failed, damage that [Check] repaired, or one that its
+// owner has given up ([Store.Void]).
 //
 // # Writing and recovery
 //
-// Appends reserve their space under a lock and write outside it, payload first, header last: a header on disk means
-// that its payload was handed to the kernel before. A full segment is fsynced by a background goroutine; then its
-// table of records is committed to the [Index] as sealed. [Store.Sync] does the same for the finished part of the
+// One append at a time writes, without a lock, payload first, header last: a header on disk means that its payload was
+// handed to the kernel before. The next has a place when it has ended. A full segment is fsynced by a background
+// goroutine; then its table of records is committed to the [Index] as sealed. [Store.Sync] does the same for the
 // segment in use.
 //
 // [Open] trusts a committed table (its records were fsynced before) and scans only the records behind it, from header
-// to header. If there is no valid header (an append that did not finish before the crash although later ones did, or
-// damage), the scan looks for the next one at every multiple of 64 bytes. The salt and the offset in each header
-// prevent it from reading records out of a cached file that itself looks like a segment. Everything after the last
+// to header. If there is no valid header (damage, or an append that did not reach the disk although later ones did),
+// the scan looks for the next one at every multiple of 64 bytes. The salt and the offset in each header prevent it from reading records out of a cached file that itself looks like a segment. Everything after the last
 // valid record is cut off. A damaged segment header is rewritten: the salt is that of the first record, or of one that the table
 // names.
 //
@@ -112,7 +111,7 @@
 //	segment.append.payload    a payload was written, its header was not
 //	segment.append.header     the header was, too; Append has not returned
 //	segment.undo.void         the header of a failed append was voided
-//	segment.undo.cut          the last append failed and was cut off
+//	segment.undo.cut          a failed append was cut off
 //	segment.commit.file       a segment was fsynced
 //	segment.commit.dir        its folder was
 //	segment.commit.index      its table was committed to the index

@@ -23,7 +23,7 @@ func (s *Store) DropSegment(id uint32, died func(Record, Loc)) (freed int64, err
 	}
 	g.dropped = true // no fsync from here on
 	s.retire(g)
-	for g.pending > 0 {
+	for s.to == g {
 		s.idle.Wait()
 	}
 	s.mu.Unlock()
@@ -89,7 +89,7 @@ func (s *Store) visitLive(g *segment, t *slots, died func(Record, Loc)) {
 func (s *Store) Reclaim() (freed int64, err error) {
 	for _, g := range s.sorted() {
 		s.mu.Lock()
-		empty := g.liveRecs == 0 && g.encrypted == 0 && g.pending == 0 && g.end > segHeaderLen
+		empty := g.liveRecs == 0 && g.encrypted == 0 && s.to != g && g.end > segHeaderLen
 		s.mu.Unlock()
 		if empty {
 			n, e := s.DropSegment(g.id, nil)
@@ -120,7 +120,7 @@ func (s *Store) Condense(id uint32, spare int64, first func(Record, Loc) bool, m
 		return 0, nil
 	}
 	s.retire(g) // otherwise the copies would go there
-	for g.pending > 0 {
+	for s.to == g {
 		s.idle.Wait()
 	}
 	s.mu.Unlock()

@@ -139,10 +139,10 @@ func (m *machine) appendFails(t *rapid.T) {
 	}
 }
 
-// hang leaves an append in the middle: space reserved, some of the bytes written.
+// hang leaves an append in the middle: its place is taken, and some of the bytes are written.
 func (m *machine) hang(t *rapid.T) {
 	r := m.newRecord(t)
-	g, _, e, err := m.s.reserve(r.rec, false)
+	g, e, err := m.s.leave(r.rec)
 	if errors.Is(err, ErrFull) {
 		return
 	}

@@ -252,7 +252,7 @@ func (s *Store) load(id uint32, c *cover) (l *loaded) {
 		g.live += e.end() - e.off
 		g.liveRecs++
 		if !g.sealed {
-			g.entries = append(g.entries, recordState{entry: *e})
+			g.entries = append(g.entries, *e)
 		}
 	}
 	if g.sealed {

@@ -81,11 +81,9 @@ func (x *scrubber) todo(g *segment) ([]scrubRecord, error) {
 	t := g.tab.Load()
 	var todo []scrubRecord
 	for i := range int(t.n.Load()) {
-		if g.isDead(i) || g.entries != nil && g.entries[i].state != done {
-			continue
+		if r := t.recs[i]; !g.isDead(i) {
+			todo = append(todo, scrubRecord{i, int64(r.off) * unit, int64(r.units) * unit})
 		}
-		r := t.recs[i]
-		todo = append(todo, scrubRecord{i, int64(r.off) * unit, int64(r.units) * unit})
 	}
 	return todo, nil
 }

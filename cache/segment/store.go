@@ -119,17 +119,17 @@ type Store struct {
 	segs atomic.Pointer[map[uint32]*segment] // replaced, never changed; by the holder of mu
 
 	// mu is never held while waiting for the disk, so that a hanging disk blocks only calls that need it.
-	mu       sync.Mutex
-	idle     sync.Cond // an append ended, or moving did
-	active   *segment  // takes appends; nil before the first one
-	moving   bool      // the place of the next record is being changed: a new segment, or a cut
-	nextID   uint32
-	maxBytes int64
-	used     int64
-	returned bool // used is not in the budget any more
-	busy     int  // appends under way
-	closed   bool
-	stats    Stats
+	mu        sync.Mutex
+	idle      sync.Cond // an append ended
+	appending bool      // an append is under way: one at a time
+	to        *segment  // that it writes to; nil while that is being made
+	active    *segment  // takes appends; nil before the first one
+	nextID    uint32
+	maxBytes  int64
+	used      int64 // with the bytes of the append that is under way
+	returned  bool  // used is not in the budget any more
+	closed    bool
+	stats     Stats
 
 	noNow atomic.Bool // the file system cannot tell what is in memory
 
@@ -153,27 +153,15 @@ type segment struct {
 	end       int64 // where the next record begins
 	live      int64 // bytes of live records, with headers and padding
 	liveRecs  int
-	encrypted int           // records that this store cannot read
-	pending   int           // appends under way
-	entries   []recordState // parallel to the slots; nil once sealed
-	dead      []uint64      // bits by record number, as far as the last dead one
-	retired   bool          // takes no more appends
-	sealed    bool          // committed as a whole
+	encrypted int      // records that this store cannot read
+	entries   []entry  // parallel to the slots; nil once sealed; of Length 0 if the record was made void
+	dead      []uint64 // bits by record number, as far as the last dead one
+	retired   bool     // takes no more appends
+	sealed    bool     // committed as a whole
 	dropped   bool
 	dirSynced bool
 	committed int64 // what the index's table covers
 }
-
-type recordState struct {
-	entry
-	state uint8
-}
-
-const (
-	done    uint8 = iota
-	writing       // its bytes may not be there yet
-	void          // its append failed
-)
 
 func (g *segment) isDead(i int) bool { return i/64 < len(g.dead) && g.dead[i/64]&(1<<(i%64)) != 0 }
 
@@ -182,12 +170,6 @@ func (g *segment) setDead(i int) {
 		g.dead = append(g.dead, 0)
 	}
 	g.dead[i/64] |= 1 << (i % 64)
-}
-
-func (g *segment) clearDead(i int) {
-	if i/64 < len(g.dead) {
-		g.dead[i/64] &^= 1 << (i % 64)
-	}
 }
 
 func (s *Store) path(id uint32) string { return filepath.Join(s.dir, fmt.Sprintf("%08d.seg", id)) }
@@ -311,70 +293,81 @@ func (s *Store) append(rec Record, payload []byte, beyond bool) (Loc, error) {
 	if err := rec.check(); err != nil {
 		return 0, fmt.Errorf("segment: %w", err)
 	}
-	g, i, e, err := s.reserve(rec, beyond)
-	if err != nil {
-		return 0, err
-	}
-	return s.finish(g, i, &e, s.write(g, &e, &rec, payload))
-}
-
-// reserve takes the space for a record in the segment in use, or in a new one if it does not fit.
-func (s *Store) reserve(rec Record, beyond bool) (g *segment, i int, e entry, err error) {
-	known := rec.extent()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for s.moving && !s.closed {
+	for s.appending && !s.closed {
 		s.idle.Wait()
 	}
 	if s.closed {
-		return nil, 0, entry{}, ErrClosed
+		return 0, ErrClosed
 	}
+	s.appending = true
+	g, e, err := s.reserve(rec, beyond)
+	if err == nil {
+		s.to = g
+		s.mu.Unlock()
+		err = s.write(g, &e, &rec, payload)
+		s.mu.Lock()
+		if err != nil {
+			s.give(e.end() - e.off)
+			s.stats.AppendErrors++
+			err = fmt.Errorf("segment: append %d bytes: %w", e.Length, err)
+		}
+	}
+	s.appending, s.to = false, nil
+	s.idle.Broadcast()
+	if g == nil {
+		return 0, err
+	}
+	defer s.wakeSealer(g)
+	if err != nil {
+		return 0, err
+	}
+	size := e.end() - e.off
+	g.tab.Store(g.tab.Load().add(e.off, size))
+	g.entries = append(g.entries, e)
+	g.end = e.end()
+	g.live += size
+	g.liveRecs++
+	s.stats.Appends++
+	return makeLoc(g.id, e.off, e.gap), nil
+}
+
+// reserve takes the bytes for a record at the end of the segment in use, or of a new one if it does not fit. The caller
+// holds mu, and is the only one who appends.
+func (s *Store) reserve(rec Record, beyond bool) (g *segment, e entry, err error) {
 	place := func(off int64) {
 		gap := alignUp(off+int64(headLen(len(rec.ETag), rec.Length, s.o.Key != nil)), s.align) - off
-		e = entry{Extent: known, off: off, gap: int(gap)}
+		e = entry{Extent: rec.extent(), off: off, gap: int(gap)}
 	}
-	g = s.active
-	var grow int64
-	if g != nil {
+	grow := int64(0)
+	if g = s.active; g != nil {
 		place(g.end)
 		grow = e.end() - g.end
 	}
-	if fresh := g == nil || e.end() > s.o.SegmentSize && g.end > segHeaderLen; fresh {
+	if g == nil || e.end() > s.o.SegmentSize && g.end > segHeaderLen {
 		place(segHeaderLen)
-		grow = e.end()
-		g = nil
+		g, grow = nil, e.end()
 	}
 	if !s.take(grow, beyond) {
-		return nil, 0, entry{}, ErrFull
+		return nil, entry{}, ErrFull
 	}
-	s.busy++
-	if g == nil {
-		id := s.nextID
-		s.moving = true
-		s.mu.Unlock()
-		g, err = s.newSegment(id)
-		s.mu.Lock()
-		s.moving = false
-		s.idle.Broadcast()
-		if err != nil {
-			s.busy--
-			s.give(grow)
-			s.stats.AppendErrors++
-			return nil, 0, entry{}, err
-		}
-		s.nextID++
-		s.setSegment(g.id, g)
-		s.retire(s.active)
-		s.active = g
+	if g != nil {
+		return g, e, nil
 	}
-	t := g.tab.Load()
-	i = int(t.n.Load())
-	g.tab.Store(t.add(e.off, e.end()-e.off))
-	g.entries = append(g.entries, recordState{entry: e, state: writing})
-	g.clearDead(i)
-	g.end = e.end()
-	g.pending++
-	return g, i, e, nil
+	s.mu.Unlock()
+	g, err = s.newSegment(s.nextID) // which only appends change
+	s.mu.Lock()
+	if err != nil {
+		s.give(grow)
+		s.stats.AppendErrors++
+		return nil, entry{}, err
+	}
+	s.nextID++
+	s.setSegment(g.id, g)
+	s.retire(s.active)
+	s.active = g
+	return g, e, nil
 }
 
 // Retire makes a segment take no more appends.
@@ -386,7 +379,7 @@ func (s *Store) Retire(id uint32) {
 	}
 }
 
-// retire makes a segment take no more appends; it is sealed once the pending ones have ended. The caller holds mu.
+// retire makes a segment take no more appends; it is sealed once the one under way has ended. The caller holds mu.
 func (s *Store) retire(g *segment) {
 	if g == nil {
 		return
@@ -399,7 +392,7 @@ func (s *Store) retire(g *segment) {
 }
 
 func (s *Store) wakeSealer(g *segment) {
-	if g.retired && g.pending == 0 {
+	if g.retired && s.to != g {
 		select {
 		case s.sealC <- struct{}{}:
 		default: // it is awake
@@ -430,65 +423,24 @@ func (s *Store) write(g *segment, e *entry, rec *Record, payload []byte) error {
 		payload = sealed
 	}
 	if err := writeAt(g.f, payload, e.off+int64(e.gap)); err != nil {
-		return err
+		return g.cut(e.off, err)
 	}
 	killpoint.Pass("segment.append.payload")
 	if err := writeAt(g.f, h, e.off); err != nil {
 		// The header may have been written in part, which looks like damage. If this write fails, too, fsck reports it.
 		_ = writeAt(g.f, []byte(voidMagic), e.off)
 		killpoint.Pass("segment.undo.void")
-		return err
+		return g.cut(e.off, err)
 	}
 	killpoint.Pass("segment.append.header")
 	return nil
 }
 
-// finish ends an append that write ended with err.
-func (s *Store) finish(g *segment, i int, e *entry, err error) (Loc, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	size := e.end() - e.off
-	if err == nil {
-		g.entries[i].state = done
-		g.live += size
-		g.liveRecs++
-		s.stats.Appends++
-	} else {
-		s.stats.AppendErrors++
-		// Its state stays writing until its space is settled, so that no commit covers the space.
-		for s.moving {
-			s.idle.Wait()
-		}
-		if g.end != e.end() {
-			g.entries[i].state = void
-			g.setDead(i)
-		} else {
-			// No space is reserved behind it: give it back. Otherwise the hole stays as garbage; a scan finds no header
-			// there and continues behind it.
-			s.moving = true
-			s.mu.Unlock()
-			// Frees the blocks of a partial write. If this fails, too, the next append overwrites them.
-			_ = g.f.Truncate(e.off)
-			killpoint.Pass("segment.undo.cut")
-			s.mu.Lock()
-			s.moving = false
-			t := g.tab.Load()
-			t = t.resized(len(t.recs), 64*len(t.checked)) // readers may look at the old one
-			t.n.Store(int64(i))
-			g.tab.Store(t)
-			g.entries = g.entries[:i]
-			g.end = e.off
-			s.give(size)
-		}
-	}
-	g.pending--
-	s.busy--
-	s.wakeSealer(g)
-	s.idle.Broadcast()
-	if err != nil {
-		return 0, fmt.Errorf("segment: append %d bytes: %w", e.Length, err)
-	}
-	return makeLoc(g.id, e.off, e.gap), nil
+// cut frees the blocks of an append that failed with err. If that fails, too, the next one overwrites them.
+func (g *segment) cut(off int64, err error) error {
+	_ = g.f.Truncate(off)
+	killpoint.Pass("segment.undo.cut")
+	return err
 }
 
 // Free marks the record at loc as dead: replaced, of a stale version, or corrupt. Its space counts as garbage until
@@ -502,7 +454,7 @@ func (s *Store) Free(loc Loc) {
 	}
 	t := g.tab.Load()
 	i := t.find(loc.off())
-	if i < 0 || g.isDead(i) || g.entries != nil && g.entries[i].state == writing {
+	if i < 0 || g.isDead(i) {
 		return
 	}
 	g.setDead(i)
@@ -527,7 +479,7 @@ func (s *Store) Void(loc Loc) error {
 		return nil
 	}
 	if !g.sealed {
-		g.entries[i].state = void
+		g.entries[i].Length = 0
 	}
 	g.committed = segHeaderLen
 	s.mu.Unlock()
@@ -566,7 +518,7 @@ func (s *Store) commitAll(retiredOnly bool) error {
 	return errors.Join(errs...)
 }
 
-// commitSegment fsyncs a segment and then commits the table of its records up to the first pending append.
+// commitSegment fsyncs a segment and then commits the table of its records, without the one that is being appended.
 func (s *Store) commitSegment(g *segment, retiredOnly bool) error {
 	g.commit.Lock()
 	defer g.commit.Unlock()
@@ -575,22 +527,16 @@ func (s *Store) commitSegment(g *segment, retiredOnly bool) error {
 		s.mu.Unlock()
 		return nil
 	}
-	seal := g.retired && g.pending == 0
-	upTo := g.end
+	seal, upTo, dirSynced := g.retired && s.to != g, g.end, g.dirSynced
 	var entries []entry
-	for i := range g.entries {
-		if g.entries[i].state == writing {
-			upTo = g.entries[i].off
-			break
-		}
-		if g.entries[i].state == done {
-			entries = append(entries, g.entries[i].entry)
+	for _, e := range g.entries {
+		if e.Length > 0 {
+			entries = append(entries, e)
 		}
 	}
-	dirSynced := g.dirSynced
 	// The table cannot hold records that cannot be read, and without them it would be wrong; so the next Open scans.
 	tabled := s.o.Index != nil && g.encrypted == 0
-	idle := upTo == g.committed && !seal && g.pending == 0
+	idle := upTo == g.committed && !seal
 	s.mu.Unlock()
 	if idle {
 		return nil
@@ -634,7 +580,7 @@ func (s *Store) seal() {
 	}
 }
 
-// Used returns the bytes of all segments, with headers, padding, garbage, and the reservations of pending appends.
+// Used returns the bytes of all segments, with headers, padding, garbage, and those of an append that is under way.
 func (s *Store) Used() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -707,18 +653,12 @@ func (s *Store) Segments() []SegmentInfo {
 	segs := s.sorted()
 	infos := make([]SegmentInfo, len(segs))
 	for i, g := range segs {
-		var reserved int64
-		for j := range g.entries {
-			if g.entries[j].state == writing {
-				reserved += g.entries[j].end() - g.entries[j].off
-			}
-		}
-		infos[i] = SegmentInfo{ID: g.id, Bytes: g.end, Live: g.live, Garbage: g.end - segHeaderLen - g.live - reserved, Records: g.liveRecs, Active: g == s.active}
+		infos[i] = SegmentInfo{ID: g.id, Bytes: g.end, Live: g.live, Garbage: g.end - segHeaderLen - g.live, Records: g.liveRecs, Active: g == s.active}
 	}
 	return infos
 }
 
-// Close waits for pending appends, makes everything durable, and closes the files. It does not seal the segment in
+// Close waits for an append that is under way, makes everything durable, and closes the files. It does not seal the segment in
 // use: the next Open goes on with it. Later reads get ErrGone. The store's bytes are returned to its Budget although
 // the files stay: from here on the host must count them.
 func (s *Store) Close() error {
@@ -729,7 +669,7 @@ func (s *Store) Close() error {
 	}
 	s.closed = true
 	s.idle.Broadcast()
-	for s.busy > 0 {
+	for s.appending {
 		s.idle.Wait()
 	}
 	s.mu.Unlock()

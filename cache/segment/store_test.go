@@ -414,13 +414,13 @@ func TestScanResumesBehindHole(t *testing.T) {
 	s := mustOpen(t, "/s", *m, nil)
 	mustAppend(t, s, 0, 5000)
 	hole, _ := small(100, 3*scanChunk) // longer than what a search reads at once
-	if _, _, _, err := s.reserve(hole, false); err != nil {
+	if _, _, err := s.leave(hole); err != nil {
 		t.Fatal(err)
 	}
 	mustAppend(t, s, 1, 5000)
 	// This one has all of its payload, but no header; and its payload is a copy of the segment.
 	copyOf, _ := small(101, len(fsys.files["/s/00000001.seg"].data))
-	g, _, e, err := s.reserve(copyOf, false)
+	g, e, err := s.leave(copyOf)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -428,7 +428,7 @@ func TestScanResumesBehindHole(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustAppend(t, s, 2, 5000)
-	if _, _, _, err := s.reserve(hole, false); err != nil { // and a torn tail
+	if _, _, err := s.leave(hole); err != nil { // and a torn tail
 		t.Fatal(err)
 	}
 	if _, err := g.f.WriteAt(make([]byte, 10_000), s.active.end-20_000); err != nil {
