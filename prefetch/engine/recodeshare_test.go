@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -16,9 +17,13 @@ import (
 )
 
 // halver codes files whose second half repeats the first; its tables are 8 bytes, with which the coded form begins.
-type halver struct{ trained *atomic.Int64 }
+type halver struct {
+	trained *atomic.Int64
+	begin   <-chan struct{} // before it is closed nothing is trained
+}
 
 func (h halver) Train([][]byte) ([]byte, error) {
+	<-h.begin
 	return fmt.Appendf(nil, "tables%02d", h.trained.Add(1)), nil
 }
 
@@ -67,9 +72,12 @@ func TestNodesShareRecoded(t *testing.T) {
 		}
 	}
 	var trained atomic.Int64
+	begin := make(chan struct{})
+	recode := sync.OnceFunc(func() { close(begin) })
+	defer recode()
 	caches := []string{t.TempDir(), t.TempDir()}
 	start := func(i int, cluster ClusterConfig) *Engine {
-		return open(t, HostConfig{Options: cachedir.Options{Path: caches[i], Size: 256 << 20, Memory: 192 << 20}, Cluster: cluster, Coder: halver{&trained}},
+		return open(t, HostConfig{Options: cachedir.Options{Path: caches[i], Size: 256 << 20, Memory: 192 << 20}, Cluster: cluster, Coder: halver{&trained, begin}},
 			Config{Source: "file://" + dir, Recode: "on"})
 	}
 	var nodes []*Engine
@@ -116,16 +124,19 @@ func TestNodesShareRecoded(t *testing.T) {
 		})
 	}
 	for _, e := range nodes {
-		v := e.cur.Load().volume
+		v, own := e.cur.Load().volume, 0
 		for i := range content {
 			if _, other := e.cur.Load().sharing.keeper(i, 0, false); !other {
 				p := make([]byte, len(content[i]))
 				if _, err := v.ReadAt(t.Context(), i, p, 0); err != nil {
 					t.Fatal(err)
 				}
+				own++
 			}
 		}
+		waitFor(t, "it keeps what it owns", func() bool { return e.cur.Load().volume.Stats().Kept == own })
 	}
+	recode() // from segments that hold nothing else: of few plain files among recoded ones nobody would make a segment anew
 	for _, e := range nodes {
 		waitFor(t, "what it keeps is recoded", func() bool { s := e.cur.Load().volume.Stats(); return s.Coded == s.Kept && s.Kept > 64 })
 	}
