@@ -114,6 +114,9 @@ func endBy(at time.Time, log *slog.Logger) {
 
 // feed lets the sessions of a feed end.
 func (d *drain) feed(s *loader.Server) {
+	if s == nil {
+		return
+	}
 	sessions, left := s.Drain(d.ctx)
 	if sessions == 0 {
 		return
@@ -144,6 +147,11 @@ var errHeld = errors.New("a process still has files of the detached mount open")
 
 // mount unmounts once no file is open, or at the deadline. gone is closed when the mount is gone.
 func (d *drain) mount(m *mounted, gone <-chan struct{}) error {
+	select {
+	case <-gone: // unmounted by another process
+		return nil
+	default:
+	}
 	s := m.server
 	s.Drain()
 	begin := s.OpenFiles()

@@ -73,27 +73,9 @@ func (o *mountOptions) check(inv *invocation, eo *engineOptions, mountpoint stri
 	return path, fusefs.Check(path)
 }
 
-// asDaemon runs a verb that serves targets: in the background and under a supervisor, if the flags say so, or in the
-// daemon that it attached to.
-func asDaemon(c *cobra.Command, eo *engineOptions, mountpoint string, listen []string, run func() error) error {
-	if !invocationOf(c.Context()).attached() {
-		serviceTargets(mountpoint, listen...)
-		if parent, err := background(eo); parent {
-			return err
-		}
-		defer rotateLog(eo)()
-		if eo.daemon.more {
-			if parent, err := supervise(c.Context()); parent {
-				return err
-			}
-		}
-	}
-	return run()
-}
-
 func mountCommand() *cobra.Command {
 	var eo engineOptions
-	var mo mountOptions
+	s := service{options: &eo}
 	c := &cobra.Command{
 		Use:   "mount SOURCE MOUNTPOINT",
 		Short: "Mount a dataset as a filesystem that reads ahead in the order of the epoch",
@@ -110,74 +92,14 @@ Control files, not listed in the mount: .shoal/stats, .shoal/order, .shoal/plan,
   shuf files.txt > /mnt/train/.shoal/plan`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
-			inv := invocationOf(c.Context())
-			cfg, host, err := eo.config(inv, args[0])
-			if err != nil {
-				return err
-			}
-			mountpoint, err := mo.check(inv, &eo, args[1])
-			if err != nil {
-				return err
-			}
-			return asDaemon(c, &eo, mountpoint, nil, func() error {
-				return withHost(c, host, func(ctx context.Context, h *engine.Host, _ io.Writer) error {
-					return runMount(ctx, inv, h, cfg, &eo, &mo, mountpoint)
-				})
-			})
+			return s.start(c, args[0], args[1])
 		},
 	}
 	eo.add(c)
-	mo.add(c)
+	s.mount.add(c)
 	c.Flags().StringVar(&eo.publish, "publish", "", "pack the dataset to this destination once one pass over it is complete")
-	eo.s3.add(c.Flags(), "s3", "also serve an S3 endpoint at this address: HOST:PORT or https://HOST:PORT (docs/s3-endpoint.md)", nil)
+	eo.s3.add(c.Flags(), "s3", alsoS3, nil)
 	return c
-}
-
-// runMount mounts and serves until the context ends or the mount is unmounted.
-func runMount(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.Config, eo *engineOptions, mo *mountOptions, mountpoint string) (err error) {
-	e, ep, err := eo.open(ctx, inv, h, cfg)
-	if err != nil {
-		return err
-	}
-	defer func() { ep.stop(); err = joinClose(err, e) }()
-	var at phase
-	snapshot := func() admin.Snapshot { return admin.Snapshot{Stats: e.Stats(), S3: ep.stats()} }
-	where, stopAdmin, err := startAdmin(eo.admin, &at, cfg.Logger, e, snapshot)
-	if err != nil {
-		return err
-	}
-	defer stopAdmin()
-	m, err := mountEngine(inv, h, e, mo, mountpoint, cfg, snapshot)
-	if err != nil {
-		return err
-	}
-	defer m.left()
-	if where, err = ep.add(inv, e, h.Audit(), where); err != nil {
-		return errors.Join(err, m.server.Unmount(true))
-	}
-	at.set(up)
-	cfg.Logger.Info("mounted", "source", e.Source(), "mountpoint", mountpoint)
-	if why := e.Dataset().NoSamples(); why != nil {
-		cfg.Logger.Warn("nothing is prefetched", "cause", why)
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	inv.announce(eo.cacheDir, append([]string{"mounted " + e.Source() + " at " + mountpoint}, where...)...)
-	orphan := inv.ready()
-	if orphan != nil {
-		cancel()
-	}
-	gone := m.gone()
-	select {
-	case <-gone: // it was unmounted
-		return nil
-	case <-ctx.Done():
-	}
-	at.set(ending)
-	d := beginDrain(cfg.Logger)
-	err = d.mount(m, gone)
-	ep.end(d.ctx)
-	return errors.Join(orphan, d.end(err))
 }
 
 // mounted is a mount of an engine.

@@ -24,14 +24,14 @@ var managerEnv = []string{"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"}
 // startExtension is the time that each sign of progress adds to the start.
 const startExtension = 30 * time.Second
 
-// service is the state of the process that the manager started.
-var service struct {
+// manager is the state of the process that the manager started.
+var manager struct {
 	targets atomic.Pointer[[]string] // arguments of `shoal health`, with which the watchdog checks the daemon
 	stop    sync.Once
 	over    chan struct{} // closed once it is stopping
 }
 
-func init() { service.over = make(chan struct{}) }
+func init() { manager.over = make(chan struct{}) }
 
 // serviceTargets sets the watchdog's targets. tls:// addresses are left out: they may need a client's certificate or
 // another authority than the system's.
@@ -45,7 +45,7 @@ func serviceTargets(mountpoint string, listen ...string) {
 			targets = append(targets, addr)
 		}
 	}
-	service.targets.Store(&targets)
+	manager.targets.Store(&targets)
 }
 
 // tellManager sends lines such as READY=1. Without a manager it does nothing.
@@ -62,7 +62,7 @@ func serviceProgress(status string) { tellManager("STATUS="+status, usec(startEx
 
 // serviceReady reports that the daemon serves, and begins to feed the manager's watchdog.
 func serviceReady() {
-	targets := service.targets.Load()
+	targets := manager.targets.Load()
 	if targets == nil {
 		return // not a daemon
 	}
@@ -78,8 +78,8 @@ func serviceReady() {
 
 // serviceStopping reports that the end has begun, and how long it may wait for readers.
 func serviceStopping() {
-	service.stop.Do(func() {
-		close(service.over)
+	manager.stop.Do(func() {
+		close(manager.over)
 		tellManager("STOPPING=1", "STATUS=draining", usec(drainTime()+startExtension))
 	})
 }
@@ -103,14 +103,14 @@ func feedWatchdog(interval time.Duration, targets []string) {
 			}
 		case <-ctx.Done(): // a process that hangs in the mount may not even be killed
 			slog.Warn("the daemon does not answer; its watchdog is not fed", "timeout", interval/2)
-		case <-service.over:
+		case <-manager.over:
 			cancel()
 			return
 		}
 		cancel()
 		select {
 		case <-tick.C:
-		case <-service.over:
+		case <-manager.over:
 			return
 		}
 	}

@@ -3,9 +3,7 @@ package main
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -18,7 +16,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/internal/admin"
 	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/loader"
@@ -36,6 +33,8 @@ type s3Options struct {
 	limits    s3api.Limits
 	tls       *loader.TLSFiles
 }
+
+const alsoS3 = "also serve an S3 endpoint at this address: HOST:PORT or https://HOST:PORT (docs/s3-endpoint.md)"
 
 // add adds the flags. files are those of a verb that has them anyway; otherwise nil.
 func (o *s3Options) add(f *pflag.FlagSet, flag, usage string, files *loader.TLSFiles) {
@@ -267,6 +266,8 @@ func bucketOf(dir string) string {
 
 func s3Command() *cobra.Command {
 	eo := engineOptions{s3: s3Options{addr: "127.0.0.1:9000"}}
+	s := service{options: &eo}
+	s.config.Empty = true // who writes through the endpoint begins with nothing
 	c := &cobra.Command{
 		Use:   "s3 SOURCE",
 		Short: "Serve a dataset as an S3 endpoint: programs read the bucket through the cache",
@@ -277,48 +278,10 @@ with this daemon's credentials (docs/s3-endpoint.md). mount and serve have the s
   shoal s3 s3://photos/train --listen 0.0.0.0:9000 --s3-keys keys.txt --daemon`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			inv := invocationOf(c.Context())
-			cfg, host, err := eo.config(inv, args[0])
-			cfg.Empty = true // who writes through the endpoint begins with nothing
-			if err != nil {
-				return err
-			}
-			return asDaemon(c, &eo, "", nil, func() error {
-				return withHost(c, host, func(ctx context.Context, h *engine.Host, _ io.Writer) error {
-					return runS3(ctx, inv, h, cfg, &eo)
-				})
-			})
+			return s.start(c, args[0], "")
 		},
 	}
 	eo.add(c)
 	eo.s3.add(c.Flags(), "listen", "address of the S3 endpoint: HOST:PORT or https://HOST:PORT", nil)
 	return c
-}
-
-// runS3 serves until the context ends.
-func runS3(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.Config, eo *engineOptions) (err error) {
-	e, ep, err := eo.open(ctx, inv, h, cfg)
-	if err != nil {
-		return err
-	}
-	defer func() { ep.stop(); err = joinClose(err, e) }()
-	var at phase
-	where, stopAdmin, err := startAdmin(eo.admin, &at, cfg.Logger, e, func() admin.Snapshot { return admin.Snapshot{Stats: e.Stats(), S3: ep.stats()} })
-	if err != nil {
-		return err
-	}
-	defer stopAdmin()
-	if where, err = ep.add(inv, e, h.Audit(), where); err != nil {
-		return err
-	}
-	at.set(up)
-	inv.announce(eo.cacheDir, where...)
-	orphan := inv.ready()
-	if orphan == nil {
-		<-ctx.Done()
-	}
-	at.set(ending)
-	d := beginDrain(cfg.Logger)
-	ep.end(d.ctx)
-	return errors.Join(orphan, d.end(nil))
 }
