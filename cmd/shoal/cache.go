@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -303,8 +304,8 @@ read; then the verb ends with 1. shoal fsck checks the files of the cache themse
 						return err
 					}
 				}
-				defer func() { err = joinClose(err, e) }()
-				bar := inv.step("verifying")
+				defer func() { err = errors.Join(err, e.Close()) }()
+				bar := inv.Step("verifying")
 				r, err := e.Verify(c.Context(), func(done, total int) { bar.Set(done, total, "") })
 				bar.Done(human.Count(r.Extents, "extent"))
 				if err == nil && r.Dropped > 0 {

@@ -86,14 +86,14 @@ func (o *clusterOptions) only(ctx context.Context, inv *invocation, name string)
 	if wrong := (cli.UsageError{}); errors.As(err, &wrong) || ctx.Err() != nil {
 		return nil, err
 	} else if err != nil {
-		inv.notice("not waiting for other nodes: %v", err)
+		inv.Notice("not waiting for other nodes: %v", err)
 		return func() {}, nil
 	}
-	slow := time.AfterFunc(time.Second, func() { inv.notice("another node of the cluster is at it: waiting") })
+	slow := time.AfterFunc(time.Second, func() { inv.Notice("another node of the cluster is at it: waiting") })
 	_, release, err := l.Lock(ctx, name)
 	slow.Stop()
 	if errors.Is(err, cluster.ErrAway) {
-		inv.notice("no longer waiting for other nodes: %v", err)
+		inv.Notice("no longer waiting for other nodes: %v", err)
 		return l.close, nil
 	} else if err != nil {
 		l.close()

@@ -85,7 +85,7 @@ func runDoctor(c *cobra.Command, o *doctorOptions, source string) (err error) {
 			Data: func(files int) int64 { return cachedir.ForecastMemory(opts.Memory, files) },
 		}
 	}
-	begin := func(code string) func(string) { return inv.step(code).Done }
+	begin := func(code string) func(string) { return inv.Step(code).Done }
 	report, err := doctor.Run(c.Context(), doctor.Checks(opts), begin)
 	if err != nil {
 		return err

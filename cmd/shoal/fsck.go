@@ -9,6 +9,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/gpuingest/jpeg"
+	"github.com/shoalfs/shoal/internal/daemon"
 	"github.com/shoalfs/shoal/internal/human"
 )
 
@@ -30,7 +31,7 @@ daemon verifies what it reads. The directory must not be in use.`,
 			if err != nil {
 				return err
 			}
-			bar := localStep("checking " + args[0])
+			bar := daemon.Own.Step("checking " + args[0])
 			o := cachedir.FsckOptions{Secret: secret, Repair: repair, Progress: func(done, total int64) {
 				bar.Set(int(done>>20), int(total>>20), "MiB")
 			}}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/daemon"
 )
 
 // defaultFeed is the default address of `shoal serve`: where only root can write, or in the folder of the user's session.
@@ -135,7 +136,7 @@ func healthOf(ctx context.Context, target string, security *clientSecurity) erro
 		}
 		defer client.Close()
 		if err = client.Healthy(ctx); errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			err = unanswered(target, since)
+			err = daemon.Unanswered(target, since)
 		}
 		return err
 	}

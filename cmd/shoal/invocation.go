@@ -14,7 +14,7 @@ import (
 	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/cli"
-	"github.com/shoalfs/shoal/internal/progress"
+	"github.com/shoalfs/shoal/internal/daemon"
 	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
@@ -22,49 +22,14 @@ import (
 // invocation is the environment of a verb: a process of its own or, if it attached, the daemon that owns the cache
 // directory.
 type invocation struct {
-	host   *engine.Host                     // the daemon's; nil in a process of its own
-	mount  *mounted                         // whose socket the verb came by; nil: the cache directory's
-	dir    string                           // base of relative paths; "" is the process's own
-	getenv func(name string) string         // nil: the process's own environment
-	notice func(format string, args ...any) // shows the user a message during the start
-	ready  func() error                     // reports that the user can go on
-	waited func() bool                      // whether a user waits for ready, and does not see the log
-	step   func(label string) step          // shows the progress of a long step
-	peer   *audit.Peer                      // the client that attached; nil in a process of its own
+	*daemon.Voice
+	host   *engine.Host             // the daemon's; nil in a process of its own
+	mount  *mounted                 // whose socket the verb came by; nil: the cache directory's
+	dir    string                   // base of relative paths; "" is the process's own
+	getenv func(name string) string // nil: the process's own environment
+	peer   *audit.Peer              // the client that attached; nil in a process of its own
 
 	remarks []remark // remarks about limits, for the log of a process of its own
-}
-
-// step is a long part of a verb, whose progress is shown.
-type step interface {
-	Set(done, total int, note string)
-	Done(result string) // called once
-}
-
-// localStep shows a step on this process's standard error.
-func localStep(label string) step {
-	return barStep{progress.New(os.Stderr).Start(label, 0)}
-}
-
-type barStep struct{ *progress.Bar }
-
-func (b barStep) Set(done, total int, note string) {
-	b.Bar.Set(done, total)
-	b.Note(note)
-}
-
-// remoteStep shows a step to an attached client.
-type remoteStep struct {
-	out   *replies
-	label string
-}
-
-func (s *remoteStep) Set(done, total int, note string) {
-	s.out.send(attachReply{Bar: &barReply{Label: s.label, Done: done, Total: total, Note: note}})
-}
-
-func (s *remoteStep) Done(result string) {
-	s.out.send(attachReply{Bar: &barReply{Label: s.label, Note: result, End: true}})
 }
 
 type invocationKey struct{}
@@ -74,7 +39,7 @@ func invocationOf(ctx context.Context) *invocation {
 	if inv, ok := ctx.Value(invocationKey{}).(*invocation); ok {
 		return inv
 	}
-	return &invocation{notice: notice, ready: ready, waited: func() bool { return readyPipe.Load() != nil }, step: localStep}
+	return &invocation{Voice: daemon.Own}
 }
 
 // peerOf returns the peer that invoked a command.
@@ -143,18 +108,18 @@ func withHost(c *cobra.Command, cfg engine.HostConfig, do func(ctx context.Conte
 	for ; ; time.Sleep(50 * time.Millisecond) {
 		// Who uses the directory is asked first: its disk may hang.
 		err := attach(c.Context(), cfg.Path, selfArgs(), c.OutOrStdout())
-		if errors.Is(err, errNobody) {
-			var d *daemon
-			slow := time.AfterFunc(patience, func() { inv.notice("opening the cache directory %s takes longer than %s", cfg.Path, patience) })
-			d, err = ownHost(c.Context(), cfg)
+		if errors.Is(err, daemon.ErrNobody) {
+			var o *owner
+			slow := time.AfterFunc(daemon.Patience, func() { inv.Notice("opening the cache directory %s takes longer than %s", cfg.Path, daemon.Patience) })
+			o, err = ownHost(c.Context(), cfg)
 			slow.Stop()
 			if err == nil {
-				return d.closeAfter(c.Context(), do(c.Context(), d.host, c.OutOrStdout()))
+				return o.closeAfter(c.Context(), do(c.Context(), o.host, c.OutOrStdout()))
 			}
 			if !errors.Is(err, cachedir.ErrInUse) || time.Since(start) > silentPatience {
 				return err
 			}
-		} else if !errors.Is(err, errEnding) || time.Since(start) > endingPatience {
+		} else if !errors.Is(err, daemon.ErrEnding) || time.Since(start) > endingPatience {
 			return err
 		}
 		if err := c.Context().Err(); err != nil {

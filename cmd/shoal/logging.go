@@ -3,20 +3,16 @@ package main
 import (
 	"log/slog"
 	"os"
-	"sync/atomic"
 
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/daemon"
 	"github.com/shoalfs/shoal/internal/logs"
 )
 
 // limiter is shared by all loggers of the process, including those of attached verbs.
 var limiter = logs.NewLimiter()
-
-// jsonLog is set if everything on standard error must be JSON, including messages to the user: a log collector reads
-// it.
-var jsonLog atomic.Bool
 
 // logOptions are the flags of a daemon's log.
 type logOptions struct{ level string }
@@ -35,10 +31,10 @@ func (o *logOptions) logger(inv *invocation) (*slog.Logger, error) {
 	if err != nil {
 		return nil, err
 	}
-	log = slog.New(warner{log.Handler(), inv})
+	log = slog.New(daemon.Warner{Handler: log.Handler(), Voice: inv.Voice})
 	if !inv.attached() {
 		slog.SetDefault(log)
-		jsonLog.Store(format == logs.JSON)
+		daemon.JSON.Store(format == logs.JSON)
 	}
 	return log, nil
 }

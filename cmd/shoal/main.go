@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/daemon"
 	"github.com/shoalfs/shoal/internal/trace/export"
 	"github.com/shoalfs/shoal/prefetch/engine"
 )
@@ -27,7 +28,7 @@ func main() {
 	if len(os.Args) == 2 && os.Args[1] == searchVerb {
 		os.Exit(report(engine.ServeSearch(os.Stdin, os.Stdout)))
 	}
-	ctx, stop := onSignals()
+	ctx, stop := daemon.Signals()
 	stopTracing, err := export.Start(ctx, version, os.Getenv)
 	if err == nil {
 		err = root().ExecuteContext(ctx)
@@ -38,7 +39,7 @@ func main() {
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		err = errInterrupted
 	}
-	failed(err) // tell the parent, if this is a daemon
+	daemon.Failed(err) // tell the parent, if this is a daemon
 	stop()
 	limiter.Flush()
 	os.Exit(report(err))
@@ -51,7 +52,7 @@ func report(err error) int {
 	if err == nil {
 		return 0
 	}
-	if jsonLog.Load() {
+	if daemon.JSON.Load() {
 		slog.Error("shoal: " + cli.OneLine(err))
 	} else {
 		fmt.Fprintln(os.Stderr, "shoal: "+cli.OneLine(err))

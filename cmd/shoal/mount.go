@@ -21,6 +21,7 @@ import (
 	"github.com/shoalfs/shoal/internal/admin"
 	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/daemon"
 	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/internal/machine"
 	"github.com/shoalfs/shoal/internal/shortcut"
@@ -57,9 +58,9 @@ func (o *mountOptions) check(inv *invocation, eo *engineOptions, mountpoint stri
 	}
 	// If the daemon of a mount there hangs, so do the checks below.
 	if m, err := fusefs.At(path); err == nil && m != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), daemon.Patience)
 		defer cancel()
-		if err := ask(ctx, asMount(m), []string{"stat"}, io.Discard); errors.As(err, new(silence)) {
+		if err := ask(ctx, asMount(m), []string{"stat"}, io.Discard); errors.As(err, new(daemon.Silence)) {
 			return "", fmt.Errorf("mount point %s: %w", path, err)
 		}
 	}
@@ -92,6 +93,9 @@ Control files, not listed in the mount: .shoal/stats, .shoal/order, .shoal/plan,
   shuf files.txt > /mnt/train/.shoal/plan`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
+			if args[1] == "" {
+				return cli.Usagef("the MOUNTPOINT is empty: give a folder %s", cli.SeeHelp(c))
+			}
 			return s.start(c, args[0], args[1])
 		},
 	}
@@ -118,6 +122,15 @@ func (m *mounted) gone() <-chan struct{} {
 	gone := make(chan struct{})
 	go func() { m.server.Wait(); close(gone) }()
 	return gone
+}
+
+// drain unmounts it, as files are closed.
+func (m *mounted) drain(d *daemon.Drain, gone <-chan struct{}) error {
+	err := d.Mount(m.server, m.path, gone)
+	if errors.Is(err, daemon.ErrHeld) {
+		m.audit.Write(audit.Event{Event: "unmount", Outcome: "failed", Cause: err.Error()})
+	}
+	return err
 }
 
 // left records that the mount is gone.
@@ -205,23 +218,21 @@ ends after the daemon's (docs/kubernetes.md).`,
 			if silent == nil {
 				pid = stats.PID
 			}
-			var of silence
+			var of daemon.Silence
 			hangs := errors.As(silent, &of)
 			if err := fusefs.Unmount(mountpoint, lazy || hangs); err != nil {
 				return err
 			}
-			if of.then = ""; hangs {
+			if of.Then = ""; hangs {
 				return fmt.Errorf("%s is detached, but %w", mountpoint, of)
 			}
 			if pid != 0 && stats.Users > 1 { // the daemon still has other mounts
 				return waitUsers(c.Context(), stats.CacheDir, stats.Users, wait)
 			}
-			for deadline := time.Now().Add(wait); pid != 0 && running(pid); time.Sleep(20 * time.Millisecond) {
-				if time.Now().After(deadline) {
-					return fmt.Errorf("%s is unmounted, but its daemon (pid %d) has not ended within %s; see its log", mountpoint, pid, wait)
-				}
+			if pid != 0 && !daemon.Gone(c.Context(), pid, wait) && c.Context().Err() == nil {
+				return fmt.Errorf("%s is unmounted, but its daemon (pid %d) has not ended within %s; see its log", mountpoint, pid, wait)
 			}
-			return nil
+			return c.Context().Err()
 		},
 	}
 	c.Flags().BoolVarP(&lazy, "lazy", "l", false, "detach at once even if files are open")
@@ -247,7 +258,7 @@ func waitUsers(ctx context.Context, cacheDir string, before int, wait time.Durat
 		var out bytes.Buffer
 		err := attach(ctx, cacheDir, []string{"cache", "ls", cacheDir, "--json"}, &out)
 		switch {
-		case errors.Is(err, errNobody) || errors.Is(err, errEnding):
+		case errors.Is(err, daemon.ErrNobody) || errors.Is(err, daemon.ErrEnding):
 			return nil // it has ended altogether
 		case err != nil:
 			return err
@@ -287,7 +298,7 @@ func refreshCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if m, err := fusefs.At(target); err == nil && m == nil && isCacheDir(target) {
+			if m, err := fusefs.At(target); err == nil && m == nil && daemon.IsCacheDir(target) {
 				return attach(c.Context(), target, []string{"refresh"}, c.OutOrStdout())
 			}
 			return askMount(c.Context(), target, c.OutOrStdout(), "refresh")
@@ -298,21 +309,23 @@ func refreshCommand() *cobra.Command {
 // refreshAll refreshes what a daemon serves.
 func refreshAll(ctx context.Context, h *engine.Host, out io.Writer) error {
 	for _, e := range h.Engines() {
-		before := e.Stats()
-		if _, err := e.Refresh(ctx); err != nil {
-			return fmt.Errorf("refresh %s: %w", e.Source(), err)
+		if err := refresh(ctx, e, e.Source(), e.Source()+": ", out); err != nil {
+			return err
 		}
-		fmt.Fprintf(out, "%s: ", e.Source())
-		refreshed(out, before, e.Stats())
 	}
 	return nil
 }
 
-// refreshed says what a refresh has changed.
-func refreshed(out io.Writer, before, after engine.Stats) {
-	if before.Dataset == after.Dataset {
-		fmt.Fprintf(out, "unchanged: %s, version %.12s\n", human.Count(after.Files, "file"), after.Dataset)
-	} else {
-		fmt.Fprintf(out, "version %.12s -> %.12s: %s, before %d\n", before.Dataset, after.Dataset, human.Count(after.Files, "file"), before.Files)
+// refresh lists a source again, and says what has changed.
+func refresh(ctx context.Context, e *engine.Engine, name, label string, out io.Writer) error {
+	before := e.Stats()
+	if _, err := e.Refresh(ctx); err != nil {
+		return fmt.Errorf("refresh %s: %w", name, err)
 	}
+	if after := e.Stats(); before.Dataset == after.Dataset {
+		fmt.Fprintf(out, "%sunchanged: %s, version %.12s\n", label, human.Count(after.Files, "file"), after.Dataset)
+	} else {
+		fmt.Fprintf(out, "%sversion %.12s -> %.12s: %s, before %d\n", label, before.Dataset, after.Dataset, human.Count(after.Files, "file"), before.Files)
+	}
+	return nil
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/daemon"
 	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/prefetch/order"
@@ -64,15 +65,31 @@ type choice struct {
 	of []string
 }
 
-// addChoice adds a flag that accepts one of several words, of which the first is the default.
+// addChoice adds a flag that accepts one of several words, of which the first is the default. If that is yes, the flag alone says it,
+// and the default is no.
 func addChoice(f *pflag.FlagSet, to *string, name, usage string, of ...string) {
-	*to = of[0]
+	alone := ""
+	if *to = of[0]; *to == yes {
+		*to, alone = no, yes
+	}
 	f.Var(choice{to, of}, name, usage)
+	f.Lookup(name).NoOptDefVal = alone
 }
 
+// no and yes are the words of flags that may be more than switched on.
+const no, yes = "false", "true"
+
 func (c choice) String() string { return *c.to }
-func (c choice) Type() string   { return "string" }
+func (c choice) Type() string {
+	if c.of[0] == yes {
+		return "bool" // may be given without a value
+	}
+	return "string"
+}
 func (c choice) Set(text string) error {
+	if on, err := strconv.ParseBool(text); err == nil && c.of[0] == yes {
+		text = strconv.FormatBool(on)
+	}
 	if !slices.Contains(c.of, text) {
 		return fmt.Errorf("%q: give %s", text, english.WordSeries(c.words(), "or"))
 	}
@@ -96,7 +113,7 @@ type engineOptions struct {
 	samples     string
 	refresh     bool
 	connections connections
-	daemon      boolOr
+	daemon      string // no, yes or supervised
 	admin       string
 	packedOptions
 	recode string
@@ -106,6 +123,9 @@ type engineOptions struct {
 	s3      s3Options
 	cluster clusterOptions
 }
+
+// supervised is --daemon with a supervisor.
+const supervised = "supervised"
 
 // packedOptions are the flags of tar shards: those that replace SOURCE, the destination of a pass, and the handling of
 // bad shards.
@@ -117,7 +137,7 @@ func (o *engineOptions) add(c *cobra.Command) {
 	f := c.Flags()
 	f.StringVar(&o.order, "order", "auto", "order in which a reader of the mount will open the samples:\ntorch:seed=S[,epoch=E,world=W,rank=R or A-B,drop_last=0|1],\ntorch-loader:seed=S[,from=manual_seed|generator|stateful,persistent=1], uniform:seed=S,\nwindowed:seed=S,window=W (packed sources), mixture:seed=S,weights=GLOB:W+GLOB:W,\nbuckets:seed=S,batch=B, sequential, list:PATH, plan, auto, none (docs/orders.md)")
 	addChoice(f, &o.recode, "recode", "keep JPEG files on disk in a form that is smaller and quicker to decode, made by spare processors: auto (once a feed decodes them), on, off (docs/recode.md)", "auto", "on", "off")
-	o.daemon.add(f, "daemon", "supervised", "go to the background once ready; log to CACHE-DIR/shoal.log. --daemon=supervised: and start again at once if it dies")
+	addChoice(f, &o.daemon, "daemon", "go to the background once ready; log to CACHE-DIR/shoal.log. --daemon=supervised: and start again at once if it dies", yes, no, supervised)
 	f.StringVar(&o.admin, "admin", "", "address for the dashboard, /stats, /metrics, /healthz and /readyz, such as 127.0.0.1:7071; without a host, loopback (default: none)")
 }
 
@@ -148,8 +168,8 @@ func (o *engineOptions) check(source string) error {
 			return cli.Usage(err)
 		}
 	}
-	if drainTime() <= 0 {
-		return cli.Usagef("%s=%s: give a duration such as 30s or 2m", drainEnv, os.Getenv(drainEnv))
+	if daemon.DrainTime() <= 0 {
+		return cli.Usagef("%s=%s: give a duration such as 30s or 2m", daemon.DrainEnv, os.Getenv(daemon.DrainEnv))
 	}
 	if err := o.store.checkNear(); err != nil {
 		return err
@@ -272,10 +292,10 @@ func openEngine(ctx context.Context, inv *invocation, h *engine.Host, cfg engine
 			n := listed.Load()
 			if silent++; n > told {
 				told, silent = n, 0
-				inv.notice("listing %s: %s", cfg.Source, human.Count(n, "object"))
+				inv.Notice("listing %s: %s", cfg.Source, human.Count(n, "object"))
 			} else if silent == 10 {
 				silent = 0
-				inv.notice("opening %s: %.0f s so far, %s listed", cfg.Source, time.Since(begun).Seconds(), human.Count(n, "object"))
+				inv.Notice("opening %s: %.0f s so far, %s listed", cfg.Source, time.Since(begun).Seconds(), human.Count(n, "object"))
 			}
 		}
 	}()
@@ -287,9 +307,6 @@ func openEngine(ctx context.Context, inv *invocation, h *engine.Host, cfg engine
 	}
 	return e, err
 }
-
-// joinClose closes the dataset after err.
-func joinClose(err error, e *engine.Engine) error { return errors.Join(err, e.Close()) }
 
 // cacheOutside fails if the cache directory is inside a folder where it must not be.
 func (o *engineOptions) cacheOutside(folder, what, why string) error {

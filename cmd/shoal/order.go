@@ -266,7 +266,7 @@ func (o *orderOptions) certificates(out io.Writer, inv *invocation, spec order.S
 		}
 		done := func() {}
 		if seq.Len() > certificateBar {
-			bar := inv.step(fmt.Sprintf("epoch %d", epoch))
+			bar := inv.Step(fmt.Sprintf("epoch %d", epoch))
 			subject.Progress = func(n int) { bar.Set(n, seq.Len(), "") }
 			done = func() { bar.Done("") }
 		}

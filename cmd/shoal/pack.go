@@ -23,6 +23,7 @@ import (
 	"github.com/shoalfs/shoal/gpuingest"
 	"github.com/shoalfs/shoal/gpuingest/jpeg"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/daemon"
 	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/internal/machine"
 	"github.com/shoalfs/shoal/prefetch/engine"
@@ -199,7 +200,7 @@ func (r *recoding) all(ctx context.Context, src objstore.Reader, m *catalog.Mani
 		return nil, nil, err
 	}
 	if made.kept > 0 {
-		notice("%s files are not readable pictures and stay as they are", humanize.Comma(int64(made.kept)))
+		daemon.Own.Notice("%s files are not readable pictures and stay as they are", humanize.Comma(int64(made.kept)))
 	}
 	built, err := catalog.Build(made.List(ctx, ""), catalog.BuildOptions{})
 	if err != nil {
@@ -256,7 +257,7 @@ func pack(ctx context.Context, from, to string, fromStore, toStore stores.Option
 		}
 		return err
 	})
-	bar := localStep("listing " + source.String())
+	bar := daemon.Own.Step("listing " + source.String())
 	objects := objstore.ListParallel(ctx, store, source.Prefix, 16, func(n int) { bar.Set(0, 0, humanize.Comma(int64(n))+" objects") })
 	built, err := catalog.Build(objects, catalog.BuildOptions{Prefix: source.Prefix})
 	bar.Done("")
@@ -272,7 +273,7 @@ func pack(ctx context.Context, from, to string, fromStore, toStore stores.Option
 	}
 	defer func() { _ = m.Close() }()
 	if s := m.Skipped(); s.Total() > 0 {
-		notice("%d keys cannot be shown as files and are not packed: %v", s.Total(), s.Examples)
+		daemon.Own.Notice("%d keys cannot be shown as files and are not packed: %v", s.Total(), s.Examples)
 	}
 	if o.Memory -= packOverhead + m.FileSize() + 16*int64(m.Len()); o.Memory < 32<<20 {
 		return shard.Result{}, "", cost, fmt.Errorf("--memory is too little for %s files (give at least %s)", humanize.Comma(int64(m.Len())),
@@ -311,7 +312,7 @@ func packInto(ctx context.Context, m *catalog.Manifest, src objstore.Reader, dst
 		src, o.Coded = stored, stored.coded()
 		defer stored.remove(&err)
 	}
-	bar := localStep("packing")
+	bar := daemon.Own.Step("packing")
 	o.Progress = func(p shard.Progress) {
 		bar.Set(p.Files, p.TotalFiles, fmt.Sprintf("%s of %s, %d of %d shards", humanize.IBytes(uint64(p.Bytes)), humanize.IBytes(uint64(p.TotalBytes)), p.Shards, p.TotalShards))
 	}

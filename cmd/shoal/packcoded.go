@@ -13,6 +13,7 @@ import (
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/shard"
+	"github.com/shoalfs/shoal/internal/daemon"
 )
 
 // storedCoded is what pack --recode stores, in place of the files of src: some are coded, in a spool folder. It is
@@ -42,7 +43,7 @@ func storeCoded(ctx context.Context, src objstore.Reader, m *catalog.Manifest, s
 	if err != nil {
 		return nil, err
 	}
-	bar := localStep("recoding")
+	bar := daemon.Own.Step("recoding")
 	defer bar.Done("")
 	_, err = recodeEach(ctx, m, bar, min(connections, 4*runtime.GOMAXPROCS(0)), func(ctx context.Context, i int) (int64, error) {
 		err := s.code(ctx, i, encode)

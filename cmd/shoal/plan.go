@@ -20,6 +20,7 @@ import (
 	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/daemon"
 	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/internal/machine"
 	"github.com/shoalfs/shoal/internal/workload"
@@ -304,7 +305,7 @@ func (p *predictor) synthetic(ctx context.Context) error {
 	c.Samples, c.Sizes = n, sim.Files{int64(o.sampleSize)}
 	c.Memory = cachedir.ForecastMemory(int64(o.memory), n)
 	if part := n / fewSamples; part > 10 && c.Memory > 0 {
-		p.inv.notice("simulating %s takes long: the same fraction of samples and cache predicts about the same utilisation (--samples %d --cache-size %s)",
+		p.inv.Notice("simulating %s takes long: the same fraction of samples and cache predicts about the same utilisation (--samples %d --cache-size %s)",
 			human.Count(n, "sample"), n/part, cachedir.RoundUp(int64(o.cacheSize)/int64(part)))
 	}
 	return p.predict(ctx, c, func(epoch int) (order.Order, error) { return o.spec.Order(n, epoch) }, planDataset{
@@ -339,7 +340,7 @@ func (p *predictor) source(ctx context.Context, source string) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = joinClose(err, e) }()
+	defer func() { err = errors.Join(err, e.Close()) }()
 	f := e.Forecast()
 	if f.Samples == 0 {
 		return fmt.Errorf("%s: none of its %s files matches --samples %s (give --samples '*' for all)", e.Source(), humanize.Comma(int64(f.Files)), p.o.samples)
@@ -514,15 +515,15 @@ func (p *predictor) cost(e sim.Epoch) *engine.Cost {
 }
 
 // late returns a step that is shown after a second.
-func (p *predictor) late(label string) step {
-	return &lateStep{begin: time.Now(), show: func() step { return p.inv.step(label) }}
+func (p *predictor) late(label string) daemon.Step {
+	return &lateStep{begin: time.Now(), show: func() daemon.Step { return p.inv.Step(label) }}
 }
 
 // lateStep shows a step only if it takes long. One goroutine uses it.
 type lateStep struct {
 	begin time.Time
-	show  func() step
-	step  step
+	show  func() daemon.Step
+	step  daemon.Step
 }
 
 func (l *lateStep) Set(done, total int, note string) {

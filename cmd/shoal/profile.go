@@ -127,7 +127,7 @@ func (o *profileOptions) record(ctx context.Context, inv *invocation, r *recordi
 		r.out = bufio.NewWriter(out)
 		defer func() { err = errors.Join(err, r.out.Flush(), out.Close()) }()
 	}
-	bar := inv.step("recording " + r.name)
+	bar := inv.Step("recording " + r.name)
 	began, took, ended := time.Now(), time.Duration(0), ""
 	for ended == "" && (o.duration == 0 || took < o.duration) {
 		gone, err := r.drain(f)

@@ -23,6 +23,7 @@ import (
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/gpuingest"
+	"github.com/shoalfs/shoal/internal/daemon"
 )
 
 // recoded is a dataset of recoded files in a spool folder: it is objstore.Reader. ETags are hashes of the content, so
@@ -42,7 +43,7 @@ func recode(ctx context.Context, src objstore.Reader, m *catalog.Manifest, r gpu
 	}
 	var kept atomic.Int64
 	cpu := make(chan struct{}, runtime.GOMAXPROCS(0))
-	bar := localStep("recoding")
+	bar := daemon.Own.Step("recoding")
 	said, err := recodeEach(ctx, m, bar, min(connections, 16*cap(cpu)), func(ctx context.Context, i int) (int64, error) {
 		o, same, err := out.file(ctx, src, m, i, r, cpu)
 		if same {
@@ -73,7 +74,7 @@ func spoolFolder(spool string, m *catalog.Manifest, how string) (dir string, err
 
 // recodeEach calls one for each file of m, so many at a time. one returns the length of what it has made. bar shows that, and
 // so does said.
-func recodeEach(ctx context.Context, m *catalog.Manifest, bar step, most int, one func(ctx context.Context, i int) (made int64, err error)) (said string, err error) {
+func recodeEach(ctx context.Context, m *catalog.Manifest, bar daemon.Step, most int, one func(ctx context.Context, i int) (made int64, err error)) (said string, err error) {
 	var done, in, out atomic.Int64
 	text := func(in, out int64) string {
 		return fmt.Sprintf("%s made %s", humanize.IBytes(uint64(in)), humanize.IBytes(uint64(out)))

@@ -28,7 +28,7 @@ type s3Options struct {
 	addr      string
 	flag      string // that sets addr
 	keys      string
-	anonymous boolOr // or, too, to write
+	anonymous string // no, yes or write
 	readOnly  bool
 	limits    s3api.Limits
 	tls       *loader.TLSFiles
@@ -41,7 +41,7 @@ func (o *s3Options) add(f *pflag.FlagSet, flag, usage string, files *loader.TLSF
 	o.flag, o.tls = flag, files
 	f.StringVar(&o.addr, flag, o.addr, usage)
 	f.StringVar(&o.keys, "s3-keys", "", "file of who may use the S3 endpoint: lines of an access key, a space and its secret")
-	o.anonymous.add(f, "s3-anonymous", "write", "serve the S3 endpoint on loopback without signatures, for reading: every user of this machine can use it;\n--s3-anonymous=write: and write, with this daemon's credentials")
+	addChoice(f, &o.anonymous, "s3-anonymous", "serve the S3 endpoint on loopback without signatures, for reading: every user of this machine can use it;\n--s3-anonymous=write: and write, with this daemon's credentials", yes, no, "write")
 	f.BoolVar(&o.readOnly, "s3-read-only", false, "refuse whatever would change the bucket through the S3 endpoint")
 	if files == nil {
 		o.tls = &loader.TLSFiles{}
@@ -79,18 +79,18 @@ var endpoints struct {
 // listen checks the flags and opens the address, if there is one that no other verb has opened.
 func (o *s3Options) listen(inv *invocation, log *slog.Logger) (*endpoint, error) {
 	switch {
-	case o.addr == "" && (o.keys != "" || o.anonymous.on):
+	case o.addr == "" && (o.keys != "" || o.anonymous != no):
 		return nil, cli.Usagef("--s3-keys and --s3-anonymous: give the endpoint's address, too: --%s 127.0.0.1:9000", o.flag)
 	case o.addr == "":
 		return nil, nil
-	case o.anonymous.more && o.readOnly:
+	case o.anonymous == "write" && o.readOnly:
 		return nil, cli.Usagef("--s3-anonymous=write and --s3-read-only: give one of them")
-	case o.keys != "" && o.anonymous.on:
+	case o.keys != "" && o.anonymous != no:
 		return nil, cli.Usagef("--s3-keys and --s3-anonymous: give one of them")
-	case o.keys == "" && !o.anonymous.on:
+	case o.keys == "" && o.anonymous == no:
 		return nil, cli.Usagef("--%s %s: say who may use the S3 endpoint: --s3-keys FILE (lines of an access key, a space and its secret), or --s3-anonymous on loopback", o.flag, o.addr)
 	}
-	o.limits = s3api.Limits{ReadOnly: o.readOnly || o.anonymous.on && !o.anonymous.more, Connections: s3Connections}
+	o.limits = s3api.Limits{ReadOnly: o.readOnly || o.anonymous == yes, Connections: s3Connections}
 	if text := inv.environ(s3ConnectionsEnv); text != "" {
 		var err error
 		if o.limits.Connections, err = strconv.Atoi(text); err != nil || o.limits.Connections < 1 {
@@ -267,7 +267,6 @@ func bucketOf(dir string) string {
 func s3Command() *cobra.Command {
 	eo := engineOptions{s3: s3Options{addr: "127.0.0.1:9000"}}
 	s := service{options: &eo}
-	s.config.Empty = true // who writes through the endpoint begins with nothing
 	c := &cobra.Command{
 		Use:   "s3 SOURCE",
 		Short: "Serve a dataset as an S3 endpoint: programs read the bucket through the cache",

@@ -2,10 +2,11 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
-	"net"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 
@@ -13,6 +14,7 @@ import (
 
 	"github.com/shoalfs/shoal/internal/admin"
 	"github.com/shoalfs/shoal/internal/audit"
+	"github.com/shoalfs/shoal/internal/daemon"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/prefetch/engine"
 )
@@ -25,33 +27,77 @@ type service struct {
 	mount      mountOptions
 	mountpoint string     // "": no mount
 	feed       *feedFlags // nil: no feed
+	addrs      []string   // of the feed
+
+	cancel   func()                // ends it
+	ended    chan struct{}         // closed once its dataset is closed
+	snapshot func() admin.Snapshot // for `shoal stat`; nil until there is one
+}
+
+// services are those of this process, the oldest first.
+var services struct {
+	sync.Mutex
+	all []*service
+}
+
+// enter lets other verbs find the service until leave is called.
+func (s *service) enter() (leave func()) {
+	services.Lock()
+	defer services.Unlock()
+	services.all, s.ended = append(services.all, s), make(chan struct{})
+	return func() {
+		services.Lock()
+		defer services.Unlock()
+		services.all = slices.DeleteFunc(services.all, func(o *service) bool { return o == s })
+		close(s.ended)
+	}
+}
+
+// show sets what `shoal stat` shows.
+func (s *service) show(stats func() admin.Snapshot) {
+	services.Lock()
+	defer services.Unlock()
+	s.snapshot = stats
+}
+
+// ownStats writes the JSON of what this process serves longest.
+func ownStats(w io.Writer) error {
+	services.Lock()
+	defer services.Unlock()
+	for _, s := range services.all {
+		if s.snapshot != nil {
+			return json.NewEncoder(w).Encode(s.snapshot())
+		}
+	}
+	return errors.New("the daemon serves nothing now")
 }
 
 // start checks the flags, and runs the verb as they say: here or in the background, under a supervisor, or in the daemon that it
 // attached to.
 func (s *service) start(c *cobra.Command, source, mountpoint string) (err error) {
 	s.inv = invocationOf(c.Context())
-	empty := s.config.Empty
 	config, host, err := s.options.config(s.inv, source)
 	if err != nil {
 		return err
 	}
-	s.config, s.config.Empty = config, empty
+	s.config, s.config.Empty = config, s.feed == nil && mountpoint == "" // who writes through an endpoint begins with nothing
 	if s.mountpoint, err = s.mount.check(s.inv, s.options, mountpoint); err != nil {
 		return err
 	}
-	var addrs []string
 	if s.feed != nil {
-		addrs = s.feed.listen
+		s.addrs = s.feed.listen
 	}
 	if !s.inv.attached() {
-		serviceTargets(s.mountpoint, addrs...)
-		if parent, err := background(s.options); parent {
-			return err
+		daemon.Serves(s.watched())
+		again := daemon.Again{Args: selfArgs(), Env: []string{settledEnv + "=1"}}
+		if s.options.daemon != no {
+			if parent, err := daemon.Background(c.Context(), s.options.cacheDir, again); parent {
+				return err
+			}
 		}
-		defer rotateLog(s.options)()
-		if s.options.daemon.more {
-			if parent, err := supervise(c.Context()); parent {
+		defer daemon.RotateLog(s.options.cacheDir)()
+		if s.options.daemon == supervised {
+			if parent, err := daemon.Supervise(c.Context(), again); parent {
 				return err
 			}
 		}
@@ -65,32 +111,49 @@ func (s *service) start(c *cobra.Command, source, mountpoint string) (err error)
 		}
 	}
 	return withHost(c, host, func(ctx context.Context, h *engine.Host, _ io.Writer) error {
-		return s.run(ctx, h, addrs, lo, fo)
+		return s.run(ctx, h, lo, fo)
 	})
 }
 
+// watched are the mount and the feed's addresses, and what asks them whether they answer. tls:// addresses are left out: they may need
+// a client's certificate or another authority than the system's.
+func (s *service) watched() (targets []string, check func(ctx context.Context) error) {
+	if s.mountpoint != "" {
+		targets = []string{s.mountpoint}
+	}
+	for _, addr := range s.addrs {
+		if !strings.HasPrefix(addr, "tls://") {
+			targets = append(targets, addr)
+		}
+	}
+	return targets, func(ctx context.Context) error { return healthOfAll(ctx, targets, daemon.Patience, &clientSecurity{}) }
+}
+
 // run serves until ctx ends, somebody unmounts, or the feed has no address left.
-func (s *service) run(ctx context.Context, h *engine.Host, addrs []string, lo loader.ListenOptions, fo loader.Options) (err error) {
+func (s *service) run(ctx context.Context, h *engine.Host, lo loader.ListenOptions, fo loader.Options) (err error) {
 	// Before the long part, so that a wrong address is reported at once.
-	listeners, addrs, closeAll, err := listenAll(addrs, lo)
+	listeners, addrs, closeAll, err := listenAll(s.addrs, lo)
 	if err != nil {
 		return err
 	}
 	defer closeAll()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	if s.feed != nil {
-		defer stoppable(addrs[0], cancel)() // before the dataset is opened: this reports the end after the dataset is closed
-	}
+	s.addrs = addrs
+	ctx, s.cancel = context.WithCancel(ctx)
+	defer s.cancel()
+	defer s.enter()() // before the dataset is opened: this reports the end after the dataset is closed
 	e, ep, err := s.options.open(ctx, s.inv, h, s.config)
 	if err != nil {
 		return err
 	}
-	defer func() { ep.stop(); err = joinClose(err, e) }()
-	f := s.newFeed(h, e, ep, addrs, fo)
-	defer f.Close()
-	var at phase
-	where, stopAdmin, err := startAdmin(s.options.admin, &at, s.config.Logger, e, f.snapshot)
+	defer func() { ep.stop(); err = errors.Join(err, e.Close()) }()
+	server, snapshot := s.newFeed(h, e, ep, fo)
+	if server != nil {
+		defer server.Close()
+	}
+	s.show(snapshot)
+	defer s.show(nil)
+	var at daemon.Life
+	where, stopAdmin, err := startAdmin(s.options.admin, &at, s.config.Logger, e, snapshot)
 	if err != nil {
 		return err
 	}
@@ -98,7 +161,7 @@ func (s *service) run(ctx context.Context, h *engine.Host, addrs []string, lo lo
 	var m *mounted
 	var unmounted <-chan struct{}
 	if s.mountpoint != "" {
-		if m, err = mountEngine(s.inv, h, e, &s.mount, s.mountpoint, s.config, f.snapshot); err != nil {
+		if m, err = mountEngine(s.inv, h, e, &s.mount, s.mountpoint, s.config, snapshot); err != nil {
 			return err
 		}
 		defer m.left()
@@ -110,38 +173,45 @@ func (s *service) run(ctx context.Context, h *engine.Host, addrs []string, lo lo
 		}
 		return err
 	}
-	defer f.begin(s.inv, e, listeners)() // after the mount: a healthy feed means that all of the daemon is up
-	at.set(up)
-	s.inv.announce(s.options.cacheDir, append(s.places(e, addrs), where...)...)
-	orphan := s.inv.ready()
+	served := make(chan error, 1)
+	if server != nil { // after the mount: a healthy feed means that all of the daemon is up
+		go func() { served <- server.Serve(listeners...) }()
+		events := h.Audit().With(audit.Event{Source: e.Source()})
+		events.Write(audit.Event{Event: "serve", Listen: s.addrs, Dataset: e.Manifest().Version(), Peer: s.inv.who()})
+		defer events.Write(audit.Event{Event: "serve_end"})
+	}
+	at.Ready()
+	s.inv.Announce(s.options.cacheDir, append(s.places(e), where...)...)
+	orphan := s.inv.Ready()
 	if orphan != nil {
-		cancel()
+		s.cancel()
 	}
 	select {
-	case err = <-f.served: // no address is left
+	case err = <-served: // no address is left
 	case <-unmounted: // by somebody
 	case <-ctx.Done():
 	}
-	at.set(ending)
-	d := beginDrain(s.config.Logger)
+	d := at.Drain(s.config.Logger, limiter.Flush)
 	var others sync.WaitGroup
-	others.Go(func() { d.feed(f.Server) })
-	others.Go(func() { ep.end(d.ctx) })
+	if server != nil {
+		others.Go(func() { d.Feed(server) })
+	}
+	others.Go(func() { ep.end(d.Context()) })
 	if m != nil {
-		err = errors.Join(err, d.mount(m, unmounted))
+		err = errors.Join(err, m.drain(d, unmounted))
 	}
 	others.Wait()
-	return errors.Join(orphan, d.end(err))
+	return errors.Join(orphan, d.End(err))
 }
 
 // places says what is served, in the log and for announce.
-func (s *service) places(e *engine.Engine, addrs []string) (where []string) {
+func (s *service) places(e *engine.Engine) (where []string) {
 	log, idle := s.config.Logger, "nothing is prefetched"
 	switch {
 	case s.feed != nil:
 		idle = "the feed has nothing to serve"
-		log.Info("serving", "source", e.Source(), "listen", addrs)
-		if where = []string{"serving " + e.Source() + " at " + strings.Join(addrs, ", ")}; s.mountpoint != "" {
+		log.Info("serving", "source", e.Source(), "listen", s.addrs)
+		if where = []string{"serving " + e.Source() + " at " + strings.Join(s.addrs, ", ")}; s.mountpoint != "" {
 			where = append(where, "mounted at "+s.mountpoint)
 		}
 	case s.mountpoint != "":
@@ -156,50 +226,23 @@ func (s *service) places(e *engine.Engine, addrs []string) (where []string) {
 	return where
 }
 
-// feed is a service's feed; without one it has no server.
-type feed struct {
-	*loader.Server
-	addrs    []string
-	audit    *audit.Log
-	snapshot func() admin.Snapshot // of all that the service serves
-	served   chan error
-}
-
-func (s *service) newFeed(h *engine.Host, e *engine.Engine, ep *endpoint, addrs []string, fo loader.Options) *feed {
-	f := &feed{addrs: addrs, served: make(chan error, 1)}
-	with := func(stats *loader.Stats) admin.Snapshot {
-		return admin.Snapshot{Stats: e.Stats(), Feed: stats, S3: ep.stats()}
+// newFeed returns the server of the feed, nil without one, and what returns the counters of all that is served.
+func (s *service) newFeed(h *engine.Host, e *engine.Engine, ep *endpoint, fo loader.Options) (server *loader.Server, snapshot func() admin.Snapshot) {
+	with := func(feed *loader.Stats) admin.Snapshot {
+		return admin.Snapshot{Stats: e.Stats(), Feed: feed, S3: ep.stats()}
 	}
-	if f.snapshot = func() admin.Snapshot { return with(nil) }; s.feed == nil {
-		return f
+	if s.feed == nil {
+		return nil, func() admin.Snapshot { return with(nil) }
 	}
 	usesNative()
-	f.audit = h.Audit().With(audit.Event{Source: e.Source()})
-	fo.Memory, fo.Log, fo.Delivered, fo.Node, fo.Audit = batchMemory{e.Ledger()}, e.Logger(), e.CountDelivered, h.Node, f.audit
-	of := func(stats loader.Stats) admin.Snapshot {
-		stats.Listen = addrs
-		return with(&stats)
+	of := func(feed loader.Stats) admin.Snapshot {
+		feed.Listen = s.addrs
+		return with(&feed)
 	}
-	fo.Stats = func(stats loader.Stats) any { return of(stats) }
+	fo.Stats = func(feed loader.Stats) any { return of(feed) }
+	fo.Memory, fo.Log, fo.Delivered, fo.Node = batchMemory{e.Ledger()}, e.Logger(), e.CountDelivered, h.Node
+	fo.Audit = h.Audit().With(audit.Event{Source: e.Source()})
 	// Called for each new session, since a refresh moves the engine to another version.
-	f.Server = loader.NewServer(func() loader.Dataset { return feedDataset{e.Dataset()} }, fo)
-	f.snapshot = func() admin.Snapshot { return of(f.Stats()) }
-	return f
-}
-
-// begin begins to serve, and returns what notes the end.
-func (f *feed) begin(inv *invocation, e *engine.Engine, listeners []net.Listener) (end func()) {
-	if f.Server == nil {
-		return func() {}
-	}
-	go func() { f.served <- f.Serve(listeners...) }()
-	f.audit.Write(audit.Event{Event: "serve", Listen: f.addrs, Dataset: e.Manifest().Version(), Peer: inv.who()})
-	return func() { f.audit.Write(audit.Event{Event: "serve_end"}) }
-}
-
-// Close closes the server.
-func (f *feed) Close() {
-	if f.Server != nil {
-		f.Server.Close()
-	}
+	server = loader.NewServer(func() loader.Dataset { return feedDataset{e.Dataset()} }, fo)
+	return server, func() admin.Snapshot { return of(server.Stats()) }
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/shoalfs/shoal/internal/daemon"
 	"github.com/shoalfs/shoal/internal/settings"
 )
 
@@ -423,7 +424,7 @@ func TestDocumentedFile(t *testing.T) {
 	if len(blocks) == 0 {
 		t.Error("there is none")
 	}
-	for _, name := range append(slices.Clone(secretEnv), configEnv, s3ConnectionsEnv, drainEnv, pprofEnv, "SHOAL_DEBUG") {
+	for _, name := range append(slices.Clone(secretEnv), configEnv, s3ConnectionsEnv, daemon.DrainEnv, pprofEnv, "SHOAL_DEBUG") {
 		if !bytes.Contains(text, []byte("`"+name+"`")) {
 			t.Errorf("it does not name %s", name)
 		}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/admin"
+	"github.com/shoalfs/shoal/internal/daemon"
 	"github.com/shoalfs/shoal/internal/findings"
 	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/prefetch/engine"
@@ -114,10 +115,10 @@ func anyStats(ctx context.Context, target string, security *clientSecurity) ([]b
 				return nil, err
 			}
 			return s.raw, nil
-		case isCacheDir(target):
+		case daemon.IsCacheDir(target):
 			var out bytes.Buffer
 			err := attach(ctx, target, []string{"stat"}, &out)
-			if errors.Is(err, errNobody) {
+			if errors.Is(err, daemon.ErrNobody) {
 				err = fmt.Errorf("no daemon uses the cache directory %s", target)
 			}
 			return out.Bytes(), err
@@ -133,7 +134,7 @@ func anyStats(ctx context.Context, target string, security *clientSecurity) ([]b
 	defer client.Close()
 	raw, err := client.Stats(ctx)
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		err = unanswered(target, since)
+		err = daemon.Unanswered(target, since)
 	}
 	return raw, err
 }

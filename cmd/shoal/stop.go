@@ -4,14 +4,14 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"path/filepath"
-	"sync"
+	"slices"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/internal/admin"
+	"github.com/shoalfs/shoal/internal/daemon"
 )
 
 func stopCommand() *cobra.Command {
@@ -51,7 +51,7 @@ cache is closed. If the daemon serves several mounts and feeds, only that feed s
 				return fmt.Errorf("the daemon of %s serves %d mounts, feeds and S3 endpoints: unmount one with `shoal umount %s`, or stop all with --all", target, s.Users, mountpoint)
 			}
 			// The number may be another machine's or container's: it must own the cache directory here.
-			if pid := ownerOf(filepath.Join(s.CacheDir, socketName)); pid == 0 || pid != s.PID {
+			if pid := daemon.OwnerOf(s.CacheDir); pid == 0 || pid != s.PID {
 				return fmt.Errorf("the daemon of %s (pid %d, cache directory %s) is not one of this machine and user: stop it where it runs", target, s.PID, s.CacheDir)
 			}
 			if one {
@@ -60,15 +60,10 @@ cache is closed. If the daemon serves several mounts and feeds, only that feed s
 			if err := syscall.Kill(s.PID, syscall.SIGTERM); err != nil {
 				return fmt.Errorf("end the daemon of %s (pid %d): %w", target, s.PID, err)
 			}
-			for deadline := time.Now().Add(wait); running(s.PID); time.Sleep(20 * time.Millisecond) {
-				if time.Now().After(deadline) {
-					return fmt.Errorf("the daemon of %s (pid %d) has not ended within %s; see its log", target, s.PID, wait)
-				}
-				if err := c.Context().Err(); err != nil {
-					return err
-				}
+			if !daemon.Gone(c.Context(), s.PID, wait) && c.Context().Err() == nil {
+				return fmt.Errorf("the daemon of %s (pid %d) has not ended within %s; see its log", target, s.PID, wait)
 			}
-			return nil
+			return c.Context().Err()
 		},
 	}
 	security.add(c)
@@ -77,32 +72,18 @@ cache is closed. If the daemon serves several mounts and feeds, only that feed s
 	return c
 }
 
-// serving are the feeds of this process, by the first address of each, for `shoal stop`.
-var serving sync.Map
-
-// served is a feed in serving.
-type served struct {
-	cancel func()
-	ended  chan struct{}
-}
-
-// stoppable registers cancel to end the feed at an address. The returned function reports that it has ended.
-func stoppable(addr string, cancel func()) (ended func()) {
-	s := &served{cancel, make(chan struct{})}
-	serving.Store(addr, s)
-	return func() {
-		serving.CompareAndDelete(addr, s)
-		close(s.ended)
-	}
-}
-
 // stopServing ends one feed of this daemon, with the mount beside it, and waits for it.
 func stopServing(ctx context.Context, addr string, wait time.Duration) error {
-	found, ok := serving.Load(addr)
-	if !ok {
+	services.Lock()
+	i := slices.IndexFunc(services.all, func(s *service) bool { return s.feed != nil && s.addrs[0] == addr })
+	var s *service
+	if i >= 0 {
+		s = services.all[i]
+	}
+	services.Unlock()
+	if s == nil {
 		return fmt.Errorf("nothing is served at %s any longer", addr)
 	}
-	s := found.(*served)
 	s.cancel()
 	select {
 	case <-s.ended:

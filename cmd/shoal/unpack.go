@@ -15,6 +15,7 @@ import (
 	"github.com/shoalfs/shoal/cache/shard"
 	"github.com/shoalfs/shoal/gpuingest/jpeg"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/daemon"
 	"github.com/shoalfs/shoal/internal/human"
 )
 
@@ -88,7 +89,7 @@ func unpack(ctx context.Context, from, dir string, o stores.Options) (done shard
 	if err != nil {
 		return done, source, err
 	}
-	bar := localStep("unpacking " + source.String())
+	bar := daemon.Own.Step("unpacking " + source.String())
 	done, err = set.Unpack(ctx, dir, func(p shard.Unpacked) {
 		bar.Set(p.Files, set.Files, fmt.Sprintf("%s, %d kept", humanize.IBytes(uint64(p.Bytes)), p.Kept))
 	})

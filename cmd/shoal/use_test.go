@@ -94,6 +94,9 @@ func TestOnly(t *testing.T) {
 			t.Errorf("%q: %q, %v", c.found, got, err)
 		}
 	}
+	if _, err := shoal(t, "mount", "file:///data", ""); err == nil || !strings.Contains(err.Error(), "the MOUNTPOINT is empty") {
+		t.Errorf("mount at nothing: %v", err)
+	}
 	for _, verb := range []string{"umount", "refresh"} {
 		if _, err := shoal(t, verb, "s3://photos/train"); err == nil || !strings.Contains(err.Error(), "s3://photos/train is a URL, not a mount point") {
 			t.Errorf("%s of a URL: %v", verb, err)

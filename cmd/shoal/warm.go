@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -68,7 +69,7 @@ func runWarm(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.Co
 	if err != nil {
 		return err
 	}
-	defer func() { err = joinClose(err, e) }()
+	defer func() { err = errors.Join(err, e.Close()) }()
 	files := e.WarmFraction(fraction)
 	if lines != nil {
 		if files, err = e.FilesOf(lines); err != nil {
@@ -76,7 +77,7 @@ func runWarm(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.Co
 		}
 	}
 	before := e.Cost()
-	bar := inv.step("warming")
+	bar := inv.Step("warming")
 	start := time.Now()
 	p, err := e.Warm(ctx, files, func(p engine.WarmProgress) {
 		bar.Set(p.FilesDone, p.Files, humanize.IBytes(uint64(p.BytesDone))+" of "+humanize.IBytes(uint64(p.Bytes)))

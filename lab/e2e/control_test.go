@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -65,6 +66,21 @@ func newControlled(t *testing.T, cache string) *controlled {
 	return c
 }
 
+// halt stops the daemon, and waits until no thread of it runs: kill(2) returns before.
+func (c *controlled) halt(t *testing.T) {
+	t.Helper()
+	if err := syscall.Kill(c.pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	within(t, patience, "the daemon is stopped", func() bool {
+		threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", c.pid))
+		return !slices.ContainsFunc(threads, func(path string) bool {
+			b, err := os.ReadFile(path)
+			return err == nil && !strings.Contains(string(b), ") T ")
+		})
+	})
+}
+
 // verbs are those that a daemon is asked by. Those that would change what the others find come last.
 func (c *controlled) verbs(t *testing.T) [][]string {
 	other := filepath.Join(t.TempDir(), "other")
@@ -82,9 +98,7 @@ func (c *controlled) verbs(t *testing.T) [][]string {
 func TestControlOfAStoppedDaemon(t *testing.T) {
 	t.Parallel()
 	c := newControlled(t, t.TempDir())
-	if err := syscall.Kill(c.pid, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	c.halt(t)
 	var all sync.WaitGroup
 	for _, verb := range c.verbs(t) {
 		all.Go(func() {
@@ -103,9 +117,7 @@ func TestControlOfAStoppedDaemon(t *testing.T) {
 	}
 	healthy(t, c.mnt, c.feed)
 	// ... or to end it, and then to unmount.
-	if err := syscall.Kill(c.pid, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	c.halt(t)
 	if text, code := asked(t, "health", c.mnt); code != 1 || !strings.Contains(text, "shoal umount "+c.mnt) {
 		t.Errorf("health: exit %d, %s", code, text)
 	}
@@ -117,9 +129,7 @@ func TestControlOfAStoppedDaemon(t *testing.T) {
 		t.Errorf("umount: exit %d, %s", code, text)
 	}
 	c = newControlled(t, c.cache)
-	if err := syscall.Kill(c.pid, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	c.halt(t)
 	text, code := asked(t, "umount", c.mnt)
 	if code != 1 || !strings.Contains(text, c.mnt+" is detached") || !strings.Contains(text, fmt.Sprintf("kill -9 %d)", c.pid)) || mounted(c.mnt) {
 		t.Errorf("umount of a daemon that hangs: exit %d, %s", code, text)

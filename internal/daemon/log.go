@@ -1,10 +1,12 @@
-package main
+package daemon
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,24 +26,24 @@ const (
 	logKeep = 1
 )
 
-// rotateLog limits the size of a daemon's log until stop is called. It does nothing if standard error is another file.
+// RotateLog limits the size of a daemon's log until stop is called. It does nothing if standard error is another file.
 //
 // Standard output and error are the log's descriptors, not a writer of ours, so that the runtime's panics and a
 // supervisor's messages are in the log, too. So the descriptors themselves are moved to the new file. A supervisor and
 // its child share the log: one rotates it, and the other follows at its next check.
-func rotateLog(o *engineOptions) (stop func()) {
-	path := filepath.Join(o.cacheDir, logName)
+func RotateLog(cacheDir string) (stop func()) {
+	path := filepath.Join(cacheDir, logName)
 	if !isStderr(path) {
 		return func() {}
 	}
-	quit, ended := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(ended)
+	ctx, cancel := context.WithCancel(context.Background())
+	var looking sync.WaitGroup
+	looking.Go(func() {
 		t := time.NewTicker(logTick)
 		defer t.Stop()
 		for warned := false; ; {
 			select {
-			case <-quit:
+			case <-ctx.Done():
 				return
 			case <-t.C:
 			}
@@ -50,11 +52,8 @@ func rotateLog(o *engineOptions) (stop func()) {
 				slog.Warn("log is not rotated", "file", path, "cause", err)
 			}
 		}
-	}()
-	return func() {
-		close(quit)
-		<-ended
-	}
+	})
+	return func() { cancel(); looking.Wait() }
 }
 
 // isStderr reports whether a file is standard error.

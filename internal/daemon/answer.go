@@ -1,0 +1,208 @@
+package daemon
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/shoalfs/shoal/internal/audit"
+	"github.com/shoalfs/shoal/internal/cli"
+)
+
+// One daemon owns a cache directory, and listens there. A verb that finds the directory owned attaches: it sends its command line,
+// its folder and some of its environment as one line of JSON, and the daemon runs the verb in its own process. What the verb says
+// comes back by its Voice; the last line has the result. If the client closes the connection before it detaches, the verb ends, as
+// with Ctrl-C.
+//
+// Each line names its question. The first comes at once, and one each second while the verb runs, so that a client knows a
+// daemon that hangs from one that works. Whatever is not as it should be ends the connection.
+//
+// Only the user can open a cache directory's socket (0600), since anyone who can write to it can control the daemon.
+
+const (
+	// Patience is how long a daemon may say nothing.
+	Patience = 5 * time.Second
+	// beat is how often a daemon says that it is alive while a verb runs.
+	beat = time.Second
+	// codeEnding is the exit code of a verb whose daemon is about to end: the client can soon take the directory.
+	codeEnding = 3
+	// detached is the client's message that leaves a verb to the daemon.
+	detached = "detached\n"
+)
+
+type question struct {
+	ID     string            `json:"id"` // every answer has it
+	Args   []string          `json:"args"`
+	Dir    string            `json:"dir"`
+	Env    map[string]string `json:"env"`
+	Detach bool              `json:"detach"` // continue without the client once ready
+
+	Shortcut string `json:"shortcut,omitempty"` // instead of a verb: the key of a mount whose files the client reads
+}
+
+// Answers runs the verbs that come by a socket.
+type Answers struct {
+	Run    func(ctx context.Context, v *Verb) error
+	Verbs  []string                                 // that can run here
+	May    func(who *audit.Peer, verb string) error // why a process may not run one of them, or nil; nil: all may
+	Failed func(v *Verb, err error)
+	Take   func(key string, conn *net.UnixConn) bool // takes the connection of a client that asks for a mount's files
+	Most   int                                       // verbs at a time
+
+	listener *net.UnixListener
+	cancel   func()
+	accept   sync.WaitGroup
+	verbs    verbs
+}
+
+// ListenIn begins to answer by the socket of a cache directory, which this process owns.
+func (a *Answers) ListenIn(ctx context.Context, cacheDir string) (path string, err error) {
+	path = socketOf(cacheDir)
+	_ = os.Remove(path) // left by a daemon that was killed
+	mask := syscall.Umask(0o177)
+	defer syscall.Umask(mask)
+	return path, a.Listen(ctx, path)
+}
+
+// Listen begins to answer by a socket.
+func (a *Answers) Listen(ctx context.Context, address string) (err error) {
+	if a.listener, err = listenUnix(address); err != nil {
+		return err
+	}
+	ctx, a.cancel = context.WithCancel(ctx)
+	free := make(chan struct{}, a.Most)
+	a.accept.Go(func() {
+		for {
+			conn, err := a.listener.AcceptUnix()
+			if err != nil {
+				return
+			}
+			free <- struct{}{}
+			a.verbs.Go(func() { a.answer(ctx, conn); <-free })
+		}
+	})
+	return nil
+}
+
+// Idle returns a channel that is closed once no verb runs.
+func (a *Answers) Idle() <-chan struct{} { return a.verbs.ended() }
+
+// Close ends the verbs, and waits for them.
+func (a *Answers) Close() {
+	if a.cancel == nil { // it does not listen
+		return
+	}
+	a.cancel()
+	_ = a.listener.Close()
+	a.accept.Wait()
+	<-a.verbs.ended()
+}
+
+// verbs counts running verbs. It is not a sync.WaitGroup, which panics if a verb begins at the moment in which a waiter
+// learns that the last one has ended.
+type verbs struct {
+	mu   sync.Mutex
+	n    int
+	idle chan struct{} // closed while n is 0; nil before the first
+}
+
+// Go runs a verb.
+func (v *verbs) Go(do func()) {
+	v.mu.Lock()
+	if v.n++; v.n == 1 {
+		v.idle = make(chan struct{})
+	}
+	v.mu.Unlock()
+	go func() {
+		defer func() {
+			v.mu.Lock()
+			defer v.mu.Unlock()
+			if v.n--; v.n == 0 {
+				close(v.idle)
+			}
+		}()
+		do()
+	}()
+}
+
+// ended returns a channel that is closed once no verb runs.
+func (v *verbs) ended() <-chan struct{} {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.idle == nil {
+		v.idle = make(chan struct{})
+		close(v.idle)
+	}
+	return v.idle
+}
+
+// answer runs one verb.
+func (a *Answers) answer(ctx context.Context, conn *net.UnixConn) {
+	defer func() { _ = conn.Close() }()
+	verbCtx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	in := bufio.NewReader(io.LimitReader(conn, 1<<20))
+	v, detach := a.take(ctx, conn, in)
+	if v == nil {
+		return
+	}
+	var beating sync.WaitGroup
+	beating.Go(func() { v.beat(verbCtx) })
+	defer func() { cancel(); beating.Wait() }()
+	// After its request the client sends at most one message: that it leaves the verb to the daemon. Its end shows
+	// as the end of the stream.
+	go func() {
+		if said, _ := io.ReadAll(in); !v.ready.Load() || !detach || string(said) != detached {
+			cancel()
+		}
+	}()
+	err := a.Run(verbCtx, v)
+	end := &ending{}
+	switch {
+	case err == nil:
+	case ctx.Err() != nil:
+		end.Code, end.Error = codeEnding, "the daemon is ending"
+	default:
+		a.Failed(v, err)
+		end.Code, end.Error = cli.Code(err), cli.OneLine(err)
+	}
+	_ = v.say(line{Ended: end})
+}
+
+// take reads what a client asks, and returns it if it is a verb that may run. Otherwise it has been answered.
+func (a *Answers) take(ctx context.Context, conn *net.UnixConn, in *bufio.Reader) (v *Verb, detach bool) {
+	_ = conn.SetReadDeadline(time.Now().Add(Patience))
+	text, err := in.ReadBytes('\n')
+	if err != nil {
+		return nil, false
+	}
+	_ = conn.SetReadDeadline(time.Time{})
+	var q question
+	err = json.Unmarshal(text, &q)
+	v = &Verb{Voice: &Voice{to: conn, id: q.ID}, Args: q.Args, Dir: q.Dir, Peer: audit.Unix(conn), env: q.Env}
+	if ctx.Err() != nil {
+		_ = v.say(line{Ended: &ending{codeEnding, "the daemon is ending"}})
+		return nil, false
+	}
+	if a.Take != nil && a.Take(q.Shortcut, conn) {
+		return nil, false
+	}
+	if err != nil || len(q.Args) == 0 || !slices.Contains(a.Verbs, q.Args[0]) {
+		err = errors.New("the daemon does not understand this request (is it another version? stop it first)")
+	} else if a.May != nil {
+		err = a.May(v.Peer, q.Args[0])
+	}
+	if err != nil {
+		_ = v.say(line{Ended: &ending{1, err.Error()}})
+		return nil, false
+	}
+	return v, q.Detach
+}

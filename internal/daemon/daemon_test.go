@@ -1,0 +1,187 @@
+package daemon
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shoalfs/shoal/internal/cli"
+)
+
+// fakeDaemon listens as the daemon of a cache directory, and does with each question what answer does.
+func fakeDaemon(t *testing.T, answer func(q question, conn net.Conn)) (cacheDir string) {
+	t.Helper()
+	cacheDir = t.TempDir()
+	l, err := listenUnix(socketOf(cacheDir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				var q question
+				line, err := bufio.NewReader(conn).ReadBytes('\n')
+				if err == nil && json.Unmarshal(line, &q) == nil {
+					answer(q, conn)
+				}
+			}()
+		}
+	}()
+	return cacheDir
+}
+
+func list(t *testing.T, cacheDir string, out io.Writer) error {
+	return Ask(t.Context(), OfCache(cacheDir), []string{"cache", "ls"}, nil, out)
+}
+
+// A daemon that takes the question and says nothing: who it is, and what helps.
+func TestSilence(t *testing.T) {
+	t.Parallel()
+	held := make(chan struct{})
+	t.Cleanup(func() { close(held) })
+	dir := fakeDaemon(t, func(question, net.Conn) { <-held })
+	err := list(t, dir, io.Discard)
+	if !errors.As(err, new(Silence)) || !strings.Contains(err.Error(), fmt.Sprintf("(pid %d) of %s does not answer since", os.Getpid(), dir)) {
+		t.Errorf("%v", err)
+	}
+}
+
+// Each answer names its question. What names none is of an older version, and what names another one is for somebody else.
+func TestAnswersNameTheirQuestion(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{`{"out":"x"}`, `{"id":"another","out":"x"}`} {
+		dir := fakeDaemon(t, func(_ question, conn net.Conn) { fmt.Fprintln(conn, text) })
+		var out strings.Builder
+		err := list(t, dir, &out)
+		if err == nil || !strings.Contains(err.Error(), "is of another version") || out.Len() > 0 {
+			t.Errorf("%s: %v, %q", text, err, out.String())
+		}
+	}
+	dir := fakeDaemon(t, func(q question, conn net.Conn) {
+		v := &Voice{to: conn, id: q.ID}
+		_ = v.say(line{})
+		_, _ = v.Write([]byte("x"))
+		_ = v.say(line{Ended: &ending{}})
+	})
+	var out strings.Builder
+	if err := list(t, dir, &out); err != nil || out.String() != "x" {
+		t.Errorf("%v, %q", err, out.String())
+	}
+}
+
+// A line may come in pieces, with more than a beat between them, and two may come at once.
+func TestLinesInPieces(t *testing.T) {
+	t.Parallel()
+	dir := fakeDaemon(t, func(q question, conn net.Conn) {
+		text := fmt.Sprintf(`{"id":%q,"out":"one"}`, q.ID)
+		fmt.Fprint(conn, text[:9])
+		<-time.After(beat * 3 / 2)
+		fmt.Fprintf(conn, "%s\n{\"id\":%q,\"out\":\" two\"}\n{\"id\":%q,\"ended\":{\"code\":0}}\n", text[9:], q.ID, q.ID)
+	})
+	var out strings.Builder
+	if err := list(t, dir, &out); err != nil || out.String() != "one two" {
+		t.Errorf("%v, %q", err, out.String())
+	}
+}
+
+// A child speaks by the pipe as a verb does by a socket: notices, until it is ready or says why not.
+func TestAChildSpeaks(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		says   func(v *Voice)
+		became bool
+		want   string
+	}{
+		{"ready", func(v *Voice) { v.Notice("listing"); _ = v.say(line{Ready: true}) }, true, ""},
+		{"failed", func(v *Voice) { _ = v.say(line{Ended: &ending{2, "--order: no"}}) }, false, "--order: no"},
+		{"dead", func(v *Voice) { v.Notice("listing") }, false, ""},
+	} {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		v := &Voice{to: w}
+		c.says(v)
+		v.hush()
+		became, failure := hear(r)
+		r.Close()
+		if became != c.became || (failure == nil) != (c.want == "") || failure != nil && (failure.Error() != c.want || cli.Code(failure) != 2) {
+			t.Errorf("%s: %v, %v", c.name, became, failure)
+		}
+	}
+}
+
+// TestVerbsBeginAsTheLastEnds: who waits for the verbs does not mind one that begins just then.
+func TestVerbsBeginAsTheLastEnds(t *testing.T) {
+	var v verbs
+	<-v.ended()
+	for range 20_000 {
+		last := make(chan struct{})
+		v.Go(func() { <-last })
+		idle := v.ended()
+		close(last)
+		v.Go(func() {})
+		<-idle
+	}
+	running := make(chan struct{})
+	v.Go(func() { <-running })
+	idle := v.ended()
+	select {
+	case <-idle:
+		t.Error("ended while one runs")
+	default:
+	}
+	close(running)
+	<-idle
+}
+
+// TestAttachToOneThatEnds: a daemon that closes its socket before it has read what is asked is ending, and the verb
+// tries again. What is asked is more than a socket holds, so the writing of it fails.
+func TestAttachToOneThatEnds(t *testing.T) {
+	dir := t.TempDir()
+	l, err := listenUnix(socketOf(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		if conn, err := l.Accept(); err == nil {
+			_, _ = conn.Read(make([]byte, 1))
+			conn.Close()
+		}
+	}()
+	env := map[string]string{"AWS_LONG": strings.Repeat("x", 4<<20)}
+	if err := Ask(t.Context(), OfCache(dir), []string{"cache", "ls"}, env, nil); !errors.Is(err, ErrEnding) {
+		t.Errorf("%v, want %v", err, ErrEnding)
+	}
+}
+
+// TestOwnerOfALongPath: a cache directory's path may be longer than a socket's.
+func TestOwnerOfALongPath(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), strings.Repeat("d", maxSocketPath))
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	l, err := listenUnix(socketOf(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if pid := OwnerOf(dir); pid != os.Getpid() {
+		t.Errorf("process %d", pid)
+	}
+}

@@ -1,0 +1,276 @@
+package daemon
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	systemd "github.com/coreos/go-systemd/v22/daemon"
+
+	"github.com/shoalfs/shoal/internal/cli"
+)
+
+// Again is what makes a child do the same as this process: its arguments and, beside this process's, its variables.
+type Again struct{ Args, Env []string }
+
+// start starts the child, and returns the pipe by which it speaks until it is ready.
+func (a Again) start(cmd *exec.Cmd) (r *os.File, err error) {
+	if cmd.Path, err = os.Executable(); err != nil {
+		return nil, err
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer w.Close()
+	cmd.Args = append([]string{cmd.Path}, a.Args...)
+	cmd.Env = append(append(cmd.Env, a.Env...), ReadyEnv+"=3")
+	cmd.ExtraFiles = []*os.File{w}
+	if err := cmd.Start(); err != nil {
+		r.Close()
+		return nil, err
+	}
+	return r, nil
+}
+
+// hear shows what a child says until it is ready or has failed, or the pipe ends.
+func hear(r io.Reader) (became bool, failure error) {
+	lines := json.NewDecoder(r)
+	for l := (line{}); lines.Decode(&l) == nil; l = (line{}) {
+		switch {
+		case l.Ready:
+			return true, nil
+		case l.Ended != nil:
+			return false, cli.Failure(l.Ended.Code, l.Ended.Error)
+		case l.Notice != "":
+			Own.Notice("%s", l.Notice)
+		}
+	}
+	return false, nil
+}
+
+// Background starts this process again in a new session, with its log in cacheDir, and waits until that is ready. In the child it
+// returns false at once.
+func Background(ctx context.Context, cacheDir string, again Again) (parent bool, err error) {
+	if Own.remote() {
+		return false, nil
+	}
+	if err := os.MkdirAll(cacheDir, 0o700); err != nil {
+		return true, fmt.Errorf("cache directory: %w (give another --cache-dir)", err)
+	}
+	logPath := filepath.Join(cacheDir, logName)
+	log, err := os.OpenFile(logPath, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return true, fmt.Errorf("log file: %w", err)
+	}
+	defer log.Close()
+	cmd := &exec.Cmd{Env: os.Environ(), Stdout: log, Stderr: log, SysProcAttr: &syscall.SysProcAttr{Setsid: true}}
+	r, err := again.start(cmd)
+	if err != nil {
+		return true, err
+	}
+	defer r.Close()
+	// In its session the terminal's signals do not reach it. Until it is ready they are passed on.
+	defer context.AfterFunc(ctx, func() { _ = cmd.Process.Signal(syscall.SIGTERM) })()
+	became, failure := hear(r)
+	if became && ctx.Err() == nil {
+		return true, nil
+	}
+	err = cmd.Wait()
+	switch {
+	case ctx.Err() != nil:
+		return true, ctx.Err()
+	case failure != nil:
+		return true, failure
+	case err != nil:
+		return true, fmt.Errorf("the daemon ended before it was ready: %w; see %s", err, logPath)
+	}
+	return true, fmt.Errorf("the daemon ended before it was ready; see %s", logPath)
+}
+
+// SupervisedEnv marks a process started by a supervisor.
+const SupervisedEnv = "SHOAL_SUPERVISED"
+
+const (
+	// A daemon that dies is restarted after firstPause, which doubles with each death within calm of its start, up to
+	// longestPause.
+	firstPause   = 100 * time.Millisecond
+	longestPause = 10 * time.Second
+	calm         = time.Minute
+)
+
+// Supervise starts this process again as a child, and again whenever that dies after being ready. It ends if the child ends in
+// order, or does not become ready the first time. In the child it returns false at once.
+func Supervise(ctx context.Context, again Again) (parent bool, err error) {
+	if os.Getenv(SupervisedEnv) != "" {
+		return false, os.Unsetenv(SupervisedEnv)
+	}
+	again.Env = append(again.Env, SupervisedEnv+"=1")
+	pause := firstPause
+	for first := true; ; first = false {
+		start := time.Now()
+		wasReady, err := superviseOnce(ctx, again, first)
+		var exit *exec.ExitError
+		switch {
+		case err == nil:
+			return true, nil
+		case ctx.Err() != nil:
+			return true, ctx.Err()
+		case !errors.As(err, &exit):
+			return true, err
+		case first && !wasReady:
+			// The child has reported the error, on the same standard error or to the parent of the daemon.
+			os.Exit(exit.ExitCode())
+		}
+		if time.Since(start) > calm {
+			pause = firstPause
+		}
+		slog.Error("the daemon died; restarting it", "cause", exit.String(), "pause", pause)
+		select {
+		case <-ctx.Done():
+			return true, ctx.Err()
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, longestPause)
+	}
+}
+
+// superviseOnce runs one child to its end.
+func superviseOnce(ctx context.Context, again Again, first bool) (wasReady bool, err error) {
+	cmd := &exec.Cmd{
+		Env: withoutManager(os.Environ()), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
+		SysProcAttr: &syscall.SysProcAttr{Setpgid: true}, // so that a terminal's signals reach the child only through this process
+	}
+	r, err := again.start(cmd)
+	if err != nil {
+		return false, fmt.Errorf("supervise: %w", err)
+	}
+	defer r.Close()
+	ended := make(chan struct{})
+	defer close(ended)
+	go func() { // pass each signal on to the child
+		for _, told := range []<-chan struct{}{ctx.Done(), hurried.Done()} {
+			select {
+			case <-told:
+				managerStopping()
+				_ = cmd.Process.Signal(syscall.SIGTERM)
+			case <-ended:
+				return
+			}
+		}
+	}()
+	wasReady, failure := hear(r)
+	if wasReady && first {
+		if orphan := Own.Ready(); orphan != nil {
+			_ = cmd.Process.Signal(syscall.SIGTERM)
+			_ = cmd.Wait()
+			return false, orphan
+		}
+	}
+	err = cmd.Wait()
+	if failure != nil && first && !wasReady {
+		return false, failure
+	}
+	return wasReady, err
+}
+
+// The service manager (systemd, or any other that sets NOTIFY_SOCKET) follows this process's life through sd_notify(3),
+// sent by the process that the manager started: for an attached verb that is the client.
+
+// managerEnv are the manager's variables for its process, which children must not inherit.
+var managerEnv = []string{"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"}
+
+// startExtension is the time that each sign of progress adds to the start.
+const startExtension = 30 * time.Second
+
+// manager is what a process that a manager may have started tells it.
+var manager struct {
+	serves string                          // for the status
+	check  func(ctx context.Context) error // whether the daemon answers; nil: not a daemon
+	stop   sync.Once
+	over   context.Context // ends once it is stopping
+	cancel func()
+}
+
+func init() { manager.over, manager.cancel = context.WithCancel(context.Background()) }
+
+// Serves says what this process will serve, and how the manager's watchdog learns that it answers.
+func Serves(what []string, check func(ctx context.Context) error) {
+	manager.serves, manager.check = strings.Join(what, ", "), check
+}
+
+// tellManager sends lines such as READY=1. Without a manager it does nothing.
+func tellManager(lines ...string) {
+	if _, err := systemd.SdNotify(false, strings.Join(lines, "\n")); err != nil {
+		slog.Warn("cannot notify the service manager", "message", lines[0], "cause", err)
+	}
+}
+
+func usec(d time.Duration) string { return fmt.Sprintf("EXTEND_TIMEOUT_USEC=%d", d.Microseconds()) }
+
+// managerReady reports that the daemon serves, and begins to feed the manager's watchdog.
+func managerReady() {
+	if manager.check == nil {
+		return
+	}
+	tellManager("READY=1", "STATUS=serving "+manager.serves)
+	interval, err := systemd.SdWatchdogEnabled(false)
+	if err != nil {
+		slog.Warn("the service manager's watchdog is not fed", "cause", err)
+	}
+	if interval > 0 {
+		go feedWatchdog(interval)
+	}
+}
+
+// managerStopping reports that the end has begun, and how long it may wait for readers.
+func managerStopping() {
+	manager.stop.Do(func() {
+		manager.cancel()
+		tellManager("STOPPING=1", "STATUS=draining", usec(DrainTime()+startExtension))
+	})
+}
+
+// feedWatchdog tells the manager that the daemon is alive, each time that it has answered as it answers other processes. If it
+// does not, nothing is sent, and the manager acts as configured.
+func feedWatchdog(interval time.Duration) {
+	tick := time.NewTicker(interval / 3)
+	defer tick.Stop()
+	for {
+		ctx, cancel := context.WithTimeout(manager.over, interval/2)
+		err := manager.check(ctx)
+		cancel()
+		switch {
+		case manager.over.Err() != nil:
+			return
+		case err == nil:
+			tellManager("WATCHDOG=1")
+		default:
+			slog.Warn("the daemon does not answer; its watchdog is not fed", "cause", err)
+		}
+		select {
+		case <-tick.C:
+		case <-manager.over.Done():
+			return
+		}
+	}
+}
+
+// withoutManager returns an environment for child processes.
+func withoutManager(environ []string) []string {
+	return slices.DeleteFunc(slices.Clone(environ), func(kv string) bool {
+		name, _, _ := strings.Cut(kv, "=")
+		return slices.Contains(managerEnv, name)
+	})
+}
