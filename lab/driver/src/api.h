@@ -50,7 +50,6 @@ typedef struct module *CUmodule;
 typedef struct function *CUfunction;
 typedef struct graph *CUgraph;
 typedef struct graph *CUgraphExec;
-typedef struct node *CUgraphNode;
 typedef unsigned long long CUmemGenericAllocationHandle;
 typedef void (*CUhostFn)(void *);
 

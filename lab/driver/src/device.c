@@ -12,7 +12,6 @@ pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 
 static context *primaries[MAX_DEVICES];
-static unsigned contexts;
 static __thread context *stack[32];
 static __thread int depth;
 
@@ -96,20 +95,6 @@ API CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
 	return result;
 }
 
-API CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
-	ENTER(INIT);
-	if (device < 0 || device >= devices())
-		return CUDA_ERROR_INVALID_DEVICE;
-	*bytes = (size_t)setting("memory", 8LL << 30);
-	return CUDA_SUCCESS;
-}
-
-API CUresult cuDeviceGetPCIBusId(char *id, int length, CUdevice device) {
-	ENTER(INIT);
-	snprintf(id, (size_t)length, "0000:%02x:00.0", device);
-	return CUDA_SUCCESS;
-}
-
 API CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device) {
 	ENTER(INIT);
 	if (device < 0 || device >= devices())
@@ -118,67 +103,19 @@ API CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device) {
 	snprintf(key, sizeof key, "attr.%d", attribute);
 	int v = 0;
 	switch (attribute) {
-	case 1: // threads a block
-	case 2: // block x
-	case 3: // block y
-		v = 1024;
-		break;
-	case 4: // block z
-		v = 64;
-		break;
-	case 5: // grid x
-		v = 2147483647;
-		break;
-	case 6: // grid y
-	case 7: // grid z
-		v = 65535;
-		break;
-	case 8: // shared memory a block
-		v = 48 << 10;
-		break;
-	case 10: // warp
-		v = 32;
-		break;
-	case 13: // kHz
-		v = 1000000;
-		break;
-	case 15: // copies overlap
-	case 19: // host memory can be mapped
-	case 31: // kernels overlap
-	case 41: // one address space
-	case 91: // registered memory has one address
-	case 99: // host memory can be registered
-	case 102: // virtual memory management
-	case 103: // POSIX descriptors of it
-		v = 1;
-		break;
 	case 16: // multiprocessors
 		v = 4;
-		break;
-	case 39: // threads a multiprocessor
-		v = 2048;
-		break;
-	case 40: // copy engines
-		v = 2;
 		break;
 	case 75: // compute capability, major
 		v = 8;
 		break;
+	case 102: // virtual memory management
+	case 103: // POSIX descriptors of it
+		v = 1;
+		break;
 	}
 	*value = (int)setting(key, v);
 	return CUDA_SUCCESS;
-}
-
-static context *new_context(CUdevice device) {
-	context *c = calloc(1, sizeof *c);
-	c->device = device, c->id = ++contexts;
-	return c;
-}
-
-context *primary(CUdevice device) {
-	if (primaries[device] == NULL)
-		primaries[device] = new_context(device);
-	return primaries[device];
 }
 
 API CUresult cuDevicePrimaryCtxRetain(CUcontext *c, CUdevice device) {
@@ -186,7 +123,11 @@ API CUresult cuDevicePrimaryCtxRetain(CUcontext *c, CUdevice device) {
 	if (device < 0 || device >= devices())
 		return CUDA_ERROR_INVALID_DEVICE;
 	pthread_mutex_lock(&lock);
-	*c = primary(device);
+	if (primaries[device] == NULL) {
+		primaries[device] = calloc(1, sizeof(context));
+		primaries[device]->device = device;
+	}
+	*c = primaries[device];
 	(*c)->retained++;
 	pthread_mutex_unlock(&lock);
 	trace("\"call\":\"cuDevicePrimaryCtxRetain\"");
@@ -203,8 +144,6 @@ API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
 	return held ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-API CUresult cuDevicePrimaryCtxRelease(CUdevice device) { return cuDevicePrimaryCtxRelease_v2(device); }
-
 API CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active) {
 	ENTER(INIT);
 	pthread_mutex_lock(&lock);
@@ -214,15 +153,9 @@ API CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *a
 	return CUDA_SUCCESS;
 }
 
-API CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags) {
-	ENTER(INIT);
-	(void)device, (void)flags;
-	return CUDA_SUCCESS;
-}
-
 API CUresult cuCtxPushCurrent_v2(CUcontext c) {
 	ENTER(INIT);
-	if (c == NULL || c->destroyed)
+	if (c == NULL)
 		return CUDA_ERROR_INVALID_CONTEXT;
 	if (depth == sizeof stack / sizeof stack[0])
 		return CUDA_ERROR_INVALID_VALUE;
@@ -242,8 +175,6 @@ API CUresult cuCtxPopCurrent_v2(CUcontext *c) {
 
 API CUresult cuCtxSetCurrent(CUcontext c) {
 	ENTER(INIT);
-	if (c != NULL && c->destroyed)
-		return CUDA_ERROR_INVALID_CONTEXT;
 	if (depth > 0)
 		depth--;
 	if (c != NULL)
@@ -257,38 +188,3 @@ API CUresult cuCtxGetCurrent(CUcontext *c) {
 	return CUDA_SUCCESS;
 }
 
-API CUresult cuCtxCreate_v2(CUcontext *c, unsigned flags, CUdevice device) {
-	ENTER(INIT);
-	(void)flags;
-	if (device < 0 || device >= devices())
-		return CUDA_ERROR_INVALID_DEVICE;
-	pthread_mutex_lock(&lock);
-	*c = new_context(device);
-	pthread_mutex_unlock(&lock);
-	return cuCtxPushCurrent_v2(*c);
-}
-
-API CUresult cuCtxGetDevice(CUdevice *device) {
-	ENTER(CONTEXT);
-	*device = current()->device;
-	return CUDA_SUCCESS;
-}
-
-API CUresult cuCtxGetApiVersion(CUcontext c, unsigned *version) {
-	ENTER(INIT);
-	(void)c;
-	*version = 3020;
-	return CUDA_SUCCESS;
-}
-
-API CUresult cuCtxGetFlags(unsigned *flags) {
-	ENTER(CONTEXT);
-	*flags = 0;
-	return CUDA_SUCCESS;
-}
-
-API CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
-	ENTER(CONTEXT);
-	*least = 0, *greatest = -5;
-	return CUDA_SUCCESS;
-}

@@ -52,8 +52,6 @@ typedef struct range {
 	int access;  // 1: read, 2: write
 	int pending; // operations in queues that use it
 	bool live, allocated;
-	unsigned flags, id;
-	struct context *context;
 	struct allocation *allocation; // of MAPPED_MEMORY
 	struct range *next;
 } range;
@@ -80,7 +78,7 @@ typedef struct op {
 	kind kind;
 	const char *name;         // "HtoD", or the kernel's
 	uint64_t dst, src, bytes; // COPY, SET
-	unsigned value, width;    // SET
+	unsigned char value;      // SET
 	struct function *function;
 	unsigned grid[3], block[3];
 	unsigned shared;
@@ -100,7 +98,6 @@ typedef struct op {
 typedef struct stream {
 	struct context *context;
 	unsigned flags, id;
-	int priority;
 	bool destroyed;
 	uint64_t queued, done;
 	op *head, *tail;
@@ -152,9 +149,6 @@ typedef struct context {
 	CUdevice device;
 	int retained; // of a primary context
 	stream *standard;
-	unsigned id;
-	bool destroyed;
 } context;
 
 context *current(void);
-context *primary(CUdevice);

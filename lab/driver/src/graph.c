@@ -150,7 +150,9 @@ API CUresult cuStreamEndCapture(CUstream handle, CUgraph *to) {
 	return CUDA_SUCCESS;
 }
 
-static CUresult instantiate(CUgraphExec *exec, CUgraph g) {
+API CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph g, unsigned long long flags) {
+	ENTER(CONTEXT);
+	(void)flags;
 	if (g == NULL)
 		return CUDA_ERROR_INVALID_VALUE;
 	graph *copy = calloc(1, sizeof *copy);
@@ -166,21 +168,6 @@ static CUresult instantiate(CUgraphExec *exec, CUgraph g) {
 	return CUDA_SUCCESS;
 }
 
-API CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph g, unsigned long long flags) {
-	ENTER(CONTEXT);
-	(void)flags;
-	return instantiate(exec, g);
-}
-
-API CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph g, CUgraphNode *node, char *log, size_t size) {
-	ENTER(CONTEXT);
-	if (node != NULL)
-		*node = NULL;
-	if (log != NULL && size > 0)
-		*log = 0;
-	return instantiate(exec, g);
-}
-
 API CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle) {
 	ENTER(CONTEXT);
 	stream *s = stream_of(handle);
@@ -192,16 +179,6 @@ API CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle) {
 		if (result != CUDA_SUCCESS)
 			return result;
 	}
-	return CUDA_SUCCESS;
-}
-
-API CUresult cuGraphGetNodes(CUgraph g, CUgraphNode *nodes, size_t *count) {
-	ENTER(CONTEXT);
-	size_t n = 0;
-	for (op *o = g->first; o != NULL; o = o->next, n++)
-		if (nodes != NULL && n < *count)
-			nodes[n] = (CUgraphNode)o;
-	*count = n;
 	return CUDA_SUCCESS;
 }
 

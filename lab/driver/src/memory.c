@@ -11,7 +11,6 @@
 
 static range *ranges; // newest first; dead ones stay, for messages
 static uint64_t taken;
-static unsigned range_ids;
 
 static uint64_t up(uint64_t n, uint64_t unit) { return (n + unit - 1) / unit * unit; }
 
@@ -24,10 +23,9 @@ range *range_at(uint64_t address) {
 
 range *range_add(uint64_t base, uint64_t size, char *alias, memory_kind kind) {
 	range *r = calloc(1, sizeof *r);
-	r->base = base, r->size = size, r->alias = alias, r->kind = kind, r->live = true, r->context = current();
+	r->base = base, r->size = size, r->alias = alias, r->kind = kind, r->live = true;
 	r->access = kind == MAPPED_MEMORY ? 0 : 3;
 	pthread_mutex_lock(&lock);
-	r->id = ++range_ids;
 	r->next = ranges;
 	ranges = r;
 	pthread_mutex_unlock(&lock);
@@ -149,18 +147,6 @@ API CUresult cuMemFree_v2(CUdeviceptr address) {
 	return used ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
 }
 
-API CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr address) {
-	ENTER(CONTEXT);
-	pthread_mutex_lock(&lock);
-	range *r = range_at(address);
-	if (r != NULL && base != NULL)
-		*base = r->base;
-	if (r != NULL && size != NULL)
-		*size = r->size;
-	pthread_mutex_unlock(&lock);
-	return r == NULL ? CUDA_ERROR_NOT_FOUND : CUDA_SUCCESS;
-}
-
 static bool mapped(const char *p, size_t size) {
 	long page = sysconf(_SC_PAGESIZE);
 	char *start = (char *)((uintptr_t)p & ~(uintptr_t)(page - 1));
@@ -183,7 +169,8 @@ API CUresult cuMemHostRegister_v2(void *p, size_t size, unsigned flags) {
 			return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
 		}
 	pthread_mutex_unlock(&lock);
-	range_add(base, size, p, HOST_MEMORY)->flags = flags;
+	(void)flags;
+	range_add(base, size, p, HOST_MEMORY);
 	trace("\"call\":\"cuMemHostRegister\",\"address\":%llu,\"bytes\":%zu", (unsigned long long)base, size);
 	return CUDA_SUCCESS;
 }
@@ -209,79 +196,9 @@ API CUresult cuMemHostAlloc(void **p, size_t size, unsigned flags) {
 	char *bytes = mmap(NULL, up(size, 4096), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (size == 0 || bytes == MAP_FAILED)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	range *r = range_add((uint64_t)bytes, size, bytes, HOST_MEMORY);
-	r->allocated = true, r->flags = flags;
+	(void)flags;
+	range_add((uint64_t)bytes, size, bytes, HOST_MEMORY)->allocated = true;
 	*p = bytes;
 	return CUDA_SUCCESS;
 }
 
-API CUresult cuMemFreeHost(void *p) {
-	ENTER(UNSAFE);
-	pthread_mutex_lock(&lock);
-	range *r = range_at((uint64_t)p);
-	bool ours = r != NULL && r->base == (uint64_t)p && r->kind == HOST_MEMORY && r->allocated;
-	if (ours && !in_use("cuMemFreeHost", r)) {
-		range_remove(r);
-		munmap(p, up(r->size, 4096));
-	}
-	pthread_mutex_unlock(&lock);
-	return ours ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *address, void *p, unsigned flags) {
-	ENTER(CONTEXT);
-	pthread_mutex_lock(&lock);
-	range *r = range_at((uint64_t)p);
-	bool ok = flags == 0 && r != NULL && r->kind == HOST_MEMORY;
-	pthread_mutex_unlock(&lock);
-	if (ok)
-		*address = (CUdeviceptr)p;
-	return ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-API CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address) {
-	ENTER(CONTEXT);
-	pthread_mutex_lock(&lock);
-	range *r = range_at(address);
-	CUresult result = r == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-	if (r != NULL)
-		switch (attribute) {
-		case 1:
-			*(CUcontext *)value = r->context;
-			break;
-		case 2: // host 1, device 2
-			*(unsigned *)value = r->kind == HOST_MEMORY ? 1 : 2;
-			break;
-		case 3:
-			*(CUdeviceptr *)value = address;
-			break;
-		case 4:
-			if (r->kind == HOST_MEMORY)
-				*(CUdeviceptr *)value = address;
-			else
-				result = CUDA_ERROR_INVALID_VALUE;
-			break;
-		case 7:
-			*(unsigned long long *)value = r->id;
-			break;
-		case 8: // managed
-			*(unsigned *)value = 0;
-			break;
-		case 9:
-			*(int *)value = r->context == NULL ? 0 : r->context->device;
-			break;
-		case 11:
-			*(CUdeviceptr *)value = r->base;
-			break;
-		case 12:
-			*(size_t *)value = r->size;
-			break;
-		case 13: // mapped
-			*(unsigned *)value = r->access != 0;
-			break;
-		default:
-			result = CUDA_ERROR_NOT_SUPPORTED;
-		}
-	pthread_mutex_unlock(&lock);
-	return result;
-}

@@ -73,24 +73,3 @@ API CUresult cuModuleGetFunction(CUfunction *handle, CUmodule m, const char *nam
 	return CUDA_ERROR_NOT_FOUND;
 }
 
-API CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction f) {
-	ENTER(CONTEXT);
-	if (f == NULL)
-		return CUDA_ERROR_INVALID_HANDLE;
-	switch (attribute) {
-	case 0: // threads a block
-		*value = 1024;
-		return CUDA_SUCCESS;
-	case 1: // shared memory
-		*value = (int)f->shared_bytes;
-		return CUDA_SUCCESS;
-	case 4: // registers
-		*value = 32;
-		return CUDA_SUCCESS;
-	case 5: // PTX version
-		*value = 60;
-		return CUDA_SUCCESS;
-	}
-	*value = 0;
-	return CUDA_SUCCESS;
-}

@@ -5,8 +5,8 @@
 #include "driver.h"
 
 typedef enum {
-	I_ADD, I_AND, I_BAR, I_BFE, I_BRA, I_CVT, I_CVTA, I_DIV, I_LD, I_MAD, I_MAX, I_MIN, I_MOV, I_MUL, I_NEG, I_NOT, I_OR,
-	I_PRMT, I_REM, I_RET, I_SELP, I_SETP, I_SHL, I_SHR, I_ST, I_SUB, I_XOR,
+	I_ADD, I_AND, I_BAR, I_BFE, I_BRA, I_CVT, I_CVTA, I_DIV, I_LD, I_MAD, I_MIN, I_MOV, I_MUL, I_OR,
+	I_PRMT, I_RET, I_SELP, I_SETP, I_SHL, I_SHR, I_ST, I_SUB,
 } opcode;
 
 typedef enum { C_EQ, C_NE, C_LT, C_LE, C_GT, C_GE } comparison;
@@ -29,7 +29,7 @@ typedef struct {
 	type type, from; // from: of cvt's source
 	comparison compare;
 	space space;
-	bool wide, high; // of mul and mad; neither: the low half
+	bool wide; // of mul and mad; else the low half
 	int vector;
 	int guard; // register of the predicate, -1: none
 	bool negated;

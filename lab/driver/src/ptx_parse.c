@@ -227,11 +227,10 @@ static const struct {
     {"add", I_ADD, 3, ""}, {"and", I_AND, 3, ""}, {"bar", I_BAR, 1, " sync "}, {"bfe", I_BFE, 4, ""},
     {"bra", I_BRA, 1, " uni "}, {"cvt", I_CVT, 2, ""}, {"cvta", I_CVTA, 2, " to global "},
     {"div", I_DIV, 3, ""}, {"ld", I_LD, 2, " param global shared nc v2 v4 "}, {"mad", I_MAD, 4, " lo wide "},
-    {"max", I_MAX, 3, ""}, {"min", I_MIN, 3, ""}, {"mov", I_MOV, 2, ""}, {"mul", I_MUL, 3, " lo hi wide "},
-    {"neg", I_NEG, 2, ""}, {"not", I_NOT, 2, ""}, {"or", I_OR, 3, ""}, {"prmt", I_PRMT, 4, ""},
-    {"rem", I_REM, 3, ""}, {"ret", I_RET, 0, " uni "}, {"selp", I_SELP, 4, ""},
+    {"min", I_MIN, 3, ""}, {"mov", I_MOV, 2, ""}, {"mul", I_MUL, 3, " lo wide "}, {"or", I_OR, 3, ""},
+    {"prmt", I_PRMT, 4, ""}, {"ret", I_RET, 0, " uni "}, {"selp", I_SELP, 4, ""},
     {"setp", I_SETP, 3, " eq ne lt le gt ge "}, {"shl", I_SHL, 3, ""}, {"shr", I_SHR, 3, ""},
-    {"st", I_ST, 2, " global shared v2 v4 "}, {"sub", I_SUB, 3, ""}, {"xor", I_XOR, 3, ""},
+    {"st", I_ST, 2, " global shared v2 v4 "}, {"sub", I_SUB, 3, ""},
 };
 
 // parse_mnemonic splits, for instance, ld.global.nc.v2.u16. It returns the number of operands.
@@ -272,8 +271,6 @@ static int parse_mnemonic(parser *p, const char *word, instruction *i) {
 			i->space = SHARED;
 		else if (strcmp(part, "wide") == 0)
 			i->wide = true;
-		else if (strcmp(part, "hi") == 0)
-			i->high = true;
 		else if (strcmp(part, "v2") == 0)
 			i->vector = 2;
 		else if (strcmp(part, "v4") == 0)

@@ -43,7 +43,7 @@ static void complain(grid *g, const instruction *i, CUresult result, const char 
 	fatal(result, "kernel %s, PTX line %d: %s", g->f->name, i->line, what);
 }
 
-static char *global(grid *g, const instruction *i, uint64_t address, unsigned bytes, int access) {
+static char *global(grid *g, uint64_t address, unsigned bytes, int access) {
 	for (int k = 0; k < 4; k++) {
 		const window *w = &g->windows[k];
 		if (w->bytes != NULL && (w->access & access) == access && address - w->base < w->size && bytes <= w->size - (address - w->base))
@@ -59,7 +59,6 @@ static char *global(grid *g, const instruction *i, uint64_t address, unsigned by
 	if (r != NULL)
 		g->windows[g->newest++ % 4] = (window){r->base, r->size, r->alias, r->access};
 	pthread_mutex_unlock(&lock);
-	(void)i;
 	return p;
 }
 
@@ -105,7 +104,7 @@ static void memory(grid *g, thread *t, const instruction *i) {
 		if (address <= g->shared_bytes && all <= g->shared_bytes - address)
 			p = g->shared + address;
 	} else
-		p = global(g, i, address, all, i->code == I_LD ? 1 : 2);
+		p = global(g, address, all, i->code == I_LD ? 1 : 2);
 	if (p == NULL) {
 		if (!g->failed)
 			complain(g, i, CUDA_ERROR_ILLEGAL_ADDRESS, "beyond shared memory or parameters");
@@ -161,24 +160,17 @@ static uint64_t permute(uint64_t a, uint64_t b, uint64_t selector) {
 // divide is defined as hardware leaves it: by zero all bits are set.
 static uint64_t divide(const instruction *i, uint64_t a, uint64_t b) {
 	unsigned n = i->type.bytes;
-	bool rest = i->code == I_REM;
 	if (fit(b, n) == 0)
-		return rest ? a : ~0ull;
+		return ~0ull;
 	if (!i->type.sign)
-		return rest ? fit(a, n) % fit(b, n) : fit(a, n) / fit(b, n);
+		return fit(a, n) / fit(b, n);
 	int64_t x = extend(a, n), y = extend(b, n);
-	if (y == -1)
-		return rest ? 0 : (uint64_t)0 - (uint64_t)x;
-	return (uint64_t)(rest ? x % y : x / y);
+	return y == -1 ? (uint64_t)0 - (uint64_t)x : (uint64_t)(x / y);
 }
 
 static uint64_t multiply(const instruction *i, uint64_t a, uint64_t b) {
 	unsigned n = i->type.bytes;
-	if (i->wide || !i->high)
-		return i->type.sign ? (uint64_t)(extend(a, n)) * (uint64_t)extend(b, n) : fit(a, n) * fit(b, n);
-	if (i->type.sign)
-		return (uint64_t)(((__int128)extend(a, n) * extend(b, n)) >> (8 * n));
-	return (uint64_t)(((unsigned __int128)fit(a, n) * fit(b, n)) >> (8 * n));
+	return i->type.sign ? (uint64_t)(extend(a, n)) * (uint64_t)extend(b, n) : fit(a, n) * fit(b, n);
 }
 
 static uint64_t compute(const grid *g, const thread *t, const instruction *i) {
@@ -194,24 +186,14 @@ static uint64_t compute(const grid *g, const thread *t, const instruction *i) {
 		return a & b;
 	case I_OR:
 		return a | b;
-	case I_XOR:
-		return a ^ b;
-	case I_NOT:
-		return ~a;
-	case I_NEG:
-		return 0 - a;
 	case I_MUL:
 		return multiply(i, a, b);
 	case I_MAD:
 		return multiply(i, a, b) + c;
 	case I_DIV:
-	case I_REM:
 		return divide(i, a, b);
 	case I_MIN:
-	case I_MAX: {
-		bool less = sign ? extend(a, n) < extend(b, n) : fit(a, n) < fit(b, n);
-		return less == (i->code == I_MIN) ? a : b;
-	}
+		return (sign ? extend(a, n) < extend(b, n) : fit(a, n) < fit(b, n)) ? a : b;
 	case I_SHL:
 		b = fit(b, 4); // the count is 32 bits wide
 		return b >= 8 * n ? 0 : a << b;

@@ -54,8 +54,8 @@ static void run(op *o) {
 		break;
 	case SET:
 		dst = reach(o->dst, o->bytes, 2, "memset");
-		for (uint64_t i = 0; dst != NULL && i < o->bytes; i += o->width)
-			memcpy(dst + i, &o->value, o->width);
+		if (dst != NULL)
+			memset(dst, o->value, o->bytes);
 		break;
 	case LAUNCH:
 		launch(o);
@@ -124,9 +124,9 @@ static void *work(void *arg) {
 }
 
 // new_stream is called with the lock held.
-static stream *new_stream(context *c, unsigned flags, int priority) {
+static stream *new_stream(context *c, unsigned flags) {
 	stream *s = calloc(1, sizeof *s);
-	s->context = c, s->flags = flags, s->priority = priority, s->id = ++stream_ids;
+	s->context = c, s->flags = flags, s->id = ++stream_ids;
 	s->next = streams;
 	pthread_t thread;
 	if (pthread_create(&thread, NULL, work, s) != 0) {
@@ -144,7 +144,7 @@ stream *stream_of(CUstream handle) {
 	if ((uintptr_t)handle <= 2) { // the default stream, by its three names
 		context *c = current();
 		if (c->standard == NULL)
-			c->standard = new_stream(c, 0, 0);
+			c->standard = new_stream(c, 0);
 		found = c->standard;
 	} else
 		for (stream *s = streams; s != NULL && found == NULL; s = s->next)
@@ -228,32 +228,9 @@ API CUresult cuStreamCreate(CUstream *handle, unsigned flags) {
 	if ((flags & ~1u) != 0)
 		return CUDA_ERROR_INVALID_VALUE;
 	pthread_mutex_lock(&lock);
-	*handle = new_stream(current(), flags, 0);
+	*handle = new_stream(current(), flags);
 	pthread_mutex_unlock(&lock);
 	return *handle == NULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
-}
-
-API CUresult cuStreamCreateWithPriority(CUstream *handle, unsigned flags, int priority) {
-	CUresult result = cuStreamCreate(handle, flags);
-	if (result == CUDA_SUCCESS)
-		(*handle)->priority = priority;
-	return result;
-}
-
-API CUresult cuStreamGetPriority(CUstream handle, int *priority) {
-	ENTER(CONTEXT);
-	stream *s = stream_of(handle);
-	if (s != NULL)
-		*priority = s->priority;
-	return s == NULL ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
-}
-
-API CUresult cuStreamGetFlags(CUstream handle, unsigned *flags) {
-	ENTER(CONTEXT);
-	stream *s = stream_of(handle);
-	if (s != NULL)
-		*flags = s->flags;
-	return s == NULL ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
 }
 
 // As on hardware it returns at once: what is in the stream is still done.
@@ -287,30 +264,15 @@ API CUresult cuStreamQuery(CUstream handle) {
 	return idle ? (CUresult)atomic_load(&lost) : CUDA_ERROR_NOT_READY;
 }
 
-static CUresult drain_all(context *c) {
+API CUresult cuCtxSynchronize(void) {
+	ENTER(UNSAFE);
 	pthread_mutex_lock(&lock);
 	stream *first = streams;
 	pthread_mutex_unlock(&lock);
 	for (stream *s = first; s != NULL; s = s->next)
-		if (s->context == c)
+		if (s->context == current())
 			drain(s);
 	return (CUresult)atomic_load(&lost);
-}
-
-API CUresult cuCtxSynchronize(void) {
-	ENTER(UNSAFE);
-	return drain_all(current());
-}
-
-API CUresult cuCtxDestroy_v2(CUcontext c) {
-	ENTER(INIT);
-	if (c == NULL || c->destroyed)
-		return CUDA_ERROR_INVALID_CONTEXT;
-	drain_all(c);
-	c->destroyed = true;
-	if (current() == c)
-		return cuCtxSetCurrent(NULL);
-	return CUDA_SUCCESS;
 }
 
 API CUresult cuLaunchHostFunc(CUstream handle, CUhostFn call, void *data) {
@@ -390,41 +352,16 @@ API CUresult cuMemcpyDtoH_v2(void *dst, CUdeviceptr src, size_t bytes) {
 	return copy("DtoH", (uint64_t)dst, src, bytes, NULL, (uint64_t)dst, false);
 }
 
-API CUresult cuMemcpyDtoD_v2(CUdeviceptr dst, CUdeviceptr src, size_t bytes) {
-	ENTER(UNSAFE);
-	return copy("DtoD", dst, src, bytes, NULL, 0, false);
-}
-
-static CUresult set(CUdeviceptr dst, unsigned value, unsigned width, size_t count, CUstream handle, bool async) {
+API CUresult cuMemsetD8Async(CUdeviceptr dst, unsigned char value, size_t count, CUstream handle) {
+	ENTER(CONTEXT);
 	stream *s = stream_of(handle);
 	if (s == NULL)
 		return CUDA_ERROR_INVALID_HANDLE;
 	if (count == 0)
 		return CUDA_SUCCESS;
 	op *o = new_op(SET, "memset");
-	o->dst = dst, o->value = value, o->width = width, o->bytes = count * width;
-	CUresult result = enqueue(s, o);
-	return result == CUDA_SUCCESS && !async ? drain(s) : result;
-}
-
-API CUresult cuMemsetD8Async(CUdeviceptr dst, unsigned char value, size_t count, CUstream s) {
-	ENTER(CONTEXT);
-	return set(dst, value, 1, count, s, true);
-}
-
-API CUresult cuMemsetD32Async(CUdeviceptr dst, unsigned value, size_t count, CUstream s) {
-	ENTER(CONTEXT);
-	return set(dst, value, 4, count, s, true);
-}
-
-API CUresult cuMemsetD8_v2(CUdeviceptr dst, unsigned char value, size_t count) {
-	ENTER(UNSAFE);
-	return set(dst, value, 1, count, NULL, false);
-}
-
-API CUresult cuMemsetD32_v2(CUdeviceptr dst, unsigned value, size_t count) {
-	ENTER(UNSAFE);
-	return set(dst, value, 4, count, NULL, false);
+	o->dst = dst, o->value = value, o->bytes = count;
+	return enqueue(s, o);
 }
 
 API CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
