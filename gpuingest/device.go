@@ -6,23 +6,11 @@ import (
 	"fmt"
 )
 
-// Device is a destination of finished batches. It performs the last part of a transform (Finish), on pictures that the
-// host has decoded, cropped and resized to uint8 rows. HostDevice is the reference, package gpuingest/cuda the other
-// one; both produce the same bytes.
-//
-// Its methods are safe for concurrent use.
-type Device interface {
-	// Name is "host", or "cuda:" and a number.
-	Name() string
-	// Ring makes buffers of bufferBytes each, to which batches go from slots. Slot i is
-	// slots[i*slotBytes:(i+1)*slotBytes]; the memory is prepared once, stays the caller's, and must stay mapped until
-	// the ring is closed. If Ring fails it holds nothing, and the caller can go on without the device.
-	Ring(slots []byte, slotBytes, buffers, bufferBytes int) (Ring, error)
-	// Close frees everything that the device holds. Its rings must be closed before.
-	Close() error
-}
+// A device is a destination of finished batches. It performs the last part of a transform (Finish), on pictures that the
+// host has decoded, cropped and resized to uint8 rows. HostRing is the reference, package gpuingest/cuda the other one;
+// both produce the same bytes.
 
-// Ring processes one stream of batches. It is for one goroutine, except Wait and Read, which another one may
+// Ring processes one stream of batches, from slots to buffers of a device. It is for one goroutine, except Wait and Read, which another one may
 // call.
 type Ring interface {
 	// Start queues the work that makes the slot's batch in the buffer. From then on until Wait has returned for the

@@ -5,18 +5,12 @@ import (
 	"fmt"
 )
 
-// HostDevice is the device that every machine has: its buffers are memory of the process, and Start does the work
-// before it returns. It is the reference for other devices, byte for byte.
-type HostDevice struct{}
-
-// Name implements Device.
-func (HostDevice) Name() string { return "host" }
-
-// Close implements Device.
-func (HostDevice) Close() error { return nil }
-
-// Ring implements Device.
-func (HostDevice) Ring(slots []byte, slotBytes, buffers, bufferBytes int) (Ring, error) {
+// HostRing makes the ring of the device that every machine has: its buffers are memory of the process, and Start does the
+// work before it returns. It is the reference for other devices, byte for byte.
+//
+// Slot i is slots[i*slotBytes:(i+1)*slotBytes]; the memory stays the caller's, and must stay mapped until the ring is
+// closed.
+func HostRing(slots []byte, slotBytes, buffers, bufferBytes int) (Ring, error) {
 	if err := CheckRing(slots, slotBytes, buffers, bufferBytes); err != nil {
 		return nil, err
 	}
@@ -27,7 +21,7 @@ func (HostDevice) Ring(slots []byte, slotBytes, buffers, bufferBytes int) (Ring,
 	return r, nil
 }
 
-// CheckRing checks the arguments of Device.Ring.
+// CheckRing checks the arguments for a ring.
 func CheckRing(slots []byte, slotBytes, buffers, bufferBytes int) error {
 	if slotBytes < 1 || len(slots) == 0 || len(slots)%slotBytes != 0 || buffers < 1 || bufferBytes < 1 {
 		return fmt.Errorf("gpuingest: a ring of %d buffers of %d bytes over slots of %d in %d bytes", buffers, bufferBytes, slotBytes, len(slots))

@@ -81,13 +81,12 @@ func checkDevicePart(t *testing.T, spec string, photos [][]byte) {
 			t.Fatal(err)
 		}
 	}
-	var dev Device = HostDevice{}
-	ring, err := dev.Ring(slot, len(slot), 1, len(want))
+	ring, err := HostRing(slot, len(slot), 1, len(want))
 	if err != nil {
 		t.Fatal(err)
 	}
 	got := make([]byte, len(want))
-	for _, err := range []error{ring.Start(0, 0, j), ring.Wait(0), ring.Read(0, got), ring.Close(), dev.Close()} {
+	for _, err := range []error{ring.Start(0, 0, j), ring.Wait(0), ring.Read(0, got), ring.Close()} {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -179,7 +178,7 @@ func TestJobCheck(t *testing.T) {
 			t.Errorf("%s: passes", name)
 		}
 	}
-	r, err := HostDevice{}.Ring(slot, 232, 2, 112)
+	r, err := HostRing(slot, 232, 2, 112)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +187,7 @@ func TestJobCheck(t *testing.T) {
 			t.Errorf("slot %d to buffer %d is accepted", bad[0], bad[1])
 		}
 	}
-	if _, err := (HostDevice{}).Ring(slot, 100, 1, 1); err == nil {
+	if _, err := HostRing(slot, 100, 1, 1); err == nil {
 		t.Error("slots that do not fill their memory are accepted")
 	}
 }

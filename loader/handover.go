@@ -12,15 +12,6 @@ import (
 	"github.com/shoalfs/shoal/loader/feedpb"
 )
 
-// handoverReply is sent with the descriptor, or with an error.
-type handoverReply struct {
-	V         int    `json:"v"`
-	Slots     int    `json:"slots,omitempty"`
-	SlotBytes int64  `json:"slot_bytes,omitempty"`
-	Frames    bool   `json:"frames,omitempty"` // the stream's messages come on this connection
-	Error     string `json:"error,omitempty"`
-}
-
 // slots returns how many slots a session gets: those it asked for if it came through a unix socket, which is the
 // only way to pass a descriptor.
 func slots(ctx context.Context, o *feedpb.Open) int {
@@ -44,7 +35,7 @@ func (s *Server) handover(c *net.UnixConn) {
 	}
 	if err != nil {
 		s.log.Warn("feed: a handover of slots failed", "error", err)
-		_ = handover.WriteReply(c, handoverReply{V: handover.Version, Error: err.Error()}) // it may be gone
+		_ = handover.WriteReply(c, handover.SlotsReply{V: handover.Version, Error: err.Error()}) // it may be gone
 		return
 	}
 	defer l.gone()
@@ -93,7 +84,7 @@ func (l *lease) handOver(c *net.UnixConn, frames bool) error {
 		return err
 	}
 	failed := raw.Control(func(fd uintptr) { // Control keeps the file open meanwhile
-		err = handover.WriteReply(c, handoverReply{V: handover.Version, Slots: m.count(), SlotBytes: m.bytes, Frames: frames}, int(fd))
+		err = handover.WriteReply(c, handover.SlotsReply{V: handover.Version, Slots: uint32(m.count()), SlotBytes: uint64(m.bytes), Frames: frames}, int(fd))
 	})
 	return errors.Join(failed, err)
 }

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shoalfs/shoal/internal/handover"
 	"github.com/shoalfs/shoal/loader/feedpb"
 )
 
@@ -18,7 +19,7 @@ import (
 const (
 	slotMagic       = "SHOALSLT"
 	slotVersion     = 1
-	slotHeaderBytes = 4096
+	slotHeaderBytes = handover.SlotHeader
 	slotPlaneBytes  = 64
 	slotFilling     = 1 // flag
 	maxSlotPlanes   = slotHeaderBytes/slotPlaneBytes - 1
@@ -43,32 +44,16 @@ func slotBytes(total int64) int64 {
 	return (slotHeaderBytes + total + page - 1) / page * page
 }
 
-// newSlotMemory creates the memory. Pages are allocated at their first use.
+// newSlotMemory creates the memory.
 func newSlotMemory(count int, bytes int64) (*slotMemory, error) {
-	fd, err := unix.MemfdCreate("shoal-slots", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	file, data, err := handover.Memfd("shoal-slots", int64(count)*bytes)
 	if err != nil {
-		return nil, fmt.Errorf("create a memfd: %w", err)
-	}
-	m := &slotMemory{file: os.NewFile(uintptr(fd), "shoal-slots"), bytes: bytes, fills: make([]uint64, count)}
-	fail := func(what string, err error) (*slotMemory, error) {
-		_ = m.file.Close() // nothing was written
-		return nil, fmt.Errorf("%s a memfd of %d slots of %d bytes: %w", what, count, bytes, err)
-	}
-	size := int64(count) * bytes
-	if err := unix.Ftruncate(fd, size); err != nil {
-		return fail("size", err)
-	}
-	// Sealed against truncation: neither side can cause a fault in the other.
-	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
-		return fail("seal", err)
-	}
-	if m.data, err = unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
-		return fail("map", err)
+		return nil, fmt.Errorf("%d slots of %d bytes: %w", count, bytes, err)
 	}
 	// Huge pages make reading batches faster, if the kernel gives them to shared memory
 	// (/sys/kernel/mm/transparent_hugepage/shmem_enabled; docs/tuning.md).
-	_ = unix.Madvise(m.data, unix.MADV_HUGEPAGE)
-	return m, nil
+	_ = unix.Madvise(data, unix.MADV_HUGEPAGE)
+	return &slotMemory{file: file, data: data, bytes: bytes, fills: make([]uint64, count)}, nil
 }
 
 // close unmaps the memory. Clients that have mapped it keep it.

@@ -75,7 +75,7 @@ func set(t *testing.T, d *Device) *setting {
 			t.Error(err)
 		}
 	})
-	if s.reference, err = (gpuingest.HostDevice{}).Ring(s.slots, slotBytes, bufferCount, s.ring.BufferBytes()); err != nil {
+	if s.reference, err = gpuingest.HostRing(s.slots, slotBytes, bufferCount, s.ring.BufferBytes()); err != nil {
 		t.Fatal(err)
 	}
 	return s

@@ -100,7 +100,7 @@ func (d *Device) describe() error {
 	return nil
 }
 
-// Name implements gpuingest.Device.
+// Name is "cuda:" and the number.
 func (d *Device) Name() string { return fmt.Sprintf("cuda:%d", d.number) }
 
 // UUID identifies the device, independent of its number in a process.
@@ -109,7 +109,7 @@ func (d *Device) UUID() string { return d.uuid }
 // Model is the driver's name for the device.
 func (d *Device) Model() string { return d.model }
 
-// Close implements gpuingest.Device.
+// Close frees everything that the device holds. Its rings must be closed before.
 func (d *Device) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -44,16 +44,8 @@ type graphKey struct {
 	job          *gpuingest.Job
 }
 
-// Ring implements gpuingest.Device.
-func (d *Device) Ring(slots []byte, slotBytes, buffers, bufferBytes int) (gpuingest.Ring, error) {
-	r, err := d.NewRing(slots, slotBytes, buffers, bufferBytes)
-	if err != nil {
-		return nil, err // not a non-nil interface around a nil *Ring
-	}
-	return r, nil
-}
-
-// NewRing is Ring, with the concrete type, which can hand buffers over.
+// NewRing makes buffers of bufferBytes each, to which batches go from slots, as gpuingest.HostRing does. If it fails it
+// holds nothing, and the caller can go on without the device.
 func (d *Device) NewRing(slots []byte, slotBytes, buffers, bufferBytes int) (*Ring, error) {
 	if err := gpuingest.CheckRing(slots, slotBytes, buffers, bufferBytes); err != nil {
 		return nil, err

@@ -49,21 +49,9 @@ func newPool(d Device, ring Ring, count, hostBytes int, lost func()) (*pool, err
 	page := os.Getpagesize()
 	p := &pool{key: rand.Text(), device: d.Name(), uuid: d.UUID(), ring: ring, count: count, bufferBytes: ring.BufferBytes(),
 		hostBytes: (max(hostBytes, 1) + page - 1) / page * page, lost: lost, out: make([]bool, count), wake: make(chan struct{}, 1), claimed: make(chan struct{})}
-	fd, err := unix.MemfdCreate("shoal-gpu-host", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-	if err != nil {
-		return nil, fmt.Errorf("create a memfd: %w", err)
-	}
-	p.host = os.NewFile(uintptr(fd), "shoal-gpu-host")
-	size := count * p.hostBytes
-	err = unix.Ftruncate(fd, int64(size))
-	if err == nil { // sealed: neither side can cause a fault in the other by truncating it
-		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
-	}
-	if err == nil {
-		p.hostMem, err = unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("prepare a memfd of %d bytes: %w", size, err), p.host.Close())
+	var err error
+	if p.host, p.hostMem, err = handover.Memfd("shoal-gpu-host", int64(count*p.hostBytes)); err != nil {
+		return nil, err
 	}
 	for i := range count {
 		p.free = append(p.free, i)

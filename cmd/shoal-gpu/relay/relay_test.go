@@ -110,7 +110,7 @@ func (d *device) Open(slots []byte, slotBytes, buffers, bufferBytes int) (relay.
 	if d.refuse.Load() {
 		return nil, fmt.Errorf("test: %w", gpuingest.ErrDeviceMemory)
 	}
-	host, err := gpuingest.HostDevice{}.Ring(slots, slotBytes, buffers, bufferBytes)
+	host, err := gpuingest.HostRing(slots, slotBytes, buffers, bufferBytes)
 	if err != nil {
 		return nil, err
 	}
