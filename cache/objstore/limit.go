@@ -174,33 +174,27 @@ func (l *Limiter) leave(p Priority) {
 
 // ReadAt implements [Reader].
 func (l *Limiter) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {
-	class, _, err := l.wait(ctx)
-	if err != nil {
-		return err
-	}
-	err = l.below.ReadAt(ctx, o, p, off)
-	l.finish(class, int64(len(p)), err)
-	return err
-}
-
-// finish returns the place of a read of n bytes.
-func (l *Limiter) finish(p Priority, n int64, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.count()
-	l.learn(n, err)
-	l.leave(p)
-	l.dispatch()
+	return l.read(ctx, int64(len(p)), func() error { return l.below.ReadAt(ctx, o, p, off) })
 }
 
 // ReadSpans implements [SpanReader].
 func (l *Limiter) ReadSpans(ctx context.Context, o Object, spans []Span) error {
+	return l.read(ctx, SpansLength(spans), func() error { return l.below.ReadSpans(ctx, o, spans) })
+}
+
+// read does f, a read of n bytes, when it has a place.
+func (l *Limiter) read(ctx context.Context, n int64, f func() error) error {
 	class, _, err := l.wait(ctx)
 	if err != nil {
 		return err
 	}
-	err = l.below.ReadSpans(ctx, o, spans)
-	l.finish(class, SpansLength(spans), err)
+	err = f()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.count()
+	l.learn(n, err)
+	l.leave(class)
+	l.dispatch()
 	return err
 }
 
