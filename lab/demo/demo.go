@@ -28,6 +28,7 @@ import (
 	humanize "github.com/dustin/go-humanize"
 
 	"github.com/shoalfs/shoal/internal/progress"
+	"github.com/shoalfs/shoal/lab/rig/daemon"
 	"github.com/shoalfs/shoal/lab/rig/photos"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 	"github.com/shoalfs/shoal/lab/rig/s3server"
@@ -108,7 +109,8 @@ type job struct {
 	proxy   *proxy.Process
 	env     []string // of shoal and the trainers
 	classes int
-	dropped bool // the kernel's caches could be dropped
+	sockets string // folder: the path of a socket has 107 bytes at most, and WorkDir may be deep
+	dropped bool   // the kernel's caches could be dropped
 }
 
 func newJob(o Options) *job { return &job{Options: o, bars: progress.New(o.Progress)} }
@@ -147,12 +149,16 @@ func (j *job) run(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	defer unlock()
-	if err := unmountBelow(j.WorkDir); err != nil {
+	if err := daemon.Unmount(j.WorkDir); err != nil {
 		return err
 	}
 	if err := j.writeTrainers(); err != nil {
 		return err
 	}
+	if j.sockets, err = os.MkdirTemp("", "shoal-demo-"); err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(j.sockets) }()
 	if err := j.prepare(ctx); err != nil {
 		return err
 	}
@@ -231,5 +237,5 @@ func (j *job) close() {
 		j.store.Stop()
 	}
 	// Each run has stopped its daemon and unmounted; this is for what went wrong there.
-	_ = unmountBelow(j.WorkDir)
+	_ = daemon.Unmount(j.WorkDir)
 }

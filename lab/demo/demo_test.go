@@ -18,6 +18,7 @@ import (
 	"testing/fstest"
 	"time"
 
+	"github.com/shoalfs/shoal/lab/rig/daemon"
 	"github.com/shoalfs/shoal/lab/rig/photos"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
@@ -172,7 +173,7 @@ func checkClean(t *testing.T, o Options) {
 	if pids := children(t); len(pids) > 0 {
 		t.Errorf("processes %v are left", pids)
 	}
-	if m, err := mountsBelow(o.WorkDir); err != nil || len(m) > 0 {
+	if m, err := daemon.Mounts(o.WorkDir); err != nil || len(m) > 0 {
 		t.Errorf("mounts %v are left, %v", m, err)
 	}
 	if left, err := os.ReadDir(os.TempDir()); err != nil || len(left) > 0 {

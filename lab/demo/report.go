@@ -171,12 +171,7 @@ type Tick struct {
 
 // TimeTicks are the marks of the time axis.
 func (r *report) TimeTicks() []Tick {
-	var ticks []Tick
-	step := niceStep(r.longest() / 7)
-	for t := 0.0; t <= r.longest(); t += step {
-		ticks = append(ticks, Tick{r.x(t), fmt.Sprintf("%g s", t)})
-	}
-	return ticks
+	return ticks(r.longest(), niceStep(r.longest()/7), r.x, "%g s")
 }
 
 // SampleTicks are the marks of the axis of samples.

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +17,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/lab/rig/cputime"
+	"github.com/shoalfs/shoal/lab/rig/daemon"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 	"github.com/shoalfs/shoal/lab/rig/subproc"
 )
@@ -104,9 +104,6 @@ func (j *job) scenarios() []scenario {
 	}
 }
 
-// patience is how long a daemon may take to get ready or to end.
-const patience = 30 * time.Second
-
 // runScenario starts a daemon, trains, and stops the daemon.
 func (j *job) runScenario(ctx context.Context, s scenario) (_ *Result, err error) {
 	cache := j.path(s.cache)
@@ -128,21 +125,21 @@ func (j *job) runScenario(ctx context.Context, s scenario) (_ *Result, err error
 	result := "failed"
 	defer func() { bar.Done(result) }()
 	bar.Note("starting")
-	d, err := j.startDaemon(ctx, s, cache)
+	d, target, err := j.startDaemon(ctx, s, cache)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, d.stop()) }()
+	defer func() { err = errors.Join(err, d.Close()) }()
 
 	r := &Result{Name: s.name, Title: s.title, Detail: s.detail}
 	cpu := j.cpu(d)
-	if err := j.train(ctx, s, d, r, bar.Set, bar.Note); err != nil {
-		return nil, errors.Join(err, d.proc.Failed(), j.proxy.Failed(), j.store.Failed())
+	if err := j.train(ctx, s, target, r, bar.Set, bar.Note); err != nil {
+		return nil, errors.Join(err, d.Failed(), j.proxy.Failed(), j.store.Failed())
 	}
 	now := j.cpu(d)
 	r.ShoalCPU, r.StoreCPU = now.shoal-cpu.shoal, now.store-cpu.store
 	r.OtherCPU = max(now.machine-cpu.machine-r.ShoalCPU-r.StoreCPU-now.trainers+cpu.trainers, 0)
-	if err := j.counters(ctx, d, before, r); err != nil {
+	if err := j.counters(ctx, target, before, r); err != nil {
 		return nil, err
 	}
 	r.Bound = j.explain(r, s)
@@ -150,104 +147,30 @@ func (j *job) runScenario(ctx context.Context, s scenario) (_ *Result, err error
 	return r, nil
 }
 
-// daemon is a running shoal.
-type daemon struct {
-	proc   *subproc.Proc
-	target string // what the trainer is given, and `shoal stat`
-	mount  string // empty for a feed
-	socket string // empty for a mount
-	log    *os.File
-}
-
-// startDaemon runs shoal in the foreground, so that it ends with the demo in every case, and waits
-// until it is ready.
-func (j *job) startDaemon(ctx context.Context, s scenario, cache string) (*daemon, error) {
-	common := []string{"--cache-dir", cache, "--cache-size", j.CacheSize, "--memory", j.Memory}
-	d := &daemon{}
-	var args []string
-	if s.feed {
-		// A socket's path holds at most 107 bytes: WorkDir may be too deep.
-		dir, err := os.MkdirTemp("", "shoal-demo-")
-		if err != nil {
-			return nil, err
-		}
-		d.socket = filepath.Join(dir, "feed.sock")
-		d.target = "unix://" + d.socket
-		args = append([]string{"serve", source, "--listen", d.target}, common...)
+// startDaemon runs shoal in the foreground, so that it ends with the demo in every case, and waits until it is ready. target is
+// what the trainer is given, and `shoal stat`.
+func (j *job) startDaemon(ctx context.Context, s scenario, cache string) (d *daemon.Daemon, target string, err error) {
+	at := daemon.Place{Log: j.path("runs", s.name+".shoal.log")}
+	args := []string{"mount", source, j.path("mnt"), "--order", s.order}
+	if target = j.path("mnt"); s.feed {
+		at.Socket = filepath.Join(j.sockets, "feed.sock")
+		target = "unix://" + at.Socket
+		args = []string{"serve", source, "--listen", target}
 	} else {
-		d.mount = j.path("mnt")
-		if err := os.MkdirAll(d.mount, 0o755); err != nil {
-			return nil, err
-		}
-		d.target = d.mount
-		args = append([]string{"mount", source, d.mount, "--order", s.order}, common...)
+		at.Mount = target
 	}
-	err := j.launch(ctx, s, d, args)
-	if err != nil {
-		return nil, errors.Join(err, d.stop())
+	if err := errors.Join(os.MkdirAll(j.path("mnt"), 0o755), os.RemoveAll(at.Log)); err != nil {
+		return nil, "", err
 	}
-	return d, nil
-}
-
-func (j *job) launch(ctx context.Context, s scenario, d *daemon, args []string) (err error) {
-	if d.log, err = os.Create(j.path("runs", s.name+".shoal.log")); err != nil {
-		return err
-	}
-	cmd := exec.Command(j.Shoal, args...)
+	cmd := exec.Command(j.Shoal, append(args, "--cache-dir", cache, "--cache-size", j.CacheSize, "--memory", j.Memory)...)
 	cmd.Env = j.env
-	cmd.Stdout, cmd.Stderr = d.log, d.log
-	if d.proc, err = subproc.Start("shoal "+args[0], cmd); err != nil {
-		return err
+	if d, err = daemon.Start("shoal "+args[0], cmd, at); err != nil {
+		return nil, "", err
 	}
-	return d.waitReady(ctx)
-}
-
-func (d *daemon) waitReady(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not ready after %v", patience))
-	defer cancel()
-	for {
-		if d.ready() {
-			return nil
-		}
-		select {
-		case <-d.proc.Done():
-			return d.proc.Failed()
-		case <-ctx.Done():
-			return fmt.Errorf("shoal: %w; its last output:\n%s", context.Cause(ctx), d.proc.Tail())
-		case <-time.After(20 * time.Millisecond):
-		}
+	if err := d.Ready(ctx); err != nil {
+		return nil, "", errors.Join(err, d.Close())
 	}
-}
-
-func (d *daemon) ready() bool {
-	if d.socket != "" {
-		c, err := net.Dial("unix", d.socket)
-		if err != nil {
-			return false
-		}
-		_ = c.Close()
-		return true
-	}
-	mounts, err := mountsBelow(filepath.Dir(d.mount))
-	return err == nil && slices.Contains(mounts, d.mount)
-}
-
-// stop ends the daemon and unmounts what it may have left.
-func (d *daemon) stop() error {
-	var err error
-	if d.proc != nil {
-		d.proc.Stop(patience)
-	}
-	if d.log != nil {
-		_ = d.log.Close()
-	}
-	if d.mount != "" {
-		err = unmountBelow(filepath.Dir(d.mount))
-	}
-	if d.socket != "" {
-		err = errors.Join(err, os.RemoveAll(filepath.Dir(d.socket)))
-	}
-	return err
+	return d, target, nil
 }
 
 // event is a line of a trainer's output, see trainer/record.py.
@@ -260,10 +183,10 @@ type event struct {
 }
 
 // train runs the trainer and fills in what it reports.
-func (j *job) train(ctx context.Context, s scenario, d *daemon, r *Result, progress func(done, total int), note func(string)) error {
-	args := []string{j.path("trainer", "trainer_mount.py"), d.target, "--workers", strconv.Itoa(j.Workers)}
+func (j *job) train(ctx context.Context, s scenario, target string, r *Result, progress func(done, total int), note func(string)) error {
+	args := []string{j.path("trainer", "trainer_mount.py"), target, "--workers", strconv.Itoa(j.Workers)}
 	if s.feed {
-		args = []string{j.path("trainer", "trainer_feed.py"), d.target, "--sheet", j.path("contact-sheet.png")}
+		args = []string{j.path("trainer", "trainer_feed.py"), target, "--sheet", j.path("contact-sheet.png")}
 	}
 	args = append(args, "--batch", strconv.Itoa(j.Batch), "--seed", strconv.Itoa(j.Seed), "--epoch", strconv.Itoa(s.epoch))
 	if j.Steps > 0 {
@@ -343,9 +266,9 @@ func (r *Result) parse(rd io.Reader, limit int, progress func(done, total int), 
 
 // counters reads what the daemon says it fetched and what the store has seen. Both are asked until
 // they agree, at most for two seconds, since read-ahead may be in flight.
-func (j *job) counters(ctx context.Context, d *daemon, before proxy.Stats, r *Result) error {
+func (j *job) counters(ctx context.Context, target string, before proxy.Stats, r *Result) error {
 	for deadline := time.Now().Add(2 * time.Second); ; {
-		st, err := j.shoalStats(ctx, d.target)
+		st, err := j.shoalStats(ctx, target)
 		if err != nil {
 			return err
 		}
@@ -395,9 +318,9 @@ func (j *job) shoalStats(ctx context.Context, target string) (shoalStats, error)
 // that have ended, which between two readings are the trainer, its workers and a few short helpers.
 type cpuTimes struct{ shoal, store, trainers, machine float64 }
 
-func (j *job) cpu(d *daemon) cpuTimes {
+func (j *job) cpu(d *daemon.Daemon) cpuTimes {
 	t := cpuTimes{
-		shoal: cpuSeconds(d.proc.Pid()),
+		shoal: cpuSeconds(d.Pid()),
 		store: cpuSeconds(j.store.Pid()) + cpuSeconds(j.proxy.Pid()),
 	}
 	t.machine, _ = cputime.Cores()

@@ -14,7 +14,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/shoalfs/shoal/internal/machine"
 	"github.com/shoalfs/shoal/lab/rig/photos"
 	"github.com/shoalfs/shoal/lab/rig/s3server"
 )
@@ -123,34 +122,6 @@ func lockDir(dir string) (unlock func(), err error) {
 		return nil, fmt.Errorf("%s is in use by another demo: wait for it, or give another --work-dir", dir)
 	}
 	return func() { _ = f.Close() }, nil
-}
-
-// mountsBelow returns the mount points in dir, the innermost first.
-func mountsBelow(dir string) (found []string, err error) {
-	mounts, err := machine.Mounts("/")
-	for _, m := range slices.Backward(mounts) {
-		if strings.HasPrefix(m.Point, strings.TrimSuffix(dir, "/")+"/") {
-			found = append(found, m.Point)
-		}
-	}
-	return found, err
-}
-
-// unmountBelow detaches every mount in dir, also one whose daemon is dead or hangs.
-func unmountBelow(dir string) error {
-	mounts, err := mountsBelow(dir)
-	if err != nil {
-		return err
-	}
-	for _, m := range mounts {
-		if syscall.Unmount(m, syscall.MNT_DETACH) == nil {
-			continue
-		}
-		if out, err := exec.Command("fusermount3", "-u", "-z", m).CombinedOutput(); err != nil {
-			return fmt.Errorf("cannot unmount %s: %w: %s", m, err, strings.TrimSpace(string(out)))
-		}
-	}
-	return nil
 }
 
 // dropKernelCaches empties the page, inode and dentry caches, which only root may.

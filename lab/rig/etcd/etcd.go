@@ -155,20 +155,13 @@ func (s *Server) Restart(ctx context.Context, empty bool) error {
 		return err
 	}
 	// It listens when it has a leader.
-	for {
-		if err := s.proc.Failed(); err != nil {
+	return s.proc.Until(ctx, func(ctx context.Context) error {
+		conn, err := new(net.Dialer).DialContext(ctx, "tcp", s.Addr)
+		if err != nil {
 			return err
 		}
-		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", s.Addr)
-		if err == nil {
-			return conn.Close()
-		}
-		select {
-		case <-time.After(10 * time.Millisecond):
-		case <-ctx.Done():
-			return fmt.Errorf("etcd does not listen: %w:\n%s", ctx.Err(), s.proc.Tail())
-		}
-	}
+		return conn.Close()
+	})
 }
 
 // Save copies its data, for which it is stopped a moment. restore starts it again from that copy, once.

@@ -24,6 +24,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shoalfs/shoal/lab/rig/daemon"
 	"github.com/shoalfs/shoal/lab/rig/etcd"
 	"github.com/shoalfs/shoal/lab/rig/netns"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
@@ -75,7 +76,7 @@ type Node struct {
 
 	o     Options
 	proxy *proxy.Proxy
-	log   *os.File
+	log   string
 
 	mu   sync.Mutex
 	proc *subproc.Proc
@@ -104,16 +105,13 @@ func New(ctx context.Context, o Options) (_ *Fleet, err error) {
 	}
 	for i, m := range f.net.Nodes[:o.Nodes] {
 		dir := filepath.Join(o.Dir, strconv.Itoa(i))
-		n := &Node{Node: m, o: o, Number: i, Addr: fmt.Sprintf("unix://%s/%d", f.sockets, i), Mount: filepath.Join(dir, "mnt"), Cache: filepath.Join(dir, "cache")}
+		n := &Node{Node: m, o: o, Number: i, Addr: fmt.Sprintf("unix://%s/%d", f.sockets, i), Mount: filepath.Join(dir, "mnt"), Cache: filepath.Join(dir, "cache"), log: filepath.Join(dir, "log")}
 		f.Nodes = append(f.Nodes, n)
 		_ = unix.Unmount(n.Mount, unix.MNT_DETACH) // what a killed run has left
 		if err := os.MkdirAll(n.Mount, 0o755); err != nil {
 			return nil, err
 		}
 		if n.proxy, err = proxy.Serve(ctx, f.door.of(m.IP), o.Store, o.Far); err != nil {
-			return nil, err
-		}
-		if n.log, err = os.OpenFile(filepath.Join(dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644); err != nil {
 			return nil, err
 		}
 	}
@@ -136,9 +134,6 @@ func (f *Fleet) Close() error {
 		n.Kill()
 		if n.proxy != nil {
 			n.proxy.Stop()
-		}
-		if n.log != nil {
-			_ = n.log.Close()
 		}
 	}
 	if f.door != nil {
@@ -166,7 +161,7 @@ func (f *Fleet) Each(do func(n *Node) error) error {
 
 // Settled waits until all nodes that run know each other, and what each keeps.
 func (f *Fleet) Settled(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("the nodes do not know each other"))
+	ctx, cancel := context.WithTimeoutCause(ctx, daemon.Patience, errors.New("the nodes do not know each other"))
 	defer cancel()
 	for {
 		var runs, know atomic.Int64
@@ -208,15 +203,14 @@ func CacheSize(share float64, bytes int64, files int) string {
 	return strconv.FormatInt(int64((need+1<<20)*32/31), 10) + "B"
 }
 
-// patience is how long a daemon may take to get ready or to end.
-const patience = time.Minute
-
 // Serve starts the daemon, a feed of source, and returns when it is ready. flags are those of `shoal serve`; in them "{ip}" is the
 // node's address, and "{i}" its number.
 func (n *Node) Serve(ctx context.Context, source string, flags ...string) error {
 	_ = unix.Unmount(n.Mount, unix.MNT_DETACH) // of one that was killed
 	args := []string{"serve", source, "--listen", n.Addr, "--cache-dir", n.Cache}
+	at := daemon.Place{Socket: strings.TrimPrefix(n.Addr, "unix://"), Log: n.log}
 	if n.o.Mounts {
+		at.Mount = n.Mount
 		args = append(args, "--mount", n.Mount, "--kernel-cache", "off")
 	}
 	of := strings.NewReplacer("{ip}", n.IP, "{i}", strconv.Itoa(n.Number))
@@ -224,40 +218,15 @@ func (n *Node) Serve(ctx context.Context, source string, flags ...string) error 
 		args = append(args, of.Replace(f))
 	}
 	cmd := n.Command(n.o.Shoal, args...)
-	cmd.Env, cmd.Stdout, cmd.Stderr = n.Env(), n.log, n.log
-	proc, err := subproc.Start(fmt.Sprintf("node %d", n.Number), cmd)
+	cmd.Env = n.Env()
+	d, err := daemon.Start(fmt.Sprintf("node %d", n.Number), cmd, at)
 	if err != nil {
 		return err
 	}
 	n.mu.Lock()
-	n.proc = proc
+	n.proc = d.Proc
 	n.mu.Unlock()
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not ready after %v", patience))
-	defer cancel()
-	for !n.ready() {
-		select {
-		case <-proc.Done():
-			return proc.Failed()
-		case <-ctx.Done():
-			return fmt.Errorf("node %d: %w; its last output:\n%s", n.Number, context.Cause(ctx), proc.Tail())
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
-	return nil
-}
-
-// ready reports whether the feed answers, and the mount is there. The socket of a daemon that was killed refuses.
-func (n *Node) ready() bool {
-	c, err := net.Dial("unix", strings.TrimPrefix(n.Addr, "unix://"))
-	if err != nil {
-		return false
-	}
-	_ = c.Close()
-	if !n.o.Mounts {
-		return true
-	}
-	var st unix.Statfs_t
-	return unix.Statfs(n.Mount, &st) == nil && st.Type == unix.FUSE_SUPER_MAGIC
+	return d.Ready(ctx)
 }
 
 // Env is the environment that leads to the store through the node's proxy, without the settings of whoever runs this.
@@ -277,7 +246,7 @@ func (n *Node) Kill() {
 // Stop ends the daemon as `shoal stop` does.
 func (n *Node) Stop() error {
 	if p := n.process(); p != nil {
-		p.Stop(patience)
+		p.Stop(daemon.Patience)
 	}
 	if err := unix.Unmount(n.Mount, unix.MNT_DETACH); err == nil {
 		return fmt.Errorf("node %d has left its mount", n.Number)

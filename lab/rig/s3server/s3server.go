@@ -184,27 +184,21 @@ func (s *Server) waitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 2 * time.Second}
-	for {
+	return s.Until(ctx, func(ctx context.Context) error {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.URL+"/health", nil)
 		if err != nil {
 			return err
 		}
 		resp, err := client.Do(req)
-		if err == nil {
-			_ = resp.Body.Close()
-			if resp.StatusCode == http.StatusOK {
-				return nil
-			}
-			err = fmt.Errorf("GET /health: %s", resp.Status)
+		if err != nil {
+			return err
 		}
-		select {
-		case <-s.Done():
-			return s.Failed()
-		case <-ctx.Done():
-			return fmt.Errorf("versitygw does not answer on %s: %w", s.URL, err)
-		case <-time.After(20 * time.Millisecond):
+		_ = resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			return fmt.Errorf("GET /health: %s", resp.Status)
 		}
-	}
+		return nil
+	})
 }
 
 // Admin runs a verb of versitygw admin, such as create-user.

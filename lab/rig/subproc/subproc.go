@@ -133,6 +133,23 @@ func (p *Proc) Failed() error {
 	}
 }
 
+// Until waits until ready returns no error. It fails when the child ends before that, or ctx does.
+func (p *Proc) Until(ctx context.Context, ready func(ctx context.Context) error) error {
+	for {
+		err := ready(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-p.done:
+			return p.Failed()
+		case <-ctx.Done():
+			return fmt.Errorf("%s is not ready: %w: %w; its last output:\n%s", p.name, context.Cause(ctx), err, indent(p.Tail()))
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
 // Signal sends sig to the child's process group. A group that is gone is not an error.
 func (p *Proc) Signal(sig syscall.Signal) error {
 	err := syscall.Kill(-p.Pid(), sig)

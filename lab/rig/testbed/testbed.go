@@ -19,8 +19,8 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
-	"time"
 
+	"github.com/shoalfs/shoal/lab/rig/daemon"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 	"github.com/shoalfs/shoal/lab/rig/s3server"
 	"github.com/shoalfs/shoal/lab/rig/subproc"
@@ -126,68 +126,33 @@ func (b *Bed) Shoal(ctx context.Context, args ...string) (string, error) {
 	return stdout.String(), err
 }
 
-// patience is how long a daemon may take to get ready or to end.
-const patience = 60 * time.Second
-
 // Mount is a live mount.
 type Mount struct {
 	Dir string
-	*subproc.Proc
-	log *os.File
+	*daemon.Daemon
 }
 
 // Mount mounts source at a folder of the testbed and returns when it can be read. flags are those of `shoal
 // mount`. The daemon logs to the mount point's name and .log.
-func (b *Bed) Mount(ctx context.Context, source, name string, flags ...string) (_ *Mount, err error) {
-	m := &Mount{Dir: filepath.Join(b.Dir, name)}
-	if err := m.detach(); err != nil { // what a killed run has left
+func (b *Bed) Mount(ctx context.Context, source, name string, flags ...string) (*Mount, error) {
+	dir := filepath.Join(b.Dir, name)
+	if err := daemon.Unmount(dir); err != nil { // what a killed run has left
 		return nil, err
 	}
-	if err := os.MkdirAll(m.Dir, 0o755); err != nil {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
-	if m.log, err = os.Create(m.Dir + ".log"); err != nil {
+	if err := os.RemoveAll(dir + ".log"); err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(b.shoal, append([]string{"mount", source, m.Dir, "--kernel-cache", "off"}, flags...)...)
-	cmd.Env, cmd.Stdout, cmd.Stderr = b.Env, m.log, m.log
-	if m.Proc, err = subproc.Start("shoal mount", cmd); err != nil {
-		_ = m.log.Close()
+	cmd := exec.Command(b.shoal, append([]string{"mount", source, dir, "--kernel-cache", "off"}, flags...)...)
+	cmd.Env = b.Env
+	d, err := daemon.Start("shoal mount", cmd, daemon.Place{Mount: dir, Log: dir + ".log"})
+	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("shoal mount: not ready after %v", patience))
-	defer cancel()
-	for {
-		if _, err := os.Stat(filepath.Join(m.Dir, ".shoal", "stats")); err == nil {
-			return m, nil
-		}
-		select {
-		case <-m.Done():
-			return nil, errors.Join(m.Failed(), m.Close())
-		case <-ctx.Done():
-			return nil, errors.Join(context.Cause(ctx), m.Close())
-		case <-time.After(20 * time.Millisecond):
-		}
+	if err := d.Ready(ctx); err != nil {
+		return nil, errors.Join(err, d.Close())
 	}
-}
-
-// Close ends the daemon, which unmounts, and takes away what it leaves. It is safe to call again.
-func (m *Mount) Close() error {
-	m.Stop(patience)
-	_ = m.log.Close()
-	return m.detach()
-}
-
-// detach unmounts the mount point of a dead daemon.
-func (m *Mount) detach() error {
-	if _, err := os.Stat(m.Dir); !errors.Is(err, syscall.ENOTCONN) && !errors.Is(err, syscall.ECONNABORTED) {
-		return nil
-	}
-	if syscall.Unmount(m.Dir, syscall.MNT_DETACH) == nil {
-		return nil
-	}
-	if out, err := exec.Command("fusermount3", "-u", "-z", m.Dir).CombinedOutput(); err != nil {
-		return fmt.Errorf("cannot unmount %s: %w: %s", m.Dir, err, bytes.TrimSpace(out))
-	}
-	return nil
+	return &Mount{dir, d}, nil
 }
