@@ -90,8 +90,11 @@ func (o Outcomes) Add(p Outcomes) Outcomes {
 // read, and called by many goroutines at once.
 func (m *Meter) OnRead(f func(o Object, bytes int64, took time.Duration, err error)) { m.onRead = f }
 
-// read counts a read that began at start.
-func (m *Meter) read(ctx context.Context, o Object, bytes int64, start time.Time, err error) {
+// read does and counts a read.
+func (m *Meter) read(ctx context.Context, o Object, bytes int64, f func() error) error {
+	m.begin(opRead)
+	start := time.Now()
+	err := f()
 	took := time.Since(start)
 	if err == nil {
 		m.latency.Record(took)
@@ -101,6 +104,7 @@ func (m *Meter) read(ctx context.Context, o Object, bytes int64, start time.Time
 		m.onRead(o, bytes, took, err)
 	}
 	m.end(ctx, opRead, err)
+	return err
 }
 
 // Stats returns the counts.
@@ -172,11 +176,7 @@ func (m *Meter) end(ctx context.Context, op int, err error) {
 
 // ReadAt implements [Reader].
 func (m *Meter) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {
-	m.begin(opRead)
-	start := time.Now()
-	err := m.below.ReadAt(ctx, o, p, off)
-	m.read(ctx, o, int64(len(p)), start, err)
-	return err
+	return m.read(ctx, o, int64(len(p)), func() error { return m.below.ReadAt(ctx, o, p, off) })
 }
 
 // ReadSpans implements [SpanReader]: one read of all the bytes from the first span to the last one's end.
@@ -184,11 +184,7 @@ func (m *Meter) ReadSpans(ctx context.Context, o Object, spans []Span) error {
 	if len(spans) == 0 {
 		return m.below.ReadSpans(ctx, o, spans)
 	}
-	m.begin(opRead)
-	start := time.Now()
-	err := m.below.ReadSpans(ctx, o, spans)
-	m.read(ctx, o, SpansLength(spans), start, err)
-	return err
+	return m.read(ctx, o, SpansLength(spans), func() error { return m.below.ReadSpans(ctx, o, spans) })
 }
 
 // request does a request and counts it.

@@ -319,17 +319,12 @@ func (j *job) shoalStats(ctx context.Context, target string) (shoalStats, error)
 type cpuTimes struct{ shoal, store, trainers, machine float64 }
 
 func (j *job) cpu(d *daemon.Daemon) cpuTimes {
-	t := cpuTimes{
-		shoal: cpuSeconds(d.Pid()),
-		store: cpuSeconds(j.store.Pid()) + cpuSeconds(j.proxy.Pid()),
-	}
+	var t cpuTimes // of what is gone 0
+	t.shoal, _ = cputime.Process(d.Pid())
+	store, _ := cputime.Process(j.store.Pid())
+	far, _ := cputime.Process(j.proxy.Pid())
+	t.store = store + far
 	t.machine, _ = cputime.Cores()
 	t.trainers, _ = cputime.Family(os.Getpid()) // this one is there
 	return t
-}
-
-// cpuSeconds returns the user and system time of a process, 0 if it is gone.
-func cpuSeconds(pid int) float64 {
-	seconds, _ := cputime.Process(pid)
-	return seconds
 }
