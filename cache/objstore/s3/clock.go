@@ -66,5 +66,9 @@ var anew = v4.NewSigner(func(o *v4.SignerOptions) { o.DisableURIPathEscaping = t
 // sign signs a request of minio-go anew: at another time, or with more headers.
 func sign(r *http.Request, v *credentials.Value, region string, now time.Time) error {
 	keys := aws.Credentials{AccessKeyID: v.AccessKeyID, SecretAccessKey: v.SecretAccessKey, SessionToken: v.SessionToken}
+	if encodings, ok := r.Header["Accept-Encoding"]; ok { // proxies change it, so minio-go leaves it out, too
+		delete(r.Header, "Accept-Encoding")
+		defer func() { r.Header["Accept-Encoding"] = encodings }()
+	}
 	return anew.SignHTTP(r.Context(), keys, r, r.Header.Get("X-Amz-Content-Sha256"), "s3", region, now)
 }
