@@ -69,8 +69,7 @@
 //     readers that both just missed would fetch it twice.
 //   - A peer's request never asks a peer to fetch, and waits for no flight that does, or that waits for memory.
 //   - Memory is reserved in the [Ledger] before it is allocated. A prefetch never waits for it.
-//   - Only the writer calls methods of [segment.Store] that take its lock: an operation that hangs
-//     may hold that lock.
+//   - Only the writer calls methods of [segment.Store] that write or wait. Its lock is never held over the disk.
 //
 // More than 40 names are exported: the cache, its volumes and memory, what peers say to each other, and codecs.
 package cache

@@ -57,6 +57,7 @@ type disk struct {
 
 	noReads, noWrites atomic.Bool  // trouble
 	used, limit       atomic.Int64 // of the store, as the writer last saw them
+	freed, garbage    atomic.Bool  // records were freed since empty segments were last looked for, and wasteful ones
 	chosen            atomic.Bool  // outside is to be counted again
 
 	health
@@ -77,8 +78,6 @@ type health struct {
 // makingRoom is what only the writer touches.
 type makingRoom struct {
 	unchecked int64   // bytes that may be appended before the free space is checked again
-	freed     bool    // records were freed since empty segments were last looked for
-	garbage   bool    // and since wasteful ones were
 	outside   []share // to be rewritten for the room of what is outside the sets; see evict
 	askAgain  time.Time
 }
@@ -117,7 +116,7 @@ func (v *Volume) OpenDisk(dir string, o segment.Options) error {
 	d.chosen.Store(true)
 	d.watch.init(d)
 	for _, loc := range a.finish() {
-		d.drops(loc)
+		d.free(loc)
 	}
 	if err := d.shrink([]*Volume{v}); err != nil {
 		v.forget(func(segment.Loc) bool { return true })
@@ -159,12 +158,10 @@ func (d *disk) stats() DiskStats {
 }
 
 // free gives a record up.
-func (d *disk) free(loc segment.Loc) { d.writer.start(func() { d.drops(loc) }) }
-
-// drops is free for the writer.
-func (d *disk) drops(loc segment.Loc) {
+func (d *disk) free(loc segment.Loc) {
 	d.store.Free(loc)
-	d.freed, d.garbage = true, true
+	d.freed.Store(true)
+	d.garbage.Store(true)
 }
 
 // void frees a record for good, whose bytes are wrong though its checksums are right. It returns when that is on disk.
@@ -172,7 +169,7 @@ func (d *disk) void(ctx context.Context, loc segment.Loc) error {
 	var failed error
 	if err := d.writer.do(ctx, func() {
 		failed = d.store.Void(loc)
-		d.freed, d.garbage = true, true
+		d.free(loc)
 	}); err != nil {
 		return err
 	}
@@ -205,7 +202,7 @@ func (d *disk) keep(k extentKey, buf *buffer) bool {
 	if v.move(e, 0, loc, buf.coded) {
 		killpoint.Pass("cache.write.placed")
 	} else {
-		d.drops(loc)
+		d.free(loc)
 	}
 	return true
 }
@@ -273,8 +270,7 @@ func (d *disk) room() (int64, error) {
 // reports whether that freed anything. It costs nothing if nothing was freed since the last call: every extent that
 // finds the store full comes here.
 func (d *disk) makeRoom(onlyEmpty bool, n int64) bool {
-	if d.freed {
-		d.freed = false
+	if d.freed.Swap(false) {
 		n, err := d.store.Reclaim()
 		if err != nil {
 			d.failed("reclaim", err, false)
@@ -286,7 +282,7 @@ func (d *disk) makeRoom(onlyEmpty bool, n int64) bool {
 	if onlyEmpty {
 		return false
 	}
-	if d.garbage && d.rewriteWasteful() {
+	if d.garbage.Swap(false) && d.rewriteWasteful() {
 		return true
 	}
 	freed, err := d.evict(n, d.ds.list())
@@ -298,7 +294,6 @@ func (d *disk) makeRoom(onlyEmpty bool, n int64) bool {
 
 // rewriteWasteful rewrites the segment with most garbage without it, if that is much, and reports whether it did.
 func (d *disk) rewriteWasteful() bool {
-	d.garbage = false
 	var worst segment.SegmentInfo
 	for _, s := range d.store.Segments() {
 		if !s.Active && s.Garbage > worst.Garbage {
@@ -309,8 +304,9 @@ func (d *disk) rewriteWasteful() bool {
 		return false
 	}
 	_, err := d.purge(worst.ID, d.ds.list(), true)
-	d.garbage = err == nil // there may be more
-	if err != nil && !errors.Is(err, errNoRoom) {
+	if err == nil {
+		d.garbage.Store(true) // there may be more
+	} else if !errors.Is(err, errNoRoom) {
 		d.failed("reclaim", err, false)
 	}
 	return err == nil

@@ -224,7 +224,7 @@ func (k keptRecord) recoded(payload []byte) (used bool) {
 	if !used { // it was lost, or copied elsewhere, meanwhile
 		from = to
 	}
-	d.drops(from)
+	d.free(from)
 	return used
 }
 

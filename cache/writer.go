@@ -8,7 +8,7 @@ import (
 
 // writer moves extents from memory to disk in the background. It is one goroutine, because buffered writes to one
 // file take its inode's lock exclusively: hundreds of fetches that each append their own extent would wait for each
-// other, each on its own thread. Everything else that may wait for the store's lock is a task in its queue.
+// other, each on its own thread. Everything else that writes to the store or waits in it is a task in its queue.
 //
 // The queue is bounded by the ledger: every extent in it is in the ring.
 type writer struct {
