@@ -452,11 +452,7 @@ func (l *Layout) Close() error {
 	return unix.Munmap(l.data)
 }
 
-// Save writes the layout into the folder dir, as [Manifest.Save] does.
-func (l *Layout) Save(dir string) (path string, err error) {
-	return l.save(dir, nil)
-}
-
+// save writes the layout into the folder dir, as [Manifest.Save] does.
 func (l *Layout) save(dir string, key *crypt.Key) (path string, err error) {
 	path, err = saveUnder(dir, l.Version(), l.data, "layout", key)
 	if err != nil {

@@ -645,3 +645,11 @@ func TestLookupsDoNotAllocate(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 }
+
+// Match reports whether the file with this path is a sample.
+func (f *Filter) Match(path string) bool {
+	if !f.path {
+		path = path[strings.LastIndexByte(path, '/')+1:]
+	}
+	return f.match([]byte(path))
+}

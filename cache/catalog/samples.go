@@ -26,14 +26,6 @@ type Filter struct {
 	path  bool // it looks at the path, not at the base name alone
 }
 
-// Match reports whether the file with this path is a sample.
-func (f *Filter) Match(path string) bool {
-	if !f.path {
-		path = path[strings.LastIndexByte(path, '/')+1:]
-	}
-	return f.match([]byte(path))
-}
-
 // Samples numbers the files that match; all if match is nil. Files at the root belong to no class and are not
 // numbered, unless no folder holds a file: then they are the samples, as in most of WebDataset's shards, and have no
 // label. If every file matches, it uses no memory per file.

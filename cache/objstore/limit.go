@@ -115,15 +115,6 @@ func (l *Limiter) reserved() int {
 	return max(1, l.n/demandShare)
 }
 
-// SetLimit sets the number of places, which is fixed from then on. It does not affect requests in flight.
-func (l *Limiter) SetLimit(n int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.pace = nil
-	l.n = max(1, n)
-	l.dispatch()
-}
-
 // Places returns how many requests may run at once now.
 func (l *Limiter) Places() int {
 	l.mu.Lock()

@@ -172,3 +172,12 @@ func TestPaceModel(t *testing.T) {
 		}
 	})
 }
+
+// SetLimit sets the number of places, which is fixed from then on. It does not affect requests in flight.
+func (l *Limiter) SetLimit(n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.pace = nil
+	l.n = max(1, n)
+	l.dispatch()
+}

@@ -14,7 +14,7 @@ import (
 
 // Open opens the folder dir, which it makes if necessary, and recovers its segments. visit, unless nil, is called for
 // each record, in the order of the appends; it must not call the store. A damaged segment is not an error, but is
-// counted in [Stats] and logged. A failing disk, and a segment of a newer format (ErrNewerFormat), are errors.
+// counted in [Recovery] and logged. A failing disk, and a segment of a newer format (ErrNewerFormat), are errors.
 func Open(dir string, o Options, visit func(Extent, Loc)) (*Store, error) {
 	if err := o.setDefaults(); err != nil {
 		return nil, fmt.Errorf("segment: %w", err)
@@ -30,7 +30,7 @@ func Open(dir string, o Options, visit func(Extent, Loc)) (*Store, error) {
 		s.giveAll()
 		return nil, fmt.Errorf("segment: open %s: %w", dir, err)
 	}
-	if r := s.stats.Recovery; r != (Recovery{}) {
+	if r := s.recovery; r != (Recovery{}) {
 		level := slog.LevelInfo
 		if r != (Recovery{Scanned: r.Scanned}) {
 			level = slog.LevelWarn
@@ -190,7 +190,7 @@ func (s *Store) loadAll(ids []uint32, install func(*loaded)) (forget []uint32, e
 		}
 		install(l)
 	}
-	s.stats.Recovery.BadTables += bad
+	s.recovery.BadTables += bad
 	if err == nil {
 		err = walked
 	}
@@ -353,7 +353,7 @@ func (s *Store) scanRest(l *loaded, size int64) error {
 // install adds a loaded segment to the store.
 func (s *Store) install(l *loaded, visit func(Extent, Loc)) {
 	s.nextID = max(s.nextID, l.id+1)
-	s.stats.Recovery.add(&l.recovered)
+	s.recovery.add(&l.recovered)
 	g := l.g
 	if g == nil {
 		return

@@ -129,7 +129,9 @@ type Store struct {
 	used      int64 // with the bytes of the append that is under way
 	returned  bool  // used is not in the budget any more
 	closed    bool
-	stats     Stats
+	counts    counts
+
+	recovery Recovery
 
 	noNow atomic.Bool // the file system cannot tell what is in memory
 
@@ -138,6 +140,9 @@ type Store struct {
 	sealC  chan struct{}
 	sealer sync.WaitGroup
 }
+
+// counts are since Open.
+type counts struct{ appends, appendErrors, syncErrors, dropped int64 }
 
 // segment is one file.
 type segment struct {
@@ -310,7 +315,7 @@ func (s *Store) append(rec Record, payload []byte, beyond bool) (Loc, error) {
 		s.mu.Lock()
 		if err != nil {
 			s.give(e.end() - e.off)
-			s.stats.AppendErrors++
+			s.counts.appendErrors++
 			err = fmt.Errorf("segment: append %d bytes: %w", e.Length, err)
 		}
 	}
@@ -329,7 +334,7 @@ func (s *Store) append(rec Record, payload []byte, beyond bool) (Loc, error) {
 	g.end = e.end()
 	g.live += size
 	g.liveRecs++
-	s.stats.Appends++
+	s.counts.appends++
 	return makeLoc(g.id, e.off, e.gap), nil
 }
 
@@ -360,7 +365,7 @@ func (s *Store) reserve(rec Record, beyond bool) (g *segment, e entry, err error
 	s.mu.Lock()
 	if err != nil {
 		s.give(grow)
-		s.stats.AppendErrors++
+		s.counts.appendErrors++
 		return nil, entry{}, err
 	}
 	s.nextID++
@@ -555,7 +560,7 @@ func (s *Store) commitSegment(g *segment, retiredOnly bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {
-		s.stats.SyncErrors++
+		s.counts.syncErrors++
 		return err
 	}
 	g.dirSynced = true
@@ -587,26 +592,6 @@ func (s *Store) Used() int64 {
 	return s.used
 }
 
-// Stats tells how a store is doing. Counters start at Open.
-type Stats struct {
-	Segments     int
-	Records      int   // live ones
-	UsedBytes    int64 // all of the files
-	LiveBytes    int64 // live records, with headers and padding, and those that cannot be read
-	Encrypted    int   // records that this store cannot read, but keeps: encrypted without a key, unencrypted with one
-	Appends      int64
-	AppendErrors int64
-	Reads        int64
-	Checks       int64 // reads that had a checksum to check
-	Corrupt      int64 // reads that found damage, those of a scrub counted
-	ReadErrors   int64 // reads that the file system failed
-	WouldBlock   int64 // ReadAtNow that would have waited
-	Scrubbed     int64 // records that a scrub found right
-	SyncErrors   int64
-	Dropped      int64 // segments
-	Recovery     Recovery
-}
-
 // Recovery tells what Open found.
 type Recovery struct {
 	Scanned     int   // records that no table covered
@@ -617,23 +602,6 @@ type Recovery struct {
 	BadSegments int   // files without a valid segment header, removed
 	Mended      int   // damaged segment headers, rewritten
 	Encrypted   int   // records that this store cannot read, but keeps
-}
-
-// Stats returns the current numbers.
-func (s *Store) Stats() Stats {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	st := s.stats
-	for _, g := range *s.segs.Load() {
-		st.Segments++
-		st.Records += g.liveRecs
-		st.LiveBytes += g.live
-		st.Encrypted += g.encrypted
-	}
-	st.UsedBytes = s.used
-	st.Reads, st.Checks, st.Corrupt, st.ReadErrors = s.reads.Load(), s.checks.Load(), s.corrupt.Load(), s.readErrors.Load()
-	st.WouldBlock, st.Scrubbed = s.wouldBlock.Load(), s.scrubbed.Load()
-	return st
 }
 
 // SegmentInfo tells what is in a segment.
