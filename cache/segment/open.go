@@ -363,9 +363,7 @@ func (s *Store) install(l *loaded, visit func(Extent, Loc)) {
 		visit(e.Extent, makeLoc(g.id, e.off, e.gap))
 	}
 	s.used += g.end
-	if s.o.Budget != nil {
-		s.o.Budget.Take(g.end)
-	}
+	s.o.Budget.Take(g.end)
 	(*s.segs.Load())[g.id] = g
 }
 

@@ -83,13 +83,14 @@ type Options struct {
 }
 
 func (o *Options) setDefaults() error {
+	if o.Budget == nil {
+		o.Budget = NewBudget(0)
+	}
 	if o.SegmentSize == 0 {
 		o.SegmentSize = defaultSegmentSize
 		bound := o.MaxBytes
-		if o.Budget != nil {
-			if limit := o.Budget.Limit(); limit > 0 && (bound <= 0 || limit < bound) {
-				bound = limit
-			}
+		if limit := o.Budget.Limit(); limit > 0 && (bound <= 0 || limit < bound) {
+			bound = limit
 		}
 		if bound > 0 {
 			o.SegmentSize = min(max(bound/16, minDefaultSize), defaultSegmentSize)
@@ -206,11 +207,9 @@ func (s *Store) sorted() []*segment {
 // take takes n bytes and reports whether both limits allow them; with beyond set, it takes them in any case. The
 // caller holds mu.
 func (s *Store) take(n int64, beyond bool) bool {
-	switch b := s.o.Budget; {
-	case beyond && b != nil:
-		b.Take(n)
-	case beyond:
-	case s.maxBytes > 0 && n > s.maxBytes-s.used || b != nil && !b.TryTake(n):
+	if beyond {
+		s.o.Budget.Take(n)
+	} else if s.maxBytes > 0 && n > s.maxBytes-s.used || !s.o.Budget.TryTake(n) {
 		return false
 	}
 	s.used += n
@@ -220,7 +219,7 @@ func (s *Store) take(n int64, beyond bool) bool {
 // give gives n bytes back. The caller holds mu.
 func (s *Store) give(n int64) {
 	s.used -= n
-	if s.o.Budget != nil && !s.returned {
+	if !s.returned {
 		s.o.Budget.Give(n)
 	}
 }
@@ -229,7 +228,7 @@ func (s *Store) give(n int64) {
 func (s *Store) giveAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.o.Budget != nil && !s.returned {
+	if !s.returned {
 		s.o.Budget.Give(s.used)
 	}
 	s.returned = true
