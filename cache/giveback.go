@@ -26,7 +26,7 @@ func (c *Cache) GiveBack(dir string, o segment.Options, need int64) (segments in
 func (c *Cache) over(n int64) int64 {
 	limit := c.budget.Limit()
 	if limit == 0 {
-		limit = math.MaxInt64
+		limit = math.MaxInt64 / 2 // who subtracts from it does not overflow
 	}
 	return c.budget.Used() + n - limit
 }
