@@ -17,18 +17,12 @@ type (
 	Draw = rows.Draw
 	// Rand is those of one operation.
 	Rand = rows.Rand
+	// Sample is a sample's bytes, and the files that belong to it. Errors of its Part are passed on.
+	Sample = rows.Sample
 )
 
 // native is the machine's byte order: tables and tensors stay within one machine.
 var native = binary.NativeEndian
-
-// Sample is a sample's bytes, and the files that belong to it.
-type Sample struct {
-	Data []byte
-	// Part returns the file of this extension that belongs to the sample, nil if there is none. The data is valid
-	// until Make returns. Its errors do not make the sample bad and are passed on. Part itself may be nil.
-	Part func(ext string) ([]byte, error)
-}
 
 // Ingest turns samples into rows. It is safe for concurrent use.
 type Ingest interface {
@@ -42,20 +36,6 @@ type Ingest interface {
 	String() string
 	// Hash identifies the canonical form: equal hashes mean equal rows for equal draws.
 	Hash() string
-}
-
-// Mixer is an Ingest with a step over the whole batch, once its rows are done. Rows without a sample are nil.
-// at.Sample is the batch's number in its epoch, at.Occurrence the rank.
-type Mixer interface {
-	Ingest
-	Mix(at Draw, rows []*Row)
-}
-
-// Wants is an Ingest that reads files that belong to samples.
-type Wants interface {
-	Ingest
-	// Parts returns their extensions; the caller must not change it.
-	Parts() []string
 }
 
 // families are the kinds of samples other than pictures, by the first word of a SPEC.
@@ -93,6 +73,9 @@ func (t *Transform) Make(src Sample, at Draw, row *Row) error {
 		return nil
 	})
 }
+
+// Decodes reports whether samples are pictures, which may be recoded JPEGs too.
+func (t *Transform) Decodes() bool { return !t.raw }
 
 // Fields implements Ingest.
 func (t *Transform) Fields() []Field {

@@ -81,7 +81,7 @@ func compileJoint(p *parser, calls []call) (Ingest, error) {
 // Fields implements Ingest.
 func (j *joint) Fields() []Field { return j.fields }
 
-// Parts implements Wants.
+// Parts returns the extensions of the files that belong to a sample; the caller must not change it.
 func (j *joint) Parts() []string { return j.parts }
 
 // Layout implements Ingest.
@@ -108,7 +108,7 @@ func (j *joint) Make(src Sample, at Draw, row *Row) error {
 	return j.picture.applyWith(src.Data, at, row.Fields[0], func(size image.Point, steps []step) error {
 		row.Width, row.Height = uint32(size.X), uint32(size.Y)
 		if j.boxes != nil {
-			part, err := src.part(j.boxes.ext)
+			part, err := partOf(src, j.boxes.ext)
 			if err != nil {
 				return err
 			}
@@ -118,7 +118,7 @@ func (j *joint) Make(src Sample, at Draw, row *Row) error {
 			out = out[len(j.boxes.fields()):]
 		}
 		if j.mask != nil {
-			part, err := src.part(j.mask.ext)
+			part, err := partOf(src, j.mask.ext)
 			if err != nil {
 				return err
 			}
@@ -130,8 +130,8 @@ func (j *joint) Make(src Sample, at Draw, row *Row) error {
 	})
 }
 
-// part returns a file of the sample, nil if there is none.
-func (s Sample) part(ext string) ([]byte, error) {
+// partOf returns a file of the sample, nil if there is none.
+func partOf(s Sample, ext string) ([]byte, error) {
 	if s.Part == nil {
 		return nil, nil
 	}

@@ -526,7 +526,7 @@ func TestJointSpecs(t *testing.T) {
 	if got := strings.Join(fields, "; "); got != "data fp16 [8 9 3] 432; boxes float32 [5 4] 80; labels int64 [5] 40; boxes_n int64 [] 8; mask int64 [8 9] 576" {
 		t.Error(got)
 	}
-	if w, ok := in.(Wants); !ok || !slices.Equal(w.Parts(), []string{"json", "mask.png"}) || in.Layout() != "nhwc" {
+	if w, ok := in.(*joint); !ok || !slices.Equal(w.Parts(), []string{"json", "mask.png"}) || in.Layout() != "nhwc" {
 		t.Errorf("%v, layout %s", in, in.Layout())
 	}
 	for spec, at := range map[string]string{

@@ -169,7 +169,7 @@ func cutBox(size image.Point, lam float64, r *Rand) image.Rectangle {
 	return image.Rect(x-w, y-h, x+w, y+h).Intersect(image.Rectangle{Max: size})
 }
 
-// Mixed is a Transform with a step over the batch. It implements Mixer.
+// Mixed is a Transform with a step over the batch, once its rows are done.
 type Mixed struct{ *Transform }
 
 // ingest is the transform as an Ingest for New.
@@ -214,7 +214,8 @@ func (m *mixing) label(row *Row, partner int64, lam float32) {
 	native.PutUint32(other, math.Float32bits(math.Float32frombits(native.Uint32(other))+(1-lam)))
 }
 
-// Mix implements Mixer. Rows of uint8 become (a*k + b*(65536-k) + 32768) >> 16 with lam = k/65536; rows of floats
+// Mix changes rows in place; those without a sample are nil. at.Sample is the batch's number in its epoch, at.Occurrence the
+// rank. Rows of uint8 become (a*k + b*(65536-k) + 32768) >> 16 with lam = k/65536; rows of floats
 // lam*a + (1-lam)*b in float32, rounded once to the type.
 func (t *Mixed) Mix(at Draw, rows []*Row) {
 	rows = slices.DeleteFunc(slices.Clone(rows), func(r *Row) bool { return r == nil })

@@ -19,11 +19,11 @@ func mixer(t testing.TB, spec string) *Mixed {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, ok := in.(Mixer)
+	m, ok := in.(*Mixed)
 	if !ok {
 		t.Fatalf("%s does not mix", spec)
 	}
-	return m.(*Mixed)
+	return m
 }
 
 var mixPhotoBytes []byte

@@ -450,7 +450,10 @@ func (r *row) read(ctx context.Context, s *session) error {
 		return ctx.Err()
 	}
 	start = time.Now()
-	err = s.spec.transform.Apply(ctx, Sample{Data: data, Part: beside.apply}, r.draw, &r.out)
+	if err = ctx.Err(); err == nil {
+		part := func(ext string) ([]byte, error) { return beside.apply(ctx, ext) }
+		err = s.spec.transform.Make(Sample{Data: data, Part: part}, r.draw, &r.out)
+	}
 	took := time.Since(start)
 	s.count.decode.add(took)
 	s.srv.decoding.Record(took)

@@ -89,22 +89,15 @@ type (
 	Field = rows.Field
 	// Row is where a transform writes.
 	Row = rows.Row
+	// Sample is what a transform reads. An error of its Part ends the stream.
+	Sample = rows.Sample
 )
-
-// Sample is what a transform reads.
-type Sample struct {
-	Data []byte
-	// Part returns the file that belongs to the sample and has this extension, such as "json" or "cls": same folder,
-	// same stem. It is nil without error if there is none. The data is valid until Apply returns, and read-only. An
-	// error of the store ends the stream. Part itself may be nil.
-	Part func(ctx context.Context, ext string) ([]byte, error)
-}
 
 // Transform turns a stored sample into one row of a batch. Implementations are safe for concurrent use.
 type Transform interface {
-	// Apply writes the whole row. It neither keeps nor changes src. Any error other than the context's and
-	// those of Part means that the sample is bad.
-	Apply(ctx context.Context, src Sample, at Draw, row *Row) error
+	// Make writes the whole row. It neither keeps nor changes src. Any error but those of Part means that the sample is
+	// bad.
+	Make(src Sample, at Draw, row *Row) error
 	// Fields describes a row; the caller must not change it.
 	Fields() []Field
 	// Layout is "nchw" or "nhwc", or empty if it has no meaning.

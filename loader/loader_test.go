@@ -236,7 +236,7 @@ func TestDecodedBatches(t *testing.T) {
 					row := make([]byte, len(b.Row(i)))
 					tr, _ := feedtest.Compile(t.Context(), "ramp(5,7)|"+dtype, nil)
 					draw := loader.Draw{Seed: 3, Epoch: 2, Sample: uint64(id), Occurrence: uint32((1 + 3*pos) / 50)}
-					if err := tr.Apply(t.Context(), loader.Sample{Data: feedtest.Sample(id)}, draw, &loader.Row{Fields: [][]byte{row}}); err != nil {
+					if err := tr.Make(loader.Sample{Data: feedtest.Sample(id)}, draw, &loader.Row{Fields: [][]byte{row}}); err != nil {
 						t.Fatal(err)
 					}
 					if b.ID(i) != int64(id) || !bytes.Equal(b.Row(i), row) {
@@ -869,7 +869,7 @@ func TestStandardServices(t *testing.T) {
 		if c := m.GetChunk(); c != nil {
 			tr, _ := feedtest.Compile(t.Context(), "ramp(2,2)", nil)
 			want := make([]byte, 12)
-			if err := tr.Apply(ctx, loader.Sample{Data: feedtest.Sample(0)}, loader.Draw{}, &loader.Row{Fields: [][]byte{want}}); err != nil {
+			if err := tr.Make(loader.Sample{Data: feedtest.Sample(0)}, loader.Draw{}, &loader.Row{Fields: [][]byte{want}}); err != nil {
 				t.Fatal(err)
 			}
 			if !bytes.Equal(c.GetData()[:12], want) {

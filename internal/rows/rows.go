@@ -10,6 +10,15 @@ type Field struct {
 	Bytes int    // of a row
 }
 
+// Sample is what a row is made from: a sample's bytes, and the files that belong to it.
+type Sample struct {
+	Data []byte
+	// Part returns the file that belongs to the sample and has this extension, such as "json" or "cls": same folder,
+	// same stem. It is nil without error if there is none. The data is valid until the row is made, and read-only. Its
+	// errors do not make the sample bad. Part itself may be nil.
+	Part func(ext string) ([]byte, error)
+}
+
 // Row is the destination of a sample.
 type Row struct {
 	Fields [][]byte // one for each field, of its Bytes; they hold garbage before

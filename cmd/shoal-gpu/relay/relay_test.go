@@ -82,17 +82,6 @@ func (r reading) Read(_ context.Context, pos int) ([]byte, func(), error) {
 }
 func (r reading) Close() error { return nil }
 
-// transform is gpuingest's for the loader, as cmd/shoal has it.
-type transform struct{ gpuingest.Ingest }
-
-func (t transform) Fields() (list []loader.Field) {
-	return append(list, t.Ingest.Fields()...)
-}
-
-func (t transform) Apply(_ context.Context, src loader.Sample, at loader.Draw, row *loader.Row) error {
-	return t.Make(gpuingest.Sample{Data: src.Data}, at, row)
-}
-
 // device is the host device with buffers that can be mapped elsewhere.
 type device struct {
 	refuse atomic.Bool // to make rings
@@ -204,11 +193,7 @@ func start(t *testing.T, samples int) *house {
 	ds := newPictures(t, samples)
 	h.server = loader.NewServer(func() loader.Dataset { return ds }, loader.Options{
 		Compile: func(_ context.Context, spec string, _ loader.Dataset) (loader.Transform, error) {
-			in, err := gpuingest.New(spec)
-			if err != nil {
-				return nil, err
-			}
-			return transform{in}, nil
+			return gpuingest.New(spec)
 		}})
 	dir := t.TempDir()
 	h.feedAt, h.gpuAt = "unix://"+filepath.Join(dir, "feed"), "unix://"+filepath.Join(dir, "gpu")

@@ -179,8 +179,8 @@ func Value(src []byte, at loader.Draw, k int) byte {
 	return src[k%len(src)] + byte(at.Seed) + 7*byte(at.Epoch) + 13*byte(at.Sample) + 31*byte(at.Occurrence) + byte(k)
 }
 
-// Apply implements loader.Transform.
-func (r Ramp) Apply(_ context.Context, s loader.Sample, at loader.Draw, row *loader.Row) error {
+// Make implements loader.Transform.
+func (r Ramp) Make(s loader.Sample, at loader.Draw, row *loader.Row) error {
 	src, dst := s.Data, row.Fields[0]
 	if bytes.Equal(src, bad) {
 		return errors.New("no end marker")

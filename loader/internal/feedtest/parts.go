@@ -102,12 +102,12 @@ func CompileJoined(ctx context.Context, spec string, ds loader.Dataset) (loader.
 // Parts implements loader.Wants.
 func (j Joined) Parts() []string { return j.Announced }
 
-// Apply implements loader.Transform. A part of "bad" makes a bad sample, as one that is missing does not.
-func (j Joined) Apply(ctx context.Context, s loader.Sample, _ loader.Draw, row *loader.Row) error {
+// Make implements loader.Transform. A part of "bad" makes a bad sample, as one that is missing does not.
+func (j Joined) Make(s loader.Sample, _ loader.Draw, row *loader.Row) error {
 	dst := row.Fields[0]
 	clear(dst)
 	for _, ext := range append(append([]string{}, j.Announced...), j.Surprise...) {
-		data, err := s.Part(ctx, ext)
+		data, err := s.Part(ext)
 		if err != nil {
 			return fmt.Errorf("reading: %w", err)
 		}
