@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/daemon"
 	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/loader/feedclient"
@@ -182,7 +183,7 @@ func (o *feedOptions) run(c *cobra.Command, addr string) error {
 	r := feedReport{Version: 1, Dataset: opened.GetDataset(), Transform: opened.GetTransform(), Order: engine.OrderState{Spec: unversioned(opened.GetOrder()), State: "following"}}
 	digest := feedclient.NewDigest()
 	start := time.Now()
-	progress := newFeedProgress(c.ErrOrStderr(), int(opened.GetBatches())+int(opened.GetPerEpoch())*(int(open.Epochs)-1))
+	bar, total := late(daemon.Own, "consuming"), int(opened.GetBatches())+int(opened.GetPerEpoch())*(int(open.Epochs)-1)
 	for o.batches == 0 || r.Batches < o.batches {
 		b, err := stream.Next()
 		if errors.Is(err, io.EOF) {
@@ -190,7 +191,7 @@ func (o *feedOptions) run(c *cobra.Command, addr string) error {
 			break
 		}
 		if err != nil {
-			progress.clear()
+			bar.Done("")
 			return cutShort(c.Context(), err, &r, stream.State())
 		}
 		digest.Add(b)
@@ -200,13 +201,12 @@ func (o *feedOptions) run(c *cobra.Command, addr string) error {
 		r.Bad += len(b.Header.GetBad())
 		r.Bytes += int64(b.Header.GetTotalBytes())
 		for _, bad := range b.Header.GetBad() {
-			progress.clear()
 			fmt.Fprintf(c.ErrOrStderr(), "skipped sample %d, %s: %s\n", bad.GetId(), bad.GetPath(), bad.GetCause())
 		}
 		b.Release()
-		progress.show(r.Batches, r.Samples)
+		bar.Set(r.Batches, total, fmt.Sprintf("batches, %.0f samples/s", float64(r.Samples)/time.Since(start).Seconds()))
 	}
-	progress.clear()
+	bar.Done("")
 	r.Seconds, r.Stall, r.Epochs = time.Since(start).Seconds(), stream.Stalled().Seconds(), stream.Epochs()
 	r.SamplesPerS, r.Order.Position = float64(r.Samples)/r.Seconds, r.Samples
 	r.Digest, r.State = hex.EncodeToString(digest.Sum()), stream.State()
@@ -224,45 +224,4 @@ func (o *feedOptions) run(c *cobra.Command, addr string) error {
 		return err
 	}
 	return json.NewEncoder(c.OutOrStdout()).Encode(r)
-}
-
-// feedProgress is a line on a terminal, or a line every few seconds elsewhere.
-type feedProgress struct {
-	w       io.Writer
-	tty     bool
-	total   int
-	started time.Time
-	last    time.Time
-}
-
-func newFeedProgress(w io.Writer, total int) *feedProgress {
-	p := &feedProgress{w: w, total: total, started: time.Now(), last: time.Now()}
-	if f, ok := w.(*os.File); ok {
-		if fi, err := f.Stat(); err == nil {
-			p.tty = fi.Mode()&os.ModeCharDevice != 0
-		}
-	}
-	return p
-}
-
-func (p *feedProgress) show(batches, samples int) {
-	every := 10 * time.Second
-	if p.tty {
-		every = 200 * time.Millisecond
-	}
-	if time.Since(p.last) < every {
-		return
-	}
-	p.last = time.Now()
-	end := "\n"
-	if p.tty {
-		end = "\r"
-	}
-	fmt.Fprintf(p.w, "batch %d of %d, %.0f samples/s   %s", batches, p.total, float64(samples)/time.Since(p.started).Seconds(), end)
-}
-
-func (p *feedProgress) clear() {
-	if p.tty {
-		fmt.Fprint(p.w, "\r\x1b[K")
-	}
 }

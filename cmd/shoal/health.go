@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"slices"
 	"strings"
@@ -128,7 +127,8 @@ func healthOf(ctx context.Context, target string, security *clientSecurity) erro
 	since := time.Now()
 	switch {
 	case strings.HasPrefix(target, "http://"):
-		return adminHealth(ctx, target)
+		_, err := fromAdmin(ctx, target, "/readyz")
+		return err
 	case strings.Contains(target, "://"):
 		client, err := security.dial(target)
 		if err != nil {
@@ -142,25 +142,4 @@ func healthOf(ctx context.Context, target string, security *clientSecurity) erro
 	}
 	_, err := readStats(ctx, target)
 	return err
-}
-
-// adminHealth asks an admin address whether the daemon is ready.
-func adminHealth(ctx context.Context, base string) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(base, "/")+"/readyz", nil)
-	if err != nil {
-		return cli.Usage(err)
-	}
-	transport := &http.Transport{} // without the environment's proxy
-	defer transport.CloseIdleConnections()
-	resp, err := (&http.Client{Transport: transport}).Do(req)
-	if err != nil {
-		return fmt.Errorf("admin address: %w (is a daemon running with --admin there?)", err)
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		text := make([]byte, 200)
-		n, _ := resp.Body.Read(text)
-		return fmt.Errorf("%s: %s", base, strings.TrimSpace(string(text[:n])))
-	}
-	return nil
 }

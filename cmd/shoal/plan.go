@@ -451,7 +451,7 @@ func (p *predictor) predict(ctx context.Context, c sim.Config, of func(epoch int
 	}
 	for _, policy := range p.o.policies {
 		c.Policy = policy
-		bar := p.late("simulating " + policy.String())
+		bar := late(p.inv.Voice, "simulating "+policy.String())
 		run := c
 		run.Watch = func(epoch, step, steps int) bool {
 			bar.Set(epoch*steps+step, c.Epochs*steps, "steps")
@@ -486,7 +486,7 @@ func (p *predictor) predict(ctx context.Context, c sim.Config, of func(epoch int
 // target finds the cache and the bandwidth that are enough. total is a node's part of the dataset.
 func (p *predictor) target(c sim.Config, total int64) (*planTarget, error) {
 	t := &planTarget{Utilisation: p.o.utilisation}
-	bar := p.late("looking for the cache")
+	bar := late(p.inv.Voice, "looking for the cache")
 	cache, ok, err := sim.CacheFor(c, t.Utilisation, total, func(run, of int) { bar.Set(run, of, "runs") })
 	bar.Done("")
 	if err != nil {
@@ -496,7 +496,7 @@ func (p *predictor) target(c sim.Config, total int64) (*planTarget, error) {
 		fraction := float64(cache) / float64(max(total, 1))
 		t.CacheBytes, t.CacheFraction = &cache, &fraction
 	}
-	bar = p.late("looking for the bandwidth")
+	bar = late(p.inv.Voice, "looking for the bandwidth")
 	rate, ok, err := sim.BandwidthFor(c, t.Utilisation, func(run, of int) { bar.Set(run, of, "runs") })
 	bar.Done("")
 	if ok {
@@ -515,8 +515,8 @@ func (p *predictor) cost(e sim.Epoch) *engine.Cost {
 }
 
 // late returns a step that is shown after a second.
-func (p *predictor) late(label string) daemon.Step {
-	return &lateStep{begin: time.Now(), show: func() daemon.Step { return p.inv.Step(label) }}
+func late(v *daemon.Voice, label string) daemon.Step {
+	return &lateStep{begin: time.Now(), show: func() daemon.Step { return v.Step(label) }}
 }
 
 // lateStep shows a step only if it takes long. One goroutine uses it.

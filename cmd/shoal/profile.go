@@ -150,8 +150,8 @@ func (o *profileOptions) record(ctx context.Context, inv *invocation, r *recordi
 	if _, err := r.drain(f); err != nil {
 		return err
 	}
-	if after, err := readStats(context.WithoutCancel(ctx), r.name); err == nil {
-		if err := r.add("stats", json.RawMessage(after.raw)); err != nil {
+	if after, err := rawStats(context.WithoutCancel(ctx), r.name); err == nil {
+		if err := r.add("stats", json.RawMessage(after)); err != nil {
 			return err
 		}
 	}

@@ -25,25 +25,29 @@ import (
 	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
-// mountStats are the stats of a mount's daemon.
-type mountStats struct {
-	engine.Stats
-	raw []byte
-}
-
-// readStats asks the daemon of a mount.
-func readStats(ctx context.Context, mountpoint string) (*mountStats, error) {
+// rawStats asks the daemon of a mount for the JSON of its stats.
+func rawStats(ctx context.Context, mountpoint string) ([]byte, error) {
 	ctx, cancel := inTime(ctx)
 	defer cancel()
 	var out bytes.Buffer
-	if err := askMount(ctx, mountpoint, &out, "stat"); err != nil {
-		return nil, err
+	err := askMount(ctx, mountpoint, &out, "stat")
+	return out.Bytes(), err
+}
+
+// parseStats takes the answer of rawStats or anyStats, as all of the stats or a part of them.
+func parseStats[T any](raw []byte, err error) (*T, error) {
+	s := new(T)
+	if err == nil {
+		if err = json.Unmarshal(raw, s); err != nil {
+			err = fmt.Errorf("the daemon's stats: %w", err)
+		}
 	}
-	s := &mountStats{raw: out.Bytes()}
-	if err := json.Unmarshal(s.raw, &s.Stats); err != nil {
-		return nil, fmt.Errorf("stats of %s: %w", mountpoint, err)
-	}
-	return s, nil
+	return s, err
+}
+
+// readStats asks the daemon of a mount.
+func readStats(ctx context.Context, mountpoint string) (*engine.Stats, error) {
+	return parseStats[engine.Stats](rawStats(ctx, mountpoint))
 }
 
 func statCommand() *cobra.Command {
@@ -73,19 +77,16 @@ a daemon's --admin address. Of the daemon of CACHE-DIR it shows what that serves
 				return w.run(c, &security)
 			}
 			raw, err := anyStats(c.Context(), target, &security)
-			if err != nil {
-				return err
-			}
-			if asJSON {
+			if err == nil && asJSON {
 				_, err = c.OutOrStdout().Write(raw)
 				return err
 			}
-			var s admin.Snapshot
-			if err := json.Unmarshal(raw, &s); err != nil {
-				return fmt.Errorf("stats of %s: %w", target, err)
+			s, err := parseStats[admin.Snapshot](raw, err)
+			if err != nil {
+				return err
 			}
 			printVerdict(c.OutOrStdout(), findings.Of(findings.Snapshot{}, findings.Snapshot{Stats: s.Stats, Feed: s.Feed}))
-			printStats(c.OutOrStdout(), &s)
+			printStats(c.OutOrStdout(), s)
 			return nil
 		},
 	}
@@ -102,7 +103,7 @@ func anyStats(ctx context.Context, target string, security *clientSecurity) ([]b
 	ctx, cancel := inTime(ctx)
 	defer cancel()
 	if strings.HasPrefix(target, "http://") || strings.HasPrefix(target, "https://") {
-		return adminStats(ctx, target)
+		return fromAdmin(ctx, target, "/stats")
 	}
 	if !strings.Contains(target, "://") {
 		m, err := fusefs.At(target)
@@ -110,11 +111,7 @@ func anyStats(ctx context.Context, target string, security *clientSecurity) ([]b
 		case err != nil:
 			return nil, err
 		case m != nil:
-			s, err := readStats(ctx, target)
-			if err != nil {
-				return nil, err
-			}
-			return s.raw, nil
+			return rawStats(ctx, target)
 		case daemon.IsCacheDir(target):
 			var out bytes.Buffer
 			err := attach(ctx, target, []string{"stat"}, &out)

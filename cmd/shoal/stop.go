@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"syscall"
@@ -34,13 +33,9 @@ cache is closed. If the daemon serves several mounts and feeds, only that feed s
 				return err
 			}
 			say(args, "stopping the daemon of %s", target)
-			raw, err := anyStats(c.Context(), target, &security)
+			s, err := parseStats[admin.Snapshot](anyStats(c.Context(), target, &security))
 			if err != nil {
 				return err
-			}
-			var s admin.Snapshot
-			if err := json.Unmarshal(raw, &s); err != nil {
-				return fmt.Errorf("stats of %s: %w", target, err)
 			}
 			one := s.Users > 1 && !all
 			if one && (s.Feed == nil || len(s.Feed.Listen) == 0) {

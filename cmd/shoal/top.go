@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -16,7 +15,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"golang.org/x/sys/unix"
 
 	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/admin"
@@ -24,6 +22,7 @@ import (
 	"github.com/shoalfs/shoal/internal/findings"
 	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/internal/machine"
+	"github.com/shoalfs/shoal/internal/progress"
 )
 
 func topCommand() *cobra.Command {
@@ -51,7 +50,7 @@ Ctrl-C ends it. If the output is not a terminal, it prints one frame.`,
 			case err != nil || len(mounts) == 0:
 				w.target, err = oneDaemon(c.Context(), args, &security)
 			default:
-				w.target, err = chooseMount(mounts, isTerminal(c.OutOrStdout()) && isTerminal(os.Stdin), os.Stdin, c.ErrOrStderr())
+				w.target, err = chooseMount(mounts, progress.Terminal(c.OutOrStdout()) && progress.Terminal(os.Stdin), os.Stdin, c.ErrOrStderr())
 			}
 			if err != nil && w.target == "" {
 				return err
@@ -82,11 +81,11 @@ func (w *watch) run(c *cobra.Command, security *clientSecurity) error {
 		return cli.Usagef("--interval %v: give at least 100ms", w.interval)
 	}
 	ctx, out := c.Context(), c.OutOrStdout()
-	before, err := fetchSnapshot(ctx, w.target, security)
+	before, err := parseStats[findings.Snapshot](anyStats(ctx, w.target, security))
 	if err != nil {
 		return err
 	}
-	live := isTerminal(out) && !w.once
+	live := progress.Terminal(out) && !w.once
 	if live {
 		fmt.Fprint(out, "\x1b[2J")
 	}
@@ -97,7 +96,7 @@ func (w *watch) run(c *cobra.Command, security *clientSecurity) error {
 			return nil
 		}
 		var frame bytes.Buffer
-		now, err := fetchSnapshot(ctx, w.target, security)
+		now, err := parseStats[findings.Snapshot](anyStats(ctx, w.target, security))
 		switch {
 		case ctx.Err() != nil:
 			return nil //nolint:nilerr // Ctrl-C is how it ends
@@ -106,7 +105,7 @@ func (w *watch) run(c *cobra.Command, security *clientSecurity) error {
 		case err != nil:
 			fmt.Fprintf(&frame, "%v\nasking again ...\n", err)
 		default:
-			printFrame(&frame, before, now)
+			printFrame(&frame, *before, *now)
 			before = now
 		}
 		text := printable(frame.String())
@@ -145,52 +144,35 @@ func printable(text string) string {
 	}, text)
 }
 
-func isTerminal(f any) bool {
-	file, ok := f.(*os.File)
-	if !ok {
-		return false
-	}
-	_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS)
-	return err == nil
-}
-
-func fetchSnapshot(ctx context.Context, target string, security *clientSecurity) (s findings.Snapshot, err error) {
-	raw, err := anyStats(ctx, target, security)
-	if err != nil {
-		return s, err
-	}
-	if err := json.Unmarshal(raw, &s); err != nil {
-		return s, fmt.Errorf("stats of %s: %w", target, err)
-	}
-	return s, nil
-}
-
-// adminStats queries an admin address.
-func adminStats(ctx context.Context, target string) ([]byte, error) {
+// fromAdmin gets a page of an admin address.
+func fromAdmin(ctx context.Context, base, page string) ([]byte, error) {
 	const remedy = "give the daemon's --admin address"
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimRight(target, "/")+"/stats", nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimRight(base, "/")+page, nil)
 	if err != nil {
-		return nil, fmt.Errorf("%w (%s)", err, remedy)
+		return nil, cli.Usagef("%w (%s)", err, remedy)
 	}
-	resp, err := http.DefaultClient.Do(req)
+	transport := &http.Transport{} // without the environment's proxy
+	defer transport.CloseIdleConnections()
+	resp, err := (&http.Client{Transport: transport}).Do(req)
 	if err != nil {
 		return nil, fmt.Errorf("%w (%s)", err, remedy)
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, 16<<20))
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s answers %s: %.200s (%s)", req.URL, resp.Status, bytes.TrimSpace(body), remedy)
+	switch why := bytes.TrimSpace(body); {
+	case err != nil:
+	case resp.StatusCode == http.StatusServiceUnavailable: // it says why
+		err = fmt.Errorf("%s: %.200s", base, why)
+	case resp.StatusCode != http.StatusOK:
+		err = fmt.Errorf("%s answers %s: %.200s (%s)", req.URL, resp.Status, why, remedy)
 	}
 	return body, err
 }
 
 // chooseMount returns the only mount, or the user's choice.
 func chooseMount(mounts []machine.Mount, ask bool, in io.Reader, out io.Writer) (string, error) {
-	switch {
-	case len(mounts) == 1:
-		return mounts[0].Point, nil
-	case !ask:
-		return "", cli.Usagef("%d mounts found; name one (%s)", len(mounts), strings.Join(pointsOf(mounts), ", "))
+	if len(mounts) == 1 || !ask {
+		return only(pointsOf(mounts), "give a mount point")
 	}
 	for i, m := range mounts {
 		fmt.Fprintf(out, "%d  %s  (%s)\n", i+1, m.Point, m.Source)

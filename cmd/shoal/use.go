@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"slices"
@@ -62,9 +61,8 @@ func oneDaemon(ctx context.Context, args []string, security *clientSecurity) (st
 
 // daemonOf returns the process behind a mount or feed, 0 if unknown.
 func daemonOf(ctx context.Context, target string, security *clientSecurity) int {
-	raw, err := anyStats(ctx, target, security)
-	var s engine.Stats
-	if err != nil || json.Unmarshal(raw, &s) != nil {
+	s, err := parseStats[engine.Stats](anyStats(ctx, target, security))
+	if err != nil {
 		return 0
 	}
 	return s.PID

@@ -30,12 +30,17 @@ type Printer struct {
 
 // New returns a printer. It draws bars if w is a terminal.
 func New(w io.Writer) *Printer {
-	p := &Printer{w: w, now: time.Now}
-	if f, ok := w.(*os.File); ok {
-		_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-		p.tty = err == nil && os.Getenv("TERM") != "dumb"
+	return &Printer{w: w, now: time.Now, tty: Terminal(w) && os.Getenv("TERM") != "dumb"}
+}
+
+// Terminal reports whether a reader or writer is a terminal.
+func Terminal(of any) bool {
+	f, ok := of.(*os.File)
+	if !ok {
+		return false
 	}
-	return p
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
 }
 
 // Printf prints a line.
