@@ -36,11 +36,7 @@ var audioParams = []param{{"seconds", ""}, {"rate", ""}, {"channels", "1"}, {"cr
 
 // compileAudio reads audio(seconds, rate, channels=1, crop='random', pad=True, resample=False).
 func compileAudio(p *parser, calls []call) (Ingest, error) {
-	c := calls[0]
-	if len(calls) > 1 {
-		return nil, p.fail(calls[1].pos, len(calls[1].name), "", "audio cannot be combined with other operations")
-	}
-	a, err := bind(p, c, audioParams)
+	a, err := p.single(calls, audioParams)
 	if err != nil {
 		return nil, err
 	}

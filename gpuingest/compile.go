@@ -334,6 +334,14 @@ func (t *Transform) fits(p *parser, calls []call, norm *args) error {
 	return nil
 }
 
+// single binds the only call of a SPEC.
+func (p *parser) single(calls []call, params []param) (*args, error) {
+	if len(calls) > 1 {
+		return nil, p.fail(calls[1].pos, len(calls[1].name), "", "%s cannot be combined with other operations", calls[0].name)
+	}
+	return bind(p, calls[0], params)
+}
+
 // bind assigns arguments to parameters and adds defaults.
 func bind(p *parser, c call, params []param) (*args, error) {
 	a := &args{p: p, of: c, list: params, val: map[string]value{}}

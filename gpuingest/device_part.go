@@ -57,18 +57,6 @@ func Split(spec string) (*HostPart, error) {
 	return h, nil
 }
 
-// newHostPart is New for a SPEC with the word device; if nothing can be left to a device, the whole SPEC is compiled.
-func newHostPart(spec string) (Ingest, error) {
-	h, err := Split(spec)
-	if err != nil {
-		return nil, err
-	}
-	if h == nil {
-		return New(spec)
-	}
-	return h, nil
-}
-
 // Finish is the device's part.
 func (h *HostPart) Finish() *Finish { return h.finish }
 

@@ -47,7 +47,12 @@ var families = map[string]func(p *parser, calls []call) (Ingest, error){
 // New compiles a SPEC of any kind. Errors are *SpecError.
 func New(spec string) (Ingest, error) {
 	if whole, ok := cutDevice(spec); ok {
-		return newHostPart(whole)
+		if h, err := Split(whole); err != nil {
+			return nil, err
+		} else if h != nil {
+			return h, nil
+		}
+		return New(whole) // nothing can be left to a device
 	}
 	calls, err := parseSpec(spec)
 	if err != nil {

@@ -59,10 +59,7 @@ func (r Recode) Apply(src []byte) (dst []byte, suffix string, err error) {
 	p := pictures.Get().(*picture)
 	defer p.close()
 	if err := p.open(src, 0); err != nil {
-		if !badBytes(err) {
-			return nil, "", err
-		}
-		return nil, "", fmt.Errorf("%w: %w", ErrBadSample, err)
+		return nil, "", ofSample(err)
 	}
 	size := p.size0
 	if short := min(size.X, size.Y); r.Short > 0 && short > r.Short {
@@ -78,10 +75,7 @@ func (r Recode) Apply(src []byte) (dst []byte, suffix string, err error) {
 	out := make([]byte, len(head)+size.X*size.Y*3)
 	copy(out, head)
 	if err := p.store(out[len(head):], &jpeg.Job{Size: size, MaxPixels: p.maxPixels}); err != nil {
-		if !badBytes(err) {
-			return nil, "", err
-		}
-		return nil, "", fmt.Errorf("%w: %w", ErrBadSample, err)
+		return nil, "", ofSample(err)
 	}
 	if r.Decode {
 		return out, NpySuffix, nil

@@ -39,10 +39,7 @@ var tokenSources = map[string][]param{
 // length is in tokens. stored is npy, npy:TYPE, json (a list of numbers) or the TYPE of bare little-endian integers.
 func compileTokens(p *parser, calls []call) (Ingest, error) {
 	c := calls[0]
-	if len(calls) > 1 {
-		return nil, p.fail(calls[1].pos, len(calls[1].name), "", "%s cannot be combined with other operations", c.name)
-	}
-	a, err := bind(p, c, tokenSources[c.name])
+	a, err := p.single(calls, tokenSources[c.name])
 	if err != nil {
 		return nil, err
 	}

@@ -71,9 +71,6 @@ func (t *Transform) OutBytes() int {
 	return t.size.X * t.size.Y * 3 * dtypes[t.dtype]
 }
 
-// DType returns uint8, fp16, bf16 or fp32; raw for raw.
-func (t *Transform) DType() string { return t.dtype }
-
 // Layout returns nchw or nhwc; raw for raw.
 func (t *Transform) Layout() string { return t.layout }
 
@@ -327,14 +324,17 @@ func (t *Transform) applyWith(src []byte, at Draw, dst []byte, with func(size im
 	p := pictures.Get().(*picture)
 	err := t.apply(p, src, at, dst, with)
 	p.close()
-	if err != nil && !errors.Is(err, ErrBadSample) && badBytes(err) {
-		err = fmt.Errorf("%w: %w", ErrBadSample, err)
-	}
-	return err
+	return ofSample(err)
 }
 
-func badBytes(err error) bool {
-	return errors.Is(err, jpeg.ErrTruncated) || errors.Is(err, jpeg.ErrCorrupt) || errors.Is(err, jpeg.ErrUnsupported) || errors.Is(err, jpeg.ErrTooLarge)
+// ofSample wraps package jpeg's errors that a sample's bytes cause.
+func ofSample(err error) error {
+	for _, of := range []error{jpeg.ErrTruncated, jpeg.ErrCorrupt, jpeg.ErrUnsupported, jpeg.ErrTooLarge} {
+		if errors.Is(err, of) && !errors.Is(err, ErrBadSample) {
+			return fmt.Errorf("%w: %w", ErrBadSample, err)
+		}
+	}
+	return err
 }
 
 // open reads the header of a sample, and decodes it if it is not a JPEG. close must follow.

@@ -222,8 +222,8 @@ func TestTypesAndLayouts(t *testing.T) {
 	for dtype, elem := range dtypes {
 		for _, layout := range layouts {
 			tr := compile(t, chain+"|"+dtype+"|"+layout)
-			if tr.DType() != dtype || tr.Layout() != layout || tr.OutBytes() != 31*50*3*elem {
-				t.Errorf("%s %s %d", tr.DType(), tr.Layout(), tr.OutBytes())
+			if tr.dtype != dtype || tr.Layout() != layout || tr.OutBytes() != 31*50*3*elem {
+				t.Errorf("%s %s %d", tr.dtype, tr.Layout(), tr.OutBytes())
 			}
 			got := apply(t, tr, src, at)
 			for i := range 31 * 50 {
@@ -420,8 +420,8 @@ func TestBadSamples(t *testing.T) {
 
 func TestRaw(t *testing.T) {
 	tr := compile(t, " raw ")
-	if c, h, w := tr.OutShape(); tr.OutBytes() != 0 || tr.DType() != "raw" || tr.Layout() != "raw" || c+h+w != 0 || tr.String() != "raw" {
-		t.Errorf("%d %s %s %s", tr.OutBytes(), tr.DType(), tr.Layout(), tr)
+	if c, h, w := tr.OutShape(); tr.OutBytes() != 0 || tr.dtype != "raw" || tr.Layout() != "raw" || c+h+w != 0 || tr.String() != "raw" {
+		t.Errorf("%d %s %s %s", tr.OutBytes(), tr.dtype, tr.Layout(), tr)
 	}
 	dst := make([]byte, 4)
 	if err := tr.Apply([]byte("data"), Draw{}, dst); err != nil || string(dst) != "data" {
