@@ -25,7 +25,7 @@
 //   - A request is tried once; again only if a connection that had been idle was closed. At most
 //     [peerPlaces] are under way to one peer, and [allPlaces] to all, and as many prefetches. Who gets no place in time asks the store.
 //   - The server answers at most [serverPlaces] requests at once, and says no at once to the rest. What it serves it has,
-//     or gets from the store: never from another peer.
+//     or gets from the store, or from a peer that owned it before and holds it: no peer fetches for another's request.
 //   - The pieces that it is about to send have a bounded amount of memory. If there is none, or none in the cache, the request
 //     waits until the asker's reader needs the piece, at least for [fetching]: a refusal would cost a fetch from the store. It
 //     holds no memory meanwhile, and sends wait frames. So nodes that are short of memory and ask each other go on at the
