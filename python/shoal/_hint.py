@@ -8,9 +8,11 @@ import builtins
 import errno
 import fcntl
 import gc
+import io
 import itertools
 import json
 import os
+import pickle
 import random
 import re
 import resource
@@ -26,7 +28,8 @@ import numpy as np
 _State = Tuple[Any, Any, Any]  # of the global generators: Python's, numpy's, torch's
 _Paths = Union[List[Any], "_First", "_Joined"]
 
-_AT_ONCE = 1 << 14  # indices or lines, as objects; 10^7 of them would take a GiB
+_AT_ONCE = 1 << 12  # batches or lines, as objects; 10^7 lines would take a GiB
+_BANDS = 12  # of a long list all of whose files are asked for, see _texts
 SHORT = 200_000  # samples: orders that take a fraction of a second, which a trainer waits for
 given = False  # whether this process gives hints by hand; then _run gives none
 _late: Dict[Tuple[int, str], _Apart] = {}  # by process and name of the plan: the copies that were not waited for
@@ -93,15 +96,14 @@ def hint(sampler: Iterable[Any], paths: Any = None, mountpoint: Union[str, os.Pa
         indices = _indices(sampler, epochs, limit)
         if not listed and not _agrees(listing, _opened(apart, paths, indices, mounts)):
             raise TypeError(f"hint: this {type(paths).__name__} opens other files than its list has at those places; give the files by index as paths")
-        plans = _texts(listing, indices, mounts)
-        if mounts.root is not None:
-            plans.setdefault(mounts.root, bytearray())
-        elif not plans:
+        plans = _texts(listing, indices, mounts, apart if long else None)
+        del indices
+        if not plans:
             raise ValueError("hint: no path lies below a Shoal mount; mount the dataset (`shoal mount SOURCE MOUNTPOINT`), "
                              "or give mountpoint if the paths are relative to it")
-        for root, text in plans.items():
-            apart.unlocked(_write, root, name, text)
-        return str(sum(text.count(b"\n") for text in plans.values())).encode()
+        for root, plan in plans.items():
+            apart.unlocked(_write, root, name, plan)
+        return str(sum(plan.lines() for plan in plans.values())).encode()
 
     apart = _Apart(work)
     written = apart.answer(0 if long else None)
@@ -173,24 +175,90 @@ def _flat(items: Iterable[Any]) -> Iterator[Any]:
             yield item
 
 
-def _texts(listing: Any, indices: Any, mounts: _Mounts) -> Dict[str, bytearray]:
-    """The plan of each mount: the files in it, in order, one a line."""
-    plans: Dict[str, bytearray] = {}
-    for first in range(0, len(indices), _AT_ONCE):
-        some = indices[first:first + _AT_ONCE]
-        files = listing.several(some) if isinstance(listing, _First) else [listing[i] for i in some.tolist()]
-        for root, text in (mounts.together(files) or mounts.each(files)).items():
-            plans.setdefault(root, bytearray()).extend(text.encode("utf-8", "surrogateescape"))
+class _Plan:
+    """A mount's plan: the lines of each place in an order, whatever order they are found in."""
+
+    def __init__(self) -> None:
+        self._text = io.BytesIO()
+        self._found: List[Tuple[Any, Any, int]] = []
+
+    def add(self, places: Any, text: bytearray, sizes: Any) -> None:
+        """Takes the lines of some places; sizes says how long those of each are."""
+        self._found.append((places.astype(np.uint32), sizes, self._text.tell()))
+        self._text.write(text)
+
+    def lines(self) -> int:
+        return self._text.getvalue().count(b"\n")
+
+    def ordered(self) -> Iterator[bytes]:
+        """The plan's text, piece by piece; once."""
+        text = self._text.getvalue()  # no copy
+        length = max((int(places.max()) + 1 for places, _, _ in self._found), default=0)
+        starts, sizes = np.zeros(length, np.int64), np.zeros(length, np.uint32)
+        while self._found:
+            places, some, at = self._found.pop()
+            starts[places], sizes[places] = at + np.cumsum(some, dtype=np.int64) - some, some
+        for first in range(0, length, _AT_ONCE):
+            begin = starts[first:first + _AT_ONCE]
+            end = begin + sizes[first:first + _AT_ONCE]
+            yield b"".join([text[a:b] for a, b in zip(begin.tolist(), end.tolist())])
+
+
+def _texts(listing: Any, indices: Any, mounts: _Mounts, apart: Optional[_Apart] = None) -> Dict[str, _Plan]:
+    """The plan of each mount: the files in it, in order, one a line. With apart, that is in a copy, a long list is
+    looked at in bands, each in a copy of its own. Python counts references in an object, so to look at one is to write,
+    and the kernel copies its page; these pages end with the band. What was found takes memory too: if that will be
+    much, the bands are more, and later ones smaller."""
+    plans: Dict[str, _Plan] = {}
+    if mounts.root is not None:
+        plans[mounts.root] = _Plan()
+    low, high = int(indices.min(initial=0)), int(indices.max(initial=0)) + 1
+    share = min(len(indices) / (high - low), 1)
+    bands = 1 if apart is None or not _in_line(listing) else round(_BANDS * (1 + 2 * share) / 3)
+
+    def look(first: int, end: int) -> None:
+        places = np.flatnonzero((indices >= first) & (indices < end))
+        places = places[indices[places].argsort()]  # in the list's order
+
+        def found() -> bytes:
+            return pickle.dumps(_found(listing, indices[places], mounts), 5)
+
+        for root, lines in pickle.loads(found() if apart is None or bands == 1 else apart.again(found)).items():
+            plans.setdefault(root, _Plan()).add(places, *lines)
+
+    ends = [low] + [high - int((high - low) * (1 - k / bands) ** (1 + share)) for k in range(1, bands + 1)]
+    for first, end in zip(ends, ends[1:]):
+        look(first, end)
     return plans
 
 
-def _write(root: str, name: str, text: bytearray) -> None:
-    plan = os.path.join(root, ".shoal", "plans", name)
+def _found(listing: Any, indices: Any, mounts: _Mounts) -> Dict[str, Tuple[bytearray, Any]]:
+    """For each mount, the lines of the files at the indices, and how long those of each index are."""
+    found: Dict[str, Tuple[bytearray, Any]] = {}
+    for first in range(0, len(indices), _AT_ONCE):
+        some = indices[first:first + _AT_ONCE]
+        files = listing.several(some) if isinstance(listing, _First) else [listing[i] for i in some.tolist()]
+        for root, (lines, long) in (mounts.together(files) or mounts.each(files)).items():
+            text, sizes = found.setdefault(root, (bytearray(), np.zeros(len(indices), np.uint32)))
+            text += lines
+            sizes[first:first + len(long)] = long
+    return found
+
+
+def _in_line(listing: Any) -> bool:
+    """Whether a list's neighbours are neighbours in memory; those of one that was shuffled are not."""
+    some = [listing[i] for i in range(len(listing))[:1024]]
+    return len({id(f[0] if isinstance(f, list) and f else f) >> 12 for f in some}) <= len(some) // 2
+
+
+def _write(root: str, name: str, plan: _Plan) -> None:
+    path = os.path.join(root, ".shoal", "plans", name)
     try:
-        with open(plan, "wb", 0) as f:
-            view = memoryview(text)
-            while view:
-                view = view[f.write(view):]
+        with open(path, "wb", 0) as f:
+            for text in plan.ordered():
+                view = memoryview(text)
+                while view:
+                    view = view[f.write(view):]
     except OSError as e:
         if e.errno in (errno.ENOENT, errno.ENOTDIR):
             cause = f"{root} is not a Shoal mount: start it with `shoal mount SOURCE {root}`"
@@ -198,7 +266,7 @@ def _write(root: str, name: str, text: bytearray) -> None:
             cause = "the mount refused the plan: " + _reason(root)
         else:
             cause = e.strerror or str(e)
-        raise OSError(e.errno, cause, plan) from None
+        raise OSError(e.errno, cause, path) from None
 
 
 def _reason(root: str) -> str:
@@ -328,26 +396,31 @@ class _Mounts:
             raise ValueError(f"{path!r}: a plan cannot hold a path with a line break")
         return above[0], above[1] + base
 
-    def each(self, files: List[Any]) -> Dict[str, str]:
-        """The lines of a plan of each mount. An item is a path, or a list of a sample's paths."""
-        lines: Dict[str, List[str]] = {}
-        for path in itertools.chain.from_iterable(f if isinstance(f, list) else (f,) for f in files):
-            placed = self.place(os.fspath(path))
-            if placed is not None:
-                lines.setdefault(placed[0], []).append(placed[1])
-        return {root: "\n".join(some) + "\n" for root, some in lines.items()}
+    def each(self, files: List[Any]) -> Dict[str, Tuple[bytes, Any]]:
+        """The lines of a plan of each mount, and how long each file's are. A file is a path or a list of paths."""
+        lines: Dict[str, List[bytes]] = {}
+        for k, paths in enumerate(files):
+            for path in paths if isinstance(paths, list) else (paths,):
+                placed = self.place(os.fspath(path))
+                if placed is not None:
+                    line = f"{placed[1]}\n".encode("utf-8", "surrogateescape")
+                    lines.setdefault(placed[0], [b""] * len(files))[k] += line
+        return {root: (b"".join(some), np.fromiter(map(len, some), np.uint32)) for root, some in lines.items()}
 
-    def together(self, files: List[Any]) -> Optional[Dict[str, str]]:
+    def together(self, files: List[Any]) -> Optional[Dict[str, Tuple[bytes, Any]]]:
         """What each gives, in a tenth of its time, if all files are spelled as paths below one mount; else None."""
         try:
             text = "\n" + "\n".join(files)
             root = (self.place(files[0]) or "?")[0]
         except TypeError:  # other things than strings
             return None
-        top = "\n" + root.rstrip("/") + "/"
-        if not text.count(top) == text.count("\n") == len(files) or any(odd in text for odd in ("//", "/./", "/../")) or self._nested(root):
+        lines = text.split("\n" + root.rstrip("/") + "/")[1:]
+        data = ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape")
+        sizes = np.diff(np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n")), prepend=-1)
+        odd = any(part in text for part in ("//", "/./", "/../"))
+        if not len(lines) == len(sizes) == len(files) or odd or self._nested(root):
             return None
-        return {root: text.replace(top, "\n")[1:] + "\n"}
+        return {root: (data, sizes)}
 
     def _nested(self, root: str) -> bool:
         """Whether something is mounted below a mount."""
@@ -596,9 +669,17 @@ class _Apart:
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
             self._locked = True
 
+    def again(self, work: Callable[[], bytes]) -> Any:
+        """What work returns in a copy of this copy, by the same rules. This one uses no processor meanwhile."""
+        def inside(copy: _Apart) -> bytes:
+            self._locked, copy.refused = True, self.refused
+            return work()
+
+        return self.unlocked(lambda: _Apart(inside).answer())
+
     def take_turn(self, mounts: _Mounts, listing: Any) -> None:
-        """Waits until no other copy on this node finds a long order for the mount of the listed files: each may take as much
-        memory as a DataLoader's worker that has seen the whole dataset."""
+        """Waits until no other copy on this node finds a long order for the mount of the listed files: each takes
+        memory, for a list that is not _in_line as much as a DataLoader's worker that has seen the whole dataset."""
         first = listing[0]
         try:
             placed = mounts.place(os.fspath(first[0] if isinstance(first, list) else first))
@@ -618,7 +699,7 @@ class _Apart:
             self.inside = None
         return self.opened
 
-    def answer(self, timeout: Optional[float] = None) -> Optional[bytes]:
+    def answer(self, timeout: Optional[float] = None) -> Optional[bytearray]:
         """What work returned; None if it is not there within timeout seconds. Raises what work raised. Whatever ends the wait
         early, Ctrl-C for one, ends the copy."""
         try:
@@ -627,9 +708,9 @@ class _Apart:
             self.end()
             raise
 
-    def _answer(self, timeout: Optional[float]) -> Optional[bytes]:
-        if not hasattr(self, "_parts"):
-            self._parts: List[bytes] = []
+    def _answer(self, timeout: Optional[float]) -> Optional[bytearray]:
+        if not hasattr(self, "_said"):
+            self._said = bytearray()
         until = None if timeout is None else time.monotonic() + timeout
         poll = select.poll()
         poll.register(self._pipe, select.POLLIN)
@@ -648,9 +729,9 @@ class _Apart:
             part = os.read(self._pipe, 1 << 20)
             if not part:
                 break
-            self._parts.append(part)
+            self._said += part
         self.end()
-        data = b"".join(self._parts)
+        data = self._said
         if not data:
             raise TypeError("hint: the process that tried this sampler ended early: it shares memory with other processes, waits for "
                             "threads, or took too long; its order is not predicted")

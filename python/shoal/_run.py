@@ -228,20 +228,22 @@ def _plans(hint: Any, apart: Any, loader: Any, name: str) -> Tuple[List[Tuple[st
         limit = None
     except (TypeError, NotImplementedError):  # an endless sampler: some passes
         limit = max(len(dataset), min(4 * len(dataset), 1 << 18))
-    if listing is not None and len(listing) > hint.SHORT:
+    long = listing is not None and len(listing) > hint.SHORT
+    if long:
         apart.take_turn(mounts, listing)
     indices = hint._indices(loader, 1, limit)
     opened = {} if isinstance(dataset, (list, tuple)) else hint._opened(apart, dataset, indices, mounts)
     if listing is None or not hint._agrees(listing, opened):
         if not opened:
             raise unlisted or TypeError("no list of files")
-        listing = _Tried(hint, apart, dataset, mounts)
-    plans: Dict[str, bytearray] = hint._texts(listing, indices, mounts)
+        listing, long = _Tried(hint, apart, dataset, mounts), False
+    plans = hint._texts(listing, indices, mounts, apart if long else None)
+    del indices
     written: List[Tuple[str, int]] = []
     try:
-        for root, text in plans.items():
-            apart.unlocked(hint._write, root, name, text)
-            written.append((root, text.count(b"\n")))
+        for root, plan in plans.items():
+            apart.unlocked(hint._write, root, name, plan)
+            written.append((root, plan.lines()))
     except OSError as e:
         return written, str(e)
     return written, None

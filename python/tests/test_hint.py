@@ -1,10 +1,13 @@
 import errno
 import fcntl
 import itertools
+import json
 import os
 import pathlib
 import random
 import re
+import select
+import signal
 import tempfile
 import unittest
 from unittest import mock
@@ -155,6 +158,19 @@ class Infinite(DataLoader):
 
     def reset(self):
         self.iterator = self._get_iterator()
+
+
+class InCopies(list):
+    """A list that does something when a copy of a copy of this process asks it for an item."""
+
+    def __init__(self, items, do):
+        super().__init__(items)
+        self.process, self.do = os.getpid(), do
+
+    def __getitem__(self, i):
+        if self.process not in (os.getpid(), os.getppid()):
+            self.do()
+        return super().__getitem__(i)
 
 
 class Training(Sampler):
@@ -544,15 +560,43 @@ class Plan(unittest.TestCase):
             listing = [[] if rng.random() < 0.1 else rng.sample(paths, rng.randrange(1, 3)) for _ in range(n)] if case % 4 == 0 else paths
             indices = np.array([rng.randrange(-n, n) for _ in range(rng.choice([n, n // 3, n // 9, 2 * n]))], np.int64)
             mounts = _hint._Mounts(None)
-            with mock.patch.object(_hint, "_AT_ONCE", 16):
-                told = _hint._texts(listing if listing is not paths else _hint._paths(paths), indices, mounts)
+
+            def texts(apart):
+                plans = _hint._texts(listing if listing is not paths else _hint._paths(paths), indices, mounts, apart)
+                return json.dumps({root: b"".join(plan.ordered()).decode() for root, plan in plans.items()}).encode()
+
+            with mock.patch.object(_hint, "_AT_ONCE", 16), mock.patch.object(_hint, "_BANDS", rng.randrange(2, 5)):
+                told = json.loads(_hint._Apart(texts).answer() if case % 3 == 0 else texts(None))
             want = {}
             for i in indices.tolist():
                 for root, line in filter(None, map(mounts.place, listing[i] if isinstance(listing[i], list) else [listing[i]])):
                     want[root] = want.get(root, "") + line + "\n"
-            self.assertEqual({root: text.decode() for root, text in told.items()}, want)
+            self.assertEqual(told, want)
         with mock.patch.object(_hint, "_AT_ONCE", 16), self.assertRaises(IndexError):
             shoal.hint(list(range(30)) + [60], [os.path.join(self.mount, f"{i}.jpg") for i in range(60)])
+
+    def test_a_long_list_is_not_copied(self):
+        # To look at an object is to write its count of references, and the kernel then copies its page for the copy.
+        root = os.path.join(self.mount, "d" * 200)
+        os.makedirs(os.path.join(root, ".shoal", "plans"))
+        open(os.path.join(root, ".shoal", "stats"), "w").close()
+        paths = [f"{root}/{i:06d}.jpg" for i in range(200_000)]
+        shuffled = random.Random(1).sample(paths, len(paths))
+
+        def private():
+            with open("/proc/self/smaps_rollup", encoding="ascii") as f:
+                return sum(int(line.split()[1]) for line in f if line.startswith("Private_")) << 10
+
+        def grown(listing):
+            def look(apart):
+                before = private()
+                plans = _hint._texts(_hint._paths(listing), np.arange(len(listing)), _hint._Mounts(None), apart)
+                self.assertEqual(plans[root].lines(), len(listing))
+                return str(private() - before).encode()
+            return int(_hint._Apart(look).answer())
+
+        self.assertLess(grown(paths), 20 << 20)
+        self.assertGreater(grown(shuffled), 50 << 20)  # each band would touch most pages
 
     def test_names(self):
         data = Indices(4)
@@ -599,10 +643,22 @@ class Plan(unittest.TestCase):
             os.close(others)
             ended(pid)
             self.assertEqual(self.plan(), [data.samples[i][0] for i in order])
-            ended(late([40] * 40))  # what goes wrong is said by the next
-            with self.assertWarnsRegex(RuntimeWarning, "last order of this plan was not written: .*range"):
-                self.assertEqual(shoal.hint([3], data, self.mount, limit=1), 1)
-            self.assertEqual(self.plan(), [data.samples[3][0]])
+            writes = InCopies(data.samples, lambda: open(self.mount + "/x", "w"))
+            for wrong, samples, why in (([40] * 40, data.samples, "range"), (order, writes, "reaches out")):
+                data.samples = samples
+                ended(late(wrong))
+                data = Indices(40)  # what goes wrong is said by the next
+                with self.assertWarnsRegex(RuntimeWarning, "last order of this plan was not written: .*" + why):
+                    self.assertEqual(shoal.hint([3], data, self.mount, limit=1), 1)
+                self.assertEqual(self.plan(), [data.samples[3][0]])
+            data.samples = InCopies(data.samples, signal.pause)
+            pid, inner = late(order), ""
+            while not inner:
+                os.kill(pid, 0)
+                inner = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().strip()
+            ends = os.pidfd_open(int(inner))
+            _hint._late.pop((os.getpid(), "default")).end()  # as when the trainer ends
+            select.select([ends], [], [])
 
     def test_refused_plan(self):
         # A mount checks the plan when the file is closed, and says why in .shoal/order.

@@ -135,7 +135,22 @@ assert run is None or sum(map(bool, waits)) == 1, waits""")
         self.assertEqual([told for told, _ in epochs], [None] * 4)
 
     def test_datasets(self):
-        epochs = self.trained("""
+        self.datasets("")
+
+    def test_datasets_in_bands(self):
+        self.datasets("""
+run = sys.modules.get("_shoal_run")
+if run is not None:
+    run._WAIT, plans = 600, run._plans
+
+    def in_bands(hint, *rest):
+        hint.SHORT, hint._BANDS = 0, 3
+        return plans(hint, *rest)
+
+    run._plans = in_bands""")
+
+    def datasets(self, before):
+        epochs = self.trained(before + """
 from pathlib import Path
 class Odd(Files):
     pass
