@@ -27,13 +27,13 @@ type inference struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 
-	mu     sync.Mutex
-	opens  []run.Opening // not handled yet
-	stream *run.Stream   // of the finding; nil while there is none
-	said   inferred
-	ahead  []*follower // for sequential readers
+	mu    sync.Mutex    // only the goroutine changes said and ahead
+	opens []run.Opening // not handled yet
+	said  inferred
+	ahead []*follower // for sequential readers
 
 	// The goroutine's own.
+	stream    *run.Stream   // of the finding; nil while there is none
 	looking   []run.Opening // opens being handled: those still to come
 	looked    []run.Opening // the latest
 	detector  *infer.Detector
@@ -195,11 +195,9 @@ func (i *inference) search(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	r := &searching{s, cancel}
 	i.running[s.Depth] = r
-	i.mu.Lock()
 	if !i.said.locked {
-		i.said.depth, i.said.active = s.Depth, true
+		i.say(func(said *inferred) { said.depth, said.active = s.Depth, true })
 	}
-	i.mu.Unlock()
 	request := searchRequest{s.Task, int(i.left.Seconds()) + 1}
 	go func() {
 		a, used, err := i.engine.host.searchElsewhere(ctx, request)
@@ -226,9 +224,7 @@ func (i *inference) spent(r result) {
 	}
 	if why != "" {
 		i.engine.log.Warn("the search for the reader's order has ended", "cause", why)
-		i.mu.Lock()
-		i.said.gaveUp = why
-		i.mu.Unlock()
+		i.say(func(said *inferred) { said.gaveUp = why })
 	}
 }
 
@@ -259,14 +255,21 @@ func (i *inference) keep() {
 func (i *inference) end(r *searching) {
 	r.cancel()
 	delete(i.running, r.search.Depth)
-	i.mu.Lock()
-	i.said.active = len(i.running) > 0
-	for depth := range i.running {
-		if !i.said.locked {
-			i.said.depth = depth
+	i.say(func(said *inferred) {
+		said.active = len(i.running) > 0
+		for depth := range i.running {
+			if !said.locked {
+				said.depth = depth
+			}
 		}
-	}
-	i.mu.Unlock()
+	})
+}
+
+// say changes what is reported.
+func (i *inference) say(change func(*inferred)) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	change(&i.said)
 }
 
 // changed acts on a change of the detector.
@@ -278,34 +281,27 @@ func (i *inference) changed(c infer.Change, depth infer.Depth) {
 		return
 	case infer.Unlocked:
 		i.drop()
-		i.mu.Lock()
-		i.said.locked, i.said.reads = false, 0
-		i.mu.Unlock()
+		i.say(func(said *inferred) { said.locked, said.reads = false, 0 })
 		log.Info("readers no longer follow the inferred order")
 		return
 	}
 	if !locked {
 		return
 	}
-	i.mu.Lock()
-	s := i.stream
-	i.mu.Unlock()
 	// Mostly the stream has noticed by itself that the reader is in another epoch.
-	if c != infer.Followed || s == nil || s.Epoch() != epoch {
+	if c != infer.Followed || i.stream == nil || i.stream.Epoch() != epoch {
 		i.install(f, epoch)
 	}
-	i.mu.Lock()
-	i.said.finding = f
-	if c == infer.Locked && !i.said.locked { // not for epochs that followed without a search
-		i.said.locked, i.said.depth = true, depth
-		i.said.took = time.Since(i.said.since)
-	}
-	said := i.said
-	i.mu.Unlock()
+	i.say(func(said *inferred) {
+		said.finding = f
+		if c == infer.Locked && !said.locked { // not for epochs that followed without a search
+			said.locked, said.depth, said.took = true, depth, time.Since(said.since)
+		}
+	})
 	if c == infer.Locked {
 		i.keep()
-		log.Info("order inferred", "order", f.Spec(), "from", f.Source.String(), "folder", f.Subset.Folder, "reads", said.reads,
-			"evidence_reads", f.Reads, "evidence_bits", int(f.Bits), "seconds", said.took.Seconds(), "search", depth.String())
+		log.Info("order inferred", "order", f.Spec(), "from", f.Source.String(), "folder", f.Subset.Folder, "reads", i.said.reads,
+			"evidence_reads", f.Reads, "evidence_bits", int(f.Bits), "seconds", i.said.took.Seconds(), "search", depth.String())
 	}
 }
 
@@ -336,9 +332,7 @@ func (i *inference) install(f infer.Finding, epoch int) {
 		return
 	}
 	i.drop()
-	i.mu.Lock()
 	i.stream = s
-	i.mu.Unlock()
 	i.begin(s, true)
 }
 
@@ -369,12 +363,9 @@ func (i *inference) begin(s *run.Stream, first bool) {
 
 // drop closes the stream, if there is one.
 func (i *inference) drop() {
-	i.mu.Lock()
-	s := i.stream
-	i.stream = nil
-	i.mu.Unlock()
-	if s != nil {
-		i.forget(s)
+	if i.stream != nil {
+		i.forget(i.stream)
+		i.stream = nil
 	}
 }
 

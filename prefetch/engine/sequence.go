@@ -127,9 +127,7 @@ func (i *inference) follow(r infer.Run) {
 
 // readOn extends the windows whose readers come near the end, and ends idle ones.
 func (i *inference) readOn(now time.Time) {
-	i.mu.Lock()
 	all := i.ahead
-	i.mu.Unlock()
 	var keep []*follower
 	for _, a := range all {
 		if now.Sub(a.seen) > idleRun {
