@@ -214,7 +214,8 @@ def _texts(listing: Any, indices: Any, mounts: _Mounts, apart: Optional[_Apart] 
         plans[mounts.root] = _Plan()
     low, high = int(indices.min(initial=0)), int(indices.max(initial=0)) + 1
     share = min(len(indices) / (high - low), 1)
-    bands = 1 if apart is None or not _in_line(listing) else round(_BANDS * (1 + 2 * share) / 3)
+    bands = 1 if apart is None else round(_BANDS * (1 + 2 * share) / 3)
+    again = apart.again if apart is not None and _in_line(listing) else lambda found: found()
 
     def look(first: int, end: int) -> None:
         places = np.flatnonzero((indices >= first) & (indices < end))
@@ -223,7 +224,7 @@ def _texts(listing: Any, indices: Any, mounts: _Mounts, apart: Optional[_Apart] 
         def found() -> bytes:
             return pickle.dumps(_found(listing, indices[places], mounts), 5)
 
-        for root, lines in pickle.loads(found() if apart is None or bands == 1 else apart.again(found)).items():
+        for root, lines in pickle.loads(again(found)).items():
             plans.setdefault(root, _Plan()).add(places, *lines)
 
     ends = [low] + [high - int((high - low) * (1 - k / bands) ** (1 + share)) for k in range(1, bands + 1)]
