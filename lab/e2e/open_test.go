@@ -72,9 +72,14 @@ func TestOpen(t *testing.T) {
 	if got := step("read"); got["round"] != 0 || got["errors"] != all {
 		t.Errorf("without a mount: %v", got)
 	}
+	mount(t, env, source) // it takes the device number that has become free
 	mountAt(t, env, source, mnt, "--cache-dir", cache, "--cache-size", "256MiB", "--kernel-cache", "off")
+	segments, err := filepath.Glob(filepath.Join(cache, "segments", "*", "*.seg"))
+	for _, path := range segments {
+		content(t, path) // into memory, from where they are verified when they are asked for
+	}
 	step("wait")
-	if got := step("read"); got["round"] < len(paths)*2/3 { // verified when they are asked for
+	if got := step("read"); err != nil || got["round"] < len(paths)*2/3 {
 		t.Errorf("after a restart: %v", got)
 	}
 	if err := in.Close(); err != nil {

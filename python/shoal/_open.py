@@ -142,6 +142,7 @@ def _read(path: str) -> Optional[bytes]:
         return None
     known = mount.known or mount.connect()
     if known is None or known.device != at.st_dev:
+        mount.leave(known)  # of a mount that was here before
         return None
     place = mount.place(known, found.inside + base)
     if place is None or not place[2]:
