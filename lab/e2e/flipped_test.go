@@ -132,11 +132,12 @@ func TestFlippedAfterItWasRead(t *testing.T) {
 	cache := t.TempDir()
 	source := bucket(t, dir)
 	_, env := far(t, proxy.Options{})
-	mnt := mount(t, env, source, "--cache-dir", cache, "--kernel-cache", "off")
+	flags := []string{"--cache-dir", cache, "--kernel-cache", "off", "--order", "none"} // nothing is read ahead into memory
+	mnt := mount(t, env, source, flags...)
 	readAll(t, mnt, dir, paths)
 	waitKept(t, mnt, len(paths))
 	umount(t, mnt)
-	mountAt(t, env, source, mnt, "--cache-dir", cache, "--kernel-cache", "off")
+	mountAt(t, env, source, mnt, flags...)
 	readAll(t, mnt, dir, paths) // from the disk, and checked
 	if s := readStats(t, mnt); s.Disk.Corrupt != 0 || s.Hits.Keep < int64(len(paths)) {
 		t.Fatalf("%+v, %+v", s.Disk, s.Hits)
