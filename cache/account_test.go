@@ -105,6 +105,37 @@ func TestTakeBack(t *testing.T) {
 	}
 }
 
+// A batch gets its memory though all of that holds what was fetched ahead, its own samples for one, but nothing gives way to a batch
+// that waits for others.
+func TestBatchTakesWhatIsAhead(t *testing.T) {
+	const size = 64 << 10
+	f := newFixture(t, slices.Repeat([]int{size}, 8)...)
+	c, v := f.open(t, 10*size, "", 0)
+	defer closeCache(t, c)
+	var lost []int
+	c.OnLost(func(_ *Volume, file int) { lost = append(lost, file) })
+	a := c.NewAccount(1)
+	landed := make(chan error)
+	for file := range 8 {
+		if out := v.Prefetch(a, file, 0, time.Time{}, func(_ int, err error) { landed <- err }); out != Started {
+			t.Fatal(out)
+		}
+		if err := <-landed; err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c.ReserveBatch(t.Context(), 2*size); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(lost, []int{7, 6}) {
+		t.Errorf("lost %v, want the latest", lost)
+	}
+	if n := c.ledger.missing(4 * size); n != 0 {
+		t.Errorf("%d bytes give way, and only batches can", n)
+	}
+	c.Ledger().Release(2*size, ForBatches)
+}
+
 // heir is an account that wants everything, and whose owners need the files in the order of their numbers.
 type heir struct{ to *Account }
 

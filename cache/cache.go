@@ -200,6 +200,16 @@ func (c *Cache) reserve(ctx context.Context, n int64, class Class) error {
 	return c.ledger.reserve(ctx, n, class, func() { c.evict(n) })
 }
 
+// ReserveBatch waits until n bytes can be reserved for a batch of a feed, or fails with ErrTooLarge or the context's error. Prefetched
+// data gives way, the latest first: it may be the batch's own, which leaves the ring only once the batch has memory.
+func (c *Cache) ReserveBatch(ctx context.Context, n int64) error {
+	return c.ledger.reserve(ctx, n, ForBatches, func() {
+		if need := c.ledger.missing(n); need > 0 {
+			c.evict(need)
+		}
+	})
+}
+
 func (c *Cache) tellLost(lost []extentKey) {
 	f := c.lost.Load()
 	for _, k := range lost {

@@ -88,13 +88,8 @@ func (l *Ledger) TryReserve(n int64, c Class) bool {
 // pressEvery is how often a reader that waits for memory looks again for memory to reclaim.
 const pressEvery = 10 * time.Millisecond
 
-// Reserve waits until n bytes can be reserved. It fails with ErrTooLarge if that is impossible, or with the context's
-// error when that ends first.
-func (l *Ledger) Reserve(ctx context.Context, n int64, c Class) error {
-	return l.reserve(ctx, n, c, nil)
-}
-
-// reserve is Reserve that calls press, unless nil, repeatedly while it waits.
+// reserve waits until n bytes can be reserved, and calls press, unless nil, repeatedly meanwhile. It fails with ErrTooLarge if that is
+// impossible, or with the context's error when that ends first.
 func (l *Ledger) reserve(ctx context.Context, n int64, c Class, press func()) error {
 	l.mu.Lock()
 	most := l.capOf(c)
@@ -160,6 +155,16 @@ func (l *Ledger) grant() {
 			return !blocked[w.class]
 		})
 	}
+}
+
+// missing returns how many bytes must be released before n more can be reserved for batches; 0 if only batches can release them.
+func (l *Ledger) missing(n int64) int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.used[ForBatches]+n > l.limit/2 {
+		return 0
+	}
+	return l.total + n - l.capOf(ForBatches)
 }
 
 // Release gives n bytes of class c back.

@@ -115,10 +115,8 @@ func (s feedStream) Close() error {
 }
 
 // batchMemory reserves batches in the engine's ledger: it is loader.Memory.
-type batchMemory struct{ ledger *cache.Ledger }
+type batchMemory struct{ e *engine.Engine }
 
-func (m batchMemory) Reserve(ctx context.Context, n int64) error {
-	return m.ledger.Reserve(ctx, n, cache.ForBatches)
-}
-func (m batchMemory) TryReserve(n int64) bool { return m.ledger.TryReserve(n, cache.ForBatches) }
-func (m batchMemory) Release(n int64)         { m.ledger.Release(n, cache.ForBatches) }
+func (m batchMemory) Reserve(ctx context.Context, n int64) error { return m.e.ReserveBatch(ctx, n) }
+func (m batchMemory) TryReserve(n int64) bool                    { return m.e.Ledger().TryReserve(n, cache.ForBatches) }
+func (m batchMemory) Release(n int64)                            { m.e.Ledger().Release(n, cache.ForBatches) }

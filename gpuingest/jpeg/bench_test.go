@@ -295,7 +295,6 @@ func BenchmarkRecode(b *testing.B) {
 			measure("decode", i, func() { _, _, _, err = DecodeRGB(f) })
 			measure("recode", i, func() { buf, err = tab.recode(buf[:0], f) })
 			measure("restore", i, func() { buf, err = tab.Restore(buf[:0], recs[i]) })
-			measure("lanes", i, func() { err = tab.lanes(recs[i]) })
 		}
 	}
 	for name, v := range least {

@@ -15,8 +15,6 @@ package jpeg
 #cgo nocallback sj_recode_needs
 #cgo noescape sj_restore_needs
 #cgo nocallback sj_restore_needs
-#cgo noescape sj_lanes
-#cgo nocallback sj_lanes
 #include "sjrecode.h"
 */
 import "C"
@@ -249,18 +247,4 @@ func (t *Tables) bands(rec []byte, from, to int) (blocks []int16, last []byte, e
 	p := unsafe.Pointer(C.sj_coder_output(c, &size))
 	last = append(last, unsafe.Slice((*byte)(p), int(n))...)
 	return append(blocks, unsafe.Slice((*int16)(unsafe.Add(p, int(size)-128*int(n))), 64*int(n))...), last, nil
-}
-
-// lanes runs the entropy stage alone, for benchmarks.
-func (t *Tables) lanes(rec []byte) error {
-	c, err := coders.get(0, "restore")
-	if err != nil {
-		return err
-	}
-	defer coders.put(c, 0)
-	if C.sj_lanes(c, t.c, bytePtr(rec), C.size_t(len(rec))) != C.SJ_OK {
-		return ErrCorrupt
-	}
-	runtime.KeepAlive(t)
-	return nil
 }

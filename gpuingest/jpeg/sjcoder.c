@@ -530,11 +530,6 @@ int sj_recode(sj_coder *c, const sj_tables *t, const uint8_t *id, uint32_t crc, 
 	return c->coded_n < n ? SJ_OK : SJ_LARGER;
 }
 
-int sj_lanes(sj_coder *c, const sj_tables *t, const uint8_t *rec, size_t n) {
-	int rc = sj_recoded_open(&c->r, rec, n, t);
-	return rc == SJ_OK ? sj_recoded_lanes(&c->r, 0, c->r.bands) : rc;
-}
-
 long sj_bands(sj_coder *c, const sj_tables *t, const uint8_t *rec, size_t n, int from, int to) {
 	sj_recoded *r = &c->r;
 	if (sj_recoded_open(r, rec, n, t) != SJ_OK) return -1;

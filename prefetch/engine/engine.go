@@ -622,6 +622,11 @@ func (e *Engine) Manifest() *catalog.Manifest { return e.cur.Load().manifest }
 // them, as cache.ForDemand.
 func (e *Engine) Reserve(n int64) bool { return e.cache.TryReserve(n) }
 
+// ReserveBatch waits for memory for a batch, as cache.Cache.ReserveBatch does.
+func (e *Engine) ReserveBatch(ctx context.Context, n int64) error {
+	return e.cache.ReserveBatch(ctx, n)
+}
+
 // Ledger returns the account of memory.
 func (e *Engine) Ledger() *cache.Ledger { return e.cache.Ledger() }
 
