@@ -72,6 +72,20 @@ func TestAccountsModel(t *testing.T) {
 	})
 }
 
+// stage fetches the first n files ahead, one after the other.
+func stage(t *testing.T, v *Volume, a *Account, n int) {
+	t.Helper()
+	landed := make(chan error)
+	for file := range n {
+		if out := v.Prefetch(a, file, 0, time.Time{}, func(_ int, err error) { landed <- err }); out != Started {
+			t.Fatal(out)
+		}
+		if err := <-landed; err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // Bytes are taken back only from who holds much more, the last first; the owner is told.
 func TestTakeBack(t *testing.T) {
 	const size = 64 << 10
@@ -81,15 +95,7 @@ func TestTakeBack(t *testing.T) {
 	var lost []int
 	c.OnLost(func(_ *Volume, file int) { lost = append(lost, file) })
 	a, b := c.NewAccount(1), c.NewAccount(1)
-	landed := make(chan error)
-	for file := range 8 {
-		if out := v.Prefetch(a, file, 0, time.Time{}, func(_ int, err error) { landed <- err }); out != Started {
-			t.Fatal(out)
-		}
-		if err := <-landed; err != nil {
-			t.Fatal(err)
-		}
-	}
+	stage(t, v, a, 8)
 	nobody := heir{}
 	c.TakeBack(b, size, 9, nobody)
 	if len(lost) != 0 {
@@ -115,15 +121,7 @@ func TestBatchTakesWhatIsAhead(t *testing.T) {
 	var lost []int
 	c.OnLost(func(_ *Volume, file int) { lost = append(lost, file) })
 	a := c.NewAccount(1)
-	landed := make(chan error)
-	for file := range 8 {
-		if out := v.Prefetch(a, file, 0, time.Time{}, func(_ int, err error) { landed <- err }); out != Started {
-			t.Fatal(out)
-		}
-		if err := <-landed; err != nil {
-			t.Fatal(err)
-		}
-	}
+	stage(t, v, a, 8)
 	if err := c.ReserveBatch(t.Context(), 2*size); err != nil {
 		t.Fatal(err)
 	}

@@ -92,7 +92,8 @@ func soon[T any](ctx context.Context, do func() (T, error)) (T, error) {
 }
 
 // Ask runs a verb in a daemon, with variables of this process. It fails with ErrNobody or ErrEnding if there is no daemon, or if it
-// is about to end. One that says nothing for Patience is an error; once it has said something, the user is told.
+// is about to end. One that says nothing for Patience is an error; if it falls silent later, the
+// user gets a notice.
 func Ask(ctx context.Context, to Asked, args []string, env map[string]string, out io.Writer) error {
 	a := &asking{Silence: Silence{Asked: to, since: time.Now()}, verb: args[0], out: out}
 	dialing, cancel := context.WithTimeout(ctx, Patience)

@@ -206,9 +206,9 @@ class _Plan:
 
 def _texts(listing: Any, indices: Any, mounts: _Mounts, apart: Optional[_Apart] = None) -> Dict[str, _Plan]:
     """The plan of each mount: the files in it, in order, one a line. With apart, that is in a copy, a long list is
-    looked at in bands, each in a copy of its own. Python counts references in an object, so to look at one is to write,
-    and the kernel copies its page; these pages end with the band. What was found takes memory too: if that will be
-    much, the bands are more, and later ones smaller."""
+    looked at in bands, each in a copy of its own unless the list was shuffled. Python counts references in an object,
+    so to look at one is to write, and the kernel copies its page; these pages end with the band. What was found takes
+    memory too: if that will be much, the bands are more, and later ones smaller."""
     plans: Dict[str, _Plan] = {}
     if mounts.root is not None:
         plans[mounts.root] = _Plan()

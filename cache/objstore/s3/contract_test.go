@@ -418,6 +418,15 @@ func testListPages(t *testing.T, h *harness) {
 	wantKeys(t, "ListLevel over pages", h.keys(t, h.Store.ListLevel(h.ctx, h.Prefix+"p/")), keys)
 }
 
+// wantKeyAsContent checks that an object holds its key, as putAll has put it.
+func (h *harness) wantKeyAsContent(t *testing.T, o objstore.Object) {
+	t.Helper()
+	p := make([]byte, o.Size)
+	if err := h.Store.ReadAt(h.ctx, o, p, 0); err != nil || h.Prefix+string(p) != o.Key {
+		t.Errorf("read of %q = %q, %v", o.Key, p, err)
+	}
+}
+
 func testOddKeys(t *testing.T, h *harness) {
 	keys := []string{
 		"with space/a b.jpg", "plus+sign", "percent%20", "q?uery=1&x=2", "hash#tag", "quote'\"", "back\\slash",
@@ -431,10 +440,7 @@ func testOddKeys(t *testing.T, h *harness) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := make([]byte, o.Size)
-		if err := h.Store.ReadAt(h.ctx, o, p, 0); err != nil || h.Prefix+string(p) != o.Key {
-			t.Errorf("read of %q = %q, %v", o.Key, p, err)
-		}
+		h.wantKeyAsContent(t, o)
 		if s, err := h.Store.Stat(h.ctx, o.Key); err != nil || s.ETag != o.ETag {
 			t.Errorf("Stat of %q = %+v, %v", o.Key, s, err)
 		}
@@ -468,10 +474,7 @@ func testHostileKeys(t *testing.T, h *harness) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := make([]byte, o.Size)
-		if err := h.Store.ReadAt(h.ctx, o, p, 0); err != nil || h.Prefix+string(p) != o.Key {
-			t.Errorf("read of %q = %q, %v", o.Key, p, err)
-		}
+		h.wantKeyAsContent(t, o)
 	}
 	for _, workers := range []int{1, 4} {
 		got := h.keys(t, objstore.ListParallel(h.ctx, h.Store, h.Prefix, workers, nil))
