@@ -7,8 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"regexp"
+	"slices"
 	"sync"
 	"time"
 )
@@ -88,7 +88,7 @@ func join(o Options, p pace) (*Cluster, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	o.Self.Keeps, o.Self.Instance = maps.Clone(o.Self.Keeps), rand.Text()
+	o.Self.Instance = rand.Text()
 	c := &Cluster{at: at, o: o, log: o.Log.With("cluster", at.Name), pace: p,
 		done: make(chan struct{}), wake: make(chan struct{}, 1), self: o.Self, views: settling{pace: p, expect: o.Nodes},
 		changed: make(chan struct{}), settled: make(chan struct{}), refused: make(chan struct{}),
@@ -109,7 +109,7 @@ func (c *Cluster) View() View {
 	return c.views.view
 }
 
-// Changed is closed at the next change of the view, a threshold's included. Call it before View to miss none.
+// Changed is closed at the next change of the view, an address's included. Call it before View to miss none.
 func (c *Cluster) Changed() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -147,24 +147,20 @@ func (c *Cluster) State() State {
 	return s
 }
 
-// Keep publishes the threshold below which this node keeps what it owns of a dataset, within a beat.
-func (c *Cluster) Keep(dataset string, threshold uint64) {
+// Open says, within a beat, that this node has a dataset open.
+func (c *Cluster) Open(dataset string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	keeps := maps.Clone(c.self.Keeps)
-	if keeps == nil {
-		keeps = map[string]uint64{}
+	if i, has := slices.BinarySearch(c.self.Open, dataset); !has {
+		c.self.Open = slices.Insert(slices.Clone(c.self.Open), i, dataset)
 	}
-	keeps[dataset] = threshold
-	c.self.Keeps = keeps
 }
 
 // Forget says that this node does not have a dataset open any more.
 func (c *Cluster) Forget(dataset string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.self.Keeps = maps.Clone(c.self.Keeps)
-	delete(c.self.Keeps, dataset)
+	c.self.Open = slices.DeleteFunc(slices.Clone(c.self.Open), func(d string) bool { return d == dataset })
 }
 
 // Close leaves: the node and its locks are gone from etcd when it returns, if etcd answers.

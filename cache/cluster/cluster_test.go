@@ -207,11 +207,16 @@ func TestNodesComeAndGo(t *testing.T) {
 	looker, _ := joinAs(t, Options{URL: where(s)})
 	see(t, looker, ids(3)...)
 	changed := cs[1].Changed()
-	cs[0].Keep("d", 17)
-	cs[0].Keep("d", 18)
+	cs[0].Open("e")
+	cs[0].Open("d")
+	cs[0].Open("e")
 	<-changed
 	for _, c := range append(cs[1:], looker) {
-		eventually(t, "the threshold", func() bool { return c.View().Nodes[0].Keeps["d"] == 18 })
+		eventually(t, "the datasets", func() bool { return slices.Equal(c.View().Nodes[0].Open, []string{"d", "e"}) })
+	}
+	cs[0].Forget("d")
+	for _, c := range append(cs[1:], looker) {
+		eventually(t, "the dataset is closed", func() bool { return !c.View().Nodes[0].Has("d") })
 	}
 	if st := cs[0].State(); st.Phase != Joined || st.Nodes != 3 || st.Rev == 0 || st.Error != "" {
 		t.Error(st)
@@ -635,8 +640,8 @@ func TestDrain(t *testing.T) {
 		}
 	}
 	draining(true)
-	cs[1].Keep("d", 1)
-	eventually(t, "the threshold", func() bool { return cs[0].View().Nodes[1].Keeps["d"] == 1 })
+	cs[1].Open("d")
+	eventually(t, "the dataset", func() bool { return cs[0].View().Nodes[1].Has("d") })
 	draining(true)
 	if err := s.Restart(within(t, 20*time.Second), true); err != nil {
 		t.Fatal(err)
@@ -705,8 +710,8 @@ func TestConcurrentUse(t *testing.T) {
 		workers.Go(func() {
 			for j := range 10 {
 				c := cs[(i+j)%2]
-				c.Keep("d", uint64(j))
-				c.Keep(fmt.Sprint(i), 9)
+				c.Open("d")
+				c.Open(fmt.Sprint(i))
 				_, _ = c.View(), c.State()
 				if err := c.Publish(ctx, "k", []byte("some")); err != nil {
 					t.Error(err)
@@ -718,9 +723,9 @@ func TestConcurrentUse(t *testing.T) {
 		})
 	}
 	eventually(t, "a value", func() bool { return last.String() != "" })
-	eventually(t, "the thresholds", func() bool {
+	eventually(t, "the datasets", func() bool {
 		n := cs[0].View().Nodes
-		return len(n) == 2 && len(n[0].Keeps) == 5 && len(n[1].Keeps) == 5 && n[0].Draining
+		return len(n) == 2 && len(n[0].Open) == 5 && len(n[1].Open) == 5 && n[0].Draining
 	})
 	workers.Wait()
 	if err := cs[0].Publish(ctx, "k", []byte("last")); err != nil {

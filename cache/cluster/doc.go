@@ -20,8 +20,8 @@
 //     was restarted empty and counts from one again. If two questions in a row get no answer, etcd is
 //     away. An exchange waits for 1 s, or four times the slowest of late if that is more; at most 4 s, as the first does, which has
 //     to connect: so an etcd may be a second away. A question costs etcd one read, and no write.
-//  3. A list becomes the view when its members (ID, weight, draining) have been the same for 2 s. Many joins
-//     therefore move ownership once. Other details of a node (thresholds, address) are taken at once.
+//  3. A list becomes the view when its members (ID, weight, zone, datasets, draining) have been the same for 2 s. Many joins
+//     therefore move ownership once. Other details of a node (its address, its version) are taken at once.
 //  4. While etcd is away, or lists no node of this process, the last view stays. After that nodes return one by one, so
 //     a list that lacks some of the view's is not taken before 6 s have passed.
 //  5. A node treats its lease as lost 8 s after the last renewal that it began, before etcd does, and then registers

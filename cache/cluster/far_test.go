@@ -101,8 +101,8 @@ func TestFar(t *testing.T) {
 			}
 			unlock()
 			for i := range 2 { // each beat has all that one may have
-				cs[2].Keep("d", uint64(i+1))
-				eventually(t, "the threshold", func() bool { return cs[1].View().Nodes[2].Keeps["d"] == uint64(i+1) })
+				cs[2].Open(fmt.Sprint(i))
+				eventually(t, "the dataset", func() bool { return cs[1].View().Nodes[2].Has(fmt.Sprint(i)) })
 			}
 			for _, log := range logs {
 				_, joined, _ := strings.Cut(log.String(), "joined the cluster")

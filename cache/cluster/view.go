@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -9,20 +8,25 @@ import (
 
 // Node is a daemon in a cluster.
 type Node struct {
-	ID       string            `json:"id"`      // 16 hex digits
-	Address  string            `json:"address"` // HOST:PORT where peers reach it
-	Zone     string            `json:"zone,omitempty"`
-	Version  string            `json:"version,omitempty"` // of its program
-	Instance string            `json:"instance"`          // tells this process from others with its ID; Join makes it
-	Weight   uint32            `json:"weight"`            // its share, at least 1
-	Keeps    map[string]uint64 `json:"keeps,omitempty"`   // thresholds by dataset
-	Draining bool              `json:"draining,omitempty"`
+	ID       string   `json:"id"`      // 16 hex digits
+	Address  string   `json:"address"` // HOST:PORT where peers reach it
+	Zone     string   `json:"zone,omitempty"`
+	Version  string   `json:"version,omitempty"` // of its program
+	Instance string   `json:"instance"`          // tells this process from others with its ID; Join makes it
+	Weight   uint32   `json:"weight"`            // its share, at least 1
+	Open     []string `json:"open,omitempty"`    // the datasets that it has open, ascending
+	Draining bool     `json:"draining,omitempty"`
 }
 
 // member tells whether two nodes are the same one to those who divide the units of any dataset.
 func (n Node) member(o Node) bool {
-	return n.ID == o.ID && n.Weight == o.Weight && n.Draining == o.Draining &&
-		maps.EqualFunc(n.Keeps, o.Keeps, func(_, _ uint64) bool { return true })
+	return n.ID == o.ID && n.Weight == o.Weight && n.Zone == o.Zone && n.Draining == o.Draining && slices.Equal(n.Open, o.Open)
+}
+
+// Has reports whether the node has a dataset open.
+func (n Node) Has(dataset string) bool {
+	_, has := slices.BinarySearch(n.Open, dataset)
+	return has
 }
 
 // WeightOf is the weight of a node with a cache of so many bytes: its MiB.
@@ -48,7 +52,7 @@ func Shares(nodes []Node) map[string]float64 {
 }
 
 func (n Node) equal(o Node) bool {
-	return n.member(o) && n.Address == o.Address && n.Zone == o.Zone && n.Version == o.Version && n.Instance == o.Instance && maps.Equal(n.Keeps, o.Keeps)
+	return n.member(o) && n.Address == o.Address && n.Version == o.Version && n.Instance == o.Instance
 }
 
 // View is a list of nodes at a time. It is never changed, and must not be.

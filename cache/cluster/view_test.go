@@ -244,17 +244,21 @@ func TestEtcdsTroubleMovesNothing(t *testing.T) {
 func TestDetailsNeedNoQuiet(t *testing.T) {
 	s := settling{pace: usual, expect: 1}
 	now := time.Unix(0, 0)
-	n := Node{ID: "a", Weight: 1, Keeps: map[string]uint64{"d": 0}}
+	n := Node{ID: "a", Weight: 1, Open: []string{"d"}}
 	if !s.list(View{Nodes: []Node{n}}, now) || s.list(View{Rev: 2, Nodes: []Node{n}}, now) || s.view.Rev != 2 {
 		t.Fatal("a view of one")
 	}
-	n.Keeps = map[string]uint64{"d": 7}
-	if !s.list(View{Nodes: []Node{n}}, now) || s.view.Nodes[0].Keeps["d"] != 7 {
-		t.Error("a threshold is not taken")
+	n.Address = "a:1"
+	if !s.list(View{Nodes: []Node{n}}, now) || s.view.Nodes[0].Address != "a:1" {
+		t.Error("an address is not taken")
 	}
-	n.Keeps = map[string]uint64{"d": 7, "e": 0}
+	n.Open = []string{"d", "e"}
 	if s.list(View{Nodes: []Node{n}}, now) || !s.list(View{Nodes: []Node{n}}, now.Add(usual.quiet)) {
 		t.Error("another dataset is taken at once, or never")
+	}
+	n.Zone, now = "z", now.Add(usual.quiet)
+	if s.list(View{Nodes: []Node{n}}, now) || !s.list(View{Nodes: []Node{n}}, now.Add(usual.quiet)) {
+		t.Error("a zone is taken at once, or never")
 	}
 	n.Weight, now = 2, now.Add(usual.quiet)
 	if s.list(View{Nodes: []Node{n}}, now) || !s.list(View{Nodes: []Node{n}}, now.Add(usual.quiet)) {

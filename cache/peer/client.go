@@ -222,13 +222,13 @@ func (r *remote) say(cause error) {
 }
 
 // Read asks a node for pieces, and sets Filled of those that it got. It ends with the bytes, with a refusal, or soon: see
-// the rules.
-func (c *Client) Read(ctx context.Context, node Node, req Request, pieces []Piece) {
+// the rules. It returns the terms that the node told; nil: none.
+func (c *Client) Read(ctx context.Context, node Node, req Request, pieces []Piece) *Terms {
 	r := c.remote(node)
 	start := time.Now()
 	if slices.ContainsFunc(pieces, func(p Piece) bool { return len(p.P) == 0 || len(p.P) > extentSize || len(p.ETag) > mostETag }) {
 		r.count.passed.Add(int64(len(pieces)))
-		return
+		return nil
 	}
 	w := &watch{r: r, ctx: ctx, start: start}
 	if objstore.PriorityOf(ctx) == objstore.Demand {
@@ -248,10 +248,11 @@ func (c *Client) Read(ctx context.Context, node Node, req Request, pieces []Piec
 		}
 		if !r.read(w, req, pieces[:n]) {
 			r.count.passed.Add(int64(len(pieces) - n))
-			return
+			break
 		}
 		pieces = pieces[n:]
 	}
+	return w.terms
 }
 
 // watch tells how long a read may go on. Its times are those of now.
@@ -266,6 +267,7 @@ type watch struct {
 	told  bool          // that the peer fetches
 	doubt bool          // its silence has been noted
 	late  time.Duration // by which timers have rung late
+	terms *Terms        // that the peer told last; nil: none
 }
 
 // now is the time without what this process has slept through.
@@ -665,6 +667,7 @@ func (c *clientConn) do(w *watch, req Request, pieces []Piece) error {
 	}
 	c.seen = slices.Grow(c.seen[:0], len(pieces))[:len(pieces)]
 	clear(c.seen)
+	told := false
 	for left, waits := len(pieces), 0; left > 0; {
 		head, err := c.next(w, frameSize)
 		if err != nil {
@@ -679,6 +682,14 @@ func (c *clientConn) do(w *watch, req Request, pieces []Piece) error {
 			if waits++; waits > mostWaits {
 				return fmt.Errorf("%w: too many waits", errProtocol)
 			}
+			continue
+		case f.kind == frameTerms:
+			if told {
+				return fmt.Errorf("%w: terms twice", errProtocol)
+			}
+			told = true
+			t := f.terms()
+			w.terms = &t
 			continue
 		case c.seen[f.piece]:
 			return fmt.Errorf("%w: piece %d twice", errProtocol, f.piece)

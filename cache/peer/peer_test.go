@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -47,6 +48,7 @@ type shelf struct {
 	gate    chan struct{} // fetches wait for it
 	coded   map[int]int   // length of the coded form of some files: the bytes of noise from 500 times the file's number on
 
+	below                atomic.Uint64
 	lent, open, gathered atomic.Int64
 	early                atomic.Int64 // volumes given back while pieces were lent
 }
@@ -81,6 +83,8 @@ func (s *shelf) File(name string) (io.ReadCloser, int64, error) {
 func (s *shelf) Check(file int, path [16]byte, etag string) bool {
 	return file < 1000 && path == pathOf(file) && etag == "etag"
 }
+
+func (s *shelf) Terms() Terms { return Terms{Below: s.below.Load()} }
 
 func (s *shelf) Gather(files []int, _ time.Time) { s.gathered.Add(int64(len(files))) }
 
@@ -188,6 +192,23 @@ func (b *bed) read(t testing.TB, pieces []Piece) int {
 }
 
 func (b *bed) stats() Stats { return b.client.Stats()[0] }
+
+// Each answer tells the terms in force, also one of refusals, if the version is open.
+func TestTerms(t *testing.T) {
+	b := newBed(t, newShelf(1))
+	for _, below := range []uint64{0, 1 << 32, 0x3fefffff << 32, math.MaxUint64} {
+		b.below.Store(below)
+		for _, file := range []int{1, 2, 5000} {
+			got := b.client.Read(t.Context(), b.node, Request{Dataset: dataset, Version: version, Held: true}, want(9, file))
+			if got == nil || got.Below != below {
+				t.Errorf("file %d: %+v, want %x", file, got, below)
+			}
+		}
+	}
+	if got := b.client.Read(t.Context(), b.node, Request{Dataset: dataset}, want(9, 1)); got != nil {
+		t.Errorf("of another version: %+v", got)
+	}
+}
 
 func TestRead(t *testing.T) {
 	b := newBed(t, newShelf(1, 2, 3))

@@ -31,8 +31,9 @@ const (
 	batchBytes   = 256 << 10       // sent together
 )
 
-// Volume is one version of a dataset. [cache.Volume] has all but Check.
+// Volume is one version of a dataset. [cache.Volume] has all but Terms and Check.
 type Volume interface {
+	Terms() Terms
 	// Check reports whether the version's file has that path and ETag. The number may be of no file.
 	Check(file int, path [16]byte, etag string) bool
 	Gather(files []int, due time.Time)
@@ -283,6 +284,11 @@ func (c *serverConn) serve(r Request, free bool) error {
 		defer done()
 	}
 	defer c.drop() // before done
+	if ok {
+		if err := c.add(v.Terms().frame(), nil, nil); err != nil {
+			return err
+		}
+	}
 	c.pending, c.files = c.pending[:0], c.files[:0]
 	for i, p := range c.pieces {
 		var why Reason

@@ -5,7 +5,8 @@
 //   - A connection is HTTP/1.1 until both ends have agreed on the protocol: GET /shoal/peer/v1/read with an Upgrade. From
 //     then on it carries one request at a time: a list of pieces of one dataset version. The answer has one frame a piece,
 //     in any order: its bytes with a CRC32C a granule (64 KiB), or why there are none. Besides it has wait frames, every
-//     [waitEvery], while the owner fetches: a slow store is no slow peer.
+//     [waitEvery], while the owner fetches: a slow store is no slow peer. Before all others an owner sends its [Terms], if it
+//     has the version open. So who asks knows what to ask that owner for, and nobody else has to.
 //   - A request may say which coded form the asker can decode ([cache.Codec]). Then all its pieces are whole files, and one
 //     that the owner keeps in that form comes so, shorter than the piece.
 //   - The asker checks piece, length and checksums. Whatever is wrong, the store is asked: a reader gets the right bytes, or
@@ -38,15 +39,16 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"math"
 	"time"
 )
 
 // Protocol is the version of what nodes say to each other. Nodes of different versions do not.
-const Protocol = 2
+const Protocol = 3
 
 const (
 	basePath    = "/shoal/peer/v1/"
-	upgradeTo   = "shoal-peer/2"
+	upgradeTo   = "shoal-peer/3"
 	nodeHeader  = "Shoal-Node"
 	granuleSize = 64 << 10
 	extentSize  = 4 << 20 // a piece is not larger
@@ -87,6 +89,11 @@ func (r Reason) String() string {
 		return fmt.Sprintf("reason %d", uint8(r))
 	}
 	return [...]string{"busy", "version", "etag", "memory", "error", "not_held"}[r-1]
+}
+
+// Terms are what an owner does with the units that it owns of a version.
+type Terms struct {
+	Below uint64 // the threshold of what it keeps (prefetch.Admits): 32 bits, and 32 that are all 0, or all 1 as these
 }
 
 // Request says what all pieces have in common.
@@ -201,6 +208,7 @@ const (
 	frameData            // followed by the checksums (4 each), and the bytes
 	frameNo
 	frameCoded // as frameData, of a coded form
+	frameTerms // the length is the upper half of Terms.Below
 )
 
 // frame is an answer's unit: kind (1), reason (1), the piece's number (2), the length (4), the request's number (4).
@@ -210,6 +218,16 @@ type frame struct {
 	piece   int
 	n       int
 	request uint32
+}
+
+func (t Terms) frame() frame { return frame{kind: frameTerms, n: int(t.Below >> 32)} }
+
+func (f frame) terms() Terms {
+	t := Terms{Below: uint64(f.n) << 32}
+	if f.n == math.MaxUint32 {
+		t.Below = math.MaxUint64
+	}
+	return t
 }
 
 func appendFrame(b []byte, f frame) []byte {
@@ -228,6 +246,8 @@ func parseFrame(b []byte, r Request, pieces []Piece) (frame, error) {
 		ok = f.reason == 0 && f.piece == 0 && f.n == 0
 	case frameData:
 		ok = f.reason == 0 && f.piece < len(pieces) && f.n == len(pieces[f.piece].P)
+	case frameTerms:
+		ok = f.reason == 0 && f.piece == 0
 	case frameNo:
 		ok = f.reason > 0 && f.reason < numReasons && f.piece < len(pieces) && f.n == 0
 	case frameCoded:

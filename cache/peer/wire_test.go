@@ -64,7 +64,7 @@ func FuzzParseRequest(f *testing.F) {
 
 func FuzzParseFrame(f *testing.F) {
 	pieces := want(100, 1, 2, 3)
-	for _, x := range []frame{{kind: frameWait, request: 3}, {kind: frameData, piece: 2, n: 100, request: 3}, {kind: frameNo, reason: NotHeld, piece: 1, request: 3}, {kind: frameCoded, piece: 1, n: 99, request: 3}} {
+	for _, x := range []frame{{kind: frameWait, request: 3}, {kind: frameData, piece: 2, n: 100, request: 3}, {kind: frameNo, reason: NotHeld, piece: 1, request: 3}, {kind: frameCoded, piece: 1, n: 99, request: 3}, {kind: frameTerms, n: 1 << 31, request: 3}} {
 		f.Add(appendFrame(nil, x))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -85,8 +85,7 @@ func (e *Engine) clusterStats(peerBytes, diskBytes int64) *ClusterStats {
 		asked[of.Node] = of
 	}
 	for _, node := range view.Nodes {
-		_, open := node.Keeps[e.datasetID()]
-		c := ClusterNode{ID: node.ID, Address: node.Address, Zone: node.Zone, Version: node.Version, Weight: node.Weight, Draining: node.Draining, Open: open, Owned: shares[node.ID]}
+		c := ClusterNode{ID: node.ID, Address: node.Address, Zone: node.Zone, Version: node.Version, Weight: node.Weight, Draining: node.Draining, Open: node.Has(e.datasetID()), Owned: shares[node.ID]}
 		if of, ok := asked[node.ID]; ok {
 			c.Asked = &of
 		}

@@ -45,7 +45,7 @@ func TestDistrustEnds(t *testing.T) {
 		file = -1
 		waitFor(t, "they know each other", func() bool {
 			for i := range 100 {
-				if n, ok := s.keeper(i, 0, false); ok {
+				if n, t, _ := s.keeper(i, 0, false); t != nil {
 					file, instance = i, n.Instance
 				}
 			}
@@ -60,7 +60,7 @@ func TestDistrustEnds(t *testing.T) {
 	}
 	waitFor(t, "the other node gives", gives)
 	file, was := theirs()
-	n, _ := s.keeper(file, 0, false)
+	n, _, _ := s.keeper(file, 0, false)
 	s.distrust(n, file)
 	if gives() {
 		t.Error("a liar was asked")

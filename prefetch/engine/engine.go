@@ -223,9 +223,6 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		return nil, err
 	}
 	e.cur.Store(v)
-	if err := e.awaitThresholds(ctx); err != nil {
-		return nil, err
-	}
 	e.log.Info("dataset open", "source", source.String(), "version", m.Version()[:12], "files", m.Len(), "packed", layout != nil,
 		"samples", v.samples.Len(), "bytes", humanize.IBytes(uint64(m.Bytes())), "memory_for_data", humanize.IBytes(uint64(e.cache.Ledger().Limit())))
 	if err := e.orders.start(); err != nil {
@@ -464,7 +461,6 @@ func (e *Engine) setQuota(n int64) {
 	if v := e.cur.Load(); v != nil {
 		if below := v.keeping.again(); v.sharing != nil {
 			v.sharing.below.Store(below)
-			e.publishThreshold()
 		}
 		v.volume.SetQuota(n)
 	}
@@ -572,7 +568,6 @@ func (e *Engine) refresh(ctx context.Context, list func(context.Context) (*catal
 	}
 	v.volume.Inherit(old.volume)
 	e.cur.Store(v)
-	e.publishThreshold()
 	old.volume.Retire()
 	e.tellMoved(nil)
 	e.log.Info("moved to a new dataset version", "old", old.manifest.Version()[:12], "new", m.Version()[:12], "files", m.Len())

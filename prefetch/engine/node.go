@@ -230,6 +230,9 @@ type guest struct {
 	g *guests
 }
 
+// Terms implements peer.Volume.
+func (g guest) Terms() peer.Terms { return peer.Terms{Below: g.v.sharing.below.Load()} }
+
 // Check implements peer.Volume.
 func (g guest) Check(file int, path [16]byte, etag string) bool {
 	m := g.v.manifest

@@ -20,7 +20,8 @@ import (
 //
 //   - The nodes that have the dataset open own it together: each extent has one owner, by package owner. A node that
 //     drains owns nothing.
-//   - A node keeps what it owns, as far as that fits, and publishes the threshold. So the others know what it keeps.
+//   - A node keeps what it owns, as far as that fits, by a threshold that it tells with each answer. Whom it has not
+//     answered yet asks it for whatever it owns.
 //   - An extent that another node owns and keeps is read from that node, which fetches it if it does not have it yet.
 //     Everything else is read from the store.
 //   - When the nodes change, ownership is computed anew. What an extent's new owner does not have it asks its former owner
@@ -30,12 +31,15 @@ import (
 type members struct {
 	rev   int64
 	nodes []cluster.Node // by ID
-	below []uint64       // the threshold of what each keeps
+	told  []*told        // by each; the same for as long as the node's process lives
 	self  int            // this node's index; -1 if it is not among them
 	table *owner.Table   // by extent; nil without nodes
 
 	former *members // whose owners may still have what has moved since; nil: the start
 }
+
+// told is the terms that a node told last; nil: none yet.
+type told = atomic.Pointer[peer.Terms]
 
 // sharing is a version of a dataset in a cluster. It implements cache.Peers.
 type sharing struct {
@@ -60,11 +64,11 @@ func (e *Engine) datasetID() string { return hex.EncodeToString(e.dataset[:]) }
 func (e *Engine) membersOf(view cluster.View) *members {
 	m, id := &members{rev: view.Rev, self: -1}, e.datasetID()
 	for _, n := range view.Nodes {
-		if below, open := n.Keeps[id]; open && !n.Draining {
+		if n.Has(id) && !n.Draining {
 			if n.ID == e.host.node.id {
 				m.self = len(m.nodes)
 			}
-			m.nodes, m.below = append(m.nodes, n), append(m.below, below)
+			m.nodes, m.told = append(m.nodes, n), append(m.told, &told{})
 		}
 	}
 	return m
@@ -77,7 +81,17 @@ func (m *members) same(other *members) bool {
 
 // others returns the members other than this node, which is one.
 func (m *members) others() *members {
-	return &members{self: -1, nodes: slices.Delete(slices.Clone(m.nodes), m.self, m.self+1), below: slices.Delete(slices.Clone(m.below), m.self, m.self+1)}
+	return &members{self: -1, nodes: slices.Delete(slices.Clone(m.nodes), m.self, m.self+1), told: slices.Delete(slices.Clone(m.told), m.self, m.self+1)}
+}
+
+// remember takes over what the nodes of before told.
+func (m *members) remember(before *members) {
+	for i, n := range m.nodes {
+		at := slices.IndexFunc(before.nodes, func(o cluster.Node) bool { return o.ID == n.ID && o.Instance == n.Instance })
+		if at >= 0 {
+			m.told[i] = before.told[at]
+		}
+	}
 }
 
 // enterCluster says that this node has the dataset open, and waits until the others know it and have agreed on who else has. A
@@ -87,7 +101,7 @@ func (e *Engine) enterCluster(ctx context.Context) error {
 	if n == nil {
 		return nil
 	}
-	n.cluster.Keep(e.datasetID(), 0)
+	n.cluster.Open(e.datasetID())
 	began := time.Now()
 	waiting, cancel := context.WithTimeout(ctx, mostQuiet)
 	defer cancel()
@@ -137,43 +151,11 @@ func (e *Engine) shareLoop(ctx context.Context) {
 		changed := e.host.node.cluster.Changed()
 		view := e.host.node.cluster.View()
 		e.cur.Load().sharing.follow(view)
-		e.publishThreshold()
 		e.host.node.retain(view)
 		select {
 		case <-changed:
 		case <-ctx.Done():
 			return
-		}
-	}
-}
-
-// publishThreshold tells the other nodes the threshold of the version in force. 0 says that there is none yet.
-func (e *Engine) publishThreshold() {
-	if v := e.cur.Load(); v.sharing != nil {
-		e.host.node.cluster.Keep(e.datasetID(), max(v.sharing.below.Load(), 1))
-	}
-}
-
-// awaitThresholds waits a few seconds for the thresholds of the other nodes that have the dataset open. Without it, nodes that start
-// together would read from the store what the others are about to keep.
-func (e *Engine) awaitThresholds(ctx context.Context) error {
-	e.publishThreshold()
-	s := e.cur.Load().sharing
-	if s == nil {
-		return nil
-	}
-	waiting, cancel := context.WithTimeout(ctx, mostAway)
-	defer cancel()
-	for {
-		changed := e.host.node.cluster.Changed()
-		s.follow(e.host.node.cluster.View())
-		if !slices.Contains(s.now.Load().below, 0) {
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-waiting.Done():
-			return ctx.Err()
 		}
 	}
 }
@@ -186,6 +168,9 @@ func (s *sharing) follow(view cluster.View) {
 			s.now.Store(m)
 		}
 		return
+	}
+	if before != nil {
+		m.remember(before)
 	}
 	if m.same(before) {
 		m.table, m.former = before.table, before.former
@@ -237,20 +222,25 @@ func (s *sharing) own(m *members) {
 	m.table = owner.NewTable(s.owners(m), extents, func(i int) uint64 { return unit(s.v.volume.Numbered(i)) })
 }
 
-// keeper returns the node that keeps an extent, or kept it before the last change, if that is another one.
-func (s *sharing) keeper(file, extent int, former bool) (n cluster.Node, ok bool) {
+// keeper returns the node that keeps an extent, or kept it before the last change, if that is another one. said: it has told that it
+// does, else it has told nothing.
+func (s *sharing) keeper(file, extent int, former bool) (n cluster.Node, t *told, said bool) {
 	m := s.now.Load()
 	if m != nil && former {
 		m = m.former
 	}
 	if m == nil || m.table == nil {
-		return n, false
+		return n, nil, false
 	}
 	i := m.table.Of(s.v.volume.Number(file, extent))
-	if i == m.self || i < 0 || !prefetch.Admits(m.below[i], s.key(file)) {
-		return n, false
+	if i == m.self || i < 0 {
+		return n, nil, false
 	}
-	return m.nodes[i], true
+	terms := m.told[i].Load()
+	if said = terms != nil; said && !prefetch.Admits(terms.Below, s.key(file)) {
+		return n, nil, false
+	}
+	return m.nodes[i], m.told[i], said
 }
 
 // elsewhere reports whether other nodes keep what this one does not have of a file.
@@ -259,7 +249,7 @@ func (s *sharing) elsewhere(file int) bool {
 		return false
 	}
 	for x := range s.v.volume.Extents(file) {
-		if _, ok := s.keeper(file, x, false); !ok && !s.v.volume.KeptExtent(file, x) {
+		if _, _, said := s.keeper(file, x, false); !said && !s.v.volume.KeptExtent(file, x) {
 			return false
 		}
 	}
@@ -268,11 +258,11 @@ func (s *sharing) elsewhere(file int) bool {
 
 // Asks implements cache.Peers.
 func (s *sharing) Asks(file, extent int) bool {
-	n, ok := s.keeper(file, extent, false)
+	n, t, _ := s.keeper(file, extent, false)
 	if _, lies := s.e.host.node.liars.Load(n.Instance); lies {
 		return false
 	}
-	return ok && s.e.host.node.client.Ready(n.ID)
+	return t != nil && s.e.host.node.client.Ready(n.ID)
 }
 
 // Read implements cache.Peers. It asks one node after another: neighbours in a shard have the same owner.
@@ -280,17 +270,20 @@ func (s *sharing) Read(ctx context.Context, wants []cache.Want, held bool, check
 	if m := s.now.Load(); m == nil || held && m.former == nil {
 		return wants // the usual case of what this node owns
 	}
-	of := func(w cache.Want) cluster.Node {
-		n, _ := s.keeper(w.File, int(w.Off/cache.ExtentSize), held)
-		return n
+	of := func(w cache.Want) (cluster.Node, *told) {
+		n, t, _ := s.keeper(w.File, int(w.Off/cache.ExtentSize), held)
+		return n, t
 	}
 	for len(wants) > 0 {
-		n, same := of(wants[0]), 1
-		for same < len(wants) && of(wants[same]).ID == n.ID {
-			same++
+		n, t := of(wants[0])
+		same := 1
+		for ; same < len(wants); same++ {
+			if _, other := of(wants[same]); other != t {
+				break
+			}
 		}
-		if n.ID != "" {
-			rest = append(rest, s.ask(ctx, n, wants[:same], held, check)...)
+		if t != nil {
+			rest = append(rest, s.ask(ctx, n, t, wants[:same], held, check)...)
 		} else {
 			rest = append(rest, wants[:same]...)
 		}
@@ -320,7 +313,7 @@ type check = func(context.Context, cache.Want) error
 var errNotGiven = errors.New("not given")
 
 // ask reads pieces from a node, and returns those that it did not give.
-func (s *sharing) ask(ctx context.Context, n cluster.Node, wants []cache.Want, held bool, check check) (rest []cache.Want) {
+func (s *sharing) ask(ctx context.Context, n cluster.Node, t *told, wants []cache.Want, held bool, check check) (rest []cache.Want) {
 	if _, lies := s.e.host.node.liars.Load(n.Instance); lies {
 		return wants
 	}
@@ -334,7 +327,9 @@ func (s *sharing) ask(ctx context.Context, n cluster.Node, wants []cache.Want, h
 	if by := s.e.recoding.encode.Load(); by != nil && !asIs && s.e.recodes() {
 		r.Form = by.form
 	}
-	s.e.host.node.client.Read(ctx, peer.Node{ID: n.ID, Address: n.Address}, r, pieces)
+	if terms := s.e.host.node.client.Read(ctx, peer.Node{ID: n.ID, Address: n.Address}, r, pieces); terms != nil {
+		t.Store(terms)
+	}
 	for i, p := range pieces {
 		if p.Coded > 0 {
 			*wants[i].Coded = p.Coded

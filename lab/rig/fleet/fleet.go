@@ -159,7 +159,7 @@ func (f *Fleet) Each(do func(n *Node) error) error {
 	return errors.Join(errs...)
 }
 
-// Settled waits until all nodes that run know each other, and what each keeps.
+// Settled waits until all nodes that run know each other, and what each owns.
 func (f *Fleet) Settled(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, daemon.Patience, errors.New("the nodes do not know each other"))
 	defer cancel()
@@ -183,7 +183,7 @@ func (f *Fleet) Settled(ctx context.Context) error {
 		}
 		wait, done := 100*time.Millisecond, know.Load() == runs.Load()*runs.Load()
 		if done {
-			wait = 3 * time.Second // until each has told what it keeps of what it owns now
+			wait = 3 * time.Second // until each has found out what it owns now
 		}
 		select {
 		case <-ctx.Done():
