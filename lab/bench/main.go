@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"github.com/shoalfs/shoal/lab/bench/kit"
+	"github.com/shoalfs/shoal/lab/bench/memory"
 	"github.com/shoalfs/shoal/lab/bench/open"
 	"github.com/shoalfs/shoal/lab/bench/pairs"
 	"github.com/shoalfs/shoal/lab/bench/parts"
@@ -28,6 +29,7 @@ var benchmarks = []struct {
 	dir, out   string // the defaults of -dir and -out
 	bench      kit.Bench
 }{
+	{"memory", "what knowing an order costs, over caches, memory and jobs", work, results, memory.Bench},
 	{"open", "shoal.open beside the mount", work, results, open.Bench},
 	{"pairs", "two binaries, pair by pair", work, results, pairs.Bench},
 	{"path", "the whole path, cold and warm", work, results, path.Bench},

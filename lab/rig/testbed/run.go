@@ -27,10 +27,11 @@ type Stats struct {
 		Keep int64 `json:"keep"`
 		Ring int64 `json:"ring"`
 	} `json:"hits"`
-	Joined      int64 `json:"joined"`
-	Misses      int64 `json:"misses"`
-	GetRequests int64 `json:"get_requests"`
-	GetBytes    int64 `json:"get_bytes"`
+	Joined      int64                `json:"joined"`
+	Misses      int64                `json:"misses"`
+	GetRequests int64                `json:"get_requests"`
+	GetBytes    int64                `json:"get_bytes"`
+	Hedges      struct{ Sent int64 } `json:"hedges"`
 	Memory      struct {
 		Limit int64 `json:"ledger_limit"`
 	} `json:"memory"`
