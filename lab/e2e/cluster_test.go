@@ -93,9 +93,16 @@ func newFleet(t *testing.T, share float64, flags ...string) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return fleetOver(t, set, server.URL, share, flags...)
+}
+
+// fleetOver makes a fleet over another dataset, whose store is at this URL.
+func fleetOver(t *testing.T, set *clusterSet, store string, share float64, flags ...string) *cluster {
+	t.Helper()
 	dir := t.TempDir()
 	c := &cluster{clusterSet: set, t: t, last: make([]proxy.Stats, clusterNodes)}
-	c.Fleet, err = fleet.New(context.Background(), fleet.Options{Shoal: shoalBin, Dir: dir, Mounts: true, Nodes: clusterNodes, Rate: 1e9, Store: server.URL, Far: latency})
+	var err error
+	c.Fleet, err = fleet.New(context.Background(), fleet.Options{Shoal: shoalBin, Dir: dir, Mounts: true, Nodes: clusterNodes, Rate: 1e9, Store: store, Far: latency})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,12 +134,18 @@ func newCluster(t *testing.T, share float64, flags ...string) *cluster {
 		t.Skip(err)
 	}
 	c := newFleet(t, share, flags...)
-	join, err := c.StartEtcd(t.Context())
+	c.join()
+	return c
+}
+
+// join starts etcd. All daemons that are started from now on are one cluster.
+func (c *cluster) join() {
+	c.t.Helper()
+	join, err := c.StartEtcd(c.t.Context())
 	if err != nil {
-		t.Fatal(err)
+		c.t.Fatal(err)
 	}
 	c.flags = append(c.flags, join...)
-	return c
 }
 
 // start starts daemons, by default all.
