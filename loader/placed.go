@@ -19,18 +19,21 @@ type Owned interface {
 	Dataset
 	// Source names the dataset in all versions, equally on all nodes.
 	Source() [16]byte
-	// Unit returns what of the dataset has one owner, and holds the sample, or its beginning (owner.Owners.Of).
-	Unit(sample int) uint64
+	// Units returns what of the dataset has one owner, and holds the sample, or its beginning (owner.Placement.Owners).
+	Units(version int) func(sample int) uint64
 }
 
 // unitsOf returns the units of a dataset's samples.
-func unitsOf(ds Dataset) (source [16]byte, unit func(sample int) uint64, err error) {
+func unitsOf(ds Dataset) (source [16]byte, units func(version int) func(sample int) uint64, err error) {
 	switch ds := ds.(type) {
 	case *Packed: // by the longest document
-		source, unit, err = unitsOf(ds.base)
-		return source, func(row int) uint64 { return unit(int(ds.Documents(row)[0])) }, err
+		source, units, err = unitsOf(ds.base)
+		return source, func(version int) func(row int) uint64 {
+			unit := units(version)
+			return func(row int) uint64 { return unit(int(ds.Documents(row)[0])) }
+		}, err
 	case Owned:
-		return ds.Source(), ds.Unit, nil
+		return ds.Source(), ds.Units, nil
 	}
 	return source, nil, errors.New("placement: this server's dataset has no owners: open without a placement")
 }
@@ -39,7 +42,7 @@ func unitsOf(ds Dataset) (source [16]byte, unit func(sample int) uint64, err err
 type placement struct {
 	*owner.Placement
 	digest string
-	nodes  *owner.Table // by sample; shared by the ranks on this server
+	owner  func(sample int) int // shared by the ranks on this server
 }
 
 // parsePlacement reads an Open's placement for a world of ranks; nil if it has none.
@@ -67,7 +70,7 @@ func (p *placement) name() string {
 
 // place gives the session's placement its owners: those of another session of the same samples and placement, or new ones.
 func (s *Server) place(sp *spec) error {
-	source, unit, err := unitsOf(sp.ds)
+	source, units, err := unitsOf(sp.ds)
 	if err != nil {
 		return coded(codes.InvalidArgument, err)
 	}
@@ -75,11 +78,11 @@ func (s *Server) place(sp *spec) error {
 	defer s.mu.Unlock()
 	for open := range s.sessions {
 		if o := open.spec; o.placement.name() == sp.placement.digest && o.ds.Version() == sp.ds.Version() && o.hash == sp.hash {
-			sp.placement.nodes = o.placement.nodes
+			sp.placement.owner = o.placement.owner
 			return nil
 		}
 	}
-	sp.placement.nodes = owner.NewTable(sp.placement.Owners(source), sp.ds.Len(), unit)
+	sp.placement.owner = sp.placement.Owners(source, sp.ds.Len(), units)
 	return nil
 }
 
@@ -158,7 +161,7 @@ func (o *placedOrder) mine(k, first int) []uint32 {
 		return *known
 	}
 	end := min(o.whole.Len(), o.base+(o.lead+k*o.batch)*o.by.World())
-	mine := o.by.Deal(end-first, func(i int) int { return o.by.nodes.Of(o.whole.At(first + i)) }, o.rank)
+	mine := o.by.Deal(end-first, func(i int) int { return o.by.owner(o.whole.At(first + i)) }, o.rank)
 	o.dealt[k].Store(&mine)
 	return mine
 }
@@ -192,17 +195,17 @@ func (v service) Owners(r *feedpb.OwnersRequest, to feedpb.Feed_OwnersServer) er
 	if err != nil {
 		return toStatus(coded(codes.InvalidArgument, err))
 	}
-	source, unit, err := unitsOf(ds)
+	source, units, err := unitsOf(ds)
 	if err == nil && p.Nodes() > math.MaxUint16 {
 		err = fmt.Errorf("placement of %d nodes, more than %d", p.Nodes(), math.MaxUint16)
 	}
 	if err != nil {
 		return toStatus(coded(codes.InvalidArgument, err))
 	}
-	owners := p.Owners(source)
+	owner := p.Owners(source, ds.Len(), units)
 	part := &feedpb.OwnersPart{Dataset: ds.Version()}
 	for sample := range ds.Len() {
-		of := owners.Of(unit(sample))
+		of := owner(sample)
 		part.Owners = append(part.Owners, byte(of), byte(of>>8))
 		if len(part.Owners) == 2*ownersPart || sample == ds.Len()-1 {
 			if err := to.Send(part); err != nil {

@@ -241,12 +241,12 @@ func TestOwners(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	owners := p.Owners(r.ds.Source())
+	owners := p.Owners(r.ds.Source(), r.ds.Len(), r.ds.Units)
 	if len(all) != 2*r.ds.Len() {
 		t.Fatalf("%d bytes for %d samples", len(all), r.ds.Len())
 	}
 	for sample := range r.ds.Len() {
-		if got, want := int(all[2*sample]), owners.Of(r.ds.Unit(sample)); got != want {
+		if got, want := int(all[2*sample]), owners(sample); got != want {
 			t.Fatalf("node %d owns sample %d, want %d", got, sample, want)
 		}
 	}

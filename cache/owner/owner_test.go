@@ -3,6 +3,7 @@ package owner
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 	"math/big"
 	"slices"
 	"sync"
@@ -46,7 +47,7 @@ func TestGoldenOwners(t *testing.T) {
 }
 
 func TestGoldenUnits(t *testing.T) {
-	got := []uint64{FileUnit(source, 0), FileUnit(source, 1), FileUnit(source, 70000), ShardUnit("train/shard-00017.tar", 0), ShardUnit("train/shard-00017.tar", 255)}
+	got := []uint64{FileUnit(source, 0), FileUnit(source, 1), FileUnit(source, 70000), ShardUnits("train/shard-00017.tar")(0), ShardUnits("train/shard-00017.tar")(255)}
 	want := []uint64{0x9b7013815fb3abb5, 0x5aa30c806cecc5c8, 0x20396b3bf519d76f, 0xb63c68b2588a5b0a, 0xae257e1a7a740ec0}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %x, want %x", got, want)
@@ -65,15 +66,19 @@ func TestLogarithm(t *testing.T) {
 	}
 }
 
-// What is ruled out by its lower bound would not have won.
+// What is ruled out by a bound would not have won.
 func FuzzLogarithm(f *testing.F) {
 	for shift := range 64 {
 		f.Add(uint64(1)<<shift, uint64(1))
 		f.Add(^uint64(0)<<shift, uint64(1))
 	}
 	f.Fuzz(func(t *testing.T, h, more uint64) {
-		if atLeast(h) > exponential(h) {
-			t.Errorf("%x: the bound %d is above %d", h, atLeast(h), exponential(h))
+		for _, weight := range []uint32{1, 7, 1 << 20, math.MaxUint32} {
+			o := New(source, []Node{{"a", weight}})
+			lo, hi := o.bounds(0, h)
+			if draw := float64(exponential(h)) * 0x1p-57 / float64(weight); lo >= draw || hi <= draw || h > 1<<21 && float64(h>>1)*o.rates[0] > draw {
+				t.Errorf("%x of weight %d: %g is not between %g and %g, or below %g", h, weight, draw, lo, hi, float64(h>>1)*o.rates[0])
+			}
 		}
 		if g := h + more; g >= h && exponential(g) < exponential(h) {
 			t.Errorf("%x and %x: %d falls to %d", h, g, exponential(h), exponential(g))

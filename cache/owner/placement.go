@@ -13,6 +13,7 @@ import (
 
 // Placement says on which nodes the ranks of a job run. All ranks agree on it: which of them reads a sample follows from it.
 type Placement struct {
+	v     int // of its text
 	nodes []Node
 	node  []int   // by rank
 	ranks [][]int // by node, ascending
@@ -30,7 +31,8 @@ type placementNode struct {
 	Weight uint32 `json:"weight"`
 }
 
-// ParsePlacement reads {"v":1,"nodes":[{"id":"…","weight":102400},…],"ranks":[0,0,1,…]}: the index of each rank's node.
+// ParsePlacement reads {"v":2,"nodes":[{"id":"…","weight":102400},…],"ranks":[0,0,1,…]}: the index of each rank's node.
+// In version 1 each unit has an owner, and in version 2 each bucket, as in a cluster. A job goes on with the version that it began with.
 func ParsePlacement(text string) (*Placement, error) {
 	var v placement
 	d := json.NewDecoder(bytes.NewReader([]byte(text)))
@@ -42,12 +44,12 @@ func ParsePlacement(text string) (*Placement, error) {
 		return nil, errors.New("placement: trailing data after the JSON object")
 	}
 	switch {
-	case v.V != 1:
-		return nil, fmt.Errorf("placement: format version %d, this program reads version 1", v.V)
+	case v.V != 1 && v.V != 2:
+		return nil, fmt.Errorf("placement: format version %d, this program reads versions 1 and 2", v.V)
 	case len(v.Nodes) == 0 || len(v.Ranks) == 0:
 		return nil, fmt.Errorf("placement: %d nodes and %d ranks: it needs one of each", len(v.Nodes), len(v.Ranks))
 	}
-	p := &Placement{}
+	p := &Placement{v: v.V}
 	for _, n := range v.Nodes {
 		if n.ID == "" || n.Weight == 0 {
 			return nil, fmt.Errorf("placement: node %q of weight %d: each node needs an id and a weight", n.ID, n.Weight)
@@ -77,7 +79,7 @@ func ParsePlacement(text string) (*Placement, error) {
 
 // String returns the canonical text.
 func (p *Placement) String() string {
-	v := placement{V: 1, Ranks: p.node}
+	v := placement{V: p.v, Ranks: p.node}
 	for _, n := range p.nodes {
 		v.Nodes = append(v.Nodes, placementNode(n))
 	}
@@ -103,8 +105,16 @@ func (p *Placement) Home(rank int) string { return p.nodes[p.node[rank]].ID }
 // Nodes returns the number of nodes.
 func (p *Placement) Nodes() int { return len(p.nodes) }
 
-// Owners returns the owners of a source's units among the job's nodes, with the nodes' indices in Deal.
-func (p *Placement) Owners(source [16]byte) *Owners { return New(source, p.nodes) }
+// Owners returns who owns each of a source's units 0..n-1, by its index in Deal. units returns their names, as they are in the
+// placement's version.
+func (p *Placement) Owners(source [16]byte, n int, units func(version int) func(i int) uint64) func(i int) int {
+	o, unit := New(source, p.nodes), units(p.v)
+	if p.v == 1 {
+		return NewTable(o, n, unit).Of
+	}
+	t := NewBuckets(o)
+	return func(i int) int { return t.Of(Bucket(unit(i))) }
+}
 
 // Deal divides a global batch of n samples among the ranks, and returns which of them the rank gets, ascending. Each rank gets
 // as many as if they were dealt out like cards, rank 0 first. owner returns the node that owns a sample, by its place in the batch.

@@ -11,6 +11,7 @@ import (
 	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/owner"
 	"github.com/shoalfs/shoal/prefetch"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
@@ -122,11 +123,17 @@ func TestKeptOfWhatIsOwned(t *testing.T) {
 			}
 		}
 		k := e.cur.Load().keeping
-		below, key := k.own(test.owned), keepKey(k.v.manifest, k.v.layout)
+		owned, unit := make(owner.Set, owner.Buckets/64), units(k.v.manifest, nil)
+		for f := range n {
+			if test.owned(f, 0) {
+				owned.Add(owner.Bucket(unit(f, 0)))
+			}
+		}
+		below := k.own(owned)
 		everything(e)
 		set, have := 0, 0
 		for f := range n {
-			if !test.owned(f, 0) || !prefetch.Admits(below, key(f)) {
+			if !test.owned(f, 0) || !prefetch.Admits(below, bucketKey(owner.Bucket(unit(f, 0)))) {
 				continue
 			}
 			set++
@@ -171,13 +178,13 @@ func BenchmarkOwn(b *testing.B) {
 			e := &Engine{cache: c, host: &Host{Dir: &cachedir.Dir{}}}
 			v := &view{manifest: m, volume: c.NewVolume(cache.VolumeOptions{Manifest: m})}
 			v.keeping = newKeeping(e, v)
-			owners := make([]uint8, m.Len()) // as a table of owners is read
-			for i := range owners {
-				owners[i] = uint8(i * 7 % 2)
+			owned := make(owner.Set, owner.Buckets/64)
+			for i := range owned {
+				owned[i] = 0x5555555555555555
 			}
 			b.ResetTimer()
 			for range b.N {
-				v.keeping.own(func(file, x int) bool { return owners[file] == uint8(x&1) })
+				v.keeping.own(owned)
 			}
 			_, extents := v.volume.Kept()
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*extents), "ns/extent")

@@ -33,7 +33,7 @@ type members struct {
 	nodes []cluster.Node // by ID
 	told  []*told        // by each; the same for as long as the node's process lives
 	self  int            // this node's index; -1 if it is not among them
-	table *owner.Table   // by extent; nil without nodes
+	table *owner.Table   // by bucket; nil without nodes
 
 	former *members // whose owners may still have what has moved since; nil: the start
 }
@@ -43,10 +43,10 @@ type told = atomic.Pointer[peer.Terms]
 
 // sharing is a version of a dataset in a cluster. It implements cache.Peers.
 type sharing struct {
-	e   *Engine
-	v   *view
-	key func(file int) uint64 // by which a node chooses what it keeps
-	now atomic.Pointer[members]
+	e    *Engine
+	v    *view
+	unit func(file, extent int) uint64
+	now  atomic.Pointer[members]
 
 	below atomic.Uint64 // the threshold of that choice
 }
@@ -140,7 +140,7 @@ func (e *Engine) share(v *view) {
 	if e.host.node == nil {
 		return
 	}
-	v.sharing = &sharing{e: e, v: v, key: keepKey(v.manifest, v.layout)}
+	v.sharing = &sharing{e: e, v: v, unit: units(v.manifest, v.layout)}
 	v.volume.SetPeers(v.sharing)
 	v.sharing.follow(e.host.node.cluster.View())
 }
@@ -184,11 +184,18 @@ func (s *sharing) follow(view cluster.View) {
 		m.former = &former
 	case m.self >= 0 && s.e.cur.Load() == nil: // this node has just come
 		m.former = m.others()
-		s.own(m.former)
+		m.former.table = owner.NewBuckets(s.owners(m.former))
 	}
-	s.own(m)
+	owners := s.owners(m)
+	if m.table = owner.NewBuckets(owners); m.former != nil {
+		m.table = m.former.table.Next(owners)
+	}
 	s.now.Store(m)
-	s.below.Store(s.v.keeping.own(func(file, extent int) bool { return m.table.Of(s.v.volume.Number(file, extent)) == m.self }))
+	owned := make(owner.Set, owner.Buckets/64)
+	if m.self >= 0 {
+		owned = owners.Owned(m.self)
+	}
+	s.below.Store(s.v.keeping.own(owned))
 	if before != nil {
 		s.e.log.Info("the cluster has changed", "nodes", len(m.nodes), "before", len(before.nodes), "revision", m.rev)
 	}
@@ -212,14 +219,7 @@ func (s *sharing) trainer() string {
 	if m == nil || len(m.nodes) < 2 {
 		return ""
 	}
-	return m.nodes[s.owners(m).Of(owner.FileUnit(s.e.dataset, 0))].ID
-}
-
-// own divides the extents among members.
-func (s *sharing) own(m *members) {
-	_, extents := s.v.volume.Kept()
-	unit := units(s.v.manifest, s.v.layout)
-	m.table = owner.NewTable(s.owners(m), extents, func(i int) uint64 { return unit(s.v.volume.Numbered(i)) })
+	return m.nodes[s.owners(m).Of(0)].ID
 }
 
 // keeper returns the node that keeps an extent, or kept it before the last change, if that is another one. said: it has told that it
@@ -232,12 +232,13 @@ func (s *sharing) keeper(file, extent int, former bool) (n cluster.Node, t *told
 	if m == nil || m.table == nil {
 		return n, nil, false
 	}
-	i := m.table.Of(s.v.volume.Number(file, extent))
+	bucket := owner.Bucket(s.unit(file, extent))
+	i := m.table.Of(bucket)
 	if i == m.self || i < 0 {
 		return n, nil, false
 	}
 	terms := m.told[i].Load()
-	if said = terms != nil; said && !prefetch.Admits(terms.Below, s.key(file)) {
+	if said = terms != nil; said && !prefetch.Admits(terms.Below, bucketKey(bucket)) {
 		return n, nil, false
 	}
 	return m.nodes[i], m.told[i], said

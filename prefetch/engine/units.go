@@ -6,22 +6,33 @@ import (
 	"github.com/shoalfs/shoal/cache/owner"
 )
 
-// units returns the unit of each extent: what a node of a cluster owns. It is what the kept set is chosen by (keepKey), named so
-// that it stays the same when the dataset is listed again.
+// units returns the unit of each extent, of which an owner's bucket is made: a run of a shard, or an extent of a version of a file. It
+// stays the same when the dataset is listed again.
 func units(m *catalog.Manifest, l *catalog.Layout) func(file, extent int) uint64 {
 	if l != nil {
+		run := make([]func(int64) uint64, l.Shards())
+		for i := range run {
+			run[i] = owner.ShardUnits(l.Shard(i).Key)
+		}
 		return func(file, extent int) uint64 {
-			shard, off := l.Locate(file)
-			return owner.ShardUnit(shard.Key, (off+int64(extent)*cache.ExtentSize)/keepRun)
+			shard, off := l.Where(file)
+			return run[shard]((off + int64(extent)*cache.ExtentSize) / keepRun)
 		}
 	}
-	return func(file, extent int) uint64 { return owner.FileUnit(m.PathHash(file), extent) }
+	return func(file, extent int) uint64 {
+		id := m.ID(file)
+		return id.Uint64() + uint64(extent)
+	}
 }
 
 // Source names the dataset for owners, in all its versions.
 func (d *Dataset) Source() [16]byte { return d.e.dataset }
 
-// Unit returns the unit of a sample's first extent.
-func (d *Dataset) Unit(sample int) uint64 {
-	return units(d.v.manifest, d.v.layout)(d.v.samples.File(sample), 0)
+// Units returns the units of the samples' first extents, as placements of a version name them.
+func (d *Dataset) Units(version int) func(sample int) uint64 {
+	m, unit := d.v.manifest, units(d.v.manifest, d.v.layout)
+	if version == 1 && d.v.layout == nil {
+		unit = func(file, extent int) uint64 { return owner.FileUnit(m.PathHash(file), extent) }
+	}
+	return func(sample int) uint64 { return unit(d.v.samples.File(sample), 0) }
 }

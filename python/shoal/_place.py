@@ -14,7 +14,7 @@ from . import _wire
 from ._errors import FeedError, explain
 from ._link import SERVICE, Address
 
-Placement = Dict[str, Any]  # {"v": 1, "nodes": [{"id": str, "weight": int}, …], "ranks": [index of each rank's node]}
+Placement = Dict[str, Any]  # {"v": 2, "nodes": [{"id": str, "weight": int}, …], "ranks": [index of each rank's node]}
 
 
 def placement(addr: str, *, group: Any = None, token: Optional[str] = None, ca: Optional[str] = None, cert: Optional[str] = None,
@@ -77,7 +77,7 @@ def _join(answers: List[_Answer]) -> Placement:
             raise FeedError(f"no placement: node {node} has weight {weights[node]} and, for rank {rank}, {weight}: are two servers "
                             "using copies of one cache directory? Otherwise try again", "FAILED_PRECONDITION")
     nodes = sorted(weights)
-    return dict(v=1, nodes=[dict(id=node, weight=weights[node]) for node in nodes], ranks=[nodes.index(a[0]) for a in answers])
+    return dict(v=2, nodes=[dict(id=node, weight=weights[node]) for node in nodes], ranks=[nodes.index(a[0]) for a in answers])
 
 
 def checked(place: Any) -> Placement:
@@ -88,9 +88,9 @@ def checked(place: Any) -> Placement:
         ids = [str(node["id"]) for node in place["nodes"]]
         nodes = sorted((dict(id=str(n["id"]), weight=operator.index(n["weight"])) for n in place["nodes"]), key=lambda n: str(n["id"]))
         order = sorted(ids)
-        if place["v"] != 1 or len(set(ids)) != len(ids) or not ids or min(place["ranks"]) < 0:
+        if place["v"] not in (1, 2) or len(set(ids)) != len(ids) or not ids or min(place["ranks"]) < 0:
             raise ValueError
-        return dict(v=1, nodes=nodes, ranks=[order.index(ids[operator.index(r)]) for r in place["ranks"]])
+        return dict(v=place["v"], nodes=nodes, ranks=[order.index(ids[operator.index(r)]) for r in place["ranks"]])
     except (KeyError, IndexError, TypeError, ValueError):
         raise ValueError(f"place={place!r}: it is not a placement; shoal.placement() makes one") from None
 

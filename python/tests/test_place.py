@@ -18,7 +18,7 @@ from shoal import _place
 
 SAMPLES, WORLD, BATCH = 103, 4, 5
 GLOBAL = WORLD * BATCH
-PLACE = dict(v=1, nodes=[dict(id="n0", weight=100), dict(id="n1", weight=200)], ranks=[0, 1, 1, 0])
+PLACE = dict(v=2, nodes=[dict(id="n0", weight=100), dict(id="n1", weight=200)], ranks=[0, 1, 1, 0])
 
 RANK = textwrap.dedent("""
     import json, sys
@@ -126,7 +126,7 @@ class Job(unittest.TestCase):
             shoal.Feed(self.alone, BATCH, place="local")
         with self.assertRaisesRegex(TypeError, "shoal.placement"):
             feed(place="near")
-        for bad in ({}, {**PLACE, "v": 2}, {**PLACE, "ranks": []}, {**PLACE, "ranks": [2]}, {**PLACE, "ranks": [-1]}, {**PLACE, "nodes": PLACE["nodes"] * 2}):
+        for bad in ({}, {**PLACE, "v": 3}, {**PLACE, "ranks": []}, {**PLACE, "ranks": [2]}, {**PLACE, "ranks": [-1]}, {**PLACE, "nodes": PLACE["nodes"] * 2}):
             with self.assertRaisesRegex(ValueError, "not a placement"):
                 feed(place=bad)
         with self.assertRaisesRegex(ValueError, "num_replicas=2"):

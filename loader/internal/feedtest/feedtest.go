@@ -307,8 +307,8 @@ func (l *Ledger) Peak() int64 {
 // Source implements loader.Owned.
 func (d *Dataset) Source() [16]byte { return [16]byte{1} }
 
-// Unit implements loader.Owned.
-func (d *Dataset) Unit(i int) uint64 { return uint64(i) }
+// Units implements loader.Owned.
+func (d *Dataset) Units(int) func(i int) uint64 { return func(i int) uint64 { return uint64(i) } }
 
 // Placement returns a placement of ranks on nodes n0, n1, …, by the index of each rank's node.
 func Placement(ranks ...int) string {
