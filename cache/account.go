@@ -96,11 +96,6 @@ func (c *Cache) TakeBack(a *Account, need int64, over float64, o Owners) (freed 
 		if at < 0 {
 			return freed
 		}
-		if idle := c.ring.idle(0); idle > 0 { // memory that nobody needs goes first
-			c.ring.reclaim(need, false, 0)
-			need, freed = need-idle, true
-			continue
-		}
 		file := best.v.fileOf(best.extent())
 		if to := o.Heir(best.v, file); to.takes(from, footprint(best.v.bytes(file, best.piece))) {
 			c.ring.claim(best, to, true)

@@ -44,6 +44,13 @@ func TestAccountsModel(t *testing.T) {
 			"": func(rt *rapid.T) {
 				c.ring.mu.Lock()
 				defer c.ring.mu.Unlock()
+				idle := c.ring.spent.bytes + c.ring.clean.bytes
+				for i := range c.ring.rest {
+					idle += c.ring.rest[i].bytes
+				}
+				if got := c.ring.idle.Load(); got != idle {
+					rt.Fatalf("%d bytes are idle, and %d are counted", idle, got)
+				}
 				var want [2]int64
 				for _, e := range c.ring.entries {
 					if i := slices.Index(accounts, e.account); i >= 0 {

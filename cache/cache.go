@@ -14,7 +14,7 @@
 // keep: see granules.go.
 //
 // Readers are answered from the flight, the ring or the kept record, whichever exists. An extent that does not fit on
-// the full disk stays in the ring until it was read.
+// the full disk stays in the ring until it was read, and after that as long as memory has room for it (ring.go).
 //
 // A [Cache] holds several datasets under one memory budget and one disk budget. Each dataset has its own segments and
 // writer ([Volume.OpenDisk]). A [Volume] is one version of a dataset; the versions share the segments. One dataset
@@ -150,13 +150,8 @@ func New(o Options) *Cache {
 		restoring: make(chan struct{}, runtime.GOMAXPROCS(0)),
 		hangAfter: hangAfter, retry: diskRetry, closeStuck: closeStuck, closeWait: closeWait, statfs: freeSpace, datasets: map[[16]byte]*dataset{},
 	}
-	c.ledger.reclaim = func(need int64, class Class) {
-		spare := int64(0)
-		if class == ForPrefetch {
-			spare = o.Memory / againShare
-		}
-		c.ring.reclaim(need, false, spare)
-	}
+	c.ledger.reclaim = func(need int64, class Class) { c.reclaim(need, class != ForPrefetch, false) }
+	c.ledger.idle = c.ring.idle.Load
 	c.ledger.freed = c.notifyFreed
 	return c
 }
@@ -185,9 +180,14 @@ func (c *Cache) notifyFreed() {
 // reader, or to another prefetcher (TakeBack). f may take locks that are held over calls of Prefetch and Claim.
 func (c *Cache) OnLost(f func(v *Volume, file int)) { c.lost.Store(&f) }
 
+// reclaim tries to free need bytes of what nobody needs now, with all of what was read last, or with hard of what is needed, too.
+func (c *Cache) reclaim(need int64, all, hard bool) (lost []extentKey) {
+	return c.ring.reclaim(need, c.ledger.Limit()/againShare, all, hard)
+}
+
 // evict tries to free need bytes, if necessary from prefetched data. The caller must hold no lock of a prefetcher.
 func (c *Cache) evict(need int64) {
-	c.tellLost(c.ring.reclaim(need, true, 0))
+	c.tellLost(c.reclaim(need, true, true))
 }
 
 // reserve waits for n bytes that a reader needs. Prefetched data gives way, even if it is still in flight or being
@@ -231,7 +231,7 @@ func (c *Cache) TryReserve(n int64) bool {
 // relieve gives memory that nobody else needs to the reservations that wait.
 func (c *Cache) relieve() {
 	if need := c.ledger.pressed(); need > 0 {
-		c.ring.reclaim(need, false, 0)
+		c.reclaim(need, true, false)
 	}
 }
 
@@ -320,6 +320,7 @@ type Stats struct {
 	MemoryStats
 
 	RingBytes int64
+	IdleBytes int64 // of these, what nobody is known to read next
 }
 
 // VolumeStats is a snapshot of activity and contents of one dataset.
@@ -337,6 +338,7 @@ type VolumeStats struct {
 func (c *Cache) Stats() Stats {
 	s := Stats{MemoryStats: c.ledger.stats(), DiskStats: DiskStats{DiskUsed: c.budget.Used(), DiskLimit: c.budget.Limit()}}
 	_, s.RingBytes = c.ring.used()
+	s.IdleBytes = c.ring.idle.Load()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s.Counts = c.gone

@@ -75,7 +75,7 @@ func (d *troubled) keep(t testing.TB, files ...int) {
 	t.Helper()
 	for _, i := range files {
 		eventually(t, fmt.Sprintf("file %d is kept", i), func() bool {
-			d.c.ring.reclaim(1<<40, false, 0) // what came while the disk was down stays in memory
+			d.c.ring.reclaim(1<<40, 0, true, false) // what came while the disk was down stays in memory
 			d.check(t, i)
 			return d.isKept(i)
 		})
@@ -404,7 +404,7 @@ func TestDatasets(t *testing.T) {
 			}
 		}
 		settled(t, c)
-		c.ring.reclaim(1<<30, false, 0)
+		c.ring.reclaim(1<<30, 0, true, false)
 	}
 	va := open(a, 1, dirA)
 	read(a, va)
@@ -555,7 +555,7 @@ func TestReadNow(t *testing.T) {
 	defer c.Close()
 	d := &troubled{fixture: f, c: c, v: v}
 	d.keep(t, 0)
-	c.ring.reclaim(1<<40, false, 0)
+	c.ring.reclaim(1<<40, 0, true, false)
 	p := make([]byte, 50<<10)
 	at := func(file int, off int64) bool { return v.ReadNow(file, p, off) }
 	if !at(0, 0) { // the writer's own pages are in memory, unless the file system cannot tell

@@ -118,7 +118,7 @@ func TestGranuleAgain(t *testing.T) {
 			readRight(t, v, want, off, 100)
 		}
 		settled(t, c)
-		c.ring.reclaim(32*mib, false, 0)
+		c.ring.reclaim(32*mib, 0, true, false)
 	}
 	if y.requests.Load() != 6 || y.bytes.Load() != 48*granuleSize+4*mib {
 		t.Errorf("%d requests, %d bytes", y.requests.Load(), y.bytes.Load())

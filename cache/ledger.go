@@ -11,8 +11,8 @@ import (
 	humanize "github.com/dustin/go-humanize"
 )
 
-// Class says what bytes are reserved for. Demand may use the whole ledger. The others leave an eighth of it free, so
-// that work done ahead of time never locks out a waiting reader.
+// Class says what bytes are reserved for. Demand may use the whole ledger. The others leave an eighth of it free, or to
+// what can be reclaimed at once, so that work done ahead of time never locks out a waiting reader.
 type Class uint8
 
 // The classes of reservations.
@@ -30,6 +30,7 @@ var ErrTooLarge = errors.New("larger than the memory budget")
 // when they are freed. So the limit always holds, and Used is zero after teardown. Safe for concurrent use.
 type Ledger struct {
 	reclaim func(need int64, c Class) // frees bytes for this class by calling Release; called without the lock
+	idle    func() int64              // bytes that reclaim frees for a reader
 	freed   func()                    // called after every release; must not block
 
 	mu      sync.Mutex
@@ -48,20 +49,22 @@ type waiter struct {
 
 // newLedger returns a ledger over limit bytes.
 func newLedger(limit int64) *Ledger {
-	return &Ledger{limit: limit, reclaim: func(int64, Class) {}, freed: func() {}}
+	return &Ledger{limit: limit, reclaim: func(int64, Class) {}, idle: func() int64 { return 0 }, freed: func() {}}
 }
 
-// capOf returns how full a class may make the ledger. The lock is held.
-func (l *Ledger) capOf(c Class) int64 {
-	if c == ForDemand {
-		return l.limit
+// room returns how many bytes a class may reserve, first as it is, then after all that is idle was reclaimed; less than 0
+// if it has more already. The lock is held.
+func (l *Ledger) room(c Class) (now, most int64) {
+	now, most = l.limit-l.total, l.limit-l.total+l.idle()
+	if c != ForDemand {
+		most -= l.limit / 8
 	}
-	return l.limit - l.limit/8
+	return min(now, most), most
 }
 
 // take reserves n bytes if they fit. The lock is held.
 func (l *Ledger) take(n int64, c Class) bool {
-	if l.total+n > l.capOf(c) || c == ForBatches && l.used[c]+n > l.limit/2 {
+	if now, _ := l.room(c); n > now || c == ForBatches && l.used[c]+n > l.limit/2 {
 		return false
 	}
 	l.used[c] += n
@@ -76,12 +79,12 @@ func (l *Ledger) TryReserve(n int64, c Class) bool {
 		l.mu.Lock()
 		// Waiters go first, except before a demand read, which nothing may overtake.
 		ok := (len(l.waiters) == 0 || c == ForDemand) && l.take(n, c)
-		need := l.total + n - l.capOf(c)
+		now, most := l.room(c)
 		l.mu.Unlock()
-		if ok || attempt > 0 || need <= 0 {
+		if ok || attempt > 0 || n <= now || n > most && c != ForDemand {
 			return ok
 		}
-		l.reclaim(need, c)
+		l.reclaim(n-now, c)
 	}
 }
 
@@ -92,8 +95,11 @@ const pressEvery = 10 * time.Millisecond
 // impossible, or with the context's error when that ends first.
 func (l *Ledger) reserve(ctx context.Context, n int64, c Class, press func()) error {
 	l.mu.Lock()
-	most := l.capOf(c)
-	if c == ForBatches {
+	most := l.limit
+	switch c {
+	case ForPrefetch:
+		most -= l.limit / 8
+	case ForBatches:
 		most = l.limit / 2
 	}
 	l.mu.Unlock()
@@ -164,7 +170,8 @@ func (l *Ledger) missing(n int64) int64 {
 	if l.used[ForBatches]+n > l.limit/2 {
 		return 0
 	}
-	return l.total + n - l.capOf(ForBatches)
+	now, _ := l.room(ForBatches)
+	return n - now
 }
 
 // Release gives n bytes of class c back.
@@ -197,11 +204,12 @@ func (l *Ledger) Withhold(n int64) bool {
 	return true
 }
 
-// room returns how many bytes a class can reserve without reclaiming.
-func (l *Ledger) room(c Class) int64 {
+// prefetch returns how many bytes could be prefetched now, and how many of them without reclaiming.
+func (l *Ledger) prefetch() (room, free int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.capOf(c) - l.total
+	now, most := l.room(ForPrefetch)
+	return max(most, 0), max(now, 0)
 }
 
 // pressed returns how many bytes the waiting reservations need.

@@ -494,7 +494,7 @@ func (w *world) steps() map[string]func(*rapid.T) {
 				}
 			}
 		},
-		"evict": func() { w.c.ring.reclaim(rapid.Int64Range(1, 8<<20).Draw(w.t, "bytes"), true, 0) },
+		"evict": func() { w.c.ring.reclaim(rapid.Int64Range(1, 8<<20).Draw(w.t, "bytes"), 0, true, true) },
 		"shrink": func() {
 			w.side().v.SetQuota(rapid.SampledFrom([]int64{0, 1, 700 << 10, 2 << 20}).Draw(w.t, "quota"))
 		},

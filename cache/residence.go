@@ -117,7 +117,8 @@ func (v *Volume) DiskRoom() int64 {
 	return max(min(room, yields-v.c.over(0)), 0)
 }
 
-// PrefetchRoom returns how many bytes could be prefetched now.
-func (c *Cache) PrefetchRoom() int64 {
-	return max(c.ledger.room(ForPrefetch)+c.ring.idle(c.ledger.Limit()/againShare), 0)
+// PrefetchRoom returns how many bytes could be prefetched now, and how many of them are free: the others are of what was
+// read, and will be read again.
+func (c *Cache) PrefetchRoom() (room, free int64) {
+	return c.ledger.prefetch()
 }

@@ -2,6 +2,7 @@ package cache
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -13,25 +14,36 @@ import (
 // An entry is dirty while the disk may still take it, and kept once the disk has it. When memory is needed, these may
 // go:
 //
-//	spent, not dirty   oldest first: nobody needs it, unless it is opened again
+//	spent, not dirty   see below: it will be read again, though nobody knows when, or not soon
 //	kept, not spent    furthest ahead first: the disk has it; it stays only to save a read
 //	the rest           only for a reader who waits, and only what nobody reads just now: first what
 //	                   is on no account and waits for the disk, the latest first; then, of the
 //	                   account of the largest load, what is furthest ahead
 //
 // An entry that is kept and spent goes at once.
+//
+// What is spent is a cache, too. Without a known order (no accounts), what was read last stays. With one, each sample is
+// read once an epoch, and what was read last is of no more use than any other; so what stays is a fixed random set, as on
+// disk, which is not given up for what passes. Its members are the volume's lowest ranks (VolumeOptions.Rank): the set
+// is as large as memory allows at the moment, without a threshold. Only the latest few, which programs open again, stay
+// whatever their rank.
 type ring struct {
 	cleanLimit int64 // most bytes of entries that are on disk too
 
 	mu       sync.Mutex
 	entries  map[extentKey]*entry
-	accounts []*Account // each with a list of what is staged for it
-	spent    entries    // oldest first
-	clean    entries    // kept, not spent
-	held     entries    // the rest, if on no account
+	accounts []*Account     // each with a list of what is staged for it
+	spent    entries        // what was read last, oldest first
+	rest     [ranks]entries // what was read before that, by rank, if there are accounts
+	clean    entries        // kept, not spent
+	held     entries        // the rest, if on no account
 	bytes    int64
-	gone     *entry // removed under the lock; their buffers are released when that ends
+	gone     *entry       // removed under the lock; their buffers are released when that ends
+	idle     atomic.Int64 // bytes of spent, rest and clean
 }
+
+// ranks is how many ranks are told apart: what is cut off of a set is right to a 256th.
+const ranks = 256
 
 // extentKey names a piece of a volume.
 type extentKey struct {
@@ -81,7 +93,8 @@ type entry struct {
 type entries struct {
 	front, back *entry
 	bytes       int64
-	account     *Account // that the entries' bytes are on; nil: on none
+	account     *Account      // that the entries' bytes are on; nil: on none
+	idle        *atomic.Int64 // counts their bytes; nil: none does
 }
 
 // insert puts an entry before another one of the list; at the end if that is nil.
@@ -97,8 +110,15 @@ func (l *entries) insert(e, before *entry) {
 	} else {
 		e.prev.next = e
 	}
-	l.bytes += e.buf.size
-	l.account.add(e.buf.size)
+	l.count(e.buf.size)
+}
+
+func (l *entries) count(n int64) {
+	l.bytes += n
+	l.account.add(n)
+	if l.idle != nil {
+		l.idle.Add(n)
+	}
 }
 
 // latestFree returns the last entry that is not being read and that only the ring refers to. Dropping any other entry
@@ -137,13 +157,17 @@ func (e *entry) unlist() {
 	} else {
 		e.next.prev = e.prev
 	}
-	l.bytes -= e.buf.size
-	l.account.add(-e.buf.size)
+	l.count(-e.buf.size)
 	e.in, e.next, e.prev = nil, nil, nil
 }
 
 func newRing(cleanLimit int64) *ring {
-	return &ring{entries: map[extentKey]*entry{}, cleanLimit: cleanLimit}
+	r := &ring{entries: map[extentKey]*entry{}, cleanLimit: cleanLimit}
+	r.spent.idle, r.clean.idle = &r.idle, &r.idle
+	for i := range r.rest {
+		r.rest[i].idle = &r.idle
+	}
+	return r
 }
 
 // put adds the extent, of which some bytes were read already; the ring takes its own reference. An existing entry
@@ -371,9 +395,39 @@ func (r *ring) take(k extentKey, from *Account) int64 {
 	return e.buf.size
 }
 
-// reclaim drops entries until need bytes are freed or none is left that may go. It leaves the latest spare bytes of
-// spent entries. Extents that are nowhere else go only if hard is set; those lost before they were read are returned.
-func (r *ring) reclaim(need int64, hard bool, spare int64) (lost []extentKey) {
+// least returns what may go first; nil if nothing may. The latest few bytes of spent entries have no rank, and do not go
+// unless all is asked for.
+func (r *ring) least(few int64, all bool) *entry {
+	for len(r.accounts) > 0 && r.spent.bytes > few {
+		e := r.spent.front
+		e.unlist()
+		r.rest[e.key.rank()].insert(e, nil)
+	}
+	if r.spent.bytes+r.clean.bytes < r.idle.Load() {
+		for i := len(r.rest) - 1; ; i-- {
+			if e := r.rest[i].front; e != nil {
+				return e
+			}
+		}
+	}
+	if e := r.spent.front; e != nil && (all || r.spent.bytes > few) {
+		return e
+	}
+	return r.clean.back
+}
+
+// rank is what the volume says of the piece's extent.
+func (k extentKey) rank() uint8 {
+	if k.v.rankOf == nil {
+		return 0
+	}
+	return k.v.rankOf(k.v.Numbered(int(k.extent())))
+}
+
+// reclaim drops entries until need bytes are freed or none is left that may go. It leaves the latest few bytes of spent
+// entries, unless all may go. Extents that are nowhere else go only if hard is set; those lost before they were read are
+// returned.
+func (r *ring) reclaim(need int64, few int64, all, hard bool) (lost []extentKey) {
 	var now time.Time
 	if hard {
 		now = time.Now()
@@ -381,10 +435,7 @@ func (r *ring) reclaim(need int64, hard bool, spare int64) (lost []extentKey) {
 	r.mu.Lock()
 	defer r.unlock()
 	for need > 0 {
-		e := r.spent.front
-		if r.spent.bytes <= spare {
-			e = r.clean.back
-		}
+		e := r.least(few, all)
 		if e == nil && hard {
 			if e = r.held.latestFree(now); e == nil {
 				if a := r.mostLoaded(); a != nil {
@@ -421,13 +472,6 @@ func (r *ring) drop(gone func(k extentKey) bool) {
 			r.remove(e)
 		}
 	})
-}
-
-// idle returns the bytes that reclaim can free at any time, without the latest spare bytes of spent entries.
-func (r *ring) idle(spare int64) int64 {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return max(r.spent.bytes-spare, 0) + r.clean.bytes
 }
 
 func (r *ring) used() (entries int, bytes int64) {

@@ -30,6 +30,9 @@ type VolumeOptions struct {
 	// Admit reports whether an extent of a file belongs to the kept set; nil: the first to arrive. Others are kept only
 	// once nothing of the set is missing any more, and only in free space. It is called from several goroutines.
 	Admit func(file, extent int) bool
+	// Rank says what stays in memory of what was read, if orders are known: the extents of low ranks; nil: what was read
+	// last. It is called with locks held.
+	Rank  func(file, extent int) uint8
 	Peers Peers // nil: none
 	// Codec is of files that may be kept in another form; nil: none are, and such records are not read.
 	Codec Codec
@@ -42,6 +45,7 @@ type Volume struct {
 	ds     *dataset
 	store  store
 	reach  atomic.Pointer[reach]
+	rankOf func(file, extent int) uint8
 	inRing []atomic.Uint32 // a bit an extent: it is in the ring
 
 	mu      sync.Mutex
@@ -54,7 +58,7 @@ type Volume struct {
 // NewVolume adds a version of a dataset to the cache.
 func (c *Cache) NewVolume(o VolumeOptions) *Volume {
 	v := &Volume{c: c, ds: c.dataset(o.Dataset, o.Name), flights: map[piece]*part{}, sparse: map[uint32]uint64{}}
-	v.store.v, v.store.objects, v.store.locate = v, o.Store, o.Locate
+	v.store.v, v.store.objects, v.store.locate, v.rankOf = v, o.Store, o.Locate, o.Rank
 	v.places = places{m: o.Manifest, codec: o.Codec}
 	v.number()
 	v.inRing = make([]atomic.Uint32, (len(v.locs)+31)/32)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -33,7 +34,8 @@ const (
 type filesystem struct {
 	fuse.RawFileSystem
 	volume   Volume
-	lender   Lender    // nil: ReadAt answers
+	lender   Lender // nil: ReadAt answers
+	pages    atomic.Pointer[pages]
 	now      NowReader // nil: every read that is not lent may wait
 	stater   Stater
 	moder    Moder    // nil: every file is 0444
@@ -216,6 +218,9 @@ func (f *filesystem) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut)
 	if f.opts.KernelCache {
 		out.OpenFlags |= fuse.FOPEN_KEEP_CACHE
 	}
+	if p := f.pagesOf(g.manifest); p != nil {
+		p.opened(file)
+	}
 	f.draining.open.Add(1)
 	f.volume.Opened(g.manifest, file, in.Pid)
 	return fuse.OK
@@ -267,6 +272,9 @@ func wanted(m *catalog.Manifest, file int, in *fuse.ReadIn, buf []byte) []byte {
 
 // lend answers a READ of n bytes from memory, or returns nil.
 func (f *filesystem) lend(m *catalog.Manifest, file int, in *fuse.ReadIn, n int) fuse.ReadResult {
+	if p := f.pagesOf(m); p != nil {
+		p.asked(file)
+	}
 	if f.lender != nil {
 		if data, release, ok := f.lender.Lend(m, file, int64(in.Offset), n); ok {
 			return &lent{[1][]byte{data}, release}
@@ -316,6 +324,9 @@ func (f *filesystem) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 	case kindFile:
 		f.saw(g.manifest, trace.Close, in.Pid, index)
 		f.draining.open.Add(-1)
+		if p := f.pagesOf(g.manifest); p != nil {
+			p.released(index)
+		}
 		f.volume.Released(g.manifest, index)
 	case kindControl:
 		f.control.release(callerOf(&in.InHeader), in.Fh)

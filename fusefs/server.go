@@ -218,6 +218,9 @@ func Mount(mountpoint string, v Volume, c Control, o Options) (*Server, error) {
 	}
 	f.lender, _ = v.(Lender)
 	f.now, _ = v.(NowReader)
+	if p, ok := v.(Pager); ok && o.KernelCache {
+		p.SetPages(f.has)
+	}
 	f.stater, _ = v.(Stater)
 	f.moder, _ = v.(Moder)
 	f.recorder, _ = c.(Recorder)

@@ -89,8 +89,11 @@ type Source interface {
 	// Claim reports whether an extent is kept, staged or in flight. A staged or flying extent then stays for this walk
 	// until it is spent.
 	Claim(file, extent int) bool
-	// Room returns how many bytes could be prefetched now.
-	Room() int64
+	// Room returns how many bytes could be prefetched now, and how many of them are free: the others are what was read,
+	// and will be read again in other epochs.
+	Room() (room, free int64)
+	// Ahead returns how many positions from the reader's on are to be staged even if that costs what was read.
+	Ahead() int
 	// Load returns the bytes held for this walk, per unit of its weight.
 	Load() float64
 	// Share returns how many files fit in the walk's share of the memory when all walks want theirs.
@@ -283,6 +286,11 @@ func (x *Executor) End(w *Walk) {
 		x.took = nil
 	}
 	x.release(w)
+	for _, v := range x.walks {
+		if v.state == Resting {
+			v.state = Walking // memory is theirs now
+		}
+	}
 }
 
 // Moved says that the reader has begun another pass, or continues elsewhere. next may have no order.
@@ -555,6 +563,9 @@ func (x *Executor) step(w *Walk) Action {
 		}
 		for ; p.pos < end && x.worked < mostPassed; p.pos++ {
 			x.worked++
+			if x.rests(w, p) {
+				return Action{}
+			}
 			if p.Reader != nil && p.Reader.Read(p.pos) {
 				continue
 			}
@@ -564,6 +575,30 @@ func (x *Executor) step(w *Walk) Action {
 		}
 	}
 	return Action{}
+}
+
+// rests makes the walk rest if it is so far ahead that only free memory is for it, and there is none, or other walks will
+// need it. In shards it goes further, since that makes its requests fewer (group).
+func (x *Executor) rests(w *Walk, p *phase) bool {
+	if w.Layout != nil || p == &w.next && w.next.pos < w.head {
+		return false
+	}
+	at, ahead := p.pos, w.Source.Ahead()
+	if p == &w.next {
+		at += w.cur.Order.Len()
+	}
+	if at < w.Horizon.Front(w.cur.Reader.Frontier(), w.cur.Reader.Head())+ahead {
+		return false
+	}
+	if len(x.walks) == 1 {
+		_, free := w.Source.Room()
+		if file := p.Order.At(p.pos); w.Source.Extents(file) == 0 || free >= w.Source.ExtentBytes(file, 0) {
+			return false
+		}
+	}
+	w.until = at - ahead*3/4
+	x.stop(w, Resting)
+	return true
 }
 
 // phase returns the epoch to walk now, and where it ends for the time being: the head of a waiting plan, this epoch,
@@ -696,19 +731,22 @@ func (x *Executor) refused(w *Walk) {
 }
 
 // retain changes how far ahead files that others have read stay, for a walk without memory. Files needed first must
-// not wait for files needed later, so all of these go; but if others read the same files in their own orders, a
-// quarter of the walk's share is theirs. If the walk is three quarters ahead of the reader, more stays, since a file
-// that need not be fetched again is worth more than one staged early; below a quarter all goes.
+// not wait for files needed later, so all of these go; but if others read the same files in their own orders, only as
+// many as it takes for what is needed first. If the walk is three quarters as far ahead as it is to be, more stays,
+// since a file that need not be fetched again is worth more than one staged early.
 func (x *Executor) retain(w *Walk, frontier int) {
-	lead, share := w.cur.pos+w.next.pos-frontier, w.Source.Share()
+	lead, reach := w.cur.pos+w.next.pos-frontier, w.reach()
 	switch {
-	case w.retain > lead && (w.beside == 0 || 4*lead < share):
+	case w.beside == 0 && w.retain > lead:
 		w.retain = 0
 		x.sweep(w.Data)
-	case w.beside == 0 || 8*max(frontier-w.adjusted, w.adjusted-frontier) < share: // a sweep checks all staged files
+	case w.beside > 0 && w.retain > lead && 4*lead < reach:
+		w.retain /= 2
+		x.sweep(w.Data)
+	case w.beside == 0 || 8*max(frontier-w.adjusted, w.adjusted-frontier) < reach: // a sweep checks all staged files
 		return
-	case 4*lead >= 3*share:
-		w.retain = min(max(w.retain, lead)*9/8+1, w.cur.Order.Len())
+	case 4*lead >= 3*reach:
+		w.retain = min(max(w.retain, lead)*9/8+1, x.near(w))
 	case w.retain > lead:
 		w.retain -= w.retain / 8
 		x.sweep(w.Data)
@@ -716,12 +754,34 @@ func (x *Executor) retain(w *Walk, frontier int) {
 	w.adjusted = frontier
 }
 
+// reach is how many positions ahead of its reader a walk is to be.
+func (w *Walk) reach() int {
+	if w.Layout != nil {
+		return w.Source.Share()
+	}
+	return min(w.Source.Ahead(), w.Source.Share())
+}
+
+// near is how far ahead a file is worth more to a walk than one that stays for all of the epoch: of k readers each, in
+// orders of their own, reads the latter once an epoch, so it saves a fetch each k-th of an epoch.
+func (x *Executor) near(w *Walk) int {
+	k := 0
+	for _, v := range x.walks {
+		if v.Data == w.Data {
+			k++
+		}
+	}
+	return w.cur.Order.Len() / max(k, 2)
+}
+
 // stop makes the walk pass no more positions for now.
 func (x *Executor) stop(w *Walk, s State) {
 	w.state = s
 	if s != Starved && s != Yielding {
-		if share := w.Source.Share(); w.beside == 0 || w.retain < share {
-			w.retain = share
+		if w.beside == 0 {
+			w.retain = w.Source.Share()
+		} else {
+			w.retain = max(w.retain, min(w.retain*9/8+w.reach()/8+1, x.near(w)))
 		}
 	}
 	if w.fetched || s != Starved && s != Yielding {
@@ -789,7 +849,7 @@ func (w *Walk) group(p *phase, file int) (files []int, early bool) {
 	if p.Reader != nil {
 		frontier, head = p.Reader.Frontier(), p.Reader.Head()
 	}
-	free := w.Source.Room()
+	free, _ := w.Source.Room()
 	if p.pos >= w.Horizon.Front(frontier, head)+w.Horizon.Plan && (!hurries || free < w.Horizon.Reserve+GroupBytes) {
 		w.state, w.until = Resting, p.pos-w.Horizon.Plan*3/4
 		if hurries {

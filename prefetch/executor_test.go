@@ -76,7 +76,8 @@ func (s *sitting) Read(pos int) bool { return s.read[pos] }
 
 func (w *walker) Extents(file int) int               { return len(w.sizes[file]) }
 func (w *walker) ExtentBytes(file, extent int) int64 { return w.sizes[file][extent] }
-func (w *walker) Room() int64                        { return w.limit - w.used }
+func (w *walker) Room() (room, free int64)           { return w.limit - w.used, w.limit - w.used }
+func (w *walker) Ahead() int                         { return 8 }
 func (w *walker) Bulk() bool                         { return false }
 func (w *walker) Share() int                         { return int(w.limit) / 8 / len(w.walkers) }
 func (w *walker) Claim(file, extent int) bool {
@@ -296,6 +297,11 @@ func (m *world) atRest() {
 			if !slices.ContainsFunc(m.walkers, func(v *walker) bool { return v != w && v.walk.State() == Starved }) {
 				m.t.Fatalf("walk %d yields to nobody", w.id)
 			}
+		case Resting:
+			from := w.walk.cur.Reader.Frontier()
+			if from >= w.walk.until {
+				m.t.Fatalf("walk %d rests at %d until its reader is at %d, where it is: %d", w.id, pos, w.walk.until, from)
+			}
 		default:
 			m.t.Fatalf("walk %d is %v at rest", w.id, w.walk.State())
 		}
@@ -488,7 +494,8 @@ type empty struct{}
 func (empty) Extents(int) int            { return 1 }
 func (empty) ExtentBytes(_, _ int) int64 { return 1000 }
 func (empty) Claim(_, _ int) bool        { return false }
-func (empty) Room() int64                { return 1 << 40 }
+func (empty) Room() (room, free int64)   { return 1 << 40, 1 << 40 }
+func (empty) Ahead() int                 { return 1 << 40 }
 func (empty) Load() float64              { return 0 }
 func (empty) Share() int                 { return 0 }
 func (empty) Bulk() bool                 { return false }

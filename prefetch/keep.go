@@ -84,6 +84,9 @@ func (k *Keep) Below() uint64 { return k.below }
 // Admits reports whether a Keep with this threshold, and without SmallFirst, keeps the files of a key.
 func Admits(below, key uint64) bool { return math.Float64bits(random(key)) < below }
 
+// Rank returns the place of a key in the order in which growing capacities admit files, in 256ths.
+func Rank(key uint64) uint8 { return uint8(random(key) * 256) }
+
 // score is the order in which growing capacities admit files: a random number in (0,1), times the size to the power
 // of SmallFirst. Positive floating-point numbers compare like their bits.
 func (k *Keep) score(file int) uint64 {

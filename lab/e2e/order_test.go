@@ -69,6 +69,21 @@ func TestOrderVerbAgainstTorch(t *testing.T) {
 	}
 }
 
+// What the kernel has of the epoch before is not fetched again, whoever knows that it will be opened: there is no room for it on
+// disk or in memory.
+func TestOrderBesidePageCache(t *testing.T) {
+	dir, paths := tree(t, 4, 150, 64<<10)
+	_, env := far(t, proxy.Options{Latency: 5 * time.Millisecond})
+	source := bucket(t, dir)
+	mnt := mount(t, env, source, "--order", "torch:seed=5", "--kernel-cache", "on", "--cache-size", "8MiB", "--memory", "112MiB")
+	for epoch := range 3 {
+		readAll(t, mnt, dir, strings.Fields(mustShoal(t, env, "order", "torch:seed=5", "--epoch", strconv.Itoa(epoch), "--mount", mnt, "--paths")))
+	}
+	if s := readStats(t, mnt); s.Order.Epoch != 2 || s.Gets-s.Hedges.Sent > int64(len(paths))*102/100 {
+		t.Errorf("%d GETs for %d files, %+v", s.Gets, len(paths), s.Order)
+	}
+}
+
 func numbers(t *testing.T, out string) (list []int) {
 	t.Helper()
 	for line := range strings.Lines(out) {

@@ -70,7 +70,7 @@ func (d *Dataset) Parts(ext string) catalog.Kind { return d.v.samples.Kind(ext) 
 func (d *Dataset) Begin(name string, seq order.Order, start, weight int, parts ...string) (*run.Stream, error) {
 	files := filesOf(seq, d.v.samples)
 	o := d.e.orders.options(name, d.v, once(files))
-	o.Start, o.Weight, o.Parts = start, weight, parts
+	o.Start, o.Weight, o.Parts, o.Has = start, weight, parts, nil
 	s, err := d.e.host.runner.Begin(o)
 	if err != nil {
 		return nil, err

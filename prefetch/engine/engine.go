@@ -84,8 +84,9 @@ type Engine struct {
 	recoding recoding
 	guests   guests
 	recorder recorder
-	quota    atomic.Int64  // bytes on disk; 0 is no bound of its own
-	lied     chan struct{} // a node of the cluster gave wrong bytes
+	pages    atomic.Pointer[func(m *catalog.Manifest, file int) bool] // whether the kernel has a file; nil: it keeps none
+	quota    atomic.Int64                                             // bytes on disk; 0 is no bound of its own
+	lied     chan struct{}                                            // a node of the cluster gave wrong bytes
 }
 
 // identity is what a dataset is called.
@@ -701,6 +702,15 @@ func (e *Engine) Opened(m *catalog.Manifest, file int, process uint32) {
 	if i := e.orders.inference.Load(); i != nil {
 		i.opened(process, file)
 	}
+}
+
+// SetPages says whom to ask whether the kernel has a file, so that it is not fetched for readers of the mount.
+func (e *Engine) SetPages(has func(m *catalog.Manifest, file int) bool) { e.pages.Store(&has) }
+
+// inPages reports whether the kernel probably has a file.
+func (v *view) inPages(e *Engine, file int) bool {
+	has := e.pages.Load()
+	return has != nil && (*has)(v.manifest, file)
 }
 
 // Released says that a reader of the mount has closed a file.

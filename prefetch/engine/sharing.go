@@ -225,6 +225,9 @@ func (s *sharing) trainer() string {
 // keeper returns the node that keeps an extent, or kept it before the last change, if that is another one. said: it has told that it
 // does, else it has told nothing.
 func (s *sharing) keeper(file, extent int, former bool) (n cluster.Node, t *told, said bool) {
+	if s == nil {
+		return n, nil, false
+	}
 	m := s.now.Load()
 	if m != nil && former {
 		m = m.former

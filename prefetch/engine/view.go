@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"math"
 	"os"
 	"slices"
 	"sync"
@@ -17,6 +18,7 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/shard"
 	"github.com/shoalfs/shoal/internal/trace"
+	"github.com/shoalfs/shoal/prefetch"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
@@ -57,6 +59,13 @@ func (e *Engine) newView(m *catalog.Manifest, layout *catalog.Layout, match *cat
 	v.samples = m.Samples(match)
 	v.keeping = newKeeping(e, v)
 	o := cache.VolumeOptions{Manifest: m, Dataset: e.dataset, Name: e.source.String(), Store: e.store, Admit: v.keeping.admit(), Codec: e.codec()}
+	key := keepKey(m, layout)
+	o.Rank = func(file, extent int) uint8 {
+		if _, _, kept := v.sharing.keeper(file, extent, false); kept || v.inPages(e, file) {
+			return math.MaxUint8
+		}
+		return prefetch.Rank(key(file))
+	}
 	if layout != nil {
 		o.Locate = layout
 		if e.shards != nil {

@@ -96,7 +96,7 @@ func (e *Engine) warm(ctx context.Context, files []uint32, progress func(WarmPro
 	}
 	w.list = order.List(missing)
 	o := e.orders.options("warm", v, once(w.list))
-	o.Weight, o.Choose = 1, false // it chooses the kept files itself
+	o.Choose, o.Has = false, nil // it chooses the kept files itself
 	if w.s, err = e.host.runner.Begin(o); err != nil {
 		return w.of, err
 	}

@@ -344,10 +344,18 @@ func (o source) Extents(file int) int { return o.s.Volume.Extents(file) }
 func (o source) ExtentBytes(file, extent int) int64 { return o.s.Volume.ExtentBytes(file, extent) }
 
 // Claim implements prefetch.Source.
-func (o source) Claim(file, extent int) bool { return o.s.Volume.Claim(o.s.account, file, extent) }
+func (o source) Claim(file, extent int) bool {
+	return o.s.has(file) || o.s.Volume.Claim(o.s.account, file, extent)
+}
+
+// has reports whether the reader has a file without asking for it.
+func (s *Stream) has(file int) bool { return s.Has != nil && s.Has(file) }
 
 // Room implements prefetch.Source.
-func (o source) Room() int64 { return o.s.runner.cache.PrefetchRoom() }
+func (o source) Room() (room, free int64) { return o.s.runner.cache.PrefetchRoom() }
+
+// Ahead implements prefetch.Source.
+func (o source) Ahead() int { return prefetch.Reach(o.s.pace.rate, o.Share(), o.s.mean) }
 
 // Load implements prefetch.Source.
 func (o source) Load() float64 { return o.s.account.Load() }

@@ -31,6 +31,7 @@ type Options struct {
 	Start  int                         // position to begin with
 	Opened []Opening                   // by all readers of the mount; they show where the stream's reader is
 	Parts  []string                    // extensions of the parts read with each file; see parts.go
+	Has    func(file int) bool         // the reader probably has the file, and will not ask for it; nil: it has none
 
 	Departs func(matched, opens int) // called once, from its own goroutine, if the readers do not follow a plan; see prefetch.Trial
 }
@@ -373,7 +374,7 @@ func (s *Stream) Progress() Progress {
 		Name: s.Name, Epoch: at.Epoch, Pass: at.Pass, Position: s.tracker.Head(), Consumed: s.tracker.Consumed(), Len: s.tracker.Order().Len(),
 		Planned: s.walk.Planned(), InFlight: s.flying, Failed: s.failed, Skipped: s.tracker.Skipped(), Strays: s.tracker.Count(prefetch.Stray),
 		Events: s.events(), Reanchored: s.anchor,
-		Lead:   s.walk.Lead(maxLead, s.Volume.Staged),
+		Lead:   s.walk.Lead(maxLead, func(file, x int) bool { return s.Volume.Staged(file, x) || s.has(file) }),
 		Weight: s.Weight, Share: s.runner.share(s), Held: s.account.Held(), Fetched: s.walk.Served(), Pace: s.pace.rate,
 	}
 	if p.Pace > 0 {

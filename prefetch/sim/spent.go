@@ -1,33 +1,39 @@
 package sim
 
-// remains are extents in memory that were read and that nobody waits for. They stay until the memory is needed,
-// oldest first, and need no fetch if a plan comes to them before that: if the store is so slow that nothing is ahead
-// of the reader, they fill the memory. (cache.ring's spent entries.)
+import "github.com/shoalfs/shoal/prefetch"
+
+// remains are extents in memory that were read and that nobody waits for, as cache.ring has them: the latest few, and of
+// the others those of the lowest ranks. They stay until the memory is needed, and need no fetch if a plan comes to them
+// before that.
 //
 // They do not count as used.
 type remains struct {
-	bytes int64
-	queue []remnant // oldest first; those whose stamp is not the extent's are stale
-	stamp map[uint32]int
-	next  int
+	bytes, few int64          // in all, and in recent
+	recent     []remnant      // oldest first; those whose stamp is not the extent's are stale
+	rest       [256][]remnant // by rank, oldest first
+	top        int            // ranks above it are empty
+	stamp      map[uint32]int
+	next       int
 }
 
 type remnant struct {
 	extent uint32
+	rank   uint8
 	bytes  int64
 	stamp  int
 }
 
 // leave keeps an extent after it was read.
-func (v *volume) leave(e uint32, bytes int64) {
+func (v *volume) leave(sample int, e uint32, bytes int64) {
 	r := &v.remains
 	if r.stamp == nil {
 		r.stamp = map[uint32]int{}
 	}
 	r.next++
 	r.stamp[e] = r.next
-	r.queue = append(r.queue, remnant{e, bytes, r.next})
+	r.recent = append(r.recent, remnant{e, prefetch.Rank(v.key(sample)), bytes, r.next})
 	r.bytes += bytes
+	r.few += bytes
 	v.states[e] = staged | spent
 }
 
@@ -39,17 +45,34 @@ func (v *volume) takeBack(e uint32, bytes int64) {
 	v.used += bytes
 }
 
-// sweep drops the oldest remains until memory is within the limit.
-func (v *volume) sweep(limit int64) {
+// sweep drops remains until memory is within its limit.
+func (v *volume) sweep() {
 	r := &v.remains
-	for v.used+r.bytes > limit && len(r.queue) > 0 {
-		old := r.queue[0]
-		r.queue = r.queue[1:]
-		if r.stamp[old.extent] != old.stamp {
+	for v.used+r.bytes > v.s.Memory {
+		for r.few > v.s.Memory/againShare {
+			m := r.recent[0]
+			r.recent = r.recent[1:]
+			r.few -= m.bytes
+			r.rest[m.rank] = append(r.rest[m.rank], m)
+			r.top = max(r.top, int(m.rank))
+		}
+		for r.top > 0 && len(r.rest[r.top]) == 0 {
+			r.top--
+		}
+		from := &r.rest[r.top]
+		if len(*from) == 0 {
+			if from = &r.recent; len(*from) == 0 {
+				return
+			}
+			r.few -= (*from)[0].bytes
+		}
+		m := (*from)[0]
+		*from = (*from)[1:]
+		if r.stamp[m.extent] != m.stamp {
 			continue
 		}
-		delete(r.stamp, old.extent)
-		r.bytes -= old.bytes
-		v.states[old.extent] = 0
+		delete(r.stamp, m.extent)
+		r.bytes -= m.bytes
+		v.states[m.extent] = 0
 	}
 }

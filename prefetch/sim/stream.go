@@ -17,6 +17,7 @@ type stream struct {
 	cur, next *reader
 	bulk      bool
 	mean      int64 // bytes of a sample
+	read      int   // samples so far
 }
 
 // reader is the trainer's place in an epoch: prefetch.Reader.
@@ -171,6 +172,7 @@ func (st *stream) landed(r request) {
 // opened handles a worker's start with a position.
 func (st *stream) opened(pos int) {
 	st.cur.mark(pos)
+	st.read++
 	st.s.follow(st.cur.frontier)
 	st.x.Opened(st.walk)
 }
@@ -194,7 +196,12 @@ func (st *stream) ExtentBytes(sample, x int) int64 { return st.s.Sizes.ExtentByt
 func (st *stream) Claim(sample, x int) bool { return st.s.volume.claim(st.at(), sample, x) }
 
 // Room implements prefetch.Source.
-func (st *stream) Room() int64 { return st.s.volume.room() }
+func (st *stream) Room() (room, free int64) { return st.s.volume.room() }
+
+// Ahead implements prefetch.Source.
+func (st *stream) Ahead() int {
+	return prefetch.Reach(float64(st.read)/max(st.s.now, prefetch.AheadFor), st.Share(), st.mean)
+}
 
 // Load implements prefetch.Source.
 func (st *stream) Load() float64 { return float64(st.s.volume.used) }

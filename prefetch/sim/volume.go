@@ -35,11 +35,12 @@ type volume struct {
 	staged     []piece // in memory, the latest last; some of them read since
 	tidyAt     int     // length of staged from which those are removed
 	remains    remains
-	hungry     []int32 // workers who wait for memory
+	key        func(sample int) uint64 // by which remains are ranked
+	hungry     []int32                 // workers who wait for memory
 }
 
 func (v *volume) init(s *simulation) error {
-	v.s, v.sizes, v.flight = s, s.Sizes, map[uint32]int32{}
+	v.s, v.sizes, v.key, v.flight = s, s.Sizes, s.key(), map[uint32]int32{}
 	extents, several := 0, false
 	var largest, total int64
 	for f := range s.Samples {
@@ -128,16 +129,16 @@ func (v *volume) use(p access, sample int) {
 
 // reserve takes memory, for demand or a prefetch.
 func (v *volume) reserve(n int64, demand bool) bool {
-	limit, spare := v.s.Memory, int64(0)
+	limit := v.s.Memory
 	if !demand {
-		limit, spare = v.ahead(), min(v.remains.bytes, v.s.Memory/againShare)
+		limit = v.ahead()
 	}
-	if v.used+n > limit-spare {
+	if v.used+n > limit {
 		return false
 	}
 	v.used += n
 	v.peak = max(v.peak, v.used)
-	v.sweep(limit)
+	v.sweep()
 	return true
 }
 
@@ -147,9 +148,10 @@ func (v *volume) ahead() int64 { return v.s.Memory - v.s.Memory/8 }
 // againShare is the part of the memory for samples already read, as in package cache.
 const againShare = 16
 
-// room returns how many bytes could be prefetched now.
-func (v *volume) room() int64 {
-	return max(v.ahead()-v.used-min(v.remains.bytes, v.s.Memory/againShare), 0)
+// room returns how many bytes could be prefetched now, and how many of them nothing that was read is in.
+func (v *volume) room() (room, free int64) {
+	room = max(v.ahead()-v.used, 0)
+	return room, max(min(room, v.s.Memory-v.used-v.remains.bytes), 0)
 }
 
 func (v *volume) release(n int64) {
@@ -272,7 +274,7 @@ func (v *volume) spend(sample, x int) int64 {
 	v.states[e] = v.left(sample, x)
 	n := v.sizes.ExtentBytes(sample, x)
 	if !v.cache.forgets() {
-		v.leave(e, n)
+		v.leave(sample, e, n)
 	}
 	return n
 }
