@@ -126,6 +126,9 @@ func (l *Ledger) reserve(ctx context.Context, n int64, c Class, press func()) er
 		case <-w.ready:
 			return nil
 		case <-again:
+			l.mu.Lock()
+			l.grant() // what has become idle makes room, too
+			l.mu.Unlock()
 			if len(w.ready) == 0 {
 				press()
 			}
