@@ -180,7 +180,8 @@ func (c *Cache) notifyFreed() {
 // reader, or to another prefetcher (TakeBack). f may take locks that are held over calls of Prefetch and Claim.
 func (c *Cache) OnLost(f func(v *Volume, file int)) { c.lost.Store(&f) }
 
-// reclaim tries to free need bytes of what nobody needs now, with all of what was read last, or with hard of what is needed, too.
+// reclaim tries to free need bytes of what nobody needs now, with all of what was read last, or with hard of what is
+// needed, too.
 func (c *Cache) reclaim(need int64, all, hard bool) (lost []extentKey) {
 	return c.ring.reclaim(need, c.ledger.Limit()/againShare, all, hard)
 }

@@ -52,8 +52,8 @@ func newLedger(limit int64) *Ledger {
 	return &Ledger{limit: limit, reclaim: func(int64, Class) {}, idle: func() int64 { return 0 }, freed: func() {}}
 }
 
-// room returns how many bytes a class may reserve, first as it is, then after all that is idle was reclaimed; less than 0
-// if it has more already. The lock is held.
+// room returns how many bytes a class may reserve, first as it is, then after all that is idle was reclaimed; less
+// than 0 if it has more already. The lock is held.
 func (l *Ledger) room(c Class) (now, most int64) {
 	now, most = l.limit-l.total, l.limit-l.total+l.idle()
 	if c != ForDemand {

@@ -117,8 +117,8 @@ func (v *Volume) DiskRoom() int64 {
 	return max(min(room, yields-v.c.over(0)), 0)
 }
 
-// PrefetchRoom returns how many bytes could be prefetched now, and how many of them are free: the others are of what was
-// read, and will be read again.
+// PrefetchRoom returns how many bytes could be prefetched now, and how many of them are free: the others are of what
+// was read, and will be read again.
 func (c *Cache) PrefetchRoom() (room, free int64) {
 	return c.ledger.prefetch()
 }

@@ -22,11 +22,11 @@ import (
 //
 // An entry that is kept and spent goes at once.
 //
-// What is spent is a cache, too. Without a known order (no accounts), what was read last stays. With one, each sample is
-// read once an epoch, and what was read last is of no more use than any other; so what stays is a fixed random set, as on
-// disk, which is not given up for what passes. Its members are the volume's lowest ranks (VolumeOptions.Rank): the set
-// is as large as memory allows at the moment, without a threshold. Only the latest few, which programs open again, stay
-// whatever their rank.
+// What is spent is a cache, too. Without a known order (no accounts), what was read last stays. With one, each
+// sample is read once an epoch, and what was read last is of no more use than any other; so what stays is a fixed
+// random set, as on disk, which is not given up for what passes. Its members are the volume's lowest ranks
+// (VolumeOptions.Rank): the set is as large as memory allows at the moment, without a threshold. Only the latest
+// few, which programs open again, stay whatever their rank.
 type ring struct {
 	cleanLimit int64 // most bytes of entries that are on disk too
 
@@ -395,8 +395,8 @@ func (r *ring) take(k extentKey, from *Account) int64 {
 	return e.buf.size
 }
 
-// least returns what may go first; nil if nothing may. The latest few bytes of spent entries have no rank, and do not go
-// unless all is asked for.
+// least returns what may go first; nil if nothing may. The latest few bytes of spent entries have no rank, and do
+// not go unless all is asked for.
 func (r *ring) least(few int64, all bool) *entry {
 	for len(r.accounts) > 0 && r.spent.bytes > few {
 		e := r.spent.front
@@ -424,9 +424,9 @@ func (k extentKey) rank() uint8 {
 	return k.v.rankOf(k.v.Numbered(int(k.extent())))
 }
 
-// reclaim drops entries until need bytes are freed or none is left that may go. It leaves the latest few bytes of spent
-// entries, unless all may go. Extents that are nowhere else go only if hard is set; those lost before they were read are
-// returned.
+// reclaim drops entries until need bytes are freed or none is left that may go. It leaves the latest few bytes of
+// spent entries, unless all may go. Extents that are nowhere else go only if hard is set; those lost before they
+// were read are returned.
 func (r *ring) reclaim(need int64, few int64, all, hard bool) (lost []extentKey) {
 	var now time.Time
 	if hard {

@@ -7,11 +7,10 @@ import (
 	"github.com/shoalfs/shoal/cache/catalog"
 )
 
-// pages tells which files of a version the kernel probably has in its page cache. The kernel does not say; but it sends no
-// READ for a file that it has. A file is in its cache when it was read, and stays for so many opens of others as the machine
-// has memory for. So what counts is, of the files that were opened again after about as many opens of others (within a power
-// of two), how many needed no READ: above a half the next one is expected to need none either. At first it is, since pages
-// are only kept where the version fits half of the memory. Safe for concurrent use.
+// pages tells which files of a version the kernel probably has in its page cache. The kernel does not say, but it
+// sends no READ for a file that it has. Of the files that were opened again after about as many opens of others
+// (within a power of two), pages counts how many needed no READ. If half did not, the next one is expected not to.
+// So it is at first, since pages are kept only if the version fits half of the memory. Safe for concurrent use.
 type pages struct {
 	m      *catalog.Manifest
 	closed atomic.Uint32   // opens that have ended
@@ -20,7 +19,8 @@ type pages struct {
 	had    [33]atomic.Int32
 }
 
-// Pager is a [Volume] that need not fetch ahead what the kernel has. It is told once whom to ask, if the kernel keeps pages.
+// Pager is a [Volume] that need not fetch ahead what the kernel has. It is told once whom to ask, if the kernel
+// keeps pages.
 type Pager interface {
 	SetPages(has func(m *catalog.Manifest, file int) bool)
 }

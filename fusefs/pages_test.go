@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// A model of a kernel that keeps the pages of what was read last: what it will need no READ for is foreseen, and so is that it
-// will need one.
+// A model of a kernel that keeps the pages of what was read last: what it will need no READ for is foreseen, and so
+// is that it will need one.
 func TestPages(t *testing.T) {
 	const n, epochs = 1000, 6
 	for _, room := range []int{n, n / 10} {

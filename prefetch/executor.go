@@ -577,8 +577,8 @@ func (x *Executor) step(w *Walk) Action {
 	return Action{}
 }
 
-// rests makes the walk rest if it is so far ahead that only free memory is for it, and there is none, or other walks will
-// need it. In shards it goes further, since that makes its requests fewer (group).
+// rests makes the walk rest if it is so far ahead that only free memory is for it, and there is none, or other walks
+// will need it. In shards it goes further, since that makes its requests fewer (group).
 func (x *Executor) rests(w *Walk, p *phase) bool {
 	if w.Layout != nil || p == &w.next && w.next.pos < w.head {
 		return false
@@ -731,9 +731,9 @@ func (x *Executor) refused(w *Walk) {
 }
 
 // retain changes how far ahead files that others have read stay, for a walk without memory. Files needed first must
-// not wait for files needed later, so all of these go; but if others read the same files in their own orders, only as
-// many as it takes for what is needed first. If the walk is three quarters as far ahead as it is to be, more stays,
-// since a file that need not be fetched again is worth more than one staged early.
+// not wait for files needed later, so all of these go; but if others read the same files in their own orders, only
+// as many as it takes for what is needed first. If the walk is three quarters as far ahead as it is to be, more
+// stays, since a file that need not be fetched again is worth more than one staged early.
 func (x *Executor) retain(w *Walk, frontier int) {
 	lead, reach := w.cur.pos+w.next.pos-frontier, w.reach()
 	switch {
@@ -762,8 +762,8 @@ func (w *Walk) reach() int {
 	return min(w.Source.Ahead(), w.Source.Share())
 }
 
-// near is how far ahead a file is worth more to a walk than one that stays for all of the epoch: of k readers each, in
-// orders of their own, reads the latter once an epoch, so it saves a fetch each k-th of an epoch.
+// near is how far ahead a file is worth more to a walk than one that stays for all of the epoch: of k readers each,
+// in orders of their own, reads the latter once an epoch, so it saves a fetch each k-th of an epoch.
 func (x *Executor) near(w *Walk) int {
 	k := 0
 	for _, v := range x.walks {

@@ -25,9 +25,9 @@ const (
 	leastAhead = 64
 )
 
-// Reach returns Source.Ahead for a reader of rate samples of mean bytes a second, whose share of the memory fits share of
-// them: as far as it gets in AheadFor, if that takes no more than a quarter of the share. A reader who waits for the store
-// gets faster by it, and so is soon as far ahead as that.
+// Reach returns Source.Ahead for a reader of rate samples of mean bytes a second, whose share of the memory fits
+// share of them: as far as it gets in AheadFor, if that takes no more than a quarter of the share. A reader who
+// waits for the store gets faster by it, and so is soon as far ahead as that.
 func Reach(rate float64, share int, mean int64) int {
 	return max(leastAhead/int(1+mean/(4<<20)), min(int(rate*AheadFor), share/4), 1)
 }

@@ -173,7 +173,9 @@ func printStats(w io.Writer, s *admin.Snapshot) {
 			100*n.Owned, human.Bytes(n.PeerBytes), human.Bytes(n.Given.Bytes), strings.TrimSuffix("; "+n.Cause, "; "))
 	}
 	printCost(row, s.Cost)
-	row("memory", "%s of %s for data (%s of it read before; peak %s), RSS %s, %d goroutines", human.Bytes(s.Memory.Used), human.Bytes(s.Memory.Limit), human.Bytes(s.Memory.Idle), human.Bytes(s.Memory.Peak), human.Bytes(s.Memory.RSS), s.Memory.Goroutines)
+	m := s.Memory
+	row("memory", "%s of %s for data (%s of it read before; peak %s), RSS %s, %d goroutines",
+		human.Bytes(m.Used), human.Bytes(m.Limit), human.Bytes(m.Idle), human.Bytes(m.Peak), human.Bytes(m.RSS), m.Goroutines)
 	limit := cmp.Or(s.Disk.Limit, s.Disk.Budget) // the dataset's quota, else the cache's
 	used := human.Bytes(s.Disk.Used) + " of " + human.Bytes(limit)
 	if s.Disk.Used > limit { // possible if the metadata of other datasets, or of a new version, has lowered the limit

@@ -12,8 +12,8 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// memoryCase is jobs that read three epochs side by side on one mount, each in torch's shuffle by a seed of its own, with workers
-// that are new in every epoch. disk and memory are shares of the data.
+// memoryCase is jobs that read three epochs side by side on one mount, each in torch's shuffle by a seed of its own,
+// with workers that are new in every epoch. disk and memory are shares of the data.
 type memoryCase struct {
 	jobs         int
 	disk, memory float64
@@ -75,8 +75,8 @@ func (c memoryCase) gets(t *testing.T, dir string) int {
 	return int(s.GetRequests - s.Hedges.Sent)
 }
 
-// An order that is known costs no more GETs than none, whatever the cache, the memory and the jobs beside. SHOAL_MEMORY=all
-// is the table of lab/bench/results/memory.md that is without a mount.
+// An order that is known costs no more GETs than none, whatever the cache, the memory and the jobs beside.
+// SHOAL_MEMORY=all is the table of lab/bench/results/memory.md that is without a mount.
 func TestOrderCostsNoGets(t *testing.T) {
 	disks, memories, jobs := []float64{1. / 2}, []float64{1. / 4}, []int{1, 2}
 	if os.Getenv("SHOAL_MEMORY") == "all" {

@@ -52,8 +52,8 @@ func near(t *testing.T, what string, got, want, tolerance float64) {
 	}
 }
 
-// inMemory is what part of 20,000 samples a job's memory keeps for the next epoch: three quarters of the 1,000 that fit. The
-// rest is for what is ahead.
+// inMemory is what part of 20,000 samples a job's memory keeps for the next epoch: three quarters of the 1,000 that
+// fit. The rest is for what is ahead.
 const inMemory = 0.0375
 
 func TestBandwidthBound(t *testing.T) {

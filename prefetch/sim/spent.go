@@ -2,9 +2,9 @@ package sim
 
 import "github.com/shoalfs/shoal/prefetch"
 
-// remains are extents in memory that were read and that nobody waits for, as cache.ring has them: the latest few, and of
-// the others those of the lowest ranks. They stay until the memory is needed, and need no fetch if a plan comes to them
-// before that.
+// remains are extents in memory that were read and that nobody waits for, as cache.ring has them: the latest few,
+// and of the others those of the lowest ranks. They stay until the memory is needed, and need no fetch if a plan
+// comes to them before that.
 //
 // They do not count as used.
 type remains struct {
