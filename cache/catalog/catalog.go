@@ -16,6 +16,7 @@ import (
 	"github.com/dgraph-io/badger/v4"
 
 	"github.com/shoalfs/shoal/cache/crypt"
+	"github.com/shoalfs/shoal/internal/durable"
 	"github.com/shoalfs/shoal/internal/killpoint"
 )
 
@@ -306,7 +307,7 @@ func (c *Catalog) GC(keep ...string) (removed int, err error) {
 		for _, e := range entries {
 			// Only files that Save writes. c.mu is held, so temporary files are left from a crash.
 			name := e.Name()
-			if (!isVersion(name) || kept[name]) && !strings.HasPrefix(name, tempPrefix) {
+			if (!isVersion(name) || kept[name]) && !strings.HasPrefix(name, durable.TempPrefix) {
 				continue
 			}
 			if err := os.Remove(filepath.Join(dir, name)); err != nil {

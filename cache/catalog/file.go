@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shoalfs/shoal/cache/crypt"
+	"github.com/shoalfs/shoal/internal/durable"
 )
 
 // saveUnder writes an immutable file durably, unless it exists. An encrypted file is always written: each has its own
@@ -29,9 +30,9 @@ func saveUnder(dir, name string, data []byte, what string, key *crypt.Key) (path
 		return path, writeParts(path, what, key.SealFile(what, name, data))
 	}
 	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {
-		return path, syncDir(dir) // a crash may have followed the rename
+		return path, durable.SyncDir(dir) // a crash may have followed the rename
 	}
-	return path, writeFileSync(path, what, data)
+	return path, write(path, what, data)
 }
 
 // loadFile reads the file at path into memory and calls parse, whose result keeps that memory unless parse fails.

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shoalfs/shoal/cache/crypt"
+	"github.com/shoalfs/shoal/internal/durable"
 )
 
 // cacheVersion is the format version of a cache folder. Folders of versions before the first release are refused, or emptied;
@@ -69,7 +70,7 @@ func Lock(cacheDir string, secret *crypt.Secret, resetOld bool) (key *crypt.Key,
 		return nil, nil, fmt.Errorf("cache folder: %w", err)
 	}
 	// Temporary files of a FORMAT, left by a crash.
-	stale, err := filepath.Glob(filepath.Join(cacheDir, tempPrefix+"*"))
+	stale, err := filepath.Glob(filepath.Join(cacheDir, durable.TempPrefix+"*"))
 	if err != nil {
 		return nil, nil, fmt.Errorf("cache folder: %w", err)
 	}
@@ -176,7 +177,7 @@ func checkCacheFormat(cacheDir string, secret *crypt.Secret, resetOld bool) (*cr
 	if written == want {
 		return key, nil
 	}
-	if err := writeFileSync(filepath.Join(cacheDir, formatFile), "cacheformat", fmt.Appendf(nil, "shoal cache %d\n", want)); err != nil {
+	if err := write(filepath.Join(cacheDir, formatFile), "cacheformat", fmt.Appendf(nil, "shoal cache %d\n", want)); err != nil {
 		return nil, fmt.Errorf("cache folder: %w", err)
 	}
 	return key, nil

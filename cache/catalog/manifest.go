@@ -25,7 +25,7 @@ import (
 	"github.com/shoalfs/shoal/cache/crypt"
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/segment"
-	"github.com/shoalfs/shoal/internal/killpoint"
+	"github.com/shoalfs/shoal/internal/durable"
 )
 
 var (
@@ -617,54 +617,15 @@ func (m *Manifest) save(dir string, key *crypt.Key) (path string, err error) {
 	return path, nil
 }
 
-// tempPrefix begins the names of files that are being written.
-const tempPrefix = ".tmp-"
-
-// writeFileSync replaces path by data, so that after a crash either the old or the new content is there: write a
-// temporary file, fsync, rename, fsync the folder. The killpoints' names begin with what.
-func writeFileSync(path, what string, data ...[]byte) error {
+// write replaces a file, so that after a crash either the old or the new content is there. The killpoints' names begin
+// with what.
+func write(path, what string, data ...[]byte) error {
 	return writeParts(path, what, slices.Values(data))
 }
 
-// writeParts is writeFileSync of data that comes in parts.
-func writeParts(path, what string, data iter.Seq[[]byte]) (err error) {
-	dir := filepath.Dir(path)
-	f, err := os.CreateTemp(dir, tempPrefix+"*")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			_ = f.Close()
-			_ = os.Remove(f.Name())
-		}
-	}()
-	killpoint.Pass("catalog." + what + ".created")
-	for d := range data {
-		if _, err = f.Write(d); err != nil {
-			return err
-		}
-	}
-	killpoint.Pass("catalog." + what + ".written")
-	if err = f.Chmod(0o644); err != nil {
-		return err
-	}
-	if err = f.Sync(); err != nil {
-		return err
-	}
-	if err = f.Close(); err != nil {
-		return err
-	}
-	killpoint.Pass("catalog." + what + ".synced")
-	if err = os.Rename(f.Name(), path); err != nil {
-		return err
-	}
-	killpoint.Pass("catalog." + what + ".renamed")
-	if err = syncDir(dir); err != nil {
-		return err
-	}
-	killpoint.Pass("catalog." + what + ".durable")
-	return nil
+// writeParts is write of data that comes in parts.
+func writeParts(path, what string, data iter.Seq[[]byte]) error {
+	return durable.Write(path, "catalog."+what, 0o644, data)
 }
 
 // makeDir makes a folder and its missing parents durable: it fsyncs each parent of a new one.
@@ -681,14 +642,5 @@ func makeDir(dir string) error {
 	if err := os.Mkdir(dir, 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	return syncDir(parent)
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
+	return durable.SyncDir(parent)
 }

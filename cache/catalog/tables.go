@@ -17,6 +17,7 @@ import (
 	"sync"
 
 	"github.com/shoalfs/shoal/cache/segment"
+	"github.com/shoalfs/shoal/internal/durable"
 )
 
 const (
@@ -91,7 +92,7 @@ func (t *tables) CommitSegment(id uint32, size int64, sealed bool, table []byte)
 	le.PutUint32(h[60:], crc32.Checksum(h[:60], castagnoli))
 	err := makeDir(t.dir)
 	if err == nil {
-		err = writeFileSync(t.path(id), "table", h, table)
+		err = write(t.path(id), "table", h, table)
 	}
 	if err != nil {
 		return fmt.Errorf("catalog: record table of segment %08d: %w", id, err)
@@ -139,7 +140,7 @@ func (t *tables) list() ([]uint32, error) {
 	}
 	var ids []uint32
 	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), tempPrefix) {
+		if strings.HasPrefix(e.Name(), durable.TempPrefix) {
 			if err := os.Remove(filepath.Join(t.dir, e.Name())); err != nil {
 				return nil, err
 			}
@@ -191,7 +192,7 @@ func (t *tables) DropSegment(id uint32) error {
 		return nil
 	}
 	if err == nil {
-		err = syncDir(t.dir)
+		err = durable.SyncDir(t.dir)
 	}
 	if err != nil {
 		return fmt.Errorf("catalog: record table of segment %08d: %w", id, err)
@@ -206,7 +207,7 @@ func (t *tables) drop() error {
 	if err := os.RemoveAll(t.dir); err != nil {
 		return err
 	}
-	if err := syncDir(t.c.tablesDir()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := durable.SyncDir(t.c.tablesDir()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return nil

@@ -40,7 +40,7 @@ func (c *Catalog) saveCopy(path, kind, what string, body []byte) {
 func (c *Catalog) saveOnce(path, kind, what string, body []byte) error {
 	data := append(fmt.Appendf(nil, twiceFormat, kind, crc32.Checksum(body, castagnoli)), body...)
 	if c.key == nil {
-		return writeFileSync(path, what, data)
+		return write(path, what, data)
 	}
 	return writeParts(path, what, c.key.SealFile(kind, filepath.Base(path), data))
 }

@@ -10,7 +10,9 @@
 //
 // # Moments of a crash
 //
-//	crypt.key.written   the key file was written beside its place
+//	crypt.key.created   a file beside the key's place was begun
+//	crypt.key.written   the key file was written there
+//	crypt.key.synced    and fsynced
 //	crypt.key.renamed   it took its place
 //	crypt.key.durable   its folder was fsynced
 package crypt

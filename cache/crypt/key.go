@@ -14,8 +14,9 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 
-	"github.com/shoalfs/shoal/internal/killpoint"
+	"github.com/shoalfs/shoal/internal/durable"
 )
 
 // FileName is the file of a cache directory that holds its key, encrypted by the user's.
@@ -152,38 +153,7 @@ func (k *Key) write(dir string, s Secret) (err error) {
 	if err != nil {
 		return err
 	}
-	path := filepath.Join(dir, FileName)
-	f, err := os.CreateTemp(dir, ".tmp-*")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			_ = f.Close()
-			_ = os.Remove(f.Name())
-		}
-	}()
-	if _, err = f.Write(append(b, '\n')); err != nil {
-		return err
-	}
-	killpoint.Pass("crypt.key.written")
-	if err = f.Sync(); err != nil {
-		return err
-	}
-	if err = f.Close(); err != nil {
-		return err
-	}
-	if err = os.Rename(f.Name(), path); err != nil {
-		return err
-	}
-	killpoint.Pass("crypt.key.renamed")
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	err = errors.Join(d.Sync(), d.Close())
-	killpoint.Pass("crypt.key.durable")
-	return err
+	return durable.Write(filepath.Join(dir, FileName), "crypt.key", 0o600, slices.Values([][]byte{b, {'\n'}}))
 }
 
 // Open reads a directory's key. Its errors wrap ErrWrongSecret, ErrDamaged, or the system's error.
