@@ -360,8 +360,11 @@ func (r *remote) ping() (err error) {
 		limit := min(max(r.c.silence, 4*r.latency.Quantiles(0.9)[0]), fetching) * min(tick+time.Duration(r.c.late.Load()), 4*tick) / tick
 		until := time.Now().Add(limit)
 		c, e := r.dial(r.c.ctx, limit)
-		if e == nil {
+		switch {
+		case e == nil:
 			r.putIdle(c)
+			return nil
+		case errors.Is(e, errFull):
 			return nil
 		}
 		late := time.Since(until)
@@ -405,6 +408,10 @@ func (r *remote) read(w *watch, req Request, pieces []Piece) bool {
 	r.count.asked.Add(int64(len(pieces)))
 	r.tally(pieces)
 	switch {
+	case errors.Is(err, errFull):
+		r.count.no[Busy].Add(int64(len(pieces)))
+		r.circuit.Leave(probe, nil)
+		return false
 	case err == nil:
 		r.latency.Record(w.now().Sub(start))
 		r.late.Store(0)
@@ -544,13 +551,19 @@ func (r *remote) takeIdle() *clientConn {
 }
 
 func (r *remote) putIdle(c *clientConn) {
+	r.c.mu.Lock()
+	most := max(1, 2*allPlaces/max(1, len(r.c.remotes)))
+	r.c.mu.Unlock()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.gone || c.address != r.node.Address || c.from < c.to { // more than the answer came
 		_ = c.conn.Close()
 		return
 	}
-	c.since = time.Now()
+	if c.since = time.Now(); len(r.idle) >= most {
+		_ = r.idle[0].conn.Close()
+		r.idle = slices.Delete(r.idle, 0, 1)
+	}
 	r.idle = append(r.idle, c)
 }
 
@@ -631,6 +644,8 @@ func (c *clientConn) upgrade(node Node) error {
 		return fmt.Errorf("the node does not speak %s, but %q: run one version of Shoal on all nodes", upgradeTo, answer.Header.Get("Upgrade"))
 	case answer.StatusCode == http.StatusBadRequest:
 		return errWantsTLS
+	case answer.StatusCode == http.StatusTooManyRequests:
+		return errFull
 	case answer.StatusCode != http.StatusSwitchingProtocols, answer.Header.Get("Upgrade") != upgradeTo, b.Buffered() > 0:
 		return fmt.Errorf("no upgrade to %s: %s", upgradeTo, answer.Status)
 	case answer.Header.Get(nodeHeader) != node.ID:

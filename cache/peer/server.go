@@ -73,7 +73,8 @@ type Server struct {
 	memory atomic.Int64 // of pieces being sent, from budget
 
 	mu    sync.Mutex
-	conns map[net.Conn]bool
+	most  int                        // connections; constant except in tests
+	conns map[net.Conn]*atomic.Int64 // since when each is idle, in ns; 0: a request is being answered
 	gone  sync.WaitGroup
 
 	count struct{ requests, pieces, bytes, refused atomic.Int64 }
@@ -92,7 +93,7 @@ type ServerStats struct {
 
 // NewServer returns a server.
 func NewServer(cfg ServerConfig) *Server {
-	s := &Server{cfg: cfg, mux: http.NewServeMux(), conns: map[net.Conn]bool{}}
+	s := &Server{cfg: cfg, mux: http.NewServeMux(), most: serverConns, conns: map[net.Conn]*atomic.Int64{}}
 	s.budget = semaphore.NewWeighted(max(cfg.Memory, extentSize))
 	s.cfg.Log = cmp.Or(cfg.Log, slog.Default())
 	if cfg.Info == nil {
@@ -175,13 +176,17 @@ func (s *Server) upgrade(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "this node speaks "+upgradeTo, http.StatusUpgradeRequired)
 		return
 	}
-	conn, buf, err := s.take(w)
-	if err != nil {
+	conn, buf, idle, err := s.take(w)
+	switch {
+	case errors.Is(err, errFull):
+		http.Error(w, err.Error(), http.StatusTooManyRequests)
+		return
+	case err != nil:
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		return
 	}
 	defer s.give(conn)
-	c := &serverConn{s: s, conn: conn, in: buf.Reader, heads: make([]byte, 0, headsSize)}
+	c := &serverConn{s: s, conn: conn, idle: idle, in: buf.Reader, heads: make([]byte, 0, headsSize)}
 	if _, plain := conn.(*net.TCPConn); !plain {
 		c.out = bufio.NewWriterSize(conn, 16<<10) // a record of TLS
 	}
@@ -195,22 +200,37 @@ func (s *Server) upgrade(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// take takes over a connection, which give ends.
-func (s *Server) take(w http.ResponseWriter) (net.Conn, *bufio.ReadWriter, error) {
+var errFull = errors.New("too many connections, and none of them is idle")
+
+// take takes over a connection, which give ends. If there are too many, it closes the one that has been idle longest.
+func (s *Server) take(w http.ResponseWriter) (net.Conn, *bufio.ReadWriter, *atomic.Int64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	switch {
-	case s.ctx.Err() != nil:
-		return nil, nil, errors.New("the node ends")
-	case len(s.conns) >= serverConns:
-		return nil, nil, errors.New("too many connections")
+	if s.ctx.Err() != nil {
+		return nil, nil, nil, errors.New("the node ends")
+	}
+	if len(s.conns) >= s.most {
+		var oldest net.Conn
+		since := time.Now().UnixNano()
+		for conn, idle := range s.conns {
+			if at := idle.Load(); at > 0 && at < since {
+				oldest, since = conn, at
+			}
+		}
+		if oldest == nil {
+			return nil, nil, nil, errFull
+		}
+		_ = oldest.Close()
+		delete(s.conns, oldest)
 	}
 	conn, buf, err := http.NewResponseController(w).Hijack()
+	idle := new(atomic.Int64)
+	idle.Store(time.Now().Add(sendDeadline).UnixNano()) // its first request is on its way
 	if err == nil {
-		s.conns[conn] = true
+		s.conns[conn] = idle
 		s.gone.Add(1)
 	}
-	return conn, buf, err
+	return conn, buf, idle, err
 }
 
 func (s *Server) give(conn net.Conn) {
@@ -228,6 +248,7 @@ const headsSize = 16 << 10
 type serverConn struct {
 	s    *Server
 	conn net.Conn
+	idle *atomic.Int64
 	in   *bufio.Reader
 	out  *bufio.Writer // nil: frames go to the connection by one system call
 
@@ -252,6 +273,7 @@ func (c *serverConn) answer() error {
 	if _, err := io.ReadFull(c.in, length[:]); err != nil {
 		return err
 	}
+	c.idle.Store(0)
 	n, err := requestLength(length[:])
 	if err != nil {
 		return err
@@ -271,6 +293,7 @@ func (c *serverConn) answer() error {
 	c.s.count.requests.Add(1)
 	free := c.s.busy.Add(1) <= serverPlaces
 	defer c.s.busy.Add(-1)
+	defer func() { c.idle.Store(time.Now().UnixNano()) }()
 	return c.serve(r, free)
 }
 

@@ -25,6 +25,8 @@
 //     the peer is away.
 //   - A request is tried once; again only if a connection that had been idle was closed. At most
 //     [peerPlaces] are under way to one peer, and [allPlaces] to all, and as many prefetches. Who gets no place in time asks the store.
+//   - A client makes a connection when a request needs one, and of all peers together keeps two a place idle, one a peer at least.
+//     A server that has too many closes the one that has been idle longest. If all are busy it says so, which is no failure.
 //   - The server answers at most [serverPlaces] requests at once, and says no at once to the rest. What it serves it has,
 //     or gets from the store, or from a peer that owned it before and holds it: no peer fetches for another's request.
 //   - The pieces that it is about to send have a bounded amount of memory. If there is none, or none in the cache, the request
