@@ -205,14 +205,15 @@ func (c *cursor) plausible(pos int) float64 {
 	return p
 }
 
-// readBelow counts the positions below pos that have been read.
-func (c *cursor) readBelow(pos int) int {
-	sum := 0
-	for _, w := range c.words[:pos/64] {
-		sum += bits.OnesCount64(w)
-	}
-	if pos%64 != 0 {
-		sum += bits.OnesCount64(c.words[pos/64] << (64 - pos%64))
+// unreadIn counts the positions from one up to another that have not been read.
+func (c *cursor) unreadIn(from, to int) int {
+	sum := max(to-from, 0)
+	for i := from / 64; i*64 < to; i++ {
+		w := c.words[i] &^ (1<<max(from-i*64, 0) - 1)
+		if to-i*64 < 64 {
+			w &= 1<<(to-i*64) - 1
+		}
+		sum -= bits.OnesCount64(w)
 	}
 	return sum
 }

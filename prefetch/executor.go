@@ -108,6 +108,8 @@ type Reader interface {
 	Frontier() int     // all positions below it were read, or given up
 	Head() int         // highest position read + 1
 	Read(pos int) bool // whether the position was read
+	// Unread returns how many positions from one up to another were not read, in time proportional to their distance.
+	Unread(from, to int) int
 }
 
 // Parts tells which files are read together. The order contains one file of each unit.
@@ -151,7 +153,7 @@ type Walk struct {
 
 	cur, next phase
 	state     State
-	until     int  // resting: the reader's position from which planning continues
+	until     int  // resting: the reader's position from which planning continues; without a layout, opens until then
 	frontier  int  // the reader's frontier at its last open
 	retain    int  // this many files from the reader's on stay when others have read them
 	adjusted  int  // the reader's frontier when that was last changed for lack of memory
@@ -304,7 +306,7 @@ func (x *Executor) Moved(w *Walk, cur, next Route) {
 // Known sets the epoch after the current one.
 func (x *Executor) Known(w *Walk, next Route) {
 	w.next, w.head = phase{Route: next}, 0
-	if w.state == Ended {
+	if w.state == Ended || w.state == Resting {
 		w.state = Walking
 	}
 }
@@ -335,6 +337,10 @@ func (x *Executor) Opened(w *Walk) {
 	case w.frontier < before && w.frontier < w.cur.pos: // positions given up are read after all
 		w.cur.claimed, w.cur.pos = max(w.cur.claimed, w.cur.pos), w.frontier
 		w.wake()
+	case w.state == Resting && w.Layout == nil:
+		if w.until--; w.until < 0 {
+			w.state = Walking
+		}
 	case w.state == Resting && w.Horizon.Front(w.frontier, w.cur.Reader.Head()) >= w.until:
 		w.state = Walking
 	case w.frontier < w.cur.pos && w.opens < takeBackEvery:
@@ -583,11 +589,12 @@ func (x *Executor) rests(w *Walk, p *phase) bool {
 	if w.Layout != nil || p == &w.next && w.next.pos < w.head {
 		return false
 	}
-	at, ahead := p.pos, w.Source.Ahead()
+	at, ahead, end, frontier := p.pos, w.Source.Ahead(), w.cur.Order.Len(), w.cur.Reader.Frontier()
 	if p == &w.next {
-		at += w.cur.Order.Len()
+		at += end
 	}
-	if at < w.Horizon.Front(w.cur.Reader.Frontier(), w.cur.Reader.Head())+ahead {
+	// The frontier may stand for long at an open that was not seen, so what was read beyond it does not count.
+	if at < frontier+ahead || w.cur.Reader.Unread(frontier, min(at, end))+max(at-end, 0) < ahead {
 		return false
 	}
 	if len(x.walks) == 1 {
@@ -596,7 +603,7 @@ func (x *Executor) rests(w *Walk, p *phase) bool {
 			return false
 		}
 	}
-	w.until = at - ahead*3/4
+	w.until = ahead / 4
 	x.stop(w, Resting)
 	return true
 }

@@ -73,6 +73,14 @@ func (s *sitting) Frontier() int {
 }
 func (s *sitting) Head() int         { return s.head }
 func (s *sitting) Read(pos int) bool { return s.read[pos] }
+func (s *sitting) Unread(from, to int) (n int) {
+	for pos := from; pos < to; pos++ {
+		if !s.read[pos] {
+			n++
+		}
+	}
+	return n
+}
 
 func (w *walker) Extents(file int) int               { return len(w.sizes[file]) }
 func (w *walker) ExtentBytes(file, extent int) int64 { return w.sizes[file][extent] }
@@ -298,8 +306,13 @@ func (m *world) atRest() {
 				m.t.Fatalf("walk %d yields to nobody", w.id)
 			}
 		case Resting:
-			from := w.walk.cur.Reader.Frontier()
-			if from >= w.walk.until {
+			cur, from := w.walk.cur, w.walk.cur.Reader.Frontier()
+			if w.walk.Layout == nil {
+				lead := cur.Reader.Unread(from, max(cur.pos, from)) + w.walk.next.pos
+				if ahead := w.Ahead(); w.walk.until < 0 || lead < ahead-ahead/4 {
+					m.t.Fatalf("walk %d rests at %d, %d of %d ahead, for %d opens", w.id, pos, lead, ahead, w.walk.until)
+				}
+			} else if from >= w.walk.until {
 				m.t.Fatalf("walk %d rests at %d until its reader is at %d, where it is: %d", w.id, pos, w.walk.until, from)
 			}
 		default:
@@ -606,6 +619,7 @@ func BenchmarkExecutor(b *testing.B) {
 // sequence is a reader without gaps.
 type sequence struct{ pos int }
 
-func (s *sequence) Frontier() int     { return s.pos }
-func (s *sequence) Head() int         { return s.pos }
-func (s *sequence) Read(pos int) bool { return pos < s.pos }
+func (s *sequence) Frontier() int           { return s.pos }
+func (s *sequence) Head() int               { return s.pos }
+func (s *sequence) Read(pos int) bool       { return pos < s.pos }
+func (s *sequence) Unread(from, to int) int { return to - min(max(from, s.pos), to) }

@@ -25,9 +25,10 @@ const (
 	leastAhead = 64
 )
 
-// Reach returns Source.Ahead for a reader of rate samples of mean bytes a second, whose share of the memory fits
-// share of them: as far as it gets in AheadFor, if that takes no more than a quarter of the share. A reader who
-// waits for the store gets faster by it, and so is soon as far ahead as that.
-func Reach(rate float64, share int, mean int64) int {
-	return max(leastAhead/int(1+mean/(4<<20)), min(int(rate*AheadFor), share/4), 1)
+// Reach returns Source.Ahead for a reader of rate samples of mean bytes a second, whose share of the memory fits share
+// of them: as far as it gets in AheadFor, if that takes no more than a quarter of the share. A reader who waits for the
+// store gets faster by it, and so is soon as far ahead as that. spread is how far the workers of the reader, who read a
+// batch each, are apart: who is less far ahead than that serves only the first of them. It covers their next batches.
+func Reach(rate float64, spread, share int, mean int64) int {
+	return max(leastAhead/int(1+mean/(4<<20)), min(int(rate*AheadFor), share/4), min(2*spread, share*3/4), 1)
 }

@@ -276,7 +276,7 @@ func (t *Tracker) moved(event Event, before left) {
 	case event != Jump:
 		m.Unread = before.n - before.count
 	case m.To > before.low:
-		m.Unread = m.To - before.low - (t.cur.readBelow(m.To) - t.cur.readBelow(before.low))
+		m.Unread = t.cur.unreadIn(before.low, m.To)
 	}
 	t.last = m
 }
@@ -703,10 +703,13 @@ func (t *Tracker) Head() int { return t.cur.head }
 func (t *Tracker) Consumed() int { return t.cur.count }
 
 // Skipped returns how many positions below the frontier were not read. It takes time proportional to Len/64.
-func (t *Tracker) Skipped() int { return t.cur.low - t.cur.readBelow(t.cur.low) }
+func (t *Tracker) Skipped() int { return t.cur.unreadIn(0, t.cur.low) }
 
 // Read reports whether the position has been read in this pass; false outside the order.
 func (t *Tracker) Read(pos int) bool { return pos >= 0 && pos < t.cur.n && t.cur.isRead(pos) }
+
+// Unread implements [Reader].
+func (t *Tracker) Unread(from, to int) int { return t.cur.unreadIn(from, to) }
 
 // Epoch returns the number of the current epoch.
 func (t *Tracker) Epoch() int { return t.epoch }

@@ -1,6 +1,7 @@
 package run
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -68,6 +69,57 @@ func TestSearchEnds(t *testing.T) {
 			t.Errorf("%+v", p)
 		}
 		s.Close()
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// Workers that read a batch each are far apart. A walk serves the last of them, too, and not only the first; and all of
+// them if an open was not seen, at which the frontier stays.
+func TestWorkersFarApart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const files, workers, batch = 2000, 4, 64
+		mem := memstore.New()
+		for i := range files {
+			mem.PutBytes(fmt.Sprintf("c/%04d.jpg", i), make([]byte, 16<<10))
+		}
+		m, err := catalog.Build(mem.List(t.Context(), ""), catalog.BuildOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := cache.New(cache.Options{Memory: 32 << 20})
+		v := c.NewVolume(cache.VolumeOptions{Manifest: m, Store: mem})
+		r := New(c)
+		var streams [2]*Stream // two, so that none goes as far ahead as memory allows
+		for i := range streams {
+			if streams[i], err = r.Begin(Options{
+				Name: "mount", Volume: v, Gate: &prefetch.Gate{}, Places: func() int { return 4 }, Keep: nothing{},
+				Epochs: func(epoch int) order.Order { return order.Uniform(files, uint64(i), epoch) },
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		go r.Run(ctx)
+		o := order.Uniform(files, 0, 0)
+		for i := range 4 * batch {
+			for w := range workers {
+				if pos := (i/batch*workers+w)*batch + i%batch; pos != 5 {
+					r.Opened(v, o.At(pos), 1, streams[0])
+					r.Done(v, o.At(pos))
+				}
+			}
+			synctest.Wait()
+			if p := streams[0].Progress(); i%batch == batch/2 && p.Planned < (i/batch+1)*workers*batch {
+				t.Errorf("planned up to %d: the last worker is at %d", p.Planned, p.Position)
+			}
+		}
+		cancel()
+		synctest.Wait()
+		for _, s := range streams {
+			s.Close()
+		}
 		if err := c.Close(); err != nil {
 			t.Error(err)
 		}

@@ -355,7 +355,7 @@ func (s *Stream) has(file int) bool { return s.Has != nil && s.Has(file) }
 func (o source) Room() (room, free int64) { return o.s.runner.cache.PrefetchRoom() }
 
 // Ahead implements prefetch.Source.
-func (o source) Ahead() int { return prefetch.Reach(o.s.pace.rate, o.Share(), o.s.mean) }
+func (o source) Ahead() int { return prefetch.Reach(o.s.pace.rate, o.s.spread, o.Share(), o.s.mean) }
 
 // Load implements prefetch.Source.
 func (o source) Load() float64 { return o.s.account.Load() }

@@ -71,6 +71,7 @@ type Stream struct {
 	anchor    *Reanchored // the latest move; nil before any
 	replanned bool        // its reader writes a plan for each epoch
 	pace      paceMeter
+	spread    int // unread positions up to its fastest worker, lately
 
 	through atomic.Bool // the reader has finished an epoch
 
@@ -287,6 +288,7 @@ func (s *Stream) strays(process uint32, file int) {
 func (s *Stream) follow(file int) {
 	ev, _ := s.tracker.Open(file)
 	s.pace.note(time.Now, s.tracker.Consumed())
+	s.spread = max(s.tracker.Unread(s.tracker.Frontier(), s.tracker.Head()), s.spread-1)
 	if ev.Moved() {
 		s.moveTo(ev)
 		return

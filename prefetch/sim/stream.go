@@ -34,6 +34,15 @@ func (r *reader) Head() int     { return r.head }
 
 func (r *reader) Read(pos int) bool { return r.done[pos/64]>>(pos%64)&1 != 0 }
 
+func (r *reader) Unread(from, to int) (n int) {
+	for pos := from; pos < to; pos++ {
+		if !r.Read(pos) {
+			n++
+		}
+	}
+	return n
+}
+
 func (r *reader) mark(pos int) {
 	r.done[pos/64] |= 1 << (pos % 64)
 	r.head = max(r.head, pos+1)
@@ -200,7 +209,7 @@ func (st *stream) Room() (room, free int64) { return st.s.volume.room() }
 
 // Ahead implements prefetch.Source.
 func (st *stream) Ahead() int {
-	return prefetch.Reach(float64(st.read)/max(st.s.now, prefetch.AheadFor), st.Share(), st.mean)
+	return prefetch.Reach(float64(st.read)/max(st.s.now, prefetch.AheadFor), 0, st.Share(), st.mean)
 }
 
 // Load implements prefetch.Source.
