@@ -389,6 +389,8 @@ type foldedPeer struct {
 	coded, plain atomic.Int64  // bytes given
 }
 
+func (p *foldedPeer) Sampled(int, int) bool { return false }
+
 func (p *foldedPeer) Asks(int, int) bool { return true }
 
 // checker is what the volume says of what its peers gave.

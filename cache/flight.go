@@ -158,6 +158,9 @@ func (v *Volume) begin(r request, span trace.Span, parts []part, sources []Sourc
 		p.fl = fl
 		p.account.add(p.size())
 		v.flights[p.key.piece] = p
+		if r.purpose == serving && fl.restores() == nil && !v.Chooses(p.file, p.x()) {
+			v.gifts.made(p.key.extent(), func(e uint32) bool { return v.key(e).here() })
+		}
 		if p.key.kind() == whole {
 			delete(v.sparse, p.key.extent())
 		}

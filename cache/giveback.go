@@ -121,7 +121,7 @@ func (d *disk) survey(volumes []*Volume) (all []share) {
 				d.progress() // of a large version it may take seconds
 			}
 			for x := range v.Extents(f) {
-				if loc, n, _ := v.record(v.extent(f, x), f, x); loc != 0 && v.chooses(f, x) {
+				if loc, n, _ := v.record(v.extent(f, x), f, x); loc != 0 && v.Chooses(f, x) {
 					wanted[loc.Segment()] += loc.Bytes(n)
 				}
 			}
@@ -157,7 +157,7 @@ func ownersIn(id uint32, volumes []*Volume) owners {
 
 // wants reports whether the record is of a kept set.
 func (in owners) wants(loc segment.Loc) bool {
-	return slices.ContainsFunc(in[loc], func(k extentKey) bool { return k.v.chooses(k.v.Numbered(int(k.extent()))) })
+	return slices.ContainsFunc(in[loc], func(k extentKey) bool { return k.v.Chooses(k.v.Numbered(int(k.extent()))) })
 }
 
 // forget drops the places at loc.

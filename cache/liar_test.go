@@ -22,6 +22,8 @@ type liar struct {
 	lied, found int
 }
 
+func (l *liar) Sampled(int, int) bool { return false }
+
 func (l *liar) Asks(int, int) bool { return true }
 
 func (l *liar) Read(ctx context.Context, wants []Want, _ bool, check checker) (rest []Want) {

@@ -27,10 +27,13 @@ type peerNode struct {
 	owner atomic.Pointer[func(file, x int) int]
 	had   atomic.Pointer[func(file, x int) int] // who owned it before; nil: nobody
 
+	sampled         func(file int) bool // nil: all
 	served, refused atomic.Int64
 }
 
 func (p *peerNode) Asks(file, x int) bool { return (*p.owner.Load())(file, x) != p.self }
+
+func (p *peerNode) Sampled(file, _ int) bool { return p.sampled == nil || p.sampled(file) }
 
 // Read asks without a deadline: nodes that wait for each other would do so forever.
 func (p *peerNode) Read(ctx context.Context, wants []Want, held bool, check checker) (rest []Want) {
@@ -50,6 +53,9 @@ func (p *peerNode) Read(ctx context.Context, wants []Want, held bool, check chec
 		due := time.Time{}
 		if objstore.PriorityOf(ctx) == objstore.Prefetch {
 			due = time.Now().Add(time.Minute)
+		}
+		if !held {
+			p.all[o].v.Asked(w.File, w.Off)
 		}
 		data, release, err := p.all[o].v.Serve(ctx, w.File, w.Off, len(w.P), due, held)
 		if err != nil {
@@ -366,6 +372,7 @@ func TestPeersModel(t *testing.T) {
 			owner := func(file, x int) int { return of[(file+5*x)%16] }
 			p.had.Store(p.owner.Load())
 			p.owner.Store(&owner)
+			p.sampled = func(file int) bool { return file%3 == 0 }
 		}
 		seed := rapid.Uint64().Draw(rt, "seed")
 		done := make(chan struct{})

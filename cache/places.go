@@ -80,13 +80,10 @@ func (ps *places) extent(file, extent int) uint32 {
 	return ps.first[file] + uint32(extent)
 }
 
-// Number returns an extent's number among all of the version's, which Kept counts.
-func (ps *places) Number(file, x int) int { return int(ps.extent(file, x)) }
-
-// Numbered returns the file and the extent of a number.
+// Numbered returns the file and the extent of a number among all of the version's extents.
 func (ps *places) Numbered(n int) (file, x int) {
 	file = ps.fileOf(uint32(n))
-	return file, n - ps.Number(file, 0)
+	return file, n - int(ps.extent(file, 0))
 }
 
 // fileOf returns the file that an extent belongs to.
@@ -215,8 +212,8 @@ func (ps *places) choose(a *admission) {
 	a.missing.Add(-1)
 }
 
-// chooses reports whether an extent of the file is of the kept set.
-func (ps *places) chooses(file, x int) bool {
+// Chooses reports whether an extent of the file is of the kept set.
+func (ps *places) Chooses(file, x int) bool {
 	a := ps.admission.Load()
 	return a == nil || a.admit(file, x)
 }

@@ -246,6 +246,7 @@ func (q *query) inMemory() (l lease, ok bool) {
 	}
 	if q.purpose == reading {
 		count(&q.v.ds.count.RingHits, 1)
+		q.v.gifts.asked(k.extent())
 	}
 	return q.lend(b, off), true
 }
@@ -338,7 +339,7 @@ func (q *query) board() (boarding, error) {
 		}
 		return q.depart(from)
 	}
-	if q.purpose == serving && !q.fetchesPart(e) {
+	if q.purpose == serving && (!q.v.gives(q.file, q.x) || !q.fetchesPart(e)) {
 		return boarding{}, ErrNotHeld
 	}
 	if q.purpose == reading && q.p != nil {
@@ -368,6 +369,7 @@ func (q *query) joining(p *part) (b boarding, err error) {
 		p.hurry(!q.due.After(time.Now()))
 		return b, nil
 	}
+	q.v.gifts.asked(p.key.extent())
 	count(&q.v.ds.count.Joined, 1)
 	p.join(q.n)
 	p.hurry(true)
@@ -519,7 +521,7 @@ func (g *group) start(files []int, done func(file int, err error)) (started int,
 	defer v.mu.Unlock()
 	for i, file := range files {
 		p := part{key: v.key(v.extent(file, g.x)), file: file, form: g.form, account: g.account, spent: g.purpose == serving}
-		if g.n == 0 && v.Extents(file) != 1 || g.isHere(p.key) {
+		if g.n == 0 && v.Extents(file) != 1 || g.isHere(p.key) || g.purpose == serving && !v.gives(file, g.x) {
 			continue
 		}
 		at, off := v.store.object(file)
@@ -551,5 +553,9 @@ func (g *group) isHere(k extentKey) bool {
 	if g.purpose == serving {
 		return k.here()
 	}
-	return g.v.claim(g.account, k.extent())
+	here := g.v.claim(g.account, k.extent())
+	if here {
+		g.v.gifts.asked(k.extent())
+	}
+	return here
 }

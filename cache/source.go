@@ -35,6 +35,8 @@ type Peers interface {
 	// Asks reports whether Read would ask another node for an extent. It is called under a lock: it must not wait, nor
 	// call the volume.
 	Asks(file, extent int) bool
+	// Sampled reports whether the extent is of the sample of what nodes ask owners for that do not keep it, and is given all the same.
+	Sampled(file, extent int) bool
 	// Read is Fill, and never fails. held: only what that node has already. What a node gave is checked, and is among the rest unless
 	// check returns nil. If it is ErrOtherBytes, the node is not to be asked any more.
 	Read(ctx context.Context, wants []Want, held bool, check func(context.Context, Want) error) (rest []Want)

@@ -35,17 +35,17 @@ func WeightOf(cache int64) uint32 { return uint32(min(max(cache>>20, 1), 1<<31))
 // IsID reports whether id is one that a node may have.
 func IsID(id string) bool { return idOf.MatchString(id) }
 
-// Shares returns by ID what part of a dataset each of the nodes owns, if all have it open.
+// Shares returns by ID what part of a dataset each of the nodes owns in its zone, if all have it open.
 func Shares(nodes []Node) map[string]float64 {
-	all, shares := 0.0, map[string]float64{}
+	zones, shares := map[string]float64{}, map[string]float64{}
 	for _, n := range nodes {
 		if !n.Draining {
-			all += float64(n.Weight)
+			zones[n.Zone] += float64(n.Weight)
 		}
 	}
 	for _, n := range nodes {
 		if !n.Draining {
-			shares[n.ID] = float64(n.Weight) / all
+			shares[n.ID] = float64(n.Weight) / zones[n.Zone]
 		}
 	}
 	return shares

@@ -218,11 +218,3 @@ func TestTable(t *testing.T) {
 	}
 	wg.Wait()
 }
-
-func TestTableOfTooManyNodes(t *testing.T) {
-	o := New(source, make([]Node, most+1))
-	o.nodes[most].Weight = 1
-	if got := NewTable(o, 1, func(int) uint64 { return 1 }).Of(0); got != most {
-		t.Errorf("node %d owns it, want %d", got, most)
-	}
-}

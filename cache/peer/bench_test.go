@@ -139,6 +139,8 @@ type benchServings struct{ v benchServing }
 
 func (s benchServings) Volume([16]byte, [32]byte) (Volume, func(), bool) { return s.v, func() {}, true }
 
+func (s benchServings) Opening([16]byte) <-chan struct{} { return nil }
+
 func (s benchServings) File(string) (io.ReadCloser, int64, error) { return nil, 0, fs.ErrNotExist }
 
 // benchPeer starts a peer that has all objects, and returns a function that reads from it.

@@ -682,7 +682,6 @@ func (c *clientConn) do(w *watch, req Request, pieces []Piece) error {
 	}
 	c.seen = slices.Grow(c.seen[:0], len(pieces))[:len(pieces)]
 	clear(c.seen)
-	told := false
 	for left, waits := len(pieces), 0; left > 0; {
 		head, err := c.next(w, frameSize)
 		if err != nil {
@@ -692,19 +691,15 @@ func (c *clientConn) do(w *watch, req Request, pieces []Piece) error {
 		switch {
 		case err != nil:
 			return err
-		case f.kind == frameWait:
-			w.told = true
+		case f.kind == frameWait || f.kind == frameTerms:
 			if waits++; waits > mostWaits {
 				return fmt.Errorf("%w: too many waits", errProtocol)
 			}
-			continue
-		case f.kind == frameTerms:
-			if told {
-				return fmt.Errorf("%w: terms twice", errProtocol)
+			if f.kind == frameTerms {
+				w.terms = f.terms()
+			} else {
+				w.told = true
 			}
-			told = true
-			t := f.terms()
-			w.terms = &t
 			continue
 		case c.seen[f.piece]:
 			return fmt.Errorf("%w: piece %d twice", errProtocol, f.piece)

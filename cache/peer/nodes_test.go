@@ -54,6 +54,8 @@ type clusterNode struct {
 
 func (n *clusterNode) Terms() Terms { return Terms{} }
 
+func (n *clusterNode) Sampled(int, int) bool { return false }
+
 func (n *clusterNode) Check(file int, path [16]byte, etag string) bool {
 	return file < n.m.Len() && n.m.PathHash(file) == path && n.m.ETag(file) == etag
 }
@@ -64,6 +66,8 @@ type serving struct{ n *clusterNode }
 func (s serving) Volume(_ [16]byte, v [32]byte) (Volume, func(), bool) {
 	return s.n, func() {}, v == s.n.m.VersionHash()
 }
+
+func (s serving) Opening([16]byte) <-chan struct{} { return nil }
 
 func (s serving) File(string) (io.ReadCloser, int64, error) { return nil, 0, fs.ErrNotExist }
 

@@ -22,6 +22,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/shoalfs/shoal/cache"
+	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/lab/rig/synced"
 )
 
@@ -48,6 +49,9 @@ type shelf struct {
 	gate    chan struct{} // fetches wait for it
 	coded   map[int]int   // length of the coded form of some files: the bytes of noise from 500 times the file's number on
 
+	opens  chan struct{} // until this is closed the dataset is being opened; nil: it is open
+	looked chan bool     // gets one when somebody looks whether it is
+
 	below                atomic.Uint64
 	lent, open, gathered atomic.Int64
 	early                atomic.Int64 // volumes given back while pieces were lent
@@ -62,7 +66,7 @@ var (
 func pathOf(file int) [16]byte { return [16]byte{byte(file), byte(file >> 8), 9} }
 
 func (s *shelf) Volume(d [16]byte, v [32]byte) (Volume, func(), bool) {
-	if d != dataset || v != version {
+	if d != dataset || v != version || s.Opening(d) != nil {
 		return nil, nil, false
 	}
 	s.open.Add(1)
@@ -71,6 +75,25 @@ func (s *shelf) Volume(d [16]byte, v [32]byte) (Volume, func(), bool) {
 			s.early.Add(1)
 		}
 	}, true
+}
+
+func (s *shelf) Opening([16]byte) <-chan struct{} {
+	s.Lock()
+	defer s.Unlock()
+	if s.opens != nil {
+		select {
+		case s.looked <- true:
+		default:
+		}
+	}
+	return s.opens
+}
+
+func (s *shelf) opened() {
+	s.Lock()
+	defer s.Unlock()
+	close(s.opens)
+	s.opens = nil
 }
 
 func (s *shelf) File(name string) (io.ReadCloser, int64, error) {
@@ -84,7 +107,9 @@ func (s *shelf) Check(file int, path [16]byte, etag string) bool {
 	return file < 1000 && path == pathOf(file) && etag == "etag"
 }
 
-func (s *shelf) Terms() Terms { return Terms{Below: s.below.Load()} }
+func (s *shelf) Terms() Terms { return Terms{Below: s.below.Load(), Gives: s.below.Load() > 0} }
+
+func (s *shelf) Asked(int, int64) {}
 
 func (s *shelf) Gather(files []int, _ time.Time) { s.gathered.Add(int64(len(files))) }
 
@@ -200,13 +225,40 @@ func TestTerms(t *testing.T) {
 		b.below.Store(below)
 		for _, file := range []int{1, 2, 5000} {
 			got := b.client.Read(t.Context(), b.node, Request{Dataset: dataset, Version: version, Held: true}, want(9, file))
-			if got == nil || got.Below != below {
+			if got == nil || got.Below != below || got.Gives != (below > 0) {
 				t.Errorf("file %d: %+v, want %x", file, got, below)
 			}
 		}
 	}
 	if got := b.client.Read(t.Context(), b.node, Request{Dataset: dataset}, want(9, 1)); got != nil {
 		t.Errorf("of another version: %+v", got)
+	}
+}
+
+// A dataset that is being opened is waited for, also longer than a silence may take, by a read that nobody waits for.
+func TestOpening(t *testing.T) {
+	s := newShelf(1)
+	s.opens, s.looked = make(chan struct{}), make(chan bool)
+	b := newBed(t, s)
+	ctx := objstore.WithUrgency(t.Context(), objstore.NewUrgency(time.Now().Add(longest)))
+	pieces, got := want(9, 1), make(chan *Terms)
+	go func() { got <- b.client.Read(ctx, b.node, Request{Dataset: dataset, Version: version}, pieces) }()
+	for range 2 * silence / waitEvery {
+		select {
+		case <-got:
+			t.Fatal("it did not wait")
+		case <-s.looked:
+		}
+	}
+	s.opened()
+	if <-got == nil || filled(t, pieces) != 1 {
+		t.Errorf("nothing came: %+v", b.stats())
+	}
+	s.Lock()
+	s.opens = make(chan struct{}) // for a reader that waits it never opens
+	s.Unlock()
+	if n := b.read(t, want(9, 1)); n > 0 || b.stats().No["version"] != 1 {
+		t.Errorf("%d of a dataset that is not open, %+v", n, b.stats())
 	}
 }
 

@@ -36,6 +36,7 @@ type Volume interface {
 	Terms() Terms
 	// Check reports whether the version's file has that path and ETag. The number may be of no file.
 	Check(file int, path [16]byte, etag string) bool
+	Asked(file int, off int64) // by a request, before it is served
 	Gather(files []int, due time.Time)
 	Serve(ctx context.Context, file int, off int64, n int, due time.Time, held bool) (data []byte, release func(), err error)
 	ServeCoded(ctx context.Context, file int, off int64, n int, form [8]byte) (data []byte, release func(), ok bool)
@@ -45,6 +46,8 @@ type Volume interface {
 type Serving interface {
 	// Volume returns a version. It stays open until done is called.
 	Volume(dataset [16]byte, version [32]byte) (v Volume, done func(), ok bool)
+	// Opening returns what is closed when a dataset has been opened that is being opened now; nil: none.
+	Opening(dataset [16]byte) <-chan struct{}
 	// File opens a manifest or a layout by its name, which is made of letters, digits and ".-_". A missing one is an
 	// [fs.ErrNotExist].
 	File(name string) (r io.ReadCloser, size int64, err error)
@@ -302,7 +305,10 @@ func (c *serverConn) serve(r Request, free bool) error {
 	s := c.s
 	due := time.Now().Add(r.due)
 	c.number = r.number
-	v, done, ok := s.cfg.Serving.Volume(r.Dataset, r.Version)
+	v, done, ok, err := c.volume(r, due)
+	if err != nil {
+		return err
+	}
 	if ok {
 		defer done()
 	}
@@ -323,6 +329,9 @@ func (c *serverConn) serve(r Request, free bool) error {
 		case !v.Check(p.file, p.path, p.etag):
 			why = ETag
 		default:
+			if !r.Held {
+				v.Asked(p.file, p.off)
+			}
 			data, release, err := c.find(s.ctx, v, r, i, due, false)
 			if errors.Is(err, cache.ErrMemory) || errors.Is(err, cache.ErrNotHeld) && !r.Held {
 				c.pending, c.files = append(c.pending, i), append(c.files, p.file)
@@ -346,6 +355,25 @@ func (c *serverConn) serve(r Request, free bool) error {
 		}
 	}
 	return c.flush()
+}
+
+// volume returns the version that is asked for. If the dataset is being opened it waits, since nodes that start together would
+// otherwise read from the store what this one is about to keep.
+func (c *serverConn) volume(r Request, due time.Time) (v Volume, done func(), ok bool, err error) {
+	for waits := 0; ; waits++ {
+		opened := c.s.cfg.Serving.Opening(r.Dataset)
+		v, done, ok = c.s.cfg.Serving.Volume(r.Dataset, r.Version)
+		if ok || opened == nil || time.Now().After(due) && waits > int(fetching/waitEvery)-2 {
+			return v, done, ok, nil
+		}
+		select {
+		case <-opened:
+		case <-time.After(waitEvery):
+			if err := errors.Join(c.add(frame{kind: frameWait}, nil, nil), c.flush(), c.s.ctx.Err()); err != nil {
+				return nil, nil, false, err
+			}
+		}
+	}
 }
 
 // here lends a piece that need not be fetched, in the asked form if it is kept so.

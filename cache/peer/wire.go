@@ -5,8 +5,8 @@
 //   - A connection is HTTP/1.1 until both ends have agreed on the protocol: GET /shoal/peer/v1/read with an Upgrade. From
 //     then on it carries one request at a time: a list of pieces of one dataset version. The answer has one frame a piece,
 //     in any order: its bytes with a CRC32C a granule (64 KiB), or why there are none. Besides it has wait frames, every
-//     [waitEvery], while the owner fetches: a slow store is no slow peer. Before all others an owner sends its [Terms], if it
-//     has the version open. So who asks knows what to ask that owner for, and nobody else has to.
+//     [waitEvery], while the owner fetches, or opens the dataset: a slow store is no slow peer. With each answer an owner
+//     sends its [Terms], if it has the version open. So who asks knows what to ask that owner for, and nobody else has to.
 //   - A request may say which coded form the asker can decode ([cache.Codec]). Then all its pieces are whole files, and one
 //     that the owner keeps in that form comes so, shorter than the piece.
 //   - The asker checks piece, length and checksums. Whatever is wrong, the store is asked: a reader gets the right bytes, or
@@ -96,6 +96,7 @@ func (r Reason) String() string {
 // Terms are what an owner does with the units that it owns of a version.
 type Terms struct {
 	Below uint64 // the threshold of what it keeps (prefetch.Admits): 32 bits, and 32 that are all 0, or all 1 as these
+	Gives bool   // it fetches for others also what it does not keep
 }
 
 // Request says what all pieces have in common.
@@ -210,7 +211,7 @@ const (
 	frameData            // followed by the checksums (4 each), and the bytes
 	frameNo
 	frameCoded // as frameData, of a coded form
-	frameTerms // the length is the upper half of Terms.Below
+	frameTerms // the length is the upper half of Terms.Below, the piece's number 1 if it gives
 )
 
 // frame is an answer's unit: kind (1), reason (1), the piece's number (2), the length (4), the request's number (4).
@@ -222,14 +223,16 @@ type frame struct {
 	request uint32
 }
 
-func (t Terms) frame() frame { return frame{kind: frameTerms, n: int(t.Below >> 32)} }
-
-func (f frame) terms() Terms {
-	t := Terms{Below: uint64(f.n) << 32}
-	if f.n == math.MaxUint32 {
-		t.Below = math.MaxUint64
+func (t Terms) frame() frame {
+	f := frame{kind: frameTerms, n: int(t.Below >> 32)}
+	if t.Gives {
+		f.piece = 1
 	}
-	return t
+	return f
+}
+
+func (f frame) terms() *Terms {
+	return &Terms{Below: uint64(f.n)<<32 | uint64(f.n/math.MaxUint32*math.MaxUint32), Gives: f.piece == 1}
 }
 
 func appendFrame(b []byte, f frame) []byte {
@@ -249,7 +252,7 @@ func parseFrame(b []byte, r Request, pieces []Piece) (frame, error) {
 	case frameData:
 		ok = f.reason == 0 && f.piece < len(pieces) && f.n == len(pieces[f.piece].P)
 	case frameTerms:
-		ok = f.reason == 0 && f.piece == 0
+		ok = f.reason == 0 && f.piece <= 1
 	case frameNo:
 		ok = f.reason > 0 && f.reason < numReasons && f.piece < len(pieces) && f.n == 0
 	case frameCoded:

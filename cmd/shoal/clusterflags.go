@@ -33,7 +33,7 @@ func (o *clusterOptions) addNode(c *cobra.Command) {
 	o.add(c)
 	f := c.Flags()
 	f.StringVar(&o.Advertise, "advertise", "", "HOST:PORT where the cluster's other nodes reach this one (default: this machine's address towards etcd, port 7073)")
-	f.StringVar(&o.Zone, "zone", "", "this node's zone, shown by shoal cluster ls")
+	f.StringVar(&o.Zone, "zone", "", "this node's zone: its nodes own datasets together, and ask other zones last")
 }
 
 // check checks the flags. clear names what must not cross a network in clear, if there is any.

@@ -80,7 +80,7 @@ func (e *Engine) clusterStats(peerBytes, diskBytes int64) *ClusterStats {
 		Cluster: n.at.String(), Node: n.id, State: state.Phase, Cause: state.Error, Revision: view.Rev,
 		PeerBytes: peerBytes, DiskBytes: diskBytes, Given: n.server.Stats(), Nodes: []ClusterNode{},
 	}
-	shares, asked := cluster.Shares(e.membersOf(view).nodes), map[string]peer.Stats{}
+	shares, asked := cluster.Shares(e.membersOf(view).all()), map[string]peer.Stats{}
 	for _, of := range n.client.Stats() {
 		asked[of.Node] = of
 	}

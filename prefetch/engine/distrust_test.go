@@ -45,8 +45,8 @@ func TestDistrustEnds(t *testing.T) {
 		file = -1
 		waitFor(t, "they know each other", func() bool {
 			for i := range 100 {
-				if n, t, _ := s.keeper(i, 0, false); t != nil {
-					file, instance = i, n.Instance
+				if of, _ := s.keeper(s.now.Load(), i, 0, false); of >= 0 {
+					file, instance = i, s.now.Load().nodes[of].Instance
 				}
 			}
 			return file >= 0
@@ -60,8 +60,8 @@ func TestDistrustEnds(t *testing.T) {
 	}
 	waitFor(t, "the other node gives", gives)
 	file, was := theirs()
-	n, _, _ := s.keeper(file, 0, false)
-	s.distrust(n, file)
+	of, _ := s.keeper(s.now.Load(), file, 0, false)
+	s.distrust(s.now.Load().nodes[of], file)
 	if gives() {
 		t.Error("a liar was asked")
 	}

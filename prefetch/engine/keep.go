@@ -87,15 +87,12 @@ func (k *keeping) again() (below uint64) {
 			}
 		}
 	}
-	keep := prefetch.NewKeep(len(sums), func(b int) int64 { return sums[b] }, bucketKey, k.capacity(), prefetch.KeepOptions{})
-	kept := make(owner.Set, len(owned))
-	for b := range sums {
-		if owned.Has(b) && keep.Admit(b) {
-			kept.Add(b)
-		}
-	}
-	v.SetOwned(func(file, x int) bool { return kept.Has(owner.Bucket(unit(file, x))) })
-	return keep.Below()
+	below = prefetch.NewKeep(len(sums), func(b int) int64 { return sums[b] }, bucketKey, k.capacity(), prefetch.KeepOptions{}).Below()
+	v.SetOwned(func(file, x int) bool {
+		b := owner.Bucket(unit(file, x))
+		return owned.Has(b) && prefetch.Admits(below, bucketKey(b))
+	})
+	return below
 }
 
 // onDisk returns what an extent of n bytes takes on the disk.

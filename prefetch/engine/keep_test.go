@@ -126,7 +126,7 @@ func TestKeptOfWhatIsOwned(t *testing.T) {
 		owned, unit := make(owner.Set, owner.Buckets/64), units(k.v.manifest, nil)
 		for f := range n {
 			if test.owned(f, 0) {
-				owned.Add(owner.Bucket(unit(f, 0)))
+				owned[owner.Bucket(unit(f, 0))/64] |= 1 << (owner.Bucket(unit(f, 0)) % 64)
 			}
 		}
 		below := k.own(owned)

@@ -171,7 +171,7 @@ func (s serving) Volume(dataset [16]byte, version [32]byte) (v peer.Volume, done
 	s.h.mu.Lock()
 	e := s.h.open[dataset]
 	s.h.mu.Unlock()
-	if e == nil || !e.guests.enter() {
+	if e == nil || e.cur.Load() == nil || !e.guests.enter() {
 		return nil, nil, false
 	}
 	e.mu.Lock()
@@ -183,6 +183,16 @@ func (s serving) Volume(dataset [16]byte, version [32]byte) (v peer.Volume, done
 	}
 	e.guests.leave()
 	return nil, nil, false
+}
+
+// Opening implements peer.Serving.
+func (s serving) Opening(dataset [16]byte) <-chan struct{} {
+	s.h.mu.Lock()
+	defer s.h.mu.Unlock()
+	if e := s.h.open[dataset]; e != nil && e.cur.Load() == nil {
+		return e.opened
+	}
+	return nil
 }
 
 // File implements peer.Serving: manifests, layouts and tables of open datasets.
@@ -231,7 +241,9 @@ type guest struct {
 }
 
 // Terms implements peer.Volume.
-func (g guest) Terms() peer.Terms { return peer.Terms{Below: g.v.sharing.below.Load()} }
+func (g guest) Terms() peer.Terms {
+	return peer.Terms{Below: g.v.sharing.below.Load(), Gives: g.Gives()}
+}
 
 // Check implements peer.Volume.
 func (g guest) Check(file int, path [16]byte, etag string) bool {

@@ -91,7 +91,7 @@ func TestNodesShareRecoded(t *testing.T) {
 		var files []int
 		for i := range content {
 			if s := e.cur.Load().sharing; s != nil {
-				if _, theirs, _ := s.keeper(i, 0, false); (theirs != nil) == own {
+				if of, _ := s.keeper(s.now.Load(), i, 0, false); (of >= 0) == own {
 					continue
 				}
 			}
@@ -126,7 +126,8 @@ func TestNodesShareRecoded(t *testing.T) {
 	for _, e := range nodes {
 		v, own := e.cur.Load().volume, 0
 		for i := range content {
-			if _, theirs, _ := e.cur.Load().sharing.keeper(i, 0, false); theirs == nil {
+			s := e.cur.Load().sharing
+			if of, _ := s.keeper(s.now.Load(), i, 0, false); of < 0 {
 				p := make([]byte, len(content[i]))
 				if _, err := v.ReadAt(t.Context(), i, p, 0); err != nil {
 					t.Fatal(err)

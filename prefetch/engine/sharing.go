@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -18,28 +19,29 @@ import (
 
 // Sharing of a dataset among the nodes of a cluster:
 //
-//   - The nodes that have the dataset open own it together: each extent has one owner, by package owner. A node that
-//     drains owns nothing.
+//   - The nodes of a zone that have the dataset open own it together: each extent has one owner in each zone, by package owner. A
+//     node that drains owns nothing. Nodes without a zone are one zone.
 //   - A node keeps what it owns, as far as that fits, by a threshold that it tells with each answer. Whom it has not
 //     answered yet asks it for whatever it owns.
-//   - An extent that another node owns and keeps is read from that node, which fetches it if it does not have it yet.
-//     Everything else is read from the store.
+//   - An extent that another node of the zone owns and keeps is read from that node, which fetches it if it does not have it yet.
+//   - So is one that it does not keep, while it says that it gives those, too (cache.Volume.Gives); and otherwise one in
+//     cache.GiftSample, by which it finds out whether it should.
+//   - What its owner in the zone does not keep is read from the owner in another zone, if that has it. Everything else is
+//     read from the store.
 //   - When the nodes change, ownership is computed anew. What an extent's new owner does not have it asks its former owner
 //     for, and then the store. Until all have noticed, two nodes may fetch the same extent.
 
-// members are the nodes that have a dataset open, as of one view of the cluster. Immutable.
+// members are the nodes of a zone that have a dataset open, as of one view of the cluster. Immutable.
 type members struct {
 	rev   int64
 	nodes []cluster.Node // by ID
-	told  []*told        // by each; the same for as long as the node's process lives
 	self  int            // this node's index; -1 if it is not among them
 	table *owner.Table   // by bucket; nil without nodes
 
-	former *members // whose owners may still have what has moved since; nil: the start
+	away   bool       // it is another zone than this node's
+	former *members   // whose owners may still have what has moved since; nil: the start
+	far    []*members // the other zones
 }
-
-// told is the terms that a node told last; nil: none yet.
-type told = atomic.Pointer[peer.Terms]
 
 // sharing is a version of a dataset in a cluster. It implements cache.Peers.
 type sharing struct {
@@ -47,6 +49,7 @@ type sharing struct {
 	v    *view
 	unit func(file, extent int) uint64
 	now  atomic.Pointer[members]
+	told sync.Map // by Instance, the *peer.Terms that a node told last
 
 	below atomic.Uint64 // the threshold of that choice
 }
@@ -60,18 +63,34 @@ const (
 
 func (e *Engine) datasetID() string { return hex.EncodeToString(e.dataset[:]) }
 
-// membersOf returns the nodes that have the dataset open.
+// membersOf returns the nodes that have the dataset open: those of this node's zone, and the others.
 func (e *Engine) membersOf(view cluster.View) *members {
 	m, id := &members{rev: view.Rev, self: -1}, e.datasetID()
+	zones := map[string]*members{e.host.node.cfg.Zone: m}
 	for _, n := range view.Nodes {
-		if n.Has(id) && !n.Draining {
-			if n.ID == e.host.node.id {
-				m.self = len(m.nodes)
-			}
-			m.nodes, m.told = append(m.nodes, n), append(m.told, &told{})
+		if !n.Has(id) || n.Draining {
+			continue
 		}
+		z := zones[n.Zone]
+		if z == nil {
+			z = &members{self: -1, away: true}
+			zones[n.Zone], m.far = z, append(m.far, z)
+		}
+		if n.ID == e.host.node.id {
+			z.self = len(z.nodes)
+		}
+		z.nodes = append(z.nodes, n)
 	}
 	return m
+}
+
+// all returns the nodes of all zones.
+func (m *members) all() []cluster.Node {
+	nodes := slices.Clone(m.nodes)
+	for _, z := range m.far {
+		nodes = append(nodes, z.nodes...)
+	}
+	return nodes
 }
 
 // same reports whether the same nodes own the same extents.
@@ -81,17 +100,7 @@ func (m *members) same(other *members) bool {
 
 // others returns the members other than this node, which is one.
 func (m *members) others() *members {
-	return &members{self: -1, nodes: slices.Delete(slices.Clone(m.nodes), m.self, m.self+1), told: slices.Delete(slices.Clone(m.told), m.self, m.self+1)}
-}
-
-// remember takes over what the nodes of before told.
-func (m *members) remember(before *members) {
-	for i, n := range m.nodes {
-		at := slices.IndexFunc(before.nodes, func(o cluster.Node) bool { return o.ID == n.ID && o.Instance == n.Instance })
-		if at >= 0 {
-			m.told[i] = before.told[at]
-		}
-	}
+	return &members{self: -1, nodes: slices.Delete(slices.Clone(m.nodes), m.self, m.self+1)}
 }
 
 // enterCluster says that this node has the dataset open, and waits until the others know it and have agreed on who else has. A
@@ -160,17 +169,23 @@ func (e *Engine) shareLoop(ctx context.Context) {
 	}
 }
 
-// follow takes a view of the cluster. If the nodes of the dataset have changed, it chooses anew what this node keeps.
+// follow takes a view of the cluster. If the nodes of the zone have changed, it chooses anew what this node keeps.
 func (s *sharing) follow(view cluster.View) {
 	m, before := s.e.membersOf(view), s.now.Load()
-	if len(m.nodes) == 0 { // etcd has not been reached yet: this node is alone
+	if len(m.all()) == 0 { // etcd has not been reached yet: this node is alone
 		if before == nil {
 			s.now.Store(m)
 		}
 		return
 	}
-	if before != nil {
-		m.remember(before)
+	for _, far := range m.far {
+		far.table = owner.NewBuckets(s.owners(far.nodes))
+		if before == nil {
+			continue
+		}
+		if i := slices.IndexFunc(before.far, far.same); i >= 0 {
+			far.table = before.far[i].table
+		}
 	}
 	if m.same(before) {
 		m.table, m.former = before.table, before.former
@@ -184,9 +199,9 @@ func (s *sharing) follow(view cluster.View) {
 		m.former = &former
 	case m.self >= 0 && s.e.cur.Load() == nil: // this node has just come
 		m.former = m.others()
-		m.former.table = owner.NewBuckets(s.owners(m.former))
+		m.former.table = owner.NewBuckets(s.owners(m.former.nodes))
 	}
-	owners := s.owners(m)
+	owners := s.owners(m.nodes)
 	if m.table = owner.NewBuckets(owners); m.former != nil {
 		m.table = m.former.table.Next(owners)
 	}
@@ -197,14 +212,14 @@ func (s *sharing) follow(view cluster.View) {
 	}
 	s.below.Store(s.v.keeping.own(owned))
 	if before != nil {
-		s.e.log.Info("the cluster has changed", "nodes", len(m.nodes), "before", len(before.nodes), "revision", m.rev)
+		s.e.log.Info("the cluster has changed", "nodes", len(m.all()), "before", len(before.all()), "revision", m.rev)
 	}
 }
 
-// owners places the dataset's units among members.
-func (s *sharing) owners(m *members) *owner.Owners {
-	weights := make([]owner.Node, len(m.nodes))
-	for i, n := range m.nodes {
+// owners places the dataset's units among nodes.
+func (s *sharing) owners(nodes []cluster.Node) *owner.Owners {
+	weights := make([]owner.Node, len(nodes))
+	for i, n := range nodes {
 		weights[i] = owner.Node{ID: n.ID, Weight: n.Weight}
 	}
 	return owner.New(s.e.dataset, weights)
@@ -216,35 +231,43 @@ func (s *sharing) trainer() string {
 		return ""
 	}
 	m := s.now.Load()
-	if m == nil || len(m.nodes) < 2 {
+	if m == nil || len(m.all()) < 2 {
 		return ""
 	}
-	return m.nodes[s.owners(m).Of(0)].ID
+	return m.all()[s.owners(m.all()).Of(0)].ID
 }
 
-// keeper returns the node that keeps an extent, or kept it before the last change, if that is another one. said: it has told that it
-// does, else it has told nothing.
-func (s *sharing) keeper(file, extent int, former bool) (n cluster.Node, t *told, said bool) {
-	if s == nil {
-		return n, nil, false
-	}
-	m := s.now.Load()
-	if m != nil && former {
-		m = m.former
-	}
-	if m == nil || m.table == nil {
-		return n, nil, false
+// Sampled implements cache.Peers.
+func (s *sharing) Sampled(file, extent int) bool {
+	return owner.Bucket(s.unit(file, extent))%cache.GiftSample == 0
+}
+
+// keeper returns which of these members is to be asked for an extent; -1: none, or this node. keeps: it has said that it keeps it. held:
+// it is asked for what it has only.
+func (s *sharing) keeper(m *members, file, extent int, held bool) (i int, keeps bool) {
+	if m == nil || m.table == nil || m.away && s.v.volume.Chooses(file, extent) {
+		return -1, false
 	}
 	bucket := owner.Bucket(s.unit(file, extent))
-	i := m.table.Of(bucket)
-	if i == m.self || i < 0 {
-		return n, nil, false
+	if i = m.table.Of(bucket); i < 0 || i == m.self {
+		return -1, false
 	}
-	terms := m.told[i].Load()
-	if said = terms != nil; said && !prefetch.Admits(terms.Below, bucketKey(bucket)) {
-		return n, nil, false
+	told, known := s.told.Load(m.nodes[i].Instance)
+	t, _ := told.(*peer.Terms)
+	keeps = known && prefetch.Admits(t.Below, bucketKey(bucket))
+	if !known || keeps || bucket%cache.GiftSample == 0 || t.Gives && !held {
+		return i, keeps
 	}
-	return m.nodes[i], m.told[i], said
+	return -1, false
+}
+
+// kept reports whether another node keeps an extent.
+func (s *sharing) kept(file, extent int) bool {
+	if s == nil {
+		return false
+	}
+	_, keeps := s.keeper(s.now.Load(), file, extent, false)
+	return keeps
 }
 
 // elsewhere reports whether other nodes keep what this one does not have of a file.
@@ -253,7 +276,7 @@ func (s *sharing) elsewhere(file int) bool {
 		return false
 	}
 	for x := range s.v.volume.Extents(file) {
-		if _, _, said := s.keeper(file, x, false); !said && !s.v.volume.KeptExtent(file, x) {
+		if !s.kept(file, x) && !s.v.volume.KeptExtent(file, x) {
 			return false
 		}
 	}
@@ -262,32 +285,44 @@ func (s *sharing) elsewhere(file int) bool {
 
 // Asks implements cache.Peers.
 func (s *sharing) Asks(file, extent int) bool {
-	n, t, _ := s.keeper(file, extent, false)
-	if _, lies := s.e.host.node.liars.Load(n.Instance); lies {
+	m := s.now.Load()
+	i, _ := s.keeper(m, file, extent, false)
+	if i < 0 {
 		return false
 	}
-	return t != nil && s.e.host.node.client.Ready(n.ID)
+	_, lies := s.e.host.node.liars.Load(m.nodes[i].Instance)
+	return !lies && s.e.host.node.client.Ready(m.nodes[i].ID)
 }
 
-// Read implements cache.Peers. It asks one node after another: neighbours in a shard have the same owner.
+// Read implements cache.Peers. What nobody is to fetch is asked of its former owner, and, unless this node is to keep it, of
+// its owners in other zones.
 func (s *sharing) Read(ctx context.Context, wants []cache.Want, held bool, check check) (rest []cache.Want) {
-	if m := s.now.Load(); m == nil || held && m.former == nil {
-		return wants // the usual case of what this node owns
+	m := s.now.Load()
+	if m == nil || !held {
+		return s.read(ctx, m, wants, false, check)
 	}
-	of := func(w cache.Want) (cluster.Node, *told) {
-		n, t, _ := s.keeper(w.File, int(w.Off/cache.ExtentSize), held)
-		return n, t
+	for _, z := range append([]*members{m.former}, m.far...) {
+		wants = s.read(ctx, z, wants, true, check)
+	}
+	return wants
+}
+
+// read asks one of these members after another: neighbours in a shard have the same owner.
+func (s *sharing) read(ctx context.Context, m *members, wants []cache.Want, held bool, check check) (rest []cache.Want) {
+	if m == nil {
+		return wants
+	}
+	of := func(w cache.Want) int {
+		i, _ := s.keeper(m, w.File, int(w.Off/cache.ExtentSize), held)
+		return i
 	}
 	for len(wants) > 0 {
-		n, t := of(wants[0])
-		same := 1
-		for ; same < len(wants); same++ {
-			if _, other := of(wants[same]); other != t {
-				break
-			}
+		i, same := of(wants[0]), 1
+		for same < len(wants) && of(wants[same]) == i {
+			same++
 		}
-		if t != nil {
-			rest = append(rest, s.ask(ctx, n, t, wants[:same], held, check)...)
+		if i >= 0 {
+			rest = append(rest, s.ask(ctx, m.nodes[i], wants[:same], held, check)...)
 		} else {
 			rest = append(rest, wants[:same]...)
 		}
@@ -317,7 +352,7 @@ type check = func(context.Context, cache.Want) error
 var errNotGiven = errors.New("not given")
 
 // ask reads pieces from a node, and returns those that it did not give.
-func (s *sharing) ask(ctx context.Context, n cluster.Node, t *told, wants []cache.Want, held bool, check check) (rest []cache.Want) {
+func (s *sharing) ask(ctx context.Context, n cluster.Node, wants []cache.Want, held bool, check check) (rest []cache.Want) {
 	if _, lies := s.e.host.node.liars.Load(n.Instance); lies {
 		return wants
 	}
@@ -332,7 +367,7 @@ func (s *sharing) ask(ctx context.Context, n cluster.Node, t *told, wants []cach
 		r.Form = by.form
 	}
 	if terms := s.e.host.node.client.Read(ctx, peer.Node{ID: n.ID, Address: n.Address}, r, pieces); terms != nil {
-		t.Store(terms)
+		s.told.Store(n.Instance, terms)
 	}
 	for i, p := range pieces {
 		if p.Coded > 0 {

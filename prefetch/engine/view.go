@@ -61,7 +61,7 @@ func (e *Engine) newView(m *catalog.Manifest, layout *catalog.Layout, match *cat
 	o := cache.VolumeOptions{Manifest: m, Dataset: e.dataset, Name: e.source.String(), Store: e.store, Admit: v.keeping.admit(), Codec: e.codec()}
 	key := keepKey(m, layout)
 	o.Rank = func(file, extent int) uint8 {
-		if _, _, kept := v.sharing.keeper(file, extent, false); kept || v.inPages(e, file) {
+		if v.sharing.kept(file, extent) || v.inPages(e, file) {
 			return math.MaxUint8
 		}
 		return prefetch.Rank(key(file))

@@ -312,10 +312,11 @@ type Stats struct {
 
 // Peer is a node as another one sees it.
 type Peer struct {
-	ID, Address    string
+	ID, Zone       string
+	Address        string
 	Draining, Open bool
 	Owned          float64
-	Asked          struct{ Late, Passed int64 }
+	Asked          struct{ Late, Passed, Bytes int64 }
 }
 
 // Stats asks the daemon.
