@@ -94,6 +94,8 @@ type Source interface {
 	Room() (room, free int64)
 	// Ahead returns how many positions from the reader's on are to be staged even if that costs what was read.
 	Ahead() int
+	// Has reports whether the reader probably has the file, and will not ask for it. That may turn out wrong.
+	Has(file int) bool
 	// Load returns the bytes held for this walk, per unit of its weight.
 	Load() float64
 	// Share returns how many files fit in the walk's share of the memory when all walks want theirs.
@@ -163,6 +165,7 @@ type Walk struct {
 	head      int  // positions of a waiting plan to stage first; 0 when none waits
 	halved    bool // staged files of the current plan have made room for them
 	stepped   int  // turn of its last step
+	trusts    bool // it has passed positions of files that the reader has
 }
 
 // need is what a walk without memory lacks, and may do about it.
@@ -334,7 +337,9 @@ func (x *Executor) Opened(w *Walk) {
 	before := w.frontier
 	w.frontier = w.cur.Reader.Frontier()
 	switch {
-	case w.frontier < before && w.frontier < w.cur.pos: // positions given up are read after all
+	case w.frontier < before && w.frontier < w.cur.pos, // positions given up are read after all
+		w.trusts && w.lacks(w.cur.Reader.Head()): // the reader has not what it was believed to have
+		w.trusts = false
 		w.cur.claimed, w.cur.pos = max(w.cur.claimed, w.cur.pos), w.frontier
 		w.wake()
 	case w.state == Resting && w.Layout == nil:
@@ -349,6 +354,15 @@ func (x *Executor) Opened(w *Walk) {
 	case w.state == Yielding:
 		w.state = Walking
 	}
+}
+
+// lacks reports whether a position that the walk has passed must be fetched.
+func (w *Walk) lacks(pos int) bool {
+	if pos >= w.cur.pos || w.cur.Reader.Read(pos) {
+		return false
+	}
+	_, _, lacks := w.missing(w.cur.Order.At(pos))
+	return lacks
 }
 
 // wake makes the walk check its positions again, unless it is short of memory.
@@ -597,9 +611,9 @@ func (x *Executor) rests(w *Walk, p *phase) bool {
 	if at < frontier+ahead || w.cur.Reader.Unread(frontier, min(at, end))+max(at-end, 0) < ahead {
 		return false
 	}
-	if len(x.walks) == 1 {
+	if file := p.Order.At(p.pos); len(x.walks) == 1 && !w.Source.Has(file) { // which is looked at again when it is near
 		_, free := w.Source.Room()
-		if file := p.Order.At(p.pos); w.Source.Extents(file) == 0 || free >= w.Source.ExtentBytes(file, 0) {
+		if w.Source.Extents(file) == 0 || free >= w.Source.ExtentBytes(file, 0) {
 			return false
 		}
 	}
@@ -625,6 +639,7 @@ func (w *Walk) phase() (p *phase, end int) {
 // missing returns the first extent of a file of the order, or of its unit, that is neither resident nor in flight.
 func (w *Walk) missing(file int) (f, extent int, ok bool) {
 	if w.Parts == nil {
+		w.trusts = w.trusts || w.Source.Has(file)
 		for x := range w.Source.Extents(file) {
 			if !w.Source.Claim(file, x) {
 				return file, x, true

@@ -85,6 +85,7 @@ func (s *sitting) Unread(from, to int) (n int) {
 func (w *walker) Extents(file int) int               { return len(w.sizes[file]) }
 func (w *walker) ExtentBytes(file, extent int) int64 { return w.sizes[file][extent] }
 func (w *walker) Room() (room, free int64)           { return w.limit - w.used, w.limit - w.used }
+func (w *walker) Has(int) bool                       { return false }
 func (w *walker) Ahead() int                         { return 8 }
 func (w *walker) Bulk() bool                         { return false }
 func (w *walker) Share() int                         { return int(w.limit) / 8 / len(w.walkers) }
@@ -508,6 +509,7 @@ func (empty) Extents(int) int            { return 1 }
 func (empty) ExtentBytes(_, _ int) int64 { return 1000 }
 func (empty) Claim(_, _ int) bool        { return false }
 func (empty) Room() (room, free int64)   { return 1 << 40, 1 << 40 }
+func (empty) Has(int) bool               { return false }
 func (empty) Ahead() int                 { return 1 << 40 }
 func (empty) Load() float64              { return 0 }
 func (empty) Share() int                 { return 0 }
@@ -623,3 +625,42 @@ func (s *sequence) Frontier() int           { return s.pos }
 func (s *sequence) Head() int               { return s.pos }
 func (s *sequence) Read(pos int) bool       { return pos < s.pos }
 func (s *sequence) Unread(from, to int) int { return to - min(max(from, s.pos), to) }
+
+// believed has what its reader is believed to have.
+type believed struct {
+	empty
+	has *bool
+}
+
+func (b believed) Has(int) bool        { return *b.has }
+func (b believed) Claim(_, _ int) bool { return *b.has }
+func (believed) Ahead() int            { return 100 }
+
+// What the reader probably has is not passed before it is near, and fetched once it turns out that it has it not.
+func TestExecutorBelievesLate(t *testing.T) {
+	var x Executor
+	o := order.Index(order.Sequential(1000))
+	begin := func(s Source) *Walk {
+		return x.Begin(WalkOptions{Source: s, Gate: &Gate{}, Connections: func() int { return 8 }, Weight: 1}, Route{o, newSitting(o)}, 0)
+	}
+	has := true
+	w := begin(believed{has: &has})
+	for x.Next().Do == Again {
+	}
+	if w.State() != Resting || w.Planned() != 100 {
+		t.Errorf("it is %v at %d", w.State(), w.Planned())
+	}
+	has = false
+	w.cur.Reader.(*sitting).read[0], w.cur.Reader.(*sitting).head = true, 1
+	x.Opened(w)
+	if a := x.Next(); a.Do != Fetch || a.Pos != 1 {
+		t.Errorf("then %+v", a)
+	}
+	x.End(w)
+	w = begin(warm{})
+	for x.Next().Do == Again {
+	}
+	if w.State() != Ended {
+		t.Errorf("what is here stays: %v at %d", w.State(), w.Planned())
+	}
+}

@@ -174,7 +174,7 @@ func printStats(w io.Writer, s *admin.Snapshot) {
 	}
 	printCost(row, s.Cost)
 	m := s.Memory
-	row("memory", "%s of %s for data (%s of it read before; peak %s), RSS %s, %d goroutines",
+	row("memory", "%s of %s for data (idle %s, peak %s), RSS %s, %d goroutines",
 		human.Bytes(m.Used), human.Bytes(m.Limit), human.Bytes(m.Idle), human.Bytes(m.Peak), human.Bytes(m.RSS), m.Goroutines)
 	limit := cmp.Or(s.Disk.Limit, s.Disk.Budget) // the dataset's quota, else the cache's
 	used := human.Bytes(s.Disk.Used) + " of " + human.Bytes(limit)

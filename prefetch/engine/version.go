@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/cluster"
@@ -203,8 +204,23 @@ func layoutVersion(l *catalog.Layout) string {
 	return l.Version()
 }
 
-// receive returns a file of a catalog: from the node that listed, else from any other.
-func (e *Engine) receive(ctx context.Context, first, name string) ([]byte, error) {
+// receive returns a file of a catalog: from the node that listed, else from any other. A node serves what it has published
+// a moment later, so it is asked again.
+func (e *Engine) receive(ctx context.Context, first, name string) (file []byte, err error) {
+	for range 4 {
+		if file, err = e.receiveNow(ctx, first, name); err == nil {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(time.Second):
+		}
+	}
+	return file, err
+}
+
+func (e *Engine) receiveNow(ctx context.Context, first, name string) ([]byte, error) {
 	nodes := e.host.node.cluster.View().Nodes
 	var errs []error
 	for _, pass := range []bool{true, false} {

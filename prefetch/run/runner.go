@@ -345,11 +345,13 @@ func (o source) ExtentBytes(file, extent int) int64 { return o.s.Volume.ExtentBy
 
 // Claim implements prefetch.Source.
 func (o source) Claim(file, extent int) bool {
-	return o.s.has(file) || o.s.Volume.Claim(o.s.account, file, extent)
+	return o.Has(file) || o.s.Volume.Claim(o.s.account, file, extent)
 }
 
-// has reports whether the reader has a file without asking for it.
-func (s *Stream) has(file int) bool { return s.Has != nil && s.Has(file) }
+// Has implements prefetch.Source.
+func (o source) Has(file int) bool { return o.s.has(file) }
+
+func (s *Stream) has(file int) bool { return s.Options.Has != nil && s.Options.Has(file) }
 
 // Room implements prefetch.Source.
 func (o source) Room() (room, free int64) { return o.s.runner.cache.PrefetchRoom() }

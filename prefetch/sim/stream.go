@@ -212,6 +212,9 @@ func (st *stream) Ahead() int {
 	return prefetch.Reach(float64(st.read)/max(st.s.now, prefetch.AheadFor), 0, st.Share(), st.mean)
 }
 
+// Has implements prefetch.Source.
+func (st *stream) Has(int) bool { return false }
+
 // Load implements prefetch.Source.
 func (st *stream) Load() float64 { return float64(st.s.volume.used) }
 
