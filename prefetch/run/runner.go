@@ -351,7 +351,7 @@ func (o source) Claim(file, extent int) bool {
 // Has implements prefetch.Source.
 func (o source) Has(file int) bool { return o.s.has(file) }
 
-func (s *Stream) has(file int) bool { return s.Options.Has != nil && s.Options.Has(file) }
+func (s *Stream) has(file int) bool { return s.Has != nil && s.Has(file) }
 
 // Room implements prefetch.Source.
 func (o source) Room() (room, free int64) { return o.s.runner.cache.PrefetchRoom() }
