@@ -16,7 +16,14 @@ func staysOf(t *testing.T, ordered bool) (stays []int) {
 	if ordered {
 		defer c.CloseAccount(c.NewAccount(1))
 	}
-	checkFiles(t, v, f.bytes, span(0, 64)...)
+	for file := range 64 {
+		checkFiles(t, v, f.bytes, file)
+		eventually(t, "the flight has let go of what it brought", func() (free bool) {
+			free = true
+			c.ring.each(func(e *entry) { free = free && e.buf.refs.Load() == 1 })
+			return free
+		})
+	}
 	for file := range 64 {
 		if v.Staged(file, 0) {
 			stays = append(stays, file)
