@@ -207,9 +207,9 @@ func layoutVersion(l *catalog.Layout) string {
 // receive returns a file of a catalog: from the node that listed, else from any other. A node serves what it has published
 // a moment later, so it is asked again.
 func (e *Engine) receive(ctx context.Context, first, name string) (file []byte, err error) {
-	for range 4 {
-		if file, err = e.receiveNow(ctx, first, name); err == nil {
-			break
+	for left := 3; ; left-- {
+		if file, err = e.receiveNow(ctx, first, name); err == nil || left == 0 || errors.Is(err, errNoOther) {
+			return file, err
 		}
 		select {
 		case <-ctx.Done():
@@ -217,8 +217,9 @@ func (e *Engine) receive(ctx context.Context, first, name string) (file []byte, 
 		case <-time.After(time.Second):
 		}
 	}
-	return file, err
 }
+
+var errNoOther = errors.New("no other node is there")
 
 func (e *Engine) receiveNow(ctx context.Context, first, name string) ([]byte, error) {
 	nodes := e.host.node.cluster.View().Nodes
@@ -236,7 +237,7 @@ func (e *Engine) receiveNow(ctx context.Context, first, name string) ([]byte, er
 		}
 	}
 	if len(errs) == 0 {
-		errs = append(errs, errors.New("no other node is there"))
+		errs = append(errs, errNoOther)
 	}
 	return nil, errors.Join(errs...)
 }
