@@ -33,20 +33,26 @@ func TestMoveText(t *testing.T) {
 	}
 }
 
+// cacheOf returns a cache with one volume: files of size bytes in one class.
+func cacheOf(t *testing.T, files, size int) (*cache.Cache, *cache.Volume) {
+	t.Helper()
+	mem := memstore.New()
+	for i := range files {
+		mem.PutBytes(fmt.Sprintf("c/%04d.jpg", i), make([]byte, size))
+	}
+	m, err := catalog.Build(mem.List(t.Context(), ""), catalog.BuildOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := cache.New(cache.Options{Memory: 32 << 20})
+	return c, c.NewVolume(cache.VolumeOptions{Manifest: m, Store: mem})
+}
+
 // A reader that has nothing to do with the order is not found in any epoch, at bounded cost.
 func TestSearchEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const files = 240
-		mem := memstore.New()
-		for i := range files {
-			mem.PutBytes(fmt.Sprintf("c/%04d.jpg", i), []byte{byte(i)})
-		}
-		m, err := catalog.Build(mem.List(t.Context(), ""), catalog.BuildOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		c := cache.New(cache.Options{Memory: 32 << 20})
-		v := c.NewVolume(cache.VolumeOptions{Manifest: m, Store: mem})
+		c, v := cacheOf(t, files, 1)
 		r := New(c)
 		s, err := r.Begin(Options{
 			Name: "mount", Volume: v, Gate: &prefetch.Gate{}, Places: func() int { return 4 }, Keep: nothing{}, Search: true,
@@ -80,19 +86,11 @@ func TestSearchEnds(t *testing.T) {
 func TestWorkersFarApart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const files, workers, batch = 2000, 4, 64
-		mem := memstore.New()
-		for i := range files {
-			mem.PutBytes(fmt.Sprintf("c/%04d.jpg", i), make([]byte, 16<<10))
-		}
-		m, err := catalog.Build(mem.List(t.Context(), ""), catalog.BuildOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		c := cache.New(cache.Options{Memory: 32 << 20})
-		v := c.NewVolume(cache.VolumeOptions{Manifest: m, Store: mem})
+		c, v := cacheOf(t, files, 16<<10)
 		r := New(c)
 		var streams [2]*Stream // two, so that none goes as far ahead as memory allows
 		for i := range streams {
+			var err error
 			if streams[i], err = r.Begin(Options{
 				Name: "mount", Volume: v, Gate: &prefetch.Gate{}, Places: func() int { return 4 }, Keep: nothing{},
 				Epochs: func(epoch int) order.Order { return order.Uniform(files, uint64(i), epoch) },
