@@ -19,8 +19,7 @@ type pages struct {
 	had    [33]atomic.Int32
 }
 
-// Pager is a [Volume] that need not fetch ahead what the kernel has. It is told once whom to ask, if the kernel
-// keeps pages.
+// Pager is a [Volume] that need not fetch ahead what the kernel has. Mount calls SetPages once, if pages are kept.
 type Pager interface {
 	SetPages(has func(m *catalog.Manifest, file int) bool)
 }

@@ -1,7 +1,7 @@
 """A training job over a mount, as torch's DataLoader would read it: python3 job.py MOUNT PLAN STEP LIST...
 
 Each LIST has the paths of an epoch, below MOUNT, in order. Four worker processes, new for each epoch, read whole batches of
-16 files, at most two batches each ahead. A batch takes STEP seconds to compute. With a PLAN, each epoch is told beforehand
+16 files, at most two batches each ahead. A batch takes STEP seconds to compute. With a PLAN, the plan of each epoch is written beforehand
 in .shoal/plans/PLAN. At the end it prints a line of JSON: the seconds, and the mount's GETs by the end of each epoch.
 """
 import json

@@ -1,5 +1,5 @@
 // Package memory is the benchmark of what knowing an order costs: jobs over one mount with little memory, which reads
-// without an order, infers the orders, or is told them.
+// without an order, infers the orders, or follows plans.
 package memory
 
 import (
