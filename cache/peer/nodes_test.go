@@ -430,7 +430,8 @@ func TestPlaces(t *testing.T) {
 		wg.Go(func() { c.Read(t.Context(), node, Request{}, want(10, 1)) })
 	}
 	wg.Wait()
-	if took := time.Since(start); took > stall+worst() || h.asks.Load() > 3*peerPlaces {
+	// 300 reads that wait for places one after another take five stalls
+	if took := time.Since(start); took > 2*stall+worst() || h.asks.Load() > 3*peerPlaces {
 		t.Errorf("%v for %d asked", took, h.asks.Load())
 	}
 }

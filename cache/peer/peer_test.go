@@ -69,8 +69,12 @@ func (s *shelf) Volume(d [16]byte, v [32]byte) (Volume, func(), bool) {
 	if d != dataset || v != version || s.Opening(d) != nil {
 		return nil, nil, false
 	}
+	s.Lock()
+	defer s.Unlock()
 	s.open.Add(1)
 	return s, func() {
+		s.Lock() // nobody opens, and lends, between the two looks
+		defer s.Unlock()
 		if s.open.Add(-1) == 0 && s.lent.Load() > 0 {
 			s.early.Add(1)
 		}

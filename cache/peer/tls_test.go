@@ -33,7 +33,7 @@ func newBedTLS(t testing.TB, s *shelf, server, client *tls.Config) *bed {
 			t.Error(err)
 		}
 		if st := b.server.Stats(); st.InFlight != 0 || st.Memory != 0 || st.Connections != 0 || s.lent.Load() != 0 || s.open.Load() != 0 || s.early.Load() != 0 {
-			t.Errorf("left: %+v, %d lent, %d open", st, s.lent.Load(), s.open.Load())
+			t.Errorf("left: %+v, %d lent, %d open, %d early", st, s.lent.Load(), s.open.Load(), s.early.Load())
 		}
 	})
 	return b
