@@ -14,7 +14,7 @@ export GOFLAGS := $(strip $(shell $(GO) env GOFLAGS) -trimpath -tags=$(TAGS) $(i
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup packages build gpu bench-gpu image release demo check test soak night hostile lint promcheck fmt generate bench clean
+.PHONY: help setup packages build gpu bench-gpu image release demo check test soak night hostile lint promcheck fmt generate clean
 
 help: ## print this help
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -262,9 +262,6 @@ docs: build ## docs/cli.md and docs/cli-lab.md from the help texts, docs/python-
 	cp bin/docs/cli.md docs/cli.md
 	bin/shoal-lab docs docs/cli-lab.md
 	PYTHONPATH=python python3 python/reference.py >docs/python-api.md
-
-bench: setup build ## the whole path and its comparisons in one run (lab/bench/README.md)
-	$(GO) run ./lab/bench path
 
 clean: ## remove build output and the demo's data
 	rm -rf bin dist .demo .bench

@@ -1,11 +1,9 @@
 package fusefs
 
 import (
-	"bufio"
 	"io/fs"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -17,16 +15,14 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/cputime"
 )
 
-// BenchmarkCeiling compares ways to answer a READ with fuseceiling of lab/bench, a bare go-fuse filesystem
-// that splices from one file: 4,000 files of 63,000 bytes, 8 readers, the kernel's caches dropped
+// BenchmarkCeiling compares ways to answer a READ with a plain pread of one file: 4,000 files of 63,000 bytes, 8 readers, the kernel's caches dropped
 // before each pass. All mounts are up at once and take turns, so that a noisy machine is noisy to all;
 // medians of files/s and the CPU that each daemon takes a file are logged, and the ratio to the
-// ceiling is the metric.
+// first is the metric.
 //
 //	go test -run '^$' -bench Ceiling -benchtime 10x ./fusefs
 func BenchmarkCeiling(b *testing.B) {
-	arms := []*arm{{name: "ceiling"}}
-	arms[0].dir, arms[0].pid = startCeiling(b, localCopy(b, datasets["bench"](1), newArena(4).content))
+	var arms []*arm
 	for _, kind := range []string{preadVolume, crcVolume, copyVolume, lendVolume} {
 		c := mountChild(b, "bench", func(s *spec) { s.Volume, s.Folder = kind, b.TempDir() })
 		arms = append(arms, &arm{name: kind, dir: c.dir, pid: c.cmd.Process.Pid})
@@ -128,37 +124,4 @@ func cpuOf(b *testing.B, pid int) time.Duration {
 		b.Fatal(err)
 	}
 	return time.Duration(seconds * float64(time.Second))
-}
-
-// startCeiling builds lab/bench and mounts its fuseceiling over the files of a folder.
-func startCeiling(b *testing.B, from string) (dir string, pid int) {
-	b.Helper()
-	tmp := b.TempDir()
-	bin := filepath.Join(tmp, "bench")
-	if out, err := exec.Command("go", "build", "-o", bin, "../lab/bench").CombinedOutput(); err != nil {
-		b.Fatalf("%v\n%s", err, out)
-	}
-	dir = filepath.Join(tmp, "mnt")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		b.Fatal(err)
-	}
-	cmd := exec.Command(bin, "fuseceiling", "-from", from, "-tmp", tmp, dir)
-	cmd.Stderr = os.Stderr
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		b.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() {
-		cmd.Process.Signal(os.Interrupt)
-		if err := cmd.Wait(); err != nil {
-			b.Error(err)
-		}
-	})
-	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
-		b.Fatal(line, err)
-	}
-	return dir, cmd.Process.Pid
 }

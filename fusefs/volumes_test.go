@@ -17,7 +17,7 @@ import (
 
 // Kinds of volumes that a child can serve besides memVolume. All have its bytes.
 const (
-	preadVolume = "pread" // one file, as fuseceiling of lab/bench/parts has it
+	preadVolume = "pread" // one file, read into a buffer
 	crcVolume   = "crc"   // the same, with the checksum that the cache computes
 	copyVolume  = "copy"  // memory, through ReadAt
 	lendVolume  = "lend"  // memory, lent

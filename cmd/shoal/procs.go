@@ -10,8 +10,8 @@ import (
 const (
 	// warmProcs is the least number of threads that may run Go code while nothing is fetched. A thread that waits for
 	// the disk or for /dev/fuse keeps its slot for some time, and needs one when it returns. Warm epoch
-	// on 2 cores beside lab/bench/parts/fuseceiling: 0.83 and 0.90 with 2, 0.96 and 1.03 with 4 (medians of 7 rounds
-	// each, lab/bench warm, 2026-11-21); the ceiling itself does not change by it.
+	// on 2 cores beside a bare go-fuse filesystem: 0.83 and 0.90 with 2, 0.96 and 1.03 with 4 (medians of 7 rounds
+	// each, lab/bench warm of that day, 2026-11-21); the ceiling itself does not change by it.
 	//
 	// While much is fetched it is one for each core: more threads take the cores from the readers. Cold
 	// epoch, order known, on the same machine: 3,140 files/s with 2, 2,890 with 3, 2,740 with 4 (medians of

@@ -11,10 +11,8 @@ import (
 
 	"github.com/shoalfs/shoal/lab/bench/kit"
 	"github.com/shoalfs/shoal/lab/bench/memory"
-	"github.com/shoalfs/shoal/lab/bench/open"
 	"github.com/shoalfs/shoal/lab/bench/pairs"
 	"github.com/shoalfs/shoal/lab/bench/parts"
-	"github.com/shoalfs/shoal/lab/bench/path"
 	"github.com/shoalfs/shoal/lab/bench/soak"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
@@ -30,15 +28,13 @@ var benchmarks = []struct {
 	bench      kit.Bench
 }{
 	{"memory", "what knowing an order costs, over caches, memory and jobs", work, results, memory.Bench},
-	{"open", "shoal.open beside the mount", work, results, open.Bench},
 	{"pairs", "two binaries, pair by pair", work, results, pairs.Bench},
-	{"path", "the whole path, cold and warm", work, results, path.Bench},
 	{"soak", "one daemon for as long as it is told", work, work, soak.Bench},
 }
 
 // verbs are what benchmarks run beside Shoal.
 var verbs = map[string]func(args []string) error{
-	"bareclient": parts.Bareclient, "fuseceiling": parts.Fuseceiling, "readers": parts.Readers, "s3proxy": proxy.Main,
+	"readers": parts.Readers, "s3proxy": proxy.Main,
 }
 
 func main() {

@@ -12,7 +12,6 @@ import (
 	"flag"
 	"fmt"
 	"io/fs"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -191,8 +190,9 @@ func (k *Kit) Run(into any, name string, args ...string) error {
 	return nil
 }
 
-// Photographs makes the photographs.
-func (k *Kit) Photographs(count int) (err error) {
+// Stored makes the photographs, starts the S3 server and, before it, a proxy with the latency (0: none), until the run's
+// end, and puts them there. The kit's environment leads through the proxy.
+func (k *Kit) Stored(count int, latency time.Duration) (err error) {
 	k.Photos = filepath.Join(k.Dir, "photos")
 	if _, err = photos.Make(k.Ctx, k.Photos, photos.Options{Count: count}, func(done, total int) {
 		if done%512 == 0 {
@@ -201,24 +201,22 @@ func (k *Kit) Photographs(count int) (err error) {
 	}); err != nil {
 		return err
 	}
-	k.Paths, err = Walk(k.Photos)
-	return err
-}
-
-// Stored makes the photographs and puts them into the store.
-func (k *Kit) Stored(count int, latency time.Duration) (err error) {
-	if err = k.Photographs(count); err != nil {
+	if k.Paths, err = Walk(k.Photos); err != nil {
 		return err
 	}
-	if err = k.Store(latency); err != nil {
+	server, err := s3server.Start(k.Ctx, s3server.Options{Dir: filepath.Join(k.Dir, "objects")})
+	if err != nil {
 		return err
 	}
+	far, err := proxy.Spawn(k.Ctx, []string{k.Self, "s3proxy"}, server.URL, proxy.Options{Latency: latency, Sigma: 0.3})
+	if err != nil {
+		server.Stop()
+		return err
+	}
+	k.Server, k.Far, k.Env = server, far, append(environ(), s3server.Env(far.URL)...)
 	k.Up, err = k.Server.Upload(k.Ctx, k.Photos, "photos", "train", nil)
 	return err
 }
-
-// KB is the size of a photograph in the store, on average.
-func (k *Kit) KB() float64 { return float64(k.Up.Bytes) / float64(k.Up.Files) / 1e3 }
 
 // Walk returns the files below dir, relative, dotfiles left out.
 func Walk(dir string) (paths []string, err error) {
@@ -233,22 +231,6 @@ func Walk(dir string) (paths []string, err error) {
 	return paths, err
 }
 
-// Store starts the S3 server and, before it, a proxy with the latency (0: none), until the run's end. The kit's
-// environment leads through the proxy.
-func (k *Kit) Store(latency time.Duration) error {
-	server, err := s3server.Start(k.Ctx, s3server.Options{Dir: filepath.Join(k.Dir, "objects")})
-	if err != nil {
-		return err
-	}
-	far, err := proxy.Spawn(k.Ctx, []string{k.Self, "s3proxy"}, server.URL, proxy.Options{Latency: latency, Sigma: 0.3})
-	if err != nil {
-		server.Stop()
-		return err
-	}
-	k.Server, k.Far, k.Env = server, far, append(environ(), s3server.Env(far.URL)...)
-	return nil
-}
-
 // environ is this process's environment without the settings of whoever measures.
 func environ() []string { return append(os.Environ(), "SHOAL_SETTLED=1") }
 
@@ -258,8 +240,6 @@ type Mount struct {
 	PID int
 	// Addr is the feed's, of a daemon that has one.
 	Addr string
-	// Took is the time from the command to its return: the mount can be read.
-	Took time.Duration
 	k    *Kit
 }
 
@@ -280,11 +260,9 @@ func (m *Mount) start(args []string) error {
 	if err := os.MkdirAll(m.Dir, 0o755); err != nil {
 		return err
 	}
-	begin := time.Now()
 	if err := m.k.Run(nil, m.k.Shoal, args...); err != nil {
 		return err
 	}
-	m.Took = time.Since(begin)
 	s, err := m.Stats()
 	m.PID = s.PID
 	return err
@@ -301,11 +279,6 @@ func (m *Mount) Close() error {
 	return nil
 }
 
-// Part runs a part of this program (see lab/bench/parts); into, if not nil, takes the JSON that it prints.
-func (k *Kit) Part(into any, name string, args ...string) error {
-	return k.Run(into, k.Self, append([]string{name}, args...)...)
-}
-
 // Read is what the part readers prints.
 type Read struct {
 	Files int     `json:"files"`
@@ -313,15 +286,14 @@ type Read struct {
 }
 
 // Read reads the listed files below dir with 8 threads.
-func (k *Kit) Read(dir, list string, flags ...string) (r Read, err error) {
-	err = k.Part(&r, "readers", append(append([]string{"-list", list, "-threads", "8"}, flags...), dir)...)
+func (k *Kit) Read(dir, list string) (r Read, err error) {
+	err = k.Run(&r, k.Self, "readers", "-list", list, dir)
 	return r, err
 }
 
 // Fed is what `shoal feed --json` prints.
 type Fed struct {
-	Samples int     `json:"samples"`
-	Rate    float64 `json:"samples_per_second"`
+	Samples int `json:"samples"`
 }
 
 // Feed consumes batches of 64 of a feed.
@@ -359,13 +331,6 @@ func (k *Kit) Positions(spec string) (list []int, err error) {
 	return list, nil
 }
 
-// Shuffled writes the photographs, in an order that no spec gives, to a list.
-func (k *Kit) Shuffled(name string) (list string, err error) {
-	paths := slices.Clone(k.Paths)
-	rand.New(rand.NewPCG(1, 1)).Shuffle(len(paths), func(i, j int) { paths[i], paths[j] = paths[j], paths[i] })
-	return k.List(name, paths)
-}
-
 // List writes the paths to a file of the work folder and returns its path.
 func (k *Kit) List(name string, paths []string) (string, error) {
 	path := filepath.Join(k.Dir, name)
@@ -401,12 +366,6 @@ func Status(pid int, field string) int64 {
 	return 0
 }
 
-// DropCaches empties the kernel's caches.
-func DropCaches() error {
-	unix.Sync()
-	return os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0)
-}
-
 // Median returns the median, or 0 of nothing.
 func Median(v []float64) float64 {
 	s := slices.Sorted(slices.Values(v))
@@ -414,15 +373,6 @@ func Median(v []float64) float64 {
 		return 0
 	}
 	return (s[(len(s)-1)/2] + s[len(s)/2]) / 2
-}
-
-// Numbers writes all values.
-func Numbers(v []float64, digits int) string {
-	var s []string
-	for _, x := range v {
-		s = append(s, strconv.FormatFloat(x, 'f', digits, 64))
-	}
-	return strings.Join(s, " ")
 }
 
 // Verdict says whether a figure meets its target.

@@ -34,17 +34,16 @@ type reader struct {
 
 // Readers reads files once with several threads, as a DataLoader's workers do, and prints what it took as a line of JSON.
 //
-//	readers [-threads 8] [-drop-caches] [-verify DIR] DIR
+//	readers [-threads 8] [-verify DIR] DIR
 //	readers -list FILE DIR          only these paths below DIR, in this order
 //
 // Without -list the folder is walked beforehand, which is not timed, and the paths are shuffled. Each thread takes the next
-// path; a file is opened, read to its end in one call if possible, and closed. -drop-caches empties the kernel's caches first.
+// path; a file is opened, read to its end in one call if possible, and closed.
 func Readers(args []string) error {
 	flags := flag.NewFlagSet("readers", flag.ContinueOnError)
 	threads := flags.Int("threads", 8, "readers at a time")
 	list := flags.String("list", "", "file of paths below DIR, one a line, read in this order")
 	verify := flags.String("verify", "", "folder of originals to compare with")
-	drop := flags.Bool("drop-caches", false, "empty the kernel's caches first (root)")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -60,9 +59,6 @@ func Readers(args []string) error {
 	} else {
 		paths, err = kit.Walk(flags.Arg(0))
 		rand.New(rand.NewPCG(1, 0)).Shuffle(len(paths), func(i, j int) { paths[i], paths[j] = paths[j], paths[i] })
-	}
-	if err == nil && *drop {
-		err = kit.DropCaches()
 	}
 	if err != nil {
 		return err
