@@ -2,6 +2,7 @@ package fusefs
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -206,23 +207,24 @@ func Unmount(mountpoint string, lazy bool) error {
 	if !strings.HasPrefix(mi.Type, "fuse.shoal") {
 		return fmt.Errorf("unmount %s: it is a mount of %s, type %s, not of shoal (use umount)", mountpoint, mi.Source, mi.Type)
 	}
-	return unmountOrTell(path, lazy)
+	return unmountOrTell(path, lazy, time.Second)
 }
 
-// unmountOrTell unmounts, or names the users.
-func unmountOrTell(path string, lazy bool) error {
-	err := unmount(path, lazy)
-	if errors.Is(err, unix.EBUSY) {
-		who := users(path)
-		if who == "" {
-			who = "another process, or a mount below it"
+// unmountOrTell unmounts, or names the users. Where none is found it tries until patience has passed: the kernel lets go of a file a
+// moment after its last reader has ended.
+func unmountOrTell(path string, lazy bool, patience time.Duration) error {
+	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		err := unmount(path, lazy)
+		if err == nil {
+			return nil
 		}
-		return fmt.Errorf("unmount %s: in use by %s (end that first, or detach it with --lazy)", path, who)
+		if !errors.Is(err, unix.EBUSY) {
+			return fmt.Errorf("unmount %s: %w", path, err)
+		}
+		if who := users(path); who != "" || time.Since(start) > patience {
+			return fmt.Errorf("unmount %s: in use by %s (end that first, or detach it with --lazy)", path, cmp.Or(who, "another process, or a mount below it"))
+		}
 	}
-	if err != nil {
-		return fmt.Errorf("unmount %s: %w", path, err)
-	}
-	return nil
 }
 
 // unmount is umount(2), or fusermount3 without the privilege for that.
@@ -272,15 +274,13 @@ func users(path string) string {
 	procs, _ := filepath.Glob("/proc/[0-9]*")
 	var found []string
 	for _, proc := range procs {
-		if !uses(proc, path) {
-			continue
+		if uses(proc, path) {
+			comm, _ := os.ReadFile(proc + "/comm")
+			found = append(found, fmt.Sprintf("%s (pid %s)", strings.TrimSpace(string(comm)), filepath.Base(proc)))
 		}
-		if len(found) == maxUsers {
-			found = append(found, "others")
-			break
-		}
-		comm, _ := os.ReadFile(proc + "/comm")
-		found = append(found, fmt.Sprintf("%s (pid %s)", strings.TrimSpace(string(comm)), filepath.Base(proc)))
+	}
+	if len(found) > maxUsers {
+		found = append(found[:maxUsers], "others")
 	}
 	return strings.Join(found, ", ")
 }
@@ -288,8 +288,7 @@ func users(path string) string {
 func uses(proc, path string) bool {
 	links, _ := filepath.Glob(proc + "/fd/*")
 	for _, link := range append(links, proc+"/cwd", proc+"/root", proc+"/exe") {
-		target, err := os.Readlink(link)
-		if err == nil && (target == path || strings.HasPrefix(target, path+"/")) {
+		if target, err := os.Readlink(link); err == nil && (target == path || strings.HasPrefix(target, path+"/")) {
 			return true
 		}
 	}

@@ -355,7 +355,7 @@ func (s *Server) Unmount(lazy bool) error {
 	// Another process may have detached it, and even mounted something in its place.
 	mi, err := findMount(s.mountpoint)
 	if err == nil && mi != nil && mi.Device == s.device {
-		err = unmountOrTell(s.mountpoint, lazy)
+		err = unmountOrTell(s.mountpoint, lazy, 0)
 	}
 	if err == nil || lazy {
 		s.stop.Do(func() { close(s.fs.stopping) })
@@ -375,7 +375,7 @@ func (s *Server) Abort() error {
 	if unix.Unmount(s.mountpoint, unix.MNT_FORCE|unix.UMOUNT_NOFOLLOW) == nil {
 		return nil
 	}
-	return unmountOrTell(s.mountpoint, true)
+	return unmountOrTell(s.mountpoint, true, 0)
 }
 
 // Invalidate makes the kernel forget names, so that lookups see the version in force. Open files, and folders that

@@ -2,10 +2,12 @@ package daemon
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -183,5 +185,31 @@ func TestOwnerOfALongPath(t *testing.T) {
 	defer l.Close()
 	if pid := OwnerOf(dir); pid != os.Getpid() {
 		t.Errorf("process %d", pid)
+	}
+}
+
+// busyMount has a file open for ever. To name its users takes long.
+type busyMount struct {
+	named, aborted int
+	gone           chan struct{}
+}
+
+func (m *busyMount) Drain()         {}
+func (m *busyMount) OpenFiles() int { return 1 }
+func (m *busyMount) Abort() error   { m.aborted++; close(m.gone); return nil }
+func (m *busyMount) Unmount(bool) error {
+	m.named++
+	return errors.New("in use by a reader")
+}
+
+// At the deadline a mount in use is detached at once: the process is about to be ended, and would leave it dead.
+func TestDrainNamesUsersOnce(t *testing.T) {
+	t.Setenv(DrainEnv, "50ms")
+	var log bytes.Buffer
+	l := &Life{}
+	d := l.Drain(slog.New(slog.NewTextHandler(&log, nil)), func() {})
+	m := &busyMount{gone: make(chan struct{})}
+	if err := d.End(d.Mount(m, "/m", m.gone)); err != nil || m.named != 1 || m.aborted != 1 || !strings.Contains(log.String(), "in use by a reader") {
+		t.Errorf("%v, named %d times, detached %d times:\n%s", err, m.named, m.aborted, &log)
 	}
 }

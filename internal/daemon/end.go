@@ -157,17 +157,18 @@ func (d *Drain) Mount(s Mount, path string, gone <-chan struct{}) error {
 	s.Drain()
 	begin := s.OpenFiles()
 	d.log.Info("unmounting", "mountpoint", path, "open_files", begin)
-	for idle := 0; ; { // ticks without an open file
+	var busy error                  // names the users, for which all processes are looked at: never at the deadline, unless no file is open
+	for idle, first := 0, true; ; { // ticks without an open file
 		open := s.OpenFiles()
 		if idle++; open > 0 {
 			idle = 0
 		}
-		var busy error
 		last := d.ctx.Err() != nil || idle > int(busyPatience/drainTick) // an open may be counted and never be released
-		if last || idle%int(busyTick/drainTick) == 1 {
+		if first || open == 0 && (last || idle%int(busyTick/drainTick) == 1) {
 			if busy = s.Unmount(false); busy == nil {
 				break
 			}
+			first = false
 		}
 		if last {
 			d.log.Warn("the mount is in use; detaching it, and open files fail", "mountpoint", path, "open_files", open, d.waited(), "cause", busy)

@@ -490,7 +490,7 @@ sys.stdin.read()`, mnt)
 	}
 	log, err := os.ReadFile(filepath.Join(cache, "shoal.log"))
 	if err != nil || !strings.Contains(string(log), "in use") {
-		t.Errorf("%v: the log does not say that the mount was in use", err)
+		t.Errorf("%v: the log does not say that the mount was in use:\n%s", err, log)
 	}
 	for _, word := range []string{"reserved", "panic", "SIGSEGV", "fatal"} {
 		if strings.Contains(string(log), word) {
