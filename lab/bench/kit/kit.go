@@ -354,18 +354,6 @@ func CPU(pid int) float64 {
 	return seconds
 }
 
-// Status returns a field of /proc/PID/status in bytes, such as VmRSS, RssAnon, VmHWM.
-func Status(pid int, field string) int64 {
-	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	for line := range strings.Lines(string(b)) {
-		if rest, ok := strings.CutPrefix(line, field+":"); ok {
-			n, _ := strconv.ParseInt(strings.Fields(rest)[0], 10, 64)
-			return n << 10
-		}
-	}
-	return 0
-}
-
 // Median returns the median, or 0 of nothing.
 func Median(v []float64) float64 {
 	s := slices.Sorted(slices.Values(v))
