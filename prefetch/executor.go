@@ -638,32 +638,36 @@ func (w *Walk) phase() (p *phase, end int) {
 
 // missing returns the first extent of a file of the order, or of its unit, that is neither resident nor in flight.
 func (w *Walk) missing(file int) (f, extent int, ok bool) {
-	if w.Parts == nil {
-		w.trusts = w.trusts || w.Source.Has(file)
-		for x := range w.Source.Extents(file) {
-			if !w.Source.Claim(file, x) {
-				return file, x, true
-			}
-		}
-		return 0, 0, false
-	}
-	for _, f := range w.Parts.Unit(file) {
-		for x := range w.Source.Extents(f) {
-			if !w.Source.Claim(f, x) {
-				return f, x, true
-			}
+	w.trusts = w.trusts || w.Parts == nil && w.Source.Has(file)
+	for f, x := range w.pieces(file) {
+		if !w.Source.Claim(f, x) {
+			return f, x, true
 		}
 	}
 	return 0, 0, false
 }
 
+// pieces yields the extents of a file of the order, and of those that are read with it.
+func (w *Walk) pieces(file int) iter.Seq2[int, int] {
+	return func(yield func(file, extent int) bool) {
+		unit := []int{file}
+		if w.Parts != nil {
+			unit = w.Parts.Unit(file)
+		}
+		for _, f := range unit {
+			for x := range w.Source.Extents(f) {
+				if !yield(f, x) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // extents returns how many extents a file of the order has, with those that are read with it.
 func (w *Walk) extents(file int) (n int) {
-	if w.Parts == nil {
-		return w.Source.Extents(file)
-	}
-	for _, f := range w.Parts.Unit(file) {
-		n += w.Source.Extents(f)
+	for range w.pieces(file) {
+		n++
 	}
 	return n
 }
@@ -681,11 +685,11 @@ func (x *Executor) fetch(w *Walk, p *phase, file, extent int) Action {
 	if p == &w.next {
 		a.Pos += w.cur.Order.Len()
 	}
+	if !w.free() { // before any neighbours are claimed
+		x.stop(w, Waiting)
+		return Action{}
+	}
 	if w.Layout != nil && w.Source.Extents(file) == 1 {
-		if !w.free() { // before any neighbours are claimed
-			x.stop(w, Waiting)
-			return Action{}
-		}
 		files, early := w.group(p, file)
 		if early {
 			return Action{}
@@ -693,11 +697,6 @@ func (x *Executor) fetch(w *Walk, p *phase, file, extent int) Action {
 		if len(files) > 1 {
 			a.Files = files
 		}
-		return a
-	}
-	if !w.free() {
-		x.stop(w, Waiting)
-		return Action{}
 	}
 	return a
 }
@@ -739,13 +738,12 @@ func (w *Walk) resume() {
 // refused makes the walk wait for memory.
 func (x *Executor) refused(w *Walk) {
 	frontier := w.cur.Reader.Frontier()
-	switch {
-	case w.next.pos < w.head && !w.halved: // for the head of a waiting plan
+	if w.next.pos < w.head && !w.halved { // for the head of a waiting plan
 		w.halved = true
 		w.cur.pos = frontier + max(w.cur.pos-frontier, 0)/2
 		w.cur.claimed, w.retain = w.cur.pos, 0
 		x.sweep(w.Data)
-	default:
+	} else {
 		x.retain(w, frontier)
 	}
 	x.stop(w, Starved)
@@ -834,9 +832,6 @@ func (x *Executor) sweep(data any) {
 // yields reports whether another walk found no memory, and either its reader needs it next, or it holds less of it for
 // its weight than w. That one tries again: w may have left memory to it.
 func (x *Executor) yields(w *Walk) bool {
-	if len(x.walks) == 1 {
-		return false
-	}
 	load := w.Source.Load()
 	for _, v := range x.walks {
 		if v != w && (v.state == Starved || v.state == Retrying) && (v.urgent || v.Source.Load() < load) {
@@ -1000,26 +995,26 @@ func (w *Walk) Looking() (pos int, next bool) {
 // Served returns the bytes requested.
 func (w *Walk) Served() int64 { return w.flow.Served() }
 
-// Lead returns how many positions from the frontier on are read or staged, before the first that needs a fetch; at
-// most limit.
-func (w *Walk) Lead(limit int, staged func(file, extent int) bool) int {
-	from := w.cur.Reader.Frontier()
-	for lead := 0; lead < limit && from+lead < w.cur.Order.Len(); lead++ {
-		if w.cur.Reader.Read(from + lead) {
+// Lead returns how many unread positions of the next limit ones are staged, before the first that needs a fetch. What is
+// gone that the walk has passed, and the reader too, was read unseen.
+func (w *Walk) Lead(limit int, where func(file, extent int) (staged, comes bool)) (lead int) {
+	r, o := w.cur.Reader, w.cur.Order
+	from, passed := r.Frontier(), min(w.cur.pos, r.Head())
+next:
+	for pos := from; pos < min(from+limit, o.Len()); pos++ {
+		if r.Read(pos) {
 			continue
 		}
-		file := w.cur.Order.At(from + lead)
-		unit := []int{file}
-		if w.Parts != nil {
-			unit = w.Parts.Unit(file)
-		}
-		for _, f := range unit {
-			for x := range w.Source.Extents(f) {
-				if !staged(f, x) {
-					return lead
-				}
+		for f, x := range w.pieces(o.At(pos)) {
+			switch staged, comes := where(f, x); {
+			case staged:
+			case comes || pos >= passed:
+				return lead
+			default:
+				continue next
 			}
 		}
+		lead++
 	}
-	return min(limit, max(w.cur.Order.Len()-from, 0))
+	return lead
 }

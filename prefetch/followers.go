@@ -75,7 +75,7 @@ func (f *Followers) Open(id uint32, sample int, cur, next order.Locator) []int {
 		p = &process{}
 		f.of[id] = p
 	}
-	if p.next.order == cur {
+	if p.next.order == cur && p.cur.order != cur { // not of an order that comes again
 		p.cur, p.next = p.next, evidence{}
 	}
 	f.opens++

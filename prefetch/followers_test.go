@@ -72,6 +72,21 @@ func TestFollowersOfTwoJobs(t *testing.T) {
 	}
 }
 
+// The opens of another job do not count either if the order is to come again, as a plan that its reader may repeat.
+func TestFollowersOfAnOrderThatRepeats(t *testing.T) {
+	const n = 2000
+	var f Followers
+	o, other := order.Uniform(n, 1, 0), order.Uniform(n, 2, 0)
+	counted := 0
+	for pos := range n {
+		f.Open(uint32(1+pos/16%4), o.At(pos), o, o)
+		counted += len(f.Open(uint32(101+pos/16%4), other.At(pos), o, o))
+	}
+	if counted > 100 {
+		t.Errorf("%d opens of the other job counted", counted)
+	}
+}
+
 // Where nobody follows the order every open counts, whoever makes it, and again when those who did are gone.
 func TestFollowersGone(t *testing.T) {
 	const n = 5000

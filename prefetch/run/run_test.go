@@ -82,44 +82,66 @@ func TestSearchEnds(t *testing.T) {
 }
 
 // Workers that read a batch each are far apart. A walk serves the last of them, too, and not only the first; and all of
-// them if an open was not seen, at which the frontier stays.
+// them if an open was not seen, at which the frontier stays. A few opens elsewhere are no workers.
 func TestWorkersFarApart(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const files, workers, batch = 2000, 4, 64
-		c, v := cacheOf(t, files, 16<<10)
-		r := New(c)
-		var streams [2]*Stream // two, so that none goes as far ahead as memory allows
-		for i := range streams {
-			var err error
-			if streams[i], err = r.Begin(Options{
-				Name: "mount", Volume: v, Gate: &prefetch.Gate{}, Places: func() int { return 4 }, Keep: nothing{},
-				Epochs: func(epoch int) order.Order { return order.Uniform(files, uint64(i), epoch) },
-			}); err != nil {
-				t.Fatal(err)
+	const files, workers, batch = 2000, 4, 64
+	two := func(t *testing.T, do func(read func(pos int), s *Stream)) {
+		synctest.Test(t, func(t *testing.T) {
+			c, v := cacheOf(t, files, 16<<10)
+			r := New(c)
+			var streams [2]*Stream // two, so that none goes as far ahead as memory allows
+			for i := range streams {
+				var err error
+				if streams[i], err = r.Begin(Options{
+					Name: "mount", Volume: v, Gate: &prefetch.Gate{}, Places: func() int { return 4 }, Keep: nothing{},
+					Epochs: func(epoch int) order.Order { return order.Uniform(files, uint64(i), epoch) },
+				}); err != nil {
+					t.Fatal(err)
+				}
 			}
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		go r.Run(ctx)
-		o := order.Uniform(files, 0, 0)
+			ctx, cancel := context.WithCancel(t.Context())
+			go r.Run(ctx)
+			o := order.Uniform(files, 0, 0)
+			do(func(pos int) {
+				r.Opened(v, o.At(pos), 1, streams[0])
+				r.Done(v, o.At(pos))
+			}, streams[0])
+			cancel()
+			synctest.Wait()
+			for _, s := range streams {
+				s.Close()
+			}
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	two(t, func(read func(pos int), s *Stream) {
 		for i := range 4 * batch {
 			for w := range workers {
 				if pos := (i/batch*workers+w)*batch + i%batch; pos != 5 {
-					r.Opened(v, o.At(pos), 1, streams[0])
-					r.Done(v, o.At(pos))
+					read(pos)
 				}
 			}
 			synctest.Wait()
-			if p := streams[0].Progress(); i%batch == batch/2 && p.Planned < (i/batch+1)*workers*batch {
+			if p := s.Progress(); i%batch == batch/2 && p.Planned < (i/batch+1)*workers*batch {
 				t.Errorf("planned up to %d: the last worker is at %d", p.Planned, p.Position)
 			}
 		}
-		cancel()
-		synctest.Wait()
-		for _, s := range streams {
-			s.Close()
+		if p := s.Progress(); p.Lead > p.Planned-p.Position+1 {
+			t.Errorf("%d samples are said to be ready from %d on, planned are %d", p.Lead, p.Position, p.Planned)
 		}
-		if err := c.Close(); err != nil {
-			t.Error(err)
+	})
+	two(t, func(read func(pos int), s *Stream) {
+		for pos := range 4 * batch {
+			if read(pos); pos%16 == 0 {
+				read(files - 1 - pos)
+			}
+			synctest.Wait()
+			if p := s.Progress(); p.Planned > pos+2*batch {
+				t.Errorf("planned up to %d: the reader is at %d", p.Planned, pos)
+				return
+			}
 		}
 	})
 }

@@ -153,10 +153,9 @@ type owners struct {
 // Needed implements cache.Owners.
 func (o owners) Needed(from *cache.Account, v *cache.Volume, file int) int {
 	for _, s := range o.streams {
-		if s.account != from || s.Volume != v {
-			continue
+		if s.account == from && s.Volume == v {
+			return o.a.Loses(s.walk, file)
 		}
-		return o.a.Loses(s.walk, file)
 	}
 	return 0
 }

@@ -71,7 +71,7 @@ type Stream struct {
 	anchor    *Reanchored // the latest move; nil before any
 	replanned bool        // its reader writes a plan for each epoch
 	pace      paceMeter
-	spread    int // unread positions up to its fastest worker, lately
+	spread    int // unread positions up to its fastest workers: as far as one open in nine was, since others may be strangers'
 
 	through atomic.Bool // the reader has finished an epoch
 
@@ -286,9 +286,9 @@ func (s *Stream) strays(process uint32, file int) {
 
 // follow handles an open by the reader. The runner's lock is held.
 func (s *Stream) follow(file int) {
-	ev, _ := s.tracker.Open(file)
+	ev, pos := s.tracker.Open(file)
 	s.pace.note(time.Now, s.tracker.Consumed())
-	s.spread = max(s.tracker.Unread(s.tracker.Frontier(), s.tracker.Head()), s.spread-1)
+	s.spread = min(max(s.tracker.Unread(s.tracker.Frontier(), max(pos, 0)), s.spread-s.spread/64-1), s.spread*9/8+1)
 	if ev.Moved() {
 		s.moveTo(ev)
 		return
@@ -363,8 +363,11 @@ type Progress struct {
 	LeadSeconds float64 `json:"lead_seconds"` // lead_samples at that pace; 0 until it is known
 }
 
-// maxLead bounds the work of computing a lead.
-const maxLead = 100_000
+// where reports whether the reader need not wait for an extent, and whether it is on its way.
+func (s *Stream) where(file, x int) (staged, comes bool) {
+	at := s.Volume.Where(file, x)
+	return at > cache.OnWay || s.has(file), at == cache.OnWay
+}
 
 // Progress returns a snapshot. Lead is the number of samples ahead of the reader that can be read
 // without waiting.
@@ -376,7 +379,7 @@ func (s *Stream) Progress() Progress {
 		Name: s.Name, Epoch: at.Epoch, Pass: at.Pass, Position: s.tracker.Head(), Consumed: s.tracker.Consumed(), Len: s.tracker.Order().Len(),
 		Planned: s.walk.Planned(), InFlight: s.flying, Failed: s.failed, Skipped: s.tracker.Skipped(), Strays: s.tracker.Count(prefetch.Stray),
 		Events: s.events(), Reanchored: s.anchor,
-		Lead:   s.walk.Lead(maxLead, func(file, x int) bool { return s.Volume.Staged(file, x) || s.has(file) }),
+		Lead:   s.walk.Lead(100_000, s.where),
 		Weight: s.Weight, Share: s.runner.share(s), Held: s.account.Held(), Fetched: s.walk.Served(), Pace: s.pace.rate,
 	}
 	if p.Pace > 0 {
