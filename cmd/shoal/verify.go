@@ -8,19 +8,12 @@ import (
 	"os/exec"
 	"strings"
 
+	"github.com/dustin/go-humanize/english"
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/python"
 )
-
-// and joins words as a sentence does: a, b and c.
-func and(words []string) string {
-	if last := len(words) - 1; last > 0 {
-		return strings.Join(words[:last], ", ") + " and " + words[last]
-	}
-	return strings.Join(words, "")
-}
 
 // verifyNeeds prints the modules that a Python lacks for `shoal verify`.
 const verifyNeeds = `import importlib.util as u; print(*(m for m in ("numpy", "grpc", "torch", "torchvision", "PIL") if u.find_spec(m) is None))`
@@ -51,7 +44,7 @@ carries; python -m shoal verify does the same.`,
 			}
 			if list := strings.Fields(string(missing)); len(list) > 0 {
 				return cli.Usagef("%s lacks %s, needed to replay the batches (%[1]s -m pip install numpy grpcio torch torchvision pillow, or name another Python by --python)",
-					interpreter, and(list))
+					interpreter, english.WordSeries(list, "and"))
 			}
 			dir, err := os.MkdirTemp("", "shoal-verify-")
 			if err != nil {

@@ -51,7 +51,7 @@ type Options struct {
 	// Ready returns why the daemon does not serve, or nil. It returns within a second.
 	Ready func() error
 
-	// CacheMap returns a map of at most that many cells, within milliseconds; nil: there is none.
+	// CacheMap returns a map of at most that many cells, within milliseconds.
 	CacheMap func(cells int) engine.CacheMap
 
 	// Profiles enables profiles of the process. They contain file names, and taking one costs time.

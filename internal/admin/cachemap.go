@@ -10,10 +10,6 @@ import (
 
 // cacheMap answers GET /api/cachemap?cells=N: engine.CacheMap as JSON.
 func (s *Server) cacheMap(w http.ResponseWriter, r *http.Request) {
-	if s.o.CacheMap == nil {
-		http.Error(w, "this daemon has no cache map", http.StatusNotFound)
-		return
-	}
 	cells := engine.MaxMapCells
 	if text := r.URL.Query().Get("cells"); text != "" {
 		n, err := strconv.Atoi(text)

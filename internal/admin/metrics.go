@@ -193,11 +193,7 @@ var costMetrics = []metric{
 }
 
 func ofBudget(kind prometheus.ValueType, name, help string, of func(b *objstore.BudgetStats) float64) metric {
-	return metric{desc(name, help), kind, func(_ *collector, s *Snapshot, put func(float64, ...string)) {
-		if s.Cost.Budget != nil {
-			put(of(s.Cost.Budget))
-		}
-	}}
+	return ofPart(func(s *Snapshot) *objstore.BudgetStats { return s.Cost.Budget }, kind, name, help, of)
 }
 
 var orderMetrics = []metric{
@@ -262,12 +258,7 @@ var diskMetrics = []metric{
 	gauge("disk_kept_extents", "Extents of the dataset on disk.", func(s *Snapshot) int { return s.Disk.Kept }),
 	gauge("disk_extents", "Extents of the dataset.", func(s *Snapshot) int { return s.Disk.Extents }),
 	gauge("disk_writes_queued", "Extents in memory that are still to be written to disk.", func(s *Snapshot) int { return s.Disk.Queued }),
-	gauge("disk_out_of_use", "1 while the disk is full, fails or hangs, and the daemon goes on without it.", func(s *Snapshot) int {
-		if s.Disk.OutOfUse {
-			return 1
-		}
-		return 0
-	}),
+	gauge("disk_out_of_use", "1 while the disk is full, fails or hangs, and the daemon goes on without it.", func(s *Snapshot) int64 { return is(s.Disk.OutOfUse) }),
 	counter("disk_declined_total", "Extents that found the kept set full.", func(s *Snapshot) int64 { return s.Disk.Declined }),
 	counter("disk_corrupt_total", "Records that failed their checksum; they are fetched again, and never served.", func(s *Snapshot) int64 { return s.Disk.Corrupt }),
 	counter("disk_errors_total", "Failed operations of the disk, hangs among them.", func(s *Snapshot) int64 { return s.Disk.Errors }),

@@ -31,9 +31,5 @@ var feedMetrics = []metric{
 }
 
 func ofFeed(kind prometheus.ValueType, name, help string, of func(f *loader.Stats) float64) metric {
-	return metric{desc(name, help), kind, func(_ *collector, s *Snapshot, put func(float64, ...string)) {
-		if s.Feed != nil {
-			put(of(s.Feed))
-		}
-	}}
+	return ofPart(func(s *Snapshot) *loader.Stats { return s.Feed }, kind, name, help, of)
 }
