@@ -85,7 +85,6 @@ var scenarios = []struct{ name, script string }{
 	{"events", held},
 	{"records", held},
 	{"default_stream", held},
-	{"host_functions", ""},
 	{"timing", "delay.set=20000000"},
 	{"graph", ""},
 	{"capture_modes", ""},
@@ -119,7 +118,7 @@ func TestScenariosUnderThreadSanitizer(t *testing.T) {
 	if err := build(tmp, "-fsanitize=thread"); err != nil {
 		t.Skipf("this compiler has no thread sanitizer: %v", err)
 	}
-	if out, _, err := scenario(t, tmp, "host_functions", ""); err != nil && strings.Contains(out, "FATAL: ThreadSanitizer") {
+	if out, _, err := scenario(t, tmp, "in_order", ""); err != nil && strings.Contains(out, "FATAL: ThreadSanitizer") {
 		t.Skipf("the thread sanitizer does not run here: %s", out)
 	}
 	for _, s := range scenarios {

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <spawn.h>
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -98,6 +97,8 @@ static void in_order(void) {
 	for (int i = 0; i < N; i++)
 		check(to[i] == (unsigned)i + 11);
 	check(cuStreamQuery(s) == CUDA_SUCCESS);
+	ok(cuStreamDestroy_v2(s));
+	want(CUDA_ERROR_INVALID_HANDLE, cuStreamQuery(s));
 }
 
 // A copy reads its source when its turn comes, not when it is queued: what is written meanwhile arrives.
@@ -182,20 +183,6 @@ static void default_stream(void) {
 	ok(cuStreamSynchronize(NULL));
 }
 
-static void count(void *data) { atomic_fetch_add((_Atomic int *)data, 1); }
-
-static void host_functions(void) {
-	start();
-	_Atomic int calls = 0;
-	CUstream s = stream();
-	for (int i = 0; i < 10; i++)
-		ok(cuLaunchHostFunc(s, count, &calls));
-	ok(cuStreamSynchronize(s));
-	check(atomic_load(&calls) == 10);
-	ok(cuStreamDestroy_v2(s));
-	want(CUDA_ERROR_INVALID_HANDLE, cuStreamQuery(s));
-}
-
 static void timing(void) {
 	start();
 	CUdeviceptr a = device();
@@ -257,14 +244,13 @@ static void graph(void) {
 	want(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, cuStreamEndCapture(s, &g));
 }
 
-static CUcontext context_of_start;
 static CUevent asked;
 static int asked_mode;
 
 static void *ask(void *unused) {
 	(void)unused;
 	int mode = asked_mode;
-	ok(cuCtxSetCurrent(context_of_start));
+	start();
 	ok(cuThreadExchangeStreamCaptureMode(&mode));
 	check(mode == 0); // a thread's own, and global at first
 	CUresult got = cuEventQuery(asked);
@@ -286,7 +272,6 @@ static CUresult ask_in_thread(int mode) {
 // What another thread may do while a graph is being captured depends on both modes, as cuda.h has it.
 static void capture_modes(void) {
 	start();
-	ok(cuCtxGetCurrent(&context_of_start));
 	CUstream s = stream(), side = stream();
 	asked = event();
 	ok(cuEventRecord(asked, side));
@@ -460,14 +445,11 @@ static void no_device(void) { want(CUDA_ERROR_NO_DEVICE, cuInit(0)); }
 static void before_init(void) {
 	int n;
 	CUdeviceptr d;
-	const char *name;
 	want(CUDA_ERROR_NOT_INITIALIZED, cuDeviceGetCount(&n));
 	ok(cuInit(0));
 	want(CUDA_ERROR_INVALID_CONTEXT, cuMemAlloc_v2(&d, 4));
 	ok(cuDriverGetVersion(&n));
 	check(n == 9000); // version=9000
-	ok(cuGetErrorName(CUDA_ERROR_OUT_OF_MEMORY, &name));
-	check(strcmp(name, "CUDA_ERROR_OUT_OF_MEMORY") == 0);
 }
 
 static void lost_context(void) { // launch:2=719
@@ -605,7 +587,7 @@ static const struct {
 	void (*run)(void);
 } scenarios[] = {
     {"in_order", in_order}, {"late_read", late_read}, {"events", events}, {"records", records}, {"default_stream", default_stream},
-    {"host_functions", host_functions}, {"timing", timing}, {"graph", graph}, {"capture_modes", capture_modes}, {"mapping", mapping}, {"exchange", exchange},
+    {"timing", timing}, {"graph", graph}, {"capture_modes", capture_modes}, {"mapping", mapping}, {"exchange", exchange},
     {"exchange-child", exchange_child}, {"third_create_fails", third_create_fails}, {"memory_ends", memory_ends},
     {"no_device", no_device}, {"before_init", before_init}, {"lost_context", lost_context}, {"bad_ptx", bad_ptx},
     {"registration", registration}, {"pageable", pageable}, {"free_in_use", free_in_use}, {"unregister_in_use", unregister_in_use},

@@ -14,7 +14,6 @@ CUresult cuDeviceGet(CUdevice *, int);
 CUresult cuDeviceGetCount(int *);
 CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
 CUresult cuCtxSetCurrent(CUcontext);
-CUresult cuCtxGetCurrent(CUcontext *);
 CUresult cuCtxSynchronize(void);
 CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
 CUresult cuMemFree_v2(CUdeviceptr);
@@ -31,7 +30,6 @@ CUresult cuStreamDestroy_v2(CUstream);
 CUresult cuStreamSynchronize(CUstream);
 CUresult cuStreamQuery(CUstream);
 CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned);
-CUresult cuLaunchHostFunc(CUstream, CUhostFn, void *);
 CUresult cuEventCreate(CUevent *, unsigned);
 CUresult cuEventRecord(CUevent, CUstream);
 CUresult cuEventQuery(CUevent);
@@ -62,7 +60,6 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *, CUgraph, unsigned long long)
 CUresult cuGraphLaunch(CUgraphExec, CUstream);
 CUresult cuGraphExecDestroy(CUgraphExec);
 CUresult cuGraphDestroy(CUgraph);
-CUresult cuGetErrorName(CUresult, const char **);
 
 // want ends the program with a message if the call does not give the result.
 #define want(result, call)                                                                                             \

@@ -51,7 +51,6 @@ typedef struct function *CUfunction;
 typedef struct graph *CUgraph;
 typedef struct graph *CUgraphExec;
 typedef unsigned long long CUmemGenericAllocationHandle;
-typedef void (*CUhostFn)(void *);
 
 typedef struct {
 	char bytes[16];

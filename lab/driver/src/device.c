@@ -35,19 +35,6 @@ API CUresult cuDriverGetVersion(int *version) {
 	return CUDA_SUCCESS;
 }
 
-API CUresult cuGetErrorName(CUresult error, const char **name) {
-	switch (error) {
-#define X(n, value, text)                                                                                              \
-	case CUDA_##n:                                                                                                     \
-		*name = "CUDA_" #n;                                                                                            \
-		return CUDA_SUCCESS;
-		RESULTS(X)
-#undef X
-	}
-	*name = NULL;
-	return CUDA_ERROR_INVALID_VALUE;
-}
-
 API CUresult cuGetErrorString(CUresult error, const char **text) {
 	switch (error) {
 #define X(n, value, t)                                                                                                 \
@@ -181,10 +168,3 @@ API CUresult cuCtxSetCurrent(CUcontext c) {
 		stack[depth++] = c;
 	return CUDA_SUCCESS;
 }
-
-API CUresult cuCtxGetCurrent(CUcontext *c) {
-	ENTER(INIT);
-	*c = current();
-	return CUDA_SUCCESS;
-}
-

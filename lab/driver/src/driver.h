@@ -67,7 +67,7 @@ void return_memory(uint64_t bytes);
 
 // stream.c
 
-typedef enum { COPY, SET, LAUNCH, HOST, RECORD, WAIT } kind;
+typedef enum { COPY, SET, LAUNCH, RECORD, WAIT } kind;
 
 typedef struct {
 	struct stream *stream;
@@ -83,8 +83,6 @@ typedef struct op {
 	unsigned grid[3], block[3];
 	unsigned shared;
 	void *params; // a copy, owned
-	CUhostFn call;
-	void *data;
 	struct event_state *event; // RECORD, WAIT: owned reference
 	uint64_t record;
 	range *used[16];

@@ -1,11 +1,11 @@
 // What the test prescribes: faults, delays, the machine's properties; and the trace of what happened.
 //
-// SHOAL_CUDA_SCRIPT holds entries separated by semicolons or newlines, or @FILE that holds them:
+// SHOAL_CUDA_SCRIPT holds entries separated by semicolons:
 //
 //	devices=0  version=9000  memory=1073741824  attr.102=0    what the machine is
 //	cuMemCreate:3=2    the third call returns 2 (of every call: cuMemCreate:*=2); version suffixes are left out
 //	launch:2=719       the second operation of its kind fails in its stream, and the context is lost
-//	delay.copy=2000000 nanoseconds that each operation of a kind (copy, set, launch, host) or of a name (HtoD, DtoH,
+//	delay.copy=2000000 nanoseconds that each operation of a kind (copy, set, launch) or of a name (HtoD, DtoH,
 //	                   DtoD, a kernel's name) takes longer
 //	hold.NAME=PATH     such an operation does not begin before the file PATH exists
 //	trap=error         what is fatal loses the context, as on hardware, and does not end the process
@@ -13,7 +13,6 @@
 //
 // SHOAL_CUDA_TRACE names a file that gets one JSON object a line.
 
-#include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -36,19 +35,6 @@ static entry *entries;
 static int trace_fd = -1;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static char *read_file(const char *path) {
-	FILE *f = fopen(path, "r");
-	if (f == NULL) {
-		fprintf(stderr, "software libcuda: script %s: %s\n", path, strerror(errno));
-		abort();
-	}
-	char *text = calloc(1, 1 << 16);
-	size_t n = fread(text, 1, (1 << 16) - 1, f);
-	text[n] = 0;
-	fclose(f);
-	return text;
-}
-
 static void load(void) {
 	const char *path = getenv("SHOAL_CUDA_TRACE");
 	if (path != NULL && *path != 0)
@@ -56,11 +42,8 @@ static void load(void) {
 	const char *script = getenv("SHOAL_CUDA_SCRIPT");
 	if (script == NULL)
 		return;
-	char *text = *script == '@' ? read_file(script + 1) : strdup(script), *rest;
-	for (char *word = strtok_r(text, ";\n", &rest); word != NULL; word = strtok_r(NULL, ";\n", &rest)) {
-		word += strspn(word, " \t");
-		if (*word == 0 || *word == '#')
-			continue;
+	char *text = strdup(script), *rest;
+	for (char *word = strtok_r(text, ";", &rest); word != NULL; word = strtok_r(NULL, ";", &rest)) {
 		char *equals = strchr(word, '=');
 		if (equals == NULL) {
 			fprintf(stderr, "software libcuda: script entry %s: KEY=VALUE is wanted\n", word);

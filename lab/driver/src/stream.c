@@ -12,7 +12,7 @@ static stream *streams; // of all contexts; they stay, since operations of other
 static unsigned stream_ids;
 static uint64_t op_ids;
 
-static const char *const kinds[] = {"copy", "set", "launch", "host", "record", "wait"};
+static const char *const kinds[] = {"copy", "set", "launch", "record", "wait"};
 
 op *op_copy(const op *o) {
 	op *c = malloc(sizeof *c);
@@ -59,9 +59,6 @@ static void run(op *o) {
 		break;
 	case LAUNCH:
 		launch(o);
-		break;
-	case HOST:
-		o->call(o->data);
 		break;
 	case RECORD:
 		event_done(o->event, o->record);
@@ -273,16 +270,6 @@ API CUresult cuCtxSynchronize(void) {
 		if (s->context == current())
 			drain(s);
 	return (CUresult)atomic_load(&lost);
-}
-
-API CUresult cuLaunchHostFunc(CUstream handle, CUhostFn call, void *data) {
-	ENTER(CONTEXT);
-	stream *s = stream_of(handle);
-	if (s == NULL)
-		return CUDA_ERROR_INVALID_HANDLE;
-	op *o = new_op(HOST, NULL);
-	o->call = call, o->data = data;
-	return enqueue(s, o);
 }
 
 // locked tells whether host memory is page-locked.
