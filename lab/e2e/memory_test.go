@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/gpuingest/jpeg"
-	"github.com/shoalfs/shoal/lab/bench/kit"
 	"github.com/shoalfs/shoal/lab/rig/s3server"
 )
 
@@ -150,7 +149,7 @@ func TestMemoryHolds(t *testing.T) {
 	for tick := time.NewTicker(20 * time.Millisecond); ; {
 		select {
 		case <-tick.C:
-			peak = max(peak, kit.Status(pid, "RssAnon"))
+			peak = max(peak, inStatus(pid, "RssAnon"))
 			continue
 		case <-done:
 		}
@@ -160,10 +159,18 @@ func TestMemoryHolds(t *testing.T) {
 		t.Fatalf("the kernel killed %d processes for their memory", kills)
 	}
 	s := readStats(t, mnt)
-	t.Logf("highest RssAnon %d MiB, VmHWM %d MiB; %+v; %+v", peak>>20, kit.Status(pid, "VmHWM")>>20, s.Memory, s.Recoded)
+	t.Logf("highest RssAnon %d MiB, VmHWM %d MiB; %+v; %+v", peak>>20, inStatus(pid, "VmHWM")>>20, s.Memory, s.Recoded)
 	if peak > most {
 		t.Errorf("RssAnon %d MiB with --memory %d MiB", peak>>20, memory>>20)
 	}
 	within(t, 2*patience, "files are recoded", func() bool { return readStats(t, mnt).Recoded.Files > 0 }) // by idle processors
-	within(t, time.Minute, "memory is given back", func() bool { return kit.Status(pid, "RssAnon") < memory })
+	within(t, time.Minute, "memory is given back", func() bool { return inStatus(pid, "RssAnon") < memory })
+}
+
+// inStatus returns a field of /proc/PID/status in bytes, such as RssAnon; 0 if the process has ended.
+func inStatus(pid int, field string) (n int64) {
+	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	_, rest, _ := strings.Cut(string(b), "\n"+field+":")
+	_, _ = fmt.Sscan(rest, &n)
+	return n << 10
 }
