@@ -50,8 +50,7 @@ func compileJoint(p *parser, calls []call) (Ingest, error) {
 	rest := calls[0].pos
 	var err error
 	if j.picture, err = Compile(p.s[rest:]); err != nil {
-		var se *SpecError
-		if errors.As(err, &se) {
+		if se, ok := errors.AsType[*SpecError](err); ok {
 			se.Spec, se.Pos = p.s, se.Pos+rest
 		}
 		return nil, err

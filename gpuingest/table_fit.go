@@ -92,7 +92,6 @@ func (f *Fit) comma() byte { return f.Comma[0] }
 
 // Fitter computes the statistics of a table, row by row, in order: the same rows give the same fit.
 type Fitter struct {
-	t      *Table
 	fit    Fit
 	stats  []columnStats
 	fields []string
@@ -111,7 +110,7 @@ func (t *Table) Fitter(dataset string, header []byte, comma byte) (*Fitter, erro
 	if err != nil {
 		return nil, err
 	}
-	f := &Fitter{t: t, stats: make([]columnStats, len(t.ops)),
+	f := &Fitter{stats: make([]columnStats, len(t.ops)),
 		fit: Fit{Version: fitVersion, Dataset: dataset, Spec: t.String(), Columns: columns, Comma: string(comma)}}
 	for i, o := range t.ops {
 		g := Feature{tableOp: o, field: slices.Index(columns, o.Column)}

@@ -122,8 +122,7 @@ func jsonNumber(b []byte, keys []string) (int64, error) {
 	for i, key := range keys {
 		var object map[string]json.RawMessage
 		if err := json.Unmarshal(b, &object); err != nil {
-			var syntax *json.SyntaxError
-			if errors.As(err, &syntax) {
+			if _, ok := errors.AsType[*json.SyntaxError](err); ok {
 				return 0, fmt.Errorf("not JSON: %w", err)
 			}
 			return 0, fmt.Errorf("%s is not an object", name(keys[:i]))

@@ -474,8 +474,7 @@ func isAbsent(err error) bool {
 // fileError classifies an error of the file system.
 func fileError(op, key string, err error) *Error {
 	e := &Error{Op: op, Key: key, Err: err}
-	var pe *fs.PathError // its path repeats the key
-	if errors.As(err, &pe) {
+	if pe, ok := errors.AsType[*fs.PathError](err); ok { // its path repeats the key
 		e.Err = pe.Err
 	}
 	switch {

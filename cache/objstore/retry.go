@@ -131,8 +131,7 @@ func (a *attempts) again(ctx context.Context, err error) error {
 		return cerr
 	}
 	t := a.t
-	var e *Error
-	if errors.As(err, &e) && e.AtOnce && a.free < freeTries {
+	if e, ok := errors.AsType[*Error](err); ok && e.AtOnce && a.free < freeTries {
 		a.free++
 		t.retries.Add(1)
 		return nil

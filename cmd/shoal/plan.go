@@ -438,8 +438,7 @@ func (p *predictor) predict(ctx context.Context, c sim.Config, of func(epoch int
 		case errors.Is(err, sim.ErrStopped):
 			return ctx.Err()
 		}
-		var little *sim.MemoryError
-		if errors.As(err, &little) {
+		if little, ok := errors.AsType[*sim.MemoryError](err); ok {
 			return fmt.Errorf("--memory %s leaves %s for data beside the metadata of %s, and simulating it takes %s (give at least %s)", p.o.memory.String(),
 				humanize.IBytes(uint64(max(little.Have, 0))), human.Count(d.Samples, "sample"), humanize.IBytes(uint64(little.Need)), cachedir.RoundUp(int64(p.o.memory)+(little.Need-little.Have)*4/3+1))
 		}

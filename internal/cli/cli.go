@@ -74,8 +74,7 @@ func OneLine(err error) string {
 func Prepare(root *cobra.Command, removed map[string]string) {
 	root.SilenceUsage, root.SilenceErrors = true, true
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		var unknown *pflag.NotExistError
-		if errors.As(err, &unknown) {
+		if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
 			if instead, ok := removed[unknown.GetSpecifiedName()]; ok {
 				return Usagef("--%s was removed: %s", unknown.GetSpecifiedName(), instead)
 			}

@@ -147,7 +147,6 @@ type visit struct {
 	process    uint32
 	start, end time.Duration // end: of the last read
 	wait       time.Duration // in which at least one read was pending
-	bytes      int64
 	reads      int
 	jumps      int   // reads that do not continue near the end of the previous one
 	next       int64 // offset after the last read
@@ -221,7 +220,6 @@ func (v *visit) read(e trace.Event) {
 		v.jumps++
 	}
 	v.reads++
-	v.bytes += int64(e.Len)
 	v.next = e.Off + int64(e.Len)
 	v.end = max(v.end, end)
 }

@@ -79,8 +79,7 @@ func (s *Schema) set(c *cobra.Command, f *pflag.Flag, texts []string) error {
 		return errors.New("a list where one value is expected")
 	}
 	err := c.Flags().Set(f.Name, texts[0])
-	var invalid *pflag.InvalidValueError
-	if errors.As(err, &invalid) { // without the name of the flag, which was not given
+	if invalid, ok := errors.AsType[*pflag.InvalidValueError](err); ok { // without the flag's name, which was not given
 		return ValueError(invalid)
 	}
 	return err

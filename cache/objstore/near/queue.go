@@ -193,8 +193,7 @@ func (u *queue) send(j *job, data []byte) error {
 	onlyNew := !j.replace && !u.noCondition
 	u.mu.Unlock()
 	err := u.t.cfg.Store.PutNoted(ctx, j.key, data, text, onlyNew)
-	var e *objstore.Error
-	if errors.As(err, &e) && e.AtOnce { // the engine refused the checksum, say
+	if e, ok := errors.AsType[*objstore.Error](err); ok && e.AtOnce { // the engine refused the checksum, say
 		err = u.t.cfg.Store.PutNoted(ctx, j.key, data, text, onlyNew)
 	}
 	if onlyNew && objstore.KindOf(err) == objstore.KindInvalid {

@@ -195,8 +195,7 @@ func is[T error](err error) bool {
 
 // transportError classifies an error without an answer.
 func (s *Store) transportError(err error) (verdict, error) {
-	var ue *url.Error
-	if errors.As(err, &ue) {
+	if ue, ok := errors.AsType[*url.Error](err); ok {
 		err = ue.Err // its URL repeats endpoint and key
 	}
 	at := func(err error) error { return fmt.Errorf("%s: %w", s.endpoint, err) }
@@ -240,8 +239,7 @@ func (s *Store) transportError(err error) (verdict, error) {
 		// identity, so that it is not taken for the caller's.
 		return verdict{objstore.KindTransient, remedyReach}, at(errors.New(err.Error()))
 	}
-	var ne net.Error
-	if errors.As(err, &ne) && ne.Timeout() {
+	if ne, ok := errors.AsType[net.Error](err); ok && ne.Timeout() {
 		return verdict{objstore.KindTransient, remedyReach}, at(err)
 	}
 	return verdict{objstore.KindTransient, ""}, at(err)

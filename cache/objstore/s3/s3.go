@@ -189,8 +189,7 @@ func (s *Store) Close() {
 func (s *Store) Check(ctx context.Context) error {
 	return objstore.FastFail.Do(ctx, "check", s.url(""), func(tctx context.Context) error {
 		err := s.probeEither(tctx)
-		var e *objstore.Error
-		if err != nil && ctx.Err() == nil && !errors.As(err, &e) { // the try's own timeout
+		if err != nil && ctx.Err() == nil && !is[*objstore.Error](err) { // the try's own timeout
 			err = &objstore.Error{
 				Op: "check", Key: s.url(""), Kind: objstore.KindTransient,
 				Err: fmt.Errorf("no answer within %v", objstore.FastFail.TryTimeout), Remedy: fmt.Sprintf(remedyReach, s.endpoint),

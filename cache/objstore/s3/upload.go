@@ -165,8 +165,7 @@ func (s *Store) putNew(ctx context.Context, key string, data []byte, note string
 
 // failPut is fail for writes: an *Error stays as it is.
 func (s *Store) failPut(ctx context.Context, generation uint64, op, key string, err error) error {
-	var e *objstore.Error
-	if errors.As(err, &e) {
+	if is[*objstore.Error](err) {
 		return err
 	}
 	return s.fail(ctx, generation, op, s.url(key), err)

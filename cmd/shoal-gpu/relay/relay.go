@@ -195,8 +195,7 @@ func (v service) Stream(down feedpb.Feed_StreamServer) error {
 		return v.s.pass(down, m)
 	}
 	ses, err := v.s.open(down.Context(), o, log)
-	var no *unserved
-	if errors.As(err, &no) {
+	if no, ok := errors.AsType[*unserved](err); ok {
 		log.Warn("the device does not serve this session: batches go to host memory", "cause", no.cause)
 		v.s.fallen.Add(1)
 		return v.s.pass(down, m)

@@ -67,10 +67,7 @@ type soak struct {
 }
 
 // sample is the daemon at rest.
-type sample struct {
-	RSS, Files, Goroutines, Ledger int64
-	Round                          int
-}
+type sample struct{ RSS, Files, Goroutines, Ledger int64 }
 
 // stats are the fields of the daemon's that tell whether it rests, and how large it is.
 type stats struct {
@@ -162,7 +159,6 @@ func (s *soak) round(n int, begin time.Time) error {
 	if err != nil {
 		return err
 	}
-	at.Round = n
 	s.calm = append(s.calm, at)
 	s.Say("%4d %6s  RSS %5.1f MiB  %3d files  %3d goroutines  ledger %5.1f MiB  %s", n, time.Since(begin).Round(time.Second), mib(at.RSS), at.Files, at.Goroutines, mib(at.Ledger), s.crew.tally())
 	return nil

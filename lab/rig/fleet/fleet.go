@@ -275,8 +275,7 @@ func (n *Node) Far(o proxy.Options) error { return n.proxy.Set(o) }
 // Stats are the daemon's own, as far as a fleet needs them.
 type Stats struct {
 	Dataset string // version
-	Bytes   int64
-	Read    int64 `json:"read_bytes"`
+	Read    int64  `json:"read_bytes"`
 	// Delivered are samples that consumers were given.
 	Delivered int64 `json:"samples_delivered"`
 	Reads     int64
@@ -295,7 +294,6 @@ type Stats struct {
 		Open int `json:"open_sessions"`
 	}
 	Disk struct {
-		Used   int64
 		Kept   int `json:"kept_extents"`
 		Queued int
 	}
@@ -312,8 +310,7 @@ type Stats struct {
 
 // Peer is a node as another one sees it.
 type Peer struct {
-	ID, Zone       string
-	Address        string
+	Zone           string
 	Draining, Open bool
 	Owned          float64
 	Asked          struct{ Late, Passed, Bytes int64 }
@@ -328,8 +325,6 @@ func (n *Node) Stats(ctx context.Context) (s Stats, err error) {
 // Fed is what a consumer was given; Digest is SHA-256 over (sample, length, bytes).
 type Fed struct {
 	Samples int
-	Bytes   int64
-	Seconds float64
 	Stalled float64 `json:"stall_seconds"`
 	Digest  string
 }

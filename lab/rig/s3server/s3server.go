@@ -60,8 +60,7 @@ type Server struct {
 	// URL is the endpoint, "http://127.0.0.1:PORT".
 	URL string
 	*subproc.Proc
-	bin  string
-	data string // the folder with a folder a bucket
+	bin string
 }
 
 // FindBinary returns the path of versitygw: $SHOAL_VERSITYGW, else bin/versitygw in the folder of
@@ -145,12 +144,7 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 		return nil, fmt.Errorf("s3server: %w", err)
 	}
 	defer release()
-	s, err := start(ctx, binary, addr, front, backend)
-	if err != nil {
-		return nil, err
-	}
-	s.bin, s.data = binary, data
-	return s, nil
+	return start(ctx, binary, addr, front, backend)
 }
 
 func start(ctx context.Context, binary, addr string, front, backend []string) (*Server, error) {
@@ -172,7 +166,7 @@ func start(ctx context.Context, binary, addr string, front, backend []string) (*
 	if err != nil {
 		return nil, fmt.Errorf("s3server: %w", err)
 	}
-	s := &Server{URL: "http://" + addr, Proc: p}
+	s := &Server{URL: "http://" + addr, Proc: p, bin: binary}
 	if err := s.waitReady(ctx); err != nil {
 		s.Stop()
 		return nil, fmt.Errorf("s3server: %w", err)
