@@ -137,6 +137,7 @@ night: setup build gpu-tests ## every test with the race detector, then the long
 	$(GO) test -race -vet=off -count=1 -timeout 60m ./...
 	SHOAL_KILLS=400 SHOAL_HANG=30s SHOAL_STEPS=2000 $(GO) test -timeout 60m -run 'TestKillPoints|TestDiskTrouble|TestModel' ./lab/e2e
 	SHOAL_MEMORY_FOR=10m $(GO) test -timeout 30m -run 'TestMemoryHolds$$' ./lab/e2e
+	SHOAL_MEMORY=all $(GO) test -timeout 30m -run 'TestOrderCostsNoGets' ./prefetch/engine
 	SHOAL_CLUSTER_EVENTS=40 $(GO) test -timeout 30m -run 'TestClusterAtRandom' ./lab/e2e
 	SHOAL_NORTH_STAR=20s $(GO) test -timeout 30m -run 'TestClusterNorthStar$$' ./lab/e2e
 	SHOAL_FEED_KILLS=10000 $(GO) test -timeout 90m -run 'TestExactlyOnce$$' ./lab/e2e
