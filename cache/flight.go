@@ -159,7 +159,7 @@ func (v *Volume) begin(r request, span trace.Span, parts []part, sources []Sourc
 		p.account.add(p.size())
 		v.flights[p.key.piece] = p
 		if r.purpose == serving && fl.restores() == nil && !v.Chooses(p.file, p.x()) {
-			v.gifts.made(p.key.extent(), func(e uint32) bool { return v.key(e).here() })
+			v.gifts.turn(p.key.extent(), asked, open)
 		}
 		if p.key.kind() == whole {
 			delete(v.sparse, p.key.extent())

@@ -3,7 +3,7 @@ package cache
 import (
 	"context"
 	"errors"
-	"maps"
+	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -11,81 +11,99 @@ import (
 	"pgregory.net/rapid"
 )
 
-// modelGift is what the rules of gifts say of one.
+// modelGift is what the rules of gifts say of an extent that was asked for.
 type modelGift struct {
-	extent uint32
-	later  int // gifts that came after it
+	extent  uint32
+	state   string
+	counted bool
 }
 
-// Gifts are made, asked for, and leave memory, in any order: what is counted is what the rules say.
+// Others ask for extents, which are fetched and leave memory, and are asked for here, in any order: what is counted is what the
+// rules say.
 func TestGiftsModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		g := gifts{waits: map[uint32]int{}, judged: fewGifts, good: fewGifts}
-		var all []*modelGift // in the order in which they were made
+		g := newGifts()
+		g.most = rapid.SampledFrom([]int{1, 3, 10, 300, 400}).Draw(t, "most")
+		var all []*modelGift // in the order in which they were asked for; all are looked at
 		here, judged, good := map[uint32]bool{}, fewGifts, fewGifts
-		count := func(m *modelGift, isGood bool) {
-			all = slices.DeleteFunc(all, func(o *modelGift) bool { return o == m })
-			if judged >= 2*fewGifts {
-				judged, good = judged/2, (good+b2i(isGood))/2
-			} else {
-				good += b2i(isGood)
+		most := func() int {
+			if giftPays*good >= judged {
+				return g.most
 			}
-			judged++
+			return (g.most + GiftSample - 1) / GiftSample
 		}
-		open := func(e uint32) *modelGift {
-			for _, m := range all {
+		latest := func(e uint32) *modelGift {
+			for _, m := range slices.Backward(all) {
 				if m.extent == e {
 					return m
 				}
 			}
-			return nil
+			return &modelGift{}
 		}
-		extent := rapid.Uint32Range(0, 20)
-		for range rapid.IntRange(1, 400).Draw(t, "steps") {
-			e := extent.Draw(t, "extent")
-			switch rapid.IntRange(0, 4).Draw(t, "step") {
-			case 0, 1:
-				if here[e] { // who asks gets it
-					continue
-				}
-				most := mostGifts
-				if giftPays*good < judged {
-					most = mostGifts / GiftSample
-				}
-				if m := open(e); m != nil {
-					count(m, false)
-				}
-				for _, m := range all {
-					m.later++
-				}
-				all = append(all, &modelGift{extent: e})
-				here[e] = true
-				g.made(e, func(e uint32) bool { return here[e] })
-				// Those before the first that is still waited for are judged, and of those behind it the ones that are waited for too long.
-				for _, m := range slices.Clone(all) {
-					if m.later < most && here[m.extent] {
+		judge := func() {
+			for i, m := range all {
+				waits := m.state == "asked" || m.state == "open" && here[m.extent]
+				if m.counted || waits && len(all)-i <= most() {
+					if waits && !m.counted {
 						break
 					}
-					count(m, false)
+					continue
 				}
-			case 2, 3:
-				if m := open(e); here[e] && m != nil {
-					count(m, true)
+				m.counted = true
+				if m.state == "asked" || m.state == "found" {
+					continue
 				}
+				if judged >= 2*fewGifts {
+					judged, good = judged/2, good/2
+				}
+				judged++
+				good += b2i(m.state == "wanted")
+			}
+			all = all[max(0, len(all)-most()):]
+		}
+		extent := rapid.Uint32Range(0, 20)
+		for range rapid.IntRange(1, 1500).Draw(t, "steps") {
+			e := extent.Draw(t, "extent")
+			m := latest(e)
+			switch rapid.IntRange(0, 5).Draw(t, "step") {
+			case 0, 1, 2: // another node asks
+				switch {
+				case m.state == "asked", m.state == "open" && here[e]:
+					m.state = "wanted"
+				case here[e] && m.state != "":
+				default:
+					if m.state == "open" {
+						m.state = "lost"
+					}
+					all = append(all, &modelGift{extent: e, state: map[bool]string{true: "found", false: "asked"}[here[e]]})
+				}
+				g.ask(e, func(e uint32) bool { return here[e] })
+				judge()
+			case 3: // it is fetched
+				if !here[e] {
+					if here[e] = true; m.state == "asked" {
+						m.state = "open"
+					}
+					g.turn(e, asked, open)
+				}
+			case 4: // a reader here asks
 				if here[e] {
-					g.asked(e)
+					if m.state == "open" {
+						m.state = "wanted"
+					}
+					g.again(e)
 				}
-			case 4:
+			case 5:
 				delete(here, e)
 			}
-			waits := map[uint32]bool{}
+			waits := 0
 			for _, m := range all {
-				waits[m.extent] = true
+				waits += b2i(!m.counted)
 			}
-			known := slices.Collect(maps.Keys(g.waits))
-			if g.judged != judged || g.good != good || g.pay() != (giftPays*good >= judged) || len(known) != len(waits) ||
-				slices.ContainsFunc(known, func(e uint32) bool { return !waits[e] }) || g.open.Load() != int64(len(waits)) {
-				t.Fatalf("%d of %d are good, %d are open, want %d of %d and %v", g.good, g.judged, len(g.waits), good, judged, waits)
+			if g.judged != judged || g.good != good || g.stopped.Load() != (giftPays*good < judged) || len(g.looked) != len(all) ||
+				len(g.at) > len(all) || g.waits.Load() != int64(waits) {
+				t.Fatalf("%d of %d are good, %d of %d wait, want %d of %d and %d of %d", g.good, g.judged, g.waits.Load(), len(g.looked),
+					good, judged, waits, len(all))
 			}
 		}
 	})
@@ -152,7 +170,7 @@ func TestGifts(t *testing.T) {
 	// A reader's own fetch is no gift, and others get it from memory.
 	c.ring.drop(nil)
 	checkFiles(t, v, f.bytes, 1)
-	if n := v.gifts.open.Load(); n != 0 {
+	if n := v.gifts.waits.Load(); n != 0 {
 		t.Errorf("%d gifts are open", n)
 	}
 	_, release, err := v.Serve(context.Background(), 1, 0, 1000, time.Time{}, true)
@@ -160,4 +178,33 @@ func TestGifts(t *testing.T) {
 		t.Fatal(err)
 	}
 	release()
+}
+
+// Memory has everything, and each epoch another node reads an extent: that is no reason to fetch for others. Several that read the same
+// are, also if they are a few extents apart.
+func TestGiftsOfLaterEpochs(t *testing.T) {
+	const given = 600
+	for readers, want := range map[int]bool{1: false, 3: true} {
+		g, here, asks := newGifts(), map[uint32]bool{}, 0
+		g.most = given / 4
+		for range 20 {
+			order := rand.Perm(given)
+			for i := range order {
+				for r := range readers {
+					e := uint32(order[max(0, i-40*r)])
+					if e%GiftSample != 0 && g.stopped.Load() {
+						continue
+					}
+					if g.ask(e, func(e uint32) bool { return here[e] }); !here[e] {
+						g.turn(e, asked, open)
+					}
+					here[e] = true
+					asks++
+				}
+			}
+		}
+		if g.stopped.Load() == want || !want && asks > 2*given {
+			t.Errorf("%d readers: it pays: %v, after %d asks", readers, !g.stopped.Load(), asks)
+		}
+	}
 }

@@ -246,7 +246,7 @@ func (q *query) inMemory() (l lease, ok bool) {
 	}
 	if q.purpose == reading {
 		count(&q.v.ds.count.RingHits, 1)
-		q.v.gifts.asked(k.extent())
+		q.v.gifts.again(k.extent())
 	}
 	return q.lend(b, off), true
 }
@@ -369,7 +369,7 @@ func (q *query) joining(p *part) (b boarding, err error) {
 		p.hurry(!q.due.After(time.Now()))
 		return b, nil
 	}
-	q.v.gifts.asked(p.key.extent())
+	q.v.gifts.again(p.key.extent())
 	count(&q.v.ds.count.Joined, 1)
 	p.join(q.n)
 	p.hurry(true)
@@ -555,7 +555,7 @@ func (g *group) isHere(k extentKey) bool {
 	}
 	here := g.v.claim(g.account, k.extent())
 	if here {
-		g.v.gifts.asked(k.extent())
+		g.v.gifts.again(k.extent())
 	}
 	return here
 }

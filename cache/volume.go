@@ -59,7 +59,7 @@ type Volume struct {
 // NewVolume adds a version of a dataset to the cache.
 func (c *Cache) NewVolume(o VolumeOptions) *Volume {
 	v := &Volume{c: c, ds: c.dataset(o.Dataset, o.Name), flights: map[piece]*part{}, sparse: map[uint32]uint64{},
-		gifts: gifts{waits: map[uint32]int{}, judged: fewGifts, good: fewGifts}}
+		gifts: newGifts()}
 	v.store.v, v.store.objects, v.store.locate, v.rankOf = v, o.Store, o.Locate, o.Rank
 	v.places = places{m: o.Manifest, codec: o.Codec}
 	v.number()

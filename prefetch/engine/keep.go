@@ -79,15 +79,22 @@ func (k *keeping) again() (below uint64) {
 		return math.MaxUint64
 	}
 	v, unit, owned := k.v.volume, units(k.v.manifest, k.v.layout), k.owned
-	sums := make([]int64, owner.Buckets)
+	sums, counts, given := make([]int64, owner.Buckets), make([]int, owner.Buckets), 0
 	for file := range k.v.manifest.Len() {
 		for x := range v.Extents(file) {
 			if b := owner.Bucket(unit(file, x)); owned.Has(b) {
 				sums[b] += k.onDisk(v.ExtentBytes(file, x))
+				counts[b]++
 			}
 		}
 	}
 	below = prefetch.NewKeep(len(sums), func(b int) int64 { return sums[b] }, bucketKey, k.capacity(), prefetch.KeepOptions{}).Below()
+	for b, n := range counts {
+		if !prefetch.Admits(below, bucketKey(b)) {
+			given += n
+		}
+	}
+	v.SetGiven(given)
 	v.SetOwned(func(file, x int) bool {
 		b := owner.Bucket(unit(file, x))
 		return owned.Has(b) && prefetch.Admits(below, bucketKey(b))
