@@ -11,6 +11,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
 )
 
 // Options say which cluster to join, and as whom.
@@ -65,6 +67,8 @@ type Cluster struct {
 	joined   bool // this process has been in the cluster
 	views    settling
 	changed  chan struct{} // closed at the next change of the view
+	last     string        // what was published last
+	news     chan struct{} // closed when it is another
 	settled  chan struct{} // closed when there is a view
 	refused  chan struct{} // closed when another has this ID
 	session  *session      // nil: none
@@ -91,7 +95,7 @@ func join(o Options, p pace) (*Cluster, error) {
 	o.Self.Instance = rand.Text()
 	c := &Cluster{at: at, o: o, log: o.Log.With("cluster", at.Name), pace: p,
 		done: make(chan struct{}), wake: make(chan struct{}, 1), self: o.Self, views: settling{pace: p, expect: o.Nodes},
-		changed: make(chan struct{}), settled: make(chan struct{}), refused: make(chan struct{}),
+		changed: make(chan struct{}), news: make(chan struct{}), settled: make(chan struct{}), refused: make(chan struct{}),
 		state: State{Phase: Joining, Since: time.Now()}}
 	if o.Self.ID == "" {
 		c.views.quiet, c.views.gather = 0, 0
@@ -153,6 +157,7 @@ func (c *Cluster) Open(dataset string) {
 	defer c.mu.Unlock()
 	if i, has := slices.BinarySearch(c.self.Open, dataset); !has {
 		c.self.Open = slices.Insert(slices.Clone(c.self.Open), i, dataset)
+		c.poke()
 	}
 }
 
@@ -161,6 +166,7 @@ func (c *Cluster) Forget(dataset string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.self.Open = slices.DeleteFunc(slices.Clone(c.self.Open), func(d string) bool { return d == dataset })
+	c.poke()
 }
 
 // Close leaves: the node and its locks are gone from etcd when it returns, if etcd answers.
@@ -185,6 +191,14 @@ func (c *Cluster) run(ctx context.Context) {
 	}
 }
 
+// poke wakes who waits in a pause.
+func (c *Cluster) poke() {
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
 // pause waits for d or until a beat is wanted, and tells whether ctx is still there.
 func (c *Cluster) pause(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
@@ -197,12 +211,12 @@ func (c *Cluster) pause(ctx context.Context, d time.Duration) bool {
 	return ctx.Err() == nil
 }
 
-// heard takes a list in which this process is.
-func (c *Cluster) heard(v View) {
+// heard takes a list in which this process is, and tells when it may become the view if nothing changes; zero: it need not.
+func (c *Cluster) heard(v View) (due time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.views.list(v, time.Now()) {
-		return
+		return c.views.due
 	}
 	close(c.changed)
 	c.changed = make(chan struct{})
@@ -210,6 +224,18 @@ func (c *Cluster) heard(v View) {
 	case <-c.settled:
 	default:
 		close(c.settled)
+	}
+	return c.views.due
+}
+
+// published wakes those who wait for it, if it is another than was published last.
+func (c *Cluster) published(kv *mvccpb.KeyValue) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if last := kv.String(); last != c.last {
+		c.last = last
+		close(c.news)
+		c.news = make(chan struct{})
 	}
 }
 

@@ -405,7 +405,18 @@ func TestCutOff(t *testing.T) {
 // relay passes TCP on, unless it is cut: then it takes bytes, and passes none.
 type relay struct {
 	net.Listener
-	gate sync.RWMutex
+	gate  sync.RWMutex
+	mu    sync.Mutex
+	conns []net.Conn
+}
+
+// drop ends all connections. While it is cut a new one comes to nothing.
+func (r *relay) drop() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, c := range r.conns {
+		_ = c.Close()
+	}
 }
 
 func (r *relay) cut(on bool) {
@@ -448,6 +459,9 @@ func newRelay(t *testing.T, to string) *relay {
 				_ = in.Close()
 				continue
 			}
+			r.mu.Lock()
+			r.conns = append(r.conns, in, out)
+			r.mu.Unlock()
 			go pass(out, in)
 			go pass(in, out)
 		}

@@ -32,7 +32,7 @@ func (c *Cluster) Lock(ctx context.Context, name string) (held context.Context, 
 				s.letGo(l) // the answer may have been lost, and the lock ours
 			}
 		}
-		if err := c.sleep(ctx); err != nil {
+		if err := c.sleep(ctx, nil); err != nil {
 			return nil, nil, err
 		}
 		if s := c.State(); s.Phase != Joined && time.Since(s.Since) > c.pace.lease {
@@ -58,10 +58,7 @@ func (s *session) letGo(l lock) {
 	s.mu.Lock()
 	s.drop[l.token] = l.key
 	s.mu.Unlock()
-	select {
-	case s.c.wake <- struct{}{}:
-	default:
-	}
+	s.c.poke()
 }
 
 // within bounds a question of a caller, which also ends with the session.
@@ -120,27 +117,37 @@ func (c *Cluster) Published(ctx context.Context, key string) (value []byte, err 
 	return value, err
 }
 
-// WatchPublished calls f with the value of key, when there is one, and within a beat of a change with the new one. It returns
+// WatchPublished calls f with the value of key, when there is one, and soon after a change with the new one. It returns
 // when ctx ends or the cluster is left. Of changes in quick succession it may leave some out, but never the last.
 func (c *Cluster) WatchPublished(ctx context.Context, key string, f func(value []byte)) {
 	var seen []byte
 	for {
-		if value, err := c.Published(ctx, key); err == nil && value != nil && (seen == nil || !bytes.Equal(value, seen)) {
+		c.mu.Lock()
+		news := c.news
+		c.mu.Unlock()
+		value, err := c.Published(ctx, key)
+		if err != nil {
+			news = nil
+		} else if value != nil && (seen == nil || !bytes.Equal(value, seen)) {
 			seen = value
 			f(value)
 		}
-		if c.sleep(ctx) != nil {
+		if c.sleep(ctx, news) != nil {
 			return
 		}
 	}
 }
 
-// sleep waits for a beat, and fails when ctx ends or the cluster is left.
-func (c *Cluster) sleep(ctx context.Context) error {
-	t := time.NewTimer(c.pace.beat)
-	defer t.Stop()
+// sleep waits for news, or for a beat if news is nil, and fails when ctx ends or the cluster is left.
+func (c *Cluster) sleep(ctx context.Context, news <-chan struct{}) error {
+	var beat <-chan time.Time
+	if news == nil {
+		beat = time.After(c.pace.beat)
+	}
 	select {
-	case <-t.C:
+	case <-beat:
+		return nil
+	case <-news:
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
@@ -171,7 +178,7 @@ func (c *Cluster) Drain(ctx context.Context, id string) error {
 				return err
 			}
 			answer, err := s.Txn(ctx).If(v3.Compare(v3.ModRevision(key), "=", got.Kvs[0].ModRevision)).
-				Then(v3.OpPut(key, string(value), v3.WithIgnoreLease()), c.wrote()).Commit()
+				Then(v3.OpPut(key, string(value), v3.WithIgnoreLease())).Commit()
 			if err != nil || answer.Succeeded {
 				return err
 			}

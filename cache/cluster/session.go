@@ -5,8 +5,8 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -31,11 +31,14 @@ type session struct {
 	renewed time.Time
 	end     *time.Timer
 
-	nodes   int64  // the list was read when there were so many,
-	written string // and this was the last write
-	rev     int64  // when this node was last written,
-	said    string // and what this process wrote
-	list    View
+	due    time.Time // when etcd is asked next
+	roll   roll
+	events chan v3.WatchResponse // of the watches,
+	unsee  context.CancelFunc    // which this ends,
+	unlead context.CancelFunc    // and this the lead's
+	next   time.Time             // when this node may make a batch, or become the lead
+	rev    int64                 // when this node was last written,
+	said   string                // and what etcd has of it
 
 	mu   sync.Mutex
 	drop map[string]string // locks to let go of: the key by the token
@@ -59,7 +62,7 @@ func (c *Cluster) use(s *session) {
 
 // open connects. A session has a client of its own, so that nothing of a connection that hung outlives it.
 func (c *Cluster) open(ctx context.Context) (*session, error) {
-	s := &session{c: c, drop: map[string]string{}, nodes: -1, slow: c.pace.answer} // the first one connects
+	s := &session{c: c, drop: map[string]string{}, roll: roll{torn: true}, unsee: func() {}, unlead: func() {}, slow: c.pace.answer} // the first one connects
 	// The client puts the deadline's error in place of what the connection said.
 	noted := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 		began := time.Now()
@@ -110,33 +113,43 @@ func (c *Cluster) hold(ctx context.Context) error {
 	c.use(s)
 	defer c.use(nil)
 	for {
-		err := s.beat()
+		err := s.turn()
 		if err != nil && s.ctx.Err() == nil {
-			err = s.beat() // the client asks servers in turn, and this one may be the only one that hangs
+			err = s.turn() // the client asks servers in turn, and this one may be the only one that hangs
 		}
+		wait := c.pace.beat
 		switch {
 		case s.ctx.Err() != nil:
 			return context.Cause(s.ctx)
-		case err != nil:
+		case err != nil: // etcd may have lost what it had
+			s.due, s.roll.asked, s.roll.news = time.Time{}, 0, nil
 			c.failed(s.why(err))
 		default:
 			c.well()
-			c.heard(s.list)
+			next := s.due
+			if due := c.heard(s.roll.view()); !due.IsZero() && due.Before(next) {
+				next = due
+			}
+			if s.roll.busy() && s.next.Before(next) {
+				next = s.next
+			}
+			wait = time.Until(next)
 		}
-		if !c.pause(s.ctx, c.pace.beat) {
+		if !c.pause(s.ctx, wait) {
 			return context.Cause(s.ctx)
 		}
+		s.hear()
 	}
 }
 
-// asking bounds an exchange with etcd: rule 2.
+// asking bounds an exchange with etcd: rule 5.
 func (s *session) asking(ctx context.Context) (context.Context, context.CancelFunc) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return context.WithTimeout(ctx, min(max(s.c.pace.answer/2, 4*s.slow), 2*s.c.pace.answer))
 }
 
-// register puts the node under a new lease: rule 7.
+// register puts the node under a new lease: rule 10.
 func (s *session) register() error {
 	c := s.c
 	key := c.key("nodes/", c.o.Self.ID)
@@ -158,6 +171,7 @@ func (s *session) register() error {
 	if err := s.grant(); err != nil {
 		return err
 	}
+	s.roll.me = fmt.Sprintf("%x", s.lease)
 	if ok, err := s.put(rev); err != nil {
 		return err
 	} else if !ok {
@@ -196,56 +210,223 @@ func (s *session) put(rev int64) (ok bool, err error) {
 	defer cancel()
 	key := s.c.key("nodes/", s.c.o.Self.ID)
 	answer, err := s.Txn(ctx).If(v3.Compare(v3.ModRevision(key), "=", rev)).
-		Then(v3.OpPut(key, value, v3.WithLease(s.lease)), s.c.wrote()).Commit()
+		Then(v3.OpPut(key, value, v3.WithLease(s.lease))).Commit()
 	if ok = err == nil && answer.Succeeded; ok {
-		s.said = value
+		s.said, s.rev, s.roll.asked = value, answer.Header.Revision, 0
 	}
 	return ok, err
 }
 
-// beat asks etcd what has changed, and renews the lease when it is time.
-func (s *session) beat() error {
+// turn asks etcd when it is time, and says what there is to say.
+func (s *session) turn() error {
+	if !time.Now().Before(s.due) {
+		if err := s.ask(); err != nil {
+			return err
+		}
+	}
+	s.unlock()
+	if s.c.o.Self.ID == "" {
+		return nil
+	}
+	if ok, err := s.put(s.rev); err != nil {
+		return err
+	} else if !ok { // somebody else has written it: look again
+		s.due = time.Time{}
+		return nil
+	}
+	if !s.roll.busy() || time.Now().Before(s.next) {
+		return nil
+	}
+	if s.roll.news == nil {
+		return s.bid()
+	}
+	return s.tell()
+}
+
+// ask renews the lease, and asks etcd whether the list is still its own if anything was written: rules 1 and 5.
+func (s *session) ask() error {
 	c := s.c
+	if s.lease != 0 {
+		if rev, err := s.renew(); err != nil {
+			return err
+		} else if s.roll.stands(rev) {
+			s.due = s.renewed.Add(s.ttl / 2)
+			return nil
+		}
+	}
 	ctx, cancel := s.asking(s.ctx)
 	defer cancel()
-	began, nodes := time.Now(), c.key("nodes/", "")
-	answer, err := s.Txn(ctx).Then(v3.OpGet(nodes, v3.WithPrefix(), v3.WithCountOnly()), v3.OpGet(c.key("written", "")),
-		v3.OpGet(nodes+c.o.Self.ID)).Commit()
+	began, known := time.Now(), s.roll.rev
+	answer, err := s.Txn(ctx).Then(v3.OpGet(c.key("last", "")), v3.OpGet(c.key("written/", "lead")),
+		v3.OpGet(c.key("versions/", ""), v3.WithLastRev()...), v3.OpGet(c.key("nodes/", c.o.Self.ID))).Commit()
 	if err != nil {
 		return err
 	}
 	if s.lease == 0 {
 		s.prolong(began)
-	} else {
-		if c.o.Self.ID != "" {
-			if err := s.look(answer.Responses[2].GetResponseRange().Kvs); err != nil {
-				s.lose(err)
-				return err
-			}
-		}
-		if err := s.renew(); err != nil {
+	} else if c.o.Self.ID != "" {
+		if err := s.look(answer.Responses[3].GetResponseRange().Kvs); err != nil {
+			s.lose(err)
 			return err
 		}
-		s.unlock()
-		if c.o.Self.ID != "" {
-			if _, err := s.put(s.rev); err != nil { // or somebody else has written it: look again
-				return err
+	}
+	s.due = s.renewed.Add(s.ttl / 2)
+	for _, kv := range answer.Responses[2].GetResponseRange().Kvs {
+		c.published(kv)
+	}
+	s.hear() // what came before the answer
+	rev, last, lead := answer.Header.Revision, valueOf(answer, 0), valueOf(answer, 1)
+	if s.roll.answer(known, rev, last, lead); s.roll.torn {
+		return s.list(rev, last, lead)
+	}
+	return nil
+}
+
+// valueOf is what a transaction got by its i-th question.
+func valueOf(answer *v3.TxnResponse, i int) string {
+	if kvs := answer.Responses[i].GetResponseRange().Kvs; len(kvs) > 0 {
+		return string(kvs[0].Value)
+	}
+	return ""
+}
+
+// list reads the list as the last batch left it, and follows it from there: rule 2.
+func (s *session) list(rev int64, last, lead string) error {
+	ctx, cancel := s.asking(s.ctx)
+	defer cancel()
+	nodes, told := s.c.key("nodes/", ""), toldBy(last)
+	got, err := s.Get(ctx, nodes, v3.WithPrefix(), v3.WithRev(told))
+	ahead := told == 0
+	if errors.Is(err, rpctypes.ErrCompacted) {
+		ahead = true
+		got, err = s.Get(ctx, nodes, v3.WithPrefix())
+	}
+	if err != nil {
+		return err
+	}
+	s.unsee()
+	s.unlead()
+	s.events = make(chan v3.WatchResponse, 64)
+	s.roll.read(got.Kvs, ahead, rev, last, lead)
+	s.unsee = s.see(rev, "written/", "versions/")
+	s.wait()
+	return nil
+}
+
+// see watches keys from after a revision, until end is called.
+func (s *session) see(rev int64, kinds ...string) (end context.CancelFunc) {
+	ctx, end := context.WithCancel(s.ctx)
+	events := s.events
+	for _, kind := range kinds {
+		go func() {
+			seen := s.Watch(ctx, s.c.key(kind, ""), v3.WithPrefix(), v3.WithRev(rev+1))
+			for more := true; more; s.c.poke() {
+				var r v3.WatchResponse
+				if r, more = <-seen; ctx.Err() != nil {
+					return
+				}
+				r.Canceled = !more // the revision has been compacted, or this user may not watch
+				select {
+				case events <- r:
+				case <-ctx.Done():
+					return
+				}
 			}
+		}()
+	}
+	return end
+}
+
+// wait lets the nodes become the lead one after another, if there is none: rule 3.
+func (s *session) wait() {
+	if s.roll.lead != "" {
+		return
+	}
+	i, _ := find(s.roll.nodes, s.c.o.Self.ID)
+	s.next = time.Now().Add(time.Duration(i) * s.c.pace.beat / 20)
+	if s.roll.last != "" && s.roll.ahead {
+		s.next = s.next.Add(s.c.pace.beat)
+	}
+}
+
+// hear takes what the watches have said.
+func (s *session) hear() {
+	for r := &s.roll; ; {
+		select {
+		case seen := <-s.events:
+			was := r.torn
+			r.asked, r.torn = 0, was || seen.Canceled
+			for _, e := range seen.Events {
+				switch kind, name, _ := strings.Cut(strings.TrimPrefix(string(e.Kv.Key), s.c.key("", "")), "/"); {
+				case kind == "versions":
+					s.c.published(e.Kv)
+				case kind == "nodes":
+					r.hear(e.Kv)
+				case name == "nodes":
+					r.take(e.Kv.Value, e.Kv.ModRevision)
+				case name == "lead":
+					r.lead = string(e.Kv.Value)
+					s.wait()
+				}
+			}
+			if r.torn && !was {
+				s.due = time.Now().Add(s.c.pace.beat)
+			}
+		default:
+			return
 		}
 	}
-	var written string
-	if kvs := answer.Responses[1].GetResponseRange().Kvs; len(kvs) > 0 {
-		written = string(kvs[0].Value)
+}
+
+// is compares a key's value, "" if there is none.
+func is(key, value string) v3.Cmp {
+	if value == "" {
+		return v3.Compare(v3.CreateRevision(key), "=", 0)
 	}
-	if n := answer.Responses[0].GetResponseRange().Count; n != s.nodes || written != s.written {
-		ctx, cancel := s.asking(s.ctx)
-		defer cancel()
-		got, err := s.Get(ctx, nodes, v3.WithPrefix())
-		if err != nil {
-			return err
+	return v3.Compare(v3.Value(key), "=", value)
+}
+
+// bid makes this node the lead if there is none: rule 3.
+func (s *session) bid() error {
+	c, r, lead := s.c, &s.roll, s.c.key("written/", "lead")
+	ctx, cancel := s.asking(s.ctx)
+	defer cancel()
+	then := []v3.Op{v3.OpGet(c.key("nodes/", ""), v3.WithPrefix())}
+	if r.lead == "" {
+		then = append(then, v3.OpPut(lead, r.me, v3.WithLease(s.lease)))
+	}
+	answer, err := s.Txn(ctx).If(is(lead, r.lead), is(c.key("last", ""), r.last)).Then(then...).Commit()
+	if err != nil {
+		return err
+	}
+	if !answer.Succeeded { // another is, as will be heard
+		s.next = time.Now().Add(c.pace.beat)
+		return nil
+	}
+	r.begin(answer.Header.Revision, answer.Responses[0].GetResponseRange().Kvs)
+	s.unlead()
+	s.unlead = s.see(answer.Header.Revision, "nodes/")
+	return nil
+}
+
+// tell makes a batch of what is in none: rule 2.
+func (s *session) tell() error {
+	c, r := s.c, &s.roll
+	ctx, cancel := s.asking(s.ctx)
+	defer cancel()
+	b, last := r.batch(rand.Text()), c.key("last", "")
+	packed := b.pack()
+	answer, err := s.Txn(ctx).If(is(c.key("written/", "lead"), r.me), is(last, r.last)).Then(v3.OpPut(last, b.Last),
+		v3.OpPut(c.key("written/", "nodes"), packed), v3.OpPut(c.key("written", ""), b.Last)).Commit()
+	if err != nil {
+		return err
+	}
+	s.next = time.Now().Add(c.pace.beat / 4)
+	if r.news = nil; answer.Succeeded {
+		r.news = map[string]Node{}
+		if r.take([]byte(packed), answer.Header.Revision); r.torn {
+			s.due = s.next
 		}
-		s.nodes, s.written = n, written
-		s.list = View{Rev: got.Header.Revision, Nodes: c.read(got.Kvs)}
 	}
 	return nil
 }
@@ -264,9 +445,6 @@ func (s *session) grant() error {
 	return nil
 }
 
-// wrote goes with each write to nodes/. A revision would not do: they come again when etcd has lost its data.
-func (c *Cluster) wrote() v3.Op { return v3.OpPut(c.key("written", ""), rand.Text()) }
-
 // look finds this process in etcd, and whether somebody has marked it.
 func (s *session) look(kvs []*mvccpb.KeyValue) error {
 	if len(kvs) == 0 {
@@ -276,32 +454,30 @@ func (s *session) look(kvs []*mvccpb.KeyValue) error {
 	if err := json.Unmarshal(kvs[0].Value, &r); err != nil || r.Instance != s.c.o.Self.Instance {
 		return ErrTaken
 	}
-	s.rev = kvs[0].ModRevision
+	s.rev, s.said = kvs[0].ModRevision, string(kvs[0].Value)
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
 	s.c.self.Draining = s.c.self.Draining || r.Draining
 	return nil
 }
 
-// renew does so after a quarter of the lease.
-func (s *session) renew() error {
-	began := time.Now()
-	if began.Sub(s.renewed) < s.ttl/4 {
-		return nil
-	}
+// renew renews the lease, and returns etcd's revision then.
+func (s *session) renew() (rev int64, err error) {
 	ctx, cancel := s.asking(s.ctx)
 	defer cancel()
-	if _, err := s.KeepAliveOnce(ctx, s.lease); err != nil {
+	began := time.Now()
+	answer, err := s.KeepAliveOnce(ctx, s.lease)
+	if err != nil {
 		if errors.Is(err, rpctypes.ErrLeaseNotFound) {
 			s.lose(ErrLost)
 		}
-		return err
+		return 0, err
 	}
 	s.prolong(began)
-	return nil
+	return answer.Revision, nil
 }
 
-// prolong counts the lease from before etcd does, and ends it a fifth earlier: rule 5.
+// prolong counts the lease from before etcd does, and ends it a fifth earlier: rule 8.
 func (s *session) prolong(began time.Time) {
 	s.renewed = began
 	s.end.Reset(time.Until(began.Add(s.ttl * 4 / 5)))
@@ -314,20 +490,6 @@ func (s *session) leave(ctx context.Context) {
 		defer cancel()
 		_, _ = s.Revoke(ctx, s.lease)
 	}
-}
-
-// read makes nodes of what is in etcd. What is no node is left out, by all alike.
-func (c *Cluster) read(kvs []*mvccpb.KeyValue) []Node {
-	var out []Node
-	for _, kv := range kvs {
-		var n Node
-		id := strings.TrimPrefix(string(kv.Key), c.key("nodes/", ""))
-		if err := json.Unmarshal(kv.Value, &n); err == nil && n.ID == id && idOf.MatchString(id) && n.Weight > 0 {
-			out = append(out, n)
-		}
-	}
-	slices.SortFunc(out, func(a, b Node) int { return strings.Compare(a.ID, b.ID) })
-	return out
 }
 
 // unlock deletes the locks that were let go of.

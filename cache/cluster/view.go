@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -64,15 +63,15 @@ type View struct {
 // pace is how often and how long.
 type pace struct {
 	lease  time.Duration
-	beat   time.Duration // from one question to etcd to the next
+	beat   time.Duration // until something is tried again
 	answer time.Duration // until etcd is away
 	quiet  time.Duration // for which a list's members must be the same
 	gather time.Duration // until a list that lacks nodes is believed, after etcd was away
 }
 
-var usual = pace{lease: 10 * time.Second, beat: time.Second, answer: 2 * time.Second, quiet: 2 * time.Second, gather: 6 * time.Second}
+var usual = pace{lease: 10 * time.Second, beat: time.Second, answer: 2 * time.Second, quiet: 1500 * time.Millisecond, gather: 6 * time.Second}
 
-// settling makes views out of lists: rules 3 and 4. It has no clock and no lock.
+// settling makes views out of lists: rules 6 and 7. It has no clock and no lock.
 type settling struct {
 	pace
 	expect int // so many nodes need not be waited for to settle
@@ -83,6 +82,7 @@ type settling struct {
 	heard []Node
 	since time.Time // when heard's members came to be as they are
 	back  time.Time // when etcd answered again
+	due   time.Time // when it may become the view; zero: it is
 	here  bool      // it answers
 }
 
@@ -100,11 +100,13 @@ func (s *settling) list(v View, now time.Time) bool {
 	s.heard = v.Nodes
 	same := s.taken && slices.EqualFunc(v.Nodes, s.view.Nodes, Node.member)
 	enough := !s.taken && s.expect > 0 && len(v.Nodes) >= s.expect
-	switch {
-	case same || enough:
-	case now.Sub(s.since) < s.quiet, s.lacks(v) && now.Sub(s.back) < s.gather:
+	if s.due = s.since.Add(s.quiet); s.due.Before(s.back.Add(s.gather)) && s.lacks(v) {
+		s.due = s.back.Add(s.gather)
+	}
+	if !same && !enough && now.Before(s.due) {
 		return false
 	}
+	s.due = time.Time{}
 	changed := !s.taken || !slices.EqualFunc(v.Nodes, s.view.Nodes, Node.equal)
 	s.view, s.taken = v, true
 	return changed
@@ -113,7 +115,7 @@ func (s *settling) list(v View, now time.Time) bool {
 // lacks tells whether v is without a node of the view.
 func (s *settling) lacks(v View) bool {
 	return slices.ContainsFunc(s.view.Nodes, func(n Node) bool {
-		_, found := slices.BinarySearchFunc(v.Nodes, n.ID, func(o Node, id string) int { return strings.Compare(o.ID, id) })
+		_, found := find(v.Nodes, n.ID)
 		return !found
 	})
 }

@@ -112,7 +112,7 @@ func (w *world) beat(n *modelled) {
 	}
 }
 
-// mustChange is rules 3 and 4.
+// mustChange is rules 6 and 7.
 func (w *world) mustChange(n *modelled, before View, list []Node, first bool) bool {
 	if first && n.views.expect > 0 && len(list) >= n.views.expect {
 		return true
