@@ -154,4 +154,8 @@ func (r *roll) answer(before, rev int64, last, lead string) {
 // stands tells whether the list was found to be etcd's when it was last asked, and nothing was written until rev.
 func (r *roll) stands(rev int64) bool { return rev == r.asked && !r.torn && !r.doubt }
 
-func (r *roll) view() View { return View{Rev: r.rev, Nodes: r.nodes} }
+// view is the list, once this process is in it: rule 7.
+func (r *roll) view(self Node) (v View, ok bool) {
+	i, found := find(r.nodes, self.ID)
+	return View{Rev: r.rev, Nodes: r.nodes}, self.ID == "" || found && r.nodes[i].Instance == self.Instance
+}

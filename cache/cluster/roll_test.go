@@ -299,3 +299,16 @@ func TestFollowersInTroubleInTheModel(t *testing.T) {
 		m.check()
 	})
 }
+
+// A list is no view while it lacks this process, or has the one before it: who owns nothing would give up all that it keeps.
+func TestViewHasItself(t *testing.T) {
+	r := roll{nodes: []Node{{ID: "a", Instance: "1"}, {ID: "b", Instance: "2"}}}
+	for _, tt := range []struct {
+		id, instance string
+		ok           bool
+	}{{"a", "1", true}, {"b", "1", false}, {"c", "3", false}, {"", "4", true}} {
+		if v, ok := r.view(Node{ID: tt.id, Instance: tt.instance}); ok != tt.ok || len(v.Nodes) != 2 {
+			t.Error(tt, v, ok)
+		}
+	}
+}

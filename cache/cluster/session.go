@@ -126,14 +126,15 @@ func (c *Cluster) hold(ctx context.Context) error {
 			c.failed(s.why(err))
 		default:
 			c.well()
-			next := s.due
-			if due := c.heard(s.roll.view()); !due.IsZero() && due.Before(next) {
-				next = due
+			wait = time.Until(s.due)
+			if v, ok := s.roll.view(c.o.Self); ok {
+				if due := c.heard(v); !due.IsZero() {
+					wait = min(wait, time.Until(due))
+				}
 			}
-			if s.roll.busy() && s.next.Before(next) {
-				next = s.next
+			if s.roll.busy() {
+				wait = min(wait, time.Until(s.next))
 			}
-			wait = time.Until(next)
 		}
 		if !c.pause(s.ctx, wait) {
 			return context.Cause(s.ctx)

@@ -124,6 +124,7 @@ type versions struct {
 	cur        atomic.Pointer[view]
 	listed     atomic.Pointer[time.Time] // when the listing of the version in force began; nil before the first refresh
 	refreshing chan struct{}             // held by the running refresh
+	untold     func(served bool)         // of what was listed last and is not published yet; for who opens or refreshes
 
 	mu    sync.Mutex
 	views []*view        // all, the one in force last
@@ -207,6 +208,7 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		return nil, err
 	}
 	m, layout, err := e.firstManifest(ctx, base)
+	defer e.tell(false)
 	if err != nil {
 		return nil, err
 	}
@@ -224,6 +226,7 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		return nil, err
 	}
 	e.cur.Store(v)
+	e.tell(true)
 	e.log.Info("dataset open", "source", source.String(), "version", m.Version()[:12], "files", m.Len(), "packed", layout != nil,
 		"samples", v.samples.Len(), "bytes", humanize.IBytes(uint64(m.Bytes())), "memory_for_data", humanize.IBytes(uint64(e.cache.Ledger().Limit())))
 	if err := e.orders.start(); err != nil {
@@ -547,6 +550,7 @@ func (e *Engine) refresh(ctx context.Context, list func(context.Context) (*catal
 		return false, err
 	}
 	defer func() {
+		e.tell(err == nil)
 		if err == nil {
 			e.listed.Store(&began)
 		}
@@ -554,10 +558,7 @@ func (e *Engine) refresh(ctx context.Context, list func(context.Context) (*catal
 	span.Str("shoal.old", old.manifest.Version())
 	span.Str("shoal.new", m.Version())
 	if m.Version() == old.manifest.Version() && samePacking(old.layout, layout) {
-		if layout != nil {
-			err = layout.Close()
-		}
-		return false, errors.Join(err, m.Close())
+		return false, closeList(m, layout)
 	}
 	match, err := matchOf(e.cfg.Samples)
 	if err != nil {

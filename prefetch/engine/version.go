@@ -1,12 +1,12 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"time"
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/cluster"
@@ -15,7 +15,7 @@ import (
 
 // One node of a cluster lists a source, the others take its list: so all have the same version, and the store one
 // listing. Who lists holds a lock in etcd, which ends with its holder, and publishes what it found under the source's
-// name. The list itself is a file by an immutable name, which any node that has it sends.
+// name, once it serves that. The list itself is a file by an immutable name, which any node that has it sends.
 //
 // Listings have numbers, and only go forward: each node keeps in its catalog the number of the version that it has. An etcd that was
 // restored from an older copy has an older one; who has a newer version publishes that again, and nobody goes back. If somebody has listed in
@@ -42,6 +42,7 @@ func (e *Engine) listShared(ctx context.Context, afresh bool) (*catalog.Manifest
 	if n == nil {
 		return e.list(ctx)
 	}
+	e.tell(false)
 	asked, err := e.clusterVersion(ctx)
 	if err != nil {
 		return e.listAlone(ctx, err)
@@ -50,7 +51,11 @@ func (e *Engine) listShared(ctx context.Context, afresh bool) (*catalog.Manifest
 	if err != nil {
 		return e.listAlone(ctx, err)
 	}
-	defer unlock()
+	defer func() {
+		if e.untold == nil {
+			unlock()
+		}
+	}()
 	now, err := e.clusterVersion(ctx)
 	if err != nil {
 		return e.listAlone(ctx, err)
@@ -69,8 +74,22 @@ func (e *Engine) listShared(ctx context.Context, afresh bool) (*catalog.Manifest
 	if err != nil {
 		return nil, nil, err
 	}
-	e.publishVersion(held, max(now.Number, mine)+1, m, layout)
+	publish := e.publishVersion(held, max(now.Number, mine)+1, m, layout)
+	e.untold = func(served bool) {
+		defer unlock()
+		if served {
+			publish()
+		}
+	}
 	return m, layout, nil
+}
+
+// tell lets the others list again. If this node serves what it has listed, it publishes that first.
+func (e *Engine) tell(served bool) {
+	if tell := e.untold; tell != nil {
+		e.untold = nil
+		tell(served)
+	}
 }
 
 // listAlone lists although the cluster cannot be asked.
@@ -82,17 +101,21 @@ func (e *Engine) listAlone(ctx context.Context, cause error) (*catalog.Manifest,
 	return e.list(ctx)
 }
 
-// publishVersion says what this node has listed. What cannot be published now is not an error: the others go on with what
-// they have.
-func (e *Engine) publishVersion(ctx context.Context, number int64, m *catalog.Manifest, layout *catalog.Layout) {
-	b, err := json.Marshal(published{
+// publishVersion gives what this node has listed its number, and returns what publishes it. What cannot be published is not an error:
+// the others go on with what they have.
+func (e *Engine) publishVersion(ctx context.Context, number int64, m *catalog.Manifest, layout *catalog.Layout) (publish func()) {
+	p := published{
 		Number: number, Node: e.host.node.id, Version: m.Version(), Manifest: m.FileName(), Layout: layoutVersion(layout), Prefix: m.Prefix(), Skipped: m.Skipped(),
-	})
-	if err == nil {
-		err = e.host.node.cluster.Publish(ctx, e.sourceKey(), b)
 	}
-	if err = errors.Join(err, e.catalog.SetNumber(e.name, number)); err != nil {
-		e.log.Warn("the cluster was not told of the new version", "version", m.Version(), "cause", err)
+	b, err := json.Marshal(p)
+	err = errors.Join(err, e.catalog.SetNumber(e.name, number))
+	return func() {
+		if err == nil {
+			err = e.host.node.cluster.Publish(ctx, e.sourceKey(), b)
+		}
+		if err != nil {
+			e.log.Warn("the cluster was not told of the new version", "version", p.Version, "cause", err)
+		}
 	}
 }
 
@@ -100,28 +123,22 @@ func (e *Engine) publishVersion(ctx context.Context, number int64, m *catalog.Ma
 // it stays at the catalog's, and the store is not asked: it may be away.
 func (e *Engine) sharedManifest(ctx context.Context, m *catalog.Manifest, layout *catalog.Layout) (*catalog.Manifest, *catalog.Layout, error) {
 	p, err := e.clusterVersion(ctx)
+	theirs, packed := m, layout
 	switch {
 	case err == nil && e.astray(p, m):
-		var listed *catalog.Manifest
-		var packed *catalog.Layout
-		if listed, packed, err = e.listShared(ctx, true); err == nil {
-			if layout != nil {
-				err = layout.Close()
-			}
-			return listed, packed, errors.Join(err, m.Close())
-		}
+		theirs, packed, err = e.listShared(ctx, true)
 	case err == nil && p.Number > 0 && p.Number >= e.catalog.Number(e.name):
-		var theirs *catalog.Manifest
-		var packed *catalog.Layout
-		if theirs, packed, err = e.take(ctx, p); err == nil {
-			if layout != nil {
-				err = layout.Close()
-			}
-			return theirs, packed, errors.Join(err, m.Close())
-		}
+		theirs, packed, err = e.take(ctx, p)
 	case err == nil: // the cluster is new, or was turned back, and this node was not
-		e.publishAgain(ctx, m, layout)
+		e.untold = func(served bool) {
+			if served {
+				e.publishAgain(ctx, m, layout)
+			}
+		}
 		return m, layout, nil
+	}
+	if err == nil {
+		return theirs, packed, closeList(m, layout)
 	}
 	if ctx.Err() != nil {
 		return nil, nil, ctx.Err()
@@ -147,7 +164,7 @@ func (e *Engine) publishAgain(ctx context.Context, m *catalog.Manifest, layout *
 	defer unlock()
 	mine := max(e.catalog.Number(e.name), 1)
 	if now, err := e.clusterVersion(held); err == nil && now.Number < mine {
-		e.publishVersion(held, mine, m, layout)
+		e.publishVersion(held, mine, m, layout)()
 	}
 }
 
@@ -166,10 +183,7 @@ func (e *Engine) take(ctx context.Context, p published) (*catalog.Manifest, *cat
 		if has := layoutVersion(layout); m.Version() == p.Version && m.FileName() == p.Manifest && has == p.Layout {
 			return m, layout, e.catalog.SetNumber(e.name, p.Number)
 		}
-		if layout != nil {
-			err = layout.Close()
-		}
-		if err = errors.Join(err, m.Close()); err != nil {
+		if err := closeList(m, layout); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -204,28 +218,11 @@ func layoutVersion(l *catalog.Layout) string {
 	return l.Version()
 }
 
-// receive returns a file of a catalog: from the node that listed, else from any other. A node serves what it has published
-// a moment later, so it is asked again.
-func (e *Engine) receive(ctx context.Context, first, name string) (file []byte, err error) {
-	for left := 3; ; left-- {
-		if file, err = e.receiveNow(ctx, first, name); err == nil || left == 0 || errors.Is(err, errNoOther) {
-			return file, err
-		}
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-time.After(time.Second):
-		}
-	}
-}
-
-var errNoOther = errors.New("no other node is there")
-
-func (e *Engine) receiveNow(ctx context.Context, first, name string) ([]byte, error) {
-	nodes := e.host.node.cluster.View().Nodes
+// receive returns a file of a catalog: from the node that listed, else from any other.
+func (e *Engine) receive(ctx context.Context, first, name string) ([]byte, error) {
 	var errs []error
 	for _, pass := range []bool{true, false} {
-		for _, n := range nodes {
+		for _, n := range e.host.node.cluster.View().Nodes {
 			if n.ID == e.host.node.id || (n.ID == first) != pass {
 				continue
 			}
@@ -236,10 +233,7 @@ func (e *Engine) receiveNow(ctx context.Context, first, name string) ([]byte, er
 			errs = append(errs, fmt.Errorf("node %s at %s: %w", n.ID, n.Address, err))
 		}
 	}
-	if len(errs) == 0 {
-		errs = append(errs, errNoOther)
-	}
-	return nil, errors.Join(errs...)
+	return nil, cmp.Or(errors.Join(errs...), errors.New("no other node is there"))
 }
 
 func (e *Engine) receiveFrom(ctx context.Context, n cluster.Node, name string) ([]byte, error) {

@@ -39,12 +39,12 @@ type view struct {
 	lists  map[string][]uint32 // by path, once read
 }
 
-func (v *view) close() error {
-	err := v.manifest.Close()
-	if v.layout != nil {
-		if e := v.layout.Close(); err == nil {
-			err = e
-		}
+func (v *view) close() error { return closeList(v.manifest, v.layout) }
+
+func closeList(m *catalog.Manifest, layout *catalog.Layout) error {
+	err := m.Close()
+	if layout != nil {
+		err = errors.Join(err, layout.Close())
 	}
 	return err
 }
