@@ -10,8 +10,8 @@ import (
 //
 //   - What is looked at is the latest extents, each once, that others asked for and this node does not keep: at most mostGifts, and
 //     at most a quarter of all that others may ask it for so. What is asked for again in the next epoch is not looked at any more.
-//   - A gift is one of them that was fetched for who asked. It was good if it is asked for again while it is looked at and in memory
-//     or on its way: by a node, a reader here, or an order.
+//   - A gift is one of them that was fetched because another node asked. It was good if it is asked for again while it is looked at
+//     and in memory or on its way: by a node, a reader here, or an order.
 //   - They are judged in the order in which they were asked for: when they were good, have left memory, or are looked at no more.
 //   - Gifts pay if one in giftPays of the last hundred or so was good. At the start that counts as so.
 //   - While they do not pay, only a sample is fetched ([Peers].Sampled), the same for all nodes: so it shows when they do. Each of

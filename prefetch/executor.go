@@ -650,11 +650,7 @@ func (w *Walk) missing(file int) (f, extent int, ok bool) {
 // pieces yields the extents of a file of the order, and of those that are read with it.
 func (w *Walk) pieces(file int) iter.Seq2[int, int] {
 	return func(yield func(file, extent int) bool) {
-		unit := []int{file}
-		if w.Parts != nil {
-			unit = w.Parts.Unit(file)
-		}
-		for _, f := range unit {
+		for _, f := range w.unit(file) {
 			for x := range w.Source.Extents(f) {
 				if !yield(f, x) {
 					return
@@ -666,10 +662,18 @@ func (w *Walk) pieces(file int) iter.Seq2[int, int] {
 
 // extents returns how many extents a file of the order has, with those that are read with it.
 func (w *Walk) extents(file int) (n int) {
-	for range w.pieces(file) {
-		n++
+	for _, f := range w.unit(file) {
+		n += w.Source.Extents(f)
 	}
 	return n
+}
+
+// unit returns a file of the order, and those that are read with it.
+func (w *Walk) unit(file int) []int {
+	if w.Parts == nil {
+		return []int{file}
+	}
+	return w.Parts.Unit(file)
 }
 
 // fetch requests the extent that the walk stands at, if it may.

@@ -215,15 +215,14 @@ func (c *Cluster) pause(ctx context.Context, d time.Duration) bool {
 func (c *Cluster) heard(v View) (due time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.views.list(v, time.Now()) {
-		return c.views.due
-	}
-	close(c.changed)
-	c.changed = make(chan struct{})
-	select {
-	case <-c.settled:
-	default:
-		close(c.settled)
+	if c.views.list(v, time.Now()) {
+		close(c.changed)
+		c.changed = make(chan struct{})
+		select {
+		case <-c.settled:
+		default:
+			close(c.settled)
+		}
 	}
 	return c.views.due
 }

@@ -146,14 +146,13 @@ func (c *Cluster) sleep(ctx context.Context, news <-chan struct{}) error {
 	}
 	select {
 	case <-beat:
-		return nil
 	case <-news:
-		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	case <-c.done:
 		return ErrLost
 	}
+	return nil
 }
 
 // Drain marks a node: it owns nothing any more, and still serves, until it leaves.

@@ -124,7 +124,7 @@ type versions struct {
 	cur        atomic.Pointer[view]
 	listed     atomic.Pointer[time.Time] // when the listing of the version in force began; nil before the first refresh
 	refreshing chan struct{}             // held by the running refresh
-	untold     func(served bool)         // of what was listed last and is not published yet; for who opens or refreshes
+	untold     func(served bool)         // of what was listed last and is not published yet; only the running Open or refresh uses it
 
 	mu    sync.Mutex
 	views []*view        // all, the one in force last

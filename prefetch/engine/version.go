@@ -42,7 +42,7 @@ func (e *Engine) listShared(ctx context.Context, afresh bool) (*catalog.Manifest
 	if n == nil {
 		return e.list(ctx)
 	}
-	e.tell(false)
+	e.tell(false) // of a list that is not taken after all
 	asked, err := e.clusterVersion(ctx)
 	if err != nil {
 		return e.listAlone(ctx, err)
@@ -101,12 +101,10 @@ func (e *Engine) listAlone(ctx context.Context, cause error) (*catalog.Manifest,
 	return e.list(ctx)
 }
 
-// publishVersion gives what this node has listed its number, and returns what publishes it. What cannot be published is not an error:
-// the others go on with what they have.
+// publishVersion gives what this node has listed its number, and returns what publishes it. If that fails, the others go on as they are.
 func (e *Engine) publishVersion(ctx context.Context, number int64, m *catalog.Manifest, layout *catalog.Layout) (publish func()) {
-	p := published{
-		Number: number, Node: e.host.node.id, Version: m.Version(), Manifest: m.FileName(), Layout: layoutVersion(layout), Prefix: m.Prefix(), Skipped: m.Skipped(),
-	}
+	p := published{Number: number, Node: e.host.node.id, Version: m.Version(), Manifest: m.FileName(),
+		Layout: layoutVersion(layout), Prefix: m.Prefix(), Skipped: m.Skipped()}
 	b, err := json.Marshal(p)
 	err = errors.Join(err, e.catalog.SetNumber(e.name, number))
 	return func() {
