@@ -39,6 +39,7 @@ import (
 const (
 	serveEnv  = "SHOAL_FUSEFS_TEST_SERVE"
 	readerEnv = "SHOAL_FUSEFS_TEST_READER"
+	faultEnv  = "SHOAL_FUSEFS_TEST_FAULT"
 	// transportEnv is the transport of all mounts. TestOverIOURing sets it.
 	transportEnv = "SHOAL_FUSEFS_TEST_TRANSPORT"
 	// procsEnv is the GOMAXPROCS of the children.
@@ -55,6 +56,9 @@ func TestMain(m *testing.M) {
 	}
 	if path := os.Getenv(readerEnv); path != "" {
 		os.Exit(directReader(path))
+	}
+	if path := os.Getenv(faultEnv); path != "" {
+		os.Exit(faultReader(path))
 	}
 	os.Exit(m.Run())
 }
