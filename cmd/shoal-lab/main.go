@@ -1,4 +1,4 @@
-// Command shoal-lab is what Shoal is tried with: the demo, a cluster, benchmarks by emulated accelerators, and a store to try
+// Command shoal-lab is what Shoal is tried with: the demo, benchmarks by emulated accelerators, and a store to try
 // things on. It runs the shoal binary beside it as a user would; the product contains none of it.
 package main
 
@@ -37,11 +37,11 @@ func root() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "shoal-lab",
 		Short: "Try Shoal: a demo, benchmarks, and a store to try things on",
-		Long: `What Shoal is tried with: a demo on real photographs, a cluster on one machine, emulated accelerators that say how busy Shoal keeps them, and an
-S3 server to try things on. It runs Shoal's binary: the one beside it, else the one on PATH.`,
+		Long: `What Shoal is tried with: a demo on real photographs, emulated accelerators that say how busy Shoal keeps them, and an S3
+server to try things on. It runs Shoal's binary: the one beside it, else the one on PATH.`,
 		Version: version,
 	}
-	c.AddCommand(demoCommand(), clusterCommand(), benchCommand(), storeCommand(), proxyCommand(), docsCommand())
+	c.AddCommand(demoCommand(), benchCommand(), storeCommand(), proxyCommand(), docsCommand())
 	cli.Prepare(c, nil)
 	return c
 }

@@ -124,7 +124,11 @@ func Run(ctx context.Context, o Options, out io.Writer) error {
 	}
 	j := newJob(o)
 	if missing := j.missing(ctx); len(missing) > 0 {
-		return o.lacks("To run on this machine, the demo lacks:", missing)
+		fmt.Fprintln(o.Progress, "To run on this machine, the demo lacks:")
+		for _, m := range missing {
+			fmt.Fprintln(o.Progress, "  - "+m)
+		}
+		return fmt.Errorf("%w: get what is listed above", ErrMissing)
 	}
 	if err := j.run(ctx, out); err != nil {
 		if ctx.Err() != nil {

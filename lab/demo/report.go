@@ -171,7 +171,11 @@ type Tick struct {
 
 // TimeTicks are the marks of the time axis.
 func (r *report) TimeTicks() []Tick {
-	return ticks(r.longest(), niceStep(r.longest()/7), r.x, "%g s")
+	var ticks []Tick
+	for i, step := 0.0, niceStep(r.longest()/7); i*step <= r.longest(); i++ {
+		ticks = append(ticks, Tick{r.x(i * step), fmt.Sprintf("%g s", i*step)})
+	}
+	return ticks
 }
 
 // SampleTicks are the marks of the axis of samples.

@@ -24,15 +24,6 @@ var trainers embed.FS
 // ErrMissing says that the machine lacks something that the demo needs.
 var ErrMissing = errors.New("demo: something is missing")
 
-// lacks lists what is missing under a heading.
-func (o *Options) lacks(heading string, missing []string) error {
-	fmt.Fprintln(o.Progress, heading)
-	for _, m := range missing {
-		fmt.Fprintln(o.Progress, "  - "+m)
-	}
-	return fmt.Errorf("%w: get what is listed above", ErrMissing)
-}
-
 // missing returns what the demo needs and does not find, each with the command that gets it.
 func (j *job) missing(ctx context.Context) []string {
 	var packages, other []string
