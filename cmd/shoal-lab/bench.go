@@ -4,12 +4,9 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"math"
-	"os"
-	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -41,7 +38,6 @@ type benchOptions struct {
 	line                            lineOptions
 	connections                     int // of the daemon
 	asJSON                          bool
-	svg                             string
 }
 
 // lineOptions say how far the store of an own rig is.
@@ -151,7 +147,7 @@ it as far and as narrow as --latency and --bandwidth say, and a daemon. For that
 versitygw, and says how to get what is missing. A machine that is too small to do all of that at the real
 rate is helped by slower steps (--scale), which is said.`,
 		Example: `  # half of the dataset cached, the store 10% faster than what the other half needs
-  shoal-lab bench retinanet-b200 --cached 0.5 --bandwidth 1.1x --svg plot.svg
+  shoal-lab bench retinanet-b200 --cached 0.5 --bandwidth 1.1x
   # a mount that is there, at the real rate, by 8 accelerators
   shoal-lab bench resnet50-h100 --mount /mnt/train --accelerators 8
   # the same mount without being told the order
@@ -173,7 +169,10 @@ rate is helped by slower steps (--scale), which is said.`,
 			if err != nil {
 				return err
 			}
-			return o.write(c.OutOrStdout(), r)
+			if o.asJSON {
+				return json.NewEncoder(c.OutOrStdout()).Encode(r)
+			}
+			return r.print(c.OutOrStdout())
 		},
 	}
 	f := c.Flags()
@@ -198,7 +197,6 @@ rate is helped by slower steps (--scale), which is said.`,
 	f.Var(&o.datasetSize, "dataset-size", "most bytes of the own rig's dataset")
 	f.IntVar(&o.connections, "connections", 0, "of the daemon (default: its own)")
 	f.BoolVar(&o.asJSON, "json", false, "print the versioned JSON (docs/bench.md)")
-	f.StringVar(&o.svg, "svg", "", "write a plot to this file: utilisation over time, and a histogram of stalls")
 	return c
 }
 
@@ -472,32 +470,6 @@ func (r *benchReport) add(epochs []testbed.Epoch) {
 	}
 	r.Utilisation, r.Rate = compute/seconds, float64(samples)/seconds
 	r.Demand = float64(r.Accelerators*r.Batch) * r.SampleBytes / r.StepSeconds
-}
-
-// write writes the plot, and the report as table or JSON.
-func (o *benchOptions) write(out io.Writer, r *benchReport) error {
-	if o.svg != "" {
-		if err := o.plot(r); err != nil {
-			return err
-		}
-	}
-	if o.asJSON {
-		return json.NewEncoder(out).Encode(r)
-	}
-	return r.print(out)
-}
-
-func (o *benchOptions) plot(r *benchReport) (err error) {
-	f, err := os.Create(filepath.Clean(o.svg))
-	if err != nil {
-		return fmt.Errorf("--svg: %w", err)
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	var epochs []accelerator.Epoch
-	for _, e := range r.Epochs {
-		epochs = append(epochs, e.Epoch.Epoch)
-	}
-	return accelerator.Plot(f, fmt.Sprintf("%s: utilisation %.1f%%", r.title(), 100*r.Utilisation), r.what()+"; "+r.where(), epochs)
 }
 
 // what tells the accelerators in a line.
