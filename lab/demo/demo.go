@@ -108,15 +108,14 @@ type job struct {
 	store   *s3server.Server
 	proxy   *proxy.Process
 	env     []string // of shoal and the trainers
-	classes int
-	sockets string // folder: the path of a socket has 107 bytes at most, and WorkDir may be deep
-	dropped bool   // the kernel's caches could be dropped
+	sockets string   // folder: the path of a socket has 107 bytes at most, and WorkDir may be deep
+	dropped bool     // the kernel's caches could be dropped
 }
 
 func newJob(o Options) *job { return &job{Options: o, bars: progress.New(o.Progress)} }
 
-// Run runs the demo and prints its result, a table and the paths of the report and the contact
-// sheet, to out. When it returns, with or without an error, no process and no mount of it is left.
+// Run runs the demo and prints its result, a table and the path of the contact sheet, to out. When it returns, with or
+// without an error, no process and no mount of it is left.
 func Run(ctx context.Context, o Options, out io.Writer) error {
 	o, err := o.withDefaults()
 	if err != nil {
@@ -144,7 +143,6 @@ func (j *job) path(elem ...string) string {
 }
 
 func (j *job) run(ctx context.Context, out io.Writer) error {
-	began := time.Now()
 	if err := os.MkdirAll(j.path("runs"), 0o755); err != nil {
 		return err
 	}
@@ -176,15 +174,9 @@ func (j *job) run(ctx context.Context, out io.Writer) error {
 		}
 		results = append(results, r)
 	}
-	rep := &report{
-		Options: j.Options, Results: results, Classes: j.classes, Cores: runtime.NumCPU(),
-		Dropped: j.dropped, Began: began, Took: time.Since(began),
-	}
-	if err := rep.write(j.path("report.html"), j.path("contact-sheet.png")); err != nil {
-		return err
-	}
+	rep := &report{Options: j.Options, Results: results, Cores: runtime.NumCPU(), Dropped: j.dropped}
 	rep.print(out)
-	fmt.Fprintf(out, "\nreport         %s\ncontact sheet  %s\n", j.path("report.html"), j.path("contact-sheet.png"))
+	fmt.Fprintf(out, "\ncontact sheet  %s\n", j.path("contact-sheet.png"))
 	return nil
 }
 
@@ -217,8 +209,6 @@ func (j *job) prepareStore(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	j.classes = set.Classes
-
 	if j.store, err = s3server.Start(ctx, s3server.Options{Dir: j.path("s3")}); err != nil {
 		return err
 	}

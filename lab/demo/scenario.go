@@ -28,15 +28,14 @@ type Step struct {
 	Wait    float64 `json:"wait"`    // how long it waited for it
 	Compute float64 `json:"compute"` // how long it then computed
 	Samples int     `json:"samples"`
-	Loss    float64 `json:"loss"`
 }
 
 // Result is one scenario's outcome.
 type Result struct {
-	Name, Title, Detail string
-	Steps               []Step
-	Seconds             float64 // the loop, workers' start included
-	Samples             int
+	Title   string
+	Steps   []Step
+	Seconds float64 // the loop, workers' start included
+	Samples int
 	// Counters of the daemon (its stats), over the daemon's life, and of the store as the proxy
 	// saw it.
 	Gets, GetBytes           int64
@@ -59,48 +58,26 @@ func (r *Result) WaitShare() float64 {
 	return w / r.Seconds
 }
 
-// Learned returns the mean loss over the first and the last eighth of the steps.
-func (r *Result) Learned() (first, last float64) {
-	n := max(len(r.Steps)/8, 1)
-	mean := func(s []Step) (m float64) {
-		for _, st := range s {
-			m += st.Loss / float64(len(s))
-		}
-		return m
-	}
-	return mean(r.Steps[:n]), mean(r.Steps[len(r.Steps)-n:])
-}
-
 // scenario is one way of feeding the trainer.
 type scenario struct {
-	name, title, detail string
-	cache               string // name of the cache folder
-	cold                bool   // begin with an empty cache
-	order               string // for the mount
-	epoch               int    // that the trainer trains
-	feed                bool
+	name, title string
+	cache       string // name of the cache folder
+	cold        bool   // begin with an empty cache
+	order       string // for the mount
+	epoch       int    // that the trainer trains
+	feed        bool
 }
 
 func (j *job) scenarios() []scenario {
 	return []scenario{
-		{
-			name: "none", title: "mount, order unknown, cold", cache: "cache-none", cold: true, order: "none",
-			detail: "A plain read-through cache: each worker waits for each file.",
-		},
-		{
-			name: "order", title: "mount, order known, cold", cache: "cache", cold: true,
-			order:  fmt.Sprintf("torch:seed=%d", j.Seed),
-			detail: "The same trainer. Shoal computes the sampler's order and fetches ahead of it.",
-		},
-		{
-			name: "warm", title: "mount, order known, warm", cache: "cache", epoch: 1,
-			order:  fmt.Sprintf("torch:seed=%d,epoch=1", j.Seed),
-			detail: "The second epoch, after a remount: the samples are on the local disk.",
-		},
-		{
-			name: "feed", title: "feed, warm", cache: "cache", epoch: 2, feed: true,
-			detail: "Batches arrive decoded, cropped and flipped, as uint8; no DataLoader workers.",
-		},
+		// A plain read-through cache: each worker waits for each file.
+		{name: "none", title: "mount, order unknown, cold", cache: "cache-none", cold: true, order: "none"},
+		// The same trainer. Shoal computes the sampler's order and fetches ahead of it.
+		{name: "order", title: "mount, order known, cold", cache: "cache", cold: true, order: fmt.Sprintf("torch:seed=%d", j.Seed)},
+		// The second epoch, after a remount: the samples are on the local disk.
+		{name: "warm", title: "mount, order known, warm", cache: "cache", epoch: 1, order: fmt.Sprintf("torch:seed=%d,epoch=1", j.Seed)},
+		// Batches arrive decoded, cropped and flipped, as uint8; no DataLoader workers.
+		{name: "feed", title: "feed, warm", cache: "cache", epoch: 2, feed: true},
 	}
 }
 
@@ -131,7 +108,7 @@ func (j *job) runScenario(ctx context.Context, s scenario) (_ *Result, err error
 	}
 	defer func() { err = errors.Join(err, d.Close()) }()
 
-	r := &Result{Name: s.name, Title: s.title, Detail: s.detail}
+	r := &Result{Title: s.title}
 	cpu := j.cpu(d)
 	if err := j.train(ctx, s, target, r, bar.Set, bar.Note); err != nil {
 		return nil, errors.Join(err, d.Failed(), j.proxy.Failed(), j.store.Failed())
