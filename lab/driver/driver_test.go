@@ -44,7 +44,7 @@ func build(dir string, flags ...string) error {
 	}
 	for _, name := range []string{"check", "finish"} {
 		args := append([]string{"-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread",
-			"-o", filepath.Join(dir, name), filepath.Join("check", name+".c"), "-L" + dir, "-lcuda", "-Wl,-rpath," + dir}, flags...)
+			"-o", filepath.Join(dir, name), filepath.Join("testdata", "check", name+".c"), "-L" + dir, "-lcuda", "-Wl,-rpath," + dir}, flags...)
 		if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
 			return fmt.Errorf("%w\n%s", err, out)
 		}

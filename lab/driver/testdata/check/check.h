@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../src/api.h"
+#include "../../src/api.h"
 
 CUresult cuInit(unsigned);
 CUresult cuDriverGetVersion(int *);
