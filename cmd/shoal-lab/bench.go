@@ -8,6 +8,7 @@ import (
 	"io"
 	"math"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -123,6 +124,7 @@ type far struct {
 
 type epochReport struct {
 	testbed.Epoch
+	Stalled  int     `json:"stalled_steps"`
 	Rate     float64 `json:"samples_per_second"`
 	StallP50 float64 `json:"stall_p50_seconds"`
 	StallP99 float64 `json:"stall_p99_seconds"`
@@ -452,7 +454,7 @@ func (s *stages) close() {
 
 // report begins a report.
 func (o *benchOptions) report(w shapedJob) *benchReport {
-	return &benchReport{Version: 1, benchJob: benchJob{
+	return &benchReport{Version: 2, benchJob: benchJob{
 		Workload: w.Name, Cores: runtime.NumCPU(), Accelerators: o.accelerators, Batch: w.Batch, StepSeconds: w.Step.Seconds(),
 		SampleBytes: float64(w.SampleBytes), Scale: w.scale, Shrink: w.shrink, Workers: o.workers, Ahead: o.ahead,
 	}}
@@ -463,9 +465,18 @@ func (r *benchReport) add(epochs []testbed.Epoch) {
 	var compute, seconds float64
 	samples := 0
 	for _, e := range epochs {
-		r.Epochs = append(r.Epochs, epochReport{
-			Epoch: e, Rate: e.SamplesPerSecond(), StallP50: e.Stalls.Quantile(0.5).Seconds(), StallP99: e.Stalls.Quantile(0.99).Seconds(), StallMax: e.Stalls.Max().Seconds(),
-		})
+		var stalls []float64
+		one := epochReport{Epoch: e, Rate: e.SamplesPerSecond()}
+		for _, s := range e.Steps {
+			stalls = append(stalls, s.Stall)
+			if s.Stall > 0 {
+				one.Stalled++
+			}
+		}
+		slices.Sort(stalls)
+		quantile := func(q float64) float64 { return stalls[int(q*float64(len(stalls)-1))] }
+		one.StallP50, one.StallP99, one.StallMax = quantile(0.5), quantile(0.99), quantile(1)
+		r.Epochs = append(r.Epochs, one)
 		compute, seconds, samples = compute+e.Compute, seconds+e.Seconds, samples+e.Samples
 	}
 	r.Utilisation, r.Rate = compute/seconds, float64(samples)/seconds
@@ -514,21 +525,13 @@ func (r *benchReport) print(out io.Writer) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "epoch\tutilisation\tsamples/s\tMB/s\tGETs\tremote MB\tfirst batch\tstalled\tsteps stalled\tp50\tp99\tlongest\t")
 	for _, e := range r.Epochs {
-		all, none := e.Stalls.Count()
 		fmt.Fprintf(t, "%d\t%.1f%%\t%.0f\t%.1f\t%d\t%.0f\t%.2f s\t%.2f s\t%d of %d\t%.0f ms\t%.0f ms\t%.0f ms\t\n", e.Number, 100*e.Utilisation, e.Rate,
-			e.BytesPerSecond()/1e6, e.Requests, float64(e.RemoteBytes)/1e6, e.FirstBatch, e.Stall, all-none, all, 1e3*e.StallP50, 1e3*e.StallP99, 1e3*e.StallMax)
+			e.BytesPerSecond()/1e6, e.Requests, float64(e.RemoteBytes)/1e6, e.FirstBatch, e.Stall, e.Stalled, len(e.Steps), 1e3*e.StallP50, 1e3*e.StallP99, 1e3*e.StallMax)
 	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
 	fmt.Fprintln(out)
-	for _, e := range r.Epochs {
-		for _, b := range e.Stalls.Buckets() {
-			if b.UpTo > 0 {
-				row("stalls", "epoch %d: %d steps waited %.1f to %.1f ms", e.Number, b.Count, 1e3*b.Above, 1e3*b.UpTo)
-			}
-		}
-	}
 	if r.Bound > 0 {
 		row("bound", "%.1f%% is all that the store allows; reached %.1f%% of it", 100*r.Bound, 100*r.Utilisation/r.Bound)
 	}

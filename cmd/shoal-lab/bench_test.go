@@ -6,7 +6,6 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/shoalfs/shoal/internal/workload"
 	"github.com/shoalfs/shoal/lab/accelerator"
@@ -76,20 +75,16 @@ func TestRanks(t *testing.T) {
 }
 
 func TestBenchPrint(t *testing.T) {
-	var stalls accelerator.Histogram
-	for _, d := range []time.Duration{0, 0, 3 * time.Millisecond} {
-		stalls.Add(d)
-	}
 	r := &benchReport{benchJob: benchJob{Workload: "w", Cores: 2, Accelerators: 2, Batch: 3, SampleBytes: 1e6, StepSeconds: 0.2, Scale: 2, Shrink: 4}, Cached: 0.5,
 		Store: &far{Latency: 0.03, Bandwidth: 16.5e6}, Bound: 1, Busy: 0.99, CPU: 0.5}
-	r.add([]testbed.Epoch{{Epoch: accelerator.Epoch{Seconds: 2, Compute: 1.5, Stall: 0.5, Utilisation: 0.75, Samples: 12, Bytes: 12e6, Stalls: stalls}}})
+	r.add([]testbed.Epoch{{Epoch: accelerator.Epoch{Seconds: 2, Compute: 1.5, Stall: 0.5, Utilisation: 0.75, Samples: 12, Bytes: 12e6, Steps: []accelerator.Step{{}, {}, {Stall: 0.003}}}}})
 	var b bytes.Buffer
 	if err := r.print(&b); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
 		"no MLPerf result", "1/2 of the real rate", "1/4 of the real size", "1.10 times what the 50% that are not cached need", "75.0%", "1 of 3",
-		"1 steps waited", "reached 75.0% of it", "raise --scale",
+		"3 ms", "reached 75.0% of it", "raise --scale",
 	} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("%q is missing in\n%s", want, b.String())

@@ -63,14 +63,13 @@ type Epoch struct {
 	Utilisation float64 `json:"utilisation"`   // Compute / Seconds
 	// FirstBatch is how long the accelerators waited for their first batch, before Seconds began: the
 	// loaders begin each epoch empty, as a DataLoader's iterator does.
-	FirstBatch float64   `json:"first_batch_seconds"`
-	Samples    int       `json:"samples"`
-	Bytes      int64     `json:"bytes"` // of the samples
-	Stalls     Histogram `json:"stalls"`
+	FirstBatch float64 `json:"first_batch_seconds"`
+	Samples    int     `json:"samples"`
+	Bytes      int64   `json:"bytes"` // of the samples
 	// Oversleep is how much later than it should the emulation woke up from computing, in all. It is not
 	// in the times above (see Job.Run); much of it means that the machine is too busy for this run.
 	Oversleep float64 `json:"oversleep_seconds"`
-	Steps     []Step  `json:"-"`
+	Steps     []Step  `json:"steps"`
 }
 
 // SamplesPerSecond is the rate over Seconds.
@@ -151,7 +150,6 @@ func (j Job) compute(ctx context.Context, e *Epoch, loaders []*loader, begin tim
 			e.FirstBatch = start.Sub(begin).Seconds()
 		} else {
 			stall = start.Sub(end)
-			e.Stalls.Add(stall)
 		}
 		e.Steps = append(e.Steps, Step{start.Sub(first).Seconds(), stall.Seconds()})
 		end = start.Add(j.Step)
