@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shoalfs/shoal/lab/rig/daemon"
 	"github.com/shoalfs/shoal/lab/rig/etcd"
 	"github.com/shoalfs/shoal/lab/rig/fleet"
 	"github.com/shoalfs/shoal/lab/rig/netns"
@@ -120,7 +121,7 @@ func fleetOver(t *testing.T, set *clusterSet, store string, share float64, flags
 			t.Error(err)
 		}
 	})
-	c.flags = append([]string{"--memory", clusterMemory, "--cache-size", fleet.CacheSize(share, set.bytes, len(set.paths))}, flags...)
+	c.flags = append([]string{"--memory", clusterMemory, "--cache-size", daemon.CacheSize(share, set.bytes, len(set.paths))}, flags...)
 	if !slices.Contains(flags, "--order") {
 		c.flags = append(c.flags, "--order", "none")
 	}
@@ -338,7 +339,7 @@ func TestClusterLittleMemory(t *testing.T) {
 		c.bytes += fi.Size()
 	}
 	c.flags[slices.Index(c.flags, "--memory")+1] = "300MiB"
-	c.flags[slices.Index(c.flags, "--cache-size")+1] = fleet.CacheSize(0.4, c.bytes, len(paths))
+	c.flags[slices.Index(c.flags, "--cache-size")+1] = daemon.CacheSize(0.4, c.bytes, len(paths))
 	c.start()
 	c.atMost(1.03, c.epoch(0, 1), "four jobs")
 	c.atMost(0.01, c.epoch(1, 1), "four jobs, once more")
@@ -916,7 +917,7 @@ func TestClusterZones(t *testing.T) {
 			zone := func(n *fleet.Node) string { return []string{"a", "b"}[n.Number/2] }
 			c.each(func(n *fleet.Node) error {
 				flags := append(slices.Clone(c.flags), "--zone", zone(n))
-				flags[slices.Index(flags, "--cache-size")+1] = fleet.CacheSize(test.shares[n.Number], c.bytes, len(c.paths))
+				flags[slices.Index(flags, "--cache-size")+1] = daemon.CacheSize(test.shares[n.Number], c.bytes, len(c.paths))
 				return n.Serve(t.Context(), c.source, flags...)
 			})
 			c.settled()

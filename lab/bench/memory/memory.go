@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/shoalfs/shoal/lab/bench/kit"
-	"github.com/shoalfs/shoal/lab/rig/fleet"
+	"github.com/shoalfs/shoal/lab/rig/daemon"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 	"github.com/shoalfs/shoal/lab/rig/testbed"
 )
@@ -149,7 +149,7 @@ func (r row) run(ctx context.Context, bed *testbed.Bed, mode string) (all, first
 	order := map[string]string{"none": "none", "auto": "auto", "told": "auto"}[mode]
 	kernel := map[bool]string{true: "on", false: "off"}[r.reader == "kernel"]
 	m, err := bed.Mount(ctx, d.Source(), "mnt", "--cache-dir", cache, "--memory", memory, "--samples", "*", "--order", order,
-		"--kernel-cache", kernel, "--cache-size", fleet.CacheSize(part(r.cache), d.Bytes(), files))
+		"--kernel-cache", kernel, "--cache-size", daemon.CacheSize(part(r.cache), d.Bytes(), files))
 	if err != nil {
 		return all, first, err
 	}

@@ -196,13 +196,6 @@ func (f *Fleet) Settled(ctx context.Context) error {
 	}
 }
 
-// CacheSize returns the --cache-size that holds this share of a dataset and nothing more: beside the bytes there are headers
-// and checksums of records, and what the daemon keeps for its catalog.
-func CacheSize(share float64, bytes int64, files int) string {
-	need := share * float64(bytes+384*int64(files))
-	return strconv.FormatInt(int64((need+1<<20)*32/31), 10) + "B"
-}
-
 // Serve starts the daemon, a feed of source, and returns when it is ready. flags are those of `shoal serve`; in them "{ip}" is the
 // node's address, and "{i}" its number.
 func (n *Node) Serve(ctx context.Context, source string, flags ...string) error {

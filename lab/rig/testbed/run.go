@@ -14,6 +14,7 @@ import (
 
 	"github.com/shoalfs/shoal/lab/accelerator"
 	"github.com/shoalfs/shoal/lab/rig/cputime"
+	"github.com/shoalfs/shoal/lab/rig/daemon"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
 
@@ -141,7 +142,6 @@ type Bandwidth struct {
 // Config is one measurement: a dataset in a store that is so far and so narrow, a daemon, accelerators.
 type Config struct {
 	Dataset   Dataset
-	Packed    bool // read from tar shards
 	Job       accelerator.Job
 	Cached    float64 // part of the dataset that the cache may hold, and holds at the start
 	Bandwidth Bandwidth
@@ -153,14 +153,6 @@ type Config struct {
 	Order       string // spec, in which the accelerators read
 	Told        string // spec that the mount is given; "" is Order
 	Epochs      int
-}
-
-// Source is what the daemon reads, as a verb takes it.
-func (c Config) Source() string {
-	if c.Packed {
-		return c.Dataset.Source() + "-packed"
-	}
-	return c.Dataset.Source()
 }
 
 // Result is what a measurement gave.
@@ -192,37 +184,20 @@ func (r Result) Bound() float64 {
 // Stages of a measurement, as progress is told of them.
 const (
 	Laying  = "laying objects"
-	Packing = "packing them into shards"
 	Warming = "warming the cache"
 	Running = "running"
-)
-
-// What a cache directory needs beside the bytes that it is to hold, so that all of those fit and nothing
-// more: for each record its header, checksums and line in the catalog, and what the daemon keeps back for the
-// catalog's files (engine.Host: 1 MiB and a 32nd part, at most 8 MiB).
-const (
-	recordSlack  = 384
-	catalogLeast = 1 << 20
-	catalogMost  = 8 << 20
-	catalogPart  = 32
 )
 
 // warmMemory is --memory of the warming. With little of it, what outruns the disk is let go of unwritten.
 const warmMemory = "1GiB"
 
-// noCache is a --cache-size that leaves no room for data.
-const noCache = 1 << 20
-
-// cacheSize returns the --cache-size that holds a part of the dataset.
-func (c Config) cacheSize() int64 {
-	switch c.Cached {
-	case 0:
-		return noCache
-	case 1: // exactly, so nothing may be left out for a few bytes
-		return 2*c.Dataset.Bytes() + recordSlack*int64(c.Dataset.Samples) + catalogMost
+// cacheSize returns the --cache-size that holds a part of the dataset. For all of it, it has room to spare: nothing may be left out.
+func (c Config) cacheSize() string {
+	share := c.Cached
+	if share == 1 {
+		share = 2
 	}
-	need := int64(c.Cached * float64(c.Dataset.Bytes()+recordSlack*int64(c.Dataset.Samples)))
-	return min(need+catalogMost, (need+catalogLeast)*catalogPart/(catalogPart-1))
+	return daemon.CacheSize(share, c.Dataset.Bytes(), c.Dataset.Samples)
 }
 
 // Measure lays, warms, mounts, runs, and unmounts. The cache of the measurement before is thrown away.
@@ -233,14 +208,7 @@ func (b *Bed) Measure(ctx context.Context, c Config, progress func(step string, 
 	if err := b.Lay(ctx, c.Dataset, func(done, total int) { progress(Laying, done, total) }); err != nil {
 		return r, err
 	}
-	source := c.Source()
-	if c.Packed {
-		progress(Packing, 0, 1)
-		if _, err := b.Shoal(ctx, "pack", c.Dataset.Source(), source, "--shard-size", "16MiB"); err != nil {
-			return r, err
-		}
-		progress(Packing, 1, 1)
-	}
+	source := c.Dataset.Source()
 	r.Bytes = c.Dataset.Bytes()
 	r.Demand = float64(c.Job.Accelerators*c.Job.Batch) * float64(r.Bytes) / float64(c.Dataset.Samples) / c.Job.Step.Seconds()
 	cache := filepath.Join(b.Dir, "cache")
@@ -248,7 +216,7 @@ func (b *Bed) Measure(ctx context.Context, c Config, progress func(step string, 
 		return r, err
 	}
 	flags := []string{
-		"--cache-dir", cache, "--cache-size", strconv.FormatInt(c.cacheSize(), 10) + "B",
+		"--cache-dir", cache, "--cache-size", c.cacheSize(),
 		"--samples", "*",
 	}
 	if c.Cached > 0 {
