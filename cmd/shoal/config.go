@@ -60,17 +60,6 @@ cache-dir. Flags override variables, variables override the file, and the file o
   shoal config --example > ~/.config/shoal/shoal.yaml`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error { return o.run(c, args) },
-		ValidArgsFunction: func(c *cobra.Command, args []string, _ string) (words []string, _ cobra.ShellCompDirective) {
-			verb, rest, err := c.Root().Find(args)
-			if err == nil && len(rest) == 0 {
-				for _, sub := range verb.Commands() {
-					if len(settings.Flags(sub)) > 0 || sub.HasSubCommands() && settings.Has(sub) {
-						words = append(words, cobra.CompletionWithDesc(sub.Name(), sub.Short))
-					}
-				}
-			}
-			return words, cobra.ShellCompDirectiveNoFileComp
-		},
 	}
 	settings.Without(c)
 	f := c.Flags()

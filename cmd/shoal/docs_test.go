@@ -11,8 +11,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-
-	"github.com/shoalfs/shoal/prefetch/order"
 )
 
 // docs/cli.md says what the help says.
@@ -89,20 +87,6 @@ func TestCompletions(t *testing.T) {
 		args []string
 		want string // all of it; or, after *, a part
 	}{
-		{[]string{"mount", "--log-level", ""}, "debug\ninfo\nwarn\nerror\n:4\n"},
-		{[]string{"mount", "--kernel-cache=o"}, "on\noff\n:4\n"},
-		{[]string{"mount", "--order", "torch"}, "torch:seed=\tDistributedSampler\ntorch-loader:seed=\tDataLoader(shuffle=True)\n:6\n"},
-		{[]string{"mount", "--order", "au"}, "*auto"},
-		{[]string{"mount", "--order", "list:/x"}, ":0\n"}, // files
-		{[]string{"mount", "--cache-size", "a"}, "auto\n:4\n"},
-		{[]string{"warm", "--list", ""}, ":0\n"},
-		{[]string{"warm", "--cache-dir", ""}, ":16\n"}, // folders
-		{[]string{"mount", "file:///x", ""}, ":16\n"},
-		{[]string{"mount", "file:///x", "/y", ""}, ":4\n"},
-		{[]string{"order", "sequ"}, "sequential\tby number\n:4\n"},
-		{[]string{"feed", "--transport", "s"}, "slots\n:4\n"},
-		{[]string{"config", "cache", ""}, "*ls\tList the datasets"},
-		{[]string{"config", ""}, "*mount\tMount a dataset"},
 		{[]string{"mount", "--cache-s"}, "*--cache-size\t"},
 		{[]string{"m"}, "mount\tMount a dataset as a filesystem that reads ahead in the order of the epoch\n:4\n"},
 	} {
@@ -111,46 +95,5 @@ func TestCompletions(t *testing.T) {
 			continue
 		}
 		t.Errorf("%q is completed to\n%swant\n%s", tc.args, got, tc.want)
-	}
-	for _, w := range orderWords {
-		word, _, _ := strings.Cut(w, "\t")
-		switch word {
-		case "windowed:seed=":
-			word += "7,window=2"
-		case "mixture:seed=":
-			word += "7,weights=a:1"
-		case "buckets:seed=":
-			word += "7,batch=2"
-		case "list:":
-			word += "/x"
-		default:
-			if strings.HasSuffix(word, "=") {
-				word += "7"
-			}
-		}
-		if spec, err := order.Parse(word); err != nil || spec.Check() != nil {
-			t.Errorf("%s is offered, and is no order: %v", word, err)
-		}
-	}
-}
-
-// What is offered for a flag is taken by it, and every word stands for a flag that is there.
-func TestOfferedWordsAreTaken(t *testing.T) {
-	used := map[string]bool{}
-	commands(root(), func(c *cobra.Command) {
-		c.Flags().VisitAll(func(f *pflag.Flag) {
-			used[f.Name] = true
-			for _, w := range offered(f) {
-				word, _, _ := strings.Cut(w, "\t")
-				if err := f.Value.Set(word); err != nil {
-					t.Errorf("%s --%s %s: %v", c.CommandPath(), f.Name, w, err)
-				}
-			}
-		})
-	})
-	for name := range flagWords {
-		if !used[name] {
-			t.Errorf("there is no flag --%s", name)
-		}
 	}
 }

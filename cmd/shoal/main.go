@@ -80,6 +80,5 @@ or as a sidecar container.`,
 		versionCommand())
 	cli.Prepare(c, removed)
 	addSettings(c)
-	addCompletions(c)
 	return c
 }

@@ -91,15 +91,10 @@ func (c choice) Set(text string) error {
 		text = strconv.FormatBool(on)
 	}
 	if !slices.Contains(c.of, text) {
-		return fmt.Errorf("%q: give %s", text, english.WordSeries(c.words(), "or"))
+		return fmt.Errorf("%q: give %s", text, english.WordSeries(c.of, "or"))
 	}
 	*c.to = text
 	return nil
-}
-
-// words are the accepted values, without the empty one.
-func (c choice) words() []string {
-	return slices.DeleteFunc(slices.Clone(c.of), func(w string) bool { return w == "" })
 }
 
 // engineOptions are the flags of every verb with a dataset.
