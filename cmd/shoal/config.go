@@ -37,8 +37,8 @@ type secretSetting struct {
 
 // configOptions are the flags of shoal config.
 type configOptions struct {
-	check                   string
-	example, asJSON, asYAML bool
+	check           string
+	example, asJSON bool
 }
 
 func configCommand() *cobra.Command {
@@ -55,7 +55,6 @@ cache-dir. Flags override variables, variables override the file, and the file o
 (docs/configuration.md).`,
 		Example: `  shoal config
   shoal config mount --memory 4GiB
-  shoal config --yaml serve > shoal.yaml
   shoal config --check shoal.yaml
   shoal config --example > ~/.config/shoal/shoal.yaml`,
 		Args: cobra.ArbitraryArgs,
@@ -66,20 +65,15 @@ cache-dir. Flags override variables, variables override the file, and the file o
 	f.SetInterspersed(false)
 	f.StringVar(&o.check, "check", "", "check only this configuration file; exit code 2 if it is not valid")
 	f.BoolVar(&o.example, "example", false, "print a configuration file with every setting, commented out")
-	o.formats(c)
+	o.addJSON(c)
 	return c
 }
 
-func (o *configOptions) formats(c *cobra.Command) {
-	for name, flag := range map[string]*bool{"json": &o.asJSON, "yaml": &o.asYAML} {
-		if c.Flags().Lookup(name) == nil {
-			usage := "print JSON (docs/configuration.md)"
-			if name == "yaml" {
-				usage = "print a configuration file that says the same"
-			}
-			c.Flags().BoolVar(flag, name, *flag, usage)
-			settings.CommandLineOnly(c.Flags().Lookup(name))
-		}
+// addJSON adds --json, after VERB, too, unless the verb has one of its own.
+func (o *configOptions) addJSON(c *cobra.Command) {
+	if c.Flags().Lookup("json") == nil {
+		c.Flags().BoolVar(&o.asJSON, "json", o.asJSON, "print JSON (docs/configuration.md)")
+		settings.CommandLineOnly(c.Flags().Lookup("json"))
 	}
 }
 
@@ -87,7 +81,7 @@ func (o *configOptions) run(c *cobra.Command, args []string) error {
 	out := c.OutOrStdout()
 	schema := schemaOf(root()) // a new command, since flags keep their values
 	if o.check != "" || o.example {
-		if len(args) > 0 || o.check != "" && o.example || o.asJSON || o.asYAML {
+		if len(args) > 0 || o.check != "" && o.example || o.asJSON {
 			return cli.Usagef("--check and --example take no other arguments (see: shoal config --help)")
 		}
 		if o.example {
@@ -104,7 +98,7 @@ func (o *configOptions) run(c *cobra.Command, args []string) error {
 		if !settings.Has(verb) || len(settings.Flags(verb)) == 0 {
 			return cli.Usagef("%s has no settings", verb.CommandPath())
 		}
-		o.formats(verb)
+		o.addJSON(verb)
 		if err := verb.ParseFlags(rest); err != nil {
 			return verb.FlagErrorFunc()(verb, err)
 		}
@@ -116,9 +110,6 @@ func (o *configOptions) run(c *cobra.Command, args []string) error {
 	} else if len(rest) > 0 {
 		return cli.Usagef("%s: name the verb before its flags (see: shoal config --help)", rest[0])
 	}
-	if o.asJSON && o.asYAML {
-		return cli.Usagef("--json and --yaml: give one of them")
-	}
 	file, err := configFile(schema, own.Value.String())
 	if err != nil {
 		return err
@@ -126,9 +117,6 @@ func (o *configOptions) run(c *cobra.Command, args []string) error {
 	verbs, all, err := apply(schema, verb, file)
 	if err != nil {
 		return err
-	}
-	if o.asYAML {
-		return settings.WriteYAML(out, verbs, all)
 	}
 	return o.report(out, schema, file, verb, verbs, all)
 }

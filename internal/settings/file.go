@@ -172,10 +172,6 @@ func (p *parser) section(c *cobra.Command, verbs []string, n *yaml.Node, depth i
 			return
 		}
 		key, value := n.Content[i], n.Content[i+1]
-		if key.Kind == yaml.ScalarNode && key.Tag == "!!merge" {
-			p.merge(c, verbs, n, value, depth)
-			continue
-		}
 		if key.Kind != yaml.ScalarNode {
 			p.fail(key, "a key is the name of a setting or of a verb")
 			continue
@@ -186,34 +182,6 @@ func (p *parser) section(c *cobra.Command, verbs []string, n *yaml.Node, depth i
 		}
 		seen[key.Value] = key.Line
 		p.pair(c, verbs, key, value, depth)
-	}
-}
-
-// merge parses the mapping, or the list of mappings, of a merge key (<<). The section's own settings take precedence,
-// then earlier mappings.
-func (p *parser) merge(c *cobra.Command, verbs []string, into, n *yaml.Node, depth int) {
-	at, n := n, resolve(n)
-	from := []*yaml.Node{n}
-	if n.Kind == yaml.SequenceNode {
-		from = n.Content
-	}
-	own := map[string]bool{}
-	for i := 0; i+1 < len(into.Content); i += 2 {
-		own[into.Content[i].Value] = true
-	}
-	for _, m := range from {
-		if m = resolve(m); m.Kind != yaml.MappingNode {
-			p.fail(at, "<<: merge a mapping, or a list of them")
-			return
-		}
-		rest := &yaml.Node{Kind: yaml.MappingNode, Line: m.Line}
-		for i := 0; i+1 < len(m.Content); i += 2 {
-			if key := m.Content[i]; key.Tag == "!!merge" || !own[key.Value] {
-				own[key.Value] = true
-				rest.Content = append(rest.Content, key, m.Content[i+1])
-			}
-		}
-		p.section(c, verbs, rest, depth+1)
 	}
 }
 

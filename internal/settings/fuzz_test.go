@@ -4,11 +4,9 @@ import (
 	"errors"
 	"strings"
 	"testing"
-
-	"github.com/spf13/cobra"
 )
 
-// Whatever a file holds, it is refused with its name and a line, or it can be applied and printed again.
+// Whatever a file holds, it is refused with its name and a line, or it can be applied.
 func FuzzParse(f *testing.F) {
 	for _, text := range []string{
 		file, "", "a", "- a", "a: &a [*a]", "mount: &a {<<: *a}", "<<: [{timeout: 1s}, {timeout: 2s}]", "timeout: !!int 5", "serve: {listen: [a, b, ~]}",
@@ -33,29 +31,8 @@ func FuzzParse(f *testing.F) {
 		for _, verb := range [][]string{{"mount"}, {"serve"}, {"cache", "ls"}} {
 			s := program()
 			c := command(t, s, verb...)
-			if err := s.Apply(c, nil, parsed); err != nil {
-				if !errors.Is(err, ErrWrong) {
-					t.Fatalf("error %v", err)
-				}
-				continue
-			}
-			var b strings.Builder
-			if err := WriteYAML(&b, []*cobra.Command{c}, map[*cobra.Command][]Setting{c: s.Settings(c)}); err != nil {
-				t.Fatal(err)
-			}
-			again, err := s.Parse("again", []byte(b.String()))
-			if err != nil {
-				t.Fatalf("%v\n%s", err, b.String())
-			}
-			fresh := program()
-			c2 := command(t, fresh, verb...)
-			if err := fresh.Apply(c2, nil, again); err != nil {
-				t.Fatalf("%v\n%s", err, b.String())
-			}
-			for _, f := range Flags(c) {
-				if got := c2.Flags().Lookup(f.Name).Value.String(); got != f.Value.String() {
-					t.Fatalf("%s is %q, want %q\n%s", f.Name, got, f.Value, b.String())
-				}
+			if err := s.Apply(c, nil, parsed); err != nil && !errors.Is(err, ErrWrong) {
+				t.Fatalf("error %v", err)
 			}
 		}
 	})

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net/url"
-	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -90,35 +89,6 @@ func WriteTable(out io.Writer, list []Setting) error {
 		fmt.Fprintf(w, "%s\t%s\t%s\n", row.Name, cmp.Or(row.Value, "-"), row.Origin)
 	}
 	return w.Flush()
-}
-
-// WriteYAML prints the settings of commands, in the order of [Walk], as a configuration file with the same values;
-// defaults are comments.
-func WriteYAML(out io.Writer, commands []*cobra.Command, all map[*cobra.Command][]Setting) error {
-	var open []string // sections
-	for _, c := range commands {
-		path := commandPath(c)
-		for i, word := range path {
-			if i < len(open) && slices.Equal(open[:i+1], path[:i+1]) {
-				continue
-			}
-			fmt.Fprintf(out, "%*s%s:\n", 2*i, "", word)
-		}
-		open = path
-		for _, row := range all[c] {
-			line, err := yamlLine(row)
-			if err != nil {
-				return err
-			}
-			if row.From == Default.String() {
-				line = "# " + line
-			} else {
-				line += " # " + row.Origin
-			}
-			fmt.Fprintf(out, "%*s%s\n", 2*len(path), "", line)
-		}
-	}
-	return nil
 }
 
 // yamlLine returns NAME: VALUE.

@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 )
 
 // program returns a command line with what flags can be: shared ones, lists, a name that is verb and flag.
@@ -175,8 +174,7 @@ func TestWrongFiles(t *testing.T) {
 		{"two documents", "timeout: 1s\n---\ntimeout: 2s", "f:2: a second document; a configuration file has only one"},
 		{"a tag", "timeout: !!binary aGk=", "f:1: timeout: the tag !!binary is not known here"},
 		{"a key that is none", "[a, b]: c", "f:1: a key is the name of a setting or of a verb"},
-		{"itself", "mount: &a\n  <<: *a", ""},
-		{"merges no mapping", "<<: 5", "f:1: <<: merge a mapping, or a list of them"},
+		{"a merge", "<<: {timeout: 1s}", "f:1: <<: no such setting (see: shoal config --example)"},
 		{"all that is wrong", "a: 1\nb: 2", "f:1: a: no such setting (see: shoal config --example)\nf:2: b: no such setting (see: shoal config --example)"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -239,16 +237,14 @@ func TestAnchors(t *testing.T) {
 mount: &m
   cache-dir: &d /nvme
   timeout: 1s
-serve:
-  <<: *m
-  timeout: 2s
+serve: *m
 warm:
   cache-dir: *d
 `))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for verb, want := range map[string]string{"mount": "/nvme 1s", "serve": "/nvme 2s", "warm": "/nvme 4s"} {
+	for verb, want := range map[string]string{"mount": "/nvme 1s", "serve": "/nvme 1s", "warm": "/nvme 4s"} {
 		c := command(t, s, verb)
 		if err := s.Apply(c, nil, f); err != nil {
 			t.Fatal(err)
@@ -323,41 +319,6 @@ func uncomment(text string) string {
 		b.WriteString(strings.Replace(line, "#", "", 1))
 	}
 	return b.String()
-}
-
-// What is printed as YAML is a file that says the same.
-func TestYAMLIsAFile(t *testing.T) {
-	s := program()
-	f, err := s.Parse("shoal.yaml", []byte(file))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, args := range [][]string{{"mount", "--epoch=3"}, {"serve", "--mount=~", "--listen=a: b", "--listen=#c"}, {"warm"}, {"cache", "ls"}} {
-		s := program()
-		c := command(t, s, args...)
-		if err := s.Apply(c, []string{"SHOAL_TIMEOUT=90s"}, f); err != nil {
-			t.Fatal(err)
-		}
-		var b bytes.Buffer
-		if err := WriteYAML(&b, []*cobra.Command{c}, map[*cobra.Command][]Setting{c: s.Settings(c)}); err != nil {
-			t.Fatal(err)
-		}
-		again := program()
-		f2, err := again.Parse("again.yaml", b.Bytes())
-		if err != nil {
-			t.Fatalf("%v\n%s", err, b.String())
-		}
-		path, _, _ := s.Root.Find(args)
-		c2 := command(t, again, commandPath(path)...)
-		if err := again.Apply(c2, nil, f2); err != nil {
-			t.Fatal(err)
-		}
-		c.Flags().VisitAll(func(f *pflag.Flag) {
-			if got := c2.Flags().Lookup(f.Name); got.Value.String() != f.Value.String() || got.Changed != f.Changed {
-				t.Errorf("%s %s is %q, want %q\n%s", args, f.Name, got.Value, f.Value, b.String())
-			}
-		})
-	}
 }
 
 func TestRedact(t *testing.T) {
