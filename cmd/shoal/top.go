@@ -1,14 +1,11 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"fmt"
 	"io"
 	"net/http"
-	"os"
-	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -16,12 +13,10 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/admin"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/findings"
 	"github.com/shoalfs/shoal/internal/human"
-	"github.com/shoalfs/shoal/internal/machine"
 	"github.com/shoalfs/shoal/internal/progress"
 )
 
@@ -33,8 +28,8 @@ func topCommand() *cobra.Command {
 		Short: "Watch a daemon live: is the GPU waiting, and for what",
 		Long: `Shows once a second whether the trainer waits and for what, how far ahead of it Shoal is, throughput, where reads
 were served from, sessions and errors, as shoal stat --watch does. The target is a mount, a feed's address (unix:///…,
-tcp://…, tls://…) or an admin address (http://HOST:PORT). Without an argument it takes the only mount on this machine,
-asks if there are several, and takes the default feed if there is none.
+tcp://…, tls://…) or an admin address (http://HOST:PORT). Without an argument it takes the only daemon on this machine that has
+a mount or serves the default feed.
 
 Ctrl-C ends it. If the output is not a terminal, it prints one frame.`,
 		Example: `  shoal top
@@ -42,17 +37,8 @@ Ctrl-C ends it. If the output is not a terminal, it prints one frame.`,
   shoal top http://127.0.0.1:7071
   shoal top unix:///run/shoal/feed.sock --once`,
 		Args: cobra.MaximumNArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			mounts, err := fusefs.Mounts()
-			switch {
-			case len(args) > 0:
-				w.target = args[0]
-			case err != nil || len(mounts) == 0:
-				w.target, err = oneDaemon(c.Context(), args, &security)
-			default:
-				w.target, err = chooseMount(mounts, progress.Terminal(c.OutOrStdout()) && progress.Terminal(os.Stdin), os.Stdin, c.ErrOrStderr())
-			}
-			if err != nil && w.target == "" {
+		RunE: func(c *cobra.Command, args []string) (err error) {
+			if w.target, err = oneDaemon(c.Context(), args, &security); err != nil {
 				return err
 			}
 			return w.run(c, &security)
@@ -167,24 +153,4 @@ func fromAdmin(ctx context.Context, base, page string) ([]byte, error) {
 		err = fmt.Errorf("%s answers %s: %.200s (%s)", req.URL, resp.Status, why, remedy)
 	}
 	return body, err
-}
-
-// chooseMount returns the only mount, or the user's choice.
-func chooseMount(mounts []machine.Mount, ask bool, in io.Reader, out io.Writer) (string, error) {
-	if len(mounts) == 1 || !ask {
-		return only(pointsOf(mounts), "give a mount point")
-	}
-	for i, m := range mounts {
-		fmt.Fprintf(out, "%d  %s  (%s)\n", i+1, m.Point, m.Source)
-	}
-	fmt.Fprintf(out, "which one, 1 to %d? ", len(mounts))
-	line, err := bufio.NewReader(in).ReadString('\n')
-	if err != nil {
-		return "", cli.Usagef("no answer (give a mount point)")
-	}
-	n, err := strconv.Atoi(strings.TrimSpace(line))
-	if err != nil || n < 1 || n > len(mounts) {
-		return "", cli.Usagef("%q is none of 1 to %d", strings.TrimSpace(line), len(mounts))
-	}
-	return mounts[n-1].Point, nil
 }
