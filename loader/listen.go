@@ -17,9 +17,6 @@ import (
 
 // ListenOptions are the settings of a listener.
 type ListenOptions struct {
-	// SocketMode is the permission of a unix socket; default 0660, so that trainers of the same group can connect.
-	// Connecting requires write permission.
-	SocketMode fs.FileMode
 	// SocketGroup is the group of a unix socket, by name or number; default the process's.
 	SocketGroup string
 	// TLS is the configuration of tls:// listeners, from ServerTLS; nil: tls:// is refused.
@@ -156,9 +153,5 @@ func permit(path string, o ListenOptions) error {
 			return err
 		}
 	}
-	mode := o.SocketMode
-	if mode == 0 {
-		mode = 0o660
-	}
-	return os.Chmod(path, mode)
+	return os.Chmod(path, 0o660) // trainers of the same group can connect, which takes write permission
 }

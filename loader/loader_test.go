@@ -996,7 +996,7 @@ func TestListen(t *testing.T) {
 	}
 	l.(*net.UnixListener).SetUnlinkOnClose(false) // as a killed server leaves it
 	l.Close()
-	l, err = loader.Listen("unix://"+sock, loader.ListenOptions{SocketMode: 0o600, SocketGroup: "12345"})
+	l, err = loader.Listen("unix://"+sock, loader.ListenOptions{SocketGroup: "12345"})
 	if err != nil {
 		t.Fatalf("a stale socket: %v", err)
 	}
@@ -1004,7 +1004,7 @@ func TestListen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if info.Mode().Perm() != 0o600 || info.Sys().(*syscall.Stat_t).Gid != 12345 {
+	if info.Mode().Perm() != 0o660 || info.Sys().(*syscall.Stat_t).Gid != 12345 {
 		t.Errorf("mode %v, %+v", info.Mode(), info.Sys())
 	}
 	l.Close()
