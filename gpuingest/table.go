@@ -352,55 +352,6 @@ func splitRow(b []byte, comma byte, fields []string) ([]string, error) {
 	}
 }
 
-// Value is a row's value in a column before the transform.
-type Value struct {
-	Column   string
-	Number   float64
-	Category string // of onehot and ordinal
-}
-
-// Invert returns the values from which the numbers of one row were computed, column by column. A clipped value comes
-// back as the bound, a missing value as its replacement.
-func (f *Fit) Invert(data []float64, categories []int64) ([]Value, error) {
-	var list []Value
-	for i := range f.Features {
-		g := &f.Features[i]
-		v := Value{Column: g.Column}
-		k := 0
-		switch {
-		case g.Op == "label":
-			continue
-		case g.Op == "ordinal" && g.At < len(categories):
-			k = int(categories[g.At])
-		case g.Op != "ordinal" && g.At+g.Width <= len(data):
-		default:
-			return nil, fmt.Errorf("a row of %d numbers and %d categories does not match %s", len(data), len(categories), f.Spec)
-		}
-		switch g.Op {
-		case "number", "outliers":
-			v.Number = data[g.At]
-		case "minmax":
-			v.Number = data[g.At]*scaleOf(g.Max-g.Min) + g.Min
-		case "zscore":
-			v.Number = data[g.At]*scaleOf(g.Std) + g.Mean
-		case "onehot":
-			for j, x := range data[g.At : g.At+g.Width] {
-				if x > data[g.At+k] {
-					k = j
-				}
-			}
-		}
-		if g.Op == "onehot" || g.Op == "ordinal" {
-			if k < 0 || k >= len(g.Categories) {
-				return nil, fmt.Errorf("column %q has no category %d", g.Column, k)
-			}
-			v.Category = g.Categories[k]
-		}
-		list = append(list, v)
-	}
-	return list, nil
-}
-
 // quantile is numpy's, linear between neighbours; sorted must not be empty.
 func quantile(sorted []float64, p float64) float64 {
 	at := p * float64(len(sorted)-1)

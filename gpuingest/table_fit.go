@@ -21,7 +21,7 @@ const (
 )
 
 // Fit is the statistics of the whole table for a transform. Its JSON is documented (docs/records.md), so that a model's
-// numbers can be converted back to values long after (see [Fit.Invert]).
+// numbers can be converted back to values long after.
 type Fit struct {
 	Version  int       `json:"v"`
 	Dataset  string    `json:"dataset"` // the dataset version

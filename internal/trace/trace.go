@@ -113,13 +113,6 @@ func (s Span) Int(key string, value int64) {
 	}
 }
 
-// Link links the span to another one.
-func (s Span) Link(to Span) {
-	if s.s != nil && to.s != nil {
-		s.s.AddLink(otel.Link{SpanContext: to.s.SpanContext()})
-	}
-}
-
 // Event records an event and its cause, which may be nil.
 func (s Span) Event(name string, cause error) {
 	if s.s == nil {

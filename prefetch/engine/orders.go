@@ -24,7 +24,6 @@ import (
 // plan is a written order: the files that a reader will open, in order.
 type plan struct {
 	text     []byte // as written; nil for a name under which only bad plans were written
-	order    order.Order
 	written  time.Time
 	reserved int64  // in the ledger, for this plan
 	before   int64  // in the ledger, for the previous plan, which may still be read
@@ -217,7 +216,7 @@ func (r *orders) put(name string, data []byte) error {
 	case waits:
 		held, free = p.reserved, p.before
 	}
-	*p = plan{text: slices.Clone(data), order: o, written: time.Now(), reserved: reserved, before: held}
+	*p = plan{text: slices.Clone(data), written: time.Now(), reserved: reserved, before: held}
 	// Streams of the old version, and those guessed for --order auto, are replaced.
 	old := r.unfollow(func(m *run.Stream) bool { return m.Name == s.Name || m.Name == "mount" || m.Name == sequenceName })
 	r.streams = append([]*run.Stream{s}, r.streams...)

@@ -43,7 +43,6 @@ const (
 // and exceeds 2^b with a probability of at most 2^-b (Ville's inequality; J. Ville, "Étude critique de la notion de
 // collectif", 1939). A process may also not read the order at all: both have even odds, which costs at most 1 bit.
 type model struct {
-	n       int
 	apart   bool    // each process is a reader of its own
 	z       float64 // bounds the harmonic number of n from above
 	read    setBits // positions
@@ -68,7 +67,7 @@ type reader struct {
 // newModel returns a model for an order of n samples of which the first known positions are known. together treats
 // all processes as one reader, such as threads that take turns.
 func newModel(n, known int, together bool) *model {
-	return &model{n: n, apart: !together, z: 1 + math.Log(float64(n)), read: newSet(known), votes: map[stride]int{}, readers: map[uint32]*reader{}, paces: map[int]int{}, residues: map[int][]bool{}}
+	return &model{apart: !together, z: 1 + math.Log(float64(n)), read: newSet(known), votes: map[stride]int{}, readers: map[uint32]*reader{}, paces: map[int]int{}, residues: map[int][]bool{}}
 }
 
 // open processes an open at an unread position, -1 if that is beyond the known ones, and returns its evidence in

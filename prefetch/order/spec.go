@@ -264,14 +264,8 @@ func (s Spec) String() string {
 // Name returns the name before the colon.
 func (s Spec) Name() string { return s.name }
 
-// Seed returns the seed, modulo 2^64.
-func (s Spec) Seed() uint64 { return s.seed }
-
 // Epoch returns the epoch with which a run starts.
 func (s Spec) Epoch() int { return s.epoch }
-
-// Window returns how many shards a windowed order has open at a time, 0 for other orders.
-func (s Spec) Window() int { return s.window }
 
 // NeedsGroups reports whether the order is over shards: then Order fails, and Over needs the shards.
 func (s Spec) NeedsGroups() bool { return s.name == "windowed" }

@@ -143,8 +143,8 @@ func TestWith(t *testing.T) {
 
 func TestAccessors(t *testing.T) {
 	s := must(t, "torch:seed=5,epoch=2,world=8,rank=1-3")
-	if s.Name() != "torch" || s.Seed() != 5 || s.Epoch() != 2 || s.World() != 8 || s.Ranks() != (Ranks{1, 3}) {
-		t.Errorf("%s %d %d %d %v", s.Name(), s.Seed(), s.Epoch(), s.World(), s.Ranks())
+	if s.Name() != "torch" || s.seed != 5 || s.Epoch() != 2 || s.World() != 8 || s.Ranks() != (Ranks{1, 3}) {
+		t.Errorf("%s %d %d %d %v", s.Name(), s.seed, s.Epoch(), s.World(), s.Ranks())
 	}
 	if w := must(t, "sequential").World(); w != 1 {
 		t.Errorf("world %d", w)
@@ -227,7 +227,7 @@ func grouped(s Spec, g Groups, epoch int) (Order, error) {
 func TestSpecOverGroups(t *testing.T) {
 	g := Contiguous(50, 7)
 	s := must(t, "windowed:seed=3,window=2,epoch=5,world=3,rank=1")
-	if !s.NeedsGroups() || s.Window() != 2 || must(t, "uniform:seed=3").NeedsGroups() || !s.Computed() {
+	if !s.NeedsGroups() || s.window != 2 || must(t, "uniform:seed=3").NeedsGroups() || !s.Computed() {
 		t.Error("NeedsGroups, Window or Computed is wrong")
 	}
 	whole := samples(overGroups(g, 3, 1, 2))
