@@ -37,7 +37,7 @@ const DefaultCount = 4096
 const minBytes, maxBytes = 41_000, 119_000
 
 // algorithm changes when the same options would give other bytes.
-const algorithm = 1
+const algorithm = 2
 
 // Options says what to make.
 type Options struct {
@@ -105,13 +105,13 @@ func Make(ctx context.Context, dir string, o Options, progress func(done, total 
 		if i < o.Count%len(sources) {
 			n++
 		}
-		from := first
+		begin := first
 		first += n
 		g.Go(func() error {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			levels, err := loadPyramid(src.Path)
+			from, err := load(src.Path)
 			if err != nil {
 				return err
 			}
@@ -124,11 +124,11 @@ func Make(ctx context.Context, dir string, o Options, progress func(done, total 
 				if err := ctx.Err(); err != nil {
 					return err
 				}
-				b, err := c.make(levels, sampleRand(o.Seed, src.Class, k))
+				b, err := c.make(from, sampleRand(o.Seed, src.Class, k))
 				if err != nil {
 					return fmt.Errorf("crop %d of %s: %w", k, src.Path, err)
 				}
-				if err := os.WriteFile(filepath.Join(folder, fmt.Sprintf("%s_%05d.jpg", src.Class, from+k)), b, 0o644); err != nil {
+				if err := os.WriteFile(filepath.Join(folder, fmt.Sprintf("%s_%05d.jpg", src.Class, begin+k)), b, 0o644); err != nil {
 					return err
 				}
 				bytes.Add(int64(len(b)))
@@ -228,26 +228,30 @@ const attempts = 12
 
 // make draws crops until one can be stored in a number of bytes that is allowed. The result is valid
 // until the next call.
-func (c *cropper) make(levels []pixels, rng *rand.Rand) ([]byte, error) {
-	full := levels[0]
+func (c *cropper) make(from photograph, rng *rand.Rand) ([]byte, error) {
+	full := from.size
 	target := math.Exp(math.Log(63_000) + 0.25*rng.NormFloat64())
 	target = min(max(target, 1.08*minBytes), 0.92*maxBytes)
 	for try := range attempts {
 		size := sizes[rng.IntN(len(sizes))]
 		// How many source pixels make one of the file's: never less than one (nothing is
 		// enlarged unless the photograph is small), at most what fits.
-		most := min(float64(full.w)/float64(size.X), float64(full.h)/float64(size.Y))
+		most := min(float64(full.X)/float64(size.X), float64(full.Y)/float64(size.Y))
 		zoom := math.Exp(rng.Float64() * math.Log(most))
 		if try >= attempts/2 { // a large part holds more detail than a small one
 			zoom = most
 		}
 		w, h := zoom*float64(size.X), zoom*float64(size.Y)
-		x, y := rng.Float64()*(float64(full.w)-w), rng.Float64()*(float64(full.h)-h)
+		x, y := rng.Float64()*(float64(full.X)-w), rng.Float64()*(float64(full.Y)-h)
 		sub := jpeg.Sub420
 		if rng.IntN(2) == 0 {
 			sub = jpeg.Sub444
 		}
-		c.rgb = resample(c.rgb[:0], levels, x, y, zoom, size, rng.IntN(2) == 0)
+		c.rgb = slices.Grow(c.rgb[:0], 3*size.X*size.Y)[:3*size.X*size.Y]
+		crop := &jpeg.Job{Box: image.Rect(int(x), int(y), int(x+w), int(y+h)), Size: size, Flip: rng.IntN(2) == 0}
+		if err := jpeg.Resample(c.rgb, from.rgb, full, crop); err != nil {
+			return nil, err
+		}
 		ok, err := c.encode(size, sub, int(target))
 		if ok || err != nil {
 			return c.out, err
@@ -277,92 +281,16 @@ func (c *cropper) encode(size image.Point, sub jpeg.Subsampling, target int) (bo
 	}
 }
 
-// pixels are packed RGB.
-type pixels struct {
-	w, h int
+// photograph is packed RGB.
+type photograph struct {
 	rgb  []byte
+	size image.Point
 }
 
-// loadPyramid decodes a photograph and halves it until a side is below 512.
-func loadPyramid(path string) ([]pixels, error) {
+func load(path string) (p photograph, err error) {
 	b, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		p.rgb, p.size.X, p.size.Y, err = jpeg.DecodeRGB(b)
 	}
-	rgb, w, h, err := jpeg.DecodeRGB(b)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	levels := []pixels{{w, h, rgb}}
-	for {
-		p := levels[len(levels)-1]
-		if min(p.w, p.h) < 512 {
-			return levels, nil
-		}
-		levels = append(levels, p.half())
-	}
-}
-
-// half averages 2×2 pixels to one.
-func (p pixels) half() pixels {
-	q := pixels{w: p.w / 2, h: p.h / 2}
-	q.rgb = make([]byte, 3*q.w*q.h)
-	for y := range q.h {
-		a := p.rgb[3*p.w*2*y:]
-		b := a[3*p.w:]
-		d := q.rgb[3*q.w*y : 3*q.w*(y+1)]
-		for x := range q.w {
-			for ch := range 3 {
-				i := 6*x + ch
-				d[3*x+ch] = byte((int(a[i]) + int(a[i+3]) + int(b[i]) + int(b[i+3]) + 2) / 4)
-			}
-		}
-	}
-	return q
-}
-
-// resample appends to dst the part of the photograph that starts at (x, y) and spans zoom·size
-// pixels, scaled to size by bilinear interpolation in the level that is nearest above, mirrored if
-// flip.
-func resample(dst []byte, levels []pixels, x, y, zoom float64, size image.Point, flip bool) []byte {
-	level := 0
-	for level+1 < len(levels) && zoom >= 2 {
-		level++
-		zoom, x, y = zoom/2, x/2, y/2
-	}
-	p := levels[level]
-	dst = slices.Grow(dst, 3*size.X*size.Y)
-
-	// Weights of 8 bits are exact enough for 8-bit pixels.
-	cols := make([][2]int, size.X) // offset of the left pixel, weight of the right one
-	for i := range cols {
-		j := i
-		if flip {
-			j = size.X - 1 - i
-		}
-		cols[i][0], cols[i][1] = tap(x+(float64(j)+0.5)*zoom-0.5, p.w)
-		cols[i][0] *= 3
-	}
-	for j := range size.Y {
-		row, wy := tap(y+(float64(j)+0.5)*zoom-0.5, p.h)
-		a := p.rgb[3*p.w*row:]
-		b := a[3*p.w:]
-		for _, c := range cols {
-			i, wx := c[0], c[1]
-			for ch := range 3 {
-				top := int(a[i+ch])<<8 + (int(a[i+3+ch])-int(a[i+ch]))*wx
-				bottom := int(b[i+ch])<<8 + (int(b[i+3+ch])-int(b[i+ch]))*wx
-				dst = append(dst, byte((top<<8+(bottom-top)*wy+1<<15)>>16))
-			}
-		}
-	}
-	return dst
-}
-
-// tap returns the lower of the two pixels that position v lies between, and the weight, of 256, of
-// the upper one. Both lie inside 0..n-1.
-func tap(v float64, n int) (int, int) {
-	v = min(max(v, 0), float64(n-1))
-	i := min(int(v), n-2)
-	return i, int(math.Round((v - float64(i)) * 256))
+	return p, err
 }

@@ -118,14 +118,14 @@ func TestSeed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	levels, err := loadPyramid(sources[0].Path)
+	from, err := load(sources[0].Path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var c cropper
 	var made [3][]byte
 	for i, seed := range []uint64{1, 1, 2} {
-		b, err := c.make(levels, sampleRand(seed, sources[0].Class, 0))
+		b, err := c.make(from, sampleRand(seed, sources[0].Class, 0))
 		if err != nil {
 			t.Fatal(err)
 		}
