@@ -80,7 +80,8 @@ func TestOpen(t *testing.T) {
 	}
 	step("wait")
 	if got := step("read"); err != nil || got["round"] < len(paths)*2/3 {
-		t.Errorf("after a restart: %v", got)
+		said, _ := os.ReadFile(filepath.Join(cache, "shoal.log"))
+		t.Errorf("after a restart: %v\n%s", got, said)
 	}
 	if err := in.Close(); err != nil {
 		t.Error(err)

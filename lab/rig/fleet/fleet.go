@@ -289,6 +289,7 @@ type Stats struct {
 	Disk struct {
 		Kept   int `json:"kept_extents"`
 		Queued int
+		Errors int64 // of operations, those that hung among them
 	}
 	Errors  []struct{ Text string }
 	Cluster struct {
