@@ -31,9 +31,10 @@ func TestPython(t *testing.T) {
 		place(t, certs, name+".key", key)
 	}
 	place(t, certs, "other.crt", certtest.New(t, "somebody else").File)
-	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
+	// Some start thirty interpreters with torch: with 20 others on two processors all take 15 minutes.
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, python, "-B", "-m", "unittest", "discover", "-s", ".")
+	cmd := exec.CommandContext(ctx, python, "-B", "-m", "unittest", "discover", "-v", "-s", ".")
 	cmd.Dir = filepath.Join("..", "python", "tests")
 	cmd.Env = append(os.Environ(), "SHOAL_FEEDSERVER="+server, "SHOAL_CERTS="+certs)
 	cmd.WaitDelay = 10 * time.Second
