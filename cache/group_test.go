@@ -40,7 +40,7 @@ func pack(f *fixture, per int) *packed {
 	}
 	// The files themselves are nowhere else.
 	for i := range f.m.Len() {
-		_ = f.mem.Delete(context.Background(), f.m.Object(i).Key)
+		_ = f.mem.Delete(context.Background(), f.m.Object(i).Key, "")
 	}
 	return p
 }

@@ -98,7 +98,7 @@ func (d *Dir) checkLink(key, path string) error {
 var _ Store = (*Dir)(nil)
 
 // tmpPrefix begins the names of unfinished files, of this process or of one that has died. They are not objects. The
-// rest of the name is random bytes and the object's base name, by which AbortUploads finds them.
+// rest of the name is random bytes and the object's base name, by which Uploads finds them.
 const tmpPrefix = ".shoal-put-"
 
 // NewDir returns the store of the folder root.

@@ -1,13 +1,16 @@
 package objstore
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
+	pathpkg "path"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -48,19 +51,6 @@ func makeFolder(folder string) error {
 		return err
 	}
 	return syncFolder(parent)
-}
-
-// tempOf reports whether name is a temporary file of an object whose base name begins with base.
-func tempOf(name, base string) bool {
-	rest, ok := strings.CutPrefix(name, tmpPrefix)
-	if !ok {
-		return false
-	}
-	if _, of, ok := strings.Cut(rest, "-"); ok {
-		// The end of a long name is cut off.
-		return strings.HasPrefix(of, base) || (len(name) == nameMax && strings.HasPrefix(base, of))
-	}
-	return base == "" // left by an older version, which kept no name
 }
 
 // discardTemp removes a file of createTemp. Its errors do not matter.
@@ -126,22 +116,31 @@ func (d *Dir) PutNew(ctx context.Context, key string, data []byte) (Object, erro
 	if _, err := os.Lstat(path); err == nil {
 		return Object{}, Exists(key) // without writing it all first
 	}
+	return makeFile(ctx, key, path, renameNew, func(f *os.File) error {
+		_, err := f.Write(data)
+		return err
+	})
+}
+
+// makeFile makes the object of what fill writes.
+func makeFile(ctx context.Context, key, path string, rename func(from, to string) error, fill func(f *os.File) error) (o Object, err error) {
 	f, err := createTemp(path)
 	if err != nil {
 		return Object{}, putError(ctx, key, err)
 	}
-	var o Object
-	if _, err = f.Write(data); err == nil {
-		o, err = commitTemp(f, key, path, renameNew)
-	}
-	if err != nil {
-		discardTemp(f)
-		if errors.Is(err, fs.ErrExist) {
-			return Object{}, Exists(key)
+	if err = fill(f); err == nil {
+		if o, err = commitTemp(f, key, path, rename); err == nil {
+			return o, nil
 		}
-		return Object{}, putError(ctx, key, err)
 	}
-	return o, nil
+	discardTemp(f)
+	if errors.Is(err, fs.ErrExist) {
+		return Object{}, Exists(key)
+	}
+	if _, ok := errors.AsType[*Error](err); ok {
+		return Object{}, err
+	}
+	return Object{}, putError(ctx, key, err)
 }
 
 // target returns the file in which key is stored.
@@ -168,16 +167,21 @@ func putError(ctx context.Context, key string, err error) error {
 	return e
 }
 
-// Delete implements [Uploader]. Folders stay, and are listed if they are empty.
-func (d *Dir) Delete(ctx context.Context, key string) error {
-	if err := ctx.Err(); err != nil {
-		return err
+// Delete implements [Uploader]. Folders stay, and are listed if they are empty. A version stored between the comparison
+// of the ETag and the deletion is deleted, too: no system call does both.
+func (d *Dir) Delete(ctx context.Context, key, etag string) error {
+	err := ctx.Err()
+	if etag != "" {
+		err = Current(ctx, d, Object{Key: key, ETag: etag})
+	}
+	if err != nil {
+		return UnlessMissing(err)
 	}
 	path, ok := d.path(key)
 	if !ok {
 		return nil // this key cannot be the name of a file
 	}
-	err := unix.Unlink(path)
+	err = unix.Unlink(path)
 	if err == nil {
 		err = syncFolder(filepath.Dir(path))
 	} else if fi, serr := os.Lstat(path); isAbsent(err) || (serr == nil && fi.IsDir()) {
@@ -187,6 +191,31 @@ func (d *Dir) Delete(ctx context.Context, key string) error {
 		return fileError("delete", key, err)
 	}
 	return nil
+}
+
+// Copy implements [Uploader]. The kernel copies; file systems that can share the bytes.
+func (d *Dir) Copy(ctx context.Context, from Object, key string) (Object, error) {
+	path, err := d.target(ctx, key)
+	if err != nil {
+		return Object{}, err
+	}
+	source, _ := d.path(from.Key) // no file is at ""
+	fd, err := d.open(source, from)
+	if err != nil {
+		return Object{}, err
+	}
+	in := os.NewFile(uintptr(fd), source)
+	defer in.Close()
+	return makeFile(ctx, key, path, os.Rename, func(out *os.File) error {
+		const step = 64 << 20 // cancellable
+		for done := int64(0); done < from.Size; done += step {
+			_, err := io.CopyN(out, in, min(step, from.Size-done))
+			if err = cmp.Or(ctx.Err(), sameVersion(fd, from), err); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // Upload implements [Uploader]: the parts are written in place to a temporary file beside the final one, hidden from
@@ -217,6 +246,9 @@ type dirUpload struct {
 	made   *Object // by Complete
 	ended  bool    // by Abort, or by a Complete that failed
 }
+
+// ID implements [Upload]: the temporary file's path below the folder.
+func (u *dirUpload) ID() string { return pathpkg.Join(pathpkg.Dir(u.Key), filepath.Base(u.f.Name())) }
 
 // Part implements [Upload].
 func (u *dirUpload) Part(ctx context.Context, n int, p []byte) error {
@@ -258,7 +290,7 @@ func (u *dirUpload) over() bool {
 		return true
 	}
 	st, ok := fi.Sys().(*syscall.Stat_t)
-	return ok && st.Nlink == 0 // AbortUploads
+	return ok && st.Nlink == 0 // AbortUpload
 }
 
 // Complete implements [Upload].
@@ -308,15 +340,31 @@ func (u *dirUpload) Abort(ctx context.Context) error {
 	return nil
 }
 
-// AbortUploads implements [Uploader]. It searches all folders below prefix, but does not follow links.
-func (d *Dir) AbortUploads(ctx context.Context, prefix string) (n int, err error) {
-	folder, base := prefix[:strings.LastIndexByte(prefix, '/')+1], prefix[strings.LastIndexByte(prefix, '/')+1:]
-	root := d.root
-	if folder != "" {
-		var ok bool
-		if root, ok = d.path(strings.TrimSuffix(folder, "/")); !ok {
-			return 0, ctx.Err() // no file has such a key
-		}
+// Resume implements [Uploader]: a temporary file does not show which of its parts were written, so none goes on.
+func (d *Dir) Resume(_ context.Context, key, _ string, _, _ int64) (Upload, []StoredPart, error) {
+	return nil, nil, PartPlan{Key: key}.Gone()
+}
+
+// AbortUpload implements [Uploader].
+func (d *Dir) AbortUpload(ctx context.Context, _, id string) error {
+	path, ok := d.path(id)
+	if err := ctx.Err(); err != nil || !ok || !strings.HasPrefix(filepath.Base(path), tmpPrefix) {
+		return err
+	}
+	if err := os.Remove(path); err != nil && !isAbsent(err) {
+		return fileError("delete", id, err)
+	}
+	return nil
+}
+
+// Uploads implements [Uploader]. It searches all folders below prefix, but does not follow links. The end of a long
+// key is cut off.
+func (d *Dir) Uploads(ctx context.Context, prefix string) (list []Unfinished, err error) {
+	folder, root := prefix[:strings.LastIndexByte(prefix, '/')+1], d.root
+	if below, ok := d.path(strings.TrimSuffix(folder, "/")); ok {
+		root = below
+	} else if folder != "" {
+		return nil, ctx.Err() // no file has such a key
 	}
 	root += "/" // so that the first folder may be a link
 	err = filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
@@ -329,27 +377,23 @@ func (d *Dir) AbortUploads(ctx context.Context, prefix string) (n int, err error
 			}
 			return fileError("list", path, err)
 		}
-		top := path != root && filepath.Dir(path) == filepath.Clean(root)
+		id := strings.TrimPrefix(path, d.root+"/")
 		if e.IsDir() {
-			if top && !strings.HasPrefix(e.Name(), base) {
+			if path != root && !strings.HasPrefix(id, prefix) {
 				return fs.SkipDir
 			}
 			return nil
 		}
-		want := ""
-		if top {
-			want = base
-		}
-		if !e.Type().IsRegular() || !tempOf(e.Name(), want) {
+		rest, ok := strings.CutPrefix(e.Name(), tmpPrefix)
+		_, of, _ := strings.Cut(rest, "-") // older versions kept no name
+		key := strings.TrimSuffix(id, e.Name()) + of
+		if !ok || !strings.HasPrefix(key, prefix) && (len(e.Name()) < nameMax || !strings.HasPrefix(prefix, key)) {
 			return nil
 		}
-		switch err := os.Remove(path); {
-		case err == nil:
-			n++
-		case !isAbsent(err):
-			return fileError("delete", path, err)
+		if fi, err := e.Info(); err == nil && e.Type().IsRegular() { // else it has ended meanwhile
+			list = append(list, Unfinished{key, id, fi.ModTime()})
 		}
 		return nil
 	})
-	return n, err
+	return list, err
 }

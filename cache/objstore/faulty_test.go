@@ -27,10 +27,9 @@ import (
 //	list  ""      1-       denied     the empty prefix
 //	put   *       2        lost       the second step of each upload succeeds and is reported as failed
 //
-// OP is read, stat, list, put (PutNew, Upload, Part and Complete), delete (Delete, AbortUploads and
-// Abort) or * (all). GLOB matches the whole key, or a listing's prefix: "*" is any
-// run of characters, "/" too, and "?" one. WHEN is N, N-M, N- or "all"; requests are counted for
-// each rule and key, so that the outcome does not depend on the order in which parallel requests
+// OP is read, stat, list (Uploads, too), put (PutNew, Upload, Resume, Part, Complete and Copy), delete (Delete,
+// AbortUpload and Abort) or * (all). GLOB matches the whole key, or a listing's prefix: "*" is any run of characters,
+// "/" too, and "?" one. WHEN is N, N-M, N- or "all"; requests are counted for each rule and key, so that the outcome does not depend on the order in which parallel requests
 // arrive; with "total:" they are counted for the rule. Every rule that matches counts the request; the
 // first whose WHEN holds acts.
 //
@@ -254,15 +253,36 @@ func (f *Faulty) Upload(ctx context.Context, key string, size, partSize int64) (
 	return u, nil
 }
 
-// AbortUploads implements [objstore.Uploader].
-func (f *Faulty) AbortUploads(ctx context.Context, prefix string) (n int, err error) {
-	err = f.do(ctx, "delete", prefix, func() (err error) { n, err = f.Layer.AbortUploads(ctx, prefix); return err })
-	return n, err
+// Resume implements [objstore.Uploader].
+func (f *Faulty) Resume(ctx context.Context, key, id string, size, partSize int64) (_ objstore.Upload, parts []objstore.StoredPart, err error) {
+	u := &faultyUpload{f: f, key: key}
+	err = f.do(ctx, "put", key, func() (err error) { u.u, parts, err = f.Layer.Resume(ctx, key, id, size, partSize); return err })
+	if err != nil {
+		return nil, nil, err
+	}
+	return u, parts, nil
+}
+
+// Uploads implements [objstore.Uploader].
+func (f *Faulty) Uploads(ctx context.Context, prefix string) (list []objstore.Unfinished, err error) {
+	err = f.do(ctx, "list", prefix, func() (err error) { list, err = f.Layer.Uploads(ctx, prefix); return err })
+	return list, err
+}
+
+// AbortUpload implements [objstore.Uploader].
+func (f *Faulty) AbortUpload(ctx context.Context, key, id string) error {
+	return f.do(ctx, "delete", key, func() error { return f.Layer.AbortUpload(ctx, key, id) })
+}
+
+// Copy implements [objstore.Uploader].
+func (f *Faulty) Copy(ctx context.Context, from objstore.Object, key string) (o objstore.Object, err error) {
+	err = f.do(ctx, "put", key, func() (err error) { o, err = f.Layer.Copy(ctx, from, key); return err })
+	return o, err
 }
 
 // Delete implements [objstore.Uploader].
-func (f *Faulty) Delete(ctx context.Context, key string) error {
-	return f.do(ctx, "delete", key, func() error { return f.Layer.Delete(ctx, key) })
+func (f *Faulty) Delete(ctx context.Context, key, etag string) error {
+	return f.do(ctx, "delete", key, func() error { return f.Layer.Delete(ctx, key, etag) })
 }
 
 type faultyUpload struct {
@@ -270,6 +290,8 @@ type faultyUpload struct {
 	u   objstore.Upload
 	key string
 }
+
+func (u *faultyUpload) ID() string { return u.u.ID() }
 
 func (u *faultyUpload) Part(ctx context.Context, n int, p []byte) error {
 	return u.f.do(ctx, "put", u.key, func() error { return u.u.Part(ctx, n, p) })

@@ -60,7 +60,7 @@ type MeterStats struct {
 	Bytes    int64 `json:"bytes"`     // of reads without error, the gaps between spans included
 	Puts     int64 `json:"puts"`      // PutNew and an Upload's Part: PUT requests of an S3 store
 	Written  int64 `json:"written"`   // bytes that these stored without error
-	Others   int64 `json:"others"`    // Upload, Complete, Abort, AbortUploads and Delete
+	Others   int64 `json:"others"`    // Copy, and the requests of uploads and deletions but Part
 	InFlight int64 `json:"in_flight"` // zero when nothing runs
 	Canceled int64 `json:"canceled"`  // ended by the caller's context; not counted as errors
 	// Outcomes of the finished requests, by type: get, head, list, put, other.

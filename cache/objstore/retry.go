@@ -27,8 +27,8 @@ type RetryPolicy struct {
 	// a listing it restarts with each key. Default 2 min.
 	Total time.Duration
 	// TryTimeout ends one try of a request that hangs. Defaults 30 s, and 1 MiB/s for MinRate: a request that reads or
-	// writes n bytes gets n/MinRate in addition to Total and TryTimeout, and so does the Complete of an upload of n
-	// bytes, since some servers copy them. Tries of listings and of AbortUploads are not ended: the caller's loop runs
+	// writes n bytes gets n/MinRate in addition to Total and TryTimeout, and so do a Copy of n bytes and the Complete of
+	// an upload of n bytes, since some servers copy them, and its Resume. Tries of listings and of Uploads are not ended: the caller's loop runs
 	// inside them, or they are many requests, and their store bounds each page.
 	TryTimeout time.Duration
 	MinRate    int64 // bytes/s
@@ -302,23 +302,6 @@ func (t *Retrier) holds(ctx context.Context, key string, data []byte) (Object, b
 	}
 	p := make([]byte, len(data))
 	return o, t.ReadAt(ctx, o, p, 0) == nil && bytes.Equal(p, data)
-}
-
-// AbortUploads implements [Uploader].
-func (t *Retrier) AbortUploads(ctx context.Context, prefix string) (int, error) {
-	a := attempts{t: t}
-	a.begin()
-	sum := 0
-	for {
-		n, err := t.below.AbortUploads(ctx, prefix)
-		sum += n
-		if err == nil {
-			return sum, nil
-		}
-		if err = a.again(ctx, err); err != nil {
-			return sum, err
-		}
-	}
 }
 
 // List implements [Reader]. A listing that fails in between continues after the last key that was yielded; progress

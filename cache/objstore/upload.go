@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 )
 
 // Span is a piece of an object to read.
@@ -43,17 +44,76 @@ type Uploader interface {
 	// on partSize.
 	Upload(ctx context.Context, key string, size, partSize int64) (Upload, error)
 
-	// AbortUploads aborts the unfinished uploads of all keys that begin with prefix, of any process, and returns how
-	// many there were, even with an error. Later parts of such an upload, and its Complete, fail.
-	AbortUploads(ctx context.Context, prefix string) (int, error)
+	// Resume goes on with the upload of this ID, key, size and partSize, which another process may have begun, and
+	// returns the parts that the store has, by number. A part whose size is not the plan's is missing; one whose bytes
+	// are wrong can be stored again. It fails with KindNotFound if the upload was completed or aborted, which a Stat of
+	// key may tell apart, or cannot be resumed, as in a folder.
+	Resume(ctx context.Context, key, id string, size, partSize int64) (Upload, []StoredPart, error)
 
-	// Delete removes an object; a missing one is no error.
-	Delete(ctx context.Context, key string) error
+	// Uploads returns the unfinished uploads of all keys that begin with prefix, of any process. One PUT is none.
+	Uploads(ctx context.Context, prefix string) ([]Unfinished, error)
+
+	// AbortUpload aborts one of Uploads; a missing one is no error. Its later parts, and its Complete, fail.
+	AbortUpload(ctx context.Context, key, id string) error
+
+	// Copy stores the bytes of from under key, another one, without moving them through this process. It fails with
+	// KindChanged if the store has another version than from, and with KindNotFound if it has none. It can be repeated,
+	// since each try stores the same version.
+	Copy(ctx context.Context, from Object, key string) (Object, error)
+
+	// Delete removes an object; a missing one is no error. Unless etag is empty it removes that version only, and fails
+	// with KindChanged if the store has another one. It can be repeated: after a try whose answer was lost the object is
+	// missing, or is another one.
+	Delete(ctx context.Context, key, etag string) error
+}
+
+// StoredPart is a part that the store has of an unfinished upload.
+type StoredPart struct {
+	N      int // counted from 0
+	Size   int64
+	ETag   string // in many stores the MD5 of the bytes; never empty
+	CRC32C string // of the bytes: base64 of 4 bytes, the highest first; empty if the store gives none
+}
+
+// Unfinished is an upload without Complete or Abort.
+type Unfinished struct {
+	Key, ID string
+	Begun   time.Time // or, in folders and some stores over folders, when a part was last stored
+}
+
+// AbortUploads aborts the Uploads of prefix and returns how many there were, even with an error.
+func AbortUploads(ctx context.Context, w Uploader, prefix string) (int, error) {
+	list, err := w.Uploads(ctx, prefix)
+	for i, u := range list {
+		if err := w.AbortUpload(ctx, u.Key, u.ID); err != nil {
+			return i, err
+		}
+	}
+	return len(list), err
+}
+
+// UnlessMissing returns err, but nil if it is KindNotFound.
+func UnlessMissing(err error) error {
+	if KindOf(err) == KindNotFound {
+		return nil
+	}
+	return err
+}
+
+// Current returns KindChanged if the store has another version than o, and KindNotFound if it has none.
+func Current(ctx context.Context, r Reader, o Object) error {
+	have, err := r.Stat(ctx, o.Key)
+	if err == nil && have.ETag != o.ETag {
+		err = Changed(o, have.ETag)
+	}
+	return err
 }
 
 // Upload is an object being stored in parts. It ends with Complete or Abort. Its methods may be called by several
 // goroutines; Complete and Abort only while no Part is running.
 type Upload interface {
+	// ID is the upload's name for Resume and AbortUpload in any process; empty if it is stored by one PUT.
+	ID() string
 	// Part stores part number n, counted from 0. Parts may be stored in any order, again after an error, and several
 	// at once. The caller owns p again when Part returns.
 	Part(ctx context.Context, n int, p []byte) error

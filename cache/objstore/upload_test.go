@@ -18,7 +18,7 @@ var quick = objstore.RetryPolicy{Base: 1, Cap: 1}
 // TestRetryLostAnswers: what a request has done whose answer was lost is found out.
 func TestRetryLostAnswers(t *testing.T) {
 	m := memstore.New()
-	f := Fault(t, m, "* * 1 lost\nput new 1-2 lost\nput part 3 lost\nput part 4 lost")
+	f := Fault(t, m, "* * 1 lost\nput new 1-2 lost\nput part 3 lost\nput part 4 lost\ndelete copied 1 lost")
 	stack := objstore.Retry(f, quick)
 	o, err := stack.PutNew(t.Context(), "new", []byte("mine"))
 	if err != nil || o.Size != 4 {
@@ -39,7 +39,14 @@ func TestRetryLostAnswers(t *testing.T) {
 	if err != nil || stack.ReadAt(t.Context(), o, p, 0) != nil || !bytes.Equal(p, data) {
 		t.Errorf("upload: %+v, %v", o, err)
 	}
-	must(t, stack.Delete(t.Context(), "new"))
+	o, err = stack.Copy(t.Context(), o, "copied")
+	if err != nil || o.Key != "copied" {
+		t.Errorf("Copy whose answer was lost: %+v, %v", o, err)
+	}
+	for range 2 {
+		must(t, stack.Delete(t.Context(), "copied", o.ETag))
+	}
+	must(t, stack.Delete(t.Context(), "new", ""))
 	for i, n := range f.Hits() {
 		if n == 0 {
 			t.Errorf("rule %d never acted", i+1)
@@ -108,8 +115,8 @@ func TestMeterSpansAndUploads(t *testing.T) {
 	_, err = u.Complete(t.Context())
 	must(t, err)
 	must(t, u.Abort(t.Context()))
-	must(t, meter.Delete(t.Context(), "up"))
-	_, err = meter.AbortUploads(t.Context(), "")
+	must(t, meter.Delete(t.Context(), "up", ""))
+	_, err = objstore.AbortUploads(t.Context(), meter, "")
 	must(t, err)
 	s = meter.Stats()
 	if s.Puts != 4 || s.Written != 30+3+10 || s.Others != 5 || s.InFlight != 0 || s.Errors["temporary failure"] != 2 {
@@ -171,7 +178,7 @@ func TestDirUpload(t *testing.T) {
 		if _, err := d.PutNew(t.Context(), key, []byte("x")); objstore.KindOf(err) != objstore.KindExists || len(names()) != 1 {
 			t.Errorf("PutNew: %v, and %q is left", err, names())
 		}
-		must(t, d.Delete(t.Context(), key))
+		must(t, d.Delete(t.Context(), key, ""))
 	}
 	// Those of a process that has died, of today and of older versions.
 	must(t, os.WriteFile(root+"/.shoal-put-123", nil, 0o644))
@@ -181,10 +188,16 @@ func TestDirUpload(t *testing.T) {
 		prefix string
 		want   int
 	}{{"a/b/m", 0}, {"a/b/nnm", 0}, {"a/b/nn", 1}, {"a", 0}, {"", 1}} {
-		if n, err := d.AbortUploads(t.Context(), c.prefix); n != c.want || err != nil {
+		if n, err := objstore.AbortUploads(t.Context(), d, c.prefix); n != c.want || err != nil {
 			t.Errorf("AbortUploads(%.20q) = %d, %v, want %d", c.prefix, n, err, c.want)
 		}
 	}
+	// Nothing but unfinished uploads is aborted.
+	must(t, os.WriteFile(root+"/f", nil, 0o644))
+	for _, id := range []string{"f", "../" + filepath.Base(root) + "/f", "", ".shoal-put-1/../f"} {
+		must(t, d.AbortUpload(t.Context(), "f", id))
+	}
+	must(t, os.Remove(root+"/f"))
 	if got := names(); len(got) != 0 {
 		t.Errorf("%q is left", got)
 	}
@@ -194,6 +207,9 @@ func TestDirUpload(t *testing.T) {
 		}
 		if _, err := d.Upload(t.Context(), key, 1, 1); objstore.KindOf(err) != objstore.KindInvalid {
 			t.Errorf("Upload(%q): %v", key, err)
+		}
+		if _, err := d.Copy(t.Context(), objstore.Object{Key: "x"}, key); objstore.KindOf(err) != objstore.KindInvalid {
+			t.Errorf("Copy to %q: %v", key, err)
 		}
 	}
 }

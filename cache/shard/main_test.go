@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sort"
@@ -33,7 +34,7 @@ type store struct {
 	failAt  int // the request that fails, and all after it: as a process that was killed
 	lost    bool
 	uploads map[*upload]bool
-	cleanUp error                                        // of AbortUploads
+	cleanUp error                                        // of Uploads
 	onRead  func(o objstore.Object, p []byte, off int64) // after each read
 	gets    int
 	read    int64
@@ -111,32 +112,41 @@ func (s *store) PutNew(ctx context.Context, key string, data []byte) (objstore.O
 	return s.PutBytes(key, data), after
 }
 
-func (s *store) Delete(ctx context.Context, key string) error {
+func (s *store) Delete(ctx context.Context, key, etag string) error {
 	before, after := s.step()
 	if before != nil {
 		return before
 	}
-	if err := s.Mem.Delete(ctx, key); err != nil {
+	if err := s.Mem.Delete(ctx, key, etag); err != nil {
 		return err
 	}
 	return after
 }
 
-func (s *store) AbortUploads(_ context.Context, prefix string) (int, error) {
+func (s *store) Uploads(_ context.Context, prefix string) (list []objstore.Unfinished, err error) {
 	before, after := s.step()
 	if before = errors.Join(before, s.cleanUp); before != nil {
-		return 0, before
+		return nil, before
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n := 0
 	for u := range s.uploads {
 		if strings.HasPrefix(u.key, prefix) {
-			delete(s.uploads, u)
-			n++
+			list = append(list, objstore.Unfinished{Key: u.key, ID: u.ID()})
 		}
 	}
-	return n, after
+	return list, after
+}
+
+func (s *store) AbortUpload(_ context.Context, _, id string) error {
+	before, after := s.step()
+	if before != nil {
+		return before
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.uploads, func(u *upload, _ bool) bool { return u.ID() == id })
+	return after
 }
 
 type upload struct {
@@ -157,6 +167,8 @@ func (s *store) Upload(_ context.Context, key string, size, partSize int64) (obj
 	s.uploads[u] = true
 	return u, after
 }
+
+func (u *upload) ID() string { return fmt.Sprintf("%p", u) }
 
 func (u *upload) Part(_ context.Context, n int, p []byte) error {
 	before, after := u.s.step()

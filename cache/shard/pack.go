@@ -302,7 +302,7 @@ func (k *packer) begin(ctx context.Context) (complete bool, err error) {
 		}
 		killpoint.Pass("shard.pack.marker")
 	}
-	n, err := k.dst.AbortUploads(ctx, k.prefix+"shard-")
+	n, err := objstore.AbortUploads(ctx, k.dst, k.prefix+"shard-")
 	switch objstore.KindOf(err) {
 	case objstore.KindInvalid, objstore.KindDenied:
 		k.o.Logger.Warn("cannot tell whether an earlier run left unfinished uploads", "cause", err,
@@ -334,7 +334,7 @@ func (k *packer) already(ctx context.Context, data []byte) error {
 		*p = Progress{s.Files, s.Files, s.Bytes, s.Bytes, n, n, n}
 	})
 	// An earlier run may have been killed between its last two steps.
-	if err := k.dst.Delete(ctx, k.prefix+MarkerName); err != nil {
+	if err := k.dst.Delete(ctx, k.prefix+MarkerName, ""); err != nil {
 		return fmt.Errorf("pack: %w", err)
 	}
 	return nil
@@ -676,7 +676,7 @@ func (k *packer) start(ctx context.Context, j *job) {
 		if o.Key == "" {
 			continue
 		}
-		if j.err = k.dst.Delete(ctx, o.Key); j.err != nil {
+		if j.err = k.dst.Delete(ctx, o.Key, ""); j.err != nil {
 			return
 		}
 		killpoint.Pass("shard.pack.deleted")
@@ -853,7 +853,7 @@ func (k *packer) finish(ctx context.Context) error {
 		return err
 	}
 	killpoint.Pass("shard.pack.manifest")
-	if err := k.dst.Delete(ctx, k.prefix+MarkerName); err != nil {
+	if err := k.dst.Delete(ctx, k.prefix+MarkerName, ""); err != nil {
 		return fmt.Errorf("pack: %w", err)
 	}
 	killpoint.Pass("shard.pack.end")

@@ -298,7 +298,7 @@ func TestPackMakesDamagedShardsAgain(t *testing.T) {
 		"index of other": func(s *store) { s.PutBytes("out/shard-000000.tar.sidx", get(t, s, "out/shard-000001.tar.sidx")) },
 		"tar replaced":   func(s *store) { s.PutBytes("out/shard-000000.tar", get(t, s, "out/shard-000000.tar")) },
 		"tar cut":        func(s *store) { s.PutBytes("out/shard-000000.tar", []byte("x")) },
-		"tar gone":       func(s *store) { _ = s.Delete(ctx, "out/shard-000000.tar") },
+		"tar gone":       func(s *store) { _ = s.Delete(ctx, "out/shard-000000.tar", "") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newStore()
@@ -314,7 +314,7 @@ func TestPackMakesDamagedShardsAgain(t *testing.T) {
 				t.Fatal(err)
 			}
 			s.PutBytes("out/"+MarkerName, marker)
-			_ = s.Delete(ctx, "out/"+SummaryName)
+			_ = s.Delete(ctx, "out/"+SummaryName, "")
 			damage(s)
 			res, err := Pack(ctx, m, s, s, "out/", small(2))
 			if err != nil || res.Resumed != res.Shards-1 {
@@ -404,7 +404,7 @@ func TestPackRefuses(t *testing.T) {
 		{"source gone", func(t *testing.T) error {
 			s := newStore()
 			m := fill(t, s, manyFiles(10))
-			_ = s.Mem.Delete(ctx, "src/class1/0001.jpg")
+			_ = s.Mem.Delete(ctx, "src/class1/0001.jpg", "")
 			_, err := Pack(ctx, m, s, s, "out/", small(1))
 			return err
 		}, "src/class1/0001.jpg has changed since it was listed"},
@@ -717,7 +717,7 @@ func BenchmarkPack(b *testing.B) {
 		}
 		b.StopTimer()
 		for o := range mem.List(ctx, "out/") {
-			if err := mem.Delete(ctx, o.Key); err != nil {
+			if err := mem.Delete(ctx, o.Key, ""); err != nil {
 				b.Fatal(err)
 			}
 		}

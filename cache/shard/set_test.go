@@ -323,7 +323,7 @@ func TestSkipBad(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		must(s.Mem.Delete(ctx, "out/"+shardName(1)))
+		must(s.Mem.Delete(ctx, "out/"+shardName(1), ""))
 		s.PutBytes("out/"+shardName(2), []byte("cut short"))
 		s.PutBytes("out/"+shardName(3)+indexSuffix, bytesOf(3, 500))
 		check(t, s, out, []int{1, 2, 3}, left)
@@ -533,8 +533,8 @@ func TestOwnRefuses(t *testing.T) {
 		damage func(s *store)
 		want   string
 	}{
-		{"shard gone", func(s *store) { _ = s.Delete(ctx, "out/shard-000001.tar") }, "names out/shard-000001.tar, which is not there"},
-		{"index gone", func(s *store) { _ = s.Delete(ctx, "out/shard-000001.tar.sidx") }, "names out/shard-000001.tar.sidx, which is not there"},
+		{"shard gone", func(s *store) { _ = s.Delete(ctx, "out/shard-000001.tar", "") }, "names out/shard-000001.tar, which is not there"},
+		{"index gone", func(s *store) { _ = s.Delete(ctx, "out/shard-000001.tar.sidx", "") }, "names out/shard-000001.tar.sidx, which is not there"},
 		{"another size", func(s *store) { s.PutBytes("out/shard-000001.tar", []byte("x")) }, "but it has 1"},
 		{"index damaged", func(s *store) {
 			b := get(t, s, "out/shard-000001.tar.sidx")
@@ -548,7 +548,7 @@ func TestOwnRefuses(t *testing.T) {
 			s.PutBytes("out/shard-000001.tar", b)
 		}, "another tar than out/shard-000001.tar"},
 		{"manifest gone", func(s *store) {
-			_ = s.Delete(ctx, "out/"+SummaryName)
+			_ = s.Delete(ctx, "out/"+SummaryName, "")
 			s.PutBytes("out/"+MarkerName, nil)
 		}, "not complete"},
 		{"manifest damaged", func(s *store) { s.PutBytes("out/"+SummaryName, []byte("[]")) }, "out/shoal-manifest.json: corrupt"},

@@ -28,6 +28,10 @@ type Harness struct {
 	// RefusesHostileKeys says that the store reports such keys as not found. With neither, as for S3 servers over a
 	// file system, which clean "a//b" to "a/b", the suite does not test them.
 	RefusesHostileKeys bool
+	// Resumes says that uploads can be resumed.
+	Resumes bool
+	// Lossy says that answers are lost: uploads may be left behind.
+	Lossy bool
 	// Prefix is put before every key, for stores that are shared with others; empty or ending in
 	// "/".
 	Prefix string
@@ -45,11 +49,13 @@ func conform(t *testing.T, open func(t *testing.T) Harness) {
 		{"ReadSpansChanged", testReadSpansChanged}, {"PutReplaces", testPutReplaces}, {"PutNew", testPutNew},
 		{"PutNewRace", testPutNewRace}, {"Delete", testDelete}, {"Upload", testUpload},
 		{"UploadInvalid", testUploadInvalid}, {"UploadReplaces", testUploadReplaces},
-		{"UploadAbort", testUploadAbort}, {"AbortUploads", testAbortUploads}, {"ListOrder", testListOrder},
+		{"UploadAbort", testUploadAbort}, {"AbortUploads", testAbortUploads}, {"Resume", testResume},
+		{"DeleteVersion", testDeleteVersion}, {"ListOrder", testListOrder},
 		{"ListPrefix", testListPrefix}, {"ListEmpty", testListEmpty}, {"ListBreak", testListBreak},
 		{"ListAfter", testListAfter}, {"ListLevel", testListLevel}, {"ListParallel", testListParallel},
 		{"ListPages", testListPages}, {"OddKeys", testOddKeys}, {"HostileKeys", testHostileKeys},
 		{"Cancel", testCancel}, {"Concurrency", testConcurrency},
+		{"Copy", testCopy}, {"CopyChanged", testCopyChanged}, // last: how many requests a failed copy makes varies
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -87,7 +93,7 @@ func (h *harness) replace(key string, data []byte) (objstore.Object, error) {
 
 func (h *harness) delete(t *testing.T, key string) {
 	t.Helper()
-	if err := h.Store.Delete(h.ctx, key); err != nil {
+	if err := h.Store.Delete(h.ctx, key, ""); err != nil {
 		t.Fatalf("Delete(%q): %v", key, err)
 	}
 }
@@ -503,8 +509,22 @@ func testCancel(t *testing.T, h *harness) {
 	if _, err := h.Store.Upload(ctx, h.Prefix+"new", 1, 1); !errors.Is(err, context.Canceled) {
 		t.Errorf("Upload with a canceled context: %v", err)
 	}
-	if err := h.Store.Delete(ctx, o.Key); !errors.Is(err, context.Canceled) {
-		t.Errorf("Delete with a canceled context: %v", err)
+	for _, etag := range []string{"", o.ETag} {
+		if err := h.Store.Delete(ctx, o.Key, etag); !errors.Is(err, context.Canceled) {
+			t.Errorf("Delete(%q) with a canceled context: %v", etag, err)
+		}
+	}
+	if _, err := h.Store.Copy(ctx, o, h.Prefix+"copy"); !errors.Is(err, context.Canceled) {
+		t.Errorf("Copy with a canceled context: %v", err)
+	}
+	if _, err := h.Store.Uploads(ctx, h.Prefix); !errors.Is(err, context.Canceled) {
+		t.Errorf("Uploads with a canceled context: %v", err)
+	}
+	if err := h.Store.AbortUpload(ctx, h.Prefix+"f", "id"); !errors.Is(err, context.Canceled) {
+		t.Errorf("AbortUpload with a canceled context: %v", err)
+	}
+	if _, _, err := h.Store.Resume(ctx, h.Prefix+"f", "id", 1, 1); h.Resumes && !errors.Is(err, context.Canceled) {
+		t.Errorf("Resume with a canceled context: %v", err)
 	}
 	lists := map[string]iter.Seq2[objstore.Object, error]{
 		"List": h.Store.List(ctx, h.Prefix), "ListParallel": objstore.ListParallel(ctx, h.Store, h.Prefix, 4, nil),

@@ -6,9 +6,11 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/shoalfs/shoal/cache/objstore"
 )
@@ -254,7 +256,7 @@ func testUpload(t *testing.T, h *harness) {
 			}
 		}
 	}
-	if n, err := h.Store.AbortUploads(h.ctx, h.Prefix+"up/"); n != 0 || err != nil {
+	if n, err := objstore.AbortUploads(h.ctx, h.Store, h.Prefix+"up/"); n != 0 || err != nil {
 		t.Errorf("%d uploads are left behind (%v)", n, err)
 	}
 }
@@ -336,7 +338,7 @@ func testUploadAbort(t *testing.T, h *harness) {
 		}
 	}
 	wantKeys(t, "after Abort", h.files(t), nil)
-	if n, err := h.Store.AbortUploads(h.ctx, h.Prefix); n != 0 || err != nil {
+	if n, err := objstore.AbortUploads(h.ctx, h.Store, h.Prefix); n != 0 || err != nil {
 		t.Errorf("%d uploads are left behind (%v)", n, err)
 	}
 }
@@ -368,7 +370,7 @@ func testAbortUploads(t *testing.T, h *harness) {
 	store(beside, 0)
 	abort := func(prefix string, want int) {
 		t.Helper()
-		if n, err := h.Store.AbortUploads(h.ctx, h.Prefix+prefix); n != want || err != nil {
+		if n, err := objstore.AbortUploads(h.ctx, h.Store, h.Prefix+prefix); n != want || err != nil {
 			t.Errorf("AbortUploads(%q) = %d, %v, want %d", prefix, n, err, want)
 		}
 	}
@@ -392,4 +394,138 @@ func testAbortUploads(t *testing.T, h *harness) {
 		}
 	}
 	wantKeys(t, "after AbortUploads", h.files(t), []string{"other", "set2/shard-0.tar"})
+}
+
+// testResume: what a process that died has uploaded is found, goes on, and is aborted one by one.
+func testResume(t *testing.T, h *harness) {
+	key, data := h.Prefix+"up/f", randomBytes(3*partSize+1000)
+	ps, size := parts(data), int64(3*partSize+1000)
+	begin := func(key string) objstore.Upload {
+		u, err := h.Store.Upload(h.ctx, key, size, partSize)
+		must(t, err)
+		return u
+	}
+	before := time.Now().Add(-time.Minute)
+	dead, other, beside := begin(key), begin(key), begin(key+"1")
+	for _, n := range []int{3, 0, 1} {
+		must(t, dead.Part(h.ctx, n, ps[n]))
+	}
+	list, err := h.Store.Uploads(h.ctx, key)
+	must(t, err)
+	var ids []string
+	for _, u := range list {
+		if u.Key == key {
+			ids = append(ids, u.ID)
+		}
+		if u.Begun.Before(before) && !u.Begun.IsZero() {
+			t.Errorf("%+v: begun before %v", u, before)
+		}
+	}
+	slices.Sort(ids)
+	want := []string{dead.ID(), other.ID()}
+	slices.Sort(want)
+	if !slices.Equal(ids, want) || len(list) != 3 {
+		t.Errorf("uploads of %s: %q, want %q; with the prefix: %+v", key, ids, want, list)
+	}
+	for range 2 {
+		must(t, h.Store.AbortUpload(h.ctx, key, other.ID()))
+	}
+	if err := other.Part(h.ctx, 0, ps[0]); objstore.KindOf(err) != objstore.KindNotFound {
+		t.Errorf("a part of an aborted upload: %v", err)
+	}
+	must(t, h.Store.AbortUpload(h.ctx, key+"1", beside.ID()))
+	for _, id := range []string{"", other.ID(), "no-such-upload"} {
+		_, _, err = h.Store.Resume(h.ctx, key, id, size, partSize)
+		wantKind(t, "Resume of "+id, err, objstore.KindNotFound)
+	}
+	_, _, err = h.Store.Resume(h.ctx, key+"1", dead.ID(), size, partSize)
+	wantKind(t, "Resume of another key's upload", err, objstore.KindNotFound)
+	u, stored, err := h.Store.Resume(h.ctx, key, dead.ID(), size, partSize)
+	if !h.Resumes {
+		wantKind(t, "Resume in a store that cannot", err, objstore.KindNotFound)
+		must(t, dead.Abort(h.ctx))
+		return
+	}
+	must(t, err)
+	goOn(t, h, u, dead, stored, ps)
+	o, err := u.Complete(h.ctx)
+	must(t, err)
+	h.holds(t, o, data)
+	_, _, err = h.Store.Resume(h.ctx, key, dead.ID(), size, partSize)
+	wantKind(t, "Resume of a completed upload", err, objstore.KindNotFound)
+	if list, err := h.Store.Uploads(h.ctx, h.Prefix); len(list) != 0 || err != nil {
+		t.Errorf("%+v is left, %v", list, err)
+	}
+}
+
+// goOn stores what is missing of an upload of which the store has the parts 0, 1 and 3.
+func goOn(t *testing.T, h *harness, u, dead objstore.Upload, stored []objstore.StoredPart, ps [][]byte) {
+	t.Helper()
+	if u.ID() != dead.ID() || len(stored) != 3 {
+		t.Fatalf("resumed %s as %s, with %+v", dead.ID(), u.ID(), stored)
+	}
+	for i, n := range []int{0, 1, 3} {
+		if p := stored[i]; p.N != n || p.Size != int64(len(ps[n])) || p.ETag == "" || p.CRC32C != crcOf(ps[n]) {
+			t.Errorf("stored part %d: %+v", n, p)
+		}
+	}
+	// By another plan, the last part is of another size, and the store's parts are beyond the end.
+	_, some, err := h.Store.Resume(h.ctx, h.Prefix+"up/f", u.ID(), partSize+5, partSize)
+	if err != nil || len(some) != 1 || some[0].N != 0 {
+		t.Errorf("resumed by another plan: %+v, %v", some, err)
+	}
+	_, err = u.Complete(h.ctx)
+	wantKind(t, "Complete without a part", err, objstore.KindInvalid)
+	must(t, u.Part(h.ctx, 2, ps[2]))
+	must(t, u.Part(h.ctx, 1, ps[1]))
+}
+
+// testCopy: small objects by one request and large ones in parts.
+func testCopy(t *testing.T, h *harness) {
+	for _, size := range []int{0, 1, 70_000, partSize, 3*partSize + 12_345} {
+		data := randomBytes(size)
+		from := h.put(t, fmt.Sprintf("from/x y+%d", size), data)
+		key := h.Prefix + fmt.Sprintf("to/deep/ü f%d", size)
+		for range 2 {
+			o, err := h.Store.Copy(h.ctx, from, key)
+			if err != nil || o.Key != key {
+				t.Fatalf("Copy of %d bytes: %+v, %v", size, o, err)
+			}
+			h.holds(t, o, data)
+		}
+		h.holds(t, from, data)
+	}
+	if n, err := objstore.AbortUploads(h.ctx, h.Store, h.Prefix); n != 0 && !h.Lossy || err != nil {
+		t.Errorf("%d uploads are left behind (%v)", n, err)
+	}
+}
+
+func testCopyChanged(t *testing.T, h *harness) {
+	for _, size := range []int{100, 2*partSize + 5} {
+		from := h.put(t, "from", randomBytes(size))
+		data := randomBytes(size)
+		data[0]++
+		h.put(t, "from", data)
+		_, err := h.Store.Copy(h.ctx, from, h.Prefix+"to")
+		wantKind(t, "Copy of a replaced object", err, objstore.KindChanged)
+		h.delete(t, h.Prefix+"from")
+		_, err = h.Store.Copy(h.ctx, from, h.Prefix+"to")
+		wantKind(t, "Copy of a deleted object", err, objstore.KindNotFound)
+	}
+	wantKeys(t, "after failed copies", h.files(t), nil)
+	if n, err := objstore.AbortUploads(h.ctx, h.Store, h.Prefix); n != 0 && !h.Lossy || err != nil {
+		t.Errorf("%d uploads are left behind (%v)", n, err)
+	}
+}
+
+func testDeleteVersion(t *testing.T, h *harness) {
+	old := h.put(t, "d/a", pattern(10))
+	o := h.put(t, "d/a", pattern(11))
+	wantKind(t, "Delete of a replaced version", h.Store.Delete(h.ctx, o.Key, old.ETag), objstore.KindChanged)
+	h.holds(t, o, pattern(11))
+	for range 2 {
+		must(t, h.Store.Delete(h.ctx, o.Key, o.ETag))
+		wantKeys(t, "after Delete of the version", h.files(t), nil)
+	}
+	must(t, h.Store.Delete(h.ctx, h.Prefix+"none/none", o.ETag))
 }

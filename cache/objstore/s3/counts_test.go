@@ -32,7 +32,7 @@ func TestRequestsAreCounted(t *testing.T) {
 	must(t, u.Part(t.Context(), 0, make([]byte, 6<<20)))
 	_, err = u.Complete(t.Context()) // and asks for the object
 	must(t, err)
-	must(t, s.Delete(t.Context(), "new"))
+	must(t, s.Delete(t.Context(), "new", ""))
 	got := objstore.RequestsOf(s)
 	if got.Sent < 6<<20+3 || got.Sent > 6<<20+2000 { // the list of parts is a body too
 		t.Errorf("%d bytes sent", got.Sent)

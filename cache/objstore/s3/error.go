@@ -1,6 +1,7 @@
 package s3
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -106,10 +107,10 @@ func statusVerdict(status int) verdict {
 	return verdict{objstore.KindOther, ""}
 }
 
-// fail turns an error of minio-go into ctx's own error or an *Error.
+// fail turns an error of minio-go into ctx's own error or an *Error, and leaves an *Error as it is.
 func (s *Store) fail(ctx context.Context, generation uint64, op, key string, err error) error {
-	if cerr := ctx.Err(); cerr != nil {
-		return cerr
+	if cerr := ctx.Err(); cerr != nil || is[*objstore.Error](err) {
+		return cmp.Or(cerr, err)
 	}
 	var v verdict
 	var cause error

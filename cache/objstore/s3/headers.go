@@ -55,8 +55,10 @@ func keyHeaders(k objstore.CustomerKey) []header {
 	}
 }
 
+type matchKey struct{} // of a context: the ETag that a deletion must match
+
 // extraHeaders adds to minio-go's requests headers that it cannot add to all of them: requester pays, and the
-// customer's key, even on an unencrypted connection. S3 requires them to be signed, so the requests are signed again; also if
+// customer's key, even on an unencrypted connection, and a deletion's If-Match. S3 requires them to be signed, so the requests are signed again; also if
 // this machine's clock is off.
 type extraHeaders struct {
 	next http.RoundTripper
@@ -87,16 +89,23 @@ func (h extraHeaders) RoundTrip(r *http.Request) (*http.Response, error) {
 
 func (h extraHeaders) send(r *http.Request) (*http.Response, error) {
 	sse := len(h.sse) > 0 && takesKey(r)
-	if !sse && !h.pays && !h.time.off() {
+	match, _ := r.Context().Value(matchKey{}).(string)
+	if !sse && !h.pays && match == "" && !h.time.off() {
 		return h.next.RoundTrip(r)
 	}
 	r = r.Clone(r.Context())
 	if h.pays {
 		r.Header.Set(headerPayer, payerRequester)
 	}
+	if match != "" && !strings.HasPrefix(match, weakPrefix) {
+		r.Header.Set("If-Match", `"`+match+`"`)
+	}
 	if sse {
 		for _, e := range h.sse {
 			r.Header.Set(e.name, e.value)
+			if isCopy(r) { // of an object that has the same key
+				r.Header.Set(headerSource+"-"+strings.TrimPrefix(e.name, "X-Amz-"), e.value)
+			}
 		}
 	}
 	// Credential=ID/DAY/REGION/s3/aws4_request; anonymous requests have none.

@@ -175,7 +175,7 @@ func TestKeysRotateElsewhere(t *testing.T) {
 			_, err := r.PutNew(ctx, "new", []byte("x"))
 			return err
 		}},
-		{"delete", func(ctx context.Context, r *objstore.Retrier) error { return r.Delete(ctx, "k") }},
+		{"delete", func(ctx context.Context, r *objstore.Retrier) error { return r.Delete(ctx, "k", "") }},
 		{"upload", func(ctx context.Context, r *objstore.Retrier) error {
 			u, err := r.Upload(ctx, "up", 6<<20, 6<<20)
 			if err == nil {
@@ -186,7 +186,10 @@ func TestKeysRotateElsewhere(t *testing.T) {
 			}
 			return err
 		}},
-		{"abort", func(ctx context.Context, r *objstore.Retrier) error { _, err := r.AbortUploads(ctx, ""); return err }},
+		{"abort", func(ctx context.Context, r *objstore.Retrier) error {
+			_, err := objstore.AbortUploads(ctx, r, "")
+			return err
+		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -62,7 +62,7 @@ func (s *Store) PutNoted(ctx context.Context, key string, data []byte, note stri
 	}
 	g := s.keys.generation()
 	if _, err := s.put(ctx, key, data, note, false); err != nil {
-		return s.failPut(ctx, g, "put", key, err)
+		return s.fail(ctx, g, "put", s.url(key), err)
 	}
 	return nil
 }

@@ -106,7 +106,7 @@ func TestPageHasItsTime(t *testing.T) {
 				t.Fatal(err)
 			}
 			start := time.Now()
-			resp, err := answerGuard{dripping{}}.RoundTrip(r)
+			resp, err := answerGuard{RoundTripper: dripping{}}.RoundTrip(r)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -85,7 +85,7 @@ func TestSignedHeadersConform(t *testing.T) {
 		must(t, err)
 		t.Cleanup(store.Close)
 		stack := objstore.Retry(objstore.Limit(objstore.NewMeter(store), 64), objstore.RetryPolicy{Base: time.Millisecond, Cap: 5 * time.Millisecond, Tries: 20})
-		return Harness{Store: stack, Filler: direct, Prefix: fmt.Sprintf("run%d/", opened)}
+		return Harness{Store: stack, Filler: direct, Resumes: true, Lossy: true, Prefix: fmt.Sprintf("run%d/", opened)}
 	})
 	if st := p.Stats(); st.Faults["503"] == 0 || st.Faults["reset"] == 0 || st.Faults["truncate"] == 0 {
 		t.Errorf("faults that struck: %v", st.Faults)
@@ -122,7 +122,7 @@ func TestSkewedClock(t *testing.T) {
 		conform(t, func(t *testing.T) Harness {
 			opened++
 			stack := objstore.Retry(objstore.Limit(objstore.NewMeter(skewed()), 64), objstore.RetryPolicy{Base: time.Millisecond, Cap: 5 * time.Millisecond, Tries: 20})
-			return Harness{Store: stack, Filler: direct, Prefix: fmt.Sprintf("runs%v/%d/", off, opened)}
+			return Harness{Store: stack, Filler: direct, Resumes: true, Prefix: fmt.Sprintf("runs%v/%d/", off, opened)}
 		})
 		if n := strings.Count(log.String(), "clock is off"); (n > 0) != (off.Abs() > 15*time.Minute) || n > opened+7 {
 			t.Errorf("%v off: said %d times by %d stores\n%s", off, n, opened+7, log.String())

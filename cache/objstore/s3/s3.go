@@ -76,7 +76,7 @@ type Store struct {
 	sse       []header    // of the customer's key: then ETags are not MD5s
 	noCRC     atomic.Bool // the store refuses CRC32C: bodies go with their MD5
 	transport *http.Transport
-	slow      *http.Transport   // waits longer for an answer, for [Store.Forward]: copies, and completed uploads
+	slow      *http.Transport   // waits longer for an answer: copies, completed uploads, and what is forwarded
 	forwarder http.RoundTripper // over slow
 	counts    *requestCounts
 	versions  *versions // nil: only current ones are read
@@ -145,7 +145,7 @@ func New(ctx context.Context, cfg Config) (*Store, error) {
 	core, err := minio.NewCore(host, &minio.Options{
 		Creds:        credentials.New(chainLink{keys}),
 		Secure:       secure,
-		Transport:    answerGuard{over(transport)},
+		Transport:    answerGuard{over(transport), over(slow)},
 		Region:       region,
 		BucketLookup: minio.BucketLookupPath,
 		MaxRetries:   1,

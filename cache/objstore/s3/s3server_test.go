@@ -28,7 +28,7 @@ import (
 )
 
 // S3Server is the part of the S3 API that Shoal needs, in memory: ListObjectsV2, GET with Range and If-Match, HEAD,
-// PUT with If-None-Match and CRC32C, DELETE, and multipart uploads. It supplements a real server: it accepts hostile
+// PUT with If-None-Match and CRC32C, DELETE with If-Match, copies, and multipart uploads. It supplements a real server: it accepts hostile
 // keys and gives scripted answers. It does not check signatures, only that there is one by AccessKey.
 type S3Server struct {
 	Bucket    string
@@ -208,8 +208,7 @@ func (s *S3Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.Method == http.MethodPut:
 		s.put(w, r, key)
 	case r.Method == http.MethodDelete:
-		s.Delete(key)
-		w.WriteHeader(http.StatusNoContent)
+		s.deleteIf(w, r, key)
 	default:
 		WriteS3Error(w, 405, "MethodNotAllowed", "The specified method is not allowed against this resource.")
 	}
@@ -267,6 +266,90 @@ func (s *S3Server) get(w http.ResponseWriter, r *http.Request, key string) {
 	}
 }
 
+func (s *S3Server) deleteIf(w http.ResponseWriter, r *http.Request, key string) {
+	s.mu.Lock()
+	o, ok := s.objects[key]
+	s.mu.Unlock()
+	if m := r.Header.Get("If-Match"); m != "" && (!ok || m != `"`+o.etag+`"`) && !s.IgnoreIfMatch {
+		WriteS3Error(w, 412, "PreconditionFailed", "At least one of the pre-conditions you specified did not hold")
+		return
+	}
+	s.Delete(key)
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// source returns what a request to copy copies. On an error it answers and returns false.
+func (s *S3Server) source(w http.ResponseWriter, r *http.Request) (data []byte, ok bool) {
+	from, err := url.PathUnescape(r.Header.Get("X-Amz-Copy-Source"))
+	s.mu.Lock()
+	o, ok := s.objects[strings.TrimPrefix(strings.TrimPrefix(from, "/"), s.Bucket+"/")]
+	s.mu.Unlock()
+	if err != nil || !ok {
+		WriteS3Error(w, 404, "NoSuchKey", "The specified key does not exist.")
+		return nil, false
+	}
+	if m := r.Header.Get("X-Amz-Copy-Source-If-Match"); m != "" && m != `"`+o.etag+`"` {
+		WriteS3Error(w, 412, "PreconditionFailed", "At least one of the pre-conditions you specified did not hold")
+		return nil, false
+	}
+	if sse := "Server-Side-Encryption-Customer-Key"; r.Header.Get("X-Amz-"+sse) != r.Header.Get("X-Amz-Copy-Source-"+sse) {
+		WriteS3Error(w, 400, "InvalidRequest", "The object was stored using a form of Server Side Encryption.")
+		return nil, false
+	}
+	if rg := r.Header.Get("X-Amz-Copy-Source-Range"); rg != "" {
+		var first, last int
+		if _, err := fmt.Sscanf(rg, "bytes=%d-%d", &first, &last); err != nil || first > last || last >= len(o.data) {
+			WriteS3Error(w, 400, "InvalidArgument", "The x-amz-copy-source-range value is not valid")
+			return nil, false
+		}
+		return o.data[first : last+1], true
+	}
+	return o.data, true
+}
+
+// copied answers a request to copy with the ETag.
+func copied(w http.ResponseWriter, root, etag string) {
+	writeXML(w, struct {
+		XMLName            xml.Name
+		LastModified, ETag string
+	}{xml.Name{Local: root}, time.Now().UTC().Format("2006-01-02T15:04:05.000Z"), `"` + etag + `"`})
+}
+
+// listParts answers ListParts, in pages. s.mu is held.
+func (s *S3Server) listParts(w http.ResponseWriter, u *s3Upload, q url.Values) {
+	type part struct {
+		PartNumber     int
+		ETag           string
+		Size           int
+		ChecksumCRC32C string `xml:",omitempty"`
+	}
+	var res struct {
+		XMLName              xml.Name `xml:"ListPartsResult"`
+		Bucket, Key          string
+		NextPartNumberMarker int
+		IsTruncated          bool
+		Part                 []part
+	}
+	after, _ := strconv.Atoi(q.Get("part-number-marker"))
+	for _, n := range slices.Sorted(maps.Keys(u.parts)) {
+		if n <= after {
+			continue
+		}
+		if len(res.Part) == cmp.Or(s.PageSize, 1000) {
+			res.IsTruncated = true
+			break
+		}
+		p := u.parts[n]
+		res.NextPartNumberMarker = n
+		res.Part = append(res.Part, part{n, `"` + p.etag + `"`, len(p.data), crcOf(p.data)})
+	}
+	writeXML(w, res)
+}
+
+func crcOf(p []byte) string {
+	return base64.StdEncoding.EncodeToString(binary.BigEndian.AppendUint32(nil, crc32.Checksum(p, crc32.MakeTable(crc32.Castagnoli))))
+}
+
 func (s *S3Server) put(w http.ResponseWriter, r *http.Request, key string) {
 	o, ok := s.receive(w, r)
 	if !ok {
@@ -280,10 +363,21 @@ func (s *S3Server) put(w http.ResponseWriter, r *http.Request, key string) {
 	}
 	s.store(key, o)
 	w.Header()["ETag"] = []string{`"` + o.etag + `"`}
+	if isCopy(r) {
+		copied(w, "CopyObjectResult", o.etag)
+	}
 }
+
+func isCopy(r *http.Request) bool { return r.Header.Get("X-Amz-Copy-Source") != "" }
 
 // receive reads a body and verifies it against the headers. On an error it answers and returns false.
 func (s *S3Server) receive(w http.ResponseWriter, r *http.Request) (o s3Object, ok bool) {
+	if isCopy(r) {
+		data, ok := s.source(w, r)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s3Object{data, s.etag(data), time.Now().UTC()}, ok
+	}
 	body := io.Reader(r.Body)
 	if strings.HasPrefix(r.Header.Get("X-Amz-Content-Sha256"), "STREAMING-") {
 		body = &chunkedReader{r: bufio.NewReader(r.Body)}
@@ -301,8 +395,7 @@ func (s *S3Server) receive(w http.ResponseWriter, r *http.Request) (o s3Object, 
 		}
 	}
 	if sum := r.Header.Get("X-Amz-Checksum-Crc32c"); sum != "" {
-		have := binary.BigEndian.AppendUint32(nil, crc32.Checksum(data, crc32.MakeTable(crc32.Castagnoli)))
-		if base64.StdEncoding.EncodeToString(have) != sum {
+		if crcOf(data) != sum {
 			WriteS3Error(w, 400, "BadDigest", "The CRC32C you specified did not match the calculated checksum.")
 			return o, false
 		}
@@ -340,7 +433,7 @@ func (s *S3Server) begin(w http.ResponseWriter, key string) {
 	}{Bucket: s.Bucket, Key: key, UploadId: id})
 }
 
-// upload answers UploadPart, CompleteMultipartUpload and AbortMultipartUpload.
+// upload answers UploadPart, UploadPartCopy, ListParts, CompleteMultipartUpload and AbortMultipartUpload.
 func (s *S3Server) upload(w http.ResponseWriter, r *http.Request, key string, q url.Values) {
 	id := q.Get("uploadId")
 	noUpload := func() {
@@ -365,6 +458,9 @@ func (s *S3Server) upload(w http.ResponseWriter, r *http.Request, key string, q 
 		}
 		u.parts[n] = o
 		w.Header()["ETag"] = []string{`"` + o.etag + `"`}
+		if isCopy(r) {
+			copied(w, "CopyPartResult", o.etag)
+		}
 		return
 	}
 	var list struct {
@@ -389,6 +485,9 @@ func (s *S3Server) upload(w http.ResponseWriter, r *http.Request, key string, q 
 	case r.Method == http.MethodDelete:
 		delete(s.uploads, id)
 		w.WriteHeader(http.StatusNoContent)
+		return
+	case r.Method == http.MethodGet:
+		s.listParts(w, u, q)
 		return
 	case r.Method != http.MethodPost:
 		WriteS3Error(w, 405, "MethodNotAllowed", "The specified method is not allowed against this resource.")

@@ -53,7 +53,10 @@ func parseEndpoint(text string) (host string, secure bool, err error) {
 // ([withStatus]), and that a listing is one and ends. minio-go takes any XML for an empty listing, so a wrong
 // endpoint's "It works!" page, or a captive portal, would look like an empty bucket. It also reads a page as long as
 // bytes come, and pages as long as the store says that there are more ([pages]).
-type answerGuard struct{ http.RoundTripper }
+type answerGuard struct {
+	http.RoundTripper
+	slow http.RoundTripper // for copies, and completed uploads, whose parts some stores copy
+}
 
 const (
 	// pageTimeout bounds one page of a listing, from the request to its last byte. Stores take 0.1 to 1 s.
@@ -71,6 +74,9 @@ var (
 
 // RoundTrip implements [http.RoundTripper].
 func (g answerGuard) RoundTrip(r *http.Request) (*http.Response, error) {
+	if isCopy(r) || r.Method == http.MethodPost && r.URL.Query().Has("uploadId") {
+		return g.slow.RoundTrip(r)
+	}
 	if r.Method != http.MethodGet || !isListing(r.URL.RawQuery) {
 		resp, err := g.RoundTripper.RoundTrip(r)
 		if status, ok := r.Context().Value(statusKey{}).(*int); ok && err == nil {

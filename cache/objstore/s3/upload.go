@@ -2,6 +2,7 @@ package s3
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/md5" //nolint:gosec // S3's ETag of a multipart object is an MD5; nothing is secured by it.
 	"encoding/base64"
@@ -90,7 +91,7 @@ func (b *lentBody) end() {
 	b.p = nil
 }
 
-// put stores data by one PUT. Its errors are for failPut.
+// put stores data by one PUT. Its errors are for fail.
 func (s *Store) put(ctx context.Context, key string, data []byte, note string, onlyNew bool) (objstore.Object, error) {
 	crc, md5Sum := s.checksum(data)
 	opts := minio.PutObjectOptions{DisableContentSha256: true, UserMetadata: map[string]string{}}
@@ -132,16 +133,21 @@ func (s *Store) stored(ctx context.Context, key string, size int64, info minio.U
 	return objstore.Object{Key: key, Size: size, ETag: info.ETag, ModTime: mod}, nil
 }
 
+// checkPut returns the error of a write that is not sent.
+func checkPut(ctx context.Context, key string) error {
+	if !validKey(key) {
+		return &objstore.Error{Op: "put", Key: key, Kind: objstore.KindInvalid, Err: errKey}
+	}
+	return ctx.Err()
+}
+
 // PutNew implements [objstore.Uploader]: one PUT with If-None-Match: *.
 func (s *Store) PutNew(ctx context.Context, key string, data []byte) (objstore.Object, error) {
 	return s.putNew(ctx, key, data, "")
 }
 
 func (s *Store) putNew(ctx context.Context, key string, data []byte, note string) (objstore.Object, error) {
-	if !validKey(key) {
-		return objstore.Object{}, &objstore.Error{Op: "put", Key: key, Kind: objstore.KindInvalid, Err: errKey}
-	}
-	if err := ctx.Err(); err != nil {
+	if err := checkPut(ctx, key); err != nil {
 		return objstore.Object{}, err
 	}
 	g := s.keys.generation()
@@ -157,29 +163,37 @@ func (s *Store) putNew(ctx context.Context, key string, data []byte, note string
 		if _, serr := s.Stat(ctx, key); serr == nil {
 			return objstore.Object{}, objstore.Exists(s.url(key))
 		} else if objstore.KindOf(serr) == objstore.KindNotFound {
-			return objstore.Object{}, &objstore.Error{Op: "put", Key: s.url(key), Kind: objstore.KindTransient, Err: errors.New("another request for this key was under way")}
+			return objstore.Object{}, s.underWay("put", key)
 		}
 	}
-	return objstore.Object{}, s.failPut(ctx, g, "put", key, err)
+	return objstore.Object{}, s.fail(ctx, g, "put", s.url(key), err)
 }
 
-// failPut is fail for writes: an *Error stays as it is.
-func (s *Store) failPut(ctx context.Context, generation uint64, op, key string, err error) error {
-	if is[*objstore.Error](err) {
-		return err
-	}
-	return s.fail(ctx, generation, op, s.url(key), err)
+func (s *Store) underWay(op, key string) error {
+	return &objstore.Error{Op: op, Key: s.url(key), Kind: objstore.KindTransient, Err: errors.New("another request for this key was under way")}
 }
 
-// Delete implements [objstore.Uploader].
-func (s *Store) Delete(ctx context.Context, key string) error {
+// Delete implements [objstore.Uploader]: of one version by a Stat, and a DELETE with If-Match. Amazon S3 (since September
+// 2025), Ceph and versitygw (1.8) honour that. With stores that ignore it, as RustFS and all older ones, a version that
+// is stored between the two requests is deleted, too.
+func (s *Store) Delete(ctx context.Context, key, etag string) error {
 	if err := ctx.Err(); err != nil || !validKey(key) {
 		return err
 	}
+	o, mctx := objstore.Object{Key: key, ETag: etag}, ctx
+	if etag != "" {
+		if err := objstore.Current(ctx, s, o); err != nil {
+			return objstore.UnlessMissing(err)
+		}
+		mctx = context.WithValue(ctx, matchKey{}, etag)
+	}
 	g := s.keys.generation()
-	err := s.core.RemoveObject(ctx, s.bucket, key, minio.RemoveObjectOptions{})
-	if err == nil || minio.ToErrorResponse(err).Code == minio.NoSuchKey {
+	err := s.core.RemoveObject(mctx, s.bucket, key, minio.RemoveObjectOptions{})
+	switch resp := minio.ToErrorResponse(err); {
+	case err == nil || resp.Code == minio.NoSuchKey:
 		return nil
+	case etag != "" && (resp.StatusCode == http.StatusPreconditionFailed || resp.StatusCode == http.StatusConflict):
+		return objstore.UnlessMissing(cmp.Or(objstore.Current(ctx, s, o), s.underWay("delete", key)))
 	}
 	return s.fail(ctx, g, "delete", s.url(key), err)
 }
@@ -190,26 +204,32 @@ const smallUpload = 4 << 20
 
 // Upload implements [objstore.Uploader]: a multipart upload, or one PUT for a small object of one part.
 func (s *Store) Upload(ctx context.Context, key string, size, partSize int64) (objstore.Upload, error) {
-	if !validKey(key) {
-		return nil, &objstore.Error{Op: "put", Key: key, Kind: objstore.KindInvalid, Err: errKey}
-	}
 	plan, err := objstore.PlanParts(key, size, partSize)
 	if err == nil {
-		err = ctx.Err()
+		err = checkPut(ctx, key)
 	}
 	if err != nil {
 		return nil, err
 	}
-	u := &upload{PartPlan: plan, s: s}
 	if plan.Parts == 1 && size <= smallUpload {
-		return u, nil
+		return &upload{PartPlan: plan, s: s}, nil
 	}
-	u.etags = make([]minio.CompletePart, plan.Parts)
+	u, err := s.begin(ctx, plan, !s.noCRC.Load())
+	if err != nil {
+		return nil, err
+	}
+	return u, nil
+}
+
+// begin starts a multipart upload, with CRC32C of its parts or without.
+func (s *Store) begin(ctx context.Context, plan objstore.PartPlan, crc bool) (*upload, error) {
+	key, u := plan.Key, &upload{PartPlan: plan, s: s, etags: make([]minio.CompletePart, plan.Parts)}
 	g := s.keys.generation()
 	var opts minio.PutObjectOptions
-	if !s.noCRC.Load() {
+	if crc {
 		opts.UserMetadata = map[string]string{crcAlgorithm: crcAlgorithmC}
 	}
+	var err error
 	u.id, err = s.core.NewMultipartUpload(ctx, s.bucket, key, opts)
 	if err != nil && opts.UserMetadata != nil {
 		err = s.refusedCRC(key, err)
@@ -218,7 +238,7 @@ func (s *Store) Upload(ctx context.Context, key string, size, partSize int64) (o
 		err = &objstore.Error{Op: "put", Key: s.url(key), Kind: objstore.KindTransient, Err: errors.New("the server returned no upload ID")}
 	}
 	if err != nil {
-		return nil, s.failPut(ctx, g, "put", key, err)
+		return nil, s.fail(ctx, g, "put", s.url(key), err)
 	}
 	return u, nil
 }
@@ -235,6 +255,9 @@ type upload struct {
 	made   *objstore.Object     // by Complete
 	ended  bool                 // by Abort
 }
+
+// ID implements [objstore.Upload].
+func (u *upload) ID() string { return u.id }
 
 // Part implements [objstore.Upload].
 func (u *upload) Part(ctx context.Context, n int, p []byte) error {
@@ -272,7 +295,7 @@ func (u *upload) Part(ctx context.Context, n int, p []byte) error {
 	case err != nil && minio.ToErrorResponse(err).Code == codeNoSuchUpload:
 		return u.Gone()
 	case err != nil:
-		return u.s.failPut(ctx, g, "put", u.Key, err)
+		return u.s.fail(ctx, g, "put", u.s.url(u.Key), err)
 	case part.ETag == "":
 		return &objstore.Error{
 			Op: "put", Key: u.s.url(u.Key), Kind: objstore.KindInvalid, Err: fmt.Errorf("the server returned no ETag for part %d", n),
@@ -321,7 +344,7 @@ func (u *upload) complete(ctx context.Context) (objstore.Object, error) {
 		}
 		o, err := u.s.put(ctx, u.Key, u.small, "", false)
 		if err != nil {
-			return objstore.Object{}, u.s.failPut(ctx, g, "put", u.Key, err)
+			return objstore.Object{}, u.s.fail(ctx, g, "put", u.s.url(u.Key), err)
 		}
 		return o, nil
 	}
@@ -333,7 +356,7 @@ func (u *upload) complete(ctx context.Context) (objstore.Object, error) {
 	if !u.joined {
 		_, err := u.s.core.CompleteMultipartUpload(ctx, u.s.bucket, u.Key, u.id, u.etags, minio.PutObjectOptions{})
 		if u.joined = err == nil; err != nil && (ctx.Err() != nil || minio.ToErrorResponse(err).Code != codeNoSuchUpload) {
-			return objstore.Object{}, u.s.failPut(ctx, g, "put", u.Key, err)
+			return objstore.Object{}, u.s.fail(ctx, g, "put", u.s.url(u.Key), err)
 		}
 	}
 	// The answer's ETag is not used: with some stores (s3proxy) it differs from the object's.
@@ -382,7 +405,7 @@ func (u *upload) Abort(ctx context.Context) error {
 		return nil
 	}
 	if u.id != "" {
-		if err := u.s.abort(ctx, u.Key, u.id); err != nil {
+		if err := u.s.AbortUpload(ctx, u.Key, u.id); err != nil {
 			return err
 		}
 	}
@@ -390,7 +413,8 @@ func (u *upload) Abort(ctx context.Context) error {
 	return nil
 }
 
-func (s *Store) abort(ctx context.Context, key, id string) error {
+// AbortUpload implements [objstore.Uploader].
+func (s *Store) AbortUpload(ctx context.Context, key, id string) error {
 	g := s.keys.generation()
 	err := s.core.AbortMultipartUpload(ctx, s.bucket, key, id)
 	if err == nil || minio.ToErrorResponse(err).Code == codeNoSuchUpload {
@@ -399,29 +423,21 @@ func (s *Store) abort(ctx context.Context, key, id string) error {
 	return s.fail(ctx, g, "delete", s.url(key), err)
 }
 
-// AbortUploads implements [objstore.Uploader]. The server does not know uploads by one PUT; they end with their
-// process.
-func (s *Store) AbortUploads(ctx context.Context, prefix string) (int, error) {
-	n := 0
+// Uploads implements [objstore.Uploader].
+func (s *Store) Uploads(ctx context.Context, prefix string) (list []objstore.Unfinished, err error) {
 	keyMarker, idMarker := "", ""
 	for {
-		if err := ctx.Err(); err != nil {
-			return n, err
-		}
 		g := s.keys.generation()
 		page, err := s.core.ListMultipartUploads(ctx, s.bucket, prefix, keyMarker, idMarker, "", 1000)
 		if err != nil {
-			return n, s.fail(ctx, g, "list", s.url(prefix), err)
+			return list, s.fail(ctx, g, "list", s.url(prefix), err)
 		}
 		for _, u := range page.Uploads {
-			if err := s.abort(ctx, u.Key, u.UploadID); err != nil {
-				return n, err
-			}
-			n++
+			list = append(list, objstore.Unfinished{Key: u.Key, ID: u.UploadID, Begun: u.Initiated})
 		}
 		next := page.NextKeyMarker != keyMarker || page.NextUploadIDMarker != idMarker
 		if !page.IsTruncated || len(page.Uploads) == 0 || !next {
-			return n, nil
+			return list, nil
 		}
 		keyMarker, idMarker = page.NextKeyMarker, page.NextUploadIDMarker
 	}

@@ -354,8 +354,8 @@ func (f *failing) Upload(ctx context.Context, key string, size, partSize int64) 
 	return u, err
 }
 
-func (f *failing) Delete(ctx context.Context, key string) error {
-	return f.delete(key, func() error { return f.Layer.Delete(ctx, key) })
+func (f *failing) Delete(ctx context.Context, key, etag string) error {
+	return f.delete(key, func() error { return f.Layer.Delete(ctx, key, etag) })
 }
 
 type failingUpload struct {
@@ -442,7 +442,7 @@ func TestUploadModel(t *testing.T) {
 			},
 			"delete": func(*rapid.T) {
 				k := key()
-				each("Delete", func(_ int, s uploader) error { return s.Delete(t.Context(), k) })
+				each("Delete", func(_ int, s uploader) error { return s.Delete(t.Context(), k, "") })
 			},
 			"begin": func(*rapid.T) {
 				p := pair{make([]objstore.Upload, len(stores)), content()}

@@ -7,6 +7,7 @@ import (
 	"crypto/md5" //nolint:gosec // the ETags of S3 are
 	"fmt"
 	"iter"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -74,12 +75,15 @@ func (m *Mem) PutNew(ctx context.Context, key string, data []byte) (objstore.Obj
 }
 
 // Delete implements [objstore.Uploader].
-func (m *Mem) Delete(ctx context.Context, key string) error {
+func (m *Mem) Delete(ctx context.Context, key, etag string) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if o, ok := m.objects[key]; ok && etag != "" && o.ETag != etag {
+		return objstore.Changed(objstore.Object{Key: key, ETag: etag}, o.ETag)
+	}
 	delete(m.objects, key)
 	return nil
 }
@@ -100,21 +104,39 @@ func (m *Mem) Upload(ctx context.Context, key string, size, partSize int64) (obj
 	return u, nil
 }
 
-// AbortUploads implements [objstore.Uploader].
-func (m *Mem) AbortUploads(ctx context.Context, prefix string) (int, error) {
-	if err := ctx.Err(); err != nil {
-		return 0, err
+// Resume implements [objstore.Uploader]: as in a folder, none goes on.
+func (m *Mem) Resume(_ context.Context, key, _ string, _, _ int64) (objstore.Upload, []objstore.StoredPart, error) {
+	return nil, nil, objstore.PartPlan{Key: key}.Gone()
+}
+
+// Uploads implements [objstore.Uploader].
+func (m *Mem) Uploads(ctx context.Context, prefix string) (list []objstore.Unfinished, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for u := range m.uploads {
+		if strings.HasPrefix(u.Key, prefix) {
+			list = append(list, objstore.Unfinished{Key: u.Key, ID: u.ID()})
+		}
+	}
+	return list, ctx.Err()
+}
+
+// AbortUpload implements [objstore.Uploader].
+func (m *Mem) AbortUpload(ctx context.Context, key, id string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	maps.DeleteFunc(m.uploads, func(u *memUpload, _ struct{}) bool { return u.Key == key && u.ID() == id })
+	return ctx.Err()
+}
+
+// Copy implements [objstore.Uploader].
+func (m *Mem) Copy(ctx context.Context, from objstore.Object, key string) (objstore.Object, error) {
+	if err := objstore.Current(ctx, m, from); err != nil {
+		return objstore.Object{}, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	n := 0
-	for u := range m.uploads {
-		if strings.HasPrefix(u.Key, prefix) {
-			delete(m.uploads, u)
-			n++
-		}
-	}
-	return n, nil
+	return m.put(key, m.objects[from.Key].data), nil
 }
 
 // memUpload is an upload to a [Mem], whose mutex guards it. It exists while it is in m.uploads.
@@ -124,6 +146,9 @@ type memUpload struct {
 	data map[int][]byte
 	made *objstore.Object // by Complete
 }
+
+// ID implements [objstore.Upload].
+func (u *memUpload) ID() string { return fmt.Sprintf("%p", u) }
 
 // Part implements [objstore.Upload].
 func (u *memUpload) Part(ctx context.Context, n int, p []byte) error {
