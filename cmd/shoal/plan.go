@@ -31,13 +31,13 @@ import (
 
 // planOptions are the flags of shoal plan.
 type planOptions struct {
-	cacheSize, memory, sampleSize            cli.Size
-	mostDisk, mostMemory                     amount
-	order, workload, policy, target, samples string
-	epochs                                   int
-	seed                                     uint64
-	warm, asJSON                             bool
-	store                                    storeOptions
+	cacheSize, memory, sampleSize    cli.Size
+	mostDisk, mostMemory             amount
+	order, workload, target, samples string
+	epochs                           int
+	seed                             uint64
+	warm, asJSON                     bool
+	store                            storeOptions
 	modelledStore
 	modelledTrainer
 	parsedPlan
@@ -64,7 +64,6 @@ type modelledTrainer struct {
 type parsedPlan struct {
 	asked       objstore.StoreOptions // from the store's flags
 	spec        order.Spec
-	policies    []sim.Policy
 	utilisation float64 // of --target; 0: not given
 	synthetic   int     // samples of a dataset that does not exist yet
 }
@@ -84,9 +83,7 @@ Without SOURCE, --samples and --sample-size describe a dataset that does not exi
   # eight accelerators, a dataset to come: how much cache for 95%?
   shoal plan --samples 1000000 --workload retinanet-b200 --accelerators 8 --cache-size 100GiB --target 95%
   # eight nodes that share their caches
-  shoal plan s3://photos/train --nodes 8 --link 25Gbit --accelerators 8 --workload retinanet-b200 --cache-size 200GiB
-  # what the kept set is worth: the same trace with other policies
-  shoal plan s3://photos/train --workload resnet50-h100 --policy all`,
+  shoal plan s3://photos/train --nodes 8 --link 25Gbit --accelerators 8 --workload retinanet-b200 --cache-size 200GiB`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			err := o.check(c, len(args) == 1)
@@ -126,7 +123,6 @@ Without SOURCE, --samples and --sample-size describe a dataset that does not exi
 	f.StringVar(&o.order, "order", "uniform:seed=0", "order in which the samples are read, as for mount")
 	f.IntVar(&o.epochs, "epochs", 2, "epochs to simulate")
 	f.BoolVar(&o.warm, "warm", false, "start with a filled cache (as after shoal warm)")
-	f.StringVar(&o.policy, "policy", "keep", "cache policy: keep (Shoal's); for comparison lru, belady or none; or all")
 	f.StringVar(&o.target, "target", "", "find the smallest cache and the lowest bandwidth for this utilisation, such as 95%")
 	f.StringVar(&o.samples, "samples", "images", "with SOURCE: which files are samples: images, * or a glob on the name;\nwithout SOURCE: number of samples")
 	f.Var(&o.sampleSize, "sample-size", "without SOURCE: mean size of a sample")
@@ -212,15 +208,6 @@ func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
 	case o.spec.Name() == "torch-loader":
 		return cli.Usagef("--order %s: the order of later epochs is not known (give uniform:seed=0, which takes as long)", o.order)
 	}
-	if o.policy == "all" {
-		o.policies = []sim.Policy{sim.Keep, sim.LRU, sim.Belady}
-	} else {
-		p, err := sim.ParsePolicy(o.policy)
-		if err != nil {
-			return cli.Usagef("--policy: %w", err)
-		}
-		o.policies = []sim.Policy{p}
-	}
 	if err := o.checkNodes(c); err != nil {
 		return err
 	}
@@ -259,8 +246,6 @@ func (o *planOptions) checkNodes(c *cobra.Command) error {
 		return cli.Usagef("--nodes %d: give a number from 1 to %s", o.nodes, humanize.Comma(maxNodes))
 	case o.nodes == 1 && given(c, "link"):
 		return cli.Usagef("--link %s is between nodes: give --nodes, too", o.link.String())
-	case o.nodes > 1 && o.policy != sim.Keep.String():
-		return cli.Usagef("--policy %s: nodes share the caches of keep only", o.policy)
 	case o.nodes > 1 && o.spec.Ranks() != all:
 		return cli.Usagef("--order %s: with --nodes give the order of all ranks (rank=%s)", o.order, all)
 	}
@@ -268,7 +253,7 @@ func (o *planOptions) checkNodes(c *cobra.Command) error {
 }
 
 // planVersion is the version of the output of --json.
-const planVersion = 2
+const planVersion = 3
 
 // Bounds of the simulation.
 const (
@@ -387,10 +372,6 @@ type (
 		Bytes   int64  `json:"bytes"`
 		Packed  bool   `json:"packed"`
 	}
-	planResult struct {
-		Policy string      `json:"policy"`
-		Epochs []planEpoch `json:"epochs"`
-	}
 	planEpoch struct {
 		sim.Epoch
 		Limits sim.Limits   `json:"limits"` // seconds that each resource alone needs
@@ -405,13 +386,13 @@ type (
 	}
 	// planReport is what --json prints (docs/plan.md).
 	planReport struct {
-		Version    int          `json:"version"` // of this schema
-		Nodes      int          `json:"nodes"`
-		Dataset    planDataset  `json:"dataset"`
-		Demand     float64      `json:"demand_bytes_per_sec"` // the rate of accelerators that never wait
-		CacheBytes int64        `json:"cache_bytes"`
-		Policies   []planResult `json:"policies"`
-		Target     *planTarget  `json:"target,omitempty"`
+		Version    int         `json:"version"` // of this schema
+		Nodes      int         `json:"nodes"`
+		Dataset    planDataset `json:"dataset"`
+		Demand     float64     `json:"demand_bytes_per_sec"` // the rate of accelerators that never wait
+		CacheBytes int64       `json:"cache_bytes"`
+		Epochs     []planEpoch `json:"epochs"`
+		Target     *planTarget `json:"target,omitempty"`
 	}
 )
 
@@ -448,28 +429,22 @@ func (p *predictor) predict(ctx context.Context, c sim.Config, of func(epoch int
 		Version: planVersion, Nodes: p.o.nodes, Dataset: d, CacheBytes: c.CacheBytes,
 		Demand: float64(d.Bytes) / float64(d.Samples) * float64(p.o.nodes*c.Accelerators*c.Batch) / c.Step,
 	}
-	for _, policy := range p.o.policies {
-		c.Policy = policy
-		bar := late(p.inv.Voice, "simulating "+policy.String())
-		run := c
-		run.Watch = func(epoch, step, steps int) bool {
-			bar.Set(epoch*steps+step, c.Epochs*steps, "steps")
-			return ctx.Err() == nil
-		}
-		epochs, err := sim.Run(run)
-		bar.Done("")
-		if err != nil {
-			return explain(err)
-		}
-		result := planResult{Policy: policy.String()}
-		for _, e := range epochs {
-			l := c.Limits(e)
-			result.Epochs = append(result.Epochs, planEpoch{e, l, boundOf(e, l), p.cost(e)})
-		}
-		r.Policies = append(r.Policies, result)
+	bar := late(p.inv.Voice, "simulating")
+	run := c
+	run.Watch = func(epoch, step, steps int) bool {
+		bar.Set(epoch*steps+step, c.Epochs*steps, "steps")
+		return ctx.Err() == nil
+	}
+	epochs, err := sim.Run(run)
+	bar.Done("")
+	if err != nil {
+		return explain(err)
+	}
+	for _, e := range epochs {
+		l := c.Limits(e)
+		r.Epochs = append(r.Epochs, planEpoch{e, l, boundOf(e, l), p.cost(e)})
 	}
 	if p.o.utilisation > 0 {
-		c.Policy = p.o.policies[0]
 		t, err := p.target(c, d.Bytes/int64(p.o.nodes))
 		if err != nil {
 			return explain(err)
@@ -556,28 +531,24 @@ func (p *predictor) print(r planReport) error {
 	fmt.Fprintf(p.out, "%s %s; %s; %s %.0f%% of the dataset\n\n", what.take, demand.words(), what.lines, what.hold,
 		100*min(float64(p.o.nodes)*float64(r.CacheBytes)/float64(max(r.Dataset.Bytes, 1)), 1))
 	w := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "policy\tepoch\tutilisation\ttime\tstall\tfetched\trequests\t"+what.columns+"cached\tahead\twaited for\tbound by\t")
-	for _, result := range r.Policies {
-		for _, e := range result.Epochs {
-			share := func(n int64) string { return fmt.Sprintf("%.1f%%", 100*float64(n)/float64(e.Samples)) }
-			fmt.Fprintf(w, "%s\t%d\t%.1f%%\t%s\t%s\t%s\t%s\t", result.Policy, e.Epoch.Epoch, 100*e.Utilisation, seconds(e.Seconds), seconds(e.Stall),
-				humanize.IBytes(uint64(e.Bytes)), humanize.Comma(e.Requests))
-			for _, n := range what.values(e.Epoch) {
-				fmt.Fprintf(w, "%s\t", humanize.IBytes(uint64(n)))
-			}
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t\n", share(e.KeepHits), share(e.RingHits), share(e.Waits), e.Bound)
+	fmt.Fprintln(w, "epoch\tutilisation\ttime\tstall\tfetched\trequests\t"+what.columns+"cached\tahead\twaited for\tbound by\t")
+	for _, e := range r.Epochs {
+		share := func(n int64) string { return fmt.Sprintf("%.1f%%", 100*float64(n)/float64(e.Samples)) }
+		fmt.Fprintf(w, "%d\t%.1f%%\t%s\t%s\t%s\t%s\t", e.Epoch.Epoch, 100*e.Utilisation, seconds(e.Seconds), seconds(e.Stall),
+			humanize.IBytes(uint64(e.Bytes)), humanize.Comma(e.Requests))
+		for _, n := range what.values(e.Epoch) {
+			fmt.Fprintf(w, "%s\t", humanize.IBytes(uint64(n)))
 		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t\n", share(e.KeepHits), share(e.RingHits), share(e.Waits), e.Bound)
 	}
 	if err := w.Flush(); err != nil {
 		return err
 	}
 	fmt.Fprintln(p.out)
-	for _, result := range r.Policies {
-		fmt.Fprintln(p.out, result.verdict())
-		for _, e := range result.Epochs {
-			if e.Cost != nil {
-				fmt.Fprintf(p.out, "%s, epoch %d: %s\n", result.Policy, e.Epoch.Epoch, e.Cost)
-			}
+	fmt.Fprintln(p.out, r.Epochs[len(r.Epochs)-1].verdict())
+	for _, e := range r.Epochs {
+		if e.Cost != nil {
+			fmt.Fprintf(p.out, "epoch %d: %s\n", e.Epoch.Epoch, e.Cost)
 		}
 	}
 	if r.Target != nil {
@@ -633,11 +604,10 @@ func boundOf(e sim.Epoch, l sim.Limits) string {
 	return uneven
 }
 
-// verdict says what bounds the last epoch, and how close it is to the bound.
-func (r planResult) verdict() string {
-	e := r.Epochs[len(r.Epochs)-1]
+// verdict says what bounds the epoch, and how close it is to the bound.
+func (e planEpoch) verdict() string {
 	bound := e.Limits.Binding()
-	head := fmt.Sprintf("%s, epoch %d: ", r.Policy, e.Epoch.Epoch)
+	head := fmt.Sprintf("epoch %d: ", e.Epoch.Epoch)
 	switch e.Bound {
 	case uneven:
 		return head + fmt.Sprintf("no limit is reached: %s, the nearest, takes %.0f%% of the time; bytes are missing in bursts, or the first batches wait, for longer than --memory and --prefetch bridge", bound.Name, 100*bound.Seconds/e.Seconds)

@@ -43,21 +43,16 @@ func TestPlanSynthetic(t *testing.T) {
 	// Two accelerators take 200 samples of 100 kB a second, 160 Mbit; the line brings half of that.
 	args := []string{"--samples", "2000", "--sample-size", "100KB", "--batch", "10", "--step-time", "100ms", "--accelerators", "2", "--workers", "2",
 		"--bandwidth", "80Mbit", "--connections", "16", "--cache-size", "100MB", "--memory", "112MiB", "--target", "95%"}
-	r := planned(t, append(args, "--policy", "all")...)
+	r := planned(t, args...)
 	if math.Abs(r.Demand-20e6) > 1 {
 		t.Errorf("the demand is %g", r.Demand)
 	}
-	if len(r.Policies) != 3 {
-		t.Fatalf("%d policies", len(r.Policies))
+	cold, warm := r.Epochs[0], r.Epochs[1]
+	if math.Abs(cold.Utilisation-0.5) > 0.02 || cold.Bound != "bandwidth" || cold.Bytes != 200e6 {
+		t.Errorf("the cold epoch: %+v", cold)
 	}
-	for _, p := range r.Policies {
-		cold, warm := p.Epochs[0], p.Epochs[1]
-		if math.Abs(cold.Utilisation-0.5) > 0.02 || cold.Bound != "bandwidth" || cold.Bytes != 200e6 {
-			t.Errorf("%s: the cold epoch: %+v", p.Policy, cold)
-		}
-		if p.Policy == "keep" && warm.Utilisation < 0.9 || p.Policy == "lru" && warm.Utilisation > 0.7 {
-			t.Errorf("%s: the warm epoch: %+v", p.Policy, warm)
-		}
+	if warm.Utilisation < 0.9 {
+		t.Errorf("the warm epoch: %+v", warm)
 	}
 	// 95% of 0.5/(1-f), where memory keeps an eighth of the samples beside the cache.
 	if r.Target == nil || r.Target.CacheFraction == nil || math.Abs(*r.Target.CacheFraction-(0.475-0.125)) > 0.05 {
@@ -85,7 +80,7 @@ func TestPlanNodes(t *testing.T) {
 		}
 	}
 	r := planned(t, args...)
-	cold, later := r.Policies[0].Epochs[0], r.Policies[0].Epochs[1]
+	cold, later := r.Epochs[0], r.Epochs[1]
 	within("epoch 0, from the store", cold.Bytes, 1, 0.001)
 	within("epoch 0, from peers", cold.Peers.Bytes, 0.6, 0.02)
 	within("epoch 1, from the store", later.Bytes, 0.2, 0.03)
@@ -96,12 +91,12 @@ func TestPlanNodes(t *testing.T) {
 	}
 	// Each node takes 10 MB/s, six of them from its peers.
 	r = planned(t, append(args, "--link", "3MB/s", "--target", "95%")...)
-	if later = r.Policies[0].Epochs[1]; math.Abs(later.Utilisation-0.5) > 0.03 || later.Limits.Binding().Name != "the link" || r.Target.CacheBytes != nil && *r.Target.CacheBytes > 100e6 {
+	if later = r.Epochs[1]; math.Abs(later.Utilisation-0.5) > 0.03 || later.Limits.Binding().Name != "the link" || r.Target.CacheBytes != nil && *r.Target.CacheBytes > 100e6 {
 		t.Errorf("%+v, %+v", later, r.Target)
 	}
 	// All nodes take 8 MB/s from the tier.
 	r = planned(t, append(args, "--near-bandwidth", "4MB/s")...)
-	if later = r.Policies[0].Epochs[1]; math.Abs(later.Utilisation-0.5) > 0.05 || later.Limits.Binding().Name != "the near tier" || later.Near.Bytes == 0 {
+	if later = r.Epochs[1]; math.Abs(later.Utilisation-0.5) > 0.05 || later.Limits.Binding().Name != "the near tier" || later.Near.Bytes == 0 {
 		t.Errorf("%+v", later)
 	}
 	out, err := shoal(t, append([]string{"plan", "--near-bandwidth", "1Gbit", "--store", "get=0.01"}, args...)...)
@@ -134,7 +129,7 @@ func TestPlanSource(t *testing.T) {
 	if r.Dataset.Samples != 60 || r.Dataset.Bytes != bytes || r.Dataset.Packed {
 		t.Errorf("%+v", r.Dataset)
 	}
-	e := r.Policies[0].Epochs[0]
+	e := r.Epochs[0]
 	if e.Bytes < bytes-20_000 || e.Bytes > bytes-18_000 || e.KeepHits == 0 || e.Requests != 60-e.KeepHits {
 		t.Errorf("with 20 of %d bytes kept: %+v", bytes, e)
 	}
@@ -146,7 +141,7 @@ func TestPlanSource(t *testing.T) {
 		t.Fatal(err)
 	}
 	r = planned(t, append([]string{"file://" + dir + "/shards", "--order", "windowed:seed=1,window=2", "--cache-size", "1MB", "--epochs", "1"}, job[:4]...)...)
-	if e := r.Policies[0].Epochs[0]; !r.Dataset.Packed || e.Samples != 60 || e.Requests > 10 {
+	if e := r.Epochs[0]; !r.Dataset.Packed || e.Samples != 60 || e.Requests > 10 {
 		t.Errorf("%+v: %+v", r.Dataset, e)
 	}
 	if _, err := shoal(t, "plan", "file://"+dir+"/train", "--batch", "4", "--step-time", "10ms", "--samples", "*.none"); err == nil || !strings.Contains(err.Error(), "--samples") {
@@ -174,9 +169,9 @@ func TestPlanWrongUse(t *testing.T) {
 		append(some, "--batch", "0"), append(some, "--step-time", "-1s"), append(some, "--accelerators", "0"), append(some, "--workers", "-1"),
 		append(some, "--prefetch", "0"), append(some, "--connections", "513"), append(some, "--epochs", "0"), append(some, "--latency", "-1ms"),
 		append(some, "--latency-sigma", "NaN"), append(some, "--request-rate", "-1"), append(some, "--order", "plan"), append(some, "--order", "torch-loader:seed=1"),
-		append(some, "--order", "torch:seed=1,world=2"), append(some, "--policy", "fifo"), append(some, "--target", "100%"), append(some, "--target", "x"), append(some, "--bandwidth", "10"),
+		append(some, "--order", "torch:seed=1,world=2"), append(some, "--target", "100%"), append(some, "--target", "x"), append(some, "--bandwidth", "10"),
 		append(some, "--near-bandwidth", "fast"), append(some, "--nodes", "0"), append(some, "--nodes", "1025"), append(some, "--link", "1Gbit"),
-		append(some, "--nodes", "26"), append(some, "--nodes", "2", "--policy", "all"), append(some, "--nodes", "2", "--order", "torch:seed=1,world=4,rank=0-1"),
+		append(some, "--nodes", "26"), append(some, "--nodes", "2", "--order", "torch:seed=1,world=4,rank=0-1"),
 	} {
 		if _, err := shoal(t, append([]string{"plan"}, args...)...); !errors.As(err, new(cli.UsageError)) {
 			t.Errorf("shoal plan %s: %v", strings.Join(args, " "), err)

@@ -13,7 +13,7 @@ var removed = map[string]string{
 	"entry-timeout": "it is 4 h", "epoch": "write it into the order, such as --order torch:seed=7,epoch=3", "gets-per-hour": "give --store gets-per-hour=N",
 	"gid": "files belong to the daemon's group, and all may read them", "links-outside": "give --store links-outside", "log-format": "give --log-level info,json",
 	"log-size": "it is rotated at 10 MiB", "mkdir": "a mount point that is not there is made", "nodes": "a node begins once no more have come for 2 s",
-	"object-versions": "versions are read where the bucket has them", "pprof": "set SHOAL_PPROF=1", "price": "give --store get=0.0004/1000,currency=USD",
+	"policy": "the kept set is what daemons have; docs/plan.md compares", "object-versions": "versions are read where the bucket has them", "pprof": "set SHOAL_PPROF=1", "price": "give --store get=0.0004/1000,currency=USD",
 	"publish": "give it to shoal mount, or run shoal pack", "quota": "use shoal cache quota once the dataset is in the cache", "read-ahead": "it follows from the size of the files", "records": "give --samples rows",
 	"refresh": "mount, then shoal refresh MOUNTPOINT", "requester-pays": "give --store requester-pays",
 	"s3-anonymous-write": "give --s3-anonymous=write", "s3-connections": "set SHOAL_S3_CONNECTIONS",

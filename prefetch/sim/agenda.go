@@ -18,12 +18,13 @@ type event struct {
 	kind kind
 }
 
-func (e event) Before(o event) bool { return e.at < o.at || e.at == o.at && e.seq < o.seq }
+func (e event) before(o event) bool { return e.at < o.at || e.at == o.at && e.seq < o.seq }
 
-// agenda is the queue of future events, the soonest first.
+// agenda is the queue of future events, the soonest first: a binary heap. container/heap boxes every element, which would
+// halve the simulator's speed.
 type agenda struct {
-	heap[event]
-	seq uint64
+	items []event
+	seq   uint64
 }
 
 func (a *agenda) add(at float64, k kind, id int32) {
@@ -31,36 +32,33 @@ func (a *agenda) add(at float64, k kind, id int32) {
 	a.push(event{at, a.seq, id, k})
 }
 
-// heap is a binary heap. container/heap boxes every element, which would halve the simulator's speed.
-type heap[T interface{ Before(T) bool }] struct{ items []T }
-
-func (h *heap[T]) peek() (top T, ok bool) {
-	if len(h.items) == 0 {
+func (a *agenda) peek() (top event, ok bool) {
+	if len(a.items) == 0 {
 		return top, false
 	}
-	return h.items[0], true
+	return a.items[0], true
 }
 
-func (h *heap[T]) push(x T) {
-	h.items = append(h.items, x)
-	i := len(h.items) - 1
+func (a *agenda) push(x event) {
+	a.items = append(a.items, x)
+	i := len(a.items) - 1
 	for i > 0 {
 		parent := (i - 1) / 2
-		if !x.Before(h.items[parent]) {
+		if !x.before(a.items[parent]) {
 			break
 		}
-		h.items[i] = h.items[parent]
+		a.items[i] = a.items[parent]
 		i = parent
 	}
-	h.items[i] = x
+	a.items[i] = x
 }
 
 // pop removes the first element, which must exist.
-func (h *heap[T]) pop() T {
-	top := h.items[0]
-	last := len(h.items) - 1
-	x := h.items[last]
-	h.items = h.items[:last]
+func (a *agenda) pop() event {
+	top := a.items[0]
+	last := len(a.items) - 1
+	x := a.items[last]
+	a.items = a.items[:last]
 	if last == 0 {
 		return top
 	}
@@ -70,16 +68,16 @@ func (h *heap[T]) pop() T {
 		if child >= last {
 			break
 		}
-		if child+1 < last && h.items[child+1].Before(h.items[child]) {
+		if child+1 < last && a.items[child+1].before(a.items[child]) {
 			child++
 		}
-		if !h.items[child].Before(x) {
+		if !a.items[child].before(x) {
 			break
 		}
-		h.items[i] = h.items[child]
+		a.items[i] = a.items[child]
 		i = child
 	}
-	h.items[i] = x
+	a.items[i] = x
 	return top
 }
 

@@ -70,17 +70,9 @@ func (l Limits) Binding() Limit {
 	return Limit{"compute", l.Compute}
 }
 
-// steadyEpochs is how many epochs a policy needs from a random set to its steady state.
-func (p Policy) steadyEpochs() int {
-	if p == LRU || p == Belady {
-		return 3
-	}
-	return 2
-}
-
 // Steady returns an epoch of c in the steady state of the cache.
 func Steady(c Config) (Epoch, error) {
-	c.Warm, c.Epochs = true, c.Policy.steadyEpochs()
+	c.Warm, c.Epochs = true, 2
 	epochs, err := Run(c)
 	if err != nil {
 		return Epoch{}, err

@@ -59,12 +59,12 @@ func (s *simulation) owns() func(sample int) bool {
 
 // source says who answers a request for an extent that the node's own cache lacks. What the next epoch needs is fetched in this
 // one by the node that reads it now, however early the request for the next is sent.
-func (s *simulation) source(p access, sample int, e uint32) (from source) {
-	soon := s.nodes() > 1 && p.reader == s.stream.next && s.whole(s.stream.cur.epoch).Find(sample, 0) >= 0
+func (s *simulation) source(p *reader, sample int, e uint32) (from source) {
+	soon := s.nodes() > 1 && p == s.stream.next && s.whole(s.stream.cur.epoch).Find(sample, 0) >= 0
 	if s.sharing.near != nil && (soon || s.sharing.near.has(e)) {
 		from.at = atNear
 	}
-	if k, ok := s.volume.cache.(*keepSet); ok && (soon || !k.owns(sample)) && k.admit(sample) {
+	if k := s.volume.cache; (soon || !k.owns(sample)) && k.admit(sample) {
 		if soon || k.kept.has(e) {
 			return source{at: atPeer}
 		}

@@ -21,41 +21,6 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// Policy decides what stays in the cache. The prefetcher is the same for all.
-type Policy uint8
-
-// The policies.
-const (
-	// Keep is Shoal's: the set of prefetch.Keep, never evicted.
-	Keep Policy = iota
-	// LRU admits everything and evicts the least recently used.
-	LRU
-	// Belady evicts what is needed last, possibly what has just arrived. No policy fetches less.
-	Belady
-	// None caches nothing.
-	None
-)
-
-var policyNames = [...]string{Keep: "keep", LRU: "lru", Belady: "belady", None: "none"}
-
-// String returns keep, lru, belady or none.
-func (p Policy) String() string {
-	if int(p) < len(policyNames) {
-		return policyNames[p]
-	}
-	return fmt.Sprintf("Policy(%d)", uint8(p))
-}
-
-// ParsePolicy is the inverse of String.
-func ParsePolicy(text string) (Policy, error) {
-	for p, name := range policyNames {
-		if name == text {
-			return Policy(p), nil
-		}
-	}
-	return 0, fmt.Errorf("no policy is called %q (there are keep, lru, belady and none)", text)
-}
-
 // Store is a model of an object store and of the line to it.
 type Store struct {
 	Bandwidth    float64 // bytes a second, shared by the current transfers in turns; 0: no limit
@@ -107,12 +72,11 @@ type Config struct {
 	Job
 	Store
 	Near       *Line  // a near tier, which has what was read once; nil: none
-	Peers      *Peers // nil: the node is alone. The policy must be Keep.
+	Peers      *Peers // nil: the node is alone
 	CacheBytes int64  // on disk
 	Memory     int64  // bytes for samples in memory: those in the engine's ledger
-	Policy     Policy
 	Epochs     int
-	Warm       bool // a random set of CacheBytes is resident at the start, under Keep the kept set
+	Warm       bool // the kept set is resident at the start
 	Seed       uint64
 	// Watch, unless nil, is called every now and then with the number of finished steps of an epoch. Once it returns
 	// false, Run ends with ErrStopped.
@@ -192,10 +156,8 @@ func (c *Config) check() error {
 		return fmt.Errorf("sim: %d epochs: give at least 1", c.Epochs)
 	case c.CacheBytes < 0:
 		return fmt.Errorf("sim: a cache of %d bytes: give 0 or more", c.CacheBytes)
-	case c.Policy > None:
-		return fmt.Errorf("sim: no policy %d", c.Policy)
-	case c.Peers != nil && (c.Peers.Nodes < 1 || c.Policy != Keep):
-		return fmt.Errorf("sim: %d nodes with policy %s: give at least 1, and keep", c.Peers.Nodes, c.Policy)
+	case c.Peers != nil && c.Peers.Nodes < 1:
+		return fmt.Errorf("sim: %d nodes: give at least 1", c.Peers.Nodes)
 	}
 	near, peers := c.others()
 	for _, v := range []float64{c.Bandwidth, c.Latency, c.LatencySigma, c.RequestRate, c.CPU, c.Read, near.Bandwidth, near.Latency, peers.Bandwidth, peers.Latency} {

@@ -59,7 +59,6 @@ const inMemory = 0.0375
 func TestBandwidthBound(t *testing.T) {
 	for _, supply := range []float64{0.2, 0.5, 0.9, 2} {
 		c := job(20_000)
-		c.Policy = None
 		c.Bandwidth = supply * demandOf(c)
 		kept := 0.
 		for _, e := range run(t, c) {
@@ -73,7 +72,7 @@ func TestBandwidthBound(t *testing.T) {
 func TestSmallSamplesBandwidthBound(t *testing.T) {
 	const size = 8 * KB
 	c := job(20_000)
-	c.Policy, c.Sizes = None, equal(size)
+	c.Sizes = equal(size)
 	c.Memory = 1000 * size
 	c.Bandwidth = 0.5 * demandOf(c) * size / (100 * KB)
 	kept := 0.
@@ -102,7 +101,7 @@ func TestRequestsBound(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := job(10_000)
-			c.Policy, c.Epochs = None, 1 // memory has a part of the next
+			c.Epochs = 1 // memory has a part of the next
 			test.set(&c)
 			for _, e := range run(t, c) {
 				near(t, "samples a second, of what is expected", float64(e.Samples)/e.Seconds/test.want, 1, 0.07)
@@ -116,35 +115,17 @@ func TestRequestsBound(t *testing.T) {
 // `go test -run KeepsBusy -v ./prefetch/sim`.
 func TestKeepsBusy(t *testing.T) {
 	const n = 30_000
-	t.Log("f     policy  utilisation  hits   bytes")
+	t.Log("f     utilisation  hits   bytes")
 	for _, f := range []float64{0.25, 0.5, 0.75, 0.9} {
-		for _, p := range []Policy{Keep, LRU, Belady} {
-			c := job(n)
-			c.Policy, c.CacheBytes, c.Warm, c.Epochs = p, int64(f*n*100*KB), true, 3
-			c.Bandwidth = 1.05 * (1 - f) * demandOf(c)
-			e := run(t, c)[2]
-			hits := float64(e.KeepHits) / n
-			t.Logf("%.2f  %-6s  %.3f        %.3f  %.3f", f, p, e.Utilisation, hits, float64(e.Bytes)/(n*100*KB))
-			switch p {
-			case Keep:
-				near(t, "hits", hits, f, 0.01)
-				if e.Utilisation < 0.99 {
-					t.Errorf("f=%.2f: the kept set leaves %.4f", f, e.Utilisation)
-				}
-			case LRU:
-				want := f + (1-f)*math.Log(1-f)
-				near(t, fmt.Sprintf("LRU's hits at f=%.2f", f), hits, want, 0.015)
-				// The line is the limit.
-				near(t, fmt.Sprintf("LRU's utilisation at f=%.2f", f), e.Utilisation, 1.05*(1-f)/(1-want), 0.03)
-			case Belady:
-				near(t, fmt.Sprintf("Belady's hits at f=%.2f", f), hits, f, 0.015)
-				if e.Utilisation > 0.9 {
-					t.Errorf("f=%.2f: Belady leaves %.4f: the comparison is not one", f, e.Utilisation)
-				}
-			}
-			if f == 0.5 && p != Keep && (e.Utilisation < 0.58 || e.Utilisation > 0.76) {
-				t.Errorf("f=0.5, %s: %.4f", p, e.Utilisation)
-			}
+		c := job(n)
+		c.CacheBytes, c.Warm, c.Epochs = int64(f*n*100*KB), true, 3
+		c.Bandwidth = 1.05 * (1 - f) * demandOf(c)
+		e := run(t, c)[2]
+		hits := float64(e.KeepHits) / n
+		t.Logf("%.2f  %.3f        %.3f  %.3f", f, e.Utilisation, hits, float64(e.Bytes)/(n*100*KB))
+		near(t, "hits", hits, f, 0.01)
+		if e.Utilisation < 0.99 {
+			t.Errorf("f=%.2f: the kept set leaves %.4f", f, e.Utilisation)
 		}
 	}
 }
@@ -197,7 +178,7 @@ func TestShards(t *testing.T) {
 
 func TestEqualRunsAreEqual(t *testing.T) {
 	c := job(2000)
-	c.LatencySigma, c.Bandwidth, c.CacheBytes, c.Policy = 0.5, 120e6, 100e6, LRU
+	c.LatencySigma, c.Bandwidth, c.CacheBytes = 0.5, 120e6, 100e6
 	a, b := run(t, c), run(t, c)
 	if !reflect.DeepEqual(a, b) {
 		t.Errorf("one run: %+v, another: %+v", a, b)
@@ -229,7 +210,6 @@ func (u uneven) total() (n int64) {
 func drawn(t *rapid.T) (Config, uneven) {
 	sizes := uneven(rapid.SliceOfN(rapid.Int64Range(0, rapid.SampledFrom([]int64{unevenExtent, 450}).Draw(t, "largest")), 1, 120).Draw(t, "sizes"))
 	n := len(sizes)
-	policy := rapid.SampledFrom([]Policy{Keep, LRU, Belady, None}).Draw(t, "policy")
 	world := rapid.IntRange(1, 3).Draw(t, "world")
 	torch := rapid.Bool().Draw(t, "torch")
 	c := Config{
@@ -239,7 +219,7 @@ func drawn(t *rapid.T) (Config, uneven) {
 			}
 			return order.Uniform(n, 7, e)
 		},
-		Samples: n, Sizes: sizes, Policy: policy,
+		Samples: n, Sizes: sizes,
 		Job: Job{
 			Accelerators: rapid.IntRange(1, 4).Draw(t, "accelerators"), Batch: rapid.IntRange(1, 9).Draw(t, "batch"),
 			Workers: rapid.IntRange(0, 4).Draw(t, "workers"), Step: rapid.SampledFrom([]float64{1e-3, 0.1, 1}).Draw(t, "step"),
@@ -262,7 +242,7 @@ func TestRunProperties(t *testing.T) {
 		line := func(of string) Line {
 			return Line{rapid.SampledFrom([]float64{0, 1e3, 1e5}).Draw(t, of+" bandwidth"), rapid.SampledFrom([]float64{0, 0.01}).Draw(t, of+" latency")}
 		}
-		if c.Policy == Keep && rapid.Bool().Draw(t, "shared") {
+		if rapid.Bool().Draw(t, "shared") {
 			c.Peers = &Peers{Nodes: rapid.IntRange(1, 4).Draw(t, "nodes"), Line: line("link")}
 		}
 		if rapid.Bool().Draw(t, "a near tier") {
@@ -321,7 +301,7 @@ func TestRunProperties(t *testing.T) {
 		if c.Warm {
 			extents = 0
 		}
-		if c.CacheBytes >= sizes.total() && c.CacheBytes > 0 && c.Policy != None && c.Peers == nil && requests > extents {
+		if c.CacheBytes >= sizes.total() && c.CacheBytes > 0 && c.Peers == nil && requests > extents {
 			t.Fatalf("%d requests for %d extents, though all of them fit", requests, extents)
 		}
 		// Everything counted was sent, and nearly all has arrived, by the end.
@@ -337,16 +317,13 @@ func TestRunProperties(t *testing.T) {
 // one has had goes into the cache with the rest, and is not fetched again.
 func TestReadInPart(t *testing.T) {
 	sizes := uneven{0, 1, 301}
-	for _, p := range []Policy{Keep, LRU, Belady} {
-		c := Config{
-			Order: func(e int) order.Order { return order.Uniform(len(sizes), 7, e) }, Sizes: sizes, Policy: p,
-			Job: Job{Accelerators: 1, Batch: 1, Step: 1e-3}, Store: Store{Connections: 1, RequestRate: 50},
-			CacheBytes: 393, Memory: 800, Epochs: 2,
-		}
-		e := run(t, c)
-		if all := e[0].Requests + e[1].Requests; all != 5 {
-			t.Errorf("%s: %d requests for 5 extents, though all of them fit", p, all)
-		}
+	e := run(t, Config{
+		Order: func(e int) order.Order { return order.Uniform(len(sizes), 7, e) }, Sizes: sizes,
+		Job: Job{Accelerators: 1, Batch: 1, Step: 1e-3}, Store: Store{Connections: 1, RequestRate: 50},
+		CacheBytes: 393, Memory: 800, Epochs: 2,
+	})
+	if all := e[0].Requests + e[1].Requests; all != 5 {
+		t.Errorf("%d requests for 5 extents, though all of them fit", all)
 	}
 }
 
@@ -355,14 +332,12 @@ func TestBytesAreMissesBytes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c, sizes := drawn(t)
 		c.Order = func(e int) order.Order { return order.Uniform(len(sizes), 7, e) }
-		c.Policy, c.Warm = rapid.SampledFrom([]Policy{Keep, None}).Draw(t, "a policy that evicts nothing"), true
+		c.Warm = true
 		var kept int64
-		if c.Policy == Keep {
-			r := newRetentionOf(t, c)
-			for f := range sizes {
-				if r(f) {
-					kept += sizes[f]
-				}
+		r := keptBy(t, c)
+		for f := range sizes {
+			if r(f) {
+				kept += sizes[f]
 			}
 		}
 		epochs, err := Run(c)
@@ -386,8 +361,8 @@ func TestBytesAreMissesBytes(t *testing.T) {
 	})
 }
 
-// newRetentionOf returns which samples are kept at the start.
-func newRetentionOf(t *rapid.T, c Config) func(sample int) bool {
+// keptBy returns which samples are kept at the start.
+func keptBy(t *rapid.T, c Config) func(sample int) bool {
 	s := &simulation{Config: c, orders: map[int]order.Locator{}}
 	if err := s.volume.init(s); err != nil {
 		t.Fatal(err)
@@ -398,7 +373,6 @@ func newRetentionOf(t *rapid.T, c Config) func(sample int) bool {
 func TestMoreBandwidthDoesNotHurt(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := job(1000)
-		c.Policy = rapid.SampledFrom([]Policy{Keep, LRU, Belady, None}).Draw(t, "policy")
 		c.CacheBytes = rapid.Int64Range(0, 1000*100*KB).Draw(t, "cache")
 		c.Bandwidth = rapid.Float64Range(0.05, 1.5).Draw(t, "share of the demand") * demandOf(c)
 		c.LatencySigma = 0.4
@@ -418,101 +392,6 @@ func TestMoreBandwidthDoesNotHurt(t *testing.T) {
 			}
 		}
 	})
-}
-
-// textbook says how many accesses of each epoch miss, by lists that are searched from end to end.
-func textbook(p Policy, orders [][]int, sizes []int64, capacity int64) (misses []int) {
-	var cache []int
-	var used int64
-	for e, accesses := range orders {
-		misses = append(misses, 0)
-		for i, f := range accesses {
-			at := slices.Index(cache, f)
-			if at < 0 {
-				misses[e]++
-				used += sizes[f]
-			} else {
-				cache = slices.Delete(cache, at, at+1)
-			}
-			cache = append(cache, f)
-			for used > capacity {
-				victim := 0 // LRU: the first
-				if p == Belady {
-					future := slices.Concat(accesses[i+1:], slices.Concat(orders[e+1:]...))
-					latest := -1
-					for j, g := range cache {
-						if next := slices.Index(future, g); next > latest {
-							victim, latest = j, next
-						}
-					}
-				}
-				used -= sizes[cache[victim]]
-				cache = slices.Delete(cache, victim, victim+1)
-			}
-		}
-	}
-	return misses
-}
-
-func accessesOf(orders func(int) order.Order, epochs int) (accesses [][]int) {
-	for e := range epochs {
-		o := orders(e)
-		accesses = append(accesses, nil)
-		for pos := range o.Len() {
-			accesses[e] = append(accesses[e], o.At(pos))
-		}
-	}
-	return accesses
-}
-
-func TestPoliciesAgainstTextbook(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		sizes := rapid.SliceOfN(rapid.Int64Range(1, 9), 1, 40).Draw(t, "sizes")
-		n := len(sizes)
-		capacity := rapid.Int64Range(0, 9*int64(n)).Draw(t, "capacity")
-		p := rapid.SampledFrom([]Policy{LRU, Belady}).Draw(t, "policy")
-		accesses := accessesOf(func(e int) order.Order { return order.Uniform(n, 3, e) }, 5)
-		want := textbook(p, accesses, sizes, capacity)
-		size := func(f int) int64 { return sizes[f] }
-		var r retention = newLRU(n, size, capacity)
-		if p == Belady {
-			r = newBelady(n, size, capacity)
-		}
-		for e, of := range accesses[:4] { // the last epoch only says what is needed next
-			misses := 0
-			for _, f := range of {
-				if !r.has(f, 0) {
-					misses++
-				}
-				r.use(f, accessNumber(e+1, slices.Index(accesses[e+1], f)))
-			}
-			if misses != want[e] {
-				t.Fatalf("epoch %d misses %d times, by the book %d", e, misses, want[e])
-			}
-		}
-	})
-}
-
-// In a run the planner is ahead of its reader, and what lies in memory for one epoch's end need not be fetched
-// again for the next one's head, whatever the policy has done with it.
-func TestRunsAgainstTextbook(t *testing.T) {
-	const n, epochs, memory = 300, 3, 16
-	for _, p := range []Policy{LRU, Belady} {
-		for _, f := range []float64{0.25, 0.5, 0.8} {
-			for _, bandwidth := range []float64{0, 1e6, 1e8} {
-				c := job(n)
-				c.Policy, c.CacheBytes, c.Memory, c.Epochs, c.Bandwidth = p, int64(f*n)*100*KB, memory*100*KB, epochs, bandwidth
-				c.Accelerators, c.Workers = 1, 0
-				sizes := slices.Repeat([]int64{100 * KB}, n)
-				want := textbook(p, accessesOf(c.Order, epochs+2), sizes, c.CacheBytes)
-				for e, got := range run(t, c) {
-					if got.Requests > int64(want[e]) || float64(got.Requests) < 0.97*float64(want[e]) {
-						t.Errorf("%s, f=%.2f, %g B/s: epoch %d misses %d times, by the book %d", p, f, bandwidth, e, got.Requests, want[e])
-					}
-				}
-			}
-		}
-	}
 }
 
 func TestWrongConfigurations(t *testing.T) {
@@ -540,9 +419,7 @@ func TestWrongConfigurations(t *testing.T) {
 		"epochs":       func(c *Config) { c.Epochs = 0 },
 		"cache":        func(c *Config) { c.CacheBytes = -1 },
 		"memory":       func(c *Config) { c.Memory = 799 * KB },
-		"policy":       func(c *Config) { c.Policy = 9 },
 		"no nodes":     func(c *Config) { c.Peers = &Peers{} },
-		"shared LRU":   func(c *Config) { c.Peers, c.Policy = &Peers{Nodes: 2}, LRU },
 		"tier":         func(c *Config) { c.Near = &Line{Latency: -1} },
 	} {
 		c := job(100)
@@ -576,24 +453,12 @@ func TestCacheFor(t *testing.T) {
 	}
 	near(t, "the bandwidth, of the demand's", bandwidth/demandOf(c), 0.5, 0.04)
 
-	c.Policy = None
-	if bytes, ok, err := CacheFor(c, 0.95, n*100*KB, nil); ok || err != nil {
-		t.Errorf("%d bytes of cache help a policy that caches nothing (%v)", bytes, err)
-	}
 	c.Workers, c.Read = 0, 1
+	if bytes, ok, err := CacheFor(c, 0.95, n*100*KB, nil); ok || err != nil {
+		t.Errorf("%d bytes of cache help a trainer that reads too slowly (%v)", bytes, err)
+	}
 	if _, ok, err := BandwidthFor(c, 0.95, nil); ok || err != nil {
 		t.Errorf("bandwidth helps a trainer that reads too slowly (%v)", err)
-	}
-}
-
-func TestPolicyNames(t *testing.T) {
-	for p := Keep; p <= None; p++ {
-		if q, err := ParsePolicy(p.String()); err != nil || q != p {
-			t.Errorf("%s is %v (%v)", p, q, err)
-		}
-	}
-	if _, err := ParsePolicy("fifo"); err == nil {
-		t.Error("fifo is a policy")
 	}
 }
 
@@ -686,25 +551,21 @@ func TestNear(t *testing.T) {
 // The simulator's speed: ns/op over the samples of an epoch.
 func BenchmarkRun(b *testing.B) {
 	const n = 1_000_000
-	for _, p := range []Policy{Keep, LRU, Belady} {
-		b.Run(p.String(), func(b *testing.B) {
-			c := job(n)
-			c.Policy, c.CacheBytes, c.Warm, c.Epochs = p, n/2*100*KB, true, 1
-			c.Bandwidth, c.LatencySigma = 0.55*demandOf(c), 0.3
-			b.ReportAllocs()
-			for b.Loop() {
-				run(b, c)
-			}
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/n, "ns/sample")
-		})
+	c := job(n)
+	c.CacheBytes, c.Warm, c.Epochs = n/2*100*KB, true, 1
+	c.Bandwidth, c.LatencySigma = 0.55*demandOf(c), 0.3
+	b.ReportAllocs()
+	for b.Loop() {
+		run(b, c)
 	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/n, "ns/sample")
 }
 
 // What fits the memory is fetched once, though nothing is cached: it stays until the memory is wanted.
 func TestRemains(t *testing.T) {
 	const n = 400
 	c := job(n)
-	c.Policy, c.CacheBytes, c.Epochs = None, 0, 3
+	c.Epochs = 3
 	c.Memory = 2 * n * 100 * KB
 	e, err := Run(c)
 	if err != nil {
@@ -727,7 +588,7 @@ func TestRemains(t *testing.T) {
 func TestDemandTakesItsOwnPlaces(t *testing.T) {
 	const n, size = 1024, 256 << 10
 	e := run(t, Config{
-		Order: func(e int) order.Order { return order.Uniform(n, 7, e) }, Samples: n, Sizes: equal(size), Policy: Keep, Warm: true,
+		Order: func(e int) order.Order { return order.Uniform(n, 7, e) }, Samples: n, Sizes: equal(size), Warm: true,
 		Job:        Job{Accelerators: 1, Batch: 16, Workers: 4, Step: 0.083, Prefetch: 8},
 		Store:      Store{Latency: 0.1, LatencySigma: 0.3, Connections: 16},
 		CacheBytes: n / 4 * size, Memory: 36 << 20, Epochs: 3,

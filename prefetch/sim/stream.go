@@ -51,12 +51,6 @@ func (r *reader) mark(pos int) {
 	}
 }
 
-// access is a place in the sequence of all accesses.
-type access struct {
-	*reader
-	pos int
-}
-
 func (st *stream) init(s *simulation) {
 	st.s = s
 	var total int64
@@ -66,7 +60,7 @@ func (st *stream) init(s *simulation) {
 	st.mean = max(total/int64(s.Samples), 1)
 	o := prefetch.WalkOptions{Source: st, Gate: &st.gate, Connections: func() int { return s.Connections }, Weight: 1, Layout: s.Places}
 	if s.Places != nil {
-		st.bulk = s.Bulk && s.Policy == Keep && s.CacheBytes >= total
+		st.bulk = s.Bulk && s.CacheBytes >= total
 		o.Horizon = prefetch.NewHorizon(s.Memory*7/8, st.mean)
 	}
 	st.cur, st.next = st.reader(0), st.reader(1)
@@ -125,13 +119,13 @@ func (st *stream) fetch(a prefetch.Action) {
 }
 
 // fetchGroup starts one request for several files, as many from the front as fit in memory.
-func (st *stream) fetchGroup(p access, files []int) (out prefetch.Outcome, bytes int64) {
+func (st *stream) fetchGroup(p *reader, files []int) (out prefetch.Outcome, bytes int64) {
 	v, places := &st.s.volume, st.s.Places
 	r := request{epoch: p.epoch, ahead: true}
 	var first, to int64
 	out = prefetch.Present
 	for _, f := range files {
-		if v.claim(p, f, 0) {
+		if v.claim(f, 0) {
 			continue
 		}
 		_, off, end := places.Extent(places.Rank(f))
@@ -149,7 +143,6 @@ func (st *stream) fetchGroup(p access, files []int) (out prefetch.Outcome, bytes
 		to = max(to, end)
 		r.files = append(r.files, int32(f))
 		bytes += v.sizes.ExtentBytes(f, 0)
-		v.use(p, f)
 		v.states[v.extent(f, 0)] |= flying
 	}
 	if r.files == nil {
@@ -186,13 +179,12 @@ func (st *stream) opened(pos int) {
 	st.x.Opened(st.walk)
 }
 
-// at is the walk's place.
-func (st *stream) at() access {
-	pos, next := st.walk.Looking()
-	if next {
-		return access{st.next, pos}
+// at is the epoch that the walk looks at.
+func (st *stream) at() *reader {
+	if _, next := st.walk.Looking(); next {
+		return st.next
 	}
-	return access{st.cur, pos}
+	return st.cur
 }
 
 // Extents implements prefetch.Source.
@@ -202,7 +194,7 @@ func (st *stream) Extents(sample int) int { return st.s.Sizes.Extents(sample) }
 func (st *stream) ExtentBytes(sample, x int) int64 { return st.s.Sizes.ExtentBytes(sample, x) }
 
 // Claim implements prefetch.Source.
-func (st *stream) Claim(sample, x int) bool { return st.s.volume.claim(st.at(), sample, x) }
+func (st *stream) Claim(sample, x int) bool { return st.s.volume.claim(sample, x) }
 
 // Room implements prefetch.Source.
 func (st *stream) Room() (room, free int64) { return st.s.volume.room() }

@@ -117,8 +117,7 @@ func (t *trainer) advance(i int) {
 // read continues the sample at pos. It reports whether that is done; otherwise the worker is woken later.
 func (t *trainer) read(i, pos int) bool {
 	w, v := &t.workers[i], &t.s.volume
-	p := access{t.s.stream.cur, t.s.stream.walk.Planned()}
-	sample := p.order.At(pos)
+	sample := t.s.stream.cur.order.At(pos)
 	if !w.opened {
 		w.opened = true
 		t.s.stream.opened(pos)
@@ -134,7 +133,7 @@ func (t *trainer) read(i, pos int) bool {
 			}
 			t.wait(w, e)
 			return false
-		case st&(held|partly) != 0 || v.hit(p, sample, e):
+		case v.cache.has(sample, e):
 			t.s.result(t.epoch).DiskBytes += v.sizes.ExtentBytes(sample, w.extent)
 		default:
 			w.class = waited
@@ -142,7 +141,7 @@ func (t *trainer) read(i, pos int) bool {
 				v.hungry = append(v.hungry, int32(i))
 				return false
 			}
-			v.fetch(p, sample, w.extent, true)
+			v.fetch(t.s.stream.cur, sample, w.extent, true)
 			t.wait(w, e)
 			return false
 		}

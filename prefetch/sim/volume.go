@@ -13,22 +13,19 @@ const (
 	flying  state = 1 << iota // on its way
 	staged                    // in memory
 	written                   // and on disk, so that it takes no memory
-	held                      // the plan relies on the cache's copy, which may be evicted
-	partly                    // read, and in the cache once the sample's last extent was requested
 	awaited                   // a worker waits for it
 	spent                     // in memory only until that is needed
 )
 
 // volume is the places of the samples, and the ledger of memory. It models cache.Volume.
 //
-// Extents that the cache keeps are written to disk, and free their memory, when they land. The other policies do not,
-// so that they are no further ahead of their reader than the memory allows.
+// Extents that the cache keeps are written to disk, and free their memory, when they land.
 type volume struct {
 	s      *simulation
 	sizes  prefetch.Sizes
 	first  []uint32 // number of each sample's first extent; nil if none has more than one
 	states []state
-	cache  retention
+	cache  *keepSet
 	flight map[uint32]int32 // request by extent, of those that queue for a place: readers raise them
 
 	used, peak int64
@@ -68,7 +65,7 @@ func (v *volume) init(s *simulation) error {
 		extents = s.Samples // an empty sample has a place, too
 	}
 	v.states = make([]state, extents)
-	v.cache = newRetention(s, v, total)
+	v.cache = newKeepSet(s, v, total)
 	return nil
 }
 
@@ -87,44 +84,16 @@ func (v *volume) size(sample int) (n int64) {
 	return n
 }
 
-// claim reports whether the extent needs no request. An extent in the cache counts as used, even if it was fetched
-// for an earlier position that is not read yet.
-func (v *volume) claim(p access, sample, x int) bool {
+// claim reports whether the extent needs no request.
+func (v *volume) claim(sample, x int) bool {
 	e := v.extent(sample, x)
 	if v.states[e] == 0 {
-		return v.hit(p, sample, e)
+		return v.cache.has(sample, e)
 	}
 	if v.states[e]&spent != 0 {
 		v.takeBack(e, v.sizes.ExtentBytes(sample, x))
 	}
-	if v.states[e]&partly != 0 {
-		v.states[e] = held
-	}
-	if v.cache.has(sample, e) {
-		v.use(p, sample)
-	}
 	return true
-}
-
-// hit reports whether the extent is in the cache, and keeps the sample there until it was read.
-func (v *volume) hit(p access, sample int, e uint32) bool {
-	if !v.cache.has(sample, e) {
-		return false
-	}
-	if v.cache.forgets() {
-		v.use(p, sample)
-		for x := range v.sizes.Extents(sample) {
-			v.states[v.extent(sample, x)] |= held
-		}
-	}
-	return true
-}
-
-// use tells the cache that the plan needs the sample.
-func (v *volume) use(p access, sample int) {
-	if v.cache.forgets() {
-		v.cache.use(sample, v.s.nextUse(p, sample))
-	}
 }
 
 // reserve takes memory, for demand or a prefetch.
@@ -168,14 +137,8 @@ func (v *volume) release(n int64) {
 }
 
 // fetch starts a request for an extent, whose memory is reserved.
-func (v *volume) fetch(p access, sample, x int, demand bool) {
+func (v *volume) fetch(p *reader, sample, x int, demand bool) {
 	e := v.extent(sample, x)
-	if v.first == nil || x == v.sizes.Extents(sample)-1 {
-		v.use(p, sample)
-		for y := range x {
-			v.states[v.extent(sample, y)] &^= partly
-		}
-	}
 	v.states[e] |= flying
 	id := v.s.store.send(request{epoch: p.epoch, sample: int32(sample), extent: int32(x), bytes: v.sizes.ExtentBytes(sample, x), from: v.s.source(p, sample, e), demand: demand, ahead: !demand})
 	v.remember(e, id)
@@ -259,7 +222,7 @@ func (v *volume) spend(sample, x int) int64 {
 	e := v.extent(sample, x)
 	was := v.states[e]
 	if was&(staged|written) != staged {
-		v.states[e] = v.left(sample, x)
+		v.states[e] = 0
 		return 0
 	}
 	if was&spent != 0 { // read while it was spent
@@ -271,20 +234,7 @@ func (v *volume) spend(sample, x int) int64 {
 		}
 		v.s.stream.x.Lost(nil, sample)
 	}
-	v.states[e] = v.left(sample, x)
 	n := v.sizes.ExtentBytes(sample, x)
-	if !v.cache.forgets() {
-		v.leave(sample, e, n)
-	}
+	v.leave(sample, e, n)
 	return n
-}
-
-// left is the state of an extent after it was read: for a policy that holds whole samples, part of one that it is
-// about to hold, until the last extent was requested.
-func (v *volume) left(sample, x int) state {
-	last := v.sizes.Extents(sample) - 1
-	if x < last && v.cache.forgets() && !v.cache.has(sample, v.extent(sample, x)) && v.states[v.extent(sample, last)] == 0 {
-		return partly
-	}
-	return 0
 }
