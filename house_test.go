@@ -85,6 +85,7 @@ var mayImport = map[string][]string{
 	"internal/trace":            {},
 	"internal/trace/export":     {"internal/trace"},
 	"internal/audit":            {},
+	"ckpt/folder":               {},
 }
 
 func room(pkg string) string {

@@ -1,0 +1,239 @@
+package folder
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+)
+
+// DefaultLast are patterns of names that say that others are whole: they are published after all that was closed before.
+var DefaultLast = []string{".metadata", "*.index.json", "latest*", "commit_success.txt", "_SUCCESS", "trainer_state.json",
+	"_CHECKPOINT_METADATA"}
+
+// LastNames returns a function that reports whether a path matches one of DefaultLast, or of the given patterns, which are
+// path.Match's. One with a slash is compared with the path, another with its last component. Malformed ones are an error.
+func LastNames(globs ...string) (func(name string) bool, error) {
+	globs = slices.Concat(DefaultLast, globs)
+	for _, g := range globs {
+		if _, err := path.Match(g, ""); err != nil {
+			return nil, fmt.Errorf("pattern %q: %w (allowed are *, ?, [a-z] and \\)", g, err)
+		}
+	}
+	return func(name string) bool {
+		return slices.ContainsFunc(globs, func(g string) bool {
+			base, _ := path.Match(g, path.Base(name))
+			whole, _ := path.Match(g, name)
+			return whole || base && !strings.Contains(g, "/")
+		})
+	}, nil
+}
+
+// temp are names of what isn't finished: how a component begins, ends, and what it has in it.
+var temp = regexp.MustCompile(`(?i)(^|/)(\.tmp|tmp-)|\.tmp[.-]|-tmp-|orbax-checkpoint-tmp|` +
+	`(\.tmp|\.temp|\.part|\.partial|\.incomplete|\.inprogress|\.__lock|~)(/|$)`)
+
+// Temporary reports whether a component of a path is a name of something unfinished.
+func Temporary(name string) bool { return temp.MatchString(name) }
+
+// A refusal says what it means that a file cannot be opened, or a lease not be had.
+type refusal struct {
+	state State
+	why   string
+}
+
+func (r refusal) Error() string { return r.why }
+
+// Errors of Hold. After each of them the file is looked at again, and Next has news of it.
+var (
+	ErrWriting error = refusal{Writing, "somebody can write it"}
+	ErrChanged       = errors.New("it has changed")
+	ErrGone    error = refusal{Gone, "it is no more"}
+
+	refusals = map[error]error{unix.EAGAIN: ErrWriting, unix.ENOENT: ErrGone, unix.ENOTDIR: ErrGone, unix.ELOOP: ErrGone,
+		unix.EXDEV:  refusal{Skipped, "another file system is mounted there"},
+		unix.EACCES: refusal{Skipped, "it belongs to another user (run shoal as the trainer's user)"}}
+)
+
+// open opens what is below the folder, on its file system, and never through a link.
+func (f *Folder) open(p string, flags uint64) (*os.File, error) {
+	fd, err := unix.Openat2(f.at, p, &unix.OpenHow{Flags: flags | unix.O_NOFOLLOW | unix.O_CLOEXEC | unix.O_NOCTTY,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV})
+	return os.NewFile(uintptr(fd), p), err
+}
+
+// lease opens a file for reading, and takes the lease. Closing the file, also after an error, gives it back.
+func (f *Folder) lease(p string) (file *os.File, st unix.Stat_t, err error) {
+	if file, err = f.open(p, unix.O_NONBLOCK); err == nil {
+		_, err = unix.FcntlInt(file.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
+	}
+	if err == nil {
+		err = unix.Fstat(int(file.Fd()), &st) // now nobody writes it
+	}
+	return file, st, err
+}
+
+// look says what a path is. It waits, some ms at most, until the clock has passed the file's Print.
+func (f *Folder) look(t turn) (now News, err error) {
+	now.Path = t.path
+	var st unix.Stat_t
+	err = unix.Fstatat(f.at, t.path, &st, unix.AT_SYMLINK_NOFOLLOW)
+	kind := st.Mode & unix.S_IFMT
+	switch {
+	case err != nil:
+	case !utf8.ValidString(t.path), f.Prefix+len(t.path) > 1024:
+		now.State, now.Why = Skipped, "a key of S3 is UTF-8, and no longer than 1,024 bytes"
+	case Temporary(t.path):
+		now.State = temporary
+	case kind == unix.S_IFDIR:
+		dir, openErr := f.open(t.path, unix.O_DIRECTORY)
+		dir.Close()
+		now.State, err = aFolder, openErr
+	case kind != unix.S_IFREG:
+		now.State, now.Why = Skipped, "it is a link, a pipe, a socket or a device"
+	default:
+		for early := time.Duration(1); err == nil && early > 0; time.Sleep(early) {
+			early, err = f.inspect(t, &now)
+		}
+	}
+	if r, ok := errors.AsType[refusal](cmp.Or(refusals[err], err)); ok {
+		now, err = News{Path: t.path, State: r.state, Why: r.why}, nil
+	}
+	f.stale = f.stale || st.Nlink > 1 && !now.Print.SameContent(f.known[t.path].Print) // its other names have changed too
+	return now, err
+}
+
+// inspect looks at a regular file, under the lease. It says how long to wait while a write could leave the Print as it is.
+func (f *Folder) inspect(t turn, now *News) (early time.Duration, err error) {
+	file, st, err := f.lease(t.path)
+	if err != nil {
+		file.Close()
+		return 0, err
+	}
+	defer file.Close()
+	var clock unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &clock) // every kernel has it
+	age := time.Duration(clock.Nano() - st.Ctim.Nano())
+	if st.Ctim.Nsec == 0 {
+		age -= time.Second - 1 // a file system that keeps whole seconds
+	}
+	if age <= 0 && age > -2*time.Second { // beyond, the clock was set back
+		return time.Millisecond - age/2, nil
+	}
+	now.State, now.Print = Whole, printOf(&st)
+	if st.Size == 0 && !t.closed && age > 0 && age < time.Second/10 {
+		return 0, ErrWriting // it was made, and not opened yet
+	}
+	return 0, nil
+}
+
+// A Held is a file that nobody has written since Hold.
+type Held struct {
+	io.ReaderAt
+	file   *os.File
+	sigio  chan os.Signal
+	broken chan struct{}
+}
+
+// Hold opens a file that has this Print, and takes the lease. Its errors wrap ErrWriting, ErrChanged or ErrGone.
+func (f *Folder) Hold(p string, print Print) (*Held, error) {
+	file, st, err := f.lease(p)
+	if err == nil && printOf(&st) != print {
+		err = ErrChanged
+	}
+	if err != nil {
+		file.Close()
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.push(turn{path: p, closed: true})
+		f.ring()
+		return nil, fmt.Errorf("%s: %w", p, cmp.Or(refusals[err], err))
+	}
+	h := &Held{file, file, make(chan os.Signal, 1), make(chan struct{})}
+	h.sigio <- unix.SIGIO // it may have come already
+	signal.Notify(h.sigio, unix.SIGIO)
+	go h.answer()
+	return h, nil
+}
+
+// answer gives the lease back when a writer waits for it.
+func (h *Held) answer() {
+	defer close(h.broken)
+	for range h.sigio {
+		if !h.Whole() {
+			_, _ = unix.FcntlInt(h.file.Fd(), unix.F_SETLEASE, unix.F_UNLCK) // fails if the kernel has taken it
+			return
+		}
+	}
+}
+
+// Broken is closed when somebody wants to write, and by Close.
+func (h *Held) Broken() <-chan struct{} { return h.broken }
+
+// Whole reports whether nobody has written, or wanted to, since Hold.
+func (h *Held) Whole() bool {
+	kind, err := unix.FcntlInt(h.file.Fd(), unix.F_GETLEASE, 0)
+	return err == nil && kind == unix.F_RDLCK
+}
+
+// Close gives the lease back.
+func (h *Held) Close() error {
+	signal.Stop(h.sigio)
+	close(h.sigio)
+	<-h.broken
+	return h.file.Close()
+}
+
+// home is the folder, in the one that is followed, where the daemon has its socket.
+const home = ".shoal"
+
+func own(p string) bool { return p == home || strings.HasPrefix(p, home+"/") }
+
+// shared are file systems that others write unnoticed: a lease or inotify says nothing of other hosts.
+var shared = map[uint32]string{0x6969: "NFS", 0x65735546: "FUSE", 0x517B: "SMB", 0xFF534D42: "CIFS", 0xFE534D42: "SMB",
+	0x00C36400: "CephFS", 0x01021997: "9p", 0x0BD00BD0: "Lustre", 0x47504653: "GPFS", 0x5346414F: "AFS", 0x19830326: "BeeGFS",
+	0x7461636F: "OCFS2", 0x01161970: "GFS2"}
+
+// refuse fails if the folder cannot be followed, or another daemon does. It locks it.
+func (f *Folder) refuse() error {
+	var fs unix.Statfs_t
+	dir, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.at))
+	if err = cmp.Or(err, unix.Fstatfs(f.at, &fs)); err != nil {
+		return err
+	} else if name := shared[uint32(fs.Type)]; name != "" {
+		return fmt.Errorf("it is on %s: writers of other hosts are not noticed (use a folder on a local disk or tmpfs)", name)
+	}
+	if err := unix.Flock(f.at, unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return fmt.Errorf("lock: %w (another process follows it already: end that one, or name another folder)", err)
+	}
+	f.dir = dir
+	at := filepath.Join(f.dir, home)
+	_ = os.Mkdir(at, 0o700) // there may be one
+	file, err := os.CreateTemp(at, "probe-*")
+	if err != nil {
+		return fmt.Errorf("%w (shoal and the trainer write it: run shoal as the trainer's user)", err)
+	}
+	name := filepath.Join(home, filepath.Base(file.Name()))
+	_, watched := unix.InotifyAddWatch(f.queue, at, unix.IN_CLOSE_WRITE)
+	_, _, refused := f.lease(name)
+	file.Close()
+	held, _, err := f.lease(name)
+	held.Close()
+	_ = os.Remove(file.Name())
+	_, told := unix.Read(f.queue, f.buf[:])
+	if err = errors.Join(watched, told, err); err != nil || !errors.Is(refused, unix.EAGAIN) {
+		return fmt.Errorf("a lease or inotify does not work there: %w, %w (use a folder on a local disk or tmpfs)", err, refused)
+	}
+	return nil
+}

@@ -1,0 +1,614 @@
+package folder
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv("FOLDER_WRITER") != "" {
+		writer()
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// writer is another process that writes files, as told by its standard input: open PATH, map PATH, store N CHAR, close N. It
+// answers each line.
+func writer() {
+	type opened struct {
+		fd   int
+		page []byte
+	}
+	var all []opened
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		verb, arg, _ := strings.Cut(in.Text(), " ")
+		var n int
+		var char byte
+		fmt.Sscan(arg, &n, &char)
+		var err error
+		switch verb {
+		case "open", "map":
+			o := opened{fd: -1}
+			o.fd, err = unix.Open(arg, unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC, 0o666)
+			if err == nil && verb == "map" {
+				o.page, err = unix.Mmap(o.fd, 0, 1, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+				unix.Close(o.fd)
+			}
+			all = append(all, o)
+			n = len(all) - 1
+		case "store":
+			if all[n].page != nil {
+				all[n].page[0] = char
+			} else {
+				_, err = unix.Write(all[n].fd, []byte{char})
+			}
+		case "close":
+			if all[n].page != nil {
+				err = unix.Munmap(all[n].page)
+			} else {
+				err = unix.Close(all[n].fd)
+			}
+		}
+		fmt.Println(n, err)
+	}
+}
+
+// A process is a writer's.
+type process struct {
+	t   rapid.TB
+	in  io.Writer
+	out *bufio.Reader
+}
+
+func startWriter(t *testing.T) *process {
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(exe)
+	cmd.Env = append(os.Environ(), "FOLDER_WRITER=1")
+	in, _ := cmd.StdinPipe()
+	out, _ := cmd.StdoutPipe()
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		in.Close()
+		if err := cmd.Wait(); err != nil {
+			t.Error(err)
+		}
+	})
+	return &process{t, in, bufio.NewReader(out)}
+}
+
+func (p *process) say(line string) { fmt.Fprintln(p.in, line) }
+
+func (p *process) hear() int {
+	p.t.Helper()
+	var n int
+	var answer string
+	line, err := p.out.ReadString('\n')
+	if _, e := fmt.Sscan(line, &n, &answer); err != nil || e != nil || answer != "<nil>" {
+		p.t.Fatalf("the writer said %q, %v", line, err)
+	}
+	return n
+}
+
+func (p *process) do(format string, args ...any) int {
+	p.t.Helper()
+	p.say(fmt.Sprintf(format, args...))
+	return p.hear()
+}
+
+// A watcher keeps what Next says.
+type watcher struct {
+	t    rapid.TB
+	f    *Folder
+	dir  string
+	stop func()
+
+	mu    sync.Mutex
+	moved sync.Cond
+	view  map[string]News
+	log   []News
+	err   error
+}
+
+var last, _ = LastNames()
+
+func options() Options { return Options{Last: last, Log: slog.New(slog.DiscardHandler)} }
+
+func follow(t rapid.TB, dir string) *watcher {
+	t.Helper()
+	f, err := Open(dir, options())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	w := &watcher{t: t, f: f, dir: dir, view: map[string]News{}}
+	w.moved.L = &w.mu
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			news, err := f.Next(ctx)
+			w.mu.Lock()
+			for _, n := range news {
+				if n.State == Whole && w.view[n.Path] == n || Temporary(n.Path) {
+					t.Errorf("told again, or too early: %+v", n)
+				}
+				w.view[n.Path] = n
+			}
+			w.log = append(w.log, news...)
+			w.err = err
+			w.moved.Broadcast()
+			w.mu.Unlock()
+			if err != nil {
+				return
+			}
+		}
+	}()
+	w.stop = sync.OnceFunc(func() {
+		cancel()
+		<-done
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if t, ok := t.(*testing.T); ok {
+		t.Cleanup(w.stop)
+	}
+	return w
+}
+
+// await waits until the view is as asked.
+func (w *watcher) await(what string, ok func() bool) {
+	w.t.Helper()
+	late := time.AfterFunc(30*time.Second, func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.err = errors.New("it does not come")
+		w.moved.Broadcast()
+	})
+	defer late.Stop()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for !ok() {
+		if w.err != nil {
+			w.t.Fatalf("%s: %v; view %+v, counts %+v", what, w.err, w.view, w.f.refused)
+		}
+		w.moved.Wait()
+	}
+}
+
+func (w *watcher) awaitState(p string, s State) News {
+	w.t.Helper()
+	w.await(fmt.Sprintf("%s in state %d", p, s), func() bool { return w.view[p].State == s })
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.view[p]
+}
+
+// whole returns the paths that were reported whole, in order.
+func (w *watcher) whole() (paths []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, n := range w.log {
+		if n.State == Whole {
+			paths = append(paths, n.Path)
+		}
+	}
+	return paths
+}
+
+func write(t rapid.TB, p string, content string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(p), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(p, []byte(content), 0o666); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// places are folders on a disk and in memory.
+func places(t *testing.T, test func(t *testing.T, dir string)) {
+	for _, base := range []string{"", "/dev/shm"} {
+		t.Run("on "+filepath.Base(base), func(t *testing.T) {
+			dir, err := os.MkdirTemp(base, "folder")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { os.RemoveAll(dir) })
+			test(t, dir)
+		})
+	}
+}
+
+func TestStart(t *testing.T) {
+	places(t, func(t *testing.T, dir string) {
+		for _, p := range []string{"a/2", "a/1", "a/.metadata", "0"} {
+			write(t, filepath.Join(dir, p), p)
+		}
+		write(t, filepath.Join(dir, "b.tmp"), "")
+		write(t, filepath.Join(dir, ".tmp-x/y"), "")
+		write(t, filepath.Join(dir, "t.safetensors"), "short")
+		os.Symlink("0", filepath.Join(dir, "link"))
+		unix.Mkfifo(filepath.Join(dir, "pipe"), 0o666)
+		os.WriteFile(filepath.Join(dir, "bad\xff"), nil, 0o666)
+		w := follow(t, dir)
+		w.awaitState("link", Skipped)
+		w.awaitState("pipe", Skipped)
+		w.awaitState("bad\xff", Skipped)
+		w.awaitState("0", Whole)
+		w.await("all", func() bool { return len(w.view) == 8 })
+		if c := w.f.Counts(); c != (Counts{Temporary: 2, Skipped: 3}) {
+			t.Errorf("%+v", c)
+		}
+		news, err := w.f.Look(".")
+		if err != nil || len(news) != 8 || !slices.Contains(news, w.awaitState("0", Whole)) {
+			t.Errorf("%+v, %v", news, err)
+		}
+		if news, err := w.f.Look("a/none"); err != nil || len(news) != 1 || news[0].State != Gone {
+			t.Errorf("%+v, %v", news, err)
+		}
+		if news, err := w.f.Look("a"); err != nil || len(news) != 3 {
+			t.Errorf("%+v, %v", news, err)
+		}
+		if _, err := w.f.Look("../x"); err == nil {
+			t.Error("looks outside")
+		}
+		w.await("no news", func() bool { return len(w.log) == 8 })
+	})
+}
+
+// A tree is reported in the order of ctime, with last ones after others of the same age.
+func TestStartOrder(t *testing.T) {
+	dir := t.TempDir()
+	var want []string
+	for _, p := range []string{"c", "b/latest", "b/x", "a"} {
+		write(t, filepath.Join(dir, p), p)
+		want = append(want, p)
+		for at := ctime(t, filepath.Join(dir, p)); ; { // until the clock of the file system goes on
+			write(t, filepath.Join(dir, "probe.tmp"), "")
+			if ctime(t, filepath.Join(dir, "probe.tmp")) > at {
+				break
+			}
+		}
+	}
+	w := follow(t, dir)
+	w.await("all", func() bool { return len(w.log) == 4 })
+	if got := w.whole(); !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+func ctime(t *testing.T, p string) int64 {
+	var st unix.Stat_t
+	if err := unix.Stat(p, &st); err != nil {
+		t.Fatal(err)
+	}
+	return st.Ctim.Nano()
+}
+
+func TestFolders(t *testing.T) {
+	places(t, func(t *testing.T, dir string) {
+		w := follow(t, dir)
+		for _, p := range []string{".metadata", "deep/er/1", "2", "3.tmp"} {
+			write(t, filepath.Join(dir, "step.tmp", p), p)
+		}
+		write(t, filepath.Join(dir, "mark"), "")
+		w.awaitState("mark", Whole)
+		if err := os.Rename(filepath.Join(dir, "step.tmp"), filepath.Join(dir, "step")); err != nil {
+			t.Fatal(err)
+		}
+		w.awaitState("step/.metadata", Whole)
+		if got := w.whole(); len(got) != 4 || got[3] != "step/.metadata" {
+			t.Errorf("%v: the last one isn't last", got)
+		}
+		write(t, filepath.Join(dir, "step/deep/er/new"), "")
+		w.awaitState("step/deep/er/new", Whole)
+		os.Rename(filepath.Join(dir, "step"), filepath.Join(dir, "again"))
+		w.awaitState("again/deep/er/new", Whole)
+		w.awaitState("step/deep/er/1", Gone)
+		write(t, filepath.Join(dir, "again/deep/er/after"), "")
+		w.awaitState("again/deep/er/after", Whole)
+		outside := dir + "-outside"
+		os.Rename(filepath.Join(dir, "again"), outside)
+		defer os.RemoveAll(outside)
+		w.awaitState("again/deep/er/after", Gone)
+		os.Rename(outside, filepath.Join(dir, "back"))
+		w.awaitState("back/deep/er/after", Whole)
+		os.RemoveAll(filepath.Join(dir, "back"))
+		w.awaitState("back/deep/er/after", Gone)
+		write(t, filepath.Join(dir, "back"), "a file")
+		w.awaitState("back", Whole)
+		os.Remove(filepath.Join(dir, "back"))
+		write(t, filepath.Join(dir, "back/file"), "")
+		w.awaitState("back", Gone)
+		w.awaitState("back/file", Whole)
+		w.await("no watches of what is gone", func() bool { w.f.mu.Lock(); defer w.f.mu.Unlock(); return len(w.f.watches) == 2 })
+	})
+}
+
+func TestRemoved(t *testing.T) {
+	for name, remove := range map[string]func(string) error{"removed": os.RemoveAll, "renamed": func(p string) error { return os.Rename(p, p+"2") }} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "dir")
+			write(t, filepath.Join(dir, "x"), "")
+			f, err := Open(dir, options())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			if err := remove(dir); err != nil {
+				t.Fatal(err)
+			}
+			for err == nil {
+				_, err = f.Next(context.Background())
+			}
+			if !strings.Contains(err.Error(), "was removed, renamed or unmounted") {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// A writer in another process waits for no longer than it takes to give the lease back.
+func TestHold(t *testing.T) {
+	places(t, func(t *testing.T, dir string) {
+		p := startWriter(t)
+		w := follow(t, dir)
+		name := filepath.Join(dir, "x")
+		n := p.do("open %s", name)
+		p.do("store %d %d", n, 'x')
+		w.awaitState("x", Writing)
+		if c := w.f.Counts(); c.Writing != 1 {
+			t.Errorf("%+v", c)
+		}
+		if _, err := w.f.Hold("x", Print{}); !errors.Is(err, ErrWriting) {
+			t.Error(err)
+		}
+		p.do("close %d", n)
+		old := w.awaitState("x", Whole).Print
+		h, err := w.f.Hold("x", old)
+		if err != nil || !h.Whole() {
+			t.Fatal(err)
+		}
+		b := make([]byte, 1)
+		if _, err := h.ReadAt(b, 0); err != nil || b[0] != 'x' {
+			t.Error(b, err)
+		}
+		began := time.Now()
+		n = p.do("open %s", name) // returns only because the lease is given back
+		t.Logf("the writer waited %v", time.Since(began))
+		<-h.Broken()
+		if h.Whole() {
+			t.Error("whole")
+		}
+		h.Close()
+		p.do("store %d %d", n, 'x')
+		p.do("close %d", n)
+		w.await("a new print", func() bool { n := w.view["x"]; return n.State == Whole && n.Print != old })
+		if _, err := w.f.Hold("x", old); !errors.Is(err, ErrChanged) {
+			t.Error(err)
+		}
+		now := w.awaitState("x", Whole).Print
+		os.Link(name, filepath.Join(dir, "y")) // no event of x
+		y := w.awaitState("y", Whole).Print
+		if !y.SameContent(now) || y == now {
+			t.Errorf("%+v, %+v", y, now)
+		}
+		if _, err := w.f.Hold("x", now); !errors.Is(err, ErrChanged) {
+			t.Error(err)
+		}
+		w.await("x anew", func() bool { return w.view["x"].Print == y })
+		n = p.do("map %s", name)
+		p.do("store %d %d", n, 'x')
+		if _, err := w.f.Hold("y", y); !errors.Is(err, ErrWriting) {
+			t.Error(err)
+		}
+		w.awaitState("y", Writing)
+		p.do("close %d", n)
+		w.await("both anew", func() bool { return w.view["x"].Print == w.view["y"].Print && w.view["x"].Print.Mtime != y.Mtime })
+		os.Remove(name)
+		w.awaitState("x", Gone)
+		if _, err := w.f.Hold("x", y); !errors.Is(err, ErrGone) {
+			t.Error(err)
+		}
+	})
+}
+
+func TestRefuse(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "file"), "")
+	write(t, filepath.Join(dir, "cache/FORMAT"), "shoal cache 4\n")
+	write(t, filepath.Join(dir, "cache/segments/in/x"), "")
+	write(t, filepath.Join(dir, "busy/in/x"), "")
+	os.Symlink("busy", filepath.Join(dir, "alias"))
+	busy, err := Open(filepath.Join(dir, "busy"), options())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer busy.Close()
+	l, err := net.Listen("unix", filepath.Join(dir, "busy/.shoal/ckpt.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for p, want := range map[string]string{
+		"none":  "no such file",
+		"file":  "not a directory (name the folder that the trainer saves into)",
+		"busy":  "another process follows it already: end that one, or name another folder",
+		"alias": "another process follows it already",
+		"/proc": "",
+	} {
+		if !filepath.IsAbs(p) {
+			p = filepath.Join(dir, p)
+		}
+		f, err := Open(p, options())
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", p, err)
+		}
+		if err == nil {
+			f.Close()
+		}
+	}
+	l.Close() // a socket of a daemon that was killed
+	f, err := Open(dir, options())
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+}
+
+func TestOverflow(t *testing.T) {
+	text, err := os.ReadFile("/proc/sys/fs/inotify/max_queued_events")
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit, _ := strconv.Atoi(strings.TrimSpace(string(text)))
+	if limit > 1<<17 {
+		t.Skip("the queue is too long to fill")
+	}
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "d/gone"), "")
+	f, err := Open(dir, options())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	view := map[string]State{}
+	next := func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		defer cancel()
+		news, err := f.Next(ctx)
+		if err != nil {
+			t.Fatal(err, view)
+		}
+		for _, n := range news {
+			view[n.Path] = n.State
+		}
+	}
+	for view["d/gone"] != Whole {
+		next()
+	}
+	for i := range limit/2 + 10 {
+		p := filepath.Join(dir, "x"+strconv.Itoa(i%2)) // two at a time, since equal events in a row are one
+		write(t, p, "")
+		os.Remove(p)
+	}
+	os.RemoveAll(filepath.Join(dir, "d"))
+	write(t, filepath.Join(dir, "new/er/file"), "")
+	for view["new/er/file"] != Whole || view["d/gone"] != Gone {
+		next()
+	}
+	write(t, filepath.Join(dir, "new/er/file2"), "")
+	for view["new/er/file2"] != Whole {
+		next()
+	}
+}
+
+func TestTemporary(t *testing.T) {
+	for _, p := range []string{".tmp123", "a/.tmpX/b", "tmp-checkpoint-10/x", "x.tmp", "X.TMP", "x.temp", "x.part", "x.partial", "x.incomplete",
+		"x.inprogress", "x~", "d/manifest.ocdbt.__lock", "a.tmp.b", "x.tmp-12", "d.orbax-checkpoint-tmp-1690/x", "d.orbax-checkpoint-tmp", ".metadata.tmp", "x/tmp-1/y"} {
+		if !Temporary(p) {
+			t.Errorf("%s is temporary", p)
+		}
+	}
+	for _, p := range []string{"x", "template", "a/tmp/x", "tmp", "partial", "x.parts", "checkpoint-10/x", "attempt-1", ".metadata", "x.tmpl"} {
+		if Temporary(p) {
+			t.Errorf("%s is not temporary", p)
+		}
+	}
+}
+
+func TestLast(t *testing.T) {
+	last, err := LastNames("done-*", "run/*/end")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for p, want := range map[string]bool{"a/.metadata": true, "model.safetensors.index.json": true, "x/latest": true, "latest_checkpointed_iteration.txt": true,
+		"step/commit_success.txt": true, "_SUCCESS": true, "a/trainer_state.json": true, "_CHECKPOINT_METADATA": true, "x/done-1": true, "run/1/end": true,
+		"end": false, "x/run/1/end": false, "done": false, "metadata": false, "x/latest/y": false} {
+		if last(p) != want {
+			t.Errorf("%s: %v", p, !want)
+		}
+	}
+	for _, bad := range []string{"[", "x[", "a/[b", `\`} {
+		if _, err := LastNames(bad); err == nil {
+			t.Errorf("%q is a pattern", bad)
+		}
+	}
+}
+
+// News come in the order of the last closes, whoever closes in between.
+func TestOrder(t *testing.T) {
+	places(t, func(t *testing.T, dir string) {
+		rapid.Check(t, func(r *rapid.T) {
+			dir, err := os.MkdirTemp(dir, "r")
+			if err != nil {
+				r.Fatal(err)
+			}
+			defer os.RemoveAll(dir)
+			w := follow(r, dir)
+			defer w.stop()
+			open := map[string]*os.File{}
+			var want []string
+			closed := func(p string) {
+				open[p].Close()
+				delete(open, p)
+				want = append(slices.DeleteFunc(want, func(o string) bool { return o == p }), p)
+			}
+			for range rapid.IntRange(1, 40).Draw(r, "steps") {
+				p := rapid.SampledFrom([]string{"a", "b", "c", "d"}).Draw(r, "path")
+				if open[p] == nil {
+					if open[p], err = os.OpenFile(filepath.Join(dir, p), os.O_CREATE|os.O_WRONLY, 0o666); err != nil {
+						r.Fatal(err)
+					}
+				}
+				open[p].WriteString("x")
+				if rapid.Bool().Draw(r, "close") {
+					closed(p)
+				}
+			}
+			for _, p := range slices.Sorted(maps.Keys(open)) {
+				closed(p)
+			}
+			for _, p := range want {
+				w.await(p, func() bool {
+					var st unix.Stat_t
+					return unix.Stat(filepath.Join(dir, p), &st) == nil && w.view[p].State == Whole && w.view[p].Print == printOf(&st)
+				})
+			}
+			var got []string
+			for _, p := range w.whole() {
+				got = append(slices.DeleteFunc(got, func(o string) bool { return o == p }), p)
+			}
+			if !slices.Equal(got, want) {
+				r.Errorf("%v, want %v: %+v", got, want, w.log)
+			}
+		})
+	})
+}
