@@ -27,7 +27,6 @@ type Setting struct {
 	From  string   `json:"from"`            // flag, env, file or default
 	Where string   `json:"where,omitempty"` // the variable, or FILE:LINE
 	Usage string   `json:"-"`
-	Type  string   `json:"-"` // as pflag names it
 
 	Origin string `json:"-"` // From and Where, for people
 }
@@ -43,7 +42,7 @@ func (s *Schema) Settings(c *cobra.Command) (list []Setting) {
 
 func (s *Schema) setting(f *pflag.Flag) Setting {
 	o := OriginOf(f)
-	row := Setting{Name: f.Name, Env: s.EnvName(f.Name), From: o.Kind.String(), Usage: f.Usage, Type: f.Value.Type(), Origin: o.String()}
+	row := Setting{Name: f.Name, Env: s.EnvName(f.Name), From: o.Kind.String(), Usage: f.Usage, Origin: o.String()}
 	switch o.Kind {
 	case Env:
 		row.Where = o.Name
