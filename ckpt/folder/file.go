@@ -20,7 +20,7 @@ import (
 
 // DefaultLast are patterns of names that say that others are whole: they are published after all that was closed before.
 var DefaultLast = []string{".metadata", "*.index.json", "latest*", "commit_success.txt", "_SUCCESS", "trainer_state.json",
-	"_CHECKPOINT_METADATA"}
+	"_CHECKPOINT_METADATA", "metadata.json"}
 
 // LastNames returns a function that reports whether a path matches one of DefaultLast, or of the given patterns, which are
 // path.Match's. One with a slash is compared with the path, another with its last component. Malformed ones are an error.
@@ -41,7 +41,7 @@ func LastNames(globs ...string) (func(name string) bool, error) {
 }
 
 // temp are names of what isn't finished: how a component begins, ends, and what it has in it.
-var temp = regexp.MustCompile(`(?i)(^|/)(\.tmp|tmp-)|\.tmp[.-]|-tmp-|orbax-checkpoint-tmp|` +
+var temp = regexp.MustCompile(`(?i)(^|/)(\.tmp|tmp[-_])|\.tmp[.-]|-tmp-|orbax-checkpoint-tmp|` +
 	`(\.tmp|\.temp|\.part|\.partial|\.incomplete|\.inprogress|\.__lock|~)(/|$)`)
 
 // Temporary reports whether a component of a path is a name of something unfinished.

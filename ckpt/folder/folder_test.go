@@ -532,7 +532,7 @@ func TestOverflow(t *testing.T) {
 
 func TestTemporary(t *testing.T) {
 	for _, p := range []string{".tmp123", "a/.tmpX/b", "tmp-checkpoint-10/x", "x.tmp", "X.TMP", "x.temp", "x.part", "x.partial", "x.incomplete",
-		"x.inprogress", "x~", "d/manifest.ocdbt.__lock", "a.tmp.b", "x.tmp-12", "d.orbax-checkpoint-tmp-1690/x", "d.orbax-checkpoint-tmp", ".metadata.tmp", "x/tmp-1/y"} {
+		"x.inprogress", "x~", "tmp_step-10/model.safetensors", "d/manifest.ocdbt.__lock", "a.tmp.b", "x.tmp-12", "d.orbax-checkpoint-tmp-1690/x", "d.orbax-checkpoint-tmp", ".metadata.tmp", "x/tmp-1/y"} {
 		if !Temporary(p) {
 			t.Errorf("%s is temporary", p)
 		}
@@ -550,7 +550,7 @@ func TestLast(t *testing.T) {
 		t.Fatal(err)
 	}
 	for p, want := range map[string]bool{"a/.metadata": true, "model.safetensors.index.json": true, "x/latest": true, "latest_checkpointed_iteration.txt": true,
-		"step/commit_success.txt": true, "_SUCCESS": true, "a/trainer_state.json": true, "_CHECKPOINT_METADATA": true, "x/done-1": true, "run/1/end": true,
+		"step/commit_success.txt": true, "_SUCCESS": true, "a/trainer_state.json": true, "_CHECKPOINT_METADATA": true, "iter_0000010/metadata.json": true, "x/done-1": true, "run/1/end": true,
 		"end": false, "x/run/1/end": false, "done": false, "metadata": false, "x/latest/y": false} {
 		if last(p) != want {
 			t.Errorf("%s: %v", p, !want)
