@@ -38,9 +38,10 @@ type members struct {
 	self  int            // this node's index; -1 if it is not among them
 	table *owner.Table   // by bucket; nil without nodes
 
-	away   bool       // it is another zone than this node's
-	former *members   // whose owners may still have what has moved since; nil: the start
-	far    []*members // the other zones
+	away   bool            // it is another zone than this node's
+	former *members        // whose owners may still have what has moved since; nil: the start
+	here   map[string]bool // of former ones, by ID: who is still a node that has the dataset open, if only to drain; nil: all
+	far    []*members      // the other zones
 }
 
 // sharing is a version of a dataset in a cluster. It implements cache.Peers.
@@ -96,6 +97,19 @@ func (m *members) all() []cluster.Node {
 // same reports whether the same nodes own the same extents.
 func (m *members) same(other *members) bool {
 	return other != nil && slices.EqualFunc(m.nodes, other.nodes, func(a, b cluster.Node) bool { return a.ID == b.ID && a.Weight == b.Weight })
+}
+
+// still returns the same members, of which those are asked no more who have left a view for good.
+func (m *members) still(view cluster.View, dataset string) *members {
+	if m == nil {
+		return nil
+	}
+	now := *m
+	now.here = map[string]bool{}
+	for _, n := range view.Nodes {
+		now.here[n.ID] = n.Has(dataset)
+	}
+	return &now
 }
 
 // others returns the members other than this node, which is one.
@@ -178,25 +192,26 @@ func (s *sharing) follow(view cluster.View) {
 		}
 		return
 	}
+	var known []*members
+	if before != nil {
+		known = before.far
+	}
 	for _, far := range m.far {
-		far.table = owner.NewBuckets(s.owners(far.nodes))
-		if before == nil {
-			continue
-		}
-		if i := slices.IndexFunc(before.far, far.same); i >= 0 {
-			far.table = before.far[i].table
+		if i := slices.IndexFunc(known, far.same); i >= 0 {
+			far.table = known[i].table
+		} else {
+			far.table = owner.NewBuckets(s.owners(far.nodes))
 		}
 	}
 	if m.same(before) {
-		m.table, m.former = before.table, before.former
+		m.table, m.former = before.table, before.former.still(view, s.e.datasetID())
 		s.now.Store(m)
 		return
 	}
 	switch {
 	case before != nil && before.table != nil:
-		former := *before
-		former.former = nil
-		m.former = &former
+		m.former = before.still(view, s.e.datasetID())
+		m.former.former = nil
 	case m.self >= 0 && s.e.cur.Load() == nil: // this node has just come
 		m.former = m.others()
 		m.former.table = owner.NewBuckets(s.owners(m.former.nodes))
@@ -249,7 +264,7 @@ func (s *sharing) keeper(m *members, file, extent int, held bool) (i int, keeps 
 		return -1, false
 	}
 	bucket := owner.Bucket(s.unit(file, extent))
-	if i = m.table.Of(bucket); i < 0 || i == m.self {
+	if i = m.table.Of(bucket); i < 0 || i == m.self || m.here != nil && !m.here[m.nodes[i].ID] {
 		return -1, false
 	}
 	told, known := s.told.Load(m.nodes[i].Instance)
