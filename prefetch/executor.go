@@ -25,6 +25,9 @@ import (
 // are adjacent in a shard are fetched by one request (Coalesce). A walk that asked whenever there is memory for one
 // file would fetch file by file, so it rests when it is far enough ahead (NewHorizon).
 //
+// What is not needed soon, in half a second, has only as many requests in flight as leave the line to others (Ease): other
+// machines may wait for what they read over the same one. A reader whose pace is not known needs nothing soon but the next file.
+//
 // Who is next. Places at a store are assigned by start-time fair queueing (Fair) among the walks with something to
 // fetch. Memory goes to the walk that holds the least for its weight: a walk yields to a starved one that holds less,
 // unless its own reader needs the file next.
@@ -56,7 +59,7 @@ import (
 // # States of a walk
 //
 //	walking   passes positions                  → waiting, resting, starved, yielding, ended
-//	waiting   for a place at the store          → walking, when there is one and its turn has come
+//	waiting   for a place at the store          → walking, when there is one for what it stands at and its turn has come
 //	resting   far enough ahead                  → walking, when the reader comes near
 //	starved   found no memory                   → retrying, when memory comes free, or it may take some back
 //	retrying  walks, and others yield to it     → starved, or waiting, resting, ended
@@ -94,6 +97,8 @@ type Source interface {
 	Room() (room, free int64)
 	// Ahead returns how many positions from the reader's on are to be staged even if that costs what was read.
 	Ahead() int
+	// Rate returns how many positions a second the reader reads; 0 if that is not known.
+	Rate() float64
 	// Has reports whether the reader probably has the file, and will not ask for it. That may turn out wrong.
 	Has(file int) bool
 	// Load returns the bytes held for this walk, per unit of its weight.
@@ -141,6 +146,7 @@ type WalkOptions struct {
 	Source      Source
 	Gate        *Gate
 	Connections func() int // limit of requests in flight to the store, including readers'
+	Ease        func() int // limit while the walk stands at what its reader does not need soon
 	Weight      float64
 	Layout      Places  // where files lie together; nil: each is an object of its own
 	Horizon     Horizon // of requests for several files
@@ -564,7 +570,20 @@ func (w *Walk) free() bool {
 	case g.flying <= most-max(1, most/16):
 		g.full = false
 	}
-	return !w.Gate.full
+	return !w.Gate.full && (w.Gate.flying < w.Ease() || w.soon())
+}
+
+// soon reports whether the reader gets to where the walk stands in half the time that a walk is to be ahead.
+func (w *Walk) soon() bool {
+	r, pos := w.cur.Reader, w.cur.pos
+	if p, _ := w.phase(); p == &w.next {
+		pos = w.cur.Order.Len() + p.pos
+	}
+	from, before := r.Frontier(), pos-r.Head()
+	if pos > from && before < 0 { // its workers are apart, or it has jumped
+		before = r.Unread(from, pos)
+	}
+	return pos <= from || float64(before) < w.Source.Rate()*AheadFor/2
 }
 
 // step passes positions until there is something to fetch, the walk stops, or its turn is over.

@@ -26,6 +26,7 @@ type world struct {
 	open     []item
 	fetched  int
 	connects int
+	ease     int
 }
 
 // files has extents of the given lengths, by number.
@@ -86,6 +87,7 @@ func (w *walker) Extents(file int) int               { return len(w.sizes[file])
 func (w *walker) ExtentBytes(file, extent int) int64 { return w.sizes[file][extent] }
 func (w *walker) Room() (room, free int64)           { return w.limit - w.used, w.limit - w.used }
 func (w *walker) Has(int) bool                       { return false }
+func (w *walker) Rate() float64                      { return 6 } // three positions are needed soon
 func (w *walker) Ahead() int                         { return 8 }
 func (w *walker) Bulk() bool                         { return false }
 func (w *walker) Share() int                         { return int(w.limit) / 8 / len(w.walkers) }
@@ -295,8 +297,15 @@ func (m *world) atRest() {
 				}
 			}
 		case Waiting:
-			if most := max(1, m.connects-m.connects/8); m.gate.flying <= most-max(1, most/16) {
-				m.t.Fatalf("walk %d waits while %d of %d are in flight", w.id, m.gate.flying, most)
+			most, soon := max(1, m.connects-m.connects/8), w.walk.Planned()-w.cur.head < 3
+			if w.walk.Planned() < w.cur.head {
+				soon = w.cur.Unread(w.cur.Frontier(), w.walk.Planned()) < 3
+			}
+			if _, next := w.walk.Looking(); next {
+				soon = w.cur.order.Len()+pos-w.cur.head < 3
+			}
+			if m.gate.flying <= most-max(1, most/16) && (soon || m.gate.flying < m.ease) {
+				m.t.Fatalf("walk %d waits while %d of %d are in flight, %d if not needed soon, as it is: %v", w.id, m.gate.flying, most, m.ease, !soon)
 			}
 		case Starved:
 			if w.walk.short > 0 && m.used+w.walk.short <= m.limit {
@@ -372,7 +381,7 @@ func TestExecutorModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, 24).Draw(t, "files")
 		m := &world{t: t, limit: rapid.Int64Range(8, 80).Draw(t, "memory"), extents: map[piece]*holding{}, kept: map[piece]bool{}, failed: map[piece]bool{},
-			connects: rapid.IntRange(1, 40).Draw(t, "connections")}
+			connects: rapid.IntRange(1, 40).Draw(t, "connections"), ease: rapid.IntRange(1, 40).Draw(t, "ease")}
 		for range n {
 			m.sizes = append(m.sizes, rapid.SliceOfN(rapid.Int64Range(1, 8), 0, 3).Draw(t, "extents"))
 		}
@@ -391,7 +400,7 @@ func TestExecutorModel(t *testing.T) {
 				began++
 				w := &walker{world: m, id: began, weight: rapid.Float64Range(0.5, 4).Draw(t, "weight"), cur: newSitting(m.order(n))}
 				m.walkers = append(m.walkers, w)
-				w.walk = m.x.Begin(WalkOptions{Source: w, Gate: &m.gate, Connections: func() int { return m.connects }, Weight: w.weight},
+				w.walk = m.x.Begin(WalkOptions{Source: w, Gate: &m.gate, Connections: func() int { return m.connects }, Ease: func() int { return m.ease }, Weight: w.weight},
 					Route{w.cur.order, w.cur}, rapid.IntRange(0, w.cur.order.Len()).Draw(t, "start"))
 				for pos := range w.walk.Planned() { // whoever starts there has read what is before
 					w.cur.read[pos] = true
@@ -464,6 +473,51 @@ func TestExecutorModel(t *testing.T) {
 	})
 }
 
+// What the reader does not need soon has no more requests in flight than Ease; what it needs within half a second has all places.
+func TestExecutorEases(t *testing.T) {
+	var x Executor
+	var g Gate
+	o := order.Index(order.Sequential(1000))
+	reader, source, ease := newSitting(o), &paced{}, 4
+	w := x.Begin(WalkOptions{Source: source, Gate: &g, Connections: func() int { return 64 }, Ease: func() int { return ease }, Weight: 1}, Route{o, reader}, 0)
+	fill := func(what string, want int) {
+		t.Helper()
+		for a := x.Next(); a.Do != Idle; a = x.Next() {
+			if a.Do == Fetch {
+				x.Done(a, Started, 1000)
+				w.cur.pos++ // it is on its way
+			}
+		}
+		if g.flying != want {
+			t.Errorf("%s: %d in flight, want %d", what, g.flying, want)
+		}
+	}
+	fill("nobody reads yet", 4)
+	ease = 8
+	fill("the line is faster", 8)
+	for pos := range 5 {
+		reader.read[pos], reader.head = true, pos+1
+	}
+	source.rate = 40
+	x.Opened(w)
+	fill("5 are read, and 20 are needed soon", 25)
+	for range 18 {
+		x.Landed(w, 0, true)
+	}
+	fill("some have come, and what is next is not needed soon", 8)
+	reader.read[300], reader.head = true, 301
+	x.Opened(w)
+	fill("what it has jumped over is not needed", 8)
+}
+
+// paced is a source whose reader has a pace.
+type paced struct {
+	empty
+	rate float64
+}
+
+func (p *paced) Rate() float64 { return p.rate }
+
 // While two walks both want connections, each gets its part of the bytes.
 func TestExecutorSharesPlaces(t *testing.T) {
 	var x Executor
@@ -471,7 +525,7 @@ func TestExecutorSharesPlaces(t *testing.T) {
 	const connections = 9 // of which 8 are for prefetches
 	walk := func(weight float64) *Walk {
 		o := order.Index(order.Sequential(100_000))
-		return x.Begin(WalkOptions{Data: weight, Source: empty{}, Gate: &g, Connections: func() int { return connections }, Weight: weight}, Route{o, newSitting(o)}, 0)
+		return x.Begin(WalkOptions{Data: weight, Source: empty{}, Gate: &g, Connections: func() int { return connections }, Ease: func() int { return connections }, Weight: weight}, Route{o, newSitting(o)}, 0)
 	}
 	light := walk(1)
 	var flying []*Walk
@@ -505,6 +559,7 @@ func TestExecutorSharesPlaces(t *testing.T) {
 // empty has nothing, and memory without end.
 type empty struct{}
 
+func (empty) Rate() float64              { return 0 }
 func (empty) Extents(int) int            { return 1 }
 func (empty) ExtentBytes(_, _ int) int64 { return 1000 }
 func (empty) Claim(_, _ int) bool        { return false }
@@ -525,7 +580,7 @@ func TestExecutorSaysAgain(t *testing.T) {
 	const n = 1_000_000
 	var x Executor
 	o := order.Index(order.Uniform(n, 1, 0))
-	w := x.Begin(WalkOptions{Source: warm{}, Gate: &Gate{}, Connections: func() int { return 8 }, Weight: 1}, Route{o, newSitting(o)}, 0)
+	w := x.Begin(WalkOptions{Source: warm{}, Gate: &Gate{}, Connections: func() int { return 8 }, Ease: func() int { return 8 }, Weight: 1}, Route{o, newSitting(o)}, 0)
 	calls := 0
 	for last := 0; ; calls++ {
 		a := x.Next()
@@ -547,7 +602,7 @@ func TestExecutorSweepsInTurns(t *testing.T) {
 	var x Executor
 	looks := 0
 	o := counted{order.Index(order.Sequential(n / 2)), &looks}
-	w := x.Begin(WalkOptions{Source: warm{}, Gate: &Gate{}, Connections: func() int { return 8 }, Weight: 1}, Route{o, newSitting(o)}, n/2)
+	w := x.Begin(WalkOptions{Source: warm{}, Gate: &Gate{}, Connections: func() int { return 8 }, Ease: func() int { return 8 }, Weight: 1}, Route{o, newSitting(o)}, n/2)
 	x.Open(nil, n-1)
 	for file := range n {
 		x.Unwanted(nil, file)
@@ -591,7 +646,7 @@ func BenchmarkExecutor(b *testing.B) {
 	o := order.Index(order.Uniform(n, 1, 0))
 	start := func() (*Executor, *Walk, *sequence) {
 		x, at := &Executor{}, &sequence{}
-		return x, x.Begin(WalkOptions{Source: warm{}, Gate: &Gate{}, Connections: func() int { return 512 }, Weight: 1}, Route{o, at}, 0), at
+		return x, x.Begin(WalkOptions{Source: warm{}, Gate: &Gate{}, Connections: func() int { return 512 }, Ease: func() int { return 512 }, Weight: 1}, Route{o, at}, 0), at
 	}
 	b.Run("pass", func(b *testing.B) {
 		x, w, _ := start()
@@ -641,7 +696,7 @@ func TestExecutorBelievesLate(t *testing.T) {
 	var x Executor
 	o := order.Index(order.Sequential(1000))
 	begin := func(s Source) *Walk {
-		return x.Begin(WalkOptions{Source: s, Gate: &Gate{}, Connections: func() int { return 8 }, Weight: 1}, Route{o, newSitting(o)}, 0)
+		return x.Begin(WalkOptions{Source: s, Gate: &Gate{}, Connections: func() int { return 8 }, Ease: func() int { return 8 }, Weight: 1}, Route{o, newSitting(o)}, 0)
 	}
 	has := true
 	w := begin(believed{has: &has})

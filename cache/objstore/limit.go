@@ -20,6 +20,7 @@ type Limiter struct {
 	turns
 
 	pace     *pace // nil: the number of places is fixed
+	ease     ease
 	round    round
 	n        int // places
 	inUse    int // places taken
@@ -28,7 +29,7 @@ type Limiter struct {
 
 // Limit decorates r with n places.
 func Limit(r Layer, n int) *Limiter {
-	l := &Limiter{n: max(1, n)}
+	l := &Limiter{n: max(1, n), ease: ease{n: leastEase}}
 	l.each = each{r, l.request}
 	l.take, l.back = l.enter, l.leave
 	return l
@@ -122,6 +123,14 @@ func (l *Limiter) Places() int {
 	return l.n
 }
 
+// Ease returns how many requests may run at once while there are some whose bytes nobody needs soon, so that they do not slow down
+// those of others who read from the same store. See [ease].
+func (l *Limiter) Ease() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.ease.n
+}
+
 // LimitStats are the limiter's gauges. All but Limit are zero when nothing runs.
 type LimitStats struct {
 	Limit           int `json:"limit"`
@@ -179,11 +188,15 @@ func (l *Limiter) read(ctx context.Context, n int64, f func() error) error {
 	if err != nil {
 		return err
 	}
+	start := time.Now()
 	err = f()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.count()
 	l.learn(n, err)
+	if err == nil {
+		l.ease.read(n, time.Since(start), l.inUse, l.n)
+	}
 	l.leave(class)
 	l.dispatch()
 	return err

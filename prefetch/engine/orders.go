@@ -91,7 +91,7 @@ func (r *orders) close() {
 // options are the options of a mount's stream of a version.
 func (r *orders) options(name string, v *view, epochs func(epoch int) order.Order) run.Options {
 	return run.Options{
-		Name: name, Volume: v.volume, Layout: v.layout, Samples: v.samples, Gate: &r.gate, Places: r.engine.placesOf(v),
+		Name: name, Volume: v.volume, Layout: v.layout, Samples: v.samples, Gate: &r.gate, Places: r.engine.placesOf(v), Ease: r.engine.remoteOf(v).limiter.Ease,
 		Grouped: func() bool { return r.engine.order().NeedsGroups() }, Keep: v.keeping, Choose: true, Weight: 1, Epochs: epochs,
 		Has: func(file int) bool { return v.inPages(r.engine, file) },
 	}

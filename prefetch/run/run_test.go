@@ -55,7 +55,7 @@ func TestSearchEnds(t *testing.T) {
 		c, v := cacheOf(t, files, 1)
 		r := New(c)
 		s, err := r.Begin(Options{
-			Name: "mount", Volume: v, Gate: &prefetch.Gate{}, Places: func() int { return 4 }, Keep: nothing{}, Search: true,
+			Name: "mount", Volume: v, Gate: &prefetch.Gate{}, Places: func() int { return 4 }, Ease: func() int { return 4 }, Keep: nothing{}, Search: true,
 			Epochs: func(epoch int) order.Order { return order.Uniform(files, 3, epoch) },
 		})
 		if err != nil {
@@ -93,7 +93,7 @@ func TestWorkersFarApart(t *testing.T) {
 			for i := range streams {
 				var err error
 				if streams[i], err = r.Begin(Options{
-					Name: "mount", Volume: v, Gate: &prefetch.Gate{}, Places: func() int { return 4 }, Keep: nothing{},
+					Name: "mount", Volume: v, Gate: &prefetch.Gate{}, Places: func() int { return 4 }, Ease: func() int { return 4 }, Keep: nothing{},
 					Epochs: func(epoch int) order.Order { return order.Uniform(files, uint64(i), epoch) },
 				}); err != nil {
 					t.Fatal(err)

@@ -281,7 +281,7 @@ func (r *Runner) add(s *Stream, start int) {
 	defer r.mu.Unlock()
 	r.streams = append(r.streams, s)
 	o := prefetch.WalkOptions{
-		Data: s.Volume, Source: source{s}, Gate: s.Gate, Connections: s.Places, Weight: float64(s.Weight), Horizon: s.horizon,
+		Data: s.Volume, Source: source{s}, Gate: s.Gate, Connections: s.Places, Ease: s.Ease, Weight: float64(s.Weight), Horizon: s.horizon,
 	}
 	if s.Layout != nil {
 		o.Layout = Packed(s.Layout, s.Volume)
@@ -346,6 +346,9 @@ func (o source) ExtentBytes(file, extent int) int64 { return o.s.Volume.ExtentBy
 func (o source) Claim(file, extent int) bool {
 	return o.Has(file) || o.s.Volume.Claim(o.s.account, file, extent)
 }
+
+// Rate implements prefetch.Source.
+func (o source) Rate() float64 { return o.s.pace.rate }
 
 // Has implements prefetch.Source.
 func (o source) Has(file int) bool { return o.s.has(file) }

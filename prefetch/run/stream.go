@@ -20,6 +20,7 @@ type Options struct {
 	Samples *catalog.Samples // what the parts are parts of
 	Gate    *prefetch.Gate   // of the store
 	Places  func() int       // limit of requests in flight to the store, including readers'
+	Ease    func() int       // limit while what comes next is not needed soon
 	Grouped func() bool      // the mount's order needs all of a shard soon
 	Keep    Keep
 	Choose  bool // keep the samples of the first epoch

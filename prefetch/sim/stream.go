@@ -58,7 +58,7 @@ func (st *stream) init(s *simulation) {
 		total += s.volume.size(f)
 	}
 	st.mean = max(total/int64(s.Samples), 1)
-	o := prefetch.WalkOptions{Source: st, Gate: &st.gate, Connections: func() int { return s.Connections }, Weight: 1, Layout: s.Places}
+	o := prefetch.WalkOptions{Source: st, Gate: &st.gate, Connections: func() int { return s.Connections }, Ease: func() int { return s.Connections }, Weight: 1, Layout: s.Places}
 	if s.Places != nil {
 		st.bulk = s.Bulk && s.CacheBytes >= total
 		o.Horizon = prefetch.NewHorizon(s.Memory*7/8, st.mean)
@@ -200,9 +200,10 @@ func (st *stream) Claim(sample, x int) bool { return st.s.volume.claim(sample, x
 func (st *stream) Room() (room, free int64) { return st.s.volume.room() }
 
 // Ahead implements prefetch.Source.
-func (st *stream) Ahead() int {
-	return prefetch.Reach(float64(st.read)/max(st.s.now, prefetch.AheadFor), 0, st.Share(), st.mean)
-}
+func (st *stream) Ahead() int { return prefetch.Reach(st.Rate(), 0, st.Share(), st.mean) }
+
+// Rate implements prefetch.Source.
+func (st *stream) Rate() float64 { return float64(st.read) / max(st.s.now, prefetch.AheadFor) }
 
 // Has implements prefetch.Source.
 func (st *stream) Has(int) bool { return false }
