@@ -1,10 +1,14 @@
 package folder
 
 import (
+	"archive/zip"
 	"cmp"
+	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/signal"
 	"path"
@@ -47,6 +51,41 @@ var temp = regexp.MustCompile(`(?i)(^|/)(\.tmp|tmp[-_])|\.tmp[.-]|-tmp-|orbax-ch
 // Temporary reports whether a component of a path is a name of something unfinished.
 func Temporary(name string) bool { return temp.MatchString(name) }
 
+// form returns why a file isn't what its name says, or nil. Of most names it knows nothing.
+func form(name string, r io.ReaderAt, size int64) (err error) {
+	var head [8]byte
+	n, _ := r.ReadAt(head[:], 0)
+	switch ext := strings.ToLower(path.Ext(name)); {
+	case ext == ".safetensors":
+		err = safetensors(binary.LittleEndian.Uint64(head[:]), r, size)
+	case slices.Contains([]string{".pt", ".pth", ".ckpt", ".bin"}, ext) && string(head[:min(n, 4)]) == "PK\x03\x04":
+		_, err = zip.NewReader(r, size)
+	}
+	return err
+}
+
+// safetensors compares a file's size with its header, a JSON object of so many bytes after a u64; the data follow.
+func safetensors(header uint64, r io.ReaderAt, size int64) error {
+	if size < 8 || header > min(100_000_000, uint64(size-8)) { // safetensors reads no longer one
+		return fmt.Errorf("a header of %d bytes in a file of %d", header, size)
+	}
+	var tensors map[string]struct {
+		Offsets json.RawMessage `json:"data_offsets"`
+	}
+	end, err := int64(0), json.NewDecoder(io.NewSectionReader(r, 8, int64(header))).Decode(&tensors)
+	for name, t := range tensors {
+		var offsets [2]int64
+		if err == nil && name != "__metadata__" {
+			err = json.Unmarshal(t.Offsets, &offsets)
+			end = max(end, offsets[1])
+		}
+	}
+	if data := size - 8 - int64(header); err == nil && data != end {
+		return fmt.Errorf("%d bytes of data, and %d by its header", data, end)
+	}
+	return err
+}
+
 // A refusal says what it means that a file cannot be opened, or a lease not be had.
 type refusal struct {
 	state State
@@ -63,7 +102,7 @@ var (
 
 	refusals = map[error]error{unix.EAGAIN: ErrWriting, unix.ENOENT: ErrGone, unix.ENOTDIR: ErrGone, unix.ELOOP: ErrGone,
 		unix.EXDEV:  refusal{Skipped, "another file system is mounted there"},
-		unix.EACCES: refusal{Skipped, "it belongs to another user (run shoal as the trainer's user)"}}
+		unix.EACCES: refusal{Skipped, "it belongs to another user (run shoal ckpt as the trainer's user)"}}
 )
 
 // open opens what is below the folder, on its file system, and never through a link.
@@ -132,6 +171,9 @@ func (f *Folder) inspect(t turn, now *News) (early time.Duration, err error) {
 		return time.Millisecond - age/2, nil
 	}
 	now.State, now.Print = Whole, printOf(&st)
+	if why := form(t.path, file, st.Size); why != nil {
+		now.State, now.Why = Torn, why.Error()
+	}
 	if st.Size == 0 && !t.closed && age > 0 && age < time.Second/10 {
 		return 0, ErrWriting // it was made, and not opened yet
 	}
@@ -196,7 +238,7 @@ func (h *Held) Close() error {
 }
 
 // home is the folder, in the one that is followed, where the daemon has its socket.
-const home = ".shoal"
+const home, socket = ".shoal", "ckpt.sock"
 
 func own(p string) bool { return p == home || strings.HasPrefix(p, home+"/") }
 
@@ -217,12 +259,16 @@ func (f *Folder) refuse() error {
 	if err := unix.Flock(f.at, unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return fmt.Errorf("lock: %w (another process follows it already: end that one, or name another folder)", err)
 	}
-	f.dir = dir
+	for f.dir = dir; dir != "/"; dir = filepath.Dir(dir) {
+		if err := ours(dir); err != nil {
+			return err
+		}
+	}
 	at := filepath.Join(f.dir, home)
 	_ = os.Mkdir(at, 0o700) // there may be one
 	file, err := os.CreateTemp(at, "probe-*")
 	if err != nil {
-		return fmt.Errorf("%w (shoal and the trainer write it: run shoal as the trainer's user)", err)
+		return fmt.Errorf("%w (the trainer must be able to write it, too: run shoal ckpt as the trainer's user)", err)
 	}
 	name := filepath.Join(home, filepath.Base(file.Name()))
 	_, watched := unix.InotifyAddWatch(f.queue, at, unix.IN_CLOSE_WRITE)
@@ -234,6 +280,21 @@ func (f *Folder) refuse() error {
 	_, told := unix.Read(f.queue, f.buf[:])
 	if err = errors.Join(watched, told, err); err != nil || !errors.Is(refused, unix.EAGAIN) {
 		return fmt.Errorf("a lease or inotify does not work there: %w, %w (use a folder on a local disk or tmpfs)", err, refused)
+	}
+	return nil
+}
+
+// ours fails if a folder around or below belongs to something else of shoal.
+func ours(dir string) error {
+	var st unix.Stat_t
+	if unix.Stat(dir+"/FORMAT", &st) == nil && unix.Stat(dir+"/segments/.", &st) == nil {
+		return fmt.Errorf("%s is a cache directory of shoal (name a folder that isn't in one, nor around one)", dir)
+	}
+	at, _ := os.Open(filepath.Join(dir, home))
+	defer at.Close()
+	if c, err := net.Dial("unix", fmt.Sprintf("/proc/self/fd/%d/%s", at.Fd(), socket)); err == nil { // its path may be too long
+		c.Close()
+		return fmt.Errorf("another daemon follows %s (end that one, or name a folder that isn't in its, nor around it)", dir)
 	}
 	return nil
 }

@@ -1,7 +1,7 @@
 // Package folder tells which files of a folder tree are whole, as programs write them.
 //
 //  1. A file is whole when nobody can write it: a read lease is refused while anybody has it open for writing or mapped so.
-//     That it was closed says less. That its form is that of its name isn't checked yet.
+//     That it was closed says less. Its form must be that of its name as well, or else it is torn.
 //  2. An event of inotify only says: look at this path. Events, scans, an overflow and the start have one code path (step).
 //  3. News come in the order of the last closes. After a look the queue is drained: if the file was closed again, its turn
 //     comes later. A close makes its event before it lets go of the file, so files that were closed and refused are looked
@@ -107,8 +107,8 @@ type Folder struct {
 }
 
 // Open begins to follow a folder. It refuses, with the remedy, what cannot work: file systems on which other hosts write
-// unnoticed, a folder that another daemon follows, too low limits of inotify. It makes the folder .shoal in it, which is
-// not reported.
+// unnoticed, cache directories of shoal, a folder that another daemon follows, too low limits of inotify. It makes the
+// folder .shoal in it, which is not reported.
 func Open(dir string, o Options) (_ *Folder, err error) {
 	f := &Folder{Options: o, queue: -1, known: map[string]News{}, watches: map[int32]string{}, places: map[string]*turn{},
 		pause: time.Second}
@@ -260,7 +260,7 @@ func (f *Folder) drain() error {
 func (f *Folder) work() error {
 	var a, b unix.Stat_t
 	if unix.Stat(f.dir, &a) != nil || unix.Fstat(f.at, &b) != nil || a.Dev != b.Dev || a.Ino != b.Ino {
-		return fmt.Errorf("folder %s was removed, renamed or unmounted (start shoal again when it is back)", f.dir)
+		return fmt.Errorf("folder %s was removed, renamed or unmounted (start shoal ckpt again when it is back)", f.dir)
 	}
 	if err := f.drain(); err != nil {
 		return err
@@ -362,8 +362,10 @@ func (f *Folder) walk(dir string) (all []turn, err error) {
 				} else if err != nil {
 					return fmt.Errorf("inotify: %s: %w (is no watch left, raise sysctl fs.inotify.max_user_watches)", at, err)
 				}
-				f.watches[int32(wd)] = t.path
-				return nil
+				if f.watches[int32(wd)] = t.path; t.path != "." {
+					err = ours(at)
+				}
+				return err
 			}
 			err = fs.SkipDir
 		}

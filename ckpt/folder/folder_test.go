@@ -1,8 +1,11 @@
 package folder
 
 import (
+	"archive/zip"
 	"bufio"
+	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -261,9 +264,10 @@ func TestStart(t *testing.T) {
 		w.awaitState("link", Skipped)
 		w.awaitState("pipe", Skipped)
 		w.awaitState("bad\xff", Skipped)
+		w.awaitState("t.safetensors", Torn)
 		w.awaitState("0", Whole)
 		w.await("all", func() bool { return len(w.view) == 8 })
-		if c := w.f.Counts(); c != (Counts{Temporary: 2, Skipped: 3}) {
+		if c := w.f.Counts(); c != (Counts{Temporary: 2, Torn: 1, Skipped: 3}) {
 			t.Errorf("%+v", c)
 		}
 		news, err := w.f.Look(".")
@@ -458,11 +462,15 @@ func TestRefuse(t *testing.T) {
 	}
 	defer l.Close()
 	for p, want := range map[string]string{
-		"none":  "no such file",
-		"file":  "not a directory (name the folder that the trainer saves into)",
-		"busy":  "another process follows it already: end that one, or name another folder",
-		"alias": "another process follows it already",
-		"/proc": "",
+		"none":              "no such file",
+		"file":              "not a directory (name the folder that the trainer saves into)",
+		"cache":             "is a cache directory of shoal (name",
+		"cache/segments/in": "is a cache directory of shoal (name",
+		".":                 "", // cache or busy, as they come
+		"busy":              "another process follows it already: end that one, or name another folder",
+		"alias":             "another process follows it already",
+		"busy/in":           "another daemon follows",
+		"/proc":             "",
 	} {
 		if !filepath.IsAbs(p) {
 			p = filepath.Join(dir, p)
@@ -474,6 +482,10 @@ func TestRefuse(t *testing.T) {
 		if err == nil {
 			f.Close()
 		}
+	}
+	os.RemoveAll(filepath.Join(dir, "cache"))
+	if _, err := Open(dir, options()); err == nil || !strings.Contains(err.Error(), "another daemon follows "+dir+"/busy") {
+		t.Error(err)
 	}
 	l.Close() // a socket of a daemon that was killed
 	f, err := Open(dir, options())
@@ -561,6 +573,68 @@ func TestLast(t *testing.T) {
 			t.Errorf("%q is a pattern", bad)
 		}
 	}
+}
+
+func tensors(header string, data int) string {
+	return string(binary.LittleEndian.AppendUint64(nil, uint64(len(header)))) + header + strings.Repeat("d", data)
+}
+
+func zipped(t testing.TB) string {
+	var b bytes.Buffer
+	z := zip.NewWriter(&b)
+	f, err := z.Create("archive/data.pkl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Write(make([]byte, 100))
+	z.Close()
+	return b.String()
+}
+
+func TestForm(t *testing.T) {
+	two := `{"__metadata__":{"format":"pt","data_offsets":"x"},"b":{"dtype":"U8","shape":[2],"data_offsets":[3,5]},"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}   `
+	z := zipped(t)
+	for _, c := range []struct {
+		name, content string
+		ok            bool
+	}{
+		{"x.safetensors", tensors(two, 5), true},
+		{"x.SAFETENSORS", tensors(two, 4), false},
+		{"x.safetensors", tensors(two, 6), false},
+		{"x.safetensors", tensors("{}", 0), true},
+		{"x.safetensors", tensors("", 0), false},
+		{"x.safetensors", tensors(`{"a":{}}`, 0), false},
+		{"x.safetensors", tensors(`{"a":1}`, 0), false},
+		{"x.safetensors", tensors(`[]`, 0), false},
+		{"x.safetensors", "", false},
+		{"x.safetensors", "1234567", false},
+		{"x.safetensors", "\xff\xff\xff\xff\xff\xff\xff\xff{}", false},
+		{"x.safetensors", "\x00\x00\x00\x00\x00\x00\x00\x00", false},
+		{"x.txt", "", true},
+		{"x.pt", z, true},
+		{"x.pt", z[:len(z)-1], false},
+		{"x.ckpt", z[:len(z)/2], false},
+		{"x.bin", "pickle", true},
+		{"x.pth", "", true},
+		{"x.zip", z[:10], true},
+	} {
+		if why := form(c.name, strings.NewReader(c.content), int64(len(c.content))); (why == nil) != c.ok {
+			t.Errorf("%s %.40q: %v", c.name, c.content, why)
+		}
+	}
+}
+
+func FuzzForm(f *testing.F) {
+	f.Add([]byte(tensors(`{"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}`, 3)))
+	f.Add([]byte(zipped(f)))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		for _, name := range []string{"x.pt", "x.safetensors"} {
+			whole := form(name, bytes.NewReader(b), int64(len(b))) == nil
+			if whole && name == "x.safetensors" && form(name, bytes.NewReader(append(b, 0)), int64(len(b)+1)) == nil {
+				t.Error("a byte more is whole as well")
+			}
+		}
+	})
 }
 
 // News come in the order of the last closes, whoever closes in between.
