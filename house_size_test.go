@@ -16,7 +16,7 @@ import (
 
 // bound is how many lines of Go and C all rooms may hold together, tests and generated code apart. No commit raises it, but one whose
 // issue gives an allowance: rooms trade, and a new capability pays with what it made unnecessary.
-const bound = 107_162
+const bound = 109_592
 
 // rooms are listed in the log. A file belongs to the longest that its path begins with.
 var rooms = []string{"cmd/shoal", "cmd/shoal-gpu", "cmd/shoal-lab", "fusefs", "fusefs/uring", "cache", "prefetch", "prefetch/engine",
@@ -141,7 +141,7 @@ func count(names ...*ast.Ident) (exported int) {
 }
 
 // pageWords is how many words the pages written by hand may hold together. What a program writes does not count.
-const pageWords = 49_800
+const pageWords = 50_000
 
 func TestThePagesDoNotGrow(t *testing.T) {
 	words, written := 0, []string{"docs/cli.md", "docs/cli-lab.md", "docs/python-api.md"}

@@ -71,7 +71,7 @@ or as a sidecar container.`,
 	}
 	c.SetVersionTemplate("shoal {{.Version}}\n")
 	c.AddCommand(mountCommand(), umountCommand(), refreshCommand(), serveCommand(), s3Command(), stopCommand(), feedCommand(), verifyCommand(),
-		orderCommand(), planCommand(), packCommand(), unpackCommand(), warmCommand(), fsckCommand(), cacheCommand(),
+		orderCommand(), planCommand(), packCommand(), unpackCommand(), ckptCommand(), warmCommand(), fsckCommand(), cacheCommand(),
 		statCommand(), topCommand(), clusterCommand(),
 		healthCommand(),
 		doctorCommand(), profileCommand(),

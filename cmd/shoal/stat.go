@@ -59,7 +59,8 @@ func statCommand() *cobra.Command {
 		Short: "Show a daemon's statistics",
 		Long: `Shows whether the trainer has waited since the daemon started, what it waited for, and the daemon's counters. Without an
 argument it takes the only daemon on this machine that has a mount or serves the default feed. ADDR is a feed's or
-a daemon's --admin address. Of the daemon of CACHE-DIR it shows what that serves longest.`,
+a daemon's --admin address. Of the daemon of CACHE-DIR it shows what that serves longest, and of a folder that shoal ckpt
+carries how far the bucket is behind.`,
 		Example: `  shoal stat /mnt/train
   shoal stat unix:///run/shoal/feed.sock --json`,
 		Args: cobra.MaximumNArgs(1),
@@ -68,6 +69,9 @@ a daemon's --admin address. Of the daemon of CACHE-DIR it shows what that serves
 				return inv.mount.stats(c.OutOrStdout())
 			} else if inv.attached() {
 				return ownStats(c.OutOrStdout())
+			}
+			if len(args) == 1 && isCarried(args[0]) {
+				return ckptStatus(c, args[0], asJSON)
 			}
 			target, err := oneDaemon(c.Context(), args, &security)
 			if err != nil {

@@ -1,0 +1,474 @@
+package ckpt
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+	"golang.org/x/sys/unix"
+
+	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/ckpt/folder"
+)
+
+// Home is the folder below the one that is carried, and below the prefix, that belongs to Shoal.
+const Home = ".shoal"
+
+// Config says what to carry where.
+type Config struct {
+	Dir    string
+	Prefix string         // of the keys: empty, or ending in "/"
+	Dest   string         // the destination, for people
+	Store  objstore.Layer // with retries
+	State  string         // the folder of the journal; "" is Home in Dir
+	Last   []string       // globs of last names, besides the usual ones
+	Delete bool           // what is removed in Dir is removed in the bucket
+	// KeepLocal is how many complete checkpoints stay in Dir; 0: all.
+	KeepLocal int
+	// Unordered: other hosts may use the prefix at the same time, without any order among the hosts.
+	Unordered bool
+	// Drain is how long the end may take to publish what has been closed.
+	Drain time.Duration
+	Log   *slog.Logger
+}
+
+// Carrier carries a folder to a bucket. Everything it knows belongs to the goroutine of Run.
+type Carrier struct {
+	Config
+	folder  *folder.Folder
+	journal *journal
+	lock    *prefixLock
+	q       *Queue
+	do      chan func()
+	memory  *semaphore.Weighted // of parts in flight, bytes
+	sends   map[string]*send
+	closing map[string]bool // paths of sends that are ending
+	// notCopied has the changes, by path, for which a copy in the bucket failed.
+	notCopied map[string]uint64
+	stats     Stats
+	resumed   atomic.Int64
+	trouble   trouble
+	since     time.Time
+	changed   chan struct{} // closed by tell
+	wake      *time.Timer   // for the next try
+	running   sync.WaitGroup
+}
+
+// trouble is why the next change could not be made so far.
+type trouble struct {
+	err   error
+	since time.Time
+	tries int
+}
+
+const (
+	smallFile  = 4 << 20 // is sent by one request, when its turn comes
+	leastPart  = 8 << 20
+	partsBytes = 128 << 20 // of parts in flight
+	sendsAhead = 6         // files whose parts are sent at once
+	lookAhead  = 256       // changes among which they are looked for
+)
+
+// Stats are counts since the start.
+type Stats struct {
+	Files   int64 `json:"files"`   // published
+	Bytes   int64 `json:"bytes"`   // of them
+	Copies  int64 `json:"copies"`  // of the files: by a copy in the bucket
+	Resumed int64 `json:"resumed"` // parts of an earlier process that were not sent again
+	Removed int64 `json:"removed"` // objects
+	Foreign int64 `json:"foreign"` // objects that somebody else has changed or removed
+	Local   int64 `json:"local"`   // folders removed here, by KeepLocal
+}
+
+// Open takes the folder and the prefix, and reads the journal.
+func Open(ctx context.Context, cfg Config) (_ *Carrier, err error) {
+	last, err := folder.LastNames(cfg.Last...)
+	if err != nil {
+		return nil, err
+	}
+	c := &Carrier{Config: cfg, q: NewQueue(last, cfg.Delete), do: make(chan func()), memory: semaphore.NewWeighted(partsBytes), wake: time.NewTimer(0), since: time.Now(), changed: make(chan struct{}),
+		sends: map[string]*send{}, closing: map[string]bool{}, notCopied: map[string]uint64{}}
+	c.folder, err = folder.Open(cfg.Dir, folder.Options{Last: last, Prefix: len(cfg.Prefix), Log: cfg.Log})
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.Close())
+		}
+	}()
+	of := origin{Dest: cfg.Dest}
+	var st unix.Stat_t
+	if err := unix.Stat(cfg.Dir, &st); err != nil {
+		return nil, err
+	}
+	of.Dev, of.Ino = st.Dev, st.Ino
+	j, stale, err := openJournal(filepath.Join(cmp.Or(cfg.State, filepath.Join(cfg.Dir, Home)), "journal"), of)
+	if err != nil {
+		return nil, fmt.Errorf("the journal: %w", err)
+	}
+	c.journal = j
+	if c.lock, err = takePrefix(ctx, cfg, j.known.Origin.ID); err != nil {
+		return nil, err
+	}
+	if stale.Origin.Dest == cfg.Dest { // another folder was here; its uploads are of no use
+		for p, u := range stale.Uploads {
+			if err := c.endUpload(ctx, p, u); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for p, o := range j.known.Objects {
+		c.q.Know(p, o)
+	}
+	for p := range j.known.Unsealed {
+		c.q.KnowUnsealed(p)
+	}
+	return c, nil
+}
+
+// Close gives everything back.
+func (c *Carrier) Close() error {
+	err := c.folder.Close()
+	if c.journal != nil {
+		err = errors.Join(err, c.journal.close())
+	}
+	if c.lock != nil {
+		c.lock.release()
+	}
+	return err
+}
+
+func (c *Carrier) key(p string) string { return c.Prefix + p }
+
+// Run carries until ctx ends, and then what was closed until then, for as long as Drain allows. ready is called when all
+// that is in the folder is known. Its error names what is not in the bucket.
+func (c *Carrier) Run(ctx context.Context, ready func()) error {
+	work, stop := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer func() { stop(nil); c.running.Wait() }()
+	news, err := c.folder.Look(".")
+	if err != nil {
+		return err
+	}
+	c.hear(news)
+	c.q.Settle()
+	l, err := c.listen()
+	if err != nil {
+		return err
+	}
+	c.running.Go(func() { c.serve(work, l) })
+	c.running.Go(func() { c.follow(work, stop) })
+	c.running.Go(func() { c.lock.keep(work, stop) })
+	ready()
+	var deadline <-chan time.Time
+	ending := ctx.Done()
+	for {
+		c.pump(work)
+		if ending == nil && c.idle() {
+			return nil
+		}
+		select {
+		case f := <-c.do:
+			f()
+		case <-c.wake.C:
+		case <-ending:
+			ending = nil
+			deadline = time.After(c.Drain)
+			if news, err := c.folder.Look("."); err == nil {
+				c.hear(news)
+			}
+			if b := c.q.Behind(); b.Files+b.Removals > 0 {
+				c.Log.Info("ending: publishing what was closed", "files", b.Files, "bytes", b.Bytes, "removals", b.Removals, "at most", c.Drain)
+			}
+		case <-deadline:
+			return c.leftOver()
+		case <-work.Done():
+			return context.Cause(work)
+		}
+	}
+}
+
+// follow passes the folder's news on.
+func (c *Carrier) follow(ctx context.Context, stop context.CancelCauseFunc) {
+	for {
+		news, err := c.folder.Next(ctx)
+		if err != nil {
+			stop(err)
+			return
+		}
+		c.post(ctx, func() { c.hear(news) })
+	}
+}
+
+// post has Run do f.
+func (c *Carrier) post(ctx context.Context, f func()) bool {
+	select {
+	case c.do <- f:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (c *Carrier) hear(news []folder.News) {
+	for _, n := range news {
+		if n.State == folder.Torn && !c.q.isTorn(n.Path) {
+			c.Log.Warn("a file is not whole, and waits to be written again", "file", n.Path, "why", n.Why)
+		}
+	}
+	c.q.Hear(news, time.Now())
+	c.tell()
+}
+
+// tell wakes those who wait for a change.
+func (c *Carrier) tell() {
+	close(c.changed)
+	c.changed = make(chan struct{})
+}
+
+// idle reports whether the bucket has all that it can have now.
+func (c *Carrier) idle() bool { b := c.q.Behind(); return b.Files == 0 && b.Removals == 0 }
+
+// leftOver names what the bucket lacks at the end.
+func (c *Carrier) leftOver() error {
+	b := c.q.Behind()
+	if b.Files+b.Removals == 0 {
+		return nil
+	}
+	var names []string
+	for f := range c.q.changes {
+		if names = append(names, f.path); len(names) == 5 {
+			names = append(names, "…")
+			break
+		}
+	}
+	why := ""
+	switch {
+	case c.trouble.err != nil:
+		why = ": " + c.trouble.err.Error()
+	case b.WaitsFor != "":
+		why = ": " + b.Next + " waits for " + b.WaitsFor
+	}
+	return fmt.Errorf("%d files and %d removals did not reach %s within %s (%s)%s (start shoal ckpt again: it goes on where it was)",
+		b.Files, b.Removals, c.Dest, c.Drain, strings.Join(names, ", "), why)
+}
+
+// pump starts what may be done.
+func (c *Carrier) pump(ctx context.Context) {
+	c.sendAhead(ctx)
+	for p := range c.q.unsealed {
+		if !c.journal.unsealed(p) {
+			c.note(entry{Path: p, Unsealed: true})
+		}
+	}
+	if wait := c.pause(); wait > 0 {
+		c.wake.Reset(wait)
+		return
+	}
+	change, ok := c.q.Next()
+	if !ok {
+		return
+	}
+	s := c.sends[change.Path]
+	if s != nil && s.turn != change.Turn {
+		s = nil
+	}
+	c.running.Go(func() {
+		r := c.make(ctx, change, s)
+		c.post(ctx, func() { c.made(ctx, change, r) })
+	})
+}
+
+// pause is how long to wait before the next try.
+func (c *Carrier) pause() time.Duration {
+	if c.trouble.tries == 0 {
+		return 0
+	}
+	return time.Until(c.trouble.since.Add(min(time.Minute, 50*time.Millisecond<<min(c.trouble.tries, 11))))
+}
+
+// note writes to the journal. If that fails, a crash would cost work, and nothing else.
+func (c *Carrier) note(e entry) {
+	if err := c.journal.write(e, false); err != nil {
+		c.Log.Error("the journal cannot be written", "cause", err)
+	}
+}
+
+// result is what came of a change.
+type result struct {
+	there   Published
+	foreign bool // somebody else had changed the object
+	copied  bool
+	err     error
+}
+
+// made takes the result of a change.
+func (c *Carrier) made(ctx context.Context, change Change, r result) {
+	if s := c.sends[change.Path]; s != nil && s.turn == change.Turn && !errors.Is(r.err, errNotSent) {
+		c.close(ctx, change.Path)
+	}
+	if r.err != nil {
+		c.q.Failed(change)
+		c.failed(change, r.err)
+		return
+	}
+	c.trouble = trouble{}
+	if r.foreign {
+		c.stats.Foreign++
+		c.Log.Warn("somebody else has changed an object; it stays", "key", c.key(change.Path))
+	}
+	c.q.Made(change, r.there)
+	c.tell()
+	if !change.Put {
+		c.stats.Removed++
+		c.note(entry{Path: change.Path, Removed: true})
+		return
+	}
+	c.stats.Files++
+	c.stats.Bytes += change.Print.Size
+	if r.copied {
+		c.stats.Copies++
+	}
+	delete(c.notCopied, change.Path)
+	c.note(entry{Path: change.Path, Object: &r.there})
+	if !c.q.isLast(change.Path) {
+		c.Log.Debug("published", "key", c.key(change.Path), "bytes", change.Print.Size)
+		return
+	}
+	c.Log.Info("published, with all that was closed before", "key", c.key(change.Path))
+	if c.KeepLocal > 0 {
+		c.keepLocal()
+	}
+}
+
+// failed notes why a change was not made.
+func (c *Carrier) failed(change Change, err error) {
+	if errors.Is(err, errNotSent) {
+		c.notCopied[change.Path] = change.Turn
+		return
+	}
+	if isWriting(err) { // no trouble: its news are about to come
+		c.trouble = trouble{since: time.Now(), tries: 1}
+		return
+	}
+	c.trouble.err = err
+	c.trouble.since = time.Now()
+	if c.trouble.tries++; c.trouble.tries == 1 {
+		c.Log.Error("cannot publish; it is tried again", "file", change.Path, "cause", err)
+	}
+}
+
+// isWriting reports whether an error is the folder's: the file is not as it was.
+func isWriting(err error) bool {
+	return errors.Is(err, folder.ErrWriting) || errors.Is(err, folder.ErrChanged) || errors.Is(err, folder.ErrGone)
+}
+
+// make makes a change.
+func (c *Carrier) make(ctx context.Context, change Change, s *send) (r result) {
+	r.there.Print = change.Print
+	key := c.key(change.Path)
+	if !change.Put {
+		old := objstore.Object{Key: key, Size: change.There.Print.Size, ETag: change.There.ETag}
+		if r.err = c.Store.Delete(ctx, old.Key, old.ETag); objstore.KindOf(r.err) == objstore.KindChanged {
+			r.foreign, r.err = true, nil
+		}
+		return r
+	}
+	if change.From != "" {
+		from := objstore.Object{Key: c.key(change.From), Size: change.Print.Size, ETag: change.FromThere.ETag}
+		o, err := c.Store.Copy(ctx, from, key)
+		switch k := objstore.KindOf(err); {
+		case err == nil:
+			r.there.ETag, r.copied = o.ETag, true
+			return r
+		case k != objstore.KindChanged && k != objstore.KindNotFound && k != objstore.KindInvalid:
+			r.err = err
+			return r
+		}
+	}
+	switch {
+	case change.Print.Size <= smallFile:
+		r.there.ETag, r.err = c.putSmall(ctx, change)
+	case s == nil:
+		r.err = errNotSent
+	default:
+		var o objstore.Object
+		o, r.err = s.complete(ctx)
+		r.there.ETag = o.ETag
+	}
+	return r
+}
+
+var errNotSent = errors.New("its parts are not sent yet")
+
+// putSmall reads a file, and publishes it by one request.
+func (c *Carrier) putSmall(ctx context.Context, change Change) (etag string, err error) {
+	h, err := c.folder.Hold(change.Path, change.Print)
+	if err != nil {
+		return "", err
+	}
+	b := make([]byte, change.Print.Size)
+	if len(b) > 0 {
+		_, err = h.ReadAt(b, 0)
+	}
+	whole := h.Whole()
+	if cerr := h.Close(); err == nil {
+		err = cerr
+	}
+	switch {
+	case err != nil:
+		return "", fmt.Errorf("%s: %w", change.Path, err)
+	case !whole:
+		return "", fmt.Errorf("%s: %w", change.Path, folder.ErrWriting)
+	}
+	u, err := c.Store.Upload(ctx, c.key(change.Path), change.Print.Size, max(change.Print.Size, 1))
+	if err == nil && len(b) > 0 {
+		err = u.Part(ctx, 0, b)
+	}
+	if err != nil {
+		return "", err
+	}
+	o, err := u.Complete(ctx)
+	return o.ETag, err
+}
+
+// keepLocal removes the oldest complete checkpoints here, if more than KeepLocal are complete.
+func (c *Carrier) keepLocal() {
+	var complete []Checkpoint
+	for _, k := range c.q.Checkpoints() {
+		if k.Lacks == "" {
+			complete = append(complete, k)
+		}
+	}
+	for _, k := range complete[:max(0, len(complete)-c.KeepLocal)] {
+		for p := range c.q.files {
+			if under(p, k.Path) {
+				c.note(entry{Path: p, Removed: true})
+			}
+		}
+		c.q.Release(k.Path)
+		c.stats.Local++
+		go func() {
+			if err := os.RemoveAll(filepath.Join(c.Dir, filepath.FromSlash(k.Path))); err != nil {
+				c.Log.Error("cannot remove a folder that the bucket has", "folder", k.Path, "cause", err)
+				return
+			}
+			c.Log.Info("removed here; the bucket has it", "folder", k.Path, "files", k.Files)
+		}()
+	}
+}
+
+// partSize is max(8 MiB, size/10,000), in whole MiB.
+func partSize(size int64) int64 {
+	const mib = 1 << 20
+	return max(leastPart, (size/10_000+mib-1)/mib*mib)
+}

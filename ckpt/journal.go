@@ -1,0 +1,236 @@
+package ckpt
+
+import (
+	"bytes"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"iter"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"github.com/shoalfs/shoal/ckpt/folder"
+	"github.com/shoalfs/shoal/internal/durable"
+	"github.com/shoalfs/shoal/internal/killpoint"
+)
+
+// journal is what must survive a crash, as lines of JSON. A line that a crash has torn, and what follows it, is cut off.
+// It may be used by several goroutines.
+type journal struct {
+	path string
+
+	mu    sync.Mutex
+	f     *os.File
+	size  int64
+	lines int
+	known known
+}
+
+// known is what a journal says.
+type known struct {
+	Origin   origin
+	Objects  map[string]Published
+	Unsealed map[string]bool
+	Uploads  map[string]begun // by path, one for each
+}
+
+// origin is what a journal is about. What it says of another folder or destination is not true of this one.
+type origin struct {
+	ID   string `json:"id"` // random, of this journal
+	Dest string `json:"dest"`
+	Dev  uint64 `json:"dev"` // of the folder
+	Ino  uint64 `json:"ino"`
+}
+
+// begun is an upload under way.
+type begun struct {
+	Print folder.Print `json:"print"`
+	Part  int64        `json:"part"` // bytes
+	ID    string       `json:"id,omitempty"`
+	// Others are the uploads under the key that were there before this one, whose ID is not known yet.
+	Others []string `json:"others,omitempty"`
+}
+
+// entry is a line: exactly one of its fields after Path is set.
+type entry struct {
+	Path     string     `json:"path,omitempty"`
+	Origin   *origin    `json:"origin,omitempty"`
+	Object   *Published `json:"object,omitempty"`
+	Removed  bool       `json:"removed,omitempty"`
+	Unsealed bool       `json:"unsealed,omitempty"`
+	Upload   *begun     `json:"upload,omitempty"`
+	Ended    bool       `json:"ended,omitempty"` // the upload is complete or aborted
+}
+
+func (k *known) apply(e entry) {
+	switch {
+	case e.Origin != nil:
+		*k = known{Origin: *e.Origin, Objects: map[string]Published{}, Unsealed: map[string]bool{}, Uploads: map[string]begun{}}
+	case e.Object != nil:
+		k.Objects[e.Path] = *e.Object
+		delete(k.Unsealed, e.Path)
+		delete(k.Uploads, e.Path)
+	case e.Removed:
+		delete(k.Objects, e.Path)
+	case e.Unsealed:
+		k.Unsealed[e.Path] = true
+	case e.Upload != nil:
+		k.Uploads[e.Path] = *e.Upload
+	case e.Ended:
+		delete(k.Uploads, e.Path)
+	}
+}
+
+// entries yields the lines that say what k says.
+func (k *known) entries(yield func(entry) bool) {
+	more := yield(entry{Origin: &k.Origin})
+	for p, o := range k.Objects {
+		more = more && yield(entry{Path: p, Object: &o})
+	}
+	for p := range k.Unsealed {
+		more = more && yield(entry{Path: p, Unsealed: true})
+	}
+	for p, u := range k.Uploads {
+		more = more && yield(entry{Path: p, Upload: &u})
+	}
+}
+
+// parse returns what a journal says up to the first line that is none.
+func parse(journal []byte) (k known) {
+	for line := range bytes.Lines(journal) {
+		var e entry
+		if !bytes.HasSuffix(line, []byte("\n")) || json.Unmarshal(line, &e) != nil || k.Objects == nil && e.Origin == nil {
+			break
+		}
+		k.apply(e)
+	}
+	return k
+}
+
+// openJournal opens the journal at path for of, whose ID is set if a new one begins. stale is what it said of another
+// folder or destination.
+func openJournal(file string, of origin) (j *journal, stale known, err error) {
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		return nil, stale, err
+	}
+	b, err := os.ReadFile(file)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, stale, err
+	}
+	k := parse(b)
+	of.ID = k.Origin.ID
+	if k.Origin != of || of.ID == "" {
+		stale = k
+		of.ID = rand.Text()
+		k.apply(entry{Origin: &of})
+	}
+	// What rule 5 has removed is not remembered longer.
+	maps.DeleteFunc(k.Unsealed, func(last string, _ bool) bool {
+		return !slices.ContainsFunc(slices.Collect(maps.Keys(k.Objects)), func(p string) bool { return under(p, path.Dir(last)) })
+	})
+	j = &journal{path: file, known: k}
+	return j, stale, j.compact()
+}
+
+// upload returns the upload of a path that is under way.
+func (j *journal) upload(p string) (b begun, ok bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	b, ok = j.known.Uploads[p]
+	return b, ok
+}
+
+// uploads returns all uploads under way.
+func (j *journal) uploads() map[string]begun {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return maps.Clone(j.known.Uploads)
+}
+
+func (j *journal) unsealed(p string) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.known.Unsealed[p]
+}
+
+// compact writes the journal anew.
+func (j *journal) compact() error {
+	var size int64
+	lines := 0
+	err := durable.Write(j.path, "ckpt.journal", 0o600, iter.Seq[[]byte](func(yield func([]byte) bool) {
+		for e := range j.known.entries {
+			b := e.line()
+			lines++
+			size += int64(len(b))
+			if !yield(b) {
+				return
+			}
+		}
+	}))
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(j.path, os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		return err
+	}
+	if j.f != nil {
+		_ = j.f.Close()
+	}
+	j.f, j.lines, j.size = f, lines, size
+	return nil
+}
+
+func (e entry) line() []byte {
+	b, err := json.Marshal(e)
+	if err != nil { // no type in it can fail
+		panic(err)
+	}
+	return append(b, '\n')
+}
+
+// write adds a line. If sync is set, it is durable on return, and so are all before it.
+func (j *journal) write(e entry, sync bool) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.known.apply(e)
+	err := j.append(e, sync)
+	if err != nil {
+		err = fmt.Errorf("write %s: %w (free some space; the folder's files are safe)", j.path, err)
+	}
+	return err
+}
+
+func (j *journal) append(e entry, sync bool) error {
+	if live := 1 + len(j.known.Objects) + len(j.known.Unsealed) + len(j.known.Uploads); j.lines > 1000+4*live {
+		return j.compact()
+	}
+	b := e.line()
+	if _, err := j.f.Write(b); err != nil {
+		_ = j.f.Truncate(j.size) // what follows half a line would be lost
+		return err
+	}
+	j.size += int64(len(b))
+	j.lines++
+	killpoint.Pass("ckpt.journal.line")
+	if sync {
+		return j.f.Sync()
+	}
+	return nil
+}
+
+func (j *journal) close() error { return errors.Join(j.f.Sync(), j.f.Close()) }
+
+// StateName names a folder for the journal of dir and dest among those of others.
+func StateName(dir, dest string) string {
+	sum := sha256.Sum256([]byte(dir + "\x00" + dest))
+	return hex.EncodeToString(sum[:8])
+}

@@ -1,0 +1,98 @@
+package ckpt
+
+import (
+	"bytes"
+	"maps"
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+
+	"github.com/shoalfs/shoal/ckpt/folder"
+)
+
+// filled is a journal in which everything was written, some of it again, and some taken back.
+func filled(t testing.TB) (file string, want known) {
+	file = filepath.Join(t.TempDir(), "state", "journal")
+	j, _, err := openJournal(file, origin{Dest: "s3://b/p/", Dev: 1, Ino: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	object := Published{Print: folder.Print{Ino: 3, Size: 4}, ETag: "e"}
+	for _, e := range []entry{
+		{Path: "a", Object: &object}, {Path: "b", Object: &object}, {Path: "a", Removed: true},
+		{Path: "b.d/.metadata", Unsealed: true}, {Path: "b.d/x", Object: &object},
+		{Path: "c", Upload: &begun{Print: object.Print, Part: 5, Others: []string{"o"}}}, {Path: "c", Upload: &begun{Print: object.Print, Part: 5, ID: "i"}},
+		{Path: "e", Upload: &begun{Part: 6}}, {Path: "e", Ended: true}, {Path: "f", Upload: &begun{Part: 7}}, {Path: "f", Object: &object},
+		{Path: "g/latest", Unsealed: true}, {Path: "g/latest", Object: &object},
+	} {
+		if err := j.write(e, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := j.close(); err != nil {
+		t.Fatal(err)
+	}
+	return file, known{
+		Origin:  j.known.Origin,
+		Objects: map[string]Published{"b": object, "b.d/x": object, "f": object, "g/latest": object}, Unsealed: map[string]bool{"b.d/.metadata": true},
+		Uploads: map[string]begun{"c": {Print: object.Print, Part: 5, ID: "i"}},
+	}
+}
+
+func TestJournal(t *testing.T) {
+	file, want := filled(t)
+	if b, err := os.ReadFile(file); err != nil || !reflect.DeepEqual(parse(b), want) {
+		t.Errorf("read: %+v, %v", parse(b), err)
+	}
+	for range 2 { // as it was, and written anew
+		j, stale, err := openJournal(file, origin{Dest: "s3://b/p/", Dev: 1, Ino: 2})
+		if err != nil || !reflect.DeepEqual(j.known, want) || stale.Objects != nil {
+			t.Fatalf("opened: %+v, %+v, %v", j.known, stale, err)
+		}
+		if err := j.close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	j, stale, err := openJournal(file, origin{Dest: "s3://b/p/", Dev: 1, Ino: 9})
+	if err != nil || !maps.Equal(stale.Objects, want.Objects) || len(j.known.Objects) > 0 || j.known.Origin.ID == want.Origin.ID {
+		t.Errorf("of another folder: %+v, %+v, %v", j.known, stale, err)
+	}
+}
+
+// A crash leaves any beginning of what was written, and perhaps blocks of zeros after it. What is read then is a beginning, too.
+func TestJournalTorn(t *testing.T) {
+	file, _ := filled(t)
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range len(b) {
+		whole, torn := b[:bytes.LastIndexByte(b[:n], '\n')+1], b[:n]
+		for _, left := range [][]byte{torn, append(bytes.Clone(torn), make([]byte, 4096)...), append(bytes.Clone(torn), "\x00\n"+string(b[n:])...)} {
+			if k := parse(left); !reflect.DeepEqual(k, parse(whole)) {
+				t.Fatalf("%q says %+v, not %+v", left, k, parse(whole))
+			}
+		}
+	}
+}
+
+func FuzzJournal(f *testing.F) {
+	file, _ := filled(f)
+	b, err := os.ReadFile(file)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	f.Add([]byte("{}\n{\"origin\":{}}\n"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		k := parse(b)
+		var again []byte
+		for e := range k.entries {
+			again = append(again, e.line()...)
+		}
+		if k.Objects != nil && !reflect.DeepEqual(parse(again), k) {
+			t.Errorf("written anew it says %+v, not %+v", parse(again), k)
+		}
+	})
+}

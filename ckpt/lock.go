@@ -1,0 +1,144 @@
+package ckpt
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/shoalfs/shoal/cache/objstore"
+)
+
+// prefixLock is an object that one daemon has, or all that run with Unordered. Whoever has it writes it again every
+// lockBeat; a lock that has not changed for lockDead is of a dead daemon. No clock is compared with another host's.
+type prefixLock struct {
+	cfg  Config
+	key  string
+	mine holder
+	etag string
+}
+
+// holder is what the object says.
+type holder struct {
+	ID    string    `json:"id"` // of the journal; unordered if several may have the lock
+	Host  string    `json:"host"`
+	PID   int       `json:"pid"`
+	Dir   string    `json:"dir"`
+	Since time.Time `json:"since"`
+	Beat  int64     `json:"beat"`
+}
+
+const unordered = "unordered"
+
+var lockBeat, lockDead, lockLook = 15 * time.Second, 50 * time.Second, time.Second // tests shorten them
+
+// takePrefix takes the lock. If another daemon has it, it waits until that one shows that it lives, and then fails.
+func takePrefix(ctx context.Context, cfg Config, id string) (*prefixLock, error) {
+	host, _ := os.Hostname()
+	l := &prefixLock{cfg: cfg, key: cfg.Prefix + Home + "/lock", mine: holder{ID: id, Host: host, PID: os.Getpid(), Dir: cfg.Dir, Since: time.Now().UTC()}}
+	if cfg.Unordered {
+		l.mine.ID = unordered
+	}
+	var seen objstore.Object
+	var since time.Time
+	for {
+		o, err := cfg.Store.PutNew(ctx, l.key, l.content())
+		if err == nil {
+			l.etag = o.ETag
+			return l, nil
+		} else if objstore.KindOf(err) != objstore.KindExists {
+			return nil, err
+		}
+		o, has, err := l.read(ctx)
+		switch {
+		case objstore.KindOf(err) == objstore.KindNotFound:
+			continue
+		case err != nil:
+			return nil, err
+		case has.ID == l.mine.ID && cfg.Unordered:
+			l.etag = o.ETag
+			return l, nil
+		case has.ID == l.mine.ID || o.ETag == seen.ETag && time.Since(since) > lockDead:
+			if err := cfg.Store.Delete(ctx, o.Key, o.ETag); err != nil && objstore.KindOf(err) != objstore.KindChanged {
+				return nil, err
+			}
+			continue
+		case seen.ETag != "" && o.ETag != seen.ETag:
+			return nil, fmt.Errorf("%s is in use by host %s (pid %d, folder %s, since %s): stop that one, give another prefix, or give --hosts-unordered to both",
+				cfg.Dest, has.Host, has.PID, has.Dir, has.Since.Local().Format(time.DateTime))
+		case seen.ETag == "":
+			seen, since = o, time.Now()
+			cfg.Log.Warn("another daemon has this destination; looking whether it lives, for up to "+lockDead.String(), "host", has.Host, "pid", has.PID, "folder", has.Dir)
+		}
+		select {
+		case <-time.After(lockLook):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+func (l *prefixLock) content() []byte {
+	l.mine.Beat++
+	b, err := json.Marshal(l.mine)
+	if err != nil { // no type in it can fail
+		panic(err)
+	}
+	return b
+}
+
+func (l *prefixLock) read(ctx context.Context) (o objstore.Object, has holder, err error) {
+	if o, err = l.cfg.Store.Stat(ctx, l.key); err != nil {
+		return o, has, err
+	}
+	b := make([]byte, o.Size)
+	if err = l.cfg.Store.ReadAt(ctx, o, b, 0); err == nil {
+		_ = json.Unmarshal(b, &has) // what is not ours is another one's
+	}
+	return o, has, err
+}
+
+// keep writes the lock again and again. It calls stop if another daemon has taken it.
+func (l *prefixLock) keep(ctx context.Context, stop context.CancelCauseFunc) {
+	for {
+		select {
+		case <-time.After(lockBeat):
+		case <-ctx.Done():
+			return
+		}
+		_, has, err := l.read(ctx)
+		if err == nil && has.ID != l.mine.ID {
+			stop(fmt.Errorf("%s was taken over by host %s (pid %d, folder %s), which had not heard of this one for %s: stop one of them",
+				l.cfg.Dest, has.Host, has.PID, has.Dir, lockDead))
+			return
+		}
+		if err == nil || objstore.KindOf(err) == objstore.KindNotFound {
+			content := l.content()
+			var u objstore.Upload
+			if u, err = l.cfg.Store.Upload(ctx, l.key, int64(len(content)), int64(len(content))); err == nil {
+				if err = u.Part(ctx, 0, content); err == nil {
+					var o objstore.Object
+					if o, err = u.Complete(ctx); err == nil {
+						l.etag = o.ETag
+					}
+				}
+			}
+		}
+		if err != nil && ctx.Err() == nil {
+			l.cfg.Log.Warn("cannot renew the lock of the destination", "cause", err)
+		}
+	}
+}
+
+// release gives the lock back.
+func (l *prefixLock) release() {
+	if l.cfg.Unordered {
+		return // others may have it, too
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if err := l.cfg.Store.Delete(ctx, l.key, l.etag); err != nil {
+		l.cfg.Log.Warn("cannot give the destination back; another host can have it after "+lockDead.String(), "cause", err)
+	}
+}

@@ -1,0 +1,410 @@
+package ckpt
+
+import (
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/shoalfs/shoal/ckpt/folder"
+)
+
+// Queue knows the files here and in the bucket, and in which order the bucket is to follow. It is pure: its owner tells
+// it what happened, and asks what may be done. It is not safe for concurrent use.
+type Queue struct {
+	remove bool
+	isLast func(path string) bool
+
+	files map[string]*file
+	names map[inode]map[string]bool // the paths of what the bucket has, for rule 6
+	// unsealed has the last names that were closed and are not visible yet, also if they have gone since.
+	unsealed map[string]bool
+	broken   map[*file]bool // the torn files
+	busy     *file          // whose change is being made
+	settled  bool
+
+	turn       uint64
+	plain, end line // the changes that wait: of files; of last names, and removals
+	owed       line // what was closed and is not in the bucket
+}
+
+type inode struct{ dev, ino uint64 }
+
+type file struct {
+	path  string
+	state state
+	last  bool
+	there *Published
+	// turn is of the change that waits, or 0: a publication if the file is whole, else a removal. owed is the turn at which
+	// the file was first closed, since it was last published; 0 if the bucket has all that was closed.
+	turn, owed uint64
+	print      folder.Print // if it is whole
+	since      time.Time    // of owed
+	seen       bool         // since the start
+	withdrawn  bool         // rule 5
+}
+
+type state uint8
+
+const (
+	absent state = iota
+	open         // being written
+	torn
+	whole
+)
+
+// line is a queue by turns. A ticket whose turn is not the file's any more is void.
+type line struct {
+	tickets []ticket
+	turn    func(*file) uint64
+}
+
+type ticket struct {
+	turn uint64
+	f    *file
+}
+
+func (l *line) add(f *file) {
+	t := ticket{l.turn(f), f}
+	at := len(l.tickets) // nearly always
+	for at > 0 && l.tickets[at-1].turn > t.turn {
+		at--
+	}
+	l.tickets = slices.Insert(l.tickets, at, t)
+}
+
+// all yields the files in turn.
+func (l *line) all(yield func(*file) bool) {
+	for len(l.tickets) > 0 && l.turn(l.tickets[0].f) != l.tickets[0].turn {
+		l.tickets = l.tickets[1:]
+	}
+	for _, t := range l.tickets {
+		if l.turn(t.f) == t.turn && !yield(t.f) {
+			return
+		}
+	}
+}
+
+// Published is an object that this daemon made.
+type Published struct {
+	Print folder.Print `json:"print"`
+	ETag  string       `json:"etag"`
+}
+
+// Change is a publication of a file, or a removal of an object.
+type Change struct {
+	Path  string
+	Turn  uint64 // the change's, which is another one if the file changes
+	Put   bool
+	Print folder.Print // of the file to publish
+	There *Published   // what the bucket has under Path, as far as we know
+	// From is another path whose object has the same content, or "".
+	From      string
+	FromThere Published
+}
+
+// NewQueue returns an empty queue. isLast reports whether a path is a last name. With remove, what is removed here is
+// removed in the bucket.
+func NewQueue(isLast func(path string) bool, remove bool) *Queue {
+	turn, owed := func(f *file) uint64 { return f.turn }, func(f *file) uint64 { return f.owed }
+	return &Queue{
+		isLast: isLast, remove: remove, files: map[string]*file{}, names: map[inode]map[string]bool{},
+		unsealed: map[string]bool{}, broken: map[*file]bool{},
+		plain: line{turn: turn}, end: line{turn: turn}, owed: line{turn: owed},
+	}
+}
+
+func (q *Queue) file(p string) *file {
+	f := q.files[p]
+	if f == nil {
+		f = &file{path: p, last: q.isLast(p)}
+		q.files[p] = f
+	}
+	return f
+}
+
+// take gives f's change the next turn.
+func (q *Queue) take(f *file) {
+	q.turn++
+	f.turn = q.turn
+	if f.state == whole && !f.last {
+		q.plain.add(f)
+	} else {
+		q.end.add(f)
+	}
+}
+
+// owe notes that the bucket lacks f from f's turn on.
+func (q *Queue) owe(f *file) {
+	f.owed = f.turn
+	q.owed.add(f)
+}
+
+// set notes a state other than whole. What waited is void.
+func (q *Queue) set(f *file, s state) {
+	f.state, f.turn, f.seen, f.withdrawn = s, 0, true, false
+	if delete(q.broken, f); s == torn {
+		q.broken[f] = true
+	}
+	if s != open {
+		f.owed = 0
+	}
+}
+
+// tidy forgets a file that is neither here nor in the bucket.
+func (q *Queue) tidy(f *file) {
+	if f.state == absent && f.there == nil && f != q.busy {
+		delete(q.files, f.path)
+	}
+}
+
+// Know tells of an object that an earlier process published. Use it before Hear.
+func (q *Queue) Know(p string, there Published) { q.publish(q.file(p), there) }
+
+// KnowUnsealed tells of a last name that an earlier process saw closed and did not publish. Use it before Hear.
+func (q *Queue) KnowUnsealed(p string) { q.unsealed[p] = true }
+
+func (q *Queue) publish(f *file, there Published) {
+	q.unpublish(f)
+	f.there = &there
+	at := inode{there.Print.Dev, there.Print.Ino}
+	if q.names[at] == nil {
+		q.names[at] = map[string]bool{}
+	}
+	q.names[at][f.path] = true
+}
+
+func (q *Queue) unpublish(f *file) {
+	if f.there == nil {
+		return
+	}
+	at := inode{f.there.Print.Dev, f.there.Print.Ino}
+	if delete(q.names[at], f.path); len(q.names[at]) == 0 {
+		delete(q.names, at)
+	}
+	f.there = nil
+}
+
+// Hear takes news of the folder. What has gone counts last, so that the new name of a file is known before its old one
+// goes.
+func (q *Queue) Hear(news []folder.News, now time.Time) {
+	for _, n := range news {
+		switch n.State {
+		case folder.Whole:
+			q.closed(q.file(n.Path), n.Print, now)
+		case folder.Writing:
+			q.set(q.file(n.Path), open)
+		case folder.Torn:
+			q.set(q.file(n.Path), torn)
+		}
+	}
+	for _, n := range news {
+		if f := q.files[n.Path]; f != nil && (n.State == folder.Gone || n.State == folder.Skipped) {
+			q.gone(f)
+		}
+	}
+}
+
+func (q *Queue) closed(f *file, print folder.Print, now time.Time) {
+	if f.state == whole && f.print == print && f.turn != 0 {
+		return
+	}
+	q.set(f, open) // what was owed stays so
+	f.state, f.print = whole, print
+	if f.there != nil && f.there.Print == print && f != q.busy {
+		f.owed = 0
+		return
+	}
+	var behind []*file // last names above the folder of a last name that they had waited for
+	if f.last && f.owed != 0 {
+		for g := range q.end.all {
+			if g.state == whole && g.turn > f.owed && above(path.Dir(g.path), path.Dir(f.path)) {
+				behind = append(behind, g)
+			}
+		}
+		f.owed = 0
+	}
+	q.take(f)
+	if f.owed == 0 {
+		f.since = now
+		q.owe(f)
+	}
+	for _, g := range behind {
+		q.take(g)
+		q.owe(g)
+	}
+	if f.last {
+		q.unsealed[f.path] = true
+	}
+}
+
+func (q *Queue) gone(f *file) {
+	q.set(f, absent)
+	if q.remove && f.there != nil {
+		q.take(f)
+	}
+	q.tidy(f)
+	for last := range q.unsealed {
+		if dir := path.Dir(last); q.settled && under(f.path, dir) {
+			q.withdraw(dir)
+		}
+	}
+}
+
+// withdraw applies rule 5 to a folder with a last name that was closed and did not become visible, if it has gone.
+func (q *Queue) withdraw(dir string) {
+	var below []*file
+	for p, f := range q.files {
+		if under(p, dir) {
+			if f.state != absent {
+				return
+			}
+			below = append(below, f)
+		}
+	}
+	slices.SortFunc(below, func(a, b *file) int { return strings.Compare(a.path, b.path) })
+	for _, f := range below {
+		f.withdrawn = true
+		if f.there != nil && f.turn == 0 {
+			q.take(f)
+		}
+	}
+	maps.DeleteFunc(q.unsealed, func(last string, _ bool) bool { return under(last, dir) })
+}
+
+// under reports whether a path lies below a folder other than the root.
+func under(p, dir string) bool { return dir != "." && strings.HasPrefix(p, dir+"/") }
+
+// above reports whether a folder is another one's parent, or further up.
+func above(dir, of string) bool { return dir != of && (dir == "." || under(of, dir)) }
+
+// Settle tells that the whole folder has been heard of: what an earlier process published and is not here has gone.
+func (q *Queue) Settle() {
+	for _, p := range slices.Sorted(maps.Keys(q.files)) {
+		if f := q.files[p]; !f.seen {
+			q.gone(f)
+		}
+	}
+	q.settled = true
+	for _, last := range slices.Sorted(maps.Keys(q.unsealed)) {
+		if dir := path.Dir(last); dir != "." && q.unsealed[last] {
+			q.withdraw(dir)
+		}
+	}
+}
+
+// Release tells that a folder was removed here on purpose, and stays in the bucket whatever remove says.
+func (q *Queue) Release(dir string) {
+	for p, f := range q.files {
+		if under(p, dir) {
+			q.set(f, absent)
+			q.unpublish(f)
+			q.tidy(f)
+		}
+	}
+}
+
+// Next returns the change to make now. There is none while another one is made: until Made or Failed.
+func (q *Queue) Next() (c Change, ok bool) {
+	if q.busy != nil {
+		return c, false
+	}
+	for f := range q.plain.all {
+		q.busy = f
+		return q.change(f), true
+	}
+	for f := range q.end.all {
+		if q.waitsFor(f) == nil {
+			q.busy = f
+			return q.change(f), true
+		}
+	}
+	return c, false
+}
+
+// waitsFor returns what must be published, or go, before the change of f, which is a last name or a removal; nil if
+// nothing.
+func (q *Queue) waitsFor(f *file) *file {
+	if g := q.tornBy(f); g != nil {
+		return g
+	}
+	for g := range q.owed.all {
+		if g.owed >= f.turn {
+			break
+		}
+		if g != f && q.tornBy(g) == nil {
+			return g
+		}
+	}
+	return nil
+}
+
+// tornBy returns a torn file that a last name waits for; nil if there is none. Others do not wait for such a last name.
+func (q *Queue) tornBy(f *file) (first *file) {
+	if !f.last || f.state != whole {
+		return nil
+	}
+	for g := range q.broken {
+		if dir := path.Dir(f.path); (path.Dir(g.path) == dir || under(g.path, dir)) && (first == nil || g.path < first.path) {
+			first = g
+		}
+	}
+	return first
+}
+
+// Ahead yields the files to publish in the order in which their parts may be sent.
+func (q *Queue) Ahead(yield func(Change) bool) {
+	stop := false
+	send := func(f *file) bool {
+		stop = f.state == whole && !yield(q.change(f))
+		return !stop
+	}
+	if q.plain.all(send); !stop {
+		q.end.all(send)
+	}
+}
+
+func (q *Queue) change(f *file) Change {
+	c := Change{Path: f.path, Turn: f.turn, Put: f.state == whole, Print: f.print, There: f.there}
+	if !c.Put {
+		return c
+	}
+	for p := range q.names[inode{f.print.Dev, f.print.Ino}] {
+		from := q.files[p]
+		if p != f.path && from.there.Print.SameContent(f.print) && (c.From == "" || p < c.From) {
+			c.From, c.FromThere = p, *from.there
+		}
+	}
+	return c
+}
+
+// Made tells that a change was made. there is what the bucket has now, if it was a publication.
+func (q *Queue) Made(c Change, there Published) {
+	f := q.answered(c)
+	if f.turn == c.Turn || f.state == absent && !c.Put || f.state == whole && c.Put && f.print == c.Print {
+		f.turn = 0
+	}
+	if !c.Put {
+		q.unpublish(f)
+		q.tidy(f)
+		return
+	}
+	if f.owed = 0; f.state == whole && f.turn != 0 { // closed again meanwhile
+		q.owe(f)
+	}
+	if q.publish(f, there); f.turn == 0 {
+		delete(q.unsealed, f.path)
+		if f.state == absent && (q.remove || f.withdrawn) {
+			q.take(f)
+		}
+	}
+}
+
+// Failed tells that a change was not made. It is the next one again, unless the folder has changed meanwhile.
+func (q *Queue) Failed(c Change) { q.tidy(q.answered(c)) }
+
+func (q *Queue) answered(c Change) *file {
+	q.busy = nil
+	return q.files[c.Path]
+}

@@ -1,0 +1,303 @@
+package ckpt
+
+import (
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/shoalfs/shoal/ckpt/folder"
+)
+
+// model is what a careful person would write down: what was closed in which order, and what is in the bucket.
+type model struct {
+	q      *Queue
+	remove bool
+	ino    uint64
+
+	here    map[string]folder.State
+	print   map[string]folder.Print
+	bucket  map[string]folder.Print
+	order   []string       // closings not answered yet, oldest first, each path once, at its latest closing
+	owed    map[string]int // since which closing the bucket owes a path
+	at      map[string]int // the closing that is in order
+	n       int
+	pending map[string]bool // last names closed, never visible
+	written map[string]bool // the same, as the journal has them
+	doomed  map[string]bool // rule 5: what is to be removed
+	flight  *Change
+}
+
+func isLast(p string) bool { return strings.HasPrefix(path.Base(p), "last") }
+
+func newModel(remove bool) *model {
+	q := NewQueue(isLast, remove)
+	q.Settle()
+	return &model{
+		q: q, written: map[string]bool{}, remove: remove, here: map[string]folder.State{}, print: map[string]folder.Print{}, bucket: map[string]folder.Print{},
+		owed: map[string]int{}, at: map[string]int{}, pending: map[string]bool{}, doomed: map[string]bool{},
+	}
+}
+
+func (m *model) hear(news ...folder.News) { m.q.Hear(news, time.Time{}) }
+
+func (m *model) void(p string) {
+	delete(m.at, p)
+	m.order = slices.DeleteFunc(m.order, func(o string) bool { return o == p })
+}
+
+func (m *model) close(p string, print folder.Print) {
+	m.note(p, print)
+	m.hear(folder.News{Path: p, State: folder.Whole, Print: print})
+}
+
+func (m *model) note(p string, print folder.Print) {
+	again := m.here[p] == folder.Whole && m.print[p] == print && m.at[p] != 0
+	m.here[p], m.print[p] = folder.Whole, print
+	delete(m.doomed, p)
+	switch {
+	case m.bucket[p] == print && (m.flight == nil || m.flight.Path != p):
+		m.void(p)
+		delete(m.owed, p)
+	case !again:
+		m.void(p)
+		m.n++
+		m.order = append(m.order, p)
+		m.at[p] = m.n
+		if m.owed[p] == 0 {
+			m.owed[p] = m.n
+		}
+		if isLast(p) {
+			m.pending[p], m.written[p] = true, true
+		}
+	}
+}
+
+func (m *model) state(p string, s folder.State) {
+	m.here[p] = s
+	m.void(p)
+	delete(m.doomed, p)
+	if s != folder.Writing {
+		delete(m.owed, p)
+	}
+	if s == folder.Gone {
+		delete(m.here, p)
+	}
+}
+
+// left applies rule 5 after files have gone.
+func (m *model) left() {
+	for l := range m.pending {
+		dir := path.Dir(l)
+		if dir == "." || slices.ContainsFunc(slices.Collect(maps.Keys(m.here)), func(p string) bool { return under(p, dir) }) {
+			continue
+		}
+		delete(m.pending, l)
+		for p := range m.bucket {
+			m.doomed[p] = m.doomed[p] || under(p, dir)
+		}
+		if m.flight != nil && m.flight.Put && under(m.flight.Path, dir) {
+			m.doomed[m.flight.Path] = true
+		}
+	}
+}
+
+func (m *model) next(t *rapid.T) {
+	if m.flight != nil {
+		return
+	}
+	c, ok := m.q.Next()
+	plain := slices.IndexFunc(m.order, func(p string) bool { return !isLast(p) })
+	if plain >= 0 && (!ok || c.Path != m.order[plain]) {
+		t.Fatalf("the next is %+v, %v; %s was closed first", c, ok, m.order[plain])
+	}
+	if !ok {
+		return
+	}
+	m.flight = &c
+	switch {
+	case !c.Put && m.here[c.Path] != 0:
+		t.Fatalf("%s is here, and removed", c.Path)
+	case !c.Put && !m.remove && !m.doomed[c.Path]:
+		t.Fatalf("%s is removed, and nobody asked for that", c.Path)
+	case c.Put && (m.here[c.Path] != folder.Whole || m.print[c.Path] != c.Print):
+		t.Fatalf("%s is published, and not whole", c.Path)
+	case c.Put && c.From != "" && (m.bucket[c.From] != c.FromThere.Print || !c.FromThere.Print.SameContent(c.Print)):
+		t.Fatalf("%s is copied from %s, which differs", c.Path, c.From)
+	}
+	if isLast(c.Path) && c.Put {
+		for p, n := range m.owed {
+			if p != c.Path && n < m.at[c.Path] && (!isLast(p) || above(path.Dir(c.Path), path.Dir(p))) && !m.tornIn(p) {
+				t.Fatalf("%s is published before %s", c.Path, p)
+			}
+		}
+		if m.tornIn(c.Path) {
+			t.Fatalf("%s is published beside a torn file", c.Path)
+		}
+	}
+}
+
+// tornIn reports whether p is a last name with a torn file in its folder.
+func (m *model) tornIn(p string) bool {
+	for g, s := range m.here {
+		if s == folder.Torn && isLast(p) && m.here[p] == folder.Whole && (path.Dir(g) == path.Dir(p) || under(g, path.Dir(p))) {
+			return true
+		}
+	}
+	return false
+}
+
+func (m *model) answer(made bool) {
+	c := m.flight
+	if c == nil {
+		return
+	}
+	if m.flight = nil; !made {
+		m.q.Failed(*c)
+		return
+	}
+	m.q.Made(*c, Published{Print: c.Print, ETag: "e"})
+	if !c.Put {
+		delete(m.bucket, c.Path)
+		delete(m.doomed, c.Path)
+		return
+	}
+	m.bucket[c.Path] = c.Print
+	if m.here[c.Path] == folder.Whole && m.print[c.Path] == c.Print {
+		m.void(c.Path)
+	}
+	if delete(m.owed, c.Path); m.at[c.Path] != 0 {
+		m.owed[c.Path] = m.at[c.Path]
+	} else {
+		delete(m.pending, c.Path)
+		delete(m.written, c.Path)
+	}
+}
+
+// drain does all that can be done.
+func (m *model) drain(t *rapid.T) {
+	m.answer(true)
+	for range 1000 {
+		if m.next(t); m.flight == nil {
+			return
+		}
+		m.answer(true)
+	}
+	t.Fatal("it never ends")
+}
+
+func (m *model) check(t *rapid.T) {
+	blocked := false
+	for _, s := range m.here {
+		blocked = blocked || s != folder.Whole
+	}
+	if blocked {
+		return
+	}
+	for p := range m.here {
+		if m.bucket[p] != m.print[p] {
+			t.Fatalf("%s is not in the bucket as it is here: %+v", p, m.q.Behind())
+		}
+	}
+	for p := range m.bucket {
+		if m.here[p] == 0 && (m.remove || m.doomed[p]) {
+			t.Fatalf("%s is still in the bucket", p)
+		}
+	}
+	if b := m.q.Behind(); b != (Behind{}) {
+		t.Fatalf("behind: %+v", b)
+	}
+}
+
+// restart begins again with what the bucket has, and looks through the folder.
+func (m *model) restart() {
+	m.answer(false)
+	old := m.q
+	m.q = NewQueue(isLast, m.remove)
+	for p, f := range old.files {
+		if f.there != nil {
+			m.q.Know(p, *f.there)
+		}
+	}
+	m.pending = maps.Clone(m.written)
+	for p := range m.written {
+		m.q.KnowUnsealed(p)
+	}
+	m.order, m.n, m.at, m.owed = nil, 0, map[string]int{}, map[string]int{}
+	m.doomed = map[string]bool{} // a removal that was due is not known any more, but by the folder
+	for _, p := range slices.Sorted(maps.Keys(m.here)) {
+		if m.here[p] == folder.Whole {
+			m.close(p, m.print[p])
+		} else {
+			m.hear(folder.News{Path: p, State: m.here[p]})
+		}
+	}
+	m.q.Settle()
+	m.left()
+}
+
+func TestQueueModel(t *testing.T) {
+	paths := []string{"a", "b", "last", "d/a", "d/b", "d/last", "d/e/a", "d/e/last", "f/a", "f/last"}
+	rapid.Check(t, func(t *rapid.T) {
+		m := newModel(rapid.Bool().Draw(t, "remove"))
+		anyPath := rapid.SampledFrom(paths)
+		fresh := func() folder.Print { m.ino++; return folder.Print{Ino: m.ino, Ctime: int64(m.ino)} }
+		t.Repeat(map[string]func(*rapid.T){
+			"close": func(t *rapid.T) { m.close(anyPath.Draw(t, "path"), fresh()) },
+			"again": func(t *rapid.T) {
+				if p := anyPath.Draw(t, "path"); m.here[p] == folder.Whole {
+					m.close(p, m.print[p])
+				}
+			},
+			"write": func(t *rapid.T) {
+				p := anyPath.Draw(t, "path")
+				m.state(p, folder.Writing)
+				m.hear(folder.News{Path: p, State: folder.Writing})
+			},
+			"tear": func(t *rapid.T) {
+				p := anyPath.Draw(t, "path")
+				m.state(p, folder.Torn)
+				m.hear(folder.News{Path: p, State: folder.Torn})
+			},
+			"link": func(t *rapid.T) {
+				if p := anyPath.Draw(t, "path"); m.here[p] == folder.Whole {
+					print := m.print[p]
+					print.Ctime = int64(fresh().Ino)
+					m.close(anyPath.Draw(t, "name"), print)
+				}
+			},
+			"rename": func(t *rapid.T) {
+				from, to := anyPath.Draw(t, "from"), anyPath.Draw(t, "to")
+				if m.here[from] != folder.Whole || from == to {
+					return
+				}
+				print := m.print[from]
+				m.note(to, print)
+				m.state(from, folder.Gone)
+				m.hear(folder.News{Path: from, State: folder.Gone}, folder.News{Path: to, State: folder.Whole, Print: print})
+				m.left()
+			},
+			"remove": func(t *rapid.T) {
+				at := rapid.SampledFrom([]string{"a", "last", "d/a", "d/last", "d/", "d/e/", "f/"}).Draw(t, "at")
+				for _, p := range paths {
+					if m.here[p] != 0 && strings.HasPrefix(p, at) {
+						m.state(p, folder.Gone)
+						m.hear(folder.News{Path: p, State: folder.Gone})
+						m.left()
+					}
+				}
+			},
+			"next":    m.next,
+			"made":    func(*rapid.T) { m.answer(true) },
+			"failed":  func(*rapid.T) { m.answer(false) },
+			"drain":   func(t *rapid.T) { m.drain(t); m.check(t) },
+			"restart": func(*rapid.T) { m.restart() },
+		})
+		m.drain(t)
+		m.check(t)
+	})
+}

@@ -1,0 +1,228 @@
+package ckpt
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/ckpt/folder"
+)
+
+// send is a large file whose parts are being sent, before its turn comes. The file is held until it is published.
+type send struct {
+	path   string
+	turn   uint64
+	cancel context.CancelCauseFunc
+	done   chan struct{} // all parts are stored, or err is set
+	err    error
+	held   *folder.Held
+	upload objstore.Upload
+}
+
+// sendAhead begins to send the parts of the next large files, gives up those whose change does not wait any more, and
+// aborts uploads that are of no use.
+func (c *Carrier) sendAhead(ctx context.Context) {
+	wanted := map[string]bool{}
+	looked := 0
+	for change := range c.q.Ahead {
+		if looked++; looked > lookAhead {
+			break
+		}
+		if change.Print.Size <= smallFile || change.From != "" && c.notCopied[change.Path] != change.Turn {
+			continue
+		}
+		s := c.sends[change.Path]
+		if s == nil && !c.closing[change.Path] {
+			s = c.begin(ctx, change)
+			c.sends[change.Path] = s
+		}
+		wanted[change.Path] = s != nil && s.turn == change.Turn
+		if len(wanted) == sendsAhead {
+			break
+		}
+	}
+	for p := range c.sends {
+		if !wanted[p] && (c.q.busy == nil || c.q.busy.path != p) {
+			c.close(ctx, p)
+		}
+	}
+	for p, b := range c.journal.uploads() {
+		f := c.q.files[p]
+		if c.sends[p] == nil && !c.closing[p] && (f == nil || f.turn == 0 || f.state != whole || f.print != b.Print) {
+			c.apart(ctx, p, func() {
+				if err := c.endUpload(ctx, p, b); err != nil && ctx.Err() == nil {
+					c.Log.Error("cannot abort an upload that is of no use any more", "key", c.key(p), "cause", err)
+				}
+			})
+		}
+	}
+}
+
+// apart does something about a file that nothing else may do meanwhile.
+func (c *Carrier) apart(ctx context.Context, p string, f func()) {
+	c.closing[p] = true
+	c.running.Go(func() {
+		f()
+		c.post(ctx, func() { delete(c.closing, p) })
+	})
+}
+
+// begin begins to send a file.
+func (c *Carrier) begin(ctx context.Context, change Change) *send {
+	ctx, cancel := context.WithCancelCause(ctx)
+	s := &send{path: change.Path, turn: change.Turn, cancel: cancel, done: make(chan struct{})}
+	before, known := c.journal.upload(change.Path)
+	c.running.Go(func() {
+		defer close(s.done)
+		s.err = c.send(ctx, s, change, before, known)
+	})
+	return s
+}
+
+// close ends a send. The parts stay in the store, for another try.
+func (c *Carrier) close(ctx context.Context, p string) {
+	s := c.sends[p]
+	delete(c.sends, p)
+	s.cancel(folder.ErrWriting)
+	c.apart(ctx, p, func() {
+		<-s.done
+		if s.held != nil {
+			_ = s.held.Close()
+		}
+	})
+}
+
+// send holds the file, and stores its parts.
+func (c *Carrier) send(ctx context.Context, s *send, change Change, before begun, known bool) (err error) {
+	if s.held, err = c.folder.Hold(change.Path, change.Print); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		select {
+		case <-s.held.Broken():
+			cancel(fmt.Errorf("%s: %w", change.Path, folder.ErrWriting))
+		case <-ctx.Done():
+		}
+	}()
+	size, part := change.Print.Size, partSize(change.Print.Size)
+	stored := map[int]bool{}
+	if known && before.Print == change.Print && before.Part == part && before.ID != "" {
+		up, parts, err := c.Store.Resume(ctx, c.key(change.Path), before.ID, size, part)
+		if err != nil && objstore.KindOf(err) != objstore.KindNotFound {
+			return err
+		}
+		if err == nil {
+			s.upload = up
+			for _, p := range parts {
+				stored[p.N] = true
+			}
+		}
+	} else if known {
+		if err := c.endUpload(ctx, change.Path, before); err != nil {
+			return err
+		}
+	}
+	if s.upload == nil {
+		if err := c.newUpload(ctx, s, change, part); err != nil {
+			return err
+		}
+	}
+	err = c.sendParts(ctx, s, size, part, stored)
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		err = cause
+	}
+	if err == nil && !s.held.Whole() {
+		err = fmt.Errorf("%s: %w", change.Path, folder.ErrWriting)
+	}
+	return err
+}
+
+// newUpload begins an upload. What it is about to do is written down first, with the uploads that others have under this
+// key, so that ours is found after a crash in between.
+func (c *Carrier) newUpload(ctx context.Context, s *send, change Change, part int64) error {
+	key := c.key(change.Path)
+	others, err := c.Store.Uploads(ctx, key)
+	if err != nil {
+		return err
+	}
+	b := begun{Print: change.Print, Part: part}
+	for _, o := range others {
+		b.Others = append(b.Others, o.ID)
+	}
+	if err := c.journal.write(entry{Path: change.Path, Upload: &b}, true); err != nil {
+		return err
+	}
+	if s.upload, err = c.Store.Upload(ctx, key, change.Print.Size, part); err != nil {
+		return err
+	}
+	b.ID, b.Others = s.upload.ID(), nil
+	return c.journal.write(entry{Path: change.Path, Upload: &b}, true)
+}
+
+func (c *Carrier) sendParts(ctx context.Context, s *send, size, part int64, stored map[int]bool) error {
+	g, sending := errgroup.WithContext(ctx)
+	for n := range int((size + part - 1) / part) {
+		if stored[n] {
+			c.resumed.Add(1)
+			continue
+		}
+		length := min(part, size-int64(n)*part)
+		if err := c.memory.Acquire(sending, min(length, partsBytes)); err != nil {
+			break
+		}
+		g.Go(func() error {
+			defer c.memory.Release(min(length, partsBytes))
+			b := make([]byte, length)
+			if _, err := s.held.ReadAt(b, int64(n)*part); err != nil {
+				return fmt.Errorf("read %s: %w", s.path, err)
+			}
+			return s.upload.Part(sending, n, b)
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	return ctx.Err()
+}
+
+// complete publishes the file, once its parts are stored.
+func (s *send) complete(ctx context.Context) (objstore.Object, error) {
+	select {
+	case <-s.done:
+	case <-ctx.Done():
+		return objstore.Object{}, ctx.Err()
+	}
+	if s.err != nil {
+		return objstore.Object{}, s.err
+	}
+	return s.upload.Complete(ctx)
+}
+
+// endUpload aborts an upload of this daemon, now or of an earlier process.
+func (c *Carrier) endUpload(ctx context.Context, p string, b begun) error {
+	key := c.key(p)
+	ids := []string{b.ID}
+	if b.ID == "" {
+		ids = nil
+		all, err := c.Store.Uploads(ctx, key)
+		if err != nil {
+			return err
+		}
+		for _, u := range all {
+			if u.Key == key && !slices.Contains(b.Others, u.ID) {
+				ids = append(ids, u.ID)
+			}
+		}
+	}
+	for _, id := range ids {
+		if err := c.Store.AbortUpload(ctx, key, id); err != nil {
+			return err
+		}
+	}
+	return c.journal.write(entry{Path: p, Ended: true}, false)
+}

@@ -1,0 +1,252 @@
+package ckpt
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/shoalfs/shoal/ckpt/folder"
+)
+
+// Socket is the name of the daemon's socket in Home. It speaks HTTP:
+//
+//	GET /status            Status
+//	GET /wait?path=P       Wait: P is relative to the folder. It answers within a second or so; look=1 looks at the
+//	                       files first, which counts what was closed a moment ago
+//
+// Errors come as {"error": "…"}.
+const Socket = "ckpt.sock"
+
+// Status is what a daemon tells of itself.
+type Status struct {
+	V           int           `json:"v"` // 1
+	Dir         string        `json:"dir"`
+	Dest        string        `json:"dest"`
+	PID         int           `json:"pid"`
+	Since       time.Time     `json:"since"`
+	Behind      Behind        `json:"behind"`
+	Trouble     string        `json:"trouble,omitempty"` // why the next change could not be made so far
+	Here        folder.Counts `json:"here"`              // files that are not published, by state
+	Stats       Stats         `json:"stats"`
+	Checkpoints []Checkpoint  `json:"checkpoints"` // oldest first
+}
+
+// Wait says whether the bucket has all that is here at or below a path.
+type Wait struct {
+	Whole bool   `json:"whole"`
+	Lacks string `json:"lacks,omitempty"` // a file that the bucket lacks
+	Why   string `json:"why,omitempty"`
+}
+
+// inHome calls f with a short path of the socket: its own may be longer than addresses can be.
+func inHome(dir string, f func(address string) error) error {
+	home, err := os.Open(filepath.Join(dir, Home))
+	if err != nil {
+		return err
+	}
+	defer home.Close()
+	return f("/proc/self/fd/" + strconv.Itoa(int(home.Fd())) + "/" + Socket)
+}
+
+// listen opens the socket. Only who may reach the folder reaches it.
+func (c *Carrier) listen() (l net.Listener, err error) {
+	err = inHome(c.Dir, func(address string) error {
+		if err := os.Remove(address); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		if l, err = net.Listen("unix", address); err == nil {
+			l.(*net.UnixListener).SetUnlinkOnClose(false) // the short path is not valid any more
+			err = os.Chmod(address, 0o666)
+		}
+		return err
+	})
+	return l, err
+}
+
+// serve answers at the socket until ctx ends.
+func (c *Carrier) serve(ctx context.Context, l net.Listener) {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, r *http.Request) {
+		var s Status
+		if c.in(ctx, func() { s = c.status() }) {
+			reply(w, http.StatusOK, s)
+		}
+	})
+	mux.HandleFunc("GET /wait", func(w http.ResponseWriter, r *http.Request) {
+		got, err := c.wait(ctx, r.FormValue("path"), r.FormValue("look") != "")
+		if err != nil {
+			reply(w, http.StatusNotFound, map[string]string{"error": err.Error()})
+			return
+		}
+		reply(w, http.StatusOK, got)
+	})
+	s := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	stop := context.AfterFunc(ctx, func() { _ = s.Close() })
+	defer stop()
+	_ = s.Serve(l)
+}
+
+func reply(w http.ResponseWriter, code int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(v)
+}
+
+// in has Run do f, and waits for it.
+func (c *Carrier) in(ctx context.Context, f func()) bool {
+	done := make(chan struct{})
+	return c.post(ctx, func() { f(); close(done) }) && func() bool { <-done; return true }()
+}
+
+func (c *Carrier) status() Status {
+	s := Status{
+		V: 1, Dir: c.Dir, Dest: c.Dest, PID: os.Getpid(), Since: c.since, Behind: c.q.Behind(), Here: c.folder.Counts(),
+		Stats: c.stats, Checkpoints: c.q.Checkpoints(),
+	}
+	s.Stats.Resumed = c.resumed.Load()
+	if c.trouble.err != nil {
+		s.Trouble = c.trouble.err.Error()
+	}
+	return s
+}
+
+// wait answers /wait.
+func (c *Carrier) wait(ctx context.Context, p string, look bool) (got Wait, err error) {
+	p = filepath.Clean(p)
+	end := time.After(time.Second)
+	for {
+		var changed chan struct{}
+		ok := c.in(ctx, func() {
+			if look {
+				var news []folder.News
+				if news, err = c.folder.Look(p); err != nil {
+					return
+				}
+				c.hear(news)
+			}
+			changed = c.changed
+			var known bool
+			if got.Lacks, got.Why, known = c.q.Lacks(p); !known {
+				err = c.unknown(p)
+			}
+		})
+		got.Whole, look = got.Lacks == "", false
+		switch {
+		case !ok:
+			return got, errors.New("the daemon is ending")
+		case err != nil || got.Whole:
+			return got, err
+		}
+		select {
+		case <-changed:
+		case <-end:
+			return got, nil
+		case <-ctx.Done():
+		}
+	}
+}
+
+// unknown is why there is nothing to publish at p.
+func (c *Carrier) unknown(p string) error {
+	switch fi, err := os.Lstat(filepath.Join(c.Dir, p)); {
+	case err != nil:
+		return fmt.Errorf("%s is not in %s", p, c.Dir)
+	case folder.Temporary(p):
+		return fmt.Errorf("%s is a temporary name: it is published when it is renamed", p)
+	case fi.IsDir():
+		return fmt.Errorf("there is no file in %s that can be published", p)
+	case !fi.Mode().IsRegular():
+		return fmt.Errorf("%s is not a regular file, and is not published", p)
+	}
+	return fmt.Errorf("%s cannot be the key of an object, and is not published", p)
+}
+
+// ErrNoDaemon means that no daemon carries a path.
+var ErrNoDaemon = errors.New("no shoal ckpt carries it")
+
+// Client asks the daemon that carries a folder.
+type Client struct {
+	Dir  string // the folder
+	http http.Client
+}
+
+// Find returns a client of the daemon that carries path, and path as the daemon knows it.
+func Find(path string) (c *Client, rel string, err error) {
+	if path, err = filepath.Abs(path); err != nil {
+		return nil, "", err
+	}
+	if real, err := filepath.EvalSymlinks(filepath.Dir(path)); err == nil {
+		path = filepath.Join(real, filepath.Base(path))
+	}
+	for dir := path; ; dir = filepath.Dir(dir) {
+		if _, err := os.Lstat(filepath.Join(dir, Home, Socket)); err == nil {
+			rel, err = filepath.Rel(dir, path)
+			return newClient(dir), rel, err
+		}
+		if dir == filepath.Dir(dir) {
+			return nil, "", fmt.Errorf("%s: %w (start one: shoal ckpt DIR s3://BUCKET/PREFIX)", path, ErrNoDaemon)
+		}
+	}
+}
+
+func newClient(dir string) *Client {
+	dial := func(ctx context.Context, _, _ string) (conn net.Conn, err error) {
+		err = inHome(dir, func(address string) error {
+			var d net.Dialer
+			conn, err = d.DialContext(ctx, "unix", address)
+			return err
+		})
+		return conn, err
+	}
+	return &Client{Dir: dir, http: http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
+}
+
+// Status asks for the daemon's status.
+func (c *Client) Status(ctx context.Context) (s Status, err error) {
+	return s, c.get(ctx, "/status", &s)
+}
+
+// Wait asks whether the bucket has what is at or below rel; look counts what was closed a moment ago.
+func (c *Client) Wait(ctx context.Context, rel string, look bool) (w Wait, err error) {
+	q := url.Values{"path": {rel}}
+	if look {
+		q.Set("look", "1")
+	}
+	return w, c.get(ctx, "/wait?"+q.Encode(), &w)
+}
+
+func (c *Client) get(ctx context.Context, what string, into any) error {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://shoal"+what, nil)
+	if err != nil {
+		return err
+	}
+	answer, err := c.http.Do(r)
+	if err != nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		return fmt.Errorf("%s: %w (its last one has ended: start it again)", c.Dir, ErrNoDaemon)
+	}
+	defer answer.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(answer.Body, 64<<20))
+	if err != nil {
+		return fmt.Errorf("the daemon of %s: %w", c.Dir, err)
+	}
+	if answer.StatusCode != http.StatusOK {
+		var e struct{ Error string }
+		if json.Unmarshal(b, &e) != nil || e.Error == "" {
+			e.Error = answer.Status
+		}
+		return errors.New(e.Error)
+	}
+	return json.Unmarshal(b, into)
+}

@@ -1,0 +1,129 @@
+package ckpt
+
+import (
+	"cmp"
+	"path"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Behind says what has been closed here and is not in the bucket.
+type Behind struct {
+	Files int       `json:"files"`
+	Bytes int64     `json:"bytes"`
+	Since time.Time `json:"since,omitzero"` // when the first of them was closed
+	Next  string    `json:"next,omitempty"` // what is published next
+	// WaitsFor is why Next, a last name, is not published yet: a path, and what is the matter with it.
+	WaitsFor string `json:"waits_for,omitempty"`
+	Removals int    `json:"removals,omitempty"` // objects that are to be removed
+}
+
+// Behind returns how far the bucket is behind.
+func (q *Queue) Behind() (b Behind) {
+	var head *file
+	for f := range q.changes {
+		if head == nil {
+			head = f
+		}
+		if f.state != whole {
+			b.Removals++
+			continue
+		}
+		b.Files++
+		b.Bytes += f.print.Size
+		if b.Since.IsZero() || f.since.Before(b.Since) {
+			b.Since = f.since
+		}
+	}
+	if head != nil {
+		b.Next = head.path
+		if g := q.waitsFor(head); g != nil && (head.last || head.state != whole) {
+			b.WaitsFor = g.path + " (" + g.state.String() + ")"
+		}
+	}
+	return b
+}
+
+// isTorn reports whether a file was torn when it was looked at last.
+func (q *Queue) isTorn(p string) bool { f := q.files[p]; return f != nil && f.state == torn }
+
+// changes yields the files whose change waits, in the order of the changes.
+func (q *Queue) changes(yield func(*file) bool) {
+	for f := range q.plain.all {
+		if !yield(f) {
+			return
+		}
+	}
+	q.end.all(yield)
+}
+
+func (s state) String() string {
+	return [...]string{"gone", "being written", "torn", "closed, not in the bucket yet"}[s]
+}
+
+// Lacks returns a path at or below p that is not in the bucket as it is here, and why; "" if there is none. known is
+// whether there is any file at or below p. "." is the whole folder.
+func (q *Queue) Lacks(p string) (lacks, why string, known bool) {
+	for name, f := range q.files {
+		if name != p && p != "." && !under(name, p) || f.state == absent {
+			continue
+		}
+		known = true
+		if (f.state != whole || f.turn != 0) && (lacks == "" || name < lacks) {
+			lacks, why = name, f.state.String()
+		}
+	}
+	return lacks, why, known
+}
+
+// Checkpoint is a folder with a last name, and not in another one.
+type Checkpoint struct {
+	Path  string `json:"path"`
+	Files int    `json:"files"`
+	Bytes int64  `json:"bytes"`
+	// Lacks is a file that is not in the bucket as it is here; "" if all are, and so is the checkpoint.
+	Lacks string `json:"lacks,omitempty"`
+	Why   string `json:"why,omitempty"`
+	ctime int64  // of its latest last name
+}
+
+// Checkpoints returns the folders here with a last name, oldest first.
+func (q *Queue) Checkpoints() []Checkpoint {
+	tops := map[string]*Checkpoint{}
+	for p, f := range q.files {
+		if dir := path.Dir(p); f.last && f.state == whole && dir != "." {
+			tops[dir] = &Checkpoint{Path: dir}
+		}
+	}
+	for dir := range tops {
+		for up := path.Dir(dir); up != "."; up = path.Dir(up) {
+			if tops[up] != nil {
+				delete(tops, dir)
+				break
+			}
+		}
+	}
+	for p, f := range q.files {
+		for dir := path.Dir(p); dir != "." && f.state != absent; dir = path.Dir(dir) {
+			if c := tops[dir]; c != nil {
+				c.Files++
+				c.Bytes += f.print.Size
+				if f.last {
+					c.ctime = max(c.ctime, f.print.Ctime)
+				}
+				if (f.state != whole || f.turn != 0) && (c.Lacks == "" || p < c.Lacks) {
+					c.Lacks, c.Why = p, f.state.String()
+				}
+			}
+		}
+	}
+	all := []Checkpoint{}
+	for _, c := range tops {
+		all = append(all, *c)
+	}
+	slices.SortFunc(all, func(a, b Checkpoint) int {
+		return cmp.Or(cmp.Compare(a.ctime, b.ctime), strings.Compare(a.Path, b.Path))
+	})
+	return all
+}

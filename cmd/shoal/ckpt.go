@@ -1,0 +1,369 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	humanize "github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+
+	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/stores"
+	"github.com/shoalfs/shoal/ckpt"
+	"github.com/shoalfs/shoal/ckpt/folder"
+	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/daemon"
+	"github.com/shoalfs/shoal/internal/human"
+)
+
+// uploadsMost is how many requests to the bucket may be under way.
+const uploadsMost = 32
+
+type ckptOptions struct {
+	store     storeOptions
+	log       logOptions
+	stateDir  string
+	last      []string
+	remove    bool
+	keepLocal int
+	unordered bool
+	drain     time.Duration
+}
+
+func ckptCommand() *cobra.Command {
+	var o ckptOptions
+	c := &cobra.Command{
+		Use:   "ckpt DIR DEST",
+		Short: "Carry checkpoints from a local folder to a bucket: whole files, in order",
+		Long: `Carries what a trainer saves into the ordinary folder DIR to DEST, until it is stopped. Files are uploaded when nobody
+can write them any more, and appear in the order in which they were closed. Last names (such as .metadata, *.index.json, latest)
+wait for all that was closed before: whoever finds one finds a complete checkpoint. After a crash the same command continues.
+
+What is removed in DIR stays in DEST, unless --delete is given (docs/checkpoints.md).`,
+		Example: `  shoal ckpt /nvme/ckpt s3://models/runs/42
+  shoal ckpt wait /nvme/ckpt/step-1000
+  shoal ckpt latest s3://models/runs/42`,
+		Args: cobra.ExactArgs(2),
+		RunE: func(c *cobra.Command, args []string) error { return o.run(c, args[0], args[1]) },
+	}
+	f := c.Flags()
+	f.StringVar(&o.stateDir, "cache-dir", "", "folder for the journal of uploads (default: DIR/"+ckpt.Home+")")
+	f.StringArrayVar(&o.last, "last", folder.DefaultLast, "glob of a last name, such as DONE or meta/*.json, in addition to the usual ones (repeatable)")
+	f.BoolVar(&o.remove, "delete", false, "remove in DEST what is removed in DIR, after all that was closed before")
+	f.IntVar(&o.keepLocal, "keep-local", 0, "keep only the N newest complete checkpoints in DIR; DEST has all (0: keep all)")
+	f.BoolVar(&o.unordered, "hosts-unordered", false, "other hosts may carry to DEST, too, if they say the same; last names wait for this host's files only")
+	f.DurationVar(&o.drain, "drain-timeout", time.Minute, "how long the end may take to upload what was closed before")
+	o.store.add(c)
+	o.log.add(c)
+	c.AddCommand(ckptListCommand(), ckptWaitCommand(), ckptLatestCommand())
+	return c
+}
+
+// destination opens the bucket or folder that text names.
+func (o *ckptOptions) destination(ctx context.Context, inv *invocation, text string, create bool, log *slog.Logger) (objstore.Layer, objstore.Source, error) {
+	store, err := o.store.options(inv)
+	if err != nil {
+		return nil, objstore.Source{}, err
+	}
+	if src, err := objstore.ParseSource(text); err != nil {
+		return nil, src, cli.Usage(err)
+	} else if src.Shards != "" {
+		return nil, src, cli.Usagef("%s names a tar shard: give a prefix or a folder", text)
+	}
+	open := stores.Open
+	if create {
+		open = stores.Create
+	}
+	so := stores.Options{Store: store}
+	so.S3.Logger = log
+	base, src, err := open(ctx, text, so)
+	if err != nil {
+		return nil, src, err
+	}
+	if err := base.Check(ctx); err != nil {
+		return nil, src, err
+	}
+	return objstore.Retry(objstore.Limit(base, uploadsMost), objstore.RetryPolicy{}), src, nil
+}
+
+func (o *ckptOptions) run(c *cobra.Command, dir, dest string) (err error) {
+	inv := invocationOf(c.Context())
+	log, err := o.log.logger(inv)
+	if err != nil {
+		return err
+	}
+	switch {
+	case o.keepLocal < 0:
+		return cli.Usagef("--keep-local %d: give a number of checkpoints", o.keepLocal)
+	case o.drain <= 0:
+		return cli.Usagef("--drain-timeout %s: give a time", o.drain)
+	}
+	if _, err := folder.LastNames(o.last...); err != nil {
+		return cli.Usagef("--last: %w", err)
+	}
+	cfg := ckpt.Config{Last: o.last, Delete: o.remove, KeepLocal: o.keepLocal, Unordered: o.unordered, Drain: o.drain, Log: log}
+	if cfg.Dir, err = filepath.Abs(dir); err != nil {
+		return err
+	}
+	store, src, err := o.destination(c.Context(), inv, dest, true, log)
+	if err != nil {
+		return err
+	}
+	if src.Scheme == "file" && (within(src.Dir, cfg.Dir) || within(cfg.Dir, src.Dir)) {
+		return cli.Usagef("%s and %s lie in each other: give another folder", cfg.Dir, src)
+	}
+	cfg.Store, cfg.Prefix, cfg.Dest = store, src.Prefix, src.String()
+	if o.stateDir != "" {
+		if cfg.State, err = stateOf(o.stateDir, cfg); err != nil {
+			return err
+		}
+	}
+	carrier, err := ckpt.Open(c.Context(), cfg)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, carrier.Close()) }()
+	return carrier.Run(c.Context(), func() { inv.Notice("carrying %s to %s", cfg.Dir, cfg.Dest) })
+}
+
+// stateOf is the journal's folder in --cache-dir.
+func stateOf(cacheDir string, cfg ckpt.Config) (string, error) {
+	dir, err := filepath.Abs(cacheDir)
+	return filepath.Join(dir, "ckpt", ckpt.StateName(cfg.Dir, cfg.Dest)), err
+}
+
+// within reports whether a path is dir, or lies below it.
+func within(path, dir string) bool {
+	rel, err := filepath.Rel(resolved(dir), resolved(path))
+	return err == nil && rel != ".." && !strings.HasPrefix(rel, "../")
+}
+
+// isDest reports whether a user means a bucket, or a folder that is a destination, and not a folder that is carried.
+func isDest(text string) bool { return strings.Contains(text, "://") }
+
+func ckptListCommand() *cobra.Command {
+	var o ckptOptions
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "ls DIR|DEST",
+		Short: "List the checkpoints of a folder, or of a bucket, oldest first",
+		Long: `Lists checkpoints: folders with a last name. Of DIR, a folder that a daemon carries, it also says how far the bucket is behind; of
+DEST (s3://… or file://…) it lists what the bucket has.`,
+		Example: `  shoal ckpt ls /nvme/ckpt
+  shoal ckpt ls s3://models/runs/42 --json`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			out := c.OutOrStdout()
+			if !isDest(args[0]) {
+				return ckptStatus(c, args[0], asJSON)
+			}
+			all, _, err := o.list(c, args[0])
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return json.NewEncoder(out).Encode(all)
+			}
+			w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+			fmt.Fprintln(w, "CHECKPOINT\tFILES\tSIZE\tSINCE\tSTATE")
+			for _, r := range all {
+				state := "no last name"
+				if r.Complete {
+					state = "complete"
+				}
+				fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\n", r.Path, r.Files, humanize.IBytes(uint64(r.Bytes)), r.Time.Local().Format(time.DateTime), state)
+			}
+			return w.Flush()
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	o.addList(c)
+	return c
+}
+
+// addList adds the flags of verbs that list a bucket.
+func (o *ckptOptions) addList(c *cobra.Command) {
+	c.Flags().StringArrayVar(&o.last, "last", folder.DefaultLast, "glob of a last name, in addition to the usual ones, as for shoal ckpt (repeatable)")
+	o.store.add(c)
+}
+
+// list lists a destination.
+func (o *ckptOptions) list(c *cobra.Command, text string) ([]ckpt.Remote, objstore.Source, error) {
+	last, err := folder.LastNames(o.last...)
+	if err != nil {
+		return nil, objstore.Source{}, cli.Usagef("--last: %w", err)
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	store, src, err := o.destination(c.Context(), invocationOf(c.Context()), text, false, log)
+	if err != nil {
+		return nil, src, err
+	}
+	all, err := ckpt.List(c.Context(), store, src.Prefix, last)
+	return all, src, err
+}
+
+// statusOf asks the daemon that carries a folder.
+func statusOf(ctx context.Context, dir string) (s ckpt.Status, err error) {
+	client, _, err := ckpt.Find(dir)
+	if err != nil {
+		return s, err
+	}
+	return client.Status(ctx)
+}
+
+// isCarried reports whether shoal ckpt carries a folder, or did.
+func isCarried(dir string) bool {
+	_, err := os.Lstat(filepath.Join(dir, ckpt.Home, ckpt.Socket))
+	return err == nil
+}
+
+func ckptStatus(c *cobra.Command, dir string, asJSON bool) error {
+	s, err := statusOf(c.Context(), dir)
+	if err == nil && asJSON {
+		return json.NewEncoder(c.OutOrStdout()).Encode(s)
+	} else if err != nil {
+		return err
+	}
+	return printStatus(c.OutOrStdout(), s)
+}
+
+func printStatus(out io.Writer, s ckpt.Status) error {
+	fmt.Fprintf(out, "%s to %s: %s\n", s.Dir, s.Dest, behind(s.Behind))
+	if s.Trouble != "" {
+		fmt.Fprintf(out, "trouble: %s\n", s.Trouble)
+	}
+	for _, h := range []struct {
+		n    int
+		what string
+	}{{s.Here.Writing, "being written"}, {s.Here.Temporary, "with a temporary name"}, {s.Here.Torn, "not whole (see the log)"}, {s.Here.Skipped, "that cannot be objects"}} {
+		if h.n > 0 {
+			fmt.Fprintf(out, "%s %s\n", human.Count(h.n, "file"), h.what)
+		}
+	}
+	if len(s.Checkpoints) == 0 {
+		return nil
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "CHECKPOINT\tFILES\tSIZE\tSTATE")
+	for _, k := range s.Checkpoints {
+		state := "in the bucket"
+		if k.Lacks != "" {
+			state = k.Lacks + ": " + k.Why
+		}
+		fmt.Fprintf(w, "%s\t%d\t%s\t%s\n", k.Path, k.Files, humanize.IBytes(uint64(k.Bytes)), state)
+	}
+	return w.Flush()
+}
+
+// behind says how far a bucket is behind.
+func behind(b ckpt.Behind) string {
+	if b.Files+b.Removals == 0 {
+		return "nothing is behind"
+	}
+	text := fmt.Sprintf("behind by %s, %s", human.Count(b.Files, "file"), humanize.IBytes(uint64(b.Bytes)))
+	if b.Removals > 0 {
+		text += fmt.Sprintf(" and %s", human.Count(b.Removals, "removal"))
+	}
+	if !b.Since.IsZero() {
+		text += ", for " + time.Since(b.Since).Round(time.Second).String()
+	}
+	if b.WaitsFor != "" {
+		text += "; " + b.Next + " waits for " + b.WaitsFor
+	}
+	return text
+}
+
+func ckptWaitCommand() *cobra.Command {
+	var timeout time.Duration
+	c := &cobra.Command{
+		Use:   "wait PATH",
+		Short: "Wait until a file or folder is whole in the bucket",
+		Long: `Returns when the bucket has all that is at or below PATH now, which lies in a folder that shoal ckpt carries. It waits
+for files that are being written, and fails if there is nothing at PATH that can be published.`,
+		Example: "  shoal ckpt wait /nvme/ckpt/step-1000 --timeout 10m",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			ctx := c.Context()
+			if timeout < 0 {
+				return cli.Usagef("--timeout %s: give a time", timeout)
+			} else if timeout > 0 {
+				var cancel func()
+				ctx, cancel = context.WithTimeout(ctx, timeout)
+				defer cancel()
+			}
+			client, rel, err := ckpt.Find(args[0])
+			if err != nil {
+				return err
+			}
+			bar := daemon.Own.Step("waiting for " + rel)
+			var got ckpt.Wait
+			for look := true; ; look = false {
+				w, err := client.Wait(ctx, rel, look)
+				if err != nil {
+					if got.Lacks != "" && errors.Is(err, context.DeadlineExceeded) {
+						err = fmt.Errorf("%s is not whole in the bucket after %s: %s is %s (see: shoal ckpt ls %s)", args[0], timeout, got.Lacks, got.Why, client.Dir)
+					}
+					return err
+				}
+				if got = w; got.Whole {
+					bar.Done("")
+					return nil
+				}
+				bar.Set(0, 0, got.Lacks+": "+got.Why)
+			}
+		},
+	}
+	c.Flags().DurationVar(&timeout, "timeout", 0, "how long to wait (0: without end)")
+	return c
+}
+
+func ckptLatestCommand() *cobra.Command {
+	var o ckptOptions
+	c := &cobra.Command{
+		Use:   "latest DIR|DEST",
+		Short: "Print the newest complete checkpoint",
+		Long: `Prints the newest checkpoint that is complete in the bucket: of DEST its URL, of DIR, a folder that a daemon carries, its path.
+Without any last name in DEST nothing says that a folder is complete: then it is the newest one, with a warning.`,
+		Example: "  torchrun train.py --resume \"$(shoal ckpt latest s3://models/runs/42)\"",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			if isDest(args[0]) {
+				all, src, err := o.list(c, args[0])
+				if err != nil {
+					return err
+				}
+				newest, sure, ok := ckpt.Latest(all)
+				if !ok {
+					return fmt.Errorf("%s has no complete checkpoint (%s there; see: shoal ckpt ls %s)", src, human.Count(len(all), "incomplete one"), args[0])
+				}
+				if !sure {
+					invocationOf(c.Context()).Notice("no last name is in %s: nothing says that %s is complete (name yours with --last)", src, newest.Path)
+				}
+				fmt.Fprintln(c.OutOrStdout(), src.String()+newest.Path)
+				return nil
+			}
+			s, err := statusOf(c.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			for i := len(s.Checkpoints) - 1; i >= 0; i-- {
+				if s.Checkpoints[i].Lacks == "" {
+					fmt.Fprintln(c.OutOrStdout(), filepath.Join(s.Dir, s.Checkpoints[i].Path))
+					return nil
+				}
+			}
+			return fmt.Errorf("no checkpoint of %s is complete in %s (see: shoal ckpt ls %s)", s.Dir, s.Dest, args[0])
+		},
+	}
+	o.addList(c)
+	return c
+}

@@ -1,0 +1,82 @@
+"""Waits for checkpoints that `shoal ckpt` carries to a bucket.
+
+import shoal.checkpoint
+torch.save(state, "/nvme/ckpt/step-1000/model.pt")
+shoal.checkpoint.wait("/nvme/ckpt/step-1000")  # it survives the loss of this machine from here on
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import time
+import urllib.parse
+from typing import Optional, Union
+
+_SOCKET = os.path.join(".shoal", "ckpt.sock")
+
+
+class _Connection(http.client.HTTPConnection):
+    """To the daemon of a folder. The socket's own path may be longer than an address can be."""
+
+    def __init__(self, folder: str, timeout: float) -> None:
+        super().__init__("shoal", timeout=timeout)
+        self._folder = folder
+
+    def connect(self) -> None:
+        home = os.open(os.path.join(self._folder, os.path.dirname(_SOCKET)), os.O_PATH | os.O_CLOEXEC)
+        try:
+            self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self.sock.settimeout(self.timeout)
+            self.sock.connect(f"/proc/self/fd/{home}/{os.path.basename(_SOCKET)}")
+        finally:
+            os.close(home)
+
+
+def wait(path: Union[str, "os.PathLike[str]"], timeout: Optional[float] = None) -> None:
+    """Returns when the bucket has all that is at or below path now: a file, or a folder.
+
+    It waits for files that are being written. path lies in a folder that `shoal ckpt` carries. timeout is in seconds.
+
+    Raises FileNotFoundError if there is nothing at path that can be published, ConnectionError if no daemon carries it, and
+    TimeoutError.
+    """
+    end = None if timeout is None else time.monotonic() + timeout
+    folder, inside = _carried(os.fspath(path))
+    look = True
+    while True:
+        state = _ask(folder, inside, look)
+        look = False
+        if state["whole"]:
+            return
+        if end is not None and time.monotonic() >= end:
+            raise TimeoutError(f"{path} is not whole in the bucket after {timeout} s: {state['lacks']} is {state['why']}")
+
+
+def _carried(path: str) -> "tuple[str, str]":
+    parent, name = os.path.split(os.path.abspath(path))
+    path = os.path.join(os.path.realpath(parent), name)
+    folder = path
+    while not os.path.lexists(os.path.join(folder, _SOCKET)):
+        if folder == os.path.dirname(folder):
+            raise ConnectionError(f"{path}: no shoal ckpt carries it (start one: shoal ckpt DIR s3://BUCKET/PREFIX)")
+        folder = os.path.dirname(folder)
+    return folder, os.path.relpath(path, folder)
+
+
+def _ask(folder: str, inside: str, look: bool) -> dict:
+    connection = _Connection(folder, timeout=60)  # an answer comes within seconds
+    try:
+        question = {"path": inside, **({"look": "1"} if look else {})}
+        connection.request("GET", "/wait?" + urllib.parse.urlencode(question))
+        answer = connection.getresponse()
+        body = json.loads(answer.read())
+    except (OSError, http.client.HTTPException, ValueError) as e:
+        raise ConnectionError(f"the shoal ckpt of {folder} does not answer (start it again): {e}") from e
+    finally:
+        connection.close()
+    if answer.status != 200:
+        raise FileNotFoundError(body["error"])
+    return body
