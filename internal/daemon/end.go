@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// hurryPatience is how long a process may take after the second signal, so that it leaves no dead mount.
-const hurryPatience = time.Second
+// hurryPatience is how long a process may take after the second signal, so that it leaves no dead mount, even under load.
+const hurryPatience = 10 * time.Second
 
 // told ends at the first signal, and hurried at the second: then there is no more waiting.
 var (
