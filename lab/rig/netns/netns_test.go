@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/shoalfs/shoal/lab/rig/subproc"
 )
 
@@ -180,6 +182,15 @@ func TestStaleNetworksGo(t *testing.T) {
 		t.Fatal(err)
 	}
 	name, pid, _ := strings.Cut(strings.TrimSpace(line), " ")
+	number, err := strconv.Atoi(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sleeper, err := unix.PidfdOpen(number, 0) // the number may be another process's soon after its end
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(sleeper)
 	one := network(t, 1, 0)
 	if _, err := os.Stat(filepath.Join(namespaces, name)); err != nil {
 		t.Fatalf("the network of a process that runs: %v", err)
@@ -193,16 +204,8 @@ func TestStaleNetworksGo(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(namespaces, name)); err == nil {
 		t.Errorf("%s is still there", name)
 	}
-	number, err := strconv.Atoi(pid)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for deadline := time.Now().Add(10 * time.Second); syscall.Kill(number, 0) == nil; time.Sleep(10 * time.Millisecond) {
-		if b, _ := os.ReadFile("/proc/" + pid + "/stat"); bytes.Contains(b, []byte(") Z ")) {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("process %d still runs", number)
-		}
+	ended := []unix.PollFd{{Fd: int32(sleeper), Events: unix.POLLIN}}
+	if n, err := unix.Poll(ended, 60_000); n != 1 || err != nil {
+		t.Fatalf("process %d still runs: %v", number, err)
 	}
 }
