@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -52,6 +53,7 @@ type Carrier struct {
 	memory  *semaphore.Weighted // of parts in flight, bytes
 	sends   map[string]*send
 	closing map[string]bool // paths of sends that are ending
+	abortAt time.Time       // when useless uploads may be aborted, after a failure
 	// notCopied has the changes, by path, for which a copy in the bucket failed.
 	notCopied map[string]uint64
 	stats     Stats
@@ -165,6 +167,7 @@ func (c *Carrier) Run(ctx context.Context, ready func()) error {
 	if err != nil {
 		return err
 	}
+	c.running.Go(c.empty)
 	c.running.Go(func() { c.serve(work, l) })
 	c.running.Go(func() { c.follow(work, stop) })
 	c.running.Go(func() { c.lock.keep(work, stop) })
@@ -235,8 +238,11 @@ func (c *Carrier) tell() {
 	c.changed = make(chan struct{})
 }
 
-// idle reports whether the bucket has all that it can have now.
-func (c *Carrier) idle() bool { b := c.q.Behind(); return b.Files == 0 && b.Removals == 0 }
+// idle reports whether the bucket has all that it can have now, and no upload of ours.
+func (c *Carrier) idle() bool {
+	b := c.q.Behind()
+	return b.Files+b.Removals == 0 && len(c.closing) == 0
+}
 
 // leftOver names what the bucket lacks at the end.
 func (c *Carrier) leftOver() error {
@@ -450,20 +456,45 @@ func (c *Carrier) keepLocal() {
 		}
 	}
 	for _, k := range complete[:max(0, len(complete)-c.KeepLocal)] {
+		// The journal forgets it first, and then it goes at once: Delete must not take its files for removed one by one.
+		var err error
 		for p := range c.q.files {
-			if under(p, k.Path) {
-				c.note(entry{Path: p, Removed: true})
+			if under(p, k.Path) && err == nil {
+				err = c.journal.write(entry{Path: p, Removed: true}, false)
 			}
+		}
+		if err == nil {
+			err = c.journal.sync()
+		}
+		if err == nil {
+			bin := filepath.Join(c.Dir, Home, removing+strconv.FormatInt(time.Now().UnixNano(), 36))
+			err = os.Rename(filepath.Join(c.Dir, filepath.FromSlash(k.Path)), bin)
+		}
+		if err != nil {
+			c.Log.Error("cannot remove a folder that the bucket has", "folder", k.Path, "cause", err)
+			continue
 		}
 		c.q.Release(k.Path)
 		c.stats.Local++
-		go func() {
-			if err := os.RemoveAll(filepath.Join(c.Dir, filepath.FromSlash(k.Path))); err != nil {
-				c.Log.Error("cannot remove a folder that the bucket has", "folder", k.Path, "cause", err)
-				return
-			}
-			c.Log.Info("removed here; the bucket has it", "folder", k.Path, "files", k.Files)
-		}()
+		c.Log.Info("removed here; the bucket has it", "folder", k.Path, "files", k.Files)
+		c.running.Go(c.empty)
+	}
+}
+
+// removing begins the names in Home of folders that are being removed.
+const removing = "removing-"
+
+// empty removes what keepLocal has taken away, in this process or before.
+func (c *Carrier) empty() {
+	home := filepath.Join(c.Dir, Home)
+	entries, err := os.ReadDir(home)
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), removing) {
+			err = errors.Join(err, os.RemoveAll(filepath.Join(home, e.Name())))
+		}
+	}
+	if err != nil {
+		c.Log.Error("cannot remove what the bucket has", "folder", home, "cause", err)
 	}
 }
 

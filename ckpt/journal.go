@@ -227,6 +227,12 @@ func (j *journal) append(e entry, sync bool) error {
 	return nil
 }
 
+func (j *journal) sync() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.f.Sync()
+}
+
 func (j *journal) close() error { return errors.Join(j.f.Sync(), j.f.Close()) }
 
 // StateName names a folder for the journal of dir and dest among those of others.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -51,10 +52,11 @@ func (c *Carrier) sendAhead(ctx context.Context) {
 	}
 	for p, b := range c.journal.uploads() {
 		f := c.q.files[p]
-		if c.sends[p] == nil && !c.closing[p] && (f == nil || f.turn == 0 || f.state != whole || f.print != b.Print) {
+		if c.sends[p] == nil && !c.closing[p] && time.Now().After(c.abortAt) && (f == nil || f.turn == 0 || f.state != whole || f.print != b.Print) {
 			c.apart(ctx, p, func() {
 				if err := c.endUpload(ctx, p, b); err != nil && ctx.Err() == nil {
 					c.Log.Error("cannot abort an upload that is of no use any more", "key", c.key(p), "cause", err)
+					c.post(ctx, func() { c.abortAt = time.Now().Add(time.Minute) })
 				}
 			})
 		}
