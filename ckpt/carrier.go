@@ -51,6 +51,7 @@ type Carrier struct {
 	q       *Queue
 	do      chan func()
 	memory  *semaphore.Weighted // of parts in flight, bytes
+	buffers sync.Pool           // for them
 	sends   map[string]*send
 	closing map[string]bool // paths of sends that are ending
 	abortAt time.Time       // when useless uploads may be aborted, after a failure

@@ -179,7 +179,8 @@ func (c *Carrier) sendParts(ctx context.Context, s *send, size, part int64, stor
 		}
 		g.Go(func() error {
 			defer c.memory.Release(min(length, partsBytes))
-			b := make([]byte, length)
+			b := c.buffer(length)
+			defer c.buffers.Put(&b)
 			if _, err := s.held.ReadAt(b, int64(n)*part); err != nil {
 				return fmt.Errorf("read %s: %w", s.path, err)
 			}
@@ -190,6 +191,14 @@ func (c *Carrier) sendParts(ctx context.Context, s *send, size, part int64, stor
 		return err
 	}
 	return ctx.Err()
+}
+
+// buffer returns n bytes, which go back to buffers.
+func (c *Carrier) buffer(n int64) []byte {
+	if b, ok := c.buffers.Get().(*[]byte); ok && int64(cap(*b)) >= n {
+		return (*b)[:n]
+	}
+	return make([]byte, n, max(n, leastPart))
 }
 
 // complete publishes the file, once its parts are stored.
