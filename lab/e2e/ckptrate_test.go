@@ -122,13 +122,12 @@ func TestCkptRate(t *testing.T) {
 		for i := range 3 {
 			without = append(without, save(filepath.Join(plain, "x"), files).Seconds())
 			at := filepath.Join(carried, fmt.Sprintf("%d-%d", files, i))
-			began := time.Now()
 			with = append(with, save(at, files).Seconds())
 			saved := time.Now()
 			must(shoalBin, "ckpt", "wait", at)
 			whole = append(whole, time.Since(saved).Seconds())
 			if files == 1 {
-				began = time.Now()
+				began := time.Now()
 				must(self, "put", p.URL, name, "bare", filepath.Join(at, "0.bin"))
 				bare = append(bare, time.Since(began).Seconds())
 			}
