@@ -158,12 +158,9 @@ func (c *Carrier) key(p string) string { return c.Prefix + p }
 func (c *Carrier) Run(ctx context.Context, ready func()) error {
 	work, stop := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer func() { stop(nil); c.running.Wait() }()
-	news, err := c.folder.Look(".")
-	if err != nil {
+	if err := c.hearAll(); err != nil {
 		return err
 	}
-	c.hear(news)
-	c.q.Settle()
 	l, err := c.listen()
 	if err != nil {
 		return err
@@ -187,8 +184,8 @@ func (c *Carrier) Run(ctx context.Context, ready func()) error {
 		case <-ending:
 			ending = nil
 			deadline = time.After(c.Drain)
-			if news, err := c.folder.Look("."); err == nil {
-				c.hear(news)
+			if err := c.hearAll(); err != nil {
+				c.Log.Error("cannot look through the folder", "cause", err)
 			}
 			if b := c.q.Behind(); b.Files+b.Removals > 0 {
 				c.Log.Info("ending: publishing what was closed", "files", b.Files, "bytes", b.Bytes, "removals", b.Removals, "at most", c.Drain)
@@ -223,14 +220,29 @@ func (c *Carrier) post(ctx context.Context, f func()) bool {
 	}
 }
 
+// hearAll looks at the whole folder.
+func (c *Carrier) hearAll() error {
+	news, err := c.folder.Look(".")
+	if err == nil {
+		c.warnTorn(news)
+		c.q.HearAll(news, time.Now())
+		c.tell()
+	}
+	return err
+}
+
 func (c *Carrier) hear(news []folder.News) {
+	c.warnTorn(news)
+	c.q.Hear(news, time.Now())
+	c.tell()
+}
+
+func (c *Carrier) warnTorn(news []folder.News) {
 	for _, n := range news {
 		if n.State == folder.Torn && !c.q.isTorn(n.Path) {
 			c.Log.Warn("a file is not whole, and waits to be written again", "file", n.Path, "why", n.Why)
 		}
 	}
-	c.q.Hear(news, time.Now())
-	c.tell()
 }
 
 // tell wakes those who wait for a change.

@@ -41,7 +41,7 @@ type file struct {
 	turn, owed uint64
 	print      folder.Print // if it is whole
 	since      time.Time    // of owed
-	seen       bool         // since the start
+	seen       bool         // by HearAll
 	withdrawn  bool         // rule 5
 }
 
@@ -207,6 +207,7 @@ func (q *Queue) Hear(news []folder.News, now time.Time) {
 }
 
 func (q *Queue) closed(f *file, print folder.Print, now time.Time) {
+	f.seen = true
 	if f.state == whole && f.print == print && f.turn != 0 {
 		return
 	}
@@ -279,8 +280,12 @@ func under(p, dir string) bool { return dir != "." && strings.HasPrefix(p, dir+"
 // above reports whether a folder is another one's parent, or further up.
 func above(dir, of string) bool { return dir != of && (dir == "." || under(of, dir)) }
 
-// Settle tells that the whole folder has been heard of: what an earlier process published and is not here has gone.
-func (q *Queue) Settle() {
+// HearAll takes news of the whole folder: what they leave out has gone.
+func (q *Queue) HearAll(news []folder.News, now time.Time) {
+	for _, f := range q.files {
+		f.seen = f.seen && f.state == absent
+	}
+	q.Hear(news, now)
 	for _, p := range slices.Sorted(maps.Keys(q.files)) {
 		if f := q.files[p]; !f.seen {
 			q.gone(f)

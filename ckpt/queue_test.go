@@ -36,7 +36,7 @@ func isLast(p string) bool { return strings.HasPrefix(path.Base(p), "last") }
 
 func newModel(remove bool) *model {
 	q := NewQueue(isLast, remove)
-	q.Settle()
+	q.HearAll(nil, time.Time{})
 	return &model{
 		q: q, written: map[string]bool{}, remove: remove, here: map[string]folder.State{}, print: map[string]folder.Print{}, bucket: map[string]folder.Print{},
 		owed: map[string]int{}, at: map[string]int{}, pending: map[string]bool{}, doomed: map[string]bool{},
@@ -229,15 +229,20 @@ func (m *model) restart() {
 	}
 	m.order, m.n, m.at, m.owed = nil, 0, map[string]int{}, map[string]int{}
 	m.doomed = map[string]bool{} // a removal that was due is not known any more, but by the folder
+	m.look()
+	m.left()
+}
+
+// look tells of the whole folder.
+func (m *model) look() {
+	var news []folder.News
 	for _, p := range slices.Sorted(maps.Keys(m.here)) {
 		if m.here[p] == folder.Whole {
-			m.close(p, m.print[p])
-		} else {
-			m.hear(folder.News{Path: p, State: m.here[p]})
+			m.note(p, m.print[p])
 		}
+		news = append(news, folder.News{Path: p, State: m.here[p], Print: m.print[p]})
 	}
-	m.q.Settle()
-	m.left()
+	m.q.HearAll(news, time.Time{})
 }
 
 func TestQueueModel(t *testing.T) {
@@ -290,6 +295,15 @@ func TestQueueModel(t *testing.T) {
 						m.left()
 					}
 				}
+			},
+			"unheard": func(t *rapid.T) { // files go, and all is looked through before their news come
+				for _, p := range paths {
+					if m.here[p] != 0 && rapid.Bool().Draw(t, p) {
+						m.state(p, folder.Gone)
+					}
+				}
+				m.look()
+				m.left()
 			},
 			"next":    m.next,
 			"made":    func(*rapid.T) { m.answer(true) },

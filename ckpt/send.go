@@ -12,10 +12,13 @@ import (
 	"github.com/shoalfs/shoal/ckpt/folder"
 )
 
-// send is a large file whose parts are being sent, before its turn comes. The file is held until it is published.
+// send is a large file whose parts are being sent, before its turn comes. The file is held until it is published. If it is given
+// up, no more requests begin, and those under way are waited for: a store may still do what a request asked for that was
+// cancelled, and so bring an upload back that was aborted after it.
 type send struct {
 	path   string
 	turn   uint64
+	work   context.Context // of requests: Run's
 	cancel context.CancelCauseFunc
 	done   chan struct{} // all parts are stored, or err is set
 	err    error
@@ -74,8 +77,8 @@ func (c *Carrier) apart(ctx context.Context, p string, f func()) {
 
 // begin begins to send a file.
 func (c *Carrier) begin(ctx context.Context, change Change) *send {
-	ctx, cancel := context.WithCancelCause(ctx)
-	s := &send{path: change.Path, turn: change.Turn, cancel: cancel, done: make(chan struct{})}
+	s := &send{path: change.Path, turn: change.Turn, work: ctx, done: make(chan struct{})}
+	ctx, s.cancel = context.WithCancelCause(ctx)
 	before, known := c.journal.upload(change.Path)
 	c.running.Go(func() {
 		defer close(s.done)
@@ -159,7 +162,7 @@ func (c *Carrier) newUpload(ctx context.Context, s *send, change Change, part in
 	if err := c.journal.write(entry{Path: change.Path, Upload: &b}, true); err != nil {
 		return err
 	}
-	if s.upload, err = c.Store.Upload(ctx, key, change.Print.Size, part); err != nil {
+	if s.upload, err = c.Store.Upload(s.work, key, change.Print.Size, part); err != nil {
 		return err
 	}
 	b.ID, b.Others = s.upload.ID(), nil
@@ -167,7 +170,7 @@ func (c *Carrier) newUpload(ctx context.Context, s *send, change Change, part in
 }
 
 func (c *Carrier) sendParts(ctx context.Context, s *send, size, part int64, stored map[int]bool) error {
-	g, sending := errgroup.WithContext(ctx)
+	g, sending := errgroup.WithContext(ctx) // which ends with the first error
 	for n := range int((size + part - 1) / part) {
 		if stored[n] {
 			c.resumed.Add(1)
@@ -184,7 +187,7 @@ func (c *Carrier) sendParts(ctx context.Context, s *send, size, part int64, stor
 			if _, err := s.held.ReadAt(b, int64(n)*part); err != nil {
 				return fmt.Errorf("read %s: %w", s.path, err)
 			}
-			return s.upload.Part(sending, n, b)
+			return s.upload.Part(s.work, n, b)
 		})
 	}
 	if err := g.Wait(); err != nil {
