@@ -24,7 +24,7 @@ import (
 
 // DefaultLast are patterns of names that say that others are whole: they are published after all that was closed before.
 var DefaultLast = []string{".metadata", "*.index.json", "latest*", "commit_success.txt", "_SUCCESS", "trainer_state.json",
-	"_CHECKPOINT_METADATA", "metadata.json"}
+	"_CHECKPOINT_METADATA", "metadata.json", "metadata.pkl"}
 
 // LastNames returns a function that reports whether a path matches one of DefaultLast, or of the given patterns, which are
 // path.Match's. One with a slash is compared with the path, another with its last component. Malformed ones are an error.

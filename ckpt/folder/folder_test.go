@@ -562,7 +562,7 @@ func TestLast(t *testing.T) {
 		t.Fatal(err)
 	}
 	for p, want := range map[string]bool{"a/.metadata": true, "model.safetensors.index.json": true, "x/latest": true, "latest_checkpointed_iteration.txt": true,
-		"step/commit_success.txt": true, "_SUCCESS": true, "a/trainer_state.json": true, "_CHECKPOINT_METADATA": true, "iter_0000010/metadata.json": true, "x/done-1": true, "run/1/end": true,
+		"step/commit_success.txt": true, "_SUCCESS": true, "a/trainer_state.json": true, "_CHECKPOINT_METADATA": true, "iter_0000010/metadata.json": true, "step/metadata.pkl": true, "x/done-1": true, "run/1/end": true,
 		"end": false, "x/run/1/end": false, "done": false, "metadata": false, "x/latest/y": false} {
 		if last(p) != want {
 			t.Errorf("%s: %v", p, !want)
