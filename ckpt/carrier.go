@@ -327,6 +327,7 @@ type result struct {
 	there   Published
 	foreign bool // somebody else had changed the object
 	copied  bool
+	inParts bool
 	err     error
 }
 
@@ -359,6 +360,9 @@ func (c *Carrier) made(ctx context.Context, change Change, r result) {
 	}
 	delete(c.notCopied, change.Path)
 	c.note(entry{Path: change.Path, Object: &r.there})
+	if r.inParts { // else an upload of the file is of no use now
+		c.note(entry{Path: change.Path, Ended: true})
+	}
 	if !c.q.isLast(change.Path) {
 		c.Log.Debug("published", "key", c.key(change.Path), "bytes", change.Print.Size)
 		return
@@ -422,7 +426,7 @@ func (c *Carrier) make(ctx context.Context, change Change, s *send) (r result) {
 	default:
 		var o objstore.Object
 		o, r.err = s.complete(ctx)
-		r.there.ETag = o.ETag
+		r.there.ETag, r.inParts = o.ETag, true
 	}
 	return r
 }

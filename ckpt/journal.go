@@ -77,7 +77,6 @@ func (k *known) apply(e entry) {
 	case e.Object != nil:
 		k.Objects[e.Path] = *e.Object
 		delete(k.Unsealed, e.Path)
-		delete(k.Uploads, e.Path)
 	case e.Removed:
 		delete(k.Objects, e.Path)
 	case e.Unsealed:

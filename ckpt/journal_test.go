@@ -23,7 +23,7 @@ func filled(t testing.TB) (file string, want known) {
 		{Path: "a", Object: &object}, {Path: "b", Object: &object}, {Path: "a", Removed: true},
 		{Path: "b.d/.metadata", Unsealed: true}, {Path: "b.d/x", Object: &object},
 		{Path: "c", Upload: &begun{Print: object.Print, Part: 5, Others: []string{"o"}}}, {Path: "c", Upload: &begun{Print: object.Print, Part: 5, ID: "i"}},
-		{Path: "e", Upload: &begun{Part: 6}}, {Path: "e", Ended: true}, {Path: "f", Upload: &begun{Part: 7}}, {Path: "f", Object: &object},
+		{Path: "e", Upload: &begun{Part: 6}}, {Path: "e", Ended: true}, {Path: "f", Upload: &begun{Part: 7}}, {Path: "f", Object: &object}, {Path: "f", Ended: true},
 		{Path: "g/latest", Unsealed: true}, {Path: "g/latest", Object: &object},
 	} {
 		if err := j.write(e, true); err != nil {
