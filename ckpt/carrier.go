@@ -115,7 +115,7 @@ func Open(ctx context.Context, cfg Config) (_ *Carrier, err error) {
 		return nil, err
 	}
 	of.Dev, of.Ino = st.Dev, st.Ino
-	j, stale, err := openJournal(filepath.Join(cmp.Or(cfg.State, filepath.Join(cfg.Dir, Home)), "journal"), of)
+	j, stale, err := openJournal(filepath.Join(cmp.Or(cfg.State, filepath.Join(cfg.Dir, Home)), "journal"), filepath.Join(cfg.Dir, Home, "journal.id"), of)
 	if err != nil {
 		return nil, fmt.Errorf("the journal: %w", err)
 	}
@@ -297,9 +297,12 @@ func (c *Carrier) pump(ctx context.Context) {
 	if !ok {
 		return
 	}
-	s := c.sends[change.Path]
-	if s != nil && s.turn != change.Turn {
-		s = nil
+	var s *send
+	if c.inParts(change) {
+		if s = c.begin(ctx, change); s == nil || s.turn != change.Turn {
+			c.q.Failed(change) // again when the file's last send has ended
+			return
+		}
 	}
 	c.running.Go(func() {
 		r := c.make(ctx, change, s)
@@ -309,6 +312,10 @@ func (c *Carrier) pump(ctx context.Context) {
 
 // pause is how long to wait before the next try.
 func (c *Carrier) pause() time.Duration {
+	if !c.lock.fresh() {
+		c.trouble.err = cmp.Or(c.trouble.err, errors.New("the lock of the destination is not renewed: another daemon may have it by now"))
+		return time.Second
+	}
 	if c.trouble.tries == 0 {
 		return 0
 	}
@@ -453,7 +460,12 @@ func (c *Carrier) putSmall(ctx context.Context, change Change) (etag string, err
 	case !whole:
 		return "", fmt.Errorf("%s: %w", change.Path, folder.ErrWriting)
 	}
-	u, err := c.Store.Upload(ctx, c.key(change.Path), change.Print.Size, max(change.Print.Size, 1))
+	return put(ctx, c.Store, c.key(change.Path), b)
+}
+
+// put stores an object by one request.
+func put(ctx context.Context, store objstore.Uploader, key string, b []byte) (etag string, err error) {
+	u, err := store.Upload(ctx, key, int64(len(b)), max(int64(len(b)), 1))
 	if err == nil && len(b) > 0 {
 		err = u.Part(ctx, 0, b)
 	}

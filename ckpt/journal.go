@@ -26,6 +26,7 @@ import (
 // It may be used by several goroutines.
 type journal struct {
 	path string
+	id   string // a file with the journal's ID in the folder that is carried, and that goes with it
 
 	mu    sync.Mutex
 	f     *os.File
@@ -114,19 +115,16 @@ func parse(journal []byte) (k known) {
 	return k
 }
 
-// openJournal opens the journal at path for of, whose ID is set if a new one begins. stale is what it said of another
-// folder or destination.
-func openJournal(file string, of origin) (j *journal, stale known, err error) {
-	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-		return nil, stale, err
-	}
+// openJournal opens a journal for of, whose ID is set if a new one begins: also if the folder was made anew, with the inode
+// of the last one. stale is what it said of another folder or destination.
+func openJournal(file, id string, of origin) (j *journal, stale known, err error) {
 	b, err := os.ReadFile(file)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, stale, err
 	}
 	k := parse(b)
-	of.ID = k.Origin.ID
-	if k.Origin != of || of.ID == "" {
+	own, _ := os.ReadFile(id)
+	if of.ID = string(own); k.Origin != of || of.ID == "" {
 		stale = k
 		of.ID = rand.Text()
 		k.apply(entry{Origin: &of})
@@ -135,19 +133,11 @@ func openJournal(file string, of origin) (j *journal, stale known, err error) {
 	maps.DeleteFunc(k.Unsealed, func(last string, _ bool) bool {
 		return !slices.ContainsFunc(slices.Collect(maps.Keys(k.Objects)), func(p string) bool { return under(p, path.Dir(last)) })
 	})
-	j = &journal{path: file, known: k}
+	j = &journal{path: file, id: id, known: k}
 	return j, stale, j.compact()
 }
 
-// upload returns the upload of a path that is under way.
-func (j *journal) upload(p string) (b begun, ok bool) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	b, ok = j.known.Uploads[p]
-	return b, ok
-}
-
-// uploads returns all uploads under way.
+// uploads returns all uploads under way, by path.
 func (j *journal) uploads() map[string]begun {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -164,7 +154,12 @@ func (j *journal) unsealed(p string) bool {
 func (j *journal) compact() error {
 	var size int64
 	lines := 0
-	err := durable.Write(j.path, "ckpt.journal", 0o600, iter.Seq[[]byte](func(yield func([]byte) bool) {
+	err := errors.Join(os.MkdirAll(filepath.Dir(j.id), 0o700), os.MkdirAll(filepath.Dir(j.path), 0o700),
+		durable.Write(j.id, "ckpt.journal.id", 0o600, slices.Values([][]byte{[]byte(j.known.Origin.ID)})))
+	if err != nil {
+		return err
+	}
+	err = durable.Write(j.path, "ckpt.journal", 0o600, iter.Seq[[]byte](func(yield func([]byte) bool) {
 		for e := range j.known.entries {
 			b := e.line()
 			lines++
@@ -209,8 +204,8 @@ func (j *journal) write(e entry, sync bool) error {
 }
 
 func (j *journal) append(e entry, sync bool) error {
-	if live := 1 + len(j.known.Objects) + len(j.known.Unsealed) + len(j.known.Uploads); j.lines > 1000+4*live {
-		return j.compact()
+	if live := 1 + len(j.known.Objects) + len(j.known.Unsealed) + len(j.known.Uploads); (j.lines > 1000+4*live || !there(j.id) || !there(j.path)) && j.compact() == nil {
+		return nil
 	}
 	b := e.line()
 	if _, err := j.f.Write(b); err != nil {
@@ -225,6 +220,9 @@ func (j *journal) append(e entry, sync bool) error {
 	}
 	return nil
 }
+
+// there reports whether nobody has removed a file.
+func there(file string) bool { _, err := os.Lstat(file); return err == nil }
 
 func (j *journal) sync() error {
 	j.mu.Lock()

@@ -14,7 +14,7 @@ import (
 // filled is a journal in which everything was written, some of it again, and some taken back.
 func filled(t testing.TB) (file string, want known) {
 	file = filepath.Join(t.TempDir(), "state", "journal")
-	j, _, err := openJournal(file, origin{Dest: "s3://b/p/", Dev: 1, Ino: 2})
+	j, _, err := openJournal(file, filepath.Join(filepath.Dir(file), "id"), origin{Dest: "s3://b/p/", Dev: 1, Ino: 2})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +46,7 @@ func TestJournal(t *testing.T) {
 		t.Errorf("read: %+v, %v", parse(b), err)
 	}
 	for range 2 { // as it was, and written anew
-		j, stale, err := openJournal(file, origin{Dest: "s3://b/p/", Dev: 1, Ino: 2})
+		j, stale, err := openJournal(file, filepath.Join(filepath.Dir(file), "id"), origin{Dest: "s3://b/p/", Dev: 1, Ino: 2})
 		if err != nil || !reflect.DeepEqual(j.known, want) || stale.Objects != nil {
 			t.Fatalf("opened: %+v, %+v, %v", j.known, stale, err)
 		}
@@ -54,7 +54,7 @@ func TestJournal(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	j, stale, err := openJournal(file, origin{Dest: "s3://b/p/", Dev: 1, Ino: 9})
+	j, stale, err := openJournal(file, filepath.Join(filepath.Dir(file), "id"), origin{Dest: "s3://b/p/", Dev: 1, Ino: 9})
 	if err != nil || !maps.Equal(stale.Objects, want.Objects) || len(j.known.Objects) > 0 || j.known.Origin.ID == want.Origin.ID {
 		t.Errorf("of another folder: %+v, %+v, %v", j.known, stale, err)
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/shoalfs/shoal/cache/objstore"
@@ -13,10 +14,11 @@ import (
 // prefixLock is an object that one daemon has, or all that run with Unordered. Whoever has it writes it again every
 // lockBeat; a lock that has not changed for lockDead is of a dead daemon. No clock is compared with another host's.
 type prefixLock struct {
-	cfg  Config
-	key  string
-	mine holder
-	etag string
+	cfg     Config
+	key     string
+	mine    holder
+	etag    string
+	renewed atomic.Int64 // when its last write began: ns since 1970, as a monotonic clock may stand still
 }
 
 // holder is what the object says.
@@ -43,6 +45,7 @@ func takePrefix(ctx context.Context, cfg Config, id string) (*prefixLock, error)
 	var seen objstore.Object
 	var since time.Time
 	for {
+		l.renewed.Store(time.Now().UnixNano())
 		o, err := cfg.Store.PutNew(ctx, l.key, l.content())
 		if err == nil {
 			l.etag = o.ETag
@@ -77,6 +80,11 @@ func takePrefix(ctx context.Context, cfg Config, id string) (*prefixLock, error)
 			return nil, ctx.Err()
 		}
 	}
+}
+
+// fresh reports whether nobody can have taken the lock for a dead daemon's yet.
+func (l *prefixLock) fresh() bool {
+	return l.cfg.Unordered || time.Now().UnixNano()-l.renewed.Load() < int64(lockDead)
 }
 
 func (l *prefixLock) content() []byte {
@@ -114,15 +122,11 @@ func (l *prefixLock) keep(ctx context.Context, stop context.CancelCauseFunc) {
 			return
 		}
 		if err == nil || objstore.KindOf(err) == objstore.KindNotFound {
-			content := l.content()
-			var u objstore.Upload
-			if u, err = l.cfg.Store.Upload(ctx, l.key, int64(len(content)), int64(len(content))); err == nil {
-				if err = u.Part(ctx, 0, content); err == nil {
-					var o objstore.Object
-					if o, err = u.Complete(ctx); err == nil {
-						l.etag = o.ETag
-					}
-				}
+			began := time.Now().UnixNano()
+			var etag string
+			if etag, err = put(ctx, l.cfg.Store, l.key, l.content()); err == nil {
+				l.etag = etag
+				l.renewed.Store(began)
 			}
 		}
 		if err != nil && ctx.Err() == nil {

@@ -67,6 +67,9 @@ type ticket struct {
 
 func (l *line) add(f *file) {
 	t := ticket{l.turn(f), f}
+	if len(l.tickets) == cap(l.tickets) { // void ones behind a head that waits would grow without end
+		l.tickets = slices.DeleteFunc(l.tickets, func(t ticket) bool { return l.turn(t.f) != t.turn })
+	}
 	at := len(l.tickets) // nearly always
 	for at > 0 && l.tickets[at-1].turn > t.turn {
 		at--

@@ -35,14 +35,10 @@ func (c *Carrier) sendAhead(ctx context.Context) {
 		if looked++; looked > lookAhead {
 			break
 		}
-		if change.Print.Size <= smallFile || change.From != "" && c.notCopied[change.Path] != change.Turn {
+		if !c.inParts(change) {
 			continue
 		}
-		s := c.sends[change.Path]
-		if s == nil && !c.closing[change.Path] {
-			s = c.begin(ctx, change)
-			c.sends[change.Path] = s
-		}
+		s := c.begin(ctx, change)
 		wanted[change.Path] = s != nil && s.turn == change.Turn
 		if len(wanted) == sendsAhead {
 			break
@@ -75,11 +71,20 @@ func (c *Carrier) apart(ctx context.Context, p string, f func()) {
 	})
 }
 
-// begin begins to send a file.
+// inParts reports whether a file must be sent before its turn comes.
+func (c *Carrier) inParts(change Change) bool {
+	return change.Put && change.Print.Size > smallFile && (change.From == "" || c.notCopied[change.Path] == change.Turn)
+}
+
+// begin returns the send of a file, which it begins unless there is one; nil while the last one is ending.
 func (c *Carrier) begin(ctx context.Context, change Change) *send {
+	if s := c.sends[change.Path]; s != nil || c.closing[change.Path] {
+		return s
+	}
 	s := &send{path: change.Path, turn: change.Turn, work: ctx, done: make(chan struct{})}
 	ctx, s.cancel = context.WithCancelCause(ctx)
-	before, known := c.journal.upload(change.Path)
+	c.sends[change.Path] = s
+	before, known := c.journal.uploads()[change.Path]
 	c.running.Go(func() {
 		defer close(s.done)
 		s.err = c.send(ctx, s, change, before, known)

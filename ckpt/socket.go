@@ -59,6 +59,7 @@ func inHome(dir string, f func(address string) error) error {
 
 // listen opens the socket. Only who may reach the folder reaches it.
 func (c *Carrier) listen() (l net.Listener, err error) {
+	_ = os.Mkdir(filepath.Join(c.Dir, Home), 0o700) // somebody may have removed it
 	err = inHome(c.Dir, func(address string) error {
 		if err := os.Remove(address); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
@@ -90,9 +91,22 @@ func (c *Carrier) serve(ctx context.Context, l net.Listener) {
 		reply(w, http.StatusOK, got)
 	})
 	s := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
-	stop := context.AfterFunc(ctx, func() { _ = s.Close() })
-	defer stop()
-	_ = s.Serve(l)
+	defer func() { _ = s.Close() }()
+	c.running.Go(func() { _ = s.Serve(l) })
+	for {
+		select {
+		case <-time.After(time.Second):
+		case <-ctx.Done():
+			return
+		}
+		if there(filepath.Join(c.Dir, Home, Socket)) {
+			continue
+		}
+		if l, err := c.listen(); err == nil {
+			c.Log.Warn("somebody has removed the daemon's socket; here it is again", "folder", filepath.Join(c.Dir, Home))
+			c.running.Go(func() { _ = s.Serve(l) })
+		}
+	}
 }
 
 func reply(w http.ResponseWriter, code int, v any) {

@@ -1,0 +1,76 @@
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/shoalfs/shoal/lab/rig/cputime"
+	"github.com/shoalfs/shoal/lab/rig/proxy"
+)
+
+// While the upload of a file's last generation cannot be aborted, the next one waits, and not in a loop.
+func TestCkptAbortFails(t *testing.T) {
+	dir := t.TempDir()
+	name := newBucket(t, "")
+	p, env := far(t, proxy.Options{Faults: []proxy.Fault{{Kind: proxy.Slow, Op: proxy.OpPut, Key: "a.bin", For: time.Second}}})
+	d := carry(t, env, dir, "s3://"+name+"/run")
+	at := filepath.Join(dir, "a.bin")
+	write(t, at, make([]byte, 9<<20))
+	within(t, patience, "its parts are sent", func() bool { return p.Stats().Faults["slow"] == 2 })
+	if err := p.Set(proxy.Options{Faults: []proxy.Fault{{Kind: proxy.Unavailable, Op: proxy.OpOther, Key: "a.bin"}}}); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(at, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	within(t, patience, "an abort fails", func() bool { return p.Stats().Faults["503"] > 0 })
+	before, err := cputime.Process(d.cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Write([]byte("a")); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	within(t, time.Minute, "the abort has given up", func() bool { return strings.Contains(d.log(), "cannot abort an upload") })
+	if after, err := cputime.Process(d.cmd.Process.Pid); err != nil || after-before > 1 {
+		t.Errorf("it took %.1f s of CPU to wait, %v", after-before, err)
+	}
+	if err := p.Set(proxy.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	mustShoal(t, env, "ckpt", "wait", at, "--timeout", "90s")
+	sameFiles(t, published(t, name, "run"), local(t, dir))
+}
+
+// Somebody removes the daemon's folder: it comes back, and so does the journal with the next file.
+func TestCkptHomeRemoved(t *testing.T) {
+	dir := t.TempDir()
+	name := newBucket(t, "")
+	p, env := far(t, proxy.Options{})
+	d := carry(t, env, dir, "s3://"+name+"/run")
+	write(t, filepath.Join(dir, "a"), []byte("a"))
+	mustShoal(t, env, "ckpt", "wait", dir, "--timeout", "60s")
+	if err := os.RemoveAll(filepath.Join(dir, ".shoal")); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, "b"), []byte("b"))
+	within(t, patience, "the daemon answers again", func() bool { _, _, code := shoal(t, env, "ckpt", "ls", dir); return code == 0 })
+	mustShoal(t, env, "ckpt", "wait", dir, "--timeout", "60s")
+	d.signal(t, syscall.SIGKILL)
+	<-d.exited
+	before := p.Stats()
+	carry(t, env, dir, "s3://"+name+"/run")
+	mustShoal(t, env, "ckpt", "wait", dir, "--timeout", "60s")
+	if puts := p.Stats().Sub(before).Puts; puts > 2 { // the lock's
+		t.Errorf("%d PUTs: the journal is lost", puts)
+	}
+	sameFiles(t, published(t, name, "run"), map[string]string{"a": "a", "b": "b"})
+}
