@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -485,6 +486,9 @@ func (c *Carrier) keepLocal() {
 		}
 	}
 	for _, k := range complete[:max(0, len(complete)-c.KeepLocal)] {
+		if !c.published(k.Path) {
+			continue
+		}
 		// The journal forgets it first, and then it goes at once: Delete must not take its files for removed one by one.
 		var err error
 		for p := range c.q.files {
@@ -508,6 +512,24 @@ func (c *Carrier) keepLocal() {
 		c.Log.Info("removed here; the bucket has it", "folder", k.Path, "files", k.Files)
 		c.running.Go(c.empty)
 	}
+}
+
+// published reports whether the bucket has all that is in a folder: also what no news tell of, such as temporary names and links.
+func (c *Carrier) published(dir string) bool {
+	err := filepath.WalkDir(filepath.Join(c.Dir, filepath.FromSlash(dir)), func(p string, e fs.DirEntry, err error) error {
+		rel, relErr := filepath.Rel(c.Dir, p)
+		if err = errors.Join(err, relErr); err != nil || e.IsDir() {
+			return err
+		}
+		if f := c.q.files[filepath.ToSlash(rel)]; f == nil || f.state != whole || f.turn != 0 {
+			return errors.New("the bucket lacks " + rel)
+		}
+		return nil
+	})
+	if err != nil {
+		c.Log.Warn("a complete checkpoint stays here", "folder", dir, "cause", err)
+	}
+	return err == nil
 }
 
 // removing begins the names in Home of folders that are being removed.

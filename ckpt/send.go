@@ -20,7 +20,8 @@ type send struct {
 	turn   uint64
 	work   context.Context // of requests: Run's
 	cancel context.CancelCauseFunc
-	done   chan struct{} // all parts are stored, or err is set
+	ended  <-chan struct{} // by cancel
+	done   chan struct{}   // all parts are stored, or err is set
 	err    error
 	held   *folder.Held
 	upload objstore.Upload
@@ -45,8 +46,12 @@ func (c *Carrier) sendAhead(ctx context.Context) {
 		}
 	}
 	for p := range c.sends {
-		if !wanted[p] && (c.q.busy == nil || c.q.busy.path != p) {
+		switch busy := c.q.busy; {
+		case wanted[p]:
+		case busy == nil || busy.path != p:
 			c.close(ctx, p)
+		case busy.turn != c.sends[p].turn:
+			c.sends[p].cancel(folder.ErrWriting) // if it is not complete yet
 		}
 	}
 	for p, b := range c.journal.uploads() {
@@ -83,6 +88,7 @@ func (c *Carrier) begin(ctx context.Context, change Change) *send {
 	}
 	s := &send{path: change.Path, turn: change.Turn, work: ctx, done: make(chan struct{})}
 	ctx, s.cancel = context.WithCancelCause(ctx)
+	s.ended = ctx.Done()
 	c.sends[change.Path] = s
 	before, known := c.journal.uploads()[change.Path]
 	c.running.Go(func() {
@@ -110,12 +116,10 @@ func (c *Carrier) send(ctx context.Context, s *send, change Change, before begun
 	if s.held, err = c.folder.Hold(change.Path, change.Print); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
 	go func() {
 		select {
-		case <-s.held.Broken():
-			cancel(fmt.Errorf("%s: %w", change.Path, folder.ErrWriting))
+		case <-s.held.Broken(): // or closed, at the latest when Run ends
+			s.cancel(fmt.Errorf("%s: %w", change.Path, folder.ErrWriting))
 		case <-ctx.Done():
 		}
 	}()
@@ -213,6 +217,8 @@ func (c *Carrier) buffer(n int64) []byte {
 func (s *send) complete(ctx context.Context) (objstore.Object, error) {
 	select {
 	case <-s.done:
+	case <-s.ended: // others need not wait for the requests that are under way
+		return objstore.Object{}, fmt.Errorf("%s: %w", s.path, folder.ErrWriting)
 	case <-ctx.Done():
 		return objstore.Object{}, ctx.Err()
 	}

@@ -474,3 +474,39 @@ func checkCkpt(t *testing.T, there map[string]string) {
 		}
 	}
 }
+
+// Nothing waits for a large file that was removed while it was sent, however slowly.
+func TestCkptRemovedWhileSent(t *testing.T) {
+	dir := t.TempDir()
+	name := newBucket(t, "")
+	p, env := far(t, proxy.Options{Faults: []proxy.Fault{{Kind: proxy.Slow, Op: proxy.OpPut, Key: "a.bin", For: 5 * time.Minute}}})
+	d := carry(t, env, dir, "s3://"+name+"/run", "--drain-timeout", "1s")
+	write(t, filepath.Join(dir, "a.bin"), make([]byte, 9<<20))
+	within(t, patience, "its parts are being sent", func() bool { return p.Stats().InFlight > 0 })
+	if err := os.Remove(filepath.Join(dir, "a.bin")); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, "b.bin"), []byte("b"))
+	mustShoal(t, env, "ckpt", "wait", filepath.Join(dir, "b.bin"), "--timeout", "30s")
+	sameFiles(t, published(t, name, "run"), local(t, dir))
+	d.signal(t, syscall.SIGTERM)
+	<-d.exited
+}
+
+// --keep-local removes nothing that the bucket lacks.
+func TestCkptKeepsWhatTheBucketLacks(t *testing.T) {
+	dir := t.TempDir()
+	name := newBucket(t, "")
+	_, env := far(t, proxy.Options{})
+	d := carry(t, env, dir, "s3://"+name+"/run", "--keep-local", "1")
+	write(t, filepath.Join(dir, "one/notes.tmp"), []byte("kept"))
+	for _, step := range []string{"one", "two", "three"} {
+		write(t, filepath.Join(dir, step, "a.bin"), []byte("a"))
+		write(t, filepath.Join(dir, step, ".metadata"), []byte("m"))
+	}
+	d.says(t, "a complete checkpoint stays here", "one")
+	within(t, patience, "the others but the newest have gone", func() bool { return len(local(t, dir)) == 5 })
+	if _, ok := local(t, dir)["one/notes.tmp"]; !ok {
+		t.Error("a file is lost")
+	}
+}
