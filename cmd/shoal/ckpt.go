@@ -20,6 +20,7 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore/stores"
 	"github.com/shoalfs/shoal/ckpt"
 	"github.com/shoalfs/shoal/ckpt/folder"
+	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/daemon"
 	"github.com/shoalfs/shoal/internal/human"
@@ -220,8 +221,11 @@ func statusOf(ctx context.Context, dir string) (s ckpt.Status, err error) {
 	return client.Status(ctx)
 }
 
-// isCarried reports whether shoal ckpt carries a folder, or did.
+// isCarried reports whether shoal ckpt carries a folder, or did. A mount is not looked into: its daemon may hang.
 func isCarried(dir string) bool {
+	if m, err := fusefs.At(dir); strings.Contains(dir, "://") || m != nil || err != nil {
+		return false
+	}
 	_, err := os.Lstat(filepath.Join(dir, ckpt.Home, ckpt.Socket))
 	return err == nil
 }
