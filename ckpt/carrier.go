@@ -22,18 +22,15 @@ import (
 	"github.com/shoalfs/shoal/ckpt/folder"
 )
 
-// Home is the folder below the one that is carried, and below the prefix, that belongs to Shoal.
-const Home = ".shoal"
-
 // Config says what to carry where.
 type Config struct {
 	Dir    string
-	Prefix string         // of the keys: empty, or ending in "/"
-	Dest   string         // the destination, for people
-	Store  objstore.Layer // with retries
-	State  string         // the folder of the journal; "" is Home in Dir
-	Last   []string       // globs of last names, besides the usual ones
-	Delete bool           // what is removed in Dir is removed in the bucket
+	Prefix string                 // of the keys: empty, or ending in "/"
+	Dest   string                 // the destination, for people
+	Store  objstore.Layer         // with retries
+	State  string                 // the folder of the journal; "" is folder.Home in Dir
+	Last   func(path string) bool // as made by folder.LastNames
+	Delete bool                   // what is removed in Dir is removed in the bucket
 	// KeepLocal is how many complete checkpoints stay in Dir; 0: all.
 	KeepLocal int
 	// Unordered: other hosts may use the prefix at the same time, without any order among the hosts.
@@ -95,13 +92,9 @@ type Stats struct {
 
 // Open takes the folder and the prefix, and reads the journal.
 func Open(ctx context.Context, cfg Config) (_ *Carrier, err error) {
-	last, err := folder.LastNames(cfg.Last...)
-	if err != nil {
-		return nil, err
-	}
-	c := &Carrier{Config: cfg, q: NewQueue(last, cfg.Delete), do: make(chan func()), memory: semaphore.NewWeighted(partsBytes), wake: time.NewTimer(0), since: time.Now(), changed: make(chan struct{}),
+	c := &Carrier{Config: cfg, q: NewQueue(cfg.Last, cfg.Delete), do: make(chan func()), memory: semaphore.NewWeighted(partsBytes), wake: time.NewTimer(0), since: time.Now(), changed: make(chan struct{}),
 		sends: map[string]*send{}, closing: map[string]bool{}, notCopied: map[string]uint64{}}
-	c.folder, err = folder.Open(cfg.Dir, folder.Options{Last: last, Prefix: len(cfg.Prefix), Log: cfg.Log})
+	c.folder, err = folder.Open(cfg.Dir, folder.Options{Last: cfg.Last, Prefix: len(cfg.Prefix), Log: cfg.Log})
 	if err != nil {
 		return nil, err
 	}
@@ -116,7 +109,8 @@ func Open(ctx context.Context, cfg Config) (_ *Carrier, err error) {
 		return nil, err
 	}
 	of.Dev, of.Ino = st.Dev, st.Ino
-	j, stale, err := openJournal(filepath.Join(cmp.Or(cfg.State, filepath.Join(cfg.Dir, Home)), "journal"), filepath.Join(cfg.Dir, Home, "journal.id"), of)
+	home := filepath.Join(cfg.Dir, folder.Home)
+	j, stale, err := openJournal(filepath.Join(cmp.Or(cfg.State, home), "journal"), filepath.Join(home, "journal.id"), of)
 	if err != nil {
 		return nil, fmt.Errorf("the journal: %w", err)
 	}
@@ -207,7 +201,7 @@ func (c *Carrier) follow(ctx context.Context, stop context.CancelCauseFunc) {
 			stop(err)
 			return
 		}
-		c.post(ctx, func() { c.hear(news) })
+		c.post(ctx, func() { c.hear(news, c.q.Hear) })
 	}
 }
 
@@ -225,25 +219,20 @@ func (c *Carrier) post(ctx context.Context, f func()) bool {
 func (c *Carrier) hearAll() error {
 	news, err := c.folder.Look(".")
 	if err == nil {
-		c.warnTorn(news)
-		c.q.HearAll(news, time.Now())
-		c.tell()
+		c.hear(news, c.q.HearAll)
 	}
 	return err
 }
 
-func (c *Carrier) hear(news []folder.News) {
-	c.warnTorn(news)
-	c.q.Hear(news, time.Now())
-	c.tell()
-}
-
-func (c *Carrier) warnTorn(news []folder.News) {
+// hear takes news, by the queue's Hear or HearAll.
+func (c *Carrier) hear(news []folder.News, take func([]folder.News, time.Time)) {
 	for _, n := range news {
 		if n.State == folder.Torn && !c.q.isTorn(n.Path) {
 			c.Log.Warn("a file is not whole, and waits to be written again", "file", n.Path, "why", n.Why)
 		}
 	}
+	take(news, time.Now())
+	c.tell()
 }
 
 // tell wakes those who wait for a change.
@@ -408,8 +397,7 @@ func (c *Carrier) make(ctx context.Context, change Change, s *send) (r result) {
 	r.there.Print = change.Print
 	key := c.key(change.Path)
 	if !change.Put {
-		old := objstore.Object{Key: key, Size: change.There.Print.Size, ETag: change.There.ETag}
-		if r.err = c.Store.Delete(ctx, old.Key, old.ETag); objstore.KindOf(r.err) == objstore.KindChanged {
+		if r.err = c.Store.Delete(ctx, key, change.There.ETag); objstore.KindOf(r.err) == objstore.KindChanged {
 			r.foreign, r.err = true, nil
 		}
 		return r
@@ -500,7 +488,7 @@ func (c *Carrier) keepLocal() {
 			err = c.journal.sync()
 		}
 		if err == nil {
-			bin := filepath.Join(c.Dir, Home, removing+strconv.FormatInt(time.Now().UnixNano(), 36))
+			bin := filepath.Join(c.Dir, folder.Home, removing+strconv.FormatInt(time.Now().UnixNano(), 36))
 			err = os.Rename(filepath.Join(c.Dir, filepath.FromSlash(k.Path)), bin)
 		}
 		if err != nil {
@@ -532,12 +520,12 @@ func (c *Carrier) published(dir string) bool {
 	return err == nil
 }
 
-// removing begins the names in Home of folders that are being removed.
+// removing begins the names in folder.Home of folders that are being removed.
 const removing = "removing-"
 
 // empty removes what keepLocal has taken away, in this process or before.
 func (c *Carrier) empty() {
-	home := filepath.Join(c.Dir, Home)
+	home := filepath.Join(c.Dir, folder.Home)
 	entries, err := os.ReadDir(home)
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), removing) {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/objstore/stores"
+	"github.com/shoalfs/shoal/ckpt/folder"
 	"github.com/shoalfs/shoal/lab/rig/s3server"
 )
 
@@ -44,11 +45,15 @@ func TestCarrier(t *testing.T) {
 		t.Fatal(err)
 	}
 	store := objstore.Retry(objstore.Limit(base, 32), objstore.RetryPolicy{})
+	last, err := folder.LastNames()
+	if err != nil {
+		t.Fatal(err)
+	}
 	dir := t.TempDir()
 	carry := func(then func()) {
 		t.Helper()
 		c, err := Open(t.Context(), Config{
-			Dir: dir, Prefix: src.Prefix, Dest: src.String(), Store: store, Delete: true, Drain: time.Minute, Log: slog.New(slog.DiscardHandler),
+			Dir: dir, Prefix: src.Prefix, Dest: src.String(), Store: store, Last: last, Delete: true, Drain: time.Minute, Log: slog.New(slog.DiscardHandler),
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -103,7 +108,7 @@ func TestCarrier(t *testing.T) {
 	}
 	want := map[string]int64{}
 	err = filepath.WalkDir(dir, func(p string, e fs.DirEntry, err error) error {
-		if rel, _ := filepath.Rel(dir, p); err == nil && e.Type().IsRegular() && !under(rel, Home) {
+		if rel, _ := filepath.Rel(dir, p); err == nil && e.Type().IsRegular() && !under(rel, folder.Home) {
 			fi, err := e.Info()
 			if err == nil {
 				want[src.Prefix+rel] = fi.Size()

@@ -103,7 +103,7 @@ func (k *known) entries(yield func(entry) bool) {
 	}
 }
 
-// parse returns what a journal says up to the first line that is none.
+// parse returns what a journal says up to the first line that is not an entry.
 func parse(journal []byte) (k known) {
 	for line := range bytes.Lines(journal) {
 		var e entry

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/ckpt/folder"
 )
 
 // Remote is a checkpoint in a bucket: a folder with a last name that is in no other such folder, or something at the top
@@ -28,49 +29,43 @@ type Remote struct {
 func List(ctx context.Context, store objstore.Reader, prefix string, isLast func(path string) bool) ([]Remote, error) {
 	var objects []objstore.Object
 	tops := map[string]bool{}
-	var sealed time.Time // of the newest last name at the top
+	var latest time.Time // of the last names at the top
 	for o, err := range store.List(ctx, prefix) {
 		if err != nil {
 			return nil, err
 		}
 		o.Key = strings.TrimPrefix(o.Key, prefix)
-		if o.Key == Home || under(o.Key, Home) || strings.HasSuffix(o.Key, "/") {
+		if o.Key == folder.Home || under(o.Key, folder.Home) || strings.HasSuffix(o.Key, "/") {
 			continue
 		}
 		if dir := path.Dir(o.Key); isLast(o.Key) && dir != "." {
 			tops[dir] = true
 		} else if isLast(o.Key) {
-			if o.ModTime.After(sealed) {
-				sealed = o.ModTime
+			if o.ModTime.After(latest) {
+				latest = o.ModTime
 			}
 			continue
 		}
 		objects = append(objects, o)
 	}
-	found := map[string]*Remote{}
+	found := map[string]Remote{}
 	for _, o := range objects {
-		top, _, folder := strings.Cut(o.Key, "/")
-		marked := false
-		for dir := path.Dir(o.Key); dir != "."; dir = path.Dir(dir) {
-			if tops[dir] {
-				top, marked = dir, true // the one nearest to the top
-			}
-		}
+		first, _, inFolder := strings.Cut(o.Key, "/")
+		sealed := topOf(o.Key, tops)
+		top := cmp.Or(sealed, first)
 		r := found[top]
-		if r == nil {
-			r = &Remote{Path: top, Folder: folder, Complete: marked}
-			found[top] = r
-		}
+		r.Path, r.Folder, r.Complete = top, inFolder, sealed != ""
 		r.Files++
 		r.Bytes += o.Size
 		if o.ModTime.After(r.Time) {
 			r.Time = o.ModTime
 		}
+		found[top] = r
 	}
 	all := make([]Remote, 0, len(found))
 	for _, r := range found {
-		r.Complete = r.Complete || !sealed.IsZero() && !r.Time.After(sealed)
-		all = append(all, *r)
+		r.Complete = r.Complete || !latest.IsZero() && !r.Time.After(latest)
+		all = append(all, r)
 	}
 	slices.SortFunc(all, func(a, b Remote) int { return cmp.Or(a.Time.Compare(b.Time), strings.Compare(a.Path, b.Path)) })
 	return all, nil
@@ -79,13 +74,9 @@ func List(ctx context.Context, store objstore.Reader, prefix string, isLast func
 // Latest returns the newest complete folder. If no last name is there at all, it is the newest folder, or file, and
 // sure is false.
 func Latest(all []Remote) (newest Remote, sure, ok bool) {
+	sure = slices.ContainsFunc(all, func(r Remote) bool { return r.Complete })
 	for _, r := range all { // oldest first
-		if r.Complete && r.Folder {
-			newest, sure = r, true
-		}
-	}
-	for _, r := range all {
-		if !sure && (r.Folder || !newest.Folder) && !slices.ContainsFunc(all, func(r Remote) bool { return r.Complete }) {
+		if sure && r.Complete && r.Folder || !sure && (r.Folder || !newest.Folder) {
 			newest = r
 		}
 	}

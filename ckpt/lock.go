@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/ckpt/folder"
 )
 
 // prefixLock is an object that one daemon has, or all that run with Unordered. Whoever has it writes it again every
@@ -38,7 +39,7 @@ var lockBeat, lockDead, lockLook = 15 * time.Second, 50 * time.Second, time.Seco
 // takePrefix takes the lock. If another daemon has it, it waits until that one shows that it lives, and then fails.
 func takePrefix(ctx context.Context, cfg Config, id string) (*prefixLock, error) {
 	host, _ := os.Hostname()
-	l := &prefixLock{cfg: cfg, key: cfg.Prefix + Home + "/lock", mine: holder{ID: id, Host: host, PID: os.Getpid(), Dir: cfg.Dir, Since: time.Now().UTC()}}
+	l := &prefixLock{cfg: cfg, key: cfg.Prefix + folder.Home + "/lock", mine: holder{ID: id, Host: host, PID: os.Getpid(), Dir: cfg.Dir, Since: time.Now().UTC()}}
 	if cfg.Unordered {
 		l.mine.ID = unordered
 	}

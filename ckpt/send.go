@@ -186,11 +186,12 @@ func (c *Carrier) sendParts(ctx context.Context, s *send, size, part int64, stor
 			continue
 		}
 		length := min(part, size-int64(n)*part)
-		if err := c.memory.Acquire(sending, min(length, partsBytes)); err != nil {
+		room := min(length, partsBytes)
+		if err := c.memory.Acquire(sending, room); err != nil {
 			break
 		}
 		g.Go(func() error {
-			defer c.memory.Release(min(length, partsBytes))
+			defer c.memory.Release(room)
 			b := c.buffer(length)
 			defer c.buffers.Put(&b)
 			if _, err := s.held.ReadAt(b, int64(n)*part); err != nil {

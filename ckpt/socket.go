@@ -11,20 +11,18 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"strconv"
 	"time"
 
 	"github.com/shoalfs/shoal/ckpt/folder"
 )
 
-// Socket is the name of the daemon's socket in Home. It speaks HTTP:
+// What the daemon's socket, folder.Socket, speaks is HTTP:
 //
 //	GET /status            Status
 //	GET /wait?path=P       Wait: P is relative to the folder. It answers within a second or so; look=1 looks at the
 //	                       files first, which counts what was closed a moment ago
 //
 // Errors come as {"error": "…"}.
-const Socket = "ckpt.sock"
 
 // Status is what a daemon tells of itself.
 type Status struct {
@@ -47,20 +45,10 @@ type Wait struct {
 	Why   string `json:"why,omitempty"`
 }
 
-// inHome calls f with a short path of the socket: its own may be longer than addresses can be.
-func inHome(dir string, f func(address string) error) error {
-	home, err := os.Open(filepath.Join(dir, Home))
-	if err != nil {
-		return err
-	}
-	defer home.Close()
-	return f("/proc/self/fd/" + strconv.Itoa(int(home.Fd())) + "/" + Socket)
-}
-
 // listen opens the socket. Only who may reach the folder reaches it.
 func (c *Carrier) listen() (l net.Listener, err error) {
-	_ = os.Mkdir(filepath.Join(c.Dir, Home), 0o700) // somebody may have removed it
-	err = inHome(c.Dir, func(address string) error {
+	_ = os.Mkdir(filepath.Join(c.Dir, folder.Home), 0o700) // somebody may have removed it
+	err = folder.AtSocket(c.Dir, func(address string) error {
 		if err := os.Remove(address); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
@@ -99,11 +87,11 @@ func (c *Carrier) serve(ctx context.Context, l net.Listener) {
 		case <-ctx.Done():
 			return
 		}
-		if there(filepath.Join(c.Dir, Home, Socket)) {
+		if there(filepath.Join(c.Dir, folder.Home, folder.Socket)) {
 			continue
 		}
 		if l, err := c.listen(); err == nil {
-			c.Log.Warn("somebody has removed the daemon's socket; here it is again", "folder", filepath.Join(c.Dir, Home))
+			c.Log.Warn("somebody has removed the daemon's socket; here it is again", "folder", filepath.Join(c.Dir, folder.Home))
 			c.running.Go(func() { _ = s.Serve(l) })
 		}
 	}
@@ -118,7 +106,11 @@ func reply(w http.ResponseWriter, code int, v any) {
 // in has Run do f, and waits for it.
 func (c *Carrier) in(ctx context.Context, f func()) bool {
 	done := make(chan struct{})
-	return c.post(ctx, func() { f(); close(done) }) && func() bool { <-done; return true }()
+	ok := c.post(ctx, func() { f(); close(done) })
+	if ok {
+		<-done
+	}
+	return ok
 }
 
 func (c *Carrier) status() Status {
@@ -145,7 +137,7 @@ func (c *Carrier) wait(ctx context.Context, p string, look bool) (got Wait, err 
 				if news, err = c.folder.Look(p); err != nil {
 					return
 				}
-				c.hear(news)
+				c.hear(news, c.q.Hear)
 			}
 			changed = c.changed
 			var known bool
@@ -202,7 +194,7 @@ func Find(path string) (c *Client, rel string, err error) {
 		path = filepath.Join(real, filepath.Base(path))
 	}
 	for dir := path; ; dir = filepath.Dir(dir) {
-		if _, err := os.Lstat(filepath.Join(dir, Home, Socket)); err == nil {
+		if _, err := os.Lstat(filepath.Join(dir, folder.Home, folder.Socket)); err == nil {
 			rel, err = filepath.Rel(dir, path)
 			return newClient(dir), rel, err
 		}
@@ -214,7 +206,7 @@ func Find(path string) (c *Client, rel string, err error) {
 
 func newClient(dir string) *Client {
 	dial := func(ctx context.Context, _, _ string) (conn net.Conn, err error) {
-		err = inHome(dir, func(address string) error {
+		err = folder.AtSocket(dir, func(address string) error {
 			var d net.Dialer
 			conn, err = d.DialContext(ctx, "unix", address)
 			return err
@@ -226,7 +218,8 @@ func newClient(dir string) *Client {
 
 // Status asks for the daemon's status.
 func (c *Client) Status(ctx context.Context) (s Status, err error) {
-	return s, c.get(ctx, "/status", &s)
+	err = c.get(ctx, "/status", &s)
+	return s, err
 }
 
 // Wait asks whether the bucket has what is at or below rel; look counts what was closed a moment ago.
@@ -235,7 +228,8 @@ func (c *Client) Wait(ctx context.Context, rel string, look bool) (w Wait, err e
 	if look {
 		q.Set("look", "1")
 	}
-	return w, c.get(ctx, "/wait?"+q.Encode(), &w)
+	err = c.get(ctx, "/wait?"+q.Encode(), &w)
+	return w, err
 }
 
 func (c *Client) get(ctx context.Context, what string, into any) error {

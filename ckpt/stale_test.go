@@ -20,7 +20,7 @@ func TestStaleLock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := Open(t.Context(), Config{Dir: dir, Store: objstore.Retry(store, objstore.RetryPolicy{}), Drain: time.Minute, Log: slog.New(slog.DiscardHandler)})
+	c, err := Open(t.Context(), Config{Dir: dir, Last: isLast, Store: objstore.Retry(store, objstore.RetryPolicy{}), Drain: time.Minute, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package ckpt
 
 import (
 	"cmp"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -88,40 +89,43 @@ type Checkpoint struct {
 	ctime int64  // of its latest last name
 }
 
+// topOf returns the one of the folders that has a path and is nearest to the root, or "".
+func topOf(p string, folders map[string]bool) (top string) {
+	for dir := path.Dir(p); dir != "."; dir = path.Dir(dir) {
+		if folders[dir] {
+			top = dir
+		}
+	}
+	return top
+}
+
 // Checkpoints returns the folders here with a last name, oldest first.
 func (q *Queue) Checkpoints() []Checkpoint {
-	tops := map[string]*Checkpoint{}
+	tops := map[string]bool{}
 	for p, f := range q.files {
 		if dir := path.Dir(p); f.last && f.state == whole && dir != "." {
-			tops[dir] = &Checkpoint{Path: dir}
+			tops[dir] = true
 		}
 	}
-	for dir := range tops {
-		for up := path.Dir(dir); up != "."; up = path.Dir(up) {
-			if tops[up] != nil {
-				delete(tops, dir)
-				break
-			}
-		}
-	}
+	found := map[string]Checkpoint{}
 	for p, f := range q.files {
-		for dir := path.Dir(p); dir != "." && f.state != absent; dir = path.Dir(dir) {
-			if c := tops[dir]; c != nil {
-				c.Files++
-				c.Bytes += f.print.Size
-				if f.last {
-					c.ctime = max(c.ctime, f.print.Ctime)
-				}
-				if (f.state != whole || f.turn != 0) && (c.Lacks == "" || p < c.Lacks) {
-					c.Lacks, c.Why = p, f.state.String()
-				}
-			}
+		top := topOf(p, tops)
+		if f.state == absent || top == "" {
+			continue
 		}
+		c := found[top]
+		c.Path = top
+		c.Files++
+		c.Bytes += f.print.Size
+		if f.last {
+			c.ctime = max(c.ctime, f.print.Ctime)
+		}
+		if (f.state != whole || f.turn != 0) && (c.Lacks == "" || p < c.Lacks) {
+			c.Lacks, c.Why = p, f.state.String()
+		}
+		found[top] = c
 	}
-	all := []Checkpoint{}
-	for _, c := range tops {
-		all = append(all, *c)
-	}
+	all := slices.AppendSeq([]Checkpoint{}, maps.Values(found))
 	slices.SortFunc(all, func(a, b Checkpoint) int {
 		return cmp.Or(cmp.Compare(a.ctime, b.ctime), strings.Compare(a.Path, b.Path))
 	})

@@ -237,10 +237,20 @@ func (h *Held) Close() error {
 	return h.file.Close()
 }
 
-// home is the folder, in the one that is followed, where the daemon has its socket.
-const home, socket = ".shoal", "ckpt.sock"
+// Home is the folder, in the one that is followed, that is the daemon's. Socket is its socket there.
+const Home, Socket = ".shoal", "ckpt.sock"
 
-func own(p string) bool { return p == home || strings.HasPrefix(p, home+"/") }
+func own(p string) bool { return p == Home || strings.HasPrefix(p, Home+"/") }
+
+// AtSocket calls f with a short path of the socket of the daemon of dir: its own may be longer than addresses can be.
+func AtSocket(dir string, f func(address string) error) error {
+	at, err := os.Open(filepath.Join(dir, Home))
+	if err != nil {
+		return err
+	}
+	defer at.Close()
+	return f(fmt.Sprintf("/proc/self/fd/%d/%s", at.Fd(), Socket))
+}
 
 // shared are file systems that others write unnoticed: a lease or inotify says nothing of other hosts.
 var shared = map[uint32]string{0x6969: "NFS", 0x65735546: "FUSE", 0x517B: "SMB", 0xFF534D42: "CIFS", 0xFE534D42: "SMB",
@@ -264,13 +274,13 @@ func (f *Folder) refuse() error {
 			return err
 		}
 	}
-	at := filepath.Join(f.dir, home)
+	at := filepath.Join(f.dir, Home)
 	_ = os.Mkdir(at, 0o700) // there may be one
 	file, err := os.CreateTemp(at, "probe-*")
 	if err != nil {
 		return fmt.Errorf("%w (the trainer must be able to write it, too: run shoal ckpt as the trainer's user)", err)
 	}
-	name := filepath.Join(home, filepath.Base(file.Name()))
+	name := filepath.Join(Home, filepath.Base(file.Name()))
 	_, watched := unix.InotifyAddWatch(f.queue, at, unix.IN_CLOSE_WRITE)
 	_, _, refused := f.lease(name)
 	file.Close()
@@ -290,10 +300,14 @@ func ours(dir string) error {
 	if unix.Stat(dir+"/FORMAT", &st) == nil && unix.Stat(dir+"/segments/.", &st) == nil {
 		return fmt.Errorf("%s is a cache directory of shoal (name a folder that isn't in one, nor around one)", dir)
 	}
-	at, _ := os.Open(filepath.Join(dir, home))
-	defer at.Close()
-	if c, err := net.Dial("unix", fmt.Sprintf("/proc/self/fd/%d/%s", at.Fd(), socket)); err == nil { // its path may be too long
-		c.Close()
+	answers := func(address string) error {
+		c, err := net.Dial("unix", address)
+		if err == nil {
+			c.Close()
+		}
+		return err
+	}
+	if AtSocket(dir, answers) == nil {
 		return fmt.Errorf("another daemon follows %s (end that one, or name a folder that isn't in its, nor around it)", dir)
 	}
 	return nil

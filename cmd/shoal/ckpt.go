@@ -57,7 +57,7 @@ What is removed in DIR stays in DEST, unless --delete is given (docs/checkpoints
 		RunE: func(c *cobra.Command, args []string) error { return o.run(c, args[0], args[1]) },
 	}
 	f := c.Flags()
-	f.StringVar(&o.stateDir, "cache-dir", "", "folder for the journal of uploads (default: DIR/"+ckpt.Home+")")
+	f.StringVar(&o.stateDir, "cache-dir", "", "folder for the journal of uploads (default: DIR/"+folder.Home+")")
 	f.StringArrayVar(&o.last, "last", folder.DefaultLast, "glob of a last name, such as DONE or meta/*.json, in addition to the usual ones (repeatable)")
 	f.BoolVar(&o.remove, "delete", false, "remove in DEST what is removed in DIR, after all that was closed before")
 	f.IntVar(&o.keepLocal, "keep-local", 0, "keep only the N newest complete checkpoints in DIR; DEST has all (0: keep all)")
@@ -67,6 +67,15 @@ What is removed in DIR stays in DEST, unless --delete is given (docs/checkpoints
 	o.log.add(c)
 	c.AddCommand(ckptListCommand(), ckptWaitCommand(), ckptLatestCommand())
 	return c
+}
+
+// lastNames is --last as a function.
+func (o *ckptOptions) lastNames() (func(path string) bool, error) {
+	last, err := folder.LastNames(o.last...)
+	if err != nil {
+		err = cli.Usagef("--last: %w", err)
+	}
+	return last, err
 }
 
 // destination opens the bucket or folder that text names.
@@ -108,10 +117,11 @@ func (o *ckptOptions) run(c *cobra.Command, dir, dest string) (err error) {
 	case o.drain <= 0:
 		return cli.Usagef("--drain-timeout %s: give a time", o.drain)
 	}
-	if _, err := folder.LastNames(o.last...); err != nil {
-		return cli.Usagef("--last: %w", err)
+	last, err := o.lastNames()
+	if err != nil {
+		return err
 	}
-	cfg := ckpt.Config{Last: o.last, Delete: o.remove, KeepLocal: o.keepLocal, Unordered: o.unordered, Drain: o.drain, Log: log}
+	cfg := ckpt.Config{Last: last, Delete: o.remove, KeepLocal: o.keepLocal, Unordered: o.unordered, Drain: o.drain, Log: log}
 	if cfg.Dir, err = filepath.Abs(dir); err != nil {
 		return err
 	}
@@ -124,9 +134,11 @@ func (o *ckptOptions) run(c *cobra.Command, dir, dest string) (err error) {
 	}
 	cfg.Store, cfg.Prefix, cfg.Dest = store, src.Prefix, src.String()
 	if o.stateDir != "" {
-		if cfg.State, err = stateOf(o.stateDir, cfg); err != nil {
+		state, err := filepath.Abs(o.stateDir)
+		if err != nil {
 			return err
 		}
+		cfg.State = filepath.Join(state, "ckpt", ckpt.StateName(cfg.Dir, cfg.Dest))
 	}
 	carrier, err := ckpt.Open(c.Context(), cfg)
 	if err != nil {
@@ -134,18 +146,6 @@ func (o *ckptOptions) run(c *cobra.Command, dir, dest string) (err error) {
 	}
 	defer func() { err = errors.Join(err, carrier.Close()) }()
 	return carrier.Run(c.Context(), func() { inv.Notice("carrying %s to %s", cfg.Dir, cfg.Dest) })
-}
-
-// stateOf is the journal's folder in --cache-dir.
-func stateOf(cacheDir string, cfg ckpt.Config) (string, error) {
-	dir, err := filepath.Abs(cacheDir)
-	return filepath.Join(dir, "ckpt", ckpt.StateName(cfg.Dir, cfg.Dest)), err
-}
-
-// within reports whether a path is dir, or lies below it.
-func within(path, dir string) bool {
-	rel, err := filepath.Rel(resolved(dir), resolved(path))
-	return err == nil && rel != ".." && !strings.HasPrefix(rel, "../")
 }
 
 // isDest reports whether a user means a bucket, or a folder that is a destination, and not a folder that is carried.
@@ -199,9 +199,9 @@ func (o *ckptOptions) addList(c *cobra.Command) {
 
 // list lists a destination.
 func (o *ckptOptions) list(c *cobra.Command, text string) ([]ckpt.Remote, objstore.Source, error) {
-	last, err := folder.LastNames(o.last...)
+	last, err := o.lastNames()
 	if err != nil {
-		return nil, objstore.Source{}, cli.Usagef("--last: %w", err)
+		return nil, objstore.Source{}, err
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	store, src, err := o.destination(c.Context(), invocationOf(c.Context()), text, false, log)
@@ -223,10 +223,10 @@ func statusOf(ctx context.Context, dir string) (s ckpt.Status, err error) {
 
 // isCarried reports whether shoal ckpt carries a folder, or did. A mount is not looked into: its daemon may hang.
 func isCarried(dir string) bool {
-	if m, err := fusefs.At(dir); strings.Contains(dir, "://") || m != nil || err != nil {
+	if m, err := fusefs.At(dir); isDest(dir) || m != nil || err != nil {
 		return false
 	}
-	_, err := os.Lstat(filepath.Join(dir, ckpt.Home, ckpt.Socket))
+	_, err := os.Lstat(filepath.Join(dir, folder.Home, folder.Socket))
 	return err == nil
 }
 

@@ -305,11 +305,16 @@ func openEngine(ctx context.Context, inv *invocation, h *engine.Host, cfg engine
 
 // cacheOutside fails if the cache directory is inside a folder where it must not be.
 func (o *engineOptions) cacheOutside(folder, what, why string) error {
-	cache, in := resolved(o.cacheDir), resolved(folder)
-	if cache == in || strings.HasPrefix(cache, strings.TrimSuffix(in, "/")+"/") {
+	if within(o.cacheDir, folder) {
 		return cli.Usagef("the cache directory %s lies in %s %s and %s (give a --cache-dir outside of it)", o.cacheDir, what, folder, why)
 	}
 	return nil
+}
+
+// within reports whether a path is dir, or lies below it.
+func within(path, dir string) bool {
+	rel, err := filepath.Rel(resolved(dir), resolved(path))
+	return err == nil && rel != ".." && !strings.HasPrefix(rel, "../")
 }
 
 // resolved returns a path without symbolic links, as far as it exists.

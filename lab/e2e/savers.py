@@ -156,7 +156,7 @@ def dcp_hf_load(path):
 
 
 def manager():
-    """It stages for a GPU, unless it is told otherwise, and needs one to gather the metadata of several ranks.
+    """It stages for a GPU, unless configured otherwise, and needs one to gather the metadata of several ranks.
 
     Its direct writes are of any length, which ext4 refuses.
     """
