@@ -132,8 +132,8 @@ func (c *Carrier) send(ctx context.Context, s *send, change Change, before begun
 		}
 		if err == nil {
 			s.upload = up
-			for _, p := range parts {
-				stored[p.N] = true
+			for _, n := range parts {
+				stored[n] = true
 			}
 		}
 	} else if known {

@@ -341,7 +341,7 @@ func (u *dirUpload) Abort(ctx context.Context) error {
 }
 
 // Resume implements [Uploader]: a temporary file does not show which of its parts were written, so none goes on.
-func (d *Dir) Resume(_ context.Context, key, _ string, _, _ int64) (Upload, []StoredPart, error) {
+func (d *Dir) Resume(_ context.Context, key, _ string, _, _ int64) (Upload, []int, error) {
 	return nil, nil, PartPlan{Key: key}.Gone()
 }
 
@@ -390,8 +390,8 @@ func (d *Dir) Uploads(ctx context.Context, prefix string) (list []Unfinished, er
 		if !ok || !strings.HasPrefix(key, prefix) && (len(e.Name()) < nameMax || !strings.HasPrefix(prefix, key)) {
 			return nil
 		}
-		if fi, err := e.Info(); err == nil && e.Type().IsRegular() { // else it has ended meanwhile
-			list = append(list, Unfinished{key, id, fi.ModTime()})
+		if e.Type().IsRegular() {
+			list = append(list, Unfinished{key, id})
 		}
 		return nil
 	})

@@ -52,7 +52,7 @@ func (e each) Upload(ctx context.Context, key string, size, partSize int64) (Upl
 }
 
 // Resume implements [Uploader]. The time that it may take grows with the size, as does the number of parts.
-func (e each) Resume(ctx context.Context, key, id string, size, partSize int64) (_ Upload, parts []StoredPart, err error) {
+func (e each) Resume(ctx context.Context, key, id string, size, partSize int64) (_ Upload, parts []int, err error) {
 	u, err := through(ctx, e, request{"list", opOther, key, size}, func(ctx context.Context) (u Upload, err error) {
 		u, parts, err = e.below.Resume(ctx, key, id, size, partSize)
 		return u, err

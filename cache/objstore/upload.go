@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 )
 
 // Span is a piece of an object to read.
@@ -45,10 +44,10 @@ type Uploader interface {
 	Upload(ctx context.Context, key string, size, partSize int64) (Upload, error)
 
 	// Resume goes on with the upload of this ID, key, size and partSize, which another process may have begun, and
-	// returns the parts that the store has, by number. A part whose size is not the plan's is missing; one whose bytes
+	// returns the numbers of the parts that the store has, ascending from 0. A part whose size is not the plan's is missing; one whose bytes
 	// are wrong can be stored again. It fails with KindNotFound if the upload was completed or aborted, which a Stat of
 	// key may tell apart, or cannot be resumed, as in a folder.
-	Resume(ctx context.Context, key, id string, size, partSize int64) (Upload, []StoredPart, error)
+	Resume(ctx context.Context, key, id string, size, partSize int64) (Upload, []int, error)
 
 	// Uploads returns the unfinished uploads of all keys that begin with prefix, of any process. One PUT is none.
 	Uploads(ctx context.Context, prefix string) ([]Unfinished, error)
@@ -67,19 +66,8 @@ type Uploader interface {
 	Delete(ctx context.Context, key, etag string) error
 }
 
-// StoredPart is a part that the store has of an unfinished upload.
-type StoredPart struct {
-	N      int // counted from 0
-	Size   int64
-	ETag   string // in many stores the MD5 of the bytes; never empty
-	CRC32C string // of the bytes: base64 of 4 bytes, the highest first; empty if the store gives none
-}
-
 // Unfinished is an upload without Complete or Abort.
-type Unfinished struct {
-	Key, ID string
-	Begun   time.Time // or, in folders and some stores over folders, when a part was last stored
-}
+type Unfinished struct{ Key, ID string }
 
 // AbortUploads aborts the Uploads of prefix and returns how many there were, even with an error.
 func AbortUploads(ctx context.Context, w Uploader, prefix string) (int, error) {

@@ -10,7 +10,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/shoalfs/shoal/cache/objstore"
 )
@@ -405,7 +404,6 @@ func testResume(t *testing.T, h *harness) {
 		must(t, err)
 		return u
 	}
-	before := time.Now().Add(-time.Minute)
 	dead, other, beside := begin(key), begin(key), begin(key+"1")
 	for _, n := range []int{3, 0, 1} {
 		must(t, dead.Part(h.ctx, n, ps[n]))
@@ -416,9 +414,6 @@ func testResume(t *testing.T, h *harness) {
 	for _, u := range list {
 		if u.Key == key {
 			ids = append(ids, u.ID)
-		}
-		if u.Begun.Before(before) && !u.Begun.IsZero() {
-			t.Errorf("%+v: begun before %v", u, before)
 		}
 	}
 	slices.Sort(ids)
@@ -459,19 +454,14 @@ func testResume(t *testing.T, h *harness) {
 }
 
 // goOn stores what is missing of an upload of which the store has the parts 0, 1 and 3.
-func goOn(t *testing.T, h *harness, u, dead objstore.Upload, stored []objstore.StoredPart, ps [][]byte) {
+func goOn(t *testing.T, h *harness, u, dead objstore.Upload, stored []int, ps [][]byte) {
 	t.Helper()
-	if u.ID() != dead.ID() || len(stored) != 3 {
+	if u.ID() != dead.ID() || !slices.Equal(stored, []int{0, 1, 3}) {
 		t.Fatalf("resumed %s as %s, with %+v", dead.ID(), u.ID(), stored)
-	}
-	for i, n := range []int{0, 1, 3} {
-		if p := stored[i]; p.N != n || p.Size != int64(len(ps[n])) || p.ETag == "" || p.CRC32C != crcOf(ps[n]) {
-			t.Errorf("stored part %d: %+v", n, p)
-		}
 	}
 	// By another plan, the last part is of another size, and the store's parts are beyond the end.
 	_, some, err := h.Store.Resume(h.ctx, h.Prefix+"up/f", u.ID(), partSize+5, partSize)
-	if err != nil || len(some) != 1 || some[0].N != 0 {
+	if err != nil || len(some) != 1 || some[0] != 0 {
 		t.Errorf("resumed by another plan: %+v, %v", some, err)
 	}
 	_, err = u.Complete(h.ctx)

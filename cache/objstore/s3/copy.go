@@ -99,7 +99,7 @@ func (u *upload) copyPart(ctx context.Context, n int, from objstore.Object, matc
 }
 
 // Resume implements [objstore.Uploader]: the server's list of parts has all that Complete sends.
-func (s *Store) Resume(ctx context.Context, key, id string, size, partSize int64) (objstore.Upload, []objstore.StoredPart, error) {
+func (s *Store) Resume(ctx context.Context, key, id string, size, partSize int64) (objstore.Upload, []int, error) {
 	plan, err := objstore.PlanParts(key, size, partSize)
 	if err == nil && id == "" {
 		err = plan.Gone()
@@ -108,7 +108,7 @@ func (s *Store) Resume(ctx context.Context, key, id string, size, partSize int64
 		return nil, nil, err
 	}
 	u := &upload{PartPlan: plan, s: s, id: id, etags: make([]minio.CompletePart, plan.Parts)}
-	var parts []objstore.StoredPart
+	var parts []int
 	for marker := 0; ; {
 		g := s.keys.generation()
 		page, err := s.core.ListObjectParts(ctx, s.bucket, key, id, marker, 1000)
@@ -124,7 +124,7 @@ func (s *Store) Resume(ctx context.Context, key, id string, size, partSize int64
 				continue
 			}
 			u.etags[n] = minio.CompletePart{PartNumber: p.PartNumber, ETag: etag, ChecksumCRC32C: p.ChecksumCRC32C}
-			parts = append(parts, objstore.StoredPart{N: n, Size: p.Size, ETag: etag, CRC32C: p.ChecksumCRC32C})
+			parts = append(parts, n)
 		}
 		if !page.IsTruncated || page.NextPartNumberMarker <= marker {
 			return u, parts, nil

@@ -433,7 +433,7 @@ func (s *Store) Uploads(ctx context.Context, prefix string) (list []objstore.Unf
 			return list, s.fail(ctx, g, "list", s.url(prefix), err)
 		}
 		for _, u := range page.Uploads {
-			list = append(list, objstore.Unfinished{Key: u.Key, ID: u.UploadID, Begun: u.Initiated})
+			list = append(list, objstore.Unfinished{Key: u.Key, ID: u.UploadID})
 		}
 		next := page.NextKeyMarker != keyMarker || page.NextUploadIDMarker != idMarker
 		if !page.IsTruncated || len(page.Uploads) == 0 || !next {

@@ -5,6 +5,7 @@
 //
 //   - Debian's etcd (3.4) cannot be told to do without fsync. Its data lies in /dev/shm, so that a write takes no 30 ms.
 //   - It cannot say which port the kernel gave it. Ports are held while it is down, too, so that it comes back where it was.
+//   - It listens before it can answer, and one that is killed before its first entry is on disk never has a leader again.
 //   - No lease is shorter than one and a half election timeouts, rounded up to seconds.
 package etcd
 
@@ -13,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -32,6 +34,7 @@ type Server struct {
 	Addr string // HOST:PORT for clients
 
 	bin, dir string
+	health   string // where it says that it has a leader, by HTTP without certificates
 	args     []string
 	command  func(program string, args ...string) *exec.Cmd
 	release  []func()
@@ -77,7 +80,7 @@ func StartMembers(ctx context.Context, n int, tls bool, args ...string) (members
 	for range n {
 		s := &Server{command: exec.Command}
 		members = append(members, s)
-		var addrs [2]string
+		var addrs [3]string
 		for j := range addrs {
 			addr, release, err := port.Hold()
 			if err != nil {
@@ -85,7 +88,7 @@ func StartMembers(ctx context.Context, n int, tls bool, args ...string) (members
 			}
 			addrs[j], s.release = addr, append(s.release, release)
 		}
-		s.Addr = addrs[0]
+		s.Addr, s.health = addrs[0], addrs[2]
 		peers = append(peers, addrs[1])
 	}
 	return members, start(ctx, members, peers, scheme, args)
@@ -93,7 +96,7 @@ func StartMembers(ctx context.Context, n int, tls bool, args ...string) (members
 
 // StartAt runs an etcd on a machine of its own, with this address: command runs a program there.
 func StartAt(ctx context.Context, host string, command func(program string, args ...string) *exec.Cmd) (*Server, error) {
-	s := &Server{Addr: net.JoinHostPort(host, "2379"), command: command}
+	s := &Server{Addr: net.JoinHostPort(host, "2379"), health: net.JoinHostPort(host, "2381"), command: command}
 	err := start(ctx, []*Server{s}, []string{net.JoinHostPort(host, "2380")}, "http://", nil)
 	if err != nil {
 		s.Close()
@@ -119,6 +122,7 @@ func start(ctx context.Context, members []*Server, peers []string, scheme string
 		}
 		s.args = append([]string{"--name", fmt.Sprint("member", i), "--listen-client-urls", scheme + s.Addr, "--advertise-client-urls", scheme + s.Addr,
 			"--listen-peer-urls", "http://" + peers[i], "--initial-advertise-peer-urls", "http://" + peers[i], "--initial-cluster", strings.Join(all, ","),
+			"--listen-metrics-urls", "http://" + s.health,
 			"--heartbeat-interval", "20", "--election-timeout", "200"}, args...)
 		started.Go(func() error { return s.Restart(ctx, false) })
 	}
@@ -154,13 +158,15 @@ func (s *Server) Restart(ctx context.Context, empty bool) error {
 	if s.proc, err = subproc.Start("etcd", s.command(s.bin, append([]string{"--data-dir", data}, s.args...)...)); err != nil {
 		return err
 	}
-	// It listens when it has a leader.
-	return s.proc.Until(ctx, func(ctx context.Context) error {
-		conn, err := new(net.Dialer).DialContext(ctx, "tcp", s.Addr)
-		if err != nil {
-			return err
+	return s.proc.Until(ctx, func(context.Context) error {
+		answer, err := http.Get("http://" + s.health + "/health")
+		if err == nil && answer.StatusCode != http.StatusOK {
+			err = errors.New(answer.Status)
 		}
-		return conn.Close()
+		if answer != nil {
+			_ = answer.Body.Close()
+		}
+		return err
 	})
 }
 
