@@ -154,7 +154,8 @@ func (j *journal) unsealed(p string) bool {
 func (j *journal) compact() error {
 	var size int64
 	lines := 0
-	err := errors.Join(os.MkdirAll(filepath.Dir(j.id), 0o700), os.MkdirAll(filepath.Dir(j.path), 0o700),
+	folder.MakeHome(filepath.Dir(j.id))
+	err := errors.Join(os.MkdirAll(filepath.Dir(j.path), 0o700),
 		durable.Write(j.id, "ckpt.journal.id", 0o600, slices.Values([][]byte{[]byte(j.known.Origin.ID)})))
 	if err != nil {
 		return err

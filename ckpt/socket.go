@@ -1,11 +1,13 @@
 package ckpt
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/url"
@@ -47,7 +49,7 @@ type Wait struct {
 
 // listen opens the socket. Only who may reach the folder reaches it.
 func (c *Carrier) listen() (l net.Listener, err error) {
-	_ = os.Mkdir(filepath.Join(c.Dir, folder.Home), 0o700) // somebody may have removed it
+	folder.MakeHome(filepath.Join(c.Dir, folder.Home)) // somebody may have removed it
 	err = folder.AtSocket(c.Dir, func(address string) error {
 		if err := os.Remove(address); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
@@ -194,11 +196,17 @@ func Find(path string) (c *Client, rel string, err error) {
 		path = filepath.Join(real, filepath.Base(path))
 	}
 	for dir := path; ; dir = filepath.Dir(dir) {
-		if _, err := os.Lstat(filepath.Join(dir, folder.Home, folder.Socket)); err == nil {
+		_, statErr := os.Lstat(filepath.Join(dir, folder.Home, folder.Socket))
+		if statErr == nil {
 			rel, err = filepath.Rel(dir, path)
 			return newClient(dir), rel, err
+		} else if errors.Is(statErr, fs.ErrPermission) {
+			err = cmp.Or(err, statErr)
 		}
 		if dir == filepath.Dir(dir) {
+			if err != nil {
+				return nil, "", fmt.Errorf("whether a shoal ckpt carries it cannot be seen: %w (run as a user who may enter the folder)", err)
+			}
 			return nil, "", fmt.Errorf("%s: %w (start one: shoal ckpt DIR s3://BUCKET/PREFIX)", path, ErrNoDaemon)
 		}
 	}
@@ -241,6 +249,9 @@ func (c *Client) get(ctx context.Context, what string, into any) error {
 	if err != nil {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
+		}
+		if errors.Is(err, fs.ErrPermission) {
+			return fmt.Errorf("the shoal ckpt of %s cannot be asked: %w (run as its user)", c.Dir, err)
 		}
 		return fmt.Errorf("%s: %w (its last one has ended: start it again)", c.Dir, ErrNoDaemon)
 	}

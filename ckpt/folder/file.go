@@ -240,6 +240,15 @@ func (h *Held) Close() error {
 // Home is the folder, in the one that is followed, that is the daemon's. Socket is its socket there.
 const Home, Socket = ".shoal", "ckpt.sock"
 
+// MakeHome makes Home at a path. Whoever may enter the folder that it is in reaches the socket; what else is there is 0600.
+func MakeHome(at string) {
+	_ = os.Mkdir(at, 0o755) // there may be one
+	if d, err := os.OpenFile(at, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0); err == nil {
+		_ = d.Chmod(0o755) // whatever the umask, or an older release, has left
+		d.Close()
+	}
+}
+
 func own(p string) bool { return p == Home || strings.HasPrefix(p, Home+"/") }
 
 // AtSocket calls f with a short path of the socket of the daemon of dir: its own may be longer than addresses can be.
@@ -275,7 +284,7 @@ func (f *Folder) refuse() error {
 		}
 	}
 	at := filepath.Join(f.dir, Home)
-	_ = os.Mkdir(at, 0o700) // there may be one
+	MakeHome(at)
 	file, err := os.CreateTemp(at, "probe-*")
 	if err != nil {
 		return fmt.Errorf("%w (the trainer must be able to write it, too: run shoal ckpt as the trainer's user)", err)

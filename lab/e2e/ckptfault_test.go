@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -73,4 +74,35 @@ func TestCkptHomeRemoved(t *testing.T) {
 		t.Errorf("%d PUTs: the journal is lost", puts)
 	}
 	sameFiles(t, published(t, name, "run"), map[string]string{"a": "a", "b": "b"})
+}
+
+// A trainer of another user than the daemon's asks it, also where an older release made the daemon's folder. Who may not is told so.
+func TestCkptOtherUser(t *testing.T) {
+	dir := t.TempDir()
+	home := filepath.Join(dir, ".shoal")
+	if err := errors.Join(os.Chmod(filepath.Dir(dir), 0o711), os.Mkdir(home, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	name := newBucket(t, "")
+	_, env := far(t, proxy.Options{})
+	carry(t, env, dir, "s3://"+name+"/run")
+	write(t, filepath.Join(dir, "a"), []byte("a"))
+	if out, err := asNobody(t, "ckpt", "wait", dir, "--timeout", "60s"); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+	if fi, err := os.Stat(filepath.Join(home, "journal")); err != nil || fi.Mode().Perm() != 0o600 {
+		t.Errorf("the journal: %v, %v", fi.Mode(), err)
+	}
+	for at, mode := range map[string]os.FileMode{home: 0o700, filepath.Join(home, "ckpt.sock"): 0o600} {
+		before, err := os.Stat(at)
+		if err == nil {
+			err = os.Chmod(at, mode)
+		}
+		if out, code := asNobody(t, "ckpt", "wait", dir); err != nil || code == nil || !strings.Contains(out, "permission denied") || strings.Contains(out, "no shoal ckpt") {
+			t.Errorf("%v, %v: %s", err, code, out)
+		}
+		if err := os.Chmod(at, before.Mode()); err != nil {
+			t.Fatal(err)
+		}
+	}
 }

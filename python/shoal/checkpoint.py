@@ -40,8 +40,8 @@ def wait(path: Union[str, "os.PathLike[str]"], timeout: Optional[float] = None) 
 
     It waits for files that are being written. path lies in a folder that `shoal ckpt` carries. timeout is in seconds.
 
-    Raises FileNotFoundError if there is nothing at path that can be published, ConnectionError if no daemon carries it, and
-    TimeoutError.
+    Raises FileNotFoundError if there is nothing at path that can be published, ConnectionError if no daemon carries it,
+    PermissionError if this user may not ask it, and TimeoutError.
     """
     end = None if timeout is None else time.monotonic() + timeout
     folder, inside = _carried(os.fspath(path))
@@ -59,11 +59,18 @@ def _carried(path: str) -> "tuple[str, str]":
     parent, name = os.path.split(os.path.abspath(path))
     path = os.path.join(os.path.realpath(parent), name)
     folder = path
-    while not os.path.lexists(os.path.join(folder, _SOCKET)):
+    denied = None
+    while True:
+        try:
+            os.lstat(os.path.join(folder, _SOCKET))
+            return folder, os.path.relpath(path, folder)
+        except PermissionError as e:
+            denied = denied or e
+        except OSError:
+            pass
         if folder == os.path.dirname(folder):
-            raise ConnectionError(f"{path}: no shoal ckpt carries it (start one: shoal ckpt DIR s3://BUCKET/PREFIX)")
+            raise denied or ConnectionError(f"{path}: no shoal ckpt carries it (start one: shoal ckpt DIR s3://BUCKET/PREFIX)")
         folder = os.path.dirname(folder)
-    return folder, os.path.relpath(path, folder)
 
 
 def _ask(folder: str, inside: str, look: bool) -> dict:
@@ -73,6 +80,8 @@ def _ask(folder: str, inside: str, look: bool) -> dict:
         connection.request("GET", "/wait?" + urllib.parse.urlencode(question))
         answer = connection.getresponse()
         body = json.loads(answer.read())
+    except PermissionError:
+        raise
     except (OSError, http.client.HTTPException, ValueError) as e:
         raise ConnectionError(f"the shoal ckpt of {folder} does not answer (start it again): {e}") from e
     finally:
