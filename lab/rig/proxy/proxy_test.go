@@ -491,15 +491,22 @@ func TestOpOf(t *testing.T) {
 		"POST /b/k?uploads HTTP/1.1":                       OpOther,
 		"DELETE /b/k HTTP/1.1":                             OpOther,
 	} {
-		r, err := parseRequest([]byte(line + "\r\n\r\n"))
-		if err != nil || r.op != want {
-			t.Errorf("%s: got %s, %v; want %s", line, r.op, err, want)
+		if got, _ := parse(t, line); got != want {
+			t.Errorf("%s: got %s, want %s", line, got, want)
 		}
 	}
-	r, err := parseRequest([]byte("GET /b/a%20b/c?x-id=GetObject HTTP/1.1\r\n\r\n"))
-	if err != nil || r.key != "a b/c" {
-		t.Errorf("key %q, %v", r.key, err)
+	if _, key := parse(t, "GET /b/a%20b/c?x-id=GetObject HTTP/1.1"); key != "a b/c" {
+		t.Errorf("key %q", key)
 	}
+}
+
+func parse(t *testing.T, line string) (Op, string) {
+	t.Helper()
+	r, err := http.ReadRequest(bufio.NewReader(strings.NewReader(line + "\r\n\r\n")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return parseRequest(r.Method, r.URL)
 }
 
 func TestSpawn(t *testing.T) {
