@@ -52,7 +52,7 @@ type Carrier struct {
 	buffers sync.Pool           // for them
 	sends   map[string]*send
 	closing map[string]bool // paths of sends that are ending
-	abortAt time.Time       // when useless uploads may be aborted, after a failure
+	abortAt time.Time       // when useless uploads may be aborted, after a failure or a crash
 	// notCopied has the changes, by path, for which a copy in the bucket failed.
 	notCopied map[string]uint64
 	stats     Stats
@@ -77,6 +77,7 @@ const (
 	partsBytes = 128 << 20 // of parts in flight
 	sendsAhead = 6         // files whose parts are sent at once
 	lookAhead  = 256       // changes among which they are looked for
+	lateAnswer = 10 * time.Second
 )
 
 // Stats are counts since the start.
@@ -130,6 +131,11 @@ func Open(ctx context.Context, cfg Config) (_ *Carrier, err error) {
 	}
 	for p := range j.known.Unsealed {
 		c.q.KnowUnsealed(p)
+	}
+	for _, u := range j.known.Uploads {
+		if u.ID == "" { // the store may not have begun it yet
+			c.abortAt = time.Now().Add(lateAnswer)
+		}
 	}
 	return c, nil
 }
@@ -273,6 +279,9 @@ func (c *Carrier) leftOver() error {
 
 // pump starts what may be done.
 func (c *Carrier) pump(ctx context.Context) {
+	if wait := time.Until(c.abortAt); wait > 0 {
+		c.wake.Reset(wait)
+	}
 	c.sendAhead(ctx)
 	for p := range c.q.unsealed {
 		if !c.journal.unsealed(p) {
@@ -290,9 +299,12 @@ func (c *Carrier) pump(ctx context.Context) {
 	var s *send
 	if c.inParts(change) {
 		if s = c.begin(ctx, change); s == nil || s.turn != change.Turn {
-			c.q.Failed(change) // again when the file's last send has ended
+			c.q.Failed(change, false) // again when the file's last send has ended
 			return
 		}
+	}
+	if change.Put { // before it is made: a crash must not forget an object
+		c.note(entry{Path: change.Path, Object: &Published{}})
 	}
 	c.running.Go(func() {
 		r := c.make(ctx, change, s)
@@ -312,9 +324,10 @@ func (c *Carrier) pause() time.Duration {
 	return time.Until(c.trouble.since.Add(min(time.Minute, 50*time.Millisecond<<min(c.trouble.tries, 11))))
 }
 
-// note writes to the journal. If that fails, a crash would cost work, and nothing else.
+// note writes to the journal. What is published with a last name is known also after a power loss. If the journal cannot be written, a
+// crash costs work, and what is removed before the next start stays in the bucket.
 func (c *Carrier) note(e entry) {
-	if err := c.journal.write(e, false); err != nil {
+	if err := c.journal.write(e, e.Object != nil && e.Object.ETag != "" && c.q.isLast(e.Path)); err != nil {
 		c.Log.Error("the journal cannot be written", "cause", err)
 	}
 }
@@ -334,7 +347,7 @@ func (c *Carrier) made(ctx context.Context, change Change, r result) {
 		c.close(ctx, change.Path)
 	}
 	if r.err != nil {
-		c.q.Failed(change)
+		c.q.Failed(change, !errors.Is(r.err, errNotSent) && !isWriting(r.err))
 		c.failed(change, r.err)
 		return
 	}

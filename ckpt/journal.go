@@ -76,8 +76,9 @@ func (k *known) apply(e entry) {
 	case e.Origin != nil:
 		*k = known{Origin: *e.Origin, Objects: map[string]Published{}, Unsealed: map[string]bool{}, Uploads: map[string]begun{}}
 	case e.Object != nil:
-		k.Objects[e.Path] = *e.Object
-		delete(k.Unsealed, e.Path)
+		if k.Objects[e.Path] = *e.Object; e.Object.ETag != "" {
+			delete(k.Unsealed, e.Path)
+		}
 	case e.Removed:
 		delete(k.Objects, e.Path)
 	case e.Unsealed:

@@ -89,7 +89,7 @@ func (l *line) all(yield func(*file) bool) {
 	}
 }
 
-// Published is an object that this daemon made.
+// Published is an object that this daemon made. The zero value: perhaps it did.
 type Published struct {
 	Print folder.Print `json:"print"`
 	ETag  string       `json:"etag"`
@@ -401,16 +401,28 @@ func (q *Queue) Made(c Change, there Published) {
 	if f.owed = 0; f.state == whole && f.turn != 0 { // closed again meanwhile
 		q.owe(f)
 	}
-	if q.publish(f, there); f.turn == 0 {
+	if f.turn == 0 {
 		delete(q.unsealed, f.path)
-		if f.state == absent && (q.remove || f.withdrawn) {
-			q.take(f)
-		}
+	}
+	q.arrived(f, there)
+}
+
+// arrived notes what the bucket has of f, which may have gone meanwhile.
+func (q *Queue) arrived(f *file, there Published) {
+	q.publish(f, there)
+	if f.turn == 0 && f.state == absent && (q.remove || f.withdrawn) {
+		q.take(f)
 	}
 }
 
-// Failed tells that a change was not made. It is the next one again, unless the folder has changed meanwhile.
-func (q *Queue) Failed(c Change) { q.tidy(q.answered(c)) }
+// Failed tells that a change was not made, or perhaps. It is the next one again, unless the folder has changed meanwhile.
+func (q *Queue) Failed(c Change, perhaps bool) {
+	f := q.answered(c)
+	if c.Put && perhaps {
+		q.arrived(f, Published{})
+	}
+	q.tidy(f)
+}
 
 func (q *Queue) answered(c Change) *file {
 	q.busy = nil

@@ -1,6 +1,7 @@
 package ckpt
 
 import (
+	"iter"
 	"maps"
 	"path"
 	"slices"
@@ -29,6 +30,7 @@ type model struct {
 	pending map[string]bool // last names closed, never visible
 	written map[string]bool // the same, as the journal has them
 	doomed  map[string]bool // rule 5: what is to be removed
+	perhaps map[string]bool // in the bucket
 	flight  *Change
 }
 
@@ -40,6 +42,7 @@ func newModel(remove bool) *model {
 	return &model{
 		q: q, written: map[string]bool{}, remove: remove, here: map[string]folder.State{}, print: map[string]folder.Print{}, bucket: map[string]folder.Print{},
 		owed: map[string]int{}, at: map[string]int{}, pending: map[string]bool{}, doomed: map[string]bool{},
+		perhaps: map[string]bool{},
 	}
 }
 
@@ -97,8 +100,10 @@ func (m *model) left() {
 			continue
 		}
 		delete(m.pending, l)
-		for p := range m.bucket {
-			m.doomed[p] = m.doomed[p] || under(p, dir)
+		for _, there := range []iter.Seq[string]{maps.Keys(m.bucket), maps.Keys(m.perhaps)} {
+			for p := range there {
+				m.doomed[p] = m.doomed[p] || under(p, dir)
+			}
 		}
 		if m.flight != nil && m.flight.Put && under(m.flight.Path, dir) {
 			m.doomed[m.flight.Path] = true
@@ -126,7 +131,7 @@ func (m *model) next(t *rapid.T) {
 		t.Fatalf("%s is removed, and nobody asked for that", c.Path)
 	case c.Put && (m.here[c.Path] != folder.Whole || m.print[c.Path] != c.Print):
 		t.Fatalf("%s is published, and not whole", c.Path)
-	case c.Put && c.From != "" && (m.bucket[c.From] != c.FromThere.Print || !c.FromThere.Print.SameContent(c.Print)):
+	case c.Put && c.From != "" && !m.perhaps[c.From] && (m.bucket[c.From] != c.FromThere.Print || !c.FromThere.Print.SameContent(c.Print)):
 		t.Fatalf("%s is copied from %s, which differs", c.Path, c.From)
 	}
 	if isLast(c.Path) && c.Put {
@@ -157,10 +162,11 @@ func (m *model) answer(made bool) {
 		return
 	}
 	if m.flight = nil; !made {
-		m.q.Failed(*c)
+		m.q.Failed(*c, false)
 		return
 	}
 	m.q.Made(*c, Published{Print: c.Print, ETag: "e"})
+	delete(m.perhaps, c.Path)
 	if !c.Put {
 		delete(m.bucket, c.Path)
 		delete(m.doomed, c.Path)
@@ -176,6 +182,21 @@ func (m *model) answer(made bool) {
 		delete(m.pending, c.Path)
 		delete(m.written, c.Path)
 	}
+}
+
+// lose has the answer of what is being made get lost, in which the store made it or not.
+func (m *model) lose(made bool) {
+	c := m.flight
+	if c == nil {
+		return
+	}
+	m.flight, m.perhaps[c.Path] = nil, true
+	if made && c.Put {
+		m.bucket[c.Path] = folder.Print{} // whatever it has, it is not known
+	} else if made {
+		delete(m.bucket, c.Path)
+	}
+	m.q.Failed(*c, true)
 }
 
 // drain does all that can be done.
@@ -214,8 +235,8 @@ func (m *model) check(t *rapid.T) {
 }
 
 // restart begins again with what the bucket has, and looks through the folder.
-func (m *model) restart() {
-	m.answer(false)
+func (m *model) restart(made bool) {
+	m.lose(made)
 	old := m.q
 	m.q = NewQueue(isLast, m.remove)
 	for p, f := range old.files {
@@ -309,7 +330,8 @@ func TestQueueModel(t *testing.T) {
 			"made":    func(*rapid.T) { m.answer(true) },
 			"failed":  func(*rapid.T) { m.answer(false) },
 			"drain":   func(t *rapid.T) { m.drain(t); m.check(t) },
-			"restart": func(*rapid.T) { m.restart() },
+			"lost":    func(t *rapid.T) { m.lose(rapid.Bool().Draw(t, "made")) },
+			"restart": func(t *rapid.T) { m.restart(rapid.Bool().Draw(t, "made")) },
 		})
 		m.drain(t)
 		m.check(t)

@@ -81,16 +81,19 @@ func (c *Carrier) inParts(change Change) bool {
 	return change.Put && change.Print.Size > smallFile && (change.From == "" || c.notCopied[change.Path] == change.Turn)
 }
 
-// begin returns the send of a file, which it begins unless there is one; nil while the last one is ending.
+// begin returns the send of a file, which it begins unless there is one; nil while the last one is ending, or may yet appear in the store.
 func (c *Carrier) begin(ctx context.Context, change Change) *send {
 	if s := c.sends[change.Path]; s != nil || c.closing[change.Path] {
 		return s
+	}
+	before, known := c.journal.uploads()[change.Path]
+	if known && before.ID == "" && time.Now().Before(c.abortAt) {
+		return nil
 	}
 	s := &send{path: change.Path, turn: change.Turn, work: ctx, done: make(chan struct{})}
 	ctx, s.cancel = context.WithCancelCause(ctx)
 	s.ended = ctx.Done()
 	c.sends[change.Path] = s
-	before, known := c.journal.uploads()[change.Path]
 	c.running.Go(func() {
 		defer close(s.done)
 		s.err = c.send(ctx, s, change, before, known)

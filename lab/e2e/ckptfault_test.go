@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/minio/minio-go/v7"
+
 	"github.com/shoalfs/shoal/lab/rig/cputime"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
@@ -105,4 +107,66 @@ func TestCkptOtherUser(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// An object whose answer a crash has cut off is not forgotten: it goes if its file went before the next start.
+func TestCkptAnswerLost(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		size  int
+		fault proxy.Fault
+		flags []string
+	}{
+		{"small", 10, proxy.Fault{Op: proxy.OpPut}, []string{"--delete"}},
+		{"large", 9 << 20, proxy.Fault{Op: proxy.OpOther, After: 1}, []string{"--delete"}}, // the first begins the upload
+		{"withdrawn", 10, proxy.Fault{Op: proxy.OpPut}, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := t.TempDir()
+			name := newBucket(t, "")
+			c.fault.Kind, c.fault.Key, c.fault.For = proxy.Slow, "a.bin", 5*time.Minute
+			p, env := far(t, proxy.Options{Faults: []proxy.Fault{c.fault}})
+			d := carry(t, env, dir, "s3://"+name+"/run", c.flags...)
+			write(t, filepath.Join(dir, "step/a.bin"), make([]byte, c.size))
+			write(t, filepath.Join(dir, "step/.metadata"), []byte("m"))
+			within(t, patience, "it is visible", func() bool { return len(published(t, name, "run")) == 1 })
+			d.signal(t, syscall.SIGKILL)
+			<-d.exited
+			if err := errors.Join(p.Set(proxy.Options{}), os.RemoveAll(filepath.Join(dir, "step"))); err != nil {
+				t.Fatal(err)
+			}
+			carry(t, env, dir, "s3://"+name+"/run", c.flags...)
+			within(t, patience, "it has gone", func() bool { return len(published(t, name, "run")) == 0 })
+			if left := unfinished(t, name); len(left) > 0 {
+				t.Errorf("uploads are left: %v", left)
+			}
+		})
+	}
+}
+
+// An upload that the store begins only after the daemon that asked for it was killed, and another one started, is found and aborted.
+func TestCkptLateUpload(t *testing.T) {
+	dir := t.TempDir()
+	name := newBucket(t, "")
+	p, env := far(t, proxy.Options{Faults: []proxy.Fault{{Kind: proxy.Slow, Op: proxy.OpOther, Key: "a.bin", For: 5 * time.Minute}}})
+	d := carry(t, env, dir, "s3://"+name+"/run")
+	write(t, filepath.Join(dir, "a.bin"), make([]byte, 9<<20))
+	within(t, patience, "an upload has begun", func() bool { return len(unfinished(t, name)) == 1 })
+	d.signal(t, syscall.SIGKILL)
+	<-d.exited
+	core := minio.Core{Client: store(t)}
+	uploads, err := core.ListMultipartUploads(t.Context(), name, "", "", "", "", 10)
+	if err == nil {
+		err = core.AbortMultipartUpload(t.Context(), name, "run/a.bin", uploads.Uploads[0].UploadID)
+	}
+	if err = errors.Join(err, p.Set(proxy.Options{})); err != nil {
+		t.Fatal(err)
+	}
+	carry(t, env, dir, "s3://"+name+"/run")
+	if _, err := core.NewMultipartUpload(t.Context(), name, "run/a.bin", minio.PutObjectOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	mustShoal(t, env, "ckpt", "wait", dir, "--timeout", "60s")
+	within(t, patience, "no upload is left", func() bool { return len(unfinished(t, name)) == 0 })
+	sameFiles(t, published(t, name, "run"), local(t, dir))
 }
