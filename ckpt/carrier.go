@@ -66,6 +66,8 @@ type Carrier struct {
 
 // trouble is why the next change could not be made so far.
 type trouble struct {
+	path  string
+	turn  uint64 // of the change
 	err   error
 	since time.Time
 	tries int
@@ -314,6 +316,9 @@ func (c *Carrier) pump(ctx context.Context) {
 
 // pause is how long to wait before the next try.
 func (c *Carrier) pause() time.Duration {
+	if f := c.q.files[c.trouble.path]; f == nil || f.turn != c.trouble.turn { // that change waits no more
+		c.trouble = trouble{}
+	}
 	if !c.lock.fresh() {
 		c.trouble.err = cmp.Or(c.trouble.err, errors.New("the lock of the destination is not renewed: another daemon may have it by now"))
 		return time.Second
@@ -390,10 +395,10 @@ func (c *Carrier) failed(change Change, err error) {
 		return
 	}
 	if isWriting(err) { // no trouble: its news are about to come
-		c.trouble = trouble{since: time.Now(), tries: 1}
+		c.trouble = trouble{path: change.Path, turn: change.Turn, since: time.Now(), tries: 1}
 		return
 	}
-	c.trouble.err = err
+	c.trouble.path, c.trouble.turn, c.trouble.err = change.Path, change.Turn, err
 	c.trouble.since = time.Now()
 	if c.trouble.tries++; c.trouble.tries == 1 {
 		c.Log.Error("cannot publish; it is tried again", "file", change.Path, "cause", err)

@@ -17,6 +17,8 @@ import (
 	"slices"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/shoalfs/shoal/ckpt/folder"
 	"github.com/shoalfs/shoal/internal/durable"
 	"github.com/shoalfs/shoal/internal/killpoint"
@@ -31,6 +33,7 @@ type journal struct {
 	mu    sync.Mutex
 	f     *os.File
 	size  int64
+	room  int64 // size and what is reserved behind it: a full disk must not stop what frees it
 	lines int
 	known known
 }
@@ -181,8 +184,16 @@ func (j *journal) compact() error {
 	if j.f != nil {
 		_ = j.f.Close()
 	}
-	j.f, j.lines, j.size = f, lines, size
+	j.f, j.lines, j.size, j.room = f, lines, size, 0
+	j.reserve()
 	return nil
+}
+
+// reserve sees to it that a MiB of the next lines has its place on the disk, if the file system can.
+func (j *journal) reserve() {
+	if j.room < j.size+1<<19 && unix.Fallocate(int(j.f.Fd()), unix.FALLOC_FL_KEEP_SIZE, j.size, 1<<20) == nil {
+		j.room = j.size + 1<<20
+	}
 }
 
 func (e entry) line() []byte {
@@ -216,6 +227,7 @@ func (j *journal) append(e entry, sync bool) error {
 	}
 	j.size += int64(len(b))
 	j.lines++
+	j.reserve()
 	killpoint.Pass("ckpt.journal.line")
 	if sync {
 		return j.f.Sync()

@@ -71,12 +71,12 @@ func List(ctx context.Context, store objstore.Reader, prefix string, isLast func
 	return all, nil
 }
 
-// Latest returns the newest complete folder. If no last name is there at all, it is the newest folder, or file, and
-// sure is false.
+// Latest returns the newest complete folder, or file if no folder is complete. If no last name is there at all, it is the newest
+// folder, or file, and sure is false.
 func Latest(all []Remote) (newest Remote, sure, ok bool) {
 	sure = slices.ContainsFunc(all, func(r Remote) bool { return r.Complete })
 	for _, r := range all { // oldest first
-		if sure && r.Complete && r.Folder || !sure && (r.Folder || !newest.Folder) {
+		if r.Complete == sure && (r.Folder || !newest.Folder) {
 			newest = r
 		}
 	}
