@@ -1,12 +1,21 @@
 package cluster
 
 import (
+	"cmp"
+	"context"
+	"crypto/tls"
 	"fmt"
 	"net"
 	"net/url"
 	"regexp"
 	"strconv"
 	"strings"
+	"time"
+
+	v3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 )
 
 // Address is where a cluster is: an etcd, and a name in it.
@@ -73,8 +82,28 @@ func (a Address) String() string {
 	return scheme + user + strings.Join(a.Servers, ",") + "/" + a.Name
 }
 
-// endpoints are the servers as etcd's client names them.
-func (a Address) endpoints() []string {
+// Root begins all keys of the cluster.
+func (a Address) Root() string { return "/shoal/v1/" + a.Name + "/" }
+
+// Dial connects to the etcd there, with its own patience and words, for what no [Cluster] does. config is for etcds://; nil:
+// the system's authorities.
+func (a Address) Dial(ctx context.Context, config *tls.Config) (*v3.Client, error) {
+	return a.dial(ctx, config, usual)
+}
+
+func (a Address) dial(ctx context.Context, config *tls.Config, p pace, more ...grpc.DialOption) (*v3.Client, error) {
+	if config = cmp.Or(config, &tls.Config{MinVersion: tls.VersionTLS12}).Clone(); !a.TLS {
+		config = nil
+	}
+	params := grpc.ConnectParams{MinConnectTimeout: 2 * p.answer,
+		Backoff: backoff.Config{BaseDelay: p.beat / 4, Multiplier: 1.6, Jitter: 0.2, MaxDelay: p.beat}}
+	return v3.New(v3.Config{Endpoints: a.Endpoints(), Username: a.User, Password: a.Password, TLS: config,
+		Context: ctx, DialTimeout: 2 * p.answer, DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: p.answer,
+		Logger: zap.NewNop(), DialOptions: append(more, grpc.WithConnectParams(params))})
+}
+
+// Endpoints are the servers as etcd's client names them.
+func (a Address) Endpoints() []string {
 	scheme := "http://"
 	if a.TLS {
 		scheme = "https://"

@@ -255,7 +255,7 @@ func (c *Cluster) failed(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.views.lost()
-	phase, words := Away, c.explain(err)
+	phase, words := Away, c.at.Explain(err)
 	if errors.Is(err, ErrTaken) {
 		if c.rivalled.IsZero() {
 			c.rivalled = time.Now()

@@ -14,9 +14,7 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	v3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 )
 
 // session is one connection to etcd with one lease. What is under the lease ends with it.
@@ -46,7 +44,7 @@ type session struct {
 	slow time.Duration     // how long the slowest exchange with etcd took of late
 }
 
-func (c *Cluster) key(kind, name string) string { return "/shoal/v1/" + c.at.Name + "/" + kind + name }
+func (c *Cluster) key(kind, name string) string { return c.at.Root() + kind + name }
 
 func (c *Cluster) current() *session {
 	c.mu.Lock()
@@ -76,13 +74,8 @@ func (c *Cluster) open(ctx context.Context) (*session, error) {
 		}
 		return err
 	}
-	dial := grpc.ConnectParams{MinConnectTimeout: 2 * c.pace.answer,
-		Backoff: backoff.Config{BaseDelay: c.pace.beat / 4, Multiplier: 1.6, Jitter: 0.2, MaxDelay: c.pace.beat}}
 	var err error
-	s.Client, err = v3.New(v3.Config{Endpoints: c.at.endpoints(), Username: c.at.User, Password: c.at.Password, TLS: c.tls(),
-		Context: ctx, DialTimeout: 2 * c.pace.answer, DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: c.pace.answer,
-		Logger: zap.NewNop(), DialOptions: []grpc.DialOption{grpc.WithConnectParams(dial), grpc.WithChainUnaryInterceptor(noted)}})
-	if err != nil {
+	if s.Client, err = c.at.dial(ctx, c.o.TLS, c.pace, grpc.WithChainUnaryInterceptor(noted)); err != nil {
 		return nil, s.why(err)
 	}
 	s.ctx, s.lose = context.WithCancelCause(ctx)

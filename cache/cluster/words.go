@@ -2,24 +2,12 @@ package cluster
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"strings"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 )
-
-// tls is what to connect with.
-func (c *Cluster) tls() *tls.Config {
-	if !c.at.TLS {
-		return nil
-	}
-	if c.o.TLS == nil {
-		return &tls.Config{MinVersion: tls.VersionTLS12}
-	}
-	return c.o.TLS.Clone()
-}
 
 // why puts what the connection said in place of a deadline.
 func (s *session) why(err error) error {
@@ -31,8 +19,8 @@ func (s *session) why(err error) error {
 	return err
 }
 
-// explain says what to do about an error.
-func (c *Cluster) explain(err error) string {
+// Explain says what to do about an error of the etcd there.
+func (a Address) Explain(err error) string {
 	text := err.Error()
 	if i := strings.LastIndex(text, "desc = "); i >= 0 { // gRPC wraps it two or three times
 		text = strings.TrimPrefix(strings.Trim(text[i+len("desc = "):], `"`), "transport: ")
@@ -45,18 +33,18 @@ func (c *Cluster) explain(err error) string {
 		}
 		return false
 	}
-	servers := strings.Join(c.at.Servers, ", ")
+	servers := strings.Join(a.Servers, ", ")
 	switch {
 	case errors.Is(err, ErrTaken):
 		return "another process has this node's ID: waiting for its lease to end"
 	case errors.Is(err, ErrLost):
 		return "the lease in etcd has ended: registering again"
 	case errors.Is(err, rpctypes.ErrAuthFailed):
-		return "etcd refuses the user or the password of " + c.at.String()
-	case errors.Is(err, rpctypes.ErrUserEmpty), errors.Is(err, rpctypes.ErrPermissionDenied) && c.at.User == "": // which is then the certificate's name
-		return "etcd wants a user and a password: etcd://USER:PASSWORD@" + servers + "/" + c.at.Name
+		return "etcd refuses the user or the password of " + a.String()
+	case errors.Is(err, rpctypes.ErrUserEmpty), errors.Is(err, rpctypes.ErrPermissionDenied) && a.User == "": // which is then the certificate's name
+		return "etcd wants a user and a password: etcd://USER:PASSWORD@" + servers + "/" + a.Name
 	case errors.Is(err, rpctypes.ErrPermissionDenied):
-		return "etcd's user " + c.at.User + " has no rights here: etcdctl role grant-permission ROLE readwrite --prefix=true " + c.key("", "")
+		return "etcd's user " + a.User + " has no rights here: etcdctl role grant-permission ROLE readwrite --prefix=true " + a.Root()
 	case errors.Is(err, rpctypes.ErrNoSpace):
 		return "etcd is full: compact and defragment it, then etcdctl alarm disarm"
 	case is("certificate", "tls: "):
