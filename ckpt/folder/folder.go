@@ -104,6 +104,7 @@ type Folder struct {
 	places  map[string]*turn // the last turn of each path in line
 	refused []string         // what is Writing, in this order
 	pause   time.Duration    // until they have their next turn
+	looks   int
 }
 
 // Open begins to follow a folder. It refuses, with the remedy, what cannot work: file systems on which other hosts write
@@ -183,6 +184,7 @@ func (f *Folder) Look(name string) (news []News, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	defer f.ring()
+	f.looks++
 	if name = path.Clean(name); !fs.ValidPath(name) {
 		return nil, fmt.Errorf("folder %s: %s is not in it (name a path relative to it)", f.dir, name)
 	}
@@ -198,6 +200,13 @@ func (f *Folder) Look(name string) (news []News, err error) {
 		}
 	}
 	return news, err
+}
+
+// Looks is how often Look was called. News that Next gave before the last time may be older than what Look said.
+func (f *Folder) Looks() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.looks
 }
 
 // A turn is a path that is to be looked at.
@@ -333,21 +342,15 @@ func (f *Folder) sweep() {
 	}
 }
 
-// scan watches a folder and all below, and gives what it finds a turn: by ctime; in a folder that came, the last ones last.
+// scan watches a folder and all below, and gives what it finds a turn.
 func (f *Folder) scan(dir string) error {
 	all, err := f.walk(dir)
-	slices.SortFunc(all, func(a, b turn) int {
-		age, last := cmp.Compare(a.print.Ctime, b.print.Ctime), cmp.Compare(a.last, b.last)
-		if dir == "." {
-			age, last = last, age
-		}
-		return cmp.Or(last, age, cmp.Compare(a.path, b.path))
-	})
 	f.first(slices.DeleteFunc(all, func(t turn) bool { return f.known[t.path] == News{t.path, Whole, t.print, ""} })...)
 	return err
 }
 
-// walk lists what is below a folder, but folders that can be entered. It watches each before it reads it.
+// walk lists what is below a folder, but folders that can be entered: by ctime; in a folder that came, the last ones last.
+// It watches each before it reads it.
 func (f *Folder) walk(dir string) (all []turn, err error) {
 	err = filepath.WalkDir(filepath.Join(f.dir, dir), func(at string, d fs.DirEntry, err error) error {
 		var t turn
@@ -378,6 +381,13 @@ func (f *Folder) walk(dir string) (all []turn, err error) {
 			err = nil // it comes as gone
 		}
 		return err
+	})
+	slices.SortFunc(all, func(a, b turn) int {
+		age, last := cmp.Compare(a.print.Ctime, b.print.Ctime), cmp.Compare(a.last, b.last)
+		if dir == "." {
+			age, last = last, age
+		}
+		return cmp.Or(last, age, cmp.Compare(a.path, b.path))
 	})
 	return all, err
 }

@@ -686,3 +686,44 @@ func TestOrder(t *testing.T) {
 		})
 	})
 }
+
+// A look at everything is in the order of change, as at the start.
+func TestLookOrder(t *testing.T) {
+	dir := t.TempDir()
+	f, err := Open(dir, options())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	first, second := filepath.Join(dir, "z/.metadata"), filepath.Join(dir, "latest")
+	write(t, first, "a")
+	for write(t, second, "b"); ctime(t, second) <= ctime(t, first); {
+		write(t, second, "b")
+	}
+	news, err := f.Look(".")
+	if err != nil || len(news) != 2 || news[0].Path != "z/.metadata" {
+		t.Errorf("%+v, %v", news, err)
+	}
+}
+
+func BenchmarkLook(b *testing.B) {
+	dir := b.TempDir()
+	for i := range 10_000 {
+		if err := os.MkdirAll(filepath.Join(dir, fmt.Sprint(i/100)), 0o755); err != nil {
+			b.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprint(i/100), fmt.Sprint(i)), []byte("a"), 0o644); err != nil {
+			b.Fatal(err)
+		}
+	}
+	f, err := Open(dir, options())
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer f.Close()
+	for b.Loop() {
+		if _, err := f.Look("."); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
