@@ -85,7 +85,7 @@ var mayImport = map[string][]string{
 	"internal/trace":            {},
 	"internal/trace/export":     {"internal/trace"},
 	"internal/audit":            {},
-	"ckpt":                      {"cache/objstore", "ckpt/folder", "internal/durable", "internal/killpoint"},
+	"ckpt":                      {"cache/cluster", "cache/objstore", "ckpt/folder", "internal/durable", "internal/killpoint"},
 	"ckpt/folder":               {},
 }
 

@@ -3,6 +3,7 @@ package ckpt
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -18,6 +19,7 @@ import (
 	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 
+	"github.com/shoalfs/shoal/cache/cluster"
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/ckpt/folder"
 )
@@ -35,6 +37,9 @@ type Config struct {
 	KeepLocal int
 	// Unordered: other hosts may use the prefix at the same time, without any order among the hosts.
 	Unordered bool
+	// Cluster, if it has a name, orders those who share the prefix. TLS is for its etcd.
+	Cluster cluster.Address
+	TLS     *tls.Config
 	// Drain is how long the end may take to publish what has been closed.
 	Drain time.Duration
 	Log   *slog.Logger
@@ -46,6 +51,7 @@ type Carrier struct {
 	folder  *folder.Folder
 	journal *journal
 	lock    *prefixLock
+	hosts   *order // nil without a cluster
 	q       *Queue
 	do      chan func()
 	memory  *semaphore.Weighted // of parts in flight, bytes
@@ -118,6 +124,9 @@ func Open(ctx context.Context, cfg Config) (_ *Carrier, err error) {
 		return nil, fmt.Errorf("the journal: %w", err)
 	}
 	c.journal = j
+	if cfg.Cluster.Name != "" {
+		c.hosts = newOrder(cfg, c.q, j.known.Origin.ID)
+	}
 	if c.lock, err = takePrefix(ctx, cfg, j.known.Origin.ID); err != nil {
 		return nil, err
 	}
@@ -157,7 +166,7 @@ func (c *Carrier) Close() error {
 func (c *Carrier) key(p string) string { return c.Prefix + p }
 
 // Run carries until ctx ends, and then what was closed until then, for as long as Drain allows. ready is called when all
-// that is in the folder is known. Its error names what is not in the bucket.
+// that is in the folder is known, and the cluster knows of this host. Its error names what is not in the bucket.
 func (c *Carrier) Run(ctx context.Context, ready func()) error {
 	work, stop := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer func() { stop(nil); c.running.Wait() }()
@@ -172,11 +181,18 @@ func (c *Carrier) Run(ctx context.Context, ready func()) error {
 	c.running.Go(func() { c.serve(work, l) })
 	c.running.Go(func() { c.follow(work, stop) })
 	c.running.Go(func() { c.lock.keep(work, stop) })
-	ready()
+	if c.hosts != nil {
+		c.hosts.joined = ready
+		c.running.Go(func() { c.meetHosts(work) })
+	} else {
+		ready()
+	}
 	var deadline <-chan time.Time
 	ending := ctx.Done()
 	for {
-		c.pump(work)
+		if c.pump(work); c.hosts != nil {
+			c.hosts.stir()
+		}
 		if ending == nil && c.idle() {
 			return nil
 		}
@@ -186,6 +202,9 @@ func (c *Carrier) Run(ctx context.Context, ready func()) error {
 		case <-c.wake.C:
 		case <-ending:
 			ending = nil
+			if c.hosts != nil {
+				c.hosts.ending = true
+			}
 			deadline = time.After(c.Drain)
 			if err := c.hearAll(); err != nil {
 				c.Log.Error("cannot look through the folder", "cause", err)
@@ -204,12 +223,18 @@ func (c *Carrier) Run(ctx context.Context, ready func()) error {
 // follow passes the folder's news on.
 func (c *Carrier) follow(ctx context.Context, stop context.CancelCauseFunc) {
 	for {
+		looks := c.folder.Looks()
 		news, err := c.folder.Next(ctx)
 		if err != nil {
 			stop(err)
 			return
 		}
-		c.post(ctx, func() { c.hear(news, c.q.Hear) })
+		c.in(ctx, func() {
+			if c.folder.Looks() != looks && c.hearAll() == nil {
+				return // the news may be older than what was seen since
+			}
+			c.hear(news, c.q.Hear)
+		})
 	}
 }
 
@@ -249,16 +274,18 @@ func (c *Carrier) tell() {
 	c.changed = make(chan struct{})
 }
 
-// idle reports whether the bucket has all that it can have now, and no upload of ours.
+// idle reports whether the bucket has all that it can have now, and no upload of ours, and no host waits for this one.
 func (c *Carrier) idle() bool {
 	b := c.q.Behind()
-	return b.Files+b.Removals == 0 && len(c.closing) == 0
+	return b.Files+b.Removals == 0 && len(c.closing) == 0 && (c.hosts == nil || c.hosts.left)
 }
 
 // leftOver names what the bucket lacks at the end.
 func (c *Carrier) leftOver() error {
 	b := c.q.Behind()
-	if b.Files+b.Removals == 0 {
+	if b.Files+b.Removals == 0 && c.hosts != nil && !c.hosts.left {
+		return fmt.Errorf("other hosts of %s go on waiting for this one: it could not tell them that it owes nothing (files that are torn or being written? no etcd? start shoal ckpt again)", c.Cluster)
+	} else if b.Files+b.Removals == 0 {
 		return nil
 	}
 	var names []string

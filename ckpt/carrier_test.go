@@ -24,27 +24,7 @@ import (
 // Savers write, rename, write again and remove at once, while others wait and ask; the carrier is stopped and started again. In the
 // end the bucket is as the folder, and nothing runs any more. It is for the race detector.
 func TestCarrier(t *testing.T) {
-	server, err := s3server.Start(t.Context(), s3server.Options{Dir: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(server.Stop)
-	client, err := s3server.Client(server.URL, 4)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s3server.MakeBucket(t.Context(), client, "bucket"); err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range s3server.Env(server.URL) {
-		name, value, _ := strings.Cut(e, "=")
-		t.Setenv(name, value)
-	}
-	base, src, err := stores.Open(t.Context(), "s3://bucket/run", stores.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	store := objstore.Retry(objstore.Limit(base, 32), objstore.RetryPolicy{})
+	store, src := bucketOf(t)
 	last, err := folder.LastNames()
 	if err != nil {
 		t.Fatal(err)
@@ -145,6 +125,33 @@ func TestCarrier(t *testing.T) {
 			t.Fatalf("something still runs:\n%s", running)
 		}
 	}
+}
+
+// bucketOf returns a destination on a real server.
+func bucketOf(t *testing.T) (objstore.Layer, objstore.Source) {
+	t.Helper()
+	server, err := s3server.Start(t.Context(), s3server.Options{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Stop)
+	client, err := s3server.Client(server.URL, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s3server.MakeBucket(t.Context(), client, "bucket"); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range s3server.Env(server.URL) {
+		name, value, _ := strings.Cut(e, "=")
+		t.Setenv(name, value)
+	}
+	base, src, err := stores.Open(t.Context(), "s3://bucket/run", stores.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := objstore.Retry(objstore.Limit(base, 32), objstore.RetryPolicy{})
+	return store, src
 }
 
 func save(t *testing.T, path string, size int) {

@@ -17,7 +17,31 @@
 //     last names: it waits for everything before it.
 //  5. A folder that is removed before its last name was visible is withdrawn: what the bucket has of it is removed.
 //  6. Another name of a file that the bucket has (a rename, a hard link) is a copy in the bucket.
-//  7. One daemon carries a folder (a lock on the folder), and one host a prefix (a lock object).
+//  7. One daemon carries a folder (a lock on the folder), and one host a prefix (a lock object), or several that say the same:
+//     their cluster, or that they have no order.
+//
+// # Hosts of a cluster
+//
+// They talk through etcd alone, below /shoal/v1/NAME/ckpt/HASH/, where HASH is of the destination. There is no lease, and no
+// clock is compared. An ID is a journal's; an INSTANCE is random, of a process.
+//
+//		hosts/ID                         a host, JSON, as its present process wrote it
+//		asks/ID/INSTANCE-TURN            a last name's path: its host asks all others
+//		answers/ID/INSTANCE-TURN/OTHER   OTHER's answer to that
+//
+//	 8. A host is registered until it ends with nothing owed, each ask answered that it has seen, and none made since: a transaction
+//	    says so. A killed host keeps its registration, and comes back as the same. A new process writes it anew, so that a late
+//	    farewell of the last one has no effect.
+//	 9. A last name that was closed is an ask, at once; one that takes another turn is another ask. It is published when all hosts
+//	    have answered that are registered then. So nobody waits any more for one whose registration somebody has deleted.
+//	 10. Whoever finds an ask looks through its folder, because news of what was closed before may be under way. Then the ask
+//	    takes a turn. It is answered when no file is owed that was closed before, and none is torn in the last name's
+//	    folder, last names aside. So asks wait only for what waits for nothing, and nothing waits in a circle.
+//	 11. An answer is written only while the ask is there that it answers. The asker deletes its asks, with their answers, when they
+//	    have served, and those of its process before.
+//	 12. Everything is decided by what etcd has at one revision, all of it at once. A watch only says that it is worth
+//	    another look, and one looks every few seconds in any case. So a write may be late, lost or made twice.
+//	 13. Last names of different hosts have no order among them. Removals, and rule 5, are each host's own.
 //
 // # Crashes
 //

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -12,7 +14,7 @@ import (
 	"github.com/shoalfs/shoal/ckpt/folder"
 )
 
-// prefixLock is an object that one daemon has, or all that run with Unordered. Whoever has it writes it again every
+// prefixLock is an object that one daemon has, or all that run with Unordered, or in one cluster. Whoever has it writes it again every
 // lockBeat; a lock that has not changed for lockDead is of a dead daemon. No clock is compared with another host's.
 type prefixLock struct {
 	cfg     Config
@@ -24,7 +26,7 @@ type prefixLock struct {
 
 // holder is what the object says.
 type holder struct {
-	ID    string    `json:"id"` // of the journal; unordered if several may have the lock
+	ID    string    `json:"id"` // of the journal; if several may have the lock, their cluster or unordered
 	Host  string    `json:"host"`
 	PID   int       `json:"pid"`
 	Dir   string    `json:"dir"`
@@ -42,6 +44,10 @@ func takePrefix(ctx context.Context, cfg Config, id string) (*prefixLock, error)
 	l := &prefixLock{cfg: cfg, key: cfg.Prefix + folder.Home + "/lock", mine: holder{ID: id, Host: host, PID: os.Getpid(), Dir: cfg.Dir, Since: time.Now().UTC()}}
 	if cfg.Unordered {
 		l.mine.ID = unordered
+	} else if cfg.Cluster.Name != "" {
+		at := cfg.Cluster
+		at.User, at.Servers = "", slices.Sorted(slices.Values(at.Servers))
+		l.mine.ID = at.String()
 	}
 	var seen objstore.Object
 	var since time.Time
@@ -60,7 +66,7 @@ func takePrefix(ctx context.Context, cfg Config, id string) (*prefixLock, error)
 			continue
 		case err != nil:
 			return nil, err
-		case has.ID == l.mine.ID && cfg.Unordered:
+		case has.ID == l.mine.ID && has.ID != id:
 			l.etag = o.ETag
 			return l, nil
 		case has.ID == l.mine.ID || o.ETag == seen.ETag && time.Since(since) > lockDead:
@@ -69,8 +75,14 @@ func takePrefix(ctx context.Context, cfg Config, id string) (*prefixLock, error)
 			}
 			continue
 		case seen.ETag != "" && o.ETag != seen.ETag:
-			return nil, fmt.Errorf("%s is in use by host %s (pid %d, folder %s, since %s): stop that one, give another prefix, or give --hosts-unordered to both",
-				cfg.Dest, has.Host, has.PID, has.Dir, has.Since.Local().Format(time.DateTime))
+			how := "without --cluster"
+			if strings.Contains(has.ID, "://") {
+				how = "--cluster " + has.ID
+			} else if has.ID == unordered {
+				how = "--hosts-unordered"
+			}
+			return nil, fmt.Errorf("%s is in use by host %s (pid %d, folder %s, since %s, %s): stop that one, give another prefix, or give all hosts the same --cluster, or --hosts-unordered",
+				cfg.Dest, has.Host, has.PID, has.Dir, has.Since.Local().Format(time.DateTime), how)
 		case seen.ETag == "":
 			seen, since = o, time.Now()
 			cfg.Log.Warn("another daemon has this destination; looking whether it lives, for up to "+lockDead.String(), "host", has.Host, "pid", has.PID, "folder", has.Dir)
@@ -138,7 +150,7 @@ func (l *prefixLock) keep(ctx context.Context, stop context.CancelCauseFunc) {
 
 // release gives the lock back.
 func (l *prefixLock) release() {
-	if l.cfg.Unordered {
+	if l.cfg.Unordered || l.cfg.Cluster.Name != "" {
 		return // others may have it, too
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)

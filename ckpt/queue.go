@@ -15,6 +15,10 @@ import (
 type Queue struct {
 	remove bool
 	isLast func(path string) bool
+	// shared: last names wait for Clear, too. asks has last names of other hosts, by the names of their asks; turn is 0 if a torn
+	// file holds one up.
+	shared bool
+	asks   map[string]*file
 
 	files map[string]*file
 	names map[inode]map[string]bool // the paths of what the bucket has, for rule 6
@@ -43,6 +47,9 @@ type file struct {
 	since      time.Time    // of owed
 	seen       bool         // by HearAll
 	withdrawn  bool         // rule 5
+	asked      bool         // another host's
+	cleared    uint64       // the turn for which Clear was told
+	held       string       // why it was not told yet
 }
 
 type state uint8
@@ -113,7 +120,7 @@ func NewQueue(isLast func(path string) bool, remove bool) *Queue {
 	turn, owed := func(f *file) uint64 { return f.turn }, func(f *file) uint64 { return f.owed }
 	return &Queue{
 		isLast: isLast, remove: remove, files: map[string]*file{}, names: map[inode]map[string]bool{},
-		unsealed: map[string]bool{}, broken: map[*file]bool{},
+		unsealed: map[string]bool{}, broken: map[*file]bool{}, asks: map[string]*file{},
 		plain: line{turn: turn}, end: line{turn: turn}, owed: line{turn: owed},
 	}
 }
@@ -149,6 +156,11 @@ func (q *Queue) set(f *file, s state) {
 	f.state, f.turn, f.seen, f.withdrawn = s, 0, true, false
 	if delete(q.broken, f); s == torn {
 		q.broken[f] = true
+		for _, a := range q.asks {
+			if beside(f, a) {
+				a.turn = 0
+			}
+		}
 	}
 	if s != open {
 		f.owed = 0
@@ -323,7 +335,7 @@ func (q *Queue) Next() (c Change, ok bool) {
 		return q.change(f), true
 	}
 	for f := range q.end.all {
-		if q.waitsFor(f) == nil {
+		if q.waitsFor(f) == nil && !q.withheld(f) {
 			q.busy = f
 			return q.change(f), true
 		}
@@ -341,7 +353,7 @@ func (q *Queue) waitsFor(f *file) *file {
 		if g.owed >= f.turn {
 			break
 		}
-		if g != f && q.tornBy(g) == nil {
+		if g != f && q.tornBy(g) == nil && (!f.asked || !g.last) {
 			return g
 		}
 	}
@@ -354,11 +366,63 @@ func (q *Queue) tornBy(f *file) (first *file) {
 		return nil
 	}
 	for g := range q.broken {
-		if dir := path.Dir(f.path); (path.Dir(g.path) == dir || under(g.path, dir)) && (first == nil || g.path < first.path) {
+		if beside(g, f) && (first == nil || g.path < first.path) {
 			first = g
 		}
 	}
 	return first
+}
+
+// beside reports whether a file is in the folder of a last name, or below.
+func beside(f, last *file) bool {
+	dir := path.Dir(last.path)
+	return path.Dir(f.path) == dir || under(f.path, dir)
+}
+
+// withheld reports whether f is a last name for which the other hosts have not answered.
+func (q *Queue) withheld(f *file) bool { return q.shared && f.state == whole && f.cleared != f.turn }
+
+// Uncleared yields the last names that wait for Clear, and their turns.
+func (q *Queue) Uncleared(yield func(path string, turn uint64) bool) {
+	for f := range q.end.all {
+		if q.withheld(f) && !yield(f.path, f.turn) {
+			return
+		}
+	}
+}
+
+// Clear tells that the other hosts have published what was closed before a last name had this turn; or if not, why.
+func (q *Queue) Clear(p string, turn uint64, whyNot string) {
+	if f := q.files[p]; f != nil && f.turn == turn {
+		if f.held = whyNot; whyNot == "" {
+			f.cleared = turn
+		}
+	}
+}
+
+// Ask tells that another host has closed a last name p. Use HearAll before, so that all that was closed here before is
+// known.
+func (q *Queue) Ask(name, p string) {
+	q.asks[name] = &file{path: p, last: true, state: whole, asked: true}
+	q.Answers()
+}
+
+// Answers returns the asks before which nothing is owed but last names, ascending.
+func (q *Queue) Answers() (names []string) {
+	for name, a := range q.asks {
+		if q.tornBy(a) != nil {
+			continue
+		}
+		if a.turn == 0 {
+			q.turn++
+			a.turn = q.turn
+		}
+		if q.waitsFor(a) == nil {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 // Ahead yields the files to publish in the order in which their parts may be sent.

@@ -41,6 +41,8 @@ func (q *Queue) Behind() (b Behind) {
 		b.Next = head.path
 		if g := q.waitsFor(head); g != nil && (head.last || head.state != whole) {
 			b.WaitsFor = g.path + " (" + g.state.String() + ")"
+		} else if q.withheld(head) {
+			b.WaitsFor = cmp.Or(head.held, "the other hosts")
 		}
 	}
 	return b

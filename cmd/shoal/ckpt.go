@@ -37,6 +37,7 @@ type ckptOptions struct {
 	remove    bool
 	keepLocal int
 	unordered bool
+	cluster   clusterOptions
 	drain     time.Duration
 }
 
@@ -47,7 +48,8 @@ func ckptCommand() *cobra.Command {
 		Short: "Carry checkpoints from a local folder to a bucket: whole files, in order",
 		Long: `Carries what a trainer saves into the ordinary folder DIR to DEST, until it is stopped. Files are uploaded when nobody
 can write them any more, and appear in the order in which they were closed. Last names (such as .metadata, *.index.json, latest)
-wait for all that was closed before: whoever finds one finds a complete checkpoint. After a crash the same command continues.
+wait for all that was closed before, with --cluster on all hosts: whoever finds one finds a complete checkpoint. After a crash the
+same command continues.
 
 What is removed in DIR stays in DEST, unless --delete is given (docs/checkpoints.md).`,
 		Example: `  shoal ckpt /nvme/ckpt s3://models/runs/42
@@ -62,6 +64,7 @@ What is removed in DIR stays in DEST, unless --delete is given (docs/checkpoints
 	f.BoolVar(&o.remove, "delete", false, "remove in DEST what is removed in DIR, after all that was closed before")
 	f.IntVar(&o.keepLocal, "keep-local", 0, "keep only the N newest complete checkpoints in DIR; DEST has all (0: keep all)")
 	f.BoolVar(&o.unordered, "hosts-unordered", false, "other hosts may carry to DEST, too, if they say the same; last names wait for this host's files only")
+	o.cluster.addEtcd(c, "etcd://HOST:PORT[,…]/NAME: other hosts may carry to DEST, too, if they say the same; last names wait for the files of all (docs/checkpoints.md)")
 	f.DurationVar(&o.drain, "drain-timeout", time.Minute, "how long the end may take to upload what was closed before")
 	o.store.add(c)
 	o.log.add(c)
@@ -116,12 +119,17 @@ func (o *ckptOptions) run(c *cobra.Command, dir, dest string) (err error) {
 		return cli.Usagef("--keep-local %d: give a number of checkpoints", o.keepLocal)
 	case o.drain <= 0:
 		return cli.Usagef("--drain-timeout %s: give a time", o.drain)
+	case o.unordered && o.cluster.URL != "":
+		return cli.Usagef("--hosts-unordered and --cluster: give one or the other")
 	}
 	last, err := o.lastNames()
 	if err != nil {
 		return err
 	}
 	cfg := ckpt.Config{Last: last, Delete: o.remove, KeepLocal: o.keepLocal, Unordered: o.unordered, Drain: o.drain, Log: log}
+	if cfg.Cluster, cfg.TLS, err = o.cluster.etcd(inv); err != nil {
+		return err
+	}
 	if cfg.Dir, err = filepath.Abs(dir); err != nil {
 		return err
 	}

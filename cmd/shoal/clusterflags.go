@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"net"
 	"net/netip"
@@ -20,12 +21,31 @@ type clusterOptions struct{ engine.ClusterConfig }
 
 // add adds the flags of every verb that asks a cluster.
 func (o *clusterOptions) add(c *cobra.Command) {
+	o.addEtcd(c, "etcd://HOST:PORT[,…]/NAME: share the cache with all daemons of this name (docs/cluster.md)")
+	c.Flags().BoolVar(&o.Insecure, "cluster-insecure", false, "no encryption between nodes: everybody in this network can read what is cached")
+}
+
+// addEtcd adds the flags of every verb that asks etcd. use is --cluster's help.
+func (o *clusterOptions) addEtcd(c *cobra.Command, use string) {
 	f := c.Flags()
-	f.StringVar(&o.URL, "cluster", "", "etcd://HOST:PORT[,…]/NAME: share the cache with all daemons of this name (docs/cluster.md)")
+	f.StringVar(&o.URL, "cluster", "", use)
 	f.StringVar(&o.Cert, "cluster-cert", "", "certificate of this node for other nodes and etcd, PEM; whoever has one from --cluster-ca can read all that is cached")
 	f.StringVar(&o.Key, "cluster-key", "", "key of --cluster-cert, PEM")
 	f.StringVar(&o.CA, "cluster-ca", "", "certificates that sign all nodes' and etcd's, PEM")
-	f.BoolVar(&o.Insecure, "cluster-insecure", false, "no encryption between nodes: everybody in this network can read what is cached")
+}
+
+// etcd returns the address, which has no name without --cluster, and the configuration of TLS, for verbs that speak to no
+// node.
+func (o *clusterOptions) etcd(inv *invocation) (at cluster.Address, config *tls.Config, err error) {
+	own := *o
+	own.Insecure = own.ClusterConfig == engine.ClusterConfig{URL: o.URL} && o.URL != "" // no node is spoken to
+	if err := own.check(inv, ""); err != nil || o.URL == "" {
+		return at, nil, err
+	}
+	if config, err = own.Config(); err == nil {
+		at, err = cluster.Parse(own.URL)
+	}
+	return at, config, err
 }
 
 // addNode adds the flags of a node, too.

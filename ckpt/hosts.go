@@ -1,0 +1,308 @@
+package ckpt
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	v3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/shoalfs/shoal/cache/cluster"
+)
+
+// etcd answers within hostsPatience, or it is away. One looks at the board every hostsBeat, and logs hosts that have not
+// answered for hostsSlow.
+const hostsPatience, hostsBeat, hostsSlow = 4 * time.Second, 3 * time.Second, 30 * time.Second
+
+// order is this host's part in the order among the hosts of a cluster: rules 8 to 12. meet is as pure as the queue.
+type order struct {
+	q      *Queue
+	root   string             // begins all keys
+	id     string             // the journal's
+	mine   string             // begins the names of this process's asks: ID/INSTANCE-
+	self   string             // this host, as this process registers it
+	heard  map[string]int64   // the asks of others that q knows: the revision at which they were made
+	asked  map[string]*asking // by name
+	forget string             // how a user deletes a registration, but for the ID
+	wake   chan struct{}      // another look at the board is wanted
+	joined func()             // is called once, when this host is registered
+	// ending: it leaves as soon as it may; left is whether it has.
+	ending, left bool
+}
+
+// asking is an ask of this process.
+type asking struct {
+	since time.Time
+	said  bool // in the log
+}
+
+// host is a registration.
+type host struct {
+	Host     string    `json:"host"`
+	Dir      string    `json:"dir"`
+	Since    time.Time `json:"since"`
+	Instance string    `json:"instance"`
+}
+
+// board is what etcd has of a destination, at one revision. hosts and answers (to this host) are nil if they were not read.
+type board struct {
+	rev            int64
+	self           string // this host's registration
+	asks           map[string]post
+	hosts, answers map[string]post
+}
+
+// post is a value, and the revision at which its key was made.
+type post struct {
+	made  int64
+	value string
+}
+
+// deed is a transaction. It may have no effect: the next board says what is to be done then.
+type deed struct {
+	when    []v3.Cmp
+	then    []v3.Op
+	answers string // the name of the ask that it answers
+}
+
+func newOrder(cfg Config, q *Queue, id string) *order {
+	instance, sum := rand.Text(), sha256.Sum256([]byte(cfg.Dest))
+	h := host{Dir: cfg.Dir, Since: time.Now().UTC(), Instance: instance}
+	h.Host, _ = os.Hostname()
+	self, err := json.Marshal(h)
+	if err != nil { // no type in it can fail
+		panic(err)
+	}
+	q.shared = true
+	o := &order{q: q, root: cfg.Cluster.Root() + "ckpt/" + hex.EncodeToString(sum[:8]) + "/", id: id, mine: id + "/" + instance + "-", self: string(self),
+		heard: map[string]int64{}, asked: map[string]*asking{}, wake: make(chan struct{}, 1)}
+	o.forget = "etcdctl --endpoints=" + strings.Join(cfg.Cluster.Endpoints(), ",") + " del " + o.root + "hosts/"
+	return o
+}
+
+func (o *order) name(turn uint64) string { return fmt.Sprint(o.mine, turn) }
+
+// stir wakes who looks at the board, if there is something to do that it does not say.
+func (o *order) stir() {
+	stirs := len(o.q.Answers()) > 0 || o.ending && !o.left && o.over()
+	for _, turn := range o.q.Uncleared {
+		stirs = stirs || o.asked[o.name(turn)] == nil
+	}
+	if stirs {
+		o.poke()
+	}
+}
+
+func (o *order) poke() {
+	select {
+	case o.wake <- struct{}{}:
+	default:
+	}
+}
+
+// over reports whether nothing is to be done here, nor owed to others.
+func (o *order) over() bool {
+	for range o.q.owed.all {
+		return false
+	}
+	b := o.q.Behind()
+	return b.Files+b.Removals+len(o.q.asks) == 0
+}
+
+// meet takes a board, and returns what to write. look looks through the folder.
+func (o *order) meet(b board, look func() error) (do []deed, err error) {
+	for name, a := range b.asks {
+		if strings.HasPrefix(name, o.id+"/") || o.heard[name] == a.made {
+			continue
+		}
+		if look != nil {
+			if err := look(); err != nil {
+				return nil, err
+			}
+			look = nil // once
+		}
+		o.heard[name] = a.made
+		o.q.Ask(name, a.value)
+	}
+	for name := range o.heard {
+		if _, there := b.asks[name]; !there {
+			delete(o.heard, name)
+			delete(o.q.asks, name)
+		}
+	}
+	for _, name := range o.q.Answers() {
+		do = append(do, deed{[]v3.Cmp{v3.Compare(v3.CreateRevision(o.root+"asks/"+name), "=", o.heard[name])},
+			[]v3.Op{v3.OpPut(o.root+"answers/"+name+"/"+o.id, "")}, name})
+	}
+	do = append(do, o.meetOwn(b)...)
+	leaves, self := o.ending && o.over(), o.root+"hosts/"+o.id
+	if o.left = leaves && b.self == ""; leaves && !o.left {
+		do = append(do, deed{when: []v3.Cmp{v3.Compare(v3.Value(self), "=", b.self),
+			v3.Compare(v3.ModRevision(o.root+"asks/"), "<", b.rev+1).WithPrefix()}, then: []v3.Op{v3.OpDelete(self)}})
+	} else if !leaves && b.self != o.self {
+		do = append(do, deed{then: []v3.Op{v3.OpPut(self, o.self)}})
+	}
+	return do, nil
+}
+
+// meetOwn does so for this host's asks.
+func (o *order) meetOwn(b board) (do []deed) {
+	wanted := map[string]bool{}
+	for p, turn := range o.q.Uncleared {
+		name, why := o.name(turn), "the other hosts"
+		key := o.root + "asks/" + name
+		if o.asked[name] == nil {
+			o.asked[name] = &asking{since: time.Now()}
+		}
+		if _, there := b.asks[name]; !there {
+			do = append(do, deed{when: []v3.Cmp{v3.Compare(v3.CreateRevision(key), "=", 0)}, then: []v3.Op{v3.OpPut(key, p)}})
+		} else if b.hosts != nil {
+			why = o.waits(b, name)
+		}
+		wanted[name] = why != ""
+		o.q.Clear(p, turn, why)
+	}
+	maps.DeleteFunc(o.asked, func(name string, _ *asking) bool { return !wanted[name] })
+	for name := range b.asks {
+		if strings.HasPrefix(name, o.id+"/") && !wanted[name] {
+			do = append(do, deed{then: []v3.Op{v3.OpDelete(o.root + "asks/" + name), v3.OpDelete(o.root+"answers/"+name+"/", v3.WithPrefix())}})
+		}
+	}
+	return do
+}
+
+// waits says for which hosts an ask waits; "": none.
+func (o *order) waits(b board, name string) string {
+	var waits []string
+	for id := range b.hosts {
+		if _, answered := b.answers[name+"/"+id]; !answered && id != o.id {
+			waits = append(waits, id)
+		}
+	}
+	if len(waits) == 0 {
+		return ""
+	}
+	slices.Sort(waits)
+	var h host
+	_ = json.Unmarshal([]byte(b.hosts[waits[0]].value), &h)
+	more := ""
+	if n := len(waits) - 1; n > 0 {
+		more = fmt.Sprintf(" and %d more", n)
+	}
+	return fmt.Sprintf("host %s (folder %s)%s, asked at %s; see that shoal ckpt runs there, or if what it has is lost: %s",
+		h.Host, h.Dir, more, o.asked[name].since.Format(time.DateTime), o.forget+waits[0])
+}
+
+// meetHosts meets the other hosts until ctx ends.
+func (c *Carrier) meetHosts(ctx context.Context) {
+	said := ""
+	for ctx.Err() == nil {
+		why := c.Cluster.Explain(c.connect(ctx))
+		c.in(ctx, func() {
+			for p, turn := range c.q.Uncleared {
+				c.q.Clear(p, turn, why)
+			}
+			if why != said {
+				c.Log.Warn("the other hosts cannot be asked: last names are withheld", "cause", why)
+			}
+			said = why
+		})
+		select {
+		case <-time.After(time.Second):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// connect does so over one connection, until an error.
+func (c *Carrier) connect(ctx context.Context) error {
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	client, err := c.Cluster.Dial(ctx, c.TLS)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = client.Close() }()
+	for _, at := range []string{"asks/", "answers/" + c.hosts.id + "/"} {
+		c.running.Go(func() {
+			err := cluster.ErrAway
+			for seen := range client.Watch(v3.WithRequireLeader(ctx), c.hosts.root+at, v3.WithPrefix(), v3.WithCreatedNotify()) {
+				err = cmp.Or(seen.Err(), err)
+				c.hosts.poke()
+			}
+			end(err)
+		})
+	}
+	for {
+		if err := c.turn(ctx, client); err != nil {
+			return cmp.Or(context.Cause(ctx), err)
+		}
+		select {
+		case <-c.hosts.wake:
+		case <-time.After(hostsBeat):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// turn looks at the board once, and does what there is to do.
+func (c *Carrier) turn(ctx context.Context, client *v3.Client) error {
+	o := c.hosts
+	read := []v3.Op{v3.OpGet(o.root + "hosts/" + o.id), v3.OpGet(o.root+"asks/", v3.WithPrefix())}
+	c.in(ctx, func() {
+		if len(o.asked) > 0 {
+			read = append(read, v3.OpGet(o.root+"hosts/", v3.WithPrefix()), v3.OpGet(o.root+"answers/"+o.id+"/", v3.WithPrefix()))
+		}
+	})
+	got, err := transact(ctx, client, deed{then: read})
+	if err != nil {
+		return err
+	}
+	var tables [4]map[string]post
+	for i, r := range got.Responses {
+		tables[i] = map[string]post{}
+		for _, kv := range r.GetResponseRange().Kvs {
+			_, name, _ := strings.Cut(strings.TrimPrefix(string(kv.Key), o.root), "/")
+			tables[i][name] = post{kv.CreateRevision, string(kv.Value)}
+		}
+	}
+	b := board{got.Header.Revision, tables[0][o.id].value, tables[1], tables[2], tables[3]}
+	var do []deed
+	c.in(ctx, func() {
+		do, err = o.meet(b, c.hearAll)
+		if b.self == o.self && o.joined != nil {
+			o.joined()
+			o.joined = nil
+		}
+		for p, turn := range c.q.Uncleared {
+			if a := o.asked[o.name(turn)]; a != nil && !a.said && time.Since(a.since) > hostsSlow {
+				a.said = true
+				c.Log.Warn("a last name is withheld", "file", p, "waits for", c.q.files[p].held)
+			}
+		}
+	})
+	for _, d := range do {
+		if _, err := transact(ctx, client, d); err != nil {
+			return err
+		}
+		c.in(ctx, func() { delete(o.q.asks, d.answers) })
+		o.poke()
+	}
+	return err
+}
+
+func transact(ctx context.Context, client *v3.Client, d deed) (*v3.TxnResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, hostsPatience)
+	defer cancel()
+	return client.Txn(ctx).If(d.when...).Then(d.then...).Commit()
+}
