@@ -34,17 +34,17 @@ func (o *clusterOptions) addEtcd(c *cobra.Command, use string) {
 	f.StringVar(&o.CA, "cluster-ca", "", "certificates that sign all nodes' and etcd's, PEM")
 }
 
-// etcd returns the address, which has no name without --cluster, and the configuration of TLS, for verbs that speak to no
-// node.
+// etcd returns the address, without a name if there is no --cluster, and TLS's configuration, for verbs that ask no node.
 func (o *clusterOptions) etcd(inv *invocation) (at cluster.Address, config *tls.Config, err error) {
-	own := *o
-	own.Insecure = own.ClusterConfig == engine.ClusterConfig{URL: o.URL} && o.URL != "" // no node is spoken to
-	if err := own.check(inv, ""); err != nil || o.URL == "" {
-		return at, nil, err
+	if o.URL == "" {
+		return at, nil, o.check(inv, "")
 	}
-	if config, err = own.Config(); err == nil {
-		at, err = cluster.Parse(own.URL)
+	if at, err = cluster.Parse(o.URL); err != nil {
+		return at, nil, cli.Usagef("--cluster: %w", err)
 	}
+	own := o.ClusterConfig
+	own.Insecure = own.Cert+own.Key+own.CA == ""
+	config, err = own.Config()
 	return at, config, err
 }
 
