@@ -590,6 +590,7 @@ class _Apart:
         self._locked = True
         state = random.getstate()  # Python seeds the copy's anew
         self._pipe, end = os.pipe()
+        self._parent = os.getpid()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forks in processes with threads
             self.pid = os.fork()
@@ -611,7 +612,7 @@ class _Apart:
             if self.refused:
                 answer = b"!" + json.dumps(["TypeError", "hint: this sampler reaches out of the process (" + self.refused[0] + "), so it cannot be tried; "
                                             "its order is not predicted"]).encode()
-            view = memoryview(answer)
+            view = memoryview(len(answer).to_bytes(8, "little") + answer)
             while view:
                 view = view[os.write(end, view[:1 << 20]):]
         finally:
@@ -628,6 +629,8 @@ class _Apart:
             resource.setrlimit(limit, (0, resource.getrlimit(limit)[1]))
         libc = ctypes.CDLL(None)
         libc.prctl(_PDEATHSIG, int(signal.SIGKILL))
+        if os.getppid() != self._parent:  # it ended before the line above
+            os._exit(0)
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
             shared = [line.split()[0].split("-") for line in maps if line.split()[1] == "rw-s"]
         for low, high in shared:
@@ -728,12 +731,14 @@ class _Apart:
                                     "processes, or sleeps; its order is not predicted")
                 continue
             part = os.read(self._pipe, 1 << 20)
-            if not part:
-                break
             self._said += part
+            whole = len(self._said) >= 8 and len(self._said) == 8 + int.from_bytes(self._said[:8], "little")
+            if whole or not part:
+                break
         self.end()
         data = self._said
-        if not data:
+        del data[:8]
+        if not whole:
             raise TypeError("hint: the process that tried this sampler ended early: it shares memory with other processes, waits for "
                             "threads, or took too long; its order is not predicted")
         if data[:1] == b"!":
