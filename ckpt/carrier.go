@@ -13,7 +13,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/semaphore"
@@ -58,11 +57,11 @@ type Carrier struct {
 	buffers sync.Pool           // for them
 	sends   map[string]*send
 	closing map[string]bool // paths of sends that are ending
+	noList  sync.Once       // the store does not list uploads: said
 	abortAt time.Time       // when useless uploads may be aborted, after a failure or a crash
 	// notCopied has the changes, by path, for which a copy in the bucket failed.
 	notCopied map[string]uint64
 	stats     Stats
-	resumed   atomic.Int64
 	trouble   trouble
 	since     time.Time
 	changed   chan struct{} // closed by tell

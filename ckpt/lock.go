@@ -62,8 +62,8 @@ func takePrefix(ctx context.Context, cfg Config, id string) (*prefixLock, error)
 		}
 		o, has, err := l.read(ctx)
 		switch {
-		case objstore.KindOf(err) == objstore.KindNotFound:
-			continue
+		case objstore.KindOf(err) == objstore.KindNotFound || objstore.KindOf(err) == objstore.KindChanged:
+			continue // it went, or was renewed, just now
 		case err != nil:
 			return nil, err
 		case has.ID == l.mine.ID && has.ID != id:

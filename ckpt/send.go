@@ -127,17 +127,14 @@ func (c *Carrier) send(ctx context.Context, s *send, change Change, before begun
 		}
 	}()
 	size, part := change.Print.Size, partSize(change.Print.Size)
-	stored := map[int]bool{}
 	if known && before.Print == change.Print && before.Part == part && before.ID != "" {
-		up, parts, err := c.Store.Resume(ctx, c.key(change.Path), before.ID, size, part)
+		up, stored, err := c.Store.Resume(ctx, c.key(change.Path), before.ID, size, part)
 		if err != nil && objstore.KindOf(err) != objstore.KindNotFound {
 			return err
 		}
 		if err == nil {
 			s.upload = up
-			for _, n := range parts {
-				stored[n] = true
-			}
+			c.post(ctx, func() { c.stats.Resumed += int64(stored) })
 		}
 	} else if known {
 		if err := c.endUpload(ctx, change.Path, before); err != nil {
@@ -149,7 +146,7 @@ func (c *Carrier) send(ctx context.Context, s *send, change Change, before begun
 			return err
 		}
 	}
-	err = c.sendParts(ctx, s, size, part, stored)
+	err = c.sendParts(ctx, s, size, part)
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		err = cause
 	}
@@ -163,14 +160,11 @@ func (c *Carrier) send(ctx context.Context, s *send, change Change, before begun
 // key, so that ours is found after a crash in between.
 func (c *Carrier) newUpload(ctx context.Context, s *send, change Change, part int64) error {
 	key := c.key(change.Path)
-	others, err := c.Store.Uploads(ctx, key)
+	others, err := c.uploads(ctx, key)
 	if err != nil {
 		return err
 	}
-	b := begun{Print: change.Print, Part: part}
-	for _, o := range others {
-		b.Others = append(b.Others, o.ID)
-	}
+	b := begun{Print: change.Print, Part: part, Others: others}
 	if err := c.journal.write(entry{Path: change.Path, Upload: &b}, true); err != nil {
 		return err
 	}
@@ -181,13 +175,28 @@ func (c *Carrier) newUpload(ctx context.Context, s *send, change Change, part in
 	return c.journal.write(entry{Path: change.Path, Upload: &b}, true)
 }
 
-func (c *Carrier) sendParts(ctx context.Context, s *send, size, part int64, stored map[int]bool) error {
+// uploads returns the ids of the unfinished uploads of a key; none, with a warning, if the store does not tell them.
+func (c *Carrier) uploads(ctx context.Context, key string) (ids []string, err error) {
+	all, err := c.Store.Uploads(ctx, key)
+	switch objstore.KindOf(err) {
+	case objstore.KindInvalid, objstore.KindDenied:
+		c.noList.Do(func() {
+			c.Log.Warn("after a crash an upload may be left unfinished: the store does not list uploads", "cause", err,
+				"remedy", "have a lifecycle rule of the bucket abort them")
+		})
+		return nil, nil
+	}
+	for _, u := range all {
+		if u.Key == key {
+			ids = append(ids, u.ID)
+		}
+	}
+	return ids, err
+}
+
+func (c *Carrier) sendParts(ctx context.Context, s *send, size, part int64) error {
 	g, sending := errgroup.WithContext(ctx) // which ends with the first error
 	for n := range int((size + part - 1) / part) {
-		if stored[n] {
-			c.resumed.Add(1)
-			continue
-		}
 		length := min(part, size-int64(n)*part)
 		room := min(length, partsBytes)
 		if err := c.memory.Acquire(sending, room); err != nil {
@@ -237,16 +246,11 @@ func (c *Carrier) endUpload(ctx context.Context, p string, b begun) error {
 	key := c.key(p)
 	ids := []string{b.ID}
 	if b.ID == "" {
-		ids = nil
-		all, err := c.Store.Uploads(ctx, key)
-		if err != nil {
+		var err error
+		if ids, err = c.uploads(ctx, key); err != nil {
 			return err
 		}
-		for _, u := range all {
-			if u.Key == key && !slices.Contains(b.Others, u.ID) {
-				ids = append(ids, u.ID)
-			}
-		}
+		ids = slices.DeleteFunc(ids, func(id string) bool { return slices.Contains(b.Others, id) })
 	}
 	for _, id := range ids {
 		if err := c.Store.AbortUpload(ctx, key, id); err != nil {

@@ -120,7 +120,6 @@ func (c *Carrier) status() Status {
 		V: 1, Dir: c.Dir, Dest: c.Dest, PID: os.Getpid(), Since: c.since, Behind: c.q.Behind(), Here: c.folder.Counts(),
 		Stats: c.stats, Checkpoints: c.q.Checkpoints(),
 	}
-	s.Stats.Resumed = c.resumed.Load()
 	if c.trouble.err != nil {
 		s.Trouble = c.trouble.err.Error()
 	}

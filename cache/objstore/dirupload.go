@@ -341,8 +341,8 @@ func (u *dirUpload) Abort(ctx context.Context) error {
 }
 
 // Resume implements [Uploader]: a temporary file does not show which of its parts were written, so none goes on.
-func (d *Dir) Resume(_ context.Context, key, _ string, _, _ int64) (Upload, []int, error) {
-	return nil, nil, PartPlan{Key: key}.Gone()
+func (d *Dir) Resume(_ context.Context, key, _ string, _, _ int64) (Upload, int, error) {
+	return nil, 0, PartPlan{Key: key}.Gone()
 }
 
 // AbortUpload implements [Uploader].

@@ -254,13 +254,13 @@ func (f *Faulty) Upload(ctx context.Context, key string, size, partSize int64) (
 }
 
 // Resume implements [objstore.Uploader].
-func (f *Faulty) Resume(ctx context.Context, key, id string, size, partSize int64) (_ objstore.Upload, parts []int, err error) {
+func (f *Faulty) Resume(ctx context.Context, key, id string, size, partSize int64) (_ objstore.Upload, stored int, err error) {
 	u := &faultyUpload{f: f, key: key}
-	err = f.do(ctx, "put", key, func() (err error) { u.u, parts, err = f.Layer.Resume(ctx, key, id, size, partSize); return err })
+	err = f.do(ctx, "put", key, func() (err error) { u.u, stored, err = f.Layer.Resume(ctx, key, id, size, partSize); return err })
 	if err != nil {
-		return nil, nil, err
+		return nil, 0, err
 	}
-	return u, parts, nil
+	return u, stored, nil
 }
 
 // Uploads implements [objstore.Uploader].

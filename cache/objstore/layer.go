@@ -52,15 +52,15 @@ func (e each) Upload(ctx context.Context, key string, size, partSize int64) (Upl
 }
 
 // Resume implements [Uploader]. The time that it may take grows with the size, as does the number of parts.
-func (e each) Resume(ctx context.Context, key, id string, size, partSize int64) (_ Upload, parts []int, err error) {
+func (e each) Resume(ctx context.Context, key, id string, size, partSize int64) (_ Upload, stored int, err error) {
 	u, err := through(ctx, e, request{"list", opOther, key, size}, func(ctx context.Context) (u Upload, err error) {
-		u, parts, err = e.below.Resume(ctx, key, id, size, partSize)
+		u, stored, err = e.below.Resume(ctx, key, id, size, partSize)
 		return u, err
 	})
 	if err != nil {
-		return nil, nil, err
+		return nil, 0, err
 	}
-	return &eachStep{u, e, key, size}, parts, nil
+	return &eachStep{u, e, key, size}, stored, nil
 }
 
 // Uploads implements [Uploader], as one request, which can be many pages: it gets the time of a GiB.

@@ -44,10 +44,10 @@ type Uploader interface {
 	Upload(ctx context.Context, key string, size, partSize int64) (Upload, error)
 
 	// Resume goes on with the upload of this ID, key, size and partSize, which another process may have begun, and
-	// returns the numbers of the parts that the store has, ascending from 0. A part whose size is not the plan's is missing; one whose bytes
-	// are wrong can be stored again. It fails with KindNotFound if the upload was completed or aborted, which a Stat of
+	// returns how many parts the store has. All parts are given again, and those that the store has with these bytes
+	// are not sent. It fails with KindNotFound if the upload was completed or aborted, which a Stat of
 	// key may tell apart, or cannot be resumed, as in a folder.
-	Resume(ctx context.Context, key, id string, size, partSize int64) (Upload, []int, error)
+	Resume(ctx context.Context, key, id string, size, partSize int64) (_ Upload, stored int, err error)
 
 	// Uploads returns the unfinished uploads of all keys that begin with prefix, of any process. One PUT is none.
 	Uploads(ctx context.Context, prefix string) ([]Unfinished, error)

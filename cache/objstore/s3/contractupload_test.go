@@ -454,20 +454,21 @@ func testResume(t *testing.T, h *harness) {
 }
 
 // goOn stores what is missing of an upload of which the store has the parts 0, 1 and 3.
-func goOn(t *testing.T, h *harness, u, dead objstore.Upload, stored []int, ps [][]byte) {
+func goOn(t *testing.T, h *harness, u, dead objstore.Upload, stored int, ps [][]byte) {
 	t.Helper()
-	if u.ID() != dead.ID() || !slices.Equal(stored, []int{0, 1, 3}) {
+	if u.ID() != dead.ID() || stored != 3 {
 		t.Fatalf("resumed %s as %s, with %+v", dead.ID(), u.ID(), stored)
 	}
 	// By another plan, the last part is of another size, and the store's parts are beyond the end.
 	_, some, err := h.Store.Resume(h.ctx, h.Prefix+"up/f", u.ID(), partSize+5, partSize)
-	if err != nil || len(some) != 1 || some[0] != 0 {
+	if err != nil || some != 1 {
 		t.Errorf("resumed by another plan: %+v, %v", some, err)
 	}
 	_, err = u.Complete(h.ctx)
 	wantKind(t, "Complete without a part", err, objstore.KindInvalid)
-	must(t, u.Part(h.ctx, 2, ps[2]))
-	must(t, u.Part(h.ctx, 1, ps[1]))
+	for n := range ps {
+		must(t, u.Part(h.ctx, n, ps[n]))
+	}
 }
 
 // testCopy: small objects by one request and large ones in parts.

@@ -98,36 +98,32 @@ func (u *upload) copyPart(ctx context.Context, n int, from objstore.Object, matc
 	return nil
 }
 
-// Resume implements [objstore.Uploader]: the server's list of parts has all that Complete sends.
-func (s *Store) Resume(ctx context.Context, key, id string, size, partSize int64) (objstore.Upload, []int, error) {
+// Resume implements [objstore.Uploader]: the server's list says which parts are there.
+func (s *Store) Resume(ctx context.Context, key, id string, size, partSize int64) (_ objstore.Upload, stored int, err error) {
 	plan, err := objstore.PlanParts(key, size, partSize)
 	if err == nil && id == "" {
 		err = plan.Gone()
 	}
 	if err != nil {
-		return nil, nil, err
+		return nil, 0, err
 	}
-	u := &upload{PartPlan: plan, s: s, id: id, etags: make([]minio.CompletePart, plan.Parts)}
-	var parts []int
+	u := &upload{PartPlan: plan, s: s, id: id, etags: make([]minio.CompletePart, plan.Parts), stored: map[int]minio.ObjectPart{}}
 	for marker := 0; ; {
 		g := s.keys.generation()
 		page, err := s.core.ListObjectParts(ctx, s.bucket, key, id, marker, 1000)
 		switch {
 		case err != nil && minio.ToErrorResponse(err).Code == codeNoSuchUpload:
-			return nil, nil, plan.Gone()
+			return nil, 0, plan.Gone()
 		case err != nil:
-			return nil, nil, s.fail(ctx, g, "list", s.url(key), err)
+			return nil, 0, s.fail(ctx, g, "list", s.url(key), err)
 		}
 		for _, p := range page.ObjectParts {
-			n, etag := p.PartNumber-1, strings.Trim(p.ETag, `"`)
-			if plan.Check(n, int(p.Size)) != nil || etag == "" {
-				continue
+			if p.ETag = strings.Trim(p.ETag, `"`); plan.Check(p.PartNumber-1, int(p.Size)) == nil && p.ETag != "" {
+				u.stored[p.PartNumber-1] = p
 			}
-			u.etags[n] = minio.CompletePart{PartNumber: p.PartNumber, ETag: etag, ChecksumCRC32C: p.ChecksumCRC32C}
-			parts = append(parts, n)
 		}
 		if !page.IsTruncated || page.NextPartNumberMarker <= marker {
-			return u, parts, nil
+			return u, len(u.stored), nil
 		}
 		marker = page.NextPartNumberMarker
 	}

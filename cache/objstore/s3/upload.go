@@ -247,6 +247,8 @@ type upload struct {
 	objstore.PartPlan
 	s  *Store
 	id string // of the multipart upload; "" for one PUT
+	// stored are the parts of an earlier process, by number. It is not changed.
+	stored map[int]minio.ObjectPart
 
 	mu     sync.Mutex
 	etags  []minio.CompletePart // those stored have an ETag
@@ -280,6 +282,12 @@ func (u *upload) Part(ctx context.Context, n int, p []byte) error {
 	u.mu.Unlock()
 
 	crc, md5Sum := u.s.checksum(p)
+	if part, ok := u.stored[n]; ok && u.has(part, p) {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		u.etags[n] = minio.CompletePart{PartNumber: n + 1, ETag: part.ETag, ChecksumCRC32C: crc}
+		return nil
+	}
 	opts := minio.PutObjectPartOptions{DisableContentSha256: true, Md5Base64: md5Sum}
 	if crc != "" {
 		opts.CustomHeader = http.Header{crcHeader: {crc}}
@@ -310,6 +318,16 @@ func (u *upload) Part(ctx context.Context, n int, p []byte) error {
 	defer u.mu.Unlock()
 	u.etags[n] = done
 	return nil
+}
+
+// has reports whether a listed part has these bytes. The last one is sent again if the list has no checksums: the answer
+// shows whether Complete has to name them.
+func (u *upload) has(part minio.ObjectPart, p []byte) bool {
+	if part.ChecksumCRC32C != "" {
+		return part.ChecksumCRC32C == crc32c(p)
+	}
+	sum := md5.Sum(p) //nolint:gosec // see the import
+	return part.PartNumber < u.Parts && part.ETag == hex.EncodeToString(sum[:])
 }
 
 const codeNoSuchUpload = "NoSuchUpload"
@@ -351,6 +369,11 @@ func (u *upload) complete(ctx context.Context) (objstore.Object, error) {
 	for n, part := range u.etags {
 		if part.ETag == "" {
 			return objstore.Object{}, u.Missing(n)
+		}
+	}
+	for n := range u.etags {
+		if u.etags[len(u.etags)-1].ChecksumCRC32C == "" { // see has
+			u.etags[n].ChecksumCRC32C = ""
 		}
 	}
 	if !u.joined {

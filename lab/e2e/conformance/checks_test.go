@@ -23,6 +23,7 @@ var checks = []check{
 	{"changed", checkChanged},
 	{"versions", checkVersions},
 	{"weak-etag", checkWeakETags},
+	{"carry", checkCarry},
 }
 
 // checkMount compares every byte.

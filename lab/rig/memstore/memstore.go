@@ -105,8 +105,8 @@ func (m *Mem) Upload(ctx context.Context, key string, size, partSize int64) (obj
 }
 
 // Resume implements [objstore.Uploader]: as in a folder, none goes on.
-func (m *Mem) Resume(_ context.Context, key, _ string, _, _ int64) (objstore.Upload, []int, error) {
-	return nil, nil, objstore.PartPlan{Key: key}.Gone()
+func (m *Mem) Resume(_ context.Context, key, _ string, _, _ int64) (objstore.Upload, int, error) {
+	return nil, 0, objstore.PartPlan{Key: key}.Gone()
 }
 
 // Uploads implements [objstore.Uploader].
