@@ -34,6 +34,10 @@ type Config struct {
 	Delete bool                   // what is removed in Dir is removed in the bucket
 	// KeepLocal is how many complete checkpoints stay in Dir; 0: all.
 	KeepLocal int
+	// Link is the path of a mount of the destination, or below one, that complete checkpoints are linked into if only the bucket
+	// has them; "": none are. Nothing looks into it. Refresh has the mount show what the bucket has.
+	Link    string
+	Refresh func(ctx context.Context) error
 	// Unordered: other hosts may use the prefix at the same time, without any order among the hosts.
 	Unordered bool
 	// Cluster, if it has a name, orders those who share the prefix. TLS is for its etcd.
@@ -54,13 +58,13 @@ type Carrier struct {
 	q       *Queue
 	do      chan func()
 	memory  *semaphore.Weighted // of parts in flight, bytes
-	buffers sync.Pool           // for them
 	sends   map[string]*send
 	closing map[string]bool // paths of sends that are ending
 	noList  sync.Once       // the store does not list uploads: said
 	abortAt time.Time       // when useless uploads may be aborted, after a failure or a crash
 	// notCopied has the changes, by path, for which a copy in the bucket failed.
 	notCopied map[string]uint64
+	links     links
 	stats     Stats
 	trouble   trouble
 	since     time.Time
@@ -101,7 +105,7 @@ type Stats struct {
 // Open takes the folder and the prefix, and reads the journal.
 func Open(ctx context.Context, cfg Config) (_ *Carrier, err error) {
 	c := &Carrier{Config: cfg, q: NewQueue(cfg.Last, cfg.Delete), do: make(chan func()), memory: semaphore.NewWeighted(partsBytes), wake: time.NewTimer(0), since: time.Now(), changed: make(chan struct{}),
-		sends: map[string]*send{}, closing: map[string]bool{}, notCopied: map[string]uint64{}}
+		links: links{skipped: map[string]bool{}, look: make(chan struct{}, 1)}, sends: map[string]*send{}, closing: map[string]bool{}, notCopied: map[string]uint64{}}
 	c.folder, err = folder.Open(cfg.Dir, folder.Options{Last: cfg.Last, Prefix: len(cfg.Prefix), Log: cfg.Log})
 	if err != nil {
 		return nil, err
@@ -180,6 +184,10 @@ func (c *Carrier) Run(ctx context.Context, ready func()) error {
 	c.running.Go(func() { c.serve(work, l) })
 	c.running.Go(func() { c.follow(work, stop) })
 	c.running.Go(func() { c.lock.keep(work, stop) })
+	if c.Link != "" {
+		c.link(ctx, func(f func()) bool { f(); return true })
+		c.running.Go(func() { c.keepLinks(work) })
+	}
 	if c.hosts != nil {
 		c.hosts.joined = ready
 		c.running.Go(func() { c.meetHosts(work) })
@@ -259,6 +267,9 @@ func (c *Carrier) hearAll() error {
 // hear takes news, by the queue's Hear or HearAll.
 func (c *Carrier) hear(news []folder.News, take func([]folder.News, time.Time)) {
 	for _, n := range news {
+		if delete(c.links.skipped, n.Path); n.State == folder.Skipped {
+			c.links.skipped[n.Path] = true
+		}
 		if n.State == folder.Torn && !c.q.isTorn(n.Path) {
 			c.Log.Warn("a file is not whole, and waits to be written again", "file", n.Path, "why", n.Why)
 		}
@@ -540,6 +551,10 @@ func (c *Carrier) keepLocal() {
 			continue
 		}
 		c.q.Release(k.Path)
+		select {
+		case c.links.look <- struct{}{}:
+		default:
+		}
 		c.stats.Local++
 		c.Log.Info("removed here; the bucket has it", "folder", k.Path, "files", k.Files)
 		c.running.Go(c.empty)

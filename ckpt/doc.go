@@ -43,6 +43,12 @@
 //	    another look, and one looks every few seconds in any case. So a write may be late, lost or made twice.
 //	 13. Last names of different hosts have no order among them. Removals, and rule 5, are each host's own.
 //
+// # Links
+//
+//  14. With Link, a complete folder that only the bucket has is a symbolic link into a mount of the bucket. A link is made over
+//     nothing, nor where files were published from, unless KeepLocal has removed them; it goes when its folder is not
+//     complete any more. The mount is not looked into: one that hangs hangs nothing here.
+//
 // # Crashes
 //
 // The journal says what the bucket has and which uploads are under way; before a publication it says that perhaps the bucket has it.

@@ -23,6 +23,7 @@ type Remote struct {
 	// Complete: its last name is visible, or one beside it that is newer than all its files.
 	Complete bool `json:"complete"`
 	Folder   bool `json:"folder"`
+	sealed   bool // its last name is in it
 }
 
 // List returns the checkpoints under a prefix, oldest first. isLast reports whether a path is a last name.
@@ -54,7 +55,7 @@ func List(ctx context.Context, store objstore.Reader, prefix string, isLast func
 		sealed := topOf(o.Key, tops)
 		top := cmp.Or(sealed, first)
 		r := found[top]
-		r.Path, r.Folder, r.Complete = top, inFolder, sealed != ""
+		r.Path, r.Folder, r.sealed = top, inFolder, sealed != ""
 		r.Files++
 		r.Bytes += o.Size
 		if o.ModTime.After(r.Time) {
@@ -64,7 +65,7 @@ func List(ctx context.Context, store objstore.Reader, prefix string, isLast func
 	}
 	all := make([]Remote, 0, len(found))
 	for _, r := range found {
-		r.Complete = r.Complete || !latest.IsZero() && !r.Time.After(latest)
+		r.Complete = r.sealed || !latest.IsZero() && !r.Time.After(latest)
 		all = append(all, r)
 	}
 	slices.SortFunc(all, func(a, b Remote) int { return cmp.Or(a.Time.Compare(b.Time), strings.Compare(a.Path, b.Path)) })

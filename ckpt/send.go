@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -204,8 +205,8 @@ func (c *Carrier) sendParts(ctx context.Context, s *send, size, part int64) erro
 		}
 		g.Go(func() error {
 			defer c.memory.Release(room)
-			b := c.buffer(length)
-			defer c.buffers.Put(&b)
+			b := buffer(length)
+			defer buffers.Put(&b)
 			if _, err := s.held.ReadAt(b, int64(n)*part); err != nil {
 				return fmt.Errorf("read %s: %w", s.path, err)
 			}
@@ -218,9 +219,11 @@ func (c *Carrier) sendParts(ctx context.Context, s *send, size, part int64) erro
 	return ctx.Err()
 }
 
+var buffers sync.Pool // for parts
+
 // buffer returns n bytes, which go back to buffers.
-func (c *Carrier) buffer(n int64) []byte {
-	if b, ok := c.buffers.Get().(*[]byte); ok && int64(cap(*b)) >= n {
+func buffer(n int64) []byte {
+	if b, ok := buffers.Get().(*[]byte); ok && int64(cap(*b)) >= n {
 		return (*b)[:n]
 	}
 	return make([]byte, n, max(n, leastPart))

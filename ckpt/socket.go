@@ -118,8 +118,9 @@ func (c *Carrier) in(ctx context.Context, f func()) bool {
 func (c *Carrier) status() Status {
 	s := Status{
 		V: 1, Dir: c.Dir, Dest: c.Dest, PID: os.Getpid(), Since: c.since, Behind: c.q.Behind(), Here: c.folder.Counts(),
-		Stats: c.stats, Checkpoints: c.q.Checkpoints(),
+		Stats: c.stats, Checkpoints: c.checkpoints(),
 	}
+	s.Here.Skipped = max(0, s.Here.Skipped-len(c.links.made))
 	if c.trouble.err != nil {
 		s.Trouble = c.trouble.err.Error()
 	}

@@ -5,7 +5,6 @@ import (
 	"maps"
 	"path"
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -88,7 +87,9 @@ type Checkpoint struct {
 	// Lacks is a file that is not in the bucket as it is here; "" if all are, and so is the checkpoint.
 	Lacks string `json:"lacks,omitempty"`
 	Why   string `json:"why,omitempty"`
-	ctime int64  // of its latest last name
+	// Linked: only the bucket has it, and here is a link into its mount.
+	Linked bool  `json:"linked,omitempty"`
+	ctime  int64 // of its latest last name
 }
 
 // topOf returns the one of the folders that has a path and is nearest to the root, or "".
@@ -128,8 +129,6 @@ func (q *Queue) Checkpoints() []Checkpoint {
 		found[top] = c
 	}
 	all := slices.AppendSeq([]Checkpoint{}, maps.Values(found))
-	slices.SortFunc(all, func(a, b Checkpoint) int {
-		return cmp.Or(cmp.Compare(a.ctime, b.ctime), strings.Compare(a.Path, b.Path))
-	})
+	slices.SortFunc(all, older)
 	return all
 }

@@ -36,6 +36,7 @@ type ckptOptions struct {
 	last      []string
 	remove    bool
 	keepLocal int
+	link      string
 	unordered bool
 	cluster   clusterOptions
 	drain     time.Duration
@@ -63,6 +64,7 @@ What is removed in DIR stays in DEST, unless --delete is given (docs/checkpoints
 	f.StringArrayVar(&o.last, "last", folder.DefaultLast, "glob of a last name, such as DONE or meta/*.json, in addition to the usual ones (repeatable)")
 	f.BoolVar(&o.remove, "delete", false, "remove in DEST what is removed in DIR, after all that was closed before")
 	f.IntVar(&o.keepLocal, "keep-local", 0, "keep only the N newest complete checkpoints in DIR; DEST has all (0: keep all)")
+	f.StringVar(&o.link, "link", "", "mount of DEST (or a folder in one): complete checkpoints that only DEST has appear in DIR as links into it")
 	f.BoolVar(&o.unordered, "hosts-unordered", false, "other hosts may carry to DEST, too, if they say the same; last names wait for this host's files only")
 	o.cluster.addEtcd(c, "etcd://HOST:PORT[,…]/NAME: other hosts may carry to DEST, too, if they say the same; last names wait for the files of all (docs/checkpoints.md)")
 	f.DurationVar(&o.drain, "drain-timeout", time.Minute, "how long the end may take to upload what was closed before")
@@ -141,6 +143,19 @@ func (o *ckptOptions) run(c *cobra.Command, dir, dest string) (err error) {
 		return cli.Usagef("%s and %s lie in each other: give another folder", cfg.Dir, src)
 	}
 	cfg.Store, cfg.Prefix, cfg.Dest = store, src.Prefix, src.String()
+	if o.link != "" {
+		if cfg.Link, err = filepath.Abs(o.link); err != nil {
+			return err
+		}
+		if inside(cfg.Link, cfg.Dir) || inside(cfg.Dir, cfg.Link) { // by name: the mount may hang
+			return cli.Usagef("--link %s and %s lie in each other: mount elsewhere", cfg.Link, cfg.Dir)
+		}
+		cfg.Refresh = func(ctx context.Context) error {
+			ctx, cancel := context.WithTimeout(ctx, time.Minute)
+			defer cancel()
+			return askMount(ctx, cfg.Link, io.Discard, "refresh")
+		}
+	}
 	if o.stateDir != "" {
 		state, err := filepath.Abs(o.stateDir)
 		if err != nil {
@@ -268,7 +283,9 @@ func printStatus(out io.Writer, s ckpt.Status) error {
 	fmt.Fprintln(w, "CHECKPOINT\tFILES\tSIZE\tSTATE")
 	for _, k := range s.Checkpoints {
 		state := "in the bucket"
-		if k.Lacks != "" {
+		if k.Linked {
+			state = "in the bucket, linked"
+		} else if k.Lacks != "" {
 			state = k.Lacks + ": " + k.Why
 		}
 		fmt.Fprintf(w, "%s\t%d\t%s\t%s\n", k.Path, k.Files, humanize.IBytes(uint64(k.Bytes)), state)

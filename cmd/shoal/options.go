@@ -312,8 +312,11 @@ func (o *engineOptions) cacheOutside(folder, what, why string) error {
 }
 
 // within reports whether a path is dir, or lies below it.
-func within(path, dir string) bool {
-	rel, err := filepath.Rel(resolved(dir), resolved(path))
+func within(path, dir string) bool { return inside(resolved(path), resolved(dir)) }
+
+// inside is within, by the names alone.
+func inside(path, dir string) bool {
+	rel, err := filepath.Rel(dir, path)
 	return err == nil && rel != ".." && !strings.HasPrefix(rel, "../")
 }
 

@@ -1,0 +1,129 @@
+package ckpt
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// links are what rule 14 is about. It belongs to the goroutine of Run.
+type links struct {
+	skipped map[string]bool // paths here that are no files
+	made    []Checkpoint
+	look    chan struct{} // has room for one
+}
+
+const linkEvery = time.Minute
+
+// keepLinks makes and removes links from time to time.
+func (c *Carrier) keepLinks(ctx context.Context) {
+	for {
+		select {
+		case <-time.After(linkEvery):
+		case <-c.links.look:
+		case <-ctx.Done():
+			return
+		}
+		c.link(ctx, func(f func()) bool { return c.in(ctx, f) })
+	}
+}
+
+// link makes and removes links (rule 14). in has Run do something.
+func (c *Carrier) link(ctx context.Context, in func(f func()) bool) {
+	all, err := List(ctx, c.Store, c.Prefix, c.Last)
+	root, openErr := os.OpenRoot(c.Dir) // which never follows a link out of the folder
+	if openErr == nil {
+		defer func() { _ = root.Close() }()
+	}
+	if err = cmp.Or(err, openErr); err != nil {
+		if ctx.Err() == nil {
+			c.Log.Warn("cannot look which checkpoints only the bucket has", "cause", err)
+		}
+		return
+	}
+	wanted := map[string]bool{}
+	for _, r := range all {
+		if r.sealed {
+			wanted[r.Path] = true
+		}
+	}
+	var skipped []string
+	if !in(func() {
+		for p := range c.q.files {
+			delete(wanted, topOf(p, wanted))
+		}
+		skipped = slices.Collect(maps.Keys(c.links.skipped))
+	}) {
+		return
+	}
+	for _, p := range skipped {
+		if to, err := root.Readlink(p); err == nil && to == c.target(p) && !wanted[p] && root.Remove(p) == nil {
+			c.Log.Info("removed the link to a checkpoint that the bucket has no more", "link", p)
+		}
+	}
+	refreshed := false
+	var made []Checkpoint
+	for _, r := range all {
+		if !wanted[r.Path] {
+			continue
+		}
+		to, err := root.Readlink(r.Path)
+		if errors.Is(err, fs.ErrNotExist) {
+			if !refreshed {
+				refreshed = true
+				if err := c.Refresh(ctx); err != nil {
+					c.Log.Warn("the mount is not refreshed; links may lead nowhere until it is", "mountpoint", c.Link, "cause", err)
+				}
+			}
+			if err := c.linkOne(root, r.Path); err != nil {
+				c.Log.Warn("cannot link a checkpoint", "link", r.Path, "cause", err)
+				continue
+			}
+			to = c.target(r.Path)
+		}
+		if to == c.target(r.Path) {
+			made = append(made, Checkpoint{Path: r.Path, Files: r.Files, Bytes: r.Bytes, Linked: true, ctime: r.Time.UnixNano()})
+		}
+	}
+	in(func() { c.links.made = made })
+}
+
+// target is where the link at a path leads. What leads elsewhere is a user's.
+func (c *Carrier) target(p string) string { return filepath.Join(c.Link, filepath.FromSlash(p)) }
+
+// linkOne makes a link, and the folders above it, which belong to the owner of the one that is carried.
+func (c *Carrier) linkOne(root *os.Root, p string) error {
+	dir, err := root.Lstat(".")
+	if err != nil {
+		return err
+	}
+	owner := dir.Sys().(*syscall.Stat_t)
+	for i := range p {
+		if p[i] == '/' && root.Mkdir(p[:i], dir.Mode().Perm()) == nil {
+			err = errors.Join(err, root.Chown(p[:i], int(owner.Uid), int(owner.Gid)))
+		}
+	}
+	if err = errors.Join(err, root.Symlink(c.target(p), p)); err == nil {
+		c.Log.Info("linked a checkpoint that only the bucket has", "link", p)
+	}
+	return err
+}
+
+// checkpoints returns those here and those that are links, oldest first.
+func (c *Carrier) checkpoints() []Checkpoint {
+	all := append(c.q.Checkpoints(), c.links.made...)
+	slices.SortFunc(all, older)
+	return all
+}
+
+func older(a, b Checkpoint) int {
+	return cmp.Or(cmp.Compare(a.ctime, b.ctime), strings.Compare(a.Path, b.Path))
+}
