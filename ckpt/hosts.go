@@ -227,9 +227,9 @@ func (c *Carrier) meetHosts(ctx context.Context) {
 func (c *Carrier) connect(ctx context.Context) error {
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
-	client, err := c.Cluster.Dial(ctx, c.TLS)
+	client, said, err := c.Cluster.Dial(ctx, c.TLS)
 	if err != nil {
-		return err
+		return said(err)
 	}
 	defer func() { _ = client.Close() }()
 	for _, at := range []string{"asks/", "answers/" + c.hosts.id + "/"} {
@@ -244,7 +244,7 @@ func (c *Carrier) connect(ctx context.Context) error {
 	}
 	for {
 		if err := c.turn(ctx, client); err != nil {
-			return cmp.Or(context.Cause(ctx), err)
+			return said(cmp.Or(context.Cause(ctx), err))
 		}
 		select {
 		case <-c.hosts.wake:

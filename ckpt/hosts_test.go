@@ -53,7 +53,7 @@ func newTeam(t *testing.T) *team {
 	if tm.at, err = cluster.Parse("etcd://" + s.Addr + "/test"); err != nil {
 		t.Fatal(err)
 	}
-	if tm.client, err = tm.at.Dial(t.Context(), nil); err != nil {
+	if tm.client, _, err = tm.at.Dial(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = tm.client.Close() })
@@ -199,7 +199,7 @@ func TestHostLost(t *testing.T) {
 		t.Fatal("the last name is visible")
 	}
 	tm.server.Stop()
-	until(t, "etcd is away", func() bool { return strings.Contains(waitsFor(t, a), "etcd at") })
+	until(t, "etcd is away", func() bool { return strings.Contains(waitsFor(t, a), "cannot be reached") })
 	if err := tm.server.Restart(t.Context(), false); err != nil {
 		t.Fatal(err)
 	}

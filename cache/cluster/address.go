@@ -85,13 +85,15 @@ func (a Address) String() string {
 // Root begins all keys of the cluster.
 func (a Address) Root() string { return "/shoal/v1/" + a.Name + "/" }
 
-// Dial connects to the etcd there, with its own patience and words, for what no [Cluster] does. config is for etcds://; nil:
-// the system's authorities.
-func (a Address) Dial(ctx context.Context, config *tls.Config) (*v3.Client, error) {
-	return a.dial(ctx, config, usual)
+// Dial connects to the etcd there, with its own patience, for what no [Cluster] does. config is for etcds://; nil: the
+// system's authorities. why puts what the connection said in place of a deadline.
+func (a Address) Dial(ctx context.Context, config *tls.Config) (client *v3.Client, why func(error) error, err error) {
+	s := &session{}
+	client, err = a.dial(ctx, config, usual, s.note)
+	return client, s.why, err
 }
 
-func (a Address) dial(ctx context.Context, config *tls.Config, p pace, more ...grpc.DialOption) (*v3.Client, error) {
+func (a Address) dial(ctx context.Context, config *tls.Config, p pace, note grpc.UnaryClientInterceptor) (*v3.Client, error) {
 	if config = cmp.Or(config, &tls.Config{MinVersion: tls.VersionTLS12}).Clone(); !a.TLS {
 		config = nil
 	}
@@ -99,7 +101,7 @@ func (a Address) dial(ctx context.Context, config *tls.Config, p pace, more ...g
 		Backoff: backoff.Config{BaseDelay: p.beat / 4, Multiplier: 1.6, Jitter: 0.2, MaxDelay: p.beat}}
 	return v3.New(v3.Config{Endpoints: a.Endpoints(), Username: a.User, Password: a.Password, TLS: config,
 		Context: ctx, DialTimeout: 2 * p.answer, DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: p.answer,
-		Logger: zap.NewNop(), DialOptions: append(more, grpc.WithConnectParams(params))})
+		Logger: zap.NewNop(), DialOptions: []grpc.DialOption{grpc.WithConnectParams(params), grpc.WithChainUnaryInterceptor(note)}})
 }
 
 // Endpoints are the servers as etcd's client names them.

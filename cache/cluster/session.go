@@ -61,27 +61,28 @@ func (c *Cluster) use(s *session) {
 // open connects. A session has a client of its own, so that nothing of a connection that hung outlives it.
 func (c *Cluster) open(ctx context.Context) (*session, error) {
 	s := &session{c: c, drop: map[string]string{}, roll: roll{torn: true}, unsee: func() {}, unlead: func() {}, slow: c.pace.answer} // the first one connects
-	// The client puts the deadline's error in place of what the connection said.
-	noted := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-		began := time.Now()
-		err := call(ctx, method, req, reply, cc, opts...)
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if err != nil {
-			s.last = err
-		} else {
-			s.slow = max(time.Since(began), s.slow*3/4)
-		}
-		return err
-	}
 	var err error
-	if s.Client, err = c.at.dial(ctx, c.o.TLS, c.pace, grpc.WithChainUnaryInterceptor(noted)); err != nil {
+	if s.Client, err = c.at.dial(ctx, c.o.TLS, c.pace, s.note); err != nil {
 		return nil, s.why(err)
 	}
 	s.ctx, s.lose = context.WithCancelCause(ctx)
 	s.ttl = c.pace.lease
 	s.end = time.AfterFunc(s.ttl, func() { s.lose(ErrLost) })
 	return s, nil
+}
+
+// note is what each exchange goes through: the client puts the deadline's error in place of what the connection said.
+func (s *session) note(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	began := time.Now()
+	err := call(ctx, method, req, reply, cc, opts...)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
+		s.last = err
+	} else {
+		s.slow = max(time.Since(began), s.slow*3/4)
+	}
+	return err
 }
 
 // hold registers and stays until the lease is lost.
