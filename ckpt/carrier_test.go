@@ -34,6 +34,7 @@ func TestCarrier(t *testing.T) {
 		t.Helper()
 		c, err := Open(t.Context(), Config{
 			Dir: dir, Prefix: src.Prefix, Dest: src.String(), Store: store, Last: last, Delete: true, Drain: time.Minute, Log: slog.New(slog.DiscardHandler),
+			Link: "/nowhere", Refresh: func(context.Context) error { return nil },
 		})
 		if err != nil {
 			t.Fatal(err)

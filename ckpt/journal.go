@@ -222,7 +222,7 @@ func (j *journal) append(e entry, sync bool) error {
 	}
 	b := e.line()
 	if _, err := j.f.Write(b); err != nil {
-		_ = j.f.Truncate(j.size) // what follows half a line would be lost
+		_, j.room = j.f.Truncate(j.size), 0 // what follows half a line would be lost
 		return err
 	}
 	j.size += int64(len(b))
