@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"math"
 	"math/bits"
 	"time"
 )
@@ -16,7 +17,8 @@ import (
 //   - An extent that the disk would keep is fetched whole once a granule is fetched for the second time, or half of the
 //     extent was, without the run that the read continues. So what is read often ends up on disk, and costs at most twice
 //     its extents.
-//   - What an order needs next is fetched in whole extents, as ever.
+//   - What an order needs next is fetched in whole extents, as ever; and of what a reader says that it will read
+//     (WillReadRange), the extents of which it takes more than half.
 //
 // Granules are entries of the ring beside the extents, spent from the beginning: they stay until memory is needed. They
 // are never written to disk, and no account holds them. A reader looks for the extent first, so one that is there
@@ -183,5 +185,28 @@ func (q *query) readAhead() {
 	v.mu.Unlock()
 	for next := x + 1; next <= x+n && next < v.Extents(file); next++ {
 		v.Prefetch(nil, file, next, time.Time{}, nil)
+	}
+}
+
+// WillReadRange says that n bytes of the file from off are about to be read, by reads that are smaller. The extents of which
+// those are more than half are fetched whole, if the disk would keep them: up to mostAhead from now on, as memory allows, the
+// others when they are read. It never blocks.
+func (v *Volume) WillReadRange(file int, off, n int64) {
+	if v.Extents(file) < 2 || v.DiskRoom() < ExtentSize {
+		return
+	}
+	for x, most := int(off/ExtentSize), mostAhead; int64(x)*ExtentSize < off+n; x++ {
+		first, size := int64(x)*ExtentSize, v.ExtentBytes(file, x)
+		if ok, _ := v.wanted(file, x); !ok || min(off+n, first+size)-max(off, first) <= size/2 {
+			continue
+		}
+		v.mu.Lock()
+		if k := v.key(v.extent(file, x)); !k.here() && v.flights[k.piece] == nil {
+			v.sparse[k.extent()] = math.MaxUint64 // each granule of it comes for the second time
+		}
+		v.mu.Unlock()
+		if most--; most >= 0 {
+			v.Prefetch(nil, file, x, time.Time{}, nil)
+		}
 	}
 }

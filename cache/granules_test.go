@@ -110,6 +110,47 @@ func TestGranules(t *testing.T) {
 	}
 }
 
+// Of a range that is announced, what is most of an extent is fetched whole, so a reader of the rest fetches nothing.
+func TestGranulesOfARange(t *testing.T) {
+	const g = granuleSize
+	c, v, want, y := openLarge(t, 64*mib, t.TempDir())
+	fetched := func(requests, bytes int64) {
+		t.Helper()
+		settled(t, c)
+		if y.requests.Load() != requests || y.bytes.Load() != bytes {
+			t.Errorf("%d requests, %d bytes; want %d, %d", y.requests.Load(), y.bytes.Load(), requests, bytes)
+		}
+	}
+	v.WillReadRange(0, 4*mib+g, 3*mib)
+	fetched(1, 4*mib)
+	readRight(t, v, want, 4*mib+g, 3*mib)
+	readRight(t, v, want, 4*mib, g)
+	fetched(1, 4*mib)
+	v.WillReadRange(0, 6*mib, 4*mib)
+	fetched(1, 4*mib) // of the one it is there, of the other it is half
+	v.WillReadRange(0, 0, 12*mib+5000)
+	fetched(4, 12*mib+5000)
+}
+
+// An extent of an announced range for which there was no memory is fetched whole when it is read.
+func TestGranulesOfARangeLater(t *testing.T) {
+	c, v, want, y := openLarge(t, 64*mib, t.TempDir())
+	held := c.ledger.Limit()
+	if !c.ledger.TryReserve(held, ForDemand) {
+		t.Fatal("no memory")
+	}
+	v.WillReadRange(0, 4*mib, 4*mib)
+	if y.requests.Load() != 0 {
+		t.Fatal("it was fetched without memory")
+	}
+	c.ledger.Release(held, ForDemand)
+	readRight(t, v, want, 5*mib, 100)
+	settled(t, c)
+	if y.bytes.Load() != 4*mib {
+		t.Errorf("%d bytes", y.bytes.Load())
+	}
+}
+
 // A piece of 2 MiB is fetched in granules. A granule that is fetched for the second time brings its extent to the disk.
 func TestGranuleAgain(t *testing.T) {
 	c, v, want, y := openLarge(t, 32*mib, t.TempDir())

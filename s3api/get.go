@@ -51,6 +51,7 @@ func (d *dataset) object(w http.ResponseWriter, r *http.Request, m *catalog.Mani
 		return nil
 	}
 	reader := readerOf(r).number
+	d.WillReadRange(m, file, off, n)
 	if n == size {
 		defer d.opens.whole(m, file, reader)()
 	} else {

@@ -45,6 +45,7 @@ type Dataset interface {
 	MarkStale(keys []string) error
 	Stale() bool // MarkStale was called with a key of it since it was listed
 	ReadAt(ctx context.Context, m *catalog.Manifest, file int, p []byte, off int64) (int, error)
+	WillReadRange(m *catalog.Manifest, file int, off, n int64)
 	Lend(m *catalog.Manifest, file int, off int64, n int) (data []byte, release func(), ok bool)
 	Opened(m *catalog.Manifest, file int, reader uint32)
 	Released(m *catalog.Manifest, file int)

@@ -634,6 +634,11 @@ func (e *Engine) ReadAt(ctx context.Context, m *catalog.Manifest, file int, p []
 	return e.volumeOf(m).ReadAt(ctx, file, p, off)
 }
 
+// WillReadRange says what is about to be read, as cache.Volume.WillReadRange does.
+func (e *Engine) WillReadRange(m *catalog.Manifest, file int, off, n int64) {
+	e.volumeOf(m).WillReadRange(file, off, n)
+}
+
 // Lend returns bytes of a file that are in memory, as cache.Volume.Lend does.
 func (e *Engine) Lend(m *catalog.Manifest, file int, off int64, n int) (data []byte, release func(), ok bool) {
 	e.counted.readers.read()
