@@ -36,7 +36,7 @@ var reservedEnv = map[string]bool{
 	configEnv: true, settledEnv: true, daemon.ReadyEnv: true, daemon.SupervisedEnv: true, pprofEnv: true, s3ConnectionsEnv: true, daemon.DrainEnv: true,
 	"SHOAL_DEBUG": true, "SHOAL_RUN_NAME": true, "SHOAL_CERTS": true, "SHOAL_FEEDSERVER": true, "SHOAL_VERSITYGW": true, "SHOAL_PTXAS": true,
 	"SHOAL_KILLS": true, "SHOAL_HANG": true, "SHOAL_FEED_KILLS": true, "SHOAL_FEED_RUN": true, "SHOAL_KILLPOINT": true, "SHOAL_KILLPOINTS_LOG": true,
-	"SHOAL_STEPS": true, "SHOAL_PYTHON": true, "SHOAL_BENCH_FILES": true, "SHOAL_BENCH_HUGE": true, "SHOAL_FUSEFS_TEST_READER": true, "SHOAL_FUSEFS_TEST_SERVE": true,
+	"SHOAL_STEPS": true, "SHOAL_PYTHON": true, "SHOAL_BENCH_FILES": true, "SHOAL_BENCH_HUGE": true, "SHOAL_FUSEFS_TEST_READER": true, "SHOAL_FUSEFS_TEST_SERVE": true, "SHOAL_WEIGHTS": true,
 }
 
 // secretEnv are the variables that hold secrets, which no flag may.
