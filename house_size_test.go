@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -16,7 +17,7 @@ import (
 
 // bound is how many lines of Go and C all rooms may hold together, tests and generated code apart. No commit raises it, but one whose
 // issue gives an allowance: rooms trade, and a new capability pays with what it made unnecessary.
-const bound = 110_096
+const bound = 110_164
 
 // rooms are listed in the log. A file belongs to the longest that its path begins with.
 var rooms = []string{"cmd/shoal", "cmd/shoal-gpu", "cmd/shoal-lab", "fusefs", "fusefs/uring", "cache", "prefetch", "prefetch/engine",
@@ -143,6 +144,8 @@ func count(names ...*ast.Ident) (exported int) {
 // pageWords is how many words the pages written by hand may hold together. What a program writes does not count.
 const pageWords = 50_000
 
+var metricTables = regexp.MustCompile(`(?s)<!-- metrics: begin -->.*?<!-- metrics: end -->`)
+
 func TestThePagesDoNotGrow(t *testing.T) {
 	words, written := 0, []string{"docs/cli.md", "docs/cli-lab.md", "docs/python-api.md"}
 	for _, pattern := range []string{"README.md", "docs/*.md", "docs/examples/*.md"} {
@@ -155,10 +158,8 @@ func TestThePagesDoNotGrow(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			before, table, _ := strings.Cut(string(text), "<!-- metrics: begin -->")
-			_, after, _ := strings.Cut(table, "<!-- metrics: end -->")
 			if !slices.Contains(written, filepath.ToSlash(p)) {
-				words += len(strings.Fields(before)) + len(strings.Fields(after))
+				words += len(strings.Fields(metricTables.ReplaceAllString(string(text), "")))
 			}
 		}
 	}

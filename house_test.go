@@ -15,11 +15,11 @@ const module = "github.com/shoalfs/shoal/"
 // longest key that a package's path begins with. What is missing here fails the test, so a new room
 // has to be given its place.
 var mayImport = map[string][]string{
-	"cmd/shoal":                 {"cache/cluster", "cache/peer", "internal/admin", "fusefs", "loader", "loader/feedpb", "loader/feedclient", "gpuingest", "gpuingest/jpeg", "prefetch/engine", "prefetch/order", "prefetch/run", "prefetch/certificate", "prefetch/sim", "s3api", "cache", "cache/cachedir", "cache/catalog", "cache/objstore", "cache/objstore/s3", "cache/objstore/stores", "cache/segment", "cache/shard", "internal/machine", "internal/progress", "internal/settings", "internal/cli", "internal/workload", "python", "cache/crypt", "internal/logs", "internal/doctor", "internal/findings", "internal/profile/trace", "internal/trace/export", "internal/levenshtein", "internal/audit", "internal/human", "internal/shortcut", "internal/daemon", "ckpt", "ckpt/folder"},
+	"cmd/shoal":                 {"cache/cluster", "cache/peer", "internal/admin", "fusefs", "loader", "loader/feedpb", "loader/feedclient", "gpuingest", "gpuingest/jpeg", "prefetch/engine", "prefetch/order", "prefetch/run", "prefetch/certificate", "prefetch/sim", "s3api", "cache", "cache/cachedir", "cache/catalog", "cache/objstore", "cache/objstore/s3", "cache/objstore/stores", "cache/segment", "cache/shard", "internal/machine", "internal/progress", "internal/settings", "internal/cli", "internal/workload", "python", "cache/crypt", "internal/logs", "internal/doctor", "internal/findings", "internal/profile/trace", "internal/trace/export", "internal/levenshtein", "internal/audit", "internal/human", "internal/shortcut", "internal/daemon", "internal/prom", "ckpt", "ckpt/folder"},
 	"internal/admin":            {"prefetch/engine", "prefetch/run", "loader", "s3api", "cache/objstore", "cache/objstore/near", "internal/admin/dashboard", "internal/findings"},
 	"deploy/packages":           {"python"},
 	"lab/bench/gpu":             {"gpuingest/cuda"},
-	"cmd/shoal-gpu":             {"loader", "loader/feedpb", "gpuingest", "gpuingest/cuda", "gpuingest/cuda/nvtx", "internal/handover", "internal/logs"},
+	"cmd/shoal-gpu":             {"loader", "loader/feedpb", "gpuingest", "gpuingest/cuda", "gpuingest/cuda/nvtx", "internal/handover", "internal/logs", "internal/prom"},
 	"lab/demo":                  {"lab/rig", "internal/progress", "python"},
 	"fusefs":                    {"cache/catalog", "cache/objstore", "fusefs/uring", "internal/machine", "internal/profile/trace"},
 	"fusefs/uring":              {},
@@ -78,6 +78,7 @@ var mayImport = map[string][]string{
 	"docs/examples/consumer":    {"loader/feedclient", "loader/feedpb"},
 	"cache/crypt":               {"internal/durable"},
 	"internal/logs":             {},
+	"internal/prom":             {},
 	"internal/admin/dashboard":  {},
 	"internal/profile/trace":    {},
 	"internal/doctor":           {"internal/findings", "cache/objstore", "cache/objstore/s3", "cache/objstore/stores", "internal/machine", "internal/human"},
@@ -85,7 +86,7 @@ var mayImport = map[string][]string{
 	"internal/trace":            {},
 	"internal/trace/export":     {"internal/trace"},
 	"internal/audit":            {},
-	"ckpt":                      {"cache/cluster", "cache/objstore", "ckpt/folder", "internal/durable", "internal/killpoint"},
+	"ckpt":                      {"cache/cluster", "cache/objstore", "ckpt/folder", "internal/durable", "internal/killpoint", "internal/prom"},
 	"ckpt/folder":               {},
 }
 

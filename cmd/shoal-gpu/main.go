@@ -25,6 +25,7 @@ import (
 	"github.com/shoalfs/shoal/gpuingest/cuda"
 	"github.com/shoalfs/shoal/gpuingest/cuda/nvtx"
 	"github.com/shoalfs/shoal/internal/logs"
+	"github.com/shoalfs/shoal/internal/prom"
 	"github.com/shoalfs/shoal/loader"
 )
 
@@ -148,7 +149,7 @@ func serve(feed, listen, admin string, o loader.ListenOptions, number int, log *
 	stop := sync.OnceValue(srv.Close)
 	defer func() { err = errors.Join(err, stop()) }()
 	if admin != "" {
-		_, stopAdmin, err := srv.ListenAdmin(admin, version, log)
+		_, stopAdmin, err := prom.Listen(admin, srv.Metrics(version), log)
 		if err != nil {
 			return usageError{err}
 		}

@@ -24,6 +24,7 @@ import (
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/daemon"
 	"github.com/shoalfs/shoal/internal/human"
+	"github.com/shoalfs/shoal/internal/prom"
 )
 
 // uploadsMost is how many requests to the bucket may be under way.
@@ -33,6 +34,7 @@ type ckptOptions struct {
 	store     storeOptions
 	log       logOptions
 	stateDir  string
+	admin     string
 	last      []string
 	remove    bool
 	keepLocal int
@@ -67,6 +69,7 @@ What is removed in DIR stays in DEST, unless --delete is given (docs/checkpoints
 	f.StringVar(&o.link, "link", "", "mount of DEST (or a folder in one): complete checkpoints that only DEST has appear in DIR as links into it")
 	f.BoolVar(&o.unordered, "hosts-unordered", false, "other hosts may carry to DEST, too, if they say the same; last names wait for this host's files only")
 	o.cluster.addEtcd(c, "etcd://HOST:PORT[,…]/NAME: other hosts may carry to DEST, too, if they say the same; last names wait for the files of all (docs/checkpoints.md)")
+	f.StringVar(&o.admin, "admin", "", "HOST:PORT for /metrics and /healthz, such as 127.0.0.1:7073 (docs/metrics.md)")
 	f.DurationVar(&o.drain, "drain-timeout", time.Minute, "how long the end may take to upload what was closed before")
 	o.store.add(c)
 	o.log.add(c)
@@ -168,6 +171,13 @@ func (o *ckptOptions) run(c *cobra.Command, dir, dest string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, carrier.Close()) }()
+	if o.admin != "" {
+		_, stop, err := prom.Listen(o.admin, carrier.Metrics(version), log)
+		if err != nil {
+			return cli.Usage(err)
+		}
+		defer stop()
+	}
 	return carrier.Run(c.Context(), func() { inv.Notice("carrying %s to %s", cfg.Dir, cfg.Dest) })
 }
 

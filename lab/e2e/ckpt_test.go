@@ -9,9 +9,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"math/rand/v2"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,6 +25,7 @@ import (
 
 	"github.com/minio/minio-go/v7"
 
+	"github.com/shoalfs/shoal/lab/rig/port"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
 
@@ -119,7 +122,12 @@ func TestCkptOrder(t *testing.T) {
 	dir := t.TempDir()
 	name := newBucket(t, "")
 	_, env := far(t, proxy.Options{Latency: 3 * time.Millisecond})
-	carry(t, env, dir, "s3://"+name+"/run")
+	admin, release, err := port.Hold()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	carry(t, env, dir, "s3://"+name+"/run", "--admin", admin)
 	var order []string
 	save := func(p string, b []byte) {
 		write(t, filepath.Join(dir, p), b)
@@ -158,6 +166,15 @@ func TestCkptOrder(t *testing.T) {
 	sameFiles(t, published(t, name, "run"), local(t, dir))
 	if got := mustShoal(t, env, "ckpt", "latest", "s3://"+name+"/run"); got != "s3://"+name+"/run/step-1\n" {
 		t.Errorf("latest: %q", got)
+	}
+	resp, err := http.Get("http://" + admin + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	metrics, err := io.ReadAll(resp.Body)
+	if want := fmt.Sprintf("\nshoal_ckpt_published_files_total %d\n", len(order)); err != nil || !strings.Contains(string(metrics), want) {
+		t.Errorf("%v: no %q in %s", err, want, metrics)
 	}
 }
 
