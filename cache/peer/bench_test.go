@@ -131,6 +131,8 @@ type benchServing struct {
 
 func (s benchServing) Terms() Terms { return Terms{} }
 
+func (s benchServing) Received() int64 { return 0 }
+
 func (s benchServing) Check(file int, path [16]byte, etag string) bool {
 	return file < s.m.Len() && s.m.PathHash(file) == path && s.m.ETag(file) == etag
 }

@@ -265,6 +265,7 @@ type watch struct {
 	sent  time.Time     // when the request was; zero: it has waited for a place only
 	heard time.Time     // when the last byte came, or the request was sent
 	told  bool          // that the peer fetches
+	moved time.Time     // when the peer last said that its store brings bytes
 	doubt bool          // its silence has been noted
 	late  time.Duration // by which timers have rung late
 	terms *Terms        // that the peer told last; nil: none
@@ -324,7 +325,7 @@ func (w *watch) check() error {
 		return errAway
 	case silent && (w.probe || !w.waits.IsZero()), quiet > 3*w.r.c.silence:
 		return errSilent
-	case now.Sub(w.start) > longest, !w.waits.IsZero() && now.Sub(w.waits) > most:
+	case now.Sub(w.start) > longest, !w.waits.IsZero() && min(now.Sub(w.waits), now.Sub(w.moved)) > most:
 		return errLate
 	}
 	return nil
@@ -697,8 +698,8 @@ func (c *clientConn) do(w *watch, req Request, pieces []Piece) error {
 			}
 			if f.kind == frameTerms {
 				w.terms = f.terms()
-			} else {
-				w.told = true
+			} else if w.told = true; f.n > 0 {
+				w.moved = w.heard
 			}
 			continue
 		case c.seen[f.piece]:

@@ -166,7 +166,7 @@ func TestHostilePeers(t *testing.T) {
 		"frozen":    {head: "none"},
 		"503":       {head: "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"},
 		"404":       {head: "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"},
-		"later":     {head: "HTTP/1.1 426 Upgrade Required\r\nUpgrade: shoal-peer/3\r\nContent-Length: 0\r\n\r\n"},
+		"later":     {head: "HTTP/1.1 426 Upgrade Required\r\nUpgrade: shoal-peer/5\r\nContent-Length: 0\r\n\r\n"},
 		"another":   {head: strings.Replace(goodHead, "node-b", "node-c", 1)},
 		"not http":  {head: "\x16\x03\x01 nonsense\r\n\r\n"},
 		"long head": {head: "HTTP/1.1 101 OK\r\nX: " + strings.Repeat("x", 1<<20) + "\r\n\r\n"},

@@ -54,6 +54,8 @@ type clusterNode struct {
 
 func (n *clusterNode) Terms() Terms { return Terms{} }
 
+func (n *clusterNode) Received() int64 { return 0 }
+
 func (n *clusterNode) Sampled(int, int) bool { return false }
 
 func (n *clusterNode) Check(file int, path [16]byte, etag string) bool {

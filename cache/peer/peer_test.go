@@ -52,6 +52,8 @@ type shelf struct {
 	opens  chan struct{} // until this is closed the dataset is being opened; nil: it is open
 	looked chan bool     // gets one when somebody looks whether it is
 
+	brings               atomic.Bool // the store brings bytes, of whatever
+	received             atomic.Int64
 	below                atomic.Uint64
 	lent, open, gathered atomic.Int64
 	early                atomic.Int64 // volumes given back while pieces were lent
@@ -112,6 +114,14 @@ func (s *shelf) Check(file int, path [16]byte, etag string) bool {
 }
 
 func (s *shelf) Terms() Terms { return Terms{Below: s.below.Load(), Gives: s.below.Load() > 0} }
+
+// Received goes up with each look while bytes come.
+func (s *shelf) Received() int64 {
+	if s.brings.Load() {
+		return s.received.Add(1)
+	}
+	return s.received.Load()
+}
 
 func (s *shelf) Asked(int, int64) {}
 

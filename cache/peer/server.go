@@ -31,9 +31,10 @@ const (
 	batchBytes   = 256 << 10       // sent together
 )
 
-// Volume is one version of a dataset. [cache.Volume] has all but Terms and Check.
+// Volume is one version of a dataset. [cache.Volume] has all but Terms, Received and Check.
 type Volume interface {
 	Terms() Terms
+	Received() int64 // bytes, from the store until now
 	// Check reports whether the version's file has that path and ETag. The number may be of no file.
 	Check(file int, path [16]byte, etag string) bool
 	Asked(file int, off int64) // by a request, before it is served
@@ -419,7 +420,7 @@ func (c *serverConn) find(ctx context.Context, v Volume, r Request, i int, due t
 
 // fetch sends a piece that is to be fetched, or waits for memory, and says all the while that it does.
 func (c *serverConn) fetch(v Volume, r Request, i int, due time.Time) error {
-	until := time.Now().Add(max(r.due, fetching))
+	until, before := time.Now().Add(max(r.due, fetching)), v.Received()
 	data, release, err := c.find(c.s.ctx, v, r, i, due, false) // it may have landed
 	again := errors.Is(err, cache.ErrNotHeld) && !r.Held || errors.Is(err, cache.ErrMemory)
 	for waits := 0; again; waits++ {
@@ -431,9 +432,11 @@ func (c *serverConn) fetch(v Volume, r Request, i int, due time.Time) error {
 		again = waits < mostWaits && (ctx.Err() != nil && errors.Is(err, context.DeadlineExceeded) || errors.Is(err, cache.ErrMemory) && time.Now().Before(until))
 		cancel()
 		if again {
-			if err := c.add(frame{kind: frameWait}, nil, nil); err != nil {
+			received := v.Received()
+			if err := c.add(frame{kind: frameWait, n: int(min(max(received-before, 0), 1))}, nil, nil); err != nil {
 				return err
 			}
+			before = received
 		}
 	}
 	return c.give(i, data, release, err)

@@ -239,6 +239,34 @@ func TestSilentConnection(t *testing.T) {
 	})
 }
 
+// A reader waits for an owner as long as the owner's store brings bytes, also if its own come late; and little if it brings none.
+func TestSlowLine(t *testing.T) {
+	for _, tt := range []struct {
+		brings  bool
+		fetches time.Duration
+		filled  int
+		took    time.Duration // at most
+	}{
+		{true, 20 * time.Second, 1, 20*time.Second + tick},
+		{true, 2 * longest, 0, longest + 2*tick},
+		{false, 20 * time.Second, 0, fetching + 2*tick},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newStage()
+			defer s.close(t)
+			s.shelf.brings.Store(tt.brings)
+			s.shelf.gate = make(chan struct{})
+			time.AfterFunc(tt.fetches, func() { close(s.shelf.gate) })
+			start, pieces := time.Now(), want(1000, 4)
+			s.client.Read(t.Context(), Node{ID: "node-b", Address: "node-b:1"}, Request{Dataset: dataset, Version: version}, pieces)
+			if took := time.Since(start); filled(t, pieces) != tt.filled || took > tt.took {
+				t.Errorf("%+v: %d filled after %v, %+v", tt, filled(t, pieces), took, s.client.Stats())
+			}
+			time.Sleep(2 * longest) // the fetch ends
+		})
+	}
+}
+
 // A ping takes as long as answers do, and longer when this process's timers are late.
 func TestPingTime(t *testing.T) {
 	for _, tt := range []struct {

@@ -193,7 +193,7 @@ func TestNode(t *testing.T) {
 	defer http.DefaultClient.CloseIdleConnections()
 	body, err := io.ReadAll(answer.Body)
 	_ = answer.Body.Close()
-	if err != nil || strings.TrimSpace(string(body)) != `{"datasets":null,"id":"node-b","protocol":3,"version":"v0"}` {
+	if err != nil || strings.TrimSpace(string(body)) != `{"datasets":null,"id":"node-b","protocol":4,"version":"v0"}` {
 		t.Errorf("%s, %v", body, err)
 	}
 	for _, name := range []string{"none", "..", "../manifest-1", "a/b", ""} {

@@ -5,7 +5,8 @@
 //   - A connection is HTTP/1.1 until both ends have agreed on the protocol: GET /shoal/peer/v1/read with an Upgrade. From
 //     then on it carries one request at a time: a list of pieces of one dataset version. The answer has one frame a piece,
 //     in any order: its bytes with a CRC32C a granule (64 KiB), or why there are none. Besides it has wait frames, every
-//     [waitEvery], while the owner fetches, or opens the dataset: a slow store is no slow peer. With each answer an owner
+//     [waitEvery], while the owner fetches, or opens the dataset: a slow store is no slow peer. They say whether the store has
+//     brought the owner anything since the last one. With each answer an owner
 //     sends its [Terms], if it has the version open. So who asks knows what to ask that owner for, and nobody else has to.
 //   - A request may say which coded form the asker can decode ([cache.Codec]). Then all its pieces are whole files, and one
 //     that the owner keeps in that form comes so, shorter than the piece.
@@ -19,8 +20,9 @@
 //     timer was late is sent again.
 //   - A peer that is away is not asked for a second, then one request tries, and each further failure doubles the pause, up to
 //     a minute ([objstore.Circuit]). One that refuses connections, breaks the protocol or sends a wrong checksum is away at once.
-//   - A read that somebody waits for gives a peer up after [patience], or [fetching] if the peer says that it fetches: asking
-//     the store too would only take bytes from its line. That holds even if it was a prefetch when it began; others are
+//   - A read that somebody waits for gives a peer up after [patience], or [fetching] if the peer says that it fetches, which begins anew
+//     whenever the peer says that its store brings bytes, up to [longest]: asking the store too would only take bytes from its line, which
+//     then brings everybody's later. That holds even if it was a prefetch when it began; others are
 //     given up after [longest], or three silences. If that happens [mostLate] times without an answer between, answers to pings apart,
 //     the peer is away.
 //   - A request is tried once; again only if a connection that had been idle was closed. At most
@@ -46,11 +48,11 @@ import (
 )
 
 // Protocol is the version of what nodes say to each other. Nodes of different versions do not.
-const Protocol = 3
+const Protocol = 4
 
 const (
 	basePath    = "/shoal/peer/v1/"
-	upgradeTo   = "shoal-peer/3"
+	upgradeTo   = "shoal-peer/4"
 	nodeHeader  = "Shoal-Node"
 	granuleSize = 64 << 10
 	extentSize  = 4 << 20 // a piece is not larger
@@ -207,7 +209,7 @@ func parseRequest(b []byte, list []asked) (r Request, pieces []asked, err error)
 
 // The kinds of frames.
 const (
-	frameWait = 1 + iota // nothing yet
+	frameWait = 1 + iota // nothing yet; the length is 1 if the store has brought bytes since the last one, of this piece or others
 	frameData            // followed by the checksums (4 each), and the bytes
 	frameNo
 	frameCoded // as frameData, of a coded form
@@ -248,7 +250,7 @@ func parseFrame(b []byte, r Request, pieces []Piece) (frame, error) {
 	ok := false
 	switch f.kind {
 	case frameWait:
-		ok = f.reason == 0 && f.piece == 0 && f.n == 0
+		ok = f.reason == 0 && f.piece == 0 && f.n <= 1
 	case frameData:
 		ok = f.reason == 0 && f.piece < len(pieces) && f.n == len(pieces[f.piece].P)
 	case frameTerms:

@@ -245,6 +245,9 @@ func (g guest) Terms() peer.Terms {
 	return peer.Terms{Below: g.v.sharing.below.Load(), Gives: g.Gives()}
 }
 
+// Received implements peer.Volume.
+func (g guest) Received() int64 { return g.v.sharing.e.Cost().Received }
+
 // Check implements peer.Volume.
 func (g guest) Check(file int, path [16]byte, etag string) bool {
 	m := g.v.manifest

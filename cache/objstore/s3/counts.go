@@ -1,6 +1,7 @@
 package s3
 
 import (
+	"io"
 	"net/http"
 	"strconv"
 	"strings"
@@ -19,6 +20,19 @@ func (c *requestCounts) load() objstore.Requests {
 		Get: c.get.Load(), Head: c.head.Load(), List: c.list.Load(), Put: c.put.Load(), Delete: c.del.Load(),
 		Received: c.received.Load(), Sent: c.sent.Load(),
 	}
+}
+
+// countedBody counts bytes as they come.
+type countedBody struct {
+	io.ReadCloser
+	received *atomic.Int64
+}
+
+// Read implements [io.Reader].
+func (b countedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.received.Add(int64(n))
+	return n, err
 }
 
 // countedRequests counts minio-go's requests, except GETs of objects: [Store.ask] counts all of those.

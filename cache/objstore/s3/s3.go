@@ -284,7 +284,6 @@ func (s *Store) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int
 	defer body.Close()
 	// Reading exactly Content-Length bytes sees the body's end, so the connection is reused.
 	n, err := io.ReadFull(body, p)
-	s.counts.received.Add(int64(n))
 	if err != nil {
 		return shortBody(ctx, o, int64(n), int64(len(p)), err)
 	}
@@ -308,7 +307,6 @@ func (s *Store) ReadSpans(ctx context.Context, o objstore.Object, spans []objsto
 	waste := wastePool.Get().(*[wasteSize]byte)
 	defer wastePool.Put(waste)
 	at := spans[0].Off
-	defer func() { s.counts.received.Add(at - spans[0].Off) }()
 	for _, span := range spans {
 		for at < span.Off && err == nil {
 			var n int
@@ -374,9 +372,9 @@ func (s *Store) get(ctx context.Context, o objstore.Object, off, length int64) (
 		return nil, s.orPinned(ctx, o, version, err)
 	}
 	if a.length < 0 {
-		return &sizedBody{a.body, length}, nil
+		a.body = &sizedBody{a.body, length}
 	}
-	return a.body, nil
+	return countedBody{a.body, &s.counts.received}, nil
 }
 
 // ask sends a GET. etag, rangeOf or version may be empty. Its errors are minio-go's.
