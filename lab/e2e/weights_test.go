@@ -209,7 +209,7 @@ func (w *weights) load(what, way string, nodes, processes, ranks int) {
 	w.row(what, cold, store, fmt.Sprintf("%.1f | %.3f | %d | %d", warm, again, hedges, late))
 	most := 1.03
 	switch {
-	case nodes > 1 && way == "streamer": // peers have no places for so many requests at once
+	case nodes > 1 && way == "streamer": // owners have no memory in time for so many requests at once
 		return
 	case nodes > 1:
 		most = 1.06 // with requests that were sent twice
