@@ -182,7 +182,7 @@ func (b *builder) add(o objstore.Object) error {
 	b.files.add(buildFile{
 		name: b.names.add(name), nameLen: uint8(len(name)),
 		etag: b.etags.add(o.ETag), etagLen: uint16(len(o.ETag)),
-		size: o.Size, mtime: nanos(o.ModTime), dir: b.lastID,
+		size: o.Size, mtime: Nanos(o.ModTime), dir: b.lastID,
 	})
 	return nil
 }

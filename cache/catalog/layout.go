@@ -200,7 +200,7 @@ func encodeLayout(m *Manifest, shards []objstore.Object, shardOf []uint32, offs 
 		out = le.AppendUint64(out, uint64(s.Size))
 	}
 	for _, s := range shards {
-		out = le.AppendUint64(out, uint64(nanos(s.ModTime)))
+		out = le.AppendUint64(out, uint64(Nanos(s.ModTime)))
 	}
 	rank := 0
 	for s := range shards {
@@ -307,12 +307,7 @@ func parseLayout(data []byte, m *Manifest) (*Layout, error) {
 		return nil, corrupt("content has checksum %08x, want %08x", got, want)
 	}
 	l := &Layout{m: m, data: data, dataset: m.version, version: [32]byte(h[48:80]), files: int(files)}
-	rest := data[headerLen:]
-	cut := func(n uint64) []byte {
-		s := rest[:n:n]
-		rest = rest[n:]
-		return s
-	}
+	cut := cutter(data[headerLen:])
 	keyOff, tagOff := cut(8*(count+1)), cut(8*(count+1))
 	sizes, mtimes, first := cut(8*count), cut(8*count), cut(4*(count+1))
 	l.offs, l.ranks, l.order, l.sums = cut(8*files), cut(4*files), cut(4*files), cut(4*uint64(format-1)*files+size-least)
@@ -329,7 +324,7 @@ func parseLayout(data []byte, m *Manifest) (*Layout, error) {
 		l.shards[i] = objstore.Object{
 			Key:  string(keys[le.Uint64(keyOff[8*i:]):le.Uint64(keyOff[8*i+8:])]),
 			ETag: string(tags[le.Uint64(tagOff[8*i:]):le.Uint64(tagOff[8*i+8:])]),
-			Size: int64(le.Uint64(sizes[8*i:])), ModTime: timeOf(int64(le.Uint64(mtimes[8*i:]))),
+			Size: int64(le.Uint64(sizes[8*i:])), ModTime: TimeOf(int64(le.Uint64(mtimes[8*i:]))),
 		}
 		if l.shards[i].Size < 0 || l.shards[i].Key == "" {
 			return nil, corrupt("shard %d: key %q, size %d", i, l.shards[i].Key, l.shards[i].Size)

@@ -178,16 +178,20 @@ func parse(data []byte) (*Manifest, error) {
 	return m, err
 }
 
-// parseColumns cuts the file into columns of the right lengths, and checks these.
-func parseColumns(data []byte, files, dirs uint64, arena [5]uint64) (*Manifest, error) {
-	h := data[:headerLen]
-	m := &Manifest{data: data, version: [32]byte(h[16:48]), files: int(files), dirs: int(dirs), bytes: int64(binary.LittleEndian.Uint64(h[64:]))}
-	rest := data[headerLen:]
-	cut := func(n uint64) []byte {
+// cutter returns a function that returns the next n bytes of a file's content each time.
+func cutter(rest []byte) func(n uint64) []byte {
+	return func(n uint64) []byte {
 		s := rest[:n:n]
 		rest = rest[n:]
 		return s
 	}
+}
+
+// parseColumns cuts the file into columns of the right lengths, and checks these.
+func parseColumns(data []byte, files, dirs uint64, arena [5]uint64) (*Manifest, error) {
+	h := data[:headerLen]
+	m := &Manifest{data: data, version: [32]byte(h[16:48]), files: int(files), dirs: int(dirs), bytes: int64(binary.LittleEndian.Uint64(h[64:]))}
+	cut := cutter(data[headerLen:])
 	m.dirTab = cut(dirs * dirLen)
 	m.nameOff, m.etagOff = cut(8*(files+1)), cut(8*(files+1))
 	m.sizes, m.mtimes, m.ids, m.fileDir = cut(8*files), cut(8*files), cut(12*files), cut(4*files)
@@ -434,22 +438,23 @@ func (m *Manifest) ETag(file int) string { return string(m.etag(file)) }
 
 // ModTime returns a file's modification time in UTC; the zero time if the listing has none.
 func (m *Manifest) ModTime(file int) time.Time {
-	return timeOf(m.mtime(file))
+	return TimeOf(m.mtime(file))
 }
 
 func (m *Manifest) mtime(file int) int64 {
 	return int64(binary.LittleEndian.Uint64(m.mtimes[8*file:]))
 }
 
-// nanos encodes t as in the files of this package.
-func nanos(t time.Time) int64 {
+// Nanos encodes t as in manifests, layouts and the indexes of shards: in nanoseconds, unless it is unknown.
+func Nanos(t time.Time) int64 {
 	if t.IsZero() || t.Year() <= 1678 || t.Year() >= 2262 { // what UnixNano can hold
 		return noTime
 	}
 	return t.UnixNano()
 }
 
-func timeOf(ns int64) time.Time {
+// TimeOf is the reverse of Nanos; the zero time if it is unknown.
+func TimeOf(ns int64) time.Time {
 	if ns == noTime {
 		return time.Time{}
 	}
@@ -476,7 +481,7 @@ func (m *Manifest) DirTime(dir int) time.Time {
 		}
 		m.dirTimes = newest
 	})
-	return timeOf(m.dirTimes[dir])
+	return TimeOf(m.dirTimes[dir])
 }
 
 // Object returns the object that holds a file's bytes.

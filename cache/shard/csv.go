@@ -20,7 +20,6 @@ const (
 	rowSuffix   = ".row"
 
 	csvChunk   = 4 << 20 // bytes of a GET
-	csvAhead   = 4       // of them in flight for an object
 	csvObjects = 4       // objects that are read at once
 	maxRow     = 16 << 20
 	csvBuffer  = 4096 // members that wait for their turn, for an object
@@ -128,13 +127,18 @@ func (s *Rows) scan(ctx context.Context, i int, emit func(Member) bool) (header 
 		}
 		return emit(Member{Path: base + "/" + name, ETag: fmt.Sprintf("%s+%d", o.ETag, from), Size: to - from, ModTime: o.ModTime, Shard: i, Off: from})
 	}
-	for chunk, err := range s.chunks(ctx, o) {
+	a := newAhead(ctx, s.r, o)
+	a.through = csvChunk
+	defer a.close()
+	for a.pos < o.Size {
+		chunk, err := a.next()
 		if err != nil {
 			return nil, err
 		}
 		if err := p.feed(chunk); err != nil {
 			return nil, err
 		}
+		a.pos += int64(len(chunk))
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
@@ -146,43 +150,6 @@ func (s *Rows) scan(ctx context.Context, i int, emit func(Member) bool) (header 
 		return nil, fmt.Errorf("it is empty, but its first row must name the columns")
 	}
 	return header, nil
-}
-
-// chunks yields the object's bytes, with some GETs ahead.
-func (s *Rows) chunks(ctx context.Context, o objstore.Object) iter.Seq2[[]byte, error] {
-	type part struct {
-		data []byte
-		err  error
-	}
-	return func(yield func([]byte, error) bool) {
-		ctx, cancel := context.WithCancel(ctx)
-		var wg sync.WaitGroup
-		defer wg.Wait()
-		defer cancel()
-		var flying [csvAhead]chan part
-		begin := func(k int64) {
-			off := k * csvChunk
-			if off >= o.Size {
-				return
-			}
-			c := make(chan part, 1)
-			flying[k%csvAhead] = c
-			wg.Go(func() {
-				b := make([]byte, min(csvChunk, o.Size-off))
-				c <- part{b, s.r.ReadAt(ctx, o, b, off)}
-			})
-		}
-		for k := range int64(csvAhead) {
-			begin(k)
-		}
-		for k := int64(0); k*csvChunk < o.Size; k++ {
-			p := <-flying[k%csvAhead]
-			if !yield(p.data, p.err) || p.err != nil {
-				return
-			}
-			begin(k + csvAhead)
-		}
-	}
 }
 
 // rowScanner splits a text into rows, chunk by chunk.

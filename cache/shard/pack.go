@@ -2,6 +2,7 @@ package shard
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/binary"
@@ -163,18 +164,14 @@ func (o *PackOptions) setDefaults() error {
 	if o.Permute == nil {
 		return errors.New("pack: no order was given")
 	}
-	if o.ShardSize == 0 {
-		o.ShardSize = defaultShardSize
-	}
+	o.ShardSize = cmp.Or(o.ShardSize, defaultShardSize)
 	if o.ShardSize < 0 {
 		return fmt.Errorf("pack: shard size %d (use 64MiB or so)", o.ShardSize)
 	}
 	if o.Connections <= 0 {
 		o.Connections = defaultConns
 	}
-	if o.Memory == 0 {
-		o.Memory = defaultMemory
-	}
+	o.Memory = cmp.Or(o.Memory, defaultMemory)
 	if o.partSize == 0 {
 		if o.Memory < 4*minPartSize {
 			return fmt.Errorf("pack: %d bytes of memory are too few (set --memory to %d or more)", o.Memory, 4*minPartSize)
@@ -182,9 +179,7 @@ func (o *PackOptions) setDefaults() error {
 		// At least four parts fit.
 		o.partSize = min(partSize, o.Memory/4)
 	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	return nil
 }
 
@@ -808,7 +803,7 @@ func (k *packer) index(j *job, o objstore.Object) ([]byte, error) {
 	for i := range j.entries {
 		e := &j.entries[i]
 		f := int(e.file)
-		m := indexMember{off: e.data, size: k.m.Size(f), stored: e.size, mtime: toNano(k.m.ModTime(f)), crc: e.crc, sums: string(e.sums), path: k.m.Path(f), etag: k.m.ETag(f)}
+		m := indexMember{off: e.data, size: k.m.Size(f), stored: e.size, mtime: catalog.Nanos(k.m.ModTime(f)), crc: e.crc, sums: string(e.sums), path: k.m.Path(f), etag: k.m.ETag(f)}
 		if m.stored < m.size {
 			m.crc = k.coded.Sum(f)
 		}

@@ -153,9 +153,7 @@ func Open(ctx context.Context, r objstore.Reader, src objstore.Source, o OpenOpt
 	if o.Memory <= 0 {
 		o.Memory = 256 << 20
 	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	s := &Set{r: r, o: o, beside: make(map[string]objstore.Object), bad: make(map[int]error)}
 	if src.Shards != "" {
 		return s, s.openKeys(ctx, src.ShardKeys(), src.String())
@@ -426,7 +424,7 @@ func (e *emitter) emit(shard int, l loaded, yield func(Member, error) bool) bool
 		if l.isDead(i) {
 			return true
 		}
-		out := Member{Path: m.path, ETag: m.etag, Size: m.size, ModTime: fromNano(m.mtime), Shard: shard, Off: m.off + grown, Sum: m.crc, Summed: l.summed, sums: m.sums}
+		out := Member{Path: m.path, ETag: m.etag, Size: m.size, ModTime: catalog.TimeOf(m.mtime), Shard: shard, Off: m.off + grown, Sum: m.crc, Summed: l.summed, sums: m.sums}
 		grown += m.size - m.stored
 		if out.ETag == "" {
 			out.ETag = o.ETag + "+" + strconv.FormatInt(m.off, 10)
@@ -582,7 +580,7 @@ func (s *Set) loadWds(ctx context.Context, o, side objstore.Object, reserve func
 	}
 	sc := &scan{ix: new(index), where: make(map[uint64]row)}
 	ix.members(func(_ int, m indexMember) bool {
-		m.path, m.mtime = trimName(m.path), toNano(o.ModTime)
+		m.path, m.mtime = trimName(m.path), catalog.Nanos(o.ModTime)
 		err = sc.add(o.Key, m)
 		return err == nil
 	})

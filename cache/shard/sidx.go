@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"math"
-	"time"
 
 	"github.com/shoalfs/shoal/cache/catalog"
 )
@@ -242,21 +241,6 @@ func (ix *index) members(yield func(i int, m indexMember) bool) {
 			return
 		}
 	}
-}
-
-// toNano encodes a time as in an index.
-func toNano(t time.Time) int64 {
-	if t.IsZero() || t.Year() <= 1678 || t.Year() >= 2262 { // what UnixNano can hold
-		return noTime
-	}
-	return t.UnixNano()
-}
-
-func fromNano(ns int64) time.Time {
-	if ns == noTime {
-		return time.Time{}
-	}
-	return time.Unix(0, ns).UTC()
 }
 
 var errTooLong = errors.New("too long to be read into memory")

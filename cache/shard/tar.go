@@ -13,6 +13,7 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
+	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
 )
 
@@ -47,6 +48,7 @@ type ahead struct {
 	wins    []*window // ascending, without gaps
 	wg      sync.WaitGroup
 	members int64 // seen up to pos
+	through int64 // the windows of an object that is read as a whole; 0: they follow its members
 	free    [][]byte
 }
 
@@ -79,6 +81,8 @@ func (a *ahead) jumps() bool { return a.members > 0 && a.pos/a.members >= jumpSt
 func (a *ahead) begin(off int64) *window {
 	n := int64(readWindow)
 	switch {
+	case a.through > 0:
+		n = a.through
 	case a.members == 0:
 		n = firstWindow
 	case a.jumps():
@@ -124,7 +128,15 @@ func (a *ahead) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
-	near := false // whether this continues at the end of the last window
+	b, err := a.next()
+	n := copy(p, b)
+	a.pos += int64(n)
+	return n, err
+}
+
+// next returns the bytes from pos to the end of their window, which are valid until the next call.
+func (a *ahead) next() ([]byte, error) {
+	near := a.through > 0 // whether this continues at the end of the last window
 	for len(a.wins) > 0 && a.wins[0].end() <= a.pos {
 		near = a.pos-a.wins[0].end() < readWindow
 		a.drop()
@@ -141,14 +153,12 @@ func (a *ahead) Read(p []byte) (int, error) {
 	select {
 	case <-w.done:
 	case <-a.ctx.Done():
-		return 0, a.ctx.Err()
+		return nil, a.ctx.Err()
 	}
 	if w.err != nil {
-		return 0, w.err
+		return nil, w.err
 	}
-	n := copy(p, w.buf[a.pos-w.off:])
-	a.pos += int64(n)
-	return n, nil
+	return w.buf[a.pos-w.off:], nil
 }
 
 // Seek implements [io.Seeker] as far as archive/tar needs it.
@@ -280,7 +290,7 @@ func scanTar(ctx context.Context, r objstore.Reader, o objstore.Object, reserve 
 				budget += reserveStep
 			}
 			budget -= need
-			if err := s.add(o.Key, indexMember{off: off, size: h.Size, mtime: toNano(h.ModTime), path: name}); err != nil {
+			if err := s.add(o.Key, indexMember{off: off, size: h.Size, mtime: catalog.Nanos(h.ModTime), path: name}); err != nil {
 				return nil, inShard(o.Key, err)
 			}
 		}
