@@ -37,7 +37,7 @@ const (
 
 // Decoder restores coded files. Safe for concurrent use.
 type Decoder interface {
-	// Learn makes tables known to Decode.
+	// Learn makes tables known to Decode, and returns what encodes by them.
 	Learn(tables []byte) (encode func(dst, file []byte) ([]byte, bool), err error)
 	Decode(dst, coded []byte) ([]byte, error)
 }

@@ -40,12 +40,7 @@ func cacheCommand() *cobra.Command {
 		Long: `Lists and manages the datasets in a cache directory. It works while a daemon uses the directory, and without one.
 The directory is the first argument, or --cache-dir. SOURCE is the source as it was mounted, or the first digits
 of the id that ls shows.`,
-		RunE: func(c *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return cli.UnknownVerb(c, args[0])
-			}
-			return c.Help()
-		},
+		RunE: cli.RunVerbs,
 		Args: cobra.ArbitraryArgs,
 	}
 	cache.crypt.addTo(c.PersistentFlags())

@@ -27,13 +27,8 @@ func clusterCommand() *cobra.Command {
 		Use:   "cluster",
 		Short: "Show the nodes of a cluster, drain one, or predict a change",
 		Long:  "The nodes of a cluster are the daemons that were started with the same --cluster (docs/cluster.md). These verbs ask etcd and the nodes.",
-		RunE: func(c *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return cli.UnknownVerb(c, args[0])
-			}
-			return c.Help()
-		},
-		Args: cobra.ArbitraryArgs,
+		RunE:  cli.RunVerbs,
+		Args:  cobra.ArbitraryArgs,
 	}
 	c.AddCommand(clusterListCommand(), clusterDrainCommand(), clusterPlanCommand())
 	return c

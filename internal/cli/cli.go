@@ -84,17 +84,20 @@ func Prepare(root *cobra.Command, removed map[string]string) {
 	root.SetHelpCommand(helpCommand())
 	nameArguments(root)
 	tellDefaults(root)
-	root.RunE = func(c *cobra.Command, args []string) error {
-		if len(args) > 0 {
-			return UnknownVerb(c, args[0])
-		}
-		return c.Help()
-	}
+	root.RunE = RunVerbs
 	root.Args = cobra.ArbitraryArgs
 }
 
 // SeeHelp ends a usage error.
 func SeeHelp(c *cobra.Command) string { return "(see: " + c.CommandPath() + " --help)" }
+
+// RunVerbs is what a command does whose work is its verbs': it shows them, and refuses a word that is none.
+func RunVerbs(c *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return UnknownVerb(c, args[0])
+	}
+	return c.Help()
+}
 
 // UnknownVerb is the error for a word that is not a verb below c.
 func UnknownVerb(c *cobra.Command, word string) error {

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
 
@@ -43,9 +44,7 @@ func (e *Engine) CacheMap(cells int) CacheMap {
 func (r *orders) following() (mount, sessions []*run.Stream) {
 	r.mu.Lock()
 	mount = slices.Clone(r.streams)
-	for s := range r.sessions {
-		sessions = append(sessions, s)
-	}
+	sessions = slices.Collect(maps.Keys(r.sessions))
 	r.mu.Unlock()
 	over := map[*run.Stream]int{}
 	for _, s := range sessions {

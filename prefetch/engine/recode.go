@@ -30,11 +30,9 @@ import (
 
 // Coder is a codec that learns from files of a dataset. Safe for concurrent use.
 type Coder interface {
+	shard.Decoder
 	// Train makes tables from some files. It fails if it knows the form of none.
 	Train(files [][]byte) (tables []byte, err error)
-	// Learn makes tables known to Decode, and returns what encodes by them.
-	Learn(tables []byte) (encode func(dst, file []byte) ([]byte, bool), err error)
-	Decode(dst, coded []byte) ([]byte, error)
 	// Form names the tables by which a file was encoded, as Name does.
 	Form(coded []byte) [8]byte
 	Name(tables []byte) [8]byte

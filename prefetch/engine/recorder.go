@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -97,12 +98,7 @@ func (r *Recording) Close() {
 	if old == nil {
 		return
 	}
-	var list []*Recording
-	for _, other := range *old {
-		if other != r {
-			list = append(list, other)
-		}
-	}
+	list := slices.DeleteFunc(slices.Clone(*old), func(other *Recording) bool { return other == r })
 	if len(list) == len(*old) {
 		return
 	}

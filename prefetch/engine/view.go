@@ -168,21 +168,29 @@ func (e *Engine) listFiles(ctx context.Context) (*catalog.Manifest, error) {
 	return m, err
 }
 
+// gather takes in the places of all members.
+func (e *Engine) gather(members iter.Seq2[shard.Member, error]) (p places, err error) {
+	for member, err := range members {
+		if err != nil {
+			return p, err
+		}
+		p.add(member)
+		if e.cfg.Progress != nil && len(p.off)%1000 == 0 {
+			e.cfg.Progress(len(p.off))
+		}
+	}
+	return p, nil
+}
+
 // listRows finds the rows of the objects, each a file.
 func (e *Engine) listRows(ctx context.Context) (*catalog.Manifest, *catalog.Layout, error) {
 	rows, err := shard.OpenRows(ctx, e.store, e.source)
 	if err != nil {
 		return nil, nil, err
 	}
-	var p places
-	for member, err := range rows.Members(ctx) {
-		if err != nil {
-			return nil, nil, err
-		}
-		p.add(member)
-		if e.cfg.Progress != nil && len(p.off)%1000 == 0 {
-			e.cfg.Progress(len(p.off))
-		}
+	p, err := e.gather(rows.Members(ctx))
+	if err != nil {
+		return nil, nil, err
 	}
 	m, err := catalog.Build(p.objects(), catalog.BuildOptions{})
 	if err != nil {
@@ -201,15 +209,9 @@ func (e *Engine) listPacked(ctx context.Context, store objstore.Reader, source o
 	if m != nil && set.Version != m.Version() {
 		return nil, nil, errOtherVersion
 	}
-	var p places
-	for member, err := range set.Members(ctx) {
-		if err != nil {
-			return nil, nil, err
-		}
-		p.add(member)
-		if e.cfg.Progress != nil && len(p.off)%1000 == 0 {
-			e.cfg.Progress(len(p.off))
-		}
+	p, err := e.gather(set.Members(ctx))
+	if err != nil {
+		return nil, nil, err
 	}
 	if r := set.Report(); r.Renamed+r.Replaced+r.Skipped > 0 {
 		e.log.Warn("some members of the shards are shown under another name, or not at all", "renamed", r.Renamed, "replaced", r.Replaced, "skipped", r.Skipped, "examples", r.Examples)

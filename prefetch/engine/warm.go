@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -228,13 +229,7 @@ func (e *Engine) WarmFraction(fraction float64) []uint32 {
 		return v.all()
 	}
 	admit := keepOf(v.manifest, v.layout, int64(fraction*float64(v.manifest.Bytes())), v.manifest.Size)
-	var files []uint32
-	for _, f := range v.all() {
-		if admit(int(f)) {
-			files = append(files, f)
-		}
-	}
-	return files
+	return slices.DeleteFunc(v.all(), func(f uint32) bool { return !admit(int(f)) })
 }
 
 // FilesOf returns the files named by lines of relative paths, as in a plan.
