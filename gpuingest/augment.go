@@ -1,6 +1,7 @@
 package gpuingest
 
 import (
+	"cmp"
 	"image"
 	"math"
 	"strings"
@@ -74,9 +75,7 @@ func (s *space) magnitude(d deed, n, i int, size image.Point) float64 {
 		if d == doTranslateY {
 			side = size.Y
 		}
-		if far == 0 {
-			far = 150.0 / 331.0 * float64(side)
-		}
+		far = cmp.Or(far, 150.0/331.0*float64(side))
 		return linspace(0, far, n, i)
 	case doRotate:
 		return linspace(0, s.rotate, n, i)
@@ -111,9 +110,6 @@ func (c *canvas) do(steps []step, d deed, magnitude float64, size image.Point) [
 	move := func(cx, cy, tx, ty, shearX, shearY float64) []step {
 		return append(steps, step{kind: stepAffine, size: size, matrix: inverseAffine(cx, cy, 0, tx, ty, shearX, shearY), filter: c.filter, fill: c.fill})
 	}
-	change := func(to colour, amount float64) []step {
-		return append(steps, step{kind: stepColour, colour: to, amount: amount})
-	}
 	switch d {
 	case doShearX:
 		return move(0, 0, 0, 0, degrees(math.Atan(magnitude)), 0)
@@ -125,26 +121,18 @@ func (c *canvas) do(steps []step, d deed, magnitude float64, size image.Point) [
 		return move(float64(size.X)*0.5, float64(size.Y)*0.5, 0, math.Trunc(magnitude), 0, 0)
 	case doRotate:
 		return rotate(steps, size, magnitude, c.filter, false, nil, c.fill)
-	case doBrightness:
-		return change(brightness, 1+magnitude)
-	case doColor:
-		return change(saturation, 1+magnitude)
-	case doContrast:
-		return change(contrast, 1+magnitude)
-	case doSharpness:
-		return change(sharpness, 1+magnitude)
-	case doPosterize:
-		return change(posterize, magnitude)
-	case doSolarize:
-		return change(solarize, magnitude)
-	case doAutoContrast:
-		return change(autoContrast, 0)
-	case doEqualize:
-		return change(equalize, 0)
-	case doInvert:
-		return change(invert, 0)
+	case doNothing:
+		return steps
+	case doBrightness, doColor, doContrast, doSharpness:
+		magnitude++ // a factor
 	}
-	return steps
+	return append(steps, step{kind: stepColour, colour: colours[d], amount: magnitude})
+}
+
+// colours are the changes that deeds make to colours.
+var colours = [...]colour{
+	doBrightness: brightness, doColor: saturation, doContrast: contrast, doSharpness: sharpness, doPosterize: posterize,
+	doSolarize: solarize, doAutoContrast: autoContrast, doEqualize: equalize, doInvert: invert,
 }
 
 func (a *args) canvas() canvas {
