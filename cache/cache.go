@@ -142,9 +142,7 @@ type Cache struct {
 
 // New returns a cache that holds bytes in memory only, until a volume opens its disk.
 func New(o Options) *Cache {
-	if o.Logger == nil {
-		o.Logger = slog.Default()
-	}
+	o.Logger = cmp.Or(o.Logger, slog.Default())
 	c := &Cache{
 		ledger: newLedger(o.Memory), ring: newRing(min(o.Memory/4, cleanLimit)), log: o.Logger, budget: segment.NewBudget(o.Disk), onFull: o.OnFull,
 		restoring: make(chan struct{}, runtime.GOMAXPROCS(0)),

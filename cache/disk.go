@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -87,9 +88,7 @@ type makingRoom struct {
 // o.MaxBytes or the cache's budget, from a time when these were larger, is given back.
 func (v *Volume) OpenDisk(dir string, o segment.Options) error {
 	ds, c := v.ds, v.ds.c
-	if o.Logger == nil {
-		o.Logger = c.log
-	}
+	o.Logger = cmp.Or(o.Logger, c.log)
 	o.Budget = c.budget
 	ds.mu.Lock()
 	defer ds.mu.Unlock()

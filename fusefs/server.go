@@ -1,6 +1,7 @@
 package fusefs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -154,18 +155,10 @@ type Options struct {
 }
 
 func (o *Options) setDefaults() {
-	if o.MaxBackground == 0 {
-		o.MaxBackground = DefaultMaxBackground
-	}
-	if o.Name == "" {
-		o.Name = "shoal"
-	}
-	if o.FsName == "" {
-		o.FsName = o.Name
-	}
-	if o.Logger == nil {
-		o.Logger = slog.Default()
-	}
+	o.MaxBackground = cmp.Or(o.MaxBackground, DefaultMaxBackground)
+	o.Name = cmp.Or(o.Name, "shoal")
+	o.FsName = cmp.Or(o.FsName, o.Name)
+	o.Logger = cmp.Or(o.Logger, slog.Default())
 }
 
 // plusFits reports whether every listing also gives the kernel the files' attributes (READDIRPLUS), which saves a

@@ -1,7 +1,9 @@
 package gpuingest
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -63,10 +65,7 @@ func compileTable(p *parser, calls []call) (Ingest, error) {
 		}
 		params, ok := tableOps[c.name]
 		if !ok {
-			names := []string{"fp32", "fp64"}
-			for n := range tableOps {
-				names = append(names, n)
-			}
+			names := slices.AppendSeq([]string{"fp32", "fp64"}, maps.Keys(tableOps))
 			return nil, p.fail(c.pos, len(c.name), nearest(c.name, names), "unknown operation %s on a column", c.name)
 		}
 		a, err := bind(p, c, params)
@@ -88,9 +87,7 @@ func compileTable(p *parser, calls []call) (Ingest, error) {
 	if !numbers {
 		return nil, p.fail(calls[0].pos, len(calls[0].name), "add one, such as |zscore('age')", "there is no operation on a column")
 	}
-	if t.dtype == "" {
-		t.dtype = "float32"
-	}
+	t.dtype = cmp.Or(t.dtype, "float32")
 	return t, nil
 }
 

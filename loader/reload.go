@@ -1,6 +1,7 @@
 package loader
 
 import (
+	"cmp"
 	"log/slog"
 	"os"
 	"slices"
@@ -35,9 +36,7 @@ func (s stamp) equal(o stamp) bool {
 
 // newReloaded reads the files for the first time, which must succeed.
 func newReloaded[T any](what string, paths []string, log *slog.Logger, read func() (T, error)) (*reloaded[T], error) {
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
-	}
+	log = cmp.Or(log, slog.New(slog.DiscardHandler))
 	r := &reloaded[T]{what: what, paths: paths, read: read, log: log}
 	r.seen = r.stamps() // before reading: a change in between is read again
 	var err error

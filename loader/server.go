@@ -1,6 +1,7 @@
 package loader
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -85,9 +86,7 @@ func (o Options) withDefaults() Options {
 	if o.Memory == nil {
 		o.Memory = unlimited{}
 	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	return o
 }
 
@@ -332,9 +331,7 @@ func (s *Server) open(ctx context.Context, o *feedpb.Open) (*session, error) {
 		return nil, errStopping
 	}
 	s.serial++
-	if sp.session == "" {
-		sp.session = fmt.Sprintf("unnamed-%d", s.serial)
-	}
+	sp.session = cmp.Or(sp.session, fmt.Sprintf("unnamed-%d", s.serial))
 	if err := s.agree(open); err != nil {
 		open.cancel(err)
 		return nil, err

@@ -1,8 +1,8 @@
 package loader
 
 import (
+	"cmp"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/shoalfs/shoal/cache/objstore"
@@ -98,10 +98,7 @@ func (s *Server) Stats() Stats {
 		out.Total.add(open)
 	}
 	slices.SortFunc(out.List, func(a, b SessionStats) int {
-		if c := strings.Compare(a.Session, b.Session); c != 0 {
-			return c
-		}
-		return a.Rank - b.Rank
+		return cmp.Or(cmp.Compare(a.Session, b.Session), cmp.Compare(a.Rank, b.Rank))
 	})
 	return out
 }

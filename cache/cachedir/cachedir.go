@@ -7,6 +7,7 @@
 package cachedir
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -112,9 +113,7 @@ var (
 
 // Open locks and opens the directory. Its errors name the thing, the cause and the remedy.
 func Open(o Options) (_ *Dir, err error) {
-	if o.Logger == nil {
-		o.Logger = slog.Default()
-	}
+	o.Logger = cmp.Or(o.Logger, slog.Default())
 	if o.Memory < LeastMemory {
 		return nil, fmt.Errorf("--memory %s is too little for the daemon itself; give at least %s", humanize.IBytes(uint64(max(o.Memory, 0))), RoundUp(LeastMemory))
 	}

@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -65,9 +66,7 @@ type Source struct {
 // are moved aside and replaced by empty ones; [Catalog.Rebuilt] and an error in the log say so. A listing restores
 // them, except quotas and pins.
 func Open(cacheDir string, o Options) (*Catalog, error) {
-	if o.Logger == nil {
-		o.Logger = slog.Default()
-	}
+	o.Logger = cmp.Or(o.Logger, slog.Default())
 	c := &Catalog{dir: cacheDir, key: o.Key, log: o.Logger, tables: make(map[[16]byte]*tables)}
 	err := c.openFacts()
 	if errors.Is(err, ErrCorrupt) {

@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -8,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -56,9 +58,7 @@ func Lock(cacheDir string, secret *crypt.Secret, resetOld bool) (key *crypt.Key,
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
 		who, _ := io.ReadAll(io.LimitReader(f, 4096))
 		holder := strings.TrimSpace(string(who))
-		if holder == "" {
-			holder = "another process"
-		}
+		holder = cmp.Or(holder, "another process")
 		return nil, nil, fmt.Errorf("cache folder %s is %w by %s (end that process, or use another --cache-dir)", cacheDir, ErrInUse, holder)
 	} else if err != nil {
 		return nil, nil, fmt.Errorf("cache folder: lock %s: %w", path, err)
@@ -115,12 +115,10 @@ var contents = []string{"segments", "tables", "manifests", "layouts", "codings",
 
 // Used reports whether a folder contains entries of a cache folder, even without FORMAT.
 func Used(cacheDir string) bool {
-	for _, name := range []string{"segments", "facts", "facts.copy", "manifests"} {
-		if _, err := os.Lstat(filepath.Join(cacheDir, name)); err == nil {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc([]string{"segments", "facts", "facts.copy", "manifests"}, func(name string) bool {
+		_, err := os.Lstat(filepath.Join(cacheDir, name))
+		return err == nil
+	})
 }
 
 // checkCacheFormat reads FORMAT and the key, and writes missing ones: the key first, so that a folder that has no

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -89,9 +90,7 @@ func join(o Options, p pace) (*Cluster, error) {
 	if o.Self.ID != "" && (!idOf.MatchString(o.Self.ID) || o.Self.Weight == 0 || o.Self.Address == "") {
 		return nil, fmt.Errorf("a node needs an ID of 16 hex digits, a weight and an address, not %q, %d and %q", o.Self.ID, o.Self.Weight, o.Self.Address)
 	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	o.Self.Instance = rand.Text()
 	c := &Cluster{at: at, o: o, log: o.Log.With("cluster", at.Name), pace: p,
 		done: make(chan struct{}), wake: make(chan struct{}, 1), self: o.Self, views: settling{pace: p, expect: o.Nodes},

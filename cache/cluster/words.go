@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -26,12 +27,7 @@ func (a Address) Explain(err error) string {
 		text = strings.TrimPrefix(strings.Trim(text[i+len("desc = "):], `"`), "transport: ")
 	}
 	is := func(parts ...string) bool {
-		for _, p := range parts {
-			if strings.Contains(text, p) {
-				return true
-			}
-		}
-		return false
+		return slices.ContainsFunc(parts, func(p string) bool { return strings.Contains(text, p) })
 	}
 	servers := strings.Join(a.Servers, ", ")
 	switch {

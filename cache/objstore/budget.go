@@ -1,6 +1,7 @@
 package objstore
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"time"
@@ -34,9 +35,7 @@ func NewBudget(perHour int64, log *slog.Logger) *Budget {
 	if perHour <= 0 {
 		return nil
 	}
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
-	}
+	log = cmp.Or(log, slog.New(slog.DiscardHandler))
 	b := &Budget{log: log, now: time.Now}
 	b.take, b.back, b.joined = b.draw, b.putBack, b.warn
 	b.bucket = newBucket(max(perHour, LeastBudget), b.now())

@@ -130,12 +130,8 @@ type seenExtent struct {
 // them. It does not change records that it cannot read, segments of a newer version, or files with unknown names.
 // Duplicate records are not damage: the later one counts.
 func Check(dir string, o CheckOptions) (Report, error) {
-	if o.Context == nil {
-		o.Context = context.Background()
-	}
-	if o.FS == nil {
-		o.FS = osFS{}
-	}
+	o.Context = cmp.Or(o.Context, context.Background())
+	o.FS = cmp.Or[FS](o.FS, osFS{})
 	if o.MaxFindings <= 0 {
 		o.MaxFindings = 1000
 	}

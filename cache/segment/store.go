@@ -1,6 +1,7 @@
 package segment
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
@@ -83,9 +84,7 @@ type Options struct {
 }
 
 func (o *Options) setDefaults() error {
-	if o.Budget == nil {
-		o.Budget = NewBudget(0)
-	}
+	o.Budget = cmp.Or(o.Budget, NewBudget(0))
 	if o.SegmentSize == 0 {
 		o.SegmentSize = defaultSegmentSize
 		bound := o.MaxBytes
@@ -101,12 +100,8 @@ func (o *Options) setDefaults() error {
 	if o.SegmentSize < segHeaderLen || o.SegmentSize > maxSegmentSize {
 		return fmt.Errorf("segment size of %d bytes, want at most %d", o.SegmentSize, int64(maxSegmentSize))
 	}
-	if o.Logger == nil {
-		o.Logger = slog.Default()
-	}
-	if o.FS == nil {
-		o.FS = osFS{}
-	}
+	o.Logger = cmp.Or(o.Logger, slog.Default())
+	o.FS = cmp.Or[FS](o.FS, osFS{})
 	return nil
 }
 
@@ -532,12 +527,7 @@ func (s *Store) commitSegment(g *segment, retiredOnly bool) error {
 		return nil
 	}
 	seal, upTo, dirSynced := g.retired && s.to != g, g.end, g.dirSynced
-	var entries []entry
-	for _, e := range g.entries {
-		if e.Length > 0 {
-			entries = append(entries, e)
-		}
-	}
+	entries := slices.DeleteFunc(slices.Clone(g.entries), func(e entry) bool { return e.Length == 0 })
 	// The table cannot hold records that cannot be read, and without them it would be wrong; so the next Open scans.
 	tabled := s.o.Index != nil && g.encrypted == 0
 	idle := upTo == g.committed && !seal

@@ -1,6 +1,7 @@
 package shard
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"strings"
@@ -51,10 +52,7 @@ type tarName struct{ stem, ext string }
 func (t tarName) String() string { return t.stem + "." + t.ext }
 
 func (t tarName) compare(u tarName) int {
-	if c := strings.Compare(t.stem, u.stem); c != 0 {
-		return c
-	}
-	return strings.Compare(t.ext, u.ext)
+	return cmp.Or(strings.Compare(t.stem, u.stem), strings.Compare(t.ext, u.ext))
 }
 
 // escape returns a file's name in the tar; the package comment has the rules. It counts in e, unless nil.

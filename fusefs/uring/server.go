@@ -1,10 +1,13 @@
 package uring
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log"
+	"maps"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -67,16 +70,10 @@ type Server struct {
 // New mounts fs at the folder dir with options like those of fuse.NewServer, and answers the first request. Its error
 // wraps ErrUnavailable if rings are not possible here; then nothing is mounted.
 func New(fs fuse.RawFileSystem, dir string, mo *fuse.MountOptions, o Options) (*Server, error) {
-	if o.Depth == 0 {
-		o.Depth = DefaultDepth
-	}
-	if o.Memory == 0 {
-		o.Memory = DefaultMemory
-	}
+	o.Depth = cmp.Or(o.Depth, DefaultDepth)
+	o.Memory = cmp.Or(o.Memory, DefaultMemory)
 	options := *mo
-	if options.Logger == nil {
-		options.Logger = log.Default()
-	}
+	options.Logger = cmp.Or(options.Logger, log.Default())
 	if options.MaxWrite <= 0 {
 		options.MaxWrite = 128 << 10
 	}
@@ -292,10 +289,7 @@ func (s *Server) interrupt(request []byte) {
 func (s *Server) interruptAll() {
 	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
 		s.mu.Lock()
-		var all []uint64
-		for unique := range s.flight {
-			all = append(all, unique)
-		}
+		all := slices.Collect(maps.Keys(s.flight))
 		s.mu.Unlock()
 		if len(all) == 0 {
 			return

@@ -15,6 +15,7 @@ package jpeg
 import "C"
 
 import (
+	"cmp"
 	"fmt"
 	"image"
 	"math"
@@ -191,9 +192,7 @@ func cbool(b bool) C.int {
 
 // EncodeWith appends packed pixels of e.Components bytes each to dst as a JPEG.
 func EncodeWith(dst, pix []byte, w, h int, e Encoding) ([]byte, error) {
-	if e.Components == 0 {
-		e.Components = 3
-	}
+	e.Components = cmp.Or(e.Components, 3)
 	factors, ok := map[Subsampling][2]int{Sub444: {1, 1}, Sub422: {2, 1}, Sub420: {2, 2}, Sub440: {1, 2}, Sub411: {4, 1}}[e.Subsampling]
 	switch {
 	case !ok && e.Components != 1:

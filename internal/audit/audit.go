@@ -7,6 +7,7 @@
 package audit
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -111,9 +112,7 @@ type sink struct {
 
 // Open opens or creates a log. Its error names the file.
 func Open(o Options) (*Log, error) {
-	if o.Logger == nil {
-		o.Logger = slog.Default()
-	}
+	o.Logger = cmp.Or(o.Logger, slog.Default())
 	f, err := OpenRotating(o.Path, o.MaxBytes, o.Keep)
 	if err != nil {
 		return nil, fmt.Errorf("audit log: %w", err)
@@ -150,9 +149,7 @@ func (l *Log) Write(e Event) {
 	fill(&e.Mountpoint, l.base.Mountpoint)
 	fill(&e.CacheDir, l.base.CacheDir)
 	fill(&e.Order, l.base.Order)
-	if e.Peer == nil {
-		e.Peer = l.base.Peer
-	}
+	e.Peer = cmp.Or(e.Peer, l.base.Peer)
 	s := l.sink
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -18,6 +18,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -159,9 +160,7 @@ func matchOf(samples string) (*catalog.Filter, error) {
 
 // Open opens a dataset. Its errors name the thing, the cause and the remedy.
 func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
-	if cfg.Logger == nil {
-		cfg.Logger = h.cfg.Logger
-	}
+	cfg.Logger = cmp.Or(cfg.Logger, h.cfg.Logger)
 	match, err := matchOf(cfg.Samples)
 	if err != nil {
 		return nil, err

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -56,9 +57,7 @@ type Host struct {
 
 // OpenHost locks and opens the cache directory. Its errors name the thing, the cause and the remedy.
 func OpenHost(cfg HostConfig) (_ *Host, err error) {
-	if cfg.Logger == nil {
-		cfg.Logger = slog.Default()
-	}
+	cfg.Logger = cmp.Or(cfg.Logger, slog.Default())
 	h := &Host{cfg: cfg, open: map[[16]byte]*Engine{}}
 	h.errs.next = cfg.Logger.Handler()
 	h.log = slog.New(&h.errs)

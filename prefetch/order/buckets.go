@@ -49,9 +49,7 @@ func newBuckets(n int, size func(sample int) int64, seed uint64, epoch, batch, c
 		return nil, fmt.Errorf("%d samples: 2^32-2 are the most", n)
 	}
 	whole := n / batch
-	if count == 0 {
-		count = min(defaultBuckets, whole/bucketBatches)
-	}
+	count = cmp.Or(count, min(defaultBuckets, whole/bucketBatches))
 	count = max(min(count, whole), 1)
 	type item struct {
 		size   int64

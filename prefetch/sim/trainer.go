@@ -1,5 +1,7 @@
 package sim
 
+import "cmp"
+
 // trainer models accelerators that work in step, each with a PyTorch DataLoader: batch k is read by worker k mod
 // Workers, sample by sample, as soon as it is less than Prefetch batches ahead of the accelerator. The loader
 // restarts with every epoch. The global batch is a stretch of the order, of which accelerator a takes the positions
@@ -45,10 +47,7 @@ const (
 
 func (t *trainer) init(s *simulation) {
 	t.s, t.perLoad = s, max(s.Workers, 1)
-	t.window = s.Prefetch
-	if t.window == 0 {
-		t.window = 2 * t.perLoad
-	}
+	t.window = cmp.Or(s.Prefetch, 2*t.perLoad)
 	if s.Workers == 0 {
 		t.window = 1
 	}

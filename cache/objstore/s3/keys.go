@@ -1,6 +1,7 @@
 package s3
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -78,9 +79,7 @@ const (
 
 // newKeyring returns a ring with fetched credentials. fetch is nil if they never change.
 func newKeyring(name string, v credentials.Value, fetch keySource, log *slog.Logger) *keyring {
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
-	}
+	log = cmp.Or(log, slog.New(slog.DiscardHandler))
 	k := &keyring{name: name, fetch: fetch, log: log, now: time.Now}
 	k.ctx, k.stop = context.WithCancel(context.Background())
 	k.hold(v, 1)

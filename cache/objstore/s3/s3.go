@@ -112,9 +112,7 @@ func New(ctx context.Context, cfg Config) (*Store, error) {
 		return nil, invalid("give credentials, or omit --store requester-pays", errors.New("the requester cannot pay: requests are not signed"))
 	}
 	cfg.MaxConns = cmp.Or(cfg.MaxConns, 1024)
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	if cfg.Clock == nil {
 		cfg.Clock = time.Now
 	}

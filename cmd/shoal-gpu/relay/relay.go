@@ -13,6 +13,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"encoding/json"
@@ -102,9 +103,7 @@ const (
 
 // New returns a server. It connects to the feed when a trainer connects.
 func New(o Options) (*Server, error) {
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	if o.Range == nil {
 		o.Range = func(string) func() { return func() {} }
 	}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"sync"
@@ -65,9 +66,7 @@ func Ask(op string, q Q, payload []byte) (Q, []byte, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	m := Q{"op": op, "n": len(payload)}
-	for k, v := range q {
-		m[k] = v
-	}
+	maps.Copy(m, q)
 	line, err := json.Marshal(m)
 	if err != nil {
 		return nil, nil, err

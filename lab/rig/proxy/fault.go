@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"path"
@@ -92,9 +93,7 @@ type rule struct {
 
 func (r *rule) fires(op Op, key string, rng *rand.Rand) bool {
 	want := r.Op
-	if want == "" {
-		want = OpGet
-	}
+	want = cmp.Or(want, OpGet)
 	if want != OpAny && want != op || !r.matches(key) {
 		return false
 	}

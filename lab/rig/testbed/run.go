@@ -1,6 +1,7 @@
 package testbed
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -238,9 +239,7 @@ func (b *Bed) Measure(ctx context.Context, c Config, progress func(step string, 
 		return r, err
 	}
 	told := c.Told
-	if told == "" {
-		told = c.Order
-	}
+	told = cmp.Or(told, c.Order)
 	if c.Connections > 0 {
 		flags = append(flags, "--connections", strconv.Itoa(c.Connections))
 	}
