@@ -1,6 +1,7 @@
 package ckpt
 
 import (
+	"cmp"
 	"context"
 	"runtime"
 	"time"
@@ -28,10 +29,7 @@ var (
 		prom.Gauge("shoal_ckpt_behind_files", "Closed files that the bucket lacks.", func(s *Status) int { return s.Behind.Files }),
 		prom.Gauge("shoal_ckpt_behind_bytes", "Bytes of closed files that the bucket lacks.", func(s *Status) int64 { return s.Behind.Bytes }),
 		prom.Gauge("shoal_ckpt_behind_seconds", "How long ago the first file that the bucket lacks was closed.", func(s *Status) float64 {
-			if s.Behind.Since.IsZero() {
-				return 0
-			}
-			return time.Since(s.Behind.Since).Seconds()
+			return time.Since(cmp.Or(s.Behind.Since, time.Now())).Seconds()
 		}),
 		prom.Gauge("shoal_ckpt_behind_removals", "Objects that are to be removed.", func(s *Status) int { return s.Behind.Removals }),
 		prom.Gauge("shoal_ckpt_trouble", "1 while something cannot be published.", func(s *Status) int { return min(len(s.Trouble), 1) }),
