@@ -190,7 +190,7 @@ func attempt(t *testing.T, r row) (o outcome) {
 		}
 	}
 	m := &mount{t: t, env: append(os.Environ(), "AWS_ENDPOINT_URL="+endpoint, "AWS_REGION=us-east-1", "AWS_ACCESS_KEY_ID=hostile-key-id", "AWS_SECRET_ACCESS_KEY=secret",
-		"AWS_CONFIG_FILE=/dev/null", "AWS_SHARED_CREDENTIALS_FILE=/dev/null"), at: t.TempDir(), cache: t.TempDir()}
+		"AWS_CONFIG_FILE=/dev/null", "AWS_SHARED_CREDENTIALS_FILE=/dev/null"), at: t.TempDir(), cache: cacheDir(t)}
 	began := time.Now()
 	if r.want == "interrupted" {
 		o.got, o.bad = m.interrupt(r)
@@ -316,6 +316,27 @@ func again(m *mount, server *hostile.Server, objects map[string][]byte) string {
 		}
 	}
 	return ""
+}
+
+// cacheDir is a folder until the end of the test. A daemon whose stats could not be read is not waited for by umount, and may still
+// write to it.
+func cacheDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "shoal-hostile-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for end := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+			if err := os.RemoveAll(dir); err == nil {
+				return
+			} else if time.Now().After(end) {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	return dir
 }
 
 // mount is a mount point and its daemon.
