@@ -551,10 +551,7 @@ func (c *Carrier) keepLocal() {
 			continue
 		}
 		c.q.Release(k.Path)
-		select {
-		case c.links.look <- struct{}{}:
-		default:
-		}
+		poke(c.links.look)
 		c.stats.Local++
 		c.Log.Info("removed here; the bucket has it", "folder", k.Path, "files", k.Files)
 		c.running.Go(c.empty)

@@ -98,13 +98,14 @@ func (o *order) stir() {
 		stirs = stirs || o.asked[o.name(turn)] == nil
 	}
 	if stirs {
-		o.poke()
+		poke(o.wake)
 	}
 }
 
-func (o *order) poke() {
+// poke wakes who waits for c, which has room for one.
+func poke(c chan<- struct{}) {
 	select {
-	case o.wake <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
@@ -237,7 +238,7 @@ func (c *Carrier) connect(ctx context.Context) error {
 			err := cluster.ErrAway
 			for seen := range client.Watch(v3.WithRequireLeader(ctx), c.hosts.root+at, v3.WithPrefix(), v3.WithCreatedNotify()) {
 				err = cmp.Or(seen.Err(), err)
-				c.hosts.poke()
+				poke(c.hosts.wake)
 			}
 			end(err)
 		})
@@ -296,7 +297,7 @@ func (c *Carrier) turn(ctx context.Context, client *v3.Client) error {
 			return err
 		}
 		c.in(ctx, func() { delete(o.q.asks, d.answers) })
-		o.poke()
+		poke(o.wake)
 	}
 	return err
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // Metrics are the status for Prometheus (docs/metrics.md), while Run runs; all are 0 before and after.
-func (c *Carrier) Metrics(version string) prometheus.Collector {
+func (c *Carrier) Metrics(version string) *prom.Table[Status] {
 	snapshot := func() (s Status) {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()

@@ -91,7 +91,7 @@ func Prepare(root *cobra.Command, removed map[string]string) {
 // SeeHelp ends a usage error.
 func SeeHelp(c *cobra.Command) string { return "(see: " + c.CommandPath() + " --help)" }
 
-// RunVerbs is what a command does whose work is its verbs': it shows them, and refuses a word that is none.
+// RunVerbs is what a command does whose work is its verbs': it shows them, and refuses an unknown one.
 func RunVerbs(c *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return UnknownVerb(c, args[0])

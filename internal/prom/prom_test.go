@@ -1,17 +1,57 @@
 package prom_test
 
 import (
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
+	"os"
 	"runtime"
 	"strings"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/shoalfs/shoal/ckpt"
+	"github.com/shoalfs/shoal/cmd/shoal-gpu/relay"
 	"github.com/shoalfs/shoal/internal/prom"
 )
+
+// The metrics of each daemon pass Prometheus' linter and stand in docs/metrics.md.
+func TestMetrics(t *testing.T) {
+	docs, err := os.ReadFile("../../docs/metrics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	of, device := new(ckpt.Carrier).Metrics("v1"), new(relay.Server).Metrics("v1")
+	of.Snapshot = func() (s ckpt.Status) { return s } // none runs
+	device.Snapshot = func() (s relay.Stats) { return s }
+	for prefix, metrics := range map[string]prometheus.Collector{"shoal_ckpt_": of, "shoal_gpu_": device} {
+		reg := prometheus.NewPedanticRegistry()
+		reg.MustRegister(metrics)
+		problems, err := testutil.GatherAndLint(reg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range problems {
+			t.Errorf("%s: %s", p.Metric, p.Text)
+		}
+		all, err := reg.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range all {
+			row := fmt.Sprintf("| `%s` | %s |", f.GetName(), strings.ToLower(f.GetType().String()))
+			if !strings.Contains(string(docs), row) || !strings.Contains(string(docs), f.GetHelp()) {
+				t.Errorf("docs/metrics.md has no row %s … %s", row, f.GetHelp())
+			}
+		}
+		if n := strings.Count(string(docs), "| `"+prefix); n != len(all) {
+			t.Errorf("docs/metrics.md has %d metrics %s…, and there are %d", n, prefix, len(all))
+		}
+	}
+}
 
 // A table is served, with the metrics of Go; an address without a host is refused.
 func TestListen(t *testing.T) {

@@ -7,20 +7,17 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/minio/minio-go/v7"
 	"golang.org/x/sys/unix"
 
 	"github.com/shoalfs/shoal/lab/rig/netns"
-	"github.com/shoalfs/shoal/lab/rig/proxy"
 	"github.com/shoalfs/shoal/lab/rig/s3server"
 )
 
@@ -29,7 +26,7 @@ type beside struct {
 	*testing.T
 	node   *netns.Node
 	env    []string
-	memory string // a folder in tmpfs: the server's disk is this machine's, too, and would make the saver wait
+	memory string // memoryDir
 	size   int64
 }
 
@@ -46,9 +43,6 @@ func TestCkptBeside(t *testing.T) {
 	py, juice := os.Getenv("SHOAL_BESIDE"), os.Getenv("SHOAL_BESIDE_JUICEFS")
 	if py == "" || juice == "" {
 		t.Skip("SHOAL_BESIDE names a Python with tools/conformance/beside.txt, SHOAL_BESIDE_JUICEFS a juicefs")
-	}
-	if m := netns.Missing(); m != "" {
-		t.Skip(m)
 	}
 	b := newBeside(t)
 	buckets := map[string]string{}
@@ -127,30 +121,8 @@ func TestCkptBeside(t *testing.T) {
 }
 
 func newBeside(t *testing.T) *beside {
-	n, err := netns.New(1, 1_600_000_000)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := n.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	l, err := net.Listen("tcp", net.JoinHostPort(n.Host, "0"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := proxy.Serve(context.Background(), l, server.URL, proxy.Options{Latency: 15 * time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(p.Stop)
-	memory, err := os.MkdirTemp("/dev/shm", "shoal-ckpt-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(memory) })
-	b := &beside{T: t, node: n.Nodes[0], env: s3server.Env(p.URL), memory: memory, size: 2 << 30}
+	node, p := saverNode(t)
+	b := &beside{T: t, node: node, env: s3server.Env(p.URL), memory: memoryDir(t), size: 2 << 30}
 	if mib := os.Getenv("SHOAL_BESIDE_MIB"); mib != "" { // for those who work on it
 		if _, err := fmt.Sscan(mib, &b.size); err != nil {
 			t.Fatal(err)

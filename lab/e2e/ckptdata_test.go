@@ -26,11 +26,7 @@ func TestCkptBesideData(t *testing.T) {
 	c.flags[slices.Index(c.flags, "--order")+1] = "torch:seed=7"
 	c.start(0)
 	n := c.Nodes[0]
-	folder, err := os.MkdirTemp("/dev/shm", "shoal-ckpt-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(folder)
+	folder := memoryDir(t)
 	saved := bytes.Repeat([]byte{1, 2, 3, 5}, 64<<20)
 	epoch := 0
 	train := func(rate float64) float64 {

@@ -78,7 +78,7 @@ func TestCkptHomeRemoved(t *testing.T) {
 	sameFiles(t, published(t, name, "run"), map[string]string{"a": "a", "b": "b"})
 }
 
-// A trainer of another user than the daemon's asks it, also where an older release made the daemon's folder. Who may not is told so.
+// A trainer of another user than the daemon's asks it, also where an older release made the daemon's folder. Others get an error that says so.
 func TestCkptOtherUser(t *testing.T) {
 	dir := t.TempDir()
 	home := filepath.Join(dir, ".shoal")

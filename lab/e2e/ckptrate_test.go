@@ -34,10 +34,9 @@ func putBare(endpoint, bucket, key, file string) error {
 	return err
 }
 
-// What a save costs the trainer, and how long it takes to be whole in the bucket: beside the same without Shoal, and a plain client
-// over the same line of 200 MB/s. It judges requests and bytes, and prints times (lab/bench/results/ckpt.md).
-func TestCkptRate(t *testing.T) {
-	long(t)
+// saverNode is a machine with a line of 200 MB/s to a store that is 15 ms away.
+func saverNode(t *testing.T) (*netns.Node, *proxy.Proxy) {
+	t.Helper()
 	if m := netns.Missing(); m != "" {
 		t.Skip(m)
 	}
@@ -59,9 +58,32 @@ func TestCkptRate(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.Stop)
+	return n.Nodes[0], p
+}
+
+// memoryDir is a folder in memory: the server's disk is this machine's, too, and would make a saver wait.
+func memoryDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "shoal-ckpt-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// What a save costs the trainer, and how long it takes to be whole in the bucket: beside the same without Shoal, and a plain client
+// over the same line of 200 MB/s. It judges requests and bytes, and prints times (lab/bench/results/ckpt.md).
+func TestCkptRate(t *testing.T) {
+	long(t)
+	node, p := saverNode(t)
 	name := newBucket(t, "")
 	run := func(args ...string) *exec.Cmd {
-		c := n.Nodes[0].Command(args[0], args[1:]...)
+		c := node.Command(args[0], args[1:]...)
 		c.Env = append(os.Environ(), s3server.Env(p.URL)...)
 		return c
 	}
@@ -105,12 +127,7 @@ func TestCkptRate(t *testing.T) {
 		all.Wait()
 		return time.Since(began)
 	}
-	// In memory: the server's disk is this machine's, too, and would make the saver wait.
-	memory, err := os.MkdirTemp("/dev/shm", "shoal-ckpt-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(memory)
+	memory := memoryDir(t)
 	carried, plain := filepath.Join(memory, "carried"), filepath.Join(memory, "plain")
 	if err := os.Mkdir(carried, 0o755); err != nil {
 		t.Fatal(err)

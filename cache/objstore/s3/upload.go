@@ -371,8 +371,8 @@ func (u *upload) complete(ctx context.Context) (objstore.Object, error) {
 			return objstore.Object{}, u.Missing(n)
 		}
 	}
-	for n := range u.etags {
-		if u.etags[len(u.etags)-1].ChecksumCRC32C == "" { // see has
+	if u.etags[len(u.etags)-1].ChecksumCRC32C == "" { // see has
+		for n := range u.etags {
 			u.etags[n].ChecksumCRC32C = ""
 		}
 	}

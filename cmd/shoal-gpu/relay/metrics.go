@@ -9,7 +9,7 @@ import (
 )
 
 // Metrics are the server's counters for Prometheus (docs/metrics.md). They are those of Stats.
-func (s *Server) Metrics(version string) prometheus.Collector {
+func (s *Server) Metrics(version string) *prom.Table[Stats] {
 	labels := func(s *Stats) []string { return []string{version, runtime.Version(), s.Device, s.UUID} }
 	return &prom.Table[Stats]{Families: families, Snapshot: s.Stats, Info: infoDesc, InfoLabels: labels}
 }

@@ -55,7 +55,8 @@ func newForward(up *url.URL) *httputil.ReverseProxy {
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.Out.URL.Scheme, r.Out.URL.Host = up.Scheme, up.Host
 			r.Out.URL.RawQuery = r.In.URL.RawQuery // as it was signed
-			if r.In.Header.Get("Expect") != "" { // the server knows it in lower case only, and clients wait for it in vain
+			if r.In.Header.Get("Expect") != "" {
+				// The server knows it in lower case only; clients that write it otherwise wait in vain.
 				r.Out.Header.Set("Expect", "100-continue")
 			}
 		},
