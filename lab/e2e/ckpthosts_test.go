@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -15,49 +16,63 @@ import (
 	v3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/shoalfs/shoal/lab/rig/etcd"
+	"github.com/shoalfs/shoal/lab/rig/fleet"
+	"github.com/shoalfs/shoal/lab/rig/netns"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
 
-// Four hosts save in the form of DCP under one prefix: each its shards, and after a barrier the first one its metadata. Their ways to
-// the bucket are slow at random; one is frozen and one is killed at random. The metadata is never visible before a shard that
-// it names. SHOAL_SAVES says how many times they save.
+// Four hosts, each in a network namespace, save in the form of DCP under one prefix: each its shards, and after a barrier the first
+// one its metadata. Their ways to the bucket are slow at random; one is frozen, killed, or cut off from the bucket and etcd, at random. The
+// metadata is never visible before a shard that it names. SHOAL_SAVES says how many times they save.
 func TestCkptHosts(t *testing.T) {
+	if m := netns.Missing(); m != "" {
+		t.Skip(m)
+	}
 	if _, err := etcd.FindBinary(); err != nil {
 		t.Skip(err)
 	}
-	s, err := etcd.Start(t.Context(), false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(s.Close)
-	saves := 10
-	if text := os.Getenv("SHOAL_SAVES"); text != "" {
-		if saves, err = strconv.Atoi(text); err != nil {
+	must := func(err error) {
+		if err != nil {
 			t.Fatal(err)
 		}
+	}
+	f, err := fleet.New(context.Background(), fleet.Options{Shoal: shoalBin, Dir: t.TempDir(), Nodes: 4, Store: server.URL, Far: proxy.Options{Latency: 2 * time.Millisecond}})
+	must(err)
+	t.Cleanup(func() {
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	_, err = f.StartEtcd(t.Context())
+	must(err)
+	saves := 10
+	if text := os.Getenv("SHOAL_SAVES"); text != "" {
+		saves, err = strconv.Atoi(text)
+		must(err)
 	}
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
 	name := newBucket(t, "")
-	dest, cluster := "s3://"+name+"/run", "etcd://"+s.Addr+"/train"
+	dest, cluster := "s3://"+name+"/run", "etcd://"+f.Etcd.Addr+"/train"
 	var dirs []string
-	var envs [][]string
 	var daemons []*foreground
-	var ways []*proxy.Proxy
-	start := func(i int) *foreground { return carry(t, envs[i], dirs[i], dest, "--cluster", cluster) }
-	for i := range 4 {
-		p, env := far(t, proxy.Options{Latency: 2 * time.Millisecond})
-		ways, dirs, envs = append(ways, p), append(dirs, t.TempDir()), append(envs, env)
+	start := func(i int) *foreground {
+		cmd := f.Nodes[i].Command(shoalBin, "ckpt", dirs[i], dest, "--cluster", cluster)
+		cmd.Env = f.Nodes[i].Env()
+		d := startForeground(t, cmd)
+		d.says(t, "carrying", dirs[i])
+		return d
+	}
+	for i := range f.Nodes {
+		dirs = append(dirs, t.TempDir())
 		daemons = append(daemons, start(i))
 	}
 	w := watchBucket(name, "run")
 	for step := range saves {
 		at := fmt.Sprint("step-", step)
-		for _, p := range ways {
-			if err := p.Set(proxy.Options{Latency: time.Duration(rng.IntN(40)) * time.Millisecond, Sigma: 0.5}); err != nil {
-				t.Fatal(err)
-			}
+		for _, n := range f.Nodes {
+			must(n.Far(proxy.Options{Latency: time.Duration(rng.IntN(40)) * time.Millisecond, Sigma: 0.5}))
 		}
 		var barrier sync.WaitGroup
 		for i, dir := range dirs {
@@ -73,7 +88,7 @@ func TestCkptHosts(t *testing.T) {
 			})
 		}
 		i := rng.IntN(4)
-		switch rng.IntN(3) {
+		switch rng.IntN(4) {
 		case 0:
 			daemons[i].signal(t, syscall.SIGSTOP)
 			barrier.Wait()
@@ -86,17 +101,23 @@ func TestCkptHosts(t *testing.T) {
 			barrier.Wait()
 			write(t, filepath.Join(dirs[0], at, ".metadata"), []byte("m"))
 			daemons[i] = start(i)
+		case 2:
+			must(f.Nodes[i].Down())
+			barrier.Wait()
+			write(t, filepath.Join(dirs[0], at, ".metadata"), []byte("m"))
+			time.Sleep(time.Duration(rng.IntN(2000)) * time.Millisecond)
+			must(f.Nodes[i].Up())
 		default:
 			barrier.Wait()
 			write(t, filepath.Join(dirs[0], at, ".metadata"), []byte("m"))
 		}
 		if rng.IntN(2) == 0 { // else the next save comes on top
-			mustShoal(t, envs[0], "ckpt", "wait", dirs[0], "--timeout", "120s")
+			mustShoal(t, nil, "ckpt", "wait", dirs[0], "--timeout", "120s")
 		}
 	}
 	all := map[string]string{}
-	for i, dir := range dirs {
-		mustShoal(t, envs[i], "ckpt", "wait", dir, "--timeout", "120s")
+	for _, dir := range dirs {
+		mustShoal(t, nil, "ckpt", "wait", dir, "--timeout", "120s")
 		for p, b := range local(t, dir) {
 			all[p] = b
 		}
@@ -109,17 +130,15 @@ func TestCkptHosts(t *testing.T) {
 	write(t, filepath.Join(dirs[0], "latest"), []byte("m"))
 	said := ""
 	within(t, patience, "the lost host is named", func() bool {
-		said = mustShoal(t, envs[0], "ckpt", "ls", dirs[0])
+		said = mustShoal(t, nil, "ckpt", "ls", dirs[0])
 		return strings.Contains(said, dirs[3]) && strings.Contains(said, " del /shoal")
 	})
 	_, key, _ := strings.Cut(strings.SplitN(said, "\n", 2)[0], " del ")
-	client, err := v3.New(v3.Config{Endpoints: []string{s.Addr}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	client, err := v3.New(v3.Config{Endpoints: []string{f.Etcd.Addr}})
+	must(err)
 	defer client.Close()
 	if got, err := client.Delete(t.Context(), key); err != nil || got.Deleted != 1 {
 		t.Fatalf("%q: %v, %v", key, got, err)
 	}
-	mustShoal(t, envs[0], "ckpt", "wait", dirs[0], "--timeout", "60s")
+	mustShoal(t, nil, "ckpt", "wait", dirs[0], "--timeout", "60s")
 }
