@@ -284,11 +284,10 @@ func TestDrainOnASlowDisk(t *testing.T) {
 	source, disk := bucket(t, dir), badDisk(t)
 	cache, mnt := filepath.Join(disk.Dir, "cache"), t.TempDir()
 	flags := []string{"mount", source, mnt, "--cache-dir", cache, "--kernel-cache", "off", "--order", "none"}
-	env = drains(env, "100ms")
-	d := inForeground(t, env, flags...)
+	d := inForeground(t, drains(env, "100ms"), flags...)
 	t.Cleanup(func() { _ = disk.Set(t.Context(), faultdisk.Settings{}) }) // before the daemon is waited for
 	healthy(t, mnt)
-	slow := faultdisk.Settings{Rules: []faultdisk.Rule{{Op: faultdisk.Write, Path: "cache/segments", Delay: 2 * time.Second}}}
+	slow := faultdisk.Settings{Rules: []faultdisk.Rule{{Op: faultdisk.Write, Path: "cache/segments", Delay: time.Second}}}
 	if err := disk.Set(t.Context(), slow); err != nil {
 		t.Fatal(err)
 	}
@@ -302,10 +301,12 @@ func TestDrainOnASlowDisk(t *testing.T) {
 	if err := disk.Set(t.Context(), faultdisk.Settings{}); err != nil {
 		t.Fatal(err)
 	}
-	mustBeClean(t, cache)
-	inForeground(t, env, flags...)
+	d = inForeground(t, env, flags...) // which cuts a torn tail
 	healthy(t, mnt)
 	readAll(t, mnt, dir, paths)
+	d.signal(t, syscall.SIGTERM)
+	d.ended(t)
+	mustBeClean(t, cache)
 }
 
 // drains makes the end of a daemon wait for its readers for so long.
