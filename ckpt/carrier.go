@@ -287,7 +287,7 @@ func (c *Carrier) tell() {
 // idle reports whether the bucket has all that it can have now, and no upload of ours, and no host waits for this one.
 func (c *Carrier) idle() bool {
 	b := c.q.Behind()
-	return b.Files+b.Removals == 0 && len(c.closing) == 0 && (c.hosts == nil || c.hosts.left)
+	return b.Files+b.Removals == 0 && c.q.busy == nil && len(c.closing) == 0 && (c.hosts == nil || c.hosts.left)
 }
 
 // leftOver names what the bucket lacks at the end.

@@ -170,3 +170,22 @@ func TestCkptLateUpload(t *testing.T) {
 	within(t, patience, "no upload is left", func() bool { return len(unfinished(t, name)) == 0 })
 	sameFiles(t, published(t, name, "run"), local(t, dir))
 }
+
+// A file that goes while the store still owes the answer to its publication goes in the bucket, too, before the end.
+func TestCkptGoneAtTheEnd(t *testing.T) {
+	dir := t.TempDir()
+	name := newBucket(t, "")
+	p, env := far(t, proxy.Options{Faults: []proxy.Fault{{Kind: proxy.Slow, Op: proxy.OpPut, Key: "a.bin", For: 3 * time.Second}}})
+	d := carry(t, env, dir, "s3://"+name+"/run", "--delete")
+	write(t, filepath.Join(dir, "a.bin"), []byte("a"))
+	within(t, patience, "it is visible", func() bool { return len(published(t, name, "run")) == 1 })
+	if err := errors.Join(os.Remove(filepath.Join(dir, "a.bin")), p.Set(proxy.Options{})); err != nil {
+		t.Fatal(err)
+	}
+	within(t, patience, "the daemon knows", func() bool {
+		return strings.Contains(mustShoal(t, env, "ckpt", "ls", dir), "nothing is behind")
+	})
+	d.signal(t, syscall.SIGTERM)
+	<-d.exited
+	sameFiles(t, published(t, name, "run"), nil)
+}
