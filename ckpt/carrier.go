@@ -98,7 +98,7 @@ type Stats struct {
 	Copies  int64 `json:"copies"`  // of the files: by a copy in the bucket
 	Resumed int64 `json:"resumed"` // parts of an earlier process that were not sent again
 	Removed int64 `json:"removed"` // objects
-	Foreign int64 `json:"foreign"` // objects that somebody else has changed or removed
+	Foreign int64 `json:"foreign"` // objects that are, or may be, somebody else's, and stay
 	Local   int64 `json:"local"`   // folders removed here, by KeepLocal
 }
 
@@ -171,7 +171,8 @@ func (c *Carrier) key(p string) string { return c.Prefix + p }
 // Run carries until ctx ends, and then what was closed until then, for as long as Drain allows. ready is called when all
 // that is in the folder is known, and the cluster knows of this host. Its error names what is not in the bucket.
 func (c *Carrier) Run(ctx context.Context, ready func()) error {
-	work, stop := context.WithCancelCause(context.WithoutCancel(ctx))
+	author := "ckpt-" + c.journal.known.Origin.ID
+	work, stop := context.WithCancelCause(objstore.WithAuthor(context.WithoutCancel(ctx), author))
 	defer func() { stop(nil); c.running.Wait() }()
 	if err := c.hearAll(); err != nil {
 		return err
@@ -377,7 +378,7 @@ func (c *Carrier) note(e entry) {
 // result is what came of a change.
 type result struct {
 	there   Published
-	foreign bool // somebody else had changed the object
+	foreign bool // the object is somebody else's, or may be
 	copied  bool
 	inParts bool
 	err     error
@@ -396,7 +397,7 @@ func (c *Carrier) made(ctx context.Context, change Change, r result) {
 	c.trouble = trouble{}
 	if r.foreign {
 		c.stats.Foreign++
-		c.Log.Warn("somebody else has changed an object; it stays", "key", c.key(change.Path))
+		c.Log.Warn("an object is not, or not surely, what this daemon published; it stays", "key", c.key(change.Path))
 	}
 	c.q.Made(change, r.there)
 	c.tell()

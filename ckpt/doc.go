@@ -52,7 +52,7 @@
 // # Crashes
 //
 // The journal says what the bucket has and which uploads are under way; before a publication it says that perhaps the bucket has it.
-// What perhaps is there is published again, or removed, as if it were. The journal need not say what was closed: after a crash
+// What perhaps is there is published again, or removed if it says that this journal made it. The journal need not say what was closed: after a crash
 // the folder is looked through, in the order of the files' times of change (ctime). An upload goes on by its id if the
 // file has not changed. An id is written down before the first part is sent, and the key before the id exists, so that
 // the upload of a crash in between is found and aborted. Uploads of others are left alone.

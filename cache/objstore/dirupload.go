@@ -171,7 +171,7 @@ func putError(ctx context.Context, key string, err error) error {
 // of the ETag and the deletion is deleted, too: no system call does both.
 func (d *Dir) Delete(ctx context.Context, key, etag string) error {
 	err := ctx.Err()
-	if etag != "" {
+	if etag != "" || AuthorOf(ctx) != "" {
 		err = Current(ctx, d, Object{Key: key, ETag: etag})
 	}
 	if err != nil {

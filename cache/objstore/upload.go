@@ -62,8 +62,23 @@ type Uploader interface {
 
 	// Delete removes an object; a missing one is no error. Unless etag is empty it removes that version only, and fails
 	// with KindChanged if the store has another one. It can be repeated: after a try whose answer was lost the object is
-	// missing, or is another one.
+	// missing, or is another one. Under [WithAuthor] it fails with KindChanged, too, if the object says another author, and
+	// an empty etag means the version that says this one.
 	Delete(ctx context.Context, key, etag string) error
+}
+
+type authorKey struct{}
+
+// WithAuthor has buckets say of what is stored by Upload or Copy under the context that author, a word of ASCII, stored it.
+// Folders do not.
+func WithAuthor(ctx context.Context, author string) context.Context {
+	return context.WithValue(ctx, authorKey{}, author)
+}
+
+// AuthorOf returns the author of WithAuthor, or "".
+func AuthorOf(ctx context.Context) string {
+	author, _ := ctx.Value(authorKey{}).(string)
+	return author
 }
 
 // Unfinished is an upload without Complete or Abort.

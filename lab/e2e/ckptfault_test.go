@@ -109,17 +109,21 @@ func TestCkptOtherUser(t *testing.T) {
 	}
 }
 
-// An object whose answer a crash has cut off is not forgotten: it goes if its file went before the next start.
+// An object whose answer a crash has cut off is not forgotten: it goes if its file went before the next start. What somebody else has
+// stored there meanwhile stays.
 func TestCkptAnswerLost(t *testing.T) {
 	for _, c := range []struct {
-		name  string
-		size  int
-		fault proxy.Fault
-		flags []string
+		name    string
+		size    int
+		fault   proxy.Fault
+		flags   []string
+		another bool
 	}{
-		{"small", 10, proxy.Fault{Op: proxy.OpPut}, []string{"--delete"}},
-		{"large", 9 << 20, proxy.Fault{Op: proxy.OpOther, After: 1}, []string{"--delete"}}, // the first begins the upload
-		{"withdrawn", 10, proxy.Fault{Op: proxy.OpPut}, nil},
+		{"small", 10, proxy.Fault{Op: proxy.OpPut}, []string{"--delete"}, false},
+		{"large", 9 << 20, proxy.Fault{Op: proxy.OpOther, After: 1}, []string{"--delete"}, false}, // the first begins the upload
+		{"withdrawn", 10, proxy.Fault{Op: proxy.OpPut}, nil, false},
+		{"another", 10, proxy.Fault{Op: proxy.OpPut}, []string{"--delete"}, true},
+		{"another-withdrawn", 10, proxy.Fault{Op: proxy.OpPut}, nil, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -135,7 +139,17 @@ func TestCkptAnswerLost(t *testing.T) {
 			if err := errors.Join(p.Set(proxy.Options{}), os.RemoveAll(filepath.Join(dir, "step"))); err != nil {
 				t.Fatal(err)
 			}
-			carry(t, env, dir, "s3://"+name+"/run", c.flags...)
+			if c.another {
+				if _, err := store(t).PutObject(t.Context(), name, "run/step/a.bin", strings.NewReader("theirs"), 6, minio.PutObjectOptions{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			d = carry(t, env, dir, "s3://"+name+"/run", c.flags...)
+			if c.another {
+				within(t, patience, "it is said", func() bool { return strings.Contains(d.log(), "it stays") })
+				sameFiles(t, published(t, name, "run"), map[string]string{"step/a.bin": "theirs"})
+				return
+			}
 			within(t, patience, "it has gone", func() bool { return len(published(t, name, "run")) == 0 })
 			if left := unfinished(t, name); len(left) > 0 {
 				t.Errorf("uploads are left: %v", left)

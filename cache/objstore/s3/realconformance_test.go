@@ -191,3 +191,30 @@ func TestServerVerifiesChecksums(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// What one author has stored, however, another does not delete, nor one whose ETag is right. What nobody is known to have
+// stored stays, unless the ETag is given. The server compares the ETag with the deletion.
+func TestAuthors(t *testing.T) {
+	s := newBucket(t)
+	store := open(t, s.URL)
+	mine, theirs := objstore.WithAuthor(t.Context(), "mine"), objstore.WithAuthor(t.Context(), "theirs")
+	for name, size := range map[string]int{"small": 10, "large": 6 << 20} {
+		o, err := uploadAll(mine, store, name, pattern(size))
+		must(t, err)
+		made, err := store.Copy(mine, o, name+"-copy")
+		must(t, err)
+		for _, o := range []objstore.Object{o, made} {
+			wantKind(t, "whatever is there", store.Delete(theirs, o.Key, ""), objstore.KindChanged)
+			wantKind(t, "of another author", store.Delete(theirs, o.Key, o.ETag), objstore.KindChanged)
+			wantKind(t, "another version", store.Delete(mine, o.Key, "e"), objstore.KindChanged)
+			must(t, store.Delete(mine, o.Key, ""))
+			_, err := store.Stat(t.Context(), o.Key)
+			wantKind(t, "it has gone", err, objstore.KindNotFound)
+			must(t, store.Delete(mine, o.Key, ""))
+		}
+		o, err = uploadAll(t.Context(), store, name, pattern(size))
+		must(t, err)
+		wantKind(t, "of nobody", store.Delete(mine, o.Key, ""), objstore.KindChanged)
+		must(t, store.Delete(mine, o.Key, o.ETag))
+	}
+}

@@ -216,15 +216,22 @@ func (s *Store) url(key string) string {
 
 // Stat implements [objstore.Reader].
 func (s *Store) Stat(ctx context.Context, key string) (objstore.Object, error) {
+	o, _, err := s.stat(ctx, key)
+	return o, err
+}
+
+// stat is Stat, with the object's note.
+func (s *Store) stat(ctx context.Context, key string) (o objstore.Object, note string, err error) {
 	if !validKey(key) {
-		return objstore.Object{}, &objstore.Error{Op: "stat", Key: key, Kind: objstore.KindNotFound, Err: errKey}
+		return o, "", &objstore.Error{Op: "stat", Key: key, Kind: objstore.KindNotFound, Err: errKey}
 	}
 	g := s.keys.generation()
 	info, err := s.core.StatObject(ctx, s.bucket, key, minio.StatObjectOptions{})
 	if err != nil {
-		return objstore.Object{}, s.fail(ctx, g, "stat", key, err)
+		return o, "", s.fail(ctx, g, "stat", key, err)
 	}
-	return s.object("stat", info)
+	o, err = s.object("stat", info)
+	return o, info.Metadata.Get(headerNote), err
 }
 
 var errKey = errors.New("S3 keys are 1 to 1,024 bytes of UTF-8 and not blank")

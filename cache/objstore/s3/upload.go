@@ -98,7 +98,7 @@ func (s *Store) put(ctx context.Context, key string, data []byte, note string, o
 	if crc != "" {
 		opts.UserMetadata[crcHeader] = crc
 	}
-	if note != "" {
+	if note = cmp.Or(note, objstore.AuthorOf(ctx)); note != "" {
 		opts.UserMetadata[headerNote] = note
 	}
 	if onlyNew {
@@ -180,10 +180,17 @@ func (s *Store) Delete(ctx context.Context, key, etag string) error {
 	if err := ctx.Err(); err != nil || !validKey(key) {
 		return err
 	}
-	o, mctx := objstore.Object{Key: key, ETag: etag}, ctx
-	if etag != "" {
-		if err := objstore.Current(ctx, s, o); err != nil {
+	mctx, author := ctx, objstore.AuthorOf(ctx)
+	if etag != "" || author != "" {
+		have, note, err := s.stat(ctx, key)
+		if err != nil {
 			return objstore.UnlessMissing(err)
+		}
+		if etag == "" && note == author {
+			etag = have.ETag
+		}
+		if have.ETag != etag || author != "" && note != "" && note != author {
+			return objstore.Changed(objstore.Object{Key: key, ETag: etag}, have.ETag)
 		}
 		mctx = context.WithValue(ctx, matchKey{}, etag)
 	}
@@ -193,7 +200,7 @@ func (s *Store) Delete(ctx context.Context, key, etag string) error {
 	case err == nil || resp.Code == minio.NoSuchKey:
 		return nil
 	case etag != "" && (resp.StatusCode == http.StatusPreconditionFailed || resp.StatusCode == http.StatusConflict):
-		return objstore.UnlessMissing(cmp.Or(objstore.Current(ctx, s, o), s.underWay("delete", key)))
+		return objstore.UnlessMissing(cmp.Or(objstore.Current(ctx, s, objstore.Object{Key: key, ETag: etag}), s.underWay("delete", key)))
 	}
 	return s.fail(ctx, g, "delete", s.url(key), err)
 }
@@ -225,13 +232,16 @@ func (s *Store) Upload(ctx context.Context, key string, size, partSize int64) (o
 func (s *Store) begin(ctx context.Context, plan objstore.PartPlan, crc bool) (*upload, error) {
 	key, u := plan.Key, &upload{PartPlan: plan, s: s, etags: make([]minio.CompletePart, plan.Parts)}
 	g := s.keys.generation()
-	var opts minio.PutObjectOptions
+	opts := minio.PutObjectOptions{UserMetadata: map[string]string{}}
 	if crc {
-		opts.UserMetadata = map[string]string{crcAlgorithm: crcAlgorithmC}
+		opts.UserMetadata[crcAlgorithm] = crcAlgorithmC
+	}
+	if author := objstore.AuthorOf(ctx); author != "" {
+		opts.UserMetadata[headerNote] = author
 	}
 	var err error
 	u.id, err = s.core.NewMultipartUpload(ctx, s.bucket, key, opts)
-	if err != nil && opts.UserMetadata != nil {
+	if err != nil && crc {
 		err = s.refusedCRC(key, err)
 	}
 	if err == nil && u.id == "" {

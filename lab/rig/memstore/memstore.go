@@ -81,7 +81,7 @@ func (m *Mem) Delete(ctx context.Context, key, etag string) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if o, ok := m.objects[key]; ok && etag != "" && o.ETag != etag {
+	if o, ok := m.objects[key]; ok && (etag != "" || objstore.AuthorOf(ctx) != "") && o.ETag != etag {
 		return objstore.Changed(objstore.Object{Key: key, ETag: etag}, o.ETag)
 	}
 	delete(m.objects, key)
