@@ -1,9 +1,12 @@
 package s3api
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -12,8 +15,12 @@ import (
 	"github.com/shoalfs/shoal/cache/catalog"
 )
 
-// piece is the most bytes that a GET reads and writes at once.
-const piece = 128 << 10
+const (
+	piece    = 128 << 10   // the most bytes that a GET reads and writes at once
+	silence  = time.Second // after which a client that waits gets a word
+	word     = 16          // bytes: some want more than one a second
+	withheld = 60 * word   // of what was read, while what follows may have to be fetched
+)
 
 var pieces = sync.Pool{New: func() any { return new([piece]byte) }}
 
@@ -55,20 +62,32 @@ func (d *dataset) object(w http.ResponseWriter, r *http.Request, m *catalog.Mani
 	if n == size {
 		defer d.opens.whole(m, file, reader)()
 	} else {
-		defer d.opens.part(opened{m, file, hostOf(r)}, reader)()
+		host, _, _ := net.SplitHostPort(r.RemoteAddr)
+		defer d.opens.part(opened{m, file, host}, reader)()
 	}
 	return d.send(w, r, m, file, off, n, head)
 }
 
 // send writes n bytes of a file. head is called once the first of them are there: until then an error can be told.
 func (d *dataset) send(w http.ResponseWriter, r *http.Request, m *catalog.Manifest, file int, off, n int64, head func()) error {
-	if n == 0 {
-		head()
-		return nil
-	}
 	buf := pieces.Get().(*[piece]byte)
 	defer pieces.Put(buf)
 	control := http.NewResponseController(w)
+	write := func(p []byte) error {
+		_ = control.SetWriteDeadline(time.Now().Add(pieceTime))
+		sent, err := w.Write(p)
+		d.server.count.sent.Add(int64(sent))
+		return err
+	}
+	var held []byte // the end of what was read
+	speak := func() {
+		if len(held) > 0 {
+			_ = errors.Join(write(held[:word]), control.Flush())
+			held = held[word:]
+		} else if head != nil && strings.Contains(r.UserAgent(), "CRTS3NativeClient") { // others may not bear many
+			w.WriteHeader(http.StatusContinue)
+		}
+	}
 	for end := off + n; off < end; {
 		if d.over() && head == nil {
 			panic(http.ErrAbortHandler)
@@ -77,7 +96,7 @@ func (d *dataset) send(w http.ResponseWriter, r *http.Request, m *catalog.Manife
 		lent, release, ok := d.Lend(m, file, off, len(p))
 		if ok {
 			p = lent
-		} else if got, err := d.ReadAt(r.Context(), m, file, p, off); got < len(p) {
+		} else if got, err := d.wait(r, m, file, p, off, speak); got < len(p) {
 			if err == nil || err == io.EOF { //nolint:errorlint // as io.ReaderAt returns it
 				err = io.ErrUnexpectedEOF
 			}
@@ -91,18 +110,37 @@ func (d *dataset) send(w http.ResponseWriter, r *http.Request, m *catalog.Manife
 			head()
 			head = nil
 		}
-		_ = control.SetWriteDeadline(time.Now().Add(pieceTime))
-		_, err := w.Write(p)
+		now := len(p)
+		if off += int64(now); off < end && (!ok || (off-1)%catalog.ExtentSize+piece >= catalog.ExtentSize) {
+			now -= withheld
+		}
+		err := errors.Join(write(held), write(p[:now]))
+		held = append(held[:0], p[now:]...)
 		if ok {
 			release()
 		}
-		d.server.count.sent.Add(int64(len(p)))
 		if err != nil {
 			return nil // the client left
 		}
-		off += int64(len(p))
+	}
+	if head != nil {
+		head() // there are none
 	}
 	return nil
+}
+
+// wait reads p, and calls speak after each silence until that is done.
+func (d *dataset) wait(r *http.Request, m *catalog.Manifest, file int, p []byte, off int64, speak func()) (n int, err error) {
+	done := make(chan struct{})
+	go func() { n, err = d.ReadAt(r.Context(), m, file, p, off); close(done) }()
+	for {
+		select {
+		case <-done:
+			return n, err
+		case <-time.After(silence):
+			speak()
+		}
+	}
 }
 
 // preconditions evaluates conditions as RFC 9110 orders them: those on the ETag outrank those on the time.
@@ -124,24 +162,18 @@ func preconditions(h http.Header, etag string, mod time.Time) error {
 	return nil
 }
 
-// timeIn parses a header, which most requests lack.
+// timeIn parses a header.
 func timeIn(h http.Header, name string) (t time.Time, ok bool) {
-	text := h.Get(name)
-	if text == "" {
-		return t, false
-	}
-	t, err := http.ParseTime(text)
+	t, err := http.ParseTime(h.Get(name))
 	return t, err == nil
 }
 
 // anyTag reports whether a list of ETags, with or without quotes, has one.
 func anyTag(list, etag string) bool {
-	for tag := range strings.SplitSeq(list, ",") {
-		if tag = strings.Trim(strings.TrimSpace(tag), `"`); tag == "*" || tag == etag {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(strings.Split(list, ","), func(tag string) bool {
+		tag = strings.Trim(strings.TrimSpace(tag), `"`)
+		return tag == "*" || tag == etag
+	})
 }
 
 // parseRange reads a Range header. As S3 does, it takes one range, and ignores a header that it cannot read.

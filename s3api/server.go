@@ -547,11 +547,6 @@ func (s *Server) buckets(w http.ResponseWriter) {
 	}{Buckets: buckets})
 }
 
-func hostOf(r *http.Request) string {
-	host, _, _ := net.SplitHostPort(r.RemoteAddr)
-	return host
-}
-
 // Listen opens an address, HOST:PORT, and refuses one beyond loopback unless requests are signed.
 func Listen(addr string, signed bool) (net.Listener, error) {
 	a, err := net.ResolveTCPAddr("tcp", addr)

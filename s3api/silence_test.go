@@ -1,0 +1,107 @@
+package s3api_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/s3api"
+)
+
+// gate holds back the bytes from at on until it is open.
+type gate struct {
+	s3api.Dataset
+	at   int64
+	open chan struct{}
+}
+
+func (g gate) Lend(m *catalog.Manifest, file int, off int64, n int) (data []byte, release func(), ok bool) {
+	if off+int64(n) > g.at {
+		select {
+		case <-g.open:
+		default:
+			return nil, nil, false
+		}
+	}
+	return g.Dataset.Lend(m, file, off, n)
+}
+
+func (g gate) ReadAt(ctx context.Context, m *catalog.Manifest, file int, p []byte, off int64) (int, error) {
+	if off+int64(len(p)) > g.at {
+		<-g.open
+	}
+	return g.Dataset.ReadAt(ctx, m, file, p, off)
+}
+
+// A client that ends a connection in silence hears a word each second while bytes are fetched: before the first of them an informational
+// answer, if it is of the AWS Common Runtime, and then some of those that are there.
+func TestNoSilence(t *testing.T) {
+	origin, _, e := served(t, nil, "train/big.bin")
+	_, want := origin.ask(t, "GET", "/"+bucket+"/train/big.bin", "", nil, nil)
+	get := func(at int64, agent string, whileShut func(s *s3api.Server, in *bufio.Reader)) {
+		t.Helper()
+		s, g := s3api.New(nil, s3api.Limits{Connections: 8}, slog.New(slog.DiscardHandler)), gate{e, at, make(chan struct{})}
+		remove, err := s.Add(s3api.Served{Dataset: g, Bucket: bucket, Prefix: e.Manifest().Prefix(), Where: "the origin"})
+		must(t, err)
+		l, err := s3api.Listen("127.0.0.1:0", false)
+		must(t, err)
+		done := make(chan error, 1)
+		go func() { done <- s.Serve(l) }()
+		conn, err := net.Dial("tcp", l.Addr().String())
+		must(t, err)
+		must(t, conn.SetDeadline(time.Now().Add(time.Minute)))
+		_, err = fmt.Fprintf(conn, "GET /%s/train/big.bin HTTP/1.1\r\nHost: localhost\r\nUser-Agent: %s\r\n\r\n", bucket, agent)
+		must(t, err)
+		in := bufio.NewReader(conn)
+		whileShut(s, in)
+		close(g.open)
+		resp, err := http.ReadResponse(in, nil)
+		for err == nil && agent != "" && resp.StatusCode == http.StatusContinue {
+			resp, err = http.ReadResponse(in, nil)
+		}
+		if err != nil || resp.StatusCode != http.StatusOK {
+			t.Fatalf("%v, %v", resp, err)
+		}
+		if got, err := io.ReadAll(resp.Body); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("held at %d: %d bytes, %v", at, len(got), err)
+		}
+		_ = conn.Close()
+		s.Close(t.Context())
+		remove(t.Context())
+		must(t, <-done)
+	}
+	get(0, "CRTS3NativeClient/0.1.x platform/unknown", func(_ *s3api.Server, in *bufio.Reader) {
+		for range 2 {
+			if resp, err := http.ReadResponse(in, nil); err != nil || resp.StatusCode != http.StatusContinue {
+				t.Fatalf("%v, %v", resp, err)
+			}
+		}
+	})
+	for _, at := range []int64{4 << 20, 4<<20 + 5<<10} { // the end of an extent, and in a piece
+		get(at, "", func(s *s3api.Server, _ *bufio.Reader) {
+			for before := int64(0); ; {
+				switch now := s.Stats().Sent; {
+				case now >= 4<<20:
+					t.Fatalf("%d bytes at once: nothing is left to say", now)
+				case before == 0 && now > 4<<20-1000, before > 0 && now > before+16:
+					if before > 0 {
+						return
+					}
+					before = now
+				}
+				select {
+				case <-t.Context().Done():
+				case <-time.After(time.Millisecond):
+				}
+			}
+		})
+	}
+}
