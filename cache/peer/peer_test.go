@@ -419,6 +419,18 @@ func TestWaitsForMemory(t *testing.T) {
 		if n := s.missed.Load(); n > 0 {
 			t.Errorf("%d: %+v", n, s.client.Stats())
 		}
+		for _, brings := range []bool{true, false} { // what others fetch gives memory back
+			s.shelf.brings.Store(brings)
+			s.shelf.Lock()
+			s.shelf.err, s.shelf.held = cache.ErrMemory, map[int]bool{}
+			s.shelf.Unlock()
+			time.AfterFunc(4*fetching, func() { s.shelf.Lock(); s.shelf.err = nil; s.shelf.Unlock() })
+			before := s.missed.Load()
+			if s.read(t.Context(), t); (s.missed.Load() > before) == brings {
+				t.Errorf("its store brings bytes: %v; %+v", brings, s.client.Stats())
+			}
+			time.Sleep(4 * fetching)
+		}
 		synctest.Wait()
 		if !s.server.budget.TryAcquire(32 << 20) {
 			t.Error("memory is left claimed")

@@ -420,7 +420,7 @@ func (c *serverConn) find(ctx context.Context, v Volume, r Request, i int, due t
 
 // fetch sends a piece that is to be fetched, or waits for memory, and says all the while that it does.
 func (c *serverConn) fetch(v Volume, r Request, i int, due time.Time) error {
-	until, before := time.Now().Add(max(r.due, fetching)), v.Received()
+	start, limit, before := time.Now(), max(r.due, fetching), v.Received()
 	data, release, err := c.find(c.s.ctx, v, r, i, due, false) // it may have landed
 	again := errors.Is(err, cache.ErrNotHeld) && !r.Held || errors.Is(err, cache.ErrMemory)
 	for waits := 0; again; waits++ {
@@ -429,14 +429,16 @@ func (c *serverConn) fetch(v Volume, r Request, i int, due time.Time) error {
 		}
 		ctx, cancel := context.WithTimeout(c.s.ctx, waitEvery)
 		data, release, err = c.find(ctx, v, r, i, due, true)
-		again = waits < mostWaits && (ctx.Err() != nil && errors.Is(err, context.DeadlineExceeded) || errors.Is(err, cache.ErrMemory) && time.Now().Before(until))
+		again = waits < mostWaits && (ctx.Err() != nil && errors.Is(err, context.DeadlineExceeded) || errors.Is(err, cache.ErrMemory) && time.Since(start) < limit)
 		cancel()
 		if again {
-			received := v.Received()
-			if err := c.add(frame{kind: frameWait, n: int(min(max(received-before, 0), 1))}, nil, nil); err != nil {
+			moved := 0
+			if received := v.Received(); received > before { // flights end, and give memory back
+				moved, before, limit = 1, received, max(limit, time.Since(start)+fetching)
+			}
+			if err := c.add(frame{kind: frameWait, n: moved}, nil, nil); err != nil {
 				return err
 			}
-			before = received
 		}
 	}
 	return c.give(i, data, release, err)

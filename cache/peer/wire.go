@@ -32,9 +32,9 @@
 //   - The server answers at most [serverPlaces] requests at once, and says no at once to the rest. What it serves it has,
 //     or gets from the store, or from a peer that owned it before and holds it: no peer fetches for another's request.
 //   - The pieces that it is about to send have a bounded amount of memory. If there is none, or none in the cache, the request
-//     waits until the asker's reader needs the piece, at least for [fetching]: a refusal would cost a fetch from the store. It
-//     holds no memory meanwhile, and sends wait frames. So nodes that are short of memory and ask each other go on at the
-//     latest then, and usually as soon as a piece was sent.
+//     waits until the asker's reader needs the piece, at least for [fetching], which begins anew whenever its store brings bytes: a
+//     refusal would cost a fetch from the store. It holds no memory meanwhile, and sends wait frames. So nodes that are short of
+//     memory and ask each other go on at the latest then, and usually as soon as a piece was sent.
 //   - Nodes trust each other by certificates of one authority, which is the cluster's own ([TLS]).
 package peer
 
