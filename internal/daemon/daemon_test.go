@@ -213,3 +213,24 @@ func TestDrainNamesUsersOnce(t *testing.T) {
 		t.Errorf("%v, named %d times, detached %d times:\n%s", err, m.named, m.aborted, &log)
 	}
 }
+
+// stuckMount takes its time to find out who uses it.
+type stuckMount struct {
+	busyMount
+	asked chan struct{}
+}
+
+func (m *stuckMount) Unmount(bool) error { close(m.asked); <-m.gone; return nil }
+
+// An end that is cut off leaves no dead mount.
+func TestCutOffDetaches(t *testing.T) {
+	d := (&Life{}).Drain(slog.New(slog.DiscardHandler), func() {})
+	m := &stuckMount{busyMount{gone: make(chan struct{})}, make(chan struct{})}
+	ended := make(chan error)
+	go func() { ended <- d.End(d.Mount(m, "/m", m.gone)) }()
+	<-m.asked
+	d.cutOff()
+	if err := <-ended; err != nil || m.aborted != 1 {
+		t.Errorf("%v, detached %d times", err, m.aborted)
+	}
+}

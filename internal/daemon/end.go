@@ -88,22 +88,28 @@ const endPatience = time.Second
 // lastMoment is set by the first drain of a process that was asked to end: all begin at the signal.
 var lastMoment sync.Once
 
+// leaving are the mounts of this process whose end has begun.
+var leaving sync.Map
+
 // endSoon makes the process exit when the drain should be over. Otherwise a slow or hanging disk would keep it for a minute. The
 // cache tolerates this: data that was not written is fetched again.
 func (d *Drain) endSoon() {
-	time.AfterFunc(DrainTime()+endPatience, func() {
-		said := make(chan struct{})
-		go func() { // the log may be on the disk that hangs
-			defer close(said)
-			d.log.Warn("the end is cut off: what the cache had not written yet will be fetched again (is its disk slow?)")
-			d.flush()
-		}()
-		select {
-		case <-said:
-		case <-time.After(100 * time.Millisecond):
-		}
-		os.Exit(0)
-	})
+	time.AfterFunc(DrainTime()+endPatience, func() { d.cutOff(); os.Exit(0) })
+}
+
+// cutOff detaches the mounts that the process would leave dead.
+func (d *Drain) cutOff() {
+	leaving.Range(func(m, _ any) bool { _ = m.(Mount).Abort(); return true })
+	said := make(chan struct{})
+	go func() { // the log may be on the disk that hangs
+		defer close(said)
+		d.log.Warn("the end is cut off: what the cache had not written yet will be fetched again (is its disk slow?)")
+		d.flush()
+	}()
+	select {
+	case <-said:
+	case <-time.After(100 * time.Millisecond):
+	}
 }
 
 // waited is an attribute of the log.
@@ -154,6 +160,8 @@ func (d *Drain) Mount(s Mount, path string, gone <-chan struct{}) error {
 		return nil
 	default:
 	}
+	leaving.Store(s, nil)
+	defer leaving.Delete(s)
 	s.Drain()
 	begin := s.OpenFiles()
 	d.log.Info("unmounting", "mountpoint", path, "open_files", begin)

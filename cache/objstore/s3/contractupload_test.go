@@ -425,7 +425,14 @@ func testResume(t *testing.T, h *harness) {
 	for range 2 {
 		must(t, h.Store.AbortUpload(h.ctx, key, other.ID()))
 	}
-	if err := other.Part(h.ctx, 0, ps[0]); objstore.KindOf(err) != objstore.KindNotFound {
+	err = other.Part(h.ctx, 0, ps[0])
+	for range 10 { // versitygw answers without reading the part, and on a busy machine the answer may be lost
+		if objstore.KindOf(err) != objstore.KindTransient {
+			break
+		}
+		err = other.Part(h.ctx, 0, ps[0])
+	}
+	if objstore.KindOf(err) != objstore.KindNotFound {
 		t.Errorf("a part of an aborted upload: %v", err)
 	}
 	must(t, h.Store.AbortUpload(h.ctx, key+"1", beside.ID()))
