@@ -15,7 +15,7 @@ import (
 )
 
 // prefixLock is an object that one daemon has, or all that run with Unordered, or in one cluster. Whoever has it writes it again every
-// lockBeat; a lock that has not changed for lockDead is of a dead daemon. No clock is compared with another host's.
+// lockBeat, if it is as it wrote it (objstore.WithMatch); a lock that has not changed for lockDead is of a dead daemon. No clock is compared with another host's.
 type prefixLock struct {
 	cfg     Config
 	key     string
@@ -128,21 +128,24 @@ func (l *prefixLock) keep(ctx context.Context, stop context.CancelCauseFunc) {
 		case <-ctx.Done():
 			return
 		}
-		_, has, err := l.read(ctx)
-		if err == nil && has.ID != l.mine.ID {
-			stop(fmt.Errorf("%s was taken over by host %s (pid %d, folder %s), which had not heard of this one for %s: stop one of them",
-				l.cfg.Dest, has.Host, has.PID, has.Dir, lockDead))
-			return
-		}
-		if err == nil || objstore.KindOf(err) == objstore.KindNotFound {
-			began := time.Now().UnixNano()
-			var etag string
-			if etag, err = put(ctx, l.cfg.Store, l.key, l.content()); err == nil {
-				l.etag = etag
-				l.renewed.Store(began)
+		began := time.Now().UnixNano()
+		etag, err := put(objstore.WithMatch(ctx, l.etag), l.cfg.Store, l.key, l.content())
+		if k := objstore.KindOf(err); k == objstore.KindChanged || k == objstore.KindNotFound {
+			var o objstore.Object
+			var has holder
+			if o, has, err = l.read(ctx); objstore.KindOf(err) == objstore.KindNotFound {
+				o, err = l.cfg.Store.PutNew(ctx, l.key, l.content())
+			} else if err == nil && has.ID != l.mine.ID {
+				stop(fmt.Errorf("%s was taken over by host %s (pid %d, folder %s), which had not heard of this one for %s: stop one of them",
+					l.cfg.Dest, has.Host, has.PID, has.Dir, lockDead))
+				return
 			}
+			etag = o.ETag // by a lost answer, or another one's of the same cluster
 		}
-		if err != nil && ctx.Err() == nil {
+		if err == nil {
+			l.etag = etag
+			l.renewed.Store(began)
+		} else if ctx.Err() == nil {
 			l.cfg.Log.Warn("cannot renew the lock of the destination", "cause", err)
 		}
 	}

@@ -90,3 +90,71 @@ func TestJournalOfAnotherFolder(t *testing.T) {
 		t.Errorf("%q, %q, %v", b, own, err)
 	}
 }
+
+// between calls before once, when an upload has all its parts and is about to appear.
+type between struct {
+	objstore.Layer
+	before func()
+}
+
+type betweenUpload struct {
+	objstore.Upload
+	at *between
+}
+
+func (b *between) Upload(ctx context.Context, key string, size, part int64) (objstore.Upload, error) {
+	u, err := b.Layer.Upload(ctx, key, size, part)
+	return &betweenUpload{u, b}, err
+}
+
+func (u *betweenUpload) Complete(ctx context.Context) (objstore.Object, error) {
+	if before := u.at.before; before != nil {
+		u.at.before = nil
+		before()
+	}
+	return u.Upload.Complete(ctx)
+}
+
+// A lock that another daemon takes while this one is about to renew it stays the other's; this one ends, and says who has it. A lock
+// whose renewal was answered by nobody is renewed again, and one that somebody has removed is there again.
+func TestLockIsRenewedByOneWrite(t *testing.T) {
+	beat := lockBeat
+	lockBeat = 20 * time.Millisecond
+	defer func() { lockBeat = beat }()
+	bucket, _ := bucketOf(t)
+	folders, err := objstore.NewDir(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, store := range map[string]objstore.Layer{"bucket": bucket, "folder": objstore.Retry(folders, objstore.RetryPolicy{})} {
+		t.Run(name, func(t *testing.T) {
+			b := &between{Layer: store}
+			cfg := Config{Dest: "there", Prefix: "p/", Store: b, Log: slog.New(slog.DiscardHandler)}
+			l, err := takePrefix(t.Context(), cfg, "1")
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, before := range []func(){
+				func() { err = store.Delete(t.Context(), l.key, "") },
+				func() { _, err = put(t.Context(), store, l.key, []byte(`{"id":"1"}`)) },
+				func() { _, err = put(t.Context(), store, l.key, []byte(`{"id":"2","host":"other"}`)) },
+			} {
+				b.before = before
+				ctx, stop := context.WithCancelCause(t.Context())
+				l.renewed.Store(0)
+				ended := make(chan struct{})
+				go func() { defer close(ended); l.keep(ctx, stop) }()
+				until(t, "it is renewed, or given up", func() bool { return ctx.Err() != nil || l.renewed.Load() > 0 })
+				lost := context.Cause(ctx)
+				stop(nil)
+				<-ended
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, has, err := l.read(t.Context()); err != nil || has.ID == "2" != (lost != nil) || lost != nil && !strings.Contains(lost.Error(), "host other") {
+					t.Errorf("%+v, %v: %v", has, err, lost)
+				}
+			}
+		})
+	}
+}

@@ -314,6 +314,11 @@ func (u *dirUpload) Complete(ctx context.Context) (Object, error) {
 			return Object{}, u.Missing(n)
 		}
 	}
+	if match := MatchOf(ctx); match != "" {
+		if err := Current(ctx, &Dir{root: strings.TrimSuffix(u.path, u.Key)}, Object{Key: u.Key, ETag: match}); err != nil {
+			return Object{}, err
+		}
+	}
 	o, err := commitTemp(u.f, u.Key, u.path, os.Rename)
 	if err != nil {
 		// A failed fsync may have dropped pages, and a second one would not report that: everything must be written

@@ -68,6 +68,19 @@ type Uploader interface {
 }
 
 type authorKey struct{}
+type matchKey struct{}
+
+// WithMatch has an Upload of one PUT fail with KindChanged, or KindNotFound, unless the version that it replaces has this
+// ETag. Folders, and the same stores as in Delete, compare just before. Its Complete cannot be repeated after a lost answer.
+func WithMatch(ctx context.Context, etag string) context.Context {
+	return context.WithValue(ctx, matchKey{}, etag)
+}
+
+// MatchOf returns the ETag of WithMatch, or "".
+func MatchOf(ctx context.Context) string {
+	etag, _ := ctx.Value(matchKey{}).(string)
+	return etag
+}
 
 // WithAuthor has buckets say of what is stored by Upload or Copy under the context that author, a word of ASCII, stored it.
 // Folders do not.

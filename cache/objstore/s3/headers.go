@@ -55,10 +55,8 @@ func keyHeaders(k objstore.CustomerKey) []header {
 	}
 }
 
-type matchKey struct{} // of a context: the ETag that a deletion must match
-
 // extraHeaders adds to minio-go's requests headers that it cannot add to all of them: requester pays, and the
-// customer's key, even on an unencrypted connection, and a deletion's If-Match. S3 requires them to be signed, so the requests are signed again; also if
+// customer's key, even on an unencrypted connection, and If-Match of a deletion or a PUT. S3 requires them to be signed, so the requests are signed again; also if
 // this machine's clock is off.
 type extraHeaders struct {
 	next http.RoundTripper
@@ -89,7 +87,7 @@ func (h extraHeaders) RoundTrip(r *http.Request) (*http.Response, error) {
 
 func (h extraHeaders) send(r *http.Request) (*http.Response, error) {
 	sse := len(h.sse) > 0 && takesKey(r)
-	match, _ := r.Context().Value(matchKey{}).(string)
+	match := objstore.MatchOf(r.Context())
 	if !sse && !h.pays && match == "" && !h.time.off() {
 		return h.next.RoundTrip(r)
 	}
@@ -97,7 +95,7 @@ func (h extraHeaders) send(r *http.Request) (*http.Response, error) {
 	if h.pays {
 		r.Header.Set(headerPayer, payerRequester)
 	}
-	if match != "" && !strings.HasPrefix(match, weakPrefix) {
+	if match != "" && r.Method != http.MethodHead && !strings.HasPrefix(match, weakPrefix) {
 		r.Header.Set("If-Match", `"`+match+`"`)
 	}
 	if sse {

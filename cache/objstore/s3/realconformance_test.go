@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -217,4 +219,36 @@ func TestAuthors(t *testing.T) {
 		wantKind(t, "of nobody", store.Delete(mine, o.Key, ""), objstore.KindChanged)
 		must(t, store.Delete(mine, o.Key, o.ETag))
 	}
+}
+
+// Of writers that replace the same version by one PUT one wins; the server compares the ETag as it stores.
+func TestMatch(t *testing.T) {
+	s := newBucket(t)
+	store := open(t, s.URL)
+	o, err := uploadAll(t.Context(), store, "k", []byte("old"))
+	must(t, err)
+	for round := range 20 {
+		var won atomic.Int32
+		var next objstore.Object
+		var wg sync.WaitGroup
+		for w := range 8 {
+			wg.Go(func() {
+				made, err := uploadAll(objstore.WithMatch(t.Context(), o.ETag), store, "k", fmt.Append(nil, round, w))
+				if err == nil {
+					won.Add(1)
+					next = made
+				} else if k := objstore.KindOf(err); k != objstore.KindChanged && k != objstore.KindTransient {
+					t.Errorf("a writer that lost: %v", err)
+				}
+			})
+		}
+		wg.Wait()
+		if won.Load() != 1 {
+			t.Fatalf("%d of 8 writers won", won.Load())
+		}
+		o = next
+	}
+	must(t, store.Delete(t.Context(), "k", ""))
+	_, err = uploadAll(objstore.WithMatch(t.Context(), o.ETag), store, "k", []byte("new"))
+	wantKind(t, "nothing is there", err, objstore.KindNotFound)
 }

@@ -192,7 +192,7 @@ func (s *Store) Delete(ctx context.Context, key, etag string) error {
 		if have.ETag != etag || author != "" && note != "" && note != author {
 			return objstore.Changed(objstore.Object{Key: key, ETag: etag}, have.ETag)
 		}
-		mctx = context.WithValue(ctx, matchKey{}, etag)
+		mctx = objstore.WithMatch(ctx, etag)
 	}
 	g := s.keys.generation()
 	err := s.core.RemoveObject(mctx, s.bucket, key, minio.RemoveObjectOptions{})
@@ -370,8 +370,16 @@ func (u *upload) complete(ctx context.Context) (objstore.Object, error) {
 		if int64(len(u.small)) != u.Size {
 			return objstore.Object{}, u.Missing(0)
 		}
+		old := objstore.Object{Key: u.Key, ETag: objstore.MatchOf(ctx)}
+		if old.ETag != "" {
+			if err := objstore.Current(ctx, u.s, old); err != nil {
+				return objstore.Object{}, err
+			}
+		}
 		o, err := u.s.put(ctx, u.Key, u.small, "", false)
-		if err != nil {
+		if minio.ToErrorResponse(err).StatusCode == http.StatusPreconditionFailed {
+			return objstore.Object{}, objstore.Changed(old, "")
+		} else if err != nil {
 			return objstore.Object{}, u.s.fail(ctx, g, "put", u.s.url(u.Key), err)
 		}
 		return o, nil
