@@ -43,9 +43,10 @@ type Config struct {
 	// Cluster, if it has a name, orders those who share the prefix. TLS is for its etcd.
 	Cluster cluster.Address
 	TLS     *tls.Config
-	// Drain is how long the end may take to publish what has been closed.
-	Drain time.Duration
-	Log   *slog.Logger
+	// Drain is how long the end may take to publish what has been closed, unless Hurried is closed before.
+	Drain   time.Duration
+	Hurried <-chan struct{}
+	Log     *slog.Logger
 }
 
 // Carrier carries a folder to a bucket. Everything it knows belongs to the goroutine of Run.
@@ -222,6 +223,8 @@ func (c *Carrier) Run(ctx context.Context, ready func()) error {
 			}
 		case <-deadline:
 			return c.leftOver()
+		case <-c.Hurried:
+			return c.leftOver()
 		case <-work.Done():
 			return context.Cause(work)
 		}
@@ -313,8 +316,8 @@ func (c *Carrier) leftOver() error {
 	case b.WaitsFor != "":
 		why = ": " + b.Next + " waits for " + b.WaitsFor
 	}
-	return fmt.Errorf("%d files and %d removals did not reach %s within %s (%s)%s (start shoal ckpt again: it goes on where it was)",
-		b.Files, b.Removals, c.Dest, c.Drain, strings.Join(names, ", "), why)
+	return fmt.Errorf("%d files and %d removals did not reach %s (%s)%s (start shoal ckpt again: it goes on where it was)",
+		b.Files, b.Removals, c.Dest, strings.Join(names, ", "), why)
 }
 
 // pump starts what may be done.

@@ -131,7 +131,7 @@ func (o *ckptOptions) run(c *cobra.Command, dir, dest string) (err error) {
 	if err != nil {
 		return err
 	}
-	cfg := ckpt.Config{Last: last, Delete: o.remove, KeepLocal: o.keepLocal, Unordered: o.unordered, Drain: o.drain, Log: log}
+	cfg := ckpt.Config{Last: last, Delete: o.remove, KeepLocal: o.keepLocal, Unordered: o.unordered, Drain: o.drain, Hurried: daemon.Hurried(), Log: log}
 	if cfg.Cluster, cfg.TLS, err = o.cluster.etcd(inv); err != nil {
 		return err
 	}

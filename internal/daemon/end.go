@@ -47,6 +47,9 @@ func Signals() (ctx context.Context, stop func()) {
 	return ctx, sync.OnceFunc(func() { signal.Stop(signals); close(done); cancel() })
 }
 
+// Hurried is closed at the second signal.
+func Hurried() <-chan struct{} { return hurried.Done() }
+
 // DrainEnv sets DrainTime.
 const DrainEnv = "SHOAL_DRAIN_TIMEOUT"
 

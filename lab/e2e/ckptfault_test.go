@@ -203,3 +203,22 @@ func TestCkptGoneAtTheEnd(t *testing.T) {
 	<-d.exited
 	sameFiles(t, published(t, name, "run"), nil)
 }
+
+// The second signal ends the daemon at once, also while the store answers nothing, and what was not published is named.
+func TestCkptSecondSignal(t *testing.T) {
+	dir := t.TempDir()
+	name := newBucket(t, "")
+	p, env := far(t, proxy.Options{Faults: []proxy.Fault{{Kind: proxy.Slow, Op: proxy.OpPut, Key: "a.bin", For: 5 * time.Minute}}})
+	d := carry(t, env, dir, "s3://"+name+"/run")
+	write(t, filepath.Join(dir, "a.bin"), []byte("a"))
+	write(t, filepath.Join(dir, "latest"), []byte("a"))
+	within(t, patience, "it is under way", func() bool { return p.Stats().Faults["slow"] == 1 })
+	d.signal(t, syscall.SIGTERM)
+	d.says(t, "ending: publishing what was closed")
+	d.signal(t, syscall.SIGTERM)
+	signalled := time.Now()
+	<-d.exited
+	if took := time.Since(signalled); took > 8*time.Second || !strings.Contains(d.log(), "2 files and 0 removals did not reach") || !strings.Contains(d.log(), "(a.bin, latest)") {
+		t.Errorf("it ended after %v", took)
+	}
+}
