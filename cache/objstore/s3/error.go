@@ -259,7 +259,7 @@ func (s *Store) redact(text string) string {
 	h := s.keys.held()
 	for _, v := range []credentials.Value{h.value, h.before} {
 		for _, secret := range []string{v.SecretAccessKey, v.SessionToken, v.AccessKeyID} {
-			if secret != "" {
+			if len(secret) > 5 { // a shorter one is no secret, and is part of words
 				text = strings.ReplaceAll(text, secret, "…")
 			}
 		}

@@ -487,3 +487,17 @@ func TestUploadModel(t *testing.T) {
 		})
 	})
 }
+
+// TestWordsAreNotSecrets: what is too short to be a secret is left in an error's words, and a secret is not.
+func TestWordsAreNotSecrets(t *testing.T) {
+	srv := &S3Server{Intercept: func(w http.ResponseWriter, r *http.Request) bool {
+		WriteS3Error(w, 400, "InvalidRequest", "the latest test of hush-secret failed")
+		return true
+	}}
+	for id, want := range map[string]string{"e": "the latest test of … failed", "test": "the latest test of … failed", "latest": "the … test of … failed"} {
+		s := newS3(t, srv, func(c *s3.Config) { c.AccessKeyID = id })
+		if _, err := s.PutNew(t.Context(), "k", nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("access key %q: %v", id, err)
+		}
+	}
+}
