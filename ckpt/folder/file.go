@@ -60,6 +60,8 @@ func form(name string, r io.ReaderAt, size int64) (err error) {
 		err = safetensors(binary.LittleEndian.Uint64(head[:]), r, size)
 	case slices.Contains([]string{".pt", ".pth", ".ckpt", ".bin"}, ext) && string(head[:min(n, 4)]) == "PK\x03\x04":
 		_, err = zip.NewReader(r, size)
+	case head[0] == 0 && (strings.HasPrefix(ext, ".pt") || n == 0 && ext == ".ckpt"):
+		err = errors.New("it is empty, or begins with zeros")
 	}
 	return err
 }
@@ -218,6 +220,18 @@ func (h *Held) answer() {
 			return
 		}
 	}
+}
+
+// Sync makes a file durable under its name. Its error may be ErrGone.
+func (f *Folder) Sync(p string) error {
+	file, err := f.open(p, unix.O_NONBLOCK)
+	if err == nil {
+		err = file.Sync()
+	}
+	if file.Close(); err != nil || p == "." {
+		return cmp.Or(refusals[err], err)
+	}
+	return f.Sync(path.Dir(p))
 }
 
 // Broken is closed when somebody wants to write, and by Close.

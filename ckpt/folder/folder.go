@@ -5,7 +5,7 @@
 //  2. An event of inotify only says: look at this path. Events, scans, an overflow and the start have one code path (step).
 //  3. News come in the order of the last closes. After a look the queue is drained: if the file was closed again, its turn
 //     comes later. A close makes its event before it lets go of the file, so files that were closed and refused are looked
-//     at again before any other, and from time to time. What a scan finds comes by ctime.
+//     at again before any other, and from time to time. What a scan finds comes by ctime, of the same age the deepest first.
 //  4. A Print is reported only when the kernel's clock has passed it: the next write makes another one.
 //     Exception: a mapping of a file on tmpfs that reads a page before it writes it changes no time of the file.
 //  5. A lease is held only by a Held, and given back as soon as somebody wants to write, who waits until then. An open for
@@ -13,6 +13,8 @@
 //  6. What was reported, and is as it was, isn't reported again. What was reported, and is no more, is Gone.
 //  7. Files with temporary names wait for their rename: there are no news of them, and their folders are not watched.
 //  8. What is written through a name outside the folder is noticed when its name in the folder is looked at.
+//  9. If anything happens during a look at many files, it may have missed what was closed before a last name that it found.
+//     So a last name that Next has not reported is called Writing after that, and Next reports it in its turn.
 package folder
 
 import (
@@ -29,6 +31,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -188,15 +191,29 @@ func (f *Folder) Look(name string) (news []News, err error) {
 	if name = path.Clean(name); !fs.ValidPath(name) {
 		return nil, fmt.Errorf("folder %s: %s is not in it (name a path relative to it)", f.dir, name)
 	}
-	all, err := f.walk(name)
-	for _, t := range all {
-		t.closed = true
-		now, lookErr := f.look(t)
-		if err = cmp.Or(err, lookErr); now != f.known[t.path] {
-			f.push(t)
-		}
+	err = f.drain()
+	before := len(f.line)
+	all, walkErr := f.walk(name)
+	var looked []News
+	for i := range all {
+		all[i].closed = true
+		now, lookErr := f.look(all[i])
+		looked, walkErr = append(looked, now), cmp.Or(walkErr, lookErr)
+	}
+	err = cmp.Or(err, walkErr, f.drain())
+	quiet := len(f.line) == before
+	for i, now := range looked {
 		if now.State < temporary {
 			news = append(news, now)
+		}
+		if was := f.known[now.Path]; now != was {
+			if f.push(all[i]); !quiet && now.State == Whole && f.Last(now.Path) { // rule 9
+				now = News{Path: now.Path, State: Writing, Why: ErrWriting.Error()}
+				news, f.known[now.Path] = append(news, now), now
+				if was.State != Writing {
+					f.refused = append(f.refused, now.Path)
+				}
+			}
 		}
 	}
 	return news, err
@@ -387,7 +404,8 @@ func (f *Folder) walk(dir string) (all []turn, err error) {
 		if dir == "." {
 			age, last = last, age
 		}
-		return cmp.Or(last, age, cmp.Compare(a.path, b.path))
+		deep := cmp.Compare(strings.Count(b.path, "/"), strings.Count(a.path, "/"))
+		return cmp.Or(last, age, deep, cmp.Compare(a.path, b.path))
 	})
 	return all, err
 }

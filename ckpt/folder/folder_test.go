@@ -615,7 +615,10 @@ func TestForm(t *testing.T) {
 		{"x.pt", z[:len(z)-1], false},
 		{"x.ckpt", z[:len(z)/2], false},
 		{"x.bin", "pickle", true},
-		{"x.pth", "", true},
+		{"x.pth", "", false},
+		{"x.pt", strings.Repeat("\x00", 100) + z[100:], false},
+		{"x.ckpt", "", false},
+		{"x.bin", "", true},
 		{"x.zip", z[:10], true},
 	} {
 		if why := form(c.name, strings.NewReader(c.content), int64(len(c.content))); (why == nil) != c.ok {
@@ -687,6 +690,27 @@ func TestOrder(t *testing.T) {
 	})
 }
 
+// Of what changed in the same tick of the clock, what is deeper comes first: latest names what is below.
+func TestLookOrderOfATick(t *testing.T) {
+	dir := t.TempDir()
+	f, err := Open(dir, options())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	deep, top := filepath.Join(dir, "step/.metadata"), filepath.Join(dir, "latest")
+	for {
+		write(t, deep, "1")
+		if write(t, top, "2"); ctime(t, top) == ctime(t, deep) {
+			break
+		}
+	}
+	news, err := f.Look(".")
+	if err != nil || len(news) != 2 || news[0].Path != "step/.metadata" {
+		t.Errorf("%+v, %v", news, err)
+	}
+}
+
 // A look at everything is in the order of change, as at the start.
 func TestLookOrder(t *testing.T) {
 	dir := t.TempDir()
@@ -703,6 +727,55 @@ func TestLookOrder(t *testing.T) {
 	news, err := f.Look(".")
 	if err != nil || len(news) != 2 || news[0].Path != "z/.metadata" {
 		t.Errorf("%+v, %v", news, err)
+	}
+}
+
+// What is closed behind a look's back, and then its last name, which the look finds: the last name is not reported before.
+func TestLookWhileSaved(t *testing.T) {
+	dir := t.TempDir()
+	o := options()
+	isLast, late := o.Last, func() {}
+	o.Last = func(p string) bool {
+		if p == "latest" { // the walk is there: it has listed the folder
+			late()
+		}
+		return isLast(p)
+	}
+	write(t, filepath.Join(dir, "latest"), "1")
+	f, err := Open(dir, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if news, err := f.Next(t.Context()); err != nil || len(news) != 1 {
+		t.Fatalf("%+v, %v", news, err)
+	}
+	late = func() {
+		late = func() {}
+		write(t, filepath.Join(dir, "step-2/w"), "2")
+		write(t, filepath.Join(dir, "latest.tmp"), "2")
+		if err := os.Rename(filepath.Join(dir, "latest.tmp"), filepath.Join(dir, "latest")); err != nil {
+			t.Error(err)
+		}
+	}
+	news, err := f.Look(".")
+	if n := len(news); err != nil || n == 0 || news[n-1].Path != "latest" || news[n-1].State != Writing {
+		t.Errorf("the look: %+v, %v", news, err)
+	}
+	var order []string
+	for len(order) < 2 {
+		news, err := f.Next(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range news {
+			if n.State == Whole {
+				order = append(order, n.Path)
+			}
+		}
+	}
+	if !slices.Equal(order, []string{"step-2/w", "latest"}) {
+		t.Errorf("in this order: %v", order)
 	}
 }
 
