@@ -123,7 +123,7 @@ func Open(ctx context.Context, cfg Config) (_ *Carrier, err error) {
 	}
 	of.Dev, of.Ino = st.Dev, st.Ino
 	home := filepath.Join(cfg.Dir, folder.Home)
-	j, stale, err := openJournal(filepath.Join(cmp.Or(cfg.State, home), "journal"), filepath.Join(home, "journal.id"), of)
+	j, err := openJournal(filepath.Join(cmp.Or(cfg.State, home), "journal"), filepath.Join(home, "journal.id"), of)
 	if err != nil {
 		return nil, fmt.Errorf("the journal: %w", err)
 	}
@@ -133,13 +133,6 @@ func Open(ctx context.Context, cfg Config) (_ *Carrier, err error) {
 	}
 	if c.lock, err = takePrefix(ctx, cfg, j.known.Origin.ID); err != nil {
 		return nil, err
-	}
-	if stale.Origin.Dest == cfg.Dest { // another folder was here; its uploads are of no use
-		for p, u := range stale.Uploads {
-			if err := c.endUpload(ctx, p, u); err != nil {
-				return nil, err
-			}
-		}
 	}
 	for p, o := range j.known.Objects {
 		c.q.Know(p, o)
@@ -370,10 +363,10 @@ func (c *Carrier) pause() time.Duration {
 	return time.Until(c.trouble.since.Add(min(time.Minute, 50*time.Millisecond<<min(c.trouble.tries, 11))))
 }
 
-// note writes to the journal. What is published with a last name is known also after a power loss. If the journal cannot be written, a
-// crash costs work, and what is removed before the next start stays in the bucket.
+// note writes to the journal. What is published with a last name is known also after a power loss, and that perhaps the last name is. If
+// the journal cannot be written, a crash costs work, and what is removed before the next start stays in the bucket.
 func (c *Carrier) note(e entry) {
-	if err := c.journal.write(e, e.Object != nil && e.Object.ETag != "" && c.q.isLast(e.Path)); err != nil {
+	if err := c.journal.write(e, e.Object != nil && c.q.isLast(e.Path)); err != nil {
 		c.Log.Error("the journal cannot be written", "cause", err)
 	}
 }
@@ -462,6 +455,9 @@ func (c *Carrier) make(ctx context.Context, change Change, s *send) (r result) {
 		return r
 	}
 	if change.From != "" {
+		if r.err = c.folder.Sync(change.Path); r.err != nil {
+			return r
+		}
 		from := objstore.Object{Key: c.key(change.From), Size: change.Print.Size, ETag: change.FromThere.ETag}
 		o, err := c.Store.Copy(ctx, from, key)
 		switch k := objstore.KindOf(err); {
@@ -495,7 +491,7 @@ func (c *Carrier) putSmall(ctx context.Context, change Change) (etag string, err
 		return "", err
 	}
 	b := make([]byte, change.Print.Size)
-	if len(b) > 0 {
+	if err = c.folder.Sync(change.Path); err == nil && len(b) > 0 {
 		_, err = h.ReadAt(b, 0)
 	}
 	whole := h.Whole()

@@ -15,7 +15,8 @@
 //     for last names, so nothing waits in a circle.
 //  4. What is removed here stays in the bucket, unless Delete was asked for. Then the removal takes a turn among the
 //     last names: it waits for everything before it.
-//  5. A folder that is removed before its last name was visible is withdrawn: what the bucket has of it is removed.
+//  5. A folder that is removed before its last name was visible is withdrawn: what the bucket has of it is removed, last
+//     names first.
 //  6. Another name of a file that the bucket has (a rename, a hard link) is a copy in the bucket.
 //  7. One daemon carries a folder (a lock on the folder), and one host a prefix (a lock object), or several that say the same:
 //     their cluster, or that they have no order.
@@ -56,4 +57,6 @@
 // the folder is looked through, in the order of the files' times of change (ctime). An upload goes on by its id if the
 // file has not changed. An id is written down before the first part is sent, and the key before the id exists, so that
 // the upload of a crash in between is found and aborted. Uploads of others are left alone.
+// Power may go as well: so a file is durable under its name before it is published, or else the bucket would get what is left of
+// it here in place of the whole one; and so is the journal, before a last name is published.
 package ckpt

@@ -120,25 +120,27 @@ func parse(journal []byte) (k known) {
 }
 
 // openJournal opens a journal for of, whose ID is set if a new one begins: also if the folder was made anew, with the inode
-// of the last one. stale is what it said of another folder or destination.
-func openJournal(file, id string, of origin) (j *journal, stale known, err error) {
+// of the last one. Of what it said of another folder the uploads to the same destination stay: they are of no use, or go on.
+func openJournal(file, id string, of origin) (j *journal, err error) {
 	b, err := os.ReadFile(file)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, stale, err
+		return nil, err
 	}
 	k := parse(b)
 	own, _ := os.ReadFile(id)
 	if of.ID = string(own); k.Origin != of || of.ID == "" {
-		stale = k
+		stale := k
 		of.ID = rand.Text()
-		k.apply(entry{Origin: &of})
+		if k.apply(entry{Origin: &of}); stale.Origin.Dest == of.Dest {
+			maps.Copy(k.Uploads, stale.Uploads)
+		}
 	}
 	// What rule 5 has removed is not remembered longer.
 	maps.DeleteFunc(k.Unsealed, func(last string, _ bool) bool {
 		return !slices.ContainsFunc(slices.Collect(maps.Keys(k.Objects)), func(p string) bool { return under(p, path.Dir(last)) })
 	})
 	j = &journal{path: file, id: id, known: k}
-	return j, stale, j.compact()
+	return j, j.compact()
 }
 
 // uploads returns all uploads under way, by path.

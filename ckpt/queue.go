@@ -1,6 +1,7 @@
 package ckpt
 
 import (
+	"cmp"
 	"maps"
 	"path"
 	"slices"
@@ -279,9 +280,13 @@ func (q *Queue) withdraw(dir string) {
 			below = append(below, f)
 		}
 	}
-	slices.SortFunc(below, func(a, b *file) int { return strings.Compare(a.path, b.path) })
+	rank := map[bool]int{false: 1}
+	slices.SortFunc(below, func(a, b *file) int { return cmp.Or(rank[a.last]-rank[b.last], strings.Compare(a.path, b.path)) })
 	for _, f := range below {
 		f.withdrawn = true
+		if f == q.busy && f.there == nil { // perhaps it comes
+			q.publish(f, Published{})
+		}
 		if f.there != nil && f.turn == 0 {
 			q.take(f)
 		}

@@ -147,7 +147,9 @@ func (c *Carrier) send(ctx context.Context, s *send, change Change, before begun
 			return err
 		}
 	}
-	err = c.sendParts(ctx, s, size, part)
+	if err = c.sendParts(ctx, s, size, part); err == nil {
+		err = c.folder.Sync(change.Path)
+	}
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		err = cause
 	}
