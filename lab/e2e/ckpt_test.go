@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -40,26 +41,40 @@ func carry(t testing.TB, env []string, dir, dest string, flags ...string) *foreg
 // published returns the objects under a prefix, without Shoal's own.
 func published(t testing.TB, bucket, prefix string) map[string]string {
 	t.Helper()
-	root := filepath.Join(workDir, "objects/data", bucket, prefix)
+	root := objectsOf(bucket, prefix)
+	names, err := visible(root)
 	found := map[string]string{}
-	err := filepath.WalkDir(root, func(p string, e fs.DirEntry, err error) error {
-		rel, _ := filepath.Rel(root, p)
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		} else if err != nil || !e.Type().IsRegular() || strings.HasPrefix(rel, ".shoal") {
-			return err
+	for _, name := range names {
+		b, rerr := os.ReadFile(filepath.Join(root, name))
+		if errors.Is(rerr, fs.ErrNotExist) {
+			continue
 		}
-		b, err := os.ReadFile(p)
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		found[rel] = string(b)
-		return err
-	})
+		found[name], err = string(b), cmp.Or(err, rerr)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	return found
+}
+
+// objectsOf is where the server keeps what is under a prefix.
+func objectsOf(bucket, prefix string) string {
+	return filepath.Join(workDir, "objects/data", bucket, prefix)
+}
+
+// visible returns the names of the objects there, without Shoal's own. They may come and go meanwhile.
+func visible(root string) (names []string, err error) {
+	err = filepath.WalkDir(root, func(p string, e fs.DirEntry, err error) error {
+		rel, _ := filepath.Rel(root, p)
+		if err == nil && e.Type().IsRegular() && !strings.HasPrefix(rel, ".shoal") {
+			names = append(names, rel)
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
+	})
+	return names, err
 }
 
 // local returns the files below a folder, without Shoal's own.

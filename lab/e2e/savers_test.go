@@ -126,7 +126,7 @@ type bucketWatch struct {
 
 func watchBucket(bucket, prefix string) *bucketWatch {
 	isLast, err := folder.LastNames()
-	w := &bucketWatch{root: filepath.Join(workDir, "objects/data", bucket, prefix), isLast: isLast, err: err,
+	w := &bucketWatch{root: objectsOf(bucket, prefix), isLast: isLast, err: err,
 		stop: make(chan struct{}), stopped: make(chan struct{}), objects: map[string]fs.FileInfo{},
 		saw: map[string][][sha256.Size]byte{}, beside: map[string][]string{}}
 	go func() {
@@ -144,18 +144,9 @@ func watchBucket(bucket, prefix string) *bucketWatch {
 }
 
 func (w *bucketWatch) look() {
-	var names []string
 	w.looks++
-	w.err = filepath.WalkDir(w.root, func(p string, e fs.DirEntry, err error) error {
-		rel, _ := filepath.Rel(w.root, p)
-		if err == nil && e.Type().IsRegular() && !strings.HasPrefix(rel, ".shoal") {
-			names = append(names, rel)
-		}
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		return err
-	})
+	var names []string
+	names, w.err = visible(w.root)
 	for _, name := range names {
 		if w.isLast(name) && w.beside[name] == nil {
 			w.beside[name] = names
