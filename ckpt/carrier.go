@@ -165,8 +165,7 @@ func (c *Carrier) key(p string) string { return c.Prefix + p }
 // Run carries until ctx ends, and then what was closed until then, for as long as Drain allows. ready is called when all
 // that is in the folder is known, and the cluster knows of this host. Its error names what is not in the bucket.
 func (c *Carrier) Run(ctx context.Context, ready func()) error {
-	author := "ckpt-" + c.journal.known.Origin.ID
-	work, stop := context.WithCancelCause(objstore.WithAuthor(context.WithoutCancel(ctx), author))
+	work, stop := context.WithCancelCause(objstore.WithAuthor(context.WithoutCancel(ctx), "ckpt-"+c.journal.known.Origin.ID))
 	defer func() { stop(nil); c.running.Wait() }()
 	if err := c.hearAll(); err != nil {
 		return err

@@ -280,7 +280,7 @@ func (q *Queue) withdraw(dir string) {
 			below = append(below, f)
 		}
 	}
-	rank := map[bool]int{false: 1}
+	rank := map[bool]int{true: 0, false: 1} // of what is a last name, and of others
 	slices.SortFunc(below, func(a, b *file) int { return cmp.Or(rank[a.last]-rank[b.last], strings.Compare(a.path, b.path)) })
 	for _, f := range below {
 		f.withdrawn = true

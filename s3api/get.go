@@ -162,9 +162,13 @@ func preconditions(h http.Header, etag string, mod time.Time) error {
 	return nil
 }
 
-// timeIn parses a header.
+// timeIn parses a header, which most requests lack.
 func timeIn(h http.Header, name string) (t time.Time, ok bool) {
-	t, err := http.ParseTime(h.Get(name))
+	text := h.Get(name)
+	if text == "" {
+		return t, false
+	}
+	t, err := http.ParseTime(text)
 	return t, err == nil
 }
 

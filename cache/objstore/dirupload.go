@@ -233,11 +233,12 @@ func (d *Dir) Upload(ctx context.Context, key string, size, partSize int64) (Upl
 	if err != nil {
 		return nil, putError(ctx, key, err)
 	}
-	return &dirUpload{PartPlan: plan, path: path, f: f, stored: make([]bool, plan.Parts)}, nil
+	return &dirUpload{PartPlan: plan, d: d, path: path, f: f, stored: make([]bool, plan.Parts)}, nil
 }
 
 type dirUpload struct {
 	PartPlan
+	d    *Dir
 	path string
 	f    *os.File
 
@@ -315,7 +316,7 @@ func (u *dirUpload) Complete(ctx context.Context) (Object, error) {
 		}
 	}
 	if match := MatchOf(ctx); match != "" {
-		if err := Current(ctx, &Dir{root: strings.TrimSuffix(u.path, u.Key)}, Object{Key: u.Key, ETag: match}); err != nil {
+		if err := Current(ctx, u.d, Object{Key: u.Key, ETag: match}); err != nil {
 			return Object{}, err
 		}
 	}

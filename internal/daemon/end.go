@@ -74,7 +74,7 @@ func (l *Life) Drain(log *slog.Logger, flush func()) *Drain {
 	l.state.Store(draining)
 	d := &Drain{start: time.Now(), log: log, flush: flush}
 	if told.Err() != nil { // else only this ends; others in the process go on
-		lastMoment.Do(d.endSoon)
+		lastMoment.Do(func() { time.AfterFunc(DrainTime()+endPatience, func() { d.cutOff(); os.Exit(0) }) })
 	}
 	d.ctx, d.cancel = context.WithTimeout(hurried, DrainTime())
 	managerStopping()
@@ -94,13 +94,8 @@ var lastMoment sync.Once
 // leaving are the mounts of this process whose end has begun.
 var leaving sync.Map
 
-// endSoon makes the process exit when the drain should be over. Otherwise a slow or hanging disk would keep it for a minute. The
-// cache tolerates this: data that was not written is fetched again.
-func (d *Drain) endSoon() {
-	time.AfterFunc(DrainTime()+endPatience, func() { d.cutOff(); os.Exit(0) })
-}
-
-// cutOff detaches the mounts that the process would leave dead.
+// cutOff is done when the drain should be over, before the process exits: otherwise a slow or hanging disk would keep it for a
+// minute. The cache tolerates this: data that was not written is fetched again. Mounts would be left dead, so they are detached.
 func (d *Drain) cutOff() {
 	leaving.Range(func(m, _ any) bool { _ = m.(Mount).Abort(); return true })
 	said := make(chan struct{})
