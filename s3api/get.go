@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -132,7 +133,16 @@ func (d *dataset) send(w http.ResponseWriter, r *http.Request, m *catalog.Manife
 // wait reads p, and calls speak after each silence until that is done.
 func (d *dataset) wait(r *http.Request, m *catalog.Manifest, file int, p []byte, off int64, speak func()) (n int, err error) {
 	done := make(chan struct{})
-	go func() { n, err = d.ReadAt(r.Context(), m, file, p, off); close(done) }()
+	go func() {
+		defer close(done)
+		defer func() {
+			if v := recover(); v != nil { // as net/http does in the goroutine of a request
+				n, err = 0, errors.New("a defect of Shoal, of which its log has the stack")
+				d.server.log.Error("panic in a read through the S3 endpoint", "file", m.Path(file), "panic", v, "stack", string(debug.Stack()))
+			}
+		}()
+		n, err = d.ReadAt(r.Context(), m, file, p, off)
+	}()
 	for {
 		select {
 		case <-done:

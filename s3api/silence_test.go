@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -103,5 +104,52 @@ func TestNoSilence(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// defect panics in reads from at on.
+type defect struct {
+	s3api.Dataset
+	at int64
+}
+
+func (d defect) Lend(*catalog.Manifest, int, int64, int) (data []byte, release func(), ok bool) {
+	return nil, nil, false
+}
+
+func (d defect) ReadAt(ctx context.Context, m *catalog.Manifest, file int, p []byte, off int64) (int, error) {
+	if off >= d.at {
+		panic("at " + fmt.Sprint(off))
+	}
+	return d.Dataset.ReadAt(ctx, m, file, p, off)
+}
+
+// A panic in a read costs that request, and is logged: before the first byte the answer is an error, and then the connection breaks.
+func TestPanicInARead(t *testing.T) {
+	_, _, e := served(t, nil, "train/big.bin")
+	for _, at := range []int64{0, 1 << 20} {
+		var log bytes.Buffer
+		s := s3api.New(nil, s3api.Limits{Connections: 8}, slog.New(slog.NewTextHandler(&log, nil)))
+		remove, err := s.Add(s3api.Served{Dataset: defect{e, at}, Bucket: bucket, Prefix: e.Manifest().Prefix(), Where: "the origin"})
+		must(t, err)
+		l, err := s3api.Listen("127.0.0.1:0", false)
+		must(t, err)
+		done := make(chan error, 1)
+		go func() { done <- s.Serve(l) }()
+		for range 2 {
+			resp, err := http.Get("http://" + l.Addr().String() + "/" + bucket + "/train/big.bin")
+			must(t, err)
+			got, err := io.ReadAll(resp.Body)
+			_ = resp.Body.Close()
+			if at == 0 && (resp.StatusCode != http.StatusInternalServerError || !bytes.Contains(got, []byte("InternalError"))) || at > 0 && (resp.StatusCode != http.StatusOK || err == nil) {
+				t.Errorf("a panic at %d: %s, %v, %.200q", at, resp.Status, err, got)
+			}
+		}
+		s.Close(t.Context())
+		remove(t.Context())
+		must(t, <-done)
+		if n := strings.Count(log.String(), "silence_test.go"); n != 2 || !strings.Contains(log.String(), "level=ERROR") {
+			t.Errorf("%d stacks in the log:\n%s", n, log.String())
+		}
 	}
 }
