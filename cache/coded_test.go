@@ -391,6 +391,8 @@ type foldedPeer struct {
 
 func (p *foldedPeer) Sampled(int, int) bool { return false }
 
+func (p *foldedPeer) Nodes() int { return 2 }
+
 func (p *foldedPeer) Asks(int, int) bool { return true }
 
 // checker is what the volume says of what its peers gave.

@@ -6,6 +6,8 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
+	"slices"
 	"testing"
 
 	"github.com/shoalfs/shoal/cache/catalog"
@@ -18,11 +20,14 @@ import (
 type liar struct {
 	want        [][]byte
 	asked       int
+	nodes       int // 0: 2
 	lies        func(asked, file int) bool
 	lied, found int
 }
 
 func (l *liar) Sampled(int, int) bool { return false }
+
+func (l *liar) Nodes() int { return max(l.nodes, 2) }
 
 func (l *liar) Asks(int, int) bool { return true }
 
@@ -144,6 +149,63 @@ func TestLiars(t *testing.T) {
 				t.Errorf("%d of %d are still wrong", again, wrong)
 			}
 		})
+	}
+}
+
+// metered counts the bytes that are read.
+type metered struct {
+	objstore.Reader
+	bytes int
+}
+
+func (m *metered) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int64) error {
+	m.bytes += len(p)
+	return m.Reader.ReadAt(ctx, o, p, off)
+}
+
+// However many nodes there are, what all their audits read from the store is at most 1/64 of the dataset.
+func TestAudits(t *testing.T) {
+	const pieces = 20_000
+	for _, c := range []struct {
+		size, nodes int
+		found       float64 // after how many pieces one node finds another out that lies about every byte
+	}{
+		{5000, 2, 64}, {5000, 4, 3 * 64}, {5000, 64, 63 * 64}, {granuleSize, 4, 3 * 64}, {1 << 20, 4, 64},
+		{1 << 20, 64, 63 * 64 / 16}, {ExtentSize, 4, 64}, {ExtentSize, 64, 64}, {ExtentSize - 1, 1000, 999},
+	} {
+		mem := memstore.New()
+		o := mem.PutBytes("a/1", noise[:c.size])
+		store := &metered{Reader: tagged{&gate{Reader: mem}, map[string]string{o.Key: o.ETag}}}
+		o.ETag = "x-1"
+		m, err := catalog.Build(memstore.Listing(o), catalog.BuildOptions{Prefix: "a/"})
+		must(t, err)
+		ca := newPatient(Options{Memory: 64 << 20, Logger: quiet})
+		v := ca.NewVolume(VolumeOptions{Manifest: m, Dataset: [16]byte{5}, Store: store})
+		n, p := nodes{v: v, p: &liar{nodes: c.nodes}}, slices.Clone(noise[:c.size])
+		for range pieces {
+			must(t, n.check(t.Context(), Want{P: p}))
+		}
+		for i := range p {
+			p[i] ^= 1
+		}
+		found := 0
+		for range pieces {
+			if errors.Is(n.check(t.Context(), Want{P: p}), ErrOtherBytes) {
+				found++
+			}
+		}
+		read := float64(min(c.size, granuleSize)) / float64(c.size) // of a piece
+		audits, want := float64(store.bytes)/2/float64(c.size)/read, pieces/c.found
+		t.Logf("%d bytes, %d nodes: %.4f of the dataset is compared", c.size, c.nodes, audits/pieces*read*float64(c.nodes-1))
+		for _, got := range []float64{audits, float64(found)} {
+			if math.Abs(got-want) > 5*math.Sqrt(want)+5 {
+				t.Errorf("%d bytes, %d nodes: %.0f of %d pieces, want %.0f", c.size, c.nodes, got, pieces, want)
+			}
+		}
+		if all := read * float64(c.nodes-1) / c.found; all > 1.001/64 {
+			t.Errorf("%d bytes, %d nodes: %.4f of the dataset", c.size, c.nodes, all)
+		}
+		closeCache(t, ca)
 	}
 }
 

@@ -35,6 +35,8 @@ func (p *peerNode) Asks(file, x int) bool { return (*p.owner.Load())(file, x) !=
 
 func (p *peerNode) Sampled(file, _ int) bool { return p.sampled == nil || p.sampled(file) }
 
+func (p *peerNode) Nodes() int { return len(p.all) }
+
 // Read asks without a deadline: nodes that wait for each other would do so forever.
 func (p *peerNode) Read(ctx context.Context, wants []Want, held bool, check checker) (rest []Want) {
 	of := p.owner.Load()

@@ -37,6 +37,8 @@ type Peers interface {
 	Asks(file, extent int) bool
 	// Sampled reports whether the extent is of the sample of what nodes ask owners for that do not keep it, and is given all the same.
 	Sampled(file, extent int) bool
+	// Nodes is how many nodes read the dataset, this one included.
+	Nodes() int
 	// Read is Fill, and never fails. held: only what that node has already. What a node gave is checked, and is among the rest unless
 	// check returns nil. If it is ErrOtherBytes, the node is not to be asked any more.
 	Read(ctx context.Context, wants []Want, held bool, check func(context.Context, Want) error) (rest []Want)
@@ -87,14 +89,22 @@ func (n nodes) Fill(ctx context.Context, wants []Want) (rest []Want, err error) 
 	return n.p.Read(ctx, wants, n.held, n.check), nil
 }
 
-// check compares what a node gave with what the store said. One piece in auditEvery without an MD5 is chosen by chance, lest a node that
-// counts them knows which. Where the store often confirms bytes with another MD5, as in a bucket that is encrypted with keys of its own,
-// ETags say nothing, and such pieces are audited like the others.
+// check compares what a node gave with what the store said. Of one piece in auditEvery without an MD5 a granule is compared, both chosen by
+// chance, lest a node that counts them knows which; of fewer where many nodes' audits would add up to more than 1/auditEvery of the dataset.
+// Where the store often confirms bytes with another MD5, as in a bucket that is encrypted with keys of its own, ETags say nothing, and such
+// pieces are audited like the others.
 func (n nodes) check(ctx context.Context, w Want) error {
 	summed, s := false, &n.v.store
-	_, err := s.vouch(ctx, w, func(sum bool) bool {
-		summed = sum
-		return rand.N(auditEvery) != 0 && (!sum || s.otherTags.Load() > auditEvery+s.sums.Load()/16) //nolint:gosec // no node sees it
+	_, err := s.vouch(ctx, w, func(sum bool, size int) (from, to int) {
+		if summed = sum; sum && s.otherTags.Load() <= auditEvery+s.sums.Load()/16 {
+			return 0, size
+		}
+		of := max(size, min(size, granuleSize)*(n.p.Nodes()-1))
+		if rand.N(auditEvery*of) >= size { //nolint:gosec // no node sees it
+			return 0, 0
+		}
+		from = rand.N((size+granuleSize-1)/granuleSize) * granuleSize //nolint:gosec // no node sees it
+		return from, min(from+granuleSize, size)
 	})
 	got := len(w.P)
 	if w.Coded != nil && *w.Coded > 0 {
@@ -110,7 +120,7 @@ func (n nodes) check(ctx context.Context, w Want) error {
 	return nil
 }
 
-// auditEvery is one in how many pieces that only the store can vouch for are compared with it.
+// auditEvery is one in how many pieces that only the store can vouch for are audited.
 const auditEvery = 64
 
 // store is the object store, for the files of one version.

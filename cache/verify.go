@@ -84,7 +84,7 @@ func (r *verification) kept(file, x int) error {
 }
 
 func (r *verification) compare(w Want, drop func() error) error {
-	asked, err := r.v.store.vouch(r.ctx, w, nil)
+	asked, err := r.v.store.vouch(r.ctx, w, func(_ bool, size int) (from, to int) { return 0, size })
 	if asked {
 		r.Asked++
 	}
@@ -96,9 +96,9 @@ func (r *verification) compare(w Want, drop func() error) error {
 }
 
 // vouch compares bytes with what the store said: with the MD5 of an object, as the ETag of one is that was put in one piece, or
-// the checksum of an extent of a packed file, and otherwise with its bytes there, unless trusted says that it need not be asked. The error
-// is ErrOtherBytes, or ErrCorrupt of a coded form, or the store's.
-func (s *store) vouch(ctx context.Context, w Want, trusted func(sum bool) bool) (asked bool, err error) {
+// the checksum of an extent of a packed file, and otherwise, or if that differs (sum), with those of its bytes there that audit
+// chooses from so many; none: the store is not asked. The error is ErrOtherBytes, or ErrCorrupt of a coded form, or the store's.
+func (s *store) vouch(ctx context.Context, w Want, audit func(sum bool, size int) (from, to int)) (asked bool, err error) {
 	file := w.P
 	if w.Coded != nil && *w.Coded > 0 {
 		file = getBytes(len(w.P))
@@ -116,14 +116,15 @@ func (s *store) vouch(ctx context.Context, w Want, trusted func(sum bool) bool) 
 		s.sums.Add(1)
 		return false, nil
 	}
-	if trusted != nil && trusted(known) {
+	from, to := audit(known, len(file))
+	if from == to {
 		return false, nil
 	}
-	theirs := getBytes(len(file))
+	theirs := getBytes(to - from)
 	defer putBytes(theirs)
-	switch _, err = s.Fill(ctx, []Want{{File: w.File, Off: w.Off, P: theirs}}); {
+	switch _, err = s.Fill(ctx, []Want{{File: w.File, Off: w.Off + int64(from), P: theirs}}); {
 	case err != nil:
-	case !bytes.Equal(file, theirs):
+	case !bytes.Equal(file[from:to], theirs):
 		err = ErrOtherBytes
 	case known:
 		s.otherTags.Add(1)

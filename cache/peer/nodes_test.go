@@ -58,6 +58,8 @@ func (n *clusterNode) Received() int64 { return 0 }
 
 func (n *clusterNode) Sampled(int, int) bool { return false }
 
+func (n *clusterNode) Nodes() int { return len(n.all) }
+
 func (n *clusterNode) Check(file int, path [16]byte, etag string) bool {
 	return file < n.m.Len() && n.m.PathHash(file) == path && n.m.ETag(file) == etag
 }

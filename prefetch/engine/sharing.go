@@ -42,6 +42,7 @@ type members struct {
 	former *members        // whose owners may still have what has moved since; nil: the start
 	here   map[string]bool // of former ones, by ID: who is still a node that has the dataset open, if only to drain; nil: all
 	far    []*members      // the other zones
+	count  int             // nodes of all zones
 }
 
 // sharing is a version of a dataset in a cluster. It implements cache.Peers.
@@ -81,6 +82,7 @@ func (e *Engine) membersOf(view cluster.View) *members {
 			z.self = len(z.nodes)
 		}
 		z.nodes = append(z.nodes, n)
+		m.count++
 	}
 	return m
 }
@@ -256,6 +258,9 @@ func (s *sharing) trainer() string {
 func (s *sharing) Sampled(file, extent int) bool {
 	return owner.Bucket(s.unit(file, extent))%cache.GiftSample == 0
 }
+
+// Nodes implements cache.Peers.
+func (s *sharing) Nodes() int { return s.now.Load().count }
 
 // keeper returns which of these members is to be asked for an extent; -1: none, or this node. keeps: it has said that it keeps it. held:
 // it is asked for what it has only.
