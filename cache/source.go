@@ -89,10 +89,9 @@ func (n nodes) Fill(ctx context.Context, wants []Want) (rest []Want, err error) 
 	return n.p.Read(ctx, wants, n.held, n.check), nil
 }
 
-// check compares what a node gave with what the store said. Of one piece in auditEvery without an MD5 a granule is compared, both chosen by
-// chance, lest a node that counts them knows which; of fewer where many nodes' audits would add up to more than 1/auditEvery of the dataset.
-// Where the store often confirms bytes with another MD5, as in a bucket that is encrypted with keys of its own, ETags say nothing, and such
-// pieces are audited like the others.
+// check compares what a node gave with what the store said. Of one piece in auditEvery without an MD5, or fewer lest all nodes' audits add
+// up to more of the dataset, it compares a granule, both chosen by chance: a node may count. Where the store often confirms bytes with another
+// MD5, as in a bucket that is encrypted with keys of its own, ETags say nothing, and such pieces are audited like the others.
 func (n nodes) check(ctx context.Context, w Want) error {
 	summed, s := false, &n.v.store
 	_, err := s.vouch(ctx, w, func(sum bool, size int) (from, to int) {
@@ -120,8 +119,7 @@ func (n nodes) check(ctx context.Context, w Want) error {
 	return nil
 }
 
-// auditEvery is one in how many pieces that only the store can vouch for are audited.
-const auditEvery = 64
+const auditEvery = 64 // one in how many pieces that only the store can vouch for is audited
 
 // store is the object store, for the files of one version.
 type store struct {

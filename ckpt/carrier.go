@@ -46,6 +46,7 @@ type Config struct {
 	// Drain is how long the end may take to publish what has been closed, unless Hurried is closed before.
 	Drain   time.Duration
 	Hurried <-chan struct{}
+	Looked  func(files, of int) // hears how far the look at the folder is that Run begins with; may be nil
 	Log     *slog.Logger
 }
 
@@ -107,7 +108,7 @@ type Stats struct {
 func Open(ctx context.Context, cfg Config) (_ *Carrier, err error) {
 	c := &Carrier{Config: cfg, q: NewQueue(cfg.Last, cfg.Delete), do: make(chan func()), memory: semaphore.NewWeighted(partsBytes), wake: time.NewTimer(0), since: time.Now(), changed: make(chan struct{}),
 		links: links{skipped: map[string]bool{}, look: make(chan struct{}, 1)}, sends: map[string]*send{}, closing: map[string]bool{}, notCopied: map[string]uint64{}}
-	c.folder, err = folder.Open(cfg.Dir, folder.Options{Last: cfg.Last, Prefix: len(cfg.Prefix), Log: cfg.Log})
+	c.folder, err = folder.Open(cfg.Dir, folder.Options{Last: cfg.Last, Prefix: len(cfg.Prefix), Looked: cfg.Looked, Log: cfg.Log})
 	if err != nil {
 		return nil, err
 	}
@@ -125,7 +126,7 @@ func Open(ctx context.Context, cfg Config) (_ *Carrier, err error) {
 	home := filepath.Join(cfg.Dir, folder.Home)
 	j, err := openJournal(filepath.Join(cmp.Or(cfg.State, home), "journal"), filepath.Join(home, "journal.id"), of)
 	if err != nil {
-		return nil, fmt.Errorf("the journal: %w", err)
+		return nil, fmt.Errorf("the journal: %w (free some space there, or run shoal ckpt as a user who may write it)", err)
 	}
 	c.journal = j
 	if cfg.Cluster.Name != "" {
@@ -136,6 +137,7 @@ func Open(ctx context.Context, cfg Config) (_ *Carrier, err error) {
 	}
 	for p, o := range j.known.Objects {
 		c.q.Know(p, o)
+		c.folder.Know(p, o.Print)
 	}
 	for p := range j.known.Unsealed {
 		c.q.KnowUnsealed(p)
@@ -266,7 +268,7 @@ func (c *Carrier) hear(news []folder.News, take func([]folder.News, time.Time)) 
 		if delete(c.links.skipped, n.Path); n.State == folder.Skipped {
 			c.links.skipped[n.Path] = true
 		}
-		if n.State == folder.Torn && !c.q.isTorn(n.Path) {
+		if f := c.q.files[n.Path]; n.State == folder.Torn && (f == nil || f.state != torn) {
 			c.Log.Warn("a file is not whole, and waits to be written again", "file", n.Path, "why", n.Why)
 		}
 	}

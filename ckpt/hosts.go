@@ -78,12 +78,8 @@ func newOrder(cfg Config, q *Queue, id string) *order {
 	instance, sum := rand.Text(), sha256.Sum256([]byte(cfg.Dest))
 	h := host{Dir: cfg.Dir, Since: time.Now().UTC(), Instance: instance}
 	h.Host, _ = os.Hostname()
-	self, err := json.Marshal(h)
-	if err != nil { // no type in it can fail
-		panic(err)
-	}
 	q.shared = true
-	o := &order{q: q, root: cfg.Cluster.Root() + "ckpt/" + hex.EncodeToString(sum[:8]) + "/", id: id, mine: id + "/" + instance + "-", self: string(self),
+	o := &order{q: q, root: cfg.Cluster.Root() + "ckpt/" + hex.EncodeToString(sum[:8]) + "/", id: id, mine: id + "/" + instance + "-", self: string(encode(h)),
 		heard: map[string]int64{}, asked: map[string]*asking{}, wake: make(chan struct{}, 1)}
 	o.forget = "etcdctl --endpoints=" + strings.Join(cfg.Cluster.Endpoints(), ",") + " del " + o.root + "hosts/"
 	return o

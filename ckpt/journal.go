@@ -107,16 +107,17 @@ func (k *known) entries(yield func(entry) bool) {
 	}
 }
 
-// parse returns what a journal says up to the first line that is not an entry.
-func parse(journal []byte) (k known) {
+// parse returns what a journal says up to the first line that is not an entry, and the bytes until there.
+func parse(journal []byte) (k known, n int64) {
 	for line := range bytes.Lines(journal) {
 		var e entry
 		if !bytes.HasSuffix(line, []byte("\n")) || json.Unmarshal(line, &e) != nil || k.Objects == nil && e.Origin == nil {
 			break
 		}
 		k.apply(e)
+		n += int64(len(line))
 	}
-	return k
+	return k, n
 }
 
 // openJournal opens a journal for of, whose ID is set if a new one begins: also if the folder was made anew, with the inode
@@ -126,7 +127,7 @@ func openJournal(file, id string, of origin) (j *journal, err error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	k := parse(b)
+	k, n := parse(b)
 	own, _ := os.ReadFile(id)
 	if of.ID = string(own); k.Origin != of || of.ID == "" {
 		stale := k
@@ -136,11 +137,19 @@ func openJournal(file, id string, of origin) (j *journal, err error) {
 		}
 	}
 	// What rule 5 has removed is not remembered longer.
-	maps.DeleteFunc(k.Unsealed, func(last string, _ bool) bool {
-		return !slices.ContainsFunc(slices.Collect(maps.Keys(k.Objects)), func(p string) bool { return under(p, path.Dir(last)) })
-	})
+	there := map[string]bool{}
+	for p := range k.Objects {
+		addFolders(there, p)
+	}
+	maps.DeleteFunc(k.Unsealed, func(last string, _ bool) bool { return !there[path.Dir(last)] })
 	j = &journal{path: file, id: id, known: k}
-	return j, j.compact()
+	if err = j.compact(); err != nil && k.Origin.ID == string(own) { // no space: there is room in the one that is there
+		j.size, j.lines = n, bytes.Count(b, []byte("\n"))
+		if j.f, err = os.OpenFile(file, os.O_WRONLY|os.O_APPEND, 0); err == nil && n < int64(len(b)) {
+			err = j.f.Truncate(n)
+		}
+	}
+	return j, err
 }
 
 // uploads returns all uploads under way, by path.
@@ -198,12 +207,14 @@ func (j *journal) reserve() {
 	}
 }
 
-func (e entry) line() []byte {
-	b, err := json.Marshal(e)
-	if err != nil { // no type in it can fail
+func (e entry) line() []byte { return append(encode(e), '\n') }
+
+func encode(v any) []byte {
+	b, err := json.Marshal(v)
+	if err != nil { // no type of this package can fail
 		panic(err)
 	}
-	return append(b, '\n')
+	return b
 }
 
 // write adds a line. If sync is set, it is durable on return, and so are all before it.

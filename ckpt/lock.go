@@ -102,11 +102,7 @@ func (l *prefixLock) fresh() bool {
 
 func (l *prefixLock) content() []byte {
 	l.mine.Beat++
-	b, err := json.Marshal(l.mine)
-	if err != nil { // no type in it can fail
-		panic(err)
-	}
-	return b
+	return encode(l.mine)
 }
 
 func (l *prefixLock) read(ctx context.Context) (o objstore.Object, has holder, err error) {

@@ -215,10 +215,15 @@ func (q *Queue) Hear(news []folder.News, now time.Time) {
 			q.set(q.file(n.Path), torn)
 		}
 	}
+	some := false
 	for _, n := range news {
 		if f := q.files[n.Path]; f != nil && (n.State == folder.Gone || n.State == folder.Skipped) {
 			q.gone(f)
+			some = q.settled && len(q.unsealed) > 0
 		}
+	}
+	if some {
+		q.withdraw()
 	}
 }
 
@@ -262,36 +267,47 @@ func (q *Queue) gone(f *file) {
 		q.take(f)
 	}
 	q.tidy(f)
-	for last := range q.unsealed {
-		if dir := path.Dir(last); q.settled && under(f.path, dir) {
-			q.withdraw(dir)
+}
+
+// withdraw applies rule 5 to folders with a last name that was closed and did not become visible, if they have gone.
+func (q *Queue) withdraw() {
+	here := map[string]bool{}
+	for p, f := range q.files {
+		if f.state != absent {
+			addFolders(here, p)
 		}
+	}
+	for _, last := range slices.Sorted(maps.Keys(q.unsealed)) {
+		dir := path.Dir(last)
+		if dir == "." || here[dir] || !q.unsealed[last] {
+			continue
+		}
+		var below []*file
+		for p, f := range q.files {
+			if under(p, dir) {
+				below = append(below, f)
+			}
+		}
+		rank := map[bool]int{true: 0, false: 1} // of what is a last name, and of others
+		slices.SortFunc(below, func(a, b *file) int { return cmp.Or(rank[a.last]-rank[b.last], strings.Compare(a.path, b.path)) })
+		for _, f := range below {
+			f.withdrawn = true
+			if f == q.busy && f.there == nil { // perhaps it comes
+				q.publish(f, Published{})
+			}
+			if f.there != nil && f.turn == 0 {
+				q.take(f)
+			}
+		}
+		maps.DeleteFunc(q.unsealed, func(last string, _ bool) bool { return under(last, dir) })
 	}
 }
 
-// withdraw applies rule 5 to a folder with a last name that was closed and did not become visible, if it has gone.
-func (q *Queue) withdraw(dir string) {
-	var below []*file
-	for p, f := range q.files {
-		if under(p, dir) {
-			if f.state != absent {
-				return
-			}
-			below = append(below, f)
-		}
+// addFolders adds the folders that a path is in, but for the root.
+func addFolders(to map[string]bool, p string) {
+	for dir := path.Dir(p); dir != "." && !to[dir]; dir = path.Dir(dir) {
+		to[dir] = true
 	}
-	rank := map[bool]int{true: 0, false: 1} // of what is a last name, and of others
-	slices.SortFunc(below, func(a, b *file) int { return cmp.Or(rank[a.last]-rank[b.last], strings.Compare(a.path, b.path)) })
-	for _, f := range below {
-		f.withdrawn = true
-		if f == q.busy && f.there == nil { // perhaps it comes
-			q.publish(f, Published{})
-		}
-		if f.there != nil && f.turn == 0 {
-			q.take(f)
-		}
-	}
-	maps.DeleteFunc(q.unsealed, func(last string, _ bool) bool { return under(last, dir) })
 }
 
 // under reports whether a path lies below a folder other than the root.
@@ -312,11 +328,7 @@ func (q *Queue) HearAll(news []folder.News, now time.Time) {
 		}
 	}
 	q.settled = true
-	for _, last := range slices.Sorted(maps.Keys(q.unsealed)) {
-		if dir := path.Dir(last); dir != "." && q.unsealed[last] {
-			q.withdraw(dir)
-		}
-	}
+	q.withdraw()
 }
 
 // Release tells that a folder was removed here on purpose, and stays in the bucket whatever remove says.

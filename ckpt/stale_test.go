@@ -87,7 +87,7 @@ func TestJournalOfAnotherFolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	b, err := os.ReadFile(file)
-	if own, _ := os.ReadFile(id); err != nil || parse(b).Objects["a"].ETag != "e" || string(own) != j.known.Origin.ID {
+	if own, _ := os.ReadFile(id); err != nil || said(b).Objects["a"].ETag != "e" || string(own) != j.known.Origin.ID {
 		t.Errorf("%q, %q, %v", b, own, err)
 	}
 }

@@ -47,9 +47,6 @@ func (q *Queue) Behind() (b Behind) {
 	return b
 }
 
-// isTorn reports whether a file was torn when it was looked at last.
-func (q *Queue) isTorn(p string) bool { f := q.files[p]; return f != nil && f.state == torn }
-
 // changes yields the files whose change waits, in the order of the changes.
 func (q *Queue) changes(yield func(*file) bool) {
 	for f := range q.plain.all {

@@ -173,8 +173,12 @@ func (f *Folder) inspect(t turn, now *News) (early time.Duration, err error) {
 		return time.Millisecond - age/2, nil
 	}
 	now.State, now.Print = Whole, printOf(&st)
-	if why := form(t.path, file, st.Size); why != nil {
-		now.State, now.Why = Torn, why.Error()
+	if f.formed[t.path] != now.Print {
+		if why := form(t.path, file, st.Size); why != nil {
+			now.State, now.Why = Torn, why.Error()
+		} else {
+			f.formed[t.path] = now.Print
+		}
 	}
 	if st.Size == 0 && !t.closed && age > 0 && age < time.Second/10 {
 		return 0, ErrWriting // it was made, and not opened yet
@@ -301,7 +305,7 @@ func (f *Folder) refuse() error {
 	MakeHome(at)
 	file, err := os.CreateTemp(at, "probe-*")
 	if err != nil {
-		return fmt.Errorf("%w (the trainer must be able to write it, too: run shoal ckpt as the trainer's user)", err)
+		return fmt.Errorf("%w (free some space, if there is none; and run shoal ckpt as the trainer's user)", err)
 	}
 	name := filepath.Join(Home, filepath.Base(file.Name()))
 	_, watched := unix.InotifyAddWatch(f.queue, at, unix.IN_CLOSE_WRITE)

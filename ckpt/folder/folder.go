@@ -83,10 +83,11 @@ type News struct {
 // Counts are how many paths are in each of these states. A temporary folder counts as one.
 type Counts struct{ Temporary, Torn, Skipped, Writing int }
 
-// Options of Open. All are required.
+// Options of Open.
 type Options struct {
 	Last   func(path string) bool // as made by LastNames
 	Prefix int                    // bytes of a key before the path
+	Looked func(files, of int)    // hears how far the first Look is; may be nil
 	Log    *slog.Logger
 }
 
@@ -100,6 +101,7 @@ type Folder struct {
 
 	mu      sync.Mutex // guards what follows
 	known   map[string]News
+	formed  map[string]Print // of what had its form: it is read again, which takes up to some ms, when the Print is another
 	news    []News
 	watches map[int32]string // folders by watch descriptor
 	stale   bool             // what is known may be something else
@@ -114,7 +116,7 @@ type Folder struct {
 // unnoticed, cache directories of shoal, a folder that another daemon follows, too low limits of inotify. It makes the
 // folder .shoal in it, which is not reported.
 func Open(dir string, o Options) (_ *Folder, err error) {
-	f := &Folder{Options: o, queue: -1, known: map[string]News{}, watches: map[int32]string{}, places: map[string]*turn{},
+	f := &Folder{Options: o, queue: -1, known: map[string]News{}, formed: map[string]Print{}, watches: map[int32]string{}, places: map[string]*turn{},
 		pause: time.Second}
 	if f.at, err = unix.Open(dir, unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
 		return nil, fmt.Errorf("folder %s: %w (name the folder that the trainer saves into)", dir, err)
@@ -199,6 +201,9 @@ func (f *Folder) Look(name string) (news []News, err error) {
 		all[i].closed = true
 		now, lookErr := f.look(all[i])
 		looked, walkErr = append(looked, now), cmp.Or(walkErr, lookErr)
+		if f.looks == 1 && f.Looked != nil {
+			f.Looked(i+1, len(all))
+		}
 	}
 	err = cmp.Or(err, walkErr, f.drain())
 	quiet := len(f.line) == before
@@ -217,6 +222,13 @@ func (f *Folder) Look(name string) (news []News, err error) {
 		}
 	}
 	return news, err
+}
+
+// Know tells that a file had its form when its Print was this.
+func (f *Folder) Know(p string, print Print) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.formed[p] = print
 }
 
 // Looks is how often Look was called. News that Next gave before the last time may be older than what Look said.
@@ -333,6 +345,7 @@ func (f *Folder) step(t turn) error {
 	was, ok := f.known[t.path]
 	if f.known[t.path] = now; now.State == Gone {
 		delete(f.known, t.path)
+		delete(f.formed, t.path)
 	}
 	if now.State != Writing {
 		f.refused = slices.DeleteFunc(f.refused, func(p string) bool { return p == t.path })

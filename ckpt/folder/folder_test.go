@@ -800,3 +800,36 @@ func BenchmarkLook(b *testing.B) {
 		}
 	}
 }
+
+// The form of a file is not read again while its Print is what it was, also by an earlier process. The first Look tells how far it is.
+func TestKnow(t *testing.T) {
+	dir := t.TempDir()
+	at := filepath.Join(dir, "a.safetensors")
+	write(t, at, "torn")
+	write(t, filepath.Join(dir, "b"), "")
+	var looked []int
+	o := options()
+	o.Looked = func(files, of int) { looked = append(looked, files, of) }
+	f, err := Open(dir, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	look := func(want State) Print {
+		t.Helper()
+		news, err := f.Look("a.safetensors")
+		if err != nil || len(news) != 1 || news[0].State != want {
+			t.Fatalf("%+v, %v", news, err)
+		}
+		return news[0].Print
+	}
+	if _, err := f.Look("."); err != nil || !slices.Equal(looked, []int{1, 2, 2, 2}) {
+		t.Errorf("%v, %v", looked, err)
+	}
+	f.Know("a.safetensors", look(Torn))
+	look(Whole)
+	write(t, at, "torn again")
+	look(Torn)
+	write(t, at, tensors(`{"t":{"data_offsets":[0,4]}}`, 4))
+	look(Whole)
+}

@@ -166,6 +166,8 @@ func (o *ckptOptions) run(c *cobra.Command, dir, dest string) (err error) {
 		}
 		cfg.State = filepath.Join(state, "ckpt", ckpt.StateName(cfg.Dir, cfg.Dest))
 	}
+	bar := late(inv.Voice, "looking through "+cfg.Dir)
+	cfg.Looked = func(files, of int) { bar.Set(files, of, "files") }
 	carrier, err := ckpt.Open(c.Context(), cfg)
 	if err != nil {
 		return err
@@ -178,7 +180,10 @@ func (o *ckptOptions) run(c *cobra.Command, dir, dest string) (err error) {
 		}
 		defer stop()
 	}
-	return carrier.Run(c.Context(), func() { inv.Notice("carrying %s to %s", cfg.Dir, cfg.Dest) })
+	return carrier.Run(c.Context(), func() {
+		bar.Done("")
+		inv.Notice("carrying %s to %s", cfg.Dir, cfg.Dest)
+	})
 }
 
 // isDest reports whether a user means a bucket, or a folder that is a destination, and not a folder that is carried.

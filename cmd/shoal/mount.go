@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -214,10 +215,11 @@ ends after the daemon's (docs/kubernetes.md).`,
 			}
 			say(args, "unmounting %s", mountpoint)
 			pid := 0 // of the daemon to wait for; a dead mount has none
-			stats, silent := readStats(c.Context(), mountpoint)
-			if silent == nil {
-				pid = stats.PID
+			if m, err := fusefs.At(mountpoint); err == nil && m != nil {
+				pid = asMount(m).PID() // it need not answer: perhaps it is ending
 			}
+			stats, silent := readStats(c.Context(), mountpoint)
+			pid = cmp.Or(pid, stats.PID)
 			var of daemon.Silence
 			hangs := errors.As(silent, &of)
 			if err := fusefs.Unmount(mountpoint, lazy || hangs); err != nil {

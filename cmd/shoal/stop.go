@@ -46,7 +46,7 @@ cache is closed. If the daemon serves several mounts and feeds, only that feed s
 				return fmt.Errorf("the daemon of %s serves %d mounts, feeds and S3 endpoints: unmount one with `shoal umount %s`, or stop all with --all", target, s.Users, mountpoint)
 			}
 			// The number may be another machine's or container's: it must own the cache directory here.
-			if pid := daemon.OwnerOf(s.CacheDir); pid == 0 || pid != s.PID {
+			if pid := daemon.OfCache(s.CacheDir).PID(); pid == 0 || pid != s.PID {
 				return fmt.Errorf("the daemon of %s (pid %d, cache directory %s) is not one of this machine and user: stop it where it runs", target, s.PID, s.CacheDir)
 			}
 			if one {

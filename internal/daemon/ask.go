@@ -345,8 +345,8 @@ func enter(address string) bool {
 	return false
 }
 
-// OwnerOf returns the process that listens on a cache directory's socket, by this pid namespace's number, or 0.
-func OwnerOf(cacheDir string) (pid int) { return listenerOf(socketOf(cacheDir)) }
+// PID returns the process that listens on the socket, by this pid namespace's number, or 0.
+func (a Asked) PID() int { return listenerOf(a.Address) }
 
 func listenerOf(path string) (pid int) {
 	conn, err := dialUnix(path)

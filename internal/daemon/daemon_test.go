@@ -172,8 +172,8 @@ func TestAttachToOneThatEnds(t *testing.T) {
 	}
 }
 
-// TestOwnerOfALongPath: a cache directory's path may be longer than a socket's.
-func TestOwnerOfALongPath(t *testing.T) {
+// TestPIDOfALongPath: a cache directory's path may be longer than a socket's.
+func TestPIDOfALongPath(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), strings.Repeat("d", maxSocketPath))
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
@@ -183,7 +183,7 @@ func TestOwnerOfALongPath(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if pid := OwnerOf(dir); pid != os.Getpid() {
+	if pid := OfCache(dir).PID(); pid != os.Getpid() || OfCache(t.TempDir()).PID() != 0 {
 		t.Errorf("process %d", pid)
 	}
 }

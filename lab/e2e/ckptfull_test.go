@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -12,16 +13,20 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
 
-// A full disk stops neither the uploads of what lies there, nor --keep-local, which frees it.
-func TestCkptDiskFull(t *testing.T) {
-	dir := t.TempDir()
+// smallDisk mounts a tmpfs of 64 MiB.
+func smallDisk(t *testing.T) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64m"); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
-	name := newBucket(t, "")
-	_, env := far(t, proxy.Options{})
-	carry(t, env, dir, "s3://"+name+"/run", "--keep-local", "1")
+	return dir
+}
+
+// fill makes six checkpoints, and fills the disk before they are closed.
+func fill(t *testing.T, dir string) {
+	t.Helper()
 	var closing []*os.File
 	for i := range 6 {
 		for file, size := range map[string]int{"a.bin": 5 << 20, ".metadata": 1} {
@@ -46,10 +51,35 @@ func TestCkptDiskFull(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	mustShoal(t, env, "ckpt", "wait", dir, "--timeout", "60s")
-	within(t, patience, "the older ones have gone here", func() bool { return len(local(t, dir)) == 3 })
-	if there := published(t, name, "run"); len(there) != 12 {
-		t.Errorf("%d objects", len(there))
+}
+
+// A full disk stops neither the uploads of what lies there, nor --keep-local, which frees it. Nor does it stop the start of a daemon that
+// was there before; any other says what to do.
+func TestCkptDiskFull(t *testing.T) {
+	_, env := far(t, proxy.Options{})
+	for _, again := range []bool{false, true} {
+		dir, name := smallDisk(t), newBucket(t, fmt.Sprint(again))
+		dest := "s3://" + name + "/run"
+		d := carry(t, env, dir, dest, "--keep-local", "1")
+		if again {
+			d.signal(t, syscall.SIGKILL)
+			<-d.exited
+		}
+		fill(t, dir)
+		if again {
+			carry(t, env, dir, dest, "--keep-local", "1")
+		}
+		mustShoal(t, env, "ckpt", "wait", dir, "--timeout", "60s")
+		within(t, patience, "the older ones have gone here", func() bool { return len(local(t, dir)) == 3 })
+		if there := published(t, name, "run"); len(there) != 12 {
+			t.Errorf("%d objects", len(there))
+		}
+	}
+	dir := smallDisk(t)
+	fill(t, dir)
+	out, errs, code := shoal(t, env, "ckpt", dir, "s3://"+newBucket(t, "")+"/run")
+	if code == 0 || !strings.Contains(errs, "no space left on device") || !strings.Contains(errs, "free some space") || !strings.Contains(errs, dir) {
+		t.Errorf("exit %d: %s%s", code, out, errs)
 	}
 }
 

@@ -42,7 +42,6 @@ type members struct {
 	former *members        // whose owners may still have what has moved since; nil: the start
 	here   map[string]bool // of former ones, by ID: who is still a node that has the dataset open, if only to drain; nil: all
 	far    []*members      // the other zones
-	count  int             // nodes of all zones
 }
 
 // sharing is a version of a dataset in a cluster. It implements cache.Peers.
@@ -82,7 +81,6 @@ func (e *Engine) membersOf(view cluster.View) *members {
 			z.self = len(z.nodes)
 		}
 		z.nodes = append(z.nodes, n)
-		m.count++
 	}
 	return m
 }
@@ -260,7 +258,7 @@ func (s *sharing) Sampled(file, extent int) bool {
 }
 
 // Nodes implements cache.Peers.
-func (s *sharing) Nodes() int { return s.now.Load().count }
+func (s *sharing) Nodes() int { return len(s.now.Load().all()) }
 
 // keeper returns which of these members is to be asked for an extent; -1: none, or this node. keeps: it has said that it keeps it. held:
 // it is asked for what it has only.
