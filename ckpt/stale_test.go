@@ -196,3 +196,23 @@ func TestWithdrawnOrder(t *testing.T) {
 		t.Errorf("removed in this order, after %s: %v", c.Path, order)
 	}
 }
+
+// What is being written when a daemon starts may be a log that nobody closes: a last name beside it does not wait, not even if the file was
+// closed before. With a daemon that has seen that, it waits.
+func TestStartWhileRewritten(t *testing.T) {
+	print := func(ino uint64) folder.Print { return folder.Print{Ino: ino, Size: 1, Ctime: int64(ino)} }
+	shard, last := folder.News{Path: "s/a", State: folder.Whole, Print: print(1)}, folder.News{Path: "s/last", State: folder.Whole, Print: print(2)}
+	rewritten := folder.News{Path: "s/a", State: folder.Writing}
+	q := NewQueue(isLast, false)
+	q.HearAll(nil, time.Time{})
+	q.Hear([]folder.News{shard, last}, time.Time{})
+	q.Hear([]folder.News{rewritten}, time.Time{})
+	if c, ok := q.Next(); ok {
+		t.Errorf("%+v before what was closed before it", c)
+	}
+	started := NewQueue(isLast, false)
+	started.HearAll([]folder.News{rewritten, last}, time.Time{})
+	if c, ok := started.Next(); !ok || c.Path != "s/last" {
+		t.Errorf("%+v, %v: docs/adr/0072 says otherwise", c, ok)
+	}
+}
