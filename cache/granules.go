@@ -39,33 +39,29 @@ func (q *query) boardGranules(e uint32) (b boarding, ok bool, err error) {
 	}
 	lo, hi := q.off/granuleSize, (q.off+q.n-1)/granuleSize+1
 	run, all := q.runBefore(e, lo), int((size+granuleSize-1)/granuleSize)
-	if lo == 0 && (q.x == 0 || max(hi, 2*run) >= all) {
-		return boarding{}, false, nil
-	}
-	if err := q.v.failed.lately(e); err != nil {
-		return boarding{}, false, err
-	}
 	seats, missing := q.look(e, lo, hi, min(max(hi, lo+min(2*run, mostSparse)), all))
+	entire := lo == 0 && (q.x == 0 || max(hi, 2*run) >= all)
 	if len(missing) == 0 {
 		count(&q.v.ds.count.RingHits, 1)
 	} else {
+		err = q.v.failed.lately(e)
 		now := uint64(0)
 		for _, p := range missing {
 			now |= 1 << (p.key.kind() - 1)
 		}
-		entire := q.isWorthAll(e, now, min(run, lo))
-		if !entire {
+		entire = entire || q.isWorthAll(e, now, min(run, lo))
+		if !entire && err == nil {
 			b.span = q.waits("miss")
 			fl := q.v.begin(q.request, b.span, missing, q.v.reach.Load().sources(q.purpose, q.file, q.x), nil)
 			entire = fl == nil // what begins the whole extent finds out that the dataset is closed
 		}
-		if entire {
+		if entire || err != nil {
 			for _, s := range seats {
 				if s.buf != nil {
 					s.buf.Release()
 				}
 			}
-			return boarding{}, false, nil
+			return boarding{}, false, err
 		}
 		q.v.sparse[e] |= now
 		count(&q.v.ds.count.Misses, 1)

@@ -192,7 +192,10 @@ func (r *ring) put(k extentKey, b *buffer, a *Account, read int64, spent, dirty 
 // file moves an entry to the list for its state, and on or off accounts. A kept or spent entry is on no account. r.mu
 // is held; the entry is not both kept and spent.
 func (r *ring) file(e *entry) {
-	if e.spent || e.kept || e.account != nil && e.account.closed {
+	if e.account != nil && e.account.closed {
+		e.account, e.spent = nil, e.spent || e.key.isGranule() // which only its account gives up
+	}
+	if e.spent || e.kept {
 		e.account = nil
 	}
 	to := &r.held
@@ -234,6 +237,14 @@ func (r *ring) remove(e *entry) {
 // maybe reports, without a lock, whether the extent is in the ring in some form. Of a granule it knows nothing.
 func (k extentKey) maybe() bool {
 	return k.isGranule() || k.v.inRing[k.extent()/32].Load()&(1<<(k.extent()%32)) != 0
+}
+
+// kinds are those under which the ring may have what the key names: an extent's forms, or the granule alone.
+func (k extentKey) kinds() []uint8 {
+	if k.isGranule() {
+		return []uint8{k.kind()}
+	}
+	return k.v.forms()
 }
 
 func (k extentKey) isGranule() bool { return k.kind() != whole && k.kind() != coded }
@@ -305,7 +316,7 @@ func (r *ring) claim(k extentKey, a *Account, next bool) (ok bool) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, kind := range k.v.forms() {
+	for _, kind := range k.kinds() {
 		e := r.entries[k.as(kind)]
 		if e == nil {
 			continue
@@ -367,7 +378,7 @@ func (r *ring) spend(k extentKey) (free bool) {
 	}
 	r.mu.Lock()
 	defer r.unlock()
-	for _, kind := range k.v.forms() {
+	for _, kind := range k.kinds() {
 		e := r.entries[k.as(kind)]
 		if e == nil || e.spent {
 			continue

@@ -468,6 +468,15 @@ func (t *Tracker) Begin(o order.Order) {
 	}
 }
 
+// Orders returns the orders in which the reader may be: the current one, and those next to it.
+func (t *Tracker) Orders() (all []order.Locator) {
+	all = append(all, t.cur.order)
+	for _, h := range t.rivals() {
+		all = append(all, h.order)
+	}
+	return all
+}
+
 // LastMove returns the latest move; its Event is Stray before the first one.
 func (t *Tracker) LastMove() Move { return t.last }
 

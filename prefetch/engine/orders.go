@@ -167,7 +167,7 @@ func (e *Engine) PutPlan(name string, data []byte) error {
 // put is PutPlan. e.orders.planning is held.
 func (r *orders) put(name string, data []byte) error {
 	v := r.engine.cur.Load()
-	o, err := parsePlan(v.manifest, data, r.mountPoints())
+	w, err := r.read(v, name, data)
 	if err == nil && r.engine.order().Name() == "none" {
 		err = fmt.Errorf("the mount runs with --order none, which follows no plan; mount with --order auto")
 	}
@@ -176,7 +176,7 @@ func (r *orders) put(name string, data []byte) error {
 	}
 	var reserved int64
 	if err == nil {
-		if reserved = planSize(v.manifest, data, o); !r.engine.cache.TryReserve(reserved) {
+		if reserved = w.size; !r.engine.cache.TryReserve(reserved) {
 			err = fmt.Errorf("it needs %s of memory, and --memory leaves too little; raise --memory, or split the plan", humanize.IBytes(uint64(reserved)))
 			reserved = 0
 		}
@@ -184,14 +184,11 @@ func (r *orders) put(name string, data []byte) error {
 	var s *run.Stream
 	waits, waited := false, false
 	if err == nil {
-		located := order.Index(o)
-		if s = r.ofPlan("plans/"+name, v); s != nil {
+		if s = w.stream; s != nil {
 			waited = s.Behind()
-			waits = s.Retell(located)
+			waits = s.Retell(w.order())
 		} else {
-			options := r.options("plans/"+name, v, nil)
-			options.Departs = func(matched, opens int) { r.withdraw(name, matched, opens) }
-			s, err = r.engine.host.runner.BeginPlan(options, located)
+			s, err = r.engine.host.runner.BeginPlan(w.options, w.order())
 		}
 	}
 	if err == nil {
@@ -227,8 +224,33 @@ func (r *orders) put(name string, data []byte) error {
 		}
 	}
 	r.engine.cache.Ledger().Release(free, cache.ForDemand)
-	r.engine.log.Info("plan installed", "plan", name, "lines", o.Len())
+	r.engine.log.Info("plan installed", "plan", name, "lines", w.lines)
 	return nil
+}
+
+// written is a plan that has been checked.
+type written struct {
+	lines   int
+	size    int64
+	stream  *run.Stream          // that goes on with it; nil: a new one begins
+	options run.Options          // of a new one
+	order   func() order.Locator // called once, if the plan is accepted
+}
+
+// read checks a plan for a version.
+func (r *orders) read(v *view, name string, data []byte) (w written, err error) {
+	w.options = r.options("plans/"+name, v, nil)
+	if ofRanges(data) {
+		return r.readRanges(v, w, data)
+	}
+	o, err := parsePlan(v.manifest, data, r.mountPoints())
+	if err != nil {
+		return w, err
+	}
+	w.lines, w.size, w.stream = o.Len(), planSize(v.manifest, data, o), r.ofPlan(w.options.Name, v, false)
+	w.options.Departs = func(matched, opens int) { r.withdraw(name, matched, opens) }
+	w.order = func() order.Locator { return order.Index(o) }
+	return w, nil
 }
 
 // RemovePlan ends a plan. Without another one, the mount continues as if none had been written. It fails with
@@ -243,7 +265,7 @@ func (e *Engine) RemovePlan(name string) error {
 func (r *orders) withdraw(name string, matched, opens int) {
 	r.planning.Lock()
 	defer r.planning.Unlock()
-	if s := r.ofPlan("plans/"+name, r.engine.cur.Load()); s == nil || !s.Departed() {
+	if s := r.ofPlan("plans/"+name, r.engine.cur.Load(), false); s == nil || !s.Departed() {
 		return // another was written meanwhile
 	}
 	if err := r.remove(name); err != nil {
@@ -420,9 +442,9 @@ func (r *orders) mountPoints() []string {
 }
 
 // ofPlan returns the stream of the plans of a name, nil if there is none for this version.
-func (r *orders) ofPlan(name string, v *view) *run.Stream {
+func (r *orders) ofPlan(name string, v *view, ofRanges bool) *run.Stream {
 	for _, s := range r.mounted() {
-		if s.Name == name && s.Volume == v.volume {
+		if s.Name == name && s.Volume == v.volume && (s.Ranges != nil) == ofRanges {
 			return s
 		}
 	}
@@ -432,20 +454,10 @@ func (r *orders) ofPlan(name string, v *view) *run.Stream {
 // parsePlan turns lines of paths, relative or below one of the mount points, into an order over files.
 func parsePlan(m *catalog.Manifest, data []byte, mountPoints []string) (order.Order, error) {
 	files, bad := order.ParseLines(data, maxPlanErrors, func(path string) (int, error) {
-		node, ok := m.Find(path) // a name may end with CR
-		if !ok {
-			path = planPath(path, mountPoints)
-			node, ok = m.Find(path)
-		}
-		switch {
-		case path == "":
+		if planPath(path, mountPoints) == "" {
 			return -1, nil
-		case !ok:
-			return 0, fmt.Errorf("no file %q in the dataset", path)
-		case node.IsDir:
-			return 0, fmt.Errorf("%q is a folder", path)
 		}
-		return node.Index, nil
+		return findFile(m, path, mountPoints)
 	})
 	if len(bad) > 0 {
 		return nil, fmt.Errorf("%s (paths are relative to the mount point, one a line)", strings.Join(bad, "\n"))
@@ -454,6 +466,22 @@ func parsePlan(m *catalog.Manifest, data []byte, mountPoints []string) (order.Or
 		return nil, fmt.Errorf("it names no file")
 	}
 	return order.List(files), nil
+}
+
+// findFile returns the file that a plan names.
+func findFile(m *catalog.Manifest, path string, mountPoints []string) (file int, err error) {
+	node, ok := m.Find(path) // a name may end with CR
+	if !ok {
+		path = planPath(path, mountPoints)
+		node, ok = m.Find(path)
+	}
+	switch {
+	case !ok:
+		return 0, fmt.Errorf("no file %q in the dataset", path)
+	case node.IsDir:
+		return 0, fmt.Errorf("%q is a folder", path)
+	}
+	return node.Index, nil
 }
 
 // planPath returns the path in a line of a plan, relative to the mount point.

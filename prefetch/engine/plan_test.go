@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"fmt"
 	"iter"
 	"strings"
 	"testing"
@@ -90,6 +91,48 @@ func FuzzParsePlan(f *testing.F) {
 		}
 		if n != o.Len() {
 			t.Fatalf("%d positions for %d lines", o.Len(), n)
+		}
+	})
+}
+
+func TestParseRanges(t *testing.T) {
+	m := manifest(t, "a/1.bin", "a\t2", "b/3.bin") // of 1 byte each
+	for _, c := range []struct{ text, want string }{
+		{"#ranges\na/1.bin\t0\t1\na\t2\t0\t1\r\n\n./b/3.bin\t0\t1\n/mnt/train/a/1.bin\t0\t1", "[{1 0 1} {0 0 1} {2 0 1} {1 0 1}]"},
+		{"#ranges\r\n/mnt/train/a/1.bin\t0\t1\r\n", "[{1 0 1}]"},
+		{"#ranges\n", "it names no range"},
+		{"#ranges\na/1.bin\n", `line 2: "a/1.bin" is not PATH, OFFSET and LENGTH`},
+		{"#ranges\na/1.bin\t0\n", "line 2: "},
+		{"#ranges\na/1.bin\t0\t1\na/1.bin\t-1\t1\n", `line 3: offset "-1" is not a number of bytes`},
+		{"#ranges\na/1.bin\t0\t0\n", `length "0" is not a positive number of bytes`},
+		{"#ranges\na/1.bin\t0\t-1\n", `length "-1"`},
+		{"#ranges\na/1.bin\t0\t9223372036854775808\n", "length"},
+		{"#ranges\na/1.bin\t0\t2\n", "line 2: 2 bytes from 0: a/1.bin has 1"},
+		{"#ranges\na/1.bin\t1\t9223372036854775807\n", "a/1.bin has 1"},
+		{"#ranges\na/1.bin\t2\t1\n", "a/1.bin has 1"},
+		{"#ranges\na\t0\t1\n", `"a" is a folder`},
+		{"#ranges\nc.bin\t0\t1\n", `no file "c.bin" in the dataset`},
+		{"#ranges\n" + strings.Repeat("x\n", 30), "and 10 more"},
+	} {
+		ranges, err := parseRanges(m, []byte(c.text), []string{"/mnt/train"})
+		if got := fmt.Sprint(ranges); err != nil && !strings.Contains(err.Error(), c.want) || err == nil && got != c.want {
+			t.Errorf("%q: %v, %v; not %s", c.text, ranges, err, c.want)
+		}
+	}
+}
+
+// Whatever is written, only ranges that lie in files are taken.
+func FuzzParseRanges(f *testing.F) {
+	m := manifest(f, "a/1.bin", "a\t2", "b/3.bin")
+	f.Add([]byte("#ranges\na/1.bin\t0\t1\n"))
+	f.Add([]byte("#ranges\na\t2\t0\t1\r\n"))
+	f.Add([]byte("#ranges\nb/3.bin\t-9223372036854775808\t9223372036854775807\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		ranges, err := parseRanges(m, data, nil)
+		for _, r := range ranges {
+			if err == nil && (r.File < 0 || r.File >= m.Len() || r.Off < 0 || r.N <= 0 || r.Off+r.N > m.Size(r.File)) {
+				t.Fatalf("%+v was taken", r)
+			}
 		}
 	})
 }

@@ -85,6 +85,9 @@ func (u units) With(file int) iter.Seq[int] { return u.s.readWith(file) }
 // meanOf returns roughly how many bytes the stream reads per position.
 func (s *brief) meanOf() int64 {
 	m := s.Volume.Manifest()
+	if s.Ranges != nil {
+		return s.Ranges.mean()
+	}
 	if len(s.Parts) == 0 {
 		return max(m.Bytes()/int64(max(m.Len(), 1)), 1)
 	}

@@ -34,6 +34,7 @@ type Runner struct {
 
 	freed  atomic.Int64 // how often memory came free
 	hungry atomic.Bool  // a walk waits for memory
+	ranged atomic.Int32 // streams whose orders are of ranges
 	lostMu sync.Mutex
 	lost   []volumeFile
 }
@@ -130,11 +131,11 @@ func (r *Runner) do(a prefetch.Action) {
 	case prefetch.Fetch:
 		r.fetch(a)
 	case prefetch.Hand:
-		a.Data.(*cache.Volume).Hand(streamOf(a.Walk).account, a.File)
+		a.Data.(things).Hand(streamOf(a.Walk).account, a.File)
 	case prefetch.Spend:
-		a.Data.(*cache.Volume).Spend(a.File)
+		a.Data.(things).Spend(a.File)
 	case prefetch.Sweep:
-		r.sweep(a.Data.(*cache.Volume))
+		r.sweep(a.Data.(things))
 	case prefetch.TakeBack:
 		out := prefetch.Refused
 		if r.cache.TakeBack(streamOf(a.Walk).account, a.Bytes, a.Over, owners{r, a}) {
@@ -153,7 +154,7 @@ type owners struct {
 // Needed implements cache.Owners.
 func (o owners) Needed(from *cache.Account, v *cache.Volume, file int) int {
 	for _, s := range o.streams {
-		if s.account == from && s.Volume == v {
+		if s.account == from && s.of == things(v) {
 			return o.a.Loses(s.walk, file)
 		}
 	}
@@ -168,10 +169,10 @@ func (o owners) Heir(v *cache.Volume, file int) *cache.Account {
 	return nil
 }
 
-// sweep schedules a check of all staged files. r.mu is held.
-func (r *Runner) sweep(v *cache.Volume) {
-	for _, file := range v.Unspent() {
-		r.x.Unwanted(v, file)
+// sweep schedules a check of all that is staged. r.mu is held.
+func (r *Runner) sweep(of things) {
+	for _, n := range of.Unspent() {
+		r.x.Unwanted(of, n)
 	}
 }
 
@@ -255,9 +256,12 @@ func (r *Runner) fetch(a prefetch.Action) {
 	q, due := &request{s, 1}, s.due(a.Pos)
 	var out cache.Outcome
 	bytes := a.Bytes
-	if a.Files == nil {
+	switch {
+	case s.Ranges != nil:
+		q.left, out = s.Ranges.prefetch(s.account, a.File, a.Extent, due, q.landed)
+	case a.Files == nil:
 		out = s.Volume.Prefetch(s.account, a.File, a.Extent, due, q.landed)
-	} else {
+	default:
 		bytes = 0
 		q.left, out = s.Volume.PrefetchGroup(s.account, a.Files, due, q.landed)
 		for _, f := range a.Files {
@@ -280,8 +284,11 @@ func (r *Runner) add(s *Stream, start int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.streams = append(r.streams, s)
+	if s.Ranges != nil {
+		r.ranged.Add(1)
+	}
 	o := prefetch.WalkOptions{
-		Data: s.Volume, Source: source{s}, Gate: s.Gate, Connections: s.Places, Ease: s.Ease, Weight: float64(s.Weight), Horizon: s.horizon,
+		Data: s.of, Source: source{s}, Gate: s.Gate, Connections: s.Places, Ease: s.Ease, Weight: float64(s.Weight), Horizon: s.horizon,
 	}
 	if s.Layout != nil {
 		o.Layout = Packed(s.Layout, s.Volume)
@@ -307,9 +314,13 @@ func (r *Runner) claim(s *Stream) {
 func (r *Runner) remove(s *Stream) {
 	r.mu.Lock()
 	r.streams = slices.DeleteFunc(r.streams, func(t *Stream) bool { return t == s })
+	if s.Ranges != nil {
+		r.ranged.Add(-1)
+		s.closeRanges(0)
+	}
 	r.x.End(s.walk)
 	r.cache.CloseAccount(s.account)
-	r.sweep(s.Volume)
+	r.sweep(s.of)
 	for r.x.Sweeping() {
 		r.work()
 		r.mu.Unlock() // others want it
@@ -337,14 +348,14 @@ type source struct{ s *Stream }
 func streamOf(w *prefetch.Walk) *Stream { return w.Source.(source).s }
 
 // Extents implements prefetch.Source.
-func (o source) Extents(file int) int { return o.s.Volume.Extents(file) }
+func (o source) Extents(file int) int { return o.s.of.Extents(file) }
 
 // ExtentBytes implements prefetch.Source.
-func (o source) ExtentBytes(file, extent int) int64 { return o.s.Volume.ExtentBytes(file, extent) }
+func (o source) ExtentBytes(file, extent int) int64 { return o.s.of.ExtentBytes(file, extent) }
 
 // Claim implements prefetch.Source.
 func (o source) Claim(file, extent int) bool {
-	return o.Has(file) || o.s.Volume.Claim(o.s.account, file, extent)
+	return o.Has(file) || o.s.of.Claim(o.s.account, file, extent)
 }
 
 // Rate implements prefetch.Source.

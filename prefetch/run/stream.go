@@ -16,6 +16,7 @@ import (
 type Options struct {
 	Name    string
 	Volume  *cache.Volume
+	Ranges  *Ranges          // what the orders are of; nil: of the volume's files
 	Layout  *catalog.Layout  // of a packed dataset; nil where each file is an object
 	Samples *catalog.Samples // what the parts are parts of
 	Gate    *prefetch.Gate   // of the store
@@ -88,6 +89,7 @@ type trials struct{ now, before prefetch.Trial }
 type brief struct {
 	Options
 	first   order.Order      // of the epoch to begin with
+	of      things           // what the orders are of
 	mean    int64            // bytes at a position, about
 	horizon prefetch.Horizon // of requests for several files
 }
@@ -114,7 +116,10 @@ func (r *Runner) begin(o Options, told *atomic.Pointer[order.Locator]) (*Stream,
 		return nil, errors.New("run: the stream's first epoch is not known")
 	}
 	o.Weight = max(o.Weight, 1)
-	b := brief{Options: o, first: first}
+	b := brief{Options: o, first: first, of: o.Volume}
+	if o.Ranges != nil {
+		b.of, b.Has = o.Ranges, o.Ranges.kernelHas
+	}
 	if b.mean = b.meanOf(); o.Layout != nil {
 		b.horizon = prefetch.NewHorizon(r.cache.Ledger().Limit()*7/8, b.mean)
 	}
@@ -249,6 +254,9 @@ func (s *Stream) Heard(o Opening) {
 
 // heard handles an open by a process that may be of its reader. The runner's lock is held.
 func (s *Stream) heard(process uint32, file int) {
+	if s.Ranges != nil {
+		return // reads show where it is
+	}
 	cur, next := s.walk.Orders()
 	counts := s.readers.Open(process, file, cur, next)
 	if s.readers.Strangers() {
@@ -366,7 +374,7 @@ type Progress struct {
 
 // where reports whether the reader need not wait for an extent, and whether it is on its way.
 func (s *Stream) where(file, x int) (staged, comes bool) {
-	at := s.Volume.Where(file, x)
+	at := s.of.Where(file, x)
 	return at > cache.OnWay || s.has(file), at == cache.OnWay
 }
 

@@ -48,7 +48,7 @@ func (s *Stream) Strip(cells int) Strip {
 		for i, p := range pos {
 			was[i] = s.tracker.Pass() == pass && s.tracker.Read(p)
 		}
-	}, func(pos int) cache.Residence { return s.Volume.Residence(o.At(pos)) })
+	}, func(pos int) cache.Residence { return s.of.Residence(o.At(pos)) })
 	return m
 }
 

@@ -35,8 +35,9 @@ given = False  # whether this process gives hints by hand; then _run gives none
 _late: Dict[Tuple[int, str], _Apart] = {}  # by process and name of the plan: the copies that were not waited for
 
 
-def hint(sampler: Iterable[Any], paths: Any = None, mountpoint: Union[str, os.PathLike[str], None] = None, name: Optional[str] = None,
-         epochs: int = 1, limit: Optional[int] = None) -> int:
+def hint(sampler: Optional[Iterable[Any]] = None, paths: Any = None, mountpoint: Union[str, os.PathLike[str], None] = None,
+         name: Optional[str] = None, epochs: int = 1, limit: Optional[int] = None,
+         ranges: Optional[Iterable[Tuple[Union[str, os.PathLike[str]], int, int]]] = None) -> int:
     """Writes the indices that sampler will yield next as a plan into the Shoal mount that holds the files.
 
     sampler     a DataLoader (StatefulDataLoader too), a sampler or batch sampler of torch's, or any
@@ -58,6 +59,8 @@ def hint(sampler: Iterable[Any], paths: Any = None, mountpoint: Union[str, os.Pa
     limit       the most samples to predict. Without it an epoch ends after len(sampler) items (a
                 DataLoader's batches), even if the sampler itself is endless. A sampler without a
                 length needs it (ValueError).
+    ranges      in place of sampler and paths: what will be read of large files, as (path, offset, length) in
+                bytes, in order. It is iterated here, up to limit. Give a long order in pieces of some 100,000.
 
     Call it once for each epoch, after set_epoch and directly before the iteration begins: random numbers drawn in
     between change the order of a shuffling sampler. While the previous epoch is still being read, the new plan waits
@@ -71,15 +74,19 @@ def hint(sampler: Iterable[Any], paths: Any = None, mountpoint: Union[str, os.Pa
     """
     global given
     given = True
+    if ranges is not None:
+        if sampler is not None or paths is not None:
+            raise TypeError("hint takes ranges, or a sampler with paths")
+        return _hint_ranges(itertools.islice(ranges, limit), _Mounts(mountpoint), name or _name(None))
+    if sampler is None:
+        raise TypeError("hint needs a sampler, or ranges")
     if paths is None:
         paths = getattr(sampler, "dataset", None)
         if paths is None:
             raise TypeError("hint needs paths, or a DataLoader whose dataset has them")
     listed = isinstance(paths, (list, tuple, np.ndarray))
     listing = _paths(paths)
-    if name is None:
-        rank = _rank(sampler)
-        name = "default" if rank is None else f"rank{rank}"
+    name = name or _name(sampler)
     mounts, long = _Mounts(mountpoint), (limit or epochs * len(listing)) > SHORT
     _positive(epochs, limit)
     late = _late.pop((os.getpid(), name), None)
@@ -102,7 +109,7 @@ def hint(sampler: Iterable[Any], paths: Any = None, mountpoint: Union[str, os.Pa
             raise ValueError("hint: no path lies below a Shoal mount; mount the dataset (`shoal mount SOURCE MOUNTPOINT`), "
                              "or give mountpoint if the paths are relative to it")
         for root, plan in plans.items():
-            apart.unlocked(_write, root, name, plan)
+            apart.unlocked(_write, root, name, plan.ordered())
         return str(sum(plan.lines() for plan in plans.values())).encode()
 
     apart = _Apart(work)
@@ -110,6 +117,22 @@ def hint(sampler: Iterable[Any], paths: Any = None, mountpoint: Union[str, os.Pa
     if written is None:
         _late[os.getpid(), name] = apart
     return int(written or 0)
+
+
+def _hint_ranges(ranges: Iterable[Tuple[Any, int, int]], mounts: _Mounts, name: str) -> int:
+    texts: Dict[str, bytearray] = {}
+    lines = 0
+    for path, offset, length in ranges:
+        placed = mounts.place(os.fspath(path))
+        if placed is not None:
+            lines += 1
+            texts.setdefault(placed[0], bytearray(b"#ranges\n")).extend(f"{placed[1]}\t{int(offset)}\t{int(length)}\n".encode("utf-8", "surrogateescape"))
+    if not texts:
+        raise ValueError("hint: no path lies below a Shoal mount; mount the dataset (`shoal mount SOURCE MOUNTPOINT`), "
+                         "or give mountpoint if the paths are relative to it")
+    for root, text in texts.items():
+        _write(root, name, [bytes(text)])
+    return lines
 
 
 def predict(sampler: Iterable[Any], epochs: int = 1, limit: Optional[int] = None) -> List[int]:
@@ -252,11 +275,11 @@ def _in_line(listing: Any) -> bool:
     return len({id(f[0] if isinstance(f, list) and f else f) >> 12 for f in some}) <= len(some) // 2
 
 
-def _write(root: str, name: str, plan: _Plan) -> None:
+def _write(root: str, name: str, texts: Iterable[bytes]) -> None:
     path = os.path.join(root, ".shoal", "plans", name)
     try:
         with open(path, "wb", 0) as f:
-            for text in plan.ordered():
+            for text in texts:
                 view = memoryview(text)
                 while view:
                     view = view[f.write(view):]
@@ -277,6 +300,11 @@ def _reason(root: str) -> str:
     except OSError:
         return "see .shoal/order in the mount"
     return text[max(text.find("refused:"), 0):][:2000].strip()
+
+
+def _name(sampler: Any) -> str:
+    rank = _rank(sampler)
+    return "default" if rank is None else f"rank{rank}"
 
 
 def _rank(sampler: Any) -> object:

@@ -521,6 +521,23 @@ class Plan(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "not below"):
             shoal.hint([0], [outside], self.mount)
 
+    def test_ranges(self):
+        for name in ("stats", "order"):
+            open(os.path.join(self.mount, ".shoal", name), "w").close()
+        tokens = pathlib.Path(self.mount, "c", "tokens.bin")
+        lines = ((tokens, np.int64(i * 8192), 8192) for i in itertools.count())
+        self.assertEqual(shoal.hint(ranges=lines, limit=3, name="rank1"), 3)
+        with open(os.path.join(self.mount, ".shoal", "plans", "rank1"), encoding="utf-8") as f:
+            self.assertEqual(f.read(), "#ranges\n" + "".join(f"c/tokens.bin\t{i * 8192}\t8192\n" for i in range(3)))
+        self.assertEqual(shoal.hint(ranges=[("c/größe.bin", 5, 7)], mountpoint=self.mount), 1)
+        self.assertEqual(self.plan(), ["#ranges", "c/größe.bin\t5\t7"])
+        with self.assertRaisesRegex(ValueError, "no path lies below a Shoal mount"):
+            shoal.hint(ranges=[])
+        with self.assertRaisesRegex(TypeError, "ranges, or a sampler"):
+            shoal.hint([1], ranges=[(tokens, 0, 1)])
+        with self.assertRaisesRegex(TypeError, "a sampler, or ranges"):
+            shoal.hint()
+
     def test_datasets(self):
         class Augmented(Dataset):
             def __init__(self, dataset):

@@ -1,0 +1,359 @@
+package run
+
+import (
+	"cmp"
+	"iter"
+	"maps"
+	"math"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/shoalfs/shoal/cache"
+	"github.com/shoalfs/shoal/prefetch"
+	"github.com/shoalfs/shoal/prefetch/order"
+)
+
+// things are what the numbers of a stream's orders stand for: the files of a volume, or ranges of them.
+type things interface {
+	Extents(n int) int
+	ExtentBytes(n, x int) int64
+	Claim(a *cache.Account, n, x int) bool
+	Where(n, x int) cache.Residence
+	Residence(n int) cache.Residence
+	Hand(a *cache.Account, n int)
+	Spend(n int)
+	Unspent() []int
+}
+
+// Range is N bytes of a file from Off, which lie in it.
+type Range struct {
+	File   int
+	Off, N int64
+}
+
+// Ranges are ranges with numbers, for orders of which one stream has all. The walk treats them as files that are read once. They are
+// followed by reads, of which the kernel makes what it likes: larger ones, and none for what it has.
+type Ranges struct {
+	volume *cache.Volume
+	table  atomic.Pointer[rangeTable]
+	// A page fault of a memory map has the kernel read what lies around it, and the reader waits for all of that. before and after are how
+	// far such reads went beyond a range, at most, in bytes. That is fetched with it.
+	before, after atomic.Int64
+
+	// Guarded by the runner's lock.
+	staged map[int]struct{} // numbers of which something was fetched since they were spent
+	open   []int            // those that a read has reached, and may go on in; the latest last
+	at     int              // the position of what was read last: the head may be further, at what the kernel has read around that
+	reads  int
+	known  map[int]struct{} // those of which the kernel has got all bytes before they were due: it will not ask for them
+}
+
+// rangeTable has the ranges by number, and the numbers by file and offset. It does not change.
+type rangeTable struct {
+	all     []Range
+	starts  map[int][]uint32
+	longest map[int]int64 // by file
+}
+
+// mostAround is how much is fetched beyond either end of a range, at most.
+const mostAround = 512 << 10
+
+// mostOpen is how many ranges that a read has reached stay in memory for further reads of them.
+const mostOpen = 64
+
+// NewRanges returns a set of ranges of files of a volume, and their numbers.
+func NewRanges(v *cache.Volume, list []Range) (*Ranges, []uint32) {
+	t, numbers := (&rangeTable{}).renumber(list, nil)
+	r := &Ranges{volume: v, staged: map[int]struct{}{}, known: map[int]struct{}{}}
+	r.table.Store(t)
+	return r, numbers
+}
+
+// Renumber gives the ranges of the stream's next plan numbers. Those of plans that are still to be read keep theirs. Calls must not overlap.
+func (s *Stream) Renumber(list []Range) []uint32 {
+	r := s.Ranges
+	s.runner.mu.Lock()
+	live := s.tracker.Orders()
+	s.runner.mu.Unlock()
+	old := r.table.Load()
+	t, numbers := old.renumber(list, live)
+	s.runner.mu.Lock()
+	defer s.runner.mu.Unlock()
+	for n, one := range old.all {
+		if _, staged := r.staged[n]; staged && t.all[n] != one {
+			r.Spend(n)
+		}
+	}
+	clear(r.known)
+	r.table.Store(t)
+	return numbers
+}
+
+// renumber returns a table of ranges, and of those of the live orders, with the ranges' numbers.
+func (t *rangeTable) renumber(list []Range, live []order.Locator) (*rangeTable, []uint32) {
+	next := &rangeTable{all: slices.Clone(t.all), starts: map[int][]uint32{}, longest: map[int]int64{}}
+	used, numbers := make([]bool, len(t.all)), map[Range]uint32{}
+	for _, o := range live {
+		for pos := range o.Len() {
+			n := o.At(pos)
+			used[n] = true
+			numbers[t.all[n]] = uint32(n)
+		}
+	}
+	out, free := make([]uint32, len(list)), 0
+	for i, one := range list {
+		n, ok := numbers[one]
+		if !ok {
+			for free < len(used) && used[free] {
+				free++
+			}
+			if n = uint32(free); free == len(used) {
+				next.all, used = append(next.all, one), append(used, true)
+			}
+			next.all[n], used[n], numbers[one] = one, true, n
+		}
+		out[i] = n
+	}
+	for one, n := range numbers {
+		next.starts[one.File] = append(next.starts[one.File], n)
+		next.longest[one.File] = max(next.longest[one.File], one.N)
+	}
+	for _, s := range next.starts {
+		slices.SortFunc(s, func(a, b uint32) int { return cmp.Compare(next.all[a].Off, next.all[b].Off) })
+	}
+	return next, out
+}
+
+// mean is how many bytes are fetched for a range, about.
+func (r *Ranges) mean() int64 {
+	t, bytes, count := r.table.Load(), int64(0), int64(0)
+	for n := 0; n < len(t.all); n += max(len(t.all)/1000, 1) {
+		for x := range r.Extents(n) {
+			bytes += r.ExtentBytes(n, x)
+		}
+		count++
+	}
+	return max(bytes/max(count, 1), 1)
+}
+
+// kernelHas is Options.Has.
+func (r *Ranges) kernelHas(n int) bool {
+	_, ok := r.known[n]
+	return ok
+}
+
+// around is range n with what the kernel reads around it.
+func (r *Ranges) around(n int) (file int, off, end int64) {
+	one := r.table.Load().all[n]
+	return one.File, max(one.Off-r.before.Load(), 0), min(one.Off+one.N+r.after.Load(), r.volume.Manifest().Size(one.File))
+}
+
+// piece is what range n has in its extent x, counted from its first one.
+func (r *Ranges) piece(n, x int) cache.Range {
+	file, off, end := r.around(n)
+	extent := int(off/cache.ExtentSize) + x
+	begin := int64(extent) * cache.ExtentSize
+	off, end = max(off, begin), min(end, begin+cache.ExtentSize)
+	return cache.Range{File: file, Extent: extent, Off: int(off - begin), N: int(end - off)}
+}
+
+// Extents implements things.
+func (r *Ranges) Extents(n int) int {
+	_, off, end := r.around(n)
+	return int((end-1)/cache.ExtentSize-off/cache.ExtentSize) + 1
+}
+
+// ExtentBytes implements things.
+func (r *Ranges) ExtentBytes(n, x int) int64 { return r.volume.RangeBytes(r.piece(n, x)) }
+
+// Claim implements things.
+func (r *Ranges) Claim(a *cache.Account, n, x int) bool {
+	r.staged[n] = struct{}{}
+	return r.volume.ClaimRange(a, r.piece(n, x))
+}
+
+// Where implements things.
+func (r *Ranges) Where(n, x int) cache.Residence { return r.volume.WhereRange(r.piece(n, x)) }
+
+// Residence implements things.
+func (r *Ranges) Residence(n int) cache.Residence {
+	at := cache.OnDisk
+	for x := range r.Extents(n) {
+		at = min(at, r.Where(n, x))
+	}
+	return at
+}
+
+// Hand implements things: they are one stream's.
+func (r *Ranges) Hand(*cache.Account, int) {}
+
+// Spend implements things. What another range that was fetched has, too, stays.
+func (r *Ranges) Spend(n int) {
+	delete(r.staged, n)
+	t := r.table.Load()
+	for x := range r.Extents(n) {
+		r.volume.SpendRange(r.piece(n, x), func(off, end int64) bool {
+			for m := range t.touching(t.all[n].File, off-r.after.Load(), end+r.before.Load()) {
+				if _, staged := r.staged[m]; staged {
+					return true
+				}
+			}
+			return false
+		})
+	}
+}
+
+// Unspent implements things.
+func (r *Ranges) Unspent() []int { return slices.Collect(maps.Keys(r.staged)) }
+
+// prefetch fetches what is missing of range n in its extent x. done is called for each of the pieces started, with the range.
+func (r *Ranges) prefetch(a *cache.Account, n, x int, due time.Time, done func(n int, err error)) (started int, out cache.Outcome) {
+	return r.volume.PrefetchRange(a, r.piece(n, x), due, func(_ int, err error) { done(n, err) })
+}
+
+// touching yields the ranges with bytes of a file from off to end.
+func (t *rangeTable) touching(file int, off, end int64) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		starts := t.starts[file]
+		from, _ := slices.BinarySearchFunc(starts, off-t.longest[file]+1, func(n uint32, off int64) int { return cmp.Compare(t.all[n].Off, off) })
+		for _, n := range starts[from:] {
+			one := t.all[n]
+			if one.Off >= end || one.Off+one.N > off && !yield(int(n)) {
+				return
+			}
+		}
+	}
+}
+
+// Read says that n bytes of a file were read from off. Streams of ranges follow that.
+func (r *Runner) Read(v *cache.Volume, file int, off, n int64, streams func() []*Stream) {
+	if r.ranged.Load() == 0 || n <= 0 {
+		return
+	}
+	for _, s := range streams() {
+		if s.Ranges != nil && s.Volume == v {
+			r.event(func(*prefetch.Executor) { s.readTo(file, off, off+n) })
+		}
+	}
+}
+
+// readTo follows a read of a file from off to end: in the ranges that it covers, if they are due; and in the one that is due first of
+// those of which it has a part. What it goes on in is no news. The runner's lock is held.
+func (s *Stream) readTo(file int, off, end int64) {
+	r, x := s.Ranges, &s.runner.x
+	t := r.table.Load()
+	reach := source{s}.Ahead() + s.spread
+	due := max(s.tracker.Frontier(), r.at) + reach
+	var reached, covered []int
+	first, at, goesOn := -1, math.MaxInt, false
+	for n := range t.touching(file, off, end) {
+		one := t.all[n]
+		if i := slices.Index(r.open, n); i >= 0 {
+			if goesOn = true; one.Off+one.N <= end {
+				r.open = slices.Delete(r.open, i, i+1)
+				x.Close(r, n)
+			}
+			continue
+		}
+		pos := s.comes(n)
+		switch whole := one.Off >= off && one.Off+one.N <= end; {
+		case whole && pos <= due:
+			reached = append(reached, n)
+		case whole && pos < math.MaxInt-1:
+			covered = append(covered, n)
+			if pos < at {
+				first, at = n, pos
+			}
+		case pos < at:
+			first, at = n, pos
+		}
+	}
+	if first >= 0 && (at <= due || len(reached) == 0 && !goesOn) {
+		reached = append(reached, first)
+		if r.kernelHas(first) {
+			clear(r.known) // it has dropped them
+		}
+	}
+	slices.SortFunc(reached, func(a, b int) int { return s.comes(a) - s.comes(b) })
+	where := s.tracker.Position()
+	if len(reached) > 0 && s.comes(reached[0]) < s.tracker.Order().Len() {
+		r.at = max(r.at, s.comes(reached[0]))
+	}
+	for _, n := range reached {
+		x.Open(r, n)
+		r.open = append(r.open, n)
+		s.follow(n)
+	}
+	if now := s.tracker.Position(); now.Epoch != where.Epoch || now.Pass != where.Pass {
+		r.at = s.tracker.Frontier()
+	}
+	for _, n := range reached {
+		if i := slices.Index(r.open, n); t.all[n].Off+t.all[n].N <= end {
+			r.open = slices.Delete(r.open, i, i+1)
+			x.Close(r, n)
+		}
+	}
+	s.closeRanges(mostOpen)
+	s.leaveBehind(2 * reach)
+	for _, n := range covered {
+		if r.known[n] = struct{}{}; !slices.Contains(reached, n) {
+			r.Spend(n)
+		}
+	}
+	if len(reached) == 1 && t.all[reached[0]].Off > off {
+		one := t.all[reached[0]]
+		s.readAround(one.Off-off, end-one.Off-one.N)
+	}
+}
+
+// leaveBehind gives up what lies far behind the reader, who has not asked for it: the kernel has it, perhaps from before the plan. It
+// looks once in a while, as it looks at all that is staged.
+func (s *Stream) leaveBehind(far int) {
+	r := s.Ranges
+	if r.reads++; r.reads%mostOpen != 0 {
+		return
+	}
+	for n := range r.staged {
+		if s.comes(n) < r.at-far {
+			r.Spend(n)
+		}
+	}
+}
+
+// readAround notes how far a read went beyond a range. The walk goes back for what it lacks, if that is news.
+func (s *Stream) readAround(before, after int64) {
+	r := s.Ranges
+	if before <= r.before.Load() && after <= r.after.Load() || max(before, after) > mostAround {
+		return
+	}
+	r.before.Store(max(before, r.before.Load()))
+	r.after.Store(max(after, r.after.Load()))
+	s.plan()
+}
+
+// comes returns the position at which the reader gets to a range: in this plan, or behind it in the next one.
+func (s *Stream) comes(n int) int {
+	cur, next := s.walk.Orders()
+	for pos := cur.Find(n, s.tracker.Frontier()); pos >= 0; pos = cur.Find(n, pos+1) {
+		if !s.tracker.Read(pos) {
+			return pos
+		}
+	}
+	if next != nil {
+		if pos := next.Find(n, 0); pos >= 0 {
+			return cur.Len() + pos
+		}
+	}
+	return math.MaxInt - 1
+}
+
+// closeRanges says that all but the latest ranges that were reached have been read.
+func (s *Stream) closeRanges(but int) {
+	r := s.Ranges
+	for len(r.open) > but {
+		n := r.open[0]
+		r.open = r.open[1:]
+		s.runner.x.Close(r, n)
+	}
+}

@@ -1,0 +1,217 @@
+package run
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"testing/synctest"
+
+	"pgregory.net/rapid"
+
+	"github.com/shoalfs/shoal/cache"
+	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
+	"github.com/shoalfs/shoal/prefetch"
+	"github.com/shoalfs/shoal/prefetch/order"
+)
+
+// Numbers mean the ranges that they were given for as long as a live order has them, equal ranges have one number, and numbers of
+// orders that have ended are used again.
+func TestRenumber(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		one := rapid.Custom(func(t *rapid.T) Range {
+			return Range{rapid.IntRange(0, 2).Draw(t, "file"), rapid.Int64Range(0, 30).Draw(t, "off"), rapid.Int64Range(1, 9).Draw(t, "n")}
+		})
+		table := &rangeTable{}
+		type plan struct {
+			list []Range
+			o    order.Locator
+		}
+		var live []plan
+		for range rapid.IntRange(1, 8).Draw(t, "plans") {
+			list := rapid.SliceOfN(one, 1, 20).Draw(t, "list")
+			if len(live) > 2 {
+				live = live[1:]
+			}
+			var orders []order.Locator
+			for _, p := range live {
+				orders = append(orders, p.o)
+			}
+			next, numbers := table.renumber(list, orders)
+			table = next
+			live = append(live, plan{list, order.Index(order.List(numbers))})
+			named := map[Range]bool{}
+			for _, p := range live {
+				for pos, r := range p.list {
+					if named[r] = true; table.all[p.o.At(pos)] != r {
+						t.Fatalf("%v has become %v", r, table.all[p.o.At(pos)])
+					}
+				}
+			}
+			if n := len(table.all); n > 20*4 {
+				t.Fatalf("%d numbers for %d ranges", n, len(named))
+			}
+			file, off, n := rapid.IntRange(0, 2).Draw(t, "at file"), rapid.Int64Range(0, 40).Draw(t, "from"), rapid.Int64Range(1, 9).Draw(t, "bytes")
+			var want []Range
+			for r := range named {
+				if r.File == file && r.Off < off+n && r.Off+r.N > off {
+					want = append(want, r)
+				}
+			}
+			got := 0
+			for n := range table.touching(file, off, off+n) {
+				if got++; !slices.Contains(want, table.all[n]) {
+					t.Fatalf("%v is not touched", table.all[n])
+				}
+			}
+			if got != len(want) {
+				t.Fatalf("%d ranges touched, not %d", got, len(want))
+			}
+		}
+	})
+}
+
+// rangesOf begins a stream over ranges of one large file, and returns how to read in it.
+func rangesOf(t *testing.T, size int, list []Range, do func(v *cache.Volume, r *Runner, s *Stream, read func(off, n int64))) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		mem := memstore.New()
+		mem.PutBytes("c/tokens.bin", make([]byte, size))
+		m, err := catalog.Build(mem.List(t.Context(), ""), catalog.BuildOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := cache.New(cache.Options{Memory: 16 << 20})
+		v := c.NewVolume(cache.VolumeOptions{Manifest: m, Store: mem})
+		r := New(c)
+		ranges, numbers := NewRanges(v, list)
+		s, err := r.BeginPlan(Options{
+			Name: "plans/default", Volume: v, Ranges: ranges, Gate: &prefetch.Gate{}, Places: func() int { return 4 }, Ease: func() int { return 4 }, Keep: nothing{},
+		}, order.Index(order.List(numbers)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		go r.Run(ctx)
+		defer s.Close()
+		defer cancel()
+		do(v, r, s, func(off, n int64) {
+			p := make([]byte, n)
+			if _, err := v.ReadAt(t.Context(), 0, p, off); err != nil {
+				t.Fatal(err)
+			}
+			r.Read(v, 0, off, n, func() []*Stream { return []*Stream{s} })
+		})
+		cancel()
+		synctest.Wait()
+		s.Close()
+		if n := s.account.Held(); n != 0 {
+			t.Errorf("%d bytes are still on the stream's account", n)
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func randomRanges(size, each, n int) (list []Range) {
+	rng := rand.New(rand.NewPCG(4, 2))
+	for _, i := range rng.Perm(size / each)[:n] {
+		list = append(list, Range{0, int64(i * each), int64(each)})
+	}
+	return list
+}
+
+// What a plan's reader reads is in memory before, and leaves it after.
+func TestRangesComeAhead(t *testing.T) {
+	const size = 64 << 20
+	list := randomRanges(size, 8<<10, 500)
+	rangesOf(t, size, list, func(v *cache.Volume, _ *Runner, s *Stream, read func(off, n int64)) {
+		for i, one := range list {
+			synctest.Wait()
+			if lead := s.Progress().Lead; i+8 < len(list) && lead < 8 {
+				t.Fatalf("%d ranges are ready at position %d", lead, i)
+			}
+			read(one.Off, one.N/2) // in two reads
+			read(one.Off+one.N/2, one.N/2)
+		}
+		p, n := s.Progress(), v.Stats()
+		if p.Consumed != len(list) || p.Events.Ahead+p.Events.Jumps > 0 || n.Misses+n.Joined > 0 {
+			t.Errorf("%+v, %d reads waited", p, n.Misses+n.Joined)
+		}
+	})
+}
+
+// Page faults of a memory map read what lies around a range. That is fetched with it, from when it was seen.
+func TestReadsAroundRanges(t *testing.T) {
+	const size, around = 64 << 20, 64 << 10
+	list := randomRanges(size, 8<<10, 500)
+	rangesOf(t, size, list, func(v *cache.Volume, _ *Runner, s *Stream, read func(off, n int64)) {
+		waited, kernelHas := int64(0), map[int64]bool{} // ranges
+		for i, one := range list {
+			synctest.Wait()
+			from, end := max(one.Off-around, 0), min(one.Off+around, size)
+			if !kernelHas[one.Off] {
+				read(from, end-from)
+			}
+			for ; from < end; from += one.N {
+				kernelHas[from] = true
+			}
+			if n := v.Stats(); i < 100 {
+				waited = n.Misses
+			} else if n.Misses > waited {
+				t.Fatalf("a read waits at position %d: %+v, %v", i, s.Progress(), s.walk.State())
+			}
+		}
+		if p := s.Progress(); p.Position < len(list)*9/10 || p.Consumed+len(s.Ranges.known) < len(list)*9/10 || p.Held > 4<<20 {
+			t.Errorf("%+v, the kernel has %d", p, len(s.Ranges.known))
+		}
+	})
+}
+
+// A reader that goes through neighbours by large reads, as the kernel's, is followed, too.
+func TestReadsOfManyRanges(t *testing.T) {
+	const size, each = 64 << 20, 8 << 10
+	var list []Range
+	for off := 0; off < size; off += each {
+		list = append(list, Range{0, int64(off), each})
+	}
+	rangesOf(t, size, list, func(_ *cache.Volume, _ *Runner, s *Stream, read func(off, n int64)) {
+		for off := int64(0); off < size; off += 512 << 10 {
+			synctest.Wait()
+			read(off, 512<<10)
+		}
+		if p := s.Progress(); p.Consumed != len(list) || p.Events.Jumps > 0 {
+			t.Errorf("%+v", p)
+		}
+	})
+}
+
+// The next plan waits for its reader, has the head of what it needs, and is followed. Plans may share ranges.
+func TestPlansOfRangesInTurn(t *testing.T) {
+	const size = 64 << 20
+	all := randomRanges(size, 8<<10, 1500)
+	rangesOf(t, size, all[:500], func(v *cache.Volume, _ *Runner, s *Stream, read func(off, n int64)) {
+		list := all[:500]
+		for k := 1; k < 4; k++ {
+			next := slices.Clone(all[k*250 : k*250+500]) // half of which the last one had
+			rand.New(rand.NewPCG(1, uint64(k))).Shuffle(len(next), func(i, j int) { next[i], next[j] = next[j], next[i] })
+			for i, one := range list {
+				if synctest.Wait(); i == 250 && !s.Retell(order.Index(order.List(s.Renumber(next)))) {
+					t.Fatal("the next plan does not wait")
+				}
+				read(one.Off, one.N)
+			}
+			list = next
+		}
+		for _, one := range list[:250] {
+			synctest.Wait()
+			read(one.Off, one.N)
+		}
+		p := s.Progress()
+		if n := v.Stats(); p.Epoch != 3 || p.Consumed < 200 || n.Misses > 30 {
+			t.Errorf("%+v, %d reads waited", p, n.Misses)
+		}
+	})
+}
