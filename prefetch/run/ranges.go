@@ -191,17 +191,21 @@ func (r *Ranges) Hand(*cache.Account, int) {}
 // Spend implements things. What another range that was fetched has, too, stays.
 func (r *Ranges) Spend(n int) {
 	delete(r.staged, n)
-	t := r.table.Load()
 	for x := range r.Extents(n) {
-		r.volume.SpendRange(r.piece(n, x), func(off, end int64) bool {
-			for m := range t.touching(t.all[n].File, off-r.after.Load(), end+r.before.Load()) {
-				if _, staged := r.staged[m]; staged {
-					return true
-				}
-			}
-			return false
-		})
+		r.spend(n, x)
 	}
+}
+
+func (r *Ranges) spend(n, x int) {
+	p, t := r.piece(n, x), r.table.Load()
+	r.volume.SpendRange(p, func(off, end int64) bool {
+		for m := range t.touching(p.File, off-r.after.Load(), end+r.before.Load()) {
+			if _, staged := r.staged[m]; staged && m != n {
+				return true
+			}
+		}
+		return false
+	})
 }
 
 // Unspent implements things.
@@ -253,6 +257,8 @@ func (s *Stream) readTo(file int, off, end int64) {
 			if goesOn = true; one.Off+one.N <= end {
 				r.open = slices.Delete(r.open, i, i+1)
 				x.Close(r, n)
+			} else if _, from, _ := r.around(n); off/cache.ExtentSize < end/cache.ExtentSize { // it goes through a long one
+				r.spend(n, int(off/cache.ExtentSize-from/cache.ExtentSize))
 			}
 			continue
 		}

@@ -188,6 +188,24 @@ func TestReadsOfManyRanges(t *testing.T) {
 	})
 }
 
+// Who goes through a range that is larger than the memory leaves room for what comes next.
+func TestRangesLargerThanMemory(t *testing.T) {
+	const size, each = 96 << 20, 32 << 20
+	list := []Range{{0, 1000, each}, {0, each + 1000, each}, {0, 2*each + 1000, 8 << 20}}
+	rangesOf(t, size, list, func(v *cache.Volume, _ *Runner, s *Stream, read func(off, n int64)) {
+		for _, one := range list {
+			for off := one.Off; off < one.Off+one.N; off += 128 << 10 {
+				synctest.Wait()
+				read(off, min(128<<10, one.Off+one.N-off))
+			}
+		}
+		p, n := s.Progress(), v.Stats()
+		if p.Consumed != len(list) || n.Misses > 40 {
+			t.Errorf("%+v, %d reads waited", p, n.Misses)
+		}
+	})
+}
+
 // The next plan waits for its reader, has the head of what it needs, and is followed. Plans may share ranges.
 func TestPlansOfRangesInTurn(t *testing.T) {
 	const size = 64 << 20
