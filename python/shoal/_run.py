@@ -242,7 +242,7 @@ def _plans(hint: Any, apart: Any, loader: Any, name: str) -> Tuple[List[Tuple[st
     written: List[Tuple[str, int]] = []
     try:
         for root, plan in plans.items():
-            apart.unlocked(hint._write, root, name, plan)
+            apart.unlocked(hint._write, root, name, plan.ordered())
             written.append((root, plan.lines()))
     except OSError as e:
         return written, str(e)
