@@ -200,9 +200,13 @@ func (fl *flight) fly(v *Volume, done func(file int, err error)) {
 
 // need returns the memory for the parts of a flight, and for what they are restored from.
 func (fl *flight) need() int64 {
-	n := fl.restores().need()
-	for i := range fl.parts {
-		n += fl.parts[i].size()
+	return fl.restores().need() + sizeOf(fl.parts)
+}
+
+// sizeOf is what parts take of memory.
+func sizeOf(parts []part) (n int64) {
+	for i := range parts {
+		n += parts[i].size()
 	}
 	return n
 }

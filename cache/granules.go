@@ -34,7 +34,7 @@ const (
 // to be fetched whole. v.mu is held, and the extent is neither here nor on its way.
 func (q *query) boardGranules(e uint32) (b boarding, ok bool, err error) {
 	size := q.v.ExtentBytes(q.file, q.x)
-	if q.v.Extents(q.file) == 1 || size <= granuleSize {
+	if !q.v.hasGranules(q.file, q.x) {
 		return boarding{}, false, nil
 	}
 	lo, hi := q.off/granuleSize, (q.off+q.n-1)/granuleSize+1
@@ -45,10 +45,7 @@ func (q *query) boardGranules(e uint32) (b boarding, ok bool, err error) {
 		count(&q.v.ds.count.RingHits, 1)
 	} else {
 		err = q.v.failed.lately(e)
-		now := uint64(0)
-		for _, p := range missing {
-			now |= 1 << (p.key.kind() - 1)
-		}
+		now := granulesOf(missing)
 		entire = entire || q.isWorthAll(e, now, min(run, lo))
 		if !entire && err == nil {
 			b.span = q.waits("miss")
@@ -74,6 +71,14 @@ func (q *query) boardGranules(e uint32) (b boarding, ok bool, err error) {
 	}
 	b.seats = seats
 	return b, true, nil
+}
+
+// granulesOf has a bit for each of some granules.
+func granulesOf(parts []part) (bits uint64) {
+	for i := range parts {
+		bits |= 1 << (parts[i].key.kind() - 1)
+	}
+	return bits
 }
 
 // fetchesPart reports whether an extent is fetched for a peer that asks for a part of it, and notes the part. v.mu is held.

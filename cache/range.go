@@ -13,26 +13,24 @@ type Range struct {
 	Off, N       int
 }
 
-// granules yields those of a range; none if it stands for the extent.
-func (v *Volume) granules(r Range) iter.Seq[int] {
-	return func(yield func(int) bool) {
-		if v.Extents(r.File) == 1 || v.ExtentBytes(r.File, r.Extent) <= granuleSize {
-			return
-		}
+// hasGranules reports whether parts of an extent are fetched by granules.
+func (v *Volume) hasGranules(file, x int) bool {
+	return v.Extents(file) > 1 && v.ExtentBytes(file, x) > granuleSize
+}
+
+// entire reports whether a range stands for its extent.
+func (v *Volume) entire(r Range) bool { return !v.hasGranules(r.File, r.Extent) }
+
+// granules yields those of a range that does not.
+func (v *Volume) granules(r Range) iter.Seq[extentKey] {
+	return func(yield func(extentKey) bool) {
+		k := v.key(v.extent(r.File, r.Extent))
 		for g := r.Off / granuleSize; g <= (r.Off+r.N-1)/granuleSize; g++ {
-			if !yield(g) {
+			if !yield(k.granule(g)) {
 				return
 			}
 		}
 	}
-}
-
-// entire reports whether a range stands for its extent.
-func (v *Volume) entire(r Range) bool {
-	for range v.granules(r) {
-		return false
-	}
-	return true
 }
 
 // RangeBytes returns what is fetched for a range, if nothing of it is here.
@@ -40,9 +38,8 @@ func (v *Volume) RangeBytes(r Range) (n int64) {
 	if v.entire(r) {
 		return v.ExtentBytes(r.File, r.Extent)
 	}
-	k := v.key(v.extent(r.File, r.Extent))
-	for g := range v.granules(r) {
-		n += int64(v.bytes(r.File, k.granule(g).piece))
+	for k := range v.granules(r) {
+		n += int64(v.bytes(r.File, k.piece))
 	}
 	return n
 }
@@ -59,15 +56,8 @@ func (v *Volume) ClaimRange(a *Account, r Range) bool {
 
 // lacks claims the granules of a range that are here or on their way, and returns the others. v.mu is held.
 func (v *Volume) lacks(a *Account, r Range) (parts []part) {
-	k := v.key(v.extent(r.File, r.Extent))
-	for g := range v.granules(r) {
-		k := k.granule(g)
-		switch p := v.flights[k.piece]; {
-		case p != nil:
-			if p.spent || a.takes(p.account, p.size()) {
-				p.assign(a)
-			}
-		case !v.c.ring.claim(k, a, false):
+	for k := range v.granules(r) {
+		if !v.claimPiece(a, k) {
 			parts = append(parts, part{key: k, file: r.File, account: a})
 		}
 	}
@@ -81,14 +71,13 @@ func (v *Volume) WhereRange(r Range) Residence {
 		return at
 	}
 	at = InMemory
-	k := v.key(v.extent(r.File, r.Extent))
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	for g := range v.granules(r) {
-		if plain, _ := v.c.ring.forms(k.granule(g)); plain {
+	for k := range v.granules(r) {
+		if plain, _ := v.c.ring.forms(k); plain {
 			continue
 		}
-		if at = min(at, OnWay); v.flights[k.granule(g).piece] == nil {
+		if at = min(at, OnWay); v.flights[k.piece] == nil {
 			return InStore
 		}
 	}
@@ -109,22 +98,16 @@ func (v *Volume) PrefetchRange(a *Account, r Range, due time.Time, done func(fil
 	if v.key(e).here() {
 		return 0, Present
 	}
-	parts, now := v.lacks(a, r), uint64(0)
+	parts := v.lacks(a, r)
 	if len(parts) == 0 {
 		return 0, Present
 	}
-	for _, p := range parts {
-		now |= 1 << (p.key.kind() - 1)
-	}
+	now := granulesOf(parts)
 	if q.isWorthAll(e, now, 0) {
 		parts = []part{{key: v.key(e), file: r.File, spent: true}} // the disk is about to have it
 	}
-	var need int64
-	for i := range parts {
-		need += parts[i].size()
-	}
 	switch {
-	case !v.c.ledger.TryReserve(need, ForPrefetch):
+	case !v.c.ledger.TryReserve(sizeOf(parts), ForPrefetch):
 		return 0, NoMemory
 	case v.begin(q.request, trace.Span{}, parts, v.reach.Load().sources(ahead, r.File, r.Extent), done) == nil:
 		return 0, Closed
@@ -137,29 +120,18 @@ func (v *Volume) PrefetchRange(a *Account, r Range, due time.Time, done func(fil
 
 // SpendRange is Spend of a range, but for what others want: it asks for what lies in the file from off to end.
 func (v *Volume) SpendRange(r Range, wanted func(off, end int64) bool) {
-	recycled, begin := false, int64(r.Extent)*ExtentSize
+	begin := int64(r.Extent) * ExtentSize
 	if v.entire(r) {
 		if !wanted(begin, begin+v.ExtentBytes(r.File, r.Extent)) {
 			v.Spend(r.File)
 		}
 		return
 	}
-	k := v.key(v.extent(r.File, r.Extent))
-	for g := range v.granules(r) {
-		k := k.granule(g)
-		if off := begin + k.off(); wanted(off, off+granuleSize) {
-			continue
+	v.spend(func(yield func(extentKey) bool) {
+		for k := range v.granules(r) {
+			if off := begin + k.off(); !wanted(off, off+granuleSize) && !yield(k) {
+				return
+			}
 		}
-		v.mu.Lock()
-		if p := v.flights[k.piece]; p != nil {
-			p.assign(nil)
-			p.spent = true
-		}
-		v.mu.Unlock()
-		recycled = v.c.ring.spend(k) || recycled
-	}
-	if recycled {
-		v.c.relieve()
-		v.c.notifyFreed()
-	}
+	})
 }

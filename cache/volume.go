@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"iter"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -162,14 +163,17 @@ func (v *Volume) Claim(a *Account, file, extent int) bool {
 }
 
 // claim is Claim with v.mu held. It looks in the order in which an extent moves, so it misses none that is moving.
-func (v *Volume) claim(a *Account, e uint32) bool {
-	if p := v.flights[v.key(e).piece]; p != nil {
+func (v *Volume) claim(a *Account, e uint32) bool { return v.claimPiece(a, v.key(e)) || v.onDisk(e) }
+
+// claimPiece claims what is on its way or in memory. v.mu is held.
+func (v *Volume) claimPiece(a *Account, k extentKey) bool {
+	if p := v.flights[k.piece]; p != nil {
 		if p.spent || a.takes(p.account, p.size()) {
 			p.assign(a)
 		}
 		return true
 	}
-	return v.c.ring.claim(v.key(e), a, false) || v.onDisk(e)
+	return v.c.ring.claim(k, a, false)
 }
 
 // Hand says that one reader is done with the file, and that the owner of account a reads its staged extents next.
@@ -206,9 +210,19 @@ func (v *Volume) Unspent() (files []int) {
 // Spend says that the file was read, or is no longer wanted, and that no order that claimed it needs it: its staged
 // extents may be recycled.
 func (v *Volume) Spend(file int) {
+	v.spend(func(yield func(extentKey) bool) {
+		for x := range v.Extents(file) {
+			if !yield(v.key(v.extent(file, x))) {
+				return
+			}
+		}
+	})
+}
+
+// spend lets pieces be recycled.
+func (v *Volume) spend(pieces iter.Seq[extentKey]) {
 	recycled := false
-	for x := range v.Extents(file) {
-		k := v.key(v.extent(file, x))
+	for k := range pieces {
 		v.mu.Lock()
 		if p := v.flights[k.piece]; p != nil {
 			p.assign(nil)
