@@ -80,8 +80,8 @@ func (s *Stream) Renumber(list []Range) []uint32 {
 	t, numbers := old.renumber(list, live)
 	s.runner.mu.Lock()
 	defer s.runner.mu.Unlock()
-	for n, one := range old.all {
-		if _, staged := r.staged[n]; staged && t.all[n] != one {
+	for n := range r.staged {
+		if t.all[n] != old.all[n] {
 			r.Spend(n)
 		}
 	}
@@ -249,66 +249,68 @@ func (s *Stream) readTo(file int, off, end int64) {
 	t := r.table.Load()
 	reach := source{s}.Ahead() + s.spread
 	due := max(s.tracker.Frontier(), r.at) + reach
-	var reached, covered []int
-	first, at, goesOn := -1, math.MaxInt, false
+	type coming struct{ n, pos int }
+	var reached []coming
+	var covered []int
+	first, goesOn := coming{-1, math.MaxInt}, false
 	for n := range t.touching(file, off, end) {
 		one := t.all[n]
-		if i := slices.Index(r.open, n); i >= 0 {
-			if goesOn = true; one.Off+one.N <= end {
-				r.open = slices.Delete(r.open, i, i+1)
-				x.Close(r, n)
-			} else if _, from, _ := r.around(n); off/cache.ExtentSize < end/cache.ExtentSize { // it goes through a long one
+		if slices.Contains(r.open, n) {
+			if goesOn = true; one.Off+one.N > end && off/cache.ExtentSize < end/cache.ExtentSize { // it goes through a long one
+				_, from, _ := r.around(n)
 				r.spend(n, int(off/cache.ExtentSize-from/cache.ExtentSize))
 			}
 			continue
 		}
-		pos := s.comes(n)
-		switch whole := one.Off >= off && one.Off+one.N <= end; {
-		case whole && pos <= due:
-			reached = append(reached, n)
-		case whole && pos < math.MaxInt-1:
+		c := coming{n, s.comes(n)}
+		whole := one.Off >= off && one.Off+one.N <= end
+		if whole && c.pos <= due {
+			reached = append(reached, c)
+			continue
+		}
+		if whole && c.pos < never {
 			covered = append(covered, n)
-			if pos < at {
-				first, at = n, pos
-			}
-		case pos < at:
-			first, at = n, pos
+		}
+		if c.pos < first.pos {
+			first = c
 		}
 	}
-	if first >= 0 && (at <= due || len(reached) == 0 && !goesOn) {
+	if first.n >= 0 && (first.pos <= due || len(reached) == 0 && !goesOn) {
 		reached = append(reached, first)
-		if r.kernelHas(first) {
+		if r.kernelHas(first.n) {
 			clear(r.known) // it has dropped them
 		}
 	}
-	slices.SortFunc(reached, func(a, b int) int { return s.comes(a) - s.comes(b) })
+	slices.SortFunc(reached, func(a, b coming) int { return a.pos - b.pos })
 	where := s.tracker.Position()
-	if len(reached) > 0 && s.comes(reached[0]) < s.tracker.Order().Len() {
-		r.at = max(r.at, s.comes(reached[0]))
+	if len(reached) > 0 && reached[0].pos < where.Len {
+		r.at = max(r.at, reached[0].pos)
 	}
-	for _, n := range reached {
-		x.Open(r, n)
-		r.open = append(r.open, n)
-		s.follow(n)
+	for _, c := range reached {
+		x.Open(r, c.n)
+		r.open = append(r.open, c.n)
+		s.follow(c.n)
 	}
 	if now := s.tracker.Position(); now.Epoch != where.Epoch || now.Pass != where.Pass {
 		r.at = s.tracker.Frontier()
 	}
-	for _, n := range reached {
-		if i := slices.Index(r.open, n); t.all[n].Off+t.all[n].N <= end {
-			r.open = slices.Delete(r.open, i, i+1)
+	r.open = slices.DeleteFunc(r.open, func(n int) bool {
+		one := t.all[n]
+		last := one.File == file && one.Off < end && one.Off+one.N > off && one.Off+one.N <= end
+		if last {
 			x.Close(r, n)
 		}
-	}
+		return last
+	})
 	s.closeRanges(mostOpen)
 	s.leaveBehind(2 * reach)
 	for _, n := range covered {
-		if r.known[n] = struct{}{}; !slices.Contains(reached, n) {
+		if r.known[n] = struct{}{}; len(reached) == 0 || reached[0].n != n { // one far ahead is reached alone
 			r.Spend(n)
 		}
 	}
-	if len(reached) == 1 && t.all[reached[0]].Off > off {
-		one := t.all[reached[0]]
+	if len(reached) == 1 && t.all[reached[0].n].Off > off {
+		one := t.all[reached[0].n]
 		s.readAround(one.Off-off, end-one.Off-one.N)
 	}
 }
@@ -338,7 +340,10 @@ func (s *Stream) readAround(before, after int64) {
 	s.plan()
 }
 
-// comes returns the position at which the reader gets to a range: in this plan, or behind it in the next one.
+// never is later than all positions.
+const never = math.MaxInt - 1
+
+// comes returns the position at which the reader gets to a range: in this plan, or behind it in the next one; or never.
 func (s *Stream) comes(n int) int {
 	cur, next := s.walk.Orders()
 	for pos := cur.Find(n, s.tracker.Frontier()); pos >= 0; pos = cur.Find(n, pos+1) {
@@ -351,7 +356,7 @@ func (s *Stream) comes(n int) int {
 			return cur.Len() + pos
 		}
 	}
-	return math.MaxInt - 1
+	return never
 }
 
 // closeRanges says that all but the latest ranges that were reached have been read.
