@@ -454,9 +454,6 @@ func (r *orders) ofPlan(name string, v *view, ofRanges bool) *run.Stream {
 // parsePlan turns lines of paths, relative or below one of the mount points, into an order over files.
 func parsePlan(m *catalog.Manifest, data []byte, mountPoints []string) (order.Order, error) {
 	files, bad := order.ParseLines(data, maxPlanErrors, func(path string) (int, error) {
-		if planPath(path, mountPoints) == "" {
-			return -1, nil
-		}
 		return findFile(m, path, mountPoints)
 	})
 	if len(bad) > 0 {
@@ -468,7 +465,7 @@ func parsePlan(m *catalog.Manifest, data []byte, mountPoints []string) (order.Or
 	return order.List(files), nil
 }
 
-// findFile returns the file that a plan names.
+// findFile returns the file that a plan names; negative: the path is empty.
 func findFile(m *catalog.Manifest, path string, mountPoints []string) (file int, err error) {
 	node, ok := m.Find(path) // a name may end with CR
 	if !ok {
@@ -476,6 +473,8 @@ func findFile(m *catalog.Manifest, path string, mountPoints []string) (file int,
 		node, ok = m.Find(path)
 	}
 	switch {
+	case path == "":
+		return -1, nil
 	case !ok:
 		return 0, fmt.Errorf("no file %q in the dataset", path)
 	case node.IsDir:

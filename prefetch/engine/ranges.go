@@ -69,12 +69,13 @@ func parseRange(m *catalog.Manifest, line string, mountPoints []string) (r run.R
 	if !ok || !also {
 		return r, fmt.Errorf("%q is not PATH, OFFSET and LENGTH", line)
 	}
-	node, err := findFile(m, path, mountPoints)
-	if err != nil {
+	if r.File, err = findFile(m, path, mountPoints); err != nil {
 		return r, err
 	}
-	r.File = node
-	size := m.Size(node)
+	if r.File < 0 {
+		return r, fmt.Errorf("%q has no path", line)
+	}
+	size := m.Size(r.File)
 	if r.Off, err = strconv.ParseInt(offset, 10, 64); err != nil || r.Off < 0 {
 		return r, fmt.Errorf("offset %q is not a number of bytes", offset)
 	}
