@@ -30,6 +30,8 @@ _Paths = Union[List[Any], "_First", "_Joined"]
 
 _AT_ONCE = 1 << 12  # batches or lines, as objects; 10^7 lines would take a GiB
 _BANDS = 12  # of a long list all of whose files are asked for, see _texts
+_NOWHERE = ("hint: no path lies below a Shoal mount; mount the dataset (`shoal mount SOURCE MOUNTPOINT`), "
+            "or give mountpoint if the paths are relative to it")
 SHORT = 200_000  # samples: orders that take a fraction of a second, which a trainer waits for
 given = False  # whether this process gives hints by hand; then _run gives none
 _late: Dict[Tuple[int, str], _Apart] = {}  # by process and name of the plan: the copies that were not waited for
@@ -106,8 +108,7 @@ def hint(sampler: Optional[Iterable[Any]] = None, paths: Any = None, mountpoint:
         plans = _texts(listing, indices, mounts, apart if long else None)
         del indices
         if not plans:
-            raise ValueError("hint: no path lies below a Shoal mount; mount the dataset (`shoal mount SOURCE MOUNTPOINT`), "
-                             "or give mountpoint if the paths are relative to it")
+            raise ValueError(_NOWHERE)
         for root, plan in plans.items():
             apart.unlocked(_write, root, name, plan.ordered())
         return str(sum(plan.lines() for plan in plans.values())).encode()
@@ -128,8 +129,7 @@ def _hint_ranges(ranges: Iterable[Tuple[Any, int, int]], mounts: _Mounts, name: 
             lines += 1
             texts.setdefault(placed[0], bytearray(b"#ranges\n")).extend(f"{placed[1]}\t{int(offset)}\t{int(length)}\n".encode("utf-8", "surrogateescape"))
     if not texts:
-        raise ValueError("hint: no path lies below a Shoal mount; mount the dataset (`shoal mount SOURCE MOUNTPOINT`), "
-                         "or give mountpoint if the paths are relative to it")
+        raise ValueError(_NOWHERE)
     for root, text in texts.items():
         _write(root, name, [bytes(text)])
     return lines
