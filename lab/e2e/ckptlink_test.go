@@ -14,6 +14,7 @@ import (
 	"github.com/minio/minio-go/v7"
 
 	"github.com/shoalfs/shoal/lab/rig/proxy"
+	"github.com/shoalfs/shoal/lab/rig/subproc"
 )
 
 // linksIn returns the symbolic links below a folder, and where they lead. It follows none.
@@ -107,7 +108,7 @@ func TestCkptLink(t *testing.T) {
 	stop()
 
 	pid := readStats(t, mnt).PID
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+	if err := subproc.Freeze(pid); err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = syscall.Kill(pid, syscall.SIGCONT) }()

@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -16,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shoalfs/shoal/lab/rig/faultdisk"
+	"github.com/shoalfs/shoal/lab/rig/subproc"
 )
 
 // verbTime is what any verb may take that only asks: five seconds of patience, and what a machine takes that is busy.
@@ -66,21 +66,6 @@ func newControlled(t *testing.T, cache string) *controlled {
 	return c
 }
 
-// halt stops the daemon, and waits until no thread of it runs: kill(2) returns before.
-func (c *controlled) halt(t *testing.T) {
-	t.Helper()
-	if err := syscall.Kill(c.pid, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	within(t, patience, "the daemon is stopped", func() bool {
-		threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", c.pid))
-		return !slices.ContainsFunc(threads, func(path string) bool {
-			b, err := os.ReadFile(path)
-			return err == nil && !strings.Contains(string(b), ") T ")
-		})
-	})
-}
-
 // verbs are those that a daemon is asked by. Those that would change what the others find come last.
 func (c *controlled) verbs(t *testing.T) [][]string {
 	other := filepath.Join(t.TempDir(), "other")
@@ -98,7 +83,9 @@ func (c *controlled) verbs(t *testing.T) [][]string {
 func TestControlOfAStoppedDaemon(t *testing.T) {
 	t.Parallel()
 	c := newControlled(t, t.TempDir())
-	c.halt(t)
+	if err := subproc.Freeze(c.pid); err != nil {
+		t.Fatal(err)
+	}
 	var all sync.WaitGroup
 	for _, verb := range c.verbs(t) {
 		all.Go(func() {
@@ -117,7 +104,9 @@ func TestControlOfAStoppedDaemon(t *testing.T) {
 	}
 	healthy(t, c.mnt, c.feed)
 	// ... or to end it, and then to unmount.
-	c.halt(t)
+	if err := subproc.Freeze(c.pid); err != nil {
+		t.Fatal(err)
+	}
 	if text, code := asked(t, "health", c.mnt); code != 1 || !strings.Contains(text, "shoal umount "+c.mnt) {
 		t.Errorf("health: exit %d, %s", code, text)
 	}
@@ -129,7 +118,9 @@ func TestControlOfAStoppedDaemon(t *testing.T) {
 		t.Errorf("umount: exit %d, %s", code, text)
 	}
 	c = newControlled(t, c.cache)
-	c.halt(t)
+	if err := subproc.Freeze(c.pid); err != nil {
+		t.Fatal(err)
+	}
 	text, code := asked(t, "umount", c.mnt)
 	if code != 1 || !strings.Contains(text, c.mnt+" is detached") || !strings.Contains(text, fmt.Sprintf("kill -9 %d)", c.pid)) || mounted(c.mnt) {
 		t.Errorf("umount of a daemon that hangs: exit %d, %s", code, text)
@@ -208,7 +199,7 @@ func TestControlOfAnotherContainer(t *testing.T) {
 	if out, err := asNobody(t, "stat", mnt); err == nil || !strings.Contains(out, "if it runs in another container") {
 		t.Errorf("%v: %s", err, out)
 	}
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+	if err := subproc.Freeze(pid); err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = syscall.Kill(pid, syscall.SIGCONT) }()

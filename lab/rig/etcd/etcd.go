@@ -18,10 +18,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -186,24 +184,8 @@ func (s *Server) Save(ctx context.Context) (restore func(ctx context.Context) er
 	}, s.Restart(ctx, false)
 }
 
-// Freeze stops it with its connections open (SIGSTOP). It returns when all its threads stand still.
-func (s *Server) Freeze() error {
-	if err := s.proc.Signal(syscall.SIGSTOP); err != nil {
-		return err
-	}
-	runs := func(stat string) bool {
-		b, err := os.ReadFile(stat)
-		_, state, _ := strings.Cut(string(b), ") ")
-		return err == nil && !strings.HasPrefix(state, "T")
-	}
-	for {
-		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", s.proc.Pid()))
-		if err != nil || !slices.ContainsFunc(threads, runs) {
-			return err
-		}
-		time.Sleep(time.Millisecond)
-	}
-}
+// Freeze stops it with its connections open (SIGSTOP).
+func (s *Server) Freeze() error { return s.proc.Signal(syscall.SIGSTOP) }
 
 // Thaw lets a frozen one go on.
 func (s *Server) Thaw() error { return s.proc.Signal(syscall.SIGCONT) }

@@ -19,8 +19,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -150,13 +153,28 @@ func (p *Proc) Until(ctx context.Context, ready func(ctx context.Context) error)
 	}
 }
 
-// Signal sends sig to the child's process group. A group that is gone is not an error.
-func (p *Proc) Signal(sig syscall.Signal) error {
-	err := syscall.Kill(-p.Pid(), sig)
-	if errors.Is(err, syscall.ESRCH) {
-		return nil
+// Signal sends sig to the child's process group. A group that is gone is not an error. SIGSTOP is [Freeze].
+func (p *Proc) Signal(sig syscall.Signal) error { return signal(-p.Pid(), sig) }
+
+// Freeze stops a process (SIGSTOP), and returns when no thread of it runs: kill(2) returns before, and it may answer for a while.
+func Freeze(pid int) error { return signal(pid, syscall.SIGSTOP) }
+
+func signal(pid int, sig syscall.Signal) error {
+	if err := syscall.Kill(pid, sig); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return err
 	}
-	return err
+	stats := fmt.Sprintf("/proc/%d/task/*/stat", max(pid, -pid))
+	for sig == syscall.SIGSTOP {
+		threads, err := filepath.Glob(stats)
+		if err != nil || !slices.ContainsFunc(threads, func(stat string) bool {
+			b, _ := os.ReadFile(stat)
+			return bytes.ContainsAny(b[bytes.LastIndexByte(b, ')')+1:], "RS") // what it runs, or waits in
+		}) {
+			return err
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return nil
 }
 
 // Stop asks the child's group to end with SIGTERM, and after grace makes it, with SIGKILL. It
