@@ -108,7 +108,7 @@ func TestCkptLink(t *testing.T) {
 	stop()
 
 	pid := readStats(t, mnt).PID
-	if err := subproc.Freeze(pid); err != nil {
+	if err := subproc.Signal(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = syscall.Kill(pid, syscall.SIGCONT) }()

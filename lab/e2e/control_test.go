@@ -83,7 +83,7 @@ func (c *controlled) verbs(t *testing.T) [][]string {
 func TestControlOfAStoppedDaemon(t *testing.T) {
 	t.Parallel()
 	c := newControlled(t, t.TempDir())
-	if err := subproc.Freeze(c.pid); err != nil {
+	if err := subproc.Signal(c.pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	var all sync.WaitGroup
@@ -104,7 +104,7 @@ func TestControlOfAStoppedDaemon(t *testing.T) {
 	}
 	healthy(t, c.mnt, c.feed)
 	// ... or to end it, and then to unmount.
-	if err := subproc.Freeze(c.pid); err != nil {
+	if err := subproc.Signal(c.pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	if text, code := asked(t, "health", c.mnt); code != 1 || !strings.Contains(text, "shoal umount "+c.mnt) {
@@ -118,7 +118,7 @@ func TestControlOfAStoppedDaemon(t *testing.T) {
 		t.Errorf("umount: exit %d, %s", code, text)
 	}
 	c = newControlled(t, c.cache)
-	if err := subproc.Freeze(c.pid); err != nil {
+	if err := subproc.Signal(c.pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	text, code := asked(t, "umount", c.mnt)
@@ -199,7 +199,7 @@ func TestControlOfAnotherContainer(t *testing.T) {
 	if out, err := asNobody(t, "stat", mnt); err == nil || !strings.Contains(out, "if it runs in another container") {
 		t.Errorf("%v: %s", err, out)
 	}
-	if err := subproc.Freeze(pid); err != nil {
+	if err := subproc.Signal(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = syscall.Kill(pid, syscall.SIGCONT) }()

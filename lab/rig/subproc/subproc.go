@@ -153,13 +153,12 @@ func (p *Proc) Until(ctx context.Context, ready func(ctx context.Context) error)
 	}
 }
 
-// Signal sends sig to the child's process group. A group that is gone is not an error. SIGSTOP is [Freeze].
-func (p *Proc) Signal(sig syscall.Signal) error { return signal(-p.Pid(), sig) }
+// Signal sends sig to the child's process group, as the function does.
+func (p *Proc) Signal(sig syscall.Signal) error { return Signal(-p.Pid(), sig) }
 
-// Freeze stops a process (SIGSTOP), and returns when no thread of it runs: kill(2) returns before, and it may answer for a while.
-func Freeze(pid int) error { return signal(pid, syscall.SIGSTOP) }
-
-func signal(pid int, sig syscall.Signal) error {
+// Signal sends sig to a process, or to the group -pid. One that is gone is not an error. After SIGSTOP it returns when no thread of
+// the process, or of the group's leader, runs: kill(2) returns before, and it may answer for a while.
+func Signal(pid int, sig syscall.Signal) error {
 	if err := syscall.Kill(pid, sig); err != nil && !errors.Is(err, syscall.ESRCH) {
 		return err
 	}
