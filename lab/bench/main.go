@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 
 	"github.com/shoalfs/shoal/lab/bench/kit"
-	"github.com/shoalfs/shoal/lab/bench/memory"
 	"github.com/shoalfs/shoal/lab/bench/pairs"
 	"github.com/shoalfs/shoal/lab/bench/parts"
 	"github.com/shoalfs/shoal/lab/bench/soak"
@@ -27,7 +26,6 @@ var benchmarks = []struct {
 	dir, out   string // the defaults of -dir and -out
 	bench      kit.Bench
 }{
-	{"memory", "what knowing an order costs, over caches, memory and jobs", work, results, memory.Bench},
 	{"pairs", "two binaries, pair by pair", work, results, pairs.Bench},
 	{"soak", "one daemon for as long as it is told", work, work, soak.Bench},
 }
