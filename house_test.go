@@ -154,6 +154,12 @@ func TestProductIsWithoutLaboratory(t *testing.T) {
 			t.Errorf("the product contains %s", pkg)
 		}
 	}
+	// Its users have chosen these.
+	for _, pkg := range []string{"github.com/minio/minio-go/v7", "github.com/hanwen/go-fuse/v2/fuse", "github.com/dgraph-io/badger/v4", "google.golang.org/grpc", "gorgonia.org/cu"} {
+		if !strings.Contains(string(out), "\n"+pkg+"\n") {
+			t.Errorf("the product does without %s", pkg)
+		}
+	}
 }
 
 // The planner plans, simulates and predicts with the same code, and all nodes compute the same owners, so neither can have a clock or do I/O.

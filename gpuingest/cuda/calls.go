@@ -3,7 +3,6 @@
 package cuda
 
 /*
-#cgo LDFLAGS: -lcuda
 #include <cuda.h>
 #include <stdlib.h>
 
@@ -35,12 +34,6 @@ static CUresult shoal_access(CUdeviceptr at, size_t size, int dev) {
 	a.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
 	return cuMemSetAccess(at, size, &a, 1);
 }
-static CUresult shoal_launch(CUfunction f, unsigned blocks, unsigned threads, CUstream s, unsigned long long *args, int n) {
-	void *params[n];
-	for (int i = 0; i < n; i++)
-		params[i] = &args[i];
-	return cuLaunchKernel(f, blocks, 1, 1, threads, 1, 1, 0, s, params, NULL);
-}
 */
 import "C"
 
@@ -49,7 +42,15 @@ import (
 	"fmt"
 	"unsafe"
 
+	"gorgonia.org/cu"
+
 	"github.com/shoalfs/shoal/gpuingest"
+)
+
+// Attributes that gorgonia.org/cu does not name.
+const (
+	attrVMM   = cu.DeviceAttribute(C.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)
+	attrPOSIX = cu.DeviceAttribute(C.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)
 )
 
 // loaded returns why the driver cannot be used, nil if it can.
@@ -67,35 +68,44 @@ func loaded() error {
 	}
 }
 
-// uuid returns a device's UUID: of a MIG instance its own.
-func uuid(n C.CUdevice) (string, error) {
+// uuid returns a device's UUID: of a MIG instance its own, which gorgonia.org/cu's call does not know.
+func uuid(n cu.Device) (string, error) {
 	var id C.CUuuid
-	err := check("cuDeviceGetUuid_v2", C.cuDeviceGetUuid_v2(&id, n))
+	err := check("cuDeviceGetUuid_v2", C.cuDeviceGetUuid_v2(&id, C.CUdevice(n)))
 	b := *(*[16]byte)(unsafe.Pointer(&id))
 	return fmt.Sprintf("GPU-%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:]), err
 }
 
-// check returns an error that names the failed call and, by the error it wraps, the remedy.
+// callError is the driver's error from a call of this file.
+type callError struct {
+	call string
+	code C.CUresult
+	text string
+}
+
+func (e *callError) Error() string { return e.text }
+
+// Is maps errors of this file to those of gorgonia.org/cu.
+func (e *callError) Is(target error) bool {
+	switch target {
+	case cu.OutOfMemory:
+		return e.code == C.CUDA_ERROR_OUT_OF_MEMORY
+	case cu.NotFound:
+		return e.code == C.CUDA_ERROR_NOT_FOUND
+	}
+	return false
+}
+
 func check(call string, r C.CUresult) error {
-	var kind error
-	switch r {
-	case C.CUDA_SUCCESS:
+	if r == C.CUDA_SUCCESS {
 		return nil
-	case C.CUDA_ERROR_OUT_OF_MEMORY:
-		kind = gpuingest.ErrDeviceMemory
-	case C.CUDA_ERROR_NO_DEVICE, C.CUDA_ERROR_INVALID_DEVICE:
-		kind = gpuingest.ErrNoDevice
-	case C.CUDA_ERROR_INVALID_PTX, C.CUDA_ERROR_NO_BINARY_FOR_GPU, C.CUDA_ERROR_NOT_FOUND:
-		kind = gpuingest.ErrNoDriver
 	}
-	said := fmt.Sprintf("error %d", int(r))
-	if text := (*C.char)(nil); C.cuGetErrorString(r, &text) == C.CUDA_SUCCESS && text != nil {
-		said = fmt.Sprintf("%s (%s)", C.GoString(text), said)
+	var text *C.char
+	e := &callError{call, r, fmt.Sprintf("error %d", int(r))}
+	if C.cuGetErrorString(r, &text) == C.CUDA_SUCCESS && text != nil {
+		e.text = fmt.Sprintf("%s (error %d)", C.GoString(text), int(r))
 	}
-	if kind == nil {
-		return fmt.Errorf("cuda: %s: %s", call, said)
-	}
-	return fmt.Errorf("cuda: %w: %s: %s", kind, call, said)
+	return fail(call, e)
 }
 
 // pin page-locks memory until it is unpinned.
@@ -108,37 +118,39 @@ func unpin(p []byte) error {
 }
 
 // granularity is the unit of sizes of device memory.
-func granularity(dev C.CUdevice) (int, error) {
+func granularity(dev cu.Device) (int, error) {
 	var n C.size_t
-	err := check("cuMemGetAllocationGranularity", C.shoal_granularity(&n, dev))
+	err := check("cuMemGetAllocationGranularity", C.shoal_granularity(&n, C.int(dev)))
 	return int(n), err
 }
 
 // region is a reserved range of addresses with memory in it, allocation by allocation.
 type region struct {
-	at    C.CUdeviceptr
+	at    cu.DevicePtr
 	size  int // of each allocation
 	mem   []C.CUmemGenericAllocationHandle
 	total int
 }
 
 // newRegion makes n allocations of size bytes, a multiple of the granularity, side by side.
-func newRegion(dev C.CUdevice, n, size int) (r *region, err error) {
+func newRegion(dev cu.Device, n, size int) (r *region, err error) {
 	r = &region{size: size, total: n * size}
-	if err := check("cuMemAddressReserve", C.cuMemAddressReserve(&r.at, C.size_t(r.total), 0, 0, 0)); err != nil {
+	var at C.CUdeviceptr
+	if err := check("cuMemAddressReserve", C.cuMemAddressReserve(&at, C.size_t(r.total), 0, 0, 0)); err != nil {
 		return nil, err
 	}
+	r.at = cu.DevicePtr(at)
 	for i := range n {
 		var h C.CUmemGenericAllocationHandle
-		if err := check(fmt.Sprintf("cuMemCreate of %d bytes, %d of %d", size, i+1, n), C.shoal_create(&h, C.size_t(size), dev)); err != nil {
+		if err := check(fmt.Sprintf("cuMemCreate of %d bytes, %d of %d", size, i+1, n), C.shoal_create(&h, C.size_t(size), C.int(dev))); err != nil {
 			return nil, errors.Join(err, r.close())
 		}
-		if err := check("cuMemMap", C.cuMemMap(r.at+C.CUdeviceptr(i*size), C.size_t(size), 0, h, 0)); err != nil {
+		if err := check("cuMemMap", C.cuMemMap(at+C.CUdeviceptr(i*size), C.size_t(size), 0, h, 0)); err != nil {
 			return nil, errors.Join(err, check("cuMemRelease", C.cuMemRelease(h)), r.close())
 		}
 		r.mem = append(r.mem, h)
 	}
-	if err := check("cuMemSetAccess", C.shoal_access(r.at, C.size_t(r.total), dev)); err != nil {
+	if err := check("cuMemSetAccess", C.shoal_access(at, C.size_t(r.total), C.int(dev))); err != nil {
 		return nil, errors.Join(err, r.close())
 	}
 	return r, nil
@@ -154,18 +166,18 @@ func (r *region) export(i int) (int, error) {
 func (r *region) close() error {
 	var errs []error
 	for i, h := range r.mem {
-		errs = append(errs, check("cuMemUnmap", C.cuMemUnmap(r.at+C.CUdeviceptr(i*r.size), C.size_t(r.size))),
+		errs = append(errs, check("cuMemUnmap", C.cuMemUnmap(C.CUdeviceptr(r.at)+C.CUdeviceptr(i*r.size), C.size_t(r.size))),
 			check("cuMemRelease", C.cuMemRelease(h)))
 	}
 	r.mem = nil
-	errs = append(errs, check("cuMemAddressFree", C.cuMemAddressFree(r.at, C.size_t(r.total))))
+	errs = append(errs, check("cuMemAddressFree", C.cuMemAddressFree(C.CUdeviceptr(r.at), C.size_t(r.total))))
 	return errors.Join(errs...)
 }
 
 // handle makes an interprocess event available to other processes.
-func handle(e C.CUevent) ([]byte, error) {
+func handle(e cu.Event) ([]byte, error) {
 	var h C.CUipcEventHandle
-	err := check("cuIpcGetEventHandle", C.cuIpcGetEventHandle(&h, e))
+	err := check("cuIpcGetEventHandle", C.cuIpcGetEventHandle(&h, rawEvent(e)))
 	return C.GoBytes(unsafe.Pointer(&h), C.int(unsafe.Sizeof(h))), err
 }
 
@@ -173,14 +185,15 @@ func handle(e C.CUevent) ([]byte, error) {
 type graph struct{ exec C.CUgraphExec }
 
 // capture records what work queues on the stream, without doing it.
-func capture(s C.CUstream, work func() error) (*graph, error) {
+func capture(s cu.Stream, work func() error) (*graph, error) {
+	stream := rawStream(s)
 	// This mode excludes calls of other threads from the capture.
-	if err := check("cuStreamBeginCapture", C.cuStreamBeginCapture(s, C.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)); err != nil {
+	if err := check("cuStreamBeginCapture", C.cuStreamBeginCapture(stream, C.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)); err != nil {
 		return nil, err
 	}
 	err := work()
 	var g C.CUgraph
-	if err := errors.Join(err, check("cuStreamEndCapture", C.cuStreamEndCapture(s, &g))); err != nil {
+	if err := errors.Join(err, check("cuStreamEndCapture", C.cuStreamEndCapture(stream, &g))); err != nil {
 		if g != nil {
 			C.cuGraphDestroy(g)
 		}
@@ -191,24 +204,12 @@ func capture(s C.CUstream, work func() error) (*graph, error) {
 	return made, check("cuGraphInstantiate", C.cuGraphInstantiateWithFlags(&made.exec, g, 0))
 }
 
-func (g *graph) launch(s C.CUstream) error {
-	return check("cuGraphLaunch", C.cuGraphLaunch(g.exec, s))
+func (g *graph) launch(s cu.Stream) error {
+	return check("cuGraphLaunch", C.cuGraphLaunch(g.exec, rawStream(s)))
 }
 
 func (g *graph) close() error { return check("cuGraphExecDestroy", C.cuGraphExecDestroy(g.exec)) }
 
-// launchKernel queues a kernel that takes n arguments of eight bytes.
-func launchKernel(f C.CUfunction, blocks, threads int, s C.CUstream, args []C.ulonglong) error {
-	return check("cuLaunchKernel", C.shoal_launch(f, C.uint(blocks), C.uint(threads), s, &args[0], C.int(len(args))))
-}
-
-func newEvent(flags C.uint) (e C.CUevent, err error) {
-	err = check("cuEventCreate", C.cuEventCreate(&e, flags))
-	return e, err
-}
-
-// alloc allocates device memory.
-func alloc(n int) (at C.CUdeviceptr, err error) {
-	err = check(fmt.Sprintf("cuMemAlloc of %d bytes", n), C.cuMemAlloc(&at, C.size_t(n)))
-	return at, err
-}
+// cu's handles are structs of one pointer.
+func rawStream(s cu.Stream) C.CUstream { return *(*C.CUstream)(unsafe.Pointer(&s)) }
+func rawEvent(e cu.Event) C.CUevent    { return *(*C.CUevent)(unsafe.Pointer(&e)) }

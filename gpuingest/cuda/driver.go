@@ -2,17 +2,14 @@
 
 package cuda
 
-// #include <cuda.h>
-// #include <stdlib.h>
-import "C"
-
 import (
 	"errors"
 	"fmt"
 	"runtime"
 	"strings"
 	"sync"
-	"unsafe"
+
+	"gorgonia.org/cu"
 
 	"github.com/shoalfs/shoal/gpuingest"
 	"github.com/shoalfs/shoal/gpuingest/cuda/kernel"
@@ -24,15 +21,15 @@ const minDriver = 11040
 // Device is one GPU.
 type Device struct {
 	number int
-	dev    C.CUdevice
-	ctx    C.CUcontext
-	module C.CUmodule
+	dev    cu.Device
+	ctx    cu.CUContext
+	module cu.Module
 	blocks int // of a kernel that strides
 	uuid   string
 	model  string
 
 	mu      sync.Mutex
-	kernels map[string]C.CUfunction
+	kernels map[string]cu.Function
 	closed  bool
 }
 
@@ -41,37 +38,36 @@ func Open(n int) (*Device, error) {
 	if err := loaded(); err != nil {
 		return nil, err
 	}
-	var v, count C.int
-	if err := check("cuDriverGetVersion", C.cuDriverGetVersion(&v)); err != nil {
-		return nil, err
-	}
-	if v < minDriver {
+	if v := cu.Version(); v < minDriver {
 		return nil, fmt.Errorf("cuda: %w: the driver supports CUDA %s, shoal-gpu needs %s or newer: install a newer NVIDIA driver",
 			gpuingest.ErrNoDriver, version(v), version(minDriver))
 	}
-	if err := check("cuDeviceGetCount", C.cuDeviceGetCount(&count)); err != nil {
-		return nil, err
+	count, err := cu.NumDevices()
+	if err != nil {
+		return nil, fail("cuDeviceGetCount", err)
 	}
-	if n < 0 || n >= int(count) {
+	if n < 0 || n >= count {
 		return nil, fmt.Errorf("cuda:%d: %w: the driver shows %d (see `nvidia-smi -L`; CUDA_VISIBLE_DEVICES hides devices)", n, gpuingest.ErrNoDevice, count)
 	}
-	d := &Device{number: n, kernels: map[string]C.CUfunction{}}
-	if err := check("cuDeviceGet", C.cuDeviceGet(&d.dev, C.int(n))); err != nil {
-		return nil, err
+	d := &Device{number: n, kernels: map[string]cu.Function{}}
+	if d.dev, err = cu.GetDevice(n); err != nil {
+		return nil, fail("cuDeviceGet", err)
 	}
 	if err := d.describe(); err != nil {
 		return nil, err
 	}
-	if err := check("cuDevicePrimaryCtxRetain", C.cuDevicePrimaryCtxRetain(&d.ctx, d.dev)); err != nil {
-		return nil, err
+	if d.ctx, err = d.dev.RetainPrimaryCtx(); err != nil {
+		return nil, fail("cuDevicePrimaryCtxRetain", err)
 	}
-	ptx := C.CString(kernel.PTX)
-	defer C.free(unsafe.Pointer(ptx))
-	err := d.do(func() error {
-		return check("cuModuleLoadData of the kernel", C.cuModuleLoadData(&d.module, unsafe.Pointer(ptx)))
+	err = d.do(func() error {
+		var err error
+		if d.module, err = cu.LoadData(kernel.PTX); err != nil {
+			return fail("cuModuleLoadData of the kernel", err)
+		}
+		return nil
 	})
 	if err != nil {
-		return nil, errors.Join(err, check("cuDevicePrimaryCtxRelease", C.cuDevicePrimaryCtxRelease(d.dev)))
+		return nil, errors.Join(err, d.dev.ReleasePrimaryCtx())
 	}
 	return d, nil
 }
@@ -79,37 +75,29 @@ func Open(n int) (*Device, error) {
 // describe reads the device's properties, and checks that it is usable.
 func (d *Device) describe() error {
 	for _, a := range []struct {
-		attr C.CUdevice_attribute
+		attr cu.DeviceAttribute
 		what string
-	}{
-		{C.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, "virtual memory management"},
-		{C.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, "memory that is shared by descriptor"},
-	} {
-		if has, err := d.attribute(a.attr); err != nil {
-			return err
+	}{{attrVMM, "virtual memory management"}, {attrPOSIX, "memory that is shared by descriptor"}} {
+		if has, err := d.dev.Attribute(a.attr); err != nil {
+			return fail("cuDeviceGetAttribute", err)
 		} else if has == 0 {
 			return fmt.Errorf("%s: %w with %s: use the GPU in the trainer instead (docs/gpu.md)", d.Name(), gpuingest.ErrNoDevice, a.what)
 		}
 	}
-	sms, err := d.attribute(C.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+	sms, err := d.dev.Attribute(cu.MultiprocessorCount)
 	if err != nil {
-		return err
+		return fail("cuDeviceGetAttribute", err)
 	}
 	// Eight blocks of 256 threads fill a multiprocessor; more would only load the table more often.
 	d.blocks = 8 * max(sms, 1)
 	if d.uuid, err = uuid(d.dev); err != nil {
 		return err
 	}
-	var name [256]C.char
-	err = check("cuDeviceGetName", C.cuDeviceGetName(&name[0], C.int(len(name)), d.dev))
-	d.model = strings.TrimRight(C.GoString(&name[0]), " ")
-	return err
-}
-
-func (d *Device) attribute(a C.CUdevice_attribute) (int, error) {
-	var v C.int
-	err := check("cuDeviceGetAttribute", C.cuDeviceGetAttribute(&v, a, d.dev))
-	return int(v), err
+	if d.model, err = d.dev.Name(); err != nil {
+		return fail("cuDeviceGetName", err)
+	}
+	d.model = strings.TrimRight(d.model, "\x00 ")
+	return nil
 }
 
 // Name is "cuda:" and the number.
@@ -129,39 +117,55 @@ func (d *Device) Close() error {
 		return nil
 	}
 	d.closed = true
-	err := d.do(func() error { return check("cuModuleUnload", C.cuModuleUnload(d.module)) })
-	return errors.Join(err, check("cuDevicePrimaryCtxRelease", C.cuDevicePrimaryCtxRelease(d.dev)))
+	err := d.do(func() error { return fail("cuModuleUnload", d.module.Unload()) })
+	return errors.Join(err, fail("cuDevicePrimaryCtxRelease", d.dev.ReleasePrimaryCtx()))
 }
 
 // do runs f on a thread with the device's context.
 func (d *Device) do(f func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	if err := check("cuCtxSetCurrent", C.cuCtxSetCurrent(d.ctx)); err != nil {
-		return err
+	if err := cu.SetCurrentContext(d.ctx); err != nil {
+		return fail("cuCtxSetCurrent", err)
 	}
 	return f()
 }
 
 // function returns the kernel for a type and layout.
-func (d *Device) function(f *gpuingest.Finish) (C.CUfunction, error) {
+func (d *Device) function(f *gpuingest.Finish) (cu.Function, error) {
 	name, err := kernel.Name(f.Elem(), f.Layout)
 	if err != nil {
-		return nil, err
+		return cu.Function{}, err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if fn, ok := d.kernels[name]; ok {
 		return fn, nil
 	}
-	text := C.CString(name)
-	defer C.free(unsafe.Pointer(text))
-	var fn C.CUfunction
-	if err := check("cuModuleGetFunction "+name, C.cuModuleGetFunction(&fn, d.module, text)); err != nil {
-		return nil, err
+	fn, err := d.module.Function(name)
+	if err != nil {
+		return fn, fail("cuModuleGetFunction "+name, err)
 	}
 	d.kernels[name] = fn
 	return fn, nil
 }
 
-func version(v C.int) string { return fmt.Sprintf("%d.%d", v/1000, v%1000/10) }
+func version(v int) string { return fmt.Sprintf("%d.%d", v/1000, v%1000/10) }
+
+// fail names the failed call and, by the error it wraps, the remedy.
+func fail(call string, err error) error {
+	var kind error
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, cu.OutOfMemory):
+		kind = gpuingest.ErrDeviceMemory
+	case errors.Is(err, cu.NoDevice), errors.Is(err, cu.InvalidDevice):
+		kind = gpuingest.ErrNoDevice
+	case errors.Is(err, cu.InvalidPtx), errors.Is(err, cu.NoBinaryForGpu), errors.Is(err, cu.NotFound):
+		kind = gpuingest.ErrNoDriver
+	default:
+		return fmt.Errorf("cuda: %s: %w", call, err)
+	}
+	return fmt.Errorf("cuda: %w: %s: %w", kind, call, err)
+}

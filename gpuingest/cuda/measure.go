@@ -2,9 +2,6 @@
 
 package cuda
 
-// #include <cuda.h>
-import "C"
-
 import (
 	"errors"
 	"fmt"
@@ -13,6 +10,7 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+	"gorgonia.org/cu"
 
 	"github.com/shoalfs/shoal/gpuingest"
 )
@@ -87,46 +85,45 @@ type meter struct {
 	ring     *Ring
 	job      *gpuingest.Job
 	in, out  int
-	stream   C.CUstream
-	from, to C.CUevent
-	src, dst C.CUdeviceptr // of compute: a batch, and the kernel's result
+	stream   cu.Stream
+	from, to cu.Event
+	src, dst cu.DevicePtr // of compute: a batch, and the kernel's result
 }
 
 func (m *meter) open() error {
 	return m.d.do(func() error {
-		if err := check("cuStreamCreate", C.cuStreamCreate(&m.stream, C.CU_STREAM_NON_BLOCKING)); err != nil {
-			return err
+		var err error
+		if m.stream, err = cu.MakeStream(cu.NonBlocking); err != nil {
+			return fail("cuStreamCreate", err)
 		}
-		for _, e := range []*C.CUevent{&m.from, &m.to} {
-			var err error
-			if *e, err = newEvent(C.CU_EVENT_BLOCKING_SYNC); err != nil {
-				return err
+		for _, e := range []*cu.Event{&m.from, &m.to} {
+			if *e, err = cu.MakeEvent(cu.BlockingSyncEvent); err != nil {
+				return fail("cuEventCreate", err)
 			}
 		}
-		for p, n := range map[*C.CUdeviceptr]int{&m.src: m.ring.slotBytes, &m.dst: max(m.out, m.ring.slotBytes)} {
-			var err error
-			if *p, err = alloc(n); err != nil {
-				return err
+		for p, n := range map[*cu.DevicePtr]int{&m.src: m.ring.slotBytes, &m.dst: max(m.out, m.ring.slotBytes)} {
+			if *p, err = cu.MemAlloc(int64(n)); err != nil {
+				return fail("cuMemAlloc", err)
 			}
 		}
-		return check("cuMemcpyHtoD", C.cuMemcpyHtoD(m.src, unsafe.Pointer(&m.ring.slots[0]), C.size_t(m.ring.slotBytes)))
+		return fail("cuMemcpyHtoD", cu.MemcpyHtoD(m.src, unsafe.Pointer(&m.ring.slots[0]), int64(m.ring.slotBytes)))
 	})
 }
 
 func (m *meter) close() error {
 	return m.d.do(func() error {
 		var errs []error
-		if m.stream != nil {
-			errs = append(errs, check("cuStreamSynchronize", C.cuStreamSynchronize(m.stream)), check("cuStreamDestroy", C.cuStreamDestroy(m.stream)))
+		if m.stream != (cu.Stream{}) {
+			errs = append(errs, fail("cuStreamSynchronize", m.stream.Synchronize()), fail("cuStreamDestroy", m.stream.Destroy()))
 		}
-		for _, e := range []C.CUevent{m.from, m.to} {
-			if e != nil {
-				errs = append(errs, check("cuEventDestroy", C.cuEventDestroy(e)))
+		for _, e := range []*cu.Event{&m.from, &m.to} {
+			if *e != (cu.Event{}) {
+				errs = append(errs, fail("cuEventDestroy", cu.DestroyEvent(e)))
 			}
 		}
-		for _, p := range []C.CUdeviceptr{m.src, m.dst} {
+		for _, p := range []cu.DevicePtr{m.src, m.dst} {
 			if p != 0 {
-				errs = append(errs, check("cuMemFree", C.cuMemFree(p)))
+				errs = append(errs, fail("cuMemFree", cu.MemFree(p)))
 			}
 		}
 		return errors.Join(errs...)
@@ -140,21 +137,20 @@ func (m *meter) timed(n int, work func() error) (time.Duration, error) {
 		if err := work(); err != nil { // warm
 			return err
 		}
-		if err := check("cuEventRecord", C.cuEventRecord(m.from, m.stream)); err != nil {
-			return err
+		if err := m.from.Record(m.stream); err != nil {
+			return fail("cuEventRecord", err)
 		}
 		for range n {
 			if err := work(); err != nil {
 				return err
 			}
 		}
-		if err := errors.Join(check("cuEventRecord", C.cuEventRecord(m.to, m.stream)), check("cuEventSynchronize", C.cuEventSynchronize(m.to))); err != nil {
-			return err
+		if err := errors.Join(m.to.Record(m.stream), m.to.Synchronize()); err != nil {
+			return fail("cuEventSynchronize", err)
 		}
-		var ms C.float
-		err := check("cuEventElapsedTime", C.cuEventElapsedTime(&ms, m.from, m.to))
-		took = time.Duration(float64(ms) * float64(time.Millisecond) / float64(n))
-		return err
+		ms, err := m.from.Elapsed(m.to)
+		took = time.Duration(ms * float64(time.Millisecond) / float64(n))
+		return fail("cuEventElapsedTime", err)
 	})
 	return max(took, 1), err
 }
@@ -165,20 +161,20 @@ func (m *meter) kernel() error {
 	if err != nil {
 		return err
 	}
-	return m.d.launchFinish(m.stream, m.job, m.dst, m.src, m.src+C.CUdeviceptr(m.job.Params), table)
+	return m.d.launchFinish(m.stream, m.job, m.dst, m.src, m.src+cu.DevicePtr(m.job.Params), table)
 }
 
 func (m *meter) all(s Shape) (f Figures, err error) {
 	rate := func(bytes int, t time.Duration) float64 { return float64(bytes) / 1e9 / t.Seconds() }
 	t, err := m.timed(s.Repeat, func() error {
-		return check("cuMemcpyHtoDAsync", C.cuMemcpyHtoDAsync(m.src, unsafe.Pointer(&m.ring.slots[0]), C.size_t(m.ring.slotBytes), m.stream))
+		return fail("cuMemcpyHtoDAsync", cu.MemcpyHtoDAsync(m.src, unsafe.Pointer(&m.ring.slots[0]), int64(m.ring.slotBytes), m.stream))
 	})
 	if err != nil {
 		return f, err
 	}
 	f.PlainH2D = rate(m.ring.slotBytes, t)
 	if t, err = m.timed(s.Repeat, func() error {
-		return check("cuMemcpyDtoDAsync", C.cuMemcpyDtoDAsync(m.dst, m.src, C.size_t(m.ring.slotBytes), m.stream))
+		return fail("cuMemcpyDtoDAsync", cu.MemcpyDtoDAsync(m.dst, m.src, int64(m.ring.slotBytes), m.stream))
 	}); err != nil {
 		if !m.d.Software() { // which has no such call
 			return f, err
@@ -186,8 +182,8 @@ func (m *meter) all(s Shape) (f Figures, err error) {
 	} else {
 		f.Copy = rate(2*m.ring.slotBytes, t)
 	}
-	clock, err1 := m.d.attribute(C.CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)
-	width, err2 := m.d.attribute(C.CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)
+	clock, err1 := m.d.dev.Attribute(cu.MemoryClockRate)
+	width, err2 := m.d.dev.Attribute(cu.GlobalMemoryBusWidth)
 	if errors.Join(err1, err2) == nil {
 		f.Peak = 2 * float64(clock) * 1e3 * float64(width) / 8 / 1e9
 	}
@@ -281,7 +277,7 @@ func (m *meter) steps(n, kernels int, fed bool) (time.Duration, error) {
 					return err
 				}
 			}
-			return check("cuStreamSynchronize", C.cuStreamSynchronize(m.stream))
+			return fail("cuStreamSynchronize", m.stream.Synchronize())
 		})
 		if err != nil {
 			return 0, err

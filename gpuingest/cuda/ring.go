@@ -2,13 +2,12 @@
 
 package cuda
 
-// #include <cuda.h>
-import "C"
-
 import (
 	"errors"
 	"fmt"
 	"unsafe"
+
+	"gorgonia.org/cu"
 
 	"github.com/shoalfs/shoal/gpuingest"
 	"github.com/shoalfs/shoal/gpuingest/cuda/nvtx"
@@ -19,8 +18,8 @@ const lanes = 2
 
 // lane is a stream of work with memory for the rows as they arrive.
 type lane struct {
-	stream C.CUstream
-	rows   C.CUdeviceptr
+	stream cu.Stream
+	rows   cu.DevicePtr
 }
 
 // Ring is a gpuingest.Ring whose buffers can be handed over to another process.
@@ -32,10 +31,10 @@ type Ring struct {
 	pinned      bool
 	region      *region
 	lanes       [lanes]lane
-	ready       []C.CUevent // by buffer: its batch is complete
-	free        []C.CUevent // by buffer: its user is done with it
+	ready       []cu.Event // by buffer: its batch is complete
+	free        []cu.Event // by buffer: its user is done with it
 	graphs      map[graphKey]*graph
-	tables      map[*gpuingest.Finish]C.CUdeviceptr
+	tables      map[*gpuingest.Finish]cu.DevicePtr
 	ran         map[*gpuingest.Finish]bool // launched before: drivers load a kernel at its first launch, which a capture does not allow
 }
 
@@ -52,7 +51,7 @@ func (d *Device) NewRing(slots []byte, slotBytes, buffers, bufferBytes int) (*Ri
 		return nil, err
 	}
 	r := &Ring{d: d, slots: slots, slotBytes: slotBytes, graphs: map[graphKey]*graph{},
-		tables: map[*gpuingest.Finish]C.CUdeviceptr{}, ran: map[*gpuingest.Finish]bool{}}
+		tables: map[*gpuingest.Finish]cu.DevicePtr{}, ran: map[*gpuingest.Finish]bool{}}
 	err := d.do(func() error {
 		unit, err := granularity(d.dev)
 		if err != nil {
@@ -64,19 +63,19 @@ func (d *Device) NewRing(slots []byte, slotBytes, buffers, bufferBytes int) (*Ri
 		}
 		for i := range r.lanes {
 			l := &r.lanes[i]
-			if err := check("cuStreamCreate", C.cuStreamCreate(&l.stream, C.CU_STREAM_NON_BLOCKING)); err != nil {
-				return err
+			if l.stream, err = cu.MakeStream(cu.NonBlocking); err != nil {
+				return fail("cuStreamCreate", err)
 			}
 			// The kernel reads whole words.
-			if l.rows, err = alloc((slotBytes + 3) / 4 * 4); err != nil {
-				return err
+			if l.rows, err = cu.MemAlloc(int64(slotBytes+3) / 4 * 4); err != nil {
+				return fail(fmt.Sprintf("cuMemAlloc of %d bytes", slotBytes), err)
 			}
 		}
 		for range buffers {
-			for _, list := range []*[]C.CUevent{&r.ready, &r.free} {
-				e, err := newEvent(C.CU_EVENT_DISABLE_TIMING | C.CU_EVENT_INTERPROCESS | C.CU_EVENT_BLOCKING_SYNC)
+			for _, list := range []*[]cu.Event{&r.ready, &r.free} {
+				e, err := cu.MakeEvent(cu.DisableTiming | cu.InterprocessEvent | cu.BlockingSyncEvent)
 				if err != nil {
-					return err
+					return fail("cuEventCreate", err)
 				}
 				*list = append(*list, e)
 			}
@@ -135,11 +134,12 @@ func (r *Ring) Free(buffer int) (free bool, err error) {
 		return false, err
 	}
 	err = r.d.do(func() error {
-		done := C.cuEventQuery(r.free[buffer])
-		if free = done == C.CUDA_SUCCESS; done == C.CUDA_ERROR_NOT_READY {
+		err := r.free[buffer].Query()
+		free = err == nil
+		if errors.Is(err, cu.NotReady) {
 			return nil
 		}
-		return check("cuEventQuery", done)
+		return fail("cuEventQuery", err)
 	})
 	return free, err
 }
@@ -158,7 +158,7 @@ func (r *Ring) Start(slot, buffer int, j *gpuingest.Job) error {
 	}
 	defer nvtx.Range("shoal: queue copy and kernel")()
 	l := &r.lanes[buffer%lanes]
-	dst := r.region.at + C.CUdeviceptr(buffer*r.bufferBytes)
+	dst := r.region.at + cu.DevicePtr(buffer*r.bufferBytes)
 	return r.d.do(func() error {
 		table, err := r.table(j.Finish)
 		if err != nil {
@@ -170,7 +170,7 @@ func (r *Ring) Start(slot, buffer int, j *gpuingest.Job) error {
 		if err := clearRows(l.stream, src, dst, j); err != nil {
 			return err
 		}
-		return check("cuEventRecord", C.cuEventRecord(r.ready[buffer], l.stream))
+		return fail("cuEventRecord", r.ready[buffer].Record(l.stream))
 	})
 }
 
@@ -192,15 +192,15 @@ func (r *Ring) launch(key graphKey, l *lane, work func() error) error {
 }
 
 // queue queues the copies of a batch and the kernel.
-func (r *Ring) queue(l *lane, src []byte, dst C.CUdeviceptr, table C.CUdeviceptr, j *gpuingest.Job) error {
-	copyIn := func(to C.CUdeviceptr, from, n int) error {
+func (r *Ring) queue(l *lane, src []byte, dst cu.DevicePtr, table cu.DevicePtr, j *gpuingest.Job) error {
+	copyIn := func(to cu.DevicePtr, from, n int) error {
 		if n == 0 {
 			return nil
 		}
-		return check("cuMemcpyHtoDAsync", C.cuMemcpyHtoDAsync(to, unsafe.Pointer(&src[from]), C.size_t(n), l.stream))
+		return fail("cuMemcpyHtoDAsync", cu.MemcpyHtoDAsync(to, unsafe.Pointer(&src[from]), int64(n), l.stream))
 	}
 	for _, c := range merged(j.Copies) {
-		if err := copyIn(dst+C.CUdeviceptr(c.To), c.From, c.Bytes); err != nil {
+		if err := copyIn(dst+cu.DevicePtr(c.To), c.From, c.Bytes); err != nil {
 			return err
 		}
 	}
@@ -211,25 +211,30 @@ func (r *Ring) queue(l *lane, src []byte, dst C.CUdeviceptr, table C.CUdeviceptr
 	// Rows have the same offsets on the device as in the slot, so that neighbours are copied together.
 	for _, c := range merged([]gpuingest.Copy{{From: j.Source, To: j.Source, Bytes: j.Rows * f.SourceBytes()},
 		{From: j.Params, To: j.Params, Bytes: j.Rows * gpuingest.ParamBytes}}) {
-		if err := copyIn(l.rows+C.CUdeviceptr(c.To), c.From, c.Bytes); err != nil {
+		if err := copyIn(l.rows+cu.DevicePtr(c.To), c.From, c.Bytes); err != nil {
 			return err
 		}
 	}
-	return r.d.launchFinish(l.stream, j, dst+C.CUdeviceptr(j.Target), l.rows+C.CUdeviceptr(j.Source), l.rows+C.CUdeviceptr(j.Params), table)
+	return r.d.launchFinish(l.stream, j, dst+cu.DevicePtr(j.Target), l.rows+cu.DevicePtr(j.Source), l.rows+cu.DevicePtr(j.Params), table)
 }
 
 // launchFinish queues the kernel.
-func (d *Device) launchFinish(s C.CUstream, j *gpuingest.Job, dst, src, rows, table C.CUdeviceptr) error {
+func (d *Device) launchFinish(s cu.Stream, j *gpuingest.Job, dst, src, rows, table cu.DevicePtr) error {
 	f := j.Finish
 	fn, err := d.function(f)
 	if err != nil {
 		return err
 	}
+	args := [9]uint64{uint64(dst), uint64(src), uint64(rows), uint64(table),
+		uint64(j.Rows), uint64(f.Height), uint64(f.Width), uint64(f.SourceHeight), uint64(f.SourceWidth)}
+	params := make([]unsafe.Pointer, len(args))
+	for i := range args {
+		params[i] = unsafe.Pointer(&args[i]) // Launch reads eight bytes of each
+	}
 	const threads = 256
 	groups := j.Rows * f.Height * ((f.Width + 3) / 4) // a thread computes four pixels
 	blocks := min((groups+threads-1)/threads, d.blocks)
-	return launchKernel(fn, blocks, threads, s, []C.ulonglong{dst, src, rows, table,
-		C.ulonglong(j.Rows), C.ulonglong(f.Height), C.ulonglong(f.Width), C.ulonglong(f.SourceHeight), C.ulonglong(f.SourceWidth)})
+	return fail("cuLaunchKernel", fn.Launch(blocks, 1, 1, threads, 1, 1, 0, s, params))
 }
 
 // merged joins copies that are adjacent on both sides within about a cache line: copying the gap is cheaper than
@@ -252,7 +257,7 @@ func merged(list []gpuingest.Copy) []gpuingest.Copy {
 }
 
 // clearRows zeroes rows without a sample.
-func clearRows(s C.CUstream, src []byte, dst C.CUdeviceptr, j *gpuingest.Job) error {
+func clearRows(s cu.Stream, src []byte, dst cu.DevicePtr, j *gpuingest.Job) error {
 	if j.Finish == nil {
 		return nil
 	}
@@ -263,9 +268,9 @@ func clearRows(s C.CUstream, src []byte, dst C.CUdeviceptr, j *gpuingest.Job) er
 			to++
 		}
 		if to > from {
-			at := dst + C.CUdeviceptr(j.Target+from*n)
-			if err := check("cuMemsetD8Async", C.cuMemsetD8Async(at, 0, C.size_t((to-from)*n), s)); err != nil {
-				return err
+			at := dst + cu.DevicePtr(j.Target+from*n)
+			if err := cu.MemsetD8Async(at, 0, int64((to-from)*n), s); err != nil {
+				return fail("cuMemsetD8Async", err)
 			}
 			from = to
 		}
@@ -274,19 +279,19 @@ func clearRows(s C.CUstream, src []byte, dst C.CUdeviceptr, j *gpuingest.Job) er
 }
 
 // table returns the address of the values' table on the device.
-func (r *Ring) table(f *gpuingest.Finish) (C.CUdeviceptr, error) {
+func (r *Ring) table(f *gpuingest.Finish) (cu.DevicePtr, error) {
 	if f == nil || f.Table == nil {
 		return 0, nil
 	}
 	if at, ok := r.tables[f]; ok {
 		return at, nil
 	}
-	at, err := alloc(len(f.Table))
+	at, err := cu.MemAlloc(int64(len(f.Table)))
 	if err != nil {
-		return 0, err
+		return 0, fail("cuMemAlloc of a table", err)
 	}
 	r.tables[f] = at
-	return at, check("cuMemcpyHtoD", C.cuMemcpyHtoD(at, unsafe.Pointer(&f.Table[0]), C.size_t(len(f.Table))))
+	return at, fail("cuMemcpyHtoD", cu.MemcpyHtoD(at, unsafe.Pointer(&f.Table[0]), int64(len(f.Table))))
 }
 
 // Wait implements gpuingest.Ring.
@@ -295,7 +300,7 @@ func (r *Ring) Wait(buffer int) error {
 		return err
 	}
 	defer nvtx.Range("shoal: wait for the device")()
-	return r.d.do(func() error { return check("cuEventSynchronize", C.cuEventSynchronize(r.ready[buffer])) })
+	return r.d.do(func() error { return fail("cuEventSynchronize", r.ready[buffer].Synchronize()) })
 }
 
 // Read implements gpuingest.Ring.
@@ -307,7 +312,7 @@ func (r *Ring) Read(buffer int, p []byte) error {
 		return fmt.Errorf("cuda: %d bytes of a buffer of %d", len(p), r.bufferBytes)
 	}
 	return r.d.do(func() error {
-		return check("cuMemcpyDtoH", C.cuMemcpyDtoH(unsafe.Pointer(&p[0]), r.region.at+C.CUdeviceptr(buffer*r.bufferBytes), C.size_t(len(p))))
+		return fail("cuMemcpyDtoH", cu.MemcpyDtoH(unsafe.Pointer(&p[0]), r.region.at+cu.DevicePtr(buffer*r.bufferBytes), int64(len(p))))
 	})
 }
 
@@ -317,15 +322,15 @@ func (r *Ring) Close() error {
 	return r.d.do(func() error {
 		var errs []error
 		for i := range r.lanes {
-			if l := &r.lanes[i]; l.stream != nil {
-				if err := check("cuStreamSynchronize", C.cuStreamSynchronize(l.stream)); err != nil {
-					return err
+			if l := &r.lanes[i]; l.stream != (cu.Stream{}) {
+				if err := l.stream.Synchronize(); err != nil {
+					return fail("cuStreamSynchronize", err)
 				}
 			}
 		}
 		for i := range r.lanes {
-			if l := &r.lanes[i]; l.stream != nil {
-				errs = append(errs, check("cuStreamDestroy", C.cuStreamDestroy(l.stream)))
+			if l := &r.lanes[i]; l.stream != (cu.Stream{}) {
+				errs = append(errs, fail("cuStreamDestroy", l.stream.Destroy()))
 			}
 		}
 		for _, g := range r.graphs {
@@ -333,15 +338,15 @@ func (r *Ring) Close() error {
 		}
 		for i := range r.lanes {
 			if l := &r.lanes[i]; l.rows != 0 {
-				errs = append(errs, check("cuMemFree", C.cuMemFree(l.rows)))
+				errs = append(errs, fail("cuMemFree", cu.MemFree(l.rows)))
 			}
 		}
 		for _, at := range r.tables {
-			errs = append(errs, check("cuMemFree", C.cuMemFree(at)))
+			errs = append(errs, fail("cuMemFree", cu.MemFree(at)))
 		}
-		for _, list := range [][]C.CUevent{r.ready, r.free} {
-			for _, e := range list {
-				errs = append(errs, check("cuEventDestroy", C.cuEventDestroy(e)))
+		for _, list := range [][]cu.Event{r.ready, r.free} {
+			for i := range list {
+				errs = append(errs, fail("cuEventDestroy", cu.DestroyEvent(&list[i])))
 			}
 		}
 		if r.region != nil {

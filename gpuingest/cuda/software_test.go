@@ -39,7 +39,7 @@ func TestOnSoftwareDriver(t *testing.T) {
 		{name: "old driver", run: "TestFault", script: "version=9000", fault: "driver", reason: "CUDA 9.0, shoal-gpu needs 11.4"},
 		{name: "broken driver", run: "TestFault", script: "cuInit:1=999", fault: "driver", reason: "nvidia-smi"},
 		{name: "no virtual memory", run: "TestFault", script: "attr.102=0", fault: "device", reason: "in the trainer"},
-		{name: "kernel refused", run: "TestFault", script: "cuModuleLoadData:1=218", fault: "driver"},
+		{name: "kernel refused", run: "TestFault", script: "cuModuleLoadData:1=218;cuModuleLoadDataEx:1=218", fault: "driver"},
 		{name: "first buffer", run: "TestFault", script: "cuMemCreate:1=2", fault: "memory", reason: "1 of 4"},
 		{name: "third buffer", run: "TestFault", script: "cuMemCreate:3=2", fault: "memory", reason: "3 of 4"},
 		{name: "map", run: "TestFault", script: "cuMemMap:2=2", fault: "memory"},
@@ -48,7 +48,7 @@ func TestOnSoftwareDriver(t *testing.T) {
 		{name: "stream", run: "TestFault", script: "cuStreamCreate:2=2", fault: "memory"},
 		{name: "event", run: "TestFault", script: "cuEventCreate:3=2", fault: "memory"},
 		{name: "page lock", run: "TestFault", script: "cuMemHostRegister:1=2", fault: "memory", reason: "ulimit -l"},
-		{name: "launch", run: "TestFault", script: "launch:1=719", fault: "launch", reason: "unspecified launch failure"},
+		{name: "launch", run: "TestFault", script: "launch:1=719", fault: "launch", reason: "LaunchFailed"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_ = os.Remove(trace) // there may be none

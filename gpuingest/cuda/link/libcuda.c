@@ -1,14 +1,16 @@
 // The stand-in for the CUDA driver that shoal-gpu is linked against: every driver call that it uses, each a jump to
-// the driver's function. shoal_cuda_load loads the driver, libcuda.so.1, and returns its result of cuInit.
+// the driver's function. The driver, libcuda.so.1, is loaded at the first call of cuInit.
 //
 // If linked against the driver itself, a program does not start on a machine without one: the dynamic linker ends
-// it before its first line.
+// it before its first line, and so does package gorgonia.org/cu in its init if there is a driver but no device.
+// Here cuInit always succeeds, and shoal_cuda_load returns the driver's own result, so that the program can report
+// it and go on without the driver.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <stdio.h>
 
-// absent replaces calls that the driver does not have, and all calls before it is loaded.
+// absent replaces calls that the driver does not have, and all calls before cuInit.
 static int absent(void)
 {
 	return 500; // CUDA_ERROR_NOT_FOUND
@@ -69,4 +71,12 @@ int shoal_cuda_load(const char **reason)
 	pthread_once(&once, load);
 	*reason = why;
 	return result;
+}
+
+// cuInit replaces the driver's own.
+int cuInit(unsigned flags)
+{
+	(void)flags;
+	pthread_once(&once, load);
+	return 0;
 }
