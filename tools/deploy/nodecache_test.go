@@ -112,9 +112,10 @@ func checkNode(t *testing.T, node *corev1.PodTemplateSpec, c corev1.Container) {
 		if v.Secret == nil {
 			continue
 		}
-		for _, flag := range []string{"--cluster-cert=" + m.MountPath + "/tls.crt", "--cluster-key=" + m.MountPath + "/tls.key", "--cluster-ca=" + m.MountPath + "/ca.crt"} {
-			if !has(flag) || !m.ReadOnly || v.Secret.SecretName != "shoal-cluster" || *v.Secret.DefaultMode != 0o400 {
-				t.Errorf("%s is missing in %v, or the secret is not for the daemon alone: %+v", flag, c.Args, v.Secret)
+		// Of the environment, as the cluster's name is: what kubectl exec runs in the container has them, too.
+		for _, want := range []corev1.EnvVar{{Name: "SHOAL_CLUSTER_CERT", Value: m.MountPath + "/tls.crt"}, {Name: "SHOAL_CLUSTER_KEY", Value: m.MountPath + "/tls.key"}, {Name: "SHOAL_CLUSTER_CA", Value: m.MountPath + "/ca.crt"}} {
+			if !slices.Contains(c.Env, want) || !m.ReadOnly || v.Secret.SecretName != "shoal-cluster" || *v.Secret.DefaultMode != 0o400 {
+				t.Errorf("%+v is missing in %v, or the secret is not for the daemon alone: %+v", want, c.Env, v.Secret)
 			}
 		}
 	}
