@@ -147,6 +147,7 @@ night: setup build gpu-tests ## every test with the race detector, then the long
 	$(GO) test -timeout 60m -run 'TestClientModel' ./internal/shortcut -rapid.checks=10000
 	@$(MAKE) --no-print-directory conformance
 	@$(MAKE) --no-print-directory conformance-dlio
+	@$(MAKE) --no-print-directory kubernetes-test
 	@$(MAKE) --no-print-directory types
 	@$(MAKE) --no-print-directory arm64-test
 
@@ -221,6 +222,20 @@ bin/conformance/dlio/ready: tools/conformance/dlio.txt | packages
 	@rm -rf $(@D)
 	@mkdir -p $(@D)
 	@tools/tick "fetching DLIO, TensorFlow and others (once, 0.4 GB)" sh -c '/usr/bin/python3 -m venv --system-site-packages $(@D) && $(@D)/bin/pip install --quiet --disable-pip-version-check -r $< && $(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps dlio-benchmark==2.0.0'
+	@touch $@
+
+# The first build takes some 10 minutes of CPU time. Without its version Kubernetes calls itself 0.0.0.
+KUBERNETES := kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl
+.PHONY: kubernetes-test
+kubernetes-test: setup image bin/kubernetes/ready ## deploy/kubernetes in a cluster of one machine, made of Kubernetes' own programs
+	@GO='$(GO)' ./setup.sh kubernetes
+	cd lab/e2e/kubernetes && SHOAL_KUBERNETES=$(CURDIR)/bin/kubernetes $(GO) test -count=1 -v -timeout 30m
+
+bin/kubernetes/ready: tools/kubernetes/go.mod
+	@mkdir -p $(@D)
+	@version=$$($(GO) list -C tools/kubernetes -m -f '{{.Version}}' k8s.io/kubernetes) && tools/tick "building Kubernetes $$version (once, some 10 minutes of CPU time)" \
+		env CGO_ENABLED=0 nice $(GO) build -C tools/kubernetes -buildvcs=false -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$$version" \
+		-o ../../$(@D)/ $(KUBERNETES:%=k8s.io/kubernetes/cmd/%)
 	@touch $@
 
 # Run in its folder, where go test also prints the output of passing tests. Most rows wait.

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs missing Debian packages for building, testing and the demo. With the argument "build", only those for
-# building; with "conformance", those for the servers and clients of make conformance; with "release", the cross compiler of make release.
+# building; with "conformance", those for the servers and clients of make conformance; with "kubernetes", what runs containers; with "release",
+# the cross compiler of make release.
 set -eu
 
 GO=${GO:-go}
@@ -10,6 +11,7 @@ packages="gcc libc6-dev make pkg-config libjpeg62-turbo-dev"
 case ${1:-} in
 build) ;;
 conformance) packages="python3 python3-venv maven rclone redis-server" ;;
+kubernetes) packages="etcd-server containerd containernetworking-plugins python3 python3-numpy python3-grpcio iproute2" ;;
 release) packages="gcc-aarch64-linux-gnu libc6-dev-arm64-cross" ;;
 *) packages="$packages fuse3 rsync flac chromium systemd etcd-server \
 python3 python3-numpy python3-pil python3-grpcio python3-torch python3-torchvision \
@@ -38,9 +40,10 @@ if [ -n "$missing" ]; then
 	# Without a terminal of its own dpkg draws no progress bars into logs.
 	# shellcheck disable=SC2086
 	$sudo env DEBIAN_FRONTEND=noninteractive apt-get $lock -o Dpkg::Use-Pty=0 install -y -q --no-install-recommends $missing
-	# Debian starts an etcd and a Redis at once. The tests start their own.
+	# Debian starts these at once. The tests start their own.
 	case $missing in *etcd-server*) $sudo systemctl disable --now -q etcd 2>/dev/null || true ;; esac
 	case $missing in *redis-server*) $sudo systemctl disable --now -q redis-server 2>/dev/null || true ;; esac
+	case $missing in *" containerd"*) $sudo systemctl disable --now -q containerd 2>/dev/null || true ;; esac
 fi
 
 "$GO" mod download

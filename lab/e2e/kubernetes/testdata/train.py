@@ -1,0 +1,59 @@
+"""A trainer: reads every file below --data, or an epoch of --feed, and prints what it has read, a line of JSON each.
+
+With --half it waits in mid-epoch until the file /tmp/go is there.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import time
+
+p = argparse.ArgumentParser()
+p.add_argument("--data")
+p.add_argument("--feed")
+p.add_argument("--world", type=int, default=1)
+p.add_argument("--half", type=int)
+args = p.parse_args()
+rank = int(os.environ.get("JOB_COMPLETION_INDEX", 0)) % args.world
+count = 0
+
+
+def read(name, content):
+    global count
+    print(json.dumps({"name": name, "sha": hashlib.sha256(content).hexdigest()}), flush=True)
+    count += 1
+    if count == args.half:
+        print(json.dumps({"half": count}), flush=True)
+        while not os.path.exists("/tmp/go"):
+            time.sleep(0.05)
+
+
+def again(path):
+    """The file's content. While the sidecar is started again, files are missing or fail: a trainer tries again."""
+    end = time.monotonic() + 120
+    while True:
+        try:
+            with open(path, "rb") as f:
+                return f.read()
+        except OSError as e:
+            if not args.half or time.monotonic() > end:
+                raise
+            print(json.dumps({"error": str(e)}), flush=True)
+            time.sleep(0.5)
+
+
+if args.data:
+    paths = sorted(os.path.relpath(os.path.join(d, f), args.data) for d, _, files in os.walk(args.data) for f in files)
+    for path in paths[rank::args.world]:
+        read(path, again(os.path.join(args.data, path)))
+if args.feed:
+    from shoal import Feed
+
+    feed = Feed(args.feed, 8 * args.world, order="torch:seed=3", seed=3, epochs=1, world=args.world, rank=rank, tail="pad",
+                reconnect=120, as_torch=False)
+    for batch in feed:
+        for i, data, valid in zip(batch.id, batch.data, batch.valid):
+            if valid:
+                read(int(i), data.tobytes())
+print(json.dumps({"done": count}), flush=True)
