@@ -47,7 +47,7 @@ var mayImport = map[string][]string{
 	"internal/rows":             {},
 	"internal/machine":          {},
 	"internal/settings":         {"internal/human", "internal/levenshtein"},
-	"internal/daemon":           {"internal/audit", "internal/cli", "internal/progress"},
+	"internal/daemon":           {"internal/audit", "internal/cli", "internal/handover", "internal/progress"},
 	"internal/handover":         {},
 	"internal/shortcut":         {"cache/catalog", "cache/segment"},
 	"internal/progress":         {},

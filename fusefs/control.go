@@ -65,7 +65,30 @@ type controlFolder struct {
 	mu      sync.Mutex
 	names   []string // of plans: node firstPlanName+i is names[i]
 	handles map[uint64]*controlHandle
-	nextFh  uint64
+	nextFh  uint64 // even; the handle of a writer is one more
+	kept    *kept  // nil: the mount ends with this process
+}
+
+// begin takes over the names of plans, and gives handles that no earlier life of the mount has given.
+func (f *controlFolder) begin(k *kept) {
+	f.kept, f.nextFh = k, uint64(k.lives.Load())<<32
+	for _, w := range k.words {
+		if w.Plan != "" {
+			f.names = append(f.names, w.Plan)
+		}
+	}
+}
+
+// add makes a handle.
+func (f *controlFolder) add(h *controlHandle, writing bool) (fh uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.nextFh += 2
+	if fh = f.nextFh; writing {
+		fh++
+	}
+	f.handles[fh] = h
+	return fh
 }
 
 // controlHandle is an open control file.
@@ -119,6 +142,9 @@ func (f *controlFolder) planNode(name string) (index int, ok bool) {
 			return 0, false
 		}
 		i = len(f.names)
+		if f.kept.write(Word{Plan: name}) != nil {
+			return 0, false
+		}
 		f.names = append(f.names, name)
 	}
 	return firstPlanName + i, true
@@ -256,11 +282,7 @@ func (f *controlFolder) open(index int, flags uint32, out *fuse.OpenOut) fuse.St
 		}
 		h.snapshot = text
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.nextFh++
-	f.handles[f.nextFh] = h
-	out.Fh = f.nextFh
+	out.Fh = f.add(h, writing)
 	// The page cache would clip reads at the reported size, and keep old content.
 	out.OpenFlags = fuse.FOPEN_DIRECT_IO
 	return fuse.OK
@@ -273,11 +295,7 @@ func (f *controlFolder) openProfile(out *fuse.OpenOut) fuse.Status {
 		f.log.Warn("the recording was not started", "cause", err)
 		return fuse.EBUSY
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.nextFh++
-	f.handles[f.nextFh] = &controlHandle{name: "profile", recording: r}
-	out.Fh = f.nextFh
+	out.Fh = f.add(&controlHandle{name: "profile", recording: r}, false)
 	out.OpenFlags = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_NONSEEKABLE
 	return fuse.OK
 }
@@ -290,8 +308,8 @@ func (f *controlFolder) handle(fh uint64) *controlHandle {
 
 func (f *controlFolder) read(in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
 	h := f.handle(in.Fh)
-	if h == nil {
-		return nil, fuse.EBADF
+	if h == nil { // it was opened in another life of the mount
+		return nil, fuse.EIO
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -312,7 +330,7 @@ func (f *controlFolder) read(in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse
 func (f *controlFolder) write(in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
 	h := f.handle(in.Fh)
 	if h == nil {
-		return 0, fuse.EBADF
+		return 0, fuse.EIO
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -396,8 +414,10 @@ func joinPlan(old, appended []byte) []byte {
 // flush carries out the written request, once. Its result is that of close(2).
 func (f *controlFolder) flush(cancel <-chan struct{}, who Caller, fh uint64) fuse.Status {
 	h := f.handle(fh)
-	if h == nil {
-		return fuse.EBADF
+	if h == nil && fh&1 == 0 {
+		return fuse.OK
+	} else if h == nil {
+		return fuse.EIO // what was written is lost
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -12,7 +12,7 @@ const errDraining = syscall.ESHUTDOWN
 // draining ends a mount without interrupting readers in the middle of a file.
 type draining struct {
 	begun atomic.Bool
-	open  atomic.Int64 // files of the dataset
+	*counts
 }
 
 // Drain refuses every open from now on, even of control files, with ESHUTDOWN. Open files can be read to their end.

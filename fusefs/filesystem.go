@@ -47,6 +47,7 @@ type filesystem struct {
 	control  *controlFolder
 	stopping chan struct{} // closed when the server wants to end
 	draining draining
+	kept     *kept // nil: the mount ends with this process
 }
 
 // String implements fuse.RawFileSystem.

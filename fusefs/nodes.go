@@ -65,13 +65,44 @@ type generations struct {
 	newest atomic.Pointer[generation]
 	older  atomic.Pointer[[]*generation] // copied on write, nearly always empty
 	mu     sync.Mutex                    // serializes changes of both
+	note   func(g *generation) error     // before the kernel learns of it
 }
 
-func newGenerations(v Volume) *generations {
-	s := &generations{volume: v}
-	s.newest.Store(&generation{number: 1, manifest: v.Manifest()})
-	s.older.Store(&[]*generation{})
+// foreign is more references than the kernel can drop: those that an earlier process gave.
+const foreign = 1 << 60
+
+// newGenerations returns the versions that the kernel knows: those of an earlier process, and the one in force.
+func newGenerations(v Volume, earlier []Word) *generations {
+	s := &generations{volume: v, note: func(*generation) error { return nil }}
+	var older []*generation
+	last := uint64(0)
+	h, _ := v.(Historian)
+	for _, w := range earlier {
+		if w.Generation == 0 {
+			continue
+		}
+		last = w.Generation
+		if m := h.VersionNamed(w.Version); m != nil {
+			g := &generation{number: last, manifest: m}
+			g.refs.Store(foreign)
+			older = append(older, g)
+		}
+	}
+	newest := &generation{number: last + 1, manifest: v.Manifest()}
+	if n := len(older) - 1; n >= 0 && older[n].number == last && older[n].manifest == newest.manifest {
+		older, newest = older[:n], older[n]
+	}
+	s.newest.Store(newest)
+	s.older.Store(&older)
 	return s
+}
+
+// known returns the latest version of which the kernel may know names.
+func (s *generations) known() *catalog.Manifest {
+	if older := *s.older.Load(); len(older) > 0 {
+		return older[len(older)-1].manifest
+	}
+	return s.newest.Load().manifest
 }
 
 // current returns the generation of the version in force, which it creates if necessary.
@@ -88,6 +119,9 @@ func (s *generations) current() *generation {
 		return g
 	}
 	next := &generation{number: g.number + 1, manifest: m}
+	if s.note(next) != nil {
+		return g // the old version stays in force: nobody could serve the new one's nodes later
+	}
 	// Into older first: a reader looks at newest, then at older, and must find g in one of them.
 	older := append(slices.Clone(*s.older.Load()), g)
 	s.older.Store(&older)

@@ -151,6 +151,8 @@ type Options struct {
 	RingMemory    int     // bounds the rings' buffers, in bytes of address space
 	Memory        Memory  // accounts for staged plans; may be nil
 	Witness       Witness // records users of the mount; may be nil
+	Holder        Holder  // has the mount while no process serves it; may be nil
+	Note          []byte  // for who takes it over
 	Logger        *slog.Logger
 }
 
@@ -197,38 +199,33 @@ type Server struct {
 // process. Errors name the thing, the cause and the remedy.
 func Mount(mountpoint string, v Volume, c Control, o Options) (*Server, error) {
 	o.setDefaults()
-	path, err := freeMountpoint(mountpoint, o)
+	k, err := takeKept(mountpoint, o.Holder)
+	path := mountpoint
+	if k == nil || errors.Is(err, errAborted) {
+		k = nil
+		path, err = freeMountpoint(mountpoint, o)
+	}
 	if err != nil {
 		return nil, err
 	}
-	stopping := make(chan struct{})
-	f := &filesystem{
-		RawFileSystem: fuse.NewDefaultRawFileSystem(),
-		volume:        v, opts: o, log: o.Logger, stopping: stopping,
-		throttle: &throttle{log: o.Logger, by: map[string]*throttled{}},
-		gens:     newGenerations(v),
-		control:  newControlFolder(c, o, stopping),
-	}
-	f.lender, _ = v.(Lender)
-	f.now, _ = v.(NowReader)
-	if p, ok := v.(Pager); ok && o.KernelCache {
-		p.SetPages(f.has)
-	}
-	f.stater, _ = v.(Stater)
-	f.moder, _ = v.(Moder)
-	f.recorder, _ = c.(Recorder)
+	f := newFilesystem(v, c, o, k)
 	root := os.Geteuid() == 0
 	t, why, err := attach(f, path, mountOptions(v, o, root), o, v.Manifest())
-	if errors.Is(err, uring.ErrUnavailable) {
-		return nil, fmt.Errorf("mount on %s: %w", path, err)
-	} else if err != nil {
+	if err != nil {
+		f.kept.close()
+		if errors.Is(err, uring.ErrUnavailable) {
+			return nil, fmt.Errorf("mount on %s: %w", path, err)
+		}
 		return nil, mountError(path, root, err)
 	}
-	closeOnExec()
 	if why != "" {
 		o.Logger.Debug("requests come by /dev/fuse, not by io_uring", "why", why)
 	}
 	s := &Server{fs: f, transport: t, why: why, mountpoint: path, invalidate: make(chan forgetting), done: make(chan struct{})}
+	if err := s.keep(); err != nil {
+		f.kept.close() // the last descriptor but the server's own, which ends with the process
+		return nil, err
+	}
 	served := make(chan struct{})
 	go func() {
 		t.Serve()
@@ -238,7 +235,12 @@ func Mount(mountpoint string, v Volume, c Control, o Options) (*Server, error) {
 		defer close(s.done)
 		s.notifyLoop(served)
 		f.control.close()
+		f.kept.close()
 	}()
+	if k != nil {
+		s.device = k.Device
+		return s, s.resume()
+	}
 	// The device number comes from mountinfo, because a stat of the mount would be a request to this process.
 	if mi, err := findMount(path); err == nil && mi != nil {
 		s.device = mi.Device
@@ -250,6 +252,32 @@ func Mount(mountpoint string, v Volume, c Control, o Options) (*Server, error) {
 		}
 	}
 	return s, nil
+}
+
+// newFilesystem returns what answers the kernel. k is the mount if it was taken over.
+func newFilesystem(v Volume, c Control, o Options, k *kept) *filesystem {
+	stopping := make(chan struct{})
+	f := &filesystem{
+		RawFileSystem: fuse.NewDefaultRawFileSystem(),
+		volume:        v, opts: o, log: o.Logger, stopping: stopping,
+		throttle: &throttle{log: o.Logger, by: map[string]*throttled{}},
+		control:  newControlFolder(c, o, stopping),
+		kept:     k,
+	}
+	var earlier []Word
+	if f.draining.counts = new(counts); k != nil {
+		earlier = k.words
+	}
+	f.gens = newGenerations(v, earlier)
+	f.lender, _ = v.(Lender)
+	f.now, _ = v.(NowReader)
+	if p, ok := v.(Pager); ok && o.KernelCache {
+		p.SetPages(f.has)
+	}
+	f.stater, _ = v.(Stater)
+	f.moder, _ = v.(Moder)
+	f.recorder, _ = c.(Recorder)
+	return f
 }
 
 // freeMountpoint checks a mount point and who mounts there, removes a mount of a process that has died, and returns the path.
@@ -286,7 +314,7 @@ func mountOptions(v Volume, o Options, root bool) *fuse.MountOptions {
 		// The content of a node never changes, so the kernel need not check times to keep pages.
 		ExplicitDataCacheControl: true,
 		// O_TRUNC comes with the open, so it is clear whose staged content it clears.
-		ExtraCapabilities: fuse.CAP_ATOMIC_O_TRUNC,
+		ExtraCapabilities: fuse.CAP_ATOMIC_O_TRUNC | fuse.CAP_HAS_RESEND,
 		PanicHandler: func(v any) fuse.Status {
 			o.Logger.Error("panic while answering the kernel", "panic", v, "stack", string(debug.Stack()))
 			return fuse.EIO
@@ -312,22 +340,6 @@ func mountError(path string, root bool, err error) error {
 		return fmt.Errorf("mount on %s: %w (fusermount3's own message is above; the folder must belong to you)", path, err)
 	}
 	return fmt.Errorf("mount on %s: %w", path, err)
-}
-
-// closeOnExec keeps /dev/fuse from child processes: go-fuse opens it without O_CLOEXEC for a direct mount, and a
-// mount lives as long as any process has it open.
-func closeOnExec() {
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		return
-	}
-	for _, e := range entries {
-		if target, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && target == "/dev/fuse" {
-			if fd, err := strconv.Atoi(e.Name()); err == nil {
-				unix.CloseOnExec(fd)
-			}
-		}
-	}
 }
 
 // Device returns the number of the mount's device, MAJOR:MINOR, "" if it is not known.
@@ -390,7 +402,7 @@ type forgetting struct {
 
 // notifyLoop sends notifications until the server has ended.
 func (s *Server) notifyLoop(served <-chan struct{}) {
-	before := s.fs.gens.current().manifest
+	before := s.fs.gens.known()
 	for {
 		select {
 		case f := <-s.invalidate:

@@ -68,14 +68,17 @@ func (s *Server) Transport() Transport {
 
 // attach mounts f at path with the transport that o asks for. why tells why auto did not choose rings.
 func attach(f *filesystem, path string, mo *fuse.MountOptions, o Options, m *catalog.Manifest) (t transport, why string, err error) {
-	switch o.Transport {
-	case TransportURing:
-	case TransportDev:
-		t, err = fuse.NewServer(f, path, mo)
+	switch {
+	case f.kept != nil:
+		t, err = takeOver(f, f.kept, mo)
+		return t, "", err
+	case o.Transport == TransportURing:
+	case o.Transport == TransportDev:
+		t, err = serveDevice(f, path, mo)
 		return t, "", err
 	default:
 		if mean := m.Bytes() / int64(max(m.Len(), 1)); mean > maxRingFile {
-			t, err = fuse.NewServer(f, path, mo)
+			t, err = serveDevice(f, path, mo)
 			return t, fmt.Sprintf("files have %d KiB on average", mean>>10), err
 		}
 	}
@@ -89,7 +92,7 @@ func attach(f *filesystem, path string, mo *fuse.MountOptions, o Options, m *cat
 		return nil, "", fmt.Errorf("--fuse-transport uring: %w (or use auto)", err)
 	}
 	why = err.Error()
-	t, err = fuse.NewServer(f, path, mo)
+	t, err = serveDevice(f, path, mo)
 	return t, why, err
 }
 

@@ -64,7 +64,7 @@ func (v *versionsOnly) Manifest() *catalog.Manifest { return v.m }
 func TestGenerations(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		v := &versionsOnly{m: new(catalog.Manifest)}
-		s := newGenerations(v)
+		s := newGenerations(v, nil)
 		refs := map[uint64]int64{}
 		newest := uint64(1)
 		known := []uint64{1}

@@ -149,6 +149,26 @@ func (c *Catalog) Manifest(source string) (*Manifest, *Layout, error) {
 	return m, l, nil
 }
 
+// Past loads a version of a source that is not the current one any more, by the names of its files. layout may be "". It returns
+// nil for the current one.
+func (c *Catalog) Past(source, version, manifest, layout string) (*Manifest, *Layout, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var now sourceValue
+	if _, err := c.get(sourcePrefix+source, &now); err != nil {
+		return nil, nil, fmt.Errorf("catalog: %s: %w", source, err)
+	}
+	if now.Version == version && now.manifest() == manifest && now.Layout == layout {
+		return nil, nil, nil
+	}
+	m, l, err := c.load(sourceValue{Version: version, Manifest: manifest, Layout: layout})
+	if err != nil {
+		return nil, nil, fmt.Errorf("catalog: %s: version %s: %w", source, version, err)
+	}
+	m.prefix = now.Prefix
+	return m, l, nil
+}
+
 func (c *Catalog) load(v sourceValue) (_ *Manifest, _ *Layout, err error) {
 	if !isVersion(v.Version) || !isVersion(v.manifest()) || v.Layout != "" && !isVersion(v.Layout) {
 		return nil, nil, corrupt("entry names version %q, manifest %q, layout %q", v.Version, v.Manifest, v.Layout)

@@ -27,6 +27,7 @@ type invocation struct {
 	mount  *mounted                 // whose socket the verb came by; nil: the cache directory's
 	dir    string                   // base of relative paths; "" is the process's own
 	getenv func(name string) string // nil: the process's own environment
+	verb   *daemon.Verb             // in a daemon; else nil
 	peer   *audit.Peer              // the client that attached; nil in a process of its own
 
 	remarks []remark // remarks about limits, for the log of a process of its own

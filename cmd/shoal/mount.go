@@ -57,8 +57,15 @@ func (o *mountOptions) check(inv *invocation, eo *engineOptions, mountpoint stri
 	if err != nil {
 		return "", err
 	}
+	m, err := fusefs.At(path)
+	if err == nil && m != nil && (daemon.Holder{}).Has(m.Point) {
+		path = m.Point
+	}
+	if (daemon.Holder{}).Has(path) {
+		return path, nil // this process will serve it, so it must not wait for it
+	}
 	// If the daemon of a mount there hangs, so do the checks below.
-	if m, err := fusefs.At(path); err == nil && m != nil {
+	if err == nil && m != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), daemon.Patience)
 		defer cancel()
 		if err := ask(ctx, asMount(m), []string{"stat"}, io.Discard); errors.As(err, new(daemon.Silence)) {
@@ -170,12 +177,19 @@ func mountEngine(inv *invocation, h *engine.Host, e *engine.Engine, mo *mountOpt
 	if dir, err := filepath.Abs(mountpoint); err == nil {
 		e.MountedAt(dir)
 	}
-	if dir, err := filepath.EvalSymlinks(mountpoint); err == nil {
-		e.MountedAt(dir)
+	if !(daemon.Holder{}).Has(mountpoint) { // which has no links, and would wait for this process
+		if dir, err := filepath.EvalSymlinks(mountpoint); err == nil {
+			e.MountedAt(dir)
+		}
+	}
+	holder, note, err := holderFor(inv)
+	if err != nil {
+		return nil, err
 	}
 	server, err := fusefs.Mount(mountpoint, door, door, fusefs.Options{
 		KernelCache: keep, AllowOther: mo.allowOther, UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), ReadAhead: readAhead(e.Manifest()),
 		Transport: mo.transport, RingMemory: int(e.Ledger().Limit() / ringShare), FsName: e.Source(), Memory: door, Witness: witness, Logger: e.Logger(),
+		Holder: holder, Note: note,
 	})
 	events.Write(outcome(mount, err))
 	if err != nil {

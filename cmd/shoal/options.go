@@ -240,6 +240,7 @@ func (o *engineOptions) config(inv *invocation, source string) (c engine.Config,
 	c.Near, c.Recode = o.store.near, o.recode
 	c.SkipBadShards, c.Samples, c.Refresh = o.badShards == "skip", o.samples, o.refresh
 	c.Connections, c.AdaptConnections, c.ConnectionsGiven, c.Getenv = o.connections.most(), o.connections <= 0, o.connections != 0, inv.getenv
+	c.Past = pastVersions
 	h.Log.Level = o.log.level
 	h.Coder = jpegCoder{}
 	h.Path, h.ResetOld, h.Logger, h.Searcher = o.cacheDir, o.resetOld, c.Logger, []string{"/proc/self/exe", searchVerb}

@@ -19,7 +19,7 @@ import (
 )
 
 // attachVerbs are the verbs that can run in a daemon.
-var attachVerbs = []string{"mount", "serve", "warm", "cache", "order", "stop", "s3", "stat", "refresh"}
+var attachVerbs = []string{"mount", "serve", "warm", "cache", "order", "stop", "s3", "stat", "refresh", "upgrade"}
 
 // anyNumber of verbs may run in the daemon of a cache directory, whose user they are.
 const anyNumber = 1 << 20
@@ -50,6 +50,8 @@ func ownHost(ctx context.Context, cfg engine.HostConfig) (*owner, error) {
 	if path, err := o.answers.ListenIn(ctx, cfg.Path); err != nil {
 		// A path that is too long for a socket, or a file system without sockets, only disables sharing.
 		cfg.Logger.Warn("no other mount can attach to this daemon", "socket", path, "cause", err)
+	} else {
+		o.replay(ctx)
 	}
 	return o, nil
 }
@@ -75,7 +77,7 @@ func answers(h *engine.Host, m *mounted) *daemon.Answers {
 			c.SetArgs(v.Args)
 			c.SetOut(v)
 			c.SetErr(v)
-			inv := &invocation{Voice: v.Voice, host: h, mount: m, dir: v.Dir, peer: v.Peer, getenv: v.Getenv}
+			inv := &invocation{Voice: v.Voice, host: h, mount: m, dir: v.Dir, peer: v.Peer, getenv: v.Getenv, verb: v}
 			return c.ExecuteContext(context.WithValue(ctx, invocationKey{}, inv))
 		},
 		Failed: func(v *daemon.Verb, err error) {

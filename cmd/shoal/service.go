@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/admin"
 	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/daemon"
@@ -29,9 +30,11 @@ type service struct {
 	feed       *feedFlags // nil: no feed
 	addrs      []string   // of the feed
 
-	cancel   func()                // ends it
-	ended    chan struct{}         // closed once its dataset is closed
-	snapshot func() admin.Snapshot // for `shoal stat`; nil until there is one
+	mounted  *mounted                  // nil: no mount, or not yet
+	endDoors func(ctx context.Context) // ends the feed and the endpoint; nil until it serves
+	cancel   func()                    // ends it
+	ended    chan struct{}             // closed once its dataset is closed
+	snapshot func() admin.Snapshot     // for `shoal stat`; nil until there is one
 }
 
 // services are those of this process, the oldest first.
@@ -51,6 +54,27 @@ func (s *service) enter() (leave func()) {
 		services.all = slices.DeleteFunc(services.all, func(o *service) bool { return o == s })
 		close(s.ended)
 	}
+}
+
+// serves lets `shoal upgrade` find what the service has begun to serve.
+func (s *service) serves(m *mounted, server *loader.Server, ep *endpoint) {
+	services.Lock()
+	defer services.Unlock()
+	s.mounted, s.endDoors = m, func(ctx context.Context) {
+		if server != nil {
+			server.Drain(ctx)
+		}
+		ep.end(ctx)
+	}
+}
+
+// unmounted returns the error of a mount that could not be served; none if it was unmounted before this process could take it over.
+func (s *service) unmounted(err error) error {
+	if !errors.Is(err, fusefs.ErrUnmounted) {
+		return err
+	}
+	s.config.Logger.Info("not served any more", "mountpoint", s.mountpoint, "cause", err)
+	return nil
 }
 
 // show sets what `shoal stat` shows.
@@ -89,15 +113,14 @@ func (s *service) start(c *cobra.Command, source, mountpoint string) (err error)
 	}
 	if !s.inv.attached() {
 		daemon.Serves(s.watched())
-		again := daemon.Again{Args: selfArgs(), Env: []string{settledEnv + "=1"}}
-		if s.options.daemon != no {
-			if parent, err := daemon.Background(c.Context(), s.options.cacheDir, again); parent {
+		if s.options.daemon != no && !daemon.Supervised() {
+			if parent, err := daemon.Background(c.Context(), s.options.cacheDir, again()); parent {
 				return err
 			}
 		}
 		defer daemon.RotateLog(s.options.cacheDir)()
-		if s.options.daemon == supervised {
-			if parent, err := daemon.Supervise(c.Context(), again); parent {
+		if s.options.daemon == supervised || daemon.Supervised() {
+			if parent, err := daemon.Supervise(c.Context(), again()); parent {
 				return err
 			}
 		}
@@ -162,7 +185,7 @@ func (s *service) run(ctx context.Context, h *engine.Host, lo loader.ListenOptio
 	var unmounted <-chan struct{}
 	if s.mountpoint != "" {
 		if m, err = mountEngine(s.inv, h, e, &s.mount, s.mountpoint, s.config, snapshot); err != nil {
-			return err
+			return s.unmounted(err)
 		}
 		defer m.left()
 		unmounted = m.gone()
@@ -181,6 +204,7 @@ func (s *service) run(ctx context.Context, h *engine.Host, lo loader.ListenOptio
 		defer events.Write(audit.Event{Event: "serve_end"})
 	}
 	at.Ready()
+	s.serves(m, server, ep)
 	s.inv.Announce(s.options.cacheDir, append(s.places(e), where...)...)
 	orphan := s.inv.Ready()
 	if orphan != nil {
@@ -191,6 +215,8 @@ func (s *service) run(ctx context.Context, h *engine.Host, lo loader.ListenOptio
 	case <-unmounted: // by somebody
 	case <-ctx.Done():
 	}
+	renewing.RLock() // where this process is being replaced, it ends here
+	defer renewing.RUnlock()
 	d := at.Drain(s.config.Logger, limiter.Flush)
 	var others sync.WaitGroup
 	if server != nil {

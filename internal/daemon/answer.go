@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"slices"
@@ -91,6 +92,29 @@ func (a *Answers) Listen(ctx context.Context, address string) (err error) {
 	})
 	return nil
 }
+
+// Replay runs a verb as for a client that has left: a predecessor of this process ran it.
+func (a *Answers) Replay(ctx context.Context, args []string, dir string, env map[string]string) {
+	v := &Verb{Voice: &Voice{to: nobody{}}, Args: args, Dir: dir, Env: env, Detached: true}
+	a.verbs.Go(func() {
+		if err := a.Run(ctx, v); err != nil && ctx.Err() == nil {
+			a.Failed(v, err)
+			slog.Error("what the daemon before this one served is not served any more", "verb", args[0], "cause", err)
+		}
+	})
+}
+
+// nobody is who has left.
+type nobody struct{}
+
+// Write implements sink.
+func (nobody) Write(p []byte) (int, error) { return len(p), nil }
+
+// Close implements sink.
+func (nobody) Close() error { return nil }
+
+// SetWriteDeadline implements sink.
+func (nobody) SetWriteDeadline(time.Time) error { return nil }
 
 // Idle returns a channel that is closed once no verb runs.
 func (a *Answers) Idle() <-chan struct{} { return a.verbs.ended() }
@@ -187,7 +211,7 @@ func (a *Answers) take(ctx context.Context, conn *net.UnixConn, in *bufio.Reader
 	_ = conn.SetReadDeadline(time.Time{})
 	var q question
 	err = json.Unmarshal(text, &q)
-	v = &Verb{Voice: &Voice{to: conn, id: q.ID}, Args: q.Args, Dir: q.Dir, Peer: audit.Unix(conn), env: q.Env}
+	v = &Verb{Voice: &Voice{to: conn, id: q.ID}, Args: q.Args, Dir: q.Dir, Peer: audit.Unix(conn), Env: q.Env, Detached: q.Detach}
 	if ctx.Err() != nil {
 		_ = v.say(line{Ended: &ending{codeEnding, "the daemon is ending"}})
 		return nil, false

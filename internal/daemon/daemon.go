@@ -290,11 +290,12 @@ func (w Warner) WithGroup(name string) slog.Handler {
 // Verb is a verb that a client runs here.
 type Verb struct {
 	*Voice
-	Args []string
-	Dir  string      // the client's folder
-	Peer *audit.Peer // the client
-	env  map[string]string
+	Args     []string
+	Dir      string            // the client's folder
+	Peer     *audit.Peer       // the client
+	Env      map[string]string // some of the client's
+	Detached bool              // it goes on without the client once it is ready
 }
 
 // Getenv returns a variable of the client.
-func (v *Verb) Getenv(name string) string { return v.env[name] }
+func (v *Verb) Getenv(name string) string { return v.Env[name] }

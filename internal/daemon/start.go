@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -26,8 +27,10 @@ type Again struct{ Args, Env []string }
 
 // start starts the child, and returns the pipe by which it speaks until it is ready.
 func (a Again) start(cmd *exec.Cmd) (r *os.File, err error) {
-	if cmd.Path, err = os.Executable(); err != nil {
-		return nil, err
+	if cmd.Path == "" {
+		if cmd.Path, err = os.Executable(); err != nil {
+			return nil, err
+		}
 	}
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -36,7 +39,7 @@ func (a Again) start(cmd *exec.Cmd) (r *os.File, err error) {
 	defer w.Close()
 	cmd.Args = append([]string{cmd.Path}, a.Args...)
 	cmd.Env = append(append(cmd.Env, a.Env...), ReadyEnv+"=3")
-	cmd.ExtraFiles = []*os.File{w}
+	cmd.ExtraFiles = append([]*os.File{w}, cmd.ExtraFiles...)
 	if err := cmd.Start(); err != nil {
 		r.Close()
 		return nil, err
@@ -110,33 +113,40 @@ const (
 	calm         = time.Minute
 )
 
-// Supervise starts this process again as a child, and again whenever that dies after being ready. It ends if the child ends in
-// order, or does not become ready the first time. In the child it returns false at once.
+// Supervise starts this process again as a child, and again whenever that dies after being ready, with what it has kept (keep.go). It
+// ends if the child ends in order, or does not become ready the first time. In the child it returns false at once.
 func Supervise(ctx context.Context, again Again) (parent bool, err error) {
 	if os.Getenv(SupervisedEnv) != "" {
 		return false, os.Unsetenv(SupervisedEnv)
 	}
 	again.Env = append(again.Env, SupervisedEnv+"=1")
-	pause := firstPause
-	for first := true; ; first = false {
+	pause, k := firstPause, newKeeper()
+	for first := !successor(); ; first = false {
 		start := time.Now()
-		wasReady, err := superviseOnce(ctx, again, first)
+		wasReady, failure, err := superviseOnce(ctx, again, k)
 		var exit *exec.ExitError
 		switch {
 		case err == nil:
 			return true, nil
 		case ctx.Err() != nil:
 			return true, ctx.Err()
-		case !errors.As(err, &exit):
+		case !errors.As(err, &exit) && first:
 			return true, err
+		case first && !wasReady && failure != nil:
+			return true, failure
 		case first && !wasReady:
 			// The child has reported the error, on the same standard error or to the parent of the daemon.
 			os.Exit(exit.ExitCode())
+		case k.died(wasReady, exit, cmp.Or(failure, err).Error(), time.Since(start)):
+			pause = firstPause
+			continue
+		case exit == nil:
+			return true, err
 		}
 		if time.Since(start) > calm {
 			pause = firstPause
 		}
-		slog.Error("the daemon died; restarting it", "cause", exit.String(), "pause", pause)
+		slog.Error("the daemon died; restarting it", "cause", err, "pause", pause)
 		select {
 		case <-ctx.Done():
 			return true, ctx.Err()
@@ -146,15 +156,26 @@ func Supervise(ctx context.Context, again Again) (parent bool, err error) {
 	}
 }
 
-// superviseOnce runs one child to its end.
-func superviseOnce(ctx context.Context, again Again, first bool) (wasReady bool, err error) {
+// superviseOnce runs one child to its end. failure is what it said of its start.
+func superviseOnce(ctx context.Context, again Again, k *keeper) (wasReady bool, failure, err error) {
 	cmd := &exec.Cmd{
-		Env: withoutManager(os.Environ()), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
+		Path: k.program, Env: withoutManager(os.Environ()), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
 		SysProcAttr: &syscall.SysProcAttr{Setpgid: true}, // so that a terminal's signals reach the child only through this process
 	}
-	r, err := again.start(cmd)
+	k.Lock()
+	ours, theirs, err := k.gift(cmd)
 	if err != nil {
-		return false, fmt.Errorf("supervise: %w", err)
+		k.Unlock()
+		return false, nil, fmt.Errorf("supervise: %w", err)
+	}
+	var keeping sync.WaitGroup
+	keeping.Go(func() { k.serve(ours) })
+	defer keeping.Wait()
+	r, err := again.start(cmd)
+	k.Unlock()
+	_ = theirs.Close()
+	if err != nil {
+		return false, err, err
 	}
 	defer r.Close()
 	ended := make(chan struct{})
@@ -170,19 +191,18 @@ func superviseOnce(ctx context.Context, again Again, first bool) (wasReady bool,
 			}
 		}
 	}()
-	wasReady, failure := hear(r)
-	if wasReady && first {
+	if wasReady, failure = hear(r); wasReady {
+		k.ready(cmd.Process.Pid)
+	}
+	if wasReady && !k.began {
+		k.began = true
 		if orphan := Own.Ready(); orphan != nil {
 			_ = cmd.Process.Signal(syscall.SIGTERM)
 			_ = cmd.Wait()
-			return false, orphan
+			return false, nil, orphan
 		}
 	}
-	err = cmd.Wait()
-	if failure != nil && first && !wasReady {
-		return false, failure
-	}
-	return wasReady, err
+	return wasReady, failure, cmd.Wait()
 }
 
 // The service manager (systemd, or any other that sets NOTIFY_SOCKET) follows this process's life through sd_notify(3),

@@ -113,13 +113,21 @@ func Ask(ctx context.Context, addr string, q Request, reply any) (c net.Conn, fi
 	if _, err := c.Write(append(binary.LittleEndian.AppendUint32([]byte(magic), uint32(len(text))), text...)); err != nil {
 		return c, nil, err
 	}
-	if files, text, err = receive(c.(*net.UnixConn)); err != nil {
+	if files, err = Receive(c.(*net.UnixConn), reply); err != nil {
 		return c, files, err
 	}
-	if err := json.Unmarshal(text, reply); err != nil {
-		return c, files, fmt.Errorf("the server's reply: %w", err)
-	}
 	return c, files, c.SetDeadline(time.Time{})
+}
+
+// Receive reads what WriteReply has sent. The caller closes the files, even if there is an error.
+func Receive(c *net.UnixConn, reply any) (files []int, err error) {
+	files, text, err := receive(c)
+	if err == nil {
+		if err = json.Unmarshal(text, reply); err != nil {
+			err = fmt.Errorf("the server's reply: %w", err)
+		}
+	}
+	return files, err
 }
 
 // receive reads a reply and its descriptors, which the caller closes even if there is an error.

@@ -50,6 +50,13 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "trainer" { // and for the tests of exactly-once
 		os.Exit(trainAs(os.Args[2]))
 	}
+	if len(os.Args) > 3 && os.Args[1] == "readon" { // and for TestUpgrade
+		if err := readOn(os.Args[2], os.Args[3], os.Args[4:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	// Under nohup the programs started here would ignore SIGHUP, as they should. A signal that is caught here is not ignored there.
 	if signal.Ignored(unix.SIGHUP) {
 		signal.Notify(make(chan os.Signal, 1), unix.SIGHUP)

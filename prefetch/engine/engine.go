@@ -61,8 +61,9 @@ type Config struct {
 	Store            objstore.StoreOptions
 	Near             NearTier
 	Logger           *slog.Logger
-	Progress         func(listed int)         // called during a first listing; may be nil
-	Getenv           func(name string) string // the AWS environment; nil: the process's own
+	Progress         func(listed int)             // called during a first listing; may be nil
+	Past             func(source string) []string // names of versions that are open since an earlier process; may be nil
+	Getenv           func(name string) string     // the AWS environment; nil: the process's own
 }
 
 // tries of one request: about 25 s with the default pauses. A trainer survives a restart of the store, and gets an
@@ -206,6 +207,7 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	if err := e.enterCluster(ctx); err != nil {
 		return nil, err
 	}
+	e.openPast(match)
 	m, layout, err := e.firstManifest(ctx, base)
 	defer e.tell(false)
 	if err != nil {

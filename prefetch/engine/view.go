@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -95,6 +96,64 @@ func (s *versions) openVersions() (names []string) {
 		}
 	}
 	return names
+}
+
+// VersionName returns the name by which another process finds a version that is or was in force, as long as that is not removed.
+func (s *versions) VersionName(m *catalog.Manifest) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, v := range s.views {
+		if v.manifest == m {
+			return v.name()
+		}
+	}
+	return ""
+}
+
+// VersionNamed returns the last version of that name, or nil.
+func (s *versions) VersionNamed(name string) *catalog.Manifest {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, v := range slices.Backward(s.views) {
+		if v.name() == name {
+			return v.manifest
+		}
+	}
+	return nil
+}
+
+// name has the version, and the names of the files of manifest and layout.
+func (v *view) name() string {
+	layout := ""
+	if v.layout != nil {
+		layout = v.layout.Version()
+	}
+	return strings.Join([]string{v.manifest.Version(), v.manifest.FileName(), layout}, "/")
+}
+
+// openPast opens the versions of Config.Past that are still there, for readers only. It comes before anything is listed, which
+// removes what nobody uses.
+func (e *Engine) openPast(match *catalog.Filter) {
+	if e.cfg.Past == nil {
+		return
+	}
+	for _, name := range e.cfg.Past(e.Source()) {
+		names := strings.Split(name, "/")
+		err := errors.New("no name of a version")
+		if len(names) == 3 {
+			var m *catalog.Manifest
+			var l *catalog.Layout
+			if m, l, err = e.catalog.Past(e.name, names[0], names[1], names[2]); err == nil && m != nil {
+				var v *view
+				if v, err = e.newView(m, l, match); err == nil {
+					v.volume.Retire()
+				}
+			}
+		}
+		if err != nil {
+			e.log.Warn("files that are open since before the daemon was replaced, of a version that is lost, fail", "version", name, "cause", err)
+		}
+	}
 }
 
 // list lists the source and makes the result the catalog's current version.

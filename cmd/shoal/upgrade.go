@@ -1,0 +1,200 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shoalfs/shoal/fusefs"
+	"github.com/shoalfs/shoal/internal/daemon"
+	"github.com/shoalfs/shoal/internal/settings"
+)
+
+func upgradeCommand() *cobra.Command {
+	const result = "result" // asks the new daemon how it went
+	c := &cobra.Command{
+		Use:   "upgrade MOUNTPOINT",
+		Short: "Replace the daemon of a mount under its readers, by the program that is now installed",
+		Long: `Starts the program that is now where the daemon's was, with the daemon's settings, and lets it take over the daemon's mounts, all of
+them. Files stay open, and reads that are waiting go on; they wait while the new process opens the cache. If it does not start, the old program
+goes on, and this fails. From then on the daemon is started again if it dies, as with --daemon=supervised.
+
+Feeds and S3 endpoints end as when the daemon is stopped, and are back with the new process; clients connect again. A plan that is being written
+is lost: its writer gets an error. Mounts by io_uring, or on Linux before 6.9, cannot be taken over (see --fuse-transport of shoal mount).`,
+		Example: "  shoal upgrade /mnt/train",
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) == 2 && args[1] == result && invocationOf(c.Context()).attached() {
+				return nil
+			}
+			return cobra.ExactArgs(1)(c, args)
+		},
+		RunE: func(c *cobra.Command, args []string) error {
+			inv := invocationOf(c.Context())
+			if inv.attached() && len(args) == 2 {
+				return upgraded(inv)
+			} else if inv.attached() {
+				return upgradeSelf(c.Context(), inv)
+			}
+			before, err := readStats(c.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			if err = askMount(c.Context(), args[0], c.OutOrStdout(), "upgrade", args[0]); errors.Is(err, daemon.ErrEnding) {
+				return awaitUpgrade(c, args[0], before.PID)
+			}
+			return err
+		},
+	}
+	settings.Without(c)
+	return c
+}
+
+// upgradePatience is how long a mount is waited for after its daemon has ended. After half of it nothing holds the mount any more.
+const upgradePatience = time.Minute
+
+// awaitUpgrade waits for another daemon of a mount, and says how the upgrade went.
+func awaitUpgrade(c *cobra.Command, mountpoint string, old int) error {
+	begun := time.Now()
+	for ; c.Context().Err() == nil; time.Sleep(20 * time.Millisecond) {
+		m, err := fusefs.At(mountpoint)
+		if err != nil {
+			return err
+		}
+		if m == nil {
+			return fmt.Errorf("%s was unmounted while its daemon (pid %d) was replaced", mountpoint, old)
+		}
+		err = ask(c.Context(), asMount(m), []string{"upgrade", mountpoint, "result"}, c.OutOrStdout())
+		if !errors.Is(err, daemon.ErrNobody) && !errors.Is(err, daemon.ErrEnding) {
+			return err
+		}
+		if time.Since(begun) > upgradePatience {
+			return fmt.Errorf("%s: no daemon serves it since the old one (pid %d) has ended; see its log", mountpoint, old)
+		}
+	}
+	return c.Context().Err()
+}
+
+// upgraded says which process this is, or why it is not of the new program.
+func upgraded(inv *invocation) error {
+	if _, failed := daemon.Renewal(); failed != "" {
+		return fmt.Errorf("the new program did not serve, and the old one (%s) goes on, as pid %d: %s", version, os.Getpid(), failed)
+	}
+	inv.Notice("shoal %s serves, as pid %d", version, os.Getpid())
+	return nil
+}
+
+// renewing is locked while this process is being replaced, and by services that end, which do neither at once.
+var renewing sync.RWMutex
+
+// upgradeSelf replaces this process. It does not return, but with an error.
+func upgradeSelf(ctx context.Context, inv *invocation) error {
+	renewing.Lock()
+	defer renewing.Unlock()
+	services.Lock()
+	defer services.Unlock()
+	if err := renewable(services.all); err != nil {
+		return err
+	}
+	program, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	trying, cancel := context.WithTimeout(ctx, daemon.Patience)
+	defer cancel()
+	says, err := exec.CommandContext(trying, program, "version").Output()
+	if err != nil {
+		return fmt.Errorf("%s does not run: %w (install a program that does; the daemon goes on)", program, err)
+	}
+	inv.Notice("replacing shoal %s, pid %d, by %s (%s)", version, os.Getpid(), program, strings.TrimSpace(string(says)))
+	ending, cancel := context.WithTimeout(context.Background(), daemon.DrainTime())
+	defer cancel()
+	var doors sync.WaitGroup
+	for _, s := range services.all {
+		doors.Go(func() { s.endDoors(ending) })
+	}
+	doors.Wait()
+	saved := make(chan struct{})
+	go func() { _ = inv.host.Cache.Sync(); close(saved) }()
+	select {
+	case <-saved: // what is not will be fetched again
+	case <-ending.Done():
+	}
+	limiter.Flush()
+	return daemon.Renew(again())
+}
+
+// renewable returns why a process with these services cannot be replaced.
+func renewable(all []*service) error {
+	first := false
+	for _, s := range all {
+		own := !s.inv.attached()
+		first = first || own
+		switch {
+		case s.endDoors == nil:
+			return fmt.Errorf("the daemon is still starting to serve %s (run this again)", s.config.Source)
+		case s.mounted != nil:
+			if err := s.mounted.server.Kept(); err != nil {
+				return fmt.Errorf("the mount %s cannot be taken over: %w", s.mountpoint, err)
+			}
+		case !own:
+			return fmt.Errorf("what was added to the daemon for %s would end with it, as it has no mount (stop it first)", s.config.Source)
+		}
+	}
+	if !first {
+		return errors.New("the verb that started the daemon has ended, and would begin anew (unmount what is left, and mount it again)")
+	}
+	return nil
+}
+
+// verbNote is what the note of an attached verb's mount has: what runs it again. It has the client's secrets.
+type verbNote struct {
+	Args []string
+	Dir  string
+	Env  map[string]string
+}
+
+// holderFor returns who holds a verb's mount, and the note. A verb whose client waits for it ends with this process.
+func holderFor(inv *invocation) (h fusefs.Holder, note []byte, err error) {
+	if !inv.attached() {
+		return daemon.Holder{}, nil, nil
+	}
+	if inv.verb == nil || !inv.verb.Detached {
+		return nil, nil, nil
+	}
+	note, err = json.Marshal(verbNote{inv.verb.Args, inv.verb.Dir, inv.verb.Env})
+	return daemon.Holder{}, note, err
+}
+
+// replay runs the attached verbs of the predecessor whose mounts are held.
+func (o *owner) replay(ctx context.Context) {
+	for _, memo := range (daemon.Holder{}).Inherited() {
+		var n verbNote
+		if m, _, err := fusefs.ReadMemo(memo); err == nil && json.Unmarshal(m.Note, &n) == nil {
+			o.answers.Replay(ctx, n.Args, n.Dir, n.Env)
+		}
+	}
+}
+
+// pastVersions returns the names of a source's versions that the kernel may know of held mounts.
+func pastVersions(source string) (names []string) {
+	for _, memo := range (daemon.Holder{}).Inherited() {
+		m, words, err := fusefs.ReadMemo(memo)
+		for _, w := range words {
+			if err == nil && m.Source == source && w.Version != "" {
+				names = append(names, w.Version)
+			}
+		}
+	}
+	return names
+}
+
+// again is what makes another process do the same as this one.
+func again() daemon.Again { return daemon.Again{Args: selfArgs(), Env: []string{settledEnv + "=1"}} }

@@ -1,0 +1,347 @@
+package fusefs
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"unsafe"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/fusefs/uring"
+)
+
+// A mount outlives the process that serves it where another one holds its descriptors, which are /dev/fuse and a file in memory, the
+// memo. At every moment it is
+//
+//   - served: a process answers. What the kernel is about to learn is written into the memo before.
+//   - held: nobody answers, and requests wait, also those that the dead process had read.
+//   - taken over: a process was given the descriptors. It reads in the memo under which numbers the kernel knows versions and plans,
+//     and what was agreed on with the first request, which comes once. It serves, and has the kernel send again what was read and
+//     not answered (FUSE_NOTIFY_RESEND, Linux 6.9).
+//   - gone: it was unmounted or aborted, or nobody has the descriptors any more. Requests fail.
+//
+// Whoever holds a mount neither reads /dev/fuse nor asks the mount. The descriptors of an unmounted mount keep nothing alive.
+//
+// Handles of the dataset's files mean nothing, so they stay valid. Those of .shoal name a life of the mount: what was written to a plan
+// and not closed is lost with its life, and write, close and read fail with EIO.
+//
+// Which nodes of a version the kernel knows is not taken over, so the versions that were there stay as long as the process. How many
+// files are open is in the memo. A request that is answered twice may make it wrong by one.
+
+// Holder has the descriptors of mounts while no process serves them.
+type Holder interface {
+	// Keep gives a mount's descriptors to the holder, until drop is called.
+	Keep(mountpoint string, files ...*os.File) (drop func())
+	// Held takes the descriptors of a mount that was served by a process that is dead, or nil. The caller closes them.
+	Held(mountpoint string) []*os.File
+}
+
+// Historian is a [Volume] whose versions have names that another process knows them by.
+type Historian interface {
+	VersionName(m *catalog.Manifest) string
+	VersionNamed(name string) *catalog.Manifest // nil: unknown
+}
+
+// ErrUnmounted says that a mount was unmounted while it was held.
+var ErrUnmounted = errors.New("it was unmounted while no daemon served it")
+
+// Memo is what another process must know of a mount.
+type Memo struct {
+	Mountpoint, Device string
+	Source             string // Options.FsName
+	Note               []byte // Options.Note
+	First              []byte // the kernel's first request, with what was agreed on
+	MaxWrite           int
+}
+
+// Word is a line of the memo after the first: a version's number, or the next plan's name.
+type Word struct {
+	Generation    uint64
+	Version, Plan string
+}
+
+// memoText is where the memo's lines begin. Before it are the counts.
+const memoText = 4096
+
+type counts struct {
+	open  atomic.Int64 // files of the dataset
+	lives atomic.Int64
+}
+
+// kept is a mount's descriptors and memo.
+type kept struct {
+	Memo
+	*counts
+	words      []Word // when it was taken over
+	fuse, memo *os.File
+	drop       func()
+	mu         sync.Mutex // of writes
+}
+
+// newKept makes the memo of a mount that is served by fd, which it owns.
+func newKept(fd int, m Memo) (k *kept, err error) {
+	memo, err := unix.MemfdCreate("shoal mount", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, os.NewSyscallError("memfd_create", err)
+	}
+	k = &kept{Memo: m, fuse: os.NewFile(uintptr(fd), "/dev/fuse"), memo: os.NewFile(uintptr(memo), "memo"), drop: func() {}}
+	if err = k.memo.Truncate(memoText); err == nil {
+		err = errors.Join(k.write(m), k.begin())
+	}
+	return k, err
+}
+
+// begin begins a life. The counts stay mapped while the process lives: they are asked for even after the end.
+func (k *kept) begin() error {
+	page, err := unix.Mmap(int(k.memo.Fd()), 0, memoText, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return os.NewSyscallError("mmap", err)
+	}
+	k.counts = (*counts)(unsafe.Pointer(&page[0]))
+	k.lives.Add(1)
+	return nil
+}
+
+// ReadMemo returns what a memo says. A last line that is cut off was not acted upon yet.
+func ReadMemo(memo *os.File) (m Memo, words []Word, err error) {
+	size, err := memo.Seek(0, io.SeekEnd)
+	if err != nil {
+		return m, nil, err
+	}
+	text := make([]byte, max(0, size-memoText))
+	if _, err := memo.ReadAt(text, memoText); err != nil {
+		return m, nil, fmt.Errorf("memo of a mount: %w", err)
+	}
+	first, rest, _ := bytes.Cut(text, []byte("\n"))
+	if err := json.Unmarshal(first, &m); err != nil {
+		return m, nil, fmt.Errorf("memo of a mount: %w", err)
+	}
+	for line := range bytes.Lines(rest) {
+		var w Word
+		if json.Unmarshal(line, &w) != nil {
+			break
+		}
+		words = append(words, w)
+	}
+	return m, words, nil
+}
+
+// write appends a line to the memo, if there is one.
+func (k *kept) write(line any) error {
+	if k == nil {
+		return nil
+	}
+	b, err := json.Marshal(line)
+	if err != nil {
+		return err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if _, err = k.memo.Seek(0, io.SeekEnd); err == nil {
+		_, err = k.memo.Write(append(b, '\n'))
+	}
+	return err
+}
+
+// close ends the keeping, if there is any.
+func (k *kept) close() {
+	if k != nil {
+		k.drop()
+		_ = k.fuse.Close()
+		_ = k.memo.Close()
+	}
+}
+
+// takeKept takes over the mount at a place that is held, or returns nil if none is. The mount may be gone by now: ErrUnmounted.
+func takeKept(mountpoint string, h Holder) (k *kept, err error) {
+	if h == nil {
+		return nil, nil
+	}
+	files := h.Held(mountpoint)
+	if len(files) != 2 {
+		return nil, nil
+	}
+	k = &kept{fuse: files[0], memo: files[1], drop: func() {}}
+	if k.Memo, k.words, err = ReadMemo(k.memo); err == nil && !k.alive() {
+		err = ErrUnmounted
+		if mi, _ := findMount(k.Mountpoint); mi != nil && mi.Device == k.Device {
+			err = errAborted
+		}
+	}
+	if err == nil {
+		err = k.begin()
+	}
+	if err != nil {
+		k.close()
+	}
+	return k, err
+}
+
+// errAborted says that a held mount is dead, but still in its place.
+var errAborted = errors.New("the mount was aborted")
+
+// alive asks the kernel once. Who waited for it to report the end would be woken by every request.
+func (k *kept) alive() bool {
+	p := []unix.PollFd{{Fd: int32(k.fuse.Fd())}}
+	_, err := again(func() (int, error) { return unix.Poll(p, 0) })
+	return err == nil && p[0].Revents&unix.POLLERR == 0
+}
+
+// resend makes the kernel send everything again that was read and not answered.
+func (k *kept) resend() error {
+	head := fuse.OutHeader{Length: uint32(outHeader), Status: -fuse.NOTIFY_RESEND}
+	msg := make([]byte, outHeader)
+	if _, err := binary.Encode(msg, binary.NativeEndian, head); err != nil {
+		return err
+	}
+	_, err := unix.Write(int(k.fuse.Fd()), msg)
+	return os.NewSyscallError("resend", err)
+}
+
+const (
+	outHeader    = int(unsafe.Sizeof(fuse.OutHeader{}))
+	inits        = outHeader + int(unsafe.Sizeof(fuse.InitOut{}))
+	firstRequest = 8192 // FUSE_MIN_READ_BUFFER
+)
+
+// again calls do until no signal interrupts it.
+func again[T any](do func() (T, error)) (of T, err error) {
+	for {
+		if of, err = do(); !errors.Is(err, unix.EINTR) {
+			return of, err
+		}
+	}
+}
+
+// serveDevice mounts at path, and makes the server for /dev/fuse. If a holder can have the mount, it is f.kept.
+func serveDevice(f *filesystem, path string, mo *fuse.MountOptions) (*fuse.Server, error) {
+	fd, err := uring.Mount(path, mo)
+	if err != nil {
+		return nil, err
+	}
+	s, first, err := serveOpen(f, fd, nil, mo)
+	if err != nil {
+		_ = unix.Close(fd)
+		return nil, errors.Join(err, unmount(path, true))
+	}
+	agreed := (*fuse.InitIn)(unsafe.Pointer(&first[0])).Flags64()
+	mi, _ := findMount(path)
+	if _, named := f.volume.(Historian); f.opts.Holder == nil || !named || agreed&fuse.CAP_HAS_RESEND == 0 || mi == nil {
+		return s, unix.Close(fd)
+	}
+	f.kept, err = newKept(fd, Memo{path, mi.Device, f.opts.FsName, f.opts.Note, first, mo.MaxWrite})
+	if err != nil {
+		f.log.Warn("the mount will not outlive this process", "mountpoint", path, "cause", err)
+		f.kept.close()
+		f.kept = nil
+	}
+	return s, nil
+}
+
+// serveOpen makes the server for an open /dev/fuse, of which it has a copy. first is the kernel's first request if that was answered
+// before. Otherwise it is read and answered, and returned with what was agreed on. go-fuse takes the first request and all others from
+// one descriptor, so that is a socket, and /dev/fuse afterwards.
+func serveOpen(f *filesystem, fd int, first []byte, mo *fuse.MountOptions) (s *fuse.Server, agreed []byte, err error) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, os.NewSyscallError("socketpair", err)
+	}
+	ours, its := pair[0], pair[1]
+	defer func() { _ = unix.Close(ours) }()
+	isNew := first == nil
+	if isNew {
+		first = make([]byte, firstRequest)
+		var n int
+		n, err = again(func() (int, error) { return unix.Read(fd, first) })
+		first = first[:max(n, 0)]
+	}
+	if err == nil {
+		_, err = unix.Write(ours, first)
+	}
+	if err != nil {
+		_ = unix.Close(its)
+		return nil, nil, fmt.Errorf("the first request: %w", err)
+	}
+	options := *mo
+	options.DirectMountStrict = false // it is mounted
+	if s, err = fuse.NewServer(f, fmt.Sprintf("/dev/fd/%d", its), &options); err != nil {
+		return nil, nil, err // it has closed the socket
+	}
+	reply := make([]byte, firstRequest)
+	n, err := unix.Read(ours, reply)
+	if isNew && err == nil {
+		_, err = again(func() (int, error) { return unix.Write(fd, reply[:n]) })
+		if n < inits {
+			err = errors.Join(err, syscall.EPROTO)
+		}
+		in, out := (*fuse.InitIn)(unsafe.Pointer(&first[0])), (*fuse.InitOut)(unsafe.Pointer(&reply[outHeader]))
+		in.Flags, in.Flags2 = in.Flags&out.Flags, in.Flags2&out.Flags2
+	}
+	if err == nil {
+		err = unix.Dup3(fd, its, unix.O_CLOEXEC)
+	}
+	return s, first, err
+}
+
+// takeOver serves a mount that k has.
+func takeOver(f *filesystem, k *kept, mo *fuse.MountOptions) (*fuse.Server, error) {
+	mo.MaxWrite = k.MaxWrite
+	s, _, err := serveOpen(f, int(k.fuse.Fd()), k.First, mo)
+	return s, err
+}
+
+// keep begins to write the memo, and lets the holder have the mount.
+func (s *Server) keep() error {
+	f, k := s.fs, s.fs.kept
+	if k == nil {
+		return nil
+	}
+	f.draining.counts = k.counts
+	f.control.begin(k)
+	f.gens.note = func(g *generation) error {
+		return k.write(Word{Generation: g.number, Version: f.volume.(Historian).VersionName(g.manifest)})
+	}
+	newest := f.gens.newest.Load()
+	if n := len(k.words); n == 0 || !slices.ContainsFunc(k.words, func(w Word) bool { return w.Generation == newest.number }) {
+		if err := f.gens.note(newest); err != nil {
+			return fmt.Errorf("mount %s: %w", s.mountpoint, err)
+		}
+	}
+	k.drop = f.opts.Holder.Keep(s.mountpoint, k.fuse, k.memo)
+	return nil
+}
+
+// resume goes on after another process.
+func (s *Server) resume() error {
+	if err := s.fs.kept.resend(); err != nil {
+		return fmt.Errorf("mount %s: %w", s.mountpoint, err)
+	}
+	if gens := s.fs.gens; gens.known() != gens.current().manifest {
+		s.Invalidate(nil)
+	}
+	return nil
+}
+
+// Kept returns why the mount ends with this process, or nil if it can be taken over.
+func (s *Server) Kept() error {
+	switch {
+	case s.fs.kept != nil:
+		return nil
+	case s.Transport().Name == TransportURing:
+		return errors.New("requests come by io_uring, which no other process can take over (mount it with --fuse-transport dev)")
+	case s.fs.opts.Holder == nil:
+		return errors.New("it ends with the client that waits for it in the foreground (mount it with --daemon)")
+	}
+	return errors.New("the kernel would not send requests again (Linux 6.9 does; here unmount it, and mount it again)")
+}

@@ -1,0 +1,362 @@
+package daemon
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shoalfs/shoal/internal/handover"
+)
+
+// What is served by descriptors that the kernel would end with the last process that has them, such as a mount, can outlive the process
+// that serves it. A keepsake is such descriptors. The supervisor has a copy of each from the moment in which it is kept, and gives
+// copies to the next child, which takes what it serves. A process without a supervisor has its keepsakes for itself, and becomes the
+// supervisor of its successor when it is replaced (Renew): it executes its own program anew, as the same process.
+//
+// After a death nothing answers. So that nobody waits for ever, keepsakes that are not taken are let go after letGo, by the
+// supervisor and by a child that is still starting. A child that dies within letGo of its start does not begin that time anew.
+
+// letGo is how long a keepsake may wait for a process that serves it. A start takes far less; if it takes longer, something is wrong
+// that waiting does not mend, and who waits should hear of it. Eight starts that fail at once fit.
+const letGo = 30 * time.Second
+
+// KeptEnv describes what a process inherits.
+const KeptEnv = "SHOAL_KEPT"
+
+// codeRenewed is the exit code of a child that wants to be replaced (EX_TEMPFAIL).
+const codeRenewed = 75
+
+// inheritance is the value of KeptEnv. Descriptors are numbers of the process that inherits.
+type inheritance struct {
+	To      int        `json:",omitempty"` // the socket by which keepsakes go to the supervisor
+	Until   time.Time  // when they are let go
+	Renewed bool       `json:",omitempty"` // the predecessor wanted to be replaced
+	Failed  string     `json:",omitempty"` // why this is the old program
+	Kept    []keepsake `json:",omitempty"`
+}
+
+type keepsake struct {
+	ID   string
+	Name string
+	FDs  []int `json:",omitempty"`
+
+	files []*os.File
+	taken bool
+}
+
+func (k *keepsake) close() {
+	for _, f := range k.files {
+		_ = f.Close()
+	}
+}
+
+// keeping is a set of keepsakes: those of this process, what it may take of its predecessor, or a supervisor's.
+type keeping struct {
+	sync.Mutex
+	all []*keepsake
+}
+
+// remove removes what is, and closes it.
+func (k *keeping) remove(is func(k *keepsake) bool) {
+	k.Lock()
+	defer k.Unlock()
+	k.all = slices.DeleteFunc(k.all, func(o *keepsake) bool {
+		if is(o) {
+			o.close()
+			return true
+		}
+		return false
+	})
+}
+
+// put adds a keepsake, instead of one of the same name: only the last mount of a place can be found there.
+func (k *keeping) put(n *keepsake) {
+	k.remove(func(o *keepsake) bool { return o.Name == n.Name })
+	k.Lock()
+	defer k.Unlock()
+	k.all = append(k.all, n)
+}
+
+// own is what this process has from its predecessor, and what it keeps itself.
+var own struct {
+	inheritance
+	left keeping // of the predecessor, not taken yet
+	kept keeping
+	mu   sync.Mutex // of to
+	to   *net.UnixConn
+}
+
+func init() {
+	text, is := os.LookupEnv(KeptEnv)
+	if !is {
+		return
+	}
+	_ = os.Unsetenv(KeptEnv)
+	if err := json.Unmarshal([]byte(text), &own.inheritance); err != nil {
+		return
+	}
+	for i := range own.Kept {
+		k := &own.Kept[i]
+		for _, fd := range k.FDs {
+			syscall.CloseOnExec(fd)
+			k.files = append(k.files, os.NewFile(uintptr(fd), k.Name))
+		}
+		own.left.all = append(own.left.all, k)
+	}
+	if own.To > 0 {
+		f := os.NewFile(uintptr(own.To), "keeper")
+		if c, err := net.FileConn(f); err == nil {
+			own.to, _ = c.(*net.UnixConn)
+		}
+		_ = f.Close()
+		time.AfterFunc(time.Until(own.Until), func() { own.left.remove(func(*keepsake) bool { return true }) })
+	}
+}
+
+// Renewal reports whether this process has replaced one that wanted it, and why not by the program that was to.
+func Renewal() (renewed bool, failed string) { return own.Renewed, own.Failed }
+
+// Supervised reports whether this process has a supervisor, or is one that Renew made.
+func Supervised() bool { return own.to != nil || successor() }
+
+// successor reports whether this process was made by Renew to supervise its successor.
+func successor() bool { return own.Renewed && own.To == 0 }
+
+// Holder lets mounts outlive this process.
+type Holder struct{}
+
+// Inherited returns the second descriptor of everything that may be taken, which is not the caller's.
+func (Holder) Inherited() (second []*os.File) {
+	own.left.Lock()
+	defer own.left.Unlock()
+	for _, k := range own.left.all {
+		second = append(second, k.files[1])
+	}
+	return second
+}
+
+// Has reports whether Held would return something.
+func (Holder) Has(name string) bool {
+	own.left.Lock()
+	defer own.left.Unlock()
+	return slices.ContainsFunc(own.left.all, func(k *keepsake) bool { return k.Name == name })
+}
+
+// Held takes what the predecessor had of that name. The caller closes it.
+func (Holder) Held(name string) (files []*os.File) {
+	own.left.Lock()
+	defer own.left.Unlock()
+	own.left.all = slices.DeleteFunc(own.left.all, func(k *keepsake) bool {
+		if k.Name == name {
+			files = k.files
+		}
+		return k.Name == name
+	})
+	return files
+}
+
+// Keep keeps copies of files until drop is called.
+func (Holder) Keep(name string, files ...*os.File) (drop func()) {
+	n := &keepsake{ID: rand.Text(), Name: name}
+	for _, f := range files {
+		fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			n.close()
+			return func() {}
+		}
+		n.files = append(n.files, os.NewFile(uintptr(fd), name))
+	}
+	own.kept.put(n)
+	give(n, n.files)
+	return func() {
+		own.kept.remove(func(o *keepsake) bool { return o == n })
+		give(n, nil)
+	}
+}
+
+// give gives a keepsake to the supervisor, or without files takes it back.
+func give(k *keepsake, files []*os.File) {
+	own.mu.Lock()
+	defer own.mu.Unlock()
+	if own.to == nil {
+		return
+	}
+	var fds []int
+	for _, f := range files {
+		fds = append(fds, int(f.Fd()))
+	}
+	if err := handover.WriteReply(own.to, k, fds...); err != nil {
+		slog.Warn("the supervisor does not take what is served; a death of this process ends it", "what", k.Name, "cause", err)
+	}
+}
+
+// Renew replaces this process by one that runs the program that is now where its own was, with what is kept. It does not return, but
+// with an error.
+func Renew(again Again) error {
+	if own.to != nil {
+		os.Exit(codeRenewed)
+	}
+	own.kept.Lock()
+	defer own.kept.Unlock()
+	heir := inheritance{Renewed: true}
+	for _, k := range own.kept.all {
+		n := keepsake{ID: k.ID, Name: k.Name}
+		for _, f := range k.files {
+			if _, err := unix.FcntlInt(f.Fd(), unix.F_SETFD, 0); err != nil {
+				return os.NewSyscallError("fcntl", err)
+			}
+			n.FDs = append(n.FDs, int(f.Fd()))
+		}
+		heir.Kept = append(heir.Kept, n)
+	}
+	text, err := json.Marshal(heir)
+	if err != nil {
+		return err
+	}
+	// The program that runs, even if there is another in its place now.
+	const self = "/proc/self/exe"
+	env := append(append(os.Environ(), again.Env...), KeptEnv+"="+string(text))
+	err = &os.PathError{Op: "execute", Path: self, Err: syscall.Exec(self, append(os.Args[:1:1], again.Args...), env)}
+	for _, n := range heir.Kept {
+		for _, fd := range n.FDs {
+			unix.CloseOnExec(fd)
+		}
+	}
+	return err
+}
+
+// keeper is a supervisor's part.
+type keeper struct {
+	keeping
+	began   bool      // a child has been ready
+	renewed bool      // the child is to replace one that wanted it
+	failed  string    // why it runs the old program
+	program string    // to run; "": what is where this process's program was
+	good    *os.File  // the program of the last child that was ready
+	trouble time.Time // since when children die
+	timer   *time.Timer
+}
+
+// newKeeper has what Renew has left.
+func newKeeper() *keeper {
+	k := &keeper{renewed: successor()}
+	if k.all, own.left.all = own.left.all, nil; k.renewed {
+		k.good, _ = os.Open("/proc/self/exe")
+		k.begin()
+	}
+	return k
+}
+
+// gift adds what the next child inherits to its command. The caller closes theirs once it has started, and serves ours. k is locked
+// until then.
+func (k *keeper) gift(cmd *exec.Cmd) (ours *net.UnixConn, theirs *os.File, err error) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, os.NewSyscallError("socketpair", err)
+	}
+	theirs = os.NewFile(uintptr(pair[1]), "keeper")
+	f := os.NewFile(uintptr(pair[0]), "kept")
+	defer f.Close()
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, nil, err
+	}
+	const first = 4 // descriptor, after the pipe of ReadyEnv
+	heir := inheritance{To: first, Until: k.trouble.Add(letGo), Renewed: k.renewed, Failed: k.failed}
+	cmd.ExtraFiles = []*os.File{theirs}
+	for _, o := range k.all {
+		n := keepsake{ID: o.ID, Name: o.Name}
+		for _, f := range o.files {
+			n.FDs = append(n.FDs, first+len(cmd.ExtraFiles))
+			cmd.ExtraFiles = append(cmd.ExtraFiles, f)
+		}
+		heir.Kept = append(heir.Kept, n)
+	}
+	text, err := json.Marshal(heir)
+	cmd.Env = append(cmd.Env, KeptEnv+"="+string(text))
+	return c.(*net.UnixConn), theirs, err
+}
+
+// begin begins the time in which keepsakes must be taken, unless it has begun. k is locked.
+func (k *keeper) begin() {
+	if k.trouble.IsZero() {
+		k.trouble = time.Now()
+	}
+	if k.timer != nil {
+		k.timer.Stop()
+	}
+	for _, o := range k.all {
+		o.taken = false
+	}
+	k.timer = time.AfterFunc(time.Until(k.trouble.Add(letGo)), func() {
+		k.remove(func(o *keepsake) bool {
+			if !o.taken {
+				slog.Error("nothing has served it for too long, so it ends", "what", o.Name, "waited", letGo)
+			}
+			return !o.taken
+		})
+	})
+}
+
+// serve takes what a child keeps, until it ends.
+func (k *keeper) serve(c *net.UnixConn) {
+	defer func() { _ = c.Close() }()
+	for {
+		n := &keepsake{taken: true}
+		fds, err := handover.Receive(c, n)
+		for _, fd := range fds {
+			n.files = append(n.files, os.NewFile(uintptr(fd), n.Name))
+		}
+		switch {
+		case err != nil:
+			n.close()
+			return
+		case len(fds) == 0:
+			k.remove(func(o *keepsake) bool { return o.ID == n.ID })
+		default:
+			k.put(n)
+		}
+	}
+}
+
+// ready notes the program of a child that is ready.
+func (k *keeper) ready(pid int) {
+	if program, err := os.Open("/proc/" + strconv.Itoa(pid) + "/exe"); err == nil {
+		if k.good != nil {
+			_ = k.good.Close()
+		}
+		k.good = program
+	}
+}
+
+// died says what to do after a child's death: start another at once, or as after any death.
+func (k *keeper) died(wasReady bool, exit *exec.ExitError, cause string, life time.Duration) (atOnce bool) {
+	k.Lock()
+	defer k.Unlock()
+	renew := wasReady && exit != nil && exit.ExitCode() == codeRenewed
+	if life > letGo || renew {
+		k.trouble = time.Time{}
+	}
+	k.begin()
+	switch {
+	case renew:
+		k.renewed, k.failed, k.program = true, "", ""
+	case k.renewed && !wasReady && k.failed == "" && k.good != nil:
+		k.failed, k.program = cause, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), k.good.Fd())
+		slog.Error("the program that was to replace the daemon did not serve; the old one goes on", "cause", cause)
+	default:
+		return false
+	}
+	return true
+}

@@ -1,0 +1,175 @@
+package daemon
+
+import (
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+
+	"github.com/shoalfs/shoal/internal/handover"
+)
+
+// child is the keeping side of a socket to a keeper.
+type child struct {
+	c     *net.UnixConn
+	ended chan struct{}
+}
+
+func newChild(t *rapid.T, k *keeper) *child {
+	k.Lock()
+	ours, theirs, err := k.gift(&exec.Cmd{})
+	k.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := net.FileConn(theirs)
+	if err = errors.Join(err, theirs.Close()); err != nil {
+		t.Fatal(err)
+	}
+	h := &child{c.(*net.UnixConn), make(chan struct{})}
+	go func() { k.serve(ours); close(h.ended) }()
+	return h
+}
+
+// die ends the child, and waits until the keeper has taken everything that it had said.
+func (h *child) die() { _ = h.c.Close(); <-h.ended }
+
+// gone reports whether nobody has the other end of a pipe any more.
+func gone(w *os.File) bool {
+	_, err := w.Write([]byte{0})
+	return errors.Is(err, syscall.EPIPE)
+}
+
+// A keeper has what its children keep, whatever they do and whenever they die; it has nothing twice, and nothing of what was dropped.
+func TestKeeperModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		k := newKeeper()
+		defer func() { k.remove(func(*keepsake) bool { return true }) }()
+		type thing struct {
+			id string
+			w  *os.File
+		}
+		model, dropped, next := map[string]thing{}, []*os.File(nil), 0
+		h := newChild(t, k)
+		defer func() { h.die() }()
+		drop := func(name string) {
+			if o, ok := model[name]; ok {
+				dropped = append(dropped, o.w)
+				delete(model, name)
+			}
+		}
+		steps := rapid.SliceOfN(rapid.SampledFrom([]string{"keep", "drop", "die", "renew", "fail"}), 1, 20).Draw(t, "steps")
+		for _, step := range steps {
+			name := rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "name")
+			switch step {
+			case "keep":
+				r, w, err := os.Pipe()
+				if err != nil {
+					t.Fatal(err)
+				}
+				next++
+				id := strconv.Itoa(next)
+				if err := handover.WriteReply(h.c, &keepsake{ID: id, Name: name}, int(r.Fd())); err != nil {
+					t.Fatal(err)
+				}
+				r.Close()
+				drop(name)
+				model[name] = thing{id, w}
+			case "drop":
+				if o, ok := model[name]; ok {
+					if err := handover.WriteReply(h.c, &keepsake{ID: o.id, Name: name}); err != nil {
+						t.Fatal(err)
+					}
+					drop(name)
+				}
+			default:
+				h.die()
+				code := 1
+				if step == "renew" {
+					code = codeRenewed
+				}
+				renewed, failed := k.renewed, k.failed
+				atOnce := k.died(step != "fail", exitOf(t, code), "cause", time.Second)
+				if want := step == "renew" || step == "fail" && renewed && failed == "" && k.good != nil; atOnce != want {
+					t.Fatalf("%s: another child at once: %v", step, atOnce)
+				}
+				if k.ready(os.Getpid()); step == "fail" && atOnce && k.failed != "cause" {
+					t.Fatalf("the old program does not know why it runs: %q", k.failed)
+				}
+				var names []string
+				k.Lock()
+				for _, o := range k.all {
+					if names = append(names, o.Name); o.taken || o.ID != model[o.Name].id {
+						t.Errorf("%s of %s: taken %v", o.Name, o.ID, o.taken)
+					}
+				}
+				k.Unlock()
+				if len(names) != len(model) || len(slices.Compact(slices.Sorted(slices.Values(names)))) != len(model) {
+					t.Fatalf("the keeper has %v of %d", names, len(model))
+				}
+				h = newChild(t, k)
+			}
+		}
+		h.die()
+		for name, o := range model {
+			if gone(o.w) {
+				t.Errorf("%s is lost", name)
+			}
+			o.w.Close()
+		}
+		for _, w := range dropped {
+			if !gone(w) {
+				t.Error("what was dropped is still kept")
+			}
+			w.Close()
+		}
+	})
+}
+
+// exits are the ends of processes with an exit code.
+var exits = map[int]*exec.ExitError{}
+
+func exitOf(t *rapid.T, code int) *exec.ExitError {
+	if exits[code] == nil {
+		var exit *exec.ExitError
+		if !errors.As(exec.Command("/bin/sh", "-c", "exit "+strconv.Itoa(code)).Run(), &exit) {
+			t.Fatal("no exit code")
+		}
+		exits[code] = exit
+	}
+	return exits[code]
+}
+
+// What a process inherits is given to one who asks for it, and ends at the time that it was told.
+func TestInheritedIsLetGo(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	fd, err := unix.Dup(int(r.Fd()))
+	r.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	own.left.put(&keepsake{Name: "x", files: []*os.File{os.NewFile(uintptr(fd), "x"), os.Stdin}})
+	if h := (Holder{}); !h.Has("x") || h.Has("y") || h.Held("y") != nil || len(h.Inherited()) != 1 {
+		t.Error("what is inherited is not found")
+	}
+	files := Holder{}.Held("x")
+	if len(files) != 2 || (Holder{}).Has("x") || gone(w) {
+		t.Fatalf("taken: %v", files)
+	}
+	files[0].Close()
+	if !gone(w) {
+		t.Error("a copy is left")
+	}
+}
