@@ -34,7 +34,8 @@ const (
 type filesystem struct {
 	fuse.RawFileSystem
 	volume   Volume
-	lender   Lender // nil: ReadAt answers
+	lender   Lender   // nil: ReadAt answers
+	follower Follower // may be nil
 	pages    atomic.Pointer[pages]
 	now      NowReader // nil: every read that is not lent may wait
 	stater   Stater
@@ -262,7 +263,14 @@ func (f *filesystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (
 	if err != nil {
 		return nil, f.readError(cancel, g.manifest, file, err)
 	}
+	f.wasRead(g.manifest, file, in, n)
 	return fuse.ReadResultData(buf), fuse.OK
+}
+
+func (f *filesystem) wasRead(m *catalog.Manifest, file int, in *fuse.ReadIn, n int) {
+	if f.follower != nil {
+		f.follower.WasRead(m, file, int64(in.Offset), int64(n), in.Pid)
+	}
 }
 
 // wanted returns the part of buf that a READ fills, which is empty behind the file's end.
@@ -278,6 +286,7 @@ func (f *filesystem) lend(m *catalog.Manifest, file int, in *fuse.ReadIn, n int)
 	}
 	if f.lender != nil {
 		if data, release, ok := f.lender.Lend(m, file, int64(in.Offset), n); ok {
+			f.wasRead(m, file, in, n)
 			return &lent{[1][]byte{data}, release}
 		}
 	}

@@ -63,6 +63,12 @@ type NowReader interface {
 	ReadNow(m *catalog.Manifest, file int, p []byte, off int64) bool
 }
 
+// Follower is a [Volume] that follows reads, too.
+type Follower interface {
+	// WasRead says that n bytes of the file from off were read. process is as for Opened.
+	WasRead(m *catalog.Manifest, file int, off, n int64, process uint32)
+}
+
 // Stater is a [Volume] that knows where a file's content is.
 type Stater interface {
 	// State returns the value of the attribute user.shoal.state: "kept", "staged" or "remote".
@@ -271,6 +277,7 @@ func newFilesystem(v Volume, c Control, o Options, k *kept) *filesystem {
 	f.gens = newGenerations(v, earlier)
 	f.lender, _ = v.(Lender)
 	f.now, _ = v.(NowReader)
+	f.follower, _ = v.(Follower)
 	if p, ok := v.(Pager); ok && o.KernelCache {
 		p.SetPages(f.has)
 	}

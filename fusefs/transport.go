@@ -143,5 +143,6 @@ func (q quick) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 	if q.now == nil || !q.now.ReadNow(g.manifest, file, buf, int64(in.Offset)) {
 		return nil, uring.WouldBlock
 	}
+	q.wasRead(g.manifest, file, in, len(buf))
 	return fuse.ReadResultData(buf), fuse.OK
 }

@@ -107,6 +107,7 @@ func (d *dataset) send(w http.ResponseWriter, r *http.Request, m *catalog.Manife
 			}
 			return err
 		}
+		d.WasRead(m, file, off, int64(len(p)), readerOf(r).number)
 		if head != nil {
 			head()
 			head = nil

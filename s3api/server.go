@@ -48,6 +48,7 @@ type Dataset interface {
 	WillReadRange(m *catalog.Manifest, file int, off, n int64)
 	Lend(m *catalog.Manifest, file int, off int64, n int) (data []byte, release func(), ok bool)
 	Opened(m *catalog.Manifest, file int, reader uint32)
+	WasRead(m *catalog.Manifest, file int, off, n int64, reader uint32)
 	Released(m *catalog.Manifest, file int)
 }
 

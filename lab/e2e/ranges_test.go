@@ -67,6 +67,27 @@ func TestRangePlans(t *testing.T) {
 	}
 }
 
+// A plan of ranges whose reader has another order is withdrawn.
+func TestRangePlanWithdrawn(t *testing.T) {
+	const size, each, n = 64 << 20, 64 << 10, 1024
+	dir, url, env, _ := tokens(t, size)
+	for _, how := range []string{"pread", "mmap"} {
+		mnt := t.TempDir()
+		mountAt(t, env, url, mnt, "--cache-size", "0", "--memory", "256MiB", "--kernel-cache", "off")
+		write(t, filepath.Join(mnt, ".shoal", "plan"), []byte(rangesOf(size, each, n, 1)))
+		plan := filepath.Join(dir, "plan")
+		write(t, plan, []byte(rangesOf(size, each, 200, 2)))
+		out, err := exec.CommandContext(t.Context(), "python3", "ranges.py", filepath.Join(mnt, "c/tokens.bin"), filepath.Join(dir, "c/tokens.bin"), plan, how).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s: %v", out, err)
+		}
+		within(t, 10*time.Second, "the plan is withdrawn", func() bool {
+			text := orderSays(t, mnt)
+			return strings.Contains(text, "plan default withdrawn") && strings.Contains(text, " reads matched") && streamsOf(t, mnt)["plans/default"].Len == 0
+		})
+	}
+}
+
 // Ranged GETs of the endpoint move the reader as well, a bad plan leaves the one in force, and says where it is wrong.
 func TestRangePlanAtTheEndpoint(t *testing.T) {
 	const size, each, n = 64 << 20, 8 << 10, 200

@@ -632,10 +632,12 @@ func (e *Engine) Ledger() *cache.Ledger { return e.cache.Ledger() }
 func (e *Engine) ReadAt(ctx context.Context, m *catalog.Manifest, file int, p []byte, off int64) (int, error) {
 	e.counted.readers.read()
 	e.recoding.asFiles.Add(int64(len(p)))
-	v := e.volumeOf(m)
-	n, err := v.ReadAt(ctx, file, p, off)
-	e.host.runner.Read(v, file, off, int64(n), e.orders.mounted)
-	return n, err
+	return e.volumeOf(m).ReadAt(ctx, file, p, off)
+}
+
+// WasRead says that a process (0: unknown) has read n bytes of a file from off.
+func (e *Engine) WasRead(m *catalog.Manifest, file int, off, n int64, process uint32) {
+	e.host.runner.Read(e.volumeOf(m), file, off, n, process, e.orders.mounted)
 }
 
 // WillReadRange says what is about to be read, as cache.Volume.WillReadRange does.
@@ -647,21 +649,12 @@ func (e *Engine) WillReadRange(m *catalog.Manifest, file int, off, n int64) {
 func (e *Engine) Lend(m *catalog.Manifest, file int, off int64, n int) (data []byte, release func(), ok bool) {
 	e.counted.readers.read()
 	e.recoding.asFiles.Add(int64(n))
-	v := e.volumeOf(m)
-	if data, release, ok = v.Lend(file, off, n); ok {
-		e.host.runner.Read(v, file, off, int64(n), e.orders.mounted)
-	}
-	return data, release, ok
+	return e.volumeOf(m).Lend(file, off, n)
 }
 
 // ReadNow reads what is on disk and need not be waited for, as cache.Volume.ReadNow does.
 func (e *Engine) ReadNow(m *catalog.Manifest, file int, p []byte, off int64) bool {
-	v := e.volumeOf(m)
-	if !v.ReadNow(file, p, off) {
-		return false
-	}
-	e.host.runner.Read(v, file, off, int64(len(p)), e.orders.mounted)
-	return true
+	return e.volumeOf(m).ReadNow(file, p, off)
 }
 
 // State says where the file's content is: on disk ("kept"), in memory ("staged"), or only in the object store

@@ -240,6 +240,7 @@ type written struct {
 // read checks a plan for a version.
 func (r *orders) read(v *view, name string, data []byte) (w written, err error) {
 	w.options = r.options("plans/"+name, v, nil)
+	w.options.Departs = func(s *run.Stream, matched, of int) { r.withdraw(name, s, matched, of) }
 	if ofRanges(data) {
 		return r.readRanges(v, w, data)
 	}
@@ -248,7 +249,6 @@ func (r *orders) read(v *view, name string, data []byte) (w written, err error) 
 		return w, err
 	}
 	w.lines, w.size, w.stream = o.Len(), planSize(v.manifest, data, o), r.ofPlan(w.options.Name, v, false)
-	w.options.Departs = func(matched, opens int) { r.withdraw(name, matched, opens) }
 	w.order = func() order.Locator { return order.Index(o) }
 	return w, nil
 }
@@ -262,21 +262,25 @@ func (e *Engine) RemovePlan(name string) error {
 }
 
 // withdraw removes a plan that its readers do not follow. The order is inferred then, and says why.
-func (r *orders) withdraw(name string, matched, opens int) {
+func (r *orders) withdraw(name string, s *run.Stream, matched, of int) {
 	r.planning.Lock()
 	defer r.planning.Unlock()
-	if s := r.ofPlan("plans/"+name, r.engine.cur.Load(), false); s == nil || !s.Departed() {
+	if !slices.Contains(r.mounted(), s) || !s.Departed() {
 		return // another was written meanwhile
 	}
 	if err := r.remove(name); err != nil {
 		r.engine.log.Warn("a plan that its readers do not follow stays in force", "plan", name, "cause", err)
 		return
 	}
+	what := "opens"
+	if s.Ranges != nil {
+		what = "reads"
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.plans[name] = &plan{rejected: fmt.Sprintf("withdrawn at %s: the readers do not follow it; %d of their first %d opens matched",
-		time.Now().UTC().Format(time.RFC3339), matched, opens)}
-	r.engine.log.Warn("plan withdrawn: the readers do not follow it", "plan", name, "matched", matched, "opens", opens)
+	r.plans[name] = &plan{rejected: fmt.Sprintf("withdrawn at %s: the readers do not follow it; %d of their first %d %s matched",
+		time.Now().UTC().Format(time.RFC3339), matched, of, what)}
+	r.engine.log.Warn("plan withdrawn: the readers do not follow it", "plan", name, "matched", matched, what, of)
 }
 
 // remove is RemovePlan. e.orders.planning is held.

@@ -230,16 +230,20 @@ func (t *rangeTable) touching(file int, off, end int64) iter.Seq[int] {
 	}
 }
 
-// Read says that n bytes of a file were read from off. Streams of ranges follow that.
-func (r *Runner) Read(v *cache.Volume, file int, off, n int64, streams func() []*Stream) {
+// Read says that a process (0: unknown) has read n bytes of a file from off. Streams of ranges follow that.
+func (r *Runner) Read(v *cache.Volume, file int, off, n int64, process uint32, streams func() []*Stream) {
 	if r.ranged.Load() == 0 || n <= 0 {
 		return
 	}
-	for _, s := range streams() {
-		if s.Ranges != nil && s.Volume == v {
-			r.event(func(*prefetch.Executor) { s.readTo(file, off, off+n) })
+	follow := slices.DeleteFunc(slices.Clone(streams()), func(s *Stream) bool { return s.Ranges == nil || s.Volume != v })
+	r.event(func(*prefetch.Executor) {
+		try(follow, process, func(s *Stream) []int {
+			return slices.DeleteFunc(slices.Collect(s.Ranges.table.Load().touching(file, off, off+n)), func(n int) bool { return slices.Contains(s.Ranges.open, n) })
+		})
+		for _, s := range follow {
+			s.readTo(file, off, off+n)
 		}
-	}
+	})
 }
 
 // readTo follows a read of a file from off to end: in the ranges that it covers, if they are due; and in the one that is due first of

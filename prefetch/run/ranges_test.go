@@ -101,7 +101,7 @@ func rangesOf(t *testing.T, size int, list []Range, do func(v *cache.Volume, r *
 			if _, err := v.ReadAt(t.Context(), 0, p, off); err != nil {
 				t.Fatal(err)
 			}
-			r.Read(v, 0, off, n, func() []*Stream { return []*Stream{s} })
+			r.Read(v, 0, off, n, 1, func() []*Stream { return []*Stream{s} })
 		})
 		cancel()
 		synctest.Wait()
@@ -204,6 +204,50 @@ func TestRangesLargerThanMemory(t *testing.T) {
 			t.Errorf("%+v, %d reads waited", p, n.Misses)
 		}
 	})
+}
+
+// Readers that do not follow a plan are found out by their first reads. Those that do are not, with any workers, from any position,
+// and when the kernel has half of what comes, or reads around what is asked for.
+func TestDepartFromRanges(t *testing.T) {
+	const size, each = 64 << 20, 2 << 10
+	list := randomRanges(size, each, 8000)
+	other := slices.Clone(list)
+	rand.New(rand.NewPCG(1, 1)).Shuffle(len(other), func(i, j int) { other[i], other[j] = other[j], other[i] })
+	for _, c := range []struct {
+		workers, batch, from int
+		around               int64
+		hidden               bool
+	}{{1, 1, 0, 0, false}, {4, 1, 0, 0, false}, {4, 32, 700, 0, false}, {8, 8, 0, 8 << 10, false}, {2, 16, 1000, 0, true}, {8, 1, 300, 0, true}} {
+		for _, follows := range []bool{false, true} {
+			rangesOf(t, size, list, func(v *cache.Volume, r *Runner, s *Stream, _ func(off, n int64)) {
+				departed := make(chan int, 1)
+				s.Departs = func(_ *Stream, _, of int) { departed <- of }
+				read := other
+				if follows {
+					read = list
+				}
+				reads := 0
+				for i, one := range read[c.from:] {
+					if c.hidden && one.Off/each%2 == 0 {
+						continue
+					}
+					from := max(one.Off-c.around, 0)
+					reads++
+					r.Read(v, 0, from, min(one.Off+one.N+c.around, size)-from, uint32(1+i/c.batch%c.workers), func() []*Stream { return []*Stream{s} })
+					synctest.Wait()
+					if len(departed) > 0 || reads == 2000 {
+						break
+					}
+				}
+				if gone := len(departed) > 0; gone == follows || gone && reads > 64 {
+					t.Errorf("%+v: follows %t, departed %t, %d reads", c, follows, gone, reads)
+				}
+				if gone := s.Departed(); gone == follows {
+					t.Errorf("%+v: follows %t, departed %t", c, follows, gone)
+				}
+			})
+		}
+	}
 }
 
 // The next plan waits for its reader, has the head of what it needs, and is followed. Plans may share ranges.

@@ -200,24 +200,37 @@ func (r *Runner) event(bring func(x *prefetch.Executor)) {
 func (r *Runner) Opened(v *cache.Volume, file int, process uint32, streams ...*Stream) {
 	r.event(func(x *prefetch.Executor) {
 		x.Open(v, file)
-		var of *prefetch.Trial
-		continued := 0
-		for _, s := range streams {
-			if t := s.continues(process, file); t != nil {
-				of = t
-				continued++
+		files := []int{file}
+		try(streams, process, func(s *Stream) []int {
+			if s.Ranges != nil {
+				return nil // reads count there
 			}
-		}
-		if continued == 1 {
-			of.Matches(process)
-		}
+			return files
+		})
 		for _, s := range streams {
-			if continued == 0 {
-				s.strays(process, file)
-			}
 			s.heard(process, file)
 		}
 	})
+}
+
+// try shows the trials of plans what a process reads now: one of the things. The runner's lock is held.
+func try(streams []*Stream, process uint32, things func(s *Stream) []int) {
+	var of *prefetch.Trial
+	continued := 0
+	for _, s := range streams {
+		if t := s.continues(process, things(s)); t != nil {
+			of = t
+			continued++
+		}
+	}
+	if continued == 1 {
+		of.Matches(process)
+	}
+	for _, s := range streams {
+		if continued == 0 {
+			s.strays(process, things(s))
+		}
+	}
 }
 
 // Done says that a reader is done with a file.

@@ -35,7 +35,7 @@ type Options struct {
 	Parts  []string                    // extensions of the parts read with each file; see parts.go
 	Has    func(file int) bool         // the reader probably has the file, and will not ask for it; nil: it has none
 
-	Departs func(matched, opens int) // called once, from its own goroutine, if the readers do not follow a plan; see prefetch.Trial
+	Departs func(s *Stream, matched, of int) // called once, from its own goroutine, if the readers do not follow a plan; see prefetch.Trial
 }
 
 // Opening is an open of a file by a process; 0 if unknown.
@@ -267,29 +267,32 @@ func (s *Stream) heard(process uint32, file int) {
 	}
 }
 
-// continues returns the trial of the plan that an open continues: the latest, or still the one before, for whose end that
-// waits. It returns nil if it continues neither. The runner's lock is held.
-func (s *Stream) continues(process uint32, file int) *prefetch.Trial {
-	if s.Departs == nil {
+// continues returns the trial of the plan that a read of one of the things continues: the latest, or still the one before, for whose
+// end that waits. It returns nil if it continues neither. The runner's lock is held.
+func (s *Stream) continues(process uint32, things []int) *prefetch.Trial {
+	if s.Departs == nil || len(things) == 0 {
 		return nil
 	}
 	told, t := *s.told.Load(), &s.trials
 	if !t.now.Of(told) {
 		t.before, t.now = t.now, prefetch.NewTrial(told)
 	}
-	if cur, _ := s.walk.Orders(); t.before.Of(cur) && t.before.Continues(process, file) {
-		return &t.before
-	}
-	if t.now.Continues(process, file) {
-		return &t.now
+	cur, _ := s.walk.Orders()
+	for _, n := range things {
+		if t.before.Of(cur) && t.before.Continues(process, n) {
+			return &t.before
+		}
+		if t.now.Continues(process, n) {
+			return &t.now
+		}
 	}
 	return nil
 }
 
-// strays handles an open that continues no plan. The runner's lock is held.
-func (s *Stream) strays(process uint32, file int) {
-	if t := &s.trials.now; s.Departs != nil && t.Strays(process, file) {
-		go s.Departs(t.Matched, t.Opens)
+// strays handles a read of one of the things that continues no plan. The runner's lock is held.
+func (s *Stream) strays(process uint32, things []int) {
+	if t := &s.trials.now; s.Departs != nil && len(things) > 0 && t.Strays(process, things[0]) {
+		go s.Departs(s, t.Matched, t.Opens)
 	}
 }
 
