@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"hash"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -78,40 +79,61 @@ type signedGet struct {
 	rangeOf string // for Range; empty: none
 }
 
+// addHeader appends a header, whose name comes after those before it, as it is sent and as it is signed, and its name. The
+// parts make its value.
+func addHeader(sent, signed, names []byte, name, lower string, parts ...string) (_, _, _ []byte) {
+	sent = append(append(sent, name...), ": "...)
+	signed = append(append(signed, lower...), ':')
+	for _, p := range parts {
+		sent, signed = append(sent, p...), append(signed, p...)
+	}
+	return append(sent, "\r\n"...), append(signed, '\n'), append(append(names, lower...), ';')
+}
+
 // appendHeaders appends g's head, from the Host header to the empty line, to b. scratch is overwritten and returned
 // for the next call. Without keys in v the request is anonymous.
 func (s *signer) appendHeaders(b, scratch []byte, g *signedGet, v *credentials.Value, now time.Time) (head, spare []byte) {
-	b = append(b, "Host: "...)
-	b = append(b, g.host...)
-	if g.etag != "" {
-		b = append(b, "\r\nIf-Match: \""...)
-		b = append(b, g.etag...)
-		b = append(b, '"')
-	}
-	if g.rangeOf != "" {
-		b = append(b, "\r\nRange: "...)
-		b = append(b, g.rangeOf...)
-	}
-	if s.pays {
-		b = append(b, "\r\n"+headerPayer+": "+payerRequester...)
-	}
-	for _, e := range s.sse {
-		b = append(b, "\r\n"...)
-		b = append(b, e.name...)
-		b = append(b, ": "...)
-		b = append(b, e.value...)
-	}
-	if v.AccessKeyID == "" || v.SecretAccessKey == "" || v.SignerType.IsAnonymous() {
-		return append(b, "\r\n\r\n"...), scratch
-	}
 	var stamp [len(amzTime)]byte
 	date := now.UTC().AppendFormat(stamp[:0], amzTime)
-	k := s.keyFor(v, date[:amzDay])
-
-	c, names := s.appendCanonical(scratch[:0], make([]byte, 0, 320), g, v.SessionToken, date)
+	anonymous := v.AccessKeyID == "" || v.SecretAccessKey == "" || v.SignerType.IsAnonymous()
+	// The canonical request: method, path, query, headers, their names, the payload's hash.
+	c := append(scratch[:0], "GET\n"...)
+	c = append(c, g.path...)
+	c = append(c, '\n')
+	c = append(c, g.query...)
+	c = append(c, '\n')
+	names := make([]byte, 0, 320)
+	b, c, names = addHeader(b, c, names, "Host", "host", g.host)
+	if g.etag != "" {
+		b, c, names = addHeader(b, c, names, "If-Match", "if-match", `"`, g.etag, `"`)
+	}
+	if g.rangeOf != "" {
+		b, c, names = addHeader(b, c, names, "Range", "range", g.rangeOf)
+	}
+	if !anonymous {
+		b, c, names = addHeader(b, c, names, "X-Amz-Content-Sha256", "x-amz-content-sha256", emptySHA256)
+		b, c, names = addHeader(b, c, names, "X-Amz-Date", "x-amz-date", string(date))
+	}
+	if s.pays {
+		b, c, names = addHeader(b, c, names, headerPayer, "x-amz-request-payer", payerRequester)
+	}
+	if v.SessionToken != "" && !anonymous {
+		b, c, names = addHeader(b, c, names, "X-Amz-Security-Token", "x-amz-security-token", v.SessionToken)
+	}
+	for _, e := range s.sse {
+		b, c, names = addHeader(b, c, names, e.name, strings.ToLower(e.name), e.value)
+	}
+	if anonymous {
+		return append(b, "\r\n"...), c
+	}
+	names = names[:len(names)-1]
+	c = append(c, '\n')
+	c = append(c, names...)
+	c = append(c, "\n"+emptySHA256...)
 	digest := sha256.Sum256(c)
 
 	// The string to sign.
+	k := s.keyFor(v, date[:amzDay])
 	c = append(c[:0], "AWS4-HMAC-SHA256\n"...)
 	c = append(c, date...)
 	c = append(c, '\n')
@@ -121,16 +143,10 @@ func (s *signer) appendHeaders(b, scratch []byte, g *signedGet, v *credentials.V
 	mac := k.macs.Get().(hash.Hash)
 	mac.Reset()
 	mac.Write(c)
-	sum := mac.Sum(digest[:0])
+	sum := mac.Sum(c[:0])
 	k.macs.Put(mac)
 
-	b = append(b, "\r\nX-Amz-Content-Sha256: "+emptySHA256+"\r\nX-Amz-Date: "...)
-	b = append(b, date...)
-	if v.SessionToken != "" {
-		b = append(b, "\r\nX-Amz-Security-Token: "...)
-		b = append(b, v.SessionToken...)
-	}
-	b = append(b, "\r\nAuthorization: AWS4-HMAC-SHA256 Credential="...)
+	b = append(b, "Authorization: AWS4-HMAC-SHA256 Credential="...)
 	b = append(b, v.AccessKeyID...)
 	b = append(b, '/')
 	b = append(b, k.scope...)
@@ -139,65 +155,6 @@ func (s *signer) appendHeaders(b, scratch []byte, g *signedGet, v *credentials.V
 	b = append(b, ", Signature="...)
 	b = hex.AppendEncode(b, sum)
 	return append(b, "\r\n\r\n"...), c
-}
-
-// appendCanonical appends the canonical request to c: method, path, query, headers in order, their names, the
-// payload's hash. It appends the names to names, too.
-func (s *signer) appendCanonical(c, names []byte, g *signedGet, token string, date []byte) (request, signed []byte) {
-	c = append(c, "GET\n"...)
-	c = append(c, g.path...)
-	c = append(c, '\n')
-	c = append(c, g.query...)
-	c = append(c, "\nhost:"...)
-	c = append(c, g.host...)
-	names = append(names, "host"...)
-	if g.etag != "" {
-		c = append(c, "\nif-match:\""...)
-		c = append(c, g.etag...)
-		c = append(c, '"')
-		names = append(names, ";if-match"...)
-	}
-	if g.rangeOf != "" {
-		c = append(c, "\nrange:"...)
-		c = append(c, g.rangeOf...)
-		names = append(names, ";range"...)
-	}
-	c = append(c, "\nx-amz-content-sha256:"+emptySHA256+"\nx-amz-date:"...)
-	c = append(c, date...)
-	names = append(names, ";x-amz-content-sha256;x-amz-date"...)
-	if s.pays {
-		c = append(c, "\nx-amz-request-payer:"+payerRequester...)
-		names = append(names, ";x-amz-request-payer"...)
-	}
-	if token != "" {
-		c = append(c, "\nx-amz-security-token:"...)
-		c = append(c, token...)
-		names = append(names, ";x-amz-security-token"...)
-	}
-	for _, e := range s.sse {
-		c = append(c, '\n')
-		c = appendLower(c, e.name)
-		c = append(c, ':')
-		c = append(c, e.value...)
-		names = append(names, ';')
-		names = appendLower(names, e.name)
-	}
-	c = append(c, "\n\n"...)
-	c = append(c, names...)
-	c = append(c, "\n"+emptySHA256...)
-	return c, names
-}
-
-// appendLower appends a header's name in the form to sign.
-func appendLower(b []byte, name string) []byte {
-	for i := range len(name) {
-		c := name[i]
-		if 'A' <= c && c <= 'Z' {
-			c += 'a' - 'A'
-		}
-		b = append(b, c)
-	}
-	return b
 }
 
 // AppendPath appends s percent-encoded as S3 signs it: everything except A-Z a-z 0-9 - _ . ~ and the slash.
