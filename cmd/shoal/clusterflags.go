@@ -67,18 +67,10 @@ func (o *clusterOptions) check(inv *invocation, clear string) error {
 	if _, err := cluster.Parse(o.URL); err != nil {
 		return cli.Usagef("--cluster: %w", err)
 	}
-	files := 0
-	for _, path := range []*string{&o.Cert, &o.Key, &o.CA} {
-		if *path == "" {
-			continue
-		}
-		files++
-		var err error
-		if *path, err = inv.abs(*path); err != nil {
-			return err
-		}
-	}
+	files, err := inv.absAll(&o.Cert, &o.Key, &o.CA)
 	switch {
+	case err != nil:
+		return err
 	case o.Insecure && files > 0:
 		return cli.Usagef("--cluster-insecure and --cluster-cert, --cluster-key, --cluster-ca: give one or the other")
 	case !o.Insecure && files < 3:

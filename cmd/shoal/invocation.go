@@ -64,6 +64,17 @@ func (inv *invocation) abs(path string) (string, error) {
 	return filepath.Join(inv.dir, path), nil
 }
 
+// absAll makes the paths that are given absolute, and counts them.
+func (inv *invocation) absAll(paths ...*string) (given int, err error) {
+	for _, path := range paths {
+		if *path != "" && err == nil {
+			given++
+			*path, err = inv.abs(*path)
+		}
+	}
+	return given, err
+}
+
 // source makes a source that is a relative path absolute, relative to the user's folder.
 func (inv *invocation) source(text string) (string, error) {
 	if text == "" || strings.Contains(text, "://") {

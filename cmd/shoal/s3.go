@@ -97,14 +97,8 @@ func (o *s3Options) listen(inv *invocation, log *slog.Logger) (*endpoint, error)
 			return nil, cli.Usagef("%s=%s: give a number of at least 1", s3ConnectionsEnv, text)
 		}
 	}
-	for _, path := range []*string{&o.keys, &o.tls.Cert, &o.tls.Key} {
-		if *path == "" {
-			continue
-		}
-		var err error
-		if *path, err = inv.abs(*path); err != nil {
-			return nil, err
-		}
+	if _, err := inv.absAll(&o.keys, &o.tls.Cert, &o.tls.Key); err != nil {
+		return nil, err
 	}
 	endpoints.Lock()
 	defer endpoints.Unlock()

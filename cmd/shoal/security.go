@@ -31,14 +31,8 @@ func (s *feedSecurity) add(c *cobra.Command) {
 
 // resolve checks the flags and reads the files.
 func (s *feedSecurity) resolve(inv *invocation, log *slog.Logger, lo *loader.ListenOptions) (*loader.Tokens, error) {
-	for _, path := range []*string{&s.files.Cert, &s.files.Key, &s.files.ClientCA, &s.tokenFile} {
-		if *path == "" {
-			continue
-		}
-		var err error
-		if *path, err = inv.abs(*path); err != nil {
-			return nil, err
-		}
+	if _, err := inv.absAll(&s.files.Cert, &s.files.Key, &s.files.ClientCA, &s.tokenFile); err != nil {
+		return nil, err
 	}
 	if s.files != (loader.TLSFiles{}) {
 		if s.files.Cert == "" || s.files.Key == "" {
