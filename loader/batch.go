@@ -430,7 +430,8 @@ func (r *row) read(ctx context.Context, s *session) error {
 		return fmt.Errorf("sample %d (%s): %w", id, s.ds.Path(id), err)
 	}
 	s.count.sourceBytes.Add(int64(len(data)))
-	label, err := s.spec.label.of(r.out.Label, beside.label())
+	told, _ := beside.find(s.spec.label.part())
+	label, err := s.spec.label.of(r.out.Label, told)
 	if err != nil {
 		return &badSample{id, s.ds.Path(id), err}
 	}

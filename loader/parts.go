@@ -108,10 +108,8 @@ func (p *parts) read(ctx context.Context) error {
 
 // get returns a part, read earlier or now; nil if there is none.
 func (p *parts) get(ctx context.Context, ext string) ([]byte, error) {
-	for _, h := range p.have {
-		if h.ext == ext {
-			return h.data, nil
-		}
+	if data, ok := p.find(ext); ok {
+		return data, nil
 	}
 	from, ok := p.r.batch.source.stream.(PartStream)
 	if !ok {
@@ -127,22 +125,20 @@ func (p *parts) get(ctx context.Context, ext string) ([]byte, error) {
 	return data, nil
 }
 
-// label returns the part that holds the label, nil if there is none.
-func (p *parts) label() []byte {
+// find returns a part that was read.
+func (p *parts) find(ext string) (data []byte, ok bool) {
 	for _, h := range p.have {
-		if h.ext == p.s.spec.label.part() {
-			return h.data
+		if h.ext == ext {
+			return h.data, true
 		}
 	}
-	return nil
+	return nil, false
 }
 
 // apply is Sample.Part. A part that was not prefetched is read while other goroutines may decode.
 func (p *parts) apply(ctx context.Context, ext string) ([]byte, error) {
-	for _, h := range p.have {
-		if h.ext == ext {
-			return h.data, nil
-		}
+	if data, ok := p.find(ext); ok {
+		return data, nil
 	}
 	<-p.s.srv.cpu
 	data, err := p.get(ctx, ext)
