@@ -20,7 +20,7 @@ var mayImport = map[string][]string{
 	"deploy/packages":           {"python"},
 	"lab/bench/gpu":             {"gpuingest/cuda"},
 	"cmd/shoal-gpu":             {"loader", "loader/feedpb", "gpuingest", "gpuingest/cuda", "gpuingest/cuda/nvtx", "internal/handover", "internal/logs", "internal/prom"},
-	"lab/demo":                  {"lab/rig", "internal/progress", "python"},
+	"lab/demo":                  {"lab/rig", "lab/rig/testbed", "internal/progress", "python"},
 	"fusefs":                    {"cache/catalog", "cache/objstore", "fusefs/uring", "internal/machine", "internal/profile/trace"},
 	"fusefs/uring":              {},
 	"loader":                    {"loader/feedpb", "prefetch/order", "cache/objstore", "cache/owner", "internal/handover", "internal/trace", "internal/audit", "internal/rows"},

@@ -402,6 +402,9 @@ func (o *benchOptions) runRig(ctx context.Context, s workload.Shape, p *progress
 	if c.Memory == 0 {
 		c.Memory = max(128<<20, 64<<20+int64(float64(memorySteps*w.Batch*o.accelerators)*float64(w.SampleBytes)*4/3))
 	}
+	if missing := testbed.Missing(); len(missing) > 0 {
+		return nil, fmt.Errorf("this machine lacks what the testbed needs: %s", strings.Join(missing, "; "))
+	}
 	b, err := testbed.Start(ctx, o.workDir, self, proxy...)
 	if err != nil {
 		return nil, err

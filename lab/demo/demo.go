@@ -31,7 +31,7 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/daemon"
 	"github.com/shoalfs/shoal/lab/rig/photos"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
-	"github.com/shoalfs/shoal/lab/rig/s3server"
+	"github.com/shoalfs/shoal/lab/rig/testbed"
 	"github.com/shoalfs/shoal/python"
 )
 
@@ -105,11 +105,9 @@ const (
 type job struct {
 	Options
 	bars    *progress.Printer
-	store   *s3server.Server
-	proxy   *proxy.Process
-	env     []string // of shoal and the trainers
-	sockets string   // folder: the path of a socket has 107 bytes at most, and WorkDir may be deep
-	dropped bool     // the kernel's caches could be dropped
+	bed     *testbed.Bed
+	sockets string // folder: the path of a socket has 107 bytes at most, and WorkDir may be deep
+	dropped bool   // the kernel's caches could be dropped
 }
 
 func newJob(o Options) *job { return &job{Options: o, bars: progress.New(o.Progress)} }
@@ -143,28 +141,21 @@ func (j *job) path(elem ...string) string {
 }
 
 func (j *job) run(ctx context.Context, out io.Writer) error {
-	if err := os.MkdirAll(j.path("runs"), 0o755); err != nil {
+	if err := j.prepare(ctx); err != nil {
 		return err
 	}
-	unlock, err := lockDir(j.WorkDir)
+	defer j.close()
+	err := os.MkdirAll(j.path("runs"), 0o755)
+	if err == nil {
+		err = j.writeTrainers()
+	}
 	if err != nil {
-		return err
-	}
-	defer unlock()
-	if err := daemon.Unmount(j.WorkDir); err != nil {
-		return err
-	}
-	if err := j.writeTrainers(); err != nil {
 		return err
 	}
 	if j.sockets, err = os.MkdirTemp("", "shoal-demo-"); err != nil {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(j.sockets) }()
-	if err := j.prepare(ctx); err != nil {
-		return err
-	}
-	defer j.close()
 
 	var results []*Result
 	for _, s := range j.scenarios() {
@@ -180,22 +171,25 @@ func (j *job) run(ctx context.Context, out io.Writer) error {
 	return nil
 }
 
-// prepare makes the training set, starts the store, uploads the set, and puts the proxy before it.
-func (j *job) prepare(ctx context.Context) error {
-	err := j.prepareStore(ctx)
+// prepare starts store and proxy, makes the training set, uploads it, and moves the store away.
+func (j *job) prepare(ctx context.Context) (err error) {
+	if j.bed, err = testbed.Start(ctx, j.WorkDir, j.Shoal, j.Proxy...); err != nil {
+		return err
+	}
+	if err = daemon.Unmount(j.WorkDir); err == nil { // what a killed run has left
+		err = j.fill(ctx)
+	}
 	if err == nil {
-		j.proxy, err = proxy.Spawn(ctx, j.Proxy, j.store.URL, proxy.Options{Latency: j.Latency, Sigma: j.Sigma, Seed: 1})
+		err = j.bed.Far(ctx, proxy.Options{Latency: j.Latency, Sigma: j.Sigma, Seed: 1})
 	}
 	if err != nil {
 		j.close()
-		return err
 	}
-	j.env = append(append(os.Environ(), "SHOAL_SETTLED=1"), s3server.Env(j.proxy.URL)...) // without the settings of who runs it
-	return nil
+	return err
 }
 
-// prepareStore makes the training set, starts the store and uploads the set. What it has started is there after an error, too.
-func (j *job) prepareStore(ctx context.Context) error {
+// fill makes the training set and uploads it.
+func (j *job) fill(ctx context.Context) error {
 	bar := j.bars.Start("making photographs", j.Photos)
 	set, err := photos.Make(ctx, j.path("photos"), photos.Options{Count: j.Photos, Seed: 1}, bar.Set)
 	result := fmt.Sprintf("%s files in %d classes, %s", humanize.Comma(int64(set.Files)), set.Classes, humanize.Bytes(uint64(set.Bytes)))
@@ -209,11 +203,8 @@ func (j *job) prepareStore(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if j.store, err = s3server.Start(ctx, s3server.Options{Dir: j.path("s3")}); err != nil {
-		return err
-	}
 	bar = j.bars.Start("uploading to the S3 server", set.Files)
-	up, err := j.store.Upload(ctx, j.path("photos"), bucket, prefix, bar.Set)
+	up, err := j.bed.Server.Upload(ctx, j.path("photos"), bucket, prefix, bar.Set)
 	result = fmt.Sprintf("%s objects sent, %s there before", humanize.Comma(int64(up.Sent)), humanize.Comma(int64(up.Files-up.Sent)))
 	if err != nil {
 		result = "failed"
@@ -224,12 +215,7 @@ func (j *job) prepareStore(ctx context.Context) error {
 
 // close stops the store and the proxy.
 func (j *job) close() {
-	if j.proxy != nil {
-		j.proxy.Stop()
-	}
-	if j.store != nil {
-		j.store.Stop()
-	}
 	// Each run has stopped its daemon and unmounted; this is for what went wrong there.
 	_ = daemon.Unmount(j.WorkDir)
+	j.bed.Close()
 }

@@ -277,23 +277,6 @@ func TestMissing(t *testing.T) {
 	}
 }
 
-func TestSecondDemoIsRefused(t *testing.T) {
-	dir := t.TempDir()
-	unlock, err := lockDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := lockDir(dir); err == nil || !strings.Contains(err.Error(), "in use") {
-		t.Errorf("got %v", err)
-	}
-	unlock()
-	unlock, err = lockDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	unlock()
-}
-
 func TestOptions(t *testing.T) {
 	if _, err := (Options{}).withDefaults(); err == nil {
 		t.Error("no proxy: accepted")

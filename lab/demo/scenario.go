@@ -92,7 +92,7 @@ func (j *job) runScenario(ctx context.Context, s scenario) (_ *Result, err error
 	if err := os.MkdirAll(cache, 0o700); err != nil {
 		return nil, err
 	}
-	before, err := j.proxy.Stats(ctx)
+	before, err := j.bed.Proxy.Stats(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -111,7 +111,7 @@ func (j *job) runScenario(ctx context.Context, s scenario) (_ *Result, err error
 	r := &Result{Title: s.title}
 	cpu := j.cpu(d)
 	if err := j.train(ctx, s, target, r, bar.Set, bar.Note); err != nil {
-		return nil, errors.Join(err, d.Failed(), j.proxy.Failed(), j.store.Failed())
+		return nil, errors.Join(err, d.Failed(), j.bed.Failed())
 	}
 	now := j.cpu(d)
 	r.ShoalCPU, r.StoreCPU = now.shoal-cpu.shoal, now.store-cpu.store
@@ -140,7 +140,7 @@ func (j *job) startDaemon(ctx context.Context, s scenario, cache string) (d *dae
 		return nil, "", err
 	}
 	cmd := exec.Command(j.Shoal, append(args, "--cache-dir", cache, "--cache-size", j.CacheSize, "--memory", j.Memory)...)
-	cmd.Env = j.env
+	cmd.Env = j.bed.Env
 	if d, err = daemon.Start("shoal "+args[0], cmd, at); err != nil {
 		return nil, "", err
 	}
@@ -182,7 +182,7 @@ func (j *job) train(ctx context.Context, s scenario, target string, r *Result, p
 		return err
 	}
 	defer func() { _ = os.RemoveAll(tmp) }()
-	cmd.Env = append(slices.Clone(j.env), "PYTHONDONTWRITEBYTECODE=1", "PYTHONWARNINGS=ignore", "TMPDIR="+tmp)
+	cmd.Env = append(slices.Clone(j.bed.Env), "PYTHONDONTWRITEBYTECODE=1", "PYTHONWARNINGS=ignore", "TMPDIR="+tmp)
 	cmd.Dir = j.path("trainer")
 	cmd.Stdout = pw
 	note("the trainer starts")
@@ -249,7 +249,7 @@ func (j *job) counters(ctx context.Context, target string, before proxy.Stats, r
 		if err != nil {
 			return err
 		}
-		now, err := j.proxy.Stats(ctx)
+		now, err := j.bed.Proxy.Stats(ctx)
 		if err != nil {
 			return err
 		}
@@ -278,7 +278,7 @@ func (j *job) shoalStats(ctx context.Context, target string) (shoalStats, error)
 	defer cancel()
 	var stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, j.Shoal, "stat", target, "--json")
-	cmd.Env = j.env
+	cmd.Env = j.bed.Env
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
@@ -298,8 +298,8 @@ type cpuTimes struct{ shoal, store, trainers, machine float64 }
 func (j *job) cpu(d *daemon.Daemon) cpuTimes {
 	var t cpuTimes // of what is gone 0
 	t.shoal, _ = cputime.Process(d.Pid())
-	store, _ := cputime.Process(j.store.Pid())
-	far, _ := cputime.Process(j.proxy.Pid())
+	store, _ := cputime.Process(j.bed.Server.Pid())
+	far, _ := cputime.Process(j.bed.Proxy.Pid())
 	t.store = store + far
 	t.machine, _ = cputime.Cores()
 	t.trainers, _ = cputime.Family(os.Getpid()) // this one is there

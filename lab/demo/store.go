@@ -3,7 +3,6 @@ package demo
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 
@@ -19,27 +18,19 @@ func Store(ctx context.Context, o Options, ready func(env []string) error) error
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(o.WorkDir, 0o755); err != nil {
-		return fmt.Errorf("demo: %w", err)
-	}
-	unlock, err := lockDir(o.WorkDir)
-	if err != nil {
-		return fmt.Errorf("demo: %w", err)
-	}
-	defer unlock()
 	j := newJob(o)
 	if err := j.prepare(ctx); err != nil {
 		return fmt.Errorf("demo: %w", err)
 	}
 	defer j.close()
-	if err := ready(s3server.Env(j.proxy.URL)); err != nil {
+	if err := ready(s3server.Env(j.bed.Proxy.URL)); err != nil {
 		return fmt.Errorf("demo: %w", err)
 	}
 	select {
 	case <-ctx.Done():
 		return nil
-	case <-j.store.Done():
-		return fmt.Errorf("demo: the S3 server ended: %w", j.store.Failed())
+	case <-j.bed.Server.Done():
+		return fmt.Errorf("demo: the S3 server ended: %w", j.bed.Server.Failed())
 	}
 }
 

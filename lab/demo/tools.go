@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -100,19 +99,6 @@ func (j *job) writeTrainers() error {
 		return err
 	}
 	return errors.Join(os.CopyFS(dir, scripts), os.CopyFS(dir, j.Client))
-}
-
-// lockDir keeps a second demo out of dir.
-func lockDir(dir string) (unlock func(), err error) {
-	f, err := os.OpenFile(filepath.Join(dir, ".lock"), os.O_CREATE|os.O_RDWR, 0o644)
-	if err != nil {
-		return nil, err
-	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		_ = f.Close()
-		return nil, fmt.Errorf("%s is in use by another demo: wait for it, or give another --work-dir", dir)
-	}
-	return func() { _ = f.Close() }, nil
 }
 
 // dropKernelCaches empties the page, inode and dentry caches, which only root may.

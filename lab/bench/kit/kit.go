@@ -53,8 +53,7 @@ type Kit struct {
 	Photos string   // the folder of the photographs
 	Paths  []string // below it, in ImageFolder's order
 	Up     s3server.Uploaded
-	Server *s3server.Server
-	Far    *proxy.Process // before Server
+	Bed    *testbed.Bed // the store
 	report bytes.Buffer
 }
 
@@ -77,9 +76,8 @@ func Run(flags *flag.FlagSet, dir, out string, bench Bench, args []string) error
 		return err
 	}
 	err := run(k)
-	if k.Far != nil {
-		k.Far.Stop()
-		k.Server.Stop()
+	if k.Bed != nil {
+		k.Bed.Close()
 	}
 	if err != nil || k.Out == "" {
 		return err
@@ -204,17 +202,14 @@ func (k *Kit) Stored(count int, latency time.Duration) (err error) {
 	if k.Paths, err = Walk(k.Photos); err != nil {
 		return err
 	}
-	server, err := s3server.Start(k.Ctx, s3server.Options{Dir: filepath.Join(k.Dir, "objects")})
-	if err != nil {
+	if k.Bed, err = testbed.Start(k.Ctx, k.Dir, k.Shoal, k.Self, "s3proxy"); err != nil {
 		return err
 	}
-	far, err := proxy.Spawn(k.Ctx, []string{k.Self, "s3proxy"}, server.URL, proxy.Options{Latency: latency, Sigma: 0.3})
-	if err != nil {
-		server.Stop()
+	k.Env = k.Bed.Env
+	if err := k.Bed.Far(k.Ctx, proxy.Options{Latency: latency, Sigma: 0.3}); err != nil {
 		return err
 	}
-	k.Server, k.Far, k.Env = server, far, append(environ(), s3server.Env(far.URL)...)
-	k.Up, err = k.Server.Upload(k.Ctx, k.Photos, "photos", "train", nil)
+	k.Up, err = k.Bed.Server.Upload(k.Ctx, k.Photos, "photos", "train", nil)
 	return err
 }
 

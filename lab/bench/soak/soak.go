@@ -97,7 +97,7 @@ func (s *soak) run(count int) (err error) {
 		return err
 	}
 	s.others = filepath.Join(s.Photos, filepath.Dir(s.Paths[0])) // one class is a dataset of its own
-	if _, err := s.Server.Upload(s.Ctx, s.others, "photos", "second", nil); err != nil {
+	if _, err := s.Bed.Server.Upload(s.Ctx, s.others, "photos", "second", nil); err != nil {
 		return err
 	}
 	cache, err := os.MkdirTemp(s.Dir, "cache")
@@ -152,7 +152,7 @@ func (s *soak) round(n int, begin time.Time) error {
 	go func() { done <- s.weather(rand.New(rand.NewPCG(seeds, 1)), over) }()
 	err := s.crew.work(rand.New(rand.NewPCG(seeds, 2)), time.Now().Add(roundTime))
 	close(over)
-	if err := errors.Join(err, <-done, s.Far.Failed()); err != nil {
+	if err := errors.Join(err, <-done, s.Bed.Failed()); err != nil {
 		return err
 	}
 	at, err := s.rest()
@@ -296,7 +296,7 @@ func (s *soak) end(cache string) error {
 
 // fine has the store answer as it should.
 func (s *soak) fine() error {
-	return s.Far.Set(s.Ctx, proxy.Options{Latency: latency, Sigma: 0.3})
+	return s.Bed.Far(s.Ctx, proxy.Options{Latency: latency, Sigma: 0.3})
 }
 
 // weathers are what a store is like for a few seconds.
@@ -321,7 +321,7 @@ func (s *soak) weather(chance *rand.Rand, over <-chan struct{}) error {
 			length = 2 * time.Second // which retries outlast
 		}
 		w.Seed = chance.Uint64()
-		if err := s.Far.Set(s.Ctx, w); err != nil {
+		if err := s.Bed.Far(s.Ctx, w); err != nil {
 			return err
 		}
 		select {

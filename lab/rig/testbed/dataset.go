@@ -89,7 +89,7 @@ const (
 // goroutines.
 func (b *Bed) Lay(ctx context.Context, d Dataset, progress func(done, total int)) error {
 	fail := func(err error) error { return fmt.Errorf("lay %s: %w", d.Source(), err) }
-	c, err := s3server.Client(b.server.URL, putWorkers)
+	c, err := s3server.Client(b.Server.URL, putWorkers)
 	if err != nil {
 		return fail(err)
 	}

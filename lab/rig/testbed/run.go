@@ -253,7 +253,7 @@ func (b *Bed) Measure(ctx context.Context, c Config, progress func(step string, 
 		return r, err
 	}
 	r.Kept, r.Memory = s.Kept(), s.Memory.Limit
-	pids := []int{b.server.Pid(), b.proxy.Pid(), m.Pid(), os.Getpid()}
+	pids := []int{b.Server.Pid(), b.Proxy.Pid(), m.Pid(), os.Getpid()}
 	own, begin := used(pids), time.Now()
 	busy, _ := cputime.Cores()
 	pass := Pass{Mount: m.Dir, Job: c.Job, Epochs: max(c.Epochs, 1), Since: &Stats{}, Paths: func(ctx context.Context, epoch int) ([]string, error) {

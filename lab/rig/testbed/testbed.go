@@ -17,7 +17,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
 
 	"github.com/shoalfs/shoal/lab/rig/daemon"
@@ -31,16 +30,13 @@ type Bed struct {
 	// Dir keeps the objects, from one run to the next, and caches and mount points.
 	Dir string
 	// Env leads through the proxy.
-	Env []string
+	Env    []string
+	Server *s3server.Server
+	Proxy  *proxy.Process
 
-	shoal  string
-	server *s3server.Server
-	proxy  *proxy.Process
-	lock   *os.File
+	shoal string
+	lock  *os.File
 }
-
-// ErrMissing says that this machine lacks something; errors that wrap it name all of it and how to get it.
-var ErrMissing = errors.New("this machine lacks what the testbed needs")
 
 // Missing says what this machine lacks to run a testbed, a line each.
 func Missing() (lines []string) {
@@ -59,12 +55,8 @@ func Missing() (lines []string) {
 }
 
 // Start starts store and proxy in dir, which it makes. shoal is the path of the binary, proxyCommand what runs the rig's
-// proxy (see proxy.Spawn). One testbed can run
-// in a folder at a time. Nothing that it starts outlives this process.
+// proxy (see proxy.Spawn). One testbed can run in a folder at a time. Nothing that it starts outlives this process.
 func Start(ctx context.Context, dir, shoal string, proxyCommand ...string) (_ *Bed, err error) {
-	if missing := Missing(); len(missing) > 0 {
-		return nil, fmt.Errorf("%w: %s", ErrMissing, strings.Join(missing, "; "))
-	}
 	b := &Bed{shoal: shoal}
 	if b.Dir, err = filepath.Abs(dir); err != nil {
 		return nil, err
@@ -83,23 +75,23 @@ func Start(ctx context.Context, dir, shoal string, proxyCommand ...string) (_ *B
 	if err := syscall.Flock(int(b.lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		return nil, fmt.Errorf("%s is in use by another run: wait for it, or give another folder", b.Dir)
 	}
-	if b.server, err = s3server.Start(ctx, s3server.Options{Dir: filepath.Join(b.Dir, "objects")}); err != nil {
+	if b.Server, err = s3server.Start(ctx, s3server.Options{Dir: filepath.Join(b.Dir, "objects")}); err != nil {
 		return nil, err
 	}
-	if b.proxy, err = proxy.Spawn(ctx, proxyCommand, b.server.URL, proxy.Options{}); err != nil {
+	if b.Proxy, err = proxy.Spawn(ctx, proxyCommand, b.Server.URL, proxy.Options{}); err != nil {
 		return nil, err
 	}
-	b.Env = append(append(os.Environ(), "SHOAL_SETTLED=1"), s3server.Env(b.proxy.URL)...) // without the settings of whoever measures
+	b.Env = append(append(os.Environ(), "SHOAL_SETTLED=1"), s3server.Env(b.Proxy.URL)...) // without the settings of whoever measures
 	return b, nil
 }
 
 // Close ends store and proxy. Objects and caches stay.
 func (b *Bed) Close() {
-	if b.proxy != nil {
-		b.proxy.Stop()
+	if b.Proxy != nil {
+		b.Proxy.Stop()
 	}
-	if b.server != nil {
-		b.server.Stop()
+	if b.Server != nil {
+		b.Server.Stop()
 	}
 	if b.lock != nil {
 		_ = syscall.Flock(int(b.lock.Fd()), syscall.LOCK_UN) // a child that is being forked has the lock as well
@@ -108,10 +100,10 @@ func (b *Bed) Close() {
 }
 
 // Failed returns an error if store or proxy have ended by themselves.
-func (b *Bed) Failed() error { return errors.Join(b.proxy.Failed(), b.server.Failed()) }
+func (b *Bed) Failed() error { return errors.Join(b.Proxy.Failed(), b.Server.Failed()) }
 
 // Far sets how far and narrow the store is from now on.
-func (b *Bed) Far(ctx context.Context, o proxy.Options) error { return b.proxy.Set(ctx, o) }
+func (b *Bed) Far(ctx context.Context, o proxy.Options) error { return b.Proxy.Set(ctx, o) }
 
 // Shoal runs a verb to its end and returns what it prints.
 func (b *Bed) Shoal(ctx context.Context, args ...string) (string, error) {

@@ -3,9 +3,12 @@ package testbed
 import (
 	"bytes"
 	"math"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -15,6 +18,21 @@ import (
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestSecondIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	first, err := os.Create(filepath.Join(dir, ".lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Close()
+	if err := syscall.Flock(int(first.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Start(t.Context(), dir, "", "false"); err == nil || !strings.Contains(err.Error(), "in use") {
+		t.Errorf("got %v", err)
+	}
+}
 
 func TestDataset(t *testing.T) {
 	d := Dataset{Name: "x", Samples: 3000, Size: 100_000, Sigma: 0.466}
