@@ -9,16 +9,16 @@ import (
 	"time"
 )
 
-// The cache of a node: trainers of two namespaces, two pods each and without rights, read one dataset through its mount and its feed,
-// and each file is fetched once. When the DaemonSet is deleted, nothing is left mounted.
-func testNodeCache(t *testing.T, c *cluster) {
-	const size = 30_000
-	sums, paths := c.dataset(t, "shared", 240, size)
-	before := c.store.Stats()
+// teams are namespaces whose trainers share the cache of a node.
+var teams = []string{"red", "blue"}
+
+// nodeCache applies the DaemonSet in the namespace cache, and waits until it is ready.
+func (c *cluster) nodeCache(t *testing.T, bucket string) {
+	t.Helper()
 	c.kubectl(t, "create", "namespace", "cache")
 	cert, key := c.authority.Issue(t, "node", time.Hour)
 	c.kubectl(t, "create", "secret", "generic", "shoal-cluster", "-n", "cache", "--from-file=tls.crt="+cert, "--from-file=tls.key="+key, "--from-file=ca.crt="+c.authority.File)
-	c.apply(t, "node-cache", "cache", "shared", fmt.Sprintf(`
+	c.apply(t, "node-cache", "cache", bucket, fmt.Sprintf(`
   - target: {kind: DaemonSet}
     patch: |-
       - {op: replace, path: /spec/template/spec/containers/0/resources/requests/cpu, value: 100m}
@@ -28,19 +28,27 @@ func testNodeCache(t *testing.T, c *cluster) {
       - {op: replace, path: /data/SHOAL_CLUSTER, value: "etcd://%s:2379/photos"}
 `, c.ip))
 	c.kubectl(t, "rollout", "status", "daemonset/shoal-node", "-n", "cache", "--timeout=3m")
+}
 
+// trainers applies the trainers' Job of overlays/node-cache in the namespace of each team.
+func (c *cluster) trainers(t *testing.T, patches string) {
+	t.Helper()
 	train, err := os.ReadFile("../../../deploy/kubernetes/overlays/node-cache/train.yaml")
 	must(t, err)
 	dir := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(dir, "train.yaml"), train, 0o600))
 	must(t, os.WriteFile(filepath.Join(dir, "kustomization.yaml"), fmt.Appendf(nil, `resources: [train.yaml]
 images: [{name: trainer, newName: %strainer, newTag: %s}]
-`, registry, tag), 0o600))
-	teams := []string{"red", "blue"}
+%s`, registry, tag, patches), 0o600))
 	for _, team := range teams {
 		c.kubectl(t, "create", "namespace", team)
 		c.kubectl(t, "apply", "-n", team, "-k", dir)
 	}
+}
+
+// allRead waits until the teams' Jobs complete, and checks that each of their pods has read everything twice, by mount and by feed.
+func (c *cluster) allRead(t *testing.T, sums map[string]string, paths []string) {
+	t.Helper()
 	for _, team := range teams {
 		pods := c.complete(t, team)
 		if len(pods) != 2 {
@@ -48,7 +56,8 @@ images: [{name: trainer, newName: %strainer, newTag: %s}]
 		}
 		for _, p := range pods {
 			var files, samples []line
-			for _, l := range c.trained(t, team, p.Metadata.Name) {
+			lines := c.trained(t, team, p.Metadata.Name)
+			for _, l := range lines {
 				if _, ok := l.Name.(string); ok {
 					files = append(files, l)
 				} else {
@@ -57,27 +66,76 @@ images: [{name: trainer, newName: %strainer, newTag: %s}]
 			}
 			check(t, sums, paths, files)
 			check(t, sums, paths, samples)
+			t.Logf("%s of %s: %s", p.Metadata.Name, team, failures(lines))
 		}
 	}
+}
+
+// noCache deletes all of it, and checks that nothing is left mounted.
+func (c *cluster) noCache(t *testing.T) {
+	t.Helper()
+	pods := c.pods(t, "cache", "app.kubernetes.io/name=shoal-node")
+	for _, team := range teams {
+		c.kubectl(t, "delete", "namespace", team, "--timeout=2m")
+	}
+	c.gone(t, "cache", pods)
+}
+
+// onNode runs shoal in the DaemonSet's container.
+func (c *cluster) onNode(t *testing.T, args ...string) string {
+	t.Helper()
+	return c.kubectl(t, append([]string{"exec", "-n", "cache", "daemonset/shoal-node", "--", "/usr/bin/shoal"}, args...)...)
+}
+
+// The cache of a node: trainers of two namespaces, two pods each and without rights, read one dataset through its mount and its feed,
+// and each file is fetched once.
+func testNodeCache(t *testing.T, c *cluster) {
+	const size = 30_000
+	sums, paths := c.dataset(t, "shared", 240, size)
+	before := c.store.Stats()
+	c.nodeCache(t, "shared")
+	c.trainers(t, "")
+	c.allRead(t, sums, paths)
 	// Hedged, a slow GET is sent twice, and one of the answers is taken.
 	var daemon struct {
 		Files    int
 		GetBytes int64 `json:"get_bytes"`
 		Hedges   struct{ Sent int64 }
 	}
-	node := func(args ...string) string {
-		return c.kubectl(t, append([]string{"exec", "-n", "cache", "daemonset/shoal-node", "--", "/usr/bin/shoal"}, args...)...)
-	}
-	must(t, json.Unmarshal([]byte(node("stat", "/mnt/shoal/data", "--json")), &daemon))
-	node("warm", "s3://shared/train", "--cache-dir", "/var/cache/shoal/photos") // has nothing left to fetch
+	must(t, json.Unmarshal([]byte(c.onNode(t, "stat", "/mnt/shoal/data", "--json")), &daemon))
+	c.onNode(t, "warm", "s3://shared/train", "--cache-dir", "/var/cache/shoal/photos") // has nothing left to fetch
 	gets := c.store.Stats().Sub(before).Gets
 	if daemon.GetBytes != int64(len(sums)*size) || gets != int64(len(sums))+daemon.Hedges.Sent {
 		t.Errorf("%d GETs for %d files of %d bytes: %+v", gets, len(sums), size, daemon)
 	}
-	t.Logf("%d GETs for %d files, which four trainers have read by mount and by feed: %+v", gets, len(sums), daemon)
-	pods := c.pods(t, "cache", "app.kubernetes.io/name=shoal-node")
+	t.Logf("%d GETs for %d files: %+v", gets, len(sums), daemon)
+	c.noCache(t)
+}
+
+// The node's daemon is killed while trainers are in mid-epoch, and is started again: they go on, with the successor's mount.
+func testNodeKilled(t *testing.T, c *cluster) {
+	sums, paths := c.dataset(t, "again", 240, 30_000)
+	c.nodeCache(t, "again")
+	c.trainers(t, `patches:
+  - target: {kind: Job}
+    patch: |-
+      - {op: add, path: /spec/template/spec/containers/0/args/-, value: --half=100}
+`)
+	waiting := map[string][]string{}
 	for _, team := range teams {
-		c.kubectl(t, "delete", "namespace", team, "--timeout=2m")
+		waiting[team] = c.half(t, team)
 	}
-	c.gone(t, "cache", pods)
+	c.kill(t, c.pods(t, "cache", "app.kubernetes.io/name=shoal-node")[0].Status.ContainerStatuses[0].ContainerID)
+	began := time.Now()
+	for team, pods := range waiting {
+		for _, pod := range pods {
+			c.goOn(t, team, pod)
+		}
+	}
+	c.allRead(t, sums, paths)
+	t.Logf("from SIGKILL to completion: %.1f s", time.Since(began).Seconds())
+	if n := c.pods(t, "cache", "app.kubernetes.io/name=shoal-node")[0].Status.ContainerStatuses[0].RestartCount; n != 1 {
+		t.Errorf("the daemon was started again %d times", n)
+	}
+	c.noCache(t)
 }

@@ -228,6 +228,47 @@ func testIndexed(t *testing.T, c *cluster) {
 	}
 }
 
+// half waits until all trainers of a Job wait in mid-epoch (--half), and returns their pods' names.
+func (c *cluster) half(t *testing.T, namespace string) (names []string) {
+	t.Helper()
+	waits := func(p pod) bool {
+		return len(p.Status.ContainerStatuses) == 1 && p.Status.ContainerStatuses[0].State.Running != nil &&
+			slices.ContainsFunc(c.trained(t, namespace, p.Metadata.Name), func(l line) bool { return l.Half > 0 })
+	}
+	var pods []pod
+	c.within(t, 3*time.Minute, "the trainers are in mid-epoch", func() bool {
+		pods = c.pods(t, namespace, "job-name=train")
+		return len(pods) > 0 && !slices.ContainsFunc(pods, func(p pod) bool { return !waits(p) })
+	})
+	for _, p := range pods {
+		names = append(names, p.Metadata.Name)
+	}
+	return names
+}
+
+func (c *cluster) goOn(t *testing.T, namespace, pod string) {
+	t.Helper()
+	c.kubectl(t, "exec", "-n", namespace, pod, "-c", "train", "--", "python", "-c", "open('/tmp/go', 'w')")
+}
+
+// sidecar returns the daemon's container of the only pod of a Job.
+func (c *cluster) sidecar(t *testing.T, namespace string) container {
+	t.Helper()
+	all := c.pods(t, namespace, "job-name=train")[0].Status.InitContainerStatuses
+	return all[slices.IndexFunc(all, func(s container) bool { return s.Name == "shoal" })]
+}
+
+// failures says what a trainer has got in place of files.
+func failures(lines []line) string {
+	var errors []string
+	for _, l := range lines {
+		if l.Error != "" {
+			errors = append(errors, l.Error)
+		}
+	}
+	return fmt.Sprintf("%d tries failed: %s", len(errors), strings.Join(slices.Compact(errors), "; "))
+}
+
 // A sidecar that is killed in mid-epoch is started again, and the trainer goes on: it gets errors meanwhile, or waits, and never
 // other bytes. The Job completes, and no dead mount is left.
 func testKilled(t *testing.T, c *cluster) {
@@ -240,31 +281,46 @@ func testKilled(t *testing.T, c *cluster) {
     patch: |-
       - {op: add, path: /spec/template/spec/containers/0/args/-, value: --half=100}
 `)
-			var name string
-			c.within(t, 3*time.Minute, "the trainer is in mid-epoch", func() bool {
-				pods := c.pods(t, namespace, "job-name=train")
-				if len(pods) != 1 || len(pods[0].Status.ContainerStatuses) != 1 || pods[0].Status.ContainerStatuses[0].State.Running == nil {
-					return false
-				}
-				name = pods[0].Metadata.Name
-				return slices.ContainsFunc(c.trained(t, namespace, name), func(l line) bool { return l.Half > 0 })
-			})
-			sidecar := func() container {
-				all := c.pods(t, namespace, "job-name=train")[0].Status.InitContainerStatuses
-				return all[slices.IndexFunc(all, func(s container) bool { return s.Name == "shoal" })]
-			}
-			c.kill(t, sidecar().ContainerID)
+			name := c.half(t, namespace)[0]
+			c.kill(t, c.sidecar(t, namespace).ContainerID)
 			began := time.Now()
-			c.kubectl(t, "exec", "-n", namespace, name, "-c", "train", "--", "python", "-c", "open('/tmp/go', 'w')")
+			c.goOn(t, namespace, name)
 			pods := c.complete(t, namespace)
 			lines := c.trained(t, namespace, name)
-			tries := slices.DeleteFunc(slices.Clone(lines), func(l line) bool { return l.Error == "" })
-			t.Logf("from SIGKILL to completion: %.1f s; the trainer tried again %d times: %v", time.Since(began).Seconds(), len(tries), tries)
+			t.Logf("from SIGKILL to completion: %.1f s; %s", time.Since(began).Seconds(), failures(lines))
 			succeeded(t, pods[0], row.count, 1)
 			check(t, sums, paths, lines)
 			c.gone(t, namespace, pods)
 		})
 	}
+}
+
+// A pod that is deleted ends although its daemon was killed and left a dead mount, which nobody but the second sidecar removes: a
+// daemon is not started again in a pod that ends.
+func testDeleted(t *testing.T, c *cluster) {
+	const namespace = "deleted"
+	c.dataset(t, namespace, 240, 30_000)
+	c.apply(t, "overlays/mount", namespace, namespace, fmt.Sprintf(small, 1)+`
+  - target: {kind: Job}
+    patch: |-
+      - {op: add, path: /spec/template/spec/containers/0/args/-, value: --half=100}
+      - {op: replace, path: /spec/template/spec/terminationGracePeriodSeconds, value: 10}
+`)
+	c.half(t, namespace)
+	daemon, pods := c.sidecar(t, namespace).ContainerID, c.pods(t, namespace, "job-name=train")
+	began := time.Now()
+	c.kubectl(t, "delete", "job", "train", "-n", namespace, "--wait=false") // the trainer does not heed SIGTERM
+	// Until then a daemon that dies is started again, since the kubelet may be at its last look at a pod that shall run.
+	c.within(t, time.Minute, "the kubelet stops the trainer", func() bool {
+		return strings.Contains(c.kubectl(t, "get", "events", "-n", namespace, "--field-selector=reason=Killing"), "container train")
+	})
+	c.kill(t, daemon)
+	if len(c.mounts(t, "fuse.shoal")) == 0 {
+		t.Error("the daemon has left no mount")
+	}
+	c.within(t, time.Minute, "the pod is gone", func() bool { return len(c.pods(t, namespace, "job-name=train")) == 0 })
+	t.Logf("from the deletion to the end of the pod, of which the trainer takes 10 s: %.1f s", time.Since(began).Seconds())
+	c.gone(t, namespace, pods)
 }
 
 // All that runs in a cluster, in one: it takes a while to start.
@@ -273,5 +329,7 @@ func TestCluster(t *testing.T) {
 	t.Run("job", func(t *testing.T) { testJob(t, c) })
 	t.Run("indexed", func(t *testing.T) { testIndexed(t, c) })
 	t.Run("killed", func(t *testing.T) { testKilled(t, c) })
+	t.Run("deleted", func(t *testing.T) { testDeleted(t, c) })
 	t.Run("node cache", func(t *testing.T) { testNodeCache(t, c) })
+	t.Run("node killed", func(t *testing.T) { testNodeKilled(t, c) })
 }
