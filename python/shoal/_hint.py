@@ -79,7 +79,9 @@ def hint(sampler: Optional[Iterable[Any]] = None, paths: Any = None, mountpoint:
     if ranges is not None:
         if sampler is not None or paths is not None:
             raise TypeError("hint takes ranges, or a sampler with paths")
-        return _hint_ranges(itertools.islice(ranges, limit), _Mounts(mountpoint), name or _name(None))
+        mounts, name = _Mounts(mountpoint), name or _name(None)
+        _end_late(name)
+        return _hint_ranges(itertools.islice(ranges, limit), mounts, name)
     if sampler is None:
         raise TypeError("hint needs a sampler, or ranges")
     if paths is None:
@@ -91,13 +93,7 @@ def hint(sampler: Optional[Iterable[Any]] = None, paths: Any = None, mountpoint:
     name = name or _name(sampler)
     mounts, long = _Mounts(mountpoint), (limit or epochs * len(listing)) > SHORT
     _positive(epochs, limit)
-    late = _late.pop((os.getpid(), name), None)
-    if late is not None:
-        try:
-            late.answer(0)
-        except (OSError, TypeError, ValueError, IndexError) as e:
-            warnings.warn(f"hint: the last order of this plan was not written: {e}", RuntimeWarning, stacklevel=2)
-        late.end()
+    _end_late(name)
 
     def work(apart: _Apart) -> bytes:
         if long:
@@ -118,6 +114,17 @@ def hint(sampler: Optional[Iterable[Any]] = None, paths: Any = None, mountpoint:
     if written is None:
         _late[os.getpid(), name] = apart
     return int(written or 0)
+
+
+def _end_late(name: str) -> None:
+    """Ends the writing of this plan's last order, if it goes on."""
+    late = _late.pop((os.getpid(), name), None)
+    if late is not None:
+        try:
+            late.answer(0)
+        except (OSError, TypeError, ValueError, IndexError) as e:
+            warnings.warn(f"hint: the last order of this plan was not written: {e}", RuntimeWarning, stacklevel=3)
+        late.end()
 
 
 def _hint_ranges(ranges: Iterable[Tuple[Any, int, int]], mounts: _Mounts, name: str) -> int:

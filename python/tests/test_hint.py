@@ -669,6 +669,11 @@ class Plan(unittest.TestCase):
                 with self.assertWarnsRegex(RuntimeWarning, "last order of this plan was not written: .*" + why):
                     self.assertEqual(shoal.hint([3], data, self.mount, limit=1), 1)
                 self.assertEqual(self.plan(), [data.samples[3][0]])
+            data.samples = writes
+            ended(late(order))
+            with self.assertWarnsRegex(RuntimeWarning, "last order of this plan was not written"):
+                self.assertEqual(shoal.hint(ranges=[("a", 0, 1)], mountpoint=self.mount), 1)
+            self.assertEqual(self.plan(), ["#ranges", "a\t0\t1"])
             data.samples = InCopies(data.samples, signal.pause)
             pid, inner = late(order), ""
             while not inner:
