@@ -271,10 +271,22 @@ const maxUsers = 5
 // users names processes with open files or working directories in the mount. It reads only links of /proc, never the
 // mount. Only root sees other users' processes.
 func users(path string) string {
+	return processes(func(proc string) bool { return uses(proc, path) })
+}
+
+// Copies names processes of other mount namespaces that have the mount of a device: a new namespace begins with copies of all mounts.
+func Copies(device string) string {
+	return processes(func(proc string) bool {
+		mounts, _ := os.ReadFile(proc + "/mountinfo")
+		return bytes.Contains(mounts, []byte(" "+device+" "))
+	})
+}
+
+func processes(are func(proc string) bool) string {
 	procs, _ := filepath.Glob("/proc/[0-9]*")
 	var found []string
 	for _, proc := range procs {
-		if uses(proc, path) {
+		if are(proc) {
 			comm, _ := os.ReadFile(proc + "/comm")
 			found = append(found, fmt.Sprintf("%s (pid %s)", strings.TrimSpace(string(comm)), filepath.Base(proc)))
 		}

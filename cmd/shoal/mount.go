@@ -228,9 +228,9 @@ ends after the daemon's (docs/kubernetes.md).`,
 				return err
 			}
 			say(args, "unmounting %s", mountpoint)
-			pid := 0 // of the daemon to wait for; a dead mount has none
+			pid, device := 0, "" // of the daemon to wait for; a dead mount has none
 			if m, err := fusefs.At(mountpoint); err == nil && m != nil {
-				pid = asMount(m).PID() // it need not answer: perhaps it is ending
+				pid, device = asMount(m).PID(), m.Device // it need not answer: perhaps it is ending
 			}
 			stats, silent := readStats(c.Context(), mountpoint)
 			pid = cmp.Or(pid, stats.PID)
@@ -246,6 +246,10 @@ ends after the daemon's (docs/kubernetes.md).`,
 				return waitUsers(c.Context(), stats.CacheDir, stats.Users, wait)
 			}
 			if pid != 0 && !daemon.Gone(c.Context(), pid, wait) && c.Context().Err() == nil {
+				if who := fusefs.Copies(device); device != "" && who != "" {
+					return fmt.Errorf("%s is unmounted, but its daemon (pid %d) goes on: other mount namespaces have copies of the mount, those of %s "+
+						"(end them, or: nsenter -m -t PID umount -l %s)", mountpoint, pid, who, mountpoint)
+				}
 				return fmt.Errorf("%s is unmounted, but its daemon (pid %d) has not ended within %s; see its log", mountpoint, pid, wait)
 			}
 			return c.Context().Err()

@@ -208,6 +208,30 @@ func TestControlOfAnotherContainer(t *testing.T) {
 	}
 }
 
+// A mount namespace that was made meanwhile has a copy of the mount, which keeps the daemon: umount names it, and the remedy works.
+func TestUmountNamesCopies(t *testing.T) {
+	dir, _ := pictures(t, 1, 8)
+	mnt := mount(t, nil, "file://"+dir)
+	pid := readStats(t, mnt).PID
+	other := exec.Command("unshare", "-m", "sleep", "1h")
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = other.Process.Kill(), other.Wait() })
+	within(t, patience, "a namespace of its own", func() bool {
+		comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", other.Process.Pid))
+		return string(comm) == "sleep\n"
+	})
+	text, code := asked(t, "umount", mnt, "--wait", "1s")
+	if code != 1 || !strings.Contains(text, fmt.Sprintf("copies of the mount, those of sleep (pid %d)", other.Process.Pid)) {
+		t.Errorf("exit %d, %s", code, text)
+	}
+	if out, err := exec.Command("nsenter", "-m", "-t", fmt.Sprint(other.Process.Pid), "umount", "-l", mnt).CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+	within(t, patience, "the daemon ends", func() bool { return syscall.Kill(pid, 0) != nil })
+}
+
 // Another user sees what the mount shows, and changes nothing.
 func TestControlByAnotherUser(t *testing.T) {
 	dir, _ := pictures(t, 1, 8)
