@@ -158,7 +158,7 @@ type Options struct {
 	Memory        Memory  // accounts for staged plans; may be nil
 	Witness       Witness // records users of the mount; may be nil
 	Holder        Holder  // has the mount while no process serves it; may be nil
-	Note          []byte  // for who takes it over
+	Note          []byte  // for the process that takes it over
 	Logger        *slog.Logger
 }
 

@@ -84,7 +84,7 @@ func awaitUpgrade(c *cobra.Command, mountpoint string, old int) error {
 
 // upgraded says which process this is, or why it is not of the new program.
 func upgraded(inv *invocation) error {
-	if _, failed := daemon.Renewal(); failed != "" {
+	if failed := daemon.RenewalFailed(); failed != "" {
 		return fmt.Errorf("the new program did not serve, and the old one (%s) goes on, as pid %d: %s", version, os.Getpid(), failed)
 	}
 	inv.Notice("shoal %s serves, as pid %d", version, os.Getpid())

@@ -124,8 +124,8 @@ func init() {
 	}
 }
 
-// Renewal reports whether this process has replaced one that wanted it, and why not by the program that was to.
-func Renewal() (renewed bool, failed string) { return own.Renewed, own.Failed }
+// RenewalFailed returns why this process is not of the program that was to replace its predecessor; "" if it is, or if none was to.
+func RenewalFailed() string { return own.Failed }
 
 // Supervised reports whether this process has a supervisor, or is one that Renew made.
 func Supervised() bool { return own.to != nil || successor() }
