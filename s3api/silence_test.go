@@ -58,21 +58,36 @@ func TestNoSilence(t *testing.T) {
 		go func() { done <- s.Serve(l) }()
 		conn, err := net.Dial("tcp", l.Addr().String())
 		must(t, err)
-		must(t, conn.SetDeadline(time.Now().Add(time.Minute)))
+		must(t, conn.SetDeadline(time.Now().Add(5*time.Minute)))
 		_, err = fmt.Fprintf(conn, "GET /%s/train/big.bin HTTP/1.1\r\nHost: localhost\r\nUser-Agent: %s\r\n\r\n", bucket, agent)
 		must(t, err)
 		in := bufio.NewReader(conn)
+		received := make(chan error, 1)
+		receive := func() {
+			resp, err := http.ReadResponse(in, nil)
+			for err == nil && agent != "" && resp.StatusCode == http.StatusContinue {
+				resp, err = http.ReadResponse(in, nil)
+			}
+			if err != nil || resp.StatusCode != http.StatusOK {
+				received <- fmt.Errorf("%v, %w", resp, err)
+				return
+			}
+			got, err := io.ReadAll(resp.Body)
+			if err == nil && !bytes.Equal(got, want) {
+				err = fmt.Errorf("%d bytes, and not those of the file", len(got))
+			}
+			received <- err
+		}
+		if at > 0 { // the kernel's buffers may not hold what comes while it is shut
+			go receive()
+		}
 		whileShut(s, in)
 		close(g.open)
-		resp, err := http.ReadResponse(in, nil)
-		for err == nil && agent != "" && resp.StatusCode == http.StatusContinue {
-			resp, err = http.ReadResponse(in, nil)
+		if at == 0 {
+			receive()
 		}
-		if err != nil || resp.StatusCode != http.StatusOK {
-			t.Fatalf("%v, %v", resp, err)
-		}
-		if got, err := io.ReadAll(resp.Body); err != nil || !bytes.Equal(got, want) {
-			t.Errorf("held at %d: %d bytes, %v", at, len(got), err)
+		if err := <-received; err != nil {
+			t.Errorf("held at %d: %v", at, err)
 		}
 		_ = conn.Close()
 		s.Close(t.Context())
