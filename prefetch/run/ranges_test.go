@@ -109,6 +109,9 @@ func rangesOf(t *testing.T, size int, list []Range, do func(v *cache.Volume, r *
 		if n := s.account.Held(); n != 0 {
 			t.Errorf("%d bytes are still on the stream's account", n)
 		}
+		if r.x.Ready() {
+			t.Error("the runner has still to do with ranges of a volume that may be closed now")
+		}
 		if err := c.Close(); err != nil {
 			t.Error(err)
 		}
@@ -139,6 +142,25 @@ func TestRangesComeAhead(t *testing.T) {
 		p, n := s.Progress(), v.Stats()
 		if p.Consumed != len(list) || p.Events.Ahead+p.Events.Jumps > 0 || n.Misses+n.Joined > 0 {
 			t.Errorf("%+v, %d reads waited", p, n.Misses+n.Joined)
+		}
+	})
+}
+
+// A stream may end while a range is read again of which nothing is staged any more. Its volume can be closed then.
+func TestRangesEndInMidRange(t *testing.T) {
+	const size = 1 << 20
+	list := randomRanges(size, 8<<10, 20)
+	rangesOf(t, size, list[19:], func(_ *cache.Volume, _ *Runner, s *Stream, read func(off, n int64)) {
+		read(list[19].Off, list[19].N)
+		s.Retell(order.Index(order.List(s.Renumber(list))))
+		for _, one := range list {
+			synctest.Wait()
+			read(one.Off, one.N)
+		}
+		read(list[10].Off, 100)
+		synctest.Wait()
+		if staged, open := len(s.Ranges.staged), len(s.Ranges.open); staged != 0 || open != 1 {
+			t.Errorf("%d ranges are staged, %d open", staged, open)
 		}
 	})
 }

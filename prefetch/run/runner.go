@@ -332,6 +332,7 @@ func (r *Runner) remove(s *Stream) {
 		s.closeRanges(0)
 	}
 	r.x.End(s.walk)
+	r.settle() // the ranges that were open
 	r.cache.CloseAccount(s.account)
 	r.sweep(s.of)
 	for r.x.Sweeping() {
