@@ -103,10 +103,7 @@ func upgradeSelf(ctx context.Context, inv *invocation) error {
 	if err := renewable(services.all); err != nil {
 		return err
 	}
-	program, err := os.Executable()
-	if err != nil {
-		return err
-	}
+	program := daemon.Program()
 	trying, cancel := context.WithTimeout(ctx, daemon.Patience)
 	defer cancel()
 	says, err := exec.CommandContext(trying, program, "version").Output()

@@ -43,6 +43,7 @@ type inheritance struct {
 	Until   time.Time  // when they are let go
 	Renewed bool       `json:",omitempty"` // the predecessor wanted to be replaced
 	Failed  string     `json:",omitempty"` // why this is the old program
+	Program string     // what was executed first: its file may have been moved since, and this process may be of it all the same
 	Kept    []keepsake `json:",omitempty"`
 }
 
@@ -98,6 +99,7 @@ var own struct {
 }
 
 func init() {
+	own.Program, _ = os.Executable()
 	text, is := os.LookupEnv(KeptEnv)
 	if !is {
 		return
@@ -126,6 +128,9 @@ func init() {
 
 // RenewalFailed returns why this process is not of the program that was to replace its predecessor; "" if it is, or if none was to.
 func RenewalFailed() string { return own.Failed }
+
+// Program returns where this process's program was when it began: there the next one will be.
+func Program() string { return own.Program }
 
 // Supervised reports whether this process has a supervisor, or is one that Renew made.
 func Supervised() bool { return own.to != nil || successor() }
@@ -209,7 +214,7 @@ func Renew(again Again) error {
 	}
 	own.kept.Lock()
 	defer own.kept.Unlock()
-	heir := inheritance{Renewed: true}
+	heir := inheritance{Renewed: true, Program: own.Program}
 	for _, k := range own.kept.all {
 		n := keepsake{ID: k.ID, Name: k.Name}
 		for _, f := range k.files {
@@ -273,7 +278,7 @@ func (k *keeper) gift(cmd *exec.Cmd) (ours *net.UnixConn, theirs *os.File, err e
 		return nil, nil, err
 	}
 	const first = 4 // descriptor, after the pipe of ReadyEnv
-	heir := inheritance{To: first, Until: k.trouble.Add(letGo), Renewed: k.renewed, Failed: k.failed}
+	heir := inheritance{To: first, Until: k.trouble.Add(letGo), Renewed: k.renewed, Failed: k.failed, Program: own.Program}
 	cmd.ExtraFiles = []*os.File{theirs}
 	for _, o := range k.all {
 		n := keepsake{ID: o.ID, Name: o.Name}

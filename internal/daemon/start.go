@@ -27,11 +27,7 @@ type Again struct{ Args, Env []string }
 
 // start starts the child, and returns the pipe by which it speaks until it is ready.
 func (a Again) start(cmd *exec.Cmd) (r *os.File, err error) {
-	if cmd.Path == "" {
-		if cmd.Path, err = os.Executable(); err != nil {
-			return nil, err
-		}
-	}
+	cmd.Path = cmp.Or(cmd.Path, own.Program)
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, err

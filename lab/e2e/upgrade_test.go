@@ -237,7 +237,7 @@ func TestUpgradeKeepsFiles(t *testing.T) {
 	dir, paths := tree(t, 2, 10, 200<<10)
 	_, env := far(t, proxy.Options{})
 	source := bucket(t, dir)
-	_, mnt := upgradable(t, env, source, "--cache-dir", t.TempDir(), "--daemon")
+	program, mnt := upgradable(t, env, source, "--cache-dir", t.TempDir(), "--daemon")
 	content := func(path string) string {
 		t.Helper()
 		b, err := os.ReadFile(filepath.Join(dir, path))
@@ -268,7 +268,15 @@ func TestUpgradeKeepsFiles(t *testing.T) {
 	whole.want("close", "ok")
 	for range 2 {
 		dropCaches(t)
+		if err := os.Rename(program, program+".old"); err != nil { // as some install a new one
+			t.Fatal(err)
+		}
+		install(t, program, shoalBin)
 		upgrade(t, mnt)
+		pid := readStats(t, mnt).PID
+		if runs, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err != nil || runs != program {
+			t.Errorf("the program is %s, %v", runs, err)
+		}
 	}
 	old.want("rest", left(paths[0]))
 	old.want("close", "ok")
