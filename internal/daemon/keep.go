@@ -22,7 +22,7 @@ import (
 // What is served by descriptors that the kernel would end with the last process that has them, such as a mount, can outlive the process
 // that serves it. A keepsake is such descriptors. The supervisor has a copy of each from the moment in which it is kept, and gives
 // copies to the next child, which takes what it serves. A process without a supervisor has its keepsakes for itself, and becomes the
-// supervisor of its successor when it is replaced (Renew): it executes its own program anew, as the same process.
+// supervisor of its successor when it is replaced (Renew), as does one whose supervisor was killed: it executes its own program anew, as the same process.
 //
 // After a death nothing answers. So that nobody waits for ever, keepsakes that are not taken are let go after letGo, by the
 // supervisor and by a child that is still starting. A child that dies within letGo of its start does not begin that time anew.
@@ -92,10 +92,11 @@ func (k *keeping) put(n *keepsake) {
 // own is what this process has from its predecessor, and what it keeps itself.
 var own struct {
 	inheritance
-	left keeping // of the predecessor, not taken yet
-	kept keeping
-	mu   sync.Mutex // of to
-	to   *net.UnixConn
+	left   keeping // of the predecessor, not taken yet
+	kept   keeping
+	mu     sync.Mutex // of to
+	to     *net.UnixConn
+	parent int // the supervisor; another process is the parent once that was killed
 }
 
 func init() {
@@ -120,6 +121,7 @@ func init() {
 		f := os.NewFile(uintptr(own.To), "keeper")
 		if c, err := net.FileConn(f); err == nil {
 			own.to, _ = c.(*net.UnixConn)
+			own.parent = os.Getppid()
 		}
 		_ = f.Close()
 		time.AfterFunc(time.Until(own.Until), func() { own.left.remove(func(*keepsake) bool { return true }) })
@@ -209,7 +211,7 @@ func give(k *keepsake, files []*os.File) {
 // Renew replaces this process by one that runs the program that is now where its own was, with what is kept. It does not return, but
 // with an error.
 func Renew(again Again) error {
-	if own.to != nil {
+	if own.to != nil && own.parent == os.Getppid() {
 		os.Exit(codeRenewed)
 	}
 	own.kept.Lock()

@@ -273,10 +273,19 @@ func TestUpgradeKeepsFiles(t *testing.T) {
 		}
 		install(t, program, shoalBin)
 		upgrade(t, mnt)
-		pid := readStats(t, mnt).PID
+		pid, supervisor := readStats(t, mnt).PID, 0
 		if runs, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err != nil || runs != program {
 			t.Errorf("the program is %s, %v", runs, err)
 		}
+		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		_, rest, _ := strings.Cut(string(status), "PPid:")
+		if _, err := fmt.Sscan(rest, &supervisor); err != nil || supervisor <= 1 {
+			t.Fatal("no supervisor:", err, supervisor)
+		}
+		if err := syscall.Kill(supervisor, syscall.SIGKILL); err != nil { // what it supervised can be replaced all the same
+			t.Fatal(err)
+		}
+		within(t, patience, "the supervisor has ended", func() bool { return errors.Is(syscall.Kill(supervisor, 0), syscall.ESRCH) })
 	}
 	old.want("rest", left(paths[0]))
 	old.want("close", "ok")
