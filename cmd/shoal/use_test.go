@@ -26,6 +26,8 @@ func TestWrongUse(t *testing.T) {
 		"stat a b":                     `shoal stat takes [MOUNTPOINT|ADDR|CACHE-DIR]: "b" is one too many (see: shoal stat --help)`,
 		"version x":                    `shoal version takes no arguments, and "x" is one (see: shoal version --help)`,
 		"cache pin d":                  "shoal cache pin takes CACHE-DIR SOURCE: SOURCE is missing (see: shoal cache pin --help)",
+		"ckpt":                         "shoal ckpt takes DIR DEST: DIR is missing (see: shoal ckpt --help)",
+		"ckpt d":                       "shoal ckpt takes DIR DEST: DEST is missing (see: shoal ckpt --help)",
 		"cache rekey":                  "shoal cache rekey takes CACHE-DIR: CACHE-DIR is missing (see: shoal cache rekey --help)",
 		"mout a b":                     `there is no verb "mout": did you mean shoal mount? (see: shoal --help)`,
 		"nonesuch":                     `there is no verb "nonesuch" (see: shoal --help)`,

@@ -156,7 +156,7 @@ func nameArguments(c *cobra.Command) {
 	if check := c.Args; check != nil {
 		c.Args = func(c *cobra.Command, args []string) error {
 			err := check(c, args)
-			if err != nil && c.HasSubCommands() {
+			if err != nil && len(ArgumentsOf(c)) == 0 && c.HasSubCommands() {
 				return UnknownVerb(c, args[0])
 			}
 			if err != nil {
