@@ -83,7 +83,7 @@ func verdicts(codes map[verdict]string) map[string]verdict {
 }
 
 // statusVerdict is for answers with a code that is not in the table.
-func statusVerdict(status int) verdict {
+func statusVerdict(status int, code string) verdict {
 	switch {
 	case status == http.StatusNotFound:
 		return verdict{objstore.KindNotFound, ""}
@@ -101,8 +101,10 @@ func statusVerdict(status int) verdict {
 		return verdict{objstore.KindTransient, ""}
 	case status >= 300 && status < 400:
 		return verdict{objstore.KindInvalid, remedyRegion}
-	case status >= 400:
+	case status >= 400 && (code == "" || strings.Contains(code, " ")): // minio-go's, made of the status
 		return verdict{objstore.KindInvalid, remedyNotS3}
+	case status >= 400:
+		return verdict{objstore.KindInvalid, ""}
 	}
 	return verdict{objstore.KindOther, ""}
 }
@@ -171,7 +173,7 @@ func doubtful(r minio.ErrorResponse) bool {
 func (s *Store) answer(r minio.ErrorResponse) (verdict, error) {
 	v, known := s3Codes[r.Code]
 	if !known {
-		v = statusVerdict(r.StatusCode)
+		v = statusVerdict(r.StatusCode, r.Code)
 	}
 	if v.remedy == remedyRegion && r.Region != "" {
 		v.remedy = "set AWS_REGION=" + clean(r.Region)

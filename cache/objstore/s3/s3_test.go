@@ -69,6 +69,9 @@ func TestS3Errors(t *testing.T) {
 			if got := objstore.KindOf(err); err == nil || got != c.want {
 				t.Fatalf("kind %v, want %v: %v", got, c.want, err)
 			}
+			if strings.Contains(err.Error(), "not an S3 API") {
+				t.Errorf("it answers as one: %v", err)
+			}
 			for _, want := range append(c.text, "some/key", "Said by the server") {
 				if !strings.Contains(err.Error(), want) {
 					t.Errorf("%q is not in: %v", want, err)
