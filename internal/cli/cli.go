@@ -155,14 +155,13 @@ func ArgumentsError(c *cobra.Command, args []string) error {
 func nameArguments(c *cobra.Command) {
 	if check := c.Args; check != nil {
 		c.Args = func(c *cobra.Command, args []string) error {
-			err := check(c, args)
-			if err != nil && len(ArgumentsOf(c)) == 0 && c.HasSubCommands() {
+			switch {
+			case check(c, args) == nil:
+				return nil
+			case len(ArgumentsOf(c)) == 0 && c.HasSubCommands():
 				return UnknownVerb(c, args[0])
 			}
-			if err != nil {
-				return ArgumentsError(c, args)
-			}
-			return nil
+			return ArgumentsError(c, args)
 		}
 	}
 	for _, sub := range c.Commands() {

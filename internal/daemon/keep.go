@@ -40,6 +40,7 @@ const codeRenewed = 75
 // inheritance is the value of KeptEnv. Descriptors are numbers of the process that inherits.
 type inheritance struct {
 	To      int        `json:",omitempty"` // the socket by which keepsakes go to the supervisor
+	Parent  int        `json:",omitempty"` // the supervisor; once it was killed another process is the parent
 	Until   time.Time  // when they are let go
 	Renewed bool       `json:",omitempty"` // the predecessor wanted to be replaced
 	Failed  string     `json:",omitempty"` // why this is the old program
@@ -92,21 +93,17 @@ func (k *keeping) put(n *keepsake) {
 // own is what this process has from its predecessor, and what it keeps itself.
 var own struct {
 	inheritance
-	left   keeping // of the predecessor, not taken yet
-	kept   keeping
-	mu     sync.Mutex // of to
-	to     *net.UnixConn
-	parent int // the supervisor; another process is the parent once that was killed
+	left keeping // of the predecessor, not taken yet
+	kept keeping
+	mu   sync.Mutex // of to
+	to   *net.UnixConn
 }
 
 func init() {
 	own.Program, _ = os.Executable()
-	text, is := os.LookupEnv(KeptEnv)
-	if !is {
-		return
-	}
+	text := os.Getenv(KeptEnv)
 	_ = os.Unsetenv(KeptEnv)
-	if err := json.Unmarshal([]byte(text), &own.inheritance); err != nil {
+	if json.Unmarshal([]byte(text), &own.inheritance) != nil {
 		return
 	}
 	for i := range own.Kept {
@@ -121,7 +118,6 @@ func init() {
 		f := os.NewFile(uintptr(own.To), "keeper")
 		if c, err := net.FileConn(f); err == nil {
 			own.to, _ = c.(*net.UnixConn)
-			own.parent = os.Getppid()
 		}
 		_ = f.Close()
 		time.AfterFunc(time.Until(own.Until), func() { own.left.remove(func(*keepsake) bool { return true }) })
@@ -211,7 +207,7 @@ func give(k *keepsake, files []*os.File) {
 // Renew replaces this process by one that runs the program that is now where its own was, with what is kept. It does not return, but
 // with an error.
 func Renew(again Again) error {
-	if own.to != nil && own.parent == os.Getppid() {
+	if own.to != nil && own.Parent == os.Getppid() {
 		os.Exit(codeRenewed)
 	}
 	own.kept.Lock()
@@ -280,7 +276,7 @@ func (k *keeper) gift(cmd *exec.Cmd) (ours *net.UnixConn, theirs *os.File, err e
 		return nil, nil, err
 	}
 	const first = 4 // descriptor, after the pipe of ReadyEnv
-	heir := inheritance{To: first, Until: k.trouble.Add(letGo), Renewed: k.renewed, Failed: k.failed, Program: own.Program}
+	heir := inheritance{To: first, Until: k.trouble.Add(letGo), Renewed: k.renewed, Failed: k.failed, Program: own.Program, Parent: os.Getpid()}
 	cmd.ExtraFiles = []*os.File{theirs}
 	for _, o := range k.all {
 		n := keepsake{ID: o.ID, Name: o.Name}
