@@ -67,13 +67,11 @@ type disk struct {
 
 // health says whether the tier is in use, and what it waits for.
 type health struct {
-	stuck   atomic.Int64 // operations that hang
-	unstuck chan struct{}
+	stuck atomic.Int64 // operations that hang
 
-	mu      sync.Mutex
-	reason  string // "" when all is well
-	probing bool
-	back    time.Time // since when the tier is in use again
+	mu     sync.Mutex
+	reason string    // "" when all is well, and otherwise it is probed
+	back   time.Time // since when the tier is in use again
 }
 
 // makingRoom is what only the writer touches.
@@ -105,7 +103,6 @@ func (v *Volume) OpenDisk(dir string, o segment.Options) error {
 	}
 	d := &disk{
 		c: c, ds: ds, dir: dir, fs: o.FS, store: store, reading: make(chan struct{}, maxDiskReaders), synced: make(chan struct{}, 1),
-		health: health{unstuck: make(chan struct{}, 1)},
 	}
 	d.synced <- struct{}{}
 	if d.fs == nil {
@@ -349,15 +346,6 @@ func reasonOf(op string, err error) string {
 	return "error: " + op
 }
 
-// unhang notes that an operation that was counted as hanging has returned.
-func (d *disk) unhang() {
-	d.stuck.Add(-1)
-	select {
-	case d.unstuck <- struct{}{}:
-	default:
-	}
-}
-
 // drop takes the tier out of use until a probe succeeds: reads go on from memory and the store.
 func (d *disk) drop(reason string, cause error, reads bool) {
 	count(&d.ds.count.DiskErrors, 1)
@@ -367,12 +355,11 @@ func (d *disk) drop(reason string, cause error, reads bool) {
 	if reads {
 		d.noReads.Store(true)
 	}
+	if d.reason == "" && d.ds.ctx.Err() == nil {
+		d.wg.Go(d.probe)
+	}
 	if first {
 		d.reason = reason
-	}
-	if !d.probing && d.ds.ctx.Err() == nil {
-		d.probing = true
-		d.wg.Go(d.probe)
 	}
 	d.mu.Unlock()
 	// Queued writes must not keep memory from fetches.
@@ -388,47 +375,41 @@ func (d *disk) drop(reason string, cause error, reads bool) {
 // probe puts the tier in use again once nothing hangs and the disk accepts a write. It touches the disk on its own
 // goroutine only.
 func (d *disk) probe() {
-	closing := d.ds.ctx.Done()
-	for d.ds.ctx.Err() == nil {
-		for d.stuck.Load() > 0 {
-			select {
-			case <-d.unstuck:
-			case <-closing:
-				return
-			}
-		}
+	for {
 		d.mu.Lock()
 		pause := d.c.retry // of a disk that failed, or hangs again just after it was used again
 		if strings.HasPrefix(d.reason, "hang") && time.Since(d.back) >= pause {
-			pause = 0
+			pause = d.c.hangAfter / 4
 		}
 		d.mu.Unlock()
 		select {
 		case <-time.After(pause):
-		case <-closing:
+		case <-d.ds.ctx.Done():
 			return
+		}
+		if d.stuck.Load() > 0 {
+			continue
 		}
 		err := d.tryDisk()
 		d.mu.Lock()
-		was, retry := d.reason, d.stuck.Load() > 0 || d.ds.ctx.Err() != nil
-		switch {
-		case retry:
-		case err != nil:
+		was := d.reason
+		if d.stuck.Load() > 0 || d.ds.ctx.Err() != nil {
+			d.mu.Unlock()
+			continue
+		}
+		if err != nil {
 			d.reason = reasonOf("probe", err)
-		default:
-			d.reason, d.probing, d.back = "", false, time.Now()
-			d.noReads.Store(false)
-			d.noWrites.Store(false)
-		}
-		d.mu.Unlock()
-		if err == nil && !retry {
-			d.c.log.Warn("disk tier in use again", "dir", d.dir, "was", was, "over", "disk tier")
-			d.requeue()
-			return
-		}
-		if !retry {
+			d.mu.Unlock()
 			d.c.log.Warn("disk tier is still out of use", "dir", d.dir, "cause", err)
+			continue
 		}
+		d.reason, d.back = "", time.Now()
+		d.noReads.Store(false)
+		d.noWrites.Store(false)
+		d.mu.Unlock()
+		d.c.log.Warn("disk tier in use again", "dir", d.dir, "was", was, "over", "disk tier")
+		d.requeue()
+		return
 	}
 }
 
@@ -548,6 +529,6 @@ func (w *watch) begin() { w.timer.Reset(w.after) }
 
 func (w *watch) end() {
 	if !w.timer.Stop() {
-		w.d.unhang()
+		w.d.stuck.Add(-1)
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/shoalfs/shoal/cache/segment"
@@ -25,50 +24,31 @@ const (
 var errHangs = errors.New("the disk does not answer")
 
 // diskRead is one piece that another goroutine reads, into a buffer of its own: a caller that waits too long can leave, and
-// the read may return at any time.
+// the read may return at any time. Then nobody uses it again.
 type diskRead struct {
 	d      *disk
 	loc    segment.Loc
 	length int
-	p      []byte
 	off    int64
-	err    error
-	state  atomic.Uint32
-	done   chan struct{} // gets one value when the piece was read, unless it was abandoned
-	timer  *time.Timer
+	part   []byte // of buf
+	buf    [diskPiece]byte
+	done   chan error // has room for the end of the read
+	late   *time.Timer
 	run    func() // read, bound once
 }
 
-// The states of a diskRead.
-const (
-	waiting   uint32 = iota
-	copying          // the disk has answered in time
-	abandoned        // the caller's context ended
-	hung             // the caller gave the disk up
-)
-
 var diskReads = sync.Pool{New: func() any {
-	q := &diskRead{done: make(chan struct{}, 1), timer: time.NewTimer(time.Hour)}
-	q.timer.Stop()
+	q := &diskRead{done: make(chan error, 1), late: time.NewTimer(time.Hour)}
 	q.run = q.read
 	return q
 }}
 
-var diskPieces = sync.Pool{New: func() any { return new([diskPiece]byte) }}
-
 func (q *diskRead) read() {
-	d, buf := q.d, diskPieces.Get().(*[diskPiece]byte)
-	defer func() { diskPieces.Put(buf); <-d.reading; d.wg.Done() }()
-	part := buf[:len(q.p)]
-	err := d.store.ReadAt(q.loc, q.length, part, q.off)
-	if q.state.CompareAndSwap(waiting, copying) {
-		if q.err = err; err == nil {
-			copy(q.p, part)
-		}
-		q.done <- struct{}{} // and q may be in use again
-	} else if q.state.Load() == hung {
-		d.unhang()
-	}
+	d := q.d
+	defer d.wg.Done()
+	err := d.store.ReadAt(q.loc, q.length, q.part, q.off)
+	<-d.reading
+	q.done <- err // and q may be in use again
 }
 
 // keptRecord is where an extent is kept.
@@ -149,12 +129,11 @@ func (d *disk) read(ctx context.Context, loc segment.Loc, length int, p []byte, 
 func (d *disk) handOver(ctx context.Context, loc segment.Loc, length int, p []byte, off int64) error {
 	count(&d.ds.count.DiskWaits, 1)
 	q := diskReads.Get().(*diskRead)
-	q.d, q.loc, q.length, q.p, q.off, q.err = d, loc, length, p, off, nil
-	q.state.Store(waiting)
-	q.timer.Reset(d.c.hangAfter)
+	q.d, q.loc, q.length, q.off, q.part = d, loc, length, off, q.buf[:len(p)]
+	q.late.Reset(d.c.hangAfter)
 	select {
 	case d.reading <- struct{}{}:
-	case <-q.timer.C:
+	case <-q.late.C:
 		d.drop("hang: read", fmt.Errorf("all %d disk readers wait for more than %v", maxDiskReaders, d.c.hangAfter), true)
 		return errHangs
 	case <-ctx.Done():
@@ -163,32 +142,17 @@ func (d *disk) handOver(ctx context.Context, loc segment.Loc, length int, p []by
 	d.wg.Add(1)
 	go q.run()
 	select {
-	case <-q.done:
-	case <-q.timer.C:
-		if d.giveUp(q) {
-			return errHangs
-		}
-		<-q.done
+	case err := <-q.done:
+		copy(p, q.part)
+		q.late.Stop()
+		diskReads.Put(q)
+		return err
+	case <-q.late.C:
+		d.stuck.Add(1)
+		go func() { <-q.done; d.stuck.Add(-1) }()
+		d.drop("hang: read", fmt.Errorf("no answer within %v", d.c.hangAfter), true)
+		return errHangs
 	case <-ctx.Done():
-		if q.state.CompareAndSwap(waiting, abandoned) {
-			return ctx.Err() // q is the reader's now
-		}
-		<-q.done
+		return ctx.Err()
 	}
-	err := q.err
-	q.timer.Stop()
-	q.p = nil
-	diskReads.Put(q)
-	return err
-}
-
-// giveUp abandons a read that takes too long. It returns false if the read has just ended.
-func (d *disk) giveUp(q *diskRead) bool {
-	d.stuck.Add(1) // before the reader can take it back
-	if !q.state.CompareAndSwap(waiting, hung) {
-		d.unhang()
-		return false
-	}
-	d.drop("hang: read", fmt.Errorf("no answer within %v", d.c.hangAfter), true)
-	return true
 }
