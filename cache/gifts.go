@@ -154,6 +154,6 @@ func (v *Volume) Gives() bool { return !v.gifts.stopped.Load() }
 
 // gives reports whether an extent is fetched for another node.
 func (v *Volume) gives(file, x int) bool {
-	p := v.reach.Load().peers
+	p := *v.peers.Load()
 	return v.Chooses(file, x) || v.Gives() || p != nil && p.Sampled(file, x)
 }

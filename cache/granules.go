@@ -49,7 +49,7 @@ func (q *query) boardGranules(e uint32) (b boarding, ok bool, err error) {
 		entire = entire || q.isWorthAll(e, now, min(run, lo))
 		if !entire && err == nil {
 			b.span = q.waits("miss")
-			fl := q.v.begin(q.request, b.span, missing, q.v.reach.Load().sources(q.purpose, q.file, q.x), nil)
+			fl := q.v.begin(q.request, b.span, missing, q.v.sources(q.purpose, q.file, q.x), nil)
 			entire = fl == nil // what begins the whole extent finds out that the dataset is closed
 		}
 		if entire || err != nil {

@@ -109,7 +109,7 @@ func (v *Volume) PrefetchRange(a *Account, r Range, due time.Time, done func(fil
 	switch {
 	case !v.c.ledger.TryReserve(sizeOf(parts), ForPrefetch):
 		return 0, NoMemory
-	case v.begin(q.request, trace.Span{}, parts, v.reach.Load().sources(ahead, r.File, r.Extent), done) == nil:
+	case v.begin(q.request, trace.Span{}, parts, v.sources(ahead, r.File, r.Extent), done) == nil:
 		return 0, Closed
 	case parts[0].key.isGranule():
 		v.sparse[e] |= now

@@ -380,7 +380,7 @@ func (q *query) joining(p *part) (b boarding, err error) {
 // depart begins a flight of the whole extent, which is restored unless from is nil, and waits for it. v.mu is held.
 func (q *query) depart(from *restorer) (b boarding, err error) {
 	parts := []part{{key: q.v.key(q.v.extent(q.file, q.x)), file: q.file, form: q.form, spent: q.purpose == serving}}
-	sources := q.v.reach.Load().sources(q.purpose, q.file, q.x)
+	sources := q.v.sources(q.purpose, q.file, q.x)
 	if from != nil {
 		sources = append([]Source{from}, sources...)
 	}
@@ -525,8 +525,8 @@ func (g *group) start(files []int, done func(file int, err error)) (started int,
 			continue
 		}
 		at, off := v.store.object(file)
-		from := v.reach.Load().sources(g.purpose, file, g.x)
-		behind := len(parts) == 0 || at.Key == o.Key && at.ETag == o.ETag && off >= end && &from[0] == &sources[0]
+		from := v.sources(g.purpose, file, g.x)
+		behind := len(parts) == 0 || at.Key == o.Key && at.ETag == o.ETag && off >= end && from[0] == sources[0]
 		if behind && !v.c.ledger.TryReserve(p.size(), g.purpose.class()) {
 			behind, out = false, NoMemory
 		}

@@ -47,28 +47,16 @@ type Peers interface {
 // ErrOtherBytes says that a node gave other bytes than the store has.
 var ErrOtherBytes = errors.New("other bytes than the store has")
 
-// reach is what a volume can ask, for flights that may have another node fetch, and for those that may not.
-type reach struct {
-	peers         Peers // nil: none
-	asking, store []Source
-}
-
 // SetPeers replaces VolumeOptions.Peers.
-func (v *Volume) SetPeers(p Peers) {
-	r := &reach{peers: p, store: []Source{&v.store}}
-	r.asking = r.store
-	if p != nil {
-		r.asking, r.store = []Source{nodes{v, p, false}, &v.store}, []Source{nodes{v, p, true}, &v.store}
-	}
-	v.reach.Store(r)
-}
+func (v *Volume) SetPeers(p Peers) { v.peers.Store(&p) }
 
 // sources returns what a flight of the extent asks: for a peer, no node that would have to fetch.
-func (r *reach) sources(p purpose, file, x int) []Source {
-	if p != serving && r.peers != nil && r.peers.Asks(file, x) {
-		return r.asking
+func (v *Volume) sources(p purpose, file, x int) []Source {
+	peers := *v.peers.Load()
+	if peers == nil {
+		return []Source{&v.store}
 	}
-	return r.store
+	return []Source{nodes{v, peers, p == serving || !peers.Asks(file, x)}, &v.store}
 }
 
 // asks reports whether the flight may make another node fetch. No peer waits for such a flight: requests go one hop.

@@ -45,7 +45,7 @@ type Volume struct {
 	c      *Cache
 	ds     *dataset
 	store  store
-	reach  atomic.Pointer[reach]
+	peers  atomic.Pointer[Peers]
 	rankOf func(file, extent int) uint8
 	gifts  gifts
 	inRing []atomic.Uint32 // a bit an extent: it is in the ring
