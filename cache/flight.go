@@ -163,6 +163,8 @@ func (v *Volume) begin(r request, span trace.Span, parts []part, sources []Sourc
 		}
 		if p.key.kind() == whole {
 			delete(v.sparse, p.key.extent())
+		} else {
+			v.sparse[p.key.extent()] |= granulesOf(parts[i : i+1])
 		}
 	}
 	go fl.fly(v, done)

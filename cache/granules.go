@@ -45,8 +45,7 @@ func (q *query) boardGranules(e uint32) (b boarding, ok bool, err error) {
 		count(&q.v.ds.count.RingHits, 1)
 	} else {
 		err = q.v.failed.lately(e)
-		now := granulesOf(missing)
-		entire = entire || q.isWorthAll(e, now, min(run, lo))
+		entire = entire || q.isWorthAll(e, granulesOf(missing), min(run, lo))
 		if !entire && err == nil {
 			b.span = q.waits("miss")
 			fl := q.v.begin(q.request, b.span, missing, q.v.sources(q.purpose, q.file, q.x), nil)
@@ -60,7 +59,6 @@ func (q *query) boardGranules(e uint32) (b boarding, ok bool, err error) {
 			}
 			return boarding{}, false, err
 		}
-		q.v.sparse[e] |= now
 		count(&q.v.ds.count.Misses, 1)
 	}
 	for i := range seats {

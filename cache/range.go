@@ -18,13 +18,14 @@ func (v *Volume) hasGranules(file, x int) bool {
 	return v.Extents(file) > 1 && v.ExtentBytes(file, x) > granuleSize
 }
 
-// entire reports whether a range stands for its extent.
-func (v *Volume) entire(r Range) bool { return !v.hasGranules(r.File, r.Extent) }
-
-// granules yields those of a range that does not.
-func (v *Volume) granules(r Range) iter.Seq[extentKey] {
+// pieces yields what a range stands for: granules, or its extent.
+func (v *Volume) pieces(r Range) iter.Seq[extentKey] {
 	return func(yield func(extentKey) bool) {
 		k := v.key(v.extent(r.File, r.Extent))
+		if !v.hasGranules(r.File, r.Extent) {
+			yield(k)
+			return
+		}
 		for g := r.Off / granuleSize; g <= (r.Off+r.N-1)/granuleSize; g++ {
 			if !yield(k.granule(g)) {
 				return
@@ -35,10 +36,7 @@ func (v *Volume) granules(r Range) iter.Seq[extentKey] {
 
 // RangeBytes returns what is fetched for a range, if nothing of it is here.
 func (v *Volume) RangeBytes(r Range) (n int64) {
-	if v.entire(r) {
-		return v.ExtentBytes(r.File, r.Extent)
-	}
-	for k := range v.granules(r) {
+	for k := range v.pieces(r) {
 		n += int64(v.bytes(r.File, k.piece))
 	}
 	return n
@@ -46,7 +44,7 @@ func (v *Volume) RangeBytes(r Range) (n int64) {
 
 // ClaimRange is Claim of a range.
 func (v *Volume) ClaimRange(a *Account, r Range) bool {
-	if v.entire(r) {
+	if !v.hasGranules(r.File, r.Extent) {
 		return v.Claim(a, r.File, r.Extent)
 	}
 	v.mu.Lock()
@@ -56,7 +54,7 @@ func (v *Volume) ClaimRange(a *Account, r Range) bool {
 
 // lacks claims the granules of a range that are here or on their way, and returns the others. v.mu is held.
 func (v *Volume) lacks(a *Account, r Range) (parts []part) {
-	for k := range v.granules(r) {
+	for k := range v.pieces(r) {
 		if !v.claimPiece(a, k) {
 			parts = append(parts, part{key: k, file: r.File, account: a})
 		}
@@ -66,14 +64,13 @@ func (v *Volume) lacks(a *Account, r Range) (parts []part) {
 
 // WhereRange is Where of a range.
 func (v *Volume) WhereRange(r Range) Residence {
-	at := v.Where(r.File, r.Extent)
-	if at > InStore || v.entire(r) {
+	if at := v.Where(r.File, r.Extent); at > InStore {
 		return at
 	}
-	at = InMemory
+	at := InMemory
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	for k := range v.granules(r) {
+	for k := range v.pieces(r) {
 		if plain, _ := v.c.ring.forms(k); plain {
 			continue
 		}
@@ -87,7 +84,7 @@ func (v *Volume) WhereRange(r Range) Residence {
 // PrefetchRange is Prefetch of a range: done is called once for each of the pieces that it started. It fetches the extent if it would for
 // a reader (see granules.go).
 func (v *Volume) PrefetchRange(a *Account, r Range, due time.Time, done func(file int, err error)) (started int, out Outcome) {
-	if v.entire(r) {
+	if !v.hasGranules(r.File, r.Extent) {
 		out = v.Prefetch(a, r.File, r.Extent, due, done)
 		return 1, out
 	}
@@ -102,8 +99,7 @@ func (v *Volume) PrefetchRange(a *Account, r Range, due time.Time, done func(fil
 	if len(parts) == 0 {
 		return 0, Present
 	}
-	now := granulesOf(parts)
-	if q.isWorthAll(e, now, 0) {
+	if q.isWorthAll(e, granulesOf(parts), 0) {
 		parts = []part{{key: v.key(e), file: r.File, spent: true}} // the disk is about to have it
 	}
 	switch {
@@ -111,8 +107,6 @@ func (v *Volume) PrefetchRange(a *Account, r Range, due time.Time, done func(fil
 		return 0, NoMemory
 	case v.begin(q.request, trace.Span{}, parts, v.sources(ahead, r.File, r.Extent), done) == nil:
 		return 0, Closed
-	case parts[0].key.isGranule():
-		v.sparse[e] |= now
 	}
 	count(&v.ds.count.Prefetched, len(parts))
 	return len(parts), Started
@@ -120,16 +114,10 @@ func (v *Volume) PrefetchRange(a *Account, r Range, due time.Time, done func(fil
 
 // SpendRange is Spend of a range, but for what others want: it asks for what lies in the file from off to end.
 func (v *Volume) SpendRange(r Range, wanted func(off, end int64) bool) {
-	begin := int64(r.Extent) * ExtentSize
-	if v.entire(r) {
-		if !wanted(begin, begin+v.ExtentBytes(r.File, r.Extent)) {
-			v.Spend(r.File)
-		}
-		return
-	}
 	v.spend(func(yield func(extentKey) bool) {
-		for k := range v.granules(r) {
-			if off := begin + k.off(); !wanted(off, off+granuleSize) && !yield(k) {
+		for k := range v.pieces(r) {
+			off := int64(r.Extent)*ExtentSize + k.off()
+			if !wanted(off, off+int64(v.bytes(r.File, k.piece))) && !yield(k) {
 				return
 			}
 		}
