@@ -14,7 +14,6 @@ import (
 // Records not found stay unclaimed.
 type adoption struct {
 	v         *Volume
-	kept      int64 // extents made resident
 	moved     []movedRecord
 	unclaimed []segment.Loc
 }
@@ -48,18 +47,12 @@ func (a *adoption) take(file, x int, loc segment.Loc, length int) {
 		return
 	}
 	e := v.extent(file, x)
-	if before, was := v.at(e); before != 0 { // the same extent twice
-		if was == 0 && coded > 0 {
-			v.move(e, before, loc, coded)
-			loc = before
-		}
-		a.unclaimed = append(a.unclaimed, loc)
-		return
+	if before, was := v.at(e); before == 0 || was == 0 && coded > 0 {
+		v.move(e, before, loc, coded)
+		loc = before
 	}
-	v.put(e, loc, coded)
-	a.kept++
-	if s := v.admission.Load(); s != nil {
-		s.count(&v.places, file, x, 1)
+	if loc != 0 { // the same extent twice
+		a.unclaimed = append(a.unclaimed, loc)
 	}
 }
 
@@ -68,7 +61,6 @@ func (a *adoption) finish() []segment.Loc {
 	if len(a.moved) > 0 {
 		a.find()
 	}
-	a.v.kept.Add(a.kept)
 	return a.unclaimed
 }
 

@@ -57,7 +57,7 @@ type disk struct {
 	synced  chan struct{} // holds one while no sync is under way
 
 	noReads, noWrites atomic.Bool  // trouble
-	used, limit       atomic.Int64 // of the store, as the writer last saw them
+	limit             atomic.Int64 // of the store, as it is to be
 	freed, garbage    atomic.Bool  // records were freed since empty segments were last looked for, and wasteful ones
 	chosen            atomic.Bool  // outside is to be counted again
 
@@ -118,7 +118,6 @@ func (v *Volume) OpenDisk(dir string, o segment.Options) error {
 		v.forget(func(segment.Loc) bool { return true })
 		return errors.Join(err, store.Close())
 	}
-	d.note()
 	d.writer = newWriter(d)
 	ds.disk.Store(d)
 	return nil
@@ -139,14 +138,11 @@ func (d *disk) enforce() {
 	if err := d.shrink(d.ds.list()); err != nil {
 		d.failed("shrink", err, false)
 	}
-	d.note()
 	d.requeue()
 }
 
-func (d *disk) note() { d.used.Store(d.store.Used()) }
-
 func (d *disk) stats() DiskStats {
-	s := DiskStats{DiskUsed: d.used.Load(), DiskLimit: d.limit.Load(), DiskQueued: int(d.writer.depth.Load())}
+	s := DiskStats{DiskUsed: d.store.Used(), DiskLimit: d.limit.Load(), DiskQueued: int(d.writer.depth.Load())}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	s.DiskReason, s.DiskDown = d.reason, d.reason != ""
@@ -217,7 +213,6 @@ func (d *disk) append(rec segment.Record, payload []byte, full func() (segment.L
 	if errors.Is(err, segment.ErrFull) {
 		loc, err = full()
 	}
-	d.note()
 	switch {
 	case err == nil:
 		return loc

@@ -64,8 +64,11 @@ type keptRecord struct {
 
 func (v *Volume) keptRecord(file, x int) keptRecord {
 	k := keptRecord{v: v, file: file, e: v.extent(file, x)}
-	if k.loc, k.n, k.coded = v.record(k.e, file, x); k.loc != 0 {
+	if k.loc, k.n = v.at(k.e); k.loc != 0 {
 		k.d = v.ds.readable()
+	}
+	if k.coded = k.n > 0; !k.coded {
+		k.n = int(v.ExtentBytes(file, x))
 	}
 	return k
 }

@@ -121,8 +121,8 @@ func (d *disk) survey(volumes []*Volume) (all []share) {
 				d.progress() // of a large version it may take seconds
 			}
 			for x := range v.Extents(f) {
-				if loc, n, _ := v.record(v.extent(f, x), f, x); loc != 0 && v.Chooses(f, x) {
-					wanted[loc.Segment()] += loc.Bytes(n)
+				if k := v.keptRecord(f, x); k.loc != 0 && v.Chooses(f, x) {
+					wanted[k.loc.Segment()] += k.loc.Bytes(k.n)
 				}
 			}
 		}
@@ -237,9 +237,7 @@ func (d *disk) purge(id uint32, volumes []*Volume, all bool) (freed int64, err e
 	var wanted int64
 	for loc, of := range in {
 		if all || in.wants(loc) {
-			file, x := of[0].v.Numbered(int(of[0].extent()))
-			_, n, _ := of[0].v.record(of[0].extent(), file, x)
-			wanted += loc.Bytes(n)
+			wanted += loc.Bytes(of[0].v.keptRecord(of[0].v.Numbered(int(of[0].extent()))).n)
 		} else {
 			others = append(others, loc)
 		}

@@ -118,14 +118,6 @@ func (ps *places) at(e uint32) (loc segment.Loc, coded int) {
 	return segment.Loc(at &^ codedMark), coded
 }
 
-// record is at with the length of the payload.
-func (ps *places) record(e uint32, file, x int) (loc segment.Loc, length int, isCoded bool) {
-	if loc, length = ps.at(e); length > 0 {
-		return loc, length, true
-	}
-	return loc, int(ps.ExtentBytes(file, x)), false
-}
-
 // put writes the place of an extent: mu is held, or the volume not in use yet. The length goes first: whoever sees the
 // mark sees the length.
 func (ps *places) put(e uint32, loc segment.Loc, coded int) {

@@ -142,8 +142,8 @@ func (r *Recoder) count(ctx context.Context, d *disk) {
 		bytes := map[uint32]int64{}
 		for e := range r.v.locs {
 			if r.codable(uint32(e)) {
-				loc, n, _ := r.v.record(uint32(e), r.v.fileOf(uint32(e)), 0)
-				bytes[loc.Segment()] += loc.Bytes(n)
+				k := r.v.keptRecord(r.v.fileOf(uint32(e)), 0)
+				bytes[k.loc.Segment()] += k.loc.Bytes(k.n)
 			}
 		}
 		r.counted, r.growing = segments, 0
@@ -238,5 +238,4 @@ func (d *disk) dropRecoded(id uint32) {
 	if err = errors.Join(err, d.shrink(d.ds.list())); err != nil {
 		d.failed("reclaim", err, false)
 	}
-	d.note()
 }

@@ -112,7 +112,7 @@ func (v *Volume) DiskRoom() int64 {
 		yields = a.outside.Load()
 	}
 	if limit := d.limit.Load(); limit > 0 {
-		room = limit - d.used.Load() + yields
+		room = limit - d.store.Used() + yields
 	}
 	return max(min(room, yields-v.c.over(0)), 0)
 }

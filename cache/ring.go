@@ -189,8 +189,8 @@ func (r *ring) put(k extentKey, b *buffer, a *Account, read int64, spent, dirty 
 	r.file(e)
 }
 
-// file moves an entry to the list for its state, and on or off accounts. A kept or spent entry is on no account. r.mu
-// is held; the entry is not both kept and spent.
+// file moves an entry to the list for its state, and on or off accounts. A kept or spent entry is on no account, and one that
+// is both goes. r.mu is held.
 func (r *ring) file(e *entry) {
 	if e.account != nil && e.account.closed {
 		e.account, e.spent = nil, e.spent || e.key.isGranule() // which only its account gives up
@@ -200,6 +200,9 @@ func (r *ring) file(e *entry) {
 	}
 	to := &r.held
 	switch {
+	case e.kept && e.spent:
+		r.remove(e)
+		return
 	case e.kept:
 		to = &r.clean
 	case e.spent && !e.dirty:
@@ -352,7 +355,7 @@ func (r *ring) written(k extentKey, kept bool) {
 		return
 	}
 	e.dirty, e.kept = false, kept
-	if kept && (e.spent || r.clean.bytes+e.buf.size > r.cleanLimit) {
+	if kept && r.clean.bytes+e.buf.size > r.cleanLimit {
 		r.remove(e)
 	} else {
 		r.file(e)
@@ -384,11 +387,7 @@ func (r *ring) spend(k extentKey) (free bool) {
 			continue
 		}
 		e.spent = true
-		if e.kept {
-			r.remove(e)
-		} else {
-			r.file(e)
-		}
+		r.file(e)
 		free = free || e.kept || !e.dirty
 	}
 	return free
