@@ -43,15 +43,20 @@ type Reader interface {
 	// Stat returns the current version of key, or KindNotFound.
 	Stat(ctx context.Context, key string) (Object, error)
 
+	ReaderAt
+
+	// List yields every object whose key begins with prefix, in key order. The sequence ends
+	// after the first non-nil error. Breaking out of it early leaks nothing.
+	List(ctx context.Context, prefix string) iter.Seq2[Object, error]
+}
+
+// ReaderAt is what a [Reader] does with objects that are known.
+type ReaderAt interface {
 	// ReadAt fills p with the object's bytes from off: all of p, or an error. It fails with KindChanged if the store
 	// has another version than o.ETag, with KindNotFound if the object does not exist, and with KindInvalid if [off,
 	// off+len(p)) is not inside [0, o.Size). The caller owns p again when ReadAt returns, even on error; its content
 	// is then undefined. len(p) == 0 is a no-op.
 	ReadAt(ctx context.Context, o Object, p []byte, off int64) error
-
-	// List yields every object whose key begins with prefix, in key order. The sequence ends
-	// after the first non-nil error. Breaking out of it early leaks nothing.
-	List(ctx context.Context, prefix string) iter.Seq2[Object, error]
 }
 
 // IsPrefix reports whether o is a prefix in a level listing rather than an object.

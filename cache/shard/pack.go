@@ -108,7 +108,7 @@ const (
 // Pack can be ended at any moment, even by kill -9, and called again: shards with an index stay, all others are
 // rebuilt. Only one call at a time may write to a prefix. If the same set is complete already, that is no error.
 // Unfinished uploads of a killed run are aborted if the store can list them.
-func Pack(ctx context.Context, m *catalog.Manifest, src objstore.Reader, dst Destination, prefix string, o PackOptions) (res Result, err error) {
+func Pack(ctx context.Context, m *catalog.Manifest, src objstore.ReaderAt, dst Destination, prefix string, o PackOptions) (res Result, err error) {
 	_, span := trace.Start(ctx, "dataset.pack") // its reads would make a span for each file
 	defer func() {
 		span.Str("shoal.destination", prefix)
@@ -186,7 +186,7 @@ func (o *PackOptions) setDefaults() error {
 // packer is one call of Pack.
 type packer struct {
 	*plan
-	src    objstore.Reader
+	src    objstore.ReaderAt
 	dst    Destination
 	prefix string
 	o      PackOptions

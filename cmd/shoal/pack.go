@@ -194,7 +194,7 @@ func (r *recoding) check(quality bool) (err error) {
 }
 
 // all recodes the files of m, and returns a reader of the results and their manifest.
-func (r *recoding) all(ctx context.Context, src objstore.Reader, m *catalog.Manifest, connections int) (*recoded, *catalog.Manifest, error) {
+func (r *recoding) all(ctx context.Context, src objstore.ReaderAt, m *catalog.Manifest, connections int) (*recoded, *catalog.Manifest, error) {
 	made, err := recode(ctx, src, m, r.Recode, r.spool, connections)
 	if err != nil {
 		return nil, nil, err
@@ -202,7 +202,7 @@ func (r *recoding) all(ctx context.Context, src objstore.Reader, m *catalog.Mani
 	if made.kept > 0 {
 		daemon.Own.Notice("%s files are not readable pictures and stay as they are", humanize.Comma(int64(made.kept)))
 	}
-	built, err := catalog.Build(made.List(ctx, ""), catalog.BuildOptions{})
+	built, err := catalog.Build(made.list, catalog.BuildOptions{})
 	if err != nil {
 		return nil, nil, fmt.Errorf("recoded files: %w", err)
 	}
@@ -246,12 +246,12 @@ func pack(ctx context.Context, from, to string, fromStore, toStore stores.Option
 		return shard.Result{}, "", cost, err
 	}
 	defer tier.Close()
-	var src objstore.Reader = store
+	var src objstore.ReaderAt = store
 	// Checked during the listing; their errors are reported first.
 	var asked errgroup.Group
 	asked.Go(func() error { return base.Check(ctx) })
 	asked.Go(func() error {
-		set, err := shard.IsSet(ctx, src, source)
+		set, err := shard.IsSet(ctx, store, source)
 		if err == nil && set {
 			err = fmt.Errorf("%s is already a shard set", source)
 		}
@@ -303,7 +303,7 @@ func pack(ctx context.Context, from, to string, fromStore, toStore stores.Option
 }
 
 // packInto packs m, and recodes its files first if that is wanted.
-func packInto(ctx context.Context, m *catalog.Manifest, src objstore.Reader, dst shard.Destination, prefix string, o shard.PackOptions, re recoding) (res shard.Result, err error) {
+func packInto(ctx context.Context, m *catalog.Manifest, src objstore.ReaderAt, dst shard.Destination, prefix string, o shard.PackOptions, re recoding) (res shard.Result, err error) {
 	if re.store {
 		stored, failed := storeCoded(ctx, src, m, re.spool, o.Connections)
 		if failed != nil {

@@ -17,9 +17,9 @@ import (
 )
 
 // storedCoded is what pack --recode stores, in place of the files of src: some are coded, in a spool folder. It is
-// objstore.Reader.
+// objstore.ReaderAt.
 type storedCoded struct {
-	objstore.Reader
+	objstore.ReaderAt
 	m      *catalog.Manifest
 	dir    string
 	tables []byte
@@ -33,8 +33,8 @@ const (
 )
 
 // storeCoded codes the files of m into a folder under spool. What an earlier run has coded is kept.
-func storeCoded(ctx context.Context, src objstore.Reader, m *catalog.Manifest, spool string, connections int) (*storedCoded, error) {
-	s := &storedCoded{Reader: src, m: m, length: make([]int64, m.Len()), sums: make([]uint32, m.Len())}
+func storeCoded(ctx context.Context, src objstore.ReaderAt, m *catalog.Manifest, spool string, connections int) (*storedCoded, error) {
+	s := &storedCoded{ReaderAt: src, m: m, length: make([]int64, m.Len()), sums: make([]uint32, m.Len())}
 	var err error
 	if s.dir, err = spoolFolder(spool, m, "recode 1"); err != nil {
 		return nil, err
@@ -65,7 +65,7 @@ func (s *storedCoded) learn(ctx context.Context) (encode func(dst, file []byte) 
 		i := n * s.m.Len() / min(codedLearned, s.m.Len())
 		if size := s.m.Size(i); size > 0 && size <= codedLargest {
 			data := make([]byte, size)
-			if err := s.Reader.ReadAt(ctx, s.m.Object(i), data, 0); err != nil {
+			if err := s.ReaderAt.ReadAt(ctx, s.m.Object(i), data, 0); err != nil {
 				return nil, err
 			}
 			files = append(files, data)
@@ -92,7 +92,7 @@ func (s *storedCoded) code(ctx context.Context, i int, encode func(dst, file []b
 		return nil
 	}
 	data := make([]byte, o.Size)
-	if err := s.Reader.ReadAt(ctx, o, data, 0); err != nil {
+	if err := s.ReaderAt.ReadAt(ctx, o, data, 0); err != nil {
 		return err
 	}
 	coded, ok := encode(make([]byte, codedHead, codedHead+len(data)), data)
@@ -132,19 +132,11 @@ func (s *storedCoded) remove(err *error) {
 	}
 }
 
-// ReadAt implements objstore.Reader.
+// ReadAt implements objstore.ReaderAt.
 func (s *storedCoded) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int64) error {
 	node, ok := s.m.Find(o.Key[len(s.m.Prefix()):])
 	if !ok || s.length[node.Index] == o.Size {
-		return s.Reader.ReadAt(ctx, o, p, off)
+		return s.ReaderAt.ReadAt(ctx, o, p, off)
 	}
-	f, err := os.Open(s.path(node.Index))
-	if err == nil {
-		defer f.Close()
-		_, err = f.ReadAt(p, codedHead+off)
-	}
-	if err != nil {
-		return &objstore.Error{Kind: objstore.KindInvalid, Op: "read", Key: o.Key, Err: err}
-	}
-	return nil
+	return readSpooled(s.path(node.Index), o, p, codedHead+off)
 }

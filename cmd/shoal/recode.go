@@ -7,8 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"iter"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -26,7 +24,7 @@ import (
 	"github.com/shoalfs/shoal/internal/daemon"
 )
 
-// recoded is a dataset of recoded files in a spool folder: it is objstore.Reader. ETags are hashes of the content, so
+// recoded is a dataset of recoded files in a spool folder: it is objstore.ReaderAt. ETags are hashes of the content, so
 // that the same files, recoded in the same way, are the same version of a dataset.
 type recoded struct {
 	dir     string
@@ -36,7 +34,7 @@ type recoded struct {
 
 // recode recodes all files of m into a folder under spool. Files of an earlier run of the same recoding are
 // reused.
-func recode(ctx context.Context, src objstore.Reader, m *catalog.Manifest, r gpuingest.Recode, spool string, connections int) (_ *recoded, err error) {
+func recode(ctx context.Context, src objstore.ReaderAt, m *catalog.Manifest, r gpuingest.Recode, spool string, connections int) (_ *recoded, err error) {
 	out := &recoded{objects: make([]objstore.Object, m.Len())}
 	if out.dir, err = spoolFolder(spool, m, r.String()); err != nil {
 		return nil, err
@@ -114,7 +112,7 @@ type recodedFile struct {
 var recodeBuffers = sync.Pool{New: func() any { return new([]byte) }}
 
 // file recodes file i; kept reports that it is unchanged.
-func (s *recoded) file(ctx context.Context, src objstore.Reader, m *catalog.Manifest, i int, r gpuingest.Recode, cpu chan struct{}) (objstore.Object, bool, error) {
+func (s *recoded) file(ctx context.Context, src objstore.ReaderAt, m *catalog.Manifest, i int, r gpuingest.Recode, cpu chan struct{}) (objstore.Object, bool, error) {
 	fail := func(err error) (objstore.Object, bool, error) { return objstore.Object{}, false, err }
 	note := filepath.Join(s.dir, fmt.Sprintf("%08d.json", i))
 	if f, ok := s.earlier(note); ok {
@@ -190,18 +188,14 @@ func writeWhole(path string, data []byte) error {
 	return nil
 }
 
-// Stat implements objstore.Reader.
-func (s *recoded) Stat(_ context.Context, key string) (objstore.Object, error) {
-	i, ok := slices.BinarySearchFunc(s.objects, key, func(o objstore.Object, key string) int { return strings.Compare(o.Key, key) })
-	if !ok {
-		return objstore.Object{}, &objstore.Error{Kind: objstore.KindNotFound, Op: "stat", Key: key, Err: fs.ErrNotExist}
-	}
-	return s.objects[i], nil
+// ReadAt implements objstore.ReaderAt.
+func (s *recoded) ReadAt(_ context.Context, o objstore.Object, p []byte, off int64) error {
+	return readSpooled(s.path(o.ETag), o, p, off)
 }
 
-// ReadAt implements objstore.Reader.
-func (s *recoded) ReadAt(_ context.Context, o objstore.Object, p []byte, off int64) error {
-	f, err := os.Open(s.path(o.ETag))
+// readSpooled fills p from off of what is spooled of an object.
+func readSpooled(path string, o objstore.Object, p []byte, off int64) error {
+	f, err := os.Open(path)
 	if err == nil {
 		defer f.Close()
 		_, err = f.ReadAt(p, off)
@@ -212,13 +206,11 @@ func (s *recoded) ReadAt(_ context.Context, o objstore.Object, p []byte, off int
 	return nil
 }
 
-// List implements objstore.Reader.
-func (s *recoded) List(_ context.Context, prefix string) iter.Seq2[objstore.Object, error] {
-	return func(yield func(objstore.Object, error) bool) {
-		for _, o := range s.objects {
-			if strings.HasPrefix(o.Key, prefix) && !yield(o, nil) {
-				return
-			}
+// list yields the files.
+func (s *recoded) list(yield func(objstore.Object, error) bool) {
+	for _, o := range s.objects {
+		if !yield(o, nil) {
+			return
 		}
 	}
 }

@@ -3,7 +3,6 @@ package engine
 import (
 	"context"
 	"fmt"
-	"iter"
 	"strings"
 	"time"
 
@@ -93,47 +92,14 @@ func (e *Engine) passed() bool {
 // volumeReader reads the files of a version through the cache, as objects.
 type volumeReader struct{ v *view }
 
-// Stat implements objstore.Reader.
-func (r volumeReader) Stat(_ context.Context, key string) (objstore.Object, error) {
-	file, err := r.find("stat", key)
-	if err != nil {
-		return objstore.Object{}, err
-	}
-	return r.v.manifest.Object(file), nil
-}
-
-func (r volumeReader) find(op, key string) (int, error) {
-	path, ok := key, true
-	if prefix := r.v.manifest.Prefix(); prefix != "" {
-		if ok = len(key) >= len(prefix) && key[:len(prefix)] == prefix; ok {
-			path = key[len(prefix):]
-		}
-	}
-	if node, found := r.v.manifest.Find(path); ok && found && !node.IsDir {
-		return node.Index, nil
-	}
-	return 0, &objstore.Error{Op: op, Key: key, Kind: objstore.KindNotFound}
-}
-
-// ReadAt implements objstore.Reader.
+// ReadAt implements objstore.ReaderAt.
 func (r volumeReader) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int64) error {
-	file, err := r.find("read", o.Key)
-	if err != nil {
-		return err
+	node, ok := r.v.manifest.Find(o.Key[len(r.v.manifest.Prefix()):])
+	if !ok {
+		return &objstore.Error{Op: "read", Key: o.Key, Kind: objstore.KindNotFound}
 	}
-	_, err = r.v.volume.ReadAt(ctx, file, p, off)
+	_, err := r.v.volume.ReadAt(ctx, node.Index, p, off)
 	return err
-}
-
-// List implements objstore.Reader.
-func (r volumeReader) List(_ context.Context, prefix string) iter.Seq2[objstore.Object, error] {
-	return func(yield func(objstore.Object, error) bool) {
-		for f := range r.v.manifest.Len() {
-			if o := r.v.manifest.Object(f); len(o.Key) >= len(prefix) && o.Key[:len(prefix)] == prefix && !yield(o, nil) {
-				return
-			}
-		}
-	}
 }
 
 // Inside reports whether one place contains the other, so that writing to one changes the other.
