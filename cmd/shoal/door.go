@@ -29,10 +29,7 @@ func (d *door) Get(name string) ([]byte, error) {
 	return append(b, '\n'), err
 }
 
-// Reserve implements fusefs.Memory: staged plans count in the ledger too.
-func (d *door) Reserve(n int64) bool { return d.Engine.Reserve(n) }
-
-// Release implements fusefs.Memory.
+// Release implements fusefs.Memory, with engine.Engine.Reserve: staged plans count in the ledger too.
 func (d *door) Release(n int64) { d.Ledger().Release(n, cache.ForDemand) }
 
 // Record implements fusefs.Recorder.

@@ -347,6 +347,14 @@ func (e *Engine) remoteOf(v *view) *remote {
 	return &e.remote
 }
 
+// remotes are the stores that the dataset is read from.
+func (e *Engine) remotes() []*remote {
+	if e.shards == nil {
+		return []*remote{&e.remote}
+	}
+	return []*remote{&e.remote, &e.shards.remote}
+}
+
 // placesOf returns the limit of requests in flight to a version's store.
 func (e *Engine) placesOf(v *view) func() int { return e.remoteOf(v).limiter.Places }
 
@@ -686,14 +694,7 @@ func (s *versions) volumeOf(m *catalog.Manifest) *cache.Volume {
 	if v := s.cur.Load(); v.manifest == m {
 		return v.volume
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, v := range s.views {
-		if v.manifest == m {
-			return v.volume
-		}
-	}
-	return nil
+	return s.find(func(v *view) bool { return v.manifest == m }).volume
 }
 
 // Opened is the position signal: a reader of the mount has opened a file. process identifies the reader; 0 if
@@ -761,9 +762,8 @@ func (h *Host) leave(e *Engine) error {
 	e.near.Close() // nobody reads any more, but copies may still be put
 	e.cache.Ledger().Withhold(-e.withheld)
 	if len(e.views) > 0 {
-		e.hedger.Wait() // they hold memory
-		if e.shards != nil {
-			e.shards.hedger.Wait()
+		for _, r := range e.remotes() {
+			r.hedger.Wait() // they hold memory
 		}
 	}
 	h.mu.Lock()

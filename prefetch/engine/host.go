@@ -3,7 +3,6 @@ package engine
 import (
 	"cmp"
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -98,10 +97,8 @@ func (h *Host) Datasets() ([]cachedir.Info, error) {
 
 // Opened returns the open dataset with this id, in hex.
 func (h *Host) Opened(id string) (*Engine, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, e := range h.open {
-		if hex.EncodeToString(e.dataset[:]) == id && e.cur.Load() != nil {
+	for _, e := range h.Engines() {
+		if e.datasetID() == id {
 			return e, nil
 		}
 	}

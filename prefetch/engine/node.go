@@ -174,12 +174,8 @@ func (s serving) Volume(dataset [16]byte, version [32]byte) (v peer.Volume, done
 	if e == nil || e.cur.Load() == nil || !e.guests.enter() {
 		return nil, nil, false
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, v := range e.views {
-		if v.manifest.VersionHash() == version && v.volume != nil {
-			return guest{v.volume, v, &e.guests}, e.guests.leave, true
-		}
+	if v := e.find(func(v *view) bool { return v.manifest.VersionHash() == version }); v != nil {
+		return guest{v.volume, v, &e.guests}, e.guests.leave, true
 	}
 	e.guests.leave()
 	return nil, nil, false

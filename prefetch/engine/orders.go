@@ -43,8 +43,8 @@ const (
 )
 
 // planSize returns the memory of a plan: its text, the files' numbers, and order.Index.
-func planSize(m *catalog.Manifest, data []byte, o order.Order) int64 {
-	return int64(len(data)) + 4*int64(m.Len()) + 12*int64(o.Len())
+func planSize(m *catalog.Manifest, data []byte, lines int) int64 {
+	return int64(len(data)) + 4*int64(m.Len()) + 12*int64(lines)
 }
 
 // maxPlanErrors is how many bad lines of a plan are named.
@@ -244,12 +244,12 @@ func (r *orders) read(v *view, name string, data []byte) (w written, err error) 
 	if ofRanges(data) {
 		return r.readRanges(v, w, data)
 	}
-	o, err := parsePlan(v.manifest, data, r.mountPoints())
+	files, err := parsePlan(v.manifest, data, r.mountPoints())
 	if err != nil {
 		return w, err
 	}
-	w.lines, w.size, w.stream = o.Len(), planSize(v.manifest, data, o), r.ofPlan(w.options.Name, v, false)
-	w.order = func() order.Locator { return order.Index(o) }
+	w.lines, w.size, w.stream = len(files), planSize(v.manifest, data, len(files)), r.ofPlan(w.options.Name, v, false)
+	w.order = func() order.Locator { return order.Index(order.List(files)) }
 	return w, nil
 }
 
@@ -455,8 +455,8 @@ func (r *orders) ofPlan(name string, v *view, ofRanges bool) *run.Stream {
 	return nil
 }
 
-// parsePlan turns lines of paths, relative or below one of the mount points, into an order over files.
-func parsePlan(m *catalog.Manifest, data []byte, mountPoints []string) (order.Order, error) {
+// parsePlan returns the files that lines of paths name, which are relative or below one of the mount points.
+func parsePlan(m *catalog.Manifest, data []byte, mountPoints []string) ([]uint32, error) {
 	files, bad := order.ParseLines(data, maxPlanErrors, func(path string) (int, error) {
 		return findFile(m, path, mountPoints)
 	})
@@ -466,7 +466,7 @@ func parsePlan(m *catalog.Manifest, data []byte, mountPoints []string) (order.Or
 	if len(files) == 0 {
 		return nil, fmt.Errorf("it names no file")
 	}
-	return order.List(files), nil
+	return files, nil
 }
 
 // findFile returns the file that a plan names; negative: the path is empty.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/prefetch/order"
 )
 
 func manifest(t testing.TB, keys ...string) *catalog.Manifest {
@@ -45,7 +46,8 @@ func TestParsePlan(t *testing.T) {
 		{"/mnt/training/a/1.jpg\n", nil, "line 1"},
 		{strings.Repeat("x\n", 30), nil, "and 10 more"},
 	} {
-		o, err := parsePlan(m, []byte(c.text), []string{"/data", "/mnt/train"})
+		files, err := parsePlan(m, []byte(c.text), []string{"/data", "/mnt/train"})
+		o := order.List(files)
 		if c.err != "" {
 			if err == nil || !strings.Contains(err.Error(), c.err) {
 				t.Errorf("%q: %v, want %q", c.text, err, c.err)
@@ -71,7 +73,8 @@ func FuzzParsePlan(f *testing.F) {
 	f.Add([]byte("./a/2.jpg\n\n../x\n"))
 	f.Add([]byte("a//1.jpg\x00\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		o, err := parsePlan(m, data, nil)
+		files, err := parsePlan(m, data, nil)
+		o := order.List(files)
 		if err != nil {
 			return
 		}

@@ -16,7 +16,7 @@ import (
 // recorder passes readers' events to the running recordings. Without any it costs one atomic load.
 type recorder struct {
 	mu         sync.Mutex
-	recordings atomic.Pointer[[]*Recording] // nil while there are none
+	recordings atomic.Pointer[[]*Recording] // nil before the first
 }
 
 const (
@@ -102,16 +102,15 @@ func (r *Recording) Close() {
 	if len(list) == len(*old) {
 		return
 	}
-	if len(list) == 0 {
-		rec.recordings.Store(nil)
-	} else {
-		rec.recordings.Store(&list)
-	}
+	rec.recordings.Store(&list)
 	r.engine.cache.Ledger().Release(r.reserved, cache.ForDemand)
 }
 
 // Recording reports whether events are being recorded.
-func (e *Engine) Recording() bool { return e.recorder.recordings.Load() != nil }
+func (e *Engine) Recording() bool {
+	list := e.recorder.recordings.Load()
+	return list != nil && len(*list) > 0
+}
 
 // Area tells where a read of the file at off would be served from now.
 func (e *Engine) Area(m *catalog.Manifest, file int, off int64) trace.Area {

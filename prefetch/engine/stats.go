@@ -155,33 +155,26 @@ type AuditStats struct {
 func (e *Engine) Stats() Stats {
 	v := e.cur.Load()
 	c, all := v.volume.Stats(), e.cache.Stats()
-	m := e.meter.Stats()
-	if e.shards != nil {
-		by := e.shards.meter.Stats()
-		by.Reads, by.Bytes, by.Lists, by.Stats, by.InFlight = by.Reads+m.Reads, by.Bytes+m.Bytes, by.Lists+m.Lists, by.Stats+m.Stats, by.InFlight+m.InFlight
-		if by.Errors == nil {
-			by.Errors = map[string]int64{}
-		}
-		for kind, n := range m.Errors {
-			by.Errors[kind] += n
-		}
-		if v.layout == nil {
-			by.Median, by.P99 = m.Median, m.P99
-		}
-		m = by
-	}
+	m := e.remoteOf(v).meter.Stats()
 	s := Stats{
 		Version: StatsVersion, PID: os.Getpid(), Source: e.source.String(), Dataset: v.manifest.Version(), Files: v.manifest.Len(),
 		Samples: v.samples.Len(), Bytes: v.manifest.Bytes(), Uptime: time.Since(e.started).Seconds(),
 		Packed: v.layout != nil, CacheDir: e.host.Path(), DatasetID: hex.EncodeToString(e.dataset[:]), Users: e.host.users(),
 		Transport: e.counted.overWhat(), Opens: e.counted.opens.Load(), Reads: c.Reads, ReadBytes: c.ReadBytes, Hits: Hits{c.KeepHits, c.RingHits}, Joined: c.Joined, Misses: c.Misses,
 		Stall: c.Stall.Seconds(), Prefetched: c.Prefetched, FetchErrors: c.FetchErrors,
-		GetRequests: m.Reads, GetBytes: m.Bytes, ListRequests: m.Lists, StatRequests: m.Stats, InFlight: m.InFlight,
-		StoreErrors: m.Errors, LatencyP50: m.Median.Seconds(), LatencyP99: m.P99.Seconds(),
+		StoreErrors: map[string]int64{}, LatencyP50: m.Median.Seconds(), LatencyP99: m.P99.Seconds(),
 		Memory:  MemoryStats{Used: all.MemoryUsed, Peak: all.MemoryPeak, Limit: all.MemoryLimit, Demand: all.MemoryDemand, Prefetch: all.MemoryPrefetch, Batches: all.MemoryBatches, Idle: all.IdleBytes, Waiting: all.MemoryWaiting, Ring: all.RingBytes, Goroutines: runtime.NumGoroutine()},
 		Disk:    DiskStats{Used: c.DiskUsed, Limit: c.DiskLimit, Declined: c.Declined, Corrupt: c.Corrupt, Errors: c.DiskErrors, OutOfUse: c.DiskDown, Reason: c.DiskReason, Waits: c.DiskWaits, GaveUp: c.DiskGaveUp, Budget: all.DiskLimit, AllUsed: all.DiskUsed, Queued: c.DiskQueued},
 		Recoded: RecodeStats{e.recoding.underWay.Load(), c.Coded, c.CodedBefore, c.CodedAfter, c.Restored, c.Restore.Seconds()},
 		Errors:  append(e.host.errs.snapshot(), e.counted.errs.snapshot()...), Streams: []run.Progress{},
+	}
+	for _, r := range e.remotes() {
+		m := r.meter.Stats()
+		s.GetRequests, s.GetBytes, s.ListRequests = s.GetRequests+m.Reads, s.GetBytes+m.Bytes, s.ListRequests+m.Lists
+		s.StatRequests, s.InFlight = s.StatRequests+m.Stats, s.InFlight+m.InFlight
+		for kind, n := range m.Errors {
+			s.StoreErrors[kind] += n
+		}
 	}
 	s.Delivered, s.PerSecond = e.counted.goodput.rate(time.Now())
 	s.Cost = e.Cost()

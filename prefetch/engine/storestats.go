@@ -20,11 +20,7 @@ type StoreStats struct {
 // storeStats adds up the stores' details.
 func (e *Engine) storeStats() StoreStats {
 	s := StoreStats{Outcomes: map[string]objstore.Outcomes{}}
-	all := []*remote{&e.remote}
-	if e.shards != nil {
-		all = append(all, &e.shards.remote)
-	}
-	for _, r := range all {
+	for _, r := range e.remotes() {
 		m, l, t := r.meter.Stats(), r.limiter.Stats(), r.retrier.Stats()
 		for op, o := range m.Outcomes {
 			s.Outcomes[op] = s.Outcomes[op].Add(o)

@@ -100,23 +100,27 @@ func (s *versions) openVersions() (names []string) {
 
 // VersionName returns the name by which another process finds a version that is or was in force, as long as that is not removed.
 func (s *versions) VersionName(m *catalog.Manifest) string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, v := range s.views {
-		if v.manifest == m {
-			return v.name()
-		}
+	if v := s.find(func(v *view) bool { return v.manifest == m }); v != nil {
+		return v.name()
 	}
 	return ""
 }
 
 // VersionNamed returns the last version of that name, or nil.
 func (s *versions) VersionNamed(name string) *catalog.Manifest {
+	if v := s.find(func(v *view) bool { return v.name() == name }); v != nil {
+		return v.manifest
+	}
+	return nil
+}
+
+// find returns the last version of which is says so, that is or was in force; nil: there is none.
+func (s *versions) find(is func(*view) bool) *view {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, v := range slices.Backward(s.views) {
-		if v.name() == name {
-			return v.manifest
+		if is(v) {
+			return v
 		}
 	}
 	return nil

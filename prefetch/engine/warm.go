@@ -234,15 +234,7 @@ func (e *Engine) WarmFraction(fraction float64) []uint32 {
 
 // FilesOf returns the files named by lines of relative paths, as in a plan.
 func (e *Engine) FilesOf(list []byte) ([]uint32, error) {
-	o, err := parsePlan(e.cur.Load().manifest, list, e.orders.mountPoints())
-	if err != nil {
-		return nil, err
-	}
-	files := make([]uint32, o.Len())
-	for i := range files {
-		files[i] = uint32(o.At(i))
-	}
-	return files, nil
+	return parsePlan(e.cur.Load().manifest, list, e.orders.mountPoints())
 }
 
 const (
