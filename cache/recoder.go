@@ -12,6 +12,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/segment"
 	"github.com/shoalfs/shoal/internal/killpoint"
+	"github.com/shoalfs/shoal/internal/pause"
 )
 
 // leastCodable is the share of a segment that may be coded from which it is recoded: what is left of it is written anew.
@@ -175,9 +176,7 @@ func (r *Recoder) recode(ctx context.Context, e uint32) bool {
 	}
 	n := k.n
 	for !v.c.ledger.TryReserve(2*footprint(n), ForDemand) {
-		select {
-		case <-time.After(10 * time.Millisecond):
-		case <-ctx.Done():
+		if pause.For(ctx, 10*time.Millisecond) != nil {
 			return false
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/cache/segment"
+	"github.com/shoalfs/shoal/internal/pause"
 )
 
 // Verified is the result of a Verify.
@@ -143,12 +144,7 @@ func (v *Volume) Scrub(ctx context.Context, bytesPerSecond int64) (bad int, err 
 	return bad, d.store.Scrub(ctx, func(n int) {
 		read += int64(n)
 		due := time.Duration(float64(read) / float64(max(bytesPerSecond, 1)) * float64(time.Second))
-		if wait := due - time.Since(start); wait > 0 {
-			select {
-			case <-time.After(wait):
-			case <-ctx.Done(): // Scrub looks at it
-			}
-		}
+		_ = pause.For(ctx, due-time.Since(start)) // Scrub looks at it
 	}, func(rec segment.Record, loc segment.Loc) {
 		bad++
 		count(&v.ds.count.Corrupt, 1)

@@ -17,6 +17,7 @@ import (
 	v3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/shoalfs/shoal/cache/cluster"
+	"github.com/shoalfs/shoal/internal/pause"
 )
 
 // etcd answers within hostsPatience, or it is away. One looks at the board every hostsBeat, and logs hosts that have not
@@ -213,10 +214,7 @@ func (c *Carrier) meetHosts(ctx context.Context) {
 			}
 			said = why
 		})
-		select {
-		case <-time.After(time.Second):
-		case <-ctx.Done():
-		}
+		_ = pause.For(ctx, time.Second)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/ckpt/folder"
+	"github.com/shoalfs/shoal/internal/pause"
 )
 
 // prefixLock is an object that one daemon has, or all that run with Unordered, or in one cluster. Whoever has it writes it again every
@@ -87,10 +88,8 @@ func takePrefix(ctx context.Context, cfg Config, id string) (*prefixLock, error)
 			seen, since = o, time.Now()
 			cfg.Log.Warn("another daemon has this destination; looking whether it lives, for up to "+lockDead.String(), "host", has.Host, "pid", has.PID, "folder", has.Dir)
 		}
-		select {
-		case <-time.After(lockLook):
-		case <-ctx.Done():
-			return nil, ctx.Err()
+		if err := pause.For(ctx, lockLook); err != nil {
+			return nil, err
 		}
 	}
 }
@@ -118,12 +117,7 @@ func (l *prefixLock) read(ctx context.Context) (o objstore.Object, has holder, e
 
 // keep writes the lock again and again. It calls stop if another daemon has taken it.
 func (l *prefixLock) keep(ctx context.Context, stop context.CancelCauseFunc) {
-	for {
-		select {
-		case <-time.After(lockBeat):
-		case <-ctx.Done():
-			return
-		}
+	for pause.For(ctx, lockBeat) == nil {
 		began := time.Now().UnixNano()
 		etag, err := put(objstore.WithMatch(ctx, l.etag), l.cfg.Store, l.key, l.content())
 		if k := objstore.KindOf(err); k == objstore.KindChanged || k == objstore.KindNotFound {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/ckpt/folder"
+	"github.com/shoalfs/shoal/internal/pause"
 )
 
 // What the daemon's socket, folder.Socket, speaks is HTTP:
@@ -83,12 +84,7 @@ func (c *Carrier) serve(ctx context.Context, l net.Listener) {
 	s := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	defer func() { _ = s.Close() }()
 	c.running.Go(func() { _ = s.Serve(l) })
-	for {
-		select {
-		case <-time.After(time.Second):
-		case <-ctx.Done():
-			return
-		}
+	for pause.For(ctx, time.Second) == nil {
 		if there(filepath.Join(c.Dir, folder.Home, folder.Socket)) {
 			continue
 		}

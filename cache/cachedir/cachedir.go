@@ -26,6 +26,7 @@ import (
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/crypt"
+	"github.com/shoalfs/shoal/internal/pause"
 )
 
 // Options say which directory is owned, and within which bounds.
@@ -253,16 +254,9 @@ func (d *Dir) charge(disk, offHeap int64) {
 func (d *Dir) limitHeap() { debug.SetMemoryLimit(d.o.Memory - d.offHeap - d.native) }
 
 func (d *Dir) syncLoop(ctx context.Context) {
-	t := time.NewTicker(syncInterval)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
-			if err := d.Cache.Sync(); err != nil {
-				d.o.Logger.Error("cache not synced to disk", "cause", WithRemedy(err, d.o.Path))
-			}
+	for range pause.Every(ctx, syncInterval) {
+		if err := d.Cache.Sync(); err != nil {
+			d.o.Logger.Error("cache not synced to disk", "cause", WithRemedy(err, d.o.Path))
 		}
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/shoalfs/shoal/cache"
+	"github.com/shoalfs/shoal/internal/pause"
 )
 
 const (
@@ -410,10 +411,8 @@ func (c *serverConn) find(ctx context.Context, v Volume, r Request, i int, due t
 		if !wait || !errors.Is(err, cache.ErrMemory) {
 			return nil, nil, err
 		}
-		select {
-		case <-ctx.Done():
+		if pause.For(ctx, pressEvery) != nil {
 			return nil, nil, err
-		case <-time.After(pressEvery):
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/gpuingest/jpeg"
+	"github.com/shoalfs/shoal/internal/pause"
 	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
@@ -31,16 +32,9 @@ const (
 // giveBack returns memory to the kernel once little happens, until ctx ends. Go would keep a burst's garbage until
 // much more has been allocated, or for some minutes.
 func giveBack(ctx context.Context) {
-	t := time.NewTicker(giveBackEvery)
-	defer t.Stop()
 	allocated := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
 	var before, given uint64
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
-		}
+	for range pause.Every(ctx, giveBackEvery) {
 		jpeg.TrimMemory(giveBackEvery)
 		metrics.Read(allocated)
 		now := allocated[0].Value.Uint64()

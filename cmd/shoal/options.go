@@ -22,6 +22,7 @@ import (
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/daemon"
 	"github.com/shoalfs/shoal/internal/human"
+	"github.com/shoalfs/shoal/internal/pause"
 	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
@@ -272,19 +273,12 @@ func openEngine(ctx context.Context, inv *invocation, h *engine.Host, cfg engine
 	inv.logLimits(cfg.Logger)
 	var listed atomic.Int64
 	cfg.Progress = func(n int) { listed.Store(int64(n)) }
-	done := make(chan struct{})
+	telling, stop := context.WithCancel(ctx)
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
-		t := time.NewTicker(time.Second)
-		defer t.Stop()
-		told, silent := int64(0), 0
-		for begun := time.Now(); ; {
-			select {
-			case <-done:
-				return
-			case <-t.C:
-			}
+		begun, told, silent := time.Now(), int64(0), 0
+		for range pause.Every(telling, time.Second) {
 			n := listed.Load()
 			if silent++; n > told {
 				told, silent = n, 0
@@ -296,7 +290,7 @@ func openEngine(ctx context.Context, inv *invocation, h *engine.Host, cfg engine
 		}
 	}()
 	e, err := h.Open(ctx, cfg)
-	close(done)
+	stop()
 	<-stopped
 	if errors.Is(err, engine.ErrOther) {
 		err = cli.Usage(err)

@@ -5,6 +5,8 @@ import (
 	"os"
 	"runtime"
 	"time"
+
+	"github.com/shoalfs/shoal/internal/pause"
 )
 
 const (
@@ -29,16 +31,9 @@ func adjustProcs(ctx context.Context, fetched func() int64) {
 		return
 	}
 	defer runtime.GOMAXPROCS(cores)
-	t := time.NewTicker(procsTick)
-	defer t.Stop()
 	before, now := fetched(), warmProcs
 	runtime.GOMAXPROCS(now)
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
-		}
+	for range pause.Every(ctx, procsTick) {
 		want, count := warmProcs, fetched()
 		if count != before {
 			want = cores

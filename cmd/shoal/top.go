@@ -17,6 +17,7 @@ import (
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/findings"
 	"github.com/shoalfs/shoal/internal/human"
+	"github.com/shoalfs/shoal/internal/pause"
 	"github.com/shoalfs/shoal/internal/progress"
 )
 
@@ -76,9 +77,7 @@ func (w *watch) run(c *cobra.Command, security *clientSecurity) error {
 		fmt.Fprint(out, "\x1b[2J")
 	}
 	for {
-		select {
-		case <-time.After(w.interval):
-		case <-ctx.Done():
+		if pause.For(ctx, w.interval) != nil {
 			return nil
 		}
 		var frame bytes.Buffer

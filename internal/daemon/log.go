@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shoalfs/shoal/internal/audit"
+	"github.com/shoalfs/shoal/internal/pause"
 )
 
 // logName is the file in the cache directory for a daemon's output.
@@ -39,14 +40,8 @@ func RotateLog(cacheDir string) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var looking sync.WaitGroup
 	looking.Go(func() {
-		t := time.NewTicker(logTick)
-		defer t.Stop()
-		for warned := false; ; {
-			select {
-			case <-ctx.Done():
-				return
-			case <-t.C:
-			}
+		warned := false
+		for range pause.Every(ctx, logTick) {
 			if err := lookAtLog(path); err != nil && !warned {
 				warned = true
 				slog.Warn("log is not rotated", "file", path, "cause", err)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/internal/pause"
 	"github.com/shoalfs/shoal/prefetch"
 	"github.com/shoalfs/shoal/prefetch/order"
 	"github.com/shoalfs/shoal/prefetch/run"
@@ -325,17 +326,10 @@ func (r *orders) inForce(name string) (n int) {
 
 // watch checks the plans now and then until ctx ends.
 func (r *orders) watch(ctx context.Context) {
-	t := time.NewTicker(staleAfter / 20)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case now := <-t.C:
-			r.planning.Lock()
-			r.look(now)
-			r.planning.Unlock()
-		}
+	for now := range pause.Every(ctx, staleAfter/20) {
+		r.planning.Lock()
+		r.look(now)
+		r.planning.Unlock()
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/objstore/stores"
 	"github.com/shoalfs/shoal/cache/shard"
+	"github.com/shoalfs/shoal/internal/pause"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
@@ -49,10 +50,8 @@ func (e *Engine) startPublish(ctx context.Context) error {
 
 func (e *Engine) publish(ctx context.Context, dst objstore.Store, where objstore.Source) error {
 	for !e.passed() {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(publishPoll):
+		if err := pause.For(ctx, publishPoll); err != nil {
+			return err
 		}
 	}
 	v := e.cur.Load()

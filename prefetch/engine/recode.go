@@ -13,6 +13,7 @@ import (
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/shard"
+	"github.com/shoalfs/shoal/internal/pause"
 )
 
 // Recoding. Kept files are recoded in the background, at the pace of searches for seeds (searchPace) and at ordinary priority:
@@ -152,23 +153,11 @@ func (e *Engine) recodes() bool {
 // recodeLoop recodes what is kept, for as long as the dataset is open.
 func (e *Engine) recodeLoop(ctx context.Context) {
 	pace := newSearchPace(false)
-	go pace.follow(ctx.Done())
-	rest := func(worked time.Duration) {
-		select {
-		case <-time.After(min(pace.pause(worked), longestRest)):
-		case <-ctx.Done():
-		}
-	}
+	go pace.follow(ctx)
+	rest := func(worked time.Duration) { _ = pause.For(ctx, min(pace.pause(worked), longestRest)) }
 	var recoder *cache.Recoder
 	var of *view
-	t := time.NewTicker(recodeEvery)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
-		}
+	for range pause.Every(ctx, recodeEvery) {
 		for ctx.Err() == nil && e.recodes() {
 			if v := e.cur.Load(); v != of {
 				of, recoder = v, v.volume.NewRecoder(pace.threads, rest)

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shoalfs/shoal/internal/machine"
+	"github.com/shoalfs/shoal/internal/pause"
 	"github.com/shoalfs/shoal/prefetch/infer"
 )
 
@@ -141,17 +142,10 @@ func (p *searchPace) set(share float64) {
 	p.share.Store(math.Float64bits(min(max(share, p.least), p.most)))
 }
 
-// follow adjusts the share to the machine's idle time, until stop is closed.
-func (p *searchPace) follow(stop <-chan struct{}) {
-	t := time.NewTicker(paceSearchEvery)
-	defer t.Stop()
+// follow adjusts the share to the machine's idle time, until ctx ends.
+func (p *searchPace) follow(ctx context.Context) {
 	before := machine.IdleCPU()
-	for {
-		select {
-		case <-stop:
-			return
-		case <-t.C:
-		}
+	for range pause.Every(ctx, paceSearchEvery) {
 		now := machine.IdleCPU()
 		spare := (now - before).Seconds() / paceSearchEvery.Seconds() // cores
 		before = now
@@ -174,9 +168,9 @@ func runSearch(s *infer.Search, p *searchPace) (best infer.Finding, found bool) 
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	steps := s.Steps()
-	stop := make(chan struct{})
-	defer close(stop)
-	go p.follow(stop)
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	go p.follow(ctx)
 	for range p.threads {
 		wg.Go(func() {
 			for !done.Load() {

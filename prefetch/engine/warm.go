@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/shoalfs/shoal/cache"
+	"github.com/shoalfs/shoal/internal/pause"
 	"github.com/shoalfs/shoal/internal/trace"
 	"github.com/shoalfs/shoal/prefetch/order"
 	"github.com/shoalfs/shoal/prefetch/run"
@@ -152,15 +153,8 @@ func (w *warming) isFull() bool { return w.v.volume.Stats().Declined > w.decline
 
 // tell reports progress now and then, until ctx ends.
 func (w *warming) tell(ctx context.Context, progress func(WarmProgress)) {
-	t := time.NewTicker(200 * time.Millisecond)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
-			progress(w.progress(w.files.Load(), w.bytes.Load()))
-		}
+	for range pause.Every(ctx, 200*time.Millisecond) {
+		progress(w.progress(w.files.Load(), w.bytes.Load()))
 	}
 }
 
@@ -249,14 +243,7 @@ const (
 // scrubLoop reads all records again and again, so that damage is found before they are needed, and where nobody checks what
 // is read: a few bytes of a file, and what shoal.open reads.
 func (e *Engine) scrubLoop(ctx context.Context) {
-	wait := scrubAfter
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(wait):
-		}
-		wait = scrubEvery
+	for wait := scrubAfter; pause.For(ctx, wait) == nil; wait = scrubEvery {
 		bad, err := e.cur.Load().volume.Scrub(ctx, scrubRate)
 		switch {
 		case err != nil && ctx.Err() == nil:
