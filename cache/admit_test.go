@@ -204,8 +204,8 @@ func TestScanResistance(t *testing.T) {
 		}
 		c.ring.drop(nil)
 		for file := range 64 {
-			if v.Staged(file, 0) != slices.Contains(kept, file) {
-				t.Errorf("file %d: staged is %v", file, v.Staged(file, 0))
+			if (v.Where(file, 0) > OnWay) != slices.Contains(kept, file) {
+				t.Errorf("file %d: staged is %v", file, v.Where(file, 0) > OnWay)
 			}
 		}
 		closeCache(t, c)

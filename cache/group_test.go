@@ -156,8 +156,8 @@ func TestPrefetchGroup(t *testing.T) {
 			seen := map[int]bool{}
 			for range n {
 				file := <-landed
-				if seen[file] || !v.Staged(file, 0) {
-					t.Errorf("file %d landed: seen %v, staged %v", file, seen[file], v.Staged(file, 0))
+				if seen[file] || v.Where(file, 0) <= OnWay {
+					t.Errorf("file %d landed: seen %v, staged %v", file, seen[file], v.Where(file, 0) > OnWay)
 				}
 				seen[file] = true
 			}

@@ -207,8 +207,9 @@ func (l *Ledger) Withhold(n int64) bool {
 	return true
 }
 
-// prefetch returns how many bytes could be prefetched now, and how many of them without reclaiming.
-func (l *Ledger) prefetch() (room, free int64) {
+// PrefetchRoom returns how many bytes could be prefetched now, and how many of them are free: the others are of what
+// was read, and will be read again.
+func (l *Ledger) PrefetchRoom() (room, free int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now, most := l.room(ForPrefetch)

@@ -338,7 +338,7 @@ func TestGather(t *testing.T) {
 	if n := p.gate.reads.Load() - before; n != 2 {
 		t.Errorf("%d requests for two objects", n)
 	}
-	if v.Staged(4, 0) || v.Staged(4, 1) {
+	if v.Where(4, 0) > OnWay || v.Where(4, 1) > OnWay {
 		t.Error("a large file is fetched")
 	}
 	for range v.Unspent() {

@@ -126,8 +126,7 @@ func (ps *places) put(e uint32, loc segment.Loc, coded int) {
 	}
 	if coded > 0 {
 		if ps.coded.lengths.Load() == nil {
-			l := make([]uint32, len(ps.locs))
-			ps.coded.lengths.Store(&l)
+			ps.coded.lengths.Store(new(make([]uint32, len(ps.locs))))
 		}
 		atomic.StoreUint32(&(*ps.coded.lengths.Load())[e], uint32(coded))
 		ps.coded.count(1, ps.m.Size(ps.fileOf(e)), coded)

@@ -57,9 +57,6 @@ func (k extentKey) staged() Residence {
 // here reports whether an extent is here or on its way. The volume's lock is held.
 func (k extentKey) here() bool { return k.v.flights[k.piece] != nil || k.staged() > InStore }
 
-// Staged reports whether the extent can be read without waiting.
-func (v *Volume) Staged(file, x int) bool { return v.key(v.extent(file, x)).staged() > InStore }
-
 // KeptExtent reports whether the extent is on disk.
 func (v *Volume) KeptExtent(file, x int) bool { return v.onDisk(v.extent(file, x)) }
 
@@ -115,10 +112,4 @@ func (v *Volume) DiskRoom() int64 {
 		room = limit - d.store.Used() + yields
 	}
 	return max(min(room, yields-v.c.over(0)), 0)
-}
-
-// PrefetchRoom returns how many bytes could be prefetched now, and how many of them are free: the others are of what
-// was read, and will be read again.
-func (c *Cache) PrefetchRoom() (room, free int64) {
-	return c.ledger.prefetch()
 }

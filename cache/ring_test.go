@@ -25,7 +25,7 @@ func staysOf(t *testing.T, ordered bool) (stays []int) {
 		})
 	}
 	for file := range 64 {
-		if v.Staged(file, 0) {
+		if v.Where(file, 0) > OnWay {
 			stays = append(stays, file)
 		}
 	}
@@ -63,7 +63,7 @@ func TestLedgerRoom(t *testing.T) {
 		t.Fatal("of 80, 70 are for what is fetched ahead, with what others have")
 	}
 	idle = 30
-	if room, free := l.prefetch(); room != 30 || free != 10 {
+	if room, free := l.PrefetchRoom(); room != 30 || free != 10 {
 		t.Errorf("room for %d, %d of it free", room, free)
 	}
 	if l.TryReserve(31, ForPrefetch) || idle != 30 {

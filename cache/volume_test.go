@@ -169,7 +169,7 @@ func TestInterruptedReaderLeavesItsFetch(t *testing.T) {
 		t.Fatalf("interrupted read: %v", err)
 	}
 	open()
-	eventually(t, "it has landed", func() bool { return v.Staged(0, 0) })
+	eventually(t, "it has landed", func() bool { return v.Where(0, 0) > OnWay })
 	if n, err := v.ReadAt(context.Background(), 0, make([]byte, 10), 0); n != 10 || err != nil || f.gate.reads.Load() != 1 {
 		t.Errorf("read again: %d, %v, %d fetches", n, err, f.gate.reads.Load())
 	}

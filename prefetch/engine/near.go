@@ -145,6 +145,5 @@ func (n *Near) stats() *near.Stats {
 	if n == nil {
 		return nil
 	}
-	s := n.Stats()
-	return &s
+	return new(n.Stats())
 }

@@ -30,7 +30,6 @@ func (e *Engine) Stale() bool { return e.catalog.Stale(e.name) }
 // MarkStale records that keys of the source's bucket have changed: the next daemon lists the sources again that have them.
 // It is called before a change, and after it: a listing may have run in between.
 func (e *Engine) MarkStale(keys []string) error {
-	now := time.Now()
-	e.host.changed.Store(&now)
+	e.host.changed.Store(new(time.Now()))
 	return e.catalog.MarkStale("s3://"+e.source.Bucket+"/", keys)
 }

@@ -161,7 +161,7 @@ func TestPartsInLittleMemory(t *testing.T) {
 			if !ok {
 				t.Fatal("no mask")
 			}
-			waitFor(t, "sample and mask are staged", func() bool { return s.Volume.Staged(file, 0) && s.Volume.Staged(mask, 0) })
+			waitFor(t, "sample and mask are staged", func() bool { return s.Volume.Where(file, 0) > cache.OnWay && s.Volume.Where(mask, 0) > cache.OnWay })
 			data, release, err := s.Read(context.Background(), pos)
 			if err != nil || len(data) != 600<<10 {
 				t.Fatal(len(data), err)

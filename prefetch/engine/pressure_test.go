@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
@@ -49,7 +50,7 @@ func readAhead(t *testing.T, e *Engine, dir, path string) {
 	if !ok {
 		t.Fatalf("no %s", path)
 	}
-	waitFor(t, path+" is fetched ahead", func() bool { return e.cur.Load().volume.Staged(node.Index, 0) })
+	waitFor(t, path+" is fetched ahead", func() bool { return e.cur.Load().volume.Where(node.Index, 0) > cache.OnWay })
 	read(t, e, dir, path)
 }
 

@@ -6,6 +6,7 @@ import (
 	"math"
 	"testing"
 
+	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/prefetch/order"
 	"github.com/shoalfs/shoal/prefetch/run"
 )
@@ -53,7 +54,7 @@ func (r *trainer) next() bool {
 func (r *trainer) staged() bool {
 	if r.at < r.seq.Len() {
 		file := r.files.At(r.at)
-		waitFor(r.t, fmt.Sprintf("%s has position %d", r.Name, r.at), func() bool { return r.Volume.Staged(file, 0) })
+		waitFor(r.t, fmt.Sprintf("%s has position %d", r.Name, r.at), func() bool { return r.Volume.Where(file, 0) > cache.OnWay })
 	}
 	return r.next()
 }

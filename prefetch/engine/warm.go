@@ -185,8 +185,7 @@ func (w *warming) read(ctx context.Context) error {
 		}
 		if err != nil {
 			w.failed.Add(1)
-			text := w.v.manifest.Path(w.list.At(pos)) + ": " + err.Error()
-			w.first.CompareAndSwap(nil, &text)
+			w.first.CompareAndSwap(nil, new(w.v.manifest.Path(w.list.At(pos))+": "+err.Error()))
 			continue
 		}
 		w.files.Add(1)

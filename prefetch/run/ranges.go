@@ -251,7 +251,7 @@ func (r *Runner) Read(v *cache.Volume, file int, off, n int64, process uint32, s
 func (s *Stream) readTo(file int, off, end int64) {
 	r, x := s.Ranges, &s.runner.x
 	t := r.table.Load()
-	reach := source{s}.Ahead() + s.spread
+	reach := source{s.of, s}.Ahead() + s.spread
 	due := max(s.tracker.Frontier(), r.at) + reach
 	type coming struct{ n, pos int }
 	var reached []coming

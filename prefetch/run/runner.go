@@ -301,7 +301,7 @@ func (r *Runner) add(s *Stream, start int) {
 		r.ranged.Add(1)
 	}
 	o := prefetch.WalkOptions{
-		Data: s.of, Source: source{s}, Gate: s.Gate, Connections: s.Places, Ease: s.Ease, Weight: float64(s.Weight), Horizon: s.horizon,
+		Data: s.of, Source: source{s.of, s}, Gate: s.Gate, Connections: s.Places, Ease: s.Ease, Weight: float64(s.Weight), Horizon: s.horizon,
 	}
 	if s.Layout != nil {
 		o.Layout = Packed(s.Layout, s.Volume)
@@ -357,19 +357,16 @@ func (r *Runner) share(s *Stream) float64 {
 }
 
 // source is a stream as prefetch.Source.
-type source struct{ s *Stream }
+type source struct {
+	things
+	s *Stream
+}
 
 func streamOf(w *prefetch.Walk) *Stream { return w.Source.(source).s }
 
-// Extents implements prefetch.Source.
-func (o source) Extents(file int) int { return o.s.of.Extents(file) }
-
-// ExtentBytes implements prefetch.Source.
-func (o source) ExtentBytes(file, extent int) int64 { return o.s.of.ExtentBytes(file, extent) }
-
 // Claim implements prefetch.Source.
 func (o source) Claim(file, extent int) bool {
-	return o.Has(file) || o.s.of.Claim(o.s.account, file, extent)
+	return o.Has(file) || o.things.Claim(o.s.account, file, extent)
 }
 
 // Rate implements prefetch.Source.
@@ -381,7 +378,7 @@ func (o source) Has(file int) bool { return o.s.has(file) }
 func (s *Stream) has(file int) bool { return s.Has != nil && s.Has(file) }
 
 // Room implements prefetch.Source.
-func (o source) Room() (room, free int64) { return o.s.runner.cache.PrefetchRoom() }
+func (o source) Room() (room, free int64) { return o.s.runner.cache.Ledger().PrefetchRoom() }
 
 // Ahead implements prefetch.Source.
 func (o source) Ahead() int { return prefetch.Reach(o.s.pace.rate, o.s.spread, o.Share(), o.s.mean) }
