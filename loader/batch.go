@@ -257,7 +257,7 @@ func (s *session) sourceAt(at place, p plan, k int) (*source, error) {
 		name += fmt.Sprintf("/%d", s.again)
 	}
 	s.begun = at.epoch + 1
-	stream, err := s.begin(name, p.seq, p.pos(k))
+	stream, err := s.ds.Begin(name, p.seq, p.pos(k), s.spec.weight, s.spec.parts...)
 	if err != nil {
 		return nil, fmt.Errorf("begin %s: %w", name, err)
 	}

@@ -61,8 +61,8 @@ func (l labelSource) over(ds Dataset) labelSource {
 	if l.kind != "" {
 		return l
 	}
-	if d, ok := ds.(Parted); ok && len(ds.Classes()) == 0 {
-		if found, numbered := d.Parts(labelCls); found && !numbered {
+	if len(ds.Classes()) == 0 {
+		if found, numbered := ds.Parts(labelCls); found && !numbered {
 			return labelSource{kind: labelCls}
 		}
 	}

@@ -244,12 +244,15 @@ func (p *Packed) Path(row int) string {
 // packedHeader is the length of the header before the documents of a row.
 func packedHeader(docs int) int64 { return 8 + 16*int64(docs) }
 
+// Parts implements Dataset.
+func (p *Packed) Parts(string) (found, numbered bool) { return false, false }
+
 // Begin implements Dataset. A row is read as, little-endian,
 //
 //	u64 number of documents
 //	... for each: u64 sample of the base dataset, u64 length in bytes
 //	... the documents, back to back
-func (p *Packed) Begin(name string, seq order.Order, start, weight int) (Stream, error) {
+func (p *Packed) Begin(name string, seq order.Order, start, weight int, _ ...string) (Stream, error) {
 	o := &packedOrder{p: p, seq: seq, first: make([]int, seq.Len()+1)}
 	for i := range seq.Len() {
 		o.first[i+1] = o.first[i] + len(p.Documents(seq.At(i)))

@@ -4,20 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
-
-	"github.com/shoalfs/shoal/prefetch/order"
 )
-
-// Parted is a Dataset whose samples may consist of several files with the same folder and stem:
-// 7.jpg, 7.json, 7.mask.png.
-type Parted interface {
-	Dataset
-	// Parts reports whether any sample has a part with this extension (the text after the first dot), and whether such
-	// files are samples themselves.
-	Parts(ext string) (found, numbered bool)
-	// BeginParts is Begin for a reader that also reads these parts of each sample. The stream is a PartStream.
-	BeginParts(name string, seq order.Order, start, weight int, parts []string) (Stream, error)
-}
 
 // PartStream is a Stream that reads parts.
 type PartStream interface {
@@ -48,12 +35,8 @@ func (s *spec) wantedParts() (exts []string) {
 
 // checkParts refuses parts that no sample has.
 func (s *spec) checkParts(ds Dataset) error {
-	d, ok := ds.(Parted)
 	for _, ext := range s.parts {
-		var found, numbered bool
-		if ok {
-			found, numbered = d.Parts(ext)
-		}
+		found, numbered := ds.Parts(ext)
 		if !found {
 			return fmt.Errorf("no sample has a .%s file beside it (same folder, same name up to the first dot), "+
 				"which %s needs: check the extension", ext, s.needs(ext))
@@ -72,14 +55,6 @@ func (s *spec) needs(ext string) string {
 		return "label " + s.label.String()
 	}
 	return "the transform"
-}
-
-// begin starts a stream of an epoch, with the parts that the session reads.
-func (s *session) begin(name string, seq order.Order, start int) (Stream, error) {
-	if ds, ok := s.ds.(Parted); ok && len(s.spec.parts) > 0 {
-		return ds.BeginParts(name, seq, start, s.spec.weight, s.spec.parts)
-	}
-	return s.ds.Begin(name, seq, start, s.spec.weight)
 }
 
 // parts reads the parts of one row's sample.

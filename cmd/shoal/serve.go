@@ -77,19 +77,15 @@ func listenAll(addrs []string, lo loader.ListenOptions) (listeners []net.Listene
 	return listeners, at, closeAll, nil
 }
 
-// feedDataset adapts the engine to the feed: it is loader.Parted.
+// feedDataset adapts the engine to the feed: it is loader.Dataset.
 type feedDataset struct{ *engine.Dataset }
-
-func (d feedDataset) Begin(name string, seq order.Order, start, weight int) (loader.Stream, error) {
-	return d.BeginParts(name, seq, start, weight, nil)
-}
 
 func (d feedDataset) Parts(ext string) (found, numbered bool) {
 	k := d.Dataset.Parts(ext)
 	return k.Found, k.Numbered
 }
 
-func (d feedDataset) BeginParts(name string, seq order.Order, start, weight int, parts []string) (loader.Stream, error) {
+func (d feedDataset) Begin(name string, seq order.Order, start, weight int, parts ...string) (loader.Stream, error) {
 	s, err := d.Dataset.Begin(name, seq, start, weight, parts...)
 	if err != nil {
 		return nil, err

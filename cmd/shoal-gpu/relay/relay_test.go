@@ -61,14 +61,15 @@ func newPictures(t *testing.T, n int) *pictures {
 	return d
 }
 
-func (d *pictures) Version() string                { return strings.Repeat("ab", 32) }
-func (d *pictures) Len() int                       { return len(d.files) }
-func (d *pictures) Label(i int) int                { return i % 3 }
-func (d *pictures) Path(i int) string              { return fmt.Sprintf("c%d/%d.jpg", i%3, i) }
-func (d *pictures) Size(i int) int64               { return int64(len(d.files[i])) }
-func (d *pictures) Classes() []string              { return []string{"a", "b", "c"} }
-func (d *pictures) Groups() (order.Groups, string) { return nil, "" }
-func (d *pictures) Begin(_ string, seq order.Order, _, _ int) (loader.Stream, error) {
+func (d *pictures) Version() string                     { return strings.Repeat("ab", 32) }
+func (d *pictures) Len() int                            { return len(d.files) }
+func (d *pictures) Label(i int) int                     { return i % 3 }
+func (d *pictures) Path(i int) string                   { return fmt.Sprintf("c%d/%d.jpg", i%3, i) }
+func (d *pictures) Size(i int) int64                    { return int64(len(d.files[i])) }
+func (d *pictures) Classes() []string                   { return []string{"a", "b", "c"} }
+func (d *pictures) Groups() (order.Groups, string)      { return nil, "" }
+func (d *pictures) Parts(string) (found, numbered bool) { return false, false }
+func (d *pictures) Begin(_ string, seq order.Order, _, _ int, _ ...string) (loader.Stream, error) {
 	return reading{d, seq}, nil
 }
 

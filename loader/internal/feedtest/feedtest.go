@@ -97,8 +97,11 @@ func (d *Dataset) Groups() (order.Groups, string) {
 	return order.Contiguous(d.Samples, d.Shard), fmt.Sprintf("of-%d", d.Shard)
 }
 
+// Parts implements loader.Dataset.
+func (d *Dataset) Parts(string) (found, numbered bool) { return false, false }
+
 // Begin implements loader.Dataset.
-func (d *Dataset) Begin(name string, seq order.Order, start, weight int) (loader.Stream, error) {
+func (d *Dataset) Begin(name string, seq order.Order, start, weight int, _ ...string) (loader.Stream, error) {
 	if weight < 1 || weight > loader.MaxWeight {
 		return nil, fmt.Errorf("begin %s with weight %d", name, weight)
 	}

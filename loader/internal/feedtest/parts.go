@@ -11,7 +11,7 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// Parted is a Dataset whose samples have parts. It is loader.Parted.
+// Parted is a Dataset whose samples have parts.
 type Parted struct {
 	*Dataset
 	Files    map[string]func(i int) []byte // by extension; nil bytes: the sample has none
@@ -37,18 +37,13 @@ func (d *Parted) Classes() []string {
 	return d.Dataset.Classes()
 }
 
-// Parts implements loader.Parted.
+// Parts implements loader.Dataset.
 func (d *Parted) Parts(ext string) (found, numbered bool) {
 	return d.Files[ext] != nil, d.Numbered[ext]
 }
 
 // Begin implements loader.Dataset.
-func (d *Parted) Begin(name string, seq order.Order, start, weight int) (loader.Stream, error) {
-	return d.BeginParts(name, seq, start, weight, nil)
-}
-
-// BeginParts implements loader.Parted.
-func (d *Parted) BeginParts(name string, seq order.Order, start, weight int, parts []string) (loader.Stream, error) {
+func (d *Parted) Begin(name string, seq order.Order, start, weight int, parts ...string) (loader.Stream, error) {
 	if d.Wanted != nil {
 		d.Wanted(parts)
 	}
