@@ -152,7 +152,7 @@ func (d *disk) handOver(ctx context.Context, loc segment.Loc, length int, p []by
 		return err
 	case <-q.late.C:
 		d.stuck.Add(1)
-		go func() { <-q.done; d.stuck.Add(-1) }()
+		go func() { <-q.done; d.stuck.Add(-1) }() //nolint:errcheck // whatever came of it
 		d.drop("hang: read", fmt.Errorf("no answer within %v", d.c.hangAfter), true)
 		return errHangs
 	case <-ctx.Done():

@@ -227,10 +227,7 @@ func (f *controlFolder) lookup(dir int, name string, out *fuse.EntryOut) fuse.St
 func (f *controlFolder) readDir(dir int, offset uint64, out *fuse.DirEntryList, plus bool) fuse.Status {
 	names := append([]string{".", ".."}, controlNames...)
 	if dir == controlPlans {
-		names = names[:2]
-		if l, ok := f.c.(PlanLister); ok {
-			names = append(names, l.Plans()...)
-		}
+		names = append(names[:2], f.c.Plans()...)
 	}
 	for pos := offset; pos < uint64(len(names)); pos++ {
 		e := fuse.DirEntry{Name: names[pos], Mode: syscall.S_IFREG, Off: pos + 1}

@@ -33,7 +33,7 @@
 // ceiling 7,037 and 91, pread 6,850 and 96, CRC 7,139 and 95. So splicing is within the noise, and
 // would forbid checking what is sent. Reading a mapped file by writev was slower (91% of the ceiling,
 // 82 us: page faults), as was O_DIRECT (73%: no read-ahead). (The arms that lost are not kept.) Content in
-// memory: copied 18,094 and 45, lent 18,943 and 42, hence [Lender].
+// memory: copied 18,094 and 45, lent 18,943 and 42, hence Lend of [Volume].
 //
 // perf attributes 86% of a daemon's CPU with pread to the kernel (30 us of 70 fill the page cache from the disk, much
 // of the rest are switches to the thread that it wakes), 12% to Go's runtime and go-fuse, and under 2%, 1 us per

@@ -34,12 +34,7 @@ const (
 type filesystem struct {
 	fuse.RawFileSystem
 	volume   Volume
-	lender   Lender   // nil: ReadAt answers
-	follower Follower // may be nil
 	pages    atomic.Pointer[pages]
-	now      NowReader // nil: every read that is not lent may wait
-	stater   Stater
-	moder    Moder    // nil: every file is 0444
 	recorder Recorder // nil: nothing is recorded
 	opts     Options
 	log      *slog.Logger
@@ -159,10 +154,8 @@ func (f *filesystem) fileAttr(m *catalog.Manifest, file int, a *fuse.Attr) {
 // permissions returns the mode bits of a file that the mount allows.
 func (f *filesystem) permissions(m *catalog.Manifest, file int) uint32 {
 	bits := uint32(0o444)
-	if f.moder != nil {
-		if own, ok := f.moder.Permissions(m, file); ok {
-			bits = own & 0o555
-		}
+	if own, ok := f.volume.Permissions(m, file); ok {
+		bits = own & 0o555
 	}
 	return bits
 }
@@ -268,9 +261,7 @@ func (f *filesystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (
 }
 
 func (f *filesystem) wasRead(m *catalog.Manifest, file int, in *fuse.ReadIn, n int) {
-	if f.follower != nil {
-		f.follower.WasRead(m, file, int64(in.Offset), int64(n), in.Pid)
-	}
+	f.volume.WasRead(m, file, int64(in.Offset), int64(n), in.Pid)
 }
 
 // wanted returns the part of buf that a READ fills, which is empty behind the file's end.
@@ -284,11 +275,9 @@ func (f *filesystem) lend(m *catalog.Manifest, file int, in *fuse.ReadIn, n int)
 	if p := f.pagesOf(m); p != nil {
 		p.asked(file)
 	}
-	if f.lender != nil {
-		if data, release, ok := f.lender.Lend(m, file, int64(in.Offset), n); ok {
-			f.wasRead(m, file, in, n)
-			return &lent{[1][]byte{data}, release}
-		}
+	if data, release, ok := f.volume.Lend(m, file, int64(in.Offset), n); ok {
+		f.wasRead(m, file, in, n)
+		return &lent{[1][]byte{data}, release}
 	}
 	return nil
 }
@@ -398,8 +387,8 @@ func (f *filesystem) GetXAttr(_ <-chan struct{}, header *fuse.InHeader, attr str
 		value = g.manifest.Version()
 	case attr == etagAttr && k == kindFile:
 		value = g.manifest.ETag(index)
-	case attr == stateAttr && k == kindFile && f.stater != nil:
-		value = f.stater.State(g.manifest, index)
+	case attr == stateAttr && k == kindFile:
+		value = f.volume.State(g.manifest, index)
 	default:
 		return 0, fuse.ENODATA
 	}
@@ -410,11 +399,7 @@ func (f *filesystem) GetXAttr(_ <-chan struct{}, header *fuse.InHeader, attr str
 func (f *filesystem) ListXAttr(_ <-chan struct{}, header *fuse.InHeader, dest []byte) (uint32, fuse.Status) {
 	switch _, k, _ := f.resolve(nodeID(header.NodeId)); k {
 	case kindFile:
-		list := etagAttr + "\x00" + versionAttr + "\x00"
-		if f.stater != nil {
-			list += stateAttr + "\x00"
-		}
-		return copyAttr(dest, list)
+		return copyAttr(dest, etagAttr+"\x00"+versionAttr+"\x00"+stateAttr+"\x00")
 	case kindDir:
 		return copyAttr(dest, versionAttr+"\x00")
 	}

@@ -42,42 +42,26 @@ type Volume interface {
 	// Released says that the last descriptor of one open was closed. It comes some time after close(2), and not at all
 	// if the mount is aborted.
 	Released(m *catalog.Manifest, file int)
-}
 
-// The following are optional capabilities of a [Volume].
-
-// Lender is a [Volume] that can lend content in its memory, from which the kernel copies it. That took 7 to 8% less
-// of the daemon's CPU than ReadAt (42 us per file of 63 KB instead of 45, 48 instead of 52), for 0 to 5% more files a
-// second (BenchmarkCeiling, arms lend and copy).
-type Lender interface {
-	// Lend returns the n bytes of the file from off, n > 0 and inside the file. They must not change until release,
-	// which is called once, when the kernel has its copy: very soon, unless the reader's buffer must be paged in. If
-	// they are not in memory, or not in one piece, ok is false and ReadAt is called. Lend must not block.
+	// Lend returns the n bytes of the file from off, n > 0 and inside the file, from which the kernel copies them. They must not
+	// change until release, which is called once, when the kernel has its copy: very soon, unless the reader's buffer must be
+	// paged in. If they are not in memory, or not in one piece, ok is false and ReadAt is called. Lend must not block.
+	//
+	// That took 7 to 8% less of the daemon's CPU than ReadAt (42 us per file of 63 KB instead of 45, 48 instead of 52), for 0 to
+	// 5% more files a second (BenchmarkCeiling, arms lend and copy).
 	Lend(m *catalog.Manifest, file int, off int64, n int) (data []byte, release func(), ok bool)
-}
 
-// NowReader is a [Volume] that can tell whether a read would wait, as of a page that is not in the kernel's cache. A ring's thread
-// then answers itself (see package uring), for which it must not wait.
-type NowReader interface {
-	// ReadNow fills p from the file's offset off, inside the file. It returns false, whatever it did to p, rather than wait.
+	// ReadNow fills p from the file's offset off, inside the file. It returns false, whatever it did to p, rather than wait, as for a
+	// page that is not in the kernel's cache. A ring's thread then answers itself (see package uring), for which it must not wait.
 	ReadNow(m *catalog.Manifest, file int, p []byte, off int64) bool
-}
 
-// Follower is a [Volume] that follows reads, too.
-type Follower interface {
 	// WasRead says that n bytes of the file from off were read. process is as for Opened.
 	WasRead(m *catalog.Manifest, file int, off, n int64, process uint32)
-}
 
-// Stater is a [Volume] that knows where a file's content is.
-type Stater interface {
 	// State returns the value of the attribute user.shoal.state: "kept", "staged" or "remote".
 	State(m *catalog.Manifest, file int) string
-}
 
-// Moder is a [Volume] whose files have their own permissions.
-type Moder interface {
-	// Permissions returns a file's mode bits, of which the mount shows those to read and to execute. If ok is false,
+	// Permissions returns a file's own mode bits, of which the mount shows those to read and to execute. If ok is false,
 	// everybody may read.
 	Permissions(m *catalog.Manifest, file int) (bits uint32, ok bool)
 }
@@ -95,14 +79,12 @@ type Control interface {
 	// RemovePlan ends a plan, or fails with an error that wraps [fs.ErrNotExist] if there is none.
 	RemovePlan(name string) error
 
+	// Plans returns the names of the plans, for `ls .shoal/plans`.
+	Plans() []string
+
 	// Refresh lists the source again and returns when a new version, if any, is in force. ctx ends when the caller is
 	// killed.
 	Refresh(ctx context.Context) error
-}
-
-// PlanLister is implemented by a [Control] that can list its plans for `ls .shoal/plans`.
-type PlanLister interface {
-	Plans() []string
 }
 
 // Witness records the users of a mount. Its methods are called before the reply, so they must not wait.
@@ -275,14 +257,9 @@ func newFilesystem(v Volume, c Control, o Options, k *kept) *filesystem {
 		earlier = k.words
 	}
 	f.gens = newGenerations(v, earlier)
-	f.lender, _ = v.(Lender)
-	f.now, _ = v.(NowReader)
-	f.follower, _ = v.(Follower)
 	if p, ok := v.(Pager); ok && o.KernelCache {
 		p.SetPages(f.has)
 	}
-	f.stater, _ = v.(Stater)
-	f.moder, _ = v.(Moder)
 	f.recorder, _ = c.(Recorder)
 	return f
 }

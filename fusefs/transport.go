@@ -140,7 +140,7 @@ func (q quick) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 	if r := q.lend(g.manifest, file, in, len(buf)); r != nil {
 		return r, fuse.OK
 	}
-	if q.now == nil || !q.now.ReadNow(g.manifest, file, buf, int64(in.Offset)) {
+	if !q.volume.ReadNow(g.manifest, file, buf, int64(in.Offset)) {
 		return nil, uring.WouldBlock
 	}
 	q.wasRead(g.manifest, file, in, len(buf))

@@ -82,7 +82,7 @@ func (o *oneFile) ReadAt(_ context.Context, _ *catalog.Manifest, file int, p []b
 	return n, err
 }
 
-// ReadNow implements NowReader: all is in memory, also the page cache.
+// ReadNow implements Volume: all is in memory, also the page cache.
 func (o *oneFile) ReadNow(m *catalog.Manifest, file int, p []byte, off int64) bool {
 	n, err := o.ReadAt(context.Background(), m, file, p, off)
 	return err == nil && n == len(p)

@@ -78,7 +78,7 @@ func (w *watch) run(c *cobra.Command, security *clientSecurity) error {
 	}
 	for {
 		if pause.For(ctx, w.interval) != nil {
-			return nil
+			return nil //nolint:nilerr // Ctrl-C is how it ends
 		}
 		var frame bytes.Buffer
 		now, err := parseStats[findings.Snapshot](anyStats(ctx, w.target, security))
