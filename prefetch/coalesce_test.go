@@ -227,9 +227,9 @@ func TestHorizonKeep(t *testing.T) {
 	size := func(f int) int64 { return s.sizes[f] }
 	for _, share := range []float64{0.5, 0.75} {
 		capacity := int64(share * float64(mean*n))
-		apart := NewKeep(n, size, func(f int) uint64 { return uint64(f) }, capacity, KeepOptions{})
-		runs := NewKeep(n, size, func(f int) uint64 { return uint64(f/per)<<32 + uint64(s.offs[f]/run) }, capacity, KeepOptions{})
-		if _, bytes := kept(runs, n); bytes > capacity || bytes < capacity-2*run {
+		apart := NewKeep(n, size, func(f int) uint64 { return uint64(f) }, capacity)
+		runs := NewKeep(n, size, func(f int) uint64 { return uint64(f/per)<<32 + uint64(s.offs[f]/run) }, capacity)
+		if _, bytes := kept(runs, s.sizes); bytes > capacity || bytes < capacity-2*run {
 			t.Errorf("runs take %d bytes of %d", bytes, capacity)
 		}
 		a, r := fetch(o, s, c, 16*shard, &h, apart), fetch(o, s, c, 16*shard, &h, runs)

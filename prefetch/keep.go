@@ -2,19 +2,6 @@ package prefetch
 
 import "math"
 
-// KeepOptions configure a Keep. The zero value treats all sizes alike.
-type KeepOptions struct {
-	// SmallFirst prefers small files: the odds that a file is kept are proportional to its size to the power of
-	// -SmallFirst, up to 1. The bytes to fetch in an epoch (everything not kept) stay the same, but with 1 and 2 fewer
-	// and larger requests fetch them; with 0 each size is kept in proportion.
-	//
-	// Requests are the limit if the mean file is smaller than bandwidth × latency / connections, such as 470 KB at 1
-	// GB/s, 30 ms and 64 connections, and each is an object: then use 1. If neighbours in a shard are fetched
-	// together, or files are larger, bytes are the limit: then use 0, which keeps the bytes to fetch in a short window
-	// most even.
-	SmallFirst float64
-}
-
 // Keep says which files are kept when not all fit. A file is kept if a hash of its key is below a threshold. So the
 // kept set is random whatever the order in which files arrive or are read: any stretch of any order independent of
 // the hash lacks about the same share, even if each epoch is like the last one (in sequence, by a plan, or with a
@@ -31,31 +18,29 @@ type KeepOptions struct {
 //
 // It is immutable, and as safe for concurrent use as its functions.
 type Keep struct {
-	size  func(file int) int64
 	key   func(file int) uint64
-	small float64
 	below uint64 // the score from which files are not kept
 }
 
 // NewKeep returns which of the files 0..n-1 are kept in capacity bytes. size is a file's size there, key a number for
 // its name, not necessarily random. It calls both twice per file, and takes some 25 ns per file in addition.
 //
-// Files of equal keys are kept together (unless SmallFirst separates them). If several files of a shard are fetched
-// by one request, single kept files split such requests: give all files that begin in the same few megabytes of a
+// Files of equal keys are kept together. If several files of a shard are fetched by one request,
+// single kept files split such requests: give all files that begin in the same few megabytes of a
 // shard one key. Measured at half kept, 16 shards of 64 MiB open, runs of 4 MiB: 0.007 requests a sample instead of
 // 0.25, while the peak of the fetches in 1,000 samples is 1.3 instead of 1.1 times the average (TestHorizonKeep).
 //
 // The kept files never exceed the capacity. The unused rest is about one file, or one key's files, or a millionth of
 // the kept files if that is more.
-func NewKeep(n int, size func(file int) int64, key func(file int) uint64, capacity int64, o KeepOptions) *Keep {
-	k := &Keep{size: size, key: key, small: o.SmallFirst}
+func NewKeep(n int, size func(file int) int64, key func(file int) uint64, capacity int64) *Keep {
+	k := &Keep{key: key}
 	// The threshold is found as a number of 32 bits, 16 at a time: each round sums bytes by the value of these.
 	var found uint64
 	for round := range 2 {
 		shift := 48 - 16*round
 		sums := make([]int64, 1<<16)
 		for f := range n {
-			if score := k.score(f); round == 0 || score>>48 == found {
+			if score := score(key(f)); round == 0 || score>>48 == found {
 				sums[score>>shift&0xffff] += size(f)
 			}
 		}
@@ -76,26 +61,20 @@ func NewKeep(n int, size func(file int) int64, key func(file int) uint64, capaci
 }
 
 // Admit reports whether the file is kept.
-func (k *Keep) Admit(file int) bool { return k.score(file) < k.below }
+func (k *Keep) Admit(file int) bool { return Admits(k.below, k.key(file)) }
 
-// Below returns the threshold: without SmallFirst, Admits tells from it and a file's key alone what is kept.
+// Below returns the threshold: Admits tells from it and a file's key alone what is kept.
 func (k *Keep) Below() uint64 { return k.below }
 
-// Admits reports whether a Keep with this threshold, and without SmallFirst, keeps the files of a key.
-func Admits(below, key uint64) bool { return math.Float64bits(random(key)) < below }
+// Admits reports whether a Keep with this threshold keeps the files of a key.
+func Admits(below, key uint64) bool { return score(key) < below }
 
 // Rank returns the place of a key in the order in which growing capacities admit files, in 256ths.
 func Rank(key uint64) uint8 { return uint8(random(key) * 256) }
 
-// score is the order in which growing capacities admit files: a random number in (0,1), times the size to the power
-// of SmallFirst. Positive floating-point numbers compare like their bits.
-func (k *Keep) score(file int) uint64 {
-	u := random(k.key(file))
-	if k.small != 0 {
-		u *= math.Pow(float64(max(k.size(file), 1)), k.small)
-	}
-	return math.Float64bits(u)
-}
+// score is the order in which growing capacities admit files: a random number in (0,1). Positive floating-point numbers compare like
+// their bits.
+func score(key uint64) uint64 { return math.Float64bits(random(key)) }
 
 // random returns a number in (0,1) for a key.
 func random(key uint64) float64 {

@@ -16,21 +16,20 @@ func TestKeepModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		sizes := rapid.SliceOfN(rapid.Int64Range(0, 1000), 0, 200).Draw(t, "sizes")
 		salt := rapid.Uint64().Draw(t, "salt")
-		small := rapid.SampledFrom([]float64{0, 0, 0.5, 1, 2}).Draw(t, "small first")
 		var total int64
 		for _, s := range sizes {
 			total += s
 		}
 		keep := func(capacity int64) *Keep {
 			return NewKeep(len(sizes), func(f int) int64 { return sizes[f] }, func(f int) uint64 { return salt + uint64(f) },
-				capacity, KeepOptions{SmallFirst: small})
+				capacity)
 		}
 		less := rapid.Int64Range(-1, total+10).Draw(t, "capacity")
 		more := rapid.Int64Range(less, total+10).Draw(t, "larger capacity")
 		a, b := keep(less), keep(more)
 		files, bytes := 0, int64(0)
 		for f, s := range sizes {
-			if small == 0 && a.Admit(f) != Admits(a.Below(), salt+uint64(f)) {
+			if a.Admit(f) != Admits(a.Below(), salt+uint64(f)) {
 				t.Fatalf("file %d: its key and the threshold %x say otherwise than Admit", f, a.Below())
 			}
 			if a.Admit(f) {
@@ -56,7 +55,7 @@ func TestKeepModel(t *testing.T) {
 
 // The admitted set is a promise to what is on disk already.
 func TestKeepGolden(t *testing.T) {
-	k := NewKeep(30, func(int) int64 { return 10 }, func(f int) uint64 { return uint64(f) }, 105, KeepOptions{})
+	k := NewKeep(30, func(int) int64 { return 10 }, func(f int) uint64 { return uint64(f) }, 105)
 	got := ""
 	for f := range 30 {
 		if k.Admit(f) {
@@ -78,36 +77,20 @@ func lognormal(n int, sigma float64) []int64 {
 	return sizes
 }
 
-func TestKeepSmallFirst(t *testing.T) {
+// Of files of any sizes as many are kept as of the bytes.
+func TestKeepShare(t *testing.T) {
 	const n = 100_000
 	sizes := lognormal(n, 1)
 	var total int64
 	for _, s := range sizes {
 		total += s
 	}
-	missed := func(small float64) (files int, bytes int64) {
-		k := NewKeep(n, func(f int) int64 { return sizes[f] }, func(f int) uint64 { return uint64(f) }, total/2, KeepOptions{SmallFirst: small})
-		kept, used := kept(k, n)
-		if float64(used) < 0.9999*float64(total/2) {
-			t.Errorf("small first %g: %d of %d bytes are used", small, used, total/2)
-		}
-		return n - kept, total - used
+	files, used := kept(NewKeep(n, func(f int) int64 { return sizes[f] }, func(f int) uint64 { return uint64(f) }, total/2), sizes)
+	if float64(used) < 0.9999*float64(total/2) {
+		t.Errorf("%d of %d bytes are used", used, total/2)
 	}
-	files0, _ := missed(0)
-	if share := float64(files0) / n; share < 0.49 || share > 0.51 {
-		t.Errorf("%.3f of the files are missing of half of the bytes", share)
-	}
-	before := files0
-	for _, small := range []float64{0.5, 1, 2} {
-		files, bytes := missed(small)
-		t.Logf("small first %g: %.3f of the requests for %.4f of the bytes", small, float64(files)/n, float64(bytes)/float64(total))
-		if files >= before {
-			t.Errorf("small first %g: %d requests, fewer with less: %d", small, files, before)
-		}
-		before = files
-	}
-	if float64(before) > 0.6*float64(files0) {
-		t.Errorf("small first 2: %d requests instead of %d", before, files0)
+	if share := float64(files) / n; share < 0.49 || share > 0.51 {
+		t.Errorf("%.3f of the files are kept in half of the bytes", share)
 	}
 }
 
@@ -287,7 +270,7 @@ func TestKeepTable(t *testing.T) {
 			trace := traceOf(n, 4, o.of) // the last epoch only says what is needed next
 			for _, f := range []float64{0.25, 0.5, 0.75, 0.9} {
 				capacity := int64(f * float64(total))
-				k := NewKeep(n, func(f int) int64 { return sizes[f] }, func(f int) uint64 { return uint64(f) }, capacity, KeepOptions{})
+				k := NewKeep(n, func(f int) int64 { return sizes[f] }, func(f int) uint64 { return uint64(f) }, capacity)
 				line := fmt.Sprintf("%.1f  %-10s %.2f", sigma, o.name, f)
 				for _, p := range []struct {
 					name string
@@ -322,21 +305,17 @@ func TestKeepTable(t *testing.T) {
 
 func BenchmarkNewKeep1M(b *testing.B) {
 	sizes := lognormal(1_000_000, 1)
-	for _, small := range []float64{0, 1} {
-		b.Run(fmt.Sprint("small first ", small), func(b *testing.B) {
-			for b.Loop() {
-				NewKeep(len(sizes), func(f int) int64 { return sizes[f] }, func(f int) uint64 { return uint64(f) }, 50e9, KeepOptions{SmallFirst: small})
-			}
-		})
+	for b.Loop() {
+		NewKeep(len(sizes), func(f int) int64 { return sizes[f] }, func(f int) uint64 { return uint64(f) }, 50e9)
 	}
 }
 
-// kept counts which of n files are kept, and their bytes.
-func kept(k *Keep, n int) (files int, bytes int64) {
-	for f := range n {
+// kept counts which files are kept, and their bytes.
+func kept(k *Keep, sizes []int64) (files int, bytes int64) {
+	for f, size := range sizes {
 		if k.Admit(f) {
 			files++
-			bytes += k.size(f)
+			bytes += size
 		}
 	}
 	return files, bytes

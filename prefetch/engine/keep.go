@@ -88,7 +88,7 @@ func (k *keeping) again() (below uint64) {
 			}
 		}
 	}
-	below = prefetch.NewKeep(len(sums), func(b int) int64 { return sums[b] }, bucketKey, k.capacity(), prefetch.KeepOptions{}).Below()
+	below = prefetch.NewKeep(len(sums), func(b int) int64 { return sums[b] }, bucketKey, k.capacity()).Below()
 	for b, n := range counts {
 		if !prefetch.Admits(below, bucketKey(b)) {
 			given += n
@@ -153,7 +153,7 @@ const keepRun = prefetch.GroupBytes
 // keepOf chooses files of about capacity bytes, with the sizes of size, spread evenly over every order, and adjacent
 // if they are in shards.
 func keepOf(m *catalog.Manifest, l *catalog.Layout, capacity int64, size func(file int) int64) func(file int) bool {
-	return prefetch.NewKeep(m.Len(), size, keepKey(m, l), capacity, prefetch.KeepOptions{}).Admit
+	return prefetch.NewKeep(m.Len(), size, keepKey(m, l), capacity).Admit
 }
 
 // bucketKey is the key of a bucket in the choice of what a node of a cluster keeps.

@@ -24,7 +24,7 @@ func newKeepSet(s *simulation, v *volume, total int64) *keepSet {
 				return 0
 			}
 			return v.size(sample)
-		}, s.key(), capacity, prefetch.KeepOptions{})
+		}, s.key(), capacity)
 		k.admit = func(sample int) bool { return reads(sample) && chosen.Admit(sample) }
 	}
 	if s.Warm {
