@@ -170,14 +170,6 @@ func (ps *places) forget(gone func(loc segment.Loc) bool) {
 	}
 }
 
-// codedLength returns length if a record of that length is a coded one of the file, else 0.
-func (ps *places) codedLength(file, x, length int) int {
-	if ps.codec == nil || ps.Extents(file) != 1 || x != 0 || int64(length) >= ps.m.Size(file) {
-		return 0
-	}
-	return length
-}
-
 // choose puts an admission in force, and counts what it makes of the extents. It does so in steps, so that nobody waits
 // for long who places an extent or forgets one.
 func (ps *places) choose(a *admission) {

@@ -480,7 +480,7 @@ func (e *Engine) setQuota(n int64) {
 }
 
 // firstManifest returns the version in the catalog, or lists the source.
-func (e *Engine) firstManifest(ctx context.Context, base objstore.Reader) (*catalog.Manifest, *catalog.Layout, error) {
+func (e *Engine) firstManifest(ctx context.Context, base objstore.Store) (*catalog.Manifest, *catalog.Layout, error) {
 	if !e.cfg.Refresh && !e.catalog.Stale(e.name) {
 		m, l, err := e.catalog.Manifest(e.name)
 		if err == nil && e.host.node != nil {
@@ -495,10 +495,8 @@ func (e *Engine) firstManifest(ctx context.Context, base objstore.Reader) (*cata
 			e.log.Warn("the catalog's manifest is unusable; listing again", "cause", err)
 		}
 	}
-	if c, ok := base.(objstore.Checker); ok {
-		if err := c.Check(ctx); err != nil {
-			return nil, nil, err
-		}
+	if err := base.Check(ctx); err != nil {
+		return nil, nil, err
 	}
 	return e.listShared(ctx, e.cfg.Refresh || e.catalog.Stale(e.name))
 }
@@ -566,7 +564,7 @@ func (e *Engine) refresh(ctx context.Context, list func(context.Context) (*catal
 	}()
 	span.Str("shoal.old", old.manifest.Version())
 	span.Str("shoal.new", m.Version())
-	if m.Version() == old.manifest.Version() && samePacking(old.layout, layout) {
+	if m.Version() == old.manifest.Version() && layoutVersion(old.layout) == layoutVersion(layout) {
 		return false, closeList(m, layout)
 	}
 	match, err := matchOf(e.cfg.Samples)
@@ -609,11 +607,6 @@ func (s *versions) OnMoved(f func(dropped []int)) (cancel func()) {
 }
 
 func (e *Engine) order() order.Spec { return *e.orders.spec.Load() }
-
-// samePacking reports whether two listings have the files in the same places.
-func samePacking(a, b *catalog.Layout) bool {
-	return a == nil && b == nil || a != nil && b != nil && a.Version() == b.Version()
-}
 
 // Source returns the source's URL.
 func (e *Engine) Source() string { return e.source.String() }

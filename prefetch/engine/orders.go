@@ -43,11 +43,6 @@ const (
 	staleAfter = 10 * time.Minute
 )
 
-// planSize returns the memory of a plan: its text, the files' numbers, and order.Index.
-func planSize(m *catalog.Manifest, data []byte, lines int) int64 {
-	return int64(len(data)) + 4*int64(m.Len()) + 12*int64(lines)
-}
-
 // maxPlanErrors is how many bad lines of a plan are named.
 const maxPlanErrors = 20
 
@@ -249,7 +244,8 @@ func (r *orders) read(v *view, name string, data []byte) (w written, err error) 
 	if err != nil {
 		return w, err
 	}
-	w.lines, w.size, w.stream = len(files), planSize(v.manifest, data, len(files)), r.ofPlan(w.options.Name, v, false)
+	w.lines, w.stream = len(files), r.ofPlan(w.options.Name, v, false)
+	w.size = int64(len(data)) + 4*int64(v.manifest.Len()) + 12*int64(w.lines) // the text, the files' numbers, and order.Index
 	w.order = func() order.Locator { return order.Index(order.List(files)) }
 	return w, nil
 }

@@ -209,6 +209,7 @@ func (e *Engine) take(ctx context.Context, p published) (*catalog.Manifest, *cat
 	return e.catalog.Manifest(e.name)
 }
 
+// layoutVersion names the places of the files; "" if each is an object.
 func layoutVersion(l *catalog.Layout) string {
 	if l == nil {
 		return ""

@@ -128,11 +128,7 @@ func (s *versions) find(is func(*view) bool) *view {
 
 // name has the version, and the names of the files of manifest and layout.
 func (v *view) name() string {
-	layout := ""
-	if v.layout != nil {
-		layout = v.layout.Version()
-	}
-	return strings.Join([]string{v.manifest.Version(), v.manifest.FileName(), layout}, "/")
+	return strings.Join([]string{v.manifest.Version(), v.manifest.FileName(), layoutVersion(v.layout)}, "/")
 }
 
 // openPast opens the versions of Config.Past that are still there, for readers only. It comes before anything is listed, which
