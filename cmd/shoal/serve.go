@@ -81,7 +81,7 @@ func listenAll(addrs []string, lo loader.ListenOptions) (listeners []net.Listene
 type feedDataset struct{ *engine.Dataset }
 
 func (d feedDataset) Parts(ext string) (found, numbered bool) {
-	k := d.Dataset.Parts(ext)
+	k := d.Kind(ext)
 	return k.Found, k.Numbered
 }
 

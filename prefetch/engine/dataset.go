@@ -16,12 +16,16 @@ import (
 // Dataset is one version of the engine's dataset by sample number, for a feed. It does not change when the engine
 // moves to another version.
 type Dataset struct {
+	*catalog.Samples
 	e *Engine
 	v *view
 }
 
 // Dataset returns the version in force.
-func (e *Engine) Dataset() *Dataset { return &Dataset{e, e.cur.Load()} }
+func (e *Engine) Dataset() *Dataset {
+	v := e.cur.Load()
+	return &Dataset{v.samples, e, v}
+}
 
 // Version returns the dataset version, hex of a SHA-256.
 func (d *Dataset) Version() string { return d.v.manifest.Version() }
@@ -47,23 +51,11 @@ func (d *Dataset) Columns(ctx context.Context) (row []byte, path string, err err
 // Selection names the samples: the version, and the pattern for its files.
 func (d *Dataset) Selection() string { return d.Version() + " " + d.e.cfg.Samples }
 
-// Len returns the number of samples.
-func (d *Dataset) Len() int { return d.v.samples.Len() }
-
-// Label returns the index in Classes of a sample's class folder.
-func (d *Dataset) Label(sample int) int { return d.v.samples.Label(sample) }
-
 // Path returns a sample's path.
-func (d *Dataset) Path(sample int) string { return d.v.manifest.Path(d.v.samples.File(sample)) }
+func (d *Dataset) Path(sample int) string { return d.v.manifest.Path(d.File(sample)) }
 
 // Size returns a sample's length in bytes.
-func (d *Dataset) Size(sample int) int64 { return d.v.manifest.Size(d.v.samples.File(sample)) }
-
-// Classes returns the class folders, sorted.
-func (d *Dataset) Classes() []string { return d.v.samples.Classes() }
-
-// Parts returns whether samples have parts of an extension.
-func (d *Dataset) Parts(ext string) catalog.Kind { return d.v.samples.Kind(ext) }
+func (d *Dataset) Size(sample int) int64 { return d.v.manifest.Size(d.File(sample)) }
 
 // Begin announces that the samples of seq will be read roughly in this order from position start on, with this weight
 // against other readers (0 is 1), each with the parts of the given extensions. End closes the stream.

@@ -76,8 +76,8 @@ func TestPartsComeAlong(t *testing.T) {
 			e := openEngine(t, source, t.TempDir(), "auto")
 			defer closeEngine(t, e)
 			d := e.Dataset()
-			if d.Len() != n || !d.Parts("json").Found || d.Parts("json").Numbered || d.Parts("txt").Found {
-				t.Fatalf("%d samples, json %+v", d.Len(), d.Parts("json"))
+			if d.Len() != n || !d.Kind("json").Found || d.Kind("json").Numbered || d.Kind("txt").Found {
+				t.Fatalf("%d samples, json %+v", d.Len(), d.Kind("json"))
 			}
 			before := e.Stats().GetRequests
 			seq := order.Uniform(n, 1, 0)

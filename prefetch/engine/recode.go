@@ -238,11 +238,12 @@ func (e *Engine) restoring(store objstore.Reader) *shard.Restorer {
 	if e.recoding.coder == nil {
 		return shard.NewRestorer(store, nil, nil)
 	}
-	c := &setCoder{e: e}
+	c := &setCoder{Coder: e.recoding.coder, e: e}
 	return shard.NewRestorer(store, c, func() bool { return c.known.Load() && !c.failed.Load() && e.recodes() })
 }
 
 type setCoder struct {
+	Coder
 	e             *Engine
 	known, failed atomic.Bool // the catalog has the tables; not all of them
 }
@@ -258,12 +259,7 @@ func (c *setCoder) Learn(tables []byte) (func(dst, file []byte) ([]byte, bool), 
 			c.known.Store(true)
 		}
 	}
-	return r.coder.Learn(tables)
-}
-
-// Decode implements shard.Decoder.
-func (c *setCoder) Decode(dst, coded []byte) ([]byte, error) {
-	return c.e.recoding.coder.Decode(dst, coded)
+	return c.Coder.Learn(tables)
 }
 
 // codingName is the name by which other nodes ask for the dataset's tables.

@@ -10,6 +10,7 @@ import (
 // stream runs prefetch.Executor over the modelled store and memory, for one walk. The engine infers its reader's
 // position from opened files; the simulation knows it.
 type stream struct {
+	prefetch.Sizes
 	s         *simulation
 	x         prefetch.Executor
 	gate      prefetch.Gate
@@ -52,7 +53,7 @@ func (r *reader) mark(pos int) {
 }
 
 func (st *stream) init(s *simulation) {
-	st.s = s
+	st.s, st.Sizes = s, s.Sizes
 	var total int64
 	for f := range s.Samples {
 		total += s.volume.size(f)
@@ -186,12 +187,6 @@ func (st *stream) at() *reader {
 	}
 	return st.cur
 }
-
-// Extents implements prefetch.Source.
-func (st *stream) Extents(sample int) int { return st.s.Sizes.Extents(sample) }
-
-// ExtentBytes implements prefetch.Source.
-func (st *stream) ExtentBytes(sample, x int) int64 { return st.s.Sizes.ExtentBytes(sample, x) }
 
 // Claim implements prefetch.Source.
 func (st *stream) Claim(sample, x int) bool { return st.s.volume.claim(sample, x) }
