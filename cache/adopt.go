@@ -50,24 +50,26 @@ func (a *adoption) take(file, x int, loc segment.Loc, length int) {
 		return
 	}
 	e := v.extent(file, x)
-	if before, was := v.at(e); before == 0 || was == 0 && coded > 0 {
+	switch before, was := v.at(e); {
+	case before == 0: // as by move, without a search for the file
+		v.put(e, loc, coded)
+		v.kept.Add(1)
+		if s := v.admission.Load(); s != nil {
+			s.count(&v.places, file, x, 1)
+		}
+		return
+	case was == 0 && coded > 0: // the same extent twice
 		v.move(e, before, loc, coded)
 		loc = before
 	}
-	if loc != 0 { // the same extent twice
-		a.unclaimed = append(a.unclaimed, loc)
-	}
+	a.unclaimed = append(a.unclaimed, loc)
 }
 
 // finish looks up the records that were not where their hint says. It returns those that belong to no file.
 func (a *adoption) finish() []segment.Loc {
-	if len(a.moved) > 0 {
-		a.find()
+	if len(a.moved) == 0 {
+		return a.unclaimed
 	}
-	return a.unclaimed
-}
-
-func (a *adoption) find() {
 	first := make(map[segment.VersionID]uint32, len(a.moved)) // the first of the records of a version, as an index in moved + 1
 	// Of two records of an extent the older stays: the other is a copy made when a crash came, with others in its segment.
 	for i := len(a.moved) - 1; i >= 0; i-- {
@@ -86,4 +88,5 @@ func (a *adoption) find() {
 			a.unclaimed = append(a.unclaimed, r.loc)
 		}
 	}
+	return a.unclaimed
 }

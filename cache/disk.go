@@ -102,12 +102,9 @@ func (v *Volume) OpenDisk(dir string, o segment.Options) error {
 		return err
 	}
 	d := &disk{
-		c: c, ds: ds, dir: dir, fs: o.FS, store: store, reading: make(chan struct{}, maxDiskReaders), synced: make(chan struct{}, 1),
+		c: c, ds: ds, dir: dir, fs: cmp.Or(o.FS, segment.OS), store: store, reading: make(chan struct{}, maxDiskReaders), synced: make(chan struct{}, 1),
 	}
 	d.synced <- struct{}{}
-	if d.fs == nil {
-		d.fs = segment.OS
-	}
 	d.limit.Store(o.MaxBytes)
 	d.chosen.Store(true)
 	d.watch.init(d)
