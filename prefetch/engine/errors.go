@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"slices"
@@ -14,6 +15,7 @@ import (
 // those that begin with its value.
 type errorRing struct {
 	next slog.Handler
+	of   *errorRing // of a derived logger: that which has its events; nil: it has them itself
 
 	mu   sync.Mutex
 	list []ErrorEvent
@@ -34,7 +36,11 @@ func (r *errorRing) Enabled(ctx context.Context, l slog.Level) bool { return r.n
 
 // Handle implements slog.Handler.
 func (r *errorRing) Handle(ctx context.Context, rec slog.Record) error {
-	if rec.Level >= slog.LevelWarn {
+	switch {
+	case rec.Level < slog.LevelWarn:
+	case r.of != nil:
+		r.of.add(rec.Time, rec.Level, rec.Message)
+	default:
 		var b strings.Builder
 		b.WriteString(rec.Message)
 		over := ""
@@ -79,25 +85,14 @@ func (r *errorRing) add(t time.Time, l slog.Level, text string) {
 }
 
 // WithAttrs implements slog.Handler. Attributes of a derived logger are not part of the kept text.
-func (r *errorRing) WithAttrs(a []slog.Attr) slog.Handler { return &derived{r, r.next.WithAttrs(a)} }
+func (r *errorRing) WithAttrs(a []slog.Attr) slog.Handler {
+	return &errorRing{next: r.next.WithAttrs(a), of: cmp.Or(r.of, r)}
+}
 
 // WithGroup implements slog.Handler.
-func (r *errorRing) WithGroup(name string) slog.Handler { return &derived{r, r.next.WithGroup(name)} }
-
-type derived struct {
-	ring *errorRing
-	next slog.Handler
+func (r *errorRing) WithGroup(name string) slog.Handler {
+	return &errorRing{next: r.next.WithGroup(name), of: cmp.Or(r.of, r)}
 }
-
-func (d *derived) Enabled(ctx context.Context, l slog.Level) bool { return d.next.Enabled(ctx, l) }
-func (d *derived) Handle(ctx context.Context, rec slog.Record) error {
-	if rec.Level >= slog.LevelWarn {
-		d.ring.add(rec.Time, rec.Level, rec.Message)
-	}
-	return d.next.Handle(ctx, rec)
-}
-func (d *derived) WithAttrs(a []slog.Attr) slog.Handler { return &derived{d.ring, d.next.WithAttrs(a)} }
-func (d *derived) WithGroup(n string) slog.Handler      { return &derived{d.ring, d.next.WithGroup(n)} }
 
 func (r *errorRing) snapshot() []ErrorEvent {
 	r.mu.Lock()
