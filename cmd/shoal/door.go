@@ -30,7 +30,7 @@ func (d *door) Get(name string) ([]byte, error) {
 }
 
 // Release implements fusefs.Memory, with engine.Engine.Reserve: staged plans count in the ledger too.
-func (d *door) Release(n int64) { d.Ledger().Release(n, cache.ForDemand) }
+func (d *door) Release(n int64) { d.Cache().Ledger().Release(n, cache.ForDemand) }
 
 // Record implements fusefs.Recorder.
 func (d *door) Record() (fusefs.Recording, error) { return d.Engine.Record() }

@@ -110,9 +110,9 @@ func (s feedStream) Close() error {
 	return nil
 }
 
-// batchMemory reserves batches in the engine's ledger: it is loader.Memory.
-type batchMemory struct{ e *engine.Engine }
+// batchMemory reserves batches in the cache's ledger: it is loader.Memory.
+type batchMemory struct{ *cache.Cache }
 
-func (m batchMemory) Reserve(ctx context.Context, n int64) error { return m.e.ReserveBatch(ctx, n) }
-func (m batchMemory) TryReserve(n int64) bool                    { return m.e.Ledger().TryReserve(n, cache.ForBatches) }
-func (m batchMemory) Release(n int64)                            { m.e.Ledger().Release(n, cache.ForBatches) }
+func (m batchMemory) Reserve(ctx context.Context, n int64) error { return m.ReserveBatch(ctx, n) }
+func (m batchMemory) TryReserve(n int64) bool                    { return m.Ledger().TryReserve(n, cache.ForBatches) }
+func (m batchMemory) Release(n int64)                            { m.Ledger().Release(n, cache.ForBatches) }

@@ -266,7 +266,7 @@ func (s *service) newFeed(h *engine.Host, e *engine.Engine, ep *endpoint, fo loa
 		return with(&feed)
 	}
 	fo.Stats = func(feed loader.Stats) any { return of(feed) }
-	fo.Memory, fo.Log, fo.Delivered, fo.Node = batchMemory{e}, e.Logger(), e.CountDelivered, h.Node
+	fo.Memory, fo.Log, fo.Delivered, fo.Node = batchMemory{e.Cache()}, e.Logger(), e.CountDelivered, h.Node
 	fo.Audit = h.Audit().With(audit.Event{Source: e.Source()})
 	// Called for each new session, since a refresh moves the engine to another version.
 	server = loader.NewServer(func() loader.Dataset { return feedDataset{e.Dataset()} }, fo)

@@ -617,17 +617,12 @@ func (e *Engine) Logger() *slog.Logger { return e.log }
 // Manifest returns the version in force.
 func (e *Engine) Manifest() *catalog.Manifest { return e.cur.Load().manifest }
 
-// Reserve reserves n bytes of memory for a reader's request, and reports whether it could. Ledger().Release returns
+// Reserve reserves n bytes of memory for a reader's request, and reports whether it could. The cache's ledger returns
 // them, as cache.ForDemand.
 func (e *Engine) Reserve(n int64) bool { return e.cache.TryReserve(n) }
 
-// ReserveBatch waits for memory for a batch, as cache.Cache.ReserveBatch does.
-func (e *Engine) ReserveBatch(ctx context.Context, n int64) error {
-	return e.cache.ReserveBatch(ctx, n)
-}
-
-// Ledger returns the account of memory.
-func (e *Engine) Ledger() *cache.Ledger { return e.cache.Ledger() }
+// Cache returns what has the account of memory.
+func (e *Engine) Cache() *cache.Cache { return e.cache }
 
 // ReadAt reads a file of version m, as cache.Volume.ReadAt does.
 func (e *Engine) ReadAt(ctx context.Context, m *catalog.Manifest, file int, p []byte, off int64) (int, error) {

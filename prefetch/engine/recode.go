@@ -57,7 +57,7 @@ type encoder struct {
 
 // recoding is the dataset's part of the host's codec: it is cache.Codec.
 type recoding struct {
-	coder    Coder                  // nil: none
+	Coder                           // nil: none
 	mode     atomic.Pointer[string] // Config.Recode of those users who say one; nil before
 	encode   atomic.Pointer[encoder]
 	mu       sync.Mutex
@@ -78,12 +78,9 @@ func (r *recoding) Encode(dst, file []byte) ([]byte, bool) {
 	return dst, false
 }
 
-// Decode implements cache.Codec.
-func (r *recoding) Decode(dst, coded []byte) ([]byte, error) { return r.coder.Decode(dst, coded) }
-
 // Form implements cache.Codec.
 func (r *recoding) Form(coded []byte) [8]byte {
-	form := r.coder.Form(coded)
+	form := r.Coder.Form(coded)
 	if _, ok := r.known.Load(form); !ok {
 		return [8]byte{}
 	}
@@ -92,14 +89,14 @@ func (r *recoding) Form(coded []byte) [8]byte {
 
 // use makes learned tables those by which files are encoded.
 func (r *recoding) use(encode func(dst, file []byte) ([]byte, bool), tables []byte) {
-	e := &encoder{encode, tables, r.coder.Name(tables)}
+	e := &encoder{encode, tables, r.Coder.Name(tables)}
 	r.known.Store(e.form, nil)
 	r.encode.Store(e)
 }
 
 // codec returns the codec of the dataset's volumes, nil if the host has none.
 func (e *Engine) codec() cache.Codec {
-	if e.recoding.coder == nil {
+	if e.recoding.Coder == nil {
 		return nil
 	}
 	return &e.recoding
@@ -114,14 +111,14 @@ func (r *recoding) join(mode string) bool {
 func (e *Engine) learn() (err error) {
 	r := &e.recoding
 	r.join(e.cfg.Recode)
-	if r.coder = e.host.cfg.Coder; r.coder == nil {
+	if r.Coder = e.host.cfg.Coder; r.Coder == nil {
 		return nil
 	}
 	if r.tables, err = e.catalog.Coding(e.dataset); err != nil {
 		return err
 	}
 	for _, t := range r.tables {
-		encode, err := r.coder.Learn(t)
+		encode, err := r.Coder.Learn(t)
 		if err != nil {
 			e.log.Warn("tables of recoded files cannot be used; those files are fetched again", "cause", err)
 			continue
@@ -137,7 +134,7 @@ func (d *Dataset) CountDecoded(n int) { d.e.recoding.decoded.Add(int64(n)) }
 // recodes reports whether kept files are to be recoded now.
 func (e *Engine) recodes() bool {
 	r := &e.recoding
-	if r.coder == nil {
+	if r.Coder == nil {
 		return false
 	}
 	switch *cmp.Or(r.mode.Load(), new(string)) {
@@ -196,7 +193,7 @@ func (e *Engine) train(ctx context.Context, v *view, from *cache.Recoder) bool {
 	if !ready {
 		return false
 	}
-	tables, err := r.coder.Train(from.Some(ctx, trainedFrom))
+	tables, err := r.Coder.Train(from.Some(ctx, trainedFrom))
 	if err != nil {
 		r.triedAt = max(kept, 1)
 		e.log.Info("kept files are not recoded: none of some can be", "cause", err)
@@ -214,7 +211,7 @@ func (e *Engine) train(ctx context.Context, v *view, from *cache.Recoder) bool {
 // encodeBy makes tables the dataset's, and keeps them.
 func (e *Engine) encodeBy(tables []byte) error {
 	r := &e.recoding
-	encode, err := r.coder.Learn(tables)
+	encode, err := r.Coder.Learn(tables)
 	if err != nil {
 		return err
 	}
@@ -235,10 +232,10 @@ func (e *Engine) encodeBy(tables []byte) error {
 // restoring returns a store that restores the recoded files of shards. Their tables become the dataset's, so that the cache
 // can keep such files as they come.
 func (e *Engine) restoring(store objstore.Reader) *shard.Restorer {
-	if e.recoding.coder == nil {
+	if e.recoding.Coder == nil {
 		return shard.NewRestorer(store, nil, nil)
 	}
-	c := &setCoder{Coder: e.recoding.coder, e: e}
+	c := &setCoder{Coder: e.recoding.Coder, e: e}
 	return shard.NewRestorer(store, c, func() bool { return c.known.Load() && !c.failed.Load() && e.recodes() })
 }
 

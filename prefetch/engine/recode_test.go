@@ -19,7 +19,7 @@ func TestRecodes(t *testing.T) {
 		if e.recodes() {
 			t.Errorf("%+v: without a codec", c)
 		}
-		e.recoding.coder = fakeCoder{}
+		e.recoding.Coder = fakeCoder{}
 		if got := e.recodes(); got != c.want {
 			t.Errorf("%+v: %v", c, got)
 		}

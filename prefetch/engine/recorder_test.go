@@ -39,7 +39,7 @@ func TestRecordingHoldsWhatReadersDo(t *testing.T) {
 	e := openEngine(t, dir, t.TempDir(), "none")
 	defer closeEngine(t, e)
 	m := e.Manifest()
-	used := e.Ledger().Used()
+	used := e.Cache().Ledger().Used()
 	if e.Recording() {
 		t.Fatal("a recording without anybody's asking")
 	}
@@ -48,7 +48,7 @@ func TestRecordingHoldsWhatReadersDo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !e.Recording() || e.Ledger().Used() <= used {
+	if !e.Recording() || e.Cache().Ledger().Used() <= used {
 		t.Error("a recording that nobody sees, or that takes no memory")
 	}
 	for i, p := range paths[:10] {
@@ -98,8 +98,8 @@ func TestRecordingHoldsWhatReadersDo(t *testing.T) {
 	}
 	r.Close()
 	r.Close()
-	if e.Recording() || e.Ledger().Used() != used {
-		t.Errorf("after its end: recording %t, %d bytes held, before %d", e.Recording(), e.Ledger().Used(), used)
+	if e.Recording() || e.Cache().Ledger().Used() != used {
+		t.Errorf("after its end: recording %t, %d bytes held, before %d", e.Recording(), e.Cache().Ledger().Used(), used)
 	}
 }
 
@@ -107,7 +107,7 @@ func TestRecordingsAreBounded(t *testing.T) {
 	dir, _ := folder(t, 1, 4)
 	e := openEngine(t, dir, t.TempDir(), "none")
 	defer closeEngine(t, e)
-	used := e.Ledger().Used()
+	used := e.Cache().Ledger().Used()
 	var all []*Recording
 	for range maxRecordings {
 		r, err := e.Record()
@@ -126,8 +126,8 @@ func TestRecordingsAreBounded(t *testing.T) {
 		}
 		r.Close()
 	}
-	if e.Ledger().Used() != used {
-		t.Errorf("%d bytes held, before %d", e.Ledger().Used(), used)
+	if e.Cache().Ledger().Used() != used {
+		t.Errorf("%d bytes held, before %d", e.Cache().Ledger().Used(), used)
 	}
 }
 
