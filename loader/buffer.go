@@ -124,18 +124,14 @@ func (b *buffer) free() {
 // shared returns a counted reference to the first n bytes, for gRPC. The buffer is freed with the last reference to
 // it or to a slice of it.
 func (b *buffer) shared(n int64) mem.Buffer {
-	data := b.data[:n]
-	return mem.NewBuffer(&data, freer{b})
+	return mem.NewBuffer(new(b.data[:n]), freer{b})
 }
 
 // freer is notified when the last reference to a mem.Buffer is dropped.
 type freer struct{ b *buffer }
 
 // Get implements mem.BufferPool. gRPC never asks the pool of a buffer for others.
-func (freer) Get(n int) *[]byte {
-	b := make([]byte, n)
-	return &b
-}
+func (freer) Get(n int) *[]byte { return new(make([]byte, n)) }
 
 // Put implements mem.BufferPool.
 func (f freer) Put(*[]byte) { f.b.free() }

@@ -268,8 +268,7 @@ func readerOf(r *http.Request) *reader {
 
 // Serve serves l until Close.
 func (s *Server) Serve(l net.Listener) error {
-	at := l.Addr().String()
-	s.listen.Store(&at)
+	s.listen.Store(new(l.Addr().String()))
 	err := s.http.Serve(&listener{l, s.conns})
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil

@@ -484,8 +484,7 @@ func (p *predictor) cost(e sim.Epoch) *engine.Cost {
 	if p.o.asked.Prices.IsZero() {
 		return nil
 	}
-	c := engine.CostOf(objstore.Requests{Get: e.Requests, Received: e.Bytes}, p.o.asked.Prices)
-	return &c
+	return new(engine.CostOf(objstore.Requests{Get: e.Requests, Received: e.Bytes}, p.o.asked.Prices))
 }
 
 // late returns a step that is shown after a second.

@@ -240,8 +240,7 @@ func (ep *endpoint) stats() *s3api.Stats {
 	if ep == nil {
 		return nil
 	}
-	s := ep.server.Stats()
-	return &s
+	return new(ep.server.Stats())
 }
 
 // bucketOf names the bucket of a folder: its base name in the characters of bucket names.

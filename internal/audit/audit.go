@@ -69,12 +69,6 @@ type Peer struct {
 	Token   string `json:"token,omitempty"` // first 8 hex digits of its SHA-256
 }
 
-// Int returns a pointer, for fields whose 0 has a meaning.
-func Int[T ~int | ~uint32](n T) *int {
-	v := int(n)
-	return &v
-}
-
 // Options are the settings of a log.
 type Options struct {
 	Path     string `flag:"audit-log"`

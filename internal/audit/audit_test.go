@@ -78,7 +78,7 @@ func TestRotation(t *testing.T) {
 		wg.Go(func() {
 			l := log.With(Event{Source: "s3://b/p"})
 			for i := range each {
-				l.Write(Event{Event: "feed_open", Session: fmt.Sprint(w), Rank: Int(i)})
+				l.Write(Event{Event: "feed_open", Session: fmt.Sprint(w), Rank: new(i)})
 			}
 		})
 	}

@@ -17,13 +17,13 @@ import (
 
 // Self returns this process, for its own actions.
 func Self() *Peer {
-	return &Peer{PID: os.Getpid(), UID: Int(os.Getuid()), GID: Int(os.Getgid()), Comm: comm(os.Getpid())}
+	return &Peer{PID: os.Getpid(), UID: new(os.Getuid()), GID: new(os.Getgid()), Comm: comm(os.Getpid())}
 }
 
 // Process returns the peer for a process or thread that the kernel named: its process, and its name if that is visible
 // here. uid and gid are the kernel's.
 func Process(tid, uid, gid uint32) *Peer {
-	p := &Peer{UID: Int(uid), GID: Int(gid)}
+	p := &Peer{UID: new(int(uid)), GID: new(int(gid))}
 	if tid == 0 {
 		return p
 	}
@@ -64,7 +64,7 @@ func Unix(c syscall.Conn) *Peer {
 		if err != nil {
 			return
 		}
-		p.PID, p.UID, p.GID = int(cred.Pid), Int(cred.Uid), Int(cred.Gid)
+		p.PID, p.UID, p.GID = int(cred.Pid), new(int(cred.Uid)), new(int(cred.Gid))
 		if p.PID != 0 {
 			p.Comm = comm(p.PID)
 		}
@@ -139,8 +139,7 @@ func ofTLS(a net.Addr, state tls.ConnectionState) *Peer {
 // Of returns the peer at an address of a Listener's connection. The caller owns the peer.
 func Of(a net.Addr) *Peer {
 	if known, ok := a.(address); ok {
-		p := *known.peer()
-		return &p
+		return new(*known.peer())
 	}
 	return &Peer{Network: a.Network(), Address: a.String()}
 }

@@ -25,8 +25,7 @@ func Uniform(n int, seed uint64, epoch int) Locator {
 	if n < 0 || n > 1<<60 || epoch < 0 {
 		panic(fmt.Sprintf("order: uniform order of %d samples, epoch %d", n, epoch))
 	}
-	u := newUniform(n, seed, epoch)
-	return &u
+	return new(newUniform(n, seed, epoch))
 }
 
 // newUniform is Uniform without checks, and without an allocation.

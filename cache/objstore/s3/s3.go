@@ -526,8 +526,7 @@ func (s *Store) ListLevel(ctx context.Context, prefix string) iter.Seq2[objstore
 }
 
 func (s *Store) listOptions(prefix, after string, recurse bool, maxKeys int) minio.ListObjectsOptions {
-	noOwner := false
-	return minio.ListObjectsOptions{Prefix: prefix, StartAfter: after, Recursive: recurse, MaxKeys: maxKeys, FetchOwner: &noOwner}
+	return minio.ListObjectsOptions{Prefix: prefix, StartAfter: after, Recursive: recurse, MaxKeys: maxKeys, FetchOwner: new(false)}
 }
 
 func (s *Store) list(ctx context.Context, prefix, after string, recurse bool) iter.Seq2[objstore.Object, error] {
