@@ -113,7 +113,7 @@ func NewDir(root string) (*Dir, error) {
 // Root returns the folder's absolute path.
 func (d *Dir) Root() string { return d.root }
 
-// Check implements [Checker]: the folder exists and can be listed.
+// Check implements [Store]: the folder exists and can be listed.
 func (d *Dir) Check(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err

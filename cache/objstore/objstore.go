@@ -62,13 +62,6 @@ type ReaderAt interface {
 // IsPrefix reports whether o is a prefix in a level listing rather than an object.
 func (o Object) IsPrefix() bool { return o.ETag == "" && strings.HasSuffix(o.Key, "/") }
 
-// Checker is implemented by stores that can be probed before use.
-type Checker interface {
-	// Check finds out within seconds whether the store is reachable, exists and can be listed. Its error names the
-	// store, the cause and the remedy.
-	Check(ctx context.Context) error
-}
-
 // Layer is what stores and decorators have in common.
 type Layer interface {
 	Reader
@@ -89,7 +82,10 @@ type Layer interface {
 // Store is the full interface of a bucket or a folder.
 type Store interface {
 	Layer
-	Checker
+
+	// Check finds out within seconds whether the store is reachable, exists and can be listed. Its error names the
+	// store, the cause and the remedy.
+	Check(ctx context.Context) error
 }
 
 // Kind says what an error means for the caller. It is mapped once to an errno (fusefs) and once to

@@ -183,7 +183,7 @@ func (s *Store) Close() {
 	}
 }
 
-// Check implements [objstore.Checker]: one listing of one key, tried three times.
+// Check implements [objstore.Store]: one listing of one key, tried three times.
 func (s *Store) Check(ctx context.Context) error {
 	return objstore.FastFail.Do(ctx, "check", s.url(""), func(tctx context.Context) error {
 		err := s.probeEither(tctx)
