@@ -62,7 +62,11 @@ type disk struct {
 	chosen            atomic.Bool  // outside is to be counted again
 
 	health
-	makingRoom
+
+	// What only the writer touches.
+	unchecked int64   // bytes that may be appended before the free space is checked again
+	outside   []share // to be rewritten for the room of what is outside the sets; see evict
+	askAgain  time.Time
 }
 
 // health says whether the tier is in use, and what it waits for.
@@ -72,13 +76,6 @@ type health struct {
 	mu     sync.Mutex
 	reason string    // "" when all is well, and otherwise it is probed
 	back   time.Time // since when the tier is in use again
-}
-
-// makingRoom is what only the writer touches.
-type makingRoom struct {
-	unchecked int64   // bytes that may be appended before the free space is checked again
-	outside   []share // to be rewritten for the room of what is outside the sets; see evict
-	askAgain  time.Time
 }
 
 // OpenDisk attaches the dataset's segments, under dir. Records that belong to the volume become resident at once; the
