@@ -89,7 +89,7 @@ func (r *recoding) Form(coded []byte) [8]byte {
 
 // use makes learned tables those by which files are encoded.
 func (r *recoding) use(encode func(dst, file []byte) ([]byte, bool), tables []byte) {
-	e := &encoder{encode, tables, r.Coder.Name(tables)}
+	e := &encoder{encode, tables, r.Name(tables)}
 	r.known.Store(e.form, nil)
 	r.encode.Store(e)
 }
@@ -118,7 +118,7 @@ func (e *Engine) learn() (err error) {
 		return err
 	}
 	for _, t := range r.tables {
-		encode, err := r.Coder.Learn(t)
+		encode, err := r.Learn(t)
 		if err != nil {
 			e.log.Warn("tables of recoded files cannot be used; those files are fetched again", "cause", err)
 			continue
@@ -193,7 +193,7 @@ func (e *Engine) train(ctx context.Context, v *view, from *cache.Recoder) bool {
 	if !ready {
 		return false
 	}
-	tables, err := r.Coder.Train(from.Some(ctx, trainedFrom))
+	tables, err := r.Train(from.Some(ctx, trainedFrom))
 	if err != nil {
 		r.triedAt = max(kept, 1)
 		e.log.Info("kept files are not recoded: none of some can be", "cause", err)
@@ -211,7 +211,7 @@ func (e *Engine) train(ctx context.Context, v *view, from *cache.Recoder) bool {
 // encodeBy makes tables the dataset's, and keeps them.
 func (e *Engine) encodeBy(tables []byte) error {
 	r := &e.recoding
-	encode, err := r.Coder.Learn(tables)
+	encode, err := r.Learn(tables)
 	if err != nil {
 		return err
 	}
