@@ -144,18 +144,23 @@ func (d *disk) handOver(ctx context.Context, loc segment.Loc, length int, p []by
 	}
 	d.wg.Add(1)
 	go q.run()
+	var err error
 	select {
-	case err := <-q.done:
-		copy(p, q.part)
-		q.late.Stop()
-		diskReads.Put(q)
-		return err
+	case err = <-q.done:
 	case <-q.late.C:
-		d.stuck.Add(1)
-		go func() { <-q.done; d.stuck.Add(-1) }() //nolint:errcheck // whatever came of it
-		d.drop("hang: read", fmt.Errorf("no answer within %v", d.c.hangAfter), true)
-		return errHangs
+		select {
+		case err = <-q.done: // it is this goroutine that was late
+		default:
+			d.stuck.Add(1)
+			go func() { <-q.done; d.stuck.Add(-1) }() //nolint:errcheck // whatever came of it
+			d.drop("hang: read", fmt.Errorf("no answer within %v", d.c.hangAfter), true)
+			return errHangs
+		}
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+	copy(p, q.part)
+	q.late.Stop()
+	diskReads.Put(q)
+	return err
 }
