@@ -231,11 +231,12 @@ kubernetes-test: setup image bin/kubernetes/ready ## deploy/kubernetes in a clus
 	@GO='$(GO)' ./setup.sh kubernetes
 	cd lab/e2e/kubernetes && SHOAL_KUBERNETES=$(CURDIR)/bin/kubernetes $(GO) test -count=1 -v -timeout 30m
 
-bin/kubernetes/ready: tools/kubernetes/go.mod
+bin/kubernetes/ready: tools/kubernetes/go.mod tools/csi/go.mod
 	@mkdir -p $(@D)
 	@version=$$($(GO) list -C tools/kubernetes -m -f '{{.Version}}' k8s.io/kubernetes) && tools/tick "building Kubernetes $$version (once, some 10 minutes of CPU time)" \
 		env CGO_ENABLED=0 nice $(GO) build -C tools/kubernetes -buildvcs=false -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$$version" \
 		-o ../../$(@D)/ $(KUBERNETES:%=k8s.io/kubernetes/cmd/%)
+	@tools/tick "building csi-sanity (once)" $(GO) build -C tools/csi -o ../../$(@D)/ github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity
 	@touch $@
 
 # Run in its folder, where go test also prints the output of passing tests. Most rows wait.

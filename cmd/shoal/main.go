@@ -76,6 +76,7 @@ or as a sidecar container.`,
 		healthCommand(),
 		doctorCommand(), profileCommand(),
 		configCommand(), docsCommand(),
+		csiCommand(), keeperCommand(),
 		quickstartCommand(), pythonCommand(), runCommand(),
 		versionCommand())
 	cli.Prepare(c, removed)

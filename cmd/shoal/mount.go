@@ -186,9 +186,13 @@ func mountEngine(inv *invocation, h *engine.Host, e *engine.Engine, mo *mountOpt
 	if err != nil {
 		return nil, err
 	}
+	transport := mo.transport
+	if transport == fusefs.TransportAuto && daemon.Kept() { // no process can take over a ring
+		transport = fusefs.TransportDev
+	}
 	server, err := fusefs.Mount(mountpoint, door, door, fusefs.Options{
 		KernelCache: keep, AllowOther: mo.allowOther, UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), ReadAhead: readAhead(e.Manifest()),
-		Transport: mo.transport, RingMemory: int(e.Cache().Ledger().Limit() / ringShare), FsName: e.Source(), Memory: door, Witness: witness, Logger: e.Logger(),
+		Transport: transport, RingMemory: int(e.Cache().Ledger().Limit() / ringShare), FsName: e.Source(), Memory: door, Witness: witness, Logger: e.Logger(),
 		Holder: holder, Note: note,
 	})
 	events.Write(outcome(mount, err))

@@ -137,24 +137,30 @@ func (o *engineOptions) add(c *cobra.Command) {
 	f.StringVar(&o.admin, "admin", "", "address for the dashboard, /stats, /metrics, /healthz and /readyz, such as 127.0.0.1:7071; without a host, loopback (default: none)")
 }
 
-// addData adds the flags of every verb that reads a dataset through the cache.
-func (o *engineOptions) addData(c *cobra.Command) {
+// addHost adds the flags of a cache directory.
+func (o *engineOptions) addHost(c *cobra.Command) {
 	o.cacheSize.bytes, o.memory.bytes, o.order = 20<<30, 2<<30, "auto"
 	f := c.Flags()
 	f.StringVar(&o.cacheDir, "cache-dir", "", "folder for the cache, owned by this daemon (default: one per source in the user's cache folder)")
 	f.BoolVar(&o.resetOld, "reset-old-cache", false, "empty a --cache-dir in an old format that this version does not read")
 	f.Var(&o.cacheSize, "cache-size", "maximum disk usage of --cache-dir: a size, a share such as 80% of the free space, or auto (80%)")
 	f.Var(&o.memory, "memory", "maximum memory of the daemon: a size, a share such as 50% of the container's limit, or auto (80%; without a limit, 25% of the machine)")
+	o.cryptOptions.add(c)
+	o.log.add(c)
+	o.auditOptions.add(c)
+	o.cluster.addNode(c)
+}
+
+// addData adds the flags of every verb that reads a dataset through the cache.
+func (o *engineOptions) addData(c *cobra.Command) {
+	o.addHost(c)
+	f := c.Flags()
 	f.StringVar(&o.shards, "shards", "", "read SOURCE from this shard set (shoal pack) where it holds the same version")
 	addChoice(f, &o.badShards, "bad-shards", "damaged or missing tar shards: error, or skip (leave out their samples, with a warning)", "error", "skip")
 	f.StringVar(&o.samples, "samples", "images", "which files are numbered: images, *, extensions after the first dot such as .jpg,.png, or a glob on the name; rows: each row of the .csv and .tsv objects (docs/records.md)")
 	f.Var(&o.connections, "connections", "requests in flight to the object store: up to 512, or auto (adapts to the highest throughput)")
-	o.cryptOptions.add(c)
-	o.log.add(c)
 	o.store.add(c)
 	o.store.addNear(c)
-	o.auditOptions.add(c)
-	o.cluster.addNode(c)
 }
 
 // check checks the flags as far as possible without I/O.
@@ -202,30 +208,10 @@ func (o *engineOptions) config(inv *invocation, source string) (c engine.Config,
 	if err := o.resolveCacheDir(inv, source); err != nil {
 		return c, h, err
 	}
-	if h.Secret, err = o.secret(inv); err != nil {
+	if h, err = o.host(inv); err != nil {
 		return c, h, err
 	}
-	if h.Audit, err = o.auditConfig(inv); err != nil {
-		return c, h, err
-	}
-	if c.Logger, err = o.log.logger(inv); err != nil {
-		return c, h, err
-	}
-	if h.Size, h.Memory, err = o.limits(inv); err != nil {
-		return c, h, err
-	}
-	clear := ""
-	switch {
-	case h.Secret != nil:
-		clear = "the cache is encrypted"
-	case inv.environ(customerKeyVariable) != "":
-		clear = "the objects are encrypted (SSE-C)"
-	}
-	if err := o.cluster.check(inv, clear); err != nil {
-		return c, h, err
-	}
-	h.Cluster = o.cluster.ClusterConfig
-	h.Cluster.Program = version
+	c.Logger = h.Logger
 	c.Source, c.Shards, c.Publish = source, o.shards, o.publish
 	for _, text := range []*string{&c.Source, &c.Shards, &c.Publish} {
 		if *text, err = inv.source(*text); err != nil {
@@ -241,11 +227,36 @@ func (o *engineOptions) config(inv *invocation, source string) (c engine.Config,
 	c.Near, c.Recode = o.store.near, o.recode
 	c.SkipBadShards, c.Samples, c.Refresh = o.badShards == "skip", o.samples, o.refresh
 	c.Connections, c.AdaptConnections, c.ConnectionsGiven, c.Getenv = o.connections.most(), o.connections <= 0, o.connections != 0, inv.getenv
-	c.Past = pastVersions
-	h.Log.Level = o.log.level
-	h.Coder = jpegCoder{}
-	h.Path, h.ResetOld, h.Logger, h.Searcher = o.cacheDir, o.resetOld, c.Logger, []string{"/proc/self/exe", searchVerb}
+	c.Past, c.Scope = pastVersions, inv.environ(scopeEnv)
 	return c, h, err
+}
+
+// host checks the flags of the cache directory, and reads the files that they name.
+func (o *engineOptions) host(inv *invocation) (h engine.HostConfig, err error) {
+	if h.Secret, err = o.secret(inv); err != nil {
+		return h, err
+	}
+	if h.Audit, err = o.auditConfig(inv); err != nil {
+		return h, err
+	}
+	if h.Logger, err = o.log.logger(inv); err != nil {
+		return h, err
+	}
+	if h.Size, h.Memory, err = o.limits(inv); err != nil {
+		return h, err
+	}
+	clear := ""
+	switch {
+	case h.Secret != nil:
+		clear = "the cache is encrypted"
+	case inv.environ(customerKeyVariable) != "":
+		clear = "the objects are encrypted (SSE-C)"
+	}
+	err = o.cluster.check(inv, clear)
+	h.Cluster, h.Log.Level, h.Coder = o.cluster.ClusterConfig, o.log.level, jpegCoder{}
+	h.Cluster.Program = version
+	h.Path, h.ResetOld, h.Searcher = o.cacheDir, o.resetOld, []string{"/proc/self/exe", searchVerb}
+	return h, err
 }
 
 // cacheBase is the parent of the default cache directories.

@@ -33,6 +33,8 @@ type owner struct {
 	answers *daemon.Answers
 	cancel  context.CancelFunc
 	others  sync.WaitGroup
+
+	replayed map[string]*daemon.Running // verbs of the predecessor, by mount point
 }
 
 // ownHost takes the cache directory and listens for verbs that attach.
@@ -41,7 +43,7 @@ func ownHost(ctx context.Context, cfg engine.HostConfig) (*owner, error) {
 	if err != nil {
 		return nil, err
 	}
-	o := &owner{host: h, answers: answers(h, nil)}
+	o := &owner{host: h, answers: answers(h, nil), replayed: map[string]*daemon.Running{}}
 	ctx, o.cancel = context.WithCancel(ctx)
 	o.others.Go(func() { adjustProcs(ctx, h.Fetched) })
 	owned.Store(h)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -103,6 +104,11 @@ func (s *service) start(c *cobra.Command, source, mountpoint string) (err error)
 	config, host, err := s.options.config(s.inv, source)
 	if err != nil {
 		return err
+	}
+	if !s.inv.attached() && s.options.daemon == no && !daemon.Supervised() {
+		if err = daemon.Connect(os.Getenv(daemon.KeeperEnv), s.options.cacheDir); err != nil {
+			return err
+		}
 	}
 	s.config, s.config.Empty = config, s.feed == nil && mountpoint == "" // who writes through an endpoint begins with nothing
 	if s.mountpoint, err = s.mount.check(s.inv, s.options, mountpoint); err != nil {
@@ -214,6 +220,9 @@ func (s *service) run(ctx context.Context, h *engine.Host, lo loader.ListenOptio
 	case err = <-served: // no address is left
 	case <-unmounted: // by somebody
 	case <-ctx.Done():
+	}
+	if daemon.Told() {
+		handOn(h)
 	}
 	renewing.RLock() // where this process is being replaced, it ends here
 	defer renewing.RUnlock()

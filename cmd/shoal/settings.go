@@ -33,7 +33,7 @@ const (
 // reservedEnv are variables with the prefix of settings that are none: for Shoal's own processes, its tests and its
 // Python client.
 var reservedEnv = map[string]bool{
-	configEnv: true, settledEnv: true, daemon.ReadyEnv: true, daemon.SupervisedEnv: true, daemon.KeptEnv: true, pprofEnv: true, s3ConnectionsEnv: true, daemon.DrainEnv: true,
+	configEnv: true, settledEnv: true, daemon.ReadyEnv: true, daemon.SupervisedEnv: true, daemon.KeptEnv: true, daemon.KeeperEnv: true, scopeEnv: true, pprofEnv: true, s3ConnectionsEnv: true, daemon.DrainEnv: true,
 	"SHOAL_DEBUG": true, "SHOAL_RUN_NAME": true, "SHOAL_CERTS": true, "SHOAL_FEEDSERVER": true, "SHOAL_VERSITYGW": true, "SHOAL_PTXAS": true,
 	"SHOAL_KILLS": true, "SHOAL_HANG": true, "SHOAL_FEED_KILLS": true, "SHOAL_FEED_RUN": true, "SHOAL_KILLPOINT": true, "SHOAL_KILLPOINTS_LOG": true,
 	"SHOAL_STEPS": true, "SHOAL_PYTHON": true, "SHOAL_BENCH_FILES": true, "SHOAL_BENCH_HUGE": true, "SHOAL_FUSEFS_TEST_READER": true, "SHOAL_FUSEFS_TEST_SERVE": true, "SHOAL_WEIGHTS": true,

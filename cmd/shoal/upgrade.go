@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/daemon"
 	"github.com/shoalfs/shoal/internal/settings"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
 func upgradeCommand() *cobra.Command {
@@ -111,21 +113,50 @@ func upgradeSelf(ctx context.Context, inv *invocation) error {
 		return fmt.Errorf("%s does not run: %w (install a program that does; the daemon goes on)", program, err)
 	}
 	inv.Notice("replacing shoal %s, pid %d, by %s (%s)", version, os.Getpid(), program, strings.TrimSpace(string(says)))
+	beforeEnd(inv.host)
+	return daemon.Renew(again())
+}
+
+// beforeEnd ends feeds and endpoints, and writes what is not on disk yet. services is locked.
+func beforeEnd(h *engine.Host) {
 	ending, cancel := context.WithTimeout(context.Background(), daemon.DrainTime())
 	defer cancel()
 	var doors sync.WaitGroup
 	for _, s := range services.all {
-		doors.Go(func() { s.endDoors(ending) })
+		if s.endDoors != nil {
+			doors.Go(func() { s.endDoors(ending) })
+		}
 	}
 	doors.Wait()
 	saved := make(chan struct{})
-	go func() { _ = inv.host.Cache.Sync(); close(saved) }()
+	go func() { _ = h.Cache.Sync(); close(saved) }()
 	select {
 	case <-saved: // what is not will be fetched again
 	case <-ending.Done():
 	}
 	limiter.Flush()
-	return daemon.Renew(again())
+}
+
+// handOn ends this process and leaves its mounts to a successor, if a keeper has them. Otherwise it returns, and they must be unmounted.
+func handOn(h *engine.Host) {
+	if !daemon.Kept() {
+		return
+	}
+	renewing.Lock()
+	defer renewing.Unlock()
+	services.Lock()
+	defer services.Unlock()
+	if len(services.all) == 0 {
+		return
+	}
+	for _, s := range services.all {
+		if s.mounted != nil && s.mounted.server.Kept() != nil {
+			return
+		}
+	}
+	slog.Info("this process ends, and its mounts wait for the next one")
+	beforeEnd(h)
+	os.Exit(0)
 }
 
 // renewable returns why a process with these services cannot be replaced.
@@ -175,7 +206,7 @@ func (o *owner) replay(ctx context.Context) {
 	for _, memo := range (daemon.Holder{}).Inherited() {
 		var n verbNote
 		if m, _, err := fusefs.ReadMemo(memo); err == nil && json.Unmarshal(m.Note, &n) == nil {
-			o.answers.Replay(ctx, n.Args, n.Dir, n.Env)
+			o.replayed[m.Mountpoint] = o.answers.Start(ctx, n.Args, n.Dir, n.Env)
 		}
 	}
 }

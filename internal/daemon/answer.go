@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -93,28 +94,59 @@ func (a *Answers) Listen(ctx context.Context, address string) (err error) {
 	return nil
 }
 
-// Replay runs a verb as for a client that has left: a predecessor of this process ran it.
-func (a *Answers) Replay(ctx context.Context, args []string, dir string, env map[string]string) {
-	v := &Verb{Voice: &Voice{to: nobody{}}, Args: args, Dir: dir, Env: env, Detached: true}
-	a.verbs.Go(func() {
-		if err := a.Run(ctx, v); err != nil && ctx.Err() == nil {
-			a.Failed(v, err)
-			slog.Error("what the daemon before this one served is not served any more", "verb", args[0], "cause", err)
-		}
-	})
+// Running is a verb that runs here without a client.
+type Running struct {
+	Ready, Ended chan struct{} // closed
+	End          func()        // ends it
+	Err          error         // why it has ended, if not in order; only once it has
+
+	mu   sync.Mutex
+	said string
 }
 
-// nobody is who has left.
-type nobody struct{}
+// Said returns the last notice.
+func (r *Running) Said() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.said
+}
 
 // Write implements sink.
-func (nobody) Write(p []byte) (int, error) { return len(p), nil }
+func (r *Running) Write(p []byte) (int, error) {
+	var l line
+	if err := json.Unmarshal(p, &l); err != nil {
+		return 0, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.said = cmp.Or(l.Notice, r.said)
+	if l.Ready {
+		close(r.Ready)
+	}
+	return len(p), nil
+}
 
 // Close implements sink.
-func (nobody) Close() error { return nil }
+func (r *Running) Close() error { return nil }
 
 // SetWriteDeadline implements sink.
-func (nobody) SetWriteDeadline(time.Time) error { return nil }
+func (r *Running) SetWriteDeadline(time.Time) error { return nil }
+
+// Start runs a verb as for a client that has left.
+func (a *Answers) Start(ctx context.Context, args []string, dir string, env map[string]string) *Running {
+	ctx, cancel := context.WithCancel(ctx)
+	r := &Running{Ready: make(chan struct{}), Ended: make(chan struct{}), End: cancel}
+	v := &Verb{Voice: &Voice{to: r}, Args: args, Dir: dir, Env: env, Detached: true}
+	a.verbs.Go(func() {
+		defer cancel()
+		defer close(r.Ended)
+		if r.Err = a.Run(ctx, v); r.Err != nil && ctx.Err() == nil {
+			a.Failed(v, r.Err)
+			slog.Error("what was to be served is not served", "verb", args[0], "cause", r.Err)
+		}
+	})
+	return r
+}
 
 // Idle returns a channel that is closed once no verb runs.
 func (a *Answers) Idle() <-chan struct{} { return a.verbs.ended() }

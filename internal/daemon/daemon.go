@@ -14,6 +14,8 @@
 //   - Stopped: the process has ended in order, or before it was ready. Nothing starts it again.
 //   - Dead: it has ended otherwise. A supervisor starts it again. The kernel has released its lock and its sockets; a socket's
 //     file is left, which the next owner replaces.
+//
+// More than 40 names are exported: verbs take part in each step of this life.
 package daemon
 
 import (

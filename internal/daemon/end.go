@@ -47,6 +47,9 @@ func Signals() (ctx context.Context, stop func()) {
 	return ctx, sync.OnceFunc(func() { signal.Stop(signals); close(done); cancel() })
 }
 
+// Told reports whether there was a signal.
+func Told() bool { return told.Err() != nil }
+
 // Hurried is closed at the second signal.
 func Hurried() <-chan struct{} { return hurried.Done() }
 

@@ -26,6 +26,9 @@ import (
 //
 // After a death nothing answers. So that nobody waits for ever, keepsakes that are not taken are let go after letGo, by the
 // supervisor and by a child that is still starting. A child that dies within letGo of its start does not begin that time anew.
+//
+// A container has no supervisor that outlives it. There a keeper, a process of another container, has the supervisor's part for all
+// that can reach its socket (keeper.go).
 
 // letGo is how long a keepsake may wait for a process that serves it. A start takes far less; if it takes longer, something is wrong
 // that waiting does not mend, and who waits should hear of it. Eight starts that fail at once fit.
@@ -97,6 +100,7 @@ var own struct {
 	kept keeping
 	mu   sync.Mutex // of to
 	to   *net.UnixConn
+	away bool // to leads to a keeper, and not to a supervisor
 }
 
 func init() {
@@ -120,8 +124,13 @@ func init() {
 			own.to, _ = c.(*net.UnixConn)
 		}
 		_ = f.Close()
-		time.AfterFunc(time.Until(own.Until), func() { own.left.remove(func(*keepsake) bool { return true }) })
+		letGoAt(own.Until)
 	}
+}
+
+// letGoAt lets go what has not been taken by then.
+func letGoAt(until time.Time) {
+	time.AfterFunc(time.Until(until), func() { own.left.remove(func(*keepsake) bool { return true }) })
 }
 
 // RenewalFailed returns why this process is not of the program that was to replace its predecessor; "" if it is, or if none was to.
@@ -131,7 +140,7 @@ func RenewalFailed() string { return own.Failed }
 func Program() string { return own.Program }
 
 // Supervised reports whether this process has a supervisor, or is one that Renew made.
-func Supervised() bool { return own.to != nil || successor() }
+func Supervised() bool { return own.To > 0 || successor() }
 
 // successor reports whether this process was made by Renew to supervise its successor.
 func successor() bool { return own.Renewed && own.To == 0 }
@@ -207,7 +216,7 @@ func give(k *keepsake, files []*os.File) {
 // Renew replaces this process by one that runs the program that is now where its own was, with what is kept. It does not return, but
 // with an error.
 func Renew(again Again) error {
-	if own.to != nil && own.Parent == os.Getppid() {
+	if own.away || own.to != nil && own.Parent == os.Getppid() {
 		os.Exit(codeRenewed)
 	}
 	own.kept.Lock()
@@ -248,12 +257,13 @@ type keeper struct {
 	program string    // to run; "": what is where this process's program was
 	good    *os.File  // the program of the last child that was ready
 	trouble time.Time // since when children die
+	patient time.Duration
 	timer   *time.Timer
 }
 
 // newKeeper has what Renew has left.
 func newKeeper() *keeper {
-	k := &keeper{renewed: successor()}
+	k := &keeper{renewed: successor(), patient: letGo}
 	if k.all, own.left.all = own.left.all, nil; k.renewed {
 		k.good, _ = os.Open("/proc/self/exe")
 		k.begin()
@@ -276,7 +286,7 @@ func (k *keeper) gift(cmd *exec.Cmd) (ours *net.UnixConn, theirs *os.File, err e
 		return nil, nil, err
 	}
 	const first = 4 // descriptor, after the pipe of ReadyEnv
-	heir := inheritance{To: first, Until: k.trouble.Add(letGo), Renewed: k.renewed, Failed: k.failed, Program: own.Program, Parent: os.Getpid()}
+	heir := inheritance{To: first, Until: k.trouble.Add(k.patient), Renewed: k.renewed, Failed: k.failed, Program: own.Program, Parent: os.Getpid()}
 	cmd.ExtraFiles = []*os.File{theirs}
 	for _, o := range k.all {
 		n := keepsake{ID: o.ID, Name: o.Name}
@@ -302,10 +312,10 @@ func (k *keeper) begin() {
 	for _, o := range k.all {
 		o.taken = false
 	}
-	k.timer = time.AfterFunc(time.Until(k.trouble.Add(letGo)), func() {
+	k.timer = time.AfterFunc(time.Until(k.trouble.Add(k.patient)), func() {
 		k.remove(func(o *keepsake) bool {
 			if !o.taken {
-				slog.Error("nothing has served it for too long, so it ends", "what", o.Name, "waited", letGo)
+				slog.Error("nothing has served it for too long, so it ends", "what", o.Name, "waited", k.patient)
 			}
 			return !o.taken
 		})
@@ -348,7 +358,7 @@ func (k *keeper) died(wasReady bool, exit *exec.ExitError, cause string, life ti
 	k.Lock()
 	defer k.Unlock()
 	renew := wasReady && exit != nil && exit.ExitCode() == codeRenewed
-	if life > letGo || renew {
+	if life > k.patient || renew {
 		k.trouble = time.Time{}
 	}
 	k.begin()

@@ -83,7 +83,9 @@ func WriteReply(c *net.UnixConn, reply any, files ...int) error {
 	if err != nil {
 		return fmt.Errorf("send a reply: %w", os.NewSyscallError("sendmsg", err))
 	}
-	_, err = c.Write(message[n:])
+	if n < len(message) { // else the reader may have gone by now
+		_, err = c.Write(message[n:])
+	}
 	return err
 }
 

@@ -47,6 +47,7 @@ import (
 // Config describes the dataset to open.
 type Config struct {
 	Source           string     // s3://bucket/prefix, file:///dir, or tar shards
+	Scope            string     // with whose rights it is read: of the same source, different ones have nothing in common
 	Shards           string     // a shard set of Source (made by packing) to read from; may be empty
 	Publish          string     // destination for shards packed after a complete pass; may be empty
 	Order            order.Spec // the order that readers of the mount are expected to follow
@@ -159,6 +160,18 @@ func matchOf(samples string) (*catalog.Filter, error) {
 	return catalog.Match(samples)
 }
 
+// title returns what the dataset is called in the catalog. The same objects may be several datasets.
+func (c Config) title(source objstore.Source) string {
+	title := source.Canonical()
+	if c.Samples == Rows {
+		title += " as csv"
+	}
+	if c.Scope != "" {
+		title += " for " + c.Scope
+	}
+	return title
+}
+
 // Open opens a dataset. Its errors name the thing, the cause and the remedy.
 func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	cfg.Logger = cmp.Or(cfg.Logger, h.cfg.Logger)
@@ -183,10 +196,7 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	if err != nil {
 		return nil, err
 	}
-	e.source, e.title = source, source.Canonical()
-	if cfg.Samples == Rows { // the same objects, as another dataset
-		e.title += " as csv"
-	}
+	e.source, e.title = source, cfg.title(source)
 	e.dataset, e.name = catalog.DatasetID(e.title), e.title
 	if same, err := h.enter(ctx, e); same != nil || err != nil {
 		return same, err

@@ -396,6 +396,9 @@ func TestFlagsExist(t *testing.T) {
 		pods[dir] = job(t, kustomize(t, dir))
 	}
 	pods["node-cache"] = pod(t, kustomize(t, "node-cache"), "DaemonSet")
+	for name, set := range csiSets(t) {
+		pods[name] = &set.Spec.Template
+	}
 	for name, pod := range pods {
 		for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 			if !strings.Contains(c.Image, "/shoal:") {

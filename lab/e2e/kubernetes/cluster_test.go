@@ -284,13 +284,19 @@ func (c *cluster) pods(t *testing.T, namespace, label string) []pod {
 // kill kills a container's first process.
 func (c *cluster) kill(t *testing.T, containerID string) {
 	t.Helper()
+	c.inside(t, "kill", "-KILL", c.pidOf(t, containerID))
+}
+
+// pidOf returns a container's first process.
+func (c *cluster) pidOf(t *testing.T, containerID string) string {
+	t.Helper()
 	_, id, _ := strings.Cut(containerID, "://")
 	out := c.inside(t, "ctr", "--address", "/run/containerd/containerd.sock", "-n", "k8s.io", "tasks", "ls")
 	m := regexp.MustCompile(`(?m)^` + id + ` +(\d+) +RUNNING`).FindStringSubmatch(out)
 	if m == nil {
 		t.Fatalf("%s does not run:\n%s", id, out)
 	}
-	c.inside(t, "kill", "-KILL", m[1])
+	return m[1]
 }
 
 func must(t testing.TB, err error) {

@@ -74,6 +74,7 @@ type line struct {
 	SHA   string
 	Half  int
 	Done  int
+	Took  float64 // seconds
 	Error string
 }
 
@@ -332,4 +333,9 @@ func TestCluster(t *testing.T) {
 	t.Run("deleted", func(t *testing.T) { testDeleted(t, c) })
 	t.Run("node cache", func(t *testing.T) { testNodeCache(t, c) })
 	t.Run("node killed", func(t *testing.T) { testNodeKilled(t, c) })
+	t.Run("csi", func(t *testing.T) { testCSI(t, c) })
+	t.Run("csi replaced", func(t *testing.T) { testCSIReplaced(t, c) })
+	t.Run("csi bad", func(t *testing.T) { testCSIBad(t, c) })
+	t.Run("csi many", func(t *testing.T) { testCSIMany(t, c) })
+	t.Run("csi sanity", func(t *testing.T) { testCSISanity(t, c) })
 }

@@ -19,9 +19,9 @@ rank = int(os.environ.get("JOB_COMPLETION_INDEX", 0)) % args.world
 count = 0
 
 
-def read(name, content):
+def read(name, content, took=0):
     global count
-    print(json.dumps({"name": name, "sha": hashlib.sha256(content).hexdigest()}), flush=True)
+    print(json.dumps({"name": name, "sha": hashlib.sha256(content).hexdigest(), "took": took}), flush=True)
     count += 1
     if count == args.half:
         print(json.dumps({"half": count}), flush=True)
@@ -46,7 +46,9 @@ def again(path):
 if args.data:
     paths = sorted(os.path.relpath(os.path.join(d, f), args.data) for d, _, files in os.walk(args.data) for f in files)
     for path in paths[rank::args.world]:
-        read(path, again(os.path.join(args.data, path)))
+        begun = time.monotonic()
+        content = again(os.path.join(args.data, path))
+        read(path, content, time.monotonic() - begun)
 if args.feed:
     from shoal import Feed
 

@@ -1,0 +1,125 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shoalfs/shoal/csi"
+	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/daemon"
+)
+
+// scopeEnv has, for the verb of a volume, with whose rights it reads (csi.Volume.Scope).
+const scopeEnv = "SHOAL_SCOPE"
+
+func csiCommand() *cobra.Command {
+	var eo engineOptions
+	var node, kubelet string
+	c := &cobra.Command{
+		Use:   "csi",
+		Short: "Mount volumes for the pods of a Kubernetes node, from one cache",
+		Long: `Is the node's plugin of the CSI driver csi.shoalfs.dev: the kubelet asks it to mount volumes, each a dataset of a bucket, for pods.
+All share the daemon's memory and its cache directory, and none what another was read with other credentials (docs/kubernetes.md).
+
+It needs a keeper (shoal keeper) at the address in SHOAL_KEEPER, which holds the mounts while the driver is replaced.`,
+		Example: "  shoal csi --node-id $NODE_NAME --cache-dir /var/cache/shoal --cache-size 500GiB",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			inv := invocationOf(c.Context())
+			keeper := os.Getenv(daemon.KeeperEnv)
+			switch {
+			case inv.attached():
+				return errors.New("the cache directory is in use by a daemon: the driver needs one of its own (give another --cache-dir)")
+			case keeper == "":
+				return cli.Usagef("%s is not set: give the address of a keeper, such as unix:///run/shoal/keeper.sock", daemon.KeeperEnv)
+			case eo.cacheDir == "":
+				return cli.Usagef("give a --cache-dir on a disk of the node")
+			}
+			if err := eo.resolveCacheDir(inv, ""); err != nil {
+				return err
+			}
+			host, err := eo.host(inv)
+			if err != nil {
+				return err
+			}
+			if err := daemon.Connect(keeper, eo.cacheDir); err != nil {
+				return err
+			}
+			o, err := ownHost(c.Context(), host)
+			if err != nil {
+				return err
+			}
+			return o.closeAfter(c.Context(), o.drive(c.Context(), node, kubelet))
+		},
+	}
+	f := c.Flags()
+	name, _ := os.Hostname() // else it must be given
+	f.StringVar(&node, "node-id", name, "this node's name in the cluster")
+	f.Lookup("node-id").DefValue = "the host's name"
+	f.StringVar(&kubelet, "kubelet-dir", "/var/lib/kubelet", "the kubelet's folder, mounted here with Bidirectional propagation")
+	eo.addHost(c)
+	return c
+}
+
+// drive serves the node's volumes until ctx ends.
+func (o *owner) drive(ctx context.Context, node, kubelet string) error {
+	if err := os.MkdirAll(csi.Dir(kubelet), 0o700); err != nil {
+		return fmt.Errorf("--kubelet-dir: %w", err)
+	}
+	d, err := csi.New(node, version, csi.Dir(kubelet), volumes{ctx, o}, o.replayed)
+	if err != nil {
+		return err
+	}
+	err = d.Serve(ctx, kubelet, daemon.Own.Ready)
+	if err == nil {
+		handOn(o.host)
+	}
+	return err
+}
+
+// volumes runs the mounts of volumes: it is csi.Runner.
+type volumes struct {
+	ctx context.Context
+	*owner
+}
+
+// Mount implements csi.Runner.
+func (v volumes) Mount(path string, of csi.Volume, tokenFile string) *daemon.Running {
+	env := of.Env(os.Environ(), tokenFile)
+	env[scopeEnv] = of.Scope()
+	args := append([]string{"mount", of.Source, path, "--allow-other", "--cache-dir=" + v.host.Path()}, of.Args()...)
+	return v.answers.Start(v.ctx, args, "/", env)
+}
+
+// Usage implements csi.Runner.
+func (v volumes) Usage(path string) (files, bytes int64, ok bool) {
+	services.Lock()
+	defer services.Unlock()
+	for _, s := range services.all {
+		if s.mountpoint == path && s.mounted != nil && s.snapshot != nil {
+			m := s.mounted.door.Manifest()
+			return int64(m.Len()), m.Bytes(), true
+		}
+	}
+	return 0, 0, false
+}
+
+func keeperCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "keeper ADDRESS",
+		Short: "Hold the mounts of containers while their daemons are replaced",
+		Long: `Listens at ADDRESS, unix:///PATH. Daemons that have it in SHOAL_KEEPER give it their mounts' descriptors, and take them back when they
+start again: files stay open, and reads wait meanwhile. What nobody takes within two minutes of a daemon's end is let go.
+
+Whoever can connect to the socket (mode 0600) can have every mount. A keeper is never updated under its clients: docs/kubernetes.md.`,
+		Example: "  shoal keeper unix:///run/shoal/keeper.sock",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			return daemon.ServeKeeper(c.Context(), args[0])
+		},
+	}
+}

@@ -1,0 +1,364 @@
+// Package csi is the node's part of Kubernetes' Container Storage Interface: a volume is a dataset, mounted for a pod, and read-only.
+//
+// A stage is a mount in the driver's folder. All volumes of a node that ask for the same, with the same rights, have one stage, and
+// each pod's target is a bind mount of it. A stage is
+//
+//   - absent: nothing is mounted at its path.
+//   - starting: its verb runs. Who publishes waits, for patience at a time; then the kubelet asks again, or unpublishes. If the verb
+//     fails, the stage is absent, and all who wait get its error.
+//   - ready: targets are bound to it.
+//   - ending, once its last target is gone and none is wanted: it is unmounted, and its verb ends.
+//
+// The kernel's table of mounts says which targets a stage has, so a driver that starts again knows what the one before it did. A keeper
+// holds the stages meanwhile (internal/daemon), and each verb is run again. Other mounts in the driver's folder are dead, and are detached.
+//
+// What a volume of other rights has read is never used: its scope is a part of the dataset's identity.
+package csi
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/shoalfs/shoal/internal/daemon"
+	"github.com/shoalfs/shoal/internal/machine"
+)
+
+// Name is the driver's.
+const Name = "csi.shoalfs.dev"
+
+// patience is how long a request waits for a stage. Then its user sees what takes so long.
+const patience = 8 * time.Second
+
+// Runner serves stages.
+type Runner interface {
+	// Mount begins to serve what v asks for at path, an empty folder. tokenFile has the token of the service account, if v has a role.
+	Mount(path string, v Volume, tokenFile string) *daemon.Running
+	// Usage returns the files and bytes of a mount; ok is false while it is not served.
+	Usage(path string) (files, bytes int64, ok bool)
+}
+
+// Driver is csi.NodeServer and csi.IdentityServer.
+type Driver struct {
+	csi.UnimplementedNodeServer
+	csi.UnimplementedIdentityServer
+	node, version string
+	dir           string
+	run           Runner
+	patience      time.Duration
+
+	mu     sync.Mutex // of the stages, and of changes to the table of mounts
+	stages map[string]*stage
+}
+
+type stage struct {
+	*daemon.Running
+	wanted map[string]bool // targets that were asked for and are not bound yet
+}
+
+// New returns the driver of a node. The stages that a predecessor has left are in held, by path.
+func New(node, version, dir string, run Runner, held map[string]*daemon.Running) (*Driver, error) {
+	dir, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return nil, err
+	}
+	d := &Driver{node: node, version: version, dir: dir, run: run, patience: patience, stages: map[string]*stage{}}
+	for _, sub := range []string{"stages", "tokens"} {
+		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
+			return nil, err
+		}
+	}
+	for path, r := range held {
+		if filepath.Dir(path) == filepath.Join(dir, "stages") {
+			d.stages[path] = &stage{r, map[string]bool{}}
+		}
+	}
+	left, err := filepath.Glob(filepath.Join(dir, "*", "????????????????")) // what Volume.id makes
+	for _, path := range left {
+		if stage := filepath.Join(dir, "stages", filepath.Base(path)); d.stages[stage] == nil {
+			err = errors.Join(err, detach(path))
+		}
+	}
+	return d, err
+}
+
+func (d *Driver) tokenFile(path string) string {
+	return filepath.Join(d.dir, "tokens", filepath.Base(path))
+}
+
+// NodePublishVolume implements csi.NodeServer.
+func (d *Driver) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	if r.GetVolumeId() == "" || r.GetTargetPath() == "" || r.GetVolumeCapability() == nil {
+		return nil, status.Error(codes.InvalidArgument, "a volume's id, target path or capability is missing")
+	}
+	v, err := volumeOf(r.GetVolumeContext(), r.GetSecrets())
+	if err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	flags, err := bindFlags(r.GetVolumeCapability(), r.GetReadonly(), r.GetVolumeContext()[pod+"ephemeral"] == "true")
+	if err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	target, err := placeOf(r.GetTargetPath())
+	if err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	path := filepath.Join(d.dir, "stages", v.id())
+	s, err := d.begin(path, target, v)
+	if err != nil {
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	soon := time.NewTimer(d.patience)
+	defer soon.Stop()
+	select {
+	case <-s.Ready:
+	case <-s.Ended:
+	case <-soon.C:
+	case <-ctx.Done():
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch {
+	case is(s.Ended):
+		d.tidy()
+		return nil, status.Error(codes.FailedPrecondition, cmp.Or(s.Err, errUnmounted).Error())
+	case !is(s.Ready):
+		return nil, status.Errorf(codes.DeadlineExceeded, "%s is not mounted yet, and goes on: %s", v.Source, s.Said())
+	}
+	if err := bind(path, target, flags); err != nil {
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	delete(s.wanted, target)
+	return &csi.NodePublishVolumeResponse{}, nil
+}
+
+// errUnmounted says that somebody has unmounted a stage.
+var errUnmounted = errors.New("it was unmounted meanwhile (the kubelet asks again)")
+
+// is reports whether a channel is closed.
+func is(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// begin returns the stage at path, of which target is wanted now.
+func (d *Driver) begin(path, target string, v Volume) (*stage, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if v.token != "" { // it changes, and is read again
+		file := d.tokenFile(path)
+		if err := os.WriteFile(file+".new", []byte(v.token), 0o600); err != nil {
+			return nil, err
+		}
+		if err := os.Rename(file+".new", file); err != nil {
+			return nil, err
+		}
+	}
+	d.tidy()
+	s := d.stages[path]
+	if s == nil {
+		if err := os.MkdirAll(path, 0o700); err != nil {
+			return nil, err
+		}
+		s = &stage{d.run.Mount(path, v, d.tokenFile(path)), map[string]bool{}}
+		d.stages[path] = s
+	}
+	s.wanted[target] = true
+	return s, nil
+}
+
+// NodeUnpublishVolume implements csi.NodeServer.
+func (d *Driver) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+	if r.GetVolumeId() == "" || r.GetTargetPath() == "" {
+		return nil, status.Error(codes.InvalidArgument, "a volume's id or target path is missing")
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	target, err := placeOf(r.GetTargetPath())
+	if errors.Is(err, fs.ErrNotExist) {
+		return &csi.NodeUnpublishVolumeResponse{}, nil
+	}
+	if err == nil {
+		err = detach(target)
+	}
+	if err != nil {
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	for _, s := range d.stages {
+		delete(s.wanted, target)
+	}
+	d.tidy()
+	return &csi.NodeUnpublishVolumeResponse{}, nil
+}
+
+// tidy ends stages that nobody uses. d.mu is locked.
+func (d *Driver) tidy() {
+	mounts, err := machine.Mounts("/")
+	if err != nil {
+		slog.Error("stages that nobody uses are not ended", "cause", err)
+		return
+	}
+	for path, s := range d.stages {
+		if !is(s.Ended) && (len(s.wanted) > 0 || bound(mounts, path)) {
+			continue
+		}
+		delete(d.stages, path)
+		if err := errors.Join(detach(path), os.RemoveAll(d.tokenFile(path))); err != nil {
+			slog.Error("a stage is not ended", "path", path, "cause", err)
+		}
+		if !is(s.Ready) { // the others end since they are unmounted
+			s.End()
+		}
+	}
+}
+
+// NodeGetVolumeStats implements csi.NodeServer. It asks no mount, which may be of this process.
+func (d *Driver) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+	if r.GetVolumeId() == "" || r.GetVolumePath() == "" {
+		return nil, status.Error(codes.InvalidArgument, "a volume's id or path is missing")
+	}
+	target, err := placeOf(r.GetVolumePath())
+	if err != nil {
+		return nil, status.Error(codes.NotFound, err.Error())
+	}
+	mounts, err := machine.Mounts("/")
+	if err != nil {
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	at := top(mounts, target)
+	if at == nil {
+		return nil, status.Errorf(codes.NotFound, "nothing is mounted at %s", target)
+	}
+	condition := &csi.VolumeCondition{Abnormal: true, Message: "no daemon serves it: one that starts takes it over, or it is dead (then delete the pod)"}
+	var usage []*csi.VolumeUsage
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for path := range d.stages {
+		if m := top(mounts, path); m == nil || m.Device != at.Device {
+			continue
+		}
+		if files, bytes, ok := d.run.Usage(path); ok {
+			condition = &csi.VolumeCondition{Message: "served"}
+			usage = []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: bytes, Used: bytes}, {Unit: csi.VolumeUsage_INODES, Total: files, Used: files}}
+		}
+	}
+	return &csi.NodeGetVolumeStatsResponse{Usage: usage, VolumeCondition: condition}, nil
+}
+
+// NodeGetCapabilities implements csi.NodeServer.
+func (d *Driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+	out := &csi.NodeGetCapabilitiesResponse{}
+	for _, t := range []csi.NodeServiceCapability_RPC_Type{csi.NodeServiceCapability_RPC_GET_VOLUME_STATS, csi.NodeServiceCapability_RPC_VOLUME_CONDITION} {
+		out.Capabilities = append(out.Capabilities, &csi.NodeServiceCapability{Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}}})
+	}
+	return out, nil
+}
+
+// NodeGetInfo implements csi.NodeServer.
+func (d *Driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	return &csi.NodeGetInfoResponse{NodeId: d.node}, nil
+}
+
+// GetPluginInfo implements csi.IdentityServer.
+func (d *Driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
+	return &csi.GetPluginInfoResponse{Name: Name, VendorVersion: d.version}, nil
+}
+
+// GetPluginCapabilities implements csi.IdentityServer.
+func (d *Driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
+	return &csi.GetPluginCapabilitiesResponse{}, nil
+}
+
+// Probe implements csi.IdentityServer.
+func (d *Driver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+	return &csi.ProbeResponse{}, nil
+}
+
+// placeOf returns a path as the kernel names it. What is mounted there is not asked.
+func placeOf(path string) (string, error) {
+	if !filepath.IsAbs(path) {
+		return "", fmt.Errorf("the path %q is not absolute", path)
+	}
+	dir, err := filepath.EvalSymlinks(filepath.Dir(filepath.Clean(path)))
+	return filepath.Join(dir, filepath.Base(path)), err
+}
+
+// top returns what is mounted at a path, or nil.
+func top(mounts []machine.Mount, path string) (at *machine.Mount) {
+	for i := range mounts {
+		if mounts[i].Point == path {
+			at = &mounts[i]
+		}
+	}
+	return at
+}
+
+// bound reports whether the mount at a stage's path is anywhere else, too.
+func bound(mounts []machine.Mount, path string) bool {
+	at := top(mounts, path)
+	return at != nil && slices.ContainsFunc(mounts, func(m machine.Mount) bool { return m.Device == at.Device && m.Point != path })
+}
+
+// bind makes a target of a stage, unless it is one.
+func bind(path, target string, flags uintptr) error {
+	mounts, err := machine.Mounts("/")
+	if err != nil {
+		return err
+	}
+	from, at := top(mounts, path), top(mounts, target)
+	switch {
+	case from == nil:
+		return fmt.Errorf("%s is not mounted any more (the kubelet asks again)", path)
+	case at != nil && at.Device == from.Device:
+		return nil
+	case at != nil: // of a driver that is gone
+		if err := detach(target); err != nil {
+			return err
+		}
+	}
+	if err := os.MkdirAll(target, 0o750); err != nil {
+		return err
+	}
+	if err = unix.Mount(path, target, "", unix.MS_BIND, ""); err == nil {
+		err = unix.Mount("", target, "", unix.MS_BIND|unix.MS_REMOUNT|flags, "")
+	}
+	if err != nil {
+		return errors.Join(&os.PathError{Op: "bind", Path: target, Err: err}, detach(target))
+	}
+	return nil
+}
+
+// detach unmounts all that is mounted at a path, in use or not, and removes the folder.
+func detach(path string) error {
+	mounts, err := machine.Mounts("/")
+	for _, m := range mounts {
+		if m.Point == path && err == nil {
+			if err = unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+				err = &os.PathError{Op: "unmount", Path: path, Err: err}
+			}
+		}
+	}
+	if err == nil {
+		if err = os.Remove(path); errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+	}
+	return err
+}

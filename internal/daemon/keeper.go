@@ -1,0 +1,239 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shoalfs/shoal/internal/handover"
+)
+
+// A keeper is asked by the processes of other containers. Each names what it is, and of each name one is served at a time: it gets what
+// the one before it has left, a message for each keepsake and one that ends them, and then says what it keeps, as a child does to its
+// supervisor. When its connection ends, it is dead, however it ended. If the keeper ends, its clients go on, and give all they have to
+// the next one.
+
+// KeeperEnv has the address of the keeper, unix:///PATH, of a process that leaves its mounts to a successor.
+const KeeperEnv = "SHOAL_KEEPER"
+
+const (
+	// letGoPod is letGo for pods: an image may have to be fetched for the next one.
+	letGoPod = 2 * time.Minute
+	// redial is the pause between attempts to reach a keeper that has ended.
+	redial = time.Second
+)
+
+// client is what says who asks.
+type client struct{ Name string }
+
+// keepers are a keeper's parts by name.
+type keepers struct {
+	sync.Mutex
+	of map[string]*kept
+}
+
+// kept is what a keeper has of one name.
+type kept struct {
+	keeper
+	turn chan struct{} // held while a client is connected
+}
+
+// ServeKeeper keeps what the processes that connect to address serve, until ctx ends.
+func ServeKeeper(ctx context.Context, address string) error {
+	path, ok := strings.CutPrefix(address, "unix://")
+	if !ok || path == "" {
+		return fmt.Errorf("keeper %s: give unix:///PATH", address)
+	}
+	if conn, err := dialUnix(path); err == nil {
+		_ = conn.Close()
+		return fmt.Errorf("keeper %s: a keeper listens there already (its clients go on with it)", address)
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("keeper %s: %w", address, err)
+	}
+	mask := syscall.Umask(0o177) // who can connect can have every mount
+	l, err := listenUnix(path)
+	syscall.Umask(mask)
+	if err != nil {
+		return fmt.Errorf("keeper %s: %w", address, err)
+	}
+	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
+	if err := Own.Ready(); err != nil {
+		return err
+	}
+	all := keepers{of: map[string]*kept{}}
+	for {
+		c, err := l.AcceptUnix()
+		if ctx.Err() != nil {
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("keeper %s: %w", address, err)
+		}
+		go func() {
+			defer func() { _ = c.Close() }()
+			if err := all.serve(c); err != nil {
+				slog.Warn("a client of the keeper is not served", "cause", err)
+			}
+		}()
+	}
+}
+
+func (all *keepers) serve(c *net.UnixConn) error {
+	_ = c.SetDeadline(time.Now().Add(handover.Timeout))
+	var who client
+	if files, err := handover.Receive(c, &who); err != nil || len(files) > 0 || who.Name == "" {
+		closeFDs(files)
+		return errors.Join(err, errors.New("it did not say what it is"))
+	}
+	all.Lock()
+	k := all.of[who.Name]
+	if k == nil {
+		k = &kept{keeper{patient: letGoPod}, make(chan struct{}, 1)}
+		all.of[who.Name] = k
+	}
+	all.Unlock()
+	select {
+	case k.turn <- struct{}{}: // the one before it has ended
+	case <-time.After(handover.Timeout):
+		return handover.WriteReply(c, inheritance{Failed: "another process uses the same cache directory, and still runs (end it first)"})
+	}
+	defer func() { <-k.turn }()
+	if err := k.hand(c); err != nil {
+		return err
+	}
+	begun := time.Now()
+	slog.Info("connected", "client", who.Name)
+	_ = c.SetDeadline(time.Time{})
+	k.serve(c)
+	k.died(true, nil, "", time.Since(begun))
+	slog.Info("disconnected; what it served waits for the next one", "client", who.Name)
+	return nil
+}
+
+// hand gives a client all there is.
+func (k *kept) hand(c *net.UnixConn) error {
+	k.Lock()
+	defer k.Unlock()
+	until := k.trouble.Add(k.patient)
+	if k.trouble.IsZero() {
+		until = time.Now().Add(k.patient)
+	}
+	for _, o := range k.all {
+		var fds []int
+		for _, f := range o.files {
+			fds = append(fds, int(f.Fd()))
+		}
+		if err := handover.WriteReply(c, keepsake{ID: o.ID, Name: o.Name}, fds...); err != nil {
+			return err
+		}
+	}
+	return handover.WriteReply(c, inheritance{Until: until})
+}
+
+// Connect lets the keeper at address, if there is one, have what this process will keep, and takes what a predecessor with the same
+// folder has left there.
+func Connect(address, folder string) error {
+	if address == "" || own.to != nil {
+		return nil
+	}
+	var at unix.Stat_t
+	if err := errors.Join(os.MkdirAll(folder, 0o700), unix.Stat(folder, &at)); err != nil {
+		return fmt.Errorf("cache directory %s: %w", folder, err)
+	}
+	// The folder of a node is the same one in each of its containers, whatever its path there.
+	name := fmt.Sprintf("%d:%d", at.Dev, at.Ino)
+	c, left, until, err := connect(address, name)
+	for begun := time.Now(); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED); c, left, until, err = connect(address, name) {
+		if time.Since(begun) > handover.Timeout {
+			return fmt.Errorf("%s=%s: %w (start `shoal keeper %s`, whose folder must be the same one here)", KeeperEnv, address, err, address)
+		}
+		time.Sleep(redial / 10) // a node that boots starts both
+	}
+	if err != nil {
+		return fmt.Errorf("%s=%s: %w", KeeperEnv, address, err)
+	}
+	own.to, own.away, own.left.all = c, true, left
+	letGoAt(until)
+	go func() {
+		for {
+			_, _ = c.Read(make([]byte, 1)) // it says no more
+			slog.Error("the keeper has ended: until there is another, mounts end with this process", "keeper", address)
+			own.mu.Lock()
+			own.to = nil
+			own.mu.Unlock()
+			for _ = c.Close(); ; time.Sleep(redial) {
+				if c, left, _, err = connect(address, name); err == nil {
+					break
+				}
+			}
+			for _, k := range left {
+				k.close()
+			}
+			slog.Info("another keeper has what is served", "keeper", address)
+			own.kept.Lock()
+			own.mu.Lock()
+			own.to = c
+			own.mu.Unlock()
+			for _, k := range own.kept.all {
+				give(k, k.files)
+			}
+			own.kept.Unlock()
+		}
+	}()
+	return nil
+}
+
+// Kept reports whether a keeper has what this process keeps.
+func Kept() bool {
+	own.mu.Lock()
+	defer own.mu.Unlock()
+	return own.away && own.to != nil
+}
+
+func connect(address, name string) (c *net.UnixConn, left []*keepsake, until time.Time, err error) {
+	conn, err := dialUnix(strings.TrimPrefix(address, "unix://"))
+	if err != nil {
+		return nil, nil, until, err
+	}
+	c = conn.(*net.UnixConn)
+	_ = c.SetReadDeadline(time.Now().Add(2 * handover.Timeout))
+	err = handover.WriteReply(c, client{name})
+	for err == nil {
+		var said struct {
+			keepsake
+			inheritance
+		}
+		var fds []int
+		if fds, err = handover.Receive(c, &said); err == nil && said.Failed != "" {
+			err = errors.New(said.Failed)
+		} else if err == nil && len(fds) == 0 {
+			return c, left, said.Until, c.SetReadDeadline(time.Time{})
+		}
+		k := &keepsake{ID: said.ID, Name: said.Name}
+		for _, fd := range fds {
+			k.files = append(k.files, os.NewFile(uintptr(fd), k.Name))
+		}
+		left = append(left, k)
+	}
+	for _, k := range left {
+		k.close()
+	}
+	_ = c.Close()
+	return nil, nil, until, err
+}
+
+func closeFDs(fds []int) {
+	for _, fd := range fds {
+		_ = unix.Close(fd)
+	}
+}
