@@ -368,7 +368,7 @@ func (d *disk) probe() {
 		d.mu.Lock()
 		pause := d.c.retry // of a disk that failed, or hangs again just after it was used again
 		if strings.HasPrefix(d.reason, "hang") && time.Since(d.back) >= pause {
-			pause = d.c.hangAfter / 4
+			pause = min(d.c.hangAfter/4, time.Second/2)
 		}
 		d.mu.Unlock()
 		select {
