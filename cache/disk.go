@@ -18,6 +18,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/segment"
 	"github.com/shoalfs/shoal/internal/killpoint"
+	"github.com/shoalfs/shoal/internal/pause"
 )
 
 const (
@@ -366,14 +367,12 @@ func (d *disk) drop(reason string, cause error, reads bool) {
 func (d *disk) probe() {
 	for {
 		d.mu.Lock()
-		pause := d.c.retry // of a disk that failed, or hangs again just after it was used again
-		if strings.HasPrefix(d.reason, "hang") && time.Since(d.back) >= pause {
-			pause = min(d.c.hangAfter/4, time.Second/2)
+		wait := d.c.retry // of a disk that failed, or hangs again just after it was used again
+		if strings.HasPrefix(d.reason, "hang") && time.Since(d.back) >= wait {
+			wait = min(d.c.hangAfter/4, time.Second/2)
 		}
 		d.mu.Unlock()
-		select {
-		case <-time.After(pause):
-		case <-d.ds.ctx.Done():
+		if pause.For(d.ds.ctx, wait) != nil {
 			return
 		}
 		if d.stuck.Load() > 0 {

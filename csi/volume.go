@@ -119,7 +119,7 @@ func (v Volume) Scope() string {
 	return Volume{Own: v.Own, Role: v.Role, For: v.For}.id()
 }
 
-// Env returns the variables that the volume is mounted with. get has the driver's.
+// Env returns the variables that the volume is mounted with; environ are the driver's.
 func (v Volume) Env(environ []string, tokenFile string) map[string]string {
 	env := map[string]string{}
 	for _, kv := range environ {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 
@@ -32,8 +31,6 @@ It needs a keeper (shoal keeper) at the address in SHOAL_KEEPER, which holds the
 			inv := invocationOf(c.Context())
 			keeper := os.Getenv(daemon.KeeperEnv)
 			switch {
-			case inv.attached():
-				return errors.New("the cache directory is in use by a daemon: the driver needs one of its own (give another --cache-dir)")
 			case keeper == "":
 				return cli.Usagef("%s is not set: give the address of a keeper, such as unix:///run/shoal/keeper.sock", daemon.KeeperEnv)
 			case eo.cacheDir == "":
@@ -100,7 +97,7 @@ func (v volumes) Usage(path string) (files, bytes int64, ok bool) {
 	services.Lock()
 	defer services.Unlock()
 	for _, s := range services.all {
-		if s.mountpoint == path && s.mounted != nil && s.snapshot != nil {
+		if s.mountpoint == path && s.mounted != nil {
 			m := s.mounted.door.Manifest()
 			return int64(m.Len()), m.Bytes(), true
 		}

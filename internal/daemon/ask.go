@@ -21,6 +21,7 @@ import (
 
 	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/pause"
 )
 
 var (
@@ -380,10 +381,8 @@ func Gone(ctx context.Context, pid int, wait time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	for s := stateOf(pid); s != "" && s != "Z"; s = stateOf(pid) {
-		select {
-		case <-ctx.Done():
+		if pause.For(ctx, 20*time.Millisecond) != nil {
 			return false
-		case <-time.After(20 * time.Millisecond):
 		}
 	}
 	return true

@@ -66,6 +66,24 @@ func (k *keepsake) close() {
 	}
 }
 
+// send sends a keepsake, with files in place of its own.
+func (k *keepsake) send(c *net.UnixConn, files []*os.File) error {
+	var fds []int
+	for _, f := range files {
+		fds = append(fds, int(f.Fd()))
+	}
+	return handover.WriteReply(c, k, fds...)
+}
+
+// receive receives a message, and files that may come with it. The caller closes them, even if there is an error.
+func receive(c *net.UnixConn, message any) (files []*os.File, err error) {
+	fds, err := handover.Receive(c, message)
+	for _, fd := range fds {
+		files = append(files, os.NewFile(uintptr(fd), "kept"))
+	}
+	return files, err
+}
+
 // keeping is a set of keepsakes: those of this process, what it may take of its predecessor, or a supervisor's.
 type keeping struct {
 	sync.Mutex
@@ -204,11 +222,7 @@ func give(k *keepsake, files []*os.File) {
 	if own.to == nil {
 		return
 	}
-	var fds []int
-	for _, f := range files {
-		fds = append(fds, int(f.Fd()))
-	}
-	if err := handover.WriteReply(own.to, k, fds...); err != nil {
+	if err := k.send(own.to, files); err != nil {
 		slog.Warn("the supervisor does not take what is served; a death of this process ends it", "what", k.Name, "cause", err)
 	}
 }
@@ -251,13 +265,13 @@ func Renew(again Again) error {
 // keeper is a supervisor's part.
 type keeper struct {
 	keeping
-	began   bool      // a child has been ready
-	renewed bool      // the child is to replace one that wanted it
-	failed  string    // why it runs the old program
-	program string    // to run; "": what is where this process's program was
-	good    *os.File  // the program of the last child that was ready
-	trouble time.Time // since when children die
-	patient time.Duration
+	began   bool          // a child has been ready
+	renewed bool          // the child is to replace one that wanted it
+	failed  string        // why it runs the old program
+	program string        // to run; "": what is where this process's program was
+	good    *os.File      // the program of the last child that was ready
+	trouble time.Time     // since when children die
+	patient time.Duration // how long a keepsake may wait
 	timer   *time.Timer
 }
 
@@ -327,15 +341,13 @@ func (k *keeper) serve(c *net.UnixConn) {
 	defer func() { _ = c.Close() }()
 	for {
 		n := &keepsake{taken: true}
-		fds, err := handover.Receive(c, n)
-		for _, fd := range fds {
-			n.files = append(n.files, os.NewFile(uintptr(fd), n.Name))
-		}
+		var err error
+		n.files, err = receive(c, n)
 		switch {
 		case err != nil:
 			n.close()
 			return
-		case len(fds) == 0:
+		case len(n.files) == 0:
 			k.remove(func(o *keepsake) bool { return o.ID == n.ID })
 		default:
 			k.put(n)

@@ -33,9 +33,6 @@ const (
 	redial = time.Second
 )
 
-// client is what says who asks.
-type client struct{ Name string }
-
 // keepers are a keeper's parts by name.
 type keepers struct {
 	sync.Mutex
@@ -90,9 +87,10 @@ func ServeKeeper(ctx context.Context, address string) error {
 
 func (all *keepers) serve(c *net.UnixConn) error {
 	_ = c.SetDeadline(time.Now().Add(handover.Timeout))
-	var who client
-	if files, err := handover.Receive(c, &who); err != nil || len(files) > 0 || who.Name == "" {
-		closeFDs(files)
+	var who keepsake
+	var err error
+	if who.files, err = receive(c, &who); err != nil || len(who.files) > 0 || who.Name == "" {
+		who.close()
 		return errors.Join(err, errors.New("it did not say what it is"))
 	}
 	all.Lock()
@@ -129,11 +127,7 @@ func (k *kept) hand(c *net.UnixConn) error {
 		until = time.Now().Add(k.patient)
 	}
 	for _, o := range k.all {
-		var fds []int
-		for _, f := range o.files {
-			fds = append(fds, int(f.Fd()))
-		}
-		if err := handover.WriteReply(c, keepsake{ID: o.ID, Name: o.Name}, fds...); err != nil {
+		if err := o.send(c, o.files); err != nil {
 			return err
 		}
 	}
@@ -207,33 +201,22 @@ func connect(address, name string) (c *net.UnixConn, left []*keepsake, until tim
 	}
 	c = conn.(*net.UnixConn)
 	_ = c.SetReadDeadline(time.Now().Add(2 * handover.Timeout))
-	err = handover.WriteReply(c, client{name})
+	err = handover.WriteReply(c, keepsake{Name: name})
 	for err == nil {
 		var said struct {
 			keepsake
 			inheritance
 		}
-		var fds []int
-		if fds, err = handover.Receive(c, &said); err == nil && said.Failed != "" {
+		if said.files, err = receive(c, &said); err == nil && said.Failed != "" {
 			err = errors.New(said.Failed)
-		} else if err == nil && len(fds) == 0 {
+		} else if err == nil && len(said.files) == 0 {
 			return c, left, said.Until, c.SetReadDeadline(time.Time{})
 		}
-		k := &keepsake{ID: said.ID, Name: said.Name}
-		for _, fd := range fds {
-			k.files = append(k.files, os.NewFile(uintptr(fd), k.Name))
-		}
-		left = append(left, k)
+		left = append(left, &said.keepsake)
 	}
 	for _, k := range left {
 		k.close()
 	}
 	_ = c.Close()
 	return nil, nil, until, err
-}
-
-func closeFDs(fds []int) {
-	for _, fd := range fds {
-		_ = unix.Close(fd)
-	}
 }

@@ -20,6 +20,7 @@ import (
 	systemd "github.com/coreos/go-systemd/v22/daemon"
 
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/pause"
 )
 
 // Again is what makes a child do the same as this process: its arguments and, beside this process's, its variables.
@@ -116,7 +117,7 @@ func Supervise(ctx context.Context, again Again) (parent bool, err error) {
 		return false, os.Unsetenv(SupervisedEnv)
 	}
 	again.Env = append(again.Env, SupervisedEnv+"=1")
-	pause, k := firstPause, newKeeper()
+	rest, k := firstPause, newKeeper()
 	for first := !successor(); ; first = false {
 		start := time.Now()
 		wasReady, failure, err := superviseOnce(ctx, again, k)
@@ -134,21 +135,19 @@ func Supervise(ctx context.Context, again Again) (parent bool, err error) {
 			// The child has reported the error, on the same standard error or to the parent of the daemon.
 			os.Exit(exit.ExitCode())
 		case k.died(wasReady, exit, cmp.Or(failure, err).Error(), time.Since(start)):
-			pause = firstPause
+			rest = firstPause
 			continue
 		case exit == nil:
 			return true, err
 		}
 		if time.Since(start) > calm {
-			pause = firstPause
+			rest = firstPause
 		}
-		slog.Error("the daemon died; restarting it", "cause", err, "pause", pause)
-		select {
-		case <-ctx.Done():
-			return true, ctx.Err()
-		case <-time.After(pause):
+		slog.Error("the daemon died; restarting it", "cause", err, "pause", rest)
+		if err := pause.For(ctx, rest); err != nil {
+			return true, err
 		}
-		pause = min(2*pause, longestPause)
+		rest = min(2*rest, longestPause)
 	}
 }
 
