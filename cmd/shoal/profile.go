@@ -16,6 +16,8 @@ import (
 
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/findings"
+	"github.com/shoalfs/shoal/internal/human"
+	"github.com/shoalfs/shoal/internal/pause"
 	"github.com/shoalfs/shoal/internal/profile/trace"
 )
 
@@ -51,7 +53,7 @@ recording as JSON lines; --from reads one.`,
 			case o.duration < 0:
 				return cli.Usagef("--duration %s: it may not be negative", o.duration)
 			}
-			r := recording{name: o.from}
+			r := recording{name: o.from, out: io.Discard}
 			if o.from != "" {
 				err = r.load()
 			} else if r.name, err = oneMount(args); err == nil {
@@ -86,7 +88,8 @@ const pollEvery = 100 * time.Millisecond
 type recording struct {
 	trace.Trace
 	name string        // file or mount point
-	out  *bufio.Writer // nil: not saved
+	in   *bufio.Reader // of its lines
+	out  io.Writer     // where they are saved
 	part []byte        // beginning of an incomplete line
 	n    int           // lines
 }
@@ -96,13 +99,11 @@ func (r *recording) load() error {
 	if err != nil {
 		return fmt.Errorf("--from: %w (shoal profile MOUNTPOINT --out %s makes one)", err, r.name)
 	}
-	if _, err := r.drain(bytes.NewReader(append(text, '\n'))); err != nil {
-		return err
+	r.in = bufio.NewReader(bytes.NewReader(append(text, '\n')))
+	if _, err = r.drain(); err == nil && r.Version == 0 {
+		err = fmt.Errorf("%s is empty (shoal profile MOUNTPOINT --out %s makes a recording)", r.name, r.name)
 	}
-	if r.Version == 0 {
-		return fmt.Errorf("%s is empty (shoal profile MOUNTPOINT --out %s makes a recording)", r.name, r.name)
-	}
-	return nil
+	return err
 }
 
 // record records a mount until the time is over, the user stops it, or the mount is gone.
@@ -119,35 +120,35 @@ func (o *profileOptions) record(ctx context.Context, inv *invocation, r *recordi
 			"`shoal stat %s`)", r.name, err, r.name)
 	}
 	defer f.Close()
+	r.in = bufio.NewReaderSize(f, 256<<10)
 	if o.out != "" {
-		out, err := os.Create(o.out)
+		file, err := os.Create(o.out)
 		if err != nil {
 			return fmt.Errorf("--out: %w", err)
 		}
-		r.out = bufio.NewWriter(out)
-		defer func() { err = errors.Join(err, r.out.Flush(), out.Close()) }()
+		saved := bufio.NewWriter(file)
+		defer func() { err = errors.Join(err, saved.Flush(), file.Close()) }()
+		r.out = saved
 	}
-	bar := inv.Step("recording " + r.name)
-	began, took, ended := time.Now(), time.Duration(0), ""
-	for ended == "" && (o.duration == 0 || took < o.duration) {
-		gone, err := r.drain(f)
-		if err != nil {
-			return err
-		}
-		if gone {
-			ended = "the mount is gone"
+	until, bar, began := ctx, inv.Step("recording "+r.name), time.Now()
+	if o.duration > 0 {
+		timed, cancel := context.WithTimeout(ctx, o.duration)
+		defer cancel()
+		until = timed
+	}
+	gone := ""
+	for range pause.Every(until, pollEvery) {
+		if gone, err = r.drain(); err != nil || gone != "" {
 			break
 		}
-		bar.Set(int(time.Since(began).Seconds()), int(o.duration.Seconds()), fmt.Sprintf("%d events", len(r.Events)))
-		select {
-		case <-ctx.Done():
-			ended = "interrupted"
-		case <-time.After(pollEvery):
-		}
-		took = time.Since(began)
+		bar.Set(int(time.Since(began).Seconds()), int(o.duration.Seconds()), human.Count(len(r.Events), "event"))
 	}
-	bar.Done(ended)
-	if _, err := r.drain(f); err != nil {
+	took := time.Since(began).Seconds()
+	bar.Done(gone)
+	if err == nil {
+		_, err = r.drain() // what came since
+	}
+	if err != nil {
 		return err
 	}
 	if after, err := rawStats(context.WithoutCancel(ctx), r.name); err == nil {
@@ -158,28 +159,24 @@ func (o *profileOptions) record(ctx context.Context, inv *invocation, r *recordi
 	if r.Version == 0 {
 		return fmt.Errorf("%s: the mount disappeared before anything was recorded", r.name)
 	}
-	return r.add("footer", trace.Footer{Seconds: took.Seconds()})
+	return r.add("footer", trace.Footer{Seconds: took})
 }
 
-// drain reads the available lines. gone reports that there will be no more.
-func (r *recording) drain(f io.Reader) (gone bool, err error) {
-	buf := make([]byte, 256<<10)
+// drain takes the lines that there are. gone is why there will be no more.
+func (r *recording) drain() (gone string, err error) {
 	for {
-		n, failed := f.Read(buf)
-		r.part = append(r.part, buf[:n]...)
-		for {
-			i := bytes.IndexByte(r.part, '\n')
-			if i < 0 {
-				break
-			}
-			if err := r.line(r.part[:i+1]); err != nil {
-				return false, err
-			}
-			r.part = r.part[i+1:]
+		text, failed := r.in.ReadBytes('\n')
+		r.part = append(r.part, text...)
+		switch {
+		case errors.Is(failed, io.EOF): // nothing for now
+			return "", nil
+		case failed != nil:
+			return "the mount is gone", nil
 		}
-		if failed != nil { // io.EOF: nothing for now
-			return !errors.Is(failed, io.EOF), nil
+		if err := r.line(r.part); err != nil {
+			return "", err
 		}
+		r.part = r.part[:0]
 	}
 }
 
@@ -189,10 +186,8 @@ func (r *recording) add(name string, v any) error {
 }
 
 func (r *recording) line(line []byte) error {
-	if r.out != nil {
-		if _, err := r.out.Write(line); err != nil {
-			return fmt.Errorf("--out: %w", err)
-		}
+	if _, err := r.out.Write(line); err != nil {
+		return fmt.Errorf("--out: %w", err)
 	}
 	r.n++
 	if err := r.Add(line); err != nil {

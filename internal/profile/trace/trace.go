@@ -12,10 +12,8 @@ package trace
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 )
@@ -102,16 +100,9 @@ type Event struct {
 
 // Append appends the event's line.
 func (e *Event) Append(b []byte) []byte {
-	number := func(before string, n int64) { b = strconv.AppendInt(append(b, before...), n, 10) }
-	number("[", e.At.Microseconds())
-	b = append(b, ',', '"', byte(e.Kind), '"')
-	number(",", int64(e.Process))
-	number(",", int64(e.File))
+	b = fmt.Appendf(b, `[%d,"%c",%d,%d`, e.At.Microseconds(), e.Kind, e.Process, e.File)
 	if e.Kind == Read {
-		number(",", e.Off)
-		number(",", int64(e.Len))
-		number(",", e.Wait.Microseconds())
-		b = append(append(append(b, `,"`...), e.Area.String()...), '"')
+		b = fmt.Appendf(b, `,%d,%d,%d,"%s"`, e.Off, e.Len, e.Wait.Microseconds(), e.Area)
 	}
 	return append(b, "]\n"...)
 }
@@ -159,50 +150,54 @@ type Trace struct {
 }
 
 // Add adds one line.
-func (t *Trace) Add(line []byte) error {
+func (t *Trace) Add(line []byte) (err error) {
 	line = bytes.TrimSpace(line)
 	switch {
 	case len(line) == 0:
-		return nil
+	case !t.begun:
+		err = t.begin(line)
 	case line[0] == '[':
-		if !t.begun {
-			return errors.New("the recording does not begin with its header")
+		var e Event
+		if e, err = parseEvent(line); err == nil {
+			t.Events, t.Length = append(t.Events, e), max(t.Length, e.At+e.Wait)
 		}
-		e, err := parseEvent(line)
-		if err == nil {
-			t.Events = append(t.Events, e)
-			t.Length = max(t.Length, e.At+e.Wait)
-		}
-		return err
+	default:
+		err = t.addObject(line)
 	}
-	if !t.begun {
-		if err := json.Unmarshal(line, &t.Header); err != nil || t.Version == 0 {
-			return fmt.Errorf("%.80q is not the header of a recording (shoal profile --out writes them)", line)
-		}
-		if t.Version > Version {
-			return fmt.Errorf("the recording has version %d, and this program reads %d (use a newer shoal)", t.Version, Version)
-		}
-		t.Files, t.begun = map[int]File{}, true
-		return nil
+	return err
+}
+
+func (t *Trace) begin(line []byte) error {
+	if err := json.Unmarshal(line, &t.Header); err != nil || t.Version == 0 {
+		return fmt.Errorf("%.80q is not the header of a recording (shoal profile --out writes them)", line)
 	}
-	var f struct {
+	if t.Version > Version {
+		return fmt.Errorf("the recording has version %d, and this program reads %d (use a newer shoal)", t.Version, Version)
+	}
+	t.Files, t.begun = map[int]File{}, true
+	return nil
+}
+
+// addObject adds a line that has names for what it says.
+func (t *Trace) addObject(line []byte) error {
+	var l struct {
 		IsFile *int            `json:"file"`
 		Stats  json.RawMessage `json:"stats"`
 		Footer Footer          `json:"footer"`
 		Losses
 		File
 	}
-	if err := json.Unmarshal(line, &f); err != nil {
+	if err := json.Unmarshal(line, &l); err != nil {
 		return fmt.Errorf("%.80q is not a line of a recording: %w", line, err)
 	}
-	if f.IsFile != nil {
-		f.File.File = *f.IsFile
-		t.Files[*f.IsFile] = f.File
+	if l.IsFile != nil {
+		l.File.File = *l.IsFile
+		t.Files[*l.IsFile] = l.File
 	}
-	if f.Stats != nil {
-		t.Stats = append(t.Stats, f.Stats)
+	if l.Stats != nil {
+		t.Stats = append(t.Stats, l.Stats)
 	}
-	t.Length = max(t.Length, time.Duration(f.Footer.Seconds*float64(time.Second)))
-	t.Lost += f.Lost
+	t.Length = max(t.Length, time.Duration(l.Footer.Seconds*float64(time.Second)))
+	t.Lost += l.Lost
 	return nil
 }
