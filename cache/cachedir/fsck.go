@@ -46,7 +46,8 @@ func (r *Report) note(format string, args ...any) {
 // Is fails for a folder that is not a cache directory. A cache directory that lost its FORMAT still counts as one.
 func Is(dir string) error {
 	if _, err := os.Stat(filepath.Join(dir, "FORMAT")); err != nil && !catalog.Used(dir) {
-		return fmt.Errorf("%s is not a cache directory: %w", dir, err)
+		return fmt.Errorf("%s is not a cache directory: %w (give a folder that was a --cache-dir, as its user or as root; "+
+			"shoal cache ls shows the default ones)", dir, err)
 	}
 	return nil
 }

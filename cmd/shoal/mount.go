@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shoalfs/shoal/cache"
+	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/admin"
@@ -322,7 +323,7 @@ func refreshCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if m, err := fusefs.At(target); err == nil && m == nil && daemon.IsCacheDir(target) {
+			if m, err := fusefs.At(target); err == nil && m == nil && cachedir.Is(target) == nil {
 				return attach(c.Context(), target, []string{"refresh"}, c.OutOrStdout())
 			}
 			return askMount(c.Context(), target, c.OutOrStdout(), "refresh")

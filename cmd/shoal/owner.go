@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -103,7 +104,12 @@ func answers(h *engine.Host, m *mounted) *daemon.Answers {
 
 // attach runs a verb in the daemon that owns cacheDir.
 func attach(ctx context.Context, cacheDir string, args []string, out io.Writer) error {
-	return ask(ctx, daemon.OfCache(cacheDir), args, out)
+	err := ask(ctx, daemon.OfCache(cacheDir), args, out)
+	if errors.Is(err, daemon.ErrNobody) {
+		err = fmt.Errorf("%w at the cache directory %s: there is none to stop or to ask (shoal cache ls %s shows what it "+
+			"holds; shoal mount SOURCE MOUNTPOINT --cache-dir %s starts one)", err, cacheDir, cacheDir, cacheDir)
+	}
+	return err
 }
 
 // ask runs a verb in a daemon, with this process's settings of AWS, and its secrets.

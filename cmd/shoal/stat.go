@@ -17,6 +17,7 @@ import (
 	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
+	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/admin"
 	"github.com/shoalfs/shoal/internal/daemon"
@@ -116,12 +117,9 @@ func anyStats(ctx context.Context, target string, security *clientSecurity) ([]b
 			return nil, err
 		case m != nil:
 			return rawStats(ctx, target)
-		case daemon.IsCacheDir(target):
+		case cachedir.Is(target) == nil:
 			var out bytes.Buffer
 			err := attach(ctx, target, []string{"stat"}, &out)
-			if errors.Is(err, daemon.ErrNobody) {
-				err = fmt.Errorf("no daemon uses the cache directory %s", target)
-			}
 			return out.Bytes(), err
 		}
 		if _, err := os.Lstat(target); err == nil || strings.HasPrefix(target, "/") || !strings.Contains(target, ":") {

@@ -3,6 +3,8 @@ package main
 import (
 	"errors"
 	"io"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -57,6 +59,45 @@ func TestWrongUse(t *testing.T) {
 		c.SetOut(io.Discard)
 		c.SetErr(io.Discard)
 		if err := c.ExecuteContext(t.Context()); err == nil || err.Error() != want || !errors.As(err, new(cli.UsageError)) {
+			t.Errorf("shoal %s: %v\nwant %s", line, err, want)
+		}
+	}
+}
+
+// A folder that is not what a verb needs is named, with the cause and a remedy that works.
+func TestWrongFolder(t *testing.T) {
+	cache, left, plain := t.TempDir(), t.TempDir(), t.TempDir()
+	for _, file := range []string{filepath.Join(cache, "FORMAT"), filepath.Join(left, "FORMAT"), filepath.Join(left, "shoal.sock")} {
+		if err := os.WriteFile(file, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	missing := filepath.Join(plain, "missing")
+	nobody := func(dir string) string {
+		return "no daemon listens at the cache directory " + dir + ": there is none to stop or to ask (shoal cache ls " + dir +
+			" shows what it holds; shoal mount SOURCE MOUNTPOINT --cache-dir " + dir + " starts one)"
+	}
+	notACache := func(dir string) string {
+		return dir + " is not a cache directory: stat " + dir + "/FORMAT: no such file or directory " +
+			"(give a folder that was a --cache-dir, as its user or as root; shoal cache ls shows the default ones)"
+	}
+	for line, want := range map[string]string{
+		"stop " + cache:       nobody(cache),
+		"stop " + left:        nobody(left), // its daemon was killed
+		"stat " + cache:       nobody(cache),
+		"refresh " + cache:    nobody(cache),
+		"refresh " + plain:    notMounted(plain).Error(),
+		"stop " + plain:       notMounted(plain).Error(),
+		"cache ls " + missing: notACache(missing),
+		"cache ls " + plain:   notACache(plain),
+		"fsck " + missing:     notACache(missing),
+		"fsck " + plain:       notACache(plain),
+	} {
+		c := root()
+		c.SetArgs(strings.Fields(line))
+		c.SetOut(io.Discard)
+		c.SetErr(io.Discard)
+		if err := c.ExecuteContext(t.Context()); err == nil || err.Error() != want {
 			t.Errorf("shoal %s: %v\nwant %s", line, err, want)
 		}
 	}

@@ -358,12 +358,6 @@ func listenerOf(path string) (pid int) {
 	return audit.Unix(conn.(syscall.Conn)).PID
 }
 
-// IsCacheDir reports whether a daemon has used a folder as its cache directory.
-func IsCacheDir(folder string) bool {
-	_, err := os.Lstat(socketOf(folder))
-	return err == nil
-}
-
 // stateOf returns a process's state as ps(1) shows it, "" if there is none.
 func stateOf(pid int) string {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
