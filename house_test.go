@@ -82,7 +82,7 @@ var mayImport = map[string][]string{
 	"internal/prom":             {},
 	"internal/admin/dashboard":  {},
 	"internal/profile/trace":    {},
-	"internal/doctor":           {"internal/findings", "cache/objstore", "cache/objstore/s3", "cache/objstore/stores", "internal/machine", "internal/human"},
+	"internal/doctor":           {"fusefs", "internal/findings", "cache/objstore", "cache/objstore/s3", "cache/objstore/stores", "internal/machine", "internal/human"},
 	"internal/findings":         {"prefetch/engine", "loader", "cache/objstore", "prefetch/order", "prefetch/infer", "prefetch/sim", "internal/profile/trace", "internal/machine", "internal/human"},
 	"internal/trace":            {},
 	"internal/trace/export":     {"internal/trace"},

@@ -268,7 +268,7 @@ func newFilesystem(v Volume, c Control, o Options, k *kept) *filesystem {
 func freeMountpoint(mountpoint string, o Options) (path string, err error) {
 	path, dead, err := check(mountpoint)
 	if err == nil {
-		err = checkPrivileges(o)
+		err = MayMount(o)
 	}
 	if err != nil || !dead {
 		return path, err
@@ -426,8 +426,8 @@ func (s *Server) notify(before, now *catalog.Manifest) {
 // fuseConf is the file in which an administrator enables allow_other.
 const fuseConf = "/etc/fuse.conf"
 
-// checkPrivileges checks what mounting needs besides the mount point.
-func checkPrivileges(o Options) error {
+// MayMount checks what mounting needs besides the mount point.
+func MayMount(o Options) error {
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV):

@@ -72,18 +72,14 @@ func runDoctor(c *cobra.Command, o *doctorOptions, source string) (err error) {
 		return err
 	}
 	if source != "" {
-		text, err := inv.source(source)
-		if err != nil {
+		if opts.Source, err = inv.source(source); err != nil {
 			return err
 		}
-		store, err := o.store.options(inv)
-		if err != nil {
+		if opts.Store.Store, err = o.store.options(inv); err != nil {
 			return err
 		}
-		opts.Source = &doctor.Source{
-			Text: text, Getenv: inv.environ, Store: store,
-			Data: func(files int) int64 { return cachedir.ForecastMemory(opts.Memory, files) },
-		}
+		opts.Store.Getenv = inv.environ
+		opts.Data = func(files int) int64 { return cachedir.ForecastMemory(opts.Memory, files) }
 	}
 	begin := func(code string) func(string) { return inv.Step(code).Done }
 	report, err := doctor.Run(c.Context(), doctor.Checks(opts), begin)

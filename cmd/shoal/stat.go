@@ -140,7 +140,7 @@ func anyStats(ctx context.Context, target string, security *clientSecurity) ([]b
 
 // printVerdict says whether the trainer has waited, and why.
 func printVerdict(w io.Writer, v findings.Verdict) {
-	_ = findings.Print(w, append([]findings.Finding{v.Finding}, v.Notes...)) // the rows after it fail as well
+	fmt.Fprint(w, findings.Text(append([]findings.Finding{v.Finding}, v.Notes...)))
 }
 
 func printStats(w io.Writer, s *admin.Snapshot) {

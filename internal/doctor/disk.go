@@ -16,18 +16,26 @@ import (
 )
 
 const (
-	diskBlock = 1 << 20
+	readers   = 8
+	diskBlock = readers * findings.RandomRead
 	diskFile  = 256 << 20 // the most bytes to write
 )
 
-// speed writes an unnamed file and reads it. The window bounds each of the two.
+// speed writes a file without a name, so that nothing can stay behind, and reads it. The window bounds each of the two.
 func (p *patient) speed(ctx context.Context) error {
 	d, window := &p.facts.Disk, 2*p.window
-	f, err := scratch(d)
+	f, err := os.CreateTemp(d.Dir, ".shoal-doctor-*")
 	if err != nil {
 		return fmt.Errorf("cannot create a file: %w", err)
 	}
 	defer f.Close()
+	_ = os.Remove(f.Name())
+	// Set O_DIRECT on the open descriptor; tmpfs and others refuse.
+	flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
+	if err == nil {
+		_, err = unix.FcntlInt(f.Fd(), unix.F_SETFL, flags|unix.O_DIRECT)
+	}
+	d.Direct = err == nil
 	block := aligned(diskBlock)
 	for i := range block {
 		block[i] = byte(rand.Uint32()) // compressible data would be written faster
@@ -50,24 +58,8 @@ func (p *patient) speed(ctx context.Context) error {
 	if !d.Direct { // reads must not come from the page cache
 		_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
 	}
-	d.Random = readRate(ctx, f, written, window)
+	d.Random = readRate(ctx, f, written, window, block)
 	return nil
-}
-
-// scratch creates an unnamed file, so that nothing can stay behind.
-func scratch(d *findings.Disk) (*os.File, error) {
-	f, err := os.CreateTemp(d.Dir, ".shoal-doctor-*")
-	if err != nil {
-		return nil, err
-	}
-	_ = os.Remove(f.Name())
-	// Set O_DIRECT on the open descriptor; tmpfs and others refuse.
-	flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
-	if err == nil {
-		_, err = unix.FcntlInt(f.Fd(), unix.F_SETFL, flags|unix.O_DIRECT)
-	}
-	d.Direct = err == nil
-	return f, nil
 }
 
 // aligned returns n bytes that are aligned for O_DIRECT.
@@ -78,16 +70,16 @@ func aligned(n int) []byte {
 	return b[at : at+n : at+n]
 }
 
-// readRate reads blocks at random of a file of n bytes, eight at a time. It returns bytes a second.
-func readRate(ctx context.Context, f *os.File, n int64, window time.Duration) float64 {
+// readRate reads at random of a file of n bytes, each reader into its part of the block. It returns bytes a second.
+func readRate(ctx context.Context, f *os.File, n int64, window time.Duration, block []byte) float64 {
 	var done atomic.Int64
 	var wg sync.WaitGroup
 	began := time.Now()
-	for range 8 {
+	for i := range readers {
 		wg.Go(func() {
-			p := aligned(findings.RandomRead)
+			into := block[i*findings.RandomRead:][:findings.RandomRead]
 			for first := true; first || time.Since(began) < window && ctx.Err() == nil; first = false {
-				if _, err := f.ReadAt(p, rand.Int64N(n/findings.RandomRead)*findings.RandomRead); err != nil {
+				if _, err := f.ReadAt(into, rand.Int64N(n/findings.RandomRead)*findings.RandomRead); err != nil {
 					return
 				}
 				done.Add(findings.RandomRead)

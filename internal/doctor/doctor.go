@@ -1,9 +1,6 @@
 // Package doctor measures a machine and a source, and reports what the rules of package findings make of that.
 //
 // It leaves no lasting change, prints no secret, and is bounded in time: what cannot be measured says why.
-//
-//	machine.go, disk.go ── findings.Machine ─┐
-//	source.go, rates.go ── findings.Store ───┴─ Run ── one after the other, since they measure ── Report
 package doctor
 
 import (
@@ -14,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/stores"
 	"github.com/shoalfs/shoal/internal/findings"
 	"github.com/shoalfs/shoal/internal/human"
 )
@@ -23,12 +22,32 @@ const Version = 2
 
 // Options say what to check.
 type Options struct {
-	CacheDir  string // absolute
-	CacheSize int64  // bytes of --cache-size
-	Memory    int64  // bytes of --memory
-	FeedOnly  bool   // nothing will be mounted
-	Quick     bool   // a third of the time
-	Source    *Source
+	CacheDir  string         // absolute
+	CacheSize int64          // bytes of --cache-size
+	Memory    int64          // bytes of --memory
+	FeedOnly  bool           // nothing will be mounted
+	Quick     bool           // a third of the time
+	Source    string         // "": only the machine
+	Store     stores.Options // of the source
+	// Data returns the bytes that a daemon's memory leaves for samples beside the metadata of this many files.
+	Data func(files int) int64
+}
+
+// patient is a machine under examination, with its source.
+type patient struct {
+	Options
+	window  time.Duration // of a measurement, or a multiple of it
+	facts   findings.Site
+	store   objstore.Store
+	where   objstore.Source
+	objects []objstore.Object // some of the source's
+}
+
+// step gathers the facts of a rule.
+type step struct {
+	// takes is its usual duration; 0 for a short one. It gets three times as long, plus 3 s, before it is abandoned.
+	takes  time.Duration
+	gather func(ctx context.Context) error
 }
 
 // Check gathers the facts of a rule, and asks it.
@@ -38,33 +57,31 @@ type Check struct {
 	rule func() findings.Finding
 }
 
-// step gathers facts.
-type step struct {
-	// takes is its usual duration; 0 for a short one. It gets three times as long, plus 3 s, before it is abandoned.
-	takes  time.Duration
-	gather func(ctx context.Context) error
-}
-
-func bind[F any](rules []findings.Rule[F], facts F, steps map[string]step) (all []Check) {
-	for _, r := range rules {
-		all = append(all, Check{r.Code, steps[r.Code], func() findings.Finding { return r.Of(facts) }})
-	}
-	return all
-}
-
 // Checks returns the checks to run.
-func Checks(o Options) []Check {
-	window := 700 * time.Millisecond
+func Checks(o Options) (all []Check) {
+	p := &patient{Options: o, window: 700 * time.Millisecond}
 	if o.Quick {
-		window /= 3
+		p.window /= 3
 	}
-	p := &patient{Options: o, window: window}
-	all := bind(findings.MachineRules, &p.facts, p.steps())
-	if s := o.Source; s != nil {
-		s.quick, s.window, s.facts.Cache = o.Quick, window, o.CacheSize
-		all = append(all, bind(findings.StoreRules, &s.facts, s.steps())...)
+	nothing := func(context.Context) error { return nil }
+	steps := map[string]step{
+		"fuse/device": {0, p.device}, "fuse/mounts": {0, p.mounts}, "limits/machine": {0, p.limits},
+		"disk/filesystem": {0, p.filesystem}, "disk/speed": {4 * p.window, p.speed},
+		"source/bucket":  {4 * time.Second, p.open}, // it may request a role's credentials
+		"source/listing": {4 * p.window, p.list}, "source/latency": {3 * p.window, p.latency},
+		"source/bandwidth": {10 * p.window, p.bandwidth}, "source/epoch": {10 * time.Second, nothing},
+	}
+	for _, r := range findings.SiteRules {
+		if area(r.Code) != "source" || o.Source != "" {
+			all = append(all, Check{r.Code, steps[r.Code], func() findings.Finding { return r.Of(&p.facts) }})
+		}
 	}
 	return all
+}
+
+func area(code string) string {
+	area, _, _ := strings.Cut(code, "/")
+	return area
 }
 
 // Report is what was found.
@@ -83,15 +100,16 @@ type Report struct {
 	Findings []findings.Finding `json:"findings"`
 }
 
-// Run performs the checks, one after the other. begin is called before those that take long, and its result after them.
-// Run fails only when ctx ends.
+// Run performs the checks, one after the other, since they measure. begin is called before those that take long, and
+// its result after them. Run fails only when ctx ends.
 func Run(ctx context.Context, checks []Check, begin func(code string) (end func(result string))) (Report, error) {
 	r := Report{Version: Version, Started: time.Now().UTC(), Findings: []findings.Finding{}}
-	count := map[findings.Level]*int{findings.OK: &r.OK, findings.Warn: &r.Warn, findings.Fail: &r.Fail,
-		findings.Skipped: &r.Skipped}
+	count := map[findings.Level]*int{
+		findings.OK: &r.OK, findings.Warn: &r.Warn, findings.Fail: &r.Fail, findings.Skipped: &r.Skipped,
+	}
 	broken := map[string]string{} // in each area the first check that failed: the later ones need its facts
 	for _, c := range checks {
-		area, _, _ := strings.Cut(c.Code, "/")
+		area := area(c.Code)
 		if first := broken[area]; first != "" && area != "fuse" {
 			c.gather = func(context.Context) error { return findings.Skip("it needs " + first) }
 		}
@@ -115,8 +133,9 @@ func Run(ctx context.Context, checks []Check, begin func(code string) (end func(
 
 // run performs the check within its time limit. A check that hangs in the kernel (a dead NFS server, for example) is
 // abandoned: its goroutine ends when the kernel answers.
-func (c Check) run(ctx context.Context) findings.Finding {
-	ctx, cancel := context.WithTimeout(ctx, 3*c.takes+3*time.Second)
+func (c Check) run(parent context.Context) (f findings.Finding) {
+	limit := 3*c.takes + 3*time.Second
+	ctx, cancel := context.WithTimeout(parent, limit)
 	defer cancel()
 	done := make(chan findings.Finding, 1)
 	go func() {
@@ -126,15 +145,11 @@ func (c Check) run(ctx context.Context) findings.Finding {
 			done <- c.rule()
 		}
 	}()
-	var f findings.Finding
 	select {
 	case f = <-done:
-	case <-ctx.Done():
-		select {
-		case f = <-done:
-		case <-time.After(2 * time.Second): // it may report its result at the end of its time
-			f = findings.OfError(context.DeadlineExceeded)
-		}
+	case <-parent.Done():
+	case <-time.After(limit + 2*time.Second): // it may report its result at the end of its time
+		f = findings.OfError(context.DeadlineExceeded)
 	}
 	f.Code = c.Code
 	return f
@@ -142,10 +157,7 @@ func (c Check) run(ctx context.Context) findings.Finding {
 
 // Print writes a report for people.
 func (r *Report) Print(w io.Writer) error {
-	if err := findings.Print(w, r.Findings); err != nil {
-		return err
-	}
-	_, err := fmt.Fprintf(w, "\n%d ok, %s, %d failed, %d skipped; %.1f s\n", r.OK, human.Count(r.Warn, "warning"), r.Fail,
-		r.Skipped, r.Seconds)
+	_, err := fmt.Fprintf(w, "%s\n%d ok, %s, %d failed, %d skipped; %.1f s\n", findings.Text(r.Findings), r.OK,
+		human.Count(r.Warn, "warning"), r.Fail, r.Skipped, r.Seconds)
 	return err
 }

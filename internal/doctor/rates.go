@@ -6,16 +6,15 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/shoalfs/shoal/internal/findings"
 )
 
 // latency measures small GETs, four at a time over open connections.
-func (s *Source) latency(ctx context.Context) error {
-	l := &s.facts.Latency
-	_, *l = s.climb(ctx, 4, 4<<10, 3*s.window)
+func (p *patient) latency(ctx context.Context) error {
+	l := &p.facts.Latency
+	_, *l = p.climb(ctx, 4, 4<<10, 3*p.window)
 	slices.Sort(l.Took)
 	// The quartiles of a normal distribution are 1.349 sigma apart.
 	l.Sigma = math.Log(float64(max(l.At(0.75), 1))/float64(max(l.At(0.25), 1))) / 1.349
@@ -23,16 +22,16 @@ func (s *Source) latency(ctx context.Context) error {
 }
 
 // bandwidth doubles the connections until it no longer pays.
-func (s *Source) bandwidth(ctx context.Context) error {
+func (p *patient) bandwidth(ctx context.Context) error {
 	most := 512
-	if s.quick {
+	if p.Quick {
 		most = 64
 	}
-	f := &s.facts
-	f.Ladder, f.Rising = ascend(most, s.window, func(connections int, size int64) findings.Rung {
-		rung, _ := s.climb(ctx, connections, size, s.window)
+	climb := func(connections int, size int64) findings.Rung {
+		rung, _ := p.climb(ctx, connections, size, p.window)
 		return rung
-	})
+	}
+	p.facts.Ladder, p.facts.Rising = ascend(most, p.window, climb)
 	return nil
 }
 
@@ -46,10 +45,9 @@ const (
 
 // ascend doubles the connections, and chooses the size of a GET, until two rungs in a row did not pay. rising says that
 // only most stopped it.
-func ascend(most int, window time.Duration, climb func(connections int,
-	size int64) findings.Rung) (ladder []findings.Rung, rising bool) {
-	size, idle := int64(largestGet), 0
-	var best float64
+func ascend(most int, window time.Duration, climb func(connections int, size int64) findings.Rung) (
+	ladder []findings.Rung, rising bool) {
+	size, idle, best := int64(largestGet), 0, 0.0
 	for c := 1; c <= most && idle < 2; c *= 2 {
 		size = max(min(size, largestTotal/int64(2*c)), smallestGet)
 		g := climb(c, size)
@@ -69,7 +67,7 @@ func ascend(most int, window time.Duration, climb func(connections int,
 
 // climb reads with this many connections for one window, after each has answered once. It reads from within objects: a
 // store that ignores Range is found out.
-func (s *Source) climb(ctx context.Context, connections int, size int64, window time.Duration) (findings.Rung,
+func (p *patient) climb(ctx context.Context, connections int, size int64, window time.Duration) (findings.Rung,
 	findings.Latency) {
 	ctx, cancel := context.WithTimeout(ctx, 4*window+2*time.Second)
 	defer cancel()
@@ -77,39 +75,46 @@ func (s *Source) climb(ctx context.Context, connections int, size int64, window 
 	warm.Add(connections)
 	var mu sync.Mutex
 	var l findings.Latency
-	var got, gets int64
-	var began atomic.Int64 // since base, once all are warm
-	base := time.Now()
+	var got int64
+	began := sync.OnceValue(time.Now) // when all were warm
 	for range connections {
 		wg.Go(func() {
-			p := make([]byte, size)
-			for n := 0; n == 0 || ctx.Err() == nil && int64(time.Since(base))-began.Load() < int64(window); n++ {
+			into := make([]byte, size)
+			for n := 0; n == 0 || ctx.Err() == nil && time.Since(began()) < window; n++ {
 				t := time.Now()
-				o, err := s.sample()
-				part := p[:min(o.Size, size)]
-				if err == nil {
-					err = s.store.ReadAt(ctx, o, part, rand.Int64N(o.Size-int64(len(part))+1))
-				}
+				read, err := p.get(ctx, into)
 				mu.Lock()
-				s.facts.Requests++
+				p.facts.Requests++
 				switch {
-				case err != nil && ctx.Err() == nil:
-					l.Failed, l.Err = l.Failed+1, err
 				case err == nil:
-					if s.facts.Fetched += int64(len(part)); n > 0 {
-						got, gets, l.Took = got+int64(len(part)), gets+1, append(l.Took, time.Since(t))
+					p.facts.Fetched += read
+					if n > 0 {
+						got, l.Took = got+read, append(l.Took, time.Since(t))
 					}
+				case ctx.Err() == nil:
+					l.Failed, l.Err = l.Failed+1, err
 				}
 				mu.Unlock()
 				if n == 0 {
 					warm.Done()
 					warm.Wait()
-					began.CompareAndSwap(0, int64(time.Since(base))+1)
 				}
 			}
 		})
 	}
 	wg.Wait()
-	took := max((time.Since(base) - time.Duration(began.Load())).Seconds(), 1e-6)
-	return findings.Rung{Connections: connections, Bytes: float64(got) / took, Gets: float64(gets) / took}, l
+	took := max(time.Since(began()).Seconds(), 1e-6)
+	return findings.Rung{Connections: connections, Bytes: float64(got) / took, Gets: float64(len(l.Took)) / took}, l
+}
+
+// get reads at random, within one of the objects that are not empty.
+func (p *patient) get(ctx context.Context, into []byte) (n int64, err error) {
+	first := rand.IntN(len(p.objects))
+	for i := range p.objects {
+		if o := p.objects[(first+i)%len(p.objects)]; o.Size > 0 {
+			n = min(o.Size, int64(len(into)))
+			return n, p.store.ReadAt(ctx, o, into[:n], rand.Int64N(o.Size-n+1))
+		}
+	}
+	return 0, findings.Skip("all objects are empty")
 }

@@ -12,11 +12,13 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/shoalfs/shoal/cache/objstore/stores"
 	"github.com/shoalfs/shoal/internal/findings"
 	"github.com/shoalfs/shoal/lab/rig/certtest"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
@@ -73,11 +75,19 @@ func environment(endpoint string, more ...string) func(string) string {
 	return func(name string) string { return env[name] }
 }
 
+// ofSource are the checks of a source.
+func ofSource(t testing.TB, text string, env func(string) string) []Check {
+	all := Checks(Options{
+		CacheDir: t.TempDir(), CacheSize: 1 << 30, Quick: true, Source: text, Store: stores.Options{Getenv: env},
+		Data: func(int) int64 { return 1 << 30 },
+	})
+	return slices.DeleteFunc(all, func(c Check) bool { return area(c.Code) != "source" })
+}
+
 // look runs the source's checks and returns their findings by code.
 func look(t testing.TB, text string, env func(string) string) map[string]findings.Finding {
 	t.Helper()
-	s := &Source{Text: text, Getenv: env, Data: func(int) int64 { return 1 << 30 }}
-	checks := Checks(Options{CacheDir: t.TempDir(), CacheSize: 1 << 30, Quick: true, Source: s})[len(findings.MachineRules):]
+	checks := ofSource(t, text, env)
 	r, err := Run(t.Context(), checks, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -208,8 +218,7 @@ func TestAStoreThatStalls(t *testing.T) {
 			time.Sleep(time.Second)
 		}
 	})
-	s := &Source{Text: "s3://photos/train", Getenv: environment(endpoint), Data: func(int) int64 { return 1 << 30 }}
-	for _, c := range Checks(Options{CacheDir: t.TempDir(), Quick: true, Source: s})[len(findings.MachineRules):] {
+	for _, c := range ofSource(t, "s3://photos/train", environment(endpoint)) {
 		if c.Code == "source/latency" {
 			stalled.Store(4)
 			slow(t, c.run(t.Context()))

@@ -1,7 +1,7 @@
 // Package findings judges. Its rules are small functions from facts to a [Finding], which names a thing, the cause and
 // the remedy. Who asks gathers the facts, and shows what was found:
 //
-//	Machine, Store ◄── package doctor measures ── shoal doctor
+//	Site ◄── package doctor measures ── shoal doctor
 //	trainer ◄── package trace records ── shoal profile
 //	Snapshot ◄── a daemon counts ── shoal stat, the dashboard
 //
@@ -13,7 +13,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"strings"
 
 	"github.com/shoalfs/shoal/cache/objstore"
@@ -42,44 +41,38 @@ type Finding struct {
 	Values map[string]float64 `json:"values,omitempty"` // units are in their names
 }
 
-// Rule judges facts. Of leaves the code out.
+// Rule judges facts. Of leaves the code out; a finding without a thing is none.
 type Rule[F any] struct {
 	Code string
 	Of   func(F) Finding
+}
+
+// judge returns what rules find.
+func judge[F any](rules []Rule[F], facts F) (found []Finding) {
+	for _, r := range rules {
+		if f := r.Of(facts); f.Thing != "" {
+			f.Code = r.Code
+			found = append(found, f)
+		}
+	}
+	return found
+}
+
+// when is a finding if it applies, and otherwise none.
+func when(applies bool, level Level, thing, cause, remedy string) Finding {
+	if !applies {
+		return Finding{}
+	}
+	return Finding{Level: level, Thing: thing, Cause: cause, Remedy: remedy}
 }
 
 func ok(thing string, args ...any) Finding {
 	return Finding{Level: OK, Thing: fmt.Sprintf(thing, args...)}
 }
 
-// because adds the cause.
-func (f Finding) because(cause string, args ...any) Finding {
-	f.Cause = fmt.Sprintf(cause, args...)
-	return f
-}
-
-// note adds what one may want to know.
-func (f Finding) note(cause, remedy string) Finding {
-	f.Cause, f.Remedy = cause, remedy
-	return f
-}
-
-func (f Finding) warn(cause, remedy string) Finding {
-	f.Level = Warn
-	return f.note(cause, remedy)
-}
-
-func (f Finding) fail(cause, remedy string) Finding {
-	f.Level = Fail
-	return f.note(cause, remedy)
-}
-
-// with adds a number.
-func (f Finding) with(name string, value float64) Finding {
-	if f.Values == nil {
-		f.Values = map[string]float64{}
-	}
-	f.Values[name] = value
+// but adds what is to be said about the thing, and how good it is.
+func (f Finding) but(level Level, cause, remedy string) Finding {
+	f.Level, f.Cause, f.Remedy = level, cause, remedy
 	return f
 }
 
@@ -96,18 +89,19 @@ func OfError(err error) Finding {
 	case errors.As(err, &skip):
 		return Finding{Level: Skipped, Thing: string(skip)}
 	case errors.As(err, &e):
-		return ok("%s", oneLine(e.Err.Error())).fail(e.Kind.String(), e.Remedy)
+		return ok("%s", oneLine(e.Err.Error())).but(Fail, e.Kind.String(), e.Remedy)
 	case errors.Is(err, context.DeadlineExceeded):
-		return ok("no answer in time").fail("the kernel, the network or a server hangs",
+		return ok("no answer in time").but(Fail, "the kernel, the network or a server hangs",
 			"find out which: dmesg | tail, and the network")
 	}
-	return ok("%s", oneLine(err.Error())).fail("it cannot be used", "dmesg | tail")
+	what, remedy := split(oneLine(err.Error()))
+	return ok("%s", what).but(Fail, "it cannot be used", cmp.Or(remedy, "dmesg | tail"))
 }
 
 func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
 
-// Print writes findings for people.
-func Print(w io.Writer, list []Finding) error {
+// Text is findings for people.
+func Text(list []Finding) string {
 	const width = 120
 	indent := strings.Repeat(" ", 27)
 	var b strings.Builder
@@ -124,8 +118,7 @@ func Print(w io.Writer, list []Finding) error {
 			block(indent+"-> ", indent+"   ", line)
 		}
 	}
-	_, err := io.WriteString(w, b.String())
-	return err
+	return b.String()
 }
 
 // Failed is the error of a report in which something failed; nil if nothing did.

@@ -1,6 +1,7 @@
 package findings
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -33,11 +34,9 @@ func (m model) run() (cold, warm float64, bound string, err error) {
 	scale := float64(samples) / float64(m.files)
 	m.job.Batch = min(m.job.Batch, samples)
 	c := sim.Config{
-		Samples: samples, Sizes: sim.Files(sizes), Order: func(epoch int) order.Order {
-			return order.Uniform(samples, 0,
-				epoch)
-		},
-		Job: m.job, Store: m.store, Epochs: 2,
+		Samples: samples, Sizes: sim.Files(sizes),
+		Order: func(epoch int) order.Order { return order.Uniform(samples, 0, epoch) },
+		Job:   m.job, Store: m.store, Epochs: 2,
 		CacheBytes: int64(float64(m.cache) * scale), Memory: max(int64(float64(m.memory)*scale), leastData),
 	}
 	epochs, err := sim.Run(c)
@@ -46,13 +45,8 @@ func (m model) run() (cold, warm float64, bound string, err error) {
 	}
 	rate := func(e sim.Epoch) float64 { return float64(e.Samples) / e.Seconds }
 	bound = c.Limits(epochs[0]).Binding().Name
-	switch bound {
-	case "reading":
-		bound = "the workers' own time"
-	case "compute":
-		bound = "the trainer's step"
-	default:
-		bound = "the store's " + bound
-	}
-	return rate(epochs[0]), rate(epochs[1]), bound, nil
+	return rate(epochs[0]), rate(epochs[1]), cmp.Or(ofTrainer[bound], "the store's "+bound), nil
 }
+
+// ofTrainer are the limits that are not the store's.
+var ofTrainer = map[string]string{"reading": "the workers' own time", "compute": "the trainer's step"}

@@ -1,7 +1,10 @@
 package findings
 
 import (
+	"reflect"
+
 	"github.com/shoalfs/shoal/loader"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
 // Rates are the activity between two snapshots, per second or as shares.
@@ -34,38 +37,20 @@ type Areas struct {
 // late is the share of the reads that had to wait for the store.
 func (a Areas) late() float64 { return a.Joined + a.Missed }
 
-// window is two snapshots and the difference between them.
+// window is two snapshots, and what happened between them.
 type window struct {
-	now           Snapshot
-	restarted     bool // the window is the daemon's whole life
-	rates         Rates
-	seconds       float64
-	opens, reads  int64
-	gets, bytes   int64
-	samples       int64
-	prefetchFails int64
-	faults
-	errors map[string]int64
-	following
-	inFlight     int64 // the lower of the two snapshots
-	inFlightMost int64
-	feed         loader.SessionStats
-	feedStall    float64 // shares of the time; Rates.Stall is the larger of the two
-	mountStall   float64
-	sessions     int // open now or before
-}
+	now       Snapshot
+	restarted bool         // the window is the daemon's whole life
+	did       engine.Stats // its counters are those of the window
+	feed      loader.SessionStats
+	sessions  int              // open now or before
+	errors    map[string]int64 // of the store, by kind
+	rates     Rates
 
-// faults are those that neither the store's errors nor the state tell of.
-type faults struct {
-	diskErrors, diskGaveUp int64
-	otherVersion           int64 // pieces that other nodes of the cluster have in another version
-}
-
-// following says how closely the readers followed their orders.
-type following struct {
-	consumed int64 // by all streams, following their orders
-	strays   int64 // opened, but in no stream's order
-	moves    int64 // times that a reader moved elsewhere; reading an epoch again does not count
+	otherVersion            int64   // pieces that other nodes of the cluster have in another version
+	inFlight, inFlightMost  int64   // the lower and the higher of the two snapshots
+	consumed, strays, moves int     // opens in a stream's order, in none, and of readers that moved elsewhere
+	feedStall, mountStall   float64 // shares of the time; Rates.Stall is the larger of the two
 }
 
 // steady is the longest window, in seconds, for which the number of readers at its ends is taken for the time between.
@@ -77,53 +62,92 @@ func between(before, now Snapshot) window {
 		before = Snapshot{}
 	}
 	w := window{
-		now: now, restarted: before.PID == 0, seconds: now.Uptime - before.Uptime, errors: map[string]int64{},
-		opens: now.Opens - before.Opens, reads: now.Reads - before.Reads,
-		gets: now.GetRequests - before.GetRequests, bytes: now.GetBytes - before.GetBytes,
-		prefetchFails: now.FetchErrors - before.FetchErrors,
-		faults:        faults{diskErrors: now.Disk.Errors - before.Disk.Errors, diskGaveUp: now.Disk.GaveUp - before.Disk.GaveUp},
-		inFlight:      min(before.InFlight, now.InFlight), inFlightMost: max(before.InFlight, now.InFlight),
+		now: now, restarted: before.PID == 0, did: since(now.Stats, before.Stats), errors: map[string]int64{},
+		inFlight: min(before.InFlight, now.InFlight), inFlightMost: max(before.InFlight, now.InFlight),
 	}
 	for kind, n := range now.StoreErrors {
 		if n -= before.StoreErrors[kind]; n > 0 {
 			w.errors[kind] = n
 		}
 	}
-	if c := now.Cluster; c != nil {
-		if w.otherVersion = c.OtherVersion(); before.Cluster != nil {
-			w.otherVersion -= before.Cluster.OtherVersion()
+	if now.Cluster != nil {
+		w.otherVersion = now.Cluster.OtherVersion()
+	}
+	if before.Cluster != nil {
+		w.otherVersion -= before.Cluster.OtherVersion()
+	}
+	if now.Feed != nil {
+		var was loader.Stats
+		if before.Feed != nil {
+			was = *before.Feed
 		}
+		w.feed, w.sessions = since(now.Feed.Total, was.Total), max(was.Open, now.Feed.Open)
 	}
 	w.orders(before)
-	w.ofFeed(before.Feed)
-	w.samples = now.Delivered - before.Delivered
+	w.rate(max(now.Readers, before.Readers, 1))
+	return w
+}
 
-	r := &w.rates
-	r.Seconds, r.Lead, r.LeadSeconds = w.seconds, now.Lead, now.LeadSeconds
-	if n := float64(w.reads); n > 0 {
+// since returns a struct whose numbers are those of now less those before.
+func since[T any](now, before T) T {
+	subtract(reflect.ValueOf(&now).Elem(), reflect.ValueOf(before))
+	return now
+}
+
+func subtract(now, before reflect.Value) {
+	switch {
+	case now.Kind() == reflect.Struct:
+		for i := range now.NumField() {
+			subtract(now.Field(i), before.Field(i))
+		}
+	case now.CanSet() && now.CanInt():
+		now.SetInt(now.Int() - before.Int())
+	case now.CanSet() && now.CanFloat():
+		now.SetFloat(now.Float() - before.Float())
+	}
+}
+
+// orders counts how closely the readers followed the orders of their streams. To read an epoch again is not to move.
+func (w *window) orders(before Snapshot) {
+	for _, s := range w.now.Streams {
+		for _, b := range before.Streams {
+			if b.Name == s.Name && b.Events.Consumed <= s.Events.Consumed { // otherwise it is another of the same name
+				s = since(s, b)
+				break
+			}
+		}
+		w.consumed += s.Events.Consumed
+		w.strays += max(0, s.Strays)
+		w.moves += max(0, s.Events.Jumps+s.Events.PrevEpochs+s.Events.Found)
+	}
+}
+
+func (w *window) rate(readers int) {
+	d, r := &w.did, &w.rates
+	r.Seconds, r.Lead, r.LeadSeconds = d.Uptime, w.now.Lead, w.now.LeadSeconds
+	if n := float64(d.Reads); n > 0 {
 		r.Hits = Areas{
-			Keep: float64(now.Hits.Keep-before.Hits.Keep) / n, Ring: float64(now.Hits.Ring-before.Hits.Ring) / n,
-			Joined: float64(now.Joined-before.Joined) / n, Missed: float64(now.Misses-before.Misses) / n,
+			Keep: float64(d.Hits.Keep) / n, Ring: float64(d.Hits.Ring) / n,
+			Joined: float64(d.Joined) / n, Missed: float64(d.Misses) / n,
 		}
 	}
-	if w.seconds <= 0 {
-		return w
+	if d.Uptime <= 0 {
+		return
 	}
-	r.Samples, r.Requests, r.Bytes = float64(w.samples)/w.seconds, float64(w.gets)/w.seconds, float64(w.bytes)/w.seconds
+	r.Samples, r.Requests = float64(d.Delivered)/d.Uptime, float64(d.GetRequests)/d.Uptime
+	r.Bytes = float64(d.GetBytes) / d.Uptime
 	if w.served() {
-		w.feedStall = part(w.feed.Stall, w.feed.Age)
-		r.Spare = part(w.feed.Credit+w.feed.Slots, w.feed.Age)
+		w.feedStall, r.Spare = part(w.feed.Stall, w.feed.Age), part(w.feed.Credit+w.feed.Slots, w.feed.Age)
 	}
-	if w.opens > 0 || !w.served() {
-		reading := w.seconds * float64(max(now.Readers, before.Readers, 1))
-		if counted := now.ReaderTime - before.ReaderTime; w.seconds > steady && counted > 0 {
-			reading = counted
+	if d.Opens > 0 || !w.served() {
+		reading := d.Uptime * float64(readers)
+		if d.Uptime > steady && d.ReaderTime > 0 {
+			reading = d.ReaderTime
 		}
 		// The feed reads through the same cache: its waiting is not the mount's.
-		w.mountStall = part(now.Stall-before.Stall-w.feed.Fetch, reading)
+		w.mountStall = part(d.Stall-w.feed.Fetch, reading)
 	}
 	r.Stall = max(w.feedStall, w.mountStall)
-	return w
 }
 
 // served reports whether the feed had a session in the window, even if none was open at either end.
@@ -131,39 +155,3 @@ func (w *window) served() bool { return w.feed.Age > 0 }
 
 // part returns a/b, limited to [0, 1].
 func part(a, b float64) float64 { return min(1, max(0, a/b)) }
-
-// orders counts the events of the streams between the snapshots.
-func (w *window) orders(before Snapshot) {
-	for _, s := range w.now.Streams {
-		var was struct{ consumed, strays, moves int }
-		for _, b := range before.Streams {
-			if b.Name == s.Name {
-				e := b.Events
-				was.consumed, was.strays, was.moves = e.Consumed, b.Strays, e.Jumps+e.PrevEpochs+e.Found
-			}
-		}
-		if s.Events.Consumed < was.consumed { // another stream of the same name
-			was.consumed, was.strays, was.moves = 0, 0, 0
-		}
-		e := s.Events
-		w.consumed += int64(e.Consumed - was.consumed)
-		w.strays += int64(max(0, s.Strays-was.strays))
-		w.moves += int64(max(0, e.Jumps+e.PrevEpochs+e.Found-was.moves))
-	}
-}
-
-// ofFeed computes the differences of the feed's totals.
-func (w *window) ofFeed(before *loader.Stats) {
-	if w.now.Feed == nil {
-		return
-	}
-	var was loader.Stats
-	if before != nil {
-		was = *before
-	}
-	a, b, d := was.Total, w.now.Feed.Total, &w.feed
-	w.sessions = max(was.Open, w.now.Feed.Open)
-	d.Age, d.Batches, d.Samples, d.Bad, d.Bytes = b.Age-a.Age, b.Batches-a.Batches, b.Samples-a.Samples, b.Bad-a.Bad, b.Bytes-a.Bytes
-	d.Fetch, d.Decode, d.Stall, d.Send = b.Fetch-a.Fetch, b.Decode-a.Decode, b.Stall-a.Stall, b.Send-a.Send
-	d.Credit, d.Reserve, d.Slots = b.Credit-a.Credit, b.Reserve-a.Reserve, b.Slots-a.Slots
-}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/internal/profile/trace"
+	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/prefetch/infer"
 	"github.com/shoalfs/shoal/prefetch/sim"
 )
@@ -78,17 +79,6 @@ type ProfileOptions struct {
 	Searches int
 }
 
-// mountStats is the part of `.shoal/stats` that is used.
-type mountStats struct {
-	LatencyP50  float64 `json:"get_latency_p50_seconds"`
-	Connections int     `json:"connections"`
-	Lead        int     `json:"lead_samples"`
-	Order       struct {
-		Spec  string `json:"spec"`
-		State string `json:"state"`
-	} `json:"order"`
-}
-
 // fewest is the least number of opens to analyse.
 const fewest = 24
 
@@ -96,31 +86,23 @@ const fewest = 24
 //
 // Reads served by the kernel's page cache are not in a recording, only the opens. A process is a thread: a DataLoader's
 // workers are distinct, but not which of them belong to one trainer.
-func Analyse(t *trace.Trace, o ProfileOptions) (Profile, error) {
+func Analyse(t *trace.Trace, o ProfileOptions) (p Profile, err error) {
 	tr := &trainer{trace: t, options: o}
 	if n := len(t.Stats); n > 0 {
 		if err := json.Unmarshal(t.Stats[n-1], &tr.stats); err != nil {
-			return Profile{}, fmt.Errorf("the recording's stats: %w", err)
+			return p, fmt.Errorf("the recording's stats: %w", err)
 		}
 	}
 	tr.digest()
-	p := Profile{
-		Version: ProfileVersion, Source: t.Source, Started: t.Started, Seconds: t.Length.Seconds(), Figures: tr.Figures,
-		Findings: []Finding{},
-	}
+	tr.classify()
+	p = Profile{Version: ProfileVersion, Source: t.Source, Started: t.Started, Seconds: t.Length.Seconds()}
 	if tr.trains() {
 		if err := tr.predict(); err != nil {
-			return Profile{}, err
+			return p, err
 		}
 		p.Estimate = &tr.estimate
 	}
-	for _, r := range trainerRules {
-		if f := r.Of(tr); f.Thing != "" {
-			f.Code = r.Code
-			p.Findings = append(p.Findings, f)
-		}
-	}
-	p.Verdict = tr.verdict()
+	p.Figures, p.Findings, p.Verdict = tr.Figures, append([]Finding{}, judge(trainerRules, tr)...), tr.verdict()
 	return p, nil
 }
 
@@ -128,16 +110,22 @@ func Analyse(t *trace.Trace, o ProfileOptions) (Profile, error) {
 type trainer struct {
 	Figures
 	trace    *trace.Trace
-	stats    mountStats // the last
+	stats    engine.Stats // the last
 	options  ProfileOptions
-	visits   []visit // by their start
-	process  map[uint32]*process
-	lens     []int          // of reads, sorted
-	span     time.Duration  // of all processes
-	near     float64        // share of the visits that repeat a file of the last visits, as many as a quarter of the files
-	passes   [][]int        // numbers of files, in the order of their visits
+	visits   []*visit      // by their start
+	lens     []int         // of reads, sorted
+	sizes    []int64       // of the files opened
+	span     time.Duration // of all processes
+	opened   int           // visits, but for those that come again
+	near     float64       // share of these that repeat a file of the last ones, as many as a quarter of the files
+	steps    int           // from a process's file to its next
+	forward  float64       // share of the steps that are forward in the listing
+	passes   [][]int       // numbers of files, in the order of their visits
+	inside   containers
+	kind     string         // the code of the rule for how it reads; "" if it reads too little for any
+	unread   int            // visits of files with bytes, without a read
+	alike    float64        // share of the pairs of files far apart that two passes have in the same order
 	torch    *infer.Finding // the shuffle that the opens follow; nil: none
-	searched bool
 	estimate Estimate
 }
 
@@ -153,12 +141,6 @@ type visit struct {
 	again      bool  // the same process had this file open just before
 }
 
-// process is the activity of one thread.
-type process struct {
-	visits         []*visit
-	from, to, wait time.Duration
-}
-
 // digest fills the trainer from the events.
 func (t *trainer) digest() {
 	events := slices.Clone(t.trace.Events)
@@ -167,44 +149,41 @@ func (t *trainer) digest() {
 		process uint32
 		file    int32
 	}
-	open, anybody, latest := map[place]int{}, map[int32]int{}, map[uint32]int{} // the latest visit
-	begin := func(e trace.Event) int {
-		at, ok := latest[e.Process]
-		again := ok && e.Process != 0 && t.visits[at].file == e.File
-		i := len(t.visits)
-		t.visits = append(t.visits, visit{file: e.File, process: e.Process, start: e.At, end: e.At, again: again})
-		open[place{e.Process, e.File}], anybody[e.File], latest[e.Process] = i, i, i
-		return i
+	open, anybody, latest := map[place]*visit{}, map[int32]*visit{}, map[uint32]*visit{} // the latest visit
+	begin := func(e trace.Event) *visit {
+		before := latest[e.Process]
+		again := before != nil && e.Process != 0 && before.file == e.File
+		v := &visit{file: e.File, process: e.Process, start: e.At, end: e.At, again: again}
+		t.visits = append(t.visits, v)
+		open[place{e.Process, e.File}], anybody[e.File], latest[e.Process] = v, v, v
+		return v
 	}
 	var waits []time.Duration
+	var by [trace.Miss + 1]int
 	for _, e := range events {
-		i, ok := open[place{e.Process, e.File}]
-		if !ok {
-			i, ok = anybody[e.File]
-		}
 		switch e.Kind {
 		case trace.Open:
 			begin(e)
 		case trace.Read:
-			if !ok {
-				i = begin(e) // opened before the recording began
+			v := cmp.Or(open[place{e.Process, e.File}], anybody[e.File])
+			if v == nil {
+				v = begin(e) // opened before the recording began
 			}
-			t.visits[i].read(e)
-			t.Reads++
+			v.read(e)
+			by[min(e.Area, trace.Miss)]++
 			t.Bytes += int64(e.Len)
-			*[]*int{new(int), &t.Keep, &t.Ring, &t.Joined, &t.Misses}[min(e.Area, trace.Miss)]++
-			waits = append(waits, e.Wait)
-			t.lens = append(t.lens, int(e.Len))
+			waits, t.lens = append(waits, e.Wait), append(t.lens, int(e.Len))
 		case trace.List, trace.Lookup:
 			t.Lookups++
 		}
 	}
 	slices.Sort(waits)
 	slices.Sort(t.lens)
+	t.Opens, t.Reads, t.DatasetFiles, t.Lost = len(t.visits), len(waits), t.trace.Header.Files, t.trace.Lost
+	t.served = served{by[trace.Keep], by[trace.Ring], by[trace.Joined], by[trace.Miss]}
 	t.WaitP50, t.WaitP99 = quantile(waits, 0.5).Seconds(), quantile(waits, 0.99).Seconds()
-	t.LatencySeconds, t.Order, t.OrderState = t.stats.LatencyP50, cmp.Or(t.stats.Order.Spec, t.trace.Order),
-		t.stats.Order.State
-	t.Opens, t.DatasetFiles, t.Lost = len(t.visits), t.trace.Header.Files, t.trace.Lost
+	t.LatencySeconds = t.stats.LatencyP50
+	t.Order, t.OrderState = cmp.Or(t.stats.Order.Spec, t.trace.Order), t.stats.Order.State
 	t.group()
 }
 
@@ -224,38 +203,49 @@ func (v *visit) read(e trace.Event) {
 	v.end = max(v.end, end)
 }
 
-// group sorts the visits by process and by job, and cuts the largest job's into passes.
+// group sums up by process, and cuts the visits into passes.
 func (t *trainer) group() {
-	t.process = map[uint32]*process{}
-	seen := map[int32]bool{}
-	var from, to time.Duration
+	type process struct {
+		from, to, wait time.Duration
+		last           *visit
+	}
+	processes, seen := map[uint32]*process{}, map[int32]bool{}
+	var from, to, wait time.Duration
 	var all []*visit
-	for i := range t.visits {
-		v := &t.visits[i]
-		p := t.process[v.process]
-		if p == nil {
-			p = &process{from: v.start}
-			t.process[v.process] = p
-		}
-		p.visits = append(p.visits, v)
-		p.wait += v.wait
+	up, steps := 0, 0
+	for i, v := range t.visits {
 		if i == 0 {
 			from = v.start
 		}
-		p.to, to = max(p.to, v.end), max(to, v.end)
-		seen[v.file] = true
-		if !v.again {
-			all = append(all, v)
+		p := processes[v.process]
+		if p == nil {
+			p = &process{from: v.start}
+			processes[v.process] = p
 		}
+		p.wait += v.wait
+		p.to, to = max(p.to, v.end), max(to, v.end)
+		if !seen[v.file] {
+			seen[v.file] = true
+			t.sizes = append(t.sizes, t.file(v).Size)
+		}
+		if v.again {
+			continue
+		}
+		if all = append(all, v); p.last != nil {
+			if steps++; t.number(v) > t.number(p.last) {
+				up++
+			}
+		}
+		p.last = v
 	}
-	var wait time.Duration
-	for _, p := range t.process {
+	for _, p := range processes {
 		t.span += p.to - p.from
 		wait += min(p.wait, p.to-p.from)
 	}
-	t.Files, t.WaitShare = len(seen), share(float64(wait), float64(t.span))
-	t.AtOnce, t.FilesPerSecond = share(float64(t.span), float64(to-from)), share(float64(len(all)), (to-from).Seconds())
-	t.repeats(all)
+	t.Files, t.opened, t.steps = len(t.sizes), len(all), steps
+	t.WaitShare, t.AtOnce = share(wait, t.span), share(t.span, to-from)
+	t.FilesPerSecond, t.forward = share(float64(len(all)), (to-from).Seconds()), share(up, steps)
+	t.cut(all)
 }
 
 // number is a visited file's place in the listing's order: its sample number, if it has one.
@@ -272,10 +262,10 @@ func (t *trainer) file(v *visit) trace.File { return t.trace.Files[int(v.file)] 
 // there are several readers, or one that draws with replacement: a single reader at the end of an epoch causes 3%.
 const many = 0.05
 
-// repeats cuts the visits into passes: the n-th visit of a file belongs to the n-th.
-func (t *trainer) repeats(all []*visit) {
+// cut cuts the visits into passes: the n-th visit of a file belongs to the n-th.
+func (t *trainer) cut(all []*visit) {
 	last, turn := map[int32]int{}, map[int32]int{}
-	near := 0.0
+	near := 0
 	for i, v := range all {
 		if at, ok := last[v.file]; ok && i-at <= t.Files/4 {
 			near++
@@ -287,7 +277,7 @@ func (t *trainer) repeats(all []*visit) {
 		}
 		t.passes[n] = append(t.passes[n], t.number(v))
 	}
-	t.near = share(near, float64(len(all)))
+	t.near = share(near, len(all))
 	for n := len(t.passes) - 1; n > 0 && (t.near >= many || 20*len(t.passes[n]) < len(t.passes[0])); n-- {
 		t.passes = t.passes[:n]
 	}
@@ -302,44 +292,22 @@ func (t *trainer) ordered() bool {
 	return slices.Contains([]string{"inferred", "following", "finished"}, t.OrderState)
 }
 
-// rising returns which share of numbers is smaller than the one lag places later: a half in an order that is unrelated.
-func rising(numbers []int, lag int) float64 {
-	n := 0
-	for i := lag; i < len(numbers); i++ {
-		if numbers[i] > numbers[i-lag] {
-			n++
-		}
-	}
-	return share(float64(n), float64(len(numbers)-lag))
-}
-
 // ceiling is the approximate rate of a mount on two cores with warm data; the model does not include it.
 const ceiling = 12_000.0
 
 // predict simulates the recorded job with its order known.
 func (t *trainer) predict() (err error) {
-	n := t.FilesPerSecond * share(float64(t.span), t.AtOnce*float64(time.Second)) // visits without repeats
 	e := &t.estimate
 	*e = Estimate{
 		Now: t.FilesPerSecond, Workers: max(int(math.Round(t.AtOnce)), 1),
 		Connections: cmp.Or(t.stats.Connections, t.trace.Connections, 512),
-		Read:        share((1-t.WaitShare)*t.span.Seconds(), n),
-		CacheShare:  min(share(float64(t.trace.CacheBytes), float64(t.trace.Bytes)), 1),
+		Read:        share((1-t.WaitShare)*t.span.Seconds(), float64(t.opened)),
+		CacheShare:  min(share(t.trace.CacheBytes, t.trace.Bytes), 1),
 	}
-	seen := map[int32]bool{}
-	m := model{
-		job: sim.Job{Accelerators: 1, Batch: 64, Workers: e.Workers, Step: 1e-6, Read: e.Read, Prefetch: 2 * e.Workers},
-		store: sim.Store{Bandwidth: t.options.Bandwidth, Latency: t.LatencySeconds, LatencySigma: 0.3,
-			Connections: e.Connections},
-		cache: t.trace.CacheBytes, memory: t.trace.Memory,
-	}
-	for i := range t.visits {
-		if v := &t.visits[i]; !seen[v.file] {
-			seen[v.file] = true
-			m.sizes = append(m.sizes, t.file(v).Size)
-		}
-	}
-	m.files = max(t.DatasetFiles, len(m.sizes))
+	job := sim.Job{Accelerators: 1, Batch: 64, Workers: e.Workers, Step: 1e-6, Read: e.Read, Prefetch: 2 * e.Workers}
+	store := sim.Store{Bandwidth: t.options.Bandwidth, Latency: t.LatencySeconds, LatencySigma: 0.3,
+		Connections: e.Connections}
+	m := model{max(t.DatasetFiles, t.Files), t.sizes, job, store, t.trace.CacheBytes, t.trace.Memory}
 	e.Cold, e.Warm, e.Bound, err = m.run()
 	e.Cold, e.Warm = min(e.Cold, ceiling), min(e.Warm, ceiling)
 	return err
@@ -365,11 +333,12 @@ func (t *trainer) verdict() string {
 			"bound by %s), and %.0f/s from the cache.", e.Cold, share(e.Cold, e.Now), e.Bound, e.Warm)
 }
 
-func share(part, whole float64) float64 {
+// share is a part of a whole; 0 if there is nothing.
+func share[N int | int64 | float64 | time.Duration](part, whole N) float64 {
 	if whole <= 0 {
 		return 0
 	}
-	return part / whole
+	return float64(part) / float64(whole)
 }
 
 // Print writes a profile for people.
@@ -381,17 +350,13 @@ reads      %s, %s: %s keep, %s ring, %s joined a fetch, %s missed
 waits      %s of the processes' time; a read p50 %s, p99 %s; the store's GETs p50 %s
 order      %s (%s), %s
 
+%s
+%s
 `, p.Source, p.Seconds, human.Count(f.Lost, "event"),
 		human.Number(f.Opens), human.Count(f.Files, "file"), human.Number(f.DatasetFiles), f.FilesPerSecond, f.AtOnce,
 		human.Count(f.Lookups, "name"), human.Number(f.Reads), human.Bytes(f.Bytes), percent(f.Keep, f.Reads),
 		percent(f.Ring, f.Reads), percent(f.Joined, f.Reads), percent(f.Misses, f.Reads), human.Percent(f.WaitShare),
 		seconds(f.WaitP50), seconds(f.WaitP99), seconds(f.LatencySeconds), f.Order, cmp.Or(f.OrderState, "not told"),
-		human.Count(f.Passes, "pass"))
-	if err == nil {
-		err = Print(w, p.Findings)
-	}
-	if err == nil {
-		_, err = fmt.Fprintf(w, "\n%s\n", p.Verdict)
-	}
+		human.Count(f.Passes, "pass"), Text(p.Findings), p.Verdict)
 	return err
 }

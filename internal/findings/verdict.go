@@ -1,6 +1,9 @@
 package findings
 
 import (
+	"slices"
+	"strings"
+
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/prefetch/engine"
 )
@@ -24,32 +27,54 @@ type Verdict struct {
 // Snapshot, it judges the time since the start.
 func Of(before, now Snapshot) Verdict {
 	w := between(before, now)
-	v := Verdict{Version: 2, Rates: w.rates, Notes: []Finding{}, Error: Explain(now.Errors)}
-	var found []Finding
-	for _, rule := range trouble {
-		if f, ok := rule(&w); ok {
-			found = append(found, f)
-		}
+	found := judge(trouble, &w)
+	if w.waiting() {
+		found = append(found, judge(causes, &w)[0]) // the later rules would repeat it
+	} else if f := judge(calm, &w)[0]; len(found) == 0 || f.Level == Warn {
+		found = append(found, f)
 	}
-	for _, list := range [][]func(*window) (Finding, bool){causes, calm} {
-		for _, rule := range list {
-			if f, ok := rule(&w); ok && (f.Level == Fail || f.Level == Warn || len(found) == 0) {
-				found = append(found, f)
-				break // the later rules would repeat it
-			}
+	return Verdict{
+		Version: 2, Finding: found[0], Notes: append([]Finding{}, found[1:]...), Rates: w.rates, Error: Explain(now.Errors),
+	}
+}
+
+// Advice is a warning or error of the log, with its remedy separated.
+type Advice struct {
+	engine.ErrorEvent        // its Text is without the remedy
+	Remedy            string `json:"remedy,omitempty"`
+}
+
+// Explain returns the events, newest first. An event's remedy is its attribute of that name, or the text in parentheses
+// at its end, as in all errors of Shoal.
+func Explain(events []engine.ErrorEvent) []Advice {
+	list := make([]Advice, 0, len(events))
+	for _, e := range slices.Backward(events) {
+		a := Advice{ErrorEvent: e}
+		a.Text, a.Remedy = split(a.Text)
+		list = append(list, a)
+	}
+	return list
+}
+
+func split(text string) (what, remedy string) {
+	if what, remedy, ok := strings.Cut(text, "; remedy: "); ok {
+		return what, remedy
+	}
+	depth := 0
+	for i := len(text) - 1; i > 0 && strings.HasSuffix(text, ")"); i-- {
+		switch text[i] {
+		case ')':
+			depth++
+		case '(':
+			depth--
 		}
-		if w.waiting() && len(found) > 0 {
+		if depth == 0 { // where the last parenthesis begins
+			inner := text[i+1 : len(text)-1]
+			if text[i-1] == ' ' && strings.Contains(inner, " ") {
+				return text[:i-1], inner
+			}
 			break
 		}
 	}
-	v.Finding, v.Notes = found[0], append(v.Notes, found[1:]...)
-	return v
+	return text, ""
 }
-
-// The rules, each list by importance: faults, all of which are reported; the reason why a trainer waits; and otherwise
-// the trainer's activity, where the last rule always applies.
-var (
-	trouble = []func(*window) (Finding, bool){tooShort, silent, denied, changed, failing, diskDown, diskSlow, apart, nodesAway, versionsDiffer}
-	causes  = []func(*window) (Finding, bool){otherOrder, unknownOrder, memorySmall, filling, decodeBound, clientLink, storeSlow}
-	calm    = []func(*window) (Finding, bool){finished, idle, trainerSlower, fed}
-)

@@ -51,7 +51,7 @@ var (
 )
 
 func readMemory(root string) Memory {
-	info := fields(filepath.Join(root, "proc/meminfo"))
+	info := Fields(filepath.Join(root, "proc/meminfo"))
 	m := Memory{Total: info["MemTotal:"] << 10, Available: info["MemAvailable:"] << 10}
 	if _, told := info["MemAvailable:"]; !told {
 		m.Available = 1 << 62
@@ -68,7 +68,7 @@ func readMemory(root string) Memory {
 					m.Limit, m.From = limit, file
 				}
 				used, _ := number(filepath.Join(root, dir, g.files.usage))
-				stat := fields(filepath.Join(root, dir, "memory.stat"))
+				stat := Fields(filepath.Join(root, dir, "memory.stat"))
 				for _, line := range g.files.reclaim {
 					used -= stat[line]
 				}
@@ -161,8 +161,8 @@ func number(file string) (n int64, ok bool) {
 	return n, err == nil && n >= 0
 }
 
-// fields reads lines of a name and a number.
-func fields(file string) map[string]int64 {
+// Fields reads lines of a name and a number.
+func Fields(file string) map[string]int64 {
 	list := map[string]int64{}
 	b, err := os.ReadFile(file)
 	if err != nil {
