@@ -431,9 +431,9 @@ func MayMount(o Options) error {
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV):
-		return fmt.Errorf("/dev/fuse: %w (load the kernel module: modprobe fuse; in a container: --device /dev/fuse)", err)
+		return fmt.Errorf("/dev/fuse: %w (load the kernel module: modprobe fuse; in a container: --device /dev/fuse --cap-add SYS_ADMIN)", err)
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
-		return fmt.Errorf("/dev/fuse: %w (chmod 666 /dev/fuse; in a container: --device /dev/fuse)", err)
+		return fmt.Errorf("/dev/fuse: %w (chmod 666 /dev/fuse; in a container: --device /dev/fuse --cap-add SYS_ADMIN)", err)
 	case err != nil:
 		return fmt.Errorf("/dev/fuse: %w", err)
 	}
