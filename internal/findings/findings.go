@@ -13,6 +13,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/shoalfs/shoal/cache/objstore"
@@ -123,17 +124,11 @@ func Text(list []Finding) string {
 
 // Failed is the error of a report in which something failed; nil if nothing did.
 func Failed(list []Finding) error {
-	n, text := 0, ""
-	for _, f := range list {
-		if f.Level != Fail {
-			continue
-		}
-		if n++; n == 1 {
-			text = fmt.Sprintf("%s: %s (%s)", f.Code, f.Thing, oneLine(cmp.Or(f.Remedy, f.Cause)))
-		}
-	}
-	if n == 0 {
+	failed := slices.DeleteFunc(slices.Clone(list), func(f Finding) bool { return f.Level != Fail })
+	if len(failed) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%s failed, the first: %s", human.Count(n, "check"), text)
+	f := failed[0]
+	return fmt.Errorf("%s failed, the first: %s: %s (%s)", human.Count(len(failed), "check"), f.Code, f.Thing,
+		oneLine(cmp.Or(f.Remedy, f.Cause)))
 }

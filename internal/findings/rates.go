@@ -125,20 +125,13 @@ func (w *window) orders(before Snapshot) {
 func (w *window) rate(readers int) {
 	d, r := &w.did, &w.rates
 	r.Seconds, r.Lead, r.LeadSeconds = d.Uptime, w.now.Lead, w.now.LeadSeconds
-	if n := float64(d.Reads); n > 0 {
-		r.Hits = Areas{
-			Keep: float64(d.Hits.Keep) / n, Ring: float64(d.Hits.Ring) / n,
-			Joined: float64(d.Joined) / n, Missed: float64(d.Misses) / n,
-		}
+	r.Hits = Areas{
+		Keep: share(d.Hits.Keep, d.Reads), Ring: share(d.Hits.Ring, d.Reads),
+		Joined: share(d.Joined, d.Reads), Missed: share(d.Misses, d.Reads),
 	}
-	if d.Uptime <= 0 {
-		return
-	}
-	r.Samples, r.Requests = float64(d.Delivered)/d.Uptime, float64(d.GetRequests)/d.Uptime
-	r.Bytes = float64(d.GetBytes) / d.Uptime
-	if w.served() {
-		w.feedStall, r.Spare = part(w.feed.Stall, w.feed.Age), part(w.feed.Credit+w.feed.Slots, w.feed.Age)
-	}
+	r.Samples, r.Requests = share(float64(d.Delivered), d.Uptime), share(float64(d.GetRequests), d.Uptime)
+	r.Bytes = share(float64(d.GetBytes), d.Uptime)
+	w.feedStall, r.Spare = part(w.feed.Stall, w.feed.Age), part(w.feed.Credit+w.feed.Slots, w.feed.Age)
 	if d.Opens > 0 || !w.served() {
 		reading := d.Uptime * float64(readers)
 		if d.Uptime > steady && d.ReaderTime > 0 {
@@ -153,5 +146,5 @@ func (w *window) rate(readers int) {
 // served reports whether the feed had a session in the window, even if none was open at either end.
 func (w *window) served() bool { return w.feed.Age > 0 }
 
-// part returns a/b, limited to [0, 1].
-func part(a, b float64) float64 { return min(1, max(0, a/b)) }
+// part is a share, limited to [0, 1].
+func part(a, b float64) float64 { return min(1, max(0, share(a, b))) }

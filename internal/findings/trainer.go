@@ -210,13 +210,10 @@ func (t *trainer) group() {
 		last           *visit
 	}
 	processes, seen := map[uint32]*process{}, map[int32]bool{}
-	var from, to, wait time.Duration
+	var to, wait time.Duration
 	var all []*visit
 	up, steps := 0, 0
-	for i, v := range t.visits {
-		if i == 0 {
-			from = v.start
-		}
+	for _, v := range t.visits {
 		p := processes[v.process]
 		if p == nil {
 			p = &process{from: v.start}
@@ -243,8 +240,12 @@ func (t *trainer) group() {
 		wait += min(p.wait, p.to-p.from)
 	}
 	t.Files, t.opened, t.steps = len(t.sizes), len(all), steps
-	t.WaitShare, t.AtOnce = share(wait, t.span), share(t.span, to-from)
-	t.FilesPerSecond, t.forward = share(float64(len(all)), (to-from).Seconds()), share(up, steps)
+	took := to
+	if len(all) > 0 {
+		took -= all[0].start
+	}
+	t.WaitShare, t.AtOnce = share(wait, t.span), share(t.span, took)
+	t.FilesPerSecond, t.forward = share(float64(len(all)), took.Seconds()), share(up, steps)
 	t.cut(all)
 }
 
