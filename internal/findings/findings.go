@@ -90,7 +90,11 @@ func OfError(err error) Finding {
 	case errors.As(err, &skip):
 		return Finding{Level: Skipped, Thing: string(skip)}
 	case errors.As(err, &e):
-		return ok("%s", oneLine(e.Err.Error())).but(Fail, e.Kind.String(), e.Remedy)
+		thing := e.Op + " " + e.Key
+		if e.Err != nil {
+			thing += ": " + oneLine(e.Err.Error())
+		}
+		return ok("%s", thing).but(Fail, e.Kind.String(), e.Remedy)
 	case errors.Is(err, context.DeadlineExceeded):
 		return ok("no answer in time").but(Fail, "the kernel, the network or a server hangs",
 			"find out which: dmesg | tail, and the network")

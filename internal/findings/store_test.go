@@ -67,8 +67,10 @@ func TestStore(t *testing.T) {
 }
 
 func TestErrors(t *testing.T) {
-	denied := &objstore.Error{Op: "check", Kind: objstore.KindDenied, Err: errors.New("AccessDenied:\n no"), Remedy: "check the keys"}
-	OfError(fmt.Errorf("it: %w", denied)).is(t, Fail, "AccessDenied: no|"+objstore.KindDenied.String()+"|check the keys")
+	denied := &objstore.Error{Op: "check", Key: "b", Kind: objstore.KindDenied, Err: errors.New("AccessDenied:\n no"), Remedy: "check the keys"}
+	OfError(fmt.Errorf("it: %w", denied)).is(t, Fail, "check b: AccessDenied: no|"+objstore.KindDenied.String()+"|check the keys")
+	denied.Err = nil
+	OfError(denied).is(t, Fail, "check b|"+objstore.KindDenied.String()+"|check the keys")
 	OfError(Skip("nothing to do")).is(t, Skipped, "nothing to do")
 	OfError(context.DeadlineExceeded).is(t, Fail, "no answer in time")
 	OfError(errors.New("odd")).is(t, Fail, "odd|it cannot be used|dmesg")

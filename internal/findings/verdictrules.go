@@ -20,23 +20,15 @@ const least = 0.5
 
 func (w *window) waiting() bool { return w.rates.Stall >= waits }
 
-// waitLevel is the level of findings about a trainer that waits.
-func (w *window) waitLevel() Level {
-	if w.rates.Stall >= waitsBad {
+// level is that of a finding which is bad if the trainer waits for so long.
+func (w *window) level(bad float64) Level {
+	if w.rates.Stall >= bad {
 		return Fail
 	}
 	return Warn
 }
 
-// faultLevel is the level of a fault: bad if it makes the trainer wait.
-func (w *window) faultLevel() Level {
-	if w.waiting() {
-		return Fail
-	}
-	return Warn
-}
-
-// trouble are faults, all of which are reported, by importance.
+// trouble are faults, all of which are reported, by importance. Most are bad as soon as the trainer waits.
 var trouble = []Rule[*window]{
 	{"starting", func(w *window) Finding {
 		return when(w.did.Uptime < least, Idle, "Just started", "There is nothing to judge yet.", "")
@@ -72,7 +64,7 @@ var trouble = []Rule[*window]{
 		if givenUp > 0 {
 			cause += " " + human.Count(givenUp, "prefetch") + " given up."
 		}
-		return when(n > 0 && (n*100 >= sent || givenUp > 0), w.faultLevel(), "The store fails requests", cause,
+		return when(n > 0 && (n*100 >= sent || givenUp > 0), w.level(waits), "The store fails requests", cause,
 			"See the errors below. If the store throttles (503 SlowDown), lower --connections or set it to auto.")
 	}},
 	{"disk-down", func(w *window) Finding {
@@ -80,20 +72,20 @@ var trouble = []Rule[*window]{
 		if w.now.Disk.Reason != "" {
 			reason = " (" + w.now.Disk.Reason + ")"
 		}
-		return when(w.now.Disk.OutOfUse, w.faultLevel(), "The cache's disk is out of use",
+		return when(w.now.Disk.OutOfUse, w.level(waits), "The cache's disk is out of use",
 			"Reads go on from memory and the store"+reason+"; nothing more is kept.",
 			"Free space on the disk of "+w.now.CacheDir+", or repair it; it is used again once it recovers.")
 	}},
 	{"disk-slow", func(w *window) Finding {
 		d := &w.did.Disk
-		return when(d.GaveUp > 0, w.faultLevel(), "The cache's disk is slow",
+		return when(d.GaveUp > 0, w.level(waits), "The cache's disk is slow",
 			human.Count(d.GaveUp, "read")+" waited too long for the disk and went to the store; "+
 				human.Count(d.Errors, "disk error")+".",
 			"Move --cache-dir to a faster disk (NVMe, not a network file system), or find the other users of the disk.")
 	}},
 	{"disk-errors", func(w *window) Finding {
 		d := &w.did.Disk
-		return when(d.Errors > 0 && d.GaveUp == 0, w.faultLevel(), "The cache's disk fails",
+		return when(d.Errors > 0 && d.GaveUp == 0, w.level(waits), "The cache's disk fails",
 			human.Count(d.Errors, "disk error")+" so far; what could not be kept is fetched again.",
 			"The log names the cause. Free space on the disk of "+w.now.CacheDir+", or repair it.")
 	}},
@@ -107,7 +99,7 @@ var trouble = []Rule[*window]{
 			remedy = "Delete the file node in " + w.now.CacheDir + ", and start the daemon again."
 		}
 		nodes := human.Count(len(c.Nodes), "node")
-		return when(true, w.faultLevel(), "This node is not in its cluster",
+		return when(true, w.level(waits), "This node is not in its cluster",
 			"Reads go on with the "+nodes+" known last. The cause: "+c.Cause+".", remedy)
 	}},
 	{"nodes-away", func(w *window) Finding {
@@ -118,12 +110,12 @@ var trouble = []Rule[*window]{
 		for _, n := range w.now.Cluster.Away() {
 			away = append(away, n.Address+" ("+n.Asked.Cause+")")
 		}
-		return when(len(away) > 0, w.faultLevel(), "Other nodes do not answer",
+		return when(len(away) > 0, w.level(waits), "Other nodes do not answer",
 			"What they keep is read from the store: "+strings.Join(away[:min(len(away), 3)], ", ")+".",
 			"Check that these daemons run, and that this machine reaches them; shoal cluster ls shows all nodes.")
 	}},
 	{"versions-differ", func(w *window) Finding {
-		return when(w.otherVersion > 0, w.faultLevel(), "The nodes have different versions of a dataset",
+		return when(w.otherVersion > 0, w.level(waits), "The nodes have different versions of a dataset",
 			human.Count(w.otherVersion, "piece")+" of a file came from the store instead of from the node that keeps it.",
 			"If it does not pass within a minute: shoal refresh on one node moves all of them; shoal cluster ls shows who has "+
 				"which version.")
@@ -133,7 +125,7 @@ var trouble = []Rule[*window]{
 // causes are reasons why the trainer waits. The first that applies is reported; the last one always does.
 var causes = []Rule[*window]{
 	{"order-differs", func(w *window) Finding {
-		return when(w.did.Opens > 0 && (w.strays > w.consumed || w.moves >= 8), w.waitLevel(),
+		return when(w.did.Opens > 0 && (w.strays > w.consumed || w.moves >= 8), w.level(waitsBad),
 			"The trainer reads in another order than Shoal was told",
 			fmt.Sprintf("Of %s, %d were not in the order that Shoal follows, and the reader moved %d times.",
 				human.Count(w.did.Opens, "opened file"), w.strays, w.moves),
@@ -142,7 +134,7 @@ var causes = []Rule[*window]{
 	}},
 	{"order-unknown", func(w *window) Finding {
 		said := unknown[w.now.Order.State]
-		return when(w.did.Opens > 0 && !w.orderKnown(), w.waitLevel(), said.thing,
+		return when(w.did.Opens > 0 && !w.orderKnown(), w.level(waitsBad), said.thing,
 			fmt.Sprintf("Readers wait %s of the time; %s of the reads were not prefetched.", human.Percent(w.rates.Stall),
 				human.Percent(w.rates.Hits.late())), said.remedy)
 	}},
@@ -150,7 +142,7 @@ var causes = []Rule[*window]{
 		m, places := w.now.Memory, w.now.Connections
 		full := m.Limit > 0 && m.Used >= m.Limit*4/5 && w.inFlightMost > 0 && w.inFlightMost*2 <= int64(places)
 		reserving := w.feed.Reserve > max(w.feed.Fetch, w.feed.Decode)
-		return when(reserving || w.late() && full, w.waitLevel(), "The trainer waits: memory is too small",
+		return when(reserving || w.late() && full, w.level(waitsBad), "The trainer waits: memory is too small",
 			fmt.Sprintf("%s of the %s for data are in use, so only %d of %d connections can be used.", human.Bytes(m.Used),
 				human.Bytes(m.Limit), w.inFlightMost, places),
 			"Raise --memory, or raise --cache-size so that fetched data can leave memory.")
@@ -167,14 +159,14 @@ var causes = []Rule[*window]{
 				human.Bytes(s.GetBytes), human.Percent(w.rates.Stall), rest), "")
 	}},
 	{"decode-bound", func(w *window) Finding {
-		return when(w.served() && !w.late() && w.feed.Decode >= w.feed.Send, w.waitLevel(),
+		return when(w.served() && !w.late() && w.feed.Decode >= w.feed.Send, w.level(waitsBad),
 			"The trainer waits for decoding", fmt.Sprintf("The samples are here; decoding them keeps %.1f workers of each "+
 				"session busy; sessions wait %s of the time.", w.feed.Decode/w.feed.Age, human.Percent(w.rates.Stall)),
 			"Give the daemon more cores, use a cheaper transform, or store smaller pictures: shoal pack SOURCE DEST "+
 				"--resize short=400.")
 	}},
 	{"link-slow", func(w *window) Finding {
-		return when(w.served() && !w.late(), w.waitLevel(), "The trainer waits for its connection",
+		return when(w.served() && !w.late(), w.level(waitsBad), "The trainer waits for its connection",
 			fmt.Sprintf("Batches are ready; sending them takes %s of the time, at %s/s.",
 				human.Percent(w.feed.Send/w.feed.Age), human.Bytes(int64(float64(w.feed.Bytes)/w.feed.Age))),
 			"On one machine listen on unix:// so that batches go through shared memory; over a network send uint8, not "+
@@ -247,7 +239,7 @@ func storeSlow(w *window) Finding {
 		}
 	}
 	remedy := strings.Join(todo, "; ") + "."
-	return when(true, w.waitLevel(), "The trainer waits: the store is too slow", cause,
+	return when(true, w.level(waitsBad), "The trainer waits: the store is too slow", cause,
 		strings.ToUpper(remedy[:1])+remedy[1:])
 }
 
