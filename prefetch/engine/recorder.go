@@ -20,10 +20,10 @@ type recorder struct {
 }
 
 const (
-	// ringEvents is how many unread events a recording buffers: at 50,000 events a second, which is more than two
+	// queuedEvents is how many unread events a recording buffers: at 50,000 events a second, which is more than two
 	// cores serve, more than a second.
-	ringEvents = 1 << 16
-	eventBytes = 48
+	queuedEvents = 1 << 16
+	eventBytes   = 48
 	// maxRecordings bounds how many may run for a dataset.
 	maxRecordings = 4
 )
@@ -31,19 +31,16 @@ const (
 // ErrRecordings is wrapped by errors about too many recordings.
 var ErrRecordings = errors.New("too many recordings")
 
-// Recording is a bounded ring of the events of readers of a dataset's mounts, from Record to Close. It is read as a
-// stream of the lines of package trace. Events that find the ring full are counted and lost.
+// Recording is a bounded queue of the events of readers of a dataset's mounts, from Record to Close. It is read as a
+// stream of the lines of package trace. Events that find the queue full are counted and lost.
 type Recording struct {
 	engine   *Engine
 	view     *view
 	began    time.Time
 	reserved int64
 
-	mu    sync.Mutex
-	ring  []trace.Event
-	first int // the oldest event
-	n     int
-	lost  int64
+	events chan trace.Event
+	lost   atomic.Int64
 
 	reading sync.Mutex
 	known   []uint64 // the files that were described
@@ -55,7 +52,7 @@ func (e *Engine) Record() (*Recording, error) {
 	v := e.cur.Load()
 	r := &Recording{engine: e, view: v, began: time.Now()}
 	words := (v.manifest.Len() + 63) / 64
-	need := int64(ringEvents*eventBytes + 8*words)
+	need := int64(queuedEvents*eventBytes + 8*words)
 	e.recorder.mu.Lock()
 	defer e.recorder.mu.Unlock()
 	var list []*Recording
@@ -68,7 +65,7 @@ func (e *Engine) Record() (*Recording, error) {
 	if !e.cache.TryReserve(need) {
 		return nil, fmt.Errorf("a recording needs %d bytes of memory, and --memory leaves too little", need)
 	}
-	r.reserved, r.ring, r.known = need, make([]trace.Event, ringEvents), make([]uint64, words)
+	r.reserved, r.events, r.known = need, make(chan trace.Event, queuedEvents), make([]uint64, words)
 	r.text = trace.AppendJSON(nil, r.header())
 	list = append(list, r)
 	e.recorder.recordings.Store(&list)
@@ -134,14 +131,15 @@ func (e *Engine) Saw(m *catalog.Manifest, ev trace.Event, at time.Time) {
 	}
 	for _, r := range *list {
 		ev.At = max(at.Sub(r.began), 0)
-		r.mu.Lock()
-		if r.n == len(r.ring) || r.view.manifest != m {
-			r.lost++
-		} else {
-			r.ring[(r.first+r.n)%len(r.ring)] = ev
-			r.n++
+		if r.view.manifest != m {
+			r.lost.Add(1)
+			continue
 		}
-		r.mu.Unlock()
+		select {
+		case r.events <- ev:
+		default:
+			r.lost.Add(1)
+		}
 	}
 }
 
@@ -167,26 +165,18 @@ func (r *Recording) Read(p []byte) (n int) {
 func (r *Recording) format() bool {
 	r.text = r.text[:0]
 	for len(r.text) < maxText {
-		r.mu.Lock()
-		lost := r.lost
-		r.lost = 0
-		var ev trace.Event
-		some := r.n > 0
-		if some {
-			ev = r.ring[r.first]
-			r.first, r.n = (r.first+1)%len(r.ring), r.n-1
-		}
-		r.mu.Unlock()
-		if lost > 0 {
+		if lost := r.lost.Swap(0); lost > 0 {
 			r.text = trace.AppendJSON(r.text, trace.Losses{Lost: lost})
 		}
-		if !some {
-			break
+		select {
+		case ev := <-r.events:
+			r.describe(int(ev.File))
+			r.text = ev.Append(r.text)
+		default:
+			return len(r.text) > 0
 		}
-		r.describe(int(ev.File))
-		r.text = ev.Append(r.text)
 	}
-	return len(r.text) > 0
+	return true
 }
 
 // describe adds a file's line before its first event.

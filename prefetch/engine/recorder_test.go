@@ -82,12 +82,12 @@ func TestRecordingHoldsWhatReadersDo(t *testing.T) {
 	}
 
 	// More than it holds is counted.
-	for range ringEvents + 5 {
+	for range queuedEvents + 5 {
 		e.Saw(m, trace.Event{Kind: trace.Open, Process: 7, File: 0}, time.Now())
 	}
 	rest := drain(r, 1<<20)
-	if n := strings.Count(string(rest), `"o"`); n != ringEvents || !strings.Contains(string(rest), `{"lost":5}`) {
-		t.Errorf("%d of %d events, or not 5 that were lost", n, ringEvents)
+	if n := strings.Count(string(rest), `"o"`); n != queuedEvents || !strings.Contains(string(rest), `{"lost":5}`) {
+		t.Errorf("%d of %d events, or not 5 that were lost", n, queuedEvents)
 	}
 	if e.Saw(m, trace.Event{Kind: trace.Open}, time.Now()); len(drain(r, 100)) == 0 {
 		t.Error("it does not go on")
