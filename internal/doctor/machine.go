@@ -4,8 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -76,4 +82,79 @@ func (p *patient) filesystem(context.Context) (err error) {
 	d.Type = int64(uint32(st.Type))
 	d.Room, err = machine.Room(p.CacheDir)
 	return err
+}
+
+const (
+	readers   = 8
+	diskBlock = readers * findings.RandomRead
+	diskFile  = 256 << 20 // the most bytes to write
+)
+
+// speed writes a file without a name, so that nothing can stay behind, and reads it. The window bounds each of the two.
+func (p *patient) speed(ctx context.Context) error {
+	d, window := &p.facts.Disk, 2*p.window
+	f, err := os.CreateTemp(d.Dir, ".shoal-doctor-*")
+	if err != nil {
+		return fmt.Errorf("cannot create a file: %w", err)
+	}
+	defer f.Close()
+	_ = os.Remove(f.Name())
+	// Set O_DIRECT on the open descriptor; tmpfs and others refuse.
+	flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
+	if err == nil {
+		_, err = unix.FcntlInt(f.Fd(), unix.F_SETFL, flags|unix.O_DIRECT)
+	}
+	d.Direct = err == nil
+	block := aligned(diskBlock)
+	for i := range block {
+		block[i] = byte(rand.Uint32()) // compressible data would be written faster
+	}
+	began, written := time.Now(), int64(0)
+	// At least one, here and in readRate: on a busy machine the window may be over before the first.
+	for written == 0 || written < diskFile && time.Since(began) < window && ctx.Err() == nil {
+		if _, err = f.WriteAt(block, written); err != nil {
+			break
+		}
+		written += diskBlock
+	}
+	if written == 0 {
+		return fmt.Errorf("writing in %s: %w", d.Dir, err)
+	}
+	if err := f.Sync(); err != nil {
+		return fmt.Errorf("fsync in %s: %w", d.Dir, err)
+	}
+	d.Write = float64(written) / time.Since(began).Seconds()
+	if !d.Direct { // reads must not come from the page cache
+		_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
+	}
+	d.Random = readRate(ctx, f, written, window, block)
+	return nil
+}
+
+// aligned returns n bytes that are aligned for O_DIRECT.
+func aligned(n int) []byte {
+	const page = 4096
+	b := make([]byte, n+page)
+	at := int(-uintptr(unsafe.Pointer(&b[0])) & (page - 1))
+	return b[at : at+n : at+n]
+}
+
+// readRate reads at random of a file of n bytes, each reader into its part of the block. It returns bytes a second.
+func readRate(ctx context.Context, f *os.File, n int64, window time.Duration, block []byte) float64 {
+	var done atomic.Int64
+	var wg sync.WaitGroup
+	began := time.Now()
+	for i := range readers {
+		wg.Go(func() {
+			into := block[i*findings.RandomRead:][:findings.RandomRead]
+			for first := true; first || time.Since(began) < window && ctx.Err() == nil; first = false {
+				if _, err := f.ReadAt(into, rand.Int64N(n/findings.RandomRead)*findings.RandomRead); err != nil {
+					return
+				}
+				done.Add(findings.RandomRead)
+			}
+		})
+	}
+	wg.Wait()
+	return float64(done.Load()) / max(time.Since(began).Seconds(), 1e-6)
 }

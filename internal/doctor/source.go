@@ -2,12 +2,16 @@ package doctor
 
 import (
 	"context"
+	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/shoalfs/shoal/cache/objstore/s3"
 	"github.com/shoalfs/shoal/cache/objstore/stores"
+	"github.com/shoalfs/shoal/internal/findings"
 )
 
 // open parses the name and the configuration, and asks the store for the bucket.
@@ -64,4 +68,112 @@ func (p *patient) list(ctx context.Context) error {
 	f.Took, f.Data = time.Since(began), p.Data(f.Objects)
 	f.Shards = p.where.Shards != "" || tars > 0 && tars*2 >= f.Objects-tars
 	return nil
+}
+
+// latency measures small GETs, four at a time over open connections.
+func (p *patient) latency(ctx context.Context) error {
+	l := &p.facts.Latency
+	_, *l = p.climb(ctx, 4, 4<<10, 3*p.window)
+	slices.Sort(l.Took)
+	// The quartiles of a normal distribution are 1.349 sigma apart.
+	l.Sigma = math.Log(float64(max(l.At(0.75), 1))/float64(max(l.At(0.25), 1))) / 1.349
+	return nil
+}
+
+// bandwidth doubles the connections until it no longer pays.
+func (p *patient) bandwidth(ctx context.Context) error {
+	most := 512
+	if p.Quick {
+		most = 64
+	}
+	climb := func(connections int, size int64) findings.Rung {
+		rung, _ := p.climb(ctx, connections, size, p.window)
+		return rung
+	}
+	p.facts.Ladder, p.facts.Rising = ascend(most, p.window, climb)
+	return nil
+}
+
+const (
+	pays        = 1.1 // the gain that justifies doubling the connections
+	smallestGet = 64 << 10
+	largestGet  = 4 << 20 // cache.ExtentSize
+	// largestTotal bounds the memory of all GETs of a rung.
+	largestTotal = 512 << 20
+)
+
+// ascend doubles the connections, and chooses the size of a GET, until two rungs in a row did not pay. rising says that
+// only most stopped it.
+func ascend(most int, window time.Duration, climb func(connections int, size int64) findings.Rung) (
+	ladder []findings.Rung, rising bool) {
+	size, idle, best := int64(largestGet), 0, 0.0
+	for c := 1; c <= most && idle < 2; c *= 2 {
+		size = max(min(size, largestTotal/int64(2*c)), smallestGet)
+		g := climb(c, size)
+		if g.Gets == 0 {
+			return ladder, false
+		}
+		// For large objects, a size at which several GETs of each connection fit a rung.
+		size = min(size, int64(g.Bytes/float64(c)*window.Seconds()/4))
+		ladder = append(ladder, g)
+		if idle++; g.Bytes >= best*pays {
+			idle = 0
+		}
+		best = max(best, g.Bytes)
+	}
+	return ladder, idle == 0
+}
+
+// climb reads with this many connections for one window, after each has answered once. It reads from within objects: a
+// store that ignores Range is found out.
+func (p *patient) climb(ctx context.Context, connections int, size int64, window time.Duration) (findings.Rung,
+	findings.Latency) {
+	ctx, cancel := context.WithTimeout(ctx, 4*window+2*time.Second)
+	defer cancel()
+	var warm, wg sync.WaitGroup
+	warm.Add(connections)
+	var mu sync.Mutex
+	var l findings.Latency
+	var got int64
+	began := sync.OnceValue(time.Now) // when all were warm
+	for range connections {
+		wg.Go(func() {
+			into := make([]byte, size)
+			for n := 0; n == 0 || ctx.Err() == nil && time.Since(began()) < window; n++ {
+				t := time.Now()
+				read, err := p.get(ctx, into)
+				mu.Lock()
+				p.facts.Requests++
+				switch {
+				case err == nil:
+					p.facts.Fetched += read
+					if n > 0 {
+						got, l.Took = got+read, append(l.Took, time.Since(t))
+					}
+				case ctx.Err() == nil:
+					l.Failed, l.Err = l.Failed+1, err
+				}
+				mu.Unlock()
+				if n == 0 {
+					warm.Done()
+					warm.Wait()
+				}
+			}
+		})
+	}
+	wg.Wait()
+	took := max(time.Since(began()).Seconds(), 1e-6)
+	return findings.Rung{Connections: connections, Bytes: float64(got) / took, Gets: float64(len(l.Took)) / took}, l
+}
+
+// get reads at random, within one of the objects that are not empty.
+func (p *patient) get(ctx context.Context, into []byte) (n int64, err error) {
+	first := rand.IntN(len(p.objects))
+	for i := range p.objects {
+		if o := p.objects[(first+i)%len(p.objects)]; o.Size > 0 {
+			n = min(o.Size, int64(len(into)))
+			return n, p.store.ReadAt(ctx, o, into[:n], rand.Int64N(o.Size-n+1))
+		}
+	}
+	return 0, findings.Skip("all objects are empty")
 }
