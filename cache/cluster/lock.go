@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -117,10 +116,9 @@ func (c *Cluster) Published(ctx context.Context, key string) (value []byte, err 
 	return value, err
 }
 
-// WatchPublished calls f with the value of key, when there is one, and soon after a change with the new one. It returns
+// WatchPublished calls f with the value of key, when there is one, soon after a change of any, and after Look. It returns
 // when ctx ends or the cluster is left. Of changes in quick succession it may leave some out, but never the last.
 func (c *Cluster) WatchPublished(ctx context.Context, key string, f func(value []byte)) {
-	var seen []byte
 	for {
 		c.mu.Lock()
 		news := c.news
@@ -128,14 +126,21 @@ func (c *Cluster) WatchPublished(ctx context.Context, key string, f func(value [
 		value, err := c.Published(ctx, key)
 		if err != nil {
 			news = nil
-		} else if value != nil && (seen == nil || !bytes.Equal(value, seen)) {
-			seen = value
+		} else if value != nil {
 			f(value)
 		}
 		if c.sleep(ctx, news) != nil {
 			return
 		}
 	}
+}
+
+// Look has those who watch look again, as soon as etcd answers.
+func (c *Cluster) Look() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	close(c.news)
+	c.news = make(chan struct{})
 }
 
 // sleep waits for news, or for a beat if news is nil, and fails when ctx ends or the cluster is left.

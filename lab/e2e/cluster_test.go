@@ -636,34 +636,44 @@ func TestClusterGoesForward(t *testing.T) {
 	c.each(func(n *fleet.Node) error { readAll(t, n.Mount, dir, paths); return nil })
 }
 
-// A node that refreshes while etcd is away does not go back to the older version that etcd still has when it starts again: the others
-// follow it.
+// A node that refreshes while etcd is away does not go back to the older version that etcd still has when it starts again, be it that
+// the node starts again, too: the others follow it.
 func TestClusterRefreshAlone(t *testing.T) {
 	c := newCluster(t, 2)
 	dir, paths := tree(t, 2, 20, 20<<10)
 	c.clusterSet = &clusterSet{dir: dir, source: bucket(t, dir), paths: paths, bytes: 2 << 20}
 	c.start()
-	was := c.stats()[0].Dataset
-	c.Etcd.Stop()
-	write(t, filepath.Join(dir, "class00/added.jpg"), bytes.Repeat([]byte("added"), 5000))
-	paths = append(paths, "class00/added.jpg")
-	upload(t, dir, bucketName(t))
 	n := c.Nodes[1]
-	if _, err := n.Shoal(t.Context(), "refresh", n.Mount); err != nil {
-		t.Fatal(err)
+	for _, stays := range []bool{true, false} {
+		was := c.stats()[1].Dataset
+		c.Etcd.Stop()
+		added := fmt.Sprintf("class00/added-%t.jpg", stays)
+		write(t, filepath.Join(dir, added), bytes.Repeat([]byte("added"), 5000))
+		paths = append(paths, added)
+		upload(t, dir, bucketName(t))
+		if _, err := n.Shoal(t.Context(), "refresh", n.Mount); err != nil {
+			t.Fatal(err)
+		}
+		is := c.stats()[1].Dataset
+		if is == was {
+			t.Fatal("nothing was refreshed")
+		}
+		if !stays {
+			if err := n.Stop(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := c.Etcd.Restart(t.Context(), false); err != nil {
+			t.Fatal(err)
+		}
+		if !stays {
+			c.start(1)
+		}
+		within(t, 30*time.Second, "all nodes have its version", func() bool {
+			return !slices.ContainsFunc(c.stats(), func(s fleet.Stats) bool { return s.Dataset != is })
+		})
+		c.each(func(n *fleet.Node) error { readAll(t, n.Mount, dir, paths); return nil })
 	}
-	is := c.stats()[1].Dataset
-	if is == was {
-		t.Fatal("nothing was refreshed")
-	}
-	if err := errors.Join(n.Stop(), c.Etcd.Restart(t.Context(), false)); err != nil {
-		t.Fatal(err)
-	}
-	c.start(1)
-	within(t, 30*time.Second, "all nodes have its version", func() bool {
-		return !slices.ContainsFunc(c.stats(), func(s fleet.Stats) bool { return s.Dataset != is })
-	})
-	c.each(func(n *fleet.Node) error { readAll(t, n.Mount, dir, paths); return nil })
 }
 
 // Neither of two versions that were listed after etcd's older copy was saved is taken for the newer one: a node whose version

@@ -92,12 +92,13 @@ func (e *Engine) tell(served bool) {
 	}
 }
 
-// listAlone lists although the cluster cannot be asked.
+// listAlone lists although the cluster cannot be asked, which hears of it as soon as it can.
 func (e *Engine) listAlone(ctx context.Context, cause error) (*catalog.Manifest, *catalog.Layout, error) {
 	if ctx.Err() != nil {
 		return nil, nil, ctx.Err()
 	}
 	e.log.Warn("the cluster does not say which version it has; listing without it", "cause", cause)
+	e.untold = func(bool) { e.host.node.cluster.Look() }
 	return e.list(ctx)
 }
 
