@@ -368,8 +368,13 @@ func (l *Layout) checkPlaces(m *Manifest) error {
 
 func (l *Layout) off(file int) int64 { return int64(binary.LittleEndian.Uint64(l.offs[8*file:])) }
 
-// Version returns the layout version, 64 hexadecimal digits.
-func (l *Layout) Version() string { return hex.EncodeToString(l.version[:]) }
+// Version returns the layout version, 64 hexadecimal digits; of nil, where each file is an object, "".
+func (l *Layout) Version() string {
+	if l == nil {
+		return ""
+	}
+	return hex.EncodeToString(l.version[:])
+}
 
 // Dataset returns the version of the dataset whose files are laid out, 64 hexadecimal digits.
 func (l *Layout) Dataset() string { return hex.EncodeToString(l.dataset[:]) }
@@ -437,10 +442,10 @@ func (l *Layout) Verify() error {
 	return nil
 }
 
-// Close frees the memory. No other method may be running or be called afterwards. For a layout of BuildLayout it does
-// nothing.
+// Close frees the memory. No other method may be running or be called afterwards. For a layout of BuildLayout, and
+// for nil, it does nothing.
 func (l *Layout) Close() error {
-	if !l.loaded {
+	if l == nil || !l.loaded {
 		return nil
 	}
 	l.loaded = false

@@ -229,11 +229,10 @@ func (c *Cluster) heard(v View) (due time.Time) {
 // published wakes those who wait for it, if it is another than was published last.
 func (c *Cluster) published(kv *mvccpb.KeyValue) {
 	c.mu.Lock()
-	last := c.last
-	c.last = kv.String()
-	c.mu.Unlock()
-	if c.last != last {
-		c.Look()
+	defer c.mu.Unlock()
+	if last := kv.String(); last != c.last {
+		c.last = last
+		c.look()
 	}
 }
 

@@ -139,6 +139,10 @@ func (c *Cluster) WatchPublished(ctx context.Context, key string, f func(value [
 func (c *Cluster) Look() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.look()
+}
+
+func (c *Cluster) look() {
 	close(c.news)
 	c.news = make(chan struct{})
 }

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"sync"
@@ -122,7 +123,7 @@ var own struct {
 }
 
 func init() {
-	own.Program, _ = os.Executable()
+	own.Program = executed()
 	text := os.Getenv(KeptEnv)
 	_ = os.Unsetenv(KeptEnv)
 	if json.Unmarshal([]byte(text), &own.inheritance) != nil {
@@ -153,6 +154,18 @@ func letGoAt(until time.Time) {
 
 // RenewalFailed returns why this process is not of the program that was to replace its predecessor; "" if it is, or if none was to.
 func RenewalFailed() string { return own.Failed }
+
+// executed returns the path of this program: the link by which it was called, if there is one, since that leads to the next version.
+func executed() string {
+	program, _ := os.Executable()
+	if called, err := exec.LookPath(os.Args[0]); err == nil {
+		is, err := os.Stat("/proc/self/exe")
+		if by, no := os.Stat(called); err == nil && no == nil && os.SameFile(is, by) {
+			program, _ = filepath.Abs(called)
+		}
+	}
+	return program
+}
 
 // Program returns where this process's program was when it began: there the next one will be.
 func Program() string { return own.Program }
@@ -329,7 +342,7 @@ func (k *keeper) begin() {
 	k.timer = time.AfterFunc(time.Until(k.trouble.Add(k.patient)), func() {
 		k.remove(func(o *keepsake) bool {
 			if !o.taken {
-				slog.Error("nothing has served it for too long, so it ends", "what", o.Name, "waited", k.patient)
+				slog.Error("what served it died, and nothing has served it for long since: it ends", "what", o.Name, "within", k.patient)
 			}
 			return !o.taken
 		})

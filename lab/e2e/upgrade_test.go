@@ -139,11 +139,22 @@ func install(t *testing.T, at, program string) {
 	}
 }
 
+// link has program lead to a copy of its own, as where each version has its folder.
+func link(t *testing.T, program string, version int) (at string) {
+	t.Helper()
+	at = fmt.Sprintf("%s-%d", program, version)
+	install(t, at, shoalBin)
+	if err := errors.Join(os.Symlink(at, program+".new"), os.Rename(program+".new", program)); err != nil {
+		t.Fatal(err)
+	}
+	return at
+}
+
 // upgradable mounts with a program that can be replaced.
 func upgradable(t *testing.T, env []string, source string, flags ...string) (program, mnt string) {
 	t.Helper()
 	program, mnt = filepath.Join(t.TempDir(), "shoal"), t.TempDir()
-	install(t, program, shoalBin)
+	link(t, program, 0)
 	mountBy(t, program, env, source, mnt, flags...)
 	return program, mnt
 }
@@ -266,15 +277,18 @@ func TestUpgradeKeepsFiles(t *testing.T) {
 	whole.want("open plans/a", "ok")
 	whole.want("write "+paths[2], "ok")
 	whole.want("close", "ok")
-	for range 2 {
+	for i := range 2 {
 		dropCaches(t)
-		if err := os.Rename(program, program+".old"); err != nil { // as some install a new one
-			t.Fatal(err)
+		is := link(t, program, i+1)
+		if i == 1 { // as some install a new one
+			if err := os.Rename(is, is+".old"); err != nil {
+				t.Fatal(err)
+			}
+			install(t, is, shoalBin)
 		}
-		install(t, program, shoalBin)
 		upgrade(t, mnt)
 		pid, supervisor := readStats(t, mnt).PID, 0
-		if runs, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err != nil || runs != program {
+		if runs, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err != nil || runs != is {
 			t.Errorf("the program is %s, %v", runs, err)
 		}
 		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))

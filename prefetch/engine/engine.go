@@ -574,7 +574,7 @@ func (e *Engine) refresh(ctx context.Context, list func(context.Context) (*catal
 	}()
 	span.Str("shoal.old", old.manifest.Version())
 	span.Str("shoal.new", m.Version())
-	if m.Version() == old.manifest.Version() && layoutVersion(old.layout) == layoutVersion(layout) {
+	if m.Version() == old.manifest.Version() && old.layout.Version() == layout.Version() {
 		return false, closeList(m, layout)
 	}
 	match, err := matchOf(e.cfg.Samples)

@@ -105,7 +105,7 @@ func (e *Engine) listAlone(ctx context.Context, cause error) (*catalog.Manifest,
 // publishVersion gives what this node has listed its number, and returns what publishes it. If that fails, the others go on as they are.
 func (e *Engine) publishVersion(ctx context.Context, number int64, m *catalog.Manifest, layout *catalog.Layout) (publish func()) {
 	p := published{Number: number, Node: e.host.node.id, Version: m.Version(), Manifest: m.FileName(),
-		Layout: layoutVersion(layout), Prefix: m.Prefix(), Skipped: m.Skipped()}
+		Layout: layout.Version(), Prefix: m.Prefix(), Skipped: m.Skipped()}
 	b, err := json.Marshal(p)
 	err = errors.Join(err, e.catalog.SetNumber(e.name, number))
 	return func() {
@@ -179,7 +179,7 @@ func (e *Engine) clusterVersion(ctx context.Context) (p published, err error) {
 // take makes a published version the catalog's current one. Its files come from this node's catalog or from a peer.
 func (e *Engine) take(ctx context.Context, p published) (*catalog.Manifest, *catalog.Layout, error) {
 	if m, layout, err := e.catalog.Manifest(e.name); err == nil {
-		if has := layoutVersion(layout); m.Version() == p.Version && m.FileName() == p.Manifest && has == p.Layout {
+		if has := layout.Version(); m.Version() == p.Version && m.FileName() == p.Manifest && has == p.Layout {
 			return m, layout, e.catalog.SetNumber(e.name, p.Number)
 		}
 		if err := closeList(m, layout); err != nil {
@@ -200,7 +200,7 @@ func (e *Engine) take(ctx context.Context, p published) (*catalog.Manifest, *cat
 	if err != nil {
 		return nil, nil, err
 	}
-	if m.Version() != p.Version || layoutVersion(layout) != p.Layout {
+	if m.Version() != p.Version || layout.Version() != p.Layout {
 		return nil, nil, fmt.Errorf("node %s sent version %s instead of %s", p.Node, m.Version(), p.Version)
 	}
 	if err := errors.Join(e.catalog.SetManifest(e.name, m, layout), e.catalog.SetNumber(e.name, p.Number)); err != nil {
@@ -208,14 +208,6 @@ func (e *Engine) take(ctx context.Context, p published) (*catalog.Manifest, *cat
 	}
 	e.log.Info("took the list of the source from the cluster", "version", p.Version[:12], "files", m.Len(), "listed_by", p.Node)
 	return e.catalog.Manifest(e.name)
-}
-
-// layoutVersion names the places of the files; "" if each is an object.
-func layoutVersion(l *catalog.Layout) string {
-	if l == nil {
-		return ""
-	}
-	return l.Version()
 }
 
 // receive returns a file of a catalog: from the node that listed, else from any other.
@@ -265,7 +257,7 @@ func (e *Engine) versionLoop(ctx context.Context) {
 			e.publishAgain(ctx, v.manifest, v.layout)
 			return
 		}
-		if p.Version == v.manifest.Version() && p.Layout == layoutVersion(v.layout) {
+		if p.Version == v.manifest.Version() && p.Layout == v.layout.Version() {
 			return
 		}
 		if _, err := e.refresh(ctx, list); err != nil && ctx.Err() == nil {

@@ -43,11 +43,7 @@ type view struct {
 func (v *view) close() error { return closeList(v.manifest, v.layout) }
 
 func closeList(m *catalog.Manifest, layout *catalog.Layout) error {
-	err := m.Close()
-	if layout != nil {
-		err = errors.Join(err, layout.Close())
-	}
-	return err
+	return errors.Join(m.Close(), layout.Close())
 }
 
 // newView reserves a version's metadata and adds it to the cache.
@@ -128,7 +124,7 @@ func (s *versions) find(is func(*view) bool) *view {
 
 // name has the version, and the names of the files of manifest and layout.
 func (v *view) name() string {
-	return strings.Join([]string{v.manifest.Version(), v.manifest.FileName(), layoutVersion(v.layout)}, "/")
+	return strings.Join([]string{v.manifest.Version(), v.manifest.FileName(), v.layout.Version()}, "/")
 }
 
 // openPast opens the versions of Config.Past that are still there, for readers only. It comes before anything is listed, which
