@@ -117,6 +117,7 @@ func (s *Store) Resume(ctx context.Context, key, id string, size, partSize int64
 		case err != nil:
 			return nil, 0, s.fail(ctx, g, "list", s.url(key), err)
 		}
+		u.whole = page.ChecksumType == crcWhole
 		for _, p := range page.ObjectParts {
 			if p.ETag = strings.Trim(p.ETag, `"`); plan.Check(p.PartNumber-1, int(p.Size)) == nil && p.ETag != "" {
 				u.stored[p.PartNumber-1] = p

@@ -161,7 +161,7 @@ func forwarded(t *testing.T, skewed func() *s3.Store, off time.Duration) {
 }
 
 // TestServerVerifiesChecksums: what our uploads rely on. A body that does not fit its CRC32C is refused,
-// as a PUT and as a part, by an error that is tried again.
+// as a PUT and as a part, and as a whole object, by an error that is tried again.
 func TestServerVerifiesChecksums(t *testing.T) {
 	s := newBucket(t)
 	c, err := s3server.Client(s.URL, 1)
@@ -178,7 +178,7 @@ func TestServerVerifiesChecksums(t *testing.T) {
 		t.Errorf("PUT: %v", err)
 	}
 	id, err := core.NewMultipartUpload(t.Context(), bucket, "k", minio.PutObjectOptions{
-		UserMetadata: map[string]string{"x-amz-checksum-algorithm": "CRC32C"},
+		UserMetadata: map[string]string{"x-amz-checksum-algorithm": "CRC32C", "x-amz-checksum-type": "FULL_OBJECT"},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -189,8 +189,55 @@ func TestServerVerifiesChecksums(t *testing.T) {
 	if code := minio.ToErrorResponse(err).Code; code != "BadDigest" {
 		t.Errorf("part: %v", err)
 	}
+	right := minio.ChecksumCRC32C.ChecksumBytes(data).Encoded()
+	part, err := core.PutObjectPart(t.Context(), bucket, "k", id, 1, bytes.NewReader(data), int64(len(data)), minio.PutObjectPartOptions{
+		DisableContentSha256: true, CustomHeader: http.Header{"X-Amz-Checksum-Crc32c": {right}},
+	})
+	must(t, err)
+	_, err = core.CompleteMultipartUpload(t.Context(), bucket, "k", id, []minio.CompletePart{{PartNumber: 1, ETag: part.ETag, ChecksumCRC32C: right}}, minio.PutObjectOptions{
+		UserMetadata: map[string]string{"x-amz-checksum-crc32c": wrong, "x-amz-checksum-type": "FULL_OBJECT"},
+	})
+	if code := minio.ToErrorResponse(err).Code; code != "BadDigest" {
+		t.Errorf("whole: %v", err)
+	}
 	if err := core.AbortMultipartUpload(t.Context(), bucket, "k", id); err != nil {
 		t.Error(err)
+	}
+}
+
+// The server has the checksum of a whole object, also of an upload that another process has begun. One that takes
+// the checksum for something else is not given it.
+func TestServerHasTheChecksumOfTheWhole(t *testing.T) {
+	s := newBucket(t)
+	c, err := s3server.Client(s.URL, 1)
+	must(t, err)
+	core, store, data := minio.Core{Client: c}, open(t, s.URL), randomBytes(2*partSize+77)
+	whole := map[string]string{"x-amz-checksum-algorithm": "CRC32C", "x-amz-checksum-type": "FULL_OBJECT"}
+	inParts := map[string]string{"x-amz-checksum-algorithm": "CRC32C"}
+	for name, begun := range map[string]map[string]string{"new": nil, "whole": whole, "in parts": inParts, "taken for whole": inParts} {
+		u, err := store.Upload(t.Context(), name, int64(len(data)), partSize)
+		must(t, err)
+		if begun != nil {
+			must(t, u.Abort(t.Context()))
+			id, err := core.NewMultipartUpload(t.Context(), bucket, name, minio.PutObjectOptions{UserMetadata: begun})
+			must(t, err)
+			u, _, err = store.Resume(t.Context(), name, id, int64(len(data)), partSize)
+			must(t, err)
+		}
+		if name == "taken for whole" {
+			s3.SetWhole(u)
+		}
+		for n, p := range parts(data) {
+			must(t, u.Part(t.Context(), n, p))
+		}
+		_, err = u.Complete(t.Context())
+		must(t, err)
+		o, err := c.StatObject(t.Context(), bucket, name, minio.StatObjectOptions{Checksum: true})
+		must(t, err)
+		is := o.ChecksumMode == "FULL_OBJECT" && o.ChecksumCRC32C == minio.ChecksumCRC32C.ChecksumBytes(data).Encoded()
+		if is != (name == "new" || name == "whole") {
+			t.Errorf("%s: %s %s", name, o.ChecksumMode, o.ChecksumCRC32C)
+		}
 	}
 }
 
