@@ -5,11 +5,14 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/csi"
+	"github.com/shoalfs/shoal/internal/admin"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/daemon"
+	"github.com/shoalfs/shoal/internal/prom"
 )
 
 // scopeEnv has, for the verb of a volume, with whose rights it reads (csi.Volume.Scope).
@@ -50,6 +53,13 @@ It needs a keeper (shoal keeper) at the address in SHOAL_KEEPER, which holds the
 			if err != nil {
 				return err
 			}
+			if eo.admin != "" {
+				_, stop, err := prom.Listen(eo.admin, datasets{}, host.Logger)
+				if err != nil {
+					return o.closeAfter(c.Context(), cli.Usage(err))
+				}
+				defer stop()
+			}
 			return o.closeAfter(c.Context(), o.drive(c.Context(), node, kubelet))
 		},
 	}
@@ -58,8 +68,32 @@ It needs a keeper (shoal keeper) at the address in SHOAL_KEEPER, which holds the
 	f.StringVar(&node, "node-id", name, "this node's name in the cluster")
 	f.Lookup("node-id").DefValue = "the host's name"
 	f.StringVar(&kubelet, "kubelet-dir", "/var/lib/kubelet", "the kubelet's folder, mounted here with Bidirectional propagation")
+	f.StringVar(&eo.admin, "admin", "", "HOST:PORT for /metrics, of each dataset, and /healthz, such as 127.0.0.1:7071 (docs/metrics.md)")
 	eo.addHost(c)
 	return c
+}
+
+// datasets are the metrics of all that this process serves, each with the label dataset: prometheus.Collector.
+type datasets struct{}
+
+// Describe implements prometheus.Collector: which there will be is not known.
+func (datasets) Describe(chan<- *prometheus.Desc) {}
+
+// Collect implements prometheus.Collector.
+func (datasets) Collect(ch chan<- prometheus.Metric) {
+	of := map[string]admin.Snapshot{} // volumes may share one
+	services.Lock()
+	for _, s := range services.all {
+		if s.snapshot != nil {
+			stats := s.snapshot()
+			of[stats.DatasetID] = stats
+		}
+	}
+	services.Unlock()
+	for id, stats := range of {
+		c := admin.Collector(version, func() admin.Snapshot { return stats })
+		prometheus.WrapCollectorWith(prometheus.Labels{"dataset": id[:12]}, c).Collect(ch)
+	}
 }
 
 // drive serves the node's volumes until ctx ends.

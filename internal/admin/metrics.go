@@ -17,9 +17,12 @@ import (
 // metrics come from the snapshot that /stats shows.
 func (s *Server) metrics(mux *http.ServeMux) {
 	reg := prometheus.NewRegistry()
-	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), &collector{s.o.Version, s.o.Stats})
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), Collector(s.o.Version, s.o.Stats))
 	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{Registry: reg, EnableOpenMetrics: true, MaxRequestsInFlight: 4}))
 }
+
+// Collector returns a daemon's metrics of one dataset.
+func Collector(version string, stats func() Snapshot) prometheus.Collector { return &collector{version, stats} }
 
 // collector is a daemon's metrics of one dataset (docs/metrics.md). Every label takes its values from a fixed list of at
 // most seven, except those of the two infos and of the currency, which have one value at a time.

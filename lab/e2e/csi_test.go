@@ -5,10 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -190,7 +192,8 @@ func withoutRights(url string) []string {
 func TestCSI(t *testing.T) {
 	dir, paths := tree(t, 4, 20, 40<<10)
 	p, env := far(t, proxy.Options{})
-	n := newCSI(t, env)
+	at := freePort(t)
+	n := newCSI(t, env, "--admin", at)
 	volume := map[string]string{"source": bucket(t, dir), "order": "torch:seed=7"}
 	before := p.Stats()
 	var wg sync.WaitGroup
@@ -217,10 +220,22 @@ func TestCSI(t *testing.T) {
 	}
 	// Other settings are another stage, of the same dataset.
 	readAll(t, n.mustPublish("other", map[string]string{"source": volume["source"], "order": "torch:seed=7", "kernel-cache": "off"}, nil), dir, paths)
+	n.mustPublish("part", map[string]string{"source": volume["source"] + "/class00"}, nil)
+	files := map[string]int{}
+	for line := range strings.Lines(string(metricsText(t, at))) {
+		var dataset string
+		var n int
+		if got, _ := fmt.Sscanf(line, "shoal_dataset_files{dataset=%q} %d", &dataset, &n); got == 2 {
+			files[dataset] = n
+		}
+	}
+	if is := slices.Sorted(maps.Values(files)); !slices.Equal(is, []int{20, len(paths)}) {
+		t.Errorf("metrics of datasets with %v files", is)
+	}
 	for i := range 8 {
 		n.unpublish(fmt.Sprint("pod", i))
 	}
-	n.unpublish("pod0", "other", "never")
+	n.unpublish("pod0", "other", "part", "never")
 	n.nothingLeft()
 }
 
