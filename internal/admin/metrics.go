@@ -22,7 +22,9 @@ func (s *Server) metrics(mux *http.ServeMux) {
 }
 
 // Collector returns a daemon's metrics of one dataset.
-func Collector(version string, stats func() Snapshot) prometheus.Collector { return &collector{version, stats} }
+func Collector(version string, stats func() Snapshot) prometheus.Collector {
+	return &collector{version, stats}
+}
 
 // collector is a daemon's metrics of one dataset (docs/metrics.md). Every label takes its values from a fixed list of at
 // most seven, except those of the two infos and of the currency, which have one value at a time.

@@ -26,7 +26,7 @@ import (
 // supervisor of its successor when it is replaced (Renew), as does one whose supervisor was killed: it executes its own program anew, as the same process.
 //
 // After a death nothing answers. So that nobody waits for ever, keepsakes that are not taken are let go after letGo, by the
-// supervisor and by a child that is still starting. A child that dies within letGo of its start does not begin that time anew.
+// supervisor and by a child that is still starting. If a child dies within letGo of its start, that time goes on from where all was taken.
 //
 // A container has no supervisor that outlives it. There a keeper, a process of another container, has the supervisor's part for all
 // that can reach its socket (keeper.go).
@@ -283,7 +283,8 @@ type keeper struct {
 	failed  string        // why it runs the old program
 	program string        // to run; "": what is where this process's program was
 	good    *os.File      // the program of the last child that was ready
-	trouble time.Time     // since when children die
+	trouble time.Time     // since when something is not served, less waited; zero: all is
+	waited  time.Duration // how long it was not, in deaths in quick succession
 	patient time.Duration // how long a keepsake may wait
 	timer   *time.Timer
 }
@@ -328,10 +329,10 @@ func (k *keeper) gift(cmd *exec.Cmd) (ours *net.UnixConn, theirs *os.File, err e
 	return c.(*net.UnixConn), theirs, err
 }
 
-// begin begins the time in which keepsakes must be taken, unless it has begun. k is locked.
+// begin begins the time in which keepsakes must be taken, or goes on with it. k is locked.
 func (k *keeper) begin() {
 	if k.trouble.IsZero() {
-		k.trouble = time.Now()
+		k.trouble = time.Now().Add(-k.waited)
 	}
 	if k.timer != nil {
 		k.timer.Stop()
@@ -342,7 +343,7 @@ func (k *keeper) begin() {
 	k.timer = time.AfterFunc(time.Until(k.trouble.Add(k.patient)), func() {
 		k.remove(func(o *keepsake) bool {
 			if !o.taken {
-				slog.Error("what served it died, and nothing has served it for long since: it ends", "what", o.Name, "within", k.patient)
+				slog.Error("nothing has served it for too long, so it ends", "what", o.Name, "waited", k.patient)
 			}
 			return !o.taken
 		})
@@ -363,8 +364,18 @@ func (k *keeper) serve(c *net.UnixConn) {
 		case len(n.files) == 0:
 			k.remove(func(o *keepsake) bool { return o.ID == n.ID })
 		default:
-			k.put(n)
+			k.take(n)
 		}
+	}
+}
+
+// take notes what a child serves.
+func (k *keeper) take(n *keepsake) {
+	k.put(n)
+	k.Lock()
+	defer k.Unlock()
+	if !k.trouble.IsZero() && !slices.ContainsFunc(k.all, func(o *keepsake) bool { return !o.taken }) {
+		k.waited, k.trouble = time.Since(k.trouble), time.Time{}
 	}
 }
 
@@ -384,7 +395,7 @@ func (k *keeper) died(wasReady bool, exit *exec.ExitError, cause string, life ti
 	defer k.Unlock()
 	renew := wasReady && exit != nil && exit.ExitCode() == codeRenewed
 	if life > k.patient || renew {
-		k.trouble = time.Time{}
+		k.trouble, k.waited = time.Time{}, 0
 	}
 	k.begin()
 	switch {

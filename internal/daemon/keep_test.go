@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -130,6 +131,38 @@ func TestKeeperModel(t *testing.T) {
 				t.Error("what was dropped is still kept")
 			}
 			w.Close()
+		}
+	})
+}
+
+// What is served between deaths in quick succession is kept, however many they are. Not served for letGo in all, it ends.
+func TestDeathsInQuickSuccession(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKeeper()
+		is := func() int {
+			synctest.Wait()
+			k.Lock()
+			defer k.Unlock()
+			return len(k.all)
+		}
+		for range 20 {
+			k.take(&keepsake{ID: "1", Name: "a", taken: true})
+			time.Sleep(letGo * 2 / 3)
+			k.died(true, nil, "", letGo*2/3)
+			time.Sleep(letGo / 40)
+			if is() != 1 {
+				t.Fatal("it has ended, though it was served")
+			}
+		}
+		time.Sleep(letGo * 3 / 5)
+		if is() != 0 {
+			t.Error("it has not ended")
+		}
+		k.take(&keepsake{ID: "2", Name: "a", taken: true})
+		k.died(true, nil, "", letGo+1)
+		time.Sleep(letGo - 1)
+		if is() != 1 {
+			t.Error("it had not all the time after a long life")
 		}
 	})
 }
