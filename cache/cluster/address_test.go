@@ -54,7 +54,7 @@ func TestParse(t *testing.T) {
 func TestUserAndRights(t *testing.T) {
 	s := server(t, "--bcrypt-cost", "4")
 	admin, _ := joinAs(t, Options{URL: where(s)})
-	if err := admin.Quiet(within(t, 10*time.Second)); err != nil {
+	if err := admin.Quiet(within(t, patience)); err != nil {
 		t.Fatal(err)
 	}
 	ss, ctx := admin.current(), t.Context()
@@ -83,10 +83,10 @@ func TestUserAndRights(t *testing.T) {
 		}
 	}
 	c, _ := joinAs(t, Options{URL: "etcd://u:p%2F%40@" + s.Addr + "/test", Self: node(1)})
-	if err := c.Quiet(within(t, 10*time.Second)); err != nil {
+	if err := c.Quiet(within(t, patience)); err != nil {
 		t.Error(err)
 	}
-	_, unlock, err := c.Lock(within(t, 10*time.Second), "l")
+	_, unlock, err := c.Lock(within(t, patience), "l")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +112,7 @@ func TestTLS(t *testing.T) {
 	}
 	at := "etcds://" + s.Addr + "/test"
 	c, _ := joinAs(t, Options{URL: at, Self: node(1), TLS: with(ca, pair)})
-	if err := c.Quiet(within(t, 10*time.Second)); err != nil {
+	if err := c.Quiet(within(t, patience)); err != nil {
 		t.Error(err)
 	}
 	for _, bad := range []*tls.Config{nil, with(other, pair), with(ca)} {

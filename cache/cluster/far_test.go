@@ -78,7 +78,7 @@ func TestFar(t *testing.T) {
 				cs, logs = append(cs, c), append(logs, log)
 			}
 			for _, c := range cs {
-				if err := c.Quiet(within(t, 15*time.Second)); err != nil {
+				if err := c.Quiet(within(t, patience)); err != nil {
 					t.Fatal(err)
 				}
 				see(t, c, ids(3)...)
@@ -88,9 +88,7 @@ func TestFar(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := cs[0].Publish(held, "k", []byte("v")); err != nil {
-				t.Error(err)
-			}
+			publish(t, cs[0], held, "k", []byte("v"))
 			if v, err := cs[1].Published(t.Context(), "k"); err != nil || string(v) != "v" {
 				t.Errorf("%q, %v", v, err)
 			}

@@ -4,7 +4,6 @@ import (
 	"slices"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // etcdOf is c's connection, which may be the one after a lease that has ended.
@@ -98,10 +97,8 @@ func TestEtcdTurnedBack(t *testing.T) {
 	for _, c := range append(cs, gone) {
 		see(t, c, node(1).ID, node(2).ID, node(4).ID)
 	}
-	if err := cs[0].Publish(t.Context(), "k", []byte("old")); err != nil {
-		t.Fatal(err)
-	}
-	restore, err := s.Save(within(t, 20*time.Second))
+	publish(t, cs[0], t.Context(), "k", []byte("old"))
+	restore, err := s.Save(within(t, patience))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,13 +119,11 @@ func TestEtcdTurnedBack(t *testing.T) {
 		}
 	}
 	all()
-	if err := cs[0].Publish(t.Context(), "k", []byte("new")); err != nil {
-		t.Fatal(err)
-	}
+	publish(t, cs[0], t.Context(), "k", []byte("new"))
 	if v := <-seen; v != "new" {
 		t.Fatal(v)
 	}
-	if err := restore(within(t, 20*time.Second)); err != nil {
+	if err := restore(within(t, patience)); err != nil {
 		t.Fatal(err)
 	}
 	if v := <-seen; v != "old" {

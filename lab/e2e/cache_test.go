@@ -344,7 +344,7 @@ func TestSharedCache(t *testing.T) {
 	}
 	mustShoal(t, nil, "cache", "quota", cache, a, "none")
 	readAll(t, mntA, dirA, pathsA)
-	within(t, 20*time.Second, "without a quota all is kept", func() bool {
+	within(t, patience, "without a quota all is kept", func() bool {
 		readAll(t, mntA, dirA, pathsA)
 		return cacheLs(t, cache)[a].Disk > 30<<20
 	})

@@ -54,7 +54,7 @@ func startS3(t *testing.T, env []string, source string, signed bool, flags ...st
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { p.Stop(10 * time.Second) })
-	within(t, 20*time.Second, "the S3 endpoint serves", func() bool {
+	within(t, patience, "the S3 endpoint serves", func() bool {
 		resp, err := http.Get("http://" + admin + "/readyz") //nolint:noctx // of this machine
 		if err != nil {
 			return false

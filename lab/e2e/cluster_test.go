@@ -561,11 +561,11 @@ func TestClusterRefresh(t *testing.T) {
 	if _, err := c.Nodes[1].Shoal(t.Context(), "refresh", c.Nodes[1].Mount); err != nil {
 		t.Fatal(err)
 	}
-	within(t, 20*time.Second, "all nodes have the new version", func() bool {
+	within(t, patience, "all nodes have the new version", func() bool {
 		now := c.stats()
 		return now[1].Dataset != was[1].Dataset && !slices.ContainsFunc(now, func(s fleet.Stats) bool { return s.Dataset != now[1].Dataset })
 	})
-	within(t, 20*time.Second, "all mounts have it", func() bool {
+	within(t, patience, "all mounts have it", func() bool {
 		return !slices.ContainsFunc(c.Nodes, func(n *fleet.Node) bool {
 			_, err := os.Stat(filepath.Join(n.Mount, "class00/added.jpg"))
 			return err != nil
@@ -602,11 +602,11 @@ func TestClusterGoesForward(t *testing.T) {
 			return true
 		}
 	}
-	within(t, 20*time.Second, "all nodes have the new version", isNew(c.Nodes...))
+	within(t, patience, "all nodes have the new version", isNew(c.Nodes...))
 	if err := restore(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	within(t, 30*time.Second, "etcd has the new version again", func() bool {
+	within(t, patience, "etcd has the new version again", func() bool {
 		s := c.stats()
 		return slices.ContainsFunc(s, func(s fleet.Stats) bool {
 			return slices.ContainsFunc(s.Errors, func(e struct{ Text string }) bool { return strings.Contains(e.Text, "as if it had been restored") })
@@ -669,7 +669,7 @@ func TestClusterRefreshAlone(t *testing.T) {
 		if !stays {
 			c.start(1)
 		}
-		within(t, 30*time.Second, "all nodes have its version", func() bool {
+		within(t, patience, "all nodes have its version", func() bool {
 			return !slices.ContainsFunc(c.stats(), func(s fleet.Stats) bool { return s.Dataset != is })
 		})
 		c.each(func(n *fleet.Node) error { readAll(t, n.Mount, dir, paths); return nil })
@@ -716,7 +716,7 @@ func TestClusterForked(t *testing.T) {
 		t.Fatal("nothing has changed")
 	}
 	c.start(0)
-	within(t, 30*time.Second, "both have the newest version", func() bool { return dataset(old) == is && dataset(fresh) == is })
+	within(t, patience, "both have the newest version", func() bool { return dataset(old) == is && dataset(fresh) == is })
 	for _, n := range []*fleet.Node{old, fresh} {
 		readAll(t, n.Mount, dir, paths)
 	}
@@ -734,7 +734,7 @@ func TestClusterDrain(t *testing.T) {
 	if _, err := c.Nodes[0].Shoal(t.Context(), "cluster", "drain", c.Nodes[2].IP+":7400", join[0], join[1], "--cluster-insecure"); err != nil {
 		t.Fatal(err)
 	}
-	within(t, 20*time.Second, "all nodes know it", func() bool {
+	within(t, patience, "all nodes know it", func() bool {
 		return !slices.ContainsFunc(c.stats(), func(s fleet.Stats) bool {
 			return !slices.ContainsFunc(s.Cluster.Nodes, func(n fleet.Peer) bool { return n.Draining && n.Owned == 0 })
 		})

@@ -281,7 +281,7 @@ func TestDiskFillsUp(t *testing.T) {
 	}
 	known := paths[:200] // the others are for after it
 	readAll(t, mnt, dir, known)
-	within(t, 15*time.Second, "the stats say that the disk is out of use", func() bool { return readStats(t, mnt).Disk.OutOfUse })
+	within(t, patience, "the stats say that the disk is out of use", func() bool { return readStats(t, mnt).Disk.OutOfUse })
 	readAll(t, mnt, dir, known)
 	if now, err := disk.Stats(t.Context()); err != nil || now.Failed == d.Failed {
 		t.Errorf("no write failed: %+v, %v", now, err)
@@ -309,7 +309,7 @@ func TestHundredth(t *testing.T) {
 		const cacheSize, memory = 2 << 20, 128 << 20
 		mnt := mount(t, env, source, "--cache-dir", cache, "--cache-size", fmt.Sprint(cacheSize), "--memory", fmt.Sprint(memory), "--order", order, "--kernel-cache", "off")
 		r := startReading(t, 64, mnt, dir, torchOrder(t, "torch:seed=1", paths))
-		within(t, 60*time.Second, "one epoch", func() bool {
+		within(t, patience, "one epoch", func() bool {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			return r.files >= len(paths)

@@ -183,7 +183,7 @@ func endpoint(t *testing.T, env []string, url string, flags ...string) []string 
 			t.Errorf("shoal s3: %v\n%s", err, &log)
 		}
 	})
-	within(t, 30*time.Second, "the endpoint listens", func() bool {
+	within(t, patience, "the endpoint listens", func() bool {
 		c, err := net.Dial("tcp", addr)
 		if err == nil {
 			c.Close()

@@ -175,7 +175,7 @@ func TestReanchoring(t *testing.T) {
 	putPlan(t, mnt, "default", orders[0])
 	readInOrder(t, mnt, orders[0][300:400])
 	is("resume", "jump", 0, 300, 300, "jumped to position 300: the reader skipped 300 samples")
-	within(t, 20*time.Second, "what follows is fetched ahead", func() bool { return readStats(t, mnt).Lead == n-400 })
+	within(t, patience, "what follows is fetched ahead", func() bool { return readStats(t, mnt).Lead == n-400 })
 	before := readStats(t, mnt)
 	readInOrder(t, mnt, orders[0][400:])
 	if s := readStats(t, mnt); s.Misses+s.Joined != before.Misses+before.Joined || s.Order.State != "finished" {
@@ -212,7 +212,7 @@ func TestFarEpoch(t *testing.T) {
 	mnt := mount(t, env, bucket(t, dir), "--kernel-cache", "off", "--order", "torch:seed=4")
 	ordered := torchOrder(t, "torch:seed=4", paths, "--epoch", "7")
 	readInOrder(t, mnt, ordered[:80])
-	within(t, 20*time.Second, "the epoch is found", func() bool { return readStats(t, mnt).Order.Epoch == 7 })
+	within(t, patience, "the epoch is found", func() bool { return readStats(t, mnt).Order.Epoch == 7 })
 	st := streamsOf(t, mnt)["mount"]
 	if r := st.Reanchored; r == nil || r.Event != "found" || r.Position != 0 || st.Events["found"] != 1 || st.Consumed != 80 {
 		t.Errorf("%+v, %+v", st, r)
@@ -265,7 +265,7 @@ func TestPlanFilesByTools(t *testing.T) {
 	if plan("default") != strings.Join(paths, "\n")+"\n" || st.Len != 120 || st.Consumed != 30 || st.Position != 30 || st.Reanchored != nil {
 		t.Errorf("after an append: %+v", st)
 	}
-	within(t, 20*time.Second, "all of it is fetched", func() bool { return readStats(t, mnt).Lead == 90 })
+	within(t, patience, "all of it is fetched", func() bool { return readStats(t, mnt).Lead == 90 })
 	// One line more, without a newline, by a shell and by Python.
 	must("printf %s " + paths[0] + " >> .shoal/plan")
 	var size int
@@ -373,7 +373,7 @@ for _ in DataLoader(Files(mnt), 8, sampler=order(read)[skip:skip + 64], num_work
 	}
 	for i, workers := range []int{0, 2, 4} {
 		train(workers, 1+i, 101+i, 0)
-		within(t, 10*time.Second, "the plan withdrawn", func() bool {
+		within(t, patience, "the plan withdrawn", func() bool {
 			return strings.Contains(orderSays(t, mnt), "plan default withdrawn")
 		})
 		first := 0 // 32, and what other workers opened meanwhile

@@ -549,7 +549,7 @@ func TestPublish(t *testing.T) {
 	mnt := mount(t, env, source, "--publish", dest, "--order", "torch:seed=1", "--kernel-cache", "off")
 	before := p.Stats()
 	readAll(t, mnt, dir, torchOrder(t, "torch:seed=1", paths))
-	within(t, 60*time.Second, "the set is published", func() bool { return slices.Contains(keys(t, packed, "set/"), "set/shoal-manifest.json") })
+	within(t, patience, "the set is published", func() bool { return slices.Contains(keys(t, packed, "set/"), "set/shoal-manifest.json") })
 	if d := p.Stats().Sub(before); d.Gets > int64(len(paths)+len(paths)/4) {
 		t.Errorf("%d GETs to read and publish %d files: what is cached was fetched again", d.Gets, len(paths))
 	}

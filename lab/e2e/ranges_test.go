@@ -81,7 +81,7 @@ func TestRangePlanWithdrawn(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", out, err)
 		}
-		within(t, 10*time.Second, "the plan is withdrawn", func() bool {
+		within(t, patience, "the plan is withdrawn", func() bool {
 			text := orderSays(t, mnt)
 			return strings.Contains(text, "plan default withdrawn") && strings.Contains(text, " reads matched") && streamsOf(t, mnt)["plans/default"].Len == 0
 		})

@@ -116,7 +116,7 @@ func TestStoreFails(t *testing.T) {
 	}
 	set()
 	for i := range forever { // each failure is told again for a moment
-		within(t, 30*time.Second, "the store is read again", func() bool { return read(i+1) == nil })
+		within(t, patience, "the store is read again", func() bool { return read(i+1) == nil })
 	}
 	readAll(t, mnt, dir, paths[1:])
 }
