@@ -1,15 +1,13 @@
 package main
 
 import (
-	"time"
-
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/lab/demo"
 )
 
 func demoCommand() *cobra.Command {
-	var o demo.Options
+	o := demo.Defaults()
 	c := &cobra.Command{
 		Use:   "demo",
 		Short: "Run the main job on real photographs, end to end",
@@ -33,16 +31,16 @@ says how to get what is missing.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.WorkDir, "work-dir", "shoal-demo", "folder for photographs, objects, caches and results")
-	f.StringVar(&o.Python, "python", "/usr/bin/python3", "interpreter that has torch")
-	f.DurationVar(&o.Latency, "latency", 30*time.Millisecond, "median time of the store to the first byte")
-	f.Float64Var(&o.Sigma, "sigma", 0.3, "standard deviation of the latency's logarithm")
-	f.IntVar(&o.Photos, "photos", 4096, "photographs in the training set")
+	f.StringVar(&o.WorkDir, "work-dir", o.WorkDir, "folder for photographs, objects, caches and results")
+	f.StringVar(&o.Python, "python", o.Python, "interpreter that has torch")
+	f.DurationVar(&o.Latency, "latency", o.Latency, "median time of the store to the first byte")
+	f.Float64Var(&o.Sigma, "sigma", o.Sigma, "standard deviation of the latency's logarithm")
+	f.IntVar(&o.Photos, "photos", o.Photos, "photographs in the training set")
 	f.IntVar(&o.Steps, "steps", 0, "training steps of each run (0: one epoch)")
-	f.IntVar(&o.Batch, "batch", 16, "photographs a step")
-	f.IntVar(&o.Workers, "workers", 4, "the DataLoader's num_workers")
-	f.IntVar(&o.Seed, "seed", 7, "the sampler's seed")
-	f.StringVar(&o.CacheSize, "cache-size", "2GiB", "passed to shoal")
-	f.StringVar(&o.Memory, "memory", "512MiB", "passed to shoal")
+	f.IntVar(&o.Batch, "batch", o.Batch, "photographs a step")
+	f.IntVar(&o.Workers, "workers", o.Workers, "the DataLoader's num_workers")
+	f.IntVar(&o.Seed, "seed", o.Seed, "the sampler's seed")
+	f.StringVar(&o.CacheSize, "cache-size", o.CacheSize, "passed to shoal")
+	f.StringVar(&o.Memory, "memory", o.Memory, "passed to shoal")
 	return c
 }

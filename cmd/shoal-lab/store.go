@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"syscall"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -19,7 +18,7 @@ import (
 const servingEnv = "SHOAL_LAB_SERVES"
 
 func storeCommand() *cobra.Command {
-	var o demo.Options
+	o := demo.Defaults()
 	c := &cobra.Command{
 		Use:   "store",
 		Short: "Run the demo's S3 server with photographs in the background, to try things on",
@@ -45,9 +44,9 @@ it, and STORE_PID, to end it with kill. It needs Debian's wallpaper packages and
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.WorkDir, "work-dir", "shoal-demo", "folder for photographs and objects")
-	f.DurationVar(&o.Latency, "latency", 30*time.Millisecond, "median time of the store to the first byte")
-	f.IntVar(&o.Photos, "photos", 4096, "photographs in the bucket")
+	f.StringVar(&o.WorkDir, "work-dir", o.WorkDir, "folder for photographs and objects")
+	f.DurationVar(&o.Latency, "latency", o.Latency, "median time of the store to the first byte")
+	f.IntVar(&o.Photos, "photos", o.Photos, "photographs in the bucket")
 	return c
 }
 

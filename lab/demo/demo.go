@@ -14,7 +14,6 @@
 package demo
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,57 +34,41 @@ import (
 	"github.com/shoalfs/shoal/python"
 )
 
-// Options says what to run. The zero value of a field means the default that its comment names.
+// Options says what to run.
 type Options struct {
-	// Shoal is the path of the shoal binary. Required, but by Store.
-	Shoal string
-	// Proxy is the command that runs the rig's proxy; see proxy.Spawn. Required.
-	Proxy []string
-	// WorkDir keeps photographs, objects, caches and results; default "shoal-demo".
-	WorkDir string
-	// Client holds the Python client as "shoal/*.py"; default the one in the binary.
-	Client fs.FS
-	// Python is the interpreter that has torch; default /usr/bin/python3.
-	Python string
-	// Latency is the store's median time to first byte, default 30 ms; Sigma the standard
-	// deviation of its logarithm, default 0.3.
-	Latency time.Duration
-	Sigma   float64
-	// Photos is the size of the training set; default 4096.
-	Photos int
-	// Steps is the length of each run; default one epoch.
-	Steps int
-	// Batch is the batch size; default 16.
-	Batch int
-	// Workers is the DataLoader's num_workers; default 4, twice the cores of a small machine,
-	// since without a known order they mostly wait.
-	Workers int
-	// Seed is the sampler's; default 7.
-	Seed int
-	// CacheSize and Memory are passed to shoal; defaults 2GiB and 512MiB.
-	CacheSize, Memory string
-	// Progress gets the progress bars; default stderr.
-	Progress io.Writer
+	Shoal             string        // path of the shoal binary; Store does without
+	Proxy             []string      // command that runs the rig's proxy; see proxy.Spawn
+	WorkDir           string        // keeps photographs, objects, caches and results
+	Client            fs.FS         // the Python client as "shoal/*.py"
+	Python            string        // the interpreter that has torch
+	Latency           time.Duration // the store's median time to the first byte
+	Sigma             float64       // standard deviation of its logarithm
+	Photos            int           // in the training set
+	Steps             int           // of each run; 0: one epoch
+	Batch             int           // photographs a step
+	Workers           int           // the DataLoader's num_workers
+	Seed              int           // the sampler's
+	CacheSize, Memory string        // passed to shoal
+	Progress          io.Writer     // gets the progress bars
 }
 
-func (o Options) withDefaults() (Options, error) {
+// Defaults returns what is run where nobody says otherwise. Workers are twice the cores of a small machine, since without a known
+// order they mostly wait.
+func Defaults() Options {
+	return Options{
+		WorkDir: "shoal-demo", Client: python.Files, Python: "/usr/bin/python3", Latency: 30 * time.Millisecond, Sigma: 0.3,
+		Photos: photos.DefaultCount, Batch: 16, Workers: 4, Seed: 7, CacheSize: "2GiB", Memory: "512MiB", Progress: os.Stderr,
+	}
+}
+
+// check makes the paths absolute.
+func (o Options) check() (_ Options, err error) {
 	if len(o.Proxy) == 0 {
 		return o, errors.New("demo: Options.Proxy, the command that runs the rig's proxy, is empty")
-	}
-	o.WorkDir, o.Python = cmp.Or(o.WorkDir, "shoal-demo"), cmp.Or(o.Python, "/usr/bin/python3")
-	o.CacheSize, o.Memory = cmp.Or(o.CacheSize, "2GiB"), cmp.Or(o.Memory, "512MiB")
-	o.Photos, o.Batch, o.Workers, o.Seed = cmp.Or(o.Photos, photos.DefaultCount), cmp.Or(o.Batch, 16), cmp.Or(o.Workers, 4), cmp.Or(o.Seed, 7)
-	o.Latency, o.Sigma = cmp.Or(o.Latency, 30*time.Millisecond), cmp.Or(o.Sigma, 0.3)
-	if o.Client == nil {
-		o.Client = python.Files
-	}
-	if o.Progress == nil {
-		o.Progress = os.Stderr
 	}
 	if o.Steps < 0 || o.Batch < 1 || o.Workers < 0 || o.Photos < 2*o.Batch || o.Latency < 0 || o.Sigma < 0 {
 		return o, fmt.Errorf("demo: steps %d, batch %d, workers %d, photos %d, latency %v: out of range", o.Steps, o.Batch, o.Workers, o.Photos, o.Latency)
 	}
-	var err error
 	if o.WorkDir, err = filepath.Abs(o.WorkDir); err == nil && o.Shoal != "" {
 		o.Shoal, err = filepath.Abs(o.Shoal)
 	}
@@ -115,7 +98,7 @@ func newJob(o Options) *job { return &job{Options: o, bars: progress.New(o.Progr
 // Run runs the demo and prints its result, a table and the path of the contact sheet, to out. When it returns, with or
 // without an error, no process and no mount of it is left.
 func Run(ctx context.Context, o Options, out io.Writer) error {
-	o, err := o.withDefaults()
+	o, err := o.check()
 	if err != nil {
 		return err
 	}

@@ -139,11 +139,11 @@ func options(t *testing.T, mode, client string) Options {
 	if err := os.CopyFS(filepath.Join(work, "photos"), os.DirFS(photographs(t))); err != nil {
 		t.Fatal(err)
 	}
-	return Options{
-		Shoal: exe, Proxy: []string{exe, "rig-proxy"}, WorkDir: work, Photos: count, Steps: 4, Batch: 4, Workers: 1, Latency: time.Millisecond,
-		Client:   fstest.MapFS{"shoal/__init__.py": {Data: []byte(client)}},
-		Progress: t.Output(),
-	}
+	o := Defaults()
+	o.Shoal, o.Proxy, o.WorkDir, o.Latency = exe, []string{exe, "rig-proxy"}, work, time.Millisecond
+	o.Photos, o.Steps, o.Batch, o.Workers = count, 4, 4, 1
+	o.Client, o.Progress = fstest.MapFS{"shoal/__init__.py": {Data: []byte(client)}}, t.Output()
+	return o
 }
 
 // children returns the processes whose parent is this one.
@@ -255,10 +255,8 @@ func TestFailures(t *testing.T) {
 }
 
 func TestMissing(t *testing.T) {
-	o := Options{
-		Shoal: "/nonexistent/bin/shoal", Proxy: []string{"/nonexistent/proxy"}, Python: "/nonexistent/python3",
-		Client: fstest.MapFS{},
-	}
+	o := Defaults()
+	o.Shoal, o.Proxy, o.Python = "/nonexistent/bin/shoal", []string{"/nonexistent/proxy"}, "/nonexistent/python3"
 	t.Setenv("PATH", "/nonexistent")
 	t.Setenv("SHOAL_VERSITYGW", "/nonexistent/versitygw")
 	var said bytes.Buffer
@@ -267,7 +265,7 @@ func TestMissing(t *testing.T) {
 	if err := Run(t.Context(), o, new(bytes.Buffer)); !errors.Is(err, ErrMissing) {
 		t.Fatalf("got %v", err)
 	}
-	for _, want := range []string{"apt-get install", "python3-torch", "python3-torchvision", "fuse3", "go install", "make build"} {
+	for _, want := range []string{"apt-get install", "python3-torch", "python3-torchvision", "go install", "make build"} {
 		if !strings.Contains(said.String(), want) {
 			t.Errorf("%s\nlacks %q", &said, want)
 		}
@@ -278,13 +276,19 @@ func TestMissing(t *testing.T) {
 }
 
 func TestOptions(t *testing.T) {
-	if _, err := (Options{}).withDefaults(); err == nil {
-		t.Error("no proxy: accepted")
-	}
-	for _, o := range []Options{{Steps: -1}, {Batch: -1}, {Photos: 3}, {Latency: -1}} {
+	for want, change := range map[string]func(o *Options){
+		"":             func(*Options) {},
+		"Proxy":        func(o *Options) { o.Proxy = nil },
+		"steps -1":     func(o *Options) { o.Steps = -1 },
+		"batch -1":     func(o *Options) { o.Batch = -1 },
+		"photos 3":     func(o *Options) { o.Photos = 3 },
+		"latency -1ns": func(o *Options) { o.Latency = -1 },
+	} {
+		o := Defaults()
 		o.Proxy = []string{"proxy"}
-		if _, err := o.withDefaults(); err == nil {
-			t.Errorf("%+v: accepted", o)
+		change(&o)
+		if _, err := o.check(); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: error %v, want %q", o, err, want)
 		}
 	}
 }

@@ -2,7 +2,6 @@ package demo
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,13 +12,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/shoalfs/shoal/lab/rig/cputime"
 	"github.com/shoalfs/shoal/lab/rig/daemon"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 	"github.com/shoalfs/shoal/lab/rig/subproc"
+	"github.com/shoalfs/shoal/lab/rig/testbed"
 )
 
 // Step is one training step as the trainer timed it; times in seconds.
@@ -267,28 +266,15 @@ func (j *job) counters(ctx context.Context, target string, before proxy.Stats, r
 	}
 }
 
-// shoalStats are the fields of the daemon's stats that the demo reads.
-type shoalStats struct {
-	GetRequests int64 `json:"get_requests"`
-	GetBytes    int64 `json:"get_bytes"`
-}
-
-func (j *job) shoalStats(ctx context.Context, target string) (shoalStats, error) {
+// shoalStats asks the daemon, which may hang.
+func (j *job) shoalStats(ctx context.Context, target string) (st testbed.Stats, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	var stderr bytes.Buffer
-	cmd := exec.CommandContext(ctx, j.Shoal, "stat", target, "--json")
-	cmd.Env = j.bed.Env
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if err != nil {
-		return shoalStats{}, fmt.Errorf("shoal stat %s: %w: %s", target, err, strings.TrimSpace(stderr.String()))
+	out, err := j.bed.Shoal(ctx, "stat", target, "--json")
+	if err == nil {
+		err = json.Unmarshal([]byte(out), &st)
 	}
-	var st shoalStats
-	if err := json.Unmarshal(out, &st); err != nil {
-		return shoalStats{}, fmt.Errorf("shoal stat %s: %w", target, err)
-	}
-	return st, nil
+	return st, err
 }
 
 // cpuTimes are CPU seconds used so far. The trainers' are those of this process and of its children

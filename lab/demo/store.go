@@ -14,7 +14,7 @@ import (
 // that leads there, as KEY=VALUE, and serves until ctx ends; the photographs stay in o.WorkDir for the
 // next time. Of o only Proxy, WorkDir, Photos, Latency, Sigma and Progress matter.
 func Store(ctx context.Context, o Options, ready func(env []string) error) error {
-	o, err := o.withDefaults()
+	o, err := o.check()
 	if err != nil {
 		return err
 	}

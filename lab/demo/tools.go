@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/lab/rig/photos"
-	"github.com/shoalfs/shoal/lab/rig/s3server"
+	"github.com/shoalfs/shoal/lab/rig/testbed"
 )
 
 //go:embed trainer/*.py
@@ -25,7 +25,8 @@ var ErrMissing = errors.New("demo: something is missing")
 
 // missing returns what the demo needs and does not find, each with the command that gets it.
 func (j *job) missing(ctx context.Context) []string {
-	var packages, other []string
+	var packages []string
+	other := testbed.Missing()
 	need := func(p string) {
 		if !slices.Contains(packages, p) {
 			packages = append(packages, p)
@@ -40,21 +41,10 @@ func (j *job) missing(ctx context.Context) []string {
 			need(p)
 		}
 	}
-	if _, err := exec.LookPath("fusermount3"); err != nil {
-		need("fuse3")
-	}
-	if f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0); err != nil {
-		other = append(other, fmt.Sprintf("/dev/fuse cannot be opened (%v): load the kernel module (modprobe fuse), or give the container --device /dev/fuse --cap-add SYS_ADMIN", err))
-	} else {
-		_ = f.Close()
-	}
 	if _, err := photos.Sources(); errors.Is(err, photos.ErrNoSources) {
 		for _, p := range photos.Packages() {
 			need(p)
 		}
-	}
-	if _, err := s3server.FindBinary(); err != nil {
-		other = append(other, err.Error())
 	}
 	if _, err := os.Stat(j.Shoal); err != nil {
 		other = append(other, fmt.Sprintf("%s is not there: run make build", j.Shoal))
