@@ -54,10 +54,10 @@ func (m *segmentation) make(part []byte, size image.Point, maxPixels int64, step
 	if p.maxPixels = maxPixels; maxPixels <= 0 {
 		p.maxPixels = jpeg.DefaultMaxPixels
 	}
-	if n := int64(size.X) * int64(size.Y); n > p.maxPixels {
-		return fmt.Errorf("%w: %d pixels, the limit is %d", jpeg.ErrTooLarge, n, p.maxPixels)
+	err := p.tooLarge("mask", size.X, size.Y)
+	if err != nil {
+		return err
 	}
-	var err error
 	if p.buf, err = decodeMask(part, size); err != nil {
 		return err
 	}
@@ -71,15 +71,10 @@ func (m *segmentation) make(part []byte, size image.Point, maxPixels int64, step
 			return err
 		}
 	}
-	end := p.size()
-	out := getBuffer(end.X * end.Y * 3)
-	defer putBuffer(out)
-	j := p.job
-	j.Elem, j.MaxPixels = 1, p.maxPixels
-	if err := p.store(*out, &j); err != nil {
+	if err := p.own(); err != nil {
 		return err
 	}
-	return m.store(dst, *out)
+	return m.store(dst, p.src)
 }
 
 // store writes the values of packed pixels.

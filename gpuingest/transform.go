@@ -134,15 +134,7 @@ func (t *Transform) makeTable() {
 				x = rounded(rounded(x, t.norm)-mean, t.norm)
 				x = rounded(x/std, t.norm)
 			}
-			at := t.table[(c*256+v)*elem:]
-			switch t.dtype {
-			case "fp32":
-				native.PutUint32(at, math.Float32bits(x))
-			case "fp16":
-				native.PutUint16(at, float16(x))
-			case "bf16":
-				native.PutUint16(at, bfloat16(x))
-			}
+			copy(t.table[(c*256+v)*elem:], element(t.dtype, float64(x)))
 		}
 	}
 }

@@ -89,9 +89,14 @@ const (
 // LeastMemory is the least Options.Memory, in bytes.
 const LeastMemory = overhead + (minLedger*4+2)/3
 
-// RoundUp formats a number of bytes for a flag, rounded up to whole MiB: the size that an error recommends must be
-// enough.
-func RoundUp(n int64) string { return fmt.Sprintf("%dMiB", (n+1<<20-1)>>20) }
+// RoundUp formats a number of bytes for a flag, rounded up to whole MiB, or GiB if that is exact enough: the size that an error
+// recommends must be enough.
+func RoundUp(n int64) string {
+	if n >= 100<<30 {
+		return fmt.Sprintf("%dGiB", (n+1<<30-1)>>30)
+	}
+	return fmt.Sprintf("%dMiB", (n+1<<20-1)>>20)
+}
 
 // ledgerOf returns how much of --memory is for data and metadata. The garbage collector and the size classes of
 // buffers need about a quarter on top of live bytes.

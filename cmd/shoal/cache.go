@@ -46,7 +46,13 @@ of the id that ls shows.`,
 	cache.crypt.addTo(c.PersistentFlags())
 	cache.audit.addTo(c.PersistentFlags())
 	c.PersistentFlags().StringVar(&cache.dir, "cache-dir", "", "the cache directory, instead of the first argument")
-	c.AddCommand(cacheLsCommand(&cache), cacheRmCommand(&cache), cachePinCommand(&cache, "pin", true), cachePinCommand(&cache, "unpin", false), cacheQuotaCommand(&cache), cacheVerifyCommand(&cache), cacheRekeyCommand(&cache))
+	c.AddCommand(cacheLsCommand(&cache), cacheQuotaCommand(&cache), cacheRekeyCommand(&cache),
+		cache.verb("rm", "Delete the cached data of a dataset that is not open", "", removeCached),
+		cache.verb("pin", "Keep a dataset's cached data while it is not open, even when others need space", "", pinCached(true)),
+		cache.verb("unpin", "Allow a dataset's cached data to be removed when others need space", "", pinCached(false)),
+		cache.verb("verify", "Compare what is kept of a dataset with the store, and drop what differs", `Reads what is kept of a dataset and compares it with what the store has: with the ETag where that is the MD5 of an
+object, otherwise with its bytes, which are fetched for that. What differs is dropped, and fetched again when it is
+read; then the verb ends with 1. shoal fsck checks the files of the cache themselves.`, verifyCached))
 	return c
 }
 
@@ -201,36 +207,12 @@ func listCache(h *engine.Host, out io.Writer, asJSON bool) error {
 	return w.Flush()
 }
 
-func cacheRmCommand(cache *cacheFlags) *cobra.Command {
-	return &cobra.Command{
-		Use:     "rm CACHE-DIR SOURCE",
-		Short:   "Delete the cached data of a dataset that is not open",
-		Example: "  shoal cache rm /nvme/shoal s3://photos/train",
-		Args:    cobra.ArbitraryArgs,
-		RunE: func(c *cobra.Command, args []string) error {
-			cacheDir, args, err := dirAnd(c, &cache.dir, args, 1)
-			if err != nil {
-				return err
-			}
-			return cache.change(c, cacheDir, args[0], audit.Event{Event: "cache_rm"}, func(h *engine.Host, d cachedir.Info, out io.Writer) error {
-				err := h.Remove(d.ID)
-				if err == nil {
-					fmt.Fprintf(out, "removed %s of %s\n", humanize.IBytes(uint64(d.DiskBytes)), args[0])
-				}
-				return err
-			})
-		},
-	}
-}
-
-func cachePinCommand(cache *cacheFlags, name string, pinned bool) *cobra.Command {
-	short := "Keep a dataset's cached data while it is not open, even when others need space"
-	if !pinned {
-		short = "Allow a dataset's cached data to be removed when others need space"
-	}
+// verb is a verb that shows or changes what the directory keeps of a dataset.
+func (cache *cacheFlags) verb(name, short, long string, do func(ctx context.Context, h *engine.Host, d cachedir.Info, out io.Writer) error) *cobra.Command {
 	return &cobra.Command{
 		Use:     name + " CACHE-DIR SOURCE",
 		Short:   short,
+		Long:    long,
 		Example: "  shoal cache " + name + " /nvme/shoal s3://photos/train",
 		Args:    cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -238,10 +220,24 @@ func cachePinCommand(cache *cacheFlags, name string, pinned bool) *cobra.Command
 			if err != nil {
 				return err
 			}
-			return cache.change(c, cacheDir, args[0], audit.Event{Event: "cache_" + name}, func(h *engine.Host, d cachedir.Info, _ io.Writer) error {
-				return h.Pin(d.ID, pinned)
+			return cache.change(c, cacheDir, args[0], audit.Event{Event: "cache_" + name}, func(h *engine.Host, d cachedir.Info, out io.Writer) error {
+				return do(c.Context(), h, d, out)
 			})
 		},
+	}
+}
+
+func removeCached(_ context.Context, h *engine.Host, d cachedir.Info, out io.Writer) error {
+	err := h.Remove(d.ID)
+	if err == nil {
+		fmt.Fprintf(out, "removed %s of %s\n", humanize.IBytes(uint64(d.DiskBytes)), d.Source)
+	}
+	return err
+}
+
+func pinCached(pinned bool) func(context.Context, *engine.Host, cachedir.Info, io.Writer) error {
+	return func(_ context.Context, h *engine.Host, d cachedir.Info, _ io.Writer) error {
+		return h.Pin(d.ID, pinned)
 	}
 }
 
@@ -273,44 +269,27 @@ func cacheQuotaCommand(cache *cacheFlags) *cobra.Command {
 	}
 }
 
-func cacheVerifyCommand(cache *cacheFlags) *cobra.Command {
-	return &cobra.Command{
-		Use:   "verify CACHE-DIR SOURCE",
-		Short: "Compare what is kept of a dataset with the store, and drop what differs",
-		Long: `Reads what is kept of a dataset and compares it with what the store has: with the ETag where that is the MD5 of an
-object, otherwise with its bytes, which are fetched for that. What differs is dropped, and fetched again when it is
-read; then the verb ends with 1. shoal fsck checks the files of the cache themselves.`,
-		Example: "  shoal cache verify /nvme/shoal s3://photos/train",
-		Args:    cobra.ArbitraryArgs,
-		RunE: func(c *cobra.Command, args []string) error {
-			cacheDir, args, err := dirAnd(c, &cache.dir, args, 1)
-			if err != nil {
-				return err
-			}
-			return cache.change(c, cacheDir, args[0], audit.Event{Event: "cache_verify"}, func(h *engine.Host, d cachedir.Info, out io.Writer) (err error) {
-				inv := invocationOf(c.Context())
-				e, ok := h.Use(d.ID)
-				if !ok {
-					none, err := order.Parse("none")
-					if err != nil {
-						return err
-					}
-					if e, err = openEngine(c.Context(), inv, h, engine.Config{Source: d.Source, Order: none, Samples: "*", Logger: slog.Default(), Getenv: inv.getenv}); err != nil {
-						return err
-					}
-				}
-				defer func() { err = errors.Join(err, e.Close()) }()
-				bar := inv.Step("verifying")
-				r, err := e.Verify(c.Context(), func(done, total int) { bar.Set(done, total, "") })
-				bar.Done(human.Count(r.Extents, "extent"))
-				if err == nil && r.Dropped > 0 {
-					err = fmt.Errorf("%s: %d of %s had other bytes than the store, and were dropped: they are fetched again when they are read", d.Source, r.Dropped, human.Count(r.Extents, "extent"))
-				}
-				if err == nil {
-					fmt.Fprintf(out, "%s of %s are as in the store; %s compared byte by byte\n", human.Count(r.Extents, "extent"), d.Source, humanize.Comma(int64(r.Asked)))
-				}
-				return err
-			})
-		},
+func verifyCached(ctx context.Context, h *engine.Host, d cachedir.Info, out io.Writer) (err error) {
+	inv := invocationOf(ctx)
+	e, ok := h.Use(d.ID)
+	if !ok {
+		none, err := order.Parse("none")
+		if err != nil {
+			return err
+		}
+		if e, err = openEngine(ctx, inv, h, engine.Config{Source: d.Source, Order: none, Samples: "*", Logger: slog.Default(), Getenv: inv.getenv}); err != nil {
+			return err
+		}
 	}
+	defer func() { err = errors.Join(err, e.Close()) }()
+	bar := inv.Step("verifying")
+	r, err := e.Verify(ctx, func(done, total int) { bar.Set(done, total, "") })
+	bar.Done(human.Count(r.Extents, "extent"))
+	if err == nil && r.Dropped > 0 {
+		err = fmt.Errorf("%s: %d of %s had other bytes than the store, and were dropped: they are fetched again when they are read", d.Source, r.Dropped, human.Count(r.Extents, "extent"))
+	}
+	if err == nil {
+		fmt.Fprintf(out, "%s of %s are as in the store; %s compared byte by byte\n", human.Count(r.Extents, "extent"), d.Source, humanize.Comma(int64(r.Asked)))
+	}
+	return err
 }

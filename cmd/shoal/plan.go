@@ -628,7 +628,7 @@ func (p *predictor) advice(t planTarget) string {
 	case *t.CacheBytes == 0:
 		ways = append(ways, fmt.Sprintf("no cache is needed at %s", p.o.bandwidth.String()))
 	default:
-		ways = append(ways, fmt.Sprintf("--cache-size %s (%.1f%% of the dataset) at %s", ceil(cli.Size(*t.CacheBytes)), 100**t.CacheFraction, p.o.bandwidth.String()))
+		ways = append(ways, fmt.Sprintf("--cache-size %s (%.1f%% of the dataset) at %s", cachedir.RoundUp(*t.CacheBytes), 100**t.CacheFraction, p.o.bandwidth.String()))
 	}
 	switch {
 	case t.Bandwidth == nil:
@@ -642,15 +642,6 @@ func (p *predictor) advice(t planTarget) string {
 		return goal + "neither cache nor bandwidth is enough (look at latency, --connections, --workers and --memory)"
 	}
 	return goal + strings.Join(ways, ", or ")
-}
-
-// ceil returns the size rounded up to whole MiB, or GiB if that is exact enough.
-func ceil(s cli.Size) string {
-	unit, name := int64(1<<20), "MiB"
-	if s >= 100<<30 {
-		unit, name = 1<<30, "GiB"
-	}
-	return fmt.Sprintf("%d%s", (int64(s)+unit-1)/unit, name)
 }
 
 // seconds formats a virtual time with about three digits.
