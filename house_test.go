@@ -49,7 +49,7 @@ var mayImport = map[string][]string{
 	"internal/settings":         {"internal/human", "internal/levenshtein"},
 	"internal/daemon":           {"internal/audit", "internal/cli", "internal/handover", "internal/progress", "internal/pause"},
 	"internal/handover":         {},
-	"internal/shortcut":         {"cache/catalog", "cache/segment"},
+	"internal/shortcut":         {"cache/catalog", "cache/segment", "internal/audit"},
 	"internal/progress":         {},
 	"internal/killpoint":        {},
 	"internal/pause":            {},

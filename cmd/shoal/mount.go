@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/cachedir"
@@ -169,9 +168,9 @@ func mountEngine(inv *invocation, h *engine.Host, e *engine.Engine, mo *mountOpt
 	// Each process that uses the mount is a peer of its own, so the events have no common peer.
 	events := h.Audit().With(audit.Event{Source: e.Source(), Mountpoint: mountpoint})
 	witness := newMountWitness(events)
-	door.shortcut = shortcut.New(e, func(p unix.Ucred) {
+	door.shortcut = shortcut.New(e, func(p *audit.Peer) {
 		if witness != nil {
-			witness.Opening(fusefs.Caller{Thread: uint32(p.Pid), UID: p.Uid, GID: p.Gid})
+			witness.Opening(fusefs.Caller{Thread: uint32(p.PID), UID: uint32(*p.UID), GID: uint32(*p.GID)})
 		}
 	})
 	mount := audit.Event{Event: "mount", Dataset: e.Manifest().Version(), Order: cfg.Order.String(), Peer: inv.who()}

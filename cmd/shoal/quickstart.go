@@ -20,7 +20,9 @@ import (
 
 	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
+	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/machine"
 )
 
@@ -85,7 +87,7 @@ func (q *quickstart) run(ctx context.Context, inv *invocation, source string) (e
 	}
 	args := []string{"mount", source, q.at}
 	code, reached := mountCode, q.at
-	missing := noFUSE()
+	missing := fusefs.MayMount(fusefs.Options{})
 	if missing != nil {
 		reached = "unix://" + q.at + ".sock"
 		args = []string{"serve", source, "--listen", reached}
@@ -278,21 +280,6 @@ func (q *quickstart) credentials(home string) string {
 	return "this machine's role: no AWS_ACCESS_KEY_ID, AWS_PROFILE or " + file + " was found"
 }
 
-// noFUSE says why this user cannot mount, or returns nil.
-func noFUSE() error {
-	f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	_ = f.Close()
-	if os.Geteuid() != 0 {
-		if _, err := exec.LookPath("fusermount3"); err != nil {
-			return errors.New("fusermount3 is missing: install fuse3")
-		}
-	}
-	return nil
-}
-
 // roomiest returns the folder for caches on the local disk with the most room: usual, unless a disk of its own, mounted
 // where data go, has at least twice as much.
 func roomiest(usual string) (dir string, room int64) {
@@ -305,17 +292,9 @@ func roomiest(usual string) (dir string, room int64) {
 			!slices.Contains([]string{"ext4", "xfs", "btrfs", "zfs", "f2fs"}, m.Type) {
 			continue
 		}
-		if n, err := machine.Room(m.Point); err == nil && n > 2*room && writable(m.Point) {
+		if n, err := machine.Room(m.Point); err == nil && n > 2*room && unix.Access(m.Point, unix.W_OK) == nil {
 			dir, room = filepath.Join(m.Point, "shoal"), n
 		}
 	}
 	return dir, room
-}
-
-func writable(dir string) bool {
-	tmp, err := os.MkdirTemp(dir, ".shoal-")
-	if err != nil {
-		return false
-	}
-	return os.Remove(tmp) == nil
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/segment"
+	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
@@ -181,7 +182,7 @@ func (w *world) kill() {
 
 // begin starts a daemon.
 func (w *world) begin() {
-	w.server = New(w, func(unix.Ucred) {})
+	w.server = New(w, func(*audit.Peer) {})
 	w.server.write = w.write
 	stats, _ := json.Marshal(map[string]string{"shortcut_v2": w.server.Key(), "cache_dir": w.dir})
 	w.replace(filepath.Join(w.root, ".shoal", "stats"), stats)

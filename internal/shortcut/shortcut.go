@@ -48,6 +48,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/segment"
+	"github.com/shoalfs/shoal/internal/audit"
 )
 
 const (
@@ -73,7 +74,7 @@ type Volume interface {
 type Server struct {
 	key    string
 	volume Volume
-	opens  func(process unix.Ucred) // called with each client's process
+	opens  func(process *audit.Peer) // called with each client's process
 	write  func(conn *net.UnixConn, message []byte) error
 
 	mu      sync.Mutex
@@ -82,7 +83,7 @@ type Server struct {
 }
 
 // New returns a server for a mount of v. opens is called with the process of each client, before it can read.
-func New(v Volume, opens func(process unix.Ucred)) *Server {
+func New(v Volume, opens func(process *audit.Peer)) *Server {
 	return &Server{key: rand.Text(), volume: v, opens: opens, write: write, clients: map[*client]struct{}{}}
 }
 
@@ -111,12 +112,12 @@ func (s *Server) Close() {
 
 // Serve serves a connection until it ends. It does not close it.
 func (s *Server) Serve(conn *net.UnixConn) error {
-	process, err := peer(conn)
-	if err != nil {
-		return err
+	process := audit.Unix(conn)
+	if process.UID == nil {
+		return errors.New("the kernel does not say whose connection it is")
 	}
 	s.opens(process)
-	c := &client{server: s, conn: conn, process: uint32(process.Pid), damaged: s.volume.Damaged()}
+	c := &client{server: s, conn: conn, process: uint32(process.PID), damaged: s.volume.Damaged()}
 	s.mu.Lock()
 	if s.clients == nil {
 		s.mu.Unlock()
@@ -133,6 +134,7 @@ func (s *Server) Serve(conn *net.UnixConn) error {
 		s.mu.Unlock()
 		s.wg.Done()
 	}()
+	var err error
 	if c.version, err = strconv.ParseUint(c.manifest.Version()[:16], 16, 64); err == nil {
 		err = c.send('H', append(binary.LittleEndian.AppendUint64(nil, c.version), s.volume.SegmentDir(c.manifest)...))
 	}
@@ -143,20 +145,6 @@ func (s *Server) Serve(conn *net.UnixConn) error {
 		return nil
 	}
 	return err
-}
-
-// peer returns the process at the other end, with the number 0 if it is in another pid namespace.
-func peer(conn *net.UnixConn) (unix.Ucred, error) {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return unix.Ucred{}, err
-	}
-	var cred *unix.Ucred
-	failed := raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
-	if err := errors.Join(failed, err); err != nil {
-		return unix.Ucred{}, err
-	}
-	return *cred, nil
 }
 
 // client is one connection.

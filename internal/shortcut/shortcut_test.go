@@ -19,6 +19,7 @@ import (
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/segment"
+	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
@@ -67,8 +68,8 @@ func start(t testing.TB, files int) (*volume, *Server, func() *net.UnixConn) {
 	t.Helper()
 	v := &volume{dir: t.TempDir()}
 	v.m.Store(build(t, files))
-	s := New(v, func(p unix.Ucred) {
-		if int(p.Pid) != os.Getpid() || int(p.Uid) != os.Getuid() {
+	s := New(v, func(p *audit.Peer) {
+		if p.PID != os.Getpid() || *p.UID != os.Getuid() {
 			t.Errorf("%+v", p)
 		}
 	})
