@@ -292,11 +292,10 @@ func (o *benchOptions) job(w shapedJob) accelerator.Job {
 
 // runMounted benches a mount that is there.
 func (o *benchOptions) runMounted(ctx context.Context, s workload.Shape, p *progress.Printer) (*benchReport, error) {
-	m, err := statMount(ctx, o.mount)
+	stats, err := testbed.ReadStats(o.mount)
 	if err != nil {
 		return nil, err
 	}
-	stats := m.stats
 	if o.order == "" {
 		if spec, err := order.Parse(stats.Order.Spec); err != nil || !spec.Computed() {
 			return nil, cli.Usagef("--order: the mount has none (it has %q): give one, such as torch:seed=7", stats.Order.Spec)
@@ -320,7 +319,7 @@ func (o *benchOptions) runMounted(ctx context.Context, s workload.Shape, p *prog
 			if err != nil {
 				return nil, err
 			}
-			return m.paths(ctx, of)
+			return paths(ctx, o.mount, of)
 		},
 	}
 	if o.order == stats.Order.Spec && stats.Order.State == "finished" {

@@ -25,26 +25,12 @@ var ErrMissing = errors.New("demo: something is missing")
 
 // missing returns what the demo needs and does not find, each with the command that gets it.
 func (j *job) missing(ctx context.Context) []string {
-	var packages []string
-	other := testbed.Missing()
-	need := func(p string) {
-		if !slices.Contains(packages, p) {
-			packages = append(packages, p)
-		}
-	}
+	packages, other := j.missingModules(ctx), testbed.Missing()
 	if _, err := os.Stat(j.Python); err != nil {
-		for _, p := range []string{"python3", "python3-torch", "python3-torchvision", "python3-numpy", "python3-pil", "python3-grpcio"} {
-			need(p)
-		}
-	} else {
-		for _, p := range j.missingModules(ctx) {
-			need(p)
-		}
+		packages = append([]string{"python3"}, packages...)
 	}
 	if _, err := photos.Sources(); errors.Is(err, photos.ErrNoSources) {
-		for _, p := range photos.Packages() {
-			need(p)
-		}
+		packages = append(packages, photos.Packages()...)
 	}
 	if _, err := os.Stat(j.Shoal); err != nil {
 		other = append(other, fmt.Sprintf("%s is not there: run make build", j.Shoal))
@@ -55,7 +41,7 @@ func (j *job) missing(ctx context.Context) []string {
 	return other
 }
 
-// missingModules returns the packages of the Python modules that cannot be found.
+// missingModules returns the packages of the Python modules that cannot be found: of all without an interpreter.
 func (j *job) missingModules(ctx context.Context) []string {
 	modules := []struct{ name, pkg string }{
 		{"torch", "python3-torch"}, {"torchvision", "python3-torchvision"}, {"numpy", "python3-numpy"},

@@ -19,6 +19,7 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/lab/rig/daemon"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 	"github.com/shoalfs/shoal/lab/rig/s3server"
@@ -43,13 +44,8 @@ func Missing() (lines []string) {
 	if _, err := s3server.FindBinary(); err != nil {
 		lines = append(lines, err.Error())
 	}
-	if f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0); err != nil {
-		lines = append(lines, fmt.Sprintf("/dev/fuse cannot be opened (%v): load the kernel module (modprobe fuse), or give the container --device /dev/fuse --cap-add SYS_ADMIN", err))
-	} else {
-		_ = f.Close()
-	}
-	if _, err := exec.LookPath("fusermount3"); err != nil && os.Geteuid() != 0 {
-		lines = append(lines, "fusermount3 is not there: apt-get install fuse3")
+	if err := fusefs.MayMount(fusefs.Options{}); err != nil {
+		lines = append(lines, err.Error())
 	}
 	return lines
 }
