@@ -38,7 +38,6 @@ type filesystem struct {
 	recorder Recorder // nil: nothing is recorded
 	opts     Options
 	log      *slog.Logger
-	throttle *throttle
 	gens     *generations
 	control  *controlFolder
 	stopping chan struct{} // closed when the server wants to end
@@ -313,7 +312,7 @@ func (f *filesystem) readError(cancel <-chan struct{}, m *catalog.Manifest, file
 		// Canceled by the engine: many programs would repeat an EINTR forever.
 		errno = syscall.EIO
 	}
-	f.throttle.warn(errno.Error(), "read failed", "path", m.Path(file), "errno", errno.Error(), "cause", err)
+	f.log.Warn("read failed", "path", m.Path(file), "errno", errno.Error(), "cause", err)
 	return fuse.Status(errno)
 }
 

@@ -500,9 +500,6 @@ func TestErrno(t *testing.T) {
 	if log := c.log.String(); !strings.Contains(log, "path=err/changed") || !strings.Contains(log, "access denied") {
 		t.Errorf("the log names no path or cause:\n%s", log)
 	}
-	if lines := strings.Count(c.log.String(), "errno=\"input/output error\""); lines > throttleBurst {
-		t.Errorf("%d lines about one errno", lines)
-	}
 }
 
 func TestReadAheadIsSet(t *testing.T) {

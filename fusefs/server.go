@@ -248,9 +248,8 @@ func newFilesystem(v Volume, c Control, o Options, k *kept) *filesystem {
 	f := &filesystem{
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
 		volume:        v, opts: o, log: o.Logger, stopping: stopping,
-		throttle: &throttle{log: o.Logger, by: map[string]*throttled{}},
-		control:  newControlFolder(c, o, stopping),
-		kept:     k,
+		control: newControlFolder(c, o, stopping),
+		kept:    k,
 	}
 	var earlier []Word
 	if f.draining.counts = new(counts); k != nil {

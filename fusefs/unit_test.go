@@ -1,13 +1,9 @@
 package fusefs
 
 import (
-	"bytes"
 	"context"
-	"fmt"
 	"io/fs"
-	"log/slog"
 	"os"
-	"strings"
 	"syscall"
 	"testing"
 
@@ -106,26 +102,6 @@ func TestGenerations(t *testing.T) {
 			},
 		})
 	})
-}
-
-func TestThrottle(t *testing.T) {
-	var out bytes.Buffer
-	th := &throttle{log: slog.New(slog.NewTextHandler(&out, nil)), by: map[string]*throttled{}}
-	for i := range 100 {
-		th.warn("a", "first", "i", i)
-		if i%50 == 0 {
-			th.warn("b", "second")
-		}
-	}
-	if a, b := strings.Count(out.String(), "msg=first"), strings.Count(out.String(), "msg=second"); a != throttleBurst || b != 2 {
-		t.Errorf("%d and %d lines", a, b)
-	}
-	th.by["a"].since = th.by["a"].since.Add(-2 * throttleWindow)
-	out.Reset()
-	th.warn("a", "first")
-	if want := fmt.Sprintf("suppressed_before=%d", 100-throttleBurst); !strings.Contains(out.String(), want) {
-		t.Errorf("%s lacks %s", out.String(), want)
-	}
 }
 
 func TestDying(t *testing.T) {

@@ -51,7 +51,7 @@ const (
 // the events of one flood.
 var identity = map[string]bool{
 	"source": true, "session": true, "rank": true, "dir": true, "mountpoint": true, "plan": true, "listen": true,
-	"address": true, "destination": true, "file": true, "method": true, "kind": true,
+	"address": true, "destination": true, "file": true, "method": true, "kind": true, "errno": true,
 }
 
 // Limiter holds back repetitions, for all loggers of a process. Flush it at the end.

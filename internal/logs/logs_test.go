@@ -200,3 +200,17 @@ func TestNothingIsLeftOut(t *testing.T) {
 		}
 	}
 }
+
+// A store that is down fails reads of thousands of files: one kind of event for each way in which they fail.
+func TestFailedReads(t *testing.T) {
+	var w lines
+	l := NewLimiter()
+	log := newLogger(t, l, &w, Text, slog.LevelInfo)
+	for i := range 100 {
+		log.Warn("read failed", "path", i, "errno", []string{"stale file handle", "input/output error"}[i%2])
+	}
+	l.Flush()
+	if all := w.take(); len(all) != 2*burst+2 || strings.Count(strings.Join(all, ""), "errno=\"stale file handle\"") != burst+1 || strings.Count(strings.Join(all, ""), fmt.Sprintf("repeated=%d", 50-burst)) != 2 {
+		t.Errorf("%d lines: %q", len(all), all)
+	}
+}
