@@ -16,7 +16,6 @@ import (
 	v3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/shoalfs/shoal/lab/rig/etcd"
-	"github.com/shoalfs/shoal/lab/rig/fleet"
 	"github.com/shoalfs/shoal/lab/rig/netns"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
@@ -36,7 +35,7 @@ func TestCkptHosts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	f, err := fleet.New(context.Background(), fleet.Options{Shoal: shoalBin, Dir: t.TempDir(), Nodes: 4, Store: server.URL, Far: proxy.Options{Latency: 2 * time.Millisecond}})
+	f, err := makeFleet(context.Background(), fleetOptions{Shoal: shoalBin, Dir: t.TempDir(), Nodes: 4, Store: server.URL, Far: proxy.Options{Latency: 2 * time.Millisecond}})
 	must(err)
 	t.Cleanup(func() {
 		if err := f.Close(); err != nil {

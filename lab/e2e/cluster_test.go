@@ -21,7 +21,6 @@ import (
 
 	"github.com/shoalfs/shoal/lab/rig/daemon"
 	"github.com/shoalfs/shoal/lab/rig/etcd"
-	"github.com/shoalfs/shoal/lab/rig/fleet"
 	"github.com/shoalfs/shoal/lab/rig/netns"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
@@ -74,7 +73,7 @@ func (s *clusterSet) want(t testing.TB, spec string, world, rank int, epochs ...
 
 // cluster is a fleet over the dataset.
 type cluster struct {
-	*fleet.Fleet
+	*fleet
 	*clusterSet
 	t     *testing.T
 	last  []proxy.Stats // at the last count
@@ -105,7 +104,7 @@ func fleetOver(t *testing.T, set *clusterSet, store string, share float64, flags
 	dir := t.TempDir()
 	c := &cluster{clusterSet: set, t: t, last: make([]proxy.Stats, clusterNodes)}
 	var err error
-	c.Fleet, err = fleet.New(context.Background(), fleet.Options{Shoal: shoalBin, Dir: dir, Mounts: true, Nodes: clusterNodes, Rate: 1e9, Store: store, Far: latency})
+	c.fleet, err = makeFleet(context.Background(), fleetOptions{Shoal: shoalBin, Dir: dir, Mounts: true, Nodes: clusterNodes, Rate: 1e9, Store: store, Far: latency})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +153,7 @@ func (c *cluster) join() {
 // start starts daemons, by default all.
 func (c *cluster) start(nodes ...int) {
 	c.t.Helper()
-	c.each(func(n *fleet.Node) error {
+	c.each(func(n *fleetNode) error {
 		if len(nodes) > 0 && !slices.Contains(nodes, n.Number) {
 			return nil
 		}
@@ -174,7 +173,7 @@ func (c *cluster) settled() {
 }
 
 // each does f for all nodes at once.
-func (c *cluster) each(f func(n *fleet.Node) error) {
+func (c *cluster) each(f func(n *fleetNode) error) {
 	c.t.Helper()
 	if err := c.Each(f); err != nil {
 		c.t.Fatal(err)
@@ -185,7 +184,7 @@ func (c *cluster) each(f func(n *fleet.Node) error) {
 // of the dataset. It waits until nothing is on its way, nor to be written.
 func (c *cluster) count() (nodes []int64, all float64) {
 	c.t.Helper()
-	c.each(func(n *fleet.Node) error {
+	c.each(func(n *fleetNode) error {
 		for n.Runs() {
 			s, err := n.Stats(c.t.Context())
 			if err != nil || s.Disk.Queued == 0 && n.Store().InFlight == 0 {
@@ -212,12 +211,12 @@ func (c *cluster) epoch(epoch, world int) float64 {
 	c.t.Helper()
 	return c.during(fmt.Sprintf("epoch %d of world %d", epoch, world), func() {
 		c.t.Helper()
-		c.each(func(n *fleet.Node) error { return c.consume(n, epoch, world) })
+		c.each(func(n *fleetNode) error { return c.consume(n, epoch, world) })
 	})
 }
 
 // consume has a node's consumer read its rank of an epoch, and compares the digest.
-func (c *cluster) consume(n *fleet.Node, epoch, world int) error {
+func (c *cluster) consume(n *fleetNode, epoch, world int) error {
 	rank := n.Number % world
 	got, err := n.Feed(c.t.Context(), "--order", clusterOrder, "--batch", "50", "--epoch", fmt.Sprint(epoch), "--world", fmt.Sprint(world), "--rank", fmt.Sprint(rank))
 	if err == nil && got.Digest != c.want(c.t, clusterOrder, world, rank, epoch) {
@@ -283,10 +282,10 @@ func (c *cluster) atMost(most, got float64, what string) {
 	}
 }
 
-func (c *cluster) stats() []fleet.Stats {
+func (c *cluster) stats() []fleetStats {
 	c.t.Helper()
-	all := make([]fleet.Stats, len(c.Nodes))
-	c.each(func(n *fleet.Node) (err error) {
+	all := make([]fleetStats, len(c.Nodes))
+	c.each(func(n *fleetNode) (err error) {
 		if n.Runs() {
 			all[n.Number], err = n.Stats(c.t.Context())
 		}
@@ -296,7 +295,7 @@ func (c *cluster) stats() []fleet.Stats {
 }
 
 // table shows the bytes from the store and how the reads of each node ended.
-func (c *cluster) table(store []int64, before, after []fleet.Stats) string {
+func (c *cluster) table(store []int64, before, after []fleetStats) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%6s %12s %8s %12s %12s %8s %8s %8s %8s %8s %7s\n", "node", "store bytes", "of all", "peers' bytes", "given bytes", "disk", "memory", "joined", "misses", "kept", "hedges")
 	for i, s := range after {
@@ -365,7 +364,7 @@ func TestClusterOfSmallCaches(t *testing.T) {
 
 // read has a consumer read a rank of an epoch from the node's mount, as two workers of a trainer would, and returns how long the
 // slowest file took.
-func (c *cluster) read(n *fleet.Node, epoch int) (slowest time.Duration, err error) {
+func (c *cluster) read(n *fleetNode, epoch int) (slowest time.Duration, err error) {
 	order := orderOf(c.t, clusterOrder, len(c.paths), "--epoch", fmt.Sprint(epoch), "--world", fmt.Sprint(clusterNodes), "--rank", fmt.Sprint(n.Number))
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -408,7 +407,7 @@ func TestClusterNodeInTrouble(t *testing.T) {
 	first := c.warm()
 	victim := c.Nodes[clusterNodes-1]
 	apart := func(apart bool) error {
-		return c.Each(func(n *fleet.Node) error { return n.Apart(apart) })
+		return c.Each(func(n *fleetNode) error { return n.Apart(apart) })
 	}
 	for i, trouble := range []struct {
 		name       string
@@ -553,7 +552,7 @@ func TestClusterRefresh(t *testing.T) {
 	dir, paths := tree(t, 2, 50, 20<<10)
 	c.clusterSet = &clusterSet{dir: dir, source: bucket(t, dir), paths: paths, bytes: 1}
 	c.start()
-	c.each(func(n *fleet.Node) error { readAll(t, n.Mount, dir, paths); return nil })
+	c.each(func(n *fleetNode) error { readAll(t, n.Mount, dir, paths); return nil })
 	was := c.stats()
 	write(t, filepath.Join(dir, paths[7]), bytes.Repeat([]byte("new"), 5000))
 	write(t, filepath.Join(dir, "class00/added.jpg"), bytes.Repeat([]byte("added"), 5000))
@@ -563,15 +562,15 @@ func TestClusterRefresh(t *testing.T) {
 	}
 	within(t, patience, "all nodes have the new version", func() bool {
 		now := c.stats()
-		return now[1].Dataset != was[1].Dataset && !slices.ContainsFunc(now, func(s fleet.Stats) bool { return s.Dataset != now[1].Dataset })
+		return now[1].Dataset != was[1].Dataset && !slices.ContainsFunc(now, func(s fleetStats) bool { return s.Dataset != now[1].Dataset })
 	})
 	within(t, patience, "all mounts have it", func() bool {
-		return !slices.ContainsFunc(c.Nodes, func(n *fleet.Node) bool {
+		return !slices.ContainsFunc(c.Nodes, func(n *fleetNode) bool {
 			_, err := os.Stat(filepath.Join(n.Mount, "class00/added.jpg"))
 			return err != nil
 		})
 	})
-	c.each(func(n *fleet.Node) error { readAll(t, n.Mount, dir, append(paths, "class00/added.jpg")); return nil })
+	c.each(func(n *fleetNode) error { readAll(t, n.Mount, dir, append(paths, "class00/added.jpg")); return nil })
 }
 
 // etcd comes back from an older copy: the version does not go back, and who comes later gets the newest. And a warm node starts
@@ -592,7 +591,7 @@ func TestClusterGoesForward(t *testing.T) {
 	if _, err := c.Nodes[1].Shoal(t.Context(), "refresh", c.Nodes[1].Mount); err != nil {
 		t.Fatal(err)
 	}
-	isNew := func(nodes ...*fleet.Node) func() bool {
+	isNew := func(nodes ...*fleetNode) func() bool {
 		return func() bool {
 			for _, n := range nodes {
 				if s, err := n.Stats(t.Context()); err != nil || s.Dataset == was {
@@ -608,12 +607,12 @@ func TestClusterGoesForward(t *testing.T) {
 	}
 	within(t, patience, "etcd has the new version again", func() bool {
 		s := c.stats()
-		return slices.ContainsFunc(s, func(s fleet.Stats) bool {
+		return slices.ContainsFunc(s, func(s fleetStats) bool {
 			return slices.ContainsFunc(s.Errors, func(e struct{ Text string }) bool { return strings.Contains(e.Text, "as if it had been restored") })
 		})
 	})
 	c.settled()
-	c.each(func(n *fleet.Node) error { readAll(t, n.Mount, dir, paths); return nil })
+	c.each(func(n *fleetNode) error { readAll(t, n.Mount, dir, paths); return nil })
 	if !isNew(c.Nodes...)() {
 		t.Error("a node went back")
 	}
@@ -629,11 +628,11 @@ func TestClusterGoesForward(t *testing.T) {
 	}
 	readAll(t, first.Mount, dir, paths)
 
-	c.each(func(n *fleet.Node) error {
+	c.each(func(n *fleetNode) error {
 		return errors.Join(n.Stop(), n.Far(proxy.Options{Faults: []proxy.Fault{{Kind: proxy.Unavailable, Op: proxy.OpAny, P: 1}}}))
 	})
 	c.start()
-	c.each(func(n *fleet.Node) error { readAll(t, n.Mount, dir, paths); return nil })
+	c.each(func(n *fleetNode) error { readAll(t, n.Mount, dir, paths); return nil })
 }
 
 // A node that refreshes while etcd is away does not go back to the older version that etcd still has when it starts again, be it that
@@ -670,9 +669,9 @@ func TestClusterRefreshAlone(t *testing.T) {
 			c.start(1)
 		}
 		within(t, patience, "all nodes have its version", func() bool {
-			return !slices.ContainsFunc(c.stats(), func(s fleet.Stats) bool { return s.Dataset != is })
+			return !slices.ContainsFunc(c.stats(), func(s fleetStats) bool { return s.Dataset != is })
 		})
-		c.each(func(n *fleet.Node) error { readAll(t, n.Mount, dir, paths); return nil })
+		c.each(func(n *fleetNode) error { readAll(t, n.Mount, dir, paths); return nil })
 	}
 }
 
@@ -691,7 +690,7 @@ func TestClusterForked(t *testing.T) {
 		write(t, filepath.Join(dir, path), bytes.Repeat([]byte(t.Name()), 100+rand.IntN(1000)))
 		upload(t, dir, bucketName(t))
 	}
-	dataset := func(n *fleet.Node) string {
+	dataset := func(n *fleetNode) string {
 		s, err := n.Stats(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -717,7 +716,7 @@ func TestClusterForked(t *testing.T) {
 	}
 	c.start(0)
 	within(t, patience, "both have the newest version", func() bool { return dataset(old) == is && dataset(fresh) == is })
-	for _, n := range []*fleet.Node{old, fresh} {
+	for _, n := range []*fleetNode{old, fresh} {
 		readAll(t, n.Mount, dir, paths)
 	}
 	if dataset(old) != is || dataset(fresh) != is {
@@ -735,8 +734,8 @@ func TestClusterDrain(t *testing.T) {
 		t.Fatal(err)
 	}
 	within(t, patience, "all nodes know it", func() bool {
-		return !slices.ContainsFunc(c.stats(), func(s fleet.Stats) bool {
-			return !slices.ContainsFunc(s.Cluster.Nodes, func(n fleet.Peer) bool { return n.Draining && n.Owned == 0 })
+		return !slices.ContainsFunc(c.stats(), func(s fleetStats) bool {
+			return !slices.ContainsFunc(s.Cluster.Nodes, func(n fleetPeer) bool { return n.Draining && n.Owned == 0 })
 		})
 	})
 	time.Sleep(3 * time.Second)
@@ -746,7 +745,7 @@ func TestClusterDrain(t *testing.T) {
 	}
 	time.Sleep(3 * time.Second)
 	got := c.during("without it", func() {
-		c.each(func(n *fleet.Node) error {
+		c.each(func(n *fleetNode) error {
 			if !n.Runs() {
 				return nil
 			}
@@ -789,7 +788,7 @@ func TestClusterTrainers(t *testing.T) {
 	c := newCluster(t, 0.3, "--order", "torch:seed=7,world=4,rank={i}")
 	c.start()
 	c.atMost(1.03, c.during("two epochs by torch", func() {
-		c.each(func(n *fleet.Node) error {
+		c.each(func(n *fleetNode) error {
 			out, err := python(t, clusterTrainer, n.Mount, strconv.Itoa(n.Number)).Output()
 			want := c.want(t, clusterOrder, 4, n.Number, 0) + "\n" + c.want(t, clusterOrder, 4, n.Number, 1) + "\n"
 			if err == nil && string(out) != want {
@@ -841,7 +840,7 @@ func TestClusterAtRandom(t *testing.T) {
 		})
 	}
 	apart := func(apart bool) error {
-		return c.Each(func(n *fleet.Node) error { return n.Apart(apart) })
+		return c.Each(func(n *fleetNode) error { return n.Apart(apart) })
 	}
 	some := func() time.Duration { return time.Duration(300+rng.IntN(4000)) * time.Millisecond }
 	for i := range events {
@@ -933,8 +932,8 @@ func TestClusterZones(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := newCluster(t, 0)
-			zone := func(n *fleet.Node) string { return []string{"a", "b"}[n.Number/2] }
-			c.each(func(n *fleet.Node) error {
+			zone := func(n *fleetNode) string { return []string{"a", "b"}[n.Number/2] }
+			c.each(func(n *fleetNode) error {
 				flags := append(slices.Clone(c.flags), "--zone", zone(n))
 				flags[slices.Index(flags, "--cache-size")+1] = daemon.CacheSize(test.shares[n.Number], c.bytes, len(c.paths))
 				return n.Serve(t.Context(), c.source, flags...)

@@ -14,7 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/shoalfs/shoal/lab/rig/fleet"
 	"github.com/shoalfs/shoal/lab/rig/s3server"
 	"github.com/shoalfs/shoal/lab/rig/subproc"
 )
@@ -22,7 +21,7 @@ import (
 // Four nodes beside other makers' engines: SeaweedFS as their near tier, and juicefs in their place. make conformance runs it.
 
 // near asks a node of its near tier.
-func near(ctx context.Context, n *fleet.Node) (s nearStats, err error) {
+func near(ctx context.Context, n *fleetNode) (s nearStats, err error) {
 	out, err := n.Shoal(ctx, "stat", n.Addr, "--json")
 	if err == nil {
 		err = json.Unmarshal(out, &s)
@@ -74,7 +73,7 @@ func (c *cluster) overTier(what string, epoch int, trouble func()) (origin float
 		before := c.stats()[1].Reads
 		done := make(chan error, 1)
 		go func() {
-			done <- c.Each(func(n *fleet.Node) (err error) {
+			done <- c.Each(func(n *fleetNode) (err error) {
 				if n.Number == 0 && epoch > 0 {
 					return c.consume(n, epoch, clusterNodes)
 				}
@@ -102,7 +101,7 @@ func (c *cluster) overTier(what string, epoch int, trouble func()) (origin float
 		}
 	}
 	c.t.Logf("%s: the slowest read took %v", what, slices.Max(slowest))
-	c.each(func(n *fleet.Node) error {
+	c.each(func(n *fleetNode) error {
 		for {
 			s, err := near(c.t.Context(), n)
 			if err != nil || s.Near.Queued == 0 {
@@ -148,7 +147,7 @@ func (j *juicefs) verb(args ...string) {
 func (j *juicefs) up() (down func()) {
 	size := int64(peersCache * float64(j.bytes+4096*int64(len(j.paths)))) // it counts 4 KiB for each
 	procs := make([]*subproc.Proc, len(j.Nodes))
-	j.each(func(n *fleet.Node) (err error) {
+	j.each(func(n *fleetNode) (err error) {
 		cmd := n.Command(j.bin, "mount", j.meta, n.Mount, "--read-only", "--no-usage-report", "--no-bgjob", "--backup-meta", "0", "--cache-dir", n.Cache,
 			"--cache-size", fmt.Sprintf("%dM", size>>20+1), "--free-space-ratio", "0.01", "--attr-cache", "1h", "--entry-cache", "1h", "--dir-entry-cache", "1h", "--open-cache", "1h")
 		if procs[n.Number], err = subproc.Start("juicefs", cmd); err != nil {
@@ -163,7 +162,7 @@ func (j *juicefs) up() (down func()) {
 		return nil
 	})
 	return func() {
-		j.each(func(n *fleet.Node) error {
+		j.each(func(n *fleetNode) error {
 			err := unix.Unmount(n.Mount, 0)
 			procs[n.Number].Stop(5 * time.Second)
 			return err
@@ -185,7 +184,7 @@ func TestClusterBesideJuiceFS(t *testing.T) {
 	c := newCluster(t, peersCache)
 	alone := c.flags[:slices.Index(c.flags, "--cluster")]
 	j := newJuicefs(c, bin, redis)
-	stop := func() { c.each((*fleet.Node).Stop) }
+	stop := func() { c.each((*fleetNode).Stop) }
 	ways := []*struct {
 		name    string
 		up      func() (down func())
@@ -193,7 +192,7 @@ func TestClusterBesideJuiceFS(t *testing.T) {
 		seconds [2][]float64
 	}{
 		{name: "shoal", up: func() func() {
-			c.each(func(n *fleet.Node) error { return n.Serve(t.Context(), c.source, alone...) })
+			c.each(func(n *fleetNode) error { return n.Serve(t.Context(), c.source, alone...) })
 			return stop
 		}},
 		{name: "shoal --cluster", up: func() func() { c.start(); return stop }},
@@ -201,14 +200,14 @@ func TestClusterBesideJuiceFS(t *testing.T) {
 	}
 	for range atMost(1, 3) {
 		for _, way := range ways {
-			c.each(func(n *fleet.Node) error { return os.RemoveAll(n.Cache) })
+			c.each(func(n *fleetNode) error { return os.RemoveAll(n.Cache) })
 			down := way.up()
 			c.count()
 			var unhedged float64
 			for epoch := range 2 {
 				before, start := c.fromStore(), time.Now()
 				unhedged += c.during(way.name, func() {
-					c.each(func(n *fleet.Node) error { _, err := c.read(n, epoch); return err })
+					c.each(func(n *fleetNode) error { _, err := c.read(n, epoch); return err })
 					way.seconds[epoch] = append(way.seconds[epoch], time.Since(start).Seconds())
 				})
 				way.store[epoch] = append(way.store[epoch], c.fromStore()-before)

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/shoalfs/shoal/lab/rig/fleet"
 	"github.com/shoalfs/shoal/lab/rig/subproc"
 )
 
@@ -144,7 +143,7 @@ func (j *placedJob) read(do placedEpoch, paused func()) (shares []placedShare) {
 	shares = make([]placedShare, do.World)
 	each := func(f func(i int) error) {
 		j.t.Helper()
-		j.each(func(n *fleet.Node) error {
+		j.each(func(n *fleetNode) error {
 			if n.Number >= do.World {
 				return nil
 			}

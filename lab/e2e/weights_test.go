@@ -18,7 +18,6 @@ import (
 	"github.com/minio/minio-go/v7"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/shoalfs/shoal/lab/rig/fleet"
 	"github.com/shoalfs/shoal/lab/rig/netns"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 	"github.com/shoalfs/shoal/lab/rig/s3server"
@@ -168,7 +167,7 @@ func (w *weights) row(what string, seconds, store float64, again string) {
 func (w *weights) load(what, way string, nodes, processes, ranks int) {
 	w.t.Helper()
 	dir := w.t.TempDir()
-	f, err := fleet.New(context.Background(), fleet.Options{Shoal: shoalBin, Dir: dir, Mounts: true, Nodes: nodes, Store: w.line.URL})
+	f, err := makeFleet(context.Background(), fleetOptions{Shoal: shoalBin, Dir: dir, Mounts: true, Nodes: nodes, Store: w.line.URL})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -185,7 +184,7 @@ func (w *weights) load(what, way string, nodes, processes, ranks int) {
 		}
 		flags = append(flags, join...)
 	}
-	if err := f.Each(func(n *fleet.Node) error { return n.Serve(w.t.Context(), "s3://"+w.name+"/train", flags...) }); err != nil {
+	if err := f.Each(func(n *fleetNode) error { return n.Serve(w.t.Context(), "s3://"+w.name+"/train", flags...) }); err != nil {
 		w.t.Fatal(err)
 	}
 	if nodes > 1 {
@@ -219,7 +218,7 @@ func (w *weights) load(what, way string, nodes, processes, ranks int) {
 }
 
 // pass has all processes read at once, and returns the seconds of the last one, and what was read from the store as a share of the model.
-func (w *weights) pass(f *fleet.Fleet, way string, processes, ranks int) (seconds, store float64) {
+func (w *weights) pass(f *fleet, way string, processes, ranks int) (seconds, store float64) {
 	var before int64
 	for _, n := range f.Nodes {
 		before += n.Store().GetBytes

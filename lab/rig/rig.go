@@ -5,7 +5,6 @@
 //   - [github.com/shoalfs/shoal/lab/rig/s3server] runs a real S3 server (versitygw) on loopback.
 //   - [github.com/shoalfs/shoal/lab/rig/proxy] puts distance and faults in front of it.
 //   - [github.com/shoalfs/shoal/lab/rig/netns] is a network of machines on one, with links that can be cut.
-//   - [github.com/shoalfs/shoal/lab/rig/fleet] runs several shoal daemons, each on a machine of that network.
 //   - [github.com/shoalfs/shoal/lab/rig/faultdisk] is a disk that fails, fills up and hangs when told to.
 //   - [github.com/shoalfs/shoal/lab/rig/subproc] runs all of these so that none outlives its parent.
 //   - [github.com/shoalfs/shoal/lab/rig/cputime] reads what they, and the cores, have worked.

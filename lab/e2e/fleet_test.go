@@ -1,10 +1,4 @@
-// Package fleet is several shoal daemons on one machine that are apart as on many: each has a network namespace with a
-// link of its own, a cache directory, a feed and a mount, and a proxy that counts what it reads from the store. All have the same address of the
-// store, as a dataset is the same only at the same address. One more namespace is there for etcd.
-//
-// Feeds are Unix sockets in a folder of the fleet's own, and mounts belong to the host, so consumers run on the host and a cut link does not cut them off. Nothing
-// that a fleet starts outlives this process.
-package fleet
+package e2e
 
 import (
 	"bytes"
@@ -32,8 +26,8 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/subproc"
 )
 
-// Options says what to make.
-type Options struct {
+// fleetOptions says what to make.
+type fleetOptions struct {
 	// Shoal is the path of the binary.
 	Shoal string
 	// Dir keeps caches, logs and mount points.
@@ -50,9 +44,14 @@ type Options struct {
 	Far proxy.Options
 }
 
-// Fleet is a network of nodes.
-type Fleet struct {
-	Nodes []*Node
+// fleet is several shoal daemons on one machine that are apart as on many: each has a network namespace with a link of its own, a cache
+// directory, a feed and a mount, and a proxy that counts what it reads from the store. All have the same address of the store, as a dataset
+// is the same only at the same address. One more namespace is there for etcd.
+//
+// Feeds are Unix sockets in a folder of the fleet's own, and mounts belong to the host, so consumers run on the host and a cut link does not
+// cut them off. Nothing that a fleet starts outlives this process.
+type fleet struct {
+	Nodes []*fleetNode
 	// Host is this host's address in the network, and Store the URL of the store, as the nodes see it.
 	Host, Store string
 	// EtcdNode is the machine of etcd, and Etcd what runs there after StartEtcd.
@@ -64,8 +63,8 @@ type Fleet struct {
 	sockets string // folder: the path of a socket has 107 bytes at most, and Dir may be deep
 }
 
-// Node is a machine with at most one daemon.
-type Node struct {
+// fleetNode is a machine with at most one daemon.
+type fleetNode struct {
 	*netns.Node
 	// Addr is the feed's; Mount is where the dataset is mounted.
 	Addr, Mount string
@@ -74,7 +73,7 @@ type Node struct {
 	// Number is the node's, from 0.
 	Number int
 
-	o     Options
+	o     fleetOptions
 	proxy *proxy.Proxy
 	log   string
 
@@ -82,9 +81,9 @@ type Node struct {
 	proc *subproc.Proc
 }
 
-// New makes the network; no daemon runs yet.
-func New(ctx context.Context, o Options) (_ *Fleet, err error) {
-	f := &Fleet{}
+// makeFleet makes the network; no daemon runs yet.
+func makeFleet(ctx context.Context, o fleetOptions) (_ *fleet, err error) {
+	f := &fleet{}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("fleet: %w", err), f.Close())
@@ -105,7 +104,7 @@ func New(ctx context.Context, o Options) (_ *Fleet, err error) {
 	}
 	for i, m := range f.net.Nodes[:o.Nodes] {
 		dir := filepath.Join(o.Dir, strconv.Itoa(i))
-		n := &Node{Node: m, o: o, Number: i, Addr: fmt.Sprintf("unix://%s/%d", f.sockets, i), Mount: filepath.Join(dir, "mnt"), Cache: filepath.Join(dir, "cache"), log: filepath.Join(dir, "log")}
+		n := &fleetNode{Node: m, o: o, Number: i, Addr: fmt.Sprintf("unix://%s/%d", f.sockets, i), Mount: filepath.Join(dir, "mnt"), Cache: filepath.Join(dir, "cache"), log: filepath.Join(dir, "log")}
 		f.Nodes = append(f.Nodes, n)
 		_ = unix.Unmount(n.Mount, unix.MNT_DETACH) // what a killed run has left
 		if err := os.MkdirAll(n.Mount, 0o755); err != nil {
@@ -120,7 +119,7 @@ func New(ctx context.Context, o Options) (_ *Fleet, err error) {
 }
 
 // StartEtcd starts etcd, and returns the flags by which a daemon joins a cluster there.
-func (f *Fleet) StartEtcd(ctx context.Context) (flags []string, err error) {
+func (f *fleet) StartEtcd(ctx context.Context) (flags []string, err error) {
 	if f.Etcd, err = etcd.StartAt(ctx, f.EtcdNode.IP, f.EtcdNode.Command); err != nil {
 		return nil, err
 	}
@@ -128,7 +127,7 @@ func (f *Fleet) StartEtcd(ctx context.Context) (flags []string, err error) {
 }
 
 // Close ends all daemons and removes the network. Caches and logs stay.
-func (f *Fleet) Close() error {
+func (f *fleet) Close() error {
 	var all error
 	for _, n := range f.Nodes {
 		n.Kill()
@@ -149,7 +148,7 @@ func (f *Fleet) Close() error {
 }
 
 // Each does do for all nodes at once.
-func (f *Fleet) Each(do func(n *Node) error) error {
+func (f *fleet) Each(do func(n *fleetNode) error) error {
 	errs := make([]error, len(f.Nodes))
 	var wg sync.WaitGroup
 	for i, n := range f.Nodes {
@@ -160,12 +159,12 @@ func (f *Fleet) Each(do func(n *Node) error) error {
 }
 
 // Settled waits until all nodes that run know each other, and what each owns.
-func (f *Fleet) Settled(ctx context.Context) error {
+func (f *fleet) Settled(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, daemon.Patience, errors.New("the nodes do not know each other"))
 	defer cancel()
 	for {
 		var runs, know atomic.Int64
-		err := f.Each(func(n *Node) error {
+		err := f.Each(func(n *fleetNode) error {
 			if !n.Runs() {
 				return nil
 			}
@@ -198,7 +197,7 @@ func (f *Fleet) Settled(ctx context.Context) error {
 
 // Serve starts the daemon, a feed of source, and returns when it is ready. flags are those of `shoal serve`; in them "{ip}" is the
 // node's address, and "{i}" its number.
-func (n *Node) Serve(ctx context.Context, source string, flags ...string) error {
+func (n *fleetNode) Serve(ctx context.Context, source string, flags ...string) error {
 	_ = unix.Unmount(n.Mount, unix.MNT_DETACH) // of one that was killed
 	args := []string{"serve", source, "--listen", n.Addr, "--cache-dir", n.Cache}
 	at := daemon.Place{Socket: strings.TrimPrefix(n.Addr, "unix://"), Log: n.log}
@@ -223,12 +222,12 @@ func (n *Node) Serve(ctx context.Context, source string, flags ...string) error 
 }
 
 // Env is the environment that leads to the store through the node's proxy, without the settings of whoever runs this.
-func (n *Node) Env() []string {
+func (n *fleetNode) Env() []string {
 	return append(append(os.Environ(), "SHOAL_SETTLED=1"), s3server.Env(n.proxy.URL)...)
 }
 
 // Kill ends the daemon as a crash would, and takes away its mount.
-func (n *Node) Kill() {
+func (n *fleetNode) Kill() {
 	if p := n.process(); p != nil {
 		_ = p.Signal(syscall.SIGKILL)
 		<-p.Done()
@@ -237,7 +236,7 @@ func (n *Node) Kill() {
 }
 
 // Stop ends the daemon as `shoal stop` does.
-func (n *Node) Stop() error {
+func (n *fleetNode) Stop() error {
 	if p := n.process(); p != nil {
 		p.Stop(daemon.Patience)
 	}
@@ -248,25 +247,25 @@ func (n *Node) Stop() error {
 }
 
 // Signal sends the daemon a signal, such as SIGSTOP.
-func (n *Node) Signal(s syscall.Signal) error { return n.process().Signal(s) }
+func (n *fleetNode) Signal(s syscall.Signal) error { return n.process().Signal(s) }
 
 // Runs reports whether the daemon runs.
-func (n *Node) Runs() bool { p := n.process(); return p != nil && p.Failed() == nil }
+func (n *fleetNode) Runs() bool { p := n.process(); return p != nil && p.Failed() == nil }
 
-func (n *Node) process() *subproc.Proc {
+func (n *fleetNode) process() *subproc.Proc {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.proc
 }
 
 // Store counts what the node has asked of the store, since the fleet was made.
-func (n *Node) Store() proxy.Stats { return n.proxy.Stats() }
+func (n *fleetNode) Store() proxy.Stats { return n.proxy.Stats() }
 
 // Far changes how far the store is from the node.
-func (n *Node) Far(o proxy.Options) error { return n.proxy.Set(o) }
+func (n *fleetNode) Far(o proxy.Options) error { return n.proxy.Set(o) }
 
-// Stats are the daemon's own, as far as a fleet needs them.
-type Stats struct {
+// fleetStats are the daemon's own, as far as a fleet needs them.
+type fleetStats struct {
 	Dataset string // version
 	Read    int64  `json:"read_bytes"`
 	// Delivered are samples that consumers were given.
@@ -298,12 +297,12 @@ type Stats struct {
 		Peers int64                 `json:"peer_bytes"` // that others gave
 		Disk  int64                 `json:"disk_bytes"` // from its own disk
 		Given struct{ Bytes int64 } // to others
-		Nodes []Peer
+		Nodes []fleetPeer
 	}
 }
 
-// Peer is a node as another one sees it.
-type Peer struct {
+// fleetPeer is a node as another one sees it.
+type fleetPeer struct {
 	Zone           string
 	Draining, Open bool
 	Owned          float64
@@ -311,26 +310,26 @@ type Peer struct {
 }
 
 // Stats asks the daemon.
-func (n *Node) Stats(ctx context.Context) (s Stats, err error) {
+func (n *fleetNode) Stats(ctx context.Context) (s fleetStats, err error) {
 	err = n.verb(ctx, &s, "stat", n.Addr, "--json")
 	return s, err
 }
 
-// Fed is what a consumer was given; Digest is SHA-256 over (sample, length, bytes).
-type Fed struct {
+// fleetFed is what a consumer was given; Digest is SHA-256 over (sample, length, bytes).
+type fleetFed struct {
 	Samples int
 	Stalled float64 `json:"stall_seconds"`
 	Digest  string
 }
 
 // Feed consumes the node's feed. flags are those of `shoal feed`.
-func (n *Node) Feed(ctx context.Context, flags ...string) (r Fed, err error) {
+func (n *fleetNode) Feed(ctx context.Context, flags ...string) (r fleetFed, err error) {
 	err = n.verb(ctx, &r, append([]string{"feed", n.Addr, "--json"}, flags...)...)
 	return r, err
 }
 
 // verb runs a verb of shoal in the node and decodes its JSON.
-func (n *Node) verb(ctx context.Context, into any, args ...string) error {
+func (n *fleetNode) verb(ctx context.Context, into any, args ...string) error {
 	out, err := n.Shoal(ctx, args...)
 	if err == nil {
 		err = json.Unmarshal(out, into)
@@ -339,7 +338,7 @@ func (n *Node) verb(ctx context.Context, into any, args ...string) error {
 }
 
 // Shoal runs a verb of shoal in the node, and returns what it prints.
-func (n *Node) Shoal(ctx context.Context, args ...string) ([]byte, error) {
+func (n *fleetNode) Shoal(ctx context.Context, args ...string) ([]byte, error) {
 	var out bytes.Buffer
 	cmd := n.Command(n.o.Shoal, args...)
 	cmd.Env, cmd.Stdout = n.Env(), &out
@@ -349,3 +348,59 @@ func (n *Node) Shoal(ctx context.Context, args ...string) ([]byte, error) {
 	}
 	return out.Bytes(), err
 }
+
+// door is the one address of the store: it hands each connection to the proxy of the node that it comes from.
+type door struct {
+	net.Listener
+	nodes map[string]*side // by IP address; not changed once serve runs
+}
+
+// side is a node's side of the door, a listener.
+type side struct {
+	at    net.Addr
+	conns chan net.Conn
+	done  chan struct{}
+	once  sync.Once
+}
+
+func (d *door) of(ip string) *side {
+	s := &side{at: d.Addr(), conns: make(chan net.Conn), done: make(chan struct{})}
+	d.nodes[ip] = s
+	return s
+}
+
+func (d *door) serve() {
+	for {
+		c, err := d.Accept()
+		if err != nil {
+			return
+		}
+		ip, _, _ := net.SplitHostPort(c.RemoteAddr().String())
+		s := d.nodes[ip]
+		if s == nil {
+			_ = c.Close() // not a node
+			continue
+		}
+		select {
+		case s.conns <- c:
+		case <-s.done:
+			_ = c.Close()
+		}
+	}
+}
+
+func (s *side) Accept() (net.Conn, error) {
+	select {
+	case c := <-s.conns:
+		return c, nil
+	case <-s.done:
+		return nil, net.ErrClosed
+	}
+}
+
+func (s *side) Close() error {
+	s.once.Do(func() { close(s.done) })
+	return nil
+}
+
+func (s *side) Addr() net.Addr { return s.at }
