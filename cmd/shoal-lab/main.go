@@ -52,7 +52,7 @@ func shoal() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if beside := filepath.Join(filepath.Dir(self), "shoal"); executable(beside) {
+	if beside, err := exec.LookPath(filepath.Join(filepath.Dir(self), "shoal")); err == nil {
 		return beside, nil
 	}
 	path, err := exec.LookPath("shoal")
@@ -60,11 +60,6 @@ func shoal() (string, error) {
 		return "", fmt.Errorf("the binary of Shoal is neither beside %s nor on PATH: run make build, or install it", self)
 	}
 	return filepath.Abs(path)
-}
-
-func executable(path string) bool {
-	info, err := os.Stat(path)
-	return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
 }
 
 // proxyOf returns the command that runs the rig's proxy: this binary.

@@ -68,10 +68,10 @@ type Server struct {
 // the one on $PATH. The error names the command that installs it.
 func FindBinary() (string, error) {
 	if p := os.Getenv("SHOAL_VERSITYGW"); p != "" {
-		if isExecutable(p) {
-			return p, nil
+		if _, err := exec.LookPath(p); err != nil {
+			return "", fmt.Errorf("versitygw not found: SHOAL_VERSITYGW=%s is not an executable file; get it with %s", p, howToGet)
 		}
-		return "", fmt.Errorf("versitygw not found: SHOAL_VERSITYGW=%s is not an executable file; get it with %s", p, howToGet)
+		return p, nil
 	}
 	var roots []string
 	if exe, err := os.Executable(); err == nil {
@@ -87,8 +87,8 @@ func FindBinary() (string, error) {
 	}
 	for _, r := range roots {
 		for _, p := range []string{filepath.Join(r, "bin", "versitygw"), filepath.Join(r, "versitygw")} {
-			if isExecutable(p) {
-				return p, nil
+			if path, err := exec.LookPath(p); err == nil {
+				return path, nil
 			}
 		}
 	}
@@ -100,11 +100,6 @@ func FindBinary() (string, error) {
 
 const howToGet = "`go build -C tools -o ../bin/versitygw github.com/versity/versitygw/cmd/versitygw` in a checkout, or " +
 	"`go install github.com/versity/versitygw/cmd/versitygw@" + Version + "` and its folder on PATH or its path in SHOAL_VERSITYGW"
-
-func isExecutable(p string) bool {
-	fi, err := os.Stat(p)
-	return err == nil && fi.Mode().IsRegular() && fi.Mode().Perm()&0o111 != 0
-}
 
 // Start runs a server and returns when it answers. ctx bounds only the start.
 func Start(ctx context.Context, o Options) (*Server, error) {
