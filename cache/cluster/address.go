@@ -4,12 +4,14 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"net/url"
 	"regexp"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	v3 "go.etcd.io/etcd/client/v3"
@@ -115,4 +117,28 @@ func (a Address) Endpoints() []string {
 		out[i] = scheme + s
 	}
 	return out
+}
+
+// Listen listens where other nodes reach this one: at an advertised HOST:PORT, or at the address from which this machine
+// reaches etcd, and a port; at the port alone if the address is not one of this machine's interfaces. at is HOST:PORT for the others.
+func (a Address) Listen(advertised, port string) (l net.Listener, at string, err error) {
+	if advertised == "" {
+		c, err := net.Dial("udp", a.Servers[0]) // sends nothing
+		if err != nil {
+			return nil, "", fmt.Errorf("--cluster: no way to etcd at %s: %w (give --advertise HOST:PORT, and check the address)", a.Servers[0], err)
+		}
+		host, _, _ := net.SplitHostPort(c.LocalAddr().String())
+		advertised = net.JoinHostPort(host, port)
+		c.Close()
+	}
+	host, port, _ := net.SplitHostPort(advertised)
+	l, err = net.Listen("tcp", advertised)
+	if errors.Is(err, syscall.EADDRNOTAVAIL) {
+		l, err = net.Listen("tcp", ":"+port)
+	}
+	if err != nil {
+		return nil, "", fmt.Errorf("--advertise %s: %w (give a free HOST:PORT that the other nodes reach)", advertised, err)
+	}
+	_, port, _ = net.SplitHostPort(l.Addr().String())
+	return l, net.JoinHostPort(host, port), nil
 }

@@ -14,7 +14,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/shoalfs/shoal/cache"
@@ -77,17 +76,9 @@ func (h *Host) join() error {
 	if n.id, err = nodeID(h.Path()); err != nil {
 		return err
 	}
-	if cfg.Advertise == "" {
-		if cfg.Advertise, err = addressTowards(at.Servers[0]); err != nil {
-			return err
-		}
-	}
-	l, err := listenPeers(cfg.Advertise)
-	if err != nil {
+	var l net.Listener
+	if l, cfg.Advertise, err = at.Listen(cfg.Advertise, defaultPeerPort); err != nil {
 		return err
-	}
-	if _, port, _ := net.SplitHostPort(l.Addr().String()); strings.HasSuffix(cfg.Advertise, ":0") {
-		cfg.Advertise = strings.TrimSuffix(cfg.Advertise, "0") + port
 	}
 	self := cluster.Node{ID: n.id, Address: cfg.Advertise, Zone: cfg.Zone, Version: cfg.Program, Weight: cluster.WeightOf(h.cfg.Size)}
 	n.client = peer.NewClient(peer.ClientConfig{TLS: config, Log: h.log})
@@ -118,30 +109,6 @@ func nodeID(dir string) (string, error) {
 		return "", fmt.Errorf("cache directory: %w", err)
 	}
 	return text, nil
-}
-
-// addressTowards returns the address of this machine from which it reaches another, with the usual port.
-func addressTowards(endpoint string) (string, error) {
-	c, err := net.Dial("udp", endpoint) // sends nothing
-	if err != nil {
-		return "", fmt.Errorf("--cluster: no way to etcd at %s: %w (give --advertise HOST:PORT, and check the address)", endpoint, err)
-	}
-	defer c.Close()
-	host, _, err := net.SplitHostPort(c.LocalAddr().String())
-	return net.JoinHostPort(host, defaultPeerPort), err
-}
-
-// listenPeers listens at the advertised address, or at its port if the address is not one of this machine's interfaces.
-func listenPeers(advertise string) (net.Listener, error) {
-	l, err := net.Listen("tcp", advertise)
-	if errors.Is(err, syscall.EADDRNOTAVAIL) {
-		_, port, _ := net.SplitHostPort(advertise)
-		l, err = net.Listen("tcp", ":"+port)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("--advertise %s: %w (give a free HOST:PORT that the other nodes reach)", advertise, err)
-	}
-	return l, nil
 }
 
 // leave ends the host's part. Datasets must have been closed.
