@@ -48,6 +48,11 @@ type Config struct {
 	Hurried <-chan struct{}
 	Looked  func(files, of int) // hears how far the look at the folder is that Run begins with; may be nil
 	Log     *slog.Logger
+	// Copies is how many hosts of the cluster have each file that is closed, until the bucket has it: 2, or less for one. Others
+	// reach this host at Advertise, HOST:PORT; "": at its address towards etcd.
+	Copies    int
+	Advertise string
+	stead     *stead // this carrier's files are another host's
 }
 
 // Carrier carries a folder to a bucket. Everything it knows belongs to the goroutine of Run.
@@ -108,7 +113,7 @@ type Stats struct {
 func Open(ctx context.Context, cfg Config) (_ *Carrier, err error) {
 	c := &Carrier{Config: cfg, q: NewQueue(cfg.Last, cfg.Delete), do: make(chan func()), memory: semaphore.NewWeighted(partsBytes), wake: time.NewTimer(0), since: time.Now(), changed: make(chan struct{}),
 		links: links{skipped: map[string]bool{}, look: make(chan struct{}, 1)}, sends: map[string]*send{}, closing: map[string]bool{}, notCopied: map[string]uint64{}}
-	c.folder, err = folder.Open(cfg.Dir, folder.Options{Last: cfg.Last, Prefix: len(cfg.Prefix), Looked: cfg.Looked, Log: cfg.Log})
+	c.folder, err = folder.Open(cfg.Dir, folder.Options{Inner: cfg.stead != nil, Last: cfg.Last, Prefix: len(cfg.Prefix), Looked: cfg.Looked, Log: cfg.Log})
 	if err != nil {
 		return nil, err
 	}
@@ -122,7 +127,9 @@ func Open(ctx context.Context, cfg Config) (_ *Carrier, err error) {
 	if err := unix.Stat(cfg.Dir, &st); err != nil {
 		return nil, err
 	}
-	of.Dev, of.Ino = st.Dev, st.Ino
+	if of.Dev, of.Ino = st.Dev, st.Ino; cfg.stead != nil {
+		of.ID = cfg.stead.id
+	}
 	home := filepath.Join(cfg.Dir, folder.Home)
 	j, err := openJournal(filepath.Join(cmp.Or(cfg.State, home), "journal"), filepath.Join(home, "journal.id"), of)
 	if err != nil {
@@ -131,6 +138,14 @@ func Open(ctx context.Context, cfg Config) (_ *Carrier, err error) {
 	c.journal = j
 	if cfg.Cluster.Name != "" {
 		c.hosts = newOrder(cfg, c.q, j.known.Origin.ID)
+	}
+	if cfg.Copies > 1 {
+		err = c.openCopies()
+	} else if n := len(j.known.Copies); n > 0 {
+		err = fmt.Errorf("another host has copies of %d files (start with --copies 2, until it has none)", n)
+	}
+	if err != nil {
+		return nil, err
 	}
 	if c.lock, err = takePrefix(ctx, cfg, j.known.Origin.ID); err != nil {
 		return nil, err
@@ -158,6 +173,9 @@ func (c *Carrier) Close() error {
 	}
 	if c.lock != nil {
 		c.lock.release()
+	}
+	if c.hosts != nil && c.hosts.copies != nil {
+		_ = c.hosts.copies.here.Close() // it may be closed
 	}
 	return err
 }
@@ -187,6 +205,9 @@ func (c *Carrier) Run(ctx context.Context, ready func()) error {
 	if c.hosts != nil {
 		c.hosts.joined = ready
 		c.running.Go(func() { c.meetHosts(work) })
+		if c.hosts.copies != nil {
+			c.running.Go(func() { c.serveCopies(work) })
+		}
 	} else {
 		ready()
 	}
@@ -196,7 +217,7 @@ func (c *Carrier) Run(ctx context.Context, ready func()) error {
 		if c.pump(work); c.hosts != nil {
 			c.hosts.stir()
 		}
-		if ending == nil && c.idle() {
+		if ending == nil && (c.idle() || c.stead != nil && c.q.busy == nil) {
 			return nil
 		}
 		select {
@@ -207,6 +228,12 @@ func (c *Carrier) Run(ctx context.Context, ready func()) error {
 			ending = nil
 			if c.hosts != nil {
 				c.hosts.ending = true
+			}
+			if c.stead != nil { // what may be under way must have come, and nothing more
+				for _, s := range c.sends {
+					s.cancel(folder.ErrWriting)
+				}
+				continue
 			}
 			deadline = time.After(c.Drain)
 			if err := c.hearAll(); err != nil {
@@ -316,6 +343,12 @@ func (c *Carrier) leftOver() error {
 
 // pump starts what may be done.
 func (c *Carrier) pump(ctx context.Context) {
+	if c.stead != nil && c.hosts.ending {
+		return
+	}
+	if c.hosts != nil {
+		c.keepCopies(ctx)
+	}
 	if wait := time.Until(c.abortAt); wait > 0 {
 		c.wake.Reset(wait)
 	}
@@ -412,6 +445,9 @@ func (c *Carrier) made(ctx context.Context, change Change, r result) {
 	c.note(entry{Path: change.Path, Object: &r.there})
 	if r.inParts { // else an upload of the file is of no use now
 		c.note(entry{Path: change.Path, Ended: true})
+	}
+	if c.stead != nil {
+		_ = os.Remove(filepath.Join(c.Dir, filepath.FromSlash(change.Path)))
 	}
 	if !c.q.isLast(change.Path) {
 		c.Log.Debug("published", "key", c.key(change.Path), "bytes", change.Print.Size)

@@ -73,7 +73,7 @@ func TestCarrier(t *testing.T) {
 						}
 						client, rel, err := Find(dir)
 						if err == nil {
-							_, err = client.Wait(t.Context(), rel, i%2 == 0)
+							_, err = client.Wait(t.Context(), rel, 1, i%2 == 0)
 						}
 						if err == nil {
 							_, err = client.Status(t.Context())

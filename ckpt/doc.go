@@ -23,30 +23,46 @@
 //
 // # Hosts of a cluster
 //
-// They talk through etcd alone, below /shoal/v1/NAME/ckpt/HASH/, where HASH is of the destination. There is no lease, and no
-// clock is compared. An ID is a journal's; an INSTANCE is random, of a process.
+// They talk through etcd alone, below /shoal/v1/NAME/ckpt/HASH/, where HASH is of the destination. No clock is compared, and but for
+// copies there is no lease. An ID is a journal's.
 //
 //		hosts/ID                         a host, JSON, as its present process wrote it
-//		asks/ID/INSTANCE-TURN            a last name's path: its host asks all others
-//		answers/ID/INSTANCE-TURN/OTHER   OTHER's answer to that
+//		asks/ID/HASH                     a last name's path: its host asks all others; HASH is of the path and the file's Print
+//		answers/ID/HASH/OTHER            OTHER's answer to that: empty, or the name of copies (rule 16)
+//		alive/ID                         HOST:PORT for copies, under the host's lease
+//		adopted/ID                       who publishes its copies, under that one's lease
 //
 //	 8. A host is registered until it ends with nothing owed, each ask answered that it has seen, and none made since: a transaction
 //	    says so. A killed host keeps its registration, and comes back as the same. A new process writes it anew, so that a late
 //	    farewell of the last one has no effect.
-//	 9. A last name that was closed is an ask, at once; one that takes another turn is another ask. It is published when all hosts
+//	 9. A last name that was closed is an ask, at once, and the same one after a restart; one that was written again is another ask. It is published when all hosts
 //	    have answered that are registered then. So nobody waits any more for one whose registration somebody has deleted.
 //	 10. Whoever finds an ask looks through its folder, because news of what was closed before may be under way. Then the ask
 //	    takes a turn. It is answered when no file is owed that was closed before, and none is torn in the last name's
 //	    folder, last names aside. So asks wait only for what waits for nothing, and nothing waits in a circle.
 //	 11. An answer is written only while the ask is there that it answers. The asker deletes its asks, with their answers, when they
-//	    have served, and those of its process before.
+//	    have served, and those of a process before that it does not make.
 //	 12. Everything is decided by what etcd has at one revision, all of it at once. A watch only says that it is worth
 //	    another look, and one looks every few seconds in any case. So a write may be late, lost or made twice.
 //	 13. Last names of different hosts have no order among them. Removals, and rule 5, are each host's own.
 //
+// # Copies
+//
+// With Copies a host has a neighbour, the next one that lives. It is named in the registration, with a random name of the copies.
+//
+//  14. What is closed is copied there in the order of turns, and is dropped there when the bucket has it, or it has gone here. A last name is
+//     copied when all that it waits for here is there, or in the bucket. So the copies are a folder in which the rules above hold.
+//  15. A host makes no change of a path while its neighbour has, or may have, another generation of it: it replaces or drops that first. So the two may
+//     publish at the same time, and never different generations. Copies of another name count for nothing once etcd has the registration
+//     with the new name, which it takes only while nobody stands in.
+//  16. An ask is answered by the copies' name when all that was closed before is published or copied.
+//  17. When a host's lease has ended, and its registration names the copies, the neighbour stands in: it carries their folder as that host, under its ID. Of
+//     asks it hears those that were answered by the copies' name; of others nobody knows what is lost. It ends, after what is under way,
+//     when the host's lease is back, or the host asks it for something.
+//
 // # Links
 //
-//  14. With Link, a complete folder that only the bucket has is a symbolic link into a mount of the bucket. A link is made over
+//  18. With Link, a complete folder that only the bucket has is a symbolic link into a mount of the bucket. A link is made over
 //     nothing, nor where files were published from, unless KeepLocal has removed them; it goes when its folder is not
 //     complete any more. The mount is not looked into: one that hangs hangs nothing here.
 //

@@ -27,6 +27,7 @@ type team struct {
 	server *etcd.Server
 	at     cluster.Address
 	client *v3.Client
+	copies int
 }
 
 // member is a host, and its daemon if one runs.
@@ -67,7 +68,7 @@ func (tm *team) start(t *testing.T, m *member, drain time.Duration) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.c, err = Open(t.Context(), Config{Dir: m.dir, Prefix: tm.src.Prefix, Dest: tm.src.String(), Store: tm.store, Last: last, Cluster: tm.at, Drain: drain,
+	m.c, err = Open(t.Context(), Config{Dir: m.dir, Prefix: tm.src.Prefix, Dest: tm.src.String(), Store: tm.store, Last: last, Cluster: tm.at, Copies: tm.copies, Drain: drain,
 		Log: slog.New(slog.NewTextHandler(&m.log, nil))})
 	if err != nil {
 		t.Fatal(err)

@@ -2,6 +2,7 @@ package ckpt
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
@@ -44,6 +45,14 @@ type known struct {
 	Objects  map[string]Published
 	Unsealed map[string]bool
 	Uploads  map[string]begun // by path, one for each
+	Neighbour
+	Copies map[string]copyOf // at the neighbour
+}
+
+// Neighbour is another host that keeps copies, by its journal's ID, and the name of the copies, a random one.
+type Neighbour struct {
+	At   string `json:"at,omitempty"`
+	Copy string `json:"copy,omitempty"`
 }
 
 // origin is what a journal is about. What it says of another folder or destination is not true of this one.
@@ -72,12 +81,15 @@ type entry struct {
 	Unsealed bool       `json:"unsealed,omitempty"`
 	Upload   *begun     `json:"upload,omitempty"`
 	Ended    bool       `json:"ended,omitempty"` // the upload is complete or aborted
+	Copy     *copyOf    `json:"copy,omitempty"`
+	// Neighbour is another one, or has lost what it had.
+	Neighbour *Neighbour `json:"neighbour,omitempty"`
 }
 
 func (k *known) apply(e entry) {
 	switch {
 	case e.Origin != nil:
-		*k = known{Origin: *e.Origin, Objects: map[string]Published{}, Unsealed: map[string]bool{}, Uploads: map[string]begun{}}
+		*k = known{Origin: *e.Origin, Objects: map[string]Published{}, Unsealed: map[string]bool{}, Uploads: map[string]begun{}, Copies: map[string]copyOf{}}
 	case e.Object != nil:
 		if k.Objects[e.Path] = *e.Object; e.Object.ETag != "" {
 			delete(k.Unsealed, e.Path)
@@ -90,6 +102,12 @@ func (k *known) apply(e entry) {
 		k.Uploads[e.Path] = *e.Upload
 	case e.Ended:
 		delete(k.Uploads, e.Path)
+	case e.Neighbour != nil:
+		k.Neighbour, k.Copies = *e.Neighbour, map[string]copyOf{}
+	case e.Copy != nil:
+		if k.Copies[e.Path] = *e.Copy; *e.Copy == (copyOf{}) {
+			delete(k.Copies, e.Path)
+		}
 	}
 }
 
@@ -104,6 +122,10 @@ func (k *known) entries(yield func(entry) bool) {
 	}
 	for p, u := range k.Uploads {
 		more = more && yield(entry{Path: p, Upload: &u})
+	}
+	more = more && yield(entry{Neighbour: &k.Neighbour})
+	for p, c := range k.Copies {
+		more = more && yield(entry{Path: p, Copy: &c})
 	}
 }
 
@@ -120,7 +142,7 @@ func parse(journal []byte) (k known, n int64) {
 	return k, n
 }
 
-// openJournal opens a journal for of, whose ID is set if a new one begins: also if the folder was made anew, with the inode
+// openJournal opens a journal for of, whose ID is made, unless it has one, if a new one begins: also if the folder was made anew, with the inode
 // of the last one. Of what it said of another folder the uploads to the same destination stay: they are of no use, or go on.
 func openJournal(file, id string, of origin) (j *journal, err error) {
 	b, err := os.ReadFile(file)
@@ -129,9 +151,10 @@ func openJournal(file, id string, of origin) (j *journal, err error) {
 	}
 	k, n := parse(b)
 	own, _ := os.ReadFile(id)
-	if of.ID = string(own); k.Origin != of || of.ID == "" {
+	want := of.ID
+	if of.ID = string(own); k.Origin != of || of.ID == "" || want != "" && want != of.ID {
 		stale := k
-		of.ID = rand.Text()
+		of.ID = cmp.Or(want, rand.Text())
 		if k.apply(entry{Origin: &of}); stale.Origin.Dest == of.Dest {
 			maps.Copy(k.Uploads, stale.Uploads)
 		}
@@ -230,7 +253,7 @@ func (j *journal) write(e entry, sync bool) error {
 }
 
 func (j *journal) append(e entry, sync bool) error {
-	if live := 1 + len(j.known.Objects) + len(j.known.Unsealed) + len(j.known.Uploads); (j.lines > 1000+4*live || !there(j.id) || !there(j.path)) && j.compact() == nil {
+	if live := 2 + len(j.known.Objects) + len(j.known.Unsealed) + len(j.known.Uploads) + len(j.known.Copies); (j.lines > 1000+4*live || !there(j.id) || !there(j.path)) && j.compact() == nil {
 		return nil
 	}
 	b := e.line()

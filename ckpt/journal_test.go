@@ -24,6 +24,8 @@ func filled(t testing.TB) (file string, want known) {
 		{Path: "c", Upload: &begun{Print: object.Print, Part: 5, Others: []string{"o"}}}, {Path: "c", Upload: &begun{Print: object.Print, Part: 5, ID: "i"}},
 		{Path: "e", Upload: &begun{Part: 6}}, {Path: "e", Ended: true}, {Path: "f", Upload: &begun{Part: 7}}, {Path: "f", Object: &object}, {Path: "f", Ended: true},
 		{Path: "g/latest", Unsealed: true}, {Path: "g/latest", Object: &object},
+		{Path: "a", Copy: &copyOf{Sent: &object.Print}}, {Neighbour: &Neighbour{At: "N", Copy: "C"}}, {Path: "b", Copy: &copyOf{Sent: &object.Print}},
+		{Path: "b", Copy: &copyOf{Has: &object.Print}}, {Path: "c", Copy: &copyOf{Sent: &object.Print}}, {Path: "c", Copy: &copyOf{}},
 	} {
 		if err := j.write(e, true); err != nil {
 			t.Fatal(err)
@@ -35,7 +37,8 @@ func filled(t testing.TB) (file string, want known) {
 	return file, known{
 		Origin:  j.known.Origin,
 		Objects: map[string]Published{"b": object, "b.d/x": object, "f": object, "g/latest": object}, Unsealed: map[string]bool{"b.d/.metadata": true},
-		Uploads: map[string]begun{"c": {Print: object.Print, Part: 5, ID: "i"}},
+		Uploads:   map[string]begun{"c": {Print: object.Print, Part: 5, ID: "i"}},
+		Neighbour: Neighbour{At: "N", Copy: "C"}, Copies: map[string]copyOf{"b": {Has: &object.Print}},
 	}
 }
 

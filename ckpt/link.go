@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// links are what rule 14 is about. It belongs to the goroutine of Run.
+// links are what rule 18 is about. It belongs to the goroutine of Run.
 type links struct {
 	skipped map[string]bool // paths here that are no files
 	made    []Checkpoint
@@ -36,7 +36,7 @@ func (c *Carrier) keepLinks(ctx context.Context) {
 	}
 }
 
-// link makes and removes links (rule 14). in has Run do something.
+// link makes and removes links (rule 18). in has Run do something.
 func (c *Carrier) link(ctx context.Context, in func(f func()) bool) {
 	all, err := List(ctx, c.Store, c.Prefix, c.Last)
 	root, openErr := os.OpenRoot(c.Dir) // which never follows a link out of the folder

@@ -1,6 +1,7 @@
 package ckpt
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -27,6 +28,10 @@ type world struct {
 	has        map[string]entryOf    // etcd, by key
 	mustAnswer map[string][]*simHost // by ask: who was registered when it was made
 	forgotten  map[string]bool       // "ASK HOST": that host was, later
+
+	copies bool
+	shelf  map[string]map[string]folder.News // by the name of the copies
+	stead  map[string]*simHost               // who publishes a host's copies
 }
 
 // entryOf is what etcd has of a key.
@@ -79,7 +84,15 @@ type simHost struct {
 	board  *board
 	out    []sent
 	flight *Change
+
+	neighbour Neighbour // as its journal says
+	copied    map[string]copyOf
+	of        *simHost                // this one stands for it
+	promised  map[string]folder.Print // when it died for good
 }
+
+// GoString keeps what rapid prints short.
+func (h *simHost) GoString() string { return fmt.Sprintf("%s (for %s)", h.id, h.neighbour.Copy) }
 
 // sent is a deed on its way, of the up-th process.
 type sent struct {
@@ -87,25 +100,52 @@ type sent struct {
 	up int
 }
 
-func newWorld(n int) *world {
-	w := &world{bucket: map[string]folder.Print{}, closed: map[folder.Print]int64{}, has: map[string]entryOf{},
+func newWorld(n int, copies bool) *world {
+	w := &world{copies: copies, shelf: map[string]map[string]folder.News{}, stead: map[string]*simHost{}, bucket: map[string]folder.Print{}, closed: map[folder.Print]int64{}, has: map[string]entryOf{},
 		mustAnswer: map[string][]*simHost{}, forgotten: map[string]bool{}}
 	for i := range n {
-		h := &simHost{id: fmt.Sprint("H", i), here: map[string]folder.News{}, torn: map[string]int64{}, published: map[string]folder.Print{}, unsealed: map[string]bool{}}
+		h := &simHost{id: fmt.Sprint("H", i), here: map[string]folder.News{}, torn: map[string]int64{}, published: map[string]folder.Print{}, unsealed: map[string]bool{}, copied: map[string]copyOf{}}
 		for _, p := range []string{"a", "d/a", "d/last", "last"} {
 			h.paths = append(h.paths, fmt.Sprint(p, i))
 		}
 		w.hosts = append(w.hosts, h)
-		h.start()
+		w.start(h)
+	}
+	for range 4 { // etcd knows all, and each has a neighbour
+		for _, h := range w.hosts {
+			if w.copies {
+				w.meets(h)
+				w.copy(h, true, true)
+			}
+		}
 	}
 	return w
 }
 
-func (h *simHost) start() {
+// meets has a host meet the others at once.
+func (w *world) meets(h *simHost) {
+	w.read(h)
+	h.meet()
+	for len(h.out) > 0 {
+		w.apply(h, 0, true)
+	}
+}
+
+func (w *world) start(h *simHost) {
 	h.up++
 	h.q = NewQueue(isLast, false)
 	h.o = newOrder(Config{}, h.q, h.id)
-	h.o.root = "/"
+	if h.o.root = "/"; h.of != nil {
+		h.o.stands = h.neighbour.Copy
+	} else if w.copies {
+		h.o.copies = &copies{}
+		h.o.host.Neighbour = h.neighbour
+		h.o.self = string(encode(h.o.host))
+		for p, has := range h.copied {
+			h.q.Copy(p, has)
+		}
+		w.lives(h)
+	}
 	for p, print := range h.published {
 		h.q.Know(p, Published{Print: print})
 	}
@@ -181,7 +221,7 @@ func (w *world) next(t *rapid.T, h *simHost) {
 	if !c.Put || !isLast(c.Path) {
 		return
 	}
-	name, closed := h.o.name(c.Turn), w.closed[c.Print]
+	name, closed := h.o.name(c.Path), w.closed[c.Print]
 	if w.mustAnswer[name] == nil {
 		t.Fatalf("%s of %s is published, and nobody was asked", c.Path, h.id)
 	}
@@ -201,17 +241,19 @@ func (w *world) next(t *rapid.T, h *simHost) {
 }
 
 // made does the change that a host is at; it hears of that if it lives.
-func (w *world) made(h *simHost, hears bool) {
+func (w *world) made(t *rapid.T, h *simHost, hears bool) {
 	c := h.flight
 	if c == nil {
 		return
 	}
-	if c.Put {
-		w.bucket[c.Path] = c.Print
-	} else {
+	if !c.Put {
 		delete(w.bucket, c.Path)
+	} else if was := w.bucket[c.Path]; w.closed[was] > w.closed[c.Print] {
+		t.Fatalf("%s: %s, closed at %d, is published over what was closed at %d", h.id, c.Path, w.closed[c.Print], w.closed[was])
+	} else {
+		w.bucket[c.Path] = c.Print
 	}
-	if h.flight = nil; !hears {
+	if h.flight = nil; !hears && h.of == nil {
 		h.crash()
 		return
 	}
@@ -219,12 +261,134 @@ func (w *world) made(h *simHost, hears bool) {
 	if delete(h.published, c.Path); c.Put {
 		h.published[c.Path] = c.Print
 		delete(h.unsealed, c.Path)
+		if h.of != nil {
+			delete(w.shelf[h.neighbour.Copy], c.Path)
+			w.touch(h, c.Path, folder.Gone)
+		}
+	}
+}
+
+// lives has etcd know that a host lives.
+func (w *world) lives(h *simHost) {
+	w.rev++
+	w.has["/alive/"+h.id] = entryOf{post{w.rev, "here"}, w.rev}
+	for f := range h.q.copies {
+		h.q.arrived(f, Published{})
+	}
+}
+
+// find returns a host, nil if it does not run.
+func (w *world) find(id string) *simHost {
+	for _, h := range w.hosts {
+		if h.id == id && h.o != nil {
+			return h
+		}
+	}
+	return nil
+}
+
+// give ends what stands for a host, if nothing is under way there.
+func (w *world) give(id string) bool {
+	if a := w.stead[id]; a != nil {
+		if a.flight != nil {
+			return false
+		}
+		for _, d := range a.out { // they may come late
+			a.of.out = append(a.of.out, sent{d.deed, -1})
+		}
+		a.crash()
+	}
+	delete(w.stead, id)
+	delete(w.has, "/adopted/"+id)
+	w.rev++
+	return true
+}
+
+// tend does so for a host whose copies others have.
+func (w *world) tend(h *simHost) {
+	reg := w.has["/hosts/"+h.id].host()
+	_, lives := w.has["/alive/"+h.id]
+	if w.stead[h.id] != nil {
+		if lives || w.find(w.stead[h.id].neighbour.At) == nil {
+			w.give(h.id)
+		}
+		return
+	}
+	if lives || w.shelf[reg.Copy] == nil || w.find(reg.At) == nil {
+		return
+	}
+	w.rev++
+	w.has["/adopted/"+h.id] = entryOf{post{w.rev, reg.At}, w.rev}
+	a := &simHost{id: h.id, of: h, paths: h.paths, neighbour: reg.Neighbour, here: maps.Clone(w.shelf[reg.Copy]), torn: map[string]int64{}, published: map[string]folder.Print{}, unsealed: map[string]bool{}}
+	w.stead[h.id] = a
+	w.start(a)
+}
+
+// copy does the next copy of a host. It may get lost on the way there, or the answer may.
+func (w *world) copy(h *simHost, arrives, answered bool) {
+	if h.o == nil || h.o.copies == nil || h.neighbour.At == "" || h.neighbour != h.o.host.Neighbour || w.find(h.neighbour.At) == nil {
+		return
+	}
+	name := h.neighbour.Copy
+	if !h.o.copies.open {
+		if len(h.copied) == 0 && w.shelf[name] == nil {
+			w.shelf[name] = map[string]folder.News{}
+		}
+		h.o.copies.open = w.shelf[name] != nil
+		h.o.copies.void = !h.o.copies.open
+		return
+	}
+	c, ok := h.q.NextCopy()
+	if !ok {
+		return
+	}
+	has := h.copied[c.Path]
+	if c.Put {
+		has.Sent = &c.Print
+		h.q.Copy(c.Path, has)
+		h.copied[c.Path] = has
+	}
+	if !arrives || !w.give(h.id) {
+		return
+	}
+	if delete(w.shelf[name], c.Path); c.Put {
+		w.shelf[name][c.Path] = folder.News{Path: c.Path, State: folder.Whole, Print: c.Print}
+	}
+	if !answered {
+		return
+	}
+	if has = (copyOf{}); c.Put {
+		has.Has = &c.Print
+	}
+	h.q.Copy(c.Path, has)
+	if h.copied[c.Path] = has; !c.Put {
+		delete(h.copied, c.Path)
+	}
+}
+
+// promise notes what wait --copies 2 would say of a host, as one is about to be lost.
+func (w *world) promise(h *simHost) {
+	h.promised = map[string]folder.Print{}
+	for _, p := range h.paths {
+		if h.q.files[p] == nil {
+			continue
+		}
+		vouched := true
+		for id, reg := range w.under("/hosts/") {
+			answer, answered := w.has["/answers/"+h.o.name(p)+"/"+id]
+			vouched = vouched && (!isLast(p) || id == h.id || answered && (answer.value == "" || answer.value == reg.host().Copy))
+		}
+		if lacks, _, known := h.q.Lacks(p, h.o.vouches()); known && lacks == "" && vouched && w.has["/hosts/"+h.id].value == h.o.self && h.neighbour == h.o.host.Neighbour {
+			h.promised[p] = h.q.files[p].print
+		}
 	}
 }
 
 func (w *world) read(h *simHost) {
 	b := board{rev: w.rev, self: w.has["/hosts/"+h.id].value, asks: w.under("/asks/")}
-	if len(h.o.asked) > 0 {
+	if w.copies {
+		b.hosts, b.answers, b.alive, b.adopted = w.under("/hosts/"), w.under("/answers/"), w.under("/alive/"), w.under("/adopted/")
+	} else if len(h.o.asked) > 0 {
 		b.hosts, b.answers = w.under("/hosts/"), map[string]post{}
 		for name, a := range w.under("/answers/" + h.id + "/") {
 			b.answers[h.id+"/"+name] = a
@@ -237,6 +401,16 @@ func (w *world) read(h *simHost) {
 func (h *simHost) meet() {
 	if h.board == nil {
 		return
+	}
+	if h.o.copies != nil {
+		if h.board.self == h.o.self && h.neighbour != h.o.host.Neighbour {
+			h.neighbour, h.copied = h.o.host.Neighbour, map[string]copyOf{}
+			h.o.forgetCopies()
+		}
+		h.o.choose(h.board.alive)
+		if h.o.copies.to = ""; h.board.self == h.o.self {
+			h.o.copies.to = h.board.alive[h.o.host.At].value
+		}
 	}
 	do, err := h.o.meet(*h.board, h.look)
 	if err != nil {
@@ -278,7 +452,7 @@ func (w *world) apply(h *simHost, i int, reply bool) {
 			kv.modified = w.rev
 			w.has[key] = kv
 			if name, is := strings.CutPrefix(key, "/asks/"); is {
-				w.mustAnswer[name] = []*simHost{h}
+				w.mustAnswer[name] = []*simHost{cmp.Or(h.of, h)}
 				for _, g := range w.hosts {
 					if _, registered := w.has["/hosts/"+g.id]; registered || g.joined {
 						delete(w.forgotten, name+" "+g.id)
@@ -297,7 +471,7 @@ func (w *world) apply(h *simHost, i int, reply bool) {
 func (w *world) forget(h *simHost) {
 	w.rev++
 	delete(w.has, "/hosts/"+h.id)
-	h.joined = false
+	h.joined, h.promised = false, nil
 	for name := range w.under("/asks/") {
 		w.forgotten[name+" "+h.id] = true
 	}
@@ -309,21 +483,26 @@ func (w *world) settle(t *rapid.T, what string, settled func() bool) {
 		if settled() {
 			return
 		}
-		for _, h := range w.hosts {
+		for _, h := range w.all() {
 			for len(h.out) > 0 {
 				w.apply(h, 0, true)
+			}
+			if w.copies && h.of == nil {
+				w.tend(h)
 			}
 			if h.o == nil {
 				continue
 			}
+			w.copy(h, true, true)
 			if h.batch != nil {
 				h.hear()
 			}
 			h.take(len(h.dirty))
 			h.hear()
-			w.made(h, true)
+			w.made(t, h, true)
 			for w.next(t, h); h.flight != nil; w.next(t, h) {
-				w.made(h, true)
+				w.made(t, h, true)
+				w.copy(h, true, true)
 			}
 			h.meet()
 			w.read(h)
@@ -338,6 +517,44 @@ func (w *world) settle(t *rapid.T, what string, settled func() bool) {
 	t.Fatalf("%s: never. %v", what, w.has)
 }
 
+// all returns the hosts, and what stands for them.
+func (w *world) all() []*simHost {
+	all := slices.Clone(w.hosts)
+	for _, h := range w.hosts {
+		if a := w.stead[h.id]; a != nil {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
+// keepPromises: if one host is lost, what was said to be safe arrives, and nobody has to give it up.
+func (w *world) keepPromises(t *rapid.T) {
+	var lost []*simHost
+	for _, h := range w.hosts {
+		if h.dead {
+			lost = append(lost, h)
+			delete(w.has, "/alive/"+h.id)
+		} else if h.o == nil {
+			w.start(h)
+		} else if h.o.ending = false; w.copies {
+			w.lives(h)
+		}
+	}
+	if len(lost) == 1 {
+		w.settle(t, "what was promised is in the bucket", func() bool {
+			for _, h := range w.hosts {
+				for p, print := range h.promised {
+					if w.bucket[p] != print && (h.dead || h.here[p].Print == print) {
+						return false
+					}
+				}
+			}
+			return true
+		})
+	}
+}
+
 func (w *world) finish(t *rapid.T) {
 	for _, h := range w.hosts {
 		for _, p := range h.paths {
@@ -345,13 +562,13 @@ func (w *world) finish(t *rapid.T) {
 				w.touch(h, p, folder.Whole)
 			}
 		}
+	}
+	w.keepPromises(t)
+	for _, h := range w.hosts {
 		if h.dead {
 			h.out = nil
+			w.give(h.id)
 			w.forget(h)
-		} else if h.o == nil {
-			h.start()
-		} else {
-			h.o.ending = false
 		}
 	}
 	w.settle(t, "all is in the bucket", func() bool {
@@ -382,8 +599,8 @@ func (w *world) finish(t *rapid.T) {
 
 func TestOrderModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := newWorld(rapid.IntRange(2, 3).Draw(t, "hosts"))
-		some := func(t *rapid.T) *simHost { return rapid.SampledFrom(w.hosts).Draw(t, "host") }
+		w := newWorld(rapid.IntRange(2, 3).Draw(t, "hosts"), rapid.Bool().Draw(t, "copies"))
+		some := func(t *rapid.T) *simHost { return rapid.SampledFrom(w.all()).Draw(t, "host") }
 		running := func(do func(t *rapid.T, h *simHost)) func(*rapid.T) {
 			return func(t *rapid.T) {
 				if h := some(t); h.o != nil {
@@ -392,15 +609,12 @@ func TestOrderModel(t *testing.T) {
 			}
 		}
 		close := func(t *rapid.T) { // often
-			h := some(t)
-			w.touch(h, rapid.SampledFrom(h.paths).Draw(t, "path"), folder.Whole)
+			if h := some(t); h.of == nil && !h.dead {
+				w.touch(h, rapid.SampledFrom(h.paths).Draw(t, "path"), folder.Whole)
+			}
 		}
 		meets := running(func(t *rapid.T, h *simHost) { // nearly always at once
-			w.read(h)
-			h.meet()
-			for len(h.out) > 0 {
-				w.apply(h, 0, true)
-			}
+			w.meets(h)
 		})
 		hears := running(func(t *rapid.T, h *simHost) {
 			if h.batch != nil {
@@ -409,24 +623,82 @@ func TestOrderModel(t *testing.T) {
 				h.take(rapid.IntRange(0, len(h.dirty)).Draw(t, "n"))
 			}
 		})
+		saves := running(func(t *rapid.T, h *simHost) { // and all takes its course, up to some point
+			if h.of != nil {
+				return
+			}
+			w.touch(h, rapid.SampledFrom(h.paths).Draw(t, "path"), folder.Whole)
+			h.hear()
+			h.take(len(h.dirty))
+			h.hear()
+			for range rapid.IntRange(0, 3).Draw(t, "copies") {
+				w.copy(h, true, true)
+			}
+			w.meets(h)
+			if g := some(t); g.o != nil {
+				w.meets(g)
+			}
+			w.meets(h)
+			for range rapid.IntRange(0, 2).Draw(t, "publishes") {
+				w.next(t, h)
+				w.made(t, h, true)
+			}
+		})
 		t.Repeat(map[string]func(*rapid.T){
-			"close": close, "close2": close, "meets": meets, "meets2": meets, "hears": hears, "hears2": hears,
+			"saves": saves, "saves2": saves, "saves3": saves, "close": close, "close2": close, "meets": meets, "meets2": meets, "hears": hears, "hears2": hears,
 			"change": func(t *rapid.T) {
 				h := some(t)
+				if h.of != nil || h.dead {
+					return
+				}
 				w.touch(h, rapid.SampledFrom(h.paths).Draw(t, "path"), rapid.SampledFrom([]folder.State{folder.Writing, folder.Torn, folder.Gone}).Draw(t, "state"))
 			},
 			"look": running(func(t *rapid.T, h *simHost) { _ = h.look() }),
 			"next": running(w.next),
-			"made": running(func(t *rapid.T, h *simHost) { w.made(h, rapid.IntRange(0, 9).Draw(t, "lives") > 0) }),
+			"made": running(func(t *rapid.T, h *simHost) { w.made(t, h, rapid.IntRange(0, 9).Draw(t, "lives") > 0) }),
 			"failed": running(func(t *rapid.T, h *simHost) {
 				if h.flight != nil {
 					h.q.Failed(*h.flight, rapid.Bool().Draw(t, "perhaps"))
 					h.flight = nil
 				}
 			}),
-			"publishes": running(func(t *rapid.T, h *simHost) { w.next(t, h); w.made(h, true) }),
-			"read":      running(func(t *rapid.T, h *simHost) { w.read(h) }),
-			"meet":      running(func(t *rapid.T, h *simHost) { h.meet() }),
+			"publishes": running(func(t *rapid.T, h *simHost) { w.next(t, h); w.made(t, h, true) }),
+			"copy": running(func(t *rapid.T, h *simHost) {
+				w.copy(h, rapid.IntRange(0, 9).Draw(t, "arrives") > 0, rapid.IntRange(0, 9).Draw(t, "answered") > 0)
+			}),
+			"copies": running(func(t *rapid.T, h *simHost) {
+				for range 4 {
+					w.copy(h, true, true)
+				}
+			}),
+			"tend": func(t *rapid.T) {
+				if h := some(t); w.copies && h.of == nil {
+					w.tend(h)
+				}
+			},
+			"silent": func(t *rapid.T) { // and then there is a stand-in, or soon
+				if h := some(t); w.copies && h.of == nil {
+					delete(w.has, "/alive/"+h.id)
+					w.tend(h)
+					if a := w.stead[h.id]; a != nil {
+						for range rapid.IntRange(0, 4).Draw(t, "publishes") {
+							w.meets(a)
+							w.next(t, a)
+							w.made(t, a, true)
+						}
+						if rapid.Bool().Draw(t, "under way") {
+							w.next(t, a)
+						}
+					}
+				}
+			},
+			"lives": running(func(t *rapid.T, h *simHost) {
+				if w.copies && h.of == nil {
+					w.lives(h)
+				}
+			}),
+			"read": running(func(t *rapid.T, h *simHost) { w.read(h) }),
+			"meet": running(func(t *rapid.T, h *simHost) { h.meet() }),
 			"apply": func(t *rapid.T) {
 				if h := some(t); len(h.out) > 0 {
 					i := rapid.IntRange(0, len(h.out)-1).Draw(t, "which")
@@ -441,13 +713,20 @@ func TestOrderModel(t *testing.T) {
 					h.out = h.out[1:]
 				}
 			},
-			"crash": running(func(t *rapid.T, h *simHost) { h.crash() }),
+			"crash": running(func(t *rapid.T, h *simHost) {
+				if h.of == nil {
+					h.crash()
+				}
+			}),
 			"end": running(func(t *rapid.T, h *simHost) {
+				if h.of != nil {
+					return
+				}
 				h.o.ending, h.joined = true, false
 				_ = h.look() // as Run does
 				for range rapid.IntRange(0, 9).Draw(t, "publishes") {
 					w.next(t, h)
-					w.made(h, true)
+					w.made(t, h, true)
 				}
 				w.read(h)
 				h.meet()
@@ -458,11 +737,16 @@ func TestOrderModel(t *testing.T) {
 					h.crash()
 				}
 				if h.o == nil && !h.dead {
-					h.start()
+					w.start(h)
 				}
 			},
 			"dies": running(func(t *rapid.T, h *simHost) {
-				if h.dead = rapid.IntRange(0, 9).Draw(t, "for good") == 0; h.dead {
+				if h.dead = h.of == nil && rapid.IntRange(0, 3).Draw(t, "for good") == 0; h.dead {
+					for _, g := range w.hosts {
+						if g.o != nil {
+							w.promise(g)
+						}
+					}
 					h.crash()
 				}
 			}),
@@ -478,7 +762,7 @@ func TestOrderModel(t *testing.T) {
 
 // A look that fails loses nothing: the ask is heard next time.
 func TestOrderLookFails(t *testing.T) {
-	h := newWorld(1).hosts[0]
+	h := newWorld(1, false).hosts[0]
 	b := board{self: h.o.self, asks: map[string]post{"X/P1-1": {made: 1, value: "last"}}}
 	if _, err := h.o.meet(b, func() error { return errors.New("no") }); err == nil {
 		t.Fatal("no error")
@@ -490,11 +774,11 @@ func TestOrderLookFails(t *testing.T) {
 
 // What a writer takes back, and tears meanwhile, holds up an answer, and so does a farewell.
 func TestOrderTakenBack(t *testing.T) {
-	h := newWorld(1).hosts[0]
+	h := newWorld(1, false).hosts[0]
 	hear := func(n folder.News) { h.q.Hear([]folder.News{n}, time.Time{}) }
 	answers := func(want int, ends bool) {
 		t.Helper()
-		if got := h.q.Answers(); len(got) != want || h.o.over() != ends {
+		if got := h.q.Answers(false); len(got) != want || h.o.over() != ends {
 			t.Fatalf("%v, %v", got, h.o.over())
 		}
 	}

@@ -20,6 +20,7 @@ type Queue struct {
 	// file holds one up.
 	shared bool
 	asks   map[string]*file
+	copies map[*file]bool // of which a neighbour has something, or may
 
 	files map[string]*file
 	names map[inode]map[string]bool // the paths of what the bucket has, for rule 6
@@ -51,6 +52,23 @@ type file struct {
 	asked      bool         // another host's
 	cleared    uint64       // the turn for which Clear was told
 	held       string       // why it was not told yet
+	vouched    bool         // as Vouch has told
+	copy       copyOf
+}
+
+// copyOf is what a neighbour has of a file. Sent is on the way there, or may be there in place of Has.
+type copyOf struct {
+	Has  *folder.Print `json:"has,omitempty"`
+	Sent *folder.Print `json:"sent,omitempty"`
+}
+
+// covered reports whether the neighbour has the file as it is here.
+func (f *file) covered() bool { return f.state == whole && f.copy.Has != nil && !f.stale() }
+
+// stale reports whether the neighbour has another generation, or may. It must not publish that after the next change here.
+func (f *file) stale() bool {
+	other := func(p *folder.Print) bool { return p != nil && (f.state != whole || *p != f.print) }
+	return other(f.copy.Has) || other(f.copy.Sent)
 }
 
 type state uint8
@@ -121,7 +139,7 @@ func NewQueue(isLast func(path string) bool, remove bool) *Queue {
 	turn, owed := func(f *file) uint64 { return f.turn }, func(f *file) uint64 { return f.owed }
 	return &Queue{
 		isLast: isLast, remove: remove, files: map[string]*file{}, names: map[inode]map[string]bool{},
-		unsealed: map[string]bool{}, broken: map[*file]bool{}, asks: map[string]*file{},
+		unsealed: map[string]bool{}, broken: map[*file]bool{}, asks: map[string]*file{}, copies: map[*file]bool{},
 		plain: line{turn: turn}, end: line{turn: turn}, owed: line{turn: owed},
 	}
 }
@@ -138,7 +156,7 @@ func (q *Queue) file(p string) *file {
 // take gives f's change the next turn.
 func (q *Queue) take(f *file) {
 	q.turn++
-	f.turn = q.turn
+	f.turn, f.vouched = q.turn, false
 	if f.state == whole && !f.last {
 		q.plain.add(f)
 	} else {
@@ -170,7 +188,7 @@ func (q *Queue) set(f *file, s state) {
 
 // tidy forgets a file that is neither here nor in the bucket.
 func (q *Queue) tidy(f *file) {
-	if f.state == absent && f.there == nil && f != q.busy {
+	if f.state == absent && f.there == nil && f != q.busy && !q.copies[f] {
 		delete(q.files, f.path)
 	}
 }
@@ -348,11 +366,14 @@ func (q *Queue) Next() (c Change, ok bool) {
 		return c, false
 	}
 	for f := range q.plain.all {
+		if f.stale() { // until it is replaced there
+			return c, false
+		}
 		q.busy = f
 		return q.change(f), true
 	}
 	for f := range q.end.all {
-		if q.waitsFor(f) == nil && !q.withheld(f) {
+		if q.waitsFor(f, false) == nil && !q.withheld(f) && !f.stale() && (f.state == whole || !q.dropping()) {
 			q.busy = f
 			return q.change(f), true
 		}
@@ -361,8 +382,8 @@ func (q *Queue) Next() (c Change, ok bool) {
 }
 
 // waitsFor returns what must be published, or go, before the change of f, which is a last name or a removal; nil if
-// nothing.
-func (q *Queue) waitsFor(f *file) *file {
+// nothing. With copies it is what must be at the neighbour or published before f is there.
+func (q *Queue) waitsFor(f *file, copies bool) *file {
 	if g := q.tornBy(f); g != nil {
 		return g
 	}
@@ -370,7 +391,7 @@ func (q *Queue) waitsFor(f *file) *file {
 		if g.owed >= f.turn {
 			break
 		}
-		if g != f && q.tornBy(g) == nil && (!f.asked || !g.last) {
+		if g != f && q.tornBy(g) == nil && (!f.asked || !g.last) && (!copies || !g.covered()) {
 			return g
 		}
 	}
@@ -421,11 +442,59 @@ func (q *Queue) Clear(p string, turn uint64, whyNot string) {
 // known.
 func (q *Queue) Ask(name, p string) {
 	q.asks[name] = &file{path: p, last: true, state: whole, asked: true}
-	q.Answers()
+	q.Answers(false)
 }
 
-// Answers returns the asks before which nothing is owed but last names, ascending.
-func (q *Queue) Answers() (names []string) {
+// Vouch tells whether the other hosts, or their neighbours, have what was closed before a last name had this turn.
+func (q *Queue) Vouch(p string, turn uint64, do bool) {
+	if f := q.files[p]; f != nil && f.turn == turn {
+		f.vouched = do
+	}
+}
+
+// NextCopy returns what the neighbour is to get, or if it is no Put, what it need not keep. A last name goes there after all before it.
+func (q *Queue) NextCopy() (c Change, ok bool) {
+	var drop *file // last names first
+	for f := range q.copies {
+		if (f.state == absent || f.state == whole && f.turn == 0) && (drop == nil || f.last && !drop.last || f.last == drop.last && f.path < drop.path) {
+			drop = f
+		}
+	}
+	if drop != nil {
+		return Change{Path: drop.path}, true
+	}
+	for f := range q.changes {
+		if f.state == whole && !f.covered() && (!f.last || q.waitsFor(f, true) == nil) {
+			return q.change(f), true
+		}
+	}
+	return c, false
+}
+
+// dropping reports whether the neighbour may still have what is no more here: until then nothing is removed, or it
+// could publish a last name whose files have been removed.
+func (q *Queue) dropping() bool {
+	for f := range q.copies {
+		if f.state == absent {
+			return true
+		}
+	}
+	return false
+}
+
+// Copy tells what the neighbour has of a file.
+func (q *Queue) Copy(p string, has copyOf) {
+	f := q.file(p)
+	if f.copy = has; has == (copyOf{}) {
+		delete(q.copies, f)
+		q.tidy(f)
+	} else {
+		q.copies[f] = true
+	}
+}
+
+// Answers returns the asks before which nothing is owed but last names, ascending; with copies: nor is at the neighbour.
+func (q *Queue) Answers(copies bool) (names []string) {
 	for name, a := range q.asks {
 		if q.tornBy(a) != nil {
 			continue
@@ -434,7 +503,7 @@ func (q *Queue) Answers() (names []string) {
 			q.turn++
 			a.turn = q.turn
 		}
-		if q.waitsFor(a) == nil {
+		if q.waitsFor(a, copies) == nil {
 			names = append(names, name)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
 	"time"
 
 	"github.com/shoalfs/shoal/ckpt/folder"
@@ -23,7 +24,7 @@ import (
 //
 //	GET /status            Status
 //	GET /wait?path=P       Wait: P is relative to the folder. It answers within a second or so; look=1 looks at the
-//	                       files first, which counts what was closed a moment ago
+//	                       files first, which counts what was closed a moment ago; copies=2: one at the neighbour is enough
 //
 // Errors come as {"error": "…"}.
 
@@ -74,7 +75,7 @@ func (c *Carrier) serve(ctx context.Context, l net.Listener) {
 		}
 	})
 	mux.HandleFunc("GET /wait", func(w http.ResponseWriter, r *http.Request) {
-		got, err := c.wait(ctx, r.FormValue("path"), r.FormValue("look") != "")
+		got, err := c.wait(ctx, r.FormValue("path"), r.FormValue("look") != "", r.FormValue("copies") == "2")
 		if err != nil {
 			reply(w, http.StatusNotFound, map[string]string{"error": err.Error()})
 			return
@@ -124,7 +125,7 @@ func (c *Carrier) status() Status {
 }
 
 // wait answers /wait.
-func (c *Carrier) wait(ctx context.Context, p string, look bool) (got Wait, err error) {
+func (c *Carrier) wait(ctx context.Context, p string, look, copies bool) (got Wait, err error) {
 	p = filepath.Clean(p)
 	end := time.After(time.Second)
 	for {
@@ -139,8 +140,15 @@ func (c *Carrier) wait(ctx context.Context, p string, look bool) (got Wait, err 
 			}
 			changed = c.changed
 			var known bool
-			if got.Lacks, got.Why, known = c.q.Lacks(p); !known {
+			if copies && c.Copies < 2 {
+				err = errors.New("no copies are made (start shoal ckpt with --copies 2)")
+				return
+			}
+			if got.Lacks, got.Why, known = c.q.Lacks(p, copies && c.hosts.vouches()); !known {
 				err = c.unknown(p)
+			}
+			if got.Lacks != "" && copies && c.hosts.copies.why != "" {
+				got.Why += "; no copy: " + c.hosts.copies.why
 			}
 		})
 		got.Whole, look = got.Lacks == "", false
@@ -226,9 +234,10 @@ func (c *Client) Status(ctx context.Context) (s Status, err error) {
 	return s, err
 }
 
-// Wait asks whether the bucket has what is at or below rel; look counts what was closed a moment ago.
-func (c *Client) Wait(ctx context.Context, rel string, look bool) (w Wait, err error) {
-	q := url.Values{"path": {rel}}
+// Wait asks whether the bucket, or with 2 copies the bucket or a neighbour, has what is at or below rel; look counts what was
+// closed a moment ago.
+func (c *Client) Wait(ctx context.Context, rel string, copies int, look bool) (w Wait, err error) {
+	q := url.Values{"path": {rel}, "copies": {strconv.Itoa(copies)}}
 	if look {
 		q.Set("look", "1")
 	}

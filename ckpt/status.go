@@ -38,8 +38,10 @@ func (q *Queue) Behind() (b Behind) {
 	}
 	if head != nil {
 		b.Next = head.path
-		if g := q.waitsFor(head); g != nil && (head.last || head.state != whole) {
+		if g := q.waitsFor(head, false); g != nil && (head.last || head.state != whole) {
 			b.WaitsFor = g.path + " (" + g.state.String() + ")"
+		} else if head.stale() {
+			b.WaitsFor = "the neighbour, which has an older one"
 		} else if q.withheld(head) {
 			b.WaitsFor = cmp.Or(head.held, "the other hosts")
 		}
@@ -62,13 +64,17 @@ func (s state) String() string {
 }
 
 // Lacks returns a path at or below p that is not in the bucket as it is here, and why; "" if there is none. known is
-// whether there is any file at or below p. "." is the whole folder.
-func (q *Queue) Lacks(p string) (lacks, why string, known bool) {
+// whether there is any file at or below p. "." is the whole folder. With copies it is enough that the neighbour has it, if the
+// other hosts' files before a last name are as safe.
+func (q *Queue) Lacks(p string, copies bool) (lacks, why string, known bool) {
 	for name, f := range q.files {
 		if name != p && p != "." && !under(name, p) || f.state == absent {
 			continue
 		}
 		known = true
+		if copies && f.covered() && (!f.last || !q.withheld(f) || f.vouched) {
+			continue
+		}
 		if (f.state != whole || f.turn != 0) && (lacks == "" || name < lacks) {
 			lacks, why = name, f.state.String()
 		}

@@ -267,7 +267,8 @@ func MakeHome(at string) {
 	}
 }
 
-func own(p string) bool { return p == Home || strings.HasPrefix(p, Home+"/") }
+// Own reports whether a path is the daemon's.
+func Own(p string) bool { return p == Home || strings.HasPrefix(p, Home+"/") }
 
 // AtSocket calls f with a short path of the socket of the daemon of dir: its own may be longer than addresses can be.
 func AtSocket(dir string, f func(address string) error) error {
@@ -296,7 +297,7 @@ func (f *Folder) refuse() error {
 	if err := unix.Flock(f.at, unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return fmt.Errorf("lock: %w (another process follows it already: end that one, or name another folder)", err)
 	}
-	for f.dir = dir; dir != "/"; dir = filepath.Dir(dir) {
+	for f.dir = dir; dir != "/" && !f.Inner; dir = filepath.Dir(dir) {
 		if err := ours(dir); err != nil {
 			return err
 		}

@@ -88,6 +88,7 @@ type Options struct {
 	Last   func(path string) bool // as made by LastNames
 	Prefix int                    // bytes of a key before the path
 	Looked func(files, of int)    // hears how far the first Look is; may be nil
+	Inner  bool                   // it may lie in a folder that a daemon follows
 	Log    *slog.Logger
 }
 
@@ -286,7 +287,7 @@ func (f *Folder) drain() error {
 				f.push(turn{path: "."})
 			case mask&unix.IN_IGNORED != 0:
 				delete(f.watches, wd)
-			case ok && !own(p):
+			case ok && !Own(p):
 				f.stale = f.stale || mask&unix.IN_ISDIR != 0 && mask&(unix.IN_DELETE|unix.IN_MOVED_FROM) != 0
 				f.push(turn{path: p, closed: mask&(unix.IN_CLOSE_WRITE|unix.IN_MOVED_TO) != 0})
 			}
@@ -384,7 +385,7 @@ func (f *Folder) scan(dir string) error {
 func (f *Folder) walk(dir string) (all []turn, err error) {
 	err = filepath.WalkDir(filepath.Join(f.dir, dir), func(at string, d fs.DirEntry, err error) error {
 		var t turn
-		if t.path, _ = filepath.Rel(f.dir, at); own(t.path) {
+		if t.path, _ = filepath.Rel(f.dir, at); Own(t.path) {
 			return fs.SkipDir
 		}
 		if err == nil && d.IsDir() {

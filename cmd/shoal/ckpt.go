@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -41,6 +42,7 @@ type ckptOptions struct {
 	link      string
 	unordered bool
 	cluster   clusterOptions
+	copies    int
 	drain     time.Duration
 }
 
@@ -69,6 +71,9 @@ What is removed in DIR stays in DEST, unless --delete is given (docs/checkpoints
 	f.StringVar(&o.link, "link", "", "mount of DEST (or a folder in one): complete checkpoints that only DEST has appear in DIR as links into it")
 	f.BoolVar(&o.unordered, "hosts-unordered", false, "other hosts may carry to DEST, too, if they say the same; last names wait for this host's files only")
 	o.cluster.addEtcd(c, "etcd://HOST:PORT[,…]/NAME: other hosts may carry to DEST, too, if they say the same; last names wait for the files of all (docs/checkpoints.md)")
+	f.IntVar(&o.copies, "copies", 1, "2: what is closed goes to another host of --cluster, too, which publishes it if this one is lost (give --cache-dir, or DIR's disk keeps the other's)")
+	f.StringVar(&o.cluster.Advertise, "advertise", "", "HOST:PORT at which the others reach this host for --copies (default: this machine's address towards etcd, any port)")
+	f.BoolVar(&o.cluster.Insecure, "cluster-insecure", false, "--copies without encryption: everybody in this network can read and replace them")
 	f.StringVar(&o.admin, "admin", "", "HOST:PORT for /metrics and /healthz, such as 127.0.0.1:7073 (docs/metrics.md)")
 	f.DurationVar(&o.drain, "drain-timeout", time.Minute, "how long the end may take to upload what was closed before")
 	o.store.add(c)
@@ -113,12 +118,8 @@ func (o *ckptOptions) destination(ctx context.Context, inv *invocation, text str
 	return objstore.Retry(objstore.Limit(base, uploadsMost), objstore.RetryPolicy{}), src, nil
 }
 
-func (o *ckptOptions) run(c *cobra.Command, dir, dest string) (err error) {
-	inv := invocationOf(c.Context())
-	log, err := o.log.logger(inv)
-	if err != nil {
-		return err
-	}
+// check checks the flags.
+func (o *ckptOptions) check(inv *invocation) error {
 	switch {
 	case o.keepLocal < 0:
 		return cli.Usagef("--keep-local %d: give a number of checkpoints", o.keepLocal)
@@ -126,12 +127,29 @@ func (o *ckptOptions) run(c *cobra.Command, dir, dest string) (err error) {
 		return cli.Usagef("--drain-timeout %s: give a time", o.drain)
 	case o.unordered && o.cluster.URL != "":
 		return cli.Usagef("--hosts-unordered and --cluster: give one or the other")
+	case o.copies != 1 && o.copies != 2:
+		return cli.Usagef("--copies %d: give 1 or 2", o.copies)
+	case o.copies == 2 && o.cluster.URL == "":
+		return cli.Usagef("--copies 2: give the hosts' --cluster, too")
+	case o.copies == 1 && (o.cluster.Insecure || o.cluster.Advertise != ""):
+		return cli.Usagef("--advertise and --cluster-insecure are for --copies 2")
+	case o.copies == 2:
+		return o.cluster.check(inv, "")
+	}
+	return nil
+}
+
+func (o *ckptOptions) run(c *cobra.Command, dir, dest string) (err error) {
+	inv := invocationOf(c.Context())
+	log, err := o.log.logger(inv)
+	if err = cmp.Or(err, o.check(inv)); err != nil {
+		return err
 	}
 	last, err := o.lastNames()
 	if err != nil {
 		return err
 	}
-	cfg := ckpt.Config{Last: last, Delete: o.remove, KeepLocal: o.keepLocal, Unordered: o.unordered, Drain: o.drain, Hurried: daemon.Hurried(), Log: log}
+	cfg := ckpt.Config{Last: last, Delete: o.remove, KeepLocal: o.keepLocal, Unordered: o.unordered, Copies: o.copies, Advertise: o.cluster.Advertise, Drain: o.drain, Hurried: daemon.Hurried(), Log: log}
 	if cfg.Cluster, cfg.TLS, err = o.cluster.etcd(inv); err != nil {
 		return err
 	}
@@ -328,17 +346,21 @@ func behind(b ckpt.Behind) string {
 
 func ckptWaitCommand() *cobra.Command {
 	var timeout time.Duration
+	var copies int
 	c := &cobra.Command{
 		Use:   "wait PATH",
 		Short: "Wait until a file or folder is whole in the bucket",
 		Long: `Returns when the bucket has all that is at or below PATH now, which lies in a folder that shoal ckpt carries. It waits
-for files that are being written, and fails if there is nothing at PATH that can be published.`,
+for files that are being written, and fails if there is nothing at PATH that can be published. With --copies 2 it returns as soon as
+one lost host would lose nothing of it.`,
 		Example: "  shoal ckpt wait /nvme/ckpt/step-1000 --timeout 10m",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			ctx := c.Context()
 			if timeout < 0 {
 				return cli.Usagef("--timeout %s: give a time", timeout)
+			} else if copies != 1 && copies != 2 {
+				return cli.Usagef("--copies %d: give 1 or 2", copies)
 			} else if timeout > 0 {
 				var cancel func()
 				ctx, cancel = context.WithTimeout(ctx, timeout)
@@ -351,10 +373,10 @@ for files that are being written, and fails if there is nothing at PATH that can
 			bar := daemon.Own.Step("waiting for " + rel)
 			var got ckpt.Wait
 			for look := true; ; look = false {
-				w, err := client.Wait(ctx, rel, look)
+				w, err := client.Wait(ctx, rel, copies, look)
 				if err != nil {
 					if got.Lacks != "" && errors.Is(err, context.DeadlineExceeded) {
-						err = fmt.Errorf("%s is not whole in the bucket after %s: %s is %s (see: shoal ckpt ls %s)", args[0], timeout, got.Lacks, got.Why, client.Dir)
+						err = fmt.Errorf("%s is not whole in the bucket%s after %s: %s is %s (see: shoal ckpt ls %s)", args[0], map[int]string{2: " or on two hosts"}[copies], timeout, got.Lacks, got.Why, client.Dir)
 					}
 					return err
 				}
@@ -366,6 +388,7 @@ for files that are being written, and fails if there is nothing at PATH that can
 			}
 		},
 	}
+	c.Flags().IntVar(&copies, "copies", 1, "2: until the bucket or a second host has it (shoal ckpt --copies 2)")
 	c.Flags().DurationVar(&timeout, "timeout", 0, "how long to wait (0: without end)")
 	return c
 }

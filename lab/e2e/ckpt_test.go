@@ -66,7 +66,7 @@ func objectsOf(bucket, prefix string) string {
 func visible(root string) (names []string, err error) {
 	err = filepath.WalkDir(root, func(p string, e fs.DirEntry, err error) error {
 		rel, _ := filepath.Rel(root, p)
-		if err == nil && e.Type().IsRegular() && !strings.HasPrefix(rel, ".shoal") {
+		if err == nil && e.Type().IsRegular() && !strings.HasPrefix(rel, ".shoal") && !strings.Contains(rel, ".sgwtmp.") { // the server's, as it replaces an object
 			names = append(names, rel)
 		}
 		if errors.Is(err, fs.ErrNotExist) {
