@@ -100,7 +100,7 @@ func TestCopies(t *testing.T) {
 	}
 }
 
-// A full neighbour is told, and uploads go on.
+// That the neighbour is full is in the log, and uploads go on.
 func TestCopiesFull(t *testing.T) {
 	was := spare
 	spare = 101

@@ -131,8 +131,10 @@ func (s *shelf) serve(k *shelved, name, p string, w http.ResponseWriter, r *http
 		k.name = name
 		err = cmp.Or(err, os.MkdirAll(s.at(k), 0o700), durable.SyncDir(filepath.Dir(s.at(k))), durable.SyncDir(s.dir))
 	}
-	if k.name != name || err != nil || r.Method == http.MethodPost {
-		return cmp.Or(err, map[bool]error{true: fs.ErrNotExist}[k.name != name])
+	if k.name != name {
+		return cmp.Or(err, fs.ErrNotExist)
+	} else if err != nil || r.Method == http.MethodPost {
+		return err
 	}
 	at := filepath.Join(s.at(k), filepath.FromSlash(p))
 	if r.Method == http.MethodDelete {

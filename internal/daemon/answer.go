@@ -69,8 +69,7 @@ type Answers struct {
 func (a *Answers) ListenIn(ctx context.Context, cacheDir string) (path string, err error) {
 	path = socketOf(cacheDir)
 	_ = os.Remove(path) // left by a daemon that was killed
-	mask := syscall.Umask(0o177)
-	defer syscall.Umask(mask)
+	defer syscall.Umask(syscall.Umask(0o177))
 	return path, a.Listen(ctx, path)
 }
 

@@ -158,11 +158,10 @@ func RenewalFailed() string { return own.Failed }
 // executed returns the path of this program: the link by which it was called, if there is one, since that leads to the next version.
 func executed() string {
 	program, _ := os.Executable()
-	if called, err := exec.LookPath(os.Args[0]); err == nil {
-		is, err := os.Stat("/proc/self/exe")
-		if by, no := os.Stat(called); err == nil && no == nil && os.SameFile(is, by) {
-			program, _ = filepath.Abs(called)
-		}
+	called, _ := exec.LookPath(os.Args[0])
+	is, _ := os.Stat("/proc/self/exe")
+	if by, _ := os.Stat(called); os.SameFile(is, by) {
+		program, _ = filepath.Abs(called)
 	}
 	return program
 }
