@@ -166,8 +166,8 @@ func (d *disk) void(ctx context.Context, loc segment.Loc) error {
 // keep puts an extent on disk, if it is to be there and fits. What is beside the kept set uses free space only. Only the writer
 // calls it.
 func (d *disk) keep(k extentKey, buf *buffer) bool {
-	v, e, n := k.v, k.extent(), len(buf.data)
-	file, x := v.Numbered(int(e))
+	v, n := k.v, len(buf.data)
+	file, x := v.Numbered(int(k.extent()))
 	ok, extra := v.wanted(file, x)
 	if !ok {
 		return false
@@ -186,12 +186,20 @@ func (d *disk) keep(k extentKey, buf *buffer) bool {
 		d.chosen.Store(true)
 	}
 	killpoint.Pass("cache.write.appended")
-	if v.move(e, 0, loc, buf.coded) {
+	d.place(k, loc, buf.coded)
+	if v.Extents(file) > 1 {
+		d.emptySlot(k)
+	}
+	return true
+}
+
+// place makes a record that was appended the extent's. Only the writer calls it.
+func (d *disk) place(k extentKey, loc segment.Loc, coded int) {
+	if k.v.move(k.extent(), 0, loc, coded) {
 		killpoint.Pass("cache.write.placed")
 	} else {
 		d.free(loc)
 	}
-	return true
 }
 
 // append appends a record, if the disk is in use, or has full do it if the store is full. It returns 0 if it did not. Only the
@@ -459,7 +467,7 @@ func (d *disk) close() error {
 	closed, others := make(chan struct{}), make(chan struct{})
 	go func() {
 		d.writer.close()
-		err = d.store.Close()
+		err = errors.Join(d.store.Close(), d.writer.slots.close())
 		close(closed)
 		d.wg.Wait() // they may hang though the writer did not
 		close(others)

@@ -26,15 +26,13 @@ var errHangs = errors.New("the disk does not answer")
 // diskRead is one piece that another goroutine reads, into a buffer of its own: a caller that waits too long can leave, and
 // the read may return at any time. Then nobody uses it again.
 type diskRead struct {
-	d      *disk
-	loc    segment.Loc
-	length int
-	off    int64
-	part   []byte // of buf
-	buf    [diskPiece]byte
-	done   chan error // has room for the end of the read
-	late   *time.Timer
-	run    func() // read, bound once
+	d    *disk
+	from func(p []byte) error
+	part []byte // of buf
+	buf  [diskPiece]byte
+	done chan error // has room for the end of the read
+	late *time.Timer
+	run  func() // read, bound once
 }
 
 var diskReads = sync.Pool{New: func() any {
@@ -46,7 +44,7 @@ var diskReads = sync.Pool{New: func() any {
 func (q *diskRead) read() {
 	d := q.d
 	defer d.wg.Done()
-	err := d.store.ReadAt(q.loc, q.length, q.part, q.off)
+	err := q.from(q.part)
 	<-d.reading
 	q.done <- err // and q may be in use again
 }
@@ -119,7 +117,8 @@ func (d *disk) read(ctx context.Context, loc segment.Loc, length int, p []byte, 
 			err = d.store.ReadAtNow(loc, length, p[:n], off)
 		}
 		if errors.Is(err, segment.ErrWouldBlock) {
-			err = d.handOver(ctx, loc, length, p[:n], off)
+			at := off
+			err = d.handOver(ctx, p[:n], func(p []byte) error { return d.store.ReadAt(loc, length, p, at) })
 		}
 		if err != nil {
 			return err
@@ -129,10 +128,11 @@ func (d *disk) read(ctx context.Context, loc segment.Loc, length int, p []byte, 
 	return nil
 }
 
-func (d *disk) handOver(ctx context.Context, loc segment.Loc, length int, p []byte, off int64) error {
+// handOver fills p, of diskPiece bytes at most, by a read that another goroutine waits for.
+func (d *disk) handOver(ctx context.Context, p []byte, from func(p []byte) error) error {
 	count(&d.ds.count.DiskWaits, 1)
 	q := diskReads.Get().(*diskRead)
-	q.d, q.loc, q.length, q.off, q.part = d, loc, length, off, q.buf[:len(p)]
+	q.d, q.from, q.part = d, from, q.buf[:len(p)]
 	q.late.Reset(d.c.hangAfter)
 	select {
 	case d.reading <- struct{}{}:

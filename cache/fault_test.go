@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/shoalfs/shoal/cache/segment"
 )
 
@@ -123,6 +125,13 @@ func (f *faultFile) Size() (int64, error) {
 		return 0, err
 	}
 	return st.Size(), nil
+}
+
+func (f *faultFile) Punch(off, n int64) error {
+	if err := f.fs.ask("write", f.file.Name()); err != nil {
+		return err
+	}
+	return unix.Fallocate(int(f.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, n)
 }
 
 func (f *faultFile) Truncate(size int64) error { return f.file.Truncate(size) }

@@ -161,10 +161,10 @@ func (v *Volume) begin(r request, span trace.Span, parts []part, sources []Sourc
 		if r.purpose == serving && fl.restores() == nil && !v.Chooses(p.file, p.x()) {
 			v.gifts.turn(p.key.extent(), asked, open)
 		}
-		if p.key.kind() == whole {
-			delete(v.sparse, p.key.extent())
-		} else {
-			v.sparse[p.key.extent()] |= granulesOf(parts[i : i+1])
+		if e := p.key.extent(); p.key.isGranule() {
+			v.partial(e).fetched |= granulesOf(parts[i : i+1])
+		} else if v.parts[e] != nil && v.parts[e].at == (slot{}) {
+			delete(v.parts, e)
 		}
 	}
 	go fl.fly(v, done)
@@ -254,8 +254,11 @@ func (fl *flight) land(v *Volume, err error) {
 // fits reports whether the disk may take the part.
 func (p *part) fits(d *disk) bool {
 	v := p.key.v
-	if p.key.kind() != whole || d.noWrites.Load() || v.loc(p.key.extent()) != 0 {
+	if d.noWrites.Load() || v.loc(p.key.extent()) != 0 {
 		return false
+	}
+	if p.key.isGranule() {
+		return v.takesGranules(p.file, p.x())
 	}
 	ok, _ := v.wanted(p.file, p.x())
 	return ok
@@ -264,7 +267,7 @@ func (p *part) fits(d *disk) bool {
 // stow puts a part that has come into the ring, and queues it to be written. The volume's lock is held.
 func (p *part) stow(d *disk, write bool) {
 	v := p.key.v
-	granule := p.key.kind() != whole
+	granule := p.key.isGranule()
 	done := p.spent || v.retired || p.account == nil && p.read >= int64(p.bytes())
 	if v.retired && granule || done && p.fl.restored() { // what was restored and read can be restored again
 		return
@@ -274,7 +277,7 @@ func (p *part) stow(d *disk, write bool) {
 		p.buf.data = p.buf.data[:p.buf.coded]
 		key = key.as(coded)
 	}
-	write = write && !v.retired
+	write = write && !v.retired && (!granule || v.isPlanned(p.key.extent()))
 	v.c.ring.put(key, p.buf, p.account, p.read, done, write)
 	if write {
 		d.writer.add(key)

@@ -73,7 +73,11 @@ func (d *disk) shrink(volumes []*Volume) error {
 // giveBack frees need bytes of the store, or everything if it has less, by the rule of the package comment. segments are
 // those that it dropped for them after what is outside the set was not enough.
 func (d *disk) giveBack(need int64, volumes []*Volume) (segments int, freed int64, err error) {
-	if freed, err = d.evict(need, volumes); err != nil || freed >= need {
+	for _, v := range volumes {
+		freed += d.emptySlots(v)
+	}
+	more, err := d.evict(need-freed, volumes)
+	if freed += more; err != nil || freed >= need {
 		return 0, freed, err
 	}
 	segs := d.survey(volumes)

@@ -3,6 +3,7 @@ package cache
 import (
 	"math"
 	"math/bits"
+	"slices"
 	"time"
 )
 
@@ -17,13 +18,14 @@ import (
 //   - An extent that the disk would keep is fetched whole once a granule is fetched for the second time, or half of the
 //     extent was, without the run that the read continues. So what is read often ends up on disk, and costs at most twice
 //     its extents.
-//   - What an order needs next is fetched in whole extents, as ever; and of what a reader says that it will read
+//   - What an order of files needs next is fetched in whole extents, as ever; and of what a reader says that it will read
 //     (WillReadRange), the extents of which it takes more than half.
+//   - What an order of ranges needs is fetched in granules (PrefetchRange), and of those extents the disk takes every granule:
+//     see partial.go.
 //
-// Granules are entries of the ring beside the extents, spent from the beginning: they stay until memory is needed. They
-// are never written to disk, and no account holds them. A reader looks for the extent first, so one that is there
-// whole, or on its way, is what is read. Of an extent that is not, Volume.sparse remembers which granules were fetched,
-// 64 to a word, even if they have left memory.
+// Granules are entries of the ring beside the extents. Those that readers fetch are spent from the beginning: they stay until
+// memory is needed, and no account holds them. A reader looks for the extent first, so one that is there whole, or on its way,
+// is what is read. Of an extent that is not, Volume.partials remembers which granules were fetched, even if they have left memory.
 const (
 	granuleSize = ExtentSize / 64
 	mostSparse  = 64 / 2 // granules
@@ -40,10 +42,13 @@ func (q *query) boardGranules(e uint32) (b boarding, ok bool, err error) {
 	lo, hi := q.off/granuleSize, (q.off+q.n-1)/granuleSize+1
 	run, all := q.runBefore(e, lo), int((size+granuleSize-1)/granuleSize)
 	seats, missing := q.look(e, lo, hi, min(max(hi, lo+min(2*run, mostSparse)), all))
-	entire := lo == 0 && (q.x == 0 || max(hi, 2*run) >= all)
-	if len(missing) == 0 {
+	entire := lo == 0 && (q.x == 0 || max(hi, 2*run) >= all) && !q.v.isPlanned(e)
+	switch {
+	case len(missing) == 0 && slices.ContainsFunc(seats, func(s seat) bool { return s.kept.d != nil }):
+		q.v.ds.count.kept(q.n)
+	case len(missing) == 0:
 		count(&q.v.ds.count.RingHits, 1)
-	} else {
+	default:
 		err = q.v.failed.lately(e)
 		entire = entire || q.isWorthAll(e, granulesOf(missing), min(run, lo))
 		if !entire && err == nil {
@@ -62,7 +67,7 @@ func (q *query) boardGranules(e uint32) (b boarding, ok bool, err error) {
 		count(&q.v.ds.count.Misses, 1)
 	}
 	for i := range seats {
-		if s := &seats[i]; s.buf == nil {
+		if s := &seats[i]; s.buf == nil && s.kept.d == nil {
 			s.p = q.v.flights[q.v.key(e).granule(lo+i).piece]
 			s.p.join(0)
 		}
@@ -88,15 +93,15 @@ func (q *query) fetchesPart(e uint32) bool {
 	if q.isWorthAll(e, now, 0) {
 		return true
 	}
-	q.v.sparse[e] |= now
+	q.v.partial(e).fetched |= now
 	return false
 }
 
 // isWorthAll reports whether the extent is to be fetched whole for these granules, because so much of it was fetched, without
 // a run that the read continues, and the disk would keep it. v.mu is held.
 func (q *query) isWorthAll(e uint32, granules uint64, run int) bool {
-	before := q.v.sparse[e]
-	if before&granules == 0 && bits.OnesCount64(before|granules)-run <= mostSparse {
+	before := q.v.fetched(e)
+	if q.v.isPlanned(e) || before&granules == 0 && bits.OnesCount64(before|granules)-run <= mostSparse {
 		return false
 	}
 	ok, _ := q.v.wanted(q.file, q.x)
@@ -104,21 +109,23 @@ func (q *query) isWorthAll(e uint32, granules uint64, run int) bool {
 }
 
 // look returns a seat for each of the granules from lo to hi, with a reference to those in memory. If any is neither there nor
-// on its way, it also returns all such up to to. v.mu is held.
+// on its way, nor on disk, it also returns all such up to to. v.mu is held.
 func (q *query) look(e uint32, lo, hi, to int) (seats []seat, missing []part) {
 	for g := lo; g < to; g++ {
 		k := q.v.key(e).granule(g)
-		b, _ := q.v.c.ring.get(k, 0)
-		if b == nil && q.v.flights[k.piece] == nil {
-			missing = append(missing, part{key: k, file: q.file, spent: true})
+		var s seat
+		if s.buf, _ = q.v.c.ring.get(k, 0); s.buf == nil && q.v.flights[k.piece] == nil {
+			if s.kept = q.v.granuleOnDisk(k); s.kept.d == nil {
+				missing = append(missing, part{key: k, file: q.file, spent: true})
+			}
 		}
 		if g == hi-1 && len(missing) == 0 {
 			to = hi
 		}
 		if g < hi {
-			seats = append(seats, seat{buf: b})
-		} else if b != nil {
-			b.Release()
+			seats = append(seats, s)
+		} else if s.buf != nil {
+			s.buf.Release()
 		}
 	}
 	return seats, missing
@@ -127,14 +134,17 @@ func (q *query) look(e uint32, lo, hi, to int) (seats []seat, missing []part) {
 // runBefore returns how many granules that were fetched lie before granule lo without a gap, in this extent and the one
 // before it. v.mu is held.
 func (q *query) runBefore(e uint32, lo int) int {
-	run := min(bits.LeadingZeros64(^(q.v.sparse[e] << (64 - lo))), lo)
+	if q.v.isPlanned(e) { // by an order that comes for the rest, too
+		return 0
+	}
+	run := min(bits.LeadingZeros64(^(q.v.fetched(e) << (64 - lo))), lo)
 	if run < lo || q.x == 0 {
 		return run
 	}
 	if q.v.key(e - 1).here() {
 		return run + 64
 	}
-	return run + bits.LeadingZeros64(^q.v.sparse[e-1])
+	return run + bits.LeadingZeros64(^q.v.fetched(e-1))
 }
 
 // collectGranules waits for granules and copies them to p.
@@ -142,6 +152,10 @@ func (q *query) collectGranules(b boarding) (err error) {
 	p, off := q.p, q.off%granuleSize // in the first
 	for _, s := range b.seats {
 		switch {
+		case s.kept.d != nil && err == nil:
+			n := min(len(p), s.kept.bytes()-off)
+			err = s.kept.read(q.ctx, p[:n], off)
+			p, off = p[n:], 0
 		case s.p == nil:
 		case err != nil:
 			s.p.leave()
@@ -168,7 +182,7 @@ func (q *query) collectGranules(b boarding) (err error) {
 }
 
 // readAhead prefetches what follows an extent that a sequential reader has reached: as many extents as it has read, up to
-// mostAhead.
+// mostAhead, and up to one of which an order reads ranges.
 func (q *query) readAhead() {
 	v, file, x := q.v, q.file, q.x
 	if q.off > 0 || x == 0 {
@@ -180,6 +194,12 @@ func (q *query) readAhead() {
 	n := 0
 	for n < most && v.key(e-uint32(n)-1).here() {
 		n++
+	}
+	for i := range n {
+		if v.isPlanned(e + 1 + uint32(i)) {
+			n = i
+			break
+		}
 	}
 	v.mu.Unlock()
 	for next := x + 1; next <= x+n && next < v.Extents(file); next++ {
@@ -201,7 +221,7 @@ func (v *Volume) WillReadRange(file int, off, n int64) {
 		}
 		v.mu.Lock()
 		if k := v.key(v.extent(file, x)); !k.here() && v.flights[k.piece] == nil {
-			v.sparse[k.extent()] = math.MaxUint64 // each granule of it comes for the second time
+			v.partial(k.extent()).fetched = math.MaxUint64 // each granule of it comes for the second time
 		}
 		v.mu.Unlock()
 		if most--; most >= 0 {

@@ -477,6 +477,37 @@ func (w *world) steps() map[string]func(*rapid.T) {
 				}
 			}
 		},
+		"ranges": func() {
+			s, i := w.file()
+			if s.v.Extents(i) < 2 {
+				w.t.Skip()
+			}
+			x := rapid.IntRange(0, s.v.Extents(i)-1).Draw(w.t, "extent")
+			size := int(s.v.ExtentBytes(i, x))
+			from, end := rapid.IntRange(0, size-1).Draw(w.t, "from"), rapid.IntRange(1, size).Draw(w.t, "end")
+			if rapid.Bool().Draw(w.t, "all of it") {
+				from, end = 0, size
+			}
+			step := rapid.IntRange(1, 9).Draw(w.t, "step") * granuleSize
+			for start := 0; start < step; start += granuleSize { // not in the order of the file
+				for off := from + start; off < end; off += step {
+					r := Range{File: i, Extent: x, Off: off, N: min(end-off, granuleSize)}
+					landed := make(chan error, 9)
+					n, out := s.v.PrefetchRange(nil, r, time.Time{}, func(_ int, err error) { landed <- err })
+					for range n * int(1-min(out, 1)) {
+						if err := <-landed; err != nil && !w.changed(s, i) {
+							w.t.Fatal(err)
+						}
+					}
+					if off%3 == 0 {
+						p := make([]byte, r.N)
+						got, err := s.v.ReadAt(context.Background(), i, p, int64(x)*ExtentSize+int64(off))
+						w.verdict(s, i, x*ExtentSize+off, r.N, p[:got], err)
+					}
+					s.v.SpendRange(r, func(int64, int64) bool { return false })
+				}
+			}
+		},
 		"spend": func() {
 			s, i := w.file()
 			s.v.Spend(i)

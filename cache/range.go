@@ -55,7 +55,7 @@ func (v *Volume) ClaimRange(a *Account, r Range) bool {
 // lacks claims the granules of a range that are here or on their way, and returns the others. v.mu is held.
 func (v *Volume) lacks(a *Account, r Range) (parts []part) {
 	for k := range v.pieces(r) {
-		if !v.claimPiece(a, k) {
+		if !v.claimPiece(a, k) && v.granuleOnDisk(k).d == nil {
 			parts = append(parts, part{key: k, file: r.File, account: a})
 		}
 	}
@@ -67,22 +67,23 @@ func (v *Volume) WhereRange(r Range) Residence {
 	if at := v.Where(r.File, r.Extent); at > InStore {
 		return at
 	}
-	at := InMemory
+	at := OnDisk
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for k := range v.pieces(r) {
 		if plain, _ := v.c.ring.forms(k); plain {
-			continue
-		}
-		if at = min(at, OnWay); v.flights[k.piece] == nil {
+			at = min(at, InMemory)
+		} else if v.flights[k.piece] != nil {
+			at = OnWay
+		} else if v.granuleOnDisk(k).d == nil {
 			return InStore
 		}
 	}
 	return at
 }
 
-// PrefetchRange is Prefetch of a range: done is called once for each of the pieces that it started. It fetches the extent if it would for
-// a reader (see granules.go).
+// PrefetchRange is Prefetch of a range: done is called once for each of the pieces that it started. If the disk does not take granules,
+// it fetches the extent if it would for a reader (see granules.go).
 func (v *Volume) PrefetchRange(a *Account, r Range, due time.Time, done func(file int, err error)) (started int, out Outcome) {
 	if !v.hasGranules(r.File, r.Extent) {
 		out = v.Prefetch(a, r.File, r.Extent, due, done)
@@ -98,6 +99,9 @@ func (v *Volume) PrefetchRange(a *Account, r Range, due time.Time, done func(fil
 	parts := v.lacks(a, r)
 	if len(parts) == 0 {
 		return 0, Present
+	}
+	if v.takesGranules(r.File, r.Extent) {
+		v.partial(e).planned = true
 	}
 	if q.isWorthAll(e, granulesOf(parts), 0) {
 		parts = []part{{key: v.key(e), file: r.File, spent: true}} // the disk is about to have it

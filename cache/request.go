@@ -310,8 +310,9 @@ type boarding struct {
 
 // seat is a part of a flight, or bytes that are here.
 type seat struct {
-	p   *part
-	buf *buffer
+	p    *part
+	buf  *buffer
+	kept keptGranule
 }
 
 // board finds what to wait for. It joins the flight that brings the extent, or begins one.
@@ -421,7 +422,9 @@ func (q *query) collect(b boarding) (l lease, ok bool, err error) {
 	start := time.Now()
 	first := b.seats[0].p
 	if first == nil || first.key.kind() != whole {
-		err = q.collectGranules(b)
+		if err = q.collectGranules(b); errors.Is(err, errMoved) {
+			return lease{}, false, nil
+		}
 		count((*int64)(&q.v.ds.count.Stall), int(time.Since(start)))
 		return lease{data: q.p}, err == nil, err
 	}

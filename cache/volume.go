@@ -53,13 +53,13 @@ type Volume struct {
 	mu      sync.Mutex
 	flights map[piece]*part // what is on its way
 	failed  failures
-	sparse  map[uint32]uint64 // granules fetched of extents that are not here whole; see granules.go
+	parts   map[uint32]*partial // of extents that are not here whole; see partial.go
 	retired bool
 }
 
 // NewVolume adds a version of a dataset to the cache.
 func (c *Cache) NewVolume(o VolumeOptions) *Volume {
-	v := &Volume{c: c, ds: c.dataset(o.Dataset, o.Name), flights: map[piece]*part{}, sparse: map[uint32]uint64{},
+	v := &Volume{c: c, ds: c.dataset(o.Dataset, o.Name), flights: map[piece]*part{}, parts: map[uint32]*partial{},
 		gifts: newGifts()}
 	v.store.v, v.store.objects, v.store.locate, v.rankOf = v, o.Store, o.Locate, o.Rank
 	v.places = places{m: o.Manifest, codec: o.Codec}
@@ -134,6 +134,9 @@ func (v *Volume) Retire() {
 	v.mu.Lock()
 	v.retired = true
 	v.mu.Unlock()
+	if d := v.ds.disk.Load(); d != nil {
+		d.writer.start(func() { d.emptySlots(v) })
+	}
 	v.c.ring.drop(func(k extentKey) bool { return k.v == v })
 }
 

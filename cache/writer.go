@@ -12,7 +12,8 @@ import (
 //
 // The queue is bounded by the ledger: every extent in it is in the ring.
 type writer struct {
-	d *disk
+	d     *disk
+	slots slots
 
 	mu     sync.Mutex
 	queue  []job
@@ -110,7 +111,12 @@ func (w *writer) write(k extentKey) {
 	if buf == nil {
 		return
 	}
-	kept := k.v.loc(k.extent()) != 0 || w.d.keep(k, buf) // it may have been restored from there
+	kept := k.v.loc(k.extent()) != 0 // it may have been restored from there
+	if !kept && k.isGranule() {
+		kept = w.d.keepGranule(k, buf)
+	} else if !kept {
+		kept = w.d.keep(k, buf)
+	}
 	c.ring.written(k, kept)
 	buf.Release()
 	c.relieve()

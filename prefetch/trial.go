@@ -1,6 +1,10 @@
 package prefetch
 
-import "github.com/shoalfs/shoal/prefetch/order"
+import (
+	"slices"
+
+	"github.com/shoalfs/shoal/prefetch/order"
+)
 
 // Trial tells from the first opens of a written plan's files whether their readers follow the plan.
 //
@@ -13,6 +17,9 @@ import "github.com/shoalfs/shoal/prefetch/order"
 // a process count for neither. Nor does an open that continues another plan: it is another rank's, or another loader's. So
 // every open is shown to all trials (Continues) before it counts in one (Matches) or in all (Strays). For that a plan that is
 // followed goes on learning the steps of processes that matched: their first ones past other workers' batches may come after its trial.
+//
+// A read of a large file may touch several ranges of a plan, of which the kernel was asked for one, or none. It matches if one of
+// them does, within a reach that is as many times shorter, but not below 8. If it does not match, the process may be at any of them.
 //
 // The plan is on trial until 6 opens have matched: then it is followed, and the Tracker does the rest. If of 32 opens
 // fewer have, nobody follows it, unless some processes do so more often than not, which are outnumbered by others. With up to
@@ -27,10 +34,15 @@ type Trial struct {
 	Departed bool
 }
 
-// place is where a process is expected in the plan, and how many of its opens matched and did not.
-type place struct{ last, front, matched, strayed int }
+// place is where a process is expected in the plan, or where else, and how many of its opens matched and did not.
+type place struct {
+	last, front      int
+	others           []int
+	matched, strayed int
+	since            int // it continued, opens that did not
+}
 
-const trialOpens, trialMatches, trialReach, trialSure = 32, 6, 64, 3
+const trialOpens, trialMatches, trialReach, leastReach, mostOthers, trialSure = 32, 6, 64, 8, 64, 3
 
 // NewTrial begins the trial of a plan.
 func NewTrial(plan order.Locator) Trial {
@@ -40,23 +52,32 @@ func NewTrial(plan order.Locator) Trial {
 // Of reports whether the trial is of plan.
 func (t *Trial) Of(plan order.Locator) bool { return t.plan == plan }
 
-// Continues reports whether an open continues the plan, and from where the process goes on then.
-func (t *Trial) Continues(process uint32, file int) bool {
+// Continues reports whether an open of a file, or a read that touches several ranges, continues the plan.
+func (t *Trial) Continues(process uint32, files []int) bool {
 	was, known := t.at[process]
-	if !known {
-		return false
-	}
 	reach := max(min(t.plan.Len()/64, trialReach), 1)
-	last := t.plan.Find(file, was.last)
-	if front := t.plan.Find(file, was.front); front >= 0 && front < was.front+reach {
-		was.last, was.front = front+1, was.front+1
-	} else if last >= 0 && (last < was.last+reach || t.steps[last-was.last]) {
-		was.last = last + 1
-	} else {
-		return false
+	if len(files) > 1 {
+		reach = max(reach/len(files), min(reach, leastReach))
 	}
-	t.at[process] = was
-	return true
+	for i := 0; known && i < len(files); i++ {
+		last := t.plan.Find(files[i], was.last)
+		if front := t.plan.Find(files[i], was.front); front >= 0 && front < was.front+reach {
+			was.last, was.front = front+1, was.front+1
+		} else if last >= 0 && (last < was.last+reach || t.steps[last-was.last]) {
+			was.last = last + 1
+		} else if j := slices.IndexFunc(was.others, func(from int) bool {
+			last = t.plan.Find(files[i], from)
+			return last >= 0 && last < from+reach
+		}); j >= 0 {
+			was.last = last + 1
+		} else {
+			continue
+		}
+		was.others, was.since = nil, 0
+		t.at[process] = was
+		return true
+	}
+	return false
 }
 
 // Matches records an open that continues this plan and no other.
@@ -71,20 +92,43 @@ func (t *Trial) Matches(process uint32) {
 
 func (t *Trial) undecided() bool { return t.Matched < trialMatches && !t.Departed }
 
+// Wanders reports whether the process of an open that continues no plan still follows this one: of reads of ranges some are the
+// kernel's, which reads on. A few opens in a row show that it does not.
+func (t *Trial) Wanders(process uint32, files []int) bool {
+	was, known := t.at[process]
+	if !known || was.matched == 0 {
+		return false
+	}
+	was.since++
+	was.others = t.places(files)
+	t.at[process] = was
+	return was.since < leastReach
+}
+
+// places are where in the plan a process may be that has opened one of the files.
+func (t *Trial) places(files []int) (places []int) {
+	for _, file := range files[:min(len(files), mostOthers)] {
+		if pos := t.plan.Find(file, 0); pos >= 0 {
+			places = append(places, pos+1)
+		}
+	}
+	return places
+}
+
 // Strays records an open that continues no plan, and reports whether it was the one that showed that nobody follows this.
-func (t *Trial) Strays(process uint32, file int) (departed bool) {
-	pos := t.plan.Find(file, 0)
-	if pos < 0 || process == 0 {
+func (t *Trial) Strays(process uint32, files []int) (departed bool) {
+	places := t.places(files)
+	if len(places) == 0 || process == 0 {
 		return false
 	}
 	if len(t.at) > maxFollowers {
 		clear(t.at)
 	}
 	was, known := t.at[process]
-	if last := t.plan.Find(file, was.last); !known {
-		was.front = pos + 1
+	if last := t.plan.Find(files[0], was.last); !known {
+		was.front = places[0]
 	} else {
-		if last >= 0 && (t.undecided() || was.matched > was.strayed) {
+		if last >= 0 && len(files) == 1 && (t.undecided() || was.matched > was.strayed) {
 			t.steps[last-was.last] = true
 		}
 		if t.undecided() {
@@ -92,7 +136,7 @@ func (t *Trial) Strays(process uint32, file int) (departed bool) {
 		}
 		was.strayed++
 	}
-	was.last = pos + 1
+	was.last, was.others = places[0], places[1:]
 	t.at[process] = was
 	if !t.undecided() || t.Opens < trialOpens {
 		return false

@@ -21,7 +21,7 @@ func located(files []int) order.Locator {
 func hear(process uint32, file int, trials ...*Trial) {
 	var continued []*Trial
 	for _, t := range trials {
-		if t.Continues(process, file) {
+		if t.Continues(process, []int{file}) {
 			continued = append(continued, t)
 		}
 	}
@@ -30,7 +30,7 @@ func hear(process uint32, file int, trials ...*Trial) {
 	}
 	for _, t := range trials {
 		if continued == nil {
-			t.Strays(process, file)
+			t.Strays(process, []int{file})
 		}
 	}
 }

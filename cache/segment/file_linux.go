@@ -128,6 +128,16 @@ func (f osFile) Absent(off, n int64) (absent bool) {
 	return absent
 }
 
+// Punch gives the space of a range back to the file system.
+func (f osFile) Punch(off, n int64) (err error) {
+	if failed := f.raw.Control(func(fd uintptr) {
+		err = unix.Fallocate(int(fd), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, n)
+	}); failed != nil {
+		return failed
+	}
+	return err
+}
+
 // Forget drops a range from the page cache.
 func (f osFile) Forget(off, n int64) {
 	_ = f.raw.Control(func(fd uintptr) { _ = unix.Fadvise(int(fd), off, n, unix.FADV_DONTNEED) })

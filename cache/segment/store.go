@@ -237,6 +237,20 @@ func (s *Store) SetMaxBytes(n int64) {
 	s.maxBytes = n
 }
 
+// Take takes n bytes of both limits for a file beside the segments, and reports whether they allow them.
+func (s *Store) Take(n int64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.closed && s.take(n, false)
+}
+
+// Give gives bytes of Take back.
+func (s *Store) Give(n int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.give(n)
+}
+
 // SegmentSize returns Options.SegmentSize.
 func (s *Store) SegmentSize() int64 { return s.o.SegmentSize }
 
@@ -574,7 +588,7 @@ func (s *Store) seal() {
 	}
 }
 
-// Used returns the bytes of all segments, with headers, padding, garbage, and those of an append that is under way.
+// Used returns the bytes of all segments, with headers, padding, garbage, those of an append that is under way, and those of Take.
 func (s *Store) Used() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()

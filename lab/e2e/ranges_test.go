@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -8,11 +9,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/minio/minio-go/v7"
+
 	"github.com/shoalfs/shoal/lab/rig/proxy"
+	"github.com/shoalfs/shoal/lab/rig/s3server"
 )
 
 // tokens is a large file behind a far store: its folder, its source, and how to reach that.
@@ -64,6 +69,42 @@ func TestRangePlans(t *testing.T) {
 				text = next
 			}
 		})
+	}
+}
+
+// An epoch over a file, in ranges of which several lie in a granule, fetches it once if the cache holds it, in less memory than it
+// has. A later epoch fetches nothing, nor does one of the next daemon.
+func TestRangePlansFetchOnce(t *testing.T) {
+	const size, each = 96 << 20, 16 << 10
+	dir, url, env, _ := tokens(t, size)
+	for _, how := range []string{"pread", "mmap"} {
+		cached := t.TempDir()
+		for k := range 2 {
+			mnt := t.TempDir()
+			mountAt(t, env, url, mnt, "--cache-dir", cached, "--cache-size", "128MiB", "--memory", "144MiB")
+			epoch := func(most int64) {
+				before := readStats(t, mnt)
+				text := []byte(rangesOf(size, each, size/each, uint64(k)))
+				write(t, filepath.Join(mnt, ".shoal", "plan"), text)
+				plan := filepath.Join(dir, "plan")
+				write(t, plan, text)
+				out, err := exec.CommandContext(t.Context(), "python3", "ranges.py", filepath.Join(mnt, "c/tokens.bin"), filepath.Join(dir, "c/tokens.bin"), plan, how).CombinedOutput()
+				if err != nil {
+					t.Fatalf("%s: %v", out, err)
+				}
+				s := readStats(t, mnt)
+				got := s.Bytes - before.Bytes
+				t.Logf("%s, daemon %d: %d of %d bytes fetched, %s of %d ranges waited", how, k, got, size, strings.TrimSpace(string(out)), size/each)
+				if got > most+s.Hedges.Sent<<16 {
+					t.Errorf("%s, daemon %d: %d bytes fetched of %d, with %d second requests", how, k, got, size, s.Hedges.Sent)
+				}
+			}
+			if k == 0 {
+				epoch(size + size/20)
+			}
+			epoch(size / 100)
+			umount(t, mnt)
+		}
 	}
 }
 
@@ -127,4 +168,116 @@ func TestRangePlanAtTheEndpoint(t *testing.T) {
 	if s, p := readStats(t, mnt), streamsOf(t, mnt)["plans/default"]; p.Consumed != n || s.Misses > n/5 {
 		t.Errorf("%d of %d ranges waited; %+v", s.Misses, n, p)
 	}
+}
+
+// BenchmarkRangePlans reads a file of tokens of 1 GiB in sequences of 8 KiB, shuffled, cold, over a line of 200 MB/s and 30 ms, into a
+// cache that holds it: through the mount with plans of 50,000 lines, through it without an order (the first 2,000 sequences), and by a
+// plain client of 32 connections that knows the order, fetches the same granules, and keeps them in memory.
+func BenchmarkRangePlans(b *testing.B) {
+	const size, each, window, granule = 1 << 30, 8 << 10, 50_000, 64 << 10
+	_, url, env, data := tokens(b, size)
+	lines := strings.SplitAfter(rangesOf(size, each, size/each, 1), "\n")[1:]
+	lines = lines[:len(lines)-1]
+	offs := make([]int64, len(lines))
+	for i, line := range lines {
+		if _, err := fmt.Sscanf(line, "c/tokens.bin\t%d\t", &offs[i]); err != nil {
+			b.Fatal(err)
+		}
+	}
+	report := func(b *testing.B, n int, first time.Duration, began time.Time, bytes int64) {
+		b.ReportMetric(float64(n)/time.Since(began).Seconds(), "sequences/s")
+		b.ReportMetric(first.Seconds(), "s/first-2000")
+		b.ReportMetric(float64(bytes)/size, "fetched/size")
+	}
+	mount := func(b *testing.B, n int, plan bool) {
+		mnt := b.TempDir()
+		mountAt(b, env, url, mnt, "--cache-size", "2GiB", "--memory", "512MiB")
+		f, err := os.Open(filepath.Join(mnt, "c/tokens.bin"))
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer umount(b, mnt)
+		defer f.Close()
+		tell := func(i int) {
+			if plan && i < n {
+				write(b, filepath.Join(mnt, ".shoal", "plan"), []byte("#ranges\n"+strings.Join(lines[i:min(i+window, n)], "")))
+			}
+		}
+		runtime.LockOSThread() // one reader
+		defer runtime.UnlockOSThread()
+		p, began, first := make([]byte, each), time.Now(), time.Duration(0)
+		for i, off := range offs[:n] {
+			switch i % window {
+			case 0:
+				if i == 0 {
+					tell(0)
+				}
+			case window / 2:
+				tell(i + window/2)
+			}
+			if _, err := f.ReadAt(p, off); err != nil {
+				b.Fatal(err)
+			}
+			if !bytes.Equal(p, data[off:off+each]) {
+				b.Fatalf("other bytes at %d", off)
+			}
+			if i == 1999 {
+				first = time.Since(began)
+			}
+		}
+		report(b, n, first, began, readStats(b, mnt).Bytes)
+	}
+	b.Run("mount", func(b *testing.B) { mount(b, len(offs), true) })
+	b.Run("mount, no order", func(b *testing.B) { mount(b, 2000, false) })
+	b.Run("plain client", func(b *testing.B) {
+		p, _ := far(b, proxy.Options{Latency: 30 * time.Millisecond, Bandwidth: 200e6})
+		client, err := s3server.Client(p.URL, 32)
+		if err != nil {
+			b.Fatal(err)
+		}
+		core, began, first := minio.Core{Client: client}, time.Now(), time.Duration(0)
+		landed, next := make([]chan struct{}, size/granule), make(chan int, 64)
+		held := make([][]byte, size/granule)
+		for i := range landed {
+			landed[i] = make(chan struct{})
+		}
+		go func() {
+			seen := make([]bool, size/granule)
+			for _, off := range offs {
+				if g := int(off / granule); !seen[g] {
+					seen[g] = true
+					next <- g
+				}
+			}
+			close(next)
+		}()
+		for range 32 {
+			go func() {
+				for g := range next {
+					o := minio.GetObjectOptions{}
+					if err := o.SetRange(int64(g)*granule, int64(g+1)*granule-1); err != nil {
+						b.Error(err)
+					}
+					body, _, _, err := core.GetObject(b.Context(), bucketNameOf(url), "train/c/tokens.bin", o)
+					if err == nil {
+						held[g], err = io.ReadAll(body)
+					}
+					if err != nil {
+						b.Error(err)
+					}
+					close(landed[g])
+				}
+			}()
+		}
+		for i, off := range offs {
+			<-landed[off/granule]
+			if !bytes.Equal(held[off/granule][off%granule:][:each], data[off:off+each]) {
+				b.Fatalf("other bytes at %d", off)
+			}
+			if i == 1999 {
+				first = time.Since(began)
+			}
+		}
+		report(b, len(offs), first, began, size)
+	})
 }

@@ -46,6 +46,7 @@ type Ranges struct {
 	open   []int            // those that a read has reached, and may go on in; the latest last
 	at     int              // the position of what was read last: the head may be further, at what the kernel has read around that
 	reads  int
+	far    bool             // the last read was far from what was due: one alone is the kernel's, which reads on
 	known  map[int]struct{} // those of which the kernel has got all bytes before they were due: it will not ask for them
 }
 
@@ -61,6 +62,9 @@ const mostAround = 512 << 10
 
 // mostOpen is how many ranges that a read has reached stay in memory for further reads of them.
 const mostOpen = 64
+
+// mostSoon is how many positions ahead of the reader a range is read, at most, that it has not asked for: it lies beside what it wanted.
+const mostSoon = 1 << 10
 
 // NewRanges returns a set of ranges of files of a volume, and their numbers.
 func NewRanges(v *cache.Volume, list []Range) (*Ranges, []uint32) {
@@ -247,16 +251,16 @@ func (r *Runner) Read(v *cache.Volume, file int, off, n int64, process uint32, s
 }
 
 // readTo follows a read of a file from off to end: in the ranges that it covers, if they are due; and in the one that is due first of
-// those of which it has a part. What it goes on in is no news. The runner's lock is held.
+// those of which it has a part, or one that was read if that is far ahead. What it goes on in is no news. The runner's lock is held.
 func (s *Stream) readTo(file int, off, end int64) {
 	r, x := s.Ranges, &s.runner.x
 	t := r.table.Load()
 	reach := source{s.of, s}.Ahead() + s.spread
-	due := max(s.tracker.Frontier(), r.at) + reach
+	due := max(s.tracker.Frontier(), r.at) + min(reach, mostSoon)
 	type coming struct{ n, pos int }
 	var reached []coming
 	var covered []int
-	first, goesOn := coming{-1, math.MaxInt}, false
+	first, again, goesOn := coming{-1, math.MaxInt}, -1, false
 	for n := range t.touching(file, off, end) {
 		one := t.all[n]
 		if slices.Contains(r.open, n) {
@@ -278,13 +282,21 @@ func (s *Stream) readTo(file int, off, end int64) {
 		if c.pos < first.pos {
 			first = c
 		}
+		if c.pos >= s.tracker.Order().Len() {
+			again = n
+		}
 	}
-	if first.n >= 0 && (first.pos <= due || len(reached) == 0 && !goesOn) {
+	if first.pos > due && again >= 0 { // sooner one that was read than one that is far ahead
+		first = coming{again, never}
+	}
+	far := len(reached) == 0 && !goesOn && first.pos > due && first.pos < never
+	if first.n >= 0 && (first.pos <= due || len(reached) == 0 && !goesOn && (!far || r.far)) {
 		reached = append(reached, first)
 		if r.kernelHas(first.n) {
 			clear(r.known) // it has dropped them
 		}
 	}
+	r.far = far
 	slices.SortFunc(reached, func(a, b coming) int { return a.pos - b.pos })
 	where := s.tracker.Position()
 	if len(reached) > 0 && reached[0].pos < where.Len {

@@ -277,22 +277,26 @@ func (s *Stream) continues(process uint32, things []int) *prefetch.Trial {
 	if !t.now.Of(told) {
 		t.before, t.now = t.now, prefetch.NewTrial(told)
 	}
-	cur, _ := s.walk.Orders()
-	for _, n := range things {
-		if t.before.Of(cur) && t.before.Continues(process, n) {
-			return &t.before
-		}
-		if t.now.Continues(process, n) {
-			return &t.now
-		}
+	if cur, _ := s.walk.Orders(); t.before.Of(cur) && t.before.Continues(process, things) {
+		return &t.before
+	}
+	if t.now.Continues(process, things) {
+		return &t.now
 	}
 	return nil
 }
 
-// strays handles a read of one of the things that continues no plan. The runner's lock is held.
+// strays handles a read of one of the things that continues no plan. It says nothing of a plan that waits for the end of another one. The runner's lock is held.
 func (s *Stream) strays(process uint32, things []int) {
-	if t := &s.trials.now; s.Departs != nil && len(things) > 0 && t.Strays(process, things[0]) {
-		go s.Departs(s, t.Matched, t.Opens)
+	if s.Departs == nil || len(things) == 0 {
+		return
+	}
+	t := &s.trials
+	if cur, _ := s.walk.Orders(); t.before.Of(cur) && t.before.Wanders(process, things) {
+		return
+	}
+	if t.now.Strays(process, things) {
+		go s.Departs(s, t.now.Matched, t.now.Opens)
 	}
 }
 

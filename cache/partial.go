@@ -1,0 +1,331 @@
+package cache
+
+import (
+	"context"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"maps"
+	"math/bits"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/shoalfs/shoal/cache/segment"
+)
+
+// partial is an extent of a large file that is not here whole.
+//
+// Of one that an order of ranges reads the disk takes each granule as it comes, if the extent is of the kept set: the order
+// comes back to most extents later, so fetching them whole, then or now, would fetch much for the second time. Such an extent has
+// a slot of a file beside the segments, from its first granule until all are there. Then it becomes a record like others, and the
+// slot is emptied: who reads in it at that moment looks again.
+//
+//   - A slot takes the space of the whole extent from the beginning, so the record always finds room.
+//   - The file has no name, so nothing of it is left when the process ends, and its granules are fetched again after that. They are
+//     encrypted by a key that nobody else has, each use of a slot by nonces of its own: that is the checksum, too, and a slot that
+//     was emptied or is used for another extent cannot be mistaken.
+//   - When the disk has to give space back, slots go first.
+type partial struct { // in Volume.parts, guarded by Volume.mu
+	fetched uint64 // granules that were fetched, a bit each, even if they have left memory
+	planned bool   // by an order of ranges, among others
+	at      slot   // zero: none
+	kept    uint64 // granules that are in the slot
+}
+
+// slot is one use of a place in the file.
+type slot struct {
+	place int64
+	use   uint64 // from 1
+}
+
+// granule is where in the file the granule of a kind lies.
+func (s slot) granule(kind uint8) int64 { return s.place + int64(kind-1)*sealedGranule }
+
+func (s slot) nonce(kind uint8) []byte {
+	return append(binary.LittleEndian.AppendUint64(nil, s.use), kind, 0, 0, 0)
+}
+
+const (
+	overheadSealed = 16 // of AES-GCM
+	sealedGranule  = granuleSize + overheadSealed
+	slotSize       = (ExtentSize/granuleSize*sealedGranule + 4095) &^ 4095 // whole blocks of the file system
+)
+
+// errMoved says that a granule is not where it was.
+var errMoved = errors.New("cache: a granule has moved")
+
+// partial returns what is known of an extent that is not here whole. v.mu is held.
+func (v *Volume) partial(e uint32) *partial {
+	p := v.parts[e]
+	if p == nil {
+		p = &partial{}
+		v.parts[e] = p
+	}
+	return p
+}
+
+// fetched returns the granules that were fetched of an extent. v.mu is held.
+func (v *Volume) fetched(e uint32) uint64 {
+	if p := v.parts[e]; p != nil {
+		return p.fetched
+	}
+	return 0
+}
+
+func (v *Volume) isPlanned(e uint32) bool { return v.parts[e] != nil && v.parts[e].planned }
+
+// takesGranules reports whether the disk would take granules of an extent.
+func (v *Volume) takesGranules(file, x int) bool {
+	d := v.ds.disk.Load()
+	return d != nil && !d.noWrites.Load() && !d.writer.slots.off.Load() && v.Chooses(file, x)
+}
+
+// keptGranule is where a granule is on disk.
+type keptGranule struct {
+	k    extentKey
+	d    *disk // nil: it is not there, or the disk is in trouble
+	from slot
+}
+
+// granuleOnDisk looks in the slot of an extent. v.mu is held.
+func (v *Volume) granuleOnDisk(k extentKey) (g keptGranule) {
+	if p := v.parts[k.extent()]; p != nil && k.isGranule() && p.kept&(1<<(k.kind()-1)) != 0 {
+		g = keptGranule{k, v.ds.readable(), p.at}
+	}
+	return g
+}
+
+func (g keptGranule) bytes() int { return g.k.v.bytes(g.k.v.fileOf(g.k.extent()), g.k.piece) }
+
+var sealedGranules = sync.Pool{New: func() any { return new([sealedGranule]byte) }}
+
+// read fills p from off of the granule. It fails with errMoved if that is to be looked for again.
+func (g keptGranule) read(ctx context.Context, p []byte, off int) error {
+	v, s := g.k.v, &g.d.writer.slots
+	buf := sealedGranules.Get().(*[sealedGranule]byte)
+	defer sealedGranules.Put(buf)
+	sealed := buf[:g.bytes()+overheadSealed]
+	err := s.readNow(sealed, g.from.granule(g.k.kind()))
+	if err != nil {
+		err = g.d.handOver(ctx, sealed, func(p []byte) error {
+			_, err := s.file.ReadAt(p, g.from.granule(g.k.kind()))
+			return err
+		})
+	}
+	switch {
+	case err == nil:
+		if data, err := s.aead.Open(sealed[:0], g.from.nonce(g.k.kind()), sealed, nil); err == nil {
+			copy(p, data[off:])
+			return nil
+		}
+		v.mu.Lock()
+		if at := v.parts[g.k.extent()]; at != nil && at.at == g.from {
+			at.kept &^= 1 << (g.k.kind() - 1)
+			count(&v.ds.count.Corrupt, 1)
+		}
+		v.mu.Unlock()
+	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
+		return err
+	case errors.Is(err, errHangs):
+		count(&v.ds.count.DiskGaveUp, 1)
+	default:
+		g.d.failed("read", err, true)
+	}
+	return errMoved
+}
+
+// slots is the file of one dataset. Only the writer changes it.
+type slots struct {
+	off   atomic.Bool // the file system cannot punch holes, or the file could not be made
+	file  segment.File
+	aead  cipher.AEAD
+	end   int64
+	free  []int64
+	uses  uint64
+	whole []byte // an extent on its way into a record; not in the ledger
+}
+
+// open makes the file.
+func (s *slots) open(d *disk) (err error) {
+	name, key := filepath.Join(d.dir, "granules.tmp"), make([]byte, 32)
+	if _, err = rand.Read(key); err != nil {
+		return err
+	}
+	block, err := aes.NewCipher(key)
+	if err != nil {
+		return err
+	}
+	if s.aead, err = cipher.NewGCM(block); err != nil {
+		return err
+	}
+	if s.file, err = d.fs.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600); err != nil {
+		return err
+	}
+	return errors.Join(d.fs.Remove(name), s.punch(0))
+}
+
+func (s *slots) close() error {
+	if s.file == nil {
+		return nil
+	}
+	return s.file.Close()
+}
+
+// punch gives the space of a place back to the file system.
+func (s *slots) punch(place int64) error {
+	f, ok := s.file.(interface{ Punch(off, n int64) error })
+	if !ok {
+		return errors.ErrUnsupported
+	}
+	return f.Punch(place, slotSize)
+}
+
+// readNow fills p if that need not wait for the disk.
+func (s *slots) readNow(p []byte, off int64) error {
+	f, ok := s.file.(interface {
+		ReadNowAt(bufs [][]byte, off int64) (int, error)
+	})
+	if !ok {
+		return errors.ErrUnsupported
+	}
+	n, err := f.ReadNowAt([][]byte{p}, off)
+	if n < len(p) && err == nil {
+		err = segment.ErrWouldBlock
+	}
+	return err
+}
+
+// keepGranule puts a granule into its extent's slot, which it gets if it has none, and makes a record of the extent if that was
+// the last one. Only the writer calls it.
+func (d *disk) keepGranule(k extentKey, buf *buffer) bool {
+	v, e, s := k.v, k.extent(), &d.writer.slots
+	file, x := v.Numbered(int(e))
+	v.mu.Lock()
+	at, ok := v.partial(e).at, !v.retired && v.takesGranules(file, x)
+	v.mu.Unlock()
+	if !ok {
+		return false
+	}
+	if at == (slot{}) {
+		if at = d.takeSlot(); at == (slot{}) {
+			return false
+		}
+		v.mu.Lock()
+		v.partial(e).at = at // Retire comes back for it
+		v.mu.Unlock()
+	}
+	sealed := sealedGranules.Get().(*[sealedGranule]byte)
+	defer sealedGranules.Put(sealed)
+	if _, err := s.file.WriteAt(s.aead.Seal(sealed[:0], at.nonce(k.kind()), buf.data, nil), at.granule(k.kind())); err != nil {
+		d.failed("write", err, false)
+		return false
+	}
+	v.mu.Lock()
+	p := v.partial(e)
+	p.kept |= 1 << (k.kind() - 1)
+	all := bits.OnesCount64(p.kept) == int((v.ExtentBytes(file, x)+granuleSize-1)/granuleSize)
+	v.mu.Unlock()
+	if all {
+		d.complete(k.as(whole), at)
+	}
+	return true
+}
+
+// takeSlot returns a slot; zero if there is no room.
+func (d *disk) takeSlot() (at slot) {
+	s := &d.writer.slots
+	if s.file == nil {
+		if err := s.open(d); err != nil {
+			s.off.Store(true)
+			d.c.log.Warn("parts of extents are not kept on disk", "dir", d.dir, "cause", err)
+			return at
+		}
+	}
+	if err := d.checkSpace(slotSize); err != nil {
+		d.failed("write", err, false)
+		return at
+	}
+	if !d.store.Take(slotSize) && (!d.makeRoom(false, slotSize) && !d.ask(slotSize) || !d.store.Take(slotSize)) {
+		count(&d.ds.count.Declined, 1)
+		return at
+	}
+	s.uses++
+	at = slot{s.end, s.uses}
+	if last := len(s.free) - 1; last >= 0 {
+		at.place, s.free = s.free[last], s.free[:last]
+	} else {
+		s.end += slotSize
+	}
+	return at
+}
+
+// complete makes a record of an extent all granules of which are in its slot.
+func (d *disk) complete(k extentKey, at slot) {
+	v, s := k.v, &d.writer.slots
+	file, x := v.Numbered(int(k.extent()))
+	n := int(v.ExtentBytes(file, x))
+	if s.whole == nil {
+		s.whole = make([]byte, ExtentSize+overheadSealed) // granules are decrypted in place
+	}
+	for kind := uint8(1); int(kind-1)*granuleSize < n; kind++ {
+		off := int(kind-1) * granuleSize
+		sealed := s.whole[off : min(off+granuleSize, n)+overheadSealed]
+		_, err := s.file.ReadAt(sealed, at.granule(kind))
+		if err == nil {
+			_, err = s.aead.Open(sealed[:0], at.nonce(kind), sealed, nil)
+		}
+		if err != nil { // all is fetched again
+			d.emptySlot(k)
+			return
+		}
+	}
+	d.progress()
+	d.store.Give(slotSize) // before, so that the record has room
+	if loc := d.append(v.describe(file, x, n), s.whole[:n], func() (segment.Loc, error) { return 0, segment.ErrFull }); loc != 0 {
+		d.place(k, loc, 0)
+	}
+	d.leaveSlot(k)
+}
+
+// emptySlot gives the slot of an extent up, if it has one, and returns how many bytes that freed. Only the writer calls it.
+func (d *disk) emptySlot(k extentKey) (freed int64) {
+	if !d.leaveSlot(k) {
+		return 0
+	}
+	d.store.Give(slotSize)
+	return slotSize
+}
+
+// leaveSlot is emptySlot, but the space is still taken.
+func (d *disk) leaveSlot(k extentKey) bool {
+	v := k.v
+	v.mu.Lock()
+	p := v.parts[k.extent()]
+	delete(v.parts, k.extent())
+	v.mu.Unlock()
+	if p == nil || p.at == (slot{}) {
+		return false
+	}
+	s := &d.writer.slots
+	if err := s.punch(p.at.place); err != nil {
+		d.failed("write", err, false)
+	}
+	s.free = append(s.free, p.at.place)
+	return true
+}
+
+// emptySlots gives all slots of a volume up.
+func (d *disk) emptySlots(v *Volume) (freed int64) {
+	v.mu.Lock()
+	all := slices.Collect(maps.Keys(v.parts))
+	v.mu.Unlock()
+	for _, e := range all {
+		freed += d.emptySlot(v.key(e))
+	}
+	return freed
+}

@@ -1,0 +1,133 @@
+package cache
+
+import (
+	"errors"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// planned fetches a range as an order does, and spends it after its reader.
+func planned(t *testing.T, v *Volume, want []byte, r Range) {
+	t.Helper()
+	landed := make(chan error, 64)
+	n, _ := v.PrefetchRange(nil, r, time.Time{}, func(_ int, err error) { landed <- err })
+	for range n {
+		if err := <-landed; err != nil {
+			t.Fatal(err)
+		}
+	}
+	readRight(t, v, want, r.Extent*ExtentSize+r.Off, r.N)
+	v.SpendRange(r, func(int64, int64) bool { return false })
+}
+
+// What an order of ranges reads in pieces is fetched once, in memory for a part of it: the disk has each granule, and then the extent,
+// which the next process finds.
+func TestGranulesBecomeExtents(t *testing.T) {
+	dir := t.TempDir()
+	c, v, want, y := openLarge(t, 10*mib, dir)
+	const n, small = 100, granuleSize / 8
+	draw := rand.New(rand.NewPCG(3, 3))
+	for k, i := range draw.Perm(len(want) / small) {
+		if k%16 == 0 {
+			settled(t, c) // else the reader drops what is still to be written
+		}
+		r := Range{Extent: i * small / ExtentSize, Off: i * small % ExtentSize, N: small}
+		planned(t, v, want, r)
+	}
+	planned(t, v, want, Range{Extent: 3, Off: 0, N: 5000})
+	settled(t, c)
+	if got := y.bytes.Load(); got != int64(len(want)) {
+		t.Errorf("%d bytes were fetched of %d", got, len(want))
+	}
+	if kept, all := v.Kept(); kept != all {
+		t.Errorf("%d of %d extents are kept", kept, all)
+	}
+	if len(v.parts) != 0 {
+		t.Errorf("%d extents are still in parts", len(v.parts))
+	}
+	d, used := v.ds.disk.Load(), int64(0)
+	for _, s := range d.store.Segments() {
+		used += s.Bytes
+	}
+	if got := d.store.Used(); got != used {
+		t.Errorf("%d bytes are taken, the segments have %d", got, used)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "granules.tmp")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the file has a name: %v", err)
+	}
+	before := y.requests.Load()
+	c.ring.drop(nil)
+	for range n {
+		off := draw.IntN(len(want) - small)
+		readRight(t, v, want, off, small)
+	}
+	if y.requests.Load() != before {
+		t.Error("it is fetched again")
+	}
+}
+
+// Granules on disk answer readers before the extent is whole; one that is damaged there is fetched again, and slots go first when the
+// disk gives space back.
+func TestGranulesOnDisk(t *testing.T) {
+	c, v, want, y := openLarge(t, 10*mib, t.TempDir())
+	r := Range{Extent: 1, Off: 5 * granuleSize, N: 2 * granuleSize}
+	planned(t, v, want, r)
+	settled(t, c)
+	c.ring.drop(nil)
+	fetched := func(bytes int64) {
+		t.Helper()
+		readRight(t, v, want, ExtentSize+r.Off+100, granuleSize)
+		if got := y.bytes.Load(); got != bytes {
+			t.Errorf("%d bytes were fetched, not %d", got, bytes)
+		}
+		settled(t, c)
+		c.ring.drop(nil)
+	}
+	if v.WhereRange(r) != OnDisk || !v.ClaimRange(nil, r) {
+		t.Errorf("it is at %d", v.WhereRange(r))
+	}
+	fetched(2 * granuleSize)
+	d := v.ds.disk.Load()
+	if _, err := d.writer.slots.file.WriteAt([]byte("other"), v.parts[1].at.granule(6)+9); err != nil {
+		t.Fatal(err)
+	}
+	fetched(3 * granuleSize)
+	fetched(3 * granuleSize)
+	if n := v.Stats().Corrupt; n != 1 {
+		t.Errorf("%d damaged", n)
+	}
+	v.SetQuota(1)
+	if err := v.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if used := d.store.Used(); used != 0 {
+		t.Errorf("%d bytes are used", used)
+	}
+	v.SetQuota(0)
+	if err := v.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	fetched(5 * granuleSize)
+}
+
+// A version that is retired leaves no slot behind.
+func TestSlotsOfRetired(t *testing.T) {
+	c, v, want, _ := openLarge(t, 10*mib, t.TempDir())
+	planned(t, v, want, Range{Extent: 1, Off: 0, N: granuleSize})
+	settled(t, c)
+	d := v.ds.disk.Load()
+	if d.store.Used() < slotSize {
+		t.Errorf("%d bytes are used", d.store.Used())
+	}
+	v.Retire()
+	if err := v.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if d.store.Used() != 0 {
+		t.Errorf("%d bytes are used", d.store.Used())
+	}
+}
