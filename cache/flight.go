@@ -161,9 +161,10 @@ func (v *Volume) begin(r request, span trace.Span, parts []part, sources []Sourc
 		if r.purpose == serving && fl.restores() == nil && !v.Chooses(p.file, p.x()) {
 			v.gifts.turn(p.key.extent(), asked, open)
 		}
-		if e := p.key.extent(); p.key.isGranule() {
+		switch e := p.key.extent(); {
+		case p.key.isGranule() && r.purpose == reading:
 			v.partial(e).fetched |= granulesOf(parts[i : i+1])
-		} else if v.parts[e] != nil && v.parts[e].at == (slot{}) {
+		case !p.key.isGranule() && !v.hasSlot(e):
 			delete(v.parts, e)
 		}
 	}

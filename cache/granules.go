@@ -25,7 +25,7 @@ import (
 //
 // Granules are entries of the ring beside the extents. Those that readers fetch are spent from the beginning: they stay until
 // memory is needed, and no account holds them. A reader looks for the extent first, so one that is there whole, or on its way,
-// is what is read. Of an extent that is not, Volume.partials remembers which granules were fetched, even if they have left memory.
+// is what is read. Of an extent that is not, Volume.parts remembers which granules readers fetched, even if they have left memory.
 const (
 	granuleSize = ExtentSize / 64
 	mostSparse  = 64 / 2 // granules
@@ -42,7 +42,7 @@ func (q *query) boardGranules(e uint32) (b boarding, ok bool, err error) {
 	lo, hi := q.off/granuleSize, (q.off+q.n-1)/granuleSize+1
 	run, all := q.runBefore(e, lo), int((size+granuleSize-1)/granuleSize)
 	seats, missing := q.look(e, lo, hi, min(max(hi, lo+min(2*run, mostSparse)), all))
-	entire := lo == 0 && (q.x == 0 || max(hi, 2*run) >= all) && !q.v.isPlanned(e)
+	entire := lo == 0 && (q.x == 0 || max(hi, 2*run) >= all) && !q.v.hasSlot(e)
 	switch {
 	case len(missing) == 0 && slices.ContainsFunc(seats, func(s seat) bool { return s.kept.d != nil }):
 		q.v.ds.count.kept(q.n)
@@ -101,7 +101,7 @@ func (q *query) fetchesPart(e uint32) bool {
 // a run that the read continues, and the disk would keep it. v.mu is held.
 func (q *query) isWorthAll(e uint32, granules uint64, run int) bool {
 	before := q.v.fetched(e)
-	if q.v.isPlanned(e) || before&granules == 0 && bits.OnesCount64(before|granules)-run <= mostSparse {
+	if before&granules == 0 && bits.OnesCount64(before|granules)-run <= mostSparse {
 		return false
 	}
 	ok, _ := q.v.wanted(q.file, q.x)
@@ -134,9 +134,6 @@ func (q *query) look(e uint32, lo, hi, to int) (seats []seat, missing []part) {
 // runBefore returns how many granules that were fetched lie before granule lo without a gap, in this extent and the one
 // before it. v.mu is held.
 func (q *query) runBefore(e uint32, lo int) int {
-	if q.v.isPlanned(e) { // by an order that comes for the rest, too
-		return 0
-	}
 	run := min(bits.LeadingZeros64(^(q.v.fetched(e) << (64 - lo))), lo)
 	if run < lo || q.x == 0 {
 		return run
@@ -182,7 +179,7 @@ func (q *query) collectGranules(b boarding) (err error) {
 }
 
 // readAhead prefetches what follows an extent that a sequential reader has reached: as many extents as it has read, up to
-// mostAhead, and up to one of which an order reads ranges.
+// mostAhead, and up to one of which the disk has granules.
 func (q *query) readAhead() {
 	v, file, x := q.v, q.file, q.x
 	if q.off > 0 || x == 0 {
@@ -196,7 +193,7 @@ func (q *query) readAhead() {
 		n++
 	}
 	for i := range n {
-		if v.isPlanned(e + 1 + uint32(i)) {
+		if v.hasSlot(e + 1 + uint32(i)) {
 			n = i
 			break
 		}

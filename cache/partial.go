@@ -31,7 +31,7 @@ import (
 //     was emptied or is used for another extent cannot be mistaken.
 //   - When the disk has to give space back, slots go first.
 type partial struct { // in Volume.parts, guarded by Volume.mu
-	fetched uint64 // granules that were fetched, a bit each, even if they have left memory
+	fetched uint64 // granules that readers fetched, a bit each, even if they have left memory
 	planned bool   // by an order of ranges, among others
 	at      slot   // zero: none
 	kept    uint64 // granules that are in the slot
@@ -69,7 +69,7 @@ func (v *Volume) partial(e uint32) *partial {
 	return p
 }
 
-// fetched returns the granules that were fetched of an extent. v.mu is held.
+// fetched returns the granules that readers fetched of an extent. v.mu is held.
 func (v *Volume) fetched(e uint32) uint64 {
 	if p := v.parts[e]; p != nil {
 		return p.fetched
@@ -78,6 +78,8 @@ func (v *Volume) fetched(e uint32) uint64 {
 }
 
 func (v *Volume) isPlanned(e uint32) bool { return v.parts[e] != nil && v.parts[e].planned }
+
+func (v *Volume) hasSlot(e uint32) bool { return v.parts[e] != nil && v.parts[e].at != slot{} }
 
 // takesGranules reports whether the disk would take granules of an extent.
 func (v *Volume) takesGranules(file, x int) bool {

@@ -131,3 +131,27 @@ func TestSlotsOfRetired(t *testing.T) {
 		t.Errorf("%d bytes are used", d.store.Used())
 	}
 }
+
+// Readers who do not follow a plan are served as without it: who reads on gets more and more at once, and of what is read at random
+// places more than half of an extent brings it whole.
+func TestReadersBesideAPlan(t *testing.T) {
+	c, v, want, y := openLarge(t, 48*mib, t.TempDir())
+	for x := range 3 {
+		planned(t, v, want, Range{Extent: x, Off: 30 * granuleSize, N: granuleSize})
+	}
+	settled(t, c)
+	y.requests.Store(0)
+	for off := 0; off < 8*mib; off += 128 << 10 {
+		readRight(t, v, want, off, 128<<10)
+	}
+	if n := y.requests.Load(); n > 12 {
+		t.Errorf("%d requests from start to end", n)
+	}
+	for g := range 40 {
+		readRight(t, v, want, 8*mib+(g*13%64)*granuleSize, 100)
+	}
+	settled(t, c)
+	if n := y.requests.Load(); n > 12+34 || !v.KeptExtent(0, 2) {
+		t.Errorf("%d requests, kept: %v", n, v.KeptExtent(0, 2))
+	}
+}
