@@ -244,7 +244,8 @@ func (d *disk) takeSlot() (at slot) {
 	if s.file == nil {
 		if err := s.open(d); err != nil {
 			s.off.Store(true)
-			d.c.log.Warn("parts of extents are not kept on disk", "dir", d.dir, "cause", err)
+			d.c.log.Warn("what plans of ranges read is fetched again with its extents: the disk cannot keep parts of them", "dir", d.dir, "cause", err,
+				"remedy", "put the cache on a file system that can punch holes: ext4, XFS, Btrfs, tmpfs")
 			return at
 		}
 	}
