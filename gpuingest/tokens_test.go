@@ -85,7 +85,11 @@ func TestTokensRefused(t *testing.T) {
 		"tokens(8, dtype='uint8', pad=-1)":    "pad must be a token",
 		"tokens(8, crop='left')":              "crop must be",
 		"tokens(8)|fp32":                      "cannot be combined",
-		"packed(8)":                           "needs stored",
+		"packed(8)":                           "packed row",
+		"packed(8, 'mds')":                    "name a type",
+		"tokens(8, 'mds:float32')":            "stored must be",
+		"tokens(8, 'mds')":                    "type 255, which is no integer",
+		"tokens(8, 'mds:int32')":              "no list in MDS's",
 		"packed(8, 'json')":                   "name a type",
 		"packed(8, 'npy')":                    "name a type",
 		"packed(8, 'uint16', long='drop')":    "long must be",
@@ -183,12 +187,85 @@ for n in [0, 1, 9, 10, 99999, 100000, 3000000]:
 	}
 }
 
+// TestMDSArrays reads what MosaicML's encoding ndarray makes of lists of every length's own form, and knows their lengths before.
+func TestMDSArrays(t *testing.T) {
+	for _, n := range []int{1, 7, 255, 256, 65535, 65536} {
+		for dtype, code := range map[string]byte{"uint8": 8, "int16": 17, "int32": 33, "uint64": 64} {
+			head := []byte{4, byte(n)}
+			if n > 255 {
+				head = []byte{5, byte(n), byte(n >> 8)}
+			}
+			if n > 65535 {
+				head = []byte{6, byte(n), byte(n >> 8), byte(n >> 16), 0}
+			}
+			b := append(head, bytes.Repeat([]byte{1}, n*elementSize[dtype])...)
+			p, _ := newIngest(t, "packed(10, 'mds:"+dtype+"')").(*Tokens).Packing()
+			if got, err := p.Tokens(int64(len(b))); err != nil || got != int64(n) {
+				t.Errorf("%d %s in %d bytes: %d, %v", n, dtype, len(b), got, err)
+			}
+			if got, err := p.Tokens(int64(len(b)) - 1); err == nil && dtype != "uint8" {
+				t.Errorf("%d %s in a byte less: %d", n, dtype, got)
+			}
+			for spec, b := range map[string][]byte{"tokens(70000, 'mds:" + dtype + "', 'uint64')": b, "tokens(70000, 'mds', 'uint64')": append([]byte{code}, b...)} {
+				row, err := makeRow(newIngest(t, spec), b, Draw{})
+				if err != nil || native.Uint32(row.Fields[1]) != uint32(n) || row.Fields[0][8*n-8] != 1 {
+					t.Errorf("%s of %d: %d, %v", spec, n, row.Fields[1], err)
+				}
+				if _, err := makeRow(newIngest(t, spec), b[:len(b)-1], Draw{}); err == nil {
+					t.Errorf("%s of %d, cut short: no error", spec, n)
+				}
+			}
+		}
+	}
+	for _, b := range []string{"\x08\x01\x01\x00\x00\x00", "\x00", "", "\x07\xff\xff\xff\xff\xff\xff\xff\xff", "\x04\x02\x00\x00\x00\x00"} { // two dimensions, none, lengths that lie
+		if _, err := makeRow(newIngest(t, "tokens(8, 'mds:int32')"), []byte(b), Draw{}); !errors.Is(err, ErrBadSample) {
+			t.Errorf("%q: %v", b, err)
+		}
+	}
+}
+
+// TestTokensOf: where stored= is left out, the samples' names say what it is.
+func TestTokensOf(t *testing.T) {
+	for _, c := range []struct{ spec, name, want string }{
+		{"tokens(8)", "a.bin/000000000000.uint16", "stored='uint16'"},
+		{"tokens(8)", "a/1.npy", "stored='npy'"},
+		{"tokens(8)", "a/uint16", "stored='npy'"},
+		{"tokens(8)", "s-0.tokens.int32.mds", "stored='mds:int32'"},
+		{"tokens(8)", "s-0.tokens.mds", "stored='mds'"},
+		{"tokens(8, 'json')", "a.bin/000000000000.uint16", "stored='json'"},
+		{"tokens(8, stored='npy')", "a.bin/000000000000.uint16", "stored='npy'"},
+		{"packed(8)", "a.bin/000000000000.int32", "stored='int32'"},
+		{"packed(8)", "s-0.tokens.int32.mds", "stored='mds:int32'"},
+		{"packed(8, 'npy:uint16')", "x.bin/0.int32", "stored='npy:uint16'"},
+		{"packed(8)", "a/1.npy", ""},
+		{"packed(8)", "s-0.tokens.mds", ""},
+		{"packed(8)", "a.bin/0.float32", ""},
+	} {
+		of, err := newIngest(t, c.spec).(*Tokens).Of(c.name)
+		if c.want == "" {
+			if err == nil || !strings.Contains(err.Error(), "stored has to name a type") {
+				t.Errorf("%s of %s: %v, %v", c.spec, c.name, of, err)
+			}
+			continue
+		}
+		if err != nil || !strings.Contains(of.String(), c.want) {
+			t.Errorf("%s of %s: %v, %v, want %s", c.spec, c.name, of, err, c.want)
+			continue
+		}
+		if again := newIngest(t, of.String()).(*Tokens); again.Hash() != of.Hash() || again.stored != of.stored || again.inType != of.inType {
+			t.Errorf("%s is %+v, its text compiles to %+v", c.spec, of, again)
+		}
+	}
+}
+
 func FuzzTokens(f *testing.F) {
 	f.Add([]byte("[1, 2, 3]"))
+	f.Add([]byte("\x21\x04\x02\x01\x00\x00\x00\x02\x00\x00\x00"))
+	f.Add(frame([]byte("\x04\x01\x01\x00\x00\x00\x00\x00\x00\x00")))
 	f.Add(frame([]byte{1, 2}, []byte{3, 4}))
 	f.Add(append([]byte(npyMagic+"\x01\x00\x36\x00{'descr': '<i4', 'fortran_order': False, 'shape': (3,)}\n"), make([]byte, 12)...))
 	var all []Ingest
-	for _, spec := range []string{"tokens(4, 'npy', 'int32')", "tokens(4, 'json', 'uint8', crop='random')", "tokens(4, 'uint16', 'int8', crop='end')", "packed(4, 'uint16')", "packed(4, 'npy:int32', long='cut')"} {
+	for _, spec := range []string{"tokens(4, 'npy', 'int32')", "tokens(4, 'json', 'uint8', crop='random')", "tokens(4, 'uint16', 'int8', crop='end')", "packed(4, 'uint16')", "packed(4, 'npy:int32', long='cut')", "tokens(4, 'mds')", "packed(4, 'mds:int64', long='cut')"} {
 		in, err := New(spec)
 		if err != nil {
 			f.Fatal(err)

@@ -2,6 +2,7 @@ package loader
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,7 +13,7 @@ import (
 
 // labelSource says where labels come from. The zero value leaves it to the dataset.
 type labelSource struct {
-	kind string   // "", folder, cls, json, none
+	kind string   // "", folder, cls, json, none, or the extension of a file that holds a number, such as label.int64
 	keys []string // of json
 }
 
@@ -23,7 +24,33 @@ const (
 	labelNone   = "none"
 )
 
-// parseLabel reads folder, cls, json:KEY, none, or nothing.
+// numbers are the types of files that hold one number, with their lengths: columns of MDS.
+var numbers = map[string]int{"int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8}
+
+// numberType returns the type that an extension ends in, "" if it is none.
+func numberType(ext string) string {
+	if dtype := ext[strings.LastIndexByte(ext, '.')+1:]; dtype != ext && numbers[dtype] > 0 {
+		return dtype
+	}
+	return ""
+}
+
+// parseNumber reads a little-endian number.
+func parseNumber(b []byte, dtype string) (int64, error) {
+	size := numbers[dtype]
+	if len(b) != size {
+		return 0, fmt.Errorf("%d bytes are no %s", len(b), dtype)
+	}
+	var whole [8]byte
+	copy(whole[8-size:], b) // at the upper end, so that the shift extends the sign
+	n := binary.LittleEndian.Uint64(whole[:])
+	if dtype[0] == 'u' {
+		return int64(n >> (64 - 8*size)), nil
+	}
+	return int64(n) >> (64 - 8*size), nil
+}
+
+// parseLabel reads folder, cls, json:KEY, NAME.TYPE, none, or nothing.
 func parseLabel(text string) (labelSource, error) {
 	switch text = strings.TrimSpace(text); text {
 	case "", labelFolder, labelCls, labelNone:
@@ -34,8 +61,11 @@ func parseLabel(text string) (labelSource, error) {
 			return labelSource{labelJSON, keys}, nil
 		}
 	}
+	if numberType(text) != "" && !strings.ContainsAny(text, "/:,") {
+		return labelSource{kind: text}, nil
+	}
 	return labelSource{}, fmt.Errorf("label %.100q: must be folder (the class folder), cls (the number in the file .cls beside a sample), "+
-		"json:KEY (a number in its file .json, json:a.b inside an object), or none", text)
+		"json:KEY (a number in its file .json, json:a.b inside an object), COLUMN.TYPE (a column of integers, such as label.int64), or none", text)
 }
 
 // String returns what parseLabel reads.
@@ -49,10 +79,10 @@ func (l labelSource) String() string {
 // part returns the extension of the file that the label is in, "" if it is in none.
 func (l labelSource) part() string {
 	switch l.kind {
-	case labelCls, labelJSON:
-		return l.kind
+	case labelFolder, labelNone:
+		return ""
 	}
-	return ""
+	return l.kind
 }
 
 // over replaces the zero value by the dataset's default: the class folders if there are any, else the .cls files
@@ -96,10 +126,13 @@ func (l labelSource) of(folder int64, part []byte) (int64, error) {
 	}
 	var n int64
 	var err error
-	if l.kind == labelCls {
+	switch l.kind {
+	case labelCls:
 		n, err = parseCls(part)
-	} else {
+	case labelJSON:
 		n, err = jsonNumber(part, l.keys)
+	default:
+		n, err = parseNumber(part, numberType(l.kind))
 	}
 	if err != nil {
 		return 0, fmt.Errorf("label in its .%s: %w", l.kind, err)

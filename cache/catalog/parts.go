@@ -127,11 +127,15 @@ func (s *Samples) Part(sample int, ext string) (file int, ok bool) {
 	return s.m.Part(s.File(sample), ext)
 }
 
-// extensions returns a match of files by their extension: ".jpg,.jpeg" matches 1.jpg, but not 1.mask.jpg. ok is false
-// if glob is not such a list.
+// extensions returns a match of files by their extension: ".jpg,.jpeg" matches 1.jpg, but not 1.mask.jpg. "images" in the list stands for
+// all pictures. ok is false if glob is not such a list.
 func extensions(glob string) (match func(name []byte) bool, ok bool) {
 	list := strings.Split(glob, ",")
+	images := slices.Contains(list, "images")
 	for i, e := range list {
+		if e == "images" {
+			continue
+		}
 		if len(e) < 2 || e[0] != '.' || strings.ContainsAny(e, `/*?[\`) {
 			return nil, false
 		}
@@ -139,6 +143,6 @@ func extensions(glob string) (match func(name []byte) bool, ok bool) {
 	}
 	return func(name []byte) bool {
 		_, ext, _ := Cut(string(name))
-		return slices.Contains(list, ext)
+		return slices.Contains(list, ext) || images && isImage(name)
 	}, true
 }

@@ -4,10 +4,8 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"iter"
 	"path"
 	"strings"
-	"sync"
 
 	"github.com/shoalfs/shoal/cache/objstore"
 )
@@ -17,100 +15,14 @@ import (
 const (
 	// ColumnsName is the file that holds an object's first row.
 	ColumnsName = "columns"
-	rowSuffix   = ".row"
+	RowSuffix   = ".row" // of the files of rows
 
-	csvChunk   = 4 << 20 // bytes of a GET
-	csvObjects = 4       // objects that are read at once
-	maxRow     = 16 << 20
-	csvBuffer  = 4096 // members that wait for their turn, for an object
+	maxRow = 16 << 20
 )
 
-// Rows finds the rows of the .csv and .tsv objects (commas, tabs) under a prefix.
-type Rows struct {
-	// Objects are in the order of their keys.
-	Objects []objstore.Object
-	r       objstore.Reader
-	prefix  string
-}
-
-// OpenRows lists the objects. It ignores others beside them.
-func OpenRows(ctx context.Context, r objstore.Reader, src objstore.Source) (*Rows, error) {
-	s := &Rows{r: r, prefix: src.Prefix}
-	for o, err := range r.List(ctx, src.Prefix) {
-		if err != nil {
-			return nil, err
-		}
-		if ext := strings.ToLower(path.Ext(o.Key)); ext == ".csv" || ext == ".tsv" {
-			s.Objects = append(s.Objects, o)
-		}
-	}
-	if len(s.Objects) == 0 {
-		return nil, fmt.Errorf("%s contains no .csv and no .tsv file (give --samples as for files to read it file by file)", src)
-	}
-	return s, nil
-}
-
-// Members yields the rows of all objects, in order. It reads each object once, in parallel ranges. Rows are as in RFC
-// 4180: a quoted field may contain line ends, and quotes written twice; a quote within an unquoted field is a
-// character. Empty lines are skipped. It fails if objects have different columns, or a quote is not closed.
-func (s *Rows) Members(ctx context.Context) iter.Seq2[Member, error] {
-	type found struct {
-		m   Member
-		err error
-	}
-	return func(yield func(Member, error) bool) {
-		ctx, cancel := context.WithCancel(ctx)
-		var wg sync.WaitGroup
-		defer wg.Wait()
-		defer cancel()
-		queues := make([]chan found, len(s.Objects))
-		headers := make([][]byte, len(s.Objects))
-		begin := func(i int) {
-			queues[i] = make(chan found, csvBuffer)
-			wg.Go(func() {
-				defer close(queues[i])
-				put := func(f found) bool {
-					select {
-					case queues[i] <- f:
-						return true
-					case <-ctx.Done():
-						return false
-					}
-				}
-				header, err := s.scan(ctx, i, func(m Member) bool { return put(found{m: m}) })
-				if headers[i] = header; err != nil {
-					put(found{err: fmt.Errorf("%s: %w", s.Objects[i].Key, err)})
-				}
-			})
-		}
-		for i := range min(csvObjects, len(s.Objects)) {
-			begin(i)
-		}
-		for i := range s.Objects {
-			for f := range queues[i] {
-				if !yield(f.m, f.err) || f.err != nil {
-					return
-				}
-			}
-			if ctx.Err() != nil {
-				yield(Member{}, context.Cause(ctx))
-				return
-			}
-			if !bytes.Equal(headers[i], headers[0]) {
-				yield(Member{}, fmt.Errorf("%s has the columns %.200q, %s has %.200q: all objects of a dataset must have the same columns in the same order",
-					s.Objects[i].Key, headers[i], s.Objects[0].Key, headers[0]))
-				return
-			}
-			if i+csvObjects < len(s.Objects) {
-				begin(i + csvObjects)
-			}
-		}
-	}
-}
-
-// scan finds the rows of object i, and returns the first one.
-func (s *Rows) scan(ctx context.Context, i int, emit func(Member) bool) (header []byte, err error) {
-	o := s.Objects[i]
+// rows finds the rows of a table. They are as in RFC 4180: a quoted field may contain line ends, and quotes written twice; a quote within an
+// unquoted field is a character. Empty lines are skipped. It fails if a quote is not closed.
+func (s *Rows) rows(ctx context.Context, o objstore.Object, emit func(Member) bool) (columns string, err error) {
 	base := strings.TrimPrefix(o.Key, s.prefix)
 	p := rowScanner{comma: ','}
 	if strings.EqualFold(path.Ext(o.Key), ".tsv") {
@@ -119,37 +31,37 @@ func (s *Rows) scan(ctx context.Context, i int, emit func(Member) bool) (header 
 	n := 0
 	p.row = func(from, to int64, text []byte) bool {
 		name := ColumnsName
-		if header != nil {
-			name = fmt.Sprintf("%012d%s", n, rowSuffix)
+		if columns != "" {
+			name = fmt.Sprintf("%012d%s", n, RowSuffix)
 			n++
 		} else {
-			header = bytes.Clone(text)
+			columns = fmt.Sprintf("the columns %q", text)
 		}
-		return emit(Member{Path: base + "/" + name, ETag: fmt.Sprintf("%s+%d", o.ETag, from), Size: to - from, ModTime: o.ModTime, Shard: i, Off: from})
+		return emit(Member{Path: base + "/" + name, Size: to - from, Off: from})
 	}
 	a := newAhead(ctx, s.r, o)
-	a.through = csvChunk
+	a.through = rowsThrough
 	defer a.close()
 	for a.pos < o.Size {
 		chunk, err := a.next()
 		if err != nil {
-			return nil, err
+			return "", err
 		}
 		if err := p.feed(chunk); err != nil {
-			return nil, err
+			return "", err
 		}
 		a.pos += int64(len(chunk))
 		if ctx.Err() != nil {
-			return nil, ctx.Err()
+			return "", ctx.Err()
 		}
 	}
 	if err := p.end(); err != nil {
-		return nil, err
+		return "", err
 	}
-	if header == nil {
-		return nil, fmt.Errorf("it is empty, but its first row must name the columns")
+	if columns == "" {
+		return "", fmt.Errorf("it is empty, but its first row must name the columns")
 	}
-	return header, nil
+	return columns, nil
 }
 
 // rowScanner splits a text into rows, chunk by chunk.
@@ -206,7 +118,7 @@ func (p *rowScanner) feed(b []byte) error {
 	}
 	p.text = append(p.text, b[start:]...)
 	p.at += int64(len(b))
-	if len(p.text) > maxRow+csvChunk {
+	if len(p.text) > maxRow+rowsThrough {
 		return fmt.Errorf("the row at byte %d has more than %d bytes: is a closing quote missing?", p.begin, maxRow)
 	}
 	return nil

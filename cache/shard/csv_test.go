@@ -112,7 +112,7 @@ func TestRows(t *testing.T) {
 	}
 	mem.PutBytes("t/readme.md", []byte("no rows"))
 	open := func() *Rows {
-		s, err := OpenRows(t.Context(), mem, objstore.Source{Prefix: "t/"})
+		s, err := OpenRows(t.Context(), mem, objstore.Source{Prefix: "t/"}, OpenOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -130,7 +130,7 @@ func TestRows(t *testing.T) {
 		}
 		if n%9973 == 0 || n == len(want)-1 {
 			b := make([]byte, m.Size)
-			if err := mem.ReadAt(t.Context(), s.Objects[m.Shard], b, m.Off); err != nil || string(b) != want[n] {
+			if err := mem.ReadAt(t.Context(), s.objects[m.Shard], b, m.Off); err != nil || string(b) != want[n] {
 				t.Fatalf("%s: %q, %v, want %q", m.Path, b, err, want[n])
 			}
 		}
@@ -155,7 +155,7 @@ func TestRows(t *testing.T) {
 	if err := lastError(ctx, s); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
-	if _, err := OpenRows(t.Context(), mem, objstore.Source{Prefix: "u/"}); err == nil {
+	if _, err := OpenRows(t.Context(), mem, objstore.Source{Prefix: "u/"}, OpenOptions{}); err == nil {
 		t.Error("a prefix without objects")
 	}
 }

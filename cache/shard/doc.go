@@ -1,5 +1,6 @@
-// Package shard packs the files of a dataset into tar shards, and reads shards as datasets: its own and any
-// WebDataset tars.
+// Package shard packs the files of a dataset into tar shards, and reads as datasets what lies in larger objects: its own shards and any
+// WebDataset tars ([Set]), rows of tables, documents of Megatron's .bin and .idx, and columns of MDS ([Rows]). Both are an [Index]: they say
+// of each sample in which object it lies, where, and how long it is. They read no more of the samples than it takes to find them.
 //
 // # Shard set
 //
@@ -101,7 +102,9 @@
 //     of the shard without .tar: the class folder and the extension stay. If that is taken too, it is
 //     DIR/SHARD~2~BASE, and so on.
 //
-// A foreign member's ETag is the ETag of its shard, "+", and its offset.
+// A foreign member's ETag is the ETag of its shard, "+", and its offset; so is that of what [Rows] finds. What an index says of samples, where
+// they lie, and in which type, is thereby in the dataset's version, and the index's own ETag is not: to add a shard to an MDS makes no other
+// sample new.
 //
 // # Traps
 //

@@ -81,7 +81,7 @@ type Set struct {
 	summary *Summary                   // nil for foreign tars
 	beside  map[string]objstore.Object // .sidx, .idx and .index, by key
 
-	bad map[int]error // by number, the shards that are left out
+	badShards
 
 	mu     sync.Mutex
 	report Report
@@ -154,7 +154,7 @@ func Open(ctx context.Context, r objstore.Reader, src objstore.Source, o OpenOpt
 		o.Memory = 256 << 20
 	}
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
-	s := &Set{r: r, o: o, beside: make(map[string]objstore.Object), bad: make(map[int]error)}
+	s := &Set{r: r, o: o, beside: make(map[string]objstore.Object), badShards: badShards{o.SkipBad, map[int]error{}}}
 	if src.Shards != "" {
 		return s, s.openKeys(ctx, src.ShardKeys(), src.String())
 	}
@@ -227,22 +227,6 @@ func isBad(err error) bool {
 	var store *objstore.Error
 	return !errors.As(err, &store) && !errors.Is(err, catalog.ErrNewerFormat) && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded)
 }
-
-// orSkip returns nil if shard i, which failed with err, is left out, and otherwise the error for the caller.
-func (s *Set) orSkip(i int, err error) error {
-	switch {
-	case !isBad(err):
-		return err
-	case !s.o.SkipBad:
-		return fmt.Errorf("%w; mount and serve leave the shard out with --bad-shards skip", err)
-	}
-	s.bad[i] = err
-	return nil
-}
-
-// Bad returns the shards that are left out, by number, and why. It is complete after the members were read, and must
-// not be called meanwhile.
-func (s *Set) Bad() map[int]error { return s.bad }
 
 // openPrefix takes all tars under a prefix.
 func (s *Set) openPrefix(ctx context.Context, prefix, name string) error {
@@ -384,8 +368,8 @@ func (s *Set) Members(ctx context.Context) iter.Seq2[Member, error] {
 				begin(i + n)
 			}
 		}
-		if len(s.bad) == len(s.Shards) {
-			yield(Member{}, fmt.Errorf("all %d shards are bad, the first one since: %w", len(s.bad), s.bad[0]))
+		if err := s.all(len(s.Shards)); err != nil {
+			yield(Member{}, err)
 			return
 		}
 		s.mu.Lock()

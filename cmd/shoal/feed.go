@@ -135,7 +135,7 @@ SHA-256 over (sample u64, length u64, bytes), little-endian, of all valid rows i
 	f.Uint32Var(&open.Rank, "rank", 0, "this rank")
 	f.StringVar(&open.Tail, "tail", "", "what to do with an incomplete last batch: drop, pad or uneven (default: uneven, which delivers every sample)")
 	f.StringVar(&open.Bad, "bad", "error", "samples that cannot be decoded: error, skip:0.1% or skip:N an epoch")
-	f.StringVar(&open.Label, "label", "", "what labels are: folder, cls (the number in the file .cls beside a sample), json:KEY (in .json) or none (default: class folders, or else .cls files)")
+	f.StringVar(&open.Label, "label", "", "what labels are: folder, cls (the number in the file .cls beside a sample), json:KEY (in .json), COLUMN.TYPE (integers of MDS, such as label.int64) or none (default: class folders, or else .cls files)")
 	f.StringVar(&open.State, "state", "", "state to resume from, as printed by --json")
 	f.StringVar(&open.Session, "session", "", "name of the session; a newer one of the same name and rank ends this one")
 	f.BoolVar(&open.Rebatch, "rebatch", false, "allow a global batch size other than the state's")

@@ -46,7 +46,7 @@ func fitTable(ctx context.Context, t *gpuingest.Table, ds loader.Dataset) (*gpui
 		}
 	}
 	if header == nil {
-		return nil, errors.New("the dataset's samples are not rows of a table: serve it with --samples rows")
+		return nil, errors.New("the dataset's samples are not rows of a table: serve .csv or .tsv with --samples rows")
 	}
 	sum := sha256.Sum256([]byte(tab.Selection() + "\x00" + t.String()))
 	name := hex.EncodeToString(sum[:]) + ".json"

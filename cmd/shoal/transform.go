@@ -27,7 +27,11 @@ func compileTransform(ctx context.Context, spec string, ds loader.Dataset) (load
 			return nil, fmt.Errorf("transform %s: %w", t, err)
 		}
 	}
-	if t, ok := in.(*gpuingest.Tokens); ok && ds != nil {
+	if t, ok := in.(*gpuingest.Tokens); ok && ds != nil && ds.Len() > 0 {
+		if t, err = t.Of(ds.Path(0)); err != nil {
+			return nil, err
+		}
+		in = t
 		if p, ok := t.Packing(); ok {
 			packed, err := packings.of(ctx, ds, t.String(), p)
 			if err != nil {

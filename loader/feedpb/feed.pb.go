@@ -480,7 +480,7 @@ type Open struct {
 	Slots     uint32                 `protobuf:"varint,18,opt,name=slots,proto3" json:"slots,omitempty"`       // take batches in shared memory, in so many slots; 0, or a server elsewhere: in Chunks
 	Readonly  bool                   `protobuf:"varint,19,opt,name=readonly,proto3" json:"readonly,omitempty"` // the client never writes to slots: sessions of one spec may then share them
 	Device    string                 `protobuf:"bytes,20,opt,name=device,proto3" json:"device,omitempty"`      // where batches are wanted, of a server that has a device: "cuda:0"; empty: host memory
-	Label     string                 `protobuf:"bytes,21,opt,name=label,proto3" json:"label,omitempty"`        // what labels are: "folder", "cls", "json:KEY" or "none"; empty: class folders, or else .cls files
+	Label     string                 `protobuf:"bytes,21,opt,name=label,proto3" json:"label,omitempty"`        // what labels are: "folder", "cls", "json:KEY", "COLUMN.TYPE" or "none"; empty: class folders, or else .cls files
 	// Where the job's ranks run: {"v":1,"nodes":[{"id":"…","weight":1024},…],"ranks":[0,0,1,…]}. Each global batch is then dealt out so
 	// that a sample goes to a rank on the node that owns it, as far as the ranks' shares allow. The same for all ranks. Empty: by position.
 	Placement     string `protobuf:"bytes,22,opt,name=placement,proto3" json:"placement,omitempty"`
@@ -970,7 +970,7 @@ type Opened struct {
 	Planes        []*Plane               `protobuf:"bytes,17,rep,name=planes,proto3" json:"planes,omitempty"` // of a full batch; for raw samples the data plane's length is 0
 	State         string                 `protobuf:"bytes,18,opt,name=state,proto3" json:"state,omitempty"`   // the state that the stream starts from
 	Pool          *Pool                  `protobuf:"bytes,19,opt,name=pool,proto3" json:"pool,omitempty"`     // if batches come in slots; one that does not fit still comes in Chunks
-	Label         string                 `protobuf:"bytes,21,opt,name=label,proto3" json:"label,omitempty"`   // what labels are: "folder", "cls", "json:KEY" or "none"
+	Label         string                 `protobuf:"bytes,21,opt,name=label,proto3" json:"label,omitempty"`   // what labels are: "folder", "cls", "json:KEY", "COLUMN.TYPE" or "none"
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

@@ -33,11 +33,11 @@ func (d *Dataset) Version() string { return d.v.manifest.Version() }
 // Columns returns the first row of the dataset's table objects (Rows), nil if it has none, and the path of
 // one such row.
 func (d *Dataset) Columns(ctx context.Context) (row []byte, path string, err error) {
-	if d.e.cfg.Samples != Rows {
-		return nil, "", nil
-	}
 	m := d.v.manifest
 	path = m.Path(d.v.samples.File(0))
+	if !d.e.cfg.rows() || !strings.HasSuffix(path, shard.RowSuffix) {
+		return nil, "", nil
+	}
 	path = path[:strings.LastIndexByte(path, '/')]
 	node, ok := m.Find(path + "/" + shard.ColumnsName)
 	if !ok || node.IsDir {

@@ -27,6 +27,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -39,6 +40,7 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/objstore/s3"
 	"github.com/shoalfs/shoal/cache/objstore/stores"
+	"github.com/shoalfs/shoal/cache/shard"
 	"github.com/shoalfs/shoal/internal/trace"
 	"github.com/shoalfs/shoal/prefetch/order"
 	"github.com/shoalfs/shoal/prefetch/run"
@@ -143,8 +145,12 @@ type counted struct {
 	transport atomic.Pointer[func() string] // of the mount; nil: there is none
 }
 
-// Rows is the Config.Samples of a dataset whose files are the rows of its tables (docs/records.md).
+// Rows is the Config.Samples of a dataset whose files are what lies in its objects: rows, documents, or columns of samples (docs/records.md).
+// After a colon it may have the column that is numbered.
 const Rows = "rows"
+
+// rows reports whether the samples are looked for in the objects.
+func (c Config) rows() bool { return c.Samples == Rows || strings.HasPrefix(c.Samples, Rows+":") }
 
 // CheckSamples fails if pattern is not valid for Config.Samples.
 func CheckSamples(pattern string) error {
@@ -155,7 +161,12 @@ func CheckSamples(pattern string) error {
 // matchOf returns the filter of Config.Samples.
 func matchOf(samples string) (*catalog.Filter, error) {
 	if samples == Rows {
-		samples = "*.row"
+		return catalog.Match(shard.Suffixes(""))
+	}
+	if column, ok := strings.CutPrefix(samples, Rows+":"); ok {
+		if samples = column; column != "" { // or it is refused
+			samples = shard.Suffixes(column)
+		}
 	}
 	return catalog.Match(samples)
 }
@@ -163,8 +174,8 @@ func matchOf(samples string) (*catalog.Filter, error) {
 // title returns what the dataset is called in the catalog. The same objects may be several datasets.
 func (c Config) title(source objstore.Source) string {
 	title := source.Canonical()
-	if c.Samples == Rows {
-		title += " as csv"
+	if c.rows() {
+		title += " as csv" // and others since
 	}
 	if c.Scope != "" {
 		title += " for " + c.Scope

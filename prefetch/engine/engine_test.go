@@ -2,6 +2,7 @@ package engine
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -78,7 +79,7 @@ func open(t testing.TB, host HostConfig, cfg Config) *Engine {
 
 func openOn(t testing.TB, h *Host, cfg Config) *Engine {
 	t.Helper()
-	cfg.Samples, cfg.Connections = "images", 32
+	cfg.Samples, cfg.Connections = cmp.Or(cfg.Samples, "images"), 32
 	e, err := h.Open(context.Background(), cfg)
 	if err != nil {
 		t.Fatal(err)

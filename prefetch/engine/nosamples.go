@@ -14,21 +14,21 @@ import (
 )
 
 // formats are the possible formats of samples (docs/samples.md, docs/records.md).
-const formats = "samples are pictures (.jpg, .png and so on), any other files by --samples, rows of .csv and .tsv by --samples rows, and members of uncompressed tars"
+const formats = "samples are pictures (.jpg, .png and so on), any other files by --samples, rows of .csv and .tsv, documents of .bin and .idx and columns of MDS by --samples rows, and members of uncompressed tars"
 
 // foreign says what to do with files that contain samples in other formats, by extension.
 var foreign = []struct {
 	remedy string
 	ext    []string
 }{
-	{"rows of tables are samples with --samples rows", []string{".csv", ".tsv"}},
+	{"what lies in these is samples with --samples rows", []string{".csv", ".tsv", ".idx", ".bin", ".mds"}},
 	{"Parquet and its like are not read by the row: write the rows as a .csv for --samples rows, or as files in tars, or serve SOURCE by shoal mount or shoal s3 to a reader that knows the format",
 		[]string{".parquet", ".arrow", ".feather", ".orc"}},
 	{"lines of JSON are no samples: write them as a .csv for --samples rows, or each as a file of its own, in tars", []string{".jsonl", ".ndjson"}},
 	{"single files cannot be read from a compressed tar: decompress the tars, and name them: SOURCE/shard-{000000..000127}.tar",
 		[]string{".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2", ".tar.lz4"}},
 	{"name the tars themselves: SOURCE/shard-{000000..000127}.tar", []string{".tar"}},
-	{"these are files of another loader: write their records as files, in tars", []string{".tfrecord", ".rec", ".mds", ".beton", ".lmdb", ".mdb", ".h5", ".hdf5", ".zip"}},
+	{"these are files of another loader: write their records as files, in tars", []string{".tfrecord", ".rec", ".beton", ".lmdb", ".mdb", ".h5", ".hdf5", ".zip"}},
 }
 
 // extOf is a path's extension, including the .tar before that of a compressed one.
@@ -38,6 +38,18 @@ func extOf(p string) string {
 		return ".tar" + ext
 	}
 	return ext
+}
+
+// columnsOf returns the columns of a first sample.
+func columnsOf(m *catalog.Manifest) (columns []string) {
+	first := ""
+	for i := range min(m.Len(), 100) {
+		stem, ext, _ := catalog.Cut(m.Name(i))
+		if first = cmp.Or(first, stem); stem == first && ext != "" {
+			columns = append(columns, ext)
+		}
+	}
+	return columns
 }
 
 // noSamples says that no file of a version is a sample, which files it has, and what to do. It goes over all files.
@@ -52,6 +64,9 @@ func noSamples(source, pattern string, m *catalog.Manifest) error {
 		if len(kinds) > 0 && slices.Contains(f.ext, kinds[0]) {
 			remedy = f.remedy
 		}
+	}
+	if columns := columnsOf(m); (Config{Samples: pattern}).rows() && len(columns) > 0 {
+		remedy = "number one of the columns: --samples rows:" + strings.Join(columns, ", rows:")
 	}
 	var most []string
 	for _, kind := range kinds[:min(3, len(kinds))] {

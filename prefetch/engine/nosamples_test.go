@@ -19,6 +19,7 @@ func TestNoSamples(t *testing.T) {
 		"shard-0.tgz":      "decompress the tars",
 		"shard-0.TAR":      "name the tars themselves",
 		"train.tfrecord":   "another loader",
+		"shard.00000.mds":  "what lies in these is samples with --samples rows",
 		"embedding.npy":    "(give --samples '*', or a glob that matches)",
 		"no-extension.d/x": "matches none (3 without extension, 1 .txt)",
 	} {

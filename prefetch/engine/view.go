@@ -163,14 +163,14 @@ func (e *Engine) list(ctx context.Context) (m *catalog.Manifest, layout *catalog
 		}
 		span.End(err)
 	}()
-	packed := e.cfg.Samples != Rows
+	packed := !e.cfg.rows()
 	if packed { // not through the meter: a missing set is not a failed request
 		packed, err = shard.IsSet(ctx, e.plain, e.source)
 	}
 	if err != nil {
 		return nil, nil, err
 	}
-	if e.cfg.Samples == Rows {
+	if e.cfg.rows() {
 		m, layout, err = e.listRows(ctx)
 	} else if packed {
 		m, layout, err = e.listPacked(ctx, e.store, e.source, nil)
@@ -223,9 +223,9 @@ func (e *Engine) listFiles(ctx context.Context) (*catalog.Manifest, error) {
 	return m, err
 }
 
-// gather takes in the places of all members.
-func (e *Engine) gather(members iter.Seq2[shard.Member, error]) (p places, err error) {
-	for member, err := range members {
+// gather takes in the places of all samples that an index finds.
+func (e *Engine) gather(ctx context.Context, index shard.Index) (p places, err error) {
+	for member, err := range index.Members(ctx) {
 		if err != nil {
 			return p, err
 		}
@@ -234,16 +234,17 @@ func (e *Engine) gather(members iter.Seq2[shard.Member, error]) (p places, err e
 			e.cfg.Progress(len(p.off))
 		}
 	}
+	p.bad = index.Bad()
 	return p, nil
 }
 
-// listRows finds the rows of the objects, each a file.
+// listRows finds the samples in the objects, each a file.
 func (e *Engine) listRows(ctx context.Context) (*catalog.Manifest, *catalog.Layout, error) {
-	rows, err := shard.OpenRows(ctx, e.store, e.source)
+	rows, err := shard.OpenRows(ctx, e.store, e.source, shard.OpenOptions{Logger: e.log, SkipBad: e.cfg.SkipBadShards})
 	if err != nil {
 		return nil, nil, err
 	}
-	p, err := e.gather(rows.Members(ctx))
+	p, err := e.gather(ctx, rows)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -251,7 +252,7 @@ func (e *Engine) listRows(ctx context.Context) (*catalog.Manifest, *catalog.Layo
 	if err != nil {
 		return nil, nil, err
 	}
-	layout, err := catalog.BuildLayout(m, rows.Objects, p.places(m))
+	layout, err := catalog.BuildLayout(m, e.leaveOut(rows), p.places(m))
 	return m, layout, err
 }
 
@@ -264,18 +265,15 @@ func (e *Engine) listPacked(ctx context.Context, store objstore.Reader, source o
 	if m != nil && set.Version != m.Version() {
 		return nil, nil, errOtherVersion
 	}
-	p, err := e.gather(set.Members(ctx))
+	p, err := e.gather(ctx, set)
 	if err != nil {
 		return nil, nil, err
 	}
 	if r := set.Report(); r.Renamed+r.Replaced+r.Skipped > 0 {
 		e.log.Warn("some members of the shards are shown under another name, or not at all", "renamed", r.Renamed, "replaced", r.Replaced, "skipped", r.Skipped, "examples", r.Examples)
 	}
-	if bad := set.Bad(); len(bad) > 0 {
-		if m != nil {
-			return nil, nil, errBadShards
-		}
-		e.leaveOut(set)
+	if m != nil && len(set.Bad()) > 0 {
+		return nil, nil, errBadShards
 	}
 	if m == nil {
 		if m, err = catalog.Build(p.objects(), catalog.BuildOptions{}); err != nil {
@@ -285,21 +283,27 @@ func (e *Engine) listPacked(ctx context.Context, store objstore.Reader, source o
 			return nil, nil, fmt.Errorf("the shards' indexes give dataset version %.12s, and their manifest names %.12s (pack the dataset again)", m.Version(), set.Version)
 		}
 	}
-	layout, err := catalog.BuildLayout(m, set.Objects(), p.places(m))
+	layout, err := catalog.BuildLayout(m, e.leaveOut(set), p.places(m))
 	return m, layout, err
 }
 
-// leaveOut logs the shards left out, and marks them in the layout by an empty ETag.
-func (e *Engine) leaveOut(set *shard.Set) {
+// leaveOut returns the objects of an index, in which those that are left out have no ETag, and logs these.
+func (e *Engine) leaveOut(index shard.Index) []objstore.Object {
+	objects, bad := index.Objects(), index.Bad()
+	if len(bad) == 0 {
+		return objects
+	}
+	objects = slices.Clone(objects)
 	var examples []string
-	for _, i := range slices.Sorted(maps.Keys(set.Bad())) {
-		set.Shards[i].ETag = ""
+	for _, i := range slices.Sorted(maps.Keys(bad)) {
+		objects[i].ETag = ""
 		if len(examples) < badExamples {
-			examples = append(examples, set.Bad()[i].Error())
+			examples = append(examples, bad[i].Error())
 		}
 	}
-	e.log.Warn("bad shards are left out of the dataset", "shards", len(set.Bad()), "of", len(set.Shards), "examples", examples,
+	e.log.Warn("bad shards are left out of the dataset", "shards", len(bad), "of", len(objects), "examples", examples,
 		"remedy", "restore them, then run shoal refresh")
+	return objects
 }
 
 // badExamples is how many bad shards are named in messages.
@@ -330,6 +334,7 @@ type places struct {
 	shard []uint32
 	at    []int64
 	sums  []uint32 // of the extents, at least one a member
+	bad   map[int]error
 }
 
 func (p *places) add(m shard.Member) {
@@ -357,6 +362,9 @@ func (p *places) text(i int) (path, etag string) {
 func (p *places) objects() iter.Seq2[objstore.Object, error] {
 	return func(yield func(objstore.Object, error) bool) {
 		for i := range p.off {
+			if p.bad[int(p.shard[i])] != nil {
+				continue
+			}
 			path, etag := p.text(i)
 			if !yield(objstore.Object{Key: path, Size: p.size[i], ETag: etag, ModTime: time.Unix(0, p.mtime[i])}, nil) {
 				return
@@ -374,6 +382,9 @@ func (p *places) places(m *catalog.Manifest) iter.Seq2[catalog.Place, error] {
 			path, _ := p.text(i)
 			sums := rest[:max(1, catalog.Extents(p.size[i]))]
 			rest = rest[len(sums):]
+			if p.bad[int(p.shard[i])] != nil {
+				continue
+			}
 			if hidden {
 				if node, ok := m.Find(path); !ok || node.IsDir {
 					continue

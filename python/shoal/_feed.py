@@ -63,8 +63,8 @@ class Feed:
                 is installed
     rebatch     allow a state to be resumed with another global batch
     dataset     refuse any other version of the dataset; its first 12 digits, as messages show them, will do
-    label       what labels are: "folder", "cls" or "json:KEY" (a file beside the sample), "none"; None: the
-                class folders, or where there are none .cls files
+    label       what labels are: "folder", "cls" or "json:KEY" (a file beside the sample), "COLUMN.int64" (of MDS), "none";
+                None: the class folders, or where there are none .cls files
     place       "local": in each global batch, samples go to ranks on the nodes that own them in the servers' cluster, as far as
                 possible. All ranks of torch.distributed then create their feeds at the same time, and these connect at
                 once. Or a placement as shoal.placement returns it. None: ranks take samples in turn

@@ -1,0 +1,231 @@
+package shard
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"iter"
+	"maps"
+	"path"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/shoalfs/shoal/cache/objstore"
+)
+
+// Index finds the samples that lie inside larger objects. [Set] is the one of tars, [Rows] that of all else. What it finds are files like
+// others from there on, so nothing above it knows of formats.
+type Index interface {
+	// Objects returns what the samples lie in, by the number in Member.Shard.
+	Objects() []objstore.Object
+	// Members yields the samples by object and then by offset. It ends after the first error.
+	Members(ctx context.Context) iter.Seq2[Member, error]
+	// Bad returns the objects that are left out, by number, and why. It is complete after Members: members of a bad object that were
+	// yielded before it was found out do not count.
+	Bad() map[int]error
+}
+
+// badShards is what [Index.Bad] returns, and how it comes about.
+type badShards struct {
+	skip bool // OpenOptions.SkipBad
+	bad  map[int]error
+}
+
+// Bad implements [Index].
+func (b *badShards) Bad() map[int]error { return b.bad }
+
+// orSkip returns nil if shard i, which failed with err, is left out, and otherwise the error for the caller.
+func (b *badShards) orSkip(i int, err error) error {
+	switch {
+	case !isBad(err):
+		return err
+	case !b.skip:
+		return fmt.Errorf("%w; mount and serve leave the shard out with --bad-shards skip", err)
+	}
+	b.bad[i] = err
+	return nil
+}
+
+// all returns an error if all n shards are bad.
+func (b *badShards) all(n int) error {
+	if len(b.bad) < n {
+		return nil
+	}
+	return fmt.Errorf("all %d shards are bad, the first one since: %w", n, b.bad[0])
+}
+
+const (
+	rowsThrough = 4 << 20 // bytes of a GET
+	rowsObjects = 4       // objects that are read at once
+	rowsBuffer  = 4096    // members that wait for their turn, for an object
+)
+
+// Rows finds the samples in the objects under a prefix: rows of .csv and .tsv, documents of .bin beside an .idx, samples of MDS.
+type Rows struct {
+	badShards
+	r      objstore.Reader
+	prefix string
+
+	objects []objstore.Object
+	finders []finder // of each object
+}
+
+// finder finds the samples of an object: their Path, Size and Off. It returns what all objects of a dataset must have in
+// common.
+type finder func(ctx context.Context, o objstore.Object, emit func(Member) bool) (kind string, err error)
+
+// add adds an object, which is bad if err is not nil.
+func (s *Rows) add(o objstore.Object, f finder, err error) error {
+	s.objects, s.finders = append(s.objects, o), append(s.finders, f)
+	if err != nil {
+		return s.orSkip(len(s.objects)-1, err)
+	}
+	return nil
+}
+
+// Objects implements [Index]. They are in the order of their keys, those of an MDS index in its order.
+func (s *Rows) Objects() []objstore.Object { return s.objects }
+
+// OpenRows lists the objects, and reads the indexes of MDS. It ignores other objects.
+func OpenRows(ctx context.Context, r objstore.Reader, src objstore.Source, o OpenOptions) (*Rows, error) {
+	s := &Rows{r: r, prefix: src.Prefix, badShards: badShards{o.SkipBad, map[int]error{}}}
+	there := map[string]objstore.Object{} // by key: .bin and .mds
+	var tables, indexes, mds []objstore.Object
+	shards := false
+	for o, err := range r.List(ctx, src.Prefix) {
+		if err != nil {
+			return nil, err
+		}
+		switch ext := strings.ToLower(path.Ext(o.Key)); {
+		case ext == ".csv" || ext == ".tsv":
+			tables = append(tables, o)
+		case ext == ".idx":
+			indexes = append(indexes, o)
+		case path.Base(o.Key) == mdsIndexName:
+			mds = append(mds, o)
+		case ext == ".bin" || strings.Contains(path.Base(o.Key), mdsSuffix):
+			shards = shards || ext != ".bin"
+			there[o.Key] = o
+		}
+	}
+	if !shards {
+		mds = nil // another index.json
+	}
+	switch {
+	case len(tables) > 0 && len(indexes)+len(mds) > 0, len(indexes) > 0 && len(mds) > 0:
+		named := append(append(tables, indexes...), mds...)
+		return nil, fmt.Errorf("%s contains %s and %s: name a prefix with one kind of samples", src, named[0].Key, named[len(named)-1].Key)
+	case len(tables)+len(indexes)+len(mds) == 0:
+		return nil, fmt.Errorf("%s contains no .csv and .tsv, no .idx beside a .bin, and no %s beside .mds (give --samples as for files to read it file by file)", src, mdsIndexName)
+	}
+	for _, o := range tables {
+		if err := s.add(o, s.rows, nil); err != nil {
+			return nil, err
+		}
+	}
+	for _, o := range indexes {
+		if err := s.openDocuments(o, there); err != nil {
+			return nil, err
+		}
+	}
+	for _, o := range mds {
+		if err := s.openMDS(ctx, o, there); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// Members implements [Index]. Tables are read once, in parallel ranges; of the others what their indexes do not say.
+func (s *Rows) Members(ctx context.Context) iter.Seq2[Member, error] {
+	type found struct {
+		m   Member
+		err error
+	}
+	return func(yield func(Member, error) bool) {
+		ctx, cancel := context.WithCancel(ctx)
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		defer cancel()
+		queues := make([]chan found, len(s.objects))
+		kinds := make([]string, len(s.objects))
+		missing := maps.Clone(s.bad) // for the goroutines below
+		begin := func(i int) {
+			queues[i] = make(chan found, rowsBuffer)
+			wg.Go(func() {
+				defer close(queues[i])
+				put := func(f found) bool {
+					select {
+					case queues[i] <- f:
+						return true
+					case <-ctx.Done():
+						return false
+					}
+				}
+				if missing[i] != nil {
+					put(found{err: missing[i]})
+					return
+				}
+				o := s.objects[i]
+				var err error
+				kinds[i], err = s.finders[i](ctx, o, func(m Member) bool {
+					m.Shard, m.ModTime, m.ETag = i, o.ModTime, o.ETag+"+"+strconv.FormatInt(m.Off, 10)
+					return put(found{m: m})
+				})
+				if err != nil {
+					put(found{err: fmt.Errorf("%s: %w", o.Key, err)})
+				}
+			})
+		}
+		for i := range min(rowsObjects, len(s.objects)) {
+			begin(i)
+		}
+		first := -1 // that is not bad
+		for i := range s.objects {
+			var err error
+			for f := range queues[i] {
+				if err = f.err; err == nil && !yield(f.m, nil) {
+					return
+				}
+			}
+			if ctx.Err() != nil {
+				yield(Member{}, context.Cause(ctx))
+				return
+			}
+			if err == nil && first >= 0 && kinds[i] != kinds[first] {
+				err = fmt.Errorf("%s has %.300s, %s has %.300s: all objects of a dataset must have the same", s.objects[i].Key, kinds[i], s.objects[first].Key, kinds[first])
+			}
+			if err == nil {
+				if first < 0 {
+					first = i
+				}
+			} else if err = s.orSkip(i, err); err != nil {
+				yield(Member{}, err)
+				return
+			}
+			if i+rowsObjects < len(s.objects) {
+				begin(i + rowsObjects)
+			}
+		}
+		if err := s.all(len(s.objects)); err != nil {
+			yield(Member{}, err)
+		}
+	}
+}
+
+// from returns a reader of an object from an offset on, which reads ahead. The caller closes the second.
+func (s *Rows) from(ctx context.Context, o objstore.Object, off int64) (*bufio.Reader, *ahead) {
+	a := newAhead(ctx, s.r, o)
+	a.pos, a.through = off, readWindow
+	return bufio.NewReaderSize(a, 64<<10), a
+}
+
+// number reads an unsigned little-endian integer of n bytes, 4 or 8.
+func number(r io.Reader, n int) (uint64, error) {
+	var b [8]byte
+	_, err := io.ReadFull(r, b[:n])
+	return binary.LittleEndian.Uint64(b[:]), err
+}
