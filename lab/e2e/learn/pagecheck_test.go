@@ -27,6 +27,7 @@ func TestPages(t *testing.T) {
 		"one session":           {"~~~sh\nx=7\n~~~\nand\n~~~sh\necho $x\n~~~\n~~~output\n7\n~~~\n", ""},
 		"both outputs":          {"~~~sh\necho a; echo b >&2\n~~~\n~~~output\na\nb\n~~~\n", ""},
 		"ellipsis":              {"~~~sh\nseq 9; echo took 3.1 s, or so\n~~~\n~~~output\n1\n…\n9\ntook … s, …\n~~~\n", ""},
+		"progress":              {"~~~sh\necho 'consuming ...'; echo 'consuming                          400ms'; echo 7\n~~~\n~~~output\n7\n~~~\n", ""},
 		"another number":        {"~~~sh\necho 8\n~~~\n~~~output\n7\n~~~\n", "page.md:2: line 1 is not what the page shows"},
 		"a line too many":       {"~~~sh\nseq 3\n~~~\n~~~output\n1\n2\n~~~\n", "page.md:2: the output is not"},
 		"a line too few":        {"~~~sh\nseq 2\n~~~\n~~~output\n1\n2\n3\n~~~\n", "page.md:2: the output is not"},
