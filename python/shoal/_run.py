@@ -5,6 +5,11 @@ iteration of a DataLoader first writes its order as a plan into the mount that h
 Nothing else changes: no random number is drawn, and whatever goes wrong here ends here. SHOAL_DEBUG=run
 (`shoal run -v`) says on standard error what was written, and why not.
 
+What reads parts of large files, or shards one after another, is known by adapters, a file each in _adapters. An adapter
+says its LIBRARY and the VERSIONS that it was tested with; with another version it is not used. Its watch is called when the
+library's module has been imported. It adds to READING a function that says how the library's datasets read a sample,
+or wraps what the library takes its shards from, with Shards. It predicts only what it wholly knows.
+
 The module is not imported as a part of the package: the trainer may have another version of that, and lack
 what it needs.
 """
@@ -23,40 +28,60 @@ import time
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-_LOADER = "torch.utils.data.dataloader"
+# The modules whose import is waited for, and the adapters that this brings.
+_ADAPTERS = {"megatron.core.datasets.gpt_dataset": "megatron", "webdataset.compat": "webdataset", "streaming.base.dataset": "streaming"}
+
+# Of an adapter: for a dataset of its library the adapter's name, and what a sample reads, as (path, offset, length); else None. Called before
+# each iteration; what a sample reads is asked in a copy of the process.
+READING: List[Callable[[Any], Optional[Tuple[str, Callable[[int], List[Tuple[str, int, int]]]]]]] = []
 
 _numbers: Dict[int, int] = {}  # by id: the loaders that have iterated, numbered by their first time; 0: nothing to write for it
 _written: Dict[int, Set[Tuple[str, str]]] = {}  # by process: the mounts and names of its plans
+_of_workers: Dict[int, int] = {}  # by process: a file in which its workers, which end without notice, note their plans
 _said: Set[str] = set()
+_adapted: Set[str] = set()  # the packages that an adapter watches
 
 
 def install() -> None:
-    """Waits for the import of torch's DataLoader."""
+    """Waits for the import of torch's DataLoader, and of the libraries that adapters know."""
     sys.meta_path.insert(0, _Finder())
 
 
 class _Finder:
-    """Finds torch's DataLoader by asking the other finders, and adds to it when it has been loaded."""
+    """Finds some modules by asking the other finders, and adds to them when they have been loaded."""
 
-    asked = False
+    def __init__(self) -> None:
+        self._waiting: Dict[str, Callable[[Any], None]] = {name: functools.partial(_adapt, adapter) for name, adapter in _ADAPTERS.items()}
+        self._waiting["torch.utils.data.dataloader"] = _watch
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != _LOADER or self.asked:
+        watch = self._waiting.pop(name, None)
+        if watch is None:
             return None
-        self.asked = True
         spec: Any = importlib.util.find_spec(name)
         if spec is not None and hasattr(spec.loader, "exec_module"):
             load = spec.loader.exec_module
 
             def exec_module(module: Any) -> None:
                 load(module)
-                _guarded(_watch, module)
+                guarded(watch, module)
 
             try:
                 spec.loader.exec_module = exec_module
             except AttributeError:
-                _say("this Python's loader of torch cannot be watched")
+                _say(f"this Python's loader of {name} cannot be watched")
         return spec
+
+
+def _adapt(name: str, module: Any) -> None:
+    """Has an adapter watch the module of its library."""
+    import importlib.metadata  # only here, it takes as long as Python's start
+    adapter = _beside(os.path.join("_adapters", name + ".py"))
+    version = importlib.metadata.version(adapter.LIBRARY)
+    if version not in adapter.VERSIONS:
+        raise LookupError(f"the adapter of {adapter.LIBRARY} knows {', '.join(adapter.VERSIONS)}, and this is {version}")
+    adapter.watch(module, sys.modules[__name__])
+    _adapted.add(module.__name__.partition(".")[0])
 
 
 def _watch(module: Any) -> None:
@@ -68,6 +93,8 @@ def _watch(module: Any) -> None:
     @functools.wraps(draw)
     def _next_index(self: Any) -> Any:
         index = draw(self)
+        if READING:
+            guarded(_drew, self, index)
         if self._num_workers:  # they are given batches ahead, which an iterator that is kept for the next epoch does not know any more
             drawn = self.__dict__.get("_shoal_drawn")
             if drawn is None:
@@ -90,7 +117,7 @@ def _watch(module: Any) -> None:
         else:
             super(loader, cls).__init_subclass__(**options)
         if "__iter__" in cls.__dict__:
-            _guarded(_wrap, cls, own_iterator)
+            guarded(_wrap, cls, own_iterator)
 
     loader.__init_subclass__ = classmethod(__init_subclass__)
 
@@ -100,13 +127,15 @@ def _wrap(cls: Any, applies: Callable[[Any], bool]) -> None:
 
     @functools.wraps(begin)
     def __iter__(self: Any) -> Any:
-        _guarded(_tell, self, applies)
-        return begin(self)
+        guarded(_tell, self, applies)
+        iterator = begin(self)
+        guarded(_begun, self, iterator)
+        return iterator
 
     cls.__iter__ = __iter__
 
 
-def _guarded(do: Callable[..., Any], *args: Any) -> None:
+def guarded(do: Callable[..., Any], *args: Any) -> None:
     try:
         do(*args)
     except Exception as e:  # a trainer does not fail because of a hint
@@ -121,8 +150,13 @@ def _say(text: str) -> None:
 
 @functools.lru_cache(maxsize=None)
 def _hint() -> Any:
-    """The module _hint that lies beside this one."""
-    spec = importlib.util.spec_from_file_location("_shoal_hint", os.path.join(os.path.dirname(os.path.abspath(__file__)), "_hint.py"))
+    return _beside("_hint.py")
+
+
+def _beside(file: str) -> Any:
+    """The module in a file that lies beside this one."""
+    name = "_shoal_" + os.path.splitext(os.path.basename(file))[0].lstrip("_")
+    spec = importlib.util.spec_from_file_location(name, os.path.join(os.path.dirname(os.path.abspath(__file__)), file))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -140,8 +174,13 @@ def _tell(loader: Any, applies: Callable[[Any], bool]) -> None:
     data = sys.modules["torch.utils.data"]
     by_hand = sys.modules.get("shoal._hint")
     if _numbers.get(id(loader)) == 0 or data.get_worker_info() is not None or isinstance(loader.dataset, data.IterableDataset):
-        if isinstance(loader.dataset, data.IterableDataset):
-            _say("no hint: an IterableDataset has no order of indices that could be predicted")
+        if isinstance(loader.dataset, data.IterableDataset) and data.get_worker_info() is None:
+            if not any(c.__module__.partition(".")[0] in _adapted for c in type(loader.dataset).__mro__):
+                _say("no hint: an IterableDataset has no order of indices that could be predicted")
+            elif os.getpid() not in _of_workers:
+                _of_workers.clear()
+                _of_workers[os.getpid()] = os.memfd_create("shoal run")
+                atexit.register(_forget)
         return
     if getattr(by_hand, "given", False):
         _say("no hint: the trainer gives hints itself")
@@ -149,31 +188,67 @@ def _tell(loader: Any, applies: Callable[[Any], bool]) -> None:
     hint, begun, late = _hint(), time.monotonic(), False
     job = _jobs.pop((os.getpid(), id(loader)), None)
     if job is not None:
-        _guarded(job.finish, 0)
+        guarded(job.finish, 0)
         late = job.late
         job.apart.end()
-    _jobs[os.getpid(), id(loader)] = job = _Job(hint, loader, begun)
-    job.finish(_WAIT if job.short and not late else 0)
+    ahead = _aheads.pop((os.getpid(), id(loader)), None)
+    if ahead is not None:
+        ahead.end()
+    new = id(loader) not in _numbers
+    adapter, reads = next(filter(None, (known(loader.dataset) for known in READING)), ("", None))
+    name, what = _name(hint, loader, adapter), type(loader.dataset).__name__
+    if reads is None:
+        job = _Job(hint, name, what, lambda apart: _plans(hint, apart, loader, name), loader, _size(loader.dataset) <= hint.SHORT)
+        job.begun, job.new = begun, new
+    else:
+        kept = getattr(loader, "_iterator", None)  # of persistent workers: it begins this epoch, too
+        if kept is not None:
+            kept.__dict__.pop("_shoal_ahead", None)
+            kept._shoal_count = 0
+        ahead = _aheads[os.getpid(), id(loader)] = Ahead(hint, name, what, reads, loader, "ranges")
+        weakref.finalize(loader, _aheads.pop, (os.getpid(), id(loader)), None).atexit = False
+        job = ahead.write(lambda: hint._flat(hint._Order(loader).epoch(0, last=True)))
+    _jobs[os.getpid(), id(loader)] = job
+    job.finish(WAIT if job.short and not late else 0)
     job.late = late or job.short and not job.done  # this sampler's epochs are not waited for again
 
 
-_WAIT = 5.0  # seconds for orders of up to _hint.SHORT samples
+def _begun(loader: Any, iterator: Any) -> None:
+    """Has an iterator's draws, from its first one on, counted for the windows of its order."""
+    ahead = _aheads.get((os.getpid(), id(loader)))
+    if ahead is not None and hasattr(iterator, "_sampler_iter") and "_shoal_ahead" not in iterator.__dict__:
+        iterator._shoal_ahead = ahead
+        ahead.took(iterator.__dict__.pop("_shoal_count", 0), lambda: _hint()._flat(iterator._sampler_iter))
+
+
+def _drew(iterator: Any, index: Any) -> None:
+    count = len(index) if isinstance(index, (list, tuple)) else 1
+    ahead = iterator.__dict__.get("_shoal_ahead")
+    if ahead is None:
+        iterator._shoal_count = iterator.__dict__.get("_shoal_count", 0) + count
+    else:
+        ahead.took(count, lambda: _hint()._flat(iterator._sampler_iter))
+
+
+WAIT = 5.0  # seconds for orders of up to _hint.SHORT samples
 
 _jobs: Dict[Tuple[int, int], _Job] = {}  # by process and id: the latest of each loader
+_aheads: Dict[Tuple[int, int], Ahead] = {}  # as well
 
 
 class _Job:
-    """An order that a copy of this process finds and writes."""
+    """A plan that a copy of this process finds and writes: work returns in it the mounts and numbers of lines, and what went wrong."""
 
-    def __init__(self, hint: Any, loader: Any, begun: float) -> None:
-        self._new = id(loader) not in _numbers
-        self._key, self._begun, self.done, self.late = id(loader), begun, False, False
-        self._name, self._type = _name(hint, loader), type(loader.dataset).__name__
-        self.short = _size(loader.dataset) <= hint.SHORT
+    def __init__(self, hint: Any, name: str, what: str, work: Callable[[Any], Any], of: Any, short: bool, things: str = "files") -> None:
+        self.short, self.done, self.late, self.begun, self.new = short, False, False, time.monotonic(), False
+        self._key, self._name, self._what, self._things = id(of), name, what, things
+        self.rest: List[Any] = []  # what else work has returned
         if os.getpid() not in _written:
+            import multiprocessing.util  # torch has it
             atexit.register(_forget)
+            multiprocessing.util.Finalize(None, _forget, exitpriority=1)  # of a worker, which runs no atexit
         self._mine = _written.setdefault(os.getpid(), set())
-        self.apart = hint._Apart(lambda apart: json.dumps(_plans(hint, apart, loader, self._name)).encode())
+        self.apart = hint._Apart(lambda apart: json.dumps(work(apart)).encode())
 
     def finish(self, timeout: float) -> None:
         """Takes what the copy says, if it has said it by then."""
@@ -184,23 +259,155 @@ class _Job:
             if said is None:
                 return
             self.done = True
-            plans, failed = json.loads(said)
+            plans, failed, *self.rest = json.loads(said)
             for root, lines in plans:
                 if (root, self._name) not in self._mine:
                     self._mine.add((root, self._name))
-                    _say(f"told {root} the order of {lines} files, as plan {self._name}, in {time.monotonic() - self._begun:.2f} s")
+                    for file in _of_workers.values():
+                        os.write(file, f"{root}/{self._name}\n".encode("utf-8", "surrogateescape"))
+                    _say(f"told {root} the order of {lines} {self._things}, as plan {self._name}, in {time.monotonic() - self.begun:.2f} s")
             if failed is not None:
                 raise OSError(failed)
-            if not plans:
-                _numbers[self._key] = 0
-                raise ValueError(f"no file of this {self._type} is in a Shoal mount")
+            if not plans and (not self.rest or self.rest[0]):  # not for the end of an order
+                if self._key in _numbers:
+                    _numbers[self._key] = 0
+                raise ValueError(f"no file of this {self._what} is in a Shoal mount")
         except Exception:
-            self.done = True
+            self.done, self.rest = True, []
             # What was told of the last epoch would keep the mount from finding the order by itself.
             _remove(self._mine, lambda plan: plan[1] == self._name)
-            if self._new and _numbers.get(self._key):
+            if self.new and _numbers.get(self._key):
                 del _numbers[self._key]
             raise
+
+
+FIRST, WINDOW = 4_096, 100_000  # lines of the first window of an order, and of those after it
+
+
+class Ahead:
+    """An order that is written in windows. What is in one is found by a copy of the process as it is when the trainer has taken
+    half of the items of the window before."""
+
+    def __init__(self, hint: Any, name: str, what: str, reads: Callable[[Any], Any], of: Any, things: str, first: int = 0) -> None:
+        self._hint, self._name, self._what, self._reads, self._things, self._first = hint, name, what, reads, things, first or FIRST
+        self._of = weakref.ref(of)  # whose order it is
+        self._taken = self._from = self._until = 0  # items: those that the trainer has taken, and those of the latest window
+        self._job: Any = None
+
+    def write(self, items: Callable[[], Any]) -> Any:
+        """Has a window written. items is called in the copy, for those that the trainer will take next."""
+        skip, most = max(self._until - self._taken, 0), WINDOW if self._until else self._first
+        self._from, self._until = self._taken + skip, -1
+        of = self._of()
+        self._job = _jobs[os.getpid(), id(of)] = _Job(
+            self._hint, self._name, self._what, lambda apart: _window(self._hint, apart, self._name, itertools.islice(items(), skip, None), self._reads, most),
+            of, True, self._things)
+        return self._job
+
+    def took(self, count: int, items: Callable[[], Any]) -> None:
+        """Says that the trainer has taken some items more."""
+        self._taken += count
+        if self._job is None:
+            return
+        if self._until < 0:
+            self._job.finish(0)
+            if not self._job.rest:
+                return
+            self._until = self._from + self._job.rest[0]
+        if self._job.rest and self._job.rest[1] and 2 * self._taken >= self._from + self._until:
+            self._job.apart.end()
+            self.write(items)
+
+    def end(self) -> None:
+        self._job = None
+
+
+class Shards:
+    """Iterates over what a library takes its shards from, and has written in windows which shards come next, for each worker. path is called
+    for each item: its file.
+
+    The library has drawn what it draws first when the first window is found, since its first item has been taken then."""
+
+    def __init__(self, adapter: str, items: Any, path: Callable[[Any], str]) -> None:
+        self._adapter, self._items, self._path = adapter, iter(items), path
+        self._ahead: Any = None  # False: there is none
+
+    def __iter__(self) -> Shards:
+        return self
+
+    def __next__(self) -> Any:
+        item = next(self._items)
+        guarded(self._took, item)
+        return item
+
+    def _took(self, item: Any) -> None:
+        if self._ahead is None:
+            self._ahead = False  # whatever goes wrong, goes wrong once
+            path = self._path
+            self._ahead = ahead_of(self._adapter, self, path(item), lambda item: [(path(item),)])
+            if self._ahead:
+                self._ahead.write(lambda: itertools.chain([item], self._items)).finish(WAIT)
+        if self._ahead:
+            self._ahead.took(1, lambda: self._items)
+
+
+_of_shards: Dict[Tuple[int, str, str], int] = {}  # by process, mount and name: the id of what still reads by a plan
+
+
+def ahead_of(adapter: str, of: Any, path: str, reads: Callable[[Any], Any], worker: bool = True, first: int = 0) -> Optional[Ahead]:
+    """The order of what reads shards, of which one is given, with a plan of its own in its mount: other processes may have such plans there.
+    None if it is in no mount."""
+    hint = _hint()
+    placed = hint._Mounts(None).place(path)
+    if placed is None or getattr(sys.modules.get("shoal._hint"), "given", False):
+        _say(f"no hint: {path} of {adapter} is in no Shoal mount" if placed is None else "no hint: the trainer gives hints itself")
+        return None
+    rank, data = hint._rank(None), sys.modules.get("torch.utils.data")
+    info = data.get_worker_info() if worker and data is not None else None
+    parts = (os.environ.get("SHOAL_RUN_NAME", ""), adapter, f"rank{rank}" if worker and rank is not None else "", f"worker{info.id}" if info else "")
+    base = "-".join(filter(None, parts))
+    for name in itertools.chain([base], map((base + "-{}").format, itertools.count(2))):
+        key, mine = (os.getpid(), placed[0], name), (placed[0], name) in _written.get(os.getpid(), ())
+        if _of_shards.get(key, id(of)) == id(of) and (mine or not os.path.exists(os.path.join(placed[0], ".shoal", "plans", name))):
+            break
+    _of_shards[key] = id(of)
+    weakref.finalize(of, _end, key, (os.getpid(), id(of))).atexit = False
+    return Ahead(hint, name, adapter, reads, of, "files", first)
+
+
+def _end(plan: Tuple[int, str, str], key: Tuple[int, int]) -> None:
+    _of_shards.pop(plan, None)
+    job = _jobs.pop(key, None)
+    if job is not None and key[0] == os.getpid():
+        guarded(job.finish, 0)
+        job.apart.end()
+
+
+def _window(hint: Any, apart: Any, name: str, items: Any, reads: Callable[[Any], Any], most: int) -> Tuple[List[Tuple[str, int]], Optional[str], int, bool]:
+    """Writes up to most lines of what items read, in a copy of the process. Returns what _plans does, the number of items, and whether
+    there are more."""
+    mounts, lines, count = hint._Mounts(None), 0, 0
+    texts: Dict[str, bytearray] = {}
+    for item in items:
+        if max(lines, count) >= most:
+            break
+        for path, *where in reads(item):
+            placed = mounts.place(path)
+            if placed is not None:
+                lines += 1
+                text = texts.setdefault(placed[0], bytearray(b"#ranges\n" if where else b""))
+                text += "\t".join([placed[1], *map(str, where)]).encode("utf-8", "surrogateescape") + b"\n"
+        count += 1
+    else:
+        most = 0  # that was all
+    written: List[Tuple[str, int]] = []
+    try:
+        for root, text in texts.items():
+            apart.unlocked(hint._write, root, name, [bytes(text)])
+            written.append((root, lines))
+    except OSError as e:
+        return written, str(e), count, False
+    return written, None, count, most > 0
 
 
 def _size(sized: Any) -> int:
@@ -262,10 +469,10 @@ class _Tried:
         return self._known[i]
 
 
-def _name(hint: Any, loader: Any) -> str:
+def _name(hint: Any, loader: Any, adapter: str = "") -> str:
     rank, number = hint._rank(loader), _number(loader, True)
-    parts = [os.environ.get("SHOAL_RUN_NAME", ""), "" if rank is None else f"rank{rank}", "" if number < 2 else str(number)]
-    return "-".join(filter(None, parts if any(parts[:2]) else ["default"] + parts[2:]))
+    parts = [os.environ.get("SHOAL_RUN_NAME", ""), adapter, "" if rank is None else f"rank{rank}", "" if number < 2 else str(number)]
+    return "-".join(filter(None, parts if any(parts[:3]) else ["default"] + parts[3:]))
 
 
 def _number(loader: Any, tells: bool) -> int:
@@ -280,9 +487,14 @@ def _forget() -> None:
     """Removes the plans of a process that ends: without them, the next job's order can be inferred."""
     for (process, _), job in _jobs.items():
         if process == os.getpid():
-            _guarded(job.finish, 0)
+            guarded(job.finish, 0)
             job.apart.end()
-    _remove(_written.pop(os.getpid(), set()), lambda plan: True)
+    plans = _written.pop(os.getpid(), set())
+    if os.getpid() in _of_workers:
+        os.lseek(_of_workers[os.getpid()], 0, os.SEEK_SET)
+        with os.fdopen(_of_workers.pop(os.getpid()), encoding="utf-8", errors="surrogateescape") as noted:
+            plans.update(tuple(line.rstrip("\n").rsplit("/", 1)) for line in noted)  # type: ignore[misc]
+    _remove(plans, lambda plan: True)
 
 
 def _remove(plans: Set[Tuple[str, str]], which: Callable[[Tuple[str, str]], bool]) -> None:

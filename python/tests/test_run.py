@@ -128,7 +128,7 @@ class Waiting(Sampler):
     def __len__(self):
         return 24
 if run is not None:
-    run._WAIT, finish = 0.1, run._Job.finish
+    run.WAIT, finish = 0.1, run._Job.finish
     run._Job.finish = lambda job, timeout: (waits.append(timeout), finish(job, timeout))[1]
 train(DataLoader(Files(FILES), 4, sampler=Waiting(None)), times=4)
 assert run is None or sum(map(bool, waits)) == 1, waits""")
@@ -141,7 +141,7 @@ assert run is None or sum(map(bool, waits)) == 1, waits""")
         self.datasets("""
 run = sys.modules.get("_shoal_run")
 if run is not None:
-    run._WAIT, plans = 600, run._plans
+    run.WAIT, plans = 600, run._plans
 
     def in_bands(hint, *rest):
         hint.SHORT, hint._BANDS = 0, 3
@@ -295,6 +295,88 @@ if __name__ == "__main__":
             for line in lines:
                 (told, read), = json.loads(line)["epochs"]
                 self.assertEqual(told, read)
+
+    def test_adapters(self):
+        """A library that an adapter knows, in place of which a small one stands here."""
+        with tempfile.TemporaryDirectory() as libraries:
+            def write(path, text):
+                os.makedirs(os.path.dirname(os.path.join(libraries, path)), exist_ok=True)
+                with open(os.path.join(libraries, path), "w", encoding="utf-8") as f:
+                    f.write(text)
+
+            write("webdataset/__init__.py", "from . import compat, tariterators\n")
+            write("webdataset/tariterators.py", "def url_opener(data):\n    for item in data:\n        yield item\n")
+            write("webdataset/cache.py", "class FileCache:\n    def __call__(self, urls):\n        for url in urls:\n            yield url['url']\nclass StreamingOpen(FileCache):\n    pass\n")
+            write("webdataset/compat.py", "from . import cache, tariterators\n")
+            script = """
+import webdataset
+def urls(r):
+    yield from ({"url": r.choice(FILES)} for _ in range(50))
+class Shards(IterableDataset):
+    def __iter__(self):
+        return webdataset.cache.FileCache()(urls(random.Random(5)))
+files = []
+for epoch in range(2):
+    told, read = None, []
+    for file in DataLoader(Shards(), None, num_workers=workers):
+        told = plan(name) or told
+        read.append(file)
+        drawn.append(random.random())
+    epochs.append([told, read])
+def unused(): train(None)"""
+            for version, workers in (("1.0.2", 0), ("1.0.2", 1), ("9.9.9", 0)):
+                write("webdataset-1.dist-info/METADATA", f"Metadata-Version: 2.1\nName: webdataset\nVersion: {version}\n")
+                name = "webdataset-worker0" if workers else "webdataset"
+                for told, read in self.trained(f"workers, name = {workers}, {name!r}" + script, PYTHONPATH=libraries):
+                    self.assertEqual(told, read if version == "1.0.2" else None)
+            done = self.python("import webdataset", PYTHONPATH=libraries, SHOAL_DEBUG="run")
+            self.assertEqual(done.stderr, "shoal run: no hint: the adapter of webdataset knows 1.0.2, and this is 9.9.9\n")
+
+    def test_windows(self):
+        """An order of ranges is written in windows, each before the one before has been read."""
+        epochs = self.trained("""
+run, by_window = sys.modules.get("_shoal_run"), []
+class Parts(Dataset):
+    def __len__(self):
+        return 60
+    def __getitem__(self, i):
+        return i
+if run is not None:
+    run.FIRST, run.WINDOW = 8, 20
+    run.READING.append(lambda dataset: ("parts", lambda i: [(FILES[i % 24], i, 2)] * (1 + i % 2)) if isinstance(dataset, Parts) else None)
+for workers in 0, 2:
+    loader = DataLoader(Parts(), 3, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
+    for epoch in range(2):
+        read, windows = [], []
+        for batch in loader:
+            read += batch.tolist()
+            for job in run._jobs.values() if run is not None else ():
+                job.finish(60)
+            try:
+                told = open(f"{MOUNT}/.shoal/plans/parts").read().splitlines()
+            except OSError:
+                told = []
+            if windows[-1:] != [told]:
+                windows.append(told)
+        if run is None:
+            assert windows == [[]], windows
+        else:
+            want = [f"class{i % 3}/{i % 24:02d}.jpg\\t{i}\\t2" for i in read for _ in range(1 + i % 2)]
+            assert all(w[0] == "#ranges" for w in windows) and all(len(w) <= 22 for w in windows), windows
+            told = [line for w in windows for line in w[1:]]
+            assert told == want[-len(told):] and len(windows) > 2, (windows, want)  # the first may have been followed at once
+        epochs.append([None, read])
+    del loader
+def unused(): train(None)""")
+        self.assertEqual(len(epochs), 4)
+        done = self.python("""
+run = sys.modules["_shoal_run"]
+run.READING.append(lambda dataset: ("parts", lambda i: [("/nowhere", i, 2)]))
+run.FIRST = 8
+loader = DataLoader(Files(FILES), 1)
+print([len(list(loader)) for _ in range(2)], os.listdir(MOUNT + "/.shoal/plans"))
+def unused(): train(None)""", SHOAL_DEBUG="run")
+        self.assertEqual((done.stdout, done.stderr), ("[24, 24] []\n", "shoal run: no hint: no file of this Files is in a Shoal mount\n"))
 
     def test_interrupt(self):
         done = self.python("""
