@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -313,5 +314,17 @@ func TestConvertBlocks(t *testing.T) {
 		if got := binary.NativeEndian.Uint32(dst[4*i:]); got != uint32(src[3*i]) {
 			t.Fatalf("seed %d: element %d is %d, want %d", seed, i, got, src[3*i])
 		}
+	}
+}
+
+// TestNpyPictureStays: a picture that is the sample's own bytes is not changed in place.
+func TestNpyPictureStays(t *testing.T) {
+	head := "{'descr': '|u1', 'fortran_order': False, 'shape': (4, 4, 3), }"
+	head += strings.Repeat(" ", 63-(10+len(head))%64) + "\n"
+	src := slices.Concat([]byte("\x93NUMPY\x01\x00"), []byte{byte(len(head)), 0}, []byte(head), make([]byte, 4*4*3))
+	kept := bytes.Clone(src)
+	apply(t, compile(t, "CenterCrop(4)|RandomInvert(1)"), src, Draw{})
+	if !bytes.Equal(src, kept) {
+		t.Error("the sample's bytes have changed")
 	}
 }

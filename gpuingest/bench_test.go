@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -41,8 +43,7 @@ func benchFiles(b *testing.B) [][]byte {
 	return files
 }
 
-// BenchmarkChain takes each sample through the stages one after another and compares them by the thread's CPU time, so
-// that the ratios hold on a busy machine: entropy decoding of the whole, decoding of the region, region and resize, and
+// BenchmarkChain takes each sample through the stages one after another and compares them by the thread's CPU time: entropy decoding of the whole, decoding of the region, region and resize, and
 // the whole sample by Apply.
 func BenchmarkChain(b *testing.B) {
 	files := benchFiles(b)
@@ -50,13 +51,6 @@ func BenchmarkChain(b *testing.B) {
 	dst := make([]byte, 500*375*3)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	now := func() float64 {
-		var t unix.Timespec
-		if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
-			b.Fatal(err)
-		}
-		return float64(t.Nano()) / 1e3
-	}
 	var spent [4]float64
 	var steps []step
 	var r Rand
@@ -65,7 +59,7 @@ func BenchmarkChain(b *testing.B) {
 		steps = tr.plan(steps[:0], image.Pt(500, 375), at, &r)
 		box := steps[0].box
 		for stage := range spent {
-			start := now()
+			start := threadTime(b)
 			var err error
 			switch stage {
 			case 0:
@@ -77,7 +71,7 @@ func BenchmarkChain(b *testing.B) {
 			case 3:
 				err = tr.Apply(f, at, dst[:tr.OutBytes()])
 			}
-			spent[stage] += now() - start
+			spent[stage] += threadTime(b) - start
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -132,4 +126,59 @@ func cpu(b *testing.B) time.Duration {
 		b.Fatal(err)
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// Recipes of docs/transforms.md, which TestRecipes compares with the page.
+const (
+	dinoCrops = "views(2x[RandomResizedCrop(224, scale=(0.4, 1.0), interpolation='bicubic')|RandomHorizontalFlip()], " +
+		"8x[RandomResizedCrop(96, scale=(0.05, 0.4), interpolation='bicubic')|RandomHorizontalFlip()])|uint8"
+	dinoRecipe = "views([RandomResizedCrop(224,scale=(0.4,1.0),interpolation='bicubic')|RandomHorizontalFlip()|RandomApply([ColorJitter(0.4,0.4,0.2,0.1)],0.8)|RandomGrayscale(0.2)|GaussianBlur(23)], [RandomResizedCrop(224,scale=(0.4,1.0),interpolation='bicubic')|RandomHorizontalFlip()|RandomApply([ColorJitter(0.4,0.4,0.2,0.1)],0.8)|RandomGrayscale(0.2)|RandomApply([GaussianBlur(23)],0.1)|RandomSolarize(128,p=0.2)], 8x[RandomResizedCrop(96,scale=(0.05,0.4),interpolation='bicubic')|RandomHorizontalFlip()|RandomApply([ColorJitter(0.4,0.4,0.2,0.1)],0.8)|RandomGrayscale(0.2)|RandomApply([GaussianBlur(23)],0.5)])|fp16|Normalize((0.485,0.456,0.406),(0.229,0.224,0.225))"
+)
+
+// BenchmarkViews compares views with as many decodes: each sample is made both ways, one after the other, by the thread's
+// CPU time. The metric is the ratio of the medians.
+func BenchmarkViews(b *testing.B) {
+	files := benchFiles(b)
+	for name, spec := range map[string]string{"crops": dinoCrops, "bilinear": strings.ReplaceAll(dinoCrops, ", interpolation='bicubic'", ""), "recipe": dinoRecipe} {
+		b.Run(name, func(b *testing.B) {
+			v := views(b, spec)
+			var fields [][]byte
+			for _, f := range v.Fields() {
+				fields = append(fields, make([]byte, f.Bytes))
+			}
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			var once, each []float64
+			for i := 0; b.Loop(); i++ {
+				src, at := files[i%len(files)], Draw{Seed: 1, Sample: uint64(i)}
+				start := threadTime(b)
+				if err := v.Make(Sample{Data: src}, at, &Row{Fields: fields}); err != nil {
+					b.Fatal(err)
+				}
+				middle := threadTime(b)
+				for k, t := range v.views {
+					if err := t.Apply(src, at, fields[k]); err != nil {
+						b.Fatal(err)
+					}
+				}
+				once, each = append(once, middle-start), append(each, threadTime(b)-middle)
+			}
+			slices.Sort(once)
+			slices.Sort(each)
+			crops, median := float64(len(fields))*1e6, len(once)/2
+			b.ReportMetric(crops/once[median], "crops/s")
+			b.ReportMetric(crops/each[median], "crops/s-each-decoded")
+			b.ReportMetric(each[median]/once[median], "times")
+		})
+	}
+}
+
+// threadTime is the thread's CPU time in microseconds: unlike the clock it means something on a machine with other work.
+func threadTime(b *testing.B) float64 {
+	b.Helper()
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
+		b.Fatal(err)
+	}
+	return float64(t.Nano()) / 1e3
 }

@@ -72,7 +72,7 @@ func (p *picture) recolour(s *step) error {
 
 // own makes the picture packed RGB in memory that may be written to.
 func (p *picture) own() error {
-	if !p.isJPEG && p.plain() {
+	if p.buf != nil && p.plain() { // without buf, src is the caller's
 		return nil
 	}
 	return p.pixels()

@@ -140,13 +140,14 @@ var hints = map[string]string{
 }
 
 func words() []string {
-	return slices.Concat(slices.Collect(maps.Keys(operations)), slices.Collect(maps.Keys(dtypes)), layouts, mixWords, slices.Collect(maps.Keys(families)), slices.Collect(maps.Keys(jointWords)),
-		[]string{"Normalize", rawWord, pillowWord, dctWord, v2Word, eraseWord})
+	return slices.Concat(slices.Collect(maps.Keys(operations)), slices.Collect(maps.Keys(dtypes)), layouts, mixWords, slices.Collect(maps.Keys(families)), slices.Collect(maps.Keys(jointWords)), slices.Collect(maps.Keys(compounds)),
+		[]string{"Normalize", rawWord, viewsWord, pillowWord, dctWord, v2Word, eraseWord})
 }
 
 // Compile parses a transform SPEC.
 //
 //	SPEC      = "raw" | operation { "|" operation } { "|" word }
+//	          | "views(" N "x[" operation { "|" operation } "]" { "," N "x[" ... "]" } ")" { "|" word }     (by New only)
 //	operation = a name of torchvision with its arguments: RandomResizedCrop(224), ColorJitter(0.4, hue=0.1), ...
 //	word      = uint8 | fp16 | bf16 | fp32 | nchw | nhwc | Normalize(mean, std) | RandomErasing(p, scale, ratio, value)
 //	          | MixUp(alpha) | CutMix(alpha) | RandomChoice([MixUp(alpha), CutMix(alpha)]) | dct | v2 | pillow(9.4)
@@ -161,20 +162,28 @@ func Compile(spec string) (*Transform, error) {
 	if err != nil {
 		return nil, err
 	}
-	v2 := slices.ContainsFunc(calls, func(c call) bool { return c.name == v2Word })
-	c := &compiler{p: &parser{s: spec, v2: v2}, t: &Transform{dtype: "uint8", layout: "nchw"}, seen: map[string]string{}}
+	p := newParser(spec, calls)
 	if calls[0].name == rawWord {
-		c.t.raw, c.t.dtype, c.t.layout = true, rawWord, rawWord
-		if err := c.p.alone(calls); err != nil {
+		if err := p.alone(calls); err != nil {
 			return nil, err
 		}
-		return c.t, nil
+		return &Transform{raw: true, dtype: rawWord, layout: rawWord}, nil
 	}
+	return compileCalls(p, calls, nil)
+}
+
+func newParser(spec string, calls []call) *parser {
+	return &parser{s: spec, v2: slices.ContainsFunc(calls, func(c call) bool { return c.name == v2Word })}
+}
+
+// compileCalls compiles operations and words; the words behind views(...) are apart.
+func compileCalls(p *parser, calls, words []call) (_ *Transform, err error) {
+	c := &compiler{p: p, t: &Transform{dtype: "uint8", layout: "nchw"}, seen: map[string]string{}}
 	if !jpeg.Available {
 		return nil, c.p.fail(calls[0].pos, len(calls[0].name), "", "%v", jpeg.ErrUnavailable)
 	}
-	for _, call := range calls {
-		if o, ok := operations[call.name]; ok {
+	for _, call := range slices.Concat(calls, words) {
+		if o, ok := operationOf(call); ok {
 			err = c.operation(call, o)
 		} else {
 			err = c.word(call)
@@ -217,18 +226,20 @@ func (c *compiler) operation(of call, o operationKind) error {
 	if len(c.t.ops) == maxOps {
 		return c.p.fail(of.pos, len(of.name), "", "more than %d operations", maxOps)
 	}
-	blurs := func(o compiled) bool { _, ok := o.operation.(*gaussianBlur); return ok }
-	if of.name == "RandomAdjustSharpness" && slices.ContainsFunc(c.t.ops, blurs) {
-		return c.p.fail(of.pos, len(of.name), "put it before GaussianBlur, or sharpen in the trainer",
-			"RandomAdjustSharpness after GaussianBlur, which differs from torchvision's in some values by one: that would grow")
-	}
 	a, err := bind(c.p, of, o.params)
 	if err != nil {
 		return err
 	}
-	op := o.build(a)
-	c.t.ops = append(c.t.ops, compiled{op, a.String()})
-	return a.err
+	c.t.ops = append(c.t.ops, compiled{o.build(a), a.String()})
+	if a.err != nil {
+		return a.err
+	}
+	// The text also holds what compounds hold.
+	if _, after, _ := strings.Cut(c.t.operationsText(), "GaussianBlur("); strings.Contains(after, "RandomAdjustSharpness(") {
+		return c.p.fail(of.pos, len(of.name), "put it before GaussianBlur, or sharpen in the trainer",
+			"RandomAdjustSharpness after GaussianBlur, which differs from torchvision's in some values by one: that would grow")
+	}
+	return nil
 }
 
 // word parses a word that is not a step on a picture: how it is decoded, and the form of the batch.
@@ -272,6 +283,8 @@ func (c *compiler) word(of call) (err error) {
 			t.mix, err = buildMix(c.p, of)
 			return err
 		})
+	case of.name == viewsWord:
+		return c.p.fail(of.pos, len(of.name), "write views(2x[...], 8x[...]) in place of the operations, alone", "views holds all operations, and has no boxes and masks")
 	case of.name == rawWord:
 		return c.p.fail(of.pos, len(of.name), "", "raw gives the file as it is and stands alone")
 	case dtypes[of.name] > 0:
@@ -358,7 +371,11 @@ func bind(p *parser, c call, params []param) (*args, error) {
 			name = names[i]
 		}
 		if !slices.Contains(names, name) {
-			return nil, p.fail(g.pos, len(name), nearest(name, slices.Clone(names)), "%s has no argument %s", c.name, name)
+			hint := nearest(name, slices.Clone(names))
+			if name == "p" {
+				hint = fmt.Sprintf("write RandomApply([%s(...)], p=...)", c.name)
+			}
+			return nil, p.fail(g.pos, len(name), hint, "%s has no argument %s", c.name, name)
 		}
 		if _, ok := a.val[name]; ok {
 			return nil, p.fail(g.pos, max(len(g.name), 1), "", "%s is given twice", name)
@@ -389,7 +406,7 @@ func example(params []param) string {
 		if q.def == "" {
 			need = append(need, map[string]string{"size": "224", "mean": "(0.485, 0.456, 0.406)", "std": "(0.229, 0.224, 0.225)", "version": "9.4",
 				"shape": "(64, 64)", "key": "'arr_0'", "name": "'tensor'", "dtype": "'float32'", "length": "1024", "stored": "'npy:uint16'", "column": "'age'", "seconds": "2.0", "rate": "16000",
-				"padding": "4", "degrees": "15", "kernel_size": "23", "bits": "2", "threshold": "192", "sharpness_factor": "2"}[q.name])
+				"padding": "4", "degrees": "15", "kernel_size": "23", "bits": "2", "threshold": "192", "sharpness_factor": "2", "transforms": "[RandomGrayscale(0.2), ...]"}[q.name])
 		}
 	}
 	return strings.Join(need, ", ")

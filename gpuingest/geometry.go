@@ -77,12 +77,8 @@ func (s *step) move(size image.Point) [6]float64 {
 // is scratch.
 func (t *Transform) plan(steps []step, size image.Point, at Draw, r *Rand) []step {
 	for i, op := range t.ops {
-		*r = at.Rand(i)
-		n := len(steps)
-		steps = op.draw(steps, size, r)
-		for j := n; j < len(steps); j++ {
-			size = steps[j].after(size)
-		}
+		*r = at.Rand(t.view*viewPlaces + i)
+		steps, size = op.next(steps, size, r)
 	}
 	return steps
 }

@@ -61,6 +61,9 @@ func New(spec string) (Ingest, error) {
 	if compile, ok := families[calls[0].name]; ok {
 		return compile(&parser{s: spec}, calls)
 	}
+	if calls[0].name == viewsWord {
+		return compileViews(newParser(spec, calls), calls)
+	}
 	if jointWords[calls[0].name] != nil {
 		return compileJoint(&parser{s: spec}, calls)
 	}

@@ -59,7 +59,7 @@ func compileJoint(p *parser, calls []call) (Ingest, error) {
 		return nil, p.fail(rest, len(rawWord), "", "raw does not change the picture: remove Detection and Segmentation, or add operations")
 	}
 	if j.picture.mix != nil {
-		at := slices.IndexFunc(calls, func(c call) bool { return slices.Contains(mixWords, c.name) })
+		at := slices.IndexFunc(calls, mixes)
 		return nil, p.fail(calls[at].pos, len(calls[at].name), "leave it out", "%s blends whole pictures, which boxes and masks cannot follow", calls[at].name)
 	}
 	j.fields = j.picture.Fields()

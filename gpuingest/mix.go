@@ -18,6 +18,12 @@ var (
 	choiceParams = []param{{"transforms", ""}, {"p", "None"}}
 )
 
+// mixes reports whether a call is a step over a batch: MixUp, CutMix, or a RandomChoice that names one of them.
+func mixes(c call) bool {
+	inside := func(v value) bool { return v.call.name == "MixUp" || v.call.name == "CutMix" }
+	return inside(value{call: c}) || c.name == "RandomChoice" && slices.ContainsFunc(c.args, func(a arg) bool { return slices.ContainsFunc(a.val.list, inside) })
+}
+
 // maxClasses bounds soft labels: a row of them is part of every sample.
 const maxClasses = 1 << 20
 
@@ -64,23 +70,10 @@ func buildMix(p *parser, c call) (*mixing, error) {
 		}
 		classes = m.classes
 	}
-	w, sum, weights := a.val["p"], 0.0, "None"
-	if w.kind != 'n' {
-		if w.kind != 't' || len(w.list) != len(m.kinds) {
-			a.bad(w, "p must be None or a probability for each of transforms")
-		}
-		weights = "("
-		for _, x := range w.list {
-			if !x.number() || x.num < 0 || x.num > 1e6 {
-				a.bad(x, "p must contain numbers of at least 0")
-			}
-			m.weights = append(m.weights, x.num)
-			weights += pyFloat(x.num) + ", "
-			sum += x.num
-		}
-		if weights = strings.TrimSuffix(weights, " ") + ")"; sum <= 0 {
-			a.bad(w, "p must not be 0 for all")
-		}
+	m.weights = a.weights(len(m.kinds))
+	weights := a.val["p"].String()
+	if len(m.weights) > 1 { // as it has been hashed since before RandomChoice was an operation, too
+		weights = strings.TrimSuffix(weights, ")") + ",)"
 	}
 	m.text = "RandomChoice(transforms=[" + m.text + "], p=" + weights + ")"
 	return m, a.err
@@ -114,19 +107,7 @@ func (m *mixing) String() string { return m.text }
 
 // draw chooses the kind and its lambda.
 func (m *mixing) draw(r *Rand) (mixKind, float64) {
-	u := r.Float64()
-	at := int(u * float64(len(m.kinds)))
-	if m.weights != nil {
-		sum := 0.0
-		for _, w := range m.weights {
-			sum += w
-		}
-		u *= sum
-		for at = 0; at < len(m.weights)-1 && u >= m.weights[at]; at++ {
-			u -= m.weights[at]
-		}
-	}
-	k := m.kinds[at]
+	k := m.kinds[pick(len(m.kinds), m.weights, r)]
 	return k, beta(r, k.alpha)
 }
 

@@ -21,6 +21,16 @@ type compiled struct {
 	text string
 }
 
+// next is draw, which returns the size after the steps too.
+func (c compiled) next(steps []step, size image.Point, r *Rand) ([]step, image.Point) {
+	n := len(steps)
+	steps = c.draw(steps, size, r)
+	for i := n; i < len(steps); i++ {
+		size = steps[i].after(size)
+	}
+	return steps, size
+}
+
 // sameSize is part of operations that do not change a picture's size.
 type sameSize struct{}
 

@@ -34,7 +34,7 @@ const maxDepth = 4
 
 // value is a Python literal: int, float, str, bool, None, a tuple or list of values, or a call.
 type value struct {
-	kind byte // 'i', 'f', 's', 'b', 'n', 't', 'c'
+	kind byte // 'i', 'f', 's', 'b', 'n', 't', 'c'; 'o': text as it is
 	num  float64
 	str  string
 	list []value
@@ -60,6 +60,8 @@ func (v value) String() string {
 		return "None"
 	case 'c':
 		return v.call.name + "(...)"
+	case 'o':
+		return v.str
 	}
 	parts := make([]string, len(v.list))
 	for i, x := range v.list {
@@ -135,9 +137,10 @@ type call struct {
 	pos    int
 	parens bool
 	args   []arg
+	views  []viewGroup // of the word views
 }
 
-// parser parses `call ('|' call)*`.
+// parser parses `call ('|' call)*`, and in views such chains in brackets.
 type parser struct {
 	s  string
 	i  int
@@ -197,7 +200,11 @@ func parseSpec(s string) ([]call, error) {
 	if len(s) > maxSpec {
 		return nil, p.fail(maxSpec, 1, "", "%d bytes long, the limit is %d", len(s), maxSpec)
 	}
-	var calls []call
+	return p.calls(0)
+}
+
+// calls parses up to a closing bracket, or, with 0, to the end.
+func (p *parser) calls(end byte) (calls []call, err error) {
 	for {
 		name, pos := p.word()
 		if name == "" {
@@ -206,20 +213,26 @@ func parseSpec(s string) ([]call, error) {
 		c := call{name: name, pos: pos}
 		if p.accept('(') {
 			c.parens = true
-			args, err := p.args(0)
+			switch {
+			case name != viewsWord:
+				c.args, err = p.args(0)
+			case end == 0:
+				c.views, err = p.views()
+			default:
+				err = p.fail(pos, len(name), "list all views in one", "views inside of a view")
+			}
 			if err != nil {
 				return nil, err
 			}
-			c.args = args
 		}
 		calls = append(calls, c)
-		if p.accept('|') {
-			continue
-		}
-		if p.peek(); p.i == len(p.s) {
+		switch {
+		case p.accept('|'):
+		case end != 0 && p.accept(end), end == 0 && p.peek() == 0 && p.i == len(p.s):
 			return calls, nil
+		default:
+			return nil, p.fail(p.i, 1, "operations are separated by |", "unexpected %s after %s", p.what(), name)
 		}
-		return nil, p.fail(p.i, 1, "operations are separated by |", "unexpected %s after %s", p.what(), name)
 	}
 }
 

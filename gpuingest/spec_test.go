@@ -2,6 +2,7 @@ package gpuingest
 
 import (
 	"errors"
+	"reflect"
 	"strings"
 	"testing"
 )
@@ -36,6 +37,9 @@ func TestCanonical(t *testing.T) {
 		"CenterCrop(3)|AutoAugment(AutoAugmentPolicy.SVHN)": "CenterCrop(size=(3, 3))|AutoAugment(policy='svhn', interpolation='nearest', fill=(0, 0, 0))|uint8|nchw|pillow(9.4)",
 		"CenterCrop(3)|RandomInvert()|RandomAutocontrast()|RandomEqualize(1)|RandomPosterize(2)|RandomSolarize(192)|RandomAdjustSharpness(2)": "CenterCrop(size=(3, 3))|RandomInvert(p=0.5)|RandomAutocontrast(p=0.5)|RandomEqualize(p=1.0)|RandomPosterize(bits=2, p=0.5)|" +
 			"RandomSolarize(threshold=192.0, p=0.5)|RandomAdjustSharpness(sharpness_factor=2.0, p=0.5)|uint8|nchw|pillow(9.4)",
+		"CenterCrop(3)|RandomApply([GaussianBlur(3), RandomGrayscale()], 0.8)|RandomChoice([RandomSolarize(128), RandomInvert(1)], [1, 2])|RandomChoice([RandomEqualize()])": "CenterCrop(size=(3, 3))|" +
+			"RandomApply(transforms=[GaussianBlur(kernel_size=(3, 3), sigma=(0.1, 2.0)), RandomGrayscale(p=0.1)], p=0.8)|" +
+			"RandomChoice(transforms=[RandomSolarize(threshold=128.0, p=0.5), RandomInvert(p=1.0)], p=(1.0, 2.0))|RandomChoice(transforms=[RandomEqualize(p=0.5)], p=None)|uint8|nchw|pillow(9.4)",
 		"CenterCrop(3)|RandomErasing()|fp32|MixUp(0.2)": "CenterCrop(size=(3, 3))|fp32|nchw|RandomErasing(p=0.5, scale=(0.02, 0.33), ratio=(0.3, 3.3), value=(0.0, 0.0, 0.0))|MixUp(alpha=0.2, num_classes=None)|pillow(9.4)",
 		"CenterCrop(3)|RandomChoice([MixUp(alpha=0.2, num_classes=10), CutMix(num_classes=10)], p=[1, 0.5])": "CenterCrop(size=(3, 3))|uint8|nchw|" +
 			"RandomChoice(transforms=[MixUp(alpha=0.2, num_classes=10), CutMix(alpha=1.0, num_classes=10)], p=(1.0, 0.5,))|pillow(9.4)",
@@ -156,7 +160,24 @@ func TestSpecErrors(t *testing.T) {
 		{"CenterCrop(3)|MixUp(alpha=0)", 26, "alpha must be a number"},
 		{"CenterCrop(3)|MixUp()|CutMix()", 22, "one mixing is enough"},
 		{"CenterCrop(3)|RandomChoice([])", 27, "transforms must be a list"},
-		{"CenterCrop(3)|RandomChoice([CenterCrop(2)])", 28, "between MixUp(...) and CutMix(...)"},
+		{"CenterCrop(3)|RandomChoice([MixUp(), CenterCrop(2)])", 37, "between MixUp(...) and CutMix(...)"},
+		{"CenterCrop(3)|RandomChoice([RandomGrayscale()], p=[0])", 50, "p must not be 0 for all"},
+		{"CenterCrop(3)|RandomChoice([RandomGrayscale()], p=[1, 2])", 50, "a probability for each"},
+		{"CenterCrop(3)|RandomChoice([CenterCrop(2), CenterCrop(4)])", 14, "could not form a batch"},
+		{"CenterCrop(3)|RandomApply([CenterCrop(2)])", 14, "could not form a batch"},
+		{"CenterCrop(3)|RandomApply()", 14, "needs transforms: write RandomApply([RandomGrayscale(0.2), ...])"},
+		{"CenterCrop(3)|RandomApply([])", 26, "a list of 1 to 32 operations"},
+		{"CenterCrop(3)|RandomApply(RandomGrayscale())", 26, "a list of 1 to 32 operations"},
+		{"CenterCrop(3)|RandomApply([RandomGrayscale])", 27, "single operations with their arguments"},
+		{"CenterCrop(3)|RandomApply([RandomApply([RandomGrayscale()])])", 27, "single operations with their arguments"},
+		{"CenterCrop(3)|RandomApply([MixUp()])", 27, "single operations with their arguments"},
+		{"CenterCrop(3)|RandomApply([GaussianBlur(2)])", 40, "odd number"},
+		{"CenterCrop(3)|RandomApply([RandomGrayscale(q=1)])", 43, "has no argument q"},
+		{"CenterCrop(3)|RandomApply([RandomGrayscale()], p=2)", 49, "probability"},
+		{"CenterCrop(3)|GaussianBlur(3, p=0.5)", 30, "write RandomApply([GaussianBlur(...)], p=...)"},
+		{"CenterCrop(3)|RandomApply([GaussianBlur(3)])|RandomApply([RandomAdjustSharpness(2)])", 45, "put it before GaussianBlur"},
+		{"Detection()|views([CenterCrop(3)])", 0, "it comes first"},
+		{"CenterCrop(4)|views([CenterCrop(3)])", 14, "in place of the operations"},
 		{"CenterCrop(3)|RandomChoice([MixUp(), CutMix(num_classes=3)])", 37, "num_classes must be the same"},
 		{"CenterCrop(3)|RandomChoice([MixUp(), CutMix()], p=[1])", 50, "a probability for each"},
 		{"CenterCrop(3)|RandomChoice([MixUp(beta=2)])", 34, "MixUp has no argument beta"},
@@ -205,12 +226,14 @@ func FuzzCompile(f *testing.F) {
 		"RandomResizedCrop(size=[3,4],scale=(1e-2,.5),ratio=(0.1,3),interpolation='bilinear')|bf16|pillow(9.4)",
 		"RandomCrop(32, 4, True, (1, 2, 3), 'reflect')|ColorJitter(0.4, hue=(-.1, 0.2))|RandAugment()|RandomErasing(value=(1,2,3))|RandomChoice([MixUp(alpha=.2), CutMix()], p=[1, 2])|dct|pillow(13)",
 		"Pad(3)|RandomRotation((-3, 4), 'bicubic', True, (1, 2))|GaussianBlur(3)|CenterCrop(9)|TrivialAugmentWide()|AutoAugment('svhn')",
+		"CenterCrop(3)|RandomApply([GaussianBlur((3, 5)), Pad((1, 2), 3)], p=.8)|RandomChoice([RandomSolarize(128), CenterCrop(3)], [1, 2])|CenterCrop(3)",
+		"views(2x[RandomResizedCrop(9)|RandomHorizontalFlip()], [CenterCrop(3)|RandomApply([RandomGrayscale()])], 32x[Resize((3, 4))])|bf16|RandomErasing()|v2",
 		"raw", "Resize((1,),antialias=None)|CenterCrop((2))", "Resize(3.|'", "CenterCrop(1e5", "é(",
 	} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		tr, err := Compile(s)
+		tr, err := New(s)
 		if err != nil {
 			var se *SpecError
 			if !errors.As(err, &se) || se.Pos < 0 || se.Pos > len(s) || se.Len < 1 {
@@ -218,8 +241,8 @@ func FuzzCompile(f *testing.F) {
 			}
 			return
 		}
-		again, err := Compile(tr.String())
-		if err != nil || again.String() != tr.String() || again.OutBytes() != tr.OutBytes() {
+		again, err := New(tr.String())
+		if err != nil || again.String() != tr.String() || !reflect.DeepEqual(again.Fields(), tr.Fields()) {
 			t.Errorf("%q becomes %q, which gives %v", s, tr, err)
 		}
 	})

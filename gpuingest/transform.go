@@ -6,6 +6,10 @@
 // functions of (seed, epoch, sample, occurrence), see Draw.
 //
 // Rules for this code:
+//   - Views of one picture (views.go) are what their chains alone would make, but for the numbers: view k's operations
+//     have the places from 256 * k on, so view 0 has those of the chain without views, and no view changes another's.
+//     A JPEG's part that any view needs is decoded once, at full size, unless it takes more than maxBetween.
+//     The words behind views hold for all. What works on the batch, or moves boxes and masks, does not go with views.
 //   - EXIF orientation and colour profiles are ignored and alpha is dropped, as in ImageFolder's convert("RGB").
 //   - A resize after a flip or after another resize computes pixels in between, since Pillow rounds there too. So
 //     flips should come last.
@@ -50,6 +54,7 @@ type Transform struct {
 	dct           bool        // decode at a fraction of the size if that is enough
 	erase         *erasing    // nil: none
 	mix           *mixing     // nil: none
+	view          int         // its number in a Views, whose random numbers differ
 
 	// MaxPixels bounds a picture's width x height; zero means jpeg.DefaultMaxPixels. Set it before the first Apply.
 	MaxPixels int64
@@ -79,11 +84,19 @@ func (t *Transform) String() string {
 	if t.raw {
 		return rawWord
 	}
-	parts := make([]string, 0, len(t.ops)+4)
-	for _, o := range t.ops {
-		parts = append(parts, o.text)
+	return t.operationsText() + "|" + t.wordsText()
+}
+
+func (t *Transform) operationsText() string {
+	parts := make([]string, len(t.ops))
+	for i, o := range t.ops {
+		parts[i] = o.text
 	}
-	parts = append(parts, t.dtype, t.layout)
+	return strings.Join(parts, "|")
+}
+
+func (t *Transform) wordsText() string {
+	parts := []string{t.dtype, t.layout}
 	if t.norm != "" {
 		parts = append(parts, t.normText)
 	}
@@ -300,8 +313,8 @@ func (t *Transform) Apply(src []byte, at Draw, dst []byte) error {
 
 // applyWith is Apply that first passes the picture's size and steps to with, which must not keep them.
 func (t *Transform) applyWith(src []byte, at Draw, dst []byte, with func(size image.Point, steps []step) error) error {
-	if at.Sample > rows.MaxSample || at.Occurrence > rows.MaxOccurrence {
-		return fmt.Errorf("gpuingest: sample %d, occurrence %d: random numbers are limited to samples below 2^48 and occurrences below 2^16", at.Sample, at.Occurrence)
+	if err := checkDraw(at); err != nil {
+		return err
 	}
 	if t.raw {
 		if len(dst) != len(src) {
@@ -317,6 +330,13 @@ func (t *Transform) applyWith(src []byte, at Draw, dst []byte, with func(size im
 	err := t.apply(p, src, at, dst, with)
 	p.close()
 	return ofSample(err)
+}
+
+func checkDraw(at Draw) error {
+	if at.Sample > rows.MaxSample || at.Occurrence > rows.MaxOccurrence {
+		return fmt.Errorf("gpuingest: sample %d, occurrence %d: random numbers are limited to samples below 2^48 and occurrences below 2^16", at.Sample, at.Occurrence)
+	}
+	return nil
 }
 
 // ofSample wraps package jpeg's errors that a sample's bytes cause.
@@ -359,15 +379,20 @@ func (t *Transform) apply(p *picture, src []byte, at Draw, dst []byte, with func
 	if err := p.open(src, t.MaxPixels); err != nil {
 		return err
 	}
-	p.verticalFirst, p.dct = t.verticalFirst, t.dct
 	p.steps = t.plan(p.steps[:0], p.size0, at, &p.rand)
 	if with != nil {
 		if err := with(p.size0, p.steps); err != nil {
 			return err
 		}
 	}
-	for i := range p.steps {
-		if err := p.do(&p.steps[i]); err != nil {
+	return t.take(p, p.steps, at, dst)
+}
+
+// take puts the picture through its steps, and stores it.
+func (t *Transform) take(p *picture, steps []step, at Draw, dst []byte) error {
+	p.verticalFirst, p.dct = t.verticalFirst, t.dct
+	for i := range steps {
+		if err := p.do(&steps[i]); err != nil {
 			return err
 		}
 	}
@@ -375,7 +400,7 @@ func (t *Transform) apply(p *picture, src []byte, at Draw, dst []byte, with func
 		return err
 	}
 	if t.erase != nil {
-		p.rand = at.Rand(eraseOperation)
+		p.rand = at.Rand(eraseOperation - t.view*viewPlaces)
 		t.erase.apply(dst, t, &p.rand)
 	}
 	return nil

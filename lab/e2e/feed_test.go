@@ -293,6 +293,10 @@ from torchvision import transforms as T
 classes = T.Compose([T.Resize(100), T.RandomCrop(90, padding=4), T.RandomHorizontalFlip(), T.ColorJitter(.4, .4, .4, .1), T.RandomRotation(9),
                      T.RandAugment(), T.AutoAugment(), T.RandomEqualize(), T.RandomResizedCrop(64), T.TrivialAugmentWide(), T.PILToTensor(),
                      T.ConvertImageDtype(torch.half), T.Normalize(.5, (.2, .3, .4)), T.RandomErasing(.5, value=(1, 2, 3))])
+def view(size, blur):
+    return T.Compose([T.RandomResizedCrop(size), T.RandomApply([T.ColorJitter(.4, .4, .2, .1), T.RandomGrayscale()], p=.8), T.RandomApply([T.GaussianBlur(5)], p=blur),
+                      T.RandomChoice([T.RandomSolarize(128), T.RandomHorizontalFlip(1.)], p=[1, 2]), T.RandomChoice([T.RandomInvert(), T.RandomEqualize()]), T.ToTensor()])
+views = [view(64, 1.), view((48, 40), .5), view((48, 40), .5)]
 `))
 	t.Setenv("PYTHONPATH", own)
 	for _, c := range []struct {
@@ -307,8 +311,13 @@ classes = T.Compose([T.Resize(100), T.RandomCrop(90, padding=4), T.RandomHorizon
 		{"Resize((40,190))|pillow(13)", 1, "of 22800 values, by 1 at most"},                                               // Debian's Pillow has the rule of 9.4
 		{"RandomResizedCrop(64)|GaussianBlur(5)|fp16|Normalize((0.5,),(0.2,),dtype='fp16')|v2", 0, "24 of 24 rows equal"}, // within 1 of 255
 		{"own:classes", 0, "24 of 24 rows equal"},
+		{"views(2x[RandomResizedCrop(64, interpolation='bicubic')|RandomApply([ColorJitter(0.4,0.4,0.4,0.1)], 0.8)|RandomApply([GaussianBlur(5)])], [CenterCrop(170)|RandomHorizontalFlip()], " +
+			"3x[RandomResizedCrop((32,40))|RandomChoice([RandomSolarize(99), RandomRotation(20)], [1, 3])|RandomChoice([RandAugment(), RandomVerticalFlip()])])|fp16|nhwc|Normalize((0.5,),(0.2,))|RandomErasing()", 0, "24 of 24 rows equal"},
+		{"own:views", 0, "24 of 24 rows equal"},
+		{"views(2x[Resize((40,190))])|pillow(13)", 1, "view 1: "},
 		{"own:absent", 2, "own:absent"},
 		{"CenterCrop(90)|MixUp()", 2, "MixUp is not replayed"},
+		{"CenterCrop(90)|RandomChoice([CutMix()])", 2, "CutMix is not replayed"},
 		{"CenterCrop(90", 2, "column 14"},
 	} {
 		out, errs, code := shoal(t, nil, "verify", addr, "--python", "/usr/bin/python3", "--batch", "12", "--batches", "2", "--seed", "9", "--epoch", "1", "--transform", c.transform)
@@ -334,6 +343,53 @@ except ValueError as e:
     raw = str(e)
 print(json.dumps(dict(Params=str(batch.params[0]), Raw=raw)))`, addr)
 	if !strings.HasPrefix(got.Params, "[('RandomResizedCrop', {'left': ") || !strings.Contains(got.Params, "('RandomHorizontalFlip', {'flip': ") || !strings.Contains(got.Raw, "pictures") {
+		t.Errorf("%+v", got)
+	}
+}
+
+// Views of one decode are the same however they come: in slots, in chunks or after a resume.
+func TestFeedViews(t *testing.T) {
+	dir, _ := pictures(t, 3, 16)
+	_, env := far(t, proxy.Options{Latency: 2 * time.Millisecond})
+	addr, _ := serve(t, env, bucket(t, dir))
+	const spec = "views(2x[RandomResizedCrop(64)|RandomApply([ColorJitter(0.4)], p=0.8)], 3x[RandomResizedCrop((32, 24))|RandomHorizontalFlip()])|fp16"
+	whole := feed(t, addr, "--batch", "8", "--epochs", "2", "--seed", "3", "--transform", spec)
+	if chunks := feed(t, addr, "--batch", "8", "--epochs", "2", "--seed", "3", "--transform", spec, "--transport", "chunks"); chunks.Digest != whole.Digest || whole.Samples != 96 {
+		t.Errorf("%d samples; in slots %s, in chunks %s", whole.Samples, whole.Digest, chunks.Digest)
+	}
+	var got struct{ Whole, Resumed, Params, Fields string }
+	runPython(t, &got, `
+import hashlib, json, sys
+import torch
+from shoal import Feed
+def take(feed, h, most=None):
+    for k, batch in enumerate(feed):
+        views, label = batch
+        assert [tuple(v.shape[1:]) for v in views] == [(3, 64, 64)] * 2 + [(3, 32, 24)] * 3 and views[0].dtype is torch.float16
+        assert batch.view0 is views[0] and batch.view4 is views[4] and batch.copy().view4 is not views[4]
+        for v in views:
+            h.update(v.numpy().tobytes())
+        h.update(label.numpy().tobytes())
+        if k + 1 == most:
+            return batch
+    return batch
+a, b = hashlib.sha256(), hashlib.sha256()
+make = lambda: Feed(sys.argv[1], 8, transform=sys.argv[2], seed=3, epochs=2)
+with make() as feed:
+    for epoch in range(2):
+        feed.set_epoch(epoch)
+        last = take(feed, a)
+with make() as feed:
+    take(feed, b, 4)
+    state = feed.state_dict()
+with make() as feed:
+    feed.load_state_dict(state)
+    take(feed, b)
+    feed.set_epoch(1)
+    take(feed, b)
+print(json.dumps(dict(Whole=a.hexdigest(), Resumed=b.hexdigest(), Params=str([[name for name, _ in view] for view in last.params[0]]), Fields=str(list(last.fields)))))`, addr, spec)
+	if got.Whole != got.Resumed || got.Fields != "['view0', 'view1', 'view2', 'view3', 'view4']" ||
+		got.Params != "[['RandomResizedCrop', 'RandomApply'], ['RandomResizedCrop', 'RandomApply'], "+strings.Repeat("['RandomResizedCrop', 'RandomHorizontalFlip'], ", 2)+"['RandomResizedCrop', 'RandomHorizontalFlip']]" {
 		t.Errorf("%+v", got)
 	}
 }

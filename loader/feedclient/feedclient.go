@@ -383,6 +383,7 @@ type Batch struct {
 	memory *mapping // that buf is a view of; nil: it is the stream's own
 	buf    []byte
 	data   []byte
+	views  [][]byte // those behind the first, which is data
 	ids    []byte
 	labels []byte
 	valid  []byte
@@ -461,6 +462,10 @@ func (b *Batch) cut() error {
 			b.valid, want = plane, rows
 		case "offsets":
 			b.off, want = plane, 8*(rows+1)
+		default:
+			if strings.HasPrefix(p.GetName(), "view") {
+				b.views = append(b.views, plane)
+			}
 		}
 		if want != uint64(len(plane)) {
 			return fmt.Errorf("plane %s has %d bytes for %d rows", p.GetName(), len(plane), rows)
@@ -518,7 +523,7 @@ func (b *Batch) Row(i int) []byte {
 func (b *Batch) Bytes() []byte { return b.buf }
 
 // Digest is SHA-256 over (sample as u64 little-endian, length as u64 little-endian, bytes) of all
-// valid rows in order of delivery. Padding and skipped samples are left out.
+// valid rows in order of delivery, with each further view of a sample behind its row. Padding and skipped samples are left out.
 type Digest struct{ h hash.Hash }
 
 // NewDigest returns an empty digest.
@@ -529,6 +534,10 @@ func (d *Digest) Add(b *Batch) {
 	for i := range b.Rows() {
 		if b.Valid(i) {
 			d.AddSample(uint64(b.ID(i)), b.Row(i))
+			for _, v := range b.views {
+				n := len(v) / b.Rows()
+				d.AddSample(uint64(b.ID(i)), v[i*n:(i+1)*n])
+			}
 		}
 	}
 }

@@ -11,7 +11,9 @@ import numpy as np
 _KNOWN = ("data", "label", "id", "valid")
 _ARRAYS = _KNOWN + ("fields",)
 _OFFSETS = "offsets"
+_FIRST, _SECOND = "view0", "view1"  # the first view's plane is data
 
+Batched = Tuple[Any, Dict[str, Any]]
 Draws = Tuple[str, int, bytes]  # the transform, the session's seed, and the header's draws
 
 
@@ -33,8 +35,9 @@ class BadSample(NamedTuple):
 class Batch:
     """One batch. Unpacks to (data, label): `for images, labels in feed`.
 
-    data   [rows, ...] of the transform's shape and type; for raw samples a list of one-dimensional
-           uint8 arrays, one for each sample; with map=, the function's results
+    data   [rows, ...] of the transform's shape and type; of views, a list of such arrays, also the
+           attributes view0, view1, ...; for raw samples a list of one-dimensional uint8 arrays, one for
+           each sample; with map=, the function's results
     label  int64 [rows], class numbers; -100 in rows that are not valid, which torch's losses ignore
     id     int64 [rows], sample numbers; -1 in rows of padding
     valid  uint8 [rows], 1, or 0 for padding and skipped samples, whose data are zeros
@@ -75,7 +78,7 @@ class Batch:
         if name in _ARRAYS:
             layout = self._layout
             if layout is not None:
-                value = layout.make[name](self._owner)
+                value = [self.fields[v] for v in layout.views] if name == "data" and layout.views else layout.make[name](self._owner)
                 setattr(self, name, value)
                 return value
         elif name[:1] != "_" and name in self.fields:
@@ -84,31 +87,39 @@ class Batch:
         raise AttributeError(f"this batch has no {name}{fields}")
 
     @property
-    def params(self) -> List[Optional[List[Tuple[str, Dict[str, Any]]]]]:
+    def params(self) -> List[Any]:
         """The transform's random draws for each row, as (name of the operation, its draws) in the transform's order: such as
         [("RandomResizedCrop", {"left": 3, "top": 40, "width": 200, "height": 180}), ("RandomHorizontalFlip", {"flip": True})].
         Boxes are in pixels of the operation's input. None for rows that are not valid. docs/transforms.md has the names.
-        Mixing is not included. Raises ValueError if the draws are unknown: samples that are not pictures, batches that
+        A row of views has such a list for each view. Mixing is not included. Raises ValueError if the draws are unknown: samples that are not pictures, batches that
         were pickled or finished on a device, and operations after RandomRotation(expand=True)."""
         if self._draws is None:
             raise ValueError("this batch has no params: only batches of pictures have them, if not pickled and not finished on a device")
-        from . import _draws
+        from . import _draws, _spec
         transform, seed, raw = self._draws
-        operations = _draws.parse(transform)
-        rows = np.frombuffer(raw, "<u4").reshape(-1, 3).tolist()
-        return [_draws.draw(operations, seed, self.epoch, i, occurrence, (width, height)) if width else None
-                for i, (width, height, occurrence) in zip(self.id.tolist(), rows)]
+        views = _spec.views(transform)
+        parsed = [_draws.parse(spec) for spec in views or [transform]]
+        out: List[Any] = []
+        for i, (width, height, occurrence) in zip(self.id.tolist(), np.frombuffer(raw, "<u4").reshape(-1, 3).tolist()):
+            drawn = [_draws.draw(operations, seed, self.epoch, i, occurrence, (width, height), view)
+                     for view, operations in enumerate(parsed if width else [])]
+            out.append((drawn if views else drawn[0]) if width else None)
+        return out
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.data, self.label))
 
     def _map(self, f: Callable[[Any], Any]) -> "Batch":
+        done: Dict[int, Any] = {}  # views are in data and in fields
+
         def each(value: Any) -> Any:
             if isinstance(value, (list, tuple)):
                 return type(value)(each(v) for v in value)
             if isinstance(value, dict):
                 return {k: each(v) for k, v in value.items()}
-            return f(value) if hasattr(value, "shape") else value
+            if hasattr(value, "shape") and id(value) not in done:
+                done[id(value)] = f(value)
+            return done.get(id(value), value)
 
         made = Batch(each(self.data), each(self.label), each(self.id), each(self.valid), self.index, self.epoch, self.bad,
                      each(self.fields))
@@ -180,6 +191,14 @@ class CheckedBatch(Batch):
         return Batch.__getattr__(self, name)
 
 
+def with_views(data: Any, fields: Dict[str, Any]) -> Batched:
+    """A batch's data and fields, of its planes: with several views, data is the list of them."""
+    if _SECOND not in fields:
+        return data, fields
+    fields = {_FIRST: data, **fields}
+    return [value for name, value in fields.items() if name.startswith("view")], fields
+
+
 _new = object.__new__
 
 
@@ -207,14 +226,17 @@ class Layout:
         self.planes, self.pinned = tuple(planes), pinned
         if checked:
             self.batch = CheckedBatch
-        extras = [p.name for p in planes if p.name not in _KNOWN and p.name != _OFFSETS]
+        extras = {p.name: p.name for p in planes if p.name not in _KNOWN and p.name != _OFFSETS}
+        if _SECOND in extras:
+            extras = {_FIRST: "data", **extras}
+        self.views = [name for name in extras if _SECOND in extras and name.startswith("view")]
         self.arrays: Dict[str, Callable[[Any], np.ndarray]] = {p.name: _maker(p, readonly) for p in planes}
         self.make: Dict[str, Callable[[Any], Any]] = {**self.arrays}
         if torch is not None:
             self.make = {p.name: _tensor_maker(p, torch) for p in planes}
-        self.make["fields"] = lambda owner: {name: self.make[name](owner) for name in extras}
+        self.make["fields"] = lambda owner: {name: self.make[plane](owner) for name, plane in extras.items()}
         self.label = self.make["label"]
-        self.data: Optional[Callable[[Any], Any]] = self.make["data"]  # None: made on first use
+        self.data: Optional[Callable[[Any], Any]] = None if self.views else self.make["data"]  # None: made on first use
         self.ragged = any(p.name == _OFFSETS for p in planes)
         if self.ragged:
             whole = self.make["data"]

@@ -9,7 +9,7 @@ import types
 from typing import Any, Callable, Dict, List, Tuple
 
 from . import _cuda, _cuda_finish
-from ._batch import BadSample, Batch, Layout
+from ._batch import BadSample, Batch, Layout, with_views
 from ._errors import FeedError
 from ._slots import HandoverError
 
@@ -125,4 +125,5 @@ def _batch(header: Any, planes: Dict[str, Any]) -> Batch:
     bad = [BadSample(b.row, b.id, b.path, b.cause) for b in header.bad]
     data, label, id, valid = (planes.pop(name) for name in ("data", "label", "id", "valid"))
     planes.pop("offsets", None)
-    return Batch(data, label, id, valid, header.index, header.epoch, bad, planes)
+    data, fields = with_views(data, planes)
+    return Batch(data, label, id, valid, header.index, header.epoch, bad, fields)

@@ -13,6 +13,7 @@ from ._spec import linspace, words
 Params = List[Tuple[str, Dict[str, Any]]]
 
 _ERASE = 0xFFFF  # RandomErasing's place among the operations
+_PLACES = 256  # from one view to the next
 _WORD = 0xFFFFFFFF
 
 
@@ -62,33 +63,35 @@ def parse(transform: str) -> List[Tuple[str, Dict[str, Any]]]:
     out: List[Tuple[str, Dict[str, Any]]] = []
     for word in words(transform):
         call = ast.parse(word, mode="eval").body
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not any(isinstance(k.value, ast.List) for k in call.keywords):
-            named = {k.arg or "": ast.literal_eval(k.value) for k in call.keywords}
-            out.append((call.func.id, {**named, **({"": [ast.literal_eval(a) for a in call.args]} if call.args else {})}))
-        else:
-            out.append((word.split("(")[0], {}))
+        out.append(_call(call) if isinstance(call, ast.Call) else (word, {}))
     return out
 
 
-def draw(operations: List[Tuple[str, Dict[str, Any]]], seed: int, epoch: int, sample: int, occurrence: int, size: Tuple[int, int]) -> Params:
-    """The draws of the operations of a parsed transform for a picture of (width, height), in order. Raises ValueError
-    for operations whose draws it does not know."""
+def _call(call: Any) -> Tuple[str, Dict[str, Any]]:
+    named = {k.arg: [_call(c) for c in k.value.elts] if isinstance(k.value, ast.List) else ast.literal_eval(k.value) for k in call.keywords}
+    return call.func.id, {**named, **({"": [ast.literal_eval(a) for a in call.args]} if call.args else {})}
+
+
+def draw(operations: List[Tuple[str, Dict[str, Any]]], seed: int, epoch: int, sample: int, occurrence: int, size: Tuple[int, int],
+         view: int = 0) -> Params:
+    """The draws of the operations of a parsed transform for a picture of (width, height), in order; of a view, its own. Raises
+    ValueError for operations whose draws it does not know."""
     out: Params = []
     v2 = ("v2", {}) in operations
     for place, (name, given) in enumerate((name, given) for name, given in operations if name not in _BESIDE):
         if name == "RandomErasing":
             width, height = size
-            r = Rand(seed, epoch, sample, occurrence, _ERASE)
+            r = Rand(seed, epoch, sample, occurrence, _ERASE - view * _PLACES)
             out.append((name, {"box": _erased(r, given, width, height)}))
-        elif name[:1].isupper() and name not in _BEHIND:
+        elif name[:1].isupper() and name not in _BEHIND and not ("transforms" in given and given["transforms"][0][0] in _BEHIND):
             if name not in _OPERATIONS:
                 raise ValueError(f"the draws of {name} are unknown")
-            drawn, size = _OPERATIONS[name](Rand(seed, epoch, sample, occurrence, place), {**given, "v2": v2}, size)
+            drawn, size = _OPERATIONS[name](Rand(seed, epoch, sample, occurrence, view * _PLACES + place), {**given, "v2": v2}, size)
             out.append((name, drawn))
     return out
 
 
-_BEHIND = "Normalize", "MixUp", "CutMix", "RandomChoice"  # operations without draws for a row
+_BEHIND = "Normalize", "MixUp", "CutMix"  # operations without draws for a row
 _BESIDE = "Detection", "Segmentation"  # what follows the picture
 _Size = Tuple[int, int]
 _Drawn = Tuple[Dict[str, Any], _Size]
@@ -230,6 +233,34 @@ def _auto_augment(r: Rand, given: Dict[str, Any], size: _Size) -> _Drawn:
     return {"operations": done}, size
 
 
+def _inside(r: Rand, given: Dict[str, Any], operations: Params, size: _Size) -> Tuple[Params, _Size]:
+    """The draws of operations inside of another one."""
+    out = []
+    for name, arguments in operations:
+        drawn, size = _OPERATIONS[name](r, {**arguments, "v2": given["v2"]}, size)
+        out.append((name, drawn))
+    return out, size
+
+
+def _apply(r: Rand, given: Dict[str, Any], size: _Size) -> _Drawn:
+    apply = r.float64() < given["p"]
+    inside, size = _inside(r, given, given["transforms"] if apply else [], size)
+    return {"apply": apply, "transforms": inside}, size
+
+
+def _choice(r: Rand, given: Dict[str, Any], size: _Size) -> _Drawn:
+    n, u, at = len(given["transforms"]), r.float64(), 0
+    if given["p"] is None:
+        at = int(u * n)
+    else:
+        u *= sum(given["p"])
+        while at < n - 1 and u >= given["p"][at]:
+            u -= given["p"][at]
+            at += 1
+    inside, size = _inside(r, given, [given["transforms"][at]], size)
+    return {"choice": at, "transforms": inside}, size
+
+
 _OPERATIONS: Dict[str, Callable[[Rand, Dict[str, Any], _Size], _Drawn]] = {
     "RandomResizedCrop": _resized_crop, "RandomCrop": _crop, "Resize": _resize, "RandomRotation": _rotation, "ColorJitter": _jitter,
     "RandomHorizontalFlip": _chance("flip"), "RandomVerticalFlip": _chance("flip"),
@@ -239,5 +270,5 @@ _OPERATIONS: Dict[str, Callable[[Rand, Dict[str, Any], _Size], _Drawn]] = {
     "CenterCrop": lambda r, given, size: ({}, (given["size"][1], given["size"][0])),
     "Pad": lambda r, given, size: ({}, (size[0] + given["padding"][0] + given["padding"][2], size[1] + given["padding"][1] + given["padding"][3])),
     "GaussianBlur": lambda r, given, size: ({"sigma": r.uniform(*given["sigma"])}, size),
-    "RandAugment": _rand_augment, "TrivialAugmentWide": _trivial_augment, "AutoAugment": _auto_augment,
+    "RandomApply": _apply, "RandomChoice": _choice, "RandAugment": _rand_augment, "TrivialAugmentWide": _trivial_augment, "AutoAugment": _auto_augment,
 }

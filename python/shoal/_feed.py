@@ -37,7 +37,7 @@ class Feed:
                 before: tensors if torch has CUDA, else objects with __cuda_array_interface__ and DLPack. Without
                 such a device, or with too little memory, batches come in host memory, with a warning
     transform   spec of the decoding, such as "RandomResizedCrop(224)|uint8|nchw", or torchvision's transforms (v1 or v2,
-                a Compose): their spec is logged once. None: raw samples
+                a Compose; a list of them: views): their spec is logged once. None: raw samples
     dtype       "uint8", "fp16", "bf16" or "fp32", or torch's or numpy's type: as if the transform said so
     layout      "nchw" or "nhwc": as if the transform said so
     order       "uniform", "torch" (DistributedSampler's order), or a spec with keys

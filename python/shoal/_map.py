@@ -73,6 +73,8 @@ class Mapper:
             return job
         # Raw samples stay arrays: libraries that open files accept arrays as bytes, but not tensors.
         samples = layout.rows(layout.arrays["data"](owner), owner) if layout.ragged else batch.data
+        if layout.views:
+            samples = list(zip(*samples))
         job = Job(header, batch, samples, labels, ids, valid)
         if job.left == 0:  # it gets the types of the batch before, which is done when this one is taken
             job.empty = self._finish
@@ -138,7 +140,8 @@ class Mapper:
             self._like = _empty(value)
         else:
             value = [None] * len(job.valid) if self._like is None else _blank(self._like, len(job.valid))
-        fields = dict(batch.fields)
+        assert batch._layout is not None
+        fields = {name: f for name, f in batch.fields.items() if name not in batch._layout.views}  # those are data
         data, label = value, batch.label
         if isinstance(value, dict):
             fields.update(value)

@@ -21,6 +21,10 @@ class _Chance(NamedTuple):
 
 def with_draws(step: Any, name: str, drawn: Dict[str, Any], value: Any) -> Any:
     """What a transform makes of a value, given its draws as in Batch.params."""
+    if "transforms" in drawn:
+        for inner, (name, inside) in zip(list(step.transforms)[drawn.get("choice", 0):], drawn["transforms"]):
+            value = with_draws(inner, name, inside, value)
+        return value
     step = copy.copy(step)
     if "operations" in drawn:
         return _automatic(step, name, drawn["operations"], value)

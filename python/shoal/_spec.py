@@ -13,7 +13,7 @@ _TYPES = {"uint8": "uint8", "u8": "uint8", "byte": "uint8", "fp16": "fp16", "flo
 _LAYOUTS = {"nchw": "nchw", "chw": "nchw", "nhwc": "nhwc", "hwc": "nhwc", "channels_last": "nhwc"}
 
 
-def words(spec: str) -> List[str]:
+def words(spec: str, at: str = "|") -> List[str]:
     """The operations of a spec, split at the bars outside of brackets and quotes."""
     out, depth, quote, start = [], 0, "", 0
     for i, c in enumerate(spec):
@@ -25,10 +25,19 @@ def words(spec: str) -> List[str]:
             depth += 1
         elif c in ")]":
             depth -= 1
-        elif c == "|" and depth == 0:
+        elif c == at and depth == 0:
             out.append(spec[start:i].strip())
             start = i + 1
     return out + [spec[start:].strip()]
+
+
+def views(spec: str) -> List[str]:
+    """The spec of each view of views(2x[A|B], [C]), with the words behind it; nothing for another spec."""
+    first, *behind = words(spec)
+    if first.partition("(")[0].strip() != "views":
+        return []
+    groups = [group.partition("[") for group in words(first[first.index("(") + 1:first.rindex(")")], ",") if group]
+    return ["|".join([inside.rstrip()[:-1], *behind]) for count, _, inside in groups for _ in range(int(count.rstrip(" x") or 1))]
 
 
 def with_words(spec: Optional[str], dtype: Any, layout: Optional[str]) -> Optional[str]:
@@ -74,20 +83,26 @@ OPERATIONS = {
     "TrivialAugmentWide": ("num_magnitude_bins", "interpolation", "fill"), "AutoAugment": ("policy", "interpolation", "fill"),
     "Normalize": ("mean", "std"), "RandomErasing": ("p", "scale", "ratio", "value"),
 }
+COMPOUNDS = "RandomApply", "RandomChoice"  # they hold operations
 
 
 def of_torchvision(transform: Any) -> str:
-    """The spec that says what a torchvision transform (v1 or v2, or a Compose of them) does. Raises ValueError for a step
-    that has no equal, and names it."""
+    """The spec that says what a torchvision transform (v1 or v2, or a Compose of them) does, or a list of them: views. Raises
+    ValueError for a step that has no equal, and names it."""
+    if isinstance(transform, (list, tuple)):
+        return _of_views([of_torchvision(view) for view in transform])
     operations: List[str] = []
     finish = _Finish()
     by: Dict[bool, str] = {}  # the first step that computes as v1 does (False), as v2 (True), where the two differ
     for step in steps(transform):
         name = type(step).__name__
         module = type(step).__module__
-        if not module.startswith("torchvision.") or name not in OPERATIONS and name not in _TO_TENSOR:
+        if not module.startswith("torchvision.") or name not in (*OPERATIONS, *COMPOUNDS, *_TO_TENSOR):
             raise ValueError(f"transform: {name} has no equal in a feed (docs/transforms.md lists the operations); leave it out, and do it "
                              "by map= or in the trainer")
+        inside = list(step.transforms) if name in COMPOUNDS else []
+        for inner in inside:
+            of_torchvision(inner)  # which names what it does not have
         v2 = module.startswith("torchvision.transforms.v2")
         if name in _TO_TENSOR:
             if finish.tensor(name, step):
@@ -98,12 +113,31 @@ def of_torchvision(transform: Any) -> str:
             raise ValueError(f"transform: {name} comes after {finish.maker}: a feed works on pictures as Pillow does; put it before")
         else:
             operations.append(_call(name, step))
-            if name in ("TrivialAugmentWide", "AutoAugment") or name == "RandAugment" and _solarizes(step):
-                by.setdefault(v2, name)
+            for each in [step, *inside]:
+                name = type(each).__name__
+                if name in ("TrivialAugmentWide", "AutoAugment") or name == "RandAugment" and _solarizes(each):
+                    by.setdefault(v2, name)
     if len(by) > 1:
         raise ValueError(f"transform: {by[True]} is torchvision.transforms.v2's, {by[False]} is not, and the two versions round differently: "
                          "take both from one (in v2, ToImage() and ToDtype(torch.float32, scale=True) in place of ToTensor())")
     return "|".join(operations + [finish.dtype, "nchw"] + finish.words() + (["v2"] if True in by else []))
+
+
+def _of_views(specs: List[str]) -> str:
+    groups: List[Any] = []
+    behind = ""
+    for spec in specs:
+        split = words(spec)
+        at = next(i for i, word in enumerate(split) if word in _TYPES)
+        operations, after = "|".join(split[:at]), "|".join(split[at:])
+        if behind not in ("", after):
+            raise ValueError(f"transform: one view ends in {behind}, another in {after}: all views of a feed have one type and one Normalize")
+        behind = after
+        if groups and groups[-1][1] == operations:
+            groups[-1][0] += 1
+        else:
+            groups.append([1, operations])
+    return f"views({', '.join(f'{n}x[{operations}]' for n, operations in groups)})|{behind}"
 
 
 _TO_TENSOR = "ToTensor", "PILToTensor", "ToImage", "ToDtype", "ConvertImageDtype", "ToPureTensor"
@@ -192,6 +226,13 @@ def steps(transform: Any) -> List[Any]:
 
 def _call(name: str, step: Any) -> str:
     """A step in a spec's words: RandomResizedCrop((224, 224), scale=(0.2, 1.0))."""
+    if name in COMPOUNDS:
+        inside = [type(t).__name__ for t in step.transforms]
+        if not set(inside) <= set(OPERATIONS) - {"Normalize", "RandomErasing"}:
+            raise ValueError(f"transform: {name} holds {', '.join(inside)}: in a feed it holds single operations on pictures")
+        p = getattr(step, "p", getattr(step, "probabilities", None))
+        weights = "" if p is None else f", p={float(p) if name == 'RandomApply' else [float(w) for w in p]}"
+        return f"{name}([{', '.join(_call(*pair) for pair in zip(inside, step.transforms))}]{weights})"
     known = inspect.signature(type(step)).parameters
     args = []
     for i, parameter in enumerate(OPERATIONS[name]):

@@ -6,6 +6,7 @@ import argparse
 import functools
 import importlib
 import os
+import re
 import sys
 from io import BytesIO
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
@@ -16,12 +17,11 @@ from ._draws import parse
 from ._errors import FeedError
 from ._feed import Feed
 from ._own import with_draws
-from ._spec import OPERATIONS, of_torchvision, steps, words
+from ._spec import COMPOUNDS, OPERATIONS, of_torchvision, steps, views
 
 EQUAL, DIFFERS, NOT_COMPARED = 0, 1, 2
 _TRANSFORM = "RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nchw"
-_NOT_REPLAYED = {"MixUp": "it mixes whole batches", "CutMix": "it mixes whole batches", "RandomChoice": "it mixes whole batches",
-                 "dct": "dct is not exact"}
+_NOT_REPLAYED = {"MixUp": "it mixes whole batches", "CutMix": "it mixes whole batches", "dct": "dct is not exact"}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -65,9 +65,9 @@ def _run(given: Any) -> int:
     spec = given.transform if own is None else of_torchvision(own)
     if own is not None and int(PIL.__version__.split(".")[0]) >= 13:
         spec += "|pillow(13)"
-    for name in (word.partition("(")[0].strip() for word in words(spec)):
-        if name in _NOT_REPLAYED:
-            raise _NothingToCompare(f"{name} is not replayed, since {_NOT_REPLAYED[name]}: remove it from --transform")
+    for name, why in _NOT_REPLAYED.items():
+        if re.search(rf"\b{name}\b", spec):
+            raise _NothingToCompare(f"{name} is not replayed, since {why}: remove it from --transform")
     common = dict(order=given.order, seed=given.seed, tail="uneven", bad="skip:100%", credits=1, as_torch=False,
                   token=os.environ.get("SHOAL_FEED_TOKEN"), ca=given.ca, cert=given.cert, key=given.key)
     rows = differ = 0
@@ -84,7 +84,7 @@ def _run(given: Any) -> int:
                 if drawn is None:
                     continue
                 assert batch.id[row] == stored.id[row]
-                difference = _compare(batch.data[row], replay(bytes(stored.data[row]), transform, drawn, own), transform)
+                difference = _difference(batch, row, bytes(stored.data[row]), transform, drawn, own)
                 rows += 1
                 differ += difference is not None
                 print(f"sample {batch.id[row]}: {'equal' if difference is None else 'differs, ' + difference}"
@@ -93,6 +93,16 @@ def _run(given: Any) -> int:
     if differ and (int(PIL.__version__.split(".")[0]) >= 13) != ("pillow(13)" in transform):
         print("the transform resizes by the rule of another Pillow version: see pillow(9.4) and pillow(13) in docs/transforms.md")
     return DIFFERS if differ else EQUAL
+
+
+def _difference(batch: Any, row: int, stored: bytes, transform: str, drawn: Any, own: Any) -> Optional[str]:
+    """How a row differs, and which of its views; None if it is equal."""
+    specs = views(transform)
+    if not specs:
+        return _compare(batch.data[row], replay(stored, transform, drawn, own), transform)
+    made = batch.data if isinstance(batch.data, list) else [batch.data]
+    found = [_compare(made[k][row], replay(stored, spec, drawn[k], own and own[k]), spec) for k, spec in enumerate(specs)]
+    return "; ".join(f"view {k}: {difference}" for k, difference in enumerate(found) if difference) or None
 
 
 def _named(transform: str) -> Any:
@@ -154,7 +164,7 @@ def replay(stored: bytes, transform: str, drawn: Any, own: Any = None) -> np.nda
     if own is not None:
         value = picture
         for step in steps(own):
-            if type(step).__name__ in OPERATIONS and type(step).__name__ != "Normalize":
+            if type(step).__name__ in (*OPERATIONS, *COMPOUNDS) and type(step).__name__ != "Normalize":
                 name, draws = next(by)
                 value = with_draws(step, name, draws, value)
             else:
@@ -212,6 +222,10 @@ def _do(picture: Any, name: str, given: Dict[str, Any], drawn: Dict[str, Any]) -
     from torchvision.transforms.autoaugment import _apply_op
     how = T.InterpolationMode(given["interpolation"]) if "interpolation" in given else None
     fill = list(given["fill"]) if isinstance(given.get("fill"), tuple) else given.get("fill")
+    if "transforms" in drawn:
+        for (name, given), (_, inside) in zip(given["transforms"][drawn.get("choice", 0):], drawn["transforms"]):
+            picture = _do(picture, name, given, inside)
+        return picture
     if name == "RandomResizedCrop":
         return F.resized_crop(picture, drawn["top"], drawn["left"], drawn["height"], drawn["width"], list(given["size"]), how)
     if name == "RandomCrop":

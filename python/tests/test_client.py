@@ -20,7 +20,7 @@ from support import Server
 from test_feed import FeedCase
 
 import shoal
-from shoal._spec import of_torchvision, with_words, words
+from shoal._spec import of_torchvision, with_words, words, views
 
 CERTS = os.environ.get("SHOAL_CERTS")
 
@@ -60,6 +60,25 @@ class Torchvision(unittest.TestCase):
                 (T.Compose([T.RandomCrop(32, padding=4, pad_if_needed=True), T.ToTensor(), norm, T.RandomErasing(0.25)]),
                  "RandomCrop((32, 32), padding=4, pad_if_needed=True)|fp32|nchw|Normalize((0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))|RandomErasing(0.25)")):
             self.assertEqual(of_torchvision(transform), spec)
+
+    def test_views(self):
+        def view(size, p):
+            return T.Compose([T.RandomResizedCrop(size), T.RandomApply([T.ColorJitter(0.25), T.RandomGrayscale()], p=p), T.ToTensor()])
+
+        crops = [f"[RandomResizedCrop(({s}, {s}))|RandomApply([ColorJitter((0.75, 1.25)), RandomGrayscale(0.1)], p={p})]" for s, p in ((8, 0.5), (4, 1.0))]
+        self.assertEqual(of_torchvision([view(8, .5), view(8, .5), view(4, 1)]), f"views(2x{crops[0]}, 1x{crops[1]})|fp32|nchw")
+        spec = f"views(2x{crops[0]}, {crops[1]}) | fp32|nchw"
+        self.assertEqual(views(spec), [f"{c[1:-1]}|fp32|nchw" for c in (crops[0], crops[0], crops[1])])
+        self.assertEqual(views("CenterCrop(8)|fp32"), [])
+        self.assertEqual(with_words(f"views(2x{crops[0]})", "fp16", "nhwc"), f"views(2x{crops[0]})|fp16|nhwc")
+        with self.assertRaisesRegex(ValueError, "one view ends in fp32"):
+            of_torchvision([view(8, .5), T.CenterCrop(8)])
+        one = T.RandomChoice([T.RandomInvert(), T.RandomEqualize(1.)], p=[1, 2])
+        self.assertEqual(of_torchvision(one), "RandomChoice([RandomInvert(0.5), RandomEqualize(1.0)], p=[1.0, 2.0])|uint8|nchw")
+        for inside, word in ((T.RandomApply([T.RandomInvert()]), "holds RandomApply: in a feed it holds single operations"), (T.Lambda(abs), "Lambda has no equal"),
+                             (T.Compose([T.RandomInvert(), T.RandomEqualize()]), "holds Compose"), (T.ToTensor(), "holds ToTensor")):
+            with self.assertRaisesRegex(ValueError, word):
+                of_torchvision(T.RandomChoice([inside]))
 
     def test_normalize(self):
         three = "(0.5, 0.25, 0.75)"

@@ -41,6 +41,20 @@ class Numbers(unittest.TestCase):
         self.assertEqual(_draws.magnitude(_draws.WIDE, "Solarize", 31, 2, (9, 9), False), 238.0)
         self.assertNotEqual(_draws.magnitude(_draws.WIDE, "Solarize", 31, 2, (9, 9), True), 238.0)
 
+    def test_views(self):
+        operations = _draws.parse("RandomHorizontalFlip(p=0.5)|RandomApply(transforms=[RandomCrop(size=(4, 4), padding=None, pad_if_needed=False), "
+                                  "GaussianBlur(kernel_size=(3, 3), sigma=(0.1, 2.0))], p=0.5)|RandomChoice(transforms=[RandomInvert(p=1.0), Grayscale("
+                                  "num_output_channels=3)], p=(1.0, 3.0))|RandomErasing(p=1.0, scale=(0.02, 0.33), ratio=(0.3, 3.3), value=(0.0, 0.0, 0.0))|uint8")
+        drawn = [_draws.draw(operations, 1, 2, sample, 0, (30, 20), view) for sample in range(400) for view in (0, 1)]
+        self.assertEqual(drawn[::2], [_draws.draw(operations, 1, 2, sample, 0, (30, 20)) for sample in range(400)])
+        for each in drawn:
+            (_, apply), (_, choice) = each[1:3]
+            self.assertEqual([name for name, _ in apply["transforms"]], ["RandomCrop", "GaussianBlur"] if apply["apply"] else [])
+            self.assertEqual([name for name, _ in choice["transforms"]], [["RandomInvert", "Grayscale"][choice["choice"]]])
+        self.assertLess(sum(a == b for a, b in zip(drawn[::2], drawn[1::2])), 5)
+        self.assertTrue(340 < sum(each[1][1]["apply"] for each in drawn) < 460)
+        self.assertTrue(530 < sum(each[2][1]["choice"] for each in drawn) < 670)
+
     def test_unknown(self):
         operations = _draws.parse("RandomRotation(degrees=(-1.0, 1.0), interpolation='nearest', expand=True, center=None, fill=(0, 0, 0))|uint8")
         with self.assertRaisesRegex(ValueError, "expand"):

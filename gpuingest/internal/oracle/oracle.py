@@ -81,15 +81,16 @@ def torchvision(q, _):
 
 
 def functional(q, _):
-    """Calls torchvision.transforms.functional on a picture, or the operation of an automatic augmentation ("_apply_op")."""
+    """Calls functions of torchvision.transforms.functional on a picture, one after the other, or the operation of an automatic
+    augmentation ("_apply_op")."""
     from torchvision.transforms import InterpolationMode, autoaugment
     from torchvision.transforms import functional as F
 
     im = images[q["key"]]
-    kwargs = dict(q["kwargs"])
-    if "interpolation" in kwargs:
-        kwargs["interpolation"] = InterpolationMode(kwargs["interpolation"])
-    im = getattr(autoaugment if q["name"] == "_apply_op" else F, q["name"])(im, **kwargs)
+    for name, kwargs in q.get("calls") or [(q["name"], dict(q["kwargs"]))]:
+        if "interpolation" in kwargs:
+            kwargs["interpolation"] = InterpolationMode(kwargs["interpolation"])
+        im = getattr(autoaugment if name == "_apply_op" else F, name)(im, **kwargs)
     return {"w": im.width, "h": im.height}, im.convert("RGB").tobytes()
 
 
