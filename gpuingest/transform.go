@@ -197,6 +197,7 @@ type picture struct {
 	view
 	src       []byte // a JPEG, or packed RGB
 	isJPEG    bool
+	planes    bool        // src is three planes
 	size0     image.Point // of src
 	buf       *[]byte     // backs src if that is packed RGB from the pool
 	rand      Rand        // scratch of plan
@@ -232,7 +233,7 @@ func putBuffer(b *[]byte) {
 
 // store writes the view's pixels to dst.
 func (p *picture) store(dst []byte, j *jpeg.Job) error {
-	j.VerticalFirst, j.DCT = p.verticalFirst, p.dct
+	j.VerticalFirst, j.DCT, j.FromPlanes = p.verticalFirst, p.dct, p.planes
 	if p.isJPEG {
 		return jpeg.DecodeSized(dst, p.src, p.size0, j)
 	}
@@ -253,7 +254,7 @@ func (p *picture) pixels() error {
 		return err
 	}
 	putBuffer(p.buf)
-	p.view, p.src, p.isJPEG, p.size0, p.buf = viewOf(size), *b, false, size, b
+	p.view, p.src, p.isJPEG, p.planes, p.size0, p.buf = viewOf(size), *b, false, false, size, b
 	return nil
 }
 

@@ -176,15 +176,15 @@ func firstBox(steps []step, size image.Point) image.Rectangle {
 // decodeOnce decodes a part of a JPEG, which becomes the picture, and returns its origin. What takes too much memory it
 // leaves for each view to decode as it needs it: slower, with the same pixels.
 func (p *picture) decodeOnce(part image.Rectangle) (origin image.Point, err error) {
-	n := part.Dx() * part.Dy() * 3
+	n := part.Dx()*part.Dy()*3 + jpeg.PlanesSlack
 	if !p.isJPEG || n > maxBetween {
 		return origin, nil
 	}
 	p.buf = getBuffer(n)
-	if err := jpeg.DecodeSized(*p.buf, p.src, p.size0, &jpeg.Job{Box: part, MaxPixels: p.maxPixels}); err != nil {
+	if err := jpeg.DecodeSized((*p.buf)[:n-jpeg.PlanesSlack], p.src, p.size0, &jpeg.Job{Box: part, Planar: true, MaxPixels: p.maxPixels}); err != nil {
 		return origin, err
 	}
-	p.src, p.isJPEG, p.size0 = *p.buf, false, part.Size()
+	p.src, p.isJPEG, p.planes, p.size0 = *p.buf, false, true, part.Size()
 	return part.Min, nil
 }
 
@@ -192,6 +192,6 @@ func (p *picture) decodeOnce(part image.Rectangle) (origin image.Point, err erro
 func (p *picture) show(t *Transform, steps []step, at Draw, dst []byte) error {
 	q := pictures.Get().(*picture)
 	defer q.close()
-	q.src, q.isJPEG, q.size0, q.maxPixels, q.view = p.src, p.isJPEG, p.size0, p.maxPixels, viewOf(p.size0)
+	q.src, q.isJPEG, q.planes, q.size0, q.maxPixels, q.view = p.src, p.isJPEG, p.planes, p.size0, p.maxPixels, viewOf(p.size0)
 	return t.take(q, steps, at, dst)
 }

@@ -61,6 +61,9 @@ type Job struct {
 	Flip, Turn bool
 	// Planar stores planes R, G, B (CHW) in place of pixels (HWC).
 	Planar bool
+	// FromPlanes means that Resample reads planes, as Planar stores them, and PlanesSlack bytes behind them: faster than
+	// packed pixels.
+	FromPlanes bool
 	// Elem is the size of a stored element in bytes: 1, 2 or 4. Zero means 1.
 	Elem int
 	// Table maps each byte of each channel to a stored element: 3 x 256 x Elem bytes, channel first, in the machine's
@@ -83,6 +86,9 @@ const (
 
 // String returns torchvision's name.
 func (f Filter) String() string { return [...]string{"bilinear", "bicubic", "nearest"}[f] }
+
+// PlanesSlack is how many bytes follow the planes that Resample reads, whatever they hold.
+const PlanesSlack = 64
 
 // maxSide bounds the sides in a Job, so that sizes in bytes fit an int32 in C. JPEG itself allows 65,535.
 const maxSide = 1 << 16

@@ -69,10 +69,14 @@ func DecodeSized(dst, src []byte, size image.Point, j *Job) error {
 	return result(s, rc, size, len(src))
 }
 
-// Resample applies j to packed RGB pixels of the given size. It is Decode's resize for pictures of other formats, and
+// Resample applies j to RGB pixels of the given size. It is Decode's resize for pictures of other formats, and
 // for chains of two resizes.
 func Resample(dst, rgb []byte, size image.Point, j *Job) error {
-	if size.X <= 0 || size.Y <= 0 || size.X > maxSide || size.Y > maxSide || len(rgb) != size.X*size.Y*3 {
+	length := size.X * size.Y * 3
+	if j.FromPlanes {
+		length += PlanesSlack
+	}
+	if size.X <= 0 || size.Y <= 0 || size.X > maxSide || size.Y > maxSide || len(rgb) != length {
 		return fmt.Errorf("jpeg: %d bytes are not %dx%d RGB pixels", len(rgb), size.X, size.Y)
 	}
 	need := j.needs(size)
@@ -157,7 +161,7 @@ func (j *Job) fill(q *C.sj_request, size image.Point, dst int) error {
 		box_x: C.int(box.Min.X), box_y: C.int(box.Min.Y), box_w: C.int(box.Dx()), box_h: C.int(box.Dy()),
 		out_w: C.int(out.X), out_h: C.int(out.Y),
 		win_x: C.int(win.Min.X), win_y: C.int(win.Min.Y), win_w: C.int(win.Dx()), win_h: C.int(win.Dy()),
-		filter: C.int(j.Filter), vertical_first: cbool(j.VerticalFirst), dct: cbool(j.DCT), flip: cbool(j.Flip), turn: cbool(j.Turn), planar: cbool(j.Planar), elem: C.int(elem),
+		filter: C.int(j.Filter), vertical_first: cbool(j.VerticalFirst), dct: cbool(j.DCT), flip: cbool(j.Flip), turn: cbool(j.Turn), planar: cbool(j.Planar), planes: cbool(j.FromPlanes), elem: C.int(elem),
 	}
 	return nil
 }

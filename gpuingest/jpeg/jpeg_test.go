@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"image"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/shoalfs/shoal/gpuingest/internal/oracle"
@@ -305,18 +306,69 @@ func TestLoopsAgree(t *testing.T) {
 		}
 		n := j.Window.Dx() * j.Window.Dy() * 3
 		want := make([]byte, n, n+64)
-		for simd := range haveSIMD + 1 {
-			setSIMD(simd)
+		planes := slices.Concat(planesOf(pix), make([]byte, PlanesSlack))
+		for k := range 2 * (haveSIMD + 1) {
+			src := pix
+			if j.FromPlanes = k%2 == 1; j.FromPlanes {
+				src = planes
+			}
+			setSIMD(k / 2)
 			got := bytes.Repeat([]byte{0xa5}, n+64)
-			if err := Resample(got[:n:n], pix, image.Pt(w, h), &j); err != nil {
+			if err := Resample(got[:n:n], src, image.Pt(w, h), &j); err != nil {
 				t.Fatal(err)
 			}
-			if simd == portable {
+			if k == 0 {
 				copy(want, got)
 			}
 			if !bytes.Equal(got[:n], want) || !bytes.Equal(got[n:], bytes.Repeat([]byte{0xa5}, 64)) {
-				t.Fatalf("%dx%d %+v: loops %d differ from the plain ones, or write beyond the end", w, h, j, simd)
+				t.Fatalf("%dx%d %+v: loops %d differ from the plain ones, or write beyond the end", w, h, j, k/2)
 			}
+		}
+	}
+}
+
+// planesOf takes packed pixels apart.
+func planesOf(pix []byte) []byte {
+	out := make([]byte, 0, len(pix))
+	for c := range 3 {
+		for i := c; i < len(pix); i += 3 {
+			out = append(out, pix[i])
+		}
+	}
+	return out
+}
+
+// TestPlanes: a part that is decoded to planes is the part of the picture, and nothing is written behind it.
+func TestPlanes(t *testing.T) {
+	defer setSIMD(vnni)
+	const w, h = 131, 97
+	data := encode(t, photo(t, 1, w, h), w, h, Encoding{Quality: 90, Subsampling: Sub420})
+	tables, err := TrainTables(slices.Values([][]byte{data}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Register(tables); err != nil {
+		t.Fatal(err)
+	}
+	recoded, err := tables.Recode(nil, data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := rand.New(rand.NewPCG(3, 4))
+	for i := range 200 {
+		setSIMD(i % (haveSIMD + 1))
+		src := data
+		if i%5 == 0 {
+			src = recoded
+		}
+		box := randomBox(r, w, h)
+		n := box.Dx() * box.Dy() * 3
+		packed, got := make([]byte, n), bytes.Repeat([]byte{0xa5}, n+PlanesSlack)
+		if err := errors.Join(Decode(packed, src, &Job{Box: box}), Decode(got[:n:n], src, &Job{Box: box, Planar: true})); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got[:n], planesOf(packed)) || !bytes.Equal(got[n:], bytes.Repeat([]byte{0xa5}, PlanesSlack)) {
+			t.Fatalf("%v of a file of %d bytes: other planes, or bytes behind them", box, len(src))
 		}
 	}
 }

@@ -45,8 +45,10 @@ enum {
 	MIN_REGION = 64,
 	BATCH = 8,  // source rows that pass from libjpeg to the horizontal pass together: they stay in L1
 	SLACK = 64, // bytes behind every row buffer, for vector loads and stores that overhang
+	STRIP = 16, // rows of planes that pass together
 	BITS = 22,  // fraction bits of a coefficient (Pillow: 32 - 8 - 2)
 	SPLIT = 11, // a coefficient is hi << SPLIT | lo, so that both halves fit pmaddwd's int16
+	SLIDES = (SLACK - 16) / 2, // most pairs of taps whose windows end within the slack
 	BLOCKS = 4  // most blocks of 4 taps that go by VNNI
 };
 
@@ -64,6 +66,7 @@ typedef struct {
 	// lanes holds, for each output, the places of the taps in the window, and the digits of their coefficients.
 	int blocks; // of 4 taps; 0: not for this axis
 	int32_t *at;
+	int sliding; // the pairs' windows of 16 samples move on by a pair each: what 4 outputs read does not fit into one
 	uint32_t (*lanes)[4][4];
 	// For horizontal_planes: 16 outputs share a window of 64 samples of one channel; with AVX2, 4 share one of 16, and
 	// go by pairs of taps: their places, the high halves of their coefficients, the low halves. With NEON they go by
@@ -90,6 +93,7 @@ struct sj_scratch {
 	int denom;          // it is decoded at 1/denom
 	int vertical_first;
 	int planes; // rows between the passes are three planes
+	uint8_t *plain; // where rows go at once, as planes; NULL: through the passes
 	sj_buf rows, mid, line, out;
 	struct jpeg_destination_mgr dest;
 	size_t written;
@@ -306,9 +310,11 @@ static int spread_pairs(axis *a, int pairs) {
 	memset(a->wide.p, 0, bytes);
 	a->pairs = a->wide.p;
 	a->at = (int32_t *)(a->pairs + cells);
+	a->sliding = 0;
 	for (int i = 0; i < a->out; i++) {
 		int from = window(a, i, 4);
-		if (a->first[i] + a->n[i] - from > 16) return 0;
+		if (a->first[i] + a->n[i] - from > 16) a->sliding = 1;
+		if (a->first[i] - from > 14 || pairs > SLIDES) return 0;
 		a->at[i / 4] = from - a->lo;
 		// Lanes are outputs 0 to 3 and 8 to 11 of 16, then the others, as the packs want them.
 		int half = i / 4 & 1, lane = (i & 3) + (i & 8) / 2;
@@ -542,7 +548,11 @@ VNNI static inline __attribute__((always_inline)) void planes_blocks(const axis 
 	}
 }
 
-__attribute__((target("avx2"))) static inline __attribute__((always_inline)) void planes_pairs(const axis *a, const uint8_t *in, size_t stride, uint8_t *out, size_t out_stride, int rows, int pairs) {
+__attribute__((target("avx2"))) static inline __m256i both(const uint8_t *a, const uint8_t *b) {
+	return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)a)), _mm_loadu_si128((const __m128i *)b), 1);
+}
+
+__attribute__((target("avx2"))) static inline __attribute__((always_inline)) void planes_pairs(const axis *a, const uint8_t *in, size_t stride, uint8_t *out, size_t out_stride, int rows, int pairs, int sliding) {
 	const __m256i half = _mm256_set1_epi32(1 << (BITS - 1));
 	for (int i = 0; i < a->out; i += 16) {
 		const int32_t *at = a->at + i / 4;
@@ -552,10 +562,10 @@ __attribute__((target("avx2"))) static inline __attribute__((always_inline)) voi
 			__m256i v[2];
 			for (int h = 0; h < 2; h++) {
 				uint32_t(*k)[3][8] = a->pairs + (2 * (i / 16) + h) * pairs;
-				__m128i w0 = _mm_loadu_si128((const __m128i *)(p + at[h])), w1 = _mm_loadu_si128((const __m128i *)(p + at[h + 2]));
-				__m256i w = _mm256_inserti128_si256(_mm256_castsi128_si256(w0), w1, 1), high = _mm256_setzero_si256(), low = half;
+				__m256i w = both(p + at[h], p + at[h + 2]), high = _mm256_setzero_si256(), low = half;
 				for (int c = 0; c < pairs; c++) {
-					__m256i x = _mm256_shuffle_epi8(w, _mm256_loadu_si256((const __m256i *)k[c][0]));
+					if (sliding && c > 0) w = both(p + at[h] + 2 * c, p + at[h + 2] + 2 * c);
+					__m256i x = _mm256_shuffle_epi8(w, _mm256_loadu_si256((const __m256i *)k[sliding ? 0 : c][0]));
 					high = _mm256_add_epi32(high, _mm256_madd_epi16(x, _mm256_loadu_si256((const __m256i *)k[c][1])));
 					low = _mm256_add_epi32(low, _mm256_madd_epi16(x, _mm256_loadu_si256((const __m256i *)k[c][2])));
 				}
@@ -575,9 +585,11 @@ VNNI static void planes_vnni(const axis *a, const uint8_t *in, size_t stride, ui
 }
 
 __attribute__((target("avx2"))) static void planes_avx2_rows(const axis *a, const uint8_t *in, size_t stride, uint8_t *out, size_t out_stride, int rows) {
-	if (a->blocks == 2) planes_pairs(a, in, stride, out, out_stride, rows, 2);
-	else if (a->blocks == 3) planes_pairs(a, in, stride, out, out_stride, rows, 3);
-	else planes_pairs(a, in, stride, out, out_stride, rows, a->blocks);
+	if (a->sliding) planes_pairs(a, in, stride, out, out_stride, rows, a->blocks, 1);
+	else if (a->blocks == 2) planes_pairs(a, in, stride, out, out_stride, rows, 2, 0);
+	else if (a->blocks == 3) planes_pairs(a, in, stride, out, out_stride, rows, 3, 0);
+	else if (a->blocks == 4) planes_pairs(a, in, stride, out, out_stride, rows, 4, 0);
+	else planes_pairs(a, in, stride, out, out_stride, rows, a->blocks, 0);
 }
 
 // horizontal_planes takes rows of one channel, a byte a sample; in points at sample a->lo. Up to 15 bytes more are written.
@@ -927,16 +939,19 @@ static int plan(sj_scratch *s) {
 // layout chooses what lies between the passes, and takes memory for it. planes: the first pass may work on planes.
 static int layout(sj_scratch *s, int planes) {
 	const sj_request *q = &s->req;
-	if (planes && q->planar && !s->vertical_first && (s->planes = spread(&s->x)) < 0) return 0;
+	if (s->plain) return 1;
+	if (planes && (q->planar || q->planes) && !s->vertical_first && (s->planes = spread(&s->x)) < 0) return 0;
 	if (!s->planes && !widen(&s->x)) return 0;
 	size_t line = (size_t)q->win_w * 3 + SLACK;
-	if (s->vertical_first || s->planes) line += mid_stride(s);
+	if (s->vertical_first || s->planes) line += mid_stride(s) + (size_t)q->win_w * 3;
 	return sj_reserve(&s->mid, mid_stride(s) * (size_t)(s->y.hi - s->y.lo) + SLACK) && sj_reserve(&s->line, line);
 }
 
 // push takes rows [row, row+n) of the rows needed through the first pass, if that is the horizontal one.
 static void push(sj_scratch *s, const uint8_t *const *in, int row, int n) {
 	uint8_t *out[BATCH];
+	for (int i = 0; s->plain && i < n; i++) store_row(&s->req, in[i], row + i, NULL, s->plain);
+	if (s->plain) return;
 	for (int i = 0; i < n; i++) {
 		out[i] = (uint8_t *)s->mid.p + mid_stride(s) * (size_t)(row + i);
 		if (s->vertical_first) memcpy(out[i], in[i], mid_stride(s) - SLACK);
@@ -959,6 +974,7 @@ static void second(sj_scratch *s, int i, uint8_t *out) {
 // finish runs the second pass and stores.
 static void finish(sj_scratch *s, const uint8_t *table, uint8_t *dst) {
 	const sj_request *q = &s->req;
+	if (s->plain) return;
 	part v = visible(q);
 	uint8_t *line = s->line.p;
 	int pad_left = q->flip ? q->win_x + q->win_w - v.x1 : v.x0 - q->win_x;
@@ -975,7 +991,17 @@ static void finish(sj_scratch *s, const uint8_t *table, uint8_t *dst) {
 				if (outside) memset(line + c * q->win_w, 0, (size_t)q->win_w);
 				else memcpy(p, row + c * mid_plane(s), (size_t)s->x.out);
 			}
-			store_planes(q, line, (size_t)q->win_w, to, table, dst);
+			if (q->planar) {
+				store_planes(q, line, (size_t)q->win_w, to, table, dst);
+				continue;
+			}
+			uint8_t *rgb = row + mid_stride(s);
+			for (int x = 0; x < q->win_w; x++) {
+				rgb[3 * x] = line[x];
+				rgb[3 * x + 1] = line[q->win_w + x];
+				rgb[3 * x + 2] = line[2 * q->win_w + x];
+			}
+			store_row(q, rgb, to, table, dst);
 		}
 		return;
 	}
@@ -999,22 +1025,33 @@ int sj_resample(sj_scratch *s, const uint8_t *rgb, const uint8_t *table, uint8_t
 	sj_request *q = &s->req;
 	s->msg[0] = 0;
 	q->dct = 0;
-	if (!plan(s) || !layout(s, 0)) return SJ_MEMORY;
+	s->plain = NULL;
+	if (!plan(s) || !layout(s, q->planes)) return SJ_MEMORY;
 	int w = s->x.hi - s->x.lo, rows = s->y.hi - s->y.lo;
+	size_t plane = (size_t)q->img_w * (size_t)q->img_h, at = (size_t)(s->base_y + s->y.lo) * (size_t)q->img_w + (size_t)(s->base_x + s->x.lo);
+#ifdef SJ_SIMD
+	for (int y = 0; s->planes && y < rows; y += STRIP) {
+		for (int c = 0; c < 3; c++) {
+			uint8_t *out = (uint8_t *)s->mid.p + mid_stride(s) * (size_t)y + mid_plane(s) * (size_t)c;
+			horizontal_planes(&s->x, rgb + at + plane * (size_t)c + (size_t)y * (size_t)q->img_w, (size_t)q->img_w, out, mid_stride(s), rows - y < STRIP ? rows - y : STRIP);
+		}
+	}
+#endif
 	size_t stride = (size_t)w * 4 + SLACK;
 	if (!sj_reserve(&s->rows, stride * BATCH)) return SJ_MEMORY;
 	memset(s->rows.p, 0, stride * BATCH);
-	for (int y = 0; y < rows; y += BATCH) {
+	for (int y = 0; !s->planes && y < rows; y += BATCH) {
 		const uint8_t *in[BATCH];
 		int n = rows - y < BATCH ? rows - y : BATCH;
 		for (int i = 0; i < n; i++) {
-			const uint8_t *p = rgb + ((size_t)(s->base_y + s->y.lo + y + i) * q->img_w + (size_t)(s->base_x + s->x.lo)) * 3;
+			size_t from = at + (size_t)(y + i) * (size_t)q->img_w, step = q->planes ? 1 : 3, next = q->planes ? plane : 1;
+			const uint8_t *p = rgb + from * step;
 			uint8_t *o = (uint8_t *)s->rows.p + stride * i;
 			in[i] = o;
-			for (int x = 0; x < w; x++, p += 3, o += 4) {
+			for (int x = 0; x < w; x++, p += step, o += 4) {
 				o[0] = p[0];
-				o[1] = p[1];
-				o[2] = p[2];
+				o[1] = p[next];
+				o[2] = p[2 * next];
 			}
 		}
 		push(s, in, y, n);
@@ -1165,6 +1202,7 @@ static int own_rows(sj_scratch *s, sj_recoded *from) {
 static void decode(sj_scratch *s, const uint8_t *src, size_t n, sj_recoded *from, const uint8_t *table, uint8_t *dst) {
 	j_decompress_ptr d = &s->d;
 	const sj_request *q = &s->req;
+	s->plain = NULL;
 	if (from) open_source(s, from->head, from->head_n);
 	else open_source(s, src, n);
 	d->mem->max_memory_to_use = q->most;
@@ -1172,7 +1210,10 @@ static void decode(sj_scratch *s, const uint8_t *src, size_t n, sj_recoded *from
 	if (!from && !has_end(s->src.next_input_byte, s->src.bytes_in_buffer)) fail((j_common_ptr)d, SJ_TRUNCATED);
 	switch (d->num_components) {
 	case 1:
-	case 3: d->out_color_space = JCS_EXT_RGBX; break;
+	case 3:
+		if (!from && q->planar && !table && !q->flip && !q->turn && q->win_w == q->box_w && q->win_h == q->box_h && !q->win_x && !q->win_y && s->x.identity && s->y.identity) s->plain = dst;
+		d->out_color_space = s->plain ? JCS_EXT_RGB : JCS_EXT_RGBX;
+		break;
 	case 4: d->out_color_space = JCS_CMYK; break;
 	default: fail((j_common_ptr)d, SJ_COLOR);
 	}
@@ -1222,7 +1263,7 @@ static void decode(sj_scratch *s, const uint8_t *src, size_t n, sj_recoded *from
 	const uint8_t *in[BATCH];
 	for (int i = 0; i < BATCH; i++) {
 		rows[i] = (uint8_t *)s->rows.p + stride * i;
-		in[i] = rows[i] + 4 * (ptrdiff_t)(x0 - left);
+		in[i] = rows[i] + (s->plain ? 3 : 4) * (ptrdiff_t)(x0 - left);
 	}
 	if (!whole && y0 > MARGIN) jpeg_skip_scanlines(d, (JDIMENSION)(y0 - MARGIN));
 	while ((int)d->output_scanline < y0) {

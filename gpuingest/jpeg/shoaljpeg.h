@@ -44,6 +44,7 @@ typedef struct {
 	int flip; // left to right
 	int turn; // top to bottom
 	int planar; // 0: HWC, 1: CHW
+	int planes; // what sj_resample reads: 0: packed RGB; 1: three planes, with slack behind them
 	int elem;   // bytes of an element: 1 without table, else 1, 2 or 4
 	long most;  // bytes for libjpeg; 0: no limit
 } sj_request;
@@ -62,7 +63,7 @@ int sj_decode(sj_scratch *s, const uint8_t *src, size_t n, const uint8_t *table,
 // The same from a recoded file.
 struct sj_tables;
 int sj_decode_recoded(sj_scratch *s, const struct sj_tables *t, const uint8_t *src, size_t n, const uint8_t *table, uint8_t *dst);
-// The same from packed RGB of img_w x img_h.
+// The same from a decoded picture of img_w x img_h.
 int sj_resample(sj_scratch *s, const uint8_t *rgb, const uint8_t *table, uint8_t *dst);
 
 typedef struct {
