@@ -81,7 +81,7 @@ class Trainer:
         torch.save({"step": self.step, "history": self.history, "model": model.state_dict(), "optimizer": optimizer.state_dict(),
                     "data": data.state_dict()}, self.checkpoint)
         data.teardown("fit")
-        return loss.item()
+        return float(loss.item())
 
 
 def main() -> None:

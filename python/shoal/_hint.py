@@ -371,8 +371,8 @@ def _listed(samples: Any) -> bool:
 class _First:
     """The paths from a list of paths, or of tuples that begin with one."""
 
-    def __init__(self, items: Sequence[Any]) -> None:
-        self._items = items
+    def __init__(self, items: Any) -> None:
+        self._items: Sequence[Any] = items
 
     def __len__(self) -> int:
         return len(self._items)

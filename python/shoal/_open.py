@@ -49,7 +49,7 @@ class _Bytes(io.BytesIO):
     """What is below a File: it does what io.FileIO does with a file that was opened to be read."""
 
     name: str
-    mode = "rb"
+    mode = "rb"  # pyright: ignore[reportAssignmentType]
     _file: Optional[io.FileIO] = None
 
     def __init__(self, data: bytes, name: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 from unittest import mock
 
 from ._draws import DEEDS, GRADED, SIGNED, USUAL, WIDE, magnitude
@@ -55,7 +55,7 @@ def with_draws(step: Any, name: str, drawn: Dict[str, Any], value: Any) -> Any:
 def _drawing(step: Any, old: Any, new: Dict[str, Any]) -> None:
     """Makes a step draw what is given: as v1's get_params returns it, and as v2's make_params (once _get_params) does."""
     for name in ("make_params", "_get_params"):
-        draw: Callable[[Any], Dict[str, Any]] = getattr(step, name, None)
+        draw: Optional[Callable[[Any], Dict[str, Any]]] = getattr(step, name, None)
         if draw is not None:
             setattr(step, name, lambda inputs, draw=draw: {**draw(inputs), **new})
             return
@@ -102,5 +102,5 @@ def _policy(policies: Any, operations: List[Tuple[str, float]], size: Tuple[int,
             does = [(deed, magnitude(USUAL, deed, 10, level, size, v2) if deed in GRADED else 0.0)
                     for (deed, _, level), is_ in zip(pair, applied) if is_]
             if does == [(deed, abs(m)) for deed, m in operations]:
-                return k, applied
+                return k, (applied[0], applied[1])
     raise ValueError(f"this AutoAugment has no policy that does {operations}")

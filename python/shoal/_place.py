@@ -149,7 +149,7 @@ class LocalSampler:
         if operator.index(batch_size) < 1:
             raise ValueError(f"batch_size={batch_size}: it must be at least 1")
         whole: Any = DistributedSampler(dataset, num_replicas=num_replicas, rank=rank, shuffle=shuffle, seed=seed, drop_last=drop_last)
-        self.num_replicas, self.rank, self.epoch, self._length, self._batch = whole.num_replicas, whole.rank, 0, whole.num_samples, batch_size
+        self.num_replicas, self.rank, self.epoch, self._length, self._batch = whole.num_replicas, whole.rank, 0, int(whole.num_samples), batch_size
         # With these it yields what all ranks read, step by step.
         whole.num_replicas, whole.rank, whole.num_samples = 1, 0, whole.total_size
         self._whole = whole

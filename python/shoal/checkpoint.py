@@ -13,7 +13,7 @@ import os
 import socket
 import time
 import urllib.parse
-from typing import Optional, Union
+from typing import Any, Dict, Optional, Union
 
 _SOCKET = os.path.join(".shoal", "ckpt.sock")
 
@@ -73,13 +73,13 @@ def _carried(path: str) -> "tuple[str, str]":
         folder = os.path.dirname(folder)
 
 
-def _ask(folder: str, inside: str, look: bool) -> dict:
+def _ask(folder: str, inside: str, look: bool) -> Dict[str, Any]:
     connection = _Connection(folder, timeout=60)  # an answer comes within seconds
     try:
         question = {"path": inside, **({"look": "1"} if look else {})}
         connection.request("GET", "/wait?" + urllib.parse.urlencode(question))
         answer = connection.getresponse()
-        body = json.loads(answer.read())
+        body: Dict[str, Any] = json.loads(answer.read())
     except PermissionError:
         raise
     except (OSError, http.client.HTTPException, ValueError) as e:
