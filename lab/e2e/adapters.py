@@ -33,6 +33,7 @@ SHARDS, EACH, SAMPLE = 64, 40, 50_000  # samples of a shard, bytes of one
 
 
 def make(root):
+    import litdata
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
     from streaming import MDSWriter
     rng = np.random.default_rng(1)
@@ -49,6 +50,11 @@ def make(root):
                 info = tarfile.TarInfo(f"{i:03d}{k:03d}.bin")
                 info.size = SAMPLE
                 tar.addfile(info, io.BytesIO(rng.bytes(SAMPLE)))
+    chunks = litdata.streaming.Cache(root + "/litdata", chunk_size=EACH)
+    for i in range(SHARDS * EACH):
+        chunks[i] = {"x": rng.bytes(SAMPLE), "i": i}
+    chunks.done()
+    chunks.merge()
     with MDSWriter(out=root + "/mds", columns={"x": "bytes", "i": "int"}, size_limit=EACH * SAMPLE) as out:
         for i in range(SHARDS * EACH):
             out.write({"x": rng.bytes(SAMPLE - 100), "i": i})
@@ -120,7 +126,17 @@ def streaming(root):
     return torch.utils.data.DataLoader(data, batch_size=8, num_workers=2)
 
 
+def litdata(root, copied):
+    import litdata
+    note_opens(root, True)
+    where = {"input_dir": "local:" + root + "/litdata", "cache_dir": tempfile.mkdtemp()} if copied else {"input_dir": root + "/litdata"}
+    data = litdata.StreamingDataset(shuffle=True, seed=9, batch_decode=1, **where)
+    return litdata.StreamingDataLoader(data, batch_size=8, num_workers=2)
+
+
 CASES = {
+    "litdata": lambda root: litdata(root, False),
+    "litdata copied": lambda root: litdata(root, True),
     "megatron": lambda root: megatron(root, SAMPLES, False, False, "single"),
     "megatron mmap": lambda root: megatron(root, SAMPLES, False, True, "cyclic"),
     "megatron blended": lambda root: megatron(root, SAMPLES, True, False, "sharded"),
@@ -137,16 +153,17 @@ def note(path, seconds, *where):
     os.write(notes, f"{os.getpid()} {os.path.basename(path)} {' '.join(map(str, where))}\t{seconds}\n".encode())
 
 
-def note_opens(root):
-    """Notes each open of a file of the data, with the time until its first bytes are there."""
-    plain = builtins.open
+def note_opens(root, once=False):
+    """Notes each open of a file of the data, or only the first one of each, with the time until its first bytes are there."""
+    plain, seen = builtins.open, set()
 
     def opened(path, mode="r", *args, **options):
         began = time.monotonic()
         file = plain(path, mode, *args, **options)
-        if "b" in mode and isinstance(path, str) and path.startswith(root) and path.endswith((".tar", ".mds")):
+        if "b" in mode and isinstance(path, str) and path.startswith(root) and path.endswith((".bin", ".mds", ".tar")) and path not in seen:
             os.pread(file.fileno(), 4096, 0)
             note(path, time.monotonic() - began)
+            seen.update([path] * once)
         return file
 
     builtins.open = opened

@@ -36,6 +36,8 @@ func TestAdapters(t *testing.T) {
 		name, plan string
 		exact      bool // each process reads a part of the plan, in its order, and all together the whole plan
 	}{
+		{"litdata", "litdata-worker", true},
+		{"litdata copied", "litdata-worker", false},
 		{"megatron", "megatron", true},
 		{"megatron mmap", "megatron", true},
 		{"megatron blended", "megatron", true},
