@@ -212,7 +212,7 @@ bin/conformance/clients-torch/ready: tools/conformance/clients-torch.txt | packa
 bin/conformance/adapters/ready: tools/conformance/adapters.txt | conformance-packages
 	@rm -rf $(@D)
 	@mkdir -p $(@D)
-	@tools/tick "fetching LitData, Megatron-Core, WebDataset and MosaicML Streaming (once, gigabytes)" sh -c 'python3 -m venv $(@D) && $(@D)/bin/pip install --quiet --disable-pip-version-check -r $< && $(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps megatron-bridge==0.3.1'
+	@tools/tick "fetching LitData, Megatron-Core, Megatron-Energon, WebDataset and MosaicML Streaming (once, gigabytes)" sh -c 'python3 -m venv $(@D) && $(@D)/bin/pip install --quiet --disable-pip-version-check -r $< && $(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps megatron-bridge==0.3.1'
 	@touch $@
 
 bin/conformance/%/ready: tools/conformance/%.xml | conformance-packages

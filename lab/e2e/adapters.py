@@ -15,6 +15,7 @@ import importlib.util
 import io
 import json
 import os
+import pathlib
 import random
 import sys
 import tarfile
@@ -35,6 +36,7 @@ SHARDS, EACH, SAMPLE = 64, 40, 50_000  # samples of a shard, bytes of one
 def make(root):
     import litdata
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+    from megatron.energon.flavors import BaseWebdatasetFactory
     from streaming import MDSWriter
     rng = np.random.default_rng(1)
     for name, count in ("one", DOCUMENTS), ("two", DOCUMENTS // 4):
@@ -50,6 +52,9 @@ def make(root):
                 info = tarfile.TarInfo(f"{i:03d}{k:03d}.bin")
                 info.size = SAMPLE
                 tar.addfile(info, io.BytesIO(rng.bytes(SAMPLE)))
+    BaseWebdatasetFactory.prepare_dataset(pathlib.Path(root, "tars"), [f"{i:06d}.tar" for i in range(SHARDS)], split_parts_ratio=[("train", 1.0)], workers=2)
+    with open(root + "/tars/.nv-meta/dataset.yaml", "w") as f:
+        f.write("__module__: megatron.energon\n__class__: CrudeWebdataset\n")
     chunks = litdata.streaming.Cache(root + "/litdata", chunk_size=EACH)
     for i in range(SHARDS * EACH):
         chunks[i] = {"x": rng.bytes(SAMPLE), "i": i}
@@ -134,7 +139,40 @@ def litdata(root, copied):
     return litdata.StreamingDataLoader(data, batch_size=8, num_workers=2)
 
 
+def energon(root):
+    import megatron.energon as energon
+    from megatron.energon.flavors.webdataset.itar_reader import ITarReader
+    read = ITarReader._get_item_by_sample_pointer
+
+    def noted(self, at, *args):
+        began = time.monotonic()
+        sample = read(self, at, *args)
+        note(str(self.tar_filepaths[at.tar_file_id]), time.monotonic() - began, at.byte_offset, at.byte_size)
+        return sample
+
+    ITarReader._get_item_by_sample_pointer = noted
+
+    @energon.edataclass
+    class Sample(energon.Sample):
+        x: bytes
+
+    @energon.stateless
+    def cook(sample):
+        return Sample(**energon.basic_sample_keys(sample), x=sample["bin"])
+
+    class Encoder(energon.DefaultTaskEncoder):
+        cookers = [energon.Cooker(cook)]
+
+        def batch(self, samples):
+            return {"x": [s.x for s in samples]}
+
+    workers = energon.WorkerConfig(rank=0, world_size=1, num_workers=2)
+    return energon.get_savable_loader(energon.get_train_dataset(root + "/tars", worker_config=workers, batch_size=8, shuffle_buffer_size=20, max_samples_per_sequence=20,
+                                                                task_encoder=Encoder(), repeat=False))
+
+
 CASES = {
+    "energon": energon,
     "litdata": lambda root: litdata(root, False),
     "litdata copied": lambda root: litdata(root, True),
     "megatron": lambda root: megatron(root, SAMPLES, False, False, "single"),

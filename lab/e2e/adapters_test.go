@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/minio/minio-go/v7"
+
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
 
@@ -30,12 +32,17 @@ func TestAdapters(t *testing.T) {
 	}
 	_, env := far(t, proxy.Options{Latency: 30 * time.Millisecond, Bandwidth: 200e6})
 	url := bucket(t, dir)
+	const info = "/tars/.nv-meta/.info.json" // bucket leaves names with a dot out
+	if _, err := store(t).FPutObject(t.Context(), bucketName(t), "train"+info, dir+info, minio.PutObjectOptions{DisableContentSha256: true}); err != nil {
+		t.Fatal(err)
+	}
 	fmt.Println("| case | samples/s without Shoal's order | with | on a local disk | reads or opens that wait, without | with | reads |")
 	fmt.Println("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
 	for _, c := range []struct {
 		name, plan string
 		exact      bool // each process reads a part of the plan, in its order, and all together the whole plan
 	}{
+		{"energon", "energon-worker", false},
 		{"litdata", "litdata-worker", true},
 		{"litdata copied", "litdata-worker", false},
 		{"megatron", "megatron", true},
@@ -65,8 +72,12 @@ func TestAdapters(t *testing.T) {
 			}
 			if read, plans := sorted(slices.Concat(with.paths()...)), sorted(slices.Concat(told...)); c.exact && !slices.Equal(read, plans) {
 				t.Errorf("%d reads, %d told", len(read), len(plans))
-			} else if i := slices.IndexFunc(read, func(path string) bool { _, ok := slices.BinarySearch(plans, path); return !ok }); i >= 0 {
+			} else if i := slices.IndexFunc(read, func(what string) bool {
+				return !slices.ContainsFunc(plans, func(told string) bool { return inRange(what, told) })
+			}); i >= 0 {
 				t.Errorf("%s was read, and not told", read[i])
+			} else if read, told := bytesOf(read), bytesOf(plans); told > read+512*64 {
+				t.Errorf("%d bytes read, %d told", read, told)
 			}
 			fmt.Printf("| %s | %.1f | %.1f | %.1f | %.1f%% | %.1f%% | %d |\n", c.name, without.rate(), with.rate(), local.rate(), 100*without.waited(), 100*with.waited(), len(sorted(slices.Concat(with.paths()...))))
 			if with.waited() > 0.25 { // a busy machine has reads wait for itself
@@ -180,6 +191,26 @@ func partOf(reads []read, plans [][]string) bool {
 		}
 		return true
 	})
+}
+
+// inRange reports whether what was read is a part of what was told: both are files, or ranges of files.
+func inRange(read, told string) bool {
+	a, from, n := rangeOf(read)
+	b, begin, size := rangeOf(told)
+	return a == b && from >= begin && from+n <= begin+size
+}
+
+func rangeOf(s string) (file string, from, n int64) {
+	_, _ = fmt.Sscan(s, &file, &from, &n)
+	return file, from, n
+}
+
+func bytesOf(ranges []string) (sum int64) {
+	for _, s := range ranges {
+		_, _, n := rangeOf(s)
+		sum += n
+	}
+	return sum
 }
 
 func sorted(s []string) []string {

@@ -29,8 +29,8 @@ import weakref
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 # The modules whose import is waited for, and the adapters that this brings.
-_ADAPTERS = {"litdata.streaming.dataset": "litdata", "megatron.core.datasets.gpt_dataset": "megatron", "streaming.base.dataset": "streaming",
-             "webdataset.compat": "webdataset"}
+_ADAPTERS = {"litdata.streaming.dataset": "litdata", "megatron.core.datasets.gpt_dataset": "megatron",
+             "megatron.energon.flavors.webdataset.sample_loader": "energon", "streaming.base.dataset": "streaming", "webdataset.compat": "webdataset"}
 
 # Of an adapter: for a dataset of its library the adapter's name, and what a sample reads, as (path, offset, length); else None. Called before
 # each iteration; what a sample reads is asked in a copy of the process.
