@@ -131,11 +131,10 @@ def streaming(root):
     return torch.utils.data.DataLoader(data, batch_size=8, num_workers=2)
 
 
-def litdata(root, copied):
+def litdata(root):
     import litdata
     note_opens(root, True)
-    where = {"input_dir": "local:" + root + "/litdata", "cache_dir": tempfile.mkdtemp()} if copied else {"input_dir": root + "/litdata"}
-    data = litdata.StreamingDataset(shuffle=True, seed=9, batch_decode=1, **where)
+    data = litdata.StreamingDataset("local:" + root + "/litdata", cache_dir=tempfile.mkdtemp(), shuffle=True, seed=9, batch_decode=1)
     return litdata.StreamingDataLoader(data, batch_size=8, num_workers=2)
 
 
@@ -173,8 +172,7 @@ def energon(root):
 
 CASES = {
     "energon": energon,
-    "litdata": lambda root: litdata(root, False),
-    "litdata copied": lambda root: litdata(root, True),
+    "litdata": litdata,
     "megatron": lambda root: megatron(root, SAMPLES, False, False, "single"),
     "megatron mmap": lambda root: megatron(root, SAMPLES, False, True, "cyclic"),
     "megatron blended": lambda root: megatron(root, SAMPLES, True, False, "sharded"),

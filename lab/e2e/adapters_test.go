@@ -43,8 +43,7 @@ func TestAdapters(t *testing.T) {
 		exact      bool // each process reads a part of the plan, in its order, and all together the whole plan
 	}{
 		{"energon", "energon-worker", false},
-		{"litdata", "litdata-worker", true},
-		{"litdata copied", "litdata-worker", false},
+		{"litdata", "litdata-worker", false},
 		{"megatron", "megatron", true},
 		{"megatron mmap", "megatron", true},
 		{"megatron blended", "megatron", true},
