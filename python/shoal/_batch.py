@@ -111,18 +111,8 @@ class Batch:
 
     def _map(self, f: Callable[[Any], Any]) -> "Batch":
         done: Dict[int, Any] = {}  # views are in data and in fields
-
-        def each(value: Any) -> Any:
-            if isinstance(value, (list, tuple)):
-                return type(value)(each(v) for v in value)
-            if isinstance(value, dict):
-                return {k: each(v) for k, v in value.items()}
-            if hasattr(value, "shape") and id(value) not in done:
-                done[id(value)] = f(value)
-            return done.get(id(value), value)
-
-        made = Batch(each(self.data), each(self.label), each(self.id), each(self.valid), self.index, self.epoch, self.bad,
-                     each(self.fields))
+        data, label, ids, valid, fields = (_each(v, f, done) for v in (self.data, self.label, self.id, self.valid, self.fields))
+        made = Batch(data, label, ids, valid, self.index, self.epoch, self.bad, fields)
         made._draws = self._draws
         return made
 
@@ -189,6 +179,18 @@ class CheckedBatch(Batch):
 
     def __getattr__(self, name: str) -> Any:
         return Batch.__getattr__(self, name)
+
+
+def _each(value: Any, f: Callable[[Any], Any], done: Dict[int, Any]) -> Any:
+    """f of all arrays in value, of each once. It is no closure: one that calls itself would keep the arrays, and so their slot, until a
+    garbage collection."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_each(v, f, done) for v in value)
+    if isinstance(value, dict):
+        return {k: _each(v, f, done) for k, v in value.items()}
+    if hasattr(value, "shape") and id(value) not in done:
+        done[id(value)] = f(value)
+    return done.get(id(value), value)
 
 
 def with_views(data: Any, fields: Dict[str, Any]) -> Batched:

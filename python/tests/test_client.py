@@ -1,5 +1,6 @@
 """Feed's arguments and what it says of itself: words of the spec, TLS and tokens, statistics, types, reconnecting."""
 
+import gc
 import inspect
 import json
 import logging
@@ -11,6 +12,7 @@ import textwrap
 import threading
 import typing
 import unittest
+import weakref
 
 import numpy as np
 import torch
@@ -130,6 +132,19 @@ class Torchvision(unittest.TestCase):
                             ([T.RandomRotation(5, fill=[object()] * 3)], "numbers, strings and tuples")):
             with self.assertRaisesRegex(ValueError, word):
                 of_torchvision(T.Compose(steps))
+
+
+class Moves(unittest.TestCase):
+    def test_keeps_nothing(self):
+        """A batch that was moved gives its memory back at once, not when garbage is collected: its slot waits for that."""
+        gc.disable()
+        self.addCleanup(gc.enable)
+        rows = [torch.zeros(4) for _ in range(4)]
+        batch = shoal.Batch(*rows, 0, 0, fields={"view0": rows[0]}).to("cpu")
+        self.assertIs(batch.data, batch.fields["view0"])
+        held = weakref.ref(rows[0])
+        del rows, batch
+        self.assertIsNone(held())
 
 
 class Arguments(FeedCase):
