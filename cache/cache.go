@@ -10,8 +10,8 @@
 // It is in its next place before it leaves the last. Reads are requests (request.go), fetches are flights (flight.go), and what
 // they ask are sources (source.go): the store, other nodes, the coded copy of a recoded file.
 //
-// What readers read at random places of files of several extents is fetched in granules of 64 KiB, which the disk does not
-// keep: see granules.go.
+// What readers read at random places of files of several extents is fetched in granules of 64 KiB (granules.go). The disk keeps those
+// that an order of ranges reads, until they make an extent (partial.go).
 //
 // Readers are answered from the flight, the ring or the kept record, whichever exists. An extent that does not fit on
 // the full disk stays in the ring until it was read, and after that as long as memory has room for it (ring.go).

@@ -174,7 +174,7 @@ func (d *disk) keep(k extentKey, buf *buffer) bool {
 	}
 	rec := v.describe(file, x, n)
 	loc := d.append(rec, buf.data, func() (loc segment.Loc, err error) {
-		if d.makeRoom(extra, int64(n)) || !extra && d.ask(int64(n)) {
+		if d.freeUp(extra, int64(n)) {
 			return d.store.Append(rec, buf.data)
 		}
 		return 0, segment.ErrFull
@@ -258,6 +258,9 @@ func (d *disk) room() (int64, error) {
 	}
 	return free - min(64<<20, 2<<20+size/32), nil
 }
+
+// freeUp makes room for n bytes, and asks the host for it unless they are beside the kept set. It reports whether to try again.
+func (d *disk) freeUp(extra bool, n int64) bool { return d.makeRoom(extra, n) || !extra && d.ask(n) }
 
 // makeRoom drops segments that hold only garbage (records of other datasets, of older versions, corrupt ones), or
 // rewrites one that holds much of it, or makes room for n bytes of what is outside the kept set, if that yields. It
@@ -467,7 +470,10 @@ func (d *disk) close() error {
 	closed, others := make(chan struct{}), make(chan struct{})
 	go func() {
 		d.writer.close()
-		err = errors.Join(d.store.Close(), d.writer.slots.close())
+		err = d.store.Close()
+		if f := d.writer.slots.file; f != nil {
+			err = errors.Join(err, f.Close())
+		}
 		close(closed)
 		d.wg.Wait() // they may hang though the writer did not
 		close(others)

@@ -79,7 +79,7 @@ func (q *query) boardGranules(e uint32) (b boarding, ok bool, err error) {
 // granulesOf has a bit for each of some granules.
 func granulesOf(parts []part) (bits uint64) {
 	for i := range parts {
-		bits |= 1 << (parts[i].key.kind() - 1)
+		bits |= parts[i].key.bit()
 	}
 	return bits
 }
@@ -188,18 +188,15 @@ func (q *query) readAhead() {
 	e := v.extent(file, x)
 	most := int(min(int64(x), mostAhead, v.c.ledger.Limit()/8/ExtentSize))
 	v.mu.Lock()
-	n := 0
-	for n < most && v.key(e-uint32(n)-1).here() {
-		n++
+	read, ahead := 0, 0
+	for read < most && v.key(e-uint32(read)-1).here() {
+		read++
 	}
-	for i := range n {
-		if v.hasSlot(e + 1 + uint32(i)) {
-			n = i
-			break
-		}
+	for ahead < read && x+1+ahead < v.Extents(file) && !v.hasSlot(e+1+uint32(ahead)) {
+		ahead++
 	}
 	v.mu.Unlock()
-	for next := x + 1; next <= x+n && next < v.Extents(file); next++ {
+	for next := x + 1; next <= x+ahead; next++ {
 		v.Prefetch(nil, file, next, time.Time{}, nil)
 	}
 }

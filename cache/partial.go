@@ -23,7 +23,7 @@ import (
 // Of one that an order of ranges reads the disk takes each granule as it comes, if the extent is of the kept set: the order
 // comes back to most extents later, so fetching them whole, then or now, would fetch much for the second time. Such an extent has
 // a slot of a file beside the segments, from its first granule until all are there. Then it becomes a record like others, and the
-// slot is emptied: who reads in it at that moment looks again.
+// slot is emptied: a reader of it at that moment looks again.
 //
 //   - A slot takes the space of the whole extent from the beginning, so the record always finds room.
 //   - The file has no name, so nothing of it is left when the process ends, and its granules are fetched again after that. They are
@@ -78,8 +78,7 @@ func (v *Volume) fetched(e uint32) uint64 {
 }
 
 func (v *Volume) isPlanned(e uint32) bool { return v.parts[e] != nil && v.parts[e].planned }
-
-func (v *Volume) hasSlot(e uint32) bool { return v.parts[e] != nil && v.parts[e].at != slot{} }
+func (v *Volume) hasSlot(e uint32) bool   { return v.parts[e] != nil && v.parts[e].at != slot{} }
 
 // takesGranules reports whether the disk would take granules of an extent.
 func (v *Volume) takesGranules(file, x int) bool {
@@ -96,7 +95,7 @@ type keptGranule struct {
 
 // granuleOnDisk looks in the slot of an extent. v.mu is held.
 func (v *Volume) granuleOnDisk(k extentKey) (g keptGranule) {
-	if p := v.parts[k.extent()]; p != nil && k.isGranule() && p.kept&(1<<(k.kind()-1)) != 0 {
+	if p := v.parts[k.extent()]; p != nil && k.isGranule() && p.kept&k.bit() != 0 {
 		g = keptGranule{k, v.ds.readable(), p.at}
 	}
 	return g
@@ -112,7 +111,7 @@ func (g keptGranule) read(ctx context.Context, p []byte, off int) error {
 	buf := sealedGranules.Get().(*[sealedGranule]byte)
 	defer sealedGranules.Put(buf)
 	sealed := buf[:g.bytes()+overheadSealed]
-	err := s.readNow(sealed, g.from.granule(g.k.kind()))
+	err := segment.ReadNow(s.file, [][]byte{sealed}, g.from.granule(g.k.kind()))
 	if err != nil {
 		err = g.d.handOver(ctx, sealed, func(p []byte) error {
 			_, err := s.file.ReadAt(p, g.from.granule(g.k.kind()))
@@ -127,7 +126,7 @@ func (g keptGranule) read(ctx context.Context, p []byte, off int) error {
 		}
 		v.mu.Lock()
 		if at := v.parts[g.k.extent()]; at != nil && at.at == g.from {
-			at.kept &^= 1 << (g.k.kind() - 1)
+			at.kept &^= g.k.bit()
 			count(&v.ds.count.Corrupt, 1)
 		}
 		v.mu.Unlock()
@@ -155,9 +154,7 @@ type slots struct {
 // open makes the file.
 func (s *slots) open(d *disk) (err error) {
 	name, key := filepath.Join(d.dir, "granules.tmp"), make([]byte, 32)
-	if _, err = rand.Read(key); err != nil {
-		return err
-	}
+	_, _ = rand.Read(key) // never fails
 	block, err := aes.NewCipher(key)
 	if err != nil {
 		return err
@@ -168,38 +165,7 @@ func (s *slots) open(d *disk) (err error) {
 	if s.file, err = d.fs.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600); err != nil {
 		return err
 	}
-	return errors.Join(d.fs.Remove(name), s.punch(0))
-}
-
-func (s *slots) close() error {
-	if s.file == nil {
-		return nil
-	}
-	return s.file.Close()
-}
-
-// punch gives the space of a place back to the file system.
-func (s *slots) punch(place int64) error {
-	f, ok := s.file.(interface{ Punch(off, n int64) error })
-	if !ok {
-		return errors.ErrUnsupported
-	}
-	return f.Punch(place, slotSize)
-}
-
-// readNow fills p if that need not wait for the disk.
-func (s *slots) readNow(p []byte, off int64) error {
-	f, ok := s.file.(interface {
-		ReadNowAt(bufs [][]byte, off int64) (int, error)
-	})
-	if !ok {
-		return errors.ErrUnsupported
-	}
-	n, err := f.ReadNowAt([][]byte{p}, off)
-	if n < len(p) && err == nil {
-		err = segment.ErrWouldBlock
-	}
-	return err
+	return errors.Join(d.fs.Remove(name), segment.Punch(s.file, 0, slotSize))
 }
 
 // keepGranule puts a granule into its extent's slot, which it gets if it has none, and makes a record of the extent if that was
@@ -229,7 +195,7 @@ func (d *disk) keepGranule(k extentKey, buf *buffer) bool {
 	}
 	v.mu.Lock()
 	p := v.partial(e)
-	p.kept |= 1 << (k.kind() - 1)
+	p.kept |= k.bit()
 	all := bits.OnesCount64(p.kept) == int((v.ExtentBytes(file, x)+granuleSize-1)/granuleSize)
 	v.mu.Unlock()
 	if all {
@@ -253,7 +219,7 @@ func (d *disk) takeSlot() (at slot) {
 		d.failed("write", err, false)
 		return at
 	}
-	if !d.store.Take(slotSize) && (!d.makeRoom(false, slotSize) && !d.ask(slotSize) || !d.store.Take(slotSize)) {
+	if !d.store.Take(slotSize) && (!d.freeUp(false, slotSize) || !d.store.Take(slotSize)) {
 		count(&d.ds.count.Declined, 1)
 		return at
 	}
@@ -297,29 +263,27 @@ func (d *disk) complete(k extentKey, at slot) {
 
 // emptySlot gives the slot of an extent up, if it has one, and returns how many bytes that freed. Only the writer calls it.
 func (d *disk) emptySlot(k extentKey) (freed int64) {
-	if !d.leaveSlot(k) {
-		return 0
-	}
-	d.store.Give(slotSize)
-	return slotSize
+	freed = d.leaveSlot(k)
+	d.store.Give(freed)
+	return freed
 }
 
 // leaveSlot is emptySlot, but the space is still taken.
-func (d *disk) leaveSlot(k extentKey) bool {
+func (d *disk) leaveSlot(k extentKey) (freed int64) {
 	v := k.v
 	v.mu.Lock()
 	p := v.parts[k.extent()]
 	delete(v.parts, k.extent())
 	v.mu.Unlock()
 	if p == nil || p.at == (slot{}) {
-		return false
+		return 0
 	}
 	s := &d.writer.slots
-	if err := s.punch(p.at.place); err != nil {
+	if err := segment.Punch(s.file, p.at.place, slotSize); err != nil {
 		d.failed("write", err, false)
 	}
 	s.free = append(s.free, p.at.place)
-	return true
+	return slotSize
 }
 
 // emptySlots gives all slots of a volume up.

@@ -72,6 +72,9 @@ func (p piece) off() int64 {
 	return max(int64(p.kind())-1, 0) * granuleSize
 }
 
+// bit is the granule's in a word of all granules of its extent.
+func (p piece) bit() uint64 { return 1 << (p.kind() - 1) }
+
 // as is the same extent's piece of another kind.
 func (k extentKey) as(kind uint8) extentKey { return extentKey{k.v, k.piece&^0xff | piece(kind)} }
 

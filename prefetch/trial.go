@@ -1,10 +1,6 @@
 package prefetch
 
-import (
-	"slices"
-
-	"github.com/shoalfs/shoal/prefetch/order"
-)
+import "github.com/shoalfs/shoal/prefetch/order"
 
 // Trial tells from the first opens of a written plan's files whether their readers follow the plan.
 //
@@ -42,7 +38,11 @@ type place struct {
 	since            int // it continued, opens that did not
 }
 
-const trialOpens, trialMatches, trialReach, leastReach, mostOthers, trialSure = 32, 6, 64, 8, 64, 3
+const (
+	trialOpens, trialMatches, trialSure = 32, 6, 3
+	trialReach, leastReach              = 64, 8 // positions
+	mostOthers, mostWander              = 64, 8 // places where a process may be; opens in a row
+)
 
 // NewTrial begins the trial of a plan.
 func NewTrial(plan order.Locator) Trial {
@@ -55,27 +55,38 @@ func (t *Trial) Of(plan order.Locator) bool { return t.plan == plan }
 // Continues reports whether an open of a file, or a read that touches several ranges, continues the plan.
 func (t *Trial) Continues(process uint32, files []int) bool {
 	was, known := t.at[process]
+	if !known {
+		return false
+	}
 	reach := max(min(t.plan.Len()/64, trialReach), 1)
 	if len(files) > 1 {
 		reach = max(reach/len(files), min(reach, leastReach))
 	}
-	for i := 0; known && i < len(files); i++ {
-		last := t.plan.Find(files[i], was.last)
-		if front := t.plan.Find(files[i], was.front); front >= 0 && front < was.front+reach {
-			was.last, was.front = front+1, was.front+1
-		} else if last >= 0 && (last < was.last+reach || t.steps[last-was.last]) {
-			was.last = last + 1
-		} else if j := slices.IndexFunc(was.others, func(from int) bool {
-			last = t.plan.Find(files[i], from)
-			return last >= 0 && last < from+reach
-		}); j >= 0 {
-			was.last = last + 1
-		} else {
-			continue
+	for _, file := range files {
+		if t.follows(&was, file, reach) {
+			was.others, was.since = nil, 0
+			t.at[process] = was
+			return true
 		}
-		was.others, was.since = nil, 0
-		t.at[process] = was
+	}
+	return false
+}
+
+// follows reports whether an open continues the plan from a place, which then moves.
+func (t *Trial) follows(p *place, file, reach int) bool {
+	if front := t.plan.Find(file, p.front); front >= 0 && front < p.front+reach {
+		p.last, p.front = front+1, p.front+1
 		return true
+	}
+	if last := t.plan.Find(file, p.last); last >= 0 && (last < p.last+reach || t.steps[last-p.last]) {
+		p.last = last + 1
+		return true
+	}
+	for _, other := range p.others {
+		if last := t.plan.Find(file, other); last >= 0 && last < other+reach {
+			p.last = last + 1
+			return true
+		}
 	}
 	return false
 }
@@ -102,7 +113,7 @@ func (t *Trial) Wanders(process uint32, files []int) bool {
 	was.since++
 	was.others = t.places(files)
 	t.at[process] = was
-	return was.since < leastReach
+	return was.since < mostWander
 }
 
 // places are where in the plan a process may be that has opened one of the files.

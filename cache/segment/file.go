@@ -52,6 +52,33 @@ type (
 	}
 )
 
+// ReadNow fills the buffers with bytes in memory, or returns ErrWouldBlock; also at the end of the file. It returns
+// errors.ErrUnsupported if the file cannot tell what is in memory.
+func ReadNow(f File, bufs [][]byte, off int64) error {
+	r, ok := f.(nowReader)
+	if !ok {
+		return errors.ErrUnsupported
+	}
+	want := 0
+	for _, b := range bufs {
+		want += len(b)
+	}
+	n, err := r.ReadNowAt(bufs, off)
+	if err == nil && n < want {
+		return ErrWouldBlock
+	}
+	return err
+}
+
+// Punch makes a hole of n bytes at off. It returns errors.ErrUnsupported if the file cannot have holes.
+func Punch(f File, off, n int64) error {
+	p, ok := f.(interface{ Punch(off, n int64) error })
+	if !ok {
+		return errors.ErrUnsupported
+	}
+	return p.Punch(off, n)
+}
+
 // readV fills the buffers from off on.
 func readV(f File, bufs [][]byte, off int64) (n int, err error) {
 	if v, ok := f.(vectorReader); ok {

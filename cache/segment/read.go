@@ -173,23 +173,13 @@ func (s *Store) readPieces(f File, bufs [][]byte, off int64, now bool) error {
 	return err
 }
 
-// readNow fills the buffers with bytes in memory, or returns ErrWouldBlock; also at the end of the file.
+// readNow is ReadNow, which it does not try again where that is unsupported.
 func (s *Store) readNow(f File, bufs [][]byte, off int64) error {
-	r, ok := f.(nowReader)
-	if !ok || s.noNow.Load() {
+	if s.noNow.Load() {
 		return ErrWouldBlock
 	}
-	want := 0
-	for _, b := range bufs {
-		want += len(b)
-	}
-	n, err := r.ReadNowAt(bufs, off)
-	switch {
-	case err == nil && n == want:
-		return nil
-	case err == nil, errors.Is(err, ErrWouldBlock):
-		return ErrWouldBlock
-	case errors.Is(err, errors.ErrUnsupported):
+	err := ReadNow(f, bufs, off)
+	if errors.Is(err, errors.ErrUnsupported) {
 		s.noNow.Store(true)
 		return ErrWouldBlock
 	}

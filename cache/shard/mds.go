@@ -37,7 +37,7 @@ var mdsEncodings = map[string]string{
 	"bytes": "", "str": ".txt", "json": ".json", "jpeg": ".jpg", "png": ".png", "int": ".int64", "str_int": ".txt", "str_float": ".txt", "str_decimal": ".txt",
 	"uint8": ".uint8", "uint16": ".uint16", "uint32": ".uint32", "uint64": ".uint64", "int8": ".int8", "int16": ".int16", "int32": ".int32", "int64": ".int64",
 	"float16": ".float16", "float32": ".float32", "float64": ".float64",
-	"pil": "", "pkl": "", "jpeg_array": "", "jpegarray": "", "list[pil]": "", "list[jpeg]": "", "list[png]": "", // as they are, for who knows them
+	"pil": "", "pkl": "", "jpeg_array": "", "jpegarray": "", "list[pil]": "", "list[jpeg]": "", "list[png]": "", // as they are
 }
 
 // mdsShard is a shard in an index.

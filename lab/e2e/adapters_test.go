@@ -86,7 +86,7 @@ func TestAdapters(t *testing.T) {
 	}
 }
 
-// Of a version that an adapter does not know, nothing is told, in one line with -v, and the trainer reads as it would.
+// For a version that its adapter does not know no plan is written; -v says so in one line, and nothing else changes.
 func TestAdaptersUnknownVersion(t *testing.T) {
 	python := os.Getenv("SHOAL_ADAPTERS")
 	if python == "" {

@@ -161,17 +161,10 @@ func TestPackedTokensOverS3(t *testing.T) {
 	}
 
 	// One document a row, in buckets of about one length.
-	s = openFeed(t, addr, &feedpb.Open{Batch: 16, World: 1, Transform: "tokens(64, 'uint16', pad=-1)", Order: "buckets", Tail: "uneven", Epochs: 1})
 	rows := 0
-	for {
-		b, err := s.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		lengths, data := plane(t, b, "length"), plane(t, b, "data")
+	buckets := &feedpb.Open{Batch: 16, World: 1, Transform: "tokens(64, 'uint16', pad=-1)", Order: "buckets", Tail: "uneven", Epochs: 1}
+	consume(t, addr, buckets, func(b *feedclient.Batch, planes map[string][]byte) {
+		lengths, data := planes["length"], planes["data"]
 		for r := range b.Rows() {
 			doc := want[b.ID(r)]
 			if n := binary.LittleEndian.Uint32(lengths[4*r:]); int(n) != len(doc) {
@@ -188,8 +181,7 @@ func TestPackedTokensOverS3(t *testing.T) {
 			}
 			rows++
 		}
-		b.Release()
-	}
+	})
 	if rows != docs {
 		t.Errorf("%d rows, want %d", rows, docs)
 	}
@@ -220,23 +212,15 @@ func TestCSVOverS3(t *testing.T) {
 		t.Errorf("a row in the mount: %q, %v", b, err)
 	}
 
-	s := openFeed(t, addr, &feedpb.Open{Batch: 32, World: 1, Tail: "uneven", Epochs: 1})
 	n := 0
-	for ; ; n++ {
-		b, err := s.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+	consume(t, addr, &feedpb.Open{Batch: 32, World: 1, Tail: "uneven", Epochs: 1}, func(b *feedclient.Batch, _ map[string][]byte) {
+		n++
 		for r := range b.Rows() {
 			if got := string(b.Row(r)); got != rows[b.ID(r)] {
 				t.Fatalf("row %d is %q, want %q", b.ID(r), got, rows[b.ID(r)])
 			}
 		}
-		b.Release()
-	}
+	})
 	if want := (len(rows) + 31) / 32; n != want {
 		t.Errorf("%d batches, want %d", n, want)
 	}
@@ -250,17 +234,10 @@ func TestCSVOverS3(t *testing.T) {
 	}
 	const spec = "table()|zscore('age')|onehot('city')|label('y')"
 	read := func(addr string) (hash string) {
-		s := openFeed(t, addr, &feedpb.Open{Batch: 50, World: 1, Tail: "uneven", Epochs: 1, Transform: spec})
 		seen := map[int64]bool{}
-		for {
-			b, err := s.Next()
-			if errors.Is(err, io.EOF) {
-				break
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			data := plane(t, b, "data")
+		o := &feedpb.Open{Batch: 50, World: 1, Tail: "uneven", Epochs: 1, Transform: spec}
+		opened := consume(t, addr, o, func(b *feedclient.Batch, planes map[string][]byte) {
+			data := planes["data"]
 			for r := range b.Rows() {
 				id := int(b.ID(r))
 				seen[int64(id)] = true
@@ -275,12 +252,11 @@ func TestCSVOverS3(t *testing.T) {
 					t.Fatalf("row %d has label %d", id, b.Label(r))
 				}
 			}
-			b.Release()
-		}
+		})
 		if len(seen) != len(rows) {
 			t.Errorf("%d rows, want %d", len(seen), len(rows))
 		}
-		return s.Opened().GetTransformHash()
+		return opened.GetTransformHash()
 	}
 	hash := read(addr)
 	fits, err := filepath.Glob(filepath.Join(cache, "fits", "*.json"))

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -121,7 +122,9 @@ func TestSources(t *testing.T) {
 			state := ""
 			batch := uint32(max(3, len(seen)/16))
 			for life := 0; ; life++ {
-				addr, kill := serveOnce(t, env, source+"/"+c.folder, "--samples", c.samples, "--cache-dir", cache)
+				addr := "unix://" + filepath.Join(t.TempDir(), "f.sock")
+				d := inForeground(t, env, "serve", source+"/"+c.folder, "--listen", addr, "--samples", c.samples, "--cache-dir", cache)
+				healthy(t, addr)
 				o := &feedpb.Open{Batch: batch, World: 1, Tail: "uneven", Epochs: 1, Seed: 5, State: state, Transform: c.open.GetTransform(), Order: c.open.GetOrder(), Label: c.open.GetLabel()}
 				s := openFeed(t, addr, o)
 				if n := int(s.Opened().GetSamples()); n != len(seen) {
@@ -129,7 +132,6 @@ func TestSources(t *testing.T) {
 				}
 				b, err := s.Next()
 				if errors.Is(err, io.EOF) {
-					kill()
 					break
 				}
 				if err != nil {
@@ -142,7 +144,8 @@ func TestSources(t *testing.T) {
 				}
 				b.Release()
 				state = s.State()
-				kill() // with batches on the way
+				d.signal(t, syscall.SIGKILL) // with batches on the way
+				<-d.exited
 				s.Close()
 			}
 			for i, n := range seen {
@@ -155,17 +158,10 @@ func TestSources(t *testing.T) {
 
 	t.Run("packed", func(t *testing.T) {
 		addr, mnt := serve(t, env, source+"/megatron", "--samples", "rows")
-		s := openFeed(t, addr, &feedpb.Open{Batch: 2, World: 1, Transform: "packed(150)", Tail: "uneven", Epochs: 1})
 		seen := map[int64]int{}
-		for {
-			b, err := s.Next()
-			if errors.Is(err, io.EOF) {
-				break
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			data, documents := plane(t, b, "data"), plane(t, b, "documents")
+		packed := &feedpb.Open{Batch: 2, World: 1, Transform: "packed(150)", Tail: "uneven", Epochs: 1}
+		consume(t, addr, packed, func(b *feedclient.Batch, planes map[string][]byte) {
+			data, documents := planes["data"], planes["documents"]
 			most := len(documents) / 8 / b.Rows()
 			for r := range b.Rows() {
 				at := r * 150
@@ -183,8 +179,7 @@ func TestSources(t *testing.T) {
 					}
 				}
 			}
-			b.Release()
-		}
+		})
 		if len(seen) != len(want["megatron"]) {
 			t.Errorf("%d documents, want %d", len(seen), len(want["megatron"]))
 		}
@@ -247,27 +242,4 @@ func TestSources(t *testing.T) {
 			}
 		}
 	})
-}
-
-// serveOnce starts a server that kill ends like a loss of power.
-func serveOnce(t *testing.T, env []string, source string, flags ...string) (addr string, kill func()) {
-	t.Helper()
-	addr = "unix://" + filepath.Join(t.TempDir(), "f.sock")
-	cmd := exec.Command(shoalBin, append([]string{"serve", source, "--listen", addr}, flags...)...)
-	cmd.Env = append(os.Environ(), env...)
-	var out strings.Builder
-	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	kill = func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	}
-	t.Cleanup(kill)
-	within(t, 30*time.Second, "the feed answers", func() bool {
-		_, _, code := shoal(t, nil, "stat", addr, "--json")
-		return code == 0
-	})
-	return addr, kill
 }

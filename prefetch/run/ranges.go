@@ -289,8 +289,9 @@ func (s *Stream) readTo(file int, off, end int64) {
 	if first.pos > due && again >= 0 { // sooner one that was read than one that is far ahead
 		first = coming{again, never}
 	}
-	far := len(reached) == 0 && !goesOn && first.pos > due && first.pos < never
-	if first.n >= 0 && (first.pos <= due || len(reached) == 0 && !goesOn && (!far || r.far)) {
+	alone := len(reached) == 0 && !goesOn
+	far := alone && first.pos > due && first.pos < never
+	if first.n >= 0 && (first.pos <= due || alone && (!far || r.far)) {
 		reached = append(reached, first)
 		if r.kernelHas(first.n) {
 			clear(r.known) // it has dropped them

@@ -286,7 +286,8 @@ func (s *Stream) continues(process uint32, things []int) *prefetch.Trial {
 	return nil
 }
 
-// strays handles a read of one of the things that continues no plan. It says nothing of a plan that waits for the end of another one. The runner's lock is held.
+// strays handles a read of one of the things that continues no plan. It says nothing of a plan that waits for the end of another one. The
+// runner's lock is held.
 func (s *Stream) strays(process uint32, things []int) {
 	if s.Departs == nil || len(things) == 0 {
 		return
