@@ -14,6 +14,10 @@ type buffer struct {
 	size   int64 // what the ledger was asked for
 	class  Class
 	ledger *Ledger
+	lent   *phase       // in which it was fetched, if other nodes ask this one for it, which is not to keep it
+	detour bool         // it was fetched for one of them
+	asked  atomic.Int32 // how often they did, if it is lent
+	read   atomic.Bool  // here, if it is lent
 }
 
 // Release drops a reference. The last one frees the memory and its reservation.
@@ -23,8 +27,18 @@ func (b *buffer) Release() {
 		putBytes(b.data)
 		b.data = nil
 		b.ledger.Release(b.size, b.class)
+		if b.detour && b.asked.Load() < 2 && !b.read.Load() {
+			b.lent.judge(false)
+		}
 	case n < 0:
 		panic("cache: buffer released twice")
+	}
+}
+
+// wanted notes who gets it: a reader here, or another node.
+func (b *buffer) wanted(here bool) {
+	if b.lent != nil && (here && !b.read.Swap(true) && b.detour || !here && (b.asked.Add(1) > 1 || !b.detour)) {
+		b.lent.judge(true)
 	}
 }
 

@@ -389,6 +389,8 @@ type foldedPeer struct {
 	coded, plain atomic.Int64  // bytes given
 }
 
+func (p *foldedPeer) Owns(int, int) bool { return false }
+
 func (p *foldedPeer) Sampled(int, int) bool { return false }
 
 func (p *foldedPeer) Nodes() int { return 2 }

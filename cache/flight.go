@@ -158,9 +158,6 @@ func (v *Volume) begin(r request, span trace.Span, parts []part, sources []Sourc
 		p.fl = fl
 		p.account.add(p.size())
 		v.flights[p.key.piece] = p
-		if r.purpose == serving && fl.restores() == nil && !v.Chooses(p.file, p.x()) {
-			v.gifts.turn(p.key.extent(), asked, open)
-		}
 		switch e := p.key.extent(); {
 		case p.key.isGranule() && r.purpose == reading:
 			v.partial(e).fetched |= granulesOf(parts[i : i+1])
@@ -168,12 +165,12 @@ func (v *Volume) begin(r request, span trace.Span, parts []part, sources []Sourc
 			delete(v.parts, e)
 		}
 	}
-	go fl.fly(v, done)
+	go fl.fly(v, r.purpose, done)
 	return fl
 }
 
 // fly takes a flight from its first state to its last.
-func (fl *flight) fly(v *Volume, done func(file int, err error)) {
+func (fl *flight) fly(v *Volume, purpose purpose, done func(file int, err error)) {
 	defer v.ds.flights.Done()
 	var err error
 	if need := fl.need(); fl.memory.Load() == 0 {
@@ -190,6 +187,11 @@ func (fl *flight) fly(v *Volume, done func(file int, err error)) {
 		}
 		for i := 0; i < len(fl.sources) && len(wants) > 0 && err == nil; i++ {
 			wants, err = fl.sources[i].Fill(fl.ctx, wants)
+		}
+	}
+	for i := range fl.parts {
+		if p := &fl.parts[i]; err == nil && v.lends(p.file, p.x()) {
+			p.buf.lent, p.buf.detour = v.gifts.phase.Load(), purpose == serving
 		}
 	}
 	fl.land(v, err)

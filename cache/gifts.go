@@ -5,152 +5,81 @@ import (
 	"sync/atomic"
 )
 
-// gifts measures what it is worth that a node fetches for others what it does not keep. If they read the same, each such fetch saves
-// others. If each reads its own part, it is a detour.
+// gifts measures what it is worth that a node fetches for others what it owns and does not keep. If they read the same, each such
+// fetch saves others. If each reads its own part, it is a detour.
 //
-//   - What is looked at is the latest extents, each once, that others asked for and this node does not keep: at most mostGifts, and
-//     at most a quarter of all that others may ask it for so. What is asked for again in the next epoch is not looked at any more.
-//   - A gift is one of them that was fetched because another node asked. It was good if it is asked for again while it is looked at
-//     and in memory or on its way: by a node, a reader here, or an order.
-//   - They are judged in the order in which they were asked for: when they were good, have left memory, or are looked at no more.
-//   - Gifts pay if one in giftPays of the last hundred or so was good. At the start that counts as so.
-//   - While they do not pay, only a sample is fetched ([Peers].Sampled), the same for all nodes: so it shows when they do. Each of
-//     the sample then counts as GiftSample that are looked at, or it would be waited for much longer than all would be.
+//   - What is fetched for another node was a detour if it leaves memory before it is asked for again: by a node, or by a reader here.
+//   - A read was saved when a reader here finds that in memory, and each time that another node finds something in memory which was
+//     not fetched for it.
+//   - Gifts pay while one in giftPays of the latest reads saved and detours is a read saved. At the start that counts as so.
+//   - Detours show late, when memory is needed, and then many at once. So the latest are as many as a quarter of what others may ask for.
+//   - While gifts do not pay, only a sample is fetched ([Peers].Sampled), the same for all nodes: so it shows when they do, by
+//     some more reads saved than detours. What was fetched before does not count: all of that was given.
+//   - While they pay, the ring keeps what not all nodes have asked for.
 type gifts struct {
-	waits   atomic.Int64 // how many are not judged
-	stopped atomic.Bool  // they do not pay
+	most  atomic.Int64 // of how many are the latest
+	phase atomic.Pointer[phase]
+}
+
+// phase is the time in which gifts pay, or do not.
+type phase struct {
+	of   *gifts
+	pays bool
 
 	mu           sync.Mutex
-	most         int // to be looked at
-	looked       []gift
-	first, next  int            // the numbers of looked[0], and of the first that is not judged
-	at           map[uint32]int // the latest number of an extent
-	judged, good int            // halved now and then, so that what was long ago counts little
+	judged, good int // all, and the reads saved; halved at twice the most
 }
-
-// gift is an extent that another node asked for.
-type gift struct {
-	e     uint32
-	state uint8
-}
-
-const (
-	asked  = iota // it is to be fetched now
-	found         // it was here
-	open          // a gift that nobody has asked for again
-	wanted        // one that was good
-)
 
 // GiftSample is one in how many extents the sample has.
 const GiftSample = 128
 
 const (
-	mostGifts = 4 * GiftSample
-	giftPays  = 4
-	fewGifts  = 64
+	giftPays = 2
+	fewGifts = 32
 )
 
-func newGifts() gifts {
-	return gifts{most: mostGifts, at: map[uint32]int{}, judged: fewGifts, good: fewGifts}
+// begin begins a phase.
+func (g *gifts) begin(pays bool) {
+	p := &phase{of: g, pays: pays, judged: fewGifts / 4}
+	if pays {
+		p.judged, p.good = fewGifts, fewGifts
+	}
+	g.phase.Store(p)
 }
 
 // SetGiven says how many extents others may ask this node for that it does not keep.
-func (v *Volume) SetGiven(n int) {
-	v.gifts.mu.Lock()
-	defer v.gifts.mu.Unlock()
-	v.gifts.most = max(1, min(n/4, mostGifts))
-}
+func (v *Volume) SetGiven(n int) { v.gifts.most.Store(int64(n / 4)) }
 
-// mostNow is how many are looked at now.
-func (g *gifts) mostNow() int {
-	if g.stopped.Load() {
-		return (g.most + GiftSample - 1) / GiftSample
-	}
-	return g.most
-}
-
-// of is the latest that is looked at of an extent; nil: none.
-func (g *gifts) of(e uint32) *gift {
-	if n, ok := g.at[e]; ok {
-		return &g.looked[n-g.first]
-	}
-	return nil
-}
-
-// ask notes that another node asks for an extent. here tells whether one is in memory or on its way.
-func (g *gifts) ask(e uint32, here func(e uint32) bool) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	state := uint8(asked)
-	if here(e) {
-		state = found
-	}
-	switch now := g.of(e); {
-	case now != nil && (now.state == asked || now.state == open && state == found):
-		now.state = wanted
-	case now == nil || state == asked:
-		g.at[e], g.looked = g.first+len(g.looked), append(g.looked, gift{e, state})
-	}
-	g.judge(here)
-}
-
-// again notes that an extent which is here is asked for by this node.
-func (g *gifts) again(e uint32) {
-	if g.waits.Load() > 0 {
-		g.turn(e, open, wanted)
-	}
-}
-
-// turn brings an extent from one state to another: to open when it is fetched for another node.
-func (g *gifts) turn(e uint32, from, to uint8) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if now := g.of(e); now != nil && now.state == from {
-		now.state = to
-	}
-}
-
-// judge counts those that are to be judged, and forgets what is no longer looked at. g.mu is held.
-func (g *gifts) judge(here func(e uint32) bool) {
-	end := g.first + len(g.looked)
-	for ; g.next < end; g.next++ {
-		now := g.looked[g.next-g.first]
-		waits := now.state == asked || now.state == open && g.at[now.e] == g.next && here(now.e)
-		if waits && end-g.next <= g.mostNow() {
-			break
-		}
-		if now.state >= open {
-			if g.judged >= 2*fewGifts {
-				g.judged, g.good = g.judged/2, g.good/2
-			}
-			if g.judged++; now.state == wanted {
-				g.good++
-			}
-			g.stopped.Store(giftPays*g.good < g.judged)
-		}
-	}
-	for ; len(g.looked) > g.mostNow(); g.first++ {
-		if e := g.looked[0].e; g.at[e] == g.first {
-			delete(g.at, e)
-		}
-		g.looked = g.looked[1:]
-	}
-	g.waits.Store(int64(end - g.next))
-}
-
-// Asked notes that another node asks for bytes of a file at off.
-func (v *Volume) Asked(file int, off int64) {
-	x := int(off / ExtentSize)
-	if file < 0 || file >= v.m.Len() || off < 0 || off >= v.m.Size(file) || v.Chooses(file, x) {
+// judge counts a read saved, or a detour.
+func (p *phase) judge(saved bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.of.phase.Load() != p {
 		return
 	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.gifts.ask(v.extent(file, x), func(e uint32) bool { return v.key(e).here() })
+	most := fewGifts
+	if p.pays {
+		most = max(most, int(p.of.most.Load()))
+	}
+	if p.judged >= 2*most {
+		p.judged, p.good = p.judged/2, p.good/2
+	}
+	if p.judged++; saved {
+		p.good++
+	}
+	if pays := giftPays*p.good >= p.judged; pays != p.pays {
+		p.of.begin(pays)
+	}
+}
+
+// lends reports whether other nodes ask this one for an extent that it is not to keep.
+func (v *Volume) lends(file, x int) bool {
+	p := *v.peers.Load()
+	return p != nil && p.Owns(file, x) && !v.Chooses(file, x)
 }
 
 // Gives reports whether what this node does not keep is fetched for others all the same.
-func (v *Volume) Gives() bool { return !v.gifts.stopped.Load() }
+func (v *Volume) Gives() bool { return v.gifts.phase.Load().pays }
 
 // gives reports whether an extent is fetched for another node.
 func (v *Volume) gives(file, x int) bool {

@@ -7,113 +7,77 @@ import (
 	"slices"
 	"testing"
 	"time"
-
-	"pgregory.net/rapid"
 )
 
-// modelGift is what the rules of gifts say of an extent that was asked for.
-type modelGift struct {
-	extent  uint32
-	state   string
-	counted bool
-}
-
-// Others ask for extents, which are fetched and leave memory, and are asked for here, in any order: what is counted is what the
-// rules say.
-func TestGiftsModel(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		g := newGifts()
-		g.most = rapid.SampledFrom([]int{1, 3, 10, 300, 400}).Draw(t, "most")
-		var all []*modelGift // in the order in which they were asked for; all are looked at
-		here, judged, good := map[uint32]bool{}, fewGifts, fewGifts
-		most := func() int {
-			if giftPays*good >= judged {
-				return g.most
-			}
-			return (g.most + GiftSample - 1) / GiftSample
+// An owner whose memory has room for some extents, while others read: in step, or some extents apart, all or each its part. It
+// fetches for them where that saves at least as many reads as it makes detours, and finds out when that changes.
+func TestGiftsPay(t *testing.T) {
+	const given, room = 6000, 600
+	l := newLedger(1 << 30)
+	var g gifts
+	g.most.Store(given / 4)
+	g.begin(true)
+	memory, oldest := map[uint32]*buffer{}, []uint32{}
+	detours := 0 // fetches for another node
+	put := func(e uint32, of *phase) *buffer {
+		if !l.TryReserve(footprint(1), ForDemand) {
+			t.Fatal("no memory")
 		}
-		latest := func(e uint32) *modelGift {
-			for _, m := range slices.Backward(all) {
-				if m.extent == e {
-					return m
-				}
-			}
-			return &modelGift{}
+		if oldest = append(oldest, e); len(oldest) > room {
+			memory[oldest[0]].Release()
+			delete(memory, oldest[0])
+			oldest = oldest[1:]
 		}
-		judge := func() {
-			for i, m := range all {
-				waits := m.state == "asked" || m.state == "open" && here[m.extent]
-				if m.counted || waits && len(all)-i <= most() {
-					if waits && !m.counted {
-						break
-					}
-					continue
-				}
-				m.counted = true
-				if m.state == "asked" || m.state == "found" {
-					continue
-				}
-				if judged >= 2*fewGifts {
-					judged, good = judged/2, good/2
-				}
-				judged++
-				good += b2i(m.state == "wanted")
-			}
-			all = all[max(0, len(all)-most()):]
-		}
-		extent := rapid.Uint32Range(0, 20)
-		for range rapid.IntRange(1, 1500).Draw(t, "steps") {
-			e := extent.Draw(t, "extent")
-			m := latest(e)
-			switch rapid.IntRange(0, 5).Draw(t, "step") {
-			case 0, 1, 2: // another node asks
-				switch {
-				case m.state == "asked", m.state == "open" && here[e]:
-					m.state = "wanted"
-				case here[e] && m.state != "":
-				default:
-					if m.state == "open" {
-						m.state = "lost"
-					}
-					all = append(all, &modelGift{extent: e, state: map[bool]string{true: "found", false: "asked"}[here[e]]})
-				}
-				g.ask(e, func(e uint32) bool { return here[e] })
-				judge()
-			case 3: // it is fetched
-				if !here[e] {
-					if here[e] = true; m.state == "asked" {
-						m.state = "open"
-					}
-					g.turn(e, asked, open)
-				}
-			case 4: // a reader here asks
-				if here[e] {
-					if m.state == "open" {
-						m.state = "wanted"
-					}
-					g.again(e)
-				}
-			case 5:
-				delete(here, e)
-			}
-			waits := 0
-			for _, m := range all {
-				waits += b2i(!m.counted)
-			}
-			if g.judged != judged || g.good != good || g.stopped.Load() != (giftPays*good < judged) || len(g.looked) != len(all) ||
-				len(g.at) > len(all) || g.waits.Load() != int64(waits) {
-				t.Fatalf("%d of %d are good, %d of %d wait, want %d of %d and %d of %d", g.good, g.judged, g.waits.Load(), len(g.looked),
-					good, judged, waits, len(all))
-			}
-		}
-	})
-}
-
-func b2i(b bool) int {
-	if b {
-		return 1
+		b := newBuffer(l, 1, ForDemand)
+		b.lent, b.detour, memory[e] = of, of != nil, b
+		return b
 	}
-	return 0
+	own := uint32(given)
+	ask := func(e uint32) {
+		own++
+		put(own, nil) // what the owner reads itself passes through its memory
+		b := memory[e]
+		if b == nil {
+			if !g.phase.Load().pays && e%GiftSample != 0 {
+				return
+			}
+			detours++
+			b = put(e, g.phase.Load())
+		}
+		b.wanted(false)
+	}
+	for _, test := range []struct {
+		name   string
+		behind []int // the first reader, in extents; nil: an epoch has each extent once
+		epochs int
+		pays   bool
+		most   int // fetches
+	}{
+		{"in step", []int{0, 0, 0}, 2, true, 2 * given},
+		{"apart by what memory holds", []int{0, 0, room / 8}, 2, true, 2 * given},
+		{"one far ahead of three in step", []int{0, 2 * room, 2 * room, 2 * room}, 2, true, 4 * given},
+		{"each its part", nil, 2, false, given + room},
+		{"each its part, as before", nil, 10, false, 11 * given / GiftSample},
+		{"in step again", []int{0, 0, 0}, 3, true, 3 * given},
+		{"all far apart", []int{0, 2 * room, 4 * room}, 3, false, 3 * given},
+	} {
+		if detours = 0; test.behind == nil {
+			test.behind = []int{0}
+		}
+		for range test.epochs {
+			order := rand.Perm(given)
+			for i := range given + slices.Max(test.behind) {
+				for _, n := range test.behind {
+					if i >= n && i-n < given {
+						ask(uint32(order[i-n]))
+					}
+				}
+			}
+		}
+		if pays := g.phase.Load().pays; pays != test.pays || detours > test.most {
+			t.Errorf("%s: it pays: %v, after %d fetches, want %v after at most %d", test.name, pays, detours, test.pays, test.most)
+		}
+	}
 }
 
 // Nodes that read the same: what the owner does not keep it fetches once for all. Nodes that read each its part: it says no,
@@ -129,7 +93,6 @@ func TestGifts(t *testing.T) {
 	v.SetPeers(p)
 	v.SetAdmit(func(int, int) bool { return false })
 	ask := func(file int) error {
-		v.Asked(file, 0)
 		_, release, err := v.Serve(context.Background(), file, 0, 1000, time.Time{}, false)
 		if err == nil {
 			release()
@@ -170,41 +133,9 @@ func TestGifts(t *testing.T) {
 	// A reader's own fetch is no gift, and others get it from memory.
 	c.ring.drop(nil)
 	checkFiles(t, v, f.bytes, 1)
-	if n := v.gifts.waits.Load(); n != 0 {
-		t.Errorf("%d gifts are open", n)
-	}
 	_, release, err := v.Serve(context.Background(), 1, 0, 1000, time.Time{}, true)
 	if err != nil {
 		t.Fatal(err)
 	}
 	release()
-}
-
-// Memory has everything, and each epoch another node reads an extent: that is no reason to fetch for others. Several that read the same
-// are, also if they are a few extents apart.
-func TestGiftsOfLaterEpochs(t *testing.T) {
-	const given = 600
-	for readers, want := range map[int]bool{1: false, 3: true} {
-		g, here, asks := newGifts(), map[uint32]bool{}, 0
-		g.most = given / 4
-		for range 20 {
-			order := rand.Perm(given)
-			for i := range order {
-				for r := range readers {
-					e := uint32(order[max(0, i-40*r)])
-					if e%GiftSample != 0 && g.stopped.Load() {
-						continue
-					}
-					if g.ask(e, func(e uint32) bool { return here[e] }); !here[e] {
-						g.turn(e, asked, open)
-					}
-					here[e] = true
-					asks++
-				}
-			}
-		}
-		if g.stopped.Load() == want || !want && asks > 2*given {
-			t.Errorf("%d readers: it pays: %v, after %d asks", readers, !g.stopped.Load(), asks)
-		}
-	}
 }

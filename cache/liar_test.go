@@ -25,6 +25,8 @@ type liar struct {
 	lied, found int
 }
 
+func (l *liar) Owns(int, int) bool { return false }
+
 func (l *liar) Sampled(int, int) bool { return false }
 
 func (l *liar) Nodes() int { return max(l.nodes, 2) }

@@ -33,6 +33,8 @@ type peerNode struct {
 
 func (p *peerNode) Asks(file, x int) bool { return (*p.owner.Load())(file, x) != p.self }
 
+func (p *peerNode) Owns(file, x int) bool { return !p.Asks(file, x) }
+
 func (p *peerNode) Sampled(file, _ int) bool { return p.sampled == nil || p.sampled(file) }
 
 func (p *peerNode) Nodes() int { return len(p.all) }
@@ -55,9 +57,6 @@ func (p *peerNode) Read(ctx context.Context, wants []Want, held bool, check chec
 		due := time.Time{}
 		if objstore.PriorityOf(ctx) == objstore.Prefetch {
 			due = time.Now().Add(time.Minute)
-		}
-		if !held {
-			p.all[o].v.Asked(w.File, w.Off)
 		}
 		data, release, err := p.all[o].v.Serve(ctx, w.File, w.Off, len(w.P), due, held)
 		if err != nil {

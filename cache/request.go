@@ -246,13 +246,13 @@ func (q *query) inMemory() (l lease, ok bool) {
 	}
 	if q.purpose == reading {
 		count(&q.v.ds.count.RingHits, 1)
-		q.v.gifts.again(k.extent())
 	}
 	return q.lend(b, off), true
 }
 
 // lend is a lease of a buffer, whose byte off is the first of the request.
 func (q *query) lend(b *buffer, off int) lease {
+	b.wanted(q.purpose != serving)
 	if b.coded > 0 {
 		return lease{b.data, b}
 	}
@@ -370,7 +370,6 @@ func (q *query) joining(p *part) (b boarding, err error) {
 		p.hurry(!q.due.After(time.Now()))
 		return b, nil
 	}
-	q.v.gifts.again(p.key.extent())
 	count(&q.v.ds.count.Joined, 1)
 	p.join(q.n)
 	p.hurry(true)
@@ -556,9 +555,5 @@ func (g *group) isHere(k extentKey) bool {
 	if g.purpose == serving {
 		return k.here()
 	}
-	here := g.v.claim(g.account, k.extent())
-	if here {
-		g.v.gifts.again(k.extent())
-	}
-	return here
+	return g.v.claim(g.account, k.extent())
 }

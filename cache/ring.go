@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"cmp"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,7 +27,8 @@ import (
 // sample is read once an epoch, and what was read last is of no more use than any other; so what stays is a fixed
 // random set, as on disk, which is not given up for what passes. Its members are the volume's lowest ranks
 // (VolumeOptions.Rank): the set is as large as memory allows at the moment, without a threshold. Only the latest
-// few, which programs open again, stay whatever their rank.
+// few, which programs open again, stay whatever their rank. And what other nodes are still to ask for stays until most
+// of the rest has gone: those that read the same are seldom in step.
 type ring struct {
 	cleanLimit int64 // most bytes of entries that are on disk too
 
@@ -36,10 +38,11 @@ type ring struct {
 	spent    entries        // what was read last, oldest first
 	rest     [ranks]entries // what was read before that, by rank, if there are accounts
 	clean    entries        // kept, not spent
+	awaited  entries        // by other nodes; otherwise like spent
 	held     entries        // the rest, if on no account
 	bytes    int64
 	gone     *entry       // removed under the lock; their buffers are released when that ends
-	idle     atomic.Int64 // bytes of spent, rest and clean
+	idle     atomic.Int64 // bytes of spent, rest, clean and awaited
 }
 
 // ranks is how many ranks are told apart: what is cut off of a set is right to a 256th.
@@ -144,6 +147,12 @@ func (e *entry) beingRead(now time.Time) bool {
 	return e.left > 0 && !e.touched.IsZero() && now.Sub(e.touched) < betweenPieces
 }
 
+// isAwaited reports whether other nodes are still to ask for the extent.
+func (e *entry) isAwaited() bool {
+	b := e.buf
+	return b.lent != nil && b.lent.pays && b.lent == b.lent.of.phase.Load() && int(b.asked.Load()) < (*e.key.v.peers.Load()).Nodes()-1
+}
+
 // unlist takes the entry out of its list, if it is in one.
 func (e *entry) unlist() {
 	l := e.in
@@ -166,7 +175,7 @@ func (e *entry) unlist() {
 
 func newRing(cleanLimit int64) *ring {
 	r := &ring{entries: map[extentKey]*entry{}, cleanLimit: cleanLimit}
-	r.spent.idle, r.clean.idle = &r.idle, &r.idle
+	r.spent.idle, r.clean.idle, r.awaited.idle = &r.idle, &r.idle, &r.idle
 	for i := range r.rest {
 		r.rest[i].idle = &r.idle
 	}
@@ -208,6 +217,8 @@ func (r *ring) file(e *entry) {
 		return
 	case e.kept:
 		to = &r.clean
+	case e.spent && !e.dirty && e.isAwaited():
+		to = &r.awaited
 	case e.spent && !e.dirty:
 		to = &r.spent
 	case e.account != nil:
@@ -411,12 +422,16 @@ func (r *ring) take(k extentKey, from *Account) int64 {
 // least returns what may go first; nil if nothing may. The latest few bytes of spent entries have no rank, and do
 // not go unless all is asked for.
 func (r *ring) least(few int64, all bool) *entry {
+	for e := r.awaited.front; e != nil && (r.awaited.bytes > few*(againShare/awaitedShare) || !e.isAwaited()); e = r.awaited.front {
+		e.unlist()
+		r.spent.insert(e, nil)
+	}
 	for len(r.accounts) > 0 && r.spent.bytes > few {
 		e := r.spent.front
 		e.unlist()
 		r.rest[e.key.rank()].insert(e, nil)
 	}
-	if r.spent.bytes+r.clean.bytes < r.idle.Load() {
+	if r.spent.bytes+r.clean.bytes+r.awaited.bytes < r.idle.Load() {
 		for i := len(r.rest) - 1; ; i-- {
 			if e := r.rest[i].front; e != nil {
 				return e
@@ -426,7 +441,7 @@ func (r *ring) least(few int64, all bool) *entry {
 	if e := r.spent.front; e != nil && (all || r.spent.bytes > few) {
 		return e
 	}
-	return r.clean.back
+	return cmp.Or(r.clean.back, r.awaited.front)
 }
 
 // rank is what the volume says of the piece's extent.

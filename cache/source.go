@@ -35,6 +35,8 @@ type Peers interface {
 	// Asks reports whether Read would ask another node for an extent. It is called under a lock: it must not wait, nor
 	// call the volume.
 	Asks(file, extent int) bool
+	// Owns reports whether other nodes ask this one for an extent.
+	Owns(file, extent int) bool
 	// Sampled reports whether the extent is of the sample of what nodes ask owners for that do not keep it, and is given all the same.
 	Sampled(file, extent int) bool
 	// Nodes is how many nodes read the dataset, this one included.

@@ -59,8 +59,8 @@ type Volume struct {
 
 // NewVolume adds a version of a dataset to the cache.
 func (c *Cache) NewVolume(o VolumeOptions) *Volume {
-	v := &Volume{c: c, ds: c.dataset(o.Dataset, o.Name), flights: map[piece]*part{}, parts: map[uint32]*partial{},
-		gifts: newGifts()}
+	v := &Volume{c: c, ds: c.dataset(o.Dataset, o.Name), flights: map[piece]*part{}, parts: map[uint32]*partial{}}
+	v.gifts.begin(true)
 	v.store.v, v.store.objects, v.store.locate, v.rankOf = v, o.Store, o.Locate, o.Rank
 	v.places = places{m: o.Manifest, codec: o.Codec}
 	v.number()

@@ -56,6 +56,8 @@ func (n *clusterNode) Terms() Terms { return Terms{} }
 
 func (n *clusterNode) Received() int64 { return 0 }
 
+func (n *clusterNode) Owns(int, int) bool { return false }
+
 func (n *clusterNode) Sampled(int, int) bool { return false }
 
 func (n *clusterNode) Nodes() int { return len(n.all) }

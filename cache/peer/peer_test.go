@@ -123,8 +123,6 @@ func (s *shelf) Received() int64 {
 	return s.received.Load()
 }
 
-func (s *shelf) Asked(int, int64) {}
-
 func (s *shelf) Gather(files []int, _ time.Time) { s.gathered.Add(int64(len(files))) }
 
 func (s *shelf) Serve(ctx context.Context, file int, off int64, n int, _ time.Time, held bool) ([]byte, func(), error) {

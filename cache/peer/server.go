@@ -38,7 +38,6 @@ type Volume interface {
 	Received() int64 // bytes, from the store until now
 	// Check reports whether the version's file has that path and ETag. The number may be of no file.
 	Check(file int, path [16]byte, etag string) bool
-	Asked(file int, off int64) // by a request, before it is served
 	Gather(files []int, due time.Time)
 	Serve(ctx context.Context, file int, off int64, n int, due time.Time, held bool) (data []byte, release func(), err error)
 	ServeCoded(ctx context.Context, file int, off int64, n int, form [8]byte) (data []byte, release func(), ok bool)
@@ -331,9 +330,6 @@ func (c *serverConn) serve(r Request, free bool) error {
 		case !v.Check(p.file, p.path, p.etag):
 			why = ETag
 		default:
-			if !r.Held {
-				v.Asked(p.file, p.off)
-			}
 			data, release, err := c.find(s.ctx, v, r, i, due, false)
 			if errors.Is(err, cache.ErrMemory) || errors.Is(err, cache.ErrNotHeld) && !r.Held {
 				c.pending, c.files = append(c.pending, i), append(c.files, p.file)

@@ -884,13 +884,33 @@ func TestClusterAtRandom(t *testing.T) {
 	}
 }
 
-// Four jobs that each read everything, of which the caches hold a quarter: what an owner does not keep it fetches for all.
+// Four jobs that each read everything, of which the caches hold a quarter: what an owner does not keep it fetches for all, also if
+// each is a tenth of an epoch behind another.
 func TestClusterOwnersFetchForAll(t *testing.T) {
 	c := newCluster(t, 0.0625)
 	c.start()
 	c.epoch(0, 1)
 	for e := 1; e <= atMost(2, 4); e++ {
 		c.atMost(1.3, c.epoch(e, 1), "an epoch of four jobs")
+	}
+	for e := 5; e < 5+atMost(1, 2); e++ {
+		before := c.stats()[0].Delivered
+		got := c.during("an epoch in which each is behind another", func() {
+			c.each(func(n *fleetNode) error {
+				for n.Number > 0 {
+					first, err := c.Nodes[0].Stats(t.Context())
+					if err != nil {
+						return err
+					}
+					if first.Delivered-before >= int64(len(c.paths)*n.Number/10) {
+						break
+					}
+					time.Sleep(10 * time.Millisecond)
+				}
+				return c.consume(n, e, 1)
+			})
+		})
+		c.atMost(1.3, got, "four jobs, each behind another")
 	}
 }
 

@@ -252,6 +252,12 @@ func (s *sharing) trainer() string {
 	return m.all()[s.owners(m.all()).Of(0)].ID
 }
 
+// Owns implements cache.Peers.
+func (s *sharing) Owns(file, extent int) bool {
+	m := s.now.Load()
+	return m != nil && m.table != nil && m.table.Of(owner.Bucket(s.unit(file, extent))) == m.self
+}
+
 // Sampled implements cache.Peers.
 func (s *sharing) Sampled(file, extent int) bool {
 	return owner.Bucket(s.unit(file, extent))%cache.GiftSample == 0
