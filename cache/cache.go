@@ -158,9 +158,6 @@ func New(o Options) *Cache {
 // first, and some trainers augment a sample several times. Prefetches do not take it.
 const againShare = 16
 
-// awaitedShare is the part of memory in which spent samples stay for other nodes ([gifts]).
-const awaitedShare = 4
-
 // Ledger returns the account of memory.
 func (c *Cache) Ledger() *Ledger { return c.ledger }
 

@@ -189,12 +189,7 @@ func (fl *flight) fly(v *Volume, purpose purpose, done func(file int, err error)
 			wants, err = fl.sources[i].Fill(fl.ctx, wants)
 		}
 	}
-	for i := range fl.parts {
-		if p := &fl.parts[i]; err == nil && v.lends(p.file, p.x()) {
-			p.buf.lent, p.buf.detour = v.gifts.phase.Load(), purpose == serving
-		}
-	}
-	fl.land(v, err)
+	fl.land(v, purpose, err)
 	fl.restores().close()
 	if done != nil {
 		for i := range fl.parts {
@@ -217,7 +212,7 @@ func sizeOf(parts []part) (n int64) {
 }
 
 // land ends a flight. Each part is in its next place before it leaves v.flights.
-func (fl *flight) land(v *Volume, err error) {
+func (fl *flight) land(v *Volume, purpose purpose, err error) {
 	d := v.ds.disk.Load()
 	write := make([]bool, len(fl.parts)) // asked without the lock
 	for i := range fl.parts {
@@ -228,6 +223,9 @@ func (fl *flight) land(v *Volume, err error) {
 	for i := range fl.parts {
 		p := &fl.parts[i]
 		if err == nil {
+			if v.lends(p.file, p.x()) {
+				p.buf.lent, p.buf.detour = v.gifts.phase.Load(), purpose == serving
+			}
 			p.buf.refs.Add(int32(p.waiters))
 			p.stow(d, write[i])
 		} else {

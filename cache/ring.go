@@ -27,8 +27,8 @@ import (
 // sample is read once an epoch, and what was read last is of no more use than any other; so what stays is a fixed
 // random set, as on disk, which is not given up for what passes. Its members are the volume's lowest ranks
 // (VolumeOptions.Rank): the set is as large as memory allows at the moment, without a threshold. Only the latest
-// few, which programs open again, stay whatever their rank. And what other nodes are still to ask for stays until most
-// of the rest has gone: those that read the same are seldom in step.
+// few, which programs open again, stay whatever their rank. And what other nodes are still to ask for stays longest, four
+// times as much as those few: nodes that read the same are seldom in step.
 type ring struct {
 	cleanLimit int64 // most bytes of entries that are on disk too
 
@@ -422,7 +422,7 @@ func (r *ring) take(k extentKey, from *Account) int64 {
 // least returns what may go first; nil if nothing may. The latest few bytes of spent entries have no rank, and do
 // not go unless all is asked for.
 func (r *ring) least(few int64, all bool) *entry {
-	for e := r.awaited.front; e != nil && (r.awaited.bytes > few*(againShare/awaitedShare) || !e.isAwaited()); e = r.awaited.front {
+	for e := r.awaited.front; e != nil && (r.awaited.bytes > 4*few || !e.isAwaited()); e = r.awaited.front {
 		e.unlist()
 		r.spent.insert(e, nil)
 	}

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/prefetch"
 	"github.com/shoalfs/shoal/prefetch/infer"
 	"github.com/shoalfs/shoal/prefetch/order"
@@ -42,6 +43,9 @@ type follower struct {
 	least  int       // files ahead of the reader
 	most   int
 	reads  int64 // opens of the mount until it was detected
+	mean   int64 // bytes of a file
+	before int64 // that were read of the dataset until then
+	opened int64 // files of the list, since then
 }
 
 // sequencesOf returns the detector for the lists in which a version's files may be read.
@@ -77,11 +81,13 @@ func (i *inference) inSequence(o run.Opening) (fits bool) {
 	run, found, fits := i.sequences.Open(o.Process, o.File)
 	followed := false
 	for _, a := range i.ahead {
+		if found && run.List == a.run.List {
+			a.opened++
+			a.spread = max(a.spread, run.Spread)
+			followed = followed || a.skims()
+		}
 		if (*a.window.Load()).Find(o.File, 0) >= 0 {
 			a.seen, followed = time.Now(), fits
-			if found && run.List == a.run.List {
-				a.spread = max(a.spread, run.Spread)
-			}
 		}
 	}
 	if found && !followed {
@@ -92,13 +98,14 @@ func (i *inference) inSequence(o run.Opening) (fits bool) {
 
 // follow starts to read ahead.
 func (i *inference) follow(r infer.Run) {
-	a := &follower{run: r, spread: r.Spread, seen: time.Now(), reads: i.engine.counted.opens.Load()}
+	m := i.view.manifest
+	a := &follower{run: r, spread: r.Spread, seen: time.Now(), reads: i.engine.counted.opens.Load(),
+		mean: max(m.Bytes()/int64(m.Len()), 1), before: i.view.volume.Stats().ReadBytes}
 	read := make([]run.Opening, len(r.Read)) // workers leave gaps, which are still to be read
 	for j, pos := range r.Read {
 		read[j].File = r.Over.At(pos)
 	}
-	mean := max(i.view.manifest.Bytes()/int64(i.view.manifest.Len()), 1)
-	a.least, a.most = int(min(leastAhead/mean+1, leastFiles)), int(min(mostAhead/mean+1, mostFiles))
+	a.least, a.most = int(min(leastAhead/a.mean+1, leastFiles)), int(min(mostAhead/a.mean+1, mostFiles))
 	window := r.Window(r.Head + a.least*r.World)
 	a.window.Store(&window)
 	o := i.engine.orders.options(sequenceName, i.view, func(epoch int) order.Order {
@@ -108,40 +115,34 @@ func (i *inference) follow(r infer.Run) {
 		return *a.window.Load()
 	})
 	o.Opened, o.Choose = read, false // its end is unknown
-	s, err := i.engine.host.runner.Begin(o)
-	if err != nil {
+	var err error
+	if a.stream, err = i.engine.host.runner.Begin(o); err != nil {
 		return
 	}
-	a.stream = s
 	i.mu.Lock()
 	all := append(slices.Clone(i.ahead), a)
 	slices.SortStableFunc(all, func(x, y *follower) int { return y.seen.Compare(x.seen) })
 	i.ahead = all[:min(len(all), maxRuns)]
 	i.mu.Unlock()
-	i.begin(s, false)
+	i.begin(a.stream, false)
 	for _, old := range all[len(i.ahead):] {
 		i.forget(old.stream)
 	}
-	i.engine.log.Info("read in sequence", "list", r.List, "from", i.view.manifest.Path(window.At(0)), "world", r.World, "reads", a.reads)
+	i.engine.log.Info("read in sequence", "list", r.List, "from", m.Path(window.At(0)), "world", r.World, "reads", a.reads)
 }
 
 // readOn extends the windows whose readers come near the end, and ends idle ones.
 func (i *inference) readOn(now time.Time) {
-	all := i.ahead
-	var keep []*follower
-	for _, a := range all {
+	for _, a := range i.ahead {
 		if now.Sub(a.seen) > idleRun {
 			i.forget(a.stream)
-			continue
+		} else {
+			a.extend()
 		}
-		keep = append(keep, a)
-		a.extend()
 	}
-	if len(keep) < len(all) {
-		i.mu.Lock()
-		i.ahead = keep
-		i.mu.Unlock()
-	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.ahead = slices.DeleteFunc(slices.Clone(i.ahead), func(a *follower) bool { return now.Sub(a.seen) > idleRun })
 }
 
 // extend makes the window longer if its reader comes near the end, in its first pass.
@@ -149,7 +150,7 @@ func (a *follower) extend() {
 	r := a.run
 	a.stream.Extend(func(at prefetch.Position) order.Locator {
 		ahead := max(min(max(4*at.Consumed, a.least), a.most), 2*a.spread/r.World)
-		if at.Pass > 0 || at.Len-at.Head > ahead/2 {
+		if at.Pass > 0 || at.Len-at.Head > ahead/2 || a.skims() {
 			return nil
 		}
 		width := r.Last - r.First + 1
@@ -162,12 +163,16 @@ func (a *follower) extend() {
 	})
 }
 
+// skims reports whether its reader opened large files since it was found and read little of them, their indexes perhaps: it does not
+// want the next ones whole.
+func (a *follower) skims() bool {
+	return a.mean > cache.ExtentSize && 4*(a.stream.Volume.Stats().ReadBytes-a.before) < a.mean*max(a.opened, 1)
+}
+
 // spec returns the order spec of the sequence, "auto" if it has none.
 func (a *follower) spec() string {
-	if a.run.List == "the listing" || a.run.List == "the samples" {
-		if a.run.World == 1 {
-			return "sequential"
-		}
+	if a.run.World == 1 && (a.run.List == "the listing" || a.run.List == "the samples") {
+		return "sequential"
 	}
 	return "auto"
 }

@@ -4,11 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/prefetch/run"
 )
 
@@ -148,4 +150,51 @@ func TestPlansEnd(t *testing.T) {
 		t.Error("without a plan the order is not inferred")
 	}
 	eventually(t, "all memory back", func() bool { return e.cache.Ledger().Used() <= used+1<<20 })
+}
+
+// Who opens large files one after another and reads little of each gets few of them ahead; who reads them gets all.
+func TestSkimming(t *testing.T) {
+	const files, size = 48, cache.ExtentSize + 1<<20
+	for name, read := range map[string]int{"their beginnings": 4096, "all of them": size} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			for i := range files {
+				f, err := os.Create(filepath.Join(dir, fmt.Sprintf("%03d.rec", i)))
+				if err == nil {
+					err = errors.Join(f.Truncate(size), f.Close())
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			e := openEngine(t, dir, t.TempDir(), "auto")
+			t.Cleanup(func() { closeEngine(t, e) })
+			m, p := e.cur.Load().manifest, make([]byte, read)
+			i := e.orders.inference.Load()
+			for n := range files + 1 { // when the last is looked at, those before have been
+				file := min(n, files-1)
+				e.Opened(m, file, 9)
+				if _, err := e.ReadAt(t.Context(), m, file, p, 0); err != nil {
+					t.Fatal(err)
+				}
+				e.Released(m, file)
+				eventually(t, "all to be looked at", func() bool {
+					i.mu.Lock()
+					defer i.mu.Unlock()
+					return i.said.reads == n+1
+				})
+			}
+			planned := func() (n int) {
+				for _, s := range e.Stats().Streams {
+					n = max(n, s.Planned)
+				}
+				return n
+			}
+			if read == size {
+				eventually(t, "all to be fetched", func() bool { return planned() == files })
+			} else if n := planned(); n > files/2 || len(e.Stats().Streams) != 1 {
+				t.Errorf("%d files are fetched, by %d streams", n, len(e.Stats().Streams))
+			}
+		})
+	}
 }
