@@ -248,7 +248,7 @@ func TestRangesLargerThanMemory(t *testing.T) {
 			}
 		}
 		p, n := s.Progress(), v.Stats()
-		if p.Consumed != len(list) || n.Misses > 40 {
+		if p.Consumed != len(list) || n.Misses > 100 { // of 576 reads; 21 to 54 in 100 runs, by how the goroutines fall
 			t.Errorf("%+v, %d reads waited", p, n.Misses)
 		}
 	})
