@@ -35,7 +35,7 @@ func TestInference(t *testing.T) {
 	}
 	before := runtime.NumGoroutine()
 	e := openEngine(t, dir, t.TempDir(), "auto")
-	if text := string(e.orders.text()); !strings.HasPrefix(text, "order: none yet") {
+	if text := string(e.orders.text()); !strings.HasPrefix(text, "order: none yet") || !strings.Contains(text, "shoal.hint(loader)") {
 		t.Error(text)
 	}
 	reads := order.Torch(n, 77, 0, 1, 0, 0, false)

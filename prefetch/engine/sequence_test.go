@@ -170,6 +170,9 @@ func TestSkimming(t *testing.T) {
 			e := openEngine(t, dir, t.TempDir(), "auto")
 			t.Cleanup(func() { closeEngine(t, e) })
 			m, p := e.cur.Load().manifest, make([]byte, read)
+			if text := string(e.orders.text()); !strings.Contains(text, "shoal.hint(ranges=") {
+				t.Error(text)
+			}
 			i := e.orders.inference.Load()
 			for n := range files + 1 { // when the last is looked at, those before have been
 				file := min(n, files-1)
