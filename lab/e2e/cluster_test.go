@@ -914,10 +914,11 @@ func TestClusterOwnersFetchForAll(t *testing.T) {
 	}
 }
 
-// Four ranks that read different samples, of which the caches hold a quarter: nothing is fetched by way of another node, but for what
-// shows that this does not pay. Between nodes goes what they keep for each other.
+// Four ranks that read different samples, of which the caches hold a quarter, and memory little more: nothing is fetched by way of another
+// node, but for what shows that this does not pay. Between nodes goes what they keep for each other.
 func TestClusterRanksFetchForThemselves(t *testing.T) {
 	c := newCluster(t, 0.0625)
+	c.flags[slices.Index(c.flags, "--memory")+1] = "112MiB" // with more it may pay: what one fetched another finds in the next epoch
 	c.start()
 	c.epoch(0, 4)
 	c.epoch(1, 4)
@@ -931,8 +932,8 @@ func TestClusterRanksFetchForThemselves(t *testing.T) {
 		kept += before[i].Disk.Kept
 	}
 	// 0.167 if owners fetch nothing else, and 0.65 if they fetch everything.
-	if t.Logf("%.4f of the dataset went from node to node in an epoch, with %d of %d files kept", share, kept, len(c.paths)); share > 0.18 {
-		t.Errorf("%.4f of the dataset went from node to node in an epoch, want at most 0.18", share)
+	if t.Logf("%.4f of the dataset went from node to node in an epoch, with %d of %d files kept", share, kept, len(c.paths)); share > 0.2 {
+		t.Errorf("%.4f of the dataset went from node to node in an epoch, want at most 0.2", share)
 	}
 }
 
