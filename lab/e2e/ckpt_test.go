@@ -382,7 +382,7 @@ func TestCkptKilled(t *testing.T) {
 			select {
 			case <-stop:
 				return
-			default:
+			case <-time.After(50 * time.Millisecond): // it trains
 				saveOnce(t, r, dir, step)
 			}
 		}

@@ -39,6 +39,7 @@ type clusterSet struct {
 	dir, source string
 	paths       []string
 	bytes       int64
+	wanted      sync.Map // what want returned, as a function, by its arguments
 }
 
 var clusterData = sync.OnceValues(func() (*clusterSet, error) {
@@ -64,11 +65,14 @@ var clusterData = sync.OnceValues(func() (*clusterSet, error) {
 // want is the digest of what a rank is to get in these epochs.
 func (s *clusterSet) want(t testing.TB, spec string, world, rank int, epochs ...int) string {
 	t.Helper()
-	var order []int
-	for _, e := range epochs {
-		order = append(order, orderOf(t, spec, len(s.paths), "--epoch", fmt.Sprint(e), "--world", fmt.Sprint(world), "--rank", fmt.Sprint(rank))...)
-	}
-	return digest(t, s.dir, s.paths, order)
+	once, _ := s.wanted.LoadOrStore(fmt.Sprint(spec, world, rank, epochs), sync.OnceValue(func() string {
+		var order []int
+		for _, e := range epochs {
+			order = append(order, orderOf(t, spec, len(s.paths), "--epoch", fmt.Sprint(e), "--world", fmt.Sprint(world), "--rank", fmt.Sprint(rank))...)
+		}
+		return digest(t, s.dir, s.paths, order)
+	}))
+	return once.(func() string)()
 }
 
 // cluster is a fleet over the dataset.
@@ -923,12 +927,12 @@ func TestClusterRanksFetchForThemselves(t *testing.T) {
 	c.epoch(0, 4)
 	c.epoch(1, 4)
 	before, kept, share := c.stats(), 0, 0.0
-	const epochs = 4 // one has some hundred files from other nodes: 4% more or less by chance
+	epochs := atMost(2, 4) // one has some hundred files from other nodes: 4% more or less by chance
 	for e := 2; e < 2+epochs; e++ {
 		c.epoch(e, 4)
 	}
 	for i, s := range c.stats() {
-		share += float64(s.Cluster.Given.Bytes-before[i].Cluster.Given.Bytes) / float64(c.bytes) / epochs
+		share += float64(s.Cluster.Given.Bytes-before[i].Cluster.Given.Bytes) / float64(c.bytes) / float64(epochs)
 		kept += before[i].Disk.Kept
 	}
 	// 0.167 if owners fetch nothing else, and 0.65 if they fetch everything.
@@ -973,7 +977,7 @@ func TestClusterZones(t *testing.T) {
 			}
 			c.atMost(2.03, c.epoch(0, 1), "four jobs in two zones")
 			c.epoch(1, 1)
-			for e := 2; e < 4; e++ {
+			for e := 2; e < 2+atMost(1, 2); e++ {
 				before := between()
 				c.atMost(test.store, c.epoch(e, 1), "a later epoch")
 				got := between() - before

@@ -75,7 +75,7 @@ func TestDiskTrouble(t *testing.T) {
 				t.Fatal(err)
 			}
 			dropCaches(t) // what was written lies in the page cache, which no fault reaches
-			r := startReading(t, 8, mnt, dir, known)
+			r := startReading(t, 8, 50*time.Millisecond, mnt, dir, known)
 			within(t, patience+10*time.Second, "the stats say that the disk is out of use", func() bool { return readStats(t, mnt).Disk.OutOfUse })
 			if c.hangs {
 				time.Sleep(hangTime(t))
@@ -308,7 +308,7 @@ func TestHundredth(t *testing.T) {
 		cache := t.TempDir()
 		const cacheSize, memory = 2 << 20, 128 << 20
 		mnt := mount(t, env, source, "--cache-dir", cache, "--cache-size", fmt.Sprint(cacheSize), "--memory", fmt.Sprint(memory), "--order", order, "--kernel-cache", "off")
-		r := startReading(t, 64, mnt, dir, torchOrder(t, "torch:seed=1", paths))
+		r := startReading(t, 64, 0, mnt, dir, torchOrder(t, "torch:seed=1", paths))
 		within(t, patience, "one epoch", func() bool {
 			r.mu.Lock()
 			defer r.mu.Unlock()

@@ -171,6 +171,7 @@ def reader(i):
     signal.signal(signal.SIGINT, interrupt)
     signal.signal(signal.SIGALRM, interrupt)
     while not shared[STOP]:
+        time.sleep(random.random() / 50)
         try:
             armed = random.random() < 0.9  # the rest leave a slow machine the time to connect
             if armed and i % 3 == 0:

@@ -231,7 +231,7 @@ type reading struct {
 	files   int
 }
 
-func startReading(t testing.TB, readers int, mnt, dir string, paths []string) *reading {
+func startReading(t testing.TB, readers int, pause time.Duration, mnt, dir string, paths []string) *reading {
 	r := &reading{stop: make(chan struct{})}
 	for k := range readers {
 		r.wg.Go(func() {
@@ -239,7 +239,7 @@ func startReading(t testing.TB, readers int, mnt, dir string, paths []string) *r
 				select {
 				case <-r.stop:
 					return
-				default:
+				case <-time.After(pause): // as a trainer makes
 				}
 				p := paths[i%len(paths)]
 				start := time.Now()

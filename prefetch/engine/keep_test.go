@@ -70,14 +70,14 @@ func TestKeptOfWhatIsRead(t *testing.T) {
 // that, also after a restart, at which its owners come after its records.
 func TestKeptOfWhatIsOwned(t *testing.T) {
 	dir, cacheDir := t.TempDir(), t.TempDir()
-	const n, size = 200, 512 << 10
+	const n, size = 200, 128 << 10
 	for i := range n {
 		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("f%03d.jpg", i)), make([]byte, size), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
 	start := func() *Engine {
-		return open(t, HostConfig{Options: cachedir.Options{Path: cacheDir, Size: 80 << 20, Memory: 128 << 20}}, Config{Source: "file://" + dir})
+		return open(t, HostConfig{Options: cachedir.Options{Path: cacheDir, Size: 20 << 20, Memory: 128 << 20}}, Config{Source: "file://" + dir})
 	}
 	kept := func(e *Engine) (files []int) {
 		for f := range n {
@@ -102,7 +102,7 @@ func TestKeptOfWhatIsOwned(t *testing.T) {
 	everything(e)
 	alone := kept(e)
 	if len(alone) < 130 {
-		t.Fatalf("%d of %d are kept in 80 MiB", len(alone), n)
+		t.Fatalf("%d of %d are kept in 20 MiB", len(alone), n)
 	}
 	for _, test := range []struct {
 		owned   func(file, extent int) bool
