@@ -536,14 +536,14 @@ func (r *orders) text() []byte {
 	if inference != nil {
 		inference.text(&b)
 	} else if len(streams) == 0 {
-		fmt.Fprintf(&b, "order: none (--order %s; write paths to .shoal/plan to give one)\n", r.engine.order())
+		fmt.Fprintf(&b, "order: none (--order %s)\n", r.engine.order())
 	}
 	if len(streams) == 0 {
 		hint := "shoal.hint(loader)"
 		if m := r.engine.cur.Load().manifest; m.Bytes() > cache.ExtentSize*int64(m.Len()) { // the mean file is large
 			hint = "shoal.hint(ranges=[(path, offset, length), …])"
 		}
-		fmt.Fprintf(&b, "  to give one, run the trainer by `shoal run`; or in Python: %s\n", hint)
+		fmt.Fprintf(&b, "  to give one, run the trainer by `shoal run`, write paths to .shoal/plan, or in Python: %s\n", hint)
 	}
 	stale := r.stale()
 	for _, s := range streams {

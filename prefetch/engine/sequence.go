@@ -134,15 +134,15 @@ func (i *inference) follow(r infer.Run) {
 // readOn extends the windows whose readers come near the end, and ends idle ones.
 func (i *inference) readOn(now time.Time) {
 	for _, a := range i.ahead {
-		if now.Sub(a.seen) > idleRun {
-			i.forget(a.stream)
-		} else {
+		if now.Sub(a.seen) <= idleRun {
 			a.extend()
+			continue
 		}
+		i.forget(a.stream)
+		i.mu.Lock()
+		i.ahead = slices.DeleteFunc(slices.Clone(i.ahead), func(b *follower) bool { return b == a })
+		i.mu.Unlock()
 	}
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.ahead = slices.DeleteFunc(slices.Clone(i.ahead), func(a *follower) bool { return now.Sub(a.seen) > idleRun })
 }
 
 // extend makes the window longer if its reader comes near the end, in its first pass.
