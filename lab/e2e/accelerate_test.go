@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
@@ -29,17 +30,33 @@ func TestRunAccelerate(t *testing.T) {
 	}
 	_, port, _ := net.SplitHostPort(free.Addr().String())
 	_ = free.Close()
-	t.Run("Accelerate", func(t *testing.T) { readAsTold(t, clients, "hf_accelerate.py", mnt, 2, 24, "MASTER_PORT="+port) })
-	t.Run("timm and Ultralytics", func(t *testing.T) { readAsTold(t, clients, "others_loaders.py", mnt, 1, 18) })
+	t.Run("Accelerate", func(t *testing.T) {
+		readAsTold(t, clients+"-torch/bin/python", "hf_accelerate.py", mnt, 2, 24, "MASTER_PORT="+port)
+	})
+	t.Run("timm and Ultralytics", func(t *testing.T) { readAsTold(t, clients+"-torch/bin/python", "others_loaders.py", mnt, 1, 18) })
+}
+
+// Trainers that make the loaders themselves, or own their epochs: what each reads is what was told.
+func TestRunTrainers(t *testing.T) {
+	python := os.Getenv("SHOAL_ADAPTERS")
+	if python == "" {
+		t.Skip("make conformance runs it")
+	}
+	dir, _ := pictures(t, 3, 17)
+	_, env := far(t, proxy.Options{Latency: 30 * time.Millisecond})
+	mnt := mount(t, env, bucket(t, dir), "--cache-size", "0", "--kernel-cache", "off")
+	readAsTold(t, python, "trainers.py", mnt, 1, 18)
+	s := readStats(t, mnt)
+	t.Logf("%d opens, of which %d waited for the store", s.Opens, s.Misses+s.Joined)
 }
 
 // readAsTold runs a trainer under shoal run, in as many ranks, and compares what each read in its epochs with its plans.
-func readAsTold(t *testing.T, clients, script, mnt string, world, each int, env ...string) {
+func readAsTold(t *testing.T, python, script, mnt string, world, each int, env ...string) {
 	out := t.TempDir()
 	var ranks sync.WaitGroup
 	for rank := range world { // torchrun of Debian's torch does not start with its Python
 		ranks.Go(func() {
-			cmd := exec.Command(shoalBin, "run", "--", clients+"-torch/bin/python", "-B", script, mnt, out)
+			cmd := exec.Command(shoalBin, "run", "--", python, "-B", script, mnt, out)
 			cmd.Env = append(append(os.Environ(), env...), "XDG_CACHE_HOME="+t.TempDir(), "YOLO_CONFIG_DIR="+t.TempDir(), "OMP_NUM_THREADS=1",
 				fmt.Sprint("WORLD_SIZE=", world), fmt.Sprint("LOCAL_WORLD_SIZE=", world),
 				fmt.Sprint("RANK=", rank), fmt.Sprint("LOCAL_RANK=", rank), "MASTER_ADDR=127.0.0.1")
