@@ -21,6 +21,7 @@ func TestRunAccelerate(t *testing.T) {
 	if clients == "" {
 		t.Skip("SHOAL_CLIENTS names no folder: make conformance")
 	}
+	python := clients + "-torch/bin/python"
 	dir, _ := pictures(t, 3, 17)
 	_, env := far(t, proxy.Options{})
 	mnt := mount(t, env, bucket(t, dir))
@@ -30,10 +31,8 @@ func TestRunAccelerate(t *testing.T) {
 	}
 	_, port, _ := net.SplitHostPort(free.Addr().String())
 	_ = free.Close()
-	t.Run("Accelerate", func(t *testing.T) {
-		readAsTold(t, clients+"-torch/bin/python", "hf_accelerate.py", mnt, 2, 24, "MASTER_PORT="+port)
-	})
-	t.Run("timm and Ultralytics", func(t *testing.T) { readAsTold(t, clients+"-torch/bin/python", "others_loaders.py", mnt, 1, 18) })
+	t.Run("Accelerate", func(t *testing.T) { readAsTold(t, python, "hf_accelerate.py", mnt, 2, 24, "MASTER_PORT="+port) })
+	t.Run("timm and Ultralytics", func(t *testing.T) { readAsTold(t, python, "others_loaders.py", mnt, 1, 18) })
 }
 
 // Trainers that make the loaders themselves, or own their epochs: what each reads is what was told.

@@ -96,7 +96,7 @@ func memoryGroup(t testing.TB, limit int64) (enter string, killed func() int) {
 // pages back when it needs them. SHOAL_MEMORY_FOR is for how long.
 func TestMemoryHolds(t *testing.T) {
 	const memory, most = 128 << 20, 228 << 20
-	lasts, err := time.ParseDuration(cmp.Or(os.Getenv("SHOAL_MEMORY_FOR"), "6s"))
+	lasts, err := time.ParseDuration(cmp.Or(os.Getenv("SHOAL_MEMORY_FOR"), fmt.Sprint(atMost(6, 12), "s")))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-"""The pictures of a mount as a dataset, and what the mount was told of their order, for the trainers of TestRunAccelerate."""
+"""The pictures of a mount as a dataset, and what the mount was told of their order, for the trainers of TestRunAccelerate and TestRunTrainers."""
 
 import os
 

@@ -220,8 +220,8 @@ func decode(t testing.TB, text string, into any) {
 	}
 }
 
-// tolerantReaders reads the files over and over until stop is closed: every byte must be right and no
-// read may take longer than the returned time.
+// reading is readers that read the files over and over until stop is closed, each with a pause between two. Every byte must be right;
+// longest is what the slowest read took.
 type reading struct {
 	stop    chan struct{}
 	wg      sync.WaitGroup
