@@ -429,10 +429,10 @@ func (i *inference) text(w io.Writer) {
 			case said.active:
 				fmt.Fprintf(w, "; searching %s for a torch shuffle", said.depth)
 				if hopeless {
-					fmt.Fprint(w, ", which takes longer than what is left of the epoch. Run the trainer by `shoal run`")
+					fmt.Fprint(w, ", which takes longer than what is left of the epoch")
 				}
 			case said.gaveUp != "":
-				fmt.Fprintf(w, "; the search for a torch shuffle has ended: %s. Run the trainer by `shoal run`, or write a plan", said.gaveUp)
+				fmt.Fprintf(w, "; the search for a torch shuffle has ended: %s", said.gaveUp)
 			}
 			fmt.Fprintln(w)
 		}
