@@ -20,10 +20,36 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
 
-// Four hosts, each in a network namespace, save in the form of DCP under one prefix: each its shards, and after a barrier the first
-// one its metadata. Their ways to the bucket are slow at random; one is frozen, killed, or cut off from the bucket and etcd, at random. The
-// metadata is never visible before a shard that it names. SHOAL_SAVES says how many times they save.
+// Four hosts save in the form of DCP: each its shards, and after a barrier the first one its metadata.
 func TestCkptHosts(t *testing.T) {
+	ckptHosts(t, func(dirs []string, seed uint64) func(int) func() {
+		return func(step int) (finish func()) {
+			at := fmt.Sprint("step-", step)
+			var barrier sync.WaitGroup
+			for i, dir := range dirs {
+				sizes := rand.New(rand.NewPCG(seed, uint64(step*4+i)))
+				barrier.Go(func() {
+					for f := range 1 + sizes.IntN(3) {
+						size := 1000
+						if sizes.IntN(4) == 0 {
+							size = 9 << 20
+						}
+						write(t, filepath.Join(dir, at, fmt.Sprintf("__%d_%d.distcp", i, f)), make([]byte, size))
+					}
+				})
+			}
+			return func() {
+				barrier.Wait()
+				write(t, filepath.Join(dirs[0], at, ".metadata"), []byte("m"))
+			}
+		}
+	})
+}
+
+// ckptHosts has four hosts, each in a network namespace, save under one prefix by what saver returns: it begins a save into step-N of each
+// of dirs, of sizes by seed, and finish waits for its end. Their ways to the bucket are slow at random; one is frozen, killed, or cut off
+// from the bucket and etcd, at random. The metadata is never visible before a shard that it names. SHOAL_SAVES says how many times they save.
+func ckptHosts(t *testing.T, saver func(dirs []string, seed uint64) func(step int) (finish func())) {
 	if m := netns.Missing(); m != "" {
 		t.Skip(m)
 	}
@@ -67,48 +93,31 @@ func TestCkptHosts(t *testing.T) {
 		dirs = append(dirs, t.TempDir())
 		daemons = append(daemons, start(i))
 	}
-	w := watchBucket(name, "run")
+	save, w := saver(dirs, seed), watchBucket(name, "run")
 	for step := range saves {
-		at := fmt.Sprint("step-", step)
 		for _, n := range f.Nodes {
 			must(n.Far(proxy.Options{Latency: time.Duration(rng.IntN(40)) * time.Millisecond, Sigma: 0.5}))
 		}
-		var barrier sync.WaitGroup
-		for i, dir := range dirs {
-			sizes := rand.New(rand.NewPCG(seed, uint64(step*4+i)))
-			barrier.Go(func() {
-				for f := range 1 + sizes.IntN(3) {
-					size := 1000
-					if sizes.IntN(4) == 0 {
-						size = 9 << 20
-					}
-					write(t, filepath.Join(dir, at, fmt.Sprintf("__%d_%d.distcp", i, f)), make([]byte, size))
-				}
-			})
-		}
+		finish := save(step)
 		i := rng.IntN(4)
 		switch rng.IntN(4) {
 		case 0:
 			daemons[i].signal(t, syscall.SIGSTOP)
-			barrier.Wait()
-			write(t, filepath.Join(dirs[0], at, ".metadata"), []byte("m"))
+			finish()
 			time.Sleep(time.Duration(rng.IntN(300)) * time.Millisecond) // any moment is as good
 			daemons[i].signal(t, syscall.SIGCONT)
 		case 1:
 			daemons[i].signal(t, syscall.SIGKILL)
 			<-daemons[i].exited
-			barrier.Wait()
-			write(t, filepath.Join(dirs[0], at, ".metadata"), []byte("m"))
+			finish()
 			daemons[i] = start(i)
 		case 2:
 			must(f.Nodes[i].Down())
-			barrier.Wait()
-			write(t, filepath.Join(dirs[0], at, ".metadata"), []byte("m"))
+			finish()
 			time.Sleep(time.Duration(rng.IntN(2000)) * time.Millisecond)
 			must(f.Nodes[i].Up())
 		default:
-			barrier.Wait()
-			write(t, filepath.Join(dirs[0], at, ".metadata"), []byte("m"))
+			finish()
 		}
 		if rng.IntN(2) == 0 { // else the next save comes on top
 			mustShoal(t, nil, "ckpt", "wait", dirs[0], "--timeout", "120s")

@@ -1,10 +1,13 @@
-"""Saves three checkpoints as trainers do, and loads the newest: savers.py save|load SAVER FOLDER WANT.
+"""Saves three checkpoints as trainers do, and loads the newest: savers.py save|load SAVER FOLDER WANT; or saves many on hosts of their
+own: savers.py fleet SEED FOLDER....
 
 save prints the newest checkpoint's path in FOLDER, and puts its tensors into the file WANT (NumPy's .npz). load has FOLDER
-as that path in a mount, and compares what the saver's own loader makes of it with WANT.
+as that path in a mount, and compares what the saver's own loader makes of it with WANT. fleet has a rank for each folder. For each
+number N from standard input DCP saves into step-N of every folder.
 """
 
 import os
+import random
 import sys
 import tempfile
 
@@ -80,6 +83,45 @@ def rank(number, save_one, folder, meet):
         torch.distributed.barrier()
         if number == 0:
             shoal.checkpoint.wait(path, timeout=120)
+    torch.distributed.destroy_process_group()
+
+
+def fleet(seed, *folders):
+    """Saves by a rank for each folder, of sizes by seed, and says when one is done."""
+    import torch.multiprocessing
+
+    spawn = torch.multiprocessing.get_context("spawn")
+    todo, done = [spawn.SimpleQueue() for _ in folders], spawn.SimpleQueue()
+    with tempfile.TemporaryDirectory() as meet:
+        ranks = torch.multiprocessing.spawn(fleet_rank, (seed, folders, meet, todo, done), nprocs=len(folders), join=False)
+        for line in sys.stdin:
+            for queue in todo:
+                queue.put(int(line))
+            while done.empty():
+                ranks.join(timeout=0.01)  # raises what a rank has raised
+            print("saved", done.get(), flush=True)
+        for queue in todo:
+            queue.put(None)
+        while not ranks.join():
+            pass
+
+
+def fleet_rank(number, seed, folders, meet, todo, done):
+    import torch.distributed
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    world = len(folders)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{meet}/store", rank=number, world_size=world)
+    mesh = init_device_mesh("cpu", (world,))
+    for step in iter(todo[number].get, None):
+        sizes = random.Random(f"{seed} {step}")
+        state = {f"w{i}": distribute_tensor(torch.full((world * sizes.choice((250, 250, 250, 9 << 18)),), float(step)), mesh, [Shard(0)])
+                 for i in range(sizes.randint(1, 3))}
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(at(folders[number], step), single_file_per_rank=False))
+        if number == 0:
+            done.put(step)
     torch.distributed.destroy_process_group()
 
 
@@ -322,4 +364,7 @@ def main(verb, saver, folder, want):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[1] == "fleet":
+        fleet(*sys.argv[2:])
+    else:
+        main(*sys.argv[1:])

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bufio"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -99,12 +100,53 @@ func TestCkptSaversHosts(t *testing.T) {
 	runSaver(t, py, "load", "dcp-hosts", filepath.Join(mount(t, env, "s3://"+name+"/run"), "step-3"), want)
 }
 
-func runSaver(t *testing.T, py string, args ...string) string {
-	t.Helper()
+// DCP itself on the hosts of TestCkptHosts: four ranks, each with a folder of its own.
+func TestCkptSaversFleet(t *testing.T) {
+	py := os.Getenv("SHOAL_SAVERS")
+	if py == "" {
+		t.Skip("make conformance runs it")
+	}
+	var end func() error
+	ckptHosts(t, func(dirs []string, seed uint64) func(int) func() {
+		cmd := saverCommand(t, py, append([]string{"fleet", fmt.Sprint(seed)}, dirs...)...)
+		cmd.Stderr = os.Stderr
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := cmd.StdoutPipe()
+		if err == nil {
+			err = cmd.Start()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		end = func() error { return errors.Join(in.Close(), cmd.Wait()) }
+		saved := bufio.NewScanner(out)
+		return func(step int) (finish func()) {
+			fmt.Fprintln(in, step)
+			return func() {
+				if !saved.Scan() || saved.Text() != fmt.Sprint("saved ", step) {
+					t.Fatalf("save %d: %q, %v", step, saved.Text(), saved.Err())
+				}
+			}
+		}
+	})
+	if err := end(); err != nil {
+		t.Error(err)
+	}
+}
+
+func saverCommand(t *testing.T, py string, args ...string) *exec.Cmd {
 	client, _ := filepath.Abs("../../python")
 	cmd := exec.CommandContext(t.Context(), py, append([]string{"savers.py"}, args...)...)
 	cmd.Env = append(os.Environ(), "PYTHONPATH="+client, "PYTHONDONTWRITEBYTECODE=1", "HF_HUB_OFFLINE=1", "JAX_PLATFORMS=cpu")
-	out, err := cmd.CombinedOutput()
+	return cmd
+}
+
+func runSaver(t *testing.T, py string, args ...string) string {
+	t.Helper()
+	out, err := saverCommand(t, py, args...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %v\n%s", args, err, out)
 	}
