@@ -11,8 +11,8 @@
 //   - All else goes to the origin, signed anew with the origin's credentials, streaming in both directions: other keys,
 //     writes, versions, parts, sub-resources. A redirect is an error, never passed on: clients cannot follow it past the
 //     endpoint. A folder has no origin, so there all else is refused.
-//   - A key is written from the moment its request arrives until a listing of the source that began after the request
-//     ended. Only then can the manifest have its new version. That holds for all datasets of the bucket that the process
+//   - A key is written from the moment its request arrives until a listing of the source by this node that began after the
+//     request ended. Only then can the manifest have its new version. That holds for all datasets of the bucket that the process
 //     serves, also at other addresses. The saved listings that have the key are marked before each write and after it, so
 //     that the next daemon lists again, and an endpoint that is opened anew asks the origin. So no PUT is followed by
 //     old bytes.

@@ -149,8 +149,13 @@ func served(t testing.TB, keys []string, big ...string) (origin, shoal side, e *
 // open opens a dataset.
 func open(t testing.TB, source, cacheDir, endpoint string) *engine.Engine {
 	t.Helper()
+	return openIn(t, engine.ClusterConfig{}, source, cacheDir, endpoint)
+}
+
+func openIn(t testing.TB, cluster engine.ClusterConfig, source, cacheDir, endpoint string) *engine.Engine {
+	t.Helper()
 	log := slog.New(slog.DiscardHandler)
-	h, err := engine.OpenHost(engine.HostConfig{Options: cachedir.Options{Path: cacheDir, Size: 1 << 30, Memory: 256 << 20, Logger: log}})
+	h, err := engine.OpenHost(engine.HostConfig{Cluster: cluster, Options: cachedir.Options{Path: cacheDir, Size: 1 << 30, Memory: 256 << 20, Logger: log}})
 	must(t, err)
 	t.Cleanup(func() { must(t, h.Close()) })
 	env := map[string]string{}

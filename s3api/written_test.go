@@ -1,14 +1,22 @@
 package s3api_test
 
 import (
+	"bytes"
 	"context"
+	"io"
 	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/minio/minio-go/v7"
 
+	"github.com/shoalfs/shoal/lab/rig/etcd"
 	"github.com/shoalfs/shoal/lab/rig/s3server"
 	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/s3api"
@@ -99,5 +107,91 @@ func TestWritesAreSeenElsewhere(t *testing.T) {
 	}
 	if got := read(serve(t, e, origin, bucket)); got != "new" {
 		t.Errorf("a later one: %q", got)
+	}
+}
+
+// Another node's listing that began before a write, and reaches this one after it, does not bring the old bytes back: not at once, and
+// not after a kill.
+func TestWritesOutliveAListOfTheCluster(t *testing.T) {
+	if _, err := etcd.FindBinary(); err != nil {
+		t.Skip(err)
+	}
+	cluster, err := etcd.Start(t.Context(), false)
+	must(t, err)
+	t.Cleanup(cluster.Close)
+	srv, err := s3server.Start(context.Background(), s3server.Options{Dir: t.TempDir()})
+	must(t, err)
+	t.Cleanup(srv.Stop)
+	client, err := s3server.Client(srv.URL, 2)
+	must(t, err)
+	must(t, client.MakeBucket(t.Context(), bucket, minio.MakeBucketOptions{}))
+	store := func(key, text string) {
+		_, err := client.PutObject(t.Context(), bucket, key, strings.NewReader(text), int64(len(text)), minio.PutObjectOptions{})
+		must(t, err)
+	}
+	store("train/1.jpg", "the first")
+	// What stands between keeps a level of a listing back when it is told to.
+	to, err := url.Parse(srv.URL)
+	must(t, err)
+	var slow atomic.Bool
+	listed, wait := make(chan struct{}), make(chan struct{})
+	transport := &http.Transport{}
+	t.Cleanup(transport.CloseIdleConnections)
+	through := &httputil.ReverseProxy{Transport: transport}
+	through.Rewrite = func(r *httputil.ProxyRequest) { r.Out.URL.Scheme, r.Out.URL.Host = to.Scheme, to.Host } // and not the name that is signed
+	through.ModifyResponse = func(resp *http.Response) error {
+		if resp.Request.URL.Query().Get("delimiter") != "/" || !slow.CompareAndSwap(true, false) {
+			return nil
+		}
+		text, err := io.ReadAll(resp.Body)
+		resp.Body = io.NopCloser(bytes.NewReader(text))
+		close(listed)
+		<-wait
+		return err
+	}
+	front := httptest.NewServer(through)
+	t.Cleanup(front.Close)
+
+	in := engine.ClusterConfig{URL: "etcd://" + cluster.Addr + "/test", Advertise: "127.0.0.1:0", Insecure: true}
+	a := openIn(t, in, "s3://"+bucket+"/train", filepath.Join(t.TempDir(), "cache"), front.URL)
+	b := openIn(t, in, "s3://"+bucket+"/train", filepath.Join(t.TempDir(), "cache"), front.URL)
+	origin, _ := a.Origin()
+	s := serve(t, a, origin, bucket)
+	read := func() string {
+		t.Helper()
+		_, body := s.ask(t, "GET", "/photos/train/1.jpg", "", nil, nil)
+		return string(body)
+	}
+	if got := read(); got != "the first" {
+		t.Fatal(got)
+	}
+	store("train/2.jpg", "another")
+	slow.Store(true)
+	done := make(chan error, 1)
+	go func() { _, err := b.Refresh(context.Background()); done <- err }()
+	<-listed
+	if resp, body := s.ask(t, "PUT", "/photos/train/1.jpg", "", nil, []byte("the second")); resp.StatusCode != http.StatusOK {
+		t.Fatalf("HTTP %d: %s", resp.StatusCode, body)
+	}
+	if got := read(); got != "the second" {
+		t.Errorf("after the write: %q", got)
+	}
+	close(wait)
+	must(t, <-done)
+	for a.Manifest().Len() < 2 { // the other node's listing
+		select {
+		case <-t.Context().Done():
+			t.Fatal("the other node's listing has not come")
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	if got := read(); got != "the second" || !a.Stale() {
+		t.Errorf("after the other node's listing: %q, to be listed again: %t", got, a.Stale())
+	}
+	if _, err := a.Refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := read(); got != "the second" || a.Stale() {
+		t.Errorf("after one's own: %q, to be listed again: %t", got, a.Stale())
 	}
 }

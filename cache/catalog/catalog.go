@@ -194,8 +194,8 @@ func (c *Catalog) load(v sourceValue) (_ *Manifest, _ *Layout, err error) {
 }
 
 // SetManifest saves a manifest and its layout, nil if each file is an object, and makes them the current version of a
-// source.
-func (c *Catalog) SetManifest(source string, m *Manifest, l *Layout) error {
+// source. number is that of another node's listing in its cluster, which says nothing of MarkStale: it may have begun before. 0: this one's.
+func (c *Catalog) SetManifest(source string, m *Manifest, l *Layout, number int64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	v := sourceValue{
@@ -222,6 +222,9 @@ func (c *Catalog) SetManifest(source string, m *Manifest, l *Layout) error {
 		v.Number++
 		v.Past = append(v.Past, old.Version)
 		v.Past = v.Past[max(0, len(v.Past)-pastVersions):]
+	}
+	if number > 0 {
+		v.Number, v.Stale = number, old.Stale
 	}
 	if err := c.change("source", map[string]any{sourcePrefix + source: v}); err != nil {
 		return fmt.Errorf("catalog: %s: %w", source, err)

@@ -80,7 +80,7 @@ func TestCatalogKeepsManifests(t *testing.T) {
 		t.Fatal("versions", m1.Version(), same.Version(), m2.Version())
 	}
 	for source, m := range map[string]*catalog.Manifest{"s3://b/p": m1, "s3://b/copy": same, "s3://c": m2} {
-		if err := c.SetManifest(source, m, nil); err != nil {
+		if err := c.SetManifest(source, m, nil, 0); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -107,7 +107,7 @@ func TestCatalogKeepsManifests(t *testing.T) {
 	}
 
 	// A source moves on: its old file goes, but not while another source or the caller keeps it.
-	if err := c.SetManifest("s3://c", m1, nil); err != nil {
+	if err := c.SetManifest("s3://c", m1, nil, 0); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := c.GC(m2.Version()); n != 0 || err != nil {
@@ -151,7 +151,7 @@ func TestCatalogKeepsEmptyFolders(t *testing.T) {
 		for _, f := range folders[1:] {
 			paths = append(paths, f+"/")
 		}
-		if err := c.SetManifest(source, build(t, "", paths...), nil); err != nil {
+		if err := c.SetManifest(source, build(t, "", paths...), nil, 0); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -180,7 +180,7 @@ func TestCatalogKeepsEmptyFolders(t *testing.T) {
 		}
 	}
 	// Without them the file is the version's.
-	if err := errors.Join(c.SetManifest("s3://one", build(t, "", "a/1.jpg"), nil), c.SetManifest("s3://two", build(t, "", "a/1.jpg"), nil)); err != nil {
+	if err := errors.Join(c.SetManifest("s3://one", build(t, "", "a/1.jpg"), nil, 0), c.SetManifest("s3://two", build(t, "", "a/1.jpg"), nil, 0)); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := c.GC(); n != 2 || err != nil {
@@ -192,7 +192,7 @@ func TestCatalogLostManifestFile(t *testing.T) {
 	dir := t.TempDir()
 	c := open(t, dir)
 	m := build(t, "", "a/1.jpg")
-	if err := c.SetManifest("s", m, nil); err != nil {
+	if err := c.SetManifest("s", m, nil, 0); err != nil {
 		t.Fatal(err)
 	}
 	path := filepath.Join(dir, "manifests", m.Version())
@@ -211,7 +211,7 @@ func TestCatalogLostManifestFile(t *testing.T) {
 		if _, _, err := c.Manifest("s"); !errors.Is(err, catalog.ErrNoManifest) {
 			t.Errorf("%s: %v", name, err)
 		}
-		if err := c.SetManifest("s", m, nil); err != nil {
+		if err := c.SetManifest("s", m, nil, 0); err != nil {
 			t.Fatal(err)
 		}
 		got, _, err := c.Manifest("s")
@@ -383,7 +383,7 @@ func TestCatalogCorrupt(t *testing.T) {
 			t.Fatal(err)
 		}
 		id := catalog.DatasetID("s")
-		if err := errors.Join(c.SetManifest("s", build(t, "", "a/1.jpg"), nil), c.SetQuota(id, 7), c.Index(id).CommitSegment(1, 64, true, nil), c.Close()); err != nil {
+		if err := errors.Join(c.SetManifest("s", build(t, "", "a/1.jpg"), nil, 0), c.SetQuota(id, 7), c.Index(id).CommitSegment(1, 64, true, nil), c.Close()); err != nil {
 			t.Fatal(err)
 		}
 		path := filepath.Join(dir, "facts")
@@ -506,7 +506,7 @@ func TestFullDisk(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
 	c, id := open(t, dir), catalog.DatasetID("s")
-	if err := errors.Join(c.SetManifest("s", build(t, "", "a/1.jpg"), nil), c.SetQuota(id, 7)); err != nil {
+	if err := errors.Join(c.SetManifest("s", build(t, "", "a/1.jpg"), nil, 0), c.SetQuota(id, 7)); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "ballast"), make([]byte, 2<<20), 0o600); !errors.Is(err, syscall.ENOSPC) {
@@ -514,7 +514,7 @@ func TestFullDisk(t *testing.T) {
 	}
 	for what, err := range map[string]error{
 		"quota": c.SetQuota(id, 8), "table": c.Index(id).CommitSegment(1, 64, true, make([]byte, 64<<10)),
-		"manifest": c.SetManifest("t", build(t, "", "a/1.jpg", "a/2.jpg"), nil),
+		"manifest": c.SetManifest("t", build(t, "", "a/1.jpg", "a/2.jpg"), nil, 0),
 	} {
 		if !errors.Is(err, syscall.ENOSPC) || what == "quota" && !strings.Contains(err.Error(), "--cache-dir") {
 			t.Errorf("%s: %v", what, err)
@@ -711,7 +711,7 @@ func TestDatasets(t *testing.T) {
 				err = c.Forget(id)
 				delete(model, id)
 			case "list":
-				err = c.SetManifest(name, m, nil)
+				err = c.SetManifest(name, m, nil, 0)
 				change(id, func(d *catalog.Dataset) { d.Source, d.Version = name, m.Version() })
 			case "table":
 				err = c.Index(id).CommitSegment(1, 64, true, nil)
@@ -766,7 +766,7 @@ func TestDatasets(t *testing.T) {
 func TestForgetSharedSource(t *testing.T) {
 	c := open(t, t.TempDir())
 	a, b := [16]byte{1}, [16]byte{2}
-	if err := errors.Join(c.SetManifest("s", build(t, "", "a/1.jpg"), nil), c.Touch(a, "s"), c.Touch(b, "s"), c.Forget(a)); err != nil {
+	if err := errors.Join(c.SetManifest("s", build(t, "", "a/1.jpg"), nil, 0), c.Touch(a, "s"), c.Touch(b, "s"), c.Forget(a)); err != nil {
 		t.Fatal(err)
 	}
 	if m, _, err := c.Manifest("s"); err != nil {
@@ -846,7 +846,7 @@ func TestNumber(t *testing.T) {
 	one, two := build(t, "p/", "a/1.jpg"), build(t, "p/", "a/1.jpg", "b/2.jpg")
 	set := func(m *catalog.Manifest, want int64) {
 		t.Helper()
-		if err := c.SetManifest("s3://b/p", m, nil); err != nil {
+		if err := c.SetManifest("s3://b/p", m, nil, 0); err != nil {
 			t.Fatal(err)
 		}
 		if n := c.Number("s3://b/p"); n != want {
@@ -878,4 +878,11 @@ func TestNumber(t *testing.T) {
 	set(three, 28)
 	had(three, true)
 	had(two, true)
+	// What another node has listed may be from before what was changed here; what is listed here is not.
+	if err := errors.Join(c.MarkStale("s3://b/", []string{"p/a/1.jpg"}), c.SetManifest("s3://b/p", one, nil, 40)); err != nil || c.Number("s3://b/p") != 40 || !c.Stale("s3://b/p") {
+		t.Errorf("number %d, to be listed again: %t, %v", c.Number("s3://b/p"), c.Stale("s3://b/p"), err)
+	}
+	if set(two, 41); c.Stale("s3://b/p") {
+		t.Error("to be listed again after it was")
+	}
 }

@@ -56,7 +56,7 @@ func killSteps(dir string) []func(c *catalog.Catalog) error {
 			if !withLayout {
 				l = nil
 			}
-			return c.SetManifest("s", m, l)
+			return c.SetManifest("s", m, l, 0)
 		}
 	}
 	return []func(c *catalog.Catalog) error{
@@ -151,7 +151,7 @@ func TestKill(t *testing.T) {
 		}
 	}
 	start := t.TempDir()
-	if err := open(t, start).SetManifest("other", build(t, "p/", "a/1.jpg"), nil); err != nil {
+	if err := open(t, start).SetManifest("other", build(t, "p/", "a/1.jpg"), nil, 0); err != nil {
 		t.Fatal(err)
 	}
 	run := func(dir string, env ...string) (done int, err error) {

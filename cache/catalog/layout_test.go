@@ -383,12 +383,12 @@ func TestCatalogLayouts(t *testing.T) {
 	}
 	defer c.Close()
 	m, l := goldenLayout(t)
-	if err := c.SetManifest("s", mustBuild(t, BuildOptions{}, "x"), l); err == nil || !strings.Contains(err.Error(), "the layout belongs to") {
+	if err := c.SetManifest("s", mustBuild(t, BuildOptions{}, "x"), l, 0); err == nil || !strings.Contains(err.Error(), "the layout belongs to") {
 		t.Error(err)
 	}
 	set := func() {
 		t.Helper()
-		if err := c.SetManifest("s", m, l); err != nil {
+		if err := c.SetManifest("s", m, l, 0); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -428,7 +428,7 @@ func TestCatalogLayouts(t *testing.T) {
 		}
 	}
 	// The layout goes with its source, unless it is in use.
-	if err := c.SetManifest("s", m, nil); err != nil {
+	if err := c.SetManifest("s", m, nil, 0); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := c.GC(l.Version()); n != 0 || err != nil {

@@ -127,7 +127,7 @@ type lifetime struct {
 // versions are the versions of the dataset that readers may have open. One is in force, and only refresh changes which.
 type versions struct {
 	cur        atomic.Pointer[view]
-	listed     atomic.Pointer[time.Time] // when the listing of the version in force began; nil before the first refresh
+	listed     atomic.Pointer[time.Time] // see Listed; nil before the first refresh
 	refreshing chan struct{}             // held by the running refresh
 	untold     func(served bool)         // of what was listed last and is not published yet; only the running Open or refresh uses it
 
@@ -555,11 +555,11 @@ func (e *Engine) probe(ctx context.Context, base objstore.Reader, m *catalog.Man
 // Refresh lists the source again. If it changed, the new version is in force when Refresh returns; kept data of
 // unchanged files stays. It reports whether the version changed.
 func (e *Engine) Refresh(ctx context.Context) (changed bool, err error) {
-	return e.refresh(ctx, func(ctx context.Context) (*catalog.Manifest, *catalog.Layout, error) { return e.listShared(ctx, true) })
+	return e.refresh(ctx, true, func(ctx context.Context) (*catalog.Manifest, *catalog.Layout, error) { return e.listShared(ctx, true) })
 }
 
-// refresh moves to the version that list returns.
-func (e *Engine) refresh(ctx context.Context, list func(context.Context) (*catalog.Manifest, *catalog.Layout, error)) (changed bool, err error) {
+// refresh moves to the version that list returns. afresh: its listing began after the call.
+func (e *Engine) refresh(ctx context.Context, afresh bool, list func(context.Context) (*catalog.Manifest, *catalog.Layout, error)) (changed bool, err error) {
 	ctx, span := trace.Start(ctx, "dataset.refresh")
 	defer func() {
 		err = cachedir.WithRemedy(err, e.host.Path())
@@ -579,7 +579,7 @@ func (e *Engine) refresh(ctx context.Context, list func(context.Context) (*catal
 	}
 	defer func() {
 		e.tell(err == nil)
-		if err == nil {
+		if err == nil && afresh {
 			e.listed.Store(&began)
 		}
 	}()

@@ -15,7 +15,7 @@ func (e *Engine) Origin() (*s3.Store, bool) {
 // Members reports whether the files of the dataset are parts of the source's objects, and not objects themselves.
 func (e *Engine) Members() bool { return e.shards == nil && e.cur.Load().layout != nil }
 
-// Listed returns when the listing of the version in force began; the zero time until the first refresh. It is called
+// Listed returns a time before the listing of the version in force; the zero time until the first refresh here. It is called
 // before Manifest, which then has all changes of before that time.
 func (e *Engine) Listed() time.Time {
 	if t := e.listed.Load(); t != nil {

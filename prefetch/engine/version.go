@@ -203,7 +203,7 @@ func (e *Engine) take(ctx context.Context, p published) (*catalog.Manifest, *cat
 	if m.Version() != p.Version || layout.Version() != p.Layout {
 		return nil, nil, fmt.Errorf("node %s sent version %s instead of %s", p.Node, m.Version(), p.Version)
 	}
-	if err := errors.Join(e.catalog.SetManifest(e.name, m, layout), e.catalog.SetNumber(e.name, p.Number)); err != nil {
+	if err := e.catalog.SetManifest(e.name, m, layout, p.Number); err != nil {
 		return nil, nil, err
 	}
 	e.log.Info("took the list of the source from the cluster", "version", p.Version[:12], "files", m.Len(), "listed_by", p.Node)
@@ -247,7 +247,8 @@ func (e *Engine) versionLoop(ctx context.Context) {
 		}
 		v := e.cur.Load()
 		list := func(ctx context.Context) (*catalog.Manifest, *catalog.Layout, error) { return e.take(ctx, p) }
-		if mine := e.catalog.Number(e.name); e.astray(p, v.manifest) {
+		mine, astray := e.catalog.Number(e.name), e.astray(p, v.manifest)
+		if astray {
 			e.log.Warn("the cluster's etcd has a version of the source that is not known to be older or newer than this node's; listing again",
 				"theirs", p.Version, "number", p.Number, "ours", v.manifest.Version(), "our_number", mine)
 			list = func(ctx context.Context) (*catalog.Manifest, *catalog.Layout, error) { return e.listShared(ctx, true) }
@@ -260,7 +261,7 @@ func (e *Engine) versionLoop(ctx context.Context) {
 		if p.Version == v.manifest.Version() && p.Layout == v.layout.Version() {
 			return
 		}
-		if _, err := e.refresh(ctx, list); err != nil && ctx.Err() == nil {
+		if _, err := e.refresh(ctx, astray, list); err != nil && ctx.Err() == nil {
 			e.log.Error("this node stays at its version of the source; it reads what the others do not have from the store (shoal refresh tries again)", "cluster", p.Version, "cause", err)
 		}
 	})

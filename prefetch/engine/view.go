@@ -183,7 +183,7 @@ func (e *Engine) list(ctx context.Context) (m *catalog.Manifest, layout *catalog
 	if err != nil {
 		return nil, nil, fmt.Errorf("list %s: %w", e.source, err)
 	}
-	if err := e.catalog.SetManifest(e.name, m, layout); err != nil {
+	if err := e.catalog.SetManifest(e.name, m, layout, 0); err != nil {
 		return nil, nil, err
 	}
 	if at := e.host.changed.Load(); at != nil && at.After(start) { // and this may have been listed before

@@ -67,7 +67,7 @@ func (n note) String() string {
 	return strings.Join([]string{noteVersion, strconv.FormatInt(n.size, 10), n.id, base64.StdEncoding.EncodeToString(sums), url.QueryEscape(n.etag), key}, " ")
 }
 
-// parseNote decodes a note, which may be any text. The number of checksums fits its size.
+// parseNote decodes what programs read of a note, which may be any text. The number of checksums fits its size.
 func parseNote(text string) (n note, err error) {
 	f := strings.Split(text, " ")
 	if len(text) > longestNote || len(f) != 6 || f[0] != noteVersion {
@@ -83,12 +83,6 @@ func parseNote(text string) (n note, err error) {
 	}
 	for ; len(sums) > 0; sums = sums[4:] {
 		n.sums = append(n.sums, binary.BigEndian.Uint32(sums))
-	}
-	if n.etag, err = url.QueryUnescape(f[4]); err != nil {
-		return n, errors.New("the ETag in its note")
-	}
-	if n.key, err = url.QueryUnescape(f[5]); err != nil {
-		return n, errors.New("the key in its note")
 	}
 	return n, nil
 }

@@ -41,7 +41,7 @@ func TestNote(t *testing.T) {
 		t.Errorf("%+v", n)
 	}
 	back, err := parseNote(n.String())
-	if err != nil || !reflect.DeepEqual(back, n) {
+	if back.etag, back.key = n.etag, n.key; err != nil || !reflect.DeepEqual(back, n) {
 		t.Errorf("%+v, %v", back, err)
 	}
 	// The longest one fits into S3's metadata.
@@ -51,7 +51,7 @@ func TestNote(t *testing.T) {
 			t.Errorf("%d bytes, %v", len(long), err)
 		}
 	}
-	for _, bad := range []string{"", "1", "1 1 i AAAAAA== e", "2 1 i AAAAAA== e k", "1 0 i  e k", "1 -1 i AAAAAA== e k", "1 9999999 i AAAAAA== e k", "1 65537 i AAAAAA== e k", "1 1 i AAAA e k", "1 1 i AAAAAA== %x k", "1 1 i AAAAAA== e k k"} {
+	for _, bad := range []string{"", "1", "1 1 i AAAAAA== e", "2 1 i AAAAAA== e k", "1 0 i  e k", "1 -1 i AAAAAA== e k", "1 9999999 i AAAAAA== e k", "1 65537 i AAAAAA== e k", "1 1 i AAAA e k", "1 1 i AAAAAA== e k k"} {
 		if _, err := parseNote(bad); err == nil {
 			t.Errorf("%q is a note", bad)
 		}
@@ -68,9 +68,6 @@ func FuzzNote(f *testing.F) {
 		}
 		if n.size < 1 || n.size > unitSize || int64(len(n.sums)) != (n.size+granuleSize-1)/granuleSize {
 			t.Errorf("%q: %d checksums of %d bytes", text, len(n.sums), n.size)
-		}
-		if len(n.key) > 100 || len(n.etag) > 100 {
-			return
 		}
 		if back, err := parseNote(n.String()); err != nil || !reflect.DeepEqual(n, back) {
 			t.Errorf("%q: %+v, %+v, %v", text, n, back, err)
