@@ -886,3 +886,29 @@ func TestNumber(t *testing.T) {
 		t.Error("to be listed again after it was")
 	}
 }
+
+// The folder of a start that failed may become an encrypted cache; one with a listing may not.
+func TestLockOfAFailedStart(t *testing.T) {
+	dir := t.TempDir()
+	lock := func(secret *crypt.Secret) error {
+		_, release, err := catalog.Lock(dir, secret, false)
+		if err == nil {
+			err = release()
+		}
+		return err
+	}
+	secret, err := crypt.ParseSecret([]byte("0123456789abcdefghijklmnopqrstuv"))
+	if err := errors.Join(err, lock(nil), lock(&secret)); err != nil {
+		t.Fatal(err)
+	}
+	if err := lock(nil); !errors.Is(err, catalog.ErrKey) {
+		t.Errorf("without the key: %v", err)
+	}
+	dir = t.TempDir()
+	if err := errors.Join(lock(nil), os.Mkdir(filepath.Join(dir, "segments"), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if err := lock(&secret); !errors.Is(err, catalog.ErrKey) {
+		t.Errorf("with what is not encrypted: %v", err)
+	}
+}

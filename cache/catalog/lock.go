@@ -163,7 +163,7 @@ func checkCacheFormat(cacheDir string, secret *crypt.Secret, resetOld bool) (*cr
 		want = encryptedVersion
 	case v == encryptedVersion:
 		return nil, fmt.Errorf("%w: %s is missing, and without it nothing in the cache can be read (restore that file from a backup, or remove the whole folder)", ErrKey, filepath.Join(cacheDir, crypt.FileName))
-	case v != 0:
+	case v != 0 && Used(cacheDir): // not of a start that failed
 		return nil, fmt.Errorf("%w: the cache in %s is not encrypted, but a key was given (remove the whole folder to start an encrypted cache, use another --cache-dir, or give no key)", ErrKey, cacheDir)
 	default:
 		key, err = crypt.Create(cacheDir, *secret)
