@@ -39,7 +39,7 @@ type Peers interface {
 	Owns(file, extent int) bool
 	// Sampled reports whether the extent is of the sample of what nodes ask owners for that do not keep it, and is given all the same.
 	Sampled(file, extent int) bool
-	// Nodes is how many nodes read the dataset, this one included.
+	// Nodes is how many nodes of its zone read the dataset, this one included.
 	Nodes() int
 	// Read is Fill, and never fails. held: only what that node has already. What a node gave is checked, and is among the rest unless
 	// check returns nil. If it is ErrOtherBytes, the node is not to be asked any more.
@@ -79,7 +79,7 @@ func (n nodes) Fill(ctx context.Context, wants []Want) (rest []Want, err error) 
 	return n.p.Read(ctx, wants, n.held, n.check), nil
 }
 
-// check compares what a node gave with what the store said. Of one piece in auditEvery without an MD5, or fewer lest all nodes' audits add
+// check compares what a node gave with what the store said. Of one piece in auditEvery without an MD5, or fewer lest a zone's audits add
 // up to more of the dataset, it compares a granule, both chosen by chance: a node may count. Where the store often confirms bytes with another
 // MD5, as in a bucket that is encrypted with keys of its own, ETags say nothing, and such pieces are audited like the others.
 func (n nodes) check(ctx context.Context, w Want) error {

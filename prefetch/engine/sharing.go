@@ -264,7 +264,7 @@ func (s *sharing) Sampled(file, extent int) bool {
 }
 
 // Nodes implements cache.Peers.
-func (s *sharing) Nodes() int { return len(s.now.Load().all()) }
+func (s *sharing) Nodes() int { return len(s.now.Load().nodes) }
 
 // keeper returns which of these members is to be asked for an extent; -1: none, or this node. keeps: it has said that it keeps it. held:
 // it is asked for what it has only.

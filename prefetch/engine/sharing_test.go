@@ -45,3 +45,12 @@ func TestFormerOwnerHasLeft(t *testing.T) {
 		}
 	}
 }
+
+// Who is still to ask for what a node lends is of its zone: the others have owners of their own.
+func TestNodesOfTheZone(t *testing.T) {
+	s := &sharing{}
+	s.now.Store(&members{nodes: make([]cluster.Node, 2), far: []*members{{nodes: make([]cluster.Node, 3)}}})
+	if n := s.Nodes(); n != 2 {
+		t.Errorf("%d nodes", n)
+	}
+}
