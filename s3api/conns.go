@@ -76,7 +76,7 @@ func (cs *conns) work(c net.Conn, busy bool) bool {
 	if p != nil {
 		p.busy, p.since = busy, time.Now()
 	}
-	return p != nil || c == nil
+	return p != nil
 }
 
 func (cs *conns) leave(c net.Conn) {

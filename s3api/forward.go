@@ -96,7 +96,7 @@ type patient struct {
 }
 
 func (p patient) Write(b []byte) (int, error) {
-	if p.of.over() {
+	if p.of.left.Err() != nil {
 		return 0, http.ErrAbortHandler
 	}
 	_ = p.control.SetWriteDeadline(time.Now().Add(pieceTime))

@@ -90,7 +90,7 @@ func (d *dataset) send(w http.ResponseWriter, r *http.Request, m *catalog.Manife
 		}
 	}
 	for end := off + n; off < end; {
-		if d.over() && head == nil {
+		if d.left.Err() != nil && head == nil {
 			panic(http.ErrAbortHandler)
 		}
 		p := buf[:min(piece, end-off)]

@@ -226,7 +226,7 @@ type dataset struct {
 	written written
 	meta    meta
 	running sync.WaitGroup  // requests
-	left    context.Context // ends when their time is up
+	left    context.Context // ends when they must
 	cut     func()          // ends it
 
 	mu   sync.Mutex
@@ -247,9 +247,6 @@ func (d *dataset) remove(ctx context.Context) {
 	everywhere.Unlock()
 }
 
-// over reports whether requests must end now.
-func (d *dataset) over() bool { return d.left.Err() != nil }
-
 // readerKey finds the reader in a request's context.
 type readerKey struct{}
 
@@ -259,12 +256,7 @@ type reader struct {
 	conn   net.Conn
 }
 
-func readerOf(r *http.Request) *reader {
-	if x, ok := r.Context().Value(readerKey{}).(*reader); ok {
-		return x
-	}
-	return &reader{} // of a test
-}
+func readerOf(r *http.Request) *reader { return r.Context().Value(readerKey{}).(*reader) }
 
 // Serve serves l until Close.
 func (s *Server) Serve(l net.Listener) error {
@@ -487,7 +479,7 @@ func (d *dataset) catchUp() {
 		return
 	}
 	d.written.listed(at)
-	if d.written.any() { // after the listing began: what it saved is stale again
+	if d.written.below("") { // after the listing began: what it saved is stale again
 		if err := d.MarkStale([]string{d.Prefix}); err != nil {
 			d.server.log.Warn("the saved listing could not be marked as stale: run shoal refresh after the next start", "cause", err)
 		}

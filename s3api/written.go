@@ -95,10 +95,3 @@ func (w *written) below(prefix string) bool {
 	}
 	return w.all != nil
 }
-
-// any reports whether there is a written key.
-func (w *written) any() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return len(w.keys) > 0 || w.all != nil
-}

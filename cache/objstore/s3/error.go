@@ -119,17 +119,11 @@ func (s *Store) fail(ctx context.Context, generation uint64, op, key string, err
 	slow, again := false, false
 	if resp := minio.ToErrorResponse(err); resp.Code != "" || resp.StatusCode != 0 {
 		v, cause = s.answer(resp)
-		if doubtful(resp) {
-			why := reasonDenied
-			if refusal(resp.Code) {
-				why = reasonRefused
-			}
-			if again = s.keys.refused(ctx, generation, why); ctx.Err() != nil {
-				return ctx.Err()
-			}
-			if again || refusal(resp.Code) && s.keys.mayChange() {
-				v.kind = objstore.KindTransient
-			}
+		if again = s.renewed(ctx, generation, resp); ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if again || refusal(resp.Code) && s.keys.mayChange() {
+			v.kind = objstore.KindTransient
 		}
 		if resp.Code == "RequestTimeTooSkewed" && s.time.justSet() { // and its body could not be sent again
 			v.kind, again = objstore.KindTransient, true
@@ -149,6 +143,15 @@ func (s *Store) fail(ctx context.Context, generation uint64, op, key string, err
 		e.Remedy = remedyWrite
 	}
 	return e
+}
+
+// renewed reports whether there are other credentials by now than those of the generation, with which a request got an answer.
+func (s *Store) renewed(ctx context.Context, generation uint64, r minio.ErrorResponse) bool {
+	why := reasonDenied
+	if refusal(r.Code) {
+		why = reasonRefused
+	}
+	return doubtful(r) && s.keys.refused(ctx, generation, why)
 }
 
 // refusal reports whether by that code a store refuses unknown or expired credentials. If these worked before and can

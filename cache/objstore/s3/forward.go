@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/minio/minio-go/v7"
 	miniosigner "github.com/minio/minio-go/v7/pkg/signer"
 
 	"github.com/shoalfs/shoal/cache/objstore"
@@ -89,8 +90,8 @@ type hasher struct{ hash.Hash }
 func (hasher) Close() {}
 
 // Forward signs a request with the store's credentials, sends it once, and returns the store's answer, whatever its
-// status; but if the store refuses the time of a clock that is off, it is sent again, or, if its body is gone, the error
-// is of a kind that the client tries again. The payload's hash is the header's X-Amz-Content-Sha256, which the store
+// status; but if the store refuses the time of a clock that is off, it is sent again, or, if its body is gone, or if the store refuses
+// credentials in place of which there are others by now, the error is of a kind that the client tries again. The payload's hash is the header's X-Amz-Content-Sha256, which the store
 // checks; without one it is not signed.
 func (s *Store) Forward(ctx context.Context, r Request) (*http.Response, error) {
 	failed := func(err error) error {
@@ -155,6 +156,15 @@ func (s *Store) Forward(ctx context.Context, r Request) (*http.Response, error) 
 	if r.Length != 0 && req.GetBody == nil && s.time.refused(resp.StatusCode, resp.Header.Get("Date"), signed) {
 		_ = resp.Body.Close()
 		return nil, failed(errors.New("the store refuses requests by this machine's clock; the next ones have the store's time"))
+	}
+	if code := resp.StatusCode; code == http.StatusBadRequest || code == http.StatusUnauthorized || code == http.StatusForbidden {
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, maxErrorText))
+		_ = resp.Body.Close()
+		resp.Body = io.NopCloser(bytes.NewReader(text))
+		e := minio.ToErrorResponse(errorAnswer(&answerHead{status: code}, text))
+		if theirs := code == http.StatusBadRequest && len(text) > 0 && !refusal(e.Code); !theirs && s.renewed(ctx, g, e) {
+			return nil, failed(errors.New("the store refuses credentials that have changed; the next requests have the new ones"))
+		}
 	}
 	return resp, nil
 }

@@ -212,6 +212,56 @@ func TestKeysRotateElsewhere(t *testing.T) {
 	}
 }
 
+// TestKeysRotateUnderForward: a request of somebody else that meets the end of the credentials is to be sent again, and then has the new ones.
+// What is his own mistake he hears.
+func TestKeysRotateUnderForward(t *testing.T) {
+	for _, c := range []struct {
+		status       int
+		code, method string
+		size         int
+	}{
+		{400, "ExpiredToken", http.MethodPut, 1}, {403, "InvalidAccessKeyId", http.MethodPut, 1 << 20}, {403, "AccessDenied", http.MethodGet, 0}, {403, "", http.MethodHead, 0},
+		{400, "", http.MethodHead, 0}, {400, "InvalidArgument", http.MethodPut, 1},
+	} {
+		t.Run(fmt.Sprint(c), func(t *testing.T) {
+			shared := filepath.Join(t.TempDir(), "credentials")
+			must(t, os.WriteFile(shared, []byte(sharedFile("first")), 0o600))
+			srv, endpoint := newKeyed(t, c.status, c.code)
+			srv.Put("k", []byte("x"))
+			env := map[string]string{"AWS_ENDPOINT_URL": endpoint, "AWS_SHARED_CREDENTIALS_FILE": shared}
+			opened, _, err := stores.Open(t.Context(), "s3://bucket/", stores.Options{Getenv: func(name string) string { return env[name] }})
+			must(t, err)
+			store := opened.(*s3.Store)
+			defer store.Close()
+			forward := func() (status int, err error) {
+				r := s3.Request{Method: c.method, Key: "k", Header: http.Header{}, Length: int64(c.size)}
+				if c.size > 0 {
+					r.Body = bytes.NewReader(make([]byte, c.size))
+				}
+				resp, err := store.Forward(t.Context(), r)
+				if err != nil {
+					return 0, err
+				}
+				return resp.StatusCode, resp.Body.Close()
+			}
+			must(t, os.WriteFile(shared, []byte(sharedFile("second")), 0o600))
+			srv.accept("second")
+			if c.code == "InvalidArgument" {
+				if status, err := forward(); err != nil || status != c.status {
+					t.Errorf("HTTP %d, %v", status, err)
+				}
+				return
+			}
+			if status, err := forward(); objstore.KindOf(err) != objstore.KindTransient {
+				t.Errorf("at first: HTTP %d, %v", status, err)
+			}
+			if status, err := forward(); err != nil || status != http.StatusOK {
+				t.Errorf("then: HTTP %d, %v", status, err)
+			}
+		})
+	}
+}
+
 // TestKeysLate: new credentials that come after the old ones have ended are waited for, as a store that
 // restarts is; if they never come the error says so, and when they do reads go on.
 func TestKeysLate(t *testing.T) {
