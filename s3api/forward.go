@@ -21,7 +21,7 @@ const maxDelete = 2 << 20
 
 // kept are the headers that end here, of a request; dropped those of an answer.
 var (
-	kept = []string{"Authorization", "X-Amz-Date", "Date", "X-Amz-Security-Token", "Connection", "Keep-Alive", "Proxy-Connection", "Te", "Trailer",
+	kept = []string{"Authorization", "X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-Expires", "X-Amz-Signedheaders", "X-Amz-Signature", "X-Amz-Date", "Date", "X-Amz-Security-Token", "Connection", "Keep-Alive", "Proxy-Connection", "Te", "Trailer",
 		"Transfer-Encoding", "Upgrade", "Expect", "Content-Length", "Proxy-Authorization", "Forwarded", "X-Forwarded-For", "X-Real-Ip"}
 	dropped = []string{"Connection", "Keep-Alive", "Transfer-Encoding", "Trailer", "Upgrade", "Proxy-Authenticate", "Location"}
 )
@@ -32,12 +32,7 @@ func (d *dataset) forward(w http.ResponseWriter, r *http.Request, key string, q 
 		return &apiError{http.StatusNotImplemented, "NotImplemented", "A folder is served, which has no such resource"}
 	}
 	d.server.count.forwarded.Add(1)
-	req := s3.Request{Method: r.Method, Key: key, Query: url.Values{}, Header: r.Header.Clone()}
-	for name, values := range q {
-		if !strings.HasPrefix(name, "X-Amz-") { // a presigned query
-			req.Query[name] = values
-		}
-	}
+	req := s3.Request{Method: r.Method, Key: key, Query: q, Header: r.Header.Clone()}
 	for _, name := range kept {
 		req.Header.Del(name)
 	}

@@ -40,6 +40,9 @@ func (d *dataset) object(w http.ResponseWriter, r *http.Request, m *catalog.Mani
 	h.Set("Accept-Ranges", "bytes")
 	h.Set("Content-Type", defaultType)
 	d.meta.describe(d, r, m, file, h)
+	if of := r.Header.Get("If-Range"); of != "" && of != h.Get("ETag") && of != h.Get("Last-Modified") {
+		r.Header.Del("Range") // the client has a part of another version
+	}
 	off, n, part, err := parseRange(r.Header.Get("Range"), size)
 	if err != nil {
 		h.Set("Content-Range", fmt.Sprintf("bytes */%d", size))
@@ -61,7 +64,8 @@ func (d *dataset) object(w http.ResponseWriter, r *http.Request, m *catalog.Mani
 	reader := readerOf(r).number
 	d.WillReadRange(m, file, off, n)
 	if n == size {
-		defer d.opens.whole(m, file, reader)()
+		d.Opened(m, file, reader)
+		defer d.Released(m, file)
 	} else {
 		host, _, _ := net.SplitHostPort(r.RemoteAddr)
 		defer d.opens.part(opened{m, file, host}, reader)()

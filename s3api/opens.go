@@ -34,12 +34,6 @@ type holding struct {
 	timer *time.Timer
 }
 
-// whole opens a file for a GET of all of it.
-func (o *opens) whole(m *catalog.Manifest, file int, reader uint32) (done func()) {
-	o.data.Opened(m, file, reader)
-	return func() { o.data.Released(m, file) }
-}
-
 // part opens a file for a ranged GET, unless the client has it open.
 func (o *opens) part(k opened, reader uint32) (done func()) {
 	o.mu.Lock()

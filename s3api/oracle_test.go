@@ -342,14 +342,13 @@ func TestReadsOfSDKsAsTheStore(t *testing.T) {
 	origin, shoal, _ := served(t, oddKeys)
 	info, err := origin.client.StatObject(t.Context(), bucket, "train/large", minio.StatObjectOptions{})
 	must(t, err)
-	tag, date := `"`+info.ETag+`"`, info.LastModified.Format(http.TimeFormat)
+	tag := `"` + info.ETag + `"`
 	for _, key := range []string{"train/large", "train/zero", "train/b/ü+%20 &?#'.jpg", "train/none"} {
 		path := "/" + bucket + "/" + key
 		for _, method := range []string{"GET", "HEAD"} {
 			for _, header := range []map[string]string{
 				{"X-Amz-Checksum-Mode": "ENABLED"}, {"X-Amz-Checksum-Mode": "ENABLED", "Range": "bytes=2-5"}, {"X-Amz-Request-Payer": "requester"},
 				{"Accept-Encoding": "gzip"}, {"Range": "bytes=1-2"}, {"Range": "bytes=0-1,3-4"}, {"Range": "items=0-1"},
-				{"If-Range": tag, "Range": "bytes=2-5"}, {"If-Range": date, "Range": "bytes=2-5"},
 				{"If-None-Match": tag, "Range": "bytes=2-5"}, {"If-None-Match": "W/" + tag}, {"If-Modified-Since": "yesterday"},
 			} {
 				same(t, origin, shoal, method, path, "", header, "ETag", "Content-Length", "Content-Range", "Last-Modified")

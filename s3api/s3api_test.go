@@ -162,6 +162,53 @@ func TestWritesOutliveTheEndpoint(t *testing.T) {
 	}
 }
 
+// A client that has a part of another version gets all of this one (RFC 9110, 13.1.5), as from Amazon S3. versitygw does not look at it.
+func TestIfRange(t *testing.T) {
+	_, shoal, _ := served(t, oddKeys[:3])
+	path, content := "/"+bucket+"/"+oddKeys[0], string(contentOf(oddKeys[0]))
+	resp, _ := shoal.ask(t, "HEAD", path, "", nil, nil)
+	etag, modified := resp.Header.Get("ETag"), resp.Header.Get("Last-Modified")
+	for of, same := range map[string]bool{etag: true, modified: true, `"other"`: false, "W/" + etag: false, "Mon, 01 Jan 2024 00:00:00 GMT": false} {
+		for _, method := range []string{"GET", "HEAD"} {
+			want, status := content, http.StatusOK
+			if same {
+				want, status = content[:4], http.StatusPartialContent
+			}
+			resp, body := shoal.ask(t, method, path, "", map[string]string{"Range": "bytes=0-3", "If-Range": of}, nil)
+			if resp.StatusCode != status || resp.ContentLength != int64(len(want)) || method == "GET" && string(body) != want {
+				t.Errorf("%s If-Range: %s: HTTP %d, %d bytes, %q", method, of, resp.StatusCode, resp.ContentLength, body)
+			}
+		}
+	}
+}
+
+// Headers that a presigned request has in its query are headers, also those that are refused.
+func TestHoistedHeaders(t *testing.T) {
+	origin, shoal, _ := served(t, oddKeys[:3])
+	presigned := func(method, key, query string) (*http.Response, []byte) {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), method, shoal.url+"/"+bucket+"/"+key+"?"+query, nil)
+		must(t, err)
+		return shoal.do(t, signer.PreSignV4(*req, access, secret, "", s3server.Region, 60))
+	}
+	if resp, body := presigned("PUT", "train/hoisted", "x-amz-meta-color=red&X-Amz-Meta-Size=10%20cm&x-id=PutObject"); resp.StatusCode != http.StatusOK {
+		t.Fatalf("HTTP %d: %s", resp.StatusCode, body)
+	}
+	o, err := origin.client.StatObject(t.Context(), bucket, "train/hoisted", minio.StatObjectOptions{})
+	must(t, err)
+	if o.UserMetadata["Color"] != "red" || o.UserMetadata["Size"] != "10 cm" {
+		t.Errorf("%v", o.UserMetadata)
+	}
+	for _, name := range []string{"x-amz-copy-source", "X-Amz-Copy-Source"} {
+		if resp, body := presigned("PUT", "train/stolen", name+"=/other/secret"); resp.StatusCode != http.StatusForbidden || code(body) != "AccessDenied" {
+			t.Errorf("%s: HTTP %d: %s", name, resp.StatusCode, body)
+		}
+		if resp, body := shoal.ask(t, "PUT", "/photos/train/stolen", name+"=%2Fother%2Fsecret", nil, nil); resp.StatusCode != http.StatusForbidden || code(body) != "AccessDenied" {
+			t.Errorf("%s: HTTP %d: %s", name, resp.StatusCode, body)
+		}
+	}
+}
+
 // What may not go through the endpoint is refused, with S3's codes.
 func TestRefused(t *testing.T) {
 	_, shoal, _ := served(t, oddKeys[:3])

@@ -331,6 +331,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) error {
 	if err := s.admit(r, query); err != nil {
 		return err
 	}
+	unhoist(r.Header, query)
 	bucket, key, _ := strings.Cut(path, "/")
 	at := key
 	if key == "" {
@@ -443,14 +444,20 @@ func dotted(key string) bool {
 	return slices.ContainsFunc(strings.Split(key, "/"), func(part string) bool { return part == "." || part == ".." })
 }
 
-// plain reports whether a request is for an object as it is, and not for a version, a part or another sub-resource.
-func plain(r *http.Request, query url.Values) bool {
-	for name := range query {
-		if name != "x-id" && !strings.HasPrefix(name, "X-Amz-") {
-			return false
+// unhoist makes headers of the parameters that stand for them, as presigned requests have them, and drops the operation's name.
+func unhoist(h http.Header, query url.Values) {
+	for name, values := range query {
+		if strings.HasPrefix(strings.ToLower(name), "x-amz-") {
+			h[http.CanonicalHeaderKey(name)] = values
+			delete(query, name)
 		}
 	}
-	return r.Header.Get("X-Amz-Server-Side-Encryption-Customer-Key") == "" && r.Header.Get("X-Amz-Expected-Bucket-Owner") == ""
+	query.Del("x-id")
+}
+
+// plain reports whether a request is for an object as it is, and not for a version, a part or another sub-resource.
+func plain(r *http.Request, query url.Values) bool {
+	return len(query) == 0 && r.Header.Get("X-Amz-Server-Side-Encryption-Customer-Key") == "" && r.Header.Get("X-Amz-Expected-Bucket-Owner") == ""
 }
 
 // held finds a key in the manifest, if the endpoint may answer for it.
@@ -497,7 +504,7 @@ func (d *dataset) treeOf(m *catalog.Manifest) *tree {
 }
 
 // listParameters are those of a listing. Any other makes a GET of the bucket one of a sub-resource.
-var listParameters = []string{"list-type", "prefix", "delimiter", "max-keys", "continuation-token", "start-after", "marker", "encoding-type", "fetch-owner", "x-id"}
+var listParameters = []string{"list-type", "prefix", "delimiter", "max-keys", "continuation-token", "start-after", "marker", "encoding-type", "fetch-owner"}
 
 // bucket answers a GET or HEAD of the bucket.
 func (d *dataset) bucket(w http.ResponseWriter, r *http.Request, query url.Values) error {
@@ -508,7 +515,7 @@ func (d *dataset) bucket(w http.ResponseWriter, r *http.Request, query url.Value
 				XMLName xml.Name `xml:"http://s3.amazonaws.com/doc/2006-03-01/ LocationConstraint"`
 			}{})
 			return nil
-		case !slices.Contains(listParameters, name) && !strings.HasPrefix(name, "X-Amz-"):
+		case !slices.Contains(listParameters, name):
 			return d.forward(w, r, "", query)
 		}
 	}
