@@ -15,12 +15,6 @@ import (
 	"github.com/shoalfs/shoal/internal/settings"
 )
 
-// Exit codes of a command that cannot be started, as of a shell.
-const (
-	codeNotExecutable = 126
-	codeNotFound      = 127
-)
-
 func runCommand() *cobra.Command {
 	var name string
 	var verbose bool
@@ -61,7 +55,11 @@ The command takes the place of this process, so its exit code, signals, input an
 // withHints returns env for a command whose Pythons load the client in dir.
 func withHints(env []string, dir, name string, verbose bool) []string {
 	set := func(variable, value string) { env = append(env, variable+"="+value) }
-	set("PYTHONPATH", strings.TrimSuffix(filepath.Join(dir, "shoal", "_site")+":"+os.Getenv("PYTHONPATH"), ":"))
+	path := filepath.Join(dir, "shoal", "_site")
+	if own := os.Getenv("PYTHONPATH"); own != "" { // and if it ends with a colon, it ends with the current folder
+		path += ":" + own
+	}
+	set("PYTHONPATH", path)
 	if name != "" {
 		set("SHOAL_RUN_NAME", name)
 	}
@@ -73,9 +71,9 @@ func withHints(env []string, dir, name string, verbose bool) []string {
 
 // notStarted says why a command cannot run, with the exit code that a shell would give.
 func notStarted(command string, err error) error {
-	code, remedy := codeNotExecutable, "see: ls -l "+command
+	code, remedy := 126, "see: ls -l "+command
 	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist) {
-		code, remedy = codeNotFound, "check the name, or give its path"
+		code, remedy = 127, "check the name, or give its path"
 	}
 	if e := new(exec.Error); errors.As(err, &e) {
 		err = e.Err
