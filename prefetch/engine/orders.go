@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io/fs"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -162,20 +163,28 @@ func (e *Engine) PutPlan(name string, data []byte) error {
 
 // put is PutPlan. e.orders.planning is held.
 func (r *orders) put(name string, data []byte) error {
-	v := r.engine.cur.Load()
-	w, err := r.read(v, name, data)
-	if err == nil && r.engine.order().Name() == "none" {
-		err = fmt.Errorf("the mount runs with --order none, which follows no plan; mount with --order auto")
-	}
-	if n := r.inForce(name); err == nil && n >= maxPlans {
-		err = fmt.Errorf("%d plans are in force; remove those of jobs that have ended: rm MOUNTPOINT/.shoal/plans/NAME", n)
-	}
-	var reserved int64
-	if err == nil {
-		if reserved = w.size; !r.engine.cache.TryReserve(reserved) {
-			err = fmt.Errorf("it needs %s of memory, and --memory leaves too little; raise --memory, or split the plan", humanize.IBytes(uint64(reserved)))
-			reserved = 0
+	for old := range r.stale() { // of jobs that were killed
+		if r.inForce(name) >= maxPlans {
+			_ = r.remove(strings.TrimPrefix(old, "plans/"))
 		}
+	}
+	v, each := r.engine.cur.Load(), int64(12) // of order.Index
+	if ofRanges(data) {
+		each = rangeBytes
+	}
+	// The text, the files' numbers, and the lines. It is reserved before they are parsed, which takes as much.
+	reserved := int64(len(data)) + 4*int64(v.manifest.Len()) + each*int64(1+bytes.Count(data, []byte("\n")))
+	var w written
+	var err error
+	switch n := r.inForce(name); {
+	case r.engine.order().Name() == "none":
+		reserved, err = 0, fmt.Errorf("the mount runs with --order none, which follows no plan; mount with --order auto")
+	case n >= maxPlans:
+		reserved, err = 0, fmt.Errorf("%d plans are in force; remove those of jobs that have ended: rm MOUNTPOINT/.shoal/plans/NAME", n)
+	case !r.engine.cache.TryReserve(reserved):
+		reserved, err = 0, fmt.Errorf("it needs %s of memory, and --memory leaves too little; raise --memory, or split the plan", humanize.IBytes(uint64(reserved)))
+	default:
+		w, err = r.read(v, name, data)
 	}
 	var s *run.Stream
 	waits, waited := false, false
@@ -210,6 +219,7 @@ func (r *orders) put(name string, data []byte) error {
 		held, free = p.reserved, p.before
 	}
 	*p = plan{text: slices.Clone(data), written: time.Now(), reserved: reserved, before: held}
+	maps.DeleteFunc(r.plans, func(_ string, p *plan) bool { return p.ended }) // each job may have a name of its own
 	// Streams of the old version, and those guessed for --order auto, are replaced.
 	old := r.unfollow(func(m *run.Stream) bool { return m.Name == s.Name || m.Name == "mount" || m.Name == sequenceName })
 	r.streams = append([]*run.Stream{s}, r.streams...)
@@ -227,7 +237,6 @@ func (r *orders) put(name string, data []byte) error {
 // written is a plan that has been checked.
 type written struct {
 	lines   int
-	size    int64
 	stream  *run.Stream          // that goes on with it; nil: a new one begins
 	options run.Options          // of a new one
 	order   func() order.Locator // called once, if the plan is accepted
@@ -245,7 +254,6 @@ func (r *orders) read(v *view, name string, data []byte) (w written, err error) 
 		return w, err
 	}
 	w.lines, w.stream = len(files), r.ofPlan(w.options.Name, v, false)
-	w.size = int64(len(data)) + 4*int64(v.manifest.Len()) + 12*int64(w.lines) // the text, the files' numbers, and order.Index
 	w.order = func() order.Locator { return order.Index(order.List(files)) }
 	return w, nil
 }
@@ -387,12 +395,7 @@ func (r *orders) unfollow(which func(*run.Stream) bool) (taken []*run.Stream) {
 func (r *orders) ended() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, p := range r.plans {
-		if p.ended {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(slices.Collect(maps.Values(r.plans)), func(p *plan) bool { return p.ended })
 }
 
 // stale returns the names of the streams whose plans are stale.
@@ -470,7 +473,7 @@ func findFile(m *catalog.Manifest, path string, mountPoints []string) (file int,
 	case path == "":
 		return -1, nil
 	case !ok:
-		return 0, fmt.Errorf("no file %q in the dataset", path)
+		return 0, fmt.Errorf("no file %.300q in the dataset", path) // not all of it: it may be anything
 	case node.IsDir:
 		return 0, fmt.Errorf("%q is a folder", path)
 	}

@@ -1,8 +1,10 @@
 package engine
 
 import (
+	"bytes"
 	"fmt"
 	"iter"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -121,6 +123,33 @@ func TestParseRanges(t *testing.T) {
 		if got := fmt.Sprint(ranges); err != nil && !strings.Contains(err.Error(), c.want) || err == nil && got != c.want {
 			t.Errorf("%q: %v, %v; not %s", c.text, ranges, err, c.want)
 		}
+	}
+}
+
+// A plan may be any file, by mistake: what is said of it stays short, and what has too many lines is refused before it is parsed.
+func TestPlansOfAnything(t *testing.T) {
+	m := manifest(t, "a/1.bin")
+	long := strings.Repeat("\x00", 8<<20)
+	for _, text := range []string{long, "#ranges\n" + long, "#ranges\na/1.bin\t0\t" + long, "#ranges\na/1.bin\t" + long + "\t1", "#ranges\n" + long + "\t0\t1", "#ranges\n\t0\t" + long} {
+		_, err := parsePlan(m, []byte(text), nil)
+		if ofRanges([]byte(text)) {
+			_, err = parseRanges(m, []byte(text), nil)
+		}
+		if err == nil || len(err.Error()) > 2000 {
+			t.Errorf("%.30q: an error of %d bytes", text, len(err.Error()))
+		}
+	}
+	e := numbered(t, 600)
+	lines := int(e.cache.Ledger().Limit() / 12)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	text := bytes.Repeat([]byte("c0/img0007.jpg\n"), lines)
+	err := e.PutPlan("default", text)
+	if runtime.ReadMemStats(&after); err == nil || !strings.Contains(err.Error(), "--memory leaves too little") {
+		t.Error(err)
+	}
+	if took := int64(after.TotalAlloc-before.TotalAlloc) - int64(len(text)); took > int64(lines) {
+		t.Errorf("%d lines took %d bytes before they were refused", lines, took)
 	}
 }
 

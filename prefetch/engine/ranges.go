@@ -29,7 +29,7 @@ func (r *orders) readRanges(v *view, w written, data []byte) (written, error) {
 	if err != nil {
 		return w, err
 	}
-	w.lines, w.size = len(ranges), int64(len(data))+rangeBytes*int64(len(ranges))
+	w.lines = len(ranges)
 	w.options.Layout, w.options.Has, w.options.Keep, w.options.Choose = nil, nil, ignored{}, false
 	number := func() []uint32 { return w.stream.Renumber(ranges) }
 	if w.stream = r.ofPlan(w.options.Name, v, true); w.stream == nil {
@@ -64,37 +64,29 @@ func parseRanges(m *catalog.Manifest, data []byte, mountPoints []string) (ranges
 }
 
 func parseRange(m *catalog.Manifest, line string, mountPoints []string) (r run.Range, err error) {
-	rest, length, ok := cutLast(line)
-	path, offset, also := cutLast(rest)
-	if !ok || !also {
-		return r, fmt.Errorf("%q is not PATH, OFFSET and LENGTH", line)
+	end := strings.LastIndexByte(line, '\t') // names may have tabs, too
+	middle := strings.LastIndexByte(line[:max(end, 0)], '\t')
+	if middle < 0 {
+		return r, fmt.Errorf("%.300q is not PATH, OFFSET and LENGTH", line)
 	}
+	path, offset, length := line[:middle], line[middle+1:end], line[end+1:]
 	if r.File, err = findFile(m, path, mountPoints); err != nil {
 		return r, err
 	}
 	if r.File < 0 {
-		return r, fmt.Errorf("%q has no path", line)
+		return r, fmt.Errorf("%.300q has no path", line)
 	}
 	size := m.Size(r.File)
 	if r.Off, err = strconv.ParseInt(offset, 10, 64); err != nil || r.Off < 0 {
-		return r, fmt.Errorf("offset %q is not a number of bytes", offset)
+		return r, fmt.Errorf("offset %.300q is not a number of bytes", offset)
 	}
 	if r.N, err = strconv.ParseInt(length, 10, 64); err != nil || r.N <= 0 {
-		return r, fmt.Errorf("length %q is not a positive number of bytes", length)
+		return r, fmt.Errorf("length %.300q is not a positive number of bytes", length)
 	}
 	if r.Off > size || r.N > size-r.Off {
 		return r, fmt.Errorf("%d bytes from %d: %s has %d", r.N, r.Off, path, size)
 	}
 	return r, nil
-}
-
-// cutLast cuts a line at its last tab: names may have tabs, too.
-func cutLast(line string) (before, after string, ok bool) {
-	i := strings.LastIndexByte(line, '\t')
-	if i < 0 {
-		return line, "", false
-	}
-	return line[:i], line[i+1:], true
 }
 
 // ignored is run.Keep for streams that say nothing of which files are read again.

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -150,6 +151,41 @@ func TestPlansEnd(t *testing.T) {
 		t.Error("without a plan the order is not inferred")
 	}
 	eventually(t, "all memory back", func() bool { return e.cache.Ledger().Used() <= used+1<<20 })
+
+	// Those of jobs that were killed make way.
+	for i := range maxPlans {
+		if err := put(fmt.Sprint("job", i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := put("another"); err == nil {
+		t.Error("more plans than may be in force")
+	}
+	later(2 * staleAfter)
+	if err := put("another"); err != nil || len(e.Plans()) != maxPlans || !slices.Contains(e.Plans(), "another") {
+		t.Errorf("%v, %d plans", err, len(e.Plans()))
+	}
+}
+
+// What was said of the ends of plans is said until there is another one: each job may have a name of its own.
+func TestPlansThatEndedAreForgotten(t *testing.T) {
+	e := numbered(t, 600)
+	for i := range 3 {
+		name := fmt.Sprint("job", i)
+		if err := e.PutPlan(name, []byte("c0/img0007.jpg\nc1/img0300.jpg\n")); err != nil {
+			t.Fatal(err)
+		}
+		if text := string(e.orders.text()); strings.Contains(text, "ended") {
+			t.Error(text)
+		}
+		openAs(t, e, 9, 7)
+		if err := e.RemovePlan(name); err != nil {
+			t.Fatal(err)
+		}
+		if text := string(e.orders.text()); strings.Count(text, "ended") != 1 || !strings.Contains(text, "plan "+name+" ended") {
+			t.Error(text)
+		}
+	}
 }
 
 // Who opens large files one after another and reads little of each gets few of them ahead; who reads them gets all.
