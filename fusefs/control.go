@@ -151,20 +151,17 @@ func (f *controlFolder) planNode(name string) (index int, ok bool) {
 }
 
 func (f *controlFolder) mode(index int) uint32 {
-	var mode uint32
 	switch index {
 	case controlRoot, controlPlans: // plans can be removed there
-		mode = syscall.S_IFDIR | 0o777
+		return syscall.S_IFDIR | 0o777
 	case controlStats, controlOrder:
-		mode = syscall.S_IFREG | 0o444
+		return syscall.S_IFREG | 0o444
 	case controlRefresh:
-		mode = syscall.S_IFREG | 0o644
+		return syscall.S_IFREG | 0o644
 	case controlProfile:
-		mode = syscall.S_IFREG | 0o400
-	default:
-		mode = syscall.S_IFREG | 0o666
+		return syscall.S_IFREG | 0o400
 	}
-	return mode
+	return syscall.S_IFREG | 0o666
 }
 
 // attr fills in attributes without a validity time. The length of stats and order is 0, as in /proc: it is unknown
