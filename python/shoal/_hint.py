@@ -407,6 +407,17 @@ class _Joined:
         return self._lists[k][i - (self._ends[k] - len(self._lists[k]))]
 
 
+def genuine(root: str) -> bool:
+    """Whether the folder .shoal in root is a mount's, or this user's own. In a folder like /tmp anybody can make one, with what he likes
+    in stats, and links to others' files in plans."""
+    at = os.lstat(os.path.join(root, ".shoal"))
+    device = b"%d:%d" % (os.major(at.st_dev), os.minor(at.st_dev))
+    if at.st_uid == os.geteuid():
+        return True
+    with open("/proc/self/mountinfo", "rb") as mounts:
+        return any(line.split()[2] == device and b" - fuse" in line for line in mounts)
+
+
 class _Mounts:
     """Finds the mount that contains a path: the given one, or any."""
 
@@ -469,7 +480,7 @@ class _Mounts:
     def _find(self, folder: str) -> Optional[Tuple[str, str]]:
         for spelled, top in ((folder, self.root), (os.path.realpath(folder), self.root and os.path.realpath(self.root))):
             at = spelled
-            while at != top if top is not None else not os.path.exists(os.path.join(at, ".shoal", "stats")):
+            while at != top if top is not None else not (os.path.exists(os.path.join(at, ".shoal", "stats")) and genuine(at)):
                 if at == os.path.dirname(at):
                     break
                 at = os.path.dirname(at)

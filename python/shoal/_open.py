@@ -29,6 +29,8 @@ import traceback
 import weakref
 from typing import IO, Callable, Deque, Dict, NamedTuple, Optional, Tuple, Union
 
+from ._hint import genuine
+
 _Place = Tuple[int, int, int, int, int]  # file, segment, its salt, offset, length; salt 0: none
 
 _HEAD, _ANSWER, _ENTRY = struct.Struct("<IB"), struct.Struct("<IQI"), struct.Struct("<IIQQI")
@@ -41,8 +43,8 @@ _BUSY = 10.0  # seconds after which somebody was interrupted while he asked
 _AGAIN = 2.0  # seconds until it is asked again what has no place yet
 _TOLD_AT_ONCE, _TOLD_AFTER = 8, 0.02  # opens, seconds
 # What can go wrong here, in code of these files. All else is the caller's: a handler of a signal has raised it.
-_OURS = (OSError, EOFError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, MemoryError, struct.error)
-_FILES = {f.__code__.co_filename for f in (lambda: None, os.path.realpath, os.path.exists, socket.socket.__init__)}
+_OURS = (OSError, EOFError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError, MemoryError, struct.error)
+_FILES = {f.__code__.co_filename for f in (lambda: None, genuine, os.path.realpath, os.path.exists, socket.socket.__init__)}
 
 
 class _Bytes(io.BytesIO):
@@ -387,6 +389,8 @@ def _find(folder: str, at: os.stat_result) -> _Folder:
     while mount is None and there.st_dev == at.st_dev:
         try:
             os.stat(os.path.join(root, ".shoal", "stats"))
+            if not genuine(root):
+                raise FileNotFoundError
             mount = _mounts.setdefault(root, _Mount(root))
             inside = "" if root == real else real[len(root.rstrip(os.sep)) + 1:] + os.sep
         except (FileNotFoundError, NotADirectoryError):

@@ -2,8 +2,12 @@
 
 import errno
 import io
+import json
 import os
+import socket
+import struct
 import tempfile
+import threading
 import unittest
 
 import support  # noqa: F401  the path
@@ -71,6 +75,50 @@ class Files(unittest.TestCase):
         with self.assertRaises(OSError) as caught:
             os.fstat(fd)
         self.assertEqual(caught.exception.errno, errno.EBADF)
+
+    def answered(self, offset, owner=None):
+        """What open reads of a file below a folder .shoal, where somebody answers that it lies at an offset of a segment of his."""
+        folder = os.path.dirname(self.path)
+        cache = tempfile.TemporaryDirectory()
+        self.addCleanup(cache.cleanup)
+        with open(os.path.join(cache.name, "00000001.seg"), "wb") as f:
+            f.write(bytes(16) + struct.pack("<Q", 7) + b"another")
+        os.makedirs(os.path.join(folder, ".shoal"))
+        with open(os.path.join(folder, ".shoal", "stats"), "w", encoding="utf-8") as f:
+            json.dump({"shortcut_v2": "key", "cache_dir": cache.name}, f)
+        if owner is not None:
+            os.chown(os.path.join(folder, ".shoal"), owner, owner)
+        listener = socket.socket(socket.AF_UNIX)
+        self.addCleanup(listener.close)
+        listener.bind(os.path.join(cache.name, "shoal.sock"))
+        listener.listen()
+
+        def serve():
+            conn = listener.accept()[0]
+            with conn, conn.makefile("rb") as f:
+                f.readline()
+                hello = struct.pack("<Q", 1) + cache.name.encode()
+                conn.sendall(struct.pack("<IB", len(hello), ord("H")) + hello)
+                f.read(5)
+                body = f.read(4) + struct.pack("<QIIIQQI", 1, 1, 0, 1, 7, offset, 7) + b"file.bin\0"
+                conn.sendall(struct.pack("<IB", len(body), ord("P")) + body)
+                f.read()
+
+        threading.Thread(target=serve, daemon=True).start()
+        with _open.open(self.path) as f:
+            return f.read()
+
+    def test_answers(self):
+        self.assertEqual(self.answered(24), b"another")
+
+    def test_odd_answers(self):
+        self.assertEqual(self.answered(2**64 - 1), CONTENT)
+
+    def test_another_users_folder(self):
+        """In a folder like /tmp anybody can make a folder .shoal. It is no mount."""
+        if os.geteuid() != 0:
+            self.skipTest("only root can make another user's folder")
+        self.assertEqual(self.answered(24, owner=1234), CONTENT)
 
 
 if __name__ == "__main__":

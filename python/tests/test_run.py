@@ -382,6 +382,20 @@ print([len(list(loader)) for _ in range(2)], os.listdir(MOUNT + "/.shoal/plans")
 def unused(): train(None)""", SHOAL_DEBUG="run")
         self.assertEqual((done.stdout, done.stderr), ("[24, 24] []\n", "shoal run: no hint: no file of this Files is in a Shoal mount\n"))
 
+    def test_another_users_folder(self):
+        """A folder .shoal that another user has made, in /tmp perhaps, is no mount, and what its links lead to is not written."""
+        if os.geteuid() != 0:
+            self.skipTest("only root can make another user's folder")
+        mine = os.path.join(self.mount, "mine")
+        with open(mine, "w", encoding="utf-8") as f:
+            f.write("precious")
+        os.symlink(mine, os.path.join(self.mount, ".shoal", "plans", "default"))
+        os.chown(os.path.join(self.mount, ".shoal"), 1234, 1234)
+        done = self.python("train(DataLoader(Files(FILES), 4, shuffle=True)); end()", SHOAL_DEBUG="run")
+        self.assertIn("no file of this Files is in a Shoal mount", done.stderr)
+        with open(mine, encoding="utf-8") as f:
+            self.assertEqual(f.read(), "precious")
+
     def test_interrupt(self):
         done = self.python("""
 import os, signal
