@@ -634,15 +634,26 @@ class _Apart:
         self.inside: Optional[Callable[[str], bool]] = None  # while a sample is read: whether a path lies in a mount
         self.opened: Optional[str] = None
         self._locked = True
+        self._pipe, self._parent, self.pid = -1, os.getpid(), 0
         state = random.getstate()  # Python seeds the copy's anew
         self._pipe, end = os.pipe()
-        self._parent = os.getpid()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forks in processes with threads
-            self.pid = os.fork()
-        if self.pid:
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # no handler of the trainer's runs in the copy
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of forks in processes with threads
+                self.pid = os.fork()
+            if os.getpid() != self._parent:
+                self._try(work, end, state)
+        finally:
             os.close(end)
-            return
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def __del__(self) -> None:
+        if self._pipe >= 0 and os.getpid() == self._parent:
+            self.end()
+
+    def _try(self, work: Callable[[_Apart], bytes], end: int, state: Any) -> None:
+        """Works in the copy, and ends it."""
         try:
             random.setstate(state)
             self._isolate(end)
@@ -670,6 +681,7 @@ class _Apart:
         for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(s, signal.SIG_IGN if s == signal.SIGINT else signal.SIG_DFL)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         signal.alarm(_PATIENCE)
         for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):  # of files' sizes: what C code writes fails with EFBIG
             resource.setrlimit(limit, (0, resource.getrlimit(limit)[1]))
@@ -807,7 +819,8 @@ class _Apart:
         os.close(self._pipe)
         self._pipe = -1
         try:
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
+            if self.pid:  # 0: there was no fork
+                os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
         except OSError:  # the trainer has waited for all its children
             pass

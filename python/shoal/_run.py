@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import atexit
 import collections
+import contextlib
 import functools
 import importlib.util
 import itertools
@@ -94,13 +95,7 @@ def _watch(module: Any) -> None:
     @functools.wraps(draw)
     def _next_index(self: Any) -> Any:
         index = draw(self)
-        if READING:
-            guarded(_drew, self, index)
-        if self._num_workers:  # they are given batches ahead, which an iterator that is kept for the next epoch does not know any more
-            drawn = self.__dict__.get("_shoal_drawn")
-            if drawn is None:
-                drawn = self._shoal_drawn = collections.deque(maxlen=self._num_workers * self._prefetch_factor + 1)
-            drawn.append(index)
+        guarded(_drew, self, index)
         return index
 
     base._next_index = _next_index
@@ -109,8 +104,8 @@ def _watch(module: Any) -> None:
     def own_iterator(self: Any) -> bool:
         # Others call DataLoader.__iter__, after what they do to samplers and generators. These two do not: loaders with
         # one iterator for all epochs, and torchdata's.
-        kept = getattr(self, "iterator", False)
-        return kept is None or isinstance(kept, base) or hasattr(self, "next_iter_state")
+        kept = vars(self).get("iterator", False)
+        return kept is None or isinstance(kept, base) or "next_iter_state" in vars(self)
 
     def __init_subclass__(cls: Any, /, **options: Any) -> None:
         if known is not None:
@@ -140,13 +135,27 @@ def guarded(do: Callable[..., Any], *args: Any) -> None:
     try:
         do(*args)
     except Exception as e:  # a trainer does not fail because of a hint
+        if _by_handler(e):
+            raise
         _say(f"no hint: {str(e) or repr(e)}")
+
+
+def _by_handler(e: Exception) -> bool:
+    """Whether a trainer's handler of a signal has raised it, such as a timeout, which happened to come while Python was here."""
+    import signal  # only here, as Python starts without it
+    handlers = [getattr(h, "func", h) for h in map(signal.getsignal, signal.valid_signals())]
+    codes = [getattr(h, "__code__", None) or getattr(getattr(h, "__call__", None), "__code__", None) for h in handlers]
+    at = e.__traceback__
+    while at is not None and at.tb_frame.f_code not in codes:
+        at = at.tb_next
+    return at is not None
 
 
 def _say(text: str) -> None:
     if "run" in os.environ.get("SHOAL_DEBUG", "").split(",") and text not in _said:
         _said.add(text)
-        print("shoal run: " + text.replace("\n", "; "), file=sys.stderr, flush=True)
+        with contextlib.suppress(Exception):  # it may be closed
+            print("shoal run: " + text.replace("\n", "; "), file=sys.stderr, flush=True)
 
 
 @functools.lru_cache(maxsize=None)
@@ -187,6 +196,10 @@ def _tell(loader: Any, applies: Callable[[Any], bool]) -> None:
         _say("no hint: the trainer gives hints itself")
         return
     hint, begun, late = _hint(), time.monotonic(), False
+    for key in [key for key in _jobs if key[0] == os.getpid() and key[1] < 0]:
+        guarded(_jobs[key].finish, 0)
+        if _jobs[key].done:
+            del _jobs[key]
     job = _jobs.pop((os.getpid(), id(loader)), None)
     if job is not None:
         guarded(job.finish, 0)
@@ -199,7 +212,7 @@ def _tell(loader: Any, applies: Callable[[Any], bool]) -> None:
     adapter, reads = next(filter(None, (known(loader.dataset) for known in READING)), ("", None))
     name, what = _name(hint, loader, adapter), type(loader.dataset).__name__
     if reads is None:
-        job = _Job(hint, name, what, lambda apart: _plans(hint, apart, loader, name), loader, _size(loader.dataset) <= hint.SHORT)
+        job = _Job(hint, name, what, lambda apart: _plans(hint, apart, loader, name), id(loader), _size(loader.dataset) <= hint.SHORT)
         job.begun, job.new = begun, new
     else:
         kept = getattr(loader, "_iterator", None)  # of persistent workers: it begins this epoch, too
@@ -207,7 +220,6 @@ def _tell(loader: Any, applies: Callable[[Any], bool]) -> None:
             kept.__dict__.pop("_shoal_ahead", None)
             kept._shoal_count = 0
         ahead = _aheads[os.getpid(), id(loader)] = Ahead(hint, name, what, reads, loader, "ranges")
-        weakref.finalize(loader, _aheads.pop, (os.getpid(), id(loader)), None).atexit = False
         job = ahead.write(lambda: hint._flat(hint._Order(loader).epoch(0, last=True)))
     _jobs[os.getpid(), id(loader)] = job
     job.finish(WAIT if job.short and not late else 0)
@@ -219,30 +231,40 @@ def _begun(loader: Any, iterator: Any) -> None:
     ahead = _aheads.get((os.getpid(), id(loader)))
     if ahead is not None and hasattr(iterator, "_sampler_iter") and "_shoal_ahead" not in iterator.__dict__:
         iterator._shoal_ahead = ahead
-        ahead.took(iterator.__dict__.pop("_shoal_count", 0), lambda: _hint()._flat(iterator._sampler_iter))
+        _took(ahead, iterator, iterator.__dict__.pop("_shoal_count", 0))
 
 
 def _drew(iterator: Any, index: Any) -> None:
-    count = len(index) if isinstance(index, (list, tuple)) else 1
+    if iterator._num_workers:  # they are given batches ahead, which an iterator that is kept for the next epoch does not know any more
+        if "_shoal_drawn" not in iterator.__dict__:
+            iterator._shoal_drawn = collections.deque(maxlen=iterator._num_workers * iterator._prefetch_factor + 1)
+        iterator._shoal_drawn.append(index)
+    if not READING:
+        return
+    count = sum(1 for _ in _hint()._flat([index]))
     ahead = iterator.__dict__.get("_shoal_ahead")
     if ahead is None:
         iterator._shoal_count = iterator.__dict__.get("_shoal_count", 0) + count
     else:
-        ahead.took(count, lambda: _hint()._flat(iterator._sampler_iter))
+        _took(ahead, iterator, count)
+
+
+def _took(ahead: Ahead, iterator: Any, count: int) -> None:
+    ahead.took(count, lambda: _hint()._flat(iterator._sampler_iter), iterator.__dict__.get("_shoal_drawn", ()))
 
 
 WAIT = 5.0  # seconds for orders of up to _hint.SHORT samples
 
-_jobs: Dict[Tuple[int, int], _Job] = {}  # by process and id: the latest of each loader
+_jobs: Dict[Tuple[int, int], _Job] = {}  # by process and id: the latest of each loader; by a negative number those of loaders that have gone
 _aheads: Dict[Tuple[int, int], Ahead] = {}  # as well
 
 
 class _Job:
     """A plan that a copy of this process finds and writes: work returns in it the mounts and numbers of lines, and what went wrong."""
 
-    def __init__(self, hint: Any, name: str, what: str, work: Callable[[Any], Any], of: Any, short: bool, things: str = "files") -> None:
+    def __init__(self, hint: Any, name: str, what: str, work: Callable[[Any], Any], of: int, short: bool, things: str = "files") -> None:
         self.short, self.done, self.late, self.begun, self.new = short, False, False, time.monotonic(), False
-        self._key, self._name, self._what, self._things = id(of), name, what, things
+        self._key, self._name, self._what, self._things = of, name, what, things
         self.rest: List[Any] = []  # what else work has returned
         if os.getpid() not in _written:
             import multiprocessing.util  # torch has it
@@ -291,22 +313,23 @@ class Ahead:
 
     def __init__(self, hint: Any, name: str, what: str, reads: Callable[[Any], Any], of: Any, things: str, first: int = 0) -> None:
         self._hint, self._name, self._what, self._reads, self._things, self._first = hint, name, what, reads, things, first or FIRST
-        self._of = weakref.ref(of)  # whose order it is
+        self._of = id(of)  # whose order it is, also when that is gone
         self._taken = self._from = self._until = 0  # items: those that the trainer has taken, and those of the latest window
         self._job: Any = None
 
-    def write(self, items: Callable[[], Any]) -> Any:
-        """Has a window written. items is called in the copy, for those that the trainer will take next."""
-        skip, most = max(self._until - self._taken, 0), WINDOW if self._until else self._first
-        self._from, self._until = self._taken + skip, -1
-        of = self._of()
-        self._job = _jobs[os.getpid(), id(of)] = _Job(
-            self._hint, self._name, self._what, lambda apart: _window(self._hint, apart, self._name, itertools.islice(items(), skip, None), self._reads, most),
-            of, True, self._things)
+    def write(self, items: Callable[[], Any], taken: Any = ()) -> Any:
+        """Has a window written. items is called in the copy, for those that the trainer will take next; taken are the last ones taken,
+        which the trainer's workers have yet to read."""
+        last = list(self._hint._flat(taken))
+        skip, most = max(len(last) + self._until - self._taken, 0), WINDOW if self._until else self._first
+        self._from, self._until = self._taken - len(last) + skip, -1
+        self._job = _jobs[os.getpid(), self._of] = _Job(
+            self._hint, self._name, self._what, lambda apart: _window(self._hint, apart, self._name, itertools.islice(itertools.chain(last, items()), skip, None), self._reads, most),
+            self._of, True, self._things)
         return self._job
 
-    def took(self, count: int, items: Callable[[], Any]) -> None:
-        """Says that the trainer has taken some items more."""
+    def took(self, count: int, items: Callable[[], Any], taken: Any = ()) -> None:
+        """Says that the trainer has taken some items more. items and taken are write's."""
         self._taken += count
         if self._job is None:
             return
@@ -317,7 +340,7 @@ class Ahead:
             self._until = self._from + self._job.rest[0]
         if self._job.rest and self._job.rest[1] and 2 * self._taken >= self._from + self._until:
             self._job.apart.end()
-            self.write(items)
+            self.write(items, taken)
 
     def end(self) -> None:
         self._job = None
@@ -330,10 +353,11 @@ class Shards:
     The library has drawn what it draws first when the first window is found, since its first item has been taken then."""
 
     def __init__(self, adapter: str, items: Any, path: Callable[[Any], str]) -> None:
-        self._adapter, self._items, self._path = adapter, iter(items), path
+        self._adapter, self._items, self._path = adapter, items, path
         self._ahead: Any = None  # False: there is none
 
     def __iter__(self) -> Shards:
+        self._items = iter(self._items)  # not before: it may draw
         return self
 
     def __next__(self) -> Any:
@@ -471,17 +495,27 @@ class _Tried:
 
 
 def _name(hint: Any, loader: Any, adapter: str = "") -> str:
-    rank, number = hint._rank(loader), _number(loader, True)
+    rank, number = hint._rank(loader), _number(loader)
     parts = [os.environ.get("SHOAL_RUN_NAME", ""), adapter, "" if rank is None else f"rank{rank}", "" if number < 2 else str(number)]
     return "-".join(filter(None, parts if any(parts[:3]) else ["default"] + parts[3:]))
 
 
-def _number(loader: Any, tells: bool) -> int:
+def _number(loader: Any) -> int:
     """The number of a loader among those that are alive, so that each has a plan of its own."""
     if id(loader) not in _numbers:
-        _numbers[id(loader)] = next(n for n in itertools.count(1) if n not in _numbers.values()) if tells else 0
-        weakref.finalize(loader, _numbers.pop, id(loader), None).atexit = False
+        _numbers[id(loader)] = next(n for n in itertools.count(1) if n not in _numbers.values())
+        weakref.finalize(loader, _gone, id(loader)).atexit = False
     return _numbers[id(loader)]
+
+
+def _gone(loader: int) -> None:
+    """Forgets a loader. Its order may still be written, and read: by the iterator, which does not hold it."""
+    _numbers.pop(loader, None)
+    _aheads.pop((os.getpid(), loader), None)
+    job = _jobs.pop((os.getpid(), loader), None)
+    if job is not None and not job.done:
+        job._key = -id(job)  # another loader may have the number
+        _jobs[os.getpid(), job._key] = job
 
 
 def _forget() -> None:

@@ -319,7 +319,12 @@ def urls(r):
 class Shards(IterableDataset):
     def __iter__(self):
         return webdataset.cache.FileCache()(urls(random.Random(5)))
-files = []
+class Drawing:
+    def __iter__(self):
+        return urls(random.Random(random.random()))
+opened = webdataset.cache.FileCache()(Drawing())
+drawn.append(random.random())  # before the iteration begins
+list(opened)
 for epoch in range(2):
     told, read = None, []
     for file in DataLoader(Shards(), None, num_workers=workers):
@@ -382,6 +387,55 @@ print([len(list(loader)) for _ in range(2)], os.listdir(MOUNT + "/.shoal/plans")
 def unused(): train(None)""", SHOAL_DEBUG="run")
         self.assertEqual((done.stdout, done.stderr), ("[24, 24] []\n", "shoal run: no hint: no file of this Files is in a Shoal mount\n"))
 
+    def test_windows_of_workers_that_are_ahead(self):
+        """Their first batches may be more than a window has."""
+        self.trained("""
+run, windows = sys.modules.get("_shoal_run"), []
+if run is not None:
+    run.FIRST, run.WINDOW = 8, 30
+    run.READING.append(lambda dataset: ("parts", lambda i: [(FILES[i % 24], i, 2)]) if isinstance(dataset, Parts) else None)
+    def write(*args, write=run.Ahead.write):
+        job = write(*args)
+        job.finish(60)
+        windows.append([int(line.split("\\t")[1]) for line in open(f"{MOUNT}/.shoal/plans/parts").read().splitlines()[1:]])
+        return job
+    run.Ahead.write = write
+class Parts(Dataset):
+    def __len__(self):
+        return 90
+    def __getitem__(self, i):
+        return i
+loader = DataLoader(Parts(), 3, shuffle=True, num_workers=2, prefetch_factor=4, persistent_workers=True)
+for epoch in range(2):
+    windows.clear()
+    read = [i for batch in loader for i in batch.tolist()]
+    assert run is None or sum(windows, []) == read, (windows, read)
+    epochs.append([None, read])
+def unused(): train(None)""")
+
+    def test_windows_of_other_batches(self):
+        """Batches that are arrays count by their samples."""
+        self.trained("""
+run = sys.modules.get("_shoal_run")
+if run is not None:
+    run.FIRST, run.WINDOW = 8, 8
+    run.READING.append(lambda dataset: ("parts", lambda i: [(FILES[i], i, 2)]))
+class Arrays:
+    def __iter__(self):
+        return iter(np.random.permutation(24).reshape(6, 4))
+    def __len__(self):
+        return 6
+windows, read = [], []
+for batch in DataLoader(Files(FILES), batch_sampler=Arrays()):
+    read += batch
+    for job in run._jobs.values() if run is not None else ():
+        job.finish(60)
+        windows += [line for line in open(f"{MOUNT}/.shoal/plans/parts").read().splitlines()[1:] if line not in windows]
+told = [MOUNT + "/" + w.split("\\t")[0] for w in windows]
+assert run is None or len(told) >= 16 and told == read[-len(told):], (told, read)  # the first may have been followed at once
+epochs.append([None, read])
+def unused(): train(None)""")
+
     def test_another_users_folder(self):
         """A folder .shoal that another user has made, in /tmp perhaps, is no mount, and what its links lead to is not written."""
         if os.geteuid() != 0:
@@ -395,6 +449,104 @@ def unused(): train(None)""", SHOAL_DEBUG="run")
         self.assertIn("no file of this Files is in a Shoal mount", done.stderr)
         with open(mine, encoding="utf-8") as f:
             self.assertEqual(f.read(), "precious")
+
+    def test_signals(self):
+        """A handler of the trainer's runs in the trainer only, and what it raises reaches that."""
+        for raises in "", "; raise TimeoutError('mine')":
+            epochs = self.trained(f"""
+import signal
+trainer = os.getpid()
+os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGUSR1))
+def handler(*_):
+    open(MOUNT + "/handled", "w").close(){raises}
+signal.signal(signal.SIGUSR1, handler)
+train(DataLoader(Files(FILES), 4, shuffle=True))""")
+            self.assertEqual([told for told, _ in epochs], [None, None])
+            self.assertFalse(os.path.exists(self.mount + "/handled"))
+        done = self.python("""
+import signal
+trainer = os.getpid()
+class Waits(Sampler):
+    def __init__(self):
+        pass
+    def __iter__(self):
+        if os.getpid() != trainer:
+            signal.pause()
+        return iter(range(24))
+    def __len__(self):
+        return 24
+class Handler:
+    def __call__(self, *_):
+        raise TimeoutError("mine")
+class Bound:
+    def late(self, *_):
+        raise RuntimeError("mine")
+for handler in Handler(), Bound().late:
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        train(DataLoader(Files(FILES), 4, sampler=Waits()))
+        print("nothing was raised")
+    except (TimeoutError, RuntimeError) as e:
+        print(e)""")
+        self.assertEqual(done.stdout, "mine\nmine\n")
+
+    def test_nothing_is_left_open(self):
+        self.trained("""
+run, kept = sys.modules.get("_shoal_run"), []
+if run is not None:
+    run._hint().SHORT = 0
+def opened():
+    return len(os.listdir("/proc/self/fd"))
+before = opened()
+for epoch in range(8):
+    loader = DataLoader(Files(FILES), 4)
+    for batch in loader:
+        pass
+    if run is not None:
+        import select
+        for job in run._jobs.values():
+            if job.apart._pipe >= 0:
+                select.select([job.apart._pipe], [], [], 60)
+    del loader
+    kept += [DataLoader(Files(FILES), 4) for _ in range(10)]
+assert opened() <= before + 2, (before, opened())
+epochs.append([None, []])
+def unused(): train(None)""")
+        done = self.python("""
+import resource
+hint = sys.modules["_shoal_run"]._hint()
+def fail():
+    raise BlockingIOError("no memory")
+before, os.fork = len(os.listdir("/proc/self/fd")), fail
+for epoch in range(5):
+    list(DataLoader(Files(FILES), 4))
+print(len(os.listdir("/proc/self/fd")) - before)
+def unused(): train(None)""")
+        self.assertEqual(done.stdout, "0\n")
+
+    def test_odd_loaders(self):
+        """What a loader is asked for changes nothing, and what cannot be said does not reach the trainer."""
+        self.trained("""
+class Drawing(DataLoader):
+    @property
+    def iterator(self):
+        random.random()
+        return None
+    def __iter__(self):
+        return super().__iter__()
+train(Drawing(Files(FILES), 4, shuffle=True))
+from torch.utils.data import dataloader
+class Threads(dataloader._SingleProcessDataLoaderIter):
+    def __init__(self, loader):
+        super().__init__(loader)
+        self._num_workers = 2
+class Own(DataLoader):
+    def __iter__(self):
+        return Threads(self)
+train(Own(Files(FILES), 4))""")
+        done = self.python("sys.stderr.close(); train(DataLoader(Files(FILES), 4)); end()", SHOAL_DEBUG="run")
+        self.assertEqual(len(json.loads(done.stdout)["epochs"]), 2)
 
     def test_interrupt(self):
         done = self.python("""
