@@ -155,7 +155,7 @@ func Open(ctx context.Context, cfg Config) (_ *Carrier, err error) {
 		c.folder.Know(p, o.Print)
 	}
 	for p := range j.known.Unsealed {
-		c.q.KnowUnsealed(p)
+		c.q.unsealed[p] = true
 	}
 	for _, u := range j.known.Uploads {
 		if u.ID == "" { // the store may not have begun it yet
@@ -577,7 +577,7 @@ func (c *Carrier) keepLocal() {
 			}
 		}
 		if err == nil {
-			err = c.journal.sync()
+			err = c.journal.write(entry{Path: k.Path, Removed: true}, true) // and with it all before are durable
 		}
 		if err == nil {
 			bin := filepath.Join(c.Dir, folder.Home, removing+strconv.FormatInt(time.Now().UnixNano(), 36))

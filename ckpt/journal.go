@@ -274,12 +274,6 @@ func (j *journal) append(e entry, sync bool) error {
 // there reports whether nobody has removed a file.
 func there(file string) bool { _, err := os.Lstat(file); return err == nil }
 
-func (j *journal) sync() error {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.f.Sync()
-}
-
 func (j *journal) close() error { return errors.Join(j.f.Sync(), j.f.Close()) }
 
 // StateName names a folder for the journal of dir and dest among those of others.

@@ -150,7 +150,7 @@ func (w *world) start(h *simHost) {
 		h.q.Know(p, Published{Print: print})
 	}
 	for p := range h.unsealed {
-		h.q.KnowUnsealed(p)
+		h.q.unsealed[p] = true
 	}
 	h.dirty, h.batch = nil, nil
 	_ = h.look()

@@ -196,9 +196,6 @@ func (q *Queue) tidy(f *file) {
 // Know tells of an object that an earlier process published. Use it before Hear.
 func (q *Queue) Know(p string, there Published) { q.publish(q.file(p), there) }
 
-// KnowUnsealed tells of a last name that an earlier process saw closed and did not publish. Use it before Hear.
-func (q *Queue) KnowUnsealed(p string) { q.unsealed[p] = true }
-
 func (q *Queue) publish(f *file, there Published) {
 	q.unpublish(f)
 	f.there = &there
@@ -539,7 +536,8 @@ func (q *Queue) change(f *file) Change {
 
 // Made tells that a change was made. there is what the bucket has now, if it was a publication.
 func (q *Queue) Made(c Change, there Published) {
-	f := q.answered(c)
+	q.busy = nil
+	f := q.files[c.Path]
 	if f.turn == c.Turn || f.state == absent && !c.Put || f.state == whole && c.Put && f.print == c.Print {
 		f.turn = 0
 	}
@@ -567,14 +565,10 @@ func (q *Queue) arrived(f *file, there Published) {
 
 // Failed tells that a change was not made, or perhaps. It is the next one again, unless the folder has changed meanwhile.
 func (q *Queue) Failed(c Change, perhaps bool) {
-	f := q.answered(c)
+	q.busy = nil
+	f := q.files[c.Path]
 	if c.Put && perhaps {
 		q.arrived(f, Published{})
 	}
 	q.tidy(f)
-}
-
-func (q *Queue) answered(c Change) *file {
-	q.busy = nil
-	return q.files[c.Path]
 }

@@ -246,7 +246,7 @@ func (m *model) restart(made bool) {
 	}
 	m.pending = maps.Clone(m.written)
 	for p := range m.written {
-		m.q.KnowUnsealed(p)
+		m.q.unsealed[p] = true
 	}
 	m.order, m.n, m.at, m.owed = nil, 0, map[string]int{}, map[string]int{}
 	m.doomed = map[string]bool{} // a removal that was due is not known any more, but by the folder

@@ -174,7 +174,7 @@ func TestWithdrawnOrder(t *testing.T) {
 	for _, p := range want {
 		q.Know(p, Published{ETag: "e"})
 	}
-	q.KnowUnsealed("step/last")
+	q.unsealed["step/last"] = true
 	q.HearAll(nil, time.Time{})
 	if order := made(q); !slices.Equal(order, want) {
 		t.Errorf("removed in this order: %v", order)

@@ -115,21 +115,21 @@ func (f *Folder) open(p string, flags uint64) (*os.File, error) {
 }
 
 // lease opens a file for reading, and takes the lease. Closing the file, also after an error, gives it back.
-func (f *Folder) lease(p string) (file *os.File, st unix.Stat_t, err error) {
+func (f *Folder) lease(p string) (file *os.File, print Print, err error) {
 	if file, err = f.open(p, unix.O_NONBLOCK); err == nil {
 		_, err = unix.FcntlInt(file.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
 	}
 	if err == nil {
-		err = unix.Fstat(int(file.Fd()), &st) // now nobody writes it
+		st, statErr := stat(int(file.Fd()), "") // now nobody writes it
+		print, err = printOf(&st), statErr
 	}
-	return file, st, err
+	return file, print, err
 }
 
 // look says what a path is. It waits, some ms at most, until the clock has passed the file's Print.
 func (f *Folder) look(t turn) (now News, err error) {
 	now.Path = t.path
-	var st unix.Stat_t
-	err = unix.Fstatat(f.at, t.path, &st, unix.AT_SYMLINK_NOFOLLOW)
+	st, err := stat(f.at, t.path)
 	kind := st.Mode & unix.S_IFMT
 	switch {
 	case err != nil:
@@ -157,7 +157,7 @@ func (f *Folder) look(t turn) (now News, err error) {
 
 // inspect looks at a regular file, under the lease. It says how long to wait while a write could leave the Print as it is.
 func (f *Folder) inspect(t turn, now *News) (early time.Duration, err error) {
-	file, st, err := f.lease(t.path)
+	file, print, err := f.lease(t.path)
 	if err != nil {
 		file.Close()
 		return 0, err
@@ -165,22 +165,22 @@ func (f *Folder) inspect(t turn, now *News) (early time.Duration, err error) {
 	defer file.Close()
 	var clock unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &clock) // every kernel has it
-	age := time.Duration(clock.Nano() - st.Ctim.Nano())
-	if st.Ctim.Nsec == 0 {
+	age := time.Duration(clock.Nano() - print.Ctime)
+	if print.Ctime%1e9 == 0 {
 		age -= time.Second - 1 // a file system that keeps whole seconds
 	}
 	if age <= 0 && age > -2*time.Second { // beyond, the clock was set back
 		return time.Millisecond - age/2, nil
 	}
-	now.State, now.Print = Whole, printOf(&st)
-	if f.formed[t.path] != now.Print {
-		if why := form(t.path, file, st.Size); why != nil {
+	now.State, now.Print = Whole, print
+	if f.formed[t.path] != print {
+		if why := form(t.path, file, print.Size); why != nil {
 			now.State, now.Why = Torn, why.Error()
 		} else {
-			f.formed[t.path] = now.Print
+			f.formed[t.path] = print
 		}
 	}
-	if st.Size == 0 && !t.closed && age > 0 && age < time.Second/10 {
+	if print.Size == 0 && !t.closed && age > 0 && age < time.Second/10 {
 		return 0, ErrWriting // it was made, and not opened yet
 	}
 	return 0, nil
@@ -196,8 +196,8 @@ type Held struct {
 
 // Hold opens a file that has this Print, and takes the lease. Its errors wrap ErrWriting, ErrChanged or ErrGone.
 func (f *Folder) Hold(p string, print Print) (*Held, error) {
-	file, st, err := f.lease(p)
-	if err == nil && printOf(&st) != print {
+	file, now, err := f.lease(p)
+	if err == nil && now != print {
 		err = ErrChanged
 	}
 	if err != nil {

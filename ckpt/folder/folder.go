@@ -45,16 +45,25 @@ type Print struct {
 	Size  int64  `json:"size"`
 	Mtime int64  `json:"mtime"`
 	Ctime int64  `json:"ctime"`
+	Birth int64  `json:"birth,omitempty"` // 0 where the file system knows none
 }
 
-// SameContent ignores Ctime, which a new name of the file, a rename or a chmod changes.
+// SameContent ignores Ctime, which a new name of the file, a rename or a chmod changes. Birth tells a file from one that has got its
+// inode since, and whose Mtime was set, as tar and cp -p do.
 func (p Print) SameContent(other Print) bool {
 	p.Ctime = other.Ctime
 	return p == other
 }
 
-func printOf(st *unix.Stat_t) Print {
-	return Print{st.Dev, st.Ino, st.Size, st.Mtim.Nano(), st.Ctim.Nano()}
+// stat is of a path below an open folder, or of what is open if it is "". Links are not followed.
+func stat(at int, p string) (st unix.Statx_t, err error) {
+	err = unix.Statx(at, p, unix.AT_SYMLINK_NOFOLLOW|unix.AT_EMPTY_PATH, unix.STATX_BASIC_STATS|unix.STATX_BTIME, &st)
+	return st, err
+}
+
+func printOf(st *unix.Statx_t) Print {
+	ns := func(t unix.StatxTimestamp) int64 { return t.Sec*1e9 + int64(t.Nsec) }
+	return Print{unix.Mkdev(st.Dev_major, st.Dev_minor), st.Ino, int64(st.Size), ns(st.Mtime), ns(st.Ctime), ns(st.Btime)}
 }
 
 // State is what a path was found to be.
@@ -366,8 +375,7 @@ func (f *Folder) step(t turn) error {
 func (f *Folder) sweep() {
 	f.stale = false
 	for _, p := range slices.Sorted(maps.Keys(f.known)) {
-		var st unix.Stat_t
-		if err := unix.Fstatat(f.at, p, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil || printOf(&st) != f.known[p].Print {
+		if st, err := stat(f.at, p); err != nil || printOf(&st) != f.known[p].Print {
 			f.push(turn{path: p})
 		}
 	}
@@ -403,11 +411,10 @@ func (f *Folder) walk(dir string) (all []turn, err error) {
 			}
 			err = fs.SkipDir
 		}
-		var st unix.Stat_t
-		if _ = unix.Lstat(at, &st); f.Last(t.path) {
+		st, _ := stat(unix.AT_FDCWD, at)
+		if t.print = printOf(&st); f.Last(t.path) {
 			t.last = 1
 		}
-		t.print = printOf(&st)
 		if all = append(all, t); errors.Is(err, fs.ErrNotExist) {
 			err = nil // it comes as gone
 		}

@@ -675,8 +675,8 @@ func TestOrder(t *testing.T) {
 			}
 			for _, p := range want {
 				w.await(p, func() bool {
-					var st unix.Stat_t
-					return unix.Stat(filepath.Join(dir, p), &st) == nil && w.view[p].State == Whole && w.view[p].Print == printOf(&st)
+					st, err := stat(unix.AT_FDCWD, filepath.Join(dir, p))
+					return err == nil && w.view[p].State == Whole && w.view[p].Print == printOf(&st)
 				})
 			}
 			var got []string
