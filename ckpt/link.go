@@ -90,7 +90,7 @@ func (c *Carrier) link(ctx context.Context, in func(f func()) bool) {
 			to = c.target(r.Path)
 		}
 		if to == c.target(r.Path) {
-			made = append(made, Checkpoint{Path: r.Path, Files: r.Files, Bytes: r.Bytes, Linked: true, ctime: r.Time.UnixNano()})
+			made = append(made, Checkpoint{Path: r.Path, Files: r.Files, Bytes: r.Bytes, Linked: true, saved: r.Time.UnixNano()})
 		}
 	}
 	in(func() { c.links.made = made })
@@ -125,5 +125,5 @@ func (c *Carrier) checkpoints() []Checkpoint {
 }
 
 func older(a, b Checkpoint) int {
-	return cmp.Or(cmp.Compare(a.ctime, b.ctime), strings.Compare(a.Path, b.Path))
+	return cmp.Or(cmp.Compare(a.saved, b.saved), strings.Compare(a.Path, b.Path))
 }

@@ -18,7 +18,7 @@ type Remote struct {
 	Path  string `json:"path"`
 	Files int    `json:"files"`
 	Bytes int64  `json:"bytes"`
-	// Time is when its newest file became visible.
+	// Time is when its newest last name became visible, as files may come later; without one in it, when its newest file did.
 	Time time.Time `json:"time"`
 	// Complete: its last name is visible, or one beside it that is newer than all its files.
 	Complete bool `json:"complete"`
@@ -58,7 +58,7 @@ func List(ctx context.Context, store objstore.Reader, prefix string, isLast func
 		r.Path, r.Folder, r.sealed = top, inFolder, sealed != ""
 		r.Files++
 		r.Bytes += o.Size
-		if o.ModTime.After(r.Time) {
+		if o.ModTime.After(r.Time) && (!r.sealed || isLast(o.Key)) {
 			r.Time = o.ModTime
 		}
 		found[top] = r

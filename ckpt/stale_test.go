@@ -216,3 +216,25 @@ func TestStartWhileRewritten(t *testing.T) {
 		t.Errorf("%+v, %v: docs/adr/0072 says otherwise", c, ok)
 	}
 }
+
+// What comes into an old checkpoint later, or a chown of all files, does not make another one the newest.
+func TestNewest(t *testing.T) {
+	store, dest := toFolder(t)
+	for p, at := range map[string]int64{"1/a": 1, "1/last": 2, "2/a": 3, "2/last": 4, "1/eval": 9} {
+		save(t, filepath.Join(dest, p), 1)
+		if err := os.Chtimes(filepath.Join(dest, p), time.Unix(at, 0), time.Unix(at, 0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all, err := List(t.Context(), store, "", isLast)
+	if newest, sure, ok := Latest(all); err != nil || newest.Path != "2" || !sure || !ok {
+		t.Errorf("%+v, %v", all, err)
+	}
+	q := NewQueue(isLast, false)
+	for p, n := range map[string]folder.Print{"1/last": {Ino: 1, Mtime: 1, Ctime: 9}, "2/last": {Ino: 2, Mtime: 2, Ctime: 8}} {
+		q.Hear([]folder.News{{Path: p, State: folder.Whole, Print: n}}, time.Time{})
+	}
+	if all := q.Checkpoints(); len(all) != 2 || all[1].Path != "2" {
+		t.Errorf("%+v", all)
+	}
+}

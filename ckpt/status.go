@@ -92,7 +92,7 @@ type Checkpoint struct {
 	Why   string `json:"why,omitempty"`
 	// Linked: only the bucket has it, and here is a link into its mount.
 	Linked bool  `json:"linked,omitempty"`
-	ctime  int64 // of its latest last name
+	saved  int64 // Mtime of its latest last name: a chown changes Ctime
 }
 
 // topOf returns the one of the folders that has a path and is nearest to the root, or "".
@@ -124,7 +124,7 @@ func (q *Queue) Checkpoints() []Checkpoint {
 		c.Files++
 		c.Bytes += f.print.Size
 		if f.last {
-			c.ctime = max(c.ctime, f.print.Ctime)
+			c.saved = max(c.saved, f.print.Mtime)
 		}
 		if (f.state != whole || f.turn != 0) && (c.Lacks == "" || p < c.Lacks) {
 			c.Lacks, c.Why = p, f.state.String()
