@@ -122,15 +122,16 @@ func Open(ctx context.Context, cfg Config) (_ *Carrier, err error) {
 			err = errors.Join(err, c.Close())
 		}
 	}()
+	c.Dir = c.folder.Dir // cfg's may be a link, and lead elsewhere some day
 	of := origin{Dest: cfg.Dest}
 	var st unix.Stat_t
-	if err := unix.Stat(cfg.Dir, &st); err != nil {
+	if err := unix.Stat(c.Dir, &st); err != nil {
 		return nil, err
 	}
 	if of.Dev, of.Ino = st.Dev, st.Ino; cfg.stead != nil {
 		of.ID = cfg.stead.id
 	}
-	home := filepath.Join(cfg.Dir, folder.Home)
+	home := filepath.Join(c.Dir, folder.Home)
 	j, err := openJournal(filepath.Join(cmp.Or(cfg.State, home), "journal"), filepath.Join(home, "journal.id"), of)
 	if err != nil {
 		return nil, fmt.Errorf("the journal: %w (free some space there, or run shoal ckpt as a user who may write it)", err)

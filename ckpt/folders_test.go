@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/ckpt/folder"
 )
 
 // carryTo carries a folder to another one while then runs. It returns the error of the end.
@@ -96,5 +97,61 @@ func TestInodeOfAnother(t *testing.T) {
 	})
 	if b, rerr := os.ReadFile(filepath.Join(dest, "b")); err != nil || rerr != nil || string(b) != "new" {
 		t.Errorf("%q, %v, %v", b, err, rerr)
+	}
+}
+
+// A link to the folder that leads elsewhere some day takes nothing with it: --keep-local removes nothing there.
+func TestFolderBehindALink(t *testing.T) {
+	store, _ := toFolder(t)
+	one, two, link := t.TempDir(), t.TempDir(), filepath.Join(t.TempDir(), "current")
+	if err := errors.Join(os.Symlink(one, link), os.Mkdir(filepath.Join(two, folder.Home), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	err := carryTo(t, Config{Dir: link, Store: store, KeepLocal: 1}, func(*Client) {
+		client, _, err := Find(one)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range []string{"1/a", "1/last"} {
+			save(t, filepath.Join(one, p), 1)
+			save(t, filepath.Join(two, p), 2)
+		}
+		isWhole(t, client, "1")
+		if err := errors.Join(os.Remove(link), os.Symlink(two, link)); err != nil {
+			t.Fatal(err)
+		}
+		save(t, filepath.Join(one, "2/a"), 1)
+		save(t, filepath.Join(one, "2/last"), 1)
+		until(t, "one has gone", func() bool { return !there(filepath.Join(one, "1")) })
+	})
+	if b, rerr := os.ReadFile(filepath.Join(two, "1/a")); err != nil || rerr != nil || len(b) != 2 {
+		t.Errorf("%q, %v, %v", b, err, rerr)
+	}
+}
+
+// Who waits when the daemon ends hears that there is none, as one who comes later.
+func TestWaitingAtTheEnd(t *testing.T) {
+	store, _ := toFolder(t)
+	dir := t.TempDir()
+	waited := make(chan error, 1)
+	_ = carryTo(t, Config{Dir: dir, Store: stuck{store, "a", make(chan struct{})}}, func(c *Client) {
+		save(t, filepath.Join(dir, "a"), 1)
+		if w, err := c.Wait(t.Context(), "a", 1, true); err != nil || w.Whole {
+			t.Fatal(w, err)
+		}
+		asks := make(chan struct{})
+		go func() {
+			close(asks)
+			for {
+				if _, err := c.Wait(t.Context(), "a", 1, false); err != nil {
+					waited <- err
+					return
+				}
+			}
+		}()
+		<-asks
+	})
+	if err := <-waited; !strings.Contains(err.Error(), "no shoal ckpt carries it") {
+		t.Error(err)
 	}
 }

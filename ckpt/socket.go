@@ -70,9 +70,10 @@ func (c *Carrier) serve(ctx context.Context, l net.Listener) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, r *http.Request) {
 		var s Status
-		if c.in(ctx, func() { s = c.status() }) {
-			reply(w, http.StatusOK, s)
+		if !c.in(ctx, func() { s = c.status() }) {
+			panic(http.ErrAbortHandler) // the daemon ends
 		}
+		reply(w, http.StatusOK, s)
 	})
 	mux.HandleFunc("GET /wait", func(w http.ResponseWriter, r *http.Request) {
 		got, err := c.wait(ctx, r.FormValue("path"), r.FormValue("look") != "", r.FormValue("copies") == "2")
@@ -154,7 +155,7 @@ func (c *Carrier) wait(ctx context.Context, p string, look, copies bool) (got Wa
 		got.Whole, look = got.Lacks == "", false
 		switch {
 		case !ok:
-			return got, errors.New("the daemon is ending")
+			panic(http.ErrAbortHandler) // the daemon ends
 		case err != nil || got.Whole:
 			return got, err
 		}
@@ -182,9 +183,6 @@ func (c *Carrier) unknown(p string) error {
 	return fmt.Errorf("%s cannot be the key of an object, and is not published", p)
 }
 
-// ErrNoDaemon means that no daemon carries a path.
-var ErrNoDaemon = errors.New("no shoal ckpt carries it")
-
 // Client asks the daemon that carries a folder.
 type Client struct {
 	Dir  string // the folder
@@ -211,7 +209,7 @@ func Find(path string) (c *Client, rel string, err error) {
 			if err != nil {
 				return nil, "", fmt.Errorf("whether a shoal ckpt carries it cannot be seen: %w (run as a user who may enter the folder)", err)
 			}
-			return nil, "", fmt.Errorf("%s: %w (start one: shoal ckpt DIR s3://BUCKET/PREFIX)", path, ErrNoDaemon)
+			return nil, "", fmt.Errorf("%s: no shoal ckpt carries it (start one: shoal ckpt DIR s3://BUCKET/PREFIX)", path)
 		}
 	}
 }
@@ -258,7 +256,7 @@ func (c *Client) get(ctx context.Context, what string, into any) error {
 		if errors.Is(err, fs.ErrPermission) {
 			return fmt.Errorf("the shoal ckpt of %s cannot be asked: %w (run as its user)", c.Dir, err)
 		}
-		return fmt.Errorf("%s: %w (its last one has ended: start it again)", c.Dir, ErrNoDaemon)
+		return fmt.Errorf("%s: no shoal ckpt carries it (its last one has ended: start it again)", c.Dir)
 	}
 	defer answer.Body.Close()
 	b, err := io.ReadAll(io.LimitReader(answer.Body, 64<<20))

@@ -297,12 +297,12 @@ func (f *Folder) refuse() error {
 	if err := unix.Flock(f.at, unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return fmt.Errorf("lock: %w (another process follows it already: end that one, or name another folder)", err)
 	}
-	for f.dir = dir; dir != "/" && !f.Inner; dir = filepath.Dir(dir) {
+	for f.Dir = dir; dir != "/" && !f.Inner; dir = filepath.Dir(dir) {
 		if err := ours(dir); err != nil {
 			return err
 		}
 	}
-	at := filepath.Join(f.dir, Home)
+	at := filepath.Join(f.Dir, Home)
 	MakeHome(at)
 	file, err := os.CreateTemp(at, "probe-*")
 	if err != nil {

@@ -104,7 +104,7 @@ type Options struct {
 // A Folder follows a folder tree.
 type Folder struct {
 	Options
-	dir       string // absolute, without links
+	Dir       string // absolute, without links
 	at, queue int    // descriptors of the folder, and of inotify
 	inotify   *os.File
 	buf       [16 << 10]byte
@@ -201,7 +201,7 @@ func (f *Folder) Look(name string) (news []News, err error) {
 	defer f.ring()
 	f.looks++
 	if name = path.Clean(name); !fs.ValidPath(name) {
-		return nil, fmt.Errorf("folder %s: %s is not in it (name a path relative to it)", f.dir, name)
+		return nil, fmt.Errorf("folder %s: %s is not in it (name a path relative to it)", f.Dir, name)
 	}
 	err = f.drain()
 	before := len(f.line)
@@ -291,7 +291,7 @@ func (f *Folder) drain() error {
 			dir, ok := f.watches[wd]
 			switch p := path.Join(dir, string(name)); {
 			case mask&unix.IN_Q_OVERFLOW != 0:
-				f.Log.Warn("the kernel dropped events of the folder: all of it is looked at again", "folder", f.dir)
+				f.Log.Warn("the kernel dropped events of the folder: all of it is looked at again", "folder", f.Dir)
 				f.stale = true
 				f.push(turn{path: "."})
 			case mask&unix.IN_IGNORED != 0:
@@ -307,8 +307,8 @@ func (f *Folder) drain() error {
 // work gives all in line their turn, and gathers the news.
 func (f *Folder) work() error {
 	var a, b unix.Stat_t
-	if unix.Stat(f.dir, &a) != nil || unix.Fstat(f.at, &b) != nil || a.Dev != b.Dev || a.Ino != b.Ino {
-		return fmt.Errorf("folder %s was removed, renamed or unmounted (start shoal ckpt again when it is back)", f.dir)
+	if unix.Stat(f.Dir, &a) != nil || unix.Fstat(f.at, &b) != nil || a.Dev != b.Dev || a.Ino != b.Ino {
+		return fmt.Errorf("folder %s was removed, renamed or unmounted (start shoal ckpt again when it is back)", f.Dir)
 	}
 	if err := f.drain(); err != nil {
 		return err
@@ -332,7 +332,7 @@ func (f *Folder) work() error {
 		for _, t := range turns {
 			if err := f.step(*t); err != nil {
 				f.first(*t, *turns[len(turns)-1])
-				return fmt.Errorf("folder %s: %s: %w", f.dir, t.path, err)
+				return fmt.Errorf("folder %s: %s: %w", f.Dir, t.path, err)
 			}
 		}
 	}
@@ -391,9 +391,9 @@ func (f *Folder) scan(dir string) error {
 // walk lists what is below a folder, but folders that can be entered: by ctime; in a folder that came, the last ones last.
 // It watches each before it reads it.
 func (f *Folder) walk(dir string) (all []turn, err error) {
-	err = filepath.WalkDir(filepath.Join(f.dir, dir), func(at string, d fs.DirEntry, err error) error {
+	err = filepath.WalkDir(filepath.Join(f.Dir, dir), func(at string, d fs.DirEntry, err error) error {
 		var t turn
-		if t.path, _ = filepath.Rel(f.dir, at); Own(t.path) {
+		if t.path, _ = filepath.Rel(f.Dir, at); Own(t.path) {
 			return fs.SkipDir
 		}
 		if err == nil && d.IsDir() {

@@ -28,9 +28,6 @@ import (
 	"github.com/shoalfs/shoal/internal/prom"
 )
 
-// uploadsMost is how many requests to the bucket may be under way.
-const uploadsMost = 32
-
 type ckptOptions struct {
 	store     storeOptions
 	log       logOptions
@@ -115,7 +112,8 @@ func (o *ckptOptions) destination(ctx context.Context, inv *invocation, text str
 	if err := base.Check(ctx); err != nil {
 		return nil, src, err
 	}
-	return objstore.Retry(objstore.Limit(base, uploadsMost), objstore.RetryPolicy{}), src, nil
+	const requests = 32 // under way at once
+	return objstore.Retry(objstore.Limit(base, requests), objstore.RetryPolicy{}), src, nil
 }
 
 // check checks the flags.
@@ -274,6 +272,8 @@ func statusOf(ctx context.Context, dir string) (s ckpt.Status, err error) {
 	if err != nil {
 		return s, err
 	}
+	ctx, cancel := context.WithTimeoutCause(ctx, daemon.Patience, fmt.Errorf("the shoal ckpt of %s has been silent for %s (is it stopped? end it by kill -9, and start it again)", client.Dir, daemon.Patience))
+	defer cancel()
 	return client.Status(ctx)
 }
 
@@ -293,10 +293,7 @@ func ckptStatus(c *cobra.Command, dir string, asJSON bool) error {
 	} else if err != nil {
 		return err
 	}
-	return printStatus(c.OutOrStdout(), s)
-}
-
-func printStatus(out io.Writer, s ckpt.Status) error {
+	out := c.OutOrStdout()
 	fmt.Fprintf(out, "%s to %s: %s\n", s.Dir, s.Dest, behind(s.Behind))
 	if s.Trouble != "" {
 		fmt.Fprintf(out, "trouble: %s\n", s.Trouble)
@@ -363,7 +360,7 @@ one lost host would lose nothing of it.`,
 				return cli.Usagef("--copies %d: give 1 or 2", copies)
 			} else if timeout > 0 {
 				var cancel func()
-				ctx, cancel = context.WithTimeout(ctx, timeout)
+				ctx, cancel = context.WithTimeoutCause(ctx, timeout, fmt.Errorf("the shoal ckpt of %s has been silent for %s", args[0], timeout))
 				defer cancel()
 			}
 			client, rel, err := ckpt.Find(args[0])
@@ -375,7 +372,7 @@ one lost host would lose nothing of it.`,
 			for look := true; ; look = false {
 				w, err := client.Wait(ctx, rel, copies, look)
 				if err != nil {
-					if got.Lacks != "" && errors.Is(err, context.DeadlineExceeded) {
+					if got.Lacks != "" && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 						err = fmt.Errorf("%s is not whole in the bucket%s after %s: %s is %s (see: shoal ckpt ls %s)", args[0], map[int]string{2: " or on two hosts"}[copies], timeout, got.Lacks, got.Why, client.Dir)
 					}
 					return err

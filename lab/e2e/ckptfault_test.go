@@ -222,3 +222,17 @@ func TestCkptSecondSignal(t *testing.T) {
 		t.Errorf("it ended after %v", took)
 	}
 }
+
+// Whoever asks a daemon that is stopped hears so in time, as of any other.
+func TestCkptStopped(t *testing.T) {
+	dir := t.TempDir()
+	_, env := far(t, proxy.Options{})
+	d := carry(t, env, dir, "s3://"+newBucket(t, "")+"/run")
+	d.signal(t, syscall.SIGSTOP)
+	defer d.signal(t, syscall.SIGCONT)
+	for _, args := range [][]string{{"ckpt", "ls", dir}, {"ckpt", "wait", dir, "--timeout", "1s"}} {
+		if _, errs, code := shoal(t, env, args...); code != 1 || !strings.Contains(errs, "has been silent") {
+			t.Errorf("%v: exit %d, %s", args, code, errs)
+		}
+	}
+}

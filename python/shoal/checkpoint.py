@@ -76,7 +76,7 @@ def _carried(path: str) -> "tuple[str, str]":
 def _ask(folder: str, inside: str, look: bool) -> Dict[str, Any]:
     connection = _Connection(folder, timeout=60)  # an answer comes within seconds
     try:
-        question = {"path": inside, **({"look": "1"} if look else {})}
+        question = {"path": os.fsencode(inside), **({"look": "1"} if look else {})}
         connection.request("GET", "/wait?" + urllib.parse.urlencode(question))
         answer = connection.getresponse()
         body: Dict[str, Any] = json.loads(answer.read())
