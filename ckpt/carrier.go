@@ -152,7 +152,7 @@ func Open(ctx context.Context, cfg Config) (_ *Carrier, err error) {
 		return nil, err
 	}
 	for p, o := range j.known.Objects {
-		c.q.Know(p, o)
+		c.q.publish(c.q.file(p), o)
 		c.folder.Know(p, o.Print)
 	}
 	for p := range j.known.Unsealed {
@@ -325,7 +325,7 @@ func (c *Carrier) leftOver() error {
 		return nil
 	}
 	var names []string
-	for f := range c.q.changes {
+	for f := range c.q.waiting.all {
 		if names = append(names, f.path); len(names) == 5 {
 			names = append(names, "…")
 			break

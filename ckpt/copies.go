@@ -3,6 +3,7 @@ package ckpt
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -25,6 +26,7 @@ type copies struct {
 	to    string    // the neighbour's HOST:PORT; "": none, or etcd does not have this host's choice yet
 	open  bool      // it has the copies that bear the name
 	busy  bool      // it is being asked
+	after string    // names the last POST: the neighbour does nothing that it was asked for before, however late it comes
 	since time.Time // it has not answered
 	void  bool      // what it has is of no use: another name is wanted, and another neighbour if there is one
 	why   string    // the copies are not complete
@@ -166,7 +168,7 @@ func (c *Carrier) keepCopies(ctx context.Context) {
 func (k *copies) asked(err error) {
 	if err == nil || isWriting(err) || errors.Is(err, errRoom) {
 		k.since = time.Time{}
-	} else if k.since.IsZero() {
+	} else if k.open = false; k.since.IsZero() { // it is asked anew, or may yet do what it was asked for
 		k.since = time.Now()
 	}
 	if errors.Is(err, errVoid) || !k.since.IsZero() && time.Since(k.since) > leaseSeconds*time.Second {
@@ -180,14 +182,15 @@ func (c *Carrier) nextCopy(ctx context.Context) (change Change, do func() (*copy
 	if k.void || k.to == "" {
 		return change, nil
 	}
-	u := url.URL{Scheme: "http", Host: k.to, Path: "/copies/" + o.host.At + "/" + o.id + "/" + o.host.Copy + "/"}
+	u := url.URL{Scheme: "http", Host: k.to, Path: "/copies/" + o.host.At + "/" + o.id + "/" + o.host.Copy + "/", RawQuery: "after=" + k.after}
 	if c.TLS != nil {
 		u.Scheme = "https"
 	}
 	ask := func(method string) error { return c.ask(ctx, method, u, nil) }
 	if !k.open {
-		if len(c.q.copies) == 0 {
-			u.RawQuery = "new"
+		k.after = rand.Text()
+		if u.RawQuery = "after=" + k.after; len(c.q.copies) == 0 {
+			u.RawQuery += "&new=1"
 		}
 		at := o.host.Neighbour
 		return change, func() (*copyOf, error) {
@@ -237,7 +240,7 @@ func (c *Carrier) copy(ctx context.Context, change Change, has copyOf, u url.URL
 		return err
 	}
 	defer func() { _ = h.Close() }()
-	u.RawQuery = fmt.Sprint("size=", change.Print.Size)
+	u.RawQuery += fmt.Sprint("&size=", change.Print.Size)
 	return c.ask(ctx, http.MethodPut, u, &guarded{io.NewSectionReader(h, 0, change.Print.Size), func() error {
 		if !h.Whole() {
 			return folder.ErrWriting

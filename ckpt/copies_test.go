@@ -2,6 +2,10 @@ package ckpt
 
 import (
 	"context"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -152,5 +156,53 @@ func TestCopiesSlow(t *testing.T) {
 		if err := m.end(); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// What a host asked its neighbour for, and gave up, has no effect when it comes after all.
+func TestLateCopy(t *testing.T) {
+	id, name := strings.Repeat("A", 26), strings.Repeat("B", 26)
+	c := &Carrier{Config: Config{State: t.TempDir(), Log: slog.New(slog.DiscardHandler)}, hosts: &order{id: "here"}}
+	s := newShelf(c)
+	server := httptest.NewServer(s)
+	defer server.Close()
+	ask := func(method, path, query string, body io.Reader) int {
+		r, err := http.NewRequestWithContext(t.Context(), method, server.URL+"/copies/here/"+id+"/"+name+"/"+path+"?"+query, body)
+		if err != nil {
+			t.Error(err)
+			return 0
+		}
+		answer, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Error(err)
+			return 0
+		}
+		answer.Body.Close()
+		return answer.StatusCode
+	}
+	if got := ask(http.MethodPost, "", "after=1&new=1", nil); got != http.StatusOK {
+		t.Fatal(got)
+	}
+	late, rest := io.Pipe()
+	ended := make(chan int)
+	go func() { ended <- ask(http.MethodPut, "a", "after=1&size=3", late) }()
+	if _, err := rest.Write([]byte("ol")); err != nil {
+		t.Fatal(err)
+	}
+	if got := ask(http.MethodPost, "", "after=2", nil); got != http.StatusOK {
+		t.Fatal(got)
+	}
+	if got := ask(http.MethodPut, "a", "after=2&size=3", strings.NewReader("new")); got != http.StatusOK {
+		t.Fatal(got)
+	}
+	if _, err := rest.Write([]byte("d")); err != nil {
+		t.Fatal(err)
+	}
+	rest.Close()
+	if got := <-ended; got != http.StatusInternalServerError {
+		t.Error(got)
+	}
+	if b, err := os.ReadFile(filepath.Join(s.dir, id, name, "a")); err != nil || string(b) != "new" {
+		t.Errorf("%q, %v", b, err)
 	}
 }

@@ -10,11 +10,11 @@
 //  2. Turns are given in the order in which files were closed. Parts of several files are sent at once; objects become
 //     visible one by one, in turn.
 //  3. Last names (such as .metadata or latest) wait for everything that had been closed before and is not in the bucket
-//     yet, also for what a writer has taken back since, and for torn files in their own folder. A last name that is
-//     written again goes to the end, and those above its folder that waited for it follow it. Other files never wait
-//     for last names, so nothing waits in a circle.
-//  4. What is removed here stays in the bucket, unless Delete was asked for. Then the removal takes a turn among the
-//     last names: it waits for everything before it.
+//     yet, also for what a writer has taken back since, and in their own folder for torn files, and those that the bucket
+//     never had. A last name that is written again goes to the end, and those above its folder that waited for it follow it.
+//     Other files pass last names that wait, or have failed, so nothing waits in a circle.
+//  4. What is removed here stays in the bucket, unless Delete was asked for. Then the removal takes a turn: it waits
+//     for everything before it, and lets all files pass.
 //  5. A folder that is removed before its last name was visible is withdrawn: what the bucket has of it is removed, last
 //     names first.
 //  6. Another name of a file that the bucket has (a rename, a hard link) is a copy in the bucket.
@@ -50,7 +50,8 @@
 //
 // With Copies a host has a neighbour, the next one that lives. It is named in the registration, with a random name of the copies.
 //
-//  14. What is closed is copied there in the order of turns, and is dropped there when the bucket has it, or it has gone here. A last name is
+//  14. What is closed is copied there in the order of turns, and is dropped there when the bucket has it, or it has gone here. What the neighbour
+//     was asked for, without an answer, has no effect once it is asked for something else. A last name is
 //     copied when all that it waits for here is there, or in the bucket. So the copies are a folder in which the rules above hold.
 //  15. A host makes no change of a path while its neighbour has, or may have, another generation of it: it replaces or drops that first. So the two may
 //     publish at the same time, and never different generations. Copies of another name count for nothing once etcd has the registration

@@ -147,7 +147,7 @@ func (w *world) start(h *simHost) {
 		w.lives(h)
 	}
 	for p, print := range h.published {
-		h.q.Know(p, Published{Print: print})
+		h.q.publish(h.q.file(p), Published{Print: print})
 	}
 	for p := range h.unsealed {
 		h.q.unsealed[p] = true

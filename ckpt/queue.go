@@ -30,9 +30,9 @@ type Queue struct {
 	busy     *file          // whose change is being made
 	settled  bool
 
-	turn       uint64
-	plain, end line // the changes that wait: of files; of last names, and removals
-	owed       line // what was closed and is not in the bucket
+	turn    uint64
+	waiting line // the changes
+	owed    line // what was closed and is not in the bucket
 }
 
 type inode struct{ dev, ino uint64 }
@@ -49,6 +49,7 @@ type file struct {
 	since      time.Time    // of owed
 	seen       bool         // by HearAll
 	withdrawn  bool         // rule 5
+	failed     bool         // its change was tried, and not made
 	asked      bool         // another host's
 	cleared    uint64       // the turn for which Clear was told
 	held       string       // why it was not told yet
@@ -140,7 +141,7 @@ func NewQueue(isLast func(path string) bool, remove bool) *Queue {
 	return &Queue{
 		isLast: isLast, remove: remove, files: map[string]*file{}, names: map[inode]map[string]bool{},
 		unsealed: map[string]bool{}, broken: map[*file]bool{}, asks: map[string]*file{}, copies: map[*file]bool{},
-		plain: line{turn: turn}, end: line{turn: turn}, owed: line{turn: owed},
+		waiting: line{turn: turn}, owed: line{turn: owed},
 	}
 }
 
@@ -156,12 +157,8 @@ func (q *Queue) file(p string) *file {
 // take gives f's change the next turn.
 func (q *Queue) take(f *file) {
 	q.turn++
-	f.turn, f.vouched = q.turn, false
-	if f.state == whole && !f.last {
-		q.plain.add(f)
-	} else {
-		q.end.add(f)
-	}
+	f.turn, f.vouched, f.failed = q.turn, false, false
+	q.waiting.add(f)
 }
 
 // owe notes that the bucket lacks f from f's turn on.
@@ -193,9 +190,7 @@ func (q *Queue) tidy(f *file) {
 	}
 }
 
-// Know tells of an object that an earlier process published. Use it before Hear.
-func (q *Queue) Know(p string, there Published) { q.publish(q.file(p), there) }
-
+// publish notes what the bucket has of a file, also of an earlier process, before Hear.
 func (q *Queue) publish(f *file, there Published) {
 	q.unpublish(f)
 	f.there = &there
@@ -255,8 +250,8 @@ func (q *Queue) closed(f *file, print folder.Print, now time.Time) {
 	}
 	var behind []*file // last names above the folder of a last name that they had waited for
 	if f.last && f.owed != 0 {
-		for g := range q.end.all {
-			if g.state == whole && g.turn > f.owed && above(path.Dir(g.path), path.Dir(f.path)) {
+		for g := range q.waiting.all {
+			if g.last && g.state == whole && g.turn > f.owed && above(path.Dir(g.path), path.Dir(f.path)) {
 				behind = append(behind, g)
 			}
 		}
@@ -362,33 +357,32 @@ func (q *Queue) Next() (c Change, ok bool) {
 	if q.busy != nil {
 		return c, false
 	}
-	for f := range q.plain.all {
-		if f.stale() { // until it is replaced there
-			return c, false
-		}
-		q.busy = f
-		return q.change(f), true
-	}
-	for f := range q.end.all {
-		if q.waitsFor(f, false) == nil && !q.withheld(f) && !f.stale() && (f.state == whole || !q.dropping()) {
-			q.busy = f
-			return q.change(f), true
+	var next *file
+	for f := range q.waiting.all {
+		plain, goes := f.state == whole && !f.last, f.state == whole && !f.failed // a failure, or a removal, holds up no file
+		if plain || (next == nil || goes) && !q.withheld(f) && !f.stale() && (f.state == whole || !q.dropping()) && q.waitsFor(f, false) == nil {
+			if next = f; plain || goes {
+				break
+			}
 		}
 	}
-	return c, false
+	if next == nil || next.stale() { // until it is replaced there
+		return c, false
+	}
+	q.busy = next
+	return q.change(next), true
 }
 
 // waitsFor returns what must be published, or go, before the change of f, which is a last name or a removal; nil if
-// nothing. With copies it is what must be at the neighbour or published before f is there.
+// nothing. With copies it is what must be at the neighbour or published before f is there. A last name waits for files beside it
+// that the bucket never had, too, whenever they were closed: it may name them, and after a restart only ctime tells the order.
 func (q *Queue) waitsFor(f *file, copies bool) *file {
 	if g := q.tornBy(f); g != nil {
 		return g
 	}
 	for g := range q.owed.all {
-		if g.owed >= f.turn {
-			break
-		}
-		if g != f && q.tornBy(g) == nil && (!f.asked || !g.last) && (!copies || !g.covered()) {
+		named := f.last && f.state == whole && !f.asked && !g.last && g.state == whole && (g.there == nil || g.there.ETag == "") && beside(g, f)
+		if g != f && (g.owed < f.turn || named) && q.tornBy(g) == nil && (!f.asked || !g.last) && (!copies || !g.covered()) {
 			return g
 		}
 	}
@@ -415,11 +409,13 @@ func beside(f, last *file) bool {
 }
 
 // withheld reports whether f is a last name for which the other hosts have not answered.
-func (q *Queue) withheld(f *file) bool { return q.shared && f.state == whole && f.cleared != f.turn }
+func (q *Queue) withheld(f *file) bool {
+	return q.shared && f.last && f.state == whole && f.cleared != f.turn
+}
 
 // Uncleared yields the last names that wait for Clear, and their turns.
 func (q *Queue) Uncleared(yield func(path string, turn uint64) bool) {
-	for f := range q.end.all {
+	for f := range q.waiting.all {
 		if q.withheld(f) && !yield(f.path, f.turn) {
 			return
 		}
@@ -460,7 +456,7 @@ func (q *Queue) NextCopy() (c Change, ok bool) {
 	if drop != nil {
 		return Change{Path: drop.path}, true
 	}
-	for f := range q.changes {
+	for f := range q.waiting.all {
 		if f.state == whole && !f.covered() && (!f.last || q.waitsFor(f, true) == nil) {
 			return q.change(f), true
 		}
@@ -510,13 +506,10 @@ func (q *Queue) Answers(copies bool) (names []string) {
 
 // Ahead yields the files to publish in the order in which their parts may be sent.
 func (q *Queue) Ahead(yield func(Change) bool) {
-	stop := false
-	send := func(f *file) bool {
-		stop = f.state == whole && !yield(q.change(f))
-		return !stop
-	}
-	if q.plain.all(send); !stop {
-		q.end.all(send)
+	for f := range q.waiting.all {
+		if f.state == whole && !yield(q.change(f)) {
+			return
+		}
 	}
 }
 
@@ -567,7 +560,7 @@ func (q *Queue) arrived(f *file, there Published) {
 func (q *Queue) Failed(c Change, perhaps bool) {
 	q.busy = nil
 	f := q.files[c.Path]
-	if c.Put && perhaps {
+	if f.failed = f.turn == c.Turn; c.Put && perhaps {
 		q.arrived(f, Published{})
 	}
 	q.tidy(f)

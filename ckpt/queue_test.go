@@ -31,6 +31,7 @@ type model struct {
 	written map[string]bool // the same, as the journal has them
 	doomed  map[string]bool // rule 5: what is to be removed
 	perhaps map[string]bool // in the bucket
+	passed  map[string]bool // last names that files may pass: their publication failed, or they follow one that was closed again
 	flight  *Change
 }
 
@@ -42,7 +43,7 @@ func newModel(remove bool) *model {
 	return &model{
 		q: q, written: map[string]bool{}, remove: remove, here: map[string]folder.State{}, print: map[string]folder.Print{}, bucket: map[string]folder.Print{},
 		owed: map[string]int{}, at: map[string]int{}, pending: map[string]bool{}, doomed: map[string]bool{},
-		perhaps: map[string]bool{},
+		perhaps: map[string]bool{}, passed: map[string]bool{},
 	}
 }
 
@@ -67,7 +68,13 @@ func (m *model) note(p string, print folder.Print) {
 		m.void(p)
 		delete(m.owed, p)
 	case !again:
+		for _, l := range m.order {
+			if m.owed[p] != 0 && isLast(p) && isLast(l) && above(path.Dir(l), path.Dir(p)) {
+				m.passed[l] = true
+			}
+		}
 		m.void(p)
+		delete(m.passed, p)
 		m.n++
 		m.order = append(m.order, p)
 		m.at[p] = m.n
@@ -106,7 +113,7 @@ func (m *model) left() {
 			}
 		}
 		if m.flight != nil && m.flight.Put && under(m.flight.Path, dir) {
-			m.doomed[m.flight.Path] = true
+			m.doomed[m.flight.Path], m.perhaps[m.flight.Path] = true, true // also if it says that it was not made
 		}
 	}
 }
@@ -117,8 +124,17 @@ func (m *model) next(t *rapid.T) {
 	}
 	c, ok := m.q.Next()
 	plain := slices.IndexFunc(m.order, func(p string) bool { return !isLast(p) })
-	if plain >= 0 && (!ok || c.Path != m.order[plain]) {
+	isPlain := ok && c.Put && !isLast(c.Path)
+	switch {
+	case plain < 0:
+	case !ok, isPlain && c.Path != m.order[plain], isLast(c.Path) && c.Put && m.at[c.Path] > m.at[m.order[plain]]:
 		t.Fatalf("the next is %+v, %v; %s was closed first", c, ok, m.order[plain])
+	case isPlain:
+		for _, l := range m.order[:plain] {
+			if !m.passed[l] && m.ready(l) {
+				t.Fatalf("the next is %+v, and %s was closed before", c, l)
+			}
+		}
 	}
 	if !ok {
 		return
@@ -143,7 +159,30 @@ func (m *model) next(t *rapid.T) {
 		if m.tornIn(c.Path) {
 			t.Fatalf("%s is published beside a torn file", c.Path)
 		}
+		if p := m.never(c.Path); p != "" && !m.perhaps[p] {
+			t.Fatalf("%s is published before %s, which was never there", c.Path, p)
+		}
 	}
+}
+
+// ready reports whether a last name waits for nothing.
+func (m *model) ready(l string) bool {
+	for p, n := range m.owed {
+		if p != l && n < m.at[l] {
+			return false
+		}
+	}
+	return !m.tornIn(l) && m.never(l) == ""
+}
+
+// never returns a file beside a last name that is whole, and perhaps never was in the bucket.
+func (m *model) never(l string) string {
+	for p := range m.at {
+		if _, there := m.bucket[p]; !isLast(p) && (!there || m.perhaps[p]) && beside(&file{path: p}, &file{path: l}) {
+			return p
+		}
+	}
+	return ""
 }
 
 // tornIn reports whether p is a last name with a torn file in its folder.
@@ -162,6 +201,7 @@ func (m *model) answer(made bool) {
 		return
 	}
 	if m.flight = nil; !made {
+		m.passed[c.Path] = true
 		m.q.Failed(*c, false)
 		return
 	}
@@ -190,7 +230,7 @@ func (m *model) lose(made bool) {
 	if c == nil {
 		return
 	}
-	m.flight, m.perhaps[c.Path] = nil, true
+	m.flight, m.perhaps[c.Path], m.passed[c.Path] = nil, true, true
 	if made && c.Put {
 		m.bucket[c.Path] = folder.Print{} // whatever it has, it is not known
 	} else if made {
@@ -241,7 +281,7 @@ func (m *model) restart(made bool) {
 	m.q = NewQueue(isLast, m.remove)
 	for p, f := range old.files {
 		if f.there != nil {
-			m.q.Know(p, *f.there)
+			m.q.publish(m.q.file(p), *f.there)
 		}
 	}
 	m.pending = maps.Clone(m.written)

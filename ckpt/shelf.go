@@ -24,7 +24,7 @@ import (
 
 // shelf is what other hosts have copied here, DIR/ID/NAME by host and name. It serves
 //
-//	POST   /copies/AT/ID/NAME/[?new]   answers whether the copies are here; with new they begin
+//	POST   /copies/AT/ID/NAME/[?new]   answers whether the copies are here; with new they begin. What came before it is refused
 //	PUT    /copies/AT/ID/NAME/PATH     a file, whole
 //	DELETE /copies/AT/ID/NAME/PATH     a file that is not needed any more, or is not there
 //
@@ -43,6 +43,7 @@ type shelved struct {
 
 	mu     sync.Mutex // of requests, and of what begins
 	name   string
+	after  string // the last POST's: what the host asked for before may still come
 	cancel context.CancelFunc
 	ended  chan struct{} // closed when nobody publishes them
 }
@@ -126,15 +127,19 @@ func (s *shelf) serve(k *shelved, name, p string, w http.ResponseWriter, r *http
 	defer k.mu.Unlock()
 	k.cancel()
 	<-k.ended
-	if r.Method == http.MethodPost && r.URL.RawQuery == "new" && k.name != name {
+	if r.Method == http.MethodPost && r.FormValue("new") != "" && k.name != name {
 		err = os.RemoveAll(filepath.Join(s.dir, k.id))
 		k.name = name
 		err = cmp.Or(err, os.MkdirAll(s.at(k), 0o700), durable.SyncDir(filepath.Dir(s.at(k))), durable.SyncDir(s.dir))
 	}
-	if k.name != name {
+	switch after := r.FormValue("after"); {
+	case k.name != name:
 		return cmp.Or(err, fs.ErrNotExist)
-	} else if err != nil || r.Method == http.MethodPost {
+	case r.Method == http.MethodPost:
+		k.after = after
 		return err
+	case k.after != after:
+		return errors.New("it comes too late")
 	}
 	at := filepath.Join(s.at(k), filepath.FromSlash(p))
 	if r.Method == http.MethodDelete {
@@ -174,9 +179,16 @@ func (s *shelf) receive(w http.ResponseWriter, r *http.Request) (name string, er
 		}
 	}()
 	deadline := http.NewResponseController(w)
-	_, err = io.Copy(f, &guarded{r.Body, func() error { return deadline.SetReadDeadline(time.Now().Add(copyPatience)) }})
+	body := &guarded{r.Body, func() error { return deadline.SetReadDeadline(time.Now().Add(copyPatience)) }}
+	for err == nil { // synced as it comes: all at the end could take longer than the host waits for the answer
+		_, err = io.CopyN(f, body, 64<<20)
+		err = cmp.Or(f.Sync(), err)
+	}
 	_ = deadline.SetReadDeadline(time.Time{})
-	return f.Name(), cmp.Or(err, f.Sync())
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return f.Name(), err
 }
 
 // tend publishes the copies of hosts whose lease has ended, and removes those that are of no use. kept was there before b.

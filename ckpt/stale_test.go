@@ -63,7 +63,7 @@ func TestVoidTickets(t *testing.T) {
 		print.Ctime = i
 		q.Hear([]folder.News{{Path: "a", State: folder.Whole, Print: print}, {Path: "last", State: folder.Whole, Print: print}}, time.Time{})
 	}
-	if n := max(cap(q.plain.tickets), cap(q.end.tickets), cap(q.owed.tickets)); n > 100 {
+	if n := max(cap(q.waiting.tickets), cap(q.owed.tickets)); n > 100 {
 		t.Errorf("%d tickets of 4 files", n)
 	}
 }
@@ -172,7 +172,7 @@ func TestWithdrawnOrder(t *testing.T) {
 	want := []string{"step/last", "step/a", "step/z"}
 	q := NewQueue(isLast, false)
 	for _, p := range want {
-		q.Know(p, Published{ETag: "e"})
+		q.publish(q.file(p), Published{ETag: "e"})
 	}
 	q.unsealed["step/last"] = true
 	q.HearAll(nil, time.Time{})
@@ -214,6 +214,42 @@ func TestStartWhileRewritten(t *testing.T) {
 	started.HearAll([]folder.News{rewritten, last}, time.Time{})
 	if c, ok := started.Next(); !ok || c.Path != "s/last" {
 		t.Errorf("%+v, %v: docs/adr/0072 says otherwise", c, ok)
+	}
+}
+
+// Last names appear in their turn, so that a host that closes faster than it publishes has complete checkpoints, too. They wait for files
+// beside them that the bucket never had, and let files pass after a failure.
+func TestLastNamesHaveTheirTurn(t *testing.T) {
+	ino := uint64(0)
+	close := func(q *Queue, paths ...string) {
+		for _, p := range paths {
+			ino++
+			q.Hear([]folder.News{{Path: p, State: folder.Whole, Print: folder.Print{Ino: ino}}}, time.Time{})
+		}
+	}
+	next := func(q *Queue, fail bool) string {
+		c, _ := q.Next()
+		if fail {
+			q.Failed(c, false)
+		} else {
+			q.Made(c, Published{Print: c.Print, ETag: "e"})
+		}
+		return c.Path
+	}
+	q := NewQueue(isLast, false)
+	q.HearAll(nil, time.Time{})
+	close(q, "1/a", "1/last", "2/a", "2/last", "3/a", "2/b", "3/last")
+	var order []string
+	for range 7 {
+		order = append(order, next(q, false))
+	}
+	if want := []string{"1/a", "1/last", "2/a", "3/a", "2/b", "2/last", "3/last"}; !slices.Equal(order, want) {
+		t.Errorf("%v, want %v", order, want)
+	}
+	close(q, "4/a", "4/last", "5/a")
+	order = []string{next(q, false), next(q, true), next(q, false), next(q, false)}
+	if want := []string{"4/a", "4/last", "5/a", "4/last"}; !slices.Equal(order, want) {
+		t.Errorf("%v, want %v", order, want)
 	}
 }
 

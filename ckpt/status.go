@@ -22,7 +22,7 @@ type Behind struct {
 // Behind returns how far the bucket is behind.
 func (q *Queue) Behind() (b Behind) {
 	var head *file
-	for f := range q.changes {
+	for f := range q.waiting.all {
 		if head == nil {
 			head = f
 		}
@@ -47,16 +47,6 @@ func (q *Queue) Behind() (b Behind) {
 		}
 	}
 	return b
-}
-
-// changes yields the files whose change waits, in the order of the changes.
-func (q *Queue) changes(yield func(*file) bool) {
-	for f := range q.plain.all {
-		if !yield(f) {
-			return
-		}
-	}
-	q.end.all(yield)
 }
 
 func (s state) String() string {

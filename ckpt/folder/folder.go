@@ -5,7 +5,8 @@
 //  2. An event of inotify only says: look at this path. Events, scans, an overflow and the start have one code path (step).
 //  3. News come in the order of the last closes. After a look the queue is drained: if the file was closed again, its turn
 //     comes later. A close makes its event before it lets go of the file, so files that were closed and refused are looked
-//     at again before any other, and from time to time. What a scan finds comes by ctime, of the same age the deepest first.
+//     at again before any other, and from time to time. What a scan finds comes by ctime, of the same age the deepest first,
+//     and last the last names of the folder itself.
 //  4. A Print is reported only when the kernel's clock has passed it: the next write makes another one.
 //     Exception: a mapping of a file on tmpfs that reads a page before it writes it changes no time of the file.
 //  5. A lease is held only by a Held, and given back as soon as somebody wants to write, who waits until then. An open for
@@ -254,6 +255,7 @@ type turn struct {
 	closed bool  // by an event that says so: what is empty then is meant to be
 	print  Print // by a scan
 	last   int
+	own    int // a last name of the folder that is looked through
 }
 
 // push gives a path its turn, after all others.
@@ -388,7 +390,7 @@ func (f *Folder) scan(dir string) error {
 	return err
 }
 
-// walk lists what is below a folder, but folders that can be entered: by ctime; in a folder that came, the last ones last.
+// walk lists what is below a folder, but folders that can be entered: by ctime; its own last names, which may name all, last.
 // It watches each before it reads it.
 func (f *Folder) walk(dir string) (all []turn, err error) {
 	err = filepath.WalkDir(filepath.Join(f.Dir, dir), func(at string, d fs.DirEntry, err error) error {
@@ -413,7 +415,9 @@ func (f *Folder) walk(dir string) (all []turn, err error) {
 		}
 		st, _ := stat(unix.AT_FDCWD, at)
 		if t.print = printOf(&st); f.Last(t.path) {
-			t.last = 1
+			if t.last = 1; path.Dir(t.path) == dir {
+				t.own = 1
+			}
 		}
 		if all = append(all, t); errors.Is(err, fs.ErrNotExist) {
 			err = nil // it comes as gone
@@ -421,12 +425,9 @@ func (f *Folder) walk(dir string) (all []turn, err error) {
 		return err
 	})
 	slices.SortFunc(all, func(a, b turn) int {
-		age, last := cmp.Compare(a.print.Ctime, b.print.Ctime), cmp.Compare(a.last, b.last)
-		if dir == "." {
-			age, last = last, age
-		}
+		own, age, last := cmp.Compare(a.own, b.own), cmp.Compare(a.print.Ctime, b.print.Ctime), cmp.Compare(a.last, b.last)
 		deep := cmp.Compare(strings.Count(b.path, "/"), strings.Count(a.path, "/"))
-		return cmp.Or(last, age, deep, cmp.Compare(a.path, b.path))
+		return cmp.Or(own, age, last, deep, cmp.Compare(a.path, b.path))
 	})
 	return all, err
 }
