@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -571,14 +573,10 @@ func (c *Carrier) keepLocal() {
 			continue
 		}
 		// The journal forgets it first, and then it goes at once: Delete must not take its files for removed one by one.
+		files := slices.DeleteFunc(slices.Collect(maps.Keys(c.q.files)), func(p string) bool { return !under(p, k.Path) })
 		var err error
-		for p := range c.q.files {
-			if under(p, k.Path) && err == nil {
-				err = c.journal.write(entry{Path: p, Removed: true}, false)
-			}
-		}
-		if err == nil {
-			err = c.journal.write(entry{Path: k.Path, Removed: true}, true) // and with it all before are durable
+		for i := 0; i < len(files) && err == nil; i++ {
+			err = c.journal.write(entry{Path: files[i], Removed: true}, i == len(files)-1)
 		}
 		if err == nil {
 			bin := filepath.Join(c.Dir, folder.Home, removing+strconv.FormatInt(time.Now().UnixNano(), 36))

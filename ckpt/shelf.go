@@ -24,11 +24,12 @@ import (
 
 // shelf is what other hosts have copied here, DIR/ID/NAME by host and name. It serves
 //
-//	POST   /copies/AT/ID/NAME/[?new]   answers whether the copies are here; with new they begin. What came before it is refused
-//	PUT    /copies/AT/ID/NAME/PATH     a file, whole
-//	DELETE /copies/AT/ID/NAME/PATH     a file that is not needed any more, or is not there
+//	POST   /copies/AT/ID/NAME/?after=A[&new=1]      answers whether the copies are here; with new they begin
+//	PUT    /copies/AT/ID/NAME/PATH?after=A&size=N   a file, whole
+//	DELETE /copies/AT/ID/NAME/PATH?after=A          a file that is not needed any more, or is not there
 //
-// AT is this host's ID: an address may have been another one's. 404: there are no such copies; 507: there is no room.
+// AT is this host's ID: an address may have been another one's. Each POST chooses A; what bears an earlier one is refused.
+// 404: there are no such copies; 507: there is no room.
 type shelf struct {
 	*http.ServeMux
 	c   *Carrier
