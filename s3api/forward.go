@@ -21,8 +21,9 @@ const maxDelete = 2 << 20
 
 // kept are the headers that end here, of a request; dropped those of an answer.
 var (
-	kept = []string{"Authorization", "X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-Expires", "X-Amz-Signedheaders", "X-Amz-Signature", "X-Amz-Date", "Date", "X-Amz-Security-Token", "Connection", "Keep-Alive", "Proxy-Connection", "Te", "Trailer",
-		"Transfer-Encoding", "Upgrade", "Expect", "Content-Length", "Proxy-Authorization", "Forwarded", "X-Forwarded-For", "X-Real-Ip"}
+	kept = []string{"Authorization", "X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-Expires", "X-Amz-Signedheaders",
+		"X-Amz-Signature", "X-Amz-Date", "Date", "X-Amz-Security-Token", "Connection", "Keep-Alive", "Proxy-Connection", "Te",
+		"Trailer", "Transfer-Encoding", "Upgrade", "Expect", "Content-Length", "Proxy-Authorization", "Forwarded", "X-Forwarded-For", "X-Real-Ip"}
 	dropped = []string{"Connection", "Keep-Alive", "Transfer-Encoding", "Trailer", "Upgrade", "Proxy-Authenticate", "Location"}
 )
 

@@ -130,7 +130,7 @@ func TestWritesOutliveAListOfTheCluster(t *testing.T) {
 		must(t, err)
 	}
 	store("train/1.jpg", "the first")
-	// What stands between keeps a level of a listing back when it is told to.
+	// The proxy between holds one level of a listing back until the test lets it go.
 	to, err := url.Parse(srv.URL)
 	must(t, err)
 	var slow atomic.Bool

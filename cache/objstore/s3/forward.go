@@ -90,9 +90,9 @@ type hasher struct{ hash.Hash }
 func (hasher) Close() {}
 
 // Forward signs a request with the store's credentials, sends it once, and returns the store's answer, whatever its
-// status; but if the store refuses the time of a clock that is off, it is sent again, or, if its body is gone, or if the store refuses
-// credentials in place of which there are others by now, the error is of a kind that the client tries again. The payload's hash is the header's X-Amz-Content-Sha256, which the store
-// checks; without one it is not signed.
+// status. If the store refuses the time of a clock that is off, it is sent again. If its body is gone by then, or if the
+// store refuses credentials that have been replaced, the error is of a kind that the client tries again. The payload's hash
+// is the header's X-Amz-Content-Sha256, which the store checks; without one it is not signed.
 func (s *Store) Forward(ctx context.Context, r Request) (*http.Response, error) {
 	failed := func(err error) error {
 		if ctx.Err() != nil {
