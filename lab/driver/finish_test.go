@@ -100,8 +100,8 @@ func finish(t *testing.T, jobs []*finishJob) [][]byte {
 	return results
 }
 
-// TestKernel runs the PTX that is committed, interpreted, on random jobs of all sizes of elements, layouts, offsets,
-// flips and launch shapes.
+// TestKernel runs the PTX that is committed on random jobs of all sizes of elements, layouts, offsets, flips and launch
+// shapes.
 func TestKernel(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)

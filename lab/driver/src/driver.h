@@ -141,7 +141,17 @@ CUresult capture_wait(stream *s, event *e);
 
 bool capture_forbids(void); // whether this thread may not make an unsafe call now; the capture is spoilt then. Takes the lock
 
-// module.c, ptx.h
+// module.c
+
+typedef struct function {
+	char name[128];
+	void (*run)(const void *thread, const void *params);
+	void (*gather)(void **from, void *params);
+	unsigned bytes, shared; // of parameters, and of shared memory
+	struct function *next;
+} function;
+
+void launch(const op *o);
 
 typedef struct context {
 	CUdevice device;

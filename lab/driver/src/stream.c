@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "driver.h"
-#include "ptx.h"
 
 static stream *streams; // of all contexts; they stay, since operations of others may name them
 static unsigned stream_ids;
@@ -19,8 +18,8 @@ op *op_copy(const op *o) {
 	*c = *o;
 	c->next = NULL, c->deps = NULL, c->ndeps = 0;
 	if (o->params != NULL) {
-		c->params = malloc(function_params(o->function));
-		memcpy(c->params, o->params, function_params(o->function));
+		c->params = malloc(o->function->bytes);
+		memcpy(c->params, o->params, o->function->bytes);
 	}
 	if (o->event != NULL)
 		event_hold(o->event);
@@ -189,7 +188,7 @@ CUresult enqueue(stream *s, op *o) {
 	if (o->kind == COPY)
 		use(o, o->src);
 	if (o->kind == LAUNCH)
-		for (size_t at = 0; at + 8 <= function_params(o->function); at += 8) {
+		for (size_t at = 0; at + 8 <= o->function->bytes; at += 8) {
 			uint64_t address;
 			memcpy(&address, (char *)o->params + at, 8);
 			use(o, address);
@@ -358,14 +357,14 @@ API CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz,
 	if (f == NULL || s == NULL)
 		return CUDA_ERROR_INVALID_HANDLE;
 	if (gx == 0 || gy == 0 || gz == 0 || bx == 0 || by == 0 || bz == 0 || gy > 65535 || gz > 65535 || bz > 64 ||
-	    (uint64_t)bx * by * bz > 1024 || shared > (48 << 10) || extra != NULL || (params == NULL && function_params(f) != 0))
+	    (uint64_t)bx * by * bz > 1024 || shared > (48 << 10) || extra != NULL || (params == NULL && f->bytes != 0))
 		return CUDA_ERROR_INVALID_VALUE;
-	op *o = new_op(LAUNCH, function_name(f));
+	op *o = new_op(LAUNCH, f->name);
 	o->function = f, o->shared = shared;
 	o->grid[0] = gx, o->grid[1] = gy, o->grid[2] = gz;
 	o->block[0] = bx, o->block[1] = by, o->block[2] = bz;
-	o->params = calloc(1, function_params(f) + 1);
-	function_gather(f, params, o->params);
+	o->params = calloc(1, f->bytes + 1);
+	f->gather(params, o->params);
 	return enqueue(s, o);
 }
 

@@ -466,12 +466,12 @@ static void lost_context(void) { // launch:2=719
 static void bad_ptx(void) {
 	start();
 	static const char text[] = ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry f()\n{\n.reg .b32 %r<2>;\nsin.approx.f32 %r1, %r0;\nret;\n}\n";
-	char log[256] = "";
+	char log[1024] = "";
 	int options[] = {5, 6};
 	void *values[] = {log, (void *)sizeof log};
 	CUmodule m;
 	want(CUDA_ERROR_INVALID_PTX, cuModuleLoadDataEx(&m, text, 2, options, values));
-	check(strcmp(log, "PTX line 7: instruction sin.approx.f32 is not supported") == 0);
+	check(strstr(log, ":7:") != NULL);
 	want(CUDA_ERROR_INVALID_IMAGE, cuModuleLoadData(&m, "\x7f" "ELF and so on"));
 	ok(cuModuleLoadData(&m, add_ptx));
 	CUfunction f;
