@@ -106,9 +106,12 @@ bin/cuda/libjpeg.a:
 	@mkdir -p bin/cuda
 	ln -sf $$($(CC) -print-file-name=libjpeg.a) $@
 
-bin/cuda/libcuda.a: gpuingest/cuda/link/libcuda.c gpuingest/cuda/link/calls.h
-	@mkdir -p bin/cuda
-	$(CC) -O2 -fPIC -Wall -Wextra -Werror -c -o bin/cuda/libcuda.o $<
+# CALL(name) for each call of the driver, by the name that the header's macros give it.
+bin/cuda/calls.h: bin/cuda/cuda.h
+	$(CC) -E $< | grep -oE '\bcu[A-Z][A-Za-z0-9_]*\(' | sort -u | sed '/^cuInit(/d; s/.*/CALL(&)/; s/()/)/' >$@
+
+bin/cuda/libcuda.a: gpuingest/cuda/link/libcuda.c bin/cuda/calls.h
+	$(CC) -O2 -fPIC -Wall -Wextra -Werror -Ibin/cuda -c -o bin/cuda/libcuda.o $<
 	rm -f $@ && $(AR) rcs $@ bin/cuda/libcuda.o
 
 demo: setup build ## the main job on real photographs, end to end (about 2 minutes after set-up)
