@@ -391,7 +391,7 @@ func (p *picture) npyPicture() error {
 	if h < 1 || w < 1 || h > 1<<24 || w > 1<<24 {
 		return badArray("npy picture of %dx%d pixels", w, h)
 	}
-	if err := p.tooLarge("npy", w, h); err != nil {
+	if err := tooLarge("npy", w, h); err != nil {
 		return err
 	}
 	p.size0.X, p.size0.Y, p.src = w, h, a.data

@@ -40,7 +40,7 @@ func subjects(t testing.TB, f func(s subject)) {
 // take puts the subject through steps.
 func (s subject) take(t testing.TB, steps []step) (image.Point, []byte) {
 	t.Helper()
-	p := &picture{src: bytes.Clone(s.pix), size0: s.size, maxPixels: 1 << 28, view: viewOf(s.size)}
+	p := &picture{src: bytes.Clone(s.pix), size0: s.size, view: viewOf(s.size)}
 	size := s.size
 	for i := range steps {
 		if err := p.do(&steps[i]); err != nil {

@@ -50,7 +50,7 @@ func element(dtype string, v float64) []byte {
 	case "fp32":
 		native.PutUint32(b, math.Float32bits(float32(v)))
 	case "fp16":
-		native.PutUint16(b, float16(float32(v)))
+		native.PutUint16(b, toFloat16(float64(float32(v))))
 	case "bf16":
 		native.PutUint16(b, bfloat16(float32(v)))
 	}

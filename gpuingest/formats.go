@@ -40,9 +40,9 @@ func format(b []byte) string {
 }
 
 // tooLarge rejects a picture of too many pixels.
-func (p *picture) tooLarge(kind string, w, h int) error {
-	if n := int64(w) * int64(h); n > p.maxPixels {
-		return fmt.Errorf("%w: %s: %w: %dx%d is %d pixels, the limit is %d", ErrBadSample, kind, jpeg.ErrTooLarge, w, h, n, p.maxPixels)
+func tooLarge(kind string, w, h int) error {
+	if err := jpeg.CheckSize(image.Pt(w, h)); err != nil {
+		return fmt.Errorf("%w: %s: %w", ErrBadSample, kind, err)
 	}
 	return nil
 }
@@ -68,7 +68,7 @@ func (p *picture) decodeOther() error {
 	if err != nil {
 		return fmt.Errorf("%w: %s header: %w", ErrBadSample, kind, err)
 	}
-	if err := p.tooLarge(kind, c.Width, c.Height); err != nil {
+	if err := tooLarge(kind, c.Width, c.Height); err != nil {
 		return err
 	}
 	img, err := decode(p.src)

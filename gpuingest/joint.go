@@ -121,7 +121,7 @@ func (j *joint) Make(src Sample, at Draw, row *Row) error {
 			if err != nil {
 				return err
 			}
-			if err := j.mask.make(part, size, j.picture.MaxPixels, steps, out[0]); err != nil {
+			if err := j.mask.make(part, size, steps, out[0]); err != nil {
 				return fmt.Errorf("%w: mask in its .%s: %w", ErrBadSample, j.mask.ext, err)
 			}
 		}

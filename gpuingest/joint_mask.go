@@ -45,16 +45,13 @@ func (m *segmentation) field(h, w int) Field {
 //
 // The mask goes through the steps as a picture of its own: red is the value's lower byte, green the upper one, and
 // blue is 1, except where a step has added pixels: there it is 0.
-func (m *segmentation) make(part []byte, size image.Point, maxPixels int64, steps []step, dst []byte) error {
+func (m *segmentation) make(part []byte, size image.Point, steps []step, dst []byte) error {
 	if part == nil {
 		return errNoPart
 	}
 	p := pictures.Get().(*picture)
 	defer p.close()
-	if p.maxPixels = maxPixels; maxPixels <= 0 {
-		p.maxPixels = jpeg.DefaultMaxPixels
-	}
-	err := p.tooLarge("mask", size.X, size.Y)
+	err := tooLarge("mask", size.X, size.Y)
 	if err != nil {
 		return err
 	}

@@ -613,7 +613,7 @@ func FuzzMask(f *testing.F) {
 	f.Fuzz(func(t *testing.T, part []byte) {
 		var r Rand
 		size := image.Pt(20, 10)
-		_ = m.mask.make(part, size, 0, m.picture.plan(nil, size, Draw{}, &r), dst) // an error is an answer
+		_ = m.mask.make(part, size, m.picture.plan(nil, size, Draw{}, &r), dst) // an error is an answer
 	})
 }
 

@@ -302,7 +302,7 @@ func TestFloat16Mix(t *testing.T) {
 		for range 3 {
 			row := &Row{Fields: [][]byte{make([]byte, m.OutBytes()), make([]byte, 8), make([]byte, 4)}}
 			for i := 0; i < len(row.Fields[0]); i += 2 {
-				native.PutUint16(row.Fields[0][i:], float16(float32(math.Exp(r.NormFloat64()*6)*r.NormFloat64())))
+				native.PutUint16(row.Fields[0][i:], toFloat16(math.Exp(r.NormFloat64()*6)*r.NormFloat64()))
 			}
 			rows = append(rows, row)
 		}

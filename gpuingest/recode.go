@@ -58,7 +58,7 @@ const NpySuffix = ".npy"
 func (r Recode) Apply(src []byte) (dst []byte, suffix string, err error) {
 	p := pictures.Get().(*picture)
 	defer p.close()
-	if err := p.open(src, 0); err != nil {
+	if err := p.open(src); err != nil {
 		return nil, "", ofSample(err)
 	}
 	size := p.size0
@@ -74,7 +74,7 @@ func (r Recode) Apply(src []byte) (dst []byte, suffix string, err error) {
 	}
 	out := make([]byte, len(head)+size.X*size.Y*3)
 	copy(out, head)
-	if err := p.store(out[len(head):], &jpeg.Job{Size: size, MaxPixels: p.maxPixels}); err != nil {
+	if err := p.store(out[len(head):], &jpeg.Job{Size: size}); err != nil {
 		return nil, "", ofSample(err)
 	}
 	if r.Decode {

@@ -55,9 +55,6 @@ type Transform struct {
 	erase         *erasing    // nil: none
 	mix           *mixing     // nil: none
 	view          int         // its number in a Views, whose random numbers differ
-
-	// MaxPixels bounds a picture's width x height; zero means jpeg.DefaultMaxPixels. Set it before the first Apply.
-	MaxPixels int64
 }
 
 // OutShape returns a sample's channels, height and width, in any layout; zeros for raw.
@@ -156,7 +153,7 @@ func (t *Transform) makeTable() {
 func rounded(x float32, dtype string) float32 {
 	switch dtype {
 	case "fp16":
-		return float32(fromFloat16(float16(x)))
+		return float32(fromFloat16(toFloat16(float64(x))))
 	case "bf16":
 		return math.Float32frombits(uint32(bfloat16(x)) << 16)
 	}
@@ -169,40 +166,16 @@ func bfloat16(x float32) uint16 {
 	return uint16((b + 0x7fff + b>>16&1) >> 16)
 }
 
-// float16 rounds to IEEE 754 binary16, to nearest, half to even; numbers that are too large become infinite. x must not be NaN.
-func float16(x float32) uint16 {
-	b := math.Float32bits(x)
-	sign := uint16(b >> 16 & 0x8000)
-	exp := int(b>>23&0xff) - 127
-	frac := b&0x7fffff | 0x800000
-	switch {
-	case exp > 15:
-		return sign | 0x7c00
-	case exp < -25:
-		return sign
-	}
-	shift, bias := uint(13), uint32(exp+14)<<10 // frac's leading one adds the last unit of the exponent
-	if exp < -14 {
-		shift, bias = uint(-1-exp), 0
-	}
-	h := frac >> shift
-	if rest, half := frac&(1<<shift-1), uint32(1)<<(shift-1); rest > half || rest == half && h&1 == 1 {
-		h++
-	}
-	return sign | uint16(bias+h) // a carry correctly moves into the exponent, up to infinity
-}
-
 // picture is a sample in progress: the source of its pixels, and the view of them.
 type picture struct {
 	view
-	src       []byte // a JPEG, or packed RGB
-	isJPEG    bool
-	planes    bool        // src is three planes
-	size0     image.Point // of src
-	buf       *[]byte     // backs src if that is packed RGB from the pool
-	rand      Rand        // scratch of plan
-	steps     []step      // as drawn; its memory is kept with the picture
-	maxPixels int64
+	src    []byte // a JPEG, or packed RGB
+	isJPEG bool
+	planes bool        // src is three planes
+	size0  image.Point // of src
+	buf    *[]byte     // backs src if that is packed RGB from the pool
+	rand   Rand        // scratch of plan
+	steps  []step      // as drawn; its memory is kept with the picture
 
 	verticalFirst, dct bool // as in the transform
 }
@@ -243,12 +216,11 @@ func (p *picture) store(dst []byte, j *jpeg.Job) error {
 // pixels computes the view's pixels, and makes them the new source.
 func (p *picture) pixels() error {
 	size := p.size()
-	if n := int64(size.X) * int64(size.Y); n > p.maxPixels {
-		return fmt.Errorf("%w: %w: %v after resize is %d pixels, the limit is %d", ErrBadSample, jpeg.ErrTooLarge, size, n, p.maxPixels)
+	if err := jpeg.CheckSize(size); err != nil {
+		return fmt.Errorf("%w: after resize: %w", ErrBadSample, err)
 	}
 	b := getBuffer(size.X * size.Y * 3)
 	j := p.job
-	j.MaxPixels = p.maxPixels
 	if err := p.store(*b, &j); err != nil {
 		putBuffer(b)
 		return err
@@ -351,11 +323,8 @@ func ofSample(err error) error {
 }
 
 // open reads the header of a sample, and decodes it if it is not a JPEG. close must follow.
-func (p *picture) open(src []byte, maxPixels int64) error {
-	p.src, p.maxPixels = src, maxPixels
-	if p.maxPixels <= 0 {
-		p.maxPixels = jpeg.DefaultMaxPixels
-	}
+func (p *picture) open(src []byte) error {
+	p.src = src
 	if bytes.HasPrefix(p.src, []byte("\xff\xd8")) || jpeg.IsRecoded(p.src) {
 		w, h, err := jpeg.Size(p.src)
 		if err != nil {
@@ -377,7 +346,7 @@ func (p *picture) close() {
 }
 
 func (t *Transform) apply(p *picture, src []byte, at Draw, dst []byte, with func(size image.Point, steps []step) error) error {
-	if err := p.open(src, t.MaxPixels); err != nil {
+	if err := p.open(src); err != nil {
 		return err
 	}
 	p.steps = t.plan(p.steps[:0], p.size0, at, &p.rand)
@@ -410,6 +379,6 @@ func (t *Transform) take(p *picture, steps []step, at Draw, dst []byte) error {
 // finish stores the picture in the transform's type and layout.
 func (t *Transform) finish(p *picture, dst []byte) error {
 	j := p.job
-	j.Planar, j.Elem, j.Table, j.MaxPixels = t.layout == "nchw", dtypes[t.dtype], t.table, p.maxPixels
+	j.Planar, j.Elem, j.Table = t.layout == "nchw", dtypes[t.dtype], t.table
 	return p.store(dst, &j)
 }

@@ -138,7 +138,7 @@ func (v *Views) Make(src Sample, at Draw, row *Row) error {
 }
 
 func (v *Views) make(p *picture, src []byte, at Draw, row *Row) error {
-	if err := p.open(src, v.MaxPixels); err != nil {
+	if err := p.open(src); err != nil {
 		return err
 	}
 	row.Width, row.Height = uint32(p.size0.X), uint32(p.size0.Y)
@@ -181,7 +181,7 @@ func (p *picture) decodeOnce(part image.Rectangle) (origin image.Point, err erro
 		return origin, nil
 	}
 	p.buf = getBuffer(n)
-	if err := jpeg.DecodeSized((*p.buf)[:n-jpeg.PlanesSlack], p.src, p.size0, &jpeg.Job{Box: part, Planar: true, MaxPixels: p.maxPixels}); err != nil {
+	if err := jpeg.DecodeSized((*p.buf)[:n-jpeg.PlanesSlack], p.src, p.size0, &jpeg.Job{Box: part, Planar: true}); err != nil {
 		return origin, err
 	}
 	p.src, p.isJPEG, p.planes, p.size0 = *p.buf, false, true, part.Size()
@@ -192,6 +192,6 @@ func (p *picture) decodeOnce(part image.Rectangle) (origin image.Point, err erro
 func (p *picture) show(t *Transform, steps []step, at Draw, dst []byte) error {
 	q := pictures.Get().(*picture)
 	defer q.close()
-	q.src, q.isJPEG, q.planes, q.size0, q.maxPixels, q.view = p.src, p.isJPEG, p.planes, p.size0, p.maxPixels, viewOf(p.size0)
+	q.src, q.isJPEG, q.planes, q.size0, q.view = p.src, p.isJPEG, p.planes, p.size0, viewOf(p.size0)
 	return t.take(q, steps, at, dst)
 }

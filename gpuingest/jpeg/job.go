@@ -22,8 +22,8 @@ import (
 	"image"
 )
 
-// DefaultMaxPixels is the size above which Pillow raises DecompressionBombError.
-const DefaultMaxPixels = 2 * 89478485
+// MaxPixels is the largest picture, checked before anything is allocated: above it, Pillow raises DecompressionBombError.
+const MaxPixels = 2 * 89478485
 
 // Errors that callers distinguish; each is wrapped in a message about the file.
 var (
@@ -69,8 +69,6 @@ type Job struct {
 	// Table maps each byte of each channel to a stored element: 3 x 256 x Elem bytes, channel first, in the machine's
 	// byte order. Nil stores the bytes as they are and needs an Elem of 1.
 	Table []byte
-	// MaxPixels bounds width x height of the picture before anything is allocated. Zero means DefaultMaxPixels.
-	MaxPixels int64
 }
 
 // Filter is the weighting of a resize, as in Pillow.
@@ -104,14 +102,22 @@ func Decode(dst, src []byte, j *Job) error {
 	return DecodeSized(dst, src, image.Pt(w, h), j)
 }
 
+// CheckSize reports a picture of too many pixels.
+func CheckSize(size image.Point) error {
+	if n := int64(size.X) * int64(size.Y); n > MaxPixels {
+		return fmt.Errorf("%w: %dx%d is %d pixels, the limit is %d, which is Pillow's", ErrTooLarge, size.X, size.Y, n, MaxPixels)
+	}
+	return nil
+}
+
 // DecodeRGB decodes a whole picture to packed RGB, like Pillow's convert("RGB").
 func DecodeRGB(src []byte) (pix []byte, w, h int, err error) {
 	w, h, err = Size(src)
 	if err != nil {
 		return nil, 0, 0, err
 	}
-	if px := int64(w) * int64(h); px > DefaultMaxPixels {
-		return nil, 0, 0, fmt.Errorf("%w: %dx%d is %d pixels, the limit is %d", ErrTooLarge, w, h, px, DefaultMaxPixels)
+	if err := CheckSize(image.Pt(w, h)); err != nil {
+		return nil, 0, 0, err
 	}
 	pix = make([]byte, w*h*3)
 	if err := DecodeSized(pix, src, image.Pt(w, h), &Job{}); err != nil {

@@ -42,12 +42,8 @@ var scratches = newPool(func() *C.sj_scratch { return C.sj_new() }, func(s *C.sj
 // DecodeSized is Decode for a caller that has called Size already, usually to choose the box. src may be recoded; its
 // tables must be registered.
 func DecodeSized(dst, src []byte, size image.Point, j *Job) error {
-	limit := j.MaxPixels
-	if limit <= 0 {
-		limit = DefaultMaxPixels
-	}
-	if px := int64(size.X) * int64(size.Y); px > limit {
-		return fmt.Errorf("%w: %dx%d is %d pixels, the limit is %d; raise the limit if you trust the source", ErrTooLarge, size.X, size.Y, px, limit)
+	if err := CheckSize(size); err != nil {
+		return err
 	}
 	if IsRecoded(src) {
 		return decodeRecoded(dst, src, size, j)

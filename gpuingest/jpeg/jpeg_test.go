@@ -544,12 +544,10 @@ func TestNoTablesFromThePredecessor(t *testing.T) {
 func TestLimits(t *testing.T) {
 	const w, h = 64, 48
 	good := encode(t, photo(t, 1, w, h), w, h, Encoding{Quality: 50, Subsampling: Sub444})
-	dst := make([]byte, w*h*3)
-	if err := Decode(dst, good, &Job{MaxPixels: w*h - 1}); !errors.Is(err, ErrTooLarge) {
-		t.Errorf("limit of a pixel less: %v", err)
-	}
-	if err := Decode(dst, good, &Job{MaxPixels: w * h}); err != nil {
-		t.Errorf("at the limit: %v", err)
+	for size, ok := range map[image.Point]bool{{MaxPixels / 2, 2}: true, {MaxPixels/2 + 1, 2}: false} {
+		if err := CheckSize(size); (err == nil) != ok || !ok && !errors.Is(err, ErrTooLarge) {
+			t.Errorf("%v: %v", size, err)
+		}
 	}
 	huge := bytes.Clone(good)
 	at := bytes.Index(huge, []byte{0xff, 0xc0})
