@@ -190,14 +190,19 @@ type house struct {
 
 func start(t *testing.T, samples int) *house {
 	t.Helper()
+	return startOn(t, samples, "unix://"+filepath.Join(t.TempDir(), "feed"))
+}
+
+// startOn is start with a server that listens there.
+func startOn(t *testing.T, samples int, feedAt string) *house {
+	t.Helper()
 	h := &house{device: &device{}}
 	ds := newPictures(t, samples)
 	h.server = loader.NewServer(func() loader.Dataset { return ds }, loader.Options{
 		Compile: func(_ context.Context, spec string, _ loader.Dataset) (loader.Transform, error) {
 			return gpuingest.New(spec)
 		}})
-	dir := t.TempDir()
-	h.feedAt, h.gpuAt = "unix://"+filepath.Join(dir, "feed"), "unix://"+filepath.Join(dir, "gpu")
+	h.feedAt, h.gpuAt = feedAt, "unix://"+filepath.Join(t.TempDir(), "gpu")
 	var err error
 	if h.relay, err = relay.New(relay.Options{Feed: h.feedAt, Device: h.device, Log: slog.New(slog.NewTextHandler(t.Output(), nil))}); err != nil {
 		t.Fatal(err)
@@ -213,7 +218,7 @@ func start(t *testing.T, samples int) *house {
 				t.Error(err)
 			}
 		})
-		conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy())
+		conn, err := grpc.NewClient(strings.Replace(addr, "tcp://", "dns:///", 1), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -513,6 +518,49 @@ func TestStreamIsTheServers(t *testing.T) {
 	if s := h.relay.Stats(); s.Fallen != 0 || s.Batches == 0 {
 		t.Errorf("%+v", s)
 	}
+}
+
+// Without memory that is shared with the server, the relay gathers batches in slots of its own.
+func TestStreamOfAServerElsewhere(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := "tcp://" + l.Addr().String()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	h := startOn(t, 33, at)
+	big := func(o *feedpb.Open) { o.Transform = "Resize((400, 500))|uint8|nhwc" } // several chunks
+	want, err := dial(t, h.feed, request("want", big))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := dial(t, h.gpu, request("got", func(o *feedpb.Open) {
+		big(o)
+		o.Device, o.Slots = "cuda:0", 4
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := got.take(h.gpuAt, got.opened.GetPool().GetKey()); err != nil {
+		t.Fatal(err)
+	}
+	expect, have := want.drain(), got.drain()
+	if len(expect) != len(have) {
+		t.Fatalf("%d batches and ends of epochs, the server's are %d", len(have), len(expect))
+	}
+	for i, e := range expect {
+		if e.header.GetState() != have[i].header.GetState() {
+			t.Errorf("%d: state differs", i)
+		}
+		for name, plane := range e.planes {
+			if !bytes.Equal(plane, have[i].planes[name]) {
+				t.Errorf("%d: plane %s differs", i, name)
+			}
+		}
+	}
+	h.settle(t)
 }
 
 // A trainer that leaves, in whichever way, gives everything back.
