@@ -128,12 +128,11 @@ func (r RowParams) Put(p []byte) {
 	binary.LittleEndian.PutUint32(p[4:], r.Flags)
 }
 
-func readParams(p []byte) RowParams {
+// Row reads the parameters of a row from its slot.
+func (j *Job) Row(slot []byte, i int) RowParams {
+	p := slot[j.Params+i*ParamBytes:]
 	return RowParams{binary.LittleEndian.Uint16(p), binary.LittleEndian.Uint16(p[2:]), binary.LittleEndian.Uint32(p[4:])}
 }
-
-// Row reads the parameters of a row from its slot.
-func (j *Job) Row(slot []byte, i int) RowParams { return readParams(slot[j.Params+i*ParamBytes:]) }
 
 // CheckRows reports a row whose window exceeds its picture: kernels do not check.
 func (j *Job) CheckRows(slot []byte) error {

@@ -72,6 +72,9 @@ func (h *HostPart) Make(src Sample, at Draw, row *Row) error {
 	return h.host.Apply(src.Data, at, row.Fields[0])
 }
 
+// Decodes is [Transform.Decodes].
+func (h *HostPart) Decodes() bool { return true }
+
 // Fields implements Ingest.
 func (h *HostPart) Fields() []Field {
 	f := h.finish

@@ -62,19 +62,8 @@ func (o *erasing) box(in image.Point, r *Rand) image.Rectangle {
 	if r.Float64() >= o.p {
 		return image.Rectangle{}
 	}
-	area := float64(in.X) * float64(in.Y)
-	lo, hi := math.Log(o.ratio[0]), math.Log(o.ratio[1])
-	for range 10 {
-		target := area * r.Uniform(o.scale[0], o.scale[1])
-		aspect := math.Exp(r.Uniform(lo, hi))
-		h, w := pyRound(math.Sqrt(target*aspect)), pyRound(math.Sqrt(target/aspect))
-		if h < in.Y && w < in.X {
-			y := r.IntN(in.Y - h + 1)
-			x := r.IntN(in.X - w + 1)
-			return image.Rect(x, y, x+w, y+h)
-		}
-	}
-	return image.Rectangle{}
+	box, _ := tries(in, o.scale, o.ratio, r, func(h, w int) (int, int, bool) { return w, h, h < in.Y && w < in.X })
+	return box
 }
 
 func (o *erasing) apply(dst []byte, t *Transform, r *Rand) {

@@ -98,6 +98,9 @@ func (j *joint) String() string {
 	return strings.Join(append(parts, j.picture.String()), "|")
 }
 
+// Decodes is [Transform.Decodes].
+func (j *joint) Decodes() bool { return true }
+
 // Hash implements Ingest.
 func (j *joint) Hash() string { return hashOf(j.String()) }
 

@@ -39,7 +39,23 @@ func (sameSize) out(in image.Point) image.Point { return in }
 // rounding to even, as Python's round does.
 func pyRound(f float64) int { return int(math.RoundToEven(f)) }
 
-// randomResizedCrop is torchvision's: ten tries at a box of random area and aspect ratio, then the largest central one.
+// tries is torchvision's ten tries at a box of random area and aspect ratio. fits makes a size of its two sides.
+func tries(in image.Point, scale, ratio [2]float64, r *Rand, fits func(a, b int) (w, h int, ok bool)) (box image.Rectangle, ok bool) {
+	area := float64(in.X) * float64(in.Y)
+	lo, hi := math.Log(ratio[0]), math.Log(ratio[1])
+	for range 10 {
+		target := area * r.Uniform(scale[0], scale[1])
+		aspect := math.Exp(r.Uniform(lo, hi))
+		if w, h, ok := fits(pyRound(math.Sqrt(target*aspect)), pyRound(math.Sqrt(target/aspect))); ok {
+			y := r.IntN(in.Y - h + 1)
+			x := r.IntN(in.X - w + 1)
+			return image.Rect(x, y, x+w, y+h), true
+		}
+	}
+	return box, false
+}
+
+// randomResizedCrop is torchvision's: ten tries, then the largest central box.
 type randomResizedCrop struct {
 	h, w         int
 	scale, ratio [2]float64
@@ -47,17 +63,9 @@ type randomResizedCrop struct {
 }
 
 func (o *randomResizedCrop) box(in image.Point, r *Rand) image.Rectangle {
-	area := float64(in.X) * float64(in.Y)
-	lo, hi := math.Log(o.ratio[0]), math.Log(o.ratio[1])
-	for range 10 {
-		target := area * r.Uniform(o.scale[0], o.scale[1])
-		aspect := math.Exp(r.Uniform(lo, hi))
-		w, h := pyRound(math.Sqrt(target*aspect)), pyRound(math.Sqrt(target/aspect))
-		if w > 0 && w <= in.X && h > 0 && h <= in.Y {
-			y := r.IntN(in.Y - h + 1)
-			x := r.IntN(in.X - w + 1)
-			return image.Rect(x, y, x+w, y+h)
-		}
+	fits := func(w, h int) (int, int, bool) { return w, h, w > 0 && w <= in.X && h > 0 && h <= in.Y }
+	if box, ok := tries(in, o.scale, o.ratio, r, fits); ok {
+		return box
 	}
 	w, h := in.X, in.Y
 	switch got := float64(w) / float64(h); {
@@ -66,12 +74,9 @@ func (o *randomResizedCrop) box(in image.Point, r *Rand) image.Rectangle {
 	case got > o.ratio[1]:
 		w = max(1, pyRound(float64(h)*o.ratio[1]))
 	}
-	x, y := floorHalf(in.X-w), floorHalf(in.Y-h)
+	x, y := (in.X-w)/2, (in.Y-h)/2
 	return image.Rect(x, y, x+w, y+h)
 }
-
-// floorHalf is Python's n // 2.
-func floorHalf(n int) int { return n >> 1 }
 
 func (o *randomResizedCrop) draw(steps []step, size image.Point, r *Rand) []step {
 	return append(steps, step{kind: stepCrop, box: o.box(size, r)}, step{kind: stepResize, size: image.Pt(o.w, o.h), filter: o.filter})

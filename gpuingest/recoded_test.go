@@ -26,20 +26,34 @@ func TestRecodedSample(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	boxes := func(string) ([]byte, error) { return []byte("0 0.5 0.5 0.4 0.4"), nil }
+	const operations = "RandomResizedCrop(224)|RandomHorizontalFlip()"
 	for _, spec := range []string{
-		"RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nchw",
+		operations + "|uint8|nchw",
 		"Resize(256)|CenterCrop(224)|ColorJitter(0.4,0.4,0.4,0.1)|fp32|nchw|Normalize((0.485,0.456,0.406),(0.229,0.224,0.225))",
+		operations + "|fp16|device",
+		operations + "|MixUp(0.2)",
+		"views(2x[" + operations + "])",
+		"Detection(format='yolo')|Resize((224, 224))",
 	} {
-		tr := compile(t, spec)
+		in, err := New(spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d, ok := in.(interface{ Decodes() bool }); !ok || !d.Decodes() {
+			t.Errorf("%s does not take recoded samples", spec)
+		}
 		for i := range 20 {
-			want, got := make([]byte, tr.OutBytes()), make([]byte, tr.OutBytes())
-			if err := tr.Apply(src, Draw{Seed: 1, Sample: uint64(i)}, want); err != nil {
-				t.Fatal(err)
+			var rows [2]Row
+			for k, data := range [][]byte{src, rec} {
+				for _, f := range in.Fields() {
+					rows[k].Fields = append(rows[k].Fields, make([]byte, f.Bytes))
+				}
+				if err := in.Make(Sample{Data: data, Part: boxes}, Draw{Seed: 1, Sample: uint64(i)}, &rows[k]); err != nil {
+					t.Fatal(err)
+				}
 			}
-			if err := tr.Apply(rec, Draw{Seed: 1, Sample: uint64(i)}, got); err != nil {
-				t.Fatal(err)
-			}
-			if !bytes.Equal(want, got) {
+			if !slices.EqualFunc(rows[0].Fields, rows[1].Fields, bytes.Equal) {
 				t.Errorf("%s: sample %d differs", spec, i)
 			}
 		}
