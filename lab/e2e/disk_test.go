@@ -75,7 +75,7 @@ func TestDiskTrouble(t *testing.T) {
 				t.Fatal(err)
 			}
 			dropCaches(t) // what was written lies in the page cache, which no fault reaches
-			r := startReading(t, 8, 50*time.Millisecond, mnt, dir, known)
+			r := startReading(t, 8, 200*time.Millisecond, mnt, dir, known)
 			within(t, patience+10*time.Second, "the stats say that the disk is out of use", func() bool { return readStats(t, mnt).Disk.OutOfUse })
 			if c.hangs {
 				time.Sleep(hangTime(t))

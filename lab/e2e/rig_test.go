@@ -315,7 +315,9 @@ func torchOrder(t testing.TB, spec string, paths []string, flags ...string) []st
 // within waits until ok, or fails the test.
 func within(t testing.TB, d time.Duration, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(d); !ok(); time.Sleep(20 * time.Millisecond) {
+	deadline, pause := time.Now().Add(d), 20*time.Millisecond
+	for ; !ok(); time.Sleep(pause) {
+		pause = min(pause*5/4, 100*time.Millisecond) // to ask is often to run a program
 		if time.Now().After(deadline) {
 			t.Fatalf("not within %s: %s", d, what)
 		}
