@@ -1,12 +1,10 @@
 package segment
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"io"
 	"os"
 	"path/filepath"
@@ -66,13 +64,10 @@ type Report struct {
 	Segments int
 	Bytes    int64 // of their files
 	Records  int   // with a valid header and payload
-	Payload  int64 // their bytes
 
 	// No damage, and no findings:
-	Holes      int   // places where an append was cut off before others, or a repair made a record void
-	Duplicates int   // records whose extent a later record holds, too
-	DupBytes   int64 // of them
-	Encrypted  int   // records that cannot be read (encrypted without the key, unencrypted with one); a repair leaves them alone
+	Holes     int // places where an append was cut off before others, or a repair made a record void
+	Encrypted int // records that cannot be read (encrypted without the key, unencrypted with one); a repair leaves them alone
 
 	BadSegments int   // without a valid header
 	Newer       int   // segments of a newer version; left alone
@@ -102,22 +97,6 @@ type checker struct {
 	done    int64
 	total   int64
 	removed bool // files were
-	seed    maphash.Seed
-	seen    []seenExtent
-	buf     []byte
-}
-
-// extent is what duplicate records have in common.
-type extent struct {
-	dataset, key [16]byte
-	offset       int64
-}
-
-// seenExtent is a record, by the hash of its extent. Check needs these 16 bytes of memory per record; among ten
-// million records two collide with a probability of 1 to 300,000.
-type seenExtent struct {
-	hash   uint64
-	length uint32
 }
 
 // Check reads all segments of a folder and compares them with their checksums and with the index. No store may have
@@ -128,7 +107,7 @@ type seenExtent struct {
 // damaged record, so that it stays a hole, rewrites a damaged segment header if the first record is good, removes the
 // file otherwise, and removes leftover temporary files. It drops the tables of changed segments, so that Open scans
 // them. It does not change records that it cannot read, segments of a newer version, or files with unknown names.
-// Duplicate records are not damage: the later one counts.
+// Two records of one extent are not damage: the later one counts.
 func Check(dir string, o CheckOptions) (Report, error) {
 	o.Context = cmp.Or(o.Context, context.Background())
 	o.FS = cmp.Or[FS](o.FS, osFS{})
@@ -138,7 +117,7 @@ func Check(dir string, o CheckOptions) (Report, error) {
 	if o.Progress == nil {
 		o.Progress = func(int64, int64) {}
 	}
-	c := &checker{o: o, dir: dir, seed: maphash.MakeSeed()}
+	c := &checker{o: o, dir: dir}
 	if err := c.run(); err != nil {
 		return c.report, fmt.Errorf("segment: check %s: %w", dir, err)
 	}
@@ -213,7 +192,6 @@ func (c *checker) run() error {
 			return err
 		}
 	}
-	c.duplicates()
 	if c.removed {
 		return c.o.FS.SyncDir(c.dir)
 	}
@@ -232,18 +210,6 @@ func (c *checker) other(name string) error {
 	}
 	c.report.Unknown++
 	return c.found(path, -1, "not a file of shoal", "inspect it and remove it yourself", nil)
-}
-
-// duplicates counts the extents that were seen more than once.
-func (c *checker) duplicates() {
-	slices.SortStableFunc(c.seen, func(a, b seenExtent) int { return cmp.Compare(a.hash, b.hash) })
-	for i := range c.seen[:max(len(c.seen)-1, 0)] {
-		if c.seen[i].hash == c.seen[i+1].hash {
-			c.report.Duplicates++
-			c.report.DupBytes += int64(c.seen[i].length)
-		}
-	}
-	c.seen = nil
 }
 
 func (c *checker) path(id uint32) string { return filepath.Join(c.dir, fmt.Sprintf("%08d.seg", id)) }
@@ -358,7 +324,6 @@ type segmentCheck struct {
 	good      []entry
 	bad       []badRecord
 	encrypted int
-	payload   window
 }
 
 // badRecord is a record to be voided.
@@ -369,8 +334,7 @@ type badRecord struct {
 
 // scan reads all records and their payloads.
 func (x *segmentCheck) scan() error {
-	x.payload = window{r: x.f, size: x.size, buf: x.buf[:0]}
-	defer func() { x.buf = x.payload.buf }()
+	payloads := window{r: x.f, size: x.size}
 	var failed error
 	headersEnd := int64(segHeaderLen)
 	_, _, err := scan(x.f, x.salt, segHeaderLen, x.size, func(off int64, h *header) {
@@ -391,29 +355,10 @@ func (x *segmentCheck) scan() error {
 			x.end = end
 			return
 		}
-		// The header's bytes are overwritten by the next read of the window.
-		mine := *h
-		mine.crcs, mine.seal = bytes.Clone(h.crcs), bytes.Clone(h.seal)
-		rec, known := h.record(x.key)
-		if !known {
-			x.bad = append(x.bad, badRecord{off, "header of a record is damaged, or was written with another key"})
-			return
-		}
-		ok, err := x.verify(&mine, off+int64(h.gap))
-		switch {
-		case err != nil:
-			x.bad = append(x.bad, badRecord{off, fmt.Sprintf("payload of a record cannot be read: %v", err)})
-		case !ok:
-			x.bad = append(x.bad, badRecord{off, "payload of a record is damaged"})
-		case x.o.Coded != nil && rec.Offset == 0 && int64(rec.Length) < min(rec.ObjectSize, ExtentSize):
-			if err := x.restore(&mine, &rec, off+int64(h.gap)); err != nil {
-				x.bad = append(x.bad, badRecord{off, fmt.Sprintf("a recoded file cannot be restored: %v", err)})
-				break
-			}
-			fallthrough
-		default:
+		if rec, what := x.verify(&payloads, off, h); what != "" {
+			x.bad = append(x.bad, badRecord{off, what})
+		} else {
 			x.good = append(x.good, entry{Extent: rec.scanned(), off: off, gap: h.gap})
-			x.seen = append(x.seen, seenExtent{maphash.Comparable(x.seed, extent{rec.Dataset, rec.KeyHash, rec.Offset}), uint32(rec.Length)})
 			x.end = end
 		}
 		x.o.Progress(x.done, x.total)
@@ -435,50 +380,33 @@ func (x *segmentCheck) hole(off int64) {
 	x.bad = append(x.bad, badRecord{off, "header of a record is damaged"})
 }
 
-// verify reads the payload at off and compares it with the header's checksums.
-func (x *segmentCheck) verify(h *header, off int64) (ok bool, err error) {
-	for i, left := 0, h.rec.Length; left > 0; i++ {
-		n := min(left, BlockSize)
-		b, err := x.payload.at(off, n, scanChunk)
-		if err != nil { // somewhere in all that
-			b, err = x.payload.at(off, n, n)
-		}
-		if err != nil {
-			return false, err
-		}
-		if len(b) < n || !h.intactBlock(x.key, i, b[:n]) {
-			return false, nil
-		}
-		off, left = off+int64(n), left-n
+// verify returns the record at off, and what is wrong with it, "" if nothing is.
+func (x *segmentCheck) verify(payloads *window, off int64, h *header) (rec Record, what string) {
+	rec, known := h.record(x.key)
+	if !known {
+		return rec, "header of a record is damaged, or was written with another key"
 	}
-	return true, nil
-}
-
-// restore checks that the file comes back from the payload at off, which is intact.
-func (x *segmentCheck) restore(h *header, rec *Record, off int64) error {
-	payload := make([]byte, rec.Length)
-	if _, err := x.f.ReadAt(payload, off); err != nil {
-		return err
+	payload, err := payloads.at(off+int64(h.gap), rec.Length, max(rec.Length, scanChunk))
+	if err != nil { // somewhere in all that
+		payload, err = payloads.at(off+int64(h.gap), rec.Length, rec.Length)
 	}
-	if x.key != nil {
-		buf := sealBuffers.Get().(*[BlockSize + tagLen]byte)
-		defer sealBuffers.Put(buf)
-		for i := range blocks(rec.Length) {
-			block := payload[i*BlockSize : min((i+1)*BlockSize, rec.Length)]
-			if !h.openCopy(x.key, i, block, block, buf) {
-				return ErrCorrupt
-			}
+	if err != nil {
+		return rec, fmt.Sprintf("payload of a record cannot be read: %v", err)
+	}
+	if len(payload) < rec.Length || !h.open(x.key, payload[:rec.Length]) {
+		return rec, "payload of a record is damaged"
+	}
+	if x.o.Coded != nil && rec.Offset == 0 && int64(rec.Length) < min(rec.ObjectSize, ExtentSize) {
+		if err := x.o.Coded(payload[:rec.Length], rec.ObjectSize); err != nil {
+			return rec, fmt.Sprintf("a recoded file cannot be restored: %v", err)
 		}
 	}
-	return x.o.Coded(payload, rec.ObjectSize)
+	return rec, ""
 }
 
 // judge counts a scan's findings and repairs them; changed says that it wrote.
 func (x *segmentCheck) judge() (changed bool, err error) {
-	for i := range x.good {
-		x.report.Records++
-		x.report.Payload += int64(x.good[i].Length)
-	}
+	x.report.Records += len(x.good)
 	x.report.Encrypted += x.encrypted
 	// After the last good record nothing needs to be voided: it is cut off.
 	for _, b := range x.bad {

@@ -157,7 +157,7 @@ func (x *scrubber) run(g *segment, f File, recs []scrubRecord) error {
 	for _, r := range recs {
 		b := buf[min(r.off-from, int64(n)):]
 		h, err := parseHeader(b[:min(len(b), maxHeadLen)], g.salt, r.off, r.off+int64(len(b)))
-		if err == nil && h.ours(g.key) && h.end() == r.size && h.intact(g.key, b[h.gap:h.gap+h.rec.Length]) {
+		if err == nil && h.ours(g.key) && h.end() == r.size && h.open(g.key, b[h.gap:h.gap+h.rec.Length]) {
 			x.s.scrubbed.Add(1)
 			g.tab.Load().setChecked(r.slot, 0, blocks(int(r.size))-1)
 			continue

@@ -142,30 +142,23 @@ func (h *header) openBlock(k *sealer, n *nonce, i int, dst, sealed []byte) bool 
 	return err == nil
 }
 
-// intact reports whether the whole payload matches its checksums or tags.
-func (h *header) intact(k *sealer, payload []byte) bool {
-	for i := range blocks(h.rec.Length) {
-		if !h.intactBlock(k, i, payload[i*BlockSize:min((i+1)*BlockSize, h.rec.Length)]) {
+// open reports whether the whole payload matches its checksums or tags, and decrypts it in place.
+func (h *header) open(k *sealer, payload []byte) bool {
+	if k == nil {
+		return h.checkBlocks(0, payload)
+	}
+	buf := sealBuffers.Get().(*[BlockSize + tagLen]byte)
+	defer sealBuffers.Put(buf)
+	var n nonce
+	for i := range blocks(len(payload)) {
+		block := payload[i*BlockSize : min((i+1)*BlockSize, len(payload))]
+		sealed := buf[:len(block)+tagLen]
+		copy(sealed, block)
+		if !h.openBlock(k, &n, i, block, sealed) {
 			return false
 		}
 	}
 	return true
-}
-
-func (h *header) intactBlock(k *sealer, i int, block []byte) bool {
-	if k == nil {
-		return h.checkBlocks(i, block)
-	}
-	buf := sealBuffers.Get().(*[BlockSize + tagLen]byte)
-	defer sealBuffers.Put(buf)
-	return h.openCopy(k, i, buf[:len(block)], block, buf)
-}
-
-// openCopy decrypts a block to dst, which may be the block, by way of buf.
-func (h *header) openCopy(k *sealer, i int, dst, block []byte, buf *[BlockSize + tagLen]byte) bool {
-	sealed := buf[:len(block)+tagLen]
-	copy(sealed, block)
-	return h.openBlock(k, new(nonce), i, dst, sealed)
 }
 
 // sealTable encrypts a record table, bound to the segment.
