@@ -92,15 +92,13 @@ func (s *Store) read(loc Loc, length int, p []byte, off int64, now bool) error {
 		_, err = g.f.ReadAt(p, loc.off()+int64(loc.gap())+off)
 	}
 	if err == ErrWouldBlock { //nolint:errorlint // never wrapped here, and this is the hot path
-		s.wouldBlock.Add(1)
 		return err
 	}
-	s.reads.Add(1)
 	if !checked {
 		s.checks.Add(1)
 	}
 	if err != nil {
-		return s.readError(loc, err)
+		return readError(loc, err)
 	}
 	if !known {
 		// By number, not by t: the slots may have moved meanwhile, but the numbers never change.
@@ -187,19 +185,12 @@ func (s *Store) readNow(f File, bufs [][]byte, off int64) error {
 }
 
 // readError classifies a failed read.
-func (s *Store) readError(loc Loc, err error) error {
+func readError(loc Loc, err error) error {
 	switch {
-	case err == nil:
-		return nil
 	case errors.Is(err, fs.ErrClosed):
 		return ErrGone
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		err = fmt.Errorf("%w: the file was cut", ErrCorrupt)
-	}
-	if errors.Is(err, ErrCorrupt) {
-		s.corrupt.Add(1)
-	} else {
-		s.readErrors.Add(1)
 	}
 	return fmt.Errorf("segment: read %v: %w", loc, err)
 }

@@ -130,9 +130,8 @@ func (x *scrubber) segment(g *segment) error {
 	return nil
 }
 
-// failed counts a disk error.
+// failed notes a disk error.
 func (x *scrubber) failed(g *segment, err error) error {
-	x.s.readErrors.Add(1)
 	x.errs = append(x.errs, fmt.Errorf("segment: scrub segment %08d: %w", g.id, err))
 	if len(x.errs) >= scrubErrors {
 		return errGiveUp
@@ -172,7 +171,6 @@ func (x *scrubber) run(g *segment, f File, recs []scrubRecord) error {
 				rec, loc = known, makeLoc(g.id, r.off, h.gap)
 			}
 		}
-		x.s.corrupt.Add(1)
 		x.s.o.Logger.Error("cache record is damaged; it is fetched again when it is needed", "where", loc.String(), "bytes", r.size)
 		x.bad(rec, loc)
 	}

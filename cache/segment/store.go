@@ -125,20 +125,16 @@ type Store struct {
 	used      int64 // with the bytes of the append that is under way
 	returned  bool  // used is not in the budget any more
 	closed    bool
-	counts    counts
 
 	recovery Recovery
 
 	noNow atomic.Bool // the file system cannot tell what is in memory
 
-	reads, checks, corrupt, readErrors, wouldBlock, scrubbed atomic.Int64
+	checks, scrubbed atomic.Int64 // reads that checked, and records that a scrub found right: for tests
 
 	sealC  chan struct{}
 	sealer sync.WaitGroup
 }
-
-// counts are since Open.
-type counts struct{ appends, appendErrors, syncErrors, dropped int64 }
 
 // segment is one file.
 type segment struct {
@@ -323,7 +319,6 @@ func (s *Store) append(rec Record, payload []byte, beyond bool) (Loc, error) {
 		s.mu.Lock()
 		if err != nil {
 			s.give(e.end() - e.off)
-			s.counts.appendErrors++
 			err = fmt.Errorf("segment: append %d bytes: %w", e.Length, err)
 		}
 	}
@@ -342,7 +337,6 @@ func (s *Store) append(rec Record, payload []byte, beyond bool) (Loc, error) {
 	g.end = e.end()
 	g.live += size
 	g.liveRecs++
-	s.counts.appends++
 	return makeLoc(g.id, e.off, e.gap), nil
 }
 
@@ -373,7 +367,6 @@ func (s *Store) reserve(rec Record, beyond bool) (g *segment, e entry, err error
 	s.mu.Lock()
 	if err != nil {
 		s.give(grow)
-		s.counts.appendErrors++
 		return nil, entry{}, err
 	}
 	s.nextID++
@@ -563,7 +556,6 @@ func (s *Store) commitSegment(g *segment, retiredOnly bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {
-		s.counts.syncErrors++
 		return err
 	}
 	g.dirSynced = true

@@ -138,8 +138,8 @@ func TestOnDisk(t *testing.T) {
 				t.Fatalf("%v: %v", loc, err)
 			}
 		}
-		if st := s.Stats(); st.Checks != st.Reads || st.Reads != int64(50*(round+1)) {
-			t.Errorf("%d reads had %d checks", st.Reads, st.Checks)
+		if got, want := s.Stats().Checks, int64(50*(round+1)); got != want {
+			t.Errorf("%d reads had %d checks", want, got)
 		}
 	}
 	died := 0
@@ -235,7 +235,7 @@ func TestMaxBytes(t *testing.T) {
 		}
 	}
 	first := fill()
-	if first < 40 || s.Stats().AppendErrors != 0 {
+	if first < 40 {
 		t.Errorf("%d records, %+v", first, s.Stats())
 	}
 	var most SegmentInfo
@@ -541,9 +541,6 @@ func TestFailingDisk(t *testing.T) {
 	if err := s.ReadAt(loc, 1000, make([]byte, 1000), 0); err != nil {
 		t.Error(err)
 	}
-	if st := s.Stats(); st.ReadErrors != 1 || st.SyncErrors != 1 || st.Corrupt != 0 {
-		t.Errorf("%+v", st)
-	}
 	fail("remove")
 	if _, err := s.DropSegment(1, nil); !errors.Is(err, syscall.EIO) {
 		t.Error(err)
@@ -569,9 +566,6 @@ func TestFailingDisk(t *testing.T) {
 	defer mustClose(t, s)
 	if err := s.ReadAt(loc, len(p), make([]byte, 1), 500); !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), "segment 00000002") {
 		t.Error(err)
-	}
-	if st := s.Stats(); st.Corrupt != 1 {
-		t.Errorf("%+v", st)
 	}
 }
 
