@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sort"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -308,4 +309,59 @@ func rebuild(t rapid.TB, list []Member) *catalog.Manifest {
 		t.Fatal(err)
 	}
 	return m
+}
+
+// What archive/tar does not write: the parts of a header, for tars that are wrong.
+
+// paxLen returns the length of the record "LEN KEY=VALUE\n", where LEN counts itself.
+func paxLen(key string, value int) int {
+	n := len(key) + value + 3
+	total := n + len(strconv.Itoa(n))
+	if len(strconv.Itoa(total)) > len(strconv.Itoa(n)) {
+		total++
+	}
+	return total
+}
+
+func appendPax(dst []byte, key, value string) []byte {
+	dst = strconv.AppendInt(dst, int64(paxLen(key, len(value))), 10)
+	dst = append(append(append(dst, ' '), key...), '=')
+	return append(append(dst, value...), '\n')
+}
+
+// appendBlock appends one ustar header block.
+func appendBlock(dst []byte, prefix, base string, typeflag byte, size, mtime int64) []byte {
+	at := len(dst)
+	dst = append(dst, make([]byte, blockSize)...)
+	h := dst[at:]
+	copy(h[0:100], base)
+	copy(h[100:], "0000644\x00")
+	copy(h[108:], "0000000\x00")
+	copy(h[116:], "0000000\x00")
+	octal(h[124:136], size)
+	if mtime < 0 || mtime > ustarOctal {
+		mtime = 0
+	}
+	octal(h[136:148], mtime)
+	h[156] = typeflag
+	copy(h[257:], "ustar\x0000")
+	copy(h[329:], "0000000\x00")
+	copy(h[337:], "0000000\x00")
+	copy(h[345:500], prefix)
+	sum := int64(8 * ' ')
+	for _, c := range h {
+		sum += int64(c)
+	}
+	octal(h[148:155], sum)
+	h[155] = ' '
+	return dst
+}
+
+// octal fills b with v, zero-padded, and a NUL.
+func octal(b []byte, v int64) {
+	for i := len(b) - 2; i >= 0; i-- {
+		b[i] = '0' + byte(v&7)
+		v >>= 3
+	}
+	b[len(b)-1] = 0
 }

@@ -443,12 +443,11 @@ type job struct {
 	size    int64
 	partLen int64
 	left    atomic.Int64 // parts that are not uploaded yet
+	sums    [][]*uint32  // of each part, CRC32C of its pieces in their order
 
 	begin  sync.Once
 	upload objstore.Upload
 	err    error // of begin
-
-	mu sync.Mutex // guards the entries' checksums
 }
 
 // part is a part of an upload.
@@ -465,6 +464,7 @@ type piece struct {
 	e   *entry
 	off int64 // in the file
 	dst []byte
+	sum *uint32
 }
 
 // run builds all missing shards.
@@ -554,6 +554,7 @@ func (k *packer) feed(ctx context.Context) error {
 		j := &job{shard: i, key: k.prefix + shardName(i), entries: k.layout(i), size: size, partLen: k.partLen(size)}
 		parts := int((size + j.partLen - 1) / j.partLen)
 		j.left.Store(int64(parts))
+		j.sums = make([][]*uint32, parts)
 		for n := range parts {
 			if err := k.fill(ctx, j, n); err != nil {
 				return err
@@ -583,8 +584,10 @@ func (k *packer) fill(ctx context.Context, j *job, n int) error {
 		return nil
 	}, func(at int64, e *entry, lo, hi int64) error {
 		pt.left.Add(1)
+		sum := new(uint32)
+		j.sums[n] = append(j.sums[n], sum)
 		select {
-		case k.pieces <- piece{pt, e, lo, pt.buf[at-from : at-from+hi-lo]}:
+		case k.pieces <- piece{pt, e, lo, pt.buf[at-from : at-from+hi-lo], sum}:
 			return nil
 		case <-ctx.Done():
 			return ctx.Err()
@@ -646,17 +649,10 @@ func (k *packer) fetch(ctx context.Context, p piece) error {
 		}
 		return fmt.Errorf("pack: %w", err)
 	}
-	after := p.e.size - p.off - int64(len(p.dst))
-	crc := crc32.Checksum(p.dst, castagnoli)
-	if after > 0 {
-		crc = crcShift(crc, after)
-	}
-	p.pt.j.mu.Lock()
-	p.e.crc ^= crc
-	p.pt.j.mu.Unlock()
+	*p.sum = crc32.Checksum(p.dst, castagnoli)
 	k.report(false, func(s *Progress) {
 		s.Bytes += int64(len(p.dst))
-		if after == 0 {
+		if p.off+int64(len(p.dst)) == p.e.size {
 			s.Files++
 		}
 	})
@@ -753,8 +749,9 @@ func (k *packer) verify(ctx context.Context, j *job, o objstore.Object) error {
 		return err
 	}
 	defer k.give(buf)
-	var crc, sum uint32 // of the member, and of its extent
-	for from := int64(0); from < j.size; from += j.partLen {
+	var sum uint32 // of the extent so far
+	for n, sums := range j.sums {
+		from := int64(n) * j.partLen
 		to := min(from+j.partLen, j.size)
 		if err := k.dst.ReadAt(ctx, o, buf[:to-from], from); err != nil {
 			return fmt.Errorf("pack: read back: %w", err)
@@ -772,21 +769,18 @@ func (k *packer) verify(ctx context.Context, j *job, o objstore.Object) error {
 			}
 			return nil
 		}, func(at int64, e *entry, lo, hi int64) error {
-			for b := buf[at-from:][:hi-lo]; len(b) > 0; {
-				off := lo % catalog.ExtentSize
-				n := min(int64(len(b)), catalog.ExtentSize-off)
+			b := buf[at-from:][:hi-lo]
+			if got, want := crc32.Checksum(b, castagnoli), *sums[0]; got != want {
+				return bad(e, at, fmt.Sprintf("checksum of %d bytes is %08x, want %08x", len(b), got, want))
+			}
+			sums = sums[1:]
+			e.crc = crc32.Update(e.crc, castagnoli, b)
+			for e.size > catalog.ExtentSize && len(b) > 0 {
+				n := min(int64(len(b)), catalog.ExtentSize-lo%catalog.ExtentSize)
 				sum, b = crc32.Update(sum, castagnoli, b[:n]), b[n:]
 				if lo += n; lo == e.size || lo%catalog.ExtentSize == 0 {
-					if e.size > catalog.ExtentSize {
-						e.sums = binary.LittleEndian.AppendUint32(e.sums, sum)
-					}
-					crc, sum = crcShift(crc, off+n)^sum, 0
+					e.sums, sum = binary.LittleEndian.AppendUint32(e.sums, sum), 0
 				}
-			}
-			if hi == e.size && crc != e.crc {
-				return bad(e, e.data, fmt.Sprintf("checksum %08x, want %08x", crc, e.crc))
-			} else if hi == e.size {
-				crc = 0
 			}
 			return nil
 		})

@@ -196,11 +196,11 @@ func (p *plan) fill(shardSize int64, seed uint64) error {
 // entry is one member of a shard that is being written.
 type entry struct {
 	file uint32
-	crc  uint32
-	head int64 // offset of its header
-	data int64 // offset of its bytes
+	crc  uint32 // of its bytes, once it was read back
+	head int64  // offset of its header
+	data int64  // offset of its bytes
 	size int64
-	sums []byte // CRC32C of each extent, little endian, if there are several; once it was read back
+	sums []byte // CRC32C of each extent, little endian, if there are several; as crc
 }
 
 // end returns the offset behind the member and its padding.
@@ -228,7 +228,7 @@ func (p *plan) header(e *entry) []byte {
 	if t := p.m.ModTime(int(e.file)); !t.IsZero() {
 		mtime = t.Unix()
 	}
-	return appendHeader(make([]byte, 0, e.data-e.head), p.tarPath(int(e.file)), e.size, mtime)
+	return tarHeader(p.tarPath(int(e.file)), e.size, mtime)
 }
 
 // visit walks over the bytes [from, to) of a tar. It calls fixed for headers and padding, with their offset in the

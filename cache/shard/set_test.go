@@ -176,7 +176,7 @@ func paxHeader(records ...string) []byte {
 
 func TestForeignRefuses(t *testing.T) {
 	good := makeTar(t, item{name: "a", size: 700}, item{name: "b", size: 1000})
-	member := append(appendHeader(nil, "m", 3, 0), append([]byte("abc"), make([]byte, 509)...)...)
+	member := append(tarHeader("m", 3, 0), append([]byte("abc"), make([]byte, 509)...)...)
 	join := func(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
 	sparse := appendBlock(nil, "", "holes", 'S', 0, 0)
 	copy(sparse[257:], "ustar  \x00")
@@ -202,7 +202,7 @@ func TestForeignRefuses(t *testing.T) {
 		{"GNU sparse", join(member, sparse, make([]byte, 1024)), `"holes" is sparse`},
 		{"PAX sparse 0.1", join(paxHeader("GNU.sparse.map", "0,1", "GNU.sparse.size", "10", "GNU.sparse.numblocks", "1"), member, make([]byte, 1024)), "is sparse"},
 		{"PAX sparse 1.0", join(paxHeader("GNU.sparse.major", "1", "GNU.sparse.minor", "0", "GNU.sparse.name", "holes", "GNU.sparse.realsize", "100"),
-			appendHeader(nil, "m", 515, 0), []byte("1\n0\n3\n"), make([]byte, 506), []byte("abc"), make([]byte, 509), make([]byte, 1024)), `"holes" is sparse`},
+			tarHeader("m", 515, 0), []byte("1\n0\n3\n"), make([]byte, 506), []byte("abc"), make([]byte, 509), make([]byte, 1024)), `"holes" is sparse`},
 		{"PAX size behind the end", join(paxHeader("size", "9223372036854775807"), member), "9223372036854775807 bytes at offset 1536"},
 		{"negative PAX size", join(paxHeader("size", "-1"), member), "no tar header at offset 0"},
 		{"NUL in a PAX name", join(paxHeader("path", "a\x00b"), member), "no tar header at offset 0"},

@@ -25,6 +25,8 @@ const (
 	noTime = math.MinInt64 // stands for an unknown modification time
 )
 
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
 func corrupt(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", catalog.ErrCorrupt, fmt.Sprintf(format, args...))
 }
