@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"errors"
 	"io/fs"
 	"os"
 	"sync"
@@ -133,6 +134,22 @@ func (f *faultFile) Punch(off, n int64) error {
 	}
 	return unix.Fallocate(int(f.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, n)
 }
+
+func (f *faultFile) ReadVAt(bufs [][]byte, off int64) (n int, err error) {
+	for _, b := range bufs {
+		k, err := f.ReadAt(b, off+int64(n))
+		n += k
+		if k < len(b) {
+			return n, err
+		}
+	}
+	return n, nil
+}
+
+func (f *faultFile) ReadNowAt([][]byte, int64) (int, error) { return 0, errors.ErrUnsupported }
+func (f *faultFile) Absent(int64, int64) bool               { return false }
+func (f *faultFile) Fetch(int64, int64)                     {}
+func (f *faultFile) Forget(int64, int64)                    {}
 
 func (f *faultFile) Truncate(size int64) error { return f.file.Truncate(size) }
 func (f *faultFile) Close() error              { return f.file.Close() }

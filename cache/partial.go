@@ -165,7 +165,7 @@ func (s *slots) open(d *disk) (err error) {
 	if s.file, err = d.fs.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600); err != nil {
 		return err
 	}
-	return errors.Join(d.fs.Remove(name), segment.Punch(s.file, 0, slotSize))
+	return errors.Join(d.fs.Remove(name), s.file.Punch(0, slotSize))
 }
 
 // keepGranule puts a granule into its extent's slot, which it gets if it has none, and makes a record of the extent if that was
@@ -279,7 +279,7 @@ func (d *disk) leaveSlot(k extentKey) (freed int64) {
 		return 0
 	}
 	s := &d.writer.slots
-	if err := segment.Punch(s.file, p.at.place, slotSize); err != nil {
+	if err := s.file.Punch(p.at.place, slotSize); err != nil {
 		d.failed("write", err, false)
 	}
 	s.free = append(s.free, p.at.place)

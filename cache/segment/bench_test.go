@@ -249,7 +249,6 @@ func BenchmarkReadNow(b *testing.B) {
 	for b.Loop() {
 		for i, loc := range locs {
 			f := s.segment(loc.Segment()).f.(osFile)
-			f.Scattered()
 			f.Forget(0, 0)
 			if i%2 == 0 {
 				d, err := timed(s.ReadAt, loc)

@@ -237,7 +237,18 @@ func (f *memFile) ReadNowAt(bufs [][]byte, off int64) (int, error) {
 	return n, nil
 }
 
-func (f *memFile) Scattered() {}
+func (f *memFile) ReadVAt(bufs [][]byte, off int64) (n int, err error) {
+	for _, b := range bufs {
+		k, err := f.ReadAt(b, off+int64(n))
+		n += k
+		if k < len(b) {
+			return n, err
+		}
+	}
+	return n, nil
+}
+
+func (f *memFile) Punch(int64, int64) error { return errors.ErrUnsupported }
 
 func (f *memFile) Fetch(int64, int64) {}
 

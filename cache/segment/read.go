@@ -52,9 +52,7 @@ func (s *Store) Fetch(loc Loc, n int) {
 	if g == nil {
 		return
 	}
-	if c, ok := g.f.(pageCache); ok {
-		c.Fetch(loc.off(), int64(loc.gap()+n)) // with the header, for the checksums
-	}
+	g.f.Fetch(loc.off(), int64(loc.gap()+n)) // with the header, for the checksums
 }
 
 func (s *Store) read(loc Loc, length int, p []byte, off int64, now bool) error {
@@ -161,7 +159,7 @@ func (s *Store) readPieces(f File, bufs [][]byte, off int64, now bool) error {
 	for _, b := range bufs {
 		want += len(b)
 	}
-	n, err := readV(f, bufs, off)
+	n, err := f.ReadVAt(bufs, off)
 	if n == want {
 		return nil
 	}

@@ -101,9 +101,6 @@ func (x *scrubber) segment(g *segment) error {
 		return x.failed(g, err)
 	}
 	defer func() { _ = f.Close() }()
-	if c, ok := f.(pageCache); ok {
-		c.Scattered()
-	}
 	for len(todo) > 0 {
 		if err := x.ctx.Err(); err != nil {
 			return err
@@ -197,14 +194,12 @@ func (x *scrubber) what(g *segment, r scrubRecord) (loc Loc, ok bool) {
 // quick, or the processor busy, the bytes may even come in time: so a range of which nothing is in memory is not requested.
 func (x *scrubber) fill(f File, buf []byte, off int64) (n int, err error) {
 	const page = 4096 // only whole pages can be forgotten
-	r, ok := f.(nowReader)
-	c, can := f.(pageCache)
 	for n < len(buf) {
 		at := off + int64(n)
 		step := buf[n:min(int64(len(buf)), alignUp(at+1, scrubStep)-off)]
 		k := 0
-		if ok && !x.s.noNow.Load() && (!can || !c.Absent(at, int64(len(step)))) {
-			k, err = r.ReadNowAt([][]byte{step}, at)
+		if !x.s.noNow.Load() && !f.Absent(at, int64(len(step))) {
+			k, err = f.ReadNowAt([][]byte{step}, at)
 			if errors.Is(err, errors.ErrUnsupported) {
 				x.s.noNow.Store(true)
 			} else if err != nil && !errors.Is(err, ErrWouldBlock) {
@@ -216,9 +211,9 @@ func (x *scrubber) fill(f File, buf []byte, off int64) (n int, err error) {
 			}
 		}
 		m, err := f.ReadAt(step[k:], at+int64(k))
-		if can && ok && !x.s.noNow.Load() {
+		if !x.s.noNow.Load() {
 			from := (at + int64(k)) &^ (page - 1)
-			c.Forget(from, alignUp(at+int64(len(step)), page)-from)
+			f.Forget(from, alignUp(at+int64(len(step)), page)-from)
 		}
 		n += k + m
 		if errors.Is(err, io.EOF) {

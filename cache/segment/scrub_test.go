@@ -277,7 +277,6 @@ func TestReadNowOnDisk(t *testing.T) {
 		t.Error(err)
 	}
 	// A scrub leaves the page cache as it is.
-	f.Scattered()
 	var before, after int
 	for try := 0; ; try++ {
 		f.Forget(0, 0)

@@ -11,6 +11,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/shoalfs/shoal/internal/durable"
 )
 
 // Rotating is a file to which lines are appended, and that is rotated when it is full: FILE becomes FILE.1, that
@@ -149,11 +151,7 @@ func Shift(path string, keep int) error {
 			return err
 		}
 	}
-	d, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return durable.SyncDir(filepath.Dir(path))
 }
 
 // Close closes the file.

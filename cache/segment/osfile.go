@@ -8,7 +8,41 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/shoalfs/shoal/internal/durable"
 )
+
+// OS is the operating system's file system.
+var OS FS = osFS{}
+
+type osFS struct{}
+
+func (osFS) OpenFile(name string, flag int, perm fs.FileMode) (File, error) {
+	f, err := os.OpenFile(name, flag, perm)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	// Reads are random: the kernel is not to read ahead.
+	_ = raw.Control(func(fd uintptr) { _ = unix.Fadvise(int(fd), 0, 0, unix.FADV_RANDOM) })
+	return osFile{f, raw}, nil
+}
+
+func (osFS) ReadDir(name string) ([]string, error) {
+	entries, err := os.ReadDir(name)
+	names := make([]string, len(entries))
+	for i, e := range entries {
+		names[i] = e.Name()
+	}
+	return names, err
+}
+
+func (osFS) MkdirAll(name string, perm fs.FileMode) error { return os.MkdirAll(name, perm) }
+func (osFS) Remove(name string) error                     { return os.Remove(name) }
+func (osFS) SyncDir(name string) error                    { return durable.SyncDir(name) }
 
 // osFile is a file of the operating system. Reads into several buffers use the descriptor by Control of its RawConn:
 // like ReadAt, and unlike Fd, that keeps the descriptor open until they end, and, unlike Read of the RawConn, it
@@ -16,16 +50,6 @@ import (
 type osFile struct {
 	*os.File
 	raw syscall.RawConn
-}
-
-func newOSFile(f *os.File) (File, error) {
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	file := osFile{f, raw}
-	file.Scattered()
-	return file, nil
 }
 
 // vectorRead is one preadv2; it is kept with its closure, so that a read allocates nothing.
@@ -108,17 +132,18 @@ func (f osFile) ReadNowAt(bufs [][]byte, off int64) (int, error) {
 	return 0, err
 }
 
-// Scattered tells the kernel that reads are random, so that it does not read ahead.
-func (f osFile) Scattered() {
-	_ = f.raw.Control(func(fd uintptr) { _ = unix.Fadvise(int(fd), 0, 0, unix.FADV_RANDOM) })
+func (f osFile) Size() (int64, error) {
+	st, err := f.Stat()
+	if err != nil {
+		return 0, err
+	}
+	return st.Size(), nil
 }
 
-// Fetch starts to read a range into the page cache.
 func (f osFile) Fetch(off, n int64) {
 	_ = f.raw.Control(func(fd uintptr) { _ = unix.Fadvise(int(fd), off, n, unix.FADV_WILLNEED) })
 }
 
-// Absent tells whether nothing of a range is in the page cache; false if the kernel cannot tell (before Linux 6.5).
 func (f osFile) Absent(off, n int64) (absent bool) {
 	_ = f.raw.Control(func(fd uintptr) {
 		var s unix.Cachestat_t
@@ -128,7 +153,6 @@ func (f osFile) Absent(off, n int64) (absent bool) {
 	return absent
 }
 
-// Punch gives the space of a range back to the file system.
 func (f osFile) Punch(off, n int64) (err error) {
 	if failed := f.raw.Control(func(fd uintptr) {
 		err = unix.Fallocate(int(fd), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, n)
@@ -138,7 +162,6 @@ func (f osFile) Punch(off, n int64) (err error) {
 	return err
 }
 
-// Forget drops a range from the page cache.
 func (f osFile) Forget(off, n int64) {
 	_ = f.raw.Control(func(fd uintptr) { _ = unix.Fadvise(int(fd), off, n, unix.FADV_DONTNEED) })
 }
