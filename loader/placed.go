@@ -20,20 +20,17 @@ type Owned interface {
 	// Source names the dataset in all versions, equally on all nodes.
 	Source() [16]byte
 	// Units returns what of the dataset has one owner, and holds the sample, or its beginning (owner.Placement.Owners).
-	Units(version int) func(sample int) uint64
+	Units() func(sample int) uint64
 }
 
 // unitsOf returns the units of a dataset's samples.
-func unitsOf(ds Dataset) (source [16]byte, units func(version int) func(sample int) uint64, err error) {
+func unitsOf(ds Dataset) (source [16]byte, unit func(sample int) uint64, err error) {
 	switch ds := ds.(type) {
 	case *Packed: // by the longest document
-		source, units, err = unitsOf(ds.base)
-		return source, func(version int) func(row int) uint64 {
-			unit := units(version)
-			return func(row int) uint64 { return unit(int(ds.Documents(row)[0])) }
-		}, err
+		source, unit, err = unitsOf(ds.base)
+		return source, func(row int) uint64 { return unit(int(ds.Documents(row)[0])) }, err
 	case Owned:
-		return ds.Source(), ds.Units, nil
+		return ds.Source(), ds.Units(), nil
 	}
 	return source, nil, errors.New("placement: this server's dataset has no owners: open without a placement")
 }
@@ -70,7 +67,7 @@ func (p *placement) name() string {
 
 // place gives the session's placement its owners: those of another session of the same samples and placement, or new ones.
 func (s *Server) place(sp *spec) error {
-	source, units, err := unitsOf(sp.ds)
+	source, unit, err := unitsOf(sp.ds)
 	if err != nil {
 		return coded(codes.InvalidArgument, err)
 	}
@@ -82,7 +79,7 @@ func (s *Server) place(sp *spec) error {
 			return nil
 		}
 	}
-	sp.placement.owner = sp.placement.Owners(source, sp.ds.Len(), units)
+	sp.placement.owner = sp.placement.Owners(source, unit)
 	return nil
 }
 
@@ -195,14 +192,14 @@ func (v service) Owners(r *feedpb.OwnersRequest, to feedpb.Feed_OwnersServer) er
 	if err != nil {
 		return toStatus(coded(codes.InvalidArgument, err))
 	}
-	source, units, err := unitsOf(ds)
+	source, unit, err := unitsOf(ds)
 	if err == nil && p.Nodes() > math.MaxUint16 {
 		err = fmt.Errorf("placement of %d nodes, more than %d", p.Nodes(), math.MaxUint16)
 	}
 	if err != nil {
 		return toStatus(coded(codes.InvalidArgument, err))
 	}
-	owner := p.Owners(source, ds.Len(), units)
+	owner := p.Owners(source, unit)
 	part := &feedpb.OwnersPart{Dataset: ds.Version()}
 	for sample := range ds.Len() {
 		of := owner(sample)

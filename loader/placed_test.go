@@ -241,7 +241,7 @@ func TestOwners(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	owners := p.Owners(r.ds.Source(), r.ds.Len(), r.ds.Units)
+	owners := p.Owners(r.ds.Source(), r.ds.Units())
 	if len(all) != 2*r.ds.Len() {
 		t.Fatalf("%d bytes for %d samples", len(all), r.ds.Len())
 	}

@@ -20,19 +20,13 @@ func TestGoldenBuckets(t *testing.T) {
 	}
 }
 
-// A placement of version 1 has an owner for each unit, and one of version 2 for each bucket.
+// In a placement each bucket has an owner.
 func TestPlacedOwners(t *testing.T) {
-	weights := []uint32{1, 2, 3, 1 << 20, 1 << 21}
-	of := New(source, emulate(t, 1, weights, 1).nodes)
-	const n = 1000
-	for version, want := range map[int]func(unit uint64) int{1: of.Of, 2: func(unit uint64) int { return of.Of(uint64(Bucket(unit))) }} {
-		owners := emulate(t, version, weights, 1).Owners(source, n, func(v int) func(i int) uint64 {
-			return func(i int) uint64 { return FileUnit(source, i*v) }
-		})
-		for i := range n {
-			if got, want := owners(i), want(FileUnit(source, i*version)); got != want {
-				t.Fatalf("version %d: node %d owns unit %d, want %d", version, got, i, want)
-			}
+	p := emulate(t, []uint32{1, 2, 3, 1 << 20, 1 << 21}, 1)
+	of, owners := New(source, p.nodes), p.Owners(source, fileUnit)
+	for i := range 1000 {
+		if got, want := owners(i), of.Of(uint64(Bucket(fileUnit(i)))); got != want {
+			t.Fatalf("node %d owns unit %d, want %d", got, i, want)
 		}
 	}
 }
@@ -64,17 +58,16 @@ func TestOwns(t *testing.T) {
 	}
 }
 
-// A table is the same whether it was made anew or has followed changes, of which it was asked for some units.
+// A table is the same whether it was made anew or has followed changes, of which it was asked for some.
 func TestTableFollows(t *testing.T) {
-	unit := func(i int) uint64 { return FileUnit(source, i) }
-	const n = 301
+	const n = 301 // of the buckets
 	rapid.Check(t, func(t *rapid.T) {
 		nodes := drawNodes(t)
-		table := NewTable(New(source, nodes), n, unit)
+		table := NewTable(New(source, nodes))
 		for range rapid.IntRange(1, 6).Draw(t, "changes") {
 			for range rapid.IntRange(0, 2*n).Draw(t, "asked") {
 				i := rapid.IntRange(0, n-1).Draw(t, "unit")
-				if got, want := table.Of(i), table.o.Of(unit(i)); got != want {
+				if got, want := table.Of(i), table.o.Of(uint64(i)); got != want {
 					t.Fatalf("%d: node %d, want %d", i, got, want)
 				}
 			}
@@ -94,7 +87,7 @@ func TestTableFollows(t *testing.T) {
 			}
 		}
 		for i := range n {
-			if got, want := table.Of(i), table.o.Of(unit(i)); got != want {
+			if got, want := table.Of(i), table.o.Of(uint64(i)); got != want {
 				t.Fatalf("%d: node %d, want %d", i, got, want)
 			}
 		}
@@ -114,7 +107,7 @@ func BenchmarkOwned(b *testing.B) {
 				o.Owned(n / 2)
 			}
 		})
-		table := NewBuckets(o)
+		table := NewTable(o)
 		for i := range Buckets {
 			table.Of(i)
 		}

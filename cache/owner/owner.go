@@ -130,11 +130,6 @@ const Buckets = 1 << 20
 // Bucket returns the part of a unit, which is any number that names it.
 func Bucket(unit uint64) int { return int(mix(unit) >> 44) }
 
-// FileUnit is the unit of an extent of a file that is an object of its own, in placements of version 1.
-func FileUnit(pathHash [16]byte, extent int) uint64 {
-	return binary.LittleEndian.Uint64(pathHash[:]) ^ mix(binary.LittleEndian.Uint64(pathHash[8:])+uint64(extent))
-}
-
 // ShardUnits returns the units of a shard's runs, each of which has one owner, so that files next to each other can be fetched by one
 // request.
 func ShardUnits(shardKey string) func(run int64) uint64 {

@@ -13,11 +13,12 @@ import (
 
 // Placement says on which nodes the ranks of a job run. All ranks agree on it: which of them reads a sample follows from it.
 type Placement struct {
-	v     int // of its text
 	nodes []Node
 	node  []int   // by rank
 	ranks [][]int // by node, ascending
 }
+
+const placementVersion = 2
 
 // placement is the text of a Placement.
 type placement struct {
@@ -32,7 +33,7 @@ type placementNode struct {
 }
 
 // ParsePlacement reads {"v":2,"nodes":[{"id":"…","weight":102400},…],"ranks":[0,0,1,…]}: the index of each rank's node.
-// In version 1 each unit has an owner, and in version 2 each bucket, as in a cluster. A job goes on with the version that it began with.
+// Each bucket of units has an owner, as in a cluster. Version 1, which no release wrote, had one for each unit.
 func ParsePlacement(text string) (*Placement, error) {
 	var v placement
 	d := json.NewDecoder(bytes.NewReader([]byte(text)))
@@ -44,12 +45,12 @@ func ParsePlacement(text string) (*Placement, error) {
 		return nil, errors.New("placement: trailing data after the JSON object")
 	}
 	switch {
-	case v.V != 1 && v.V != 2:
-		return nil, fmt.Errorf("placement: format version %d, this program reads versions 1 and 2", v.V)
+	case v.V != placementVersion:
+		return nil, fmt.Errorf("placement: format version %d, this program reads version %d (make a new one with shoal.placement)", v.V, placementVersion)
 	case len(v.Nodes) == 0 || len(v.Ranks) == 0:
 		return nil, fmt.Errorf("placement: %d nodes and %d ranks: it needs one of each", len(v.Nodes), len(v.Ranks))
 	}
-	p := &Placement{v: v.V}
+	p := &Placement{}
 	for _, n := range v.Nodes {
 		if n.ID == "" || n.Weight == 0 {
 			return nil, fmt.Errorf("placement: node %q of weight %d: each node needs an id and a weight", n.ID, n.Weight)
@@ -79,7 +80,7 @@ func ParsePlacement(text string) (*Placement, error) {
 
 // String returns the canonical text.
 func (p *Placement) String() string {
-	v := placement{V: p.v, Ranks: p.node}
+	v := placement{V: placementVersion, Ranks: p.node}
 	for _, n := range p.nodes {
 		v.Nodes = append(v.Nodes, placementNode(n))
 	}
@@ -105,14 +106,9 @@ func (p *Placement) Home(rank int) string { return p.nodes[p.node[rank]].ID }
 // Nodes returns the number of nodes.
 func (p *Placement) Nodes() int { return len(p.nodes) }
 
-// Owners returns who owns each of a source's units 0..n-1, by its index in Deal. units returns their names, as they are in the
-// placement's version.
-func (p *Placement) Owners(source [16]byte, n int, units func(version int) func(i int) uint64) func(i int) int {
-	o, unit := New(source, p.nodes), units(p.v)
-	if p.v == 1 {
-		return NewTable(o, n, unit).Of
-	}
-	t := NewBuckets(o)
+// Owners returns who owns each of a source's units, by its index in Deal. unit returns their names.
+func (p *Placement) Owners(source [16]byte, unit func(i int) uint64) func(i int) int {
+	t := NewTable(New(source, p.nodes))
 	return func(i int) int { return t.Of(Bucket(unit(i))) }
 }
 

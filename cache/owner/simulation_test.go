@@ -29,14 +29,14 @@ func TestSimulation(t *testing.T) {
 	}
 	joined, share := nodes[1000], float64(nodes[1000].Weight)/weight
 	weight -= float64(joined.Weight)
-	unit := func(i int) int { return Bucket(FileUnit(source, i)) }
+	unit := func(i int) int { return Bucket(fileUnit(i)) }
 	size := func(i int) int64 { return 16<<10 + int64(mix(^uint64(i))%(256<<10)) } // photographs: 16 to 272 KiB
 
 	// The table grows by what is reserved for it, and nothing else.
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	owners := New(source, nodes[:1000])
-	table := NewBuckets(owners)
+	table := NewTable(owners)
 	runtime.ReadMemStats(&after)
 	memory := after.TotalAlloc - before.TotalAlloc
 

@@ -2,28 +2,20 @@ package owner
 
 import "sync/atomic"
 
-// Table remembers the owners of the units 0..n-1, which it finds when they are first asked for. It takes 4 bytes a unit, and is safe
-// for concurrent use.
+// Table remembers the owners of the buckets, which it finds when they are first asked for. It takes 4 MiB, and is safe for concurrent
+// use.
 type Table struct {
 	o    *Owners
-	unit func(i int) uint64
-	cell []atomic.Uint32 // 1 more than the owner; 0: not known yet
+	cell [Buckets]atomic.Uint32 // 1 more than the owner; 0: not known yet
 }
 
-// NewTable returns the owners of units.
-func NewTable(o *Owners, n int, unit func(i int) uint64) *Table {
-	return &Table{o: o, unit: unit, cell: make([]atomic.Uint32, n)}
-}
+// NewTable returns the owners of all buckets.
+func NewTable(o *Owners) *Table { return &Table{o: o} }
 
-// NewBuckets returns the owners of all buckets.
-func NewBuckets(o *Owners) *Table {
-	return NewTable(o, Buckets, func(i int) uint64 { return uint64(i) })
-}
-
-// Next returns the table of the same units with other owners. What t knows of them it knows, too, unless the owner has gone or become
-// lighter: each of these units costs a contest with the nodes that have come or become heavier.
+// Next returns the table with other owners. What t knows it knows, too, unless the owner has gone or become lighter: each of these
+// buckets costs a contest with the nodes that have come or become heavier.
 func (t *Table) Next(o *Owners) *Table {
-	next := NewTable(o, len(t.cell), t.unit)
+	next := NewTable(o)
 	at, stay, rivals := make(map[string]int, len(t.o.nodes)), make([]int, len(t.o.nodes)), []int(nil)
 	for i, n := range t.o.nodes {
 		at[n.ID], stay[i] = i, -1
@@ -46,19 +38,19 @@ func (t *Table) Next(o *Owners) *Table {
 			continue
 		}
 		if of = stay[of]; len(rivals) > 0 {
-			of = o.contest(t.unit(i), of, rivals, false)
+			of = o.contest(uint64(i), of, rivals, false)
 		}
 		next.cell[i].Store(uint32(of + 1))
 	}
 	return next
 }
 
-// Of returns the index of the owner, -1 if there is none.
+// Of returns the index of a bucket's owner, -1 if there is none.
 func (t *Table) Of(i int) int {
 	if known := t.cell[i].Load(); known > 0 {
 		return int(known) - 1
 	}
-	of := t.o.Of(t.unit(i))
+	of := t.o.Of(uint64(i))
 	t.cell[i].Store(uint32(of + 1))
 	return of
 }

@@ -200,7 +200,7 @@ func (s *sharing) follow(view cluster.View) {
 		if i := slices.IndexFunc(known, far.same); i >= 0 {
 			far.table = known[i].table
 		} else {
-			far.table = owner.NewBuckets(s.owners(far.nodes))
+			far.table = owner.NewTable(s.owners(far.nodes))
 		}
 	}
 	if m.same(before) {
@@ -214,10 +214,10 @@ func (s *sharing) follow(view cluster.View) {
 		m.former.former = nil
 	case m.self >= 0 && s.e.cur.Load() == nil: // this node has just come
 		m.former = m.others()
-		m.former.table = owner.NewBuckets(s.owners(m.former.nodes))
+		m.former.table = owner.NewTable(s.owners(m.former.nodes))
 	}
 	owners := s.owners(m.nodes)
-	if m.table = owner.NewBuckets(owners); m.former != nil {
+	if m.table = owner.NewTable(owners); m.former != nil {
 		m.table = m.former.table.Next(owners)
 	}
 	s.now.Store(m)

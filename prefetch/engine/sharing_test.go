@@ -14,7 +14,7 @@ func TestFormerOwnerHasLeft(t *testing.T) {
 		return cluster.Node{ID: id, Instance: id, Weight: 1, Open: []string{dataset}}
 	}
 	former := &members{self: -1, nodes: []cluster.Node{node("a"), node("b")}}
-	former.table = owner.NewBuckets(owner.New([16]byte{1}, []owner.Node{{ID: "a", Weight: 1}, {ID: "b", Weight: 1}}))
+	former.table = owner.NewTable(owner.New([16]byte{1}, []owner.Node{{ID: "a", Weight: 1}, {ID: "b", Weight: 1}}))
 	s := &sharing{unit: func(file, _ int) uint64 { return uint64(file) << 44 }}
 	asked := func(m *members) (n [2]int) {
 		for file := range 100 {

@@ -28,11 +28,8 @@ func units(m *catalog.Manifest, l *catalog.Layout) func(file, extent int) uint64
 // Source names the dataset for owners, in all its versions.
 func (d *Dataset) Source() [16]byte { return d.e.dataset }
 
-// Units returns the units of the samples' first extents, as placements of a version name them.
-func (d *Dataset) Units(version int) func(sample int) uint64 {
-	m, unit := d.v.manifest, units(d.v.manifest, d.v.layout)
-	if version == 1 && d.v.layout == nil {
-		unit = func(file, extent int) uint64 { return owner.FileUnit(m.PathHash(file), extent) }
-	}
+// Units returns the units of the samples' first extents.
+func (d *Dataset) Units() func(sample int) uint64 {
+	unit := units(d.v.manifest, d.v.layout)
 	return func(sample int) uint64 { return unit(d.v.samples.File(sample), 0) }
 }

@@ -9,7 +9,6 @@ import (
 
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/cachedir"
-	"github.com/shoalfs/shoal/cache/owner"
 	"github.com/shoalfs/shoal/cache/segment"
 )
 
@@ -39,12 +38,9 @@ func TestUnitsOfFiles(t *testing.T) {
 		if d.Len() != samples {
 			t.Fatalf("%d samples, want %d", d.Len(), samples)
 		}
-		first, unit := d.Units(1), d.Units(2)
+		unit := d.Units()
 		for i := range samples {
 			h := sha256.Sum256([]byte(d.Path(i)))
-			if got, want := first(i), owner.FileUnit([16]byte(h[:16]), 0); got != want {
-				t.Errorf("%s: unit %x in version 1, want %x", d.Path(i), got, want)
-			}
 			id := segment.IDOf([16]byte(h[:16]), d.v.manifest.Size(d.v.samples.File(i)), d.v.manifest.ETag(d.v.samples.File(i)))
 			if got, want := unit(i), id.Uint64(); got != want {
 				t.Errorf("%s: unit %x, want %x", d.Path(i), got, want)
@@ -92,7 +88,7 @@ func TestUnitsOfShards(t *testing.T) {
 			}
 			runs[run] = unit
 		}
-		if want := of(d.v.samples.File(i), 0); d.Units(1)(i) != want || d.Units(2)(i) != want {
+		if want := of(d.v.samples.File(i), 0); d.Units()(i) != want {
 			t.Errorf("sample %d: another unit than its first extent", i)
 		}
 	}

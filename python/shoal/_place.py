@@ -88,9 +88,9 @@ def checked(place: Any) -> Placement:
         ids = [str(node["id"]) for node in place["nodes"]]
         nodes = sorted((dict(id=str(n["id"]), weight=operator.index(n["weight"])) for n in place["nodes"]), key=lambda n: str(n["id"]))
         order = sorted(ids)
-        if place["v"] not in (1, 2) or len(set(ids)) != len(ids) or not ids or min(place["ranks"]) < 0:
+        if place["v"] != 2 or len(set(ids)) != len(ids) or not ids or min(place["ranks"]) < 0:
             raise ValueError
-        return dict(v=place["v"], nodes=nodes, ranks=[order.index(ids[operator.index(r)]) for r in place["ranks"]])
+        return dict(v=2, nodes=nodes, ranks=[order.index(ids[operator.index(r)]) for r in place["ranks"]])
     except (KeyError, IndexError, TypeError, ValueError):
         raise ValueError(f"place={place!r}: it is not a placement; shoal.placement() makes one") from None
 

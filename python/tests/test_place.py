@@ -126,7 +126,7 @@ class Job(unittest.TestCase):
             shoal.Feed(self.alone, BATCH, place="local")
         with self.assertRaisesRegex(TypeError, "shoal.placement"):
             feed(place="near")
-        for bad in ({}, {**PLACE, "v": 3}, {**PLACE, "ranks": []}, {**PLACE, "ranks": [2]}, {**PLACE, "ranks": [-1]}, {**PLACE, "nodes": PLACE["nodes"] * 2}):
+        for bad in ({}, {**PLACE, "v": 1}, {**PLACE, "ranks": []}, {**PLACE, "ranks": [2]}, {**PLACE, "ranks": [-1]}, {**PLACE, "nodes": PLACE["nodes"] * 2}):
             with self.assertRaisesRegex(ValueError, "not a placement"):
                 feed(place=bad)
         with self.assertRaisesRegex(ValueError, "num_replicas=2"):

@@ -311,7 +311,7 @@ func (l *Ledger) Peak() int64 {
 func (d *Dataset) Source() [16]byte { return [16]byte{1} }
 
 // Units implements loader.Owned.
-func (d *Dataset) Units(int) func(i int) uint64 { return func(i int) uint64 { return uint64(i) } }
+func (d *Dataset) Units() func(i int) uint64 { return func(i int) uint64 { return uint64(i) } }
 
 // Placement returns a placement of ranks on nodes n0, n1, …, by the index of each rank's node.
 func Placement(ranks ...int) string {
@@ -320,5 +320,5 @@ func Placement(ranks ...int) string {
 		nodes[i] = fmt.Sprintf(`{"id":"n%d","weight":%d}`, i, 100+i)
 	}
 	list, _ := json.Marshal(ranks) // integers only
-	return fmt.Sprintf(`{"v":1,"nodes":[%s],"ranks":%s}`, strings.Join(nodes, ","), list)
+	return fmt.Sprintf(`{"v":2,"nodes":[%s],"ranks":%s}`, strings.Join(nodes, ","), list)
 }
