@@ -127,10 +127,7 @@ func fsck(ctx context.Context, dir string, key *crypt.Key, o FsckOptions, r *Rep
 			r.note("%s: not a file of shoal (left alone)", path)
 			continue
 		}
-		coded, err := r.coded(c, id, o.Coder)
-		if err != nil {
-			return err
-		}
+		coded := r.coded(c, id, o.Coder)
 		rep, err := segment.Check(path, segment.CheckOptions{Context: ctx, Key: key, Repair: o.Repair, Index: c.Index(id),
 			MaxFindings: maxFindings, Coded: coded, Progress: func(done, _ int64) { o.Progress(before+done, total) }})
 		if err != nil {
@@ -176,15 +173,14 @@ func (r *Report) facts(dir string, c *catalog.Catalog, repair bool) error {
 }
 
 // coded returns what checks a dataset's recoded records, nil if it cannot be checked.
-func (r *Report) coded(c *catalog.Catalog, id [16]byte, coder Coder) (func(payload []byte, size int64) error, error) {
+func (r *Report) coded(c *catalog.Catalog, id [16]byte, coder Coder) func(payload []byte, size int64) error {
 	if coder == nil {
-		return nil, nil //nolint:nilnil // there is nothing to check
+		return nil
 	}
-	tables, err := c.Coding(id)
-	for _, t := range tables {
+	for _, t := range c.Coding(id) {
 		if _, err := coder.Learn(t); err != nil {
 			r.note("%x: recoded files are not checked: %v", id[:4], err)
-			return nil, nil //nolint:nilnil // as above
+			return nil
 		}
 	}
 	var file []byte
@@ -193,7 +189,7 @@ func (r *Report) coded(c *catalog.Catalog, id [16]byte, coder Coder) (func(paylo
 			err = fmt.Errorf("%d bytes were restored of %d", len(file), size)
 		}
 		return err
-	}, err
+	}
 }
 
 // sources checks the manifests and layouts that the catalog names.

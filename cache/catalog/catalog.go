@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/dgraph-io/badger/v4"
 
@@ -50,16 +49,11 @@ type Catalog struct {
 	tables   map[[16]byte]*tables
 }
 
-// Source describes one source.
+// Source names the files of one source.
 type Source struct {
 	Name     string // as given to SetManifest
-	Version  string // of the dataset
-	Manifest string // name of its file
-	Layout   string // version of the layout in shards; "" where each file is an object
-	Prefix   string
-	Files    int
-	Bytes    int64
-	Listed   time.Time // when SetManifest was called
+	Manifest string
+	Layout   string // "" where each file is an object
 }
 
 // Open opens the catalog of a cache folder, which the caller has locked. Facts that are damaged, and their copy, too,
@@ -198,9 +192,7 @@ func (c *Catalog) load(v sourceValue) (_ *Manifest, _ *Layout, err error) {
 func (c *Catalog) SetManifest(source string, m *Manifest, l *Layout, number int64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	v := sourceValue{
-		Version: m.Version(), Prefix: m.prefix, Files: m.files, Bytes: m.bytes, Skipped: m.skipped, Listed: time.Now().UTC(),
-	}
+	v := sourceValue{Version: m.Version(), Prefix: m.prefix, Files: m.files, Bytes: m.bytes, Skipped: m.skipped}
 	if name := m.FileName(); name != v.Version {
 		v.Manifest = name
 	}
@@ -300,10 +292,10 @@ func (c *Catalog) SetNumber(source string, number int64) error {
 	return nil
 }
 
-// Sources returns what the catalog holds, by name.
+// Sources returns the sources that have a manifest, by name.
 func (c *Catalog) Sources() (sources []Source, err error) {
 	err = each(c, sourcePrefix, func(name string, v sourceValue) {
-		sources = append(sources, Source{name, v.Version, v.manifest(), v.Layout, v.Prefix, v.Files, v.Bytes, v.Listed})
+		sources = append(sources, Source{name, v.manifest(), v.Layout})
 	})
 	return sources, err
 }

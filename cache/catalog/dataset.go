@@ -138,27 +138,18 @@ func (c *Catalog) SetCoding(id [16]byte, tables [][]byte) error {
 }
 
 // Coding returns the last value of SetCoding, nil before that, and if both copies are lost.
-func (c *Catalog) Coding(id [16]byte) (tables [][]byte, err error) {
-	var v datasetValue
-	if _, err := c.get(datasetKey(id), &v); err != nil {
-		return nil, fmt.Errorf("catalog: dataset %x: %w", id, err)
-	}
+func (c *Catalog) Coding(id [16]byte) (tables [][]byte) {
 	body, err := c.loadTwice(c.codingPath(id), codingKind)
-	if errors.Is(err, fs.ErrNotExist) && v.Coding != nil {
-		tables, err = v.Coding, c.SetCoding(id, v.Coding)
-	} else if err == nil {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil {
 		err = json.Unmarshal(body, &tables)
 	}
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-	case err != nil:
-		c.log.Error("tables of recoded files cannot be read, or not be moved to their own file", "path", c.codingPath(id), "err", err)
-	case v.Coding != nil:
-		if err := c.changeDataset(id, func(v *datasetValue) { v.Coding = nil }); err != nil {
-			c.log.Warn("the tables of recoded files stay in the facts, too", "err", err)
-		}
+	if err != nil {
+		c.log.Error("tables of recoded files cannot be read", "path", c.codingPath(id), "err", err)
 	}
-	return tables, nil
+	return tables
 }
 
 const codingKind = "coding"

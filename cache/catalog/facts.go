@@ -28,17 +28,16 @@ const (
 )
 
 type sourceValue struct {
-	Version  string    `json:"version"`
-	Manifest string    `json:"manifest,omitempty"` // name of its file, if that is not the version
-	Layout   string    `json:"layout,omitempty"`   // its version
-	Prefix   string    `json:"prefix"`
-	Files    int       `json:"files"`
-	Bytes    int64     `json:"bytes"`
-	Skipped  Skipped   `json:"skipped"`
-	Listed   time.Time `json:"listed"`
-	Stale    bool      `json:"stale,omitempty"`  // it has changed since
-	Number   int64     `json:"number,omitempty"` // of the listing, among those of a cluster; 0: none of a cluster
-	Past     []string  `json:"past,omitempty"`   // the versions before it, the last pastVersions of them
+	Version  string   `json:"version"`
+	Manifest string   `json:"manifest,omitempty"` // name of its file, if that is not the version
+	Layout   string   `json:"layout,omitempty"`   // its version
+	Prefix   string   `json:"prefix"`
+	Files    int      `json:"files"`
+	Bytes    int64    `json:"bytes"`
+	Skipped  Skipped  `json:"skipped"`
+	Stale    bool     `json:"stale,omitempty"`  // it has changed since
+	Number   int64    `json:"number,omitempty"` // of the listing, among those of a cluster; 0: none of a cluster
+	Past     []string `json:"past,omitempty"`   // the versions before it, the last pastVersions of them
 }
 
 const pastVersions = 16
@@ -53,7 +52,6 @@ type datasetValue struct {
 	LastUsed time.Time `json:"last_used"`
 
 	Shuffles json.RawMessage `json:"shuffles,omitempty"`
-	Coding   [][]byte        `json:"coding,omitempty"` // of an older version; now a file of its own
 }
 
 const factsName = "facts"
@@ -126,26 +124,21 @@ func each[T any](c *Catalog, prefix string, f func(name string, v T)) error {
 // change sets keys, or deletes those whose value is nil, atomically and durably. c.mu is held. The killpoints' names
 // begin with what.
 func (c *Catalog) change(what string, values map[string]any) error {
-	old := map[string][]byte{} // to restore if the file cannot be written
-	next := map[string][]byte{}
+	all := map[string]any{}
+	if err := each(c, "", func(key string, v json.RawMessage) { all[key] = v }); err != nil {
+		return err
+	}
 	for key, v := range values {
-		var b json.RawMessage
-		if _, err := c.get(key, &b); err != nil {
-			return err
-		}
-		old[key], next[key] = b, nil
-		if v != nil {
-			var err error
-			if next[key], err = json.Marshal(v); err != nil {
-				return err
-			}
+		if all[key] = v; v == nil {
+			delete(all, key)
 		}
 	}
-	err := c.put(next)
+	body, err := json.Marshal(all)
 	if err == nil {
-		if err = c.saveFacts(what); err != nil {
-			err = errors.Join(err, c.put(old))
-		}
+		err = c.saveTwice(c.factsPath(), factsName, what, body)
+	}
+	if err == nil {
+		err = c.put(values)
 	}
 	return full(err)
 }
@@ -158,13 +151,13 @@ func full(err error) error {
 	return err
 }
 
-func (c *Catalog) put(values map[string][]byte) error {
+func (c *Catalog) put(values map[string]any) error {
 	return c.db.Update(func(txn *badger.Txn) error {
-		for key, b := range values {
-			var err error
-			if b == nil {
+		for key, v := range values {
+			b, err := json.Marshal(v)
+			if v == nil {
 				err = txn.Delete([]byte(key))
-			} else {
+			} else if err == nil {
 				err = txn.Set([]byte(key), b)
 			}
 			if err != nil {
@@ -173,18 +166,6 @@ func (c *Catalog) put(values map[string][]byte) error {
 		}
 		return nil
 	})
-}
-
-func (c *Catalog) saveFacts(what string) error {
-	all := map[string]json.RawMessage{}
-	if err := each(c, "", func(key string, v json.RawMessage) { all[key] = v }); err != nil {
-		return err
-	}
-	body, err := json.Marshal(all)
-	if err != nil {
-		return err
-	}
-	return c.saveTwice(c.factsPath(), factsName, what, body)
 }
 
 func datasetKey(id [16]byte) string { return datasetPrefix + hex.EncodeToString(id[:]) }

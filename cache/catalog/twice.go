@@ -64,7 +64,7 @@ func (c *Catalog) loadTwice(path, kind string) ([]byte, error) {
 		return nil, fmt.Errorf("there is no %s, and its copy: %w", path, bad)
 	case err != nil:
 		return nil, err
-	case bad != nil && !errors.Is(bad, fs.ErrNotExist): // none: of an older version
+	case bad != nil && !errors.Is(bad, fs.ErrNotExist): // none: it could not be written
 		c.mend(path+copySuffix, bad)
 		c.saveCopy(path, kind, kind, body)
 	case !bytes.Equal(body, second):

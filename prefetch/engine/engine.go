@@ -237,9 +237,7 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	if err := e.readQuota(); err != nil {
 		return nil, err
 	}
-	if err := e.learn(); err != nil {
-		return nil, err
-	}
+	e.learn()
 	v, err := e.newView(m, layout, match)
 	if err != nil {
 		return nil, err

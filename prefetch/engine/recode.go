@@ -108,15 +108,13 @@ func (r *recoding) join(mode string) bool {
 }
 
 // learn makes the tables in the catalog known.
-func (e *Engine) learn() (err error) {
+func (e *Engine) learn() {
 	r := &e.recoding
 	r.join(e.cfg.Recode)
 	if r.Coder = e.host.cfg.Coder; r.Coder == nil {
-		return nil
+		return
 	}
-	if r.tables, err = e.catalog.Coding(e.dataset); err != nil {
-		return err
-	}
+	r.tables = e.catalog.Coding(e.dataset)
 	for _, t := range r.tables {
 		encode, err := r.Learn(t)
 		if err != nil {
@@ -125,7 +123,6 @@ func (e *Engine) learn() (err error) {
 		}
 		r.use(encode, t)
 	}
-	return nil
 }
 
 // CountDecoded notes that a feed has decoded so many bytes of samples.
