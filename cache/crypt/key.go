@@ -11,7 +11,6 @@ import (
 	"hash/crc32"
 	"io"
 	"io/fs"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -38,16 +37,8 @@ type Key struct {
 	secret string // ID of the secret that it was opened with
 }
 
-func (*Key) String() string { return hidden }
-
-// GoString implements fmt.GoStringer.
-func (*Key) GoString() string { return hidden }
-
 // Format prevents every verb of package fmt from printing the bytes.
 func (*Key) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, hidden) }
-
-// LogValue implements slog.LogValuer.
-func (*Key) LogValue() slog.Value { return slog.StringValue(hidden) }
 
 // SecretID returns the ID of the secret that the key was opened with.
 func (k *Key) SecretID() string { return k.secret }

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 )
 
@@ -21,18 +20,10 @@ type Secret struct{ b [secretLen]byte }
 
 const hidden = "***"
 
-func (Secret) String() string { return hidden }
-
-// GoString implements fmt.GoStringer.
-func (Secret) GoString() string { return hidden }
-
 // Format prevents every verb of package fmt from printing the bytes.
 func (Secret) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, hidden) }
 
-// LogValue implements slog.LogValuer.
-func (Secret) LogValue() slog.Value { return slog.StringValue(hidden) }
-
-// MarshalText keeps the bytes out of JSON and YAML.
+// MarshalText keeps the bytes out of JSON, YAML and logs.
 func (Secret) MarshalText() ([]byte, error) { return []byte(hidden), nil }
 
 var errSecret = errors.New("not a key: give 32 random bytes, as they are, in hex (64 digits) or in base64 (`head -c 32 /dev/urandom | base64` makes one)")

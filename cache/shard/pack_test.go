@@ -113,7 +113,7 @@ func TestPackModel(t *testing.T) {
 			t.Fatal(err)
 		}
 		set := checkSet(t, s, m)
-		if res.Files != m.Len() || res.Bytes != m.Bytes() || res.Shards != len(set.Shards) || res.Escaped != set.Escaped {
+		if res.Files != m.Len() || res.Bytes != m.Bytes() || res.Shards != len(set.Shards) || res.Escaped != set.summary.Escaped {
 			t.Fatalf("%+v", res)
 		}
 		var size int64

@@ -67,14 +67,9 @@ type Set struct {
 	Shards []objstore.Object
 	// Version is the dataset version of our own set; "" for foreign tars.
 	Version string
-	// Seed and Source are what our own set was packed with.
-	Seed   uint64
-	Source string
 	// Files and Bytes are the totals of our own set; 0 for foreign tars, before they are read.
 	Files int
 	Bytes int64
-	// Escaped counts names that differ in the tars of our own set.
-	Escaped Escaped
 
 	r       objstore.Reader
 	o       OpenOptions
@@ -188,8 +183,7 @@ func (s *Set) openOwn(ctx context.Context, prefix string, data []byte) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", key, err)
 	}
-	s.summary, s.Version, s.Seed, s.Source = sum, sum.Dataset, sum.Seed, sum.Source
-	s.Files, s.Bytes, s.Escaped = sum.Files, sum.Bytes, sum.Escaped
+	s.summary, s.Version, s.Files, s.Bytes = sum, sum.Dataset, sum.Files, sum.Bytes
 	there := make(map[string]objstore.Object, 2*len(sum.Shards))
 	for o, err := range s.r.List(ctx, prefix+"shard-") {
 		if err != nil {
