@@ -159,7 +159,7 @@ func (r *Report) facts(dir string, c *catalog.Catalog, repair bool) error {
 		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		cached, err := filepath.Glob(filepath.Join(dir, "segments", datasetID, number+".seg"))
+		cached, err := fs.Glob(os.DirFS(dir), "segments/"+datasetID+"/"+number+".seg")
 		if err != nil || len(cached) == 0 { // nothing to know yet
 			return err
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"math/rand/v2"
 	"os"
@@ -465,6 +466,37 @@ func TestOneOfTwoIsEnough(t *testing.T) {
 					}
 				}
 			}
+		}
+	}
+}
+
+// TestNamesOfFolders: a cache folder's name is no pattern, which would not be valid, or match another folder.
+func TestNamesOfFolders(t *testing.T) {
+	t.Parallel()
+	base := t.TempDir()
+	foreign := filepath.Join(base, "run1", ".tmp-5")
+	if err := errors.Join(os.Mkdir(filepath.Dir(foreign), 0o700), os.WriteFile(foreign, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"run[1]", "run[", `run\`, "run*"} {
+		dir := filepath.Join(base, name)
+		own := filepath.Join(dir, ".tmp-5")
+		if err := errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(own, nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		_, release, err := catalog.Lock(dir, nil, false)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if err := release(); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Stat(own); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: what a crash left is still there: %v", name, err)
+		}
+		if _, err := os.Stat(foreign); err != nil {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

@@ -70,12 +70,12 @@ func Lock(cacheDir string, secret *crypt.Secret, resetOld bool) (key *crypt.Key,
 		return nil, nil, fmt.Errorf("cache folder: %w", err)
 	}
 	// Temporary files of a FORMAT, left by a crash.
-	stale, err := filepath.Glob(filepath.Join(cacheDir, durable.TempPrefix+"*"))
+	stale, err := fs.Glob(os.DirFS(cacheDir), durable.TempPrefix+"*")
 	if err != nil {
 		return nil, nil, fmt.Errorf("cache folder: %w", err)
 	}
 	for _, name := range stale {
-		if err := os.Remove(name); err != nil {
+		if err := os.Remove(filepath.Join(cacheDir, name)); err != nil {
 			return nil, nil, fmt.Errorf("cache folder: %w", err)
 		}
 	}
