@@ -248,8 +248,6 @@ func (c *Catalog) MarkStale(prefix string, keys []string) error {
 
 // Stale reports whether a source is marked.
 func (c *Catalog) Stale(source string) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	var v sourceValue
 	ok, err := c.get(sourcePrefix+source, &v)
 	return err == nil && ok && v.Stale
@@ -257,8 +255,6 @@ func (c *Catalog) Stale(source string) bool {
 
 // Number returns the number of the source's current version; 0 if it is no cluster's.
 func (c *Catalog) Number(source string) int64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	var v sourceValue
 	if _, err := c.get(sourcePrefix+source, &v); err != nil {
 		return 0
@@ -268,8 +264,6 @@ func (c *Catalog) Number(source string) int64 {
 
 // Had reports whether the source had a version lately, or has it.
 func (c *Catalog) Had(source, version string) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	var v sourceValue
 	ok, err := c.get(sourcePrefix+source, &v)
 	return err == nil && ok && (v.Version == version || slices.Contains(v.Past, version))
