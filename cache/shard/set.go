@@ -49,8 +49,6 @@ func (m *Member) ExtentSum(x int) uint32 {
 
 // OpenOptions configure Open. Zero values mean the defaults.
 type OpenOptions struct {
-	// Parallel is the number of shards whose indexes are read concurrently. Default 16.
-	Parallel int
 	// Memory bounds the indexes that wait for their turn; that of one shard may exceed it. Default 256 MiB.
 	Memory int64
 	// SkipBad leaves out shards that are missing, or whose members cannot be found: the shard or its index is damaged,
@@ -97,8 +95,8 @@ type Report struct {
 }
 
 const (
-	maxExamples     = 16
-	defaultParallel = 16 // 30 ms a GET: some 500 indexes a second
+	maxExamples = 16
+	parallel    = 16 // shards whose indexes are read at once; 30 ms a GET: some 500 a second
 
 	// maxProbe bounds how much of a listing is searched for a first .tar: a million .json files are not a shard set.
 	maxProbe = 10_000
@@ -142,9 +140,6 @@ func IsSet(ctx context.Context, r objstore.Reader, src objstore.Source) (bool, e
 
 // Open lists the shards of src, or reads their manifest. It does not read members.
 func Open(ctx context.Context, r objstore.Reader, src objstore.Source, o OpenOptions) (*Set, error) {
-	if o.Parallel <= 0 {
-		o.Parallel = defaultParallel
-	}
 	if o.Memory <= 0 {
 		o.Memory = 256 << 20
 	}
@@ -329,7 +324,7 @@ func (s *Set) Members(ctx context.Context) iter.Seq2[Member, error] {
 		defer cancel()
 
 		missing := maps.Clone(s.bad) // for the goroutines below
-		n := min(s.o.Parallel, len(s.Shards))
+		n := min(parallel, len(s.Shards))
 		slots := make([]chan loaded, n)
 		for i := range slots {
 			slots[i] = make(chan loaded, 1)
