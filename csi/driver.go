@@ -86,10 +86,10 @@ func New(node, version, dir string, run Runner, held map[string]*daemon.Running)
 			d.stages[path] = &stage{r, map[string]bool{}}
 		}
 	}
-	left, err := filepath.Glob(filepath.Join(dir, "*", "????????????????")) // what Volume.id makes
+	left, err := fs.Glob(os.DirFS(dir), "*/????????????????") // what Volume.id makes
 	for _, path := range left {
 		if stage := filepath.Join(dir, "stages", filepath.Base(path)); d.stages[stage] == nil {
-			err = errors.Join(err, detach(path))
+			err = errors.Join(err, detach(filepath.Join(dir, path)))
 		}
 	}
 	return d, err

@@ -113,7 +113,7 @@ func TestDriver(t *testing.T) {
 	n := 0
 	rapid.Check(t, func(t *rapid.T) {
 		n++
-		dir := filepath.Join(root, fmt.Sprint(n))
+		dir := filepath.Join(root, fmt.Sprintf("[%d", n)) // no pattern
 		if err := os.MkdirAll(filepath.Join(dir, "pods"), 0o755); err != nil {
 			t.Fatal(err)
 		}

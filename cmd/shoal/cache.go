@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -70,9 +71,9 @@ func dirAnd(c *cobra.Command, dir *string, args []string, n int) (string, []stri
 
 // defaultDirs returns the cache directories of mounts without --cache-dir.
 func defaultDirs() ([]string, error) {
-	found, err := filepath.Glob(filepath.Join(cacheBase(), "*", "FORMAT"))
+	found, err := fs.Glob(os.DirFS(cacheBase()), "*/FORMAT")
 	for i := range found {
-		found[i] = filepath.Dir(found[i])
+		found[i] = filepath.Join(cacheBase(), filepath.Dir(found[i]))
 	}
 	if err == nil && len(found) == 0 {
 		err = fmt.Errorf("there is no cache directory under %s (name one: shoal cache ls CACHE-DIR)", cacheBase())

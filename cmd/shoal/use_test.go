@@ -199,3 +199,19 @@ func TestDiskAboveItsLimit(t *testing.T) {
 		}
 	}
 }
+
+// The default cache directories are found in any home.
+func TestDefaultDirs(t *testing.T) {
+	home := filepath.Join(t.TempDir(), "[me")
+	t.Setenv("XDG_CACHE_HOME", home)
+	dir := filepath.Join(home, "shoal", "f0")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "FORMAT"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if found, err := defaultDirs(); err != nil || !slices.Equal(found, []string{dir}) {
+		t.Errorf("%q, %v", found, err)
+	}
+}
