@@ -194,7 +194,7 @@ type countingReader struct {
 	sent *atomic.Int64
 }
 
-func (c countingReader) ReadAt(_ context.Context, o Object, _ []byte, _ int64) error {
+func (c countingReader) ReadSpans(_ context.Context, o Object, _ []Span) error {
 	if c.sent.Add(1)%2 == 1 {
 		return &Error{Op: "read", Key: o.Key, Kind: KindTransient, Err: errors.New("stumbled")}
 	}

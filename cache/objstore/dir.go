@@ -165,13 +165,7 @@ var errNotRegular = errors.New("not a regular file")
 
 // ReadAt implements [Reader].
 func (d *Dir) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {
-	if len(p) == 0 {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		return CheckRange(o, 0, off)
-	}
-	return d.ReadSpans(ctx, o, []Span{{Off: off, P: p}})
+	return ReadAt(ctx, d, o, p, off)
 }
 
 // ReadSpans implements [SpanReader]. Gaps are not read. The version is compared before and after the read, to detect

@@ -187,20 +187,7 @@ func (f *Faulty) Stat(ctx context.Context, key string) (o objstore.Object, err e
 
 // ReadAt implements [objstore.Reader].
 func (f *Faulty) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int64) error {
-	after, err := f.before(ctx, "read", o.Key)
-	switch {
-	case err != nil:
-		return err
-	case after == "truncate":
-		if err := f.Layer.ReadAt(ctx, o, p[:len(p)/2], off); err != nil {
-			return err
-		}
-		return cutShort(o, int64(len(p)))
-	}
-	if err := f.Layer.ReadAt(ctx, o, p, off); err != nil {
-		return err
-	}
-	return afterRead(after, o, p)
+	return objstore.ReadAt(ctx, f, o, p, off)
 }
 
 func cutShort(o objstore.Object, n int64) error {

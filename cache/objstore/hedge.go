@@ -1,6 +1,7 @@
 package objstore
 
 import (
+	"cmp"
 	"context"
 	"math/bits"
 	"sync"
@@ -137,14 +138,14 @@ func quantile(counts *[histSub * histOctaves]uint16, q float64) time.Duration {
 type read struct {
 	h     *Hedger
 	ctx   context.Context
-	n     int64 // bytes of the answer that are kept
-	gross int64 // bytes of the answer
+	o     Object
+	spans []Span
+	n     int64 // bytes of the spans
 	class int
 	start time.Time
 	// overtaken is the count of completed reads at which later reads have overtaken this one: those in flight when it
 	// began, and a quarter more, are done.
 	overtaken int64
-	second    func(ctx context.Context, buf []byte) error
 	cancel    context.CancelFunc // of the first GET
 
 	mu     sync.Mutex
@@ -161,18 +162,29 @@ type read struct {
 	wanted bool               // the caller takes its bytes and returns buf
 }
 
-// do runs first, a GET of n bytes, and hedges it by second, which reads into a buffer of length bytes; take copies
-// that to the destination of first.
-func (h *Hedger) do(ctx context.Context, n, length int64, first func(ctx context.Context) error, second func(ctx context.Context, buf []byte) error, take func(buf []byte)) error {
-	class := classOf(n)
+// ReadAt implements [Reader].
+func (h *Hedger) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {
+	return ReadAt(ctx, h, o, p, off)
+}
+
+// ReadSpans implements [SpanReader].
+func (h *Hedger) ReadSpans(ctx context.Context, o Object, spans []Span) error {
+	if err := CheckSpans(o, spans); err != nil || len(spans) == 0 {
+		return cmp.Or(err, ctx.Err())
+	}
+	gross := SpansLength(spans)
+	r := &read{h: h, ctx: ctx, o: o, spans: spans, class: classOf(gross), start: time.Now()}
+	for _, s := range spans {
+		r.n += int64(len(s.P))
+	}
 	h.mu.Lock()
 	h.tokens = min(h.tokens+hedgeShare, hedgeBurst)
-	h.byteTokens = min(h.byteTokens+hedgeShare*float64(n), hedgeByteBurst)
+	h.byteTokens = min(h.byteTokens+hedgeShare*float64(gross), hedgeByteBurst)
 	h.pause = max(0, h.pause-1)
-	after := h.classes[class].late
+	after := h.classes[r.class].late
 	others := int64(h.inFlight)
 	h.inFlight++
-	r := &read{h: h, ctx: ctx, n: length, gross: n, class: class, start: time.Now(), overtaken: h.completed + others + others/4, second: second}
+	r.overtaken = h.completed + others + others/4
 	h.mu.Unlock()
 
 	fctx := ctx
@@ -183,8 +195,7 @@ func (h *Hedger) do(ctx context.Context, n, length int64, first func(ctx context
 		r.timer = time.AfterFunc(after, r.overdue)
 		r.mu.Unlock()
 	}
-	err := first(fctx)
-	return r.finish(err, take)
+	return r.finish(h.below.ReadSpans(fctx, o, spans))
 }
 
 // overdue decides whether to send the read a second time now, or when to check again.
@@ -220,7 +231,7 @@ func (r *read) overdue() {
 		return
 	}
 	h.tokens--
-	h.byteTokens -= float64(r.gross)
+	h.byteTokens -= float64(SpansLength(r.spans))
 	h.stats.Sent++
 	r.sent, r.buf, r.ended = true, make([]byte, r.n), make(chan struct{})
 	var ctx context.Context
@@ -232,7 +243,7 @@ func (r *read) overdue() {
 // may reports whether a second GET for r may be sent now, and borrows its memory. h.mu is held.
 func (h *Hedger) may(r *read) bool {
 	switch {
-	case h.tokens < 1 || h.byteTokens < float64(r.gross):
+	case h.tokens < 1 || h.byteTokens < float64(SpansLength(r.spans)):
 	case h.pause > 0 || h.classes[r.class].slow || h.completed < r.overtaken:
 	default:
 		return h.m == nil || h.m.Borrow(r.n)
@@ -242,7 +253,12 @@ func (h *Hedger) may(r *read) bool {
 
 // ask sends the second GET.
 func (r *read) ask(ctx context.Context) {
-	err := r.second(ctx, r.buf)
+	own, buf := make([]Span, len(r.spans)), r.buf
+	for i, s := range r.spans {
+		own[i] = Span{Off: s.Off, P: buf[:len(s.P):len(s.P)]}
+		buf = buf[len(s.P):]
+	}
+	err := r.h.below.ReadSpans(ctx, r.o, own)
 	r.stop()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -265,7 +281,7 @@ func (r *read) giveBack() {
 }
 
 // finish takes the first GET's outcome and returns the read's.
-func (r *read) finish(err error, take func(buf []byte)) error {
+func (r *read) finish(err error) error {
 	took := time.Since(r.start)
 	if r.timer != nil {
 		r.timer.Stop()
@@ -291,7 +307,10 @@ func (r *read) finish(err error, take func(buf []byte)) error {
 	if r.wanted {
 		<-r.ended
 		if won = err != nil && r.err == nil; won {
-			take(r.buf)
+			buf := r.buf
+			for _, s := range r.spans {
+				buf = buf[copy(s.P, buf):]
+			}
 			err = nil
 			tell(r.ctx, "hedge won", nil)
 		}
@@ -321,39 +340,4 @@ func (h *Hedger) ended(r *read, took time.Duration, err error, won bool) {
 	if h.wins += winWeight * (win - h.wins); h.wins < fewWins {
 		h.wins, h.pause = fewWins/(1-winWeight), pauseReads // two that lose are the next pause
 	}
-}
-
-// ReadAt implements [Reader].
-func (h *Hedger) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {
-	n := int64(len(p))
-	return h.do(ctx, n, n,
-		func(ctx context.Context) error { return h.below.ReadAt(ctx, o, p, off) },
-		func(ctx context.Context, buf []byte) error { return h.below.ReadAt(ctx, o, buf, off) },
-		func(buf []byte) { copy(p, buf) })
-}
-
-// ReadSpans implements [SpanReader].
-func (h *Hedger) ReadSpans(ctx context.Context, o Object, spans []Span) error {
-	if err := CheckSpans(o, spans); err != nil || len(spans) == 0 {
-		return h.below.ReadSpans(ctx, o, spans)
-	}
-	length := int64(0)
-	for _, s := range spans {
-		length += int64(len(s.P))
-	}
-	return h.do(ctx, SpansLength(spans), length,
-		func(ctx context.Context) error { return h.below.ReadSpans(ctx, o, spans) },
-		func(ctx context.Context, buf []byte) error {
-			own := make([]Span, len(spans))
-			for i, s := range spans {
-				own[i] = Span{Off: s.Off, P: buf[:len(s.P):len(s.P)]}
-				buf = buf[len(s.P):]
-			}
-			return h.below.ReadSpans(ctx, o, own)
-		},
-		func(buf []byte) {
-			for _, s := range spans {
-				buf = buf[copy(s.P, buf):]
-			}
-		})
 }

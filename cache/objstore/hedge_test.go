@@ -36,13 +36,6 @@ func (s *timed) wait(ctx context.Context) error {
 	}
 }
 
-func (s *timed) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int64) error {
-	if err := s.wait(ctx); err != nil {
-		return err
-	}
-	return s.Mem.ReadAt(ctx, o, p, off)
-}
-
 func (s *timed) ReadSpans(ctx context.Context, o objstore.Object, spans []objstore.Span) error {
 	if err := s.wait(ctx); err != nil {
 		return err
@@ -261,11 +254,11 @@ type byKey struct {
 	late *timed
 }
 
-func (b byKey) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int64) error {
+func (b byKey) ReadSpans(ctx context.Context, o objstore.Object, spans []objstore.Span) error {
 	if o.Key == "late" {
-		return b.late.ReadAt(ctx, o, p, off)
+		return b.late.ReadSpans(ctx, o, spans)
 	}
-	return b.timed.ReadAt(ctx, o, p, off)
+	return b.timed.ReadSpans(ctx, o, spans)
 }
 
 // TestHedgeModel: through stalls, failures, cancellations and scarce memory every read returns its own

@@ -172,45 +172,23 @@ func (l *Limiter) leave(p Priority) {
 	}
 }
 
-// ReadAt implements [Reader].
-func (l *Limiter) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {
-	return l.read(ctx, int64(len(p)), func() error { return l.below.ReadAt(ctx, o, p, off) })
-}
-
-// ReadSpans implements [SpanReader].
-func (l *Limiter) ReadSpans(ctx context.Context, o Object, spans []Span) error {
-	return l.read(ctx, SpansLength(spans), func() error { return l.below.ReadSpans(ctx, o, spans) })
-}
-
-// read does f, a read of n bytes, when it has a place.
-func (l *Limiter) read(ctx context.Context, n int64, f func() error) error {
+// request does a request when it has a place.
+func (l *Limiter) request(ctx context.Context, r request, f func(ctx context.Context) error) (err error) {
 	class, _, err := l.wait(ctx)
 	if err != nil {
 		return err
 	}
 	start := time.Now()
-	err = f()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.count()
-	l.learn(n, err)
-	if err == nil {
-		l.ease.read(n, time.Since(start), l.inUse, l.n)
-	}
-	l.leave(class)
-	l.dispatch()
-	return err
-}
-
-// request does a request when it has a place.
-func (l *Limiter) request(ctx context.Context, _ request, f func(ctx context.Context) error) error {
-	class, _, err := l.wait(ctx)
-	if err != nil {
-		return err
-	}
 	defer func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
+		l.count()
+		if r.class == opRead {
+			l.learn(r.bytes, err)
+			if err == nil {
+				l.ease.read(r.bytes, time.Since(start), l.inUse, l.n)
+			}
+		}
 		l.leave(class)
 		l.dispatch()
 	}()

@@ -29,7 +29,7 @@ type gate struct {
 
 func newGate() *gate { return &gate{running: make(map[string]chan error)} }
 
-func (g *gate) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int64) error {
+func (g *gate) ReadSpans(_ context.Context, o objstore.Object, _ []objstore.Span) error {
 	done := make(chan error)
 	g.mu.Lock()
 	g.running[o.Key] = done
@@ -136,7 +136,7 @@ func TestLimitModel(t *testing.T) {
 						r.urgent = new(objstore.Urgency)
 						ctx = objstore.WithUrgency(ctx, r.urgent)
 					}
-					go func() { r.err <- l.ReadAt(ctx, objstore.Object{Key: r.key}, nil, 0) }()
+					go func() { r.err <- l.ReadAt(ctx, objstore.Object{Key: r.key, Size: 1}, make([]byte, 1), 0) }()
 					queues[r.class] = append(queues[r.class], r)
 					settle()
 				case "end":
@@ -250,14 +250,14 @@ type slots struct {
 	slow atomic.Bool // answers SlowDown
 }
 
-func (s *slots) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int64) error {
+func (s *slots) ReadSpans(ctx context.Context, o objstore.Object, spans []objstore.Span) error {
 	s.free <- struct{}{}
 	time.Sleep(10 * time.Millisecond)
 	<-s.free
 	if s.slow.CompareAndSwap(true, false) {
 		return &objstore.Error{Op: "read", Key: o.Key, Kind: objstore.KindTransient, SlowDown: true}
 	}
-	return s.Mem.ReadAt(ctx, o, p, off)
+	return s.Mem.ReadSpans(ctx, o, spans)
 }
 
 // TestLimitAdaptive: the places go to what the store can work on, at a SlowDown to half, and stay where

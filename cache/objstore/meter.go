@@ -21,9 +21,8 @@ type Meter struct {
 	bytes    atomic.Int64
 	written  atomic.Int64
 	slowed   atomic.Int64
-	listed   atomic.Int64
 	latency  Histogram
-	onRead   func(o Object, bytes int64, took time.Duration, err error) // nil for nobody
+	onRead   func(key string, bytes int64, took time.Duration, err error) // nil for nobody
 }
 
 const (
@@ -56,7 +55,6 @@ type MeterStats struct {
 	Reads    int64 `json:"reads"`     // ReadAt and ReadSpans: GET requests of an S3 store
 	Stats    int64 `json:"stats"`     // Stat: HEAD requests
 	Lists    int64 `json:"lists"`     // listings begun, of a tree or a level; each may be many requests
-	Listed   int64 `json:"listed"`    // objects and prefixes listed
 	Bytes    int64 `json:"bytes"`     // of reads without error, the gaps between spans included
 	Puts     int64 `json:"puts"`      // PutNew and an Upload's Part: PUT requests of an S3 store
 	Written  int64 `json:"written"`   // bytes that these stored without error
@@ -88,24 +86,7 @@ func (o Outcomes) Add(p Outcomes) Outcomes {
 
 // OnRead calls f for every finished read, except those that the caller's context ended. It is set before the first
 // read, and called by many goroutines at once.
-func (m *Meter) OnRead(f func(o Object, bytes int64, took time.Duration, err error)) { m.onRead = f }
-
-// read does and counts a read.
-func (m *Meter) read(ctx context.Context, o Object, bytes int64, f func() error) error {
-	m.begin(opRead)
-	start := time.Now()
-	err := f()
-	took := time.Since(start)
-	if err == nil {
-		m.latency.Record(took)
-		m.bytes.Add(bytes)
-	}
-	if m.onRead != nil && (err == nil || ctx.Err() == nil) {
-		m.onRead(o, bytes, took, err)
-	}
-	m.end(ctx, opRead, err)
-	return err
-}
+func (m *Meter) OnRead(f func(key string, bytes int64, took time.Duration, err error)) { m.onRead = f }
 
 // Stats returns the counts.
 func (m *Meter) Stats() MeterStats {
@@ -113,7 +94,6 @@ func (m *Meter) Stats() MeterStats {
 		Reads:     m.requests[opRead].Load(),
 		Stats:     m.requests[opStat].Load(),
 		Lists:     m.requests[opList].Load(),
-		Listed:    m.listed.Load(),
 		Bytes:     m.bytes.Load(),
 		Puts:      m.requests[opPut].Load(),
 		Written:   m.written.Load(),
@@ -174,24 +154,22 @@ func (m *Meter) end(ctx context.Context, op int, err error) {
 	}
 }
 
-// ReadAt implements [Reader].
-func (m *Meter) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {
-	return m.read(ctx, o, int64(len(p)), func() error { return m.below.ReadAt(ctx, o, p, off) })
-}
-
-// ReadSpans implements [SpanReader]: one read of all the bytes from the first span to the last one's end.
-func (m *Meter) ReadSpans(ctx context.Context, o Object, spans []Span) error {
-	if len(spans) == 0 {
-		return m.below.ReadSpans(ctx, o, spans)
-	}
-	return m.read(ctx, o, SpansLength(spans), func() error { return m.below.ReadSpans(ctx, o, spans) })
-}
-
 // request does a request and counts it.
 func (m *Meter) request(ctx context.Context, r request, f func(ctx context.Context) error) error {
 	m.begin(r.class)
+	start := time.Now()
 	err := f(ctx)
-	if r.class == opPut && err == nil {
+	switch {
+	case r.class == opRead:
+		took := time.Since(start)
+		if err == nil {
+			m.latency.Record(took)
+			m.bytes.Add(r.bytes)
+		}
+		if m.onRead != nil && (err == nil || ctx.Err() == nil) {
+			m.onRead(r.key, r.bytes, took, err)
+		}
+	case r.class == opPut && err == nil:
 		m.written.Add(r.bytes)
 	}
 	m.end(ctx, r.class, err)
@@ -219,9 +197,6 @@ func (m *Meter) list(ctx context.Context, seq iter.Seq2[Object, error]) iter.Seq
 		m.begin(opList)
 		defer func() { m.end(ctx, opList, failed) }() // also when the loop's body panics
 		for o, err := range seq {
-			if err == nil {
-				m.listed.Add(1)
-			}
 			failed = err
 			if !yield(o, err) {
 				return

@@ -43,7 +43,7 @@ func TestMeter(t *testing.T) {
 		}
 		s := meter.Stats()
 		want := objstore.MeterStats{
-			Reads: 5, Stats: 2, Lists: 3, Listed: 5, Bytes: 160, Canceled: 1,
+			Reads: 5, Stats: 2, Lists: 3, Bytes: 160, Canceled: 1,
 			Errors: map[string]int64{"temporary failure": 1, "changed": 1, "not found": 1},
 		}
 		for k, n := range want.Errors {
@@ -51,7 +51,7 @@ func TestMeter(t *testing.T) {
 				t.Errorf("%d errors %q, want %d", s.Errors[k], k, n)
 			}
 		}
-		if s.Reads != want.Reads || s.Stats != want.Stats || s.Lists != want.Lists || s.Listed != want.Listed ||
+		if s.Reads != want.Reads || s.Stats != want.Stats || s.Lists != want.Lists ||
 			s.Bytes != want.Bytes || s.Canceled != want.Canceled || s.InFlight != 0 || len(s.Errors) != 3 {
 			t.Errorf("stats %+v\nwant  %+v", s, want)
 		}

@@ -257,26 +257,6 @@ func (a *attempts) admit(ctx context.Context, op string) (err error) {
 // begin restarts the request's time.
 func (a *attempts) begin() { a.n, a.free, a.held, a.start = 0, 0, 0, time.Now() }
 
-// ReadAt implements [Reader].
-func (t *Retrier) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {
-	return t.request(ctx, request{"read", opRead, o.Key, int64(len(p))}, func(ctx context.Context) error {
-		return t.below.ReadAt(ctx, o, p, off)
-	})
-}
-
-// ReadSpans implements [SpanReader]. All spans are read again when one fails.
-func (t *Retrier) ReadSpans(ctx context.Context, o Object, spans []Span) error {
-	if err := CheckSpans(o, spans); err != nil {
-		return err
-	}
-	if len(spans) == 0 {
-		return ctx.Err()
-	}
-	return t.request(ctx, request{"read", opRead, o.Key, SpansLength(spans)}, func(ctx context.Context) error {
-		return t.below.ReadSpans(ctx, o, spans)
-	})
-}
-
 // PutNew implements [Uploader]. A try whose answer was lost may have stored the object, and the next one then finds
 // it; so after a temporary failure an object with the same bytes is a success.
 func (t *Retrier) PutNew(ctx context.Context, key string, data []byte) (o Object, err error) {

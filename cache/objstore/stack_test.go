@@ -19,7 +19,7 @@ func BenchmarkStack(b *testing.B) {
 		{"meter", objstore.NewMeter(m)},
 		{"limit", objstore.Limit(m, 64)},
 		{"retry", objstore.Retry(m, objstore.RetryPolicy{})},
-		{"all", objstore.Retry(objstore.Limit(objstore.NewMeter(m), 64), objstore.RetryPolicy{})},
+		{"all", objstore.Retry(objstore.Limit(objstore.Hedge(objstore.NewMeter(m), nil), 64), objstore.RetryPolicy{})},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			b.ReportAllocs()

@@ -1,6 +1,7 @@
 package objstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -138,6 +139,14 @@ type Upload interface {
 	Complete(ctx context.Context) (Object, error)
 	// Abort discards the parts. It does nothing after Complete succeeded.
 	Abort(ctx context.Context) error
+}
+
+// ReadAt is [ReaderAt] for what reads spans.
+func ReadAt(ctx context.Context, r SpanReader, o Object, p []byte, off int64) error {
+	if len(p) == 0 {
+		return cmp.Or(ctx.Err(), CheckRange(o, 0, off))
+	}
+	return r.ReadSpans(ctx, o, []Span{{Off: off, P: p}})
 }
 
 // ReadSpans reads spans from any store, with one request if possible.

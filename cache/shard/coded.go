@@ -135,10 +135,7 @@ func (t *codedShard) stored(at int64, end bool) (off int64, exact bool) {
 
 // ReadAt implements objstore.Reader.
 func (r *Restorer) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int64) error {
-	if !strings.HasPrefix(o.ETag, codedTag) || len(p) == 0 {
-		return r.Reader.ReadAt(ctx, o, p, off)
-	}
-	return r.ReadSpans(ctx, o, []objstore.Span{{Off: off, P: p}})
+	return objstore.ReadAt(ctx, r, o, p, off)
 }
 
 // ReadSpans implements [objstore.SpanReader]: what is stored is read into the ends of the spans, by one request, and
@@ -151,9 +148,6 @@ func (r *Restorer) ReadSpans(ctx context.Context, o objstore.Object, spans []obj
 // checksums of its files only.
 func (r *Restorer) ReadCoded(ctx context.Context, o objstore.Object, spans []objstore.Span, coded []*int) error {
 	if !strings.HasPrefix(o.ETag, codedTag) {
-		if len(spans) == 1 {
-			return r.Reader.ReadAt(ctx, o, spans[0].P, spans[0].Off)
-		}
 		return objstore.ReadSpans(ctx, r.Reader, o, spans)
 	}
 	if err := objstore.CheckSpans(o, spans); err != nil {

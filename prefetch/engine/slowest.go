@@ -7,8 +7,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/shoalfs/shoal/cache/objstore"
 )
 
 // SlowKey is an object with a slow GET.
@@ -47,7 +45,7 @@ func newSlowest(now func() time.Time) *slowest {
 }
 
 // note records a finished GET; see objstore.Meter.OnRead.
-func (s *slowest) note(o objstore.Object, bytes int64, took time.Duration, err error) {
+func (s *slowest) note(key string, bytes int64, took time.Duration, err error) {
 	now := s.now()
 	if int64(took) <= s.least.Load() && now.UnixNano() < s.until.Load() {
 		return
@@ -55,8 +53,8 @@ func (s *slowest) note(o objstore.Object, bytes int64, took time.Duration, err e
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.turn(now)
-	k := SlowKey{Key: o.Key, Seconds: took.Seconds(), Bytes: bytes, Count: 1, Failed: err != nil, Time: now.UTC()}
-	if i := slices.IndexFunc(s.current, func(c SlowKey) bool { return c.Key == o.Key }); i >= 0 {
+	k := SlowKey{Key: key, Seconds: took.Seconds(), Bytes: bytes, Count: 1, Failed: err != nil, Time: now.UTC()}
+	if i := slices.IndexFunc(s.current, func(c SlowKey) bool { return c.Key == key }); i >= 0 {
 		s.current[i] = slower(s.current[i], k)
 	} else if len(s.current) < slowestKeys {
 		s.current = append(s.current, k)

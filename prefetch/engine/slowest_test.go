@@ -9,8 +9,6 @@ import (
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/shoalfs/shoal/cache/objstore"
 )
 
 // What is told is what a list of all GETs of the period would give.
@@ -23,7 +21,7 @@ func TestSlowestAgainstAllGets(t *testing.T) {
 	longest := map[string]time.Duration{}
 	for range 5000 {
 		key, took := fmt.Sprintf("k%d", rng.IntN(600)), time.Duration(rng.ExpFloat64()*1e8)
-		s.note(objstore.Object{Key: key}, 1, took, nil)
+		s.note(key, 1, took, nil)
 		longest[key] = max(longest[key], took)
 	}
 	var want []float64
@@ -45,7 +43,7 @@ func TestSlowestAgainstAllGets(t *testing.T) {
 func TestSlowestForgets(t *testing.T) {
 	now := time.Unix(1000, 0)
 	s := newSlowest(func() time.Time { return now })
-	get := func(key string, took time.Duration, err error) { s.note(objstore.Object{Key: key}, 5, took, err) }
+	get := func(key string, took time.Duration, err error) { s.note(key, 5, took, err) }
 	get("old", time.Hour, nil)
 	now = now.Add(slowestFor + time.Second)
 	get("new", time.Second, errors.New("broken"))

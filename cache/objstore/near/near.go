@@ -172,24 +172,14 @@ type store struct {
 
 // ReadAt implements [objstore.Reader].
 func (s *store) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int64) error {
-	origin := func() error { return s.Layer.ReadAt(ctx, o, p, off) }
-	if len(p) == 0 || objstore.CheckRange(o, len(p), off) != nil {
-		return origin()
-	}
-	return s.read(ctx, o, []objstore.Span{{Off: off, P: p}}, origin)
+	return objstore.ReadAt(ctx, s, o, p, off)
 }
 
-// ReadSpans implements [objstore.SpanReader].
+// ReadSpans implements [objstore.SpanReader]: it reads what it can from the tier, and the rest from the origin.
 func (s *store) ReadSpans(ctx context.Context, o objstore.Object, spans []objstore.Span) error {
-	origin := func() error { return s.Layer.ReadSpans(ctx, o, spans) }
 	if len(spans) == 0 || objstore.CheckSpans(o, spans) != nil {
-		return origin()
+		return s.Layer.ReadSpans(ctx, o, spans)
 	}
-	return s.read(ctx, o, spans, origin)
-}
-
-// read reads what it can from the tier, and the rest from the origin.
-func (s *store) read(ctx context.Context, o objstore.Object, spans []objstore.Span, origin func() error) error {
 	parts := s.partsOf(o, spans)
 	until := time.Now().Add(moreUnits)
 	var rest []*part
@@ -213,7 +203,7 @@ func (s *store) read(ctx context.Context, o objstore.Object, spans []objstore.Sp
 	case len(rest) == 0:
 		return nil
 	case len(rest) == len(parts):
-		err = origin()
+		err = s.Layer.ReadSpans(ctx, o, spans)
 	default:
 		var missing []objstore.Span
 		for _, q := range rest {

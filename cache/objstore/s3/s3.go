@@ -274,28 +274,13 @@ func weakETag(size int64, mod time.Time) string {
 	return e
 }
 
-// ReadAt implements [objstore.Reader]: one GET, whose body goes straight into p.
+// ReadAt implements [objstore.Reader].
 func (s *Store) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int64) error {
-	if err := objstore.CheckRange(o, len(p), off); err != nil {
-		return err
-	}
-	if err := ctx.Err(); err != nil || len(p) == 0 {
-		return err
-	}
-	body, err := s.get(ctx, o, off, int64(len(p)))
-	if err != nil {
-		return err
-	}
-	defer body.Close()
-	// Reading exactly Content-Length bytes sees the body's end, so the connection is reused.
-	n, err := io.ReadFull(body, p)
-	if err != nil {
-		return shortBody(ctx, o, int64(n), int64(len(p)), err)
-	}
-	return nil
+	return objstore.ReadAt(ctx, s, o, p, off)
 }
 
-// ReadSpans implements [objstore.SpanReader]: one ranged GET; the gaps in its body are dropped.
+// ReadSpans implements [objstore.SpanReader]: one GET, whose body goes straight into the spans; the gaps are dropped.
+// Reading exactly Content-Length bytes sees the body's end, so the connection is reused.
 func (s *Store) ReadSpans(ctx context.Context, o objstore.Object, spans []objstore.Span) error {
 	if err := objstore.CheckSpans(o, spans); err != nil {
 		return err

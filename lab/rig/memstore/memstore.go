@@ -221,14 +221,16 @@ func (m *Mem) Stat(ctx context.Context, key string) (objstore.Object, error) {
 
 // ReadAt implements [objstore.Reader].
 func (m *Mem) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int64) error {
+	return objstore.ReadAt(ctx, m, o, p, off)
+}
+
+// ReadSpans implements [objstore.SpanReader].
+func (m *Mem) ReadSpans(ctx context.Context, o objstore.Object, spans []objstore.Span) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if err := objstore.CheckRange(o, len(p), off); err != nil {
+	if err := objstore.CheckSpans(o, spans); err != nil || len(spans) == 0 {
 		return err
-	}
-	if len(p) == 0 {
-		return nil
 	}
 	m.mu.RLock()
 	cur, ok := m.objects[o.Key]
@@ -239,22 +241,8 @@ func (m *Mem) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int64
 	if cur.ETag != o.ETag || cur.Size != o.Size {
 		return objstore.Changed(o, cur.ETag)
 	}
-	copy(p, cur.data[off:])
-	return nil
-}
-
-// ReadSpans implements [objstore.SpanReader].
-func (m *Mem) ReadSpans(ctx context.Context, o objstore.Object, spans []objstore.Span) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if err := objstore.CheckSpans(o, spans); err != nil {
-		return err
-	}
 	for _, s := range spans {
-		if err := m.ReadAt(ctx, o, s.P, s.Off); err != nil {
-			return err
-		}
+		copy(s.P, cur.data[s.Off:])
 	}
 	return nil
 }
