@@ -103,9 +103,7 @@ func (o *ckptOptions) destination(ctx context.Context, inv *invocation, text str
 	if create {
 		open = stores.Create
 	}
-	so := stores.Options{Store: store}
-	so.S3.Logger = log
-	base, src, err := open(ctx, text, so)
+	base, src, err := open(ctx, text, stores.Options{Store: store, Logger: log})
 	if err != nil {
 		return nil, src, err
 	}

@@ -228,7 +228,7 @@ func packSource(ctx context.Context, base objstore.Store, source objstore.Source
 
 func pack(ctx context.Context, from, to string, fromStore, toStore stores.Options, o shard.PackOptions, re recoding, nearby engine.NearTier) (_ shard.Result, version string, cost engine.Cost, err error) {
 	o.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	fromStore.S3.Logger, toStore.S3.Logger = o.Logger, o.Logger
+	fromStore.Logger, toStore.Logger = o.Logger, o.Logger
 	base, source, err := stores.Open(ctx, from, fromStore)
 	if err != nil {
 		return shard.Result{}, "", cost, err

@@ -65,7 +65,7 @@ continues an unpack that was interrupted, in whatever way. A file that is there 
 
 func unpack(ctx context.Context, from, dir string, o stores.Options) (done shard.Unpacked, _ objstore.Source, err error) {
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	o.S3.Logger = log
+	o.Logger = log
 	base, source, err := stores.Open(ctx, from, o)
 	if err != nil {
 		return done, source, err

@@ -38,7 +38,6 @@ import (
 	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/s3"
 	"github.com/shoalfs/shoal/cache/objstore/stores"
 	"github.com/shoalfs/shoal/cache/shard"
 	"github.com/shoalfs/shoal/internal/trace"
@@ -305,7 +304,7 @@ func (e *Engine) openStores(ctx context.Context, base objstore.Layer) (err error
 
 // storeOptions are the options of every store of the dataset, read or written.
 func (e *Engine) storeOptions() stores.Options {
-	return stores.Options{S3: s3.Config{Logger: e.log}, Store: e.cfg.Store, Getenv: e.cfg.Getenv}
+	return stores.Options{Logger: e.log, Store: e.cfg.Store, Getenv: e.cfg.Getenv}
 }
 
 // remote is a store with all decorators for the dataset's requests.

@@ -90,7 +90,7 @@ func (n NearTier) Open(ctx context.Context, o NearOptions) (*Near, error) {
 	if o.Getenv == nil {
 		o.Getenv = os.Getenv
 	}
-	base, at, err := stores.Open(ctx, n.URL, stores.Options{S3: s3.Config{Logger: o.Log}, Store: objstore.StoreOptions{CurrentOnly: true}, Getenv: n.getenv(o.Getenv)})
+	base, at, err := stores.Open(ctx, n.URL, stores.Options{Logger: o.Log, Store: objstore.StoreOptions{CurrentOnly: true}, Getenv: n.getenv(o.Getenv)})
 	if err != nil {
 		return nil, fmt.Errorf("--near: %w", err)
 	}

@@ -113,7 +113,7 @@ func TestKeysRotate(t *testing.T) {
 			var log synced.Buffer
 			store, _, err := stores.Open(t.Context(), "s3://bucket/", stores.Options{
 				Getenv: func(name string) string { return c.env[name] },
-				S3:     s3.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))},
+				Logger: slog.New(slog.NewTextHandler(&log, nil)),
 			})
 			must(t, err)
 			defer store.(*s3.Store).Close()
@@ -272,7 +272,7 @@ func TestKeysLate(t *testing.T) {
 	env := map[string]string{"AWS_ENDPOINT_URL": endpoint, "AWS_SHARED_CREDENTIALS_FILE": shared}
 	var log synced.Buffer
 	store, _, err := stores.Open(t.Context(), "s3://bucket/", stores.Options{
-		Getenv: func(name string) string { return env[name] }, S3: s3.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))},
+		Getenv: func(name string) string { return env[name] }, Logger: slog.New(slog.NewTextHandler(&log, nil)),
 	})
 	must(t, err)
 	defer store.(*s3.Store).Close()

@@ -4,6 +4,7 @@ package stores
 import (
 	"context"
 	"errors"
+	"log/slog"
 
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/objstore/s3"
@@ -11,12 +12,10 @@ import (
 
 // Options configure [Open]. The zero value takes everything from the AWS environment.
 type Options struct {
-	// S3 configures an S3 source. Its Bucket is set from the source.
-	S3 s3.Config
-	// Store has the options of any store. It overrides S3.Store.
 	Store objstore.StoreOptions
-	// Getenv reads the AWS variables, and HOME for the profile files; nil means [os.Getenv]. It overrides S3.Getenv.
+	// Getenv reads the AWS variables, and HOME for the profile files; nil means [os.Getenv].
 	Getenv func(name string) string
+	Logger *slog.Logger // of what happens to credentials; nil: none
 }
 
 // Open returns the store that text names, without decorators, and the place of the dataset in it. It reads
@@ -59,12 +58,7 @@ func open(ctx context.Context, src objstore.Source, o Options) (objstore.Store, 
 		}
 		return d, src, nil
 	}
-	cfg := o.S3
-	cfg.Bucket, cfg.Store = src.Bucket, o.Store
-	if o.Getenv != nil {
-		cfg.Getenv = o.Getenv
-	}
-	s, err := s3.New(ctx, cfg)
+	s, err := s3.New(ctx, s3.Config{Bucket: src.Bucket, Store: o.Store, Getenv: o.Getenv, Logger: o.Logger})
 	if err != nil {
 		return nil, objstore.Source{}, err
 	}
