@@ -293,14 +293,7 @@ func (t *Retrier) List(ctx context.Context, prefix string) iter.Seq2[Object, err
 // ListAfter implements [Layer].
 func (t *Retrier) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[Object, error] {
 	return func(yield func(Object, error) bool) {
-		c := cursor{last: after}
-		list := func() iter.Seq2[Object, error] {
-			if c.last == "" {
-				return t.below.List(ctx, prefix)
-			}
-			return t.below.ListAfter(ctx, prefix, c.last)
-		}
-		t.resume(ctx, yield, list, func(Object) *cursor { return &c })
+		t.resume(ctx, yield, after, func(last string) iter.Seq2[Object, error] { return t.below.ListAfter(ctx, prefix, last) })
 	}
 }
 
@@ -308,37 +301,37 @@ func (t *Retrier) ListAfter(ctx context.Context, prefix, after string) iter.Seq2
 // already yielded.
 func (t *Retrier) ListLevel(ctx context.Context, prefix string) iter.Seq2[Object, error] {
 	return func(yield func(Object, error) bool) {
-		objects, prefixes := cursor{}, cursor{}
-		t.resume(ctx, yield, func() iter.Seq2[Object, error] { return t.below.ListLevel(ctx, prefix) },
-			func(o Object) *cursor {
-				if o.IsPrefix() {
-					return &prefixes
-				}
-				return &objects
-			})
+		t.resume(ctx, yield, "", func(string) iter.Seq2[Object, error] { return t.below.ListLevel(ctx, prefix) })
 	}
 }
 
-// cursor is the last key that a sequence has yielded.
-type cursor struct{ last string }
+// cursor is how far a sequence has come.
+type cursor struct {
+	last  string // key that was yielded
+	again bool   // it was listed anew, and has not come beyond that key
+}
 
-// resume yields what list yields, and after a temporary failure lists again, without the entries that the cursors
-// mark as yielded. Continuing after the last key would lose objects if the store does not list in key order (as some
-// gateways over a file system), so then it does not continue.
-func (t *Retrier) resume(ctx context.Context, yield func(Object, error) bool, list func() iter.Seq2[Object, error], of func(Object) *cursor) {
+// resume yields what list yields, and after a temporary failure lists again, without the entries that were yielded.
+// Continuing after the last key would lose objects if the store does not list in key order (as some gateways over a
+// file system), so then it does not continue.
+func (t *Retrier) resume(ctx context.Context, yield func(Object, error) bool, after string, list func(last string) iter.Seq2[Object, error]) {
+	objects, prefixes := cursor{last: after}, cursor{}
 	a := attempts{t: t}
 	a.begin()
-	ordered, again := true, false
+	ordered := true
 	for {
 		var failed error
-		for o, err := range list() {
+		for o, err := range list(objects.last) {
 			if err != nil {
 				failed = err
 				break
 			}
-			c := of(o)
+			c := &objects
+			if o.IsPrefix() {
+				c = &prefixes
+			}
 			if c.last != "" && o.Key <= c.last {
-				if again {
+				if c.again {
 					continue
 				}
 				ordered = false
@@ -346,7 +339,7 @@ func (t *Retrier) resume(ctx context.Context, yield func(Object, error) bool, li
 			if !yield(o, nil) {
 				return
 			}
-			c.last = o.Key
+			c.last, c.again = o.Key, false
 			a.begin()
 		}
 		if failed == nil {
@@ -359,6 +352,6 @@ func (t *Retrier) resume(ctx context.Context, yield func(Object, error) bool, li
 			yield(Object{}, failed)
 			return
 		}
-		again = true
+		objects.again, prefixes.again = true, true
 	}
 }
