@@ -81,6 +81,28 @@ func TestListingsEnd(t *testing.T) {
 	}
 }
 
+// TestUploadsEnd: two pages in turn are not listed for ever.
+func TestUploadsEnd(t *testing.T) {
+	n := 0
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if n++; n > 10 {
+			http.Error(w, "too many", http.StatusNotFound)
+			return
+		}
+		_, _ = fmt.Fprintf(w, `<ListMultipartUploadsResult><IsTruncated>true</IsTruncated><NextKeyMarker>k%d</NextKeyMarker><NextUploadIdMarker>i</NextUploadIdMarker>`+
+			`<Upload><Key>k%d</Key><UploadId>i</UploadId><Initiated>2026-01-02T03:04:05.000Z</Initiated></Upload></ListMultipartUploadsResult>`, n%2, n%2)
+	}))
+	defer srv.Close()
+	s, err := New(t.Context(), Config{Endpoint: srv.URL, Bucket: "bucket", AccessKeyID: "id", SecretAccessKey: "key"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if list, err := s.Uploads(t.Context(), ""); err != nil || n != 3 {
+		t.Errorf("%d pages, %v, %v", n, list, err)
+	}
+}
+
 // drip is a body of a byte a second.
 type drip struct{ ctx context.Context }
 

@@ -492,7 +492,7 @@ func (s *Store) AbortUpload(ctx context.Context, key, id string) error {
 
 // Uploads implements [objstore.Uploader].
 func (s *Store) Uploads(ctx context.Context, prefix string) (list []objstore.Unfinished, err error) {
-	keyMarker, idMarker := "", ""
+	keyMarker, idMarker, seen := "", "", pages{}
 	for {
 		g := s.keys.generation()
 		page, err := s.core.ListMultipartUploads(ctx, s.bucket, prefix, keyMarker, idMarker, "", 1000)
@@ -502,10 +502,9 @@ func (s *Store) Uploads(ctx context.Context, prefix string) (list []objstore.Unf
 		for _, u := range page.Uploads {
 			list = append(list, objstore.Unfinished{Key: u.Key, ID: u.UploadID})
 		}
-		next := page.NextKeyMarker != keyMarker || page.NextUploadIDMarker != idMarker
-		if !page.IsTruncated || len(page.Uploads) == 0 || !next {
-			return list, nil
-		}
 		keyMarker, idMarker = page.NextKeyMarker, page.NextUploadIDMarker
+		if !page.IsTruncated || len(page.Uploads) == 0 || seen.once("markers", keyMarker+"\x00"+idMarker) != nil {
+			return list, nil //nolint:nilerr // a store that repeats itself has no more
+		}
 	}
 }
