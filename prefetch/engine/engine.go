@@ -652,6 +652,9 @@ func (e *Engine) ReadAt(ctx context.Context, m *catalog.Manifest, file int, p []
 // WasRead says that a process (0: unknown) has read n bytes of a file from off.
 func (e *Engine) WasRead(m *catalog.Manifest, file int, off, n int64, process uint32) {
 	e.host.runner.Read(e.volumeOf(m), file, off, n, process, e.orders.mounted)
+	if i := e.orders.inference.Load(); i != nil && i.view.manifest == m && i.large(file) {
+		i.read(process, file, n)
+	}
 }
 
 // WillReadRange says what is about to be read, as cache.Volume.WillReadRange does.

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/prefetch/infer"
 	"github.com/shoalfs/shoal/prefetch/order"
 	"github.com/shoalfs/shoal/prefetch/run"
@@ -29,6 +30,8 @@ type inference struct {
 
 	mu    sync.Mutex    // only the goroutine changes said and ahead
 	opens []run.Opening // not handled yet
+	half  []run.Opening // large files of which half was read, likewise
+	part  map[int]int64 // bytes read of each other large file since it was opened
 	said  inferred
 	ahead []*follower // for sequential readers
 
@@ -75,6 +78,9 @@ const maxLooked = 1 << 16
 // maxWaiting bounds the queue of opens: some seconds of them.
 const maxWaiting = 1 << 18
 
+// maxParts bounds the large files of which somebody reads.
+const maxParts = 1 << 12
+
 // maxFruitless bounds the CPU time of searches without a finding. All seeds take some two minutes with AVX-512, and
 // half an hour without.
 const maxFruitless = 40 * time.Minute
@@ -87,6 +93,7 @@ func (r *orders) infer(v *view) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	i := &inference{
+		part:   map[int]int64{},
 		engine: r.engine, view: v, wake: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{}),
 		detector: infer.NewDetector(subsets), sequences: sequencesOf(v), running: map[infer.Depth]*searching{}, found: make(chan result), left: maxFruitless,
 	}
@@ -109,11 +116,41 @@ func (i *inference) close() {
 	<-i.done
 }
 
+// large reports whether a file is one of which somebody may want only ranges.
+func (i *inference) large(file int) bool { return i.view.manifest.Size(file) > cache.ExtentSize }
+
 // opened queues an open. It is called for every one, so the goroutine does the rest.
 func (i *inference) opened(process uint32, file int) {
 	i.mu.Lock()
-	if len(i.opens) < maxWaiting {
-		i.opens = append(i.opens, run.Opening{Process: process, File: file})
+	if i.large(file) {
+		if len(i.part) == maxParts {
+			clear(i.part)
+		}
+		i.part[file] = 0
+	}
+	i.queue(&i.opens, process, file)
+}
+
+// read hears that n bytes of a large file were read.
+func (i *inference) read(process uint32, file int, n int64) {
+	i.mu.Lock()
+	all, reading := i.part[file]
+	switch all += n; {
+	case !reading:
+	case all < i.view.manifest.Size(file)/2:
+		i.part[file] = all
+	default:
+		delete(i.part, file)
+		i.queue(&i.half, process, file)
+		return
+	}
+	i.mu.Unlock()
+}
+
+// queue adds to a queue and unlocks mu, which the caller has locked.
+func (i *inference) queue(q *[]run.Opening, process uint32, file int) {
+	if len(*q) < maxWaiting {
+		*q = append(*q, run.Opening{Process: process, File: file})
 	}
 	i.mu.Unlock()
 	select {
@@ -153,7 +190,8 @@ func (i *inference) run(ctx context.Context) {
 // look passes the opens to the detector.
 func (i *inference) look() {
 	i.mu.Lock()
-	i.looking, i.opens = i.opens, nil
+	half := i.half
+	i.looking, i.opens, i.half = i.opens, nil, nil
 	if len(i.looking) > 0 && i.said.reads == 0 {
 		i.said.since = time.Now()
 	}
@@ -168,12 +206,20 @@ func (i *inference) look() {
 			i.looked = i.looked[:copy(i.looked, i.looked[maxLooked/2:])]
 		}
 		i.looked = append(i.looked, o)
-		followed := i.inSequence(o)
+		followed := false
+		if i.large(o.File) {
+			followed = slices.ContainsFunc(i.ahead, func(a *follower) bool { return a.holds(o.File) })
+		} else {
+			followed = i.inSequence(o)
+		}
 		// A known shuffle gets every open; without one, only opens outside sequences count.
 		sample, numbered := i.view.samples.Sample(o.File)
 		if _, _, locked := i.detector.Finding(); numbered && (locked || !followed) {
 			i.changed(i.detector.Open(infer.Open{Process: o.Process, Sample: uint32(sample)}), 0)
 		}
+	}
+	for _, o := range half {
+		i.inSequence(o)
 	}
 	i.readOn(time.Now())
 }

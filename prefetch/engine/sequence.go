@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/prefetch"
 	"github.com/shoalfs/shoal/prefetch/infer"
 	"github.com/shoalfs/shoal/prefetch/order"
@@ -17,7 +16,8 @@ import (
 // A sequential reader is followed by a stream over the next files. How far it will go is unknown, so the stream's
 // order is a window: it starts with few files, and when the reader comes near its end it is extended by four times as
 // much as was read so far, within bounds. A wrong guess costs the first few files. A reader that starts over repeats
-// the window.
+// the window. Who opens large files in sequence and reads little of each, their indexes or ranges, does not want the
+// next ones whole: such a file counts when half of it has been read.
 
 // sequenceName is the name of such streams in the stats.
 const sequenceName = "sequence"
@@ -43,9 +43,7 @@ type follower struct {
 	least  int       // files ahead of the reader
 	most   int
 	reads  int64 // opens of the mount until it was detected
-	mean   int64 // bytes of a file
-	before int64 // that were read of the dataset until then
-	opened int64 // files of the list, since then
+	head   int   // the end of what its reader has read, in positions of the list
 }
 
 // sequencesOf returns the detector for the lists in which a version's files may be read.
@@ -75,19 +73,18 @@ func (n backwards) Find(file, from int) int {
 	return -1
 }
 
-// inSequence passes an open to the sequence detector, and starts to follow a sequence that it finds. It reports
-// whether the open belongs to one.
+// inSequence passes a file to the sequence detector, and starts to follow a sequence that it finds. It reports whether
+// the file belongs to one.
 func (i *inference) inSequence(o run.Opening) (fits bool) {
 	run, found, fits := i.sequences.Open(o.Process, o.File)
 	followed := false
 	for _, a := range i.ahead {
-		if found && run.List == a.run.List {
-			a.opened++
-			a.spread = max(a.spread, run.Spread)
-			followed = followed || a.skims()
+		if !a.holds(o.File) {
+			continue
 		}
-		if (*a.window.Load()).Find(o.File, 0) >= 0 {
-			a.seen, followed = time.Now(), fits
+		a.seen, followed = time.Now(), fits
+		if found && run.List == a.run.List {
+			a.spread, a.head = max(a.spread, run.Spread), max(a.head, run.Head)
 		}
 	}
 	if found && !followed {
@@ -96,16 +93,19 @@ func (i *inference) inSequence(o run.Opening) (fits bool) {
 	return fits
 }
 
+// holds reports whether a file is in its window.
+func (a *follower) holds(file int) bool { return (*a.window.Load()).Find(file, 0) >= 0 }
+
 // follow starts to read ahead.
 func (i *inference) follow(r infer.Run) {
 	m := i.view.manifest
-	a := &follower{run: r, spread: r.Spread, seen: time.Now(), reads: i.engine.counted.opens.Load(),
-		mean: max(m.Bytes()/int64(m.Len()), 1), before: i.view.volume.Stats().ReadBytes}
+	a := &follower{run: r, spread: r.Spread, head: r.Head, seen: time.Now(), reads: i.engine.counted.opens.Load()}
 	read := make([]run.Opening, len(r.Read)) // workers leave gaps, which are still to be read
 	for j, pos := range r.Read {
 		read[j].File = r.Over.At(pos)
 	}
-	a.least, a.most = int(min(leastAhead/a.mean+1, leastFiles)), int(min(mostAhead/a.mean+1, mostFiles))
+	mean := max(m.Bytes()/int64(m.Len()), 1)
+	a.least, a.most = int(min(leastAhead/mean+1, leastFiles)), int(min(mostAhead/mean+1, mostFiles))
 	window := r.Window(r.Head + a.least*r.World)
 	a.window.Store(&window)
 	o := i.engine.orders.options(sequenceName, i.view, func(epoch int) order.Order {
@@ -150,23 +150,18 @@ func (a *follower) extend() {
 	r := a.run
 	a.stream.Extend(func(at prefetch.Position) order.Locator {
 		ahead := max(min(max(4*at.Consumed, a.least), a.most), 2*a.spread/r.World)
-		if at.Pass > 0 || at.Len-at.Head > ahead/2 || a.skims() {
+		width := r.Last - r.First + 1
+		head := min(at.Head, (a.head-r.From+r.World-1)/r.World*width) // no further than it has read what it opened
+		if at.Pass > 0 || at.Len-head > ahead/2 {
 			return nil
 		}
-		width := r.Last - r.First + 1
-		longer := r.Window(r.From + (at.Head+ahead+width-1)/width*r.World)
+		longer := r.Window(r.From + (head+ahead+width-1)/width*r.World)
 		if longer.Len() <= at.Len {
 			return nil // that is all there is
 		}
 		a.window.Store(&longer)
 		return longer
 	})
-}
-
-// skims reports whether its reader opened large files since it was found and read little of them, their indexes perhaps: it does not
-// want the next ones whole.
-func (a *follower) skims() bool {
-	return a.mean > cache.ExtentSize && 4*(a.stream.Volume.Stats().ReadBytes-a.before) < a.mean*max(a.opened, 1)
 }
 
 // spec returns the order spec of the sequence, "auto" if it has none.

@@ -188,7 +188,7 @@ func TestPlansThatEndedAreForgotten(t *testing.T) {
 	}
 }
 
-// Who opens large files one after another and reads little of each gets few of them ahead; who reads them gets all.
+// Who opens large files one after another and reads little of each gets none of them ahead; who reads them gets all.
 func TestSkimming(t *testing.T) {
 	const files, size = 48, cache.ExtentSize + 1<<20
 	for name, read := range map[string]int{"their beginnings": 4096, "all of them": size} {
@@ -216,6 +216,7 @@ func TestSkimming(t *testing.T) {
 				if _, err := e.ReadAt(t.Context(), m, file, p, 0); err != nil {
 					t.Fatal(err)
 				}
+				e.WasRead(m, file, 0, int64(read), 9)
 				e.Released(m, file)
 				eventually(t, "all to be looked at", func() bool {
 					i.mu.Lock()
@@ -231,8 +232,8 @@ func TestSkimming(t *testing.T) {
 			}
 			if read == size {
 				eventually(t, "all to be fetched", func() bool { return planned() == files })
-			} else if n := planned(); n > files/2 || len(e.Stats().Streams) != 1 {
-				t.Errorf("%d files are fetched, by %d streams", n, len(e.Stats().Streams))
+			} else if n := len(e.Stats().Streams); n > 0 {
+				t.Errorf("%d streams", n)
 			}
 		})
 	}

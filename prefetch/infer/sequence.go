@@ -15,13 +15,16 @@ import (
 // Each list has heads: the places at which a reader may continue. An open continues a head if it lies a step after
 // it: one position, or a stride that a process used several times. Evidence is counted in bits, as for shuffles, and
 // summed by Page's rule (E. S. Page, "Continuous Inspection Schemes", Biometrika 41, 1954): an open that continues a
-// head adds how much less probable that is by chance, any other subtracts a penalty, and the sum is never below 0. At
+// head adds how much less probable that is by chance, any other subtracts a penalty, and the sum is never below [leastBits]. At
 // [wantedSequence] bits there is a run. A false one has odds of 2^-32 per open, and costs some useless fetches, since
-// a follower starts with few files.
+// a follower starts with few files. A file that was opened shortly before is no evidence, rather the contrary: who reads
+// a few files again and again continues some head each time.
 type Sequences struct {
-	lists []*listing
-	pass  *trace   // of all files; a finished pass becomes a list
-	again *listing // the previous pass; nil without one
+	lists  []*listing
+	pass   *trace   // of all files; a finished pass becomes a list
+	again  *listing // the previous pass; nil without one
+	recent []int    // the latest files, in a ring
+	opens  int
 }
 
 // Run is a list being read in sequence.
@@ -45,12 +48,15 @@ func (r Run) Window(to int) order.Locator {
 
 const (
 	wantedSequence = 32
+	leastBits      = -8
 	maxHeads       = 64
 	maxSteps       = 3   // strides tried at a time, including 1
 	oldHead        = 128 // opens after which an unused head is dropped
+	perRepeat      = 0.5 // bits that an open takes of a file opened shortly before
 	shareSteps     = 0.7 // of the opens of a run that go on with a head
 	enoughVotes    = 3   // for a stride
 	nearHead       = 1024
+	around         = 32
 )
 
 // listing is one order, and how it is read.
@@ -89,7 +95,19 @@ func newListOf(name string, over order.Locator) *listing {
 // Open processes an open of a file. found says that its reader goes through a list; it is repeated, for the opens
 // since, as long as it does so. fits says that the open belongs to such a run, and so to no shuffle.
 func (s *Sequences) Open(process uint32, file int) (run Run, found, fits bool) {
+	repeat := slices.Contains(s.recent, file) // a ring of 128 at most
+	if most := min(oldHead, s.pass.subset.Len/2); len(s.recent) < most {
+		s.recent = append(s.recent, file)
+	} else if most > 0 {
+		s.recent[s.opens%most] = file
+	}
+	s.opens++
 	hear := func(l *listing, process uint32, file int) {
+		if repeat {
+			l.less(perRepeat)
+			fits = fits || l.bits >= wantedSequence/2 && l.over.Find(file, 0) >= 0
+			return
+		}
 		r, ok, fit := l.open(process, file)
 		if fits = fits || fit; ok {
 			run, found = r, true
@@ -132,9 +150,6 @@ func (l *listing) open(process uint32, file int) (run Run, found, fits bool) {
 		clear(l.last)
 	}
 	l.last[process] = pos
-	if known && last == pos {
-		return run, false, l.bits >= wantedSequence/2 // opened again, after a look at the header
-	}
 	if known {
 		l.vote(pos - last)
 	}
@@ -143,17 +158,21 @@ func (l *listing) open(process uint32, file int) (run Run, found, fits bool) {
 	if head < 0 {
 		// A worker begins another batch not far from the other workers.
 		fits = l.bits >= wantedSequence/2 && slices.ContainsFunc(l.heads, func(h place) bool { return max(pos-h.pos, h.pos-pos) <= nearHead })
-		if l.bits = max(0, l.bits+math.Log2(1-shareSteps)); l.bits == 0 {
-			l.since = l.since[:0]
-		}
+		l.less(-math.Log2(1 - shareSteps))
 		if len(l.heads) == maxHeads {
 			l.heads = slices.Delete(l.heads, 0, 1)
 		}
 		l.heads = append(l.heads, place{pos, l.opens})
 		return run, false, fits
 	}
-	chance := float64(len(l.heads)*len(l.steps)) / float64(l.over.Len())
-	l.bits = max(0, l.bits+math.Log2(shareSteps/min(chance, 1)))
+	near := -1 // other heads: who wanders stays near some
+	for _, h := range l.heads {
+		if max(pos-h.pos, h.pos-pos) <= around {
+			near++
+		}
+	}
+	chance := max(float64(len(l.heads))/float64(l.over.Len()), float64(near)/(2*around)) * float64(len(l.steps))
+	l.bits = max(leastBits, l.bits+math.Log2(shareSteps/min(chance, 1)))
 	l.heads = append(slices.Delete(l.heads, head, head+1), place{pos, l.opens}) // the latest last
 	l.since = append(l.since, went{pos, step})
 	if l.bits < wantedSequence {
@@ -162,6 +181,13 @@ func (l *listing) open(process uint32, file int) (run Run, found, fits bool) {
 	run = l.run()
 	l.bits, l.since = wantedSequence/2, l.since[:0]
 	return run, true, true
+}
+
+// less subtracts from the evidence.
+func (l *listing) less(bits float64) {
+	if l.bits = max(leastBits, l.bits-bits); l.bits <= 0 {
+		l.since = l.since[:0]
+	}
 }
 
 // goesOn returns the head that an open continues, -1 if none, and by which step. A process continues its own last

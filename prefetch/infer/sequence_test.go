@@ -103,3 +103,34 @@ func TestNoFalseSequence(t *testing.T) {
 		}
 	}
 }
+
+// Neither is what opens few of many files again and again, what wanders among them, or a shuffle of few neighbours, but for one in a
+// hundred that is nearly one; what eight ranks read in sequence is.
+func TestRepeatsAreNoSequence(t *testing.T) {
+	const n, seeds = 1000, 500
+	claims := map[string]int{}
+	for seed := range uint64(seeds) {
+		rng := rand.New(rand.NewPCG(4, seed))
+		opens := map[string][]Open{}
+		at := rng.IntN(n)
+		for i := range 400 {
+			opens["few"] = append(opens["few"], Open{7, uint32(50 + rng.IntN(8))})
+			at = min(max(at+rng.IntN(9)-4, 0), n-1)
+			opens["walk"] = append(opens["walk"], Open{7, uint32(at)})
+			for rank := range uint32(8) {
+				opens["ranks"] = append(opens["ranks"], Open{7 + rank, uint32(i)})
+			}
+		}
+		for _, i := range rng.Perm(32) {
+			opens["neighbours"] = append(opens["neighbours"], Open{7, uint32(300 + i)})
+		}
+		for name, opens := range opens {
+			if _, at := firstRun(NewSequences("listed", n), opens); at >= 0 && (name != "ranks" || at <= 160) {
+				claims[name]++
+			}
+		}
+	}
+	if t.Log(claims); claims["ranks"] < seeds || claims["few"] > 0 || claims["walk"] > seeds/100 || claims["neighbours"] > seeds/100 {
+		t.Errorf("of %d seeds: %v", seeds, claims)
+	}
+}
