@@ -206,7 +206,7 @@ func (i *inference) look() {
 			i.looked = i.looked[:copy(i.looked, i.looked[maxLooked/2:])]
 		}
 		i.looked = append(i.looked, o)
-		followed := false
+		var followed bool
 		if i.large(o.File) {
 			followed = slices.ContainsFunc(i.ahead, func(a *follower) bool { return a.holds(o.File) })
 		} else {
