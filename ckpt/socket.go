@@ -198,12 +198,12 @@ func Find(path string) (c *Client, rel string, err error) {
 		path = filepath.Join(real, filepath.Base(path))
 	}
 	for dir := path; ; dir = filepath.Dir(dir) {
-		_, statErr := os.Lstat(filepath.Join(dir, folder.Home, folder.Socket))
-		if statErr == nil {
+		notThere := folder.Carried(dir)
+		if notThere == nil {
 			rel, err = filepath.Rel(dir, path)
 			return newClient(dir), rel, err
-		} else if errors.Is(statErr, fs.ErrPermission) {
-			err = cmp.Or(err, statErr)
+		} else if errors.Is(notThere, fs.ErrPermission) {
+			err = cmp.Or(err, notThere)
 		}
 		if dir == filepath.Dir(dir) {
 			if err != nil {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"os/signal"
@@ -270,6 +271,22 @@ func MakeHome(at string) {
 // Own reports whether a path is the daemon's.
 func Own(p string) bool { return p == Home || strings.HasPrefix(p, Home+"/") }
 
+// Carried returns nil if the socket of a daemon of dir is there. In a folder like /tmp anybody can make one, which says what he likes:
+// it counts if it is root's, this user's, or that of the folder's owner.
+func Carried(dir string) error {
+	if _, err := os.Lstat(filepath.Join(dir, Home, Socket)); err != nil {
+		return err
+	}
+	var around, home unix.Stat_t
+	if err := cmp.Or(unix.Lstat(dir, &around), unix.Lstat(filepath.Join(dir, Home), &home)); err != nil {
+		return err
+	}
+	if around.Mode&unix.S_IWOTH != 0 && home.Uid != 0 && home.Uid != around.Uid && int(home.Uid) != os.Geteuid() {
+		return fs.ErrNotExist
+	}
+	return nil
+}
+
 // AtSocket calls f with a short path of the socket of the daemon of dir: its own may be longer than addresses can be.
 func AtSocket(dir string, f func(address string) error) error {
 	at, err := os.Open(filepath.Join(dir, Home))
@@ -287,11 +304,11 @@ var shared = map[uint32]string{0x6969: "NFS", 0x65735546: "FUSE", 0x517B: "SMB",
 
 // refuse fails if the folder cannot be followed, or another daemon does. It locks it.
 func (f *Folder) refuse() error {
-	var fs unix.Statfs_t
+	var system unix.Statfs_t
 	dir, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.at))
-	if err = cmp.Or(err, unix.Fstatfs(f.at, &fs)); err != nil {
+	if err = cmp.Or(err, unix.Fstatfs(f.at, &system)); err != nil {
 		return err
-	} else if name := shared[uint32(fs.Type)]; name != "" {
+	} else if name := shared[uint32(system.Type)]; name != "" {
 		return fmt.Errorf("it is on %s: writers of other hosts are not noticed (use a folder on a local disk or tmpfs)", name)
 	}
 	if err := unix.Flock(f.at, unix.LOCK_EX|unix.LOCK_NB); err != nil {

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"net"
@@ -832,4 +833,31 @@ func TestKnow(t *testing.T) {
 	look(Torn)
 	write(t, at, tensors(`{"t":{"data_offsets":[0,4]}}`, 4))
 	look(Whole)
+}
+
+// Another user's daemon counts in folders that only their owners write.
+func TestCarried(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("makes another user's socket")
+	}
+	dir := t.TempDir()
+	home := filepath.Join(dir, Home)
+	if err := errors.Join(os.Mkdir(home, 0o755), os.WriteFile(filepath.Join(home, Socket), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		mode         fs.FileMode
+		around, home int
+		counts       bool
+	}{{0o755, 0, 12345, true}, {0o777, 0, 0, true}, {0o777, 12345, 12345, true}, {0o777, 0, 12345, false}, {0o777, 12345, 54321, false}} {
+		if err := errors.Join(os.Chmod(dir, c.mode), os.Chown(dir, c.around, -1), os.Chown(home, c.home, -1)); err != nil {
+			t.Fatal(err)
+		}
+		if err := Carried(dir); (err == nil) != c.counts {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+	if err := Carried(home); !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
 }

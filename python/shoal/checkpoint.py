@@ -11,6 +11,7 @@ import http.client
 import json
 import os
 import socket
+import stat
 import time
 import urllib.parse
 from typing import Any, Dict, Optional, Union
@@ -63,7 +64,10 @@ def _carried(path: str) -> "tuple[str, str]":
     while True:
         try:
             os.lstat(os.path.join(folder, _SOCKET))
-            return folder, os.path.relpath(path, folder)
+            home, around = os.lstat(os.path.join(folder, os.path.dirname(_SOCKET))), os.lstat(folder)
+            # In a folder like /tmp anybody can make one, which says what he likes.
+            if not around.st_mode & stat.S_IWOTH or home.st_uid in (0, os.geteuid(), around.st_uid):
+                return folder, os.path.relpath(path, folder)
         except PermissionError as e:
             denied = denied or e
         except OSError:

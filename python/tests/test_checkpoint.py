@@ -1,0 +1,34 @@
+import os
+import socket
+import tempfile
+import threading
+import unittest
+
+import shoal.checkpoint
+
+
+class Wait(unittest.TestCase):
+    @unittest.skipUnless(os.geteuid() == 0, "makes another user's socket")
+    def test_another_users_socket(self):
+        """In a folder like /tmp anybody can make one that says everything is in the bucket."""
+        for mode, believed in (0o1777, False), (0o755, True):
+            with self.subTest(mode=oct(mode)), tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+                os.chmod(folder, mode)
+                home = os.path.join(folder, ".shoal")
+                os.mkdir(home)
+                listener.bind(os.path.join(home, "ckpt.sock"))
+                listener.listen()
+                os.chown(home, 12345, 12345)
+
+                def answer():
+                    connection, _ = listener.accept()
+                    with connection:
+                        connection.recv(4096)
+                        connection.sendall(b'HTTP/1.0 200 OK\r\n\r\n{"whole": true}')
+
+                threading.Thread(target=answer, daemon=True).start()
+                if believed:
+                    shoal.checkpoint.wait(folder)
+                else:
+                    with self.assertRaisesRegex(ConnectionError, "no shoal ckpt carries it"):
+                        shoal.checkpoint.wait(folder)
