@@ -40,7 +40,7 @@ type copies struct {
 const leaseSeconds, copyPatience = 10, 20 * time.Second
 
 // errVoid: the neighbour has no such copies. errRoom: it has no room.
-var errVoid, errRoom = errors.New("it has lost the copies"), errors.New("its disk is full")
+var errVoid, errRoom = errors.New("it has lost the copies"), errors.New("less than a tenth of its disk is free")
 
 // openCopies makes this host one that has a neighbour, and is one.
 func (c *Carrier) openCopies() (err error) {

@@ -39,6 +39,10 @@ func TestCkptCopies(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	var disk syscall.Statfs_t
+	if must(syscall.Statfs(t.TempDir(), &disk)); disk.Bavail < disk.Blocks/9 {
+		t.Skip("copies leave a tenth of the disk free, which is not free here")
+	}
 	s, err := etcd.Start(t.Context(), false)
 	must(err)
 	t.Cleanup(s.Close)
