@@ -23,5 +23,5 @@ func startAdmin(addr string, at *daemon.Life, log *slog.Logger, e *engine.Engine
 		return nil, nil, err
 	}
 	log.Info("dashboard", "url", "http://"+s.Addr())
-	return []string{"dashboard: http://" + s.Addr()}, func() { _ = s.Close() }, nil // the only error: the listener is closed already
+	return []string{"dashboard: http://" + s.Addr()}, s.Close, nil
 }

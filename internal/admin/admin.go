@@ -15,18 +15,15 @@ package admin
 import (
 	"context"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/pprof"
 	"sync"
-	"syscall"
-	"time"
 
 	"github.com/shoalfs/shoal/internal/admin/dashboard"
+	"github.com/shoalfs/shoal/internal/prom"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/s3api"
@@ -64,30 +61,22 @@ type Options struct {
 type Server struct {
 	o    Options
 	addr net.Addr
-	http *http.Server
-	done sync.WaitGroup
+	stop func() // of the listener
 	past history
-	stop context.CancelFunc
+	keep sync.WaitGroup // of past
+	end  context.CancelFunc
 }
 
 // Listen starts to serve on addr, HOST:PORT. Without a host, or with a port alone, it listens on loopback.
 func Listen(addr string, o Options) (*Server, error) {
-	l, err := net.Listen("tcp", local(addr))
-	if errors.Is(err, syscall.EADDRINUSE) {
-		return nil, fmt.Errorf("--admin %s: another process listens there: stop it or choose another port", addr)
+	s := &Server{o: o}
+	var err error
+	if s.addr, s.stop, err = prom.Serve(local(addr), s.routes(), o.Log); err != nil {
+		return nil, err
 	}
-	if err != nil {
-		return nil, fmt.Errorf("--admin %s: %w (give another port)", addr, err)
-	}
-	ctx, stop := context.WithCancel(context.Background())
-	s := &Server{o: o, addr: l.Addr(), stop: stop}
-	s.http = &http.Server{Handler: s.routes(), ReadHeaderTimeout: 5 * time.Second, ErrorLog: slog.NewLogLogger(o.Log.Handler(), slog.LevelWarn)}
-	s.done.Go(func() {
-		if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-			o.Log.Error("the admin address is no longer served", "address", l.Addr(), "error", err)
-		}
-	})
-	s.done.Go(func() { s.past.keep(ctx, o.Stats) })
+	var ctx context.Context
+	ctx, s.end = context.WithCancel(context.Background())
+	s.keep.Go(func() { s.past.keep(ctx, o.Stats) })
 	return s, nil
 }
 
@@ -109,22 +98,20 @@ func local(addr string) string {
 func (s *Server) Addr() string { return s.addr.String() }
 
 // Close ends requests in progress, and waits for them.
-func (s *Server) Close() error {
-	err := s.http.Close()
+func (s *Server) Close() {
 	s.stop()
-	s.done.Wait()
-	return err
+	s.end()
+	s.keep.Wait()
 }
 
 func (s *Server) routes() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /stats", s.stats)
 	mux.Handle("GET /api/history", &s.past)
-	s.metrics(mux)
+	prom.Handle(mux, Collector(s.o.Version, s.o.Stats))
 	mux.Handle("GET /api/verdict", &s.past.watch)
 	mux.HandleFunc("GET /api/cachemap", s.cacheMap)
 	mux.Handle("GET /", dashboard.Handler())
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
 	mux.HandleFunc("GET /readyz", s.ready)
 	if s.o.Profiles {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)

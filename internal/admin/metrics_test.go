@@ -4,7 +4,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -22,6 +21,7 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/objstore/near"
 	"github.com/shoalfs/shoal/cache/peer"
+	"github.com/shoalfs/shoal/internal/prom"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/prefetch/run"
@@ -63,7 +63,7 @@ func busy() Snapshot {
 func registry(t *testing.T, s Snapshot) *prometheus.Registry {
 	t.Helper()
 	reg := prometheus.NewPedanticRegistry()
-	reg.MustRegister(&collector{"v1", func() Snapshot { return s }})
+	reg.MustRegister(Collector("v1", func() Snapshot { return s }))
 	return reg
 }
 
@@ -211,9 +211,8 @@ func TestMetricsLabelsAreBounded(t *testing.T) {
 
 // What a scraper gets, in both formats, with the collectors of Go and of the process.
 func TestMetricsServed(t *testing.T) {
-	s := &Server{o: Options{Version: "v1", Stats: busy, Log: slog.New(slog.DiscardHandler)}}
 	mux := http.NewServeMux()
-	s.metrics(mux)
+	prom.Handle(mux, Collector("v1", busy))
 	srv := httptest.NewServer(mux)
 	defer srv.Close()
 	get := func(accept string) (string, string) {

@@ -34,7 +34,7 @@ func serve(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = s.Close() })
+	t.Cleanup(s.Close)
 	return "http://" + s.Addr()
 }
 
@@ -84,7 +84,7 @@ func TestProfiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	if _, err := Listen(s.Addr(), Options{}); err == nil || !strings.Contains(err.Error(), "another process listens there") {
+	if _, err := Listen(s.Addr(), Options{Log: slog.New(slog.DiscardHandler)}); err == nil || !strings.Contains(err.Error(), "another process listens there") {
 		t.Errorf("a busy port: %v", err)
 	}
 	for _, path := range []string{"", "goroutine?debug=1", "heap", "cmdline", "profile?seconds=1", "trace?seconds=1"} {

@@ -57,10 +57,11 @@ func TestMetrics(t *testing.T) {
 func TestListen(t *testing.T) {
 	type counts struct{ eaten int }
 	table := &prom.Table[counts]{
-		Families:   []prom.Family[counts]{prom.Counter("fish_eaten_total", "Eaten.", func(c *counts) int { return c.eaten })},
-		Snapshot:   func() counts { return counts{7} },
-		Info:       prometheus.NewDesc("fish_info", "1.", []string{"goversion"}, nil),
-		InfoLabels: func(*counts) []string { return []string{runtime.Version()} },
+		Families: []prom.Family[counts]{
+			prom.Counter("fish_eaten_total", "Eaten.", func(c *counts) int { return c.eaten }),
+			prom.Info("fish_info", "1.", []string{"goversion"}, func(*counts) []string { return []string{runtime.Version()} }),
+		},
+		Snapshot: func() counts { return counts{7} },
 	}
 	log := slog.New(slog.DiscardHandler)
 	addr, stop, err := prom.Listen("127.0.0.1:0", table, log)
