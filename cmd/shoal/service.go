@@ -17,6 +17,7 @@ import (
 	"github.com/shoalfs/shoal/internal/admin"
 	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/daemon"
+	"github.com/shoalfs/shoal/internal/findings"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/prefetch/engine"
 )
@@ -264,7 +265,7 @@ func (s *service) places(e *engine.Engine) (where []string) {
 // newFeed returns the server of the feed, nil without one, and what returns the counters of all that is served.
 func (s *service) newFeed(h *engine.Host, e *engine.Engine, ep *endpoint, fo loader.Options) (server *loader.Server, snapshot func() admin.Snapshot) {
 	with := func(feed *loader.Stats) admin.Snapshot {
-		return admin.Snapshot{Stats: e.Stats(), Feed: feed, S3: ep.stats()}
+		return admin.Snapshot{Snapshot: findings.Snapshot{Stats: e.Stats(), Feed: feed}, S3: ep.stats()}
 	}
 	if s.feed == nil {
 		return nil, func() admin.Snapshot { return with(nil) }

@@ -90,7 +90,7 @@ carries how far the bucket is behind.`,
 			if err != nil {
 				return err
 			}
-			printVerdict(c.OutOrStdout(), findings.Of(findings.Snapshot{}, findings.Snapshot{Stats: s.Stats, Feed: s.Feed}))
+			printVerdict(c.OutOrStdout(), findings.Of(findings.Snapshot{}, s.Snapshot))
 			printStats(c.OutOrStdout(), s)
 			return nil
 		},

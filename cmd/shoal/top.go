@@ -68,7 +68,7 @@ func (w *watch) run(c *cobra.Command, security *clientSecurity) error {
 		return cli.Usagef("--interval %v: give at least 100ms", w.interval)
 	}
 	ctx, out := c.Context(), c.OutOrStdout()
-	before, err := parseStats[findings.Snapshot](anyStats(ctx, w.target, security))
+	before, err := parseStats[admin.Snapshot](anyStats(ctx, w.target, security))
 	if err != nil {
 		return err
 	}
@@ -81,7 +81,7 @@ func (w *watch) run(c *cobra.Command, security *clientSecurity) error {
 			return nil //nolint:nilerr // Ctrl-C is how it ends
 		}
 		var frame bytes.Buffer
-		now, err := parseStats[findings.Snapshot](anyStats(ctx, w.target, security))
+		now, err := parseStats[admin.Snapshot](anyStats(ctx, w.target, security))
 		switch {
 		case ctx.Err() != nil:
 			return nil //nolint:nilerr // Ctrl-C is how it ends
@@ -90,7 +90,7 @@ func (w *watch) run(c *cobra.Command, security *clientSecurity) error {
 		case err != nil:
 			fmt.Fprintf(&frame, "%v\nasking again ...\n", err)
 		default:
-			printFrame(&frame, *before, *now)
+			printFrame(&frame, before, now)
 			before = now
 		}
 		text := printable(frame.String())
@@ -106,8 +106,8 @@ func (w *watch) run(c *cobra.Command, security *clientSecurity) error {
 }
 
 // printFrame says what happened between two snapshots, and the totals.
-func printFrame(w io.Writer, before, now findings.Snapshot) {
-	v := findings.Of(before, now)
+func printFrame(w io.Writer, before, now *admin.Snapshot) {
+	v := findings.Of(before.Snapshot, now.Snapshot)
 	printVerdict(w, v)
 	r := v.Rates
 	fmt.Fprintf(w, "%-10s %.0f samples/s; the trainer waits %s of the time; the store brings %s/s in %.0f requests/s; %s ahead (%.1f s)\n", "now", r.Samples,
@@ -116,7 +116,7 @@ func printFrame(w io.Writer, before, now findings.Snapshot) {
 		fmt.Fprintf(w, "%-10s %s, epoch %d: %s of %s, %s ahead, %d in flight\n", "  reader", p.Name, p.Epoch, human.Number(p.Position), human.Number(p.Len),
 			human.Count(p.Lead, "sample"), p.InFlight)
 	}
-	printStats(w, &admin.Snapshot{Stats: now.Stats, Feed: now.Feed})
+	printStats(w, now)
 }
 
 // printable replaces what a terminal would take for a command, as a file's name may have.

@@ -17,6 +17,7 @@ import (
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/prefetch/engine"
+	"github.com/shoalfs/shoal/s3api"
 )
 
 // A wrong command line is told what is wrong with it: by the names that the help has, and with what may be meant.
@@ -197,6 +198,15 @@ func TestDiskAboveItsLimit(t *testing.T) {
 		if printStats(&b, &s); !strings.Contains(b.String(), want) {
 			t.Errorf("%s\nwant %s", b.String(), want)
 		}
+	}
+}
+
+// What is watched shows all that stat shows, the S3 endpoint too.
+func TestTopShowsTheEndpoint(t *testing.T) {
+	now := admin.Snapshot{S3: &s3api.Stats{Requests: 7, Listen: "127.0.0.1:9000"}}
+	var b strings.Builder
+	if printFrame(&b, new(admin.Snapshot), &now); !strings.Contains(b.String(), "7 requests at 127.0.0.1:9000") {
+		t.Error(b.String())
 	}
 }
 

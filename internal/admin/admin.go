@@ -23,17 +23,16 @@ import (
 	"sync"
 
 	"github.com/shoalfs/shoal/internal/admin/dashboard"
+	"github.com/shoalfs/shoal/internal/findings"
 	"github.com/shoalfs/shoal/internal/prom"
-	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/s3api"
 )
 
 // Snapshot is the state that a daemon reports for one dataset.
 type Snapshot struct {
-	engine.Stats
-	Feed *loader.Stats `json:"feed,omitempty"` // nil without a feed
-	S3   *s3api.Stats  `json:"s3,omitempty"`   // nil without an S3 endpoint
+	findings.Snapshot
+	S3 *s3api.Stats `json:"s3,omitempty"` // nil without an S3 endpoint
 
 	Shortcut string `json:"shortcut_v2,omitempty"` // key for reads round the mount, in the mount's own stats
 }

@@ -28,9 +28,9 @@ func (w *watch) judge(s Snapshot) findings.Verdict {
 	if w.n < judged {
 		oldest = w.ring[0] // the zero snapshot before the first one: since the daemon's start
 	}
-	w.ring[w.n%judged] = findings.Snapshot{Stats: s.Stats, Feed: s.Feed}
+	w.ring[w.n%judged] = s.Snapshot
 	w.n++
-	w.last = findings.Of(oldest, findings.Snapshot{Stats: s.Stats, Feed: s.Feed})
+	w.last = findings.Of(oldest, s.Snapshot)
 	return w.last
 }
 
