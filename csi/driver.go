@@ -242,7 +242,7 @@ func (d *Driver) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeStats
 	if err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
 	}
-	at := top(mounts, target)
+	at := machine.Top(mounts, target)
 	if at == nil {
 		return nil, status.Errorf(codes.NotFound, "nothing is mounted at %s", target)
 	}
@@ -251,7 +251,7 @@ func (d *Driver) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeStats
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for path := range d.stages {
-		if m := top(mounts, path); m == nil || m.Device != at.Device {
+		if m := machine.Top(mounts, path); m == nil || m.Device != at.Device {
 			continue
 		}
 		if files, bytes, ok := d.run.Usage(path); ok {
@@ -300,19 +300,9 @@ func placeOf(path string) (string, error) {
 	return filepath.Join(dir, filepath.Base(path)), err
 }
 
-// top returns what is mounted at a path, or nil.
-func top(mounts []machine.Mount, path string) (at *machine.Mount) {
-	for i := range mounts {
-		if mounts[i].Point == path {
-			at = &mounts[i]
-		}
-	}
-	return at
-}
-
 // bound reports whether the mount at a stage's path is anywhere else, too.
 func bound(mounts []machine.Mount, path string) bool {
-	at := top(mounts, path)
+	at := machine.Top(mounts, path)
 	return at != nil && slices.ContainsFunc(mounts, func(m machine.Mount) bool { return m.Device == at.Device && m.Point != path })
 }
 
@@ -322,7 +312,7 @@ func bind(path, target string, flags uintptr) error {
 	if err != nil {
 		return err
 	}
-	from, at := top(mounts, path), top(mounts, target)
+	from, at := machine.Top(mounts, path), machine.Top(mounts, target)
 	switch {
 	case from == nil:
 		return fmt.Errorf("%s is not mounted any more (the kubelet asks again)", path)

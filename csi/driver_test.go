@@ -63,7 +63,7 @@ func (d *disks) serve(ctx context.Context, v *daemon.Verb) error {
 		if ctx.Err() != nil {
 			return unix.Unmount(path, unix.MNT_DETACH)
 		}
-		if mounts, err := machine.Mounts("/"); err != nil || top(mounts, path) == nil {
+		if mounts, err := machine.Mounts("/"); err != nil || machine.Top(mounts, path) == nil {
 			return err
 		}
 		time.Sleep(time.Millisecond)
@@ -185,7 +185,7 @@ func TestDriver(t *testing.T) {
 					t.Fatal(err)
 				}
 				for _, pod := range []string{"a", "b", "c", "d"} {
-					at := top(mounts, target(pod))
+					at := machine.Top(mounts, target(pod))
 					if (at != nil) != (bound[pod] != "") {
 						t.Fatalf("%s has %q, and mounted is %v", pod, bound[pod], at)
 					}

@@ -46,7 +46,7 @@ type filesystem struct {
 }
 
 // String implements fuse.RawFileSystem.
-func (f *filesystem) String() string { return f.opts.Name }
+func (f *filesystem) String() string { return fsName }
 
 // resolve finds a node. The root belongs to the version in force.
 func (f *filesystem) resolve(id nodeID) (*generation, kind, int) {

@@ -294,13 +294,6 @@ func serveOpen(f *filesystem, fd int, first []byte, mo *fuse.MountOptions) (s *f
 	return s, first, err
 }
 
-// takeOver serves a mount that k has.
-func takeOver(f *filesystem, k *kept, mo *fuse.MountOptions) (*fuse.Server, error) {
-	mo.MaxWrite = k.MaxWrite
-	s, _, err := serveOpen(f, int(k.fuse.Fd()), k.First, mo)
-	return s, err
-}
-
 // keep begins to write the memo, and lets the holder have the mount.
 func (s *Server) keep() error {
 	f, k := s.fs, s.fs.kept

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shoalfs/shoal/fusefs/uring"
 	"github.com/shoalfs/shoal/internal/machine"
 )
 
@@ -179,12 +180,7 @@ func At(path string) (*machine.Mount, error) {
 // findMount returns the topmost mount at path, or nil.
 func findMount(path string) (*machine.Mount, error) {
 	all, err := machine.Mounts("/")
-	for _, m := range slices.Backward(all) {
-		if m.Point == path {
-			return &m, nil
-		}
-	}
-	return nil, err
+	return machine.Top(all, path), err
 }
 
 // ErrNotMounted is wrapped by Unmount's error if there is no mount.
@@ -237,7 +233,7 @@ func unmount(path string, lazy bool) error {
 	if !errors.Is(err, unix.EPERM) || os.Geteuid() == 0 {
 		return err
 	}
-	bin, err := fusermount()
+	bin, err := uring.Fusermount()
 	if err != nil {
 		return err
 	}
@@ -253,16 +249,6 @@ func unmount(path string, lazy bool) error {
 		return fmt.Errorf("%s: %w", strings.TrimSpace(string(out)), err)
 	}
 	return nil
-}
-
-// fusermount returns the path of the helper that mounts for users without privileges.
-func fusermount() (string, error) {
-	for _, name := range []string{"fusermount3", "fusermount", "/bin/fusermount3", "/bin/fusermount"} {
-		if path, err := exec.LookPath(name); err == nil {
-			return path, nil
-		}
-	}
-	return "", errors.New("fusermount3 is not installed, and without it only root can mount (apt-get install fuse3)")
 }
 
 // maxUsers is how many processes an error names.

@@ -20,6 +20,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/fusefs/uring"
+	"github.com/shoalfs/shoal/internal/machine"
 )
 
 // Volume is the mounted data. It is safe for concurrent use.
@@ -108,6 +109,9 @@ type Memory interface {
 	Release(n int64)
 }
 
+// fsName names the file system to the kernel: its mounts are of type fuse.shoal.
+const fsName = "shoal"
+
 // Defaults of [Options].
 const (
 	// trusted is how long the kernel trusts names, even missing ones, and attributes: a refresh tells it what has changed.
@@ -134,7 +138,6 @@ type Options struct {
 	ReadAhead     int     // bytes that the kernel reads ahead; set only if root
 	Debug         bool    // log every message, at level Info
 	FsName        string  // the source, as df(1) shows it
-	Name          string  // the type is "fuse." + Name
 	Transport     string  // TransportAuto, TransportURing or TransportDev
 	RingMemory    int     // bounds the rings' buffers, in bytes of address space
 	Memory        Memory  // accounts for staged plans; may be nil
@@ -146,8 +149,7 @@ type Options struct {
 
 func (o *Options) setDefaults() {
 	o.MaxBackground = cmp.Or(o.MaxBackground, DefaultMaxBackground)
-	o.Name = cmp.Or(o.Name, "shoal")
-	o.FsName = cmp.Or(o.FsName, o.Name)
+	o.FsName = cmp.Or(o.FsName, fsName)
 	o.Logger = cmp.Or(o.Logger, slog.Default())
 }
 
@@ -157,17 +159,9 @@ func (o *Options) setDefaults() {
 // 1.1 KB, even in a walk that reads only names. The kernel frees that when it is short of memory; until then it may
 // use a sixteenth. Beyond that, listings include attributes only when the kernel expects to need them
 // (READDIRPLUS_AUTO).
-func plusFits(files int, memory uint64) bool {
+func plusFits(files int, memory int64) bool {
 	const kernelBytes = 952 + 192 // fuse_inode and dentry on Linux 6.18
-	return uint64(files) <= memory/16/kernelBytes
-}
-
-func totalMemory() uint64 {
-	var si unix.Sysinfo_t
-	if err := unix.Sysinfo(&si); err != nil {
-		return 0
-	}
-	return uint64(si.Totalram) * uint64(si.Unit) //nolint:unconvert // narrower on other machines
+	return int64(files) <= memory/16/kernelBytes
 }
 
 // Server is an active mount.
@@ -288,7 +282,7 @@ func mountOptions(v Volume, o Options, root bool) *fuse.MountOptions {
 		level = slog.LevelInfo
 	}
 	mo := &fuse.MountOptions{
-		AllowOther: o.AllowOther, FsName: o.FsName, Name: o.Name, Debug: o.Debug,
+		AllowOther: o.AllowOther, FsName: o.FsName, Name: fsName, Debug: o.Debug,
 		Logger:            slog.NewLogLogger(o.Logger.Handler(), level),
 		DirectMountStrict: root, // no fallback: its error would hide the cause
 		MaxBackground:     o.MaxBackground,
@@ -308,7 +302,7 @@ func mountOptions(v Volume, o Options, root bool) *fuse.MountOptions {
 		// should return EROFS and not EACCES.
 		mo.Options = append(mo.Options, "default_permissions")
 	}
-	if !plusFits(v.Manifest().Len(), totalMemory()) {
+	if !plusFits(v.Manifest().Len(), machine.ReadMemory().Total) {
 		mo.ExtraCapabilities |= fuse.CAP_READDIRPLUS_AUTO
 	}
 	return mo
@@ -440,7 +434,7 @@ func MayMount(o Options) error {
 	if os.Geteuid() == 0 {
 		return nil
 	}
-	if _, err := fusermount(); err != nil {
+	if _, err := uring.Fusermount(); err != nil {
 		return err
 	}
 	if !o.AllowOther {

@@ -70,7 +70,8 @@ func (s *Server) Transport() Transport {
 func attach(f *filesystem, path string, mo *fuse.MountOptions, o Options, m *catalog.Manifest) (t transport, why string, err error) {
 	switch {
 	case f.kept != nil:
-		t, err = takeOver(f, f.kept, mo)
+		mo.MaxWrite = f.kept.MaxWrite
+		t, _, err = serveOpen(f, int(f.kept.fuse.Fd()), f.kept.First, mo)
 		return t, "", err
 	case o.Transport == TransportURing:
 	case o.Transport == TransportDev:

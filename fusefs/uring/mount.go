@@ -142,12 +142,7 @@ func fusermount(dir string, mo *fuse.MountOptions) (fd int, err error) {
 	for i := range options {
 		options[i] = escape(options[i])
 	}
-	bin := ""
-	for _, name := range []string{"fusermount3", "/bin/fusermount3", "fusermount", "/bin/fusermount"} {
-		if bin, err = exec.LookPath(name); err == nil {
-			break
-		}
-	}
+	bin, err := Fusermount()
 	if err != nil {
 		return 0, err
 	}
@@ -170,6 +165,16 @@ func fusermount(dir string, mo *fuse.MountOptions) (fd int, err error) {
 		}
 	}
 	return 0, errors.Join(fmt.Errorf("%s passed no descriptor", bin), err, syscall.EPROTO)
+}
+
+// Fusermount returns the path of the helper that mounts for users without privileges.
+func Fusermount() (string, error) {
+	for _, name := range []string{"fusermount3", "fusermount", "/bin/fusermount3", "/bin/fusermount"} {
+		if path, err := exec.LookPath(name); err == nil {
+			return path, nil
+		}
+	}
+	return "", errors.New("fusermount3 is not installed, and without it only root can mount (apt-get install fuse3)")
 }
 
 // escape protects what separates mount options.

@@ -3,6 +3,7 @@ package machine
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -23,6 +24,16 @@ type Mount struct {
 func Mounts(root string) ([]Mount, error) {
 	b, err := os.ReadFile(filepath.Join(root, "proc/self/mountinfo"))
 	return parseMounts(string(b)), err
+}
+
+// Top returns what is mounted at a path, the topmost, or nil.
+func Top(mounts []Mount, path string) *Mount {
+	for i, m := range slices.Backward(mounts) {
+		if m.Point == path {
+			return &mounts[i]
+		}
+	}
+	return nil
 }
 
 // parseMounts parses lines as described in proc(5):
