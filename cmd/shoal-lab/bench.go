@@ -292,6 +292,10 @@ func (o *benchOptions) job(w shapedJob) accelerator.Job {
 
 // runMounted benches a mount that is there.
 func (o *benchOptions) runMounted(ctx context.Context, s workload.Shape, p *progress.Printer) (*benchReport, error) {
+	self, err := shoal()
+	if err != nil {
+		return nil, err
+	}
 	stats, err := testbed.ReadStats(o.mount)
 	if err != nil {
 		return nil, err
@@ -315,11 +319,7 @@ func (o *benchOptions) runMounted(ctx context.Context, s workload.Shape, p *prog
 	pass := testbed.Pass{
 		Mount: o.mount, Job: o.job(w), First: max(spec.Epoch(), stats.Order.Epoch), Epochs: o.epochs, Steps: o.steps,
 		Paths: func(ctx context.Context, epoch int) ([]string, error) {
-			of, err := spec.With("epoch", strconv.Itoa(epoch))
-			if err != nil {
-				return nil, err
-			}
-			return paths(ctx, o.mount, of)
+			return testbed.Paths(ctx, self, o.mount, o.order, epoch)
 		},
 	}
 	if o.order == stats.Order.Spec && stats.Order.State == "finished" {

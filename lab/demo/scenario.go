@@ -283,10 +283,7 @@ type cpuTimes struct{ shoal, store, trainers, machine float64 }
 
 func (j *job) cpu(d *daemon.Daemon) cpuTimes {
 	var t cpuTimes // of what is gone 0
-	t.shoal, _ = cputime.Process(d.Pid())
-	store, _ := cputime.Process(j.bed.Server.Pid())
-	far, _ := cputime.Process(j.bed.Proxy.Pid())
-	t.store = store + far
+	t.shoal, t.store = cputime.Sum(d.Pid()), cputime.Sum(j.bed.Server.Pid(), j.bed.Proxy.Pid())
 	t.machine, _ = cputime.Cores()
 	t.trainers, _ = cputime.Family(os.Getpid()) // this one is there
 	return t

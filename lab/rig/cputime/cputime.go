@@ -31,10 +31,16 @@ func Process(pid int) (float64, error) {
 	return float64(t.Nano()) / 1e9, nil
 }
 
-// Own is Process of this one, which is there.
-func Own() float64 {
-	seconds, _ := Process(os.Getpid())
-	return seconds
+// Own is Process of this one.
+func Own() float64 { return Sum(os.Getpid()) }
+
+// Sum is Process of several. Those that are gone count nothing.
+func Sum(pids ...int) (all float64) {
+	for _, pid := range pids {
+		seconds, _ := Process(pid)
+		all += seconds
+	}
+	return all
 }
 
 // Family is Process with what the children have used that the process has waited for, in ticks of 10 ms.

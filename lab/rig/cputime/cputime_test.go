@@ -36,3 +36,9 @@ func TestProcess(t *testing.T) {
 		t.Errorf("a process that is not there used %v s, %v", gone, err)
 	}
 }
+
+func TestSum(t *testing.T) {
+	if own := Sum(1<<30, os.Getpid()); own <= 0 || own > Own() {
+		t.Errorf("this process and one that is not there used %v s", own)
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -254,16 +255,15 @@ func (b *Bed) Measure(ctx context.Context, c Config, progress func(step string, 
 	}
 	r.Kept, r.Memory = s.Kept(), s.Memory.Limit
 	pids := []int{b.Server.Pid(), b.Proxy.Pid(), m.Pid(), os.Getpid()}
-	own, begin := used(pids), time.Now()
+	own, begin := cputime.Sum(pids...), time.Now()
 	busy, _ := cputime.Cores()
 	pass := Pass{Mount: m.Dir, Job: c.Job, Epochs: max(c.Epochs, 1), Since: &Stats{}, Paths: func(ctx context.Context, epoch int) ([]string, error) {
-		out, err := b.Shoal(ctx, "order", c.Order, "--mount", m.Dir, "--epoch", strconv.Itoa(epoch), "--paths")
-		return strings.Fields(out), err
+		return Paths(ctx, b.shoal, m.Dir, c.Order, epoch)
 	}}
 	r.Epochs, err = pass.Run(ctx, func(_, done, steps int) { progress(Running, done, steps) })
 	all := time.Since(begin).Seconds() * float64(runtime.NumCPU())
 	now, _ := cputime.Cores()
-	r.Busy, r.CPU = (now-busy)/all, (used(pids)-own)/all
+	r.Busy, r.CPU = (now-busy)/all, (cputime.Sum(pids...)-own)/all
 	if err != nil {
 		return r, errors.Join(err, m.Failed(), b.Failed())
 	}
@@ -279,11 +279,13 @@ func parseWarm(out string) (kept float64, err error) {
 	return float64(n) / float64(all), nil
 }
 
-// used returns the seconds of processor time that processes have used.
-func used(pids []int) (seconds float64) {
-	for _, pid := range pids {
-		own, _ := cputime.Process(pid) // one that is gone uses nothing
-		seconds += own
+// Paths returns what a mount's readers read in an epoch of an order, as paths in it, as its daemon says. shoal is the binary.
+func Paths(ctx context.Context, shoal, mount, spec string, epoch int) ([]string, error) {
+	cmd := exec.CommandContext(ctx, shoal, "order", spec, "--mount", mount, "--epoch", strconv.Itoa(epoch), "--paths")
+	cmd.Env = append(os.Environ(), settled)
+	out, err := cmd.Output()
+	if failed := (*exec.ExitError)(nil); errors.As(err, &failed) {
+		err = errors.New(strings.TrimPrefix(strings.TrimSpace(string(failed.Stderr)), "shoal: "))
 	}
-	return seconds
+	return strings.Split(strings.TrimSuffix(string(out), "\n"), "\n"), err
 }

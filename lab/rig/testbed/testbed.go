@@ -77,9 +77,12 @@ func Start(ctx context.Context, dir, shoal string, proxyCommand ...string) (_ *B
 	if b.Proxy, err = proxy.Spawn(ctx, proxyCommand, b.Server.URL, proxy.Options{}); err != nil {
 		return nil, err
 	}
-	b.Env = append(append(os.Environ(), "SHOAL_SETTLED=1"), s3server.Env(b.Proxy.URL)...) // without the settings of whoever measures
+	b.Env = append(append(os.Environ(), settled), s3server.Env(b.Proxy.URL)...)
 	return b, nil
 }
+
+// settled keeps the settings of whoever measures out of a process.
+const settled = "SHOAL_SETTLED=1"
 
 // Close ends store and proxy. Objects and caches stay.
 func (b *Bed) Close() {

@@ -101,9 +101,3 @@ func TestCacheSize(t *testing.T) {
 		t.Errorf("%d bytes for half of 1,000 MiB", got)
 	}
 }
-
-func TestUsed(t *testing.T) {
-	if own := used([]int{1 << 30}); own != 0 {
-		t.Errorf("a process that is not there used %v s", own)
-	}
-}
