@@ -438,7 +438,7 @@ func (s *stages) set(name string, done, total int) {
 		s.close()
 		s.name, s.bar = name, s.p.Start(name, total)
 	}
-	s.bar.Set(done, total)
+	s.bar.Set(done, total, "")
 }
 
 func (s *stages) end() {

@@ -212,14 +212,7 @@ func (v *Voice) Step(label string) Step {
 	if v.remote() {
 		return remoteStep{v, label}
 	}
-	return localStep{progress.New(os.Stderr).Start(label, 0)}
-}
-
-type localStep struct{ *progress.Bar }
-
-func (s localStep) Set(done, total int, note string) {
-	s.Bar.Set(done, total)
-	s.Note(note)
+	return progress.New(os.Stderr).Start(label, 0)
 }
 
 type remoteStep struct {

@@ -111,18 +111,11 @@ func (b *Bar) show() {
 	}
 }
 
-// Set sets the number of units done.
-func (b *Bar) Set(done, total int) {
+// Set sets the number of units done, and a short text that is shown after the numbers.
+func (b *Bar) Set(done, total int, note string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.done, b.total = max(done, b.done), total
-}
-
-// Note sets a short text that is shown after the numbers.
-func (b *Bar) Note(s string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.note = s
+	b.done, b.total, b.note = max(done, b.done), total, note
 }
 
 // text is the step's state in one line.

@@ -40,10 +40,9 @@ func linesWithoutTerminal(t *testing.T) {
 	p := New(&out)
 	p.now = c.now
 	b := p.Start("uploading", 10)
-	b.Set(3, 10)
+	b.Set(3, 10, "fast")
 	b.show() // too early
 	c.add(6 * time.Second)
-	b.Note("fast")
 	b.show()
 	c.add(6 * time.Second)
 	b.Done("10 files")
@@ -67,8 +66,8 @@ func TestBarOnTerminal(t *testing.T) {
 	p := New(&out)
 	p.now, p.tty = c.now, true
 	b := p.Start("making", 4)
-	b.Set(2, 4)
-	b.Set(1, 4) // reports may arrive out of order; the bar never goes back
+	b.Set(2, 4, "")
+	b.Set(1, 4, "") // reports may arrive out of order; the bar never goes back
 	b.draw()
 	b.Done("")
 	lines := strings.Split(strings.TrimSuffix(out.String(), "\n"), "\r")

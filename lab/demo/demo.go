@@ -174,7 +174,7 @@ func (j *job) prepare(ctx context.Context) (err error) {
 // fill makes the training set and uploads it.
 func (j *job) fill(ctx context.Context) error {
 	bar := j.bars.Start("making photographs", j.Photos)
-	set, err := photos.Make(ctx, j.path("photos"), photos.Options{Count: j.Photos, Seed: 1}, bar.Set)
+	set, err := photos.Make(ctx, j.path("photos"), photos.Options{Count: j.Photos, Seed: 1}, func(done, total int) { bar.Set(done, total, "") })
 	result := fmt.Sprintf("%s files in %d classes, %s", humanize.Comma(int64(set.Files)), set.Classes, humanize.Bytes(uint64(set.Bytes)))
 	switch {
 	case err != nil:
@@ -187,7 +187,7 @@ func (j *job) fill(ctx context.Context) error {
 		return err
 	}
 	bar = j.bars.Start("uploading to the S3 server", set.Files)
-	up, err := j.bed.Server.Upload(ctx, j.path("photos"), bucket, prefix, bar.Set)
+	up, err := j.bed.Server.Upload(ctx, j.path("photos"), bucket, prefix, func(done, total int) { bar.Set(done, total, "") })
 	result = fmt.Sprintf("%s objects sent, %s there before", humanize.Comma(int64(up.Sent)), humanize.Comma(int64(up.Files-up.Sent)))
 	if err != nil {
 		result = "failed"

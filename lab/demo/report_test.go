@@ -6,7 +6,6 @@ import (
 )
 
 func TestParseEvents(t *testing.T) {
-	ignore := func(string) {}
 	const good = `{"event": "start", "total": 256}
 {"event": "step", "t": 0.5, "wait": 0.5, "compute": 0.25, "samples": 16, "loss": 3.5}
 {"event": "step", "t": 1.0, "wait": 0.25, "compute": 0.5, "samples": 16, "loss": 2.5}
@@ -14,7 +13,7 @@ func TestParseEvents(t *testing.T) {
 `
 	var r Result
 	var total int
-	if err := r.parse(strings.NewReader(good), 100, func(_, n int) { total = n }, ignore); err != nil {
+	if err := r.parse(strings.NewReader(good), 100, func(_, n int, _ string) { total = n }); err != nil {
 		t.Fatal(err)
 	}
 	if r.Samples != 32 || len(r.Steps) != 2 || r.Seconds != 1.5 || r.TrainerCPU != 2.5 || total != 100 {
@@ -24,7 +23,7 @@ func TestParseEvents(t *testing.T) {
 		t.Errorf("waited %v", w)
 	}
 	for _, bad := range []string{"", "Traceback\n", `{"event": "what"}`, good[:strings.Index(good, `{"event": "end"`)], `{"event": "end", "seconds": 1}`} {
-		if err := new(Result).parse(strings.NewReader(bad), 0, func(int, int) {}, ignore); err == nil {
+		if err := new(Result).parse(strings.NewReader(bad), 0, func(int, int, string) {}); err == nil {
 			t.Errorf("%q: accepted", bad)
 		}
 	}

@@ -100,7 +100,7 @@ func (j *job) runScenario(ctx context.Context, s scenario) (_ *Result, err error
 	bar := j.bars.Start(s.title, 0)
 	result := "failed"
 	defer func() { bar.Done(result) }()
-	bar.Note("starting")
+	bar.Set(0, 0, "starting")
 	d, target, err := j.startDaemon(ctx, s, cache)
 	if err != nil {
 		return nil, err
@@ -109,7 +109,7 @@ func (j *job) runScenario(ctx context.Context, s scenario) (_ *Result, err error
 
 	r := &Result{Title: s.title}
 	cpu := j.cpu(d)
-	if err := j.train(ctx, s, target, r, bar.Set, bar.Note); err != nil {
+	if err := j.train(ctx, s, target, r, bar.Set); err != nil {
 		return nil, errors.Join(err, d.Failed(), j.bed.Failed())
 	}
 	now := j.cpu(d)
@@ -159,7 +159,7 @@ type event struct {
 }
 
 // train runs the trainer and fills in what it reports.
-func (j *job) train(ctx context.Context, s scenario, target string, r *Result, progress func(done, total int), note func(string)) error {
+func (j *job) train(ctx context.Context, s scenario, target string, r *Result, show func(done, total int, note string)) error {
 	args := []string{j.path("trainer", "trainer_mount.py"), target, "--workers", strconv.Itoa(j.Workers)}
 	if s.feed {
 		args = []string{j.path("trainer", "trainer_feed.py"), target, "--sheet", j.path("contact-sheet.png")}
@@ -184,14 +184,14 @@ func (j *job) train(ctx context.Context, s scenario, target string, r *Result, p
 	cmd.Env = append(slices.Clone(j.bed.Env), "PYTHONDONTWRITEBYTECODE=1", "PYTHONWARNINGS=ignore", "TMPDIR="+tmp)
 	cmd.Dir = j.path("trainer")
 	cmd.Stdout = pw
-	note("the trainer starts")
+	show(0, 0, "the trainer starts")
 	p, err := subproc.Start("the trainer ("+filepath.Base(args[0])+")", cmd)
 	if err != nil {
 		return err
 	}
 	parsed := make(chan error, 1)
 	go func() {
-		err := r.parse(io.TeeReader(pr, record), j.Steps, progress, note)
+		err := r.parse(io.TeeReader(pr, record), j.Steps, show)
 		// Whatever is wrong with the output, the trainer must not block on a full pipe.
 		_, _ = io.Copy(io.Discard, pr)
 		parsed <- err
@@ -205,7 +205,7 @@ func (j *job) train(ctx context.Context, s scenario, target string, r *Result, p
 }
 
 // parse reads a trainer's events until the end of rd.
-func (r *Result) parse(rd io.Reader, limit int, progress func(done, total int), note func(string)) error {
+func (r *Result) parse(rd io.Reader, limit int, show func(done, total int, note string)) error {
 	sc := bufio.NewScanner(rd)
 	total, ended := 0, false
 	for sc.Scan() {
@@ -219,12 +219,11 @@ func (r *Result) parse(rd io.Reader, limit int, progress func(done, total int), 
 			if limit > 0 {
 				total = min(total, limit)
 			}
-			note("")
+			show(0, total, "")
 		case "step":
 			r.Steps = append(r.Steps, e.Step)
 			r.Samples += e.Samples
-			progress(len(r.Steps), total)
-			note(fmt.Sprintf("%.0f samples/s", float64(r.Samples)/(e.T+e.Compute)))
+			show(len(r.Steps), total, fmt.Sprintf("%.0f samples/s", float64(r.Samples)/(e.T+e.Compute)))
 		case "end":
 			r.Seconds, r.TrainerCPU, ended = e.Seconds, e.CPUSeconds, true
 		default:
