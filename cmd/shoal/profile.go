@@ -122,12 +122,16 @@ func (o *profileOptions) record(ctx context.Context, inv *invocation, r *recordi
 	defer f.Close()
 	r.in = bufio.NewReaderSize(f, 256<<10)
 	if o.out != "" {
-		file, err := os.Create(o.out)
-		if err != nil {
-			return fmt.Errorf("--out: %w", err)
+		file, failed := os.Create(o.out)
+		if failed != nil {
+			return fmt.Errorf("--out: %w", failed)
 		}
 		saved := bufio.NewWriter(file)
-		defer func() { err = errors.Join(err, saved.Flush(), file.Close()) }()
+		defer func() {
+			if failed := errors.Join(saved.Flush(), file.Close()); err == nil && failed != nil {
+				err = fmt.Errorf("--out: %w", failed)
+			}
+		}()
 		r.out = saved
 	}
 	until, bar, began := ctx, inv.Step("recording "+r.name), time.Now()

@@ -219,7 +219,11 @@ func (q *quickstart) source(ctx context.Context, given string) (string, error) {
 		return given, nil
 	}
 	if given == "" {
-		if lab := laboratory(); lab != "" {
+		self, err := os.Executable()
+		if err != nil {
+			return "", err
+		}
+		if lab := laboratory(filepath.Dir(self)); lab != "" {
 			return q.startStore(ctx, lab)
 		}
 	}
@@ -233,14 +237,12 @@ func (q *quickstart) source(ctx context.Context, given string) (string, error) {
 	return "file://" + dir, nil
 }
 
-// laboratory returns the program shoal-lab, if it is here.
-func laboratory() string {
-	if self, err := os.Executable(); err == nil {
-		if beside := filepath.Join(filepath.Dir(self), "shoal-lab"); exec.Command(beside, "version").Run() == nil {
-			return beside
-		}
+// laboratory returns the program shoal-lab, if it is in a folder or on PATH.
+func laboratory(dir string) string {
+	lab, err := exec.LookPath(filepath.Join(dir, "shoal-lab"))
+	if err != nil {
+		lab, _ = exec.LookPath("shoal-lab")
 	}
-	lab, _ := exec.LookPath("shoal-lab")
 	return lab
 }
 

@@ -210,6 +210,26 @@ func TestTopShowsTheEndpoint(t *testing.T) {
 	}
 }
 
+// quickstart finds the laboratory beside this program before one on PATH.
+func TestLaboratory(t *testing.T) {
+	beside, path, none := t.TempDir(), t.TempDir(), t.TempDir()
+	for _, dir := range []string{beside, path} {
+		if err := os.WriteFile(filepath.Join(dir, "shoal-lab"), []byte("#!/bin/false\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", path)
+	for dir, want := range map[string]string{beside: filepath.Join(beside, "shoal-lab"), none: filepath.Join(path, "shoal-lab")} {
+		if lab := laboratory(dir); lab != want {
+			t.Errorf("%q, want %q", lab, want)
+		}
+	}
+	t.Setenv("PATH", none)
+	if lab := laboratory(none); lab != "" {
+		t.Errorf("%q, and there is none", lab)
+	}
+}
+
 // The default cache directories are found in any home.
 func TestDefaultDirs(t *testing.T) {
 	home := filepath.Join(t.TempDir(), "[me")

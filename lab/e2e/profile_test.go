@@ -303,6 +303,9 @@ func TestProfile(t *testing.T) {
 		if !slices.Equal(live.names(), again.names()) || live.Figures != again.Figures || live.Verdict != again.Verdict {
 			t.Errorf("live %+v, from the file %+v", live, again)
 		}
+		if _, errs, code := shoal(t, nil, "profile", small, "--duration", "1s", "--out", "/dev/full"); code != 1 || !strings.Contains(errs, "--out: ") {
+			t.Errorf("a recording that no disk takes: %d, %s", code, errs)
+		}
 		if text := mustShoal(t, nil, "profile", "--from", file); !strings.Contains(text, "torch-shuffle") || !strings.Contains(text, live.Verdict) {
 			t.Errorf("%s", text)
 		}
