@@ -3,9 +3,8 @@
 package dashboard
 
 import (
-	"crypto/sha256"
+	"cmp"
 	"embed"
-	"encoding/hex"
 	"io/fs"
 	"net/http"
 	"path"
@@ -18,52 +17,19 @@ var web embed.FS
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
-// Files returns the page's files by URL path; the page itself is "/".
-func Files() map[string][]byte {
-	files := map[string][]byte{}
-	dir, err := fs.Sub(web, "web")
-	if err != nil {
-		panic(err) // the folder is embedded
-	}
-	entries, err := fs.ReadDir(dir, ".")
-	if err != nil {
-		panic(err)
-	}
-	for _, e := range entries {
-		b, err := fs.ReadFile(dir, e.Name())
-		if err != nil {
-			panic(err)
-		}
-		url := "/" + e.Name()
-		if e.Name() == "index.html" {
-			url = "/"
-		}
-		files[url] = b
-	}
-	return files
+// types are those of the files. The machine's own tables may be wrong, and browsers may not guess.
+var types = map[string]string{
+	".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml",
 }
 
 // Handler serves the page at / and its files beside it.
 func Handler() http.Handler {
-	type file struct {
-		body       []byte
-		mime, etag string
+	dir, err := fs.Sub(web, "web")
+	if err != nil {
+		panic(err) // the folder is embedded
 	}
-	files := map[string]file{}
-	for url, body := range Files() {
-		name := url
-		if url == "/" {
-			name = "index.html"
-		}
-		sum := sha256.Sum256(body)
-		files[url] = file{body, mimeOf(path.Ext(name)), `"` + hex.EncodeToString(sum[:8]) + `"`}
-	}
+	files := http.FileServerFS(dir)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		f, ok := files[r.URL.Path]
-		if !ok {
-			http.NotFound(w, r)
-			return
-		}
 		h := w.Header()
 		h.Set("Content-Security-Policy", policy)
 		h.Set("X-Content-Type-Options", "nosniff")
@@ -72,27 +38,7 @@ func Handler() http.Handler {
 		h.Set("Cross-Origin-Opener-Policy", "same-origin")
 		h.Set("Cross-Origin-Resource-Policy", "same-origin")
 		h.Set("Cache-Control", "no-cache") // a newer daemon has a newer page
-		h.Set("Content-Type", f.mime)
-		h.Set("ETag", f.etag)
-		if r.Header.Get("If-None-Match") == f.etag {
-			w.WriteHeader(http.StatusNotModified)
-			return
-		}
-		_, _ = w.Write(f.body) // the client may be gone
+		h.Set("Content-Type", types[cmp.Or(path.Ext(r.URL.Path), ".html")])
+		files.ServeHTTP(w, r)
 	})
-}
-
-// mimeOf does not use the machine's own tables, which may be wrong.
-func mimeOf(ext string) string {
-	switch ext {
-	case ".html":
-		return "text/html; charset=utf-8"
-	case ".js":
-		return "text/javascript; charset=utf-8"
-	case ".css":
-		return "text/css; charset=utf-8"
-	case ".svg":
-		return "image/svg+xml"
-	}
-	return "application/octet-stream"
 }
