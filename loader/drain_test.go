@@ -8,7 +8,6 @@ import (
 
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/loader/feedpb"
-	"github.com/shoalfs/shoal/loader/internal/feedtest"
 )
 
 // A server that drains delivers what was granted, whole, also what had not been read yet, and nothing beyond; it takes
@@ -17,7 +16,7 @@ func TestDrain(t *testing.T) {
 	const batch, credits = 4, 3
 	g := newGate(batch + 1) // in the second batch
 	defer g.open(batch + 1)
-	r := start(t, &feedtest.Dataset{Samples: 400, Hold: g.hold}, loader.Options{Workers: 1, Readers: 2}, 0)
+	r := start(t, &testDataset{Samples: 400, Hold: g.hold}, loader.Options{Workers: 1, Readers: 2}, 0)
 	if err := r.client.Healthy(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +68,7 @@ func TestDrain(t *testing.T) {
 func TestDrainCutOff(t *testing.T) {
 	g := newGate(1)
 	defer g.open(1)
-	r := start(t, &feedtest.Dataset{Samples: 400, Hold: g.hold}, loader.Options{Workers: 1, Readers: 2}, 0)
+	r := start(t, &testDataset{Samples: 400, Hold: g.hold}, loader.Options{Workers: 1, Readers: 2}, 0)
 	s := r.open(t, &feedpb.Open{Order: "sequential", Batch: 4, Transform: "ramp(2,2)", Credits: 1})
 	eventually(t, "a batch is begun", func() bool { return r.server.Stats().HeldBytes > 0 })
 	ctx, cancel := context.WithCancel(t.Context())
@@ -85,7 +84,7 @@ func TestDrainCutOff(t *testing.T) {
 
 // A trainer that has all that it asked for, and is busy with it, is not waited for.
 func TestDrainIdle(t *testing.T) {
-	r := start(t, &feedtest.Dataset{Samples: 400}, loader.Options{LookAhead: 1}, 0)
+	r := start(t, &testDataset{Samples: 400}, loader.Options{LookAhead: 1}, 0)
 	s := r.open(t, &feedpb.Open{Order: "sequential", Batch: 4, Transform: "ramp(2,2)", Credits: 2})
 	eventually(t, "it has what it asked for", func() bool { return r.server.Stats().Total.Batches == 2 })
 	if sessions, left := r.server.Drain(context.Background()); sessions != 1 || left != 0 {

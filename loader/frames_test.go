@@ -19,7 +19,6 @@ import (
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/loader/feedclient"
 	"github.com/shoalfs/shoal/loader/feedpb"
-	"github.com/shoalfs/shoal/loader/internal/feedtest"
 	"github.com/shoalfs/shoal/loader/internal/wire"
 )
 
@@ -53,7 +52,7 @@ func frame(t *testing.T, m proto.Message) []byte {
 func TestFrames(t *testing.T) {
 	for _, by := range []string{"connection", "stream"} {
 		t.Run(by, func(t *testing.T) {
-			r := start(t, &feedtest.Dataset{Samples: 100}, loader.Options{}, 0)
+			r := start(t, &testDataset{Samples: 100}, loader.Options{}, 0)
 			stream, c := framed(t, r.addr, &feedpb.Open{Batch: 8, Slots: 3, Credits: 1, Transform: "ramp(4,4)", Epochs: 2, Tail: "uneven"})
 			say := func(m *feedpb.ClientMessage) {
 				var err error
@@ -108,7 +107,7 @@ func TestFrames(t *testing.T) {
 // Nothing that a client writes on its handover connection harms anybody else: its session ends, and the stream says
 // why.
 func TestWrongFrames(t *testing.T) {
-	r := start(t, &feedtest.Dataset{Samples: 1000}, loader.Options{}, 0)
+	r := start(t, &testDataset{Samples: 1000}, loader.Options{}, 0)
 	long := binary.LittleEndian.AppendUint32(nil, 1<<31)
 	for name, c := range map[string]struct {
 		bytes []byte
@@ -145,7 +144,7 @@ func TestWrongFrames(t *testing.T) {
 // comes back.
 func TestFramesUnread(t *testing.T) {
 	large, small := make([]byte, 8<<20), make([]byte, 100)
-	r := start(t, &feedtest.Dataset{Samples: 1000, Bytes: func(i int) []byte {
+	r := start(t, &testDataset{Samples: 1000, Bytes: func(i int) []byte {
 		if i == 0 {
 			return large
 		}
@@ -178,7 +177,7 @@ func TestFramesUnread(t *testing.T) {
 
 // A connection that loses what is on its way does not look like the end of the epoch, though the session has ended well.
 func TestBrokenFrames(t *testing.T) {
-	r := start(t, &feedtest.Dataset{Samples: 16}, loader.Options{}, 0)
+	r := start(t, &testDataset{Samples: 16}, loader.Options{}, 0)
 	between, err := net.Listen("unix", filepath.Join(t.TempDir(), "between.sock"))
 	if err != nil {
 		t.Fatal(err)

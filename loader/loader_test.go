@@ -28,33 +28,41 @@ import (
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/loader/feedclient"
 	"github.com/shoalfs/shoal/loader/feedpb"
-	"github.com/shoalfs/shoal/loader/internal/feedtest"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == serveVerb {
+		if err := serveFeed(os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, "feedserver:", err)
+			os.Exit(1)
+		}
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // rig is a server on a unix socket with a client.
 type rig struct {
-	ds     *feedtest.Dataset
-	mem    *feedtest.Ledger
+	ds     *testDataset
+	mem    *testLedger
 	server *loader.Server
 	addr   string
 	client *feedclient.Client
 }
 
 // start serves ds until the test ends, and then checks that nothing is left of any session.
-func start(t testing.TB, ds *feedtest.Dataset, o loader.Options, limit int64) *rig {
+func start(t testing.TB, ds *testDataset, o loader.Options, limit int64) *rig {
 	t.Helper()
 	r, stop := serve(t, filepath.Join(t.TempDir(), "feed.sock"), ds, o, limit)
 	t.Cleanup(stop)
 	return r
 }
 
-func serve(t fataler, socket string, ds *feedtest.Dataset, o loader.Options, limit int64) (r *rig, stop func()) {
+func serve(t fataler, socket string, ds *testDataset, o loader.Options, limit int64) (r *rig, stop func()) {
 	t.Helper()
-	r = &rig{ds: ds, mem: &feedtest.Ledger{Limit: limit}, addr: "unix://" + socket}
-	o.Compile, o.Memory = feedtest.Compile, r.mem
+	r = &rig{ds: ds, mem: &testLedger{Limit: limit}, addr: "unix://" + socket}
+	o.Compile, o.Memory = compileRamp, r.mem
 	r.server = loader.NewServer(func() loader.Dataset { return ds }, o)
 	l, err := loader.Listen(r.addr, loader.ListenOptions{})
 	if err != nil {
@@ -163,7 +171,7 @@ func validIDs(b *feedclient.Batch) (ids []int64) {
 }
 
 func TestRawSamples(t *testing.T) {
-	ds := &feedtest.Dataset{Samples: 103}
+	ds := &testDataset{Samples: 103}
 	r := start(t, ds, loader.Options{}, 0)
 	s := r.open(t, &feedpb.Open{Order: "uniform:seed=9", Batch: 10, Tail: "pad", Epochs: 2})
 	digest, want := feedclient.NewDigest(), feedclient.NewDigest()
@@ -183,7 +191,7 @@ func TestRawSamples(t *testing.T) {
 				}
 				continue
 			}
-			if id := int(b.ID(i)); !bytes.Equal(b.Row(i), feedtest.Sample(id)) || b.Label(i) != int64(id%feedtest.NumClasses) {
+			if id := int(b.ID(i)); !bytes.Equal(b.Row(i), sampleOf(id)) || b.Label(i) != int64(id%numClasses) {
 				t.Fatalf("row %d, sample %d: wrong bytes or label", i, id)
 			}
 		}
@@ -194,7 +202,7 @@ func TestRawSamples(t *testing.T) {
 	for epoch := range 2 {
 		o := order.Uniform(103, 9, epoch)
 		for p := range 103 {
-			want.AddSample(uint64(o.At(p)), feedtest.Sample(o.At(p)))
+			want.AddSample(uint64(o.At(p)), sampleOf(o.At(p)))
 		}
 	}
 	if batches != 22 || s.Epochs() != 2 {
@@ -208,7 +216,7 @@ func TestRawSamples(t *testing.T) {
 func TestDecodedBatches(t *testing.T) {
 	for _, dtype := range []string{"uint8", "fp32"} {
 		t.Run(dtype, func(t *testing.T) {
-			r := start(t, &feedtest.Dataset{Samples: 50}, loader.Options{}, 0)
+			r := start(t, &testDataset{Samples: 50}, loader.Options{}, 0)
 			s := r.open(t, &feedpb.Open{Order: "torch", Seed: 3, Batch: 4, World: 3, Rank: 1, Epoch: 2, Epochs: 1,
 				Transform: "ramp(5,7)|" + dtype, Tail: "uneven"})
 			o := s.Opened()
@@ -234,9 +242,9 @@ func TestDecodedBatches(t *testing.T) {
 				for i := range b.Rows() {
 					id := want.At(pos)
 					row := make([]byte, len(b.Row(i)))
-					tr, _ := feedtest.Compile(t.Context(), "ramp(5,7)|"+dtype, nil)
+					tr, _ := compileRamp(t.Context(), "ramp(5,7)|"+dtype, nil)
 					draw := loader.Draw{Seed: 3, Epoch: 2, Sample: uint64(id), Occurrence: uint32((1 + 3*pos) / 50)}
-					if err := tr.Make(loader.Sample{Data: feedtest.Sample(id)}, draw, &loader.Row{Fields: [][]byte{row}}); err != nil {
+					if err := tr.Make(loader.Sample{Data: sampleOf(id)}, draw, &loader.Row{Fields: [][]byte{row}}); err != nil {
 						t.Fatal(err)
 					}
 					if b.ID(i) != int64(id) || !bytes.Equal(b.Row(i), row) {
@@ -267,7 +275,7 @@ func TestExactlyOnce(t *testing.T) {
 		if tail == "drop" && batch*world > n || tail == "uneven" && world > n {
 			rt.Skip("no batch for some rank")
 		}
-		r, stop := serve(rt, socket, &feedtest.Dataset{Samples: n}, loader.Options{LookAhead: 1}, 0)
+		r, stop := serve(rt, socket, &testDataset{Samples: n}, loader.Options{LookAhead: 1}, 0)
 		defer stop()
 		global := batch * world
 		const epochs = 2 // a session that was resumed may go on beyond them
@@ -372,7 +380,7 @@ func divisors(global, most int) (list []int) {
 
 // A stream resumed after any batch goes on byte for byte as the first would have.
 func TestResumeIsIdentical(t *testing.T) {
-	r := start(t, &feedtest.Dataset{Samples: 61}, loader.Options{}, 0)
+	r := start(t, &testDataset{Samples: 61}, loader.Options{}, 0)
 	open := func(state string) *feedclient.Stream {
 		return r.open(t, &feedpb.Open{Session: "s", Seed: 4, Batch: 7, Transform: "ramp(3,3)", Epochs: 2, State: state, Tail: "pad"})
 	}
@@ -415,7 +423,7 @@ func TestResumeIsIdentical(t *testing.T) {
 // An order over shards is that of the packing: the feed delivers it whole, resumes it, and refuses a state
 // that was taken with another packing.
 func TestWindowedOrders(t *testing.T) {
-	ds := &feedtest.Dataset{Samples: 60, Shard: 10}
+	ds := &testDataset{Samples: 60, Shard: 10}
 	r := start(t, ds, loader.Options{}, 0)
 	open := func(state string) *feedpb.Open {
 		return &feedpb.Open{Session: "s", Order: "windowed:seed=3,window=2", Batch: 8, Epochs: 1, Tail: "pad", State: state}
@@ -453,16 +461,16 @@ func TestWindowedOrders(t *testing.T) {
 		t.Errorf("resumed by the state's order with %v\n want %v", got, want[24:])
 	}
 
-	other := start(t, &feedtest.Dataset{Samples: 60, Shard: 12}, loader.Options{}, 0)
+	other := start(t, &testDataset{Samples: 60, Shard: 12}, loader.Options{}, 0)
 	_, err = other.dial(t).Open(t.Context(), open(state))
 	wantError(t, err, codes.FailedPrecondition, "shards=")
-	loose := start(t, &feedtest.Dataset{Samples: 60}, loader.Options{}, 0)
+	loose := start(t, &testDataset{Samples: 60}, loader.Options{}, 0)
 	_, err = loose.dial(t).Open(t.Context(), open(""))
 	wantError(t, err, codes.InvalidArgument, "shoal pack")
 }
 
 func TestRefusedStates(t *testing.T) {
-	r := start(t, &feedtest.Dataset{Samples: 100}, loader.Options{}, 0)
+	r := start(t, &testDataset{Samples: 100}, loader.Options{}, 0)
 	base := func() *feedpb.Open {
 		return &feedpb.Open{Order: "uniform:seed=5", Seed: 5, Batch: 4, World: 2, Transform: "ramp(2,2)", Tail: "drop"}
 	}
@@ -529,7 +537,7 @@ func TestRefusedStates(t *testing.T) {
 }
 
 func TestRefusedOpens(t *testing.T) {
-	r := start(t, &feedtest.Dataset{Samples: 100}, loader.Options{MaxBatchBytes: 1 << 20}, 0)
+	r := start(t, &testDataset{Samples: 100}, loader.Options{MaxBatchBytes: 1 << 20}, 0)
 	for _, c := range []struct {
 		name  string
 		open  *feedpb.Open
@@ -569,7 +577,7 @@ func TestRefusedOpens(t *testing.T) {
 func TestBackPressure(t *testing.T) {
 	const size = 40_000 // of a sample: a batch of 8 does not fit gRPC's buffers many times
 	sample := make([]byte, size)
-	ds := &feedtest.Dataset{Samples: 4000, Bytes: func(int) []byte { return sample }}
+	ds := &testDataset{Samples: 4000, Bytes: func(int) []byte { return sample }}
 	r := start(t, ds, loader.Options{LookAhead: 2, MaxWindow: 6}, 0)
 	r.client.Transport = feedclient.Chunks
 	batchBytes := int64(8*size) * 17 / 16 // rounded up to a class
@@ -604,7 +612,7 @@ func TestBackPressure(t *testing.T) {
 }
 
 func TestMemoryLimit(t *testing.T) {
-	r := start(t, &feedtest.Dataset{Samples: 300}, loader.Options{}, 50_000)
+	r := start(t, &testDataset{Samples: 300}, loader.Options{}, 50_000)
 	// Two batches of 64 rows of 3*16*16 bytes do not fit: they take turns.
 	s := r.open(t, &feedpb.Open{Batch: 32, Transform: "ramp(16,16)", Epochs: 1, Credits: 8, Tail: "uneven"})
 	if ids := drain(t, s); len(ids) != 300 {
@@ -619,7 +627,7 @@ func TestMemoryLimit(t *testing.T) {
 }
 
 func TestFencing(t *testing.T) {
-	r := start(t, &feedtest.Dataset{Samples: 100}, loader.Options{}, 0)
+	r := start(t, &testDataset{Samples: 100}, loader.Options{}, 0)
 	o := func(rank uint32) *feedpb.Open {
 		return &feedpb.Open{Session: "job", Batch: 5, World: 2, Rank: rank, Credits: 1}
 	}
@@ -649,7 +657,7 @@ func TestFencing(t *testing.T) {
 // cannot be sent.
 func TestFencingAStuckClient(t *testing.T) {
 	sample := make([]byte, 400_000)
-	r := start(t, &feedtest.Dataset{Samples: 500, Bytes: func(int) []byte { return sample }}, loader.Options{}, 0)
+	r := start(t, &testDataset{Samples: 500, Bytes: func(int) []byte { return sample }}, loader.Options{}, 0)
 	stuck := r.dial(t)
 	stuck.Transport = feedclient.Chunks
 	_, err := stuck.Open(t.Context(), &feedpb.Open{Session: "job", Batch: 10, Credits: 1000})
@@ -669,7 +677,7 @@ func TestFencingAStuckClient(t *testing.T) {
 
 // A trainer that dies in mid-epoch leaves nothing behind.
 func TestClientDies(t *testing.T) {
-	ds := &feedtest.Dataset{Samples: 1000, Delay: func(int) time.Duration { return time.Millisecond }}
+	ds := &testDataset{Samples: 1000, Delay: func(int) time.Duration { return time.Millisecond }}
 	r := start(t, ds, loader.Options{}, 0)
 	for k := range 3 {
 		c := r.dial(t)
@@ -691,7 +699,7 @@ func TestClientDies(t *testing.T) {
 }
 
 func TestBadSamples(t *testing.T) {
-	ds := &feedtest.Dataset{Samples: 100, Bad: map[int]bool{25: true, 27: true, 60: true}}
+	ds := &testDataset{Samples: 100, Bad: map[int]bool{25: true, 27: true, 60: true}}
 	r := start(t, ds, loader.Options{Workers: 4}, 0)
 	open := func(bad string) *feedclient.Stream {
 		return r.open(t, &feedpb.Open{Order: "sequential", Batch: 10, Transform: "ramp(2,2)", Bad: bad, Epochs: 2, Credits: 8})
@@ -753,7 +761,7 @@ func TestStoreErrors(t *testing.T) {
 	} {
 		t.Run(kind.String(), func(t *testing.T) {
 			err := fmt.Errorf("wrapped: %w", &objstore.Error{Op: "read", Key: "s3://b/p/key.jpg", Kind: kind, Err: errors.New("cause")})
-			r := start(t, &feedtest.Dataset{Samples: 100, Errors: map[int]error{50: err}}, loader.Options{}, 0)
+			r := start(t, &testDataset{Samples: 100, Errors: map[int]error{50: err}}, loader.Options{}, 0)
 			s := r.open(t, &feedpb.Open{Order: "sequential", Batch: 10, Bad: "skip:100%", Credits: 8})
 			var got error
 			k := -1
@@ -769,7 +777,7 @@ func TestStoreErrors(t *testing.T) {
 }
 
 func TestStopping(t *testing.T) {
-	ds := &feedtest.Dataset{Samples: 100, Delay: func(int) time.Duration { return time.Millisecond }}
+	ds := &testDataset{Samples: 100, Delay: func(int) time.Duration { return time.Millisecond }}
 	r := start(t, ds, loader.Options{}, 0)
 	s := r.open(t, &feedpb.Open{Batch: 5})
 	if _, err := s.Next(); err != nil {
@@ -790,7 +798,7 @@ func TestAnnouncements(t *testing.T) {
 		start int
 	}
 	calls := make(chan call, 8)
-	ds := &feedtest.Dataset{Samples: 103, Begun: func(_ string, seq order.Order, start int) { calls <- call{seq, start} }}
+	ds := &testDataset{Samples: 103, Begun: func(_ string, seq order.Order, start int) { calls <- call{seq, start} }}
 	r := start(t, ds, loader.Options{}, 0)
 	s := r.open(t, &feedpb.Open{Session: "s", Order: "uniform:seed=2", Batch: 5, World: 3, Rank: 1, Epochs: 1})
 	if _, err := s.Next(); err != nil {
@@ -815,7 +823,7 @@ func TestAnnouncements(t *testing.T) {
 }
 
 func TestStandardServices(t *testing.T) {
-	r := start(t, &feedtest.Dataset{Samples: 100}, loader.Options{Version: "1.2.3",
+	r := start(t, &testDataset{Samples: 100}, loader.Options{Version: "1.2.3",
 		Stats: func(feed loader.Stats) any {
 			return struct {
 				Feed loader.Stats `json:"feed"`
@@ -867,9 +875,9 @@ func TestStandardServices(t *testing.T) {
 		}
 		kinds = append(kinds, fmt.Sprintf("%T", m.GetKind()))
 		if c := m.GetChunk(); c != nil {
-			tr, _ := feedtest.Compile(t.Context(), "ramp(2,2)", nil)
+			tr, _ := compileRamp(t.Context(), "ramp(2,2)", nil)
 			want := make([]byte, 12)
-			if err := tr.Make(loader.Sample{Data: feedtest.Sample(0)}, loader.Draw{}, &loader.Row{Fields: [][]byte{want}}); err != nil {
+			if err := tr.Make(loader.Sample{Data: sampleOf(0)}, loader.Draw{}, &loader.Row{Fields: [][]byte{want}}); err != nil {
 				t.Fatal(err)
 			}
 			if !bytes.Equal(c.GetData()[:12], want) {
@@ -887,10 +895,10 @@ func TestStandardServices(t *testing.T) {
 	}
 	var size uint64
 	for i := range 100 {
-		size += uint64(len(feedtest.Sample(i)))
+		size += uint64(len(sampleOf(i)))
 	}
 	if info.GetDataset() != r.ds.Version() || info.GetSamples() != 100 || info.GetBytes() != size ||
-		len(info.GetClasses()) != feedtest.NumClasses || info.GetServer() != "1.2.3" {
+		len(info.GetClasses()) != numClasses || info.GetServer() != "1.2.3" {
 		t.Errorf("info %v", info)
 	}
 	var st loader.Stats
@@ -912,7 +920,7 @@ func TestStandardServices(t *testing.T) {
 }
 
 func TestProtocolMisuse(t *testing.T) {
-	r := start(t, &feedtest.Dataset{Samples: 100}, loader.Options{}, 0)
+	r := start(t, &testDataset{Samples: 100}, loader.Options{}, 0)
 	conn, err := grpc.NewClient(r.addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
@@ -1070,7 +1078,7 @@ func BenchmarkFeed(b *testing.B) {
 			if addr == "tcp" {
 				listen = "tcp://127.0.0.1:0"
 			}
-			ds := &feedtest.Dataset{Samples: 1 << 20, Bytes: func(int) []byte { return row }}
+			ds := &testDataset{Samples: 1 << 20, Bytes: func(int) []byte { return row }}
 			s := loader.NewServer(func() loader.Dataset { return ds }, loader.Options{})
 			defer s.Close()
 			l, err := loader.Listen(listen, loader.ListenOptions{})

@@ -10,14 +10,13 @@ import (
 
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/loader/feedpb"
-	"github.com/shoalfs/shoal/loader/internal/feedtest"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
 // Orders that need sizes or classes are delivered as the order package has them, and go on at another
 // world size where a state was taken.
 func TestOrdersOverFacts(t *testing.T) {
-	ds := &feedtest.Dataset{Samples: 60}
+	ds := &testDataset{Samples: 60}
 	r := start(t, ds, loader.Options{}, 0)
 	facts := order.Facts{Samples: 60, Size: ds.Size, Classes: ds.Classes, Label: ds.Label}
 	for text, name := range map[string]string{
@@ -93,7 +92,7 @@ func TestOrdersOverFacts(t *testing.T) {
 
 // A sample that a mixture repeats within an epoch is augmented anew each time.
 func TestRepeatedSamplesDrawAnew(t *testing.T) {
-	r := start(t, &feedtest.Dataset{Samples: 20}, loader.Options{}, 0)
+	r := start(t, &testDataset{Samples: 20}, loader.Options{}, 0)
 	for _, text := range []string{"mixture:seed=1,weights=@0-1:1+@2-19:1,samples=20", "torch-loader:seed=1,from=manual_seed,samples=20,replacement=1"} {
 		s := r.open(t, &feedpb.Open{Session: "s", Order: text, Batch: 20, Epochs: 1, Transform: "ramp(5,7)|uint8"})
 		b, err := s.Next()

@@ -11,13 +11,12 @@ import (
 
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/loader"
-	"github.com/shoalfs/shoal/loader/internal/feedtest"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
 // sized is a dataset of documents of these lengths in bytes.
-func sized(lengths []int) *feedtest.Dataset {
-	return &feedtest.Dataset{Samples: len(lengths), Bytes: func(i int) []byte {
+func sized(lengths []int) *testDataset {
+	return &testDataset{Samples: len(lengths), Bytes: func(i int) []byte {
 		b := make([]byte, lengths[i])
 		for k := range b {
 			b[k] = byte(i + k)

@@ -14,14 +14,13 @@ import (
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/loader/feedclient"
 	"github.com/shoalfs/shoal/loader/feedpb"
-	"github.com/shoalfs/shoal/loader/internal/feedtest"
 )
 
 // startParted serves a dataset with parts, with one place to decode.
-func startParted(t *testing.T, ds *feedtest.Parted) *rig {
+func startParted(t *testing.T, ds *partedDataset) *rig {
 	t.Helper()
-	r := &rig{ds: ds.Dataset, mem: &feedtest.Ledger{}, addr: "unix://" + filepath.Join(t.TempDir(), "feed.sock")}
-	r.server = loader.NewServer(func() loader.Dataset { return ds }, loader.Options{Compile: feedtest.CompileJoined, Memory: r.mem, Workers: 1})
+	r := &rig{ds: ds.testDataset, mem: &testLedger{}, addr: "unix://" + filepath.Join(t.TempDir(), "feed.sock")}
+	r.server = loader.NewServer(func() loader.Dataset { return ds }, loader.Options{Compile: compileJoined, Memory: r.mem, Workers: 1})
 	l, err := loader.Listen(r.addr, loader.ListenOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -46,13 +45,13 @@ func startParted(t *testing.T, ds *feedtest.Parted) *rig {
 func cls(i int) []byte  { return fmt.Appendf(nil, "%d\n", 1000+i) }
 func anno(i int) []byte { return fmt.Appendf(nil, `{"a": {"class": %d}, "b": "x", "f": 1.5}`, 5000+i) }
 
-func parted(n int) *feedtest.Parted {
-	return &feedtest.Parted{Dataset: &feedtest.Dataset{Samples: n}, Files: map[string]func(int) []byte{"cls": cls, "json": anno}}
+func parted(n int) *partedDataset {
+	return &partedDataset{testDataset: &testDataset{Samples: n}, Files: map[string]func(int) []byte{"cls": cls, "json": anno}}
 }
 
 // Where labels come from: what is asked for, else folders, else .cls.
 func TestLabels(t *testing.T) {
-	folder := func(i int) int64 { return int64(i % feedtest.NumClasses) }
+	folder := func(i int) int64 { return int64(i % numClasses) }
 	inCls := func(i int) int64 { return int64(1000 + i) }
 	inJSON := func(i int) int64 { return int64(5000 + i) }
 	none := func(int) int64 { return -1 }
@@ -84,7 +83,7 @@ func TestLabels(t *testing.T) {
 				s := r.open(t, &feedpb.Open{Batch: 10, Epochs: 1, Label: tt.label, Transform: transform})
 				base := "raw"
 				if transform != "" {
-					tr, _ := feedtest.Compile(t.Context(), transform, nil)
+					tr, _ := compileRamp(t.Context(), transform, nil)
 					base = tr.Hash()
 				}
 				if o := s.Opened(); o.GetLabel() != tt.opened || o.GetTransformHash() != base+tt.hash {
@@ -177,7 +176,7 @@ func TestLabelIsRefused(t *testing.T) {
 		wantError(t, err, codes.InvalidArgument, tt.words...)
 	}
 	// A dataset that knows of no parts.
-	plain := start(t, &feedtest.Dataset{Samples: 10}, loader.Options{}, 0)
+	plain := start(t, &testDataset{Samples: 10}, loader.Options{}, 0)
 	_, err := plain.client.Open(t.Context(), &feedpb.Open{Batch: 4, Label: "cls"})
 	wantError(t, err, codes.InvalidArgument, ".cls")
 }

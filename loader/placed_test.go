@@ -20,7 +20,6 @@ import (
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/loader/feedclient"
 	"github.com/shoalfs/shoal/loader/feedpb"
-	"github.com/shoalfs/shoal/loader/internal/feedtest"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
@@ -37,7 +36,7 @@ func TestExactlyOncePlaced(t *testing.T) {
 		if tail == "drop" && global > n || tail == "uneven" && world > n {
 			rt.Skip("no batch for some rank")
 		}
-		r, stop := serve(rt, socket, &feedtest.Dataset{Samples: n}, loader.Options{}, 0)
+		r, stop := serve(rt, socket, &testDataset{Samples: n}, loader.Options{}, 0)
 		defer stop()
 		spec, err := order.Parse(algorithm)
 		if algorithm != "sequential" {
@@ -63,7 +62,7 @@ func TestExactlyOncePlaced(t *testing.T) {
 			if algorithm != "torch" {
 				w = rapid.SampledFrom(divisors(global, n)).Draw(rt, "world of this life")
 			}
-			placement := feedtest.Placement(rapid.SliceOfN(rapid.IntRange(0, 3), w, w).Draw(rt, "nodes")...)
+			placement := placementOf(rapid.SliceOfN(rapid.IntRange(0, 3), w, w).Draw(rt, "nodes")...)
 			to := min(end, from+global*rapid.IntRange(1, 5).Draw(rt, "batches"))
 			got := make([][]int64, (end+global-1)/global)
 			next := state
@@ -115,7 +114,7 @@ func TestExactlyOncePlaced(t *testing.T) {
 // A sample's augmentation is that of its place in the order, whichever rank reads it.
 func TestPlacedAugmentation(t *testing.T) {
 	const text = "mixture:seed=1,weights=@0-1:1+@2-19:1,samples=24"
-	r := start(t, &feedtest.Dataset{Samples: 20}, loader.Options{}, 0)
+	r := start(t, &testDataset{Samples: 20}, loader.Options{}, 0)
 	rows := func(world int, placement string) (all [][]byte) {
 		for rank := range world {
 			s := r.open(t, &feedpb.Open{Session: "s" + placement, Order: text, Batch: uint32(12 / world), World: uint32(world), Rank: uint32(rank), Epochs: 1,
@@ -139,34 +138,34 @@ func TestPlacedAugmentation(t *testing.T) {
 	}
 	plain := rows(1, "")
 	for _, ranks := range [][]int{{0, 1, 2}, {1, 0, 0, 1}} {
-		if placed := rows(len(ranks), feedtest.Placement(ranks...)); !slices.EqualFunc(plain, placed, bytes.Equal) {
+		if placed := rows(len(ranks), placementOf(ranks...)); !slices.EqualFunc(plain, placed, bytes.Equal) {
 			t.Errorf("ranks on nodes %v: other pixels than without a placement", ranks)
 		}
 	}
 }
 
 func TestPlacementRefused(t *testing.T) {
-	r := start(t, &feedtest.Dataset{Samples: 60}, loader.Options{}, 0)
+	r := start(t, &testDataset{Samples: 60}, loader.Options{}, 0)
 	open := func(o *feedpb.Open) (*feedclient.Stream, error) {
 		o.Session, o.Batch, o.World = "s", 4, 2
 		return r.dial(t).Open(t.Context(), o)
 	}
-	first, err := open(&feedpb.Open{Placement: feedtest.Placement(0, 1)})
+	first, err := open(&feedpb.Open{Placement: placementOf(0, 1)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for text, words := range map[string]string{
-		"here":                      "not valid JSON",
-		feedtest.Placement(0, 1, 1): "placement of 3 ranks: the session's world has 2",
+		"here":               "not valid JSON",
+		placementOf(0, 1, 1): "placement of 3 ranks: the session's world has 2",
 	} {
 		_, err := open(&feedpb.Open{Placement: text, Rank: 1})
 		wantError(t, err, codes.InvalidArgument, words)
 	}
-	for _, text := range []string{"", feedtest.Placement(1, 0)} {
+	for _, text := range []string{"", placementOf(1, 0)} {
 		_, err := open(&feedpb.Open{Placement: text, Rank: 1})
 		wantError(t, err, codes.FailedPrecondition, "give all ranks the same one", "rank 0")
 	}
-	second, err := open(&feedpb.Open{Placement: strings.ReplaceAll(feedtest.Placement(0, 1), ",", " , "), Rank: 1})
+	second, err := open(&feedpb.Open{Placement: strings.ReplaceAll(placementOf(0, 1), ",", " , "), Rank: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -177,9 +176,9 @@ func TestPlacementRefused(t *testing.T) {
 
 // Sessions share batches if they have the same placement.
 func TestPlacementShares(t *testing.T) {
-	r := start(t, &feedtest.Dataset{Samples: 60}, loader.Options{}, 0)
+	r := start(t, &testDataset{Samples: 60}, loader.Options{}, 0)
 	ids := map[string][]int64{}
-	for _, text := range []string{"", feedtest.Placement(0, 1), feedtest.Placement(1, 0)} {
+	for _, text := range []string{"", placementOf(0, 1), placementOf(1, 0)} {
 		for range 2 {
 			s := r.open(t, &feedpb.Open{Batch: 5, World: 2, Epochs: 1, Slots: 4, Readonly: true, Placement: text})
 			got := drain(t, s)
@@ -189,7 +188,7 @@ func TestPlacementShares(t *testing.T) {
 			ids[text] = got
 		}
 	}
-	if slices.Equal(ids[feedtest.Placement(0, 1)], ids[feedtest.Placement(1, 0)]) {
+	if slices.Equal(ids[placementOf(0, 1)], ids[placementOf(1, 0)]) {
 		t.Error("two placements have the same samples")
 	}
 }
@@ -197,10 +196,10 @@ func TestPlacementShares(t *testing.T) {
 // A placement that was made for other nodes is correct, but of no use. A node that got another cache directory is another node.
 func TestPlacementOfAnotherNode(t *testing.T) {
 	var log synced.Buffer
-	r := start(t, &feedtest.Dataset{Samples: 60}, loader.Options{Log: slog.New(slog.NewTextHandler(&log, nil)),
+	r := start(t, &testDataset{Samples: 60}, loader.Options{Log: slog.New(slog.NewTextHandler(&log, nil)),
 		Node: func() (string, uint32, bool) { return "n0", 100, true }}, 0)
 	for rank, warned := range []bool{false, true} {
-		r.open(t, &feedpb.Open{Session: "s", Batch: 5, World: 2, Rank: uint32(rank), Placement: feedtest.Placement(0, 1)})
+		r.open(t, &feedpb.Open{Session: "s", Batch: 5, World: 2, Rank: uint32(rank), Placement: placementOf(0, 1)})
 		if strings.Contains(log.String(), "placement_node=n1") != warned {
 			t.Errorf("rank %d: %s", rank, log.String())
 		}
@@ -208,7 +207,7 @@ func TestPlacementOfAnotherNode(t *testing.T) {
 }
 
 func TestOwners(t *testing.T) {
-	r := start(t, &feedtest.Dataset{Samples: 300_000}, loader.Options{Node: func() (string, uint32, bool) { return "n1", 101, true }}, 0)
+	r := start(t, &testDataset{Samples: 300_000}, loader.Options{Node: func() (string, uint32, bool) { return "n1", 101, true }}, 0)
 	info, err := r.client.Info(t.Context())
 	if err != nil || info.GetNode() != "n1" || info.GetWeight() != 101 {
 		t.Errorf("the server is node %q of weight %d, %v", info.GetNode(), info.GetWeight(), err)
@@ -218,7 +217,7 @@ func TestOwners(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	text := feedtest.Placement(0, 1, 2)
+	text := placementOf(0, 1, 2)
 	parts, err := feedpb.NewFeedClient(conn).Owners(t.Context(), &feedpb.OwnersRequest{Placement: text})
 	if err != nil {
 		t.Fatal(err)

@@ -14,9 +14,9 @@ import (
 // TestPython runs the Python client's own tests (python/tests) against the server of this package.
 // They need Debian's python3-grpcio, python3-numpy, python3-torch and python3-torchvision.
 func TestPython(t *testing.T) {
-	server := filepath.Join(t.TempDir(), "feedserver")
-	if out, err := exec.Command("go", "build", "-o", server, "./internal/feedtest/feedserver").CombinedOutput(); err != nil {
-		t.Fatalf("build the test server: %v\n%s", err, out)
+	server, err := os.Executable() // it serves them, too: serveFeed
+	if err != nil {
+		t.Fatal(err)
 	}
 	python := os.Getenv("SHOAL_PYTHON")
 	if python == "" {

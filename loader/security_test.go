@@ -20,7 +20,6 @@ import (
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/loader/feedclient"
 	"github.com/shoalfs/shoal/loader/feedpb"
-	"github.com/shoalfs/shoal/loader/internal/feedtest"
 )
 
 // logged is a log that a test may look into.
@@ -31,8 +30,8 @@ func (l *logged) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, 
 // secured serves on a port of loopback until the test ends and returns its host:port.
 func secured(t *testing.T, scheme string, o loader.Options, c *tls.Config) string {
 	t.Helper()
-	o.Compile = feedtest.Compile
-	ds := &feedtest.Dataset{Samples: 20}
+	o.Compile = compileRamp
+	ds := &testDataset{Samples: 20}
 	server := loader.NewServer(func() loader.Dataset { return ds }, o)
 	l, err := loader.Listen(scheme+"://127.0.0.1:0", loader.ListenOptions{TLS: c})
 	if err != nil {

@@ -19,7 +19,6 @@ import (
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/loader/feedclient"
 	"github.com/shoalfs/shoal/loader/feedpb"
-	"github.com/shoalfs/shoal/loader/internal/feedtest"
 )
 
 // eventually waits, for minutes if it must, until ok.
@@ -106,7 +105,7 @@ func TestSlowSample(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			g := newGate(1)
 			defer g.open(1)
-			ds := &feedtest.Dataset{Samples: 400, Hold: g.hold}
+			ds := &testDataset{Samples: 400, Hold: g.hold}
 			r := start(t, ds, loader.Options{Workers: 1, Readers: 2, LookAhead: c.look, MaxWindow: c.most}, 0)
 			s := r.open(t, &feedpb.Open{Order: "sequential", Batch: batch, Transform: "ramp(2,2)", Epochs: 1, Credits: uint32(c.credits)})
 			eventually(t, "the window's other samples are read", func() bool { return g.has(0, batch*c.window) })
@@ -128,11 +127,11 @@ func TestSlowSample(t *testing.T) {
 func TestSlowSampleOfAnother(t *testing.T) {
 	g := newGate(1, 2, 3)
 	defer func() { g.open(1); g.open(2); g.open(3) }()
-	r := start(t, &feedtest.Dataset{Samples: 100, Hold: g.hold}, loader.Options{Workers: 1, Readers: 3}, 0)
+	r := start(t, &testDataset{Samples: 100, Hold: g.hold}, loader.Options{Workers: 1, Readers: 3}, 0)
 	r.open(t, &feedpb.Open{Order: "sequential", Batch: 4, Transform: "ramp(2,2)", Credits: 2}) // all its readers are held
 	s := r.open(t, &feedpb.Open{Order: "sequential", Batch: 4, Transform: "ramp(2,2)", Epochs: 1,
 		State: fmt.Sprintf(`{"v":1,"dataset":%q,"order":"sequential@1","transform":%q,"seed":0,"epoch":0,"cursor":4,"batch":4,"tail":"drop"}`,
-			r.ds.Version(), feedtest.Ramp{Height: 2, Width: 2, Type: "uint8"}.Hash())})
+			r.ds.Version(), ramp{Height: 2, Width: 2, Type: "uint8"}.Hash())})
 	if ids := drain(t, s); len(ids) != 96 {
 		t.Errorf("%d samples", len(ids))
 	}
@@ -142,7 +141,7 @@ func TestSlowSampleOfAnother(t *testing.T) {
 func TestSlowRank(t *testing.T) {
 	const size, n = 20_000, 1200
 	sample := make([]byte, size)
-	r := start(t, &feedtest.Dataset{Samples: n, Bytes: func(int) []byte { return sample }}, loader.Options{LookAhead: 2, MaxWindow: 5}, 0)
+	r := start(t, &testDataset{Samples: n, Bytes: func(int) []byte { return sample }}, loader.Options{LookAhead: 2, MaxWindow: 5}, 0)
 	open := func(rank uint32, credits uint32) *feedclient.Stream {
 		s, err := r.dial(t).Open(t.Context(), &feedpb.Open{Session: "job", Order: "uniform", Batch: 4, World: 3, Rank: rank, Epochs: 1, Credits: credits})
 		if err != nil {
@@ -173,7 +172,7 @@ func TestSlowRank(t *testing.T) {
 
 // Credits beyond all sense are as good as many.
 func TestEndlessCredits(t *testing.T) {
-	r := start(t, &feedtest.Dataset{Samples: 100}, loader.Options{MaxWindow: 3}, 0)
+	r := start(t, &testDataset{Samples: 100}, loader.Options{MaxWindow: 3}, 0)
 	conn, err := grpc.NewClient(r.addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
@@ -200,7 +199,7 @@ func TestEndlessCredits(t *testing.T) {
 func TestFencedDeliversNothing(t *testing.T) {
 	g := newGate(9)
 	defer g.open(9)
-	r := start(t, &feedtest.Dataset{Samples: 100, Hold: g.hold}, loader.Options{LookAhead: 4, Readers: 2}, 0)
+	r := start(t, &testDataset{Samples: 100, Hold: g.hold}, loader.Options{LookAhead: 4, Readers: 2}, 0)
 	o := &feedpb.Open{Session: "job", Order: "sequential", Batch: 4, Credits: 1}
 	old := r.open(t, o)
 	if b, err := old.Next(); err != nil || b.ID(0) != 0 {
@@ -230,7 +229,7 @@ func TestFencedDeliversNothing(t *testing.T) {
 
 // A job that comes back with another number of ranks ends all ranks of before.
 func TestFencingAcrossWorlds(t *testing.T) {
-	r := start(t, &feedtest.Dataset{Samples: 100}, loader.Options{}, 0)
+	r := start(t, &testDataset{Samples: 100}, loader.Options{}, 0)
 	open := func(session string, world, rank uint32) *feedclient.Stream {
 		return r.open(t, &feedpb.Open{Session: session, Batch: 5, World: world, Rank: rank, Credits: 1})
 	}
@@ -273,7 +272,7 @@ func TestQuotaSurvivesResume(t *testing.T) {
 		for _, i := range rapid.SliceOfNDistinct(rapid.IntRange(0, n-1), 0, 8, rapid.ID).Draw(rt, "bad") {
 			bad[i] = true
 		}
-		r, stop := serve(rt, socket, &feedtest.Dataset{Samples: n, Bad: bad}, loader.Options{LookAhead: 1}, 0)
+		r, stop := serve(rt, socket, &testDataset{Samples: n, Bad: bad}, loader.Options{LookAhead: 1}, 0)
 		defer stop()
 
 		// The model: two epochs, each fails at the bad sample after the quota.

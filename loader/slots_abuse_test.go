@@ -23,7 +23,6 @@ import (
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/loader/feedclient"
 	"github.com/shoalfs/shoal/loader/feedpb"
-	"github.com/shoalfs/shoal/loader/internal/feedtest"
 )
 
 // plain opens a stream as protobuf has it, without the client's care.
@@ -95,7 +94,7 @@ func dialSocket(t *testing.T, addr string) net.Conn {
 
 // A slot that the client does not hold cannot be given back.
 func TestWrongRelease(t *testing.T) {
-	r := start(t, &feedtest.Dataset{Samples: 100}, loader.Options{}, 0)
+	r := start(t, &testDataset{Samples: 100}, loader.Options{}, 0)
 	for name, wrong := range map[string]func(got uint32) []*feedpb.ClientMessage{
 		"never had": func(got uint32) []*feedpb.ClientMessage { return []*feedpb.ClientMessage{release(got%3 + 1)} },
 		"none":      func(uint32) []*feedpb.ClientMessage { return []*feedpb.ClientMessage{release(0)} },
@@ -137,7 +136,7 @@ func TestWrongRelease(t *testing.T) {
 
 // No handover but the right one, once, gets a descriptor, and no peer keeps others waiting.
 func TestHandovers(t *testing.T) {
-	r := start(t, &feedtest.Dataset{Samples: 100}, loader.Options{}, 0)
+	r := start(t, &testDataset{Samples: 100}, loader.Options{}, 0)
 	silent := make([]net.Conn, 20)
 	for i := range silent {
 		silent[i] = dialSocket(t, r.addr)
@@ -262,7 +261,7 @@ func killed(t *testing.T, addr string, env ...string) {
 // A client that is killed leaves nothing: no memory, no descriptor, no reservation.
 func TestKilledClient(t *testing.T) {
 	before := memfds(t)
-	r := start(t, &feedtest.Dataset{Samples: 1000}, loader.Options{}, 0)
+	r := start(t, &testDataset{Samples: 1000}, loader.Options{}, 0)
 	for range 3 {
 		killed(t, r.addr)
 		r.empty(t)
@@ -277,7 +276,7 @@ func TestKilledClient(t *testing.T) {
 
 // A client that is killed gives back what it held to those that share its pass.
 func TestKilledFollower(t *testing.T) {
-	r := start(t, &feedtest.Dataset{Samples: 2000}, loader.Options{}, 0)
+	r := start(t, &testDataset{Samples: 2000}, loader.Options{}, 0)
 	r.client.Transport = feedclient.Slots
 	s := r.open(t, &feedpb.Open{Batch: 16, Transform: "ramp(32,32)", Credits: 2, Slots: 5, Readonly: true, Epochs: 1, Tail: "uneven"})
 	killed(t, r.addr, "SHOAL_TEST_READONLY=1")
@@ -295,7 +294,7 @@ func TestKilledFollower(t *testing.T) {
 // A server that ends while slots are held lets go of them; the client's batches stay as they are.
 func TestServerEndsWithSlotsHeld(t *testing.T) {
 	before := memfds(t)
-	r, stop := serve(t, filepath.Join(t.TempDir(), "feed.sock"), &feedtest.Dataset{Samples: 1000}, loader.Options{}, 0)
+	r, stop := serve(t, filepath.Join(t.TempDir(), "feed.sock"), &testDataset{Samples: 1000}, loader.Options{}, 0)
 	r.client.Transport = feedclient.Slots
 	s := r.open(t, &feedpb.Open{Batch: 16, Transform: "ramp(32,32)", Slots: 6})
 	var kept []*feedclient.Batch

@@ -21,7 +21,6 @@ import (
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/loader/feedclient"
 	"github.com/shoalfs/shoal/loader/feedpb"
-	"github.com/shoalfs/shoal/loader/internal/feedtest"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
@@ -45,7 +44,7 @@ func contents(t testing.TB, s *feedclient.Stream) (all [][]byte) {
 func TestSlotsAreChunks(t *testing.T) {
 	for name, transform := range map[string]string{"raw": "", "uint8": "ramp(9,5)", "fp32": "ramp(9,5)|fp32"} {
 		t.Run(name, func(t *testing.T) {
-			r := start(t, &feedtest.Dataset{Samples: 203}, loader.Options{}, 0)
+			r := start(t, &testDataset{Samples: 203}, loader.Options{}, 0)
 			open := &feedpb.Open{Batch: 10, Epochs: 2, Tail: "pad", Transform: transform, Seed: 5}
 			r.client.Transport = feedclient.Slots
 			s := r.open(t, open)
@@ -69,7 +68,7 @@ func TestSlotsAreChunks(t *testing.T) {
 
 // Two trainers get the very same memory, and each sample is read once.
 func TestSharedPass(t *testing.T) {
-	ds := &feedtest.Dataset{Samples: 400}
+	ds := &testDataset{Samples: 400}
 	r := start(t, ds, loader.Options{}, 0)
 	r.client.Transport = feedclient.Slots
 	open := &feedpb.Open{Batch: 10, Epochs: 1, Transform: "ramp(9,5)", Readonly: true}
@@ -97,7 +96,7 @@ func TestSharedPass(t *testing.T) {
 // A client that keeps every slot waits; what it has is not touched meanwhile, and one slot that it
 // gives back brings the next batch.
 func TestSlotsRunOut(t *testing.T) {
-	r := start(t, &feedtest.Dataset{Samples: 400}, loader.Options{}, 0)
+	r := start(t, &testDataset{Samples: 400}, loader.Options{}, 0)
 	r.client.Transport = feedclient.Slots
 	// Many more slots than credits: the Go client copies what would hold the server up.
 	s := r.open(t, &feedpb.Open{Batch: 10, Epochs: 1, Transform: "ramp(9,5)", Slots: 5, Credits: 2})
@@ -130,10 +129,10 @@ func TestSlotsRunOut(t *testing.T) {
 func check(b *feedclient.Batch, seed uint64) error {
 	for i := range b.Rows() {
 		id := b.ID(i)
-		row, src := b.Row(i), feedtest.Sample(int(id))
+		row, src := b.Row(i), sampleOf(int(id))
 		draw := loader.Draw{Seed: seed, Epoch: b.Header.GetEpoch(), Sample: uint64(id)}
 		for k, v := range row {
-			if v != feedtest.Value(src, draw, k) {
+			if v != rampValue(src, draw, k) {
 				return fmt.Errorf("epoch %d, batch %d, row %d, sample %d: element %d is wrong", b.Header.GetEpoch(), b.Header.GetIndex(), i, id, k)
 			}
 		}
@@ -144,7 +143,7 @@ func check(b *feedclient.Batch, seed uint64) error {
 // Trainers that come and go, and are quick and slow, each get what they would alone.
 func TestSharedPassOfMany(t *testing.T) {
 	before := memfds(t)
-	r := start(t, &feedtest.Dataset{Samples: 300}, loader.Options{}, 0)
+	r := start(t, &testDataset{Samples: 300}, loader.Options{}, 0)
 	r.client.Transport = feedclient.Slots
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -212,7 +211,7 @@ func epochIDs(seed uint64, epochs ...int) (ids []int64) {
 // A trainer that stops keeps what it has and holds up nobody, however many do; when it goes on, it
 // gets what it would have got.
 func TestStoppedFollowers(t *testing.T) {
-	r := start(t, &feedtest.Dataset{Samples: 300}, loader.Options{}, 0)
+	r := start(t, &testDataset{Samples: 300}, loader.Options{}, 0)
 	r.client.Transport = feedclient.Slots
 	open := &feedpb.Open{Batch: 10, Order: "uniform:seed=4", Seed: 3, Transform: "ramp(9,5)", Readonly: true, Slots: 4, Credits: 2, Epochs: 2}
 	var stopped []*feedclient.Stream
@@ -254,7 +253,7 @@ func TestStoppedFollowers(t *testing.T) {
 
 // Trainers that may write to their slots never share them.
 func TestWritersDoNotShare(t *testing.T) {
-	r := start(t, &feedtest.Dataset{Samples: 300}, loader.Options{}, 0)
+	r := start(t, &testDataset{Samples: 300}, loader.Options{}, 0)
 	r.client.Transport = feedclient.Slots
 	open := &feedpb.Open{Batch: 10, Transform: "ramp(9,5)", Epochs: 1, Seed: 3}
 	a, b := r.open(t, open), r.open(t, open)
@@ -283,7 +282,7 @@ func TestWritersDoNotShare(t *testing.T) {
 // gives back brings the next batch.
 func TestWaitingForSlots(t *testing.T) {
 	var log synced.Buffer
-	r := start(t, &feedtest.Dataset{Samples: 300}, loader.Options{Log: slog.New(slog.NewTextHandler(&log, nil))}, 0)
+	r := start(t, &testDataset{Samples: 300}, loader.Options{Log: slog.New(slog.NewTextHandler(&log, nil))}, 0)
 	s, opened := plain(t, r.addr, &feedpb.Open{Batch: 4, Slots: 3, Credits: 100, Transform: "ramp(4,4)"})
 	handover(t, r.addr, opened.GetPool().GetKey())
 	var slots []uint32
@@ -318,7 +317,7 @@ func TestWaitingForSlots(t *testing.T) {
 // Where there is no memory for slots, or no way to hand it over, batches come in Chunks.
 func TestWithoutSlots(t *testing.T) {
 	open := &feedpb.Open{Batch: 10, Transform: "ramp(32,32)", Epochs: 1, Tail: "uneven"}
-	small := start(t, &feedtest.Dataset{Samples: 300}, loader.Options{}, 100_000) // a batch has 31 KB
+	small := start(t, &testDataset{Samples: 300}, loader.Options{}, 100_000) // a batch has 31 KB
 	if ids := drain(t, small.open(t, open)); len(ids) != 300 {
 		t.Errorf("%d samples", len(ids))
 	}
@@ -327,7 +326,7 @@ func TestWithoutSlots(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 
-	r := start(t, &feedtest.Dataset{Samples: 300}, loader.Options{}, 0)
+	r := start(t, &testDataset{Samples: 300}, loader.Options{}, 0)
 	// A server that has no device ignores that one is wanted: the client finishes the batches itself.
 	if _, opened := plain(t, r.addr, &feedpb.Open{Batch: 10, Slots: 4, Device: "cuda:0"}); opened.GetPool().GetSlots() != 4 {
 		t.Errorf("the pool is %v", opened.GetPool())
@@ -368,7 +367,7 @@ func TestFewerSlots(t *testing.T) {
 		{5, 7, 3, 5, false}, {4, 7, 3, 4, false}, {3, 7, 3, 0, false}, {20, 7, 3, 7, false}, {5, 3, 9, 3, false}, {5, 7, 0, 0, false},
 		{6, 7, 3, 5, true}, {20, 7, 3, 14, true}, {4, 7, 3, 0, true}, // what is shared leaves room for a batch in Chunks
 	} {
-		r := start(t, &feedtest.Dataset{Samples: 300}, loader.Options{}, int64(c.room*slot))
+		r := start(t, &testDataset{Samples: 300}, loader.Options{}, int64(c.room*slot))
 		open := &feedpb.Open{Batch: 10, Transform: "ramp(32,32)", Slots: uint32(c.slots), Credits: uint32(c.credits), Readonly: c.readonly, Epochs: 1}
 		if c.credits == 0 { // the Go client would choose some
 			if _, opened := plain(t, r.addr, open); opened.GetPool() != nil {
@@ -411,7 +410,7 @@ func TestFewerSlots(t *testing.T) {
 
 // With all memory used up, opening a session waits for none: it goes on without slots.
 func TestSlotsWaitForNoMemory(t *testing.T) {
-	r := start(t, &feedtest.Dataset{Samples: 300}, loader.Options{}, 1<<20)
+	r := start(t, &testDataset{Samples: 300}, loader.Options{}, 1<<20)
 	if err := r.mem.Reserve(t.Context(), 1<<20); err != nil {
 		t.Fatal(err)
 	}
@@ -427,7 +426,7 @@ func TestSlotsWaitForNoMemory(t *testing.T) {
 
 // A raw batch that is much larger than the mean comes in Chunks, among others in slots.
 func TestRawBatchTooLargeForASlot(t *testing.T) {
-	ds := &feedtest.Dataset{Samples: 200, Bytes: func(i int) []byte {
+	ds := &testDataset{Samples: 200, Bytes: func(i int) []byte {
 		n := 100
 		if i >= 90 && i < 100 {
 			n = 20_000
@@ -461,7 +460,7 @@ func TestHandoverBeforeTheEnd(t *testing.T) {
 		{Batch: 10, Slots: 3, Credits: 3, Epochs: 1, Transform: "ramp(4,4)"},
 		{Batch: 10, Slots: 3, Credits: 3, Epochs: 1, Transform: "ramp(4,4)", Order: "sequential"},
 	} {
-		ds := &feedtest.Dataset{Samples: 10}
+		ds := &testDataset{Samples: 10}
 		if open.GetOrder() != "" {
 			ds.Bad = map[int]bool{3: true}
 		}

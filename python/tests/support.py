@@ -6,19 +6,19 @@ import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 
-# Built by the Go test that runs these tests.
+# The binary of the Go test that runs these tests.
 BINARY = os.environ.get("SHOAL_FEEDSERVER")
 CLASSES = 10
 
 
 class Server:
-    """The test server, with the dataset of loader/internal/feedtest."""
+    """The test server, with the dataset of loader/dataset_test.go."""
 
     def __init__(self, *args):
         if BINARY is None:
-            raise RuntimeError("SHOAL_FEEDSERVER is not set: run the tests by `go test ./loader/...`, or build "
-                               "./loader/internal/feedtest/feedserver and name the binary there")
-        self.process = subprocess.Popen([BINARY, *args], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            raise RuntimeError("SHOAL_FEEDSERVER is not set: run the tests by `go test ./loader`, or name the "
+                               "binary of `go test -c ./loader` there")
+        self.process = subprocess.Popen([BINARY, "serve", *args], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.addr = self.process.stdout.readline().strip()
 
     def kill(self):

@@ -1,6 +1,4 @@
-// Command feedserver serves a small dataset in memory for the tests of the Python client. It prints
-// its address when it is ready and ends with its standard input.
-package main
+package loader_test
 
 import (
 	"flag"
@@ -14,17 +12,14 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/loader"
-	"github.com/shoalfs/shoal/loader/internal/feedtest"
 )
 
-func main() {
-	if err := run(); err != nil {
-		fmt.Fprintln(os.Stderr, "feedserver:", err)
-		os.Exit(1)
-	}
-}
+// serveVerb has this binary serve a testDataset, for the tests of the Python client.
+const serveVerb = "serve"
 
-func run() error {
+// serveFeed serves a testDataset by the options in args. It prints its address when it is ready, and ends with its standard input.
+func serveFeed(args []string) error {
+	flag := flag.NewFlagSet(serveVerb, flag.ContinueOnError)
 	samples := flag.Int("samples", 1000, "number of samples")
 	bad := flag.String("bad", "", "numbers of samples that the transform refuses, with commas")
 	delay := flag.Duration("delay", 0, "time that each read takes")
@@ -38,15 +33,17 @@ func run() error {
 	flag.StringVar(&files.Cert, "tls-cert", "", "the server's certificate, for tls://")
 	flag.StringVar(&files.Key, "tls-key", "", "its key")
 	flag.StringVar(&files.ClientCA, "tls-client-ca", "", "who signs the certificates that clients have to show")
-	flag.Parse()
+	if err := flag.Parse(args); err != nil {
+		return err
+	}
 
-	ds := &feedtest.Dataset{Samples: *samples, Bad: map[int]bool{}}
+	ds := &testDataset{Samples: *samples, Bad: map[int]bool{}}
 	if *delay > 0 {
 		ds.Delay = func(int) time.Duration { return *delay }
 	}
 	if *pattern != "" {
 		var err error
-		if ds.Bytes, err = contents(*pattern); err != nil {
+		if ds.Bytes, err = samplesIn(*pattern); err != nil {
 			return err
 		}
 	}
@@ -76,8 +73,8 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	s := loader.NewServer(func() loader.Dataset { return ds }, loader.Options{Version: "test", Compile: feedtest.Compile, Tokens: tokens,
-		Memory: &feedtest.Ledger{Limit: *memory}, Node: func() (string, uint32, bool) { return *node, uint32(*weight), *node != "" }})
+	s := loader.NewServer(func() loader.Dataset { return ds }, loader.Options{Version: "test", Compile: compileRamp, Tokens: tokens,
+		Memory: &testLedger{Limit: *memory}, Node: func() (string, uint32, bool) { return *node, uint32(*weight), *node != "" }})
 	scheme, _, _ := strings.Cut(*listen, "://")
 	fmt.Printf("%s://%s\n", scheme, l.Addr())
 	go func() {
@@ -87,8 +84,8 @@ func run() error {
 	return s.Serve(l)
 }
 
-// contents returns the samples of a dataset that is made of files.
-func contents(pattern string) (func(i int) []byte, error) {
+// samplesIn returns the samples of a dataset that is made of files.
+func samplesIn(pattern string) (func(i int) []byte, error) {
 	names, err := filepath.Glob(pattern)
 	if err != nil {
 		return nil, err

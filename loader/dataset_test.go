@@ -1,7 +1,4 @@
-// Package feedtest holds what the feed's tests share, in Go and, through the command feedserver, in
-// Python: a dataset in memory whose samples can be computed, a transform that can be predicted, and
-// a ledger that remembers its peak.
-package feedtest
+package loader_test
 
 import (
 	"bytes"
@@ -23,11 +20,11 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// Dataset has Samples samples of Classes classes, sample i being Sample(i).
-type Dataset struct {
+// testDataset is in memory. It has Samples samples of numClasses classes, sample i being sampleOf(i).
+type testDataset struct {
 	Samples int
 	Shard   int                // samples a shard; 0: none
-	Bytes   func(i int) []byte // nil: Sample
+	Bytes   func(i int) []byte // nil: sampleOf
 	Bad     map[int]bool       // samples that the transform refuses
 	Errors  map[int]error      // samples that cannot be read
 	Delay   func(i int) time.Duration
@@ -38,11 +35,11 @@ type Dataset struct {
 	Begun   func(name string, seq order.Order, start int)
 }
 
-// NumClasses is the number of classes; sample i's is i % NumClasses.
-const NumClasses = 10
+// numClasses is the number of classes; sample i's is i % numClasses.
+const numClasses = 10
 
-// Sample returns the content of sample i.
-func Sample(i int) []byte {
+// sampleOf returns the content of sample i.
+func sampleOf(i int) []byte {
 	p := make([]byte, 20+i%50)
 	for j := range p {
 		p[j] = byte(i*31 + j*7)
@@ -50,47 +47,47 @@ func Sample(i int) []byte {
 	return p
 }
 
-var bad = []byte("BAD!")
+var badBytes = []byte("BAD!")
 
-func (d *Dataset) bytes(i int) []byte {
+func (d *testDataset) bytes(i int) []byte {
 	switch {
 	case d.Bad[i]:
-		return bad
+		return badBytes
 	case d.Bytes != nil:
 		return d.Bytes(i)
 	}
-	return Sample(i)
+	return sampleOf(i)
 }
 
 // Version implements loader.Dataset.
-func (d *Dataset) Version() string {
+func (d *testDataset) Version() string {
 	h := sha256.Sum256(fmt.Appendf(nil, "%d samples", d.Samples))
 	return hex.EncodeToString(h[:])
 }
 
 // Len implements loader.Dataset.
-func (d *Dataset) Len() int { return d.Samples }
+func (d *testDataset) Len() int { return d.Samples }
 
 // Label implements loader.Dataset.
-func (d *Dataset) Label(i int) int { return i % NumClasses }
+func (d *testDataset) Label(i int) int { return i % numClasses }
 
 // Path implements loader.Dataset.
-func (d *Dataset) Path(i int) string { return fmt.Sprintf("class%d/%06d.bin", i%NumClasses, i) }
+func (d *testDataset) Path(i int) string { return fmt.Sprintf("class%d/%06d.bin", i%numClasses, i) }
 
 // Size implements loader.Dataset.
-func (d *Dataset) Size(i int) int64 { return int64(len(d.bytes(i))) }
+func (d *testDataset) Size(i int) int64 { return int64(len(d.bytes(i))) }
 
 // Classes implements loader.Dataset.
-func (d *Dataset) Classes() []string {
+func (d *testDataset) Classes() []string {
 	var names []string
-	for i := range NumClasses {
+	for i := range numClasses {
 		names = append(names, fmt.Sprintf("class%d", i))
 	}
 	return names
 }
 
 // Groups implements loader.Dataset: it has shards of d.Shard samples, none if that is 0.
-func (d *Dataset) Groups() (order.Groups, string) {
+func (d *testDataset) Groups() (order.Groups, string) {
 	if d.Shard == 0 {
 		return nil, ""
 	}
@@ -98,10 +95,10 @@ func (d *Dataset) Groups() (order.Groups, string) {
 }
 
 // Parts implements loader.Dataset.
-func (d *Dataset) Parts(string) (found, numbered bool) { return false, false }
+func (d *testDataset) Parts(string) (found, numbered bool) { return false, false }
 
 // Begin implements loader.Dataset.
-func (d *Dataset) Begin(name string, seq order.Order, start, weight int, _ ...string) (loader.Stream, error) {
+func (d *testDataset) Begin(name string, seq order.Order, start, weight int, _ ...string) (loader.Stream, error) {
 	if weight < 1 || weight > loader.MaxWeight {
 		return nil, fmt.Errorf("begin %s with weight %d", name, weight)
 	}
@@ -112,18 +109,18 @@ func (d *Dataset) Begin(name string, seq order.Order, start, weight int, _ ...st
 		d.Begun(name, seq, start)
 	}
 	d.Open.Add(1)
-	return &stream{d: d, seq: seq, read: make([]atomic.Bool, seq.Len())}, nil
+	return &testStream{d: d, seq: seq, read: make([]atomic.Bool, seq.Len())}, nil
 }
 
-// stream also checks the rules that a session promises to keep.
-type stream struct {
-	d      *Dataset
+// testStream also checks the rules that a session promises to keep.
+type testStream struct {
+	d      *testDataset
 	seq    order.Order
 	read   []atomic.Bool
 	closed atomic.Bool
 }
 
-func (s *stream) Read(ctx context.Context, pos int) ([]byte, func(), error) {
+func (s *testStream) Read(ctx context.Context, pos int) ([]byte, func(), error) {
 	if s.closed.Load() {
 		panic("read after close")
 	}
@@ -150,7 +147,7 @@ func (s *stream) Read(ctx context.Context, pos int) ([]byte, func(), error) {
 	return s.d.bytes(i), sync.OnceFunc(func() { s.d.Reading.Add(-1) }), nil
 }
 
-func (s *stream) Close() error {
+func (s *testStream) Close() error {
 	if s.closed.Swap(true) {
 		panic("stream closed twice")
 	}
@@ -158,15 +155,15 @@ func (s *stream) Close() error {
 	return nil
 }
 
-// Ramp is a transform whose output is simple arithmetic.
-type Ramp struct {
+// ramp is a transform whose output is simple arithmetic.
+type ramp struct {
 	Height, Width int
 	Type          string // uint8 or fp32
 }
 
-// Compile parses ramp(H,W) and ramp(H,W)|fp32.
-func Compile(_ context.Context, spec string, _ loader.Dataset) (loader.Transform, error) {
-	r := Ramp{Type: "uint8"}
+// compileRamp parses ramp(H,W) and ramp(H,W)|fp32.
+func compileRamp(_ context.Context, spec string, _ loader.Dataset) (loader.Transform, error) {
+	r := ramp{Type: "uint8"}
 	text, dtype, _ := strings.Cut(spec, "|")
 	if n, err := fmt.Sscanf(text, "ramp(%d,%d)", &r.Height, &r.Width); n != 2 || err != nil {
 		return nil, fmt.Errorf("transform %q: must be ramp(H,W)", spec)
@@ -177,19 +174,19 @@ func Compile(_ context.Context, spec string, _ loader.Dataset) (loader.Transform
 	return r, nil
 }
 
-// Value is element k of what Ramp makes of a sample.
-func Value(src []byte, at loader.Draw, k int) byte {
+// rampValue is element k of what ramp makes of a sample.
+func rampValue(src []byte, at loader.Draw, k int) byte {
 	return src[k%len(src)] + byte(at.Seed) + 7*byte(at.Epoch) + 13*byte(at.Sample) + 31*byte(at.Occurrence) + byte(k)
 }
 
 // Make implements loader.Transform.
-func (r Ramp) Make(s loader.Sample, at loader.Draw, row *loader.Row) error {
+func (r ramp) Make(s loader.Sample, at loader.Draw, row *loader.Row) error {
 	src, dst := s.Data, row.Fields[0]
-	if bytes.Equal(src, bad) {
+	if bytes.Equal(src, badBytes) {
 		return errors.New("no end marker")
 	}
 	for k := range 3 * r.Height * r.Width {
-		if v := Value(src, at, k); r.Type == "fp32" {
+		if v := rampValue(src, at, k); r.Type == "fp32" {
 			binary.LittleEndian.PutUint32(dst[4*k:], math.Float32bits(float32(v)))
 		} else {
 			dst[k] = v
@@ -199,7 +196,7 @@ func (r Ramp) Make(s loader.Sample, at loader.Draw, row *loader.Row) error {
 }
 
 // OutBytes is the length of a row.
-func (r Ramp) OutBytes() int {
+func (r ramp) OutBytes() int {
 	n := 3 * r.Height * r.Width
 	if r.Type == "fp32" {
 		n *= 4
@@ -208,24 +205,24 @@ func (r Ramp) OutBytes() int {
 }
 
 // Fields implements loader.Transform.
-func (r Ramp) Fields() []loader.Field {
+func (r ramp) Fields() []loader.Field {
 	return []loader.Field{{Name: "data", DType: r.Type, Shape: []int{3, r.Height, r.Width}, Bytes: r.OutBytes()}}
 }
 
 // Layout implements loader.Transform.
-func (Ramp) Layout() string { return "nchw" }
+func (ramp) Layout() string { return "nchw" }
 
 // String implements loader.Transform.
-func (r Ramp) String() string { return fmt.Sprintf("ramp(%d,%d)|%s", r.Height, r.Width, r.Type) }
+func (r ramp) String() string { return fmt.Sprintf("ramp(%d,%d)|%s", r.Height, r.Width, r.Type) }
 
 // Hash implements loader.Transform.
-func (r Ramp) Hash() string {
+func (r ramp) Hash() string {
 	h := sha256.Sum256([]byte(r.String()))
 	return hex.EncodeToString(h[:8])
 }
 
-// Ledger is a loader.Memory of Limit bytes; 0 is no limit.
-type Ledger struct {
+// testLedger is a loader.Memory of Limit bytes; 0 is no limit.
+type testLedger struct {
 	Limit int64
 
 	mu      sync.Mutex
@@ -236,7 +233,7 @@ type Ledger struct {
 }
 
 // Reserve implements loader.Memory.
-func (l *Ledger) Reserve(ctx context.Context, n int64) error {
+func (l *testLedger) Reserve(ctx context.Context, n int64) error {
 	if l.Limit > 0 && n > l.Limit {
 		return fmt.Errorf("%d bytes are more than the ledger's %d", n, l.Limit)
 	}
@@ -262,7 +259,7 @@ func (l *Ledger) Reserve(ctx context.Context, n int64) error {
 }
 
 // TryReserve implements loader.Memory.
-func (l *Ledger) TryReserve(n int64) bool {
+func (l *testLedger) TryReserve(n int64) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.Limit > 0 && l.used+n > l.Limit {
@@ -274,14 +271,14 @@ func (l *Ledger) TryReserve(n int64) bool {
 }
 
 // Awaited returns the most bytes for which Reserve has waited.
-func (l *Ledger) Awaited() int64 {
+func (l *testLedger) Awaited() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.awaited
 }
 
 // Release implements loader.Memory.
-func (l *Ledger) Release(n int64) {
+func (l *testLedger) Release(n int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.used -= n; l.used < 0 {
@@ -294,27 +291,27 @@ func (l *Ledger) Release(n int64) {
 }
 
 // Used returns the bytes reserved now.
-func (l *Ledger) Used() int64 {
+func (l *testLedger) Used() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.used
 }
 
 // Peak returns the most bytes that were ever reserved.
-func (l *Ledger) Peak() int64 {
+func (l *testLedger) Peak() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.peak
 }
 
 // Source implements loader.Owned.
-func (d *Dataset) Source() [16]byte { return [16]byte{1} }
+func (d *testDataset) Source() [16]byte { return [16]byte{1} }
 
 // Units implements loader.Owned.
-func (d *Dataset) Units() func(i int) uint64 { return func(i int) uint64 { return uint64(i) } }
+func (d *testDataset) Units() func(i int) uint64 { return func(i int) uint64 { return uint64(i) } }
 
-// Placement returns a placement of ranks on nodes n0, n1, …, by the index of each rank's node.
-func Placement(ranks ...int) string {
+// placementOf returns a placement of ranks on nodes n0, n1, …, by the index of each rank's node.
+func placementOf(ranks ...int) string {
 	nodes := make([]string, slices.Max(ranks)+1)
 	for i := range nodes {
 		nodes[i] = fmt.Sprintf(`{"id":"n%d","weight":%d}`, i, 100+i)

@@ -1,4 +1,4 @@
-package feedtest
+package loader_test
 
 import (
 	"context"
@@ -11,9 +11,9 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// Parted is a Dataset whose samples have parts.
-type Parted struct {
-	*Dataset
+// partedDataset is a testDataset whose samples have parts.
+type partedDataset struct {
+	*testDataset
 	Files    map[string]func(i int) []byte // by extension; nil bytes: the sample has none
 	Numbered map[string]bool               // extensions that are numbered as samples
 	Broken   map[string]error              // by extension: the store's error
@@ -22,41 +22,41 @@ type Parted struct {
 }
 
 // Label implements loader.Dataset.
-func (d *Parted) Label(i int) int {
+func (d *partedDataset) Label(i int) int {
 	if d.Flat {
 		return -1
 	}
-	return d.Dataset.Label(i)
+	return d.testDataset.Label(i)
 }
 
 // Classes implements loader.Dataset.
-func (d *Parted) Classes() []string {
+func (d *partedDataset) Classes() []string {
 	if d.Flat {
 		return nil
 	}
-	return d.Dataset.Classes()
+	return d.testDataset.Classes()
 }
 
 // Parts implements loader.Dataset.
-func (d *Parted) Parts(ext string) (found, numbered bool) {
+func (d *partedDataset) Parts(ext string) (found, numbered bool) {
 	return d.Files[ext] != nil, d.Numbered[ext]
 }
 
 // Begin implements loader.Dataset.
-func (d *Parted) Begin(name string, seq order.Order, start, weight int, parts ...string) (loader.Stream, error) {
+func (d *partedDataset) Begin(name string, seq order.Order, start, weight int, parts ...string) (loader.Stream, error) {
 	if d.Wanted != nil {
 		d.Wanted(parts)
 	}
-	s, err := d.Dataset.Begin(name, seq, start, weight)
+	s, err := d.testDataset.Begin(name, seq, start, weight)
 	if err != nil {
 		return nil, err
 	}
-	return partStream{s.(*stream), d}, nil
+	return partStream{s.(*testStream), d}, nil
 }
 
 type partStream struct {
-	*stream
-	d *Parted
+	*testStream
+	d *partedDataset
 }
 
 // Part implements loader.PartStream.
@@ -75,30 +75,30 @@ func (s partStream) Part(_ context.Context, pos int, ext string) ([]byte, func()
 	return f(s.seq.At(pos)), sync.OnceFunc(func() { s.d.Reading.Add(-1) }), nil
 }
 
-// Joined is a transform whose row is the parts of a sample: 16 bytes of each, zeros behind.
-type Joined struct {
+// joined is a transform whose row is the parts of a sample: 16 bytes of each, zeros behind.
+type joined struct {
 	Announced, Surprise []string // extensions
 }
 
 // joinedBytes is the length of a part in a row.
 const joinedBytes = 16
 
-// CompileJoined parses joined(EXT+EXT,EXT+EXT): the parts that are announced, and others that are read too.
-func CompileJoined(ctx context.Context, spec string, ds loader.Dataset) (loader.Transform, error) {
+// compileJoined parses joined(EXT+EXT,EXT+EXT): the parts that are announced, and others that are read too.
+func compileJoined(ctx context.Context, spec string, ds loader.Dataset) (loader.Transform, error) {
 	text, ok := strings.CutPrefix(spec, "joined(")
 	if !ok {
-		return Compile(ctx, spec, ds)
+		return compileRamp(ctx, spec, ds)
 	}
 	first, second, _ := strings.Cut(strings.TrimSuffix(text, ")"), ",")
 	split := func(s string) []string { return strings.FieldsFunc(s, func(r rune) bool { return r == '+' }) }
-	return Joined{split(first), split(second)}, nil
+	return joined{split(first), split(second)}, nil
 }
 
 // Parts implements loader.Wants.
-func (j Joined) Parts() []string { return j.Announced }
+func (j joined) Parts() []string { return j.Announced }
 
 // Make implements loader.Transform. A part of "bad" makes a bad sample, as one that is missing does not.
-func (j Joined) Make(s loader.Sample, _ loader.Draw, row *loader.Row) error {
+func (j joined) Make(s loader.Sample, _ loader.Draw, row *loader.Row) error {
 	dst := row.Fields[0]
 	clear(dst)
 	for _, ext := range append(append([]string{}, j.Announced...), j.Surprise...) {
@@ -116,18 +116,18 @@ func (j Joined) Make(s loader.Sample, _ loader.Draw, row *loader.Row) error {
 }
 
 // Fields implements loader.Transform.
-func (j Joined) Fields() []loader.Field {
+func (j joined) Fields() []loader.Field {
 	n := joinedBytes * (len(j.Announced) + len(j.Surprise))
 	return []loader.Field{{Name: "data", DType: "uint8", Shape: []int{n}, Bytes: n}}
 }
 
 // Layout implements loader.Transform.
-func (Joined) Layout() string { return "" }
+func (joined) Layout() string { return "" }
 
 // String implements loader.Transform.
-func (j Joined) String() string {
+func (j joined) String() string {
 	return fmt.Sprintf("joined(%s,%s)", strings.Join(j.Announced, "+"), strings.Join(j.Surprise, "+"))
 }
 
 // Hash implements loader.Transform.
-func (j Joined) Hash() string { return "hash of " + j.String() }
+func (j joined) Hash() string { return "hash of " + j.String() }
