@@ -106,22 +106,6 @@ func (s *Server) warnAway(sp *spec) {
 		"session", sp.session, "rank", sp.rank, "node", id, "placement_node", sp.placement.Home(sp.rank))
 }
 
-// newPlacedPlan is newPlan for a rank whose global batches are dealt out by a placement.
-func newPlacedPlan(whole order.Order, cursor, batch, rank int, tail Tail, by *placement) (plan, error) {
-	n, world := whole.Len(), by.World()
-	if cursor > n {
-		return plan{}, fmt.Errorf("cursor %d is beyond the epoch's %d samples", cursor, n)
-	}
-	base, start := cursor%world, cursor/world
-	o := &placedOrder{whole: whole, by: by, base: base, batch: batch, rank: rank, lead: start % batch, n: (n - base - rank + world - 1) / world}
-	o.dealt = make([]atomic.Pointer[[]uint32], o.n/batch+2)
-	p := plan{seq: o, n: n, start: start, cursor: cursor, batch: batch, world: world, tail: tail, placed: o}
-	if l, ok := whole.(order.Locator); ok {
-		p.seq = placedLocator{o, l}
-	}
-	return p.trim(), nil
-}
-
 // placedOrder is a rank's share of an order, position by position as its batches are. Before the cursor are the batches that came
 // earlier in the epoch, the first of them as short as the cursor makes it.
 type placedOrder struct {
@@ -131,6 +115,14 @@ type placedOrder struct {
 	batch, rank int
 	n           int
 	dealt       []atomic.Pointer[[]uint32] // by batch: the rank's share, once it is known
+}
+
+func newPlacedOrder(whole order.Order, cursor, batch, rank int, by *placement) *placedOrder {
+	world := by.World()
+	base := cursor % world
+	o := &placedOrder{whole: whole, by: by, base: base, batch: batch, rank: rank, lead: cursor / world % batch, n: (whole.Len() - base - rank + world - 1) / world}
+	o.dealt = make([]atomic.Pointer[[]uint32], o.n/batch+2)
+	return o
 }
 
 // Len implements order.Order.

@@ -44,8 +44,8 @@ type plan struct {
 	placed *placedOrder    // nil: the rank takes its positions in turn
 }
 
-// newPlan takes the rank's share of whole, the order of all ranks.
-func newPlan(whole order.Order, cursor, batch, world, rank int, tail Tail) (plan, error) {
+// newPlan takes the rank's share of whole, the order of all ranks: its positions in turn, or those that a placement deals it.
+func newPlan(whole order.Order, cursor, batch, world, rank int, tail Tail, by *placement) (plan, error) {
 	n := whole.Len()
 	if cursor > n {
 		return plan{}, fmt.Errorf("cursor %d is beyond the epoch's %d samples", cursor, n)
@@ -53,28 +53,21 @@ func newPlan(whole order.Order, cursor, batch, world, rank int, tail Tail) (plan
 	// The cursor is a multiple of its global batch, and so of the world, unless the session changes the global batch;
 	// then the phase shifts.
 	base := cursor % world
-	seq := order.Stripe(order.Slice(whole, base, n), world, rank, rank)
-	return plan{seq: seq, n: n, first: base + rank, start: cursor / world, cursor: cursor, batch: batch, world: world, tail: tail}.trim(), nil
-}
-
-// newRankPlan is newPlan for an order that exists only as shares of equal length, one for each rank, such as torch's.
-func newRankPlan(share order.Order, cursor, batch, world, rank int, tail Tail) (plan, error) {
-	n := share.Len() * world
-	if cursor > n {
-		return plan{}, fmt.Errorf("cursor %d is beyond the epoch's %d samples", cursor, n)
+	p := plan{n: n, first: base + rank, start: cursor / world, cursor: cursor, batch: batch, world: world, tail: tail}
+	if by == nil {
+		p.seq = order.Stripe(order.Slice(whole, base, n), world, rank, rank)
+	} else {
+		p.placed = newPlacedOrder(whole, cursor, batch, rank, by)
+		p.seq = p.placed
+		if l, ok := whole.(order.Locator); ok {
+			p.seq = placedLocator{p.placed, l}
+		}
 	}
-	if cursor%world != 0 {
-		return plan{}, fmt.Errorf("cursor %d is not a multiple of the world size %d, which torch orders need", cursor, world)
-	}
-	return plan{seq: share, n: n, first: rank, start: cursor / world, cursor: cursor, batch: batch, world: world, tail: tail}.trim(), nil
-}
-
-// trim removes positions that are never delivered, so that they are not prefetched.
-func (p plan) trim() plan {
+	// Positions that are never delivered are not prefetched.
 	if end := p.start + p.batches()*p.batch; end < p.seq.Len() {
 		p.seq = order.Slice(p.seq, 0, end)
 	}
-	return p
+	return p, nil
 }
 
 func (p plan) global() int { return p.batch * p.world }

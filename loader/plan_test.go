@@ -31,7 +31,7 @@ func TestTails(t *testing.T) {
 	} {
 		var got [][][]int
 		for rank := range c.world {
-			p, err := newPlan(order.Sequential(10), 0, 2, c.world, rank, c.tail)
+			p, err := newPlan(order.Sequential(10), 0, 2, c.world, rank, c.tail, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -92,7 +92,7 @@ func TestPlanModel(t *testing.T) {
 		seen := map[int]bool{}
 		steps := -1
 		for rank := range world {
-			p, err := newPlan(whole, cursor, batch, world, rank, tail)
+			p, err := newPlan(whole, cursor, batch, world, rank, tail, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -148,11 +148,11 @@ func TestPlacedPlan(t *testing.T) {
 		plain, placed := make([][]int, n), make([][]int, n) // by global batch: the samples of all ranks
 		local, most := 0, 0
 		for rank := range world {
-			p, err := newPlan(whole, cursor, batch, world, rank, tail)
+			p, err := newPlan(whole, cursor, batch, world, rank, tail, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
-			q, err := newPlacedPlan(whole, cursor, batch, rank, tail, by)
+			q, err := newPlan(whole, cursor, batch, world, rank, tail, by)
 			if err != nil {
 				t.Fatal(err)
 			}

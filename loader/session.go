@@ -380,9 +380,6 @@ func (s *session) hello() *feedpb.ServerMessage {
 // perEpoch returns the rank's number of batches in a whole epoch. It depends on lengths only, so no order has to be
 // computed again.
 func (s *spec) perEpoch(p plan) int {
-	whole := plan{seq: order.Sequential(p.n / s.world), n: p.n, batch: s.batch, world: s.world, tail: s.tail}
-	if !s.order.Ranked() {
-		whole.seq = order.Stripe(order.Sequential(p.n), s.world, s.rank, s.rank)
-	}
-	return whole.batches()
+	share := order.Stripe(order.Sequential(p.n), s.world, s.rank, s.rank)
+	return plan{seq: share, n: p.n, batch: s.batch, world: s.world, tail: s.tail}.batches()
 }

@@ -21,9 +21,9 @@ const raw = "raw"
 type spec struct {
 	session   string
 	client    string
-	order     order.Spec
-	orderName string // as in states
-	batch     int    // rows of this rank
+	order     order.Spec // of all ranks together
+	orderName string     // as in states
+	batch     int        // rows of this rank
 	world     int
 	rank      int
 	transform Transform // nil for raw samples
@@ -53,29 +53,14 @@ func (s *spec) transformName() string {
 
 // plan returns the plan of one epoch from a cursor on.
 func (s *spec) plan(ds Dataset, epoch, cursor int) (plan, error) {
-	what := s.order
-	if s.placement != nil && what.Ranked() { // all ranks' shares, put together
-		var err error
-		if what, err = what.With("rank", order.Ranks{Last: s.world - 1}.String()); err != nil {
-			return plan{}, err
-		}
-	}
-	o, err := what.Over(facts(ds), epoch)
+	o, err := s.order.Over(facts(ds), epoch)
 	if err != nil {
 		return plan{}, coded(codes.InvalidArgument, err)
 	}
 	if b := s.order.Batch(); b > 0 && cursor%b != 0 && cursor != o.Len() {
 		return plan{}, coded(codes.FailedPrecondition, fmt.Errorf("state of %s: cursor %d is inside a batch of %d", s.orderName, cursor, b))
 	}
-	var p plan
-	switch {
-	case s.placement != nil:
-		p, err = newPlacedPlan(o, cursor, s.batch, s.rank, s.tail, s.placement)
-	case s.order.Ranked():
-		p, err = newRankPlan(o, cursor, s.batch, s.world, s.rank, s.tail)
-	default:
-		p, err = newPlan(o, cursor, s.batch, s.world, s.rank, s.tail)
-	}
+	p, err := newPlan(o, cursor, s.batch, s.world, s.rank, s.tail, s.placement)
 	if err != nil {
 		return plan{}, coded(codes.FailedPrecondition, fmt.Errorf("state of %s: %w", s.orderName, err))
 	}
@@ -298,20 +283,18 @@ func (s *spec) resolveOrder(o *feedpb.Open, from *State) error {
 	if s.rank >= s.world {
 		return fmt.Errorf("rank %d is outside a world of %d: ranks are 0 to %d", s.rank, s.world, s.world-1)
 	}
-	world, rank := 1, 0
+	// The order of all ranks: newPlan takes this one's share. What torch pads it with depends on the world.
+	world := 1
 	if spec.Ranked() {
-		world, rank = s.world, s.rank
+		world = s.world
 	}
-	// Request the whole of our own orders; plan cuts it.
 	if spec, err = spec.With("world", strconv.Itoa(world)); err != nil {
 		return err
 	}
-	if spec, err = spec.With("rank", strconv.Itoa(rank)); err != nil {
+	if spec, err = spec.With("rank", order.Ranks{Last: world - 1}.String()); err != nil {
 		return err
 	}
-	s.order = spec
-
-	s.orderName = spec.Versioned()
+	s.order, s.orderName = spec, spec.Versioned()
 	return nil
 }
 
