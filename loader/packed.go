@@ -61,14 +61,7 @@ func Pack(ds Dataset, length int, cut bool, tokens func(size int64) (int64, erro
 	if n >= math.MaxUint32 {
 		return nil, fmt.Errorf("%d documents: the limit is 2^32-2", n)
 	}
-	shuffle, err := order.Parse("uniform:seed=0")
-	if err != nil {
-		return nil, err
-	}
-	places, err := shuffle.Order(n, 0)
-	if err != nil {
-		return nil, err
-	}
+	places := order.Uniform(n, 0, 0)
 	p := &Packed{base: ds, docs: make([]uint32, n), first: []uint32{0}}
 	lengths := make([]uint32, n)
 	count := make([]int, length+2) // documents by length, then where they begin, the longest first

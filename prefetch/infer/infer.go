@@ -83,9 +83,7 @@ func (s Source) Shuffle(epoch int) (sh Shuffle, ok bool) {
 		return Shuffle{Seed: s.Seed + uint32(epoch)}, true
 	case Default:
 		g := order.NewGenerator(uint64(s.Seed))
-		for range s.Word + epoch*s.Step {
-			g.Random()
-		}
+		g.Skip(s.Word + epoch*s.Step)
 		return Shuffle{Seed: g.Random()}, true
 	case Private:
 		return Shuffle{s.Seed, s.Word + epoch*s.Step}, true
@@ -146,9 +144,7 @@ func (f Finding) Order(epoch int) order.Order {
 		o = order.Torch(f.Subset.Len, uint64(sh.Seed), 0, f.World, f.First, f.Last, false)
 	} else {
 		g := order.NewGenerator(uint64(sh.Seed))
-		for range sh.Skip {
-			g.Random()
-		}
+		g.Skip(sh.Skip)
 		o = order.Stripe(order.List(g.RandPerm(f.Subset.Len)), f.World, f.First, f.Last)
 	}
 	return offset{o, f.Subset.First}

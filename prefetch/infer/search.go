@@ -210,9 +210,7 @@ func (l *look) verify(s *scratch, source Source, found func(Finding)) {
 	}
 	sh, _ := source.Shuffle(0)
 	g := order.NewGenerator(uint64(sh.Seed))
-	for range sh.Skip {
-		g.Random()
-	}
+	g.Skip(sh.Skip)
 	for i := range s.farDraws {
 		s.farDraws[i] = g.Random()
 	}
@@ -346,9 +344,7 @@ func (l *look) tryShuffle(s *scratch, source Source, found func(Finding)) {
 		return
 	}
 	g := order.NewGenerator(uint64(sh.Seed))
-	for range sh.Skip {
-		g.Random()
-	}
+	g.Skip(sh.Skip)
 	d := s.draws[:headLen]
 	for i := range d {
 		d[i] = g.Random()
@@ -413,9 +409,7 @@ func (s *Search) addWords(l *look, seeds []uint32, from, to int) {
 		mem := l.scratch(stopped)
 		for _, seed := range seeds {
 			g := order.NewGenerator(uint64(seed))
-			for range from {
-				g.Random()
-			}
+			g.Skip(from)
 			for word := from; word < to; word++ {
 				l.trySeed(mem, g.Random(), Source{Default, seed, word, loaderStep}, found)
 			}

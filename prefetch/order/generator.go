@@ -63,8 +63,8 @@ func (g *Generator) Random64() uint64 {
 	return hi<<32 | uint64(g.Random())
 }
 
-// skip draws k words and drops them.
-func (g *Generator) skip(k int) {
+// Skip draws k words and drops them.
+func (g *Generator) Skip(k int) {
 	for k > mtN-g.next {
 		k -= mtN - g.next
 		g.turn()

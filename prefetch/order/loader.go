@@ -123,7 +123,7 @@ func (l Loader) Order(n, epoch int) (Order, error) {
 			unused = epoch + 1
 		}
 		for range epoch + unused {
-			g.skip(permWords(n))
+			g.Skip(permWords(n))
 		}
 		return p.draw(g), nil
 	}
@@ -135,7 +135,7 @@ func (l Loader) Order(n, epoch int) (Order, error) {
 		if e == epoch {
 			return p.draw(g), nil
 		}
-		g.skip(p.words())
+		g.Skip(p.words())
 	}
 }
 

@@ -162,7 +162,7 @@ func TestGeneratorSkip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		a, b := NewGenerator(5), NewGenerator(5)
 		for _, k := range rapid.SliceOf(rapid.IntRange(0, 2000)).Draw(t, "skips") {
-			a.skip(k)
+			a.Skip(k)
 			for range k {
 				b.Random()
 			}
@@ -217,7 +217,7 @@ func TestLoaderWideDraws(t *testing.T) {
 	const n = 1000
 	a, b := NewGenerator(3), NewGenerator(3)
 	a.shuffleWide(make([]uint32, n))
-	b.skip(2 * n)
+	b.Skip(2 * n)
 	if x, y := a.Random(), b.Random(); x != y {
 		t.Error("a wide shuffle draws another number of words")
 	}

@@ -96,19 +96,18 @@ func Windowed(g Groups, seed uint64, epoch, window int) (Locator, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &windowed{samples: make([]uint32, 0, n), places: make([]uint32, n)}
-	// place is a position + 1, and 0 until the sample has been met.
+	samples, places := make(list, 0, n), make([]uint32, n) // as of a table: 0 until the sample has been met
 	const met = math.MaxUint32
 	var bad error
 	// load appends the samples of a group, and notes those that no permutation can hold.
 	load := func(to []uint32, group int) []uint32 {
 		for i := range g.Size(group) {
 			s := g.At(group, i)
-			if s < 0 || s >= n || w.places[s] != 0 {
+			if s < 0 || s >= n || places[s] != 0 {
 				bad = fmt.Errorf("group %d holds sample %d, which is in a group already or not below %d, the number of samples", group, s, n)
 				return to
 			}
-			w.places[s] = met
+			places[s] = met
 			to = append(to, uint32(s))
 		}
 		return to
@@ -123,8 +122,8 @@ func Windowed(g Groups, seed uint64, epoch, window int) (Locator, error) {
 		s := list[i]
 		last := len(list) - 1
 		list[i] = list[last]
-		w.samples = append(w.samples, s)
-		w.places[s] = uint32(len(w.samples))
+		samples = append(samples, s)
+		places[s] = uint32(len(samples))
 		return list[:last]
 	}
 
@@ -154,7 +153,7 @@ func Windowed(g Groups, seed uint64, epoch, window int) (Locator, error) {
 			closed = closed[1:]
 		}
 	}
-	left := make([]uint32, 0, n-len(w.samples))
+	left := make([]uint32, 0, n-len(samples))
 	for j := range slots {
 		left = append(left, slots[j]...)
 		slots[j] = nil
@@ -165,7 +164,7 @@ func Windowed(g Groups, seed uint64, epoch, window int) (Locator, error) {
 	if bad != nil {
 		return nil, bad
 	}
-	return w, nil
+	return &table{Order: samples, first: places}, nil
 }
 
 // total returns the number of samples in all groups.
@@ -179,23 +178,4 @@ func total(g Groups) (int, error) {
 		n += size
 	}
 	return n, nil
-}
-
-type windowed struct {
-	samples []uint32 // by position
-	places  []uint32 // by sample: its position + 1
-}
-
-func (w *windowed) Len() int { return len(w.samples) }
-
-func (w *windowed) At(pos int) int { return int(w.samples[pos]) }
-
-func (w *windowed) Find(sample, from int) int {
-	if sample < 0 || sample >= len(w.places) {
-		return -1
-	}
-	if pos := int(w.places[sample]) - 1; pos >= from {
-		return pos
-	}
-	return -1
 }
