@@ -6,7 +6,6 @@ import (
 	"os"
 	"slices"
 	"sync"
-	"time"
 )
 
 // reloaded is a value read from files that may be replaced while the server runs, such as certificates and secrets.
@@ -18,38 +17,33 @@ type reloaded[T any] struct {
 	log   *slog.Logger
 
 	mu    sync.Mutex
-	seen  []stamp
+	seen  []os.FileInfo
 	value T
 }
 
-// stamp identifies one content of a file. It includes the inode because a renamed file, or the symbolic links of a
-// mounted Kubernetes secret, may have the time and the length of the previous one.
-type stamp struct {
-	modified time.Time
-	size     int64
-	file     os.FileInfo
-}
-
-func (s stamp) equal(o stamp) bool {
-	return s.size == o.size && s.modified.Equal(o.modified) && (s.file == nil) == (o.file == nil) && (s.file == nil || os.SameFile(s.file, o.file))
+// sameContent compares a file's entries. It looks at the inode because a renamed file, or the symbolic links of a mounted
+// Kubernetes secret, may have the time and the length of the previous one. nil: the file cannot be read.
+func sameContent(a, b os.FileInfo) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return a.Size() == b.Size() && a.ModTime().Equal(b.ModTime()) && os.SameFile(a, b)
 }
 
 // newReloaded reads the files for the first time, which must succeed.
 func newReloaded[T any](what string, paths []string, log *slog.Logger, read func() (T, error)) (*reloaded[T], error) {
 	log = cmp.Or(log, slog.New(slog.DiscardHandler))
 	r := &reloaded[T]{what: what, paths: paths, read: read, log: log}
-	r.seen = r.stamps() // before reading: a change in between is read again
+	r.seen = r.entries() // before reading: a change in between is read again
 	var err error
 	r.value, err = read()
 	return r, err
 }
 
-func (r *reloaded[T]) stamps() []stamp {
-	list := make([]stamp, len(r.paths))
+func (r *reloaded[T]) entries() []os.FileInfo {
+	list := make([]os.FileInfo, len(r.paths))
 	for i, path := range r.paths {
-		if info, err := os.Stat(path); err == nil {
-			list[i] = stamp{info.ModTime(), info.Size(), info}
-		}
+		list[i], _ = os.Stat(path) // an error shows when it is read
 	}
 	return list
 }
@@ -59,8 +53,8 @@ func (r *reloaded[T]) stamps() []stamp {
 func (r *reloaded[T]) get() T {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	now := r.stamps()
-	if slices.EqualFunc(now, r.seen, stamp.equal) {
+	now := r.entries()
+	if slices.EqualFunc(now, r.seen, sameContent) {
 		return r.value
 	}
 	r.seen = now

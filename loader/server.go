@@ -119,7 +119,6 @@ type Server struct {
 	mu       sync.Mutex
 	stopping bool
 	idle     chan struct{}         // made by Drain, closed once no session is left
-	names    map[key]*session      // the newest of each
 	sessions map[*session]struct{} // all open ones
 	serial   int64
 	total    struct { // of a whole dataset, computed once for each version
@@ -132,12 +131,6 @@ type Server struct {
 		ended                  SessionStats   // sums over ended sessions
 		lately                 []SessionStats // the latest of them
 	}
-}
-
-// key identifies what a newer Open takes over.
-type key struct {
-	session string
-	rank    int
 }
 
 // HTTP/2 tuning. The client's window limits batches; these are the server's settings.
@@ -162,7 +155,7 @@ const (
 func NewServer(ds func() Dataset, o Options) *Server {
 	o = o.withDefaults()
 	s := &Server{ds: ds, o: o, memory: o.Memory, log: o.Log, cpu: make(chan struct{}, o.Workers),
-		passes: map[passKey]*pass{}, leases: map[string]*lease{}, names: map[key]*session{}, sessions: map[*session]struct{}{}}
+		passes: map[passKey]*pass{}, leases: map[string]*lease{}, sessions: map[*session]struct{}{}}
 	s.grpc = grpc.NewServer(append(o.Tokens.guard(o.Log, o.Audit),
 		grpc.ForceServerCodecV2(wire.Codec()),
 		grpc.ConnectionTimeout(handshakeTime),
@@ -336,9 +329,7 @@ func (s *Server) open(ctx context.Context, o *feedpb.Open) (*session, error) {
 		open.cancel(err)
 		return nil, err
 	}
-	k := key{sp.session, sp.rank}
-	s.fence(k, open)
-	s.names[k] = open
+	s.fence(open)
 	s.sessions[open] = struct{}{}
 	s.counters.opened++
 	s.log.Info("feed session opened", "session", sp.session, "rank", sp.rank, "world", sp.world, "client", sp.client,
@@ -352,9 +343,9 @@ func (s *Server) open(ctx context.Context, o *feedpb.Open) (*session, error) {
 
 // fence ends the session that a newer one replaces, and those of the same job with another number of ranks: a job
 // that comes back smaller leaves no rank of its last run behind. The caller holds s.mu.
-func (s *Server) fence(k key, by *session) {
+func (s *Server) fence(by *session) {
 	for old := range s.sessions {
-		if old.spec.session != k.session || old.spec.rank != k.rank && old.spec.world == by.spec.world || old.ctx.Err() != nil {
+		if old.spec.session != by.spec.session || old.spec.rank != by.spec.rank && old.spec.world == by.spec.world || old.ctx.Err() != nil {
 			continue
 		}
 		s.counters.fenced++
@@ -363,7 +354,7 @@ func (s *Server) fence(k key, by *session) {
 		if by.spec.client != "" && by.spec.client == old.spec.client { // the client reconnected before its old stream ended
 			level = slog.LevelInfo
 		}
-		s.log.Log(by.ctx, level, "feed session taken over", "session", k.session, "rank", old.spec.rank, "world", old.spec.world, "by", by.spec.client)
+		s.log.Log(by.ctx, level, "feed session taken over", "session", by.spec.session, "rank", old.spec.rank, "world", old.spec.world, "by", by.spec.client)
 	}
 }
 
@@ -377,9 +368,6 @@ func (s *Server) ended(open *session, err error) {
 			close(s.idle)
 			s.idle = nil
 		}
-	}
-	if k := (key{open.spec.session, open.spec.rank}); s.names[k] == open {
-		delete(s.names, k)
 	}
 	s.counters.ended.add(open)
 	if len(s.counters.lately) == keptSessions {
