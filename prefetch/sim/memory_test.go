@@ -67,33 +67,6 @@ func TestMemoryOfManySamples(t *testing.T) {
 	}
 }
 
-// What the next epoch begins with stays in memory from when it was read, and does not keep what was read after it in the list.
-func TestStagedIsTidied(t *testing.T) {
-	const n = 50_000
-	c := job(n)
-	c.Bandwidth = 1.1 * demandOf(c)
-	c.Order = func(e int) order.Order {
-		if e == 0 {
-			return order.Sequential(n)
-		}
-		return order.Slice(order.Sequential(n), n/10, n)
-	}
-	c.Samples = n
-	s := &simulation{Config: c, orders: map[int]order.Locator{}}
-	if err := s.volume.init(s); err != nil {
-		t.Fatal(err)
-	}
-	s.store.init(s)
-	s.stream.init(s)
-	s.trainer.init(s)
-	if err := s.run(0); err != nil {
-		t.Fatal(err)
-	}
-	if fit := int(c.Memory / (100 * KB)); len(s.volume.staged) > 2*fit+lastFew {
-		t.Errorf("%d pieces in the list, where the memory holds %d", len(s.volume.staged), fit)
-	}
-}
-
 func mustOrder(t *testing.T, spec order.Spec, n, epoch int) order.Order {
 	o, err := spec.Order(n, epoch)
 	if err != nil {

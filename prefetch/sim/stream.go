@@ -97,7 +97,7 @@ func (st *stream) act() {
 		case prefetch.Fetch:
 			st.fetch(a)
 		case prefetch.TakeBack:
-			st.x.Done(a, st.s.volume.giveUp(a), 0)
+			st.x.Done(a, prefetch.Refused, 0) // there is no other walk, and its own files it needs
 		}
 		// The only reader gives up extents itself after reading: volume.spend.
 	}

@@ -1,10 +1,6 @@
 package sim
 
-import (
-	"slices"
-
-	"github.com/shoalfs/shoal/prefetch"
-)
+import "github.com/shoalfs/shoal/prefetch"
 
 // state is the place of an extent, other than the cache.
 type state uint8
@@ -29,8 +25,6 @@ type volume struct {
 	flight map[uint32]int32 // request by extent, of those that queue for a place: readers raise them
 
 	used, peak int64
-	staged     []piece // in memory, the latest last; some of them read since
-	tidyAt     int     // length of staged from which those are removed
 	remains    remains
 	key        func(sample int) uint64 // by which remains are ranked
 	hungry     []int32                 // workers who wait for memory
@@ -158,62 +152,13 @@ func (v *volume) landed(sample, x int) {
 	waited := v.states[e]&awaited != 0
 	v.states[e] &^= flying | awaited
 	v.states[e] |= staged
-	switch {
-	case v.cache.landed(sample, e):
+	if v.cache.landed(sample, e) {
 		v.states[e] |= written
 		v.release(v.sizes.ExtentBytes(sample, x))
-	case !waited:
-		if len(v.staged) >= v.tidyAt {
-			// All of it, since the first may belong to the next epoch's start, and so wait for all of this one.
-			v.staged = slices.DeleteFunc(v.staged, func(p piece) bool { return !v.waits(p) })
-			v.tidyAt = 2*len(v.staged) + lastFew
-		}
-		v.staged = append(v.staged, piece{int32(sample), int32(x)})
 	}
 	if waited {
 		v.s.trainer.wake(e)
 	}
-}
-
-// piece is an extent of a sample.
-type piece struct{ sample, extent int32 }
-
-// waits reports whether an extent is in memory and was not read yet.
-func (v *volume) waits(p piece) bool {
-	return v.states[v.extent(int(p.sample), int(p.extent))]&(staged|written|spent) == staged
-}
-
-// lastFew is as in package cache: the number of latest extents searched for the one needed last.
-const lastFew = 64
-
-// giveUp drops what is needed last, for what the reader needs next (cache.TakeBack).
-func (v *volume) giveUp(a prefetch.Action) prefetch.Outcome {
-	out := prefetch.Refused
-	if a.Over > 0 {
-		return out // there is nobody else
-	}
-	for need := a.Bytes; need > 0; {
-		last, at := -1, -1
-		for i := len(v.staged) - 1; i >= max(len(v.staged)-lastFew, 0); i-- {
-			if p := v.staged[i]; v.waits(p) {
-				if n := a.Loses(v.s.stream.walk, int(p.sample)); n > at {
-					last, at = i, n
-				}
-			}
-		}
-		if last < 0 {
-			return out
-		}
-		p := v.staged[last]
-		v.staged = slices.Delete(v.staged, last, last+1)
-		n := v.sizes.ExtentBytes(int(p.sample), int(p.extent))
-		v.states[v.extent(int(p.sample), int(p.extent))] &^= staged
-		need -= n
-		v.s.stream.x.Lost(nil, int(p.sample))
-		v.release(n)
-		out = prefetch.Started
-	}
-	return out
 }
 
 // spend gives up an extent that was read, unless it will be read again and may stay. It returns the bytes of memory
