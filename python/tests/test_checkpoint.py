@@ -4,6 +4,7 @@ import tempfile
 import threading
 import unittest
 
+import support  # noqa: F401 (sets the path)
 import shoal.checkpoint
 
 
