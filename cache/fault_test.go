@@ -8,8 +8,6 @@ import (
 	"sync/atomic"
 	"syscall"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/shoalfs/shoal/cache/segment"
 )
 
@@ -72,11 +70,11 @@ func (f *faultFS) OpenFile(name string, flag int, perm fs.FileMode) (segment.Fil
 	if err := f.ask("open", name); err != nil {
 		return nil, err
 	}
-	file, err := os.OpenFile(name, flag, perm)
+	file, err := segment.OS.OpenFile(name, flag, perm)
 	if err != nil {
 		return nil, err
 	}
-	return &faultFile{file, f}, nil
+	return &faultFile{file, name, f}, nil
 }
 
 func (f *faultFS) ReadDir(name string) (names []string, err error) {
@@ -98,58 +96,41 @@ func (f *faultFS) Remove(name string) error {
 }
 
 type faultFile struct {
-	file *os.File
+	segment.File
+	name string
 	fs   *faultFS
 }
 
 func (f *faultFile) ReadAt(p []byte, off int64) (int, error) {
-	if err := f.fs.ask("read", f.file.Name()); err != nil {
+	if err := f.fs.ask("read", f.name); err != nil {
 		return 0, err
 	}
-	return f.file.ReadAt(p, off)
+	return f.File.ReadAt(p, off)
 }
 
 func (f *faultFile) WriteAt(p []byte, off int64) (int, error) {
-	if err := f.fs.ask("write", f.file.Name()); err != nil {
-		n, _ := f.file.WriteAt(p[:len(p)/2], off)
+	if err := f.fs.ask("write", f.name); err != nil {
+		n, _ := f.File.WriteAt(p[:len(p)/2], off)
 		return n, err
 	}
-	return f.file.WriteAt(p, off)
+	return f.File.WriteAt(p, off)
 }
 
 // Sync tells no disk: the tests do not lose power.
-func (f *faultFile) Sync() error { return f.fs.ask("sync", f.file.Name()) }
-
-func (f *faultFile) Size() (int64, error) {
-	st, err := f.file.Stat()
-	if err != nil {
-		return 0, err
-	}
-	return st.Size(), nil
-}
+func (f *faultFile) Sync() error { return f.fs.ask("sync", f.name) }
 
 func (f *faultFile) Punch(off, n int64) error {
-	if err := f.fs.ask("write", f.file.Name()); err != nil {
+	if err := f.fs.ask("write", f.name); err != nil {
 		return err
 	}
-	return unix.Fallocate(int(f.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, n)
+	return f.File.Punch(off, n)
 }
 
-func (f *faultFile) ReadVAt(bufs [][]byte, off int64) (n int, err error) {
-	for _, b := range bufs {
-		k, err := f.ReadAt(b, off+int64(n))
-		n += k
-		if k < len(b) {
-			return n, err
-		}
+func (f *faultFile) ReadVAt(bufs [][]byte, off int64) (int, error) {
+	if err := f.fs.ask("read", f.name); err != nil {
+		return 0, err
 	}
-	return n, nil
+	return f.File.ReadVAt(bufs, off)
 }
 
 func (f *faultFile) ReadNowAt([][]byte, int64) (int, error) { return 0, errors.ErrUnsupported }
-func (f *faultFile) Absent(int64, int64) bool               { return false }
-func (f *faultFile) Fetch(int64, int64)                     {}
-func (f *faultFile) Forget(int64, int64)                    {}
-
-func (f *faultFile) Truncate(size int64) error { return f.file.Truncate(size) }
-func (f *faultFile) Close() error              { return f.file.Close() }

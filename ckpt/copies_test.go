@@ -119,7 +119,9 @@ func TestCopiesFull(t *testing.T) {
 	tm.store = free
 	tm.start(t, b, time.Minute)
 	save(t, filepath.Join(a.dir, "s/a"), 100)
-	until(t, "it is full", func() bool { return strings.Contains(waitFor(t, a, "s", 2).Why, "less than a tenth of its disk is free") })
+	until(t, "it is full", func() bool {
+		return strings.Contains(waitFor(t, a, "s", 2).Why, "less than a tenth of its disk is free")
+	})
 	close(opens)
 	until(t, "the bucket has it", func() bool { return waitFor(t, a, "s", 1).Whole })
 	for _, m := range []*member{a, b} {
