@@ -198,12 +198,12 @@ func Find(path string) (c *Client, rel string, err error) {
 		path = filepath.Join(real, filepath.Base(path))
 	}
 	for dir := path; ; dir = filepath.Dir(dir) {
-		notThere := folder.Carried(dir)
-		if notThere == nil {
+		sockErr := folder.CheckSocket(dir)
+		if sockErr == nil {
 			rel, err = filepath.Rel(dir, path)
 			return newClient(dir), rel, err
-		} else if errors.Is(notThere, fs.ErrPermission) {
-			err = cmp.Or(err, notThere)
+		} else if errors.Is(sockErr, fs.ErrPermission) {
+			err = cmp.Or(err, sockErr)
 		}
 		if dir == filepath.Dir(dir) {
 			if err != nil {

@@ -271,9 +271,9 @@ func MakeHome(at string) {
 // Own reports whether a path is the daemon's.
 func Own(p string) bool { return p == Home || strings.HasPrefix(p, Home+"/") }
 
-// Carried returns nil if the socket of a daemon of dir is there. In a folder like /tmp anybody can make one, which says what he likes:
+// CheckSocket returns nil if the socket of a daemon of dir is there. In a folder like /tmp anybody can make one, which says what he likes:
 // it counts if it is root's, this user's, or that of the folder's owner.
-func Carried(dir string) error {
+func CheckSocket(dir string) error {
 	if _, err := os.Lstat(filepath.Join(dir, Home, Socket)); err != nil {
 		return err
 	}

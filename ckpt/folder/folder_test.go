@@ -836,7 +836,7 @@ func TestKnow(t *testing.T) {
 }
 
 // Another user's daemon counts in folders that only their owners write.
-func TestCarried(t *testing.T) {
+func TestCheckSocket(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("makes another user's socket")
 	}
@@ -853,11 +853,11 @@ func TestCarried(t *testing.T) {
 		if err := errors.Join(os.Chmod(dir, c.mode), os.Chown(dir, c.around, -1), os.Chown(home, c.home, -1)); err != nil {
 			t.Fatal(err)
 		}
-		if err := Carried(dir); (err == nil) != c.counts {
+		if err := CheckSocket(dir); (err == nil) != c.counts {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}
-	if err := Carried(home); !errors.Is(err, fs.ErrNotExist) {
+	if err := CheckSocket(home); !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}
 }

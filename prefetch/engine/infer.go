@@ -122,6 +122,7 @@ func (i *inference) large(file int) bool { return i.view.manifest.Size(file) > c
 // opened queues an open. It is called for every one, so the goroutine does the rest.
 func (i *inference) opened(process uint32, file int) {
 	i.mu.Lock()
+	defer i.mu.Unlock()
 	if i.large(file) {
 		if len(i.part) == maxParts {
 			clear(i.part)
@@ -134,6 +135,7 @@ func (i *inference) opened(process uint32, file int) {
 // read hears that n bytes of a large file were read.
 func (i *inference) read(process uint32, file int, n int64) {
 	i.mu.Lock()
+	defer i.mu.Unlock()
 	all, reading := i.part[file]
 	switch all += n; {
 	case !reading:
@@ -142,17 +144,14 @@ func (i *inference) read(process uint32, file int, n int64) {
 	default:
 		delete(i.part, file)
 		i.queue(&i.half, process, file)
-		return
 	}
-	i.mu.Unlock()
 }
 
-// queue adds to a queue and unlocks mu, which the caller has locked.
+// queue adds to a queue and wakes the goroutine. mu is held.
 func (i *inference) queue(q *[]run.Opening, process uint32, file int) {
 	if len(*q) < maxWaiting {
 		*q = append(*q, run.Opening{Process: process, File: file})
 	}
-	i.mu.Unlock()
 	select {
 	case i.wake <- struct{}{}:
 	default:

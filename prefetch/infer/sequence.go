@@ -23,8 +23,7 @@ type Sequences struct {
 	lists  []*listing
 	pass   *trace   // of all files; a finished pass becomes a list
 	again  *listing // the previous pass; nil without one
-	recent []int    // the latest files, in a ring
-	opens  int
+	recent []int    // the latest files
 }
 
 // Run is a list being read in sequence.
@@ -48,7 +47,7 @@ func (r Run) Window(to int) order.Locator {
 
 const (
 	wantedSequence = 32
-	leastBits      = -8
+	leastBits      = -8 // below 0: misses before a run count a little
 	maxHeads       = 64
 	maxSteps       = 3   // strides tried at a time, including 1
 	oldHead        = 128 // opens after which an unused head is dropped
@@ -56,7 +55,7 @@ const (
 	shareSteps     = 0.7 // of the opens of a run that go on with a head
 	enoughVotes    = 3   // for a stride
 	nearHead       = 1024
-	around         = 32
+	around         = 32 // positions on either side of an open in which other heads make it less of a surprise
 )
 
 // listing is one order, and how it is read.
@@ -95,13 +94,11 @@ func newListOf(name string, over order.Locator) *listing {
 // Open processes an open of a file. found says that its reader goes through a list; it is repeated, for the opens
 // since, as long as it does so. fits says that the open belongs to such a run, and so to no shuffle.
 func (s *Sequences) Open(process uint32, file int) (run Run, found, fits bool) {
-	repeat := slices.Contains(s.recent, file) // a ring of 128 at most
-	if most := min(oldHead, s.pass.subset.Len/2); len(s.recent) < most {
-		s.recent = append(s.recent, file)
-	} else if most > 0 {
-		s.recent[s.opens%most] = file
+	repeat := slices.Contains(s.recent, file)
+	s.recent = append(s.recent, file)
+	if len(s.recent) > min(oldHead, s.pass.subset.Len/2) {
+		s.recent = s.recent[1:]
 	}
-	s.opens++
 	hear := func(l *listing, process uint32, file int) {
 		if repeat {
 			l.less(perRepeat)

@@ -124,7 +124,7 @@ type Stats struct {
 	Reads    int64   `json:"reads"`     // of units, or of parts of one
 	Hits     int64   `json:"hits"`      // that the tier answered
 	Misses   int64   `json:"misses"`    // that it had no copy for
-	Passed   int64   `json:"passed"`    // that did not ask it: it was left out, or had no place free
+	Passed   int64   `json:"passed"`    // that did not ask it: it was skipped, or had no free place
 	Bytes    int64   `json:"bytes"`     // of hits
 	Puts     int64   `json:"puts"`      // copies stored
 	PutBytes int64   `json:"put_bytes"` // of them
