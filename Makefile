@@ -133,8 +133,8 @@ screenshots: setup ## renew docs/images from a running dashboard (about 5 minute
 	$(GO) test -count=1 -timeout 20m -run 'TestDashboard$$' ./lab/e2e -screenshots $(CURDIR)/docs/images
 
 FOR ?= 10m
-soak: setup build ## one daemon for FOR=10m with varying trainers and faults: no errors, no leaks (lab/bench/soak)
-	$(GO) run ./lab/bench soak -for $(FOR)
+soak: setup build ## one daemon for FOR=10m with varying trainers and faults: no errors, no leaks
+	SHOAL_SOAK=$(FOR) $(GO) test -count=1 -v -timeout 0 -run 'TestSoak$$' ./lab/e2e
 
 night: setup build gpu-tests ## every test with the race detector, then the long ones: hundreds of kills, a disk that hangs for 30 s, long models (about two hours)
 	$(GO) test -race -vet=off -count=1 -timeout 60m ./...

@@ -93,7 +93,7 @@ func roundTrips(t *testing.T, keep bool) (wrong []string) {
 	}
 	readAll := func(path string) func() {
 		return func() {
-			// As readers of lab/bench/parts does. Python's open adds an ioctl, which FUSE cannot avoid.
+			// As readers of lab/bench does. Python's open adds an ioctl, which FUSE cannot avoid.
 			buf := make([]byte, 4<<20)
 			if n, err := readOnce(c.path(path), buf); err != nil || int64(n) != fileOf(c.data, path).size {
 				t.Error(n, err)

@@ -1,68 +1,215 @@
-// Command bench runs one of the benchmarks: go run ./lab/bench NAME [flags], from the repository's root as root. README.md
-// says what each measures; -help lists its flags.
+// Command bench compares two binaries, or one with other flags, pair by pair: the rate and the daemon's processor time a file of each situation
+// that matters, as the ratio new/old with the 95% interval of its median. Machines are never quiet, so the sides take turns.
+//
+//	go run ./lab/bench -old OTHER/bin/shoal [flags]     from the repository's root, as root
 package main
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
 	"os"
+	"os/exec"
+	"os/signal"
 	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
 
-	"github.com/shoalfs/shoal/lab/bench/kit"
-	"github.com/shoalfs/shoal/lab/bench/pairs"
-	"github.com/shoalfs/shoal/lab/bench/parts"
-	"github.com/shoalfs/shoal/lab/bench/soak"
+	"golang.org/x/sys/unix"
+
+	"github.com/shoalfs/shoal/lab/rig/photos"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
+	"github.com/shoalfs/shoal/lab/rig/testbed"
 )
 
-const (
-	work    = ".bench"
-	results = "lab/bench/results"
-)
-
-var benchmarks = []struct {
-	name, what string
-	dir, out   string // the defaults of -dir and -out
-	bench      kit.Bench
-}{
-	{"pairs", "two binaries, pair by pair", work, results, pairs.Bench},
-	{"soak", "one daemon for as long as it is told", work, work, soak.Bench},
-}
-
-// verbs are what benchmarks run beside Shoal.
-var verbs = map[string]func(args []string) error{
-	"readers": parts.Readers, "s3proxy": proxy.Main,
-}
+// verbs are what this program runs beside the daemons, each in a process of its own.
+var verbs = map[string]func(args []string) error{"readers": readers, "s3proxy": proxy.Main}
 
 func main() {
-	if len(os.Args) < 2 {
-		usage()
+	run := pairs
+	args := os.Args[1:]
+	if len(args) > 0 && verbs[args[0]] != nil {
+		run, args = verbs[args[0]], args[1:]
 	}
-	name, args := os.Args[1], os.Args[2:]
-	run := verbs[name]
-	for _, b := range benchmarks {
-		if b.name == name {
-			run = func(args []string) error {
-				return kit.Run(flag.NewFlagSet(name, flag.ContinueOnError), b.dir, filepath.Join(b.out, name+".md"), b.bench, args)
-			}
-		}
-	}
-	if run == nil {
-		usage()
-	}
-	switch err := run(args); {
-	case errors.Is(err, flag.ErrHelp):
-	case err != nil:
-		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
+	if err := run(args); err != nil && !errors.Is(err, flag.ErrHelp) {
+		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
 }
 
-func usage() {
-	fmt.Fprintln(os.Stderr, "go run ./lab/bench NAME [flags], from the repository's root as root")
-	for _, b := range benchmarks {
-		fmt.Fprintf(os.Stderr, "  %-10s %s\n", b.name, b.what)
+const (
+	source = "s3://photos/train"
+	shards = "s3://photos/packed"
+	cold   = "torch:seed=7" // the order of a cold epoch, that of DistributedSampler(seed=7)
+)
+
+// bench is one run.
+type bench struct {
+	bed    *testbed.Bed
+	self   string
+	list   string // a file: paths in the order of the epoch
+	files  int
+	report bytes.Buffer
+}
+
+// pairs compares two binaries in these situations:
+//
+//	cold     the order is known, the cache is empty, the store is 30 ms away, 8 readers
+//	packed   the same from shards
+//	sharing  two feeds with orders of their own on one daemon, whose cache is empty
+//	warm     a mount whose cache is full, 8 readers
+//	raw      batches of a feed, as stored
+//	decoded  batches of a feed, RandomResizedCrop(224)
+func pairs(args []string) error {
+	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
+	dir := flags.String("dir", ".bench", "work folder; photographs, objects and measurements are kept there")
+	out := flags.String("out", "lab/bench/results/pairs.md", "report")
+	now := flags.String("shoal", "", "the new binary (default: built from this tree)")
+	old := flags.String("old", "", "the binary to compare with (default: the new one)")
+	with := flags.String("flags", "", "of the new one's daemons only, separated by spaces")
+	count := flags.Int("photos", 4096, "photographs")
+	pairs := flags.Int("pairs", 15, "pairs of runs of each situation")
+	only := flags.String("only", "cold,packed,sharing,warm,raw,decoded", "situations")
+	if err := flags.Parse(args); err != nil {
+		return err
 	}
-	os.Exit(2)
+	if *old == "" && *with == "" {
+		return errors.New("-old names the binary to compare with, -flags what the new one is given")
+	}
+	names := strings.Split(*only, ",")
+	for _, what := range names {
+		if situations[what] == nil {
+			return fmt.Errorf("no situation is called %q", what)
+		}
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	b := &bench{}
+	binaries, err := b.prepare(ctx, *dir, *old, *now, *count)
+	if err != nil {
+		return err
+	}
+	defer b.bed.Close()
+	sides := [2]*side{{name: "old"}, {name: "new", flags: strings.Fields(*with)}}
+	for i, s := range sides {
+		s.bench, s.bed = b, b.bed.With(binaries[i])
+	}
+	if err := b.run(ctx, sides, *pairs, names); err != nil {
+		return err
+	}
+	b.say("\nLoad average at the end: %s.", load())
+	return os.WriteFile(*out, b.report.Bytes(), 0o644)
+}
+
+// prepare finds the binaries, old and new, and starts a store that holds the photographs, as files and packed.
+func (b *bench) prepare(ctx context.Context, dir, old, now string, count int) (binaries [2]string, err error) {
+	if dir, err = filepath.Abs(dir); err != nil {
+		return binaries, err
+	}
+	if b.self, err = os.Executable(); err != nil {
+		return binaries, err
+	}
+	if now == "" {
+		now = filepath.Join(dir, "bin", "shoal")
+		if out, err := exec.CommandContext(ctx, "go", "build", "-o", now, "./cmd/shoal").CombinedOutput(); err != nil {
+			return binaries, fmt.Errorf("build: %w\n%s", err, out)
+		}
+	}
+	if old == "" {
+		old = now
+	}
+	for i, path := range []string{old, now} {
+		if binaries[i], err = filepath.Abs(path); err != nil {
+			return binaries, err
+		}
+	}
+	folder := filepath.Join(dir, "photos")
+	if _, err = photos.Make(ctx, folder, photos.Options{Count: count}, func(done, total int) {
+		if done%512 == 0 {
+			fmt.Fprintf(os.Stderr, "photographs: %d of %d\n", done, total)
+		}
+	}); err != nil {
+		return binaries, err
+	}
+	if b.bed, err = testbed.Start(ctx, dir, binaries[1], b.self, "s3proxy"); err != nil {
+		return binaries, err
+	}
+	if _, err = b.bed.Server.Upload(ctx, folder, "photos", "train", nil); err == nil {
+		_, err = b.bed.Shoal(ctx, "pack", source, shards, "--seed", "1")
+	}
+	if err == nil {
+		err = b.order(ctx, folder)
+	}
+	if err == nil {
+		err = b.bed.Far(ctx, proxy.Options{Latency: 30 * time.Millisecond, Sigma: 0.3})
+	}
+	if err != nil {
+		b.bed.Close()
+	}
+	return binaries, err
+}
+
+// order writes the photographs, in the order of the epoch, to a list.
+func (b *bench) order(ctx context.Context, folder string) error {
+	var paths []string
+	err := filepath.WalkDir(folder, func(p string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || d.Name()[0] == '.' {
+			return err
+		}
+		rel, err := filepath.Rel(folder, p)
+		paths = append(paths, rel)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	out, err := b.bed.Shoal(ctx, "order", cold, "--n", strconv.Itoa(len(paths)))
+	if err != nil {
+		return err
+	}
+	var list strings.Builder
+	for word := range strings.FieldsSeq(out) {
+		at, err := strconv.Atoi(word)
+		if err != nil {
+			return err
+		}
+		list.WriteString(paths[at] + "\n")
+	}
+	b.list, b.files = filepath.Join(b.bed.Dir, "pairs.txt"), len(paths)
+	return os.WriteFile(b.list, []byte(list.String()), 0o644)
+}
+
+// say prints a line and adds it to the report.
+func (b *bench) say(format string, args ...any) {
+	line := fmt.Sprintf(format, args...)
+	fmt.Println(line)
+	b.report.WriteString(line + "\n")
+}
+
+// machine describes where this runs.
+func machine() string {
+	model := "unknown processor"
+	info, _ := os.ReadFile("/proc/cpuinfo")
+	for line := range strings.Lines(string(info)) {
+		if name, ok := strings.CutPrefix(line, "model name"); ok {
+			model = strings.TrimSpace(strings.TrimLeft(name, "\t :"))
+			break
+		}
+	}
+	var uts unix.Utsname
+	_ = unix.Uname(&uts)
+	return fmt.Sprintf("%d cores (%s), Linux %s, %s, load %s at the start", runtime.NumCPU(), model,
+		unix.ByteSliceToString(uts.Release[:]), runtime.Version(), load())
+}
+
+func load() string {
+	b, _ := os.ReadFile("/proc/loadavg")
+	first, _, _ := strings.Cut(string(b), " ")
+	return first
 }

@@ -468,7 +468,7 @@ func TestUpgradeRefused(t *testing.T) {
 	refused(1, "is not a live shoal mount", folder)
 	refused(1, "is not a live shoal mount", filepath.Join(folder, "missing"))
 	rings := mount(t, nil, "file://"+dir, "--fuse-transport", "auto")
-	if out := mustShoal(t, nil, "stat", rings, "--json"); strings.Contains(out, "io_uring:") {
+	if out := mustShoal(t, nil, "stat", rings, "--json"); strings.Contains(out, `"io_uring: `) {
 		refused(1, "--fuse-transport dev", rings)
 	}
 	dead := t.TempDir()

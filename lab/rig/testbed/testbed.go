@@ -104,6 +104,13 @@ func (b *Bed) Failed() error { return errors.Join(b.Proxy.Failed(), b.Server.Fai
 // Far sets how far and narrow the store is from now on.
 func (b *Bed) Far(ctx context.Context, o proxy.Options) error { return b.Proxy.Set(ctx, o) }
 
+// With returns the bed with another binary.
+func (b *Bed) With(shoal string) *Bed {
+	other := *b
+	other.shoal = shoal
+	return &other
+}
+
 // Shoal runs a verb to its end and returns what it prints.
 func (b *Bed) Shoal(ctx context.Context, args ...string) (string, error) {
 	var stdout bytes.Buffer

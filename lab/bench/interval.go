@@ -1,12 +1,12 @@
-package kit
+package main
 
 import (
 	"math"
 	"slices"
 )
 
-// Ratios returns now/old of each pair.
-func Ratios(old, now []float64) []float64 {
+// ratios returns now/old of each pair.
+func ratios(old, now []float64) []float64 {
 	r := make([]float64, len(old))
 	for i := range r {
 		r[i] = now[i] / old[i]
@@ -14,10 +14,10 @@ func Ratios(old, now []float64) []float64 {
 	return r
 }
 
-// Interval returns bounds that hold the median of what v was drawn from with a probability of at least 95%, whatever its
+// interval returns bounds that hold the median of what v was drawn from with a probability of at least 95%, whatever its
 // distribution: the order statistics of the sign test (Conover, Practical Nonparametric Statistics, 3.2). Of fewer
 // than 6 values no bounds have that probability; then they are infinite.
-func Interval(v []float64) (lo, hi float64) {
+func interval(v []float64) (lo, hi float64) {
 	s, n := slices.Sorted(slices.Values(v)), len(v)
 	p := math.Pow(0.5, float64(n)) // that exactly k of n lie below the median
 	tail := 0.0
@@ -30,4 +30,13 @@ func Interval(v []float64) (lo, hi float64) {
 		return math.Inf(-1), math.Inf(1)
 	}
 	return s[k-1], s[n-k]
+}
+
+// median returns the median, or 0 of nothing.
+func median(v []float64) float64 {
+	s := slices.Sorted(slices.Values(v))
+	if len(s) == 0 {
+		return 0
+	}
+	return (s[(len(s)-1)/2] + s[len(s)/2]) / 2
 }

@@ -1,4 +1,4 @@
-package kit
+package main
 
 import (
 	"math"
@@ -12,7 +12,7 @@ func TestInterval(t *testing.T) {
 		for i, j := range rand.New(rand.NewPCG(1, 2)).Perm(n) {
 			v[i] = float64(j + 1)
 		}
-		lo, hi := Interval(v)
+		lo, hi := interval(v)
 		if rank == 0 {
 			if !math.IsInf(lo, -1) || !math.IsInf(hi, 1) {
 				t.Errorf("%d values: %v to %v", n, lo, hi)
