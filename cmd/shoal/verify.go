@@ -55,7 +55,7 @@ carries; python -m shoal verify does the same.`,
 				return err
 			}
 			argv := []string{"-B", "-m", "shoal", "verify", args[0]}
-			for _, name := range []string{"transform", "batch", "batches", "order", "seed", "epoch", "ca", "cert", "key"} {
+			for _, name := range []string{"transform", "batch", "batches", "order", "seed", "epoch", "ca", "cert", "key", "server-name"} {
 				if f := c.Flags().Lookup(name); f.Value.String() != "" {
 					argv = append(argv, "--"+name+"="+f.Value.String())
 				}

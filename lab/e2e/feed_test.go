@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/gpuingest/jpeg"
+	"github.com/shoalfs/shoal/lab/rig/certtest"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
 
@@ -324,6 +325,13 @@ views = [view(64, 1.), view((48, 40), .5), view((48, 40), .5)]
 		if code != c.code || !strings.Contains(out+errs, c.says) {
 			t.Errorf("%s: exit %d\n%s%s", c.transform, code, out, errs)
 		}
+	}
+	ca := certtest.New(t, "e2e")
+	cert, key := ca.Issue(t, "feed.example.org", 24*time.Hour)
+	secure := "tls://" + freePort(t)
+	serve(t, env, bucket(t, dir), "--listen", secure, "--tls-cert", cert, "--tls-key", key)
+	if out, errs, code := shoal(t, nil, "verify", secure, "--python", "/usr/bin/python3", "--ca", ca.File, "--server-name", "feed.example.org"); code != 0 {
+		t.Errorf("over TLS: exit %d\n%s%s", code, out, errs)
 	}
 	if _, errs, code := shoal(t, nil, "verify", addr, "--python", "/nonexistent/python3"); code != 2 || !strings.Contains(errs, "--python") {
 		t.Errorf("without a Python: exit %d, %s", code, errs)

@@ -471,6 +471,14 @@ func (b *Batch) cut() error {
 			return fmt.Errorf("plane %s has %d bytes for %d rows", p.GetName(), len(plane), rows)
 		}
 	}
+	last := uint64(0)
+	for at := 0; at < len(b.off); at += 8 {
+		end := binary.LittleEndian.Uint64(b.off[at:])
+		if end < last || end > uint64(len(b.data)) {
+			return fmt.Errorf("row %d lies outside the batch's data", at/8)
+		}
+		last = end
+	}
 	if b.ids == nil || b.labels == nil || b.valid == nil || b.data == nil && rows > 0 {
 		return errors.New("a batch without its planes")
 	}

@@ -72,6 +72,7 @@ class Feed:
     token       for servers that require one
     ca, cert, key  PEM files for tls: authorities for the server's certificate (None: the system's), and this
                 client's own certificate and key
+    server_name   name in the server's certificate; None: the host of addr
     reconnect   seconds to wait for a server that is unreachable; then training goes on exactly where it was.
                 0: FeedError at once
 
@@ -101,7 +102,7 @@ class Feed:
                  pin_memory: bool = False, map: Optional[Callable[[Any, Any, Any], Any]] = None, map_over: str = "sample",
                  threads: int = 2, as_torch: Optional[bool] = None, rebatch: bool = False, dataset: Optional[str] = None,
                  label: Optional[str] = None, place: Any = None, weight: int = 1, token: Optional[str] = None, ca: Optional[str] = None,
-                 cert: Optional[str] = None, key: Optional[str] = None, reconnect: float = 0) -> None:
+                 cert: Optional[str] = None, key: Optional[str] = None, server_name: Optional[str] = None, reconnect: float = 0) -> None:
         if epochs is not None:
             _checked_epoch("epochs", epochs, 1)
         for name, value, least in (("batch_size", batch_size, 1), ("world", world, 1), ("rank", rank, 0),
@@ -128,7 +129,7 @@ class Feed:
         if transform is not None and not isinstance(transform, str):
             transform = _spec.of_torchvision(transform)
             log.warning("these transforms are the spec transform=%r", transform)
-        self._address = Address(addr, token, ca, cert, key)
+        self._address = Address(addr, token, ca, cert, key, server_name)
         if isinstance(place, str) and place == "local":
             place = _place.gathered(self._address, world, rank)
         elif place is not None:
@@ -138,7 +139,8 @@ class Feed:
             seed=operator.index(seed), epochs=epochs, world=world, rank=rank, tail=tail, bad=bad,
             session=session or "py-" + uuid.uuid4().hex[:12], credits=credits, slots=slots, readonly=readonly,
             pin_memory=pin_memory, map=map, map_over=map_over, threads=threads, as_torch=as_torch, rebatch=rebatch,
-            dataset=dataset, label=label, place=place, weight=weight, token=token, ca=ca, cert=cert, key=key, reconnect=reconnect)
+            dataset=dataset, label=label, place=place, weight=weight, token=token, ca=ca, cert=cert, key=key,
+            server_name=server_name, reconnect=reconnect)
         self._spec = _spec.with_words(transform, dtype, layout)
         self._epoch = 0
         self._resume: Optional[Dict[str, Any]] = None  # state that the next iteration starts from

@@ -46,17 +46,18 @@ class Address:
     """The server's address and how to connect to it."""
 
     def __init__(self, addr: str, token: Optional[str] = None, ca: Optional[str] = None, cert: Optional[str] = None,
-                 key: Optional[str] = None) -> None:
+                 key: Optional[str] = None, server_name: Optional[str] = None) -> None:
         scheme, _, rest = addr.partition("://")
         if scheme not in ("unix", "tcp", "tls") or not rest or scheme == "unix" and not rest.startswith("/"):
             raise ValueError(f"feed address {addr!r}: must be unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT")
-        if (ca or cert or key) and scheme != "tls":
-            raise ValueError(f"feed address {addr!r}: ca=, cert= and key= need tls://HOST:PORT")
+        if (ca or cert or key or server_name) and scheme != "tls":
+            raise ValueError(f"feed address {addr!r}: ca=, cert=, key= and server_name= need tls://HOST:PORT")
         if bool(cert) != bool(key):
             raise ValueError("cert= and key= go together: the client's certificate and its key, PEM files")
         self.addr, self.path = addr, rest if scheme == "unix" else None
         self._target = addr if scheme == "unix" else rest
         self._files = (ca, key, cert) if scheme == "tls" else None
+        self._name = server_name
         self.metadata = (("authorization", f"Bearer {token}"),) if token else ()
 
     def channel(self) -> grpc.Channel:
@@ -75,6 +76,8 @@ class Address:
         ]
         if self._files is None:
             return grpc.insecure_channel(self._target, options=options)
+        if self._name:
+            options.append(("grpc.ssl_target_name_override", self._name))
         credentials = grpc.ssl_channel_credentials(*(_read(name) for name in self._files))
         return grpc.secure_channel(self._target, credentials, options=options)
 

@@ -18,12 +18,12 @@ Placement = Dict[str, Any]  # {"v": 2, "nodes": [{"id": str, "weight": int}, …
 
 
 def placement(addr: str, *, group: Any = None, token: Optional[str] = None, ca: Optional[str] = None, cert: Optional[str] = None,
-              key: Optional[str] = None) -> Placement:
+              key: Optional[str] = None, server_name: Optional[str] = None) -> Placement:
     """Where the job's ranks run: a value for Feed(place=) and LocalSampler(place=), the same on all ranks.
 
     addr        of this rank's own server: unix:///path, tcp://host:port or tls://host:port
     group       a group of torch.distributed whose ranks share each global batch; None: all ranks
-    token, ca, cert, key   as in Feed
+    token, ca, cert, key, server_name   as in Feed
 
     All ranks of the group call it at the same time, after init_process_group. Each asks its server for its node in the
     cluster, and torch.distributed hands the answers round. The nodes' weights are the sizes of their caches.
@@ -31,7 +31,7 @@ def placement(addr: str, *, group: Any = None, token: Optional[str] = None, ca: 
     Raises RuntimeError without a process group, FeedError on all ranks if a server is in no cluster, cannot be reached, or has
     another version of the dataset than the others.
     """
-    return gathered(Address(addr, token, ca, cert, key), None, None, group)
+    return gathered(Address(addr, token, ca, cert, key, server_name), None, None, group)
 
 
 def gathered(address: Address, world: Optional[int], rank: Optional[int], group: Any = None) -> Placement:
@@ -125,7 +125,7 @@ class LocalSampler:
                 tcp://host:port or tls://host:port
     place       "local": of all ranks of torch.distributed, which construct their samplers at the same time; or a placement
     num_replicas, rank, shuffle, seed, drop_last   as in DistributedSampler
-    token, ca, cert, key   as in Feed
+    token, ca, cert, key, server_name   as in Feed
 
         sampler = shoal.LocalSampler(dataset, 256, "unix:///run/shoal/feed.sock")
         loader = DataLoader(dataset, batch_size=256, sampler=sampler)
@@ -143,7 +143,8 @@ class LocalSampler:
 
     def __init__(self, dataset: Any, batch_size: int, addr: str, *, place: Any = "local", num_replicas: Optional[int] = None,
                  rank: Optional[int] = None, shuffle: bool = True, seed: int = 0, drop_last: bool = False, token: Optional[str] = None,
-                 ca: Optional[str] = None, cert: Optional[str] = None, key: Optional[str] = None) -> None:
+                 ca: Optional[str] = None, cert: Optional[str] = None, key: Optional[str] = None,
+                 server_name: Optional[str] = None) -> None:
         from torch.utils.data import DistributedSampler
 
         if operator.index(batch_size) < 1:
@@ -153,7 +154,7 @@ class LocalSampler:
         # With these it yields what all ranks read, step by step.
         whole.num_replicas, whole.rank, whole.num_samples = 1, 0, whole.total_size
         self._whole = whole
-        address = Address(addr, token, ca, cert, key)
+        address = Address(addr, token, ca, cert, key, server_name)
         self.place = gathered(address, self.num_replicas, self.rank) if isinstance(place, str) and place == "local" else checked(place)
         if len(self.place["ranks"]) != self.num_replicas:
             raise ValueError(f"place has {len(self.place['ranks'])} ranks, and num_replicas={self.num_replicas}: make the placement with these ranks")

@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     p.add_argument("--order", default="uniform", help="order of the samples (default: %(default)s)")
     p.add_argument("--seed", type=int, default=0, help="of order and augmentation (default: %(default)s)")
     p.add_argument("--epoch", type=int, default=0, help="epoch (default: %(default)s)")
-    for name in ("ca", "cert", "key"):
+    for name in ("ca", "cert", "key", "server-name"):
         p.add_argument(f"--{name}", help="for tls:// addresses, as `shoal feed` takes it")
     given = p.parse_args(arguments)
     try:
@@ -69,7 +69,8 @@ def _run(given: Any) -> int:
         if re.search(rf"\b{name}\b", spec):
             raise _NothingToCompare(f"{name} is not replayed, since {why}: remove it from --transform")
     common = dict(order=given.order, seed=given.seed, tail="uneven", bad="skip:100%", credits=1, as_torch=False,
-                  token=os.environ.get("SHOAL_FEED_TOKEN"), ca=given.ca, cert=given.cert, key=given.key)
+                  token=os.environ.get("SHOAL_FEED_TOKEN"), ca=given.ca, cert=given.cert, key=given.key,
+                  server_name=given.server_name)
     rows = differ = 0
     transform = spec
     with Feed(given.addr, given.batch, transform=spec, **common) as made, Feed(given.addr, given.batch, **common) as raw:

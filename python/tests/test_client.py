@@ -221,6 +221,10 @@ class Security(unittest.TestCase):
     def test_tls(self):
         server = self.server("-listen=tls://127.0.0.1:0")
         self.assertEqual(self.ids(server.addr, ca=f"{CERTS}/ca.crt"), list(range(40)))
+        named = server.addr.replace("127.0.0.1", "localhost")  # which the certificate does not have
+        with self.assertRaises(shoal.FeedError):
+            self.ids(named, ca=f"{CERTS}/ca.crt")
+        self.assertEqual(self.ids(named, ca=f"{CERTS}/ca.crt", server_name="127.0.0.1"), list(range(40)))
         for ca in (f"{CERTS}/other.crt", None):
             with self.assertRaisesRegex(shoal.FeedError, "ca= holds the issuer"):
                 iter(shoal.Feed(server.addr, 10, ca=ca))
