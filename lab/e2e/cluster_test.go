@@ -313,6 +313,7 @@ func (c *cluster) table(store []int64, before, after []fleetStats) string {
 
 // Without a cluster each node reads for itself: a job on each reads the dataset four times, and then what it does not keep.
 func TestClusterBaseline(t *testing.T) {
+	long(t)
 	c := newFleet(t, 0.3)
 	c.start()
 	if got := c.epoch(0, 1); got < 3.9 || got > 4.1 {
@@ -325,6 +326,7 @@ func TestClusterBaseline(t *testing.T) {
 
 // Caches that hold 1.2 of the dataset together: each byte is read from the store once, in whichever epoch and by however many jobs.
 func TestClusterReadsOnce(t *testing.T) {
+	long(t) // the next is as sharp
 	c := newCluster(t, 0.3)
 	c.start()
 	c.atMost(1.03, c.epoch(0, 4)+c.epoch(1, 4), "two epochs")

@@ -144,7 +144,7 @@ type scenario struct {
 func killCount(t testing.TB) int {
 	text := os.Getenv("SHOAL_KILLS")
 	if text == "" {
-		return 40
+		return atMost(20, 40)
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 1 {
