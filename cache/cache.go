@@ -296,12 +296,6 @@ func (c *Counts) counted() []*int64 {
 	}
 }
 
-// kept counts a read from the disk.
-func (c *Counts) kept(n int) {
-	count(&c.KeepHits, 1)
-	count(&c.KeptBytes, n)
-}
-
 func count(c *int64, n int) { atomic.AddInt64(c, int64(n)) }
 
 // DiskStats is the state of a disk tier, or of all together.

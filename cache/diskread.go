@@ -73,16 +73,21 @@ func (v *Volume) keptRecord(file, x int) keptRecord {
 
 // read fills p from off of the record. One that cannot be read is forgotten, and so fetched again. Its error is the context's.
 func (k keptRecord) read(ctx context.Context, p []byte, off int64) (bool, error) {
-	err := k.d.read(ctx, k.loc, k.n, p, off)
+	if err := k.d.read(ctx, k.loc, k.n, p, off); err != nil {
+		return k.d.unread(ctx, err, k.forget)
+	}
+	return true, nil
+}
+
+// unread is what becomes of a read that failed. It returns the context's error.
+func (d *disk) unread(ctx context.Context, err error, forget func(error)) (bool, error) {
 	switch {
-	case err == nil:
-		return true, nil
 	case errors.Is(err, errHangs):
-		count(&k.v.ds.count.DiskGaveUp, 1)
+		count(&d.ds.count.DiskGaveUp, 1)
 	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
 		return false, err
 	default:
-		k.forget(err)
+		forget(err)
 	}
 	return false, nil
 }

@@ -73,10 +73,12 @@ func (p *part) want() Want {
 	return w
 }
 
-// join adds a waiter who reads n bytes. The volume's lock is held.
+// join adds a waiter who reads n bytes; what was read of granules is not counted. The volume's lock is held.
 func (p *part) join(n int) {
 	p.waiters++
-	p.read += int64(n)
+	if !p.key.isGranule() {
+		p.read += int64(n)
+	}
 	if p.fl.done == nil {
 		p.fl.done = make(chan struct{})
 	}
@@ -103,11 +105,11 @@ func (p *part) leave() {
 	}
 }
 
-// await waits for the part's flight. Its error is the context's.
+// await waits for the part's flight. Its error is the flight's or the context's.
 func (p *part) await(ctx context.Context) error {
 	select {
 	case <-p.fl.done:
-		return nil
+		return p.fl.err
 	case <-ctx.Done():
 		p.leave()
 		return ctx.Err()
@@ -152,6 +154,9 @@ func (v *Volume) begin(r request, span trace.Span, parts []part, sources []Sourc
 		fl.urgency = objstore.NewUrgency(r.due)
 		fl.ctx = objstore.WithUrgency(v.ds.ctx, fl.urgency)
 		fl.memory.Store(need)
+	}
+	if r.purpose == ahead {
+		count(&v.ds.count.Prefetched, len(parts))
 	}
 	for i := range parts {
 		p := &parts[i]

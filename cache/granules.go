@@ -3,7 +3,6 @@ package cache
 import (
 	"math"
 	"math/bits"
-	"slices"
 	"time"
 )
 
@@ -32,48 +31,42 @@ const (
 	mostAhead   = 8      // extents: 32 MiB in flight fill 1 GB/s at 30 ms; and an eighth of the memory
 )
 
-// boardGranules boards the granules of a read, and begins a flight of those that are missing. It returns false if the extent is
-// to be fetched whole. v.mu is held, and the extent is neither here nor on its way.
-func (q *query) boardGranules(e uint32) (b boarding, ok bool, err error) {
+// boardGranule finds the granule with which a request begins, if it is here or on its way. v.mu is held.
+func (q *query) boardGranule(k extentKey) (b boarding, ok bool) {
+	if !q.v.hasGranules(q.file, q.x) || q.p == nil && int64(q.off+q.n) > k.off()+granuleSize {
+		return boarding{}, false
+	}
+	if b.buf, _ = q.v.c.ring.get(k, 0); b.buf != nil || q.p == nil {
+		return b, b.buf != nil
+	}
+	if p := q.v.flights[k.piece]; p != nil {
+		b, _ = q.joining(p)
+		return b, true
+	}
+	b.kept = q.v.granuleOnDisk(k)
+	return b, b.kept.d != nil
+}
+
+// missing is what is fetched for a request of which the beginning is nowhere: granules, or the extent. v.mu is held.
+func (q *query) missing(e uint32) (parts []part) {
+	if q.p == nil || !q.v.hasGranules(q.file, q.x) {
+		return q.whole()
+	}
 	size := q.v.ExtentBytes(q.file, q.x)
-	if !q.v.hasGranules(q.file, q.x) {
-		return boarding{}, false, nil
+	lo, hi, all := q.off/granuleSize, (q.off+q.n-1)/granuleSize+1, int((size+granuleSize-1)/granuleSize)
+	run := q.runBefore(e, lo)
+	if lo == 0 && (q.x == 0 || max(hi, 2*run) >= all) && !q.v.hasSlot(e) {
+		return q.whole()
 	}
-	lo, hi := q.off/granuleSize, (q.off+q.n-1)/granuleSize+1
-	run, all := q.runBefore(e, lo), int((size+granuleSize-1)/granuleSize)
-	seats, missing := q.look(e, lo, hi, min(max(hi, lo+min(2*run, mostSparse)), all))
-	entire := lo == 0 && (q.x == 0 || max(hi, 2*run) >= all) && !q.v.hasSlot(e)
-	switch {
-	case len(missing) == 0 && slices.ContainsFunc(seats, func(s seat) bool { return s.kept.d != nil }):
-		q.v.ds.count.kept(q.n)
-	case len(missing) == 0:
-		count(&q.v.ds.count.RingHits, 1)
-	default:
-		err = q.v.failed.lately(e)
-		entire = entire || q.isWorthAll(e, granulesOf(missing), min(run, lo))
-		if !entire && err == nil {
-			b.span = q.waits("miss")
-			fl := q.v.begin(q.request, b.span, missing, q.v.sources(q.purpose, q.file, q.x), nil)
-			entire = fl == nil // what begins the whole extent finds out that the dataset is closed
-		}
-		if entire || err != nil {
-			for _, s := range seats {
-				if s.buf != nil {
-					s.buf.Release()
-				}
-			}
-			return boarding{}, false, err
-		}
-		count(&q.v.ds.count.Misses, 1)
-	}
-	for i := range seats {
-		if s := &seats[i]; s.buf == nil && s.kept.d == nil {
-			s.p = q.v.flights[q.v.key(e).granule(lo+i).piece]
-			s.p.join(0)
+	for g := lo; g < min(max(hi, lo+min(2*run, mostSparse)), all); g++ {
+		if k := q.v.key(e).granule(g); !k.here() {
+			parts = append(parts, part{key: k, file: q.file, spent: true})
 		}
 	}
-	b.seats = seats
-	return b, true, nil
+	if q.v.isWorthAll(q.file, q.x, granulesOf(parts), min(run, lo)) {
+		return q.whole()
+	}
+	return parts
 }
 
 // granulesOf has a bit for each of some granules.
@@ -90,7 +83,7 @@ func (q *query) fetchesPart(e uint32) bool {
 		return true
 	}
 	now := uint64(1)<<((q.off+q.n-1)/granuleSize+1) - 1<<(q.off/granuleSize) // from the first to the last
-	if q.isWorthAll(e, now, 0) {
+	if q.v.isWorthAll(q.file, q.x, now, 0) {
 		return true
 	}
 	q.v.partial(e).fetched |= now
@@ -99,36 +92,13 @@ func (q *query) fetchesPart(e uint32) bool {
 
 // isWorthAll reports whether the extent is to be fetched whole for these granules, because so much of it was fetched, without
 // a run that the read continues, and the disk would keep it. v.mu is held.
-func (q *query) isWorthAll(e uint32, granules uint64, run int) bool {
-	before := q.v.fetched(e)
+func (v *Volume) isWorthAll(file, x int, granules uint64, run int) bool {
+	before := v.fetched(v.extent(file, x))
 	if before&granules == 0 && bits.OnesCount64(before|granules)-run <= mostSparse {
 		return false
 	}
-	ok, _ := q.v.wanted(q.file, q.x)
-	return ok && q.v.DiskRoom() >= ExtentSize
-}
-
-// look returns a seat for each of the granules from lo to hi, with a reference to those in memory. If any is neither there nor
-// on its way, nor on disk, it also returns all such up to to. v.mu is held.
-func (q *query) look(e uint32, lo, hi, to int) (seats []seat, missing []part) {
-	for g := lo; g < to; g++ {
-		k := q.v.key(e).granule(g)
-		var s seat
-		if s.buf, _ = q.v.c.ring.get(k, 0); s.buf == nil && q.v.flights[k.piece] == nil {
-			if s.kept = q.v.granuleOnDisk(k); s.kept.d == nil {
-				missing = append(missing, part{key: k, file: q.file, spent: true})
-			}
-		}
-		if g == hi-1 && len(missing) == 0 {
-			to = hi
-		}
-		if g < hi {
-			seats = append(seats, s)
-		} else if s.buf != nil {
-			s.buf.Release()
-		}
-	}
-	return seats, missing
+	ok, _ := v.wanted(file, x)
+	return ok && v.DiskRoom() >= ExtentSize
 }
 
 // runBefore returns how many granules that were fetched lie before granule lo without a gap, in this extent and the one
@@ -142,40 +112,6 @@ func (q *query) runBefore(e uint32, lo int) int {
 		return run + 64
 	}
 	return run + bits.LeadingZeros64(^q.v.fetched(e-1))
-}
-
-// collectGranules waits for granules and copies them to p.
-func (q *query) collectGranules(b boarding) (err error) {
-	p, off := q.p, q.off%granuleSize // in the first
-	for _, s := range b.seats {
-		switch {
-		case s.kept.d != nil && err == nil:
-			n := min(len(p), s.kept.bytes()-off)
-			err = s.kept.read(q.ctx, p[:n], off)
-			p, off = p[n:], 0
-		case s.p == nil:
-		case err != nil:
-			s.p.leave()
-			continue
-		default:
-			if err = s.p.await(q.ctx); err == nil {
-				err = q.v.store.named(q.file, s.p.fl.err)
-			}
-			if err == nil {
-				s.buf = s.p.buf
-			}
-		}
-		if s.buf == nil {
-			continue
-		}
-		if err == nil {
-			p = p[copy(p, s.buf.data[off:]):]
-			off = 0
-		}
-		s.buf.Release()
-	}
-	b.span.End(err)
-	return err
 }
 
 // readAhead prefetches what follows an extent that a sequential reader has reached: as many extents as it has read, up to

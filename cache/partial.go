@@ -56,9 +56,6 @@ const (
 	slotSize       = (ExtentSize/granuleSize*sealedGranule + 4095) &^ 4095 // whole blocks of the file system
 )
 
-// errMoved says that a granule is not where it was.
-var errMoved = errors.New("cache: a granule has moved")
-
 // partial returns what is known of an extent that is not here whole. v.mu is held.
 func (v *Volume) partial(e uint32) *partial {
 	p := v.parts[e]
@@ -95,7 +92,7 @@ type keptGranule struct {
 
 // granuleOnDisk looks in the slot of an extent. v.mu is held.
 func (v *Volume) granuleOnDisk(k extentKey) (g keptGranule) {
-	if p := v.parts[k.extent()]; p != nil && k.isGranule() && p.kept&k.bit() != 0 {
+	if p := v.parts[k.extent()]; p != nil && p.kept&k.bit() != 0 {
 		g = keptGranule{k, v.ds.readable(), p.at}
 	}
 	return g
@@ -105,9 +102,9 @@ func (g keptGranule) bytes() int { return g.k.v.bytes(g.k.v.fileOf(g.k.extent())
 
 var sealedGranules = sync.Pool{New: func() any { return new([sealedGranule]byte) }}
 
-// read fills p from off of the granule. It fails with errMoved if that is to be looked for again.
-func (g keptGranule) read(ctx context.Context, p []byte, off int) error {
-	v, s := g.k.v, &g.d.writer.slots
+// read fills p from off of the granule. One that cannot be read is forgotten. Its error is the context's.
+func (g keptGranule) read(ctx context.Context, p []byte, off int) (bool, error) {
+	s := &g.d.writer.slots
 	buf := sealedGranules.Get().(*[sealedGranule]byte)
 	defer sealedGranules.Put(buf)
 	sealed := buf[:g.bytes()+overheadSealed]
@@ -118,26 +115,29 @@ func (g keptGranule) read(ctx context.Context, p []byte, off int) error {
 			return err
 		})
 	}
-	switch {
-	case err == nil:
-		if data, err := s.aead.Open(sealed[:0], g.from.nonce(g.k.kind()), sealed, nil); err == nil {
+	if err == nil {
+		if data, open := s.aead.Open(sealed[:0], g.from.nonce(g.k.kind()), sealed, nil); open == nil {
 			copy(p, data[off:])
-			return nil
+			return true, nil
 		}
-		v.mu.Lock()
-		if at := v.parts[g.k.extent()]; at != nil && at.at == g.from {
-			at.kept &^= g.k.bit()
-			count(&v.ds.count.Corrupt, 1)
-		}
-		v.mu.Unlock()
-	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
-		return err
-	case errors.Is(err, errHangs):
-		count(&v.ds.count.DiskGaveUp, 1)
-	default:
-		g.d.failed("read", err, true)
+		err = segment.ErrCorrupt
 	}
-	return errMoved
+	return g.d.unread(ctx, err, g.forget)
+}
+
+// forget gives up a granule that cannot be read.
+func (g keptGranule) forget(err error) {
+	v := g.k.v
+	if !errors.Is(err, segment.ErrCorrupt) {
+		g.d.failed("read", err, true)
+		return
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if p := v.parts[g.k.extent()]; p != nil && p.at == g.from {
+		p.kept &^= g.k.bit()
+		count(&v.ds.count.Corrupt, 1)
+	}
 }
 
 // slots is the file of one dataset. Only the writer changes it.

@@ -199,7 +199,7 @@ func TestServe(t *testing.T) {
 	if err := v.Flush(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if e := v.key(0); e.maybe() || !v.onDisk(0) {
+	if e := v.key(0); e.maybe() || !e.onDisk() {
 		t.Error("what was fetched for a peer is not spent, or not kept")
 	}
 	serve(0, 3, 69<<10, true, nil)

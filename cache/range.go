@@ -7,7 +7,8 @@ import (
 	"github.com/shoalfs/shoal/internal/trace"
 )
 
-// Range is n bytes from off in an extent of a file, which an order needs. Of a large file that is granules; of others it is the file.
+// Range is n bytes from off in an extent of a file, which an order needs. Of a large file that is granules; of others it is the file. 0
+// bytes are the extent.
 type Range struct {
 	File, Extent int
 	Off, N       int
@@ -22,7 +23,7 @@ func (v *Volume) hasGranules(file, x int) bool {
 func (v *Volume) pieces(r Range) iter.Seq[extentKey] {
 	return func(yield func(extentKey) bool) {
 		k := v.key(v.extent(r.File, r.Extent))
-		if !v.hasGranules(r.File, r.Extent) {
+		if r.N == 0 || !v.hasGranules(r.File, r.Extent) {
 			yield(k)
 			return
 		}
@@ -44,19 +45,22 @@ func (v *Volume) RangeBytes(r Range) (n int64) {
 
 // ClaimRange is Claim of a range.
 func (v *Volume) ClaimRange(a *Account, r Range) bool {
-	if !v.hasGranules(r.File, r.Extent) {
-		return v.Claim(a, r.File, r.Extent)
+	if v.KeptExtent(r.File, r.Extent) {
+		return true
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return v.key(v.extent(r.File, r.Extent)).here() || len(v.lacks(a, r)) == 0
+	return len(v.lacks(a, r)) == 0
 }
 
-// lacks claims the granules of a range that are here or on their way, and returns the others. v.mu is held.
+// lacks claims what is here or on its way of a range, and returns what is not. v.mu is held.
 func (v *Volume) lacks(a *Account, r Range) (parts []part) {
 	for k := range v.pieces(r) {
-		if !v.claimPiece(a, k) && v.granuleOnDisk(k).d == nil {
-			parts = append(parts, part{key: k, file: r.File, account: a})
+		switch {
+		case k.isGranule() && k.as(whole).here():
+			return nil
+		case !v.claim(a, k):
+			parts = append(parts, part{key: k, file: r.File, form: anyForm, account: a})
 		}
 	}
 	return parts
@@ -64,55 +68,52 @@ func (v *Volume) lacks(a *Account, r Range) (parts []part) {
 
 // WhereRange is Where of a range.
 func (v *Volume) WhereRange(r Range) Residence {
-	if at := v.Where(r.File, r.Extent); at > InStore {
+	k := v.key(v.extent(r.File, r.Extent))
+	if at := k.staged(); at > InStore {
 		return at
 	}
-	at := OnDisk
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	for k := range v.pieces(r) {
-		if plain, _ := v.c.ring.forms(k); plain {
-			at = min(at, InMemory)
-		} else if v.flights[k.piece] != nil {
-			at = OnWay
-		} else if v.granuleOnDisk(k).d == nil {
-			return InStore
+	at := k.where()
+	if at == InStore {
+		at = OnDisk
+		for k := range v.pieces(r) {
+			at = min(at, k.where())
 		}
 	}
 	return at
 }
 
+// Prefetch starts to fetch an extent that nobody waits for yet, on account a, which may be nil. due is when a reader
+// will need it, zero if unknown. It never blocks. done is called once after Started, from another goroutine.
+func (v *Volume) Prefetch(a *Account, file, x int, due time.Time, done func(file int, err error)) Outcome {
+	_, out := v.PrefetchRange(a, Range{File: file, Extent: x}, due, done)
+	return out
+}
+
 // PrefetchRange is Prefetch of a range: done is called once for each of the pieces that it started. If the disk does not take granules,
 // it fetches the extent if it would for a reader (see granules.go).
 func (v *Volume) PrefetchRange(a *Account, r Range, due time.Time, done func(file int, err error)) (started int, out Outcome) {
-	if !v.hasGranules(r.File, r.Extent) {
-		out = v.Prefetch(a, r.File, r.Extent, due, done)
-		return 1, out
-	}
-	q := &query{request: request{file: r.File, x: r.Extent, off: r.Off, n: r.N, purpose: ahead, due: due}, v: v}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	e := v.extent(r.File, r.Extent)
-	if v.key(e).here() {
-		return 0, Present
-	}
 	parts := v.lacks(a, r)
 	if len(parts) == 0 {
 		return 0, Present
 	}
-	if v.takesGranules(r.File, r.Extent) {
-		v.partial(e).planned = true
+	if k := parts[0].key; k.isGranule() {
+		if v.takesGranules(r.File, r.Extent) {
+			v.partial(k.extent()).planned = true
+		}
+		if v.isWorthAll(r.File, r.Extent, granulesOf(parts), 0) {
+			parts = []part{{key: k.as(whole), file: r.File, spent: true}} // the disk is about to have it
+		}
 	}
-	if q.isWorthAll(e, granulesOf(parts), 0) {
-		parts = []part{{key: v.key(e), file: r.File, spent: true}} // the disk is about to have it
-	}
-	switch {
-	case !v.c.ledger.TryReserve(sizeOf(parts), ForPrefetch):
+	if !v.c.ledger.TryReserve(sizeOf(parts), ForPrefetch) {
 		return 0, NoMemory
-	case v.begin(q.request, trace.Span{}, parts, v.sources(ahead, r.File, r.Extent), done) == nil:
+	}
+	if v.begin(request{purpose: ahead, due: due}, trace.Span{}, parts, v.sources(ahead, r.File, r.Extent), done) == nil {
 		return 0, Closed
 	}
-	count(&v.ds.count.Prefetched, len(parts))
 	return len(parts), Started
 }
 

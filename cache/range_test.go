@@ -7,6 +7,42 @@ import (
 	"pgregory.net/rapid"
 )
 
+// A reader who waits for granules that a plan fetches makes their request urgent.
+func TestRangeUrgency(t *testing.T) {
+	f := newFixture(t, 12*mib)
+	c := newPatient(Options{Memory: 64 << 20, Logger: quiet})
+	defer closeCache(t, c)
+	v := c.NewVolume(VolumeOptions{Manifest: f.m, Dataset: [16]byte{1}, Store: f.gate})
+	opened := f.gate.close()
+	landed := make(chan error, 2)
+	r := Range{Extent: 1, Off: granuleSize, N: 2 * granuleSize}
+	if n, out := v.PrefetchRange(nil, r, time.Now().Add(time.Hour), func(_ int, err error) { landed <- err }); n != 2 || out != Started {
+		t.Fatal(n, out)
+	}
+	v.mu.Lock()
+	fl := v.flights[v.key(1).granule(1).piece].fl
+	v.mu.Unlock()
+	if fl.urgency.Raised() {
+		t.Error("urgent from the beginning")
+	}
+	done := make(chan struct{})
+	go func() {
+		readRight(t, v, f.bytes[0], ExtentSize+granuleSize, 2*granuleSize)
+		close(done)
+	}()
+	eventually(t, "the request is urgent", fl.urgency.Raised)
+	opened()
+	<-done
+	for range 2 {
+		if err := <-landed; err != nil {
+			t.Error(err)
+		}
+	}
+	if s := c.Stats(); s.Joined != 1 || s.Reads != 1 || s.Misses != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
 // Granules that were fetched for ranges are read without another fetch, and their memory is the account's until they are spent.
 func TestRangesModel(t *testing.T) {
 	c, v, want, y := openLarge(t, 8*mib, "")

@@ -19,6 +19,8 @@ import (
 //
 // An extent moves from a flight to the ring to the disk, and is in its next place before it leaves the last. So board misses
 // nothing, since it looks in that order under the lock under which flights land.
+//
+// What has several granules (granules.go) may be answered in parts, of which each is asked for in the same way.
 type request struct {
 	file, x  int
 	off, n   int // which bytes of the extent
@@ -33,7 +35,10 @@ type query struct {
 	request
 	v   *Volume
 	ctx context.Context
-	p   []byte // where bytes from the disk are put; nil: in memory that is reserved for them
+	// p is where the bytes are to be, which may come in parts; nil: all at once, and those from the disk in memory that is reserved for
+	// them.
+	p       []byte
+	counted bool // not all was in memory
 }
 
 // query asks for bytes of the file from off, as many of n as lie in one extent.
@@ -96,15 +101,19 @@ func (v *Volume) ReadAt(ctx context.Context, file int, p []byte, off int64) (int
 		q := v.query(ctx, file, off+int64(n), len(p)-n)
 		q.p = p[n : n+q.n]
 		q.readAhead()
-		l, err := q.get()
-		if err != nil {
-			return n, err
+		for q.n > 0 {
+			l, err := q.get()
+			if err != nil {
+				return n, err
+			}
+			got := len(l.data)
+			if l.buf != nil {
+				copy(q.p, l.data)
+				l.release()
+			}
+			q.p, q.off, q.n, n = q.p[got:], q.off+got, q.n-got, n+got
 		}
-		if l.buf != nil {
-			copy(p[n:], l.data)
-			l.release()
-		}
-		n += q.n
+		q.count(&v.ds.count.RingHits, false)
 	}
 	count(&v.ds.count.ReadBytes, len(p))
 	return len(p), nil
@@ -121,6 +130,7 @@ func (v *Volume) Lend(file int, off int64, n int) (data []byte, release func(), 
 	if !ok {
 		return nil, nil, false
 	}
+	q.count(&v.ds.count.RingHits, false)
 	q.wasRead()
 	return l.data, l.buf.Release, true
 }
@@ -133,7 +143,7 @@ func (v *Volume) ReadNow(file int, p []byte, off int64) bool {
 	if k.d == nil || k.coded || q.n < len(p) || k.d.store.ReadAtNow(k.loc, k.n, p, int64(q.off)) != nil {
 		return false
 	}
-	v.ds.count.kept(len(p))
+	q.kept(len(p))
 	q.wasRead()
 	return true
 }
@@ -165,6 +175,7 @@ func (v *Volume) sample(ctx context.Context, file int, f form) (data []byte, rel
 		return nil, func() {}, nil
 	case 1:
 		if l, err = q.get(); err == nil {
+			q.count(&v.ds.count.RingHits, false)
 			count(&v.ds.count.ReadBytes, len(l.data))
 		}
 	default:
@@ -211,7 +222,7 @@ func (v *Volume) ServeCoded(ctx context.Context, file int, off int64, n int, for
 	return l.data, l.release, err == nil
 }
 
-// get returns the bytes of a request. Those that come from the disk are put into p, unless that is nil.
+// get returns the bytes of a request, or the first part of them.
 func (q *query) get() (lease, error) {
 	for {
 		if l, ok := q.inMemory(); ok {
@@ -233,21 +244,15 @@ func (q *query) get() (lease, error) {
 
 // inMemory returns the bytes of a request from the ring.
 func (q *query) inMemory() (l lease, ok bool) {
-	k, off, read := q.v.key(q.v.extent(q.file, q.x)), q.off, q.n
+	read := q.n
 	if q.purpose == serving {
 		read = 0
 	}
-	b := q.v.c.get(k, read, q.form)
-	if g := off / granuleSize; b == nil && q.purpose == serving && q.v.Extents(q.file) > 1 && off+q.n <= (g+1)*granuleSize {
-		b, off = q.v.c.get(k.granule(g), 0, plainForm), off-g*granuleSize
-	}
+	b := q.v.c.get(q.v.key(q.v.extent(q.file, q.x)), read, q.form)
 	if b == nil {
 		return lease{}, false
 	}
-	if q.purpose == reading {
-		count(&q.v.ds.count.RingHits, 1)
-	}
-	return q.lend(b, off), true
+	return q.lend(b, q.off), true
 }
 
 // lend is a lease of a buffer, whose byte off is the first of the request.
@@ -256,7 +261,15 @@ func (q *query) lend(b *buffer, off int) lease {
 	if b.coded > 0 {
 		return lease{b.data, b}
 	}
-	return lease{b.data[off:][:q.n], b}
+	return lease{b.data[off:min(off+q.n, len(b.data))], b}
+}
+
+// count counts a reader's request, again if it waits again, by where its first bytes come from that are not in memory.
+func (q *query) count(c *int64, waits bool) {
+	if q.purpose == reading && (waits || !q.counted) {
+		count(c, 1)
+		q.counted = true
+	}
 }
 
 // room returns memory for n bytes that a request finds on disk. For a reader it is not demand: many such files together must
@@ -296,23 +309,25 @@ func (q *query) fromDisk() (l lease, ok bool, err error) {
 	if k.coded {
 		l.buf.coded = n
 	}
-	if q.purpose == reading {
-		q.v.ds.count.kept(n)
-	}
+	q.kept(n)
 	return l, true, nil
 }
 
-// boarding is what a request waits for: parts, and granules that are here. It is empty if the extent is here by now.
-type boarding struct {
-	seats []seat
-	span  trace.Span
+// kept counts n bytes from the disk.
+func (q *query) kept(n int) {
+	if q.purpose == reading {
+		q.count(&q.v.ds.count.KeepHits, false)
+		count(&q.v.ds.count.KeptBytes, n)
+	}
 }
 
-// seat is a part of a flight, or bytes that are here.
-type seat struct {
-	p    *part
-	buf  *buffer
-	kept keptGranule
+// boarding is what a request waits for: parts that are on their way, one after the other; or a granule that is here. It is empty if
+// the extent is here by now.
+type boarding struct {
+	parts []*part
+	span  trace.Span
+	buf   *buffer // with a reference
+	kept  keptGranule
 }
 
 // board finds what to wait for. It joins the flight that brings the extent, or begins one.
@@ -331,75 +346,83 @@ func (q *query) board() (boarding, error) {
 	switch {
 	case q.form != codedForm && (inRing || onDisk && !kept.coded), q.form != plainForm && restorable:
 		return boarding{}, nil
-	case q.form == codedForm, q.heldOnly && !restorable:
+	case q.form == codedForm:
 		return boarding{}, ErrNotHeld
 	case restorable:
 		from := &restorer{keptRecord: kept}
 		if from.staged = q.v.c.get(k, int(q.v.m.Size(q.file)), codedForm); from.staged == nil && (!onDisk || !kept.coded) {
 			return boarding{}, nil // it left memory a moment ago
 		}
-		return q.depart(from)
+		return q.depart(q.whole(), from)
 	}
-	if q.purpose == serving && (!q.v.gives(q.file, q.x) || !q.fetchesPart(e)) {
+	if b, ok := q.boardGranule(k.granule(q.off / granuleSize)); ok {
+		return b, nil
+	}
+	if q.purpose == serving && (q.heldOnly || !q.v.gives(q.file, q.x) || !q.fetchesPart(e)) {
 		return boarding{}, ErrNotHeld
-	}
-	if q.purpose == reading && q.p != nil {
-		if b, ok, err := q.boardGranules(e); ok || err != nil {
-			return b, err
-		}
 	}
 	if err := q.v.failed.lately(e); err != nil {
 		return boarding{}, err
 	}
-	return q.depart(nil)
+	return q.depart(q.missing(e), nil)
+}
+
+// whole is the extent, to be fetched.
+func (q *query) whole() []part {
+	return []part{{key: q.v.key(q.v.extent(q.file, q.x)), file: q.file, form: q.form, spent: q.purpose == serving}}
 }
 
 // joining waits for a part that is on its way. v.mu is held.
 func (q *query) joining(p *part) (b boarding, err error) {
-	b.seats = []seat{{p: p}}
-	if q.purpose == serving {
-		switch {
-		case q.heldOnly:
-			return boarding{}, ErrNotHeld
-		case p.fl.asks(): // a peer waits for no other node
-			return boarding{}, ErrBusy
-		case p.fl.memory.Load() == 0:
-			return boarding{}, ErrMemory
-		}
-		p.join(0)
-		p.hurry(!q.due.After(time.Now()))
-		return b, nil
+	switch {
+	case q.purpose != serving:
+		q.count(&q.v.ds.count.Joined, true)
+		b.span = q.waits("joined")
+	case q.heldOnly:
+		return boarding{}, ErrNotHeld
+	case p.fl.asks(): // a peer waits for no other node
+		return boarding{}, ErrBusy
+	case p.fl.memory.Load() == 0:
+		return boarding{}, ErrMemory
 	}
-	count(&q.v.ds.count.Joined, 1)
-	p.join(q.n)
-	p.hurry(true)
-	b.span = q.waits("joined")
+	b.parts = q.ride(p)
 	return b, nil
 }
 
-// depart begins a flight of the whole extent, which is restored unless from is nil, and waits for it. v.mu is held.
-func (q *query) depart(from *restorer) (b boarding, err error) {
-	parts := []part{{key: q.v.key(q.v.extent(q.file, q.x)), file: q.file, form: q.form, spent: q.purpose == serving}}
+// ride joins a part, and the granules after it that are on their way, as far as the request goes. v.mu is held.
+func (q *query) ride(p *part) (parts []*part) {
+	n := q.n
+	if q.purpose == serving {
+		n = 0
+	}
+	for ; p != nil; p = q.v.flights[p.key.granule(int(p.key.kind())).piece] {
+		p.join(n)
+		p.hurry(q.purpose != serving || !q.due.After(time.Now()))
+		parts = append(parts, p)
+		if !p.key.isGranule() || p.key.off()+granuleSize >= int64(q.off+q.n) {
+			break
+		}
+	}
+	return parts
+}
+
+// depart begins a flight of parts, which are restored unless from is nil, and waits for those that the request begins with. v.mu is held.
+func (q *query) depart(parts []part, from *restorer) (b boarding, err error) {
 	sources := q.v.sources(q.purpose, q.file, q.x)
 	if from != nil {
 		sources = append([]Source{from}, sources...)
 	}
-	n := 0
-	if q.purpose == serving {
-		if !q.v.c.ledger.TryReserve(parts[0].size()+from.need(), ForDemand) {
+	switch {
+	case q.purpose == serving:
+		if !q.v.c.ledger.TryReserve(sizeOf(parts)+from.need(), ForDemand) {
 			from.close()
 			return boarding{}, ErrMemory
 		}
-	} else {
-		switch n = q.n; {
-		case from == nil:
-			count(&q.v.ds.count.Misses, 1)
-			b.span = q.waits("miss")
-		case from.staged == nil:
-			q.v.ds.count.kept(n)
-		default:
-			count(&q.v.ds.count.RingHits, 1)
-		}
+	case from == nil:
+		q.count(&q.v.ds.count.Misses, true)
+		b.span = q.waits("miss")
+	case from.staged == nil:
+		q.kept(q.n)
 	}
 	fl := q.v.begin(q.request, b.span, parts, sources, nil)
 	if fl == nil {
@@ -407,46 +430,53 @@ func (q *query) depart(from *restorer) (b boarding, err error) {
 		b.span.End(ErrClosed)
 		return boarding{}, ErrClosed
 	}
-	fl.parts[0].join(n)
-	fl.parts[0].hurry(q.purpose == serving && !q.due.After(time.Now()))
-	b.seats = []seat{{p: &fl.parts[0]}}
+	b.parts = q.ride(&fl.parts[0])
 	return b, nil
 }
 
 // collect waits for what a request boarded. It returns false if the request is to look again.
 func (q *query) collect(b boarding) (l lease, ok bool, err error) {
-	if len(b.seats) == 0 {
-		return lease{}, false, nil
-	}
-	start := time.Now()
-	first := b.seats[0].p
-	if first == nil || first.key.kind() != whole {
-		if err = q.collectGranules(b); errors.Is(err, errMoved) {
-			return lease{}, false, nil
+	switch off := q.off % granuleSize; {
+	case b.buf != nil:
+		return q.lend(b.buf, off), true, nil
+	case b.kept.d != nil:
+		l.data = q.p[:min(q.n, b.kept.bytes()-off)]
+		if ok, err = b.kept.read(q.ctx, l.data, off); ok {
+			q.kept(len(l.data))
 		}
-		count((*int64)(&q.v.ds.count.Stall), int(time.Since(start)))
-		return lease{data: q.p}, err == nil, err
-	}
-	err = first.await(q.ctx)
-	fl := first.fl
-	if q.purpose == reading && fl.restores() == nil { // otherwise it did not wait for the store
-		count((*int64)(&q.v.ds.count.Stall), int(time.Since(start)))
-	}
-	if err != nil {
-		b.span.End(err)
-		return lease{}, false, err
-	}
-	b.span.End(fl.err)
-	switch {
-	case fl.err != nil && first.blames(fl.err):
+		return l, ok, err
+	case len(b.parts) == 0:
 		return lease{}, false, nil
-	case fl.err != nil:
-		return lease{}, false, q.v.store.named(q.file, fl.err)
-	case first.buf.coded > 0 && q.form == plainForm: // to be restored
+	}
+	start, first, got := time.Now(), b.parts[0], 0
+	for i, p := range b.parts {
+		if err = p.await(q.ctx); err != nil {
+			for _, p := range b.parts[i+1:] {
+				p.leave()
+			}
+			break
+		}
+		if p.key.isGranule() {
+			got += copy(q.p[got:], p.buf.data[(q.off+got)%granuleSize:])
+			p.buf.Release()
+		}
+	}
+	if q.purpose == reading && first.fl.restores() == nil { // otherwise it did not wait for the store
+		count((*int64)(&q.v.ds.count.Stall), int(time.Since(start)))
+	}
+	b.span.End(err)
+	switch {
+	case got > 0:
+		return lease{data: q.p[:got]}, true, nil
+	case err == nil && first.buf.coded > 0 && q.form == plainForm: // to be restored
 		first.buf.Release()
 		return lease{}, false, nil
+	case err == nil:
+		return q.lend(first.buf, q.off), true, nil
+	case q.ctx.Err() == nil && first.blames(err):
+		return lease{}, false, nil
 	}
-	return q.lend(first.buf, q.off), true, nil
+	return lease{}, false, q.v.store.named(q.file, err)
 }
 
 // waits begins the span of a reader that waits for a fetch.
@@ -472,14 +502,6 @@ const (
 	Closed                  // the cache is closing
 )
 
-// Prefetch starts to fetch an extent that nobody waits for yet, on account a, which may be nil. due is when a reader
-// will need it, zero if unknown. It never blocks. done is called once after Started, from another goroutine.
-func (v *Volume) Prefetch(a *Account, file, x int, due time.Time, done func(file int, err error)) Outcome {
-	g := group{v: v, account: a, request: request{x: x, n: int(v.ExtentBytes(file, x)), form: anyForm, purpose: ahead, due: due}}
-	_, _, out := g.start([]int{file}, done)
-	return out
-}
-
 // PrefetchGroup is Prefetch of several files by one request: files of one extent each in one object, by ascending
 // offset. Files that are resident or in flight are left out, and so is everything after the first file that does not
 // lie behind the one before it in the same object, or of which one asks a peer and the other does not. Memory is
@@ -490,30 +512,20 @@ func (v *Volume) Prefetch(a *Account, file, x int, due time.Time, done func(file
 // makes the whole request urgent. If the request fails, all its files fail; a reader that waits for one tries again
 // with its own request, unless the store is in trouble.
 func (v *Volume) PrefetchGroup(a *Account, files []int, due time.Time, done func(file int, err error)) (started int, out Outcome) {
-	g := group{v: v, account: a, request: request{form: anyForm, purpose: ahead, due: due}}
-	started, _, out = g.start(files, done)
+	started, _, out = v.start(request{form: anyForm, purpose: ahead, due: due}, a, files, done)
 	return started, out
 }
 
 // Gather is for a peer that asks for the files at due, and then gets each by Serve: it starts to fetch those that are
 // missing and of one extent, by as few requests as PrefetchGroup would. It never blocks.
 func (v *Volume) Gather(files []int, due time.Time) {
-	g := group{v: v, request: request{purpose: serving, due: due}}
 	for out := Started; len(files) > 0 && (out == Started || out == Present); {
-		_, files, out = g.start(files, nil)
+		_, files, out = v.start(request{purpose: serving, due: due}, nil, files, nil)
 	}
 }
 
-// group asks for several files that nobody waits for yet, or, if n is not 0, for extent x of each.
-type group struct {
-	request
-	v       *Volume
-	account *Account
-}
-
 // start begins a flight of files, as PrefetchGroup says. It also returns the files from which on it left all out.
-func (g *group) start(files []int, done func(file int, err error)) (started int, rest []int, out Outcome) {
-	v := g.v
+func (v *Volume) start(r request, a *Account, files []int, done func(file int, err error)) (started int, rest []int, out Outcome) {
 	var parts []part
 	var sources []Source
 	var o objstore.Object
@@ -522,14 +534,14 @@ func (g *group) start(files []int, done func(file int, err error)) (started int,
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for i, file := range files {
-		p := part{key: v.key(v.extent(file, g.x)), file: file, form: g.form, account: g.account, spent: g.purpose == serving}
-		if g.n == 0 && v.Extents(file) != 1 || g.isHere(p.key) || g.purpose == serving && !v.gives(file, g.x) {
+		p := part{key: v.key(v.extent(file, 0)), file: file, form: r.form, account: a, spent: r.purpose == serving}
+		if v.Extents(file) != 1 || r.purpose == ahead && v.claim(a, p.key) || r.purpose == serving && (p.key.here() || !v.gives(file, 0)) {
 			continue
 		}
 		at, off := v.store.object(file)
-		from := v.sources(g.purpose, file, g.x)
+		from := v.sources(r.purpose, file, 0)
 		behind := len(parts) == 0 || at.Key == o.Key && at.ETag == o.ETag && off >= end && from[0] == sources[0]
-		if behind && !v.c.ledger.TryReserve(p.size(), g.purpose.class()) {
+		if behind && !v.c.ledger.TryReserve(p.size(), r.purpose.class()) {
 			behind, out = false, NoMemory
 		}
 		if !behind {
@@ -542,18 +554,8 @@ func (g *group) start(files []int, done func(file int, err error)) (started int,
 	switch {
 	case len(parts) == 0:
 		return 0, rest, out
-	case v.begin(g.request, trace.Span{}, parts, sources, done) == nil:
+	case v.begin(r, trace.Span{}, parts, sources, done) == nil:
 		return 0, nil, Closed
-	case g.purpose == ahead:
-		count(&v.ds.count.Prefetched, len(parts))
 	}
 	return len(parts), rest, Started
-}
-
-// isHere reports whether an extent is here or on its way; if so it is claimed for an order. The volume's lock is held.
-func (g *group) isHere(k extentKey) bool {
-	if g.purpose == serving {
-		return k.here()
-	}
-	return g.v.claim(g.account, k.extent())
 }

@@ -30,35 +30,41 @@ func (v *Volume) Residence(file int) Residence {
 }
 
 // Where tells where a read of the extent would find it now, in memory first. It may move at any moment.
-func (v *Volume) Where(file, x int) Residence {
-	k := v.key(v.extent(file, x))
-	if w := k.staged(); w > InStore {
-		return w
-	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.flights[k.piece] != nil {
+func (v *Volume) Where(file, x int) Residence { return v.WhereRange(Range{File: file, Extent: x}) }
+
+// where looks in the order in which a piece moves on. The volume's lock is held.
+func (k extentKey) where() Residence {
+	if k.v.flights[k.piece] != nil {
 		return OnWay
 	}
 	return k.staged()
 }
 
-// staged looks in memory and on disk, in the order in which an extent moves on.
+// staged looks in memory and on disk; for a granule the volume's lock is held.
 func (k extentKey) staged() Residence {
+	plain, isCoded := k.v.c.ring.forms(k)
 	switch {
-	case k.maybe():
+	case plain || isCoded:
 		return InMemory
-	case k.v.onDisk(k.extent()):
+	case k.onDisk():
 		return OnDisk
 	}
 	return InStore
 }
 
-// here reports whether an extent is here or on its way. The volume's lock is held.
-func (k extentKey) here() bool { return k.v.flights[k.piece] != nil || k.staged() > InStore }
+// here reports whether a piece is here or on its way. The volume's lock is held.
+func (k extentKey) here() bool { return k.where() > InStore }
+
+// onDisk reports whether a piece can be read from the disk; for a granule the volume's lock is held.
+func (k extentKey) onDisk() bool {
+	if k.isGranule() {
+		return k.v.granuleOnDisk(k).d != nil
+	}
+	return k.v.loc(k.extent()) != 0 && k.v.ds.readable() != nil
+}
 
 // KeptExtent reports whether the extent is on disk.
-func (v *Volume) KeptExtent(file, x int) bool { return v.onDisk(v.extent(file, x)) }
+func (v *Volume) KeptExtent(file, x int) bool { return v.key(v.extent(file, x)).onDisk() }
 
 // Place returns where the bytes of a whole file lie on disk, in one piece and verified, for readers in other processes. They stay
 // right: for another version of the file there is another volume. With check it verifies what is in memory.

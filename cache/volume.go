@@ -92,9 +92,6 @@ func (v *Volume) SetOwned(admit func(file, extent int) bool) {
 	}
 }
 
-// onDisk reports whether the extent can be read from the disk.
-func (v *Volume) onDisk(e uint32) bool { return v.loc(e) != 0 && v.ds.readable() != nil }
-
 // Manifest returns the version that the volume serves.
 func (v *Volume) Manifest() *catalog.Manifest { return v.m }
 
@@ -156,27 +153,18 @@ func (v *Volume) Stats() VolumeStats {
 // spent, even if it was spent before. Its bytes move to account a, unless they are on one with less load. a may be
 // nil.
 func (v *Volume) Claim(a *Account, file, extent int) bool {
-	e := v.extent(file, extent)
-	if v.onDisk(e) {
-		return true
-	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return v.claim(a, e)
+	return v.ClaimRange(a, Range{File: file, Extent: extent})
 }
 
-// claim is Claim with v.mu held. It looks in the order in which an extent moves, so it misses none that is moving.
-func (v *Volume) claim(a *Account, e uint32) bool { return v.claimPiece(a, v.key(e)) || v.onDisk(e) }
-
-// claimPiece claims what is on its way or in memory. v.mu is held.
-func (v *Volume) claimPiece(a *Account, k extentKey) bool {
+// claim is Claim of a piece, with v.mu held. It looks in the order in which a piece moves, so it misses none that is moving.
+func (v *Volume) claim(a *Account, k extentKey) bool {
 	if p := v.flights[k.piece]; p != nil {
 		if p.spent || a.takes(p.account, p.size()) {
 			p.assign(a)
 		}
 		return true
 	}
-	return v.c.ring.claim(k, a, false)
+	return v.c.ring.claim(k, a, false) || k.onDisk()
 }
 
 // Hand says that one reader is done with the file, and that the owner of account a reads its staged extents next.
