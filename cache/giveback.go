@@ -237,26 +237,19 @@ var errNoRoom = errors.New("no room for copies")
 // purge drops a segment; what it holds of the sets, or all that is live, is written anew.
 func (d *disk) purge(id uint32, volumes []*Volume, all bool) (freed int64, err error) {
 	in := ownersIn(id, volumes)
-	var others []segment.Loc
-	var wanted int64
+	wanted := int64(overhead)
 	for loc, of := range in {
 		if all || in.wants(loc) {
 			wanted += loc.Bytes(of[0].v.keptRecord(of[0].v.Numbered(int(of[0].extent()))).n)
-		} else {
-			others = append(others, loc)
 		}
 	}
 	switch room, err := d.room(); {
 	case err != nil:
 		return 0, err
-	case wanted+overhead > room:
+	case wanted > room:
 		return 0, errNoRoom
 	}
-	for _, loc := range others {
-		in.forget(loc)
-		d.store.Free(loc)
-	}
-	return d.condense(id, in, math.MaxInt64)
+	return d.condense(id, in, wanted)
 }
 
 // progress tells the writer's watch, if there is one, that the disk answers, or is not waited for. What was reported counts as
