@@ -81,6 +81,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"reflect"
 	"runtime"
 	"slices"
 	"sync"
@@ -136,8 +137,7 @@ type Cache struct {
 	datasets map[[16]byte]*dataset
 	gone     Counts // of datasets that were closed
 
-	freed atomic.Pointer[func()] // nil: none registered
-	lost  atomic.Pointer[func(v *Volume, file int)]
+	lost func(v *Volume, file int)
 }
 
 // New returns a cache that holds bytes in memory only, until a volume opens its disk.
@@ -147,10 +147,10 @@ func New(o Options) *Cache {
 		ledger: newLedger(o.Memory), ring: newRing(min(o.Memory/4, cleanLimit)), log: o.Logger, budget: segment.NewBudget(o.Disk), onFull: o.OnFull,
 		restoring: make(chan struct{}, runtime.GOMAXPROCS(0)),
 		hangAfter: hangAfter, retry: diskRetry, closeStuck: closeStuck, closeWait: closeWait, statfs: freeSpace, datasets: map[[16]byte]*dataset{},
+		lost: func(*Volume, int) {},
 	}
 	c.ledger.reclaim = func(need int64, class Class) { c.reclaim(need, class != ForPrefetch, false) }
 	c.ledger.idle = c.ring.idle.Load
-	c.ledger.freed = c.notifyFreed
 	return c
 }
 
@@ -165,18 +165,13 @@ func (c *Cache) Ledger() *Ledger { return c.ledger }
 // same limit takes their bytes from it.
 func (c *Cache) Budget() *segment.Budget { return c.budget }
 
-// OnFreed has f called whenever memory was freed. f must not block.
-func (c *Cache) OnFreed(f func()) { c.freed.Store(&f) }
-
-func (c *Cache) notifyFreed() {
-	if f := c.freed.Load(); f != nil {
-		(*f)()
-	}
-}
+// OnFreed has f called whenever memory was freed. f must not block. Nothing else may use the cache meanwhile.
+func (c *Cache) OnFreed(f func()) { c.ledger.freed = f }
 
 // OnLost has f called when a staged extent that was prefetched and not yet read had to give its memory to a waiting
-// reader, or to another prefetcher (TakeBack). f may take locks that are held over calls of Prefetch and Claim.
-func (c *Cache) OnLost(f func(v *Volume, file int)) { c.lost.Store(&f) }
+// reader, or to another prefetcher (TakeBack). f may take locks that are held over calls of Prefetch and Claim. Nothing else may
+// use the cache meanwhile.
+func (c *Cache) OnLost(f func(v *Volume, file int)) { c.lost = f }
 
 // reclaim tries to free need bytes of what nobody needs now, with all of what was read last, or with hard of what is
 // needed, too.
@@ -202,19 +197,12 @@ func (c *Cache) reserve(ctx context.Context, n int64, class Class) error {
 // ReserveBatch waits until n bytes can be reserved for a batch of a feed, or fails with ErrTooLarge or the context's error. Prefetched
 // data gives way, the latest first: it may be the batch's own, which leaves the ring only once the batch has memory.
 func (c *Cache) ReserveBatch(ctx context.Context, n int64) error {
-	return c.ledger.reserve(ctx, n, ForBatches, func() {
-		if need := c.ledger.missing(n); need > 0 {
-			c.evict(need)
-		}
-	})
+	return c.ledger.reserve(ctx, n, ForBatches, func() { c.evict(c.ledger.missing(n)) })
 }
 
 func (c *Cache) tellLost(lost []extentKey) {
-	f := c.lost.Load()
 	for _, k := range lost {
-		if f != nil {
-			(*f)(k.v, k.v.fileOf(k.extent()))
-		}
+		c.lost(k.v, k.v.fileOf(k.extent()))
 	}
 }
 
@@ -227,11 +215,12 @@ func (c *Cache) TryReserve(n int64) bool {
 	return c.ledger.TryReserve(n, ForDemand)
 }
 
-// relieve gives memory that nobody else needs to the reservations that wait.
+// relieve gives memory that nobody else needs to the reservations that wait; a prefetch may take what is left.
 func (c *Cache) relieve() {
 	if need := c.ledger.pressed(); need > 0 {
 		c.reclaim(need, true, false)
 	}
+	c.ledger.freed()
 }
 
 // get returns an extent that is in memory in a form that will do, with a reference for the caller, who reads n bytes; or nil.
@@ -245,7 +234,6 @@ func (c *Cache) get(k extentKey, n int, f form) (b *buffer) {
 	}
 	if freed {
 		c.relieve()
-		c.notifyFreed() // a prefetch may take spent bytes
 	}
 	return b
 }
@@ -282,18 +270,11 @@ type Counts struct {
 
 // addTo adds the counts to n, while they may change.
 func (c *Counts) addTo(n *Counts) {
-	to := n.counted()
-	for i, from := range c.counted() {
-		*to[i] += atomic.LoadInt64(from)
+	from, to := reflect.ValueOf(c).Elem(), reflect.ValueOf(n).Elem()
+	for i := range from.NumField() {
+		to.Field(i).SetInt(to.Field(i).Int() + atomic.LoadInt64((*int64)(from.Field(i).Addr().UnsafePointer())))
 	}
 	n.Reads = n.KeepHits + n.RingHits + n.Joined + n.Misses
-}
-
-func (c *Counts) counted() []*int64 {
-	return []*int64{
-		&c.KeepHits, &c.RingHits, &c.Joined, &c.Misses, &c.Prefetched, &c.FetchErrors, (*int64)(&c.Stall), &c.Corrupt, &c.DiskErrors,
-		&c.Declined, &c.DiskWaits, &c.DiskGaveUp, &c.ReadBytes, &c.PeerBytes, &c.KeptBytes, &c.Restored, (*int64)(&c.Restore),
-	}
 }
 
 func count(c *int64, n int) { atomic.AddInt64(c, int64(n)) }

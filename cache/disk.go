@@ -52,7 +52,7 @@ type disk struct {
 	store *segment.Store
 
 	writer  *writer
-	watch   watch         // over the writer
+	late    *time.Timer   // reports what the writer does that takes too long
 	reading chan struct{} // holds one a read under way
 	wg      sync.WaitGroup
 	synced  chan struct{} // holds one while no sync is under way
@@ -105,7 +105,11 @@ func (v *Volume) OpenDisk(dir string, o segment.Options) error {
 	d.synced <- struct{}{}
 	d.limit.Store(o.MaxBytes)
 	d.chosen.Store(true)
-	d.watch.init(d)
+	d.late = time.AfterFunc(time.Hour, func() {
+		d.stuck.Add(1)
+		d.drop("hang: write", fmt.Errorf("no answer within %v", c.hangAfter), false)
+	})
+	d.late.Stop()
 	for _, loc := range a.finish() {
 		d.free(loc)
 	}
@@ -259,14 +263,11 @@ func (d *disk) room() (int64, error) {
 	return free - min(64<<20, 2<<20+size/32), nil
 }
 
-// freeUp makes room for n bytes, and asks the host for it unless they are beside the kept set. It reports whether to try again.
-func (d *disk) freeUp(extra bool, n int64) bool { return d.makeRoom(extra, n) || !extra && d.ask(n) }
-
-// makeRoom drops segments that hold only garbage (records of other datasets, of older versions, corrupt ones), or
-// rewrites one that holds much of it, or makes room for n bytes of what is outside the kept set, if that yields. It
-// reports whether that freed anything. It costs nothing if nothing was freed since the last call: every extent that
-// finds the store full comes here.
-func (d *disk) makeRoom(onlyEmpty bool, n int64) bool {
+// freeUp drops segments that hold only garbage (records of other datasets, of older versions, corrupt ones). Unless the n bytes are
+// beside the kept set it else rewrites one that holds much of it, or makes room of what is outside the set, if that yields, or asks the
+// host. It reports whether to try again. It costs nothing if nothing was freed since the last call: every extent that finds the store full
+// comes here.
+func (d *disk) freeUp(extra bool, n int64) bool {
 	if d.freed.Swap(false) {
 		n, err := d.store.Reclaim()
 		if err != nil {
@@ -276,7 +277,7 @@ func (d *disk) makeRoom(onlyEmpty bool, n int64) bool {
 			return true
 		}
 	}
-	if onlyEmpty {
+	if extra {
 		return false
 	}
 	if d.garbage.Swap(false) && d.rewriteWasteful() {
@@ -286,7 +287,7 @@ func (d *disk) makeRoom(onlyEmpty bool, n int64) bool {
 	if err != nil {
 		d.failed("reclaim", err, false)
 	}
-	return freed > 0
+	return freed > 0 || d.ask(n)
 }
 
 // rewriteWasteful rewrites the segment with most garbage without it, if that is much, and reports whether it did.
@@ -331,8 +332,8 @@ func (d *disk) askHost(need int64) bool {
 		return false
 	}
 	if d.writer != nil {
-		d.watch.end()
-		defer d.watch.begin()
+		d.end()
+		defer d.begin()
 	}
 	return d.c.onFull(need)
 }
@@ -366,7 +367,6 @@ func (d *disk) drop(reason string, cause error, reads bool) {
 	// Queued writes must not keep memory from fetches.
 	d.c.ring.undirty(d.ds)
 	d.c.relieve()
-	d.c.notifyFreed()
 	if first {
 		d.c.log.Error("disk tier dropped; reads go on from memory and the object store", "dir", d.dir,
 			"reason", reason, "cause", cause, "reads_too", reads, "remedy", "free space in, or repair, the disk of the cache directory")
@@ -511,26 +511,12 @@ func (d *disk) leave() error {
 	return fmt.Errorf("cache: the disk of %s hangs; its segments are %w: the last records may be fetched again (check the disk)", d.dir, errLeftBehind)
 }
 
-// watch reports an operation of the writer that takes too long.
-type watch struct {
-	d     *disk
-	after time.Duration // hangAfter; constant except in tests
-	timer *time.Timer
-}
+// begin says that the writer does something that may hang.
+func (d *disk) begin() { d.late.Reset(d.c.hangAfter) }
 
-func (w *watch) init(d *disk) {
-	w.d, w.after = d, d.c.hangAfter
-	w.timer = time.AfterFunc(time.Hour, func() {
-		d.stuck.Add(1)
-		d.drop("hang: write", fmt.Errorf("no answer within %v", w.after), false)
-	})
-	w.timer.Stop()
-}
-
-func (w *watch) begin() { w.timer.Reset(w.after) }
-
-func (w *watch) end() {
-	if !w.timer.Stop() {
-		w.d.stuck.Add(-1)
+// end says that it has done it.
+func (d *disk) end() {
+	if !d.late.Stop() {
+		d.stuck.Add(-1)
 	}
 }

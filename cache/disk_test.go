@@ -321,7 +321,7 @@ func TestSyncBehindAnother(t *testing.T) {
 // A reader that is interrupted leaves a read that waits for the disk.
 func TestInterruptedDiskRead(t *testing.T) {
 	d := newTroubled(t, 8<<20, 64<<10)
-	d.c.hangAfter, d.v.ds.disk.Load().watch.after = time.Hour, time.Hour
+	d.c.hangAfter = time.Hour
 	d.keep(t, 0)
 	d.c.ring.drop(nil)
 	d.fs.set(errHang, "read")

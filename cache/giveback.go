@@ -255,7 +255,7 @@ func (d *disk) purge(id uint32, volumes []*Volume, all bool) (freed int64, err e
 // progress tells the writer's watch, if there is one, that the disk answers, or is not waited for. What was reported counts as
 // hanging until its end.
 func (d *disk) progress() {
-	if d.writer != nil && d.watch.timer.Stop() {
-		d.watch.begin()
+	if d.writer != nil && d.late.Stop() {
+		d.begin()
 	}
 }

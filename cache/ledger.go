@@ -91,7 +91,7 @@ func (l *Ledger) TryReserve(n int64, c Class) bool {
 // pressEvery is how often a reader that waits for memory looks again for memory to reclaim.
 const pressEvery = 10 * time.Millisecond
 
-// reserve waits until n bytes can be reserved, and calls press, unless nil, repeatedly meanwhile. It fails with ErrTooLarge if that is
+// reserve waits until n bytes can be reserved, and calls press repeatedly meanwhile. It fails with ErrTooLarge if that is
 // impossible, or with the context's error when that ends first.
 func (l *Ledger) reserve(ctx context.Context, n int64, c Class, press func()) error {
 	l.mu.Lock()
@@ -115,17 +115,13 @@ func (l *Ledger) reserve(ctx context.Context, n int64, c Class, press func()) er
 	l.waiters = append(l.waiters, w)
 	l.grant() // space may have come free between the try and the lock
 	l.mu.Unlock()
-	var again <-chan time.Time
-	if press != nil {
-		tick := time.NewTicker(pressEvery)
-		defer tick.Stop()
-		again = tick.C
-	}
+	again := time.NewTicker(pressEvery)
+	defer again.Stop()
 	for {
 		select {
 		case <-w.ready:
 			return nil
-		case <-again:
+		case <-again.C:
 			l.mu.Lock()
 			l.grant() // what has become idle makes room, too
 			l.mu.Unlock()

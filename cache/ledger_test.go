@@ -72,7 +72,7 @@ func TestReserveWaitsAndIsServedInOrder(t *testing.T) {
 			class Class
 		}{{"batch", ForBatches}, {"demand", ForDemand}} {
 			go func() {
-				if err := l.reserve(t.Context(), 10, c.class, nil); err != nil {
+				if err := l.reserve(t.Context(), 10, c.class, func() {}); err != nil {
 					t.Error(err)
 				}
 				served <- c.name
@@ -97,16 +97,16 @@ func (l *Ledger) waiting() int {
 
 func TestReserveGivesUp(t *testing.T) {
 	l := newLedger(80)
-	if err := l.reserve(context.Background(), 81, ForDemand, nil); !errors.Is(err, ErrTooLarge) {
+	if err := l.reserve(context.Background(), 81, ForDemand, func() {}); !errors.Is(err, ErrTooLarge) {
 		t.Fatalf("more than the limit: %v", err)
 	}
-	if err := l.reserve(context.Background(), 41, ForBatches, nil); !errors.Is(err, ErrTooLarge) {
+	if err := l.reserve(context.Background(), 41, ForBatches, func() {}); !errors.Is(err, ErrTooLarge) {
 		t.Fatalf("more than the batches' half: %v", err)
 	}
 	l.TryReserve(80, ForDemand)
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
 	defer cancel()
-	if err := l.reserve(ctx, 1, ForDemand, nil); !errors.Is(err, context.DeadlineExceeded) {
+	if err := l.reserve(ctx, 1, ForDemand, func() {}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("cancelled: %v", err)
 	}
 	if l.waiting() != 0 || l.Used() != 80 {
@@ -120,7 +120,7 @@ func TestWithholdMeanwhile(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for range 100 {
-			if err := l.reserve(context.Background(), 10, ForDemand, nil); err != nil {
+			if err := l.reserve(context.Background(), 10, ForDemand, func() {}); err != nil {
 				t.Error(err)
 				return
 			}

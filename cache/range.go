@@ -59,7 +59,7 @@ func (v *Volume) lacks(a *Account, r Range) (parts []part) {
 		switch {
 		case k.isGranule() && k.as(whole).here():
 			return nil
-		case !v.claim(a, k):
+		case !v.claim(a, k, false):
 			parts = append(parts, part{key: k, file: r.File, form: anyForm, account: a})
 		}
 	}
@@ -119,12 +119,21 @@ func (v *Volume) PrefetchRange(a *Account, r Range, due time.Time, done func(fil
 
 // SpendRange is Spend of a range, but for what others want: it asks for what lies in the file from off to end.
 func (v *Volume) SpendRange(r Range, wanted func(off, end int64) bool) {
-	v.spend(func(yield func(extentKey) bool) {
-		for k := range v.pieces(r) {
-			off := int64(r.Extent)*ExtentSize + k.off()
-			if !wanted(off, off+int64(v.bytes(r.File, k.piece))) && !yield(k) {
-				return
-			}
+	recycled := false
+	for k := range v.pieces(r) {
+		off := int64(r.Extent)*ExtentSize + k.off()
+		if wanted(off, off+int64(v.bytes(r.File, k.piece))) {
+			continue
 		}
-	})
+		v.mu.Lock()
+		if p := v.flights[k.piece]; p != nil {
+			p.assign(nil)
+			p.spent = true
+		}
+		v.mu.Unlock()
+		recycled = v.c.ring.spend(k) || recycled
+	}
+	if recycled {
+		v.c.relieve()
+	}
 }

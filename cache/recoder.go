@@ -30,12 +30,8 @@ type Recoder struct {
 	growing uint32                // and the one in use then, if it is such
 }
 
-// NewRecoder returns a recoder that encodes on so many threads at once. rest, unless nil, is called by each after some work,
-// and may sleep.
+// NewRecoder returns a recoder that encodes on so many threads at once. rest is called by each after some work, and may sleep.
 func (v *Volume) NewRecoder(threads int, rest func(worked time.Duration)) *Recoder {
-	if rest == nil {
-		rest = func(time.Duration) {}
-	}
 	return &Recoder{v: v, threads: threads, rest: rest, tried: make([]atomic.Uint32, (len(v.locs)+31)/32)}
 }
 

@@ -535,7 +535,7 @@ func (v *Volume) start(r request, a *Account, files []int, done func(file int, e
 	defer v.mu.Unlock()
 	for i, file := range files {
 		p := part{key: v.key(v.extent(file, 0)), file: file, form: r.form, account: a, spent: r.purpose == serving}
-		if v.Extents(file) != 1 || r.purpose == ahead && v.claim(a, p.key) || r.purpose == serving && (p.key.here() || !v.gives(file, 0)) {
+		if v.Extents(file) != 1 || r.purpose == ahead && v.claim(a, p.key, false) || r.purpose == serving && (p.key.here() || !v.gives(file, 0)) {
 			continue
 		}
 		at, off := v.store.object(file)

@@ -1,7 +1,6 @@
 package cache
 
 import (
-	"iter"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -156,26 +155,23 @@ func (v *Volume) Claim(a *Account, file, extent int) bool {
 	return v.ClaimRange(a, Range{File: file, Extent: extent})
 }
 
-// claim is Claim of a piece, with v.mu held. It looks in the order in which a piece moves, so it misses none that is moving.
-func (v *Volume) claim(a *Account, k extentKey) bool {
+// claim is Claim of a piece, or Hand if the account's owner reads it next. v.mu is held. It looks in the order in which a piece moves,
+// so it misses none that is moving.
+func (v *Volume) claim(a *Account, k extentKey, next bool) bool {
 	if p := v.flights[k.piece]; p != nil {
-		if p.spent || a.takes(p.account, p.size()) {
+		if next || p.spent || a.takes(p.account, p.size()) {
 			p.assign(a)
 		}
 		return true
 	}
-	return v.c.ring.claim(k, a, false) || k.onDisk()
+	return v.c.ring.claim(k, a, next) || k.onDisk()
 }
 
 // Hand says that one reader is done with the file, and that the owner of account a reads its staged extents next.
 func (v *Volume) Hand(a *Account, file int) {
 	for x := range v.Extents(file) {
-		k := v.key(v.extent(file, x))
 		v.mu.Lock()
-		if p := v.flights[k.piece]; p != nil {
-			p.assign(a)
-		}
-		v.c.ring.claim(k, a, true)
+		v.claim(a, v.key(v.extent(file, x)), true)
 		v.mu.Unlock()
 	}
 }
@@ -201,29 +197,7 @@ func (v *Volume) Unspent() (files []int) {
 // Spend says that the file was read, or is no longer wanted, and that no order that claimed it needs it: its staged
 // extents may be recycled.
 func (v *Volume) Spend(file int) {
-	v.spend(func(yield func(extentKey) bool) {
-		for x := range v.Extents(file) {
-			if !yield(v.key(v.extent(file, x))) {
-				return
-			}
-		}
-	})
-}
-
-// spend lets pieces be recycled.
-func (v *Volume) spend(pieces iter.Seq[extentKey]) {
-	recycled := false
-	for k := range pieces {
-		v.mu.Lock()
-		if p := v.flights[k.piece]; p != nil {
-			p.assign(nil)
-			p.spent = true
-		}
-		v.mu.Unlock()
-		recycled = v.c.ring.spend(k) || recycled
-	}
-	if recycled {
-		v.c.relieve()
-		v.c.notifyFreed() // a prefetch may take spent bytes
+	for x := range v.Extents(file) {
+		v.SpendRange(Range{File: file, Extent: x}, func(int64, int64) bool { return false })
 	}
 }

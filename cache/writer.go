@@ -90,14 +90,14 @@ func (w *writer) run() {
 			return
 		}
 		for _, j := range batch {
-			w.d.watch.begin()
+			w.d.begin()
 			if j.task != nil {
 				j.task()
 			} else {
 				w.write(j.key)
 				w.depth.Add(-1)
 			}
-			w.d.watch.end()
+			w.d.end()
 		}
 		clear(batch)
 	}
