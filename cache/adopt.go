@@ -50,19 +50,13 @@ func (a *adoption) take(file, x int, loc segment.Loc, length int) {
 		return
 	}
 	e := v.extent(file, x)
-	switch before, was := v.at(e); {
-	case before == 0: // as by move, without a search for the file
-		v.put(e, loc, coded)
-		v.kept.Add(1)
-		if s := v.admission.Load(); s != nil {
-			s.count(&v.places, file, x, 1)
-		}
-		return
-	case was == 0 && coded > 0: // the same extent twice
+	if before, was := v.at(e); before == 0 || was == 0 && coded > 0 {
 		v.move(e, before, loc, coded)
 		loc = before
 	}
-	a.unclaimed = append(a.unclaimed, loc)
+	if loc != 0 {
+		a.unclaimed = append(a.unclaimed, loc)
+	}
 }
 
 // finish looks up the records that were not where their hint says. It returns those that belong to no file.

@@ -39,10 +39,7 @@
 // the path, which spreads the loss over every order ([segment.Store.Condense]). So the excess loss is less than a
 // record, and the rewrite less than a segment.
 //
-// # Recoded files
-//
-// A [Codec] has a shorter form of some files. A [Recoder] brings kept files into it; whoever does not ask for it by
-// [Volume.SampleCoded] gets the file as it came. The rules are in coded.go.
+// The disk keeps some files in a shorter form: see coded.go.
 //
 // # One of a cluster
 //

@@ -32,14 +32,6 @@ type Codec interface {
 	Form(coded []byte) [8]byte
 }
 
-// forms are the kinds of pieces in which the ring may have an extent.
-func (ps *places) forms() []uint8 {
-	if ps.codec == nil {
-		return []uint8{whole}
-	}
-	return []uint8{whole, coded}
-}
-
 // decode fills p with a file, and counts that unless it is a check.
 func (v *Volume) decode(p, coded []byte, check bool) error {
 	v.c.restoring <- struct{}{}

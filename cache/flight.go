@@ -165,7 +165,7 @@ func (v *Volume) begin(r request, span trace.Span, parts []part, sources []Sourc
 		v.flights[p.key.piece] = p
 		switch e := p.key.extent(); {
 		case p.key.isGranule() && r.purpose == reading:
-			v.partial(e).fetched |= granulesOf(parts[i : i+1])
+			v.fetched(e, p.key.bit())
 		case !p.key.isGranule() && !v.hasSlot(e):
 			delete(v.parts, e)
 		}
@@ -283,7 +283,7 @@ func (p *part) stow(d *disk, write bool) {
 		p.buf.data = p.buf.data[:p.buf.coded]
 		key = key.as(coded)
 	}
-	write = write && !v.retired && (!granule || v.isPlanned(p.key.extent()))
+	write = write && !v.retired && (!granule || v.parts[p.key.extent()].planned)
 	v.c.ring.put(key, p.buf, p.account, p.read, done, write)
 	if write {
 		d.writer.add(key)

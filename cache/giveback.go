@@ -164,13 +164,6 @@ func (in owners) wants(loc segment.Loc) bool {
 	return slices.ContainsFunc(in[loc], func(k extentKey) bool { return k.v.Chooses(k.v.Numbered(int(k.extent()))) })
 }
 
-// forget drops the places at loc.
-func (in owners) forget(loc segment.Loc) {
-	for _, k := range in[loc] {
-		k.v.unplace(k.extent(), loc)
-	}
-}
-
 // condense drops a segment except for spare bytes of it, kept set first.
 func (d *disk) condense(id uint32, in owners, spare int64) (freed int64, err error) {
 	room, err := d.room() // the copies are written before the segment goes
@@ -192,8 +185,10 @@ func (d *disk) condense(id uint32, in owners, spare int64) (freed int64, err err
 			d.store.Free(to)
 		}
 	})
-	for loc := range in {
-		in.forget(loc)
+	for loc, of := range in { // what was not copied
+		for _, k := range of {
+			k.v.unplace(k.extent(), loc)
+		}
 	}
 	return freed, err
 }

@@ -86,14 +86,14 @@ func (q *query) fetchesPart(e uint32) bool {
 	if q.v.isWorthAll(q.file, q.x, now, 0) {
 		return true
 	}
-	q.v.partial(e).fetched |= now
+	q.v.fetched(e, now)
 	return false
 }
 
 // isWorthAll reports whether the extent is to be fetched whole for these granules, because so much of it was fetched, without
 // a run that the read continues, and the disk would keep it. v.mu is held.
 func (v *Volume) isWorthAll(file, x int, granules uint64, run int) bool {
-	before := v.fetched(v.extent(file, x))
+	before := v.parts[v.extent(file, x)].fetched
 	if before&granules == 0 && bits.OnesCount64(before|granules)-run <= mostSparse {
 		return false
 	}
@@ -104,14 +104,14 @@ func (v *Volume) isWorthAll(file, x int, granules uint64, run int) bool {
 // runBefore returns how many granules that were fetched lie before granule lo without a gap, in this extent and the one
 // before it. v.mu is held.
 func (q *query) runBefore(e uint32, lo int) int {
-	run := min(bits.LeadingZeros64(^(q.v.fetched(e) << (64 - lo))), lo)
+	run := min(bits.LeadingZeros64(^(q.v.parts[e].fetched << (64 - lo))), lo)
 	if run < lo || q.x == 0 {
 		return run
 	}
 	if q.v.key(e - 1).here() {
 		return run + 64
 	}
-	return run + bits.LeadingZeros64(^q.v.fetched(e-1))
+	return run + bits.LeadingZeros64(^q.v.parts[e-1].fetched)
 }
 
 // readAhead prefetches what follows an extent that a sequential reader has reached: as many extents as it has read, up to
@@ -151,7 +151,7 @@ func (v *Volume) WillReadRange(file int, off, n int64) {
 		}
 		v.mu.Lock()
 		if k := v.key(v.extent(file, x)); !k.here() && v.flights[k.piece] == nil {
-			v.partial(k.extent()).fetched = math.MaxUint64 // each granule of it comes for the second time
+			v.fetched(k.extent(), math.MaxUint64) // each granule of it comes for the second time
 		}
 		v.mu.Unlock()
 		if most--; most >= 0 {

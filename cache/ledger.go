@@ -129,21 +129,16 @@ func (l *Ledger) reserve(ctx context.Context, n int64, c Class, press func()) er
 				press()
 			}
 		case <-ctx.Done():
-			return l.leave(ctx, w)
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			if len(w.ready) > 0 { // in the same moment
+				return nil
+			}
+			l.waiters = slices.DeleteFunc(l.waiters, func(o *waiter) bool { return o == w })
+			l.grant() // it may have stood before others
+			return ctx.Err()
 		}
 	}
-}
-
-// leave takes away a waiter whose context has ended, unless it was served in the same moment.
-func (l *Ledger) leave(ctx context.Context, w *waiter) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(w.ready) > 0 {
-		return nil
-	}
-	l.waiters = slices.DeleteFunc(l.waiters, func(o *waiter) bool { return o == w })
-	l.grant() // it may have stood before others
-	return ctx.Err()
 }
 
 // grant serves the waiters: demand first, then in order of arrival, none overtaking one of its class. The lock is held.

@@ -56,26 +56,14 @@ const (
 	slotSize       = (ExtentSize/granuleSize*sealedGranule + 4095) &^ 4095 // whole blocks of the file system
 )
 
-// partial returns what is known of an extent that is not here whole. v.mu is held.
-func (v *Volume) partial(e uint32) *partial {
+// fetched notes granules of an extent that readers fetch. v.mu is held.
+func (v *Volume) fetched(e uint32, granules uint64) {
 	p := v.parts[e]
-	if p == nil {
-		p = &partial{}
-		v.parts[e] = p
-	}
-	return p
+	p.fetched |= granules
+	v.parts[e] = p
 }
 
-// fetched returns the granules that readers fetched of an extent. v.mu is held.
-func (v *Volume) fetched(e uint32) uint64 {
-	if p := v.parts[e]; p != nil {
-		return p.fetched
-	}
-	return 0
-}
-
-func (v *Volume) isPlanned(e uint32) bool { return v.parts[e] != nil && v.parts[e].planned }
-func (v *Volume) hasSlot(e uint32) bool   { return v.parts[e] != nil && v.parts[e].at != slot{} }
+func (v *Volume) hasSlot(e uint32) bool { return v.parts[e].at != slot{} }
 
 // takesGranules reports whether the disk would take granules of an extent.
 func (v *Volume) takesGranules(file, x int) bool {
@@ -92,7 +80,7 @@ type keptGranule struct {
 
 // granuleOnDisk looks in the slot of an extent. v.mu is held.
 func (v *Volume) granuleOnDisk(k extentKey) (g keptGranule) {
-	if p := v.parts[k.extent()]; p != nil && p.kept&k.bit() != 0 {
+	if p := v.parts[k.extent()]; p.kept&k.bit() != 0 {
 		g = keptGranule{k, v.ds.readable(), p.at}
 	}
 	return g
@@ -134,8 +122,9 @@ func (g keptGranule) forget(err error) {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if p := v.parts[g.k.extent()]; p != nil && p.at == g.from {
+	if p := v.parts[g.k.extent()]; p.at == g.from {
 		p.kept &^= g.k.bit()
+		v.parts[g.k.extent()] = p
 		count(&v.ds.count.Corrupt, 1)
 	}
 }
@@ -174,7 +163,7 @@ func (d *disk) keepGranule(k extentKey, buf *buffer) bool {
 	v, e, s := k.v, k.extent(), &d.writer.slots
 	file, x := v.Numbered(int(e))
 	v.mu.Lock()
-	at, ok := v.partial(e).at, !v.retired && v.takesGranules(file, x)
+	at, ok := v.parts[e].at, !v.retired && v.takesGranules(file, x)
 	v.mu.Unlock()
 	if !ok {
 		return false
@@ -184,7 +173,9 @@ func (d *disk) keepGranule(k extentKey, buf *buffer) bool {
 			return false
 		}
 		v.mu.Lock()
-		v.partial(e).at = at // Retire comes back for it
+		p := v.parts[e]
+		p.at = at // Retire comes back for it
+		v.parts[e] = p
 		v.mu.Unlock()
 	}
 	sealed := sealedGranules.Get().(*[sealedGranule]byte)
@@ -194,8 +185,9 @@ func (d *disk) keepGranule(k extentKey, buf *buffer) bool {
 		return false
 	}
 	v.mu.Lock()
-	p := v.partial(e)
+	p := v.parts[e]
 	p.kept |= k.bit()
+	v.parts[e] = p
 	all := bits.OnesCount64(p.kept) == int((v.ExtentBytes(file, x)+granuleSize-1)/granuleSize)
 	v.mu.Unlock()
 	if all {
@@ -275,7 +267,7 @@ func (d *disk) leaveSlot(k extentKey) (freed int64) {
 	p := v.parts[k.extent()]
 	delete(v.parts, k.extent())
 	v.mu.Unlock()
-	if p == nil || p.at == (slot{}) {
+	if p.at == (slot{}) {
 		return 0
 	}
 	s := &d.writer.slots

@@ -102,7 +102,9 @@ func (v *Volume) PrefetchRange(a *Account, r Range, due time.Time, done func(fil
 	}
 	if k := parts[0].key; k.isGranule() {
 		if v.takesGranules(r.File, r.Extent) {
-			v.partial(k.extent()).planned = true
+			p := v.parts[k.extent()]
+			p.planned = true
+			v.parts[k.extent()] = p
 		}
 		if v.isWorthAll(r.File, r.Extent, granulesOf(parts), 0) {
 			parts = []part{{key: k.as(whole), file: r.File, spent: true}} // the disk is about to have it

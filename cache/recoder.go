@@ -111,7 +111,15 @@ func (r *Recoder) Next(ctx context.Context) (more bool) {
 	}
 	_ = g.Wait()
 	if made.Load() {
-		_ = d.writer.do(ctx, func() { d.dropRecoded(id) })
+		_ = d.writer.do(ctx, func() {
+			_, err := d.purge(id, d.ds.list(), true) // what is left is written anew
+			if errors.Is(err, errNoRoom) {
+				err = nil
+			}
+			if err = errors.Join(err, d.shrink(d.ds.list())); err != nil {
+				d.failed("reclaim", err, false)
+			}
+		})
 	}
 	if ctx.Err() == nil && !d.noWrites.Load() && !d.noReads.Load() {
 		return true
@@ -221,16 +229,4 @@ func (k keptRecord) recoded(payload []byte) (used bool) {
 	}
 	d.free(from)
 	return used
-}
-
-// dropRecoded drops a segment of which much is garbage now, except for what is left, and what then exceeds the limits. Only
-// the writer calls it.
-func (d *disk) dropRecoded(id uint32) {
-	_, err := d.purge(id, d.ds.list(), true)
-	if errors.Is(err, errNoRoom) {
-		err = nil
-	}
-	if err = errors.Join(err, d.shrink(d.ds.list())); err != nil {
-		d.failed("reclaim", err, false)
-	}
 }

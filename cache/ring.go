@@ -81,6 +81,9 @@ func (p piece) bit() uint64 { return 1 << (p.kind() - 1) }
 // as is the same extent's piece of another kind.
 func (k extentKey) as(kind uint8) extentKey { return extentKey{k.v, k.piece&^0xff | piece(kind)} }
 
+// other is the extent's other form; of a granule, no piece.
+func (k extentKey) other() extentKey { return extentKey{k.v, k.piece ^ coded} }
+
 // granule is a granule of the extent.
 func (k extentKey) granule(g int) extentKey { return k.as(uint8(g + 1)) }
 
@@ -245,7 +248,7 @@ func (r *ring) remove(e *entry) {
 	e.unlist()
 	e.next, r.gone = r.gone, e
 	delete(r.entries, e.key)
-	if e.key.v.codec == nil || r.entries[e.key.as(whole)] == nil && r.entries[e.key.as(coded)] == nil {
+	if r.entries[e.key.other()] == nil {
 		e.key.unmark()
 	}
 	r.bytes -= e.buf.size
@@ -254,14 +257,6 @@ func (r *ring) remove(e *entry) {
 // maybe reports, without a lock, whether the extent is in the ring in some form. Of a granule it knows nothing.
 func (k extentKey) maybe() bool {
 	return k.isGranule() || k.v.inRing[k.extent()/32].Load()&(1<<(k.extent()%32)) != 0
-}
-
-// kinds are those under which the ring may have what the key names: an extent's forms, or the granule alone.
-func (k extentKey) kinds() []uint8 {
-	if k.isGranule() {
-		return []uint8{k.kind()}
-	}
-	return k.v.forms()
 }
 
 func (k extentKey) isGranule() bool { return k.kind() != whole && k.kind() != coded }
@@ -333,8 +328,8 @@ func (r *ring) claim(k extentKey, a *Account, next bool) (ok bool) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, kind := range k.kinds() {
-		e := r.entries[k.as(kind)]
+	for _, k := range [...]extentKey{k, k.other()} {
+		e := r.entries[k]
 		if e == nil {
 			continue
 		}
@@ -395,8 +390,8 @@ func (r *ring) spend(k extentKey) (free bool) {
 	}
 	r.mu.Lock()
 	defer r.unlock()
-	for _, kind := range k.kinds() {
-		e := r.entries[k.as(kind)]
+	for _, k := range [...]extentKey{k, k.other()} {
+		e := r.entries[k]
 		if e == nil || e.spent {
 			continue
 		}

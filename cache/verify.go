@@ -26,11 +26,8 @@ func (v *Volume) Verify(ctx context.Context, progress func(done, total int)) (Ve
 	r := verification{v: v, ctx: ctx}
 	for file := range v.m.Len() {
 		for x := range v.Extents(file) {
-			var err error
-			for _, kind := range v.forms() {
-				err = errors.Join(err, r.staged(v.key(v.extent(file, x)).as(kind), file, x))
-			}
-			if err = errors.Join(err, ctx.Err(), r.kept(file, x)); err != nil {
+			k := v.key(v.extent(file, x))
+			if err := errors.Join(r.staged(k, file, x), r.staged(k.other(), file, x), ctx.Err(), r.kept(file, x)); err != nil {
 				return r.Verified, err
 			}
 			if progress != nil && r.Extents%64 == 0 {
