@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"math/rand/v2"
@@ -8,6 +9,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/shoalfs/shoal/cache/objstore"
 )
 
 // planned fetches a range as an order does, and spends it after its reader.
@@ -112,6 +115,40 @@ func TestGranulesOnDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	fetched(5 * granuleSize)
+}
+
+// damager changes the first byte of what it reads.
+type damager struct{ objstore.Reader }
+
+func (d damager) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int64) error {
+	err := d.Reader.ReadAt(ctx, o, p, off)
+	p[0]++
+	return err
+}
+
+// Wrong bytes that came into a slot are gone when all was verified.
+func TestVerifyDropsSlots(t *testing.T) {
+	c, v, want, y := openLarge(t, 10*mib, t.TempDir())
+	right := y.Reader
+	y.Reader = damager{right}
+	r := Range{Extent: 1, N: granuleSize}
+	landed := make(chan error, 1)
+	if n, _ := v.PrefetchRange(nil, r, time.Time{}, func(_ int, err error) { landed <- err }); n != 1 {
+		t.Fatalf("%d are fetched", n)
+	}
+	if err := <-landed; err != nil {
+		t.Fatal(err)
+	}
+	settled(t, c)
+	y.Reader = right
+	c.ring.drop(nil)
+	if v.WhereRange(r) != OnDisk {
+		t.Fatalf("it is at %d", v.WhereRange(r))
+	}
+	if _, err := v.Verify(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	readRight(t, v, want, ExtentSize, 100)
 }
 
 // A version that is retired leaves no slot behind.

@@ -22,6 +22,11 @@ type Verified struct {
 // fetched again. progress, unless nil, is called now and then.
 func (v *Volume) Verify(ctx context.Context, progress func(done, total int)) (Verified, error) {
 	v.c.ring.drop(func(k extentKey) bool { return k.v == v && k.isGranule() })
+	if d := v.ds.disk.Load(); d != nil { // granules are not compared
+		if err := d.writer.do(ctx, func() { d.emptySlots(v) }); err != nil {
+			return Verified{}, err
+		}
+	}
 	total, _ := v.Kept()
 	r := verification{v: v, ctx: ctx}
 	for file := range v.m.Len() {
