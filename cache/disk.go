@@ -172,11 +172,10 @@ func (d *disk) void(ctx context.Context, loc segment.Loc) error {
 func (d *disk) keep(k extentKey, buf *buffer) bool {
 	v, n := k.v, len(buf.data)
 	file, x := v.Numbered(int(k.extent()))
-	ok, extra := v.wanted(file, x)
-	if !ok {
+	if !v.wanted(file, x) {
 		return false
 	}
-	rec := v.describe(file, x, n)
+	extra, rec := !v.Chooses(file, x), v.describe(file, x, n)
 	loc := d.append(rec, buf.data, func() (loc segment.Loc, err error) {
 		if d.freeUp(extra, int64(n)) {
 			return d.store.Append(rec, buf.data)

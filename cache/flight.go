@@ -266,8 +266,7 @@ func (p *part) fits(d *disk) bool {
 	if p.key.isGranule() {
 		return v.takesGranules(p.file, p.x())
 	}
-	ok, _ := v.wanted(p.file, p.x())
-	return ok
+	return v.wanted(p.file, p.x())
 }
 
 // stow puts a part that has come into the ring, and queues it to be written. The volume's lock is held.

@@ -97,8 +97,7 @@ func (v *Volume) isWorthAll(file, x int, granules uint64, run int) bool {
 	if before&granules == 0 && bits.OnesCount64(before|granules)-run <= mostSparse {
 		return false
 	}
-	ok, _ := v.wanted(file, x)
-	return ok && v.DiskRoom() >= ExtentSize
+	return v.wanted(file, x) && v.DiskRoom() >= ExtentSize
 }
 
 // runBefore returns how many granules that were fetched lie before granule lo without a gap, in this extent and the one
@@ -146,7 +145,7 @@ func (v *Volume) WillReadRange(file int, off, n int64) {
 	}
 	for x, most := int(off/ExtentSize), mostAhead; int64(x)*ExtentSize < off+n; x++ {
 		first, size := int64(x)*ExtentSize, v.ExtentBytes(file, x)
-		if ok, _ := v.wanted(file, x); !ok || min(off+n, first+size)-max(off, first) <= size/2 {
+		if !v.wanted(file, x) || min(off+n, first+size)-max(off, first) <= size/2 {
 			continue
 		}
 		v.mu.Lock()

@@ -201,13 +201,10 @@ func (ps *places) Chooses(file, x int) bool {
 	return a == nil || a.admit(file, x)
 }
 
-// wanted reports whether an extent of the file may be kept, and whether only as an extra, beside the whole set.
-func (ps *places) wanted(file, x int) (ok, extra bool) {
+// wanted reports whether an extent of the file may be kept: it is of the set, or an extra beside the whole set.
+func (ps *places) wanted(file, x int) bool {
 	a := ps.admission.Load()
-	if a == nil || a.admit(file, x) {
-		return true, false
-	}
-	return a.missing.Load() == 0, true
+	return a == nil || a.admit(file, x) || a.missing.Load() == 0
 }
 
 // count notes that an extent was kept, which is 1 more, or -1.
