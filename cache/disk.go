@@ -134,6 +134,9 @@ func (v *Volume) SetQuota(n int64) {
 // enforce applies a changed quota, or a changed set. Only the writer calls it.
 func (d *disk) enforce() {
 	d.store.SetMaxBytes(d.limit.Load())
+	for _, v := range d.ds.list() { // an extent that is not of the set any more gets no more granules
+		d.emptySlots(v, func(e uint32) bool { return !v.Chooses(v.Numbered(int(e))) })
+	}
 	if err := d.shrink(d.ds.list()); err != nil {
 		d.failed("shrink", err, false)
 	}

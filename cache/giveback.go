@@ -74,7 +74,7 @@ func (d *disk) shrink(volumes []*Volume) error {
 // those that it dropped for them after what is outside the set was not enough.
 func (d *disk) giveBack(need int64, volumes []*Volume) (segments int, freed int64, err error) {
 	for _, v := range volumes {
-		freed += d.emptySlots(v)
+		freed += d.emptySlots(v, nil)
 	}
 	more, err := d.evict(need-freed, volumes)
 	if freed += more; err != nil || freed >= need {

@@ -278,13 +278,15 @@ func (d *disk) leaveSlot(k extentKey) (freed int64) {
 	return slotSize
 }
 
-// emptySlots gives all slots of a volume up.
-func (d *disk) emptySlots(v *Volume) (freed int64) {
+// emptySlots gives the slots of some of a volume's extents up; of all if that is nil.
+func (d *disk) emptySlots(v *Volume, of func(e uint32) bool) (freed int64) {
 	v.mu.Lock()
 	all := slices.Collect(maps.Keys(v.parts))
 	v.mu.Unlock()
 	for _, e := range all {
-		freed += d.emptySlot(v.key(e))
+		if of == nil || of(e) {
+			freed += d.emptySlot(v.key(e))
+		}
 	}
 	return freed
 }

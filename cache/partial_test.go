@@ -151,6 +151,22 @@ func TestVerifyDropsSlots(t *testing.T) {
 	readRight(t, v, want, ExtentSize, 100)
 }
 
+// What is not of a new set leaves its slot.
+func TestSlotsOfOthers(t *testing.T) {
+	c, v, want, _ := openLarge(t, 10*mib, t.TempDir())
+	for x := range 2 {
+		planned(t, v, want, Range{Extent: x, N: granuleSize})
+	}
+	settled(t, c)
+	v.SetOwned(func(_, x int) bool { return x == 1 })
+	if err := v.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if used := v.ds.disk.Load().store.Used(); used != slotSize {
+		t.Errorf("%d bytes are used", used)
+	}
+}
+
 // A version that is retired leaves no slot behind.
 func TestSlotsOfRetired(t *testing.T) {
 	c, v, want, _ := openLarge(t, 10*mib, t.TempDir())

@@ -23,7 +23,7 @@ type Verified struct {
 func (v *Volume) Verify(ctx context.Context, progress func(done, total int)) (Verified, error) {
 	v.c.ring.drop(func(k extentKey) bool { return k.v == v && k.isGranule() })
 	if d := v.ds.disk.Load(); d != nil { // granules are not compared
-		if err := d.writer.do(ctx, func() { d.emptySlots(v) }); err != nil {
+		if err := d.writer.do(ctx, func() { d.emptySlots(v, nil) }); err != nil {
 			return Verified{}, err
 		}
 	}

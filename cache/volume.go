@@ -131,7 +131,7 @@ func (v *Volume) Retire() {
 	v.retired = true
 	v.mu.Unlock()
 	if d := v.ds.disk.Load(); d != nil {
-		d.writer.start(func() { d.emptySlots(v) })
+		d.writer.start(func() { d.emptySlots(v, nil) })
 	}
 	v.c.ring.drop(func(k extentKey) bool { return k.v == v })
 }
