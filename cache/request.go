@@ -10,7 +10,7 @@ import (
 	"github.com/shoalfs/shoal/internal/trace"
 )
 
-// request asks for bytes of one extent. It does not change. Every read and every fetch is one:
+// request asks for bytes of one extent. Every read and every fetch is one:
 //
 //	inMemory   looks in the ring, and
 //	fromDisk   reads what is kept, both without the volume's lock;
@@ -20,7 +20,7 @@ import (
 // An extent moves from a flight to the ring to the disk, and is in its next place before it leaves the last. So board misses
 // nothing, since it looks in that order under the lock under which flights land.
 //
-// What has several granules (granules.go) may be answered in parts, of which each is asked for in the same way.
+// A read of granules (granules.go) is answered in parts: it goes on with what it lacks.
 type request struct {
 	file, x  int
 	off, n   int // which bytes of the extent
@@ -33,12 +33,10 @@ type request struct {
 // query is a request that somebody waits for.
 type query struct {
 	request
-	v   *Volume
-	ctx context.Context
-	// p is where the bytes are to be, which may come in parts; nil: all at once, and those from the disk in memory that is reserved for
-	// them.
-	p       []byte
-	counted bool // not all was in memory
+	v       *Volume
+	ctx     context.Context
+	p       []byte // for the bytes, which may come in parts; nil: all at once, those from the disk in memory that is reserved for them
+	counted bool   // not all was in memory
 }
 
 // query asks for bytes of the file from off, as many of n as lie in one extent.
