@@ -23,7 +23,6 @@ type movedRecord struct {
 	id     segment.VersionID
 	extent uint32
 	length uint32
-	next   uint32 // of the same version, as an index in moved + 1
 }
 
 func (a *adoption) visit(x segment.Extent, loc segment.Loc) {
@@ -64,21 +63,20 @@ func (a *adoption) finish() []segment.Loc {
 	if len(a.moved) == 0 {
 		return a.unclaimed
 	}
-	first := make(map[segment.VersionID]uint32, len(a.moved)) // the first of the records of a version, as an index in moved + 1
-	// Of two records of an extent the older stays: the other is a copy made when a crash came, with others in its segment.
-	for i := len(a.moved) - 1; i >= 0; i-- {
-		id := a.moved[i].id
-		a.moved[i].next, first[id] = first[id], uint32(i+1)
+	files := make(map[segment.VersionID]uint32, len(a.moved)) // the number of each version, and 1
+	for _, r := range a.moved {
+		files[r.id] = 0
 	}
 	for f := range a.v.m.Len() {
-		for i := first[a.v.m.ID(f)]; i != 0; i = a.moved[i-1].next {
-			r := &a.moved[i-1]
-			a.take(f, int(r.extent), r.loc, int(r.length))
-			r.loc = 0
+		id := a.v.m.ID(f)
+		if _, sought := files[id]; sought {
+			files[id] = uint32(f + 1)
 		}
 	}
-	for _, r := range a.moved {
-		if r.loc != 0 {
+	for _, r := range a.moved { // of two records of an extent the older stays: the other is a copy that a crash left
+		if f := files[r.id]; f > 0 {
+			a.take(int(f-1), int(r.extent), r.loc, int(r.length))
+		} else {
 			a.unclaimed = append(a.unclaimed, r.loc)
 		}
 	}
