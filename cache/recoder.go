@@ -45,16 +45,13 @@ func (r *Recoder) Some(ctx context.Context, n int) (files [][]byte) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(v.ds.ctx, cancel)()
-	var all []uint32
-	for e := range v.locs {
-		if r.codable(uint32(e)) {
-			all = append(all, uint32(e))
-		}
+	var all []int
+	for k := range r.files {
+		all = append(all, k.file)
 	}
 	left := 16 << 20
 	for i := range min(n, len(all)) {
-		e := all[i*len(all)/min(n, len(all))]
-		k := v.keptRecord(v.fileOf(e), 0)
+		k := v.keptRecord(all[i*len(all)/min(n, len(all))], 0)
 		if left -= k.n; left < 0 {
 			break
 		}
@@ -86,23 +83,23 @@ func (r *Recoder) Next(ctx context.Context) (more bool) {
 	}
 	id := r.queue[0]
 	r.queue = r.queue[1:]
-	var todo []uint32
-	for e := range v.locs {
-		if loc, _ := v.at(uint32(e)); loc.Segment() == id && r.codable(uint32(e)) {
-			todo = append(todo, uint32(e))
+	var todo []keptRecord
+	for k := range r.files {
+		if k.loc.Segment() == id {
+			todo = append(todo, k)
 		}
 	}
-	slices.SortFunc(todo, func(a, b uint32) int { return cmp.Compare(v.loc(a), v.loc(b)) }) // as they lie
+	slices.SortFunc(todo, func(a, b keptRecord) int { return cmp.Compare(a.loc, b.loc) }) // as they lie
 	var made atomic.Bool
 	var g errgroup.Group
 	g.SetLimit(r.threads)
-	for _, e := range todo {
+	for _, k := range todo {
 		if ctx.Err() != nil || d.noWrites.Load() {
 			break
 		}
 		g.Go(func() error {
 			start := time.Now()
-			if r.recode(ctx, e) {
+			if r.recode(ctx, k) {
 				made.Store(true)
 			}
 			r.rest(time.Since(start))
@@ -128,10 +125,17 @@ func (r *Recoder) Next(ctx context.Context) (more bool) {
 	return false
 }
 
-// codable reports whether an extent is kept, and may have a coded form.
-func (r *Recoder) codable(e uint32) bool {
-	loc, coded := r.v.at(e)
-	return loc != 0 && coded == 0 && r.tried[e/32].Load()&(1<<(e%32)) == 0 && r.v.Extents(r.v.fileOf(e)) == 1
+// files yields what is kept of files that may have a coded form.
+func (r *Recoder) files(yield func(k keptRecord) bool) {
+	for file := range r.v.m.Len() {
+		if r.v.Extents(file) != 1 {
+			continue
+		}
+		k := r.v.keptRecord(file, 0)
+		if k.d != nil && !k.coded && r.tried[k.e/32].Load()&(1<<(k.e%32)) == 0 && !yield(k) {
+			return
+		}
+	}
 }
 
 // count queues all segments of which much is codable: one look at every extent for all of them. The one in use takes no
@@ -145,11 +149,8 @@ func (r *Recoder) count(ctx context.Context, d *disk) {
 	if !slices.Equal(segments, r.counted) {
 		start := time.Now()
 		bytes := map[uint32]int64{}
-		for e := range r.v.locs {
-			if r.codable(uint32(e)) {
-				k := r.v.keptRecord(r.v.fileOf(uint32(e)), 0)
-				bytes[k.loc.Segment()] += k.loc.Bytes(k.n)
-			}
+		for k := range r.files {
+			bytes[k.loc.Segment()] += k.loc.Bytes(k.n)
 		}
 		r.counted, r.growing = segments, 0
 		for _, s := range segments {
@@ -172,13 +173,8 @@ func (r *Recoder) count(ctx context.Context, d *disk) {
 }
 
 // recode encodes one file, and puts it in the place of its plain record. It reports whether it did.
-func (r *Recoder) recode(ctx context.Context, e uint32) bool {
-	v := r.v
-	k := v.keptRecord(v.fileOf(e), 0)
-	if k.d == nil || k.coded {
-		return false
-	}
-	n := k.n
+func (r *Recoder) recode(ctx context.Context, k keptRecord) bool {
+	v, n := r.v, k.n
 	for !v.c.ledger.TryReserve(2*footprint(n), ForDemand) {
 		if pause.For(ctx, 10*time.Millisecond) != nil {
 			return false
@@ -193,7 +189,7 @@ func (r *Recoder) recode(ctx context.Context, e uint32) bool {
 	made, ok := v.codec.Encode(out[:0], plain)
 	if !ok || len(made) == 0 || len(made) >= n {
 		putBytes(out)
-		r.tried[e/32].Or(1 << (e % 32))
+		r.tried[k.e/32].Or(1 << (k.e % 32))
 		return false
 	}
 	used := false
