@@ -59,7 +59,7 @@ func (q *query) missing(e uint32) (parts []part) {
 		return q.whole()
 	}
 	for g := lo; g < min(max(hi, lo+min(2*run, mostSparse)), all); g++ {
-		if k := q.v.key(e).granule(g); !k.here() {
+		if k := q.v.key(e).granule(g); g == lo || !k.here() { // the first was not, though the disk may be in use again by now
 			parts = append(parts, part{key: k, file: q.file, spent: true})
 		}
 	}

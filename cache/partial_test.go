@@ -167,6 +167,34 @@ func TestSlotsOfOthers(t *testing.T) {
 	}
 }
 
+// A reader who finds a granule on a disk that is put out of use, and in use, while it looks reads it from there or from the store.
+func TestGranulesOnADiskThatComesAndGoes(t *testing.T) {
+	c, v, want, _ := openLarge(t, 10*mib, t.TempDir())
+	r := Range{Extent: 1, Off: 5 * granuleSize, N: granuleSize}
+	planned(t, v, want, r)
+	settled(t, c)
+	d, done, ended := v.ds.disk.Load(), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case <-done:
+				return
+			default:
+			}
+			for i := range 1000 {
+				d.noReads.Store(i%2 == 0)
+			}
+		}
+	}()
+	for range 5000 {
+		c.ring.drop(nil)
+		readRight(t, v, want, ExtentSize+r.Off, 100)
+	}
+	close(done)
+	<-ended
+}
+
 // A version that is retired leaves no slot behind.
 func TestSlotsOfRetired(t *testing.T) {
 	c, v, want, _ := openLarge(t, 10*mib, t.TempDir())
