@@ -20,8 +20,11 @@ type buffer struct {
 	read   atomic.Bool  // here, if it is lent
 }
 
-// Release drops a reference. The last one frees the memory and its reservation.
+// Release drops a reference, if b is not nil. The last one frees the memory and its reservation.
 func (b *buffer) Release() {
+	if b == nil {
+		return
+	}
 	switch n := b.refs.Add(-1); {
 	case n == 0:
 		putBytes(b.data)

@@ -19,9 +19,8 @@ type dataset struct {
 	cancel context.CancelFunc
 
 	mu      sync.Mutex
-	flights sync.WaitGroup // none is added once closed is set
-	closed  bool
-	volumes []*Volume // that were not retired
+	flights sync.WaitGroup // none is added once ctx has ended, which it does under mu
+	volumes []*Volume      // that were not retired
 
 	moving sync.Mutex // held while a record's place moves in all versions, or is inherited
 }
@@ -32,8 +31,11 @@ func (c *Cache) dataset(id [16]byte, name string) *dataset {
 	defer c.mu.Unlock()
 	ds := c.datasets[id]
 	if ds == nil {
-		ds = &dataset{c: c, id: id, name: name, closed: c.closed}
+		ds = &dataset{c: c, id: id, name: name}
 		ds.ctx, ds.cancel = context.WithCancel(context.Background())
+		if c.closed {
+			ds.cancel()
+		}
 		c.datasets[id] = ds
 	}
 	return ds
@@ -43,7 +45,7 @@ func (c *Cache) dataset(id [16]byte, name string) *dataset {
 func (ds *dataset) enter() bool {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
-	if ds.closed {
+	if ds.ctx.Err() != nil {
 		return false
 	}
 	ds.flights.Add(1)
@@ -68,13 +70,12 @@ func (ds *dataset) readable() *disk {
 // is freed.
 func (ds *dataset) close() error {
 	ds.mu.Lock()
-	if ds.closed {
-		ds.mu.Unlock()
+	closed := ds.ctx.Err() != nil
+	ds.cancel()
+	ds.mu.Unlock()
+	if closed {
 		return nil
 	}
-	ds.closed = true
-	ds.mu.Unlock()
-	ds.cancel()
 	ds.flights.Wait()
 	var err error
 	if d := ds.disk.Load(); d != nil {

@@ -88,7 +88,7 @@ func (v *Volume) OpenDisk(dir string, o segment.Options) error {
 	o.Budget = c.budget
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
-	if ds.closed {
+	if ds.ctx.Err() != nil {
 		return ErrClosed
 	}
 	if ds.disk.Load() != nil {
@@ -194,7 +194,7 @@ func (d *disk) keep(k extentKey, buf *buffer) bool {
 	killpoint.Pass("cache.write.appended")
 	d.place(k, loc, buf.coded)
 	if v.Extents(file) > 1 {
-		d.emptySlot(k)
+		d.emptySlot(k, false)
 	}
 	return true
 }

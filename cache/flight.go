@@ -244,9 +244,7 @@ func (fl *flight) land(v *Volume, purpose purpose, err error) {
 	}
 	v.mu.Unlock()
 	for i := range fl.parts {
-		if b := fl.parts[i].buf; b != nil {
-			b.Release()
-		}
+		fl.parts[i].buf.Release()
 	}
 	if slices.Contains(write, true) && d.noWrites.Load() { // set a moment ago: the sweep may have missed these
 		v.c.ring.undirty(v.ds)

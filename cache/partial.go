@@ -241,7 +241,7 @@ func (d *disk) complete(k extentKey, at slot) {
 			_, err = s.aead.Open(sealed[:0], at.nonce(kind), sealed, nil)
 		}
 		if err != nil { // all is fetched again
-			d.emptySlot(k)
+			d.emptySlot(k, false)
 			return
 		}
 	}
@@ -250,18 +250,12 @@ func (d *disk) complete(k extentKey, at slot) {
 	if loc := d.append(v.describe(file, x, n), s.whole[:n], func() (segment.Loc, error) { return 0, segment.ErrFull }); loc != 0 {
 		d.place(k, loc, 0)
 	}
-	d.leaveSlot(k)
+	d.emptySlot(k, true)
 }
 
-// emptySlot gives the slot of an extent up, if it has one, and returns how many bytes that freed. Only the writer calls it.
-func (d *disk) emptySlot(k extentKey) (freed int64) {
-	freed = d.leaveSlot(k)
-	d.store.Give(freed)
-	return freed
-}
-
-// leaveSlot is emptySlot, but the space is still taken.
-func (d *disk) leaveSlot(k extentKey) (freed int64) {
+// emptySlot gives the slot of an extent up, if it has one, with its space unless that was given before. It returns how many bytes that
+// freed. Only the writer calls it.
+func (d *disk) emptySlot(k extentKey, given bool) (freed int64) {
 	v := k.v
 	v.mu.Lock()
 	p := v.parts[k.extent()]
@@ -275,6 +269,9 @@ func (d *disk) leaveSlot(k extentKey) (freed int64) {
 		d.failed("write", err, false)
 	}
 	s.free = append(s.free, p.at.place)
+	if !given {
+		d.store.Give(slotSize)
+	}
 	return slotSize
 }
 
@@ -285,7 +282,7 @@ func (d *disk) emptySlots(v *Volume, of func(e uint32) bool) (freed int64) {
 	v.mu.Unlock()
 	for _, e := range all {
 		if of == nil || of(e) {
-			freed += d.emptySlot(v.key(e))
+			freed += d.emptySlot(v.key(e), false)
 		}
 	}
 	return freed

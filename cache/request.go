@@ -72,16 +72,10 @@ func (p purpose) class() Class {
 	return ForDemand
 }
 
-// lease is bytes that do not change until release, which must be called once.
+// lease is bytes that do not change until its buffer is released, which must be done once.
 type lease struct {
 	data []byte
 	buf  *buffer // nil: the bytes are where the reader wanted them
-}
-
-func (l lease) release() {
-	if l.buf != nil {
-		l.buf.Release()
-	}
 }
 
 // Errors of Serve.
@@ -107,7 +101,7 @@ func (v *Volume) ReadAt(ctx context.Context, file int, p []byte, off int64) (int
 			got := len(l.data)
 			if l.buf != nil {
 				copy(q.p, l.data)
-				l.release()
+				l.buf.Release()
 			}
 			q.p, q.off, q.n, n = q.p[got:], q.off+got, q.n-got, n+got
 		}
@@ -182,14 +176,14 @@ func (v *Volume) sample(ctx context.Context, file int, f form) (data []byte, rel
 		}
 	}
 	if err != nil {
-		l.release()
+		l.buf.Release()
 		return nil, nil, err
 	}
 	if l.buf.coded > 0 && v.codec.Form(l.data) == [8]byte{} { // it cannot be decoded: who asks for the file forgets it
-		l.release()
+		l.buf.Release()
 		return v.Sample(ctx, file)
 	}
-	return l.data, l.release, nil
+	return l.data, l.buf.Release, nil
 }
 
 // Serve lends n bytes of one extent of the file to a peer, whose reader needs them at due; if that is not in the future
@@ -201,7 +195,7 @@ func (v *Volume) Serve(ctx context.Context, file int, off int64, n int, due time
 	q := v.query(ctx, file, off, n)
 	q.purpose, q.due, q.heldOnly = serving, due, held
 	l, err := q.get()
-	return l.data, l.release, err
+	return l.data, l.buf.Release, err
 }
 
 // ServeCoded lends the coded form of a file that is here so, to a peer that asks for the whole file and can decode what
@@ -214,10 +208,10 @@ func (v *Volume) ServeCoded(ctx context.Context, file int, off int64, n int, for
 	q.form, q.purpose, q.heldOnly = codedForm, serving, true
 	l, err := q.get()
 	if err == nil && v.codec.Form(l.data) != form {
-		l.release()
+		l.buf.Release()
 		err = ErrNotHeld
 	}
-	return l.data, l.release, err == nil
+	return l.data, l.buf.Release, err == nil
 }
 
 // get returns the bytes of a request, or the first part of them.
@@ -301,7 +295,7 @@ func (q *query) fromDisk() (l lease, ok bool, err error) {
 		}
 	}
 	if ok, err = k.read(q.ctx, l.data, off); !ok {
-		l.release()
+		l.buf.Release()
 		return lease{}, false, err
 	}
 	if k.coded {

@@ -199,7 +199,9 @@ func (r *ring) put(k extentKey, b *buffer, a *Account, read int64, spent, dirty 
 		e.touched = time.Now()
 	}
 	r.entries[k] = e
-	k.mark()
+	if !k.isGranule() {
+		k.v.inRing[k.extent()/32].Or(1 << (k.extent() % 32))
+	}
 	r.bytes += b.size
 	r.file(e)
 }
@@ -248,8 +250,8 @@ func (r *ring) remove(e *entry) {
 	e.unlist()
 	e.next, r.gone = r.gone, e
 	delete(r.entries, e.key)
-	if r.entries[e.key.other()] == nil {
-		e.key.unmark()
+	if k := e.key; !k.isGranule() && r.entries[k.other()] == nil {
+		k.v.inRing[k.extent()/32].And(^(uint32(1) << (k.extent() % 32)))
 	}
 	r.bytes -= e.buf.size
 }
@@ -260,18 +262,6 @@ func (k extentKey) maybe() bool {
 }
 
 func (k extentKey) isGranule() bool { return k.kind() != whole && k.kind() != coded }
-
-func (k extentKey) mark() {
-	if !k.isGranule() {
-		k.v.inRing[k.extent()/32].Or(1 << (k.extent() % 32))
-	}
-}
-
-func (k extentKey) unmark() {
-	if !k.isGranule() {
-		k.v.inRing[k.extent()/32].And(^(uint32(1) << (k.extent() % 32)))
-	}
-}
 
 // forms reports in which forms the ring has an extent.
 func (r *ring) forms(k extentKey) (plain, isCoded bool) {

@@ -235,7 +235,7 @@ func (r *restorer) Fill(ctx context.Context, wants []Want) (rest []Want, err err
 
 // close gives up what the restorer holds.
 func (r *restorer) close() {
-	if r != nil && r.staged != nil {
+	if r != nil {
 		r.staged.Release()
 	}
 }
