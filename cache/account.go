@@ -53,7 +53,6 @@ func (a *Account) Held() int64 { return a.held.Load() }
 // Load returns the bytes on the account per unit of its weight.
 func (a *Account) Load() float64 { return float64(a.Held()) / a.weight }
 
-// add changes the bytes on the account, if there is one.
 func (a *Account) add(n int64) {
 	if a != nil {
 		a.held.Add(n)

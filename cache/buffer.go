@@ -73,7 +73,6 @@ func sizeClass(n int) (class, size int) {
 	return octave*4 + k - 1, base + k*step
 }
 
-// footprint returns the bytes that a buffer of n bytes occupies.
 func footprint(n int) int64 {
 	_, size := sizeClass(n)
 	return int64(size)

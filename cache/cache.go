@@ -321,7 +321,6 @@ func (c *Cache) Stats() Stats {
 	return s
 }
 
-// open returns the datasets.
 func (c *Cache) open() []*dataset {
 	c.mu.Lock()
 	defer c.mu.Unlock()

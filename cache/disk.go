@@ -151,7 +151,6 @@ func (d *disk) stats() DiskStats {
 	return s
 }
 
-// free gives a record up.
 func (d *disk) free(loc segment.Loc) {
 	d.store.Free(loc)
 	d.freed.Store(true)
@@ -247,7 +246,6 @@ func (d *disk) checkSpace(n int64) error {
 	return err
 }
 
-// roomFor is room, and fails with ENOSPC if that is less than n.
 func (d *disk) roomFor(n int64) (room int64, err error) {
 	if room, err = d.room(); err == nil && room < n {
 		err = fmt.Errorf("%w: only %s free on the disk of %s beyond the reserve for the catalog",

@@ -50,7 +50,6 @@ type part struct {
 
 func (p *part) bytes() int { return p.key.v.bytes(p.file, p.key.piece) }
 
-// size is what the part takes of memory.
 func (p *part) size() int64 { return footprint(p.bytes()) }
 
 // x is the number of the part's extent in its file.
@@ -63,7 +62,6 @@ func (p *part) assign(a *Account) {
 	p.account, p.spent = a, false
 }
 
-// want is what the part asks of the sources.
 func (p *part) want() Want {
 	v := p.key.v
 	w := Want{File: p.file, Off: int64(p.x())*ExtentSize + p.key.off(), P: p.buf.data}
@@ -84,7 +82,6 @@ func (p *part) join(n int) {
 	}
 }
 
-// hurry makes the request urgent, if now.
 func (p *part) hurry(now bool) {
 	if now && p.fl.urgency != nil {
 		p.fl.urgency.Raise()
@@ -208,7 +205,6 @@ func (fl *flight) need() int64 {
 	return fl.restores().need() + sizeOf(fl.parts)
 }
 
-// sizeOf is what parts take of memory.
 func sizeOf(parts []part) (n int64) {
 	for i := range parts {
 		n += parts[i].size()

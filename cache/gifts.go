@@ -38,7 +38,6 @@ const (
 	fewGifts = 32
 )
 
-// begin begins a phase.
 func (g *gifts) begin(pays bool) {
 	p := &phase{of: g, pays: pays, judged: fewGifts / 4}
 	if pays {

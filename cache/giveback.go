@@ -109,7 +109,6 @@ type share struct {
 	wanted int64
 }
 
-// of returns what part of the segment n bytes are.
 func (s share) of(n int64) float64 { return float64(n) / float64(s.Bytes) }
 
 // survey returns the segments. If nothing chooses a set, all that is live is of it.
@@ -159,7 +158,6 @@ func ownersIn(id uint32, volumes []*Volume) owners {
 	return in
 }
 
-// wants reports whether the record is of a kept set.
 func (in owners) wants(loc segment.Loc) bool {
 	return slices.ContainsFunc(in[loc], func(k extentKey) bool { return k.v.Chooses(k.v.Numbered(int(k.extent()))) })
 }

@@ -69,7 +69,6 @@ func (q *query) missing(e uint32) (parts []part) {
 	return parts
 }
 
-// granulesOf has a bit for each of some granules.
 func granulesOf(parts []part) (bits uint64) {
 	for i := range parts {
 		bits |= parts[i].key.bit()

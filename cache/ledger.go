@@ -47,7 +47,6 @@ type waiter struct {
 	ready chan struct{} // gets one value when the bytes are reserved
 }
 
-// newLedger returns a ledger over limit bytes.
 func newLedger(limit int64) *Ledger {
 	return &Ledger{limit: limit, reclaim: func(int64, Class) {}, idle: func() int64 { return 0 }, freed: func() {}}
 }

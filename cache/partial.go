@@ -113,7 +113,6 @@ func (g keptGranule) read(ctx context.Context, p []byte, off int) (bool, error) 
 	return g.d.unread(ctx, err, g.forget)
 }
 
-// forget gives up a granule that cannot be read.
 func (g keptGranule) forget(err error) {
 	v := g.k.v
 	if !errors.Is(err, segment.ErrCorrupt) {
@@ -140,7 +139,6 @@ type slots struct {
 	whole []byte // an extent on its way into a record; not in the ledger
 }
 
-// open makes the file.
 func (s *slots) open(d *disk) (err error) {
 	name, key := filepath.Join(d.dir, "granules.tmp"), make([]byte, 32)
 	_, _ = rand.Read(key) // never fails

@@ -51,7 +51,6 @@ type admission struct {
 	outside atomic.Int64 // bytes kept outside the set
 }
 
-// number gives the extents their numbers.
 func (ps *places) number() {
 	n := ps.m.Len()
 	first, many := make([]uint32, n+1), false
@@ -86,7 +85,6 @@ func (ps *places) Numbered(n int) (file, x int) {
 	return file, n - int(ps.extent(file, 0))
 }
 
-// fileOf returns the file that an extent belongs to.
 func (ps *places) fileOf(e uint32) int {
 	if ps.first == nil {
 		return int(e)

@@ -64,7 +64,6 @@ const (
 	serving                // another node
 )
 
-// class is what memory is reserved as.
 func (p purpose) class() Class {
 	if p == ahead {
 		return ForPrefetch
@@ -359,7 +358,6 @@ func (q *query) board() (boarding, error) {
 	return q.depart(q.missing(e), nil)
 }
 
-// whole is the extent, to be fetched.
 func (q *query) whole() []part {
 	return []part{{key: q.v.key(q.v.extent(q.file, q.x)), file: q.file, form: q.form, spent: q.purpose == serving}}
 }

@@ -84,7 +84,6 @@ func (k extentKey) as(kind uint8) extentKey { return extentKey{k.v, k.piece&^0xf
 // other is the extent's other form; of a granule, no piece.
 func (k extentKey) other() extentKey { return extentKey{k.v, k.piece ^ coded} }
 
-// granule is a granule of the extent.
 func (k extentKey) granule(g int) extentKey { return k.as(uint8(g + 1)) }
 
 type entry struct {
@@ -156,7 +155,6 @@ func (e *entry) isAwaited() bool {
 	return b.lent != nil && b.lent.pays && b.lent == b.lent.of.phase.Load() && int(b.asked.Load()) < (*e.key.v.peers.Load()).Nodes()-1
 }
 
-// unlist takes the entry out of its list, if it is in one.
 func (e *entry) unlist() {
 	l := e.in
 	if l == nil {
@@ -429,7 +427,6 @@ func (r *ring) least(few int64, all bool) *entry {
 	return cmp.Or(r.clean.back, r.awaited.front)
 }
 
-// rank is what the volume says of the piece's extent.
 func (k extentKey) rank() uint8 {
 	if k.v.rankOf == nil {
 		return 0

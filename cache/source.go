@@ -172,7 +172,6 @@ func (s *store) read(ctx context.Context, wants []Want) error {
 	return objstore.ReadSpans(ctx, s.objects, o, spans)
 }
 
-// object returns where the file's bytes lie.
 func (s *store) object(file int) (o objstore.Object, off int64) {
 	if s.locate != nil {
 		return s.locate.Locate(file)
@@ -233,7 +232,6 @@ func (r *restorer) Fill(ctx context.Context, wants []Want) (rest []Want, err err
 	return wants, nil
 }
 
-// close gives up what the restorer holds.
 func (r *restorer) close() {
 	if r != nil {
 		r.staged.Release()

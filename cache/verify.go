@@ -50,7 +50,6 @@ type verification struct {
 	Verified
 }
 
-// staged verifies what is in memory.
 func (r *verification) staged(k extentKey, file, x int) error {
 	b, _ := r.v.c.ring.get(k, 0)
 	if b == nil {
@@ -64,7 +63,6 @@ func (r *verification) staged(k extentKey, file, x int) error {
 	return r.compare(w, func() error { r.v.c.ring.take(k, nil); return nil })
 }
 
-// kept verifies what is on disk.
 func (r *verification) kept(file, x int) error {
 	k := r.v.keptRecord(file, x)
 	if k.d == nil {

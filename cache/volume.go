@@ -176,7 +176,6 @@ func (v *Volume) Hand(a *Account, file int) {
 	}
 }
 
-// describe returns the record of an extent whose payload is n bytes.
 func (v *Volume) describe(file, x, n int) segment.Record {
 	return segment.Record{
 		Dataset: v.ds.id, File: uint32(file), KeyHash: v.m.PathHash(file), ETag: v.m.ETag(file),

@@ -42,7 +42,6 @@ func (w *writer) add(k extentKey) {
 	w.push(job{key: k})
 }
 
-// start queues a task.
 func (w *writer) start(task func()) { w.push(job{task: task}) }
 
 // do queues a task and waits for its end. If it fails, because ctx has ended or the disk is closed, the task may still be run.
