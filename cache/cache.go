@@ -184,6 +184,10 @@ func (c *Cache) evict(need int64) {
 // reserve waits for n bytes that a reader needs. Prefetched data gives way, even if it is still in flight or being
 // read when the wait begins: it may never be read.
 func (c *Cache) reserve(ctx context.Context, n int64, class Class) error {
+	if c.ledger.TryReserve(n, class) {
+		return nil
+	}
+	c.evict(n)
 	return c.ledger.reserve(ctx, n, class, func() { c.evict(n) })
 }
 

@@ -90,7 +90,7 @@ func (l *Ledger) TryReserve(n int64, c Class) bool {
 // pressEvery is how often a reader that waits for memory looks again for memory to reclaim.
 const pressEvery = 10 * time.Millisecond
 
-// reserve waits until n bytes can be reserved, and calls press at once and repeatedly meanwhile. It fails with ErrTooLarge if that is
+// reserve waits until n bytes can be reserved, and calls press repeatedly meanwhile. It fails with ErrTooLarge if that is
 // impossible, or with the context's error when that ends first.
 func (l *Ledger) reserve(ctx context.Context, n int64, c Class, press func()) error {
 	l.mu.Lock()
@@ -117,9 +117,6 @@ func (l *Ledger) reserve(ctx context.Context, n int64, c Class, press func()) er
 	again := time.NewTicker(pressEvery)
 	defer again.Stop()
 	for {
-		if len(w.ready) == 0 {
-			press()
-		}
 		select {
 		case <-w.ready:
 			return nil
@@ -127,6 +124,9 @@ func (l *Ledger) reserve(ctx context.Context, n int64, c Class, press func()) er
 			l.mu.Lock()
 			l.grant() // what has become idle makes room, too
 			l.mu.Unlock()
+			if len(w.ready) == 0 {
+				press()
+			}
 		case <-ctx.Done():
 			l.mu.Lock()
 			defer l.mu.Unlock()
