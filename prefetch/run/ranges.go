@@ -310,6 +310,7 @@ func (s *Stream) readTo(file int, off, end int64) {
 	}
 	if now := s.tracker.Position(); now.Epoch != where.Epoch || now.Pass != where.Pass {
 		r.at = s.tracker.Frontier()
+		s.closeRanges(len(reached)) // or they would not count when they are read again
 	}
 	r.open = slices.DeleteFunc(r.open, func(n int) bool {
 		one := t.all[n]

@@ -335,3 +335,28 @@ func TestPlansOfRangesInTurn(t *testing.T) {
 		}
 	})
 }
+
+// A range that was not read to its end counts when the next plan reads it, and so does one that a later plan gives its number.
+func TestRangesLeftOpen(t *testing.T) {
+	const size = 4 << 20
+	all := randomRanges(size, 8<<10, 60)
+	for _, waits := range []bool{false, true} {
+		rangesOf(t, size, all[:20], func(_ *cache.Volume, _ *Runner, s *Stream, read func(off, n int64)) {
+			plans := [][]Range{all[:20], append(slices.Clone(all[30:40]), all[:20]...), all[40:]}
+			for k, plan := range plans {
+				for i, one := range plan {
+					if synctest.Wait(); waits && i == 10 && k < 2 {
+						s.Retell(order.Index(order.List(s.Renumber(plans[k+1]))))
+					}
+					read(one.Off, one.N/2) // the kernel has the rest
+				}
+				if p := s.Progress(); p.Consumed != len(plan) {
+					t.Fatalf("plan %d: %+v", k, p)
+				}
+				if !waits && k < 2 {
+					s.Retell(order.Index(order.List(s.Renumber(plans[k+1]))))
+				}
+			}
+		})
+	}
+}

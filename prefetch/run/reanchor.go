@@ -187,6 +187,9 @@ func (s *Stream) Retell(plan order.Locator) (waits bool) {
 		began := t.Consumed() > 0
 		s.replanned = s.replanned || began
 		t.Begin(plan)
+		if s.Ranges != nil {
+			s.closeRanges(0)
+		}
 		s.known = t.Epoch() - 1
 		s.plan()
 		if began {
