@@ -375,6 +375,9 @@ func (c *Carrier) pump(ctx context.Context) {
 			c.q.Failed(change, false) // again when the file's last send has ended
 			return
 		}
+	} else if copiedInParts(change) && c.ending(change.Path) {
+		c.q.Failed(change, false)
+		return
 	}
 	if change.Put { // before it is made: a crash must not forget an object
 		c.note(entry{Path: change.Path, Object: &Published{}})
@@ -494,9 +497,15 @@ func (c *Carrier) make(ctx context.Context, change Change, s *send) (r result) {
 		}
 		return r
 	}
-	if change.From != "" {
+	if change.From != "" && s == nil {
 		if r.err = c.folder.Sync(change.Path); r.err != nil {
 			return r
+		}
+		if copiedInParts(change) {
+			if _, r.err = c.announce(ctx, change, 0); r.err != nil {
+				return r
+			}
+			r.inParts = true
 		}
 		from := objstore.Object{Key: c.key(change.From), Size: change.Print.Size, ETag: change.FromThere.ETag}
 		o, err := c.Store.Copy(ctx, from, key)

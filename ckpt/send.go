@@ -57,7 +57,7 @@ func (c *Carrier) sendAhead(ctx context.Context) {
 	}
 	for p, b := range c.journal.uploads() {
 		f := c.q.files[p]
-		if c.sends[p] == nil && !c.closing[p] && time.Now().After(c.abortAt) && (f == nil || f.turn == 0 || f.state != whole || f.print != b.Print) {
+		if busy := c.q.busy; c.sends[p] == nil && !c.closing[p] && (busy == nil || busy.path != p) && time.Now().After(c.abortAt) && (f == nil || f.turn == 0 || f.state != whole || f.print != b.Print) {
 			c.apart(ctx, p, func() {
 				if err := c.endUpload(ctx, p, b); err != nil && ctx.Err() == nil {
 					c.Log.Error("cannot abort an upload that is of no use any more", "key", c.key(p), "cause", err)
@@ -82,14 +82,21 @@ func (c *Carrier) inParts(change Change) bool {
 	return change.Put && change.Print.Size > smallFile && (change.From == "" || c.notCopied[change.Path] == change.Turn)
 }
 
-// begin returns the send of a file, which it begins unless there is one; nil while the last one is ending, or may yet appear in the store.
+// copiedInParts reports whether the bucket may need an upload to copy a file.
+func copiedInParts(change Change) bool { return change.From != "" && change.Print.Size > copyMost }
+
+var copyMost int64 = objstore.CopyMost // tests lower it
+
+// ending reports whether the last send of a file is ending, or may yet appear in the store.
+func (c *Carrier) ending(p string) bool {
+	before, known := c.journal.uploads()[p]
+	return c.closing[p] || known && before.ID == "" && time.Now().Before(c.abortAt)
+}
+
+// begin returns the send of a file, which it begins unless there is one; nil while the last one is ending.
 func (c *Carrier) begin(ctx context.Context, change Change) *send {
-	if s := c.sends[change.Path]; s != nil || c.closing[change.Path] {
+	if s := c.sends[change.Path]; s != nil || c.ending(change.Path) {
 		return s
-	}
-	before, known := c.journal.uploads()[change.Path]
-	if known && before.ID == "" && time.Now().Before(c.abortAt) {
-		return nil
 	}
 	s := &send{path: change.Path, turn: change.Turn, work: ctx, done: make(chan struct{})}
 	ctx, s.cancel = context.WithCancelCause(ctx)
@@ -97,7 +104,7 @@ func (c *Carrier) begin(ctx context.Context, change Change) *send {
 	c.sends[change.Path] = s
 	c.running.Go(func() {
 		defer close(s.done)
-		s.err = c.send(ctx, s, change, before, known)
+		s.err = c.send(ctx, s, change)
 	})
 	return s
 }
@@ -116,7 +123,7 @@ func (c *Carrier) close(ctx context.Context, p string) {
 }
 
 // send holds the file, and stores its parts.
-func (c *Carrier) send(ctx context.Context, s *send, change Change, before begun, known bool) (err error) {
+func (c *Carrier) send(ctx context.Context, s *send, change Change) (err error) {
 	if s.held, err = c.folder.Hold(change.Path, change.Print); err != nil {
 		return err
 	}
@@ -128,7 +135,7 @@ func (c *Carrier) send(ctx context.Context, s *send, change Change, before begun
 		}
 	}()
 	size, part := change.Print.Size, partSize(change.Print.Size)
-	if known && before.Print == change.Print && before.Part == part && before.ID != "" {
+	if before := c.journal.uploads()[change.Path]; before.Print == change.Print && before.Part == part && before.ID != "" {
 		up, stored, err := c.Store.Resume(ctx, c.key(change.Path), before.ID, size, part)
 		if err != nil && objstore.KindOf(err) != objstore.KindNotFound {
 			return err
@@ -136,10 +143,6 @@ func (c *Carrier) send(ctx context.Context, s *send, change Change, before begun
 		if err == nil {
 			s.upload = up
 			c.post(ctx, func() { c.stats.Resumed += int64(stored) })
-		}
-	} else if known {
-		if err := c.endUpload(ctx, change.Path, before); err != nil {
-			return err
 		}
 	}
 	if s.upload == nil {
@@ -159,19 +162,28 @@ func (c *Carrier) send(ctx context.Context, s *send, change Change, before begun
 	return err
 }
 
-// newUpload begins an upload. What it is about to do is written down first, with the uploads that others have under this
-// key, so that ours is found after a crash in between.
+// announce writes down that an upload is about to begin, with those that others have under its key, so that ours is found after a
+// crash. It aborts the one before.
+func (c *Carrier) announce(ctx context.Context, change Change, part int64) (b begun, err error) {
+	if before, known := c.journal.uploads()[change.Path]; known {
+		if err := c.endUpload(ctx, change.Path, before); err != nil {
+			return b, err
+		}
+	}
+	b = begun{Print: change.Print, Part: part}
+	if b.Others, err = c.uploads(ctx, c.key(change.Path)); err == nil {
+		err = c.journal.write(entry{Path: change.Path, Upload: &b}, true)
+	}
+	return b, err
+}
+
+// newUpload begins an upload.
 func (c *Carrier) newUpload(ctx context.Context, s *send, change Change, part int64) error {
-	key := c.key(change.Path)
-	others, err := c.uploads(ctx, key)
+	b, err := c.announce(ctx, change, part)
 	if err != nil {
 		return err
 	}
-	b := begun{Print: change.Print, Part: part, Others: others}
-	if err := c.journal.write(entry{Path: change.Path, Upload: &b}, true); err != nil {
-		return err
-	}
-	if s.upload, err = c.Store.Upload(s.work, key, change.Print.Size, part); err != nil {
+	if s.upload, err = c.Store.Upload(s.work, c.key(change.Path), change.Print.Size, part); err != nil {
 		return err
 	}
 	b.ID, b.Others = s.upload.ID(), nil

@@ -12,6 +12,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/ckpt/folder"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 // A daemon that was frozen, or cut off, for as long as another one waits publishes nothing until it has renewed the lock.
@@ -272,5 +273,88 @@ func TestNewest(t *testing.T) {
 	}
 	if all := q.Checkpoints(); len(all) != 2 || all[1].Path != "2" {
 		t.Errorf("%+v", all)
+	}
+}
+
+// dies is a store that begins an upload to copy, and does no more until the process has gone.
+type dies struct {
+	objstore.Layer
+	begun chan struct{}
+}
+
+func (d dies) Copy(ctx context.Context, from objstore.Object, key string) (o objstore.Object, err error) {
+	if _, err = d.Upload(ctx, key, from.Size, from.Size); err == nil {
+		d.begun <- struct{}{}
+		<-ctx.Done()
+		err = ctx.Err()
+	}
+	return o, err
+}
+
+// A copy in the bucket that needs an upload leaves none behind if the daemon is killed amid it, and what others have begun stays.
+func TestKilledAmidCopy(t *testing.T) {
+	defer func(most int64) { copyMost = most }(copyMost)
+	copyMost = smallFile
+	for _, stays := range []bool{true, false} {
+		store, dir := objstore.Layer(memstore.New()), t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "a"), make([]byte, smallFile+1), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		run := func(store objstore.Layer, until func(c *Carrier) bool) {
+			c, err := Open(t.Context(), Config{Dir: dir, Last: isLast, Store: store, Log: slog.New(slog.DiscardHandler)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			c.abortAt = time.Time{} // the last one has ended
+			ctx, stop := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- c.Run(ctx, func() {}) }()
+			for done := false; !done; {
+				if !c.in(ctx, func() { done = until(c) }) {
+					t.Fatal("it has ended")
+				}
+			}
+			stop()
+			<-ended
+		}
+		left := func() (n int) {
+			for _, key := range []string{"a", "b"} {
+				all, err := store.Uploads(t.Context(), key)
+				if err != nil {
+					t.Fatal(err)
+				}
+				n += len(all)
+			}
+			return n
+		}
+		published := func(p string) func(c *Carrier) bool {
+			return func(c *Carrier) bool { f := c.q.files[p]; return f != nil && f.there != nil && f.turn == 0 && c.idle() }
+		}
+		run(store, published("a"))
+		if _, err := store.Upload(t.Context(), "b", 1, 1); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Link(filepath.Join(dir, "a"), filepath.Join(dir, "b")); err != nil {
+			t.Fatal(err)
+		}
+		begun := make(chan struct{}, 1)
+		run(dies{store, begun}, func(*Carrier) bool { return len(begun) > 0 })
+		if n := left(); n != 2 {
+			t.Fatalf("%d uploads, not one of the copy, and one of others", n)
+		}
+		if !stays {
+			if err := os.Remove(filepath.Join(dir, "b")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if stays {
+			run(store, published("b"))
+		} else {
+			run(store, func(c *Carrier) bool { return len(c.journal.uploads()) == 0 })
+		}
+		if n := left(); n != 1 {
+			t.Errorf("the file stays: %t; %d uploads, not one of others", stays, n)
+		}
 	}
 }

@@ -30,6 +30,9 @@ type SpanReader interface {
 	ReadSpans(ctx context.Context, o Object, spans []Span) error
 }
 
+// CopyMost is how many bytes S3 copies by one request.
+const CopyMost = 5 << 30
+
 // Uploader is implemented by stores that accept large objects in parts and small ones conditionally. Packing writes
 // to it.
 //
@@ -58,7 +61,7 @@ type Uploader interface {
 
 	// Copy stores the bytes of from under key, another one, without moving them through this process. It fails with
 	// KindChanged if the store has another version than from, and with KindNotFound if it has none. It can be repeated,
-	// since each try stores the same version.
+	// since each try stores the same version. More than CopyMost bytes may take an upload under key, which a crash leaves.
 	Copy(ctx context.Context, from Object, key string) (Object, error)
 
 	// Delete removes an object; a missing one is no error. Unless etag is empty it removes that version only, and fails

@@ -12,9 +12,9 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 )
 
-// Objects up to copyMost are copied by one request, which S3 allows up to 5 GiB; larger ones in parts of copyPart or
-// more, several at a time. Tests lower both.
-var copyMost, copyPart int64 = 5 << 30, 512 << 20
+// Objects up to copyMost are copied by one request, larger ones in parts of copyPart or more, several at a time. Tests
+// lower both.
+var copyMost, copyPart int64 = objstore.CopyMost, 512 << 20
 
 // copyRetry is for the parts of a copy: a failed one must not cost the others.
 var copyRetry = objstore.RetryPolicy{TryTimeout: slowAnswer, Total: 3 * slowAnswer}
