@@ -39,5 +39,5 @@ func (f Forecast) Order(spec order.Spec, epoch int) (order.Order, error) {
 	if err != nil {
 		return nil, err
 	}
-	return fileOrder{o, f.v.samples}, nil
+	return filesOf(o, f.v.samples), nil
 }

@@ -50,7 +50,7 @@ type follower struct {
 func sequencesOf(v *view) *infer.Sequences {
 	s := infer.NewSequences("the listing", v.manifest.Len())
 	if n := v.samples.Len(); n != v.manifest.Len() {
-		s.Add("the samples", filesOf(order.Sequential(n), v.samples).(order.Locator))
+		s.Add("the samples", filesOf(order.Sequential(n), v.samples))
 	}
 	s.Add("the listing backwards", backwards(v.manifest.Len()))
 	return s
