@@ -27,8 +27,9 @@ const (
 	controlOrder
 	controlRefresh
 	controlProfile
-	controlPlan   // plans/default
-	firstPlanName // then the names seen, in order
+	controlPlan // plans/default
+
+	namedPlan = 1 << (kindShift - 1) // and a hash of the name
 )
 
 var controlFiles = map[string]int{"order": controlOrder, "plan": controlPlan, "plans": controlPlans, "profile": controlProfile, "refresh": controlRefresh, "stats": controlStats}
@@ -36,12 +37,8 @@ var controlFiles = map[string]int{"order": controlOrder, "plan": controlPlan, "p
 // controlNames are listed. profile is not: walking the folder must not start a recording.
 var controlNames = []string{"order", "plan", "plans", "refresh", "stats"}
 
-const (
-	// maxPlanBytes limits the size of a plan: ten million paths of 100 bytes.
-	maxPlanBytes = 1 << 30
-	// maxPlanNames limits the names of plans in the life of one mount, since each keeps a node.
-	maxPlanNames = 1 << 16
-)
+// maxPlanBytes limits the size of a plan: ten million paths of 100 bytes.
+const maxPlanBytes = 1 << 30
 
 // controlFolder is .shoal.
 //
@@ -63,20 +60,8 @@ type controlFolder struct {
 	install sync.Mutex // an append reads the plan in force and installs a longer one
 
 	mu      sync.Mutex
-	names   []string // of plans: node firstPlanName+i is names[i]
 	handles map[uint64]*controlHandle
 	nextFh  uint64 // even; the handle of a writer is one more
-	kept    *kept  // nil: the mount ends with this process
-}
-
-// begin takes over the names of plans, and gives handles that no earlier life of the mount has given.
-func (f *controlFolder) begin(k *kept) {
-	f.kept, f.nextFh = k, uint64(k.lives.Load())<<32
-	for _, w := range k.words {
-		if w.Plan != "" {
-			f.names = append(f.names, w.Plan)
-		}
-	}
 }
 
 // add makes a handle.
@@ -110,7 +95,7 @@ func newControlFolder(c Control, o Options, stopping <-chan struct{}) *controlFo
 	return &controlFolder{c: c, opts: o, log: o.Logger, stopping: stopping, mounted: time.Now(), handles: map[uint64]*controlHandle{}}
 }
 
-// fileName returns the name of a control file for Control.Get.
+// fileName returns the name of a control file for Control.Get; "" of a plan that is not in force.
 func (f *controlFolder) fileName(index int) string {
 	switch index {
 	case controlStats:
@@ -119,35 +104,23 @@ func (f *controlFolder) fileName(index int) string {
 		return "order"
 	case controlRefresh:
 		return "refresh"
-	case controlProfile:
-		return "profile"
 	case controlPlan:
 		return "plans/default"
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return "plans/" + f.names[index-firstPlanName]
+	for _, name := range f.c.Plans() {
+		if planNode(name) == index {
+			return "plans/" + name
+		}
+	}
+	return ""
 }
 
-// planNode returns the number of the plan's node; ok is false if there are too many.
-func (f *controlFolder) planNode(name string) (index int, ok bool) {
+// planNode returns the number of a plan's node.
+func planNode(name string) int {
 	if name == "default" {
-		return controlPlan, true
+		return controlPlan
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	i := slices.Index(f.names, name)
-	if i < 0 {
-		if len(f.names) == maxPlanNames {
-			return 0, false
-		}
-		i = len(f.names)
-		if f.kept.write(Word{Plan: name}) != nil {
-			return 0, false
-		}
-		f.names = append(f.names, name)
-	}
-	return firstPlanName + i, true
+	return int(catalog.Inode([]byte(name))%namedPlan) | namedPlan
 }
 
 func (f *controlFolder) mode(index int) uint32 {
@@ -167,25 +140,19 @@ func (f *controlFolder) mode(index int) uint32 {
 // attr fills in attributes without a validity time. The length of stats and order is 0, as in /proc: it is unknown
 // until the file is open.
 func (f *controlFolder) attr(index int, a *fuse.Attr) {
-	path := controlName
 	a.Mode, a.Nlink, a.Blksize = f.mode(index), 1, blockSize
-	switch index {
-	case controlRoot:
+	switch {
+	case index == controlRoot:
 		a.Nlink = 3
-	case controlPlans:
-		path += "/plans"
+	case index == controlPlans:
 		a.Nlink = 2
-	default:
-		name := f.fileName(index)
-		path += "/" + name
-		if index >= controlPlan {
-			if text, err := f.c.Get(name); err == nil {
-				a.Size = uint64(len(text))
-				a.Blocks = (a.Size + 511) / 512
-			}
+	case index >= controlPlan:
+		if text, err := f.c.Get(f.fileName(index)); err == nil {
+			a.Size = uint64(len(text))
+			a.Blocks = (a.Size + 511) / 512
 		}
 	}
-	a.Ino = catalog.Inode([]byte(path))
+	a.Ino = uint64(makeID(0, kindControl, index))
 	a.Uid, a.Gid = f.opts.UID, f.opts.GID
 	a.SetTimes(&f.mounted, &f.mounted, &f.mounted)
 }
@@ -193,24 +160,17 @@ func (f *controlFolder) attr(index int, a *fuse.Attr) {
 func (f *controlFolder) entry(index int, out *fuse.EntryOut) {
 	out.NodeId = uint64(makeID(0, kindControl, index))
 	f.attr(index, &out.Attr)
-	if index < firstPlanName { // these are always there
+	if index < namedPlan { // these are always there
 		out.SetEntryTimeout(trusted)
 	}
 }
 
 func (f *controlFolder) lookup(dir int, name string, out *fuse.EntryOut) fuse.Status {
 	if dir == controlPlans {
-		index := controlPlan
-		if name != "default" {
-			if _, err := f.c.Get("plans/" + name); err != nil {
-				return fuse.ENOENT
-			}
-			var ok bool
-			if index, ok = f.planNode(name); !ok {
-				return fuse.Status(syscall.ENOSPC)
-			}
+		if _, err := f.c.Get("plans/" + name); err != nil && name != "default" {
+			return fuse.ENOENT
 		}
-		f.entry(index, out)
+		f.entry(planNode(name), out)
 		return fuse.OK
 	}
 	index, ok := controlFiles[name]
@@ -248,12 +208,8 @@ func (f *controlFolder) create(dir int, name string, flags uint32, out *fuse.Cre
 	if len(name) > maxName {
 		return fuse.Status(syscall.ENAMETOOLONG)
 	}
-	index, ok := f.planNode(name)
-	if !ok {
-		return fuse.Status(syscall.ENOSPC)
-	}
-	f.entry(index, &out.EntryOut)
-	return f.open(index, flags, &out.OpenOut)
+	f.entry(planNode(name), &out.EntryOut)
+	return f.openFile("plans/"+name, flags, &out.OpenOut)
 }
 
 func (f *controlFolder) open(index int, flags uint32, out *fuse.OpenOut) fuse.Status {
@@ -267,7 +223,15 @@ func (f *controlFolder) open(index int, flags uint32, out *fuse.OpenOut) fuse.St
 	if index == controlProfile {
 		return f.openProfile(out)
 	}
-	h := &controlHandle{name: f.fileName(index), whole: flags&syscall.O_TRUNC != 0, emptied: flags&syscall.O_TRUNC != 0}
+	name := f.fileName(index)
+	if name == "" {
+		return fuse.Status(syscall.ESTALE) // the kernel looks its name up again
+	}
+	return f.openFile(name, flags, out)
+}
+
+func (f *controlFolder) openFile(name string, flags uint32, out *fuse.OpenOut) fuse.Status {
+	h := &controlHandle{name: name, whole: flags&syscall.O_TRUNC != 0, emptied: flags&syscall.O_TRUNC != 0}
 	if flags&syscall.O_ACCMODE != syscall.O_WRONLY {
 		text, err := f.c.Get(h.name)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -276,7 +240,7 @@ func (f *controlFolder) open(index int, flags uint32, out *fuse.OpenOut) fuse.St
 		}
 		h.snapshot = text
 	}
-	out.Fh = f.add(h, writing)
+	out.Fh = f.add(h, flags&syscall.O_ACCMODE != syscall.O_RDONLY)
 	// The page cache would clip reads at the reported size, and keep old content.
 	out.OpenFlags = fuse.FOPEN_DIRECT_IO
 	return fuse.OK

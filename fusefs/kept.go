@@ -26,7 +26,7 @@ import (
 //
 //   - served: a process answers. What the kernel is about to learn is written into the memo before.
 //   - held: nobody answers, and requests wait, also those that the dead process had read.
-//   - taken over: a process was given the descriptors. It reads in the memo under which numbers the kernel knows versions and plans,
+//   - taken over: a process was given the descriptors. It reads in the memo under which numbers the kernel knows versions,
 //     and what was agreed on with the first request, which comes once. It serves, and has the kernel send again what was read and
 //     not answered (FUSE_NOTIFY_RESEND, Linux 6.9).
 //   - gone: it was unmounted or aborted, or nobody has the descriptors any more. Requests fail.
@@ -65,10 +65,10 @@ type Memo struct {
 	MaxWrite           int
 }
 
-// Word is a line of the memo after the first: a version's number, or the next plan's name.
+// Word is a line of the memo after the first: a version's number. Older programs also wrote the names of plans, with the number 0.
 type Word struct {
-	Generation    uint64
-	Version, Plan string
+	Generation uint64
+	Version    string
 }
 
 // memoText is where the memo's lines begin. Before it are the counts.
@@ -137,11 +137,8 @@ func ReadMemo(memo *os.File) (m Memo, words []Word, err error) {
 	return m, words, nil
 }
 
-// write appends a line to the memo, if there is one.
+// write appends a line to the memo.
 func (k *kept) write(line any) error {
-	if k == nil {
-		return nil
-	}
 	b, err := json.Marshal(line)
 	if err != nil {
 		return err
@@ -301,7 +298,7 @@ func (s *Server) keep() error {
 		return nil
 	}
 	f.draining.counts = k.counts
-	f.control.begin(k)
+	f.control.nextFh = uint64(k.lives.Load()) << 32 // no earlier life has given such handles
 	f.gens.note = func(g *generation) error {
 		return k.write(Word{Generation: g.number, Version: f.volume.(Historian).VersionName(g.manifest)})
 	}

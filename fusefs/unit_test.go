@@ -2,11 +2,13 @@ package fusefs
 
 import (
 	"context"
+	"fmt"
 	"io/fs"
 	"os"
 	"syscall"
 	"testing"
 
+	"github.com/hanwen/go-fuse/v2/fuse"
 	"pgregory.net/rapid"
 
 	"github.com/shoalfs/shoal/cache/catalog"
@@ -122,5 +124,20 @@ func TestPlusFits(t *testing.T) {
 		if got := plusFits(tc.files, tc.memory); got != tc.want {
 			t.Errorf("%d files in %d bytes: %v", tc.files, tc.memory, got)
 		}
+	}
+}
+
+// Jobs that come and go, each with a plan of its own name, leave nothing behind, and names are never used up.
+func TestPlansOfManyJobs(t *testing.T) {
+	f := newControlFolder(&memVolume{}, Options{}, nil)
+	for job := range 100_000 {
+		var out fuse.CreateOut
+		if status := f.create(controlPlans, fmt.Sprintf("job%d", job), syscall.O_WRONLY, &out); status != fuse.OK {
+			t.Fatalf("job %d: %v", job, status)
+		}
+		f.release(Caller{}, out.Fh)
+	}
+	if n := len(f.handles); n > 0 {
+		t.Errorf("%d handles", n)
 	}
 }
