@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -48,27 +49,37 @@ func (e *Engine) Warm(ctx context.Context, files []uint32, progress func(WarmPro
 		span.Int("shoal.bytes", p.BytesDone)
 		span.End(err)
 	}()
-	p, err = e.warm(ctx, files, progress)
-	for pass := 1; pass < warmPasses && err == nil && !p.Full && p.Errors == 0 && p.FilesDone < p.Files; pass++ {
-		before := p
-		sum := func(n WarmProgress) WarmProgress {
-			n.Files, n.Bytes = before.Files, before.Bytes
-			n.FilesDone, n.BytesDone = n.FilesDone+before.FilesDone, n.BytesDone+before.BytesDone
-			return n
-		}
-		p, err = e.warm(ctx, files, func(n WarmProgress) { progress(sum(n)) })
-		p = sum(p)
+	v := e.cur.Load()
+	if files == nil {
+		files = v.all()
 	}
+	w := &warming{v: v, declined: v.volume.Stats().Declined}
+	missing, bytes := w.lacks(files, false)
+	w.of.Files, w.of.Bytes = len(missing), bytes
+	full := false
+	for pass := 0; pass < warmPasses && len(missing) > 0 && !full && w.failed.Load() == 0 && err == nil; pass++ {
+		full, err = w.pass(ctx, e, missing, progress)
+		missing, bytes = w.lacks(missing, true)
+		w.files.Store(int64(w.of.Files - len(missing)))
+		w.bytes.Store(w.of.Bytes - bytes)
+	}
+	p = w.progress()
+	p.Full, p.Errors = full, int(w.failed.Load())
+	if text := w.first.Load(); text != nil {
+		p.FirstError = *text
+	}
+	progress(p)
 	return p, err
 }
 
-// warming is one pass over files that are not kept.
+// warming is the reading of files that are not kept.
 type warming struct {
 	v        *view
-	s        *run.Stream
-	list     order.Order
 	of       WarmProgress // Files and Bytes
 	declined int64        // extents declined by the disk before
+
+	s    *run.Stream // of one pass
+	list order.Order
 
 	next, files, bytes, failed atomic.Int64
 	first                      atomic.Pointer[string] // what went wrong
@@ -77,86 +88,63 @@ type warming struct {
 // errFull says that the disk is full.
 var errFull = errors.New("full")
 
-// warm is one pass.
-func (e *Engine) warm(ctx context.Context, files []uint32, progress func(WarmProgress)) (p WarmProgress, err error) {
-	v := e.cur.Load()
-	if files == nil {
-		files = v.all()
-	}
-	w := &warming{v: v, declined: v.volume.Stats().Declined}
-	missing := files[:0:0]
+// lacks returns those files that are not kept, and their bytes. With shared it is enough that other nodes keep them.
+func (w *warming) lacks(files []uint32, shared bool) (missing []uint32, bytes int64) {
+	shared = shared && w.failed.Load() == 0
 	for _, f := range files {
-		if v.volume.Residence(int(f)) != cache.OnDisk {
+		if w.v.volume.Residence(int(f)) != cache.OnDisk && !(shared && w.v.sharing.elsewhere(int(f))) {
 			missing = append(missing, f)
-			w.of.Bytes += v.manifest.Size(int(f))
+			bytes += w.v.manifest.Size(int(f))
 		}
 	}
-	if w.of.Files = len(missing); w.of.Files == 0 {
-		p = w.progress(0, 0)
-		progress(p)
-		return p, nil
-	}
-	w.list = order.List(missing)
-	o := e.orders.options("warm", v, once(w.list))
+	return missing, bytes
+}
+
+// pass reads files once, and reports whether the disk is full.
+func (w *warming) pass(ctx context.Context, e *Engine, files []uint32, progress func(WarmProgress)) (full bool, err error) {
+	w.list = order.List(files)
+	w.next.Store(0)
+	o := e.orders.options("warm", w.v, once(w.list))
 	o.Choose, o.Has = false, nil // it chooses the kept files itself
 	if w.s, err = e.host.runner.Begin(o); err != nil {
-		return w.of, err
+		return false, err
 	}
 	e.orders.addSession(w.s)
 	defer e.orders.endSession(w.s)
-	ticked := make(chan struct{})
+	var telling sync.WaitGroup
 	ticking, stop := context.WithCancel(context.Background())
-	go func() {
-		defer close(ticked)
-		w.tell(ticking, progress)
-	}()
+	telling.Go(func() {
+		for range pause.Every(ticking, 200*time.Millisecond) {
+			progress(w.progress())
+		}
+	})
 	g, gctx := errgroup.WithContext(ctx)
 	for range warmReaders {
 		g.Go(func() error { return w.read(gctx) })
 	}
 	err = g.Wait()
 	stop()
-	<-ticked
-	if flushErr := v.volume.Flush(ctx); err == nil {
+	telling.Wait()
+	if flushErr := w.v.volume.Flush(ctx); err == nil {
 		err = flushErr
 	}
-	var kept, keptBytes int64
-	for _, f := range missing {
-		if v.volume.Residence(int(f)) == cache.OnDisk || w.failed.Load() == 0 && v.sharing.elsewhere(int(f)) {
-			kept++
-			keptBytes += v.manifest.Size(int(f))
-		}
-	}
-	p = w.progress(kept, keptBytes)
-	p.Errors = int(w.failed.Load())
-	if text := w.first.Load(); text != nil {
-		p.FirstError = *text
-	}
 	if errors.Is(err, errFull) || err == nil && w.isFull() {
-		p.Full, err = true, nil
+		full, err = true, nil
 	}
 	if err == nil {
 		err = e.cache.Sync()
 	}
-	progress(p)
-	return p, err
+	return full, err
 }
 
-func (w *warming) progress(files, bytes int64) WarmProgress {
+func (w *warming) progress() WarmProgress {
 	p := w.of
-	p.FilesDone, p.BytesDone = int(files), bytes
+	p.FilesDone, p.BytesDone = int(w.files.Load()), w.bytes.Load()
 	p.Kept, p.Extents = w.v.volume.Kept()
 	return p
 }
 
 func (w *warming) isFull() bool { return w.v.volume.Stats().Declined > w.declined }
-
-// tell reports progress now and then, until ctx ends.
-func (w *warming) tell(ctx context.Context, progress func(WarmProgress)) {
-	for range pause.Every(ctx, 200*time.Millisecond) {
-		progress(w.progress(w.files.Load(), w.bytes.Load()))
-	}
-}
 
 // read is one of several readers, who share the list.
 func (w *warming) read(ctx context.Context) error {
