@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"math"
-	"math/bits"
 	"slices"
 )
 
@@ -65,13 +64,8 @@ func newBuckets(n int, size func(sample int) int64, seed uint64, epoch, batch, c
 	}
 	slices.SortFunc(items, compare)
 
-	k := mix13(mix13(seed+golden)+golden) ^ mix13(mix13(uint64(epoch))+golden)
-	below := func(m int) int {
-		k += golden
-		hi, _ := bits.Mul64(mix13(k), uint64(m))
-		return int(hi)
-	}
-	tail := below(count)
+	k := draws(mix13(mix13(seed+golden)+golden) ^ mix13(mix13(uint64(epoch))+golden))
+	tail := k.below(count)
 	batches := make([][]item, 0, whole)
 	var last []item
 	for i, from := 0, 0; i < count; i++ {
@@ -80,10 +74,7 @@ func newBuckets(n int, size func(sample int) int64, seed uint64, epoch, batch, c
 			to += n - whole*batch
 		}
 		bucket := items[from:to]
-		for j := range len(bucket) - 1 {
-			z := j + below(len(bucket)-j)
-			bucket[j], bucket[z] = bucket[z], bucket[j]
-		}
+		shuffle(bucket, &k)
 		for ; len(bucket) >= batch; bucket = bucket[batch:] {
 			batches = append(batches, bucket[:batch])
 		}
@@ -92,14 +83,11 @@ func newBuckets(n int, size func(sample int) int64, seed uint64, epoch, batch, c
 		}
 		from = to
 	}
-	for i := range len(batches) - 1 {
-		z := i + below(len(batches)-i)
-		batches[i], batches[z] = batches[z], batches[i]
-	}
+	shuffle(batches, &k)
 	all := make(list, 0, n)
 	for _, b := range append(batches, last) {
 		slices.SortFunc(b, compare)
-		d := below(len(b))
+		d := k.below(len(b))
 		for i := range b {
 			all = append(all, b[(i+d)%len(b)].sample)
 		}

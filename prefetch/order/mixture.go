@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"math/bits"
 	"path"
 	"slices"
 	"sort"
@@ -249,7 +248,7 @@ func classesOf(f Facts) string {
 // spans returns the runs of the sources' samples, ascending. A sample belongs to the first source that it matches;
 // samples that match none are left out.
 func (w weights) spans(f Facts) ([]span, error) {
-	var bounds []int // where ranges begin and end
+	bounds := []int{f.Samples} // where ranges begin and end
 	globs := false
 	for _, s := range w {
 		if s.last < 0 {
@@ -261,28 +260,22 @@ func (w weights) spans(f Facts) ([]span, error) {
 		}
 		bounds = append(bounds, s.first, s.last+1)
 	}
-	sourceOf := func(sample, label int) int {
-		return slices.IndexFunc(w, func(s source) bool {
-			if s.last < 0 {
-				return false
-			}
-			return sample >= s.first && sample <= s.last
-		})
-	}
-	if !globs {
-		// The source can change only at the bounds.
-		slices.Sort(bounds)
-		return runs(slices.Compact(bounds), func(sample int) int { return sourceOf(sample, -1) }), nil
-	}
-	if f.Classes == nil || f.Label == nil {
-		return nil, fmt.Errorf("%w: the classes' names; or give sources by number, @FIRST-LAST:WEIGHT", ErrNeedsFacts)
-	}
-	byLabel, err := w.byLabel(f.Classes())
-	if err != nil {
-		return nil, err
+	slices.Sort(bounds)
+	var byLabel []int
+	if globs {
+		if f.Classes == nil || f.Label == nil {
+			return nil, fmt.Errorf("%w: the classes' names; or give sources by number, @FIRST-LAST:WEIGHT", ErrNeedsFacts)
+		}
+		var err error
+		if byLabel, err = w.byLabel(f.Classes()); err != nil {
+			return nil, err
+		}
 	}
 	of := func(sample int) int {
-		a := sourceOf(sample, -1)
+		a := slices.IndexFunc(w, func(s source) bool { return s.last >= 0 && sample >= s.first && sample <= s.last })
+		if !globs {
+			return a
+		}
 		if label := f.Label(sample); label >= 0 && label < len(byLabel) {
 			if b := byLabel[label]; b >= 0 && (a < 0 || b < a) {
 				return b
@@ -291,13 +284,17 @@ func (w weights) spans(f Facts) ([]span, error) {
 		return a
 	}
 	var all []span
-	for sample := range f.Samples {
-		switch s := of(sample); {
+	for first, end := 0, 0; first < f.Samples; first = end {
+		if end = first + 1; !globs { // the source can change only at the bounds
+			i, _ := slices.BinarySearch(bounds, end)
+			end = bounds[i]
+		}
+		switch s := of(first); {
 		case s < 0:
-		case len(all) > 0 && all[len(all)-1].source == s && all[len(all)-1].end == sample:
-			all[len(all)-1].end++
+		case len(all) > 0 && all[len(all)-1].source == s && all[len(all)-1].end == first:
+			all[len(all)-1].end = end
 		default:
-			all = append(all, span{first: sample, end: sample + 1, source: s})
+			all = append(all, span{first: first, end: end, source: s})
 		}
 	}
 	return all, nil
@@ -318,17 +315,6 @@ func (w weights) byLabel(classes []string) ([]int, error) {
 	return by, nil
 }
 
-// runs returns the spans between bounds that have a source.
-func runs(bounds []int, sourceOf func(sample int) int) []span {
-	var all []span
-	for i := range len(bounds) - 1 {
-		if s := sourceOf(bounds[i]); s >= 0 {
-			all = append(all, span{first: bounds[i], end: bounds[i+1], source: s})
-		}
-	}
-	return all
-}
-
 // before returns how many of the table's first t positions belong to the source.
 func (p *part) before(t int) int {
 	i, _ := slices.BinarySearch(p.at, uint32(t))
@@ -345,8 +331,8 @@ func (m *mixture) Len() int { return m.n }
 
 // phase returns the position of the table at which turn q begins.
 func (m *mixture) phase(q int) int {
-	hi, _ := bits.Mul64(mix13(key(m.seed, q)+golden), uint64(len(m.slots)))
-	return int(hi)
+	k := draws(key(m.seed, q))
+	return k.below(len(m.slots))
 }
 
 // until returns how many of the first n positions of all epochs belong to the source.

@@ -71,6 +71,24 @@ func mix13(z uint64) uint64 {
 	return z ^ z>>31
 }
 
+// draws are numbers from SplitMix64.
+type draws uint64
+
+// below draws one below m.
+func (k *draws) below(m int) int {
+	*k += golden
+	hi, _ := bits.Mul64(mix13(uint64(*k)), uint64(m))
+	return int(hi)
+}
+
+// shuffle is the shuffle by R. A. Fisher and F. Yates, forwards.
+func shuffle[T any](list []T, k *draws) {
+	for i := range len(list) - 1 {
+		z := i + k.below(len(list)-i)
+		list[i], list[z] = list[z], list[i]
+	}
+}
+
 func (u *uniform) Len() int { return u.n }
 
 func (u *uniform) At(pos int) int {

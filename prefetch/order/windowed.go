@@ -3,7 +3,6 @@ package order
 import (
 	"fmt"
 	"math"
-	"math/bits"
 )
 
 // Groups says which samples lie together, such as in one shard. Together the groups contain each of the samples
@@ -112,12 +111,7 @@ func Windowed(g Groups, seed uint64, epoch, window int) (Locator, error) {
 		}
 		return to
 	}
-	k := key(seed, epoch)
-	below := func(m int) int {
-		k += golden
-		hi, _ := bits.Mul64(mix13(k), uint64(m))
-		return int(hi)
-	}
+	k := draws(key(seed, epoch))
 	emit := func(list []uint32, i int) []uint32 {
 		s := list[i]
 		last := len(list) - 1
@@ -133,21 +127,18 @@ func Windowed(g Groups, seed uint64, epoch, window int) (Locator, error) {
 			closed = append(closed, uint32(i))
 		}
 	}
-	for i := 0; i < len(closed)-1; i++ {
-		z := i + below(len(closed)-i)
-		closed[i], closed[z] = closed[z], closed[i]
-	}
+	shuffle(closed, &k)
 	slots := make([][]uint32, min(window, len(closed)))
 	for j := range slots {
 		slots[j] = load(make([]uint32, 0, g.Size(int(closed[j]))), int(closed[j]))
 	}
 	closed = closed[len(slots):]
 	for len(closed) > 0 && bad == nil {
-		j := below(len(slots))
-		if b := below(4 * len(slots)); b < len(slots) {
+		j := k.below(len(slots))
+		if b := k.below(4 * len(slots)); b < len(slots) {
 			j = max(j, b)
 		}
-		slots[j] = emit(slots[j], below(len(slots[j])))
+		slots[j] = emit(slots[j], k.below(len(slots[j])))
 		if len(slots[j]) == 0 {
 			slots[j] = load(slots[j], int(closed[0]))
 			closed = closed[1:]
@@ -159,7 +150,7 @@ func Windowed(g Groups, seed uint64, epoch, window int) (Locator, error) {
 		slots[j] = nil
 	}
 	for len(left) > 0 && bad == nil {
-		left = emit(left, below(len(left)))
+		left = emit(left, k.below(len(left)))
 	}
 	if bad != nil {
 		return nil, bad
