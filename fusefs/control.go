@@ -32,10 +32,8 @@ const (
 	namedPlan = 1 << (kindShift - 1) // and a hash of the name
 )
 
-var controlFiles = map[string]int{"order": controlOrder, "plan": controlPlan, "plans": controlPlans, "profile": controlProfile, "refresh": controlRefresh, "stats": controlStats}
-
-// controlNames are listed. profile is not: walking the folder must not start a recording.
-var controlNames = []string{"order", "plan", "plans", "refresh", "stats"}
+var controlFiles = [...]string{controlPlans: "plans", controlStats: "stats", controlOrder: "order", controlRefresh: "refresh",
+	controlProfile: "profile", controlPlan: "plan"}
 
 // maxPlanBytes limits the size of a plan: ten million paths of 100 bytes.
 const maxPlanBytes = 1 << 30
@@ -97,15 +95,11 @@ func newControlFolder(c Control, o Options, stopping <-chan struct{}) *controlFo
 
 // fileName returns the name of a control file for Control.Get; "" of a plan that is not in force.
 func (f *controlFolder) fileName(index int) string {
-	switch index {
-	case controlStats:
-		return "stats"
-	case controlOrder:
-		return "order"
-	case controlRefresh:
-		return "refresh"
-	case controlPlan:
+	switch {
+	case index == controlPlan:
 		return "plans/default"
+	case index < controlPlan:
+		return controlFiles[index]
 	}
 	for _, name := range f.c.Plans() {
 		if planNode(name) == index {
@@ -173,8 +167,8 @@ func (f *controlFolder) lookup(dir int, name string, out *fuse.EntryOut) fuse.St
 		f.entry(planNode(name), out)
 		return fuse.OK
 	}
-	index, ok := controlFiles[name]
-	if _, records := f.c.(Recorder); dir != controlRoot || !ok || index == controlProfile && !records {
+	index := slices.Index(controlFiles[:], name)
+	if _, records := f.c.(Recorder); dir != controlRoot || index < controlPlans || index == controlProfile && !records {
 		return fuse.ENOENT
 	}
 	f.entry(index, out)
@@ -182,7 +176,8 @@ func (f *controlFolder) lookup(dir int, name string, out *fuse.EntryOut) fuse.St
 }
 
 func (f *controlFolder) readDir(dir int, offset uint64, out *fuse.DirEntryList, plus bool) fuse.Status {
-	names := append([]string{".", ".."}, controlNames...)
+	// Not profile: walking the folder must not start a recording.
+	names := append([]string{".", "..", controlFiles[controlPlan]}, controlFiles[controlPlans:controlProfile]...)
 	if dir == controlPlans {
 		names = append(names[:2], f.c.Plans()...)
 	}

@@ -302,7 +302,7 @@ func (s *Server) keep() error {
 	f.gens.note = func(g *generation) error {
 		return k.write(Word{Generation: g.number, Version: f.volume.(Historian).VersionName(g.manifest)})
 	}
-	newest := f.gens.newest.Load()
+	newest := f.gens.newest()
 	if n := len(k.words); n == 0 || !slices.ContainsFunc(k.words, func(w Word) bool { return w.Generation == newest.number }) {
 		if err := f.gens.note(newest); err != nil {
 			return fmt.Errorf("mount %s: %w", s.mountpoint, err)

@@ -62,9 +62,8 @@ func (g *generation) retain(n int64) bool { return g.refs.Add(n) > 0 }
 // generations has every version with nodes known to the kernel.
 type generations struct {
 	volume Volume
-	newest atomic.Pointer[generation]
-	older  atomic.Pointer[[]*generation] // copied on write, nearly always empty
-	mu     sync.Mutex                    // serializes changes of both
+	all    atomic.Pointer[[]*generation] // copied on write; the newest last, nearly always alone
+	mu     sync.Mutex                    // serializes changes
 	note   func(g *generation) error     // before the kernel learns of it
 }
 
@@ -74,7 +73,7 @@ const foreign = 1 << 60
 // newGenerations returns the versions that the kernel knows: those of an earlier process, and the one in force.
 func newGenerations(v Volume, earlier []Word) *generations {
 	s := &generations{volume: v, note: func(*generation) error { return nil }}
-	var older []*generation
+	var all []*generation
 	last := uint64(0)
 	h, _ := v.(Historian)
 	for _, w := range earlier {
@@ -85,35 +84,36 @@ func newGenerations(v Volume, earlier []Word) *generations {
 		if m := h.VersionNamed(w.Version); m != nil {
 			g := &generation{number: last, manifest: m}
 			g.refs.Store(foreign)
-			older = append(older, g)
+			all = append(all, g)
 		}
 	}
-	newest := &generation{number: last + 1, manifest: v.Manifest()}
-	if n := len(older) - 1; n >= 0 && older[n].number == last && older[n].manifest == newest.manifest {
-		older, newest = older[:n], older[n]
+	if n := len(all) - 1; n < 0 || all[n].number != last || all[n].manifest != v.Manifest() {
+		all = append(all, &generation{number: last + 1, manifest: v.Manifest()})
 	}
-	s.newest.Store(newest)
-	s.older.Store(&older)
+	s.all.Store(&all)
 	return s
+}
+
+func (s *generations) newest() *generation {
+	all := *s.all.Load()
+	return all[len(all)-1]
 }
 
 // known returns the latest version of which the kernel may know names.
 func (s *generations) known() *catalog.Manifest {
-	if older := *s.older.Load(); len(older) > 0 {
-		return older[len(older)-1].manifest
-	}
-	return s.newest.Load().manifest
+	all := *s.all.Load()
+	return all[max(len(all)-2, 0)].manifest
 }
 
 // current returns the generation of the version in force, which it creates if necessary.
 func (s *generations) current() *generation {
-	g := s.newest.Load()
+	g := s.newest()
 	if s.volume.Manifest() == g.manifest {
 		return g
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	g = s.newest.Load()
+	g = s.newest()
 	m := s.volume.Manifest()
 	if m == g.manifest {
 		return g
@@ -122,44 +122,34 @@ func (s *generations) current() *generation {
 	if s.note(next) != nil {
 		return g // the old version stays in force: nobody could serve the new one's nodes later
 	}
-	// Into older first: a reader looks at newest, then at older, and must find g in one of them.
-	older := append(slices.Clone(*s.older.Load()), g)
-	s.older.Store(&older)
-	s.newest.Store(next)
-	s.prune()
+	s.prune(next)
 	return next
 }
 
 // find returns the generation with the given number, or nil.
 func (s *generations) find(number uint64) *generation {
-	if g := s.newest.Load(); g.number == number {
-		return g
-	}
-	for _, g := range *s.older.Load() {
+	for _, g := range slices.Backward(*s.all.Load()) {
 		if g.number == number {
 			return g
 		}
-	}
-	// It may have moved from newest to older in between, or have become newest.
-	if g := s.newest.Load(); g.number == number {
-		return g
 	}
 	return nil
 }
 
 // release removes n references.
 func (s *generations) release(g *generation, n int64) {
-	if g.refs.Add(-n) == 0 && g != s.newest.Load() {
+	if g.refs.Add(-n) == 0 && g != s.newest() {
 		s.mu.Lock()
-		s.prune()
+		s.prune(s.newest())
 		s.mu.Unlock()
 	}
 }
 
-// prune retires older generations without references. s.mu is held.
-func (s *generations) prune() {
-	kept := slices.DeleteFunc(slices.Clone(*s.older.Load()), func(g *generation) bool {
-		return g.refs.CompareAndSwap(0, retired)
+// prune retires generations without references, but for newest, which is added unless it is there. s.mu is held.
+func (s *generations) prune(newest *generation) {
+	kept := slices.DeleteFunc(slices.Clone(*s.all.Load()), func(g *generation) bool {
+		return g == newest || g.refs.CompareAndSwap(0, retired)
 	})
-	s.older.Store(&kept)
+	kept = append(kept, newest)
+	s.all.Store(&kept)
 }

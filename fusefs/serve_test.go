@@ -432,7 +432,7 @@ func serve(text string) error {
 		case "report":
 			v.mu.Lock()
 			r := report{Opened: v.opened, Released: v.released, Installs: v.installs, Waiting: v.waiting, Canceled: v.canceled,
-				Generations: 1 + len(*s.fs.gens.older.Load()), Memory: mem.used.Load(), Transport: s.Transport()}
+				Generations: len(*s.fs.gens.all.Load()), Memory: mem.used.Load(), Transport: s.Transport()}
 			switch w := volume.(type) {
 			case *lender:
 				r.Lent, r.Returned = w.lent.Load(), w.returned.Load()

@@ -81,24 +81,11 @@ func maxWrite() int {
 	return limit * os.Getpagesize()
 }
 
-// mount mounts at dir.
-func (s *Server) mount(dir string, mo *fuse.MountOptions) (err error) {
-	fd, err := Mount(dir, mo)
-	if err != nil {
-		return err
-	}
-	s.file = os.NewFile(uintptr(fd), "/dev/fuse")
-	s.conn, err = s.file.SyscallConn()
-	return err
-}
-
 // Mount mounts at dir, by mount(2) or by fusermount3, and returns /dev/fuse, which no child process gets. The kernel's first request
 // waits there.
 func Mount(dir string, mo *fuse.MountOptions) (fd int, err error) {
-	if mo.DirectMount || mo.DirectMountStrict {
-		if fd, err = mountDirect(dir, mo); err == nil || mo.DirectMountStrict {
-			return fd, err
-		}
+	if mo.DirectMountStrict {
+		return mountDirect(dir, mo)
 	}
 	return fusermount(dir, mo)
 }

@@ -69,8 +69,8 @@ type lane struct {
 	quit     atomic.Bool
 }
 
-// run is the thread of a lane. It tells made when there is a ring, and waits for begin, whether to use it.
-func (l *lane) run(made chan<- error, begin <-chan bool) {
+// run is the thread of a lane. It tells made when there is a ring, and then waits for beginLanes.
+func (l *lane) run(made chan<- error) {
 	runtime.LockOSThread() // for ever: the thread ends with the goroutine
 	var set unix.CPUSet
 	set.Set(l.cpu)
@@ -85,7 +85,7 @@ func (l *lane) run(made chan<- error, begin <-chan bool) {
 		return
 	}
 	defer l.close()
-	if !<-begin {
+	if <-l.s.begun; !l.s.use {
 		return
 	}
 	if err := l.ring.registerFile(l.s.descriptor()); err != nil {

@@ -57,7 +57,8 @@ type Server struct {
 	buffers sync.Pool // for requests of /dev/fuse
 
 	lanes  []*lane
-	begun  []chan bool
+	begun  chan struct{} // closed when the lanes may go on, if they are of use
+	use    bool
 	wg     sync.WaitGroup // lanes and handlers
 	rings  bool           // the kernel has agreed to them
 	failed atomic.Bool    // and refused them after all
@@ -81,7 +82,7 @@ func New(fs fuse.RawFileSystem, dir string, mo *fuse.MountOptions, o Options) (*
 	options.ExtraCapabilities |= fuse.CAP_OVER_IO_URING
 	s := &Server{
 		o: o, fs: fs, log: options.Logger, payload: pages(max(options.MaxWrite, minReadBuffer)),
-		main: fuse.NewProtocolServer(fs, &options), gone: make(chan struct{}), flight: map[uint64]struct{}{},
+		main: fuse.NewProtocolServer(fs, &options), begun: make(chan struct{}), gone: make(chan struct{}), flight: map[uint64]struct{}{},
 	}
 	if o.Quick != nil && !options.Debug { // which would log what Quick declines twice
 		s.quick = fuse.NewProtocolServer(o.Quick, &options)
@@ -94,7 +95,11 @@ func New(fs fuse.RawFileSystem, dir string, mo *fuse.MountOptions, o Options) (*
 		s.beginLanes(false)
 		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
-	err := s.mount(dir, &options)
+	fd, err := Mount(dir, &options)
+	if err == nil {
+		s.file = os.NewFile(uintptr(fd), "/dev/fuse")
+		s.conn, err = s.file.SyscallConn()
+	}
 	if err != nil {
 		s.beginLanes(false)
 		return nil, err
@@ -140,9 +145,7 @@ func (s *Server) openLanes() error {
 	}
 	made := make(chan error, len(s.lanes))
 	for _, l := range s.lanes {
-		begin := make(chan bool, 1)
-		s.begun = append(s.begun, begin)
-		s.wg.Go(func() { l.run(made, begin) })
+		s.wg.Go(func() { l.run(made) })
 	}
 	for range s.lanes {
 		err = errors.Join(err, <-made)
@@ -152,10 +155,8 @@ func (s *Server) openLanes() error {
 
 // beginLanes lets all lanes go on, or end.
 func (s *Server) beginLanes(use bool) {
-	for _, c := range s.begun {
-		c <- use
-	}
-	s.begun = nil
+	s.use = use
+	close(s.begun)
 	if !use {
 		s.endLanes()
 	}
