@@ -414,13 +414,9 @@ func (i *inference) drop() {
 	}
 }
 
-// forget ends a stream's following of readers.
+// forget ends a stream.
 func (i *inference) forget(s *run.Stream) {
-	r := &i.engine.orders
-	r.mu.Lock()
-	r.unfollow(func(m *run.Stream) bool { return m == s })
-	r.mu.Unlock()
-	s.Close()
+	i.engine.orders.drop(func(m *run.Stream) bool { return m == s })
 }
 
 // state fills in the order's part of the stats.

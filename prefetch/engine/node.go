@@ -225,36 +225,23 @@ func (g guest) Serve(ctx context.Context, file int, off int64, n int, due time.T
 	return g.Volume.Serve(ctx, file, off, n, due, held)
 }
 
-// guests counts the requests of peers to a dataset, which is closed only when there are none.
+// guests are the requests of peers to a dataset, which is closed only when there are none.
 type guests struct {
 	ctx    context.Context // of their waits
 	cancel context.CancelFunc
-	mu     sync.Mutex
-	n      sync.WaitGroup
-	closed bool
+	inside sync.RWMutex // read-locked by each; locked for good by close
 }
 
 func (g *guests) init() { g.ctx, g.cancel = context.WithCancel(context.Background()) }
 
-func (g *guests) enter() bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.closed {
-		return false
-	}
-	g.n.Add(1)
-	return true
-}
+func (g *guests) enter() bool { return g.inside.TryRLock() }
 
-func (g *guests) leave() { g.n.Done() }
+func (g *guests) leave() { g.inside.RUnlock() }
 
 // close lets no more in, and waits until those inside have left.
 func (g *guests) close() {
-	g.mu.Lock()
-	g.closed = true
-	g.mu.Unlock()
 	g.cancel()
-	g.n.Wait()
+	g.inside.Lock()
 }
 
 // forget says that this node does not have the dataset open any more.

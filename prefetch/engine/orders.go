@@ -220,15 +220,12 @@ func (r *orders) put(name string, data []byte) error {
 	}
 	*p = plan{text: slices.Clone(data), written: time.Now(), reserved: reserved, before: held}
 	maps.DeleteFunc(r.plans, func(_ string, p *plan) bool { return p.ended }) // each job may have a name of its own
-	// Streams of the old version, and those guessed for --order auto, are replaced.
-	old := r.unfollow(func(m *run.Stream) bool { return m.Name == s.Name || m.Name == "mount" || m.Name == sequenceName })
-	r.streams = append([]*run.Stream{s}, r.streams...)
+	r.streams = append([]*run.Stream{s}, slices.DeleteFunc(slices.Clone(r.streams), func(m *run.Stream) bool { return m == s })...)
 	r.mu.Unlock()
-	for _, m := range old {
-		if m != s {
-			m.Close()
-		}
-	}
+	// Streams of the old version, and those guessed for --order auto, are replaced.
+	r.drop(func(m *run.Stream) bool {
+		return m != s && (m.Name == s.Name || m.Name == "mount" || m.Name == sequenceName)
+	})
 	r.engine.cache.Ledger().Release(free, cache.ForDemand)
 	r.engine.log.Info("plan installed", "plan", name, "lines", w.lines)
 	return nil
@@ -297,16 +294,19 @@ func (r *orders) remove(name string) error {
 		return fs.ErrNotExist
 	}
 	delete(r.plans, name)
-	ended := r.unfollow(func(s *run.Stream) bool { return s.Name == "plans/"+name })
 	r.mu.Unlock()
-	for _, s := range ended {
+	of := func(s *run.Stream) bool { return s.Name == "plans/"+name }
+	for _, s := range r.mounted() {
+		if !of(s) {
+			continue
+		}
 		if read := s.Progress(); read.Consumed > 0 { // said while nothing else is known
 			r.mu.Lock()
 			r.plans[name] = &plan{rejected: fmt.Sprintf("ended in epoch %d: %d of %d read", read.Epoch, read.Consumed, read.Len), ended: true}
 			r.mu.Unlock()
 		}
-		s.Close()
 	}
+	r.drop(of)
 	r.engine.cache.Ledger().Release(p.reserved+p.before, cache.ForDemand)
 	r.engine.log.Info("plan removed", "plan", name)
 	if r.inForce("") > 0 {
@@ -363,32 +363,23 @@ func (r *orders) look(now time.Time) {
 	switch {
 	case live > 0 && inferring:
 		r.stopInferring()
-		r.endGuesses()
+		r.drop(func(s *run.Stream) bool { return !s.OfPlan() }) // what it has left
 	case live == 0 && !inferring && r.engine.order().Name() == "auto":
 		r.infer(v)
 	}
 }
 
-// endGuesses ends the streams left by an inference.
-func (r *orders) endGuesses() {
+// drop takes streams out of the mount's, and ends them.
+func (r *orders) drop(which func(*run.Stream) bool) {
 	r.mu.Lock()
-	ended := r.unfollow(func(s *run.Stream) bool { return !s.OfPlan() })
+	old := r.streams
+	r.streams = slices.DeleteFunc(slices.Clone(old), which)
 	r.mu.Unlock()
-	for _, s := range ended {
-		s.Close()
-	}
-}
-
-// unfollow removes streams from the mount's. r.mu is held.
-func (r *orders) unfollow(which func(*run.Stream) bool) (taken []*run.Stream) {
-	r.streams = slices.DeleteFunc(slices.Clone(r.streams), func(s *run.Stream) bool {
-		if !which(s) {
-			return false
+	for _, s := range old {
+		if which(s) {
+			s.Close()
 		}
-		taken = append(taken, s)
-		return true
-	})
-	return taken
+	}
 }
 
 // ended reports whether a plan was followed and removed, as `shoal run` does at its end.

@@ -4,12 +4,11 @@ import (
 	"encoding/hex"
 	"os"
 	"runtime"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/objstore/near"
+	"github.com/shoalfs/shoal/internal/machine"
 	"github.com/shoalfs/shoal/prefetch/run"
 )
 
@@ -162,30 +161,24 @@ func (e *Engine) Stats() Stats {
 		Packed: v.layout != nil, CacheDir: e.host.Path(), DatasetID: hex.EncodeToString(e.dataset[:]), Users: e.host.users(),
 		Transport: e.counted.overWhat(), Opens: e.counted.opens.Load(), Reads: c.Reads, ReadBytes: c.ReadBytes, Hits: Hits{c.KeepHits, c.RingHits}, Joined: c.Joined, Misses: c.Misses,
 		Stall: c.Stall.Seconds(), Prefetched: c.Prefetched, FetchErrors: c.FetchErrors,
-		StoreErrors: map[string]int64{}, LatencyP50: m.Median.Seconds(), LatencyP99: m.P99.Seconds(),
+		StoreErrors: map[string]int64{}, Store: StoreStats{Outcomes: map[string]objstore.Outcomes{}}, LatencyP50: m.Median.Seconds(), LatencyP99: m.P99.Seconds(),
 		Memory:  MemoryStats{Used: all.MemoryUsed, Peak: all.MemoryPeak, Limit: all.MemoryLimit, Demand: all.MemoryDemand, Prefetch: all.MemoryPrefetch, Batches: all.MemoryBatches, Idle: all.IdleBytes, Waiting: all.MemoryWaiting, Ring: all.RingBytes, Goroutines: runtime.NumGoroutine()},
 		Disk:    DiskStats{Used: c.DiskUsed, Limit: c.DiskLimit, Declined: c.Declined, Corrupt: c.Corrupt, Errors: c.DiskErrors, OutOfUse: c.DiskDown, Reason: c.DiskReason, Waits: c.DiskWaits, GaveUp: c.DiskGaveUp, Budget: all.DiskLimit, AllUsed: all.DiskUsed, Queued: c.DiskQueued},
 		Recoded: RecodeStats{e.recoding.underWay.Load(), c.Coded, c.CodedBefore, c.CodedAfter, c.Restored, c.Restore.Seconds()},
 		Errors:  append(e.host.errs.snapshot(), e.counted.errs.snapshot()...), Streams: []run.Progress{},
 	}
-	for _, r := range e.remotes() {
-		m := r.meter.Stats()
-		s.GetRequests, s.GetBytes, s.ListRequests = s.GetRequests+m.Reads, s.GetBytes+m.Bytes, s.ListRequests+m.Lists
-		s.StatRequests, s.InFlight = s.StatRequests+m.Stats, s.InFlight+m.InFlight
-		for kind, n := range m.Errors {
-			s.StoreErrors[kind] += n
-		}
-	}
+	e.addStores(&s)
 	s.Delivered, s.PerSecond = e.counted.goodput.rate(time.Now())
 	s.Cost = e.Cost()
 	s.Audit.Written, s.Audit.Lost = e.host.audit.Counts()
 	s.Connections, s.Hedges = e.placesOf(v)(), e.remoteOf(v).hedger.Stats()
-	s.Store, s.Near = e.storeStats(), e.near.stats()
+	s.Near = e.near.stats()
 	s.Cluster = e.clusterStats(c.PeerBytes, c.KeptBytes)
 	s.Slowest, s.Readers = e.remoteOf(v).slowest.snapshot(), e.counted.readers.count()
 	s.ReaderTime = e.counted.readers.seconds()
 	s.Disk.Kept, s.Disk.Extents = v.volume.Kept()
-	s.Memory.RSS, s.Memory.RSSAnon = residentBytes()
+	process := machine.Fields("/proc/self/status") // in KiB
+	s.Memory.RSS, s.Memory.RSSAnon = process["VmRSS:"]<<10, process["RssAnon:"]<<10
 	sk := v.manifest.Skipped()
 	bad, examples := v.badShards()
 	s.Skipped = SkippedKeys{sk.Markers, sk.Hostile, sk.Shadowed, bad, append(examples, sk.Examples...)}
@@ -223,27 +216,4 @@ func (e *Engine) Stats() Stats {
 		s.Order.Spec, s.Order.State = "plan", "ended"
 	}
 	return s
-}
-
-// residentBytes returns the process's resident set, and the part of it that is not file pages.
-func residentBytes() (rss, anon int64) {
-	b, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		return 0, 0
-	}
-	for line := range strings.Lines(string(b)) {
-		name, rest, _ := strings.Cut(line, ":")
-		fields := strings.Fields(rest)
-		if len(fields) == 0 {
-			continue
-		}
-		kib, _ := strconv.ParseInt(fields[0], 10, 64)
-		switch name {
-		case "VmRSS":
-			rss = kib << 10
-		case "RssAnon":
-			anon = kib << 10
-		}
-	}
-	return rss, anon
 }

@@ -1,8 +1,6 @@
 package engine
 
-import (
-	"github.com/shoalfs/shoal/cache/objstore"
-)
+import "github.com/shoalfs/shoal/cache/objstore"
 
 // StoreStats is the details of requests to the object store; with a shard set in place of the source's objects, to
 // both. Sums and latencies are in Stats.
@@ -17,19 +15,21 @@ type StoreStats struct {
 	GetLatency      objstore.HistogramCounts     `json:"-"`                // of successful GETs, up to the last byte
 }
 
-// storeStats adds up the stores' details.
-func (e *Engine) storeStats() StoreStats {
-	s := StoreStats{Outcomes: map[string]objstore.Outcomes{}}
+// addStores adds up what the stores have counted.
+func (e *Engine) addStores(s *Stats) {
 	for _, r := range e.remotes() {
-		m, l, t := r.meter.Stats(), r.limiter.Stats(), r.retrier.Stats()
-		for op, o := range m.Outcomes {
-			s.Outcomes[op] = s.Outcomes[op].Add(o)
+		m, l, t, of := r.meter.Stats(), r.limiter.Stats(), r.retrier.Stats(), &s.Store
+		s.GetRequests, s.GetBytes, s.ListRequests = s.GetRequests+m.Reads, s.GetBytes+m.Bytes, s.ListRequests+m.Lists
+		s.StatRequests, s.InFlight = s.StatRequests+m.Stats, s.InFlight+m.InFlight
+		for kind, n := range m.Errors {
+			s.StoreErrors[kind] += n
 		}
-		s.Sent += m.Written
-		s.SlowDowns += m.SlowDowns
-		s.Retries, s.GaveUp = s.Retries+t.Retries, s.GaveUp+t.GaveUp
-		s.WaitingDemand, s.WaitingPrefetch = s.WaitingDemand+l.WaitingDemand, s.WaitingPrefetch+l.WaitingPrefetch
-		s.GetLatency.Add(r.meter.Latency().Counts())
+		for op, o := range m.Outcomes {
+			of.Outcomes[op] = of.Outcomes[op].Add(o)
+		}
+		of.Sent, of.SlowDowns = of.Sent+m.Written, of.SlowDowns+m.SlowDowns
+		of.Retries, of.GaveUp = of.Retries+t.Retries, of.GaveUp+t.GaveUp
+		of.WaitingDemand, of.WaitingPrefetch = of.WaitingDemand+l.WaitingDemand, of.WaitingPrefetch+l.WaitingPrefetch
+		of.GetLatency.Add(r.meter.Latency().Counts())
 	}
-	return s
 }
