@@ -63,12 +63,7 @@ func (d *Dataset) Begin(name string, seq order.Order, start, weight int, parts .
 	files := filesOf(seq, d.v.samples)
 	o := d.e.orders.options(name, d.v, once(files))
 	o.Start, o.Weight, o.Parts, o.Has = start, weight, parts, nil
-	s, err := d.e.host.runner.Begin(o)
-	if err != nil {
-		return nil, err
-	}
-	d.e.orders.addSession(s)
-	return s, nil
+	return d.e.orders.beginSession(o)
 }
 
 // once is an order without epochs after the first.
@@ -92,10 +87,14 @@ func (d *Dataset) Groups() (order.Groups, string) {
 	return d.v.groups(), d.v.layout.Version()[:16]
 }
 
-func (r *orders) addSession(s *run.Stream) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.sessions[s] = struct{}{}
+func (r *orders) beginSession(o run.Options) (*run.Stream, error) {
+	s, err := r.engine.host.runner.Begin(o)
+	if err == nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.sessions[s] = struct{}{}
+	}
+	return s, err
 }
 
 func (r *orders) endSession(s *run.Stream) {
@@ -118,21 +117,18 @@ func (e *Engine) WriteOrder(w io.Writer, spec order.Spec, paths bool) error {
 	if !paths {
 		return WriteNumbers(w, o)
 	}
-	var line []byte
-	for pos := range o.Len() {
-		line = v.manifest.AppendPath(line[:0], v.samples.File(o.At(pos)))
-		if _, err := w.Write(append(line, '\n')); err != nil {
-			return err
-		}
-	}
-	return nil
+	return writeLines(w, o, func(line []byte, sample int) []byte { return v.manifest.AppendPath(line, v.samples.File(sample)) })
 }
 
 // WriteNumbers writes an order's samples, one a line.
 func WriteNumbers(w io.Writer, o order.Order) error {
+	return writeLines(w, o, func(line []byte, sample int) []byte { return strconv.AppendInt(line, int64(sample), 10) })
+}
+
+func writeLines(w io.Writer, o order.Order, appendLine func(line []byte, sample int) []byte) error {
 	var line []byte
 	for pos := range o.Len() {
-		line = strconv.AppendInt(line[:0], int64(o.At(pos)), 10)
+		line = appendLine(line[:0], o.At(pos))
 		if _, err := w.Write(append(line, '\n')); err != nil {
 			return err
 		}

@@ -223,19 +223,28 @@ func (e *Engine) listFiles(ctx context.Context) (*catalog.Manifest, error) {
 	return m, err
 }
 
-// gather takes in the places of all samples that an index finds.
-func (e *Engine) gather(ctx context.Context, index shard.Index) (p places, err error) {
+// listIndex lists the samples that an index finds in shards. m, unless nil, is the manifest of the packed dataset.
+func (e *Engine) listIndex(ctx context.Context, index shard.Index, m *catalog.Manifest) (*catalog.Manifest, *catalog.Layout, error) {
+	var p places
 	for member, err := range index.Members(ctx) {
 		if err != nil {
-			return p, err
+			return nil, nil, err
 		}
 		p.add(member)
 		if e.cfg.Progress != nil && len(p.off)%1000 == 0 {
 			e.cfg.Progress(len(p.off))
 		}
 	}
-	p.bad = index.Bad()
-	return p, nil
+	if p.bad = index.Bad(); m == nil {
+		var err error
+		if m, err = catalog.Build(p.objects(), catalog.BuildOptions{}); err != nil {
+			return nil, nil, err
+		}
+	} else if len(p.bad) > 0 {
+		return nil, nil, errBadShards
+	}
+	layout, err := catalog.BuildLayout(m, e.leaveOut(index), p.places(m))
+	return m, layout, err
 }
 
 // listRows finds the samples in the objects, each a file.
@@ -244,16 +253,7 @@ func (e *Engine) listRows(ctx context.Context) (*catalog.Manifest, *catalog.Layo
 	if err != nil {
 		return nil, nil, err
 	}
-	p, err := e.gather(ctx, rows)
-	if err != nil {
-		return nil, nil, err
-	}
-	m, err := catalog.Build(p.objects(), catalog.BuildOptions{})
-	if err != nil {
-		return nil, nil, err
-	}
-	layout, err := catalog.BuildLayout(m, e.leaveOut(rows), p.places(m))
-	return m, layout, err
+	return e.listIndex(ctx, rows, nil)
 }
 
 // listPacked reads the index of a shard set. m, unless nil, is the manifest of the packed dataset.
@@ -265,26 +265,17 @@ func (e *Engine) listPacked(ctx context.Context, store objstore.Reader, source o
 	if m != nil && set.Version != m.Version() {
 		return nil, nil, errOtherVersion
 	}
-	p, err := e.gather(ctx, set)
+	m, layout, err := e.listIndex(ctx, set, m)
 	if err != nil {
 		return nil, nil, err
 	}
 	if r := set.Report(); r.Renamed+r.Replaced+r.Skipped > 0 {
 		e.log.Warn("some members of the shards are shown under another name, or not at all", "renamed", r.Renamed, "replaced", r.Replaced, "skipped", r.Skipped, "examples", r.Examples)
 	}
-	if m != nil && len(set.Bad()) > 0 {
-		return nil, nil, errBadShards
+	if set.Version != "" && set.Version != m.Version() && len(set.Bad()) == 0 {
+		return nil, nil, fmt.Errorf("the shards' indexes give dataset version %.12s, and their manifest names %.12s (pack the dataset again)", m.Version(), set.Version)
 	}
-	if m == nil {
-		if m, err = catalog.Build(p.objects(), catalog.BuildOptions{}); err != nil {
-			return nil, nil, err
-		}
-		if set.Version != "" && set.Version != m.Version() && len(set.Bad()) == 0 {
-			return nil, nil, fmt.Errorf("the shards' indexes give dataset version %.12s, and their manifest names %.12s (pack the dataset again)", m.Version(), set.Version)
-		}
-	}
-	layout, err := catalog.BuildLayout(m, e.leaveOut(set), p.places(m))
-	return m, layout, err
+	return m, layout, nil
 }
 
 // leaveOut returns the objects of an index, in which those that are left out have no ETag, and logs these.

@@ -106,10 +106,9 @@ func (w *warming) pass(ctx context.Context, e *Engine, files []uint32, progress 
 	w.next.Store(0)
 	o := e.orders.options("warm", w.v, once(w.list))
 	o.Choose, o.Has = false, nil // it chooses the kept files itself
-	if w.s, err = e.host.runner.Begin(o); err != nil {
+	if w.s, err = e.orders.beginSession(o); err != nil {
 		return false, err
 	}
-	e.orders.addSession(w.s)
 	defer e.orders.endSession(w.s)
 	var telling sync.WaitGroup
 	ticking, stop := context.WithCancel(context.Background())
