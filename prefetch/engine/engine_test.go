@@ -299,7 +299,7 @@ func TestStatsSchema(t *testing.T) {
 	dir, _ := folder(t, 1, 2)
 	e := openEngine(t, dir, t.TempDir(), "none")
 	defer closeEngine(t, e)
-	b, err := e.Get("stats")
+	b, err := json.Marshal(e.Stats())
 	if err != nil {
 		t.Fatal(err)
 	}

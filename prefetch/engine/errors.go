@@ -70,18 +70,14 @@ func (r *errorRing) end(text string) {
 func (r *errorRing) add(t time.Time, l slog.Level, text string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for i := range r.list {
-		if r.list[i].Text == text {
-			ev := r.list[i]
-			ev.Time, ev.Count = t, ev.Count+1
-			r.list = append(append(r.list[:i:i], r.list[i+1:]...), ev)
-			return
-		}
-	}
-	if len(r.list) == keptErrors {
+	ev := ErrorEvent{t, l.String(), text, 1}
+	if i := slices.IndexFunc(r.list, func(e ErrorEvent) bool { return e.Text == text }); i >= 0 {
+		ev.Count += r.list[i].Count
+		r.list = slices.Delete(r.list, i, i+1)
+	} else if len(r.list) == keptErrors {
 		r.list = r.list[1:]
 	}
-	r.list = append(r.list, ErrorEvent{t, l.String(), text, 1})
+	r.list = append(r.list, ev)
 }
 
 // WithAttrs implements slog.Handler. Attributes of a derived logger are not part of the kept text.

@@ -3,7 +3,6 @@ package engine
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -486,12 +485,9 @@ func planPath(line string, mountPoints []string) string {
 	return line
 }
 
-// Get returns the content of a control file: stats, order, refresh, plan or plans/NAME.
+// Get returns the content of a control file: order, refresh, plan or plans/NAME.
 func (e *Engine) Get(name string) ([]byte, error) {
 	switch name {
-	case "stats":
-		b, err := json.MarshalIndent(e.Stats(), "", "  ")
-		return append(b, '\n'), err
 	case "order":
 		return e.orders.text(), nil
 	case "refresh":

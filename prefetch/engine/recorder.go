@@ -19,6 +19,14 @@ type recorder struct {
 	recordings atomic.Pointer[[]*Recording] // nil before the first
 }
 
+// running returns the recordings, which is never changed.
+func (r *recorder) running() []*Recording {
+	if list := r.recordings.Load(); list != nil {
+		return *list
+	}
+	return nil
+}
+
 const (
 	// queuedEvents is how many unread events a recording buffers: at 50,000 events a second, which is more than two
 	// cores serve, more than a second.
@@ -55,10 +63,7 @@ func (e *Engine) Record() (*Recording, error) {
 	need := int64(queuedEvents*eventBytes + 8*words)
 	e.recorder.mu.Lock()
 	defer e.recorder.mu.Unlock()
-	var list []*Recording
-	if old := e.recorder.recordings.Load(); old != nil {
-		list = append(list, *old...)
-	}
+	list := slices.Clone(e.recorder.running())
 	if len(list) == maxRecordings {
 		return nil, fmt.Errorf("%w: %d are under way (end one of them)", ErrRecordings, len(list))
 	}
@@ -91,12 +96,9 @@ func (r *Recording) Close() {
 	rec := &r.engine.recorder
 	rec.mu.Lock()
 	defer rec.mu.Unlock()
-	old := rec.recordings.Load()
-	if old == nil {
-		return
-	}
-	list := slices.DeleteFunc(slices.Clone(*old), func(other *Recording) bool { return other == r })
-	if len(list) == len(*old) {
+	old := rec.running()
+	list := slices.DeleteFunc(slices.Clone(old), func(other *Recording) bool { return other == r })
+	if len(list) == len(old) {
 		return
 	}
 	rec.recordings.Store(&list)
@@ -104,10 +106,7 @@ func (r *Recording) Close() {
 }
 
 // Recording reports whether events are being recorded.
-func (e *Engine) Recording() bool {
-	list := e.recorder.recordings.Load()
-	return list != nil && len(*list) > 0
-}
+func (e *Engine) Recording() bool { return len(e.recorder.running()) > 0 }
 
 // Area tells where a read of the file at off would be served from now.
 func (e *Engine) Area(m *catalog.Manifest, file int, off int64) trace.Area {
@@ -125,11 +124,7 @@ func (e *Engine) Area(m *catalog.Manifest, file int, off int64) trace.Area {
 // Saw records an event of version m, which began at the given time. Events of another version than the one in force
 // when a recording began count as lost: their files have other numbers.
 func (e *Engine) Saw(m *catalog.Manifest, ev trace.Event, at time.Time) {
-	list := e.recorder.recordings.Load()
-	if list == nil {
-		return
-	}
-	for _, r := range *list {
+	for _, r := range e.recorder.running() {
 		ev.At = max(at.Sub(r.began), 0)
 		if r.view.manifest != m {
 			r.lost.Add(1)

@@ -2,7 +2,6 @@ package engine
 
 import (
 	"cmp"
-	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -34,7 +33,7 @@ type slowest struct {
 	until atomic.Int64 // the end of the period, in Unix nanoseconds
 
 	mu      sync.Mutex
-	current []SlowKey // unsorted, each key once
+	current []SlowKey // as worst returns them
 	before  []SlowKey
 }
 
@@ -54,15 +53,8 @@ func (s *slowest) note(key string, bytes int64, took time.Duration, err error) {
 	defer s.mu.Unlock()
 	s.turn(now)
 	k := SlowKey{Key: key, Seconds: took.Seconds(), Bytes: bytes, Count: 1, Failed: err != nil, Time: now.UTC()}
-	if i := slices.IndexFunc(s.current, func(c SlowKey) bool { return c.Key == key }); i >= 0 {
-		s.current[i] = slower(s.current[i], k)
-	} else if len(s.current) < slowestKeys {
-		s.current = append(s.current, k)
-	} else if i := s.fastest(); s.current[i].Seconds < k.Seconds {
-		s.current[i] = k
-	}
-	if len(s.current) == slowestKeys {
-		s.least.Store(int64(s.current[s.fastest()].Seconds * float64(time.Second)))
+	if s.current = worst(append(s.current, k)); len(s.current) == slowestKeys {
+		s.least.Store(int64(s.current[slowestKeys-1].Seconds * float64(time.Second)))
 	}
 }
 
@@ -81,40 +73,29 @@ func (s *slowest) turn(now time.Time) {
 	s.until.Store(now.Add(slowestFor).UnixNano())
 }
 
-// fastest returns the index of the least slow of the current period. s.mu is held.
-func (s *slowest) fastest() (least int) {
-	t := math.Inf(1)
-	for i, k := range s.current {
-		if k.Seconds < t {
-			least, t = i, k.Seconds
+// worst returns the slowest of some entries, the slowest first, and each key once.
+func worst(list []SlowKey) []SlowKey {
+	all := []SlowKey{}
+	for _, k := range list {
+		i := slices.IndexFunc(all, func(c SlowKey) bool { return c.Key == k.Key })
+		if i < 0 {
+			all = append(all, k)
+			continue
 		}
+		n := all[i].Count + k.Count
+		if k.Seconds > all[i].Seconds {
+			all[i] = k
+		}
+		all[i].Count = n
 	}
-	return least
-}
-
-// slower merges two entries of one key.
-func slower(a, b SlowKey) SlowKey {
-	n := a.Count + b.Count
-	if b.Seconds > a.Seconds {
-		a = b
-	}
-	a.Count = n
-	return a
+	slices.SortFunc(all, func(a, b SlowKey) int { return cmp.Or(-cmp.Compare(a.Seconds, b.Seconds), cmp.Compare(a.Key, b.Key)) })
+	return all[:min(len(all), slowestKeys)]
 }
 
 // snapshot returns the slowest keys, the slowest first.
 func (s *slowest) snapshot() []SlowKey {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.turn(s.now())
-	all := append([]SlowKey{}, s.current...)
-	for _, k := range s.before {
-		if i := slices.IndexFunc(all, func(c SlowKey) bool { return c.Key == k.Key }); i >= 0 {
-			all[i] = slower(all[i], k)
-		} else {
-			all = append(all, k)
-		}
-	}
-	s.mu.Unlock()
-	slices.SortFunc(all, func(a, b SlowKey) int { return cmp.Or(-cmp.Compare(a.Seconds, b.Seconds), cmp.Compare(a.Key, b.Key)) })
-	return all[:min(len(all), slowestKeys)]
+	return worst(slices.Concat(s.current, s.before))
 }
