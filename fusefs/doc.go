@@ -27,18 +27,10 @@
 // first READ brings a GETATTR: reading invalidates the access time, and only a read-only superblock would prevent
 // that, but .shoal/plan must be writable.
 //
-// BenchmarkCeiling on two cores, 8 readers, 63,000 bytes a file, the kernel's caches dropped, quiet
-// machine, beside a bare go-fuse filesystem that splices from one file (there at 82492a9): ceiling 16,513 files/s and 68 us of CPU a file; pread
-// into go-fuse's buffer 15,430 and 70; with a CRC 15,558 and 72; spliced 16,799 and 68. On a busy one:
-// ceiling 7,037 and 91, pread 6,850 and 96, CRC 7,139 and 95. So splicing is within the noise, and
-// would forbid checking what is sent. Reading a mapped file by writev was slower (91% of the ceiling,
-// 82 us: page faults), as was O_DIRECT (73%: no read-ahead). (The arms that lost are not kept.) Content in
-// memory: copied 18,094 and 45, lent 18,943 and 42, hence Lend of [Volume].
-//
-// perf attributes 86% of a daemon's CPU with pread to the kernel (30 us of 70 fill the page cache from the disk, much
-// of the rest are switches to the thread that it wakes), 12% to Go's runtime and go-fuse, and under 2%, 1 us per
-// file, to this package and the manifest. So go-fuse costs the mount at most 10 us per file, and the kernel's FUSE
-// the rest.
+// Replies come from buffers (BenchmarkCeiling, two cores, 8 readers, 63,000 bytes a file, at 82492a9): pread 15,430 files/s and 70 us
+// of CPU a file, spliced 16,799 and 68, which is within the noise, and would forbid checking what is sent. A mapped file sent by
+// writev (82 us: page faults) and O_DIRECT (no read-ahead) were slower. Content in memory: copied 18,094 and 45, lent 18,943 and 42,
+// hence Lend of [Volume]. 86% of the CPU is the kernel's, 12% Go's runtime and go-fuse, under 2% this package and the manifest.
 //
 // A thread that waits for the disk in read(2) keeps its P until sysmon retakes it, which is late on a busy machine.
 // On two busy cores a whole daemon with GOMAXPROCS=2 gave 3,567 files/s, p99 21 ms; with 8 it gave 5,891 and 8 ms;

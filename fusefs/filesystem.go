@@ -28,7 +28,7 @@ const (
 	blockSize = 128 << 10
 )
 
-// filesystem answers the kernel. Undefined methods return ENOSYS, which the kernel remembers: locks, poll, fallocate,
+// filesystem answers the kernel, as a fuse.RawFileSystem. Undefined methods return ENOSYS, which the kernel remembers: locks, poll, fallocate,
 // SEEK_HOLE, copy_file_range and statx then have the kernel's own behavior. Only ioctls are asked again each time,
 // and their ENOSYS becomes ENOTTY.
 type filesystem struct {
@@ -45,7 +45,6 @@ type filesystem struct {
 	kept     *kept // nil: the mount ends with this process
 }
 
-// String implements fuse.RawFileSystem.
 func (f *filesystem) String() string { return fsName }
 
 // resolve finds a node. The root belongs to the version in force.
@@ -63,7 +62,6 @@ func (f *filesystem) resolve(id nodeID) (*generation, kind, int) {
 	return g, id.kind(), id.index()
 }
 
-// Lookup implements fuse.RawFileSystem.
 func (f *filesystem) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	parent := nodeID(header.NodeId)
 	if parent == rootID && name == controlName {
@@ -108,7 +106,6 @@ func (f *filesystem) entry(g *generation, node catalog.Node, out *fuse.EntryOut)
 	out.SetAttrTimeout(trusted)
 }
 
-// Forget implements fuse.RawFileSystem.
 func (f *filesystem) Forget(id, n uint64) {
 	node := nodeID(id)
 	if node == rootID || node.kind() == kindControl {
@@ -119,7 +116,6 @@ func (f *filesystem) Forget(id, n uint64) {
 	}
 }
 
-// GetAttr implements fuse.RawFileSystem.
 func (f *filesystem) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
 	g, k, index := f.resolve(nodeID(in.NodeId))
 	switch k {
@@ -186,7 +182,6 @@ func dirInode(m *catalog.Manifest, dir int) uint64 {
 	return catalog.Inode([]byte(m.DirPath(dir)))
 }
 
-// Open implements fuse.RawFileSystem.
 func (f *filesystem) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	g, k, file := f.resolve(nodeID(in.NodeId))
 	if f.draining.begun.Load() {
@@ -220,7 +215,6 @@ func (f *filesystem) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut)
 	return fuse.OK
 }
 
-// Read implements fuse.RawFileSystem.
 func (f *filesystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
 	g, k, file := f.resolve(nodeID(in.NodeId))
 	switch k {
@@ -288,16 +282,13 @@ type lent struct {
 	release func()
 }
 
-// Size implements fuse.ReadResult.
 func (l *lent) Size() int { return len(l.data[0]) }
 
-// Bytes implements fuse.ReadResult.
 func (l *lent) Bytes([]byte) ([]byte, fuse.Status) { return l.data[0], fuse.OK }
 
 // Slices makes go-fuse write the data with writev(2).
 func (l *lent) Slices() ([][]byte, fuse.Status) { return l.data[:], fuse.OK }
 
-// Done implements fuse.ReadResult.
 func (l *lent) Done() { l.release() }
 
 func (f *filesystem) isStopping() bool { return interrupted(f.stopping) }
@@ -316,7 +307,6 @@ func (f *filesystem) readError(cancel <-chan struct{}, m *catalog.Manifest, file
 	return fuse.Status(errno)
 }
 
-// Release implements fuse.RawFileSystem.
 func (f *filesystem) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 	switch g, k, index := f.resolve(nodeID(in.NodeId)); k {
 	case kindFile:
@@ -333,7 +323,6 @@ func (f *filesystem) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 
 func callerOf(h *fuse.InHeader) Caller { return Caller{h.Pid, h.Uid, h.Gid} }
 
-// Flush implements fuse.RawFileSystem.
 func (f *filesystem) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	if nodeID(in.NodeId).kind() == kindControl {
 		return f.control.flush(cancel, callerOf(&in.InHeader), in.Fh)
@@ -341,7 +330,6 @@ func (f *filesystem) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status
 	return fuse.OK // a kernel before 5.16, without FOPEN_NOFLUSH
 }
 
-// Fsync implements fuse.RawFileSystem.
 func (f *filesystem) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	if nodeID(in.NodeId).kind() == kindControl {
 		return f.control.flush(cancel, callerOf(&in.InHeader), in.Fh)
@@ -349,10 +337,9 @@ func (f *filesystem) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status
 	return fuse.OK
 }
 
-// FsyncDir implements fuse.RawFileSystem.
 func (f *filesystem) FsyncDir(<-chan struct{}, *fuse.FsyncIn) fuse.Status { return fuse.OK }
 
-// Access implements fuse.RawFileSystem. The kernel calls it only without default_permissions, that is if only the
+// Access: the kernel calls it only without default_permissions, that is if only the
 // owner can access the mount.
 func (f *filesystem) Access(_ <-chan struct{}, in *fuse.AccessIn) fuse.Status {
 	g, k, index := f.resolve(nodeID(in.NodeId))
@@ -367,7 +354,7 @@ func (f *filesystem) Access(_ <-chan struct{}, in *fuse.AccessIn) fuse.Status {
 	return fuse.OK
 }
 
-// StatFs implements fuse.RawFileSystem: the dataset's totals, nothing free.
+// StatFs: the dataset's totals, nothing free.
 func (f *filesystem) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
 	m := f.gens.current().manifest
 	const block = 4096
@@ -377,7 +364,6 @@ func (f *filesystem) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.Statf
 	return fuse.OK
 }
 
-// GetXAttr implements fuse.RawFileSystem.
 func (f *filesystem) GetXAttr(_ <-chan struct{}, header *fuse.InHeader, attr string, dest []byte) (uint32, fuse.Status) {
 	g, k, index := f.resolve(nodeID(header.NodeId))
 	var value string
@@ -394,7 +380,6 @@ func (f *filesystem) GetXAttr(_ <-chan struct{}, header *fuse.InHeader, attr str
 	return copyAttr(dest, value)
 }
 
-// ListXAttr implements fuse.RawFileSystem.
 func (f *filesystem) ListXAttr(_ <-chan struct{}, header *fuse.InHeader, dest []byte) (uint32, fuse.Status) {
 	switch _, k, _ := f.resolve(nodeID(header.NodeId)); k {
 	case kindFile:
@@ -412,7 +397,6 @@ func copyAttr(dest []byte, value string) (uint32, fuse.Status) {
 	return uint32(copy(dest, value)), fuse.OK
 }
 
-// SetAttr implements fuse.RawFileSystem.
 func (f *filesystem) SetAttr(_ <-chan struct{}, in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
 	if id := nodeID(in.NodeId); id.kind() == kindControl {
 		return f.control.setAttr(id.index(), in, out)
@@ -420,7 +404,7 @@ func (f *filesystem) SetAttr(_ <-chan struct{}, in *fuse.SetAttrIn, out *fuse.At
 	return fuse.EROFS
 }
 
-// Create implements fuse.RawFileSystem: only plans can be made.
+// Create: only plans can be made.
 func (f *filesystem) Create(_ <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
 	if id := nodeID(in.NodeId); id.kind() == kindControl {
 		return f.control.create(id.index(), name, in.Flags, out)
@@ -428,7 +412,6 @@ func (f *filesystem) Create(_ <-chan struct{}, in *fuse.CreateIn, name string, o
 	return fuse.EROFS
 }
 
-// Write implements fuse.RawFileSystem.
 func (f *filesystem) Write(_ <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
 	if nodeID(in.NodeId).kind() == kindControl {
 		return f.control.write(in, data)
@@ -438,17 +421,15 @@ func (f *filesystem) Write(_ <-chan struct{}, in *fuse.WriteIn, data []byte) (ui
 
 // The following methods would change the tree, which is read-only.
 
-// Mknod implements fuse.RawFileSystem.
 func (f *filesystem) Mknod(<-chan struct{}, *fuse.MknodIn, string, *fuse.EntryOut) fuse.Status {
 	return fuse.EROFS
 }
 
-// Mkdir implements fuse.RawFileSystem.
 func (f *filesystem) Mkdir(<-chan struct{}, *fuse.MkdirIn, string, *fuse.EntryOut) fuse.Status {
 	return fuse.EROFS
 }
 
-// Unlink implements fuse.RawFileSystem. Only plans can be removed.
+// Unlink: only plans can be removed.
 func (f *filesystem) Unlink(_ <-chan struct{}, in *fuse.InHeader, name string) fuse.Status {
 	if id := nodeID(in.NodeId); id.kind() == kindControl {
 		return f.control.unlink(callerOf(in), id.index(), name)
@@ -456,35 +437,28 @@ func (f *filesystem) Unlink(_ <-chan struct{}, in *fuse.InHeader, name string) f
 	return fuse.EROFS
 }
 
-// Rmdir implements fuse.RawFileSystem.
 func (f *filesystem) Rmdir(<-chan struct{}, *fuse.InHeader, string) fuse.Status { return fuse.EROFS }
 
-// Rename implements fuse.RawFileSystem.
 func (f *filesystem) Rename(<-chan struct{}, *fuse.RenameIn, string, string) fuse.Status {
 	return fuse.EROFS
 }
 
-// Link implements fuse.RawFileSystem.
 func (f *filesystem) Link(<-chan struct{}, *fuse.LinkIn, string, *fuse.EntryOut) fuse.Status {
 	return fuse.EROFS
 }
 
-// Symlink implements fuse.RawFileSystem.
 func (f *filesystem) Symlink(<-chan struct{}, *fuse.InHeader, string, string, *fuse.EntryOut) fuse.Status {
 	return fuse.EROFS
 }
 
-// Tmpfile implements fuse.RawFileSystem.
 func (f *filesystem) Tmpfile(<-chan struct{}, *fuse.CreateIn, *fuse.CreateOut) fuse.Status {
 	return fuse.EROFS
 }
 
-// SetXAttr implements fuse.RawFileSystem.
 func (f *filesystem) SetXAttr(<-chan struct{}, *fuse.SetXAttrIn, string, []byte) fuse.Status {
 	return fuse.EROFS
 }
 
-// RemoveXAttr implements fuse.RawFileSystem.
 func (f *filesystem) RemoveXAttr(<-chan struct{}, *fuse.InHeader, string) fuse.Status {
 	return fuse.EROFS
 }

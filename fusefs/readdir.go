@@ -12,7 +12,6 @@ import (
 // A position in a directory stream is a number: 0 is ".", 1 is "..", then the subdirectories, then the files, in the
 // manifest's order. So reading a directory of any size needs no state, and seekdir(3) works.
 
-// OpenDir implements fuse.RawFileSystem.
 func (f *filesystem) OpenDir(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	id := nodeID(in.NodeId)
 	if id.kind() == kindControl {
@@ -33,7 +32,6 @@ func (f *filesystem) OpenDir(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenO
 	}
 }
 
-// ReleaseDir implements fuse.RawFileSystem.
 func (f *filesystem) ReleaseDir(in *fuse.ReleaseIn) {
 	if nodeID(in.NodeId) != rootID {
 		return
@@ -43,12 +41,10 @@ func (f *filesystem) ReleaseDir(in *fuse.ReleaseIn) {
 	}
 }
 
-// ReadDir implements fuse.RawFileSystem.
 func (f *filesystem) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
 	return f.readDir(in, out, false)
 }
 
-// ReadDirPlus implements fuse.RawFileSystem.
 func (f *filesystem) ReadDirPlus(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
 	return f.readDir(in, out, true)
 }

@@ -125,7 +125,6 @@ func inline(h *fuse.InHeader) bool {
 // quick is a filesystem that never waits. It answers [uring.WouldBlock] instead.
 type quick struct{ *filesystem }
 
-// Read implements fuse.RawFileSystem.
 func (q quick) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
 	g, k, file := q.resolve(nodeID(in.NodeId))
 	if k != kindFile {
