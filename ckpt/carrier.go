@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"maps"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -197,7 +198,8 @@ func (c *Carrier) Run(ctx context.Context, ready func()) error {
 	if err != nil {
 		return err
 	}
-	c.running.Go(c.empty)
+	old, _ := fs.Glob(os.DirFS(filepath.Join(c.Dir, folder.Home)), removing+"*")
+	c.running.Go(func() { c.empty(old) })
 	c.running.Go(func() { c.serve(work, l) })
 	c.running.Go(func() { c.follow(work, stop) })
 	c.running.Go(func() { c.lock.keep(work, stop) })
@@ -578,63 +580,75 @@ func (c *Carrier) keepLocal() {
 		}
 	}
 	for _, k := range complete[:max(0, len(complete)-c.KeepLocal)] {
-		if !c.published(k.Path) {
-			continue
-		}
-		// The journal forgets it first, and then it goes at once: Delete must not take its files for removed one by one.
-		files := slices.DeleteFunc(slices.Collect(maps.Keys(c.q.files)), func(p string) bool { return !under(p, k.Path) })
-		var err error
-		for i := 0; i < len(files) && err == nil; i++ {
-			err = c.journal.write(entry{Path: files[i], Removed: true}, i == len(files)-1)
-		}
-		if err == nil {
-			bin := filepath.Join(c.Dir, folder.Home, removing+strconv.FormatInt(time.Now().UnixNano(), 36))
-			err = os.Rename(filepath.Join(c.Dir, filepath.FromSlash(k.Path)), bin)
-		}
-		if err != nil {
-			c.Log.Error("cannot remove a folder that the bucket has", "folder", k.Path, "cause", err)
+		if err := c.removeLocal(k.Path); err != nil {
+			c.Log.Warn("a complete checkpoint stays here", "folder", k.Path, "cause", err)
 			continue
 		}
 		c.q.Release(k.Path)
 		poke(c.links.look)
 		c.stats.Local++
 		c.Log.Info("removed here; the bucket has it", "folder", k.Path, "files", k.Files)
-		c.running.Go(c.empty)
 	}
 }
 
-// published reports whether the bucket has all that is in a folder: also what no news tell of, such as temporary names and links.
-func (c *Carrier) published(dir string) bool {
-	err := filepath.WalkDir(filepath.Join(c.Dir, filepath.FromSlash(dir)), func(p string, e fs.DirEntry, err error) error {
-		rel, relErr := filepath.Rel(c.Dir, p)
+// removeLocal takes away a folder that the bucket has.
+func (c *Carrier) removeLocal(dir string) error {
+	name := strconv.FormatInt(time.Now().UnixNano(), 36)
+	at, home := filepath.Join(c.Dir, filepath.FromSlash(dir)), filepath.Join(c.Dir, folder.Home)
+	bin := filepath.Join(home, removing+name)
+	err := c.published(at, dir)
+	if err != nil {
+		return err
+	}
+	// The journal forgets it first, and then it goes at once: Delete must not take its files for removed one by one.
+	files := slices.DeleteFunc(slices.Collect(maps.Keys(c.q.files)), func(p string) bool { return !under(p, dir) || c.q.files[p].there == nil })
+	for i := 0; i < len(files) && err == nil; i++ {
+		err = c.journal.write(entry{Path: files[i], Removed: true}, i == len(files)-1)
+	}
+	if err == nil {
+		err = os.Rename(at, bin)
+	}
+	if err == nil {
+		if err = c.published(bin, dir); err == nil {
+			c.running.Go(func() { c.empty([]string{removing + name}) })
+			return nil
+		}
+		if kept := filepath.Join(home, "kept-"+name); os.Rename(bin, at) != nil && os.Rename(bin, kept) == nil {
+			c.Log.Error("a folder was made again while it was removed here; what it had had is kept", "folder", dir, "at", kept, "cause", err)
+			return nil
+		}
+	}
+	for _, p := range files {
+		c.note(entry{Path: p, Object: c.q.files[p].there})
+	}
+	return err
+}
+
+// published returns an error if the bucket does not have under dir all that is at a place: also what no news tell of, such as temporary
+// names and links.
+func (c *Carrier) published(at, dir string) error {
+	return filepath.WalkDir(at, func(p string, e fs.DirEntry, err error) error {
+		rel, relErr := filepath.Rel(at, p)
 		if err = errors.Join(err, relErr); err != nil || e.IsDir() {
 			return err
 		}
-		if f := c.q.files[filepath.ToSlash(rel)]; f == nil || f.state != whole || f.turn != 0 {
-			return errors.New("the bucket lacks " + rel)
+		name := path.Join(dir, filepath.ToSlash(rel))
+		if f := c.q.files[name]; f == nil || f.state != whole || f.turn != 0 {
+			return errors.New("the bucket lacks " + name)
 		}
 		return nil
 	})
-	if err != nil {
-		c.Log.Warn("a complete checkpoint stays here", "folder", dir, "cause", err)
-	}
-	return err == nil
 }
 
 // removing begins the names in folder.Home of folders that are being removed.
 const removing = "removing-"
 
-// empty removes what keepLocal has taken away, in this process or before.
-func (c *Carrier) empty() {
-	home := filepath.Join(c.Dir, folder.Home)
-	entries, err := os.ReadDir(home)
-	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), removing) {
-			err = errors.Join(err, os.RemoveAll(filepath.Join(home, e.Name())))
+// empty removes what removeLocal has taken away, in this process or before.
+func (c *Carrier) empty(names []string) {
+	for _, name := range names {
+		if err := os.RemoveAll(filepath.Join(c.Dir, folder.Home, name)); err != nil {
+			c.Log.Error("cannot remove what the bucket has", "folder", name, "cause", err)
 		}
-	}
-	if err != nil {
-		c.Log.Error("cannot remove what the bucket has", "folder", home, "cause", err)
 	}
 }
 

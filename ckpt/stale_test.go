@@ -2,9 +2,11 @@ package ckpt
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -357,4 +359,48 @@ func TestKilledAmidCopy(t *testing.T) {
 			t.Errorf("the file stays: %t; %d uploads, not one of others", stays, n)
 		}
 	}
+}
+
+// What comes into an old checkpoint at the moment in which it is removed here is not lost.
+func TestKeepLocalWhileSaved(t *testing.T) {
+	dir, store := t.TempDir(), objstore.Layer(memstore.New())
+	c, err := Open(t.Context(), Config{Dir: dir, Last: isLast, Store: store, KeepLocal: 1, Drain: time.Minute, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx, func() {}) }()
+	has := func(p string) bool {
+		_, err := store.Stat(t.Context(), p)
+		return err == nil
+	}
+	late, rounds := []string{}, 70
+	for n := range rounds {
+		step := fmt.Sprint("step", n)
+		for i := range 5 {
+			save(t, filepath.Join(dir, step, fmt.Sprint(i)), 1)
+		}
+		save(t, filepath.Join(dir, step, "last"), 1)
+		for !has(step + "/last") {
+		}
+		for range n * 1000 { // at another moment each time
+			runtime.Gosched()
+		}
+		p := fmt.Sprintf("step%d/late", n-1)
+		if os.WriteFile(filepath.Join(dir, p), []byte("late"), 0o600) == nil {
+			late = append(late, p)
+		}
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	for _, p := range late {
+		if !has(p) && !there(filepath.Join(dir, p)) {
+			t.Errorf("%s is lost", p)
+		}
+	}
+	t.Logf("%d files came late, of %d rounds", len(late), rounds)
 }
