@@ -728,12 +728,12 @@ func (t *Tracker) Epoch() int { return t.epoch }
 func (t *Tracker) Pass() int { return t.pass }
 
 // Order returns the current order.
-func (t *Tracker) Order() order.Order { return t.cur.order }
+func (t *Tracker) Order() order.Locator { return t.cur.order }
 
 // Upcoming returns the order that the reader is expected to begin after this one, nil if unknown: the one to prefetch
 // after the current one. It is the one set by SetNext, or the current one again if the reader repeated an order last
 // time.
-func (t *Tracker) Upcoming() order.Order {
+func (t *Tracker) Upcoming() order.Locator {
 	switch {
 	case t.repeating:
 		return t.cur.order

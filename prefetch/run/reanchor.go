@@ -143,7 +143,7 @@ func (s *Stream) moveTo(event prefetch.Event) {
 
 // plan plans from the tracker's new place. The runner's lock is held.
 func (s *Stream) plan() {
-	s.runner.x.Moved(s.walk, s.route(s.tracker.Order()), coming(s.tracker.Upcoming()))
+	s.runner.x.Moved(s.walk, s.route(), prefetch.Route{Order: s.tracker.Upcoming()})
 	s.runner.poke()
 }
 
@@ -201,7 +201,7 @@ func (s *Stream) Retell(plan order.Locator) (waits bool) {
 	s.tracker.SetNext(plan)
 	s.tracker.ExpectNext()
 	s.known = s.tracker.Epoch()
-	s.runner.x.Waits(s.walk, coming(plan))
+	s.runner.x.Waits(s.walk, prefetch.Route{Order: plan})
 	s.runner.poke()
 	return true
 }
@@ -219,7 +219,7 @@ func (s *Stream) Extend(more func(at prefetch.Position) order.Locator) {
 // extendTo continues with an order that begins with all of the current one. The runner's lock is held.
 func (s *Stream) extendTo(longer order.Locator) {
 	s.tracker.Extend(longer)
-	s.runner.x.Extended(s.walk, s.route(longer))
+	s.runner.x.Extended(s.walk, s.route())
 	s.runner.poke()
 }
 

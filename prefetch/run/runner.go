@@ -309,7 +309,7 @@ func (r *Runner) add(s *Stream, start int) {
 	if len(s.Parts) > 0 {
 		o.Parts = units{s}
 	}
-	s.walk = r.x.Begin(o, s.route(s.tracker.Order()), start)
+	s.walk = r.x.Begin(o, s.route(), start)
 	r.poke()
 }
 

@@ -128,7 +128,7 @@ func (r *Runner) begin(o Options, told *atomic.Pointer[order.Locator]) (*Stream,
 		tracker: prefetch.NewTracker(first, prefetch.TrackerOptions{Epoch: o.First}),
 		wake:    make(chan struct{}, 1), done: make(chan struct{}),
 	}
-	at := order.Index(s.tracker.Order())
+	at := s.tracker.Order()
 	for _, by := range o.Opened { // first which processes follow the order, then how far
 		s.readers.Open(by.Process, by.File, at, nil)
 	}
@@ -144,17 +144,9 @@ func (r *Runner) begin(o Options, told *atomic.Pointer[order.Locator]) (*Stream,
 	return s, nil
 }
 
-// route is an order with the stream's reader.
-func (s *Stream) route(o order.Order) prefetch.Route {
-	return prefetch.Route{Order: order.Index(o), Reader: s.tracker}
-}
-
-// coming is an order without a reader yet; empty if o is nil.
-func coming(o order.Order) prefetch.Route {
-	if o == nil {
-		return prefetch.Route{}
-	}
-	return prefetch.Route{Order: order.Index(o)}
+// route is the current order with the stream's reader.
+func (s *Stream) route() prefetch.Route {
+	return prefetch.Route{Order: s.tracker.Order(), Reader: s.tracker}
 }
 
 // Close stops prefetching for this order and waits for the stream's goroutine. Files staged for it alone may be
@@ -223,11 +215,11 @@ func (s *Stream) prepareNext() {
 	switch {
 	case next != nil && s.OfPlan() && next == s.tracker.Order():
 		if !s.replanned {
-			r.x.Known(s.walk, coming(next)) // its reader may repeat it; others write a plan per epoch
+			r.x.Known(s.walk, prefetch.Route{Order: next}) // its reader may repeat it; others write a plan per epoch
 		}
 	case next != nil:
 		s.tracker.SetNext(next)
-		r.x.Known(s.walk, coming(s.tracker.Upcoming()))
+		r.x.Known(s.walk, prefetch.Route{Order: s.tracker.Upcoming()})
 	}
 	r.poke()
 }
