@@ -40,7 +40,7 @@ type clusterSet struct {
 	dir, source string
 	paths       []string
 	bytes       int64
-	wanted      sync.Map // what want returned, as a function, by its arguments
+	wanted      sync.Map // *wanted, by the arguments of want
 }
 
 var clusterData = sync.OnceValues(func() (*clusterSet, error) {
@@ -66,14 +66,24 @@ var clusterData = sync.OnceValues(func() (*clusterSet, error) {
 // want is the digest of what a rank is to get in these epochs.
 func (s *clusterSet) want(t testing.TB, spec string, world, rank int, epochs ...int) string {
 	t.Helper()
-	once, _ := s.wanted.LoadOrStore(fmt.Sprint(spec, world, rank, epochs), sync.OnceValue(func() string {
+	of, _ := s.wanted.LoadOrStore(fmt.Sprint(spec, world, rank, epochs), &wanted{})
+	w := of.(*wanted)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.digest == "" { // or the test that computed it has failed
 		var order []int
 		for _, e := range epochs {
 			order = append(order, orderOf(t, spec, len(s.paths), "--epoch", fmt.Sprint(e), "--world", fmt.Sprint(world), "--rank", fmt.Sprint(rank))...)
 		}
-		return digest(t, s.dir, s.paths, order)
-	}))
-	return once.(func() string)()
+		w.digest = digest(t, s.dir, s.paths, order)
+	}
+	return w.digest
+}
+
+// wanted is what want has computed.
+type wanted struct {
+	mu     sync.Mutex
+	digest string
 }
 
 // cluster is a fleet over the dataset.
