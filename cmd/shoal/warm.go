@@ -70,16 +70,10 @@ func runWarm(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.Co
 		return err
 	}
 	defer func() { err = errors.Join(err, e.Close()) }()
-	files := e.WarmFraction(fraction)
-	if lines != nil {
-		if files, err = e.FilesOf(lines); err != nil {
-			return fmt.Errorf("--list: %w", err)
-		}
-	}
 	before := e.Cost()
 	bar := inv.Step("warming")
 	start := time.Now()
-	p, err := e.Warm(ctx, files, func(p engine.WarmProgress) {
+	p, err := e.Warm(ctx, fraction, lines, func(p engine.WarmProgress) {
 		bar.Set(p.FilesDone, p.Files, humanize.IBytes(uint64(p.BytesDone))+" of "+humanize.IBytes(uint64(p.Bytes)))
 	})
 	rate := float64(p.BytesDone) / max(time.Since(start).Seconds(), 1e-3)

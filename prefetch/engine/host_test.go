@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/shoalfs/shoal/cache/cachedir"
@@ -280,7 +281,7 @@ func TestWarm(t *testing.T) {
 	for _, source := range []string{dir, packFolder(t, dir, 128<<10)} {
 		e := openEngine(t, source, t.TempDir(), "none")
 		var last WarmProgress
-		p, err := e.Warm(context.Background(), e.WarmFraction(0.5), func(p WarmProgress) { last = p })
+		p, err := e.Warm(context.Background(), 0.5, nil, func(p WarmProgress) { last = p })
 		if err != nil || p.Errors > 0 || p.Full {
 			t.Fatalf("%+v, %v", p, err)
 		}
@@ -288,14 +289,47 @@ func TestWarm(t *testing.T) {
 		if p.BytesDone > half || p.BytesDone < half*7/10 || p.Kept != p.FilesDone || last != p {
 			t.Errorf("half of %d bytes: %+v, last told %+v", 2*half, p, last)
 		}
-		if p, err = e.Warm(context.Background(), nil, func(WarmProgress) {}); err != nil || p.Kept != len(paths) {
+		if p, err = e.Warm(context.Background(), 1, nil, func(WarmProgress) {}); err != nil || p.Kept != len(paths) {
 			t.Errorf("all: %+v, %v", p, err)
 		}
-		list, err := e.FilesOf([]byte(paths[0] + "\n" + paths[1] + "\n"))
-		if err != nil || len(list) != 2 {
-			t.Errorf("%v, %v", list, err)
+		if p, err = e.Warm(context.Background(), 1, []byte("nothing\n"), func(WarmProgress) {}); err == nil {
+			t.Errorf("what is not there: %+v", p)
 		}
 		closeEngine(t, e)
+	}
+}
+
+// What is warmed is chosen of the version that is warmed, though others with fewer files come into force meanwhile.
+func TestWarmWhileRefreshed(t *testing.T) {
+	dir, paths := folder(t, 2, 20)
+	e := openEngine(t, dir, t.TempDir(), "none")
+	defer closeEngine(t, e)
+	var refreshing sync.WaitGroup
+	done := make(chan struct{})
+	refreshing.Go(func() {
+		defer close(done)
+		for _, p := range paths[1:] {
+			if err := os.Remove(filepath.Join(dir, p)); err != nil {
+				t.Error(err)
+			}
+			if changed, err := e.Refresh(context.Background()); err != nil || !changed {
+				t.Errorf("%v, %v", changed, err)
+			}
+		}
+	})
+	for running := true; running; {
+		select {
+		case <-done:
+			running = false
+		default:
+		}
+		if _, err := e.Warm(context.Background(), 1, nil, func(WarmProgress) {}); err != nil {
+			t.Error(err)
+		}
+	}
+	refreshing.Wait()
+	if p, err := e.Warm(context.Background(), 1, nil, func(WarmProgress) {}); err != nil || p.Kept != 1 || p.Extents != 1 {
+		t.Errorf("%+v, %v", p, err)
 	}
 }
 
@@ -311,7 +345,7 @@ func TestWarmWithLittleMemory(t *testing.T) {
 	}
 	e := open(t, HostConfig{Options: cachedir.Options{Path: t.TempDir(), Size: 1 << 30, Memory: 112 << 20}}, Config{Source: dir, Order: spec(t, "none")})
 	defer closeEngine(t, e)
-	p, err := e.Warm(context.Background(), nil, func(WarmProgress) {})
+	p, err := e.Warm(context.Background(), 1, nil, func(WarmProgress) {})
 	if err != nil || p.Kept != files || p.Full {
 		t.Errorf("%+v, %v", p, err)
 	}

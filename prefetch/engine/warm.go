@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -39,10 +40,11 @@ const (
 // warmPasses is how often Warm goes over the list at most.
 const warmPasses = 4
 
-// Warm keeps the files on disk, in a cluster on its owners' disks, in the order of the list, which names files of the version in force; all of them if
-// it is nil. It ends early when the disk is full. A file that cannot be read is counted and named, and the others go
+// Warm keeps files of the version in force on disk, in a cluster on its owners' disks: those that lines of relative paths name, as in a
+// plan, in this order; without a list those of a kept set of about that fraction of the dataset's bytes, spread evenly over every
+// order. It ends early when the disk is full. A file that cannot be read is counted and named, and the others go
 // on. Files dropped from memory before they were written, for a waiting reader, are read again.
-func (e *Engine) Warm(ctx context.Context, files []uint32, progress func(WarmProgress)) (p WarmProgress, err error) {
+func (e *Engine) Warm(ctx context.Context, fraction float64, list []byte, progress func(WarmProgress)) (p WarmProgress, err error) {
 	_, span := trace.Start(ctx, "dataset.warm") // its reads would make a span for each file
 	defer func() {
 		span.Int("shoal.files", int64(p.FilesDone))
@@ -50,8 +52,14 @@ func (e *Engine) Warm(ctx context.Context, files []uint32, progress func(WarmPro
 		span.End(err)
 	}()
 	v := e.cur.Load()
-	if files == nil {
-		files = v.all()
+	var files []uint32
+	if list != nil {
+		if files, err = parsePlan(v.manifest, list, e.orders.mountPoints()); err != nil {
+			return p, fmt.Errorf("--list: %w", err)
+		}
+	} else if files = v.all(); fraction < 1 {
+		admit := keepOf(v.manifest, v.layout, int64(fraction*float64(v.manifest.Bytes())), v.manifest.Size)
+		files = slices.DeleteFunc(files, func(f uint32) bool { return !admit(int(f)) })
 	}
 	w := &warming{v: v, declined: v.volume.Stats().Declined}
 	missing, bytes := w.lacks(files, false)
@@ -199,22 +207,6 @@ func (v *view) all() []uint32 {
 		}
 	}
 	return files
-}
-
-// WarmFraction returns the files of a kept set of about that fraction of the dataset's bytes: spread evenly over
-// every order.
-func (e *Engine) WarmFraction(fraction float64) []uint32 {
-	v := e.cur.Load()
-	if fraction >= 1 {
-		return v.all()
-	}
-	admit := keepOf(v.manifest, v.layout, int64(fraction*float64(v.manifest.Bytes())), v.manifest.Size)
-	return slices.DeleteFunc(v.all(), func(f uint32) bool { return !admit(int(f)) })
-}
-
-// FilesOf returns the files named by lines of relative paths, as in a plan.
-func (e *Engine) FilesOf(list []byte) ([]uint32, error) {
-	return parsePlan(e.cur.Load().manifest, list, e.orders.mountPoints())
 }
 
 const (
