@@ -721,7 +721,7 @@ func (e *Engine) Opened(m *catalog.Manifest, file int, process uint32) {
 	e.counted.goodput.opened(file, cur.samples)
 	cur.keeping.Opened(file)
 	e.host.runner.Opened(v, file, process, e.orders.mounted()...)
-	if i := e.orders.inference.Load(); i != nil {
+	if i := e.orders.inference.Load(); i != nil && i.view.manifest == m {
 		i.opened(process, file)
 	}
 }

@@ -146,3 +146,23 @@ func eventually(t testing.TB, what string, f func() bool) {
 		}
 	}
 }
+
+// An open that began before a refresh, and goes on after it, says nothing to who watches the new version, which has fewer files.
+func TestOpenWhileRefreshed(t *testing.T) {
+	dir, paths := folder(t, 2, 20)
+	e := openEngine(t, dir, t.TempDir(), "auto")
+	defer closeEngine(t, e)
+	before := e.cur.Load()
+	for _, p := range paths[1:] {
+		if err := os.Remove(filepath.Join(dir, p)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := e.Refresh(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	after := e.cur.Swap(before)
+	e.Opened(before.manifest, len(paths)-1, 1)
+	e.cur.Store(after)
+	e.Released(before.manifest, len(paths)-1)
+}
