@@ -248,7 +248,7 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	e.tell(true)
 	e.log.Info("dataset open", "source", source.String(), "version", m.Version()[:12], "files", m.Len(), "packed", layout != nil,
 		"samples", v.samples.Len(), "bytes", humanize.IBytes(uint64(m.Bytes())), "memory_for_data", humanize.IBytes(uint64(e.cache.Ledger().Limit())))
-	if err := e.orders.start(); err != nil {
+	if err := e.orders.start(cfg.Order); err != nil {
 		return nil, err
 	}
 	if err := e.startBackground(); err != nil {
@@ -464,8 +464,7 @@ func (e *Engine) join(cfg Config) error {
 	case e.order().Computed() || e.order().Name() == "none" || e.orders.inference.Load() == nil && len(e.orders.mounted()) > 0:
 		return other("--order", e.order().String(), cfg.Order.String())
 	}
-	e.orders.spec.Store(&cfg.Order)
-	return e.orders.start()
+	return e.orders.start(cfg.Order)
 }
 
 // openDisk attaches the dataset's segments.
@@ -598,7 +597,7 @@ func (e *Engine) refresh(ctx context.Context, afresh bool, list func(context.Con
 	old.volume.Retire()
 	e.tellMoved(nil)
 	e.log.Info("moved to a new dataset version", "old", old.manifest.Version()[:12], "new", m.Version()[:12], "files", m.Len())
-	return true, e.orders.start()
+	return true, e.orders.start(e.order())
 }
 
 // tellMoved calls what OnMoved was given.

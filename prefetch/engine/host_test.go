@@ -251,6 +251,12 @@ func TestUsersShareADataset(t *testing.T) {
 	dir, paths := folder(t, 2, 10)
 	h := newHost(t, t.TempDir(), 64<<20)
 	first := openOn(t, h, Config{Source: dir, Order: spec(t, "auto")})
+	if _, err := h.Open(context.Background(), Config{Source: dir, Order: spec(t, "windowed:seed=1,window=2"), Samples: "images", Connections: 1}); err == nil {
+		t.Error("an order of shards, of single files")
+	}
+	if s := first.Stats(); s.Order.Spec != "auto" || first.orders.inference.Load() == nil {
+		t.Errorf("order %+v: the refused one's is in force", s.Order)
+	}
 	second := openOn(t, h, Config{Source: dir, Order: spec(t, "sequential")})
 	if first != second {
 		t.Fatal("two engines of one dataset")

@@ -93,18 +93,16 @@ func (r *orders) options(name string, v *view, epochs func(epoch int) order.Orde
 	}
 }
 
-// start (re)starts the mount's order on the version in force.
-func (r *orders) start() error {
+// start (re)starts the mount's order, by spec, on the version in force. If it fails, all stays as it was.
+func (r *orders) start(spec order.Spec) error {
 	r.planning.Lock() // a plan written meanwhile would be installed on the old version, or beside an inference
 	defer r.planning.Unlock()
-	return r.restart()
+	return r.restart(spec)
 }
 
 // restart is start. e.orders.planning is held.
-func (r *orders) restart() error {
-	r.stopInferring()
+func (r *orders) restart(spec order.Spec) error {
 	v := r.engine.cur.Load()
-	spec := r.engine.order()
 	var streams []*run.Stream
 	if spec.Computed() && v.manifest.Len() > 0 {
 		if v.samples.Len() == 0 {
@@ -127,6 +125,8 @@ func (r *orders) restart() error {
 		}
 		streams = append(streams, s)
 	}
+	r.stopInferring()
+	r.spec.Store(&spec)
 	r.mu.Lock()
 	old := r.streams
 	r.streams = streams
@@ -312,7 +312,7 @@ func (r *orders) remove(name string) error {
 		r.look(time.Now())
 		return nil
 	}
-	return r.restart()
+	return r.restart(r.engine.order())
 }
 
 // inForce returns how many plans are in force, except one.
