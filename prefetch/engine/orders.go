@@ -74,9 +74,12 @@ func (r *orders) mounted() []*run.Stream {
 
 // close ends all streams. Nobody reads any more.
 func (r *orders) close() {
+	r.planning.Lock() // a plan may be withdrawn at this moment, and those after it find none
+	defer r.planning.Unlock()
 	r.stopInferring()
-	mount, sessions := r.following()
-	for _, s := range slices.Concat(mount, sessions) {
+	r.drop(func(*run.Stream) bool { return true })
+	_, sessions := r.following()
+	for _, s := range sessions {
 		s.Close()
 	}
 	for _, p := range r.plans {

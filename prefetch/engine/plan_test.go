@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"fmt"
 	"iter"
+	"math/rand/v2"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
@@ -11,6 +13,7 @@ import (
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/prefetch/order"
+	"github.com/shoalfs/shoal/prefetch/run"
 )
 
 func manifest(t testing.TB, keys ...string) *catalog.Manifest {
@@ -167,4 +170,39 @@ func FuzzParseRanges(f *testing.F) {
 			}
 		}
 	})
+}
+
+// That the readers do not follow a plan may be found out while the dataset is closed: the plan is not withdrawn a second time then, nor
+// its order inferred.
+func TestPlanDepartsAtTheEnd(t *testing.T) {
+	const n = 600
+	dir := t.TempDir()
+	var plan strings.Builder
+	for i := range n {
+		writeFile(t, filepath.Join(dir, fmt.Sprintf("c/img%04d.jpg", i)), fmt.Append(nil, i))
+		fmt.Fprintf(&plan, "c/img%04d.jpg\n", i)
+	}
+	e := openEngine(t, dir, t.TempDir(), "auto")
+	if err := e.PutPlan("default", []byte(plan.String())); err != nil {
+		t.Fatal(err)
+	}
+	s := e.orders.mounted()[0]
+	departed := make(chan struct{})
+	s.Departs = func(*run.Stream, int, int) { close(departed) }
+	for _, sample := range rand.New(rand.NewPCG(1, 2)).Perm(n)[:100] {
+		openAs(t, e, 9, sample)
+	}
+	<-departed
+	if err := e.Close(); err != nil {
+		t.Error(err)
+	}
+	used := e.cache.Ledger().Used()
+	e.orders.withdraw("default", s, 0, 32)
+	if now := e.cache.Ledger().Used(); now != used || e.orders.inference.Load() != nil {
+		t.Errorf("%d bytes of the ledger are used, before it was %d; inferring: %t", now, used, e.orders.inference.Load() != nil)
+		e.orders.stopInferring()
+	}
+	if err := e.host.Close(); err != nil {
+		t.Error(err)
+	}
 }
