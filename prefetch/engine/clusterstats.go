@@ -112,11 +112,22 @@ type NodeDataset struct {
 func (h *Host) nodeDatasets() any {
 	list := []NodeDataset{}
 	for _, e := range h.Engines() {
-		s := e.Stats()
-		list = append(list, NodeDataset{
-			Source: s.Source, Version: s.Dataset, Files: s.Files, Bytes: s.Bytes, Disk: s.Disk.Used,
-			StoreBytes: s.GetBytes, PeerBytes: s.Cluster.PeerBytes, DiskBytes: s.Cluster.DiskBytes,
-		})
+		if d, ok := e.nodeDataset(); ok {
+			list = append(list, d)
+		}
 	}
 	return list
+}
+
+// nodeDataset returns false if the dataset is being closed.
+func (e *Engine) nodeDataset() (d NodeDataset, ok bool) {
+	if !e.guests.enter() {
+		return d, false
+	}
+	defer e.guests.leave()
+	s := e.Stats()
+	return NodeDataset{
+		Source: s.Source, Version: s.Dataset, Files: s.Files, Bytes: s.Bytes, Disk: s.Disk.Used,
+		StoreBytes: s.GetBytes, PeerBytes: s.Cluster.PeerBytes, DiskBytes: s.Cluster.DiskBytes,
+	}, true
 }

@@ -78,3 +78,18 @@ func TestDistrustEnds(t *testing.T) {
 	b = start(1)
 	waitFor(t, "it is asked again", func() bool { _, is := theirs(); return is != was && gives() })
 }
+
+// Who asks a node for its datasets while one is closed gets the others.
+func TestDatasetsWhileOneCloses(t *testing.T) {
+	dir := t.TempDir()
+	writeFile(t, filepath.Join(dir, "a.jpg"), []byte("a"))
+	e := openEngine(t, dir, t.TempDir(), "auto")
+	h := e.host
+	was := h.Engines()
+	closeEngine(t, e)
+	for _, e := range was { // as they were seen before
+		if d, ok := e.nodeDataset(); ok {
+			t.Errorf("%+v", d)
+		}
+	}
+}
