@@ -261,6 +261,14 @@ func TestUsersShareADataset(t *testing.T) {
 	if first != second {
 		t.Fatal("two engines of one dataset")
 	}
+	h.mu.Lock()
+	users := first.users
+	first.users = 0 // it is being closed
+	h.mu.Unlock()
+	if _, ok := h.Use(first.dataset); ok {
+		t.Error("a dataset that is being closed has another user")
+	}
+	first.users = users
 	if got := first.Stats().Order.Spec; got != "sequential" {
 		t.Errorf("order %s: the second user's should be in force", got)
 	}

@@ -15,11 +15,11 @@ func (e *Engine) Verify(ctx context.Context, progress func(done, total int)) (ca
 	return r, err
 }
 
-// Use returns the dataset if it is open here, with another user, who closes it.
+// Use returns the dataset if it is open here and stays so, with another user, who closes it.
 func (h *Host) Use(id [16]byte) (e *Engine, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if e = h.open[id]; e == nil || e.cur.Load() == nil {
+	if e = h.open[id]; e == nil || e.cur.Load() == nil || e.users == 0 {
 		return nil, false
 	}
 	e.users++
