@@ -20,9 +20,9 @@ type Cost struct {
 
 // Cost returns the counts.
 func (e *Engine) Cost() Cost {
-	r := objstore.RequestsOf(e.base)
-	if e.shards != nil {
-		r = r.Plus(objstore.RequestsOf(e.shards.base))
+	var r objstore.Requests
+	for _, of := range e.remotes() {
+		r = r.Plus(objstore.RequestsOf(of.base))
 	}
 	if published := e.published.Load(); published != nil {
 		r = r.Plus(objstore.RequestsOf(*published))

@@ -103,8 +103,6 @@ type identity struct {
 
 // origin is the stores that a dataset's bytes come from.
 type origin struct {
-	plain     objstore.Layer                 // the store, retried and not metered
-	base      objstore.Layer                 // the bare store
 	published atomic.Pointer[objstore.Store] // the bare store of Config.Publish; nil without
 	budget    *objstore.Budget               // of GETs, of all the dataset's stores; nil: none
 	remote                                   // holds the listed objects
@@ -286,9 +284,7 @@ func (e *Engine) startBackground() error {
 
 // openStores decorates the source's store, and opens the others.
 func (e *Engine) openStores(ctx context.Context, base objstore.Layer) (err error) {
-	e.base = base
 	e.budget = objstore.NewBudget(e.cfg.Store.GetsPerHour, e.log)
-	e.plain = objstore.Retry(base, e.retryPolicy(base))
 	if err := e.openNear(ctx); err != nil {
 		return err
 	}
@@ -309,6 +305,7 @@ func (e *Engine) storeOptions() stores.Options {
 
 // remote is a store with all decorators for the dataset's requests.
 type remote struct {
+	base    objstore.Layer // the bare store
 	store   objstore.Layer // on top: the near tier, or the retrier
 	retrier *objstore.Retrier
 	limiter *objstore.Limiter
@@ -319,7 +316,7 @@ type remote struct {
 
 func (e *Engine) newRemote(base objstore.Layer, source objstore.Source) remote {
 	policy := e.retryPolicy(base)
-	r := remote{meter: objstore.NewMeter(base), slowest: newSlowest(time.Now)}
+	r := remote{base: base, meter: objstore.NewMeter(base), slowest: newSlowest(time.Now)}
 	r.meter.OnRead(r.slowest.note)
 	r.hedger = objstore.Hedge(r.meter, hedgeMemory{e.cache.Ledger(), policy.Budget})
 	if e.cfg.AdaptConnections {

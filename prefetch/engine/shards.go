@@ -20,7 +20,6 @@ var errOtherVersion = errors.New("the shard set holds another version of the dat
 // shardStore is a shard set that replaces the small objects of a source.
 type shardStore struct {
 	remote
-	base   objstore.Layer
 	source objstore.Source
 	unused string // why the set is not read, and the remedy; "" if it is read, or unknown
 }
@@ -30,7 +29,7 @@ func (e *Engine) openShards(ctx context.Context) (*shardStore, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--shards: %w", err)
 	}
-	return &shardStore{remote: e.newRemote(base, source), base: base, source: source}, nil
+	return &shardStore{remote: e.newRemote(base, source), source: source}, nil
 }
 
 // instead logs that the source's own objects are read, and why.

@@ -165,7 +165,7 @@ func (e *Engine) list(ctx context.Context) (m *catalog.Manifest, layout *catalog
 	}()
 	packed := !e.cfg.rows()
 	if packed { // not through the meter: a missing set is not a failed request
-		packed, err = shard.IsSet(ctx, e.plain, e.source)
+		packed, err = shard.IsSet(ctx, objstore.Retry(e.base, e.retryPolicy(e.base)), e.source)
 	}
 	if err != nil {
 		return nil, nil, err
