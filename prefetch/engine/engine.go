@@ -594,7 +594,10 @@ func (e *Engine) refresh(ctx context.Context, afresh bool, list func(context.Con
 	old.volume.Retire()
 	e.tellMoved(nil)
 	e.log.Info("moved to a new dataset version", "old", old.manifest.Version()[:12], "new", m.Version()[:12], "files", m.Len())
-	return true, e.orders.start(e.order())
+	if err = e.orders.start(e.order()); err != nil {
+		e.orders.drop(func(*run.Stream) bool { return true }) // they follow the old version
+	}
+	return true, err
 }
 
 // tellMoved calls what OnMoved was given.

@@ -210,6 +210,24 @@ func TestRefreshKeepsPlansAndOldReaders(t *testing.T) {
 	}
 }
 
+// If the order cannot go on in the new version, no stream follows the old one by the numbers of the new one's files.
+func TestRefreshEndsTheOrder(t *testing.T) {
+	dir, paths := folder(t, 1, 10)
+	e := openEngine(t, dir, t.TempDir(), "sequential")
+	defer closeEngine(t, e)
+	for _, p := range paths {
+		if err := os.Rename(filepath.Join(dir, p), filepath.Join(dir, p+".txt")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if changed, err := e.Refresh(context.Background()); !changed || err == nil {
+		t.Errorf("%v, %v: there is no sample", changed, err)
+	}
+	if n := len(e.orders.mounted()); n != 0 {
+		t.Errorf("%d streams of the old version", n)
+	}
+}
+
 // TestRefreshBesideOthers: of two refreshes at a time one finds what has changed, and a plan that is written
 // meanwhile is one of the version in force.
 func TestRefreshBesideOthers(t *testing.T) {
