@@ -21,16 +21,14 @@ import (
 // WouldBlock is what Options.Quick answers if it would have to wait.
 const WouldBlock = fuse.EAGAIN
 
-// Defaults of [Options].
 const (
-	DefaultDepth  = 64
-	DefaultMemory = 512 << 20
+	defaultMemory = 512 << 20
 	minDepth      = 8
 	// farDepth is the depth of a queue whose CPU this process cannot use.
 	farDepth = 8
 )
 
-// Options of a server. The zero value of a field means its default.
+// Options of a server.
 type Options struct {
 	// Quick answers requests on the thread of a ring. It must not wait: it returns WouldBlock instead, without any
 	// effect, and the request is made to the file system. nil: every request gets a goroutine.
@@ -39,7 +37,7 @@ type Options struct {
 	Inline func(h *fuse.InHeader) bool
 	// Depth is how many requests of a CPU can be in flight.
 	Depth int
-	// Memory bounds the sum of payloads, in bytes of address space, at the cost of depth.
+	// Memory bounds the sum of payloads, in bytes of address space, at the cost of depth; 0: 512 MiB.
 	Memory int
 }
 
@@ -71,13 +69,9 @@ type Server struct {
 // New mounts fs at the folder dir with options like those of fuse.NewServer, and answers the first request. Its error
 // wraps ErrUnavailable if rings are not possible here; then nothing is mounted.
 func New(fs fuse.RawFileSystem, dir string, mo *fuse.MountOptions, o Options) (*Server, error) {
-	o.Depth = cmp.Or(o.Depth, DefaultDepth)
-	o.Memory = cmp.Or(o.Memory, DefaultMemory)
+	o.Memory = cmp.Or(o.Memory, defaultMemory)
 	options := *mo
 	options.Logger = cmp.Or(options.Logger, log.Default())
-	if options.MaxWrite <= 0 {
-		options.MaxWrite = 128 << 10
-	}
 	options.MaxWrite = min(options.MaxWrite, maxWrite())
 	options.ExtraCapabilities |= fuse.CAP_OVER_IO_URING
 	s := &Server{
