@@ -168,8 +168,15 @@ func (e *Engine) share(v *view) {
 	v.sharing.follow(e.host.node.cluster.View())
 }
 
-// shareLoop follows the cluster's changes until ctx ends.
+// shareLoop follows the cluster's changes until ctx ends, and those that came while another version was made ready.
 func (e *Engine) shareLoop(ctx context.Context) {
+	moved := make(chan struct{}, 1)
+	defer e.OnMoved(func([]int) {
+		select {
+		case moved <- struct{}{}:
+		default:
+		}
+	})()
 	for {
 		changed := e.host.node.cluster.Changed()
 		view := e.host.node.cluster.View()
@@ -177,6 +184,7 @@ func (e *Engine) shareLoop(ctx context.Context) {
 		e.host.node.retain(view)
 		select {
 		case <-changed:
+		case <-moved:
 		case <-ctx.Done():
 			return
 		}

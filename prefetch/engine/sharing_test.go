@@ -3,9 +3,50 @@ package engine
 import (
 	"testing"
 
+	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/cache/cluster"
 	"github.com/shoalfs/shoal/cache/owner"
+	"github.com/shoalfs/shoal/lab/rig/etcd"
 )
+
+// A node that comes while another one makes a new version ready is a node of that, too.
+func TestNodeComesDuringRefresh(t *testing.T) {
+	if _, err := etcd.FindBinary(); err != nil {
+		t.Skip(err)
+	}
+	server, err := etcd.Start(t.Context(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Close)
+	url, dir := "etcd://"+server.Addr+"/test", t.TempDir()
+	source, _ := folder(t, 1, 3)
+	e := open(t, HostConfig{Options: cachedir.Options{Path: dir, Size: 64 << 20, Memory: 256 << 20}, Cluster: ClusterConfig{URL: url, Advertise: "127.0.0.1:0", Insecure: true}},
+		Config{Source: source, Order: spec(t, "none"), Samples: "images"})
+	defer closeEngine(t, e)
+	m, layout, err := e.catalog.Manifest(e.name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	match, err := matchOf("images")
+	if err != nil {
+		t.Fatal(err)
+	}
+	next, err := e.newView(m, layout, match)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := cluster.Join(cluster.Options{URL: url, Self: cluster.Node{ID: "0123456789abcdef", Address: "127.0.0.1:1", Weight: 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	other.Open(e.datasetID())
+	waitFor(t, "the other node is known", func() bool { return e.cur.Load().sharing.Nodes() == 2 })
+	e.cur.Store(next)
+	e.tellMoved(nil)
+	waitFor(t, "the new version has it, too", func() bool { return next.sharing.Nodes() == 2 })
+}
 
 // A former owner is asked as long as it has the dataset open, also while it drains, and no more once it has left.
 func TestFormerOwnerHasLeft(t *testing.T) {
