@@ -332,12 +332,7 @@ func refreshCommand() *cobra.Command {
 
 // refreshAll refreshes what a daemon serves.
 func refreshAll(ctx context.Context, h *engine.Host, out io.Writer) error {
-	for _, e := range h.Engines() {
-		if err := refresh(ctx, e, e.Source(), e.Source()+": ", out); err != nil {
-			return err
-		}
-	}
-	return nil
+	return h.Refresh(func(e *engine.Engine) error { return refresh(ctx, e, e.Source(), e.Source()+": ", out) })
 }
 
 // refresh lists a source again, and says what has changed.

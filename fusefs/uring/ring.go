@@ -13,7 +13,6 @@ import (
 // What is used of <linux/io_uring.h>.
 const (
 	setupCQSize       = 1 << 3
-	setupCoopTaskrun  = 1 << 8
 	setupSQE128       = 1 << 10
 	setupSingleIssuer = 1 << 12
 	setupDeferTaskrun = 1 << 13

@@ -111,7 +111,7 @@ type NodeDataset struct {
 // nodeDatasets is what this node tells whoever asks its address for it.
 func (h *Host) nodeDatasets() any {
 	list := []NodeDataset{}
-	for _, e := range h.Engines() {
+	for _, e := range h.engines() {
 		if d, ok := e.nodeDataset(); ok {
 			list = append(list, d)
 		}

@@ -85,7 +85,7 @@ func TestDatasetsWhileOneCloses(t *testing.T) {
 	writeFile(t, filepath.Join(dir, "a.jpg"), []byte("a"))
 	e := openEngine(t, dir, t.TempDir(), "auto")
 	h := e.host
-	was := h.Engines()
+	was := h.engines()
 	closeEngine(t, e)
 	for _, e := range was { // as they were seen before
 		if d, ok := e.nodeDataset(); ok {

@@ -95,18 +95,20 @@ func (h *Host) Datasets() ([]cachedir.Info, error) {
 	return infos, err
 }
 
-// Opened returns the open dataset with this id, in hex.
-func (h *Host) Opened(id string) (*Engine, error) {
-	for _, e := range h.Engines() {
-		if e.datasetID() == id {
-			return e, nil
+// Refresh refreshes the open datasets one after another, by do.
+func (h *Host) Refresh(do func(e *Engine) error) error {
+	for _, e := range h.engines() {
+		if e, ok := h.Use(e.dataset); ok {
+			if err := errors.Join(do(e), e.Close()); err != nil {
+				return err
+			}
 		}
 	}
-	return nil, fmt.Errorf("no dataset %s is open", id)
+	return nil
 }
 
-// Engines returns the open datasets.
-func (h *Host) Engines() (list []*Engine) {
+// engines returns the open datasets, which may be closed at any moment.
+func (h *Host) engines() (list []*Engine) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, e := range h.open {

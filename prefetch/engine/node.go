@@ -160,7 +160,7 @@ func (s serving) Opening(dataset [16]byte) <-chan struct{} {
 
 // File implements peer.Serving: manifests, layouts and tables of open datasets.
 func (s serving) File(name string) (io.ReadCloser, int64, error) {
-	for _, e := range s.h.Engines() {
+	for _, e := range s.h.engines() {
 		if !e.guests.enter() {
 			continue
 		}

@@ -14,9 +14,6 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// PackOptions are the packer's options for users.
-type PackOptions = shard.PackOptions
-
 // PackOrder is the seeded random order in which samples are packed: with classes one after the other, an order that
 // keeps a few shards open would read few classes at a time.
 func PackOrder(seed uint64) func(n int) shard.Order {

@@ -371,7 +371,7 @@ func (s *sharing) distrust(n cluster.Node, file int) {
 	}
 	s.e.log.Error("a node of the cluster gave other bytes than the store; it is asked nothing any more, and what is here is compared with the store",
 		"node", n.ID, "address", n.Address, "path", s.v.manifest.Path(file), "remedy", "stop that node, and run `shoal fsck` and `shoal cache verify` there")
-	for _, e := range s.e.host.Engines() {
+	for _, e := range s.e.host.engines() {
 		select {
 		case e.lied <- struct{}{}:
 		default:
