@@ -91,11 +91,12 @@ type kept struct {
 
 // newKept makes the memo of a mount that is served by fd, which it owns.
 func newKept(fd int, m Memo) (k *kept, err error) {
+	k = &kept{Memo: m, fuse: os.NewFile(uintptr(fd), "/dev/fuse"), drop: func() {}}
 	memo, err := unix.MemfdCreate("shoal mount", unix.MFD_CLOEXEC)
 	if err != nil {
-		return nil, os.NewSyscallError("memfd_create", err)
+		return k, os.NewSyscallError("memfd_create", err)
 	}
-	k = &kept{Memo: m, fuse: os.NewFile(uintptr(fd), "/dev/fuse"), memo: os.NewFile(uintptr(memo), "memo"), drop: func() {}}
+	k.memo = os.NewFile(uintptr(memo), "memo")
 	if err = k.memo.Truncate(memoText); err == nil {
 		err = errors.Join(k.write(m), k.begin())
 	}
