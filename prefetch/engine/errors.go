@@ -31,10 +31,8 @@ type ErrorEvent struct {
 
 const keptErrors = 32
 
-// Enabled implements slog.Handler.
 func (r *errorRing) Enabled(ctx context.Context, l slog.Level) bool { return r.next.Enabled(ctx, l) }
 
-// Handle implements slog.Handler.
 func (r *errorRing) Handle(ctx context.Context, rec slog.Record) error {
 	switch {
 	case rec.Level < slog.LevelWarn:
@@ -85,7 +83,6 @@ func (r *errorRing) WithAttrs(a []slog.Attr) slog.Handler {
 	return &errorRing{next: r.next.WithAttrs(a), of: cmp.Or(r.of, r)}
 }
 
-// WithGroup implements slog.Handler.
 func (r *errorRing) WithGroup(name string) slog.Handler {
 	return &errorRing{next: r.next.WithGroup(name), of: cmp.Or(r.of, r)}
 }

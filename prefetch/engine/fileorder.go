@@ -15,13 +15,10 @@ type fileOrder struct {
 	view    *catalog.Samples
 }
 
-// Len implements order.Order.
 func (o fileOrder) Len() int { return o.samples.Len() }
 
-// At implements order.Order.
 func (o fileOrder) At(pos int) int { return o.view.File(o.samples.At(pos)) }
 
-// Find implements order.Locator.
 func (o fileOrder) Find(file, from int) int {
 	sample, ok := o.view.Sample(file)
 	if !ok {

@@ -130,10 +130,9 @@ func (n *node) retain(view cluster.View) {
 	n.client.Retain(nodes)
 }
 
-// serving gives peers what the host's datasets hold.
+// serving is peer.Serving: it gives peers what the host's datasets hold.
 type serving struct{ h *Host }
 
-// Volume implements peer.Serving.
 func (s serving) Volume(dataset [16]byte, version [32]byte) (v peer.Volume, done func(), ok bool) {
 	s.h.mu.Lock()
 	e := s.h.open[dataset]
@@ -148,7 +147,6 @@ func (s serving) Volume(dataset [16]byte, version [32]byte) (v peer.Volume, done
 	return nil, nil, false
 }
 
-// Opening implements peer.Serving.
 func (s serving) Opening(dataset [16]byte) <-chan struct{} {
 	s.h.mu.Lock()
 	defer s.h.mu.Unlock()
@@ -196,22 +194,19 @@ func (e *Engine) rawFile(name string) []byte {
 	return nil
 }
 
-// guest is a version of a dataset as peers read it.
+// guest is a version of a dataset as peers read it, a peer.Volume.
 type guest struct {
 	*cache.Volume
 	v *view
 	g *guests
 }
 
-// Terms implements peer.Volume.
 func (g guest) Terms() peer.Terms {
 	return peer.Terms{Below: g.v.sharing.below.Load(), Gives: g.Gives()}
 }
 
-// Received implements peer.Volume.
 func (g guest) Received() int64 { return g.v.sharing.e.Cost().Received }
 
-// Check implements peer.Volume.
 func (g guest) Check(file int, path [16]byte, etag string) bool {
 	m := g.v.manifest
 	return file >= 0 && file < m.Len() && m.PathHash(file) == path && m.ETag(file) == etag

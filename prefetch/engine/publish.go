@@ -85,10 +85,9 @@ func (e *Engine) passed() bool {
 	return false
 }
 
-// volumeReader reads the files of a version through the cache, as objects.
+// volumeReader reads the files of a version through the cache, as objects. It is an objstore.ReaderAt.
 type volumeReader struct{ v *view }
 
-// ReadAt implements objstore.ReaderAt.
 func (r volumeReader) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int64) error {
 	node, ok := r.v.manifest.Find(o.Key[len(r.v.manifest.Prefix()):])
 	if !ok {

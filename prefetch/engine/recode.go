@@ -70,7 +70,6 @@ type recoding struct {
 	underWay atomic.Bool
 }
 
-// Encode implements cache.Codec.
 func (r *recoding) Encode(dst, file []byte) ([]byte, bool) {
 	if e := r.encode.Load(); e != nil {
 		return e.encode(dst, file)
@@ -78,7 +77,6 @@ func (r *recoding) Encode(dst, file []byte) ([]byte, bool) {
 	return dst, false
 }
 
-// Form implements cache.Codec.
 func (r *recoding) Form(coded []byte) [8]byte {
 	form := r.Coder.Form(coded)
 	if _, ok := r.known.Load(form); !ok {
@@ -242,7 +240,6 @@ type setCoder struct {
 	known, failed atomic.Bool // the catalog has the tables; not all of them
 }
 
-// Learn implements shard.Decoder.
 func (c *setCoder) Learn(tables []byte) (func(dst, file []byte) ([]byte, bool), error) {
 	r := &c.e.recoding
 	if *cmp.Or(r.mode.Load(), new(string)) != "off" {

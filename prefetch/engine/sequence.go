@@ -59,13 +59,10 @@ func sequencesOf(v *view) *infer.Sequences {
 // backwards is the order of so many files from the last to the first.
 type backwards int
 
-// Len implements order.Order.
 func (n backwards) Len() int { return int(n) }
 
-// At implements order.Order.
 func (n backwards) At(pos int) int { return int(n) - 1 - pos }
 
-// Find implements order.Locator.
 func (n backwards) Find(file, from int) int {
 	if pos := int(n) - 1 - file; file >= 0 && pos >= max(from, 0) {
 		return pos

@@ -260,18 +260,15 @@ func (s *sharing) trainer() string {
 	return m.all()[s.owners(m.all()).Of(0)].ID
 }
 
-// Owns implements cache.Peers.
 func (s *sharing) Owns(file, extent int) bool {
 	m := s.now.Load()
 	return m != nil && m.table != nil && m.table.Of(owner.Bucket(s.unit(file, extent))) == m.self
 }
 
-// Sampled implements cache.Peers.
 func (s *sharing) Sampled(file, extent int) bool {
 	return owner.Bucket(s.unit(file, extent))%cache.GiftSample == 0
 }
 
-// Nodes implements cache.Peers.
 func (s *sharing) Nodes() int { return len(s.now.Load().nodes) }
 
 // keeper returns which of these members is to be asked for an extent; -1: none, or this node. keeps: it has said that it keeps it. held:
@@ -315,7 +312,6 @@ func (s *sharing) elsewhere(file int) bool {
 	return true
 }
 
-// Asks implements cache.Peers.
 func (s *sharing) Asks(file, extent int) bool {
 	m := s.now.Load()
 	i, _ := s.keeper(m, file, extent, false)

@@ -76,10 +76,8 @@ func (s *Stream) readWith(file int) iter.Seq[int] {
 // units is a stream as prefetch.Parts.
 type units struct{ s *Stream }
 
-// Unit implements prefetch.Parts.
 func (u units) Unit(file int) []int { return u.s.unitOf(file) }
 
-// With implements prefetch.Parts.
 func (u units) With(file int) iter.Seq[int] { return u.s.readWith(file) }
 
 // meanOf returns roughly how many bytes the stream reads per position.

@@ -151,7 +151,6 @@ type owners struct {
 	a prefetch.Action
 }
 
-// Needed implements cache.Owners.
 func (o owners) Needed(from *cache.Account, v *cache.Volume, file int) int {
 	for _, s := range o.streams {
 		if s.account == from && s.of == things(v) {
@@ -161,7 +160,6 @@ func (o owners) Needed(from *cache.Account, v *cache.Volume, file int) int {
 	return 0
 }
 
-// Heir implements cache.Owners.
 func (o owners) Heir(v *cache.Volume, file int) *cache.Account {
 	if w := o.x.Wanting(v, file); w != nil {
 		return streamOf(w).account
@@ -364,29 +362,22 @@ type source struct {
 
 func streamOf(w *prefetch.Walk) *Stream { return w.Source.(source).s }
 
-// Claim implements prefetch.Source.
 func (o source) Claim(file, extent int) bool {
 	return o.Has(file) || o.things.Claim(o.s.account, file, extent)
 }
 
-// Rate implements prefetch.Source.
 func (o source) Rate() float64 { return o.s.pace.rate }
 
-// Has implements prefetch.Source.
 func (o source) Has(file int) bool { return o.s.has(file) }
 
 func (s *Stream) has(file int) bool { return s.Has != nil && s.Has(file) }
 
-// Room implements prefetch.Source.
 func (o source) Room() (room, free int64) { return o.s.runner.cache.Ledger().PrefetchRoom() }
 
-// Ahead implements prefetch.Source.
 func (o source) Ahead() int { return prefetch.Reach(o.s.pace.rate, o.s.spread, o.Share(), o.s.mean) }
 
-// Load implements prefetch.Source.
 func (o source) Load() float64 { return o.s.account.Load() }
 
-// Share implements prefetch.Source.
 func (o source) Share() int {
 	room := o.s.runner.share(o.s) * float64(o.s.runner.cache.Ledger().Limit()*7/8)
 	return int(room / float64(o.s.mean+1))

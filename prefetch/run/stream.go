@@ -232,7 +232,6 @@ type packed struct {
 	v *cache.Volume
 }
 
-// Extent implements prefetch.Places.
 func (p packed) Extent(rank int) (object int, off, end int64) {
 	file := p.At(rank)
 	object, off = p.Where(file)
