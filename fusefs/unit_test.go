@@ -140,4 +140,8 @@ func TestPlansOfManyJobs(t *testing.T) {
 	if n := len(f.handles); n > 0 {
 		t.Errorf("%d handles", n)
 	}
+	var out fuse.OpenOut
+	if status := f.open(planNode("job1"), syscall.O_RDONLY, &out); status != fuse.Status(syscall.ESTALE) { // the kernel looks its name up again
+		t.Errorf("a plan that has gone since it was looked up: %v", status)
+	}
 }
