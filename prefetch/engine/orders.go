@@ -417,14 +417,6 @@ func (e *Engine) MountedAt(dir string) {
 // MountedOver says how the mount's requests come from the kernel, for the stats.
 func (e *Engine) MountedOver(transport func() string) { e.counted.transport.Store(&transport) }
 
-// overWhat is empty if nothing is mounted.
-func (c *counted) overWhat() string {
-	if transport := c.transport.Load(); transport != nil {
-		return (*transport)()
-	}
-	return ""
-}
-
 func (r *orders) mountPoints() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()

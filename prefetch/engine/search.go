@@ -153,9 +153,7 @@ func (p *searchPace) follow(ctx context.Context) {
 	}
 }
 
-// rest sleeps after some work, as the share demands.
-func (p *searchPace) rest(worked time.Duration) { time.Sleep(p.pause(worked)) }
-
+// pause is how long to rest after some work, as the share demands.
 func (p *searchPace) pause(worked time.Duration) time.Duration {
 	share := math.Float64frombits(p.share.Load())
 	return time.Duration(float64(worked) * (1/share - 1))
@@ -187,7 +185,7 @@ func runSearch(s *infer.Search, p *searchPace) (best infer.Finding, found bool) 
 					}
 					done.Store(true)
 				})
-				p.rest(time.Since(began))
+				time.Sleep(p.pause(time.Since(began)))
 			}
 		})
 	}

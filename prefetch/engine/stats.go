@@ -159,13 +159,16 @@ func (e *Engine) Stats() Stats {
 		Version: StatsVersion, PID: os.Getpid(), Source: e.source.String(), Dataset: v.manifest.Version(), Files: v.manifest.Len(),
 		Samples: v.samples.Len(), Bytes: v.manifest.Bytes(), Uptime: time.Since(e.started).Seconds(),
 		Packed: v.layout != nil, CacheDir: e.host.Path(), DatasetID: hex.EncodeToString(e.dataset[:]), Users: e.host.users(),
-		Transport: e.counted.overWhat(), Opens: e.counted.opens.Load(), Reads: c.Reads, ReadBytes: c.ReadBytes, Hits: Hits{c.KeepHits, c.RingHits}, Joined: c.Joined, Misses: c.Misses,
+		Opens: e.counted.opens.Load(), Reads: c.Reads, ReadBytes: c.ReadBytes, Hits: Hits{c.KeepHits, c.RingHits}, Joined: c.Joined, Misses: c.Misses,
 		Stall: c.Stall.Seconds(), Prefetched: c.Prefetched, FetchErrors: c.FetchErrors,
 		StoreErrors: map[string]int64{}, Store: StoreStats{Outcomes: map[string]objstore.Outcomes{}}, LatencyP50: m.Median.Seconds(), LatencyP99: m.P99.Seconds(),
 		Memory:  MemoryStats{Used: all.MemoryUsed, Peak: all.MemoryPeak, Limit: all.MemoryLimit, Demand: all.MemoryDemand, Prefetch: all.MemoryPrefetch, Batches: all.MemoryBatches, Idle: all.IdleBytes, Waiting: all.MemoryWaiting, Ring: all.RingBytes, Goroutines: runtime.NumGoroutine()},
 		Disk:    DiskStats{Used: c.DiskUsed, Limit: c.DiskLimit, Declined: c.Declined, Corrupt: c.Corrupt, Errors: c.DiskErrors, OutOfUse: c.DiskDown, Reason: c.DiskReason, Waits: c.DiskWaits, GaveUp: c.DiskGaveUp, Budget: all.DiskLimit, AllUsed: all.DiskUsed, Queued: c.DiskQueued},
 		Recoded: RecodeStats{e.recoding.underWay.Load(), c.Coded, c.CodedBefore, c.CodedAfter, c.Restored, c.Restore.Seconds()},
 		Errors:  append(e.host.errs.snapshot(), e.counted.errs.snapshot()...), Streams: []run.Progress{},
+	}
+	if transport := e.counted.transport.Load(); transport != nil {
+		s.Transport = (*transport)()
 	}
 	e.addStores(&s)
 	s.Delivered, s.PerSecond = e.counted.goodput.rate(time.Now())
