@@ -70,10 +70,10 @@ func (ds *dataset) readable() *disk {
 // is freed.
 func (ds *dataset) close() error {
 	ds.mu.Lock()
-	closed := ds.ctx.Err() != nil
+	open := ds.ctx.Err() == nil
 	ds.cancel()
 	ds.mu.Unlock()
-	if closed {
+	if !open {
 		return nil
 	}
 	ds.flights.Wait()

@@ -100,7 +100,7 @@ var errFull = errors.New("full")
 func (w *warming) lacks(files []uint32, shared bool) (missing []uint32, bytes int64) {
 	shared = shared && w.failed.Load() == 0
 	for _, f := range files {
-		if w.v.volume.Residence(int(f)) != cache.OnDisk && !(shared && w.v.sharing.elsewhere(int(f))) {
+		if kept := w.v.volume.Residence(int(f)) == cache.OnDisk; !kept && (!shared || !w.v.sharing.elsewhere(int(f))) {
 			missing = append(missing, f)
 			bytes += w.v.manifest.Size(int(f))
 		}

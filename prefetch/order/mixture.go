@@ -284,8 +284,9 @@ func (w weights) spans(f Facts) ([]span, error) {
 		return a
 	}
 	var all []span
-	for first, end := 0, 0; first < f.Samples; first = end {
-		if end = first + 1; !globs { // the source can change only at the bounds
+	for first := 0; first < f.Samples; {
+		end := first + 1
+		if !globs { // the source can change only at the bounds
 			i, _ := slices.BinarySearch(bounds, end)
 			end = bounds[i]
 		}
@@ -296,6 +297,7 @@ func (w weights) spans(f Facts) ([]span, error) {
 		default:
 			all = append(all, span{first: first, end: end, source: s})
 		}
+		first = end
 	}
 	return all, nil
 }
