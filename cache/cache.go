@@ -212,12 +212,11 @@ func (c *Cache) TryReserve(n int64) bool {
 	return c.ledger.TryReserve(n, ForDemand)
 }
 
-// relieve gives memory that nobody else needs to the reservations that wait; a prefetch may take what is left.
+// relieve gives memory that nobody else needs to the reservations that wait.
 func (c *Cache) relieve() {
 	if need := c.ledger.pressed(); need > 0 {
 		c.reclaim(need, true, false)
 	}
-	c.ledger.freed()
 }
 
 // get returns an extent that is in memory in a form that will do, with a reference for the caller, who reads n bytes; or nil.
@@ -231,6 +230,7 @@ func (c *Cache) get(k extentKey, n int, f form) (b *buffer) {
 	}
 	if freed {
 		c.relieve()
+		c.ledger.freed() // a prefetch may take spent bytes
 	}
 	return b
 }

@@ -367,6 +367,7 @@ func (d *disk) drop(reason string, cause error, reads bool) {
 	// Queued writes must not keep memory from fetches.
 	d.c.ring.undirty(d.ds)
 	d.c.relieve()
+	d.c.ledger.freed()
 	if first {
 		d.c.log.Error("disk tier dropped; reads go on from memory and the object store", "dir", d.dir,
 			"reason", reason, "cause", cause, "reads_too", reads, "remedy", "free space in, or repair, the disk of the cache directory")

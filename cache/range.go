@@ -137,5 +137,6 @@ func (v *Volume) SpendRange(r Range, wanted func(off, end int64) bool) {
 	}
 	if recycled {
 		v.c.relieve()
+		v.c.ledger.freed() // a prefetch may take spent bytes
 	}
 }

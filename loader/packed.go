@@ -264,10 +264,8 @@ type packedOrder struct {
 	first []int // position of each row's first document
 }
 
-// Len implements order.Order.
 func (o *packedOrder) Len() int { return o.first[len(o.first)-1] }
 
-// At implements order.Order.
 func (o *packedOrder) At(pos int) int {
 	row := sort.SearchInts(o.first, pos+1) - 1
 	return int(o.p.Documents(o.seq.At(row))[pos-o.first[row]])

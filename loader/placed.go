@@ -125,10 +125,8 @@ func newPlacedOrder(whole order.Order, cursor, batch, rank int, by *placement) *
 	return o
 }
 
-// Len implements order.Order.
 func (o *placedOrder) Len() int { return o.n }
 
-// At implements order.Order.
 func (o *placedOrder) At(pos int) int { return o.whole.At(o.global(pos)) }
 
 // of returns the number of the batch that has a position of the share, where its share begins, and where the batch does.

@@ -80,7 +80,6 @@ type tlsListener struct {
 	config *tls.Config
 }
 
-// Accept implements net.Listener.
 func (l tlsListener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {
@@ -97,7 +96,6 @@ const lingerTime = time.Second
 // and the alert on its way to the client is lost.
 type tlsConn struct{ *tls.Conn }
 
-// Close implements net.Conn.
 func (c tlsConn) Close() error {
 	if tcp, ok := c.NetConn().(*net.TCPConn); ok && !c.ConnectionState().HandshakeComplete {
 		if tcp.CloseWrite() == nil && tcp.SetReadDeadline(time.Now().Add(lingerTime)) == nil {

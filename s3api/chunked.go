@@ -92,7 +92,6 @@ func unchunk(r *http.Request, c *chain) error {
 	return nil
 }
 
-// Read implements [io.Reader].
 func (c *chunked) Read(p []byte) (int, error) {
 	if len(c.chunk) == 0 && c.err == nil {
 		if c.err = c.next(); c.err == io.ErrUnexpectedEOF { //nolint:errorlint // of bufio and io

@@ -95,7 +95,6 @@ type listener struct {
 	conns *conns
 }
 
-// Accept implements [net.Listener].
 func (l *listener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {
@@ -112,7 +111,6 @@ type placed struct {
 	conns *conns
 }
 
-// Close implements [net.Conn].
 func (c *placed) Close() error {
 	c.conns.leave(c)
 	return c.Conn.Close()

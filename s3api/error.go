@@ -18,7 +18,6 @@ type apiError struct {
 	message string
 }
 
-// Error implements error.
 func (e *apiError) Error() string { return e.code + ": " + e.message }
 
 // The errors with one text.

@@ -23,7 +23,6 @@ type upload struct {
 
 var errAnswered = errors.New("the request was answered")
 
-// Read implements [io.Reader].
 func (u *upload) Read(p []byte) (int, error) {
 	u.reading.Lock()
 	defer u.reading.Unlock()

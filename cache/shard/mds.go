@@ -67,7 +67,6 @@ type mdsColumns struct {
 // mdsShards takes one shard of an index after the other, so that no more than one is held.
 type mdsShards func(sh *mdsShard) error
 
-// UnmarshalJSON implements [json.Unmarshaler].
 func (take mdsShards) UnmarshalJSON(list []byte) error {
 	d := json.NewDecoder(bytes.NewReader(list))
 	if open, err := d.Token(); err != nil || open != json.Delim('[') {

@@ -120,7 +120,6 @@ func (a *ahead) drop() {
 	}
 }
 
-// Read implements [io.Reader].
 func (a *ahead) Read(p []byte) (int, error) {
 	if a.pos >= a.o.Size {
 		return 0, io.EOF

@@ -85,13 +85,11 @@ type conn struct {
 	close func() // may be called more than once
 }
 
-// Close implements net.Conn.
 func (c conn) Close() error {
 	c.close()
 	return c.Conn.Close()
 }
 
-// RemoteAddr implements net.Conn.
 func (c conn) RemoteAddr() net.Addr { return c.addr }
 
 // Listener is a listener whose connections' addresses include the peers: see Of.

@@ -171,12 +171,10 @@ type handler struct {
 	with string // the part of the key from the logger's own attributes
 }
 
-// Enabled implements slog.Handler.
 func (h *handler) Enabled(ctx context.Context, level slog.Level) bool {
 	return h.next.Enabled(ctx, level)
 }
 
-// Handle implements slog.Handler.
 func (h *handler) Handle(ctx context.Context, r slog.Record) error {
 	if r.Level >= slog.LevelInfo && !h.l.pass(h.key(r), h.next, r) {
 		return nil
@@ -206,7 +204,6 @@ func addKey(b *strings.Builder, a slog.Attr) {
 	}
 }
 
-// WithAttrs implements slog.Handler.
 func (h *handler) WithAttrs(attrs []slog.Attr) slog.Handler {
 	var b strings.Builder
 	b.WriteString(h.with)
@@ -216,7 +213,6 @@ func (h *handler) WithAttrs(attrs []slog.Attr) slog.Handler {
 	return &handler{h.l, h.next.WithAttrs(attrs), b.String()}
 }
 
-// WithGroup implements slog.Handler.
 func (h *handler) WithGroup(name string) slog.Handler {
 	return &handler{h.l, h.next.WithGroup(name), h.with}
 }

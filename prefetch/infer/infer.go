@@ -172,7 +172,6 @@ type offset struct {
 	first int
 }
 
-// At implements order.Order.
 func (o offset) At(pos int) int { return o.Order.At(pos) + o.first }
 
 // setBits is a set of small numbers.

@@ -28,7 +28,6 @@ type countedBody struct {
 	received *atomic.Int64
 }
 
-// Read implements [io.Reader].
 func (b countedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	b.received.Add(int64(n))
@@ -41,7 +40,6 @@ type countedRequests struct {
 	counts *requestCounts
 }
 
-// RoundTrip implements [http.RoundTripper].
 func (c countedRequests) RoundTrip(r *http.Request) (*http.Response, error) {
 	_, key, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	q := r.URL.Query()

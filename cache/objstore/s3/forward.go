@@ -57,13 +57,11 @@ type answeredConn struct {
 	read chan struct{} // closed when reading has failed, which is after the answer, and by Close
 }
 
-// Close implements [net.Conn].
 func (c *answeredConn) Close() error {
 	c.once.Do(func() { close(c.read) })
 	return c.Conn.Close()
 }
 
-// Read implements [net.Conn].
 func (c *answeredConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if err != nil {

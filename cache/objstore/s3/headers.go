@@ -66,7 +66,6 @@ type extraHeaders struct {
 	time *clock
 }
 
-// RoundTrip implements [http.RoundTripper].
 func (h extraHeaders) RoundTrip(r *http.Request) (*http.Response, error) {
 	signed := time.Now() // by minio-go, or by send
 	if h.time.off() {

@@ -72,7 +72,6 @@ var (
 	errLongPage = fmt.Errorf("a page of a listing has more than %d MiB", maxPage>>20)
 )
 
-// RoundTrip implements [http.RoundTripper].
 func (g answerGuard) RoundTrip(r *http.Request) (*http.Response, error) {
 	if isCopy(r) || r.Method == http.MethodPost && r.URL.Query().Has("uploadId") {
 		return g.slow.RoundTrip(r)
@@ -138,7 +137,6 @@ type pageBody struct {
 	left        int64
 }
 
-// Read implements [io.Reader].
 func (b *pageBody) Read(p []byte) (int, error) {
 	if b.left <= 0 {
 		return 0, errLongPage
@@ -211,7 +209,6 @@ func (p *pages) once(what, text string) error {
 // circleError is a listing that goes in circles.
 type circleError struct{ what, text string }
 
-// Error implements error.
 func (e *circleError) Error() string {
 	return fmt.Sprintf("the listing goes in circles: the %s %.200q came twice", e.what, e.text)
 }
