@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"log/slog"
 	"os"
 	"runtime"
 	"slices"
@@ -127,7 +128,7 @@ func (s *service) start(c *cobra.Command, source, mountpoint string) (err error)
 		}
 		defer daemon.RotateLog(s.options.cacheDir)()
 		if s.options.daemon == supervised || daemon.Supervised() {
-			if parent, err := daemon.Supervise(c.Context(), again()); parent {
+			if parent, err := daemon.Supervise(c.Context(), again(), unmountLeft); parent {
 				return err
 			}
 		}
@@ -143,6 +144,13 @@ func (s *service) start(c *cobra.Command, source, mountpoint string) (err error)
 	return withHost(c, host, func(ctx context.Context, h *engine.Host, _ io.Writer) error {
 		return s.run(ctx, h, lo, fo)
 	})
+}
+
+// unmountLeft detaches a mount that nobody serves any more.
+func unmountLeft(mountpoint string) {
+	if err := fusefs.Unmount(mountpoint, true); err != nil {
+		slog.Error("a mount is left that nobody serves", "cause", err)
+	}
 }
 
 // watched are the mount and the feed's addresses, and what asks them whether they answer. tls:// addresses are left out: they may need

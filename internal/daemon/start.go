@@ -111,19 +111,25 @@ const (
 )
 
 // Supervise starts this process again as a child, and again whenever that dies after being ready, with what it has kept (keep.go). It
-// ends if the child ends in order, or does not become ready the first time. In the child it returns false at once.
-func Supervise(ctx context.Context, again Again) (parent bool, err error) {
+// ends if the child ends in order, or does not become ready the first time. If ctx ends while nothing is served, unmount is called with
+// the name of each keepsake, which then ends. In the child it returns false at once.
+func Supervise(ctx context.Context, again Again, unmount func(mountpoint string)) (parent bool, err error) {
 	if os.Getenv(SupervisedEnv) != "" {
 		return false, os.Unsetenv(SupervisedEnv)
 	}
 	again.Env = append(again.Env, SupervisedEnv+"=1")
 	rest, k := firstPause, newKeeper()
+	defer func() {
+		if ctx.Err() != nil {
+			k.remove(func(o *keepsake) bool { unmount(o.Name); return true })
+		}
+	}()
 	for first := !successor(); ; first = false {
 		start := time.Now()
 		wasReady, failure, err := superviseOnce(ctx, again, k)
 		var exit *exec.ExitError
 		switch {
-		case err == nil:
+		case err == nil || ctx.Err() != nil && !first && !wasReady:
 			return true, nil
 		case ctx.Err() != nil:
 			return true, ctx.Err()
@@ -144,8 +150,8 @@ func Supervise(ctx context.Context, again Again) (parent bool, err error) {
 			rest = firstPause
 		}
 		slog.Error("the daemon died; restarting it", "cause", err, "pause", rest)
-		if err := pause.For(ctx, rest); err != nil {
-			return true, err
+		if pause.For(ctx, rest) != nil {
+			return true, nil
 		}
 		rest = min(2*rest, longestPause)
 	}

@@ -447,6 +447,32 @@ func TestUpgradeInForeground(t *testing.T) {
 		r.end(t)
 	}
 	t.Logf("after a death readers went on within %v", time.Since(upgraded).Round(time.Millisecond))
+	d.says(t, "restarting it") // told to end before it has heard of the death, it would end with that
+	d.signal(t, syscall.SIGTERM)
+	d.ended(t)
+	if mounted(mnt) {
+		t.Error("it is still mounted")
+	}
+}
+
+// A supervisor that is told to end while it waits to start the next daemon leaves no mount.
+func TestUpgradedEndsBetweenDaemons(t *testing.T) {
+	dir, _ := tree(t, 1, 2, 1<<10)
+	mnt, program := t.TempDir(), filepath.Join(t.TempDir(), "shoal")
+	install(t, program, shoalBin)
+	d := startForeground(t, exec.Command(program, "mount", "file://"+dir, mnt, "--cache-dir", t.TempDir(), "--fuse-transport", "dev"))
+	healthy(t, mnt)
+	upgrade(t, mnt)
+	for deaths := range 3 { // the pause doubles
+		pid := readStats(t, mnt).PID
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		within(t, patience, "the supervisor waits", func() bool { return strings.Count(d.log(), "restarting it") > deaths })
+		if deaths < 2 {
+			servedByOther(t, mnt, pid)
+		}
+	}
 	d.signal(t, syscall.SIGTERM)
 	d.ended(t)
 	if mounted(mnt) {
