@@ -265,7 +265,7 @@ type Counts struct {
 	Restore     time.Duration // sum of the time that took
 }
 
-// addTo adds the counts to n, while they may change.
+// addTo adds the counts to n, while they may change. It takes all fields, each an int64, so that none is forgotten.
 func (c *Counts) addTo(n *Counts) {
 	from, to := reflect.ValueOf(c).Elem(), reflect.ValueOf(n).Elem()
 	for i := range from.NumField() {
