@@ -78,7 +78,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"reflect"
 	"runtime"
 	"slices"
 	"sync"
@@ -265,13 +264,20 @@ type Counts struct {
 	Restore     time.Duration // sum of the time that took
 }
 
-// addTo adds the counts to n, while they may change. It takes all fields, each an int64, so that none is forgotten.
+// addTo adds the counts to n, while they may change.
 func (c *Counts) addTo(n *Counts) {
-	from, to := reflect.ValueOf(c).Elem(), reflect.ValueOf(n).Elem()
-	for i := range from.NumField() {
-		to.Field(i).SetInt(to.Field(i).Int() + atomic.LoadInt64((*int64)(from.Field(i).Addr().UnsafePointer())))
+	to := n.counted()
+	for i, from := range c.counted() {
+		*to[i] += atomic.LoadInt64(from)
 	}
 	n.Reads = n.KeepHits + n.RingHits + n.Joined + n.Misses
+}
+
+func (c *Counts) counted() []*int64 {
+	return []*int64{
+		&c.KeepHits, &c.RingHits, &c.Joined, &c.Misses, &c.Prefetched, &c.FetchErrors, (*int64)(&c.Stall), &c.Corrupt, &c.DiskErrors,
+		&c.Declined, &c.DiskWaits, &c.DiskGaveUp, &c.ReadBytes, &c.PeerBytes, &c.KeptBytes, &c.Restored, (*int64)(&c.Restore),
+	}
 }
 
 func count(c *int64, n int) { atomic.AddInt64(c, int64(n)) }

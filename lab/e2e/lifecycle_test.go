@@ -87,6 +87,16 @@ func (d *foreground) ended(t testing.TB) {
 	}
 }
 
+// unmounts ends the daemon in good order, and fails the test unless its mount is gone.
+func (d *foreground) unmounts(t testing.TB, mnt string) {
+	t.Helper()
+	d.signal(t, syscall.SIGTERM)
+	d.ended(t)
+	if mounted(mnt) {
+		t.Error("it is still mounted")
+	}
+}
+
 // says waits until the daemon has logged all the words in one line.
 func (d *foreground) says(t testing.TB, words ...string) {
 	t.Helper()
@@ -406,11 +416,7 @@ func TestKilledInPlace(t *testing.T) {
 	d := inForeground(t, env, args...)
 	healthy(t, mnt, "unix://"+socket)
 	readAll(t, mnt, dir, paths)
-	d.signal(t, syscall.SIGTERM)
-	d.ended(t)
-	if mounted(mnt) {
-		t.Error("still mounted")
-	}
+	d.unmounts(t, mnt)
 }
 
 // Those who come before the daemon wait for it.

@@ -448,14 +448,10 @@ func TestUpgradeInForeground(t *testing.T) {
 	}
 	t.Logf("after a death readers went on within %v", time.Since(upgraded).Round(time.Millisecond))
 	d.says(t, "restarting it") // told to end before it has heard of the death, it would end with that
-	d.signal(t, syscall.SIGTERM)
-	d.ended(t)
-	if mounted(mnt) {
-		t.Error("it is still mounted")
-	}
+	d.unmounts(t, mnt)
 }
 
-// A supervisor that is told to end while it waits to start the next daemon leaves no mount.
+// A supervisor that gets SIGTERM while it waits to start the next daemon leaves no mount.
 func TestUpgradedEndsBetweenDaemons(t *testing.T) {
 	dir, _ := tree(t, 1, 2, 1<<10)
 	mnt, program := t.TempDir(), filepath.Join(t.TempDir(), "shoal")
@@ -473,11 +469,7 @@ func TestUpgradedEndsBetweenDaemons(t *testing.T) {
 			servedByOther(t, mnt, pid)
 		}
 	}
-	d.signal(t, syscall.SIGTERM)
-	d.ended(t)
-	if mounted(mnt) {
-		t.Error("it is still mounted")
-	}
+	d.unmounts(t, mnt)
 }
 
 // What cannot be taken over says why.

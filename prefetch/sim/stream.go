@@ -7,7 +7,7 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// stream runs prefetch.Executor over the modelled store and memory, for one walk. The engine infers its reader's
+// stream runs prefetch.Executor over the modelled store and memory, for one walk, whose prefetch.Source it is. The engine infers its reader's
 // position from opened files; the simulation knows it.
 type stream struct {
 	prefetch.Sizes
@@ -188,26 +188,18 @@ func (st *stream) at() *reader {
 	return st.cur
 }
 
-// Claim implements prefetch.Source.
 func (st *stream) Claim(sample, x int) bool { return st.s.volume.claim(sample, x) }
 
-// Room implements prefetch.Source.
 func (st *stream) Room() (room, free int64) { return st.s.volume.room() }
 
-// Ahead implements prefetch.Source.
 func (st *stream) Ahead() int { return prefetch.Reach(st.Rate(), 0, st.Share(), st.mean) }
 
-// Rate implements prefetch.Source.
 func (st *stream) Rate() float64 { return float64(st.read) / max(st.s.now, prefetch.AheadFor) }
 
-// Has implements prefetch.Source.
 func (st *stream) Has(int) bool { return false }
 
-// Load implements prefetch.Source.
 func (st *stream) Load() float64 { return float64(st.s.volume.used) }
 
-// Share implements prefetch.Source.
 func (st *stream) Share() int { return int(st.s.Memory * 7 / 8 / (st.mean + 1)) }
 
-// Bulk implements prefetch.Source.
 func (st *stream) Bulk() bool { return st.bulk }
