@@ -24,6 +24,7 @@ type places struct {
 	coded codedFiles
 
 	mu        sync.Mutex
+	inherited bool // by a newer version, which would not hear of a new record; under mu
 	admission atomic.Pointer[admission]
 }
 
@@ -140,7 +141,7 @@ func (ps *places) unplace(e uint32, loc segment.Loc) bool { return ps.move(e, lo
 func (ps *places) move(e uint32, from, to segment.Loc, coded int) bool {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	if loc, _ := ps.at(e); loc != from {
+	if loc, _ := ps.at(e); loc != from || from == 0 && ps.inherited {
 		return false
 	}
 	ps.put(e, to, coded)

@@ -97,13 +97,16 @@ func (v *Volume) Manifest() *catalog.Manifest { return v.m }
 // key names an extent as a whole.
 func (v *Volume) key(extent uint32) extentKey { return extentKey{v, piece(extent) << 8} }
 
-// Inherit takes over the unchanged kept records of an older version of the same dataset. The records of files that
-// changed or vanished are freed.
+// Inherit takes over the unchanged kept records of an older version of the same dataset, which keeps nothing new from then on. The
+// records of files that changed or vanished are freed.
 func (v *Volume) Inherit(old *Volume) {
 	d := v.ds.disk.Load()
 	if d == nil || old.ds != v.ds {
 		return
 	}
+	old.places.mu.Lock()
+	old.inherited = true
+	old.places.mu.Unlock()
 	for of := range old.m.Len() {
 		node, ok := v.m.Find(old.m.Path(of))
 		same := ok && !node.IsDir && v.m.ETag(node.Index) == old.m.ETag(of) && v.m.Size(node.Index) == old.m.Size(of)

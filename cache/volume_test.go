@@ -320,6 +320,28 @@ func TestInherit(t *testing.T) {
 	}
 }
 
+// What a version fetches once a newer one has taken over its records would be nobody's.
+func TestInheritedVersionKeepsNothing(t *testing.T) {
+	f := newFixture(t, 5<<10, 6<<10)
+	c, v := f.open(t, 64<<20, t.TempDir(), 64<<20)
+	defer closeCache(t, c)
+	read := func(file int) {
+		if _, err := v.ReadAt(t.Context(), file, make([]byte, 8<<10), 0); err != nil {
+			t.Fatal(err)
+		}
+		if err := v.Flush(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read(0)
+	w := c.NewVolume(VolumeOptions{Manifest: f.m, Dataset: [16]byte{1}, Store: f.gate})
+	w.Inherit(v)
+	read(1)
+	if kept, _ := v.Kept(); kept != 1 {
+		t.Errorf("%d extents are kept", kept)
+	}
+}
+
 // Files of several extents that are wanted whole, more of them at once than fit memory: whoever has
 // memory for its file must get the extents.
 func TestManyLargeSamples(t *testing.T) {
