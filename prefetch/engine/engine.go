@@ -571,8 +571,9 @@ func (e *Engine) refresh(ctx context.Context, afresh bool, list func(context.Con
 		return false, err
 	}
 	defer func() {
-		e.tell(err == nil)
-		if err == nil && afresh {
+		served := changed || err == nil // if its order cannot start, too
+		e.tell(served)
+		if served && afresh {
 			e.listed.Store(&began)
 		}
 	}()

@@ -220,8 +220,13 @@ func TestRefreshEndsTheOrder(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	var told bool
+	e.untold = func(served bool) { told = served }
 	if changed, err := e.Refresh(context.Background()); !changed || err == nil {
 		t.Errorf("%v, %v: there is no sample", changed, err)
+	}
+	if !told {
+		t.Error("the cluster does not learn of the version that this node serves")
 	}
 	if n := len(e.orders.mounted()); n != 0 {
 		t.Errorf("%d streams of the old version", n)
