@@ -64,17 +64,18 @@ func takePrefix(ctx context.Context, cfg Config, id string) (*prefixLock, error)
 		o, has, err := l.read(ctx)
 		switch {
 		case objstore.KindOf(err) == objstore.KindNotFound || objstore.KindOf(err) == objstore.KindChanged:
-			continue // it went, or was renewed, just now
+			// It went, or was renewed, just now, or the store is of two minds.
 		case err != nil:
 			return nil, err
 		case has.ID == l.mine.ID && has.ID != id:
 			l.etag = o.ETag
 			return l, nil
 		case has.ID == l.mine.ID || o.ETag == seen.ETag && time.Since(since) > lockDead:
-			if err := cfg.Store.Delete(ctx, o.Key, o.ETag); err != nil && objstore.KindOf(err) != objstore.KindChanged {
+			if err := cfg.Store.Delete(ctx, o.Key, o.ETag); err == nil {
+				continue
+			} else if objstore.KindOf(err) != objstore.KindChanged {
 				return nil, err
 			}
-			continue
 		case seen.ETag != "" && o.ETag != seen.ETag:
 			how := "without --cluster"
 			if strings.Contains(has.ID, "://") {

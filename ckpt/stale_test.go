@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/shoalfs/shoal/cache/objstore"
@@ -161,6 +162,36 @@ func TestLockIsRenewedByOneWrite(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A store that says that the lock exists, and does not find it, is asked again after a pause.
+func TestLockOfAStoreOfTwoMinds(t *testing.T) {
+	folders, err := objstore.NewDir(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		store := &twoMinds{Layer: objstore.Retry(folders, objstore.RetryPolicy{})}
+		began := time.Now()
+		if _, err := takePrefix(t.Context(), Config{Dest: "there", Store: store, Log: slog.New(slog.DiscardHandler)}, "1"); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(began); took != 3*lockLook {
+			t.Errorf("three refusals took %s", took)
+		}
+	})
+}
+
+type twoMinds struct {
+	objstore.Layer
+	asked int
+}
+
+func (s *twoMinds) PutNew(ctx context.Context, key string, b []byte) (objstore.Object, error) {
+	if s.asked++; s.asked <= 3 {
+		return objstore.Object{}, objstore.Exists(key)
+	}
+	return s.Layer.PutNew(ctx, key, b)
 }
 
 // A withdrawn folder loses its last names first, also one that becomes visible just then: whoever finds one finds what it names.
