@@ -168,7 +168,7 @@ func openJournal(file, id string, of origin) (j *journal, err error) {
 	j = &journal{path: file, id: id, known: k}
 	if err = j.compact(); err != nil && k.Origin.ID == string(own) { // no space: there is room in the one that is there
 		j.size, j.lines = n, bytes.Count(b, []byte("\n"))
-		if j.f, err = os.OpenFile(file, os.O_WRONLY|os.O_APPEND, 0); err == nil && n < int64(len(b)) {
+		if j.f, err = os.OpenFile(file, os.O_WRONLY, 0); err == nil && n < int64(len(b)) {
 			err = j.f.Truncate(n)
 		}
 	}
@@ -211,7 +211,7 @@ func (j *journal) compact() error {
 	if err != nil {
 		return err
 	}
-	f, err := os.OpenFile(j.path, os.O_WRONLY|os.O_APPEND, 0)
+	f, err := os.OpenFile(j.path, os.O_WRONLY, 0)
 	if err != nil {
 		return err
 	}
@@ -257,9 +257,8 @@ func (j *journal) append(e entry, sync bool) error {
 		return nil
 	}
 	b := e.line()
-	if _, err := j.f.Write(b); err != nil {
-		_, j.room = j.f.Truncate(j.size), 0 // what follows half a line would be lost
-		return err
+	if _, err := j.f.WriteAt(b, j.size); err != nil {
+		return err // the next line takes the place of what is there of this one
 	}
 	j.size += int64(len(b))
 	j.lines++

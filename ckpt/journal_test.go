@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/shoalfs/shoal/ckpt/folder"
@@ -92,6 +93,34 @@ func TestJournalTorn(t *testing.T) {
 				t.Fatalf("%q says %+v, not %+v", left, k, said(whole))
 			}
 		}
+	}
+}
+
+// A full disk leaves half a line. The next lines, shorter or longer, are read all the same.
+func TestJournalAfterHalfALine(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "journal")
+	j, err := openJournal(file, file+".id", origin{Dest: "s3://b/p/"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	half, err := os.OpenFile(file, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer half.Close()
+	for _, next := range []string{"a", strings.Repeat("long", 100), "b"} {
+		if _, err := half.WriteAt([]byte(`{"path":"`+strings.Repeat("half", 20)), j.size); err != nil {
+			t.Fatal(err)
+		}
+		if err := j.write(entry{Path: next, Unsealed: true}, true); err != nil {
+			t.Fatal(err)
+		}
+		if b, err := os.ReadFile(file); err != nil || !reflect.DeepEqual(said(b), j.known) {
+			t.Errorf("%+v, %v; written: %+v", said(b), err, j.known)
+		}
+	}
+	if err := j.close(); err != nil {
+		t.Fatal(err)
 	}
 }
 
