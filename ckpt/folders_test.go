@@ -100,6 +100,41 @@ func TestInodeOfAnother(t *testing.T) {
 	}
 }
 
+// Other rights, another owner or another link make no other content: nothing is published again. A write is.
+func TestChmodIsNoSave(t *testing.T) {
+	store, dest := toFolder(t)
+	dir := t.TempDir()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	at := filepath.Join(dir, "a")
+	must(os.WriteFile(at, []byte("old"), 0o600))
+	carried := func() (os.FileInfo, string) {
+		must(carryTo(t, Config{Dir: dir, Store: store}, func(c *Client) { isWhole(t, c, "a") }))
+		is, err := os.Stat(filepath.Join(dest, "a"))
+		must(err)
+		b, err := os.ReadFile(filepath.Join(dest, "a"))
+		must(err)
+		return is, string(b)
+	}
+	first, _ := carried()
+	must(os.Chmod(at, 0o640))
+	must(os.Link(at, filepath.Join(t.TempDir(), "b")))
+	if again, _ := carried(); !os.SameFile(first, again) {
+		t.Error("it was published again")
+	}
+	f, err := os.OpenFile(at, os.O_WRONLY, 0)
+	must(err)
+	_, err = f.WriteString("new")
+	must(errors.Join(err, f.Close()))
+	if _, b := carried(); b != "new" {
+		t.Errorf("%q is there", b)
+	}
+}
+
 // A link to the folder that leads elsewhere some day takes nothing with it: --keep-local removes nothing there.
 func TestFolderBehindALink(t *testing.T) {
 	store, _ := toFolder(t)

@@ -239,12 +239,13 @@ func (q *Queue) Hear(news []folder.News, now time.Time) {
 
 func (q *Queue) closed(f *file, print folder.Print, now time.Time) {
 	f.seen = true
-	if f.state == whole && f.print == print && f.turn != 0 {
+	if f.state == whole && f.print.SameContent(print) && f.turn != 0 {
+		f.print = print
 		return
 	}
 	q.set(f, open) // what was owed stays so
 	f.state, f.print = whole, print
-	if f.there != nil && f.there.Print == print && f != q.busy {
+	if f.there != nil && f.there.Print.SameContent(print) && f != q.busy {
 		f.owed = 0
 		return
 	}
@@ -531,7 +532,7 @@ func (q *Queue) change(f *file) Change {
 func (q *Queue) Made(c Change, there Published) {
 	q.busy = nil
 	f := q.files[c.Path]
-	if f.turn == c.Turn || f.state == absent && !c.Put || f.state == whole && c.Put && f.print == c.Print {
+	if f.turn == c.Turn || f.state == absent && !c.Put || f.state == whole && c.Put && f.print.SameContent(c.Print) {
 		f.turn = 0
 	}
 	if !c.Put {

@@ -60,11 +60,11 @@ func (m *model) close(p string, print folder.Print) {
 }
 
 func (m *model) note(p string, print folder.Print) {
-	again := m.here[p] == folder.Whole && m.print[p] == print && m.at[p] != 0
+	again := m.here[p] == folder.Whole && m.print[p].SameContent(print) && m.at[p] != 0
 	m.here[p], m.print[p] = folder.Whole, print
 	delete(m.doomed, p)
 	switch {
-	case m.bucket[p] == print && (m.flight == nil || m.flight.Path != p):
+	case m.bucket[p].SameContent(print) && (m.flight == nil || m.flight.Path != p):
 		m.void(p)
 		delete(m.owed, p)
 	case !again:
@@ -213,7 +213,7 @@ func (m *model) answer(made bool) {
 		return
 	}
 	m.bucket[c.Path] = c.Print
-	if m.here[c.Path] == folder.Whole && m.print[c.Path] == c.Print {
+	if m.here[c.Path] == folder.Whole && m.print[c.Path].SameContent(c.Print) {
 		m.void(c.Path)
 	}
 	if delete(m.owed, c.Path); m.at[c.Path] != 0 {
@@ -260,7 +260,7 @@ func (m *model) check(t *rapid.T) {
 		return
 	}
 	for p := range m.here {
-		if m.bucket[p] != m.print[p] {
+		if !m.bucket[p].SameContent(m.print[p]) {
 			t.Fatalf("%s is not in the bucket as it is here: %+v", p, m.q.Behind())
 		}
 	}

@@ -135,7 +135,7 @@ func (c *Carrier) send(ctx context.Context, s *send, change Change) (err error) 
 		}
 	}()
 	size, part := change.Print.Size, partSize(change.Print.Size)
-	if before := c.journal.uploads()[change.Path]; before.Print == change.Print && before.Part == part && before.ID != "" {
+	if before := c.journal.uploads()[change.Path]; before.Print.SameContent(change.Print) && before.Part == part && before.ID != "" {
 		up, stored, err := c.Store.Resume(ctx, c.key(change.Path), before.ID, size, part)
 		if err != nil && objstore.KindOf(err) != objstore.KindNotFound {
 			return err
