@@ -108,7 +108,7 @@ func (f *codedFixture) put(i, size int) {
 }
 
 func (f *codedFixture) list() {
-	m, err := catalog.Build(f.mem.List(f.t.Context(), "a/"), catalog.BuildOptions{Prefix: "a/"})
+	m, err := catalog.Build(f.mem.List(f.t.Context(), "a/", ""), catalog.BuildOptions{Prefix: "a/"})
 	if err != nil {
 		f.t.Fatal(err)
 	}

@@ -75,8 +75,8 @@ func (p *packed) ReadAt(ctx context.Context, o objstore.Object, b []byte, off in
 func (p *packed) Stat(ctx context.Context, key string) (objstore.Object, error) {
 	return p.mem.Stat(ctx, key)
 }
-func (p *packed) List(ctx context.Context, prefix string) iter.Seq2[objstore.Object, error] {
-	return p.mem.List(ctx, prefix)
+func (p *packed) List(ctx context.Context, prefix, after string) iter.Seq2[objstore.Object, error] {
+	return p.mem.List(ctx, prefix, after)
 }
 
 func checkFiles(t testing.TB, v *Volume, want [][]byte, files ...int) {

@@ -101,7 +101,7 @@ func TestCarrier(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for o, err := range store.List(t.Context(), src.Prefix) {
+	for o, err := range store.List(t.Context(), src.Prefix, "") {
 		if err != nil {
 			t.Fatal(err)
 		}

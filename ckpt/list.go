@@ -31,7 +31,7 @@ func List(ctx context.Context, store objstore.Reader, prefix string, isLast func
 	var objects []objstore.Object
 	tops := map[string]bool{}
 	var latest time.Time // of the last names at the top
-	for o, err := range store.List(ctx, prefix) {
+	for o, err := range store.List(ctx, prefix, "") {
 		if err != nil {
 			return nil, err
 		}

@@ -274,12 +274,7 @@ func fileObject(key string, fi fs.FileInfo) Object {
 }
 
 // List implements [Reader].
-func (d *Dir) List(ctx context.Context, prefix string) iter.Seq2[Object, error] {
-	return d.ListAfter(ctx, prefix, "")
-}
-
-// ListAfter implements [Layer].
-func (d *Dir) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[Object, error] {
+func (d *Dir) List(ctx context.Context, prefix, after string) iter.Seq2[Object, error] {
 	return func(yield func(Object, error) bool) {
 		w := dirWalk{d: d, ctx: ctx, prefix: prefix, after: after, recurse: true, yield: yield}
 		w.start()

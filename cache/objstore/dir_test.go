@@ -76,7 +76,7 @@ func TestDirKinds(t *testing.T) {
 	must(t, os.Symlink("pipe", root+"/linked-pipe"))
 
 	want := []string{"d/file", "d/link", "d/sub/", "folder-link/f"}
-	if got := keysOf(memstore.Collect(t, d.List(t.Context(), ""))); !slices.Equal(got, want) {
+	if got := keysOf(memstore.Collect(t, d.List(t.Context(), "", ""))); !slices.Equal(got, want) {
 		t.Errorf("List: %q, want %q", got, want)
 	}
 	if l := d.TakeLeftOut(); l.Dangling != 2 || l.Special != 2 || !slices.Equal(l.Examples, []string{"dangling", "linked-pipe", "pipe", "self"}) {
@@ -94,17 +94,17 @@ func TestDirKinds(t *testing.T) {
 	strict, err := objstore.NewDir(root)
 	must(t, err)
 	for _, prefix := range []string{"", "d/"} {
-		if _, err := listAll(strict.List(t.Context(), prefix)); objstore.KindOf(err) != objstore.KindInvalid || !strings.Contains(err.Error(), outside) || !strings.Contains(err.Error(), "--store links-outside") {
+		if _, err := listAll(strict.List(t.Context(), prefix, "")); objstore.KindOf(err) != objstore.KindInvalid || !strings.Contains(err.Error(), outside) || !strings.Contains(err.Error(), "--store links-outside") {
 			t.Errorf("links that lead out: %v", err)
 		}
 	}
 	must(t, os.Remove(root+"/d/link"))
-	if got, err := listAll(strict.List(t.Context(), "d/")); err != nil || !slices.Equal(keysOf(got), []string{"d/file", "d/sub/"}) {
+	if got, err := listAll(strict.List(t.Context(), "d/", "")); err != nil || !slices.Equal(keysOf(got), []string{"d/file", "d/sub/"}) {
 		t.Errorf("without them: %v, %v", got, err)
 	}
 	must(t, os.Symlink(outside+"/f", root+"/d/link"))
 	for _, prefix := range []string{"d/sub/loop/", "d/sub/loop/d/", "self/"} {
-		if got := memstore.Collect(t, d.List(t.Context(), prefix)); len(got) != 0 {
+		if got := memstore.Collect(t, d.List(t.Context(), prefix, "")); len(got) != 0 {
 			t.Errorf("List(%q): %v: a link loop was followed", prefix, got)
 		}
 	}
@@ -208,7 +208,7 @@ func TestDirErrors(t *testing.T) {
 	if err := missing.Check(t.Context()); objstore.KindOf(err) != objstore.KindNotFound || !strings.Contains(err.Error(), "check the path") {
 		t.Errorf("Check of a missing folder: %v", err)
 	}
-	for _, err := range missing.List(t.Context(), "") {
+	for _, err := range missing.List(t.Context(), "", "") {
 		if objstore.KindOf(err) != objstore.KindNotFound {
 			t.Errorf("List of a missing folder: %v", err)
 		}
@@ -269,11 +269,11 @@ func TestDirModel(t *testing.T) {
 		}))
 		prefix := rapid.StringMatching(`([ab]-?/){0,2}[ab]?-?`).Draw(rt, "prefix")
 		after := rapid.StringMatching(`([ab]-?/){0,3}[ab.-]{0,2}`).Draw(rt, "after")
-		if got, want := keysOf(memstore.Collect(rt, d.List(t.Context(), prefix))), keysOf(memstore.Collect(rt, m.List(t.Context(), prefix))); !slices.Equal(got, want) {
+		if got, want := keysOf(memstore.Collect(rt, d.List(t.Context(), prefix, ""))), keysOf(memstore.Collect(rt, m.List(t.Context(), prefix, ""))); !slices.Equal(got, want) {
 			rt.Fatalf("List(%q)\n got %q\nwant %q", prefix, got, want)
 		}
-		if got, want := keysOf(memstore.Collect(rt, d.ListAfter(t.Context(), prefix, after))), keysOf(memstore.Collect(rt, m.ListAfter(t.Context(), prefix, after))); !slices.Equal(got, want) {
-			rt.Fatalf("ListAfter(%q, %q)\n got %q\nwant %q", prefix, after, got, want)
+		if got, want := keysOf(memstore.Collect(rt, d.List(t.Context(), prefix, after))), keysOf(memstore.Collect(rt, m.List(t.Context(), prefix, after))); !slices.Equal(got, want) {
+			rt.Fatalf("List(%q, %q)\n got %q\nwant %q", prefix, after, got, want)
 		}
 		level := prefix[:strings.LastIndexByte(prefix, '/')+1]
 		got, want := keysOf(memstore.Collect(rt, d.ListLevel(t.Context(), level))), keysOf(memstore.Collect(rt, m.ListLevel(t.Context(), level)))
@@ -282,7 +282,7 @@ func TestDirModel(t *testing.T) {
 		if !slices.Equal(got, want) {
 			rt.Fatalf("ListLevel(%q)\n got %q\nwant %q", level, got, want)
 		}
-		got, want = keysOf(memstore.Collect(rt, objstore.ListParallel(t.Context(), d, level, 2, nil))), keysOf(memstore.Collect(rt, m.List(t.Context(), level)))
+		got, want = keysOf(memstore.Collect(rt, objstore.ListParallel(t.Context(), d, level, 2, nil))), keysOf(memstore.Collect(rt, m.List(t.Context(), level, "")))
 		slices.Sort(got)
 		if !slices.Equal(got, want) {
 			rt.Fatalf("ListParallel(%q)\n got %q\nwant %q", level, got, want)

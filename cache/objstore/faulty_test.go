@@ -294,13 +294,8 @@ func (u *faultyUpload) Abort(ctx context.Context) error {
 }
 
 // List implements [objstore.Reader].
-func (f *Faulty) List(ctx context.Context, prefix string) iter.Seq2[objstore.Object, error] {
-	return f.ListAfter(ctx, prefix, "")
-}
-
-// ListAfter implements [objstore.Layer].
-func (f *Faulty) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[objstore.Object, error] {
-	return f.list(ctx, prefix, f.Layer.ListAfter(ctx, prefix, after))
+func (f *Faulty) List(ctx context.Context, prefix, after string) iter.Seq2[objstore.Object, error] {
+	return f.list(ctx, prefix, f.Layer.List(ctx, prefix, after))
 }
 
 // ListLevel implements [objstore.Layer].

@@ -13,7 +13,7 @@ import (
 //
 // A request's priority is its context's when it arrives; [Urgency] can raise it while it waits.
 //
-// Listings that are sequences (List, ListAfter, ListLevel) are not limited: the caller's loop runs between the
+// Listings that are sequences (List, ListLevel) are not limited: the caller's loop runs between the
 // requests, and a place held meanwhile would block, or deadlock, a loop that reads.
 type Limiter struct {
 	each

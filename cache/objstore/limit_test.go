@@ -49,7 +49,9 @@ func (g *gate) finish(key string) {
 
 func (g *gate) Stat(context.Context, string) (objstore.Object, error) { panic("not used") }
 
-func (g *gate) List(context.Context, string) iter.Seq2[objstore.Object, error] { panic("not used") }
+func (g *gate) List(context.Context, string, string) iter.Seq2[objstore.Object, error] {
+	panic("not used")
+}
 
 // modelRequest is a request as the model of the limiter sees it.
 type modelRequest struct {

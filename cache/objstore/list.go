@@ -107,7 +107,7 @@ func (l *parallelLister) level(ctx context.Context, prefixes []string) ([]string
 }
 
 func (l *parallelLister) flat(ctx context.Context, prefixes []string) error {
-	return l.each(ctx, prefixes, l.r.List)
+	return l.each(ctx, prefixes, func(ctx context.Context, prefix string) iter.Seq2[Object, error] { return l.r.List(ctx, prefix, "") })
 }
 
 // each runs list for every prefix, up to l.workers at once, and sends what they yield.

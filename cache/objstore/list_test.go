@@ -35,7 +35,7 @@ func TestListParallelModel(t *testing.T) {
 			last = n
 		}))
 		slices.SortFunc(got, func(a, b objstore.Object) int { return strings.Compare(a.Key, b.Key) })
-		want := memstore.Collect(rt, m.List(t.Context(), prefix))
+		want := memstore.Collect(rt, m.List(t.Context(), prefix, ""))
 		same(rt, got, want)
 		if last != len(want) {
 			rt.Fatalf("progress ended at %d of %d", last, len(want))
@@ -103,7 +103,7 @@ type busiest struct {
 	now, most atomic.Int64
 }
 
-func (b *busiest) List(ctx context.Context, prefix string) iter.Seq2[objstore.Object, error] {
+func (b *busiest) List(ctx context.Context, prefix, after string) iter.Seq2[objstore.Object, error] {
 	return func(yield func(objstore.Object, error) bool) {
 		n := b.now.Add(1)
 		defer b.now.Add(-1)
@@ -114,7 +114,7 @@ func (b *busiest) List(ctx context.Context, prefix string) iter.Seq2[objstore.Ob
 			}
 		}
 		time.Sleep(time.Millisecond)
-		b.Mem.List(ctx, prefix)(yield)
+		b.Mem.List(ctx, prefix, after)(yield)
 	}
 }
 

@@ -177,13 +177,8 @@ func (m *Meter) request(ctx context.Context, r request, f func(ctx context.Conte
 }
 
 // List implements [Reader].
-func (m *Meter) List(ctx context.Context, prefix string) iter.Seq2[Object, error] {
-	return m.list(ctx, m.below.List(ctx, prefix))
-}
-
-// ListAfter implements [Layer].
-func (m *Meter) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[Object, error] {
-	return m.list(ctx, m.below.ListAfter(ctx, prefix, after))
+func (m *Meter) List(ctx context.Context, prefix, after string) iter.Seq2[Object, error] {
+	return m.list(ctx, m.below.List(ctx, prefix, after))
 }
 
 // ListLevel implements [Layer].

@@ -36,9 +36,9 @@ func TestMeter(t *testing.T) {
 		meter.ReadAt(t.Context(), o, make([]byte, 100), 0)
 		meter.Stat(t.Context(), "a/k")
 		meter.Stat(t.Context(), "none")
-		memstore.Collect(t, meter.List(t.Context(), ""))
+		memstore.Collect(t, meter.List(t.Context(), "", ""))
 		memstore.Collect(t, meter.ListLevel(t.Context(), ""))
-		for range meter.List(t.Context(), "") {
+		for range meter.List(t.Context(), "", "") {
 			break
 		}
 		s := meter.Stats()

@@ -45,9 +45,10 @@ type Reader interface {
 
 	ReaderAt
 
-	// List yields every object whose key begins with prefix, in key order. The sequence ends
-	// after the first non-nil error. Breaking out of it early leaks nothing.
-	List(ctx context.Context, prefix string) iter.Seq2[Object, error]
+	// List yields every object whose key begins with prefix and is above after, in key order: a failed listing of
+	// millions of keys need not start again. The sequence ends after the first non-nil error. Breaking out of it early
+	// leaks nothing.
+	List(ctx context.Context, prefix, after string) iter.Seq2[Object, error]
 }
 
 // ReaderAt is what a [Reader] does with objects that are known.
@@ -67,10 +68,6 @@ type Layer interface {
 	Reader
 	SpanReader
 	Uploader
-
-	// ListAfter is List without the keys up to and including after, so that a failed listing of millions of keys need
-	// not start again.
-	ListAfter(ctx context.Context, prefix, after string) iter.Seq2[Object, error]
 
 	// ListLevel yields the objects directly under prefix and, as Objects whose [Object.IsPrefix] is true and whose Key
 	// ends in "/", the prefixes one level below it, so that a large listing can be split and run in parallel. Objects

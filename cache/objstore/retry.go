@@ -286,14 +286,9 @@ func (t *Retrier) holds(ctx context.Context, key string, data []byte) (Object, b
 
 // List implements [Reader]. A listing that fails in between continues after the last key that was yielded; progress
 // resets its tries.
-func (t *Retrier) List(ctx context.Context, prefix string) iter.Seq2[Object, error] {
-	return t.ListAfter(ctx, prefix, "")
-}
-
-// ListAfter implements [Layer].
-func (t *Retrier) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[Object, error] {
+func (t *Retrier) List(ctx context.Context, prefix, after string) iter.Seq2[Object, error] {
 	return func(yield func(Object, error) bool) {
-		t.resume(ctx, yield, after, func(last string) iter.Seq2[Object, error] { return t.below.ListAfter(ctx, prefix, last) })
+		t.resume(ctx, yield, after, func(last string) iter.Seq2[Object, error] { return t.below.List(ctx, prefix, last) })
 	}
 }
 

@@ -149,8 +149,8 @@ func (f flaky) cut(seq iter.Seq2[objstore.Object, error]) iter.Seq2[objstore.Obj
 	}
 }
 
-func (f flaky) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[objstore.Object, error] {
-	return f.cut(f.Mem.ListAfter(ctx, prefix, after))
+func (f flaky) List(ctx context.Context, prefix, after string) iter.Seq2[objstore.Object, error] {
+	return f.cut(f.Mem.List(ctx, prefix, after))
 }
 
 func (f flaky) ListLevel(ctx context.Context, prefix string) iter.Seq2[objstore.Object, error] {
@@ -178,7 +178,7 @@ func TestRetryList(t *testing.T) {
 		policy := objstore.RetryPolicy{Tries: 25, Sleep: func(context.Context, time.Duration) error { return nil }}
 		r := objstore.Retry(flaky{m, fail}, policy)
 		prefix := rapid.SampledFrom([]string{"", "a", "a/", "a/b"}).Draw(rt, "prefix")
-		same(rt, memstore.Collect(rt, r.List(t.Context(), prefix)), memstore.Collect(rt, m.List(t.Context(), prefix)))
+		same(rt, memstore.Collect(rt, r.List(t.Context(), prefix, "")), memstore.Collect(rt, m.List(t.Context(), prefix, "")))
 		if prefix == "" || strings.HasSuffix(prefix, "/") {
 			same(rt, memstore.Collect(rt, r.ListLevel(t.Context(), prefix)), memstore.Collect(rt, m.ListLevel(t.Context(), prefix)))
 		}
@@ -191,7 +191,7 @@ func TestRetryListOutOfOrder(t *testing.T) {
 	list := func(again error) (keys []string, last error) {
 		broken := &objstore.Error{Op: "list", Kind: objstore.KindTransient}
 		r := objstore.Retry(pieces{nil, []string{"a", "c"}, broken, []string{"f", "d", "e"}, again}, objstore.RetryPolicy{Base: 1})
-		for o, err := range r.List(t.Context(), "") {
+		for o, err := range r.List(t.Context(), "", "") {
 			if err != nil {
 				return keys, err
 			}
@@ -216,7 +216,7 @@ type pieces struct {
 	again  error
 }
 
-func (p pieces) ListAfter(_ context.Context, _, after string) iter.Seq2[objstore.Object, error] {
+func (p pieces) List(_ context.Context, _, after string) iter.Seq2[objstore.Object, error] {
 	if after == "" {
 		return listed(p.first, p.broken)
 	}
@@ -251,7 +251,7 @@ func same(t tb, got, want []objstore.Object) {
 // disorderly lists in the order of a directory walk.
 type disorderly struct{ objstore.Layer }
 
-func (disorderly) ListAfter(context.Context, string, string) iter.Seq2[objstore.Object, error] {
+func (disorderly) List(context.Context, string, string) iter.Seq2[objstore.Object, error] {
 	return func(yield func(objstore.Object, error) bool) {
 		for _, k := range []string{"a/b", "a-b"} {
 			if !yield(objstore.Object{Key: k, ETag: "e"}, nil) {
@@ -268,7 +268,7 @@ func TestRetryDisorder(t *testing.T) {
 	r := objstore.Retry(disorderly{}, objstore.RetryPolicy{Base: 1, Cap: 1})
 	var keys []string
 	var last error
-	for o, err := range r.List(t.Context(), "") {
+	for o, err := range r.List(t.Context(), "", "") {
 		if last = err; err == nil {
 			keys = append(keys, o.Key)
 		}

@@ -167,7 +167,7 @@ func TestDirUpload(t *testing.T) {
 		if got := names(); len(got) != 1 || !strings.HasPrefix(got[0], ".shoal-put-") {
 			t.Errorf("during an upload: %q", got)
 		}
-		if got := keysOf(memstore.Collect(t, d.List(t.Context(), ""))); len(got) != 0 && got[0] != "a/b/" {
+		if got := keysOf(memstore.Collect(t, d.List(t.Context(), "", ""))); len(got) != 0 && got[0] != "a/b/" {
 			t.Errorf("a listing shows %q", got)
 		}
 		_, err = u.Complete(t.Context())

@@ -65,7 +65,7 @@ func TestCodedMembers(t *testing.T) {
 	for name, data := range want {
 		s.PutBytes("src/"+name, data)
 	}
-	m, err := catalog.Build(s.List(t.Context(), "src/"), catalog.BuildOptions{Prefix: "src/"})
+	m, err := catalog.Build(s.List(t.Context(), "src/", ""), catalog.BuildOptions{Prefix: "src/"})
 	if err != nil {
 		t.Fatal(err)
 	}

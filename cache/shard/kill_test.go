@@ -24,7 +24,7 @@ func packInto(dir string) error {
 	if err != nil {
 		return err
 	}
-	m, err := catalog.Build(d.List(ctx, "src/"), catalog.BuildOptions{Prefix: "src/"})
+	m, err := catalog.Build(d.List(ctx, "src/", ""), catalog.BuildOptions{Prefix: "src/"})
 	if err != nil {
 		return err
 	}

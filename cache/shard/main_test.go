@@ -93,11 +93,11 @@ func (s *store) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int
 	return nil
 }
 
-func (s *store) List(ctx context.Context, prefix string) iter.Seq2[objstore.Object, error] {
+func (s *store) List(ctx context.Context, prefix, after string) iter.Seq2[objstore.Object, error] {
 	if err, _ := s.step(); err != nil {
 		return func(yield func(objstore.Object, error) bool) { yield(objstore.Object{}, err) }
 	}
-	return s.Mem.List(ctx, prefix)
+	return s.Mem.List(ctx, prefix, after)
 }
 
 func (s *store) PutNew(ctx context.Context, key string, data []byte) (objstore.Object, error) {
@@ -250,7 +250,7 @@ func fill(t rapid.TB, s *store, files map[string]int) *catalog.Manifest {
 	for i, p := range paths {
 		s.PutBytes("src/"+p, bytesOf(uint64(i), files[p]))
 	}
-	m, err := catalog.Build(s.Mem.List(context.Background(), "src/"), catalog.BuildOptions{Prefix: "src/"})
+	m, err := catalog.Build(s.Mem.List(context.Background(), "src/", ""), catalog.BuildOptions{Prefix: "src/"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -260,7 +260,7 @@ func fill(t rapid.TB, s *store, files map[string]int) *catalog.Manifest {
 // keys lists what is under prefix, without it.
 func keys(s *store, prefix string) []string {
 	var out []string
-	for o := range s.Mem.List(context.Background(), prefix) {
+	for o := range s.Mem.List(context.Background(), prefix, "") {
 		out = append(out, strings.TrimPrefix(o.Key, prefix))
 	}
 	return out

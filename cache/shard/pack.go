@@ -368,7 +368,7 @@ func difference(there, wanted params) string {
 // find lists the shards under the prefix.
 func (k *packer) find(ctx context.Context, marked bool) error {
 	k.found = make([]foundShard, len(k.sizes))
-	for o, err := range k.dst.List(ctx, k.prefix+"shard-") {
+	for o, err := range k.dst.List(ctx, k.prefix+"shard-", "") {
 		if err != nil {
 			return fmt.Errorf("pack: %w", err)
 		}

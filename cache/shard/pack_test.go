@@ -362,7 +362,7 @@ func TestPackRefuses(t *testing.T) {
 		{"another dataset", func(t *testing.T) error {
 			s, _ := newSet(t)
 			s.PutBytes("src/class0/0000.jpg", nil)
-			m, err := catalog.Build(s.Mem.List(ctx, "src/"), catalog.BuildOptions{Prefix: "src/"})
+			m, err := catalog.Build(s.Mem.List(ctx, "src/", ""), catalog.BuildOptions{Prefix: "src/"})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -640,7 +640,7 @@ func TestPackOnStores(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		m, err := catalog.Build(dst.List(ctx, "src/"), catalog.BuildOptions{Prefix: "src/"})
+		m, err := catalog.Build(dst.List(ctx, "src/", ""), catalog.BuildOptions{Prefix: "src/"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -705,7 +705,7 @@ func BenchmarkPack(b *testing.B) {
 		mem.PutBytes(fmt.Sprintf("src/class%d/%05d.jpg", i%10, i), data)
 	}
 	ctx := context.Background()
-	m, err := catalog.Build(mem.List(ctx, "src/"), catalog.BuildOptions{Prefix: "src/"})
+	m, err := catalog.Build(mem.List(ctx, "src/", ""), catalog.BuildOptions{Prefix: "src/"})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -716,7 +716,7 @@ func BenchmarkPack(b *testing.B) {
 			b.Fatal(err)
 		}
 		b.StopTimer()
-		for o := range mem.List(ctx, "out/") {
+		for o := range mem.List(ctx, "out/", "") {
 			if err := mem.Delete(ctx, o.Key, ""); err != nil {
 				b.Fatal(err)
 			}

@@ -95,7 +95,7 @@ func OpenRows(ctx context.Context, r objstore.Reader, src objstore.Source, o Ope
 	there := map[string]objstore.Object{} // by key: .bin and .mds
 	var tables, indexes, mds []objstore.Object
 	shards := false
-	for o, err := range r.List(ctx, src.Prefix) {
+	for o, err := range r.List(ctx, src.Prefix, "") {
 		if err != nil {
 			return nil, err
 		}

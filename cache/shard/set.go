@@ -126,7 +126,7 @@ func IsSet(ctx context.Context, r objstore.Reader, src objstore.Source) (bool, e
 		}
 	}
 	n, tars := 0, false
-	for o, err := range r.List(ctx, src.Prefix) {
+	for o, err := range r.List(ctx, src.Prefix, "") {
 		if err != nil {
 			return false, err
 		}
@@ -180,7 +180,7 @@ func (s *Set) openOwn(ctx context.Context, prefix string, data []byte) error {
 	}
 	s.summary, s.Version, s.Files, s.Bytes = sum, sum.Dataset, sum.Files, sum.Bytes
 	there := make(map[string]objstore.Object, 2*len(sum.Shards))
-	for o, err := range s.r.List(ctx, prefix+"shard-") {
+	for o, err := range s.r.List(ctx, prefix+"shard-", "") {
 		if err != nil {
 			return err
 		}
@@ -219,7 +219,7 @@ func isBad(err error) bool {
 
 // openPrefix takes all tars under a prefix.
 func (s *Set) openPrefix(ctx context.Context, prefix, name string) error {
-	for o, err := range s.r.List(ctx, prefix) {
+	for o, err := range s.r.List(ctx, prefix, "") {
 		if err != nil {
 			return err
 		}
@@ -269,7 +269,7 @@ func (s *Set) openKeys(ctx context.Context, keys []string, name string) error {
 	dir, base := path.Split(strings.TrimSuffix(common, tarSuffix))
 	base, _, _ = strings.Cut(base, ".")
 	s.Shards = make([]objstore.Object, len(keys))
-	for o, err := range s.r.List(ctx, dir+base) {
+	for o, err := range s.r.List(ctx, dir+base, "") {
 		if err != nil {
 			return err
 		}

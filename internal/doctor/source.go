@@ -41,7 +41,7 @@ func (p *patient) list(ctx context.Context) error {
 		shards[key] = true
 	}
 	f.Whole = true
-	for o, err := range p.store.List(ctx, p.where.Prefix) {
+	for o, err := range p.store.List(ctx, p.where.Prefix, "") {
 		if err != nil {
 			return err
 		}

@@ -30,7 +30,7 @@ func packFolder(t testing.TB, dir string, shardSize int64) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := catalog.Build(src.List(ctx, ""), catalog.BuildOptions{})
+	m, err := catalog.Build(src.List(ctx, "", ""), catalog.BuildOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

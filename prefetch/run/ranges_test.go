@@ -78,7 +78,7 @@ func rangesOf(t *testing.T, size int, list []Range, do func(v *cache.Volume, r *
 	synctest.Test(t, func(t *testing.T) {
 		mem := memstore.New()
 		mem.PutBytes("c/tokens.bin", make([]byte, size))
-		m, err := catalog.Build(mem.List(t.Context(), ""), catalog.BuildOptions{})
+		m, err := catalog.Build(mem.List(t.Context(), "", ""), catalog.BuildOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -40,7 +40,7 @@ func cacheOf(t *testing.T, files, size int) (*cache.Cache, *cache.Volume) {
 	for i := range files {
 		mem.PutBytes(fmt.Sprintf("c/%04d.jpg", i), make([]byte, size))
 	}
-	m, err := catalog.Build(mem.List(t.Context(), ""), catalog.BuildOptions{})
+	m, err := catalog.Build(mem.List(t.Context(), "", ""), catalog.BuildOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -52,7 +52,7 @@ func conform(t *testing.T, open func(t *testing.T) Harness) {
 		{"UploadAbort", testUploadAbort}, {"AbortUploads", testAbortUploads}, {"Resume", testResume},
 		{"DeleteVersion", testDeleteVersion}, {"ListOrder", testListOrder},
 		{"ListPrefix", testListPrefix}, {"ListEmpty", testListEmpty}, {"ListBreak", testListBreak},
-		{"ListAfter", testListAfter}, {"ListLevel", testListLevel}, {"ListParallel", testListParallel},
+		{"List after a key", testListAfter}, {"ListLevel", testListLevel}, {"ListParallel", testListParallel},
 		{"ListPages", testListPages}, {"OddKeys", testOddKeys}, {"HostileKeys", testHostileKeys},
 		{"Cancel", testCancel}, {"Concurrency", testConcurrency},
 		{"Copy", testCopy}, {"CopyChanged", testCopyChanged}, // last: how many requests a failed copy makes varies
@@ -118,7 +118,7 @@ func (h *harness) keys(t *testing.T, seq iter.Seq2[objstore.Object, error]) []st
 // files returns all keys except markers of folders: a local folder keeps those of removed files.
 func (h *harness) files(t *testing.T) []string {
 	t.Helper()
-	return slices.DeleteFunc(h.keys(t, h.Store.List(h.ctx, h.Prefix)), func(key string) bool { return strings.HasSuffix(key, "/") })
+	return slices.DeleteFunc(h.keys(t, h.Store.List(h.ctx, h.Prefix, "")), func(key string) bool { return strings.HasSuffix(key, "/") })
 }
 
 func wantKind(t *testing.T, what string, err error, want objstore.Kind) {
@@ -173,7 +173,7 @@ func testStat(t *testing.T, h *harness) {
 	_, err = h.Store.Stat(h.ctx, "")
 	wantKind(t, "Stat of the empty key", err, objstore.KindNotFound)
 
-	for l, err := range h.Store.List(h.ctx, h.Prefix) {
+	for l, err := range h.Store.List(h.ctx, h.Prefix, "") {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -276,7 +276,7 @@ func testPutReplaces(t *testing.T, h *harness) {
 	if err := h.Store.ReadAt(h.ctx, o, p, 0); err != nil || string(p) != "new" {
 		t.Errorf("read %q, %v", p, err)
 	}
-	wantKeys(t, "after two Puts", h.keys(t, h.Store.List(h.ctx, h.Prefix)), []string{"f"})
+	wantKeys(t, "after two Puts", h.keys(t, h.Store.List(h.ctx, h.Prefix, "")), []string{"f"})
 }
 
 // orderKeys are keys whose order by whole key differs from the order of a directory walk.
@@ -298,7 +298,7 @@ func testListOrder(t *testing.T, h *harness) {
 	rand.New(rand.NewPCG(3, 4)).Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
 	h.putAll(t, keys...)
 	slices.Sort(keys)
-	wantKeys(t, "List", h.keys(t, h.Store.List(h.ctx, h.Prefix)), keys)
+	wantKeys(t, "List", h.keys(t, h.Store.List(h.ctx, h.Prefix, "")), keys)
 }
 
 func testListPrefix(t *testing.T, h *harness) {
@@ -307,19 +307,19 @@ func testListPrefix(t *testing.T, h *harness) {
 	slices.Sort(keys)
 	for _, prefix := range []string{"a", "a/", "a/b", "a/b/", "a/c", "a/c/", "a/c/d/", "c/1", "c/10", "c/100", "ä/", "z/日", "none", "none/", "b/", "b", "~"} {
 		want := slices.DeleteFunc(slices.Clone(keys), func(k string) bool { return !strings.HasPrefix(k, prefix) })
-		wantKeys(t, fmt.Sprintf("List(%q)", prefix), h.keys(t, h.Store.List(h.ctx, h.Prefix+prefix)), want)
+		wantKeys(t, fmt.Sprintf("List(%q)", prefix), h.keys(t, h.Store.List(h.ctx, h.Prefix+prefix, "")), want)
 	}
 }
 
 func testListEmpty(t *testing.T, h *harness) {
-	wantKeys(t, "List of an empty store", h.keys(t, h.Store.List(h.ctx, h.Prefix)), nil)
+	wantKeys(t, "List of an empty store", h.keys(t, h.Store.List(h.ctx, h.Prefix, "")), nil)
 	wantKeys(t, "ListLevel of an empty store", h.keys(t, h.Store.ListLevel(h.ctx, h.Prefix)), nil)
 }
 
 func testListBreak(t *testing.T, h *harness) {
 	h.putAll(t, "a/1", "a/2", "b/1", "b/2")
 	n := 0
-	for _, err := range h.Store.List(h.ctx, h.Prefix) {
+	for _, err := range h.Store.List(h.ctx, h.Prefix, "") {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -328,7 +328,7 @@ func testListBreak(t *testing.T, h *harness) {
 		}
 	}
 	// A sequence can be used again, and a loop can read.
-	seq := h.Store.List(h.ctx, h.Prefix)
+	seq := h.Store.List(h.ctx, h.Prefix, "")
 	for range 2 {
 		for o, err := range seq {
 			if err != nil {
@@ -348,8 +348,8 @@ func testListAfter(t *testing.T, h *harness) {
 	for _, prefix := range []string{"", "a/", "c/1"} {
 		for _, after := range append(slices.Clone(keys), "a/", "a/b/", "0", "zzz", "a/c/d/") {
 			want := slices.DeleteFunc(slices.Clone(keys), func(k string) bool { return !strings.HasPrefix(k, prefix) || k <= after })
-			got := h.keys(t, h.Store.ListAfter(h.ctx, h.Prefix+prefix, h.Prefix+after))
-			wantKeys(t, fmt.Sprintf("ListAfter(%q, %q)", prefix, after), got, want)
+			got := h.keys(t, h.Store.List(h.ctx, h.Prefix+prefix, h.Prefix+after))
+			wantKeys(t, fmt.Sprintf("List(%q, %q)", prefix, after), got, want)
 		}
 	}
 }
@@ -420,7 +420,7 @@ func testListPages(t *testing.T, h *harness) {
 		}()
 	}
 	wg.Wait()
-	wantKeys(t, "List over pages", h.keys(t, h.Store.List(h.ctx, h.Prefix)), keys)
+	wantKeys(t, "List over pages", h.keys(t, h.Store.List(h.ctx, h.Prefix, "")), keys)
 	wantKeys(t, "ListLevel over pages", h.keys(t, h.Store.ListLevel(h.ctx, h.Prefix+"p/")), keys)
 }
 
@@ -441,8 +441,8 @@ func testOddKeys(t *testing.T, h *harness) {
 	}
 	h.putAll(t, keys...)
 	slices.Sort(keys)
-	wantKeys(t, "List", h.keys(t, h.Store.List(h.ctx, h.Prefix)), keys)
-	for o, err := range h.Store.List(h.ctx, h.Prefix) {
+	wantKeys(t, "List", h.keys(t, h.Store.List(h.ctx, h.Prefix, "")), keys)
+	for o, err := range h.Store.List(h.ctx, h.Prefix, "") {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -475,8 +475,8 @@ func testHostileKeys(t *testing.T, h *harness) {
 	}
 	h.putAll(t, hostileKeys...)
 	keys := slices.Sorted(slices.Values(hostileKeys))
-	wantKeys(t, "List", h.keys(t, h.Store.List(h.ctx, h.Prefix)), keys)
-	for o, err := range h.Store.List(h.ctx, h.Prefix) {
+	wantKeys(t, "List", h.keys(t, h.Store.List(h.ctx, h.Prefix, "")), keys)
+	for o, err := range h.Store.List(h.ctx, h.Prefix, "") {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -527,7 +527,7 @@ func testCancel(t *testing.T, h *harness) {
 		t.Errorf("Resume with a canceled context: %v", err)
 	}
 	lists := map[string]iter.Seq2[objstore.Object, error]{
-		"List": h.Store.List(ctx, h.Prefix), "ListParallel": objstore.ListParallel(ctx, h.Store, h.Prefix, 4, nil),
+		"List": h.Store.List(ctx, h.Prefix, ""), "ListParallel": objstore.ListParallel(ctx, h.Store, h.Prefix, 4, nil),
 	}
 	for name, seq := range lists {
 		var last error
@@ -542,7 +542,7 @@ func testCancel(t *testing.T, h *harness) {
 	ctx, cancel = context.WithCancel(h.ctx)
 	defer cancel()
 	var last error
-	for _, err := range h.Store.List(ctx, h.Prefix) {
+	for _, err := range h.Store.List(ctx, h.Prefix, "") {
 		cancel()
 		last = err
 	}

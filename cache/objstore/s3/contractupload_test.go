@@ -124,7 +124,7 @@ func testPutNew(t *testing.T, h *harness) {
 	if _, err := h.Store.PutNew(h.ctx, h.Prefix+"d/put", []byte("x")); err != nil {
 		t.Errorf("PutNew of a deleted key: %v", err)
 	}
-	wantKeys(t, "after PutNew", h.keys(t, h.Store.List(h.ctx, h.Prefix)),
+	wantKeys(t, "after PutNew", h.keys(t, h.Store.List(h.ctx, h.Prefix, "")),
 		[]string{"d/new0", "d/new1", "d/new100000", "d/new6291456", "d/put"})
 }
 
@@ -164,12 +164,12 @@ func testPutNewRace(t *testing.T, h *harness) {
 func testDelete(t *testing.T, h *harness) {
 	h.putAll(t, "d/a", "d/b")
 	h.delete(t, h.Prefix+"d/a")
-	wantKeys(t, "after Delete", h.keys(t, h.Store.List(h.ctx, h.Prefix)), []string{"d/b"})
+	wantKeys(t, "after Delete", h.keys(t, h.Store.List(h.ctx, h.Prefix, "")), []string{"d/b"})
 	h.delete(t, h.Prefix+"d/a")
 	h.delete(t, h.Prefix+"none/none")
 	h.delete(t, h.Prefix+"d/b/c")
 	h.delete(t, h.Prefix+"d") // a folder is no object
-	wantKeys(t, "after Deletes of what is not there", h.keys(t, h.Store.List(h.ctx, h.Prefix)), []string{"d/b"})
+	wantKeys(t, "after Deletes of what is not there", h.keys(t, h.Store.List(h.ctx, h.Prefix, "")), []string{"d/b"})
 }
 
 const partSize = 5 << 20
@@ -236,7 +236,7 @@ func testUpload(t *testing.T, h *harness) {
 		if _, err := h.Store.Stat(h.ctx, key); objstore.KindOf(err) != objstore.KindNotFound {
 			t.Errorf("%d bytes are there before Complete: %v", size, err)
 		}
-		wantKeys(t, "during an upload", h.keys(t, h.Store.List(h.ctx, key)), nil)
+		wantKeys(t, "during an upload", h.keys(t, h.Store.List(h.ctx, key, "")), nil)
 		o, err := u.Complete(h.ctx)
 		if err != nil {
 			t.Fatalf("Complete of %d bytes: %v", size, err)

@@ -22,7 +22,7 @@ func TestRequestsAreCounted(t *testing.T) {
 	_ = s.ReadAt(t.Context(), objstore.Object{Key: "a", Size: 10, ETag: "odd tag"}, p, 0) // by minio-go, and its versions are listed
 	_, err := s.Stat(t.Context(), "a")
 	must(t, err)
-	if n := len(memstore.Collect(t, s.List(t.Context(), ""))); n != 5 {
+	if n := len(memstore.Collect(t, s.List(t.Context(), "", ""))); n != 5 {
 		t.Fatalf("%d listed", n)
 	}
 	_, err = s.PutNew(t.Context(), "new", []byte("xyz"))

@@ -129,7 +129,7 @@ func TestHeadersOfEveryRequest(t *testing.T) {
 			_, err := s.Stat(t.Context(), o.Key)
 			must(t, err)
 			must(t, s.Check(t.Context()))
-			memstore.Collect(t, s.List(t.Context(), "a/"))
+			memstore.Collect(t, s.List(t.Context(), "a/", ""))
 			memstore.Collect(t, s.ListLevel(t.Context(), "a/"))
 			_, err = s.PutNew(t.Context(), "new", []byte("x"))
 			must(t, err)

@@ -151,7 +151,7 @@ func TestKeysRotate(t *testing.T) {
 			// All other operations find the new ones too; HEAD and listings of a store with the old ones.
 			_, err = stack.Stat(t.Context(), "o01")
 			must(t, err)
-			if got := memstore.Collect(t, stack.List(t.Context(), "")); len(got) != objects {
+			if got := memstore.Collect(t, stack.List(t.Context(), "", "")); len(got) != objects {
 				t.Errorf("%d objects listed", len(got))
 			}
 		})
@@ -165,7 +165,7 @@ func TestKeysRotateElsewhere(t *testing.T) {
 		do   func(ctx context.Context, r *objstore.Retrier) error
 	}{
 		{"list", func(ctx context.Context, r *objstore.Retrier) error {
-			for _, err := range r.List(ctx, "") {
+			for _, err := range r.List(ctx, "", "") {
 				return err
 			}
 			return nil

@@ -69,7 +69,7 @@ func TestListingsEnd(t *testing.T) {
 			}
 			defer s.Close()
 			keys := 0
-			for _, e := range s.List(t.Context(), "d/") {
+			for _, e := range s.List(t.Context(), "d/", "") {
 				if err = e; err == nil {
 					keys++
 				}

@@ -496,12 +496,7 @@ func parseContentRange(s string) (first, last, size int64, ok bool) {
 }
 
 // List implements [objstore.Reader].
-func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[objstore.Object, error] {
-	return s.list(ctx, prefix, "", true)
-}
-
-// ListAfter implements [objstore.Layer].
-func (s *Store) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[objstore.Object, error] {
+func (s *Store) List(ctx context.Context, prefix, after string) iter.Seq2[objstore.Object, error] {
 	return s.list(ctx, prefix, after, true)
 }
 

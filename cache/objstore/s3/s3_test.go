@@ -85,7 +85,7 @@ func TestS3Errors(t *testing.T) {
 			if _, err := s.Stat(t.Context(), "some/key"); objstore.KindOf(err) == objstore.KindOther {
 				t.Errorf("Stat: %v", err) // HEAD answers have no body: the status decides
 			}
-			for _, err := range s.List(t.Context(), "p/") {
+			for _, err := range s.List(t.Context(), "p/", "") {
 				if objstore.KindOf(err) != c.want || !strings.Contains(err.Error(), "s3://bucket/p/ at http://127.0.0.1") {
 					t.Errorf("List: %v", err)
 				}
@@ -242,7 +242,7 @@ func TestS3WeakETag(t *testing.T) {
 	if _, err := strict.Stat(t.Context(), "k"); objstore.KindOf(err) != objstore.KindInvalid || !strings.Contains(err.Error(), "--store weak-etag") {
 		t.Errorf("Stat of an object without ETag: %v", err)
 	}
-	for _, err := range strict.List(t.Context(), "") {
+	for _, err := range strict.List(t.Context(), "", "") {
 		if objstore.KindOf(err) != objstore.KindInvalid || !strings.Contains(err.Error(), "k:") {
 			t.Errorf("List of an object without ETag: %v", err)
 		}
@@ -255,7 +255,7 @@ func TestS3WeakETag(t *testing.T) {
 	}
 	defer weak.Close()
 	var o objstore.Object
-	for l, err := range weak.List(t.Context(), "") {
+	for l, err := range weak.List(t.Context(), "", "") {
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -466,9 +466,9 @@ func TestUploadModel(t *testing.T) {
 				each("Abort", func(i int, _ uploader) error { return p.ups[i].Abort(t.Context()) })
 			},
 			"": func(*rapid.T) {
-				want := memstore.Collect(rt, model.List(t.Context(), prefix))
+				want := memstore.Collect(rt, model.List(t.Context(), prefix, ""))
 				for i, s := range stores[1:] {
-					got := slices.DeleteFunc(memstore.Collect(rt, s.List(t.Context(), prefix)), func(o objstore.Object) bool {
+					got := slices.DeleteFunc(memstore.Collect(rt, s.List(t.Context(), prefix, "")), func(o objstore.Object) bool {
 						return strings.HasSuffix(o.Key, "/") // a folder whose files have gone
 					})
 					if !slices.Equal(keysOf(got), keysOf(want)) {

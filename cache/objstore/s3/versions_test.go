@@ -87,7 +87,7 @@ func TestPinnedVersions(t *testing.T) {
 				t.Errorf("%d lines: %s", n, log.String())
 			}
 			// What the listing of now says is read as it is now.
-			for _, o := range memstore.Collect(t, r.List(t.Context(), "dir/o 01")) {
+			for _, o := range memstore.Collect(t, r.List(t.Context(), "dir/o 01", "")) {
 				must(t, r.ReadAt(t.Context(), o, make([]byte, o.Size), 0))
 			}
 			// An old version that is deleted for good is a changed object.
@@ -191,7 +191,7 @@ func TestWeakVersions(t *testing.T) {
 	r := objstore.Retry(s, noPause(t))
 	at := time.Now().Add(-time.Hour)
 	srv.PutAt("k", []byte("one"), at)
-	listed := memstore.Collect(t, r.List(t.Context(), ""))
+	listed := memstore.Collect(t, r.List(t.Context(), "", ""))
 	srv.PutAt("k", []byte("two"), at.Add(2*time.Second))
 	srv.Delete("k")
 	p := make([]byte, 3)

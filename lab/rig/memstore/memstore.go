@@ -276,12 +276,7 @@ func Collect(t tb, seq iter.Seq2[objstore.Object, error]) (list []objstore.Objec
 }
 
 // List implements [objstore.Reader]. It lists a snapshot from the start of the loop.
-func (m *Mem) List(ctx context.Context, prefix string) iter.Seq2[objstore.Object, error] {
-	return m.ListAfter(ctx, prefix, "")
-}
-
-// ListAfter implements [objstore.Layer].
-func (m *Mem) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[objstore.Object, error] {
+func (m *Mem) List(ctx context.Context, prefix, after string) iter.Seq2[objstore.Object, error] {
 	return func(yield func(objstore.Object, error) bool) {
 		for _, o := range m.sorted(prefix) {
 			if err := ctx.Err(); err != nil {
@@ -305,7 +300,7 @@ func (m *Mem) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[obj
 func (m *Mem) ListLevel(ctx context.Context, prefix string) iter.Seq2[objstore.Object, error] {
 	return func(yield func(objstore.Object, error) bool) {
 		last := ""
-		for o, err := range m.List(ctx, prefix) {
+		for o, err := range m.List(ctx, prefix, "") {
 			if err == nil {
 				if i := strings.IndexByte(o.Key[len(prefix):], '/'); i >= 0 {
 					o = objstore.Object{Key: o.Key[:len(prefix)+i+1]}
