@@ -290,6 +290,18 @@ func TestEtcdAwayAtStart(t *testing.T) {
 	}
 }
 
+// Of an etcd that takes connections and answers nothing, a verb that only looks says that.
+func TestEtcdFrozenAtStart(t *testing.T) {
+	s := server(t)
+	if err := s.Freeze(); err != nil {
+		t.Fatal(err)
+	}
+	c, _ := joinAs(t, Options{URL: where(s)})
+	if err := c.Quiet(within(t, 2*quick.lease)); err == nil || !strings.Contains(err.Error(), "does not answer: see that it runs") {
+		t.Error(err)
+	}
+}
+
 // Whatever happens to etcd: no view changes, locks end in time, and afterwards all goes on.
 func TestEtcdFails(t *testing.T) {
 	for _, how := range []string{"stopped", "frozen", "emptied", "stopped for long", "frozen for long", "emptied for long"} {

@@ -67,7 +67,7 @@ func (c *Cluster) open(ctx context.Context) (*session, error) {
 	}
 	s.ctx, s.lose = context.WithCancelCause(ctx)
 	s.ttl = c.pace.lease
-	s.end = time.AfterFunc(s.ttl, func() { s.lose(ErrLost) })
+	s.end = time.AfterFunc(s.ttl, func() { s.lose(fmt.Errorf("%w: %w", ErrLost, ErrAway)) }) // as nothing was heard
 	return s, nil
 }
 

@@ -33,7 +33,7 @@ func (a Address) Explain(err error) string {
 	switch {
 	case errors.Is(err, ErrTaken):
 		return "another process has this node's ID: waiting for its lease to end"
-	case errors.Is(err, ErrLost):
+	case errors.Is(err, ErrLost) && !errors.Is(err, ErrAway):
 		return "the lease in etcd has ended: registering again"
 	case errors.Is(err, rpctypes.ErrAuthFailed):
 		return "etcd refuses the user or the password of " + a.String()
