@@ -105,15 +105,9 @@ func (d *Driver) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolume
 		return nil, status.Error(codes.InvalidArgument, "a volume's id, target path or capability is missing")
 	}
 	v, err := volumeOf(r.GetVolumeContext(), r.GetSecrets())
-	if err != nil {
-		return nil, status.Error(codes.InvalidArgument, err.Error())
-	}
-	flags, err := bindFlags(r.GetVolumeCapability(), r.GetReadonly(), r.GetVolumeContext()[pod+"ephemeral"] == "true")
-	if err != nil {
-		return nil, status.Error(codes.InvalidArgument, err.Error())
-	}
-	target, err := placeOf(r.GetTargetPath())
-	if err != nil {
+	flags, unbindable := bindFlags(r.GetVolumeCapability(), r.GetReadonly(), r.GetVolumeContext()[pod+"ephemeral"] == "true")
+	target, nowhere := placeOf(r.GetTargetPath())
+	if err = cmp.Or(err, unbindable, nowhere); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	path := filepath.Join(d.dir, "stages", v.id())
@@ -319,11 +313,9 @@ func bind(path, target string, flags uintptr) error {
 	case at != nil && at.Device == from.Device:
 		return nil
 	case at != nil: // of a driver that is gone
-		if err := detach(target); err != nil {
-			return err
-		}
+		err = detach(target)
 	}
-	if err := os.MkdirAll(target, 0o750); err != nil {
+	if err = errors.Join(err, os.MkdirAll(target, 0o750)); err != nil {
 		return err
 	}
 	if err = unix.Mount(path, target, "", unix.MS_BIND, ""); err == nil {

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/hex"
 	"encoding/json"
@@ -9,8 +11,10 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -22,6 +26,7 @@ import (
 	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/human"
+	"github.com/shoalfs/shoal/internal/settings"
 	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
@@ -120,6 +125,7 @@ func (cache *cacheFlags) change(c *cobra.Command, dir, source string, e audit.Ev
 
 // cacheEntry is a line of `cache ls --json`.
 type cacheEntry struct {
+	CacheDir string    `json:"cache_dir"`
 	ID       string    `json:"id"`
 	Source   string    `json:"source"`
 	Version  string    `json:"version"`
@@ -142,28 +148,32 @@ func cacheLsCommand(cache *cacheFlags) *cobra.Command {
   shoal cache ls`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
-			var dirs []string
-			if len(args) == 0 && cache.dir == "" {
-				var err error
-				if dirs, err = defaultDirs(); err != nil {
-					return err
-				}
-			} else {
-				one, _, err := dirAnd(c, &cache.dir, args, 0)
-				if err != nil {
-					return err
-				}
-				dirs = []string{one}
+			dirs, err := defaultDirs()
+			if len(args) > 0 || cache.dir != "" {
+				dirs = make([]string, 1)
+				dirs[0], _, err = dirAnd(c, &cache.dir, args, 0)
+			} else if inv := invocationOf(c.Context()); inv.attached() { // each daemon is asked for its own
+				dirs, err = []string{inv.host.Path()}, nil
 			}
+			if err != nil {
+				return err
+			}
+			out, all, text := c.OutOrStdout(), []cacheEntry{}, new(bytes.Buffer)
 			for _, d := range dirs {
-				if len(dirs) > 1 && !asJSON {
-					fmt.Fprintln(c.OutOrStdout(), d)
+				if asJSON {
+					c.SetOut(text)
+				} else if len(dirs) > 1 {
+					fmt.Fprintln(out, d)
 				}
-				if err := withCache(c, cache, d, func(h *engine.Host, out io.Writer) error { return listCache(h, out, asJSON) }); err != nil {
-					return err
-				}
+				err = errors.Join(err, withCache(c, cache, d, func(h *engine.Host, out io.Writer) error { return listCache(h, out, asJSON) }))
 			}
-			return nil
+			for d, some := json.NewDecoder(text), all; d.Decode(&some) == nil; some = nil {
+				all = append(all, some...)
+			}
+			if asJSON && (err == nil || len(all) > 0) {
+				err = errors.Join(err, settings.WriteJSON(out, all))
+			}
+			return err
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
@@ -177,12 +187,10 @@ func listCache(h *engine.Host, out io.Writer, asJSON bool) error {
 	}
 	entries := []cacheEntry{}
 	for _, d := range all {
-		entries = append(entries, cacheEntry{hex.EncodeToString(d.ID[:]), d.Source, d.Version, d.Files, d.Bytes, d.DiskBytes, d.Quota, d.Pinned, d.Open, d.Users, d.LastUsed})
+		entries = append(entries, cacheEntry{h.Path(), hex.EncodeToString(d.ID[:]), d.Source, d.Version, d.Files, d.Bytes, d.DiskBytes, d.Quota, d.Pinned, d.Open, d.Users, d.LastUsed})
 	}
 	if asJSON {
-		e := json.NewEncoder(out)
-		e.SetIndent("", "  ")
-		return e.Encode(entries)
+		return settings.WriteJSON(out, entries)
 	}
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(w, "ID\tSOURCE\tFILES\tSIZE\tON DISK\tQUOTA\tSTATE\tLAST USED")
@@ -270,15 +278,25 @@ func cacheQuotaCommand(cache *cacheFlags) *cobra.Command {
 	}
 }
 
+var none, _ = order.Parse("none")
+
+// titles are what the catalog calls datasets: a source in a bucket, its endpoint, or another source, and what else engine.Config says.
+var titles = regexp.MustCompile(`(?s)^(?:(s3://.*)\?endpoint=(\S*)|(\S*))( as csv)?(?: for (.*))?$`)
+
 func verifyCached(ctx context.Context, h *engine.Host, d cachedir.Info, out io.Writer) (err error) {
-	inv := invocationOf(ctx)
+	inv, title := invocationOf(ctx), titles.FindStringSubmatch(d.Source)
+	source := title[1] + title[3]
 	e, ok := h.Use(d.ID)
 	if !ok {
-		none, err := order.Parse("none")
-		if err != nil {
-			return err
+		endpoint, _ := url.QueryUnescape(title[2])
+		cfg := engine.Config{Source: source, Order: none, Samples: "*", Scope: title[5], Logger: slog.Default()}
+		cfg.Getenv = func(name string) string {
+			return cmp.Or(map[string]string{"AWS_ENDPOINT_URL_S3": endpoint}[name], inv.environ(name))
 		}
-		if e, err = openEngine(ctx, inv, h, engine.Config{Source: d.Source, Order: none, Samples: "*", Logger: slog.Default(), Getenv: inv.getenv}); err != nil {
+		if title[4] != "" {
+			cfg.Samples = engine.Rows
+		}
+		if e, err = openEngine(ctx, inv, h, cfg); err != nil {
 			return err
 		}
 	}
@@ -287,10 +305,10 @@ func verifyCached(ctx context.Context, h *engine.Host, d cachedir.Info, out io.W
 	r, err := e.Verify(ctx, func(done, total int) { bar.Set(done, total, "") })
 	bar.Done(human.Count(r.Extents, "extent"))
 	if err == nil && r.Dropped > 0 {
-		err = fmt.Errorf("%s: %d of %s had other bytes than the store, and were dropped: they are fetched again when they are read", d.Source, r.Dropped, human.Count(r.Extents, "extent"))
+		err = fmt.Errorf("%s: %d of %s had other bytes than the store, and were dropped: they are fetched again when they are read", source, r.Dropped, human.Count(r.Extents, "extent"))
 	}
 	if err == nil {
-		fmt.Fprintf(out, "%s of %s are as in the store; %s compared byte by byte\n", human.Count(r.Extents, "extent"), d.Source, humanize.Comma(int64(r.Asked)))
+		fmt.Fprintf(out, "%s of %s are as in the store; %s compared byte by byte\n", human.Count(r.Extents, "extent"), source, humanize.Comma(int64(r.Asked)))
 	}
 	return err
 }

@@ -45,9 +45,7 @@ daemon verifies what it reads. The directory must not be in use.`,
 			}
 			out := c.OutOrStdout()
 			if asJSON {
-				if err := json.NewEncoder(out).Encode(r); err != nil {
-					return err
-				}
+				err = json.NewEncoder(out).Encode(r)
 			} else {
 				fmt.Fprintf(out, "%s, %s, %s, %s\n", human.Count(r.Datasets, "dataset"), human.Count(r.Segments, "segment"), human.Count(r.Records, "record"), humanize.IBytes(uint64(r.Bytes)))
 				for _, f := range r.Findings {
@@ -55,14 +53,13 @@ daemon verifies what it reads. The directory must not be in use.`,
 				}
 				if r.More > 0 {
 					fmt.Fprintf(out, "and %d more\n", r.More)
+				} else if r.Damage == 0 {
+					fmt.Fprintln(out, "clean")
 				}
 			}
 			switch n := r.Damage; {
-			case n == 0:
-				if !asJSON {
-					fmt.Fprintln(out, "clean")
-				}
-				return nil
+			case n == 0 || err != nil:
+				return err
 			case repair:
 				return fmt.Errorf("%s: %d places were damaged; what was lost with them is fetched again", args[0], n)
 			default:

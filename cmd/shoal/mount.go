@@ -316,7 +316,9 @@ func refreshCommand() *cobra.Command {
 			if inv.mount != nil {
 				return inv.mount.refresh(c.Context(), inv.who(), c.OutOrStdout())
 			} else if inv.attached() {
-				return refreshAll(c.Context(), inv.host, c.OutOrStdout())
+				return inv.host.Refresh(func(e *engine.Engine) error { // what the daemon serves
+					return refresh(c.Context(), e, e.Source(), e.Source()+": ", c.OutOrStdout())
+				})
 			}
 			target, err := oneMount(args)
 			if err != nil {
@@ -328,11 +330,6 @@ func refreshCommand() *cobra.Command {
 			return askMount(c.Context(), target, c.OutOrStdout(), "refresh")
 		},
 	}
-}
-
-// refreshAll refreshes what a daemon serves.
-func refreshAll(ctx context.Context, h *engine.Host, out io.Writer) error {
-	return h.Refresh(func(e *engine.Engine) error { return refresh(ctx, e, e.Source(), e.Source()+": ", out) })
 }
 
 // refresh lists a source again, and says what has changed.

@@ -312,10 +312,6 @@ func (p *predictor) source(ctx context.Context, source string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, h.Close()) }()
-	none, err := order.Parse("none")
-	if err != nil {
-		return err
-	}
 	if source, err = p.inv.source(source); err != nil {
 		return err
 	}

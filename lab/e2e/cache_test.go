@@ -264,6 +264,7 @@ func TestLostCatalog(t *testing.T) {
 }
 
 type cacheEntry struct {
+	Dir    string `json:"cache_dir"`
 	ID     string `json:"id"`
 	Source string `json:"source"`
 	Files  int    `json:"files"`
@@ -283,6 +284,46 @@ func cacheLs(t testing.TB, cache string) map[string]cacheEntry {
 		entries[strings.TrimSuffix(source, "/")] = e
 	}
 	return entries
+}
+
+// Without a directory, ls tells of each default one what that one holds, whoever owns it, and in JSON as one list. Where no daemon runs,
+// verify opens a dataset of a bucket at the endpoint that it was cached from, whatever the environment names now.
+func TestCacheVerbsOnBuckets(t *testing.T) {
+	dir, paths := tree(t, 2, 10, 8<<10)
+	source := bucket(t, dir)
+	_, env := far(t, proxy.Options{})
+	_, other := far(t, proxy.Options{})
+	home := t.TempDir()
+	env = append(env, "HOME="+home, "XDG_CACHE_HOME=")
+	a, b := filepath.Join(home, ".cache/shoal/a"), filepath.Join(home, ".cache/shoal/b")
+	mnt := mount(t, env, source, "--cache-dir", a)
+	readAll(t, mnt, dir, paths)
+	waitKept(t, mnt, len(paths))
+	mustShoal(t, env, "warm", "file://"+dir, "--cache-dir", b)
+	var list []cacheEntry
+	decode(t, mustShoal(t, env, "cache", "ls", "--json"), &list)
+	if len(list) != 2 || list[0].Dir != a || !list[0].Open || list[1].Dir != b || list[1].Open {
+		t.Errorf("%+v", list)
+	}
+	if text := mustShoal(t, env, "cache", "ls"); strings.Count(text, source+"/ ") != 1 || strings.Count(text, b+"\n") != 1 {
+		t.Errorf("%s", text)
+	}
+	for range 2 { // by the daemon, and without one
+		if text := mustShoal(t, other, "cache", "verify", a, source); !strings.HasPrefix(text, "20 extents of "+source+"/ are as in the store") {
+			t.Errorf("%s", text)
+		}
+		if mounted(mnt) {
+			umount(t, mnt)
+		}
+	}
+	table, rows := t.TempDir(), t.TempDir()
+	write(t, filepath.Join(table, "x.csv"), []byte("a,b\n1,2\n"))
+	mustShoal(t, nil, "warm", "file://"+table, "--samples", "rows", "--cache-dir", rows)
+	decode(t, mustShoal(t, nil, "cache", "ls", rows, "--json"), &list)
+	mustShoal(t, nil, "cache", "verify", rows, list[0].ID)
+	if decode(t, mustShoal(t, nil, "cache", "ls", rows, "--json"), &list); len(list) != 1 {
+		t.Errorf("a dataset more: %+v", list)
+	}
 }
 
 // Two mounts share one cache directory through the one daemon that owns it, by quota; ls, rm, pin and
