@@ -246,7 +246,7 @@ func unmount(path string, lazy bool) error {
 		if bytes.Contains(out, []byte("busy")) {
 			return unix.EBUSY
 		}
-		return fmt.Errorf("%s: %w", strings.TrimSpace(string(out)), err)
+		return fmt.Errorf("%s: %w (run this as the mount's owner, or as root)", strings.TrimSpace(string(out)), err)
 	}
 	return nil
 }

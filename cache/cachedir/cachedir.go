@@ -159,8 +159,8 @@ func WithRemedy(err error, dir string) error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT):
 		return fmt.Errorf("cache directory: %w (free space on the disk of %s, or give another --cache-dir)", err, dir)
-	case errors.Is(err, syscall.EROFS) && strings.Contains(err.Error(), dir+"/"):
-		return fmt.Errorf("cache directory: %w (make the disk of %s writable, or give another --cache-dir)", err, dir)
+	case (errors.Is(err, syscall.EROFS) || errors.Is(err, syscall.EACCES)) && strings.Contains(err.Error(), dir+"/"):
+		return fmt.Errorf("cache directory: %w (make %s writable for this user, or give another --cache-dir)", err, dir)
 	case slices.ContainsFunc(wrongKind, func(e error) bool { return errors.Is(err, e) }) && strings.Contains(err.Error(), dir+"/"):
 		return fmt.Errorf("%w (repair the cache directory with: shoal fsck %s --repair)", err, dir)
 	}

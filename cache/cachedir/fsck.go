@@ -84,7 +84,7 @@ func Fsck(ctx context.Context, dir string, o FsckOptions) (*Report, error) {
 	}
 	key, unlock, err := catalog.Lock(dir, o.Secret, false)
 	if err != nil {
-		return nil, err
+		return nil, WithRemedy(err, dir)
 	}
 	err = fsck(ctx, dir, key, o, r)
 	return r, errors.Join(err, unlock())

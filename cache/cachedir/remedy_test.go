@@ -23,6 +23,11 @@ func TestWithRemedy(t *testing.T) {
 			t.Error(got)
 		}
 	}
+	for _, cause := range []error{syscall.EROFS, syscall.EACCES} {
+		if got := WithRemedy(&os.PathError{Op: "open", Path: path, Err: cause}, dir).Error(); !strings.Contains(got, "(make "+dir+" writable") {
+			t.Error(got)
+		}
+	}
 	if got := WithRemedy(missing, "/elsewhere"); !errors.Is(got, missing) || got.Error() != missing.Error() {
 		t.Error(got)
 	}

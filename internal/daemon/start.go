@@ -72,7 +72,7 @@ func Background(ctx context.Context, cacheDir string, again Again) (parent bool,
 	logPath := filepath.Join(cacheDir, logName)
 	log, err := os.OpenFile(logPath, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
-		return true, fmt.Errorf("log file: %w", err)
+		return true, fmt.Errorf("log file: %w (make %s writable for this user, or give another --cache-dir)", err, cacheDir)
 	}
 	defer log.Close()
 	cmd := &exec.Cmd{Env: os.Environ(), Stdout: log, Stderr: log, SysProcAttr: &syscall.SysProcAttr{Setsid: true}}
