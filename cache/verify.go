@@ -8,6 +8,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/segment"
 	"github.com/shoalfs/shoal/internal/pause"
 )
@@ -15,6 +16,7 @@ import (
 // Verified is the result of a Verify.
 type Verified struct {
 	Extents, Asked, Dropped int   // on disk and looked at; compared with the store's; given up, since the store has others
+	Unknown                 int   // could not be compared: the store has another version by now, or none
 	Files                   []int // of what was given up; the kernel and readers round the mount may still have it
 }
 
@@ -92,6 +94,9 @@ func (r *verification) compare(w Want, drop func() error) error {
 	if errors.Is(err, ErrOtherBytes) || errors.Is(err, segment.ErrCorrupt) {
 		r.Dropped, r.Files = r.Dropped+1, append(r.Files, w.File)
 		return drop()
+	}
+	if k := objstore.KindOf(err); k == objstore.KindNotFound || k == objstore.KindChanged {
+		r.Unknown, err = r.Unknown+1, nil
 	}
 	return err
 }

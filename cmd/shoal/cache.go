@@ -304,8 +304,11 @@ func verifyCached(ctx context.Context, h *engine.Host, d cachedir.Info, out io.W
 	bar := inv.Step("verifying")
 	r, err := e.Verify(ctx, func(done, total int) { bar.Set(done, total, "") })
 	bar.Done(human.Count(r.Extents, "extent"))
-	if err == nil && r.Dropped > 0 {
-		err = fmt.Errorf("%s: %d of %s had other bytes than the store, and were dropped: they are fetched again when they are read", source, r.Dropped, human.Count(r.Extents, "extent"))
+	if err == nil && r.Unknown > 0 {
+		err = fmt.Errorf("%s: %d of %s could not be compared: the store has other objects by now, or none (shoal refresh follows it)", source, r.Unknown, human.Count(r.Extents, "extent"))
+	}
+	if r.Dropped > 0 {
+		err = errors.Join(err, fmt.Errorf("%s: %d of %s had other bytes than the store, and were dropped: they are fetched again when they are read", source, r.Dropped, human.Count(r.Extents, "extent")))
 	}
 	if err == nil {
 		fmt.Fprintf(out, "%s of %s are as in the store; %s compared byte by byte\n", human.Count(r.Extents, "extent"), source, humanize.Comma(int64(r.Asked)))

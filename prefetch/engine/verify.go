@@ -33,5 +33,5 @@ func (e *Engine) verifyKept(ctx context.Context) {
 		e.log.Error("what is kept could not be compared with the store; `shoal cache verify` tries again", "cause", err)
 		return
 	}
-	e.log.Warn("what is kept was compared with the store", "extents", r.Extents, "asked_for", r.Asked, "dropped", r.Dropped)
+	e.log.Warn("what is kept was compared with the store", "extents", r.Extents, "asked_for", r.Asked, "dropped", r.Dropped, "not_in_the_store", r.Unknown)
 }
