@@ -451,10 +451,11 @@ func (f *controlFolder) remove(who Caller, name string) fuse.Status {
 	return fuse.OK
 }
 
-// setAttr truncates. Times are accepted, for touch(1), and ignored.
+// setAttr truncates. Times, modes and owners are accepted, for touch(1), cp -p and Python's shutil.copy, and ignored.
 func (f *controlFolder) setAttr(index int, in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
 	const allowed = fuse.FATTR_SIZE | fuse.FATTR_FH | fuse.FATTR_LOCKOWNER | fuse.FATTR_KILL_SUIDGID |
-		fuse.FATTR_ATIME | fuse.FATTR_ATIME_NOW | fuse.FATTR_MTIME | fuse.FATTR_MTIME_NOW | fuse.FATTR_CTIME
+		fuse.FATTR_ATIME | fuse.FATTR_ATIME_NOW | fuse.FATTR_MTIME | fuse.FATTR_MTIME_NOW | fuse.FATTR_CTIME |
+		fuse.FATTR_MODE | fuse.FATTR_UID | fuse.FATTR_GID
 	if f.mode(index)&0o222 == 0 || in.Valid&^allowed != 0 {
 		return fuse.EROFS
 	}

@@ -455,7 +455,10 @@ func (f *filesystem) Tmpfile(<-chan struct{}, *fuse.CreateIn, *fuse.CreateOut) f
 	return fuse.EROFS
 }
 
-func (f *filesystem) SetXAttr(<-chan struct{}, *fuse.SetXAttrIn, string, []byte) fuse.Status {
+func (f *filesystem) SetXAttr(_ <-chan struct{}, in *fuse.SetXAttrIn, _ string, _ []byte) fuse.Status {
+	if nodeID(in.NodeId).kind() == kindControl {
+		return fuse.ENOTSUP // cp -p goes on without
+	}
 	return fuse.EROFS
 }
 

@@ -334,7 +334,7 @@ func TestReadOnly(t *testing.T) {
 		"truncate order":          func() error { return unix.Truncate(c.path(".shoal/order"), 0) },
 		"unlink plan":             func() error { return unix.Unlink(c.path(".shoal/plan")) },
 		"rename plan":             func() error { return unix.Rename(c.path(".shoal/plan"), c.path(".shoal/plans/x")) },
-		"chmod plan":              func() error { return unix.Chmod(c.path(".shoal/plan"), 0o777) },
+		"chmod order":             func() error { return unix.Chmod(c.path(".shoal/order"), 0o777) },
 		"an editor's swap file":   func() error { return open(c.path(".shoal/plans/.x.swp"), unix.O_RDWR|unix.O_CREAT) },
 		"an editor's backup file": func() error { return open(c.path(".shoal/plans/x~"), unix.O_RDWR|unix.O_CREAT) },
 	} {

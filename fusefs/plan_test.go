@@ -108,6 +108,8 @@ func TestPlanByShell(t *testing.T) {
 		{"a folder is no file", `printf 'many\n' > .shoal/plan`, "empty\nREADME.md\nREADME.md\nempty\n", 0},
 		{"bad append", `printf 'nope\n' >> .shoal/plan`, "empty\nREADME.md\nREADME.md\nempty\n", 0},
 		{"find, large", `find many -type f > .shoal/plan`, "", 1},
+		{"cp -p", `printf 'empty\n' > "$TMPDIR/p"; chmod 600 "$TMPDIR/p"; cp -p "$TMPDIR/p" .shoal/plan`, "empty\n", 1},
+		{"shutil.copy2", `printf 'README.md\n' > "$TMPDIR/p"; /usr/bin/python3 -c 'import os, shutil; shutil.copy2(os.environ["TMPDIR"] + "/p", ".shoal/plan")'`, "README.md\n", 1},
 		{"cp", `printf 'class a/one.jpg' > "$TMPDIR/p"; cp "$TMPDIR/p" .shoal/plan`, "class a/one.jpg", 1},
 		{"append after a missing newline", `echo empty >> .shoal/plan`, "class a/one.jpg\nempty\n", 1},
 		{"tee", `echo README.md | tee .shoal/plan > /dev/null`, "README.md\n", 1},
