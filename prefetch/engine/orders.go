@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	slashpath "path"
 	"slices"
 	"strings"
 	"sync"
@@ -468,14 +469,13 @@ func findFile(m *catalog.Manifest, path string, mountPoints []string) (file int,
 // planPath returns the path in a line of a plan, relative to the mount point.
 func planPath(line string, mountPoints []string) string {
 	line = strings.TrimSuffix(line, "\r")
+	if line != "" {
+		line = slashpath.Clean(line)
+	}
 	for _, dir := range mountPoints {
 		if below, ok := strings.CutPrefix(line, dir+"/"); ok {
-			line = below
-			break
+			return below
 		}
-	}
-	for strings.HasPrefix(line, "./") {
-		line = strings.TrimLeft(line[2:], "/")
 	}
 	return line
 }
