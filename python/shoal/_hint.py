@@ -752,13 +752,14 @@ class _Apart:
 
     def first_open(self, dataset: Any, index: int, inside: Callable[[str], bool]) -> Optional[str]:
         """The first file in a mount that a sample's read opens, without opening it; None if none is seen."""
-        self.inside, self.opened = inside, None
+        self.inside, self.opened, before = inside, None, len(self.refused)
         try:
             dataset[index]
         except BaseException:  # its own errors are the trainer's to see
             pass
         finally:
             self.inside = None
+            del self.refused[before:]  # a log or a cache of the dataset's: no order comes from it
         return self.opened
 
     def answer(self, timeout: Optional[float] = None) -> Optional[bytearray]:
