@@ -520,10 +520,10 @@ def _gone(loader: int) -> None:
 
 def _forget() -> None:
     """Removes the plans of a process that ends: without them, the next job's order can be inferred."""
-    for (process, _), job in _jobs.items():
-        if process == os.getpid():
-            guarded(job.finish, 0)
-            job.apart.end()
+    for key in [key for key in _jobs if key[0] == os.getpid()]:
+        job = _jobs.pop(key)
+        guarded(job.finish, 0)
+        job.apart.end()
     plans = _written.pop(os.getpid(), set())
     if os.getpid() in _of_workers:
         os.lseek(_of_workers[os.getpid()], 0, os.SEEK_SET)

@@ -165,8 +165,13 @@ for files in (Files(FILES, paths=FILES), Files(FILES, label=["a"] * 24, files=[P
 train(DataLoader(FILES, 4, shuffle=True), times=1)
 both = Files(FILES, images=FILES, masks=masks)
 both.__class__ = type("Both", (Files,), {"__getitem__": lambda self, i: [FILES[i], masks[i]]})
-train(DataLoader(both, 1, shuffle=True), times=1)""")
-        self.assertEqual(len(epochs), 8)
+train(DataLoader(both, 1, shuffle=True), times=1)
+class Logs(Files):
+    def __getitem__(self, i):
+        with open(MOUNT + "/../log", "a"):
+            return super().__getitem__(i)
+train(DataLoader(Logs(FILES), 4, shuffle=True), times=1)""")
+        self.assertEqual(len(epochs), 9)
         for i, (told, read) in enumerate(epochs):
             self.assertEqual(told, read, i)
 
@@ -490,6 +495,23 @@ for handler in Handler(), Bound().late:
     except (TimeoutError, RuntimeError) as e:
         print(e)""")
         self.assertEqual(done.stdout, "mine\nmine\n")
+
+    def test_end_while_an_order_is_awaited(self):
+        done = self.python("""
+import signal
+trainer = os.getpid()
+class Waits(Sampler):
+    def __init__(self):
+        pass
+    def __iter__(self):
+        if os.getpid() != trainer:
+            signal.pause()
+        return iter(range(24))
+    def __len__(self):
+        return 24
+sys.modules["_shoal_run"].WAIT = 0
+train(DataLoader(Files(FILES), 4, sampler=Waits()), times=1)""", SHOAL_DEBUG="run")
+        self.assertEqual((done.stdout, done.stderr), ("", ""))
 
     def test_nothing_is_left_open(self):
         self.trained("""
