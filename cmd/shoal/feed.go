@@ -204,7 +204,7 @@ func (o *feedOptions) run(c *cobra.Command, addr string) error {
 			fmt.Fprintf(c.ErrOrStderr(), "skipped sample %d, %s: %s\n", bad.GetId(), bad.GetPath(), bad.GetCause())
 		}
 		b.Release()
-		bar.Set(r.Batches, total, fmt.Sprintf("batches, %.0f samples/s", float64(r.Samples)/time.Since(start).Seconds()))
+		bar.Set(r.Batches, total, fmt.Sprintf("%s, %.0f samples/s", human.Count(r.Batches, "batch"), float64(r.Samples)/time.Since(start).Seconds()))
 	}
 	bar.Done("")
 	r.Seconds, r.Stall, r.Epochs = time.Since(start).Seconds(), stream.Stalled().Seconds(), stream.Epochs()

@@ -333,6 +333,9 @@ views = [view(64, 1.), view((48, 40), .5), view((48, 40), .5)]
 	if out, errs, code := shoal(t, nil, "verify", secure, "--python", "/usr/bin/python3", "--ca", ca.File, "--server-name", "feed.example.org"); code != 0 {
 		t.Errorf("over TLS: exit %d\n%s%s", code, out, errs)
 	}
+	if out, errs, code := shoal(t, nil, "verify", addr, "--python", "/usr/bin/python3", "--batches", "0"); code != 2 || !strings.Contains(errs, "--batches=0") {
+		t.Errorf("no batches are equal: exit %d, %s%s", code, out, errs)
+	}
 	if _, errs, code := shoal(t, nil, "verify", addr, "--python", "/nonexistent/python3"); code != 2 || !strings.Contains(errs, "--python") {
 		t.Errorf("without a Python: exit %d, %s", code, errs)
 	}

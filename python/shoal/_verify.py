@@ -59,6 +59,8 @@ def _run(given: Any) -> int:
     if missing:
         raise _NothingToCompare(f"{sys.executable} has no {' and no '.join(missing)}, which are needed to replay batches: "
                                 f"{sys.executable} -m pip install torch torchvision pillow, or use another Python")
+    if given.batches < 1:
+        raise _NothingToCompare(f"--batches={given.batches}: it must be at least 1")
     import PIL
     import torchvision
     own = _named(given.transform)
