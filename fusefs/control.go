@@ -453,17 +453,11 @@ func (f *controlFolder) remove(who Caller, name string) fuse.Status {
 
 // setAttr truncates. Times, modes and owners are accepted, for touch(1), cp -p and Python's shutil.copy, and ignored.
 func (f *controlFolder) setAttr(index int, in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
-	const allowed = fuse.FATTR_SIZE | fuse.FATTR_FH | fuse.FATTR_LOCKOWNER | fuse.FATTR_KILL_SUIDGID |
-		fuse.FATTR_ATIME | fuse.FATTR_ATIME_NOW | fuse.FATTR_MTIME | fuse.FATTR_MTIME_NOW | fuse.FATTR_CTIME |
-		fuse.FATTR_MODE | fuse.FATTR_UID | fuse.FATTR_GID
-	if f.mode(index)&0o222 == 0 || in.Valid&^allowed != 0 {
+	if f.mode(index)&0o222 == 0 {
 		return fuse.EROFS
 	}
 	if in.Valid&fuse.FATTR_SIZE != 0 && index != controlRefresh {
-		var h *controlHandle
-		if in.Valid&fuse.FATTR_FH != 0 {
-			h = f.handle(in.Fh)
-		}
+		h := f.handle(in.Fh) // none is 0, which is sent without one
 		switch {
 		case h != nil:
 			if errno := f.truncate(h, in.Size); errno != 0 {

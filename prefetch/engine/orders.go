@@ -456,7 +456,7 @@ func findFile(m *catalog.Manifest, path string, mountPoints []string) (file int,
 		node, ok = m.Find(path)
 	}
 	switch {
-	case path == "":
+	case path == "", path == ".":
 		return -1, nil
 	case !ok:
 		return 0, fmt.Errorf("no file %.300q in the dataset", path) // not all of it: it may be anything
@@ -468,10 +468,7 @@ func findFile(m *catalog.Manifest, path string, mountPoints []string) (file int,
 
 // planPath returns the path in a line of a plan, relative to the mount point.
 func planPath(line string, mountPoints []string) string {
-	line = strings.TrimSuffix(line, "\r")
-	if line != "" {
-		line = slashpath.Clean(line)
-	}
+	line = slashpath.Clean(strings.TrimSuffix(line, "\r"))
 	for _, dir := range mountPoints {
 		if below, ok := strings.CutPrefix(line, dir+"/"); ok {
 			return below
