@@ -42,6 +42,7 @@ func TestWrongUse(t *testing.T) {
 		"mount a b --nonesuch":         "shoal mount has no flag --nonesuch (see: shoal mount --help)",
 		"mount a b -z":                 "shoal mount has no flag -z (see: shoal mount --help)",
 		"mount a b --cache-dir":        "--cache-dir needs a value (see: shoal mount --help)",
+		"run --name sweep/3 true":      `--name "sweep/3": it becomes a file's name in .shoal/plans of the mount: at most 200 bytes, without /`,
 		"feed a --epochs one":          `--epochs: "one" is not a number (see: shoal feed --help)`,
 		"mount a b --epoch 3":          "--epoch was removed: write it into the order, such as --order torch:seed=7,epoch=3",
 		"mount a b --daemon=perhaps":   `--daemon: "perhaps": give true, false or supervised (see: shoal mount --help)`,

@@ -531,6 +531,8 @@ class Plan(unittest.TestCase):
             self.assertEqual(f.read(), "#ranges\n" + "".join(f"c/tokens.bin\t{i * 8192}\t8192\n" for i in range(3)))
         self.assertEqual(shoal.hint(ranges=[("c/größe.bin", 5, 7)], mountpoint=self.mount), 1)
         self.assertEqual(self.plan(), ["#ranges", "c/größe.bin\t5\t7"])
+        with self.assertRaisesRegex(ValueError, "name='sweep/3': .*without /"):
+            shoal.hint([0], ["a/7.jpg"], self.mount, name="sweep/3")
         with self.assertRaisesRegex(ValueError, "no path lies below a Shoal mount"):
             shoal.hint(ranges=[])
         with self.assertRaisesRegex(TypeError, "ranges, or a sampler"):
