@@ -20,7 +20,7 @@ type Remote struct {
 	Bytes int64  `json:"bytes"`
 	// Time is when its newest last name became visible, as files may come later; without one in it, when its newest file did.
 	Time time.Time `json:"time"`
-	// Complete: its last name is visible, or one beside it that is newer than all its files.
+	// Complete: its last name is visible, or where no folder has one of its own, one beside it that is newer than all its files.
 	Complete bool `json:"complete"`
 	Folder   bool `json:"folder"`
 	sealed   bool // its last name is in it
@@ -65,7 +65,7 @@ func List(ctx context.Context, store objstore.Reader, prefix string, isLast func
 	}
 	all := make([]Remote, 0, len(found))
 	for _, r := range found {
-		r.Complete = r.sealed || !latest.IsZero() && !r.Time.After(latest)
+		r.Complete = r.sealed || len(tops) == 0 && !latest.IsZero() && !r.Time.After(latest)
 		all = append(all, r)
 	}
 	slices.SortFunc(all, func(a, b Remote) int { return cmp.Or(a.Time.Compare(b.Time), strings.Compare(a.Path, b.Path)) })

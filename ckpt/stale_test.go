@@ -287,10 +287,11 @@ func TestLastNamesHaveTheirTurn(t *testing.T) {
 	}
 }
 
-// What comes into an old checkpoint later, or a chown of all files, does not make another one the newest.
+// What comes into an old checkpoint later, or a chown of all files, does not make another one the newest; nor does a last name beside
+// one that has none, where others have their own.
 func TestNewest(t *testing.T) {
 	store, dest := toFolder(t)
-	for p, at := range map[string]int64{"1/a": 1, "1/last": 2, "2/a": 3, "2/last": 4, "1/eval": 9} {
+	for p, at := range map[string]int64{"1/a": 1, "1/last": 2, "2/a": 3, "2/last": 4, "1/eval": 9, "3/a": 5, "last": 10} {
 		save(t, filepath.Join(dest, p), 1)
 		if err := os.Chtimes(filepath.Join(dest, p), time.Unix(at, 0), time.Unix(at, 0)); err != nil {
 			t.Fatal(err)

@@ -31,8 +31,8 @@ The command takes the place of this process, so its exit code, signals, input an
   shoal run --name ablation-3 -- torchrun train.py`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			if strings.Contains(name, "/") || len(name) > 200 {
-				return cli.Usagef("--name %.40q: it becomes a file's name in .shoal/plans of the mount: at most 200 bytes, without /", name)
+			if strings.Contains(name, "/") || strings.HasPrefix(name, ".") || len(name) > 200 {
+				return cli.Usagef("--name %.40q: it becomes a file's name in .shoal/plans of the mount: at most 200 bytes, without / and no dot first", name)
 			}
 			path, err := exec.LookPath(args[0])
 			if err != nil {

@@ -20,7 +20,7 @@ import (
 func oneMount(args []string) (string, error) {
 	if len(args) > 0 {
 		if strings.Contains(args[0], "://") {
-			return "", cli.Usagef("%s is a URL, not a mount point: give the folder (findmnt -t fuse.shoal lists the mounts)", args[0])
+			return "", cli.Usagef("%s is a URL, not a mount point: give the folder (findmnt -t fuse.shoal lists the mounts), or a feed's cache directory", args[0])
 		}
 		return args[0], nil
 	}

@@ -98,6 +98,8 @@ func ValueError(err *pflag.InvalidValueError) error {
 		return fmt.Errorf("%q is neither true nor false", text)
 	case errors.Is(err, strconv.ErrRange):
 		return fmt.Errorf("%s is out of range", text)
+	case strings.HasPrefix(kind, "uint") && strings.HasPrefix(text, "-"):
+		return fmt.Errorf("%s: it must be at least 0", text)
 	}
 	return fmt.Errorf("%q is not a number", text)
 }

@@ -75,8 +75,8 @@ def hint(sampler: Optional[Iterable[Any]] = None, paths: Any = None, mountpoint:
     IterableDatasets, loaders in mid-epoch and datasets that open other files than they list; ValueError if no path lies below a mount, and as said above; IndexError for an index beyond the paths.
     """
     global given
-    if name is not None and "/" in name:
-        raise ValueError(f"name={name!r}: it becomes a file's name in .shoal/plans of the mount, without /")
+    if name is not None and ("/" in name or name[:1] == "."):
+        raise ValueError(f"name={name!r}: it becomes a file's name in .shoal/plans of the mount, without / and no dot first")
     given = True
     if ranges is not None:
         if sampler is not None or paths is not None:
