@@ -271,7 +271,7 @@ func TestObjectsAsTheStore(t *testing.T) {
 		same(t, origin, shoal, "GET", path, "", nil)
 		same(t, origin, shoal, "HEAD", path, "", nil)
 	}
-	same(t, origin, shoal, "HEAD", "/photos", "", nil)
+	same(t, origin, shoal, "HEAD", "/photos", "", nil, "X-Amz-Bucket-Region")
 	same(t, origin, shoal, "HEAD", "/photos/", "", nil)
 	same(t, origin, shoal, "GET", "/photos/train/large", "partNumber=1", nil, "Content-Length")
 }

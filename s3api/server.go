@@ -520,6 +520,7 @@ func (d *dataset) bucket(w http.ResponseWriter, r *http.Request, query url.Value
 		}
 	}
 	if r.Method == http.MethodHead {
+		w.Header().Set("X-Amz-Bucket-Region", "us-east-1") // clients look it up here, and sign for it; any is accepted
 		w.WriteHeader(http.StatusOK)
 		return nil
 	}
