@@ -346,8 +346,8 @@ func TestWithoutSlots(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if ids := drain(t, s); len(ids) != 300 || s.InSlots() {
-		t.Errorf("%d samples, in slots: %v", len(ids), s.InSlots())
+	if ids, in := drain(t, s), r.server.Stats().Total.InSlots; len(ids) != 300 || in != 0 {
+		t.Errorf("%d samples, %d batches in slots", len(ids), in)
 	}
 	s.Close()
 	c.Transport = feedclient.Slots

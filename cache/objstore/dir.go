@@ -110,9 +110,6 @@ func NewDir(root string) (*Dir, error) {
 	return &Dir{root: abs}, nil
 }
 
-// Root returns the folder's absolute path.
-func (d *Dir) Root() string { return d.root }
-
 // Check implements [Store]: the folder exists and can be listed.
 func (d *Dir) Check(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {

@@ -234,9 +234,6 @@ func (s *Stream) Stalled() time.Duration { return s.stall }
 // Epochs is the number of epochs that Next has seen the end of.
 func (s *Stream) Epochs() int { return s.ended }
 
-// InSlots reports whether batches come in shared memory; those that do not fit still come as chunks.
-func (s *Stream) InSlots() bool { return s.memory != nil }
-
 // Next returns the next batch, across epochs, and io.EOF after the last. The batch is the caller's until its
 // Release. Of the batches not yet released, as many are views of the server's slots as there are slots beyond the
 // credits, at least one; the others are copies, so that the server always has a slot to fill.
