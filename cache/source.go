@@ -74,7 +74,6 @@ type nodes struct {
 	held bool
 }
 
-// Fill implements Source.
 func (n nodes) Fill(ctx context.Context, wants []Want) (rest []Want, err error) {
 	return n.p.Read(ctx, wants, n.held, n.check), nil
 }

@@ -66,12 +66,10 @@ type registrar struct {
 	endpoint string
 }
 
-// GetInfo implements registrationpb.RegistrationServer.
 func (r registrar) GetInfo(context.Context, *registrationpb.InfoRequest) (*registrationpb.PluginInfo, error) {
 	return &registrationpb.PluginInfo{Type: "CSIPlugin", Name: Name, Endpoint: r.endpoint, SupportedVersions: []string{"1.0.0"}}, nil
 }
 
-// NotifyRegistrationStatus implements registrationpb.RegistrationServer.
 func (r registrar) NotifyRegistrationStatus(_ context.Context, s *registrationpb.RegistrationStatus) (*registrationpb.RegistrationStatusResponse, error) {
 	if s.GetPluginRegistered() {
 		slog.Info("the kubelet knows the driver", "driver", Name)

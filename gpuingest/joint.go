@@ -77,16 +77,13 @@ func compileJoint(p *parser, calls []call) (Ingest, error) {
 	return j, nil
 }
 
-// Fields implements Ingest.
 func (j *joint) Fields() []Field { return j.fields }
 
 // Parts returns the extensions of the files that belong to a sample; the caller must not change it.
 func (j *joint) Parts() []string { return j.parts }
 
-// Layout implements Ingest.
 func (j *joint) Layout() string { return j.picture.Layout() }
 
-// String implements Ingest.
 func (j *joint) String() string {
 	var parts []string
 	if j.boxes != nil {
@@ -101,7 +98,6 @@ func (j *joint) String() string {
 // Decodes is [Transform.Decodes].
 func (j *joint) Decodes() bool { return true }
 
-// Hash implements Ingest.
 func (j *joint) Hash() string { return hashOf(j.String()) }
 
 // Make implements Ingest. Boxes and masks are parsed before the picture's pixels are decoded, which costs the most.

@@ -133,5 +133,4 @@ type freer struct{ b *buffer }
 // Get implements mem.BufferPool. gRPC never asks the pool of a buffer for others.
 func (freer) Get(n int) *[]byte { return new(make([]byte, n)) }
 
-// Put implements mem.BufferPool.
 func (f freer) Put(*[]byte) { f.b.free() }

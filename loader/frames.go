@@ -56,7 +56,6 @@ func (s *session) sendFrames(c *net.UnixConn) (frames sender, end func(err error
 // frameSender sends on the handover connection.
 type frameSender struct{ *wire.FrameWriter }
 
-// SendMsg implements sender.
 func (f frameSender) SendMsg(m any) error {
 	if f.FrameWriter.SendMsg(m) != nil {
 		return errLeaseGone

@@ -159,7 +159,6 @@ type placedLocator struct {
 	l order.Locator
 }
 
-// Find implements order.Locator.
 func (o placedLocator) Find(sample, from int) int {
 	for g := o.l.Find(sample, o.base); g >= 0; g = o.l.Find(sample, g+1) {
 		// A position of about this batch: the one that reads g in the plain plan, of rank 0.
@@ -175,7 +174,6 @@ func (o placedLocator) Find(sample, from int) int {
 // ownersPart is how many samples' owners are in a message.
 const ownersPart = 256 << 10
 
-// Owners implements feedpb.FeedServer.
 func (v service) Owners(r *feedpb.OwnersRequest, to feedpb.Feed_OwnersServer) error {
 	ds := v.s.ds()
 	p, err := owner.ParsePlacement(r.GetPlacement())

@@ -230,7 +230,6 @@ type service struct {
 	s *Server
 }
 
-// Info implements feedpb.FeedServer.
 func (v service) Info(context.Context, *feedpb.InfoRequest) (*feedpb.InfoResponse, error) {
 	ds := v.s.ds()
 	r := &feedpb.InfoResponse{Dataset: ds.Version(), Samples: uint64(ds.Len()), Bytes: uint64(v.s.sizesOf(ds).sum),
@@ -251,7 +250,6 @@ func (s *Server) sizesOf(ds Dataset) sizes {
 	return s.total.sizes
 }
 
-// Stats implements feedpb.FeedServer.
 func (v service) Stats(context.Context, *feedpb.StatsRequest) (*feedpb.StatsResponse, error) {
 	b, err := json.Marshal(v.s.o.Stats(v.s.Stats()))
 	if err != nil {

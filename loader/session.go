@@ -80,7 +80,6 @@ type sender interface{ SendMsg(m any) error }
 // streamSender sends on the gRPC stream.
 type streamSender struct{ feedStream }
 
-// SendMsg implements sender.
 func (s streamSender) SendMsg(m any) error {
 	if err := s.feedStream.SendMsg(m); err != nil {
 		return left(err)

@@ -72,7 +72,6 @@ func (t *tables) path(id uint32) string {
 	return filepath.Join(t.dir, fmt.Sprintf("%08d%s", id, tableSuffix))
 }
 
-// CommitSegment implements segment.Index.
 func (t *tables) CommitSegment(id uint32, size int64, sealed bool, table []byte) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -183,7 +182,6 @@ func (t *tables) parse(id uint32, b []byte) (size int64, sealed bool, table []by
 	return int64(n), flag == 1, table, nil
 }
 
-// DropSegment implements segment.Index.
 func (t *tables) DropSegment(id uint32) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()

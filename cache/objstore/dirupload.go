@@ -251,7 +251,6 @@ type dirUpload struct {
 // ID implements [Upload]: the temporary file's path below the folder.
 func (u *dirUpload) ID() string { return pathpkg.Join(pathpkg.Dir(u.Key), filepath.Base(u.f.Name())) }
 
-// Part implements [Upload].
 func (u *dirUpload) Part(ctx context.Context, n int, p []byte) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -294,7 +293,6 @@ func (u *dirUpload) over() bool {
 	return ok && st.Nlink == 0 // AbortUpload
 }
 
-// Complete implements [Upload].
 func (u *dirUpload) Complete(ctx context.Context) (Object, error) {
 	if err := ctx.Err(); err != nil {
 		return Object{}, err
@@ -332,7 +330,6 @@ func (u *dirUpload) Complete(ctx context.Context) (Object, error) {
 	return o, nil
 }
 
-// Abort implements [Upload].
 func (u *dirUpload) Abort(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err

@@ -31,12 +31,10 @@ func through[T any](ctx context.Context, e *each, r request, f func(ctx context.
 	return v, err
 }
 
-// ReadAt implements [Reader].
 func (e *each) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {
 	return ReadAt(ctx, e, o, p, off)
 }
 
-// ReadSpans implements [SpanReader].
 func (e *each) ReadSpans(ctx context.Context, o Object, spans []Span) error {
 	if err := CheckSpans(o, spans); err != nil || len(spans) == 0 {
 		return cmp.Or(err, ctx.Err())
@@ -44,12 +42,10 @@ func (e *each) ReadSpans(ctx context.Context, o Object, spans []Span) error {
 	return e.do(ctx, request{"read", opRead, o.Key, SpansLength(spans)}, func(ctx context.Context) error { return e.below.ReadSpans(ctx, o, spans) })
 }
 
-// Stat implements [Reader].
 func (e *each) Stat(ctx context.Context, key string) (Object, error) {
 	return through(ctx, e, request{"stat", opStat, key, 0}, func(ctx context.Context) (Object, error) { return e.below.Stat(ctx, key) })
 }
 
-// PutNew implements [Uploader].
 func (e *each) PutNew(ctx context.Context, key string, data []byte) (Object, error) {
 	return through(ctx, e, request{"put", opPut, key, int64(len(data))}, func(ctx context.Context) (Object, error) {
 		return e.below.PutNew(ctx, key, data)
@@ -86,7 +82,6 @@ func (e *each) Uploads(ctx context.Context, prefix string) ([]Unfinished, error)
 	})
 }
 
-// AbortUpload implements [Uploader].
 func (e *each) AbortUpload(ctx context.Context, key, id string) error {
 	return e.do(ctx, request{"delete", opOther, key, 0}, func(ctx context.Context) error { return e.below.AbortUpload(ctx, key, id) })
 }
@@ -98,7 +93,6 @@ func (e *each) Copy(ctx context.Context, from Object, key string) (Object, error
 	})
 }
 
-// Delete implements [Uploader].
 func (e *each) Delete(ctx context.Context, key, etag string) error {
 	return e.do(ctx, request{"delete", opOther, key, 0}, func(ctx context.Context) error { return e.below.Delete(ctx, key, etag) })
 }

@@ -34,7 +34,6 @@ type badShards struct {
 	bad  map[int]error
 }
 
-// Bad implements [Index].
 func (b *badShards) Bad() map[int]error { return b.bad }
 
 // orSkip returns nil if shard i, which failed with err, is left out, and otherwise the error for the caller.

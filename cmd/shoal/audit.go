@@ -106,7 +106,6 @@ func (w *mountWitness) Opening(who fusefs.Caller) {
 	}
 }
 
-// Did implements fusefs.Witness.
 func (w *mountWitness) Did(who fusefs.Caller, file string, err error) {
 	e := audit.Event{Event: "plan", Plan: file, Peer: audit.Process(who.Thread, who.UID, who.GID)}
 	if file == "refresh" {

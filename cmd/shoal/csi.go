@@ -79,7 +79,6 @@ type datasets struct{}
 // Describe implements prometheus.Collector: which there will be is not known.
 func (datasets) Describe(chan<- *prometheus.Desc) {}
 
-// Collect implements prometheus.Collector.
 func (datasets) Collect(ch chan<- prometheus.Metric) {
 	of := map[string]admin.Snapshot{} // volumes may share one
 	services.Lock()
@@ -118,7 +117,6 @@ type volumes struct {
 	*owner
 }
 
-// Mount implements csi.Runner.
 func (v volumes) Mount(path string, of csi.Volume, tokenFile string) *daemon.Running {
 	env := of.Env(os.Environ(), tokenFile)
 	env[scopeEnv] = of.Scope()
@@ -126,7 +124,6 @@ func (v volumes) Mount(path string, of csi.Volume, tokenFile string) *daemon.Run
 	return v.answers.Start(v.ctx, args, "/", env)
 }
 
-// Usage implements csi.Runner.
 func (v volumes) Usage(path string) (files, bytes int64, ok bool) {
 	services.Lock()
 	defer services.Unlock()

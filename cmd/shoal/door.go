@@ -18,7 +18,6 @@ type door struct {
 	shortcut *shortcut.Server
 }
 
-// Get implements fusefs.Control.
 func (d *door) Get(name string) ([]byte, error) {
 	if name != "stats" {
 		return d.Engine.Get(name)
@@ -32,10 +31,8 @@ func (d *door) Get(name string) ([]byte, error) {
 // Release implements fusefs.Memory, with engine.Engine.Reserve: staged plans count in the ledger too.
 func (d *door) Release(n int64) { d.Cache().Ledger().Release(n, cache.ForDemand) }
 
-// Record implements fusefs.Recorder.
 func (d *door) Record() (fusefs.Recording, error) { return d.Engine.Record() }
 
-// Refresh implements fusefs.Control.
 func (d *door) Refresh(ctx context.Context) error {
 	_, err := d.Engine.Refresh(ctx)
 	return err

@@ -132,7 +132,6 @@ func (s *storedCoded) remove(err *error) {
 	}
 }
 
-// ReadAt implements objstore.ReaderAt.
 func (s *storedCoded) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int64) error {
 	node, ok := s.m.Find(o.Key[len(s.m.Prefix()):])
 	if !ok || s.length[node.Index] == o.Size {

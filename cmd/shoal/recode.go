@@ -188,7 +188,6 @@ func writeWhole(path string, data []byte) error {
 	return nil
 }
 
-// ReadAt implements objstore.ReaderAt.
 func (s *recoded) ReadAt(_ context.Context, o objstore.Object, p []byte, off int64) error {
 	return readSpooled(s.path(o.ETag), o, p, off)
 }

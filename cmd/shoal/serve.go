@@ -98,7 +98,6 @@ type feedStream struct {
 	dataset *engine.Dataset
 }
 
-// ReadCoded implements loader.CodedStream.
 func (s feedStream) ReadCoded(ctx context.Context, pos int) (data []byte, release func(), err error) {
 	data, release, err = s.Stream.ReadCoded(ctx, pos)
 	s.dataset.CountDecoded(len(data))

@@ -104,7 +104,6 @@ type readerTells struct {
 	credentials.TransportCredentials
 }
 
-// ClientHandshake implements credentials.TransportCredentials.
 func (c readerTells) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	conn, info, err := c.TransportCredentials.ClientHandshake(ctx, authority, raw)
 	if err != nil {
@@ -113,7 +112,6 @@ func (c readerTells) ClientHandshake(ctx context.Context, authority string, raw 
 	return toldByReader{conn}, info, nil
 }
 
-// Clone implements credentials.TransportCredentials.
 func (c readerTells) Clone() credentials.TransportCredentials {
 	return readerTells{c.TransportCredentials.Clone()}
 }
@@ -131,7 +129,6 @@ func (c toldByReader) Write(p []byte) (int, error) {
 // bearer is a token in the metadata of every call.
 type bearer string
 
-// GetRequestMetadata implements credentials.PerRPCCredentials.
 func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
 	return map[string]string{"authorization": "Bearer " + string(b)}, nil
 }

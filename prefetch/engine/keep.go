@@ -35,7 +35,6 @@ func newKeeping(e *Engine, v *view) *keeping {
 	return k
 }
 
-// Opened implements run.Keep.
 func (k *keeping) Opened(file int) {
 	if bit := uint32(1) << (file % 32); k.read != nil && k.read[file/32].Load()&bit == 0 {
 		k.read[file/32].Or(bit)

@@ -183,7 +183,6 @@ type replaced struct {
 	before []uint32 // by position: how often its sample came before
 }
 
-// Occurrence implements Repeating.
 func (r replaced) Occurrence(pos int) int { return int(r.before[pos]) }
 
 // permWords is the number of words that RandPerm(n) draws.

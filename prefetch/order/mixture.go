@@ -379,7 +379,6 @@ func (m *mixture) Occurrence(pos int) int {
 	return j/p.size - p.first/p.size
 }
 
-// Source implements Mixed.
 func (m *mixture) Source(sample int) int {
 	k := sort.Search(len(m.ranges), func(k int) bool { return m.ranges[k].end > sample })
 	if k == len(m.ranges) || sample < m.ranges[k].first {

@@ -170,7 +170,6 @@ type store struct {
 	origin         string
 }
 
-// ReadAt implements [objstore.Reader].
 func (s *store) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int64) error {
 	return objstore.ReadAt(ctx, s, o, p, off)
 }

@@ -293,13 +293,11 @@ func (c *awsChain) ofWebIdentity() (aws.CredentialsProvider, error) {
 // tokenFile is a token, without the line break at its file's end.
 type tokenFile string
 
-// GetIdentityToken implements [stscreds.IdentityTokenRetriever].
 func (f tokenFile) GetIdentityToken() ([]byte, error) {
 	b, err := os.ReadFile(string(f))
 	return bytes.TrimSpace(b), err
 }
 
-// GetToken implements [endpointcreds.AuthTokenProvider].
 func (f tokenFile) GetToken() (string, error) {
 	b, err := f.GetIdentityToken()
 	return string(b), err

@@ -217,7 +217,6 @@ func (k *keyring) close() { k.stop() }
 // fetch.
 type chainLink struct{ k *keyring }
 
-// RetrieveWithCredContext implements [credentials.Provider].
 func (l chainLink) RetrieveWithCredContext(cc *credentials.CredContext) (credentials.Value, error) {
 	ctx := context.Background()
 	if cc != nil && cc.Context != nil {
@@ -226,8 +225,6 @@ func (l chainLink) RetrieveWithCredContext(cc *credentials.CredContext) (credent
 	return l.k.get(ctx), nil
 }
 
-// Retrieve implements [credentials.Provider].
 func (l chainLink) Retrieve() (credentials.Value, error) { return l.RetrieveWithCredContext(nil) }
 
-// IsExpired implements [credentials.Provider].
 func (chainLink) IsExpired() bool { return true }

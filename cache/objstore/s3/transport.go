@@ -157,7 +157,6 @@ func (b *pageBody) cause(err error) error {
 	return err
 }
 
-// Close implements [io.Closer].
 func (b *pageBody) Close() error {
 	err := b.Closer.Close()
 	b.cancel()

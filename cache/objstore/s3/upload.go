@@ -271,10 +271,8 @@ type upload struct {
 	ended  bool                 // by Abort
 }
 
-// ID implements [objstore.Upload].
 func (u *upload) ID() string { return u.id }
 
-// Part implements [objstore.Upload].
 func (u *upload) Part(ctx context.Context, n int, p []byte) error {
 	if err := u.Check(n, len(p)); err != nil {
 		return err
@@ -461,7 +459,6 @@ func (u *upload) etag() string {
 	return hex.EncodeToString(all[:]) + "-" + strconv.Itoa(len(u.etags))
 }
 
-// Abort implements [objstore.Upload].
 func (u *upload) Abort(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err

@@ -151,7 +151,6 @@ type service struct {
 	s *Server
 }
 
-// Info implements feedpb.FeedServer.
 func (v service) Info(ctx context.Context, r *feedpb.InfoRequest) (*feedpb.InfoResponse, error) {
 	return v.s.feed.Info(ctx, r)
 }

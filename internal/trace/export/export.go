@@ -88,22 +88,17 @@ func Start(ctx context.Context, version string, getenv func(string) string) (sto
 // password: so it logs only the place.
 type settingsSink struct{}
 
-// Init implements logr.LogSink.
 func (settingsSink) Init(logr.RuntimeInfo) {}
 
 // Enabled implements logr.LogSink. Errors are sent regardless.
 func (settingsSink) Enabled(int) bool { return false }
 
-// Info implements logr.LogSink.
 func (settingsSink) Info(int, string, ...any) {}
 
-// Error implements logr.LogSink.
 func (settingsSink) Error(_ error, at string, _ ...any) {
 	slog.Warn("ignoring an OpenTelemetry setting that cannot be read", "at", at, "remedy", "see the variables OTEL_*")
 }
 
-// WithValues implements logr.LogSink.
 func (s settingsSink) WithValues(...any) logr.LogSink { return s }
 
-// WithName implements logr.LogSink.
 func (s settingsSink) WithName(string) logr.LogSink { return s }

@@ -180,7 +180,6 @@ type node struct {
 // would read and write without asking us.
 type handle struct{ *fusefs.LoopbackFile }
 
-// PassthroughFd implements fs.FilePassthroughFder.
 func (handle) PassthroughFd() (int, bool) { return 0, false }
 
 func wrapped(f fusefs.FileHandle) fusefs.FileHandle {
@@ -190,7 +189,6 @@ func wrapped(f fusefs.FileHandle) fusefs.FileHandle {
 	return f
 }
 
-// WrapChild implements fs.NodeWrapChilder.
 func (n *node) WrapChild(_ context.Context, ops fusefs.InodeEmbedder) fusefs.InodeEmbedder {
 	return &node{LoopbackNode: fusefs.LoopbackNode{RootData: ops.(*fusefs.LoopbackNode).RootData}, disk: n.disk}
 }

@@ -147,10 +147,8 @@ type memUpload struct {
 	made *objstore.Object // by Complete
 }
 
-// ID implements [objstore.Upload].
 func (u *memUpload) ID() string { return fmt.Sprintf("%p", u) }
 
-// Part implements [objstore.Upload].
 func (u *memUpload) Part(ctx context.Context, n int, p []byte) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -167,7 +165,6 @@ func (u *memUpload) Part(ctx context.Context, n int, p []byte) error {
 	return nil
 }
 
-// Complete implements [objstore.Upload].
 func (u *memUpload) Complete(ctx context.Context) (objstore.Object, error) {
 	if err := ctx.Err(); err != nil {
 		return objstore.Object{}, err
@@ -194,7 +191,6 @@ func (u *memUpload) Complete(ctx context.Context) (objstore.Object, error) {
 	return o, nil
 }
 
-// Abort implements [objstore.Upload].
 func (u *memUpload) Abort(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err

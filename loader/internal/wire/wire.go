@@ -51,7 +51,6 @@ type codec struct{ proto encoding.CodecV2 }
 // Name implements encoding.CodecV2. It is protobuf's, since those are the bytes on the wire.
 func (codec) Name() string { return "proto" }
 
-// Marshal implements encoding.CodecV2.
 func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	chunk, ok := v.(*Chunk)
 	if !ok {
@@ -63,7 +62,6 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	return mem.BufferSlice{mem.SliceBuffer(append(head, inner...)), chunk.Data}, nil
 }
 
-// Unmarshal implements encoding.CodecV2.
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	in, ok := v.(*Incoming)
 	if !ok {
