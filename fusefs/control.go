@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
 
 	"github.com/shoalfs/shoal/cache/catalog"
 )
@@ -194,10 +195,12 @@ func (f *controlFolder) readDir(dir int, offset uint64, out *fuse.DirEntryList, 
 	return fuse.OK
 }
 
+// notPlan reports a name of what editors write beside a file: .NAME.swp and NAME~.
+func notPlan(name string) bool { return strings.HasPrefix(name, ".") || strings.HasSuffix(name, "~") }
+
 // create reserves a plan's name; the plan exists once it is installed.
 func (f *controlFolder) create(dir int, name string, flags uint32, out *fuse.CreateOut) fuse.Status {
-	// Editors write .NAME.swp and NAME~ beside a file before the file itself.
-	if dir != controlPlans || strings.HasPrefix(name, ".") || strings.HasSuffix(name, "~") {
+	if dir != controlPlans || notPlan(name) {
 		return fuse.EROFS
 	}
 	if len(name) > maxName {
@@ -424,16 +427,50 @@ func (f *controlFolder) did(who Caller, file string, err error) {
 	}
 }
 
-// unlink ends a plan.
-func (f *controlFolder) unlink(who Caller, dir int, name string) fuse.Status {
+// planAt returns the name of the plan that a file of a folder is, "" if it is none.
+func planAt(dir int, name string) string {
 	switch {
 	case dir == controlPlans:
+		return name
 	case dir == controlRoot && name == "plan":
-		name = "default"
-	default:
+		return "default"
+	}
+	return ""
+}
+
+// unlink ends a plan.
+func (f *controlFolder) unlink(who Caller, dir int, name string) fuse.Status {
+	if name = planAt(dir, name); name == "" {
 		return fuse.EROFS
 	}
 	return f.remove(who, name)
+}
+
+// rename puts a plan in force under another name, as who replaces a file by a whole new one does.
+func (f *controlFolder) rename(who Caller, flags uint32, oldDir int, from string, newDir int, to string) fuse.Status {
+	from, to = planAt(oldDir, from), planAt(newDir, to)
+	text, err := f.c.Get("plans/" + from)
+	_, exists := f.c.Get("plans/" + to)
+	switch {
+	case from == "" || to == "" || notPlan(to):
+		return fuse.EROFS
+	case err != nil:
+		return fuse.Status(errnoOf(err))
+	case flags&^unix.RENAME_NOREPLACE != 0 || len(to) > maxName:
+		return fuse.EINVAL
+	case flags != 0 && exists == nil:
+		return fuse.Status(syscall.EEXIST)
+	case from == to:
+		return fuse.OK
+	}
+	f.install.Lock()
+	err = f.c.PutPlan(to, text)
+	f.install.Unlock()
+	if f.did(who, "plans/"+to, err); err != nil {
+		f.log.Warn("plan refused; the old one stays in force", "plan", to, "cause", err)
+		return fuse.EINVAL
+	}
+	return f.remove(who, from)
 }
 
 func (f *controlFolder) remove(who Caller, name string) fuse.Status {

@@ -439,7 +439,11 @@ func (f *filesystem) Unlink(_ <-chan struct{}, in *fuse.InHeader, name string) f
 
 func (f *filesystem) Rmdir(<-chan struct{}, *fuse.InHeader, string) fuse.Status { return fuse.EROFS }
 
-func (f *filesystem) Rename(<-chan struct{}, *fuse.RenameIn, string, string) fuse.Status {
+// Rename: only plans can have another name.
+func (f *filesystem) Rename(_ <-chan struct{}, in *fuse.RenameIn, from, to string) fuse.Status {
+	if old, dir := nodeID(in.NodeId), nodeID(in.Newdir); old.kind() == kindControl && dir.kind() == kindControl {
+		return f.control.rename(callerOf(&in.InHeader), in.Flags, old.index(), from, dir.index(), to)
+	}
 	return fuse.EROFS
 }
 

@@ -333,7 +333,7 @@ func TestReadOnly(t *testing.T) {
 		"write stats":             func() error { return open(c.path(".shoal/stats"), unix.O_WRONLY) },
 		"truncate order":          func() error { return unix.Truncate(c.path(".shoal/order"), 0) },
 		"unlink plan":             func() error { return unix.Unlink(c.path(".shoal/plan")) },
-		"rename plan":             func() error { return unix.Rename(c.path(".shoal/plan"), c.path(".shoal/plans/x")) },
+		"rename order":            func() error { return unix.Rename(c.path(".shoal/order"), c.path(".shoal/plans/x")) },
 		"chmod order":             func() error { return unix.Chmod(c.path(".shoal/order"), 0o777) },
 		"an editor's swap file":   func() error { return open(c.path(".shoal/plans/.x.swp"), unix.O_RDWR|unix.O_CREAT) },
 		"an editor's backup file": func() error { return open(c.path(".shoal/plans/x~"), unix.O_RDWR|unix.O_CREAT) },

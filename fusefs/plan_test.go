@@ -114,6 +114,14 @@ func TestPlanByShell(t *testing.T) {
 		{"append after a missing newline", `echo empty >> .shoal/plan`, "class a/one.jpg\nempty\n", 1},
 		{"tee", `echo README.md | tee .shoal/plan > /dev/null`, "README.md\n", 1},
 		{"dd", `yes README.md | head -n 200000 | dd of=.shoal/plan bs=1M iflag=fullblock status=none`, strings.Repeat("README.md\n", 200000), 1},
+		{"mv", `echo empty > .shoal/plans/next && mv .shoal/plans/next .shoal/plans/default`, "empty\n", 2},
+		{"mv -n", `echo README.md > .shoal/plans/next; mv -n .shoal/plans/next .shoal/plans/default; rm .shoal/plans/next`, "empty\n", 1},
+		{"mv of none is bad", `mv .shoal/plans/none .shoal/plans/default`, "empty\n", 0},
+		{"mv to the other name", `echo README.md > .shoal/plans/next; mv .shoal/plans/next .shoal/plan`, "README.md\n", 2},
+		{"mv out of the plans is bad", `mv -T .shoal/plans/default .shoal/refresh`, "README.md\n", -1},
+		{"mv of another's name is bad", `mv .shoal/plans/default .shoal/plans/.x`, "README.md\n", -1},
+		{"sed -i", `printf 'empty\nREADME.md\n' > .shoal/plan; sed -i 1d .shoal/plans/default`, "README.md\n", 3},
+		{"again", `yes README.md | head -n 200000 > .shoal/plan`, strings.Repeat("README.md\n", 200000), 1},
 		{"sed to another name", `sed -n 1,3p .shoal/plan > .shoal/plans/rank0`, strings.Repeat("README.md\n", 200000), 1},
 	} {
 		t.Setenv("TMPDIR", t.TempDir())
