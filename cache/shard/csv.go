@@ -3,6 +3,7 @@ package shard
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"path"
 	"strings"
@@ -44,16 +45,16 @@ func (s *Rows) rows(ctx context.Context, o objstore.Object, emit func(Member) bo
 	defer a.close()
 	for a.pos < o.Size {
 		chunk, err := a.next()
+		if err == nil && a.pos == 0 {
+			err = isText(chunk)
+		}
+		if err == nil {
+			err = p.feed(chunk)
+		}
 		if err != nil {
 			return "", err
 		}
-		if err := p.feed(chunk); err != nil {
-			return "", err
-		}
 		a.pos += int64(len(chunk))
-		if ctx.Err() != nil {
-			return "", ctx.Err()
-		}
 	}
 	if err := p.end(); err != nil {
 		return "", err
@@ -62,6 +63,20 @@ func (s *Rows) rows(ctx context.Context, o objstore.Object, emit func(Member) bo
 		return "", fmt.Errorf("it is empty, but its first row must name the columns")
 	}
 	return columns, nil
+}
+
+// isText refuses what is called .csv and has no rows of text, by its first line: its bytes would be taken for columns.
+func isText(begin []byte) error {
+	line, _, _ := bytes.Cut(begin, []byte("\n"))
+	switch err := isCompressed(begin); {
+	case err != nil:
+		return err
+	case bytes.IndexByte(line, 0) >= 0:
+		return errors.New("its first row has bytes of 0: it is no text, or UTF-16 (store it as UTF-8)")
+	case bytes.IndexByte(bytes.TrimRight(line, "\r"), '\r') >= 0 && bytes.IndexByte(line, '"') < 0:
+		return errors.New("its lines end with CR alone (end them with LF)")
+	}
+	return nil
 }
 
 // rowScanner splits a text into rows, chunk by chunk.

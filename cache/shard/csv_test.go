@@ -150,6 +150,21 @@ func TestRows(t *testing.T) {
 	if err := lastError(t.Context(), open()); err == nil || !strings.Contains(err.Error(), "it is empty") {
 		t.Errorf("empty object: %v", err)
 	}
+	for text, want := range map[string]string{
+		"\xff\xfei\x00d\x00\n\x001\x00\n\x00": "UTF-16", // as spreadsheets export it
+		"\x1f\x8b\x08\x01abc\ndef":            "compressed with gzip",
+		"id,text\r1,a\r2,b\r":                 "CR alone",
+	} { // it is the first, and must not decide what the others' columns are
+		mem.PutBytes("t/3.csv", []byte("id,text\n1,2\n"))
+		mem.PutBytes("t/+.csv", []byte(text))
+		if err := lastError(t.Context(), open()); err == nil || !strings.Contains(err.Error(), "t/+.csv: ") || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+	mem.PutBytes("t/+.csv", []byte("id,\"a\rb\"\n1,2\n"))
+	if err := lastError(t.Context(), open()); err == nil || !strings.Contains(err.Error(), "has the columns") {
+		t.Errorf("a CR within quotes: %v", err)
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := lastError(ctx, s); !errors.Is(err, context.Canceled) {

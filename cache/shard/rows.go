@@ -2,6 +2,7 @@ package shard
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -120,22 +121,17 @@ func OpenRows(ctx context.Context, r objstore.Reader, src objstore.Source, o Ope
 	case len(tables)+len(indexes)+len(mds) == 0:
 		return nil, fmt.Errorf("%s contains no .csv and .tsv, no .idx beside a .bin, and no %s beside .mds (give --samples as for files to read it file by file)", src, mdsIndexName)
 	}
+	var err error
 	for _, o := range tables {
-		if err := s.add(o, s.rows, nil); err != nil {
-			return nil, err
-		}
+		err = cmp.Or(err, s.add(o, s.rows, nil))
 	}
 	for _, o := range indexes {
-		if err := s.openDocuments(o, there); err != nil {
-			return nil, err
-		}
+		err = cmp.Or(err, s.openDocuments(o, there))
 	}
-	for _, o := range mds {
-		if err := s.openMDS(ctx, o, there); err != nil {
-			return nil, err
-		}
+	for i := 0; err == nil && i < len(mds); i++ {
+		err = s.openMDS(ctx, mds[i], there)
 	}
-	return s, nil
+	return s, err
 }
 
 // Members implements [Index]. Tables are read once, in parallel ranges; of the others what their indexes do not say.

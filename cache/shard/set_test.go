@@ -194,6 +194,7 @@ func TestForeignRefuses(t *testing.T) {
 	}{
 		{"truncated in the bytes", good[:1000], `"a" has 700 bytes at offset 512, but the shard ends at 1000`},
 		{"truncated in a header", good[:1800], "it is truncated: it ends at 1800, inside the entry that begins at offset 1536"},
+		{"no bytes", nil, "it has 0 bytes"},
 		{"garbage", bytesOf(1, 4096), "no tar header at offset 0"},
 		{"garbage in the middle", join(member, bytesOf(1, 4096)), "no tar header at offset 1024"},
 		{"shorter than a block", []byte("hello"), "it is truncated"},

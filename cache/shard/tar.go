@@ -232,6 +232,15 @@ var compressed = []struct{ magic, name string }{
 	{"\x1f\x8b", "gzip"}, {"\x28\xb5\x2f\xfd", "zstd"}, {"BZh", "bzip2"}, {"\xfd7zXZ\x00", "xz"}, {"\x04\x22\x4d\x18", "lz4"},
 }
 
+func isCompressed(begin []byte) error {
+	for _, c := range compressed {
+		if bytes.HasPrefix(begin, []byte(c.magic)) {
+			return fmt.Errorf("it is compressed with %s, so single files cannot be read from it (store it uncompressed)", c.name)
+		}
+	}
+	return nil
+}
+
 // scanTar reads the headers of a tar. It calls reserve with the memory that it is about to need, and continues when
 // that returns.
 func scanTar(ctx context.Context, r objstore.Reader, o objstore.Object, reserve func(n int64) error) (*scan, error) {
@@ -247,7 +256,7 @@ func scanTar(ctx context.Context, r objstore.Reader, o objstore.Object, reserve 
 	budget := int64(0)
 	for next := int64(0); ; {
 		h, err := tr.Next()
-		if err == io.EOF {
+		if err == io.EOF && o.Size > 0 {
 			s.where = nil
 			return s, nil
 		}
@@ -307,14 +316,10 @@ func headerError(err error, magic []byte, at, size int64) error {
 	switch {
 	case errors.As(err, &se), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
-	case at == 0:
-		for _, c := range compressed {
-			if bytes.HasPrefix(magic, []byte(c.magic)) {
-				return fmt.Errorf("it is compressed with %s, so single files cannot be read from it (store it uncompressed)", c.name)
-			}
-		}
-	}
-	switch {
+	case size == 0:
+		return errors.New("it has 0 bytes: even a tar of nothing has 1024 (put it again)")
+	case at == 0 && isCompressed(magic) != nil:
+		return isCompressed(magic)
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		return fmt.Errorf("it is truncated: it ends at %d, inside the entry that begins at offset %d", size, at)
 	}
