@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -86,12 +87,12 @@ func (q *quickstart) run(ctx context.Context, inv *invocation, source string) (e
 		return err
 	}
 	args := []string{"mount", source, q.at}
-	code, reached := mountCode, q.at
+	code, reached, how := mountCode, q.at, "yes: a mount"
 	missing := fusefs.MayMount(fusefs.Options{})
 	if missing != nil {
 		reached = "unix://" + q.at + ".sock"
 		args = []string{"serve", source, "--listen", reached}
-		code = feedCode
+		code, how = feedCode, fmt.Sprintf("none (%v): a feed", missing)
 	}
 	args = append(args, "--cache-dir", q.cache, "--daemon")
 	for _, dir := range []string{q.cache, q.at, filepath.Dir(q.at)} {
@@ -108,12 +109,7 @@ func (q *quickstart) run(ctx context.Context, inv *invocation, source string) (e
 		fmt.Fprintf(q.out, "credentials  %s\n", q.credentials(home))
 	}
 	fmt.Fprintf(q.out, "cache        %s, %s free\n", base, humanize.IBytes(uint64(room)))
-	if missing != nil {
-		fmt.Fprintf(q.out, "FUSE         none (%v): a feed\n", missing)
-	} else {
-		fmt.Fprintf(q.out, "FUSE         yes: a mount\n")
-	}
-	fmt.Fprintf(q.out, "\n$ shoal %s\n", strings.Join(args, " "))
+	fmt.Fprintf(q.out, "FUSE         %s\n\n$ shoal %s\n", how, shellWords(args...))
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -134,9 +130,10 @@ func (q *quickstart) run(ctx context.Context, inv *invocation, source string) (e
 
 // say prints a trainer, and the commands that run it, look at the daemon, end it and remove its files.
 func (q *quickstart) say(reached, code string, mounted bool) {
-	run, end, remove := "python train.py", "shoal stop "+reached, "rm -r "+q.cache
+	words := shellWords(reached)
+	run, end, remove := "python train.py", "shoal stop "+words, "rm -r "+shellWords(q.cache)
 	if mounted {
-		if end, remove = "shoal umount "+reached, remove+" && rmdir "+q.at; firstExt(q.at) == ".parquet" {
+		if end, remove = "shoal umount "+words, remove+" && rmdir "+shellWords(q.at); firstExt(q.at) == ".parquet" {
 			code = parquetCode
 		} else {
 			run = "shoal run -- " + run // which passes the sampler's order on
@@ -145,8 +142,16 @@ func (q *quickstart) say(reached, code string, mounted bool) {
 	if q.store != 0 {
 		end += fmt.Sprintf(" && kill %d", q.store)
 	}
-	fmt.Fprintf(q.out, "\nSave as train.py:\n\n%s\nRun it:      %s\n", strings.ReplaceAll(code, "ADDRESS", reached), run)
-	fmt.Fprintf(q.out, "Look at it:  shoal stat %[1]s, shoal top %[1]s\nEnd it:      %s\nRemove it:   %s\n", reached, end, remove)
+	literal := strconv.Quote(reached)
+	fmt.Fprintf(q.out, "\nSave as train.py:\n\n%s\nRun it:      %s\n", strings.ReplaceAll(code, "ADDRESS", literal[1:len(literal)-1]), run)
+	fmt.Fprintf(q.out, "Look at it:  shoal stat %[1]s, shoal top %[1]s\nEnd it:      %s\nRemove it:   %s\n", words, end, remove)
+}
+
+var shellChars = regexp.MustCompile(`[^\pL\pN_@%+=:,./\x00-]`)
+
+// shellWords escapes what a shell would change: a space in a folder's name, the braces of shards.
+func shellWords(words ...string) string {
+	return strings.ReplaceAll(shellChars.ReplaceAllString(strings.Join(words, "\x00"), `\$0`), "\x00", " ")
 }
 
 // undo removes what it has made.

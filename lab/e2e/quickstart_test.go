@@ -18,7 +18,10 @@ func TestQuickstart(t *testing.T) {
 	_, env := far(t, proxy.Options{})
 	source := bucket(t, dir)
 	for _, mounts := range []bool{true, false} {
-		home := t.TempDir()
+		home := filepath.Join(t.TempDir(), "it's a home") // which shells would split
+		if err := os.Mkdir(home, 0o777); err != nil {
+			t.Fatal(err)
+		}
 		for d := home; d != os.TempDir() && d != "/"; d = filepath.Dir(d) { // for the other user
 			if err := os.Chmod(d, 0o777); err != nil {
 				t.Fatal(err)
