@@ -451,10 +451,11 @@ func parseRanks(value string) (Ranks, error) {
 	return Ranks{int(first), int(last)}, nil
 }
 
-// suggest names the candidate nearest to word, and all of them.
+// suggest names the candidate nearest to word, if it is near, and all of them.
 func suggest(word string, candidates []string) string {
-	best := slices.MinFunc(candidates, func(a, b string) int {
-		return levenshtein.Distance(word, a) - levenshtein.Distance(word, b)
-	})
-	return fmt.Sprintf("did you mean %q? (there are %s)", best, strings.Join(candidates, ", "))
+	all := "there are " + strings.Join(candidates, ", ")
+	if near := levenshtein.Nearest(word, candidates, 2); near != "" {
+		return fmt.Sprintf("did you mean %q? (%s)", near, all)
+	}
+	return all
 }

@@ -55,6 +55,7 @@ func TestParseErrors(t *testing.T) {
 	}{
 		{"", []string{"column 1", `""`}},
 		{"torhc:seed=1", []string{"column 1", `"torhc"`, `did you mean "torch"?`}},
+		{"zzz", []string{`no order is called "zzz"; there are torch, `}},
 		{"unifrom", []string{"column 1", `did you mean "uniform"?`}},
 		{"torch_loader:seed=1", []string{`did you mean "torch-loader"?`}},
 		{"torch:sed=1", []string{"column 7", `"sed"`, `did you mean "seed"?`, "drop_last"}},
