@@ -503,6 +503,7 @@ func TestRefusedStates(t *testing.T) {
 		{"world", func(o *feedpb.Open) { o.World, o.Batch = 3, 0 }, codes.FailedPrecondition, []string{"8", "3 ranks"}},
 		{"cursor", func(o *feedpb.Open) { o.State = edit(`"cursor":8`, `"cursor":101`) }, codes.FailedPrecondition, []string{"101", "100"}},
 		{"negative cursor", func(o *feedpb.Open) { o.State = edit(`"cursor":8`, `"cursor":-1`) }, codes.InvalidArgument, []string{"-1"}},
+		{"no tail", func(o *feedpb.Open) { o.State = edit(`,"tail":"drop"`, ``) }, codes.InvalidArgument, []string{"no tail", "state_dict()"}},
 		{"format", func(o *feedpb.Open) { o.State = edit(`"v":1`, `"v":2`) }, codes.InvalidArgument, []string{"version 2"}},
 		{"not JSON", func(o *feedpb.Open) { o.State = "{" }, codes.InvalidArgument, []string{"JSON"}},
 		{"two", func(o *feedpb.Open) { o.State = state + state }, codes.InvalidArgument, []string{"trailing data"}},

@@ -57,6 +57,8 @@ func ParseState(text string) (State, error) {
 		return State{}, fmt.Errorf("state: cursor %d is negative", s.Cursor)
 	case s.Bad < 0:
 		return State{}, fmt.Errorf("state: %d bad samples; it must not be negative", s.Bad)
+	case s.Tail == "":
+		return State{}, fmt.Errorf("state: it has no tail: give it whole, as state_dict() returned it")
 	case s.Batch <= 0:
 		return State{}, fmt.Errorf("state: global batch %d; it must be positive", s.Batch)
 	}
