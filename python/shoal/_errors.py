@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
+import operator
 import os
-from typing import Optional
+from typing import Any, Optional
 
 import grpc
 
@@ -28,6 +29,14 @@ class MapError(FeedError):
     def __init__(self, text: str, sample: Optional[int] = None) -> None:
         super().__init__(text, "MAP")
         self.sample = sample
+
+
+def whole_number(name: str, value: Any) -> int:
+    """value as an int. TypeError, with the argument's name, for what is none."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}={value!r}: it must be a whole number") from None
 
 
 def explain(error: grpc.RpcError, addr: str) -> FeedError:

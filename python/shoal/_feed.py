@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Type, Uni
 
 from . import _place, _spec, _wire
 from ._batch import Batch
-from ._errors import FeedError
+from ._errors import FeedError, whole_number
 from ._link import HANDOVER, Address, Heap, Link, PinnedHeap, refuse_fork
 from ._map import Mapper
 from ._slots import log
@@ -107,7 +107,7 @@ class Feed:
             _checked_epoch("epochs", epochs, 1)
         for name, value, least in (("batch_size", batch_size, 1), ("world", world, 1), ("rank", rank, 0),
                                    ("credits", credits, 1), ("weight", weight, 1), ("slots", slots, 0), ("threads", threads, 1)):
-            if value is not None and not least <= operator.index(value) < 1 << 32:
+            if value is not None and not least <= whole_number(name, value) < 1 << 32:
                 raise ValueError(f"{name}={value}: it must be at least {least}, and below 4294967296")
         if slots and slots <= credits:
             raise ValueError(f"slots={slots} with credits={credits}: ready batches alone fill all slots; it must be at least "
@@ -124,7 +124,7 @@ class Feed:
         if device is not None and map is not None:
             raise ValueError(f"device={device!r} with map=: the function works on host memory; leave device out and use "
                              f"batch.to({device!r})")
-        if not 0 <= operator.index(seed) < 1 << 64:
+        if not 0 <= whole_number("seed", seed) < 1 << 64:
             raise ValueError(f"seed={seed}: it must be 0 or more, such as seed={abs(seed) % (1 << 64)}")
         if transform is not None and not isinstance(transform, str):
             transform = _spec.of_torchvision(transform)
@@ -402,7 +402,7 @@ _pause = threading.Event()  # never set: a sleep that Ctrl-C can interrupt
 
 
 def _checked_epoch(name: str, epoch: int, least: int = 0) -> int:
-    if not least <= operator.index(epoch) <= _LAST_EPOCH:
+    if not least <= whole_number(name, epoch) <= _LAST_EPOCH:
         raise ValueError(f"{name}={epoch}: it must be from {least} to {_LAST_EPOCH}")
     return epoch
 

@@ -47,7 +47,7 @@ class Address:
 
     def __init__(self, addr: str, token: Optional[str] = None, ca: Optional[str] = None, cert: Optional[str] = None,
                  key: Optional[str] = None, server_name: Optional[str] = None) -> None:
-        scheme, _, rest = addr.partition("://")
+        scheme, _, rest = addr.partition("://") if isinstance(addr, str) else ("", "", "")
         if scheme not in ("unix", "tcp", "tls") or not rest or scheme == "unix" and not rest.startswith("/"):
             raise ValueError(f"feed address {addr!r}: must be unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT")
         if (ca or cert or key or server_name) and scheme != "tls":

@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 
 from . import _wire
-from ._errors import FeedError, explain
+from ._errors import FeedError, explain, whole_number
 from ._link import SERVICE, Address
 
 Placement = Dict[str, Any]  # {"v": 2, "nodes": [{"id": str, "weight": int}, …], "ranks": [index of each rank's node]}
@@ -83,7 +83,7 @@ def _join(answers: List[_Answer]) -> Placement:
 def checked(place: Any) -> Placement:
     """A placement with its nodes sorted. Raises TypeError and ValueError."""
     if not isinstance(place, dict):
-        raise TypeError(f"place={place!r}: it must be None, \"local\", or a placement as shoal.placement returns it")
+        raise TypeError(f"place={place!r}: it must be \"local\", or a placement as shoal.placement returns it")
     try:
         ids = [str(node["id"]) for node in place["nodes"]]
         nodes = sorted((dict(id=str(n["id"]), weight=operator.index(n["weight"])) for n in place["nodes"]), key=lambda n: str(n["id"]))
@@ -147,8 +147,9 @@ class LocalSampler:
                  server_name: Optional[str] = None) -> None:
         from torch.utils.data import DistributedSampler
 
-        if operator.index(batch_size) < 1:
+        if whole_number("batch_size", batch_size) < 1:
             raise ValueError(f"batch_size={batch_size}: it must be at least 1")
+        whole_number("seed", seed)
         whole: Any = DistributedSampler(dataset, num_replicas=num_replicas, rank=rank, shuffle=shuffle, seed=seed, drop_last=drop_last)
         self.num_replicas, self.rank, self.epoch, self._length, self._batch = whole.num_replicas, whole.rank, 0, int(whole.num_samples), batch_size
         # With these it yields what all ranks read, step by step.
@@ -177,8 +178,8 @@ class LocalSampler:
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next iteration, as in DistributedSampler."""
-        self.epoch = epoch
-        self._whole.set_epoch(epoch)
+        self.epoch = whole_number("epoch", epoch)
+        self._whole.set_epoch(self.epoch)
 
 
 def _owners(address: Address, place: Placement) -> np.ndarray:

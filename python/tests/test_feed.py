@@ -301,8 +301,10 @@ class Failures(FeedCase):
             with self.assertRaisesRegex(ValueError, "at least|from 1 to"):
                 self.feed(**wrong)
         for wrong in (dict(batch_size=2.5), dict(seed=0.5), dict(world="2")):
-            with self.assertRaises(TypeError):
+            with self.assertRaisesRegex(TypeError, f"{list(wrong)[0]}=.*whole number"):
                 self.feed(**wrong)
+        with self.assertRaisesRegex(ValueError, "feed address None"):
+            shoal.Feed(None, 10)
         self.assertEqual(len(self.feed(np.int64(10), seed=np.int64(1), epochs=np.int32(1))), 40)
 
     @unittest.skipUnless(os.getuid() == 0, "needs root to become somebody else")

@@ -133,6 +133,9 @@ class Job(unittest.TestCase):
             shoal.LocalSampler(range(SAMPLES), BATCH, self.addr, place=PLACE, num_replicas=2, rank=0)
         with self.assertRaisesRegex(ValueError, "100 samples"):
             shoal.LocalSampler(range(100), BATCH, self.addr, place=PLACE, num_replicas=4, rank=0)
+        for wrong in (dict(batch_size="4"), dict(seed="7")):
+            with self.assertRaisesRegex(TypeError, f"{list(wrong)[0]}=.*whole number"):
+                shoal.LocalSampler(range(SAMPLES), **{"batch_size": BATCH, "addr": self.addr, "place": PLACE, "num_replicas": 4, "rank": 0, **wrong})
         with self.assertRaisesRegex(ValueError, "batch_size=0"):
             shoal.LocalSampler(range(SAMPLES), 0, self.addr, place=PLACE, num_replicas=4, rank=0)
         with shoal.Feed(self.addr, BATCH, place=PLACE) as wrong:
