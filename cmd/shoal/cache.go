@@ -239,7 +239,7 @@ func (cache *cacheFlags) verb(name, short, long string, do func(ctx context.Cont
 func removeCached(_ context.Context, h *engine.Host, d cachedir.Info, out io.Writer) error {
 	err := h.Remove(d.ID)
 	if err == nil {
-		fmt.Fprintf(out, "removed %s of %s\n", humanize.IBytes(uint64(d.DiskBytes)), d.Source)
+		fmt.Fprintf(out, "removed %s of %s\n", humanize.IBytes(uint64(d.DiskBytes)), titles.ReplaceAllString(d.Source, "$1$3"))
 	}
 	return err
 }

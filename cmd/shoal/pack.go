@@ -273,7 +273,7 @@ func pack(ctx context.Context, from, to string, fromStore, toStore stores.Option
 	}
 	defer func() { _ = m.Close() }()
 	if s := m.Skipped(); s.Total() > 0 {
-		daemon.Own.Notice("%d keys cannot be shown as files and are not packed: %v", s.Total(), s.Examples)
+		daemon.Own.Notice("not packed: %s that no file system can show: %s", human.Count(s.Total(), "key"), strings.Join(s.Examples, ", "))
 	}
 	if o.Memory -= packOverhead + m.FileSize() + 16*int64(m.Len()); o.Memory < 32<<20 {
 		return shard.Result{}, "", cost, fmt.Errorf("--memory is too little for %s files (give at least %s)", humanize.Comma(int64(m.Len())),
