@@ -5,6 +5,7 @@ import (
 	"errors"
 	"iter"
 	"math/bits"
+	"os"
 	"sync/atomic"
 	"time"
 )
@@ -14,32 +15,21 @@ import (
 type Meter struct {
 	each
 
-	requests [numOps]atomic.Int64
-	outcomes [numOps][numOutcomes]atomic.Int64
-	errors   [len(kindNames)]atomic.Int64
-	inFlight atomic.Int64
-	bytes    atomic.Int64
-	written  atomic.Int64
-	slowed   atomic.Int64
-	latency  Histogram
-	onRead   func(key string, bytes int64, took time.Duration, err error) // nil for nobody
+	requests       [numOps]atomic.Int64
+	outcomes       [numOps][numOutcomes]atomic.Int64
+	errors         [len(kindNames)]atomic.Int64
+	inFlight       atomic.Int64
+	reading, asked atomic.Int64 // reads in flight; since when they go unanswered, in Unix nanoseconds (0: they do not)
+	bytes          atomic.Int64
+	written        atomic.Int64
+	slowed         atomic.Int64
+	latency        Histogram
+	onRead         func(key string, bytes int64, took time.Duration, err error) // nil for nobody
 }
 
-const (
-	opRead = iota
-	opStat
-	opList
-	opPut
-	opOther
-	numOps
-)
+const opRead, opStat, opList, opPut, opOther, numOps = 0, 1, 2, 3, 4, 5
 
-const (
-	outcomeOK = iota
-	outcomeError
-	outcomeCanceled // the caller's context ended
-	numOutcomes
-)
+const outcomeOK, outcomeError, outcomeCanceled, numOutcomes = 0, 1, 2, 3
 
 var opNames = [numOps]string{"get", "head", "list", "put", "other"}
 
@@ -62,11 +52,11 @@ type MeterStats struct {
 	InFlight int64 `json:"in_flight"` // zero when nothing runs
 	Canceled int64 `json:"canceled"`  // ended by the caller's context; not counted as errors
 	// Outcomes of the finished requests, by type: get, head, list, put, other.
-	Outcomes map[string]Outcomes `json:"outcomes"`
-	// SlowDowns are the failed requests whose answer asked for fewer requests.
-	SlowDowns int64 `json:"slow_downs"`
-	// Errors by Kind.String().
-	Errors map[string]int64 `json:"errors,omitempty"`
+	Outcomes  map[string]Outcomes `json:"outcomes"`
+	SlowDowns int64               `json:"slow_downs"`       // failed requests whose answer asked for fewer requests
+	Errors    map[string]int64    `json:"errors,omitempty"` // by Kind.String()
+	// Silent is for how long no read was answered, over tries that ran out of time; 0 while none is in flight.
+	Silent time.Duration `json:"silent_ns"`
 	// Median and P99 of the time that a successful read took, within 10%.
 	Median time.Duration `json:"median_ns"`
 	P99    time.Duration `json:"p99_ns"`
@@ -91,16 +81,10 @@ func (m *Meter) OnRead(f func(key string, bytes int64, took time.Duration, err e
 // Stats returns the counts.
 func (m *Meter) Stats() MeterStats {
 	s := MeterStats{
-		Reads:     m.requests[opRead].Load(),
-		Stats:     m.requests[opStat].Load(),
-		Lists:     m.requests[opList].Load(),
-		Bytes:     m.bytes.Load(),
-		Puts:      m.requests[opPut].Load(),
-		Written:   m.written.Load(),
-		Others:    m.requests[opOther].Load(),
-		InFlight:  m.inFlight.Load(),
-		SlowDowns: m.slowed.Load(),
-		Outcomes:  make(map[string]Outcomes, numOps),
+		Reads: m.requests[opRead].Load(), Stats: m.requests[opStat].Load(), Lists: m.requests[opList].Load(),
+		Puts: m.requests[opPut].Load(), Others: m.requests[opOther].Load(), Bytes: m.bytes.Load(), Written: m.written.Load(),
+		InFlight: m.inFlight.Load(), SlowDowns: m.slowed.Load(),
+		Outcomes: make(map[string]Outcomes, numOps), Errors: map[string]int64{},
 	}
 	for op := range m.outcomes {
 		o := Outcomes{m.outcomes[op][outcomeOK].Load(), m.outcomes[op][outcomeError].Load(), m.outcomes[op][outcomeCanceled].Load()}
@@ -109,11 +93,11 @@ func (m *Meter) Stats() MeterStats {
 	}
 	for k := range m.errors {
 		if n := m.errors[k].Load(); n > 0 {
-			if s.Errors == nil {
-				s.Errors = make(map[string]int64)
-			}
 			s.Errors[Kind(k).String()] = n
 		}
+	}
+	if asked := m.asked.Load(); asked != 0 && m.reading.Load() > 0 {
+		s.Silent = max(0, time.Since(time.Unix(0, asked)))
 	}
 	q := m.latency.Quantiles(0.5, 0.99)
 	s.Median, s.P99 = q[0], q[1]
@@ -135,7 +119,6 @@ func (m *Meter) end(ctx context.Context, op int, err error) {
 		return
 	}
 	outcome := outcomeError
-	defer func() { m.outcomes[op][outcome].Add(1) }()
 	var e *Error
 	switch {
 	case errors.As(err, &e):
@@ -152,16 +135,28 @@ func (m *Meter) end(ctx context.Context, op int, err error) {
 	default:
 		m.errors[KindOther].Add(1)
 	}
+	m.outcomes[op][outcome].Add(1)
 }
 
 // request does a request and counts it.
 func (m *Meter) request(ctx context.Context, r request, f func(ctx context.Context) error) error {
 	m.begin(r.class)
 	start := time.Now()
+	if r.class == opRead {
+		m.reading.Add(1)
+		m.asked.CompareAndSwap(0, start.UnixNano())
+	}
 	err := f(ctx)
 	switch {
 	case r.class == opRead:
 		took := time.Since(start)
+		switch left := m.reading.Add(-1); {
+		case err != nil && (errors.Is(err, os.ErrDeadlineExceeded) || context.Cause(ctx) == errTryTimeout):
+		case left == 0:
+			m.asked.Store(0)
+		case ctx.Err() == nil:
+			m.asked.Store(start.Add(took).UnixNano())
+		}
 		if err == nil {
 			m.latency.Record(took)
 			m.bytes.Add(r.bytes)

@@ -29,8 +29,9 @@ func TestMeter(t *testing.T) {
 		}
 		wg.Go(func() { meter.ReadAt(ctx, o, make([]byte, 60), 0) })
 		synctest.Wait()
-		if n := meter.Stats().InFlight; n != 1 {
-			t.Errorf("%d in flight during a stall", n)
+		time.Sleep(300 * time.Millisecond) // by the fake clock
+		if s := meter.Stats(); s.InFlight != 1 || s.Silent != 300*time.Millisecond {
+			t.Errorf("%d in flight, silent for %v during a stall", s.InFlight, s.Silent)
 		}
 		wg.Wait()
 		meter.ReadAt(t.Context(), o, make([]byte, 100), 0)

@@ -108,6 +108,30 @@ func TestRetryCancel(t *testing.T) {
 	})
 }
 
+// TestSilence: the meter tells for how long a store has not answered, over tries, until it does.
+func TestSilence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := memstore.New()
+		o := m.PutBytes("k", make([]byte, 1))
+		meter := objstore.NewMeter(Fault(t, m, "* k 1 stall\n* k 2 stall"))
+		r := objstore.Retry(meter, objstore.RetryPolicy{TryTimeout: 6 * time.Second, Rand: func() float64 { return 0 }})
+		go r.ReadAt(t.Context(), o, make([]byte, 1), 0)
+		time.Sleep(9 * time.Second)
+		if s := meter.Stats(); s.Reads != 2 || s.Silent != 9*time.Second {
+			t.Errorf("silent for %v in try %d after 9 s", s.Silent, s.Reads)
+		}
+		time.Sleep(time.Minute)
+		if s := meter.Stats(); s.Outcomes["get"].OK != 1 || s.Silent != 0 {
+			t.Errorf("silent for %v after an answer: %+v", s.Silent, s)
+		}
+		go meter.ReadAt(t.Context(), o, make([]byte, 1), 0) // what was before is forgotten
+		synctest.Wait()
+		if s := meter.Stats(); s.Silent != 0 {
+			t.Errorf("silent for %v at once", s.Silent)
+		}
+	})
+}
+
 // TestRetryHang: a try that hangs is ended and made again; the meter below calls it a failure of the
 // store, not of the caller.
 func TestRetryHang(t *testing.T) {

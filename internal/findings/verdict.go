@@ -112,13 +112,12 @@ func (a Areas) late() float64 { return a.Joined + a.Missed }
 
 // window is two snapshots, and what happened between them.
 type window struct {
-	now       Snapshot
-	restarted bool         // the window is the daemon's whole life
-	did       engine.Stats // its counters are those of the window
-	feed      loader.SessionStats
-	sessions  int              // open now or before
-	errors    map[string]int64 // of the store, by kind
-	rates     Rates
+	now      Snapshot
+	did      engine.Stats // its counters are those of the window
+	feed     loader.SessionStats
+	sessions int              // open now or before
+	errors   map[string]int64 // of the store, by kind
+	rates    Rates
 
 	otherVersion            int64   // pieces that other nodes of the cluster have in another version
 	inFlight, inFlightMost  int64   // the lower and the higher of the two snapshots
@@ -135,7 +134,7 @@ func between(before, now Snapshot) window {
 		before = Snapshot{}
 	}
 	w := window{
-		now: now, restarted: before.PID == 0, did: since(now.Stats, before.Stats), errors: map[string]int64{},
+		now: now, did: since(now.Stats, before.Stats), errors: map[string]int64{},
 		inFlight: min(before.InFlight, now.InFlight), inFlightMost: max(before.InFlight, now.InFlight),
 	}
 	for kind, n := range now.StoreErrors {

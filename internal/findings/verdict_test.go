@@ -204,12 +204,16 @@ func TestAfterTheRun(t *testing.T) {
 
 func TestSilentStore(t *testing.T) {
 	before, now := base(), later(func(s *Snapshot) { s.Opens += 8; s.Delivered += 8; s.GetRequests += 8 })
-	before.InFlight, now.InFlight = 40, 40
-	if v := Of(before, now); v.Code != "store-silent" || v.Level != Fail || !strings.Contains(v.Cause, "40 requests") {
-		t.Errorf("%+v", v.Finding)
+	before.InFlight, now.InFlight, before.Silent, now.Silent = 40, 40, 2, 12
+	soon := now
+	soon.Uptime = before.Uptime + 1 // as in the first frame of top
+	for name, v := range map[string]Verdict{"window": Of(before, now), "second": Of(before, soon), "since the start": Of(Snapshot{}, now)} {
+		if v.Code != "store-silent" || v.Level != Fail || !strings.Contains(v.Cause, "40 requests to the store in flight, and no answer for 12 s") {
+			t.Errorf("%s: %+v", name, v.Finding)
+		}
 	}
 	// Requests that were not yet out long enough say nothing.
-	now.Uptime = before.Uptime + 2
+	now.Silent = 2
 	if v := Of(before, now); v.Code == "store-silent" {
 		t.Errorf("%+v", v.Finding)
 	}

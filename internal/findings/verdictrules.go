@@ -34,10 +34,8 @@ var trouble = []Rule[*window]{
 		return when(w.did.Uptime < least, Idle, "Just started", "There is nothing to judge yet.", "")
 	}},
 	{"store-silent", func(w *window) Finding {
-		d := &w.did
-		silent := w.inFlight > 0 && d.GetBytes == 0 && d.GetRequests <= w.inFlightMost && d.Uptime >= 5 && !w.restarted
-		return when(silent, Fail, "The store does not answer",
-			fmt.Sprintf("%s to the store in flight, and no answer for %.0f s.", human.Count(w.inFlight, "request"), d.Uptime),
+		return when(w.now.Silent >= 5, Fail, "The store does not answer",
+			fmt.Sprintf("%s to the store in flight, and no answer for %.0f s.", human.Count(w.now.InFlight, "request"), w.now.Silent),
 			"Check that the store is up and reachable from here: shoal doctor "+w.now.Source)
 	}},
 	{"access-denied", func(w *window) Finding {

@@ -51,6 +51,7 @@ type Stats struct {
 	StatRequests int64            `json:"stat_requests"`
 	StoreErrors  map[string]int64 `json:"store_errors"`
 	InFlight     int64            `json:"requests_in_flight"`
+	Silent       float64          `json:"silent_seconds"` // for which the store has answered no GET, while some wait
 	LatencyP50   float64          `json:"get_latency_p50_seconds"`
 	LatencyP99   float64          `json:"get_latency_p99_seconds"`
 	Connections  int              `json:"connections"` // requests that may be in flight now

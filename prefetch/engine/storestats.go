@@ -21,6 +21,7 @@ func (e *Engine) addStores(s *Stats) {
 		m, l, t, of := r.meter.Stats(), r.limiter.Stats(), r.retrier.Stats(), &s.Store
 		s.GetRequests, s.GetBytes, s.ListRequests = s.GetRequests+m.Reads, s.GetBytes+m.Bytes, s.ListRequests+m.Lists
 		s.StatRequests, s.InFlight = s.StatRequests+m.Stats, s.InFlight+m.InFlight
+		s.Silent = max(s.Silent, m.Silent.Seconds())
 		for kind, n := range m.Errors {
 			s.StoreErrors[kind] += n
 		}
