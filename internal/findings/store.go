@@ -104,6 +104,8 @@ var storeRules = []Rule[*Site]{
 		n := len(l.Took)
 		if n < 4 && l.Err != nil {
 			return OfError(l.Err)
+		} else if n == 0 {
+			return unanswered()
 		}
 		p50, p90, p99 := l.At(0.5), l.At(0.9), l.At(0.99)
 		f := ok("p50 %s, p90 %s, p99 %s, worst %s, of %d GETs of 4 KiB, %d failed", short(p50), short(p90), short(p99),
@@ -129,8 +131,7 @@ var storeRules = []Rule[*Site]{
 	{"source/bandwidth", func(s *Site) Finding {
 		best, knee := Knee(s.Ladder)
 		if best.Gets == 0 {
-			return ok("no GET was answered in time").
-				but(Fail, "nothing can be read at a useful rate", "ask the store's operator; check the network")
+			return unanswered()
 		}
 		var steps []string
 		for _, g := range s.Ladder {
@@ -187,4 +188,9 @@ func short(d time.Duration) string {
 		return fmt.Sprintf("%.2f ms", d.Seconds()*1e3)
 	}
 	return fmt.Sprintf("%.0f ms", d.Seconds()*1e3)
+}
+
+func unanswered() Finding {
+	return ok("no GET was answered in time").
+		but(Fail, "nothing can be read at a useful rate", "ask the store's operator; check the network")
 }

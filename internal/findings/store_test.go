@@ -44,6 +44,7 @@ func TestStore(t *testing.T) {
 		{"far", func(s *Site) { s.Latency.Took = []time.Duration{time.Second, time.Second, time.Second, time.Second} }, "source/latency", Warn, "region"},
 		{"late", func(s *Site) { s.Latency.Took[99] = 2 * time.Second }, "source/latency", Warn, "operator"},
 		{"refuses", func(s *Site) { s.Latency.Failed = 5 }, "source/latency", Warn, "--connections"},
+		{"does not answer", func(s *Site) { s.Latency.Took = nil }, "source/latency", Fail, "no GET was answered in time"},
 		{"hardly answers", func(s *Site) { s.Latency.Took, s.Latency.Err = nil, errors.New("odd") }, "source/latency", Fail, "odd"},
 		{"fast", nil, "source/bandwidth", OK, "1.0 GB/s, 2,000 GETs/s with 32 connections (1: 20 MB/s, 32: 900 MB/s, 64: 1.0 GB/s)"},
 		{"slow", func(s *Site) { s.Ladder = []Rung{{1, 20e6, 40}} }, "source/bandwidth", Warn, "10% of them"},
