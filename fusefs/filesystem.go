@@ -236,7 +236,7 @@ func (f *filesystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (
 		return r, fuse.OK
 	}
 	n, err := f.volume.ReadAt(requestContext{cancel}, g.manifest, file, buf, int64(in.Offset))
-	if err != nil && interrupted(cancel) && errors.Is(err, context.Canceled) && !dying(in.Pid) && !f.isStopping() {
+	if err != nil && interrupted(cancel) && errors.Is(err, context.Canceled) && !dying(in.Pid) && !interrupted(f.stopping) {
 		ctx, stop := callerContext(cancel, f.stopping, in.Pid)
 		n, err = f.volume.ReadAt(ctx, g.manifest, file, buf, int64(in.Offset))
 		stop()
@@ -290,8 +290,6 @@ func (l *lent) Bytes([]byte) ([]byte, fuse.Status) { return l.data[0], fuse.OK }
 func (l *lent) Slices() ([][]byte, fuse.Status) { return l.data[:], fuse.OK }
 
 func (l *lent) Done() { l.release() }
-
-func (f *filesystem) isStopping() bool { return interrupted(f.stopping) }
 
 // readError maps and logs a failed read.
 func (f *filesystem) readError(cancel <-chan struct{}, m *catalog.Manifest, file int, err error) fuse.Status {

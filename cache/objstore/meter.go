@@ -15,21 +15,34 @@ import (
 type Meter struct {
 	each
 
-	requests       [numOps]atomic.Int64
-	outcomes       [numOps][numOutcomes]atomic.Int64
-	errors         [len(kindNames)]atomic.Int64
-	inFlight       atomic.Int64
-	reading, asked atomic.Int64 // reads in flight; since when they go unanswered, in Unix nanoseconds (0: they do not)
-	bytes          atomic.Int64
-	written        atomic.Int64
-	slowed         atomic.Int64
-	latency        Histogram
-	onRead         func(key string, bytes int64, took time.Duration, err error) // nil for nobody
+	requests [numOps]atomic.Int64
+	outcomes [numOps][numOutcomes]atomic.Int64
+	errors   [len(kindNames)]atomic.Int64
+	inFlight atomic.Int64
+	reading  atomic.Int64 // reads in flight
+	asked    atomic.Int64 // since when they go unanswered, in Unix nanoseconds; 0: they do not
+	bytes    atomic.Int64
+	written  atomic.Int64
+	slowed   atomic.Int64
+	latency  Histogram
+	onRead   func(key string, bytes int64, took time.Duration, err error) // nil for nobody
 }
 
-const opRead, opStat, opList, opPut, opOther, numOps = 0, 1, 2, 3, 4, 5
+const (
+	opRead = iota
+	opStat
+	opList
+	opPut
+	opOther
+	numOps
+)
 
-const outcomeOK, outcomeError, outcomeCanceled, numOutcomes = 0, 1, 2, 3
+const (
+	outcomeOK = iota
+	outcomeError
+	outcomeCanceled // the caller's context ended
+	numOutcomes
+)
 
 var opNames = [numOps]string{"get", "head", "list", "put", "other"}
 

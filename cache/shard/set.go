@@ -404,7 +404,7 @@ func (e *emitter) emit(shard int, l loaded, yield func(Member, error) bool) bool
 		}
 		// The paths of our own set come from one manifest.
 		if !own && !e.take(out.Path) {
-			out.Path = e.rename(m.path, shardBase(o.Key))
+			out.Path = e.rename(m.path, strings.TrimSuffix(path.Base(o.Key), tarSuffix))
 			e.report.Renamed++
 			e.example(fmt.Sprintf("%.300q in %s: an earlier shard has it, so it is shown as %.300q", m.path, o.Key, out.Path))
 		}

@@ -155,7 +155,4 @@ func indexKeys(key string) []string {
 
 const tarSuffix = ".tar"
 
-// shardBase is the part of a shard's name that is added to a name already in use.
-func shardBase(key string) string { return strings.TrimSuffix(path.Base(key), tarSuffix) }
-
 func inShard(key string, err error) error { return fmt.Errorf("shard %s: %w", key, err) }

@@ -73,9 +73,6 @@ func RecodedTables(b []byte) (id [8]byte) {
 	return id
 }
 
-// recodedCRC returns the checksum of the original.
-func recodedCRC(b []byte) uint32 { return binary.LittleEndian.Uint32(b[20:]) }
-
 // verbatim returns the original without its scans; nil if the container is damaged.
 func verbatim(b []byte) []byte {
 	n := int64(binary.LittleEndian.Uint32(b[24:]))

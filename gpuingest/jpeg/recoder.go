@@ -21,6 +21,7 @@ import "C"
 
 import (
 	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -183,7 +184,7 @@ func (t *Tables) Restore(dst, rec []byte) ([]byte, error) {
 	}
 	n := len(dst)
 	dst = appendOutput(dst, c)
-	if crc32.Checksum(dst[n:], castagnoli) != recodedCRC(rec) {
+	if crc32.Checksum(dst[n:], castagnoli) != binary.LittleEndian.Uint32(rec[20:]) {
 		return dst[:n], fmt.Errorf("%w: recoded file of %d bytes: the checksum of the original differs", ErrCorrupt, len(rec))
 	}
 	return dst, nil

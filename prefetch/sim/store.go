@@ -83,9 +83,6 @@ func (st *store) init(s *simulation) {
 	}
 }
 
-// ahead7of8 is how many prefetches may be in flight.
-func ahead7of8(connections int) int { return max(1, connections-connections/8) }
-
 // send sends a request whose memory is reserved.
 func (st *store) send(r request) int32 {
 	var id int32
@@ -125,7 +122,7 @@ func (st *store) raise(id int32) {
 // admit gives places to waiting requests.
 func (st *store) admit() {
 	for q := range st.waiting {
-		for st.waiting[q].len() > 0 && st.places < st.s.Connections && (q == demand || st.aheads < ahead7of8(st.s.Connections)) {
+		for st.waiting[q].len() > 0 && st.places < st.s.Connections && (q == demand || st.aheads < max(1, st.s.Connections-st.s.Connections/8)) {
 			id := st.waiting[q].pop()
 			if r := &st.requests[id]; !r.started { // it may have been raised, and so be in both queues
 				r.started = true

@@ -66,7 +66,7 @@ class Address:
         if _user is not None:
             refuse_fork(_user)
         _user = os.getpid()
-        options = [
+        options: List[Tuple[str, Any]] = [
             ("grpc.enable_http_proxy", 0),
             ("grpc.max_receive_message_length", 8 << 20),
             ("grpc.http2.lookahead_bytes", 64 << 20),
