@@ -164,7 +164,7 @@ func (m *Meter) request(ctx context.Context, r request, f func(ctx context.Conte
 	case r.class == opRead:
 		took := time.Since(start)
 		switch left := m.reading.Add(-1); {
-		case err != nil && (errors.Is(err, os.ErrDeadlineExceeded) || context.Cause(ctx) == errTryTimeout):
+		case err != nil && (errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(context.Cause(ctx), errTryTimeout)):
 		case left == 0:
 			m.asked.Store(0)
 		case ctx.Err() == nil:

@@ -307,8 +307,8 @@ print(json.dumps(dict(Errno=e, Order=open(sys.argv[1] + "/.shoal/order").read())
 	if plan("a") != strings.Join(append(append([]string{}, paths[60:]...), paths[:60]...), "\n")+"\n" {
 		t.Error("dd: another plan")
 	}
-	must("cp " + first + " .shoal/plans/b && tee .shoal/plans/c < " + second + " > /dev/null")
-	for _, script := range []string{"mv " + list("moved", paths) + " .shoal/plans/a", "mv .shoal/plans/b .shoal/plans/d", "ln .shoal/plans/b .shoal/plans/e",
+	must("cp " + first + " .shoal/plans/d && mv .shoal/plans/d .shoal/plans/b && tee .shoal/plans/c < " + second + " > /dev/null")
+	for _, script := range []string{"mv " + list("moved", paths) + " .shoal/plans/a", "mv .shoal/plans/b .shoal/plans/b~", "ln .shoal/plans/b .shoal/plans/e",
 		"sed -i s/class/CLASS/ .shoal/plans/b", "mkdir .shoal/plans/f", "echo x > .shoal/plans/b~", "echo x > .shoal/plans/.b.swp"} {
 		// mv from another filesystem copies where it may not rename: it must at least not break the plan.
 		if out, err := sh(script); err == nil && !strings.HasPrefix(script, "mv "+scratch) {
