@@ -59,35 +59,36 @@ func isWhole(t *testing.T, c *Client, path string) {
 	})
 }
 
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // A new file with the inode, the size and the Mtime of one that has gone, as tar and cp -p make them, is not a rename of that.
 func TestInodeOfAnother(t *testing.T) {
 	store, dest := toFolder(t)
 	dir := t.TempDir()
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
 	saved := time.Unix(1_000_000, 0)
 	at := func(p string) string { return filepath.Join(dir, p) }
 	inode := func(p string) uint64 {
 		var st unix.Stat_t
-		must(unix.Stat(at(p), &st))
+		must(t, unix.Stat(at(p), &st))
 		return st.Ino
 	}
 	err := carryTo(t, Config{Dir: dir, Store: store}, func(c *Client) {
-		must(os.WriteFile(at("a"), []byte("old"), 0o600))
-		must(os.Chtimes(at("a"), saved, saved))
+		must(t, os.WriteFile(at("a"), []byte("old"), 0o600))
+		must(t, os.Chtimes(at("a"), saved, saved))
 		isWhole(t, c, "a")
 		was := inode("a")
-		must(os.Remove(at("a")))
+		must(t, os.Remove(at("a")))
 		for n := 0; ; n++ {
 			name := strings.Repeat("x", 1+n) + ".tmp"
-			must(os.WriteFile(at(name), []byte("new"), 0o600))
+			must(t, os.WriteFile(at(name), []byte("new"), 0o600))
 			if inode(name) == was {
-				must(os.Chtimes(at(name), saved, saved))
-				must(os.Rename(at(name), at("b")))
+				must(t, os.Chtimes(at(name), saved, saved))
+				must(t, os.Rename(at(name), at("b")))
 				break
 			} else if n == 200 {
 				t.Skip("this file system gives no inode twice")
@@ -104,32 +105,26 @@ func TestInodeOfAnother(t *testing.T) {
 func TestChmodIsNoSave(t *testing.T) {
 	store, dest := toFolder(t)
 	dir := t.TempDir()
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
 	at := filepath.Join(dir, "a")
-	must(os.WriteFile(at, []byte("old"), 0o600))
+	must(t, os.WriteFile(at, []byte("old"), 0o600))
 	carried := func() (os.FileInfo, string) {
-		must(carryTo(t, Config{Dir: dir, Store: store}, func(c *Client) { isWhole(t, c, "a") }))
+		must(t, carryTo(t, Config{Dir: dir, Store: store}, func(c *Client) { isWhole(t, c, "a") }))
 		is, err := os.Stat(filepath.Join(dest, "a"))
-		must(err)
+		must(t, err)
 		b, err := os.ReadFile(filepath.Join(dest, "a"))
-		must(err)
+		must(t, err)
 		return is, string(b)
 	}
 	first, _ := carried()
-	must(os.Chmod(at, 0o640))
-	must(os.Link(at, filepath.Join(t.TempDir(), "b")))
+	must(t, os.Chmod(at, 0o640))
+	must(t, os.Link(at, filepath.Join(t.TempDir(), "b")))
 	if again, _ := carried(); !os.SameFile(first, again) {
 		t.Error("it was published again")
 	}
 	f, err := os.OpenFile(at, os.O_WRONLY, 0)
-	must(err)
+	must(t, err)
 	_, err = f.WriteString("new")
-	must(errors.Join(err, f.Close()))
+	must(t, errors.Join(err, f.Close()))
 	if _, b := carried(); b != "new" {
 		t.Errorf("%q is there", b)
 	}

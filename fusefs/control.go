@@ -450,7 +450,7 @@ func (f *controlFolder) unlink(who Caller, dir int, name string) fuse.Status {
 func (f *controlFolder) rename(who Caller, flags uint32, oldDir int, from string, newDir int, to string) fuse.Status {
 	from, to = planAt(oldDir, from), planAt(newDir, to)
 	text, err := f.c.Get("plans/" + from)
-	_, exists := f.c.Get("plans/" + to)
+	_, missing := f.c.Get("plans/" + to)
 	switch {
 	case from == "" || to == "" || notPlan(to):
 		return fuse.EROFS
@@ -458,7 +458,7 @@ func (f *controlFolder) rename(who Caller, flags uint32, oldDir int, from string
 		return fuse.Status(errnoOf(err))
 	case flags&^unix.RENAME_NOREPLACE != 0 || len(to) > maxName:
 		return fuse.EINVAL
-	case flags != 0 && exists == nil:
+	case flags != 0 && missing == nil:
 		return fuse.Status(syscall.EEXIST)
 	case from == to:
 		return fuse.OK

@@ -2,7 +2,6 @@ package shard
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -114,24 +113,25 @@ func OpenRows(ctx context.Context, r objstore.Reader, src objstore.Source, o Ope
 	if !shards {
 		mds = nil // another index.json
 	}
+	named := append(append(tables, indexes...), mds...)
 	switch {
 	case len(tables) > 0 && len(indexes)+len(mds) > 0, len(indexes) > 0 && len(mds) > 0:
-		named := append(append(tables, indexes...), mds...)
 		return nil, fmt.Errorf("%s contains %s and %s: name a prefix with one kind of samples", src, named[0].Key, named[len(named)-1].Key)
-	case len(tables)+len(indexes)+len(mds) == 0:
+	case len(named) == 0:
 		return nil, fmt.Errorf("%s contains no .csv and .tsv, no .idx beside a .bin, and no %s beside .mds (give --samples as for files to read it file by file)", src, mdsIndexName)
 	}
-	var err error
-	for _, o := range tables {
-		err = cmp.Or(err, s.add(o, s.rows, nil))
+	open := func(o objstore.Object) error { return s.openMDS(ctx, o, there) }
+	if len(tables) > 0 {
+		open = func(o objstore.Object) error { return s.add(o, s.rows, nil) }
+	} else if len(indexes) > 0 {
+		open = func(o objstore.Object) error { return s.openDocuments(o, there) }
 	}
-	for _, o := range indexes {
-		err = cmp.Or(err, s.openDocuments(o, there))
+	for _, o := range named {
+		if err := open(o); err != nil {
+			return nil, err
+		}
 	}
-	for i := 0; err == nil && i < len(mds); i++ {
-		err = s.openMDS(ctx, mds[i], there)
-	}
-	return s, err
+	return s, nil
 }
 
 // Members implements [Index]. Tables are read once, in parallel ranges; of the others what their indexes do not say.

@@ -32,7 +32,7 @@ class MapError(FeedError):
 
 
 def whole_number(name: str, value: Any) -> int:
-    """value as an int. TypeError, with the argument's name, for what is none."""
+    """value as an int. A value that is not a whole number is a TypeError with the argument's name."""
     try:
         return operator.index(value)
     except TypeError:

@@ -60,6 +60,22 @@ def end():
 """
 
 
+# A sampler whose order the copy of the trainer never finds.
+AWAITED = """
+import signal
+trainer = os.getpid()
+class Waits(Sampler):
+    def __init__(self):
+        pass
+    def __iter__(self):
+        if os.getpid() != trainer:
+            signal.pause()
+        return iter(range(24))
+    def __len__(self):
+        return 24
+"""
+
+
 class Run(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -468,19 +484,7 @@ signal.signal(signal.SIGUSR1, handler)
 train(DataLoader(Files(FILES), 4, shuffle=True))""")
             self.assertEqual([told for told, _ in epochs], [None, None])
             self.assertFalse(os.path.exists(self.mount + "/handled"))
-        done = self.python("""
-import signal
-trainer = os.getpid()
-class Waits(Sampler):
-    def __init__(self):
-        pass
-    def __iter__(self):
-        if os.getpid() != trainer:
-            signal.pause()
-        return iter(range(24))
-    def __len__(self):
-        return 24
-class Handler:
+        done = self.python(AWAITED + """class Handler:
     def __call__(self, *_):
         raise TimeoutError("mine")
 class Bound:
@@ -497,19 +501,7 @@ for handler in Handler(), Bound().late:
         self.assertEqual(done.stdout, "mine\nmine\n")
 
     def test_end_while_an_order_is_awaited(self):
-        done = self.python("""
-import signal
-trainer = os.getpid()
-class Waits(Sampler):
-    def __init__(self):
-        pass
-    def __iter__(self):
-        if os.getpid() != trainer:
-            signal.pause()
-        return iter(range(24))
-    def __len__(self):
-        return 24
-sys.modules["_shoal_run"].WAIT = 0
+        done = self.python(AWAITED + """sys.modules["_shoal_run"].WAIT = 0
 train(DataLoader(Files(FILES), 4, sampler=Waits()), times=1)""", SHOAL_DEBUG="run")
         self.assertEqual((done.stdout, done.stderr), ("", ""))
 
