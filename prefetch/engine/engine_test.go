@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -137,6 +138,7 @@ func TestOrderFetchesBeforeTheReader(t *testing.T) {
 		}
 		for pos := range o.Len() {
 			read(t, e, dir, paths[o.At(pos)])
+			runtime.Gosched() // no reader takes a whole epoch while the next order is worked out
 		}
 		if s := e.Stats(); s.Order.Epoch != epoch || s.Order.State != "finished" || s.Misses+s.Joined != 0 {
 			t.Errorf("epoch %d: %+v, %d misses, %d joined", epoch, s.Order, s.Misses, s.Joined)
