@@ -20,7 +20,7 @@ import (
 const bound = 110_518
 
 // rooms are listed in the log. A file belongs to the longest that its path begins with.
-var rooms = []string{"cmd/shoal", "cmd/shoal-gpu", "cmd/shoal-lab", "fusefs", "fusefs/uring", "cache", "prefetch", "prefetch/engine",
+var rooms = []string{"cmd/shoal", "cmd/shoal-gpu", "cmd/shoal-lab", "fusefs", "fusefs/fuseio", "cache", "prefetch", "prefetch/engine",
 	"loader", "s3api", "gpuingest", "ckpt", "csi", "internal", "lab", "python", "docs", "deploy", "tools"}
 
 // What reads well has bounds. Beyond each there is what was there before it was; it may only become less.

@@ -3,8 +3,8 @@
 //	kernel ── LOOKUP, OPEN, READ ──> filesystem ── Volume ──> the engine
 //	                                     └─ .shoal ── Control ──> the engine
 //
-// Requests come by /dev/fuse, from go-fuse's server, or by io_uring, from package uring (see [Options].Transport). Then what
-// does not wait is answered on the ring's thread, by quick, and the rest by a goroutine, by filesystem.
+// Requests come by /dev/fuse or io_uring, from package fuseio (see [Options].Transport). What does not wait is answered by quick,
+// on a ring's thread where there is one, and the rest by filesystem.
 //
 // It uses go-fuse's raw interface: a node ID is computed from the manifest (see nodeID). So there are no inode
 // objects, a lookup allocates nothing that must be kept, and a FORGET costs one atomic subtraction. A million files
@@ -30,15 +30,14 @@
 // Replies come from buffers (BenchmarkCeiling, two cores, 8 readers, 63,000 bytes a file, at 82492a9): pread 15,430 files/s and 70 us
 // of CPU a file, spliced 16,799 and 68, which is within the noise, and would forbid checking what is sent. A mapped file sent by
 // writev (82 us: page faults) and O_DIRECT (no read-ahead) were slower. Content in memory: copied 18,094 and 45, lent 18,943 and 42,
-// hence Lend of [Volume]. 86% of the CPU is the kernel's, 12% Go's runtime and go-fuse, under 2% this package and the manifest.
+// hence Lend of [Volume]. 86% of the CPU is the kernel's, under 2% this package's and the manifest's.
 //
 // A thread that waits for the disk in read(2) keeps its P until sysmon retakes it, which is late on a busy machine.
 // On two busy cores a whole daemon with GOMAXPROCS=2 gave 3,567 files/s, p99 21 ms; with 8 it gave 5,891 and 8 ms;
 // the ceiling was 5,535 and 10 ms; all for 100 to 107 us of CPU a file. 4 and 8 measured alike. So a program that
-// mounts should have at least 4, even in a container limited to two cores, and set that before Mount, because go-fuse
-// reads with as many goroutines.
+// mounts should have at least 4, even in a container limited to two cores, because as many goroutines wait for requests.
 //
-// Over io_uring a warm file of 63 KB takes 40 to 55 us of this process's CPU instead of 65 to 75, and 8 readers get 1.2 times the
+// Over io_uring a warm file of 63 KB takes 29 to 49 us of this process's CPU instead of 44 to 96, and 8 readers get 1.3 times the
 // files or more (BenchmarkTransport, lab/bench/results/uring.md).
 //
 // # Traps
@@ -49,15 +48,6 @@
 //     [Server.Invalidate] has a goroutine of its own.
 //   - FLUSH must not be answered with ENOSYS, not even for data: the kernel would stop sending it
 //     for plans too.
-//   - go-fuse reuses a request's cancel channel, so a context made of it ends with the request.
-//   - With splicing enabled go-fuse fills and drains a pipe for every reply, even one that lies in a
-//     buffer: five system calls for nothing. Replies come from buffers here, so it is off. Whoever
-//     turns it on must splice from page-aligned offsets only: go-fuse sizes the pipe by bytes, an
-//     unaligned payload needs a page more, and the short splice is sent as the end of the file.
-//     READs must then be of at most half of pipe-max-size, which maxRequest is.
-//   - go-fuse calls Done of a result before it writes, if splicing is off; after, if the result has
-//     Slices; and never for a result of no bytes. Lent bytes therefore come with Slices, and no
-//     empty result is made of them.
 //   - A descriptor for the kernel comes from an os.File that is held until the call returns: one that
 //     is garbage-collected closes it.
 //   - An interrupted READ that is answered with EINTR becomes SIGBUS in a page fault. Interrupts

@@ -231,9 +231,8 @@ func (f *filesystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (
 	if f.recording() {
 		read = f.beginRead(g.manifest, in, file, len(buf))
 	}
-	if r := f.lend(g.manifest, file, in, len(buf)); r != nil {
-		read.lent()
-		return r, fuse.OK
+	if p := f.pagesOf(g.manifest); p != nil {
+		p.asked(file)
 	}
 	n, err := f.volume.ReadAt(requestContext{cancel}, g.manifest, file, buf, int64(in.Offset))
 	if err != nil && interrupted(cancel) && errors.Is(err, context.Canceled) && !dying(in.Pid) && !interrupted(f.stopping) {
@@ -262,34 +261,6 @@ func wanted(m *catalog.Manifest, file int, in *fuse.ReadIn, buf []byte) []byte {
 	left := m.Size(file) - int64(in.Offset)
 	return buf[:max(0, min(int64(len(buf)), int64(in.Size), left))]
 }
-
-// lend answers a READ of n bytes from memory, or returns nil.
-func (f *filesystem) lend(m *catalog.Manifest, file int, in *fuse.ReadIn, n int) fuse.ReadResult {
-	if p := f.pagesOf(m); p != nil {
-		p.asked(file)
-	}
-	if data, release, ok := f.volume.Lend(m, file, int64(in.Offset), n); ok {
-		f.wasRead(m, file, in, n)
-		return &lent{[1][]byte{data}, release}
-	}
-	return nil
-}
-
-// lent is a [fuse.ReadResult] that go-fuse writes directly from memory: it looks for the method Slices. Done is
-// called after that, but not for an empty result.
-type lent struct {
-	data    [1][]byte
-	release func()
-}
-
-func (l *lent) Size() int { return len(l.data[0]) }
-
-func (l *lent) Bytes([]byte) ([]byte, fuse.Status) { return l.data[0], fuse.OK }
-
-// Slices makes go-fuse write the data with writev(2).
-func (l *lent) Slices() ([][]byte, fuse.Status) { return l.data[:], fuse.OK }
-
-func (l *lent) Done() { l.release() }
 
 // readError maps and logs a failed read.
 func (f *filesystem) readError(cancel <-chan struct{}, m *catalog.Manifest, file int, err error) fuse.Status {

@@ -2,7 +2,6 @@ package fusefs
 
 import (
 	"bytes"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,14 +10,13 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"unsafe"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
 	"github.com/shoalfs/shoal/cache/catalog"
-	"github.com/shoalfs/shoal/fusefs/uring"
+	"github.com/shoalfs/shoal/fusefs/fuseio"
 )
 
 // A mount outlives the process that serves it where another one holds its descriptors, which are /dev/fuse and a file in memory, the
@@ -89,9 +87,9 @@ type kept struct {
 	mu         sync.Mutex // of writes
 }
 
-// newKept makes the memo of a mount that is served by fd, which it owns.
-func newKept(fd int, m Memo) (k *kept, err error) {
-	k = &kept{Memo: m, fuse: os.NewFile(uintptr(fd), "/dev/fuse"), drop: func() {}}
+// newKept makes the memo of a mount that is served by device, which it owns.
+func newKept(device *os.File, m Memo) (k *kept, err error) {
+	k = &kept{Memo: m, fuse: device, drop: func() {}}
 	memo, err := unix.MemfdCreate("shoal mount", unix.MFD_CLOEXEC)
 	if err != nil {
 		return k, os.NewSyscallError("memfd_create", err)
@@ -192,104 +190,26 @@ var errAborted = errors.New("the mount was aborted")
 // alive asks the kernel once. Who waited for it to report the end would be woken by every request.
 func (k *kept) alive() bool {
 	p := []unix.PollFd{{Fd: int32(k.fuse.Fd())}}
-	_, err := again(func() (int, error) { return unix.Poll(p, 0) })
+	_, err := unix.Poll(p, 0)
+	for errors.Is(err, unix.EINTR) {
+		_, err = unix.Poll(p, 0)
+	}
 	return err == nil && p[0].Revents&unix.POLLERR == 0
 }
 
-// resend makes the kernel send everything again that was read and not answered.
-func (k *kept) resend() error {
-	head := fuse.OutHeader{Length: uint32(outHeader), Status: -fuse.NOTIFY_RESEND}
-	msg := make([]byte, outHeader)
-	if _, err := binary.Encode(msg, binary.NativeEndian, head); err != nil {
-		return err
-	}
-	_, err := unix.Write(int(k.fuse.Fd()), msg)
-	return os.NewSyscallError("resend", err)
-}
-
-const (
-	outHeader    = int(unsafe.Sizeof(fuse.OutHeader{}))
-	inits        = outHeader + int(unsafe.Sizeof(fuse.InitOut{}))
-	firstRequest = 8192 // FUSE_MIN_READ_BUFFER
-)
-
-// again calls do until no signal interrupts it.
-func again[T any](do func() (T, error)) (of T, err error) {
-	for {
-		if of, err = do(); !errors.Is(err, unix.EINTR) {
-			return of, err
-		}
-	}
-}
-
-// serveDevice mounts at path, and makes the server for /dev/fuse. If a holder can have the mount, it is f.kept.
-func serveDevice(f *filesystem, path string, mo *fuse.MountOptions) (*fuse.Server, error) {
-	fd, err := uring.Mount(path, mo)
-	if err != nil {
-		return nil, err
-	}
-	s, first, err := serveOpen(f, fd, nil, mo)
-	if err != nil {
-		_ = unix.Close(fd)
-		return nil, errors.Join(err, unmount(path, true))
-	}
-	agreed := (*fuse.InitIn)(unsafe.Pointer(&first[0])).Flags64()
+// keepable makes f.kept if a holder can have the mount at path, which t serves by device.
+func (f *filesystem) keepable(path string, device *os.File, t *fuseio.Server, mo *fuse.MountOptions) {
 	mi, _ := findMount(path)
-	if _, named := f.volume.(Historian); f.opts.Holder == nil || !named || agreed&fuse.CAP_HAS_RESEND == 0 || mi == nil {
-		return s, unix.Close(fd)
+	if _, named := f.volume.(Historian); f.opts.Holder == nil || !named || !t.Agreed(fuse.CAP_HAS_RESEND) || mi == nil {
+		return
 	}
-	f.kept, err = newKept(fd, Memo{path, mi.Device, f.opts.FsName, f.opts.Note, first, mo.MaxWrite})
+	k, err := newKept(device, Memo{path, mi.Device, f.opts.FsName, f.opts.Note, t.First(), mo.MaxWrite})
 	if err != nil {
 		f.log.Warn("the mount will not outlive this process", "mountpoint", path, "cause", err)
-		f.kept.close()
-		f.kept = nil
+		_ = k.memo.Close()
+		return
 	}
-	return s, nil
-}
-
-// serveOpen makes the server for an open /dev/fuse, of which it has a copy. first is the kernel's first request if that was answered
-// before. Otherwise it is read and answered, and returned with what was agreed on. go-fuse takes the first request and all others from
-// one descriptor, so that is a socket, and /dev/fuse afterwards.
-func serveOpen(f *filesystem, fd int, first []byte, mo *fuse.MountOptions) (s *fuse.Server, agreed []byte, err error) {
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, nil, os.NewSyscallError("socketpair", err)
-	}
-	ours, its := pair[0], pair[1]
-	defer func() { _ = unix.Close(ours) }()
-	isNew := first == nil
-	if isNew {
-		first = make([]byte, firstRequest)
-		var n int
-		n, err = again(func() (int, error) { return unix.Read(fd, first) })
-		first = first[:max(n, 0)]
-	}
-	if err == nil {
-		_, err = unix.Write(ours, first)
-	}
-	if err != nil {
-		_ = unix.Close(its)
-		return nil, nil, fmt.Errorf("the first request: %w", err)
-	}
-	options := *mo
-	options.DirectMountStrict = false // it is mounted
-	if s, err = fuse.NewServer(f, fmt.Sprintf("/dev/fd/%d", its), &options); err != nil {
-		return nil, nil, err // it has closed the socket
-	}
-	reply := make([]byte, firstRequest)
-	n, err := unix.Read(ours, reply)
-	if isNew && err == nil {
-		_, err = again(func() (int, error) { return unix.Write(fd, reply[:n]) })
-		if n < inits {
-			err = errors.Join(err, syscall.EPROTO)
-		}
-		in, out := (*fuse.InitIn)(unsafe.Pointer(&first[0])), (*fuse.InitOut)(unsafe.Pointer(&reply[outHeader]))
-		in.Flags, in.Flags2 = in.Flags&out.Flags, in.Flags2&out.Flags2
-	}
-	if err == nil {
-		err = unix.Dup3(fd, its, unix.O_CLOEXEC)
-	}
-	return s, first, err
+	f.kept = k
 }
 
 // keep begins to write the memo, and lets the holder have the mount.
@@ -315,8 +235,8 @@ func (s *Server) keep() error {
 
 // resume goes on after another process.
 func (s *Server) resume() error {
-	if err := s.fs.kept.resend(); err != nil {
-		return fmt.Errorf("mount %s: %w", s.mountpoint, err)
+	if status := s.transport.Resend(); status != fuse.OK {
+		return fmt.Errorf("mount %s: resend: %v", s.mountpoint, status)
 	}
 	if gens := s.fs.gens; gens.known() != gens.current().manifest {
 		s.Invalidate(nil)

@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/shoalfs/shoal/fusefs/uring"
+	"github.com/shoalfs/shoal/fusefs/fuseio"
 	"github.com/shoalfs/shoal/internal/machine"
 )
 
@@ -233,7 +233,7 @@ func unmount(path string, lazy bool) error {
 	if !errors.Is(err, unix.EPERM) || os.Geteuid() == 0 {
 		return err
 	}
-	bin, err := uring.Fusermount()
+	bin, err := fuseio.Fusermount()
 	if err != nil {
 		return err
 	}

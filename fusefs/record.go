@@ -66,12 +66,6 @@ func (f *filesystem) beginRead(m *catalog.Manifest, in *fuse.ReadIn, file, n int
 	}}
 }
 
-// lent says that the read was served from memory.
-func (r *record) lent() {
-	r.event.Area = trace.Ring
-	r.end()
-}
-
 // end says that the read was answered.
 func (r *record) end() {
 	if r.to != nil {

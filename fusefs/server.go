@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shoalfs/shoal/cache/catalog"
-	"github.com/shoalfs/shoal/fusefs/uring"
+	"github.com/shoalfs/shoal/fusefs/fuseio"
 	"github.com/shoalfs/shoal/internal/machine"
 )
 
@@ -53,7 +53,7 @@ type Volume interface {
 	Lend(m *catalog.Manifest, file int, off int64, n int) (data []byte, release func(), ok bool)
 
 	// ReadNow fills p from the file's offset off, inside the file. It returns false, whatever it did to p, rather than wait, as for a
-	// page that is not in the kernel's cache. A ring's thread then answers itself (see package uring), for which it must not wait.
+	// page that is not in the kernel's cache.
 	ReadNow(m *catalog.Manifest, file int, p []byte, off int64) bool
 
 	// WasRead says that n bytes of the file from off were read. process is as for Opened.
@@ -121,8 +121,7 @@ const (
 	// that takes 30 ms got 290 files/s with the kernel's default of 12, 1,360 with 64, and 1,840 with 256; with warm
 	// data and 8 readers there is no difference (BenchmarkSlowStore, BenchmarkCold).
 	DefaultMaxBackground = 256
-	// maxRequest is the largest READ, in bytes. go-fuse allocates a buffer of this size for each goroutine that waits
-	// for a request, and splices (should that ever pay) only if header, payload and a page fit a pipe of 1 MiB. Four
+	// maxRequest is the largest READ, in bytes. Each goroutine that waits for a request has a buffer of this size. Four
 	// readers of 16-MiB files in memory, with a read-ahead of 1 MiB: 1,069 MiB/s in READs of 128 KiB, 1,383 of 256,
 	// 1,631 of 512, 640 of 1,024. With 512 and a read-ahead of 128 KiB 1,159, of 4 MiB 1,172. Files of 63 KB need one
 	// READ in all cases. (Medians of 5 on a busy machine.)
@@ -167,8 +166,8 @@ func plusFits(files int, memory int64) bool {
 // Server is an active mount.
 type Server struct {
 	fs         *filesystem
-	transport  transport
-	why        string // the transport is not a ring
+	transport  *fuseio.Server
+	why        string // it has no rings
 	mountpoint string // absolute, without symbolic links
 	device     string // of the mount, MAJOR:MINOR
 
@@ -192,10 +191,10 @@ func Mount(mountpoint string, v Volume, c Control, o Options) (*Server, error) {
 	}
 	f := newFilesystem(v, c, o, k)
 	root := os.Geteuid() == 0
-	t, why, err := attach(f, path, mountOptions(v, o, root), o, v.Manifest())
+	t, device, why, err := attach(f, path, mountOptions(v, o, root), o, v.Manifest())
 	if err != nil {
 		f.kept.close()
-		if errors.Is(err, uring.ErrUnavailable) {
+		if errors.Is(err, fuseio.ErrUnavailable) {
 			return nil, fmt.Errorf("mount on %s: %w", path, err)
 		}
 		return nil, mountError(path, root, err)
@@ -205,7 +204,7 @@ func Mount(mountpoint string, v Volume, c Control, o Options) (*Server, error) {
 	}
 	s := &Server{fs: f, transport: t, why: why, mountpoint: path, invalidate: make(chan forgetting), done: make(chan struct{})}
 	if err := s.keep(); err != nil {
-		f.kept.close() // the last descriptor but the server's own, which ends with the process
+		f.kept.close() // the last descriptor
 		return nil, err
 	}
 	served := make(chan struct{})
@@ -218,6 +217,7 @@ func Mount(mountpoint string, v Volume, c Control, o Options) (*Server, error) {
 		s.notifyLoop(served)
 		f.control.close()
 		f.kept.close()
+		_ = device.Close() // unless that was done
 	}()
 	if k != nil {
 		s.device = k.Device
@@ -287,7 +287,6 @@ func mountOptions(v Volume, o Options, root bool) *fuse.MountOptions {
 		DirectMountStrict: root, // no fallback: its error would hide the cause
 		MaxBackground:     o.MaxBackground,
 		MaxWrite:          maxRequest,
-		DisableSplice:     true, // see the package comment
 		// The content of a node never changes, so the kernel need not check times to keep pages.
 		ExplicitDataCacheControl: true,
 		// O_TRUNC comes with the open, so it is clear whose staged content it clears.
@@ -434,7 +433,7 @@ func MayMount(o Options) error {
 	if os.Geteuid() == 0 {
 		return nil
 	}
-	if _, err := uring.Fusermount(); err != nil {
+	if _, err := fuseio.Fusermount(); err != nil {
 		return err
 	}
 	if !o.AllowOther {

@@ -3,12 +3,13 @@ package fusefs
 import (
 	"errors"
 	"fmt"
+	"os"
 	"syscall"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"github.com/shoalfs/shoal/cache/catalog"
-	"github.com/shoalfs/shoal/fusefs/uring"
+	"github.com/shoalfs/shoal/fusefs/fuseio"
 )
 
 // Values of [Options].Transport.
@@ -26,20 +27,11 @@ const maxRingFile = 1 << 20
 // of one CPU that wait for the store should not delay its names.
 const spareEntries = 16
 
-// transport is how requests come from the kernel: a [fuse.Server] or a [uring.Server].
-type transport interface {
-	Serve()
-	EntryNotify(parent uint64, name string) fuse.Status
-	InodeNotify(node uint64, off, length int64) fuse.Status
-}
-
 // Transport describes how requests come from the kernel.
 type Transport struct {
-	Name    string `json:"name"`              // "uring" or "dev"
-	Why     string `json:"why,omitempty"`     // "dev" was chosen, or fallen back to
-	Threads int    `json:"threads,omitempty"` // of rings
-	Entries int    `json:"entries,omitempty"` // requests that can be in flight
-	Buffers int    `json:"buffers,omitempty"` // bytes of address space for them
+	Name string `json:"name"`          // "uring" or "dev"
+	Why  string `json:"why,omitempty"` // "dev" was chosen, or fallen back to
+	fuseio.Rings
 }
 
 // String describes it in a line of the stats.
@@ -55,74 +47,61 @@ func (t Transport) String() string {
 
 // Transport returns how requests come from the kernel now.
 func (s *Server) Transport() Transport {
-	rings, ok := s.transport.(*uring.Server)
-	if !ok {
+	rings, err := s.transport.Rings()
+	switch {
+	case err != nil:
+		return Transport{Name: TransportDev, Why: "the kernel refused the rings"}
+	case rings.Threads == 0:
 		return Transport{Name: TransportDev, Why: s.why}
 	}
-	t := rings.Stats()
-	if !t.Rings {
-		return Transport{Name: TransportDev, Why: "the kernel refused the rings"}
-	}
-	return Transport{Name: TransportURing, Threads: t.Lanes, Entries: t.Entries, Buffers: t.Memory}
+	return Transport{Name: TransportURing, Rings: rings}
 }
 
-// attach mounts f at path with the transport that o asks for. why tells why auto did not choose rings.
-func attach(f *filesystem, path string, mo *fuse.MountOptions, o Options, m *catalog.Manifest) (t transport, why string, err error) {
+// attach mounts f at path, unless it has a mount, with the transport that o asks for. why tells why auto did not choose rings.
+func attach(f *filesystem, path string, mo *fuse.MountOptions, o Options, m *catalog.Manifest) (t *fuseio.Server, device *os.File, why string, err error) {
+	inline := func(h *fuse.InHeader) bool { return nodeID(h.NodeId).kind() != kindControl } // all of .shoal may wait
+	dev := fuseio.Options{Quick: quick{f}, Inline: inline}
+	if k := f.kept; k != nil {
+		mo.MaxWrite = k.MaxWrite
+		t, err = fuseio.New(f, k.fuse, k.First, mo, dev)
+		return t, k.fuse, "", err
+	}
+	rings := dev
+	rings.Depth, rings.Memory = o.MaxBackground+spareEntries, o.RingMemory
+	mean := m.Bytes() / int64(max(m.Len(), 1))
 	switch {
-	case f.kept != nil:
-		mo.MaxWrite = f.kept.MaxWrite
-		t, _, err = serveOpen(f, int(f.kept.fuse.Fd()), f.kept.First, mo)
-		return t, "", err
 	case o.Transport == TransportURing:
+		err = fuseio.Available()
 	case o.Transport == TransportDev:
-		t, err = serveDevice(f, path, mo)
-		return t, "", err
-	default:
-		if mean := m.Bytes() / int64(max(m.Len(), 1)); mean > maxRingFile {
-			t, err = serveDevice(f, path, mo)
-			return t, fmt.Sprintf("files have %d KiB on average", mean>>10), err
+		rings.Depth = 0
+	case mean > maxRingFile:
+		rings.Depth, why = 0, fmt.Sprintf("files have %d KiB on average", mean>>10)
+	}
+	var fd int
+	if err == nil {
+		fd, err = fuseio.Mount(path, mo)
+	}
+	if err == nil {
+		device = os.NewFile(uintptr(fd), "/dev/fuse")
+		t, err = fuseio.New(f, device, nil, mo, rings)
+		if errors.Is(err, fuseio.ErrUnavailable) && o.Transport != TransportURing {
+			why = err.Error()
+			t, err = fuseio.New(f, device, nil, mo, dev)
+		}
+		if err != nil {
+			err = errors.Join(err, device.Close(), unmount(path, true))
 		}
 	}
-	rings, err := uring.New(f, path, mo, uring.Options{Quick: quick{f}, Inline: inline, Depth: o.MaxBackground + spareEntries, Memory: o.RingMemory})
 	switch {
-	case err == nil:
-		return rings, "", nil
-	case !errors.Is(err, uring.ErrUnavailable):
-		return nil, "", err
-	case o.Transport == TransportURing:
-		return nil, "", fmt.Errorf("--fuse-transport uring: %w (or use auto)", err)
+	case errors.Is(err, fuseio.ErrUnavailable):
+		err = fmt.Errorf("--fuse-transport uring: %w (or use auto)", err)
+	case err == nil && !t.Agreed(fuse.CAP_OVER_IO_URING):
+		f.keepable(path, device, t, mo)
 	}
-	why = err.Error()
-	t, err = serveDevice(f, path, mo)
-	return t, why, err
+	return t, device, why, err
 }
 
-// Opcodes of <linux/fuse.h>.
-const (
-	opLookup     = 1
-	opGetAttr    = 3
-	opOpen       = 14
-	opRead       = 15
-	opStatFS     = 17
-	opRelease    = 18
-	opFlush      = 25
-	opOpenDir    = 27
-	opReleaseDir = 29
-	opAccess     = 34
-	opIoctl      = 39
-)
-
-// inline reports whether a request may be answered on a ring's thread: it is for the dataset, and for nothing that walks or waits.
-// All of .shoal may wait.
-func inline(h *fuse.InHeader) bool {
-	switch h.Opcode {
-	case opRead, opOpen, opRelease, opLookup, opGetAttr, opStatFS, opFlush, opOpenDir, opReleaseDir, opAccess, opIoctl:
-		return nodeID(h.NodeId).kind() != kindControl
-	}
-	return false
-}
-
-// quick is a filesystem that never waits. It answers [uring.WouldBlock] instead.
+// quick is a filesystem that never waits. It answers [fuseio.WouldBlock] instead.
 type quick struct{ *filesystem }
 
 func (q quick) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
@@ -135,14 +114,30 @@ func (q quick) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 		return fuse.ReadResultData(nil), fuse.OK
 	}
 	if q.recording() {
-		return nil, uring.WouldBlock
+		return nil, fuseio.WouldBlock
 	}
-	if r := q.lend(g.manifest, file, in, len(buf)); r != nil {
-		return r, fuse.OK
+	if p := q.pagesOf(g.manifest); p != nil {
+		p.asked(file)
+	}
+	if data, release, ok := q.volume.Lend(g.manifest, file, int64(in.Offset), len(buf)); ok {
+		q.wasRead(g.manifest, file, in, len(data))
+		return &lent{data, release}, fuse.OK
 	}
 	if !q.volume.ReadNow(g.manifest, file, buf, int64(in.Offset)) {
-		return nil, uring.WouldBlock
+		return nil, fuseio.WouldBlock
 	}
 	q.wasRead(g.manifest, file, in, len(buf))
 	return fuse.ReadResultData(buf), fuse.OK
 }
+
+// lent is a [fuse.ReadResult] in memory that is written from where it is.
+type lent struct {
+	data    []byte
+	release func()
+}
+
+func (l *lent) Size() int { return len(l.data) }
+
+func (l *lent) Bytes([]byte) ([]byte, fuse.Status) { return l.data, fuse.OK }
+
+func (l *lent) Done() { l.release() }

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/shoalfs/shoal/fusefs/uring"
+	"github.com/shoalfs/shoal/fusefs/fuseio"
 	"github.com/shoalfs/shoal/lab/rig/uringswitch"
 )
 
@@ -18,7 +18,7 @@ import (
 func needRings(t testing.TB) {
 	t.Helper()
 	uringswitch.On(t)
-	if err := uring.Available(); err != nil {
+	if err := fuseio.Available(); err != nil {
 		t.Skip(err)
 	}
 }
@@ -80,7 +80,7 @@ func TestTransportSwitchedOff(t *testing.T) {
 	}
 	v := &memVolume{}
 	v.manifest.Store(buildManifest(datasets["tree"](1)))
-	if _, err := Mount(t.TempDir(), v, v, Options{Transport: TransportURing}); err == nil || !strings.Contains(err.Error(), "echo Y > "+uring.Switch) {
+	if _, err := Mount(t.TempDir(), v, v, Options{Transport: TransportURing}); err == nil || !strings.Contains(err.Error(), "echo Y > "+fuseio.Switch) {
 		t.Error(err)
 	}
 }

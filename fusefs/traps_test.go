@@ -335,8 +335,7 @@ func TestRefreshAmidLookups(t *testing.T) {
 	wg.Wait()
 }
 
-// A reader must not be able to fill a pipe that go-fuse would splice into: replies are written, and of
-// any size that a READ may have.
+// Replies are of any size that a READ may have.
 func TestLargeDirectReads(t *testing.T) {
 	for _, volume := range []string{"", lendVolume} {
 		c := mountChild(t, "tree", func(s *spec) { s.Volume = volume })

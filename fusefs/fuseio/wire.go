@@ -1,6 +1,7 @@
-package uring
+package fuseio
 
 import (
+	"os"
 	"unsafe"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -11,10 +12,19 @@ const (
 	cmdRegister       = 1
 	cmdCommitAndFetch = 2
 
+	opLookup      = 1
 	opForget      = 2
+	opGetAttr     = 3
+	opOpen        = 14
+	opRead        = 15
+	opRelease     = 18
+	opGetXAttr    = 22
+	opListXAttr   = 23
+	opReadDir     = 28
 	opInterrupt   = 36
 	opIoctl       = 39
 	opBatchForget = 42
+	opReadDirPlus = 44
 
 	outHeader = int(unsafe.Sizeof(fuse.OutHeader{}))
 	inHeader  = int(unsafe.Sizeof(fuse.InHeader{}))
@@ -86,10 +96,26 @@ func putHeader(b []byte, n int, status int32, unique uint64) {
 	*(*fuse.OutHeader)(unsafe.Pointer(&b[0])) = fuse.OutHeader{Length: uint32(n), Status: status, Unique: unique}
 }
 
+// payloadOf is how large the buffer for a reply's payload has to be. The request has its operation's own header, as all have.
+func payloadOf(h *fuse.InHeader) (size int) {
+	switch at := unsafe.Pointer(h); h.Opcode {
+	case opRead, opReadDir, opReadDirPlus:
+		size = int((*fuse.ReadIn)(at).Size)
+	case opGetXAttr, opListXAttr:
+		size = int((*fuse.GetXAttrIn)(at).Size)
+	case opIoctl:
+		size = int((*fuse.IoctlIn)(at).OutSize)
+	}
+	return max(size, os.Getpagesize())
+}
+
 // bytesOf returns the memory of a structure.
 func bytesOf[T any](t *T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(t)), unsafe.Sizeof(*t))
 }
+
+// Resend makes the kernel send everything again that was read and not answered.
+func (s *Server) Resend() fuse.Status { return s.notify(fuse.NOTIFY_RESEND, nil, nil) }
 
 // EntryNotify is fuse.Server.EntryNotify.
 func (s *Server) EntryNotify(parent uint64, name string) fuse.Status {

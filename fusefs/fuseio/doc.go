@@ -1,5 +1,17 @@
-// Package uring serves a go-fuse RawFileSystem over io_uring (Linux 6.14) instead of by read(2) and write(2) of
-// /dev/fuse. It replaces fuse.NewServer: New mounts, Serve answers until the mount is gone.
+// Package fuseio carries requests and replies between the kernel and a go-fuse RawFileSystem, by read(2) and write(2) of /dev/fuse
+// or over io_uring (Linux 6.14). It is in place of fuse.NewServer: Mount mounts, New answers the first request, and Serve the others
+// until the mount is gone. What all readers of files ask for, and what need not wait, it decodes itself for Options.Quick; go-fuse
+// decodes the rest.
+//
+// # Readers
+//
+// Goroutines read /dev/fuse, and answer what they have read. One that was the last to wait there starts another before it answers,
+// and one that finds enough waiting ends.
+//
+// The first page of a buffer is touched before the kernel writes to it. A process that is killed as the kernel copies a request gets
+// no page any more, and the request would fail with EIO, where another process that holds /dev/fuse could answer it (ADR 83).
+//
+// # Rings
 //
 // A request by /dev/fuse costs two system calls, and wakes a thread that the kernel chooses. Over io_uring each CPU
 // has a queue of entries, which are buffers registered with the kernel. A request made on a CPU is put into an entry
@@ -35,8 +47,8 @@
 //     how many requests of a CPU can wait at a time; more wait in the kernel.
 //   - The thread enters the kernel without waiting first, by a raw system call as long as it has little to copy: the Go
 //     scheduler does not notice, and keeps its P. Only when there is nothing to do it waits, in a system call like others.
-//   - One goroutine reads /dev/fuse. FORGET and INTERRUPT always come there, and so does everything until the rings are
-//     ready, or for ever if the kernel refuses them.
+//   - FORGET and INTERRUPT always come by /dev/fuse, and so does everything until the rings are ready, or for ever if the
+//     kernel refuses them.
 //
 // # Interrupts
 //
@@ -54,4 +66,4 @@
 // Payloads are mapped, not in Go's heap, and count only when they are touched. The kernel reuses the entry that became
 // free last, so those are as many as requests were in flight. A ring that is idle for trimAfter gives them back.
 // Options.Memory bounds the sum, as virtual memory.
-package uring
+package fuseio

@@ -1,4 +1,4 @@
-package uring
+package fuseio
 
 // The server runs in a child process (this test binary, started again): a process must not read its own mount.
 
@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -26,7 +27,10 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/uringswitch"
 )
 
-const serveEnv = "URING_TEST_SERVE"
+const (
+	serveEnv = "FUSEIO_TEST_SERVE"
+	devEnv   = "FUSEIO_TEST_DEV" // without rings
+)
 
 func TestMain(m *testing.M) {
 	if what := os.Getenv(serveEnv); what != "" {
@@ -56,9 +60,16 @@ func serve(what string) error {
 		raw, o.Quick = tiny, &quickFS{tinyFS: tiny}
 		o.Inline = func(h *fuse.InHeader) bool { return true }
 	}
-	o.Depth, trimAfter = 16, 300*time.Millisecond
+	if trimAfter = 300 * time.Millisecond; os.Getenv(devEnv) == "" {
+		o.Depth = 16
+	}
 	goroutines, files, maps := runtime.NumGoroutine(), open(), mapped()
-	s, err := New(raw, dir, mo, o)
+	fd, err := Mount(dir, mo)
+	if err != nil {
+		return err
+	}
+	device := os.NewFile(uintptr(fd), "/dev/fuse")
+	s, err := New(raw, device, nil, mo, o)
 	if err != nil {
 		return err
 	}
@@ -73,8 +84,11 @@ func serve(what string) error {
 	}
 	fmt.Println("ready")
 	s.Serve()
-	if what != "loopback" && !s.Stats().Rings {
-		return errors.New("the rings were not used")
+	if err := device.Close(); err != nil {
+		return err
+	}
+	if rings, err := s.Rings(); err != nil || (rings.Threads > 0) != (o.Depth > 0) {
+		return fmt.Errorf("rings: %v, %w", rings, err)
 	}
 	for range 100 { // threads end a moment after their goroutines
 		if time.Sleep(10 * time.Millisecond); runtime.NumGoroutine() <= goroutines && open() <= files {
@@ -188,9 +202,11 @@ func start(t *testing.T, what, from string) (dir string, daemon *exec.Cmd) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can mount directly")
 	}
-	uringswitch.On(t)
-	if err := Available(); err != nil {
-		t.Skip(err)
+	if os.Getenv(devEnv) == "" {
+		uringswitch.On(t)
+		if err := Available(); err != nil {
+			t.Skip(err)
+		}
 	}
 	dir = t.TempDir()
 	cmd := exec.Command(os.Args[0], dir, from)
@@ -222,6 +238,33 @@ func start(t *testing.T, what, from string) (dir string, daemon *exec.Cmd) {
 	return dir, cmd
 }
 
+// TestOverDevice runs all tests again, with all requests coming by /dev/fuse.
+func TestOverDevice(t *testing.T) {
+	if os.Getenv(devEnv) != "" {
+		t.Skip("this is the second run")
+	}
+	cmd := exec.Command(os.Args[0], "-test.timeout=5m", "-test.v="+strconv.FormatBool(testing.Verbose()))
+	cmd.Env = append(os.Environ(), devEnv+"=1")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// TestKilledReaderHasPages: the kernel has a page to copy a request to, whatever happens to the process meanwhile.
+func TestKilledReaderHasPages(t *testing.T) {
+	s := &Server{payload: 256 << 10}
+	var held [64][]byte
+	for i := range held { // so many that not all can have been used before
+		held[i] = s.input()
+		var there [1]byte
+		page := uintptr(unsafe.Pointer(&held[i][0])) &^ uintptr(os.Getpagesize()-1)
+		if _, _, errno := unix.Syscall(unix.SYS_MINCORE, page, 1, uintptr(unsafe.Pointer(&there))); errno != 0 || there[0]&1 == 0 {
+			t.Fatal(i, errno, there)
+		}
+	}
+	runtime.KeepAlive(held)
+}
+
 // TestReadsAtOnceAndLater: reads that wait hold up no others; they wait for each other.
 func TestReadsAtOnceAndLater(t *testing.T) {
 	dir, _ := start(t, "tiny", t.TempDir())
@@ -241,6 +284,9 @@ func TestReadsAtOnceAndLater(t *testing.T) {
 // TestMemoryIsGivenBack: an idle ring keeps no pages of its payloads. Which pages there are, is read from the page table: smaps shows a
 // lane's memory in one mapping with whatever the kernel has merged it with, such as an arena of libc's malloc.
 func TestMemoryIsGivenBack(t *testing.T) {
+	if os.Getenv(devEnv) != "" {
+		t.Skip("no rings")
+	}
 	notes := t.TempDir()
 	dir, daemon := start(t, "tiny", notes)
 	where, err := os.ReadFile(filepath.Join(notes, lanesNote))

@@ -1,6 +1,7 @@
-package uring
+package fuseio
 
 import (
+	"bytes"
 	"errors"
 	"runtime"
 	"sync"
@@ -36,13 +37,11 @@ type entry struct {
 	payload []byte
 	iov     [2]unix.Iovec
 
-	unique  uint64
-	in      [3][]byte
-	out     [2][]byte
-	reply   [16]byte // a fuse_out_header, kept apart: a request that is tried twice needs its own header
-	size    int      // of the reply's payload
-	held    bool     // by the server
-	touched bool     // the payload has pages
+	request [16]uint64 // the header with the operation's own behind it
+	in, out [2][]byte
+	size    int  // of the reply's payload
+	held    bool // by the server
+	touched bool // the payload has pages
 
 	next *entry // in lane.finished
 }
@@ -88,7 +87,7 @@ func (l *lane) run(made chan<- error) {
 	if <-l.s.begun; !l.s.use {
 		return
 	}
-	if err := l.ring.registerFile(l.s.descriptor()); err != nil {
+	if err := l.ring.registerFile(l.s.fd); err != nil {
 		l.s.refused(err)
 		return
 	}
@@ -99,7 +98,7 @@ func (l *lane) run(made chan<- error) {
 	l.live = len(l.entries)
 	for l.live > 0 && (!l.quit.Load() || l.busy > 0) {
 		if err := l.turn(); err != nil {
-			l.s.log.Printf("uring: %v", err)
+			l.s.log.Printf("fuseio: %v", err)
 			time.Sleep(patience)
 		}
 	}
@@ -126,7 +125,7 @@ func (l *lane) open() (err error) {
 		e.id = uint64(i)
 		e.head = (*reqHeader)(unsafe.Pointer(&l.memory[8+i*int(unsafe.Sizeof(reqHeader{}))]))
 		e.payload = l.memory[heads+i*l.stride:][:l.stride:l.stride]
-		e.out = [2][]byte{e.reply[:], e.payload}
+		e.out = [2][]byte{e.head.inOut[:outHeader], e.payload}
 		e.iov[0].Base, e.iov[1].Base = (*byte)(unsafe.Pointer(e.head)), &e.payload[0]
 		e.iov[0].SetLen(int(unsafe.Sizeof(reqHeader{})))
 		e.iov[1].SetLen(l.stride)
@@ -202,7 +201,7 @@ func (l *lane) rouse() {
 // listen reads the eventfd.
 func (l *lane) listen() {
 	s := l.ring.next()
-	s.opcode, s.fd, s.userData = opRead, int32(l.wake), wakeUp
+	s.opcode, s.fd, s.userData = ioRead, int32(l.wake), wakeUp
 	s.addr, s.len = uint64(uintptr(unsafe.Pointer(l.woken))), uint32(len(l.woken))
 }
 
@@ -221,7 +220,6 @@ func (l *lane) command(e *entry, op uint64) {
 func (l *lane) commit(e *entry) {
 	l.busy--
 	e.held = false
-	copy(e.head.inOut[:], e.reply[:])
 	e.head.ent.payloadSize = uint32(e.size)
 	l.copies += e.size
 	e.touched, l.used = true, true
@@ -248,7 +246,7 @@ func (l *lane) completed(userData uint64, res int32) {
 			if e.command == cmdRegister {
 				l.s.refused(errno)
 			} else {
-				l.s.log.Printf("uring: an entry of queue %d is lost: %v", e.qid, errno)
+				l.s.log.Printf("fuseio: an entry of queue %d is lost: %v", e.qid, errno)
 			}
 		}
 	}
@@ -256,40 +254,42 @@ func (l *lane) completed(userData uint64, res int32) {
 
 // request answers at once if that is possible, and otherwise by a goroutine.
 func (l *lane) request(e *entry) {
-	h := (*fuse.InHeader)(unsafe.Pointer(&e.head.inOut))
-	e.unique = h.Unique
-	e.in[0] = e.head.inOut[:inHeader]
-	e.in[1] = e.head.opIn[:0]
-	if int(h.Opcode) < len(opIn) {
-		e.in[1] = e.head.opIn[:opIn[h.Opcode]]
+	request, h := bytesOf(&e.request), (*fuse.InHeader)(unsafe.Pointer(&e.request))
+	copy(request, e.head.inOut[:inHeader])
+	e.in[0] = request[:behind(h)]
+	copy(e.in[0][inHeader:], e.head.opIn[:])
+	if e.in[1] = e.payload[:min(int(e.head.ent.payloadSize), len(e.payload))]; h.Opcode == opIoctl {
+		e.in[1] = bytes.Clone(e.in[1])
 	}
-	e.in[2] = e.payload[:min(int(e.head.ent.payloadSize), len(e.payload))]
-	if h.Opcode == opIoctl {
-		e.in[2] = append([]byte(nil), e.in[2]...)
+	if l.s.o.Inline(h) && l.s.answerQuickly(h, e) {
+		l.commit(e)
+		return
 	}
-	if l.s.quick != nil && l.s.o.Inline(h) {
-		if e.answer(l.s.quick) != WouldBlock {
-			l.commit(e)
-			return
-		}
-	}
-	l.s.begin(e.unique)
+	l.s.begin(h.Unique)
 	l.handlers.Go(func() {
-		e.answer(l.s.main)
-		l.s.end(e.unique)
+		n, status := l.s.main.HandleRequest(e.in[:], e.out[:])
+		if n < outHeader { // no reply, which a ring cannot do without
+			n = outHeader
+			putHeader(e.out[0], n, -int32(status), h.Unique)
+		}
+		e.size = n - outHeader
+		l.s.end(h.Unique)
 		l.finish(e)
 	})
 }
 
-// answer lets a server fill in the reply, and returns its status.
-func (e *entry) answer(ps *fuse.ProtocolServer) fuse.Status {
-	n, status := ps.HandleRequest(e.in[:], e.out[:])
-	if n < outHeader { // no reply, which a ring cannot do without
-		n = outHeader
-		putHeader(e.reply[:], n, -int32(status), e.unique)
+// answerQuickly lets Quick fill in the reply, if it can.
+func (s *Server) answerQuickly(h *fuse.InHeader, e *entry) bool {
+	data, done, status := s.quickly(h, e.in[1], e.payload)
+	if status == WouldBlock {
+		return false
 	}
-	e.size = n - outHeader
-	return fuse.Status(-(*fuse.OutHeader)(unsafe.Pointer(&e.reply)).Status)
+	if e.size = len(data); e.size > 0 && &data[0] != &e.payload[0] {
+		copy(e.payload, data)
+	}
+	done()
+	putHeader(e.out[0], outHeader+e.size, -int32(status), h.Unique)
+	return true
 }
 
 // trim gives the payloads back that the kernel owns: it touches them only in io_uring_enter.

@@ -1,4 +1,4 @@
-package uring
+package fuseio
 
 import (
 	"errors"
@@ -29,7 +29,7 @@ const (
 	offSQRing = 0
 	offSQEs   = 0x10000000
 
-	opRead       = 22
+	ioRead       = 22
 	opURingCmd   = 46
 	sqeFixedFile = 1
 )
