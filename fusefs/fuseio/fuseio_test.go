@@ -98,7 +98,7 @@ func serve(what string) error {
 	if n := runtime.NumGoroutine(); n > goroutines {
 		return fmt.Errorf("%d goroutines are left of %d", n, goroutines)
 	}
-	if n := open(); n > files {
+	if n := open(); n > files && what != "loopback" { // whose files wait for RELEASE, which the unmount may cut off
 		return fmt.Errorf("%d descriptors are open, %d were", n, files)
 	}
 	if n := mapped(); n > maps {
