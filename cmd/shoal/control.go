@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/audit"
@@ -41,10 +42,26 @@ func askMount(ctx context.Context, target string, out io.Writer, args ...string)
 	}
 	err, target = ask(ctx, asMount(m), args, out), m.Point
 	if errors.Is(err, daemon.ErrNobody) {
-		return fmt.Errorf("%s is not a live shoal mount: no daemon answers for it here (if it has ended: shoal umount %s; if it runs in another container, "+
-			"ask there, or its --admin or feed address; if it is of an older version: cat %s/.shoal/stats)", target, target, target)
+		return fmt.Errorf("%s is not a live shoal mount: %w for it here (if it has ended: shoal umount %s; if it runs in another container, "+
+			"ask there, or its --admin or feed address; if it is of an older version: cat %s/.shoal/stats)", target, err, target, target)
 	}
 	return err
+}
+
+// askNext is askMount of a daemon, or of the one that follows on it. patience is how long there may be none.
+func askNext(ctx context.Context, patience time.Duration, target string, out io.Writer, args ...string) error {
+	for begun := time.Now(); ; time.Sleep(20 * time.Millisecond) {
+		err := askMount(ctx, target, out, args...)
+		switch {
+		case errors.Is(err, daemon.ErrEnding):
+			begun = time.Now()
+		case !errors.Is(err, daemon.ErrNobody) || time.Since(begun) > patience:
+			return err
+		}
+		if ctx.Err() != nil {
+			return err
+		}
+	}
 }
 
 func notMounted(target string) error {

@@ -327,7 +327,7 @@ func refreshCommand() *cobra.Command {
 			if m, err := fusefs.At(target); err == nil && m == nil && cachedir.Is(target) == nil {
 				return attach(c.Context(), target, []string{"refresh"}, c.OutOrStdout())
 			}
-			return askMount(c.Context(), target, c.OutOrStdout(), "refresh")
+			return askNext(c.Context(), silentPatience, target, c.OutOrStdout(), "refresh") // an upgrade takes a moment
 		},
 	}
 }

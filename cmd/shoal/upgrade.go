@@ -45,12 +45,9 @@ is lost: its writer gets an error. Mounts by io_uring, or on Linux before 6.9, c
 			} else if inv.attached() {
 				return upgradeSelf(c.Context(), inv)
 			}
-			before, err := readStats(c.Context(), args[0])
-			if err != nil {
-				return err
-			}
-			if err = askMount(c.Context(), args[0], c.OutOrStdout(), "upgrade", args[0]); errors.Is(err, daemon.ErrEnding) {
-				return awaitUpgrade(c, args[0], before.PID)
+			err := askMount(c.Context(), args[0], c.OutOrStdout(), "upgrade", args[0])
+			if errors.Is(err, daemon.ErrEnding) {
+				return askNext(c.Context(), upgradePatience, args[0], c.OutOrStdout(), "upgrade", args[0], "result")
 			}
 			return err
 		},
@@ -61,28 +58,6 @@ is lost: its writer gets an error. Mounts by io_uring, or on Linux before 6.9, c
 
 // upgradePatience is how long a mount is waited for after its daemon has ended. After half of it nothing holds the mount any more.
 const upgradePatience = time.Minute
-
-// awaitUpgrade waits for another daemon of a mount, and says how the upgrade went.
-func awaitUpgrade(c *cobra.Command, mountpoint string, old int) error {
-	begun := time.Now()
-	for ; c.Context().Err() == nil; time.Sleep(20 * time.Millisecond) {
-		m, err := fusefs.At(mountpoint)
-		if err != nil {
-			return err
-		}
-		if m == nil {
-			return fmt.Errorf("%s was unmounted while its daemon (pid %d) was replaced", mountpoint, old)
-		}
-		err = ask(c.Context(), asMount(m), []string{"upgrade", mountpoint, "result"}, c.OutOrStdout())
-		if !errors.Is(err, daemon.ErrNobody) && !errors.Is(err, daemon.ErrEnding) {
-			return err
-		}
-		if time.Since(begun) > upgradePatience {
-			return fmt.Errorf("%s: no daemon serves it since the old one (pid %d) has ended; see its log", mountpoint, old)
-		}
-	}
-	return c.Context().Err()
-}
 
 // upgraded says which process this is, or why it is not of the new program.
 func upgraded(inv *invocation) error {

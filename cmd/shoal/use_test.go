@@ -77,7 +77,7 @@ func TestWrongFolder(t *testing.T) {
 	}
 	missing := filepath.Join(plain, "missing")
 	nobody := func(dir string) string {
-		return "no daemon listens at the cache directory " + dir + ": there is none to stop or to ask (shoal cache ls " + dir +
+		return "no daemon answers at the cache directory " + dir + ": there is none to stop or to ask (shoal cache ls " + dir +
 			" shows what it holds; shoal mount SOURCE MOUNTPOINT --cache-dir " + dir + " starts one)"
 	}
 	notACache := func(dir string) string {

@@ -26,7 +26,7 @@ import (
 
 var (
 	// ErrNobody means that nothing listens on the socket.
-	ErrNobody = errors.New("no daemon listens")
+	ErrNobody = errors.New("no daemon answers")
 	// ErrEnding means that the daemon ended before the verb was ready.
 	ErrEnding = errors.New("the daemon is ending")
 )

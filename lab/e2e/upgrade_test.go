@@ -207,7 +207,15 @@ func TestUpgrade(t *testing.T) {
 		pid := readStats(t, mnt).PID
 		if round%2 == 0 {
 			install(t, program, shoalBin)
+			refreshed := make(chan string)
+			go func() {
+				_, errs, code := shoal(t, nil, "refresh", mnt)
+				refreshed <- fmt.Sprint(code, errs)
+			}()
 			upgrade(t, mnt)
+			if got := <-refreshed; !strings.HasPrefix(got, "0") {
+				t.Errorf("a refresh beside the upgrade: exit %s", got)
+			}
 		} else if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
