@@ -453,6 +453,9 @@ sync data; exec 3>>a/one; flock 3; echo more >&3; rm -r a`
 	if off, err := unix.Seek(fd, 0, unix.SEEK_END); err != nil || off != 5<<20 {
 		t.Error(off, err)
 	}
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), 2<<30|4096<<16, uintptr(unsafe.Pointer(new([4096]byte)))); errno != unix.ENOTTY {
+		t.Error("an ioctl that asks for a page:", errno)
+	}
 	if err := unix.Renameat2(unix.AT_FDCWD, dir+"/data", unix.AT_FDCWD, dir+"/both", unix.RENAME_EXCHANGE); err != nil {
 		t.Error(err)
 	}

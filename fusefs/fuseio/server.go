@@ -45,11 +45,10 @@ type Options struct {
 
 // Server is a mount.
 type Server struct {
-	o    Options
-	fs   fuse.RawFileSystem
-	main *fuse.ProtocolServer
-	log  *log.Logger
-
+	o        Options
+	fs       fuse.RawFileSystem
+	main     *fuse.ProtocolServer
+	log      *log.Logger
 	panicked func(v any) fuse.Status
 
 	device  *os.File // /dev/fuse, which stays open until Serve returns

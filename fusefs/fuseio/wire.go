@@ -87,8 +87,7 @@ var opIn = [64]uint8{
 
 // size returns the bytes of T, which begins with an InHeader, behind that.
 func size[T any]() uint8 {
-	var t T
-	return uint8(int(unsafe.Sizeof(t)) - inHeader)
+	return uint8(int(unsafe.Sizeof(*new(T))) - inHeader)
 }
 
 // putHeader makes b a reply of n bytes that begins with b.
@@ -104,7 +103,7 @@ func payloadOf(h *fuse.InHeader) (size int) {
 	case opGetXAttr, opListXAttr:
 		size = int((*fuse.GetXAttrIn)(at).Size)
 	case opIoctl:
-		size = int((*fuse.IoctlIn)(at).OutSize)
+		size = int(unsafe.Sizeof(fuse.IoctlOut{})) + int((*fuse.IoctlIn)(at).OutSize)
 	}
 	return max(size, os.Getpagesize())
 }
