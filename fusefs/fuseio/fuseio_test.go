@@ -7,6 +7,8 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -263,6 +265,24 @@ func TestKilledReaderHasPages(t *testing.T) {
 		}
 	}
 	runtime.KeepAlive(held)
+}
+
+// TestReadersAreFew: many that come back from their answers at the same time do not all wait again, each with a buffer.
+func TestReadersAreFew(t *testing.T) {
+	var pipe [2]int
+	s := &Server{payload: 1 << 20, gone: make(chan struct{}), log: log.New(io.Discard, "", 0)}
+	err := unix.Pipe2(pipe[:], unix.O_CLOEXEC)
+	s.fd = pipe[0]
+	for range 300 {
+		s.wg.Go(s.serveDevice)
+	}
+	time.Sleep(200 * time.Millisecond)
+	if n := int(s.waiting.Load()); n > max(min(runtime.GOMAXPROCS(0), 16), 2) || err != nil {
+		t.Error(n, err)
+	}
+	_ = unix.Close(pipe[1])
+	s.wg.Wait()
+	_ = unix.Close(pipe[0])
 }
 
 // TestReadsAtOnceAndLater: reads that wait hold up no others; they wait for each other.

@@ -221,9 +221,11 @@ func (s *Server) Serve() {
 
 // serveDevice is a reader of /dev/fuse. If no other waits there when it has read a request, it starts one before it answers.
 func (s *Server) serveDevice() {
-	for enough := int32(min(max(runtime.GOMAXPROCS(0), 2), 16)); s.waiting.Load() < enough; {
+	for n, enough := s.waiting.Load(), int32(min(max(runtime.GOMAXPROCS(0), 2), 16)); n < enough; n = s.waiting.Load() {
+		if !s.waiting.CompareAndSwap(n, n+1) {
+			continue
+		}
 		buf := s.input()
-		s.waiting.Add(1)
 		n, err := s.read(buf)
 		last := s.waiting.Add(-1) == 0
 		request := bytes.Clone(buf[:max(n, 0)]) // a handler that waits needs no large buffer
