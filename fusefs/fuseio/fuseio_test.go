@@ -267,6 +267,15 @@ func TestKilledReaderHasPages(t *testing.T) {
 	runtime.KeepAlive(held)
 }
 
+// TestBuffersAreAsAgreed: the limit of requests may be lower by now than when another process answered the first one.
+func TestBuffersAreAsAgreed(t *testing.T) {
+	agreed, first := 2*maxWrite(), fuse.InitIn{InHeader: fuse.InHeader{Opcode: 26}, Major: 7, Minor: 40}
+	s, err := New(fuse.NewDefaultRawFileSystem(), os.Stdin, bytesOf(&first), &fuse.MountOptions{MaxWrite: agreed}, Options{})
+	if err != nil || s.payload < agreed {
+		t.Error(err, agreed)
+	}
+}
+
 // TestReadersAreFew: many that come back from their answers at the same time do not all wait again, each with a buffer.
 func TestReadersAreFew(t *testing.T) {
 	var pipe [2]int

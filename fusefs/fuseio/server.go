@@ -84,7 +84,7 @@ func New(fs fuse.RawFileSystem, device *os.File, first []byte, mo *fuse.MountOpt
 		options.ExtraCapabilities |= fuse.CAP_OVER_IO_URING
 	}
 	s := &Server{
-		o: o, fs: fs, log: options.Logger, panicked: options.PanicHandler, first: first, device: device, fd: int(device.Fd()), payload: pages(max(options.MaxWrite, minReadBuffer)),
+		o: o, fs: fs, log: options.Logger, panicked: options.PanicHandler, first: first, device: device, fd: int(device.Fd()), payload: pages(max(mo.MaxWrite, minReadBuffer)),
 		main: fuse.NewProtocolServer(fs, &options), begun: make(chan struct{}), gone: make(chan struct{}), flight: map[uint64]struct{}{},
 	}
 	if o.Quick == nil || options.Debug { // which logs what go-fuse decodes
