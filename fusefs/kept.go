@@ -230,18 +230,17 @@ func (s *Server) keep() error {
 		}
 	}
 	k.drop = f.opts.Holder.Keep(s.mountpoint, k.fuse, k.memo)
+	if status := s.transport.Resend(); status != fuse.OK { // here, since the end of Serve closes the descriptor
+		return fmt.Errorf("mount %s: resend: %v", s.mountpoint, status)
+	}
 	return nil
 }
 
 // resume goes on after another process.
-func (s *Server) resume() error {
-	if status := s.transport.Resend(); status != fuse.OK {
-		return fmt.Errorf("mount %s: resend: %v", s.mountpoint, status)
-	}
+func (s *Server) resume() {
 	if gens := s.fs.gens; gens.known() != gens.current().manifest {
 		s.Invalidate(nil)
 	}
-	return nil
 }
 
 // Kept returns why the mount ends with this process, or nil if it can be taken over.

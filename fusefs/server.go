@@ -221,7 +221,8 @@ func Mount(mountpoint string, v Volume, c Control, o Options) (*Server, error) {
 	}()
 	if k != nil {
 		s.device = k.Device
-		return s, s.resume()
+		s.resume()
+		return s, nil
 	}
 	// The device number comes from mountinfo, because a stat of the mount would be a request to this process.
 	if mi, err := findMount(path); err == nil && mi != nil {
