@@ -231,8 +231,8 @@ func (s *Server) serveDevice() {
 		request := bytes.Clone(buf[:max(n, 0)]) // a handler that waits needs no large buffer
 		s.inputs.Put(&buf)
 		switch {
-		case err == syscall.ENOENT || err == syscall.EAGAIN: //nolint:errorlint // the plain number
-			continue // the request was interrupted
+		case err == syscall.ENOENT || err == syscall.EAGAIN || err == syscall.EFAULT || err == syscall.ENOMEM: //nolint:errorlint // plain
+			continue // the request was interrupted, or has failed
 		case err != nil || n < inHeader:
 			if err != syscall.ENODEV { //nolint:errorlint // the plain number
 				s.log.Printf("fuseio: read /dev/fuse: %d bytes, %v", n, err)
