@@ -37,8 +37,8 @@
 // the ceiling was 5,535 and 10 ms; all for 100 to 107 us of CPU a file. 4 and 8 measured alike. So a program that
 // mounts should have at least 4, even in a container limited to two cores, because as many goroutines wait for requests.
 //
-// Over io_uring a warm file of 63 KB takes 29 to 49 us of this process's CPU instead of 44 to 96, and 8 readers get 1.3 times the
-// files or more (BenchmarkTransport, lab/bench/results/uring.md).
+// Over io_uring a warm file of 63 KB takes 30 to 48 us of this process's CPU instead of 43 to 87, and 8 readers get 1.35 times the
+// files (BenchmarkTransport, lab/bench/results/uring.md).
 //
 // # Traps
 //
