@@ -282,12 +282,18 @@ func TestReadersAreFew(t *testing.T) {
 	s := &Server{payload: 1 << 20, gone: make(chan struct{}), log: log.New(io.Discard, "", 0)}
 	err := unix.Pipe2(pipe[:], unix.O_CLOEXEC)
 	s.fd = pipe[0]
-	for range 300 {
-		s.wg.Go(s.serveDevice)
+	if err != nil {
+		t.Fatal(err)
 	}
-	time.Sleep(200 * time.Millisecond)
-	if n := int(s.waiting.Load()); n > max(min(runtime.GOMAXPROCS(0), 16), 2) || err != nil {
-		t.Error(n, err)
+	const all = 300
+	var left atomic.Int32
+	for range all {
+		s.wg.Go(func() { s.serveDevice(); left.Add(1) })
+	}
+	for deadline := time.Now().Add(time.Minute); int(left.Load()) != all-max(min(runtime.GOMAXPROCS(0), 16), 2); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d of %d readers wait", s.waiting.Load(), all)
+		}
 	}
 	_ = unix.Close(pipe[1])
 	s.wg.Wait()
