@@ -22,7 +22,7 @@ var mayImport = map[string][]string{
 	"cmd/shoal-gpu":             {"loader", "loader/feedpb", "gpuingest", "gpuingest/cuda", "gpuingest/cuda/nvtx", "internal/handover", "internal/logs", "internal/prom"},
 	"lab/demo":                  {"lab/rig", "lab/rig/testbed", "internal/progress", "python"},
 	"fusefs":                    {"cache/catalog", "cache/objstore", "fusefs/fuseio", "internal/machine", "internal/profile/trace"},
-	"fusefs/fuseio":              {},
+	"fusefs/fuseio":             {},
 	"loader":                    {"loader/feedpb", "prefetch/order", "cache/objstore", "cache/owner", "internal/handover", "internal/trace", "internal/audit", "internal/rows"},
 	"s3api":                     {"cache/catalog", "cache/objstore", "cache/objstore/s3"},
 	"loader/feedclient":         {"loader", "loader/feedpb", "internal/handover"},

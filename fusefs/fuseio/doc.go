@@ -1,7 +1,6 @@
 // Package fuseio carries requests and replies between the kernel and a go-fuse RawFileSystem, by read(2) and write(2) of /dev/fuse
 // or over io_uring (Linux 6.14). It is in place of fuse.NewServer: Mount mounts, New answers the first request, and Serve the others
-// until the mount is gone. What all readers of files ask for, and what need not wait, it decodes itself for Options.Quick; go-fuse
-// decodes the rest.
+// until the mount is gone. The requests that every file costs it decodes itself, for Options.Quick, and go-fuse decodes the rest.
 //
 // # Readers
 //

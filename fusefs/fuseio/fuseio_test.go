@@ -280,11 +280,10 @@ func TestBuffersAreAsAgreed(t *testing.T) {
 func TestReadersAreFew(t *testing.T) {
 	var pipe [2]int
 	s := &Server{payload: 1 << 20, gone: make(chan struct{}), log: log.New(io.Discard, "", 0)}
-	err := unix.Pipe2(pipe[:], unix.O_CLOEXEC)
-	s.fd = pipe[0]
-	if err != nil {
+	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
 		t.Fatal(err)
 	}
+	s.fd = pipe[0]
 	const all = 300
 	var left atomic.Int32
 	for range all {

@@ -265,15 +265,13 @@ func (l *lane) request(e *entry) {
 		l.commit(e)
 		return
 	}
-	l.s.begin(h.Unique)
 	l.handlers.Go(func() {
-		n, status := l.s.main.HandleRequest(e.in[:], e.out[:])
-		if n < outHeader { // no reply, which a ring cannot do without
+		n := l.s.handle(h, e.in[:], e.out[:])
+		if n == 0 { // a ring cannot do without
 			n = outHeader
-			putHeader(e.out[0], n, -int32(status), h.Unique)
+			putHeader(e.out[0], n, 0, h.Unique)
 		}
 		e.size = n - outHeader
-		l.s.end(h.Unique)
 		l.finish(e)
 	})
 }

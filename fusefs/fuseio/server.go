@@ -69,7 +69,7 @@ type Server struct {
 	over   sync.Once // closes gone
 
 	mu     sync.Mutex
-	flight map[uint64]struct{} // requests with goroutines
+	flight map[uint64]struct{} // requests that go-fuse answers
 }
 
 // New answers the first request of device, which Mount opened, with options like those of fuse.NewServer. If another process has
@@ -221,8 +221,9 @@ func (s *Server) Serve() {
 
 // serveDevice is a reader of /dev/fuse. If no other waits there when it has read a request, it starts one before it answers.
 func (s *Server) serveDevice() {
-	for n, enough := s.waiting.Load(), int32(min(max(runtime.GOMAXPROCS(0), 2), 16)); n < enough; n = s.waiting.Load() {
-		if !s.waiting.CompareAndSwap(n, n+1) {
+	enough := int32(min(max(runtime.GOMAXPROCS(0), 2), 16))
+	for others := s.waiting.Load(); others < enough; others = s.waiting.Load() {
+		if !s.waiting.CompareAndSwap(others, others+1) {
 			continue
 		}
 		buf := s.input()
@@ -285,16 +286,25 @@ func (s *Server) answer(h *fuse.InHeader, request []byte) {
 			return
 		}
 	}
-	s.begin(h.Unique)
-	defer s.end(h.Unique)
-	n, status := s.main.HandleRequest([][]byte{request}, [][]byte{head[:], *payload})
-	if n == 0 && status != fuse.OK {
-		n = outHeader
-		putHeader(head[:], n, -int32(status), h.Unique)
-	}
-	if n > 0 {
+	if n := s.handle(h, [][]byte{request}, [][]byte{head[:], *payload}); n > 0 {
 		s.reply(head[:], (*payload)[:n-outHeader])
 	}
+}
+
+// handle has go-fuse answer a request in out, whose first part is for the header. n is 0 if no reply is due.
+func (s *Server) handle(h *fuse.InHeader, in, out [][]byte) (n int) {
+	s.mu.Lock()
+	s.flight[h.Unique] = struct{}{}
+	s.mu.Unlock()
+	n, status := s.main.HandleRequest(in, out)
+	s.mu.Lock()
+	delete(s.flight, h.Unique)
+	s.mu.Unlock()
+	if n == 0 && status != fuse.OK {
+		n = outHeader
+		putHeader(out[0], n, -int32(status), h.Unique)
+	}
+	return n
 }
 
 // reply writes a reply to /dev/fuse.
@@ -345,18 +355,6 @@ func (s *Server) interruptAll(ended <-chan struct{}) {
 		case <-time.After(wait):
 		}
 	}
-}
-
-func (s *Server) begin(unique uint64) {
-	s.mu.Lock()
-	s.flight[unique] = struct{}{}
-	s.mu.Unlock()
-}
-
-func (s *Server) end(unique uint64) {
-	s.mu.Lock()
-	delete(s.flight, unique)
-	s.mu.Unlock()
 }
 
 // refused says that the kernel did not take an entry. From then on it sends everything by /dev/fuse.

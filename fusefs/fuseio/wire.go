@@ -87,7 +87,8 @@ var opIn = [64]uint8{
 
 // size returns the bytes of T, which begins with an InHeader, behind that.
 func size[T any]() uint8 {
-	return uint8(int(unsafe.Sizeof(*new(T))) - inHeader)
+	var t T
+	return uint8(int(unsafe.Sizeof(t)) - inHeader)
 }
 
 // putHeader makes b a reply of n bytes that begins with b.
