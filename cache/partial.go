@@ -130,7 +130,7 @@ func (g keptGranule) forget(err error) {
 
 // slots is the file of one dataset. Only the writer changes it.
 type slots struct {
-	off   atomic.Bool // the file system cannot punch holes, or the file could not be made
+	off   atomic.Bool // the file system cannot punch holes
 	file  segment.File
 	aead  cipher.AEAD
 	end   int64
@@ -198,7 +198,11 @@ func (d *disk) keepGranule(k extentKey, buf *buffer) bool {
 func (d *disk) takeSlot() (at slot) {
 	s := &d.writer.slots
 	if s.file == nil {
-		if err := s.open(d); err != nil {
+		err := s.open(d)
+		if err != nil && !errors.Is(err, errors.ErrUnsupported) {
+			d.failed("write", err, false)
+			return at
+		} else if err != nil {
 			s.off.Store(true)
 			d.c.log.Warn("what plans of ranges read is fetched again with its extents: the disk cannot keep parts of them", "dir", d.dir, "cause", err,
 				"remedy", "put the cache on a file system that can punch holes: ext4, XFS, Btrfs, tmpfs")

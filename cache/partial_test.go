@@ -7,10 +7,12 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/segment"
 )
 
 // planned fetches a range as an order does, and spends it after its reader.
@@ -193,6 +195,33 @@ func TestGranulesOnADiskThatComesAndGoes(t *testing.T) {
 	}
 	close(done)
 	<-ended
+}
+
+// A file for slots that cannot be made while the disk is in trouble is made after that.
+func TestSlotsAfterTrouble(t *testing.T) {
+	c, v, want, y := openLarge(t, 10*mib, "")
+	c.retry = time.Millisecond
+	files := newFaultFS()
+	if err := v.OpenDisk(t.TempDir(), segment.Options{MaxBytes: 64 * mib, Logger: quiet, FS: files}); err != nil {
+		t.Fatal(err)
+	}
+	files.set(syscall.EMFILE, "open")
+	r := Range{Extent: 1, Off: 5 * granuleSize, N: granuleSize}
+	planned(t, v, want, r)
+	eventually(t, "the disk is out of use", func() bool { return c.Stats().DiskDown })
+	files.heal()
+	eventually(t, "the disk is in use again", func() bool { return !c.Stats().DiskDown })
+	settled(t, c)
+	c.ring.drop(nil)
+	r.Extent = 2
+	planned(t, v, want, r)
+	settled(t, c)
+	c.ring.drop(nil)
+	before := y.bytes.Load()
+	readRight(t, v, want, r.Extent*ExtentSize+r.Off, 100)
+	if y.bytes.Load() != before {
+		t.Error("the granule is not on disk")
+	}
 }
 
 // A version that is retired leaves no slot behind.
