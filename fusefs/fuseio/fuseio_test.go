@@ -508,3 +508,15 @@ func TestCountCPUs(t *testing.T) {
 		t.Error("nonsense was counted")
 	}
 }
+
+// A helper that passes nothing is not waited for.
+func TestFusermountPassesNothing(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "fusermount3"), []byte("#!/bin/sh\n"), 0o700); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir)
+	if fd, err := Mount(dir, &fuse.MountOptions{}); !errors.Is(err, syscall.EPROTO) {
+		t.Errorf("%d, %v", fd, err)
+	}
+}

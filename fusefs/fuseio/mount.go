@@ -114,13 +114,16 @@ func mountDirect(dir string, mo *fuse.MountOptions) (fd int, err error) {
 
 // fusermount lets the helper mount, which passes the descriptor of /dev/fuse by a socket.
 func fusermount(dir string, mo *fuse.MountOptions) (fd int, err error) {
+	bin, err := Fusermount()
+	if err != nil {
+		return 0, err
+	}
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return 0, os.NewSyscallError("socketpair", err)
 	}
 	ours, theirs := pair[0], os.NewFile(uintptr(pair[1]), "fusermount")
 	defer func() { _ = unix.Close(ours) }()
-	defer theirs.Close()
 	options := append([]string(nil), mo.Options...)
 	if mo.AllowOther {
 		options = append(options, "allow_other")
@@ -129,14 +132,12 @@ func fusermount(dir string, mo *fuse.MountOptions) (fd int, err error) {
 	for i := range options {
 		options[i] = escape(options[i])
 	}
-	bin, err := Fusermount()
-	if err != nil {
-		return 0, err
-	}
 	cmd := exec.Command(bin, "-o", strings.Join(options, ","), "--", dir)
 	cmd.Env = append(os.Environ(), "_FUSE_COMMFD=3")
 	cmd.Stderr, cmd.ExtraFiles = os.Stderr, []*os.File{theirs}
-	if err := cmd.Run(); err != nil {
+	err = cmd.Run()
+	_ = theirs.Close() // so that nothing is waited for below, if nothing was passed
+	if err != nil {
 		return 0, fmt.Errorf("%s: %w", bin, err)
 	}
 	control := make([]byte, unix.CmsgSpace(4))
