@@ -546,14 +546,11 @@ func (c *Carrier) putSmall(ctx context.Context, change Change) (etag string, err
 		_, err = h.ReadAt(b, 0)
 	}
 	whole := h.Whole()
-	if cerr := h.Close(); err == nil {
-		err = cerr
+	if err = errors.Join(err, h.Close()); err == nil && !whole {
+		err = folder.ErrWriting
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		return "", fmt.Errorf("%s: %w", change.Path, err)
-	case !whole:
-		return "", fmt.Errorf("%s: %w", change.Path, folder.ErrWriting)
 	}
 	return put(ctx, c.Store, c.key(change.Path), b)
 }
@@ -573,12 +570,7 @@ func put(ctx context.Context, store objstore.Uploader, key string, b []byte) (et
 
 // keepLocal removes the oldest complete checkpoints here, if more than KeepLocal are complete.
 func (c *Carrier) keepLocal() {
-	var complete []Checkpoint
-	for _, k := range c.q.Checkpoints() {
-		if k.Lacks == "" {
-			complete = append(complete, k)
-		}
-	}
+	complete := slices.DeleteFunc(c.q.Checkpoints(), func(k Checkpoint) bool { return k.Lacks != "" })
 	for _, k := range complete[:max(0, len(complete)-c.KeepLocal)] {
 		if err := c.removeLocal(k.Path); err != nil {
 			c.Log.Warn("a complete checkpoint stays here", "folder", k.Path, "cause", err)
@@ -593,10 +585,9 @@ func (c *Carrier) keepLocal() {
 
 // removeLocal takes away a folder that the bucket has.
 func (c *Carrier) removeLocal(dir string) error {
-	name := strconv.FormatInt(time.Now().UnixNano(), 36)
-	at, home := filepath.Join(c.Dir, filepath.FromSlash(dir)), filepath.Join(c.Dir, folder.Home)
-	bin := filepath.Join(home, removing+name)
-	err := c.published(at, dir)
+	at := filepath.Join(c.Dir, filepath.FromSlash(dir))
+	bin := filepath.Join(c.Dir, folder.Home, removing+strconv.FormatInt(time.Now().UnixNano(), 36))
+	all, err := c.published(at, dir)
 	if err != nil {
 		return err
 	}
@@ -609,12 +600,11 @@ func (c *Carrier) removeLocal(dir string) error {
 		err = os.Rename(at, bin)
 	}
 	if err == nil {
-		if err = c.published(bin, dir); err == nil {
-			c.running.Go(func() { c.empty([]string{removing + name}) })
+		if all, err = c.published(bin, dir); err == nil {
+			c.running.Go(func() { c.discard(all, at) })
 			return nil
 		}
-		if kept := filepath.Join(home, "kept-"+name); os.Rename(bin, at) != nil && os.Rename(bin, kept) == nil {
-			c.Log.Error("a folder was made again while it was removed here; what it had had is kept", "folder", dir, "at", kept, "cause", err)
+		if c.putBack(bin, at) {
 			return nil
 		}
 	}
@@ -624,20 +614,45 @@ func (c *Carrier) removeLocal(dir string) error {
 	return err
 }
 
-// published returns an error if the bucket does not have under dir all that is at a place: also what no news tell of, such as temporary
-// names and links.
-func (c *Carrier) published(at, dir string) error {
-	return filepath.WalkDir(at, func(p string, e fs.DirEntry, err error) error {
-		rel, relErr := filepath.Rel(at, p)
-		if err = errors.Join(err, relErr); err != nil || e.IsDir() {
+// discard removes what published found in a folder. What has come since, by a writer who was on the way to it, has its place back.
+func (c *Carrier) discard(all []string, at string) {
+	for _, p := range slices.Backward(all) {
+		if err := os.Remove(p); err != nil && !errors.Is(err, unix.ENOTEMPTY) {
+			c.Log.Error("cannot remove what the bucket has", "path", p, "cause", err)
+			return
+		}
+	}
+	c.putBack(all[0], at)
+}
+
+// putBack gives a folder its place back. If there is another one by now, it is kept, which is reported.
+func (c *Carrier) putBack(bin, at string) (kept bool) {
+	to := filepath.Join(filepath.Dir(bin), "kept-"+strings.TrimPrefix(filepath.Base(bin), removing))
+	if os.Rename(bin, at) != nil && os.Rename(bin, to) == nil {
+		c.Log.Error("a folder was made again while it was removed here; what it had had is kept", "folder", at, "at", to)
+		return true
+	}
+	return false
+}
+
+// published returns what is at a place, folders before what is in them, or an error if the bucket does not have all of it under dir, also what
+// no news tell of yet.
+func (c *Carrier) published(at, dir string) (all []string, err error) {
+	err = filepath.WalkDir(at, func(p string, e fs.DirEntry, err error) error {
+		if all = append(all, p); err != nil || e.IsDir() {
 			return err
 		}
-		name := path.Join(dir, filepath.ToSlash(rel))
-		if f := c.q.files[name]; f == nil || f.state != whole || f.turn != 0 {
+		name := path.Join(dir, strings.TrimPrefix(p, at))
+		f := c.q.files[name]
+		if f == nil || f.state != whole || f.turn != 0 {
 			return errors.New("the bucket lacks " + name)
+		}
+		if err := c.folder.Unchanged(strings.TrimPrefix(p, c.Dir+"/"), f.print); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
 		}
 		return nil
 	})
+	return all, err
 }
 
 // removing begins the names in folder.Home of folders that are being removed.

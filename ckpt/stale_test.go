@@ -408,7 +408,7 @@ func TestKeepLocalWhileSaved(t *testing.T) {
 		_, err := store.Stat(t.Context(), p)
 		return err == nil
 	}
-	late, rounds := []string{}, 70
+	late, longer, rounds := []string{}, []string{}, 70
 	for n := range rounds {
 		step := fmt.Sprint("step", n)
 		for i := range 5 {
@@ -421,8 +421,19 @@ func TestKeepLocalWhileSaved(t *testing.T) {
 			runtime.Gosched()
 		}
 		p := fmt.Sprintf("step%d/late", n-1)
-		if os.WriteFile(filepath.Join(dir, p), []byte("late"), 0o600) == nil {
-			late = append(late, p)
+		if n%2 == 0 {
+			if os.WriteFile(filepath.Join(dir, p), []byte("late"), 0o600) == nil {
+				late = append(late, p)
+			}
+			continue
+		}
+		p = fmt.Sprintf("step%d/3", n-1)
+		if f, err := os.OpenFile(filepath.Join(dir, p), os.O_WRONLY|os.O_APPEND, 0); err == nil {
+			if _, err := f.WriteString("late"); err != nil {
+				t.Fatal(err)
+			}
+			_ = f.Close()
+			longer = append(longer, p)
 		}
 	}
 	stop()
@@ -434,5 +445,12 @@ func TestKeepLocalWhileSaved(t *testing.T) {
 			t.Errorf("%s is lost", p)
 		}
 	}
-	t.Logf("%d files came late, of %d rounds", len(late), rounds)
+	for _, p := range longer {
+		o, _ := store.Stat(t.Context(), p)
+		here, err := os.Stat(filepath.Join(dir, p))
+		if o.Size != 5 && (err != nil || here.Size() != 5) {
+			t.Errorf("what was appended to %s is lost", p)
+		}
+	}
+	t.Logf("%d files came late, and %d were longer, of %d rounds", len(late), len(longer), rounds)
 }
