@@ -20,18 +20,15 @@ const keptPackings = 4
 
 type packingCache struct {
 	mu   sync.Mutex
-	list []*keptPacking // the last used one last
+	list []keptPacking // the last used one last
 }
 
-// keptPacking is computed once. A packing depends only on the spec and the sizes of the documents.
+// keptPacking is computed once. A packing depends only on the spec and the sizes of the documents, of which it has a hash.
 type keptPacking struct {
 	spec      string
 	documents int
-	sizes     uint64 // their hash
-
-	once   sync.Once
-	packed *loader.Packed
-	err    error
+	sizes     uint64
+	packed    func() (*loader.Packed, error)
 }
 
 // of packs the dataset, or returns a kept packing.
@@ -45,27 +42,25 @@ func (c *packingCache) of(ctx context.Context, ds loader.Dataset, spec string, p
 		binary.LittleEndian.PutUint64(b[:], uint64(ds.Size(i)))
 		_, _ = h.Write(b[:]) // never fails
 	}
-	k := c.entry(spec, ds.Len(), h.Sum64())
-	k.once.Do(func() { k.packed, k.err = loader.Pack(ds, p.Length, p.Cut, p.Tokens) })
-	if k.err != nil {
-		return nil, k.err
+	packed, err := c.entry(keptPacking{spec, ds.Len(), h.Sum64(), sync.OnceValues(func() (*loader.Packed, error) {
+		return loader.Pack(ds, p.Length, p.Cut, p.Tokens)
+	})})()
+	if err != nil {
+		return nil, err
 	}
-	return k.packed.Over(ds), nil
+	return packed.Over(ds), nil
 }
 
-func (c *packingCache) entry(spec string, documents int, sizes uint64) *keptPacking {
+// entry returns what computes k, or the same that is kept.
+func (c *packingCache) entry(k keptPacking) func() (*loader.Packed, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	k := &keptPacking{spec: spec, documents: documents, sizes: sizes}
-	if i := slices.IndexFunc(c.list, func(o *keptPacking) bool {
-		return o.spec == spec && o.documents == documents && o.sizes == sizes
+	if i := slices.IndexFunc(c.list, func(o keptPacking) bool {
+		return o.spec == k.spec && o.documents == k.documents && o.sizes == k.sizes
 	}); i >= 0 {
-		k = c.list[i]
-		c.list = slices.Delete(c.list, i, i+1)
+		k, c.list = c.list[i], slices.Delete(c.list, i, i+1)
 	}
 	c.list = append(c.list, k)
-	if len(c.list) > keptPackings {
-		c.list = slices.Delete(c.list, 0, 1)
-	}
-	return k
+	c.list = c.list[max(len(c.list)-keptPackings, 0):]
+	return k.packed
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/internal/findings"
+	"github.com/shoalfs/shoal/internal/pause"
 )
 
 // HistoryVersion is the version of the answer to GET /api/history (docs/stats.md).
@@ -86,18 +87,15 @@ type history struct {
 
 // keep adds a point each step until ctx ends.
 func (h *history) keep(ctx context.Context, stats func() Snapshot) {
-	t := time.NewTicker(historyStep)
-	defer t.Stop()
-	for now := time.Now(); ; {
+	take := func(now time.Time) {
 		snap := stats()
 		p, v := pointOf(now, snap), h.watch.judge(snap)
 		p.StallShare, p.Level, p.Code = v.Rates.Stall, v.Level, v.Code
 		h.add(p)
-		select {
-		case now = <-t.C:
-		case <-ctx.Done():
-			return
-		}
+	}
+	take(time.Now())
+	for now := range pause.Every(ctx, historyStep) {
+		take(now)
 	}
 }
 

@@ -2,8 +2,7 @@ package s3
 
 import (
 	"cmp"
-	"net/url"
-	"strings"
+	"regexp"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/config"
@@ -77,7 +76,7 @@ func (d *description) origin(value string, names ...string) string {
 
 // credentials describes the source that [awsCredentials] would ask first.
 func (d *description) credentials(name string) {
-	named := d.variable("AWS_PROFILE", "AWS_DEFAULT_PROFILE")
+	named, profile := d.variable("AWS_PROFILE", "AWS_DEFAULT_PROFILE"), d.ofProfile()
 	chain := awsChain{getenv: d.getenv}
 	switch {
 	case envTrue(d.getenv, "AWS_NO_SIGN_REQUEST"):
@@ -90,10 +89,12 @@ func (d *description) credentials(name string) {
 		d.add("credentials", value, cmp.Or(d.variable("AWS_ACCESS_KEY_ID", "AWS_ACCESS_KEY"), d.variable("AWS_SECRET_ACCESS_KEY", "AWS_SECRET_KEY")))
 	case named != "" && d.profile.Profile == "":
 		d.add("credentials", "none: profile "+name+" is in neither of the shared files", named)
-	case named != "" && d.fromProfile():
+	case named != "" && profile != "":
+		d.add("credentials", profile, "profile "+name)
 	case d.getenv("AWS_WEB_IDENTITY_TOKEN_FILE") != "":
 		d.add("credentials", "web identity, role "+cmp.Or(d.getenv("AWS_ROLE_ARN"), "missing: AWS_ROLE_ARN is not set"), "env AWS_WEB_IDENTITY_TOKEN_FILE")
-	case d.fromProfile():
+	case profile != "":
+		d.add("credentials", profile, "profile "+name)
 	case chain.inContainer():
 		d.add("credentials", "role of the container", d.variable("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"))
 	case envTrue(d.getenv, "AWS_EC2_METADATA_DISABLED"):
@@ -103,37 +104,24 @@ func (d *description) credentials(name string) {
 	}
 }
 
-// fromProfile describes the credentials of the profile, in the order of the search.
-func (d *description) fromProfile() bool {
-	p, sso := d.profile, ""
-	if p.SSOSession != nil {
-		sso = "SSO, session " + p.SSOSession.Name
+// ofProfile describes the credentials of the profile, in the order of the search; "" if it has none.
+func (d *description) ofProfile() string {
+	switch p := d.profile; {
+	case p.RoleARN != "":
+		return "role " + p.RoleARN
+	case p.Credentials.AccessKeyID != "":
+		return "a key pair"
+	case p.SSOSession != nil:
+		return "SSO, session " + p.SSOSession.Name
+	case p.SSOStartURL != "":
+		return "SSO"
+	case p.CredentialProcess != "":
+		return "credential_process" // its arguments may be secrets
 	}
-	for _, source := range []struct{ is, value string }{
-		{p.RoleARN, "role " + p.RoleARN},
-		{p.Credentials.AccessKeyID, "a key pair"},
-		{sso, sso},
-		{p.SSOStartURL, "SSO"},
-		{p.CredentialProcess, "credential_process"}, // its arguments may be secrets
-	} {
-		if source.is != "" {
-			d.add("credentials", source.value, "profile "+p.Profile)
-			return true
-		}
-	}
-	return false
+	return ""
 }
 
 // withoutUser hides user and password of a URL.
-func withoutUser(endpoint string) string {
-	if !strings.Contains(endpoint, "@") {
-		return endpoint
-	}
-	u, err := url.Parse(endpoint)
-	if err != nil || u.User == nil {
-		_, host, _ := strings.Cut(endpoint, "@")
-		return "***@" + host
-	}
-	u.User = nil
-	return strings.Replace(u.String(), "//", "//***@", 1)
-}
+func withoutUser(endpoint string) string { return user.ReplaceAllString(endpoint, "$1***@") }
+
+var user = regexp.MustCompile(`^(\w+://)?.*@`)

@@ -80,51 +80,35 @@ func parseHead(b []byte) (h answerHead, err error) {
 // set processes one header.
 func (h *answerHead) set(name, value []byte) error {
 	is := func(s string) bool { return len(name) == len(s) && bytes.EqualFold(name, []byte(s)) }
-	switch len(name) { // most headers are told apart by their names' lengths
-	case len("ETag"):
-		switch {
-		case is("ETag"):
-			return once(&h.etag, name, value)
-		case is("Date"):
-			h.date = value
+	switch {
+	case is("ETag"):
+		return once(&h.etag, name, value)
+	case is("Content-Range"):
+		return once(&h.contentRange, name, value)
+	case is("Date"):
+		h.date = value
+	case is("Last-Modified"):
+		h.lastModified = value
+	case is(headerNote):
+		h.note = value
+	case is("X-Amz-Bucket-Region"):
+		h.region = value
+	case is("Connection"):
+		for token := range bytes.SplitSeq(value, []byte{','}) {
+			token = bytes.Trim(token, " \t")
+			h.close = h.close && !bytes.EqualFold(token, []byte("keep-alive")) || bytes.EqualFold(token, []byte("close"))
 		}
-	case len("Connection"):
-		if is("Connection") {
-			for token := range bytes.SplitSeq(value, []byte{','}) {
-				token = bytes.Trim(token, " \t")
-				h.close = h.close && !bytes.EqualFold(token, []byte("keep-alive")) || bytes.EqualFold(token, []byte("close"))
-			}
+	case is("Content-Length"):
+		n, err := strconv.ParseUint(string(value), 10, 63)
+		if err != nil || h.length >= 0 && h.length != int64(n) {
+			return fmt.Errorf("%w: Content-Length %.40q", errBadHead, value)
 		}
-	case len("Content-Range"):
-		switch {
-		case is("Content-Range"):
-			return once(&h.contentRange, name, value)
-		case is("Last-Modified"):
-			h.lastModified = value
+		h.length = int64(n)
+	case is("Transfer-Encoding"):
+		if !bytes.EqualFold(value, []byte("chunked")) || h.chunked {
+			return fmt.Errorf("%w: Transfer-Encoding %.40q", errBadHead, value)
 		}
-	case len("Content-Length"):
-		if is("Content-Length") {
-			n, err := strconv.ParseUint(string(value), 10, 63)
-			if err != nil || h.length >= 0 && h.length != int64(n) {
-				return fmt.Errorf("%w: Content-Length %.40q", errBadHead, value)
-			}
-			h.length = int64(n)
-		}
-	case len("Transfer-Encoding"):
-		if is("Transfer-Encoding") {
-			if !bytes.EqualFold(value, []byte("chunked")) || h.chunked {
-				return fmt.Errorf("%w: Transfer-Encoding %.40q", errBadHead, value)
-			}
-			h.chunked = true
-		}
-	case len(headerNote):
-		if is(headerNote) {
-			h.note = value
-		}
-	case len("X-Amz-Bucket-Region"):
-		if is("X-Amz-Bucket-Region") {
-			h.region = value
-		}
+		h.chunked = true
 	}
 	return nil
 }
