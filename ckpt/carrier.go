@@ -287,7 +287,7 @@ func (c *Carrier) post(ctx context.Context, f func()) bool {
 
 // hearAll looks at the whole folder.
 func (c *Carrier) hearAll() error {
-	news, err := c.folder.Look(".")
+	news, err := c.folder.Look()
 	if err == nil {
 		c.hear(news, c.q.HearAll)
 	}
@@ -381,9 +381,11 @@ func (c *Carrier) pump(ctx context.Context) {
 		c.q.Failed(change, false)
 		return
 	}
-	if change.Put { // before it is made: a crash must not forget an object
-		c.note(entry{Path: change.Path, Object: &Published{}})
+	perhaps := Published{} // before it is made: a crash must not forget an object, nor take one for there
+	if !change.Put {
+		perhaps.ETag = change.There.ETag
 	}
+	c.note(entry{Path: change.Path, Object: &perhaps})
 	c.running.Go(func() {
 		r := c.make(ctx, change, s)
 		c.post(ctx, func() { c.made(ctx, change, r) })

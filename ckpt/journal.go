@@ -91,7 +91,7 @@ func (k *known) apply(e entry) {
 	case e.Origin != nil:
 		*k = known{Origin: *e.Origin, Objects: map[string]Published{}, Unsealed: map[string]bool{}, Uploads: map[string]begun{}, Copies: map[string]copyOf{}}
 	case e.Object != nil:
-		if k.Objects[e.Path] = *e.Object; e.Object.ETag != "" {
+		if k.Objects[e.Path] = *e.Object; e.Object.Print != (folder.Print{}) {
 			delete(k.Unsealed, e.Path)
 		}
 	case e.Removed:

@@ -227,7 +227,9 @@ func (q *Queue) Hear(news []folder.News, now time.Time) {
 	}
 	some := false
 	for _, n := range news {
-		if f := q.files[n.Path]; f != nil && (n.State == folder.Gone || n.State == folder.Skipped) {
+		if n.State == folder.Skipped {
+			q.skip(n.Path)
+		} else if f := q.files[n.Path]; f != nil && n.State == folder.Gone {
 			q.gone(f)
 			some = q.settled && len(q.unsealed) > 0
 		}
@@ -278,6 +280,16 @@ func (q *Queue) gone(f *file) {
 		q.take(f)
 	}
 	q.tidy(f)
+}
+
+// skip tells that a path cannot be carried, or looked into. What the bucket has of it, and of what may be below, stays.
+func (q *Queue) skip(at string) {
+	for p, f := range q.files {
+		if (p == at || under(p, at)) && (f.state != absent || !f.seen) { // else its removal waits
+			q.set(f, absent)
+			q.tidy(f)
+		}
+	}
 }
 
 // withdraw applies rule 5 to folders with a last name that was closed and did not become visible, if they have gone.
@@ -563,6 +575,8 @@ func (q *Queue) Failed(c Change, perhaps bool) {
 	f := q.files[c.Path]
 	if f.failed = f.turn == c.Turn; c.Put && perhaps {
 		q.arrived(f, Published{})
+	} else if perhaps && f.there != nil {
+		q.publish(f, Published{ETag: f.there.ETag}) // it may have gone: what comes back is published
 	}
 	q.tidy(f)
 }

@@ -235,6 +235,8 @@ func (m *model) lose(made bool) {
 		m.bucket[c.Path] = folder.Print{} // whatever it has, it is not known
 	} else if made {
 		delete(m.bucket, c.Path)
+	} else if !c.Put {
+		m.bucket[c.Path] = folder.Print{}
 	}
 	m.q.Failed(*c, true)
 }
@@ -376,4 +378,35 @@ func TestQueueModel(t *testing.T) {
 		m.drain(t)
 		m.check(t)
 	})
+}
+
+// What cannot be looked into stays in the bucket: it is here.
+func TestSkippedIsNotRemoved(t *testing.T) {
+	for _, at := range []string{"s/a", "s"} {
+		q := NewQueue(isLast, true)
+		q.publish(q.file("s/a"), Published{Print: folder.Print{Ino: 1}, ETag: "e"})
+		q.HearAll([]folder.News{{Path: at, State: folder.Skipped}}, time.Time{})
+		if c, ok := q.Next(); ok {
+			t.Errorf("%s cannot be looked at: %+v", at, c)
+		}
+	}
+}
+
+// A file that comes back after a removal whose answer was lost is published again.
+func TestRemovalPerhaps(t *testing.T) {
+	q := NewQueue(isLast, true)
+	q.HearAll(nil, time.Time{})
+	file := []folder.News{{Path: "a", State: folder.Whole, Print: folder.Print{Ino: 1}}}
+	q.Hear(file, time.Time{})
+	c, _ := q.Next()
+	q.Made(c, Published{Print: c.Print, ETag: "e"})
+	q.Hear([]folder.News{{Path: "a", State: folder.Gone}}, time.Time{})
+	if c, _ = q.Next(); c.Put || c.There.ETag != "e" {
+		t.Fatalf("%+v", c)
+	}
+	q.Failed(c, true)
+	q.Hear(file, time.Time{})
+	if c, ok := q.Next(); !ok || !c.Put {
+		t.Errorf("%t, %+v", ok, c)
+	}
 }

@@ -133,11 +133,10 @@ func (c *Carrier) wait(ctx context.Context, p string, look, copies bool) (got Wa
 		var changed chan struct{}
 		ok := c.in(ctx, func() {
 			if look {
-				var news []folder.News
-				if news, err = c.folder.Look(p); err != nil {
+				// At all of it: what was closed before a last name may lie elsewhere, and its news be on their way.
+				if err = c.hearAll(); err != nil {
 					return
 				}
-				c.hear(news, c.q.Hear)
 			}
 			changed = c.changed
 			var known bool

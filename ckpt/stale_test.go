@@ -2,7 +2,9 @@ package ckpt
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -453,4 +455,57 @@ func TestKeepLocalWhileSaved(t *testing.T) {
 		}
 	}
 	t.Logf("%d files came late, and %d were longer, of %d rounds", len(late), len(longer), rounds)
+}
+
+// Who waits for a last name does not have it published before what was closed before it, whose news are on their way.
+func TestWaitForALastName(t *testing.T) {
+	dir := t.TempDir()
+	c, err := Open(t.Context(), Config{Dir: dir, Last: isLast, Store: objstore.Layer(memstore.New()), Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case f := <-c.do:
+				f()
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	save(t, filepath.Join(dir, "step/a"), 1)
+	save(t, filepath.Join(dir, "last"), 1)
+	if got, err := c.wait(ctx, "last", true, false); err != nil || got.Whole {
+		t.Errorf("%+v, %v", got, err)
+	}
+	stop()
+	<-ended
+	if change, ok := c.q.Next(); !ok || change.Path != "step/a" {
+		t.Errorf("%t, %s", ok, change.Path)
+	}
+}
+
+// A chmod of what the bucket has does not keep it here.
+func TestKeepLocalAfterChmod(t *testing.T) {
+	store, dest := toFolder(t)
+	dir := t.TempDir()
+	err := carryTo(t, Config{Dir: dir, Store: store, KeepLocal: 1}, func(*Client) {
+		for _, step := range []string{"s0", "s1", "s2"} {
+			save(t, filepath.Join(dir, step, "a"), 1)
+			save(t, filepath.Join(dir, step, "last"), 1)
+			until(t, step+" is in the bucket", func() bool { return there(filepath.Join(dest, step, "last")) })
+			if err := os.Chmod(filepath.Join(dir, step, "a"), 0o640); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				t.Error(err)
+			}
+		}
+		until(t, "s0 and s1 have gone here", func() bool { return !there(filepath.Join(dir, "s0")) && !there(filepath.Join(dir, "s1")) })
+	})
+	if err != nil {
+		t.Error(err)
+	}
 }

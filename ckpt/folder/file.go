@@ -195,32 +195,29 @@ type Held struct {
 	broken chan struct{}
 }
 
-// leaseOf is lease of a file that has this Print.
-func (f *Folder) leaseOf(p string, print Print) (*os.File, error) {
+// Unchanged returns an error if a file has other content, or somebody can write it.
+func (f *Folder) Unchanged(p string, print Print) error {
 	file, now, err := f.lease(p)
-	if err == nil && now != print {
+	file.Close()
+	if err == nil && !now.SameContent(print) {
 		err = ErrChanged
 	}
-	return file, cmp.Or(refusals[err], err)
-}
-
-// Unchanged returns an error if a file has another Print, or somebody can write it.
-func (f *Folder) Unchanged(p string, print Print) error {
-	file, err := f.leaseOf(p, print)
-	file.Close()
-	return err
+	return cmp.Or(refusals[err], err)
 }
 
 // Hold opens a file that has this Print, and takes the lease. Its errors wrap ErrWriting, ErrChanged or ErrGone.
 func (f *Folder) Hold(p string, print Print) (*Held, error) {
-	file, err := f.leaseOf(p, print)
+	file, now, err := f.lease(p)
+	if err == nil && now != print {
+		err = ErrChanged
+	}
 	if err != nil {
 		file.Close()
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		f.push(turn{path: p, closed: true})
 		f.ring()
-		return nil, fmt.Errorf("%s: %w", p, err)
+		return nil, fmt.Errorf("%s: %w", p, cmp.Or(refusals[err], err))
 	}
 	h := &Held{file, file, make(chan os.Signal, 1), make(chan struct{})}
 	h.sigio <- unix.SIGIO // it may have come already

@@ -194,19 +194,15 @@ func (f *Folder) Next(ctx context.Context) (news []News, err error) {
 // ring wakes Next, under the mutex.
 func (f *Folder) ring() { _ = f.inotify.SetReadDeadline(time.Unix(1, 0)) }
 
-// Look says now what a file is, or each file in a folder ("." is all), also what hasn't changed. Temporary names have no
-// news. What Next hasn't reported yet, it will.
-func (f *Folder) Look(name string) (news []News, err error) {
+// Look says now what each file is, also what hasn't changed. Temporary names have no news. What Next hasn't reported yet, it will.
+func (f *Folder) Look() (news []News, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	defer f.ring()
 	f.looks++
-	if name = path.Clean(name); !fs.ValidPath(name) {
-		return nil, fmt.Errorf("folder %s: %s is not in it (name a path relative to it)", f.Dir, name)
-	}
 	err = f.drain()
 	before := len(f.line)
-	all, walkErr := f.walk(name)
+	all, walkErr := f.walk(".")
 	var looked []News
 	for i := range all {
 		all[i].closed = true
@@ -222,7 +218,10 @@ func (f *Folder) Look(name string) (news []News, err error) {
 		if now.State < temporary {
 			news = append(news, now)
 		}
-		if was := f.known[now.Path]; now != was {
+		if was, ok := f.known[now.Path]; now != was {
+			if now.State < temporary && (ok || now.State != Gone) {
+				f.known[now.Path] = News{Path: now.Path} // whatever it is then, Next says it
+			}
 			if f.push(all[i]); !quiet && now.State == Whole && f.Last(now.Path) { // rule 9
 				now = News{Path: now.Path, State: Writing, Why: ErrWriting.Error()}
 				news, f.known[now.Path] = append(news, now), now

@@ -215,9 +215,13 @@ func (m *model) Settle(r *rapid.T) {
 		}
 		return true
 	})
-	news, err := m.f.Look(".")
+	m.mu.Lock() // so that what Next says after it is seen after it, perhaps for the second time
+	defer m.mu.Unlock()
+	news, err := m.f.Look()
 	must(r, err)
 	for _, n := range news {
+		n.Why = "looked"
+		m.view[n.Path] = n
 		if ino := m.files[n.Path]; ino == nil && n.State != Gone || ino != nil && (n.State == Whole) != (ino.writers == 0) {
 			r.Fatalf("%+v of %+v", n, ino)
 		}
