@@ -26,10 +26,6 @@ type place struct {
 	busy  bool      // a request is at work
 }
 
-func newConns(most int) *conns {
-	return &conns{most: max(most, 1), freed: make(chan struct{}, 1), all: map[net.Conn]*place{}}
-}
-
 // enter waits for a place for c.
 func (cs *conns) enter(c net.Conn) {
 	for {

@@ -97,7 +97,11 @@ func (p patient) Write(b []byte) (int, error) {
 	}
 	_ = p.control.SetWriteDeadline(time.Now().Add(pieceTime))
 	p.stalled.Reset(2 * pieceTime)
-	return p.w.Write(b)
+	n, err := p.w.Write(b)
+	if len(bytes.TrimSpace(b)) == 0 { // the origin is at work, and has its client wait
+		_ = p.control.Flush()
+	}
+	return n, err
 }
 
 // write forwards a request that changes keys.
@@ -112,8 +116,8 @@ func (d *dataset) write(w http.ResponseWriter, r *http.Request, key string, q ur
 		}
 	}
 	keys := []string{key}
-	if dotted(key) { // and what it may become on the way
-		keys = append(keys, strings.TrimPrefix(path.Join("/", key), "/"))
+	if clean := strings.TrimPrefix(path.Join("/", key), "/"); clean != key { // what it may become on the way
+		keys = append(keys, clean)
 	}
 	if key == "" {
 		if r.Method == http.MethodPut && plain(r, q) { // rclone makes sure of the bucket before it writes

@@ -37,9 +37,6 @@ func (d *dataset) object(w http.ResponseWriter, r *http.Request, m *catalog.Mani
 	if err := preconditions(r.Header, etag, mod); err != nil {
 		return err
 	}
-	h.Set("Accept-Ranges", "bytes")
-	h.Set("Content-Type", defaultType)
-	d.meta.describe(d, r, m, file, h)
 	if of := r.Header.Get("If-Range"); of != "" && of != h.Get("ETag") && of != h.Get("Last-Modified") {
 		r.Header.Del("Range") // the client has a part of another version
 	}
@@ -48,12 +45,15 @@ func (d *dataset) object(w http.ResponseWriter, r *http.Request, m *catalog.Mani
 		h.Set("Content-Range", fmt.Sprintf("bytes */%d", size))
 		return err
 	}
-	status := http.StatusOK
-	if part {
-		status = http.StatusPartialContent
-		h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", off, off+n-1, size))
-	}
-	head := func() {
+	head := func() { // not before the bytes are there: an error has none of that
+		status := http.StatusOK
+		h.Set("Accept-Ranges", "bytes")
+		h.Set("Content-Type", defaultType)
+		d.meta.describe(d, r, m, file, h)
+		if part {
+			status = http.StatusPartialContent
+			h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", off, off+n-1, size))
+		}
 		h.Set("Content-Length", strconv.FormatInt(n, 10))
 		w.WriteHeader(status)
 	}

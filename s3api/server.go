@@ -101,7 +101,7 @@ type Server struct {
 
 // New returns a server without datasets. Without keys, requests need no signature.
 func New(keys Keys, may Limits, log *slog.Logger) *Server {
-	s := &Server{keys: keys, may: may, conns: newConns(may.Connections), log: log, began: time.Now()}
+	s := &Server{keys: keys, may: may, log: log, began: time.Now(), conns: &conns{most: max(may.Connections, 1), freed: make(chan struct{}, 1), all: map[net.Conn]*place{}}}
 	s.http = &http.Server{
 		Handler: s, DisableGeneralOptionsHandler: true, MaxHeaderBytes: maxHeader, ReadHeaderTimeout: headerTime, IdleTimeout: idleTime,
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
@@ -142,7 +142,9 @@ func (s *Server) Add(o Served) (remove func(ctx context.Context), err error) {
 	everywhere.Unlock()
 	if d.Stale() {
 		s.log.Warn("keys were written through an endpoint that has ended: all go to the origin until a refresh", "source", d.Where, "prefix", d.Prefix)
+		d.written.mu.Lock()
 		d.written.all = &change{ended: time.Now()}
+		d.written.mu.Unlock()
 	}
 	s.sets = append(s.sets, d)
 	slices.SortStableFunc(s.sets, func(a, b *dataset) int { return len(b.Prefix) - len(a.Prefix) })
@@ -203,7 +205,7 @@ func (d *dataset) mark(keys []string) (end func(), err error) {
 		}
 		var theirs []string
 		for _, key := range keys {
-			if strings.HasPrefix(key, x.Prefix) {
+			if strings.HasPrefix(key, x.Prefix) && len(key) <= 1024 { // S3 has no longer ones
 				theirs = append(theirs, key)
 			}
 		}

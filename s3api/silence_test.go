@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -14,6 +15,8 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/s3"
 	"github.com/shoalfs/shoal/s3api"
 )
 
@@ -165,6 +168,63 @@ func TestPanicInARead(t *testing.T) {
 		must(t, <-done)
 		if n := strings.Count(log.String(), "silence_test.go"); n != 2 || !strings.Contains(log.String(), "level=ERROR") {
 			t.Errorf("%d stacks in the log:\n%s", n, log.String())
+		}
+	}
+}
+
+// piped is an origin whose answer comes as it is written.
+type piped struct {
+	s3api.Origin
+	body io.ReadCloser
+}
+
+func (p piped) Forward(context.Context, s3.Request) (*http.Response, error) {
+	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: p.body}, nil
+}
+
+// What an origin sends to have its client wait, while it puts an upload together, is passed on at once.
+func TestOriginHasItsClientWait(t *testing.T) {
+	_, _, e := served(t, oddKeys[:3])
+	store, _ := e.Origin()
+	body, origin := io.Pipe()
+	s := serveLimited(t, nil, s3api.Limits{Connections: 8}, e, piped{store, body}, bucket)
+	go func() { _, _ = origin.Write([]byte(" \n")) }()
+	client := http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Post(s.url+"/photos/train/new?uploadId=1", "", strings.NewReader("<x/>"))
+	must(t, err)
+	defer resp.Body.Close()
+	first := make([]byte, 2)
+	_, err = io.ReadFull(resp.Body, first)
+	must(t, err)
+	go func() { _, _ = origin.Write([]byte("<done/>")); _ = origin.Close() }()
+	rest, err := io.ReadAll(resp.Body)
+	must(t, err)
+	if text := string(first) + string(rest); text != " \n<done/>" {
+		t.Errorf("%q", text)
+	}
+}
+
+// failing fails each read.
+type failing struct{ s3api.Dataset }
+
+func (failing) Lend(*catalog.Manifest, int, int64, int) (data []byte, release func(), ok bool) {
+	return nil, nil, false
+}
+
+func (failing) ReadAt(context.Context, *catalog.Manifest, int, []byte, int64) (int, error) {
+	return 0, &objstore.Error{Op: "read", Key: "any", Kind: objstore.KindDenied, Err: errors.New("a policy")}
+}
+
+// An error has no metadata of the object: clients would check its text against the object's checksum, and caches keep it.
+func TestErrorsHaveNoMetadata(t *testing.T) {
+	_, _, e := served(t, oddKeys[:3])
+	store, _ := e.Origin()
+	s := serve(t, failing{e}, store, bucket)
+	for range 2 { // the first HEAD has the origin's metadata kept
+		s.ask(t, "HEAD", "/photos/"+oddKeys[0], "", map[string]string{"X-Amz-Checksum-Mode": "ENABLED"}, nil)
+		resp, text := s.ask(t, "GET", "/photos/"+oddKeys[0], "", map[string]string{"X-Amz-Checksum-Mode": "ENABLED", "Range": "bytes=0-0"}, nil)
+		if resp.StatusCode != http.StatusForbidden || resp.Header.Get("Content-Range") != "" || resp.Header.Get("Accept-Ranges") != "" || resp.Header.Get("Content-Type") != "application/xml" {
+			t.Errorf("HTTP %d, %v, %s", resp.StatusCode, resp.Header, text)
 		}
 	}
 }

@@ -72,6 +72,7 @@ func (c *answeredConn) Read(p []byte) (int, error) {
 
 // Write implements [net.Conn]. A failure is told when there is nothing to be read any more.
 func (c *answeredConn) Write(p []byte) (int, error) {
+	_ = c.SetWriteDeadline(time.Now().Add(slowAnswer)) // the time for an answer begins after the last one
 	n, err := c.Conn.Write(p)
 	if err != nil {
 		select {
@@ -132,7 +133,7 @@ func (s *Store) Forward(ctx context.Context, r Request) (*http.Response, error) 
 	}
 	signed := s.time.now()
 	if v := s.keys.get(ctx); v.AccessKeyID != "" && !v.SignerType.IsAnonymous() {
-		if r.Chunks && r.Length > 0 {
+		if r.Chunks && r.Length > 0 && len(s.sse) == 0 { // else send signs it again, for the key
 			req = miniosigner.StreamingSignV4(req, v.AccessKeyID, v.SecretAccessKey, v.SessionToken, region, r.Length, signed.UTC(), hasher{sha256.New()})
 		} else {
 			if req.Header.Get("X-Amz-Content-Sha256") == "" {
