@@ -246,7 +246,12 @@ func (e *Engine) versionLoop(ctx context.Context) {
 			return
 		}
 		v := e.cur.Load()
-		list := func(ctx context.Context) (*catalog.Manifest, *catalog.Layout, error) { return e.take(ctx, p) }
+		list := func(ctx context.Context) (*catalog.Manifest, *catalog.Layout, error) {
+			if p.Number < e.catalog.Number(e.name) { // a refresh that this one waited for has brought a newer one
+				return e.catalog.Manifest(e.name)
+			}
+			return e.take(ctx, p)
+		}
 		mine, astray := e.catalog.Number(e.name), e.astray(p, v.manifest)
 		if astray {
 			e.log.Warn("the cluster's etcd has a version of the source that is not known to be older or newer than this node's; listing again",
