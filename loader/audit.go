@@ -71,9 +71,3 @@ func (s *Server) auditEnded(open *session, err error) {
 	}
 	s.o.Audit.Write(e)
 }
-
-// auditConnection records a peer whose connection failed before its first call.
-func (s *Server) auditConnection(who *audit.Peer) {
-	s.o.Audit.Write(audit.Event{Event: "feed_connect", Outcome: "refused", Peer: who,
-		Cause: "the TLS handshake did not end: no certificate, none that is trusted, or no TLS"})
-}

@@ -185,7 +185,10 @@ func (s *Server) Serve(listeners ...net.Listener) error {
 			l = handover.Mux(l, s.log, s.handover)
 		}
 		if s.o.Audit != nil {
-			l = audit.Listener{Listener: l, Refused: s.auditConnection}
+			l = audit.Listener{Listener: l, Refused: func(who *audit.Peer) { // before its first call
+				s.o.Audit.Write(audit.Event{Event: "feed_connect", Outcome: "refused", Peer: who,
+					Cause: "the TLS handshake did not end: no certificate, none that is trusted, or no TLS"})
+			}}
 		}
 		wg.Go(func() {
 			if err := s.grpc.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) {

@@ -43,11 +43,6 @@ func (m *Manifest) atOrAfter(r dirRow, name []byte) int {
 	return lo + sort.Search(int(r.endFile)-lo, func(i int) bool { return bytes.Compare(m.name(lo+i), name) >= 0 })
 }
 
-// fileAt returns the file whose name holds the byte at an offset in names.
-func (m *Manifest) fileAt(off int) int {
-	return sort.Search(m.files, func(f int) bool { return binary.LittleEndian.Uint64(m.nameOff[8*f+8:]) > uint64(off) })
-}
-
 // maxBeside bounds how many files of one stem are looked at. A stem with more is not a sample of several files, but a
 // name with a dot in it: img.0001.jpg, img.0002.jpg.
 const maxBeside = 256
@@ -111,7 +106,7 @@ func (s *Samples) findKind(ext string) Kind {
 		if i < 0 {
 			return Kind{}
 		}
-		f := m.fileAt(off + i)
+		f := sort.Search(m.files, func(f int) bool { return binary.LittleEndian.Uint64(m.nameOff[8*f+8:]) > uint64(off+i) })
 		if _, e, _ := Cut(m.Name(f)); e == ext {
 			for range s.Beside(f) {
 				_, numbered := s.Sample(f)

@@ -47,12 +47,6 @@ func ExpandBraces(pattern string) ([]string, error) {
 	return names, nil
 }
 
-// checkBraces returns the error of ExpandBraces.
-func checkBraces(pattern string) error {
-	_, _, err := parseBraces(pattern)
-	return err
-}
-
 // braceGroup is plain text (a list of one), a list, or a range.
 type braceGroup struct {
 	list        []string // nil for a range

@@ -150,7 +150,7 @@ func splitShards(path string) (folder, shards string, err error) {
 	folder = path
 	if i := strings.LastIndexByte(path, '/') + 1; strings.HasSuffix(path, shardSuffix) {
 		folder, shards = path[:i], path[i:]
-		if err := checkBraces(shards); err != nil {
+		if _, _, err := parseBraces(shards); err != nil {
 			return "", "", err
 		}
 	}
