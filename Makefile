@@ -215,7 +215,7 @@ bin/conformance/clients-torch/ready: tools/conformance/clients-torch.txt | packa
 bin/conformance/adapters/ready: tools/conformance/adapters.txt | conformance-packages
 	@rm -rf $(@D)
 	@mkdir -p $(@D)
-	@tools/tick "fetching LitData, Megatron-Core, Megatron-Energon, WebDataset, MosaicML Streaming, Lightning and Transformers (once, gigabytes)" sh -c 'python3 -m venv $(@D) && $(@D)/bin/pip install --quiet --disable-pip-version-check -r $< && $(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps megatron-bridge==0.3.1'
+	@tools/tick "fetching Hugging Face datasets, LitData, Megatron-Core, Megatron-Energon, WebDataset, MosaicML Streaming, Lightning and Transformers (once, gigabytes)" sh -c 'python3 -m venv $(@D) && $(@D)/bin/pip install --quiet --disable-pip-version-check -r $< && $(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps megatron-bridge==0.3.1'
 	@touch $@
 
 bin/conformance/%/ready: tools/conformance/%.xml | conformance-packages

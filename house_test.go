@@ -16,7 +16,7 @@ const module = "github.com/shoalfs/shoal/"
 // has to be given its place.
 var mayImport = map[string][]string{
 	"cmd/shoal":                 {"cache/cluster", "cache/peer", "internal/admin", "fusefs", "loader", "loader/feedpb", "loader/feedclient", "gpuingest", "gpuingest/jpeg", "prefetch/engine", "prefetch/order", "prefetch/run", "prefetch/certificate", "prefetch/sim", "s3api", "cache", "cache/cachedir", "cache/catalog", "cache/objstore", "cache/objstore/s3", "cache/objstore/stores", "cache/segment", "cache/shard", "internal/machine", "internal/progress", "internal/settings", "internal/cli", "internal/workload", "python", "cache/crypt", "internal/logs", "internal/doctor", "internal/findings", "internal/profile/trace", "internal/trace/export", "internal/levenshtein", "internal/audit", "internal/human", "internal/shortcut", "internal/daemon", "internal/prom", "ckpt", "ckpt/folder", "csi", "internal/pause"},
-	"internal/admin":            {"prefetch/engine", "prefetch/run", "loader", "s3api", "cache/objstore", "cache/objstore/near", "internal/admin/dashboard", "internal/findings", "internal/prom"},
+	"internal/admin":            {"prefetch/engine", "prefetch/run", "loader", "s3api", "cache/objstore", "cache/objstore/near", "internal/admin/dashboard", "internal/findings", "internal/prom", "internal/pause"},
 	"deploy/packages":           {"python"},
 	"lab/bench/gpu":             {"gpuingest/cuda"},
 	"cmd/shoal-gpu":             {"loader", "loader/feedpb", "gpuingest", "gpuingest/cuda", "gpuingest/cuda/nvtx", "internal/handover", "internal/logs", "internal/prom"},

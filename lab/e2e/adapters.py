@@ -17,6 +17,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import sys
 import tarfile
 import tempfile
@@ -31,9 +32,11 @@ import torch  # noqa: E402
 DOCUMENTS, LENGTH, SAMPLES = 33_000, 4096, 2400  # of 500 to 3,500 tokens: 130 MB; tokens of a sample
 SCRATCH = tempfile.TemporaryDirectory()  # of the libraries
 SHARDS, EACH, SAMPLE = 64, 40, 50_000  # samples of a shard, bytes of one
+ROWS = 20_000  # of 17 KB, in Arrow files of record batches of 1,000
 
 
 def make(root):
+    make_rows(root)
     import litdata
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
     from megatron.energon.flavors import BaseWebdatasetFactory
@@ -63,6 +66,60 @@ def make(root):
     with MDSWriter(out=root + "/mds", columns={"x": "bytes", "i": "int"}, size_limit=EACH * SAMPLE) as out:
         for i in range(SHARDS * EACH):
             out.write({"x": rng.bytes(SAMPLE - 100), "i": i})
+
+
+def make_rows(root):
+    """Arrow files as save_to_disk writes them, and where in them the parts of a row are: by a search, since each begins with its number."""
+    import datasets
+    rng = np.random.default_rng(2)
+
+    def row(i):
+        mark = f"{i:08d}"
+        return {"id": i, "text": f"t{mark}" + "x" * int(rng.integers(500, 3000)), "tokens": np.frombuffer(f"k{mark[1:]}".encode() + rng.bytes(792), np.int32),
+                "turns": None if i % 7 == 0 else [{"role": "user", "content": ("d" if k else "c") + mark + "y" * (i % 50)} for k in range(i % 4)],
+                "image": {"bytes": f"i{mark}".encode() + rng.bytes(int(rng.integers(8_000, 20_000))), "path": None}}
+
+    number, text = datasets.Value("int64"), datasets.Value("string")
+    data = datasets.Dataset.from_generator(lambda: map(row, range(ROWS)), cache_dir=SCRATCH.name, features=datasets.Features({
+        "id": number, "text": text, "tokens": datasets.List(datasets.Value("int32")), "turns": datasets.List({"role": text, "content": text}),
+        "image": {"bytes": datasets.Value("binary"), "path": text}}))
+    data.save_to_disk(root + "/arrow", num_shards=4)
+    for path in glob.glob(root + "/arrow/*.arrow"):
+        with open(path, "rb") as f:
+            found = {m.group(): m.start() for m in re.finditer(rb"[tci][0-9]{8}|k[0-9]{7}", f.read())}  # the last: a batch may begin in the one before
+        with open(path.replace(".arrow", ".where"), "w") as f:
+            json.dump({mark.decode(): [os.path.basename(path), at] for mark, at in found.items()}, f)
+
+
+def arrow(root, shuffled):
+    import datasets
+    where = {}
+    for path in glob.glob(root + "/arrow/*.where"):
+        with open(path) as f:
+            where.update(json.load(f))
+    get = datasets.Dataset.__getitems__
+
+    def noted(self, indices):
+        began = time.monotonic()
+        rows = get(self, indices)
+        seconds = time.monotonic() - began
+        for mark, size in (("t{:08d}", lambda row: len(row["text"])), ("k{:07d}", lambda row: 4 * len(row["tokens"])),
+                           ("c{:08d}", lambda row: sum(len(turn["content"]) for turn in row["turns"] or ())), ("i{:08d}", lambda row: len(row["image"]["bytes"]))):
+            for row in rows:  # column by column, as the library reads a batch
+                if size(row) > 0:
+                    path, at = where[mark.format(row["id"])]
+                    note(path, seconds, at, size(row))
+        return rows
+
+    datasets.Dataset.__getitems__ = noted
+    data = datasets.load_from_disk(root + "/arrow")
+    if shuffled:
+        data = data.shuffle(seed=3, keep_in_memory=True)
+
+    def collate(rows):
+        return [torch.tensor([r["id"] for r in rows]), [r["text"].encode() for r in rows], [r["image"]["bytes"] for r in rows], torch.tensor([r["tokens"] for r in rows])]
+
+    return torch.utils.data.DataLoader(data, batch_size=8, num_workers=2, collate_fn=collate, sampler=torch.utils.data.RandomSampler(data, num_samples=SAMPLES))
 
 
 def megatron(root, samples, blended, mmap, sampler):
@@ -171,6 +228,8 @@ def energon(root):
 
 
 CASES = {
+    "datasets": lambda root: arrow(root, False),
+    "datasets shuffled": lambda root: arrow(root, True),
     "energon": energon,
     "litdata": litdata,
     "megatron": lambda root: megatron(root, SAMPLES, False, False, "single"),

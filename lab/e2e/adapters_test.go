@@ -42,6 +42,8 @@ func TestAdapters(t *testing.T) {
 		name, plan string
 		exact      bool // each process reads a part of the plan, in its order, and all together the whole plan
 	}{
+		{"datasets", "datasets", true},
+		{"datasets shuffled", "datasets", true},
 		{"energon", "energon-worker", false},
 		{"litdata", "litdata-worker", false},
 		{"megatron", "megatron", true},

@@ -182,7 +182,8 @@ class Feed:
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next iteration. It starts at a loaded state's position if the state is of that epoch,
         else at the beginning."""
-        if _checked_epoch("epoch", epoch) == self._epoch:
+        epoch = _checked_epoch("epoch", epoch)
+        if epoch == self._epoch:
             return
         self._epoch, self._resume = epoch, None
         if self._state is not None:
@@ -402,9 +403,10 @@ _pause = threading.Event()  # never set: a sleep that Ctrl-C can interrupt
 
 
 def _checked_epoch(name: str, epoch: int, least: int = 0) -> int:
-    if not least <= whole_number(name, epoch) <= _LAST_EPOCH:
-        raise ValueError(f"{name}={epoch}: it must be from {least} to {_LAST_EPOCH}")
-    return epoch
+    number = whole_number(name, epoch)
+    if not least <= number <= _LAST_EPOCH:
+        raise ValueError(f"{name}={number}: it must be from {least} to {_LAST_EPOCH}")
+    return number
 
 
 def _parsed(state: Union[Dict[str, Any], str]) -> Dict[str, Any]:

@@ -819,11 +819,11 @@ class _Apart:
         """Ends the copy."""
         if self._pipe < 0:
             return
-        os.close(self._pipe)
-        self._pipe = -1
+        pipe, self._pipe = self._pipe, -1
+        os.close(pipe)
         try:
             if self.pid:  # 0: there was no fork
                 os.kill(self.pid, signal.SIGKILL)
                 os.waitpid(self.pid, 0)
-        except OSError:  # the trainer has waited for all its children
+        except (ChildProcessError, ProcessLookupError, PermissionError):  # the trainer has waited for all its children
             pass

@@ -74,7 +74,7 @@ class _Bytes(io.BytesIO):
     def fileno(self) -> int:
         """A descriptor of the same bytes, which were those of the file when it was opened."""
         if self._file is None:
-            with builtins.open(os.memfd_create(os.path.basename(self.name)[:200]), "wb", 0) as copy:
+            with builtins.open(os.memfd_create(os.path.basename(self.name)[:60]), "wb", 0) as copy:
                 copy.write(self.getbuffer())
                 self._file = io.FileIO(f"/proc/self/fd/{copy.fileno()}")
                 self._file.seek(self.tell())

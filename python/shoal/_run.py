@@ -30,12 +30,12 @@ import weakref
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 # The modules whose import is waited for, and the adapters that this brings.
-_ADAPTERS = {"litdata.streaming.dataset": "litdata", "megatron.core.datasets.gpt_dataset": "megatron",
+_ADAPTERS = {"datasets.arrow_dataset": "datasets", "litdata.streaming.dataset": "litdata", "megatron.core.datasets.gpt_dataset": "megatron",
              "megatron.energon.flavors.webdataset.sample_loader": "energon", "streaming.base.dataset": "streaming", "webdataset.compat": "webdataset"}
 
-# Of an adapter: for a dataset of its library the adapter's name, and what a sample reads, as (path, offset, length); else None. Called before
-# each iteration; what a sample reads is asked in a copy of the process.
-READING: List[Callable[[Any], Optional[Tuple[str, Callable[[int], List[Tuple[str, int, int]]]]]]] = []
+# Of an adapter: for a dataset of its library the adapter's name, and what a batch of samples reads, as (path, offset, length) in that order;
+# else None. Called before each iteration; what a batch reads is asked in a copy of the process.
+READING: List[Callable[[Any], Optional[Tuple[str, Callable[[List[int]], List[Tuple[str, int, int]]]]]]] = []
 
 _numbers: Dict[int, int] = {}  # by id: the loaders that have iterated, numbered by their first time; 0: nothing to write for it
 _written: Dict[int, Set[Tuple[str, str]]] = {}  # by process: the mounts and names of its plans
@@ -219,8 +219,8 @@ def _tell(loader: Any, applies: Callable[[Any], bool]) -> None:
         if kept is not None:
             kept.__dict__.pop("_shoal_ahead", None)
             kept._shoal_count = 0
-        ahead = _aheads[os.getpid(), id(loader)] = Ahead(hint, name, what, reads, loader, "ranges")
-        job = ahead.write(lambda: hint._flat(hint._Order(loader).epoch(0, last=True)))
+        ahead = _aheads[os.getpid(), id(loader)] = Ahead(hint, name, what, lambda draw: reads(list(hint._flat([draw]))), loader, "ranges")
+        job = ahead.write(lambda: hint._Order(loader).epoch(0, last=True))
     _jobs[os.getpid(), id(loader)] = job
     job.finish(WAIT if job.short and not late else 0)
     job.late = late or job.short and not job.done  # this sampler's epochs are not waited for again
@@ -241,16 +241,15 @@ def _drew(iterator: Any, index: Any) -> None:
         iterator._shoal_drawn.append(index)
     if not READING:
         return
-    count = sum(1 for _ in _hint()._flat([index]))
     ahead = iterator.__dict__.get("_shoal_ahead")
     if ahead is None:
-        iterator._shoal_count = iterator.__dict__.get("_shoal_count", 0) + count
+        iterator._shoal_count = iterator.__dict__.get("_shoal_count", 0) + 1
     else:
-        _took(ahead, iterator, count)
+        _took(ahead, iterator, 1)
 
 
 def _took(ahead: Ahead, iterator: Any, count: int) -> None:
-    ahead.took(count, lambda: _hint()._flat(iterator._sampler_iter), iterator.__dict__.get("_shoal_drawn", ()))
+    ahead.took(count, lambda: iterator._sampler_iter, iterator.__dict__.get("_shoal_drawn", ()))
 
 
 WAIT = 5.0  # seconds for orders of up to _hint.SHORT samples
@@ -320,12 +319,13 @@ class Ahead:
     def write(self, items: Callable[[], Any], taken: Any = ()) -> Any:
         """Has a window written. items is called in the copy, for those that the trainer will take next; taken are the last ones taken,
         which the trainer's workers have yet to read."""
-        last = list(self._hint._flat(taken))
+        last, late = list(taken), self._job is not None and self._job.late
         skip, most = max(len(last) + self._until - self._taken, 0), WINDOW if self._until else self._first
         self._from, self._until = self._taken - len(last) + skip, -1
         self._job = _jobs[os.getpid(), self._of] = _Job(
             self._hint, self._name, self._what, lambda apart: _window(self._hint, apart, self._name, itertools.islice(itertools.chain(last, items()), skip, None), self._reads, most),
             self._of, True, self._things)
+        self._job.late = late  # this order's windows are not waited for again
         return self._job
 
     def took(self, count: int, items: Callable[[], Any], taken: Any = ()) -> None:
@@ -374,6 +374,10 @@ class Shards:
                 self._ahead.write(lambda: itertools.chain([item], self._items)).finish(WAIT)
         if self._ahead:
             self._ahead.took(1, lambda: self._items)
+
+
+def in_mount(path: str) -> bool:
+    return _hint()._Mounts(None).place(path) is not None
 
 
 _of_shards: Dict[Tuple[int, str, str], int] = {}  # by process, mount and name: the id of what still reads by a plan
@@ -537,8 +541,9 @@ def _remove(plans: Set[Tuple[str, str]], which: Callable[[Tuple[str, str]], bool
         plans.discard(plan)
         try:
             os.unlink(os.path.join(plan[0], ".shoal", "plans", plan[1]))
-        except OSError:
-            pass
+        except OSError as e:
+            if _by_handler(e):
+                raise
 
 
 def _each(files: Any) -> Any:

@@ -218,10 +218,12 @@ class SlotPool:
 
     def take_freed(self) -> List[int]:
         """Slots to be given back to the server now."""
-        freed, out = self.freed, []
-        while freed:
-            out.append(freed.popleft())
-        return out
+        out: List[int] = []
+        while True:
+            try:
+                out.append(self.freed.popleft())
+            except IndexError:  # another thread may have taken the last
+                return out
 
     def close(self) -> None:
         """Nothing more will come. The memory stays mapped, and belongs to the server, until the last lease is freed."""

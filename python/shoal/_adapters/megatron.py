@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 LIBRARY, VERSIONS = "megatron-core", ("0.16.1",)
 
-_Reads = Callable[[int], List[Tuple[str, int, int]]]
+_Reads = Callable[[List[int]], List[Tuple[str, int, int]]]
 
 
 def watch(module: Any, run: Any) -> None:
@@ -28,7 +28,7 @@ def _known(dataset: Any, gpt: Any) -> Optional[Tuple[str, _Reads]]:
     read: List[Tuple[str, int, int]] = []
     noting = False
 
-    def reads(index: int) -> List[Tuple[str, int, int]]:
+    def reads(indices: List[int]) -> List[Tuple[str, int, int]]:
         nonlocal noting
         if not noting:
             noting = True
@@ -36,7 +36,8 @@ def _known(dataset: Any, gpt: Any) -> Optional[Tuple[str, _Reads]]:
             for part in parts:
                 part.dataset.bin_reader = _Reader(part.dataset.path_prefix + ".bin", read)
         read.clear()
-        inner[index]
+        for index in indices:
+            inner[index]
         return read
 
     return "megatron", reads
