@@ -127,7 +127,7 @@ func TestDiskTrouble(t *testing.T) {
 			// Memory for 24 of the 64 files: what waits for the disk must give way.
 			d := newTroubled(t, 24*size, slices.Repeat([]int{size}, 64)...)
 			if !tt.reads {
-				d.c.hangAfter = time.Minute // of reads: this machine may be slow, the disk is not
+				d.c.hangAfter = 20 * time.Second // of reads: this machine may be slow, the disk is not; below the patience of eventually
 			}
 			d.keep(t, span(0, 8)...)
 			d.c.ring.drop(nil)

@@ -179,8 +179,8 @@ func (d *disk) condense(id uint32, in owners, spare int64) (freed int64, err err
 			loc, n := k.v.at(k.extent())
 			used = loc == from && k.v.move(k.extent(), from, to, n) || used
 		}
-		if !used { // a reader found it damaged meanwhile
-			d.store.Free(to)
+		if !used { // a reader, or a verification, found it damaged meanwhile
+			_ = d.store.Void(to) // so that it does not come back; if that fails, it is freed
 		}
 	})
 	for loc, of := range in { // what was not copied

@@ -161,7 +161,7 @@ func (d *disk) keepGranule(k extentKey, buf *buffer) bool {
 	v, e, s := k.v, k.extent(), &d.writer.slots
 	file, x := v.Numbered(int(e))
 	v.mu.Lock()
-	at, ok := v.parts[e].at, !v.retired && v.takesGranules(file, x)
+	at, ok := v.parts[e].at, v.takesGranules(file, x)
 	v.mu.Unlock()
 	if !ok {
 		return false
@@ -283,7 +283,7 @@ func (d *disk) emptySlots(v *Volume, of func(e uint32) bool) (freed int64) {
 	all := slices.Collect(maps.Keys(v.parts))
 	v.mu.Unlock()
 	for _, e := range all {
-		if of == nil || of(e) {
+		if d.progress(); of == nil || of(e) {
 			freed += d.emptySlot(v.key(e), false)
 		}
 	}

@@ -265,3 +265,19 @@ func TestReadersBesideAPlan(t *testing.T) {
 		t.Errorf("%d requests, kept: %v", n, v.KeptExtent(0, 2))
 	}
 }
+
+// What readers of a retired version fetch is not written to disk: it would be there for nobody.
+func TestRetiredIsNotWritten(t *testing.T) {
+	c, v, want, _ := openLarge(t, 48*mib, t.TempDir())
+	d := v.ds.disk.Load()
+	v.Retire()
+	readRight(t, v, want, 0, 100)
+	settled(t, c)
+	d.requeue()
+	if err := v.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if d.store.Used() != 0 {
+		t.Errorf("%d bytes are used", d.store.Used())
+	}
+}

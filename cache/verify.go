@@ -79,8 +79,10 @@ func (r *verification) kept(file, x int) error {
 	}
 	r.Extents++
 	return r.compare(w, func() error {
-		if r.v.unplace(k.e, k.loc) {
-			return k.d.void(r.ctx, k.loc)
+		for loc, _ := r.v.at(k.e); loc != 0; loc, _ = r.v.at(k.e) { // it may have been written anew
+			if r.v.unplace(k.e, loc) {
+				return k.d.void(r.ctx, loc)
+			}
 		}
 		return nil
 	})

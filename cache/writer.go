@@ -111,9 +111,12 @@ func (w *writer) write(k extentKey) {
 		return
 	}
 	kept := k.v.loc(k.extent()) != 0 // it may have been restored from there
-	if !kept && k.isGranule() {
+	k.v.mu.Lock()
+	retired := k.v.retired // what its readers have fetched since
+	k.v.mu.Unlock()
+	if !kept && !retired && k.isGranule() {
 		kept = w.d.keepGranule(k, buf)
-	} else if !kept {
+	} else if !kept && !retired {
 		kept = w.d.keep(k, buf)
 	}
 	c.ring.written(k, kept)

@@ -156,6 +156,7 @@ func is(c <-chan struct{}) bool {
 func (d *Driver) begin(path, target string, v Volume) (*stage, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.tidy()
 	if v.token != "" { // it changes, and is read again
 		file := d.tokenFile(path)
 		if err := os.WriteFile(file+".new", []byte(v.token), 0o600); err != nil {
@@ -165,7 +166,6 @@ func (d *Driver) begin(path, target string, v Volume) (*stage, error) {
 			return nil, err
 		}
 	}
-	d.tidy()
 	s := d.stages[path]
 	if s == nil {
 		if err := os.MkdirAll(path, 0o700); err != nil {
@@ -210,7 +210,8 @@ func (d *Driver) tidy() {
 		return
 	}
 	for path, s := range d.stages {
-		if !is(s.Ended) && (len(s.wanted) > 0 || bound(mounts, path)) {
+		there := !is(s.Ready) || machine.Top(mounts, path) != nil // else it was detached, and is of no use to others
+		if !is(s.Ended) && (len(s.wanted) > 0 && there || bound(mounts, path)) {
 			continue
 		}
 		delete(d.stages, path)

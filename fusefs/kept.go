@@ -238,7 +238,9 @@ func (s *Server) keep() error {
 
 // resume goes on after another process.
 func (s *Server) resume() {
-	if gens := s.fs.gens; gens.known() != gens.current().manifest {
+	gens, words := s.fs.gens, s.fs.kept.words
+	lost := len(words) > 0 && words[len(words)-1].Generation != gens.newest().number // perhaps the kernel has it of a version that is lost
+	if lost || gens.known() != gens.current().manifest {
 		s.Invalidate(nil)
 	}
 }

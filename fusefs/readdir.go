@@ -97,8 +97,8 @@ func (f *filesystem) readDir(in *fuse.ReadIn, out *fuse.DirEntryList, plus bool)
 		if entry == nil {
 			break
 		}
-		if pos < 2 {
-			continue // the kernel knows these two: an entry without node
+		if pos < 2 || id == rootID && g != f.gens.current() {
+			continue // the kernel knows these two, and names of the root are those of the version in force: an entry without node
 		}
 		// Each entry is a lookup to the kernel. The directory's own node, or the root's handle,
 		// keeps the generation from being retired.

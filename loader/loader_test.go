@@ -413,8 +413,8 @@ func TestResumeIsIdentical(t *testing.T) {
 	if err := json.Unmarshal([]byte(states[1]), &st); err != nil {
 		t.Fatal(err)
 	}
-	want := fmt.Sprintf(`{"v":1,"dataset":%q,"order":"uniform@1:seed=4","transform":%q,"seed":4,"epoch":0,"cursor":7,"batch":7,"tail":"pad"}`,
-		r.ds.Version(), st.Transform)
+	want := fmt.Sprintf(`{"v":1,"dataset":%q,"order":"uniform@1:seed=4","transform":%q,"seed":4,"epoch":0,"cursor":7,"batch":7,"tail":"pad","samples":%d}`,
+		r.ds.Version(), st.Transform, r.ds.Len())
 	if states[1] != want {
 		t.Errorf("state %s\n want %s", states[1], want)
 	}
@@ -493,6 +493,7 @@ func TestRefusedStates(t *testing.T) {
 		words  []string
 	}{
 		{"dataset", func(o *feedpb.Open) { o.State = edit(r.ds.Version(), "feed") }, codes.FailedPrecondition, []string{"feed", r.ds.Version()}},
+		{"samples", func(o *feedpb.Open) { o.State = edit(`"samples":100`, `"samples":99`) }, codes.FailedPrecondition, []string{"99 samples", "100", "--samples"}},
 		{"order seed", func(o *feedpb.Open) { o.Order = "uniform:seed=6" }, codes.FailedPrecondition, []string{"uniform@1:seed=5", "uniform@1:seed=6"}},
 		{"algorithm", func(o *feedpb.Open) { o.Order = "torch" }, codes.FailedPrecondition, []string{"uniform@1:seed=5", "torch@1:seed=5,world=2"}},
 		{"algorithm version", func(o *feedpb.Open) { o.State = edit("uniform@1", "uniform@9") }, codes.FailedPrecondition, []string{"uniform@9", "uniform@1"}},

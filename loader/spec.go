@@ -171,6 +171,10 @@ func resolve(ctx context.Context, o *feedpb.Open, ds Dataset, compile Compiler, 
 		return refuse("the state is of dataset %s, this server has %s: a state is valid for one version of a dataset only; "+
 			"serve that version, or start the epoch again without a state", from.Dataset, ds.Version())
 	}
+	if from != nil && from.Samples != 0 && from.Samples != ds.Len() {
+		return refuse("the state is of %d samples, this server has %d of the same dataset: serve it with the --samples of that time, "+
+			"or start the epoch again without a state", from.Samples, ds.Len())
+	}
 	row := int64(64)
 	if s.transform != nil {
 		for _, f := range s.transform.Fields() {
@@ -340,7 +344,7 @@ func share(batch, world int) string {
 // state returns the session's state at a position.
 func (s *spec) state(ds Dataset, epoch, cursor int) State {
 	return State{V: stateVersion, Dataset: ds.Version(), Order: s.orderName, Transform: s.hash, Seed: s.seed,
-		Epoch: epoch, Cursor: cursor, Batch: s.global(), Tail: string(s.tail), Placement: s.placement.name()}
+		Epoch: epoch, Cursor: cursor, Batch: s.global(), Tail: string(s.tail), Placement: s.placement.name(), Samples: ds.Len()}
 }
 
 // badPolicy says how many bad samples of an epoch a session skips. The zero value is none.

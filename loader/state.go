@@ -27,6 +27,8 @@ type State struct {
 	// Bad counts the samples of the epoch that this rank skipped before the cursor, so that a quota holds for the whole
 	// epoch however often the trainer resumes. It is the only field in which the states of two ranks may differ.
 	Bad int `json:"bad,omitempty"`
+	// Samples is how many the dataset has: the same version has others under another --samples. 0: not known.
+	Samples int `json:"samples,omitempty"`
 }
 
 // JSON returns the state as text.

@@ -152,7 +152,7 @@ func (c *Catalog) Past(source, version, manifest, layout string) (*Manifest, *La
 	if _, err := c.get(sourcePrefix+source, &now); err != nil {
 		return nil, nil, fmt.Errorf("catalog: %s: %w", source, err)
 	}
-	if now.Version == version && now.manifest() == manifest && now.Layout == layout {
+	if now.Version == version && now.manifest() == manifest && now.Layout == layout && !now.Stale { // a stale one is about to be replaced
 		return nil, nil, nil
 	}
 	m, l, err := c.load(sourceValue{Version: version, Manifest: manifest, Layout: layout})

@@ -21,21 +21,20 @@ type lockOf struct{ *Cluster }
 func (c *Cluster) Lock(ctx context.Context, name string) (held context.Context, unlock func(), err error) {
 	l := lock{c.key("locks/", name), c.o.Self.ID + " " + rand.Text()}
 	for {
-		if s := c.current(); s != nil && s.lease != 0 {
-			if s.try(ctx, l) {
-				held, cancel := context.WithCancelCause(context.WithValue(ctx, lockOf{c}, l))
-				stop := context.AfterFunc(s.ctx, func() { cancel(ErrLost) })
-				return held, func() { stop(); cancel(context.Canceled); s.letGo(l) }, nil
-			}
-			if ctx.Err() != nil {
-				s.letGo(l) // the answer may have been lost, and the lock ours
-			}
+		s := c.current()
+		if s != nil && s.lease != 0 && s.try(ctx, l) {
+			held, cancel := context.WithCancelCause(context.WithValue(ctx, lockOf{c}, l))
+			stop := context.AfterFunc(s.ctx, func() { cancel(ErrLost) })
+			return held, func() { stop(); cancel(context.Canceled); s.letGo(l) }, nil
 		}
 		if err := c.sleep(ctx, nil); err != nil {
+			if s != nil {
+				s.letGo(l) // an answer may have been lost, and the lock ours
+			}
 			return nil, nil, err
 		}
-		if s := c.State(); s.Phase != Joined && time.Since(s.Since) > c.pace.lease {
-			return nil, nil, fmt.Errorf("%w: %s", ErrAway, s.Error)
+		if is := c.State(); is.Phase != Joined && time.Since(is.Since) > c.pace.lease {
+			return nil, nil, fmt.Errorf("%w: %s", ErrAway, is.Error)
 		}
 	}
 }

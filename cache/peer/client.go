@@ -79,7 +79,7 @@ func NewClient(cfg ClientConfig) *Client {
 	c := &Client{cfg: cfg, silence: silence, patience: patience, dialer: dialer.DialContext, places: newPlaces(allPlaces),
 		remotes: map[string]*remote{}}
 	c.ctx, c.stop = context.WithCancel(context.Background())
-	c.http = &http.Client{Transport: &http.Transport{DialContext: dialer.DialContext, TLSClientConfig: cfg.TLS, TLSHandshakeTimeout: sendDeadline, ResponseHeaderTimeout: sendDeadline, MaxIdleConnsPerHost: -1}}
+	c.http = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, Transport: &http.Transport{DialContext: dialer.DialContext, TLSClientConfig: cfg.TLS, TLSHandshakeTimeout: sendDeadline, ResponseHeaderTimeout: sendDeadline, MaxIdleConnsPerHost: -1}}
 	return c
 }
 

@@ -169,7 +169,9 @@ func (s *Server) file(w http.ResponseWriter, r *http.Request) {
 	defer func() { _ = f.Close() }()
 	w.Header().Set("Content-Type", "application/octet-stream")
 	w.Header().Set("Content-Length", strconv.FormatInt(size, 10))
-	_, _ = io.Copy(w, f) // who gets less sees it
+	for c := http.NewResponseController(w); err == nil; _, err = io.CopyN(w, f, batchBytes) { // who gets less sees it
+		_ = c.SetWriteDeadline(time.Now().Add(sendDeadline))
+	}
 }
 
 // upgrade takes a connection over from HTTP.

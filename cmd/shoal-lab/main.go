@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -15,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
 
 // version is set by the Makefile.
@@ -62,6 +64,19 @@ func shoal() (string, error) {
 	return filepath.Abs(path)
 }
 
+// proxyVerb is how demo, bench and store run the rig's proxy in a process of its own.
+const proxyVerb = "rig-proxy"
+
+func proxyCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:                proxyVerb,
+		Short:              "Run the test rig's latency proxy",
+		Hidden:             true,
+		DisableFlagParsing: true,
+		RunE:               func(_ *cobra.Command, args []string) error { return proxy.Main(args) },
+	}
+}
+
 // proxyOf returns the command that runs the rig's proxy: this binary.
 func proxyOf() ([]string, error) {
 	self, err := os.Executable()
@@ -84,4 +99,17 @@ func docsCommand() *cobra.Command {
 			return writeReference(f)
 		},
 	}
+}
+
+// writeReference writes docs/cli-lab.md.
+func writeReference(w io.Writer) error {
+	if _, err := io.WriteString(w, `# shoal-lab
+
+What Shoal is tried with; `+"`make build`"+` puts it beside bin/shoal, and no package or image contains it. Generated from the help texts by
+`+"`make docs`"+`; a test holds it to them.
+
+`); err != nil {
+		return err
+	}
+	return cli.Reference(w, root())
 }

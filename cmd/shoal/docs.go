@@ -18,7 +18,7 @@ import (
 
 // docsCommand writes the command line's documentation for packages and for docs/ (make docs).
 func docsCommand() *cobra.Command {
-	c := &cobra.Command{
+	return &cobra.Command{
 		Use:    "docs DIR",
 		Short:  "Write man pages, shell completions and the reference of the command line",
 		Hidden: true,
@@ -27,7 +27,6 @@ DIR/shoal.yaml (every setting, commented out) and DIR/cli.md.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error { return writeDocs(args[0]) },
 	}
-	return c
 }
 
 func writeDocs(dir string) error {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -237,7 +236,9 @@ ends after the daemon's (docs/kubernetes.md).`,
 				pid, device = asMount(m).PID(), m.Device // it need not answer: perhaps it is ending
 			}
 			stats, silent := readStats(c.Context(), mountpoint)
-			pid = cmp.Or(pid, stats.PID)
+			if pid == 0 && stats.PID != 0 && daemon.OfCache(stats.CacheDir).PID() == stats.PID { // else it is another container's number
+				pid = stats.PID
+			}
 			var of daemon.Silence
 			hangs := errors.As(silent, &of)
 			if err := fusefs.Unmount(mountpoint, lazy || hangs); err != nil {

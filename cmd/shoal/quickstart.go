@@ -115,6 +115,7 @@ func (q *quickstart) run(ctx context.Context, inv *invocation, source string) (e
 		return err
 	}
 	cmd := exec.CommandContext(ctx, self, args...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // it ends the daemon, and waits for that
 	cmd.Env = append(os.Environ(), q.env...)
 	cmd.Stdout, cmd.Stderr = q.out, q.err
 	var exit *exec.ExitError

@@ -146,14 +146,10 @@ func newRing(n int) (*ring, error) {
 func (r *ring) registerFile(fd int) error {
 	files := [1]int32{int32(fd)}
 	_, _, errno := unix.Syscall6(unix.SYS_IO_URING_REGISTER, uintptr(r.file), registerFiles, uintptr(unsafe.Pointer(&files)), 1, 0, 0)
-	return os.NewSyscallError("io_uring_register", errnoOrNil(errno))
-}
-
-func errnoOrNil(errno unix.Errno) error {
-	if errno == 0 {
-		return nil
+	if errno != 0 {
+		return os.NewSyscallError("io_uring_register", errno)
 	}
-	return errno
+	return nil
 }
 
 // next returns an empty submission. There is always one: there are as many as commands.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -309,7 +310,7 @@ func Reference(w io.Writer, r *cobra.Command, hidden ...string) error {
 			fmt.Fprintf(&b, "\n%s\n", strings.TrimRight(AsMarkdown(c.Long), "\n"))
 		}
 		if c.Example != "" {
-			fmt.Fprintf(&b, "\n```sh\n%s\n```\n", unindent(c.Example))
+			fmt.Fprintf(&b, "\n```sh\n%s\n```\n", indent.ReplaceAllString(c.Example, ""))
 		}
 		own := pflag.NewFlagSet("", pflag.ContinueOnError)
 		_ = c.InheritedFlags() // merges them
@@ -326,11 +327,5 @@ func Reference(w io.Writer, r *cobra.Command, hidden ...string) error {
 	return err
 }
 
-// unindent removes the two spaces of cobra's help.
-func unindent(text string) string {
-	lines := slices.Collect(strings.Lines(text))
-	for i := range lines {
-		lines[i] = strings.TrimPrefix(lines[i], "  ")
-	}
-	return strings.Join(lines, "")
-}
+// indent is that of cobra's help.
+var indent = regexp.MustCompile(`(?m)^  `)

@@ -381,6 +381,12 @@ var errNotGiven = errors.New("not given")
 
 // ask reads pieces from a node, and returns those that it did not give.
 func (s *sharing) ask(ctx context.Context, n cluster.Node, wants []cache.Want, held bool, check check) (rest []cache.Want) {
+	nodes := s.e.host.node.cluster.View().Nodes // one that owned it, or owns it in an old version, may be elsewhere by now, or gone
+	at := slices.IndexFunc(nodes, func(now cluster.Node) bool { return now.ID == n.ID })
+	if at < 0 {
+		return wants
+	}
+	n = nodes[at]
 	if _, lies := s.e.host.node.liars.Load(n.Instance); lies {
 		return wants
 	}
@@ -398,11 +404,11 @@ func (s *sharing) ask(ctx context.Context, n cluster.Node, wants []cache.Want, h
 		s.told.Store(n.Instance, terms)
 	}
 	for i, p := range pieces {
-		if p.Coded > 0 {
-			*wants[i].Coded = p.Coded
-		}
 		err := errNotGiven
 		if _, lies := s.e.host.node.liars.Load(n.Instance); p.Filled && !lies {
+			if p.Coded > 0 {
+				*wants[i].Coded = p.Coded
+			}
 			err = check(ctx, wants[i])
 		}
 		if err != nil {

@@ -23,8 +23,9 @@ import (
 
 // published is the version of a source that the nodes of a cluster read.
 type published struct {
-	Number   int64           `json:"number"` // of the listing, from 1
-	Node     string          `json:"node"`   // that listed
+	Number   int64           `json:"number"`          // of the listing, from 1
+	After    int64           `json:"after,omitempty"` // the number that the cluster had when it was begun; 0: not known
+	Node     string          `json:"node"`            // that listed
 	Version  string          `json:"version"`
 	Manifest string          `json:"manifest"` // name of its file
 	Layout   string          `json:"layout,omitempty"`
@@ -61,9 +62,8 @@ func (e *Engine) listShared(ctx context.Context, afresh bool) (*catalog.Manifest
 		return e.listAlone(ctx, err)
 	}
 	mine := e.catalog.Number(e.name)
-	// A list that was begun after the call has the second number after the one seen then, at least: the first may have been on
-	// its way.
-	if now.Number > 0 && now.Number >= mine && (!afresh || now.Number > asked.Number+1) {
+	// What was begun after something newer than the call saw was begun after the call.
+	if now.Number > 0 && now.Number >= mine && (!afresh || now.After > asked.Number) {
 		m, layout, err := e.take(ctx, now)
 		if err == nil || ctx.Err() != nil {
 			return m, layout, err
@@ -74,11 +74,12 @@ func (e *Engine) listShared(ctx context.Context, afresh bool) (*catalog.Manifest
 	if err != nil {
 		return nil, nil, err
 	}
-	publish := e.publishVersion(held, max(now.Number, mine)+1, m, layout)
+	publish := e.publishVersion(held, max(now.Number, mine)+1, now.Number, m, layout)
 	e.untold = func(served bool) {
 		defer unlock()
 		if served {
 			publish()
+			e.host.node.cluster.Look() // if that failed, versionLoop publishes it once etcd answers
 		}
 	}
 	return m, layout, nil
@@ -103,8 +104,8 @@ func (e *Engine) listAlone(ctx context.Context, cause error) (*catalog.Manifest,
 }
 
 // publishVersion gives what this node has listed its number, and returns what publishes it. If that fails, the others go on as they are.
-func (e *Engine) publishVersion(ctx context.Context, number int64, m *catalog.Manifest, layout *catalog.Layout) (publish func()) {
-	p := published{Number: number, Node: e.host.node.id, Version: m.Version(), Manifest: m.FileName(),
+func (e *Engine) publishVersion(ctx context.Context, number, after int64, m *catalog.Manifest, layout *catalog.Layout) (publish func()) {
+	p := published{Number: number, After: after, Node: e.host.node.id, Version: m.Version(), Manifest: m.FileName(),
 		Layout: layout.Version(), Prefix: m.Prefix(), Skipped: m.Skipped()}
 	b, err := json.Marshal(p)
 	err = errors.Join(err, e.catalog.SetNumber(e.name, number))
@@ -163,7 +164,7 @@ func (e *Engine) publishAgain(ctx context.Context, m *catalog.Manifest, layout *
 	defer unlock()
 	mine := max(e.catalog.Number(e.name), 1)
 	if now, err := e.clusterVersion(held); err == nil && now.Number < mine {
-		e.publishVersion(held, mine, m, layout)()
+		e.publishVersion(held, mine, 0, m, layout)()
 	}
 }
 
@@ -260,7 +261,13 @@ func (e *Engine) versionLoop(ctx context.Context) {
 		} else if p.Number < mine {
 			e.log.Warn("the cluster's etcd has an older version of the source than this node, as if it had been restored; publishing this node's",
 				"theirs", p.Version, "number", p.Number, "ours", v.manifest.Version(), "our_number", mine)
-			e.publishAgain(ctx, v.manifest, v.layout)
+			select { // the catalog's number is that of the version in force only while nobody refreshes
+			case e.refreshing <- struct{}{}:
+				v = e.cur.Load()
+				e.publishAgain(ctx, v.manifest, v.layout)
+				<-e.refreshing
+			case <-ctx.Done():
+			}
 			return
 		}
 		if p.Version == v.manifest.Version() && p.Layout == v.layout.Version() {
