@@ -167,13 +167,9 @@ func resolve(ctx context.Context, o *feedpb.Open, ds Dataset, compile Compiler, 
 		// The same samples, packed differently, are another order.
 		s.orderName += packingKey + packing
 	}
-	if from != nil && from.Dataset != ds.Version() {
-		return refuse("the state is of dataset %s, this server has %s: a state is valid for one version of a dataset only; "+
-			"serve that version, or start the epoch again without a state", from.Dataset, ds.Version())
-	}
-	if from != nil && from.Samples != 0 && from.Samples != ds.Len() {
-		return refuse("the state is of %d samples, this server has %d of the same dataset: serve it with the --samples of that time, "+
-			"or start the epoch again without a state", from.Samples, ds.Len())
+	if from != nil && (from.Dataset != ds.Version() || from.Samples != 0 && from.Samples != ds.Len()) {
+		return refuse("the state is of dataset %s, %d samples, this server has %s, %d samples: a state is valid for one version of a dataset "+
+			"and one --samples only; serve these, or start the epoch again without a state", from.Dataset, from.Samples, ds.Version(), ds.Len())
 	}
 	row := int64(64)
 	if s.transform != nil {
