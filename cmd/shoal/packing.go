@@ -58,7 +58,8 @@ func (c *packingCache) entry(k keptPacking) func() (*loader.Packed, error) {
 	if i := slices.IndexFunc(c.list, func(o keptPacking) bool {
 		return o.spec == k.spec && o.documents == k.documents && o.sizes == k.sizes
 	}); i >= 0 {
-		k, c.list = c.list[i], slices.Delete(c.list, i, i+1)
+		k = c.list[i]
+		c.list = slices.Delete(c.list, i, i+1)
 	}
 	c.list = append(c.list, k)
 	c.list = c.list[max(len(c.list)-keptPackings, 0):]
