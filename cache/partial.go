@@ -198,14 +198,13 @@ func (d *disk) keepGranule(k extentKey, buf *buffer) bool {
 func (d *disk) takeSlot() (at slot) {
 	s := &d.writer.slots
 	if s.file == nil {
-		err := s.open(d)
-		if err != nil && !errors.Is(err, errors.ErrUnsupported) {
-			d.failed("write", err, false)
-			return at
-		} else if err != nil {
+		if err := s.open(d); errors.Is(err, errors.ErrUnsupported) {
 			s.off.Store(true)
 			d.c.log.Warn("what plans of ranges read is fetched again with its extents: the disk cannot keep parts of them", "dir", d.dir, "cause", err,
 				"remedy", "put the cache on a file system that can punch holes: ext4, XFS, Btrfs, tmpfs")
+			return at
+		} else if err != nil {
+			d.failed("write", err, false)
 			return at
 		}
 	}

@@ -118,7 +118,12 @@ func (v *view) plain() bool {
 	return !v.resized && !j.Flip && !j.Turn && j.Box == all && j.Window == all
 }
 
-// resize joins the job, which has no other resize, no flip, no turn, and a window within the picture.
+// foldable reports whether a resize can join the job.
+func (v *view) foldable() bool {
+	return !v.resized && !v.job.Flip && !v.job.Turn && v.job.Window.In(image.Rectangle{Max: v.job.Size})
+}
+
+// resize requires a foldable view.
 func (v *view) resize(to image.Point, f jpeg.Filter) {
 	box := v.job.Window.Add(v.job.Box.Min)
 	v.job.Box, v.job.Size, v.job.Window, v.resized = box, to, image.Rectangle{Max: to}, true

@@ -268,7 +268,7 @@ func (p *picture) resizeTo(to image.Point, f jpeg.Filter) error {
 	if to.X < 1 || to.Y < 1 || to.X > 4*maxSide || to.Y > 4*maxSide {
 		return fmt.Errorf("%w: a picture of %v would be resized to %v, sides must lie between 1 and %d", ErrBadSample, p.size(), to, 4*maxSide)
 	}
-	if p.resized || p.job.Flip || p.job.Turn || !p.job.Window.In(image.Rectangle{Max: p.job.Size}) { // the job cannot do it, too
+	if !p.foldable() {
 		if err := p.pixels(); err != nil {
 			return err
 		}

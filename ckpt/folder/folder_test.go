@@ -854,7 +854,7 @@ func TestCheckSocket(t *testing.T) {
 	}
 }
 
-// What Look has told, and Next has not yet, is told again when it has changed since.
+// What Look has said, and Next has not yet, Next says again when it has changed since.
 func TestLookThenGone(t *testing.T) {
 	dir := t.TempDir()
 	f, err := Open(dir, options())

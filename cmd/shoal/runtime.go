@@ -1,7 +1,5 @@
 package main
 
-// What the runtimes of Go and C are told by what the daemon does.
-
 import (
 	"context"
 	"os"

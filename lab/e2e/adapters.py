@@ -32,7 +32,7 @@ import torch  # noqa: E402
 DOCUMENTS, LENGTH, SAMPLES = 33_000, 4096, 2400  # of 500 to 3,500 tokens: 130 MB; tokens of a sample
 SCRATCH = tempfile.TemporaryDirectory()  # of the libraries
 SHARDS, EACH, SAMPLE = 64, 40, 50_000  # samples of a shard, bytes of one
-ROWS = 20_000  # of 17 KB, in Arrow files of record batches of 1,000
+ROWS = 20_000  # of 17 KB, in Arrow files of record batches of 100
 
 
 def make(root):

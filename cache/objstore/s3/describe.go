@@ -89,12 +89,10 @@ func (d *description) credentials(name string) {
 		d.add("credentials", value, cmp.Or(d.variable("AWS_ACCESS_KEY_ID", "AWS_ACCESS_KEY"), d.variable("AWS_SECRET_ACCESS_KEY", "AWS_SECRET_KEY")))
 	case named != "" && d.profile.Profile == "":
 		d.add("credentials", "none: profile "+name+" is in neither of the shared files", named)
-	case named != "" && profile != "":
+	case profile != "" && (named != "" || d.getenv("AWS_WEB_IDENTITY_TOKEN_FILE") == ""):
 		d.add("credentials", profile, "profile "+name)
 	case d.getenv("AWS_WEB_IDENTITY_TOKEN_FILE") != "":
 		d.add("credentials", "web identity, role "+cmp.Or(d.getenv("AWS_ROLE_ARN"), "missing: AWS_ROLE_ARN is not set"), "env AWS_WEB_IDENTITY_TOKEN_FILE")
-	case profile != "":
-		d.add("credentials", profile, "profile "+name)
 	case chain.inContainer():
 		d.add("credentials", "role of the container", d.variable("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"))
 	case envTrue(d.getenv, "AWS_EC2_METADATA_DISABLED"):
