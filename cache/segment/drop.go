@@ -21,37 +21,47 @@ func (s *Store) DropSegment(id uint32, died func(Record, Loc)) (freed int64, err
 		s.mu.Unlock()
 		return 0, nil
 	}
-	g.dropped = true // no fsync from here on
-	s.retire(g)
-	for s.to == g {
-		s.idle.Wait()
-	}
+	s.takeOut(g) // no fsync from here on
 	s.mu.Unlock()
 
 	g.commit.Lock()
 	defer g.commit.Unlock()
 	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
+	closed := s.closed
+	s.mu.Unlock()
+	if closed {
 		return 0, nil
 	}
-	s.setSegment(id, nil)
-	t := g.tab.Load()
-	s.mu.Unlock()
+	return s.remove(g, died)
+}
 
+// takeOut makes a segment take no more appends, and waits for the one under way. The caller holds mu.
+func (s *Store) takeOut(g *segment) {
+	g.dropped = true
+	s.retire(g)
+	for s.to == g {
+		s.idle.Wait()
+	}
+}
+
+// remove deletes a segment that was taken out. The caller holds g.commit.
+func (s *Store) remove(g *segment, died func(Record, Loc)) (freed int64, err error) {
+	s.mu.Lock()
+	s.setSegment(g.id, nil)
+	s.mu.Unlock()
 	if died != nil {
-		s.visitLive(g, t, died)
+		s.visitLive(g, g.tab.Load(), died)
 	}
 	killpoint.Pass("segment.drop.told")
-	err = s.o.FS.Remove(s.path(id))
+	err = s.o.FS.Remove(s.path(g.id))
 	killpoint.Pass("segment.drop.file")
 	if s.o.Index != nil {
-		err = errors.Join(err, s.o.Index.DropSegment(id))
+		err = errors.Join(err, s.o.Index.DropSegment(g.id))
 	}
 	killpoint.Pass("segment.drop.index")
 	err = errors.Join(err, g.f.Close())
 	if err != nil {
-		err = fmt.Errorf("segment: drop segment %08d: %w", id, err)
+		err = fmt.Errorf("segment: drop segment %08d: %w", g.id, err)
 	}
 	s.mu.Lock()
 	s.give(g.end)

@@ -96,6 +96,8 @@ func faultScript(t *testing.T, op string, errno error, n int, every bool) (came 
 		got := make([]byte, len(p))
 		if err := s.ReadAt(loc, len(p), got, 0); err == nil && !bytes.Equal(got, p) {
 			t.Errorf("%s %d: wrong bytes at %v", op, n, loc)
+		} else if op == "sync" && errors.Is(err, ErrGone) {
+			delete(acked, loc)
 		} else {
 			fail("read", err)
 		}

@@ -545,7 +545,14 @@ func (s *Store) commitSegment(g *segment, retiredOnly bool) error {
 
 	err := g.f.Sync()
 	killpoint.Pass("segment.commit.file")
-	if err == nil && !dirSynced {
+	if err != nil { // the kernel may have dropped what it could not write, and tells it once
+		s.mu.Lock()
+		s.takeOut(g)
+		s.mu.Unlock()
+		_, removeErr := s.remove(g, nil)
+		return errors.Join(err, removeErr)
+	}
+	if !dirSynced {
 		err = s.o.FS.SyncDir(s.dir)
 		killpoint.Pass("segment.commit.dir")
 	}
@@ -575,7 +582,7 @@ func (s *Store) seal() {
 	defer s.sealer.Done()
 	for range s.sealC {
 		if err := s.commitAll(true); err != nil {
-			s.o.Logger.Error("cache segment not made durable; the next sync tries again", "err", err)
+			s.o.Logger.Error("cache segment not made durable; what could not be written is fetched again", "err", err)
 		}
 	}
 }
