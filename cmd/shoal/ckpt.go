@@ -190,7 +190,7 @@ func (o *ckptOptions) run(c *cobra.Command, dir, dest string) (err error) {
 	if o.admin != "" {
 		_, stop, err := prom.Listen(o.admin, carrier.Metrics(version), log)
 		if err != nil {
-			return cli.Usage(err)
+			return err
 		}
 		defer stop()
 	}

@@ -2,12 +2,15 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 
+	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/csi"
 	"github.com/shoalfs/shoal/internal/admin"
 	"github.com/shoalfs/shoal/internal/cli"
@@ -50,13 +53,17 @@ It needs a keeper (shoal keeper) at the address in SHOAL_KEEPER, which holds the
 				return err
 			}
 			o, err := ownHost(c.Context(), host)
+			for start := time.Now(); errors.Is(err, cachedir.ErrInUse) && time.Since(start) < silentPatience; { // a probe's
+				time.Sleep(50 * time.Millisecond)
+				o, err = ownHost(c.Context(), host)
+			}
 			if err != nil {
 				return err
 			}
 			if eo.admin != "" {
 				_, stop, err := prom.Listen(eo.admin, datasets{}, host.Logger)
 				if err != nil {
-					return o.closeAfter(c.Context(), cli.Usage(err))
+					return o.closeAfter(c.Context(), err)
 				}
 				defer stop()
 			}

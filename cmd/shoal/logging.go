@@ -33,6 +33,7 @@ func (o *logOptions) logger(inv *invocation) (*slog.Logger, error) {
 	}
 	log = slog.New(daemon.Warner{Handler: log.Handler(), Voice: inv.Voice})
 	if !inv.attached() {
+		daemon.Outlive()
 		slog.SetDefault(log)
 		daemon.JSON.Store(format == logs.JSON)
 	}

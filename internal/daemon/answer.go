@@ -82,7 +82,7 @@ func (a *Answers) Listen(ctx context.Context, address string) (err error) {
 	free := make(chan struct{}, a.Most)
 	a.accept.Go(func() {
 		for {
-			conn, err := a.listener.AcceptUnix()
+			conn, err := accept(a.listener)
 			if err != nil {
 				return
 			}
@@ -91,6 +91,18 @@ func (a *Answers) Listen(ctx context.Context, address string) (err error) {
 		}
 	})
 	return nil
+}
+
+// accept returns the next connection, or an error once the listener is closed.
+func accept(l *net.UnixListener) (*net.UnixConn, error) {
+	for {
+		conn, err := l.AcceptUnix()
+		if err == nil || errors.Is(err, net.ErrClosed) {
+			return conn, err
+		}
+		slog.Warn("cannot accept a connection now", "cause", err) // most likely out of descriptors: others will be closed
+		time.Sleep(beat / 10)
+	}
 }
 
 // Running is a verb that runs here without a client.

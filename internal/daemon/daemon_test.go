@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -49,6 +50,54 @@ func fakeDaemon(t *testing.T, answer func(q question, conn net.Conn)) (cacheDir 
 func list(t *testing.T, cacheDir string, out io.Writer) error {
 	return Ask(t.Context(), OfCache(cacheDir), []string{"cache", "ls"}, nil, out)
 }
+
+// A moment without descriptors does not make a daemon deaf.
+func TestAcceptWithoutDescriptors(t *testing.T) {
+	l, err := listenUnix(filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := net.Dial("unix", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	said := make(chan struct{}, 100)
+	defer slog.SetDefault(slog.Default())
+	slog.SetDefault(slog.New(slog.NewTextHandler(writerFunc(func(p []byte) (int, error) { said <- struct{}{}; return len(p), nil }), nil)))
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	none := limit
+	none.Cur = 3
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &none); err != nil {
+		t.Fatal(err)
+	}
+	accepted := make(chan error)
+	go func() {
+		conn, err := accept(l)
+		if err == nil {
+			conn.Close()
+		}
+		accepted <- err
+	}()
+	<-said
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-accepted; err != nil {
+		t.Error(err)
+	}
+	l.Close()
+	if _, err := accept(l); !errors.Is(err, net.ErrClosed) {
+		t.Error(err)
+	}
+}
+
+type writerFunc func(p []byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
 // A daemon that takes the question and says nothing: who it is, and what helps.
 func TestSilence(t *testing.T) {

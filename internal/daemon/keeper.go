@@ -65,16 +65,15 @@ func ServeKeeper(ctx context.Context, address string) error {
 		return fmt.Errorf("keeper %s: %w", address, err)
 	}
 	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
+	Outlive()
 	if err := Own.Ready(); err != nil {
 		return err
 	}
 	all := keepers{of: map[string]*kept{}}
 	for {
-		c, err := l.AcceptUnix()
-		if ctx.Err() != nil {
+		c, err := accept(l)
+		if err != nil { // ctx has ended
 			return nil
-		} else if err != nil {
-			return fmt.Errorf("keeper %s: %w", address, err)
 		}
 		go func() {
 			defer func() { _ = c.Close() }()

@@ -287,6 +287,33 @@ func TestDrainCutsOff(t *testing.T) {
 	}
 }
 
+// A daemon whose standard error nobody reads any more, as after Ctrl-C in a pipeline, serves on and ends in order.
+func TestNobodyReadsTheLog(t *testing.T) {
+	dir, paths := tree(t, 1, 2, 4<<10)
+	_, env := far(t, proxy.Options{})
+	mnt := t.TempDir()
+	cmd := exec.Command(shoalBin, "mount", bucket(t, dir), mnt, "--cache-dir", t.TempDir())
+	cmd.Env = append(os.Environ(), drains(env, "200ms")...)
+	log, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	healthy(t, mnt)
+	log.Close()
+	reader := newSteps(t, mnt)
+	reader.want("open "+paths[0], "ok")
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil { // it logs that files are open
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil || mounted(mnt) {
+		t.Errorf("the daemon ended with %v; mounted: %v", err, mounted(mnt))
+	}
+}
+
 // A cache that has more to write to a slow disk than there is time for does not hold up the end, and is in order later.
 func TestDrainOnASlowDisk(t *testing.T) {
 	dir, paths := tree(t, 1, 60, 64<<10)
