@@ -6,7 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -63,8 +63,6 @@ func fitTable(ctx context.Context, t *gpuingest.Table, ds loader.Dataset) (*gpui
 				return fitted, nil
 			}
 		}
-	} else if !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
 	}
 	comma := byte(',')
 	if strings.EqualFold(filepath.Ext(path), ".tsv") {
@@ -81,11 +79,12 @@ func fitTable(ctx context.Context, t *gpuingest.Table, ds loader.Dataset) (*gpui
 	if err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(tab.FitsDir(), 0o700); err != nil {
-		return nil, err
+	err = os.MkdirAll(tab.FitsDir(), 0o700)
+	if err == nil {
+		err = writeWhole(file, tab.SealFit(name, fit.JSON()))
 	}
-	if err := writeWhole(file, tab.SealFit(name, fit.JSON())); err != nil {
-		return nil, fmt.Errorf("cannot save the fit: %w", err)
+	if err != nil {
+		slog.Warn("a table's fit was not saved; the next session computes it again", "cause", err)
 	}
 	return t.With(fit)
 }

@@ -101,11 +101,10 @@ func (o *orderOptions) run(c *cobra.Command, text string) error {
 	case inv.mount != nil:
 		e := inv.mount.door
 		if o.paths {
-			out := bufio.NewWriterSize(c.OutOrStdout(), 1<<16)
-			if err := e.WriteOrder(out, spec, true); err != nil {
+			if err := e.WriteOrder(c.OutOrStdout(), spec, true); err != nil {
 				return cli.Usage(err)
 			}
-			return out.Flush()
+			return nil
 		}
 		return o.print(c, inv, spec, e.Dataset().Facts())
 	case o.mountpoint != "":

@@ -45,7 +45,7 @@ func (p *patient) mounts(ctx context.Context) error {
 		case <-ctx.Done():
 			dead = ctx.Err()
 		}
-		if dead != nil {
+		if dead != nil && !errors.Is(dead, unix.EACCES) { // another user's
 			p.facts.Dead = append(p.facts.Dead, m.Point)
 		} else {
 			p.facts.Live = append(p.facts.Live, m.Point)

@@ -43,7 +43,8 @@ func (s *Schema) WriteExample(out io.Writer) error {
 			continue
 		}
 		for _, u := range list {
-			if n := count(list, func(o use) bool { return o.row.Usage == u.row.Usage }); n >= 2 && len(common[name].row.Usage) < len(u.row.Usage) {
+			shared := slices.ContainsFunc(list, func(o use) bool { return o.flag != u.flag && o.row.Usage == u.row.Usage })
+			if shared && len(common[name].row.Usage) < len(u.row.Usage) {
 				common[name] = u
 			}
 		}
@@ -88,15 +89,6 @@ func (s *Schema) WriteExample(out io.Writer) error {
 	}
 	_, err := io.WriteString(out, section(s.Root, ""))
 	return err
-}
-
-func count[T any](list []T, is func(T) bool) (n int) {
-	for _, v := range list {
-		if is(v) {
-			n++
-		}
-	}
-	return n
 }
 
 // ownFlags returns the flags of a command without inherited ones.

@@ -125,13 +125,18 @@ func WriteNumbers(w io.Writer, o order.Order) error {
 	return writeLines(w, o, func(line []byte, sample int) []byte { return strconv.AppendInt(line, int64(sample), 10) })
 }
 
+// writeLines writes whole lines at once: what a daemon answers is text, and half a character of a path is none.
 func writeLines(w io.Writer, o order.Order, appendLine func(line []byte, sample int) []byte) error {
-	var line []byte
+	var lines []byte
 	for pos := range o.Len() {
-		line = appendLine(line[:0], o.At(pos))
-		if _, err := w.Write(append(line, '\n')); err != nil {
+		lines = append(appendLine(lines, o.At(pos)), '\n')
+		if len(lines) < 1<<16 && pos < o.Len()-1 {
+			continue
+		}
+		if _, err := w.Write(lines); err != nil {
 			return err
 		}
+		lines = lines[:0]
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/cache/catalog"
@@ -103,6 +104,35 @@ func TestPackedSource(t *testing.T) {
 		})
 	}
 }
+
+// Each write of an order is text: a daemon sends it as such, and would replace half a character.
+func TestOrderInWholeLines(t *testing.T) {
+	dir := t.TempDir()
+	for i := range 3000 {
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("訓練用の猫の写真_%d.jpg", i)), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e := openEngine(t, dir, t.TempDir(), "uniform:seed=1")
+	defer closeEngine(t, e)
+	var all texts
+	if err := e.WriteOrder(&all, e.order(), true); err != nil {
+		t.Fatal(err)
+	}
+	if lines := strings.Count(strings.Join(all, ""), ".jpg\n"); lines != 3000 || len(all) < 2 {
+		t.Errorf("%d lines in %d writes", lines, len(all))
+	}
+	for i, text := range all {
+		if !utf8.ValidString(text) || !strings.HasSuffix(text, "\n") {
+			t.Errorf("write %d is not whole: %.20q…", i, text)
+		}
+	}
+}
+
+// texts are what was written.
+type texts []string
+
+func (w *texts) Write(p []byte) (int, error) { *w = append(*w, string(p)); return len(p), nil }
 
 // With --shards the source keeps its name, its version and what is cached of it.
 func TestShardsStandIn(t *testing.T) {
