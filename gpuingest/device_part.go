@@ -5,8 +5,8 @@ import "strings"
 // deviceWord at the end of a SPEC requests the host's part of it: rows that a Device can finish.
 const deviceWord = "device"
 
-// cutDevice removes the word from a SPEC.
-func cutDevice(spec string) (full string, ok bool) {
+// CutDevice removes the word from a SPEC.
+func CutDevice(spec string) (full string, ok bool) {
 	i := strings.LastIndexByte(spec, '|')
 	if i < 0 || strings.TrimSpace(spec[i+1:]) != deviceWord {
 		return spec, false

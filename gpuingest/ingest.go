@@ -46,7 +46,7 @@ var families = map[string]func(p *parser, calls []call) (Ingest, error){
 
 // New compiles a SPEC of any kind. Errors are *SpecError.
 func New(spec string) (Ingest, error) {
-	if whole, ok := cutDevice(spec); ok {
+	if whole, ok := CutDevice(spec); ok {
 		if h, err := Split(whole); err != nil {
 			return nil, err
 		} else if h != nil {

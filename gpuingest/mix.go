@@ -102,9 +102,6 @@ func (m *mixing) add(p *parser, c call) error {
 	return a.err
 }
 
-// String is the canonical form.
-func (m *mixing) String() string { return m.text }
-
 // draw chooses the kind and its lambda.
 func (m *mixing) draw(r *Rand) (mixKind, float64) {
 	k := m.kinds[pick(len(m.kinds), m.weights, r)]
@@ -172,7 +169,7 @@ func (t *Mixed) Fields() []Field {
 // Make implements Ingest. The row is its own partner until Mix.
 func (t *Mixed) Make(src Sample, at Draw, row *Row) error {
 	if k := t.mix.classes; k > 0 && (row.Label < 0 || row.Label >= int64(k)) {
-		return fmt.Errorf("gpuingest: sample %d has label %d and %s makes soft labels of %d classes: raise num_classes, or omit it", at.Sample, row.Label, t.mix, k)
+		return fmt.Errorf("gpuingest: sample %d has label %d and %s makes soft labels of %d classes: raise num_classes, or omit it", at.Sample, row.Label, t.mix.text, k)
 	}
 	if err := t.Transform.Make(src, at, row); err != nil {
 		return err

@@ -179,7 +179,7 @@ func (t *Table) Make(src Sample, _ Draw, row *Row) error {
 	if t.fit == nil {
 		return fmt.Errorf("gpuingest: %s has no fit", t)
 	}
-	fields, err := splitRow(src.Data, t.fit.comma(), nil)
+	fields, err := splitRow(src.Data, t.fit.Comma[0], nil)
 	if err != nil {
 		return err
 	}
@@ -259,9 +259,9 @@ func (f *Feature) number(value string) (float64, error) {
 	}
 	switch f.Op {
 	case "minmax":
-		return (x - f.Min) / scaleOf(f.Max-f.Min), nil
+		return (x - f.Min) / cmp.Or(f.Max-f.Min, 1), nil // a constant column is 0
 	case "zscore":
-		x = (x - f.Mean) / scaleOf(f.Std)
+		x = (x - f.Mean) / cmp.Or(f.Std, 1)
 		if f.Clip > 0 {
 			x = min(max(x, -f.Clip), f.Clip)
 		}
@@ -269,14 +269,6 @@ func (f *Feature) number(value string) (float64, error) {
 		x = min(max(x, f.Low), f.High)
 	}
 	return x, nil
-}
-
-// scaleOf maps a constant column to 0.
-func scaleOf(x float64) float64 {
-	if x == 0 {
-		return 1
-	}
-	return x
 }
 
 // category is the index of a value among the sorted categories.

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 )
 
 const (
@@ -88,8 +89,6 @@ func ParseFit(b []byte) (*Fit, error) {
 	return &f, nil
 }
 
-func (f *Fit) comma() byte { return f.Comma[0] }
-
 // Fitter computes the statistics of a table, row by row, in order: the same rows give the same fit.
 type Fitter struct {
 	fit    Fit
@@ -109,6 +108,9 @@ func (t *Table) Fitter(dataset string, header []byte, comma byte) (*Fitter, erro
 	columns, err := splitRow(header, comma, nil)
 	if err != nil {
 		return nil, err
+	}
+	if !utf8.Valid(header) { // JSON would store other names
+		return nil, fmt.Errorf("the table's first row is not UTF-8: %.60q (iconv -t UTF-8 converts a table)", header)
 	}
 	f := &Fitter{stats: make([]columnStats, len(t.ops)),
 		fit: Fit{Version: fitVersion, Dataset: dataset, Spec: t.String(), Columns: columns, Comma: string(comma)}}
@@ -131,7 +133,7 @@ func (t *Table) Fitter(dataset string, header []byte, comma byte) (*Fitter, erro
 // Add adds a row. Invalid rows are counted and skipped; errors are limits of the fit.
 func (f *Fitter) Add(row []byte) error {
 	f.fit.Rows++
-	fields, err := splitRow(row, f.fit.comma(), f.fields[:0])
+	fields, err := splitRow(row, f.fit.Comma[0], f.fields[:0])
 	if err != nil || len(fields) != len(f.fit.Columns) {
 		f.fit.BadRows++
 		return nil //nolint:nilerr // a bad row is a bad sample later, by the session's policy
@@ -151,6 +153,9 @@ func (f *Fitter) Add(row []byte) error {
 			continue
 		}
 		if s.counts != nil {
+			if !utf8.ValidString(value) {
+				return fmt.Errorf("column %q has a value that is not UTF-8: %.60q (iconv -t UTF-8 converts a table)", g.Column, value)
+			}
 			if g.Count++; s.counts[value] == 0 && len(s.counts) == maxCategories {
 				return fmt.Errorf("column %q has more than %d different values", g.Column, maxCategories)
 			}

@@ -40,6 +40,21 @@ func fitRows(t testing.TB, spec, header string, rows []string) (*Table, *Fit) {
 	return fitted, parsed
 }
 
+// A fit is stored as JSON, which has no bytes that are not UTF-8: such categories would be others when they are read back.
+func TestFitOfLatin1(t *testing.T) {
+	table := newIngest(t, "table()|ordinal('city')|number('age')").(*Table)
+	if _, err := table.Fitter("v", []byte("city,age,stra\xdfe"), ','); err == nil || !strings.Contains(err.Error(), "not UTF-8") {
+		t.Errorf("the first row: %v", err)
+	}
+	f, err := table.Fitter("v", []byte("city,age"), ',')
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Add([]byte("Z\xfcrich,3")); err == nil || !strings.Contains(err.Error(), `column "city"`) || !strings.Contains(err.Error(), "not UTF-8") {
+		t.Errorf("a category: %v", err)
+	}
+}
+
 const makeTable = `
 rng = np.random.default_rng(q["seed"])
 n = 997

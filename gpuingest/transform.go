@@ -101,7 +101,7 @@ func (t *Transform) wordsText() string {
 		parts = append(parts, t.erase.text)
 	}
 	if t.mix != nil {
-		parts = append(parts, t.mix.String())
+		parts = append(parts, t.mix.text)
 	}
 	if t.v2 {
 		parts = append(parts, v2Word)

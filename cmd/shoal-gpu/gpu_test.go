@@ -505,6 +505,7 @@ func TestNoDevice(t *testing.T) {
 		{"no feed", w.lib, "", nil, 2, "address of the feed"},
 		{"no address", w.lib, "", []string{"nowhere"}, 2, "unix:///PATH"},
 		{"not here", w.lib, "", []string{"unix:///a", "--listen", "tcp://127.0.0.1:1"}, 2, "--listen"},
+		{"check of what", w.lib, "", []string{"check", "cuda:0"}, 2, "unknown command"},
 		{"works", w.lib, "", []string{"check"}, 0, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {

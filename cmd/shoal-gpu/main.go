@@ -107,7 +107,13 @@ func command() *cobra.Command {
 func deviceCommand() *cobra.Command {
 	var n int
 	c := &cobra.Command{
-		Use: "check", Short: "Tells which device there is, as JSON, or what is missing", Args: cobra.NoArgs,
+		Use: "check", Short: "Tells which device there is, as JSON, or what is missing",
+		Args: func(c *cobra.Command, args []string) error {
+			if err := cobra.NoArgs(c, args); err != nil {
+				return usageError{err}
+			}
+			return nil
+		},
 		RunE: func(*cobra.Command, []string) error {
 			d, err := cuda.Open(n)
 			if err != nil {
@@ -164,7 +170,7 @@ func serve(feed, listen, admin string, o loader.ListenOptions, number int, log *
 	}
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()
-	context.AfterFunc(ctx, func() { _ = stop() }) // its error is returned below
+	context.AfterFunc(ctx, func() { cancel(); _ = stop() }) // a second signal ends it at once; the error is returned below
 	log.Info("serving", "listen", listen, "feed", feed, "device", d.Name(), "model", d.Model(), "uuid", d.UUID())
 	return srv.Serve(l)
 }

@@ -167,9 +167,6 @@ func (r *Ring) Start(slot, buffer int, j *gpuingest.Job) error {
 		if err := r.launch(graphKey{slot, buffer, j}, l, func() error { return r.queue(l, src, dst, table, j) }); err != nil {
 			return err
 		}
-		if err := clearRows(l.stream, src, dst, j); err != nil {
-			return err
-		}
 		return fail("cuEventRecord", r.ready[buffer].Record(l.stream))
 	})
 }
@@ -254,28 +251,6 @@ func merged(list []gpuingest.Copy) []gpuingest.Copy {
 		out = append(out, c)
 	}
 	return out
-}
-
-// clearRows zeroes rows without a sample.
-func clearRows(s cu.Stream, src []byte, dst cu.DevicePtr, j *gpuingest.Job) error {
-	if j.Finish == nil {
-		return nil
-	}
-	n := j.Finish.RowBytes()
-	for from := 0; from < j.Rows; from++ {
-		to := from
-		for to < j.Rows && j.Row(src, to).Flags&gpuingest.Filled == 0 {
-			to++
-		}
-		if to > from {
-			at := dst + cu.DevicePtr(j.Target+from*n)
-			if err := cu.MemsetD8Async(at, 0, int64((to-from)*n), s); err != nil {
-				return fail("cuMemsetD8Async", err)
-			}
-			from = to
-		}
-	}
-	return nil
 }
 
 // table returns the address of the values' table on the device.

@@ -180,7 +180,6 @@ int sj_band_rows(const sj_recoded *r, int c, int band) {
 void sj_set_geometry(sj_recoded *r, const sj_jpeg *j) {
 	r->comps = j->comps;
 	r->groups = j->comps > 1 ? 2 : 1;
-	r->progressive = j->progressive;
 	r->band_mcu_rows = j->vmax > 1 ? 2 : 4;
 	r->bands = (j->mcus_h + r->band_mcu_rows - 1) / r->band_mcu_rows;
 	for (int c = 0; c < r->comps; c++) {

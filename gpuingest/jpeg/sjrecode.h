@@ -30,7 +30,7 @@ typedef struct {
 	// written as 1x1.
 	const uint8_t *head;
 	size_t head_n;
-	int progressive, comps;
+	int comps;
 	int bands, band_mcu_rows; // MCU rows of a band: 2 where an MCU is 16 rows high or more, else 4; the last may have fewer
 	struct {
 		int blocks_w, blocks_h; // whole MCUs

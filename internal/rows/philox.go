@@ -82,7 +82,7 @@ func (r *Rand) Uint64() uint64 {
 func (r *Rand) Float64() float64 { return float64(r.Uint64()>>11) * 0x1p-53 }
 
 // Uniform returns a uniform number in [lo, hi).
-func (r *Rand) Uniform(lo, hi float64) float64 { return lo + r.Float64()*(hi-lo) }
+func (r *Rand) Uniform(lo, hi float64) float64 { return lo + float64(r.Float64()*(hi-lo)) }
 
 // IntN returns a uniform integer in [0, n), without bias (Lemire: "Fast random integer generation in an interval",
 // 2019). It panics if n is not positive.

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"fmt"
+	"slices"
 
 	"google.golang.org/protobuf/proto"
 
@@ -24,6 +25,7 @@ type layout struct {
 	total  int // bytes
 	small  int // where the planes after data begin
 	job    *gpuingest.Job
+	onHost []gpuingest.Copy // of these, what trainers read in the host's memory
 }
 
 // lay lays out a batch of rows with the server's planes, whose offsets count from `at` in the slot. finish is nil
@@ -59,7 +61,11 @@ func lay(planes []*feedpb.Plane, rows, at int, finish *gpuingest.Finish) (*layou
 		if finish != nil && name == planeData {
 			l.job.Target = l.total
 		} else {
-			l.job.Copies = append(l.job.Copies, gpuingest.Copy{From: from, To: l.total, Bytes: n})
+			c := gpuingest.Copy{From: from, To: l.total, Bytes: n}
+			l.job.Copies = append(l.job.Copies, c)
+			if slices.Contains(onHost, name) {
+				l.onHost = append(l.onHost, c)
+			}
 		}
 		if len(l.planes) == 1 {
 			l.small = l.total
@@ -73,11 +79,12 @@ func lay(planes []*feedpb.Plane, rows, at int, finish *gpuingest.Finish) (*layou
 	return l, nil
 }
 
-// host copies the planes after data from the slot to dst, with the offsets of the buffer.
+// onHost are the planes that a trainer reads in the host's memory, if they come after data.
+var onHost = []string{"label", "id", "valid", "offsets"}
+
+// host copies the planes onHost from the slot to dst, with the offsets of the buffer after data.
 func (l *layout) host(dst, slot []byte) {
-	for _, c := range l.job.Copies {
-		if c.To >= l.small {
-			copy(dst[c.To-l.small:], slot[c.From:][:c.Bytes])
-		}
+	for _, c := range l.onHost {
+		copy(dst[c.To-l.small:], slot[c.From:][:c.Bytes])
 	}
 }

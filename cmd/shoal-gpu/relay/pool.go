@@ -2,6 +2,7 @@ package relay
 
 import (
 	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -200,9 +201,8 @@ func (p *pool) handOver(c *net.UnixConn) error {
 		return err
 	}
 	r := poolReply{V: handover.Version, Slots: p.count, SlotBytes: p.bufferBytes, Device: p.device, UUID: p.uuid, HostBytes: p.hostBytes}
-	a, b := hexes(ready), hexes(free)
-	for i := range a {
-		r.Events = append(r.Events, event{a[i], b[i]})
+	for i := range ready {
+		r.Events = append(r.Events, event{hex.EncodeToString(ready[i]), hex.EncodeToString(free[i])})
 	}
 	return handover.WriteReply(c, r, append(fds[:len(fds):len(fds)], int(p.host.Fd()))...)
 }

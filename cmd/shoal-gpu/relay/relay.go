@@ -15,7 +15,6 @@ package relay
 import (
 	"cmp"
 	"context"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -212,7 +211,7 @@ func (s *Server) pass(down feedpb.Feed_StreamServer, first *feedpb.ClientMessage
 	s.passed.Add(1)
 	defer s.passed.Add(-1)
 	if o := first.GetOpen(); o != nil {
-		o.Transform = whole(o.GetTransform())
+		o.Transform, _ = gpuingest.CutDevice(o.GetTransform()) // host memory needs finished rows
 		o.Device, o.Slots = "", 0
 	}
 	ctx, cancel := context.WithCancel(down.Context())
@@ -252,11 +251,3 @@ func (s *Server) pass(down feedpb.Feed_StreamServer, first *feedpb.ClientMessage
 type unserved struct{ cause error }
 
 func (e *unserved) Error() string { return e.cause.Error() }
-
-func hexes(list [][]byte) []string {
-	out := make([]string, len(list))
-	for i, b := range list {
-		out[i] = hex.EncodeToString(b)
-	}
-	return out
-}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"strings"
 	"sync"
 	"time"
 
@@ -64,7 +63,7 @@ func (s *Server) open(ctx context.Context, o *feedpb.Open, log *slog.Logger) (_ 
 	credits := o.GetCredits()
 	// Without credits the server's stream cannot end before this process has its slots.
 	o.Device, o.Slots, o.Readonly, o.Credits = "", credits+2, false, 0
-	o.Transform = whole(o.GetTransform())
+	o.Transform, _ = gpuingest.CutDevice(o.GetTransform()) // which happens here anyway
 	// The server reports errors in the transform.
 	if part, err := gpuingest.Split(o.GetTransform()); err == nil && part != nil {
 		ses.finish = part.Finish()
@@ -91,12 +90,6 @@ func (s *Server) open(ctx context.Context, o *feedpb.Open, log *slog.Logger) (_ 
 		return nil, err
 	}
 	return ses, nil
-}
-
-// whole removes the word with which a client asks a server to leave work to the device: here that happens anyway, and
-// a client in host memory needs finished rows.
-func whole(transform string) string {
-	return strings.TrimSuffix(strings.TrimRight(transform, " \t\n"), deviceWord)
 }
 
 // prepare makes ring and pool for the opened session.
@@ -132,7 +125,7 @@ func (ses *session) prepare(buffers, own int) error {
 	s.buffers.Add(int64(buffers))
 	s.bytes.Add(int64(buffers * ses.ring.BufferBytes()))
 	o.Pool, o.Planes = ses.pool.message(), ses.full.planes
-	o.Transform = strings.TrimSuffix(o.GetTransform(), deviceWord)
+	o.Transform, _ = gpuingest.CutDevice(o.GetTransform())
 	if ses.finish != nil {
 		o.Layout = ses.finish.Layout
 	}
