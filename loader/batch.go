@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -360,7 +361,7 @@ func (b *batch) finish() {
 	}
 	for i := range b.rows {
 		if bad := (*badSample)(nil); errors.As(b.rows[i].err, &bad) {
-			b.header.Bad = append(b.header.Bad, &feedpb.BadSample{Row: uint32(i), Id: uint64(bad.id), Path: bad.path, Cause: bad.err.Error()})
+			b.header.Bad = append(b.header.Bad, &feedpb.BadSample{Row: uint32(i), Id: uint64(bad.id), Path: bad.path, Cause: strings.ToValidUTF8(bad.err.Error(), "\ufffd")})
 		}
 	}
 	b.header.Valid = uint32(len(b.rows) - len(b.header.Bad))

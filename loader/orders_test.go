@@ -68,6 +68,10 @@ func TestOrdersOverFacts(t *testing.T) {
 		if !slices.Equal(rest, want[24:]) {
 			t.Errorf("%s: two ranks resume with %v\n want %v", text, rest, want[24:])
 		}
+		one := drain(t, r.open(t, &feedpb.Open{Session: "s", Order: text, Seed: 5, Epochs: 1, State: state}))
+		if !slices.Equal(one, want[24:]) {
+			t.Errorf("%s: the state's batch resumes with %v\n want %v", text, one, want[24:])
+		}
 		if spec.Batch() > 0 {
 			_, err := r.dial(t).Open(t.Context(), &feedpb.Open{Session: "s", Seed: 5, Batch: 5, Epochs: 1, State: state, Rebatch: true})
 			wantError(t, err, codes.InvalidArgument, "batches of 8", "global batch is 5")

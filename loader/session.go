@@ -157,20 +157,14 @@ func (s *session) hear(m *feedpb.ClientMessage) error {
 	switch {
 	case m.GetOpen() != nil:
 		return coded(codes.InvalidArgument, errors.New("a second Open on one stream: open another stream"))
+	case m.GetRelease() != nil && s.lease == nil:
+		return coded(codes.InvalidArgument, fmt.Errorf("release of slots %v on a stream without slots", m.GetRelease().GetSlots()))
 	case m.GetRelease() != nil:
-		return s.release(m.GetRelease().GetSlots())
+		return s.lease.release(m.GetRelease().GetSlots())
 	}
 	s.window.grant(m.GetCredit().GetN())
 	s.pass.poke()
 	return nil
-}
-
-// release takes slots back.
-func (s *session) release(slots []uint32) error {
-	if s.lease == nil {
-		return coded(codes.InvalidArgument, fmt.Errorf("release of slots %v on a stream without slots", slots))
-	}
-	return s.lease.release(slots)
 }
 
 // produce makes the batches of all epochs, and passes their rows to the readers and the batches to the sender, both

@@ -248,7 +248,11 @@ func (s *spec) resolveOrder(o *feedpb.Open, from *State) error {
 	}
 	if name == "buckets" && !strings.Contains(","+keys, ",batch=") {
 		// The session's global batch; resolveBatch compares them.
-		if global := uint64(o.GetBatch()) * uint64(max(o.GetWorld(), 1)); global > 0 {
+		global := uint64(o.GetBatch()) * uint64(max(o.GetWorld(), 1))
+		if global == 0 && from != nil {
+			global = uint64(from.Batch)
+		}
+		if global > 0 {
 			add("batch", strconv.FormatUint(global, 10))
 		}
 	}
@@ -277,7 +281,7 @@ func (s *spec) resolveOrder(o *feedpb.Open, from *State) error {
 	case s.world == 0 && (hasWorld || hasRank):
 		s.world, s.rank = spec.World(), r.First
 	case hasWorld && s.world != spec.World(), hasRank && s.rank != r.First:
-		return fmt.Errorf("order %s: the session is rank %d of %d: leave world and rank out of the order", spec, s.rank, s.world)
+		return fmt.Errorf("order %s: the session is rank %d of %d: open it with world=%d, or leave world and rank out of the order", spec, s.rank, s.world, spec.World())
 	}
 	s.world = max(s.world, 1)
 	if s.rank >= s.world {

@@ -177,9 +177,6 @@ class CheckedBatch(Batch):
                 check()
         return object.__getattribute__(self, name)
 
-    def __getattr__(self, name: str) -> Any:
-        return Batch.__getattr__(self, name)
-
 
 def _each(value: Any, f: Callable[[Any], Any], done: Dict[int, Any]) -> Any:
     """f of all arrays in value, of each once. It is no closure: one that calls itself would keep the arrays, and so their slot, until a

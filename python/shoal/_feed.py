@@ -164,7 +164,6 @@ class Feed:
         if "auto_collation" in caller.f_code.co_varnames and caller.f_locals["auto_collation"]:
             raise ValueError("a feed's batches are whole: write DataLoader(feed, batch_size=None)")
         self._linked()
-        self._resume = None
         self._iteration = iteration = _Iteration(self)
         return iteration
 
@@ -379,6 +378,7 @@ class Feed:
                     self._iteration = iteration
         finally:
             self._stats["wait_seconds"] += time.perf_counter() - start
+        self._resume = None  # not before: who asks for an iterator to look at it has taken nothing
         if kind == "end":
             self._at = self._state = value.state
             self._epoch = value.epoch + 1

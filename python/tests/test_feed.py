@@ -225,6 +225,9 @@ class State(FeedCase):
         feed.set_epoch(1)  # as a trainer's loop does, for the epoch that the state is of
         self.assertEqual(self.run_on(feed), second[3:])
         feed.load_state_dict(middle)
+        iter(feed)  # as Lightning does, to see whether it can
+        self.assertEqual(self.run_on(feed), second[3:])
+        feed.load_state_dict(middle)
         feed.set_epoch(0)
         self.assertEqual(self.run_on(feed), first)
 
