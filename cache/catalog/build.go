@@ -17,6 +17,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/segment"
 )
 
 // ControlDir is the name at the top of a mount that belongs to Shoal itself.
@@ -146,7 +147,7 @@ func (b *builder) add(o objstore.Object) error {
 	if !ok {
 		return fmt.Errorf("key %q was listed but does not begin with the prefix %q", o.Key, b.opts.Prefix)
 	}
-	if o.Size == 0 && (path == "" || strings.HasSuffix(path, "/")) {
+	if o.Size == 0 && utf8.ValidString(path) && (path == "" || strings.HasSuffix(path, "/")) {
 		b.skipped.Markers++
 		if folder := strings.TrimSuffix(path, "/"); hostile(folder) == "" {
 			b.markers = append(b.markers, strings.Clone(folder))
@@ -164,7 +165,7 @@ func (b *builder) add(o objstore.Object) error {
 	if o.ETag == "" {
 		return fmt.Errorf("object %q has no ETag, so a change could not be detected", o.Key)
 	}
-	if len(o.ETag) > math.MaxUint16 {
+	if len(o.ETag) > segment.MaxETag {
 		return fmt.Errorf("object %q has an ETag of %d bytes", o.Key, len(o.ETag))
 	}
 	if b.files.n >= math.MaxUint32-1 {

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -787,6 +788,34 @@ func TestForgetSharedSource(t *testing.T) {
 	if n, err := c.GC(); n != 1 || err != nil {
 		t.Error(n, err)
 	}
+}
+
+// A collection takes nothing from whoever writes meanwhile.
+func TestGCBesideCoding(t *testing.T) {
+	c := open(t, t.TempDir())
+	done := make(chan struct{})
+	var gc sync.WaitGroup
+	gc.Go(func() {
+		for {
+			select {
+			case <-done:
+				return
+			default:
+			}
+			if _, err := c.GC(); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	for i := range 200 {
+		if err := c.SetCoding([16]byte{1}, [][]byte{{byte(i)}}); err != nil {
+			t.Error(err)
+			break
+		}
+	}
+	close(done)
+	gc.Wait()
 }
 
 // Shards of WebDataset mostly hold files without folders. They are numbered, without labels; beside a

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/shoalfs/shoal/internal/durable"
 	"github.com/shoalfs/shoal/internal/killpoint"
 )
 
@@ -124,9 +125,11 @@ func (c *Catalog) Shuffles(id [16]byte) ([]byte, error) {
 // SetCoding stores what a codec needs for the files of a dataset that are kept coded: some KiB, the oldest first.
 // Nothing else can make it again, so it stands in a file of its own, twice.
 func (c *Catalog) SetCoding(id [16]byte, tables [][]byte) error {
+	c.mu.Lock() // GC removes temporary files
+	defer c.mu.Unlock()
 	body, err := json.Marshal(tables)
 	if err == nil {
-		err = makeDir(c.codingsDir())
+		err = durable.MakeDir(c.codingsDir())
 	}
 	if err == nil {
 		err = c.saveTwice(c.codingPath(id), codingKind, codingKind, body)

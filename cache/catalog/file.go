@@ -23,7 +23,7 @@ import (
 // key, so there is nothing to compare.
 func saveUnder(dir, name string, data []byte, what string, key *crypt.Key) (path string, err error) {
 	path = filepath.Join(dir, name)
-	if err := makeDir(dir); err != nil {
+	if err := durable.MakeDir(dir); err != nil {
 		return "", err
 	}
 	if key != nil {

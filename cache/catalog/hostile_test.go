@@ -1,12 +1,39 @@
 package catalog
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/stores"
 	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
+
+// A folder that no listing can look into, since its name is not UTF-8, is counted as one key, wherever it is.
+func TestHostileFolder(t *testing.T) {
+	root := t.TempDir()
+	for _, folder := range []string{"dog", "caf\xe9", "dog/\xe9"} {
+		if err := os.MkdirAll(filepath.Join(root, folder), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(root, folder, "1.jpg"), []byte("x"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s, _, err := stores.Open(t.Context(), root, stores.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := Build(objstore.ListParallel(t.Context(), s, "", 2, nil), BuildOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.Len() != 1 || m.Skipped().Hostile != 2 {
+		t.Errorf("%d files, skipped %+v; want the two folders whose names are not UTF-8 counted", m.Len(), m.Skipped())
+	}
+}
 
 // TestHostileKeys is the table of the package comment: what becomes of each key that a file system cannot
 // show. Whatever the class, the rest of the listing is shown, and every key that was listed is either a

@@ -9,11 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"io/fs"
 	"iter"
 	"math"
-	"os"
-	"path/filepath"
 	"slices"
 	"sort"
 	"strings"
@@ -631,21 +628,4 @@ func write(path, what string, data ...[]byte) error {
 // writeParts is write of data that comes in parts.
 func writeParts(path, what string, data iter.Seq[[]byte]) error {
 	return durable.Write(path, "catalog."+what, 0o644, data)
-}
-
-// makeDir makes a folder and its missing parents durable: it fsyncs each parent of a new one.
-func makeDir(dir string) error {
-	if _, err := os.Stat(dir); err == nil || !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	parent := filepath.Dir(dir)
-	if parent != dir {
-		if err := makeDir(parent); err != nil {
-			return err
-		}
-	}
-	if err := os.Mkdir(dir, 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	return durable.SyncDir(parent)
 }

@@ -410,6 +410,7 @@ func TestBuildErrors(t *testing.T) {
 		"other prefix":    {memstore.Listing(object("a/b")), BuildOptions{Prefix: "b/"}, []string{`"a/b"`, `"b/"`}},
 		"size":            {memstore.Listing(objstore.Object{Key: "a", Size: -1, ETag: "e"}), BuildOptions{}, []string{"size of -1"}},
 		"huge size":       {memstore.Listing(objstore.Object{Key: "a", Size: 1 << 62, ETag: "e"}), BuildOptions{}, []string{"size of 4611686018427387904"}},
+		"long ETag":       {memstore.Listing(objstore.Object{Key: "a", Size: 1, ETag: strings.Repeat("e", 1025)}), BuildOptions{}, []string{"ETag of 1025"}},
 		"listing":         {func(yield func(objstore.Object, error) bool) { yield(objstore.Object{}, listing) }, BuildOptions{}, []string{"access denied"}},
 	} {
 		t.Run(name, func(t *testing.T) {

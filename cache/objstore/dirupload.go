@@ -17,6 +17,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/shoalfs/shoal/internal/durable"
 )
 
 // nameMax is the longest name of a file on Linux, in bytes.
@@ -26,31 +28,13 @@ const nameMax = 255
 // stays on one file system.
 func createTemp(path string) (*os.File, error) {
 	folder, base := filepath.Split(path)
-	if err := makeFolder(filepath.Clean(folder)); err != nil {
+	if err := durable.MakeDir(filepath.Clean(folder)); err != nil {
 		return nil, err
 	}
 	var random [8]byte
 	_, _ = rand.Read(random[:]) // never fails
 	name := tmpPrefix + hex.EncodeToString(random[:]) + "-" + base
 	return os.OpenFile(folder+name[:min(len(name), nameMax)], os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o644)
-}
-
-// makeFolder makes a folder and its parents durably, as files are.
-func makeFolder(folder string) error {
-	if fi, err := os.Stat(folder); err == nil && fi.IsDir() {
-		return nil
-	}
-	parent := filepath.Dir(folder)
-	if parent == folder {
-		return nil
-	}
-	if err := makeFolder(parent); err != nil {
-		return err
-	}
-	if err := os.Mkdir(folder, 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	return syncFolder(parent)
 }
 
 // discardTemp removes a file of createTemp. Its errors do not matter.
@@ -75,19 +59,10 @@ func commitTemp(f *os.File, key, path string, rename func(from, to string) error
 	if err := rename(f.Name(), path); err != nil {
 		return Object{}, err
 	}
-	if err := syncFolder(filepath.Dir(path)); err != nil {
+	if err := durable.SyncDir(filepath.Dir(path)); err != nil {
 		return Object{}, err
 	}
 	return fileObject(key, fi), nil
-}
-
-func syncFolder(folder string) error {
-	f, err := os.Open(folder)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	return f.Sync()
 }
 
 // renameNew renames from to to and fails with EEXIST if to exists. A link is the oldest way to do that atomically;
@@ -183,7 +158,7 @@ func (d *Dir) Delete(ctx context.Context, key, etag string) error {
 	}
 	err = unix.Unlink(path)
 	if err == nil {
-		err = syncFolder(filepath.Dir(path))
+		err = durable.SyncDir(filepath.Dir(path))
 	} else if fi, serr := os.Lstat(path); isAbsent(err) || (serr == nil && fi.IsDir()) {
 		return nil
 	}

@@ -5,6 +5,7 @@ import (
 	"iter"
 	"strings"
 	"sync"
+	"unicode/utf8"
 
 	"golang.org/x/sync/errgroup"
 )
@@ -91,7 +92,7 @@ func (l *parallelLister) level(ctx context.Context, prefixes []string) ([]string
 	err := l.each(ctx, prefixes, func(ctx context.Context, prefix string) iter.Seq2[Object, error] {
 		return func(yield func(Object, error) bool) {
 			for o, err := range l.r.ListLevel(ctx, prefix) {
-				if err == nil && o.IsPrefix() {
+				if err == nil && o.IsPrefix() && utf8.ValidString(o.Key) { // else it cannot be listed, and is counted
 					mu.Lock()
 					below = append(below, o.Key)
 					mu.Unlock()

@@ -429,7 +429,11 @@ func (x *segmentCheck) judge() (changed bool, err error) {
 	}
 	if x.size > x.end {
 		from := x.end
-		if n := len(x.bad); n == 0 || x.bad[n-1].off < from {
+		var magic [len(voidMagic)]byte
+		_, _ = x.f.ReadAt(magic[:], from)
+		if n := len(x.bad); string(magic[:]) == voidMagic {
+			x.report.Holes++
+		} else if n == 0 || x.bad[n-1].off < from {
 			x.report.TornTails++
 			x.report.TornBytes += x.size - from
 			if err := x.found(x.path, from, fmt.Sprintf("%d bytes at the end are not a record: a crash interrupted an append", x.size-from), "cut them off", func() error {

@@ -362,14 +362,15 @@ func (s *Store) reserve(rec Record, beyond bool) (g *segment, e entry, err error
 	if g != nil {
 		return g, e, nil
 	}
+	id := s.nextID
+	s.nextID++ // whatever comes of it: its file may be left
 	s.mu.Unlock()
-	g, err = s.newSegment(s.nextID) // which only appends change
+	g, err = s.newSegment(id)
 	s.mu.Lock()
 	if err != nil {
 		s.give(grow)
 		return nil, entry{}, err
 	}
-	s.nextID++
 	s.setSegment(g.id, g)
 	s.retire(s.active)
 	s.active = g

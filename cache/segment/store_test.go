@@ -353,6 +353,15 @@ func TestVoid(t *testing.T) {
 				}
 				mustClose(t, next)
 			}
+			last := Loc(0)
+			next := mustOpen(t, "/s", o, func(_ Extent, loc Loc) { last = loc })
+			if err := next.Void(last); err != nil {
+				t.Error(err)
+			}
+			mustClose(t, next)
+			if r, err := Check("/s", CheckOptions{FS: o.FS, Index: o.Index, Key: key}); err != nil || r.Damage() != 0 || r.TornTails != 0 {
+				t.Errorf("key %v: the last record was given up, and that is damage: %+v, %v", key != nil, r, err)
+			}
 			if killed {
 				mustClose(t, s)
 			}
@@ -515,6 +524,24 @@ func TestFullDisk(t *testing.T) {
 	check()
 }
 
+// A file that was made, not written, and not removed is not in the way of the next.
+func TestFailedCreation(t *testing.T) {
+	fsys := newMemFS()
+	s := mustOpen(t, "/s", Options{FS: fsys, Logger: quiet()}, nil)
+	fsys.setFault(func(op, _ string, _ int64) error {
+		if op == "write" || op == "remove" {
+			return syscall.EIO
+		}
+		return nil
+	})
+	if _, err := s.Append(small(1, 10)); !errors.Is(err, syscall.EIO) {
+		t.Error(err)
+	}
+	fsys.setFault(nil)
+	mustAppend(t, s, 1, 10)
+	mustClose(t, s)
+}
+
 // TestFailingDisk shows errors other than those of content.
 func TestFailingDisk(t *testing.T) {
 	fsys, idx := newMemFS(), &mapIndex{}
@@ -562,10 +589,10 @@ func TestFailingDisk(t *testing.T) {
 		t.Error(err)
 	}
 	fail("")
-	fsys.files["/s/00000003.seg"].data[loc.off()+int64(loc.gap())+5] ^= 1
+	fsys.files["/s/00000005.seg"].data[loc.off()+int64(loc.gap())+5] ^= 1
 	s = mustOpen(t, "/s", o, nil)
 	defer mustClose(t, s)
-	if err := s.ReadAt(loc, len(p), make([]byte, 1), 500); !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), "segment 00000003") {
+	if err := s.ReadAt(loc, len(p), make([]byte, 1), 500); !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), "segment 00000005") {
 		t.Error(err)
 	}
 }

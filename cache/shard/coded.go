@@ -13,6 +13,8 @@ import (
 	"strings"
 	"sync"
 
+	"golang.org/x/sync/singleflight"
+
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
 )
@@ -64,6 +66,7 @@ type Restorer struct {
 	decoder Decoder
 	asIs    func() bool
 	turn    chan struct{}
+	loads   singleflight.Group // who waits for one gets its error, too: the store may be away for minutes
 
 	mu      sync.Mutex
 	shards  map[string]*codedShard // by ETag of the object, and key
@@ -81,8 +84,7 @@ func NewRestorer(r objstore.Reader, decoder Decoder, asIs func() bool) *Restorer
 
 // codedShard has the coded members of a shard, by offset.
 type codedShard struct {
-	mu     sync.Mutex
-	tar    objstore.Object // Key "": not loaded
+	tar    objstore.Object
 	coded  []codedMember
 	growth int64
 }
@@ -248,20 +250,32 @@ func (r *Restorer) shard(ctx context.Context, o objstore.Object) (*codedShard, e
 	name := o.ETag + " " + o.Key
 	r.mu.Lock()
 	t := r.shards[name]
-	if t == nil {
-		t = new(codedShard)
-		r.shards[name] = t
-	}
 	r.mu.Unlock()
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.tar.Key != "" {
+	if t != nil {
 		return t, nil
 	}
+	v, err := r.once(ctx, name, func(ctx context.Context) (any, error) { return r.load(ctx, o) })
+	t, _ = v.(*codedShard)
+	return t, err
+}
+
+// once calls load for all who ask at the same time. It goes on for the others if one of them leaves.
+func (r *Restorer) once(ctx context.Context, name string, load func(ctx context.Context) (any, error)) (any, error) {
+	loaded := r.loads.DoChan(name, func() (any, error) { return load(context.WithoutCancel(ctx)) })
+	select {
+	case l := <-loaded:
+		return l.Val, l.Err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// load reads the index of an object.
+func (r *Restorer) load(ctx context.Context, o objstore.Object) (*codedShard, error) {
 	size, tag, _ := strings.Cut(strings.TrimPrefix(o.ETag, codedTag), ":")
 	n, err := strconv.ParseInt(size, 10, 64)
 	if err == nil {
-		err = r.learn(ctx, path.Dir(o.Key))
+		_, err = r.once(ctx, path.Dir(o.Key), func(ctx context.Context) (any, error) { return nil, r.learn(ctx, path.Dir(o.Key)) })
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", o.Key, err)
@@ -277,7 +291,7 @@ func (r *Restorer) shard(ctx context.Context, o objstore.Object) (*codedShard, e
 	if err != nil {
 		return nil, fmt.Errorf("index %s: %w (restore it, or remove the set and pack again)", o.Key+indexSuffix, err)
 	}
-	t.coded = make([]codedMember, 0, ix.len())
+	t := &codedShard{tar: objstore.Object{Key: o.Key, ETag: tag, Size: n, ModTime: o.ModTime}, coded: make([]codedMember, 0, ix.len())}
 	ix.members(func(_ int, m indexMember) bool {
 		if m.stored < m.size {
 			t.coded = append(t.coded, codedMember{m.off + t.growth, m.off, int32(m.size), int32(m.stored), m.crc})
@@ -285,18 +299,21 @@ func (r *Restorer) shard(ctx context.Context, o objstore.Object) (*codedShard, e
 		}
 		return true
 	})
-	t.tar = objstore.Object{Key: o.Key, ETag: tag, Size: n, ModTime: o.ModTime}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.shards[o.ETag+" "+o.Key] = t
 	return t, nil
 }
 
 // learn makes the tables of the set in a folder known.
 func (r *Restorer) learn(ctx context.Context, folder string) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	if r.decoder == nil {
 		return errors.New("it has recoded JPEGs, and this process restores none (read it by a binary that was built with cgo)")
 	}
-	if r.learned[folder] {
+	r.mu.Lock()
+	learned := r.learned[folder]
+	r.mu.Unlock()
+	if learned {
 		return nil
 	}
 	key := strings.TrimPrefix(folder+"/"+SummaryName, "./")
@@ -315,6 +332,8 @@ func (r *Restorer) learn(ctx context.Context, folder string) error {
 	if err != nil {
 		return fmt.Errorf("the tables in %s: %w (restore it, or pack the source again into another place)", key, err)
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.learned[folder] = true
 	return nil
 }

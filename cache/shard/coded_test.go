@@ -48,6 +48,18 @@ func (s codedStore) ReadAt(ctx context.Context, o objstore.Object, p []byte, off
 
 // A set with coded members is the same dataset: any range of its shards reads as if each file were stored as it is, by one
 // request for neighbours, and it unpacks to the originals.
+// awayStore answers nothing until it is back, and then with an error.
+type awayStore struct {
+	objstore.Reader
+	came, back chan struct{}
+}
+
+func (a *awayStore) Stat(ctx context.Context, key string) (objstore.Object, error) {
+	a.came <- struct{}{}
+	<-a.back
+	return objstore.Object{}, errors.New("away")
+}
+
 func TestCodedMembers(t *testing.T) {
 	s := newStore()
 	coded := codedStore{s, map[string][]byte{}}
@@ -216,6 +228,25 @@ func TestCodedMembers(t *testing.T) {
 		err := r.ReadAt(t.Context(), objects[member.Shard], make([]byte, member.Size), member.Off)
 		if err == nil || !strings.Contains(err.Error(), "out/shard-") || !strings.Contains(err.Error(), "from a copy") {
 			t.Errorf("%s is damaged: %v", member.Path, err)
+		}
+	}
+	// While the store is away who waits for the same index waits once.
+	away := &awayStore{Reader: s, came: make(chan struct{}, 100), back: make(chan struct{})}
+	waiting := NewRestorer(away, new(halves), nil)
+	failed := make(chan error)
+	for range 8 {
+		go func() { failed <- waiting.ReadAt(t.Context(), objects[0], make([]byte, 1), 0) }()
+	}
+	<-away.came
+	left, leave := context.WithCancel(t.Context())
+	leave()
+	if err := waiting.ReadAt(left, objects[0], make([]byte, 1), 0); !errors.Is(err, context.Canceled) {
+		t.Errorf("who leaves: %v", err)
+	}
+	close(away.back)
+	for range 8 {
+		if err := <-failed; err == nil {
+			t.Error("read without the store")
 		}
 	}
 	// One damaged member among others: unpack names it.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -113,6 +114,7 @@ func (u *unpacker) run(ctx context.Context) error {
 			break
 		}
 		if !filepath.IsLocal(m.Path) || path.Clean(m.Path) != m.Path || strings.IndexByte(m.Path, 0) >= 0 || m.Path == "." ||
+			slices.ContainsFunc(strings.Split(m.Path, "/"), func(name string) bool { return len(name) > 255 }) ||
 			m.Path == unpackFolder || strings.HasPrefix(m.Path, unpackFolder+"/") {
 			u.leftOut = append(u.leftOut, fmt.Sprintf("%.300q in %s", m.Path, u.Shards[m.Shard].Key))
 			continue

@@ -333,7 +333,7 @@ func (p *places) add(m shard.Member) {
 	p.names = append(append(p.names, m.Path...), m.ETag...)
 	p.etag = append(p.etag, uint16(len(m.ETag)))
 	p.size = append(p.size, m.Size)
-	p.mtime = append(p.mtime, m.ModTime.UnixNano())
+	p.mtime = append(p.mtime, catalog.Nanos(m.ModTime))
 	p.shard = append(p.shard, uint32(m.Shard))
 	p.at = append(p.at, m.Off)
 	for x := range max(1, catalog.Extents(m.Size)) {
@@ -357,7 +357,7 @@ func (p *places) objects() iter.Seq2[objstore.Object, error] {
 				continue
 			}
 			path, etag := p.text(i)
-			if !yield(objstore.Object{Key: path, Size: p.size[i], ETag: etag, ModTime: time.Unix(0, p.mtime[i])}, nil) {
+			if !yield(objstore.Object{Key: path, Size: p.size[i], ETag: etag, ModTime: catalog.TimeOf(p.mtime[i])}, nil) {
 				return
 			}
 		}
