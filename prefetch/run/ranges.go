@@ -60,7 +60,8 @@ type rangeTable struct {
 // mostAround is how much is fetched beyond either end of a range, at most.
 const mostAround = 512 << 10
 
-// mostOpen is how many ranges that a read has reached stay in memory for further reads of them.
+// mostOpen is how many ranges that a read has reached stay in memory for further reads of them, in a small memory; in a large one up to
+// 16 times as many, in a quarter of it.
 const mostOpen = 64
 
 // mostSoon is how many positions ahead of the reader a range is read, at most, that it has not asked for: it lies beside what it wanted.
@@ -239,8 +240,9 @@ func (r *Runner) Read(v *cache.Volume, file int, off, n int64, process uint32, s
 	if r.ranged.Load() == 0 || n <= 0 {
 		return
 	}
-	follow := slices.DeleteFunc(slices.Clone(streams()), func(s *Stream) bool { return s.Ranges == nil || s.Volume != v })
+	follow := slices.Clone(streams())
 	r.event(func(*prefetch.Executor) {
+		follow = slices.DeleteFunc(follow, func(s *Stream) bool { return s.Ranges == nil || s.Volume != v || !slices.Contains(r.streams, s) })
 		try(follow, process, func(s *Stream) []int {
 			return slices.DeleteFunc(slices.Collect(s.Ranges.table.Load().touching(file, off, off+n)), func(n int) bool { return slices.Contains(s.Ranges.open, n) })
 		})
@@ -320,7 +322,7 @@ func (s *Stream) readTo(file int, off, end int64) {
 		}
 		return last
 	})
-	s.closeRanges(mostOpen)
+	s.closeRanges(min(max(mostOpen, source{s.of, s}.Share()/4), 16*mostOpen))
 	s.leaveBehind(2 * reach)
 	for _, n := range covered {
 		if r.known[n] = struct{}{}; len(reached) == 0 || reached[0].n != n { // one far ahead is reached alone

@@ -75,6 +75,12 @@ func TestRenumber(t *testing.T) {
 // rangesOf begins a stream over ranges of one large file, and returns how to read in it.
 func rangesOf(t *testing.T, size int, list []Range, do func(v *cache.Volume, r *Runner, s *Stream, read func(off, n int64))) {
 	t.Helper()
+	rangesIn(t, 16<<20, size, list, do)
+}
+
+// rangesIn is rangesOf with so much memory.
+func rangesIn(t *testing.T, memory int64, size int, list []Range, do func(v *cache.Volume, r *Runner, s *Stream, read func(off, n int64))) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		mem := memstore.New()
 		mem.PutBytes("c/tokens.bin", make([]byte, size))
@@ -82,7 +88,7 @@ func rangesOf(t *testing.T, size int, list []Range, do func(v *cache.Volume, r *
 		if err != nil {
 			t.Fatal(err)
 		}
-		c := cache.New(cache.Options{Memory: 16 << 20})
+		c := cache.New(cache.Options{Memory: memory})
 		v := c.NewVolume(cache.VolumeOptions{Manifest: m, Store: mem})
 		r := New(c)
 		ranges, numbers := NewRanges(v, list)
@@ -232,6 +238,40 @@ func TestReadsOfManyRanges(t *testing.T) {
 		}
 		if p := s.Progress(); p.Consumed != len(list) || p.Events.Jumps > 0 {
 			t.Errorf("%+v", p)
+		}
+	})
+}
+
+// A hundred readers go on in a range each, in turn: no read of a range that was begun is one that comes again.
+func TestManyOpenRanges(t *testing.T) {
+	const ranges, each, at, piece = 300, 256 << 10, 100, 32 << 10
+	var list []Range
+	for i := range ranges {
+		list = append(list, Range{0, int64(i) * each, each})
+	}
+	rangesIn(t, 512<<20, ranges*each, list, func(_ *cache.Volume, _ *Runner, s *Stream, read func(off, n int64)) {
+		for from := 0; from < ranges; from += at {
+			for off := int64(0); off < each; off += piece {
+				for i := range at {
+					synctest.Wait()
+					read(int64(from+i)*each+off, piece)
+				}
+			}
+		}
+		if p := s.Progress(); p.Consumed != ranges || p.Events.Repeats+p.Events.Jumps+p.Events.Restarts > 0 {
+			t.Errorf("%+v", p)
+		}
+	})
+}
+
+// Who leaves when a plan ends leaves nothing behind.
+func TestReadBesideTheEnd(t *testing.T) {
+	list := []Range{{0, 0, 1 << 20}, {0, 1 << 20, 1 << 20}}
+	rangesOf(t, 2<<20, list, func(v *cache.Volume, r *Runner, s *Stream, _ func(off, n int64)) {
+		synctest.Wait()
+		r.Read(v, 0, 0, 4096, 1, func() []*Stream { s.Close(); return []*Stream{s} })
+		if len(s.Ranges.open) > 0 {
+			t.Errorf("%v stay open", s.Ranges.open)
 		}
 	})
 }

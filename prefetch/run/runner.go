@@ -206,7 +206,9 @@ func (r *Runner) Opened(v *cache.Volume, file int, process uint32, streams ...*S
 			return files
 		})
 		for _, s := range streams {
-			s.heard(process, file)
+			if slices.Contains(r.streams, s) { // it has not ended meanwhile
+				s.heard(process, file)
+			}
 		}
 	})
 }

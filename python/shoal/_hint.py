@@ -749,6 +749,7 @@ class _Apart:
             placed = mounts.place(os.fspath(first[0] if isinstance(first, list) else first))
             if placed is not None:
                 self.unlocked(fcntl.flock, os.open(os.path.join(placed[0], ".shoal"), os.O_RDONLY), fcntl.LOCK_EX)
+                signal.alarm(_PATIENCE)  # the wait was for others
         except (OSError, ValueError, IndexError):  # no mount, or no file in it: found again when the plan is made
             pass
 

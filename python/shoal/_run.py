@@ -37,6 +37,7 @@ _ADAPTERS = {"datasets.arrow_dataset": "datasets", "litdata.streaming.dataset": 
 # else None. Called before each iteration; what a batch reads is asked in a copy of the process.
 READING: List[Callable[[Any], Optional[Tuple[str, Callable[[List[int]], List[Tuple[str, int, int]]]]]]] = []
 
+_iterators: Dict[int, Any] = {}  # by id of a loader: a weak reference to the latest iterator over it
 _numbers: Dict[int, int] = {}  # by id: the loaders that have iterated, numbered by their first time; 0: nothing to write for it
 _written: Dict[int, Set[Tuple[str, str]]] = {}  # by process: the mounts and names of its plans
 _of_workers: Dict[int, int] = {}  # by process: a file in which its workers, which end without notice, note their plans
@@ -228,6 +229,8 @@ def _tell(loader: Any, applies: Callable[[Any], bool]) -> None:
 
 def _begun(loader: Any, iterator: Any) -> None:
     """Has an iterator's draws, from its first one on, counted for the windows of its order."""
+    if _numbers.get(id(loader)) and hasattr(iterator, "_sampler_iter"):
+        _iterators[id(loader)] = weakref.ref(iterator)
     ahead = _aheads.get((os.getpid(), id(loader)))
     if ahead is not None and hasattr(iterator, "_sampler_iter") and "_shoal_ahead" not in iterator.__dict__:
         iterator._shoal_ahead = ahead
@@ -513,8 +516,11 @@ def _number(loader: Any) -> int:
 
 
 def _gone(loader: int) -> None:
-    """Forgets a loader. Its order may still be written, and read: by the iterator, which does not hold it."""
-    _numbers.pop(loader, None)
+    """Forgets a loader. Its order may still be written, and read: by the iterator, which does not hold it, and keeps its number."""
+    number, iterator = _numbers.pop(loader, 0), _iterators.pop(loader, lambda: None)()
+    if number and iterator is not None:
+        _numbers[-id(iterator)] = number
+        weakref.finalize(iterator, _numbers.pop, -id(iterator), None).atexit = False
     _aheads.pop((os.getpid(), loader), None)
     job = _jobs.pop((os.getpid(), loader), None)
     if job is not None and not job.done:

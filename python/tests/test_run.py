@@ -199,6 +199,24 @@ for epoch in range(2):
         for told, read in epochs:
             self.assertEqual(told, read)
 
+    def test_a_loader_that_only_its_iterator_outlives(self):
+        """Its plan is read on: another loader does not get its name, until the iterator has gone, too."""
+        told = self.trained("""
+files = Files(FILES)
+it = iter(DataLoader(files, 4, shuffle=True))
+read = next(it)
+first = plan()
+train(DataLoader(Subset(files, range(8)), 4), "default-2", 1)
+for batch in it:
+    read += batch
+epochs.append([plan(), read])
+epochs.append([first, read])
+del it
+train(DataLoader(Subset(files, range(9)), 4, shuffle=True), "default", 1)""")
+        self.assertEqual(len(told), 4)
+        for plan, read in told:
+            self.assertEqual(plan, read)
+
     def test_names(self):
         for env, name in (({"SHOAL_RUN_NAME": "mine"}, "mine"), ({"RANK": "3"}, "rank3"), ({"SHOAL_RUN_NAME": "mine", "RANK": "3"}, "mine-rank3")):
             for told, read in self.trained(f"train(DataLoader(Files(FILES), 4, shuffle=True), {name!r})", **env):
