@@ -63,7 +63,7 @@ func (l *Ledger) room(c Class) (now, most int64) {
 
 // take reserves n bytes if they fit. The lock is held.
 func (l *Ledger) take(n int64, c Class) bool {
-	if now, _ := l.room(c); n > now || c == ForBatches && l.used[c]+n > l.limit/2 {
+	if now, _ := l.room(c); n > now || c == ForBatches && l.batchesFull(n) {
 		return false
 	}
 	l.used[c] += n
@@ -72,12 +72,21 @@ func (l *Ledger) take(n int64, c Class) bool {
 	return true
 }
 
+// batchesFull reports whether n bytes more for batches have to wait for batches. The lock is held.
+func (l *Ledger) batchesFull(n int64) bool { return l.used[ForBatches]+n > l.limit/2 }
+
+// goesFirst reports whether somebody waits whom a reservation of this class would delay. The lock is held.
+func (l *Ledger) goesFirst(c Class) bool {
+	return c != ForDemand && slices.ContainsFunc(l.waiters, func(w *waiter) bool {
+		return w.class == c || w.class != ForBatches || !l.batchesFull(w.n)
+	})
+}
+
 // TryReserve reserves n bytes if possible now, and reclaims unneeded memory for that.
 func (l *Ledger) TryReserve(n int64, c Class) bool {
 	for attempt := 0; ; attempt++ {
 		l.mu.Lock()
-		// Waiters go first, except before a demand read, which nothing may overtake.
-		ok := (len(l.waiters) == 0 || c == ForDemand) && l.take(n, c)
+		ok := !l.goesFirst(c) && l.take(n, c) // nothing overtakes a demand read
 		now, most := l.room(c)
 		l.mu.Unlock()
 		if ok || attempt > 0 || n <= now || n > most && c != ForDemand {
@@ -93,18 +102,8 @@ const pressEvery = 10 * time.Millisecond
 // reserve waits until n bytes can be reserved, and calls press repeatedly meanwhile. It fails with ErrTooLarge if that is
 // impossible, or with the context's error when that ends first.
 func (l *Ledger) reserve(ctx context.Context, n int64, c Class, press func()) error {
-	l.mu.Lock()
-	most := l.limit
-	switch c {
-	case ForPrefetch:
-		most -= l.limit / 8
-	case ForBatches:
-		most = l.limit / 2
-	}
-	l.mu.Unlock()
-	if n > most {
-		return fmt.Errorf("%s: %w, of which %s can be used for this (raise --memory, or lower --batch)",
-			humanize.IBytes(uint64(n)), ErrTooLarge, humanize.IBytes(uint64(most)))
+	if err := l.tooLarge(n, c); err != nil {
+		return err
 	}
 	if l.TryReserve(n, c) {
 		return nil
@@ -127,17 +126,43 @@ func (l *Ledger) reserve(ctx context.Context, n int64, c Class, press func()) er
 			if len(w.ready) == 0 {
 				press()
 			}
-		case <-ctx.Done():
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			if len(w.ready) > 0 { // in the same moment
-				return nil
+			if err := l.tooLarge(n, c); err != nil { // the limit has fallen
+				return l.leave(w, err)
 			}
-			l.waiters = slices.DeleteFunc(l.waiters, func(o *waiter) bool { return o == w })
-			l.grant() // it may have stood before others
-			return ctx.Err()
+		case <-ctx.Done():
+			return l.leave(w, ctx.Err())
 		}
 	}
+}
+
+// tooLarge returns ErrTooLarge if n bytes can never be reserved.
+func (l *Ledger) tooLarge(n int64, c Class) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	most := l.limit
+	switch c {
+	case ForPrefetch:
+		most -= l.limit / 8
+	case ForBatches:
+		most = l.limit / 2
+	}
+	if n > most {
+		return fmt.Errorf("%s: %w, of which %s can be used for this (raise --memory, or lower --batch)",
+			humanize.IBytes(uint64(n)), ErrTooLarge, humanize.IBytes(uint64(most)))
+	}
+	return nil
+}
+
+// leave ends a wait with err, or with nil if it has got its memory in the same moment.
+func (l *Ledger) leave(w *waiter, err error) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(w.ready) > 0 {
+		return nil
+	}
+	l.waiters = slices.DeleteFunc(l.waiters, func(o *waiter) bool { return o == w })
+	l.grant() // it may have stood before others
+	return err
 }
 
 // grant serves the waiters: demand first, then in order of arrival, none overtaking one of its class. The lock is held.
@@ -160,7 +185,7 @@ func (l *Ledger) grant() {
 func (l *Ledger) missing(n int64) int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.used[ForBatches]+n > l.limit/2 {
+	if l.batchesFull(n) {
 		return 0
 	}
 	now, _ := l.room(ForBatches)

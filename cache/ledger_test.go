@@ -114,6 +114,31 @@ func TestReserveGivesUp(t *testing.T) {
 	}
 }
 
+// Batches that wait for batches delay nobody else; and who waits for what can never be is told when the limit falls.
+func TestBatchesWaitForBatches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLedger(80)
+		if !l.TryReserve(36, ForBatches) {
+			t.Fatal("the first reservation must fit")
+		}
+		ended := make(chan error)
+		go func() { ended <- l.reserve(t.Context(), 36, ForBatches, func() {}) }()
+		synctest.Wait()
+		if l.waiting() != 1 || !l.TryReserve(10, ForPrefetch) {
+			t.Errorf("%d wait, and prefetching does, too", l.waiting())
+		}
+		if l.TryReserve(1, ForBatches) {
+			t.Error("a batch overtook another")
+		}
+		if !l.Withhold(20) {
+			t.Fatal("20 of 80 are not there")
+		}
+		if err := <-ended; !errors.Is(err, ErrTooLarge) || l.waiting() > 0 {
+			t.Errorf("36 of 60, of which batches get a half: %v", err)
+		}
+	})
+}
+
 // The limit changes while others reserve.
 func TestWithholdMeanwhile(t *testing.T) {
 	l := newLedger(80)

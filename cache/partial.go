@@ -54,6 +54,8 @@ const (
 	overheadSealed = 16 // of AES-GCM
 	sealedGranule  = granuleSize + overheadSealed
 	slotSize       = (ExtentSize/granuleSize*sealedGranule + 4095) &^ 4095 // whole blocks of the file system
+	// mostParts bounds Volume.parts without slots, about: some 100 bytes each that --memory does not count.
+	mostParts = 1 << 16
 )
 
 // fetched notes granules of an extent that readers fetch. v.mu is held.
@@ -61,6 +63,15 @@ func (v *Volume) fetched(e uint32, granules uint64) {
 	p := v.parts[e]
 	p.fetched |= granules
 	v.parts[e] = p
+	tried := 0
+	for other, p := range v.parts { // any of them: if it is forgotten a granule may be fetched again
+		if tried++; tried > 4 || len(v.parts) <= mostParts {
+			break
+		}
+		if other != e && p.at == (slot{}) && !p.planned {
+			delete(v.parts, other)
+		}
+	}
 }
 
 func (v *Volume) hasSlot(e uint32) bool { return v.parts[e].at != slot{} }

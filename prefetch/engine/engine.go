@@ -116,6 +116,7 @@ type lifetime struct {
 	started    time.Time
 	users      int           // guarded by the host's lock
 	opened     chan struct{} // closed when Open ended
+	failed     atomic.Bool   // in an error
 	gone       chan struct{} // closed when the dataset was let go
 	background sync.WaitGroup
 	stop       context.CancelFunc
@@ -211,7 +212,7 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	}
 	defer func() {
 		if err = cachedir.WithRemedy(err, h.Path()); err != nil {
-			e.cur.Store(nil)
+			e.failed.Store(true) // who has got it meanwhile goes on with it
 			err = errors.Join(err, e.Close())
 		}
 		close(e.opened)
@@ -239,10 +240,14 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	if err != nil {
 		return nil, err
 	}
+	quota := e.quota.Load()
 	if err := e.openDisk(v); err != nil {
 		return nil, err
 	}
 	e.cur.Store(v)
+	if q := e.quota.Load(); q != quota { // set meanwhile
+		e.setQuota(q)
+	}
 	e.tell(true)
 	e.log.Info("dataset open", "source", source.String(), "version", m.Version()[:12], "files", m.Len(), "packed", layout != nil,
 		"samples", v.samples.Len(), "bytes", humanize.IBytes(uint64(m.Bytes())), "memory_for_data", humanize.IBytes(uint64(e.cache.Ledger().Limit())))
@@ -406,7 +411,7 @@ func (h *Host) enter(ctx context.Context, e *Engine) (*Engine, error) {
 		case <-ctx.Done():
 			return nil, errors.Join(ctx.Err(), same.Close())
 		}
-		if same.cur.Load() == nil { // it could not be opened
+		if same.failed.Load() { // it could not be opened
 			_ = same.Close()
 			continue
 		}
@@ -477,7 +482,7 @@ func (e *Engine) readQuota() error {
 	all, err := e.catalog.Datasets()
 	for _, d := range all {
 		if d.ID == e.dataset {
-			e.quota.Store(d.Quota)
+			e.quota.CompareAndSwap(0, d.Quota) // not what is set just now
 		}
 	}
 	return err
@@ -665,13 +670,19 @@ func (e *Engine) WillReadRange(m *catalog.Manifest, file int, off, n int64) {
 // Lend returns bytes of a file that are in memory, as cache.Volume.Lend does.
 func (e *Engine) Lend(m *catalog.Manifest, file int, off int64, n int) (data []byte, release func(), ok bool) {
 	e.counted.readers.read()
-	e.recoding.asFiles.Add(int64(n))
-	return e.volumeOf(m).Lend(file, off, n)
+	if data, release, ok = e.volumeOf(m).Lend(file, off, n); ok {
+		e.recoding.asFiles.Add(int64(n))
+	}
+	return data, release, ok
 }
 
 // ReadNow reads what is on disk and need not be waited for, as cache.Volume.ReadNow does.
 func (e *Engine) ReadNow(m *catalog.Manifest, file int, p []byte, off int64) bool {
-	return e.volumeOf(m).ReadNow(file, p, off)
+	ok := e.volumeOf(m).ReadNow(file, p, off)
+	if ok {
+		e.recoding.asFiles.Add(int64(len(p)))
+	}
+	return ok
 }
 
 // State says where the file's content is: on disk ("kept"), in memory ("staged"), or only in the object store

@@ -387,10 +387,33 @@ func TestWarmWithLittleMemory(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	if err := os.WriteFile(filepath.Join(dir, "large.bin"), bytes.Repeat([]byte("large"), 10<<20), 0o644); err != nil { // 50 MiB, of 36 for data
+		t.Fatal(err)
+	}
 	e := open(t, HostConfig{Options: cachedir.Options{Path: t.TempDir(), Size: 1 << 30, Memory: 112 << 20}}, Config{Source: dir, Order: spec(t, "none")})
 	defer closeEngine(t, e)
 	p, err := e.Warm(context.Background(), 1, nil, func(WarmProgress) {})
-	if err != nil || p.Kept != files || p.Full {
+	if err != nil || p.Kept != files+13 || p.Full || p.Errors > 0 {
+		t.Errorf("%+v, %v", p, err)
+	}
+}
+
+// A version that is no longer in force is not warmed on: nothing of it would be kept.
+func TestWarmOfAnotherVersion(t *testing.T) {
+	dir, paths := folder(t, 4, 100)
+	e := openEngine(t, dir, t.TempDir(), "none")
+	defer closeEngine(t, e)
+	old := e.cur.Load()
+	if err := os.WriteFile(filepath.Join(dir, "c00", "new.jpg"), []byte("new"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if changed, err := e.Refresh(context.Background()); err != nil || !changed {
+		t.Fatalf("%v, %v", changed, err)
+	}
+	if p, err := e.warmVersion(context.Background(), old, 1, nil, func(WarmProgress) {}); !errors.Is(err, errMoved) || p.FilesDone > warmReaders {
+		t.Errorf("%+v, %v", p, err)
+	}
+	if p, err := e.Warm(context.Background(), 1, nil, func(WarmProgress) {}); err != nil || p.Kept != len(paths)+1 {
 		t.Errorf("%+v, %v", p, err)
 	}
 }

@@ -19,7 +19,7 @@ func (e *Engine) Verify(ctx context.Context, progress func(done, total int)) (ca
 func (h *Host) Use(id [16]byte) (e *Engine, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if e = h.open[id]; e == nil || e.cur.Load() == nil || e.users == 0 {
+	if e = h.open[id]; e == nil || e.cur.Load() == nil || e.failed.Load() || e.users == 0 {
 		return nil, false
 	}
 	e.users++

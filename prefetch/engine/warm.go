@@ -51,7 +51,15 @@ func (e *Engine) Warm(ctx context.Context, fraction float64, list []byte, progre
 		span.Int("shoal.bytes", p.BytesDone)
 		span.End(err)
 	}()
-	v := e.cur.Load()
+	for {
+		if p, err = e.warmVersion(ctx, e.cur.Load(), fraction, list, progress); !errors.Is(err, errMoved) {
+			return p, err
+		}
+	}
+}
+
+// warmVersion is Warm of one version. It fails with errMoved once another is in force.
+func (e *Engine) warmVersion(ctx context.Context, v *view, fraction float64, list []byte, progress func(WarmProgress)) (p WarmProgress, err error) {
 	var files []uint32
 	if list != nil {
 		if files, err = parsePlan(v.manifest, list, e.orders.mountPoints()); err != nil {
@@ -61,12 +69,12 @@ func (e *Engine) Warm(ctx context.Context, fraction float64, list []byte, progre
 		admit := keepOf(v.manifest, v.layout, int64(fraction*float64(v.manifest.Bytes())), v.manifest.Size)
 		files = slices.DeleteFunc(files, func(f uint32) bool { return !admit(int(f)) })
 	}
-	w := &warming{v: v, declined: v.volume.Stats().Declined}
+	w := &warming{e: e, v: v, declined: v.volume.Stats().Declined}
 	missing, bytes := w.lacks(files, false)
 	w.of.Files, w.of.Bytes = len(missing), bytes
 	full := false
 	for pass := 0; pass < warmPasses && len(missing) > 0 && !full && w.failed.Load() == 0 && err == nil; pass++ {
-		full, err = w.pass(ctx, e, missing, progress)
+		full, err = w.pass(ctx, missing, progress)
 		missing, bytes = w.lacks(missing, true)
 		w.files.Store(int64(w.of.Files - len(missing)))
 		w.bytes.Store(w.of.Bytes - bytes)
@@ -82,6 +90,7 @@ func (e *Engine) Warm(ctx context.Context, fraction float64, list []byte, progre
 
 // warming is the reading of files that are not kept.
 type warming struct {
+	e        *Engine
 	v        *view
 	of       WarmProgress // Files and Bytes
 	declined int64        // extents declined by the disk before
@@ -93,8 +102,8 @@ type warming struct {
 	first                      atomic.Pointer[string] // what went wrong
 }
 
-// errFull says that the disk is full.
-var errFull = errors.New("full")
+// errFull says that the disk is full, errMoved that the version is no longer in force.
+var errFull, errMoved = errors.New("full"), errors.New("there is another version")
 
 // lacks returns those files that are not kept, and their bytes. With shared it is enough that other nodes keep them.
 func (w *warming) lacks(files []uint32, shared bool) (missing []uint32, bytes int64) {
@@ -109,15 +118,15 @@ func (w *warming) lacks(files []uint32, shared bool) (missing []uint32, bytes in
 }
 
 // pass reads files once, and reports whether the disk is full.
-func (w *warming) pass(ctx context.Context, e *Engine, files []uint32, progress func(WarmProgress)) (full bool, err error) {
+func (w *warming) pass(ctx context.Context, files []uint32, progress func(WarmProgress)) (full bool, err error) {
 	w.list = order.List(files)
 	w.next.Store(0)
-	o := e.orders.options("warm", w.v, once(w.list))
+	o := w.e.orders.options("warm", w.v, once(w.list))
 	o.Choose, o.Has = false, nil // it chooses the kept files itself
-	if w.s, err = e.orders.beginSession(o); err != nil {
+	if w.s, err = w.e.orders.beginSession(o); err != nil {
 		return false, err
 	}
-	defer e.orders.endSession(w.s)
+	defer w.e.orders.endSession(w.s)
 	var telling sync.WaitGroup
 	ticking, stop := context.WithCancel(context.Background())
 	telling.Go(func() {
@@ -139,7 +148,7 @@ func (w *warming) pass(ctx context.Context, e *Engine, files []uint32, progress 
 		full, err = true, nil
 	}
 	if err == nil {
-		err = e.cache.Sync()
+		err = w.e.cache.Sync()
 	}
 	return full, err
 }
@@ -157,7 +166,7 @@ func (w *warming) isFull() bool { return w.v.volume.Stats().Declined > w.decline
 func (w *warming) read(ctx context.Context) error {
 	// Files are released when they are on disk: otherwise short memory would drop them before.
 	var held []func()
-	var bytes int
+	var bytes int64
 	settle := func() error {
 		err := w.v.volume.Flush(ctx)
 		for _, release := range held {
@@ -171,21 +180,26 @@ func (w *warming) read(ctx context.Context) error {
 		if pos >= w.list.Len() {
 			return settle()
 		}
-		data, release, err := w.s.Read(ctx, pos)
+		_, release, err := w.s.ReadBy(ctx, pos, w.sample)
 		if err == nil {
 			held = append(held, release)
 		}
-		if ctx.Err() != nil {
+		switch {
+		case ctx.Err() != nil:
 			return errors.Join(ctx.Err(), settle())
-		}
-		if err != nil {
+		case w.e.cur.Load() != w.v:
+			return errors.Join(errMoved, settle())
+		case errors.Is(err, errFull):
+			return errors.Join(err, settle())
+		case err != nil:
 			w.failed.Add(1)
 			w.first.CompareAndSwap(nil, new(w.v.manifest.Path(w.list.At(pos))+": "+err.Error()))
 			continue
 		}
 		w.files.Add(1)
-		w.bytes.Add(int64(len(data)))
-		if bytes += len(data); len(held) < warmFiles && bytes < warmBytes {
+		size := w.v.manifest.Size(w.list.At(pos))
+		w.bytes.Add(size)
+		if bytes += size; len(held) < warmFiles && bytes < warmBytes {
 			continue
 		}
 		if err := settle(); err != nil {
@@ -195,6 +209,27 @@ func (w *warming) read(ctx context.Context) error {
 			return errFull
 		}
 	}
+}
+
+// sample is Volume.Sample, but brings a file that may be larger than the memory an extent at a time, and returns nothing of it.
+func (w *warming) sample(ctx context.Context, file int) (data []byte, release func(), err error) {
+	v := w.v.volume
+	if v.Extents(file) < 2 {
+		return v.Sample(ctx, file)
+	}
+	p := make([]byte, cache.ExtentSize)
+	for x := range v.Extents(file) {
+		if _, err := v.ReadAt(ctx, file, p, int64(x)*cache.ExtentSize); err != nil {
+			return nil, nil, err
+		}
+		if err := v.Flush(ctx); err != nil {
+			return nil, nil, err
+		}
+		if w.isFull() {
+			return nil, nil, errFull
+		}
+	}
+	return nil, func() {}, nil
 }
 
 // all returns the files of a version in the order in which they are read fastest.

@@ -310,15 +310,16 @@ func (s *Stream) follow(file int) {
 // Read returns the whole file at position pos of the stream's first epoch and moves its position there. The bytes are
 // valid and do not change until release.
 func (s *Stream) Read(ctx context.Context, pos int) (data []byte, release func(), err error) {
-	return s.read(ctx, pos, s.Volume.Sample)
+	return s.ReadBy(ctx, pos, s.Volume.Sample)
 }
 
 // ReadCoded is Read for a reader that knows the volume's codec, as [cache.Volume.SampleCoded] is Sample.
 func (s *Stream) ReadCoded(ctx context.Context, pos int) (data []byte, release func(), err error) {
-	return s.read(ctx, pos, s.Volume.SampleCoded)
+	return s.ReadBy(ctx, pos, s.Volume.SampleCoded)
 }
 
-func (s *Stream) read(ctx context.Context, pos int, sample func(context.Context, int) ([]byte, func(), error)) (data []byte, release func(), err error) {
+// ReadBy is Read of what sample returns for the file.
+func (s *Stream) ReadBy(ctx context.Context, pos int, sample func(context.Context, int) ([]byte, func(), error)) (data []byte, release func(), err error) {
 	file := s.first.At(pos)
 	unit := s.appendUnit(make([]int, 0, 1+len(s.Parts)), file)
 	s.runner.event(func(x *prefetch.Executor) {
