@@ -297,8 +297,11 @@ func (c *Carrier) hearAll() error {
 // hear takes news, by the queue's Hear or HearAll.
 func (c *Carrier) hear(news []folder.News, take func([]folder.News, time.Time)) {
 	for _, n := range news {
+		known := c.links.skipped[n.Path]
 		if delete(c.links.skipped, n.Path); n.State == folder.Skipped {
-			c.links.skipped[n.Path] = true
+			if c.links.skipped[n.Path] = true; !known {
+				c.Log.Warn("it is left out", "path", n.Path, "why", n.Why)
+			}
 		}
 		if f := c.q.files[n.Path]; n.State == folder.Torn && (f == nil || f.state != torn) {
 			c.Log.Warn("a file is not whole, and waits to be written again", "file", n.Path, "why", n.Why)
@@ -506,10 +509,9 @@ func (c *Carrier) make(ctx context.Context, change Change, s *send) (r result) {
 			return r
 		}
 		if copiedInParts(change) {
-			if _, r.err = c.announce(ctx, change, 0); r.err != nil {
+			if _, r.err = c.announce(ctx, change, 0); r.err != nil { // a try that failed may leave its upload
 				return r
 			}
-			r.inParts = true
 		}
 		from := objstore.Object{Key: c.key(change.From), Size: change.Print.Size, ETag: change.FromThere.ETag}
 		o, err := c.Store.Copy(ctx, from, key)
@@ -672,5 +674,5 @@ func (c *Carrier) empty(names []string) {
 // partSize is max(8 MiB, size/10,000), in whole MiB.
 func partSize(size int64) int64 {
 	const mib = 1 << 20
-	return max(leastPart, (size/10_000+mib-1)/mib*mib)
+	return max(leastPart, ((size+9_999)/10_000+mib-1)/mib*mib)
 }

@@ -95,6 +95,9 @@ func takePrefix(ctx context.Context, cfg Config, id string) (*prefixLock, error)
 	}
 }
 
+// alone reports whether nobody else may have the lock, too.
+func (l *prefixLock) alone() bool { return !l.cfg.Unordered && l.cfg.Cluster.Name == "" }
+
 // fresh reports whether nobody can have taken the lock for a dead daemon's yet.
 func (l *prefixLock) fresh() bool {
 	return l.cfg.Unordered || time.Now().UnixNano()-l.renewed.Load() < int64(lockDead)
@@ -126,7 +129,7 @@ func (l *prefixLock) keep(ctx context.Context, stop context.CancelCauseFunc) {
 			var has holder
 			if o, has, err = l.read(ctx); objstore.KindOf(err) == objstore.KindNotFound {
 				o, err = l.cfg.Store.PutNew(ctx, l.key, l.content())
-			} else if err == nil && has.ID != l.mine.ID {
+			} else if err == nil && (has.ID != l.mine.ID || l.alone() && !has.Since.Equal(l.mine.Since)) {
 				stop(fmt.Errorf("%s was taken over by host %s (pid %d, folder %s), which had not heard of this one for %s: stop one of them",
 					l.cfg.Dest, has.Host, has.PID, has.Dir, lockDead))
 				return
@@ -144,8 +147,8 @@ func (l *prefixLock) keep(ctx context.Context, stop context.CancelCauseFunc) {
 
 // release gives the lock back.
 func (l *prefixLock) release() {
-	if l.cfg.Unordered || l.cfg.Cluster.Name != "" {
-		return // others may have it, too
+	if !l.alone() {
+		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()

@@ -213,9 +213,11 @@ func (q *Queue) unpublish(f *file) {
 }
 
 // Hear takes news of the folder. What has gone counts last, so that the new name of a file is known before its old one
-// goes.
+// goes; unless it has come back.
 func (q *Queue) Hear(news []folder.News, now time.Time) {
+	end := map[string]folder.State{}
 	for _, n := range news {
+		end[n.Path] = n.State
 		switch n.State {
 		case folder.Whole:
 			q.closed(q.file(n.Path), n.Print, now)
@@ -227,7 +229,9 @@ func (q *Queue) Hear(news []folder.News, now time.Time) {
 	}
 	some := false
 	for _, n := range news {
-		if n.State == folder.Skipped {
+		if end[n.Path] != n.State {
+			continue
+		} else if n.State == folder.Skipped {
 			q.skip(n.Path)
 		} else if f := q.files[n.Path]; f != nil && n.State == folder.Gone {
 			q.gone(f)
@@ -249,6 +253,7 @@ func (q *Queue) closed(f *file, print folder.Print, now time.Time) {
 	f.state, f.print = whole, print
 	if f.there != nil && f.there.Print.SameContent(print) && f != q.busy {
 		f.owed = 0
+		delete(q.unsealed, f.path)
 		return
 	}
 	var behind []*file // last names above the folder of a last name that they had waited for

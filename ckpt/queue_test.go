@@ -308,6 +308,41 @@ func (m *model) look() {
 	m.q.HearAll(news, time.Time{})
 }
 
+// A path that goes and comes back within one batch of news is there: its last news decides.
+func TestGoneAndBack(t *testing.T) {
+	for _, remove := range []bool{false, true} {
+		q := NewQueue(isLast, remove)
+		q.HearAll(nil, time.Time{})
+		first := folder.Print{Ino: 1, Size: 10, Mtime: 1}
+		q.Hear([]folder.News{{Path: "a", State: folder.Whole, Print: first}}, time.Time{})
+		c, _ := q.Next()
+		q.Made(c, Published{Print: first, ETag: "1"})
+		moved, second := first, folder.Print{Ino: 2, Size: 10, Mtime: 2}
+		moved.Ctime = 5
+		q.Hear([]folder.News{{Path: "a", State: folder.Gone}, {Path: "b", State: folder.Whole, Print: moved}, {Path: "a", State: folder.Whole, Print: second}}, time.Time{})
+		var made []string
+		for c, ok := q.Next(); ok && len(made) < 5; c, ok = q.Next() {
+			q.Made(c, Published{Print: c.Print, ETag: "2"})
+			if !c.Put || c.Path == "a" && c.Print != second {
+				t.Errorf("remove %v: %+v", remove, c)
+			}
+			made = append(made, c.Path)
+		}
+		if !slices.Equal(made, []string{"b", "a"}) {
+			t.Errorf("remove %v: published %v, want b and a", remove, made)
+		}
+	}
+}
+
+// No file needs more than 10,000 parts.
+func TestPartSize(t *testing.T) {
+	for _, size := range []int64{1, 8 << 20, 83_886_080_000, 83_886_085_000, 5 << 40} {
+		if parts := (size + partSize(size) - 1) / partSize(size); parts > 10_000 || partSize(size)%(1<<20) != 0 {
+			t.Errorf("%d bytes: %d parts of %d", size, parts, partSize(size))
+		}
+	}
+}
+
 func TestQueueModel(t *testing.T) {
 	paths := []string{"a", "b", "last", "d/a", "d/b", "d/last", "d/e/a", "d/e/last", "f/a", "f/last"}
 	rapid.Check(t, func(t *rapid.T) {

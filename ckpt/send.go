@@ -137,7 +137,8 @@ func (c *Carrier) send(ctx context.Context, s *send, change Change) (err error) 
 	size, part := change.Print.Size, partSize(change.Print.Size)
 	if before := c.journal.uploads()[change.Path]; before.Print.SameContent(change.Print) && before.Part == part && before.ID != "" {
 		up, stored, err := c.Store.Resume(ctx, c.key(change.Path), before.ID, size, part)
-		if err != nil && objstore.KindOf(err) != objstore.KindNotFound {
+		// A store that does not tell the parts: the file is sent again.
+		if k := objstore.KindOf(err); err != nil && k != objstore.KindNotFound && k != objstore.KindDenied && k != objstore.KindInvalid {
 			return err
 		}
 		if err == nil {

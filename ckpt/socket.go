@@ -179,7 +179,7 @@ func (c *Carrier) unknown(p string) error {
 	case !fi.Mode().IsRegular():
 		return fmt.Errorf("%s is not a regular file, and is not published", p)
 	}
-	return fmt.Errorf("%s cannot be the key of an object, and is not published", p)
+	return fmt.Errorf("%s is not published: it cannot be the key of an object, or belongs to another user (the daemon's log says which)", p)
 }
 
 // Client asks the daemon that carries a folder.

@@ -137,15 +137,16 @@ func TestLockIsRenewedByOneWrite(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := &between{Layer: store}
 			cfg := Config{Dest: "there", Prefix: "p/", Store: b, Log: slog.New(slog.DiscardHandler)}
-			l, err := takePrefix(t.Context(), cfg, "1")
-			if err != nil {
-				t.Fatal(err)
-			}
+			var l *prefixLock
 			for _, before := range []func(){
 				func() { err = store.Delete(t.Context(), l.key, "") },
-				func() { _, err = put(t.Context(), store, l.key, []byte(`{"id":"1"}`)) },
+				func() { _, err = put(t.Context(), store, l.key, encode(l.mine)) },
 				func() { _, err = put(t.Context(), store, l.key, []byte(`{"id":"2","host":"other"}`)) },
+				func() { _, err = put(t.Context(), store, l.key, []byte(`{"id":"1","host":"other"}`)) }, // with a copy of this one's journal
 			} {
+				if l, err = takePrefix(t.Context(), cfg, "1"); err != nil {
+					t.Fatal(err)
+				}
 				b.before = before
 				ctx, stop := context.WithCancelCause(t.Context())
 				l.renewed.Store(0)
@@ -158,8 +159,11 @@ func TestLockIsRenewedByOneWrite(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if _, has, err := l.read(t.Context()); err != nil || has.ID == "2" != (lost != nil) || lost != nil && !strings.Contains(lost.Error(), "host other") {
+				if _, has, err := l.read(t.Context()); err != nil || has.Host == "other" != (lost != nil) || lost != nil && !strings.Contains(lost.Error(), "host other") {
 					t.Errorf("%+v, %v: %v", has, err, lost)
+				}
+				if err := store.Delete(t.Context(), l.key, ""); err != nil {
+					t.Error(err)
 				}
 			}
 		})

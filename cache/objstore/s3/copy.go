@@ -115,7 +115,7 @@ func (s *Store) Resume(ctx context.Context, key, id string, size, partSize int64
 		case err != nil && minio.ToErrorResponse(err).Code == codeNoSuchUpload:
 			return nil, 0, plan.Gone()
 		case err != nil:
-			return nil, 0, s.fail(ctx, g, "list", s.url(key), err)
+			return nil, 0, s.fail(ctx, g, "put", s.url(key), err)
 		}
 		u.whole = page.ChecksumType == crcWhole
 		for _, p := range page.ObjectParts {

@@ -36,7 +36,7 @@ const (
 	remedyToken   = "get new temporary credentials, and set AWS_SESSION_TOKEN with them"
 	remedyBucket  = "check the bucket's name, and AWS_ENDPOINT_URL (now %s)"
 	remedyRights  = "the credentials need s3:GetObject on the objects and s3:ListBucket on the bucket; where requesters pay, --store requester-pays"
-	remedyWrite   = "the credentials need s3:PutObject, s3:DeleteObject, s3:AbortMultipartUpload and s3:ListBucketMultipartUploads"
+	remedyWrite   = "the credentials need s3:PutObject, s3:DeleteObject, s3:AbortMultipartUpload, s3:ListMultipartUploadParts and s3:ListBucketMultipartUploads"
 	remedyClock   = "set this machine's clock (NTP): the store refuses signatures that are off by more than 15 minutes"
 	remedyRegion  = "set AWS_REGION to the bucket's region"
 	remedyReach   = "check AWS_ENDPOINT_URL (now %s) and that the store is up"
