@@ -73,7 +73,7 @@ func volumeOf(attributes, secrets map[string]string) (v Volume, err error) {
 		}
 	}
 	if strings.Contains(v.Flags["order"], "list:") {
-		return v, fmt.Errorf("volume attribute order is %q, which names a file of the driver (write the list to .shoal/plan in the volume)", v.Flags["order"])
+		return v, fmt.Errorf("volume attribute order is %q, which names a file of the driver (leave it out: a volume takes no list)", v.Flags["order"])
 	}
 	for _, name := range slices.Sorted(maps.Keys(secrets)) {
 		if !slices.Contains(ownSecrets, name) {

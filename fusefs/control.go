@@ -338,7 +338,7 @@ func (f *controlFolder) grow(h *controlHandle, n int) syscall.Errno {
 		if !m.Reserve(int64(want) - h.reserved) {
 			if want = n; !m.Reserve(int64(want) - h.reserved) {
 				f.log.Warn("too little memory for the written plan", "plan", h.name, "bytes", n)
-				return errnoOf(errNoMemory)
+				return syscall.ENOMEM
 			}
 		}
 		h.reserved = int64(want)
@@ -500,7 +500,7 @@ func (f *controlFolder) setAttr(index int, in *fuse.SetAttrIn, out *fuse.AttrOut
 			if errno := f.truncate(h, in.Size); errno != 0 {
 				return fuse.Status(errno)
 			}
-		case in.Size != 0:
+		case in.Size != 0: // 0 is O_TRUNC's, of an open that follows
 			return fuse.EINVAL
 		}
 	}

@@ -15,16 +15,11 @@ import (
 //	object changed or vanished       ESTALE   the mount shows a version that the store no longer has
 //	access denied                    EACCES
 //	no such control file             ENOENT
-//	no memory for it                 ENOMEM
 //	invalid, temporary, other        EIO      temporary ones were retried before they got here
 func errnoOf(err error) syscall.Errno {
 	switch {
-	case err == nil:
-		return 0
 	case errors.Is(err, context.Canceled):
 		return syscall.EINTR
-	case errors.Is(err, errNoMemory):
-		return syscall.ENOMEM
 	}
 	switch objstore.KindOf(err) {
 	case objstore.KindChanged, objstore.KindNotFound:
@@ -38,5 +33,3 @@ func errnoOf(err error) syscall.Errno {
 	}
 	return syscall.EIO
 }
-
-var errNoMemory = errors.New("the memory limit is reached")

@@ -23,7 +23,6 @@ func TestErrnoOf(t *testing.T) {
 		{nil, 0},
 		{context.Canceled, syscall.EINTR},
 		{fs.ErrNotExist, syscall.ENOENT},
-		{errNoMemory, syscall.ENOMEM},
 		{&objstore.Error{Kind: objstore.KindNotFound}, syscall.ESTALE},
 		{&objstore.Error{Kind: objstore.KindNotFound, Err: fs.ErrNotExist}, syscall.ESTALE},
 		{&objstore.Error{Kind: objstore.KindChanged}, syscall.ESTALE},

@@ -107,6 +107,12 @@ type placed struct {
 	conns *conns
 }
 
+// Write gives each piece a time of its own: an answer may begin long after its request, and go on for long.
+func (c *placed) Write(p []byte) (int, error) {
+	_ = c.SetWriteDeadline(time.Now().Add(pieceTime))
+	return c.Conn.Write(p)
+}
+
 func (c *placed) Close() error {
 	c.conns.leave(c)
 	return c.Conn.Close()

@@ -90,9 +90,8 @@ func fail(w http.ResponseWriter, r *http.Request, err error) {
 		return
 	}
 	// The rest of an upload is not read.
-	w.Header().Set("Connection", "close")
-	if r.ContentLength == 0 {
-		w.Header().Del("Connection")
+	if r.ContentLength != 0 {
+		w.Header().Set("Connection", "close")
 	}
 	body := errorBody{Code: e.code, Message: e.message, Resource: r.URL.Path, RequestID: w.Header().Get(requestIDHeader)}
 	if e == errInvalidRange {

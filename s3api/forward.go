@@ -95,7 +95,6 @@ func (p patient) Write(b []byte) (int, error) {
 	if p.of.left.Err() != nil {
 		return 0, http.ErrAbortHandler
 	}
-	_ = p.control.SetWriteDeadline(time.Now().Add(pieceTime))
 	p.stalled.Reset(2 * pieceTime)
 	n, err := p.w.Write(b)
 	if len(bytes.TrimSpace(b)) == 0 { // the origin is at work, and has its client wait

@@ -79,7 +79,6 @@ func (d *dataset) send(w http.ResponseWriter, r *http.Request, m *catalog.Manife
 	defer pieces.Put(buf)
 	control := http.NewResponseController(w)
 	write := func(p []byte) error {
-		_ = control.SetWriteDeadline(time.Now().Add(pieceTime))
 		sent, err := w.Write(p)
 		d.server.count.sent.Add(int64(sent))
 		return err
@@ -99,7 +98,12 @@ func (d *dataset) send(w http.ResponseWriter, r *http.Request, m *catalog.Manife
 		}
 		p := buf[:min(piece, end-off)]
 		lent, release, ok := d.Lend(m, file, off, len(p))
-		if ok {
+		if ok && d.server.lent.Add(1) > mostLent {
+			copy(p, lent)
+			release()
+			d.server.lent.Add(-1)
+			ok = false
+		} else if ok {
 			p = lent
 		} else if got, err := d.wait(r, m, file, p, off, speak); got < len(p) {
 			if err == nil || err == io.EOF { //nolint:errorlint // as io.ReaderAt returns it
@@ -124,6 +128,7 @@ func (d *dataset) send(w http.ResponseWriter, r *http.Request, m *catalog.Manife
 		held = append(held[:0], p[now:]...)
 		if ok {
 			release()
+			d.server.lent.Add(-1)
 		}
 		if err != nil {
 			return nil // the client left

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/url"
 	"slices"
@@ -175,5 +176,20 @@ func TestWritten(t *testing.T) {
 	defer w.begin(make([]string, maxWritten+1))()
 	if !w.has("anything") || !w.below("anything") {
 		t.Error("too many keys to know")
+	}
+}
+
+// An answer has its own time, however long its request took.
+func TestPlacedWrites(t *testing.T) {
+	a, b := net.Pipe()
+	defer a.Close()
+	c := &placed{Conn: b, conns: &conns{}}
+	defer c.Close()
+	if err := c.SetWriteDeadline(time.Now().Add(-time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	go func() { _, _ = io.Copy(io.Discard, a) }()
+	if _, err := c.Write([]byte("HTTP/1.1 200 OK")); err != nil {
+		t.Error(err)
 	}
 }

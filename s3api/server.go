@@ -31,6 +31,7 @@ const (
 	headerTime = 10 * time.Second
 	idleTime   = 2 * time.Minute
 	pieceTime  = 30 * time.Second
+	mostLent   = 16 // pieces; each holds an extent for as long as its client takes, and others are copied
 	restTime   = 5 * time.Second
 	maxRest    = 1 << 30
 )
@@ -95,6 +96,7 @@ type Server struct {
 	sets []*dataset // the longest prefixes first
 
 	readers atomic.Uint32 // connections so far
+	lent    atomic.Int32  // pieces of the cache's memory that clients are being sent
 	count   struct{ requests, errors, forwarded, sent, connections atomic.Int64 }
 	listen  atomic.Pointer[string]
 }
@@ -301,7 +303,6 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set(requestIDHeader, strings.ToUpper(hex.EncodeToString(id[:])))
 	inert(w.Header())
 	control := http.NewResponseController(w)
-	_ = control.SetWriteDeadline(time.Now().Add(pieceTime)) // in place of the last request's
 	var body *upload
 	if r.ContentLength != 0 {
 		body = &upload{ReadCloser: r.Body, control: control, asks: r.Header.Get("Expect") != ""}
@@ -314,7 +315,6 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			s.count.errors.Add(1)
 			s.log.Debug("S3 request refused", "method", r.Method, "path", r.URL.Path, "code", e.code, "cause", err)
 		}
-		_ = control.SetWriteDeadline(time.Now().Add(pieceTime))
 		fail(w, r, err)
 	}
 	if body != nil {

@@ -411,13 +411,14 @@ class _Joined:
 
 def genuine(root: str) -> bool:
     """Whether the folder .shoal in root is a mount's, or this user's own. In a folder like /tmp anybody can make one, with what he likes
-    in stats, and links to others' files in plans."""
-    at = os.lstat(os.path.join(root, ".shoal"))
-    device = b"%d:%d" % (os.major(at.st_dev), os.minor(at.st_dev))
-    if at.st_uid == os.geteuid():
-        return True
+    in stats, and links to others' files in plans. One that is not listed, and not a mount's, is seen through overlayfs, where other files
+    may lie above the mount's."""
+    device = os.lstat(root).st_dev
+    at = b"%d:%d" % (os.major(device), os.minor(device))
     with open("/proc/self/mountinfo", "rb") as mounts:
-        return any(line.split()[2] == device and b" - fuse" in line for line in mounts)
+        if any(line.split()[2] == at and b" - fuse.shoal " in line for line in mounts):
+            return True
+    return os.lstat(os.path.join(root, ".shoal")).st_uid == os.geteuid() and ".shoal" in os.listdir(root)
 
 
 class _Mounts:
