@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs missing Debian packages for building, testing and the demo. With the argument "build", only those for
 # building; with "conformance", those for the servers and clients of make conformance; with "kubernetes", what runs containers; with "release",
-# the cross compiler of make release.
+# the cross compiler of make release; with "promcheck", promtool.
 set -eu
 
 GO=${GO:-go}
@@ -12,6 +12,7 @@ case ${1:-} in
 build) ;;
 conformance) packages="python3 python3-venv maven rclone redis-server" ;;
 kubernetes) packages="etcd-server containerd containernetworking-plugins python3 python3-numpy python3-grpcio iproute2" ;;
+promcheck) packages="prometheus jq" ;;
 release) packages="gcc-aarch64-linux-gnu libc6-dev-arm64-cross" ;;
 *) packages="$packages fuse3 rsync flac chromium systemd etcd-server \
 python3 python3-numpy python3-pil python3-grpcio python3-torch python3-torchvision \
@@ -43,6 +44,7 @@ if [ -n "$missing" ]; then
 	# Debian starts these at once. The tests start their own.
 	case $missing in *etcd-server*) $sudo systemctl disable --now -q etcd 2>/dev/null || true ;; esac
 	case $missing in *redis-server*) $sudo systemctl disable --now -q redis-server 2>/dev/null || true ;; esac
+	case $missing in *" prometheus"*) $sudo systemctl disable --now -q prometheus 2>/dev/null || true ;; esac
 	case $missing in *" containerd"*) $sudo systemctl disable --now -q containerd 2>/dev/null || true ;; esac
 fi
 
