@@ -1,7 +1,5 @@
 package sim
 
-import "math"
-
 // kind is the kind of an event.
 type kind uint8
 
@@ -79,61 +77,4 @@ func (a *agenda) pop() event {
 	}
 	a.items[i] = x
 	return top
-}
-
-// queue is first in, first out, in a ring of a power of two.
-type queue struct {
-	ring     []int32
-	from, to uint
-}
-
-func (q *queue) len() int { return int(q.to - q.from) }
-
-func (q *queue) push(id int32) {
-	if q.len() == len(q.ring) {
-		larger := make([]int32, max(2*len(q.ring), 16))
-		for i := q.from; i != q.to; i++ {
-			larger[i-q.from] = q.ring[i%uint(len(q.ring))]
-		}
-		q.ring, q.from, q.to = larger, 0, q.to-q.from
-	}
-	q.ring[q.to%uint(len(q.ring))] = id
-	q.to++
-}
-
-// pop removes the first element, which must exist.
-func (q *queue) pop() int32 {
-	id := q.ring[q.from%uint(len(q.ring))]
-	q.from++
-	return id
-}
-
-// random is SplitMix64.
-type random struct {
-	state uint64
-	spare float64
-	has   bool
-}
-
-func (r *random) uint64() uint64 {
-	r.state += 0x9e3779b97f4a7c15
-	z := r.state
-	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
-	z = (z ^ z>>27) * 0x94d049bb133111eb
-	return z ^ z>>31
-}
-
-// uniform returns a number in (0,1).
-func (r *random) uniform() float64 { return (float64(r.uint64()>>11) + 0.5) / (1 << 53) }
-
-// normal returns a number of the standard normal distribution, by the method of Box and Muller.
-func (r *random) normal() float64 {
-	if r.has {
-		r.has = false
-		return r.spare
-	}
-	radius := math.Sqrt(-2 * math.Log(r.uniform()))
-	sin, cos := math.Sincos(2 * math.Pi * r.uniform())
-	r.spare, r.has = radius*sin, true
-	return radius * cos
 }

@@ -1,6 +1,10 @@
 package sim
 
-import "github.com/shoalfs/shoal/prefetch/order"
+import (
+	"math/rand/v2"
+
+	"github.com/shoalfs/shoal/prefetch/order"
+)
 
 // sharing is what the nodes of a job have in common: its order, their caches, and the near tier. One of the nodes is
 // simulated. The others do as it does, each with its part of the order, so they have read as far as it has.
@@ -52,8 +56,7 @@ func (s *simulation) whole(epoch int) order.Locator {
 func (s *simulation) owns() func(sample int) bool {
 	n, key := uint64(s.nodes()), s.key()
 	return func(sample int) bool {
-		r := random{state: ^key(sample)} // another hash than the kept set's
-		return n == 1 || r.uint64()%n == 0
+		return n == 1 || rand.NewPCG(key(sample), 0).Uint64()%n == 0 // another hash than the kept set's
 	}
 }
 
@@ -170,7 +173,7 @@ func (d dealt) Find(sample, from int) int {
 	return -1
 }
 
-// bits is a set of extents.
+// bits is a set of extents, or of positions.
 type bits []uint64
 
 func newBits(n int) bits { return make(bits, (n+63)/64) }

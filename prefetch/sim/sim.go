@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 
 	"github.com/shoalfs/shoal/prefetch"
 	"github.com/shoalfs/shoal/prefetch/order"
@@ -175,7 +176,7 @@ type simulation struct {
 	Config
 	now    float64
 	agenda agenda
-	random random
+	random *rand.Rand
 
 	store   store
 	sharing sharing
@@ -194,7 +195,7 @@ func Run(c Config) ([]Epoch, error) {
 	if err := c.check(); err != nil {
 		return nil, err
 	}
-	s := &simulation{Config: c, orders: map[int]order.Locator{}, random: random{state: c.Seed}}
+	s := &simulation{Config: c, orders: map[int]order.Locator{}, random: rand.New(rand.NewPCG(c.Seed, 0))}
 	first := s.order(0)
 	if first == nil || first.Len() == 0 {
 		return nil, errors.New("sim: the first epoch has no known order, or no samples")

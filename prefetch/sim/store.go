@@ -36,9 +36,9 @@ const (
 // wire is a line on which transfers take turns.
 type wire struct {
 	bandwidth float64
-	transfers queue
-	sending   int32 // the transfer whose turn it is; -1: none
-	grain     int64 // what it sends
+	transfers []int32 // that wait for their turn, or have begun
+	sending   int32   // the transfer whose turn it is; -1: none
+	grain     int64   // what it sends
 	turnEnds  float64
 }
 
@@ -49,11 +49,11 @@ type store struct {
 	s        *simulation
 	requests []request
 	unused   []int32
-	places   int      // in use
-	aheads   int      // of them, started as prefetches
-	waiting  [2]queue // for a place
-	cpuFree  float64  // when the serial work is free
-	rateFree float64  // when the next request may go
+	places   int        // in use
+	aheads   int        // of them, started as prefetches
+	waiting  [2][]int32 // for a place; a demand's before those ahead
+	cpuFree  float64    // when the serial work is free
+	rateFree float64    // when the next request may go
 	wires    [atPeer + 1]wire
 }
 
@@ -102,9 +102,9 @@ func (st *store) send(r request) int32 {
 		return id
 	}
 	if r.demand {
-		st.waiting[demand].push(id)
+		st.waiting[demand] = append(st.waiting[demand], id)
 	} else {
-		st.waiting[ahead].push(id)
+		st.waiting[ahead] = append(st.waiting[ahead], id)
 	}
 	st.admit()
 	return id
@@ -114,7 +114,7 @@ func (st *store) send(r request) int32 {
 func (st *store) raise(id int32) {
 	if r := &st.requests[id]; !r.demand && !r.started {
 		r.demand = true
-		st.waiting[demand].push(id)
+		st.waiting[demand] = append(st.waiting[demand], id)
 		st.admit()
 	}
 }
@@ -122,8 +122,9 @@ func (st *store) raise(id int32) {
 // admit gives places to waiting requests.
 func (st *store) admit() {
 	for q := range st.waiting {
-		for st.waiting[q].len() > 0 && st.places < st.s.Connections && (q == demand || st.aheads < max(1, st.s.Connections-st.s.Connections/8)) {
-			id := st.waiting[q].pop()
+		for len(st.waiting[q]) > 0 && st.places < st.s.Connections && (q == demand || st.aheads < max(1, st.s.Connections-st.s.Connections/8)) {
+			id := st.waiting[q][0]
+			st.waiting[q] = st.waiting[q][1:]
 			if r := &st.requests[id]; !r.started { // it may have been raised, and so be in both queues
 				r.started = true
 				st.places++
@@ -160,7 +161,7 @@ func (st *store) start(id int32) {
 		}
 		latency := s.Latency
 		if s.LatencySigma > 0 {
-			latency *= math.Exp(s.LatencySigma * s.random.normal())
+			latency *= math.Exp(s.LatencySigma * s.random.NormFloat64())
 		}
 		at += latency
 	}
@@ -174,18 +175,18 @@ func (st *store) arrived(id int32) {
 		st.came(id)
 		return
 	}
-	w.transfers.push(id)
+	w.transfers = append(w.transfers, id)
 	if w.sending < 0 {
 		st.nextTurn(w)
 	}
 }
 
 func (st *store) nextTurn(w *wire) {
-	if w.transfers.len() == 0 {
+	if len(w.transfers) == 0 {
 		w.sending = -1
 		return
 	}
-	w.sending = w.transfers.pop()
+	w.sending, w.transfers = w.transfers[0], w.transfers[1:]
 	r := &st.requests[w.sending]
 	w.grain = min(r.left, max(turn, r.bytes/turns)+head) // no turn for the head alone
 	w.turnEnds = st.s.now + float64(w.grain)/w.bandwidth
@@ -206,7 +207,7 @@ func (st *store) turnEnded(w *wire) {
 	id := w.sending
 	r := &st.requests[id]
 	if r.left -= w.grain; r.left > 0 {
-		w.transfers.push(id)
+		w.transfers = append(w.transfers, id)
 		st.nextTurn(w)
 		return
 	}

@@ -25,7 +25,7 @@ type stream struct {
 type reader struct {
 	epoch    int
 	order    order.Locator // nil if not known
-	done     []uint64      // a bit a position: it was read
+	done     bits          // the positions that were read
 	frontier int           // the first position that was not read
 	head     int           // the last position that was read, plus 1
 }
@@ -33,7 +33,7 @@ type reader struct {
 func (r *reader) Frontier() int { return r.frontier }
 func (r *reader) Head() int     { return r.head }
 
-func (r *reader) Read(pos int) bool { return r.done[pos/64]>>(pos%64)&1 != 0 }
+func (r *reader) Read(pos int) bool { return r.done.has(uint32(pos)) }
 
 func (r *reader) Unread(from, to int) (n int) {
 	for pos := from; pos < to; pos++ {
@@ -45,7 +45,7 @@ func (r *reader) Unread(from, to int) (n int) {
 }
 
 func (r *reader) mark(pos int) {
-	r.done[pos/64] |= 1 << (pos % 64)
+	r.done.set(uint32(pos))
 	r.head = max(r.head, pos+1)
 	for r.frontier < r.order.Len() && r.Read(r.frontier) {
 		r.frontier++
@@ -72,7 +72,7 @@ func (st *stream) init(s *simulation) {
 func (st *stream) reader(epoch int) *reader {
 	r := &reader{epoch: epoch, order: st.s.order(epoch)}
 	if r.order != nil {
-		r.done = make([]uint64, (r.order.Len()+63)/64)
+		r.done = newBits(r.order.Len())
 	}
 	return r
 }
