@@ -74,7 +74,7 @@ var mayImport = map[string][]string{
 	"lab/rig":                   {"lab/rig", "gpuingest/jpeg", "internal/machine", "internal/progress"},
 	"lab/rig/memstore":          {"cache/objstore"},
 	"lab/rig/testbed":           {"fusefs", "lab/rig", "lab/accelerator"},
-	"lab/bench":                 {"lab/rig", "lab/rig/testbed", "gpuingest", "gpuingest/jpeg"},
+	"lab/bench":                 {"lab/accelerator", "lab/rig", "lab/rig/testbed", "gpuingest", "gpuingest/jpeg"},
 	"lab/e2e":                   {"lab/rig"},
 	"docs/examples/consumer":    {"loader/feedclient", "loader/feedpb"},
 	"cache/crypt":               {"internal/durable"},

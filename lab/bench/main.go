@@ -10,13 +10,11 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -28,14 +26,14 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/testbed"
 )
 
-// verbs are what this program runs beside the daemons, each in a process of its own.
-var verbs = map[string]func(args []string) error{"readers": readers, "s3proxy": proxy.Main}
+// proxyVerb has this program run the proxy, which takes a process of its own.
+const proxyVerb = "s3proxy"
 
 func main() {
 	run := pairs
 	args := os.Args[1:]
-	if len(args) > 0 && verbs[args[0]] != nil {
-		run, args = verbs[args[0]], args[1:]
+	if len(args) > 0 && args[0] == proxyVerb {
+		run, args = proxy.Main, args[1:]
 	}
 	if err := run(args); err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -52,9 +50,7 @@ const (
 // bench is one run.
 type bench struct {
 	bed    *testbed.Bed
-	self   string
-	list   string // a file: paths in the order of the epoch
-	files  int
+	paths  []string // of the photographs, in the order of the epoch
 	report bytes.Buffer
 }
 
@@ -112,7 +108,8 @@ func (b *bench) prepare(ctx context.Context, dir, old, now string, count int) (b
 	if dir, err = filepath.Abs(dir); err != nil {
 		return binaries, err
 	}
-	if b.self, err = os.Executable(); err != nil {
+	self, err := os.Executable()
+	if err != nil {
 		return binaries, err
 	}
 	if now == "" {
@@ -137,14 +134,11 @@ func (b *bench) prepare(ctx context.Context, dir, old, now string, count int) (b
 	}); err != nil {
 		return binaries, err
 	}
-	if b.bed, err = testbed.Start(ctx, dir, binaries[1], b.self, "s3proxy"); err != nil {
+	if b.bed, err = testbed.Start(ctx, dir, binaries[1], self, proxyVerb); err != nil {
 		return binaries, err
 	}
 	if _, err = b.bed.Server.Upload(ctx, folder, "photos", "train", nil); err == nil {
 		_, err = b.bed.Shoal(ctx, "pack", source, shards, "--seed", "1")
-	}
-	if err == nil {
-		err = b.order(ctx, folder)
 	}
 	if err == nil {
 		err = b.bed.Far(ctx, proxy.Options{Latency: 30 * time.Millisecond, Sigma: 0.3})
@@ -153,36 +147,6 @@ func (b *bench) prepare(ctx context.Context, dir, old, now string, count int) (b
 		b.bed.Close()
 	}
 	return binaries, err
-}
-
-// order writes the photographs, in the order of the epoch, to a list.
-func (b *bench) order(ctx context.Context, folder string) error {
-	var paths []string
-	err := filepath.WalkDir(folder, func(p string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() || d.Name()[0] == '.' {
-			return err
-		}
-		rel, err := filepath.Rel(folder, p)
-		paths = append(paths, rel)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	out, err := b.bed.Shoal(ctx, "order", cold, "--n", strconv.Itoa(len(paths)))
-	if err != nil {
-		return err
-	}
-	var list strings.Builder
-	for word := range strings.FieldsSeq(out) {
-		at, err := strconv.Atoi(word)
-		if err != nil {
-			return err
-		}
-		list.WriteString(paths[at] + "\n")
-	}
-	b.list, b.files = filepath.Join(b.bed.Dir, "pairs.txt"), len(paths)
-	return os.WriteFile(b.list, []byte(list.String()), 0o644)
 }
 
 // say prints a line and adds it to the report.

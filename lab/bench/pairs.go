@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -15,6 +14,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/shoalfs/shoal/lab/accelerator"
 	"github.com/shoalfs/shoal/lab/rig/cputime"
 	"github.com/shoalfs/shoal/lab/rig/testbed"
 )
@@ -76,13 +76,18 @@ func (b *bench) run(ctx context.Context, sides [2]*side, pairs int, only []strin
 		}
 		defer func() { err = errors.Join(err, s.warm.close()) }()
 	}
+	paths, err := sides[1].bed.Shoal(ctx, "order", cold, "--mount", sides[1].warm.mnt, "--epoch", "0", "--paths")
+	if err != nil {
+		return err
+	}
+	b.paths = strings.Split(strings.TrimSuffix(paths, "\n"), "\n")
 	if err := take(ctx, sides, only, 1); err != nil { // fills the caches, and does not count
 		return err
 	}
 	if err := take(ctx, sides, only, pairs); err != nil {
 		return err
 	}
-	b.say("\n%d photographs, %d pairs. The interval is that of the median of the pairs' ratios new/old, 95%%.\n", b.files, pairs)
+	b.say("\n%d photographs, %d pairs. The interval is that of the median of the pairs' ratios new/old, 95%%.\n", len(b.paths), pairs)
 	b.say("| | files/s, old and new | ratio | interval | CPU a file, µs, old and new | ratio | interval | below %.2f |", worse)
 	b.say("| --- | ---: | ---: | --- | ---: | ---: | --- | --- |")
 	for _, what := range only {
@@ -147,13 +152,24 @@ func (d *daemon) close() error {
 	return err
 }
 
-// read reads the listed files.
+// threads read at a time, as a DataLoader's workers do.
+const threads = 8
+
+// read reads the photographs in the order of the epoch. Each thread takes the next one.
 func (d *daemon) read(ctx context.Context) (files int, err error) {
-	out, err := exec.CommandContext(ctx, d.self, "readers", d.list, d.mnt).Output()
-	if err == nil {
-		err = json.Unmarshal(out, &files)
+	photographs := accelerator.Files{Dir: d.mnt, Paths: d.paths}
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(threads)
+	for at := range d.paths {
+		g.Go(func() error {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			_, err := photographs.Read(ctx, at)
+			return err
+		})
 	}
-	return files, err
+	return len(d.paths), g.Wait()
 }
 
 // consume takes batches of 64 of the feed.
@@ -209,5 +225,5 @@ func (s *side) share(ctx context.Context, d *daemon) (int, error) {
 			return err
 		})
 	}
-	return 2 * s.files, g.Wait()
+	return 2 * len(s.paths), g.Wait()
 }
