@@ -21,84 +21,34 @@ import (
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/progress"
 	"github.com/shoalfs/shoal/internal/workload"
-	"github.com/shoalfs/shoal/lab/accelerator"
 	"github.com/shoalfs/shoal/lab/rig/testbed"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// benchOptions are the flags of the verb.
+// benchOptions are the flags of the verb. What they leave open, the workload and the machine fill in.
 type benchOptions struct {
-	mount, workDir                  string
-	batch, accelerators             int
-	sampleSize, datasetSize, memory cli.Size
-	stepTime                        time.Duration
-	scale, cached                   float64
-	workers, ahead                  int
-	epochs, steps                   int
-	order, told                     string
-	line                            lineOptions
-	connections                     int // of the daemon
-	asJSON                          bool
-}
-
-// lineOptions say how far the store of an own rig is.
-type lineOptions struct {
-	bandwidth lineSpeed
-	latency   time.Duration
-	sigma     float64
-}
-
-// lineSpeed is a flag value: 1.1x, 40MB/s or none.
-type lineSpeed struct{ testbed.Bandwidth }
-
-func (b *lineSpeed) Type() string { return "bandwidth" }
-func (b *lineSpeed) String() string {
-	switch {
-	case b.Times > 0:
-		return fmt.Sprintf("%gx", b.Times)
-	case b.Absolute > 0:
-		return humanize.Bytes(uint64(b.Absolute))
-	}
-	return "none"
-}
-
-func (b *lineSpeed) Set(text string) error {
-	if text == "none" {
-		b.Bandwidth = testbed.Bandwidth{}
-		return nil
-	}
-	if times, ok := strings.CutSuffix(text, "x"); ok {
-		v, err := strconv.ParseFloat(times, 64)
-		if err == nil && v > 0 && !math.IsInf(v, 0) {
-			b.Bandwidth = testbed.Bandwidth{Times: v}
-			return nil
-		}
-	} else if n, err := humanize.ParseBytes(strings.TrimSuffix(text, "/s")); err == nil && n > 0 && n < 1<<50 {
-		b.Bandwidth = testbed.Bandwidth{Absolute: float64(n)}
-		return nil
-	}
-	return fmt.Errorf("%q is not a bandwidth (write 1.1x, 40MB/s or none)", text)
+	testbed.Config
+	mount, workDir string
+	datasetSize    cli.Size
+	scale          float64 // the steps are this many times as long as the real ones; 0: what this machine can hold
+	shrink         float64 // the real samples are this many times as large
+	steps          int
+	asJSON         bool
 }
 
 // benchReport is what `shoal-lab bench --json` prints (docs/bench.md).
 type benchReport struct {
 	Version int `json:"version"` // of this schema
 	benchJob
-	Order        string        `json:"order"`
-	Told         string        `json:"told"`            // what the mount was told; "" for a mount that was there
-	Mount        string        `json:"mount,omitempty"` // that was there
-	Samples      int           `json:"samples"`
-	DatasetBytes int64         `json:"dataset_bytes"`
-	Cached       float64       `json:"cached"`          // part of the dataset on disk at the start
-	Demand       float64       `json:"demand"`          // B/s without a stall
-	Memory       int64         `json:"memory_for_data"` // of the daemon
-	Store        *far          `json:"store,omitempty"` // null for a mount that was there
-	Bound        float64       `json:"bound,omitempty"` // highest utilisation that the store allows
-	Busy         float64       `json:"busy,omitempty"`  // part of all cores that was busy
-	CPU          float64       `json:"cpu,omitempty"`   // part of all cores that the rig used
-	Utilisation  float64       `json:"utilisation"`     // of all epochs together
-	Rate         float64       `json:"samples_per_second"`
-	Epochs       []epochReport `json:"epochs"`
+	testbed.Result
+	Order       string        `json:"order"`
+	Told        string        `json:"told"`            // what the mount was told; "" for a mount that was there
+	Mount       string        `json:"mount,omitempty"` // that was there
+	Store       *far          `json:"store,omitempty"` // null for a mount that was there
+	Bound       float64       `json:"bound,omitempty"` // highest utilisation that the store allows
+	Utilisation float64       `json:"utilisation"`     // of all epochs together
+	Rate        float64       `json:"samples_per_second"`
+	Epochs      []epochReport `json:"epochs"`
 }
 
 // benchJob is what the accelerators did.
@@ -132,8 +82,8 @@ type epochReport struct {
 }
 
 func benchCommand() *cobra.Command {
-	o := benchOptions{datasetSize: 2 << 30}
-	o.line.bandwidth.Times = 1.1
+	o := benchOptions{datasetSize: 2 << 30, shrink: 1}
+	o.Bandwidth.Times = 1.1
 	names := workload.Names()
 	c := &cobra.Command{
 		Use:   "bench [WORKLOAD]",
@@ -157,17 +107,17 @@ rate is helped by slower steps (--scale), which is said.`,
 		Args:      cobra.MaximumNArgs(1),
 		ValidArgs: names,
 		RunE: func(c *cobra.Command, args []string) error {
-			shape, err := o.shape(c, args)
+			err := o.check(c, args)
 			if err != nil {
 				return err
 			}
-			p := progress.New(c.ErrOrStderr())
-			var r *benchReport
+			run := o.runRig
 			if o.mount != "" {
-				r, err = o.runMounted(c.Context(), shape, p)
-			} else {
-				r, err = o.runRig(c.Context(), shape, p)
+				run = o.runMounted
 			}
+			show := stages{p: progress.New(c.ErrOrStderr())}
+			r, err := run(c.Context(), show.set)
+			show.end()
 			if err != nil {
 				return err
 			}
@@ -180,32 +130,26 @@ rate is helped by slower steps (--scale), which is said.`,
 	f := c.Flags()
 	f.StringVar(&o.mount, "mount", "", "read this mount, in the order of --order, instead of an own rig")
 	f.StringVar(&o.workDir, "work-dir", "shoal-bench", "folder for objects and cache of the own rig")
-	f.IntVar(&o.accelerators, "accelerators", 1, "accelerators, which take a batch each and wait for each other")
-	f.IntVar(&o.batch, "batch", 0, "samples that one takes a step (default: the workload's)")
-	f.Var(&o.sampleSize, "sample-size", "mean size of a sample (default: the workload's)")
-	f.DurationVar(&o.stepTime, "step-time", 0, "compute time of a batch (default: the workload's)")
+	f.IntVar(&o.Job.Accelerators, "accelerators", 1, "accelerators, which take a batch each and wait for each other")
+	f.IntVar(&o.Job.Batch, "batch", 0, "samples that one takes a step (default: the workload's)")
+	f.Var((*cli.Size)(&o.Dataset.Size), "sample-size", "mean size of a sample (default: the workload's)")
+	f.DurationVar(&o.Job.Step, "step-time", 0, "compute time of a batch (default: the workload's)")
 	f.Float64Var(&o.scale, "scale", 0, "make steps this many times as long (default: 1 on a mount, else what this machine can hold)")
-	f.IntVar(&o.workers, "workers", 4, "batches that an accelerator's loader reads at a time, a DataLoader's num_workers")
-	f.IntVar(&o.ahead, "batches-ahead", 0, "batches that it keeps ready or under way (default: twice --workers)")
-	f.IntVar(&o.epochs, "epochs", 2, "epochs")
+	f.IntVar(&o.Job.Workers, "workers", 4, "batches that an accelerator's loader reads at a time, a DataLoader's num_workers")
+	f.IntVar(&o.Job.Prefetch, "batches-ahead", 0, "batches that it keeps ready or under way (default: twice --workers)")
+	f.IntVar(&o.Epochs, "epochs", 2, "epochs")
 	f.IntVar(&o.steps, "steps", 0, "steps of an epoch (default: all of a mount; of an own rig, 20 seconds, from 32 to 256)")
-	f.StringVar(&o.order, "order", "", "order in which the accelerators read (default: the mount's own; of an own rig, torch:seed=7)")
-	f.StringVar(&o.told, "told", "", "--order of the own rig's mount, such as none or auto (default: the order)")
-	f.Float64Var(&o.cached, "cached", 0, "part of the dataset that the cache may hold, and holds at the start")
-	f.Var(&o.line.bandwidth, "bandwidth", "of the store: a multiple of what the part that is not cached needs (1.1x), bytes a second (40MB/s) or none")
-	f.DurationVar(&o.line.latency, "latency", 30*time.Millisecond, "median time of the store to the first byte")
-	f.Float64Var(&o.line.sigma, "sigma", 0.3, "standard deviation of the latency's logarithm")
-	f.Var(&o.memory, "memory", "of the daemon (default: for 4 steps, at least 128MiB)")
+	f.StringVar(&o.Order, "order", "", "order in which the accelerators read (default: the mount's own; of an own rig, torch:seed=7)")
+	f.StringVar(&o.Told, "told", "", "--order of the own rig's mount, such as none or auto (default: the order)")
+	f.Float64Var(&o.Cached, "cached", 0, "part of the dataset that the cache may hold, and holds at the start")
+	f.Var(&o.Bandwidth, "bandwidth", "of the store: a multiple of what the part that is not cached needs (1.1x), bytes a second (40MB/s) or none")
+	f.DurationVar(&o.Latency, "latency", 30*time.Millisecond, "median time of the store to the first byte")
+	f.Float64Var(&o.Sigma, "sigma", 0.3, "standard deviation of the latency's logarithm")
+	f.Var((*cli.Size)(&o.Memory), "memory", "of the daemon (default: for 4 steps, at least 128MiB)")
 	f.Var(&o.datasetSize, "dataset-size", "most bytes of the own rig's dataset")
-	f.IntVar(&o.connections, "connections", 0, "of the daemon (default: its own)")
+	f.IntVar(&o.Connections, "connections", 0, "of the daemon (default: its own)")
 	f.BoolVar(&o.asJSON, "json", false, "print the versioned JSON (docs/bench.md)")
 	return c
-}
-
-// shapedJob is a shape as it will be run.
-type shapedJob struct {
-	workload.Shape
-	scale, shrink float64
 }
 
 // custom is the workload without a name.
@@ -219,47 +163,38 @@ func (r *benchReport) title() string {
 	return r.Workload + ", MLPerf-shaped, no MLPerf result"
 }
 
-// shape is what the arguments say, before anything is scaled.
-func (o *benchOptions) shape(c *cobra.Command, args []string) (s workload.Shape, err error) {
+// check fills in what the arguments leave to the workload, before anything is scaled.
+func (o *benchOptions) check(c *cobra.Command, args []string) error {
 	f := c.Flags()
+	s := workload.Shape{Name: custom}
 	if len(args) == 1 {
 		var ok bool
 		if s, ok = workload.Find(args[0]); !ok {
-			return s, cli.Usagef("there is no workload %q (see: shoal-lab bench --help)", args[0])
+			return cli.Usagef("there is no workload %q (see: shoal-lab bench --help)", args[0])
 		}
-	} else if o.batch == 0 || o.stepTime == 0 || o.sampleSize == 0 && o.mount == "" {
-		return s, cli.Usagef("name a workload, or give --batch, --sample-size and --step-time (see: shoal-lab bench --help)")
-	} else {
-		s.Name = custom
+	} else if o.Job.Batch == 0 || o.Job.Step == 0 || o.Dataset.Size == 0 && o.mount == "" {
+		return cli.Usagef("name a workload, or give --batch, --sample-size and --step-time (see: shoal-lab bench --help)")
 	}
-	if f.Changed("batch") {
-		s.Batch = o.batch
-	}
-	if f.Changed("step-time") {
-		s.Step = o.stepTime
-	}
-	if f.Changed("sample-size") {
-		s.SampleBytes = int64(o.sampleSize)
-	}
-	o.ahead = cmp.Or(o.ahead, 2*o.workers)
+	o.Job.Prefetch = cmp.Or(o.Job.Prefetch, 2*o.Job.Workers)
 	switch {
-	case s.Batch < 1 || s.Step <= 0 || s.SampleBytes < 0 || s.SampleBytes == 0 && o.mount == "":
-		return s, cli.Usagef("--batch, --sample-size and --step-time must be above 0")
-	case o.accelerators < 1 || o.workers < 1 || o.ahead < 1 || o.epochs < 1 || o.steps < 0:
-		return s, cli.Usagef("--accelerators, --workers, --batches-ahead, --epochs and --steps must be above 0")
+	case f.Changed("batch") && o.Job.Batch < 1 || f.Changed("step-time") && o.Job.Step <= 0 || f.Changed("sample-size") && o.Dataset.Size < 1:
+		return cli.Usagef("--batch, --sample-size and --step-time must be above 0")
+	case o.Job.Accelerators < 1 || o.Job.Workers < 1 || o.Job.Prefetch < 1 || o.Epochs < 1 || o.steps < 0:
+		return cli.Usagef("--accelerators, --workers, --batches-ahead, --epochs and --steps must be above 0")
 	case f.Changed("scale") && !(o.scale > 0 && o.scale <= 1e6):
-		return s, cli.Usagef("--scale %g: give a factor above 0, such as 4", o.scale)
-	case !(o.cached >= 0 && o.cached <= 1):
-		return s, cli.Usagef("--cached %g: give a part from 0 to 1", o.cached)
-	case o.line.latency < 0 || !(o.line.sigma >= 0 && o.line.sigma < 10):
-		return s, cli.Usagef("--latency and --sigma must not be negative")
+		return cli.Usagef("--scale %g: give a factor above 0, such as 4", o.scale)
+	case !(o.Cached >= 0 && o.Cached <= 1):
+		return cli.Usagef("--cached %g: give a part from 0 to 1", o.Cached)
+	case o.Latency < 0 || !(o.Sigma >= 0 && o.Sigma < 10):
+		return cli.Usagef("--latency and --sigma must not be negative")
 	}
+	o.take(s)
 	for _, own := range []string{"work-dir", "told", "cached", "bandwidth", "latency", "sigma", "memory", "dataset-size", "connections", "sample-size"} {
 		if o.mount != "" && f.Changed(own) {
-			return s, cli.Usagef("--%s is for an own rig, not for --mount", own)
+			return cli.Usagef("--%s is for an own rig, not for --mount", own)
 		}
 	}
-	for name, text := range map[string]string{"order": o.order, "told": o.told} {
+	for name, text := range map[string]string{"order": o.Order, "told": o.Told} {
 		spec, err := order.Parse(cmp.Or(text, "sequential"))
 		if err == nil {
 			err = spec.Check()
@@ -268,10 +203,17 @@ func (o *benchOptions) shape(c *cobra.Command, args []string) (s workload.Shape,
 			err = fmt.Errorf("%s is not an order to read in", text)
 		}
 		if err != nil {
-			return s, cli.Usagef("--%s: %w", name, err)
+			return cli.Usagef("--%s: %w", name, err)
 		}
 	}
-	return s, nil
+	return nil
+}
+
+// take has the accelerators do what a workload says, but for what the flags say.
+func (o *benchOptions) take(s workload.Shape) {
+	o.Dataset.Name, o.Dataset.Sigma = s.Name, s.SampleSigma
+	o.Dataset.Size = cmp.Or(o.Dataset.Size, s.SampleBytes)
+	o.Job.Batch, o.Job.Step = cmp.Or(o.Job.Batch, s.Batch), cmp.Or(o.Job.Step, s.Step)
 }
 
 // ranks adds the accelerators' ranks to an order that says nothing of ranks.
@@ -286,12 +228,8 @@ func ranks(text string, n int) (string, error) {
 	return spec.String(), err
 }
 
-func (o *benchOptions) job(w shapedJob) accelerator.Job {
-	return accelerator.Job{Accelerators: o.accelerators, Batch: w.Batch, Step: w.Step, Workers: o.workers, Prefetch: o.ahead}
-}
-
 // runMounted benches a mount that is there.
-func (o *benchOptions) runMounted(ctx context.Context, s workload.Shape, p *progress.Printer) (*benchReport, error) {
+func (o *benchOptions) runMounted(ctx context.Context, show func(stage string, done, total int)) (*benchReport, error) {
 	self, err := shoal()
 	if err != nil {
 		return nil, err
@@ -300,38 +238,30 @@ func (o *benchOptions) runMounted(ctx context.Context, s workload.Shape, p *prog
 	if err != nil {
 		return nil, err
 	}
-	if o.order == "" {
+	if o.Order == "" {
 		if spec, err := order.Parse(stats.Order.Spec); err != nil || !spec.Computed() {
 			return nil, cli.Usagef("--order: the mount has none (it has %q): give one, such as torch:seed=7", stats.Order.Spec)
 		}
-		o.order = stats.Order.Spec
+		o.Order = stats.Order.Spec
 	}
-	spec, err := order.Parse(o.order)
+	spec, err := order.Parse(o.Order)
 	if err != nil {
 		return nil, cli.Usage(err)
 	}
-	w := shapedJob{Shape: s, scale: cmp.Or(o.scale, 1), shrink: 1}
-	w.Step = time.Duration(float64(s.Step) * w.scale)
-	w.SampleBytes = stats.Bytes / int64(max(stats.Files, 1))
-	r := o.report(w)
-	r.Mount, r.Order, r.Samples, r.DatasetBytes, r.Memory = o.mount, o.order, stats.Samples, stats.Bytes, stats.Memory.Limit
-	r.Cached = stats.Kept()
-	pass := testbed.Pass{
-		Mount: o.mount, Job: o.job(w), First: max(spec.Epoch(), stats.Order.Epoch), Epochs: o.epochs, Steps: o.steps,
-		Paths: func(ctx context.Context, epoch int) ([]string, error) {
-			return testbed.Paths(ctx, self, o.mount, o.order, epoch)
-		},
-	}
-	if o.order == stats.Order.Spec && stats.Order.State == "finished" {
+	o.scale = cmp.Or(o.scale, 1)
+	o.Job.Step = time.Duration(float64(o.Job.Step) * o.scale)
+	o.Dataset.Size = stats.Bytes / int64(max(stats.Files, 1))
+	pass := testbed.Pass{Shoal: self, Mount: o.mount, Order: o.Order, Job: o.Job, First: max(spec.Epoch(), stats.Order.Epoch), Epochs: o.Epochs, Steps: o.steps}
+	if o.Order == stats.Order.Spec && stats.Order.State == "finished" {
 		pass.First++
 	}
-	show := stages{p: p}
-	defer show.end()
-	epochs, err := pass.Run(ctx, func(_, done, steps int) { show.set(testbed.Running, done, steps) })
+	epochs, err := pass.Run(ctx, func(done, steps int) { show(testbed.Running, done, steps) })
 	if err != nil {
 		return nil, err
 	}
-	r.add(epochs)
+	r := o.report(testbed.Result{Samples: stats.Samples, Bytes: stats.Bytes, Kept: stats.Kept(), Memory: stats.Memory.Limit,
+		Demand: o.Job.Rate() * float64(o.Dataset.Size), Epochs: epochs})
+	r.Mount = o.mount
 	return r, nil
 }
 
@@ -343,21 +273,21 @@ const (
 	memorySteps = 4 // whose samples fit the daemon's memory
 )
 
-// size makes the workload small enough for this machine's disk and cores, and counts the steps of an epoch.
-func (o *benchOptions) size(s workload.Shape) (w shapedJob, steps int) {
-	w = shapedJob{Shape: s, scale: cmp.Or(o.scale, 1), shrink: 1}
-	perStep := float64(o.accelerators * s.Batch)
+// fit makes the workload small enough for this machine's disk and cores, and the dataset as large as an epoch.
+func (o *benchOptions) fit() {
+	perStep := float64(o.Job.Accelerators * o.Job.Batch)
 	least := cmp.Or(o.steps, fewestSteps)
-	if most := float64(o.datasetSize) / perStep / float64(least); float64(s.SampleBytes) > most {
-		w.shrink = math.Ceil(float64(s.SampleBytes) / most)
-		w.SampleBytes = int64(float64(s.SampleBytes) / w.shrink)
+	if size, most := float64(o.Dataset.Size), float64(o.datasetSize)/perStep/float64(least); size > most {
+		o.shrink = math.Ceil(size / most)
+		o.Dataset.Size = int64(size / o.shrink)
 	}
 	if o.scale == 0 {
-		w.scale = math.Ceil(rigCost(o.accelerators, w.Shape, o.cached) / (holdable * float64(runtime.NumCPU())))
+		o.scale = math.Ceil(rigCost(o.Config) / (holdable * float64(runtime.NumCPU())))
 	}
-	w.Step = time.Duration(float64(s.Step) * w.scale)
-	steps = cmp.Or(o.steps, min(max(int(rigEpoch/w.Step), fewestSteps), mostSteps))
-	return w, max(min(steps, int(float64(o.datasetSize)/perStep/float64(w.SampleBytes))), 1)
+	o.Job.Step = time.Duration(float64(o.Job.Step) * o.scale)
+	steps := cmp.Or(o.steps, min(max(int(rigEpoch/o.Job.Step), fewestSteps), mostSteps))
+	steps = max(min(steps, int(float64(o.datasetSize)/perStep/float64(o.Dataset.Size))), 1)
+	o.Dataset.Samples = steps * o.Job.Batch * o.Job.Accelerators
 }
 
 // Processor time that store, proxy, daemon and accelerators together take: for a sample read through the
@@ -373,14 +303,14 @@ const (
 	holdable = 0.25
 )
 
-// rigCost returns the cores that the rig takes at the real rate.
-func rigCost(accelerators int, s workload.Shape, cached float64) float64 {
-	rate, size := float64(accelerators*s.Batch)/s.Step.Seconds(), float64(s.SampleBytes)
-	return rate * (costRead + size*costReadByte + (1-cached)*(costFetch+size*costFetchByte))
+// rigCost returns the cores that the rig takes with these steps.
+func rigCost(c testbed.Config) float64 {
+	size := float64(c.Dataset.Size)
+	return c.Job.Rate() * (costRead + size*costReadByte + (1-c.Cached)*(costFetch+size*costFetchByte))
 }
 
 // runRig brings a store of its own, and a mount.
-func (o *benchOptions) runRig(ctx context.Context, s workload.Shape, p *progress.Printer) (*benchReport, error) {
+func (o *benchOptions) runRig(ctx context.Context, show func(stage string, done, total int)) (*benchReport, error) {
 	self, err := shoal()
 	if err != nil {
 		return nil, err
@@ -389,17 +319,12 @@ func (o *benchOptions) runRig(ctx context.Context, s workload.Shape, p *progress
 	if err != nil {
 		return nil, err
 	}
-	if o.order, err = ranks(cmp.Or(o.order, "torch:seed=7"), o.accelerators); err != nil {
+	if o.Order, err = ranks(cmp.Or(o.Order, "torch:seed=7"), o.Job.Accelerators); err != nil {
 		return nil, cli.Usage(err)
 	}
-	w, steps := o.size(s)
-	c := testbed.Config{
-		Dataset: testbed.Dataset{Name: s.Name, Samples: steps * w.Batch * o.accelerators, Size: w.SampleBytes, Sigma: s.SampleSigma},
-		Job:     o.job(w), Cached: o.cached, Bandwidth: o.line.bandwidth.Bandwidth, Latency: o.line.latency, Sigma: o.line.sigma,
-		Memory: int64(o.memory), Connections: o.connections, Order: o.order, Told: o.told, Epochs: o.epochs,
-	}
-	if c.Memory == 0 {
-		c.Memory = max(128<<20, 64<<20+int64(float64(memorySteps*w.Batch*o.accelerators)*float64(w.SampleBytes)*4/3))
+	o.fit()
+	if o.Memory == 0 {
+		o.Memory = max(128<<20, 64<<20+int64(float64(memorySteps*o.Job.Batch*o.Job.Accelerators)*float64(o.Dataset.Size)*4/3))
 	}
 	if missing := testbed.Missing(); len(missing) > 0 {
 		return nil, fmt.Errorf("this machine lacks what the testbed needs: %s", strings.Join(missing, "; "))
@@ -409,17 +334,13 @@ func (o *benchOptions) runRig(ctx context.Context, s workload.Shape, p *progress
 		return nil, err
 	}
 	defer b.Close()
-	show := stages{p: p}
-	defer show.end()
-	m, err := b.Measure(ctx, c, show.set)
+	m, err := b.Measure(ctx, o.Config, show)
 	if err != nil {
 		return nil, err
 	}
-	r := o.report(w)
-	r.Order, r.Told, r.Samples, r.DatasetBytes = o.order, cmp.Or(o.told, o.order), c.Dataset.Samples, m.Bytes
-	r.Cached, r.Memory, r.Bound, r.Busy, r.CPU = m.Kept, m.Memory, m.Bound(), m.Busy, m.CPU
-	r.Store = &far{Latency: o.line.latency.Seconds(), Sigma: o.line.sigma, Bandwidth: m.Bandwidth}
-	r.add(m.Epochs)
+	r := o.report(m)
+	r.Told, r.Bound = cmp.Or(o.Told, o.Order), m.Bound()
+	r.Store = &far{Latency: o.Latency.Seconds(), Sigma: o.Sigma, Bandwidth: m.Bandwidth}
 	return r, nil
 }
 
@@ -454,19 +375,15 @@ func (s *stages) close() {
 	}
 }
 
-// report begins a report.
-func (o *benchOptions) report(w shapedJob) *benchReport {
-	return &benchReport{Version: 2, benchJob: benchJob{
-		Workload: w.Name, Cores: runtime.NumCPU(), Accelerators: o.accelerators, Batch: w.Batch, StepSeconds: w.Step.Seconds(),
-		SampleBytes: float64(w.SampleBytes), Scale: w.scale, Shrink: w.shrink, Workers: o.workers, Ahead: o.ahead,
+// report says what was run, and what became of it.
+func (o *benchOptions) report(m testbed.Result) *benchReport {
+	r := &benchReport{Version: 2, Result: m, Order: o.Order, benchJob: benchJob{
+		Workload: o.Dataset.Name, Cores: runtime.NumCPU(), Accelerators: o.Job.Accelerators, Batch: o.Job.Batch, StepSeconds: o.Job.Step.Seconds(),
+		SampleBytes: float64(o.Dataset.Size), Scale: o.scale, Shrink: o.shrink, Workers: o.Job.Workers, Ahead: o.Job.Prefetch,
 	}}
-}
-
-// add adds what was run.
-func (r *benchReport) add(epochs []testbed.Epoch) {
 	var compute, seconds float64
 	samples := 0
-	for _, e := range epochs {
+	for _, e := range m.Epochs {
 		var stalls []float64
 		one := epochReport{Epoch: e, Rate: e.SamplesPerSecond()}
 		for _, s := range e.Steps {
@@ -482,7 +399,7 @@ func (r *benchReport) add(epochs []testbed.Epoch) {
 		compute, seconds, samples = compute+e.Compute, seconds+e.Seconds, samples+e.Samples
 	}
 	r.Utilisation, r.Rate = compute/seconds, float64(samples)/seconds
-	r.Demand = float64(r.Accelerators*r.Batch) * r.SampleBytes / r.StepSeconds
+	return r
 }
 
 // what tells the accelerators in a line.
@@ -500,13 +417,13 @@ func (r *benchReport) what() string {
 // where tells the store and the cache in a line.
 func (r *benchReport) where() string {
 	if r.Store == nil {
-		return fmt.Sprintf("%s, %.0f%% of it cached at the start", r.Mount, 100*r.Cached)
+		return fmt.Sprintf("%s, %.0f%% of it cached at the start", r.Mount, 100*r.Kept)
 	}
 	speed := "any bandwidth"
 	if r.Store.Bandwidth > 0 {
 		speed = humanize.Bytes(uint64(r.Store.Bandwidth)) + "/s"
-		if need := r.Demand * (1 - r.Cached); need > 0 {
-			speed += fmt.Sprintf(", %.2f times what the %.0f%% that are not cached need", r.Store.Bandwidth/need, 100*(1-r.Cached))
+		if need := r.Demand * (1 - r.Kept); need > 0 {
+			speed += fmt.Sprintf(", %.2f times what the %.0f%% that are not cached need", r.Store.Bandwidth/need, 100*(1-r.Kept))
 		}
 	}
 	return fmt.Sprintf("%v away, %s", time.Duration(r.Store.Latency*1e9), speed)
@@ -519,7 +436,7 @@ func (r *benchReport) print(out io.Writer) error {
 	row("workload", "%s", r.title())
 	row("accelerators", "%s", r.what())
 	row("store", "%s", r.where())
-	row("dataset", "%s samples, %s; order %s", humanize.Comma(int64(r.Samples)), humanize.Bytes(uint64(r.DatasetBytes)), r.Order)
+	row("dataset", "%s samples, %s; order %s", humanize.Comma(int64(r.Samples)), humanize.Bytes(uint64(r.Bytes)), r.Order)
 	if r.Told != "" && r.Told != r.Order {
 		row("", "the mount was told %s", r.Told)
 	}

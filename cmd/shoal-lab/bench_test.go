@@ -6,23 +6,24 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/shoalfs/shoal/internal/workload"
 	"github.com/shoalfs/shoal/lab/accelerator"
 	"github.com/shoalfs/shoal/lab/rig/testbed"
 )
 
-func TestLineSpeed(t *testing.T) {
+func TestBandwidth(t *testing.T) {
 	for text, want := range map[string]testbed.Bandwidth{
 		"1.1x": {Times: 1.1}, "2x": {Times: 2}, "none": {}, "40MB": {Absolute: 40e6}, "40MB/s": {Absolute: 40e6}, "1GiB/s": {Absolute: 1 << 30},
 	} {
-		var s lineSpeed
-		if err := s.Set(text); err != nil || s.Bandwidth != want {
+		var s testbed.Bandwidth
+		if err := s.Set(text); err != nil || s != want {
 			t.Errorf("%s: %+v, %v", text, s, err)
 		}
 	}
 	for _, text := range []string{"", "x", "0x", "-1x", "NaNx", "Infx", "fast", "0", "-4MB", "1e40", "9EB/s"} {
-		var s lineSpeed
+		var s testbed.Bandwidth
 		if err := s.Set(text); err == nil {
 			t.Errorf("%q is taken as %+v", text, s)
 		}
@@ -35,25 +36,27 @@ func TestBenchSize(t *testing.T) {
 	for _, s := range workload.Shapes {
 		for _, n := range []int{1, 3} {
 			for _, cached := range []float64{0, 0.5, 1} {
-				o := benchOptions{accelerators: n, cached: cached, datasetSize: 2 << 30}
-				w, steps := o.size(s)
-				bytes := int64(steps*n*w.Batch) * w.SampleBytes
+				o := benchOptions{Config: testbed.Config{Job: accelerator.Job{Accelerators: n}, Cached: cached}, datasetSize: 2 << 30, shrink: 1}
+				o.take(s)
+				o.fit()
+				steps, bytes := o.Job.Steps(o.Dataset.Samples), int64(o.Dataset.Samples)*o.Dataset.Size
 				if steps < fewestSteps || steps > mostSteps || bytes > 2<<30 {
-					t.Errorf("%s, %d accelerators: %d steps of %d B each: %d B", s.Name, n, steps, w.SampleBytes, bytes)
+					t.Errorf("%s, %d accelerators: %d steps of %d B each: %d B", s.Name, n, steps, o.Dataset.Size, bytes)
 				}
-				if w.scale < 1 || w.scale != math.Trunc(w.scale) || w.shrink < 1 || w.Step < s.Step {
-					t.Errorf("%s: %+v", s.Name, w)
+				if o.scale < 1 || o.scale != math.Trunc(o.scale) || o.shrink < 1 || o.Job.Step < s.Step {
+					t.Errorf("%s: %+v", s.Name, o)
 				}
-				if cores := rigCost(n, workload.Shape{Batch: w.Batch, SampleBytes: w.SampleBytes, Step: w.Step}, cached); cores > holdable*float64(runtime.NumCPU())*1.001 {
+				if cores := rigCost(o.Config); cores > holdable*float64(runtime.NumCPU())*1.001 {
 					t.Errorf("%s, %d accelerators, %g cached: takes %.2f cores", s.Name, n, cached, cores)
 				}
 			}
 		}
 	}
-	o := benchOptions{accelerators: 1, datasetSize: 2 << 30, scale: 3, steps: 40}
+	o := benchOptions{Config: testbed.Config{Job: accelerator.Job{Accelerators: 1}}, datasetSize: 2 << 30, scale: 3, steps: 40, shrink: 1}
 	s, _ := workload.Find("retinanet-b200")
-	if w, steps := o.size(s); w.Step != 3*s.Step || steps != 40 || w.shrink != 1 {
-		t.Errorf("%+v, %d steps", w, steps)
+	o.take(s)
+	if o.fit(); o.Job.Step != 3*s.Step || o.Job.Steps(o.Dataset.Samples) != 40 || o.shrink != 1 {
+		t.Errorf("%+v", o)
 	}
 }
 
@@ -75,9 +78,11 @@ func TestRanks(t *testing.T) {
 }
 
 func TestBenchPrint(t *testing.T) {
-	r := &benchReport{benchJob: benchJob{Workload: "w", Cores: 2, Accelerators: 2, Batch: 3, SampleBytes: 1e6, StepSeconds: 0.2, Scale: 2, Shrink: 4}, Cached: 0.5,
-		Store: &far{Latency: 0.03, Bandwidth: 16.5e6}, Bound: 1, Busy: 0.99, CPU: 0.5}
-	r.add([]testbed.Epoch{{Epoch: accelerator.Epoch{Seconds: 2, Compute: 1.5, Stall: 0.5, Utilisation: 0.75, Samples: 12, Bytes: 12e6, Steps: []accelerator.Step{{}, {}, {Stall: 0.003}}}}})
+	o := benchOptions{Config: testbed.Config{Job: accelerator.Job{Accelerators: 2, Batch: 3, Step: 200 * time.Millisecond}}, scale: 2, shrink: 4}
+	o.Dataset = testbed.Dataset{Name: "w", Size: 1e6}
+	r := o.report(testbed.Result{Kept: 0.5, Demand: 30e6, Busy: 0.99, CPU: 0.5, Epochs: []testbed.Epoch{{Epoch: accelerator.Epoch{
+		Seconds: 2, Compute: 1.5, Stall: 0.5, Utilisation: 0.75, Samples: 12, Bytes: 12e6, Steps: []accelerator.Step{{}, {}, {Stall: 0.003}}}}}})
+	r.Store, r.Bound = &far{Latency: 0.03, Bandwidth: 16.5e6}, 1
 	var b bytes.Buffer
 	if err := r.print(&b); err != nil {
 		t.Fatal(err)

@@ -39,6 +39,9 @@ type Job struct {
 // Steps returns how many steps an epoch of so many positions has.
 func (j Job) Steps(positions int) int { return positions / (j.Accelerators * j.Batch) }
 
+// Rate returns the samples a second that the accelerators take together when they never wait.
+func (j Job) Rate() float64 { return float64(j.Accelerators*j.Batch) / j.Step.Seconds() }
+
 // check says what is wrong with a job.
 func (j Job) check() error {
 	if j.Accelerators < 1 || j.Batch < 1 || j.Workers < 1 || j.Prefetch < 1 || j.Step <= 0 {

@@ -159,10 +159,7 @@ func (j *job) prepare(ctx context.Context) (err error) {
 	if j.bed, err = testbed.Start(ctx, j.WorkDir, j.Shoal, j.Proxy...); err != nil {
 		return err
 	}
-	if err = daemon.Unmount(j.WorkDir); err == nil { // what a killed run has left
-		err = j.fill(ctx)
-	}
-	if err == nil {
+	if err = j.fill(ctx); err == nil {
 		err = j.bed.Far(ctx, proxy.Options{Latency: j.Latency, Sigma: j.Sigma, Seed: 1})
 	}
 	if err != nil {

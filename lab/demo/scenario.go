@@ -123,30 +123,18 @@ func (j *job) runScenario(ctx context.Context, s scenario) (_ *Result, err error
 	return r, nil
 }
 
-// startDaemon runs shoal in the foreground, so that it ends with the demo in every case, and waits until it is ready. target is
-// what the trainer is given, and `shoal stat`.
+// startDaemon runs shoal. target is what the trainer is given, and `shoal stat`.
 func (j *job) startDaemon(ctx context.Context, s scenario, cache string) (d *daemon.Daemon, target string, err error) {
-	at := daemon.Place{Log: j.path("runs", s.name+".shoal.log")}
-	args := []string{"mount", source, j.path("mnt"), "--order", s.order}
-	if target = j.path("mnt"); s.feed {
-		at.Socket = filepath.Join(j.sockets, "feed.sock")
+	target = j.path("mnt")
+	at := daemon.Place{Mount: target, Log: j.path("runs", s.name+".shoal.log")}
+	args := []string{"mount", source, target, "--order", s.order}
+	if s.feed {
+		at.Mount, at.Socket = "", filepath.Join(j.sockets, "feed.sock")
 		target = "unix://" + at.Socket
 		args = []string{"serve", source, "--listen", target}
-	} else {
-		at.Mount = target
 	}
-	if err := errors.Join(os.MkdirAll(j.path("mnt"), 0o755), os.RemoveAll(at.Log)); err != nil {
-		return nil, "", err
-	}
-	cmd := exec.Command(j.Shoal, append(args, "--cache-dir", cache, "--cache-size", j.CacheSize, "--memory", j.Memory)...)
-	cmd.Env = j.bed.Env
-	if d, err = daemon.Start("shoal "+args[0], cmd, at); err != nil {
-		return nil, "", err
-	}
-	if err := d.Ready(ctx); err != nil {
-		return nil, "", errors.Join(err, d.Close())
-	}
-	return d, target, nil
+	d, err = j.bed.Daemon(ctx, at, append(args, "--cache-dir", cache, "--cache-size", j.CacheSize, "--memory", j.Memory)...)
+	return d, target, err
 }
 
 // event is a line of a trainer's output, see trainer/record.py.

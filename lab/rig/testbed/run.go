@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +14,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	humanize "github.com/dustin/go-humanize"
 
 	"github.com/shoalfs/shoal/lab/accelerator"
 	"github.com/shoalfs/shoal/lab/rig/cputime"
@@ -77,10 +80,9 @@ type Epoch struct {
 
 // Pass says what accelerators read through a mount.
 type Pass struct {
-	Mount string
-	Job   accelerator.Job
-	// Paths returns the files below Mount in an epoch's order.
-	Paths         func(ctx context.Context, epoch int) ([]string, error)
+	Shoal, Mount  string // the binary, and the mount point
+	Order         string // spec
+	Job           accelerator.Job
 	First, Epochs int // epochs First .. First+Epochs-1
 	Steps         int // of each; 0: all that there are
 	// Since are the daemon's counters from which the first epoch's are counted; nil: those when it begins.
@@ -88,12 +90,12 @@ type Pass struct {
 	Since *Stats
 }
 
-// Run runs the epochs, one after the other. progress, which may be nil, is told of each step. It looks up all
-// orders before the first epoch, so that nothing lies between two.
-func (p Pass) Run(ctx context.Context, progress func(epoch, done, steps int)) (epochs []Epoch, err error) {
+// Run runs the epochs, one after the other. progress is told of each step. It looks up all orders before the first
+// epoch, so that nothing lies between two.
+func (p Pass) Run(ctx context.Context, progress func(done, steps int)) (epochs []Epoch, err error) {
 	orders := make([][]string, p.Epochs)
 	for i := range orders {
-		if orders[i], err = p.Paths(ctx, p.First+i); err != nil {
+		if orders[i], err = p.paths(ctx, p.First+i); err != nil {
 			return nil, fmt.Errorf("the order of epoch %d: %w", p.First+i, err)
 		}
 	}
@@ -111,11 +113,7 @@ func (p Pass) Run(ctx context.Context, progress func(epoch, done, steps int)) (e
 		if p.Steps > 0 {
 			positions = min(positions, p.Steps*p.Job.Batch*p.Job.Accelerators)
 		}
-		run, err := p.Job.Run(ctx, positions, &accelerator.Files{Dir: p.Mount, Paths: paths}, func(done, steps int) {
-			if progress != nil {
-				progress(e, done, steps)
-			}
-		})
+		run, err := p.Job.Run(ctx, positions, &accelerator.Files{Dir: p.Mount, Paths: paths}, progress)
 		if err != nil {
 			return epochs, fmt.Errorf("epoch %d: %w", e, err)
 		}
@@ -134,11 +132,54 @@ func (p Pass) Run(ctx context.Context, progress func(epoch, done, steps int)) (e
 	return epochs, nil
 }
 
+// paths returns what the mount's readers read in an epoch, as paths in it, as its daemon says.
+func (p Pass) paths(ctx context.Context, epoch int) ([]string, error) {
+	cmd := exec.CommandContext(ctx, p.Shoal, "order", p.Order, "--mount", p.Mount, "--epoch", strconv.Itoa(epoch), "--paths")
+	cmd.Env = append(os.Environ(), settled)
+	out, err := cmd.Output()
+	if failed := (*exec.ExitError)(nil); errors.As(err, &failed) {
+		err = errors.New(strings.TrimPrefix(strings.TrimSpace(string(failed.Stderr)), "shoal: "))
+	}
+	return strings.Split(strings.TrimSuffix(string(out), "\n"), "\n"), err
+}
+
 // Bandwidth is how fast the store is: bytes a second, or a multiple of what the accelerators need of it,
 // or, as zero value, without a limit.
 type Bandwidth struct {
 	Absolute float64 // B/s
 	Times    float64 // of (1 - kept part) × what the accelerators take when they never wait
+}
+
+// Type implements pflag.Value.
+func (b *Bandwidth) Type() string { return "bandwidth" }
+
+func (b *Bandwidth) String() string {
+	switch {
+	case b.Times > 0:
+		return fmt.Sprintf("%gx", b.Times)
+	case b.Absolute > 0:
+		return humanize.Bytes(uint64(b.Absolute))
+	}
+	return "none"
+}
+
+// Set takes 1.1x, 40MB/s or none.
+func (b *Bandwidth) Set(text string) error {
+	if text == "none" {
+		*b = Bandwidth{}
+		return nil
+	}
+	if times, ok := strings.CutSuffix(text, "x"); ok {
+		v, err := strconv.ParseFloat(times, 64)
+		if err == nil && v > 0 && !math.IsInf(v, 0) {
+			*b = Bandwidth{Times: v}
+			return nil
+		}
+	} else if n, err := humanize.ParseBytes(strings.TrimSuffix(text, "/s")); err == nil && n > 0 && n < 1<<50 {
+		*b = Bandwidth{Absolute: float64(n)}
+		return nil
+	}
+	return fmt.Errorf("%q is not a bandwidth (write 1.1x, 40MB/s or none)", text)
 }
 
 // Config is one measurement: a dataset in a store that is so far and so narrow, a daemon, accelerators.
@@ -157,20 +198,21 @@ type Config struct {
 	Epochs      int
 }
 
-// Result is what a measurement gave.
+// Result is what a measurement gave, as `shoal-lab bench --json` prints it (docs/bench.md).
 type Result struct {
-	Bytes  int64   `json:"dataset_bytes"`
-	Kept   float64 `json:"kept"`   // part of the dataset on disk when the run began
-	Demand float64 `json:"demand"` // B/s that the accelerators take when they never wait
+	Samples int     `json:"samples"`
+	Bytes   int64   `json:"dataset_bytes"`
+	Kept    float64 `json:"cached"` // part of the dataset on disk when the run began
+	Demand  float64 `json:"demand"` // B/s that the accelerators take when they never wait
 	// Bandwidth is the store's, B/s; 0 is no limit.
-	Bandwidth float64 `json:"bandwidth"`
+	Bandwidth float64 `json:"-"`
 	Memory    int64   `json:"memory_for_data"` // what --memory leaves for samples, B
-	Epochs    []Epoch `json:"epochs"`
+	Epochs    []Epoch `json:"-"`
 	// Busy is the part of all cores that was busy during the epochs, whoever used them: near 1, the machine
 	// and not the store bounds the run. CPU is the part that the run itself used: store, proxy, daemon
 	// and accelerators.
-	Busy float64 `json:"busy"`
-	CPU  float64 `json:"cpu"`
+	Busy float64 `json:"busy,omitempty"`
+	CPU  float64 `json:"cpu,omitempty"`
 }
 
 // Bound is the highest utilisation that the bandwidth allows: each sample is read once an epoch, so what is
@@ -211,16 +253,13 @@ func (b *Bed) Measure(ctx context.Context, c Config, progress func(step string, 
 		return r, err
 	}
 	source := c.Dataset.Source()
-	r.Bytes = c.Dataset.Bytes()
-	r.Demand = float64(c.Job.Accelerators*c.Job.Batch) * float64(r.Bytes) / float64(c.Dataset.Samples) / c.Job.Step.Seconds()
+	r.Samples, r.Bytes = c.Dataset.Samples, c.Dataset.Bytes()
+	r.Demand = c.Job.Rate() * float64(r.Bytes) / float64(r.Samples)
 	cache := filepath.Join(b.Dir, "cache")
 	if err := os.RemoveAll(cache); err != nil {
 		return r, err
 	}
-	flags := []string{
-		"--cache-dir", cache, "--cache-size", c.cacheSize(),
-		"--samples", "*",
-	}
+	flags := []string{"--cache-dir", cache, "--cache-size", c.cacheSize(), "--samples", "*"}
 	if c.Cached > 0 {
 		progress(Warming, 0, 1)
 		out, err := b.Shoal(ctx, append([]string{"warm", source, "--fraction", fmt.Sprint(min(c.Cached, 1)), "--memory", warmMemory}, flags...)...)
@@ -239,33 +278,32 @@ func (b *Bed) Measure(ctx context.Context, c Config, progress func(step string, 
 	if err := b.Far(ctx, proxy.Options{Latency: c.Latency, Sigma: c.Sigma, Bandwidth: int64(r.Bandwidth), Seed: 1}); err != nil {
 		return r, err
 	}
-	told := c.Told
-	told = cmp.Or(told, c.Order)
+	told := cmp.Or(c.Told, c.Order)
 	if c.Connections > 0 {
 		flags = append(flags, "--connections", strconv.Itoa(c.Connections))
 	}
-	m, err := b.Mount(ctx, source, "mnt", append(flags, "--order", told, "--memory", strconv.FormatInt(c.Memory, 10)+"B")...)
+	mnt := filepath.Join(b.Dir, "mnt")
+	args := append([]string{"mount", source, mnt, "--kernel-cache", "off", "--order", told, "--memory", strconv.FormatInt(c.Memory, 10) + "B"}, flags...)
+	d, err := b.Daemon(ctx, daemon.Place{Mount: mnt, Log: mnt + ".log"}, args...)
 	if err != nil {
 		return r, err
 	}
-	defer func() { err = errors.Join(err, m.Close()) }()
-	s, err := ReadStats(m.Dir)
+	defer func() { err = errors.Join(err, d.Close()) }()
+	s, err := ReadStats(mnt)
 	if err != nil {
 		return r, err
 	}
 	r.Kept, r.Memory = s.Kept(), s.Memory.Limit
-	pids := []int{b.Server.Pid(), b.Proxy.Pid(), m.Pid(), os.Getpid()}
+	pids := []int{b.Server.Pid(), b.Proxy.Pid(), d.Pid(), os.Getpid()}
 	own, begin := cputime.Sum(pids...), time.Now()
 	busy, _ := cputime.Cores()
-	pass := Pass{Mount: m.Dir, Job: c.Job, Epochs: max(c.Epochs, 1), Since: &Stats{}, Paths: func(ctx context.Context, epoch int) ([]string, error) {
-		return Paths(ctx, b.shoal, m.Dir, c.Order, epoch)
-	}}
-	r.Epochs, err = pass.Run(ctx, func(_, done, steps int) { progress(Running, done, steps) })
+	pass := Pass{Shoal: b.shoal, Mount: mnt, Order: c.Order, Job: c.Job, Epochs: max(c.Epochs, 1), Since: &Stats{}}
+	r.Epochs, err = pass.Run(ctx, func(done, steps int) { progress(Running, done, steps) })
 	all := time.Since(begin).Seconds() * float64(runtime.NumCPU())
 	now, _ := cputime.Cores()
 	r.Busy, r.CPU = (now-busy)/all, (cputime.Sum(pids...)-own)/all
 	if err != nil {
-		return r, errors.Join(err, m.Failed(), b.Failed())
+		return r, errors.Join(err, d.Failed(), b.Failed())
 	}
 	return r, nil
 }
@@ -277,15 +315,4 @@ func parseWarm(out string) (kept float64, err error) {
 		return 0, fmt.Errorf("shoal warm printed %.200q, not how much is kept", out)
 	}
 	return float64(n) / float64(all), nil
-}
-
-// Paths returns what a mount's readers read in an epoch of an order, as paths in it, as its daemon says. shoal is the binary.
-func Paths(ctx context.Context, shoal, mount, spec string, epoch int) ([]string, error) {
-	cmd := exec.CommandContext(ctx, shoal, "order", spec, "--mount", mount, "--epoch", strconv.Itoa(epoch), "--paths")
-	cmd.Env = append(os.Environ(), settled)
-	out, err := cmd.Output()
-	if failed := (*exec.ExitError)(nil); errors.As(err, &failed) {
-		err = errors.New(strings.TrimPrefix(strings.TrimSpace(string(failed.Stderr)), "shoal: "))
-	}
-	return strings.Split(strings.TrimSuffix(string(out), "\n"), "\n"), err
 }

@@ -124,33 +124,26 @@ func (b *Bed) Shoal(ctx context.Context, args ...string) (string, error) {
 	return stdout.String(), err
 }
 
-// Mount is a live mount.
-type Mount struct {
-	Dir string
-	*daemon.Daemon
-}
-
-// Mount mounts source at a folder of the testbed and returns when it can be read. flags are those of `shoal
-// mount`. The daemon logs to the mount point's name and .log.
-func (b *Bed) Mount(ctx context.Context, source, name string, flags ...string) (*Mount, error) {
-	dir := filepath.Join(b.Dir, name)
-	if err := daemon.Unmount(dir); err != nil { // what a killed run has left
+// Daemon runs a verb in the foreground, so that it ends with this process in every case, and returns when it is ready at
+// its place, whose log begins anew.
+func (b *Bed) Daemon(ctx context.Context, at daemon.Place, args ...string) (*daemon.Daemon, error) {
+	if at.Mount != "" {
+		// What a killed run has left is unmounted first.
+		if err := errors.Join(daemon.Unmount(at.Mount), os.MkdirAll(at.Mount, 0o755)); err != nil {
+			return nil, err
+		}
+	}
+	if err := os.RemoveAll(at.Log); err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, err
-	}
-	if err := os.RemoveAll(dir + ".log"); err != nil {
-		return nil, err
-	}
-	cmd := exec.Command(b.shoal, append([]string{"mount", source, dir, "--kernel-cache", "off"}, flags...)...)
+	cmd := exec.Command(b.shoal, args...)
 	cmd.Env = b.Env
-	d, err := daemon.Start("shoal mount", cmd, daemon.Place{Mount: dir, Log: dir + ".log"})
+	d, err := daemon.Start("shoal "+args[0], cmd, at)
 	if err != nil {
 		return nil, err
 	}
 	if err := d.Ready(ctx); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
-	return &Mount{dir, d}, nil
+	return d, nil
 }
