@@ -8,7 +8,7 @@
 //   - It keeps ETags in extended attributes of the files (user.*). Where the file system has none
 //     (some tmpfs, some overlay file systems) its metadata goes to a side folder; [Start] finds out.
 //   - Files copied straight into its folder list an empty ETag: everything must go through the API,
-//     hence [Server.Upload], or be given the attribute that it keeps ETags in: [Server.Lay].
+//     hence [Server.Upload] and [Server.Fill].
 //   - Keys that are no paths (`a//b`, `a` beside `a/b`, `..`) cannot be stored: its back end is a
 //     folder.
 package s3server

@@ -36,63 +36,85 @@ func MakeBucket(ctx context.Context, c *minio.Client, bucket string) error {
 	return c.MakeBucket(ctx, bucket, minio.MakeBucketOptions{Region: Region})
 }
 
-// Uploaded says what [Server.Upload] did.
+// Uploaded says what [Server.Upload] or [Server.Fill] did.
 type Uploaded struct {
-	Files   int   // files in the folder
-	Sent    int   // of these, how many were sent because the server lacked them
-	Bytes   int64 // size of all files
-	Deleted int   // objects under the prefix that had no file and were removed
+	Files   int // objects that there are to be
+	Sent    int // of these, how many were sent because the server lacked them
+	Deleted int // objects under the prefix that are not to be there, and were removed
 }
 
-// Upload makes bucket/prefix on the server equal to the regular files under dir: it sends, in
-// parallel, each file that is missing there or has another content (the ETag of a plain PUT is its
-// MD5), and removes what has no file. bucket is made if it is missing. progress, if not nil, is
-// called from several goroutines after each file.
+// Object is what [Server.Fill] makes of one key.
+type Object struct {
+	Key string
+	// Content returns what it is to hold: nil if that is what it holds already.
+	Content func(now minio.ObjectInfo) ([]byte, error)
+}
+
+// Upload makes bucket/prefix on the server equal to the regular files under dir, but those whose names begin with a dot. It
+// sends each file that is missing there or has another content: the ETag of a plain PUT is its MD5.
 func (s *Server) Upload(ctx context.Context, dir, bucket, prefix string, progress func(done, total int)) (Uploaded, error) {
-	fail := func(err error) (Uploaded, error) {
-		return Uploaded{}, fmt.Errorf("upload %s to %s/%s: %w", dir, bucket, prefix, err)
+	var files []Object
+	err := filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() || d.Name()[0] == '.' {
+			return err
+		}
+		rel, err := filepath.Rel(dir, p)
+		files = append(files, Object{path.Join(prefix, filepath.ToSlash(rel)), func(now minio.ObjectInfo) ([]byte, error) {
+			b, err := os.ReadFile(p)
+			sum := md5.Sum(b) //nolint:gosec // see the import
+			if err != nil || strings.Trim(now.ETag, `"`) == hex.EncodeToString(sum[:]) {
+				return nil, err
+			}
+			return b, nil
+		}})
+		return err
+	})
+	if err != nil {
+		return Uploaded{}, fmt.Errorf("upload %s: %w", dir, err)
 	}
-	c, err := Client(s.URL, uploadWorkers)
+	return s.Fill(ctx, bucket, prefix, files, uploadWorkers, progress)
+}
+
+// Fill makes bucket/prefix on the server hold these objects and no others, with so many PUTs at a time. bucket is made if
+// it is missing. progress, if not nil, is called from several goroutines after each object.
+func (s *Server) Fill(ctx context.Context, bucket, prefix string, objects []Object, workers int, progress func(done, total int)) (Uploaded, error) {
+	fail := func(err error) (Uploaded, error) {
+		return Uploaded{}, fmt.Errorf("upload to %s/%s: %w", bucket, prefix, err)
+	}
+	c, err := Client(s.URL, workers)
 	if err != nil {
 		return fail(err)
 	}
 	if err := MakeBucket(ctx, c, bucket); err != nil {
 		return fail(err)
 	}
-
-	files, err := filesBelow(dir, prefix)
-	if err != nil {
-		return fail(err)
-	}
 	have, err := Objects(ctx, c, bucket, prefix)
 	if err != nil {
 		return fail(err)
 	}
-	up := Uploaded{Files: len(files)}
-	var sent, done, total atomic.Int64
+	up := Uploaded{Files: len(objects)}
+	var sent, done atomic.Int64
 	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(uploadWorkers)
-	for _, f := range files {
-		old := strings.Trim(have[f.key].ETag, `"`)
-		delete(have, f.key)
+	g.SetLimit(workers)
+	for _, o := range objects {
+		now := have[o.Key]
+		delete(have, o.Key)
 		g.Go(func() error {
 			if err := gctx.Err(); err != nil {
 				return err
 			}
-			b, err := os.ReadFile(f.path)
+			b, err := o.Content(now)
 			if err != nil {
 				return err
 			}
-			total.Add(int64(len(b)))
-			sum := md5.Sum(b) //nolint:gosec // see the import
-			if old != hex.EncodeToString(sum[:]) {
-				if _, err := c.PutObject(gctx, bucket, f.key, bytes.NewReader(b), int64(len(b)), PutOptions()); err != nil {
-					return fmt.Errorf("put %s: %w", f.key, err)
+			if b != nil {
+				if _, err := c.PutObject(gctx, bucket, o.Key, bytes.NewReader(b), int64(len(b)), PutOptions()); err != nil {
+					return fmt.Errorf("put %s: %w", o.Key, err)
 				}
 				sent.Add(1)
 			}
 			if n := done.Add(1); progress != nil {
-				progress(int(n), len(files))
+				progress(int(n), len(objects))
 			}
 			return nil
 		})
@@ -106,23 +128,8 @@ func (s *Server) Upload(ctx context.Context, dir, bucket, prefix string, progres
 		}
 		up.Deleted++
 	}
-	up.Sent, up.Bytes = int(sent.Load()), total.Load()
+	up.Sent = int(sent.Load())
 	return up, nil
-}
-
-type file struct{ path, key string }
-
-// filesBelow lists the regular files below dir, but those whose names begin with a dot, with their keys.
-func filesBelow(dir, prefix string) (files []file, err error) {
-	err = filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
-		if err != nil || !d.Type().IsRegular() || d.Name()[0] == '.' {
-			return err
-		}
-		rel, err := filepath.Rel(dir, p)
-		files = append(files, file{p, path.Join(prefix, filepath.ToSlash(rel))})
-		return err
-	})
-	return files, err
 }
 
 // Objects lists those under prefix/, by key.

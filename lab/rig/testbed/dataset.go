@@ -1,15 +1,12 @@
 package testbed
 
 import (
-	"bytes"
-	"cmp"
 	"context"
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"sync/atomic"
 
-	"golang.org/x/sync/errgroup"
+	"github.com/minio/minio-go/v7"
 
 	"github.com/shoalfs/shoal/lab/rig/s3server"
 )
@@ -88,42 +85,18 @@ const (
 // Lay puts those objects of the dataset that are missing into the store. progress is called from several
 // goroutines.
 func (b *Bed) Lay(ctx context.Context, d Dataset, progress func(done, total int)) error {
-	fail := func(err error) error { return fmt.Errorf("lay %s: %w", d.Source(), err) }
-	c, err := s3server.Client(b.Server.URL, putWorkers)
-	if err != nil {
-		return fail(err)
-	}
-	if err := s3server.MakeBucket(ctx, c, Bucket); err != nil {
-		return fail(err)
-	}
-	have, err := s3server.Objects(ctx, c, Bucket, d.Prefix())
-	if err != nil {
-		return fail(err)
-	}
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(int(min(putWorkers, max(1, putBytes/(2*d.Size)))))
-	var done atomic.Int64
-	for s := range d.Samples {
-		key := d.Prefix() + "/" + d.Path(s)
-		if have[key].Size == d.SizeOf(s) {
-			progress(int(done.Add(1)), d.Samples)
-			continue
-		}
-		if gctx.Err() != nil {
-			break
-		}
-		g.Go(func() error {
-			content := make([]byte, d.SizeOf(s))
-			fill(content, s)
-			if _, err := c.PutObject(gctx, Bucket, key, bytes.NewReader(content), int64(len(content)), s3server.PutOptions()); err != nil {
-				return fmt.Errorf("put %s: %w", key, err)
+	objects := make([]s3server.Object, d.Samples)
+	for s := range objects {
+		objects[s] = s3server.Object{Key: d.Prefix() + "/" + d.Path(s), Content: func(now minio.ObjectInfo) ([]byte, error) {
+			size := d.SizeOf(s)
+			if now.Size == size {
+				return nil, nil
 			}
-			progress(int(done.Add(1)), d.Samples)
-			return nil
-		})
+			content := make([]byte, size)
+			fill(content, s)
+			return content, nil
+		}}
 	}
-	if err := cmp.Or(g.Wait(), ctx.Err()); err != nil {
-		return fail(err)
-	}
-	return nil
+	_, err := b.Server.Fill(ctx, Bucket, d.Prefix(), objects, int(min(putWorkers, max(1, putBytes/(2*d.Size)))), progress)
+	return err
 }
