@@ -271,7 +271,7 @@ type cpuTimes struct{ shoal, store, trainers, machine float64 }
 func (j *job) cpu(d *daemon.Daemon) cpuTimes {
 	var t cpuTimes // of what is gone 0
 	t.shoal, t.store = cputime.Sum(d.Pid()), cputime.Sum(j.bed.Server.Pid(), j.bed.Proxy.Pid())
-	t.machine, _ = cputime.Cores()
+	t.machine = cputime.Cores()
 	t.trainers, _ = cputime.Family(os.Getpid()) // this one is there
 	return t
 }

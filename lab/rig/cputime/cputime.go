@@ -4,9 +4,8 @@ package cputime
 import (
 	"fmt"
 	"os"
-	"strconv"
-	"strings"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 )
 
@@ -49,45 +48,28 @@ func Family(pid int) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	p, err := procfs.NewProc(pid)
 	if err != nil {
 		return 0, err
 	}
-	// Behind the command, which may hold spaces and parentheses: field 3 of proc(5) is the state, 16 and 17 are
-	// cutime and cstime.
-	f := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
-	if len(f) < 15 {
-		return 0, fmt.Errorf("/proc/%d/stat: %q", pid, b)
-	}
-	return own + seconds(f, 13, 14), nil
+	stat, err := p.Stat()
+	return own + float64(stat.CUTime+stat.CSTime)/hertz, err
 }
 
-// Cores returns the seconds that all cores together have worked, whoever used them, and have idled, since the
-// machine's start; 0 where the kernel does not tell.
-func Cores() (busy, idle float64) {
-	b, err := os.ReadFile("/proc/stat")
+// Cores returns the seconds that all cores together have worked, whoever used them, since the machine's start; 0 where the
+// kernel does not tell.
+func Cores() (busy float64) { return cores(procfs.DefaultMountPoint) }
+
+// cores leaves out guests, which are in user. Steal is work: it is somebody else's.
+func cores(proc string) (busy float64) {
+	fs, err := procfs.NewFS(proc)
 	if err != nil {
-		return 0, 0
+		return 0
 	}
-	return parseCores(string(b))
-}
-
-// parseCores reads the first line of /proc/stat: cpu, user, nice, system, idle, iowait, irq, softirq, steal, and
-// guests, which are in user. Steal is work: it is somebody else's.
-func parseCores(stat string) (busy, idle float64) {
-	line, _, _ := strings.Cut(stat, "\n")
-	f := strings.Fields(line)
-	return seconds(f, 1, 2, 3, 6, 7, 8), seconds(f, 4, 5)
-}
-
-// seconds sums fields that count ticks.
-func seconds(fields []string, at ...int) float64 {
-	var ticks float64
-	for _, i := range at {
-		if i < len(fields) {
-			v, _ := strconv.ParseFloat(fields[i], 64)
-			ticks += v
-		}
+	stat, err := fs.Stat()
+	if err != nil {
+		return 0
 	}
-	return ticks / hertz
+	all := stat.CPUTotal
+	return all.User + all.Nice + all.System + all.IRQ + all.SoftIRQ + all.Steal
 }

@@ -2,18 +2,22 @@ package cputime
 
 import (
 	"os"
+	"path/filepath"
 	"syscall"
 	"testing"
 	"time"
 )
 
-func TestParseCores(t *testing.T) {
-	busy, idle := parseCores("cpu  100 10 50 9999 777 4 6 30 11 12\ncpu0 1 2 3\n")
-	if busy != 2 || idle != 107.76 {
-		t.Errorf("got %v s busy and %v s idle, want 2 and 107.76", busy, idle)
+func TestCores(t *testing.T) {
+	dir := t.TempDir()
+	if busy := cores(dir); busy != 0 {
+		t.Errorf("got %v s of nothing", busy)
 	}
-	if busy, idle := parseCores(""); busy != 0 || idle != 0 {
-		t.Errorf("got %v and %v s of nothing", busy, idle)
+	if err := os.WriteFile(filepath.Join(dir, "stat"), []byte("cpu  100 10 50 9999 777 4 6 30 11 12\ncpu0 1 2 3\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if busy := cores(dir); busy != 2 {
+		t.Errorf("got %v s, want 2", busy)
 	}
 }
 

@@ -295,13 +295,11 @@ func (b *Bed) Measure(ctx context.Context, c Config, progress func(step string, 
 	}
 	r.Kept, r.Memory = s.Kept(), s.Memory.Limit
 	pids := []int{b.Server.Pid(), b.Proxy.Pid(), d.Pid(), os.Getpid()}
-	own, begin := cputime.Sum(pids...), time.Now()
-	busy, _ := cputime.Cores()
+	own, busy, begin := cputime.Sum(pids...), cputime.Cores(), time.Now()
 	pass := Pass{Shoal: b.shoal, Mount: mnt, Order: c.Order, Job: c.Job, Epochs: max(c.Epochs, 1), Since: &Stats{}}
 	r.Epochs, err = pass.Run(ctx, func(done, steps int) { progress(Running, done, steps) })
 	all := time.Since(begin).Seconds() * float64(runtime.NumCPU())
-	now, _ := cputime.Cores()
-	r.Busy, r.CPU = (now-busy)/all, (cputime.Sum(pids...)-own)/all
+	r.Busy, r.CPU = (cputime.Cores()-busy)/all, (cputime.Sum(pids...)-own)/all
 	if err != nil {
 		return r, errors.Join(err, d.Failed(), b.Failed())
 	}
