@@ -130,6 +130,7 @@ void event_hold(event_state *);
 void event_drop(event_state *);
 void event_done(event_state *, uint64_t record);
 bool event_is_done(event_state *, uint64_t record);
+void event_wait(event_state *, uint64_t record); // looks again and again: another process, of which it may come, cannot signal
 CUresult enqueue_event(stream *s, event *e, bool record);
 
 // graph.c

@@ -46,6 +46,19 @@ bool event_is_done(event_state *s, uint64_t record) {
 	return record == 0 || atomic_load(&s->records->done[record % RECORDS]) >= record;
 }
 
+void event_wait(event_state *s, uint64_t record) {
+	while (!event_is_done(s, record)) {
+		struct timespec t;
+		clock_gettime(CLOCK_REALTIME, &t);
+		t.tv_nsec += 200000;
+		t.tv_sec += t.tv_nsec / 1000000000, t.tv_nsec %= 1000000000;
+		pthread_mutex_lock(&lock);
+		if (!event_is_done(s, record))
+			pthread_cond_timedwait(&changed, &lock, &t);
+		pthread_mutex_unlock(&lock);
+	}
+}
+
 CUresult enqueue_event(stream *s, event *e, bool record) {
 	pthread_mutex_lock(&lock);
 	if (s->capture != NULL || (!record && e->capture != NULL)) {
@@ -126,17 +139,7 @@ API CUresult cuEventSynchronize(CUevent e) {
 		return CUDA_ERROR_INVALID_HANDLE;
 	if (e->capture != NULL)
 		return CUDA_ERROR_CAPTURED_EVENT;
-	uint64_t record = atomic_load(&e->state->records->recorded);
-	while (!event_is_done(e->state, record)) {
-		struct timespec t;
-		clock_gettime(CLOCK_REALTIME, &t);
-		t.tv_nsec += 200000;
-		t.tv_sec += t.tv_nsec / 1000000000, t.tv_nsec %= 1000000000;
-		pthread_mutex_lock(&lock);
-		if (!event_is_done(e->state, record))
-			pthread_cond_timedwait(&changed, &lock, &t);
-		pthread_mutex_unlock(&lock);
-	}
+	event_wait(e->state, atomic_load(&e->state->records->recorded));
 	return (CUresult)atomic_load(&lost);
 }
 

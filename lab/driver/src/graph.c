@@ -45,13 +45,16 @@ bool capture_forbids(void) {
 	return forbidden;
 }
 
-CUresult capture(stream *s, op *o) {
-	graph *g = s->capture;
+static void append(graph *g, op *o) {
 	if (g->last != NULL)
 		g->last->next = o;
 	else
 		g->first = o;
 	g->last = o;
+}
+
+CUresult capture(stream *s, op *o) {
+	append(s->capture, o);
 	s->joined = false;
 	return CUDA_SUCCESS;
 }
@@ -156,14 +159,8 @@ API CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph g, unsigned 
 	if (g == NULL)
 		return CUDA_ERROR_INVALID_VALUE;
 	graph *copy = calloc(1, sizeof *copy);
-	for (op *o = g->first; o != NULL; o = o->next) {
-		op *c = op_copy(o);
-		if (copy->last != NULL)
-			copy->last->next = c;
-		else
-			copy->first = c;
-		copy->last = c;
-	}
+	for (op *o = g->first; o != NULL; o = o->next)
+		append(copy, op_copy(o));
 	*exec = copy;
 	return CUDA_SUCCESS;
 }

@@ -201,4 +201,3 @@ API CUresult cuMemHostAlloc(void **p, size_t size, unsigned flags) {
 	*p = bytes;
 	return CUDA_SUCCESS;
 }
-

@@ -82,17 +82,8 @@ static void *work(void *arg) {
 			pthread_cond_wait(&changed, &lock);
 		op *o = s->head;
 		pthread_mutex_unlock(&lock);
-		// An event may come from another process, which cannot signal: look again and again.
-		while (o->kind == WAIT && !event_is_done(o->event, o->record)) {
-			struct timespec t;
-			clock_gettime(CLOCK_REALTIME, &t);
-			t.tv_nsec += 200000;
-			t.tv_sec += t.tv_nsec / 1000000000, t.tv_nsec %= 1000000000;
-			pthread_mutex_lock(&lock);
-			if (!event_is_done(o->event, o->record))
-				pthread_cond_timedwait(&changed, &lock, &t);
-			pthread_mutex_unlock(&lock);
-		}
+		if (o->kind == WAIT)
+			event_wait(o->event, o->record);
 		int64_t start = now();
 		if (o->kind < RECORD)
 			pace(kinds[o->kind], o->name);
