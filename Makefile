@@ -289,7 +289,7 @@ docs: build ## docs/cli.md and docs/cli-lab.md from the help texts, docs/python-
 	@rm -rf bin/docs
 	bin/shoal docs bin/docs
 	cp bin/docs/cli.md docs/cli.md
-	bin/shoal-lab docs docs/cli-lab.md
+	bin/shoal-lab docs >docs/cli-lab.md
 	PYTHONPATH=python python3 python/reference.py >docs/python-api.md
 
 clean: ## remove build output and the demo's data

@@ -83,21 +83,14 @@ func proxyOf() ([]string, error) {
 	return []string{self, proxyVerb}, err
 }
 
-// docsCommand writes docs/cli-lab.md (make docs).
+// docsCommand prints docs/cli-lab.md (make docs).
 func docsCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:    "docs FILE",
-		Short:  "Write the reference of the command line",
+		Use:    "docs",
+		Short:  "Print the reference of the command line",
 		Hidden: true,
-		Args:   cobra.ExactArgs(1),
-		RunE: func(_ *cobra.Command, args []string) (err error) {
-			f, err := os.Create(args[0])
-			if err != nil {
-				return err
-			}
-			defer func() { err = errors.Join(err, f.Close()) }()
-			return writeReference(f)
-		},
+		Args:   cobra.NoArgs,
+		RunE:   func(c *cobra.Command, _ []string) error { return writeReference(c.OutOrStdout()) },
 	}
 }
 

@@ -5,6 +5,7 @@ package hostile
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"crypto/md5" //nolint:gosec // ETags are MD5s
 	"crypto/tls"
 	"encoding/hex"
@@ -45,12 +46,12 @@ func ETag(data []byte) string {
 type Server struct {
 	listener net.Listener
 	objects  map[string][]byte
-	done     chan struct{}
+	stopped  context.Context
+	stop     context.CancelFunc
 	conns    sync.WaitGroup
 
 	mu     sync.Mutex
 	script Script
-	open   map[net.Conn]struct{}
 	counts map[string]int // by operation and key
 }
 
@@ -67,7 +68,8 @@ func Start(objects map[string][]byte, config *tls.Config, script Script) (*Serve
 	if config != nil {
 		l = tls.NewListener(l, config)
 	}
-	s := &Server{listener: l, objects: objects, script: script, done: make(chan struct{}), open: map[net.Conn]struct{}{}, counts: map[string]int{}}
+	s := &Server{listener: l, objects: objects, script: script, counts: map[string]int{}}
+	s.stopped, s.stop = context.WithCancel(context.Background())
 	s.conns.Go(s.accept)
 	return s, nil
 }
@@ -92,12 +94,7 @@ func (s *Server) Count(op Op, key string) int {
 // Stop closes all connections and waits until nobody serves them.
 func (s *Server) Stop() {
 	_ = s.listener.Close()
-	close(s.done)
-	s.mu.Lock()
-	for c := range s.open {
-		_ = c.Close()
-	}
-	s.mu.Unlock()
+	s.stop()
 	s.conns.Wait()
 }
 
@@ -107,25 +104,15 @@ func (s *Server) accept() {
 		if err != nil {
 			return
 		}
-		s.mu.Lock()
-		s.open[c] = struct{}{}
-		s.mu.Unlock()
 		s.conns.Go(func() {
+			defer c.Close()
+			defer context.AfterFunc(s.stopped, func() { _ = c.Close() })() // at once if it was accepted while it stopped
 			s.serve(c)
-			_ = c.Close()
-			s.mu.Lock()
-			delete(s.open, c)
-			s.mu.Unlock()
 		})
 	}
 }
 
 func (s *Server) serve(c net.Conn) {
-	select {
-	case <-s.done: // accepted while it stopped
-		return
-	default:
-	}
 	for r := bufio.NewReader(c); ; {
 		req, err := http.ReadRequest(r)
 		if err != nil {
@@ -185,14 +172,7 @@ func (x *Exchange) Send(b []byte) {
 }
 
 // Gone reports whether the client has gone, or the server stops.
-func (x *Exchange) Gone() bool {
-	select {
-	case <-x.server.done:
-		return true
-	default:
-		return x.closed
-	}
-}
+func (x *Exchange) Gone() bool { return x.closed || x.server.stopped.Err() != nil }
 
 // Close ends the connection in good order.
 func (x *Exchange) Close() { x.closed = true }
@@ -232,7 +212,7 @@ func (x *Exchange) Drip(b []byte, pause time.Duration) {
 		select {
 		case <-t.C:
 			x.Send(b[i : i+1])
-		case <-x.server.done:
+		case <-x.server.stopped.Done():
 			x.closed = true
 		}
 		if x.closed {

@@ -59,8 +59,7 @@ const marker = ".shoal-photos.json"
 type state struct {
 	Algorithm int
 	Options   Options
-	Complete  bool
-	Set       Set
+	Set       Set // empty until it is complete
 }
 
 // sizes are the files' widths and heights; the mix resembles ImageNet's.
@@ -142,7 +141,6 @@ func Make(ctx context.Context, dir string, o Options, progress func(done, total 
 	if err := g.Wait(); err != nil {
 		return Set{}, err
 	}
-	st.Complete = true
 	st.Set = Set{Files: o.Count, Classes: len(sources), Bytes: bytes.Load()}
 	if err := st.write(dir); err != nil {
 		return Set{}, err
@@ -166,7 +164,7 @@ func existing(dir string, o Options, sources []Source) (Set, bool, error) {
 		return Set{}, false, fmt.Errorf("the folder is not empty and holds no training set of ours; name another one or empty it (%w)", err)
 	}
 	var st state
-	if json.Unmarshal(b, &st) == nil && st.Complete && st.Algorithm == algorithm && st.Options == o && st.Set.matches(dir) {
+	if json.Unmarshal(b, &st) == nil && st.Algorithm == algorithm && st.Options == o && st.Set.Files == o.Count && st.Set.matches(dir) {
 		return st.Set, true, nil
 	}
 	for _, s := range sources {
@@ -203,11 +201,7 @@ func (st state) write(dir string) error {
 	if err != nil {
 		return err
 	}
-	tmp := filepath.Join(dir, marker+".tmp")
-	if err := os.WriteFile(tmp, b, 0o644); err != nil {
-		return err
-	}
-	return os.Rename(tmp, filepath.Join(dir, marker))
+	return os.WriteFile(filepath.Join(dir, marker), b, 0o644) // if it is cut off, the set is made again
 }
 
 // sampleRand gives each file random numbers of its own, so that the order of making does not matter.
