@@ -141,7 +141,7 @@ func (b *bench) prepare(ctx context.Context, dir, old, now string, count int) (b
 		_, err = b.bed.Shoal(ctx, "pack", source, shards, "--seed", "1")
 	}
 	if err == nil {
-		err = b.bed.Far(ctx, proxy.Options{Latency: 30 * time.Millisecond, Sigma: 0.3})
+		err = b.bed.Proxy.Set(ctx, proxy.Options{Latency: 30 * time.Millisecond, Sigma: 0.3})
 	}
 	if err != nil {
 		b.bed.Close()

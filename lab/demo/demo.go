@@ -160,7 +160,7 @@ func (j *job) prepare(ctx context.Context) (err error) {
 		return err
 	}
 	if err = j.fill(ctx); err == nil {
-		err = j.bed.Far(ctx, proxy.Options{Latency: j.Latency, Sigma: j.Sigma, Seed: 1})
+		err = j.bed.Proxy.Set(ctx, proxy.Options{Latency: j.Latency, Sigma: j.Sigma, Seed: 1})
 	}
 	if err != nil {
 		j.close()

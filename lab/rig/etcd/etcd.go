@@ -14,7 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -156,16 +155,7 @@ func (s *Server) Restart(ctx context.Context, empty bool) error {
 	if s.proc, err = subproc.Start("etcd", s.command(s.bin, append([]string{"--data-dir", data}, s.args...)...)); err != nil {
 		return err
 	}
-	return s.proc.Until(ctx, func(context.Context) error {
-		answer, err := http.Get("http://" + s.health + "/health")
-		if err == nil && answer.StatusCode != http.StatusOK {
-			err = errors.New(answer.Status)
-		}
-		if answer != nil {
-			_ = answer.Body.Close()
-		}
-		return err
-	})
+	return s.proc.Healthy(ctx, "http://"+s.health+"/health")
 }
 
 // Save copies its data, for which it is stopped a moment. restore starts it again from that copy, once.

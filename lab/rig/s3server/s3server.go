@@ -132,17 +132,12 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 			*f.args = append(*f.args, f.flag, dir)
 		}
 	}
-	backend = append(backend, data)
 	// versitygw does not report a port that the kernel chose, so one is held for it here until it listens.
 	addr, release, err := port.Hold()
 	if err != nil {
 		return nil, fmt.Errorf("s3server: %w", err)
 	}
 	defer release()
-	return start(ctx, binary, addr, front, backend)
-}
-
-func start(ctx context.Context, binary, addr string, front, backend []string) (*Server, error) {
 	args := append([]string{
 		"--port", addr,
 		"--region", Region,
@@ -153,8 +148,7 @@ func start(ctx context.Context, binary, addr string, front, backend []string) (*
 	}, front...)
 	// One process owns the folder: lock files between gateways are pure cost.
 	args = append(args, "posix", "--disable-object-lock-file")
-	args = append(args, backend...)
-	cmd := exec.Command(binary, args...)
+	cmd := exec.Command(binary, append(append(args, backend...), data)...)
 	// By environment: arguments are visible to every user of the machine.
 	cmd.Env = append(os.Environ(), "ROOT_ACCESS_KEY_ID="+AccessKey, "ROOT_SECRET_ACCESS_KEY="+SecretKey)
 	p, err := subproc.Start("versitygw", cmd)
@@ -162,32 +156,13 @@ func start(ctx context.Context, binary, addr string, front, backend []string) (*
 		return nil, fmt.Errorf("s3server: %w", err)
 	}
 	s := &Server{URL: "http://" + addr, Proc: p, bin: binary}
-	if err := s.waitReady(ctx); err != nil {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	if err := p.Healthy(ctx, s.URL+"/health"); err != nil {
 		s.Stop()
 		return nil, fmt.Errorf("s3server: %w", err)
 	}
 	return s, nil
-}
-
-func (s *Server) waitReady(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 2 * time.Second}
-	return s.Until(ctx, func(ctx context.Context) error {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.URL+"/health", nil)
-		if err != nil {
-			return err
-		}
-		resp, err := client.Do(req)
-		if err != nil {
-			return err
-		}
-		_ = resp.Body.Close()
-		if resp.StatusCode != http.StatusOK {
-			return fmt.Errorf("GET /health: %s", resp.Status)
-		}
-		return nil
-	})
 }
 
 // Admin runs a verb of versitygw admin, such as create-user.

@@ -54,6 +54,26 @@ func StartReady(ctx context.Context, name string, cmd *exec.Cmd, ready any) (*Pr
 	}
 }
 
+// Healthy waits, as [Proc.Until] does, until a GET of url is answered by 200.
+func (p *Proc) Healthy(ctx context.Context, url string) error {
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 2 * time.Second}
+	return p.Until(ctx, func(ctx context.Context) error {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+		if err != nil {
+			return err
+		}
+		resp, err := client.Do(req)
+		if err != nil {
+			return err
+		}
+		_ = resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			return fmt.Errorf("GET %s: %s", req.URL.Path, resp.Status)
+		}
+		return nil
+	})
+}
+
 // Controlled is a child whose control server answers with an S and takes an O; see [Serve].
 type Controlled[S, O any] struct {
 	*Proc

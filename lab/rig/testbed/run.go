@@ -246,7 +246,7 @@ func (c Config) cacheSize() string {
 
 // Measure lays, warms, mounts, runs, and unmounts. The cache of the measurement before is thrown away.
 func (b *Bed) Measure(ctx context.Context, c Config, progress func(step string, done, total int)) (r Result, err error) {
-	if err := b.Far(ctx, proxy.Options{}); err != nil {
+	if err := b.Proxy.Set(ctx, proxy.Options{}); err != nil {
 		return r, err
 	}
 	if err := b.Lay(ctx, c.Dataset, func(done, total int) { progress(Laying, done, total) }); err != nil {
@@ -275,7 +275,7 @@ func (b *Bed) Measure(ctx context.Context, c Config, progress func(step string, 
 		r.Bandwidth = c.Bandwidth.Times * (1 - r.Kept) * r.Demand
 	}
 	// Before the daemon starts, which begins to fetch at once.
-	if err := b.Far(ctx, proxy.Options{Latency: c.Latency, Sigma: c.Sigma, Bandwidth: int64(r.Bandwidth), Seed: 1}); err != nil {
+	if err := b.Proxy.Set(ctx, proxy.Options{Latency: c.Latency, Sigma: c.Sigma, Bandwidth: int64(r.Bandwidth), Seed: 1}); err != nil {
 		return r, err
 	}
 	told := cmp.Or(c.Told, c.Order)

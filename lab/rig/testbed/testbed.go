@@ -5,7 +5,7 @@
 //
 //   - A dataset that fits the kernel's page cache is read once from the daemon and then never again.
 //     Mounts of a testbed do not let the kernel keep pages.
-//   - What has been warmed has to come through the same proxy: open it (Far with zero options) before, and
+//   - What has been warmed has to come through the same proxy: open it (zero options) before, and
 //     close it down after.
 package testbed
 
@@ -100,9 +100,6 @@ func (b *Bed) Close() {
 
 // Failed returns an error if store or proxy have ended by themselves.
 func (b *Bed) Failed() error { return errors.Join(b.Proxy.Failed(), b.Server.Failed()) }
-
-// Far sets how far and narrow the store is from now on.
-func (b *Bed) Far(ctx context.Context, o proxy.Options) error { return b.Proxy.Set(ctx, o) }
 
 // With returns the bed with another binary.
 func (b *Bed) With(shoal string) *Bed {
