@@ -61,7 +61,7 @@ var mayImport = map[string][]string{
 	"cache/shard":               {"cache/catalog", "cache/objstore", "internal/killpoint", "internal/trace"},
 	"cache/catalog":             {"cache/objstore", "cache/segment", "internal/durable", "internal/killpoint", "cache/crypt"},
 	"cache/segment":             {"internal/durable", "internal/killpoint", "cache/crypt"},
-	"cache/objstore":            {"internal/durable", "internal/trace"},
+	"cache/objstore":            {"internal/durable", "internal/pause", "internal/trace"},
 	"cache/objstore/near":       {"cache/objstore"},
 	"cache/peer":                {"cache", "cache/objstore", "internal/pause"},
 	"cache/objstore/s3":         {"cache/objstore"},

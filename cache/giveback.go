@@ -92,7 +92,7 @@ func (d *disk) giveBack(need int64, volumes []*Volume) (segments int, freed int6
 		if spare := s.Bytes - (need - freed); spare > 0 {
 			n, err = d.condense(s.ID, ownersIn(s.ID, volumes), spare)
 		} else {
-			n, err = d.store.DropSegment(s.ID, nil)
+			n, err = d.store.DropSegment(s.ID)
 			gone[s.ID] = true
 		}
 		segments, freed = segments+1, freed+n

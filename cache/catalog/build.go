@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
-	"hash/crc32"
 	"iter"
 	"math"
 	"runtime"
@@ -428,18 +427,8 @@ func (b *builder) encode(d *draft) []byte {
 	for _, r := range d.rows {
 		out = r.append(out)
 	}
-	var off uint64
-	for _, f := range d.order {
-		out = le.AppendUint64(out, off)
-		off += uint64(b.files.at(f).nameLen)
-	}
-	out = le.AppendUint64(out, off)
-	off = 0
-	for _, f := range d.order {
-		out = le.AppendUint64(out, off)
-		off += uint64(b.files.at(f).etagLen)
-	}
-	out = le.AppendUint64(out, off)
+	out = appendOffsets(out, d.order, func(f uint32) int { return int(b.files.at(f).nameLen) })
+	out = appendOffsets(out, d.order, func(f uint32) int { return int(b.files.at(f).etagLen) })
 	for _, f := range d.order {
 		out = le.AppendUint64(out, uint64(b.files.at(f).size))
 	}
@@ -487,11 +476,4 @@ func putIDs(m *Manifest) {
 		})
 	}
 	wg.Wait()
-}
-
-// seal writes the two checksums of a manifest file.
-func seal(data []byte) {
-	h := data[:headerLen]
-	binary.LittleEndian.PutUint32(h[120:], crc32.Checksum(data[headerLen:], castagnoli))
-	binary.LittleEndian.PutUint32(h[124:], crc32.Checksum(h[:124], castagnoli))
 }

@@ -201,11 +201,11 @@ func (c *Catalog) SetManifest(source string, m *Manifest, l *Layout, number int6
 			return fmt.Errorf("catalog: %s: the layout belongs to dataset version %s, but the manifest to version %s", source, l.Dataset(), v.Version)
 		}
 		v.Layout = l.Version()
-		if _, err := l.save(c.layoutDir(), c.key); err != nil {
+		if _, err := saveUnder(c.layoutDir(), v.Layout, l.data, "layout", c.key); err != nil {
 			return fmt.Errorf("catalog: %s: %w", source, err)
 		}
 	}
-	if _, err := m.save(c.manifestDir(), c.key); err != nil {
+	if _, err := saveUnder(c.manifestDir(), m.FileName(), m.data, "manifest", c.key); err != nil {
 		return fmt.Errorf("catalog: %s: %w", source, err)
 	}
 	var old sourceValue

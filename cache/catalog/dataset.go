@@ -129,7 +129,7 @@ func (c *Catalog) SetCoding(id [16]byte, tables [][]byte) error {
 	defer c.mu.Unlock()
 	body, err := json.Marshal(tables)
 	if err == nil {
-		err = durable.MakeDir(c.codingsDir())
+		err = durable.MkdirAll(c.codingsDir())
 	}
 	if err == nil {
 		err = c.saveTwice(c.codingPath(id), codingKind, codingKind, body)

@@ -19,20 +19,44 @@ import (
 	"github.com/shoalfs/shoal/internal/durable"
 )
 
+// content is the file that a manifest or a layout reads from: on the heap if it was built here, beside it if it was loaded.
+type content struct {
+	data   []byte
+	loaded bool
+}
+
+// Raw returns the content of the file, for another node. It must not be changed, or used after Close.
+func (c *content) Raw() []byte { return c.data }
+
+// FileSize returns the length of the file in bytes, which is also its size in memory.
+func (c *content) FileSize() int64 { return int64(len(c.data)) }
+
+// Close frees the memory. No other method may be running or be called afterwards. For what was built here it does nothing.
+func (c *content) Close() error {
+	if !c.loaded {
+		return nil
+	}
+	c.loaded = false
+	return unix.Munmap(c.data)
+}
+
 // saveUnder writes an immutable file durably, unless it exists. An encrypted file is always written: each has its own
 // key, so there is nothing to compare.
 func saveUnder(dir, name string, data []byte, what string, key *crypt.Key) (path string, err error) {
 	path = filepath.Join(dir, name)
-	if err := durable.MakeDir(dir); err != nil {
-		return "", err
+	if err = durable.MkdirAll(dir); err == nil && key != nil {
+		err = writeParts(path, what, key.SealFile(what, name, data))
+	} else if err == nil {
+		if old, none := os.ReadFile(path); none == nil && bytes.Equal(old, data) {
+			err = durable.SyncDir(dir) // a crash may have followed the rename
+		} else {
+			err = write(path, what, data)
+		}
 	}
-	if key != nil {
-		return path, writeParts(path, what, key.SealFile(what, name, data))
+	if err != nil {
+		return "", fmt.Errorf("save %s: %w", what, err)
 	}
-	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {
-		return path, durable.SyncDir(dir) // a crash may have followed the rename
-	}
-	return path, write(path, what, data)
+	return path, nil
 }
 
 // loadFile reads the file at path into memory and calls parse, whose result keeps that memory unless parse fails.
@@ -40,9 +64,9 @@ func saveUnder(dir, name string, data []byte, what string, key *crypt.Key) (path
 // The file is not mapped: a page of a mapping that the disk cannot read is a SIGBUS, which ends the process, and a
 // slow one blocks a whole Go process at its next garbage collection. The memory is outside Go's heap, whose size
 // determines how much garbage may accumulate.
-func loadFile(path, what string, key *crypt.Key, parse func(data []byte) error) error {
+func loadFile[T any](path, what string, key *crypt.Key, parse func(data []byte) (*T, error)) (v *T, err error) {
 	var data []byte
-	_, err := readFile(path, what, key, func(n int64) (_ []byte, err error) {
+	_, err = readFile(path, what, key, func(n int64) (_ []byte, err error) {
 		if n < headerLen || n > math.MaxInt {
 			return nil, corrupt("%d bytes long", n)
 		}
@@ -56,10 +80,10 @@ func loadFile(path, what string, key *crypt.Key, parse func(data []byte) error) 
 		err = unix.Mprotect(data, unix.PROT_READ)
 	}
 	if err == nil {
-		err = parse(data)
+		v, err = parse(data)
 	}
 	if err == nil {
-		return nil
+		return v, nil
 	}
 	if data != nil {
 		_ = unix.Munmap(data)
@@ -70,7 +94,7 @@ func loadFile(path, what string, key *crypt.Key, parse func(data []byte) error) 
 	case errors.Is(err, ErrCorrupt):
 		err = fmt.Errorf("%w (remove it; the dataset is then listed again)", err)
 	}
-	return fmt.Errorf("load %s %s: %w", what, path, err)
+	return nil, fmt.Errorf("load %s %s: %w", what, path, err)
 }
 
 // readFile reads the file at path, which is sealed if there is a key, into memory from alloc.
@@ -122,28 +146,54 @@ func readParallel(f *os.File, data []byte) error {
 	return errors.Join(errs...)
 }
 
-// checkHeader checks what the headers of all formats have in common.
-func checkHeader(data []byte, magic string, version uint32, what string) error {
+// CheckHeader checks what the headers of manifests, layouts and the indexes of shards have in common, and returns the format's version:
+// 128 bytes, which begin with the magic (8), the version (u32) and the header's length (u32), and end with the CRC32C of what
+// follows (u32), and that of the header (u32).
+func CheckHeader(data []byte, magic string, oldest, newest uint32, what string) (version uint32, err error) {
 	le := binary.LittleEndian
 	if len(data) < headerLen {
-		return corrupt("%d bytes long, shorter than its header", len(data))
+		return 0, corrupt("%d bytes long, shorter than its header", len(data))
 	}
 	h := data[:headerLen]
 	if string(h[:8]) != magic {
-		return corrupt("not a %s (magic %q)", what, h[:8])
+		return 0, corrupt("not %s (magic %q)", what, h[:8])
 	}
 	// Every later format keeps the header's first 16 and last 4 bytes. The checksum is checked before the version, so
 	// that a damaged version is not taken for a newer format.
 	if got, want := crc32.Checksum(h[:124], castagnoli), le.Uint32(h[124:]); got != want {
-		return corrupt("header has checksum %08x, want %08x", got, want)
+		return 0, corrupt("header has checksum %08x, want %08x", got, want)
 	}
-	if v := le.Uint32(h[8:]); v > version {
-		return fmt.Errorf("%w: format version %d, but this version reads %d", ErrNewerFormat, v, version)
-	} else if v != version {
-		return corrupt("format version %d", v)
+	if version = le.Uint32(h[8:]); version > newest {
+		return 0, fmt.Errorf("%w: format version %d, but this version reads %d", ErrNewerFormat, version, newest)
+	} else if version < oldest {
+		return 0, corrupt("format version %d", version)
 	}
 	if n := le.Uint32(h[12:]); n != headerLen {
-		return corrupt("header length %d", n)
+		return 0, corrupt("header length %d", n)
+	}
+	return version, nil
+}
+
+// CheckContent compares what follows such a header with its checksum.
+func CheckContent(data []byte) error {
+	if got, want := crc32.Checksum(data[headerLen:], castagnoli), binary.LittleEndian.Uint32(data[120:]); got != want {
+		return corrupt("content has checksum %08x, want %08x", got, want)
 	}
 	return nil
+}
+
+// seal writes the two checksums.
+func seal(data []byte) {
+	binary.LittleEndian.PutUint32(data[120:], crc32.Checksum(data[headerLen:], castagnoli))
+	binary.LittleEndian.PutUint32(data[124:], crc32.Checksum(data[:124], castagnoli))
+}
+
+// appendOffsets appends where the text of each of list begins among all of them, and where they end.
+func appendOffsets[T any](b []byte, list []T, length func(T) int) []byte {
+	off := uint64(0)
+	for _, v := range list {
+		b = binary.LittleEndian.AppendUint64(b, off)
+		off += uint64(length(v))
+	}
+	return binary.LittleEndian.AppendUint64(b, off)
 }

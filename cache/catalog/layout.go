@@ -6,13 +6,10 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
-	"hash/crc32"
 	"iter"
 	"math"
 	"slices"
 	"sort"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/shoalfs/shoal/cache/crypt"
 	"github.com/shoalfs/shoal/cache/objstore"
@@ -70,9 +67,8 @@ const (
 // The shard of a file is not stored: a short binary search finds the shard whose ranks include the file's. So a file
 // costs 16 bytes, or 20, and 4 an extent if it has several.
 type Layout struct {
-	m      *Manifest
-	data   []byte // the whole file, on the heap after BuildLayout, beside it after loadLayout
-	loaded bool
+	content
+	m *Manifest
 
 	dataset, version [32]byte
 	files            int
@@ -184,18 +180,8 @@ func encodeLayout(m *Manifest, shards []objstore.Object, shardOf []uint32, offs 
 	total := layoutLen(format, files, count) + 4*max(uint64(len(sums)), files) - 4*files + keys + tags
 	le := binary.LittleEndian
 	out := make([]byte, headerLen, total)
-	var off uint64
-	for _, s := range shards {
-		out = le.AppendUint64(out, off)
-		off += uint64(len(s.Key))
-	}
-	out = le.AppendUint64(out, off)
-	off = 0
-	for _, s := range shards {
-		out = le.AppendUint64(out, off)
-		off += uint64(len(s.ETag))
-	}
-	out = le.AppendUint64(out, off)
+	out = appendOffsets(out, shards, func(s objstore.Object) int { return len(s.Key) })
+	out = appendOffsets(out, shards, func(s objstore.Object) int { return len(s.ETag) })
 	for _, s := range shards {
 		out = le.AppendUint64(out, uint64(s.Size))
 	}
@@ -268,11 +254,7 @@ func layoutHash(data []byte) [32]byte {
 // the ranks are a permutation, and that every file lies within its shard. Errors wrap [ErrCorrupt],
 // [ErrNewerFormat], or the operating system's error.
 func loadLayout(path string, m *Manifest, key *crypt.Key) (*Layout, error) {
-	var l *Layout
-	err := loadFile(path, "layout", key, func(data []byte) (err error) {
-		l, err = parseLayout(data, m)
-		return err
-	})
+	l, err := loadFile(path, "layout", key, func(data []byte) (*Layout, error) { return parseLayout(data, m) })
 	if err != nil {
 		return nil, err
 	}
@@ -282,13 +264,11 @@ func loadLayout(path string, m *Manifest, key *crypt.Key) (*Layout, error) {
 
 // parseLayout checks data and returns a layout that reads from it. It trusts nothing, and reads every column once.
 func parseLayout(data []byte, m *Manifest) (*Layout, error) {
-	le, format := binary.LittleEndian, uint32(layoutVersion)
-	if len(data) >= headerLen && le.Uint32(data[8:]) == 1 {
-		format = 1
-	}
-	if err := checkHeader(data, layoutMagic, format, "layout"); err != nil {
+	format, err := CheckHeader(data, layoutMagic, 1, layoutVersion, "a layout")
+	if err != nil {
 		return nil, err
 	}
+	le := binary.LittleEndian
 	h := data[:headerLen]
 	files, count := le.Uint64(h[80:]), le.Uint64(h[88:])
 	keyLen, tagLen := le.Uint64(h[96:]), le.Uint64(h[104:])
@@ -303,10 +283,10 @@ func parseLayout(data []byte, m *Manifest) (*Layout, error) {
 	if count == 0 || count >= nowhere || keyLen > size || tagLen > size || least > size || (size-least)%4 != 0 || format == 1 && least < size {
 		return nil, corrupt("sections of %d files and %d shards do not fill %d bytes", files, count, size)
 	}
-	if got, want := crc32.Checksum(data[headerLen:], castagnoli), le.Uint32(h[120:]); got != want {
-		return nil, corrupt("content has checksum %08x, want %08x", got, want)
+	if err := CheckContent(data); err != nil {
+		return nil, err
 	}
-	l := &Layout{m: m, data: data, dataset: m.version, version: [32]byte(h[48:80]), files: int(files)}
+	l := &Layout{m: m, content: content{data: data}, dataset: m.version, version: [32]byte(h[48:80]), files: int(files)}
 	cut := cutter(data[headerLen:])
 	keyOff, tagOff := cut(8*(count+1)), cut(8*(count+1))
 	sizes, mtimes, first := cut(8*count), cut(8*count), cut(4*(count+1))
@@ -382,9 +362,6 @@ func (l *Layout) Dataset() string { return hex.EncodeToString(l.dataset[:]) }
 // Len returns the number of files.
 func (l *Layout) Len() int { return l.files }
 
-// FileSize returns the length of the layout's file in bytes, which is also its size in memory.
-func (l *Layout) FileSize() int64 { return int64(len(l.data)) }
-
 // Shards returns the number of shards.
 func (l *Layout) Shards() int { return len(l.shards) }
 
@@ -442,21 +419,10 @@ func (l *Layout) Verify() error {
 	return nil
 }
 
-// Close frees the memory. No other method may be running or be called afterwards. For a layout of BuildLayout, and
-// for nil, it does nothing.
+// Close is that of the content; of nil it does nothing.
 func (l *Layout) Close() error {
-	if l == nil || !l.loaded {
+	if l == nil {
 		return nil
 	}
-	l.loaded = false
-	return unix.Munmap(l.data)
-}
-
-// save writes the layout into the folder dir, as [Manifest.Save] does.
-func (l *Layout) save(dir string, key *crypt.Key) (path string, err error) {
-	path, err = saveUnder(dir, l.Version(), l.data, "layout", key)
-	if err != nil {
-		return "", fmt.Errorf("save layout: %w", err)
-	}
-	return path, nil
+	return l.content.Close()
 }

@@ -84,7 +84,7 @@ func TestLayoutModel(t *testing.T) {
 		if err != nil || !bytes.Equal(again.data, built.data) {
 			rt.Fatal("the order of the places matters", err)
 		}
-		path, err := built.save(dir, nil)
+		path, err := saveUnder(dir, built.Version(), built.data, "layout", nil)
 		if err != nil || filepath.Base(path) != built.Version() {
 			rt.Fatal(path, err)
 		}

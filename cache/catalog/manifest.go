@@ -17,8 +17,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/shoalfs/shoal/cache/crypt"
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/segment"
@@ -48,8 +46,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // Manifest is one immutable version of a dataset: its files in sample order, and their directories. It is safe for
 // concurrent use. File and directory numbers out of range panic, as slice indices do.
 type Manifest struct {
-	data   []byte // the whole file, on the heap after Build, beside it after Load
-	loaded bool
+	content
 
 	version      [32]byte
 	files, dirs  int
@@ -107,26 +104,12 @@ func (s Skipped) Total() int { return s.Hostile + s.Shadowed }
 func Load(path string) (*Manifest, error) { return load(path, nil) }
 
 func load(path string, key *crypt.Key) (*Manifest, error) {
-	var m *Manifest
-	err := loadFile(path, "manifest", key, func(data []byte) (err error) {
-		m, err = parse(data)
-		return err
-	})
+	m, err := loadFile(path, "manifest", key, parse)
 	if err != nil {
 		return nil, err
 	}
 	m.loaded = true
 	return m, nil
-}
-
-// Close frees the memory. No other method may be running or be called afterwards. For a manifest of Build it does
-// nothing.
-func (m *Manifest) Close() error {
-	if !m.loaded {
-		return nil
-	}
-	m.loaded = false
-	return unix.Munmap(m.data)
 }
 
 func corrupt(format string, args ...any) error {
@@ -136,7 +119,7 @@ func corrupt(format string, args ...any) error {
 // parse checks data and returns a manifest that reads from it. It trusts nothing: it checks every index that a method
 // follows later.
 func parse(data []byte) (*Manifest, error) {
-	if err := checkHeader(data, manifestMagic, manifestVersion, "manifest"); err != nil {
+	if _, err := CheckHeader(data, manifestMagic, manifestVersion, manifestVersion, "a manifest"); err != nil {
 		return nil, err
 	}
 	le := binary.LittleEndian
@@ -161,13 +144,7 @@ func parse(data []byte) (*Manifest, error) {
 		return nil, corrupt("sections fill %d bytes of %d", want, len(data))
 	}
 	damaged := make(chan error, 1) // found while the rest is checked, which relies on nothing
-	go func() {
-		var err error
-		if got, want := crc32.Checksum(data[headerLen:], castagnoli), le.Uint32(h[120:]); got != want {
-			err = corrupt("content has checksum %08x, want %08x", got, want)
-		}
-		damaged <- err
-	}()
+	go func() { damaged <- CheckContent(data) }()
 	m, err := parseColumns(data, files, dirs, arena)
 	if bad := <-damaged; bad != nil {
 		return nil, bad
@@ -187,7 +164,7 @@ func cutter(rest []byte) func(n uint64) []byte {
 // parseColumns cuts the file into columns of the right lengths, and checks these.
 func parseColumns(data []byte, files, dirs uint64, arena [5]uint64) (*Manifest, error) {
 	h := data[:headerLen]
-	m := &Manifest{data: data, version: [32]byte(h[16:48]), files: int(files), dirs: int(dirs), bytes: int64(binary.LittleEndian.Uint64(h[64:]))}
+	m := &Manifest{content: content{data: data}, version: [32]byte(h[16:48]), files: int(files), dirs: int(dirs), bytes: int64(binary.LittleEndian.Uint64(h[64:]))}
 	cut := cutter(data[headerLen:])
 	m.dirTab = cut(dirs * dirLen)
 	m.nameOff, m.etagOff = cut(8*(files+1)), cut(8*(files+1))
@@ -388,9 +365,6 @@ func (m *Manifest) VersionHash() [32]byte { return m.version }
 
 // Len returns the number of files.
 func (m *Manifest) Len() int { return m.files }
-
-// FileSize returns the length of the manifest's file in bytes, which is also its size in memory.
-func (m *Manifest) FileSize() int64 { return int64(len(m.data)) }
 
 // Bytes returns the sum of the files' sizes.
 func (m *Manifest) Bytes() int64 { return m.bytes }
@@ -608,15 +582,7 @@ func (m *Manifest) hash() [32]byte {
 // Save writes the manifest into the folder dir, which it makes if necessary, under its [Manifest.FileName], and makes
 // it durable. An equal file there is kept; another one (the same version with another prefix) is replaced by rename.
 func (m *Manifest) Save(dir string) (path string, err error) {
-	return m.save(dir, nil)
-}
-
-func (m *Manifest) save(dir string, key *crypt.Key) (path string, err error) {
-	path, err = saveUnder(dir, m.FileName(), m.data, "manifest", key)
-	if err != nil {
-		return "", fmt.Errorf("save manifest: %w", err)
-	}
-	return path, nil
+	return saveUnder(dir, m.FileName(), m.data, "manifest", nil)
 }
 
 // write replaces a file, so that after a crash either the old or the new content is there. The killpoints' names begin

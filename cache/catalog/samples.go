@@ -146,26 +146,14 @@ func (s *Samples) atOrAfter(file int) int {
 	return sort.Search(s.n, func(i int) bool { return s.File(i) >= file })
 }
 
-// isImage reports whether a name ends in one of torchvision's IMG_EXTENSIONS, in any case, with or without the suffix
-// that `shoal pack --decode` adds.
+// images are torchvision's IMG_EXTENSIONS.
+var images = []string{".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"}
+
+// isImage reports whether a name ends in one of them, in any case, with or without the suffix that `shoal pack --decode` adds.
 func isImage(name []byte) bool {
 	name = bytes.TrimSuffix(name, []byte(".npy"))
 	ext := name[max(bytes.LastIndexByte(name, '.'), 0):]
-	if len(ext) > len(".jpeg") {
-		return false
-	}
-	var lower [len(".jpeg")]byte
-	for i, c := range ext {
-		if 'A' <= c && c <= 'Z' {
-			c += 'a' - 'A'
-		}
-		lower[i] = c
-	}
-	switch string(lower[:len(ext)]) {
-	case ".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp":
-		return true
-	}
-	return false
+	return slices.ContainsFunc(images, func(e string) bool { return len(e) == len(ext) && bytes.EqualFold(ext, []byte(e)) })
 }
 
 // Match returns the filter that glob names: "images" for torchvision's IMG_EXTENSIONS in any case, with or without

@@ -141,7 +141,7 @@ func BenchmarkLayoutMillion(b *testing.B) {
 			b.Fatal(err)
 		}
 		build = time.Since(t0)
-		path, err := l.save(dir, nil)
+		path, err := saveUnder(dir, l.Version(), l.data, "layout", nil)
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -89,7 +89,7 @@ func (t *tables) CommitSegment(id uint32, size int64, sealed bool, table []byte)
 	le.PutUint64(h[48:], uint64(len(table)))
 	le.PutUint32(h[56:], crc32.Checksum(table, castagnoli))
 	le.PutUint32(h[60:], crc32.Checksum(h[:60], castagnoli))
-	err := durable.MakeDir(t.dir)
+	err := durable.MkdirAll(t.dir)
 	if err == nil {
 		err = write(t.path(id), "table", h, table)
 	}

@@ -200,10 +200,8 @@ func (c *Cluster) poke() {
 
 // pause waits for d or until a beat is wanted, and tells whether ctx is still there.
 func (c *Cluster) pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(d):
 	case <-c.wake:
 	case <-ctx.Done():
 	}

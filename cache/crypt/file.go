@@ -24,6 +24,7 @@ import (
 // be cut at a chunk's end (the construction STREAM of Hoang, Reyhanitabar, Rogaway and Vizár, "Online Authenticated-
 // Encryption and its Nonce-Reuse Misuse-Resistance", CRYPTO 2015). Every chunk authenticates the file's name.
 const (
+	nonceLen      = 12
 	fileMagic     = "SHOALENC"
 	fileVersion   = 1
 	fileHeaderLen = 32

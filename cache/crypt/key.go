@@ -49,40 +49,24 @@ func (k *Key) Derive(purpose string, salt []byte) []byte {
 }
 
 // AEAD returns AES-256-GCM with the key that Derive returns. The caller must never repeat a nonce.
-func (k *Key) AEAD(purpose string, salt []byte) cipher.AEAD { return newGCM(k.Derive(purpose, salt)) }
+func (k *Key) AEAD(purpose string, salt []byte) cipher.AEAD {
+	return must(cipher.NewGCM(must(aes.NewCipher(k.Derive(purpose, salt)))))
+}
 
-func newGCM(key []byte) cipher.AEAD {
-	block, err := aes.NewCipher(key)
-	if err != nil { // only for other lengths
-		panic(err)
-	}
-	gcm, err := cipher.NewGCM(block)
+// Sealer is AEAD for small values, bound to other data. It takes no nonces, but puts a random one in front of each value. It may
+// seal at most 2^32.
+func (k *Key) Sealer(purpose string, salt []byte) cipher.AEAD { return sealer(k.Derive(purpose, salt)) }
+
+func sealer(key []byte) cipher.AEAD {
+	return must(cipher.NewGCMWithRandomNonce(must(aes.NewCipher(key))))
+}
+
+// must is for what fails only with keys of other lengths.
+func must[T any](v T, err error) T {
 	if err != nil {
 		panic(err)
 	}
-	return gcm
-}
-
-const nonceLen = 12
-
-// Seal encrypts a small value as a whole, bound to ad, with a random nonce in front of it. One AEAD may seal at most
-// 2^32 values.
-func Seal(a cipher.AEAD, plain, ad []byte) []byte {
-	b := make([]byte, nonceLen, nonceLen+len(plain)+a.Overhead())
-	Random(b)
-	return a.Seal(b, b, plain, ad)
-}
-
-// Unseal is the reverse of Seal. It fails with ErrOpen.
-func Unseal(a cipher.AEAD, sealed, ad []byte) ([]byte, error) {
-	if len(sealed) < nonceLen {
-		return nil, ErrOpen
-	}
-	plain, err := a.Open(nil, sealed[:nonceLen], sealed[nonceLen:], ad)
-	if err != nil {
-		return nil, ErrOpen
-	}
-	return plain, nil
+	return v
 }
 
 // Random fills b from the system's random generator, which never fails.
@@ -93,7 +77,7 @@ type envelope struct {
 	Format int    `json:"format"`
 	Cipher string `json:"cipher"`
 	KeyID  string `json:"key_id"`      // of the secret
-	Key    []byte `json:"wrapped_key"` // Seal of the cache's key
+	Key    []byte `json:"wrapped_key"` // the cache's key, by a Sealer
 	Sum    uint32 `json:"crc32c"`      // of KeyID and Key
 }
 
@@ -104,7 +88,7 @@ func (e *envelope) sum() uint32 {
 }
 
 func wrapAEAD(s Secret) cipher.AEAD {
-	return newGCM(derive(s.b[:], nil, "shoal key wrap v1", secretLen))
+	return sealer(derive(s.b[:], nil, "shoal key wrap v1", secretLen))
 }
 
 // KeyOf returns the key with these 32 bytes: for tests and benchmarks, whose caches have no key file.
@@ -138,7 +122,7 @@ func (k *Key) Rewrap(dir string, s Secret) error {
 // write replaces the file, so that after a crash the old file or the new one is there.
 func (k *Key) write(dir string, s Secret) (err error) {
 	e := envelope{Format: 1, Cipher: envelopeCipher, KeyID: s.ID()}
-	e.Key = Seal(wrapAEAD(s), k.b[:], []byte(e.KeyID))
+	e.Key = wrapAEAD(s).Seal(nil, nil, k.b[:], []byte(e.KeyID))
 	e.Sum = e.sum()
 	b, err := json.MarshalIndent(e, "", "  ")
 	if err != nil {
@@ -162,7 +146,7 @@ func Open(dir string, s Secret) (*Key, error) {
 	if e.Format != 1 || e.Cipher != envelopeCipher {
 		return nil, fmt.Errorf("%s: format %d with %q was written by a newer version of shoal (use that version, or another --cache-dir)", path, e.Format, e.Cipher)
 	}
-	raw, err := Unseal(wrapAEAD(s), e.Key, []byte(e.KeyID))
+	raw, err := wrapAEAD(s).Open(nil, nil, e.Key, []byte(e.KeyID))
 	if err != nil || len(raw) != secretLen {
 		if e.KeyID == s.ID() {
 			return nil, fmt.Errorf("%s is %w (restore that file from a backup, or remove the whole folder)", path, ErrDamaged)

@@ -79,9 +79,5 @@ func (s Secret) ID() string {
 
 // derive is HKDF-SHA256 (RFC 5869).
 func derive(key, salt []byte, info string, n int) []byte {
-	out, err := hkdf.Key(sha256.New, key, salt, info, n)
-	if err != nil { // only for other lengths
-		panic(err)
-	}
-	return out
+	return must(hkdf.Key(sha256.New, key, salt, info, n))
 }

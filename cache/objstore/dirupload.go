@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -28,12 +27,10 @@ const nameMax = 255
 // stays on one file system.
 func createTemp(path string) (*os.File, error) {
 	folder, base := filepath.Split(path)
-	if err := durable.MakeDir(filepath.Clean(folder)); err != nil {
+	if err := durable.MkdirAll(filepath.Clean(folder)); err != nil {
 		return nil, err
 	}
-	var random [8]byte
-	_, _ = rand.Read(random[:]) // never fails
-	name := tmpPrefix + hex.EncodeToString(random[:]) + "-" + base
+	name := tmpPrefix + rand.Text() + "-" + base
 	return os.OpenFile(folder+name[:min(len(name), nameMax)], os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o644)
 }
 

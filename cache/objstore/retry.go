@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/shoalfs/shoal/internal/pause"
 	"github.com/shoalfs/shoal/internal/trace"
 )
 
@@ -56,7 +57,7 @@ func (p RetryPolicy) withDefaults() RetryPolicy {
 		p.Rand = rand.Float64
 	}
 	if p.Sleep == nil {
-		p.Sleep = sleep
+		p.Sleep = pause.For
 	}
 	return p
 }
@@ -65,18 +66,6 @@ func (p RetryPolicy) withDefaults() RetryPolicy {
 func (p RetryPolicy) Do(ctx context.Context, op, key string, f func(ctx context.Context) error) error {
 	t := Retrier{p: p.withDefaults()}
 	return t.tries(ctx, request{op: op, key: key}, f)
-}
-
-// sleep waits for d or until ctx ends; then it returns ctx's error.
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-t.C:
-		return nil
-	}
 }
 
 // Retrier retries requests that failed with KindTransient, and no others. AbortUploads ends uploads that a lost

@@ -474,33 +474,25 @@ func (x *segmentCheck) compare(c *cover) string {
 	case len(entries) > 0 && entries[len(entries)-1].end() > c.size:
 		return "the table in the index names records beyond its own end"
 	}
+	tabled := make(map[int64]*entry, len(entries))
 	for i := range entries {
 		entries[i].File = NoFile // not in the segment
+		tabled[entries[i].off] = &entries[i]
 	}
-	// Both ascend. A record that only the table has was damaged, and was reported already.
-	j := 0
 	for i := range x.good {
 		e := &x.good[i]
-		if e.off >= c.size {
-			if c.sealed {
-				return "the index says that the segment is full, but it ends before the record at " + strconv.FormatInt(e.off, 10)
-			}
-			break
-		}
-		for j < len(entries) && entries[j].off < e.off {
-			if !x.isBad(entries[j].off) {
-				return fmt.Sprintf("the table in the index has a record at %d, but the segment has none", entries[j].off)
-			}
-			j++
-		}
-		if j == len(entries) || entries[j] != *e {
+		switch t := tabled[e.off]; {
+		case e.off >= c.size && c.sealed:
+			return "the index says that the segment is full, but it ends before the record at " + strconv.FormatInt(e.off, 10)
+		case e.off < c.size && (t == nil || *t != *e):
 			return fmt.Sprintf("the table in the index has a different record at %d than the segment", e.off)
 		}
-		j++
+		delete(tabled, e.off)
 	}
-	for ; j < len(entries); j++ {
-		if !x.isBad(entries[j].off) {
-			return fmt.Sprintf("the table in the index has a record at %d, but the segment has none", entries[j].off)
+	// A record that only the table has was damaged, and was reported already.
+	for i := range entries {
+		if off := entries[i].off; tabled[off] != nil && !x.isBad(off) {
+			return fmt.Sprintf("the table in the index has a record at %d, but the segment has none", off)
 		}
 	}
 	return ""

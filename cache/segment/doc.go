@@ -116,7 +116,6 @@
 //	segment.commit.dir        its folder was
 //	segment.commit.index      its table was committed to the index
 //	segment.condense.copied   the records to keep of a segment to drop were appended again
-//	segment.drop.told         the owner has forgotten the records of a segment
 //	segment.drop.file         its file was removed
 //	segment.drop.index        its table was
 //	segment.open.cut          a torn tail was cut off by Open

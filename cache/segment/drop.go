@@ -10,11 +10,9 @@ import (
 	"github.com/shoalfs/shoal/internal/killpoint"
 )
 
-// DropSegment waits for appends to a segment and deletes it with all its records. It returns how many bytes that
-// freed; 0 if there is no such segment. Before the file is removed, died, unless nil, is called for each record that
-// was not freed, so that the owner can forget its Loc; later reads get ErrGone. A record whose header can no longer
-// be read is passed with Length 0.
-func (s *Store) DropSegment(id uint32, died func(Record, Loc)) (freed int64, err error) {
+// DropSegment waits for appends to a segment and deletes it with all its records; later reads get ErrGone. It returns how many bytes
+// that freed; 0 if there is no such segment.
+func (s *Store) DropSegment(id uint32) (freed int64, err error) {
 	s.mu.Lock()
 	g := s.segment(id)
 	if g == nil || g.dropped || s.closed {
@@ -32,7 +30,7 @@ func (s *Store) DropSegment(id uint32, died func(Record, Loc)) (freed int64, err
 	if closed {
 		return 0, nil
 	}
-	return s.remove(g, died)
+	return s.remove(g)
 }
 
 // takeOut makes a segment take no more appends, and waits for the one under way. The caller holds mu.
@@ -45,14 +43,10 @@ func (s *Store) takeOut(g *segment) {
 }
 
 // remove deletes a segment that was taken out. The caller holds g.commit.
-func (s *Store) remove(g *segment, died func(Record, Loc)) (freed int64, err error) {
+func (s *Store) remove(g *segment) (freed int64, err error) {
 	s.mu.Lock()
 	s.setSegment(g.id, nil)
 	s.mu.Unlock()
-	if died != nil {
-		s.visitLive(g, g.tab.Load(), died)
-	}
-	killpoint.Pass("segment.drop.told")
 	err = s.o.FS.Remove(s.path(g.id))
 	killpoint.Pass("segment.drop.file")
 	if s.o.Index != nil {
@@ -69,9 +63,9 @@ func (s *Store) remove(g *segment, died func(Record, Loc)) (freed int64, err err
 	return g.end, err
 }
 
-// visitLive calls died for the live records of a segment that takes no more appends. g.commit is held.
-func (s *Store) visitLive(g *segment, t *slots, died func(Record, Loc)) {
-	buf := new([maxHeadLen]byte)
+// visitLive calls visit for the live records of a segment that takes no more appends, whose headers can be read. g.commit is held.
+func (s *Store) visitLive(g *segment, visit func(Record, Loc)) {
+	t, buf := g.tab.Load(), new([maxHeadLen]byte)
 	for i, r := range t.recs[:t.n.Load()] {
 		s.mu.Lock()
 		dead := g.isDead(i)
@@ -82,15 +76,12 @@ func (s *Store) visitLive(g *segment, t *slots, died func(Record, Loc)) {
 		off := int64(r.off) * unit
 		n, _ := g.f.ReadAt(buf[:], off)
 		h, err := parseHeader(buf[:n], g.salt, off, maxSegmentSize+2*ExtentSize)
-		rec, ok := Record{}, false
-		if err == nil {
-			rec, ok = h.record(g.key)
-		}
-		if !ok {
-			died(Record{}, makeLoc(g.id, off, 0))
+		if err != nil {
 			continue
 		}
-		died(rec, makeLoc(g.id, off, h.gap))
+		if rec, ok := h.record(g.key); ok {
+			visit(rec, makeLoc(g.id, off, h.gap))
+		}
 	}
 }
 
@@ -101,7 +92,7 @@ func (s *Store) Reclaim() (freed int64, err error) {
 		empty := g.liveRecs == 0 && g.encrypted == 0 && s.to != g && g.end > segHeaderLen
 		s.mu.Unlock()
 		if empty {
-			n, e := s.DropSegment(g.id, nil)
+			n, e := s.DropSegment(g.id)
 			freed += n
 			err = errors.Join(err, e)
 		}
@@ -135,11 +126,9 @@ func (s *Store) Condense(id uint32, spare int64, first func(Record, Loc) bool, m
 	s.mu.Unlock()
 	var records []survivor
 	g.commit.Lock()
-	s.visitLive(g, g.tab.Load(), func(rec Record, loc Loc) {
-		if rec.Length > 0 {
-			rec.File = NoFile // not in the segment
-			records = append(records, survivor{rec, loc, first(rec, loc)})
-		}
+	s.visitLive(g, func(rec Record, loc Loc) {
+		rec.File = NoFile // not in the segment
+		records = append(records, survivor{rec, loc, first(rec, loc)})
 	})
 	g.commit.Unlock()
 	slices.SortFunc(records, func(a, b survivor) int {
@@ -172,6 +161,6 @@ func (s *Store) Condense(id uint32, spare int64, first func(Record, Loc) bool, m
 		copied += size
 	}
 	killpoint.Pass("segment.condense.copied")
-	freed, err = s.DropSegment(id, nil)
+	freed, err = s.DropSegment(id)
 	return freed - copied, err
 }

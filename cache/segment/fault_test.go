@@ -103,7 +103,7 @@ func faultScript(t *testing.T, op string, errno error, n int, every bool) (came 
 		}
 	}
 	if infos := s.Segments(); len(infos) > 2 {
-		_, err := s.DropSegment(infos[0].ID, nil)
+		_, err := s.DropSegment(infos[0].ID)
 		fail("drop", err)
 		for loc := range acked {
 			if loc.Segment() == infos[0].ID {
@@ -169,7 +169,7 @@ func TestHangingFile(t *testing.T) {
 				case "sync":
 					_ = s.Sync()
 				case "remove":
-					_, _ = s.DropSegment(2, nil)
+					_, _ = s.DropSegment(2)
 				default:
 					for i := range 20 {
 						_, _ = s.Append(small(100+i, 1000))
@@ -190,7 +190,7 @@ func TestHangingFile(t *testing.T) {
 				s.Segments()
 				s.SetMaxBytes(1 << 40)
 				s.Free(locs[1])
-				if _, err := s.DropSegment(1, nil); err != nil {
+				if _, err := s.DropSegment(1); err != nil {
 					t.Error(err)
 				}
 				if err := s.ReadAt(locs[0], 1000, p, 0); !errors.Is(err, ErrGone) {

@@ -136,7 +136,8 @@ func TestKillChild(t *testing.T) {
 			if _, err := s.Condense(segs[1].ID, 1<<20, func(Record, Loc) bool { return true }, func(Loc, Loc) {}); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := s.DropSegment(id, func(r Record, _ Loc) { say("drop %d", binary.LittleEndian.Uint32(r.KeyHash[:])) }); err != nil {
+			s.visitLive(s.segment(id), func(r Record, _ Loc) { say("drop %d", binary.LittleEndian.Uint32(r.KeyHash[:])) })
+			if _, err := s.DropSegment(id); err != nil {
 				t.Fatal(err)
 			}
 		}

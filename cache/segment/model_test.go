@@ -317,7 +317,8 @@ func (m *machine) drop(t *rapid.T) {
 	}
 	info := infos[rapid.IntRange(0, len(infos)-1).Draw(t, "segment")]
 	died := make(map[Loc]Record)
-	freed, err := m.s.DropSegment(info.ID, func(r Record, loc Loc) { died[loc] = r })
+	m.s.visitLive(m.s.segment(info.ID), func(r Record, loc Loc) { died[loc] = r })
+	freed, err := m.s.DropSegment(info.ID)
 	if err != nil || freed != info.Bytes {
 		t.Fatalf("freed %d of %d: %v", freed, info.Bytes, err)
 	}

@@ -35,7 +35,7 @@ func TestPlace(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if _, err := s.DropSegment(loc.Segment(), func(Record, Loc) {}); err != nil {
+	if _, err := s.DropSegment(loc.Segment()); err != nil {
 		t.Fatal(err)
 	}
 	got := make([]byte, length)

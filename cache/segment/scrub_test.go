@@ -134,7 +134,7 @@ func TestScrubEnds(t *testing.T) {
 	runs = 0
 	if err := s.Scrub(t.Context(), func(int) {
 		runs++
-		if _, err := s.DropSegment(uint32(2*runs), nil); err != nil {
+		if _, err := s.DropSegment(uint32(2 * runs)); err != nil {
 			t.Error(err)
 		}
 	}, func(_ Record, loc Loc) { t.Errorf("%v is not bad", loc) }); err != nil || runs != 6 {
@@ -164,7 +164,7 @@ func TestScrubBesides(t *testing.T) {
 		r, p := small(i, 1+i*97%30_000)
 		loc, err := s.Append(r, p)
 		if errors.Is(err, ErrFull) {
-			if _, err := s.DropSegment(s.Segments()[0].ID, nil); err != nil {
+			if _, err := s.DropSegment(s.Segments()[0].ID); err != nil {
 				t.Error(err)
 			}
 			continue

@@ -33,7 +33,7 @@ func newSealer(k *crypt.Key, salt uint64) *sealer {
 		return nil
 	}
 	s := binary.LittleEndian.AppendUint64(nil, salt)
-	return &sealer{k.AEAD("records of a segment", s), k.AEAD("tables of a segment", s)}
+	return &sealer{k.AEAD("records of a segment", s), k.Sealer("tables of a segment", s)}
 }
 
 // nonce is the 96 bits that must never be repeated with one segment's key:
@@ -166,7 +166,7 @@ func (k *sealer) sealTable(id uint32, table []byte) []byte {
 	if k == nil {
 		return table
 	}
-	return append([]byte{sealedTable}, crypt.Seal(k.tables, table, binary.LittleEndian.AppendUint32(nil, id))...)
+	return k.tables.Seal([]byte{sealedTable}, nil, table, binary.LittleEndian.AppendUint32(nil, id))
 }
 
 // openTable is the reverse of sealTable. With a key, an unencrypted table is invalid.
@@ -177,7 +177,7 @@ func (k *sealer) openTable(id uint32, b []byte) ([]byte, error) {
 	if len(b) == 0 || b[0] != sealedTable {
 		return nil, errTable
 	}
-	table, err := crypt.Unseal(k.tables, b[1:], binary.LittleEndian.AppendUint32(nil, id))
+	table, err := k.tables.Open(nil, nil, b[1:], binary.LittleEndian.AppendUint32(nil, id))
 	if err != nil {
 		return nil, errTable
 	}

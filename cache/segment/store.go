@@ -2,7 +2,6 @@ package segment
 
 import (
 	"cmp"
-	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -187,12 +186,7 @@ func (s *Store) setSegment(id uint32, g *segment) {
 
 // sorted returns the segments by ascending number.
 func (s *Store) sorted() []*segment {
-	m := *s.segs.Load()
-	segs := make([]*segment, 0, len(m))
-	for _, id := range slices.Sorted(maps.Keys(m)) {
-		segs = append(segs, m[id])
-	}
-	return segs
+	return slices.SortedFunc(maps.Values(*s.segs.Load()), func(a, b *segment) int { return cmp.Compare(a.id, b.id) })
 }
 
 // take takes n bytes and reports whether both limits allow them; with beyond set, it takes them in any case. The
@@ -256,9 +250,7 @@ func (s *Store) newSegment(id uint32) (*segment, error) {
 		return nil, fmt.Errorf("segment: all %d segment numbers are used up (empty the cache folder)", maxSeg)
 	}
 	var salt [8]byte
-	if _, err := rand.Read(salt[:]); err != nil {
-		return nil, fmt.Errorf("segment: %w", err)
-	}
+	crypt.Random(salt[:])
 	g := &segment{id: id, salt: binary.LittleEndian.Uint64(salt[:]), end: segHeaderLen, committed: segHeaderLen}
 	g.key = newSealer(s.o.Key, g.salt)
 	g.tab.Store(newSlots(0, 0))
@@ -550,7 +542,7 @@ func (s *Store) commitSegment(g *segment, retiredOnly bool) error {
 		s.mu.Lock()
 		s.takeOut(g)
 		s.mu.Unlock()
-		_, removeErr := s.remove(g, nil)
+		_, removeErr := s.remove(g)
 		return errors.Join(err, removeErr)
 	}
 	if !dirSynced {

@@ -143,19 +143,20 @@ func TestOnDisk(t *testing.T) {
 		}
 	}
 	died := 0
-	freed, err := s.DropSegment(2, func(r Record, loc Loc) {
+	s.visitLive(s.segment(2), func(r Record, loc Loc) {
 		died++
 		if loc.Segment() != 2 || len(locs[loc]) != r.Length {
 			t.Errorf("%v died: %+v", loc, r)
 		}
 	})
+	freed, err := s.DropSegment(2)
 	if err != nil || died != 10 || freed < 1_000_000 {
 		t.Fatalf("%d died, %d bytes freed: %v", died, freed, err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "00000002.seg")); !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)
 	}
-	if freed, err := s.DropSegment(2, nil); freed != 0 || err != nil {
+	if freed, err := s.DropSegment(2); freed != 0 || err != nil {
 		t.Error(freed, err)
 	}
 }
@@ -244,7 +245,7 @@ func TestMaxBytes(t *testing.T) {
 			most = info
 		}
 	}
-	if _, err := s.DropSegment(most.ID, nil); err != nil {
+	if _, err := s.DropSegment(most.ID); err != nil {
 		t.Fatal(err)
 	}
 	if again := fill(); again < most.Records-1 {
@@ -570,7 +571,7 @@ func TestFailingDisk(t *testing.T) {
 	}
 	mustAppend(t, s, 1, 1000)
 	fail("remove")
-	if _, err := s.DropSegment(2, nil); !errors.Is(err, syscall.EIO) {
+	if _, err := s.DropSegment(2); !errors.Is(err, syscall.EIO) {
 		t.Error(err)
 	}
 	fail("open")
@@ -617,11 +618,7 @@ func TestConcurrent(t *testing.T) {
 				loc, err := s.Append(r, p)
 				if errors.Is(err, ErrFull) {
 					infos := s.Segments()
-					if _, err := s.DropSegment(infos[i%len(infos)].ID, func(r Record, loc Loc) {
-						if r.Length == 0 {
-							t.Errorf("%v died without a record", loc)
-						}
-					}); err != nil {
+					if _, err := s.DropSegment(infos[i%len(infos)].ID); err != nil {
 						t.Error(err)
 					}
 					continue

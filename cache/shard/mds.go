@@ -1,7 +1,6 @@
 package shard
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/binary"
@@ -64,40 +63,23 @@ type mdsColumns struct {
 	free  int      // how many have none
 }
 
-// mdsShards takes one shard of an index after the other, so that no more than one is held.
-type mdsShards func(sh *mdsShard) error
-
-func (take mdsShards) UnmarshalJSON(list []byte) error {
-	d := json.NewDecoder(bytes.NewReader(list))
-	if open, err := d.Token(); err != nil || open != json.Delim('[') {
-		return errors.New("shards is no list")
-	}
-	for i := 0; d.More(); i++ {
-		var sh mdsShard
-		err := d.Decode(&sh)
-		if err == nil {
-			err = take(&sh)
-		}
-		if err != nil {
-			return fmt.Errorf("shard %d: %w", i, err)
-		}
-	}
-	return nil
-}
-
 // openMDS adds the shards of an index. Those that another one has named, as of a folder that was merged into one above, are left to it: there has no key of them.
 func (s *Rows) openMDS(ctx context.Context, ix objstore.Object, there map[string]objstore.Object) error {
 	data, err := readWhole(ctx, s.r, ix, maxMDSIndex)
 	if err != nil {
 		return err
 	}
-	n := 0
-	list := struct {
-		Version int       `json:"version"`
-		Shards  mdsShards `json:"shards"`
-	}{Shards: func(sh *mdsShard) error { n++; return s.addMDS(ix.Key, sh, there) }}
-	if err = json.Unmarshal(data, &list); err == nil && (list.Version != 2 || n == 0) {
-		err = corrupt("version %d with %d shards, but only version 2 is read", list.Version, n)
+	var list struct {
+		Version int        `json:"version"`
+		Shards  []mdsShard `json:"shards"`
+	}
+	if err = json.Unmarshal(data, &list); err == nil && (list.Version != 2 || len(list.Shards) == 0) {
+		err = corrupt("version %d with %d shards, but only version 2 is read", list.Version, len(list.Shards))
+	}
+	for i := 0; i < len(list.Shards) && err == nil; i++ {
+		if err = s.addMDS(ix.Key, &list.Shards[i], there); err != nil {
+			err = fmt.Errorf("shard %d: %w", i, err)
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", ix.Key, err)

@@ -195,17 +195,15 @@ type packer struct {
 	done   []SummaryMember
 
 	memory *semaphore.Weighted
-	bufMu  sync.Mutex
-	bufs   [][]byte // free ones, of o.partSize
+	bufs   sync.Pool // of *[]byte, of o.partSize
 
-	mu       sync.Mutex
-	now      Progress
-	told     time.Time
-	uploads  map[objstore.Upload]bool // unfinished
-	pieces   chan piece
-	full     chan *part
-	uploaded chan *job
-	open     chan struct{} // one for each job
+	mu      sync.Mutex
+	now     Progress
+	told    time.Time
+	uploads map[objstore.Upload]bool // unfinished
+
+	open                           *semaphore.Weighted // one for each job
+	fetching, uploading, verifying *semaphore.Weighted // at once
 }
 
 type foundShard struct {
@@ -320,9 +318,9 @@ func (k *packer) already(ctx context.Context, data []byte) error {
 	if err != nil {
 		return fmt.Errorf("pack: %s%s: %w (remove the set, or pack into another prefix)", k.prefix, SummaryName, err)
 	}
-	if s.Dataset != k.params.Dataset || s.Seed != k.o.Seed || s.ShardSize != k.o.ShardSize || s.Plan != k.params.Plan {
+	if d := difference(s.params, k.params); d != "" {
 		return fmt.Errorf("pack: %s%s: there is another complete set already: %s (pack into another prefix, or remove that set first)",
-			k.prefix, SummaryName, difference(s.params, k.params))
+			k.prefix, SummaryName, d)
 	}
 	k.report(true, func(p *Progress) {
 		n := len(s.Shards)
@@ -341,14 +339,14 @@ func (k *packer) sameMarker(data []byte) error {
 	if err != nil {
 		return fmt.Errorf("pack: %s%s: %w (remove everything under the prefix, or pack into another one)", k.prefix, MarkerName, err)
 	}
-	if old.Dataset != k.params.Dataset || old.Seed != k.o.Seed || old.ShardSize != k.o.ShardSize || old.Plan != k.params.Plan {
+	if d := difference(old, k.params); d != "" {
 		return fmt.Errorf("pack: %s%s: an unfinished pack has other parameters: %s (use those, or remove everything under the prefix, or pack into another one)",
-			k.prefix, MarkerName, difference(old, k.params))
+			k.prefix, MarkerName, d)
 	}
 	return nil
 }
 
-// difference describes how an existing set differs from the wanted one.
+// difference describes how an existing set differs from the wanted one; "" if it does not.
 func difference(there, wanted params) string {
 	var d []string
 	add := func(what string, a, b any) {
@@ -450,78 +448,20 @@ type job struct {
 	err    error // of begin
 }
 
-// part is a part of an upload.
-type part struct {
-	j    *job
-	n    int
-	buf  []byte
-	left atomic.Int64 // pieces not read yet, plus one while it is filled
-}
-
-// piece is a range of one file in one part.
-type piece struct {
-	pt  *part
-	e   *entry
-	off int64 // in the file
-	dst []byte
-	sum *uint32
-}
-
 // run builds all missing shards.
 //
-// One goroutine fills parts with headers and sends the pieces between them to fetchers. The fetcher of a part's last
-// piece passes it to the uploaders; the last part of a shard passes that to the verifiers. The first goroutine takes
-// memory, and the uploaders return it without waiting for later stages, so memory always becomes free.
+// One goroutine lays out parts and begins to fetch the pieces between their headers. A part that has all of them is uploaded, and
+// with the last part of a shard the shard is completed. The first goroutine takes memory, and it is given back without waiting for
+// later stages, so it always becomes free.
 func (k *packer) run(ctx context.Context) error {
-	g, ctx := errgroup.WithContext(ctx)
+	g, gctx := errgroup.WithContext(ctx)
 	k.memory = semaphore.NewWeighted(max(k.o.Memory, 4*k.o.partSize))
+	k.fetching, k.uploading, k.verifying = semaphore.NewWeighted(int64(k.o.Connections)), semaphore.NewWeighted(uploaders), semaphore.NewWeighted(verifiers)
 	k.uploads = make(map[objstore.Upload]bool)
 	// Shards in flight: as many as fit in memory, and some whose last part is uploaded already. A shard's table takes
 	// 56 bytes per member.
-	inFlight := int(k.o.Memory/max(1, min(k.o.ShardSize, k.o.Memory))) + 2*verifiers
-	k.open = make(chan struct{}, inFlight)
-	// A queue of pieces keeps fetchers busy while the next shard is laid out.
-	k.pieces = make(chan piece, 4*k.o.Connections)
-	k.full = make(chan *part)
-	k.uploaded = make(chan *job, inFlight)
-
-	// The feeder, too, sends to full, which is closed after the last sender.
-	var toFull sync.WaitGroup
-	toFull.Add(1)
-	g.Go(func() error { defer toFull.Done(); defer close(k.pieces); return k.feed(ctx) })
-	stage := func(n int, after func(), work func() error) {
-		var wg sync.WaitGroup
-		for range n {
-			wg.Add(1)
-			g.Go(func() error { defer wg.Done(); return work() })
-		}
-		g.Go(func() error { wg.Wait(); after(); return nil })
-	}
-	stage(k.o.Connections, func() { toFull.Wait(); close(k.full) }, func() error {
-		for p := range k.pieces {
-			if err := k.fetch(ctx, p); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	stage(uploaders, func() { close(k.uploaded) }, func() error {
-		for pt := range k.full {
-			if err := k.uploadPart(ctx, pt); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	stage(verifiers, func() {}, func() error {
-		for j := range k.uploaded {
-			if err := k.complete(ctx, j); err != nil {
-				return err
-			}
-			<-k.open
-		}
-		return nil
-	})
+	k.open = semaphore.NewWeighted(k.o.Memory/max(1, min(k.o.ShardSize, k.o.Memory)) + 2*verifiers)
+	g.Go(func() error { return k.feed(gctx, g) })
 	err := g.Wait()
 	if err != nil {
 		k.abort(context.WithoutCancel(ctx))
@@ -540,75 +480,61 @@ func (k *packer) abort(ctx context.Context) {
 	}
 }
 
-// feed lays out one shard after the other.
-func (k *packer) feed(ctx context.Context) error {
+// feed lays out one shard after the other, part by part. g uploads the parts.
+func (k *packer) feed(ctx context.Context, g *errgroup.Group) error {
 	for i, size := range k.sizes {
 		if k.done[i].Name != "" {
 			continue
 		}
-		select {
-		case k.open <- struct{}{}:
-		case <-ctx.Done():
-			return ctx.Err()
+		if err := k.open.Acquire(ctx, 1); err != nil {
+			return err
 		}
 		j := &job{shard: i, key: k.prefix + shardName(i), entries: k.layout(i), size: size, partLen: k.partLen(size)}
 		parts := int((size + j.partLen - 1) / j.partLen)
 		j.left.Store(int64(parts))
 		j.sums = make([][]*uint32, parts)
 		for n := range parts {
-			if err := k.fill(ctx, j, n); err != nil {
+			buf, err := k.take(ctx, j.partLen)
+			if err != nil {
 				return err
 			}
+			buf = buf[:min(j.partLen, size-int64(n)*j.partLen)]
+			fetches := k.fill(ctx, j, n, buf)
+			g.Go(func() error {
+				if err := fetches.Wait(); err != nil {
+					return err
+				}
+				return k.uploadPart(ctx, j, n, buf)
+			})
 		}
 	}
 	return nil
 }
 
-// fill takes a buffer for part n, writes the headers into it, and queues the pieces between them.
-func (k *packer) fill(ctx context.Context, j *job, n int) error {
+// fill writes the headers of part n, and begins to fetch the pieces between them.
+func (k *packer) fill(ctx context.Context, j *job, n int, buf []byte) (fetches *errgroup.Group) {
 	from := int64(n) * j.partLen
-	to := min(from+j.partLen, j.size)
-	buf, err := k.take(ctx, j.partLen)
-	if err != nil {
-		return err
-	}
-	pt := &part{j: j, n: n, buf: buf[:to-from]}
-	pt.left.Store(1)
-	err = k.visit(j.entries, from, to, func(at int64, b []byte, n int64) error {
-		dst := pt.buf[at-from : at-from+n]
-		if b == nil {
-			clear(dst)
-		} else {
-			copy(dst, b)
-		}
+	fetches, ctx = errgroup.WithContext(ctx)
+	err := k.visit(j.entries, from, from+int64(len(buf)), func(at int64, b []byte, n int64) error {
+		dst := buf[at-from:][:n]
+		clear(dst[copy(dst, b):])
 		return nil
 	}, func(at int64, e *entry, lo, hi int64) error {
-		pt.left.Add(1)
 		sum := new(uint32)
 		j.sums[n] = append(j.sums[n], sum)
-		select {
-		case k.pieces <- piece{pt, e, lo, pt.buf[at-from : at-from+hi-lo], sum}:
-			return nil
-		case <-ctx.Done():
-			return ctx.Err()
+		if err := k.fetching.Acquire(ctx, 1); err != nil {
+			return err
 		}
+		fetches.Go(func() error {
+			defer k.fetching.Release(1)
+			return k.fetch(ctx, e, lo, buf[at-from:][:hi-lo], sum)
+		})
+		return nil
 	})
 	if err != nil {
-		return err
+		fetches.Go(func() error { return err })
 	}
-	return k.pieceDone(ctx, pt)
-}
-
-func (k *packer) pieceDone(ctx context.Context, pt *part) error {
-	if pt.left.Add(-1) > 0 {
-		return nil
-	}
-	select {
-	case k.full <- pt:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return fetches
 }
 
 // take reserves and returns a buffer of n bytes.
@@ -619,12 +545,8 @@ func (k *packer) take(ctx context.Context, n int64) ([]byte, error) {
 	if n != k.o.partSize {
 		return make([]byte, n), nil
 	}
-	k.bufMu.Lock()
-	defer k.bufMu.Unlock()
-	if i := len(k.bufs) - 1; i >= 0 {
-		b := k.bufs[i]
-		k.bufs = k.bufs[:i]
-		return b, nil
+	if b, ok := k.bufs.Get().(*[]byte); ok {
+		return *b, nil
 	}
 	return make([]byte, n), nil
 }
@@ -632,31 +554,29 @@ func (k *packer) take(ctx context.Context, n int64) ([]byte, error) {
 func (k *packer) give(b []byte) {
 	b = b[:cap(b)]
 	if int64(len(b)) == k.o.partSize {
-		k.bufMu.Lock()
-		k.bufs = append(k.bufs, b)
-		k.bufMu.Unlock()
+		k.bufs.Put(&b)
 	}
 	k.memory.Release(int64(len(b)))
 }
 
-// fetch reads a piece.
-func (k *packer) fetch(ctx context.Context, p piece) error {
-	o := k.m.Object(int(p.e.file))
-	if err := k.src.ReadAt(ctx, o, p.dst, p.off); err != nil {
+// fetch reads a piece of a file, from off on.
+func (k *packer) fetch(ctx context.Context, e *entry, off int64, dst []byte, sum *uint32) error {
+	o := k.m.Object(int(e.file))
+	if err := k.src.ReadAt(ctx, o, dst, off); err != nil {
 		switch objstore.KindOf(err) {
 		case objstore.KindChanged, objstore.KindNotFound:
 			return fmt.Errorf("pack: %s has changed since it was listed: %w (list the source again and pack the new version into another prefix)", o.Key, err)
 		}
 		return fmt.Errorf("pack: %w", err)
 	}
-	*p.sum = crc32.Checksum(p.dst, castagnoli)
+	*sum = crc32.Checksum(dst, castagnoli)
 	k.report(false, func(s *Progress) {
-		s.Bytes += int64(len(p.dst))
-		if p.off+int64(len(p.dst)) == p.e.size {
+		s.Bytes += int64(len(dst))
+		if off+int64(len(dst)) == e.size {
 			s.Files++
 		}
 	})
-	return k.pieceDone(ctx, p.pt)
+	return nil
 }
 
 // start begins the upload of a shard, at its first part.
@@ -681,22 +601,31 @@ func (k *packer) start(ctx context.Context, j *job) {
 	killpoint.Pass("shard.pack.upload")
 }
 
-func (k *packer) uploadPart(ctx context.Context, pt *part) error {
-	j := pt.j
+// uploadPart uploads a part. The last one of a shard completes it.
+func (k *packer) uploadPart(ctx context.Context, j *job, n int, buf []byte) error {
+	if err := k.uploading.Acquire(ctx, 1); err != nil {
+		return err
+	}
 	j.begin.Do(func() { k.start(ctx, j) })
 	err := j.err
 	if err == nil {
-		err = j.upload.Part(ctx, pt.n, pt.buf)
+		err = j.upload.Part(ctx, n, buf)
 	}
-	k.give(pt.buf)
+	k.uploading.Release(1)
+	k.give(buf)
 	if err != nil {
 		return fmt.Errorf("pack: %w", err)
 	}
 	killpoint.Pass("shard.pack.part")
-	if j.left.Add(-1) == 0 {
-		k.uploaded <- j // has room for all jobs
+	if j.left.Add(-1) > 0 {
+		return nil
 	}
-	return nil
+	if err := k.verifying.Acquire(ctx, 1); err != nil {
+		return err
+	}
+	defer k.verifying.Release(1)
+	defer k.open.Release(1)
+	return k.complete(ctx, j)
 }
 
 // complete makes the shard visible, reads it back, and writes its index.

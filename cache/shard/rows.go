@@ -141,74 +141,88 @@ func (s *Rows) Members(ctx context.Context) iter.Seq2[Member, error] {
 		err error
 	}
 	return func(yield func(Member, error) bool) {
-		ctx, cancel := context.WithCancel(ctx)
-		var wg sync.WaitGroup
-		defer wg.Wait()
-		defer cancel()
-		queues := make([]chan found, len(s.objects))
 		kinds := make([]string, len(s.objects))
 		missing := maps.Clone(s.bad) // for the goroutines below
-		begin := func(i int) {
-			queues[i] = make(chan found, rowsBuffer)
-			wg.Go(func() {
-				defer close(queues[i])
-				put := func(f found) bool {
-					select {
-					case queues[i] <- f:
-						return true
-					case <-ctx.Done():
-						return false
-					}
-				}
-				if missing[i] != nil {
-					put(found{err: missing[i]})
-					return
-				}
-				o := s.objects[i]
-				var err error
-				kinds[i], err = s.finders[i](ctx, o, func(m Member) bool {
+		first := -1                  // that is not bad
+		done := inTurn(ctx, len(s.objects), rowsObjects, rowsBuffer, func(ctx context.Context, i int, put func(found) bool) {
+			o, err := s.objects[i], missing[i]
+			if err == nil {
+				if kinds[i], err = s.finders[i](ctx, o, func(m Member) bool {
 					m.Shard, m.ModTime, m.ETag = i, o.ModTime, o.ETag+"+"+strconv.FormatInt(m.Off, 10)
 					return put(found{m: m})
-				})
-				if err != nil {
-					put(found{err: fmt.Errorf("%s: %w", o.Key, err)})
+				}); err != nil {
+					err = fmt.Errorf("%s: %w", o.Key, err)
 				}
-			})
-		}
-		for i := range min(rowsObjects, len(s.objects)) {
-			begin(i)
-		}
-		first := -1 // that is not bad
-		for i := range s.objects {
+			}
+			if err != nil {
+				put(found{err: err})
+			}
+		}, func(i int, from <-chan found) (more bool) {
 			var err error
-			for f := range queues[i] {
+			for f := range from {
 				if err = f.err; err == nil && !yield(f.m, nil) {
-					return
+					return false
 				}
 			}
 			if ctx.Err() != nil {
 				yield(Member{}, context.Cause(ctx))
-				return
+				return false
 			}
-			if err == nil && first >= 0 && kinds[i] != kinds[first] {
+			switch {
+			case err == nil && first < 0:
+				first = i
+			case err == nil && kinds[i] != kinds[first]:
 				err = fmt.Errorf("%s has %.300s, %s has %.300s: all objects of a dataset must have the same", s.objects[i].Key, kinds[i], s.objects[first].Key, kinds[first])
 			}
-			if err == nil {
-				if first < 0 {
-					first = i
-				}
-			} else if err = s.orSkip(i, err); err != nil {
+			if err != nil {
+				err = s.orSkip(i, err)
+			}
+			if err != nil {
 				yield(Member{}, err)
-				return
 			}
-			if i+rowsObjects < len(s.objects) {
-				begin(i + rowsObjects)
-			}
-		}
-		if err := s.all(len(s.objects)); err != nil {
+			return err == nil
+		})
+		if err := s.all(len(s.objects)); done && err != nil {
 			yield(Member{}, err)
 		}
 	}
+}
+
+// inTurn has find look through count objects, n at once, and take read what it puts, one object after the other: up to room wait for
+// their turn. It ends with the last object, or, and returns false, when take wants no more; then put returns false.
+func inTurn[T any](ctx context.Context, count, n, room int, find func(ctx context.Context, i int, put func(T) bool), take func(i int, from <-chan T) (more bool)) bool {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	queues := make([]chan T, min(n, count))
+	begin := func(i int) {
+		queue := make(chan T, room)
+		queues[i%n] = queue
+		wg.Go(func() {
+			defer close(queue)
+			find(ctx, i, func(v T) bool {
+				select {
+				case queue <- v:
+					return true
+				case <-ctx.Done():
+					return false
+				}
+			})
+		})
+	}
+	for i := range queues {
+		begin(i)
+	}
+	for i := range count {
+		if !take(i, queues[i%n]) {
+			return false
+		}
+		if i+n < count {
+			begin(i + n)
+		}
+	}
+	return true
 }
 
 // from returns a reader of an object from an offset on, which reads ahead. The caller closes the second.

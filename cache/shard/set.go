@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"maps"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -104,11 +105,11 @@ const (
 
 // isShardFile reports whether key may be in a prefix of shards.
 func isShardFile(key string) bool {
-	switch path.Ext(key) {
-	case tarSuffix, ".idx", ".index", indexSuffix, ".json":
-		return true
-	}
-	return strings.HasSuffix(key, "/") // some tools mark folders
+	return isIndexFile(key) || slices.Contains([]string{tarSuffix, ".json"}, path.Ext(key)) || strings.HasSuffix(key, "/") // some tools mark folders
+}
+
+func isIndexFile(key string) bool {
+	return slices.Contains([]string{".idx", ".index", indexSuffix}, path.Ext(key))
 }
 
 // IsSet reports whether src is a set of shards: it names them, or has the manifest of a set or of an unfinished one,
@@ -238,14 +239,6 @@ func (s *Set) openPrefix(ctx context.Context, prefix, name string) error {
 	return nil
 }
 
-func isIndexFile(key string) bool {
-	switch path.Ext(key) {
-	case ".idx", ".index", indexSuffix:
-		return true
-	}
-	return false
-}
-
 // openKeys takes the shards of a pattern. One listing of their common prefix finds sizes and indexes.
 func (s *Set) openKeys(ctx context.Context, keys []string, name string) error {
 	if len(keys) == 0 {
@@ -316,46 +309,32 @@ type loaded struct {
 // modification times.
 func (s *Set) Members(ctx context.Context) iter.Seq2[Member, error] {
 	return func(yield func(Member, error) bool) {
-		ctx, cancel := context.WithCancel(ctx)
-		var wg sync.WaitGroup
-		b := newBudget(ctx, s.o.Memory)
-		defer b.stop() // last: until then it wakes waiters
-		defer wg.Wait()
-		defer cancel()
-
-		missing := maps.Clone(s.bad) // for the goroutines below
-		n := min(parallel, len(s.Shards))
-		slots := make([]chan loaded, n)
-		for i := range slots {
-			slots[i] = make(chan loaded, 1)
-		}
-		begin := func(shard int) {
-			wg.Go(func() {
-				var l loaded
-				if l.err = cmp.Or(ctx.Err(), missing[shard]); l.err == nil {
-					l = s.load(ctx, shard, func(n int64) error { return b.take(shard, n) })
-				}
-				slots[shard%n] <- l
-			})
-		}
-		for i := range n {
-			begin(i)
-		}
+		b := &budget{left: s.o.Memory, changed: make(chan struct{})}
 		e := emitter{set: s, seen: make(map[uint64]struct{})}
-		for i := range s.Shards {
-			l := <-slots[i%n]
+		missing := maps.Clone(s.bad) // for the goroutines below
+		done := inTurn(ctx, len(s.Shards), parallel, 1, func(ctx context.Context, shard int, put func(loaded) bool) {
+			var l loaded
+			if l.err = missing[shard]; l.err == nil {
+				l = s.load(ctx, shard, func(n int64) error { return b.take(ctx, shard, n) })
+			}
+			put(l)
+		}, func(shard int, from <-chan loaded) (more bool) {
+			l, ok := <-from
+			if !ok {
+				l.err = ctx.Err()
+			}
+			defer b.give(l.cost)
 			if l.err == nil {
-				if !e.emit(i, l, yield) {
-					return
-				}
-			} else if err := s.orSkip(i, l.err); err != nil {
+				return e.emit(shard, l, yield)
+			}
+			err := s.orSkip(shard, l.err)
+			if err != nil {
 				yield(Member{}, err)
-				return
 			}
-			b.give(l.cost)
-			if i+n < len(s.Shards) {
-				begin(i + n)
-			}
+			return err == nil
+		})
+		if !done {
+			return
 		}
 		if err := s.all(len(s.Shards)); err != nil {
 			yield(Member{}, err)
@@ -563,37 +542,30 @@ func (s *Set) loadWds(ctx context.Context, o, side objstore.Object, reserve func
 
 // budget bounds the memory of waiting shards. The shard whose turn it is gets all that it needs, so there is progress.
 type budget struct {
-	ctx  context.Context
-	mu   sync.Mutex
-	cond *sync.Cond
-	left int64
-	turn int
-	stop func() bool
-}
-
-func newBudget(ctx context.Context, n int64) *budget {
-	b := &budget{ctx: ctx, left: n}
-	b.cond = sync.NewCond(&b.mu)
-	b.stop = context.AfterFunc(ctx, func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.cond.Broadcast()
-	})
-	return b
+	mu      sync.Mutex
+	left    int64
+	turn    int
+	changed chan struct{} // closed when one of them is another
 }
 
 // take reserves n bytes for shard i.
-func (b *budget) take(i int, n int64) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for b.left < n && i != b.turn && b.ctx.Err() == nil {
-		b.cond.Wait()
+func (b *budget) take(ctx context.Context, i int, n int64) error {
+	for {
+		b.mu.Lock()
+		ok, changed := b.left >= n || i == b.turn, b.changed
+		if ok {
+			b.left -= n
+		}
+		b.mu.Unlock()
+		if ok {
+			return ctx.Err()
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
-	if err := b.ctx.Err(); err != nil {
-		return err
-	}
-	b.left -= n
-	return nil
 }
 
 // give returns the memory of the shard whose turn it was. The next one has its turn.
@@ -602,5 +574,6 @@ func (b *budget) give(n int64) {
 	defer b.mu.Unlock()
 	b.left += n
 	b.turn++
-	b.cond.Broadcast()
+	close(b.changed)
+	b.changed = make(chan struct{})
 }

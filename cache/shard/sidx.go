@@ -137,35 +137,19 @@ func (ix *index) encode() ([]byte, error) {
 // parseIndex checks data, which the index refers to. Its errors wrap [catalog.ErrCorrupt] or
 // [catalog.ErrNewerFormat].
 func parseIndex(data []byte) (*index, error) {
-	le := binary.LittleEndian
-	if len(data) < indexHeader {
-		return nil, corrupt("%d bytes long, shorter than its header", len(data))
+	v, err := catalog.CheckHeader(data, indexMagic, indexVersion, indexVersion+codedVersion+sumsVersion, "an index")
+	if err != nil {
+		return nil, err
 	}
-	h := data[:indexHeader]
-	if string(h[:8]) != indexMagic {
-		return nil, corrupt("not an index (magic %q)", h[:8])
-	}
-	// Before the version, so that damage is not taken for a newer format.
-	if got, want := crc32.Checksum(h[:124], castagnoli), le.Uint32(h[124:]); got != want {
-		return nil, corrupt("header has checksum %08x, want %08x", got, want)
-	}
-	v := le.Uint32(h[8:])
-	if newest := uint32(indexVersion + codedVersion + sumsVersion); v > newest {
-		return nil, fmt.Errorf("%w: format version %d, but this version reads %d", catalog.ErrNewerFormat, v, newest)
-	} else if v < indexVersion {
-		return nil, corrupt("format version %d", v)
-	}
+	le, h := binary.LittleEndian, data[:indexHeader]
 	coded, sums := (v-indexVersion)&codedVersion != 0, (v-indexVersion)&sumsVersion != 0
 	row := uint64((&index{coded: coded}).row())
-	if n := le.Uint32(h[12:]); n != indexHeader {
-		return nil, corrupt("header length %d", n)
-	}
 	n, strs, tag := uint64(le.Uint32(h[68:])), le.Uint64(h[88:]), uint64(le.Uint32(h[96:]))
 	if le.Uint64(h[112:]) != uint64(len(data)) || strs > uint64(len(data)) || indexHeader+tag+n*row+strs != uint64(len(data)) {
 		return nil, corrupt("%d bytes long, but the header says otherwise", len(data))
 	}
-	if got, want := crc32.Checksum(data[indexHeader:], castagnoli), le.Uint32(h[120:]); got != want {
-		return nil, corrupt("content has checksum %08x, want %08x", got, want)
+	if err := catalog.CheckContent(data); err != nil {
+		return nil, err
 	}
 	ix := &index{
 		dataset: [32]byte(h[16:48]), plan: [16]byte(h[48:64]), shard: int(le.Uint32(h[64:])),

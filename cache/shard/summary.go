@@ -97,13 +97,9 @@ func encodeJSON(v any) ([]byte, error) {
 // ParseSummary reads a set's manifest. Its errors wrap [catalog.ErrCorrupt] or
 // [catalog.ErrNewerFormat].
 func ParseSummary(data []byte) (*Summary, error) {
-	// The version first: the struct may not match a newer format.
-	if err := checkVersion(data); err != nil {
-		return nil, err
-	}
 	s := new(Summary)
-	if err := json.Unmarshal(data, s); err != nil {
-		return nil, corrupt("%v", err)
+	if err := decodeJSON(data, s); err != nil {
+		return nil, err
 	}
 	if err := s.check(summaryFormat); err != nil {
 		return nil, err
@@ -132,8 +128,9 @@ func ParseSummary(data []byte) (*Summary, error) {
 	return s, nil
 }
 
-func checkVersion(data []byte) error {
-	var v struct {
+// decodeJSON is the reverse of encodeJSON, of no newer format.
+func decodeJSON(data []byte, into any) error {
+	var v struct { // first: the rest may not match a newer one
 		Version int `json:"version"`
 	}
 	if err := json.Unmarshal(data, &v); err != nil {
@@ -142,16 +139,15 @@ func checkVersion(data []byte) error {
 	if v.Version > codedSummary {
 		return fmt.Errorf("%w: format version %d, but this version reads %d", catalog.ErrNewerFormat, v.Version, codedSummary)
 	}
+	if err := json.Unmarshal(data, into); err != nil {
+		return corrupt("%v", err)
+	}
 	return nil
 }
 
-func parseMarker(data []byte) (params, error) {
-	if err := checkVersion(data); err != nil {
-		return params{}, err
+func parseMarker(data []byte) (p params, err error) {
+	if err = decodeJSON(data, &p); err == nil {
+		err = p.check(markerFormat)
 	}
-	var p params
-	if err := json.Unmarshal(data, &p); err != nil {
-		return params{}, corrupt("%v", err)
-	}
-	return p, p.check(markerFormat)
+	return p, err
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strings"
 	"sync"
 
@@ -338,11 +339,7 @@ func isSparse(h *tar.Header) bool {
 
 // headerOnly lists the types without content, whatever their size field says.
 func headerOnly(flag byte) bool {
-	switch flag {
-	case tar.TypeLink, tar.TypeSymlink, tar.TypeChar, tar.TypeBlock, tar.TypeDir, tar.TypeFifo:
-		return true
-	}
-	return false
+	return slices.Contains([]byte{tar.TypeLink, tar.TypeSymlink, tar.TypeChar, tar.TypeBlock, tar.TypeDir, tar.TypeFifo}, flag)
 }
 
 func kindName(flag byte) string {

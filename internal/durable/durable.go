@@ -62,14 +62,14 @@ func SyncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// MakeDir makes a folder and its missing parents durable: it fsyncs each parent of a new one.
-func MakeDir(dir string) error {
+// MkdirAll makes a folder and its missing parents durable: it fsyncs each parent of a new one.
+func MkdirAll(dir string) error {
 	if _, err := os.Stat(dir); err == nil || !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	parent := filepath.Dir(dir)
 	if parent != dir {
-		if err := MakeDir(parent); err != nil {
+		if err := MkdirAll(parent); err != nil {
 			return err
 		}
 	}

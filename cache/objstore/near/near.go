@@ -66,7 +66,6 @@ type Config struct {
 	Name   string // for the log and the stats
 	Memory int64  // most bytes in copies that are being put or verified; at least LeastMemory
 	Log    *slog.Logger
-	Now    func() time.Time // nil: time.Now
 }
 
 // Tier is one near tier. Safe for concurrent use.
@@ -92,16 +91,13 @@ type counts struct {
 
 // New returns a tier.
 func New(cfg Config) *Tier {
-	if cfg.Now == nil {
-		cfg.Now = time.Now
-	}
 	cfg.Memory = max(cfg.Memory, LeastMemory)
 	t := &Tier{
 		cfg: cfg, places: semaphore.NewWeighted(readPlaces), ahead: semaphore.NewWeighted(readPlaces - demandPlaces),
 		windows: semaphore.NewWeighted(cfg.Memory / 2),
 	}
-	t.reading = objstore.NewCircuit(cfg.Now, t.say("the near tier is left out: all is read from the origin", "the near tier is read again"))
-	t.putting = objstore.NewCircuit(cfg.Now, t.say("nothing is put to the near tier: it is still read", "copies are put to the near tier again"))
+	t.reading = objstore.NewCircuit(time.Now, t.say("the near tier is left out: all is read from the origin", "the near tier is read again"))
+	t.putting = objstore.NewCircuit(time.Now, t.say("nothing is put to the near tier: it is still read", "copies are put to the near tier again"))
 	t.queue.init(t)
 	return t
 }
@@ -348,32 +344,30 @@ func (t *Tier) hit(q *part) {
 func (t *Tier) take(ctx context.Context, memory int64) (leave func()) {
 	ctx, cancel := context.WithTimeout(ctx, placeWait)
 	defer cancel()
-	ahead := objstore.PriorityOf(ctx) == objstore.Prefetch
-	if ahead && t.ahead.Acquire(ctx, 1) != nil {
-		return nil
+	all := [...]struct {
+		of *semaphore.Weighted
+		n  int64
+	}{{t.ahead, 0}, {t.places, 1}, {t.windows, memory}}
+	if objstore.PriorityOf(ctx) == objstore.Prefetch {
+		all[0].n = 1
 	}
-	notAhead := func() {
-		if ahead {
-			t.ahead.Release(1)
+	free := func(taken int) {
+		for _, a := range all[:taken] {
+			a.of.Release(a.n)
 		}
 	}
-	if t.places.Acquire(ctx, 1) != nil {
-		notAhead()
-		return nil
-	}
-	if t.windows.Acquire(ctx, memory) != nil {
-		t.places.Release(1)
-		notAhead()
-		return nil
+	for i, a := range all {
+		if a.n > 0 && a.of.Acquire(ctx, a.n) != nil {
+			free(i)
+			return nil
+		}
 	}
 	t.held.Add(memory)
 	t.count.inFlight.Add(1)
 	return func() {
 		t.count.inFlight.Add(-1)
 		t.held.Add(-memory)
-		t.windows.Release(memory)
-		t.places.Release(1)
-		notAhead()
+		free(len(all))
 	}
 }
 

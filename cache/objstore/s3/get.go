@@ -42,7 +42,7 @@ func newGetter(cfg Config, host string, secure bool, region string, transport *h
 		config = transport.TLSClientConfig.Clone()
 	}
 	return &getter{
-		wires:  wires{dial: dialer(host, secure, config), maxIdle: cfg.MaxConns},
+		wires:  wires{dial: dialer(host, secure, config), maxIdle: maxIdle},
 		signer: signer{region: region, pays: cfg.Store.RequesterPays, sse: keyHeaders(cfg.Store.CustomerKey)}, host: host, root: string(AppendPath(nil, "/"+cfg.Bucket+"/")), keys: keys, time: time,
 	}
 }

@@ -54,11 +54,12 @@ type Config struct {
 	// Clock is this machine's time; nil: [time.Now].
 	Clock func() time.Time
 
-	// MaxConns is how many idle connections are kept. It should be at least the number of requests in flight, or
-	// connections are opened and closed all the time. Default 1024.
-	MaxConns int
-	profile  *config.SharedConfig
+	profile *config.SharedConfig
 }
+
+// maxIdle is how many idle connections are kept: at least the number of requests in flight, or connections are opened and closed
+// all the time.
+const maxIdle = 1024
 
 // Store is a bucket behind the S3 API.
 //
@@ -111,7 +112,6 @@ func New(ctx context.Context, cfg Config) (*Store, error) {
 	if cfg.Store.RequesterPays && cfg.Anonymous {
 		return nil, invalid("give credentials, or omit --store requester-pays", errors.New("the requester cannot pay: requests are not signed"))
 	}
-	cfg.MaxConns = cmp.Or(cfg.MaxConns, 1024)
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	if cfg.Clock == nil {
 		cfg.Clock = time.Now

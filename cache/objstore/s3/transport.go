@@ -221,8 +221,8 @@ func newTransport(cfg Config) (*http.Transport, error) {
 		// Loaded stores answer slowly, but after 20 s without an answer it is better to ask again. The retry policy
 		// ends bodies that stall.
 		ResponseHeaderTimeout: 20 * time.Second,
-		MaxIdleConns:          2 * cfg.MaxConns, // the endpoint, and a region's endpoint after a redirect
-		MaxIdleConnsPerHost:   cfg.MaxConns,
+		MaxIdleConns:          2 * maxIdle, // the endpoint, and a region's endpoint after a redirect
+		MaxIdleConnsPerHost:   maxIdle,
 		IdleConnTimeout:       90 * time.Second,
 		// Objects are delivered as they are stored; gzip would also make their length unknown.
 		DisableCompression: true,
