@@ -808,7 +808,7 @@ func TestGCBesideCoding(t *testing.T) {
 			}
 		}
 	})
-	for i := range 200 {
+	for i := range 20 {
 		if err := c.SetCoding([16]byte{1}, [][]byte{{byte(i)}}); err != nil {
 			t.Error(err)
 			break
