@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -159,46 +160,41 @@ func Parse(text string) (Spec, error) {
 	return s, nil
 }
 
+// field returns a pointer to what a key sets.
+func (s *Spec) field(key string) any {
+	return map[string]any{
+		"seed": &s.seed, "epoch": &s.epoch, "window": &s.window, "world": &s.world, "rank": &s.ranks, "drop_last": &s.dropLast,
+		"from": &s.from, "persistent": &s.persistent, "workers": &s.workers, "replacement": &s.replacement, "samples": &s.samples,
+		"weights": &s.weights, "batch": &s.batch, "count": &s.count, "path": &s.path,
+	}[key]
+}
+
 // set assigns the value of one key. check tests whether values fit together, since flags may still change them.
 func (s *Spec) set(key, value string) (err error) {
-	switch key {
-	case "seed":
-		s.seed, err = parseSeed(value)
-	case "epoch":
-		s.epoch, err = parseCount(key, value, 0)
-	case "window":
-		s.window, err = parseCount(key, value, 1)
-	case "world":
-		if s.world, err = parseCount(key, value, 1); s.world == 1 {
-			s.world = 0
+	switch f := s.field(key).(type) {
+	case *uint64:
+		*f, err = parseSeed(value)
+	case *int:
+		least := 1
+		if key == "epoch" {
+			least = 0
 		}
-	case "rank":
-		if s.ranks, err = parseRanks(value); err == nil {
-			s.hasRanks = true
+		if *f, err = parseCount(key, value, least); key == "world" && *f == 1 {
+			*f = 0
 		}
-	case "drop_last":
-		s.dropLast, err = parseFlag(key, value)
-	case "persistent":
-		s.persistent, err = parseFlag(key, value)
-	case "workers":
-		s.workers, err = parseFlag(key, value)
-	case "replacement":
-		s.replacement, err = parseFlag(key, value)
-	case "from":
-		s.from, err = parseLoaderSource(value)
-	case "samples":
-		s.samples, err = parseCount(key, value, 1)
-	case "batch":
-		s.batch, err = parseCount(key, value, 1)
-	case "count":
-		s.count, err = parseCount(key, value, 1)
-	case "weights":
+	case *Ranks:
+		*f, err = parseRanks(value)
+		s.hasRanks = s.hasRanks || err == nil
+	case *bool:
+		*f, err = parseFlag(key, value)
+	case *LoaderSource:
+		*f, err = parseLoaderSource(value)
+	case *string:
 		var w weights
-		if w, err = parseWeights(value); err == nil {
-			s.weights = w.String()
-		}
-	case "path":
-		if s.path = value; value == "" {
+		if *f = value; key == "weights" {
+			w, err = parseWeights(value)
+			*f = w.String()
+		} else if value == "" {
 			err = errors.New("no path; write list:PATH, a file of sample numbers or paths, one a line")
 		}
 	}
@@ -225,40 +221,20 @@ func (s Spec) With(key, value string) (Spec, error) {
 // String returns the canonical text. Parse(s.String()) is s.
 func (s Spec) String() string {
 	a, _ := find(s.name)
-	var keys []string
+	var words []string
 	for _, key := range a.keys {
+		v := reflect.ValueOf(s.field(key)).Elem()
 		switch {
-		case key == "seed":
-			keys = append(keys, fmt.Sprintf("seed=%d", s.seed))
-		case key == "window":
-			keys = append(keys, fmt.Sprintf("window=%d", s.window))
-		case key == "epoch" && s.epoch != 0:
-			keys = append(keys, fmt.Sprintf("epoch=%d", s.epoch))
-		case key == "world" && s.world != 0:
-			keys = append(keys, fmt.Sprintf("world=%d", s.world))
-		case key == "rank" && s.hasRanks:
-			keys = append(keys, "rank="+s.ranks.String())
-		case key == "drop_last" && s.dropLast, key == "persistent" && s.persistent,
-			key == "workers" && s.workers, key == "replacement" && s.replacement:
-			keys = append(keys, key+"=1")
-		case key == "from" && s.from != samplerSeed:
-			keys = append(keys, "from="+string(s.from))
-		case key == "samples" && s.samples != 0:
-			keys = append(keys, fmt.Sprintf("samples=%d", s.samples))
-		case key == "weights":
-			keys = append(keys, "weights="+s.weights)
-		case key == "batch":
-			keys = append(keys, fmt.Sprintf("batch=%d", s.batch))
-		case key == "count" && s.count != 0:
-			keys = append(keys, fmt.Sprintf("count=%d", s.count))
-		case key == "path":
-			keys = append(keys, "path="+s.path)
+		case v.Kind() == reflect.Bool && v.Bool():
+			words = append(words, key+"=1")
+		case key == "seed", key == "rank" && s.hasRanks, key != "rank" && !v.IsZero():
+			words = append(words, fmt.Sprintf("%s=%v", key, v))
 		}
 	}
-	if keys == nil {
+	if words == nil {
 		return s.name
 	}
-	return s.name + ":" + strings.Join(keys, ",")
+	return s.name + ":" + strings.Join(words, ",")
 }
 
 // Name returns the name before the colon.
