@@ -1,6 +1,7 @@
 package handover
 
 import (
+	"context"
 	"errors"
 	"io"
 	"log/slog"
@@ -19,20 +20,19 @@ type mux struct {
 	serve func(*net.UnixConn)
 	log   *slog.Logger
 	conns chan net.Conn
-	done  chan struct{} // closed by Close
 	ended chan struct{} // closed when err is set
 	err   error
 
-	close sync.Once
-	wg    sync.WaitGroup
-	mu    sync.Mutex
-	open  map[net.Conn]struct{} // neither handed to gRPC nor closed
+	ctx    context.Context // ends with Close, and with it the connections that gRPC does not have
+	cancel func()
+	wg     sync.WaitGroup
 }
 
 // Mux accepts the connections of l until it is closed. It passes handovers to serve, each on its own goroutine, and
 // returns the others from Accept, untouched. It closes a connection when serve returns.
 func Mux(l net.Listener, log *slog.Logger, serve func(*net.UnixConn)) net.Listener {
-	m := &mux{Listener: l, serve: serve, log: log, conns: make(chan net.Conn), done: make(chan struct{}), ended: make(chan struct{}), open: map[net.Conn]struct{}{}}
+	m := &mux{Listener: l, serve: serve, log: log, conns: make(chan net.Conn), ended: make(chan struct{})}
+	m.ctx, m.cancel = context.WithCancel(context.Background())
 	m.wg.Go(m.accept)
 	return m
 }
@@ -49,17 +49,9 @@ func (m *mux) Accept() (net.Conn, error) {
 
 // Close ends the handovers too, and waits for them.
 func (m *mux) Close() error {
-	var err error
-	m.close.Do(func() {
-		close(m.done)
-		err = m.Listener.Close()
-		m.mu.Lock()
-		for c := range m.open {
-			_ = c.Close() // its reader closes it again
-		}
-		m.mu.Unlock()
-		m.wg.Wait()
-	})
+	m.cancel()
+	err := m.Listener.Close()
+	m.wg.Wait()
 	return err
 }
 
@@ -76,76 +68,42 @@ func (m *mux) accept() {
 				select {
 				case <-time.After(pause):
 					continue
-				case <-m.done:
+				case <-m.ctx.Done():
 				}
 			}
 			m.err = err
 			return
 		}
 		pause = 0
-		if !m.track(c, true) {
-			_ = c.Close()
-			continue
-		}
 		m.wg.Go(func() { m.sort(c) })
 	}
-}
-
-// track notes connections that Close must close. It reports false after Close.
-func (m *mux) track(c net.Conn, on bool) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	select {
-	case <-m.done:
-		return false
-	default:
-	}
-	if on {
-		m.open[c] = struct{}{}
-	} else {
-		delete(m.open, c)
-	}
-	return true
 }
 
 // sort identifies a connection by its first byte, which it leaves in place: neither HTTP/2 nor TLS begins with
 // an S.
 func (m *mux) sort(c net.Conn) {
+	keep := context.AfterFunc(m.ctx, func() { _ = c.Close() }) // its reader closes it again
 	u, ok := c.(*net.UnixConn)
-	if !ok {
-		m.pass(c)
-		return
-	}
-	_ = u.SetReadDeadline(time.Now().Add(Timeout)) // a connection that is closed fails below
-	first, err := peek(u)
-	switch {
-	case err != nil:
-		m.drop(c)
-	case first != magic[0]:
+	if ok {
+		_ = u.SetReadDeadline(time.Now().Add(Timeout)) // a connection that is closed fails below
+		first, err := peek(u)
+		if err != nil || first == magic[0] {
+			defer func() { keep(); _ = c.Close() }()
+			if err == nil {
+				m.serve(u)
+			}
+			return
+		}
 		_ = u.SetReadDeadline(time.Time{})
-		m.pass(c)
-	default:
-		defer m.drop(c)
-		m.serve(u)
 	}
-}
-
-// pass hands a connection to gRPC.
-func (m *mux) pass(c net.Conn) {
-	if !m.track(c, false) {
-		_ = c.Close()
+	if !keep() {
 		return
 	}
 	select {
 	case m.conns <- c:
-	case <-m.done:
+	case <-m.ctx.Done():
 		_ = c.Close()
 	}
-}
-
-func (m *mux) drop(c net.Conn) {
-	_ = c.Close()
-	m.track(c, false)
 }
 
 // peek returns the first byte that arrives, without consuming it.
