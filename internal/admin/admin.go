@@ -20,6 +20,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"strconv"
 	"sync"
 
 	"github.com/shoalfs/shoal/internal/admin/dashboard"
@@ -108,7 +109,7 @@ func (s *Server) routes() http.Handler {
 	mux.HandleFunc("GET /stats", s.stats)
 	mux.Handle("GET /api/history", &s.past)
 	prom.Handle(mux, Collector(s.o.Version, s.o.Stats))
-	mux.Handle("GET /api/verdict", &s.past.watch)
+	mux.HandleFunc("GET /api/verdict", s.past.verdict)
 	mux.HandleFunc("GET /api/cachemap", s.cacheMap)
 	mux.Handle("GET /", dashboard.Handler())
 	mux.HandleFunc("GET /readyz", s.ready)
@@ -137,4 +138,32 @@ func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
 		return
 	}
 	_, _ = io.WriteString(w, "ready\n")
+}
+
+// cacheMap answers GET /api/cachemap?cells=N: engine.CacheMap as JSON.
+func (s *Server) cacheMap(w http.ResponseWriter, r *http.Request) {
+	cells := engine.MaxMapCells
+	if text := r.URL.Query().Get("cells"); text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 || n > engine.MaxMapCells {
+			http.Error(w, "cells="+strconv.Quote(text)+": give a number from 1 to "+strconv.Itoa(engine.MaxMapCells), http.StatusBadRequest)
+			return
+		}
+		cells = n
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(s.o.CacheMap(cells)) // the client may be gone
+}
+
+// sameHost refuses requests over loopback whose Host header names another host. Otherwise a web page whose name was
+// pointed at this machine (DNS rebinding) could read the counters, since the browser sees one origin.
+func sameHost(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if at, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr); ok && at.IP.IsLoopback() && !s3api.LoopbackName(r.Host) {
+			http.Error(w, "the admin address on loopback serves localhost only (a proxy in front of it must send Host: localhost)", http.StatusMisdirectedRequest)
+			return
+		}
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		next.ServeHTTP(w, r)
+	})
 }

@@ -18,6 +18,9 @@ const HistoryVersion = 2
 const (
 	historyStep   = time.Second
 	historyPoints = 15 * 60
+	// judged is the number of snapshots, a step apart, over which a verdict is given: long enough that one slow batch does
+	// not change it, short enough to show the effect of changed settings.
+	judged = 10
 )
 
 // Point is a daemon's counters at one time. Counters count from the daemon's start, as in /stats.
@@ -76,20 +79,22 @@ type History struct {
 	Points  []Point `json:"points"` // oldest first
 }
 
-// history keeps the latest points, as many as the page shows, in a ring of fixed size.
+// history keeps the latest points, as many as the page shows, in a ring of fixed size, and judges snapshots as they arrive.
 type history struct {
 	mu   sync.Mutex
 	ring []Point
 	next int // index of the oldest point, which the next one replaces once the ring is full
 
-	watch watch
+	snapshots [judged]findings.Snapshot // the latest
+	taken     int                       // snapshots so far
+	last      findings.Verdict
 }
 
 // keep adds a point each step until ctx ends.
 func (h *history) keep(ctx context.Context, stats func() Snapshot) {
 	take := func(now time.Time) {
 		snap := stats()
-		p, v := pointOf(now, snap), h.watch.judge(snap)
+		p, v := pointOf(now, snap), h.judge(snap)
 		p.StallShare, p.Level, p.Code = v.Rates.Stall, v.Level, v.Code
 		h.add(p)
 	}
@@ -108,6 +113,29 @@ func (h *history) add(p Point) {
 	}
 	h.ring[h.next] = p
 	h.next = (h.next + 1) % historyPoints
+}
+
+// judge returns the verdict over the time from the oldest of the last snapshots to this one.
+func (h *history) judge(s Snapshot) findings.Verdict {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	oldest := h.snapshots[h.taken%judged]
+	if h.taken < judged {
+		oldest = h.snapshots[0] // the zero snapshot before the first one: since the daemon's start
+	}
+	h.snapshots[h.taken%judged] = s.Snapshot
+	h.taken++
+	h.last = findings.Of(oldest, s.Snapshot)
+	return h.last
+}
+
+// verdict answers with the latest verdict.
+func (h *history) verdict(w http.ResponseWriter, _ *http.Request) {
+	h.mu.Lock()
+	last := h.last
+	h.mu.Unlock()
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(last) // the client may be gone
 }
 
 // points returns a copy, oldest first.

@@ -128,11 +128,11 @@ func TestVerdictServed(t *testing.T) {
 
 // The verdict is on the last ten seconds, or on less at first.
 func TestWatch(t *testing.T) {
-	var w watch
+	var h history
 	for i := range 40 {
 		var s Snapshot
 		s.PID, s.Uptime = 1, float64(1000+i)
-		v := w.judge(s)
+		v := h.judge(s)
 		want := float64(min(i, judged))
 		if i == 0 {
 			want = 1000
