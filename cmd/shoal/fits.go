@@ -17,44 +17,30 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// tabular is the interface to a dataset of rows that fits need: engine.Dataset has it.
-type tabular interface {
-	// Columns returns the first row of a table, from the file at path.
-	Columns(ctx context.Context) (row []byte, path string, err error)
-	// Selection names the samples.
-	Selection() string
-	// FitsDir is the folder of stored fits.
-	FitsDir() string
-	// SealFit and OpenFit encrypt and decrypt stored fits, if the cache is encrypted.
-	SealFit(name string, b []byte) []byte
-	OpenFit(name string, b []byte) ([]byte, error)
-}
-
 // fitting lets one session compute a fit at a time: the others then find the result.
 var fitting sync.Mutex
 
 // fitTable gives a table's transform the statistics of the whole dataset: from the cache directory, or from one pass over
 // the rows.
-func fitTable(ctx context.Context, t *gpuingest.Table, ds loader.Dataset) (*gpuingest.Table, error) {
-	tab, ok := ds.(tabular)
+func fitTable(ctx context.Context, t *gpuingest.Table, ds feedDataset) (*gpuingest.Table, error) {
 	var header []byte
 	var path string
-	if ok && ds.Len() > 0 {
+	if ds.Len() > 0 {
 		var err error
-		if header, path, err = tab.Columns(ctx); err != nil {
+		if header, path, err = ds.Columns(ctx); err != nil {
 			return nil, err
 		}
 	}
 	if header == nil {
 		return nil, errors.New("the dataset's samples are not rows of a table: serve .csv or .tsv with --samples rows")
 	}
-	sum := sha256.Sum256([]byte(tab.Selection() + "\x00" + t.String()))
+	sum := sha256.Sum256([]byte(ds.Selection() + "\x00" + t.String()))
 	name := hex.EncodeToString(sum[:]) + ".json"
-	file := filepath.Join(tab.FitsDir(), name)
+	file := filepath.Join(ds.FitsDir(), name)
 	fitting.Lock()
 	defer fitting.Unlock()
 	if b, err := os.ReadFile(file); err == nil {
-		b, err = tab.OpenFit(name, b)
+		b, err = ds.OpenFit(name, b)
 		if err != nil { // damaged: compute it again
 			b = nil
 		}
@@ -79,9 +65,9 @@ func fitTable(ctx context.Context, t *gpuingest.Table, ds loader.Dataset) (*gpui
 	if err != nil {
 		return nil, err
 	}
-	err = os.MkdirAll(tab.FitsDir(), 0o700)
+	err = os.MkdirAll(ds.FitsDir(), 0o700)
 	if err == nil {
-		err = writeWhole(file, tab.SealFit(name, fit.JSON()))
+		err = writeWhole(file, ds.SealFit(name, fit.JSON()))
 	}
 	if err != nil {
 		slog.Warn("a table's fit was not saved; the next session computes it again", "cause", err)

@@ -1,12 +1,8 @@
 package main
 
 import (
-	"context"
-	"encoding/binary"
 	"slices"
 	"sync"
-
-	"github.com/cespare/xxhash/v2"
 
 	"github.com/shoalfs/shoal/gpuingest"
 	"github.com/shoalfs/shoal/loader"
@@ -23,26 +19,15 @@ type packingCache struct {
 	list []keptPacking // the last used one last
 }
 
-// keptPacking is computed once. A packing depends only on the spec and the sizes of the documents, of which it has a hash.
+// keptPacking is computed once. A packing depends only on the samples and the spec, which key names.
 type keptPacking struct {
-	spec      string
-	documents int
-	sizes     uint64
-	packed    func() (*loader.Packed, error)
+	key    string
+	packed func() (*loader.Packed, error)
 }
 
 // of packs the dataset, or returns a kept packing.
-func (c *packingCache) of(ctx context.Context, ds loader.Dataset, spec string, p gpuingest.Packing) (*loader.Packed, error) {
-	h := xxhash.New()
-	var b [8]byte
-	for i := range ds.Len() {
-		if i%(1<<20) == 0 && ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
-		binary.LittleEndian.PutUint64(b[:], uint64(ds.Size(i)))
-		_, _ = h.Write(b[:]) // never fails
-	}
-	packed, err := c.entry(keptPacking{spec, ds.Len(), h.Sum64(), sync.OnceValues(func() (*loader.Packed, error) {
+func (c *packingCache) of(ds feedDataset, spec string, p gpuingest.Packing) (*loader.Packed, error) {
+	packed, err := c.entry(keptPacking{ds.Selection() + "\x00" + spec, sync.OnceValues(func() (*loader.Packed, error) {
 		return loader.Pack(ds, p.Length, p.Cut, p.Tokens)
 	})})()
 	if err != nil {
@@ -55,9 +40,7 @@ func (c *packingCache) of(ctx context.Context, ds loader.Dataset, spec string, p
 func (c *packingCache) entry(k keptPacking) func() (*loader.Packed, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if i := slices.IndexFunc(c.list, func(o keptPacking) bool {
-		return o.spec == k.spec && o.documents == k.documents && o.sizes == k.sizes
-	}); i >= 0 {
+	if i := slices.IndexFunc(c.list, func(o keptPacking) bool { return o.key == k.key }); i >= 0 {
 		k = c.list[i]
 		c.list = slices.Delete(c.list, i, i+1)
 	}

@@ -12,7 +12,7 @@ func TestPackingsAreKept(t *testing.T) {
 	var c packingCache
 	made := map[string]int{}
 	for _, spec := range []string{"a", "b", "a", "c", "d", "e", "a", "b"} {
-		_, err := c.entry(keptPacking{spec: spec, packed: sync.OnceValues(func() (*loader.Packed, error) {
+		_, err := c.entry(keptPacking{key: spec, packed: sync.OnceValues(func() (*loader.Packed, error) {
 			made[spec]++
 			return nil, nil //nolint:nilnil // it is not looked at
 		})})()

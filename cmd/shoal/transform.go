@@ -22,18 +22,22 @@ func compileTransform(ctx context.Context, spec string, ds loader.Dataset) (load
 	if err != nil {
 		return nil, err
 	}
-	if t, ok := in.(*gpuingest.Table); ok && ds != nil {
-		if in, err = fitTable(ctx, t, ds); err != nil {
+	served, ok := ds.(feedDataset)
+	if !ok { // only the text is to be checked
+		return in, nil
+	}
+	if t, ok := in.(*gpuingest.Table); ok {
+		if in, err = fitTable(ctx, t, served); err != nil {
 			return nil, fmt.Errorf("transform %s: %w", t, err)
 		}
 	}
-	if t, ok := in.(*gpuingest.Tokens); ok && ds != nil && ds.Len() > 0 {
+	if t, ok := in.(*gpuingest.Tokens); ok && ds.Len() > 0 {
 		if t, err = t.Of(ds.Path(0)); err != nil {
 			return nil, err
 		}
 		in = t
 		if p, ok := t.Packing(); ok {
-			packed, err := packings.of(ctx, ds, t.String(), p)
+			packed, err := packings.of(served, t.String(), p)
 			if err != nil {
 				return nil, fmt.Errorf("transform %s: %w", t, err)
 			}
