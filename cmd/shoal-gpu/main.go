@@ -85,11 +85,7 @@ func command() *cobra.Command {
 			}
 			limiter := logs.NewLimiter()
 			defer limiter.Flush()
-			log, err := limiter.New(os.Stderr, format, lv)
-			if err != nil {
-				return err
-			}
-			return serve(args[0], listen, admin, loader.ListenOptions{SocketGroup: group}, device, log)
+			return serve(args[0], listen, admin, loader.ListenOptions{SocketGroup: group}, device, limiter.New(os.Stderr, format, lv))
 		},
 	}
 	f := c.Flags()

@@ -27,11 +27,7 @@ func (o *logOptions) logger(inv *invocation) (*slog.Logger, error) {
 	if err != nil {
 		return nil, cli.Usagef("--log-level: %w", err)
 	}
-	log, err := limiter.New(os.Stderr, format, level)
-	if err != nil {
-		return nil, err
-	}
-	log = slog.New(daemon.Warner{Handler: log.Handler(), Voice: inv.Voice})
+	log := slog.New(daemon.Warner{Handler: limiter.New(os.Stderr, format, level).Handler(), Voice: inv.Voice})
 	if !inv.attached() {
 		daemon.Outlive()
 		slog.SetDefault(log)

@@ -73,19 +73,12 @@ type kind struct {
 func NewLimiter() *Limiter { return &Limiter{kinds: map[string]*kind{}} }
 
 // New returns a logger that writes events of at least level to w, in one of the formats.
-func (l *Limiter) New(w io.Writer, format string, level slog.Leveler) (*slog.Logger, error) {
-	o := &slog.HandlerOptions{Level: level, ReplaceAttr: present}
-	var h slog.Handler
-	switch format {
-	case Text:
-		h = slog.NewTextHandler(w, o)
-	case JSON:
-		o.ReplaceAttr = plain
-		h = slog.NewJSONHandler(w, o)
-	default:
-		return nil, fmt.Errorf("%q is not a log format: give %s or %s", format, Text, JSON)
+func (l *Limiter) New(w io.Writer, format string, level slog.Leveler) *slog.Logger {
+	var h slog.Handler = slog.NewTextHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: present})
+	if format == JSON {
+		h = slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: plain})
 	}
-	return slog.New(&handler{l: l, next: h}), nil
+	return slog.New(&handler{l: l, next: h})
 }
 
 // present drops empty attributes, such as the cause of a normal end.
