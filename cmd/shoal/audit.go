@@ -5,7 +5,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/shoalfs/shoal/fusefs"
@@ -16,9 +15,7 @@ import (
 // auditOptions are the flags of the audit log.
 type auditOptions struct{ auditLog string }
 
-func (o *auditOptions) add(c *cobra.Command) { o.addTo(c.Flags()) }
-
-func (o *auditOptions) addTo(f *pflag.FlagSet) {
+func (o *auditOptions) add(f *pflag.FlagSet) {
 	f.StringVar(&o.auditLog, "audit-log", "", "log mounts, sessions, plans and cache changes to this file, one JSON object a line\n(default: no log; docs/security.md)")
 }
 

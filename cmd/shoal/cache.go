@@ -49,8 +49,8 @@ of the id that ls shows.`,
 		RunE: cli.RunVerbs,
 		Args: cobra.ArbitraryArgs,
 	}
-	cache.crypt.addTo(c.PersistentFlags())
-	cache.audit.addTo(c.PersistentFlags())
+	cache.crypt.add(c.PersistentFlags())
+	cache.audit.add(c.PersistentFlags())
 	c.PersistentFlags().StringVar(&cache.dir, "cache-dir", "", "the cache directory, instead of the first argument")
 	c.AddCommand(cacheLsCommand(&cache), cacheQuotaCommand(&cache), cacheRekeyCommand(&cache),
 		cache.verb("rm", "Delete the cached data of a dataset that is not open", "", removeCached),

@@ -20,9 +20,7 @@ const keyEnv = "SHOAL_ENCRYPTION_KEY"
 // cryptOptions are the flags of encryption on disk.
 type cryptOptions struct{ keyFile string }
 
-func (o *cryptOptions) add(c *cobra.Command) { o.addTo(c.Flags()) }
-
-func (o *cryptOptions) addTo(f *pflag.FlagSet) {
+func (o *cryptOptions) add(f *pflag.FlagSet) {
 	f.StringVar(&o.keyFile, "encryption-key-file", "", "file with the encryption key of the cache directory: 32 raw bytes, or hex or base64\n(default: the key in "+keyEnv+", if set; otherwise the cache is not encrypted; docs/security.md)")
 }
 

@@ -67,7 +67,7 @@ daemon verifies what it reads. The directory must not be in use.`,
 			}
 		},
 	}
-	crypt.add(c)
+	crypt.add(c.Flags())
 	c.Flags().BoolVar(&repair, "repair", false, "truncate incomplete tails, drop damaged records and segments, move foreign files aside")
 	c.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON")
 	return c

@@ -15,6 +15,7 @@ import (
 	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/daemon"
+	"github.com/shoalfs/shoal/internal/pause"
 )
 
 // defaultFeed is the default address of `shoal serve`: where only root can write, or in the folder of the user's session.
@@ -48,11 +49,7 @@ With --wait it asks until all answer: a trainer that may start before its data d
 			if timeout <= 0 {
 				return cli.Usagef("--timeout %s: give a duration such as 5s", timeout)
 			}
-			var deadline <-chan time.Time
-			if wait > 0 {
-				deadline = time.After(wait)
-			}
-			for {
+			for began := time.Now(); ; {
 				asked, err := health(c.Context(), targets, timeout, &security)
 				if err == nil {
 					fmt.Fprintln(c.OutOrStdout(), "healthy: "+strings.Join(asked, ", "))
@@ -61,12 +58,11 @@ With --wait it asks until all answer: a trainer that may start before its data d
 				if wait <= 0 || errors.As(err, new(cli.UsageError)) {
 					return err
 				}
-				select {
-				case <-deadline:
+				if err := pause.For(c.Context(), healthTick); err != nil {
+					return err
+				}
+				if time.Since(began) > wait {
 					return fmt.Errorf("not healthy after %s: %w", wait, err)
-				case <-c.Context().Done():
-					return c.Context().Err()
-				case <-time.After(healthTick):
 				}
 			}
 		},

@@ -145,9 +145,9 @@ func (o *engineOptions) addHost(c *cobra.Command) {
 	f.BoolVar(&o.resetOld, "reset-old-cache", false, "empty a --cache-dir in an old format that this version does not read")
 	f.Var(&o.cacheSize, "cache-size", "maximum disk usage of --cache-dir: a size, a share such as 80% of the free space, or auto (80%)")
 	f.Var(&o.memory, "memory", "maximum memory of the daemon: a size, a share such as 50% of the container's limit, or auto (80%; without a limit, 25% of the machine)")
-	o.cryptOptions.add(c)
+	o.cryptOptions.add(f)
 	o.log.add(c)
-	o.auditOptions.add(c)
+	o.auditOptions.add(f)
 	o.cluster.addNode(c)
 }
 
