@@ -491,9 +491,7 @@ func (e *Engine) readQuota() error {
 func (e *Engine) setQuota(n int64) {
 	e.quota.Store(n)
 	if v := e.cur.Load(); v != nil {
-		if below := v.keeping.again(); v.sharing != nil {
-			v.sharing.below.Store(below)
-		}
+		v.keeping.again()
 		v.volume.SetQuota(n)
 	}
 }

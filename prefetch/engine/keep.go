@@ -25,6 +25,7 @@ type keeping struct {
 	owned owner.Set       // the buckets that the node owns; nil: no cluster
 	read  []atomic.Uint32 // a bit a file; nil while all fit
 	some  atomic.Bool     // an order has begun
+	below atomic.Uint64   // the threshold from which others can tell, by prefetch.Admits, which buckets the node keeps of those that it owns
 }
 
 func newKeeping(e *Engine, v *view) *keeping {
@@ -59,23 +60,21 @@ func (k *keeping) Choose(o order.Order) {
 	}
 }
 
-// own says which buckets the node owns, as one of a cluster; nil: there is none. It chooses again, and returns the threshold
-// as again does.
-func (k *keeping) own(owned owner.Set) (below uint64) {
+// own says which buckets the node owns, as one of a cluster. It chooses again.
+func (k *keeping) own(owned owner.Set) {
 	k.mu.Lock()
 	k.owned = owned
 	k.mu.Unlock()
-	return k.again()
+	k.again()
 }
 
-// again chooses again, for a capacity that may have changed. It returns the threshold from which others can tell, by
-// prefetch.Admits, which buckets the node keeps of those that it owns. It takes some 20 ns an extent.
-func (k *keeping) again() (below uint64) {
+// again chooses again, for a capacity that may have changed. It takes some 20 ns an extent.
+func (k *keeping) again() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.owned == nil {
 		k.v.volume.SetAdmit(k.admit())
-		return math.MaxUint64
+		return
 	}
 	v, unit, owned := k.v.volume, units(k.v.manifest, k.v.layout), k.owned
 	sums, counts, given := make([]int64, owner.Buckets), make([]int, owner.Buckets), 0
@@ -87,7 +86,7 @@ func (k *keeping) again() (below uint64) {
 			}
 		}
 	}
-	below = prefetch.NewKeep(len(sums), func(b int) int64 { return sums[b] }, bucketKey, k.capacity()).Below()
+	below := prefetch.NewKeep(len(sums), func(b int) int64 { return sums[b] }, bucketKey, k.capacity()).Below()
 	for b, n := range counts {
 		if !prefetch.Admits(below, bucketKey(b)) {
 			given += n
@@ -98,7 +97,7 @@ func (k *keeping) again() (below uint64) {
 		b := owner.Bucket(unit(file, x))
 		return owned.Has(b) && prefetch.Admits(below, bucketKey(b))
 	})
-	return below
+	k.below.Store(below)
 }
 
 // onDisk returns what an extent of n bytes takes on the disk.

@@ -202,7 +202,7 @@ type guest struct {
 }
 
 func (g guest) Terms() peer.Terms {
-	return peer.Terms{Below: g.v.sharing.below.Load(), Gives: g.Gives()}
+	return peer.Terms{Below: g.v.keeping.below.Load(), Gives: g.Gives()}
 }
 
 func (g guest) Received() int64 { return g.v.sharing.e.Cost().Received }

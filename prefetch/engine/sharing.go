@@ -51,8 +51,6 @@ type sharing struct {
 	unit func(file, extent int) uint64
 	now  atomic.Pointer[members]
 	told sync.Map // by Instance, the *peer.Terms that a node told last
-
-	below atomic.Uint64 // the threshold of that choice
 }
 
 // How long the opening of a dataset waits: for etcd to answer, for the nodes to agree (and for the lease of another process
@@ -233,7 +231,7 @@ func (s *sharing) follow(view cluster.View) {
 	if m.self >= 0 {
 		owned = owners.Owned(m.self)
 	}
-	s.below.Store(s.v.keeping.own(owned))
+	s.v.keeping.own(owned)
 	if before != nil {
 		s.e.log.Info("the cluster has changed", "nodes", len(m.all()), "before", len(before.all()), "revision", m.rev)
 	}
