@@ -74,18 +74,8 @@ type feedStream interface {
 	SendMsg(m any) error
 }
 
-// sender is where a session's messages go. An error ends the session.
-type sender interface{ SendMsg(m any) error }
-
-// streamSender sends on the gRPC stream.
-type streamSender struct{ feedStream }
-
-func (s streamSender) SendMsg(m any) error {
-	if err := s.feedStream.SendMsg(m); err != nil {
-		return left(err)
-	}
-	return nil
-}
+// sender sends a session's messages. An error ends the session.
+type sender func(m any) error
 
 // run delivers the session. It returns after the last epoch, when the session's context ends, or at the first error.
 func (s *session) run(stream feedStream) error {
@@ -231,8 +221,13 @@ func (s *session) produceEpoch(p plan, epoch int, put func(item) bool) error {
 
 // deliver sends the batches as credits allow.
 func (s *session) deliver(stream feedStream, items <-chan item) (err error) {
-	to := sender(streamSender{stream})
-	if err := to.SendMsg(s.hello()); err != nil {
+	to := sender(func(m any) error {
+		if err := stream.SendMsg(m); err != nil {
+			return left(err)
+		}
+		return nil
+	})
+	if err := to(s.hello()); err != nil {
 		return err
 	}
 	if err := s.handedOver(); err != nil {
@@ -250,7 +245,7 @@ func (s *session) deliver(stream feedStream, items <-chan item) (err error) {
 			return it.err
 		case it.end != nil:
 			bad = 0
-			if err := to.SendMsg(&feedpb.ServerMessage{Kind: &feedpb.ServerMessage_EpochEnd{EpochEnd: it.end}}); err != nil {
+			if err := to(&feedpb.ServerMessage{Kind: &feedpb.ServerMessage_EpochEnd{EpochEnd: it.end}}); err != nil {
 				return err
 			}
 			continue
@@ -316,7 +311,7 @@ func (s *session) send(to sender, b *batch, h *feedpb.BatchHeader) error {
 		if !s.lease.give(b) {
 			return context.Cause(s.ctx)
 		}
-		if err := to.SendMsg(head); err != nil {
+		if err := to(head); err != nil {
 			return err
 		}
 		s.slots.batches.Add(1)
@@ -336,14 +331,14 @@ func (s *session) send(to sender, b *batch, h *feedpb.BatchHeader) error {
 func (s *session) sendChunks(to sender, head *feedpb.ServerMessage, buf *buffer, total int) error {
 	shared := buf.shared(int64(total))
 	defer shared.Free()
-	if err := to.SendMsg(head); err != nil {
+	if err := to(head); err != nil {
 		return err
 	}
 	for off := 0; off < total; off += wire.MaxChunk {
 		if s.ctx.Err() != nil {
 			return context.Cause(s.ctx)
 		}
-		if err := to.SendMsg(&wire.Chunk{Data: shared.Slice(off, min(off+wire.MaxChunk, total))}); err != nil {
+		if err := to(&wire.Chunk{Data: shared.Slice(off, min(off+wire.MaxChunk, total))}); err != nil {
 			return err
 		}
 	}
