@@ -21,6 +21,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -90,6 +91,18 @@ func (c *Client) Info(ctx context.Context) (*feedpb.InfoResponse, error) {
 func (c *Client) Stats(ctx context.Context) ([]byte, error) {
 	r, err := c.feed.Stats(ctx, &feedpb.StatsRequest{})
 	return []byte(r.GetJson()), c.explain(err)
+}
+
+// Healthy returns nil if the server takes new sessions. No token is needed.
+func (c *Client) Healthy(ctx context.Context) error {
+	r, err := grpc_health_v1.NewHealthClient(c.conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: feedpb.Feed_ServiceDesc.ServiceName})
+	if err != nil {
+		return c.explain(err)
+	}
+	if s := r.GetStatus(); s != grpc_health_v1.HealthCheckResponse_SERVING {
+		return fmt.Errorf("feed %s: the server accepts no new sessions (%s): it is shutting down", c.addr, s)
+	}
+	return nil
 }
 
 // Error is a failure that the server reported, or a failure to connect to it.

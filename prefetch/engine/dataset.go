@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/cache/crypt"
 	"github.com/shoalfs/shoal/cache/shard"
 	"github.com/shoalfs/shoal/prefetch/order"
 	"github.com/shoalfs/shoal/prefetch/run"
@@ -50,6 +51,25 @@ func (d *Dataset) Columns(ctx context.Context) (row []byte, path string, err err
 
 // Selection names the samples: the version, and the pattern for its files.
 func (d *Dataset) Selection() string { return d.Version() + " " + d.e.cfg.Samples }
+
+// FitsDir is the folder for values computed once per version of a dataset.
+func (d *Dataset) FitsDir() string { return d.e.host.FitsDir() }
+
+// SealFit encodes a value computed from a dataset's content for the file name in FitsDir.
+func (d *Dataset) SealFit(name string, b []byte) []byte {
+	if k := d.e.host.Key; k != nil {
+		return k.Sealer("fits", nil).Seal(nil, nil, b, []byte(name))
+	}
+	return b
+}
+
+// OpenFit is the reverse of SealFit.
+func (d *Dataset) OpenFit(name string, b []byte) ([]byte, error) {
+	if k := d.e.host.Key; k != nil {
+		return k.Sealer("fits", nil).Open(nil, nil, b, []byte(name))
+	}
+	return b, nil
+}
 
 // Path returns a sample's path.
 func (d *Dataset) Path(sample int) string { return d.v.manifest.Path(d.File(sample)) }
@@ -139,4 +159,26 @@ func writeLines(w io.Writer, o order.Order, appendLine func(line []byte, sample 
 		lines = lines[:0]
 	}
 	return nil
+}
+
+// filesOf maps an order over samples to one over files. It takes what order.Index does.
+func filesOf(o order.Order, samples *catalog.Samples) order.Locator {
+	return fileOrder{order.Index(o), samples}
+}
+
+type fileOrder struct {
+	samples order.Locator
+	view    *catalog.Samples
+}
+
+func (o fileOrder) Len() int { return o.samples.Len() }
+
+func (o fileOrder) At(pos int) int { return o.view.File(o.samples.At(pos)) }
+
+func (o fileOrder) Find(file, from int) int {
+	sample, ok := o.view.Sample(file)
+	if !ok {
+		return -1
+	}
+	return o.samples.Find(sample, from)
 }

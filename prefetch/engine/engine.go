@@ -39,6 +39,7 @@ import (
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/objstore/stores"
+	"github.com/shoalfs/shoal/cache/segment"
 	"github.com/shoalfs/shoal/cache/shard"
 	"github.com/shoalfs/shoal/internal/trace"
 	"github.com/shoalfs/shoal/prefetch/order"
@@ -682,6 +683,17 @@ func (e *Engine) ReadNow(m *catalog.Manifest, file int, p []byte, off int64) boo
 	}
 	return ok
 }
+
+// Place is Volume.Place of the version m.
+func (e *Engine) Place(m *catalog.Manifest, file int, check bool) (segment.Place, bool) {
+	return e.volumeOf(m).Place(file, check)
+}
+
+// Damaged is Volume.Damaged.
+func (e *Engine) Damaged() int64 { return e.cur.Load().volume.Damaged() }
+
+// SegmentDir is Volume.SegmentDir of the version m.
+func (e *Engine) SegmentDir(m *catalog.Manifest) string { return e.volumeOf(m).SegmentDir() }
 
 // State says where the file's content is: on disk ("kept"), in memory ("staged"), or only in the object store
 // ("remote").

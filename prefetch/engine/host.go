@@ -107,6 +107,17 @@ func (h *Host) Refresh(do func(e *Engine) error) error {
 	return nil
 }
 
+// Use returns the dataset if it is open here and stays so, with another user, who closes it.
+func (h *Host) Use(id [16]byte) (e *Engine, ok bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if e = h.open[id]; e == nil || e.cur.Load() == nil || e.failed.Load() || e.users == 0 {
+		return nil, false
+	}
+	e.users++
+	return e, true
+}
+
 // engines returns the open datasets, which may be closed at any moment.
 func (h *Host) engines() (list []*Engine) {
 	h.mu.Lock()
