@@ -29,40 +29,28 @@ func peerOf(ctx context.Context, tokens bool) *audit.Peer {
 	return who
 }
 
-// auditOpened records who opened a session, and returns that peer.
-func (s *Server) auditOpened(ctx context.Context, open *session) *audit.Peer {
-	if s.o.Audit == nil {
-		return nil
-	}
-	who := peerOf(ctx, s.o.Tokens != nil)
-	e := open.event("feed_open")
-	e.Peer = who
-	s.o.Audit.Write(e)
-	return who
+// auditOpened records who opened a session.
+func (s *Server) auditOpened(ctx context.Context, open *session) {
+	open.peer = peerOf(ctx, s.o.Tokens != nil)
+	s.o.Audit.Write(open.event("feed_open"))
 }
 
 func (open *session) event(name string) audit.Event {
 	sp := open.spec
 	return audit.Event{Event: name, Dataset: open.ds.Version(), Order: sp.orderName, Session: sp.session, Client: sp.client,
-		Rank: new(sp.rank), World: sp.world, Batch: sp.batch, Epoch: new(sp.start.Epoch), Transform: sp.transformName()}
+		Rank: new(sp.rank), World: sp.world, Batch: sp.batch, Epoch: new(sp.start.Epoch), Transform: sp.transformName(), Peer: open.peer}
 }
 
 // auditRefused records a session that was refused.
 func (s *Server) auditRefused(ctx context.Context, o *feedpb.Open, err error) {
-	if s.o.Audit == nil {
-		return
-	}
 	s.o.Audit.Write(audit.Event{Event: "feed_open", Outcome: "refused", Cause: err.Error(), Order: o.GetOrder(), Session: o.GetSession(),
 		Client: o.GetClient(), Rank: new(int(o.GetRank())), World: int(o.GetWorld()), Peer: peerOf(ctx, s.o.Tokens != nil)})
 }
 
 // auditEnded records how a session ended.
 func (s *Server) auditEnded(open *session, err error) {
-	if s.o.Audit == nil {
-		return
-	}
 	e := open.event("feed_end")
-	e.Peer, e.Samples, e.Seconds = open.peer, open.count.samples.Load(), time.Since(open.opened).Seconds()
+	e.Samples, e.Seconds = open.count.samples.Load(), time.Since(open.opened).Seconds()
 	if err != nil && Code(err) != codes.Canceled {
 		e.Cause = err.Error()
 		if e.Outcome = "failed"; errors.Is(err, errFenced) || errors.Is(err, errStopping) {

@@ -308,7 +308,7 @@ func (v service) Stream(stream feedpb.Feed_StreamServer) error {
 		return toStatus(err)
 	}
 	open.span, open.named = span, named
-	open.peer = v.s.auditOpened(stream.Context(), open)
+	v.s.auditOpened(stream.Context(), open)
 	open.pass, open.lease = v.s.join(open, slots(stream.Context(), m.GetOpen()), int(m.GetOpen().GetCredits()), m.GetOpen().GetReadonly())
 	err = open.run(stream)
 	v.s.ended(open, err)

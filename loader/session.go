@@ -28,7 +28,7 @@ type session struct {
 	window *window
 	count  counters
 	opened time.Time
-	peer   *audit.Peer // nil without an audit log
+	peer   *audit.Peer
 	slots  slotStats
 	span   trace.Span
 	named  bool // the client named its trace, to which the batches belong too

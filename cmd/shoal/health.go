@@ -136,6 +136,6 @@ func healthOf(ctx context.Context, target string, security *clientSecurity) erro
 		}
 		return err
 	}
-	_, err := readStats(ctx, target)
+	_, err := parseStats[struct{}](rawStats(ctx, target))
 	return err
 }

@@ -23,12 +23,9 @@ import (
 // directory.
 type invocation struct {
 	*daemon.Voice
-	host   *engine.Host             // the daemon's; nil in a process of its own
-	mount  *mounted                 // whose socket the verb came by; nil: the cache directory's
-	dir    string                   // base of relative paths; "" is the process's own
-	getenv func(name string) string // nil: the process's own environment
-	verb   *daemon.Verb             // in a daemon; else nil
-	peer   *audit.Peer              // the client that attached; nil in a process of its own
+	host  *engine.Host // the daemon's; nil in a process of its own
+	mount *mounted     // whose socket the verb came by; nil: the cache directory's
+	verb  *daemon.Verb // in a daemon, with the user's folder and environment; else nil: they are the process's own
 
 	remarks []remark // remarks about limits, for the log of a process of its own
 }
@@ -47,8 +44,8 @@ func invocationOf(ctx context.Context) *invocation {
 func peerOf(c *cobra.Command) *audit.Peer { return invocationOf(c.Context()).who() }
 
 func (inv *invocation) who() *audit.Peer {
-	if inv.peer != nil {
-		return inv.peer
+	if inv.verb != nil && inv.verb.Peer != nil {
+		return inv.verb.Peer
 	}
 	return audit.Self()
 }
@@ -58,10 +55,10 @@ func (inv *invocation) attached() bool { return inv.host != nil }
 
 // abs makes a path absolute, relative to the user's folder.
 func (inv *invocation) abs(path string) (string, error) {
-	if filepath.IsAbs(path) || inv.dir == "" {
+	if filepath.IsAbs(path) || inv.verb == nil {
 		return filepath.Abs(path)
 	}
-	return filepath.Join(inv.dir, path), nil
+	return filepath.Join(inv.verb.Dir, path), nil
 }
 
 // absAll makes the paths that are given absolute, and counts them.
@@ -97,8 +94,8 @@ func (inv *invocation) order(spec order.Spec) (order.Spec, error) {
 
 // environ returns a variable of the user's environment.
 func (inv *invocation) environ(name string) string {
-	if inv.getenv != nil {
-		return inv.getenv(name)
+	if inv.verb != nil {
+		return inv.verb.Getenv(name)
 	}
 	return os.Getenv(name)
 }

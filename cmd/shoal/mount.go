@@ -235,7 +235,7 @@ ends after the daemon's (docs/kubernetes.md).`,
 			if m, err := fusefs.At(mountpoint); err == nil && m != nil {
 				pid, device = asMount(m).PID(), m.Device // it need not answer: perhaps it is ending
 			}
-			stats, silent := readStats(c.Context(), mountpoint)
+			stats, silent := parseStats[engine.Stats](rawStats(c.Context(), mountpoint))
 			if pid == 0 && stats.PID != 0 && daemon.OfCache(stats.CacheDir).PID() == stats.PID { // else it is another container's number
 				pid = stats.PID
 			}

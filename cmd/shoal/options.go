@@ -226,7 +226,7 @@ func (o *engineOptions) config(inv *invocation, source string) (c engine.Config,
 	c.Store, err = o.store.options(inv)
 	c.Near, c.Recode = o.store.near, o.recode
 	c.SkipBadShards, c.Samples, c.Refresh = o.badShards == "skip", o.samples, o.refresh
-	c.Connections, c.AdaptConnections, c.ConnectionsGiven, c.Getenv = o.connections.most(), o.connections <= 0, o.connections != 0, inv.getenv
+	c.Connections, c.AdaptConnections, c.ConnectionsGiven, c.Getenv = o.connections.most(), o.connections <= 0, o.connections != 0, inv.environ
 	c.Past, c.Scope = pastVersions, inv.environ(scopeEnv)
 	return c, h, err
 }

@@ -80,7 +80,7 @@ func answers(h *engine.Host, m *mounted) *daemon.Answers {
 			c.SetArgs(v.Args)
 			c.SetOut(v)
 			c.SetErr(v)
-			inv := &invocation{Voice: v.Voice, host: h, mount: m, dir: v.Dir, peer: v.Peer, getenv: v.Getenv, verb: v}
+			inv := &invocation{Voice: v.Voice, host: h, mount: m, verb: v}
 			return c.ExecuteContext(context.WithValue(ctx, invocationKey{}, inv))
 		},
 		Failed: func(v *daemon.Verb, err error) {

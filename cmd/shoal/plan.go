@@ -316,7 +316,7 @@ func (p *predictor) source(ctx context.Context, source string) (err error) {
 		return err
 	}
 	e, err := openEngine(ctx, p.inv, h, engine.Config{
-		Source: source, Order: none, Samples: p.o.samples, Connections: p.o.connections.most(), Logger: logger, Getenv: p.inv.getenv, Store: p.o.asked,
+		Source: source, Order: none, Samples: p.o.samples, Connections: p.o.connections.most(), Logger: logger, Getenv: p.inv.environ, Store: p.o.asked,
 	})
 	if err != nil {
 		return err

@@ -108,7 +108,7 @@ func (r *recording) load() error {
 
 // record records a mount until the time is over, the user stops it, or the mount is gone.
 func (o *profileOptions) record(ctx context.Context, inv *invocation, r *recording) (err error) {
-	if _, err := readStats(ctx, r.name); err != nil {
+	if _, err := parseStats[struct{}](rawStats(ctx, r.name)); err != nil {
 		return err
 	}
 	f, err := os.Open(filepath.Join(r.name, ".shoal", "profile"))

@@ -23,7 +23,6 @@ import (
 	"github.com/shoalfs/shoal/internal/daemon"
 	"github.com/shoalfs/shoal/internal/findings"
 	"github.com/shoalfs/shoal/internal/human"
-	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
 // rawStats asks the daemon of a mount for the JSON of its stats.
@@ -44,11 +43,6 @@ func parseStats[T any](raw []byte, err error) (*T, error) {
 		}
 	}
 	return s, err
-}
-
-// readStats asks the daemon of a mount.
-func readStats(ctx context.Context, mountpoint string) (*engine.Stats, error) {
-	return parseStats[engine.Stats](rawStats(ctx, mountpoint))
 }
 
 func statCommand() *cobra.Command {

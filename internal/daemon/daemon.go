@@ -6,7 +6,7 @@
 //   - Starting. The verb runs in the process that the user started, with --daemon in a child of that, and with =supervised in a
 //     child of the child (start.go). Wherever it runs it speaks by a [Voice]: to the terminal, by a pipe to the process that
 //     started it, or by a socket to a client that attached. Pipe and socket carry the same lines.
-//   - Ready, once. Whoever waits goes on, and the service manager hears it (manager.go). Verbs that come by a socket are
+//   - Ready, once. Whoever waits goes on, and the service manager hears it (start.go). Verbs that come by a socket are
 //     answered (answer.go) from the moment in which the cache directory is owned, ready or not: they tell a daemon that works
 //     from one that hangs by its lines (ask.go).
 //   - Draining, from the first signal, or once what is served is gone. All waits share one deadline, and a second signal ends
