@@ -123,21 +123,10 @@ func Ask(ctx context.Context, addr string, q Request, reply any) (c net.Conn, fi
 
 // Receive reads what WriteReply has sent. The caller closes the files, even if there is an error.
 func Receive(c *net.UnixConn, reply any) (files []int, err error) {
-	files, text, err := receive(c)
-	if err == nil {
-		if err = json.Unmarshal(text, reply); err != nil {
-			err = fmt.Errorf("the server's reply: %w", err)
-		}
-	}
-	return files, err
-}
-
-// receive reads a reply and its descriptors, which the caller closes even if there is an error.
-func receive(c *net.UnixConn) (files []int, text []byte, err error) {
 	head, oob := make([]byte, 4), make([]byte, unix.CmsgSpace(maxFiles*4))
 	n, oobn, _, _, err := c.ReadMsgUnix(head, oob)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	messages, err := syscall.ParseSocketControlMessage(oob[:oobn])
 	for i := range messages {
@@ -149,20 +138,25 @@ func receive(c *net.UnixConn) (files []int, text []byte, err error) {
 	}
 	switch {
 	case err != nil:
-		return files, nil, err
+		return files, err
 	case n == 0:
-		return files, nil, io.ErrUnexpectedEOF
+		return files, io.ErrUnexpectedEOF
 	}
 	if _, err := io.ReadFull(c, head[n:]); err != nil {
-		return files, nil, err
+		return files, err
 	}
 	length := binary.LittleEndian.Uint32(head)
 	if length > maxReply {
-		return files, nil, fmt.Errorf("a reply of %d bytes", length)
+		return files, fmt.Errorf("a reply of %d bytes", length)
 	}
-	text = make([]byte, length)
-	_, err = io.ReadFull(c, text)
-	return files, text, err
+	text := make([]byte, length)
+	if _, err := io.ReadFull(c, text); err != nil {
+		return files, err
+	}
+	if err := json.Unmarshal(text, reply); err != nil {
+		return files, fmt.Errorf("the server's reply: %w", err)
+	}
+	return files, nil
 }
 
 func closeAll(files []int) {
