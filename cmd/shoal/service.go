@@ -257,12 +257,12 @@ func startAdmin(addr string, at *daemon.Life, log *slog.Logger, e *engine.Engine
 	if addr == "" {
 		return nil, func() {}, nil
 	}
-	s, err := admin.Listen(addr, admin.Options{Version: version, Stats: stats, Ready: at.Err, CacheMap: e.CacheMap, Profiles: os.Getenv(pprofEnv) != "", Log: log})
+	bound, stop, err := admin.Listen(addr, admin.Options{Version: version, Stats: stats, Ready: at.Err, CacheMap: e.CacheMap, Profiles: os.Getenv(pprofEnv) != "", Log: log})
 	if err != nil {
 		return nil, nil, err
 	}
-	log.Info("dashboard", "url", "http://"+s.Addr())
-	return []string{"dashboard: http://" + s.Addr()}, s.Close, nil
+	log.Info("dashboard", "url", "http://"+bound.String())
+	return []string{"dashboard: http://" + bound.String()}, stop, nil
 }
 
 // places says what is served, in the log and for announce.

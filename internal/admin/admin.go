@@ -57,27 +57,24 @@ type Options struct {
 	Log *slog.Logger
 }
 
-// Server serves one listener. Close it.
-type Server struct {
+// server serves one listener.
+type server struct {
 	o    Options
-	addr net.Addr
-	stop func() // of the listener
 	past history
-	keep sync.WaitGroup // of past
-	end  context.CancelFunc
 }
 
-// Listen starts to serve on addr, HOST:PORT. Without a host, or with a port alone, it listens on loopback.
-func Listen(addr string, o Options) (*Server, error) {
-	s := &Server{o: o}
-	var err error
-	if s.addr, s.stop, err = prom.Serve(local(addr), s.routes(), o.Log); err != nil {
-		return nil, err
+// Listen serves at addr, HOST:PORT, until stop is called, which ends requests in progress, and waits for them. Without a host, or with a
+// port alone, it listens on loopback. It returns the actual address.
+func Listen(addr string, o Options) (at net.Addr, stop func(), err error) {
+	s := &server{o: o}
+	at, end, err := prom.Serve(local(addr), s.routes(), o.Log)
+	if err != nil {
+		return nil, nil, err
 	}
-	var ctx context.Context
-	ctx, s.end = context.WithCancel(context.Background())
-	s.keep.Go(func() { s.past.keep(ctx, o.Stats) })
-	return s, nil
+	ctx, cancel := context.WithCancel(context.Background())
+	var keeping sync.WaitGroup
+	keeping.Go(func() { s.past.keep(ctx, o.Stats) })
+	return at, func() { end(); cancel(); keeping.Wait() }, nil
 }
 
 // local adds loopback to an address without a host.
@@ -94,17 +91,7 @@ func local(addr string) string {
 	return addr
 }
 
-// Addr returns the address that is served, HOST:PORT.
-func (s *Server) Addr() string { return s.addr.String() }
-
-// Close ends requests in progress, and waits for them.
-func (s *Server) Close() {
-	s.stop()
-	s.end()
-	s.keep.Wait()
-}
-
-func (s *Server) routes() http.Handler {
+func (s *server) routes() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /stats", s.stats)
 	mux.Handle("GET /api/history", &s.past)
@@ -125,14 +112,14 @@ func (s *Server) routes() http.Handler {
 	return sameHost(mux)
 }
 
-func (s *Server) stats(w http.ResponseWriter, _ *http.Request) {
+func (s *server) stats(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
 	_ = e.Encode(s.o.Stats()) // the client may be gone
 }
 
-func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
+func (s *server) ready(w http.ResponseWriter, _ *http.Request) {
 	if err := s.o.Ready(); err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		return
@@ -141,7 +128,7 @@ func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
 }
 
 // cacheMap answers GET /api/cachemap?cells=N: engine.CacheMap as JSON.
-func (s *Server) cacheMap(w http.ResponseWriter, r *http.Request) {
+func (s *server) cacheMap(w http.ResponseWriter, r *http.Request) {
 	cells := engine.MaxMapCells
 	if text := r.URL.Query().Get("cells"); text != "" {
 		n, err := strconv.Atoi(text)

@@ -27,15 +27,15 @@ func serve(t *testing.T) string {
 		s.Opens, s.Reads, s.Hits.Keep = s.Delivered, s.Delivered, s.Delivered
 		return s
 	}
-	s, err := Listen("127.0.0.1:0", Options{
+	at, stop, err := Listen("127.0.0.1:0", Options{
 		Stats: stats, Ready: func() error { return nil }, Profiles: true, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		CacheMap: func(cells int) engine.CacheMap { return engine.CacheMap{Version: 1, Samples: cells} },
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(s.Close)
-	return "http://" + s.Addr()
+	t.Cleanup(stop)
+	return "http://" + at.String()
 }
 
 func get(t *testing.T, url, host string) (*http.Response, string) {
@@ -79,16 +79,16 @@ func TestProfiles(t *testing.T) {
 	if resp, body := get(t, serve(t)+"/debug/pprof/goroutine?debug=1", ""); resp.StatusCode != http.StatusOK || !strings.Contains(body, "goroutine profile") {
 		t.Errorf("with profiles: %d, %.80s", resp.StatusCode, body)
 	}
-	s, err := Listen("127.0.0.1:0", Options{Stats: func() (s Snapshot) { return s }, Log: slog.New(slog.DiscardHandler)})
+	at, stop, err := Listen("127.0.0.1:0", Options{Stats: func() (s Snapshot) { return s }, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.Close()
-	if _, err := Listen(s.Addr(), Options{Log: slog.New(slog.DiscardHandler)}); err == nil || !strings.Contains(err.Error(), "another process listens there") {
+	defer stop()
+	if _, _, err := Listen(at.String(), Options{Log: slog.New(slog.DiscardHandler)}); err == nil || !strings.Contains(err.Error(), "another process listens there") {
 		t.Errorf("a busy port: %v", err)
 	}
 	for _, path := range []string{"", "goroutine?debug=1", "heap", "cmdline", "profile?seconds=1", "trace?seconds=1"} {
-		if resp, body := get(t, "http://"+s.Addr()+"/debug/pprof/"+path, ""); resp.StatusCode != http.StatusNotFound || !strings.Contains(body, "SHOAL_PPROF=1") {
+		if resp, body := get(t, "http://"+at.String()+"/debug/pprof/"+path, ""); resp.StatusCode != http.StatusNotFound || !strings.Contains(body, "SHOAL_PPROF=1") {
 			t.Errorf("%s: %d, %.80s", path, resp.StatusCode, body)
 		}
 	}
