@@ -13,9 +13,6 @@ import (
 	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
-// Errors about a wrong command line: the missing or extra argument, the nearest verb or flag, the value and
-// how to write it.
-
 // oneMount returns the mount that args name, or the only one on this machine.
 func oneMount(args []string) (string, error) {
 	if len(args) > 0 {

@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/shoalfs/shoal/cache/catalog"
-	"github.com/shoalfs/shoal/cache/crypt"
 	"github.com/shoalfs/shoal/cache/shard"
 	"github.com/shoalfs/shoal/prefetch/order"
 	"github.com/shoalfs/shoal/prefetch/run"
