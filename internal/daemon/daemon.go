@@ -36,6 +36,7 @@ import (
 
 	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/pause"
 	"github.com/shoalfs/shoal/internal/progress"
 )
 
@@ -230,12 +231,8 @@ func (s remoteStep) Done(result string) {
 
 // beat says that the verb is alive until ctx ends.
 func (v *Voice) beat(ctx context.Context) {
-	t := time.NewTicker(beat)
-	defer t.Stop()
 	for v.say(line{}) == nil {
-		select {
-		case <-t.C:
-		case <-ctx.Done():
+		if pause.For(ctx, beat) != nil {
 			return
 		}
 	}

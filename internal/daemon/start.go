@@ -266,8 +266,6 @@ func managerStopping() {
 // feedWatchdog tells the manager that the daemon is alive, each time that it has answered as it answers other processes. If it
 // does not, nothing is sent, and the manager acts as configured.
 func feedWatchdog(interval time.Duration) {
-	tick := time.NewTicker(interval / 3)
-	defer tick.Stop()
 	for {
 		ctx, cancel := context.WithTimeout(manager.over, interval/2)
 		err := manager.check(ctx)
@@ -280,9 +278,7 @@ func feedWatchdog(interval time.Duration) {
 		default:
 			slog.Warn("the daemon does not answer; its watchdog is not fed", "cause", err)
 		}
-		select {
-		case <-tick.C:
-		case <-manager.over.Done():
+		if pause.For(manager.over, interval/3) != nil {
 			return
 		}
 	}
