@@ -225,12 +225,7 @@ func (s *spec) resolveOrder(o *feedpb.Open, from *State) error {
 	text := strings.TrimSpace(o.GetOrder())
 	switch {
 	case text == "" && from != nil:
-		name, keys, _ := strings.Cut(from.Order, ":")
-		name, _, _ = strings.Cut(name, "@")
-		keys, _, _ = strings.Cut(keys, packingKey) // compared later
-		if text = name; keys != "" {
-			text += ":" + keys
-		}
+		text, _, _ = strings.Cut(order.Unversioned(from.Order), packingKey) // which is compared later
 		s.seed = from.Seed
 	case text == "":
 		text = "uniform"

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 	"time"
 
 	humanize "github.com/dustin/go-humanize"
@@ -22,6 +21,7 @@ import (
 	"github.com/shoalfs/shoal/loader/feedclient"
 	"github.com/shoalfs/shoal/loader/feedpb"
 	"github.com/shoalfs/shoal/prefetch/engine"
+	"github.com/shoalfs/shoal/prefetch/order"
 )
 
 // feedReport is what `shoal feed --json` prints (docs/stats.md).
@@ -89,16 +89,6 @@ func cutShort(ctx context.Context, err error, r *feedReport, state string) error
 		return err
 	}
 	return fmt.Errorf("%w; %s in %s came before, go on with --state '%s'", err, human.Count(r.Samples, "sample"), human.Count(r.Batches, "batch"), state)
-}
-
-// unversioned converts the order of states, NAME@VERSION:KEYS, to its spec.
-func unversioned(order string) string {
-	name, keys, keyed := strings.Cut(order, ":")
-	name, _, _ = strings.Cut(name, "@")
-	if !keyed {
-		return name
-	}
-	return name + ":" + keys
 }
 
 // feedOptions are the flags of shoal feed.
@@ -180,7 +170,7 @@ func (o *feedOptions) run(c *cobra.Command, addr string) error {
 	}
 	defer stream.Close()
 	opened := stream.Opened()
-	r := feedReport{Version: 1, Dataset: opened.GetDataset(), Transform: opened.GetTransform(), Order: engine.OrderState{Spec: unversioned(opened.GetOrder()), State: "following"}}
+	r := feedReport{Version: 1, Dataset: opened.GetDataset(), Transform: opened.GetTransform(), Order: engine.OrderState{Spec: order.Unversioned(opened.GetOrder()), State: "following"}}
 	digest := feedclient.NewDigest()
 	start := time.Now()
 	bar, total := late(daemon.Own, "consuming"), int(opened.GetBatches())+int(opened.GetPerEpoch())*(int(open.Epochs)-1)

@@ -286,14 +286,20 @@ func (s Spec) Versioned() string {
 // Ranked reports whether the ranks' shares are part of the order's algorithm: torch's padding depends on the world size.
 func (s Spec) Ranked() bool { return s.name == "torch" }
 
+// Unversioned returns the spec of a text of Versioned, NAME@VERSION:KEYS.
+func Unversioned(text string) string {
+	versioned, keys, keyed := strings.Cut(text, ":")
+	name, _, _ := strings.Cut(versioned, "@")
+	if keyed {
+		name += ":" + keys
+	}
+	return name
+}
+
 // ParseVersioned reads a text of Versioned. It refuses another version of the algorithm, whose order would differ.
 func ParseVersioned(text string) (Spec, error) {
-	versioned, keys, hasKeys := strings.Cut(text, ":")
-	name, _, _ := strings.Cut(versioned, "@")
-	if hasKeys {
-		keys = ":" + keys
-	}
-	s, err := Parse(name + keys)
+	versioned, _, _ := strings.Cut(text, ":")
+	s, err := Parse(Unversioned(text))
 	if err != nil {
 		return Spec{}, err
 	}
