@@ -73,7 +73,7 @@ func volumeOf(attributes, secrets map[string]string) (v Volume, err error) {
 		}
 	}
 	if strings.Contains(v.Flags["order"], "list:") {
-		return v, fmt.Errorf("volume attribute order is %q, which names a file of the driver (leave it out: a volume takes no list)", v.Flags["order"])
+		return v, fmt.Errorf("volume attribute order is %q, which names a file of the driver (write the list to .shoal/plan in the volume, which must not be readOnly)", v.Flags["order"])
 	}
 	for _, name := range slices.Sorted(maps.Keys(secrets)) {
 		if !slices.Contains(ownSecrets, name) {
@@ -153,7 +153,7 @@ func (v Volume) Args() (args []string) {
 
 // mountFlags are the mount options that a volume may have. It is read-only in any case.
 var mountFlags = map[string]uintptr{
-	"ro": 0, "noexec": unix.MS_NOEXEC, "exec": 0, "nosuid": 0, "nodev": 0, "noatime": unix.MS_NOATIME, "nodiratime": unix.MS_NODIRATIME, "relatime": unix.MS_RELATIME,
+	"ro": unix.MS_RDONLY, "noexec": unix.MS_NOEXEC, "exec": 0, "nosuid": 0, "nodev": 0, "noatime": unix.MS_NOATIME, "nodiratime": unix.MS_NODIRATIME, "relatime": unix.MS_RELATIME,
 }
 
 // bindFlags checks how a volume is to be mounted.
@@ -168,7 +168,10 @@ func bindFlags(c *csi.VolumeCapability, readOnly, ephemeral bool) (flags uintptr
 			return 0, fmt.Errorf("a volume is read-only (accessModes: [ReadOnlyMany] in the persistent volume and its claim)")
 		}
 	}
-	flags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV
+	flags = unix.MS_NOSUID | unix.MS_NODEV
+	if readOnly { // else plans can be written, and nothing else
+		flags |= unix.MS_RDONLY
+	}
 	for _, o := range c.GetMount().GetMountFlags() {
 		flag, ok := mountFlags[o]
 		if !ok {

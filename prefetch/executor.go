@@ -1006,15 +1006,6 @@ func (w *Walk) State() State { return w.state }
 // Planned returns the position of the current epoch up to which everything was fetched or is in flight.
 func (w *Walk) Planned() int { return w.cur.pos }
 
-// Looking returns the walk's position, and whether that is in the next epoch.
-func (w *Walk) Looking() (pos int, next bool) {
-	p, _ := w.phase()
-	if p == nil {
-		return w.cur.pos, false
-	}
-	return p.pos, p == &w.next
-}
-
 // Served returns the bytes requested.
 func (w *Walk) Served() int64 { return w.flow.Served() }
 

@@ -283,7 +283,10 @@ func (m *world) atRest() {
 		m.t.Fatalf("%d bytes of %d", m.used, m.limit)
 	}
 	for _, w := range m.walkers {
-		pos, _ := w.walk.Looking()
+		pos, next := w.walk.cur.pos, false
+		if p, _ := w.walk.phase(); p != nil {
+			pos, next = p.pos, p == &w.walk.next
+		}
 		switch w.walk.State() {
 		case Ended:
 			for _, o := range []order.Locator{w.cur.order, w.next} {
@@ -301,7 +304,7 @@ func (m *world) atRest() {
 			if w.walk.Planned() < w.cur.head {
 				soon = w.cur.Unread(w.cur.Frontier(), w.walk.Planned()) < 3
 			}
-			if _, next := w.walk.Looking(); next {
+			if next {
 				soon = w.cur.order.Len()+pos-w.cur.head < 3
 			}
 			if m.gate.flying <= most-max(1, most/16) && (soon || m.gate.flying < m.ease) {

@@ -95,7 +95,7 @@ func (o *clusterOptions) only(ctx context.Context, inv *invocation, name string)
 		return func() {}, o.check(inv, "")
 	}
 	l, err := o.lookOn(ctx, inv, true)
-	if wrong := (cli.UsageError{}); errors.As(err, &wrong) || ctx.Err() != nil {
+	if cli.IsUsage(err) || ctx.Err() != nil {
 		return nil, err
 	} else if err != nil {
 		inv.Notice("not waiting for other nodes: %v", err)

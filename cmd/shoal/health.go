@@ -55,7 +55,7 @@ With --wait it asks until all answer: a trainer that may start before its data d
 					fmt.Fprintln(c.OutOrStdout(), "healthy: "+strings.Join(asked, ", "))
 					return nil
 				}
-				if wait <= 0 || errors.As(err, new(cli.UsageError)) {
+				if wait <= 0 || cli.IsUsage(err) {
 					return err
 				}
 				if err := pause.For(c.Context(), healthTick); err != nil {

@@ -173,7 +173,7 @@ func TestPlanWrongUse(t *testing.T) {
 		append(some, "--near-bandwidth", "fast"), append(some, "--nodes", "0"), append(some, "--nodes", "1025"), append(some, "--link", "1Gbit"),
 		append(some, "--nodes", "26"), append(some, "--nodes", "2", "--order", "torch:seed=1,world=4,rank=0-1"),
 	} {
-		if _, err := shoal(t, append([]string{"plan"}, args...)...); !errors.As(err, new(cli.UsageError)) {
+		if _, err := shoal(t, append([]string{"plan"}, args...)...); !cli.IsUsage(err) {
 			t.Errorf("shoal plan %s: %v", strings.Join(args, " "), err)
 		}
 	}

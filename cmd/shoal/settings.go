@@ -183,7 +183,7 @@ func withOrigins(c *cobra.Command, err error) error {
 		return err
 	}
 	told := fmt.Errorf("%w (%s)", err, strings.Join(from, ", "))
-	if errors.As(err, new(cli.UsageError)) {
+	if cli.IsUsage(err) {
 		return cli.Usage(told)
 	}
 	return told

@@ -61,7 +61,7 @@ func TestWrongUse(t *testing.T) {
 		c.SetArgs(strings.Fields(line))
 		c.SetOut(io.Discard)
 		c.SetErr(io.Discard)
-		if err := c.ExecuteContext(t.Context()); err == nil || err.Error() != want || !errors.As(err, new(cli.UsageError)) {
+		if err := c.ExecuteContext(t.Context()); err == nil || err.Error() != want || !cli.IsUsage(err) {
 			t.Errorf("shoal %s: %v\nwant %s", line, err, want)
 		}
 	}

@@ -21,16 +21,17 @@ import (
 	"github.com/shoalfs/shoal/internal/settings"
 )
 
-// UsageError marks an error of the command line: exit code 2.
-type UsageError struct{ error }
-
-func (e UsageError) Unwrap() error { return e.error }
+// wrongUse is the code of an error of the command line.
+const wrongUse = 2
 
 // Usage marks an error as one of the command line.
-func Usage(err error) error { return UsageError{err} }
+func Usage(err error) error { return coded{err, wrongUse} }
 
 // Usagef returns an error of the command line.
-func Usagef(format string, args ...any) error { return UsageError{fmt.Errorf(format, args...)} }
+func Usagef(format string, args ...any) error { return Usage(fmt.Errorf(format, args...)) }
+
+// IsUsage reports whether an error is one of the command line.
+func IsUsage(err error) bool { return Code(err) == wrongUse }
 
 // Code returns the exit code of a program that ends with err.
 func Code(err error) int {
@@ -38,8 +39,6 @@ func Code(err error) int {
 	switch {
 	case err == nil:
 		return 0
-	case errors.As(err, new(UsageError)):
-		return 2
 	case errors.As(err, &own):
 		return own.code
 	}
@@ -59,7 +58,7 @@ func WithCode(code int, err error) error { return coded{err, code} }
 
 // Failure recreates the error of another process from its Code and OneLine.
 func Failure(code int, text string) error {
-	if code == 2 {
+	if code == wrongUse {
 		return Usagef("%s", text)
 	}
 	return errors.New(text)

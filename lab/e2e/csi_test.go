@@ -211,6 +211,9 @@ func TestCSI(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(mnt, "x"), nil, 0o600); !errors.Is(err, unix.EROFS) {
 		t.Errorf("a write: %v", err)
 	}
+	if err := os.WriteFile(filepath.Join(mnt, ".shoal", "plan"), []byte(paths[1]+"\n"+paths[0]+"\n"), 0o600); err != nil {
+		t.Errorf("a plan: %v", err)
+	}
 	s, err := n.NodeGetVolumeStats(context.Background(), &csi.NodeGetVolumeStatsRequest{VolumeId: "csi-pod0", VolumePath: mnt})
 	if err != nil || s.GetVolumeCondition().GetAbnormal() || len(s.GetUsage()) != 2 || s.GetUsage()[1].GetUsed() != int64(len(paths)) {
 		t.Errorf("%v, %v", s, err)

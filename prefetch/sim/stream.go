@@ -105,7 +105,10 @@ func (st *stream) act() {
 
 // fetch starts a request, if there is memory for it.
 func (st *stream) fetch(a prefetch.Action) {
-	v, p := &st.s.volume, st.at()
+	v, p := &st.s.volume, st.cur
+	if a.Pos >= p.order.Len() {
+		p = st.next
+	}
 	if a.Files != nil {
 		out, bytes := st.fetchGroup(p, a.Files)
 		st.x.Done(a, out, bytes)
@@ -178,14 +181,6 @@ func (st *stream) opened(pos int) {
 	st.read++
 	st.s.follow(st.cur.frontier)
 	st.x.Opened(st.walk)
-}
-
-// at is the epoch that the walk looks at.
-func (st *stream) at() *reader {
-	if _, next := st.walk.Looking(); next {
-		return st.next
-	}
-	return st.cur
 }
 
 func (st *stream) Claim(sample, x int) bool { return st.s.volume.claim(sample, x) }
