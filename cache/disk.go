@@ -448,7 +448,11 @@ func (d *disk) sync() error {
 			d.synced <- struct{}{}
 		} else {
 			d.wg.Go(func() {
-				err = d.store.Sync()
+				if err = d.store.Sync(); err != nil {
+					for _, v := range d.ds.list() {
+						v.forget(func(loc segment.Loc) bool { return !d.store.Has(loc) })
+					}
+				}
 				close(ended)
 				d.synced <- struct{}{}
 			})

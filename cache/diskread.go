@@ -99,7 +99,7 @@ func (k keptRecord) forget(err error) {
 	}
 	k.d.free(k.loc)
 	switch {
-	case errors.Is(err, segment.ErrGone): // its segment was dropped to make room
+	case errors.Is(err, segment.ErrGone): // its segment was dropped
 	case errors.Is(err, segment.ErrCorrupt):
 		count(&k.v.ds.count.Corrupt, 1)
 		k.v.c.log.Warn("corrupt record in the cache; the object is fetched again", "path", k.v.m.Path(k.file), "cause", err)

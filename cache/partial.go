@@ -54,7 +54,7 @@ const (
 	overheadSealed = 16 // of AES-GCM
 	sealedGranule  = granuleSize + overheadSealed
 	slotSize       = (ExtentSize/granuleSize*sealedGranule + 4095) &^ 4095 // whole blocks of the file system
-	// mostParts bounds Volume.parts without slots, about: some 100 bytes each that --memory does not count.
+	// mostParts bounds about how many entries without a slot Volume.parts has: each takes some 100 bytes that --memory does not count.
 	mostParts = 1 << 16
 )
 

@@ -299,8 +299,8 @@ func (c *Carrier) hear(news []folder.News, take func([]folder.News, time.Time)) 
 	for _, n := range news {
 		known := c.links.skipped[n.Path]
 		if delete(c.links.skipped, n.Path); n.State == folder.Skipped {
-			if c.links.skipped[n.Path] = true; !known {
-				c.Log.Warn("it is left out", "path", n.Path, "why", n.Why)
+			if c.links.skipped[n.Path] = true; !known && n.Why != folder.NoFile {
+				c.Log.Warn("a path is left out", "path", n.Path, "why", n.Why)
 			}
 		}
 		if f := c.q.files[n.Path]; n.State == folder.Torn && (f == nil || f.state != torn) {
@@ -364,6 +364,11 @@ func (c *Carrier) pump(ctx context.Context) {
 	for p := range c.q.unsealed {
 		if !c.journal.unsealed(p) {
 			c.note(entry{Path: p, Unsealed: true})
+		}
+	}
+	for _, p := range c.journal.unsealedNames() {
+		if f := c.q.files[p]; !c.q.unsealed[p] && f != nil && f.state == whole && f.turn == 0 && f.there != nil {
+			c.note(entry{Path: p, Object: f.there}) // it is visible, as it is here
 		}
 	}
 	if wait := c.pause(); wait > 0 {
@@ -508,8 +513,8 @@ func (c *Carrier) make(ctx context.Context, change Change, s *send) (r result) {
 		if r.err = c.folder.Sync(change.Path); r.err != nil {
 			return r
 		}
-		if copiedInParts(change) {
-			if _, r.err = c.announce(ctx, change, 0); r.err != nil { // a try that failed may leave its upload
+		if copiedInParts(change) { // an upload that a failed try leaves is ended by sendAhead
+			if _, r.err = c.announce(ctx, change, 0); r.err != nil {
 				return r
 			}
 		}

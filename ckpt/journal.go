@@ -188,6 +188,12 @@ func (j *journal) unsealed(p string) bool {
 	return j.known.Unsealed[p]
 }
 
+func (j *journal) unsealedNames() []string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return slices.Collect(maps.Keys(j.known.Unsealed))
+}
+
 // compact writes the journal anew.
 func (j *journal) compact() error {
 	var size int64

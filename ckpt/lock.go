@@ -95,7 +95,7 @@ func takePrefix(ctx context.Context, cfg Config, id string) (*prefixLock, error)
 	}
 }
 
-// alone reports whether nobody else may have the lock, too.
+// alone reports whether only one daemon may have the lock.
 func (l *prefixLock) alone() bool { return !l.cfg.Unordered && l.cfg.Cluster.Name == "" }
 
 // fresh reports whether nobody can have taken the lock for a dead daemon's yet.
@@ -130,8 +130,11 @@ func (l *prefixLock) keep(ctx context.Context, stop context.CancelCauseFunc) {
 			if o, has, err = l.read(ctx); objstore.KindOf(err) == objstore.KindNotFound {
 				o, err = l.cfg.Store.PutNew(ctx, l.key, l.content())
 			} else if err == nil && (has.ID != l.mine.ID || l.alone() && !has.Since.Equal(l.mine.Since)) {
-				stop(fmt.Errorf("%s was taken over by host %s (pid %d, folder %s), which had not heard of this one for %s: stop one of them",
-					l.cfg.Dest, has.Host, has.PID, has.Dir, lockDead))
+				why := "had not heard of this one for " + lockDead.String()
+				if has.ID == l.mine.ID {
+					why = "has a copy of this one's journal"
+				}
+				stop(fmt.Errorf("%s was taken over by host %s (pid %d, folder %s), which %s: stop one of them", l.cfg.Dest, has.Host, has.PID, has.Dir, why))
 				return
 			}
 			etag = o.ETag // by a lost answer, or another one's of the same cluster

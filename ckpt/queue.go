@@ -212,8 +212,8 @@ func (q *Queue) unpublish(f *file) {
 	f.there = nil
 }
 
-// Hear takes news of the folder. What has gone counts last, so that the new name of a file is known before its old one
-// goes; unless it has come back.
+// Hear takes news of the folder. What has gone counts last: the new name of a file is known before its old one goes. Of a path that came
+// back, its last news count.
 func (q *Queue) Hear(news []folder.News, now time.Time) {
 	end := map[string]folder.State{}
 	for _, n := range news {

@@ -67,6 +67,10 @@ func (m *model) note(p string, print folder.Print) {
 	case m.bucket[p].SameContent(print) && (m.flight == nil || m.flight.Path != p):
 		m.void(p)
 		delete(m.owed, p)
+		if !again {
+			delete(m.pending, p)
+			delete(m.written, p)
+		}
 	case !again:
 		for _, l := range m.order {
 			if m.owed[p] != 0 && isLast(p) && isLast(l) && above(path.Dir(l), path.Dir(p)) {

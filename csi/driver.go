@@ -85,7 +85,8 @@ func New(node, version, dir string, run Runner, held map[string]*daemon.Running)
 	if err != nil {
 		return nil, err
 	}
-	for path, r := range held { // one that is not mounted there any more is used by pods alone, and ends with the last of them
+	// One that is not mounted there any more is used by pods alone, and ends with the last of them.
+	for path, r := range held {
 		if filepath.Dir(path) == filepath.Join(dir, "stages") && machine.Top(mounts, path) != nil {
 			d.stages[path] = &stage{r, map[string]bool{}}
 		}

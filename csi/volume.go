@@ -151,7 +151,7 @@ func (v Volume) Args() (args []string) {
 	return args
 }
 
-// mountFlags are the mount options that a volume may have. It is read-only in any case.
+// mountFlags are the mount options that a volume may have. Only plans can be written to it.
 var mountFlags = map[string]uintptr{
 	"ro": unix.MS_RDONLY, "noexec": unix.MS_NOEXEC, "exec": 0, "nosuid": 0, "nodev": 0, "noatime": unix.MS_NOATIME, "nodiratime": unix.MS_NODIRATIME, "relatime": unix.MS_RELATIME,
 }

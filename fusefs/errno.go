@@ -17,8 +17,7 @@ import (
 //	no such control file             ENOENT
 //	invalid, temporary, other        EIO      temporary ones were retried before they got here
 func errnoOf(err error) syscall.Errno {
-	switch {
-	case errors.Is(err, context.Canceled):
+	if errors.Is(err, context.Canceled) {
 		return syscall.EINTR
 	}
 	switch objstore.KindOf(err) {

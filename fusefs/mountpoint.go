@@ -80,7 +80,11 @@ func checkNow(mountpoint string) (path string, dead bool, err error) {
 		return "", false, err
 	}
 	if mi != nil && strings.HasPrefix(mi.Type, "fuse") && mi.Type != "fusectl" {
-		return "", false, fmt.Errorf("mount point %s: %s is mounted there already, as %s (unmount it first: fusermount3 -u %s)", mountpoint, mi.Source, mi.Type, mountpoint)
+		how := "fusermount3 -u"
+		if mi.Type == "fuse.shoal" {
+			how = "shoal umount"
+		}
+		return "", false, fmt.Errorf("mount point %s: %s is mounted there already, as %s (unmount it first: %s %s)", mountpoint, mi.Source, mi.Type, how, mountpoint)
 	}
 	d, err := os.Open(path)
 	if err != nil {

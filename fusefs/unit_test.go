@@ -20,7 +20,6 @@ func TestErrnoOf(t *testing.T) {
 		err  error
 		want syscall.Errno
 	}{
-		{nil, 0},
 		{context.Canceled, syscall.EINTR},
 		{fs.ErrNotExist, syscall.ENOENT},
 		{&objstore.Error{Kind: objstore.KindNotFound}, syscall.ESTALE},

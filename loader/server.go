@@ -145,7 +145,7 @@ const (
 	// Open is the largest message that a client sends; its state and specs are far smaller than this.
 	maxRequest = 1 << 20
 	// Handshakes must complete within this time, and one that does not holds up the end of the server for as long.
-	handshakeTime = 5 * time.Second
+	handshakeTime = 10 * time.Second
 	// A trainer has one stream for each rank; more than this on one connection means a faulty client.
 	maxStreams = 1024
 )

@@ -275,8 +275,10 @@ func (s *spec) resolveOrder(o *feedpb.Open, from *State) error {
 		return fmt.Errorf("order %s: one stream is one rank, not %s: open one for each", spec, r)
 	case s.world == 0 && (hasWorld || hasRank):
 		s.world, s.rank = spec.World(), r.First
-	case hasWorld && s.world != spec.World(), hasRank && s.rank != r.First:
+	case hasWorld && s.world != spec.World():
 		return fmt.Errorf("order %s: the session is rank %d of %d: open it with world=%d, or leave world and rank out of the order", spec, s.rank, s.world, spec.World())
+	case hasRank && s.rank != r.First:
+		return fmt.Errorf("order %s: the session is rank %d of %d: leave rank out of the order", spec, s.rank, s.world)
 	}
 	s.world = max(s.world, 1)
 	if s.rank >= s.world {

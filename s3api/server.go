@@ -31,7 +31,7 @@ const (
 	headerTime = 10 * time.Second
 	idleTime   = 2 * time.Minute
 	pieceTime  = 30 * time.Second
-	mostLent   = 16 // pieces; each holds an extent for as long as its client takes, and others are copied
+	mostLent   = 16 // pieces that clients are sent out of the cache's memory; beyond, they are copied
 	restTime   = 5 * time.Second
 	maxRest    = 1 << 30
 )

@@ -217,7 +217,7 @@ func (d *Dir) reserve(n Need, files int) error {
 	ledger := d.Cache.Ledger()
 	if ledger.Limit()-n.memory < minLedger || !ledger.Withhold(n.memory) {
 		taken := ledgerOf(d.o.Memory) - ledger.Limit()
-		return fmt.Errorf("--memory %s is too little for %d files: metadata takes %s, that of other datasets and versions %s (until their mounts end) and the daemon %s; give at least %s",
+		return fmt.Errorf("--memory %s is too little for %d files: metadata takes %s, what is open already %s, and the daemon %s; give at least %s",
 			humanize.IBytes(uint64(d.o.Memory)), files, humanize.IBytes(uint64(n.memory)), humanize.IBytes(uint64(taken)), humanize.IBytes(overhead), RoundUp(memoryFor(taken+n.memory+minLedger)))
 	}
 	d.charge(n.disk, n.offHeap)

@@ -25,9 +25,9 @@ func (s *Store) DropSegment(id uint32) (freed int64, err error) {
 	g.commit.Lock()
 	defer g.commit.Unlock()
 	s.mu.Lock()
-	closed := s.closed
+	gone := s.closed || s.segment(id) != g // which a failed fsync has removed
 	s.mu.Unlock()
-	if closed {
+	if gone {
 		return 0, nil
 	}
 	return s.remove(g)

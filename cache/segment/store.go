@@ -123,6 +123,7 @@ type Store struct {
 	maxBytes  int64
 	used      int64 // with the bytes of the append that is under way
 	returned  bool  // used is not in the budget any more
+	unsealed  error // of sealing since the last Sync
 	closed    bool
 
 	recovery Recovery
@@ -391,7 +392,7 @@ func (s *Store) retire(g *segment) {
 }
 
 func (s *Store) wakeSealer(g *segment) {
-	if g.retired && s.to != g {
+	if g.retired && s.to != g && !s.closed { // Close commits it itself
 		select {
 		case s.sealC <- struct{}{}:
 		default: // it is awake
@@ -484,7 +485,7 @@ func (s *Store) Void(loc Loc) error {
 	s.mu.Unlock()
 	err := writeAt(g.f, []byte(voidMagic), loc.off())
 	if err == nil {
-		err = g.f.Sync()
+		err = s.fsync(g)
 	}
 	if err == nil && s.o.Index != nil {
 		err = s.o.Index.DropSegment(g.id)
@@ -495,7 +496,8 @@ func (s *Store) Void(loc Loc) error {
 	return nil
 }
 
-// Sync makes every record durable whose Append returned before, and commits the tables to the index.
+// Sync makes every record durable whose Append returned before, and commits the tables to the index. Its error may be of a segment that
+// was sealed since the last call. Segments that could not be written are gone then (see Has).
 func (s *Store) Sync() error {
 	s.mu.Lock()
 	closed := s.closed
@@ -503,8 +505,16 @@ func (s *Store) Sync() error {
 	if closed {
 		return ErrClosed
 	}
-	return s.commitAll(false)
+	err := s.commitAll(false)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	err = errors.Join(s.unsealed, err)
+	s.unsealed = nil
+	return err
 }
+
+// Has reports whether the segment of a record is still there.
+func (s *Store) Has(loc Loc) bool { return s.segment(loc.Segment()) != nil }
 
 // commitAll commits all finished records, or only those of segments that take no more appends.
 func (s *Store) commitAll(retiredOnly bool) error {
@@ -536,16 +546,9 @@ func (s *Store) commitSegment(g *segment, retiredOnly bool) error {
 		return nil
 	}
 
-	err := g.f.Sync()
+	err := s.fsync(g)
 	killpoint.Pass("segment.commit.file")
-	if err != nil { // the kernel may have dropped what it could not write, and tells it once
-		s.mu.Lock()
-		s.takeOut(g)
-		s.mu.Unlock()
-		_, removeErr := s.remove(g)
-		return errors.Join(err, removeErr)
-	}
-	if !dirSynced {
+	if err == nil && !dirSynced {
 		err = s.o.FS.SyncDir(s.dir)
 		killpoint.Pass("segment.commit.dir")
 	}
@@ -570,12 +573,29 @@ func (s *Store) commitSegment(g *segment, retiredOnly bool) error {
 	return nil
 }
 
+// fsync makes a segment's file durable, or else drops it: the kernel tells once that it could not write, and then calls the pages clean.
+// The caller holds g.commit.
+func (s *Store) fsync(g *segment) error {
+	err := g.f.Sync()
+	if err == nil {
+		return nil
+	}
+	s.mu.Lock()
+	s.takeOut(g)
+	s.mu.Unlock()
+	_, removeErr := s.remove(g)
+	return errors.Join(err, removeErr)
+}
+
 // seal commits retired segments until the store is closed.
 func (s *Store) seal() {
 	defer s.sealer.Done()
 	for range s.sealC {
 		if err := s.commitAll(true); err != nil {
-			s.o.Logger.Error("cache segment not made durable; what could not be written is fetched again", "err", err)
+			s.o.Logger.Error("cache segment not made durable", "err", err)
+			s.mu.Lock()
+			s.unsealed = errors.Join(s.unsealed, err)
+			s.mu.Unlock()
 		}
 	}
 }

@@ -543,6 +543,56 @@ func TestFailedCreation(t *testing.T) {
 	mustClose(t, s)
 }
 
+// A store that cannot write what it has says so when it is closed.
+func TestFsyncFailsAtClose(t *testing.T) {
+	fsys, budget := newMemFS(), NewBudget(0)
+	s := mustOpen(t, "/s", Options{FS: fsys, Budget: budget, Logger: quiet()}, nil)
+	mustAppend(t, s, 1, 10)
+	fsys.setFault(func(op, _ string, _ int64) error {
+		if op == "sync" {
+			return syscall.EIO
+		}
+		return nil
+	})
+	if err := s.Close(); !errors.Is(err, syscall.EIO) || budget.Used() != 0 {
+		t.Error(err, budget.Used())
+	}
+}
+
+// A segment that is dropped while its fsync fails goes once.
+func TestDropBesideAFailedFsync(t *testing.T) {
+	fsys, budget := newMemFS(), NewBudget(0)
+	s := mustOpen(t, "/s", Options{FS: fsys, Budget: budget, Logger: quiet()}, nil)
+	mustAppend(t, s, 1, 10)
+	g, syncs, fails := s.segment(1), make(chan struct{}), make(chan struct{})
+	fsys.setFault(func(op, _ string, _ int64) error {
+		if op != "sync" {
+			return nil
+		}
+		close(syncs)
+		<-fails
+		return syscall.EIO
+	})
+	synced, dropped := make(chan error), make(chan error)
+	go func() { synced <- s.Sync() }()
+	<-syncs
+	go func() { _, err := s.DropSegment(1); dropped <- err }()
+	for waits := false; !waits; {
+		s.mu.Lock()
+		waits = g.dropped
+		s.mu.Unlock()
+	}
+	close(fails)
+	if err := <-synced; !errors.Is(err, syscall.EIO) {
+		t.Error(err)
+	}
+	if err := <-dropped; err != nil || s.Used() != 0 || budget.Used() != 0 {
+		t.Error(err, s.Used(), budget.Used())
+	}
+	fsys.setFault(nil)
+	mustClose(t, s)
+}
+
 // TestFailingDisk shows errors other than those of content.
 func TestFailingDisk(t *testing.T) {
 	fsys, idx := newMemFS(), &mapIndex{}

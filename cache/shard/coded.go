@@ -259,7 +259,7 @@ func (r *Restorer) shard(ctx context.Context, o objstore.Object) (*codedShard, e
 	return t, err
 }
 
-// once calls load for all who ask at the same time. It goes on for the others if one of them leaves.
+// once calls load for all who ask at the same time. It goes on if they leave, for as long as a store is tried.
 func (r *Restorer) once(ctx context.Context, name string, load func(ctx context.Context) (any, error)) (any, error) {
 	loaded := r.loads.DoChan(name, func() (any, error) { return load(context.WithoutCancel(ctx)) })
 	select {

@@ -46,8 +46,6 @@ func (s codedStore) ReadAt(ctx context.Context, o objstore.Object, p []byte, off
 	return s.store.ReadAt(ctx, o, p, off)
 }
 
-// A set with coded members is the same dataset: any range of its shards reads as if each file were stored as it is, by one
-// request for neighbours, and it unpacks to the originals.
 // awayStore answers nothing until it is back, and then with an error.
 type awayStore struct {
 	objstore.Reader
@@ -60,6 +58,8 @@ func (a *awayStore) Stat(ctx context.Context, key string) (objstore.Object, erro
 	return objstore.Object{}, errors.New("away")
 }
 
+// A set with coded members is the same dataset: any range of its shards reads as if each file were stored as it is, by one
+// request for neighbours, and it unpacks to the originals.
 func TestCodedMembers(t *testing.T) {
 	s := newStore()
 	coded := codedStore{s, map[string][]byte{}}

@@ -456,7 +456,9 @@ type job struct {
 func (k *packer) run(ctx context.Context) error {
 	g, gctx := errgroup.WithContext(ctx)
 	k.memory = semaphore.NewWeighted(max(k.o.Memory, 4*k.o.partSize))
-	k.fetching, k.uploading, k.verifying = semaphore.NewWeighted(int64(k.o.Connections)), semaphore.NewWeighted(uploaders), semaphore.NewWeighted(verifiers)
+	k.fetching = semaphore.NewWeighted(int64(k.o.Connections))
+	k.uploading = semaphore.NewWeighted(uploaders)
+	k.verifying = semaphore.NewWeighted(verifiers)
 	k.uploads = make(map[objstore.Upload]bool)
 	// Shards in flight: as many as fit in memory, and some whose last part is uploaded already. A shard's table takes
 	// 56 bytes per member.

@@ -190,7 +190,8 @@ func (s *Rows) Members(ctx context.Context) iter.Seq2[Member, error] {
 
 // inTurn has find look through count objects, n at once, and take read what it puts, one object after the other: up to room wait for
 // their turn. It ends with the last object, or, and returns false, when take wants no more; then put returns false.
-func inTurn[T any](ctx context.Context, count, n, room int, find func(ctx context.Context, i int, put func(T) bool), take func(i int, from <-chan T) (more bool)) bool {
+func inTurn[T any](ctx context.Context, count, n, room int,
+	find func(ctx context.Context, i int, put func(T) bool), take func(i int, from <-chan T) (more bool)) bool {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()

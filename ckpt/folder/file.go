@@ -27,6 +27,9 @@ import (
 var DefaultLast = []string{".metadata", "*.index.json", "latest*", "commit_success.txt", "_SUCCESS", "trainer_state.json",
 	"_CHECKPOINT_METADATA", "metadata.json", "metadata.pkl"}
 
+// NoFile is why a path is skipped that is neither a file nor a folder.
+const NoFile = "it is a link, a pipe, a socket or a device"
+
 // LastNames returns a function that reports whether a path matches one of DefaultLast, or of the given patterns, which are
 // path.Match's. One with a slash is compared with the path, another with its last component. Malformed ones are an error.
 func LastNames(globs ...string) (func(name string) bool, error) {
@@ -143,7 +146,7 @@ func (f *Folder) look(t turn) (now News, err error) {
 		dir.Close()
 		now.State, err = aFolder, openErr
 	case kind != unix.S_IFREG:
-		now.State, now.Why = Skipped, "it is a link, a pipe, a socket or a device"
+		now.State, now.Why = Skipped, NoFile
 	default:
 		for early := time.Duration(1); err == nil && early > 0; time.Sleep(early) {
 			early, err = f.inspect(t, &now)

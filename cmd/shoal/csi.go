@@ -15,6 +15,7 @@ import (
 	"github.com/shoalfs/shoal/internal/admin"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/daemon"
+	"github.com/shoalfs/shoal/internal/pause"
 	"github.com/shoalfs/shoal/internal/prom"
 )
 
@@ -53,9 +54,11 @@ It needs a keeper (shoal keeper) at the address in SHOAL_KEEPER, which holds the
 				return err
 			}
 			o, err := ownHost(c.Context(), host)
-			for start := time.Now(); errors.Is(err, cachedir.ErrInUse) && time.Since(start) < silentPatience; { // a probe's
-				time.Sleep(50 * time.Millisecond)
-				o, err = ownHost(c.Context(), host)
+			start := time.Now()
+			for errors.Is(err, cachedir.ErrInUse) && time.Since(start) < silentPatience { // a probe has it for a moment
+				if err = pause.For(c.Context(), 50*time.Millisecond); err == nil {
+					o, err = ownHost(c.Context(), host)
+				}
 			}
 			if err != nil {
 				return err

@@ -47,7 +47,7 @@ func Signals() (ctx context.Context, stop func()) {
 	return ctx, sync.OnceFunc(func() { signal.Stop(signals); close(done); cancel() })
 }
 
-// Outlive keeps the process alive when nobody reads its standard error any more, which by default ends a Go program.
+// Outlive keeps the process alive when nobody reads its standard output or error any more, which by default ends a Go program.
 func Outlive() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
 
 // Told reports whether there was a signal.

@@ -266,7 +266,7 @@ func managerStopping() {
 // feedWatchdog tells the manager that the daemon is alive, each time that it has answered as it answers other processes. If it
 // does not, nothing is sent, and the manager acts as configured.
 func feedWatchdog(interval time.Duration) {
-	for {
+	for range pause.Every(manager.over, interval/3) {
 		ctx, cancel := context.WithTimeout(manager.over, interval/2)
 		err := manager.check(ctx)
 		cancel()
@@ -277,9 +277,6 @@ func feedWatchdog(interval time.Duration) {
 			tellManager("WATCHDOG=1")
 		default:
 			slog.Warn("the daemon does not answer; its watchdog is not fed", "cause", err)
-		}
-		if pause.For(manager.over, interval/3) != nil {
-			return
 		}
 	}
 }

@@ -82,21 +82,22 @@ func (m *mux) accept() {
 // sort identifies a connection by its first byte, which it leaves in place: neither HTTP/2 nor TLS begins with
 // an S.
 func (m *mux) sort(c net.Conn) {
-	keep := context.AfterFunc(m.ctx, func() { _ = c.Close() }) // its reader closes it again
+	stop := context.AfterFunc(m.ctx, func() { _ = c.Close() }) // its reader closes it again
 	u, ok := c.(*net.UnixConn)
 	if ok {
 		_ = u.SetReadDeadline(time.Now().Add(Timeout)) // a connection that is closed fails below
 		first, err := peek(u)
+		if err == nil && first == magic[0] {
+			m.serve(u)
+		}
 		if err != nil || first == magic[0] {
-			defer func() { keep(); _ = c.Close() }()
-			if err == nil {
-				m.serve(u)
-			}
+			stop()
+			_ = c.Close()
 			return
 		}
 		_ = u.SetReadDeadline(time.Time{})
 	}
-	if !keep() {
+	if !stop() { // it is closed
 		return
 	}
 	select {

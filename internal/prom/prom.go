@@ -16,6 +16,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/shoalfs/shoal/internal/cli"
 )
 
 // Family is one metric: what it has of a snapshot, which may be nothing.
@@ -110,7 +112,7 @@ func Handle(mux *http.ServeMux, c prometheus.Collector) {
 // Listen serves /metrics and /healthz at addr, HOST:PORT, until stop is called. It returns the actual address.
 func Listen(addr string, c prometheus.Collector, log *slog.Logger) (at net.Addr, stop func(), err error) {
 	if host, _, err := net.SplitHostPort(addr); err != nil || host == "" {
-		return nil, nil, fmt.Errorf("--admin %q: give HOST:PORT, such as 127.0.0.1:7072", addr)
+		return nil, nil, cli.Usagef("--admin %q: give HOST:PORT, such as 127.0.0.1:7072", addr)
 	}
 	mux := http.NewServeMux()
 	Handle(mux, c)

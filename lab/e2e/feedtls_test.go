@@ -27,10 +27,10 @@ func TestFeedOverTLS(t *testing.T) {
 	own, ownKey := ca.Issue(t, "trainer", day)
 	foreign, foreignKey := other.Issue(t, "trainer", day)
 	tokens := filepath.Join(t.TempDir(), "tokens")
-	write(t, tokens, []byte("# jobs\nfirst-1f2e3d\nsecond-4c5b6a\n"))
+	write(t, tokens, []byte("# jobs\nfirst-walrus\nsecond-quokka\n"))
 	good, wrong := filepath.Join(t.TempDir(), "good"), filepath.Join(t.TempDir(), "wrong")
-	write(t, good, []byte("second-4c5b6a\n"))
-	write(t, wrong, []byte("third-7788\n"))
+	write(t, good, []byte("second-quokka\n"))
+	write(t, wrong, []byte("third-wombat\n"))
 
 	addr := "tls://" + ownAddress() + ":7072"
 	socket := "unix://" + filepath.Join(t.TempDir(), "feed.sock")
@@ -62,7 +62,7 @@ func TestFeedOverTLS(t *testing.T) {
 		t.Errorf("over TLS: %d samples with another digest than the order's", r.Samples)
 	}
 	// The token from the environment, over the socket.
-	out, errs, code := shoal(t, []string{"SHOAL_FEED_TOKEN=first-1f2e3d"}, "feed", socket, "--seed", "3", "--batch", "7", "--json")
+	out, errs, code := shoal(t, []string{"SHOAL_FEED_TOKEN=first-walrus"}, "feed", socket, "--seed", "3", "--batch", "7", "--json")
 	if code != 0 || !strings.Contains(out, want) {
 		t.Errorf("over the socket with a token of the environment: exit %d, %s", code, errs)
 	}
@@ -97,17 +97,17 @@ func TestFeedOverTLS(t *testing.T) {
 		}
 	}
 	stop()
-	for _, secret := range []string{"1f2e3d", "4c5b6a", "7788"} {
+	for _, secret := range []string{"walrus", "quokka", "wombat"} {
 		if strings.Contains(log.String(), secret) || strings.Contains(string(content(t, events)), secret) {
 			t.Errorf("a log shows a token")
 		}
 	}
 	audited(t, events,
-		map[string]string{"event": "feed_open", "peer.tls_subject": "CN=trainer", "peer.network": "tcp", "peer.token": fingerprint("second-4c5b6a"), "samples": ""},
+		map[string]string{"event": "feed_open", "peer.tls_subject": "CN=trainer", "peer.network": "tcp", "peer.token": fingerprint("second-quokka"), "samples": ""},
 		map[string]string{"event": "feed_end", "peer.tls_subject": "CN=trainer", "samples": "40", "session": "*"},
-		map[string]string{"event": "feed_open", "peer.network": "unix", "peer.uid": fmt.Sprint(os.Getuid()), "peer.comm": "shoal", "peer.token": fingerprint("first-1f2e3d")},
+		map[string]string{"event": "feed_open", "peer.network": "unix", "peer.uid": fmt.Sprint(os.Getuid()), "peer.comm": "shoal", "peer.token": fingerprint("first-walrus")},
 		map[string]string{"event": "feed_call", "outcome": "refused", "peer.token": "", "cause": "*", "peer.tls_subject": "CN=trainer"},
-		map[string]string{"event": "feed_call", "outcome": "refused", "peer.token": fingerprint("third-7788")},
+		map[string]string{"event": "feed_call", "outcome": "refused", "peer.token": fingerprint("third-wombat")},
 		map[string]string{"event": "feed_connect", "outcome": "refused", "peer.address": "*"},
 		map[string]string{"event": "serve_end"},
 	)

@@ -117,7 +117,7 @@ type lifetime struct {
 	started    time.Time
 	users      int           // guarded by the host's lock
 	opened     chan struct{} // closed when Open ended
-	failed     atomic.Bool   // in an error
+	failed     atomic.Bool   // Open has failed
 	gone       chan struct{} // closed when the dataset was let go
 	background sync.WaitGroup
 	stop       context.CancelFunc
@@ -237,11 +237,11 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		return nil, err
 	}
 	e.learn()
+	quota := e.quota.Load()
 	v, err := e.newView(m, layout, match)
 	if err != nil {
 		return nil, err
 	}
-	quota := e.quota.Load()
 	if err := e.openDisk(v); err != nil {
 		return nil, err
 	}
@@ -414,7 +414,12 @@ func (h *Host) enter(ctx context.Context, e *Engine) (*Engine, error) {
 		}
 		if same.failed.Load() { // it could not be opened
 			_ = same.Close()
-			continue
+			select {
+			case <-closed: // others may have it still
+				continue
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
 		}
 		err := same.join(e.cfg)
 		if err == nil && e.cfg.Refresh {

@@ -219,6 +219,9 @@ func (w *warming) sample(ctx context.Context, file int) (data []byte, release fu
 	}
 	p := make([]byte, cache.ExtentSize)
 	for x := range v.Extents(file) {
+		if v.KeptExtent(file, x) {
+			continue
+		}
 		if _, err := v.ReadAt(ctx, file, p, int64(x)*cache.ExtentSize); err != nil {
 			return nil, nil, err
 		}

@@ -191,7 +191,8 @@ func (s *Spec) set(key, value string) (err error) {
 		*f, err = parseLoaderSource(value)
 	case *string:
 		var w weights
-		if *f = value; key == "weights" {
+		*f = value
+		if key == "weights" {
 			w, err = parseWeights(value)
 			*f = w.String()
 		} else if value == "" {

@@ -60,9 +60,9 @@ type rangeTable struct {
 // mostAround is how much is fetched beyond either end of a range, at most.
 const mostAround = 512 << 10
 
-// mostOpen is how many ranges that a read has reached stay in memory for further reads of them, in a small memory; in a large one up to
-// 16 times as many, in a quarter of it.
-const mostOpen = 64
+// leastOpen is how many ranges that a read has reached stay in memory for further reads of them, at least. With much memory it is a
+// quarter of the stream's share, up to 16 times as many.
+const leastOpen = 64
 
 // mostSoon is how many positions ahead of the reader a range is read, at most, that it has not asked for: it lies beside what it wanted.
 const mostSoon = 1 << 10
@@ -322,7 +322,7 @@ func (s *Stream) readTo(file int, off, end int64) {
 		}
 		return last
 	})
-	s.closeRanges(min(max(mostOpen, source{s.of, s}.Share()/4), 16*mostOpen))
+	s.closeRanges(s.mostOpen())
 	s.leaveBehind(2 * reach)
 	for _, n := range covered {
 		if r.known[n] = struct{}{}; len(reached) == 0 || reached[0].n != n { // one far ahead is reached alone
@@ -335,11 +335,18 @@ func (s *Stream) readTo(file int, off, end int64) {
 	}
 }
 
+// mostOpen is how many ranges stay open: see leastOpen. The runner's lock is held.
+func (s *Stream) mostOpen() int {
+	wide := s.mean + s.Ranges.before.Load() + s.Ranges.after.Load() + 1
+	share := float64(source{s.of, s}.Share()) * float64(s.mean) / float64(wide)
+	return min(max(leastOpen, int(share/4)), 16*leastOpen)
+}
+
 // leaveBehind gives up what lies far behind the reader, who has not asked for it: the kernel has it, perhaps from before the plan. It
 // looks once in a while, as it looks at all that is staged.
 func (s *Stream) leaveBehind(far int) {
 	r := s.Ranges
-	if r.reads++; r.reads%mostOpen != 0 {
+	if r.reads++; r.reads%leastOpen != 0 {
 		return
 	}
 	for n := range r.staged {

@@ -7,6 +7,7 @@ import bisect
 import builtins
 import errno
 import fcntl
+import functools
 import gc
 import io
 import itertools
@@ -411,9 +412,9 @@ class _Joined:
 
 def genuine(root: str) -> bool:
     """Whether the folder .shoal in root is a mount's, or this user's own. In a folder like /tmp anybody can make one, with what he likes
-    in stats, and links to others' files in plans. One that is not listed, and not a mount's, is seen through overlayfs, where other files
-    may lie above the mount's."""
-    device = os.lstat(root).st_dev
+    in stats, and links to others' files in plans. A .shoal that is not listed belongs to a mount. If root is on no mount, overlayfs shows
+    it, and other files may lie over the mount's."""
+    device = os.stat(root).st_dev  # of the mount, if root is a link to it
     at = b"%d:%d" % (os.major(device), os.minor(device))
     with open("/proc/self/mountinfo", "rb") as mounts:
         if any(line.split()[2] == at and b" - fuse.shoal " in line for line in mounts):
@@ -428,6 +429,7 @@ class _Mounts:
         self.root = None if mountpoint is None else os.path.abspath(os.fspath(mountpoint))
         self._above: Dict[str, Optional[Tuple[str, str]]] = {}  # by folder: the mount point above it, as spelled and resolved; None without one
         self._mounted: Dict[str, bool] = {}
+        self._genuine = functools.lru_cache(maxsize=None)(genuine)
 
     def place(self, path: str) -> Optional[Tuple[str, str]]:
         """The mount point and the path in it, as a plan needs them; None outside of any mount."""
@@ -483,7 +485,7 @@ class _Mounts:
     def _find(self, folder: str) -> Optional[Tuple[str, str]]:
         for spelled, top in ((folder, self.root), (os.path.realpath(folder), self.root and os.path.realpath(self.root))):
             at = spelled
-            while at != top if top is not None else not (os.path.exists(os.path.join(at, ".shoal", "stats")) and genuine(at)):
+            while at != top if top is not None else not (os.path.exists(os.path.join(at, ".shoal", "stats")) and self._genuine(at)):
                 if at == os.path.dirname(at):
                     break
                 at = os.path.dirname(at)
@@ -749,8 +751,10 @@ class _Apart:
         try:
             placed = mounts.place(os.fspath(first[0] if isinstance(first, list) else first))
             if placed is not None:
-                self.unlocked(fcntl.flock, os.open(os.path.join(placed[0], ".shoal"), os.O_RDONLY), fcntl.LOCK_EX)
-                signal.alarm(_PATIENCE)  # the wait was for others
+                line = os.open(os.path.join(placed[0], ".shoal"), os.O_RDONLY)
+                signal.alarm(0)  # those before this one have alarms of their own
+                self.unlocked(fcntl.flock, line, fcntl.LOCK_EX)
+                signal.alarm(_PATIENCE)
         except (OSError, ValueError, IndexError):  # no mount, or no file in it: found again when the plan is made
             pass
 

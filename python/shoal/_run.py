@@ -516,7 +516,7 @@ def _number(loader: Any) -> int:
 
 
 def _gone(loader: int) -> None:
-    """Forgets a loader. Its order may still be written, and read: by the iterator, which does not hold it, and keeps its number."""
+    """Forgets a loader. Its order may still be written, and read: an iterator does not hold its loader. Then it keeps the number."""
     number, iterator = _numbers.pop(loader, 0), _iterators.pop(loader, lambda: None)()
     if number and iterator is not None:
         _numbers[-id(iterator)] = number

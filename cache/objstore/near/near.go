@@ -344,13 +344,14 @@ func (t *Tier) hit(q *part) {
 func (t *Tier) take(ctx context.Context, memory int64) (leave func()) {
 	ctx, cancel := context.WithTimeout(ctx, placeWait)
 	defer cancel()
+	ahead := int64(0)
+	if objstore.PriorityOf(ctx) == objstore.Prefetch {
+		ahead = 1
+	}
 	all := [...]struct {
 		of *semaphore.Weighted
 		n  int64
-	}{{t.ahead, 0}, {t.places, 1}, {t.windows, memory}}
-	if objstore.PriorityOf(ctx) == objstore.Prefetch {
-		all[0].n = 1
-	}
+	}{{t.ahead, ahead}, {t.places, 1}, {t.windows, memory}}
 	free := func(taken int) {
 		for _, a := range all[:taken] {
 			a.of.Release(a.n)

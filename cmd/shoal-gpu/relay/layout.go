@@ -79,7 +79,7 @@ func lay(planes []*feedpb.Plane, rows, at int, finish *gpuingest.Finish) (*layou
 	return l, nil
 }
 
-// onHost are the planes that a trainer reads in the host's memory, if they come after data.
+// onHost are the planes that a trainer reads in the host's memory.
 var onHost = []string{"label", "id", "valid", "offsets"}
 
 // host copies the planes onHost from the slot to dst, with the offsets of the buffer after data.
