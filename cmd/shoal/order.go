@@ -72,7 +72,7 @@ rank sees.`,
 	f.BoolVar(&o.json, "json", false, "with --certificate: print a JSON object for each epoch (schema in docs/orders.md)")
 	f.Int("epoch", 0, "epoch")
 	f.Int("world", 1, "number of ranks")
-	f.String("rank", "0", "rank whose samples are printed, R or A-B")
+	f.String("rank", "", "rank whose samples are printed, R or A-B")
 	return c
 }
 

@@ -34,7 +34,7 @@ func quickstartCommand() *cobra.Command {
 		Short: "Serve a dataset with what this machine has, and print a trainer and how to run it",
 		Long: `Starts a daemon for SOURCE in the background and prints a trainer that reads from it, for pictures or Parquet, and the
 commands that run it, look at the daemon, end it and remove what it has left. It asks nothing: credentials come from the
-settings of the AWS tools, the cache goes to the local disk with the most room, and SOURCE is mounted if FUSE is available,
+settings of the AWS tools, the cache goes to the user's cache folder or a data disk with twice its room, and SOURCE is mounted if FUSE is available,
 else served as a feed. It says what it has chosen, and the command line that does the same. If it fails, it leaves nothing.
 
 SOURCE is s3://bucket/prefix or a folder. Without it, shoal-lab's store of photographs is used if that program is beside
@@ -49,7 +49,7 @@ this one or on PATH, else the current folder.`,
 	}
 	c.Flags().StringVar(&q.at, "mountpoint", "", "where to mount (default ~/shoal/NAME, without HOME ./shoal/NAME);"+
 		" a feed's socket is MOUNTPOINT.sock")
-	c.Flags().StringVar(&q.cache, "cache-dir", "", "folder for the cache (default: on the local disk with the most room)")
+	c.Flags().StringVar(&q.cache, "cache-dir", "", "folder for the cache (default: the user's cache folder, or one on a data disk with twice its room)")
 	return c
 }
 
@@ -288,7 +288,7 @@ func (q *quickstart) credentials(home string) string {
 	return "this machine's role: no AWS_ACCESS_KEY_ID, AWS_PROFILE or " + file + " was found"
 }
 
-// roomiest returns the folder for caches on the local disk with the most room: usual, unless a disk of its own, mounted
+// roomiest returns the folder for caches: usual, unless a disk of its own, mounted
 // where data go, has at least twice as much.
 func roomiest(usual string) (dir string, room int64) {
 	dir = usual

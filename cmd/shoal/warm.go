@@ -90,7 +90,7 @@ func runWarm(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.Co
 		fmt.Fprintf(out, "sent meanwhile: %s\n", cost)
 	}
 	least := p.Files
-	if fraction < 1 { // accept the share of the dataset within 2%
+	if lines == nil && fraction < 1 { // accept the share of the dataset within 2%
 		least -= least / 50
 	}
 	switch {

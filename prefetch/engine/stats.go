@@ -89,7 +89,7 @@ type OrderState struct {
 	Spec     string `json:"spec"`
 	Epoch    int    `json:"epoch"`
 	Position int    `json:"position"`
-	State    string `json:"state"` // none, waiting (nothing read yet), following, finished; watching, searching, unknown, inferred
+	State    string `json:"state"` // none, waiting (nothing read yet), following, finished; watching, ended, searching, unknown, inferred
 }
 
 // SkippedKeys counts keys that a file tree cannot show, and shards left out.

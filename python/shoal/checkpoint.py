@@ -48,7 +48,7 @@ def wait(path: Union[str, "os.PathLike[str]"], timeout: Optional[float] = None) 
     folder, inside = _carried(os.fspath(path))
     look = True
     while True:
-        state = _ask(folder, inside, look)
+        state = _ask(folder, inside, look, 60 if end is None else min(60, max(end - time.monotonic(), 0) + 5))
         look = False
         if state["whole"]:
             return
@@ -77,8 +77,8 @@ def _carried(path: str) -> "tuple[str, str]":
         folder = os.path.dirname(folder)
 
 
-def _ask(folder: str, inside: str, look: bool) -> Dict[str, Any]:
-    connection = _Connection(folder, timeout=60)  # an answer comes within seconds
+def _ask(folder: str, inside: str, look: bool, limit: float) -> Dict[str, Any]:
+    connection = _Connection(folder, timeout=limit)  # an answer comes within seconds
     try:
         question = {"path": os.fsencode(inside), **({"look": "1"} if look else {})}
         connection.request("GET", "/wait?" + urllib.parse.urlencode(question))
