@@ -22,6 +22,8 @@ func TestVersion(t *testing.T) {
 		"0.1.0-dev.g5f2c1ab-dirty":     "0.1.0.dev0+g5f2c1ab.dirty",
 		"0.1.0-12-g5f2c1ab":            "0.1.0.post12+g5f2c1ab",
 		"0.1.0-12-g5f2c1ab-dirty":      "0.1.0.post12+g5f2c1ab.dirty",
+		"0.1.0-dirty":                  "0.1.0+dirty",
+		"0.2.0-rc.1-3-g5f2c1ab":        "0.2.0rc1.post3+g5f2c1ab",
 		"0.1.1-0.20261123050102-abcde": "0.1.1-0.20261123050102-abcde", // Go's pseudo-versions are no release
 	} {
 		if got := Version(v); got != want {

@@ -127,7 +127,7 @@ func (m *Meter) begin(op int) {
 
 func (m *Meter) end(ctx context.Context, op int, err error) {
 	m.inFlight.Add(-1)
-	if err == nil {
+	if err == nil || op == opStat && KindOf(err) == KindNotFound { // which is an answer
 		m.outcomes[op][outcomeOK].Add(1)
 		return
 	}

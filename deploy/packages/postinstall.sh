@@ -5,4 +5,6 @@ if command -v systemd-sysusers >/dev/null; then
 elif command -v useradd >/dev/null; then
     id shoal >/dev/null 2>&1 || useradd --system --comment Shoal --home-dir /var/cache/shoal --shell /usr/sbin/nologin shoal || true
 fi
+# Units of different users have folders of their own in it.
+[ ! -d /var/cache/shoal ] || chmod 755 /var/cache/shoal
 if [ -d /run/systemd/system ]; then systemctl daemon-reload || true; fi

@@ -36,14 +36,19 @@ func (p *patient) mounts(ctx context.Context) error {
 		return feedOnly
 	}
 	all, err := fusefs.Mounts()
-	for _, m := range all {
-		found := make(chan error, 1)
-		go func() { found <- unix.Stat(m.Point, new(unix.Stat_t)) }()
+	found := make([]chan error, len(all))
+	for i, m := range all { // all at once: one that hangs takes none of the others' time
+		found[i] = make(chan error, 1)
+		go func() { found[i] <- unix.Statfs(m.Point, new(unix.Statfs_t)) }() // the kernel may answer a stat itself
+	}
+	for i, m := range all {
 		var dead error
 		select {
-		case dead = <-found:
+		case dead = <-found[i]:
 		case <-ctx.Done():
-			dead = ctx.Err()
+			if dead = ctx.Err(); len(found[i]) > 0 {
+				dead = <-found[i]
+			}
 		}
 		if dead != nil && !errors.Is(dead, unix.EACCES) { // another user's
 			p.facts.Dead = append(p.facts.Dead, m.Point)

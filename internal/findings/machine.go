@@ -62,7 +62,7 @@ var machineRules = []Rule[*Site]{
 		switch {
 		case len(m.Dead) > 0:
 			return ok("%s: no daemon answers", strings.Join(m.Dead, ", ")).
-				but(Fail, "every access to the folder fails or hangs", "fusermount3 -uz "+m.Dead[0]+", or mount there again")
+				but(Fail, "every access to the folder fails or hangs", "shoal umount --lazy "+m.Dead[0]+", or mount there again")
 		case len(m.Live) > 0:
 			return ok("%d of Shoal's mounts answer: %s", len(m.Live), strings.Join(m.Live, ", "))
 		}

@@ -164,8 +164,8 @@ func (e *Engine) list(ctx context.Context) (m *catalog.Manifest, layout *catalog
 		span.End(err)
 	}()
 	packed := !e.cfg.rows()
-	if packed { // not through the meter: a missing set is not a failed request
-		packed, err = shard.IsSet(ctx, objstore.Retry(e.base, e.retryPolicy(e.base)), e.source)
+	if packed {
+		packed, err = shard.IsSet(ctx, e.store, e.source)
 	}
 	if err != nil {
 		return nil, nil, err

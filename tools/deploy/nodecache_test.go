@@ -82,7 +82,7 @@ func TestNodeCache(t *testing.T) {
 func checkNode(t *testing.T, node *corev1.PodTemplateSpec, c corev1.Container) {
 	t.Helper()
 	has := func(arg string) bool { return slices.Contains(c.Args, arg) }
-	for _, want := range []string{"--advertise=$(POD_IP):7073", "--mount=/mnt/shoal/data", "--allow-other", "--listen=unix:///run/shoal/feed.sock", "--cache-dir=/var/cache/shoal/photos"} {
+	for _, want := range []string{"--advertise=[$(POD_IP)]:7073", "--mount=/mnt/shoal/data", "--allow-other", "--listen=unix:///run/shoal/feed.sock", "--cache-dir=/var/cache/shoal/photos"} {
 		if !has(want) {
 			t.Errorf("%s is missing in %v", want, c.Args)
 		}
