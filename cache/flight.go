@@ -245,7 +245,7 @@ func (fl *flight) land(v *Volume, purpose purpose, err error) {
 	if slices.Contains(write, true) && d.noWrites.Load() { // set a moment ago: the sweep may have missed these
 		v.c.ring.undirty(v.ds)
 	}
-	if err != nil && fl.urgency != nil {
+	if err != nil && purpose == ahead {
 		count(&v.ds.count.FetchErrors, len(fl.parts))
 	}
 	v.c.relieve()

@@ -10,13 +10,13 @@ import (
 	"github.com/shoalfs/shoal/internal/prom"
 )
 
-// Metrics are the status for Prometheus (docs/metrics.md), while Run runs; all are 0 before and after.
+// Metrics are the status for Prometheus (docs/metrics.md), while Run answers; else there are none.
 func (c *Carrier) Metrics(version string) *prom.Table[Status] {
-	snapshot := func() (s Status) {
+	snapshot := func() (s Status, ok bool) {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
-		c.in(ctx, func() { s = c.status() })
-		return s
+		ok = c.in(ctx, func() { s = c.status() })
+		return s, ok
 	}
 	info := prom.Info("shoal_ckpt_info", "1, with the versions of Shoal and Go, and the destination.", []string{"version", "goversion", "destination"},
 		func(*Status) []string { return []string{version, runtime.Version(), c.Dest} })

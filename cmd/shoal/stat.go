@@ -84,9 +84,11 @@ carries how far the bucket is behind.`,
 			if err != nil {
 				return err
 			}
-			printVerdict(c.OutOrStdout(), findings.Of(findings.Snapshot{}, s.Snapshot))
-			printStats(c.OutOrStdout(), s)
-			return nil
+			var text bytes.Buffer
+			printVerdict(&text, findings.Of(findings.Snapshot{}, s.Snapshot))
+			printStats(&text, s)
+			_, err = io.WriteString(c.OutOrStdout(), printable(text.String()))
+			return err
 		},
 	}
 	security.add(c)

@@ -208,6 +208,27 @@ func TestRestoreErrors(t *testing.T) {
 			t.Fatalf("byte %d of %d changed: %v", i, len(rec), err)
 		}
 	}
+	// What lies outside of the scans does not begin as a picture: its markers are not where two bytes further they seem to be.
+	var tables []byte
+	for rest := a; ; {
+		i := bytes.Index(rest, []byte{0xff, 0xc4})
+		if i < 0 {
+			break
+		}
+		n := 2 + int(binary.BigEndian.Uint16(rest[i+2:]))
+		tables, rest = append(tables, rest[i:i+n]...), rest[i+n:]
+	}
+	verbatim := append([]byte{0xff, 0xe0, 1, 0, 2, 0xff, 0xdb, 0, 0}, make([]byte, 249)...)
+	verbatim = append(append(verbatim, 0xff, 0xdb, 0, 0x43, 0), bytes.Repeat([]byte{1}, 64)...)
+	verbatim = append(append(verbatim, 0xff, 0xc0, 0, 11, 8, 0, 8, 0, 8, 1, 1, 0x11, 0), tables...)
+	verbatim = append(verbatim, 0xff, 0xda, 0, 8, 1, 1, 0, 0, 0x3f, 0)
+	hostile := bytes.Clone(rec[:recodedHeader])
+	binary.LittleEndian.PutUint32(hostile[16:], 1)
+	binary.LittleEndian.PutUint32(hostile[24:], uint32(len(verbatim)))
+	clear(hostile[28:32])
+	if _, err := tab.Restore(nil, append(hostile, verbatim...)); !errors.Is(err, ErrCorrupt) {
+		t.Errorf("a head that is none: %v", err)
+	}
 	for range 2 {
 		if err := Register(tab); err != nil {
 			t.Error(err)

@@ -1116,6 +1116,7 @@ static int has_end(const uint8_t *p, size_t n) {
 // settled tells whether nothing can go wrong behind the rows read so far: the rest is entropy-coded data up to the end
 // marker. Multi-scan files have been read to their end by now.
 static int settled(j_decompress_ptr d) {
+	if (jpeg_input_complete(d)) return 1;
 	if (d->unread_marker) return d->unread_marker == JPEG_EOI;
 	const uint8_t *p = d->src->next_input_byte, *end = p + d->src->bytes_in_buffer;
 	while (p < end && (p = memchr(p, 0xFF, (size_t)(end - p)))) {
@@ -1230,7 +1231,7 @@ static void decode(sj_scratch *s, const uint8_t *src, size_t n, sj_recoded *from
 	d->scale_denom = (unsigned)s->denom;
 	if (from) {
 		int mcu = 8 * d->max_v_samp_factor / s->denom * from->band_mcu_rows, above = s->base_y + s->y.lo - 3;
-		int end = (s->base_y + s->y.hi + 1) / mcu + 1;
+		int end = (s->base_y + s->y.hi + d->max_v_samp_factor - 1) / mcu + 1;
 		if (!sj_pixels_can()) fail((j_common_ptr)d, SJ_RESTORE);
 		sj_pixels_ready(s->pixels, d, from);
 		int code = sj_recoded_lanes(from, above < 0 ? 0 : above / mcu, end < from->bands ? end : from->bands);
@@ -1243,7 +1244,8 @@ static void decode(sj_scratch *s, const uint8_t *src, size_t n, sj_recoded *from
 	// The region: what the resize reads, plus the margin.
 	int x0 = s->base_x + s->x.lo, x1 = s->base_x + s->x.hi, y0 = s->base_y + s->y.lo, y1 = s->base_y + s->y.hi;
 	int left = 0, width = s->src_w, whole = !from && smoothed(d);
-	if (!whole && s->src_w > MIN_REGION) {
+	// Cropped and scaled, libjpeg takes chroma of 4x2 and 2x4 from memory that it has not written.
+	if (!whole && s->src_w > MIN_REGION && (s->denom == 1 || d->max_h_samp_factor * d->max_v_samp_factor <= 4)) {
 		int a = x0 - MARGIN, b = x1 + MARGIN;
 		if (b - a < MIN_REGION) b = a + MIN_REGION;
 		if (b > s->src_w) b = s->src_w;

@@ -119,7 +119,7 @@ static int complete(const known *k, int comps) {
 static int take_apart(sj_coder *c, const uint8_t *p, size_t n) {
 	memset(&c->j, 0, sizeof c->j);
 	c->verbatim_n = 0;
-	if (n < 4 || n > UINT32_MAX / 8 || p[0] != 0xFF || p[1] != 0xD8) return SJ_KEEP;
+	if (n < 4 || n > UINT32_MAX / 8) return SJ_KEEP;
 	if (!sj_reserve(&c->b[VERBATIM], n)) return SJ_MEMORY;
 	uint8_t *o = c->b[VERBATIM].p;
 	known k;

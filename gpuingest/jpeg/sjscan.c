@@ -40,7 +40,7 @@ static int read_dht(sj_jpeg *j, const uint8_t *p, size_t n) {
 			h->bits[l] = p[l];
 			count += p[l];
 			code = (code << 1) + p[l];
-			if (code > 1u << l) return 0;
+			if (code >= 1u << l) return 0; // as libjpeg: no code is all ones
 		}
 		if (count > 256 || 17 + count > n) return 0;
 		memset(h->vals, 0, sizeof h->vals);
@@ -139,6 +139,7 @@ static int read_sos(sj_jpeg *j, const uint8_t *p, size_t n, sj_scan *s) {
 
 int sj_walk(sj_jpeg *j, const uint8_t *p, size_t n, size_t *at, sj_scan *s) {
 	size_t i = *at;
+	if (i == 0 && (n < 2 || p[0] != 0xFF || p[1] != 0xD8)) return SJ_WALK_BAD;
 	for (;;) {
 		if (i + 2 > n || p[i] != 0xFF) return SJ_WALK_BAD;
 		while (i < n && p[i] == 0xFF) i++;

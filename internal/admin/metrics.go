@@ -20,7 +20,7 @@ import (
 func Collector(version string, stats func() Snapshot) prometheus.Collector {
 	build := prom.Info("shoal_build_info", "1, with the version of Shoal and of Go.", []string{"version", "goversion"},
 		func(*Snapshot) []string { return []string{version, runtime.Version()} })
-	return &prom.Table[Snapshot]{Families: append(slices.Clip(families), build), Snapshot: stats}
+	return &prom.Table[Snapshot]{Families: append(slices.Clip(families), build), Snapshot: prom.Always(stats)}
 }
 
 // families are all metrics but shoal_build_info.

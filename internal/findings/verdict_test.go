@@ -92,7 +92,7 @@ func TestVerdicts(t *testing.T) {
 		"a little late":   {func(s *Snapshot) { reads(s, 10_000, 20, 0.5) }, "fed", OK, "99.8% of the reads did not wait", ""},
 		"a bit late":      {func(s *Snapshot) { reads(s, 10_000, 500, 8) }, "store-slow", Warn, "10% of the time", "Pack"},
 		"store slow":      {starved, "store-slow", Fail, "It waits 50% of the time. The store delivers 23 MiB/s in 300 requests/s", "Pack the dataset, since a request fetches only 78 KiB"},
-		"all connections": {func(s *Snapshot) { starved(s); s.InFlight = 63; s.Packed = true }, "store-slow", Fail, "63 of 64", "Raise --connections."},
+		"all connections": {func(s *Snapshot) { starved(s); s.InFlight = 63; s.Packed = true }, "store-slow", Fail, "63 of 64", "Raise --connections, unless it is auto."},
 		"cache full":      {func(s *Snapshot) { starved(s); s.Packed = true; s.Disk.AllUsed = 10 << 30 }, "store-slow", Fail, "", "Raise --cache-size, since only 20% of the dataset is kept."},
 		"quota full":      {func(s *Snapshot) { starved(s); s.Packed = true; s.Disk.Limit, s.Disk.Used = 2<<30, 2<<30 }, "store-slow", Fail, "", "Raise --cache-size"},
 		"no reason seen":  {func(s *Snapshot) { starved(s); s.Packed = true }, "store-slow", Fail, "20% of the dataset is kept so far", "shoal doctor s3://b/train/"},

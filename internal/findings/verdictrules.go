@@ -38,6 +38,15 @@ var trouble = []Rule[*window]{
 			fmt.Sprintf("%s to the store in flight, and no answer for %.0f s.", human.Count(w.now.InFlight, "request"), w.now.Silent),
 			"Check that the store is up and reachable from here: shoal doctor "+w.now.Source)
 	}},
+	{"budget-spent", func(w *window) Finding {
+		b := w.now.Cost.Budget
+		if b == nil || b.WaitingDemand == 0 || b.Left > 0 {
+			return Finding{}
+		}
+		return when(true, w.level(waits), "The budget of GETs is spent",
+			fmt.Sprintf("%s wait for it: %d an hour.", human.Count(b.WaitingDemand, "read"), b.PerHour),
+			"Raise gets-per-hour in --store, raise --cache-size, or pack small files (shoal pack).")
+	}},
 	{"access-denied", func(w *window) Finding {
 		n := w.errors["access denied"]
 		return when(n > 0, Fail, "The store refuses access", human.Count(n, "request")+" refused.",
@@ -228,7 +237,7 @@ func storeSlow(w *window) Finding {
 		todo = append(todo, "raise --cache-size, since only "+kept+" of the dataset is kept")
 	}
 	if w.inFlightMost*10 >= places*9 {
-		todo = append(todo, "raise --connections")
+		todo = append(todo, "raise --connections, unless it is auto")
 	}
 	if len(todo) == 0 {
 		todo = append(todo, "find the bottleneck with shoal doctor "+s.Source)
@@ -247,6 +256,11 @@ var calm = []Rule[*window]{
 		o := &w.now.Order
 		return when(w.quiet() && o.State == "finished", Idle, "The epoch is over", fmt.Sprintf(
 			"All %s of epoch %d were read; there are no reads now.", human.Count(o.Position, "sample"), o.Epoch), "")
+	}},
+	{"slots-held", func(w *window) Finding {
+		return when(w.quiet() && w.sessions > 0 && w.feed.Slots >= w.did.Uptime/2, Fail, "The trainer holds all its slots",
+			fmt.Sprintf("It wants another batch, and has released none for %.0f s.", w.did.Uptime),
+			"Release older batches, copy those to keep, or ask for more slots.")
 	}},
 	{"idle", func(w *window) Finding {
 		thing := "Idle"

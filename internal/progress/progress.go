@@ -60,7 +60,6 @@ type Bar struct {
 	total   int
 	note    string
 	last    time.Time // when something was shown last
-	width   int       // runes drawn on the terminal's line
 	stop    chan struct{}
 	stopped chan struct{}
 }
@@ -148,9 +147,7 @@ func (b *Bar) draw() {
 	text := b.text()
 	b.p.mu.Lock()
 	defer b.p.mu.Unlock()
-	n := utf8.RuneCountInString(text)
-	fmt.Fprint(b.p.w, "\r"+text+strings.Repeat(" ", max(b.width-n, 0)))
-	b.width = n
+	fmt.Fprint(b.p.w, "\r\x1b[?7l"+text+"\x1b[K\x1b[?7h") // the terminal cuts what is beyond its width, and clears the rest
 }
 
 // Done ends the step with a line that has its time and result ("" for none). It must be called once, also after a
@@ -168,7 +165,7 @@ func (b *Bar) Done(result string) {
 	b.p.mu.Lock()
 	defer b.p.mu.Unlock()
 	if b.p.tty {
-		fmt.Fprint(b.p.w, "\r"+line+strings.Repeat(" ", max(b.width-utf8.RuneCountInString(line), 0))+"\n")
+		fmt.Fprint(b.p.w, "\r"+line+"\x1b[K\n")
 	} else {
 		fmt.Fprintln(b.p.w, line)
 	}

@@ -82,8 +82,11 @@ func Part[S, P any](part func(s *S) *P, families ...Family[P]) (all []Family[S])
 // Table is a [prometheus.Collector] of families over a snapshot.
 type Table[S any] struct {
 	Families []Family[S]
-	Snapshot func() S
+	Snapshot func() (s S, ok bool) // not ok: there is none now, and no metric
 }
+
+// Always is the Snapshot of what has one at any time.
+func Always[S any](of func() S) func() (S, bool) { return func() (S, bool) { return of(), true } }
 
 // Describe implements prometheus.Collector.
 func (t *Table[S]) Describe(ch chan<- *prometheus.Desc) {
@@ -94,7 +97,10 @@ func (t *Table[S]) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (t *Table[S]) Collect(ch chan<- prometheus.Metric) {
-	s := t.Snapshot()
+	s, ok := t.Snapshot()
+	if !ok {
+		return
+	}
 	for _, f := range t.Families {
 		f.of(&s, func(m prometheus.Metric) { ch <- m })
 	}

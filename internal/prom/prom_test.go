@@ -61,7 +61,7 @@ func TestListen(t *testing.T) {
 			prom.Counter("fish_eaten_total", "Eaten.", func(c *counts) int { return c.eaten }),
 			prom.Info("fish_info", "1.", []string{"goversion"}, func(*counts) []string { return []string{runtime.Version()} }),
 		},
-		Snapshot: func() counts { return counts{7} },
+		Snapshot: prom.Always(func() counts { return counts{7} }),
 	}
 	log := slog.New(slog.DiscardHandler)
 	addr, stop, err := prom.Listen("127.0.0.1:0", table, log)

@@ -53,10 +53,7 @@ func StartAt(ctx context.Context, name string, at time.Time) (context.Context, S
 
 // StartUnder begins a span under parent, in ctx; a new trace if parent is none.
 func StartUnder(ctx context.Context, parent Span, name string) (context.Context, Span) {
-	if parent.s != nil {
-		ctx = otel.ContextWithSpan(ctx, parent.s)
-	}
-	return Start(ctx, name)
+	return Start(With(ctx, parent), name)
 }
 
 // StartBeside begins a trace in ctx that links to a span instead of extending its trace.

@@ -55,13 +55,15 @@ func TestKeptOfWhatIsRead(t *testing.T) {
 			read(t, e, dir, fmt.Sprintf("images/c/f%03d.jpg", i))
 			read(t, e, dir, fmt.Sprintf("labels/f%03d.txt", i))
 		}
+		label, _ := e.Manifest().Find("labels/f000.txt")
+		waitFor(t, "the labels are in the set", func() bool { return e.cur.Load().volume.Chooses(label.Index, 0) })
 		if err := e.cur.Load().volume.Flush(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		gets[epoch] = e.Stats().GetRequests - before
 	}
-	// The labels are in the set once the first epoch has ended; memory keeps most of them until then.
-	if gets[0] > 2*n+n/2 || gets[1] > n/2 || gets[2] > 10 {
+	// The labels are in the set once the first epoch has ended. Memory may have kept them until then.
+	if gets[0] > 2*n+n/2 || gets[1] > n+10 || gets[2] > 10 {
 		t.Errorf("%v GETs in three epochs of %d pictures and as many labels", gets, n)
 	}
 }

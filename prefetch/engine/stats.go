@@ -175,7 +175,7 @@ func (e *Engine) Stats() Stats {
 	s.Delivered, s.PerSecond = e.counted.goodput.rate(time.Now())
 	s.Cost = e.Cost()
 	s.Audit.Written, s.Audit.Lost = e.host.audit.Counts()
-	s.Connections, s.Hedges = e.placesOf(v)(), e.remoteOf(v).hedger.Stats()
+	s.Connections = e.placesOf(v)()
 	s.Near = e.near.stats()
 	s.Cluster = e.clusterStats(c.PeerBytes, c.KeptBytes)
 	s.Slowest, s.Readers = e.remoteOf(v).slowest.snapshot(), e.counted.readers.count()
@@ -250,6 +250,8 @@ func (e *Engine) addStores(s *Stats) {
 		}
 		of.Sent, of.SlowDowns = of.Sent+m.Written, of.SlowDowns+m.SlowDowns
 		of.Retries, of.GaveUp = of.Retries+t.Retries, of.GaveUp+t.GaveUp
+		h := r.hedger.Stats()
+		s.Hedges.Sent, s.Hedges.Won = s.Hedges.Sent+h.Sent, s.Hedges.Won+h.Won
 		of.WaitingDemand, of.WaitingPrefetch = of.WaitingDemand+l.WaitingDemand, of.WaitingPrefetch+l.WaitingPrefetch
 		of.GetLatency.Add(r.meter.Latency().Counts())
 	}

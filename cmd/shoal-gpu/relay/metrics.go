@@ -11,7 +11,7 @@ import (
 func (s *Server) Metrics(version string) *prom.Table[Stats] {
 	info := prom.Info("shoal_gpu_info", "1, with the versions of shoal-gpu and Go, and the device.", []string{"version", "goversion", "device", "uuid"},
 		func(s *Stats) []string { return []string{version, runtime.Version(), s.Device, s.UUID} })
-	return &prom.Table[Stats]{Families: append(slices.Clip(families), info), Snapshot: s.Stats}
+	return &prom.Table[Stats]{Families: append(slices.Clip(families), info), Snapshot: prom.Always(s.Stats)}
 }
 
 var families = []prom.Family[Stats]{
