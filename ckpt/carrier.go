@@ -199,7 +199,13 @@ func (c *Carrier) Run(ctx context.Context, ready func()) error {
 		return err
 	}
 	old, _ := fs.Glob(os.DirFS(filepath.Join(c.Dir, folder.Home)), removing+"*")
-	c.running.Go(func() { c.empty(old) })
+	c.running.Go(func() {
+		for _, name := range old { // what removeLocal had taken away
+			if err := os.RemoveAll(filepath.Join(c.Dir, folder.Home, name)); err != nil {
+				c.Log.Error("cannot remove what the bucket has", "folder", name, "cause", err)
+			}
+		}
+	})
 	c.running.Go(func() { c.serve(work, l) })
 	c.running.Go(func() { c.follow(work, stop) })
 	c.running.Go(func() { c.lock.keep(work, stop) })
@@ -361,12 +367,13 @@ func (c *Carrier) pump(ctx context.Context) {
 		c.wake.Reset(wait)
 	}
 	c.sendAhead(ctx)
+	known := c.journal.unsealed()
 	for p := range c.q.unsealed {
-		if !c.journal.unsealed(p) {
+		if !known[p] {
 			c.note(entry{Path: p, Unsealed: true})
 		}
 	}
-	for _, p := range c.journal.unsealedNames() {
+	for p := range known {
 		if f := c.q.files[p]; !c.q.unsealed[p] && f != nil && f.state == whole && f.turn == 0 && f.there != nil {
 			c.note(entry{Path: p, Object: f.there}) // it is visible, as it is here
 		}
@@ -666,15 +673,6 @@ func (c *Carrier) published(at, dir string) (all []string, err error) {
 
 // removing begins the names in folder.Home of folders that are being removed.
 const removing = "removing-"
-
-// empty removes what removeLocal has taken away, in this process or before.
-func (c *Carrier) empty(names []string) {
-	for _, name := range names {
-		if err := os.RemoveAll(filepath.Join(c.Dir, folder.Home, name)); err != nil {
-			c.Log.Error("cannot remove what the bucket has", "folder", name, "cause", err)
-		}
-	}
-}
 
 // partSize is max(8 MiB, size/10,000), in whole MiB.
 func partSize(size int64) int64 {

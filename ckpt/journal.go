@@ -182,16 +182,10 @@ func (j *journal) uploads() map[string]begun {
 	return maps.Clone(j.known.Uploads)
 }
 
-func (j *journal) unsealed(p string) bool {
+func (j *journal) unsealed() map[string]bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.known.Unsealed[p]
-}
-
-func (j *journal) unsealedNames() []string {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return slices.Collect(maps.Keys(j.known.Unsealed))
+	return maps.Clone(j.known.Unsealed)
 }
 
 // compact writes the journal anew.

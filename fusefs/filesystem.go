@@ -306,8 +306,6 @@ func (f *filesystem) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status
 	return fuse.OK
 }
 
-func (f *filesystem) FsyncDir(<-chan struct{}, *fuse.FsyncIn) fuse.Status { return fuse.OK }
-
 // Access: the kernel calls it only without default_permissions, that is if only the
 // owner can access the mount.
 func (f *filesystem) Access(_ <-chan struct{}, in *fuse.AccessIn) fuse.Status {

@@ -194,7 +194,7 @@ func TestBrokenFrames(t *testing.T) {
 			relays.Go(func() { losing(t, c, strings.TrimPrefix(r.addr, "unix://")) })
 		}
 	})
-	client, err := feedclient.Dial("unix://" + between.Addr().String())
+	client, err := feedclient.Dial("unix://"+between.Addr().String(), feedclient.Security{})
 	if err != nil {
 		t.Fatal(err)
 	}

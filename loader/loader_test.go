@@ -70,7 +70,7 @@ func serve(t fataler, socket string, ds *testDataset, o loader.Options, limit in
 	}
 	served := make(chan error, 1)
 	go func() { served <- r.server.Serve(l) }()
-	if r.client, err = feedclient.Dial(r.addr); err != nil {
+	if r.client, err = feedclient.Dial(r.addr, feedclient.Security{}); err != nil {
 		t.Fatal(err)
 	}
 	return r, func() {
@@ -93,7 +93,7 @@ type fataler interface {
 
 func (r *rig) dial(t testing.TB) *feedclient.Client {
 	t.Helper()
-	c, err := feedclient.Dial(r.addr)
+	c, err := feedclient.Dial(r.addr, feedclient.Security{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -1091,7 +1091,7 @@ func BenchmarkFeed(b *testing.B) {
 			if addr == "tcp" {
 				listen = "tcp://" + l.Addr().String()
 			}
-			c, err := feedclient.Dial(listen)
+			c, err := feedclient.Dial(listen, feedclient.Security{})
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -27,7 +27,7 @@ func startParted(t *testing.T, ds *partedDataset) *rig {
 	}
 	served := make(chan error, 1)
 	go func() { served <- r.server.Serve(l) }()
-	if r.client, err = feedclient.Dial(r.addr); err != nil {
+	if r.client, err = feedclient.Dial(r.addr, feedclient.Security{}); err != nil {
 		t.Fatal(err)
 	}
 	r.client.Transport = feedclient.Chunks // counts of reads are of one session, whatever the transport

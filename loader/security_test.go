@@ -51,7 +51,7 @@ func secured(t *testing.T, scheme string, o loader.Options, c *tls.Config) strin
 // try reads an epoch on a connection of its own.
 func try(t *testing.T, addr string, s feedclient.Security) error {
 	t.Helper()
-	c, err := feedclient.Dial(addr, feedclient.WithSecurity(s))
+	c, err := feedclient.Dial(addr, s)
 	if err != nil {
 		return err
 	}

@@ -214,7 +214,7 @@ func TestHelperClient(t *testing.T) {
 	if addr == "" {
 		t.Skip("the process of TestKilledClient")
 	}
-	c, err := feedclient.Dial(addr)
+	c, err := feedclient.Dial(addr, feedclient.Security{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -338,7 +338,7 @@ func TestWithoutSlots(t *testing.T) {
 	served := make(chan error, 1)
 	go func() { served <- r.server.Serve(l) }()
 	addr := "tcp://" + l.Addr().String()
-	c, err := feedclient.Dial(addr)
+	c, err := feedclient.Dial(addr, feedclient.Security{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -206,10 +206,6 @@ const (
 	gone // no longer in the executor; requests may still be in flight
 )
 
-var stateNames = [...]string{"walking", "waiting", "resting", "starved", "retrying", "yielding", "ended", "gone"}
-
-func (s State) String() string { return stateNames[s] }
-
 // Verb says what an action is.
 type Verb uint8
 

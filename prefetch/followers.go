@@ -1,6 +1,7 @@
 package prefetch
 
 import (
+	"maps"
 	"math"
 
 	"github.com/shoalfs/shoal/prefetch/order"
@@ -21,9 +22,10 @@ import (
 // in which threads that take turns look like strangers. The zero value is ready.
 type Followers struct {
 	of      map[uint32]*process
-	opens   int // by known processes
-	sure    int // of opens, at the last one by a certain follower
-	strange int // and when a stranger was
+	last    order.Locator // of the last open
+	opens   int           // by known processes
+	sure    int           // of opens, at the last one by a certain follower
+	strange int           // and when a stranger was
 	one     [1]int
 }
 
@@ -31,6 +33,7 @@ type process struct {
 	cur, next evidence
 	is        standing
 	held      []int // samples opened since the evidence was lowest, while unknown
+	seen      int   // Followers.opens at its last one
 }
 
 type standing uint8
@@ -67,6 +70,10 @@ func (f *Followers) Open(id uint32, sample int, cur, next order.Locator) []int {
 		f.one[0] = sample
 		return f.one[:]
 	}
+	if f.last != cur { // processes that have ended would keep the orders that they read by
+		f.last = cur
+		maps.DeleteFunc(f.of, func(_ uint32, p *process) bool { return f.opens-p.seen > 2*cur.Len() })
+	}
 	p := f.of[id]
 	if p == nil {
 		if f.of == nil || len(f.of) >= maxFollowers {
@@ -79,6 +86,7 @@ func (f *Followers) Open(id uint32, sample int, cur, next order.Locator) []int {
 		p.cur, p.next = p.next, evidence{}
 	}
 	f.opens++
+	p.seen = f.opens
 	p.cur.add(sample, cur)
 	p.next.add(sample, next)
 	if p.cur.bits >= doubtless {

@@ -159,3 +159,19 @@ func BenchmarkFollowers(b *testing.B) {
 		f.Open(uint32(1+i/64%8), o.At(i%n), o, next)
 	}
 }
+
+// Workers that are new in each epoch do not keep the orders of those before them.
+func TestFollowersOfManyEpochs(t *testing.T) {
+	const n, workers = 5000, 8
+	var f Followers
+	for epoch := range 50 {
+		cur, next := order.Uniform(n, 1, epoch), order.Uniform(n, 1, epoch+1)
+		j := job{uint32(1 + epoch*workers), workers, 16}
+		for pos := range n {
+			f.Open(j.process(pos), cur.At(pos), cur, next)
+		}
+	}
+	if len(f.of) > 4*workers {
+		t.Errorf("%d processes are known", len(f.of))
+	}
+}

@@ -130,9 +130,6 @@ func (d *Dir) Remove(id [16]byte, versions ...string) error {
 	return err
 }
 
-// Pin keeps a dataset's segments from being removed while it is not open, or allows that again.
-func (d *Dir) Pin(id [16]byte, pinned bool) error { return d.Catalog.SetPinned(id, pinned) }
-
 // Rekey makes another secret the one that opens the directory; the old one no longer does. Cached data stays as it
 // is: it is encrypted with the directory's own key.
 func (d *Dir) Rekey(s crypt.Secret) error {

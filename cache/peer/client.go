@@ -42,7 +42,6 @@ func newPlaces(n int64) places {
 type Node struct {
 	ID      string
 	Address string // HOST:PORT
-	Zone    string
 }
 
 // ClientConfig describes a client.
@@ -111,7 +110,6 @@ type remote struct {
 type Stats struct {
 	Node     string           `json:"node"`
 	Address  string           `json:"address"`
-	Zone     string           `json:"zone,omitempty"`
 	State    string           `json:"state"`           // on, away
 	Cause    string           `json:"cause,omitempty"` // of the last failure
 	Asked    int64            `json:"asked"`
@@ -149,7 +147,7 @@ func (c *Client) Stats() (all []Stats) {
 			s.State = "away"
 		}
 		r.mu.Lock()
-		s.Node, s.Address, s.Zone, s.Cause = r.node.ID, r.node.Address, r.node.Zone, r.cause
+		s.Node, s.Address, s.Cause = r.node.ID, r.node.Address, r.cause
 		r.mu.Unlock()
 		all = append(all, s)
 	}

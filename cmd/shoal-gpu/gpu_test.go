@@ -201,7 +201,7 @@ type counters struct {
 }
 
 func stats(addr string) (c counters, err error) {
-	client, err := feedclient.Dial(addr)
+	client, err := feedclient.Dial(addr, feedclient.Security{})
 	if err != nil {
 		return c, err
 	}
@@ -239,7 +239,7 @@ type line struct {
 // expected reads the stream from the server itself, in host memory.
 func (h *house) expected(t *testing.T, batches int) (list []line) {
 	t.Helper()
-	client, err := feedclient.Dial(h.feedAt)
+	client, err := feedclient.Dial(h.feedAt, feedclient.Security{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -246,7 +246,7 @@ func removeCached(_ context.Context, h *engine.Host, d cachedir.Info, out io.Wri
 
 func pinCached(pinned bool) func(context.Context, *engine.Host, cachedir.Info, io.Writer) error {
 	return func(_ context.Context, h *engine.Host, d cachedir.Info, _ io.Writer) error {
-		return h.Pin(d.ID, pinned)
+		return h.Catalog.SetPinned(d.ID, pinned)
 	}
 }
 

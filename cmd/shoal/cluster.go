@@ -40,6 +40,18 @@ type onlooker struct {
 	client *peer.Client
 }
 
+// looking runs a verb with an onlooker of the cluster.
+func (o *clusterOptions) looking(verb func(c *cobra.Command, args []string, l *onlooker) error) func(c *cobra.Command, args []string) error {
+	return func(c *cobra.Command, args []string) error {
+		l, err := o.lookOn(c.Context(), invocationOf(c.Context()), false)
+		if err != nil {
+			return err
+		}
+		defer l.close()
+		return verb(c, args, l)
+	}
+}
+
 func (o *clusterOptions) lookOn(ctx context.Context, inv *invocation, locks bool) (*onlooker, error) {
 	if o.URL == "" {
 		return nil, cli.Usagef("give the cluster: --cluster etcd://HOST:PORT/NAME")
@@ -129,18 +141,13 @@ func clusterListCommand() *cobra.Command {
 		Example: `  shoal cluster ls --cluster etcd://etcd:2379/photos --cluster-insecure
   shoal cluster ls --cluster etcd://etcd:2379/photos --cluster-cert node.crt --cluster-key node.key --cluster-ca ca.crt --json`,
 		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			l, err := o.lookOn(c.Context(), invocationOf(c.Context()), false)
-			if err != nil {
-				return err
-			}
-			defer l.close()
+		RunE: o.looking(func(c *cobra.Command, _ []string, l *onlooker) error {
 			nodes := l.nodes(c.Context())
 			if asJSON {
 				return json.NewEncoder(c.OutOrStdout()).Encode(map[string]any{"version": 1, "revision": l.View().Rev, "nodes": nodes})
 			}
 			return printNodes(c.OutOrStdout(), nodes)
-		},
+		}),
 	}
 	o.add(c)
 	c.Flags().BoolVar(&asJSON, "json", false, "print as JSON")
@@ -205,12 +212,7 @@ node and not from the bucket. The node goes on to serve its own readers until it
 again is not drained.`,
 		Example: "  shoal cluster drain 1f2e3d4c --cluster etcd://etcd:2379/photos --cluster-insecure",
 		Args:    cobra.ExactArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			l, err := o.lookOn(c.Context(), invocationOf(c.Context()), false)
-			if err != nil {
-				return err
-			}
-			defer l.close()
+		RunE: o.looking(func(c *cobra.Command, args []string, l *onlooker) error {
 			n, err := find(l.View().Nodes, args[0])
 			if err == nil {
 				err = l.Drain(c.Context(), n.ID)
@@ -220,7 +222,7 @@ again is not drained.`,
 			}
 			fmt.Fprintf(c.OutOrStdout(), "%s at %s owns nothing any more\n", n.ID, n.Address)
 			return nil
-		},
+		}),
 	}
 	o.add(c)
 	return c
@@ -239,12 +241,7 @@ cluster that is not there yet.)`,
 		Example: `  shoal cluster plan --cluster etcd://etcd:2379/photos --cluster-insecure
   shoal cluster plan --join 400GiB --cluster etcd://etcd:2379/photos --cluster-insecure`,
 		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			l, err := o.lookOn(c.Context(), invocationOf(c.Context()), false)
-			if err != nil {
-				return err
-			}
-			defer l.close()
+		RunE: o.looking(func(c *cobra.Command, _ []string, l *onlooker) error {
 			if leave != "" {
 				n, err := find(l.View().Nodes, leave)
 				if err != nil {
@@ -253,7 +250,7 @@ cluster that is not there yet.)`,
 				leave = n.ID
 			}
 			return planCluster(c.OutOrStdout(), l.nodes(c.Context()), leave, int64(join))
-		},
+		}),
 	}
 	o.add(c)
 	c.Flags().StringVar(&leave, "leave", "", "as if this node had left: its ID, the beginning of it, or its address")

@@ -136,12 +136,11 @@ SHA-256 over (sample u64, length u64, bytes), little-endian, of all valid rows i
 	f.BoolVar(&o.asJSON, "json", false, "print the versioned JSON (docs/stats.md)")
 	c.PreRun = func(c *cobra.Command, _ []string) {
 		if open.State != "" { // defaults and standing settings must not contradict the state
-			for name, clear := range map[string]func(){
-				"batch": func() { open.Batch = 0 }, "order": func() { open.Order = "" }, "bad": func() {},
-			} {
-				if !given(c, name) {
-					clear()
-				}
+			if !given(c, "batch") {
+				open.Batch = 0
+			}
+			if !given(c, "order") {
+				open.Order = ""
 			}
 		} else if open.Tail == "" {
 			open.Tail = "uneven"

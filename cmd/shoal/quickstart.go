@@ -288,8 +288,7 @@ func (q *quickstart) credentials(home string) string {
 	return "this machine's role: no AWS_ACCESS_KEY_ID, AWS_PROFILE or " + file + " was found"
 }
 
-// roomiest returns the folder for caches: usual, unless a disk of its own, mounted
-// where data go, has at least twice as much.
+// roomiest returns the folder for caches: usual, unless a disk of its own, mounted where data go, has at least twice as much.
 func roomiest(usual string) (dir string, room int64) {
 	dir = usual
 	room, _ = machine.Room(usual)

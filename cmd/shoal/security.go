@@ -76,7 +76,7 @@ func (s *clientSecurity) dial(addr string) (*feedclient.Client, error) {
 			return nil, err
 		}
 	}
-	client, err := feedclient.Dial(addr, feedclient.WithSecurity(s.s))
+	client, err := feedclient.Dial(addr, s.s)
 	if err != nil {
 		return nil, cli.Usage(err)
 	}

@@ -85,7 +85,8 @@ carries how far the bucket is behind.`,
 				return err
 			}
 			var text bytes.Buffer
-			printVerdict(&text, findings.Of(findings.Snapshot{}, s.Snapshot))
+			v := findings.Of(findings.Snapshot{}, s.Snapshot)
+			text.WriteString(findings.Text(append([]findings.Finding{v.Finding}, v.Notes...)))
 			printStats(&text, s)
 			_, err = io.WriteString(c.OutOrStdout(), printable(text.String()))
 			return err
@@ -132,11 +133,6 @@ func anyStats(ctx context.Context, target string, security *clientSecurity) ([]b
 		err = daemon.Unanswered(target, since)
 	}
 	return raw, err
-}
-
-// printVerdict says whether the trainer has waited, and why.
-func printVerdict(w io.Writer, v findings.Verdict) {
-	fmt.Fprint(w, findings.Text(append([]findings.Finding{v.Finding}, v.Notes...)))
 }
 
 func printStats(w io.Writer, s *admin.Snapshot) {

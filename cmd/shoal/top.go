@@ -108,7 +108,7 @@ func (w *watch) run(c *cobra.Command, security *clientSecurity) error {
 // printFrame says what happened between two snapshots, and the totals.
 func printFrame(w io.Writer, before, now *admin.Snapshot) {
 	v := findings.Of(before.Snapshot, now.Snapshot)
-	printVerdict(w, v)
+	fmt.Fprint(w, findings.Text(append([]findings.Finding{v.Finding}, v.Notes...)))
 	r := v.Rates
 	fmt.Fprintf(w, "%-10s %.0f samples/s; the trainer waits %s of the time; the store brings %s/s in %.0f requests/s; %s ahead (%.1f s)\n", "now", r.Samples,
 		human.Percent(r.Stall), human.Bytes(int64(r.Bytes)), r.Requests, human.Count(r.Lead, "sample"), r.LeadSeconds)

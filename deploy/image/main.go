@@ -273,7 +273,7 @@ func report(b *binary, img v1.Image) error {
 		if err != nil {
 			return err
 		}
-		m, err := size(r)
+		m, err := io.Copy(io.Discard, r)
 		if err := errors.Join(err, r.Close()); err != nil {
 			return err
 		}

@@ -108,5 +108,3 @@ func layer(files []file, created time.Time) (v1.Layer, error) {
 	return tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil },
 		tarball.WithMediaType(types.OCILayer), tarball.WithCompressedCaching)
 }
-
-func size(r io.Reader) (int64, error) { return io.Copy(io.Discard, r) }

@@ -136,15 +136,12 @@ func Shift(path string, keep int) error {
 		return path + "." + strconv.Itoa(i)
 	}
 	// Remove files beyond keep, from a time when more were kept.
-	for i := max(keep, 1); ; i++ {
+	for i := keep; ; i++ {
 		if err := os.Remove(name(i)); errors.Is(err, fs.ErrNotExist) {
 			break
 		} else if err != nil {
 			return err
 		}
-	}
-	if keep <= 0 {
-		return os.Remove(path)
 	}
 	for i := keep - 1; i >= 0; i-- {
 		if err := os.Rename(name(i), name(i+1)); err != nil && !errors.Is(err, fs.ErrNotExist) {

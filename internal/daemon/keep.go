@@ -370,6 +370,11 @@ func (k *keeper) serve(c *net.UnixConn) {
 
 // take notes what a child serves.
 func (k *keeper) take(n *keepsake) {
+	k.Lock()
+	if len(k.all) == 0 { // nothing has waited
+		k.trouble, k.waited = time.Time{}, 0
+	}
+	k.Unlock()
 	k.put(n)
 	k.Lock()
 	defer k.Unlock()

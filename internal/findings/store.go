@@ -162,8 +162,9 @@ var storeRules = []Rule[*Site]{
 		plan := fmt.Sprintf("shoal plan %s --latency %s --latency-sigma %.2f --bandwidth %.0fMbit --connections %d "+
 			"--cache-size %dMiB --workload resnet50-h100", s.Source, s.Latency.At(0.5).Round(100*time.Microsecond),
 			store.LatencySigma, store.Bandwidth*8/1e6, store.Connections, s.Cache>>20)
+		part := map[bool]string{false: " of the part that was listed"}[s.Whole]
 		if s.Shards {
-			return ok("%s in shards%s take %.3g s", human.Bytes(s.Bytes), s.part(), float64(s.Bytes)/best.Bytes).
+			return ok("%s in shards%s take %.3g s", human.Bytes(s.Bytes), part, float64(s.Bytes)/best.Bytes).
 				but(OK, "the line's time alone: what is in the shards is known once their indexes were read", plan)
 		}
 		job := sim.Job{Accelerators: 1, Batch: 256, Workers: 16, Step: 1e-6, Prefetch: 32}
@@ -172,20 +173,12 @@ var storeRules = []Rule[*Site]{
 			return OfError(err)
 		}
 		n, held := float64(s.Objects), min(share(s.Cache, s.Bytes), 1)
-		f := ok("at these rates a first epoch%s takes %.3g s (%s files/s, bound by %s), and each one after it %.3g s", s.part(), n/cold,
+		f := ok("at these rates a first epoch%s takes %.3g s (%s files/s, bound by %s), and each one after it %.3g s", part, n/cold,
 			human.Rate(cold), bound, n/warm)
 		f.Values = map[string]float64{"cold_epoch_seconds": n / cold, "warm_epoch_seconds": n / warm}
 		return f.but(OK, "--cache-size "+human.Bytes(s.Cache)+" holds "+human.Percent(held)+" of it; a slower trainer never "+
 			"waits, if the order is known", plan)
 	}},
-}
-
-// part says that figures are of what was listed, if that is not all.
-func (s *Site) part() string {
-	if s.Whole {
-		return ""
-	}
-	return " of the part that was listed"
 }
 
 func seconds(s float64) string { return short(time.Duration(s * float64(time.Second))) }

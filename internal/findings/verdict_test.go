@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/peer"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/prefetch/engine"
@@ -92,6 +93,9 @@ func TestVerdicts(t *testing.T) {
 		"a little late":   {func(s *Snapshot) { reads(s, 10_000, 20, 0.5) }, "fed", OK, "99.8% of the reads did not wait", ""},
 		"a bit late":      {func(s *Snapshot) { reads(s, 10_000, 500, 8) }, "store-slow", Warn, "10% of the time", "Pack"},
 		"store slow":      {starved, "store-slow", Fail, "It waits 50% of the time. The store delivers 23 MiB/s in 300 requests/s", "Pack the dataset, since a request fetches only 78 KiB"},
+		"budget":          {func(s *Snapshot) { starved(s); s.Cost.Budget = &objstore.BudgetStats{PerHour: 3600, WaitingDemand: 8} }, "budget-spent", Fail, "8 reads wait for it: 3600 an hour", "gets-per-hour"},
+		"budget left":     {func(s *Snapshot) { starved(s); s.Cost.Budget = &objstore.BudgetStats{PerHour: 3600, Left: 9} }, "store-slow", Fail, "", "Pack"},
+		"all slots held":  {func(s *Snapshot) { session(s, loader.SessionStats{Slots: 9}) }, "slots-held", Fail, "released none for 10 s", "more slots"},
 		"all connections": {func(s *Snapshot) { starved(s); s.InFlight = 63; s.Packed = true }, "store-slow", Fail, "63 of 64", "Raise --connections, unless it is auto."},
 		"cache full":      {func(s *Snapshot) { starved(s); s.Packed = true; s.Disk.AllUsed = 10 << 30 }, "store-slow", Fail, "", "Raise --cache-size, since only 20% of the dataset is kept."},
 		"quota full":      {func(s *Snapshot) { starved(s); s.Packed = true; s.Disk.Limit, s.Disk.Used = 2<<30, 2<<30 }, "store-slow", Fail, "", "Raise --cache-size"},
@@ -246,9 +250,9 @@ func TestRates(t *testing.T) {
 
 // codes are all that a Finding can have (docs/dashboard.md).
 var codes = []string{
-	"starting", "store-silent", "access-denied", "dataset-changed", "store-errors", "disk-down", "disk-slow", "disk-errors", "cluster-apart", "nodes-away", "versions-differ",
+	"starting", "store-silent", "budget-spent", "access-denied", "dataset-changed", "store-errors", "disk-down", "disk-slow", "disk-errors", "cluster-apart", "nodes-away", "versions-differ",
 	"order-differs", "order-unknown", "memory-small", "filling", "decode-bound", "link-slow", "store-slow",
-	"finished", "idle", "trainer-slower", "fed",
+	"finished", "slots-held", "idle", "trainer-slower", "fed",
 }
 
 // Whatever a daemon says, the verdict is one of those that are documented, and its rates are what they claim.

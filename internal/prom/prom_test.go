@@ -25,8 +25,8 @@ func TestMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	of, device := new(ckpt.Carrier).Metrics("v1"), new(relay.Server).Metrics("v1")
-	of.Snapshot = func() (s ckpt.Status) { return s } // none runs
-	device.Snapshot = func() (s relay.Stats) { return s }
+	of.Snapshot = func() (s ckpt.Status, ok bool) { return s, true } // none runs
+	device.Snapshot = func() (s relay.Stats, ok bool) { return s, true }
 	for prefix, metrics := range map[string]prometheus.Collector{"shoal_ckpt_": of, "shoal_gpu_": device} {
 		reg := prometheus.NewPedanticRegistry()
 		reg.MustRegister(metrics)

@@ -259,7 +259,7 @@ func sleep(ctx context.Context, d time.Duration) {
 
 // trainOn plays a trainer at the feed that takes a tenth of a second for a batch.
 func trainOn(ctx context.Context, addr, client string) error {
-	c, err := feedclient.Dial(addr)
+	c, err := feedclient.Dial(addr, feedclient.Security{})
 	if err != nil {
 		return err
 	}

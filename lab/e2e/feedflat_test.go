@@ -43,7 +43,7 @@ func TestFeedStaysFlat(t *testing.T) {
 		}
 		return look{s.Memory.RSS, s.Memory.Used, s.Feed.Held, s.Memory.Goroutines, len(files)}
 	}
-	client, err := feedclient.Dial(addr)
+	client, err := feedclient.Dial(addr, feedclient.Security{})
 	if err != nil {
 		t.Fatal(err)
 	}

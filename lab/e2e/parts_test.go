@@ -106,7 +106,7 @@ func uploaded(t testing.TB, dir, kind string) (source string) {
 // consume reads one epoch and hands out its planes by name.
 func consume(t testing.TB, addr string, o *feedpb.Open, each func(b *feedclient.Batch, planes map[string][]byte)) *feedpb.Opened {
 	t.Helper()
-	c, err := feedclient.Dial(addr)
+	c, err := feedclient.Dial(addr, feedclient.Security{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,7 +22,7 @@ import (
 // openFeed opens a session that ends with the test.
 func openFeed(t *testing.T, addr string, o *feedpb.Open) *feedclient.Stream {
 	t.Helper()
-	c, err := feedclient.Dial(addr)
+	c, err := feedclient.Dial(addr, feedclient.Security{})
 	if err != nil {
 		t.Fatal(err)
 	}

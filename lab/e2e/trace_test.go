@@ -35,7 +35,7 @@ func TestTraces(t *testing.T) {
 
 	const parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	epoch := func(header ...string) (batches int) {
-		c, err := feedclient.Dial(addr)
+		c, err := feedclient.Dial(addr, feedclient.Security{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -158,7 +158,7 @@ func (t *goTrainer) train(state string) error {
 		first = s.Epoch
 	}
 	if first < t.Epochs {
-		client, err := feedclient.Dial(t.Addr, feedclient.WithSecurity(t.Security))
+		client, err := feedclient.Dial(t.Addr, t.Security)
 		if err != nil {
 			return err
 		}

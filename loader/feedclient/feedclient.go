@@ -48,7 +48,7 @@ type Client struct {
 }
 
 // Dial prepares a connection to unix:///path, tcp://host:port or tls://host:port. It connects at the first use.
-func Dial(addr string, options ...Option) (*Client, error) {
+func Dial(addr string, security Security) (*Client, error) {
 	target, encrypted := addr, false
 	if host, ok := strings.CutPrefix(addr, "tcp://"); ok {
 		target = "dns:///" + host
@@ -56,10 +56,6 @@ func Dial(addr string, options ...Option) (*Client, error) {
 		target = "dns:///" + host
 	} else if !strings.HasPrefix(addr, "unix:///") {
 		return nil, fmt.Errorf("feed address %q: must be unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT", addr)
-	}
-	var security Security
-	for _, set := range options {
-		set(&security)
 	}
 	credentials, err := security.dialOptions(encrypted)
 	if err != nil {

@@ -19,9 +19,6 @@ import (
 	"github.com/shoalfs/shoal/loader"
 )
 
-// Option changes how Dial connects.
-type Option func(*Security)
-
 // Security says how client and server authenticate each other. All files are PEM.
 type Security struct {
 	CA         string // authorities that may sign the server's certificate; empty: the system's
@@ -29,9 +26,6 @@ type Security struct {
 	ServerName string // name in the server's certificate; empty: the address's host
 	Token      string // sent with every call; over tcp:// in plain text
 }
-
-// WithSecurity sets certificates and token.
-func WithSecurity(s Security) Option { return func(to *Security) { *to = s } }
 
 // ReadToken returns the first token of a file in the format of `shoal serve --token-file`.
 func ReadToken(file string) (string, error) {

@@ -806,7 +806,7 @@ func (h *Host) leave(e *Engine) error {
 	err = errors.Join(err, h.Leave(e.dataset))
 	h.mu.Unlock()
 	for _, v := range e.views {
-		err = errors.Join(err, v.close())
+		err = errors.Join(err, closeList(v.manifest, v.layout))
 		h.Release(v.need)
 	}
 	return err

@@ -231,7 +231,7 @@ func TestDatasetsShareADirectory(t *testing.T) {
 	if n := info(h, a).DiskBytes; n < limit-24<<20-10<<20 { // room is made by 8 MiB
 		t.Errorf("%d bytes of the first are left where %d are used of %d", n, used, limit)
 	}
-	if err := h.Pin(info(h, b).ID, true); err != nil {
+	if err := h.Catalog.SetPinned(info(h, b).ID, true); err != nil {
 		t.Fatal(err)
 	}
 	if err := h.Close(); err != nil {

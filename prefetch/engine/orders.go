@@ -205,6 +205,9 @@ func (r *orders) put(name string, data []byte) error {
 	r.mu.Lock()
 	p := r.plans[name]
 	if p == nil {
+		if len(r.plans) >= 2*maxPlans { // those that were refused or withdrawn: the latest matter
+			maps.DeleteFunc(r.plans, func(_ string, p *plan) bool { return p.text == nil })
+		}
 		p = &plan{}
 		r.plans[name] = p
 	}

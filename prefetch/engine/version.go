@@ -207,6 +207,7 @@ func (e *Engine) take(ctx context.Context, p published) (*catalog.Manifest, *cat
 	if err := e.catalog.SetManifest(e.name, m, layout, p.Number); err != nil {
 		return nil, nil, err
 	}
+	e.collect()
 	e.log.Info("took the list of the source from the cluster", "version", p.Version[:12], "files", m.Len(), "listed_by", p.Node)
 	return e.catalog.Manifest(e.name)
 }

@@ -40,8 +40,6 @@ type view struct {
 	lists  map[string][]uint32 // by path, once read
 }
 
-func (v *view) close() error { return closeList(v.manifest, v.layout) }
-
 func closeList(m *catalog.Manifest, layout *catalog.Layout) error {
 	return errors.Join(m.Close(), layout.Close())
 }
@@ -51,7 +49,7 @@ func (e *Engine) newView(m *catalog.Manifest, layout *catalog.Layout, match *cat
 	v := &view{manifest: m, layout: layout}
 	var err error
 	if v.need, err = e.host.Reserve(m, layout, shard.CodedBytes(layout)); err != nil {
-		return nil, errors.Join(err, v.close())
+		return nil, errors.Join(err, closeList(m, layout))
 	}
 	v.samples = m.Samples(match)
 	v.keeping = newKeeping(e, v)
@@ -108,6 +106,18 @@ func (s *versions) VersionNamed(name string) *catalog.Manifest {
 		return v.manifest
 	}
 	return nil
+}
+
+// collect removes the lists of versions that no dataset uses any more.
+func (e *Engine) collect() {
+	e.host.mu.Lock()
+	keep := e.host.versions()
+	e.host.mu.Unlock()
+	if n, err := e.catalog.GC(keep...); err != nil {
+		e.log.Warn("old manifests were not removed", "cause", err)
+	} else if n > 0 {
+		e.log.Debug("old manifests removed", "count", n)
+	}
 }
 
 // find returns the last version of which is says so, that is or was in force; nil: there is none.
@@ -195,14 +205,7 @@ func (e *Engine) list(ctx context.Context) (m *catalog.Manifest, layout *catalog
 	if m, layout, err = e.catalog.Manifest(e.name); err != nil {
 		return nil, nil, err
 	}
-	e.host.mu.Lock()
-	keep := e.host.versions()
-	e.host.mu.Unlock()
-	if n, err := e.catalog.GC(keep...); err != nil {
-		e.log.Warn("old manifests were not removed", "cause", err)
-	} else if n > 0 {
-		e.log.Debug("old manifests removed", "count", n)
-	}
+	e.collect()
 	e.log.Info("listed", "source", e.source.String(), "files", m.Len(), "packed", packed, "took", time.Since(start).Round(time.Millisecond))
 	if s := m.Skipped(); s.Hostile+s.Shadowed > 0 {
 		e.log.Warn("some keys cannot be shown as files", "hostile", s.Hostile, "shadowed_by_a_folder", s.Shadowed, "examples", s.Examples)

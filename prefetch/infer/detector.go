@@ -16,10 +16,6 @@ const (
 	Unlocked        // the reader no longer follows the order, and its order is unknown
 )
 
-var changeNames = [...]string{"none", "locked", "widened", "followed", "unlocked"}
-
-func (c Change) String() string { return changeNames[c] }
-
 // Detector turns opens into findings. It is not safe for concurrent use.
 //
 // A lock is checked by the same model that found it. An open speaks against it if an unrelated open would be at least

@@ -15,7 +15,6 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -435,14 +434,9 @@ func (u *upload) checked() (o minio.PutObjectOptions, err error) {
 	return o, err
 }
 
-// fits reports whether an object of the upload's size with this ETag can come from the upload. With a customer's key
-// the ETag shows only the number of parts.
-func (u *upload) fits(etag string) bool {
-	if len(u.s.sse) > 0 {
-		return strings.HasSuffix(etag, "-"+strconv.Itoa(len(u.etags)))
-	}
-	return etag == u.etag()
-}
+// fits reports whether an object of the upload's size with this ETag comes from the upload. With a customer's key no ETag tells that: it
+// may be an earlier object of as many parts.
+func (u *upload) fits(etag string) bool { return len(u.s.sse) == 0 && etag == u.etag() }
 
 // etag returns the ETag that S3 gives an object of these parts: the MD5 of the parts' MD5s, and their number; "" if
 // the parts' ETags are not MD5s, as with some kinds of encryption.

@@ -239,8 +239,8 @@ func TestS3UploadFaults(t *testing.T) {
 	}
 }
 
-// TestLostAnswerUnderACustomerKey: an upload whose end was answered to nobody is found to be complete also
-// where ETags tell nothing of the bytes.
+// TestLostAnswerUnderACustomerKey: where ETags tell nothing of the bytes, an object of as many parts is not taken for that of an upload
+// whose end was answered to nobody: it may be an earlier one.
 func TestLostAnswerUnderACustomerKey(t *testing.T) {
 	key, err := objstore.ParseCustomerKey(make([]byte, 32))
 	must(t, err)
@@ -263,9 +263,7 @@ func TestLostAnswerUnderACustomerKey(t *testing.T) {
 	u, err := r.Upload(t.Context(), "k", int64(len(data)), 6<<20)
 	must(t, err)
 	must(t, u.Part(t.Context(), 0, data))
-	o, err := u.Complete(t.Context())
-	p := make([]byte, len(data))
-	if err != nil || s.ReadAt(t.Context(), o, p, 0) != nil || !bytes.Equal(p, data) || srv.Uploads() != 0 {
+	if o, err := u.Complete(t.Context()); objstore.KindOf(err) != objstore.KindNotFound || srv.Uploads() != 0 {
 		t.Errorf("%+v, %v; %d uploads left", o, err, srv.Uploads())
 	}
 }

@@ -48,7 +48,7 @@ func consume(ctx context.Context, addr string, open *feedpb.Open, limit int, sta
 		}
 		open.State = string(state)
 	}
-	client, err := feedclient.Dial(addr)
+	client, err := feedclient.Dial(addr, feedclient.Security{})
 	if err != nil {
 		return err
 	}
