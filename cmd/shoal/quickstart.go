@@ -33,8 +33,8 @@ func quickstartCommand() *cobra.Command {
 		Use:   "quickstart [SOURCE]",
 		Short: "Serve a dataset with what this machine has, and print a trainer and how to run it",
 		Long: `Starts a daemon for SOURCE in the background and prints a trainer that reads from it, for pictures or Parquet, and the
-commands that run it, look at the daemon, end it and remove what it has left. It asks nothing: credentials come from the
-settings of the AWS tools, the cache goes to the user's cache folder or a data disk with twice its room, and SOURCE is mounted if FUSE is available,
+commands that run it, look at the daemon, end it and remove what it has left. It asks nothing: credentials come from the AWS
+tools' settings, the cache goes to the user's folder or a far roomier data disk, and SOURCE is mounted if FUSE is available,
 else served as a feed. It says what it has chosen, and the command line that does the same. If it fails, it leaves nothing.
 
 SOURCE is s3://bucket/prefix or a folder. Without it, shoal-lab's store of photographs is used if that program is beside
@@ -49,7 +49,7 @@ this one or on PATH, else the current folder.`,
 	}
 	c.Flags().StringVar(&q.at, "mountpoint", "", "where to mount (default ~/shoal/NAME, without HOME ./shoal/NAME);"+
 		" a feed's socket is MOUNTPOINT.sock")
-	c.Flags().StringVar(&q.cache, "cache-dir", "", "folder for the cache (default: the user's cache folder, or one on a data disk with twice its room)")
+	c.Flags().StringVar(&q.cache, "cache-dir", "", "folder for the cache (default: the user's, or one on a data disk with twice its room)")
 	return c
 }
 
@@ -299,9 +299,8 @@ func roomiest(usual string) (dir string, room int64) {
 			!slices.Contains([]string{"ext4", "xfs", "btrfs", "zfs", "f2fs"}, m.Type) {
 			continue
 		}
-		at := filepath.Join(m.Point, "shoal")
-		if n, err := machine.Room(at); err == nil && n > 2*room && unix.Access(m.Point, unix.W_OK) == nil {
-			dir, room = at, n
+		if n, err := machine.Room(filepath.Join(m.Point, "shoal")); err == nil && n > 2*room && unix.Access(m.Point, unix.W_OK) == nil {
+			dir, room = filepath.Join(m.Point, "shoal"), n
 		}
 	}
 	return dir, room
