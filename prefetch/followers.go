@@ -33,7 +33,7 @@ type process struct {
 	cur, next evidence
 	is        standing
 	held      []int // samples opened since the evidence was lowest, while unknown
-	seen      int   // Followers.opens at its last one
+	seen      int   // Followers.opens at its last open
 }
 
 type standing uint8

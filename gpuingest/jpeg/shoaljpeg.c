@@ -1114,9 +1114,9 @@ static int has_end(const uint8_t *p, size_t n) {
 }
 
 // settled tells whether nothing can go wrong behind the rows read so far: the rest is entropy-coded data up to the end
-// marker. Multi-scan files have been read to their end by now.
+// marker.
 static int settled(j_decompress_ptr d) {
-	if (jpeg_input_complete(d)) return 1;
+	if (jpeg_input_complete(d)) return 1; // a file of several scans: read to its end
 	if (d->unread_marker) return d->unread_marker == JPEG_EOI;
 	const uint8_t *p = d->src->next_input_byte, *end = p + d->src->bytes_in_buffer;
 	while (p < end && (p = memchr(p, 0xFF, (size_t)(end - p)))) {

@@ -371,7 +371,7 @@ func (k *keeper) serve(c *net.UnixConn) {
 // take notes what a child serves.
 func (k *keeper) take(n *keepsake) {
 	k.Lock()
-	if len(k.all) == 0 { // nothing has waited
+	if len(k.all) == 0 { // nothing was kept, so nothing has waited
 		k.trouble, k.waited = time.Time{}, 0
 	}
 	k.Unlock()

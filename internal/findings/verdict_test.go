@@ -93,7 +93,7 @@ func TestVerdicts(t *testing.T) {
 		"a little late":   {func(s *Snapshot) { reads(s, 10_000, 20, 0.5) }, "fed", OK, "99.8% of the reads did not wait", ""},
 		"a bit late":      {func(s *Snapshot) { reads(s, 10_000, 500, 8) }, "store-slow", Warn, "10% of the time", "Pack"},
 		"store slow":      {starved, "store-slow", Fail, "It waits 50% of the time. The store delivers 23 MiB/s in 300 requests/s", "Pack the dataset, since a request fetches only 78 KiB"},
-		"budget":          {func(s *Snapshot) { starved(s); s.Cost.Budget = &objstore.BudgetStats{PerHour: 3600, WaitingDemand: 8} }, "budget-spent", Fail, "8 reads wait for it: 3600 an hour", "gets-per-hour"},
+		"budget":          {func(s *Snapshot) { starved(s); s.Cost.Budget = &objstore.BudgetStats{PerHour: 3600, WaitingDemand: 8} }, "budget-spent", Fail, "Waiting: 8 reads; 3600 GETs an hour", "gets-per-hour"},
 		"budget left":     {func(s *Snapshot) { starved(s); s.Cost.Budget = &objstore.BudgetStats{PerHour: 3600, Left: 9} }, "store-slow", Fail, "", "Pack"},
 		"all slots held":  {func(s *Snapshot) { session(s, loader.SessionStats{Slots: 9}) }, "slots-held", Fail, "released none for 10 s", "more slots"},
 		"all connections": {func(s *Snapshot) { starved(s); s.InFlight = 63; s.Packed = true }, "store-slow", Fail, "63 of 64", "Raise --connections, unless it is auto."},

@@ -44,7 +44,7 @@ var trouble = []Rule[*window]{
 			return Finding{}
 		}
 		return when(true, w.level(waits), "The budget of GETs is spent",
-			fmt.Sprintf("%s wait for it: %d an hour.", human.Count(b.WaitingDemand, "read"), b.PerHour),
+			fmt.Sprintf("Waiting: %s; %d GETs an hour.", human.Count(b.WaitingDemand, "read"), b.PerHour),
 			"Raise gets-per-hour in --store, raise --cache-size, or pack small files (shoal pack).")
 	}},
 	{"access-denied", func(w *window) Finding {
@@ -258,7 +258,7 @@ var calm = []Rule[*window]{
 			"All %s of epoch %d were read; there are no reads now.", human.Count(o.Position, "sample"), o.Epoch), "")
 	}},
 	{"slots-held", func(w *window) Finding {
-		return when(w.quiet() && w.sessions > 0 && w.feed.Slots >= w.did.Uptime/2, Fail, "The trainer holds all its slots",
+		return when(w.quiet() && w.sessions > 0 && w.feed.Slots >= max(w.did.Uptime/2, 5), Fail, "The trainer holds all its slots",
 			fmt.Sprintf("It wants another batch, and has released none for %.0f s.", w.did.Uptime),
 			"Release older batches, copy those to keep, or ask for more slots.")
 	}},

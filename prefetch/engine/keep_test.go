@@ -17,7 +17,7 @@ import (
 )
 
 // What is kept is chosen among the files that are read: beside an archive that is larger than the disk, and that nobody
-// reads, all pictures and their labels are kept, and the second epoch comes from the disk.
+// reads, all pictures and their labels are kept, and the fourth epoch comes from the disk.
 func TestKeptOfWhatIsRead(t *testing.T) {
 	dir := t.TempDir()
 	write := func(path string, n int) {
@@ -43,7 +43,7 @@ func TestKeptOfWhatIsRead(t *testing.T) {
 	}
 	e := open(t, HostConfig{Options: cachedir.Options{Path: t.TempDir(), Size: 160 << 20, Memory: 128 << 20}}, Config{Source: "file://" + dir, Order: spec})
 	defer closeEngine(t, e)
-	var gets [3]int64
+	var gets [4]int64
 	for epoch := range gets {
 		before := e.Stats().GetRequests
 		o, err := spec.Order(n, epoch)
@@ -55,16 +55,15 @@ func TestKeptOfWhatIsRead(t *testing.T) {
 			read(t, e, dir, fmt.Sprintf("images/c/f%03d.jpg", i))
 			read(t, e, dir, fmt.Sprintf("labels/f%03d.txt", i))
 		}
-		label, _ := e.Manifest().Find("labels/f000.txt")
-		waitFor(t, "the labels are in the set", func() bool { return e.cur.Load().volume.Chooses(label.Index, 0) })
 		if err := e.cur.Load().volume.Flush(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		gets[epoch] = e.Stats().GetRequests - before
 	}
-	// The labels are in the set once the first epoch has ended. Memory may have kept them until then.
-	if gets[0] > 2*n+n/2 || gets[1] > n+10 || gets[2] > 10 {
-		t.Errorf("%v GETs in three epochs of %d pictures and as many labels", gets, n)
+	// The labels are in the set once the end of the first epoch was seen, which may be in the second. Those that memory has dropped until
+	// then are kept when they are read next.
+	if gets[0] > 2*n+n/2 || gets[1] > n+10 || gets[2] > n+10 || gets[3] > 10 {
+		t.Errorf("%v GETs in four epochs of %d pictures and as many labels", gets, n)
 	}
 }
 

@@ -61,7 +61,7 @@ func (s *slowest) note(key string, bytes int64, took time.Duration, err error) {
 // turn starts a new period if the last one is over. s.mu is held.
 func (s *slowest) turn(now time.Time) {
 	end := s.until.Load()
-	if left := end - now.UnixNano(); left > 0 && left <= int64(slowestFor) { // the clock may have stepped back
+	if left := end - now.UnixNano(); left > 0 && left <= int64(2*slowestFor) { // the clock may have stepped back
 		return
 	}
 	s.before = s.current

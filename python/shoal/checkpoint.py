@@ -87,6 +87,8 @@ def _ask(folder: str, inside: str, look: bool, limit: float) -> Dict[str, Any]:
     except PermissionError:
         raise
     except (OSError, http.client.HTTPException, ValueError) as e:
+        if isinstance(e, socket.timeout) and limit < 60:
+            raise TimeoutError(f"the shoal ckpt of {folder} has not answered within the timeout") from e
         raise ConnectionError(f"the shoal ckpt of {folder} does not answer (start it again): {e}") from e
     finally:
         connection.close()

@@ -434,8 +434,8 @@ func (u *upload) checked() (o minio.PutObjectOptions, err error) {
 	return o, err
 }
 
-// fits reports whether an object of the upload's size with this ETag comes from the upload. With a customer's key no ETag tells that: it
-// may be an earlier object of as many parts.
+// fits reports whether an object of the upload's size with this ETag comes from the upload. With a customer's key the
+// ETag does not tell: it may be that of an earlier object of as many parts.
 func (u *upload) fits(etag string) bool { return len(u.s.sse) == 0 && etag == u.etag() }
 
 // etag returns the ETag that S3 gives an object of these parts: the MD5 of the parts' MD5s, and their number; "" if
