@@ -17,7 +17,7 @@ import (
 
 // bound is how many lines of Go and C all rooms may hold together, tests and generated code apart. No commit raises it, but one whose
 // issue gives an allowance: rooms trade, and a new capability pays with what it made unnecessary.
-const bound = 109_725
+const bound = 109_722
 
 // rooms are listed in the log. A file belongs to the longest that its path begins with.
 var rooms = []string{"cmd/shoal", "cmd/shoal-gpu", "cmd/shoal-lab", "fusefs", "fusefs/fuseio", "cache", "prefetch", "prefetch/engine",

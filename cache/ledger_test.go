@@ -114,7 +114,7 @@ func TestReserveGivesUp(t *testing.T) {
 	}
 }
 
-// Batches that wait for batches delay nobody else; and who waits for what can never be is told when the limit falls.
+// Batches that wait for batches delay nobody else; and a wait that can never succeed ends when the limit falls.
 func TestBatchesWaitForBatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLedger(80)

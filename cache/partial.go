@@ -63,9 +63,12 @@ func (v *Volume) fetched(e uint32, granules uint64) {
 	p := v.parts[e]
 	p.fetched |= granules
 	v.parts[e] = p
+	if len(v.parts) <= mostParts {
+		return
+	}
 	tried := 0
 	for other, p := range v.parts { // any of them: if it is forgotten a granule may be fetched again
-		if tried++; tried > 4 || len(v.parts) <= mostParts {
+		if tried++; tried > 4 {
 			break
 		}
 		if other != e && p.at == (slot{}) && !p.planned {

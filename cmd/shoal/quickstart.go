@@ -299,8 +299,9 @@ func roomiest(usual string) (dir string, room int64) {
 			!slices.Contains([]string{"ext4", "xfs", "btrfs", "zfs", "f2fs"}, m.Type) {
 			continue
 		}
-		if n, err := machine.Room(filepath.Join(m.Point, "shoal")); err == nil && n > 2*room && unix.Access(m.Point, unix.W_OK) == nil {
-			dir, room = filepath.Join(m.Point, "shoal"), n
+		at := filepath.Join(m.Point, "shoal")
+		if n, err := machine.Room(at); err == nil && n > 2*room && unix.Access(m.Point, unix.W_OK) == nil {
+			dir, room = at, n
 		}
 	}
 	return dir, room

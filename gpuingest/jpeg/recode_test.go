@@ -227,7 +227,7 @@ func TestRestoreErrors(t *testing.T) {
 	binary.LittleEndian.PutUint32(hostile[24:], uint32(len(verbatim)))
 	clear(hostile[28:32])
 	if _, err := tab.Restore(nil, append(hostile, verbatim...)); !errors.Is(err, ErrCorrupt) {
-		t.Errorf("a head that is none: %v", err)
+		t.Errorf("a head that does not begin as a picture: %v", err)
 	}
 	for range 2 {
 		if err := Register(tab); err != nil {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/handover"
 )
 
 // One daemon owns a cache directory, and listens there. A verb that finds the directory owned attaches: it sends its command line,
@@ -82,7 +83,7 @@ func (a *Answers) Listen(ctx context.Context, address string) (err error) {
 	free := make(chan struct{}, a.Most)
 	a.accept.Go(func() {
 		for {
-			conn, err := accept(a.listener)
+			conn, err := handover.Accept(a.listener.AcceptUnix, slog.Default())
 			if err != nil {
 				return
 			}
@@ -91,18 +92,6 @@ func (a *Answers) Listen(ctx context.Context, address string) (err error) {
 		}
 	})
 	return nil
-}
-
-// accept returns the next connection, or an error once the listener is closed.
-func accept(l *net.UnixListener) (*net.UnixConn, error) {
-	for {
-		conn, err := l.AcceptUnix()
-		if err == nil || errors.Is(err, net.ErrClosed) {
-			return conn, err
-		}
-		slog.Warn("cannot accept a connection now", "cause", err) // most likely out of descriptors: others will be closed
-		time.Sleep(beat / 10)
-	}
 }
 
 // Running is a verb that runs here without a client.

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/handover"
 )
 
 // fakeDaemon listens as the daemon of a cache directory, and does with each question what answer does.
@@ -76,7 +77,7 @@ func TestAcceptWithoutDescriptors(t *testing.T) {
 	}
 	accepted := make(chan error)
 	go func() {
-		conn, err := accept(l)
+		conn, err := handover.Accept(l.AcceptUnix, slog.Default())
 		if err == nil {
 			conn.Close()
 		}
@@ -90,7 +91,7 @@ func TestAcceptWithoutDescriptors(t *testing.T) {
 		t.Error(err)
 	}
 	l.Close()
-	if _, err := accept(l); !errors.Is(err, net.ErrClosed) {
+	if _, err := handover.Accept(l.AcceptUnix, slog.Default()); !errors.Is(err, net.ErrClosed) {
 		t.Error(err)
 	}
 }

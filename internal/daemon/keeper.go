@@ -71,7 +71,7 @@ func ServeKeeper(ctx context.Context, address string) error {
 	}
 	all := keepers{of: map[string]*kept{}}
 	for {
-		c, err := accept(l)
+		c, err := handover.Accept(l.AcceptUnix, slog.Default())
 		if err != nil { // ctx has ended
 			return nil
 		}

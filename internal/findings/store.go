@@ -162,7 +162,10 @@ var storeRules = []Rule[*Site]{
 		plan := fmt.Sprintf("shoal plan %s --latency %s --latency-sigma %.2f --bandwidth %.0fMbit --connections %d "+
 			"--cache-size %dMiB --workload resnet50-h100", s.Source, s.Latency.At(0.5).Round(100*time.Microsecond),
 			store.LatencySigma, store.Bandwidth*8/1e6, store.Connections, s.Cache>>20)
-		part := map[bool]string{false: " of the part that was listed"}[s.Whole]
+		part := ""
+		if !s.Whole {
+			part = " of the part that was listed"
+		}
 		if s.Shards {
 			return ok("%s in shards%s take %.3g s", human.Bytes(s.Bytes), part, float64(s.Bytes)/best.Bytes).
 				but(OK, "the line's time alone: what is in the shards is known once their indexes were read", plan)

@@ -57,25 +57,26 @@ func (m *mux) Close() error {
 
 func (m *mux) accept() {
 	defer close(m.ended)
-	pause := time.Duration(0)
 	for {
-		c, err := m.Listener.Accept()
+		c, err := Accept(m.Listener.Accept, m.log)
 		if err != nil {
-			// Most likely out of descriptors. Others will be closed.
-			if temporary := net.Error(nil); errors.As(err, &temporary) && temporary.Temporary() { //nolint:staticcheck // as net/http and gRPC do
-				pause = min(max(2*pause, 5*time.Millisecond), time.Second)
-				m.log.Warn("feed: cannot accept a connection now", "error", err)
-				select {
-				case <-time.After(pause):
-					continue
-				case <-m.ctx.Done():
-				}
-			}
 			m.err = err
 			return
 		}
-		pause = 0
 		m.wg.Go(func() { m.sort(c) })
+	}
+}
+
+// Accept returns what accept, a listener's, does: the next connection, or an error once the listener is closed. It waits while
+// connections fail, most likely for lack of descriptors: others will be closed.
+func Accept[C net.Conn](accept func() (C, error), log *slog.Logger) (C, error) {
+	for pause := 5 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		c, err := accept()
+		if err == nil || errors.Is(err, net.ErrClosed) {
+			return c, err
+		}
+		log.Warn("cannot accept a connection now", "cause", err)
+		time.Sleep(pause)
 	}
 }
 

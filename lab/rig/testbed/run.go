@@ -90,7 +90,7 @@ type Pass struct {
 	Since *Stats
 }
 
-// Run runs the epochs, one after the other. progress is told of each step. It looks up all orders before the first
+// Run runs the epochs, one after the other. It calls progress with each step. It looks up all orders before the first
 // epoch, so that nothing lies between two.
 func (p Pass) Run(ctx context.Context, progress func(done, steps int)) (epochs []Epoch, err error) {
 	orders := make([][]string, p.Epochs)
