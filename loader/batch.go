@@ -1,13 +1,14 @@
 package loader
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -31,18 +32,8 @@ const (
 	planeOffsets = "offsets"
 )
 
-// numpyName translates the short names of element types.
-func numpyName(dtype string) string {
-	switch dtype {
-	case "fp16":
-		return "float16"
-	case "bf16":
-		return "bfloat16"
-	case "fp32":
-		return "float32"
-	}
-	return dtype
-}
+// numpyNames are numpy's for the short names of element types.
+var numpyNames = map[string]string{"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
 // planes lays out a batch of rows, and returns its total length. dataBytes is the length of the data plane of raw samples.
 func planes(t Transform, rows int, dataBytes int64) ([]*feedpb.Plane, int64) {
@@ -62,7 +53,7 @@ func planes(t Transform, rows int, dataBytes int64) ([]*feedpb.Plane, int64) {
 			for _, d := range f.Shape {
 				shape = append(shape, uint64(d))
 			}
-			add(f.Name, numpyName(f.DType), int64(rows)*int64(f.Bytes), shape...)
+			add(f.Name, cmp.Or(numpyNames[f.DType], f.DType), int64(rows)*int64(f.Bytes), shape...)
 		}
 	}
 	add(planeLabel, "int64", 8*int64(rows), n)
@@ -282,7 +273,7 @@ func (s *session) adopt(src *source) {
 
 // follow continues from another session's batch.
 func (s *session) follow(b *batch) *batch {
-	s.slots.shared.Add(1)
+	s.count.shared.Add(1)
 	switch {
 	case b.source == s.source:
 	case b.source.retain():
@@ -418,7 +409,7 @@ func (b *batch) mix(m Mixer, sp *spec) {
 
 func (r *row) read(ctx context.Context, s *session) error {
 	id := int(r.draw.Sample)
-	start := time.Now()
+	s.count.fetch.begin()
 	data, release, err := r.batch.source.read(ctx, r.pos)
 	beside := parts{s: s, r: r}
 	if err == nil {
@@ -426,7 +417,7 @@ func (r *row) read(ctx context.Context, s *session) error {
 		defer beside.release()
 		err = beside.read(ctx)
 	}
-	s.count.fetch.add(time.Since(start))
+	s.count.fetch.end()
 	if err != nil {
 		return fmt.Errorf("sample %d (%s): %w", id, s.ds.Path(id), err)
 	}
@@ -451,14 +442,14 @@ func (r *row) read(ctx context.Context, s *session) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	start = time.Now()
+	start := time.Now()
+	s.count.decode.begin()
 	if err = ctx.Err(); err == nil {
 		part := func(ext string) ([]byte, error) { return beside.apply(ctx, ext) }
 		err = s.spec.transform.Make(Sample{Data: data, Part: part}, r.draw, &r.out)
 	}
-	took := time.Since(start)
-	s.count.decode.add(took)
-	s.srv.decoding.Record(took)
+	s.count.decode.end()
+	s.srv.decoding.Record(time.Since(start))
 	<-s.srv.cpu
 	if beside.err != nil {
 		return fmt.Errorf("sample %d (%s): %w", id, s.ds.Path(id), beside.err)
@@ -504,12 +495,40 @@ func (b *batch) headerAfter(bad int) *feedpb.BatchHeader {
 	return h
 }
 
-// duration is a sum of nanoseconds.
-type duration struct{ atomic.Int64 }
+// duration is a sum of times. Those that have not ended count too: a wait shows while it lasts.
+type duration struct {
+	mu      sync.Mutex
+	ended   int64 // in nanoseconds, less the starts of those that have not
+	running int64 // how many these are
+}
 
-func (d *duration) add(t time.Duration) { d.Add(int64(t)) }
+// started is what times count from.
+var started = time.Now()
 
-func (d *duration) seconds() float64 { return roundSeconds(d.Load()) }
+func (d *duration) begin() { d.count(1) }
 
-// roundSeconds converts nanoseconds to seconds, rounded to the microsecond.
-func roundSeconds(ns int64) float64 { return math.Round(float64(ns)/1e3) / 1e6 }
+func (d *duration) end() { d.count(-1) }
+
+func (d *duration) count(n int64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.running += n
+	d.ended -= n * int64(time.Since(started))
+}
+
+// set begins or ends the one time that may run. Its calls do not overlap.
+func (d *duration) set(on bool) {
+	switch running := d.running > 0; {
+	case on && !running:
+		d.begin()
+	case !on && running:
+		d.end()
+	}
+}
+
+// seconds is rounded to the microsecond.
+func (d *duration) seconds() float64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return time.Duration(d.ended + d.running*int64(time.Since(started))).Round(time.Microsecond).Seconds()
+}

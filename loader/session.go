@@ -29,7 +29,6 @@ type session struct {
 	count  counters
 	opened time.Time
 	peer   *audit.Peer
-	slots  slotStats
 	span   trace.Span
 	named  bool // the client named its trace, to which the batches belong too
 
@@ -52,12 +51,14 @@ type session struct {
 
 // counters are a session's statistics.
 type counters struct {
-	batches, samples, bad        atomic.Int64
-	bytes                        atomic.Int64 // sent
-	sourceBytes                  atomic.Int64 // of samples read
-	fetch, decode                duration     // of all readers together
-	stall, send, credit, reserve duration
-	epoch, index                 atomic.Int64
+	batches, samples, bad atomic.Int64
+	bytes                 atomic.Int64 // sent
+	sourceBytes           atomic.Int64 // of samples read
+	fetch, decode         duration     // of all readers together
+	send, credit, reserve duration
+	epoch, index          atomic.Int64
+	inSlots               atomic.Int64 // of batches, those delivered in slots
+	shared                atomic.Int64 // of batches, those built for another session
 }
 
 // item is what the producer passes to the sender, in order: one of the three.
@@ -198,9 +199,9 @@ func (s *session) produceEpoch(p plan, epoch int, put func(item) bool) error {
 		if err := s.window.start(s.ctx); err != nil {
 			return err
 		}
-		start := time.Now()
+		s.count.reserve.begin()
 		b, err := s.newBatch(s.ctx, p, k, epoch)
-		s.count.reserve.add(time.Since(start))
+		s.count.reserve.end()
 		if err != nil {
 			return err
 		}
@@ -250,30 +251,30 @@ func (s *session) deliver(stream feedStream, items <-chan item) (err error) {
 			}
 			continue
 		}
-		start := time.Now()
+		s.count.credit.begin()
 		ok, err := s.window.send(s.ctx)
-		s.count.credit.add(time.Since(start))
+		s.count.credit.end()
 		if err != nil || !ok {
 			return err
 		}
-		start = time.Now()
 		select {
 		case <-it.batch.done:
 		case <-s.ctx.Done():
 			return context.Cause(s.ctx)
 		}
-		s.count.stall.add(time.Since(start))
+		s.window.busy(true)
 		if s.ctx.Err() != nil { // a fenced stream delivers nothing more, even if batches are ready
 			return context.Cause(s.ctx)
 		}
 		if err := it.batch.settle(s.spec, it.quota, &bad); err != nil {
 			return err
 		}
-		start = time.Now()
-		if err := s.send(to, it.batch, it.batch.headerAfter(bad)); err != nil {
+		s.count.send.begin()
+		err = s.send(to, it.batch, it.batch.headerAfter(bad))
+		s.count.send.end()
+		if err != nil {
 			return err
 		}
-		s.count.send.add(time.Since(start))
 		s.window.done()
 	}
 	if s.ctx.Err() != nil {
@@ -291,6 +292,8 @@ func (s *session) handedOver() error {
 	if s.lease == nil {
 		return nil
 	}
+	s.window.busy(true)
+	defer s.window.busy(false)
 	late := time.NewTimer(handoverPatience)
 	defer late.Stop()
 	select {
@@ -314,7 +317,7 @@ func (s *session) send(to sender, b *batch, h *feedpb.BatchHeader) error {
 		if err := to(head); err != nil {
 			return err
 		}
-		s.slots.batches.Add(1)
+		s.count.inSlots.Add(1)
 	} else if err := s.sendChunks(to, head, b.buf, total); err != nil {
 		return err
 	}

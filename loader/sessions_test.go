@@ -123,6 +123,37 @@ func TestSlowSample(t *testing.T) {
 	}
 }
 
+// What a session waits for shows in the statistics while the wait lasts.
+func TestWaitsShowWhileTheyLast(t *testing.T) {
+	open := &feedpb.Open{Order: "sequential", Batch: 4, Transform: "ramp(2,2)", Epochs: 1, Credits: 1}
+	t.Run("sample", func(t *testing.T) {
+		g := newGate(0)
+		defer g.open(0)
+		r := start(t, &testDataset{Samples: 8, Hold: g.hold}, loader.Options{}, 0)
+		s := r.open(t, open)
+		eventually(t, "the wait for a sample shows", func() bool {
+			st := r.server.Stats()
+			return st.Total.Fetch > 0 && st.List[0].Stall > 0
+		})
+		g.open(0)
+		drain(t, s)
+	})
+	t.Run("memory", func(t *testing.T) {
+		const limit = 1 << 20
+		r := start(t, &testDataset{Samples: 8}, loader.Options{}, limit)
+		if !r.mem.TryReserve(limit) {
+			t.Fatal("the memory is in use")
+		}
+		s := r.open(t, open)
+		eventually(t, "the wait for memory shows", func() bool {
+			st := r.server.Stats()
+			return st.Total.Reserve > 0 && st.List[0].Stall > 0
+		})
+		r.mem.Release(limit)
+		drain(t, s)
+	})
+}
+
 // Slow samples of one session do not hold up another.
 func TestSlowSampleOfAnother(t *testing.T) {
 	g := newGate(1, 2, 3)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -147,23 +146,6 @@ func (z sizes) slotted(rows int) int64 {
 	return int64(math.Ceil(min(n, float64(z.most)*float64(rows))))
 }
 
-// slotStats are a session's statistics about slots.
-type slotStats struct {
-	batches atomic.Int64 // that were delivered in slots
-	shared  atomic.Int64 // of these, built for another session
-	wait    duration     // time in which the client held every slot, and had credit for another batch
-	waiting atomic.Int64 // start of the current wait, in Unix nanoseconds; 0: none
-}
-
-// seconds is the total wait, the current one included.
-func (s *slotStats) seconds() float64 {
-	n := s.wait.Load()
-	if since := s.waiting.Load(); since != 0 {
-		n += max(0, time.Now().UnixNano()-since)
-	}
-	return roundSeconds(n)
-}
-
 // A client that keeps all its slots is reported after slotWarning, and at most once every slotWarningEvery.
 const (
 	slotWarning      = 5 * time.Second
@@ -175,7 +157,7 @@ type slotWait struct {
 	session *session
 	started bool
 	others  time.Time // since when other sessions have held all slots
-	starved time.Time // since when the client has held all of its own, and wants more
+	starved bool      // the client has held all of its own, and wanted more
 	timers  []*time.Timer
 	stop    func() bool
 }
@@ -192,10 +174,10 @@ func (w *slotWait) begin(ctx context.Context) {
 		w.others = time.Now()
 		w.timers = append(w.timers, time.AfterFunc(sharePatience, p.poke))
 	}
-	if l.given >= l.limit && w.starved.IsZero() && s.window.hungry() {
-		w.starved = time.Now()
+	s.window.starve(l.given >= l.limit)
+	if !w.starved && s.window.starving() {
+		w.starved = true
 		w.timers = append(w.timers, time.AfterFunc(slotWarning, s.warnSlots)) // counted from now: the wait may have begun long before
-		s.slots.waiting.Store(w.starved.UnixNano())
 	}
 }
 
@@ -212,17 +194,14 @@ func (w *slotWait) end() {
 	for _, t := range w.timers {
 		t.Stop()
 	}
-	if s := w.session; !w.starved.IsZero() {
-		s.slots.waiting.Store(0)
-		s.slots.wait.add(time.Since(w.starved))
-	}
+	w.session.window.starve(false)
 }
 
 // warnSlots warns of a client that keeps all its slots and waits for another batch.
 func (s *session) warnSlots() {
 	now := time.Now().UnixNano()
 	last := s.slotsWarned.Load()
-	if s.slots.waiting.Load() == 0 || last != 0 && now-last < int64(slotWarningEvery) || !s.slotsWarned.CompareAndSwap(last, now) {
+	if !s.window.starving() || last != 0 && now-last < int64(slotWarningEvery) || !s.slotsWarned.CompareAndSwap(last, now) {
 		return
 	}
 	s.srv.log.Warn("a feed session waits: its client holds all its slots and wants another batch", "session", s.spec.session,

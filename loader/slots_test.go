@@ -301,6 +301,11 @@ func TestWaitingForSlots(t *testing.T) {
 		st := r.server.Stats().List[0]
 		return st.Slots > 0 && st.Batches == 3
 	})
+	first := r.server.Stats().List[0]
+	eventually(t, "the wait goes on", func() bool { return r.server.Stats().List[0].Slots > first.Slots })
+	if st := r.server.Stats().List[0]; st.Stall != first.Stall {
+		t.Errorf("the server stalled for %v s, and for %v s once the client had all slots", first.Stall, st.Stall)
+	}
 	eventually(t, "a warning", func() bool { return strings.Contains(log.String(), "holds all its slots") })
 	if n := strings.Count(log.String(), "holds all its slots"); n != 1 {
 		t.Errorf("%d warnings:\n%s", n, log.String())

@@ -60,9 +60,9 @@ type SessionStats struct {
 func (s *SessionStats) add(open *session) {
 	c := &open.count
 	s.Age += time.Since(open.opened).Seconds()
-	s.InSlots += open.slots.batches.Load()
-	s.Shared += open.slots.shared.Load()
-	s.Slots += open.slots.seconds()
+	s.InSlots += c.inSlots.Load()
+	s.Shared += c.shared.Load()
+	s.Slots += open.window.slots.seconds()
 	s.Batches += c.batches.Load()
 	s.Samples += c.samples.Load()
 	s.Bad += c.bad.Load()
@@ -70,7 +70,7 @@ func (s *SessionStats) add(open *session) {
 	s.SourceBytes += c.sourceBytes.Load()
 	s.Fetch += c.fetch.seconds()
 	s.Decode += c.decode.seconds()
-	s.Stall += c.stall.seconds()
+	s.Stall += open.window.stall.seconds()
 	s.Send += c.send.seconds()
 	s.Credit += c.credit.seconds()
 	s.Reserve += c.reserve.seconds()

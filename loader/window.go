@@ -18,6 +18,11 @@ type window struct {
 	frozen  bool  // because the server drains
 	started int64
 	sent    int64
+	sending bool // a batch that is ready, or the slots
+	starved bool // the client holds all its slots
+
+	// Time in which the client had credit and nothing was sent: because no batch was ready, or for want of slots.
+	stall, slots duration
 }
 
 func newWindow(ahead, most int) *window {
@@ -26,32 +31,52 @@ func newWindow(ahead, most int) *window {
 	return w
 }
 
+// change makes a change, counts the times of waiting, and wakes who waits.
+func (w *window) change(f func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	f()
+	waits := w.granted > w.sent && !w.sending
+	w.stall.set(waits && !w.starved)
+	w.slots.set(waits && w.starved)
+	w.cond.Broadcast()
+}
+
 // grant adds credits.
 func (w *window) grant(n uint32) {
-	w.mu.Lock()
-	if !w.frozen {
-		w.granted = min(w.granted+int64(n), math.MaxInt64/2)
-	}
-	w.mu.Unlock()
-	w.cond.Broadcast()
+	w.change(func() {
+		if !w.frozen {
+			w.granted = min(w.granted+int64(n), math.MaxInt64/2)
+		}
+	})
 }
 
 // close says that no more credits will come.
-func (w *window) close() {
-	w.mu.Lock()
-	w.final = true
-	w.mu.Unlock()
-	w.cond.Broadcast()
-}
+func (w *window) close() { w.change(func() { w.final = true }) }
 
 // freeze lets granted batches go out, and nothing more.
 func (w *window) freeze() {
+	w.change(func() {
+		if !w.final {
+			w.final, w.frozen, w.ahead = true, true, 0
+		}
+	})
+}
+
+// busy notes whether something is being sent.
+func (w *window) busy(sending bool) { w.change(func() { w.sending = sending }) }
+
+// done notes that a batch was sent.
+func (w *window) done() { w.change(func() { w.sent, w.sending = w.sent+1, false }) }
+
+// starve notes whether the client holds all its slots.
+func (w *window) starve(starved bool) { w.change(func() { w.starved = starved }) }
+
+// starving reports whether the client holds all its slots and wants another batch.
+func (w *window) starving() bool {
 	w.mu.Lock()
-	if !w.final {
-		w.final, w.frozen, w.ahead = true, true, 0
-	}
-	w.mu.Unlock()
-	w.cond.Broadcast()
+	defer w.mu.Unlock()
+	return w.starved && w.granted > w.sent
 }
 
 // start waits until one more batch may be built. It fails with errStopping once the server drains and all granted
@@ -86,21 +111,6 @@ func (w *window) send(ctx context.Context) (ok bool, err error) {
 		err = errStopping
 	}
 	return ok, err
-}
-
-// hungry reports whether the client has credit for a batch that is not sent yet.
-func (w *window) hungry() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.granted > w.sent
-}
-
-// done notes that a batch was sent.
-func (w *window) done() {
-	w.mu.Lock()
-	w.sent++
-	w.mu.Unlock()
-	w.cond.Broadcast()
 }
 
 func (w *window) wait(ctx context.Context, ready func() bool) error {
