@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -49,6 +50,8 @@ type rig struct {
 	server *loader.Server
 	addr   string
 	client *feedclient.Client
+
+	refreshed atomic.Pointer[testDataset] // served to new sessions instead of ds
 }
 
 // start serves ds until the test ends, and then checks that nothing is left of any session.
@@ -63,7 +66,12 @@ func serve(t fataler, socket string, ds *testDataset, o loader.Options, limit in
 	t.Helper()
 	r = &rig{ds: ds, mem: &testLedger{Limit: limit}, addr: "unix://" + socket}
 	o.Compile, o.Memory = compileRamp, r.mem
-	r.server = loader.NewServer(func() loader.Dataset { return ds }, o)
+	r.server = loader.NewServer(func() loader.Dataset {
+		if next := r.refreshed.Load(); next != nil {
+			return next
+		}
+		return ds
+	}, o)
 	l, err := loader.Listen(r.addr, loader.ListenOptions{})
 	if err != nil {
 		t.Fatal(err)

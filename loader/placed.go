@@ -83,12 +83,19 @@ func (s *Server) place(sp *spec) error {
 	return nil
 }
 
-// agree refuses a session whose placement is not that of the job's other ranks: samples would be read twice, and others not
-// at all. The caller holds s.mu.
+// agree refuses a session whose placement or version is not that of the job's other ranks: samples would be read twice, and
+// others not at all. The caller holds s.mu.
 func (s *Server) agree(by *session) error {
 	for open := range s.sessions {
 		o, sp := open.spec, by.spec
-		if o.session == sp.session && o.world == sp.world && o.rank != sp.rank && open.ctx.Err() == nil && o.placement.name() != sp.placement.name() {
+		if o.session != sp.session || o.world != sp.world || o.rank == sp.rank || open.ctx.Err() != nil {
+			continue
+		}
+		if mine, other := by.ds.Version(), open.ds.Version(); mine != other { // it changed while both were being opened
+			return coded(codes.FailedPrecondition, fmt.Errorf("rank %d has dataset %.12s, and rank %d of session %s dataset %.12s: "+
+				"the dataset was refreshed meanwhile; open the session again", sp.rank, mine, o.rank, o.session, other))
+		}
+		if o.placement.name() != sp.placement.name() {
 			return coded(codes.FailedPrecondition, fmt.Errorf("rank %d has placement %q, and rank %d of session %s placement %q: give all ranks the same one; "+
 				"before a job goes on with another, all its ranks close their feeds", sp.rank, sp.placement.name(), o.rank, o.session, o.placement.name()))
 		}

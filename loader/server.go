@@ -319,7 +319,7 @@ func (v service) Stream(stream feedpb.Feed_StreamServer) error {
 
 // open makes a session and fences its predecessor.
 func (s *Server) open(ctx context.Context, o *feedpb.Open) (*session, error) {
-	current := s.ds()
+	current := s.versionFor(o)
 	if why, ok := current.(interface{ NoSamples() error }); ok && current.Len() == 0 {
 		return nil, coded(codes.InvalidArgument, why.NoSamples())
 	}
@@ -343,7 +343,7 @@ func (s *Server) open(ctx context.Context, o *feedpb.Open) (*session, error) {
 				"lower the batch size, or use tail=pad", ds.Len(), sp.rank, sp.world, sp.batch, sp.global(), sp.tail))
 	}
 
-	open := &session{srv: s, ds: ds, spec: sp, first: first, window: newWindow(s.o.LookAhead, s.o.MaxWindow),
+	open := &session{srv: s, ds: ds, served: current, spec: sp, first: first, window: newWindow(s.o.LookAhead, s.o.MaxWindow),
 		opened: time.Now(), buffers: map[*buffer]struct{}{}}
 	open.ctx, open.cancel = context.WithCancelCause(ctx)
 	open.window.grant(o.GetCredits())
@@ -370,6 +370,18 @@ func (s *Server) open(ctx context.Context, o *feedpb.Open) (*session, error) {
 		s.log.Info("documents packed", "session", sp.session, "packing", p.waste.String())
 	}
 	return open, nil
+}
+
+// versionFor returns the dataset for a session: that of the job's other ranks, even if there is a newer one by now.
+func (s *Server) versionFor(o *feedpb.Open) Dataset {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for open := range s.sessions {
+		if other := open.spec; other.session == o.GetSession() && other.world == int(o.GetWorld()) && other.rank != int(o.GetRank()) && open.ctx.Err() == nil {
+			return open.served
+		}
+	}
+	return s.ds()
 }
 
 // fence ends the session that a newer one replaces, and those of the same job with another number of ranks: a job

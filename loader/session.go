@@ -23,6 +23,7 @@ import (
 type session struct {
 	srv    *Server
 	ds     Dataset // the version that the session began with, to its end
+	served Dataset // the same, or what ds is derived from
 	spec   *spec
 	first  plan // of the first epoch
 	window *window

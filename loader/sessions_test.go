@@ -154,6 +154,35 @@ func TestWaitsShowWhileTheyLast(t *testing.T) {
 	})
 }
 
+// The ranks of a job have one version of the dataset, whenever each opens its session.
+func TestRanksHaveOneVersion(t *testing.T) {
+	r := start(t, &testDataset{Samples: 100}, loader.Options{}, 0)
+	open := func(session string, rank uint32) *feedclient.Stream {
+		return r.open(t, &feedpb.Open{Session: session, Batch: 5, World: 2, Rank: rank, Credits: 1})
+	}
+	first := open("job", 0)
+	next := &testDataset{Samples: 80}
+	r.refreshed.Store(next)
+	second, other := open("job", 1), open("another", 1)
+	if a, b := first.State(), second.State(); a != b {
+		t.Errorf("the states of two ranks are %s and %s", a, b)
+	}
+	if s := other.State(); !strings.Contains(s, next.Version()) {
+		t.Errorf("another job has state %s, and the dataset is %s", s, next.Version())
+	}
+	again := open("job", 0)
+	if a, b := again.State(), second.State(); a != b {
+		t.Errorf("a rank came back with state %s, the other has %s", a, b)
+	}
+	for _, s := range []*feedclient.Stream{again, second} {
+		s.Close()
+	}
+	eventually(t, "the job has ended", func() bool { return r.server.Stats().Open == 1 })
+	if s := open("job", 0).State(); !strings.Contains(s, next.Version()) {
+		t.Errorf("the job begins again with state %s, and the dataset is %s", s, next.Version())
+	}
+}
+
 // Slow samples of one session do not hold up another.
 func TestSlowSampleOfAnother(t *testing.T) {
 	g := newGate(1, 2, 3)
