@@ -69,6 +69,9 @@ type Loader struct {
 	Replacement bool
 }
 
+// maxDraws bounds the numbers that are drawn for the epochs before one, which takes about a minute.
+const maxDraws = 1 << 36
+
 // maxReplacement: below 2^28 samples torch.randint draws 32 bits a number, in every version.
 const maxReplacement = 1 << 28
 
@@ -89,7 +92,8 @@ func (l Loader) check(epoch int) error {
 // 4 bytes a position (8 with replacement), and time for the draws of the epochs before: 2 ns a sample and epoch where they
 // come from one generator, none where only seeds are drawn.
 //
-// It fails with ErrEpochUnknown where only epoch 0 is known, and on datasets that are too large.
+// It fails with ErrEpochUnknown where only epoch 0 is known or the draws would take too long, and on datasets that are
+// too large.
 func (l Loader) Order(n, epoch int) (Order, error) {
 	if err := l.check(epoch); err != nil {
 		return nil, err
@@ -107,6 +111,10 @@ func (l Loader) Order(n, epoch int) (Order, error) {
 		return nil, fmt.Errorf("%d samples, drawn with replacement: versions of torch differ from 2^28 on", n)
 	}
 	p := pass{n: n, samples: samples, replacement: l.Replacement}
+	if l.From != ManualSeed && epoch > maxDraws/(p.words()+2) {
+		return nil, fmt.Errorf("epoch %d of %d samples: %w: the draws of all epochs before it would take too long; use "+
+			"DistributedSampler with torch:seed=S, or write a plan", epoch, samples, ErrEpochUnknown)
+	}
 	switch l.From {
 	case samplerSeed, SamplerSeed:
 		return p.draw(NewGenerator(l.Seed)), nil

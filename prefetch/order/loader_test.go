@@ -186,6 +186,10 @@ func TestLoaderErrors(t *testing.T) {
 		{"torch-loader:seed=1,from=stateful,samples=3", 10, 0, nil, []string{"leave them out"}},
 		{"torch-loader:seed=1,from=generator,replacement=1", 1 << 28, 0, nil, []string{"2^28"}},
 		{"torch-loader:seed=1,from=generator", math.MaxUint32, 0, nil, []string{"2^32-1"}},
+		{"torch-loader:seed=1,from=generator", 1000, 1 << 31, ErrEpochUnknown, []string{"torch:seed=S"}},
+		{"torch-loader:seed=1,from=stateful", 1000, 1 << 31, ErrEpochUnknown, nil},
+		{"torch-loader:seed=1,from=stateful_manual_seed,workers=1", 1000, 1 << 31, ErrEpochUnknown, nil},
+		{"torch-loader:seed=1,from=generator,replacement=1,samples=2000000000", 10, 100, ErrEpochUnknown, nil},
 	} {
 		_, err := must(t, c.text).Order(c.n, c.epoch)
 		if err == nil || c.is != nil && !errors.Is(err, c.is) {
