@@ -6,12 +6,15 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"strings"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"github.com/shoalfs/shoal/internal/admin"
 	"github.com/shoalfs/shoal/internal/cli"
@@ -98,6 +101,9 @@ func (w *watch) run(c *cobra.Command, security *clientSecurity) error {
 			_, err := io.WriteString(out, text)
 			return err
 		}
+		if size, err := unix.IoctlGetWinsize(int(out.(*os.File).Fd()), unix.TIOCGWINSZ); err == nil {
+			text = fit(text, int(size.Row), int(size.Col))
+		}
 		// What is there is written over, so that nothing flickers.
 		if _, err := fmt.Fprintf(out, "\x1b[H%s\x1b[J", strings.ReplaceAll(text, "\n", "\x1b[K\n")); err != nil {
 			return err
@@ -117,6 +123,23 @@ func printFrame(w io.Writer, before, now *admin.Snapshot) {
 			human.Count(p.Lead, "sample"), p.InFlight)
 	}
 	printStats(w, now)
+}
+
+// fit leaves out the last lines of a text that is too long for a terminal, which would lose the first ones. The
+// terminal's last row is the cursor's.
+func fit(text string, rows, columns int) string {
+	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+	used, kept := 0, 0
+	for i, line := range lines {
+		used += 1 + max(0, utf8.RuneCountInString(line)-1)/max(1, columns)
+		if used <= rows-2 {
+			kept = i + 1
+		}
+	}
+	if rows == 0 || used < rows { // 0: not known
+		return text
+	}
+	return fmt.Sprintf("%s\n... and %s more: shoal stat shows all\n", strings.Join(lines[:kept], "\n"), human.Count(len(lines)-kept, "line"))
 }
 
 // printable replaces what a terminal would take for a command, as a file's name may have.

@@ -1,14 +1,23 @@
 package main
 
 import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
 	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/creack/pty"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -16,6 +25,7 @@ import (
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/prefetch/engine"
+	"github.com/shoalfs/shoal/prefetch/run"
 	"github.com/shoalfs/shoal/s3api"
 )
 
@@ -208,6 +218,52 @@ func TestTopShowsTheEndpoint(t *testing.T) {
 	var b strings.Builder
 	if printFrame(&b, new(admin.Snapshot), &now); !strings.Contains(b.String(), "7 requests at 127.0.0.1:9000") {
 		t.Error(b.String())
+	}
+}
+
+// On a terminal with fewer rows than lines, the first lines stay, and the rest is counted.
+func TestTopFitsTheTerminal(t *testing.T) {
+	var now admin.Snapshot
+	now.Source = "file:///data"
+	for i := range 40 {
+		now.Streams = append(now.Streams, run.Progress{Name: fmt.Sprintf("feed/job/rank%d/epoch0", i)})
+	}
+	daemon := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _ = json.NewEncoder(w).Encode(now) }))
+	defer daemon.Close()
+	screen, tty, err := pty.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer screen.Close()
+	defer tty.Close()
+	if err := pty.Setsize(tty, &pty.Winsize{Rows: 24, Cols: 80}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var c cobra.Command
+	c.SetContext(ctx)
+	c.SetOut(tty)
+	ended := make(chan error, 1)
+	go func() {
+		w := watch{target: daemon.URL, interval: 100 * time.Millisecond}
+		ended <- w.run(&c, &clientSecurity{})
+	}()
+	var frame []byte
+	for from := bufio.NewReader(screen); !bytes.HasSuffix(frame, []byte("\x1b[J")); {
+		b, err := from.ReadByte()
+		if err != nil {
+			t.Fatal(err)
+		}
+		frame = append(frame, b)
+	}
+	text := string(frame)
+	if n := strings.Count(text, "\n"); n >= 24 || !strings.Contains(text, "samples/s") || !strings.Contains(text, "rank0/") || !strings.Contains(text, "lines more") {
+		t.Errorf("a frame of %d lines:\n%s", n, text)
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }
 
