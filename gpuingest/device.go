@@ -7,24 +7,8 @@ import (
 )
 
 // A device is a destination of finished batches. It performs the last part of a transform (Finish), on pictures that the
-// host has decoded, cropped and resized to uint8 rows. HostRing is the reference, package gpuingest/cuda the other one;
-// both produce the same bytes.
-
-// Ring processes one stream of batches, from slots to buffers of a device. It is for one goroutine, except Wait and Read, which another one may
-// call.
-type Ring interface {
-	// Start queues the work that makes the slot's batch in the buffer. From then on until Wait has returned for the
-	// buffer, nobody may write to the slot or read the buffer.
-	Start(slot, buffer int, j *Job) error
-	// Wait returns when the buffer's batch is complete, with its error. After an error nothing in the ring is
-	// reliable; it can only be closed.
-	Wait(buffer int) error
-	// Read copies the beginning of a buffer, whose batch is complete, to host memory.
-	Read(buffer int, p []byte) error
-	// Close waits for the work and frees the buffers. After an error the slots must stay mapped: the device may
-	// still be reading them.
-	Close() error
-}
+// host has decoded, cropped and resized to uint8 rows. Job.Do is the reference for package gpuingest/cuda; both produce the
+// same bytes.
 
 // Errors of devices, by remedy. After each of them the host path still works.
 var (

@@ -81,15 +81,9 @@ func checkDevicePart(t *testing.T, spec string, photos [][]byte) {
 			t.Fatal(err)
 		}
 	}
-	ring, err := HostRing(slot, len(slot), 1, len(want))
-	if err != nil {
-		t.Fatal(err)
-	}
 	got := make([]byte, len(want))
-	for _, err := range []error{ring.Start(0, 0, j), ring.Wait(0), ring.Read(0, got), ring.Close()} {
-		if err != nil {
-			t.Fatal(err)
-		}
+	if err := j.Do(slot, got); err != nil {
+		t.Fatal(err)
 	}
 	if !bytes.Equal(got[32:], want[32:]) {
 		t.Error("host part and device do not make what the transform makes")
@@ -177,18 +171,6 @@ func TestJobCheck(t *testing.T) {
 		if err := j.Check(232, 112); err == nil {
 			t.Errorf("%s: passes", name)
 		}
-	}
-	r, err := HostRing(slot, 232, 2, 112)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, bad := range [][2]int{{1, 0}, {0, 2}, {-1, 0}, {0, -1}} {
-		if err := r.Start(bad[0], bad[1], &good); err == nil {
-			t.Errorf("slot %d to buffer %d is accepted", bad[0], bad[1])
-		}
-	}
-	if _, err := HostRing(slot, 100, 1, 1); err == nil {
-		t.Error("slots that do not fill their memory are accepted")
 	}
 }
 

@@ -22,7 +22,7 @@ type lane struct {
 	rows   cu.DevicePtr
 }
 
-// Ring is a gpuingest.Ring whose buffers can be handed over to another process.
+// Ring is a relay.Ring of cmd/shoal-gpu.
 type Ring struct {
 	d           *Device
 	slots       []byte
@@ -44,11 +44,11 @@ type graphKey struct {
 	job          *gpuingest.Job
 }
 
-// NewRing makes buffers of bufferBytes each, to which batches go from slots, as gpuingest.HostRing does. If it fails it
-// holds nothing, and the caller can go on without the device.
+// NewRing makes buffers of bufferBytes each, to which batches go from slots of slotBytes each. The slots' memory must stay mapped
+// until the ring is closed. If it fails it holds nothing, and the caller can go on without the device.
 func (d *Device) NewRing(slots []byte, slotBytes, buffers, bufferBytes int) (*Ring, error) {
-	if err := gpuingest.CheckRing(slots, slotBytes, buffers, bufferBytes); err != nil {
-		return nil, err
+	if slotBytes < 1 || len(slots) == 0 || len(slots)%slotBytes != 0 || buffers < 1 || bufferBytes < 1 {
+		return nil, fmt.Errorf("cuda: a ring of %d buffers of %d bytes over slots of %d in %d bytes", buffers, bufferBytes, slotBytes, len(slots))
 	}
 	r := &Ring{d: d, slots: slots, slotBytes: slotBytes, graphs: map[graphKey]*graph{},
 		tables: map[*gpuingest.Finish]cu.DevicePtr{}, ran: map[*gpuingest.Finish]bool{}}
@@ -144,7 +144,7 @@ func (r *Ring) Free(buffer int) (free bool, err error) {
 	return free, err
 }
 
-// Start implements gpuingest.Ring.
+// Start implements relay.Ring.
 func (r *Ring) Start(slot, buffer int, j *gpuingest.Job) error {
 	if err := r.check(slot, buffer); err != nil {
 		return err
@@ -269,7 +269,7 @@ func (r *Ring) table(f *gpuingest.Finish) (cu.DevicePtr, error) {
 	return at, fail("cuMemcpyHtoD", cu.MemcpyHtoD(at, unsafe.Pointer(&f.Table[0]), int64(len(f.Table))))
 }
 
-// Wait implements gpuingest.Ring.
+// Wait implements relay.Ring.
 func (r *Ring) Wait(buffer int) error {
 	if err := r.check(0, buffer); err != nil {
 		return err
@@ -278,20 +278,7 @@ func (r *Ring) Wait(buffer int) error {
 	return r.d.do(func() error { return fail("cuEventSynchronize", r.ready[buffer].Synchronize()) })
 }
 
-// Read implements gpuingest.Ring.
-func (r *Ring) Read(buffer int, p []byte) error {
-	if err := r.check(0, buffer); err != nil {
-		return err
-	}
-	if len(p) == 0 || len(p) > r.bufferBytes {
-		return fmt.Errorf("cuda: %d bytes of a buffer of %d", len(p), r.bufferBytes)
-	}
-	return r.d.do(func() error {
-		return fail("cuMemcpyDtoH", cu.MemcpyDtoH(unsafe.Pointer(&p[0]), r.region.at+cu.DevicePtr(buffer*r.bufferBytes), int64(len(p))))
-	})
-}
-
-// Close implements gpuingest.Ring. If it cannot wait for the device, it frees nothing, since the device may still use
+// Close implements relay.Ring. If it cannot wait for the device, it frees nothing, since the device may still use
 // it.
 func (r *Ring) Close() error {
 	return r.d.do(func() error {

@@ -34,9 +34,18 @@ import (
 	"github.com/shoalfs/shoal/loader/feedpb"
 )
 
-// Ring is a device's ring whose buffers another process can import.
+// Ring processes one stream of batches, from slots to buffers of a device, which another process can import. It is for one
+// goroutine, except Wait, which another one may call.
 type Ring interface {
-	gpuingest.Ring
+	// Start queues the work that makes the slot's batch in the buffer. From then on until Wait has returned for the
+	// buffer, nobody may write to the slot or read the buffer.
+	Start(slot, buffer int, j *gpuingest.Job) error
+	// Wait returns when the buffer's batch is complete, with its error. After an error nothing in the ring is
+	// reliable; it can only be closed.
+	Wait(buffer int) error
+	// Close waits for the work and frees the buffers. After an error the slots must stay mapped: the device may
+	// still be reading them.
+	Close() error
 	// BufferBytes is the size of each buffer.
 	BufferBytes() int
 	// Export returns a descriptor of each buffer, which the caller closes, and handles of two events: batch complete,
