@@ -2,6 +2,7 @@ package gpuingest
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"slices"
 )
@@ -43,12 +44,7 @@ func typeNamed(s string) (string, bool) {
 }
 
 // shortType is the name of numpy's type in specs and fields.
-func shortType(dtype string) string {
-	if s, ok := shortTypes[dtype]; ok {
-		return s
-	}
-	return dtype
-}
+func shortType(dtype string) string { return cmp.Or(shortTypes[dtype], dtype) }
 
 const maxDims = 8
 

@@ -56,8 +56,7 @@ var operations = map[string]operationKind{
 	"RandomResizedCrop": {
 		[]param{{"size", ""}, {"scale", "(0.08, 1.0)"}, {"ratio", "(0.75, 1.3333333333333333)"}, {"interpolation", "'bilinear'"}, {"antialias", "True"}},
 		func(a *args) operation {
-			o := &randomResizedCrop{}
-			o.h, o.w = a.hw("size")
+			o := &randomResizedCrop{fixedSize: a.hw("size")}
 			o.scale, o.ratio, o.filter = a.interval("scale", 1), a.interval("ratio", 1e4), a.filter()
 			return o
 		},
@@ -66,13 +65,7 @@ var operations = map[string]operationKind{
 		[]param{{"size", ""}, {"interpolation", "'bilinear'"}, {"max_size", "None"}, {"antialias", "True"}},
 		buildResize,
 	},
-	"CenterCrop": {
-		[]param{{"size", ""}},
-		func(a *args) operation {
-			h, w := a.hw("size")
-			return &centerCrop{h, w}
-		},
-	},
+	"CenterCrop":           {[]param{{"size", ""}}, func(a *args) operation { return &centerCrop{a.hw("size")} }},
 	"RandomHorizontalFlip": {[]param{{"p", "0.5"}}, buildFlip(stepMirror)},
 	"RandomVerticalFlip":   {[]param{{"p", "0.5"}}, buildFlip(stepTurn)},
 	"RandomCrop": {
@@ -427,18 +420,18 @@ func (a *args) side(v value, name string) int {
 }
 
 // hw parses one side for both, (side,) or (height, width).
-func (a *args) hw(name string) (h, w int) {
+func (a *args) hw(name string) (s fixedSize) {
 	v := a.val[name]
 	list := v.list
 	if v.kind != 't' {
 		list = []value{v}
 	} else if len(list) != 1 && len(list) != 2 {
 		a.bad(v, "%s must be one number or (height, width)", name)
-		return 0, 0
+		return s
 	}
-	h, w = a.side(list[0], name), a.side(list[len(list)-1], name)
-	a.val[name] = tuple(number, h, w)
-	return h, w
+	s = fixedSize{a.side(list[0], name), a.side(list[len(list)-1], name)}
+	a.val[name] = tuple(number, s.h, s.w)
+	return s
 }
 
 // interval parses (min, max) with 0 < min <= max <= top.

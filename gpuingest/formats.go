@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"image"
 	"image/color"
-	"image/png"
+	_ "image/png"
 
-	"golang.org/x/image/webp"
+	_ "golang.org/x/image/webp"
 
 	"github.com/shoalfs/shoal/gpuingest/jpeg"
 )
@@ -49,29 +49,22 @@ func tooLarge(kind string, w, h int) error {
 
 // decodeOther replaces p.src by packed RGB.
 func (p *picture) decodeOther() error {
-	var config func([]byte) (image.Config, error)
-	var decode func([]byte) (image.Image, error)
 	kind := format(p.src)
 	switch kind {
 	case "npy":
 		return p.npyPicture()
-	case "PNG":
-		config = func(b []byte) (image.Config, error) { return png.DecodeConfig(bytes.NewReader(b)) }
-		decode = func(b []byte) (image.Image, error) { return png.Decode(bytes.NewReader(b)) }
-	case "WebP":
-		config = func(b []byte) (image.Config, error) { return webp.DecodeConfig(bytes.NewReader(b)) }
-		decode = func(b []byte) (image.Image, error) { return webp.Decode(bytes.NewReader(b)) }
+	case "PNG", "WebP": // which their packages tell image of
 	default:
 		return fmt.Errorf("%w: neither JPEG, PNG, WebP nor npy but %s: convert it, limit --samples to pictures, or use the transform raw", ErrBadSample, kind)
 	}
-	c, err := config(p.src)
+	c, _, err := image.DecodeConfig(bytes.NewReader(p.src))
 	if err != nil {
 		return fmt.Errorf("%w: %s header: %w", ErrBadSample, kind, err)
 	}
 	if err := tooLarge(kind, c.Width, c.Height); err != nil {
 		return err
 	}
-	img, err := decode(p.src)
+	img, _, err := image.Decode(bytes.NewReader(p.src))
 	if err != nil {
 		return fmt.Errorf("%w: %s: %w", ErrBadSample, kind, err)
 	}

@@ -36,6 +36,11 @@ type sameSize struct{}
 
 func (sameSize) out(in image.Point) image.Point { return in }
 
+// fixedSize is part of operations whose results have one size.
+type fixedSize struct{ h, w int }
+
+func (o fixedSize) out(image.Point) image.Point { return image.Pt(o.w, o.h) }
+
 // rounding to even, as Python's round does.
 func pyRound(f float64) int { return int(math.RoundToEven(f)) }
 
@@ -57,7 +62,7 @@ func tries(in image.Point, scale, ratio [2]float64, r *Rand, fits func(a, b int)
 
 // randomResizedCrop is torchvision's: ten tries, then the largest central box.
 type randomResizedCrop struct {
-	h, w         int
+	fixedSize
 	scale, ratio [2]float64
 	filter       jpeg.Filter
 }
@@ -82,19 +87,15 @@ func (o *randomResizedCrop) draw(steps []step, size image.Point, r *Rand) []step
 	return append(steps, step{kind: stepCrop, box: o.box(size, r)}, step{kind: stepResize, size: image.Pt(o.w, o.h), filter: o.filter})
 }
 
-func (o *randomResizedCrop) out(image.Point) image.Point { return image.Pt(o.w, o.h) }
-
 // resizeTo is torchvision's Resize((h, w)).
 type resizeTo struct {
-	h, w   int
+	fixedSize
 	filter jpeg.Filter
 }
 
 func (o *resizeTo) draw(steps []step, _ image.Point, _ *Rand) []step {
 	return append(steps, step{kind: stepResize, size: image.Pt(o.w, o.h), filter: o.filter})
 }
-
-func (o *resizeTo) out(image.Point) image.Point { return image.Pt(o.w, o.h) }
 
 // resizeShort is torchvision's Resize(n): the shorter side becomes n, the longer in proportion, truncated.
 type resizeShort struct {
@@ -133,8 +134,7 @@ func buildResize(a *args) operation {
 		if limit.kind != 'n' {
 			a.bad(limit, "max_size requires a size that is one number")
 		}
-		h, w := a.hw("size")
-		return &resizeTo{h, w, filter}
+		return &resizeTo{a.hw("size"), filter}
 	}
 	if size.kind == 't' && len(size.list) == 1 {
 		size = size.list[0]
@@ -150,7 +150,7 @@ func buildResize(a *args) operation {
 }
 
 // centerCrop is torchvision's: it pads smaller pictures with zeros.
-type centerCrop struct{ h, w int }
+type centerCrop struct{ fixedSize }
 
 func (o *centerCrop) draw(steps []step, size image.Point, _ *Rand) []step {
 	x, w := center(size.X, o.w)
@@ -165,8 +165,6 @@ func center(m, n int) (at, size int) {
 	}
 	return pyRound(float64(m-n) / 2), n
 }
-
-func (o *centerCrop) out(image.Point) image.Point { return image.Pt(o.w, o.h) }
 
 // randomFlip mirrors, or turns upside down, with probability p.
 type randomFlip struct {

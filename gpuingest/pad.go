@@ -68,7 +68,7 @@ func (o *padOp) out(in image.Point) image.Point {
 
 // randomCrop is torchvision's RandomCrop.
 type randomCrop struct {
-	h, w     int
+	fixedSize
 	padded   bool
 	margins  margins
 	ifNeeded bool
@@ -77,8 +77,8 @@ type randomCrop struct {
 }
 
 func buildRandomCrop(a *args) operation {
-	o := &randomCrop{padded: a.val["padding"].kind != 'n'}
-	if o.h, o.w = a.hw("size"); o.padded {
+	o := &randomCrop{fixedSize: a.hw("size"), padded: a.val["padding"].kind != 'n'}
+	if o.padded {
 		o.margins = a.padding("padding")
 	}
 	o.ifNeeded, o.fill, o.border = a.truth("pad_if_needed"), a.fill(), a.border()
@@ -106,5 +106,3 @@ func (o *randomCrop) draw(steps []step, size image.Point, r *Rand) []step {
 	x := r.IntN(size.X - o.w + 1)
 	return append(steps, step{kind: stepCrop, box: image.Rect(x, y, x+o.w, y+o.h)})
 }
-
-func (o *randomCrop) out(image.Point) image.Point { return image.Pt(o.w, o.h) }

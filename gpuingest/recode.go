@@ -1,7 +1,6 @@
 package gpuingest
 
 import (
-	"bytes"
 	"fmt"
 	"image"
 	"strconv"
@@ -68,7 +67,7 @@ func (r Recode) Apply(src []byte) (dst []byte, suffix string, err error) {
 	} else if !r.Decode {
 		return src, "", nil
 	}
-	var head []byte
+	head := ""
 	if r.Decode {
 		head = npyPictureHeader(size)
 	}
@@ -84,17 +83,8 @@ func (r Recode) Apply(src []byte) (dst []byte, suffix string, err error) {
 	return dst, "", err
 }
 
-// npyPictureHeader is the header of an npy file of version 1.0 that holds a picture: padded, so that the pixels begin at
-// a multiple of 64 (numpy.lib.format).
-func npyPictureHeader(size image.Point) []byte {
+// npyPictureHeader is the header of an npy file of version 1.0 that holds a picture: 128 bytes (numpy.lib.format).
+func npyPictureHeader(size image.Point) string {
 	dict := fmt.Sprintf("{'descr': '|u1', 'fortran_order': False, 'shape': (%d, %d, 3), }", size.Y, size.X)
-	const fixed = 10
-	n := (fixed + len(dict) + 1 + 63) &^ 63
-	var b bytes.Buffer
-	b.WriteString("\x93NUMPY\x01\x00")
-	b.Write([]byte{byte(n - fixed), byte((n - fixed) >> 8)})
-	b.WriteString(dict)
-	b.WriteString(strings.Repeat(" ", n-fixed-len(dict)-1))
-	b.WriteByte('\n')
-	return b.Bytes()
+	return fmt.Sprintf("\x93NUMPY\x01\x00\x76\x00%-117s\n", dict)
 }

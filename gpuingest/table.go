@@ -226,11 +226,7 @@ func (t *Table) put(dst []byte, at int, x float64) {
 
 // isMissing reports whether a value counts as missing, as in pandas.
 func isMissing(s string) bool {
-	switch s {
-	case "", "NA", "N/A", "NaN", "nan", "NULL", "null", "None":
-		return true
-	}
-	return false
+	return slices.Contains([]string{"", "NA", "N/A", "NaN", "nan", "NULL", "null", "None"}, s)
 }
 
 // parseNumber parses a finite decimal number.

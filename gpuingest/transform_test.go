@@ -131,7 +131,7 @@ func TestRandomChain(t *testing.T) {
 	const w, h = 500, 375
 	src := photoJPEG(t, 3, w, h, 420)
 	ask(t, "load", oracle.Q{"key": "random"}, src)
-	rrc := &randomResizedCrop{h: 224, w: 192, scale: [2]float64{0.08, 1}, ratio: [2]float64{0.75, 4.0 / 3}}
+	rrc := &randomResizedCrop{fixedSize: fixedSize{224, 192}, scale: [2]float64{0.08, 1}, ratio: [2]float64{0.75, 4.0 / 3}}
 	const crop = "RandomResizedCrop((224, 192), ratio=(0.75, 1.3333333333333333))"
 	for _, first := range []bool{false, true} {
 		spec, cropAt, flipAt := crop+"|RandomHorizontalFlip()|nhwc", 0, 1
@@ -322,7 +322,7 @@ func TestBoxDistribution(t *testing.T) {
 		{31, 17, [2]float64{0.01, 0.3}, [2]float64{0.2, 7}},
 	} {
 		_, raw := ask(t, "boxes", oracle.Q{"w": c.w, "h": c.h, "scale": c.scale, "ratio": c.ratio, "count": n, "seed": 1}, nil)
-		o := &randomResizedCrop{h: 1, w: 1, scale: c.scale, ratio: c.ratio}
+		o := &randomResizedCrop{fixedSize: fixedSize{1, 1}, scale: c.scale, ratio: c.ratio}
 		stats := map[string]func(b image.Rectangle) float64{
 			"area":  func(b image.Rectangle) float64 { return float64(b.Dx() * b.Dy()) },
 			"ratio": func(b image.Rectangle) float64 { return float64(b.Dx()) / float64(b.Dy()) },
