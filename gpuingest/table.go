@@ -226,7 +226,11 @@ func (t *Table) put(dst []byte, at int, x float64) {
 
 // isMissing reports whether a value counts as missing, as in pandas.
 func isMissing(s string) bool {
-	return slices.Contains([]string{"", "NA", "N/A", "NaN", "nan", "NULL", "null", "None"}, s)
+	switch s {
+	case "", "NA", "N/A", "NaN", "nan", "NULL", "null", "None":
+		return true
+	}
+	return false
 }
 
 // parseNumber parses a finite decimal number.
