@@ -41,7 +41,8 @@
 //  7. While etcd is away, or lists no node of this process, the last view stays. After that nodes return one by one, so
 //     a list that lacks some of the view's is not taken before 6 s have passed.
 //  8. A node treats its lease as lost 8 s after the last renewal that it began, before etcd does, and then registers
-//     again under a new one. So does a node that was frozen, or one whose etcd has lost its data.
+//     again under a new one. So does a node that was frozen, or one whose etcd has lost its data, or was restored from a copy: a
+//     lock that is held in the copy, and was let go of since, ends with the old lease.
 //  9. A lock ends with the lease. What is published under a lock is written in a transaction that checks the lock.
 //  10. An ID belongs to one process. A restarted node takes over from the process before it if it has the same
 //     address; otherwise it waits for the old lease to end. If the other keeps its lease, the newcomer

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 )
@@ -152,5 +153,40 @@ func TestEtcdTurnedBack(t *testing.T) {
 	cs[1].Open("e") // and all hear what is new
 	for _, c := range cs {
 		eventually(t, "the dataset", func() bool { return c.View().Nodes[1].Has("e") })
+	}
+}
+
+// A lock that a copy of etcd's data has, and that was let go of since, does not outlive a restore from it.
+func TestEtcdTurnedBackToALock(t *testing.T) {
+	s := server(t)
+	cs := nodes(t, s, 2)
+	lock := func(c *Cluster) (unlock func()) {
+		t.Helper()
+		answered(t, func() (err error) { _, unlock, err = c.Lock(within(t, patience), "l"); return err })
+		if unlock == nil {
+			t.Fatal(c.o.Self.ID, " cannot have the lock")
+		}
+		return unlock
+	}
+	unlock := lock(cs[0])
+	restore, err := s.Save(within(t, patience))
+	if err != nil {
+		t.Fatal(err)
+	}
+	unlock()
+	lock(cs[1])()
+	publish(t, cs[1], t.Context(), "k", []byte("later"))
+	for _, c := range cs {
+		eventually(t, "a later revision", func() bool {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			return strings.Contains(c.last, "later")
+		})
+	}
+	if err := restore(within(t, patience)); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range cs {
+		lock(c)()
 	}
 }

@@ -16,6 +16,7 @@ type roll struct {
 	me    string // the lease of this node; "": it is none
 	rev   int64  // etcd's, when the list was read or an event came
 	nodes []Node // by ID; never changed, since views hold it
+	seen  int64  // the highest that etcd has said
 	last  string // names the last batch: up to which revision it tells what was written, and a token
 	ahead bool   // the list is a later one than the last batch tells, and may hold or lack what no batch will tell
 	lead  string // the lease of the node that makes the batches; "": of none
@@ -67,7 +68,7 @@ func nodeOf(kv *mvccpb.KeyValue) (n Node) {
 
 // read takes the whole list, and what etcd had at rev.
 func (r *roll) read(kvs []*mvccpb.KeyValue, ahead bool, rev int64, last, lead string) {
-	*r = roll{me: r.me, rev: rev, asked: rev, ahead: ahead, last: last, lead: lead}
+	*r = roll{me: r.me, rev: rev, seen: rev, asked: rev, ahead: ahead, last: last, lead: lead}
 	for _, kv := range kvs { // by key
 		if n := nodeOf(kv); n.Weight > 0 {
 			r.nodes = append(r.nodes, n)

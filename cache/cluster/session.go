@@ -251,7 +251,7 @@ func (s *session) ask() error {
 	}
 	ctx, cancel := s.asking(s.ctx)
 	defer cancel()
-	began, known := time.Now(), s.roll.rev
+	began, known, seen := time.Now(), s.roll.rev, max(s.roll.seen, s.rev)
 	answer, err := s.Txn(ctx).Then(v3.OpGet(c.key("last", "")), v3.OpGet(c.key("written/", "lead")),
 		v3.OpGet(c.key("versions/", ""), v3.WithLastRev()...), v3.OpGet(c.key("nodes/", c.o.Self.ID))).Commit()
 	if err != nil {
@@ -271,6 +271,11 @@ func (s *session) ask() error {
 	}
 	s.hear() // what came before the answer
 	rev, last, lead := answer.Header.Revision, valueOf(answer, 0), valueOf(answer, 1)
+	if s.lease != 0 && rev < seen { // etcd was restored from a copy: rule 8
+		s.lose(ErrLost)
+		return ErrLost
+	}
+	s.roll.seen = max(s.roll.seen, rev)
 	if s.roll.answer(known, rev, last, lead); s.roll.torn {
 		return s.list(rev, last, lead)
 	}
@@ -350,6 +355,7 @@ func (s *session) hear() {
 		select {
 		case seen := <-s.events:
 			was := r.torn
+			r.seen = max(r.seen, seen.Header.GetRevision())
 			r.asked, r.torn = 0, was || seen.Canceled
 			for _, e := range seen.Events {
 				switch kind, name, _ := strings.Cut(strings.TrimPrefix(string(e.Kv.Key), s.c.key("", "")), "/"); {
