@@ -131,9 +131,14 @@ func (m *mounted) gone() <-chan struct{} {
 	return gone
 }
 
-// drain unmounts it, as files are closed.
+// drain unmounts it, as files are closed. renewing is locked by the caller.
 func (m *mounted) drain(d *daemon.Drain, gone <-chan struct{}) error {
 	err := d.Mount(m.server, m.path, gone)
+	if errors.Is(err, daemon.ErrHeld) {
+		renewing.RUnlock() // meanwhile this process may be replaced, and others end
+		err = d.Outlast(m.path, gone)
+		renewing.RLock()
+	}
 	if errors.Is(err, daemon.ErrHeld) {
 		m.audit.Write(audit.Event{Event: "unmount", Outcome: "failed", Cause: err.Error()})
 	}

@@ -49,8 +49,14 @@ const (
 	draining
 )
 
+// serving is how many lives of this process are ready.
+var serving atomic.Int32
+
 // Ready says that it is served from now on.
-func (l *Life) Ready() { l.state.Store(ready) }
+func (l *Life) Ready() {
+	l.state.Store(ready)
+	serving.Add(1)
+}
 
 // Err returns why it is not served, or nil.
 func (l *Life) Err() error {

@@ -3,6 +3,7 @@ package daemon
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -282,5 +284,71 @@ func TestCutOffDetaches(t *testing.T) {
 	d.cutOff()
 	if err := <-ended; err != nil || m.aborted != 1 {
 		t.Errorf("%v, detached %d times", err, m.aborted)
+	}
+}
+
+// heldMount has a file open, and cannot be aborted.
+type heldMount struct{ busyMount }
+
+func (m *heldMount) Abort() error { return nil }
+
+// lines are what a log has written, one by one.
+type lines chan string
+
+func (l lines) Write(p []byte) (int, error) {
+	l <- string(p)
+	return len(p), nil
+}
+
+// A mount that is held by its reader does not end the process while that serves others.
+func TestHeldMountBesideOthers(t *testing.T) {
+	t.Setenv(DrainEnv, "50ms")
+	var other, l Life
+	other.Ready()
+	l.Ready()
+	log := make(lines, 10)
+	d := l.Drain(slog.New(slog.NewTextHandler(log, nil)), func() {})
+	m := &heldMount{busyMount{gone: make(chan struct{})}}
+	ended := make(chan error)
+	go func() {
+		err := d.Mount(m, "/m", m.gone)
+		if errors.Is(err, ErrHeld) {
+			err = d.Outlast("/m", m.gone)
+		}
+		ended <- d.End(err)
+	}()
+	for said := ""; !strings.Contains(said, "until it closes them"); {
+		said = <-log
+	}
+	select {
+	case err := <-ended:
+		t.Fatalf("it ended under its reader: %v", err)
+	default:
+	}
+	close(m.gone)
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if other.Drain(slog.New(slog.DiscardHandler), func() {}); serving.Load() != 0 {
+		t.Errorf("%d are still served", serving.Load())
+	}
+}
+
+// The service manager hears of the end of the last thing that is served, and of none before: it would end the others.
+func TestManagerHearsOfTheLast(t *testing.T) {
+	manager.stop = sync.Once{}
+	manager.over, manager.cancel = context.WithCancel(context.Background())
+	defer manager.cancel()
+	var a, b Life
+	a.Ready()
+	b.Ready()
+	for _, l := range []*Life{&a, &b} {
+		if manager.over.Err() != nil {
+			t.Error("it was told while something is served")
+		}
+		_ = l.Drain(slog.New(slog.DiscardHandler), func() {}).End(nil)
+	}
+	if manager.over.Err() == nil {
+		t.Error("it was not told of the last one")
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/shoalfs/shoal/internal/pause"
 )
 
 // hurryPatience is how long a process may take after the second signal, so that it leaves no dead mount, even under load.
@@ -77,13 +79,17 @@ type Drain struct {
 
 // Drain begins the end. flush writes what the log holds back, before the process exits.
 func (l *Life) Drain(log *slog.Logger, flush func()) *Drain {
-	l.state.Store(draining)
+	if l.state.Swap(draining) == ready {
+		serving.Add(-1)
+	}
 	d := &Drain{start: time.Now(), log: log, flush: flush}
-	if told.Err() != nil { // else only this ends; others in the process go on
+	if Told() { // else only this ends; others in the process go on
 		lastMoment.Do(func() { time.AfterFunc(DrainTime()+endPatience, func() { d.cutOff(); os.Exit(0) }) })
 	}
 	d.ctx, d.cancel = context.WithTimeout(hurried, DrainTime())
-	managerStopping()
+	if Told() || serving.Load() == 0 {
+		managerStopping()
+	}
 	return d
 }
 
@@ -205,6 +211,22 @@ func (d *Drain) Mount(s Mount, path string, gone <-chan struct{}) error {
 		d.log.Info("mount drained", "mountpoint", path, "open_files", begin, d.waited())
 	}
 	return nil
+}
+
+// Outlast waits until a held mount is gone, if this process serves anything else, which would end with it. Otherwise, and when the others
+// have drained, it is ErrHeld.
+func (d *Drain) Outlast(path string, gone <-chan struct{}) error {
+	if Told() || serving.Load() == 0 {
+		return ErrHeld
+	}
+	d.log.Warn("a process still has files of the detached mount open; they are served until it closes them", "mountpoint", path)
+	select {
+	case <-told.Done():
+		_ = pause.For(hurried, DrainTime()+endPatience)
+		return ErrHeld
+	case <-gone:
+		return nil
+	}
 }
 
 // End ends the drain. The kernel ends a mount that is still in use when the process exits, which the cache tolerates.
