@@ -98,3 +98,27 @@ func TestRemoveFromAHangingOrigin(t *testing.T) {
 	<-asked
 	must(t, <-served)
 }
+
+// forbidding lets nobody list the parts of an upload.
+type forbidding struct{}
+
+func (forbidding) Forward(_ context.Context, r s3.Request) (*http.Response, error) {
+	return &http.Response{StatusCode: http.StatusForbidden, Header: http.Header{}, Body: io.NopCloser(strings.NewReader("no " + r.Query.Get("uploadId")))}, nil
+}
+
+// What the origin refuses is the client's answer, and keeps no place.
+func TestPartsThatMayNotBeListed(t *testing.T) {
+	_, _, e := served(t, oddKeys[:3])
+	s := serveLimited(t, nil, s3api.Limits{Connections: 1}, e, forbidding{}, bucket)
+	for range 3 { // each with a connection of its own, which stays
+		client := http.Client{Timeout: time.Minute, Transport: &http.Transport{}}
+		defer client.CloseIdleConnections()
+		resp, err := client.Get(s.url + "/photos/train/new?uploadId=mine")
+		must(t, err)
+		text, err := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+		if resp.StatusCode != http.StatusForbidden || string(text) != "no mine" || err != nil {
+			t.Errorf("HTTP %d: %q, %v", resp.StatusCode, text, err)
+		}
+	}
+}

@@ -9,10 +9,12 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 	"testing/iotest"
+	"testing/synctest"
 	"time"
 
 	"github.com/shoalfs/shoal/cache/catalog"
@@ -191,5 +193,45 @@ func TestPlacedWrites(t *testing.T) {
 	go func() { _, _ = io.Copy(io.Discard, a) }()
 	if _, err := c.Write([]byte("HTTP/1.1 200 OK")); err != nil {
 		t.Error(err)
+	}
+}
+
+// trickle is a client that sends a few bytes each second, and the connection on which it does.
+type trickle struct {
+	http.ResponseWriter
+	bytes int
+	until time.Time
+}
+
+func (c *trickle) SetReadDeadline(t time.Time) error { c.until = t; return nil }
+func (c *trickle) Close() error                      { return nil }
+
+func (c *trickle) Read(p []byte) (int, error) {
+	if time.Sleep(time.Second); time.Now().After(c.until) {
+		return 0, os.ErrDeadlineExceeded
+	}
+	return min(len(p), c.bytes), nil
+}
+
+// A client that sends a byte now and then keeps neither place nor goroutine. One that sends slowly keeps both, also if the origin takes
+// long to take what it sent.
+func TestSlowBodies(t *testing.T) {
+	for _, row := range []struct {
+		bytes int
+		pause time.Duration // of the origin
+		ends  bool
+	}{{1, 0, true}, {1, time.Minute, true}, {piece / 40, 0, true}, {piece / 20, 0, false}, {piece / 20, time.Minute, false}, {2 * piece, time.Minute, false}} {
+		synctest.Test(t, func(t *testing.T) {
+			c := &trickle{bytes: row.bytes}
+			u := &upload{ReadCloser: c, control: http.NewResponseController(c)}
+			for i := range 200 {
+				if _, err := u.Read(make([]byte, 32<<10)); (err != nil) && !row.ends || err == nil && i > int(pieceTime/time.Second) && row.ends {
+					t.Fatalf("%+v: read %d: %v", row, i, err)
+				} else if err != nil {
+					return
+				}
+				time.Sleep(row.pause)
+			}
+		})
 	}
 }

@@ -15,7 +15,9 @@ type upload struct {
 	control *http.ResponseController
 	asks    bool // the client sends it only when it is told to, which the first Read does
 
-	reading sync.Mutex // held by Read
+	reading sync.Mutex    // held by Read
+	got     int           // of the piece that is coming
+	waited  time.Duration // for the client, since it began to come: the origin takes the time that it takes
 	mu      sync.Mutex
 	begun   bool
 	over    bool
@@ -26,10 +28,15 @@ var errAnswered = errors.New("the request was answered")
 func (u *upload) Read(p []byte) (int, error) {
 	u.reading.Lock()
 	defer u.reading.Unlock()
-	if !u.deadline(time.Now().Add(pieceTime)) {
+	begun := time.Now()
+	if !u.deadline(begun.Add(pieceTime - u.waited)) {
 		return 0, errAnswered
 	}
 	n, err := u.ReadCloser.Read(p)
+	u.got, u.waited = u.got+n, u.waited+time.Since(begun)
+	if u.got >= piece {
+		u.got, u.waited = 0, 0
+	}
 	if err != nil { // from here on a silent client is one that waits for the answer
 		u.deadline(time.Time{})
 	}
