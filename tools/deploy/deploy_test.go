@@ -89,6 +89,11 @@ func helm(t *testing.T, values string) []byte {
 // render returns what the chart makes of values, or why they are refused.
 func render(t *testing.T, values string) ([]byte, error) {
 	t.Helper()
+	return renderAs(t, "run", values)
+}
+
+func renderAs(t *testing.T, release, values string) ([]byte, error) {
+	t.Helper()
 	c, err := loader.LoadDir(filepath.Join(kubernetes, "helm", "shoal"))
 	if err != nil {
 		t.Fatal(err)
@@ -97,7 +102,7 @@ func render(t *testing.T, values string) ([]byte, error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all, err := chartutil.ToRenderValues(c, v, chartutil.ReleaseOptions{Name: "run", Namespace: "training", IsInstall: true}, chartutil.DefaultCapabilities)
+	all, err := chartutil.ToRenderValues(c, v, chartutil.ReleaseOptions{Name: release, Namespace: "training", IsInstall: true}, chartutil.DefaultCapabilities)
 	if err != nil {
 		return nil, err
 	}
@@ -303,6 +308,42 @@ func TestHelmPlacement(t *testing.T) {
 	}
 	if args := job(t, helm(t, "cache: {hostPath: /mnt/nvme}")).Spec.InitContainers[0].Args; !slices.Contains(args, "--cache-dir=/var/cache/shoal/run") {
 		t.Errorf("one pod: %v", args)
+	}
+}
+
+// The API refuses another template for a Job: what changes one makes another Job. What changes none leaves the Job that runs.
+func TestHelmUpgrade(t *testing.T) {
+	of := func(release, values string) (name string) {
+		t.Helper()
+		out, err := renderAs(t, release, values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		kinds, err := validate(out)
+		if err != nil || len(kinds["Job"]) != 1 {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		var job struct{ Metadata struct{ Name string } }
+		if err := yaml.Unmarshal(kinds["Job"][0], &job); err != nil {
+			t.Fatal(err)
+		}
+		return job.Metadata.Name
+	}
+	const monitored = "metrics: {enabled: true, podMonitor: {enabled: true, interval: "
+	if a, b := of("run", monitored+"10s}}"), of("run", monitored+"20s}}"); a != b || !strings.HasPrefix(a, "run-") {
+		t.Errorf("another interval of the PodMonitor makes %s of %s", b, a)
+	}
+	seen := map[string]string{}
+	for _, values := range []string{"{}", "memory: 8Gi", "parallelism: 2", "trainer: {args: [--epochs=2]}", "image: {tag: v2}", "trainer: {backoffLimit: 1}"} {
+		name := of("run", values)
+		if other, has := seen[name]; has {
+			t.Errorf("%s and %s make %s", values, other, name)
+		}
+		seen[name] = values
+	}
+	// Helm's longest. The host of a pod is named after the Job and the pod's index.
+	if name := of(strings.Repeat("runs-", 10)+"abc", "parallelism: 99999"); len(name+"-99998") > 63 || strings.Contains(name, "--") {
+		t.Errorf("%s-99998 is no name of a host", name)
 	}
 }
 
