@@ -38,6 +38,9 @@ func TestCSI(t *testing.T) {
 	if at, of := folders(&keeper.Template), folders(&driver.Template); at["/run/shoal"] == "" || at["/run/shoal"] != of["/run/shoal"] || of["/var/lib/kubelet"] != "/var/lib/kubelet" {
 		t.Errorf("folders: %v, %v", at, of)
 	}
+	if !driver.Template.Spec.HostPID {
+		t.Error("the driver does not see who reads: all pods of a volume are one reader to it")
+	}
 	c := driver.Template.Spec.Containers[0]
 	if i := slices.IndexFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == "SHOAL_KEEPER" }); i < 0 || c.Env[i].Value != keeper.Template.Spec.Containers[0].Args[1] {
 		t.Errorf("the driver's keeper: %+v", c.Env)
