@@ -3,6 +3,8 @@ package main
 import (
 	"fmt"
 	"math"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -37,11 +39,16 @@ func (b *bandwidth) words() string {
 	return s
 }
 
-// bitUnits are decimal, the largest first.
-var bitUnits = []struct {
+type bitUnit struct {
 	name   string
 	factor float64
-}{{"Tbit", 1e12}, {"Gbit", 1e9}, {"Mbit", 1e6}, {"kbit", 1e3}, {"bit", 1}}
+}
+
+// bitUnits are decimal, the largest first.
+var bitUnits = []bitUnit{{"Tbit", 1e12}, {"Gbit", 1e9}, {"Mbit", 1e6}, {"kbit", 1e3}, {"bit", 1}}
+
+// inBits is a number, and a letter of bitUnits or none.
+var inBits = regexp.MustCompile(`^(.*?)\s*([tgmk]?)(?:bit|bits?/s|bps)$`)
 
 // maxBandwidth is above any real link.
 const maxBandwidth = 1 << 60
@@ -54,19 +61,13 @@ func (b *bandwidth) Set(text string) error {
 		return nil
 	}
 	var bytes float64
-	if number, ok := cutAny(word, "bit/s", "bits/s", "bps", "bit"); ok {
-		factor := 1.0
-		for _, u := range bitUnits[:4] {
-			if rest, ok := strings.CutSuffix(number, strings.ToLower(u.name[:1])); ok {
-				number, factor = rest, u.factor
-				break
-			}
-		}
-		n, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
+	if bits := inBits.FindStringSubmatch(word); bits != nil {
+		i := slices.IndexFunc(bitUnits, func(u bitUnit) bool { return strings.ToLower(u.name) == bits[2]+"bit" })
+		n, err := strconv.ParseFloat(bits[1], 64)
 		if err != nil {
 			return wrong
 		}
-		bytes = n * factor / 8
+		bytes = n * bitUnits[i].factor / 8
 	} else {
 		number, ok := strings.CutSuffix(word, "/s")
 		if !ok || !strings.HasSuffix(number, "b") {
@@ -83,14 +84,4 @@ func (b *bandwidth) Set(text string) error {
 	}
 	*b = bandwidth(bytes)
 	return nil
-}
-
-// cutAny removes the first of the suffixes that text has.
-func cutAny(text string, suffixes ...string) (before string, ok bool) {
-	for _, s := range suffixes {
-		if before, ok = strings.CutSuffix(text, s); ok {
-			return before, true
-		}
-	}
-	return text, false
 }

@@ -119,12 +119,7 @@ func find(nodes []cluster.Node, name string) (cluster.Node, error) {
 	if len(nodes) == 0 {
 		return cluster.Node{}, errNoNodes
 	}
-	var found []cluster.Node
-	for _, n := range nodes {
-		if strings.HasPrefix(n.ID, name) || n.Address == name {
-			found = append(found, n)
-		}
-	}
+	found := slices.DeleteFunc(slices.Clone(nodes), func(n cluster.Node) bool { return !strings.HasPrefix(n.ID, name) && n.Address != name })
 	if len(found) != 1 || name == "" {
 		return cluster.Node{}, fmt.Errorf("%q names %s of the cluster instead of one (shoal cluster ls shows them)", name, human.Count(len(found), "node"))
 	}
@@ -193,13 +188,11 @@ func printNodes(out io.Writer, nodes []seenNode) error {
 func sourcesOf(nodes []seenNode) (sources []string) {
 	for _, n := range nodes {
 		for _, d := range n.Datasets {
-			if !slices.Contains(sources, d.Source) {
-				sources = append(sources, d.Source)
-			}
+			sources = append(sources, d.Source)
 		}
 	}
 	slices.Sort(sources)
-	return sources
+	return slices.Compact(sources)
 }
 
 func clusterDrainCommand() *cobra.Command {

@@ -26,26 +26,32 @@ func (o *cryptOptions) add(f *pflag.FlagSet) {
 
 // secret returns the user's key; nil if there is none.
 func (o *cryptOptions) secret(inv *invocation) (*crypt.Secret, error) {
-	if o.keyFile != "" {
-		path, err := inv.abs(o.keyFile)
-		if err != nil {
-			return nil, err
-		}
-		s, err := crypt.ReadSecret(path)
-		if err != nil {
-			return nil, fmt.Errorf("--encryption-key-file: %w", err)
-		}
-		return &s, nil
-	}
-	text := inv.environ(keyEnv)
-	if text == "" {
-		return nil, nil
-	}
-	s, err := crypt.ParseSecret([]byte(text))
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", keyEnv, err)
+	s, given, err := keyOf(inv, o.keyFile, keyEnv, crypt.ReadSecret, crypt.ParseSecret)
+	switch {
+	case err != nil && o.keyFile != "":
+		return nil, fmt.Errorf("--encryption-key-file: %w", err)
+	case err != nil || !given:
+		return nil, err
 	}
 	return &s, nil
+}
+
+// keyOf reads a key from a file or, if none is named, from a variable. given is whether there is one.
+func keyOf[T any](inv *invocation, file, variable string, read func(path string) (T, error), parse func(text []byte) (T, error)) (key T, given bool, err error) {
+	if file != "" {
+		if file, err = inv.abs(file); err == nil {
+			key, err = read(file)
+		}
+		return key, true, err
+	}
+	text := inv.environ(variable)
+	if text == "" {
+		return key, false, nil
+	}
+	if key, err = parse([]byte(text)); err != nil {
+		err = fmt.Errorf("%s: %w", variable, err)
+	}
+	return key, true, err
 }
 
 func cacheRekeyCommand(cache *cacheFlags) *cobra.Command {

@@ -30,13 +30,10 @@ DIR/shoal.yaml (every setting, commented out) and DIR/cli.md.`,
 }
 
 func writeDocs(dir string) error {
-	shell := func(write func(c *cobra.Command, w io.Writer) error) func(io.Writer) error {
-		return func(w io.Writer) error { return write(root(), w) }
-	}
 	files := map[string]func(io.Writer) error{
-		"completions/bash/shoal":      shell(func(c *cobra.Command, w io.Writer) error { return c.GenBashCompletionV2(w, true) }),
-		"completions/zsh/_shoal":      shell((*cobra.Command).GenZshCompletion),
-		"completions/fish/shoal.fish": shell(func(c *cobra.Command, w io.Writer) error { return c.GenFishCompletion(w, true) }),
+		"completions/bash/shoal":      func(w io.Writer) error { return root().GenBashCompletionV2(w, true) },
+		"completions/zsh/_shoal":      root().GenZshCompletion,
+		"completions/fish/shoal.fish": func(w io.Writer) error { return root().GenFishCompletion(w, true) },
 		"shoal.yaml":                  func(w io.Writer) error { return schemaOf(root()).WriteExample(w) },
 		"cli.md":                      writeReference,
 	}

@@ -57,16 +57,6 @@ type daemonReport struct {
 	Daemon      json.RawMessage     `json:"daemon"` // its stats, whole
 }
 
-// addDaemon merges the daemon's stats.
-func (r *daemonReport) addDaemon(raw []byte) error {
-	var s engine.Stats
-	if err := json.Unmarshal(raw, &s); err != nil {
-		return fmt.Errorf("the daemon's stats: %w", err)
-	}
-	*r = daemonReport{s.Opens, s.Reads, s.GetRequests, s.GetBytes, s.Hits, s.Lead, s.Errors, raw}
-	return nil
-}
-
 // refused separates wrong usage from failure, even if the server cannot be reached.
 func refused(err error, open *feedpb.Open) error {
 	switch e := (*feedclient.Error)(nil); {
@@ -206,11 +196,10 @@ func (o *feedOptions) run(c *cobra.Command, addr string) error {
 		return nil
 	}
 	raw, err := client.Stats(c.Context())
+	s, err := parseStats[engine.Stats](raw, err)
 	if err != nil {
 		return err
 	}
-	if err := r.addDaemon(raw); err != nil {
-		return err
-	}
+	r.daemonReport = daemonReport{s.Opens, s.Reads, s.GetRequests, s.GetBytes, s.Hits, s.Lead, s.Errors, raw}
 	return json.NewEncoder(c.OutOrStdout()).Encode(r)
 }

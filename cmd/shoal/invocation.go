@@ -95,7 +95,7 @@ func (inv *invocation) order(spec order.Spec) (order.Spec, error) {
 // environ returns a variable of the user's environment.
 func (inv *invocation) environ(name string) string {
 	if inv.verb != nil {
-		return inv.verb.Getenv(name)
+		return inv.verb.Env[name]
 	}
 	return os.Getenv(name)
 }

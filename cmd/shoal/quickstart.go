@@ -1,8 +1,6 @@
 package main
 
 import (
-	"bufio"
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -260,8 +258,8 @@ func (q *quickstart) startStore(ctx context.Context, lab string) (string, error)
 	if err != nil {
 		return "", fmt.Errorf("%s store: %w (see above; or give a SOURCE)", lab, err)
 	}
-	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
-		name, value, _ := strings.Cut(strings.TrimPrefix(lines.Text(), "export "), "=")
+	for line := range strings.Lines(string(text)) {
+		name, value, _ := strings.Cut(strings.TrimPrefix(strings.TrimSpace(line), "export "), "=")
 		value = strings.Trim(value, "'")
 		if name == "STORE_PID" {
 			q.store, _ = strconv.Atoi(value)

@@ -95,7 +95,12 @@ func addSettings(root *cobra.Command) {
 		if len(settings.Flags(c)) == 0 {
 			return nil
 		}
-		if err := applySettings(c); err != nil {
+		s := schemaOf(c.Root())
+		file, err := configFile(s, c.Flags().Lookup(configFlag).Value.String())
+		if err == nil {
+			err = wrongUse(s.Apply(c, os.Environ(), file))
+		}
+		if err != nil {
 			return err
 		}
 		_, rest, err := c.Root().Find(os.Args[1:])
@@ -110,31 +115,16 @@ func addSettings(root *cobra.Command) {
 		settledArgs = append(words, rest...)
 		return nil
 	}
-	var each func(c *cobra.Command)
-	each = func(c *cobra.Command) {
+	settings.Walk(root, func(c *cobra.Command) {
 		if run := c.RunE; run != nil {
 			c.RunE = func(c *cobra.Command, args []string) error { return withOrigins(c, run(c, args)) }
 		}
-		for _, sub := range c.Commands() {
-			each(sub)
-		}
-	}
-	each(root)
+	})
 }
 
 // passedOn reports whether the command line is complete: the process that started this one, or attached, has read
 // environment and file.
 func passedOn(c *cobra.Command) bool { return settled || invocationOf(c.Context()).attached() }
-
-// applySettings sets the flags of a verb that are not on its command line.
-func applySettings(c *cobra.Command) error {
-	s := schemaOf(c.Root())
-	file, err := configFile(s, c.Flags().Lookup(configFlag).Value.String())
-	if err != nil {
-		return err
-	}
-	return wrongUse(s.Apply(c, os.Environ(), file))
-}
 
 // wrongUse makes errors about settings usage errors.
 func wrongUse(err error) error {

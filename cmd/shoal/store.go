@@ -85,10 +85,9 @@ func (o *storeOptions) checkNear() error {
 }
 
 // options reads the key.
-func (o *storeOptions) options(inv *invocation) (objstore.StoreOptions, error) {
-	key, err := customerKey(inv, "", customerKeyVariable)
-	all := o.rare.options
-	all.CustomerKey = key
+func (o *storeOptions) options(inv *invocation) (all objstore.StoreOptions, err error) {
+	all = o.rare.options
+	all.CustomerKey, _, err = keyOf(inv, "", customerKeyVariable, objstore.ReadCustomerKey, objstore.ParseCustomerKey)
 	return all, err
 }
 
@@ -99,24 +98,4 @@ func printCost(row func(name, format string, args ...any), c engine.Cost) {
 		row("budget", "%s GETs an hour, %s free now; %d reads waiting, %d prefetches; readers waited %.1f s in %s waits", humanize.Comma(b.PerHour),
 			humanize.Comma(b.Left), b.WaitingDemand, b.WaitingPrefetch, b.WaitSeconds, humanize.Comma(b.Waits))
 	}
-}
-
-// customerKey reads a key for SSE-C from a file or, if none is named, from a variable.
-func customerKey(inv *invocation, file, variable string) (objstore.CustomerKey, error) {
-	if file == "" {
-		text := inv.environ(variable)
-		if text == "" {
-			return objstore.CustomerKey{}, nil
-		}
-		key, err := objstore.ParseCustomerKey([]byte(text))
-		if err != nil {
-			err = fmt.Errorf("%s: %w", variable, err)
-		}
-		return key, err
-	}
-	path, err := inv.abs(file)
-	if err != nil {
-		return objstore.CustomerKey{}, err
-	}
-	return objstore.ReadCustomerKey(path)
 }

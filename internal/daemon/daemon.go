@@ -294,6 +294,3 @@ type Verb struct {
 	Env      map[string]string // some of the client's
 	Detached bool              // it goes on without the client once it is ready
 }
-
-// Getenv returns a variable of the client.
-func (v *Verb) Getenv(name string) string { return v.Env[name] }

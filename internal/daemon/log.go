@@ -53,12 +53,9 @@ func RotateLog(cacheDir string) (stop func()) {
 
 // isStderr reports whether a file is standard error.
 func isStderr(path string) bool {
-	a, err := os.Stderr.Stat()
-	if err != nil {
-		return false
-	}
-	b, err := os.Stat(path)
-	return err == nil && os.SameFile(a, b)
+	a, _ := os.Stderr.Stat()
+	b, _ := os.Stat(path)
+	return os.SameFile(a, b)
 }
 
 // lookAtLog rotates the log if it is full, and switches to the new one, whichever process rotated it.
@@ -91,14 +88,11 @@ func shiftLog(path string) error {
 		return err
 	}
 	defer f.Close()
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil
-		}
-		return err
-	}
-	if !isStderr(path) {
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) || err == nil && !isStderr(path) {
 		return nil
+	} else if err != nil {
+		return err
 	}
 	return audit.Shift(path, logKeep)
 }
