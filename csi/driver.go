@@ -13,6 +13,9 @@
 // holds the stages meanwhile (internal/daemon), and each verb is run again. Other mounts in the driver's folder are dead, and are detached.
 //
 // What a volume of other rights has read is never used: its scope is a part of the dataset's identity.
+//
+// The kubelet publishes a volume again and again, for new tokens. If its Secret has other keys by then, the pod's target stays with its
+// stage all the same: the containers that run would not see another mount.
 package csi
 
 import (
@@ -115,8 +118,7 @@ func (d *Driver) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolume
 	if err = cmp.Or(err, unbindable, nowhere); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	path := filepath.Join(d.dir, "stages", v.id())
-	s, err := d.begin(path, target, v)
+	path, s, err := d.begin(target, v)
 	if err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
 	}
@@ -157,30 +159,51 @@ func is(c <-chan struct{}) bool {
 	}
 }
 
-// begin returns the stage at path, of which target is wanted now.
-func (d *Driver) begin(path, target string, v Volume) (*stage, error) {
+// begin returns the stage that target has, or else the one for v, of which target, and of no other, is wanted now.
+func (d *Driver) begin(target string, v Volume) (path string, s *stage, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	mounts, err := machine.Mounts("/")
+	if err != nil {
+		return "", nil, err
+	}
+	path = cmp.Or(d.shown(mounts, target), filepath.Join(d.dir, "stages", v.id()))
+	for other, s := range d.stages {
+		if other != path {
+			delete(s.wanted, target)
+		}
+	}
 	d.tidy()
 	if v.token != "" { // it changes, and is read again
 		file := d.tokenFile(path)
 		if err := os.WriteFile(file+".new", []byte(v.token), 0o600); err != nil {
-			return nil, err
+			return "", nil, err
 		}
 		if err := os.Rename(file+".new", file); err != nil {
-			return nil, err
+			return "", nil, err
 		}
 	}
-	s := d.stages[path]
-	if s == nil {
+	if s = d.stages[path]; s == nil {
 		if err := os.MkdirAll(path, 0o700); err != nil {
-			return nil, err
+			return "", nil, err
 		}
 		s = &stage{d.run.Mount(path, v, d.tokenFile(path)), map[string]bool{}}
 		d.stages[path] = s
 	}
 	s.wanted[target] = true
-	return s, nil
+	return path, s, nil
+}
+
+// shown returns the path of the stage that is mounted at target, too; "" if there is none that lives.
+func (d *Driver) shown(mounts []machine.Mount, target string) string {
+	if at := machine.Top(mounts, target); at != nil {
+		for path, s := range d.stages {
+			if m := machine.Top(mounts, path); m != nil && m.Device == at.Device && !is(s.Ended) {
+				return path
+			}
+		}
+	}
+	return ""
 }
 
 // NodeUnpublishVolume implements csi.NodeServer.
@@ -242,22 +265,16 @@ func (d *Driver) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeStats
 	if err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
 	}
-	at := machine.Top(mounts, target)
-	if at == nil {
+	if machine.Top(mounts, target) == nil {
 		return nil, status.Errorf(codes.NotFound, "nothing is mounted at %s", target)
 	}
 	condition := &csi.VolumeCondition{Abnormal: true, Message: "no daemon serves it: one that starts takes it over, or it is dead (then delete the pod)"}
 	var usage []*csi.VolumeUsage
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for path := range d.stages {
-		if m := machine.Top(mounts, path); m == nil || m.Device != at.Device {
-			continue
-		}
-		if files, bytes, ok := d.run.Usage(path); ok {
-			condition = &csi.VolumeCondition{Message: "served"}
-			usage = []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: bytes, Used: bytes}, {Unit: csi.VolumeUsage_INODES, Total: files, Used: files}}
-		}
+	if files, bytes, ok := d.run.Usage(d.shown(mounts, target)); ok {
+		condition = &csi.VolumeCondition{Message: "served"}
+		usage = []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: bytes, Used: bytes}, {Unit: csi.VolumeUsage_INODES, Total: files, Used: files}}
 	}
 	return &csi.NodeGetVolumeStatsResponse{Usage: usage, VolumeCondition: condition}, nil
 }
@@ -335,18 +352,15 @@ func bind(path, target string, flags uintptr) error {
 
 // detach unmounts all that is mounted at a path, in use or not, and removes the folder.
 func detach(path string) error {
-	mounts, err := machine.Mounts("/")
-	for _, m := range mounts {
-		if m.Point == path && err == nil {
-			if err = unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
-				err = &os.PathError{Op: "unmount", Path: path, Err: err}
-			}
-		}
+	var err error
+	for err == nil {
+		err = unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 	}
-	if err == nil {
-		if err = os.Remove(path); errors.Is(err, fs.ErrNotExist) {
-			err = nil
-		}
+	if !errors.Is(err, unix.EINVAL) && !errors.Is(err, fs.ErrNotExist) { // nothing is mounted there, or nothing there
+		return &os.PathError{Op: "unmount", Path: path, Err: err}
+	}
+	if err = os.Remove(path); errors.Is(err, fs.ErrNotExist) {
+		return nil
 	}
 	return err
 }

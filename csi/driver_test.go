@@ -221,6 +221,67 @@ func TestDriver(t *testing.T) {
 	})
 }
 
+// A Secret with new keys moves no pod that has its mount, and one that still waits for it waits for one stage alone.
+func TestChangedSecret(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("mounts need root")
+	}
+	dir, run := t.TempDir(), newDisks()
+	if err := os.Mkdir(filepath.Join(dir, "pods"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	d, err := New("node", "test", dir, run, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	target := func(pod string) string { return filepath.Join(dir, "pods", pod) }
+	publish := func(pod, key string) error {
+		_, err := d.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{VolumeId: pod, TargetPath: target(pod), Readonly: true,
+			VolumeContext: map[string]string{"source": "s3://slow"}, Secrets: map[string]string{"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": key},
+			VolumeCapability: &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}}}})
+		return err
+	}
+	device := func(pod string) string {
+		mounts, err := machine.Mounts("/")
+		if err != nil || machine.Top(mounts, target(pod)) == nil {
+			t.Fatalf("%s has no mount: %v", pod, err)
+		}
+		return machine.Top(mounts, target(pod)).Device
+	}
+	d.patience = time.Millisecond
+	for _, key := range []string{"first", "second"} {
+		if err := publish("a", key); status.Code(err) != codes.DeadlineExceeded || len(d.stages) != 1 {
+			t.Fatalf("%d stages: %v", len(d.stages), err)
+		}
+	}
+	close(run.door("s3://slow"))
+	d.patience = time.Hour
+	steps := []struct {
+		pod, key string
+		stages   int
+	}{{"a", "second", 1}, {"a", "third", 1}, {"b", "third", 2}, {"a", "third", 2}, {"b", "third", 2}}
+	var was string
+	for _, step := range steps {
+		if err := publish(step.pod, step.key); err != nil || len(d.stages) != step.stages {
+			t.Fatalf("%v: %d stages, %v", step, len(d.stages), err)
+		}
+		if was == "" {
+			was = device("a")
+		}
+		if device("a") != was || step.pod == "b" && device("b") == was {
+			t.Errorf("%v: a has %s and had %s", step, device("a"), was)
+		}
+	}
+	for _, pod := range []string{"a", "b"} {
+		if _, err := d.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: pod, TargetPath: target(pod)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, r := range run.running {
+		<-r.Ended
+	}
+}
+
 // What a volume is mounted with never has the driver's rights beside others'.
 func TestVolumeEnv(t *testing.T) {
 	environ := []string{"AWS_ACCESS_KEY_ID=driver", "AWS_SECRET_ACCESS_KEY=driver", "AWS_PROFILE=driver", "AWS_ROLE_ARN=driver", "AWS_WEB_IDENTITY_TOKEN_FILE=driver",
