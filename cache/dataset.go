@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+
+	"github.com/shoalfs/shoal/cache/segment"
 )
 
 // dataset is the state that the versions of one dataset share.
@@ -22,7 +24,8 @@ type dataset struct {
 	flights sync.WaitGroup // none is added once ctx has ended, which it does under mu
 	volumes []*Volume      // that were not retired
 
-	moving sync.Mutex // held while a record's place moves in all versions, or is inherited
+	opening sync.Mutex // held while the segments are opened
+	moving  sync.Mutex // held while a record's place changes in all versions, or is inherited
 }
 
 // dataset returns the dataset of this id, which is made if need be.
@@ -56,6 +59,15 @@ func (ds *dataset) list() []*Volume {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
 	return slices.Clone(ds.volumes)
+}
+
+// forget drops the places of records that are gone, in all versions.
+func (ds *dataset) forget(gone func(loc segment.Loc) bool) {
+	ds.moving.Lock()
+	defer ds.moving.Unlock()
+	for _, v := range ds.list() {
+		v.forget(gone)
+	}
 }
 
 // readable returns the disk tier if it may be read from.

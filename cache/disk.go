@@ -86,11 +86,12 @@ func (v *Volume) OpenDisk(dir string, o segment.Options) error {
 	ds, c := v.ds, v.ds.c
 	o.Logger = cmp.Or(o.Logger, c.log)
 	o.Budget = c.budget
-	ds.mu.Lock()
-	defer ds.mu.Unlock()
-	if ds.ctx.Err() != nil {
+	ds.opening.Lock()
+	defer ds.opening.Unlock()
+	if !ds.enter() {
 		return ErrClosed
 	}
+	defer ds.flights.Done()
 	if ds.disk.Load() != nil {
 		return fmt.Errorf("cache: the segments of this dataset are open already, not opening %s", dir)
 	}
@@ -113,7 +114,7 @@ func (v *Volume) OpenDisk(dir string, o segment.Options) error {
 	for _, loc := range a.finish() {
 		d.free(loc)
 	}
-	if err := d.shrink([]*Volume{v}); err != nil {
+	if err := d.shrink(); err != nil {
 		v.forget(func(segment.Loc) bool { return true })
 		return errors.Join(err, store.Close())
 	}
@@ -137,7 +138,7 @@ func (d *disk) enforce() {
 	for _, v := range d.ds.list() { // an extent that is not of the set any more gets no more granules
 		d.emptySlots(v, func(e uint32) bool { return !v.Chooses(v.Numbered(int(e))) })
 	}
-	if err := d.shrink(d.ds.list()); err != nil {
+	if err := d.shrink(); err != nil {
 		d.failed("shrink", err, false)
 	}
 	d.requeue()
@@ -156,6 +157,9 @@ func (d *disk) free(loc segment.Loc) {
 	d.freed.Store(true)
 	d.garbage.Store(true)
 }
+
+// forget drops the places of the records whose segments are gone.
+func (d *disk) forget() { d.ds.forget(func(loc segment.Loc) bool { return !d.store.Has(loc) }) }
 
 // void frees a record for good, whose bytes are wrong though its checksums are right. It returns when that is on disk.
 func (d *disk) void(ctx context.Context, loc segment.Loc) error {
@@ -283,7 +287,7 @@ func (d *disk) freeUp(extra bool, n int64) bool {
 	if d.garbage.Swap(false) && d.rewriteWasteful() {
 		return true
 	}
-	freed, err := d.evict(n, d.ds.list())
+	freed, err := d.evict(n)
 	if err != nil {
 		d.failed("reclaim", err, false)
 	}
@@ -301,7 +305,7 @@ func (d *disk) rewriteWasteful() bool {
 	if worst.Bytes == 0 || float64(worst.Garbage) < wasteful*float64(worst.Bytes) {
 		return false
 	}
-	_, err := d.purge(worst.ID, d.ds.list(), true)
+	_, err := d.purge(worst.ID, true)
 	if err == nil {
 		d.garbage.Store(true) // there may be more
 	} else if !errors.Is(err, errNoRoom) {
@@ -449,9 +453,7 @@ func (d *disk) sync() error {
 		} else {
 			d.wg.Go(func() {
 				if err = d.store.Sync(); err != nil {
-					for _, v := range d.ds.list() {
-						v.forget(func(loc segment.Loc) bool { return !d.store.Has(loc) })
-					}
+					d.forget()
 				}
 				close(ended)
 				d.synced <- struct{}{}

@@ -14,11 +14,11 @@ import (
 // GiveBack makes the segments under dir, of a dataset that is not open, smaller by need bytes, by the rule of the
 // package comment, and returns how many segments that cost. o has no Budget: the caller counts what is left.
 func (c *Cache) GiveBack(dir string, o segment.Options, need int64) (segments int, err error) {
-	d := &disk{c: c, dir: dir}
+	d := &disk{c: c, ds: &dataset{c: c}, dir: dir}
 	if d.store, err = segment.Open(dir, o, nil); err != nil {
 		return 0, err
 	}
-	segments, _, err = d.giveBack(need, nil)
+	segments, _, err = d.giveBack(need)
 	return segments, errors.Join(err, d.store.Close())
 }
 
@@ -33,14 +33,14 @@ func (c *Cache) over(n int64) int64 {
 
 // shrink gives back what exceeds the quota and the budget of all datasets. For the budget the sequence is: this
 // dataset's data outside its kept set, datasets that are not open, this dataset's kept set.
-func (d *disk) shrink(volumes []*Volume) error {
+func (d *disk) shrink() error {
 	var segments int
 	var bytes int64
 	give := func(need int64) error {
 		if need <= 0 {
 			return nil
 		}
-		n, freed, err := d.giveBack(need, volumes)
+		n, freed, err := d.giveBack(need)
 		segments, bytes = segments+n, bytes+freed
 		return err
 	}
@@ -50,7 +50,7 @@ func (d *disk) shrink(volumes []*Volume) error {
 	}
 	if more := d.c.over(0); more > 0 {
 		beside := int64(0)
-		for _, s := range d.survey(volumes) {
+		for _, s := range d.survey() {
 			beside += max(0, s.Live+s.Garbage-s.wanted)
 		}
 		over = max(over, min(more, beside))
@@ -72,17 +72,16 @@ func (d *disk) shrink(volumes []*Volume) error {
 
 // giveBack frees need bytes of the store, or everything if it has less, by the rule of the package comment. segments are
 // those that it dropped for them after what is outside the set was not enough.
-func (d *disk) giveBack(need int64, volumes []*Volume) (segments int, freed int64, err error) {
-	for _, v := range volumes {
+func (d *disk) giveBack(need int64) (segments int, freed int64, err error) {
+	for _, v := range d.ds.list() {
 		freed += d.emptySlots(v, nil)
 	}
-	more, err := d.evict(need-freed, volumes)
+	more, err := d.evict(need - freed)
 	if freed += more; err != nil || freed >= need {
 		return 0, freed, err
 	}
-	segs := d.survey(volumes)
+	segs := d.survey()
 	slices.SortStableFunc(segs, func(a, b share) int { return cmp.Compare(a.of(a.wanted), b.of(b.wanted)) }) // the older first
-	gone := make(map[uint32]bool)
 	for _, s := range segs {
 		if freed >= need || err != nil {
 			break
@@ -90,16 +89,13 @@ func (d *disk) giveBack(need int64, volumes []*Volume) (segments int, freed int6
 		d.progress()
 		var n int64
 		if spare := s.Bytes - (need - freed); spare > 0 {
-			n, err = d.condense(s.ID, ownersIn(s.ID, volumes), spare)
+			n, err = d.condense(s.ID, d.owners(s.ID), spare)
 		} else {
 			n, err = d.store.DropSegment(s.ID)
-			gone[s.ID] = true
 		}
 		segments, freed = segments+1, freed+n
 	}
-	for _, v := range volumes {
-		v.forget(func(loc segment.Loc) bool { return gone[loc.Segment()] })
-	}
+	d.forget()
 	return segments, freed, err
 }
 
@@ -112,7 +108,8 @@ type share struct {
 func (s share) of(n int64) float64 { return float64(n) / float64(s.Bytes) }
 
 // survey returns the segments. If nothing chooses a set, all that is live is of it.
-func (d *disk) survey(volumes []*Volume) (all []share) {
+func (d *disk) survey() (all []share) {
+	volumes := d.ds.list()
 	chosen, wanted := len(volumes) > 0, make(map[uint32]int64)
 	for _, v := range volumes {
 		chosen = chosen && v.admission.Load() != nil
@@ -140,18 +137,17 @@ func (d *disk) survey(volumes []*Volume) (all []share) {
 	return all
 }
 
-// owners are the extents that the records of a segment are of; nil if no volume is open.
-type owners map[segment.Loc][]extentKey
+// owners are the extents that the records of a segment are of, in the latest version that has them; nil if no volume is open.
+type owners map[segment.Loc]extentKey
 
-func ownersIn(id uint32, volumes []*Volume) owners {
-	if len(volumes) == 0 {
-		return nil
-	}
-	in := make(owners)
-	for _, v := range volumes {
+func (d *disk) owners(id uint32) (in owners) {
+	for _, v := range d.ds.list() {
+		if in == nil {
+			in = make(owners)
+		}
 		for e := range v.locs {
 			if loc, _ := v.at(uint32(e)); loc != 0 && loc.Segment() == id {
-				in[loc] = append(in[loc], v.key(uint32(e)))
+				in[loc] = v.key(uint32(e))
 			}
 		}
 	}
@@ -159,10 +155,11 @@ func ownersIn(id uint32, volumes []*Volume) owners {
 }
 
 func (in owners) wants(loc segment.Loc) bool {
-	return slices.ContainsFunc(in[loc], func(k extentKey) bool { return k.v.Chooses(k.v.Numbered(int(k.extent()))) })
+	k, ok := in[loc]
+	return ok && k.v.Chooses(k.v.Numbered(int(k.extent())))
 }
 
-// condense drops a segment except for spare bytes of it, kept set first.
+// condense drops a segment except for spare bytes of it, kept set first. The caller has forget drop the places of the rest.
 func (d *disk) condense(id uint32, in owners, spare int64) (freed int64, err error) {
 	room, err := d.room() // the copies are written before the segment goes
 	if err != nil {
@@ -172,23 +169,31 @@ func (d *disk) condense(id uint32, in owners, spare int64) (freed int64, err err
 		d.progress() // a header was read
 		return in.wants(loc)
 	}
-	freed, err = d.store.Condense(id, min(spare, room), first, func(from, to segment.Loc) {
+	return d.store.Condense(id, min(spare, room), first, func(from, to segment.Loc) {
 		d.progress()
-		used := in == nil
-		for _, k := range in[from] {
-			loc, n := k.v.at(k.extent())
-			used = loc == from && k.v.move(k.extent(), from, to, n) || used
-		}
-		if !used { // a reader, or a verification, found it damaged meanwhile
+		if k, ok := in[from]; in != nil && (!ok || !k.moved(from, to, 0)) { // a reader, or a verification, found it damaged meanwhile
 			_ = d.store.Void(to) // so that it does not come back; if that fails, it is freed
 		}
 	})
-	for loc, of := range in { // what was not copied
-		for _, k := range of {
-			k.v.unplace(k.extent(), loc)
+}
+
+// moved says that the record of an extent at from has a copy at to, or its coded form, of so many bytes. Every version that has
+// the record gets that instead, also one that has inherited it meanwhile. It reports whether there is any.
+func (k extentKey) moved(from, to segment.Loc, coded int) (used bool) {
+	file, x := k.v.Numbered(int(k.extent()))
+	path, ds := k.v.m.Path(file), k.v.ds
+	ds.moving.Lock()
+	defer ds.moving.Unlock()
+	for _, v := range ds.list() {
+		node, ok := v.m.Find(path)
+		if !ok || node.IsDir || x >= v.Extents(node.Index) || coded > 0 && v.codec == nil {
+			continue
 		}
+		e := v.extent(node.Index, x)
+		_, was := v.at(e)
+		used = v.move(e, from, to, cmp.Or(coded, was)) || used
 	}
-	return freed, err
+	return used
 }
 
 // leastOutside is the part of a segment outside the set from which it is rewritten for the room. Whatever the share, a
@@ -198,20 +203,20 @@ const leastOutside = 1.0 / 32
 
 // evict frees some more than n bytes, if what is outside the set yields so much (see [Volume.SetOwned]), and returns how
 // many. It costs nothing if none is left since owners changed: every extent that finds the store full comes here.
-func (d *disk) evict(n int64, volumes []*Volume) (freed int64, err error) {
-	for _, v := range volumes {
+func (d *disk) evict(n int64) (freed int64, err error) {
+	for _, v := range d.ds.list() {
 		if a := v.admission.Load(); a == nil || !a.yields {
 			return 0, nil
 		}
 	}
 	if d.chosen.Swap(false) {
 		outside := func(s share) float64 { return s.of(s.Live - s.wanted) }
-		d.outside = slices.DeleteFunc(d.survey(volumes), func(s share) bool { return outside(s) < leastOutside })
+		d.outside = slices.DeleteFunc(d.survey(), func(s share) bool { return outside(s) < leastOutside })
 		slices.SortStableFunc(d.outside, func(a, b share) int { return cmp.Compare(outside(a), outside(b)) })
 	}
 	for last := len(d.outside) - 1; last >= 0 && freed < n+overhead; last-- {
 		d.progress()
-		more, err := d.purge(d.outside[last].ID, volumes, false)
+		more, err := d.purge(d.outside[last].ID, false)
 		if errors.Is(err, errNoRoom) {
 			break
 		}
@@ -228,12 +233,12 @@ func (d *disk) evict(n int64, volumes []*Volume) (freed int64, err error) {
 var errNoRoom = errors.New("no room for copies")
 
 // purge drops a segment; what it holds of the sets, or all that is live, is written anew.
-func (d *disk) purge(id uint32, volumes []*Volume, all bool) (freed int64, err error) {
-	in := ownersIn(id, volumes)
+func (d *disk) purge(id uint32, all bool) (freed int64, err error) {
+	in := d.owners(id)
 	wanted := int64(overhead)
-	for loc, of := range in {
+	for loc, k := range in {
 		if all || in.wants(loc) {
-			wanted += loc.Bytes(of[0].v.keptRecord(of[0].v.Numbered(int(of[0].extent()))).n)
+			wanted += loc.Bytes(k.v.keptRecord(k.v.Numbered(int(k.extent()))).n)
 		}
 	}
 	switch room, err := d.room(); {
@@ -242,6 +247,7 @@ func (d *disk) purge(id uint32, volumes []*Volume, all bool) (freed int64, err e
 	case wanted > room:
 		return 0, errNoRoom
 	}
+	defer d.forget()
 	return d.condense(id, in, wanted)
 }
 

@@ -161,7 +161,7 @@ func TestRestartWithOtherOwners(t *testing.T) {
 				t.Errorf("%d missing, %d bytes outside", a.missing.Load(), a.outside.Load())
 			}
 			var wanted int64
-			for _, s := range v.ds.disk.Load().survey(v.ds.list()) {
+			for _, s := range v.ds.disk.Load().survey() {
 				wanted += s.wanted
 			}
 			if wanted < 6*size || wanted > 6*(size+500) {

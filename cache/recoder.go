@@ -109,11 +109,11 @@ func (r *Recoder) Next(ctx context.Context) (more bool) {
 	_ = g.Wait()
 	if made.Load() {
 		_ = d.writer.do(ctx, func() {
-			_, err := d.purge(id, d.ds.list(), true) // what is left is written anew
+			_, err := d.purge(id, true) // what is left is written anew
 			if errors.Is(err, errNoRoom) {
 				err = nil
 			}
-			if err = errors.Join(err, d.shrink(d.ds.list())); err != nil {
+			if err = errors.Join(err, d.shrink()); err != nil {
 				d.failed("reclaim", err, false)
 			}
 		})
@@ -211,14 +211,7 @@ func (k keptRecord) recoded(payload []byte) (used bool) {
 		return false
 	}
 	killpoint.Pass("cache.recode.appended")
-	d.ds.moving.Lock()
-	for _, w := range d.ds.list() {
-		node, ok := w.m.Find(k.v.m.Path(k.file))
-		if ok && !node.IsDir && w.Extents(node.Index) == 1 && w.codec != nil {
-			used = w.move(w.extent(node.Index, 0), from, to, rec.Length) || used
-		}
-	}
-	d.ds.moving.Unlock()
+	used = k.v.key(k.e).moved(from, to, rec.Length)
 	killpoint.Pass("cache.recode.moved")
 	if !used { // it was lost, or copied elsewhere, meanwhile
 		from = to
