@@ -255,6 +255,7 @@ func (o *engineOptions) host(inv *invocation) (h engine.HostConfig, err error) {
 	err = o.cluster.check(inv, clear)
 	h.Cluster, h.Log.Level, h.Coder = o.cluster.ClusterConfig, o.log.level, jpegCoder{}
 	h.Cluster.Program = version
+	h.Held = func() []string { return strings.Split(strings.Join(pastVersions(""), "/"), "/") } // the files of each
 	h.Path, h.ResetOld, h.Searcher = o.cacheDir, o.resetOld, []string{"/proc/self/exe", searchVerb}
 	return h, err
 }

@@ -186,12 +186,12 @@ func (o *owner) replay(ctx context.Context) {
 	}
 }
 
-// pastVersions returns the names of a source's versions that the kernel may know of held mounts.
+// pastVersions returns the names of a source's versions, or of all if that is "", that the kernel may know of held mounts.
 func pastVersions(source string) (names []string) {
 	for _, memo := range (daemon.Holder{}).Inherited() {
 		m, words, err := fusefs.ReadMemo(memo)
 		for _, w := range words {
-			if err == nil && m.Source == source && w.Version != "" {
+			if err == nil && (source == "" || m.Source == source) && w.Version != "" {
 				names = append(names, w.Version)
 			}
 		}
