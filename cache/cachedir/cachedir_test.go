@@ -1,7 +1,11 @@
 package cachedir
 
 import (
+	"context"
+	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -9,6 +13,9 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/shoalfs/shoal/cache"
+	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 // demanded returns the size that an error or warning tells the user to give, as the flag takes it.
@@ -92,4 +99,103 @@ func TestTheCacheSizeDemandedIsEnough(t *testing.T) {
 			t.Fatalf("%d are demanded and leave %d", figure, dir(figure).diskLimit())
 		}
 	})
+}
+
+// messages is a handler that gets the messages of a log.
+type messages func(message string)
+
+func (messages) Enabled(context.Context, slog.Level) bool { return true }
+
+func (f messages) Handle(_ context.Context, r slog.Record) error { f(r.Message); return nil }
+
+func (f messages) WithAttrs([]slog.Attr) slog.Handler { return f }
+
+func (f messages) WithGroup(string) slog.Handler { return f }
+
+// What a dataset has on disk counts all the time while it is opened: another one does not get its room.
+func TestWhatIsOpenedCounts(t *testing.T) {
+	const files, size = 8, 1 << 20
+	ctx, mem, quiet := t.Context(), memstore.New(), slog.New(slog.DiscardHandler)
+	var objects []objstore.Object
+	for i := range files {
+		objects = append(objects, mem.PutBytes(fmt.Sprint(i), make([]byte, size)))
+	}
+	m, err := catalog.Build(memstore.Listing(objects...), catalog.BuildOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := Open(Options{Path: t.TempDir(), Size: 64 << 20, Memory: 256 << 20, Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := [16]byte{1}
+	open := func(log *slog.Logger) *cache.Volume {
+		d.Enter(id)
+		v := d.Cache.NewVolume(cache.VolumeOptions{Manifest: m, Dataset: id, Store: mem})
+		if err := d.OpenDisk(v, id, "file:///a", 0, 1, log); err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+	leave := func(v *cache.Volume) {
+		if err := v.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Leave(id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	v := open(quiet)
+	for i := range files {
+		if _, err := v.ReadAt(ctx, i, make([]byte, size), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := v.Flush(ctx); err != nil {
+		t.Fatal(err)
+	}
+	leave(v)
+	before, limit := d.Usage()
+	segments, err := filepath.Glob(filepath.Join(d.segments(id), "*.seg"))
+	if err != nil || before < files*size {
+		t.Fatal(before, segments, err)
+	}
+	data, err := os.ReadFile(segments[0])
+	if err == nil {
+		data[20] ^= 1
+		err = os.WriteFile(segments[0], data, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	mended := false
+	v = open(slog.New(messages(func(message string) {
+		if !strings.HasPrefix(message, "header of a cache segment rewritten") {
+			return
+		}
+		mended = true // in the midst of it
+		if used, _ := d.Usage(); used != before {
+			t.Errorf("%d bytes count, of %d", used, before)
+		}
+		if d.Cache.Budget().TryTake(limit - before + 1) {
+			t.Error("another dataset got the room")
+			d.Cache.Budget().Give(limit - before + 1)
+		}
+	})))
+	if used, _ := d.Usage(); !mended || used != before {
+		t.Errorf("mended %v, %d bytes count, of %d", mended, used, before)
+	}
+	leave(v)
+	if used, _ := d.Usage(); used != before {
+		t.Errorf("%d bytes count after it was closed, of %d", used, before)
+	}
+	if err := d.Remove(id); err != nil {
+		t.Fatal(err)
+	}
+	if used, _ := d.Usage(); used != 0 {
+		t.Errorf("%d bytes count of what was removed", used)
+	}
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
 }

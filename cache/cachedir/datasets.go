@@ -94,8 +94,10 @@ func (d *Dir) Leave(id [16]byte) error {
 func (d *Dir) OpenDisk(v *cache.Volume, id [16]byte, title string, quota int64, versions int, log *slog.Logger) error {
 	budget := d.Cache.Budget()
 	if limit := budget.Limit(); limit < minDisk {
+		err := os.RemoveAll(d.segments(id)) // their tables go when the dataset is opened next
 		d.mu.Lock()
-		err, meta, enough := d.removeSegments(id), d.metaOnDisk(), d.enough(versions)
+		_, _ = d.countIdle(id)
+		meta, enough := d.metaOnDisk(), d.enough(versions)
 		d.mu.Unlock()
 		if over := budget.Used() - limit; over > 0 {
 			d.makeRoom(over)
@@ -108,25 +110,23 @@ func (d *Dir) OpenDisk(v *cache.Volume, id [16]byte, title string, quota int64, 
 	if err := d.Catalog.Touch(id, title); err != nil {
 		log.Warn("cannot record in the catalog that the dataset is in use", "cause", err)
 	}
-	d.mu.Lock()
-	idle := d.idle[id]
-	delete(d.idle, id)
-	d.mu.Unlock()
-	budget.Give(idle) // the store that opens now counts them
-	return v.OpenDisk(d.segments(id), segment.Options{Key: d.Key, MaxBytes: quota, Index: d.Catalog.Index(id), Logger: log})
+	counted := func() int64 {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		defer delete(d.idle, id)
+		return d.idle[id]
+	}
+	return v.OpenDisk(d.segments(id), segment.Options{Key: d.Key, MaxBytes: quota, Counted: counted, Index: d.Catalog.Index(id), Logger: log})
 }
 
-// Remove deletes a dataset from the directory. It must not be open. versions names the manifests and layouts in use.
-func (d *Dir) Remove(id [16]byte, versions ...string) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if err := d.removeSegments(id); err != nil {
-		return err
+// Remove deletes a dataset from the directory. It must not be open, nor be opened before this returns. Its lists stay until the
+// catalog's next GC. A slow disk holds up nobody else.
+func (d *Dir) Remove(id [16]byte) error {
+	d.Enter(id) // others leave it alone
+	err := errors.Join(os.RemoveAll(d.segments(id)), d.Leave(id))
+	if err == nil {
+		err = d.Catalog.Forget(id)
 	}
-	if err := d.Catalog.Forget(id); err != nil {
-		return err
-	}
-	_, err := d.Catalog.GC(versions...)
 	return err
 }
 
@@ -261,14 +261,4 @@ func (d *Dir) countIdle(id [16]byte) (n int64, err error) {
 		delete(d.idle, id)
 	}
 	return n, err
-}
-
-// removeSegments deletes the segments of a dataset that is not open, or was not until now. d.mu is held.
-func (d *Dir) removeSegments(id [16]byte) error {
-	if _, ok := d.idle[id]; !ok {
-		return nil
-	}
-	err := os.RemoveAll(d.segments(id))
-	_, _ = d.countIdle(id)
-	return err // the segments' tables go when the dataset is opened next
 }

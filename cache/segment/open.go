@@ -25,7 +25,12 @@ func Open(dir string, o Options, visit func(Extent, Loc)) (*Store, error) {
 	if visit == nil {
 		visit = func(Extent, Loc) {}
 	}
-	if err := s.recoverAll(visit); err != nil {
+	if o.Counted != nil {
+		s.counted = o.Counted()
+	}
+	err := s.recoverAll(visit)
+	o.Budget.Give(s.counted)
+	if err != nil {
 		_ = s.closeFiles()
 		s.giveAll()
 		return nil, fmt.Errorf("segment: open %s: %w", dir, err)
@@ -363,7 +368,9 @@ func (s *Store) install(l *loaded, visit func(Extent, Loc)) {
 		visit(e.Extent, makeLoc(g.id, e.off, e.gap))
 	}
 	s.used += g.end
-	s.o.Budget.Take(g.end)
+	known := min(s.counted, g.end)
+	s.counted -= known
+	s.o.Budget.Take(g.end - known)
 	(*s.segs.Load())[g.id] = g
 }
 

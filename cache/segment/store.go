@@ -72,6 +72,9 @@ type Options struct {
 	// Budget is a second limit, shared with other stores; nil means none. A store gives its bytes back when it is
 	// closed.
 	Budget *Budget
+	// Counted returns the bytes of the Budget that the caller has taken for what lies in the folder. Open takes them over, so that
+	// they are the store's without having been anybody else's; nil: there are none.
+	Counted func() int64
 	// Key encrypts records; nil: no encryption. Records on disk of the other kind are not read.
 	Key *crypt.Key
 	// Index keeps the record tables; without one, Open scans all segments.
@@ -122,6 +125,7 @@ type Store struct {
 	nextID    uint32
 	maxBytes  int64
 	used      int64 // with the bytes of the append that is under way
+	counted   int64 // of Options.Counted, not yet used
 	returned  bool  // used is not in the budget any more
 	unsealed  error // of sealing since the last Sync
 	closed    bool

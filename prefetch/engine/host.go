@@ -146,14 +146,26 @@ func (h *Host) Fetched() int64 {
 	return c.Prefetched + c.Misses
 }
 
-// Remove deletes a dataset from the cache directory. It must not be open.
+// Remove deletes a dataset from the cache directory. It must not be open; who opens it now waits.
 func (h *Host) Remove(id [16]byte) error {
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	if e := h.open[id]; e != nil {
+		h.mu.Unlock()
 		return fmt.Errorf("%s is open (unmount it first)", e.source)
 	}
-	return h.Dir.Remove(id, h.versions()...)
+	nobody := &Engine{lifetime: lifetime{gone: make(chan struct{})}} // without users, as one on its way out
+	h.open[id] = nobody
+	h.mu.Unlock()
+	err := h.Dir.Remove(id)
+	h.mu.Lock()
+	delete(h.open, id)
+	close(nobody.gone)
+	keep := h.versions()
+	h.mu.Unlock()
+	if err == nil {
+		_, err = h.Catalog.GC(keep...)
+	}
+	return err
 }
 
 // versions returns the versions of manifests and layouts that are open. h.mu is held.

@@ -267,6 +267,84 @@ func TestDatasetsShareADirectory(t *testing.T) {
 	}
 }
 
+// stopping is a handler that waits at a message for stop to be closed, after it has closed there.
+type stopping struct {
+	slog.Handler
+	at          string
+	there, stop chan struct{}
+}
+
+func (h stopping) Handle(ctx context.Context, r slog.Record) error {
+	if strings.HasPrefix(r.Message, h.at) {
+		close(h.there)
+		<-h.stop
+	}
+	return h.Handler.Handle(ctx, r)
+}
+
+// A disk that takes its time over a removal holds up nobody else.
+func TestRemoveOnASlowDisk(t *testing.T) {
+	dir, paths := folder(t, 1, 2)
+	cacheDir := t.TempDir()
+	log := stopping{slog.NewTextHandler(io.Discard, nil), "manifest or layout is lost", make(chan struct{}), make(chan struct{})}
+	h, err := OpenHost(HostConfig{Options: cachedir.Options{Path: cacheDir, Size: 64 << 20, Memory: 256 << 20, Logger: slog.New(log)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := openOn(t, h, Config{Source: dir, Order: spec(t, "none")})
+	read(t, e, dir, paths[0])
+	name, manifest := e.name, e.Manifest().FileName()
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	// It is the catalog that waits, and so the removal: for who finds that a list is lost.
+	if err := os.Remove(filepath.Join(cacheDir, "manifests", manifest)); err != nil {
+		t.Fatal(err)
+	}
+	var all sync.WaitGroup
+	all.Go(func() {
+		if _, _, err := h.Catalog.Manifest(name); !errors.Is(err, catalog.ErrNoManifest) {
+			t.Error(err)
+		}
+	})
+	<-log.there
+	all.Go(func() {
+		if err := h.Remove(e.dataset); err != nil {
+			t.Error(err)
+		}
+	})
+	waitFor(t, "the segments are removed", func() bool {
+		_, err := os.Stat(filepath.Join(cacheDir, "segments", hex.EncodeToString(e.dataset[:])))
+		return errors.Is(err, os.ErrNotExist)
+	})
+	waitFor(t, "nobody has the host's lock", func() bool {
+		free := h.mu.TryLock()
+		if free {
+			h.mu.Unlock()
+		}
+		return free
+	})
+	if _, err := h.Datasets(); err != nil {
+		t.Error(err)
+	}
+	if h.users() > 0 || len(h.engines()) > 0 {
+		t.Error("what is removed is open")
+	}
+	early, cancel := context.WithCancel(t.Context())
+	cancel()
+	if same, err := h.enter(early, &Engine{identity: e.identity}); same != nil || !errors.Is(err, context.Canceled) {
+		t.Errorf("who opens what is being removed does not wait: %v, %v", same, err)
+	}
+	close(log.stop)
+	all.Wait()
+	if infos, err := h.Datasets(); err != nil || len(infos) > 0 {
+		t.Errorf("%v, %v", infos, err)
+	}
+	if err := h.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func catalogID(dir string) []byte {
 	src, err := objstore.ParseSource(dir)
 	if err != nil {
