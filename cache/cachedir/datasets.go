@@ -174,20 +174,11 @@ func (d *Dir) findIdle() error {
 		return fmt.Errorf("cache directory: %w", err)
 	}
 	for _, e := range entries {
-		if id, ok := datasetOf(e); ok {
+		if id, ok := catalog.ParseID(e.Name()); ok && e.IsDir() {
 			_, _ = d.countIdle(id) // an error shows again when the dataset is opened
 		}
 	}
 	return nil
-}
-
-// datasetOf returns the dataset whose segments lie in a folder of segments.
-func datasetOf(e fs.DirEntry) (id [16]byte, ok bool) {
-	b, err := hex.DecodeString(e.Name())
-	if err != nil || len(b) != len(id) || !e.IsDir() {
-		return id, false
-	}
-	return [16]byte(b), true
 }
 
 func folderBytes(dir string) (n int64, err error) {

@@ -122,8 +122,8 @@ func fsck(ctx context.Context, dir string, key *crypt.Key, o FsckOptions, r *Rep
 	}
 	for _, e := range entries {
 		path := filepath.Join(segments, e.Name())
-		id, ok := datasetOf(e)
-		if !ok {
+		id, ok := catalog.ParseID(e.Name())
+		if !ok || !e.IsDir() {
 			r.note("%s: not a file of shoal (left alone)", path)
 			continue
 		}

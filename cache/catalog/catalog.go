@@ -213,8 +213,7 @@ func (c *Catalog) SetManifest(source string, m *Manifest, l *Layout, number int6
 	if _, err := saveUnder(c.manifestDir(), m.FileName(), m.data, "manifest", c.key); err != nil {
 		return fmt.Errorf("catalog: %s: %w", source, err)
 	}
-	var old sourceValue
-	_, _ = c.get(sourcePrefix+source, &old) // what cannot be read is replaced
+	old := c.known(source)
 	if v.Number, v.Past = old.Number, old.Past; v.Number > 0 && (v.Version != old.Version || v.Layout != old.Layout) {
 		v.Number++
 		v.Past = append(v.Past, old.Version)
@@ -252,26 +251,23 @@ func (c *Catalog) MarkStale(prefix string, keys []string) error {
 }
 
 // Stale reports whether a source is marked.
-func (c *Catalog) Stale(source string) bool {
-	var v sourceValue
-	ok, err := c.get(sourcePrefix+source, &v)
-	return err == nil && ok && v.Stale
-}
+func (c *Catalog) Stale(source string) bool { return c.known(source).Stale }
 
 // Number returns the number of the source's current version; 0 if it is no cluster's.
-func (c *Catalog) Number(source string) int64 {
-	var v sourceValue
-	if _, err := c.get(sourcePrefix+source, &v); err != nil {
-		return 0
-	}
-	return v.Number
-}
+func (c *Catalog) Number(source string) int64 { return c.known(source).Number }
 
 // Had reports whether the source had a version lately, or has it.
 func (c *Catalog) Had(source, version string) bool {
-	var v sourceValue
-	ok, err := c.get(sourcePrefix+source, &v)
-	return err == nil && ok && (v.Version == version || slices.Contains(v.Past, version))
+	v := c.known(source)
+	return v.Version == version || slices.Contains(v.Past, version)
+}
+
+// known returns what is known of a source: nothing, if that cannot be read.
+func (c *Catalog) known(source string) (v sourceValue) {
+	if _, err := c.get(sourcePrefix+source, &v); err != nil {
+		return sourceValue{}
+	}
+	return v
 }
 
 // SetNumber remembers which of a cluster's listings the source's current version is. SetManifest counts on from there, so that

@@ -57,7 +57,7 @@ func (c *Catalog) datasets() ([]Dataset, error) {
 	}
 	named := make(map[string]bool)
 	if err := each(c, datasetPrefix, func(key string, v datasetValue) {
-		id, ok := parseID(key)
+		id, ok := ParseID(key)
 		if !ok {
 			return
 		}
@@ -79,7 +79,7 @@ func (c *Catalog) datasets() ([]Dataset, error) {
 		return nil, err
 	}
 	for _, e := range entries {
-		if id, ok := parseID(e.Name()); ok {
+		if id, ok := ParseID(e.Name()); ok {
 			add(Dataset{ID: id})
 		}
 	}
@@ -89,8 +89,8 @@ func (c *Catalog) datasets() ([]Dataset, error) {
 	return list, nil
 }
 
-// parseID parses a dataset's id in hex.
-func parseID(text string) (id [16]byte, ok bool) {
+// ParseID parses a dataset's id in hex, the name of its folders.
+func ParseID(text string) (id [16]byte, ok bool) {
 	n, err := hex.Decode(id[:], []byte(text)[:min(len(text), 32)])
 	return id, err == nil && n == len(id) && len(text) == 32
 }

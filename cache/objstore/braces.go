@@ -82,11 +82,7 @@ func (g *braceGroup) append(b []byte, i int) []byte {
 	if g.last < g.first {
 		v = g.first - int64(i)
 	}
-	text := strconv.AppendInt(make([]byte, 0, 20), v, 10)
-	for range g.width - len(text) {
-		b = append(b, '0')
-	}
-	return append(b, text...)
+	return fmt.Appendf(b, "%0*d", g.width, v)
 }
 
 // parseBraces splits a pattern into groups and returns how many names they make.

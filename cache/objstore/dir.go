@@ -195,7 +195,9 @@ func (d *Dir) ReadSpans(ctx context.Context, o Object, spans []Span) error {
 func (d *Dir) open(path string, o Object) (fd int, err error) {
 	// O_NONBLOCK: opening a pipe that replaced the file must not hang. Raw calls, because os.File would register each
 	// descriptor with the poller.
-	fd, err = openRetry(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK)
+	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
+		fd, err = unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	}
 	if err != nil {
 		return -1, fileError("read", o.Key, err)
 	}
@@ -224,15 +226,6 @@ func pread(ctx context.Context, fd int, o Object, p []byte, off int64) error {
 		}
 	}
 	return nil
-}
-
-func openRetry(path string, flags int) (int, error) {
-	for {
-		fd, err := unix.Open(path, flags, 0)
-		if !errors.Is(err, unix.EINTR) {
-			return fd, err
-		}
-	}
 }
 
 // sameVersion returns KindChanged unless the open file is the version o.

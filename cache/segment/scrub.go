@@ -37,9 +37,6 @@ func (s *Store) Scrub(ctx context.Context, pace func(n int), bad func(Record, Lo
 	if x.pace == nil {
 		x.pace = func(int) {}
 	}
-	if x.bad == nil {
-		x.bad = func(Record, Loc) {}
-	}
 	for _, g := range s.sorted() {
 		if err := x.segment(g); err != nil {
 			x.errs = append(x.errs, err)

@@ -109,7 +109,7 @@ func TestScrubEnds(t *testing.T) {
 		if runs++; runs == 3 {
 			cancel()
 		}
-	}, nil); !errors.Is(err, context.Canceled) || runs != 3 {
+	}, func(_ Record, loc Loc) { t.Error(loc) }); !errors.Is(err, context.Canceled) || runs != 3 {
 		t.Errorf("%d runs: %v", runs, err)
 	}
 	// One segment that cannot be read does not hide the others; a disk that reads nothing is left alone.
@@ -140,7 +140,7 @@ func TestScrubEnds(t *testing.T) {
 	}, func(_ Record, loc Loc) { t.Errorf("%v is not bad", loc) }); err != nil || runs != 6 {
 		t.Errorf("%d runs: %v", runs, err)
 	}
-	if err := s.Scrub(t.Context(), func(int) { mustClose(t, s) }, nil); !errors.Is(err, ErrClosed) {
+	if err := s.Scrub(t.Context(), func(int) { mustClose(t, s) }, func(_ Record, loc Loc) { t.Error(loc) }); !errors.Is(err, ErrClosed) {
 		t.Error(err)
 	}
 }

@@ -89,7 +89,7 @@ func escape(name string, m mode, e *Escaped) tarName {
 		count(&e.Dotfiles, lead > 0)
 		count(&e.NoExtension, last == "" || last == noExt)
 		count(&e.SameStem, m != modePlain && strings.IndexByte(stem[lead:], '.') >= 0)
-		count(&e.Percent, hasEscape(name))
+		count(&e.Percent, escapeText(name, false) != name)
 		count(&e.Long, long)
 	}
 	return t
@@ -97,15 +97,6 @@ func escape(name string, m mode, e *Escaped) tarName {
 
 func isEscape(s string) bool {
 	return strings.HasPrefix(s, "%2E") || strings.HasPrefix(s, "%2e") || strings.HasPrefix(s, "%25")
-}
-
-func hasEscape(s string) bool {
-	for i := strings.IndexByte(s, '%'); i >= 0 && i < len(s); i++ {
-		if isEscape(s[i:]) {
-			return true
-		}
-	}
-	return false
 }
 
 // escapeText writes "%" as "%25" if it would read as an escape, and with dots set also dots as "%2E". It is
