@@ -63,10 +63,12 @@ type Memo struct {
 	MaxWrite           int
 }
 
-// Word is a line of the memo after the first: a version's number. Older programs also wrote the names of plans, with the number 0.
+// Word is a line of the memo after the first: a version's number, or one that the kernel knows no more. Older programs also wrote the
+// names of plans, with the number 0.
 type Word struct {
 	Generation uint64
 	Version    string
+	Gone       uint64 `json:",omitempty"`
 }
 
 // memoText is where the memo's lines begin. Before it are the counts.
@@ -131,7 +133,7 @@ func ReadMemo(memo *os.File) (m Memo, words []Word, err error) {
 		if json.Unmarshal(line, &w) != nil {
 			break
 		}
-		words = append(words, w)
+		words = slices.DeleteFunc(append(words, w), func(old Word) bool { return old.Gone > 0 || old.Generation == w.Gone })
 	}
 	return m, words, nil
 }
@@ -212,6 +214,14 @@ func (f *filesystem) keepable(path string, device *os.File, t *fuseio.Server, mo
 	f.kept = k
 }
 
+// note writes that the kernel knows a version, or no more.
+func (f *filesystem) note(g *generation, gone bool) error {
+	if gone {
+		return f.kept.write(Word{Gone: g.number})
+	}
+	return f.kept.write(Word{Generation: g.number, Version: f.volume.(Historian).VersionName(g.manifest)})
+}
+
 // keep begins to write the memo, and lets the holder have the mount.
 func (s *Server) keep() error {
 	f, k := s.fs, s.fs.kept
@@ -220,12 +230,10 @@ func (s *Server) keep() error {
 	}
 	f.draining.counts = k.counts
 	f.control.nextFh = uint64(k.lives.Load()) << 32 // no earlier life has given such handles
-	f.gens.note = func(g *generation) error {
-		return k.write(Word{Generation: g.number, Version: f.volume.(Historian).VersionName(g.manifest)})
-	}
+	f.gens.note = f.note
 	newest := f.gens.newest()
 	if n := len(k.words); n == 0 || !slices.ContainsFunc(k.words, func(w Word) bool { return w.Generation == newest.number }) {
-		if err := f.gens.note(newest); err != nil {
+		if err := f.note(newest, false); err != nil {
 			return fmt.Errorf("mount %s: %w", s.mountpoint, err)
 		}
 	}

@@ -62,9 +62,9 @@ func (g *generation) retain(n int64) bool { return g.refs.Add(n) > 0 }
 // generations has every version with nodes known to the kernel.
 type generations struct {
 	volume Volume
-	all    atomic.Pointer[[]*generation] // copied on write; the newest last, nearly always alone
-	mu     sync.Mutex                    // serializes changes
-	note   func(g *generation) error     // before the kernel learns of it
+	all    atomic.Pointer[[]*generation]        // copied on write; the newest last, nearly always alone
+	mu     sync.Mutex                           // serializes changes
+	note   func(g *generation, gone bool) error // before the kernel learns of it, and when it knows no node of it any more
 }
 
 // foreign is more references than the kernel can drop: those that an earlier process gave.
@@ -72,7 +72,7 @@ const foreign = 1 << 60
 
 // newGenerations returns the versions that the kernel knows: those of an earlier process, and the one in force.
 func newGenerations(v Volume, earlier []Word) *generations {
-	s := &generations{volume: v, note: func(*generation) error { return nil }}
+	s := &generations{volume: v, note: func(*generation, bool) error { return nil }}
 	var all []*generation
 	last := uint64(0)
 	h, _ := v.(Historian)
@@ -119,7 +119,7 @@ func (s *generations) current() *generation {
 		return g
 	}
 	next := &generation{number: g.number + 1, manifest: m}
-	if s.note(next) != nil {
+	if s.note(next, false) != nil {
 		return g // the old version stays in force: nobody could serve the new one's nodes later
 	}
 	s.prune(next)
@@ -148,7 +148,14 @@ func (s *generations) release(g *generation, n int64) {
 // prune retires generations without references, but for newest, which is added unless it is there. s.mu is held.
 func (s *generations) prune(newest *generation) {
 	kept := slices.DeleteFunc(slices.Clone(*s.all.Load()), func(g *generation) bool {
-		return g == newest || g.refs.CompareAndSwap(0, retired)
+		switch {
+		case g == newest:
+		case g.refs.CompareAndSwap(0, retired):
+			_ = s.note(g, true) // without it a later process keeps the version
+		default:
+			return false
+		}
+		return true
 	})
 	kept = append(kept, newest)
 	s.all.Store(&kept)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"syscall"
 	"testing"
 
@@ -56,11 +57,27 @@ type versionsOnly struct {
 
 func (v *versionsOnly) Manifest() *catalog.Manifest { return v.m }
 
-// A version must be found as long as the kernel has one reference to it, and no longer.
+func (v *versionsOnly) VersionName(m *catalog.Manifest) string       { return fmt.Sprintf("%p", m) }
+func (v *versionsOnly) VersionNamed(string) (none *catalog.Manifest) { return none }
+
+// A version must be found as long as the kernel has one reference to it, and no longer, here and in the memo.
 func TestGenerations(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		v := &versionsOnly{m: new(catalog.Manifest)}
 		s := newGenerations(v, nil)
+		device, err := os.Open(os.DevNull)
+		if err != nil {
+			t.Fatal(err)
+		}
+		k, err := newKept(device, Memo{})
+		defer k.close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.note = (&filesystem{volume: v, kept: k}).note
+		if err := s.note(s.newest(), false); err != nil {
+			t.Fatal(err)
+		}
 		refs := map[uint64]int64{}
 		newest := uint64(1)
 		known := []uint64{1}
@@ -90,6 +107,12 @@ func TestGenerations(t *testing.T) {
 				s.release(s.find(n), k)
 			},
 			"": func(t *rapid.T) {
+				_, words, err := ReadMemo(k.memo)
+				if all := *s.all.Load(); err != nil || !slices.EqualFunc(words, all, func(w Word, g *generation) bool {
+					return w.Generation == g.number && w.Version == v.VersionName(g.manifest)
+				}) {
+					t.Fatalf("the memo has %v of %d versions, %v", words, len(all), err)
+				}
 				for _, n := range known {
 					g := s.find(n)
 					if want := n == newest || refs[n] > 0; (g != nil) != want {

@@ -28,6 +28,9 @@ type content struct {
 // Raw returns the content of the file, for another node. It must not be changed, or used after Close.
 func (c *content) Raw() []byte { return c.data }
 
+// Content returns what Close frees, which holds nothing else.
+func (c *content) Content() io.Closer { return c }
+
 // FileSize returns the length of the file in bytes, which is also its size in memory.
 func (c *content) FileSize() int64 { return int64(len(c.data)) }
 

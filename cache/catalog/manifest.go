@@ -46,7 +46,8 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // Manifest is one immutable version of a dataset: its files in sample order, and their directories. It is safe for
 // concurrent use. File and directory numbers out of range panic, as slice indices do.
 type Manifest struct {
-	content
+	*content
+	Owner any // of whoever opened it; lives as long
 
 	version      [32]byte
 	files, dirs  int
@@ -164,7 +165,7 @@ func cutter(rest []byte) func(n uint64) []byte {
 // parseColumns cuts the file into columns of the right lengths, and checks these.
 func parseColumns(data []byte, files, dirs uint64, arena [5]uint64) (*Manifest, error) {
 	h := data[:headerLen]
-	m := &Manifest{content: content{data: data}, version: [32]byte(h[16:48]), files: int(files), dirs: int(dirs), bytes: int64(binary.LittleEndian.Uint64(h[64:]))}
+	m := &Manifest{content: &content{data: data}, version: [32]byte(h[16:48]), files: int(files), dirs: int(dirs), bytes: int64(binary.LittleEndian.Uint64(h[64:]))}
 	cut := cutter(data[headerLen:])
 	m.dirTab = cut(dirs * dirLen)
 	m.nameOff, m.etagOff = cut(8*(files+1)), cut(8*(files+1))

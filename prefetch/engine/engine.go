@@ -41,6 +41,7 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore/stores"
 	"github.com/shoalfs/shoal/cache/segment"
 	"github.com/shoalfs/shoal/cache/shard"
+	"github.com/shoalfs/shoal/internal/pause"
 	"github.com/shoalfs/shoal/internal/trace"
 	"github.com/shoalfs/shoal/prefetch/order"
 	"github.com/shoalfs/shoal/prefetch/run"
@@ -131,7 +132,7 @@ type versions struct {
 	untold     func(served bool)         // of what was listed last and is not published yet; only the running Open or refresh uses it
 
 	mu    sync.Mutex
-	views []*view        // all, the one in force last
+	views []*opened      // all, the one in force last
 	moved []*func([]int) // of OnMoved
 }
 
@@ -276,6 +277,11 @@ func (e *Engine) startBackground() error {
 		}
 	})
 	e.background.Go(func() { e.scrubLoop(ctx) })
+	e.background.Go(func() {
+		for range pause.Every(ctx, sweepEvery) {
+			e.sweep()
+		}
+	})
 	e.background.Go(func() { e.orders.watch(ctx) })
 	e.background.Go(func() { e.recodeLoop(ctx) })
 	if e.host.node != nil {
@@ -602,6 +608,9 @@ func (e *Engine) refresh(ctx context.Context, afresh bool, list func(context.Con
 	v.volume.Inherit(old.volume)
 	e.cur.Store(v)
 	old.volume.Retire()
+	e.mu.Lock()
+	e.views[len(e.views)-2].held = nil
+	e.mu.Unlock()
 	e.tellMoved(nil)
 	e.log.Info("moved to a new dataset version", "old", old.manifest.Version()[:12], "new", m.Version()[:12], "files", m.Len())
 	if err = e.orders.start(e.order()); err != nil {
@@ -725,12 +734,7 @@ func (e *Engine) Permissions(m *catalog.Manifest, file int) (bits uint32, ok boo
 }
 
 // volumeOf returns the volume of a version that is or was in force.
-func (s *versions) volumeOf(m *catalog.Manifest) *cache.Volume {
-	if v := s.cur.Load(); v.manifest == m {
-		return v.volume
-	}
-	return s.find(func(v *view) bool { return v.manifest == m }).volume
-}
+func (e *Engine) volumeOf(m *catalog.Manifest) *cache.Volume { return m.Owner.(*view).volume }
 
 // Opened is the position signal: a reader of the mount has opened a file. process identifies the reader; 0 if
 // unknown.
@@ -792,7 +796,7 @@ func (h *Host) leave(e *Engine) error {
 	h.node.forget(e)
 	e.guests.close()
 	if len(e.views) > 0 {
-		err = e.views[len(e.views)-1].volume.Close()
+		err = e.views[len(e.views)-1].held.volume.Close()
 	}
 	e.near.Close() // nobody reads any more, but copies may still be put
 	e.cache.Ledger().Withhold(-e.withheld)
@@ -805,9 +809,8 @@ func (h *Host) leave(e *Engine) error {
 	delete(h.open, e.dataset)
 	err = errors.Join(err, h.Leave(e.dataset))
 	h.mu.Unlock()
-	for _, v := range e.views {
-		err = errors.Join(err, closeList(v.manifest, v.layout))
-		h.Release(v.need)
+	for _, o := range e.views {
+		err = errors.Join(err, o.close(h))
 	}
 	return err
 }

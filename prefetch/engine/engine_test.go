@@ -212,6 +212,44 @@ func TestRefreshKeepsPlansAndOldReaders(t *testing.T) {
 	}
 }
 
+// A version is freed once nobody uses it, and not before. What was read last may name one or two a little longer.
+func TestVersionsEnd(t *testing.T) {
+	for _, spec := range []string{"auto", "torch:seed=5", "none"} {
+		dir, paths := folder(t, 2, 10)
+		e := openEngine(t, dir, t.TempDir(), spec)
+		defer closeEngine(t, e)
+		memory := e.cache.Ledger().Limit
+		alone, held := memory(), e.Manifest()
+		for i := range 20 {
+			if err := e.PutPlan("job", []byte(strings.Join(paths, "\n")+"\n")); (err != nil) != (spec == "none") {
+				t.Fatal(err)
+			}
+			for _, p := range paths {
+				read(t, e, dir, p)
+			}
+			if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("c00/new%d.jpg", i)), []byte("new"), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			if changed, err := e.Refresh(context.Background()); !changed || err != nil {
+				t.Fatalf("a new file: %v, %v", changed, err)
+			}
+		}
+		each := (alone - memory()) / 20
+		waitFor(t, "the versions are freed", func() bool {
+			runtime.GC()
+			e.sweep()
+			return alone-memory() <= 5*each
+		})
+		if n, err := e.ReadAt(context.Background(), held, 5, make([]byte, 10), 0); n != 10 || err != nil {
+			t.Errorf("of the version that is used: %d, %v", n, err)
+		}
+		if got := held.Path(5); got != paths[5] {
+			t.Errorf("its file 5 is %s", got)
+		}
+		read(t, e, dir, "c00/new19.jpg")
+	}
+}
+
 // If the order cannot go on in the new version, no stream follows the old one by the numbers of the new one's files.
 func TestRefreshEndsTheOrder(t *testing.T) {
 	dir, paths := folder(t, 1, 10)

@@ -162,8 +162,8 @@ func (s serving) File(name string) (io.ReadCloser, int64, error) {
 		if !e.guests.enter() {
 			continue
 		}
-		if raw := e.rawFile(name); raw != nil {
-			return leaving{bytes.NewReader(raw), &e.guests}, int64(len(raw)), nil
+		if raw, of := e.rawFile(name); raw != nil {
+			return leaving{bytes.NewReader(raw), of, &e.guests}, int64(len(raw)), nil
 		}
 		e.guests.leave()
 	}
@@ -172,26 +172,24 @@ func (s serving) File(name string) (io.ReadCloser, int64, error) {
 
 type leaving struct {
 	io.Reader
-	g *guests
+	of any // what the bytes belong to
+	g  *guests
 }
 
 func (l leaving) Close() error { l.g.leave(); return nil }
 
-func (e *Engine) rawFile(name string) []byte {
+func (e *Engine) rawFile(name string) (raw []byte, of any) {
 	if by := e.recoding.encode.Load(); by != nil && name == e.codingName() {
-		return by.tables
+		return by.tables, nil
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, v := range e.views {
-		switch {
-		case v.manifest.FileName() == name:
-			return v.manifest.Raw()
-		case v.layout != nil && v.layout.Version() == name:
-			return v.layout.Raw()
-		}
+	v := e.find(func(v *view) bool { return name != "" && (v.manifest.FileName() == name || v.layout.Version() == name) })
+	switch {
+	case v == nil:
+		return nil, nil
+	case v.manifest.FileName() == name:
+		return v.manifest.Raw(), v
 	}
-	return nil
+	return v.layout.Raw(), v
 }
 
 // guest is a version of a dataset as peers read it, a peer.Volume.

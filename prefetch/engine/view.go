@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"iter"
 	"maps"
 	"math"
@@ -12,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"weak"
 
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/cachedir"
@@ -34,10 +36,43 @@ type view struct {
 	unpacked string              // why --shards gives no groups
 	sharing  *sharing            // nil without a cluster
 
-	need cachedir.Need // its reservation in the cache directory
-
 	listMu sync.Mutex
 	lists  map[string][]uint32 // by path, once read
+}
+
+// opened is a version that was opened. It lives as long as anything points to its view or its manifest, as mounts do that have nodes of it,
+// sessions, and requests.
+type opened struct {
+	held   *view // nil once another version is in force
+	view   weak.Pointer[view]
+	lists  []io.Closer   // what the collector does not free
+	need   cachedir.Need // its reservation in the cache directory
+	unused bool          // when sweep last looked
+}
+
+func (o *opened) close(h *Host) (err error) {
+	for _, l := range o.lists {
+		err = errors.Join(err, l.Close())
+	}
+	h.Release(o.need)
+	return err
+}
+
+// sweepEvery is how often versions that nobody uses are looked for. They are freed one look later: the collector may find a version
+// without pointers while its last reader still has bytes of it in hand.
+const sweepEvery = 30 * time.Second
+
+func (e *Engine) sweep() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.views = slices.DeleteFunc(e.views, func(o *opened) bool {
+		if o.unused {
+			_ = o.close(e.host)
+			return true
+		}
+		o.unused = o.view.Value() == nil
+		return false
+	})
 }
 
 func closeList(m *catalog.Manifest, layout *catalog.Layout) error {
@@ -46,11 +81,12 @@ func closeList(m *catalog.Manifest, layout *catalog.Layout) error {
 
 // newView reserves a version's metadata and adds it to the cache.
 func (e *Engine) newView(m *catalog.Manifest, layout *catalog.Layout, match *catalog.Filter) (*view, error) {
-	v := &view{manifest: m, layout: layout}
-	var err error
-	if v.need, err = e.host.Reserve(m, layout, shard.CodedBytes(layout)); err != nil {
+	need, err := e.host.Reserve(m, layout, shard.CodedBytes(layout))
+	if err != nil {
 		return nil, errors.Join(err, closeList(m, layout))
 	}
+	v := &view{manifest: m, layout: layout}
+	m.Owner = v
 	v.samples = m.Samples(match)
 	v.keeping = newKeeping(e, v)
 	o := cache.VolumeOptions{Manifest: m, Dataset: e.dataset, Name: e.source.String(), Store: e.store, Admit: v.keeping.admit(), Codec: e.codec()}
@@ -73,31 +109,28 @@ func (e *Engine) newView(m *catalog.Manifest, layout *catalog.Layout, match *cat
 	}
 	v.volume = e.cache.NewVolume(o)
 	e.share(v)
+	lists := []io.Closer{m.Content()}
+	if layout != nil {
+		lists = append(lists, layout.Content())
+	}
 	e.mu.Lock()
-	e.views = append(e.views, v)
+	e.views = append(e.views, &opened{held: v, view: weak.Make(v), lists: lists, need: need})
 	e.mu.Unlock()
 	return v, nil
 }
 
 // openVersions returns the file names of manifests and layouts in use.
 func (s *versions) openVersions() (names []string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, v := range s.views {
-		names = append(names, v.manifest.FileName())
-		if v.layout != nil {
-			names = append(names, v.layout.Version())
-		}
-	}
+	s.find(func(v *view) bool {
+		names = append(names, v.manifest.FileName(), v.layout.Version())
+		return false
+	})
 	return names
 }
 
 // VersionName returns the name by which another process finds a version that is or was in force, as long as that is not removed.
-func (s *versions) VersionName(m *catalog.Manifest) string {
-	if v := s.find(func(v *view) bool { return v.manifest == m }); v != nil {
-		return v.name()
-	}
-	return ""
+func (e *Engine) VersionName(m *catalog.Manifest) string {
+	return m.Owner.(*view).name()
 }
 
 // VersionNamed returns the last version of that name, or nil.
@@ -124,8 +157,8 @@ func (e *Engine) collect() {
 func (s *versions) find(is func(*view) bool) *view {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, v := range slices.Backward(s.views) {
-		if is(v) {
+	for _, o := range slices.Backward(s.views) {
+		if v := o.view.Value(); v != nil && is(v) {
 			return v
 		}
 	}
