@@ -13,14 +13,20 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
-// bound is how many lines of Go and C all rooms may hold together, tests and generated code apart. No commit raises it, but one whose
-// issue gives an allowance: rooms trade, and a new capability pays with what it made unnecessary.
-const bound = 109_722
+// bound is how many lines of Go and C all rooms may hold together, tests and generated code apart. No commit raises it,
+// but one whose issue gives an allowance: rooms trade, and a new capability pays with what it made unnecessary.
+const bound = 112_004
+
+// widest is how many columns a line of code, of a comment or of prose may have, a tab as four, so that nobody saves
+// lines by longer ones (ADR 84). wideLines are the others: tables, and literals without a place to break them.
+const widest, wideLines = 120, 98
 
 // rooms are listed in the log. A file belongs to the longest that its path begins with.
-var rooms = []string{"cmd/shoal", "cmd/shoal-gpu", "cmd/shoal-lab", "fusefs", "fusefs/fuseio", "cache", "prefetch", "prefetch/engine",
+var rooms = []string{"cmd/shoal", "cmd/shoal-gpu", "cmd/shoal-lab", "fusefs", "fusefs/fuseio", "cache", "prefetch",
+	"prefetch/engine",
 	"loader", "s3api", "gpuingest", "ckpt", "csi", "internal", "lab", "python", "docs", "deploy", "tools"}
 
 // What reads well has bounds. Beyond each there is what was there before it was; it may only become less.
@@ -41,7 +47,8 @@ func TestTheHouseDoesNotGrow(t *testing.T) {
 			return err
 		case d.IsDir() && (p != "." && strings.HasPrefix(d.Name(), ".") || d.Name() == "bin" || d.Name() == "testdata"):
 			return filepath.SkipDir
-		case d.IsDir() || !slices.Contains([]string{".go", ".c", ".h", ".cu"}, filepath.Ext(p)) || strings.HasSuffix(p, "_test.go") || strings.HasSuffix(p, ".pb.go"):
+		case d.IsDir() || !slices.Contains([]string{".go", ".c", ".h", ".cu"}, filepath.Ext(p)) ||
+			strings.HasSuffix(p, "_test.go") || strings.HasSuffix(p, ".pb.go"):
 			return nil
 		}
 		text, err := os.ReadFile(p)
@@ -81,14 +88,18 @@ func TestTheHouseDoesNotGrow(t *testing.T) {
 	}
 	for folder, n := range names {
 		if n > mostNames {
-			t.Errorf("%s exports %d names, and %d are enough: make some private, divide it, or say why in its comment (%q)", folder, n, mostNames, manyNames)
+			t.Errorf(
+				"%s exports %d names, and %d are enough: make some private, divide it, or say why in its comment (%q)",
+				folder, n, mostNames, manyNames)
 		}
 	}
 	if len(long) > longFunctions {
-		t.Errorf("%d functions are longer than %d lines, where there were %d:\n%s", len(long), longestFunction, longFunctions, strings.Join(long, "\n"))
+		t.Errorf("%d functions are longer than %d lines, where there were %d:\n%s", len(long), longestFunction,
+			longFunctions, strings.Join(long, "\n"))
 	}
 	if len(wide) > wideStructs {
-		t.Errorf("%d structs have more than %d fields, where there were %d:\n%s", len(wide), mostFields, wideStructs, strings.Join(wide, "\n"))
+		t.Errorf("%d structs have more than %d fields, where there were %d:\n%s", len(wide), mostFields, wideStructs,
+			strings.Join(wide, "\n"))
 	}
 }
 
@@ -144,10 +155,13 @@ func count(names ...*ast.Ident) (exported int) {
 // pageWords is how many words the pages written by hand may hold together. What a program writes does not count.
 const pageWords = 50_000
 
+// writtenPages are those that a program writes.
+var writtenPages = []string{"docs/cli.md", "docs/cli-lab.md", "docs/python-api.md"}
+
 var metricTables = regexp.MustCompile(`(?s)<!-- metrics: begin -->.*?<!-- metrics: end -->`)
 
 func TestThePagesDoNotGrow(t *testing.T) {
-	words, written := 0, []string{"docs/cli.md", "docs/cli-lab.md", "docs/python-api.md"}
+	words := 0
 	for _, pattern := range []string{"README.md", "docs/*.md", "docs/examples/*.md"} {
 		pages, err := filepath.Glob(pattern)
 		if err != nil {
@@ -158,7 +172,7 @@ func TestThePagesDoNotGrow(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !slices.Contains(written, filepath.ToSlash(p)) {
+			if !slices.Contains(writtenPages, filepath.ToSlash(p)) {
 				words += len(strings.Fields(metricTables.ReplaceAllString(string(text), "")))
 			}
 		}
@@ -166,5 +180,40 @@ func TestThePagesDoNotGrow(t *testing.T) {
 	t.Logf("%d words of %d", words, pageWords)
 	if words > pageWords {
 		t.Errorf("the pages hold %d words, %d more than the bound: say each thing once", words, words-pageWords)
+	}
+}
+
+func TestLinesFit(t *testing.T) {
+	var wide []string
+	err := filepath.WalkDir(".", func(p string, d fs.DirEntry, err error) error {
+		switch ext := filepath.Ext(p); {
+		case err != nil:
+			return err
+		case d.IsDir() && (p != "." && strings.HasPrefix(d.Name(), ".") || d.Name() == "bin"):
+			return filepath.SkipDir
+		case d.IsDir() || strings.HasSuffix(p, ".pb.go") || slices.Contains(writtenPages, filepath.ToSlash(p)) ||
+			!slices.Contains([]string{".go", ".c", ".h", ".cu", ".py", ".md"}, ext):
+			return nil
+		}
+		text, err := os.ReadFile(p)
+		inside := false // a literal between backquotes
+		for line := range strings.Lines(string(text)) {
+			was := inside
+			if filepath.Ext(p) == ".go" && strings.Count(line, "`")%2 == 1 {
+				inside = !inside
+			}
+			line = strings.ReplaceAll(strings.TrimSuffix(line, "\n"), "\t", "    ")
+			if utf8.RuneCountInString(line) > widest && !was && !strings.ContainsAny(line, "`|") {
+				wide = append(wide, p+": "+strings.TrimSpace(line))
+			}
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(wide) > wideLines {
+		t.Errorf("%d lines are wider than %d columns, where there were %d:\n%s", len(wide), widest, wideLines,
+			strings.Join(wide, "\n"))
 	}
 }

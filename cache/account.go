@@ -110,7 +110,8 @@ func (c *Cache) TakeBack(a *Account, need int64, over float64, o Owners) (freed 
 	return freed
 }
 
-// last returns the most loaded account and its latest staged extents, latest first, if need bytes for a justify taking some.
+// last returns the most loaded account and its latest staged extents, latest first, if need bytes for a justify taking
+// some.
 func (r *ring) last(a *Account, need int64, over float64) (from *Account, keys []extentKey) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -23,7 +23,9 @@ func TestAccountsModel(t *testing.T) {
 		landed := make(chan error, 1)
 		rt.Repeat(map[string]func(*rapid.T){
 			"prefetch": func(rt *rapid.T) {
-				if v.Prefetch(account(), file.Draw(rt, "file"), 0, time.Time{}, func(_ int, err error) { landed <- err }) == Started {
+				if v.Prefetch(account(), file.Draw(rt, "file"), 0, time.Time{}, func(_ int, err error) {
+					landed <- err
+				}) == Started {
 					if err := <-landed; err != nil {
 						rt.Fatal(err)
 					}
@@ -118,8 +120,8 @@ func TestTakeBack(t *testing.T) {
 	}
 }
 
-// A batch gets its memory though all of that holds what was fetched ahead, its own samples for one, but nothing gives way to a batch
-// that waits for others.
+// A batch gets its memory though all of that holds what was fetched ahead, its own samples for one, but nothing gives
+// way to a batch that waits for others.
 func TestBatchTakesWhatIsAhead(t *testing.T) {
 	const size = 64 << 10
 	f := newFixture(t, slices.Repeat([]int{size}, 8)...)

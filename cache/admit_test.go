@@ -110,7 +110,9 @@ func TestAdmitByExtent(t *testing.T) {
 	f := newFixture(t, 3*ExtentSize+100, 100)
 	c := newPatient(Options{Memory: 64 << 20, Logger: quiet})
 	defer closeCache(t, c)
-	v := c.NewVolume(VolumeOptions{Manifest: f.m, Dataset: [16]byte{1}, Store: f.gate, Admit: func(file, x int) bool { return (file+x)%2 == 1 }})
+	v := c.NewVolume(VolumeOptions{Manifest: f.m, Dataset: [16]byte{1}, Store: f.gate, Admit: func(file, x int) bool {
+		return (file+x)%2 == 1
+	}})
 	if err := v.OpenDisk(t.TempDir(), segment.Options{Logger: quiet}); err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +148,9 @@ func TestExtrasTakeFreeSpaceOnly(t *testing.T) {
 		return false
 	}})
 	defer closeCache(t, c)
-	v := c.NewVolume(VolumeOptions{Manifest: f.m, Dataset: [16]byte{1}, Store: f.gate, Admit: func(file, _ int) bool { return file < 4 }})
+	v := c.NewVolume(VolumeOptions{Manifest: f.m, Dataset: [16]byte{1}, Store: f.gate, Admit: func(file, _ int) bool {
+		return file < 4
+	}})
 	if err := v.OpenDisk(t.TempDir(), segment.Options{SegmentSize: 256 << 10, Logger: quiet}); err != nil {
 		t.Fatal(err)
 	}
@@ -229,7 +233,8 @@ func TestTinyCache(t *testing.T) {
 			p := make([]byte, size)
 			for i := range 20 {
 				file := (r*31 + i*(2*r+1)) % files
-				if n, err := v.ReadAt(context.Background(), file, p, 0); err != nil || !bytes.Equal(p[:n], f.bytes[file]) {
+				if n, err := v.ReadAt(context.Background(), file, p, 0); err != nil ||
+					!bytes.Equal(p[:n], f.bytes[file]) {
 					t.Errorf("file %d: %d bytes, %v", file, n, err)
 				}
 				if i%4 == 0 {

@@ -17,7 +17,8 @@ func TestAdoption(t *testing.T) {
 		largest := rapid.SampledFrom([]int64{100, 3 * ExtentSize}).Draw(t, "largest")
 		m, err := catalog.Build(func(yield func(objstore.Object, error) bool) {
 			for i := range rapid.IntRange(1, 20).Draw(t, "files") {
-				if !yield(objstore.Object{Key: fmt.Sprintf("a/%02d", i), Size: rapid.Int64Range(1, largest).Draw(t, "size"), ETag: "e"}, nil) {
+				if !yield(objstore.Object{Key: fmt.Sprintf("a/%02d", i),
+					Size: rapid.Int64Range(1, largest).Draw(t, "size"), ETag: "e"}, nil) {
 					return
 				}
 			}
@@ -37,12 +38,14 @@ func TestAdoption(t *testing.T) {
 		for i := range n {
 			loc := segment.Loc(i + 1)
 			file := rapid.IntRange(0, m.Len()-1).Draw(t, "file")
-			x := segment.Extent{Dataset: ds, ID: m.ID(file), Offset: ExtentSize * rapid.Int64Range(0, 3).Draw(t, "extent"), File: uint32(file)}
+			x := segment.Extent{Dataset: ds, ID: m.ID(file),
+				Offset: ExtentSize * rapid.Int64Range(0, 3).Draw(t, "extent"), File: uint32(file)}
 			ours := x.Offset < m.Size(file)
 			if x.Length = 1; ours {
 				x.Length = int(v.ExtentBytes(file, int(x.Offset/ExtentSize)))
 			}
-			switch rapid.SampledFrom([]string{"", "", "hint", "far", "none", "version", "dataset", "offset"}).Draw(t, "kind") {
+			switch rapid.SampledFrom([]string{"", "", "hint", "far", "none", "version", "dataset", "offset"}).Draw(
+				t, "kind") {
 			case "hint":
 				x.File = uint32(rapid.IntRange(0, m.Len()-1).Draw(t, "hint"))
 			case "far":

@@ -71,7 +71,9 @@ func BenchmarkWarmRead(b *testing.B) {
 		return err
 	})
 	each("handed", func(i int, p []byte) error {
-		return d.handOver(context.Background(), p, func(p []byte) error { return d.store.ReadAt(loc(i), benchSize, p, 0) })
+		return d.handOver(context.Background(), p, func(p []byte) error {
+			return d.store.ReadAt(loc(i), benchSize, p, 0)
+		})
 	})
 }
 

@@ -7,11 +7,11 @@
 //	 (one request for     (recycled once   (one a     file, never evicted while
 //	  all who wait)        it was read)     dataset)   the dataset stands
 //
-// It is in its next place before it leaves the last. Reads are requests (request.go), fetches are flights (flight.go), and what
-// they ask are sources (source.go): the store, other nodes, the coded copy of a recoded file.
+// It is in its next place before it leaves the last. Reads are requests (request.go), fetches are flights (flight.go),
+// and what they ask are sources (source.go): the store, other nodes, the coded copy of a recoded file.
 //
-// What readers read at random places of files of several extents is fetched in granules of 64 KiB (granules.go). The disk keeps those
-// that an order of ranges reads, until they make an extent (partial.go).
+// What readers read at random places of files of several extents is fetched in granules of 64 KiB (granules.go). The
+// disk keeps those that an order of ranges reads, until they make an extent (partial.go).
 //
 // Readers are answered from the flight, the ring or the kept record, whichever exists. An extent that does not fit on
 // the full disk stays in the ring until it was read, and after that as long as memory has room for it (ring.go).
@@ -44,8 +44,8 @@
 // # One of a cluster
 //
 // A node keeps what it owns ([Volume.SetOwned]), and owners change. What is kept outside the set then stays until an
-// extent of the set finds no room, or the limit is lowered; it serves reads until then. Segments with the smallest share
-// of the set are rewritten without the rest. A restart adopts all records, whoever owns them.
+// extent of the set finds no room, or the limit is lowered; it serves reads until then. Segments with the smallest
+// share of the set are rewritten without the rest. A restart adopts all records, whoever owns them.
 //
 // # A disk in trouble
 //
@@ -140,10 +140,12 @@ type Cache struct {
 func New(o Options) *Cache {
 	o.Logger = cmp.Or(o.Logger, slog.Default())
 	c := &Cache{
-		ledger: newLedger(o.Memory), ring: newRing(min(o.Memory/4, cleanLimit)), log: o.Logger, budget: segment.NewBudget(o.Disk), onFull: o.OnFull,
+		ledger: newLedger(o.Memory), ring: newRing(min(o.Memory/4, cleanLimit)), log: o.Logger,
+		budget: segment.NewBudget(o.Disk), onFull: o.OnFull,
 		restoring: make(chan struct{}, runtime.GOMAXPROCS(0)),
-		hangAfter: hangAfter, retry: diskRetry, closeStuck: closeStuck, closeWait: closeWait, statfs: freeSpace, datasets: map[[16]byte]*dataset{},
-		lost: func(*Volume, int) {},
+		hangAfter: hangAfter, retry: diskRetry, closeStuck: closeStuck, closeWait: closeWait, statfs: freeSpace,
+		datasets: map[[16]byte]*dataset{},
+		lost:     func(*Volume, int) {},
 	}
 	c.ledger.reclaim = func(need int64, class Class) { c.reclaim(need, class != ForPrefetch, false) }
 	c.ledger.idle = c.ring.idle.Load
@@ -165,8 +167,8 @@ func (c *Cache) Budget() *segment.Budget { return c.budget }
 func (c *Cache) OnFreed(f func()) { c.ledger.freed = f }
 
 // OnLost has f called when a staged extent that was prefetched and not yet read had to give its memory to a waiting
-// reader, or to another prefetcher (TakeBack). f may take locks that are held over calls of Prefetch and Claim. Nothing else may
-// use the cache meanwhile.
+// reader, or to another prefetcher (TakeBack). f may take locks that are held over calls of Prefetch and Claim. Nothing
+// else may use the cache meanwhile.
 func (c *Cache) OnLost(f func(v *Volume, file int)) { c.lost = f }
 
 // reclaim tries to free need bytes of what nobody needs now, with all of what was read last, or with hard of what is
@@ -190,8 +192,9 @@ func (c *Cache) reserve(ctx context.Context, n int64, class Class) error {
 	return c.ledger.reserve(ctx, n, class, func() { c.evict(n) })
 }
 
-// ReserveBatch waits until n bytes can be reserved for a batch of a feed, or fails with ErrTooLarge or the context's error. Prefetched
-// data gives way, the latest first: it may be the batch's own, which leaves the ring only once the batch has memory.
+// ReserveBatch waits until n bytes can be reserved for a batch of a feed, or fails with ErrTooLarge or the context's
+// error. Prefetched data gives way, the latest first: it may be the batch's own, which leaves the ring only once the
+// batch has memory.
 func (c *Cache) ReserveBatch(ctx context.Context, n int64) error {
 	return c.ledger.reserve(ctx, n, ForBatches, func() { c.evict(c.ledger.missing(n)) })
 }
@@ -218,7 +221,8 @@ func (c *Cache) relieve() {
 	}
 }
 
-// get returns an extent that is in memory in a form that will do, with a reference for the caller, who reads n bytes; or nil.
+// get returns an extent that is in memory in a form that will do, with a reference for the caller, who reads n bytes;
+// or nil.
 func (c *Cache) get(k extentKey, n int, f form) (b *buffer) {
 	freed := false
 	if f != plainForm {
@@ -275,8 +279,10 @@ func (c *Counts) addTo(n *Counts) {
 
 func (c *Counts) counted() []*int64 {
 	return []*int64{
-		&c.KeepHits, &c.RingHits, &c.Joined, &c.Misses, &c.Prefetched, &c.FetchErrors, (*int64)(&c.Stall), &c.Corrupt, &c.DiskErrors,
-		&c.Declined, &c.DiskWaits, &c.DiskGaveUp, &c.ReadBytes, &c.PeerBytes, &c.KeptBytes, &c.Restored, (*int64)(&c.Restore),
+		&c.KeepHits, &c.RingHits, &c.Joined, &c.Misses, &c.Prefetched, &c.FetchErrors, (*int64)(&c.Stall), &c.Corrupt,
+		&c.DiskErrors,
+		&c.Declined, &c.DiskWaits, &c.DiskGaveUp, &c.ReadBytes, &c.PeerBytes, &c.KeptBytes, &c.Restored,
+		(*int64)(&c.Restore),
 	}
 }
 
@@ -313,7 +319,8 @@ type VolumeStats struct {
 
 // Stats returns a snapshot. It never waits for the disk.
 func (c *Cache) Stats() Stats {
-	s := Stats{MemoryStats: c.ledger.stats(), DiskStats: DiskStats{DiskUsed: c.budget.Used(), DiskLimit: c.budget.Limit()}}
+	s := Stats{MemoryStats: c.ledger.stats(),
+		DiskStats: DiskStats{DiskUsed: c.budget.Used(), DiskLimit: c.budget.Limit()}}
 	_, s.RingBytes = c.ring.used()
 	s.IdleBytes = c.ring.idle.Load()
 	c.mu.Lock()

@@ -7,20 +7,22 @@ import (
 	"github.com/shoalfs/shoal/cache/segment"
 )
 
-// Coded files. A codec has a shorter form of some files, from which each comes back exactly, and which some readers take
-// as it is. The disk keeps a file that fits one record in that form once a [Recoder] has passed.
+// Coded files. A codec has a shorter form of some files, from which each comes back exactly, and which some readers
+// take as it is. The disk keeps a file that fits one record in that form once a [Recoder] has passed.
 //
-//   - On disk a coded record has offset 0 and is shorter than its file, which no plain record is. A volume marks its place
-//     (codedMark) and notes its length; so readers see place and form at once. A restart adopts coded records as others.
-//   - Nobody gets coded bytes but from SampleCoded, and peers that can decode them. For everybody else a flight restores the
-//     file into memory, where it stays as one that was fetched: all who wait share it, and who reads in pieces restores once.
-//   - A flight may bring the coded form from a peer or the store (Want.Coded). That is a piece of its own in the ring, beside the
-//     file if somebody has it restored, and goes to disk as it is. What was restored never does.
+//   - On disk a coded record has offset 0 and is shorter than its file, which no plain record is. A volume marks its
+//     place (codedMark) and notes its length; so readers see place and form at once. A restart adopts coded records as
+//     others.
+//   - Nobody gets coded bytes but from SampleCoded, and peers that can decode them. For everybody else a flight
+//     restores the file into memory, where it stays as one that was fetched: all who wait share it, and who reads in
+//     pieces restores once.
+//   - A flight may bring the coded form from a peer or the store (Want.Coded). That is a piece of its own in the ring,
+//     beside the file if somebody has it restored, and goes to disk as it is. What was restored never does.
 //   - A record that cannot be restored is forgotten and fetched again, like a corrupt one.
-//   - The recoder appends the coded record, then moves the places, then frees the plain one, on the writer's goroutine. So
-//     at any moment each place is of a whole record; if a crash leaves both, the coded one is adopted.
-//   - A segment that was recoded is dropped, and what is left of it written anew, at once: so the disk never holds more than
-//     one segment twice, and a full cache is beyond its limit by that much, while the recoder is at it.
+//   - The recoder appends the coded record, then moves the places, then frees the plain one, on the writer's goroutine.
+//     So at any moment each place is of a whole record; if a crash leaves both, the coded one is adopted.
+//   - A segment that was recoded is dropped, and what is left of it written anew, at once: so the disk never holds more
+//     than one segment twice, and a full cache is beyond its limit by that much, while the recoder is at it.
 
 // Codec is another form of some files. Safe for concurrent use.
 type Codec interface {

@@ -178,8 +178,10 @@ func TestRecode(t *testing.T) {
 		}
 		f.recode()
 		s := f.v.Stats()
-		if s.Coded != 80 || s.Kept != 100 || s.CodedAfter > s.CodedBefore*51/100 || s.DiskUsed > used*7/10 || s.Restored != 0 {
-			t.Errorf("%d coded of %d kept, %d bytes in %d, %d on disk of %d, %d restored", s.Coded, s.Kept, s.CodedBefore, s.CodedAfter, s.DiskUsed, used, s.Restored)
+		if s.Coded != 80 || s.Kept != 100 || s.CodedAfter > s.CodedBefore*51/100 || s.DiskUsed > used*7/10 ||
+			s.Restored != 0 {
+			t.Errorf("%d coded of %d kept, %d bytes in %d, %d on disk of %d, %d restored", s.Coded, s.Kept,
+				s.CodedBefore, s.CodedAfter, s.DiskUsed, used, s.Restored)
 		}
 		gets := f.gets()
 		f.readAll(f.v)
@@ -200,7 +202,8 @@ func TestRecode(t *testing.T) {
 		}
 		encoded := f.codec.encoded.Load()
 		f.recode()
-		if n := f.codec.encoded.Load() - encoded; n > 40 { // those that have none, once: a new recoder does not know them
+		// those that have none, once: a new recoder does not know them
+		if n := f.codec.encoded.Load() - encoded; n > 40 {
 			t.Errorf("%d encoded again", n)
 		}
 		f.reopen()
@@ -285,7 +288,8 @@ func TestRestoreFails(t *testing.T) {
 	f.codec.broken.Store(true)
 	gets := f.gets()
 	f.fill()
-	if n, s := f.gets()-gets, f.v.Stats(); n != 8 || s.Coded != 0 || s.Kept != 10 || s.Corrupt != 8 || s.CodedAfter != 0 {
+	if n, s := f.gets()-gets, f.v.Stats(); n != 8 || s.Coded != 0 || s.Kept != 10 || s.Corrupt != 8 ||
+		s.CodedAfter != 0 {
 		t.Errorf("%d requests, %+v", n, s)
 	}
 }
@@ -424,7 +428,8 @@ func (f *codedFixture) checkPieces(v *Volume, i int) {
 	f.t.Helper()
 	p := make([]byte, 16<<10)
 	for off := 0; off < len(f.want[i]); off += len(p) {
-		if n, err := v.ReadAt(context.Background(), i, p, int64(off)); err != nil || !bytes.Equal(p[:n], f.want[i][off:][:n]) {
+		if n, err := v.ReadAt(context.Background(), i, p, int64(off)); err != nil ||
+			!bytes.Equal(p[:n], f.want[i][off:][:n]) {
 			f.t.Fatalf("file %d at %d: %d bytes, %v", i, off, n, err)
 		}
 	}
@@ -444,7 +449,8 @@ func TestCodedFromPeer(t *testing.T) {
 	}
 	settled(t, f.c)
 	s := f.v.Stats()
-	if s.Coded != 16 || s.Kept != 20 || s.Restored != 0 || s.PeerBytes != p.coded.Load()+p.plain.Load() || f.gets() != 0 || s.Misses != 20 || s.Reads != 20 {
+	if s.Coded != 16 || s.Kept != 20 || s.Restored != 0 || s.PeerBytes != p.coded.Load()+p.plain.Load() ||
+		f.gets() != 0 || s.Misses != 20 || s.Reads != 20 {
 		t.Errorf("%+v, %d requests", s, f.gets())
 	}
 	if n, _ := f.c.ring.used(); n > 0 {
@@ -520,7 +526,8 @@ func TestClaimWhileRestored(t *testing.T) {
 	f := newCoded(t, 2, 60<<10)
 	c := New(Options{Memory: 16 << 20, Logger: quiet})
 	defer closeCache(t, c)
-	v := c.NewVolume(VolumeOptions{Manifest: f.m, Dataset: [16]byte{9}, Store: f.gate, Codec: &f.codec, Peers: &foldedPeer{want: f.want}})
+	v := c.NewVolume(VolumeOptions{Manifest: f.m, Dataset: [16]byte{9}, Store: f.gate, Codec: &f.codec,
+		Peers: &foldedPeer{want: f.want}})
 	landed := make(chan error, 1)
 	v.Prefetch(nil, 0, 0, time.Time{}, func(_ int, err error) { landed <- err })
 	<-landed
@@ -534,7 +541,8 @@ func TestClaimWhileRestored(t *testing.T) {
 		}
 		done <- err
 	}()
-	eventually(t, "it is being restored", func() bool { return f.codec.decoded.Load() == 2 }) // once more than to check what the peer gave
+	// once more than to check what the peer gave
+	eventually(t, "it is being restored", func() bool { return f.codec.decoded.Load() == 2 })
 	if !v.Claim(a, 0, 0) || a.Held() == 0 {
 		t.Fatalf("%d bytes on the account", a.Held())
 	}
@@ -687,7 +695,8 @@ func TestJoinCoded(t *testing.T) {
 	eventually(t, "all wait", func() bool { return f.c.Stats().Joined == 8 })
 	close(p.gate)
 	all.Wait()
-	if err := <-landed; err != nil || f.codec.decoded.Load() > 5 || p.asked.Load() != 1 { // one to check what the peer gave; what all who wait have read is not kept
+	// one to check what the peer gave; what all who wait have read is not kept
+	if err := <-landed; err != nil || f.codec.decoded.Load() > 5 || p.asked.Load() != 1 {
 		t.Errorf("%d restores, %d asked, %v", f.codec.decoded.Load(), p.asked.Load(), err)
 	}
 	f.v.Spend(0)
@@ -727,7 +736,8 @@ func TestCodedPeersBesideReaders(t *testing.T) {
 				case 0:
 					data, release, err = v.Sample(context.Background(), i)
 				case 1:
-					data, release, ok = v.ServeCoded(context.Background(), i, 0, len(f.want[i]), [8]byte([]byte("fold-one")))
+					data, release, ok = v.ServeCoded(context.Background(), i, 0, len(f.want[i]),
+						[8]byte([]byte("fold-one")))
 				case 2:
 					data, release, err = v.Serve(context.Background(), i, 0, len(f.want[i]), time.Time{}, false)
 					ok = !errors.Is(err, ErrBusy) && !errors.Is(err, ErrMemory) && !errors.Is(err, ErrNotHeld)
@@ -760,7 +770,11 @@ func TestCodedPeersBesideReaders(t *testing.T) {
 	for i := range f.want {
 		v.Spend(i)
 	}
-	eventually(t, "all flights have landed", func() bool { v.mu.Lock(); defer v.mu.Unlock(); return len(v.flights) == 0 })
+	eventually(t, "all flights have landed", func() bool {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		return len(v.flights) == 0
+	})
 	for i := range f.want {
 		v.Spend(i)
 	}

@@ -101,7 +101,8 @@ func (v *Volume) OpenDisk(dir string, o segment.Options) error {
 		return err
 	}
 	d := &disk{
-		c: c, ds: ds, dir: dir, fs: cmp.Or(o.FS, segment.OS), store: store, reading: make(chan struct{}, maxDiskReaders), synced: make(chan struct{}, 1),
+		c: c, ds: ds, dir: dir, fs: cmp.Or(o.FS, segment.OS), store: store,
+		reading: make(chan struct{}, maxDiskReaders), synced: make(chan struct{}, 1),
 	}
 	d.synced <- struct{}{}
 	d.limit.Store(o.MaxBytes)
@@ -173,8 +174,8 @@ func (d *disk) void(ctx context.Context, loc segment.Loc) error {
 	return failed
 }
 
-// keep puts an extent on disk, if it is to be there and fits. What is beside the kept set uses free space only. Only the writer
-// calls it.
+// keep puts an extent on disk, if it is to be there and fits. What is beside the kept set uses free space only. Only
+// the writer calls it.
 func (d *disk) keep(k extentKey, buf *buffer) bool {
 	v, n := k.v, len(buf.data)
 	file, x := v.Numbered(int(k.extent()))
@@ -211,8 +212,8 @@ func (d *disk) place(k extentKey, loc segment.Loc, coded int) {
 	}
 }
 
-// append appends a record, if the disk is in use, or has full do it if the store is full. It returns 0 if it did not. Only the
-// writer calls it.
+// append appends a record, if the disk is in use, or has full do it if the store is full. It returns 0 if it did not.
+// Only the writer calls it.
 func (d *disk) append(rec segment.Record, payload []byte, full func() (segment.Loc, error)) segment.Loc {
 	if d.noWrites.Load() {
 		return 0
@@ -267,10 +268,10 @@ func (d *disk) room() (int64, error) {
 	return free - min(64<<20, 2<<20+size/32), nil
 }
 
-// freeUp drops segments that hold only garbage (records of other datasets, of older versions, corrupt ones). Unless the n bytes are
-// beside the kept set it else rewrites one that holds much of it, or makes room of what is outside the set, if that yields, or asks the
-// host. It reports whether to try again. It costs nothing if nothing was freed since the last call: every extent that finds the store full
-// comes here.
+// freeUp drops segments that hold only garbage (records of other datasets, of older versions, corrupt ones). Unless the
+// n bytes are beside the kept set it else rewrites one that holds much of it, or makes room of what is outside the set,
+// if that yields, or asks the host. It reports whether to try again. It costs nothing if nothing was freed since the
+// last call: every extent that finds the store full comes here.
 func (d *disk) freeUp(extra bool, n int64) bool {
 	if d.freed.Swap(false) {
 		n, err := d.store.Reclaim()
@@ -374,7 +375,8 @@ func (d *disk) drop(reason string, cause error, reads bool) {
 	d.c.ledger.freed()
 	if first {
 		d.c.log.Error("disk tier dropped; reads go on from memory and the object store", "dir", d.dir,
-			"reason", reason, "cause", cause, "reads_too", reads, "remedy", "free space in, or repair, the disk of the cache directory")
+			"reason", reason, "cause", cause, "reads_too", reads, "remedy",
+			"free space in, or repair, the disk of the cache directory")
 	}
 }
 
@@ -464,7 +466,8 @@ func (d *disk) sync() error {
 			return err
 		}
 	}
-	return fmt.Errorf("cache: fsync of %s did not finish within %v (check the disk)", d.dir, time.Since(start).Round(time.Second))
+	return fmt.Errorf("cache: fsync of %s did not finish within %v (check the disk)", d.dir,
+		time.Since(start).Round(time.Second))
 }
 
 // close writes the queue and closes the segments, but does not wait for a disk that hangs. No flight or reader uses
@@ -515,7 +518,9 @@ func (d *disk) await(ended <-chan struct{}, most, stuck time.Duration) bool {
 }
 
 func (d *disk) leave() error {
-	return fmt.Errorf("cache: the disk of %s hangs; its segments are %w: the last records may be fetched again (check the disk)", d.dir, errLeftBehind)
+	return fmt.Errorf(
+		"cache: the disk of %s hangs; its segments are %w: the last records may be fetched again (check the disk)",
+		d.dir, errLeftBehind)
 }
 
 // begin says that the writer does something that may hang.

@@ -52,7 +52,8 @@ func (d *troubled) open(t testing.TB, memory int64) {
 	}
 	d.v = d.volume(d.c)
 	// Small segments, so that writers also open files.
-	if err := d.v.OpenDisk(d.dir, segment.Options{SegmentSize: 256 << 10, MaxBytes: 64 << 20, FS: d.fs, Logger: quiet}); err != nil {
+	if err := d.v.OpenDisk(d.dir,
+		segment.Options{SegmentSize: 256 << 10, MaxBytes: 64 << 20, FS: d.fs, Logger: quiet}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -127,7 +128,8 @@ func TestDiskTrouble(t *testing.T) {
 			// Memory for 24 of the 64 files: what waits for the disk must give way.
 			d := newTroubled(t, 24*size, slices.Repeat([]int{size}, 64)...)
 			if !tt.reads {
-				d.c.hangAfter = 20 * time.Second // of reads: this machine may be slow, the disk is not; below the patience of eventually
+				// of reads: this machine may be slow, the disk is not; below the patience of eventually
+				d.c.hangAfter = 20 * time.Second
 			}
 			d.keep(t, span(0, 8)...)
 			d.c.ring.drop(nil)
@@ -214,9 +216,13 @@ func TestCloseWhileHung(t *testing.T) {
 				t.Errorf("close: %v", err)
 			}
 			d.fs.heal()
-			eventually(t, "what hung ends", func() bool { return d.c.ledger.Used() == 0 && d.v.ds.disk.Load().stuck.Load() == 0 })
+			eventually(t, "what hung ends", func() bool {
+				return d.c.ledger.Used() == 0 && d.v.ds.disk.Load().stuck.Load() == 0
+			})
 			<-d.v.ds.disk.Load().writer.done
-			eventually(t, "the store is closed", func() bool { return errors.Is(d.v.ds.disk.Load().store.Sync(), segment.ErrClosed) })
+			eventually(t, "the store is closed", func() bool {
+				return errors.Is(d.v.ds.disk.Load().store.Sync(), segment.ErrClosed)
+			})
 			d.open(t, 8<<20)
 			d.check(t, span(0, 8)...)
 			closeCache(t, d.c)
@@ -432,7 +438,8 @@ func TestDatasets(t *testing.T) {
 	if err := va.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := va.ReadAt(context.Background(), 0, make([]byte, 1), 0); !errors.Is(err, ErrClosed) || !errors.Is(err, context.Canceled) {
+	if _, err := va.ReadAt(context.Background(), 0, make([]byte, 1), 0); !errors.Is(err, ErrClosed) ||
+		!errors.Is(err, context.Canceled) {
 		t.Errorf("read of a closed dataset: %v", err)
 	}
 	if out := va.Prefetch(nil, 1, 0, time.Time{}, nil); out != Closed {

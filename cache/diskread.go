@@ -23,8 +23,8 @@ const (
 // errHangs says that the disk has not answered in time.
 var errHangs = errors.New("the disk does not answer")
 
-// diskRead is one piece that another goroutine reads, into a buffer of its own: a caller that waits too long can leave, and
-// the read may return at any time. Then nobody uses it again.
+// diskRead is one piece that another goroutine reads, into a buffer of its own: a caller that waits too long can leave,
+// and the read may return at any time. Then nobody uses it again.
 type diskRead struct {
 	d    *disk
 	from func(p []byte) error
@@ -71,7 +71,8 @@ func (v *Volume) keptRecord(file, x int) keptRecord {
 	return k
 }
 
-// read fills p from off of the record. One that cannot be read is forgotten, and so fetched again. Its error is the context's.
+// read fills p from off of the record. One that cannot be read is forgotten, and so fetched again. Its error is the
+// context's.
 func (k keptRecord) read(ctx context.Context, p []byte, off int64) (bool, error) {
 	if err := k.d.read(ctx, k.loc, k.n, p, off); err != nil {
 		return k.d.unread(ctx, err, k.forget)
@@ -102,7 +103,8 @@ func (k keptRecord) forget(err error) {
 	case errors.Is(err, segment.ErrGone): // its segment was dropped
 	case errors.Is(err, segment.ErrCorrupt):
 		count(&k.v.ds.count.Corrupt, 1)
-		k.v.c.log.Warn("corrupt record in the cache; the object is fetched again", "path", k.v.m.Path(k.file), "cause", err)
+		k.v.c.log.Warn("corrupt record in the cache; the object is fetched again", "path", k.v.m.Path(k.file),
+			"cause", err)
 	default:
 		k.d.failed("read", err, true)
 	}
@@ -142,7 +144,8 @@ func (d *disk) handOver(ctx context.Context, p []byte, from func(p []byte) error
 	select {
 	case d.reading <- struct{}{}:
 	case <-q.late.C:
-		d.drop("hang: read", fmt.Errorf("all %d disk readers wait for more than %v", maxDiskReaders, d.c.hangAfter), true)
+		d.drop("hang: read", fmt.Errorf("all %d disk readers wait for more than %v", maxDiskReaders,
+			d.c.hangAfter), true)
 		return errHangs
 	case <-ctx.Done():
 		return ctx.Err()

@@ -115,7 +115,8 @@ func (p *part) await(ctx context.Context) error {
 
 // blames reports whether the flight's error may be due to another file than the part's.
 func (p *part) blames(err error) bool {
-	return len(p.fl.parts) > 1 && p.fl.parts[0].file != p.fl.parts[1].file && objstore.KindOf(err) != objstore.KindTransient
+	return len(p.fl.parts) > 1 && p.fl.parts[0].file != p.fl.parts[1].file &&
+		objstore.KindOf(err) != objstore.KindTransient
 }
 
 // restores returns what the flight is to restore its part from; nil if it is fetched.
@@ -130,10 +131,11 @@ func (fl *flight) restored() bool {
 	return r != nil && r.restored
 }
 
-// begin sends off a flight for parts that are nowhere, and that nobody fetches yet. It is the only place that makes flights.
-// v.mu is held, and the memory is reserved unless a reader waits. If the dataset is closed it gives that back and returns nil.
-// done, unless nil, is called for each part, from another goroutine.
-func (v *Volume) begin(r request, span trace.Span, parts []part, sources []Source, done func(file int, err error)) *flight {
+// begin sends off a flight for parts that are nowhere, and that nobody fetches yet. It is the only place that makes
+// flights. v.mu is held, and the memory is reserved unless a reader waits. If the dataset is closed it gives that back
+// and returns nil. done, unless nil, is called for each part, from another goroutine.
+func (v *Volume) begin(r request, span trace.Span, parts []part, sources []Source,
+	done func(file int, err error)) *flight {
 	fl := &flight{parts: parts, sources: sources, class: r.purpose.class()}
 	need := fl.need()
 	if !v.ds.enter() {

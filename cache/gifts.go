@@ -5,16 +5,19 @@ import (
 	"sync/atomic"
 )
 
-// gifts measures what it is worth that a node fetches for others what it owns and does not keep. If they read the same, each such
-// fetch saves others. If each reads its own part, it is a detour.
+// gifts measures what it is worth that a node fetches for others what it owns and does not keep. If they read the same,
+// each such fetch saves others. If each reads its own part, it is a detour.
 //
-//   - What is fetched for another node was a detour if it leaves memory before it is asked for again: by a node, or by a reader here.
-//   - A read was saved when a reader here finds that in memory, and each time that another node finds something in memory which was
-//     not fetched for it.
-//   - Gifts pay while one in giftPays of the latest reads saved and detours is a read saved. At the start that counts as so.
-//   - Detours show late, when memory is needed, and then many at once. So the latest are as many as a quarter of what others may ask for.
-//   - While gifts do not pay, only a sample is fetched ([Peers].Sampled), the same for all nodes: so it shows when they do, by
-//     some more reads saved than detours. What was fetched before does not count: all of that was given.
+//   - What is fetched for another node was a detour if it leaves memory before it is asked for again: by a node, or by
+//     a reader here.
+//   - A read was saved when a reader here finds that in memory, and each time that another node finds something in
+//     memory which was not fetched for it.
+//   - Gifts pay while one in giftPays of the latest reads saved and detours is a read saved. At the start that counts
+//     as so.
+//   - Detours show late, when memory is needed, and then many at once. So the latest are as many as a quarter of what
+//     others may ask for.
+//   - While gifts do not pay, only a sample is fetched ([Peers].Sampled), the same for all nodes: so it shows when they
+//     do, by some more reads saved than detours. What was fetched before does not count: all of that was given.
 //   - While they pay, the ring keeps what not all nodes have asked for.
 type gifts struct {
 	most  atomic.Int64 // of how many are the latest

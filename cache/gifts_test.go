@@ -9,8 +9,9 @@ import (
 	"time"
 )
 
-// An owner whose memory has room for some extents, while others read: in step, or some extents apart, all or each its part. It
-// fetches for them where that saves at least as many reads as it makes detours, and finds out when that changes.
+// An owner whose memory has room for some extents, while others read: in step, or some extents apart, all or each its
+// part. It fetches for them where that saves at least as many reads as it makes detours, and finds out when that
+// changes.
 func TestGiftsPay(t *testing.T) {
 	const given, room = 6000, 600
 	l := newLedger(1 << 30)
@@ -75,13 +76,14 @@ func TestGiftsPay(t *testing.T) {
 			}
 		}
 		if pays := g.phase.Load().pays; pays != test.pays || detours > test.most {
-			t.Errorf("%s: it pays: %v, after %d fetches, want %v after at most %d", test.name, pays, detours, test.pays, test.most)
+			t.Errorf("%s: it pays: %v, after %d fetches, want %v after at most %d", test.name, pays, detours,
+				test.pays, test.most)
 		}
 	}
 }
 
-// Nodes that read the same: what the owner does not keep it fetches once for all. Nodes that read each its part: it says no,
-// but for the sample, until others ask for that again.
+// Nodes that read the same: what the owner does not keep it fetches once for all. Nodes that read each its part: it
+// says no, but for the sample, until others ask for that again.
 func TestGifts(t *testing.T) {
 	const files = 600
 	f := newFixture(t, slices.Repeat([]int{1000}, files)...)

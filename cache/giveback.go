@@ -64,14 +64,16 @@ func (d *disk) shrink() error {
 		if b := d.c.budget.Limit(); limit == 0 || b > 0 && b < limit {
 			limit = b
 		}
-		d.c.log.Warn("cached data was dropped: it exceeded the limit (raise --cache-size, or the quota)", "source", d.ds.name,
-			"gave_back", humanize.IBytes(uint64(bytes)), "segments", segments, "left", humanize.IBytes(uint64(d.store.Used())), "limit", humanize.IBytes(uint64(limit)))
+		d.c.log.Warn("cached data was dropped: it exceeded the limit (raise --cache-size, or the quota)",
+			"source", d.ds.name,
+			"gave_back", humanize.IBytes(uint64(bytes)), "segments", segments,
+			"left", humanize.IBytes(uint64(d.store.Used())), "limit", humanize.IBytes(uint64(limit)))
 	}
 	return err
 }
 
-// giveBack frees need bytes of the store, or everything if it has less, by the rule of the package comment. segments are
-// those that it dropped for them after what is outside the set was not enough.
+// giveBack frees need bytes of the store, or everything if it has less, by the rule of the package comment. segments
+// are those that it dropped for them after what is outside the set was not enough.
 func (d *disk) giveBack(need int64) (segments int, freed int64, err error) {
 	for _, v := range d.ds.list() {
 		freed += d.emptySlots(v, nil)
@@ -81,7 +83,8 @@ func (d *disk) giveBack(need int64) (segments int, freed int64, err error) {
 		return 0, freed, err
 	}
 	segs := d.survey()
-	slices.SortStableFunc(segs, func(a, b share) int { return cmp.Compare(a.of(a.wanted), b.of(b.wanted)) }) // the older first
+	// the older first
+	slices.SortStableFunc(segs, func(a, b share) int { return cmp.Compare(a.of(a.wanted), b.of(b.wanted)) })
 	for _, s := range segs {
 		if freed >= need || err != nil {
 			break
@@ -137,7 +140,8 @@ func (d *disk) survey() (all []share) {
 	return all
 }
 
-// owners are the extents that the records of a segment are of, in the latest version that has them; nil if no volume is open.
+// owners are the extents that the records of a segment are of, in the latest version that has them; nil if no volume is
+// open.
 type owners map[segment.Loc]extentKey
 
 func (d *disk) owners(id uint32) (in owners) {
@@ -159,7 +163,8 @@ func (in owners) wants(loc segment.Loc) bool {
 	return ok && k.v.Chooses(k.v.Numbered(int(k.extent())))
 }
 
-// condense drops a segment except for spare bytes of it, kept set first. The caller has forget drop the places of the rest.
+// condense drops a segment except for spare bytes of it, kept set first. The caller has forget drop the places of the
+// rest.
 func (d *disk) condense(id uint32, in owners, spare int64) (freed int64, err error) {
 	room, err := d.room() // the copies are written before the segment goes
 	if err != nil {
@@ -171,14 +176,15 @@ func (d *disk) condense(id uint32, in owners, spare int64) (freed int64, err err
 	}
 	return d.store.Condense(id, min(spare, room), first, func(from, to segment.Loc) {
 		d.progress()
-		if k, ok := in[from]; in != nil && (!ok || !k.moved(from, to, 0)) { // a reader, or a verification, found it damaged meanwhile
+		// a reader, or a verification, found it damaged meanwhile
+		if k, ok := in[from]; in != nil && (!ok || !k.moved(from, to, 0)) {
 			_ = d.store.Void(to) // so that it does not come back; if that fails, it is freed
 		}
 	})
 }
 
-// moved says that the record of an extent at from has a copy at to, or its coded form, of so many bytes. Every version that has
-// the record gets that instead, also one that has inherited it meanwhile. It reports whether there is any.
+// moved says that the record of an extent at from has a copy at to, or its coded form, of so many bytes. Every version
+// that has the record gets that instead, also one that has inherited it meanwhile. It reports whether there is any.
 func (k extentKey) moved(from, to segment.Loc, coded int) (used bool) {
 	file, x := k.v.Numbered(int(k.extent()))
 	path, ds := k.v.m.Path(file), k.v.ds
@@ -201,8 +207,8 @@ func (k extentKey) moved(from, to segment.Loc, coded int) (used bool) {
 // cost more than 30 of it, for a thirtieth of the cache.
 const leastOutside = 1.0 / 32
 
-// evict frees some more than n bytes, if what is outside the set yields so much (see [Volume.SetOwned]), and returns how
-// many. It costs nothing if none is left since owners changed: every extent that finds the store full comes here.
+// evict frees some more than n bytes, if what is outside the set yields so much (see [Volume.SetOwned]), and returns
+// how many. It costs nothing if none is left since owners changed: every extent that finds the store full comes here.
 func (d *disk) evict(n int64) (freed int64, err error) {
 	for _, v := range d.ds.list() {
 		if a := v.admission.Load(); a == nil || !a.yields {
@@ -251,8 +257,8 @@ func (d *disk) purge(id uint32, all bool) (freed int64, err error) {
 	return d.condense(id, in, wanted)
 }
 
-// progress tells the writer's watch, if there is one, that the disk answers, or is not waited for. What was reported counts as
-// hanging until its end.
+// progress tells the writer's watch, if there is one, that the disk answers, or is not waited for. What was reported
+// counts as hanging until its end.
 func (d *disk) progress() {
 	if d.writer != nil && d.late.Stop() {
 		d.begin()

@@ -44,7 +44,8 @@ func TestGiveBackModel(t *testing.T) {
 		}
 		f := newFixture(t, sizes...)
 		dir := t.TempDir()
-		o := segment.Options{SegmentSize: int64(rapid.SampledFrom([]int{100_000, 400_000, 64, 1 << 20}).Draw(r, "segment size")), Logger: quiet}
+		o := segment.Options{SegmentSize: int64(
+			rapid.SampledFrom([]int{100_000, 400_000, 64, 1 << 20}).Draw(r, "segment size")), Logger: quiet}
 		mod := rapid.IntRange(1, 4).Draw(r, "admitted")
 		var admit func(file, extent int) bool
 		if mod > 1 {
@@ -129,15 +130,18 @@ func TestGiveBackModel(t *testing.T) {
 		for cold, p := range before {
 			for file, q := range before {
 				now, stayed := after[file]
-				if _, ok := after[cold]; !ok && p.wanted && !idle && stayed && now.loc != q.loc && !q.wanted && q.loc.Segment() == p.loc.Segment() && q.bytes >= p.bytes {
+				if _, ok := after[cold]; !ok && p.wanted && !idle && stayed && now.loc != q.loc && !q.wanted &&
+					q.loc.Segment() == p.loc.Segment() && q.bytes >= p.bytes {
 					r.Fatalf("a record of the kept set went, and one of no smaller size that is not stayed")
 				}
 			}
 		}
 		for _, s := range segs {
 			for _, g := range segs {
-				if gone[g.ID] && !gone[s.ID] && float64(wanted[g.ID])/float64(g.Bytes) > float64(wanted[s.ID])/float64(s.Bytes) {
-					r.Fatalf("segment %d went with %d of %d bytes of the kept set, and %d stayed with %d of %d", g.ID, wanted[g.ID], g.Bytes, s.ID, wanted[s.ID], s.Bytes)
+				if gone[g.ID] && !gone[s.ID] && float64(wanted[g.ID])/float64(g.Bytes) > float64(wanted[s.ID])/
+					float64(s.Bytes) {
+					r.Fatalf("segment %d went with %d of %d bytes of the kept set, and %d stayed with %d of %d", g.ID,
+						wanted[g.ID], g.Bytes, s.ID, wanted[s.ID], s.Bytes)
 				}
 			}
 		}

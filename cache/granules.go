@@ -11,20 +11,21 @@ import (
 //
 //   - A read that continues where others ended fetches twice as many granules as lie before it in one run, but at most
 //     mostSparse, and none beyond its extent. So who reads a piece of 2 MiB fetches little more than that.
-//   - A run of mostSparse granules or more that reaches the start of an extent fetches it whole. Who reads on then gets up
-//     to mostAhead extents before it asks (readAhead).
+//   - A run of mostSparse granules or more that reaches the start of an extent fetches it whole. Who reads on then gets
+//     up to mostAhead extents before it asks (readAhead).
 //   - A read at the start of the file fetches its first extent: most readers go on from there.
 //   - An extent that the disk would keep is fetched whole once a granule is fetched for the second time, or half of the
-//     extent was, without the run that the read continues. So what is read often ends up on disk, and costs at most twice
-//     its extents.
-//   - What an order of files needs next is fetched in whole extents, as ever; and of what a reader says that it will read
-//     (WillReadRange), the extents of which it takes more than half.
-//   - What an order of ranges needs is fetched in granules (PrefetchRange), and of those extents the disk takes every granule:
-//     see partial.go.
+//     extent was, without the run that the read continues. So what is read often ends up on disk, and costs at most
+//     twice its extents.
+//   - What an order of files needs next is fetched in whole extents, as ever; and of what a reader says that it will
+//     read (WillReadRange), the extents of which it takes more than half.
+//   - What an order of ranges needs is fetched in granules (PrefetchRange), and of those extents the disk takes every
+//     granule: see partial.go.
 //
-// Granules are entries of the ring beside the extents. Those that readers fetch are spent from the beginning: they stay until
-// memory is needed, and no account holds them. A reader looks for the extent first, so one that is there whole, or on its way,
-// is what is read. Of an extent that is not, Volume.parts remembers which granules readers fetched, even if they have left memory.
+// Granules are entries of the ring beside the extents. Those that readers fetch are spent from the beginning: they stay
+// until memory is needed, and no account holds them. A reader looks for the extent first, so one that is there whole,
+// or on its way, is what is read. Of an extent that is not, Volume.parts remembers which granules readers fetched, even
+// if they have left memory.
 const (
 	granuleSize = ExtentSize / 64
 	mostSparse  = 64 / 2 // granules
@@ -59,7 +60,8 @@ func (q *query) missing(e uint32) (parts []part) {
 		return q.whole()
 	}
 	for g := lo; g < min(max(hi, lo+min(2*run, mostSparse)), all); g++ {
-		if k := q.v.key(e).granule(g); g == lo || !k.here() { // the first was not, though the disk may be in use again by now
+		// the first was not, though the disk may be in use again by now
+		if k := q.v.key(e).granule(g); g == lo || !k.here() {
 			parts = append(parts, part{key: k, file: q.file, spent: true})
 		}
 	}
@@ -76,7 +78,8 @@ func granulesOf(parts []part) (bits uint64) {
 	return bits
 }
 
-// fetchesPart reports whether an extent is fetched for a peer that asks for a part of it, and notes the part. v.mu is held.
+// fetchesPart reports whether an extent is fetched for a peer that asks for a part of it, and notes the part. v.mu is
+// held.
 func (q *query) fetchesPart(e uint32) bool {
 	if q.n == int(q.v.ExtentBytes(q.file, q.x)) || q.v.Extents(q.file) == 1 {
 		return true
@@ -89,8 +92,8 @@ func (q *query) fetchesPart(e uint32) bool {
 	return false
 }
 
-// isWorthAll reports whether the extent is to be fetched whole for these granules, because so much of it was fetched, without
-// a run that the read continues, and the disk would keep it. v.mu is held.
+// isWorthAll reports whether the extent is to be fetched whole for these granules, because so much of it was fetched,
+// without a run that the read continues, and the disk would keep it. v.mu is held.
 func (v *Volume) isWorthAll(file, x int, granules uint64, run int) bool {
 	before := v.parts[v.extent(file, x)].fetched
 	if before&granules == 0 && bits.OnesCount64(before|granules)-run <= mostSparse {
@@ -112,8 +115,8 @@ func (q *query) runBefore(e uint32, lo int) int {
 	return run + bits.LeadingZeros64(^q.v.parts[e-1].fetched)
 }
 
-// readAhead prefetches what follows an extent that a sequential reader has reached: as many extents as it has read, up to
-// mostAhead, and up to one of which the disk has granules.
+// readAhead prefetches what follows an extent that a sequential reader has reached: as many extents as it has read, up
+// to mostAhead, and up to one of which the disk has granules.
 func (q *query) readAhead() {
 	v, file, x := q.v, q.file, q.x
 	if q.off > 0 || x == 0 {
@@ -135,9 +138,9 @@ func (q *query) readAhead() {
 	}
 }
 
-// WillReadRange says that n bytes of the file from off are about to be read, by reads that are smaller. The extents of which
-// those are more than half are fetched whole, if the disk would keep them: up to mostAhead from now on, as memory allows, the
-// others when they are read. It never blocks.
+// WillReadRange says that n bytes of the file from off are about to be read, by reads that are smaller. The extents of
+// which those are more than half are fetched whole, if the disk would keep them: up to mostAhead from now on, as memory
+// allows, the others when they are read. It never blocks.
 func (v *Volume) WillReadRange(file int, off, n int64) {
 	if v.Extents(file) < 2 || v.DiskRoom() < ExtentSize {
 		return

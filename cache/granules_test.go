@@ -54,7 +54,8 @@ func openLarge(t *testing.T, memory int64, dir string) (*Cache, *Volume, []byte,
 func readRight(t *testing.T, v *Volume, want []byte, off, n int) {
 	t.Helper()
 	p := make([]byte, n)
-	if got, err := v.ReadAt(t.Context(), 0, p, int64(off)); err != nil || !bytes.Equal(p[:got], want[off:min(off+n, len(want))]) {
+	if got, err := v.ReadAt(t.Context(), 0, p, int64(off)); err != nil ||
+		!bytes.Equal(p[:got], want[off:min(off+n, len(want))]) {
 		t.Fatalf("%d bytes at %d: %d, %v", n, off, got, err)
 	}
 }
@@ -87,8 +88,10 @@ func TestGranules(t *testing.T) {
 		{"most of an extent at once", false, []read{{5 * mib, 3 * mib}}, 1, 3 * mib},
 		{"most of an extent at once, with a disk", true, []read{{5 * mib, 3 * mib}}, 1, 4 * mib},
 		{"from start to end", false, steps(0, 12*mib+5000, 128<<10), 4, 12*mib + 5000},
-		{"on from the middle of an extent: 1, 2, 6, 18, the last 5 granules, then those after it", false, steps(6*mib, 12*mib+5000, g), 7, 6*mib + 5000},
-		{"on from near the end of an extent: 1, 2, 5, then 16, 32, 16", false, steps(8*mib-8*g, 12*mib, g), 6, 4*mib + 8*g},
+		{"on from the middle of an extent: 1, 2, 6, 18, the last 5 granules, then those after it", false,
+			steps(6*mib, 12*mib+5000, g), 7, 6*mib + 5000},
+		{"on from near the end of an extent: 1, 2, 5, then 16, 32, 16", false, steps(8*mib-8*g, 12*mib, g), 6,
+			4*mib + 8*g},
 		{"2 MiB from a quarter of an extent: 1, 2, 6, 18, 21", true, steps(5*mib, 7*mib, g), 5, 48 * g},
 		{"half of an extent and more, without a disk", false, pairs, 17, 33 * g},
 		{"half of an extent and more, with a disk", true, pairs, 17, 32*g + 4*mib},
@@ -166,8 +169,8 @@ func TestGranuleAgain(t *testing.T) {
 	}
 }
 
-// Readers at random places, some of which leave, in memory that is too small: every byte is right, and nothing is held in
-// the end.
+// Readers at random places, some of which leave, in memory that is too small: every byte is right, and nothing is held
+// in the end.
 func TestGranulesTogether(t *testing.T) {
 	for _, dir := range []string{"", t.TempDir()} {
 		c, v, want, _ := openLarge(t, 10*mib, dir)
@@ -184,7 +187,8 @@ func TestGranulesTogether(t *testing.T) {
 					p := make([]byte, n)
 					got, err := v.ReadAt(ctx, 0, p, int64(off))
 					cancel()
-					if err != nil && !errors.Is(err, context.Canceled) || err == nil && !bytes.Equal(p[:got], want[off:min(off+n, len(want))]) {
+					if err != nil && !errors.Is(err, context.Canceled) ||
+						err == nil && !bytes.Equal(p[:got], want[off:min(off+n, len(want))]) {
 						t.Errorf("%d bytes at %d: %d, %v", n, off, got, err)
 					}
 				}
@@ -201,7 +205,8 @@ func TestGranulesTogether(t *testing.T) {
 	}
 }
 
-// A reader who reaches an extent gets as many of the following ones in advance as it has read, and in little memory none.
+// A reader who reaches an extent gets as many of the following ones in advance as it has read, and in little memory
+// none.
 func TestReadAhead(t *testing.T) {
 	for memory, ahead := range map[int64]bool{64 * mib: true, 24 * mib: false} {
 		c, v, want, _ := openLarge(t, memory, "")

@@ -99,7 +99,8 @@ func TestPackedFiles(t *testing.T) {
 	}
 	checkFiles(t, v, p.bytes, span(0, 7)...)
 	at := make([]byte, 1<<20)
-	if _, err := v.ReadAt(context.Background(), 4, at, 7<<20+5); err != nil || !bytes.Equal(at, p.bytes[4][7<<20+5:][:1<<20]) {
+	if _, err := v.ReadAt(context.Background(), 4, at, 7<<20+5); err != nil ||
+		!bytes.Equal(at, p.bytes[4][7<<20+5:][:1<<20]) {
 		t.Errorf("a range of a packed file: %v", err)
 	}
 	closeCache(t, c)
@@ -121,12 +122,14 @@ func TestPackedErrors(t *testing.T) {
 	v := p.volume(c)
 	p.mem.PutBytes("shard-a.tar", []byte("another"))
 	landed := make(chan error, 3)
-	if n, out := v.PrefetchGroup(nil, []int{0, 2}, time.Time{}, func(_ int, err error) { landed <- err }); n != 2 || out != Started {
+	if n, out := v.PrefetchGroup(nil, []int{0, 2}, time.Time{}, func(_ int, err error) { landed <- err }); n != 2 ||
+		out != Started {
 		t.Fatal(n, out)
 	}
 	_, err := v.ReadAt(context.Background(), 1, make([]byte, 10), 0)
 	for i, err := range []error{err, <-landed, <-landed} {
-		if objstore.KindOf(err) != objstore.KindChanged || !strings.Contains(err.Error(), "shard-a.tar") || !strings.Contains(err.Error(), "c/f000") {
+		if objstore.KindOf(err) != objstore.KindChanged || !strings.Contains(err.Error(), "shard-a.tar") ||
+			!strings.Contains(err.Error(), "c/f000") {
 			t.Errorf("%d: %v", i, err)
 		}
 	}
@@ -236,7 +239,8 @@ func TestGroupUrgency(t *testing.T) {
 	p.urgent = func(context.Context) error { close(flying); return nil }
 	var wg sync.WaitGroup
 	wg.Add(3)
-	if n, out := v.PrefetchGroup(nil, []int{0, 1, 2}, time.Time{}, func(int, error) { wg.Done() }); n != 3 || out != Started {
+	if n, out := v.PrefetchGroup(nil, []int{0, 1, 2}, time.Time{}, func(int, error) { wg.Done() }); n != 3 ||
+		out != Started {
 		t.Fatal(n, out)
 	}
 	<-flying
@@ -277,7 +281,8 @@ func TestFailedGroup(t *testing.T) {
 		return boom
 	}
 	landed := make(chan error, 3)
-	if n, out := v.PrefetchGroup(nil, []int{0, 1, 2}, time.Time{}, func(_ int, err error) { landed <- err }); n != 3 || out != Started {
+	if n, out := v.PrefetchGroup(nil, []int{0, 1, 2}, time.Time{}, func(_ int, err error) { landed <- err }); n != 3 ||
+		out != Started {
 		t.Fatal(n, out)
 	}
 	<-entered
@@ -313,8 +318,8 @@ func (r *rotten) ReadAt(ctx context.Context, o objstore.Object, p []byte, off in
 	return err
 }
 
-// A packed file whose bytes are not those that the index of its shard names is read once more, and then neither served nor kept: alone,
-// in a group, from a node, and with the shard's size and ETag unchanged.
+// A packed file whose bytes are not those that the index of its shard names is read once more, and then neither served
+// nor kept: alone, in a group, from a node, and with the shard's size and ETag unchanged.
 func TestPackedFilesAreCompared(t *testing.T) {
 	p := pack(newFixture(t, 5000, 5001, 5002, 5003, 5004, 5005, 5006, 5007, 5008, 5009, 5010, 5011), 4)
 	store := &rotten{Reader: p.mem}
@@ -341,7 +346,8 @@ func TestPackedFilesAreCompared(t *testing.T) {
 	}
 	store.times.Store(2)
 	err := read(1)
-	if objstore.KindOf(err) != objstore.KindInvalid || !strings.Contains(err.Error(), "shard-a.tar") || !strings.Contains(err.Error(), p.m.Path(1)) || !strings.Contains(err.Error(), "checksum") {
+	if objstore.KindOf(err) != objstore.KindInvalid || !strings.Contains(err.Error(), "shard-a.tar") ||
+		!strings.Contains(err.Error(), p.m.Path(1)) || !strings.Contains(err.Error(), "checksum") {
 		t.Errorf("%v", err)
 	}
 	settled(t, c)
@@ -350,7 +356,9 @@ func TestPackedFilesAreCompared(t *testing.T) {
 	}
 	done := make(chan error, 4)
 	store.times.Store(1 << 20)
-	if n, _ := v.PrefetchGroup(c.NewAccount(1), []int{4, 5, 6, 7}, time.Time{}, func(_ int, err error) { done <- err }); n != 4 {
+	if n, _ := v.PrefetchGroup(c.NewAccount(1), []int{4, 5, 6, 7}, time.Time{}, func(_ int, err error) {
+		done <- err
+	}); n != 4 {
 		t.Fatal(n)
 	}
 	for range 4 {
@@ -390,7 +398,8 @@ func TestExtentsOfPackedFilesAreCompared(t *testing.T) {
 	settled(t, c)
 	store.times.Store(2)
 	err := read(0, 1)
-	if objstore.KindOf(err) != objstore.KindInvalid || !strings.Contains(err.Error(), p.m.Path(0)) || !strings.Contains(err.Error(), "checksum") {
+	if objstore.KindOf(err) != objstore.KindInvalid || !strings.Contains(err.Error(), p.m.Path(0)) ||
+		!strings.Contains(err.Error(), "checksum") {
 		t.Errorf("%v", err)
 	}
 	store.times.Store(0)

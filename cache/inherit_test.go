@@ -7,8 +7,8 @@ import (
 	"github.com/shoalfs/shoal/cache/segment"
 )
 
-// A version that takes over the records of another one while segments are dropped and rewritten has those that are left, and only
-// those.
+// A version that takes over the records of another one while segments are dropped and rewritten has those that are
+// left, and only those.
 func TestInheritWhileGivingBack(t *testing.T) {
 	const files, size = 24, 60 << 10
 	f := newFixture(t, slices.Repeat([]int{size}, files)...)

@@ -13,8 +13,8 @@ import (
 	"testing"
 )
 
-// TestKillRecoding kills a process that recodes at each point that it passes, at the first, second, fifth and twentieth passing.
-// What was kept is kept then, in either form, and read without a request.
+// TestKillRecoding kills a process that recodes at each point that it passes, at the first, second, fifth and twentieth
+// passing. What was kept is kept then, in either form, and read without a request.
 func TestKillRecoding(t *testing.T) {
 	const env = "CACHE_KILL_ROOT"
 	if root := os.Getenv(env); root != "" {
@@ -53,7 +53,8 @@ func TestKillRecoding(t *testing.T) {
 	for point := range strings.Lines(string(b)) {
 		passed[strings.TrimSpace(point)]++
 	}
-	for _, point := range []string{"cache.recode.appended", "cache.recode.moved", "segment.condense.copied", "segment.drop.file"} {
+	for _, point := range []string{"cache.recode.appended", "cache.recode.moved", "segment.condense.copied",
+		"segment.drop.file"} {
 		if passed[point] == 0 {
 			t.Errorf("%s is not passed: %v", point, passed)
 		}

@@ -99,8 +99,8 @@ func (l *Ledger) TryReserve(n int64, c Class) bool {
 // pressEvery is how often a reader that waits for memory looks again for memory to reclaim.
 const pressEvery = 10 * time.Millisecond
 
-// reserve waits until n bytes can be reserved, and calls press repeatedly meanwhile. It fails with ErrTooLarge if that is
-// impossible, or with the context's error when that ends first.
+// reserve waits until n bytes can be reserved, and calls press repeatedly meanwhile. It fails with ErrTooLarge if that
+// is impossible, or with the context's error when that ends first.
 func (l *Ledger) reserve(ctx context.Context, n int64, c Class, press func()) error {
 	if err := l.tooLarge(n, c); err != nil {
 		return err
@@ -181,7 +181,8 @@ func (l *Ledger) grant() {
 	}
 }
 
-// missing returns how many bytes must be released before n more can be reserved for batches; 0 if only batches can release them.
+// missing returns how many bytes must be released before n more can be reserved for batches; 0 if only batches can
+// release them.
 func (l *Ledger) missing(n int64) int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -257,5 +258,6 @@ type MemoryStats struct {
 func (l *Ledger) stats() MemoryStats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return MemoryStats{l.total, l.peak, l.limit, l.used[ForDemand], l.used[ForPrefetch], l.used[ForBatches], len(l.waiters)}
+	return MemoryStats{l.total, l.peak, l.limit, l.used[ForDemand], l.used[ForPrefetch], l.used[ForBatches],
+		len(l.waiters)}
 }

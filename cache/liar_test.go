@@ -64,8 +64,9 @@ func (s tagged) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int
 	return s.gate.ReadAt(ctx, o, p, off)
 }
 
-// What a node gives with other bytes reaches no reader and no disk where ETags are MD5s, even if those of some objects are none. Of
-// others a node is found out by chance, whatever it counts, and what was kept of it by Verify, in memory and on disk.
+// What a node gives with other bytes reaches no reader and no disk where ETags are MD5s, even if those of some objects
+// are none. Of others a node is found out by chance, whatever it counts, and what was kept of it by Verify, in memory
+// and on disk.
 func TestLiars(t *testing.T) {
 	md5of := func(prefix string, data []byte, parts string) string {
 		s := md5.Sum(append([]byte(prefix), data...))
@@ -134,7 +135,8 @@ func TestLiars(t *testing.T) {
 			if c.exact && (wrong > 0 || l.found != l.lied) || !c.exact && l.found == 0 || wrong+l.found != l.lied {
 				t.Errorf("%d wrong, found out %d times of %d", wrong, l.found, l.lied)
 			}
-			if r, err := v.Verify(t.Context(), nil); err != nil || r.Dropped < wrong || c.disk && r.Extents != c.files || len(r.Files) != r.Dropped {
+			if r, err := v.Verify(t.Context(), nil); err != nil || r.Dropped < wrong ||
+				c.disk && r.Extents != c.files || len(r.Files) != r.Dropped {
 				t.Errorf("%+v, %v; %d were wrong", r, err, wrong)
 			}
 			if c.disk { // what was dropped does not come back
@@ -150,7 +152,8 @@ func TestLiars(t *testing.T) {
 			if again := read(); again > 0 {
 				t.Errorf("%d of %d are still wrong", again, wrong)
 			}
-			if c.name == "multipart" { // what the store has no more, or otherwise by now, ends no comparison of the rest
+			// what the store has no more, or otherwise by now, ends no comparison of the rest
+			if c.name == "multipart" {
 				settled(t, ca)
 				ca.ring.drop(nil)
 				must(t, mem.Delete(t.Context(), objects[0].Key, ""))
@@ -207,7 +210,8 @@ func TestAudits(t *testing.T) {
 		}
 		read := float64(min(c.size, granuleSize)) / float64(c.size) // of a piece
 		audits, want := float64(store.bytes)/2/float64(c.size)/read, pieces/c.found
-		t.Logf("%d bytes, %d nodes: %.4f of the dataset is compared", c.size, c.nodes, audits/pieces*read*float64(c.nodes-1))
+		t.Logf("%d bytes, %d nodes: %.4f of the dataset is compared", c.size, c.nodes,
+			audits/pieces*read*float64(c.nodes-1))
 		for _, got := range []float64{audits, float64(found)} {
 			if math.Abs(got-want) > 5*math.Sqrt(want)+5 {
 				t.Errorf("%d bytes, %d nodes: %.0f of %d pieces, want %.0f", c.size, c.nodes, got, pieces, want)

@@ -129,7 +129,9 @@ func (w *world) list(s *side) {
 		for _, name := range s.names {
 			p := where[name]
 			// As for foreign tars: the ETag is the shard's and the offset.
-			objects = append(objects, objstore.Object{Key: s.name + "/" + name, Size: int64(len(s.now[name])), ETag: fmt.Sprintf("%s+%d", p.o.ETag, p.off)})
+			objects = append(objects,
+				objstore.Object{Key: s.name + "/" + name, Size: int64(len(s.now[name])),
+					ETag: fmt.Sprintf("%s+%d", p.o.ETag, p.off)})
 		}
 	} else {
 		for _, name := range s.names {
@@ -187,7 +189,8 @@ func (w *world) open(s *side) {
 	if w.disk == 0 {
 		return
 	}
-	if err := s.v.OpenDisk(s.dir, segment.Options{SegmentSize: 600 << 10, FS: w.fs, Key: w.key, Logger: quiet}); err != nil {
+	if err := s.v.OpenDisk(s.dir,
+		segment.Options{SegmentSize: 600 << 10, FS: w.fs, Key: w.key, Logger: quiet}); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -216,7 +219,9 @@ func (w *world) heal() {
 			continue
 		}
 		if d := s.v.ds.disk.Load(); d != nil {
-			eventually(w.t, "the tier is used again", func() bool { return !d.stats().DiskDown && w.fs.inside.Load() == 0 })
+			eventually(w.t, "the tier is used again", func() bool {
+				return !d.stats().DiskDown && w.fs.inside.Load() == 0
+			})
 		}
 	}
 }
@@ -236,10 +241,12 @@ func (w *world) must(err error) {
 func (w *world) judge(s *side, file, off, n int, got []byte, err error) error {
 	want := s.want[file][min(off, len(s.want[file])):]
 	want = want[:min(len(want), n)]
-	if err == nil && bytes.Equal(got, want) || err != nil && objstore.KindOf(err) == objstore.KindChanged && w.changed(s, file) {
+	if err == nil && bytes.Equal(got, want) || err != nil && objstore.KindOf(err) == objstore.KindChanged &&
+		w.changed(s, file) {
 		return nil
 	}
-	return fmt.Errorf("%s file %d at %d: %d bytes, want %d, changed %v, %w", s.name, file, off, len(got), len(want), w.changed(s, file), err)
+	return fmt.Errorf("%s file %d at %d: %d bytes, want %d, changed %v, %w", s.name, file, off, len(got), len(want),
+		w.changed(s, file), err)
 }
 
 func (w *world) changed(s *side, file int) bool {
@@ -333,7 +340,8 @@ func (w *world) serve(ctx context.Context, s *side, i int, held bool) error {
 			n = min(n, granuleSize)
 		}
 		data, release, err := s.v.Serve(ctx, i, int64(off), n, time.Time{}, held)
-		if errors.Is(err, ErrBusy) || errors.Is(err, ErrMemory) || errors.Is(err, ErrNotHeld) || ctx.Err() != nil && err != nil {
+		if errors.Is(err, ErrBusy) || errors.Is(err, ErrMemory) || errors.Is(err, ErrNotHeld) ||
+			ctx.Err() != nil && err != nil {
 			continue
 		}
 		if err := w.judge(s, i, off, n, data, err); err != nil {
@@ -450,7 +458,8 @@ func (w *world) steps() map[string]func(*rapid.T) {
 			s, i := w.file()
 			for x := range s.v.Extents(i) {
 				landed := make(chan error, 1)
-				if s.v.Prefetch(nil, i, x, time.Time{}, func(_ int, err error) { landed <- err }) == Started && rapid.Bool().Draw(w.t, "wait") {
+				if s.v.Prefetch(nil, i, x, time.Time{}, func(_ int, err error) { landed <- err }) == Started &&
+					rapid.Bool().Draw(w.t, "wait") {
 					if err := <-landed; err != nil && !w.changed(s, i) {
 						w.t.Fatal(err)
 					}
@@ -647,7 +656,8 @@ func TestModel(t *testing.T) {
 		w.peers = rapid.Bool().Draw(rt, "peers")
 		w.disk = rapid.SampledFrom([]int64{0, 2 << 20, 16 << 20}).Draw(rt, "disk")
 		for i := range w.sides {
-			s := &side{name: string(rune('a' + i)), id: [16]byte{byte(i + 1)}, packed: i == 1, now: map[string][]byte{}, dir: filepath.Join(root, fmt.Sprint(i))}
+			s := &side{name: string(rune('a' + i)), id: [16]byte{byte(i + 1)}, packed: i == 1, now: map[string][]byte{},
+				dir: filepath.Join(root, fmt.Sprint(i))}
 			for j := range rapid.IntRange(1, 8).Draw(rt, "files") {
 				s.names = append(s.names, fmt.Sprintf("c/f%d", j))
 				w.put(s, s.names[j])

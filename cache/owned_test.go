@@ -20,7 +20,8 @@ import (
 	"github.com/shoalfs/shoal/cache/segment"
 )
 
-// A node that was alone has filled its disk. What it does not own any more goes for what it owns, and nothing else goes.
+// A node that was alone has filled its disk. What it does not own any more goes for what it owns, and nothing else
+// goes.
 func TestRoomForWhatIsOwned(t *testing.T) {
 	const files, size = 64, 50_000
 	f := newFixture(t, slices.Repeat([]int{size}, files)...)
@@ -44,7 +45,8 @@ func TestRoomForWhatIsOwned(t *testing.T) {
 			v := c.NewVolume(VolumeOptions{Manifest: f.m, Dataset: [16]byte{1}, Store: f.gate})
 			v.SetOwned(func(file, _ int) bool { return int64(file) < test.alone })
 			const limit = 33*(size+1000) + 20_000
-			if err := v.OpenDisk(t.TempDir(), segment.Options{MaxBytes: limit, SegmentSize: test.segment, Logger: quiet}); err != nil {
+			if err := v.OpenDisk(t.TempDir(),
+				segment.Options{MaxBytes: limit, SegmentSize: test.segment, Logger: quiet}); err != nil {
 				t.Fatal(err)
 			}
 			readAll := func() {
@@ -104,9 +106,9 @@ func TestOutsideStaysAlone(t *testing.T) {
 	}
 }
 
-// A node restarts with the same records and other owners. Until these are known nothing goes and nothing comes in; then what
-// is not owned does not count as the set's. If the limit was lowered meanwhile, and the owners are known before the
-// disk is opened, what is owned stays and the rest goes.
+// A node restarts with the same records and other owners. Until these are known nothing goes and nothing comes in; then
+// what is not owned does not count as the set's. If the limit was lowered meanwhile, and the owners are known before
+// the disk is opened, what is owned stays and the rest goes.
 func TestRestartWithOtherOwners(t *testing.T) {
 	const files, size = 32, 50_000
 	f := newFixture(t, slices.Repeat([]int{size}, files)...)
@@ -132,7 +134,8 @@ func TestRestartWithOtherOwners(t *testing.T) {
 				if admit != nil {
 					v.SetOwned(admit)
 				}
-				if err := v.OpenDisk(dir, segment.Options{MaxBytes: limit, SegmentSize: 200_000, Logger: quiet}); err != nil {
+				if err := v.OpenDisk(dir,
+					segment.Options{MaxBytes: limit, SegmentSize: 200_000, Logger: quiet}); err != nil {
 					t.Fatal(err)
 				}
 				return c, v
@@ -337,8 +340,9 @@ func (n *node) check(before map[int]bool, most int64) {
 	}
 }
 
-// Nodes join and leave, limits change, one restarts or is killed in the middle of any change of its disk: what it owns and has kept is
-// never lost, its disk never exceeds its limit, and once it has read everything it keeps all of its set.
+// Nodes join and leave, limits change, one restarts or is killed in the middle of any change of its disk: what it owns
+// and has kept is never lost, its disk never exceeds its limit, and once it has read everything it keeps all of its
+// set.
 func TestOwnedModel(t *testing.T) {
 	// The default of 100 takes 5 s.
 	if n := flag.Lookup("rapid.checks"); n.Value.String() == n.DefValue {
@@ -361,7 +365,8 @@ func TestOwnedModel(t *testing.T) {
 		n.fs = &killFS{faultFS: newFaultFS()}
 		limit := total*int64(rapid.IntRange(5, 100).Draw(r, "percent"))/100 + 4*largest + 20_000
 		bound := func(limit int64) { n.o.MaxBytes, n.bytes = limit, limit*9/10-2*largest-10_000 }
-		n.o = segment.Options{FS: n.fs, SegmentSize: limit / int64(rapid.SampledFrom([]int{16, 5, 1, 40}).Draw(r, "segments")), Logger: quiet}
+		n.o = segment.Options{FS: n.fs,
+			SegmentSize: limit / int64(rapid.SampledFrom([]int{16, 5, 1, 40}).Draw(r, "segments")), Logger: quiet}
 		bound(limit)
 		n.start(true)
 		file := rapid.IntRange(0, len(sizes)-1)
@@ -455,7 +460,8 @@ func TestOwnersChangeUnderReaders(t *testing.T) {
 	c := newPatient(Options{Memory: 1 << 20, Logger: quiet})
 	defer closeCache(t, c)
 	v := f.volume(c)
-	if err := v.OpenDisk(t.TempDir(), segment.Options{MaxBytes: 800_000, SegmentSize: 100_000, Logger: quiet}); err != nil {
+	if err := v.OpenDisk(t.TempDir(),
+		segment.Options{MaxBytes: 800_000, SegmentSize: 100_000, Logger: quiet}); err != nil {
 		t.Fatal(err)
 	}
 	done := make(chan struct{})
@@ -494,7 +500,8 @@ func TestOwnersChangeUnderReaders(t *testing.T) {
 	close(done)
 	wg.Wait()
 	a := v.admission.Load()
-	for pass := 0; pass < 20 && (pass == 0 || a.missing.Load() > 0); pass++ { // short memory drops some before they are written
+	// short memory drops some before they are written
+	for pass := 0; pass < 20 && (pass == 0 || a.missing.Load() > 0); pass++ {
 		checkFiles(t, v, f.bytes, span(0, 48)...)
 		settled(t, c)
 	}
@@ -508,6 +515,7 @@ func TestOwnersChangeUnderReaders(t *testing.T) {
 		}
 	}
 	if a.missing.Load() != missing || a.outside.Load() != outside || missing > 0 {
-		t.Errorf("%d missing, %d bytes outside; want 0 = %d and %d", a.missing.Load(), a.outside.Load(), missing, outside)
+		t.Errorf("%d missing, %d bytes outside; want 0 = %d and %d", a.missing.Load(), a.outside.Load(),
+			missing, outside)
 	}
 }

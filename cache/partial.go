@@ -20,15 +20,15 @@ import (
 
 // partial is an extent of a large file that is not here whole.
 //
-// Of one that an order of ranges reads the disk takes each granule as it comes, if the extent is of the kept set: the order
-// comes back to most extents later, so fetching them whole, then or now, would fetch much for the second time. Such an extent has
-// a slot of a file beside the segments, from its first granule until all are there. Then it becomes a record like others, and the
-// slot is emptied: a reader of it at that moment looks again.
+// Of one that an order of ranges reads the disk takes each granule as it comes, if the extent is of the kept set: the
+// order comes back to most extents later, so fetching them whole, then or now, would fetch much for the second time.
+// Such an extent has a slot of a file beside the segments, from its first granule until all are there. Then it becomes
+// a record like others, and the slot is emptied: a reader of it at that moment looks again.
 //
 //   - A slot takes the space of the whole extent from the beginning, so the record always finds room.
-//   - The file has no name, so nothing of it is left when the process ends, and its granules are fetched again after that. They are
-//     encrypted by a key that nobody else has, each use of a slot by nonces of its own: that is the checksum, too, and a slot that
-//     was emptied or is used for another extent cannot be mistaken.
+//   - The file has no name, so nothing of it is left when the process ends, and its granules are fetched again after
+//     that. They are encrypted by a key that nobody else has, each use of a slot by nonces of its own: that is the
+//     checksum, too, and a slot that was emptied or is used for another extent cannot be mistaken.
 //   - When the disk has to give space back, slots go first.
 type partial struct { // in Volume.parts, guarded by Volume.mu
 	fetched uint64 // granules that readers fetched, a bit each, even if they have left memory
@@ -54,7 +54,8 @@ const (
 	overheadSealed = 16 // of AES-GCM
 	sealedGranule  = granuleSize + overheadSealed
 	slotSize       = (ExtentSize/granuleSize*sealedGranule + 4095) &^ 4095 // whole blocks of the file system
-	// mostParts bounds about how many entries without a slot Volume.parts has: each takes some 100 bytes that --memory does not count.
+	// mostParts bounds about how many entries without a slot Volume.parts has: each takes some 100 bytes that --memory
+	// does not count.
 	mostParts = 1 << 16
 )
 
@@ -169,8 +170,8 @@ func (s *slots) open(d *disk) (err error) {
 	return errors.Join(d.fs.Remove(name), s.file.Punch(0, slotSize))
 }
 
-// keepGranule puts a granule into its extent's slot, which it gets if it has none, and makes a record of the extent if that was
-// the last one. Only the writer calls it.
+// keepGranule puts a granule into its extent's slot, which it gets if it has none, and makes a record of the extent if
+// that was the last one. Only the writer calls it.
 func (d *disk) keepGranule(k extentKey, buf *buffer) bool {
 	v, e, s := k.v, k.extent(), &d.writer.slots
 	file, x := v.Numbered(int(e))
@@ -192,7 +193,8 @@ func (d *disk) keepGranule(k extentKey, buf *buffer) bool {
 	}
 	sealed := sealedGranules.Get().(*[sealedGranule]byte)
 	defer sealedGranules.Put(sealed)
-	if _, err := s.file.WriteAt(s.aead.Seal(sealed[:0], at.nonce(k.kind()), buf.data, nil), at.granule(k.kind())); err != nil {
+	if _, err := s.file.WriteAt(s.aead.Seal(sealed[:0], at.nonce(k.kind()), buf.data, nil),
+		at.granule(k.kind())); err != nil {
 		d.failed("write", err, false)
 		return false
 	}
@@ -214,7 +216,9 @@ func (d *disk) takeSlot() (at slot) {
 	if s.file == nil {
 		if err := s.open(d); errors.Is(err, errors.ErrUnsupported) {
 			s.off.Store(true)
-			d.c.log.Warn("what plans of ranges read is fetched again with its extents: the disk cannot keep parts of them", "dir", d.dir, "cause", err,
+			d.c.log.Warn(
+				"what plans of ranges read is fetched again with its extents: the disk cannot keep parts of them",
+				"dir", d.dir, "cause", err,
 				"remedy", "put the cache on a file system that can punch holes: ext4, XFS, Btrfs, tmpfs")
 			return at
 		} else if err != nil {
@@ -262,14 +266,16 @@ func (d *disk) complete(k extentKey, at slot) {
 	}
 	d.progress()
 	d.store.Give(slotSize) // before, so that the record has room
-	if loc := d.append(v.describe(file, x, n), s.whole[:n], func() (segment.Loc, error) { return 0, segment.ErrFull }); loc != 0 {
+	if loc := d.append(v.describe(file, x, n), s.whole[:n], func() (segment.Loc, error) {
+		return 0, segment.ErrFull
+	}); loc != 0 {
 		d.place(k, loc, 0)
 	}
 	d.emptySlot(k, true)
 }
 
-// emptySlot gives the slot of an extent up, if it has one, with its space unless that was given before. It returns how many bytes that
-// freed. Only the writer calls it.
+// emptySlot gives the slot of an extent up, if it has one, with its space unless that was given before. It returns how
+// many bytes that freed. Only the writer calls it.
 func (d *disk) emptySlot(k extentKey, given bool) (freed int64) {
 	v := k.v
 	v.mu.Lock()

@@ -29,8 +29,8 @@ func planned(t *testing.T, v *Volume, want []byte, r Range) {
 	v.SpendRange(r, func(int64, int64) bool { return false })
 }
 
-// What an order of ranges reads in pieces is fetched once, in memory for a part of it: the disk has each granule, and then the extent,
-// which the next process finds.
+// What an order of ranges reads in pieces is fetched once, in memory for a part of it: the disk has each granule, and
+// then the extent, which the next process finds.
 func TestGranulesBecomeExtents(t *testing.T) {
 	dir := t.TempDir()
 	c, v, want, y := openLarge(t, 10*mib, dir)
@@ -75,8 +75,8 @@ func TestGranulesBecomeExtents(t *testing.T) {
 	}
 }
 
-// Granules on disk answer readers before the extent is whole; one that is damaged there is fetched again, and slots go first when the
-// disk gives space back.
+// Granules on disk answer readers before the extent is whole; one that is damaged there is fetched again, and slots go
+// first when the disk gives space back.
 func TestGranulesOnDisk(t *testing.T) {
 	c, v, want, y := openLarge(t, 10*mib, t.TempDir())
 	r := Range{Extent: 1, Off: 5 * granuleSize, N: 2 * granuleSize}
@@ -169,7 +169,8 @@ func TestSlotsOfOthers(t *testing.T) {
 	}
 }
 
-// A reader who finds a granule on a disk that is put out of use, and in use, while it looks reads it from there or from the store.
+// A reader who finds a granule on a disk that is put out of use, and in use, while it looks reads it from there or from
+// the store.
 func TestGranulesOnADiskThatComesAndGoes(t *testing.T) {
 	c, v, want, _ := openLarge(t, 10*mib, t.TempDir())
 	r := Range{Extent: 1, Off: 5 * granuleSize, N: granuleSize}
@@ -242,8 +243,8 @@ func TestSlotsOfRetired(t *testing.T) {
 	}
 }
 
-// Readers who do not follow a plan are served as without it: who reads on gets more and more at once, and of what is read at random
-// places more than half of an extent brings it whole.
+// Readers who do not follow a plan are served as without it: who reads on gets more and more at once, and of what is
+// read at random places more than half of an extent brings it whole.
 func TestReadersBesideAPlan(t *testing.T) {
 	c, v, want, y := openLarge(t, 48*mib, t.TempDir())
 	for x := range 3 {

@@ -185,7 +185,8 @@ func TestServe(t *testing.T) {
 			release()
 		}
 	}
-	for _, bad := range []Want{{File: -1}, {File: 2}, {Off: -1}, {Off: 70 << 10}, {Off: 1, P: make([]byte, 70<<10)}, {File: 1, Off: ExtentSize - 1, P: make([]byte, 2)}, {Off: 1 << 62}} {
+	for _, bad := range []Want{{File: -1}, {File: 2}, {Off: -1}, {Off: 70 << 10}, {Off: 1, P: make([]byte, 70<<10)},
+		{File: 1, Off: ExtentSize - 1, P: make([]byte, 2)}, {Off: 1 << 62}} {
 		if _, _, err := v.Serve(ctx, bad.File, bad.Off, max(len(bad.P), 1), time.Time{}, false); err == nil {
 			t.Errorf("%d at %d of file %d served", len(bad.P), bad.Off, bad.File)
 		}

@@ -9,11 +9,11 @@ import (
 	"github.com/shoalfs/shoal/cache/segment"
 )
 
-// places numbers the extents of a version, and knows where the kept record of each is, and which are to be kept. It costs 8 bytes
-// an extent, and 4 more once a file is kept coded.
+// places numbers the extents of a version, and knows where the kept record of each is, and which are to be kept. It
+// costs 8 bytes an extent, and 4 more once a file is kept coded.
 //
-//   - A place is read without a lock. Two places of one extent are never confused: a reader that finds another record than it
-//     expected has an error, and looks again.
+//   - A place is read without a lock. Two places of one extent are never confused: a reader that finds another record
+//     than it expected has an error, and looks again.
 //   - locs, kept and the counts of the admission change together, under mu.
 type places struct {
 	m     *catalog.Manifest
@@ -137,7 +137,8 @@ func (ps *places) put(e uint32, loc segment.Loc, coded int) {
 // unplace forgets the place of an extent, if it is still loc.
 func (ps *places) unplace(e uint32, loc segment.Loc) bool { return ps.move(e, loc, 0, 0) }
 
-// move changes the place of an extent, if it is still from; 0 is none. coded is the length of the new record if it is coded.
+// move changes the place of an extent, if it is still from; 0 is none. coded is the length of the new record if it is
+// coded.
 func (ps *places) move(e uint32, from, to segment.Loc, coded int) bool {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()

@@ -7,8 +7,8 @@ import (
 	"github.com/shoalfs/shoal/internal/trace"
 )
 
-// Range is n bytes from off in an extent of a file, which an order needs. Of a large file that is granules; of others it is the file. 0
-// bytes are the extent.
+// Range is n bytes from off in an extent of a file, which an order needs. Of a large file that is granules; of others
+// it is the file. 0 bytes are the extent.
 type Range struct {
 	File, Extent int
 	Off, N       int
@@ -91,9 +91,10 @@ func (v *Volume) Prefetch(a *Account, file, x int, due time.Time, done func(file
 	return out
 }
 
-// PrefetchRange is Prefetch of a range: done is called once for each of the pieces that it started. If the disk does not take granules,
-// it fetches the extent if it would for a reader (see granules.go).
-func (v *Volume) PrefetchRange(a *Account, r Range, due time.Time, done func(file int, err error)) (started int, out Outcome) {
+// PrefetchRange is Prefetch of a range: done is called once for each of the pieces that it started. If the disk does
+// not take granules, it fetches the extent if it would for a reader (see granules.go).
+func (v *Volume) PrefetchRange(a *Account, r Range, due time.Time, done func(file int, err error)) (
+	started int, out Outcome) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	parts := v.lacks(a, r)
@@ -113,7 +114,8 @@ func (v *Volume) PrefetchRange(a *Account, r Range, due time.Time, done func(fil
 	if !v.c.ledger.TryReserve(sizeOf(parts), ForPrefetch) {
 		return 0, NoMemory
 	}
-	if v.begin(request{purpose: ahead, due: due}, trace.Span{}, parts, v.sources(ahead, r.File, r.Extent), done) == nil {
+	if v.begin(request{purpose: ahead, due: due}, trace.Span{}, parts, v.sources(ahead, r.File, r.Extent),
+		done) == nil {
 		return 0, Closed
 	}
 	return len(parts), Started

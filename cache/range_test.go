@@ -16,7 +16,8 @@ func TestRangeUrgency(t *testing.T) {
 	opened := f.gate.close()
 	landed := make(chan error, 2)
 	r := Range{Extent: 1, Off: granuleSize, N: 2 * granuleSize}
-	if n, out := v.PrefetchRange(nil, r, time.Now().Add(time.Hour), func(_ int, err error) { landed <- err }); n != 2 || out != Started {
+	if n, out := v.PrefetchRange(nil, r, time.Now().Add(time.Hour), func(_ int, err error) { landed <- err }); n != 2 ||
+		out != Started {
 		t.Fatal(n, out)
 	}
 	v.mu.Lock()
@@ -43,7 +44,8 @@ func TestRangeUrgency(t *testing.T) {
 	}
 }
 
-// Granules that were fetched for ranges are read without another fetch, and their memory is the account's until they are spent.
+// Granules that were fetched for ranges are read without another fetch, and their memory is the account's until they
+// are spent.
 func TestRangesModel(t *testing.T) {
 	c, v, want, y := openLarge(t, 8*mib, "")
 	a := c.NewAccount(1)
@@ -64,7 +66,8 @@ func TestRangesModel(t *testing.T) {
 			return true
 		}
 		draw := func(rt *rapid.T) Range {
-			r := Range{Extent: rapid.IntRange(0, 2).Draw(rt, "extent"), Off: rapid.IntRange(0, ExtentSize-1).Draw(rt, "off")}
+			r := Range{Extent: rapid.IntRange(0, 2).Draw(rt, "extent"),
+				Off: rapid.IntRange(0, ExtentSize-1).Draw(rt, "off")}
 			r.N = rapid.IntRange(1, min(200<<10, ExtentSize-r.Off)).Draw(rt, "n")
 			return r
 		}

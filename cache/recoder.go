@@ -15,10 +15,12 @@ import (
 	"github.com/shoalfs/shoal/internal/pause"
 )
 
-// leastCodable is the share of a segment that may be coded from which it is recoded: what is left of it is written anew.
+// leastCodable is the share of a segment that may be coded from which it is recoded: what is left of it is written
+// anew.
 const leastCodable = 0.25
 
-// Recoder brings the kept files of a volume's dataset into their coded form, a segment at a time. One goroutine uses it.
+// Recoder brings the kept files of a volume's dataset into their coded form, a segment at a time. One goroutine uses
+// it.
 type Recoder struct {
 	v       *Volume
 	threads int
@@ -30,7 +32,8 @@ type Recoder struct {
 	growing uint32                // and the one in use then, if it is such
 }
 
-// NewRecoder returns a recoder that encodes on so many threads at once. rest is called by each after some work, and may sleep.
+// NewRecoder returns a recoder that encodes on so many threads at once. rest is called by each after some work, and may
+// sleep.
 func (v *Volume) NewRecoder(threads int, rest func(worked time.Duration)) *Recoder {
 	return &Recoder{v: v, threads: threads, rest: rest, tried: make([]atomic.Uint32, (len(v.locs)+31)/32)}
 }
@@ -200,8 +203,8 @@ func (r *Recoder) recode(ctx context.Context, k keptRecord) bool {
 	return used
 }
 
-// recoded appends the coded record of a file, and has it take the place of the plain one, in all versions. Only the writer
-// calls it.
+// recoded appends the coded record of a file, and has it take the place of the plain one, in all versions. Only the
+// writer calls it.
 func (k keptRecord) recoded(payload []byte) (used bool) {
 	d, rec, from := k.d, k.v.describe(k.file, 0, len(payload)), k.loc
 	to := d.append(rec, payload, func() (segment.Loc, error) {

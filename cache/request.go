@@ -17,8 +17,8 @@ import (
 //	board      with the lock, looks again, joins the flight that brings the bytes, or begins one;
 //	collect    waits for it.
 //
-// An extent moves from a flight to the ring to the disk, and is in its next place before it leaves the last. So board misses
-// nothing, since it looks in that order under the lock under which flights land.
+// An extent moves from a flight to the ring to the disk, and is in its next place before it leaves the last. So board
+// misses nothing, since it looks in that order under the lock under which flights land.
 //
 // A read of granules (granules.go) is answered in parts: it goes on with what it lacks.
 type request struct {
@@ -33,10 +33,11 @@ type request struct {
 // query is a request that somebody waits for.
 type query struct {
 	request
-	v       *Volume
-	ctx     context.Context
-	p       []byte // for the bytes, which may come in parts; nil: all at once, those from the disk in memory that is reserved for them
-	counted bool   // not all was in memory
+	v   *Volume
+	ctx context.Context
+	// for the bytes, which may come in parts; nil: all at once, those from the disk in memory that is reserved for them
+	p       []byte
+	counted bool // not all was in memory
 }
 
 // query asks for bytes of the file from off, as many of n as lie in one extent.
@@ -126,8 +127,8 @@ func (v *Volume) Lend(file int, off int64, n int) (data []byte, release func(), 
 	return l.data, l.buf.Release, true
 }
 
-// ReadNow fills p from off, inside the file, if the disk has it as it came and need not be waited for. A record that cannot be
-// read, or must be restored, is left to ReadAt.
+// ReadNow fills p from off, inside the file, if the disk has it as it came and need not be waited for. A record that
+// cannot be read, or must be restored, is left to ReadAt.
 func (v *Volume) ReadNow(file int, p []byte, off int64) bool {
 	q := v.query(context.Background(), file, off, len(p))
 	k := v.keptRecord(file, q.x)
@@ -187,8 +188,10 @@ func (v *Volume) sample(ctx context.Context, file int, f form) (data []byte, rel
 
 // Serve lends n bytes of one extent of the file to a peer, whose reader needs them at due; if that is not in the future
 // it waits. They are valid and do not change until release. held: only what is in memory or on disk.
-func (v *Volume) Serve(ctx context.Context, file int, off int64, n int, due time.Time, held bool) (data []byte, release func(), err error) {
-	if file < 0 || file >= v.m.Len() || n <= 0 || off < 0 || off > v.m.Size(file)-int64(n) || off%ExtentSize+int64(n) > ExtentSize {
+func (v *Volume) Serve(ctx context.Context, file int, off int64, n int, due time.Time,
+	held bool) (data []byte, release func(), err error) {
+	if file < 0 || file >= v.m.Len() || n <= 0 || off < 0 || off > v.m.Size(file)-int64(n) ||
+		off%ExtentSize+int64(n) > ExtentSize {
 		return nil, nil, fmt.Errorf("cache: there are no %d bytes at %d of file %d in one extent", n, off, file)
 	}
 	q := v.query(ctx, file, off, n)
@@ -199,8 +202,10 @@ func (v *Volume) Serve(ctx context.Context, file int, off int64, n int, due time
 
 // ServeCoded lends the coded form of a file that is here so, to a peer that asks for the whole file and can decode what
 // [Codec].Form calls form. It waits for nothing but the disk.
-func (v *Volume) ServeCoded(ctx context.Context, file int, off int64, n int, form [8]byte) (data []byte, release func(), ok bool) {
-	if v.codec == nil || file < 0 || file >= v.m.Len() || off != 0 || v.Extents(file) != 1 || int64(n) != v.m.Size(file) {
+func (v *Volume) ServeCoded(ctx context.Context, file int, off int64, n int, form [8]byte) (
+	data []byte, release func(), ok bool) {
+	if v.codec == nil || file < 0 || file >= v.m.Len() || off != 0 || v.Extents(file) != 1 ||
+		int64(n) != v.m.Size(file) {
 		return nil, nil, false
 	}
 	q := v.query(ctx, file, 0, n)
@@ -263,8 +268,8 @@ func (q *query) count(c *int64, waits bool) {
 	}
 }
 
-// room returns memory for n bytes that a request finds on disk. For a reader it is not demand: many such files together must
-// leave memory for fetches that their readers wait for, and prefetched data may hold the memory that it waits for.
+// room returns memory for n bytes that a request finds on disk. For a reader it is not demand: many such files together
+// must leave memory for fetches that their readers wait for, and prefetched data may hold the memory that it waits for.
 func (q *query) room(n int) (lease, error) {
 	class := ForPrefetch
 	if q.purpose == serving { // the server bounds how much peers get of what prefetching leaves
@@ -312,8 +317,8 @@ func (q *query) kept(n int) {
 	}
 }
 
-// boarding is what a request waits for: parts that are on their way, one after the other; or a granule that is here. It is empty if
-// the extent is here by now.
+// boarding is what a request waits for: parts that are on their way, one after the other; or a granule that is here. It
+// is empty if the extent is here by now.
 type boarding struct {
 	parts []*part
 	span  trace.Span
@@ -341,7 +346,8 @@ func (q *query) board() (boarding, error) {
 		return boarding{}, ErrNotHeld
 	case restorable:
 		from := &restorer{keptRecord: kept}
-		if from.staged = q.v.c.get(k, int(q.v.m.Size(q.file)), codedForm); from.staged == nil && (!onDisk || !kept.coded) {
+		if from.staged = q.v.c.get(k, int(q.v.m.Size(q.file)), codedForm); from.staged == nil &&
+			(!onDisk || !kept.coded) {
 			return boarding{}, nil // it left memory a moment ago
 		}
 		return q.depart(q.whole(), from)
@@ -396,7 +402,8 @@ func (q *query) ride(p *part) (parts []*part) {
 	return parts
 }
 
-// depart begins a flight of parts, which are restored unless from is nil, and waits for those that the request begins with. v.mu is held.
+// depart begins a flight of parts, which are restored unless from is nil, and waits for those that the request begins
+// with. v.mu is held.
 func (q *query) depart(parts []part, from *restorer) (b boarding, err error) {
 	sources := q.v.sources(q.purpose, q.file, q.x)
 	if from != nil {
@@ -501,7 +508,8 @@ const (
 // done is called once for each started file, from another goroutine. A reader that asks for one of them meanwhile
 // makes the whole request urgent. If the request fails, all its files fail; a reader that waits for one tries again
 // with its own request, unless the store is in trouble.
-func (v *Volume) PrefetchGroup(a *Account, files []int, due time.Time, done func(file int, err error)) (started int, out Outcome) {
+func (v *Volume) PrefetchGroup(a *Account, files []int, due time.Time, done func(file int, err error)) (
+	started int, out Outcome) {
 	started, _, out = v.start(request{form: anyForm, purpose: ahead, due: due}, a, files, done)
 	return started, out
 }
@@ -515,7 +523,8 @@ func (v *Volume) Gather(files []int, due time.Time) {
 }
 
 // start begins a flight of files, as PrefetchGroup says. It also returns the files from which on it left all out.
-func (v *Volume) start(r request, a *Account, files []int, done func(file int, err error)) (started int, rest []int, out Outcome) {
+func (v *Volume) start(r request, a *Account, files []int, done func(file int, err error)) (
+	started int, rest []int, out Outcome) {
 	var parts []part
 	var sources []Source
 	var o objstore.Object
@@ -525,7 +534,8 @@ func (v *Volume) start(r request, a *Account, files []int, done func(file int, e
 	defer v.mu.Unlock()
 	for i, file := range files {
 		p := part{key: v.key(v.extent(file, 0)), file: file, form: r.form, account: a, spent: r.purpose == serving}
-		if v.Extents(file) != 1 || r.purpose == ahead && v.claim(a, p.key, false) || r.purpose == serving && (p.key.here() || !v.gives(file, 0)) {
+		if v.Extents(file) != 1 || r.purpose == ahead && v.claim(a, p.key, false) ||
+			r.purpose == serving && (p.key.here() || !v.gives(file, 0)) {
 			continue
 		}
 		at, off := v.store.object(file)

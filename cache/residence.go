@@ -66,8 +66,8 @@ func (k extentKey) onDisk() bool {
 // KeptExtent reports whether the extent is on disk.
 func (v *Volume) KeptExtent(file, x int) bool { return v.key(v.extent(file, x)).onDisk() }
 
-// Place returns where the bytes of a whole file lie on disk, in one piece and verified, for readers in other processes. They stay
-// right: for another version of the file there is another volume. With check it verifies what is in memory.
+// Place returns where the bytes of a whole file lie on disk, in one piece and verified, for readers in other processes.
+// They stay right: for another version of the file there is another volume. With check it verifies what is in memory.
 func (v *Volume) Place(file int, check bool) (segment.Place, bool) {
 	if v.Extents(file) != 1 {
 		return segment.Place{}, false
@@ -79,7 +79,8 @@ func (v *Volume) Place(file int, check bool) (segment.Place, bool) {
 	return k.d.store.Place(k.loc, k.n, check)
 }
 
-// Damaged returns how many records of the dataset were found damaged so far. Places that were given before may be of one.
+// Damaged returns how many records of the dataset were found damaged so far. Places that were given before may be of
+// one.
 func (v *Volume) Damaged() int64 { return atomic.LoadInt64(&v.ds.count.Corrupt) }
 
 // SegmentDir returns the folder of the segments, or "" if there are none.

@@ -27,8 +27,8 @@ import (
 // sample is read once an epoch, and what was read last is of no more use than any other; so what stays is a fixed
 // random set, as on disk, which is not given up for what passes. Its members are the volume's lowest ranks
 // (VolumeOptions.Rank): the set is as large as memory allows at the moment, without a threshold. Only the latest
-// few, which programs open again, stay whatever their rank. And what other nodes are still to ask for stays longest, four
-// times as much as those few: nodes that read the same are seldom in step.
+// few, which programs open again, stay whatever their rank. And what other nodes are still to ask for stays longest,
+// four times as much as those few: nodes that read the same are seldom in step.
 type ring struct {
 	cleanLimit int64 // most bytes of entries that are on disk too
 
@@ -152,7 +152,8 @@ func (e *entry) beingRead(now time.Time) bool {
 // isAwaited reports whether other nodes are still to ask for the extent.
 func (e *entry) isAwaited() bool {
 	b := e.buf
-	return b.lent != nil && b.lent.pays && b.lent == b.lent.of.phase.Load() && int(b.asked.Load()) < (*e.key.v.peers.Load()).Nodes()-1
+	return b.lent != nil && b.lent.pays && b.lent == b.lent.of.phase.Load() &&
+		int(b.asked.Load()) < (*e.key.v.peers.Load()).Nodes()-1
 }
 
 func (e *entry) unlist() {
@@ -204,8 +205,8 @@ func (r *ring) put(k extentKey, b *buffer, a *Account, read int64, spent, dirty 
 	r.file(e)
 }
 
-// file moves an entry to the list for its state, and on or off accounts. A kept or spent entry is on no account, and one that
-// is both goes. r.mu is held.
+// file moves an entry to the list for its state, and on or off accounts. A kept or spent entry is on no account, and
+// one that is both goes. r.mu is held.
 func (r *ring) file(e *entry) {
 	if e.account != nil && e.account.closed {
 		e.account, e.spent = nil, e.spent || e.key.isGranule() // which only its account gives up
@@ -271,8 +272,8 @@ func (r *ring) forms(k extentKey) (plain, isCoded bool) {
 	return r.entries[k] != nil, r.entries[k.as(coded)] != nil
 }
 
-// get returns a piece, of which the caller reads n bytes, with a reference for the caller; or nil. freed says that it is
-// now spent.
+// get returns a piece, of which the caller reads n bytes, with a reference for the caller; or nil. freed says that it
+// is now spent.
 func (r *ring) get(k extentKey, n int) (b *buffer, freed bool) {
 	if !k.maybe() {
 		return nil, false
@@ -307,9 +308,9 @@ func (r *ring) getDirty(k extentKey) *buffer {
 	return e.buf
 }
 
-// claim makes the extent unspent, because the owner of account a will read it, and puts it on that account if it was spent
-// or a has less load; or, if a reads it next, in any case, before what a has prefetched. It reports whether the extent is there,
-// in some form.
+// claim makes the extent unspent, because the owner of account a will read it, and puts it on that account if it was
+// spent or a has less load; or, if a reads it next, in any case, before what a has prefetched. It reports whether the
+// extent is there, in some form.
 func (r *ring) claim(k extentKey, a *Account, next bool) (ok bool) {
 	if !k.maybe() {
 		return false
@@ -390,7 +391,8 @@ func (r *ring) spend(k extentKey) (free bool) {
 	return free
 }
 
-// take removes a piece, if it is on the account from, or whatever it is on if that is nil. It returns how many bytes that freed.
+// take removes a piece, if it is on the account from, or whatever it is on if that is nil. It returns how many bytes
+// that freed.
 func (r *ring) take(k extentKey, from *Account) int64 {
 	r.mu.Lock()
 	defer r.unlock()

@@ -32,8 +32,8 @@ func staysOf(t *testing.T, ordered bool) (stays []int) {
 	return stays
 }
 
-// Without a known order what was read last stays in memory. With one it is what has the lowest ranks, whenever it was read,
-// beside the last one.
+// Without a known order what was read last stays in memory. With one it is what has the lowest ranks, whenever it was
+// read, beside the last one.
 func TestStaysInMemory(t *testing.T) {
 	if got := staysOf(t, false); !slices.Equal(got, span(48, 64)) {
 		t.Errorf("no order: %v", got)

@@ -17,16 +17,17 @@ type Want struct {
 	File int
 	Off  int64
 	P    []byte
-	// Coded is not nil if P is of a whole file that may come in its coded form. Then its length, which is less than P's, is
-	// stored there.
+	// Coded is not nil if P is of a whole file that may come in its coded form. Then its length, which is less than
+	// P's, is stored there.
 	Coded *int
 }
 
-// Source is a place that bytes come from. A flight asks its sources in turn: the coded copy of a file, other nodes, the store.
+// Source is a place that bytes come from. A flight asks its sources in turn: the coded copy of a file, other nodes, the
+// store.
 type Source interface {
-	// Fill fills some of the wants, which lie in one object in this order, and returns the others in the same order for the
-	// next source. The last source fills all, or fails. It may keep or change the slice, but it writes to no P after it has
-	// returned.
+	// Fill fills some of the wants, which lie in one object in this order, and returns the others in the same order for
+	// the next source. The last source fills all, or fails. It may keep or change the slice, but it writes to no P
+	// after it has returned.
 	Fill(ctx context.Context, wants []Want) (rest []Want, err error)
 }
 
@@ -37,12 +38,13 @@ type Peers interface {
 	Asks(file, extent int) bool
 	// Owns reports whether other nodes ask this one for an extent.
 	Owns(file, extent int) bool
-	// Sampled reports whether the extent is of the sample of what nodes ask owners for that do not keep it, and is given all the same.
+	// Sampled reports whether the extent is of the sample of what nodes ask owners for that do not keep it, and is
+	// given all the same.
 	Sampled(file, extent int) bool
 	// Nodes is how many nodes of its zone read the dataset, this one included.
 	Nodes() int
-	// Read is Fill, and never fails. held: only what that node has already. What a node gave is checked, and is among the rest unless
-	// check returns nil. If it is ErrOtherBytes, the node is not to be asked any more.
+	// Read is Fill, and never fails. held: only what that node has already. What a node gave is checked, and is among
+	// the rest unless check returns nil. If it is ErrOtherBytes, the node is not to be asked any more.
 	Read(ctx context.Context, wants []Want, held bool, check func(context.Context, Want) error) (rest []Want)
 }
 
@@ -78,9 +80,10 @@ func (n nodes) Fill(ctx context.Context, wants []Want) (rest []Want, err error) 
 	return n.p.Read(ctx, wants, n.held, n.check), nil
 }
 
-// check compares what a node gave with what the store said. Of one piece in auditEvery without an MD5, or fewer lest a zone's audits add
-// up to more of the dataset, it compares a granule, both chosen by chance: a node may count. Where the store often confirms bytes with another
-// MD5, as in a bucket that is encrypted with keys of its own, ETags say nothing, and such pieces are audited like the others.
+// check compares what a node gave with what the store said. Of one piece in auditEvery without an MD5, or fewer lest a
+// zone's audits add up to more of the dataset, it compares a granule, both chosen by chance: a node may count. Where
+// the store often confirms bytes with another MD5, as in a bucket that is encrypted with keys of its own, ETags say
+// nothing, and such pieces are audited like the others.
 func (n nodes) check(ctx context.Context, w Want) error {
 	summed, s := false, &n.v.store
 	_, err := s.vouch(ctx, w, func(sum bool, size int) (from, to int) {
@@ -116,11 +119,12 @@ type store struct {
 	objects objstore.Reader
 	locate  Locator
 
-	sums, otherTags atomic.Int64 // files from peers whose ETag was their MD5, and was not although the store has these bytes
+	// files from peers whose ETag was their MD5, and was not although the store has these bytes
+	sums, otherTags atomic.Int64
 }
 
-// Fill implements Source. Extents of packed files are compared with the checksums of their shard's index. What differs is read once more:
-// the fault may have been on the way.
+// Fill implements Source. Extents of packed files are compared with the checksums of their shard's index. What differs
+// is read once more: the fault may have been on the way.
 func (s *store) Fill(ctx context.Context, wants []Want) (rest []Want, err error) {
 	if err := s.read(ctx, wants); err != nil {
 		return nil, err
@@ -133,7 +137,8 @@ func (s *store) Fill(ctx context.Context, wants []Want) (rest []Want, err error)
 			if _, right := s.summed(w); !right {
 				o, base := s.object(w.File)
 				return nil, &objstore.Error{Op: "read", Key: o.Key, Kind: objstore.KindInvalid,
-					Err:    fmt.Errorf("what lies at %d does not have the checksum that the shard's index names", base+w.Off),
+					Err: fmt.Errorf("what lies at %d does not have the checksum that the shard's index names",
+						base+w.Off),
 					Remedy: "restore the shard from a copy, or pack the source again into another place"}
 			}
 		}
@@ -141,11 +146,12 @@ func (s *store) Fill(ctx context.Context, wants []Want) (rest []Want, err error)
 	return nil, nil
 }
 
-// summed reports whether the checksum of a want is known, as of an extent of a packed file that comes whole and plain, and whether it is
-// right.
+// summed reports whether the checksum of a want is known, as of an extent of a packed file that comes whole and plain,
+// and whether it is right.
 func (s *store) summed(w Want) (known, right bool) {
 	x := int(w.Off / ExtentSize)
-	if s.locate == nil || w.Off%ExtentSize != 0 || int64(len(w.P)) != s.v.ExtentBytes(w.File, x) || w.Coded != nil && *w.Coded > 0 {
+	if s.locate == nil || w.Off%ExtentSize != 0 || int64(len(w.P)) != s.v.ExtentBytes(w.File, x) ||
+		w.Coded != nil && *w.Coded > 0 {
 		return false, false
 	}
 	sum := s.locate.Sum(w.File, x)
@@ -227,7 +233,8 @@ func (r *restorer) Fill(ctx context.Context, wants []Want) (rest []Want, err err
 	if loc, n := v.at(r.e); n > 0 && v.unplace(r.e, loc) { // written from there
 		v.ds.disk.Load().free(loc)
 	}
-	v.c.log.Warn("a file from another node cannot be restored; it is fetched again", "path", v.m.Path(r.file), "cause", err)
+	v.c.log.Warn("a file from another node cannot be restored; it is fetched again", "path", v.m.Path(r.file),
+		"cause", err)
 	return wants, nil
 }
 

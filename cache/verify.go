@@ -15,13 +15,14 @@ import (
 
 // Verified is the result of a Verify.
 type Verified struct {
-	Extents, Asked, Dropped int   // on disk and looked at; compared with the store's; given up, since the store has others
+	// on disk and looked at; compared with the store's; given up, since the store has others
+	Extents, Asked, Dropped int
 	Unknown                 int   // could not be compared: the store has another version by now, or none
 	Files                   []int // of what was given up; the kernel and readers round the mount may still have it
 }
 
-// Verify compares what the cache has of the version, in memory and on disk, with what the store has, and drops what differs, which is then
-// fetched again. progress, unless nil, is called now and then.
+// Verify compares what the cache has of the version, in memory and on disk, with what the store has, and drops what
+// differs, which is then fetched again. progress, unless nil, is called now and then.
 func (v *Volume) Verify(ctx context.Context, progress func(done, total int)) (Verified, error) {
 	v.c.ring.drop(func(k extentKey) bool { return k.v == v && k.isGranule() })
 	if d := v.ds.disk.Load(); d != nil { // granules are not compared
@@ -34,7 +35,8 @@ func (v *Volume) Verify(ctx context.Context, progress func(done, total int)) (Ve
 	for file := range v.m.Len() {
 		for x := range v.Extents(file) {
 			k := v.key(v.extent(file, x))
-			if err := errors.Join(r.staged(k, file, x), r.staged(k.other(), file, x), ctx.Err(), r.kept(file, x)); err != nil {
+			if err := errors.Join(r.staged(k, file, x), r.staged(k.other(), file, x), ctx.Err(),
+				r.kept(file, x)); err != nil {
 				return r.Verified, err
 			}
 			if progress != nil && r.Extents%64 == 0 {
@@ -103,10 +105,12 @@ func (r *verification) compare(w Want, drop func() error) error {
 	return err
 }
 
-// vouch compares bytes with what the store said: with the MD5 of an object, as the ETag of one is that was put in one piece, or
-// the checksum of an extent of a packed file, and otherwise, or if that differs (sum), with those of its bytes there that audit
-// chooses from so many; none: the store is not asked. The error is ErrOtherBytes, or ErrCorrupt of a coded form, or the store's.
-func (s *store) vouch(ctx context.Context, w Want, audit func(sum bool, size int) (from, to int)) (asked bool, err error) {
+// vouch compares bytes with what the store said: with the MD5 of an object, as the ETag of one is that was put in one
+// piece, or the checksum of an extent of a packed file, and otherwise, or if that differs (sum), with those of its
+// bytes there that audit chooses from so many; none: the store is not asked. The error is ErrOtherBytes, or ErrCorrupt
+// of a coded form, or the store's.
+func (s *store) vouch(ctx context.Context, w Want, audit func(sum bool, size int) (from, to int)) (
+	asked bool, err error) {
 	file := w.P
 	if w.Coded != nil && *w.Coded > 0 {
 		file = getBytes(len(w.P))
@@ -157,6 +161,7 @@ func (v *Volume) Scrub(ctx context.Context, bytesPerSecond int64) (bad int, err 
 		count(&v.ds.count.Corrupt, 1)
 		v.ds.forget(func(at segment.Loc) bool { return at == loc })
 		d.free(loc)
-		d.c.log.Warn("corrupt record found by a scrub; its object is fetched again", "at", loc.String(), "offset", rec.Offset, "bytes", rec.Length)
+		d.c.log.Warn("corrupt record found by a scrub; its object is fetched again", "at", loc.String(),
+			"offset", rec.Offset, "bytes", rec.Length)
 	})
 }

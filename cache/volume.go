@@ -30,8 +30,8 @@ type VolumeOptions struct {
 	// Admit reports whether an extent of a file belongs to the kept set; nil: the first to arrive. Others are kept only
 	// once nothing of the set is missing any more, and only in free space. It is called from several goroutines.
 	Admit func(file, extent int) bool
-	// Rank says what stays in memory of what was read, if orders are known: the extents of low ranks; nil: what was read
-	// last. It is called with locks held.
+	// Rank says what stays in memory of what was read, if orders are known: the extents of low ranks; nil: what was
+	// read last. It is called with locks held.
 	Rank  func(file, extent int) uint8
 	Peers Peers // nil: none
 	// Codec is of files that may be kept in another form; nil: none are, and such records are not read.
@@ -97,8 +97,8 @@ func (v *Volume) Manifest() *catalog.Manifest { return v.m }
 // key names an extent as a whole.
 func (v *Volume) key(extent uint32) extentKey { return extentKey{v, piece(extent) << 8} }
 
-// Inherit takes over the unchanged kept records of an older version of the same dataset, which keeps nothing new from then on. The
-// records of files that changed or vanished are freed.
+// Inherit takes over the unchanged kept records of an older version of the same dataset, which keeps nothing new from
+// then on. The records of files that changed or vanished are freed.
 func (v *Volume) Inherit(old *Volume) {
 	d := v.ds.disk.Load()
 	if d == nil || old.ds != v.ds {
@@ -158,8 +158,8 @@ func (v *Volume) Claim(a *Account, file, extent int) bool {
 	return v.ClaimRange(a, Range{File: file, Extent: extent})
 }
 
-// claim is Claim of a piece, or Hand if the account's owner reads it next. v.mu is held. It looks in the order in which a piece moves,
-// so it misses none that is moving.
+// claim is Claim of a piece, or Hand if the account's owner reads it next. v.mu is held. It looks in the order in which
+// a piece moves, so it misses none that is moving.
 func (v *Volume) claim(a *Account, k extentKey, next bool) bool {
 	if p := v.flights[k.piece]; p != nil {
 		if next || p.spent || a.takes(p.account, p.size()) {

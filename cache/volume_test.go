@@ -170,7 +170,8 @@ func TestInterruptedReaderLeavesItsFetch(t *testing.T) {
 	}
 	open()
 	eventually(t, "it has landed", func() bool { return v.Where(0, 0) > OnWay })
-	if n, err := v.ReadAt(context.Background(), 0, make([]byte, 10), 0); n != 10 || err != nil || f.gate.reads.Load() != 1 {
+	if n, err := v.ReadAt(context.Background(), 0, make([]byte, 10), 0); n != 10 || err != nil ||
+		f.gate.reads.Load() != 1 {
 		t.Errorf("read again: %d, %v, %d fetches", n, err, f.gate.reads.Load())
 	}
 }
@@ -481,7 +482,10 @@ func TestSmallerLimit(t *testing.T) {
 				t.Fatalf("file %d: %d bytes, %v", file, n, err)
 			}
 		}
-		eventually(t, fmt.Sprintf("%d of %d are kept in %d bytes", want, len(sizes), limit), func() bool { n, _ := v.Kept(); return n == want })
+		eventually(t, fmt.Sprintf("%d of %d are kept in %d bytes", want, len(sizes), limit), func() bool {
+			n, _ := v.Kept()
+			return n == want
+		})
 		if used := c.Stats().DiskUsed; used > limit {
 			t.Errorf("%d bytes on disk, limit %d", used, limit)
 		}
@@ -528,8 +532,8 @@ func TestRetiredWhileFetching(t *testing.T) {
 	closeCache(t, c) // fails if bytes are left
 }
 
-// TestReadersOfPieces: readers who read piece by piece, as the kernel does, and together need twice the memory that there
-// is, fetch each file once. One who goes away in the middle holds up the others for a moment only.
+// TestReadersOfPieces: readers who read piece by piece, as the kernel does, and together need twice the memory that
+// there is, fetch each file once. One who goes away in the middle holds up the others for a moment only.
 func TestReadersOfPieces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const files, readers, size, piece = 32, 8, 256 << 10, 32 << 10

@@ -44,7 +44,8 @@ func (w *writer) add(k extentKey) {
 
 func (w *writer) start(task func()) { w.push(job{task: task}) }
 
-// do queues a task and waits for its end. If it fails, because ctx has ended or the disk is closed, the task may still be run.
+// do queues a task and waits for its end. If it fails, because ctx has ended or the disk is closed, the task may still
+// be run.
 func (w *writer) do(ctx context.Context, task func()) error {
 	done := make(chan struct{})
 	w.start(func() { task(); close(done) })
@@ -102,8 +103,8 @@ func (w *writer) run() {
 	}
 }
 
-// write puts an extent on disk, if it is still to be written: a reader may have needed its memory more, or its volume has
-// retired.
+// write puts an extent on disk, if it is still to be written: a reader may have needed its memory more, or its volume
+// has retired.
 func (w *writer) write(k extentKey) {
 	c := w.d.c
 	buf := c.ring.getDirty(k)

@@ -37,8 +37,8 @@ type Config struct {
 	Delete bool                   // what is removed in Dir is removed in the bucket
 	// KeepLocal is how many complete checkpoints stay in Dir; 0: all.
 	KeepLocal int
-	// Link is the path of a mount of the destination, or below one, that complete checkpoints are linked into if only the bucket
-	// has them; "": none are. Nothing looks into it. Refresh has the mount show what the bucket has.
+	// Link is the path of a mount of the destination, or below one, that complete checkpoints are linked into if only
+	// the bucket has them; "": none are. Nothing looks into it. Refresh has the mount show what the bucket has.
 	Link    string
 	Refresh func(ctx context.Context) error
 	// Unordered: other hosts may use the prefix at the same time, without any order among the hosts.
@@ -51,8 +51,8 @@ type Config struct {
 	Hurried <-chan struct{}
 	Looked  func(files, of int) // hears how far the look at the folder is that Run begins with; may be nil
 	Log     *slog.Logger
-	// Copies is how many hosts of the cluster have each file that is closed, until the bucket has it: 2, or less for one. Others
-	// reach this host at Advertise, HOST:PORT; "": at its address towards etcd.
+	// Copies is how many hosts of the cluster have each file that is closed, until the bucket has it: 2, or less for
+	// one. Others reach this host at Advertise, HOST:PORT; "": at its address towards etcd.
 	Copies    int
 	Advertise string
 	stead     *stead // this carrier's files are another host's
@@ -114,9 +114,14 @@ type Stats struct {
 
 // Open takes the folder and the prefix, and reads the journal.
 func Open(ctx context.Context, cfg Config) (_ *Carrier, err error) {
-	c := &Carrier{Config: cfg, q: NewQueue(cfg.Last, cfg.Delete), do: make(chan func()), memory: semaphore.NewWeighted(partsBytes), wake: time.NewTimer(0), since: time.Now(), changed: make(chan struct{}),
-		links: links{skipped: map[string]bool{}, look: make(chan struct{}, 1)}, sends: map[string]*send{}, closing: map[string]bool{}, notCopied: map[string]uint64{}}
-	c.folder, err = folder.Open(cfg.Dir, folder.Options{Inner: cfg.stead != nil, Last: cfg.Last, Prefix: len(cfg.Prefix), Looked: cfg.Looked, Log: cfg.Log})
+	c := &Carrier{Config: cfg, q: NewQueue(cfg.Last, cfg.Delete), do: make(chan func()),
+		memory: semaphore.NewWeighted(partsBytes), wake: time.NewTimer(0), since: time.Now(),
+		changed: make(chan struct{}),
+		links:   links{skipped: map[string]bool{}, look: make(chan struct{}, 1)}, sends: map[string]*send{},
+		closing: map[string]bool{}, notCopied: map[string]uint64{}}
+	c.folder, err = folder.Open(cfg.Dir,
+		folder.Options{Inner: cfg.stead != nil, Last: cfg.Last, Prefix: len(cfg.Prefix), Looked: cfg.Looked,
+			Log: cfg.Log})
 	if err != nil {
 		return nil, err
 	}
@@ -137,7 +142,8 @@ func Open(ctx context.Context, cfg Config) (_ *Carrier, err error) {
 	home := filepath.Join(c.Dir, folder.Home)
 	j, err := openJournal(filepath.Join(cmp.Or(cfg.State, home), "journal"), filepath.Join(home, "journal.id"), of)
 	if err != nil {
-		return nil, fmt.Errorf("the journal: %w (free some space there, or run shoal ckpt as a user who may write it)", err)
+		return nil, fmt.Errorf(
+			"the journal: %w (free some space there, or run shoal ckpt as a user who may write it)", err)
 	}
 	c.journal = j
 	if cfg.Cluster.Name != "" {
@@ -186,10 +192,11 @@ func (c *Carrier) Close() error {
 
 func (c *Carrier) key(p string) string { return c.Prefix + p }
 
-// Run carries until ctx ends, and then what was closed until then, for as long as Drain allows. ready is called when all
-// that is in the folder is known, and the cluster knows of this host. Its error names what is not in the bucket.
+// Run carries until ctx ends, and then what was closed until then, for as long as Drain allows. ready is called when
+// all that is in the folder is known, and the cluster knows of this host. Its error names what is not in the bucket.
 func (c *Carrier) Run(ctx context.Context, ready func()) error {
-	work, stop := context.WithCancelCause(objstore.WithAuthor(context.WithoutCancel(ctx), "ckpt-"+c.journal.known.Origin.ID))
+	work, stop := context.WithCancelCause(
+		objstore.WithAuthor(context.WithoutCancel(ctx), "ckpt-"+c.journal.known.Origin.ID))
 	defer func() { stop(nil); c.running.Wait() }()
 	if err := c.hearAll(); err != nil {
 		return err
@@ -251,7 +258,8 @@ func (c *Carrier) Run(ctx context.Context, ready func()) error {
 				c.Log.Error("cannot look through the folder", "cause", err)
 			}
 			if b := c.q.Behind(); b.Files+b.Removals > 0 {
-				c.Log.Info("ending: publishing what was closed", "files", b.Files, "bytes", b.Bytes, "removals", b.Removals, "at most", c.Drain)
+				c.Log.Info("ending: publishing what was closed", "files", b.Files, "bytes", b.Bytes,
+					"removals", b.Removals, "at most", c.Drain)
 			}
 		case <-deadline:
 			return c.leftOver()
@@ -333,7 +341,8 @@ func (c *Carrier) idle() bool {
 func (c *Carrier) leftOver() error {
 	b := c.q.Behind()
 	if b.Files+b.Removals == 0 && c.hosts != nil && !c.hosts.left {
-		return fmt.Errorf("other hosts of %s go on waiting for this one: it could not tell them that it owes nothing (files that are torn or being written? no etcd? start shoal ckpt again)", c.Cluster)
+		return fmt.Errorf("other hosts of %s go on waiting for this one: it could not tell them that it owes nothing "+
+			"(files that are torn or being written? no etcd? start shoal ckpt again)", c.Cluster)
 	} else if b.Files+b.Removals == 0 {
 		return nil
 	}
@@ -351,7 +360,8 @@ func (c *Carrier) leftOver() error {
 	case b.WaitsFor != "":
 		why = ": " + b.Next + " waits for " + b.WaitsFor
 	}
-	return fmt.Errorf("%d files and %d removals did not reach %s (%s)%s (start shoal ckpt again: it goes on where it was)",
+	return fmt.Errorf(
+		"%d files and %d removals did not reach %s (%s)%s (start shoal ckpt again: it goes on where it was)",
 		b.Files, b.Removals, c.Dest, strings.Join(names, ", "), why)
 }
 
@@ -413,7 +423,8 @@ func (c *Carrier) pause() time.Duration {
 		c.trouble = trouble{}
 	}
 	if !c.lock.fresh() {
-		c.trouble.err = cmp.Or(c.trouble.err, errors.New("the lock of the destination is not renewed: another daemon may have it by now"))
+		c.trouble.err = cmp.Or(c.trouble.err, errors.New(
+			"the lock of the destination is not renewed: another daemon may have it by now"))
 		return time.Second
 	}
 	if c.trouble.tries == 0 {
@@ -422,8 +433,9 @@ func (c *Carrier) pause() time.Duration {
 	return time.Until(c.trouble.since.Add(min(time.Minute, 50*time.Millisecond<<min(c.trouble.tries, 11))))
 }
 
-// note writes to the journal. What is published with a last name is known also after a power loss, and that perhaps the last name is. If
-// the journal cannot be written, a crash costs work, and what is removed before the next start stays in the bucket.
+// note writes to the journal. What is published with a last name is known also after a power loss, and that perhaps the
+// last name is. If the journal cannot be written, a crash costs work, and what is removed before the next start stays
+// in the bucket.
 func (c *Carrier) note(e entry) {
 	if err := c.journal.write(e, e.Object != nil && c.q.isLast(e.Path)); err != nil {
 		c.Log.Error("the journal cannot be written", "cause", err)
@@ -608,7 +620,9 @@ func (c *Carrier) removeLocal(dir string) error {
 		return err
 	}
 	// The journal forgets it first, and then it goes at once: Delete must not take its files for removed one by one.
-	files := slices.DeleteFunc(slices.Collect(maps.Keys(c.q.files)), func(p string) bool { return !under(p, dir) || c.q.files[p].there == nil })
+	files := slices.DeleteFunc(slices.Collect(maps.Keys(c.q.files)), func(p string) bool {
+		return !under(p, dir) || c.q.files[p].there == nil
+	})
 	for i := 0; i < len(files) && err == nil; i++ {
 		err = c.journal.write(entry{Path: files[i], Removed: true}, i == len(files)-1)
 	}
@@ -630,7 +644,8 @@ func (c *Carrier) removeLocal(dir string) error {
 	return err
 }
 
-// discard removes what published found in a folder. What has come since, by a writer who was on the way to it, has its place back.
+// discard removes what published found in a folder. What has come since, by a writer who was on the way to it, has its
+// place back.
 func (c *Carrier) discard(all []string, at string) {
 	for _, p := range slices.Backward(all) {
 		if err := os.Remove(p); err != nil && !errors.Is(err, unix.ENOTEMPTY) {
@@ -645,14 +660,15 @@ func (c *Carrier) discard(all []string, at string) {
 func (c *Carrier) putBack(bin, at string) (kept bool) {
 	to := filepath.Join(filepath.Dir(bin), "kept-"+strings.TrimPrefix(filepath.Base(bin), removing))
 	if os.Rename(bin, at) != nil && os.Rename(bin, to) == nil {
-		c.Log.Error("a folder was made again while it was removed here; what it had had is kept", "folder", at, "at", to)
+		c.Log.Error("a folder was made again while it was removed here; what it had had is kept",
+			"folder", at, "at", to)
 		return true
 	}
 	return false
 }
 
-// published returns what is at a place, folders before what is in them, or an error if the bucket does not have all of it under dir, also what
-// no news tell of yet.
+// published returns what is at a place, folders before what is in them, or an error if the bucket does not have all of
+// it under dir, also what no news tell of yet.
 func (c *Carrier) published(at, dir string) (all []string, err error) {
 	err = filepath.WalkDir(at, func(p string, e fs.DirEntry, err error) error {
 		if all = append(all, p); err != nil || e.IsDir() {

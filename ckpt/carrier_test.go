@@ -21,8 +21,8 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/s3server"
 )
 
-// Savers write, rename, write again and remove at once, while others wait and ask; the carrier is stopped and started again. In the
-// end the bucket is as the folder, and nothing runs any more. It is for the race detector.
+// Savers write, rename, write again and remove at once, while others wait and ask; the carrier is stopped and started
+// again. In the end the bucket is as the folder, and nothing runs any more. It is for the race detector.
 func TestCarrier(t *testing.T) {
 	store, src := bucketOf(t)
 	last, err := folder.LastNames()
@@ -33,7 +33,8 @@ func TestCarrier(t *testing.T) {
 	carry := func(then func()) {
 		t.Helper()
 		c, err := Open(t.Context(), Config{
-			Dir: dir, Prefix: src.Prefix, Dest: src.String(), Store: store, Last: last, Delete: true, Drain: time.Minute, Log: slog.New(slog.DiscardHandler),
+			Dir: dir, Prefix: src.Prefix, Dest: src.String(), Store: store, Last: last, Delete: true,
+			Drain: time.Minute, Log: slog.New(slog.DiscardHandler),
 			Link: "/nowhere", Refresh: func(context.Context) error { return nil },
 		})
 		if err != nil {
@@ -119,7 +120,8 @@ func TestCarrier(t *testing.T) {
 	stacks := make([]byte, 4<<20)
 	for end := time.Now().Add(30 * time.Second); ; runtime.Gosched() {
 		running := string(stacks[:runtime.Stack(stacks, true)])
-		if !strings.Contains(running, "ckpt.(*Carrier)") && !strings.Contains(running, "ckpt/folder.") && !strings.Contains(running, "ckpt.(*prefixLock)") {
+		if !strings.Contains(running, "ckpt.(*Carrier)") && !strings.Contains(running, "ckpt/folder.") &&
+			!strings.Contains(running, "ckpt.(*prefixLock)") {
 			break
 		}
 		if time.Now().After(end) {

@@ -23,10 +23,11 @@ import (
 
 // copies is what a host knows of its neighbour. It belongs to the goroutine of Run.
 type copies struct {
-	to    string    // the neighbour's HOST:PORT; "": none, or etcd does not have this host's choice yet
-	open  bool      // it has the copies that bear the name
-	busy  bool      // it is being asked
-	after string    // names the last POST: the neighbour does nothing that it was asked for before, however late it comes
+	to   string // the neighbour's HOST:PORT; "": none, or etcd does not have this host's choice yet
+	open bool   // it has the copies that bear the name
+	busy bool   // it is being asked
+	// names the last POST: the neighbour does nothing that it was asked for before, however late it comes
+	after string
 	since time.Time // it has not answered
 	void  bool      // what it has is of no use: another name is wanted, and another neighbour if there is one
 	why   string    // the copies are not complete
@@ -36,7 +37,8 @@ type copies struct {
 	shelf *shelf
 }
 
-// leaseSeconds is for how long a host is not dead that does not renew its lease in etcd. A neighbour may be silent for copyPatience.
+// leaseSeconds is for how long a host is not dead that does not renew its lease in etcd. A neighbour may be silent for
+// copyPatience.
 const leaseSeconds, copyPatience = 10, 20 * time.Second
 
 // errVoid: the neighbour has no such copies. errRoom: it has no room.
@@ -69,8 +71,8 @@ func (c *Carrier) serveCopies(ctx context.Context) {
 	}
 }
 
-// live says in etcd that this host lives, for as long as its lease is renewed. What the neighbour has is perhaps in the bucket
-// by now: another lease may have ended.
+// live says in etcd that this host lives, for as long as its lease is renewed. What the neighbour has is perhaps in the
+// bucket by now: another lease may have ended.
 func (c *Carrier) live(ctx context.Context, client *v3.Client, end context.CancelCauseFunc) (v3.LeaseID, error) {
 	o := c.hosts
 	asking, cancel := context.WithTimeout(ctx, hostsPatience)
@@ -94,7 +96,8 @@ func (c *Carrier) live(ctx context.Context, client *v3.Client, end context.Cance
 			c.q.arrived(f, Published{})
 		}
 	})
-	_, err = transact(ctx, client, deed{then: []v3.Op{v3.OpPut(o.root+"alive/"+o.id, o.copies.at, v3.WithLease(lease.ID))}})
+	_, err = transact(ctx, client,
+		deed{then: []v3.Op{v3.OpPut(o.root+"alive/"+o.id, o.copies.at, v3.WithLease(lease.ID))}})
 	return lease.ID, err
 }
 
@@ -176,13 +179,15 @@ func (k *copies) asked(err error) {
 	}
 }
 
-// nextCopy returns what is to be done at the neighbour now. That returns what it has of the file then, nil if nothing has changed.
+// nextCopy returns what is to be done at the neighbour now. That returns what it has of the file then, nil if nothing
+// has changed.
 func (c *Carrier) nextCopy(ctx context.Context) (change Change, do func() (*copyOf, error)) {
 	o, k := c.hosts, c.hosts.copies
 	if k.void || k.to == "" {
 		return change, nil
 	}
-	u := url.URL{Scheme: "http", Host: k.to, Path: "/copies/" + o.host.At + "/" + o.id + "/" + o.host.Copy + "/", RawQuery: "after=" + k.after}
+	u := url.URL{Scheme: "http", Host: k.to, Path: "/copies/" + o.host.At + "/" + o.id + "/" + o.host.Copy +
+		"/", RawQuery: "after=" + k.after}
 	if c.TLS != nil {
 		u.Scheme = "https"
 	}

@@ -47,8 +47,8 @@ func waitFor(t *testing.T, m *member, path string, copies int) Wait {
 	return w
 }
 
-// A host alone says why there is no second copy. What is closed goes to a neighbour, and if that leaves, or loses it, to another; what the bucket
-// has is kept by none.
+// A host alone says why there is no second copy. What is closed goes to a neighbour, and if that leaves, or loses it,
+// to another; what the bucket has is kept by none.
 func TestCopies(t *testing.T) {
 	tm := newTeam(t)
 	tm.copies = 2
@@ -91,7 +91,9 @@ func TestCopies(t *testing.T) {
 		t.Fatal(err)
 	}
 	close(opens)
-	until(t, "the bucket has all, and nobody else", func() bool { return waitFor(t, a, "s", 1).Whole && kept(others[1-has]) == 0 })
+	until(t, "the bucket has all, and nobody else", func() bool {
+		return waitFor(t, a, "s", 1).Whole && kept(others[1-has]) == 0
+	})
 	for _, m := range []*member{a, others[1-has]} {
 		if err := m.end(); err != nil {
 			t.Error(err)
@@ -169,7 +171,8 @@ func TestLateCopy(t *testing.T) {
 	server := httptest.NewServer(s)
 	defer server.Close()
 	ask := func(method, path, query string, body io.Reader) int {
-		r, err := http.NewRequestWithContext(t.Context(), method, server.URL+"/copies/here/"+id+"/"+name+"/"+path+"?"+query, body)
+		r, err := http.NewRequestWithContext(t.Context(), method, server.URL+"/copies/here/"+id+"/"+name+"/"+path+"?"+
+			query, body)
 		if err != nil {
 			t.Error(err)
 			return 0

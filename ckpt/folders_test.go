@@ -66,7 +66,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// A new file with the inode, the size and the Mtime of one that has gone, as tar and cp -p make them, is not a rename of that.
+// A new file with the inode, the size and the Mtime of one that has gone, as tar and cp -p make them, is not a rename
+// of that.
 func TestInodeOfAnother(t *testing.T) {
 	store, dest := toFolder(t)
 	dir := t.TempDir()

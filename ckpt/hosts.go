@@ -20,11 +20,12 @@ import (
 	"github.com/shoalfs/shoal/internal/pause"
 )
 
-// etcd answers within hostsPatience, or it is away. One looks at the board every hostsBeat, and logs hosts that have not
-// answered for hostsSlow.
+// etcd answers within hostsPatience, or it is away. One looks at the board every hostsBeat, and logs hosts that have
+// not answered for hostsSlow.
 const hostsPatience, hostsBeat, hostsSlow = 4 * time.Second, 3 * time.Second, 30 * time.Second
 
-// order is this host's part in the order among the hosts of a cluster: rules 8 to 12 and 14 to 17. meet is as pure as the queue.
+// order is this host's part in the order among the hosts of a cluster: rules 8 to 12 and 14 to 17. meet is as pure as
+// the queue.
 type order struct {
 	q       *Queue
 	root    string             // begins all keys
@@ -58,8 +59,8 @@ type host struct {
 	Neighbour
 }
 
-// board is what etcd has of a destination, at one revision. hosts, answers (to this host, or with copies all), alive and adopted
-// are nil if they were not read.
+// board is what etcd has of a destination, at one revision. hosts, answers (to this host, or with copies all), alive
+// and adopted are nil if they were not read.
 type board struct {
 	rev                            int64
 	self                           string // this host's registration
@@ -91,8 +92,10 @@ func newOrder(cfg Config, q *Queue, id string) *order {
 	h := host{Dir: cfg.Dir, Since: time.Now().UTC(), Instance: instance}
 	h.Host, _ = os.Hostname()
 	q.shared = true
-	o := &order{q: q, root: cfg.Cluster.Root() + "ckpt/" + hex.EncodeToString(sum[:8]) + "/", id: id, host: h, self: string(encode(h)),
-		heard: map[string]int64{}, asked: map[string]*asking{}, vouched: map[string]string{}, wake: make(chan struct{}, 1)}
+	o := &order{q: q, root: cfg.Cluster.Root() + "ckpt/" + hex.EncodeToString(sum[:8]) + "/", id: id, host: h,
+		self:  string(encode(h)),
+		heard: map[string]int64{}, asked: map[string]*asking{}, vouched: map[string]string{},
+		wake: make(chan struct{}, 1)}
 	if cfg.stead != nil {
 		o.self, o.stands = cfg.stead.self, cfg.stead.name
 	}
@@ -100,7 +103,8 @@ func newOrder(cfg Config, q *Queue, id string) *order {
 	return o
 }
 
-// name is of the ask for a last name as it is now. The next process asks by the same name: what was answered, or vouched for, stays so.
+// name is of the ask for a last name as it is now. The next process asks by the same name: what was answered, or
+// vouched for, stays so.
 func (o *order) name(p string) string {
 	sum := sha256.Sum256(encode(entry{Path: p, Object: &Published{Print: o.q.files[p].print}}))
 	return o.id + "/" + hex.EncodeToString(sum[:8])
@@ -216,8 +220,8 @@ func (o *order) forgetCopies() {
 	o.copies.open = false
 }
 
-// choose takes the next host as the neighbour if there is none, or it is not there, or of no use. Copies that another one has, or that
-// have another name, count no more once etcd has this registration.
+// choose takes the next host as the neighbour if there is none, or it is not there, or of no use. Copies that another
+// one has, or that have another name, count no more once etcd has this registration.
 func (o *order) choose(alive map[string]post) {
 	if _, there := alive[o.host.At]; there && !o.copies.void || o.host.At == "" && len(alive) < 2 {
 		return
@@ -252,7 +256,8 @@ func (o *order) meetOwn(b board) (do []deed) {
 	maps.DeleteFunc(o.asked, func(name string, _ *asking) bool { return !wanted[name] })
 	for name := range b.asks {
 		if strings.HasPrefix(name, o.id+"/") && !wanted[name] {
-			do = append(do, deed{then: []v3.Op{v3.OpDelete(o.root + "asks/" + name), v3.OpDelete(o.root+"answers/"+name+"/", v3.WithPrefix())}})
+			do = append(do, deed{then: []v3.Op{v3.OpDelete(o.root + "asks/" + name),
+				v3.OpDelete(o.root+"answers/"+name+"/", v3.WithPrefix())}})
 		}
 	}
 	return do
@@ -277,7 +282,8 @@ func (o *order) waits(b board, name string) (why string, vouched bool) {
 	if n := len(waits) - 1; n > 0 {
 		more = fmt.Sprintf(" and %d more", n)
 	}
-	return fmt.Sprintf("host %s (folder %s)%s, asked at %s; see that shoal ckpt runs there, or if what it has is lost: %s",
+	return fmt.Sprintf(
+		"host %s (folder %s)%s, asked at %s; see that shoal ckpt runs there, or if what it has is lost: %s",
 		h.Host, h.Dir, more, o.asked[name].since.Format(time.DateTime), o.forget+waits[0]), vouched
 }
 
@@ -320,7 +326,8 @@ func (c *Carrier) connect(ctx context.Context) error {
 	for _, at := range []string{"asks/", "answers/" + c.hosts.id + "/"} {
 		c.running.Go(func() {
 			err := cluster.ErrAway
-			for seen := range client.Watch(v3.WithRequireLeader(ctx), c.hosts.root+at, v3.WithPrefix(), v3.WithCreatedNotify()) {
+			for seen := range client.Watch(v3.WithRequireLeader(ctx), c.hosts.root+at, v3.WithPrefix(),
+				v3.WithCreatedNotify()) {
 				err = cmp.Or(seen.Err(), err)
 				poke(c.hosts.wake)
 			}
@@ -352,7 +359,8 @@ func (c *Carrier) turn(ctx context.Context, client *v3.Client, lease v3.LeaseID)
 			}
 			kept = o.copies.kept()
 		} else if len(o.asked) > 0 {
-			read = append(read, v3.OpGet(o.root+"hosts/", v3.WithPrefix()), v3.OpGet(o.root+"answers/"+o.id+"/", v3.WithPrefix()))
+			read = append(read, v3.OpGet(o.root+"hosts/", v3.WithPrefix()),
+				v3.OpGet(o.root+"answers/"+o.id+"/", v3.WithPrefix()))
 		}
 	})
 	got, err := transact(ctx, client, deed{then: read})

@@ -68,8 +68,10 @@ func (tm *team) start(t *testing.T, m *member, drain time.Duration) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.c, err = Open(t.Context(), Config{Dir: m.dir, Prefix: tm.src.Prefix, Dest: tm.src.String(), Store: tm.store, Last: last, Cluster: tm.at, Copies: tm.copies, Drain: drain,
-		Log: slog.New(slog.NewTextHandler(&m.log, nil))})
+	m.c, err = Open(t.Context(),
+		Config{Dir: m.dir, Prefix: tm.src.Prefix, Dest: tm.src.String(), Store: tm.store, Last: last, Cluster: tm.at,
+			Copies: tm.copies, Drain: drain,
+			Log: slog.New(slog.NewTextHandler(&m.log, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,8 +120,8 @@ func until(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// Hosts save together, while one of them restarts and etcd does. A last name is visible only beside the files of all. In the end
-// etcd has nothing of them.
+// Hosts save together, while one of them restarts and etcd does. A last name is visible only beside the files of all.
+// In the end etcd has nothing of them.
 func TestHosts(t *testing.T) {
 	tm := newTeam(t)
 	var members [3]*member
@@ -180,7 +182,8 @@ func TestHosts(t *testing.T) {
 	}
 }
 
-// A host that is lost holds up last names, and nothing else; who it is, is said, with a remedy that works. So does etcd.
+// A host that is lost holds up last names, and nothing else; who it is, is said, with a remedy that works. So does
+// etcd.
 func TestHostLost(t *testing.T) {
 	tm := newTeam(t)
 	a, b := &member{dir: t.TempDir()}, &member{dir: t.TempDir()}
@@ -237,7 +240,8 @@ func TestOneCluster(t *testing.T) {
 	beat, look := lockBeat, lockLook
 	lockBeat, lockLook = 20*time.Millisecond, 20*time.Millisecond
 	defer func() { lockBeat, lockLook = beat, look }()
-	cfg := Config{Dest: "there", Store: objstore.Retry(store, objstore.RetryPolicy{}), Log: slog.New(slog.DiscardHandler)}
+	cfg := Config{Dest: "there", Store: objstore.Retry(store, objstore.RetryPolicy{}),
+		Log: slog.New(slog.DiscardHandler)}
 	in := func(url string) Config {
 		t.Helper()
 		c := cfg

@@ -25,8 +25,8 @@ import (
 	"github.com/shoalfs/shoal/internal/killpoint"
 )
 
-// journal is what must survive a crash, as lines of JSON. A line that a crash has torn, and what follows it, is cut off.
-// It may be used by several goroutines.
+// journal is what must survive a crash, as lines of JSON. A line that a crash has torn, and what follows it, is cut
+// off. It may be used by several goroutines.
 type journal struct {
 	path string
 	id   string // a file with the journal's ID in the folder that is carried, and that goes with it
@@ -89,7 +89,8 @@ type entry struct {
 func (k *known) apply(e entry) {
 	switch {
 	case e.Origin != nil:
-		*k = known{Origin: *e.Origin, Objects: map[string]Published{}, Unsealed: map[string]bool{}, Uploads: map[string]begun{}, Copies: map[string]copyOf{}}
+		*k = known{Origin: *e.Origin, Objects: map[string]Published{}, Unsealed: map[string]bool{},
+			Uploads: map[string]begun{}, Copies: map[string]copyOf{}}
 	case e.Object != nil:
 		if k.Objects[e.Path] = *e.Object; e.Object.Print != (folder.Print{}) {
 			delete(k.Unsealed, e.Path)
@@ -133,7 +134,8 @@ func (k *known) entries(yield func(entry) bool) {
 func parse(journal []byte) (k known, n int64) {
 	for line := range bytes.Lines(journal) {
 		var e entry
-		if !bytes.HasSuffix(line, []byte("\n")) || json.Unmarshal(line, &e) != nil || k.Objects == nil && e.Origin == nil {
+		if !bytes.HasSuffix(line, []byte("\n")) || json.Unmarshal(line, &e) != nil ||
+			k.Objects == nil && e.Origin == nil {
 			break
 		}
 		k.apply(e)
@@ -142,8 +144,9 @@ func parse(journal []byte) (k known, n int64) {
 	return k, n
 }
 
-// openJournal opens a journal for of, whose ID is made, unless it has one, if a new one begins: also if the folder was made anew, with the inode
-// of the last one. Of what it said of another folder the uploads to the same destination stay: they are of no use, or go on.
+// openJournal opens a journal for of, whose ID is made, unless it has one, if a new one begins: also if the folder was
+// made anew, with the inode of the last one. Of what it said of another folder the uploads to the same destination
+// stay: they are of no use, or go on.
 func openJournal(file, id string, of origin) (j *journal, err error) {
 	b, err := os.ReadFile(file)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -253,7 +256,8 @@ func (j *journal) write(e entry, sync bool) error {
 }
 
 func (j *journal) append(e entry, sync bool) error {
-	if live := 2 + len(j.known.Objects) + len(j.known.Unsealed) + len(j.known.Uploads) + len(j.known.Copies); (j.lines > 1000+4*live || !there(j.id) || !there(j.path)) && j.compact() == nil {
+	if live := 2 + len(j.known.Objects) + len(j.known.Unsealed) + len(j.known.Uploads) +
+		len(j.known.Copies); (j.lines > 1000+4*live || !there(j.id) || !there(j.path)) && j.compact() == nil {
 		return nil
 	}
 	b := e.line()

@@ -22,11 +22,15 @@ func filled(t testing.TB) (file string, want known) {
 	for _, e := range []entry{
 		{Path: "a", Object: &object}, {Path: "b", Object: &object}, {Path: "a", Removed: true},
 		{Path: "b.d/.metadata", Unsealed: true}, {Path: "b.d/x", Object: &object},
-		{Path: "c", Upload: &begun{Print: object.Print, Part: 5, Others: []string{"o"}}}, {Path: "c", Upload: &begun{Print: object.Print, Part: 5, ID: "i"}},
-		{Path: "e", Upload: &begun{Part: 6}}, {Path: "e", Ended: true}, {Path: "f", Upload: &begun{Part: 7}}, {Path: "f", Object: &object}, {Path: "f", Ended: true},
+		{Path: "c", Upload: &begun{Print: object.Print, Part: 5, Others: []string{"o"}}},
+		{Path: "c", Upload: &begun{Print: object.Print, Part: 5, ID: "i"}},
+		{Path: "e", Upload: &begun{Part: 6}}, {Path: "e", Ended: true}, {Path: "f", Upload: &begun{Part: 7}},
+		{Path: "f", Object: &object}, {Path: "f", Ended: true},
 		{Path: "g/latest", Unsealed: true}, {Path: "g/latest", Object: &object},
-		{Path: "a", Copy: &copyOf{Sent: &object.Print}}, {Neighbour: &Neighbour{At: "N", Copy: "C"}}, {Path: "b", Copy: &copyOf{Sent: &object.Print}},
-		{Path: "b", Copy: &copyOf{Has: &object.Print}}, {Path: "c", Copy: &copyOf{Sent: &object.Print}}, {Path: "c", Copy: &copyOf{}},
+		{Path: "a", Copy: &copyOf{Sent: &object.Print}}, {Neighbour: &Neighbour{At: "N", Copy: "C"}},
+		{Path: "b", Copy: &copyOf{Sent: &object.Print}},
+		{Path: "b", Copy: &copyOf{Has: &object.Print}}, {Path: "c", Copy: &copyOf{Sent: &object.Print}},
+		{Path: "c", Copy: &copyOf{}},
 	} {
 		if err := j.write(e, true); err != nil {
 			t.Fatal(err)
@@ -36,8 +40,9 @@ func filled(t testing.TB) (file string, want known) {
 		t.Fatal(err)
 	}
 	return file, known{
-		Origin:  j.known.Origin,
-		Objects: map[string]Published{"b": object, "b.d/x": object, "f": object, "g/latest": object}, Unsealed: map[string]bool{"b.d/.metadata": true},
+		Origin:    j.known.Origin,
+		Objects:   map[string]Published{"b": object, "b.d/x": object, "f": object, "g/latest": object},
+		Unsealed:  map[string]bool{"b.d/.metadata": true},
 		Uploads:   map[string]begun{"c": {Print: object.Print, Part: 5, ID: "i"}},
 		Neighbour: Neighbour{At: "N", Copy: "C"}, Copies: map[string]copyOf{"b": {Has: &object.Print}},
 	}
@@ -79,7 +84,8 @@ func TestJournal(t *testing.T) {
 	}
 }
 
-// A crash leaves any beginning of what was written, and perhaps blocks of zeros after it. What is read then is a beginning, too.
+// A crash leaves any beginning of what was written, and perhaps blocks of zeros after it. What is read then is a
+// beginning, too.
 func TestJournalTorn(t *testing.T) {
 	file, _ := filled(t)
 	b, err := os.ReadFile(file)
@@ -88,7 +94,8 @@ func TestJournalTorn(t *testing.T) {
 	}
 	for n := range len(b) {
 		whole, torn := b[:bytes.LastIndexByte(b[:n], '\n')+1], b[:n]
-		for _, left := range [][]byte{torn, append(bytes.Clone(torn), make([]byte, 4096)...), append(bytes.Clone(torn), "\x00\n"+string(b[n:])...)} {
+		for _, left := range [][]byte{torn, append(bytes.Clone(torn), make([]byte, 4096)...),
+			append(bytes.Clone(torn), "\x00\n"+string(b[n:])...)} {
 			if k := said(left); !reflect.DeepEqual(k, said(whole)) {
 				t.Fatalf("%q says %+v, not %+v", left, k, said(whole))
 			}

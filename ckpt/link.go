@@ -80,7 +80,8 @@ func (c *Carrier) link(ctx context.Context, in func(f func()) bool) {
 			if !refreshed {
 				refreshed = true
 				if err := c.Refresh(ctx); err != nil {
-					c.Log.Warn("the mount is not refreshed; links may lead nowhere until it is", "mountpoint", c.Link, "cause", err)
+					c.Log.Warn("the mount is not refreshed; links may lead nowhere until it is", "mountpoint", c.Link,
+						"cause", err)
 				}
 			}
 			if err := c.linkOne(root, r.Path); err != nil {
@@ -90,7 +91,8 @@ func (c *Carrier) link(ctx context.Context, in func(f func()) bool) {
 			to = c.target(r.Path)
 		}
 		if to == c.target(r.Path) {
-			made = append(made, Checkpoint{Path: r.Path, Files: r.Files, Bytes: r.Bytes, Linked: true, saved: r.Time.UnixNano()})
+			made = append(made, Checkpoint{Path: r.Path, Files: r.Files, Bytes: r.Bytes, Linked: true,
+				saved: r.Time.UnixNano()})
 		}
 	}
 	in(func() { c.links.made = made })

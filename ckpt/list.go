@@ -12,15 +12,17 @@ import (
 	"github.com/shoalfs/shoal/ckpt/folder"
 )
 
-// Remote is a checkpoint in a bucket: a folder with a last name that is in no other such folder, or something at the top
-// of the prefix.
+// Remote is a checkpoint in a bucket: a folder with a last name that is in no other such folder, or something at the
+// top of the prefix.
 type Remote struct {
 	Path  string `json:"path"`
 	Files int    `json:"files"`
 	Bytes int64  `json:"bytes"`
-	// Time is when its newest last name became visible, as files may come later; without one in it, when its newest file did.
+	// Time is when its newest last name became visible, as files may come later; without one in it, when its newest
+	// file did.
 	Time time.Time `json:"time"`
-	// Complete: its last name is visible, or where no folder has one of its own, one beside it that is newer than all its files.
+	// Complete: its last name is visible, or where no folder has one of its own, one beside it that is newer than all
+	// its files.
 	Complete bool `json:"complete"`
 	Folder   bool `json:"folder"`
 	sealed   bool // its last name is in it
@@ -68,12 +70,14 @@ func List(ctx context.Context, store objstore.Reader, prefix string, isLast func
 		r.Complete = r.sealed || len(tops) == 0 && !latest.IsZero() && !r.Time.After(latest)
 		all = append(all, r)
 	}
-	slices.SortFunc(all, func(a, b Remote) int { return cmp.Or(a.Time.Compare(b.Time), strings.Compare(a.Path, b.Path)) })
+	slices.SortFunc(all, func(a, b Remote) int {
+		return cmp.Or(a.Time.Compare(b.Time), strings.Compare(a.Path, b.Path))
+	})
 	return all, nil
 }
 
-// Latest returns the newest complete folder, or file if no folder is complete. If no last name is there at all, it is the newest
-// folder, or file, and sure is false.
+// Latest returns the newest complete folder, or file if no folder is complete. If no last name is there at all, it is
+// the newest folder, or file, and sure is false.
 func Latest(all []Remote) (newest Remote, sure, ok bool) {
 	sure = slices.ContainsFunc(all, func(r Remote) bool { return r.Complete })
 	for _, r := range all { // oldest first

@@ -15,8 +15,9 @@ import (
 	"github.com/shoalfs/shoal/internal/pause"
 )
 
-// prefixLock is an object that one daemon has, or all that run with Unordered, or in one cluster. Whoever has it writes it again every
-// lockBeat, if it is as it wrote it (objstore.WithMatch); a lock that has not changed for lockDead is of a dead daemon. No clock is compared with another host's.
+// prefixLock is an object that one daemon has, or all that run with Unordered, or in one cluster. Whoever has it writes
+// it again every lockBeat, if it is as it wrote it (objstore.WithMatch); a lock that has not changed for lockDead is of
+// a dead daemon. No clock is compared with another host's.
 type prefixLock struct {
 	cfg     Config
 	key     string
@@ -42,7 +43,8 @@ var lockBeat, lockDead, lockLook = 15 * time.Second, 50 * time.Second, time.Seco
 // takePrefix takes the lock. If another daemon has it, it waits until that one shows that it lives, and then fails.
 func takePrefix(ctx context.Context, cfg Config, id string) (*prefixLock, error) {
 	host, _ := os.Hostname()
-	l := &prefixLock{cfg: cfg, key: cfg.Prefix + folder.Home + "/lock", mine: holder{ID: id, Host: host, PID: os.Getpid(), Dir: cfg.Dir, Since: time.Now().UTC()}}
+	l := &prefixLock{cfg: cfg, key: cfg.Prefix + folder.Home + "/lock",
+		mine: holder{ID: id, Host: host, PID: os.Getpid(), Dir: cfg.Dir, Since: time.Now().UTC()}}
 	if cfg.Unordered {
 		l.mine.ID = unordered
 	} else if cfg.Cluster.Name != "" {
@@ -83,11 +85,13 @@ func takePrefix(ctx context.Context, cfg Config, id string) (*prefixLock, error)
 			} else if has.ID == unordered {
 				how = "--hosts-unordered"
 			}
-			return nil, fmt.Errorf("%s is in use by host %s (pid %d, folder %s, since %s, %s): stop that one, give another prefix, or give all hosts the same --cluster, or --hosts-unordered",
+			return nil, fmt.Errorf("%s is in use by host %s (pid %d, folder %s, since %s, %s): stop that one, give "+
+				"another prefix, or give all hosts the same --cluster, or --hosts-unordered",
 				cfg.Dest, has.Host, has.PID, has.Dir, has.Since.Local().Format(time.DateTime), how)
 		case seen.ETag == "":
 			seen, since = o, time.Now()
-			cfg.Log.Warn("another daemon has this destination; looking whether it lives, for up to "+lockDead.String(), "host", has.Host, "pid", has.PID, "folder", has.Dir)
+			cfg.Log.Warn("another daemon has this destination; looking whether it lives, for up to "+lockDead.String(),
+				"host", has.Host, "pid", has.PID, "folder", has.Dir)
 		}
 		if err := pause.For(ctx, lockLook); err != nil {
 			return nil, err
@@ -134,7 +138,8 @@ func (l *prefixLock) keep(ctx context.Context, stop context.CancelCauseFunc) {
 				if has.ID == l.mine.ID {
 					why = "has a copy of this one's journal"
 				}
-				stop(fmt.Errorf("%s was taken over by host %s (pid %d, folder %s), which %s: stop one of them", l.cfg.Dest, has.Host, has.PID, has.Dir, why))
+				stop(fmt.Errorf("%s was taken over by host %s (pid %d, folder %s), which %s: stop one of them",
+					l.cfg.Dest, has.Host, has.PID, has.Dir, why))
 				return
 			}
 			etag = o.ETag // by a lost answer, or another one's of the same cluster
@@ -156,6 +161,7 @@ func (l *prefixLock) release() {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	if err := l.cfg.Store.Delete(ctx, l.key, l.etag); err != nil {
-		l.cfg.Log.Warn("cannot give the destination back; another host can have it after "+lockDead.String(), "cause", err)
+		l.cfg.Log.Warn("cannot give the destination back; another host can have it after "+lockDead.String(),
+			"cause", err)
 	}
 }

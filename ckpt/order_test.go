@@ -16,8 +16,8 @@ import (
 	"github.com/shoalfs/shoal/ckpt/folder"
 )
 
-// world is several hosts, the bucket that they share, and what etcd has of it. All that a host hears or writes may be late, lost,
-// or in another order.
+// world is several hosts, the bucket that they share, and what etcd has of it. All that a host hears or writes may be
+// late, lost, or in another order.
 type world struct {
 	hosts  []*simHost
 	bucket map[string]folder.Print
@@ -101,10 +101,12 @@ type sent struct {
 }
 
 func newWorld(n int, copies bool) *world {
-	w := &world{copies: copies, shelf: map[string]map[string]folder.News{}, stead: map[string]*simHost{}, bucket: map[string]folder.Print{}, closed: map[folder.Print]int64{}, has: map[string]entryOf{},
+	w := &world{copies: copies, shelf: map[string]map[string]folder.News{}, stead: map[string]*simHost{},
+		bucket: map[string]folder.Print{}, closed: map[folder.Print]int64{}, has: map[string]entryOf{},
 		mustAnswer: map[string][]*simHost{}, forgotten: map[string]bool{}}
 	for i := range n {
-		h := &simHost{id: fmt.Sprint("H", i), here: map[string]folder.News{}, torn: map[string]int64{}, published: map[string]folder.Print{}, unsealed: map[string]bool{}, copied: map[string]copyOf{}}
+		h := &simHost{id: fmt.Sprint("H", i), here: map[string]folder.News{}, torn: map[string]int64{},
+			published: map[string]folder.Print{}, unsealed: map[string]bool{}, copied: map[string]copyOf{}}
 		for _, p := range []string{"a", "d/a", "d/last", "last"} {
 			h.paths = append(h.paths, fmt.Sprint(p, i))
 		}
@@ -163,7 +165,9 @@ func (h *simHost) crash() {
 
 func (h *simHost) look() error {
 	h.looks++
-	h.q.HearAll(slices.SortedFunc(maps.Values(h.here), func(a, b folder.News) int { return strings.Compare(a.Path, b.Path) }), time.Time{})
+	h.q.HearAll(slices.SortedFunc(maps.Values(h.here), func(a, b folder.News) int {
+		return strings.Compare(a.Path, b.Path)
+	}), time.Time{})
 	return nil
 }
 
@@ -231,7 +235,8 @@ func (w *world) next(t *rapid.T, h *simHost) {
 		}
 		for p, n := range g.here {
 			if at := w.closed[n.Print]; n.State == folder.Whole && !isLast(p) && at < closed && w.bucket[p] != n.Print {
-				t.Fatalf("%s of %s, closed at %d, is published before %s of %s, closed at %d", c.Path, h.id, closed, p, g.id, at)
+				t.Fatalf("%s of %s, closed at %d, is published before %s of %s, closed at %d", c.Path, h.id, closed,
+					p, g.id, at)
 			}
 			if g.torn[p] > 0 && g.torn[p] < closed && beside(&file{path: p}, &file{path: c.Path}) {
 				t.Fatalf("%s of %s is published beside %s, which is torn", c.Path, h.id, p)
@@ -249,7 +254,8 @@ func (w *world) made(t *rapid.T, h *simHost, hears bool) {
 	if !c.Put {
 		delete(w.bucket, c.Path)
 	} else if was := w.bucket[c.Path]; w.closed[was] > w.closed[c.Print] {
-		t.Fatalf("%s: %s, closed at %d, is published over what was closed at %d", h.id, c.Path, w.closed[c.Print], w.closed[was])
+		t.Fatalf("%s: %s, closed at %d, is published over what was closed at %d", h.id, c.Path, w.closed[c.Print],
+			w.closed[was])
 	} else {
 		w.bucket[c.Path] = c.Print
 	}
@@ -319,14 +325,16 @@ func (w *world) tend(h *simHost) {
 	}
 	w.rev++
 	w.has["/adopted/"+h.id] = entryOf{post{w.rev, reg.At}, w.rev}
-	a := &simHost{id: h.id, of: h, paths: h.paths, neighbour: reg.Neighbour, here: maps.Clone(w.shelf[reg.Copy]), torn: map[string]int64{}, published: map[string]folder.Print{}, unsealed: map[string]bool{}}
+	a := &simHost{id: h.id, of: h, paths: h.paths, neighbour: reg.Neighbour, here: maps.Clone(w.shelf[reg.Copy]),
+		torn: map[string]int64{}, published: map[string]folder.Print{}, unsealed: map[string]bool{}}
 	w.stead[h.id] = a
 	w.start(a)
 }
 
 // copy does the next copy of a host. It may get lost on the way there, or the answer may.
 func (w *world) copy(h *simHost, arrives, answered bool) {
-	if h.o == nil || h.o.copies == nil || h.neighbour.At == "" || h.neighbour != h.o.host.Neighbour || w.find(h.neighbour.At) == nil {
+	if h.o == nil || h.o.copies == nil || h.neighbour.At == "" || h.neighbour != h.o.host.Neighbour ||
+		w.find(h.neighbour.At) == nil {
 		return
 	}
 	name := h.neighbour.Copy
@@ -376,9 +384,11 @@ func (w *world) promise(h *simHost) {
 		vouched := true
 		for id, reg := range w.under("/hosts/") {
 			answer, answered := w.has["/answers/"+h.o.name(p)+"/"+id]
-			vouched = vouched && (!isLast(p) || id == h.id || answered && (answer.value == "" || answer.value == reg.host().Copy))
+			vouched = vouched && (!isLast(p) || id == h.id ||
+				answered && (answer.value == "" || answer.value == reg.host().Copy))
 		}
-		if lacks, _, known := h.q.Lacks(p, h.o.vouches()); known && lacks == "" && vouched && w.has["/hosts/"+h.id].value == h.o.self && h.neighbour == h.o.host.Neighbour {
+		if lacks, _, known := h.q.Lacks(p, h.o.vouches()); known && lacks == "" && vouched &&
+			w.has["/hosts/"+h.id].value == h.o.self && h.neighbour == h.o.host.Neighbour {
 			h.promised[p] = h.q.files[p].print
 		}
 	}
@@ -387,7 +397,8 @@ func (w *world) promise(h *simHost) {
 func (w *world) read(h *simHost) {
 	b := board{rev: w.rev, self: w.has["/hosts/"+h.id].value, asks: w.under("/asks/")}
 	if w.copies {
-		b.hosts, b.answers, b.alive, b.adopted = w.under("/hosts/"), w.under("/answers/"), w.under("/alive/"), w.under("/adopted/")
+		b.hosts, b.answers, b.alive, b.adopted = w.under("/hosts/"), w.under("/answers/"), w.under("/alive/"),
+			w.under("/adopted/")
 	} else if len(h.o.asked) > 0 {
 		b.hosts, b.answers = w.under("/hosts/"), map[string]post{}
 		for name, a := range w.under("/answers/" + h.id + "/") {
@@ -432,7 +443,8 @@ func (w *world) apply(h *simHost, i int, reply bool) {
 		c := cmp.GetCompare()
 		some := false
 		for key, kv := range w.has {
-			if some = some || key == string(c.Key); key == string(c.Key) || len(c.RangeEnd) > 0 && strings.HasPrefix(key, string(c.Key)) {
+			if some = some || key == string(c.Key); key == string(c.Key) ||
+				len(c.RangeEnd) > 0 && strings.HasPrefix(key, string(c.Key)) {
 				holds = holds && compare(c, kv)
 			}
 		}
@@ -443,7 +455,9 @@ func (w *world) apply(h *simHost, i int, reply bool) {
 		switch {
 		case !holds:
 		case op.IsDelete():
-			maps.DeleteFunc(w.has, func(k string, _ entryOf) bool { return k == key || op.RangeBytes() != nil && strings.HasPrefix(k, key) })
+			maps.DeleteFunc(w.has, func(k string, _ entryOf) bool {
+				return k == key || op.RangeBytes() != nil && strings.HasPrefix(k, key)
+			})
 		case op.IsPut():
 			kv, there := w.has[key]
 			if kv.value = string(op.ValueBytes()); !there {
@@ -583,7 +597,9 @@ func (w *world) finish(t *rapid.T) {
 			}
 		}
 		for _, h := range w.hosts { // a dead one's asks are deleted by nobody
-			maps.DeleteFunc(w.has, func(key string, _ entryOf) bool { return h.dead && strings.Contains(key, "s/"+h.id+"/") })
+			maps.DeleteFunc(w.has, func(key string, _ entryOf) bool {
+				return h.dead && strings.Contains(key, "s/"+h.id+"/")
+			})
 		}
 		return len(w.under("/asks/"))+len(w.under("/answers/")) == 0
 	})
@@ -593,7 +609,9 @@ func (w *world) finish(t *rapid.T) {
 		}
 	}
 	w.settle(t, "all have left", func() bool {
-		return len(w.under("/hosts/")) == 0 && !slices.ContainsFunc(w.hosts, func(h *simHost) bool { return h.o != nil && !h.o.left })
+		return len(w.under("/hosts/")) == 0 && !slices.ContainsFunc(w.hosts, func(h *simHost) bool {
+			return h.o != nil && !h.o.left
+		})
 	})
 }
 
@@ -645,13 +663,15 @@ func TestOrderModel(t *testing.T) {
 			}
 		})
 		t.Repeat(map[string]func(*rapid.T){
-			"saves": saves, "saves2": saves, "saves3": saves, "close": close, "close2": close, "meets": meets, "meets2": meets, "hears": hears, "hears2": hears,
+			"saves": saves, "saves2": saves, "saves3": saves, "close": close, "close2": close, "meets": meets,
+			"meets2": meets, "hears": hears, "hears2": hears,
 			"change": func(t *rapid.T) {
 				h := some(t)
 				if h.of != nil || h.dead {
 					return
 				}
-				w.touch(h, rapid.SampledFrom(h.paths).Draw(t, "path"), rapid.SampledFrom([]folder.State{folder.Writing, folder.Torn, folder.Gone}).Draw(t, "state"))
+				w.touch(h, rapid.SampledFrom(h.paths).Draw(t, "path"),
+					rapid.SampledFrom([]folder.State{folder.Writing, folder.Torn, folder.Gone}).Draw(t, "state"))
 			},
 			"look": running(func(t *rapid.T, h *simHost) { _ = h.look() }),
 			"next": running(w.next),

@@ -16,8 +16,8 @@ import (
 type Queue struct {
 	remove bool
 	isLast func(path string) bool
-	// shared: last names wait for Clear, too. asks has last names of other hosts, by the names of their asks; turn is 0 if a torn
-	// file holds one up.
+	// shared: last names wait for Clear, too. asks has last names of other hosts, by the names of their asks; turn is 0
+	// if a torn file holds one up.
 	shared bool
 	asks   map[string]*file
 	copies map[*file]bool // of which a neighbour has something, or may
@@ -42,8 +42,8 @@ type file struct {
 	state state
 	last  bool
 	there *Published
-	// turn is of the change that waits, or 0: a publication if the file is whole, else a removal. owed is the turn at which
-	// the file was first closed, since it was last published; 0 if the bucket has all that was closed.
+	// turn is of the change that waits, or 0: a publication if the file is whole, else a removal. owed is the turn at
+	// which the file was first closed, since it was last published; 0 if the bucket has all that was closed.
 	turn, owed uint64
 	print      folder.Print // if it is whole
 	since      time.Time    // of owed
@@ -66,7 +66,8 @@ type copyOf struct {
 // covered reports whether the neighbour has the file as it is here.
 func (f *file) covered() bool { return f.state == whole && f.copy.Has != nil && !f.stale() }
 
-// stale reports whether the neighbour has another generation, or may. It must not publish that after the next change here.
+// stale reports whether the neighbour has another generation, or may. It must not publish that after the next change
+// here.
 func (f *file) stale() bool {
 	other := func(p *folder.Print) bool { return p != nil && (f.state != whole || *p != f.print) }
 	return other(f.copy.Has) || other(f.copy.Sent)
@@ -212,8 +213,8 @@ func (q *Queue) unpublish(f *file) {
 	f.there = nil
 }
 
-// Hear takes news of the folder. What has gone counts last: the new name of a file is known before its old one goes. Of a path that came
-// back, its last news count.
+// Hear takes news of the folder. What has gone counts last: the new name of a file is known before its old one goes. Of
+// a path that came back, its last news count.
 func (q *Queue) Hear(news []folder.News, now time.Time) {
 	end := map[string]folder.State{}
 	for _, n := range news {
@@ -317,7 +318,9 @@ func (q *Queue) withdraw() {
 			}
 		}
 		rank := map[bool]int{true: 0, false: 1} // of what is a last name, and of others
-		slices.SortFunc(below, func(a, b *file) int { return cmp.Or(rank[a.last]-rank[b.last], strings.Compare(a.path, b.path)) })
+		slices.SortFunc(below, func(a, b *file) int {
+			return cmp.Or(rank[a.last]-rank[b.last], strings.Compare(a.path, b.path))
+		})
 		for _, f := range below {
 			f.withdrawn = true
 			if f == q.busy && f.there == nil { // perhaps it comes
@@ -377,8 +380,10 @@ func (q *Queue) Next() (c Change, ok bool) {
 	}
 	var next *file
 	for f := range q.waiting.all {
-		plain, goes := f.state == whole && !f.last, f.state == whole && !f.failed // a failure, or a removal, holds up no file
-		if plain || (next == nil || goes) && !q.withheld(f) && !f.stale() && (f.state == whole || !q.dropping()) && q.waitsFor(f, false) == nil {
+		// a failure, or a removal, holds up no file
+		plain, goes := f.state == whole && !f.last, f.state == whole && !f.failed
+		if plain || (next == nil || goes) && !q.withheld(f) && !f.stale() && (f.state == whole || !q.dropping()) &&
+			q.waitsFor(f, false) == nil {
 			if next = f; plain || goes {
 				break
 			}
@@ -392,15 +397,18 @@ func (q *Queue) Next() (c Change, ok bool) {
 }
 
 // waitsFor returns what must be published, or go, before the change of f, which is a last name or a removal; nil if
-// nothing. With copies it is what must be at the neighbour or published before f is there. A last name waits for files beside it
-// that the bucket never had, too, whenever they were closed: it may name them, and after a restart only ctime tells the order.
+// nothing. With copies it is what must be at the neighbour or published before f is there. A last name waits for files
+// beside it that the bucket never had, too, whenever they were closed: it may name them, and after a restart only ctime
+// tells the order.
 func (q *Queue) waitsFor(f *file, copies bool) *file {
 	if g := q.tornBy(f); g != nil {
 		return g
 	}
 	for g := range q.owed.all {
-		named := f.last && f.state == whole && !f.asked && !g.last && g.state == whole && (g.there == nil || g.there.ETag == "") && beside(g, f)
-		if g != f && (g.owed < f.turn || named) && q.tornBy(g) == nil && (!f.asked || !g.last) && (!copies || !g.covered()) {
+		named := f.last && f.state == whole && !f.asked && !g.last && g.state == whole &&
+			(g.there == nil || g.there.ETag == "") && beside(g, f)
+		if g != f && (g.owed < f.turn || named) && q.tornBy(g) == nil && (!f.asked || !g.last) &&
+			(!copies || !g.covered()) {
 			return g
 		}
 	}
@@ -463,11 +471,13 @@ func (q *Queue) Vouch(p string, turn uint64, do bool) {
 	}
 }
 
-// NextCopy returns what the neighbour is to get, or if it is no Put, what it need not keep. A last name goes there after all before it.
+// NextCopy returns what the neighbour is to get, or if it is no Put, what it need not keep. A last name goes there
+// after all before it.
 func (q *Queue) NextCopy() (c Change, ok bool) {
 	var drop *file // last names first
 	for f := range q.copies {
-		if (f.state == absent || f.state == whole && f.turn == 0) && (drop == nil || f.last && !drop.last || f.last == drop.last && f.path < drop.path) {
+		if (f.state == absent || f.state == whole && f.turn == 0) &&
+			(drop == nil || f.last && !drop.last || f.last == drop.last && f.path < drop.path) {
 			drop = f
 		}
 	}
@@ -504,7 +514,8 @@ func (q *Queue) Copy(p string, has copyOf) {
 	}
 }
 
-// Answers returns the asks before which nothing is owed but last names, ascending; with copies: nor is at the neighbour.
+// Answers returns the asks before which nothing is owed but last names, ascending; with copies: nor is at the
+// neighbour.
 func (q *Queue) Answers(copies bool) (names []string) {
 	for name, a := range q.asks {
 		if q.tornBy(a) != nil {
@@ -574,7 +585,8 @@ func (q *Queue) arrived(f *file, there Published) {
 	}
 }
 
-// Failed tells that a change was not made, or perhaps. It is the next one again, unless the folder has changed meanwhile.
+// Failed tells that a change was not made, or perhaps. It is the next one again, unless the folder has changed
+// meanwhile.
 func (q *Queue) Failed(c Change, perhaps bool) {
 	q.busy = nil
 	f := q.files[c.Path]

@@ -31,8 +31,9 @@ type model struct {
 	written map[string]bool // the same, as the journal has them
 	doomed  map[string]bool // rule 5: what is to be removed
 	perhaps map[string]bool // in the bucket
-	passed  map[string]bool // last names that files may pass: their publication failed, or they follow one that was closed again
-	flight  *Change
+	// last names that files may pass: their publication failed, or they follow one that was closed again
+	passed map[string]bool
+	flight *Change
 }
 
 func isLast(p string) bool { return strings.HasPrefix(path.Base(p), "last") }
@@ -41,7 +42,8 @@ func newModel(remove bool) *model {
 	q := NewQueue(isLast, remove)
 	q.HearAll(nil, time.Time{})
 	return &model{
-		q: q, written: map[string]bool{}, remove: remove, here: map[string]folder.State{}, print: map[string]folder.Print{}, bucket: map[string]folder.Print{},
+		q: q, written: map[string]bool{}, remove: remove, here: map[string]folder.State{},
+		print: map[string]folder.Print{}, bucket: map[string]folder.Print{},
 		owed: map[string]int{}, at: map[string]int{}, pending: map[string]bool{}, doomed: map[string]bool{},
 		perhaps: map[string]bool{}, passed: map[string]bool{},
 	}
@@ -107,7 +109,9 @@ func (m *model) state(p string, s folder.State) {
 func (m *model) left() {
 	for l := range m.pending {
 		dir := path.Dir(l)
-		if dir == "." || slices.ContainsFunc(slices.Collect(maps.Keys(m.here)), func(p string) bool { return under(p, dir) }) {
+		if dir == "." || slices.ContainsFunc(slices.Collect(maps.Keys(m.here)), func(p string) bool {
+			return under(p, dir)
+		}) {
 			continue
 		}
 		delete(m.pending, l)
@@ -151,7 +155,8 @@ func (m *model) next(t *rapid.T) {
 		t.Fatalf("%s is removed, and nobody asked for that", c.Path)
 	case c.Put && (m.here[c.Path] != folder.Whole || m.print[c.Path] != c.Print):
 		t.Fatalf("%s is published, and not whole", c.Path)
-	case c.Put && c.From != "" && !m.perhaps[c.From] && (m.bucket[c.From] != c.FromThere.Print || !c.FromThere.Print.SameContent(c.Print)):
+	case c.Put && c.From != "" && !m.perhaps[c.From] && (m.bucket[c.From] != c.FromThere.Print ||
+		!c.FromThere.Print.SameContent(c.Print)):
 		t.Fatalf("%s is copied from %s, which differs", c.Path, c.From)
 	}
 	if isLast(c.Path) && c.Put {
@@ -192,7 +197,8 @@ func (m *model) never(l string) string {
 // tornIn reports whether p is a last name with a torn file in its folder.
 func (m *model) tornIn(p string) bool {
 	for g, s := range m.here {
-		if s == folder.Torn && isLast(p) && m.here[p] == folder.Whole && (path.Dir(g) == path.Dir(p) || under(g, path.Dir(p))) {
+		if s == folder.Torn && isLast(p) && m.here[p] == folder.Whole &&
+			(path.Dir(g) == path.Dir(p) || under(g, path.Dir(p))) {
 			return true
 		}
 	}
@@ -323,7 +329,8 @@ func TestGoneAndBack(t *testing.T) {
 		q.Made(c, Published{Print: first, ETag: "1"})
 		moved, second := first, folder.Print{Ino: 2, Size: 10, Mtime: 2}
 		moved.Ctime = 5
-		q.Hear([]folder.News{{Path: "a", State: folder.Gone}, {Path: "b", State: folder.Whole, Print: moved}, {Path: "a", State: folder.Whole, Print: second}}, time.Time{})
+		q.Hear([]folder.News{{Path: "a", State: folder.Gone}, {Path: "b", State: folder.Whole, Print: moved},
+			{Path: "a", State: folder.Whole, Print: second}}, time.Time{})
 		var made []string
 		for c, ok := q.Next(); ok && len(made) < 5; c, ok = q.Next() {
 			q.Made(c, Published{Print: c.Print, ETag: "2"})
@@ -385,7 +392,8 @@ func TestQueueModel(t *testing.T) {
 				print := m.print[from]
 				m.note(to, print)
 				m.state(from, folder.Gone)
-				m.hear(folder.News{Path: from, State: folder.Gone}, folder.News{Path: to, State: folder.Whole, Print: print})
+				m.hear(folder.News{Path: from, State: folder.Gone},
+					folder.News{Path: to, State: folder.Whole, Print: print})
 				m.left()
 			},
 			"remove": func(t *rapid.T) {

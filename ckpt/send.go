@@ -13,9 +13,9 @@ import (
 	"github.com/shoalfs/shoal/ckpt/folder"
 )
 
-// send is a large file whose parts are being sent, before its turn comes. The file is held until it is published. If it is given
-// up, no more requests begin, and those under way are waited for: a store may still do what a request asked for that was
-// cancelled, and so bring an upload back that was aborted after it.
+// send is a large file whose parts are being sent, before its turn comes. The file is held until it is published. If it
+// is given up, no more requests begin, and those under way are waited for: a store may still do what a request asked
+// for that was cancelled, and so bring an upload back that was aborted after it.
 type send struct {
 	path   string
 	turn   uint64
@@ -57,7 +57,8 @@ func (c *Carrier) sendAhead(ctx context.Context) {
 	}
 	for p, b := range c.journal.uploads() {
 		f := c.q.files[p]
-		if busy := c.q.busy; c.sends[p] == nil && !c.closing[p] && (busy == nil || busy.path != p) && time.Now().After(c.abortAt) && (f == nil || f.turn == 0 || f.state != whole || f.print != b.Print) {
+		if busy := c.q.busy; c.sends[p] == nil && !c.closing[p] && (busy == nil || busy.path != p) &&
+			time.Now().After(c.abortAt) && (f == nil || f.turn == 0 || f.state != whole || f.print != b.Print) {
 			c.apart(ctx, p, func() {
 				if err := c.endUpload(ctx, p, b); err != nil && ctx.Err() == nil {
 					c.Log.Error("cannot abort an upload that is of no use any more", "key", c.key(p), "cause", err)
@@ -135,10 +136,12 @@ func (c *Carrier) send(ctx context.Context, s *send, change Change) (err error) 
 		}
 	}()
 	size, part := change.Print.Size, partSize(change.Print.Size)
-	if before := c.journal.uploads()[change.Path]; before.Print.SameContent(change.Print) && before.Part == part && before.ID != "" {
+	if before := c.journal.uploads()[change.Path]; before.Print.SameContent(change.Print) && before.Part == part &&
+		before.ID != "" {
 		up, stored, err := c.Store.Resume(ctx, c.key(change.Path), before.ID, size, part)
 		// A store that does not tell the parts: the file is sent again.
-		if k := objstore.KindOf(err); err != nil && k != objstore.KindNotFound && k != objstore.KindDenied && k != objstore.KindInvalid {
+		if k := objstore.KindOf(err); err != nil && k != objstore.KindNotFound && k != objstore.KindDenied &&
+			k != objstore.KindInvalid {
 			return err
 		}
 		if err == nil {
@@ -163,8 +166,8 @@ func (c *Carrier) send(ctx context.Context, s *send, change Change) (err error) 
 	return err
 }
 
-// announce writes down that an upload is about to begin, with those that others have under its key, so that ours is found after a
-// crash. It aborts the one before.
+// announce writes down that an upload is about to begin, with those that others have under its key, so that ours is
+// found after a crash. It aborts the one before.
 func (c *Carrier) announce(ctx context.Context, change Change, part int64) (b begun, err error) {
 	if before, known := c.journal.uploads()[change.Path]; known {
 		if err := c.endUpload(ctx, change.Path, before); err != nil {

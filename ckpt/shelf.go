@@ -28,8 +28,8 @@ import (
 //	PUT    /copies/AT/ID/NAME/PATH?after=A&size=N   a file, whole
 //	DELETE /copies/AT/ID/NAME/PATH?after=A          a file that is not needed any more, or is not there
 //
-// AT is this host's ID: an address may have been another one's. Each POST chooses A; what bears an earlier one is refused.
-// 404: there are no such copies; 507: there is no room.
+// AT is this host's ID: an address may have been another one's. Each POST chooses A; what bears an earlier one is
+// refused. 404: there are no such copies; 507: there is no room.
 type shelf struct {
 	*http.ServeMux
 	c   *Carrier
@@ -58,7 +58,8 @@ var journalID = regexp.MustCompile(`^[A-Z2-7]{26}$`)
 var spare uint64 = 10
 
 func newShelf(c *Carrier) *shelf {
-	s := &shelf{ServeMux: http.NewServeMux(), c: c, dir: filepath.Join(cmp.Or(c.State, filepath.Join(c.Dir, folder.Home)), "copies")}
+	s := &shelf{ServeMux: http.NewServeMux(), c: c,
+		dir: filepath.Join(cmp.Or(c.State, filepath.Join(c.Dir, folder.Home)), "copies")}
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		c.Log.Error("no copies of other hosts are taken", "cause", err)
 	}
@@ -73,7 +74,8 @@ func newShelf(c *Carrier) *shelf {
 	s.HandleFunc("/copies/{at}/{id}/{name}/{path...}", func(w http.ResponseWriter, r *http.Request) {
 		id, name, p := r.PathValue("id"), r.PathValue("name"), r.PathValue("path")
 		err := fs.ErrNotExist
-		if r.PathValue("at") == c.hosts.id && journalID.MatchString(id) && journalID.MatchString(name) && (p == "" || fs.ValidPath(p) && !folder.Own(p)) {
+		if r.PathValue("at") == c.hosts.id && journalID.MatchString(id) && journalID.MatchString(name) &&
+			(p == "" || fs.ValidPath(p) && !folder.Own(p)) {
 			err = s.serve(s.of(id), name, p, w, r)
 		}
 		switch {
@@ -164,7 +166,8 @@ func (s *shelf) serve(k *shelved, name, p string, w http.ResponseWriter, r *http
 func (s *shelf) receive(w http.ResponseWriter, r *http.Request) (name string, err error) {
 	size, err := strconv.ParseUint(r.FormValue("size"), 10, 62)
 	var disk unix.Statfs_t
-	if err = cmp.Or(err, unix.Statfs(s.dir, &disk)); err == nil && disk.Bavail*uint64(disk.Bsize) < size+disk.Blocks*uint64(disk.Bsize)/100*spare {
+	if err = cmp.Or(err, unix.Statfs(s.dir, &disk)); err == nil && disk.Bavail*uint64(disk.Bsize) < size+
+		disk.Blocks*uint64(disk.Bsize)/100*spare {
 		err = unix.ENOSPC
 	}
 	if err != nil {
@@ -192,7 +195,8 @@ func (s *shelf) receive(w http.ResponseWriter, r *http.Request) (name string, er
 	return f.Name(), err
 }
 
-// tend publishes the copies of hosts whose lease has ended, and removes those that are of no use. kept was there before b.
+// tend publishes the copies of hosts whose lease has ended, and removes those that are of no use. kept was there before
+// b.
 func (c *Carrier) tend(ctx context.Context, client *v3.Client, lease v3.LeaseID, b board, kept []*shelved) error {
 	for _, k := range kept {
 		if k.mu.TryLock() { // else the host asks for something
@@ -222,8 +226,9 @@ func (c *Carrier) tendOne(ctx context.Context, client *v3.Client, lease v3.Lease
 		k.name = ""
 		err = os.RemoveAll(filepath.Join(o.copies.shelf.dir, k.id))
 	} else if !lives {
-		got, err := transact(ctx, client, deed{when: []v3.Cmp{isNot(o.root + "alive/" + k.id), v3.Compare(v3.Value(o.root+"hosts/"+k.id), "=", was)},
-			then: []v3.Op{v3.OpPut(key, o.id, v3.WithLease(lease))}})
+		got, err := transact(ctx, client,
+			deed{when: []v3.Cmp{isNot(o.root + "alive/" + k.id), v3.Compare(v3.Value(o.root+"hosts/"+k.id), "=", was)},
+				then: []v3.Op{v3.OpPut(key, o.id, v3.WithLease(lease))}})
 		if err == nil && got.Succeeded {
 			o.copies.shelf.publish(ctx, k, stead{k.id, k.name, was})
 		}
@@ -241,7 +246,8 @@ func (s *shelf) publish(ctx context.Context, k *shelved, of stead) {
 	ended := make(chan struct{})
 	k.cancel, k.ended = cancel, ended
 	cfg := s.c.Config
-	cfg.Dir, cfg.State, cfg.Delete, cfg.KeepLocal, cfg.Link, cfg.Copies, cfg.Looked, cfg.stead = s.at(k), "", false, 0, "", 0, nil, &of
+	cfg.Dir, cfg.State, cfg.Delete, cfg.KeepLocal, cfg.Link, cfg.Copies, cfg.Looked, cfg.stead = s.at(k), "", false, 0,
+		"", 0, nil, &of
 	cfg.Log = cfg.Log.With("for", of.id)
 	s.c.running.Go(func() {
 		defer close(ended)

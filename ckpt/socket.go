@@ -24,7 +24,7 @@ import (
 //
 //	GET /status            Status
 //	GET /wait?path=P       Wait: P is relative to the folder. It answers within a second or so; look=1 looks at the
-//	                       files first, which counts what was closed a moment ago; copies=2: one at the neighbour is enough
+//	                       files first, which counts what was closed a moment ago; copies=2: one at the neighbour will do
 //
 // Errors come as {"error": "…"}.
 
@@ -91,7 +91,8 @@ func (c *Carrier) serve(ctx context.Context, l net.Listener) {
 			continue
 		}
 		if l, err := c.listen(); err == nil {
-			c.Log.Warn("somebody has removed the daemon's socket; here it is again", "folder", filepath.Join(c.Dir, folder.Home))
+			c.Log.Warn("somebody has removed the daemon's socket; here it is again", "folder",
+				filepath.Join(c.Dir, folder.Home))
 			c.running.Go(func() { _ = s.Serve(l) })
 		}
 	}
@@ -179,7 +180,8 @@ func (c *Carrier) unknown(p string) error {
 	case !fi.Mode().IsRegular():
 		return fmt.Errorf("%s is not a regular file, and is not published", p)
 	}
-	return fmt.Errorf("%s is not published: it cannot be the key of an object, or belongs to another user (the daemon's log says which)", p)
+	return fmt.Errorf("%s is not published: it cannot be the key of an object, or belongs to another user (the "+
+		"daemon's log says which)", p)
 }
 
 // Client asks the daemon that carries a folder.
@@ -206,9 +208,11 @@ func Find(path string) (c *Client, rel string, err error) {
 		}
 		if dir == filepath.Dir(dir) {
 			if err != nil {
-				return nil, "", fmt.Errorf("whether a shoal ckpt carries it cannot be seen: %w (run as a user who may enter the folder)", err)
+				return nil, "", fmt.Errorf(
+					"whether a shoal ckpt carries it cannot be seen: %w (run as a user who may enter the folder)", err)
 			}
-			return nil, "", fmt.Errorf("%s: no shoal ckpt carries it (start one: shoal ckpt DIR s3://BUCKET/PREFIX)", path)
+			return nil, "", fmt.Errorf(
+				"%s: no shoal ckpt carries it (start one: shoal ckpt DIR s3://BUCKET/PREFIX)", path)
 		}
 	}
 }
@@ -231,8 +235,8 @@ func (c *Client) Status(ctx context.Context) (s Status, err error) {
 	return s, err
 }
 
-// Wait asks whether the bucket, or with 2 copies the bucket or a neighbour, has what is at or below rel; look counts what was
-// closed a moment ago.
+// Wait asks whether the bucket, or with 2 copies the bucket or a neighbour, has what is at or below rel; look counts
+// what was closed a moment ago.
 func (c *Client) Wait(ctx context.Context, rel string, copies int, look bool) (w Wait, err error) {
 	q := url.Values{"path": {rel}, "copies": {strconv.Itoa(copies)}}
 	if look {

@@ -20,14 +20,17 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
-// A daemon that was frozen, or cut off, for as long as another one waits publishes nothing until it has renewed the lock.
+// A daemon that was frozen, or cut off, for as long as another one waits publishes nothing until it has renewed the
+// lock.
 func TestStaleLock(t *testing.T) {
 	dir, dest := t.TempDir(), t.TempDir()
 	store, err := objstore.NewDir(dest)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := Open(t.Context(), Config{Dir: dir, Last: isLast, Store: objstore.Retry(store, objstore.RetryPolicy{}), Drain: time.Minute, Log: slog.New(slog.DiscardHandler)})
+	c, err := Open(t.Context(),
+		Config{Dir: dir, Last: isLast, Store: objstore.Retry(store, objstore.RetryPolicy{}), Drain: time.Minute,
+			Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,10 +67,12 @@ func TestVoidTickets(t *testing.T) {
 	q := NewQueue(isLast, false)
 	q.HearAll(nil, time.Time{})
 	print := folder.Print{Ino: 1, Size: 1}
-	q.Hear([]folder.News{{Path: "head", State: folder.Whole, Print: print}, {Path: "torn", State: folder.Torn}, {Path: "last-a", State: folder.Whole, Print: print}}, time.Time{})
+	q.Hear([]folder.News{{Path: "head", State: folder.Whole, Print: print}, {Path: "torn", State: folder.Torn},
+		{Path: "last-a", State: folder.Whole, Print: print}}, time.Time{})
 	for i := range int64(10_000) {
 		print.Ctime = i
-		q.Hear([]folder.News{{Path: "a", State: folder.Whole, Print: print}, {Path: "last", State: folder.Whole, Print: print}}, time.Time{})
+		q.Hear([]folder.News{{Path: "a", State: folder.Whole, Print: print},
+			{Path: "last", State: folder.Whole, Print: print}}, time.Time{})
 	}
 	if n := max(cap(q.waiting.tickets), cap(q.owed.tickets)); n > 100 {
 		t.Errorf("%d tickets of 4 files", n)
@@ -122,8 +127,9 @@ func (u *betweenUpload) Complete(ctx context.Context) (objstore.Object, error) {
 	return u.Upload.Complete(ctx)
 }
 
-// A lock that another daemon takes while this one is about to renew it stays the other's; this one ends, and says who has it. A lock
-// whose renewal was answered by nobody is renewed again, and one that somebody has removed is there again.
+// A lock that another daemon takes while this one is about to renew it stays the other's; this one ends, and says who
+// has it. A lock whose renewal was answered by nobody is renewed again, and one that somebody has removed is there
+// again.
 func TestLockIsRenewedByOneWrite(t *testing.T) {
 	beat := lockBeat
 	lockBeat = 20 * time.Millisecond
@@ -133,7 +139,8 @@ func TestLockIsRenewedByOneWrite(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, store := range map[string]objstore.Layer{"bucket": bucket, "folder": objstore.Retry(folders, objstore.RetryPolicy{})} {
+	for name, store := range map[string]objstore.Layer{"bucket": bucket,
+		"folder": objstore.Retry(folders, objstore.RetryPolicy{})} {
 		t.Run(name, func(t *testing.T) {
 			b := &between{Layer: store}
 			cfg := Config{Dest: "there", Prefix: "p/", Store: b, Log: slog.New(slog.DiscardHandler)}
@@ -142,7 +149,8 @@ func TestLockIsRenewedByOneWrite(t *testing.T) {
 				func() { err = store.Delete(t.Context(), l.key, "") },
 				func() { _, err = put(t.Context(), store, l.key, encode(l.mine)) },
 				func() { _, err = put(t.Context(), store, l.key, []byte(`{"id":"2","host":"other"}`)) },
-				func() { _, err = put(t.Context(), store, l.key, []byte(`{"id":"1","host":"other"}`)) }, // with a copy of this one's journal
+				// with a copy of this one's journal
+				func() { _, err = put(t.Context(), store, l.key, []byte(`{"id":"1","host":"other"}`)) },
 			} {
 				if l, err = takePrefix(t.Context(), cfg, "1"); err != nil {
 					t.Fatal(err)
@@ -159,7 +167,8 @@ func TestLockIsRenewedByOneWrite(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if _, has, err := l.read(t.Context()); err != nil || has.Host == "other" != (lost != nil) || lost != nil && !strings.Contains(lost.Error(), "host other") {
+				if _, has, err := l.read(t.Context()); err != nil || has.Host == "other" != (lost != nil) ||
+					lost != nil && !strings.Contains(lost.Error(), "host other") {
 					t.Errorf("%+v, %v: %v", has, err, lost)
 				}
 				if err := store.Delete(t.Context(), l.key, ""); err != nil {
@@ -179,7 +188,8 @@ func TestLockOfAStoreOfTwoMinds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &twoMinds{Layer: objstore.Retry(folders, objstore.RetryPolicy{})}
 		began := time.Now()
-		if _, err := takePrefix(t.Context(), Config{Dest: "there", Store: store, Log: slog.New(slog.DiscardHandler)}, "1"); err != nil {
+		if _, err := takePrefix(t.Context(), Config{Dest: "there", Store: store, Log: slog.New(slog.DiscardHandler)},
+			"1"); err != nil {
 			t.Fatal(err)
 		}
 		if took := time.Since(began); took != 3*lockLook {
@@ -200,7 +210,8 @@ func (s *twoMinds) PutNew(ctx context.Context, key string, b []byte) (objstore.O
 	return s.Layer.PutNew(ctx, key, b)
 }
 
-// A withdrawn folder loses its last names first, also one that becomes visible just then: whoever finds one finds what it names.
+// A withdrawn folder loses its last names first, also one that becomes visible just then: whoever finds one finds what
+// it names.
 func TestWithdrawnOrder(t *testing.T) {
 	made := func(q *Queue) (order []string) {
 		for c, ok := q.Next(); ok; c, ok = q.Next() {
@@ -237,11 +248,12 @@ func TestWithdrawnOrder(t *testing.T) {
 	}
 }
 
-// What is being written when a daemon starts may be a log that nobody closes: a last name beside it does not wait, not even if the file was
-// closed before. With a daemon that has seen that, it waits.
+// What is being written when a daemon starts may be a log that nobody closes: a last name beside it does not wait, not
+// even if the file was closed before. With a daemon that has seen that, it waits.
 func TestStartWhileRewritten(t *testing.T) {
 	print := func(ino uint64) folder.Print { return folder.Print{Ino: ino, Size: 1, Ctime: int64(ino)} }
-	shard, last := folder.News{Path: "s/a", State: folder.Whole, Print: print(1)}, folder.News{Path: "s/last", State: folder.Whole, Print: print(2)}
+	shard, last := folder.News{Path: "s/a", State: folder.Whole, Print: print(1)},
+		folder.News{Path: "s/last", State: folder.Whole, Print: print(2)}
 	rewritten := folder.News{Path: "s/a", State: folder.Writing}
 	q := NewQueue(isLast, false)
 	q.HearAll(nil, time.Time{})
@@ -257,8 +269,8 @@ func TestStartWhileRewritten(t *testing.T) {
 	}
 }
 
-// Last names appear in their turn, so that a host that closes faster than it publishes has complete checkpoints, too. They wait for files
-// beside them that the bucket never had, and let files pass after a failure.
+// Last names appear in their turn, so that a host that closes faster than it publishes has complete checkpoints, too.
+// They wait for files beside them that the bucket never had, and let files pass after a failure.
 func TestLastNamesHaveTheirTurn(t *testing.T) {
 	ino := uint64(0)
 	close := func(q *Queue, paths ...string) {
@@ -293,11 +305,12 @@ func TestLastNamesHaveTheirTurn(t *testing.T) {
 	}
 }
 
-// What comes into an old checkpoint later, or a chown of all files, does not make another one the newest; nor does a last name beside
-// one that has none, where others have their own.
+// What comes into an old checkpoint later, or a chown of all files, does not make another one the newest; nor does a
+// last name beside one that has none, where others have their own.
 func TestNewest(t *testing.T) {
 	store, dest := toFolder(t)
-	for p, at := range map[string]int64{"1/a": 1, "1/last": 2, "2/a": 3, "2/last": 4, "1/eval": 9, "3/a": 5, "last": 10} {
+	for p, at := range map[string]int64{"1/a": 1, "1/last": 2, "2/a": 3, "2/last": 4, "1/eval": 9, "3/a": 5,
+		"last": 10} {
 		save(t, filepath.Join(dest, p), 1)
 		if err := os.Chtimes(filepath.Join(dest, p), time.Unix(at, 0), time.Unix(at, 0)); err != nil {
 			t.Fatal(err)
@@ -308,7 +321,8 @@ func TestNewest(t *testing.T) {
 		t.Errorf("%+v, %v", all, err)
 	}
 	q := NewQueue(isLast, false)
-	for p, n := range map[string]folder.Print{"1/last": {Ino: 1, Mtime: 1, Ctime: 9}, "2/last": {Ino: 2, Mtime: 2, Ctime: 8}} {
+	for p, n := range map[string]folder.Print{"1/last": {Ino: 1, Mtime: 1, Ctime: 9},
+		"2/last": {Ino: 2, Mtime: 2, Ctime: 8}} {
 		q.Hear([]folder.News{{Path: p, State: folder.Whole, Print: n}}, time.Time{})
 	}
 	if all := q.Checkpoints(); len(all) != 2 || all[1].Path != "2" {
@@ -331,7 +345,8 @@ func (d dies) Copy(ctx context.Context, from objstore.Object, key string) (o obj
 	return o, err
 }
 
-// A copy in the bucket that needs an upload leaves none behind if the daemon is killed amid it, and what others have begun stays.
+// A copy in the bucket that needs an upload leaves none behind if the daemon is killed amid it, and what others have
+// begun stays.
 func TestKilledAmidCopy(t *testing.T) {
 	defer func(most int64) { copyMost = most }(copyMost)
 	copyMost = smallFile
@@ -341,7 +356,8 @@ func TestKilledAmidCopy(t *testing.T) {
 			t.Fatal(err)
 		}
 		run := func(store objstore.Layer, until func(c *Carrier) bool) {
-			c, err := Open(t.Context(), Config{Dir: dir, Last: isLast, Store: store, Log: slog.New(slog.DiscardHandler)})
+			c, err := Open(t.Context(),
+				Config{Dir: dir, Last: isLast, Store: store, Log: slog.New(slog.DiscardHandler)})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -369,7 +385,10 @@ func TestKilledAmidCopy(t *testing.T) {
 			return n
 		}
 		published := func(p string) func(c *Carrier) bool {
-			return func(c *Carrier) bool { f := c.q.files[p]; return f != nil && f.there != nil && f.turn == 0 && c.idle() }
+			return func(c *Carrier) bool {
+				f := c.q.files[p]
+				return f != nil && f.there != nil && f.turn == 0 && c.idle()
+			}
 		}
 		run(store, published("a"))
 		if _, err := store.Upload(t.Context(), "b", 1, 1); err != nil {
@@ -391,7 +410,8 @@ func TestKilledAmidCopy(t *testing.T) {
 		if stays {
 			run(store, published("b"))
 		} else {
-			run(store, func(c *Carrier) bool { return len(c.journal.uploads()) == 0 && c.idle() }) // a has fewer names, and is sent again
+			// a has fewer names, and is sent again
+			run(store, func(c *Carrier) bool { return len(c.journal.uploads()) == 0 && c.idle() })
 		}
 		if n := left(); n != 1 {
 			t.Errorf("the file stays: %t; %d uploads, not one of others", stays, n)
@@ -402,7 +422,9 @@ func TestKilledAmidCopy(t *testing.T) {
 // What comes into an old checkpoint at the moment in which it is removed here is not lost.
 func TestKeepLocalWhileSaved(t *testing.T) {
 	dir, store := t.TempDir(), objstore.Layer(memstore.New())
-	c, err := Open(t.Context(), Config{Dir: dir, Last: isLast, Store: store, KeepLocal: 1, Drain: time.Minute, Log: slog.New(slog.DiscardHandler)})
+	c, err := Open(t.Context(),
+		Config{Dir: dir, Last: isLast, Store: store, KeepLocal: 1, Drain: time.Minute,
+			Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -464,7 +486,8 @@ func TestKeepLocalWhileSaved(t *testing.T) {
 // Who waits for a last name does not have it published before what was closed before it, whose news are on their way.
 func TestWaitForALastName(t *testing.T) {
 	dir := t.TempDir()
-	c, err := Open(t.Context(), Config{Dir: dir, Last: isLast, Store: objstore.Layer(memstore.New()), Log: slog.New(slog.DiscardHandler)})
+	c, err := Open(t.Context(),
+		Config{Dir: dir, Last: isLast, Store: objstore.Layer(memstore.New()), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -507,7 +530,9 @@ func TestKeepLocalAfterChmod(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		until(t, "s0 and s1 have gone here", func() bool { return !there(filepath.Join(dir, "s0")) && !there(filepath.Join(dir, "s1")) })
+		until(t, "s0 and s1 have gone here", func() bool {
+			return !there(filepath.Join(dir, "s0")) && !there(filepath.Join(dir, "s1"))
+		})
 	})
 	if err != nil {
 		t.Error(err)

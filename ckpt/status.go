@@ -54,8 +54,8 @@ func (s state) String() string {
 }
 
 // Lacks returns a path at or below p that is not in the bucket as it is here, and why; "" if there is none. known is
-// whether there is any file at or below p. "." is the whole folder. With copies it is enough that the neighbour has it, if the
-// other hosts' files before a last name are as safe.
+// whether there is any file at or below p. "." is the whole folder. With copies it is enough that the neighbour has it,
+// if the other hosts' files before a last name are as safe.
 func (q *Queue) Lacks(p string, copies bool) (lacks, why string, known bool) {
 	for name, f := range q.files {
 		if name != p && p != "." && !under(name, p) || f.state == absent {

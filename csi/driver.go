@@ -1,21 +1,23 @@
-// Package csi is the node's part of Kubernetes' Container Storage Interface: a volume is a dataset, mounted for a pod, and read-only.
+// Package csi is the node's part of Kubernetes' Container Storage Interface: a volume is a dataset, mounted for a pod,
+// and read-only.
 //
-// A stage is a mount in the driver's folder. All volumes of a node that ask for the same, with the same rights, have one stage, and
-// each pod's target is a bind mount of it. A stage is
+// A stage is a mount in the driver's folder. All volumes of a node that ask for the same, with the same rights, have
+// one stage, and each pod's target is a bind mount of it. A stage is
 //
 //   - absent: nothing is mounted at its path.
-//   - starting: its verb runs. Who publishes waits, for patience at a time; then the kubelet asks again, or unpublishes. If the verb
-//     fails, the stage is absent, and all who wait get its error.
+//   - starting: its verb runs. Who publishes waits, for patience at a time; then the kubelet asks again, or
+//     unpublishes. If the verb fails, the stage is absent, and all who wait get its error.
 //   - ready: targets are bound to it.
 //   - ending, once its last target is gone and none is wanted: it is unmounted, and its verb ends.
 //
-// The kernel's table of mounts says which targets a stage has, so a driver that starts again knows what the one before it did. A keeper
-// holds the stages meanwhile (internal/daemon), and each verb is run again. Other mounts in the driver's folder are dead, and are detached.
+// The kernel's table of mounts says which targets a stage has, so a driver that starts again knows what the one before
+// it did. A keeper holds the stages meanwhile (internal/daemon), and each verb is run again. Other mounts in the
+// driver's folder are dead, and are detached.
 //
 // What a volume of other rights has read is never used: its scope is a part of the dataset's identity.
 //
-// The kubelet publishes a volume again and again, for new tokens. If its Secret has other keys by then, the pod's target stays with its
-// stage all the same: the containers that run would not see another mount.
+// The kubelet publishes a volume again and again, for new tokens. If its Secret has other keys by then, the pod's
+// target stays with its stage all the same: the containers that run would not see another mount.
 package csi
 
 import (
@@ -48,7 +50,8 @@ const patience = 8 * time.Second
 
 // Runner serves stages.
 type Runner interface {
-	// Mount begins to serve what v asks for at path, an empty folder. tokenFile has the token of the service account, if v has a role.
+	// Mount begins to serve what v asks for at path, an empty folder. tokenFile has the token of the service account,
+	// if v has a role.
 	Mount(path string, v Volume, tokenFile string) *daemon.Running
 	// Usage returns the files and bytes of a mount; ok is false while it is not served.
 	Usage(path string) (files, bytes int64, ok bool)
@@ -108,12 +111,14 @@ func (d *Driver) tokenFile(path string) string {
 }
 
 // NodePublishVolume implements csi.NodeServer.
-func (d *Driver) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+func (d *Driver) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolumeRequest) (
+	*csi.NodePublishVolumeResponse, error) {
 	if r.GetVolumeId() == "" || r.GetTargetPath() == "" || r.GetVolumeCapability() == nil {
 		return nil, status.Error(codes.InvalidArgument, "a volume's id, target path or capability is missing")
 	}
 	v, err := volumeOf(r.GetVolumeContext(), r.GetSecrets())
-	flags, unbindable := bindFlags(r.GetVolumeCapability(), r.GetReadonly(), r.GetVolumeContext()[pod+"ephemeral"] == "true")
+	flags, unbindable := bindFlags(r.GetVolumeCapability(), r.GetReadonly(),
+		r.GetVolumeContext()[pod+"ephemeral"] == "true")
 	target, nowhere := placeOf(r.GetTargetPath())
 	if err = cmp.Or(err, unbindable, nowhere); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
@@ -207,7 +212,8 @@ func (d *Driver) shown(mounts []machine.Mount, target string) string {
 }
 
 // NodeUnpublishVolume implements csi.NodeServer.
-func (d *Driver) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+func (d *Driver) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeRequest) (
+	*csi.NodeUnpublishVolumeResponse, error) {
 	if r.GetVolumeId() == "" || r.GetTargetPath() == "" {
 		return nil, status.Error(codes.InvalidArgument, "a volume's id or target path is missing")
 	}
@@ -253,7 +259,8 @@ func (d *Driver) tidy() {
 }
 
 // NodeGetVolumeStats implements csi.NodeServer. It asks no mount, which may be of this process.
-func (d *Driver) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+func (d *Driver) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeStatsRequest) (
+	*csi.NodeGetVolumeStatsResponse, error) {
 	if r.GetVolumeId() == "" || r.GetVolumePath() == "" {
 		return nil, status.Error(codes.InvalidArgument, "a volume's id or path is missing")
 	}
@@ -268,22 +275,28 @@ func (d *Driver) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeStats
 	if machine.Top(mounts, target) == nil {
 		return nil, status.Errorf(codes.NotFound, "nothing is mounted at %s", target)
 	}
-	condition := &csi.VolumeCondition{Abnormal: true, Message: "no daemon serves it: one that starts takes it over, or it is dead (then delete the pod)"}
+	condition := &csi.VolumeCondition{Abnormal: true,
+		Message: "no daemon serves it: one that starts takes it over, or it is dead (then delete the pod)"}
 	var usage []*csi.VolumeUsage
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if files, bytes, ok := d.run.Usage(d.shown(mounts, target)); ok {
 		condition = &csi.VolumeCondition{Message: "served"}
-		usage = []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: bytes, Used: bytes}, {Unit: csi.VolumeUsage_INODES, Total: files, Used: files}}
+		usage = []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: bytes, Used: bytes},
+			{Unit: csi.VolumeUsage_INODES, Total: files, Used: files}}
 	}
 	return &csi.NodeGetVolumeStatsResponse{Usage: usage, VolumeCondition: condition}, nil
 }
 
 // NodeGetCapabilities implements csi.NodeServer.
-func (d *Driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+func (d *Driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (
+	*csi.NodeGetCapabilitiesResponse, error) {
 	out := &csi.NodeGetCapabilitiesResponse{}
-	for _, t := range []csi.NodeServiceCapability_RPC_Type{csi.NodeServiceCapability_RPC_GET_VOLUME_STATS, csi.NodeServiceCapability_RPC_VOLUME_CONDITION} {
-		out.Capabilities = append(out.Capabilities, &csi.NodeServiceCapability{Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}}})
+	for _, t := range []csi.NodeServiceCapability_RPC_Type{csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
+		csi.NodeServiceCapability_RPC_VOLUME_CONDITION} {
+		out.Capabilities = append(out.Capabilities,
+			&csi.NodeServiceCapability{
+				Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}}})
 	}
 	return out, nil
 }
@@ -299,7 +312,8 @@ func (d *Driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi
 }
 
 // GetPluginCapabilities implements csi.IdentityServer.
-func (d *Driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
+func (d *Driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (
+	*csi.GetPluginCapabilitiesResponse, error) {
 	return &csi.GetPluginCapabilitiesResponse{}, nil
 }
 
@@ -320,7 +334,9 @@ func placeOf(path string) (string, error) {
 // bound reports whether the mount at a stage's path is anywhere else, too.
 func bound(mounts []machine.Mount, path string) bool {
 	at := machine.Top(mounts, path)
-	return at != nil && slices.ContainsFunc(mounts, func(m machine.Mount) bool { return m.Device == at.Device && m.Point != path })
+	return at != nil && slices.ContainsFunc(mounts, func(m machine.Mount) bool {
+		return m.Device == at.Device && m.Point != path
+	})
 }
 
 // bind makes a target of a stage, unless it is one.

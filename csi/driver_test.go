@@ -23,8 +23,8 @@ import (
 	"github.com/shoalfs/shoal/internal/machine"
 )
 
-// disks is a Runner whose mounts are file systems in memory, each with a file that is named after its source. A source that begins with
-// slow mounts once it may, and one that begins with bad fails.
+// disks is a Runner whose mounts are file systems in memory, each with a file that is named after its source. A source
+// that begins with slow mounts once it may, and one that begins with bad fails.
 type disks struct {
 	answers daemon.Answers
 	mu      sync.Mutex
@@ -131,13 +131,16 @@ func TestDriver(t *testing.T) {
 		sources := rapid.SampledFrom([]string{"s3://x", "s3://y", "s3://slow1", "s3://slow2", "s3://bad"})
 		target := func(pod string) string { return filepath.Join(dir, "pods", pod) }
 		publish := func(pod, source string) error {
-			_, err := d.NodePublishVolume(context.Background(), &csi.NodePublishVolumeRequest{VolumeId: pod, TargetPath: target(pod),
-				VolumeContext: map[string]string{"source": source, pod + kubernetes: "not asked"}, Readonly: true,
-				VolumeCapability: &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}}}})
+			_, err := d.NodePublishVolume(context.Background(),
+				&csi.NodePublishVolumeRequest{VolumeId: pod, TargetPath: target(pod),
+					VolumeContext: map[string]string{"source": source, pod + kubernetes: "not asked"}, Readonly: true,
+					VolumeCapability: &csi.VolumeCapability{
+						AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}}}})
 			return err
 		}
 		unpublish := func(pod string) {
-			if _, err := d.NodeUnpublishVolume(context.Background(), &csi.NodeUnpublishVolumeRequest{VolumeId: pod, TargetPath: target(pod)}); err != nil {
+			if _, err := d.NodeUnpublishVolume(context.Background(),
+				&csi.NodeUnpublishVolumeRequest{VolumeId: pod, TargetPath: target(pod)}); err != nil {
 				t.Fatal(err)
 			}
 			delete(bound, pod)
@@ -153,7 +156,8 @@ func TestDriver(t *testing.T) {
 				switch late := strings.HasPrefix(name(source), "slow") && !open[source]; {
 				case status.Code(err) == codes.DeadlineExceeded:
 					waits[pod] = source
-				case name(source) == "bad" && status.Code(err) == codes.FailedPrecondition && strings.Contains(err.Error(), "it is bad"):
+				case name(source) == "bad" && status.Code(err) == codes.FailedPrecondition &&
+					strings.Contains(err.Error(), "it is bad"):
 					delete(waits, pod)
 				case err == nil && !late && name(source) != "bad":
 					bound[pod] = source
@@ -236,9 +240,12 @@ func TestChangedSecret(t *testing.T) {
 	}
 	target := func(pod string) string { return filepath.Join(dir, "pods", pod) }
 	publish := func(pod, key string) error {
-		_, err := d.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{VolumeId: pod, TargetPath: target(pod), Readonly: true,
-			VolumeContext: map[string]string{"source": "s3://slow"}, Secrets: map[string]string{"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": key},
-			VolumeCapability: &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}}}})
+		_, err := d.NodePublishVolume(t.Context(),
+			&csi.NodePublishVolumeRequest{VolumeId: pod, TargetPath: target(pod), Readonly: true,
+				VolumeContext: map[string]string{"source": "s3://slow"},
+				Secrets:       map[string]string{"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": key},
+				VolumeCapability: &csi.VolumeCapability{
+					AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}}}})
 		return err
 	}
 	device := func(pod string) string {
@@ -273,7 +280,8 @@ func TestChangedSecret(t *testing.T) {
 		}
 	}
 	for _, pod := range []string{"a", "b"} {
-		if _, err := d.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: pod, TargetPath: target(pod)}); err != nil {
+		if _, err := d.NodeUnpublishVolume(t.Context(),
+			&csi.NodeUnpublishVolumeRequest{VolumeId: pod, TargetPath: target(pod)}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -284,23 +292,32 @@ func TestChangedSecret(t *testing.T) {
 
 // What a volume is mounted with never has the driver's rights beside others'.
 func TestVolumeEnv(t *testing.T) {
-	environ := []string{"AWS_ACCESS_KEY_ID=driver", "AWS_SECRET_ACCESS_KEY=driver", "AWS_PROFILE=driver", "AWS_ROLE_ARN=driver", "AWS_WEB_IDENTITY_TOKEN_FILE=driver",
-		"AWS_CONTAINER_CREDENTIALS_FULL_URI=driver", "HOME=driver", "AWS_REGION=here", "AWS_ENDPOINT_URL=http://store", "AWS_ENDPOINT_URL_S3=http://s3", "PATH=x"}
+	environ := []string{"AWS_ACCESS_KEY_ID=driver", "AWS_SECRET_ACCESS_KEY=driver", "AWS_PROFILE=driver",
+		"AWS_ROLE_ARN=driver", "AWS_WEB_IDENTITY_TOKEN_FILE=driver",
+		"AWS_CONTAINER_CREDENTIALS_FULL_URI=driver", "HOME=driver", "AWS_REGION=here", "AWS_ENDPOINT_URL=http://store",
+		"AWS_ENDPOINT_URL_S3=http://s3", "PATH=x"}
 	token := `{"sts.amazonaws.com": {"token": "t", "expirationTimestamp": "2030-01-01T00:00:00Z"}}`
 	keys := map[string]string{"AWS_ACCESS_KEY_ID": "pod", "AWS_SECRET_ACCESS_KEY": "pod"}
 	for _, row := range []struct {
 		attributes, secrets map[string]string
 		want                map[string]string
 	}{
-		{map[string]string{}, nil, map[string]string{"AWS_ACCESS_KEY_ID": "driver", "AWS_SECRET_ACCESS_KEY": "driver", "AWS_PROFILE": "driver", "AWS_ROLE_ARN": "driver",
-			"AWS_WEB_IDENTITY_TOKEN_FILE": "driver", "AWS_CONTAINER_CREDENTIALS_FULL_URI": "driver", "HOME": "driver", "AWS_REGION": "here",
+		{map[string]string{}, nil, map[string]string{"AWS_ACCESS_KEY_ID": "driver", "AWS_SECRET_ACCESS_KEY": "driver",
+			"AWS_PROFILE": "driver", "AWS_ROLE_ARN": "driver",
+			"AWS_WEB_IDENTITY_TOKEN_FILE": "driver", "AWS_CONTAINER_CREDENTIALS_FULL_URI": "driver", "HOME": "driver",
+			"AWS_REGION":       "here",
 			"AWS_ENDPOINT_URL": "http://store", "AWS_ENDPOINT_URL_S3": "http://s3"}},
-		{map[string]string{}, keys, map[string]string{"AWS_ACCESS_KEY_ID": "pod", "AWS_SECRET_ACCESS_KEY": "pod", "AWS_EC2_METADATA_DISABLED": "true",
-			"AWS_REGION": "here", "AWS_ENDPOINT_URL": "http://store", "AWS_ENDPOINT_URL_S3": "http://s3"}},
-		{map[string]string{"role": "r", pod + "serviceAccount.tokens": token}, nil, map[string]string{"AWS_ROLE_ARN": "r", "AWS_WEB_IDENTITY_TOKEN_FILE": "file",
-			"AWS_EC2_METADATA_DISABLED": "true", "AWS_REGION": "here", "AWS_ENDPOINT_URL": "http://store", "AWS_ENDPOINT_URL_S3": "http://s3"}},
-		{map[string]string{"endpoint": "http://mine", "region": "there"}, keys, map[string]string{"AWS_ACCESS_KEY_ID": "pod", "AWS_SECRET_ACCESS_KEY": "pod",
-			"AWS_EC2_METADATA_DISABLED": "true", "AWS_REGION": "there", "AWS_ENDPOINT_URL": "http://mine"}},
+		{map[string]string{}, keys, map[string]string{"AWS_ACCESS_KEY_ID": "pod", "AWS_SECRET_ACCESS_KEY": "pod",
+			"AWS_EC2_METADATA_DISABLED": "true",
+			"AWS_REGION":                "here", "AWS_ENDPOINT_URL": "http://store",
+			"AWS_ENDPOINT_URL_S3": "http://s3"}},
+		{map[string]string{"role": "r", pod + "serviceAccount.tokens": token}, nil,
+			map[string]string{"AWS_ROLE_ARN": "r", "AWS_WEB_IDENTITY_TOKEN_FILE": "file",
+				"AWS_EC2_METADATA_DISABLED": "true", "AWS_REGION": "here", "AWS_ENDPOINT_URL": "http://store",
+				"AWS_ENDPOINT_URL_S3": "http://s3"}},
+		{map[string]string{"endpoint": "http://mine", "region": "there"}, keys,
+			map[string]string{"AWS_ACCESS_KEY_ID": "pod", "AWS_SECRET_ACCESS_KEY": "pod",
+				"AWS_EC2_METADATA_DISABLED": "true", "AWS_REGION": "there", "AWS_ENDPOINT_URL": "http://mine"}},
 	} {
 		row.attributes["source"] = "s3://x"
 		v, err := volumeOf(row.attributes, row.secrets)
@@ -313,7 +330,8 @@ func TestVolumeEnv(t *testing.T) {
 	}
 }
 
-// Volumes share a stage if they ask for the same with the same rights, and bytes if where and whose they are is the same.
+// Volumes share a stage if they ask for the same with the same rights, and bytes if where and whose they are is the
+// same.
 func TestVolumeScopes(t *testing.T) {
 	of := func(attributes, secrets map[string]string) Volume {
 		t.Helper()
@@ -324,7 +342,8 @@ func TestVolumeScopes(t *testing.T) {
 		return v
 	}
 	role := func(token, account string) Volume {
-		return of(map[string]string{"source": "s3://x", "role": "r", pod + "pod.namespace": "n", pod + "serviceAccount.name": account,
+		return of(map[string]string{"source": "s3://x",
+			"role": "r", pod + "pod.namespace": "n", pod + "serviceAccount.name": account,
 			pod + "serviceAccount.tokens": `{"sts.amazonaws.com": {"token": "` + token + `"}}`}, nil)
 	}
 	keys := func(secret string) map[string]string {
@@ -339,8 +358,10 @@ func TestVolumeScopes(t *testing.T) {
 		t.Error("a new token is another stage")
 	}
 	seen := map[string]int{}
-	for i, v := range []Volume{plain, of(map[string]string{"source": "s3://x"}, keys("1")), of(map[string]string{"source": "s3://x"}, keys("2")),
-		role("t", "a"), role("t", "b"), of(map[string]string{"source": "s3://x", "region": "there"}, nil), of(map[string]string{"source": "s3://x", "endpoint": "http://mine"}, keys("1"))} {
+	for i, v := range []Volume{plain, of(map[string]string{"source": "s3://x"}, keys("1")),
+		of(map[string]string{"source": "s3://x"}, keys("2")),
+		role("t", "a"), role("t", "b"), of(map[string]string{"source": "s3://x", "region": "there"}, nil),
+		of(map[string]string{"source": "s3://x", "endpoint": "http://mine"}, keys("1"))} {
 		if other, is := seen[v.Scope()]; is {
 			t.Errorf("%d and %d have one scope", i, other)
 		}
@@ -356,7 +377,8 @@ func FuzzVolume(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if !strings.HasPrefix(v.Source, "s3://") || strings.Contains(v.Flags["order"], "list:") || v.Own["AWS_ENDPOINT_URL"] != "" && !v.Rights {
+		if !strings.HasPrefix(v.Source, "s3://") || strings.Contains(v.Flags["order"], "list:") ||
+			v.Own["AWS_ENDPOINT_URL"] != "" && !v.Rights {
 			t.Errorf("%+v", v)
 		}
 		for name := range v.Env(nil, "") {

@@ -22,13 +22,15 @@ func Dir(kubelet string) string { return filepath.Join(kubelet, "plugins", Name)
 // Serve answers the kubelet, and makes the driver known to it, until ctx ends. ready is called once it listens.
 func (d *Driver) Serve(ctx context.Context, kubelet string, ready func() error) error {
 	endpoint := filepath.Join(Dir(kubelet), "csi.sock")
-	log := grpc.UnaryInterceptor(func(ctx context.Context, in any, info *grpc.UnaryServerInfo, do grpc.UnaryHandler) (any, error) {
-		out, err := do(ctx, in)
-		if v, of := in.(interface{ GetVolumeId() string }); of && err != nil {
-			slog.Warn("a request of the kubelet failed", "request", filepath.Base(info.FullMethod), "volume", v.GetVolumeId(), "cause", err)
-		}
-		return out, err
-	})
+	log := grpc.UnaryInterceptor(
+		func(ctx context.Context, in any, info *grpc.UnaryServerInfo, do grpc.UnaryHandler) (any, error) {
+			out, err := do(ctx, in)
+			if v, of := in.(interface{ GetVolumeId() string }); of && err != nil {
+				slog.Warn("a request of the kubelet failed", "request", filepath.Base(info.FullMethod),
+					"volume", v.GetVolumeId(), "cause", err)
+			}
+			return out, err
+		})
 	plugin, registration := grpc.NewServer(log), grpc.NewServer()
 	csi.RegisterIdentityServer(plugin, d)
 	csi.RegisterNodeServer(plugin, d)
@@ -67,10 +69,12 @@ type registrar struct {
 }
 
 func (r registrar) GetInfo(context.Context, *registrationpb.InfoRequest) (*registrationpb.PluginInfo, error) {
-	return &registrationpb.PluginInfo{Type: "CSIPlugin", Name: Name, Endpoint: r.endpoint, SupportedVersions: []string{"1.0.0"}}, nil
+	return &registrationpb.PluginInfo{Type: "CSIPlugin", Name: Name, Endpoint: r.endpoint,
+		SupportedVersions: []string{"1.0.0"}}, nil
 }
 
-func (r registrar) NotifyRegistrationStatus(_ context.Context, s *registrationpb.RegistrationStatus) (*registrationpb.RegistrationStatusResponse, error) {
+func (r registrar) NotifyRegistrationStatus(_ context.Context, s *registrationpb.RegistrationStatus) (
+	*registrationpb.RegistrationStatusResponse, error) {
 	if s.GetPluginRegistered() {
 		slog.Info("the kubelet knows the driver", "driver", Name)
 	} else {

@@ -17,8 +17,8 @@ import (
 type Volume struct {
 	Source string
 	Flags  map[string]string // of shoal mount, without the dashes
-	// Own has the variables that the pod has set: where the store is, and whose rights it is read with. Without rights of its own it is
-	// read with the driver's.
+	// Own has the variables that the pod has set: where the store is, and whose rights it is read with. Without rights
+	// of its own it is read with the driver's.
 	Own    map[string]string
 	Rights bool
 	Role   string // assumed with the token of the pod's service account; "": none
@@ -26,21 +26,26 @@ type Volume struct {
 	token  string
 }
 
-// The attributes of a volume that are flags of shoal mount. Those of the whole process must be the driver's: they are compared.
+// The attributes of a volume that are flags of shoal mount. Those of the whole process must be the driver's: they are
+// compared.
 var flags = map[string]string{
-	"order": "order", "samples": "samples", "shards": "shards", "bad-shards": "bad-shards", "recode": "recode", "kernel-cache": "kernel-cache",
-	"connections": "connections", "store": "store", "memory": "memory", "cache": "cache-size",
+	"order": "order", "samples": "samples", "shards": "shards", "bad-shards": "bad-shards", "recode": "recode",
+	"kernel-cache": "kernel-cache",
+	"connections":  "connections", "store": "store", "memory": "memory", "cache": "cache-size",
 }
 
 // The attributes that are variables.
 var variables = map[string]string{"endpoint": "AWS_ENDPOINT_URL", "region": "AWS_REGION"}
 
-// ownSecrets are the keys that a Secret may have. A variable that names a file or a program is none: it would be the driver's.
-var ownSecrets = []string{"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_NO_SIGN_REQUEST", "AWS_REGION", "AWS_DEFAULT_REGION",
+// ownSecrets are the keys that a Secret may have. A variable that names a file or a program is none: it would be the
+// driver's.
+var ownSecrets = []string{"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_NO_SIGN_REQUEST",
+	"AWS_REGION", "AWS_DEFAULT_REGION",
 	"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "SHOAL_SSE_C_KEY"}
 
 // ofStore are the driver's variables that a volume with rights of its own has, too.
-var ofStore = []string{"AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL_STS", "AWS_CA_BUNDLE"}
+var ofStore = []string{"AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3",
+	"AWS_ENDPOINT_URL_STS", "AWS_CA_BUNDLE"}
 
 const (
 	kubernetes = ".kubernetes.io/" // in names of attributes that are not the user's
@@ -64,7 +69,8 @@ func volumeOf(attributes, secrets map[string]string) (v Volume, err error) {
 			v.Own[variables[name]] = value
 		case !strings.HasPrefix(name, pod) && !strings.Contains(name, kubernetes):
 			known := slices.Sorted(maps.Keys(flags))
-			return v, fmt.Errorf("volume attribute %q is unknown (there are source, role, endpoint, region, %s)", name, strings.Join(known, ", "))
+			return v, fmt.Errorf("volume attribute %q is unknown (there are source, role, endpoint, region, %s)", name,
+				strings.Join(known, ", "))
 		}
 	}
 	for _, at := range []string{v.Source, v.Flags["shards"]} {
@@ -73,7 +79,8 @@ func volumeOf(attributes, secrets map[string]string) (v Volume, err error) {
 		}
 	}
 	if strings.Contains(v.Flags["order"], "list:") {
-		return v, fmt.Errorf("volume attribute order is %q, which names a file of the driver (write the list to .shoal/plan in the volume, which must not be readOnly)", v.Flags["order"])
+		return v, fmt.Errorf("volume attribute order is %q, which names a file of the driver (write the list to "+
+			".shoal/plan in the volume, which must not be readOnly)", v.Flags["order"])
 	}
 	for _, name := range slices.Sorted(maps.Keys(secrets)) {
 		if !slices.Contains(ownSecrets, name) {
@@ -83,9 +90,11 @@ func volumeOf(attributes, secrets map[string]string) (v Volume, err error) {
 	}
 	switch keys := secrets["AWS_ACCESS_KEY_ID"] != "" && secrets["AWS_SECRET_ACCESS_KEY"] != ""; {
 	case v.Rights && !keys && secrets["AWS_NO_SIGN_REQUEST"] == "":
-		return v, fmt.Errorf("the Secret lacks AWS_ACCESS_KEY_ID or AWS_SECRET_ACCESS_KEY (or AWS_NO_SIGN_REQUEST=1, for a public bucket)")
+		return v, fmt.Errorf("the Secret lacks AWS_ACCESS_KEY_ID or AWS_SECRET_ACCESS_KEY (or AWS_NO_SIGN_REQUEST=1, " +
+			"for a public bucket)")
 	case v.Role == "" && !v.Rights && v.Own["AWS_ENDPOINT_URL"] != "":
-		return v, fmt.Errorf("the volume has an endpoint of its own, where the driver's keys do not go (give it a Secret, too, or a role)")
+		return v, fmt.Errorf("the volume has an endpoint of its own, where the driver's keys do not go (give it a " +
+			"Secret, too, or a role)")
 	case v.Role == "":
 		return v, nil
 	case v.Rights:
@@ -96,7 +105,8 @@ func volumeOf(attributes, secrets map[string]string) (v Volume, err error) {
 	v.Rights, v.token = true, tokens[audience].Token
 	v.For = attributes[pod+"pod.namespace"] + "/" + attributes[pod+"serviceAccount.name"]
 	if v.token == "" {
-		return v, fmt.Errorf("the volume has a role, but Kubernetes sends no token for %s (the CSIDriver %s must have it among its tokenRequests)", audience, Name)
+		return v, fmt.Errorf("the volume has a role, but Kubernetes sends no token for %s (the CSIDriver %s must "+
+			"have it among its tokenRequests)", audience, Name)
 	}
 	return v, nil
 }
@@ -111,7 +121,8 @@ func (v Volume) id() string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// Scope names what of the volume decides about what it shows and to whom; "" if that is the driver's. No two scopes share anything.
+// Scope names what of the volume decides about what it shows and to whom; "" if that is the driver's. No two scopes
+// share anything.
 func (v Volume) Scope() string {
 	if len(v.Own) == 0 && v.Role == "" {
 		return ""
@@ -123,7 +134,8 @@ func (v Volume) Scope() string {
 func (v Volume) Env(environ []string, tokenFile string) map[string]string {
 	env := map[string]string{}
 	for _, kv := range environ {
-		if name, value, _ := strings.Cut(kv, "="); slices.Contains(ofStore, name) || !v.Rights && (strings.HasPrefix(name, "AWS_") || name == "HOME" || name == "SHOAL_SSE_C_KEY") {
+		if name, value, _ := strings.Cut(kv, "="); slices.Contains(ofStore, name) ||
+			!v.Rights && (strings.HasPrefix(name, "AWS_") || name == "HOME" || name == "SHOAL_SSE_C_KEY") {
 			env[name] = value
 		}
 	}
@@ -153,7 +165,8 @@ func (v Volume) Args() (args []string) {
 
 // mountFlags are the mount options that a volume may have. Only plans can be written to it.
 var mountFlags = map[string]uintptr{
-	"ro": unix.MS_RDONLY, "noexec": unix.MS_NOEXEC, "exec": 0, "nosuid": 0, "nodev": 0, "noatime": unix.MS_NOATIME, "nodiratime": unix.MS_NODIRATIME, "relatime": unix.MS_RELATIME,
+	"ro": unix.MS_RDONLY, "noexec": unix.MS_NOEXEC, "exec": 0, "nosuid": 0, "nodev": 0, "noatime": unix.MS_NOATIME,
+	"nodiratime": unix.MS_NODIRATIME, "relatime": unix.MS_RELATIME,
 }
 
 // bindFlags checks how a volume is to be mounted.
@@ -162,10 +175,12 @@ func bindFlags(c *csi.VolumeCapability, readOnly, ephemeral bool) (flags uintptr
 		return 0, fmt.Errorf("a volume is a file system and no block device (volumeMode: Filesystem)")
 	}
 	switch mode := c.GetAccessMode().GetMode(); mode {
-	case csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY, csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY:
+	case csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
+		csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY:
 	default:
 		if !readOnly && !ephemeral {
-			return 0, fmt.Errorf("a volume is read-only (accessModes: [ReadOnlyMany] in the persistent volume and its claim)")
+			return 0, fmt.Errorf(
+				"a volume is read-only (accessModes: [ReadOnlyMany] in the persistent volume and its claim)")
 		}
 	}
 	flags = unix.MS_NOSUID | unix.MS_NODEV
@@ -175,7 +190,8 @@ func bindFlags(c *csi.VolumeCapability, readOnly, ephemeral bool) (flags uintptr
 	for _, o := range c.GetMount().GetMountFlags() {
 		flag, ok := mountFlags[o]
 		if !ok {
-			return 0, fmt.Errorf("mount option %q (there are %s)", o, strings.Join(slices.Sorted(maps.Keys(mountFlags)), ", "))
+			return 0, fmt.Errorf("mount option %q (there are %s)", o,
+				strings.Join(slices.Sorted(maps.Keys(mountFlags)), ", "))
 		}
 		flags |= flag
 	}

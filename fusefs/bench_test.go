@@ -91,7 +91,8 @@ func BenchmarkFirstListing(b *testing.B) {
 				var wg sync.WaitGroup
 				for range processes {
 					wg.Go(func() {
-						if out, err := exec.Command("ls", "-U", c.path("dir")).Output(); err != nil || bytes.Count(out, []byte("\n")) != 100_000 {
+						if out, err := exec.Command("ls", "-U", c.path("dir")).Output(); err != nil ||
+							bytes.Count(out, []byte("\n")) != 100_000 {
 							b.Error(len(out), err)
 						}
 					})

@@ -15,10 +15,10 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/cputime"
 )
 
-// BenchmarkCeiling compares ways to answer a READ with a plain pread of one file: 4,000 files of 63,000 bytes, 8 readers, the kernel's caches dropped
-// before each pass. All mounts are up at once and take turns, so that a noisy machine is noisy to all;
-// medians of files/s and the CPU that each daemon takes a file are logged, and the ratio to the
-// first is the metric.
+// BenchmarkCeiling compares ways to answer a READ with a plain pread of one file: 4,000 files of 63,000 bytes, 8
+// readers, the kernel's caches dropped before each pass. All mounts are up at once and take turns, so that a noisy
+// machine is noisy to all; medians of files/s and the CPU that each daemon takes a file are logged, and the ratio to
+// the first is the metric.
 //
 //	go test -run '^$' -bench Ceiling -benchtime 10x ./fusefs
 func BenchmarkCeiling(b *testing.B) {
@@ -64,7 +64,8 @@ func race(b *testing.B, arms []*arm) {
 	}
 	first := median(arms[0].rates)
 	for _, a := range arms {
-		b.Logf("%-8s %6.0f files/s %3.0f%%, daemon %3.0f us CPU a file", a.name, median(a.rates), 100*median(a.rates)/first, median(a.cpu))
+		b.Logf("%-8s %6.0f files/s %3.0f%%, daemon %3.0f us CPU a file", a.name, median(a.rates),
+			100*median(a.rates)/first, median(a.cpu))
 		if a != arms[0] {
 			b.ReportMetric(median(a.rates)/first, a.name+"/"+arms[0].name)
 		}

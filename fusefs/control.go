@@ -33,7 +33,8 @@ const (
 	namedPlan = 1 << (kindShift - 1) // and a hash of the name
 )
 
-var controlFiles = [...]string{controlPlans: "plans", controlStats: "stats", controlOrder: "order", controlRefresh: "refresh",
+var controlFiles = [...]string{
+	controlPlans: "plans", controlStats: "stats", controlOrder: "order", controlRefresh: "refresh",
 	controlProfile: "profile", controlPlan: "plan"}
 
 // maxPlanBytes limits the size of a plan: ten million paths of 100 bytes.
@@ -42,8 +43,8 @@ const maxPlanBytes = 1 << 30
 // controlFolder is .shoal.
 //
 // Modes: anybody may write a plan (0666). With --allow-other the trainer is often another user
-// than the daemon, and a plan only makes prefetching better or worse. A refresh costs a listing of the source, so it is for the owner (0644), and so is a recording of other users' reads
-// (0400).
+// than the daemon, and a plan only makes prefetching better or worse. A refresh costs a listing of the source, so it is
+// for the owner (0644), and so is a recording of other users' reads (0400).
 //
 // A plan is installed by the FLUSH that every close(2) sends, if something was written since the last one; close
 // returns the result. A plan that was truncated, and not written to until its last descriptor is closed, is removed,
@@ -91,7 +92,8 @@ type controlHandle struct {
 }
 
 func newControlFolder(c Control, o Options, stopping <-chan struct{}) *controlFolder {
-	return &controlFolder{c: c, opts: o, log: o.Logger, stopping: stopping, mounted: time.Now(), handles: map[uint64]*controlHandle{}}
+	return &controlFolder{c: c, opts: o, log: o.Logger, stopping: stopping, mounted: time.Now(),
+		handles: map[uint64]*controlHandle{}}
 }
 
 // fileName returns the name of a control file for Control.Get; "" of a plan that is not in force.

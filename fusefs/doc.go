@@ -3,8 +3,8 @@
 //	kernel ── LOOKUP, OPEN, READ ──> filesystem ── Volume ──> the engine
 //	                                     └─ .shoal ── Control ──> the engine
 //
-// Requests come by /dev/fuse or io_uring, from package fuseio (see [Options].Transport). What does not wait is answered by quick,
-// on a ring's thread where there is one, and the rest by filesystem.
+// Requests come by /dev/fuse or io_uring, from package fuseio (see [Options].Transport). What does not wait is answered
+// by quick, on a ring's thread where there is one, and the rest by filesystem.
 //
 // It uses go-fuse's raw interface: a node ID is computed from the manifest (see nodeID). So there are no inode
 // objects, a lookup allocates nothing that must be kept, and a FORGET costs one atomic subtraction. A million files
@@ -27,18 +27,20 @@
 // first READ brings a GETATTR: reading invalidates the access time, and only a read-only superblock would prevent
 // that, but .shoal/plan must be writable.
 //
-// Replies come from buffers (BenchmarkCeiling, two cores, 8 readers, 63,000 bytes a file, at 82492a9): pread 15,430 files/s and 70 us
-// of CPU a file, spliced 16,799 and 68, which is within the noise, and would forbid checking what is sent. A mapped file sent by
-// writev (82 us: page faults) and O_DIRECT (no read-ahead) were slower. Content in memory: copied 18,094 and 45, lent 18,943 and 42,
-// hence Lend of [Volume]. 86% of the CPU is the kernel's, under 2% this package's and the manifest's.
+// Replies come from buffers (BenchmarkCeiling, two cores, 8 readers, 63,000 bytes a file, at 82492a9): pread 15,430
+// files/s and 70 us of CPU a file, spliced 16,799 and 68, which is within the noise, and would forbid checking what is
+// sent. A mapped file sent by writev (82 us: page faults) and O_DIRECT (no read-ahead) were slower. Content in memory:
+// copied 18,094 and 45, lent 18,943 and 42, hence Lend of [Volume]. 86% of the CPU is the kernel's, under 2% this
+// package's and the manifest's.
 //
 // A thread that waits for the disk in read(2) keeps its P until sysmon retakes it, which is late on a busy machine.
 // On two busy cores a whole daemon with GOMAXPROCS=2 gave 3,567 files/s, p99 21 ms; with 8 it gave 5,891 and 8 ms;
 // the ceiling was 5,535 and 10 ms; all for 100 to 107 us of CPU a file. 4 and 8 measured alike. So a program that
-// mounts should have at least 4, even in a container limited to two cores, because as many goroutines wait for requests.
+// mounts should have at least 4, even in a container limited to two cores, because as many goroutines wait for
+// requests.
 //
-// Over io_uring a warm file of 63 KB takes 30 to 48 us of this process's CPU instead of 43 to 87, and 8 readers get 1.35 times the
-// files (BenchmarkTransport, lab/bench/results/uring.md).
+// Over io_uring a warm file of 63 KB takes 30 to 48 us of this process's CPU instead of 43 to 87, and 8 readers get
+// 1.35 times the files (BenchmarkTransport, lab/bench/results/uring.md).
 //
 // # Traps
 //

@@ -28,9 +28,9 @@ const (
 	blockSize = 128 << 10
 )
 
-// filesystem answers the kernel, as a fuse.RawFileSystem. Undefined methods return ENOSYS, which the kernel remembers: locks, poll, fallocate,
-// SEEK_HOLE, copy_file_range and statx then have the kernel's own behavior. Only ioctls are asked again each time,
-// and their ENOSYS becomes ENOTTY.
+// filesystem answers the kernel, as a fuse.RawFileSystem. Undefined methods return ENOSYS, which the kernel remembers:
+// locks, poll, fallocate, SEEK_HOLE, copy_file_range and statx then have the kernel's own behavior. Only ioctls are
+// asked again each time, and their ENOSYS becomes ENOTTY.
 type filesystem struct {
 	fuse.RawFileSystem
 	volume   Volume
@@ -235,7 +235,8 @@ func (f *filesystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (
 		p.asked(file)
 	}
 	n, err := f.volume.ReadAt(requestContext{cancel}, g.manifest, file, buf, int64(in.Offset))
-	if err != nil && interrupted(cancel) && errors.Is(err, context.Canceled) && !dying(in.Pid) && !interrupted(f.stopping) {
+	if err != nil && interrupted(cancel) && errors.Is(err, context.Canceled) && !dying(in.Pid) &&
+		!interrupted(f.stopping) {
 		ctx, stop := callerContext(cancel, f.stopping, in.Pid)
 		n, err = f.volume.ReadAt(ctx, g.manifest, file, buf, int64(in.Offset))
 		stop()
@@ -331,7 +332,8 @@ func (f *filesystem) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.Statf
 	return fuse.OK
 }
 
-func (f *filesystem) GetXAttr(_ <-chan struct{}, header *fuse.InHeader, attr string, dest []byte) (uint32, fuse.Status) {
+func (f *filesystem) GetXAttr(_ <-chan struct{}, header *fuse.InHeader, attr string, dest []byte) (
+	uint32, fuse.Status) {
 	g, k, index := f.resolve(nodeID(header.NodeId))
 	var value string
 	switch {

@@ -16,7 +16,8 @@ import (
 // interrupted request is given up only if its caller is about to die, according to /proc, as with a disk or a hard
 // NFS mount.
 
-// requestContext is a context over go-fuse's cancel channel. It has one word, so it costs no allocation, and no goroutine.
+// requestContext is a context over go-fuse's cancel channel. It has one word, so it costs no allocation, and no
+// goroutine.
 type requestContext struct{ cancel <-chan struct{} }
 
 func (c requestContext) Deadline() (time.Time, bool) { return time.Time{}, false }

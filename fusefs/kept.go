@@ -19,23 +19,24 @@ import (
 	"github.com/shoalfs/shoal/fusefs/fuseio"
 )
 
-// A mount outlives the process that serves it where another one holds its descriptors, which are /dev/fuse and a file in memory, the
-// memo. At every moment it is
+// A mount outlives the process that serves it where another one holds its descriptors, which are /dev/fuse and a file
+// in memory, the memo. At every moment it is
 //
 //   - served: a process answers. What the kernel is about to learn is written into the memo before.
 //   - held: nobody answers, and requests wait, also those that the dead process had read.
-//   - taken over: a process was given the descriptors. It reads in the memo under which numbers the kernel knows versions,
-//     and what was agreed on with the first request, which comes once. It serves, and has the kernel send again what was read and
-//     not answered (FUSE_NOTIFY_RESEND, Linux 6.9).
+//   - taken over: a process was given the descriptors. It reads in the memo under which numbers the kernel knows
+//     versions, and what was agreed on with the first request, which comes once. It serves, and has the kernel send
+//     again what was read and not answered (FUSE_NOTIFY_RESEND, Linux 6.9).
 //   - gone: it was unmounted or aborted, or nobody has the descriptors any more. Requests fail.
 //
-// Whoever holds a mount neither reads /dev/fuse nor asks the mount. The descriptors of an unmounted mount keep nothing alive.
+// Whoever holds a mount neither reads /dev/fuse nor asks the mount. The descriptors of an unmounted mount keep nothing
+// alive.
 //
-// Handles of the dataset's files mean nothing, so they stay valid. Those of .shoal name a life of the mount: what was written to a plan
-// and not closed is lost with its life, and write, close and read fail with EIO.
+// Handles of the dataset's files mean nothing, so they stay valid. Those of .shoal name a life of the mount: what was
+// written to a plan and not closed is lost with its life, and write, close and read fail with EIO.
 //
-// Which nodes of a version the kernel knows is not taken over, so the versions that were there stay as long as the process. How many
-// files are open is in the memo. A request that is answered twice may make it wrong by one.
+// Which nodes of a version the kernel knows is not taken over, so the versions that were there stay as long as the
+// process. How many files are open is in the memo. A request that is answered twice may make it wrong by one.
 
 // Holder has the descriptors of mounts while no process serves them.
 type Holder interface {
@@ -63,8 +64,8 @@ type Memo struct {
 	MaxWrite           int
 }
 
-// Word is a line of the memo after the first: a version's number, or one that the kernel knows no more. Older programs also wrote the
-// names of plans, with the number 0.
+// Word is a line of the memo after the first: a version's number, or one that the kernel knows no more. Older programs
+// also wrote the names of plans, with the number 0.
 type Word struct {
 	Generation uint64
 	Version    string
@@ -133,7 +134,9 @@ func ReadMemo(memo *os.File) (m Memo, words []Word, err error) {
 		if json.Unmarshal(line, &w) != nil {
 			break
 		}
-		words = slices.DeleteFunc(append(words, w), func(old Word) bool { return old.Gone > 0 || old.Generation == w.Gone })
+		words = slices.DeleteFunc(append(words, w), func(old Word) bool {
+			return old.Gone > 0 || old.Generation == w.Gone
+		})
 	}
 	return m, words, nil
 }
@@ -161,7 +164,8 @@ func (k *kept) close() {
 	}
 }
 
-// takeKept takes over the mount at a place that is held, or returns nil if none is. The mount may be gone by now: ErrUnmounted.
+// takeKept takes over the mount at a place that is held, or returns nil if none is. The mount may be gone by now:
+// ErrUnmounted.
 func takeKept(mountpoint string, h Holder) (k *kept, err error) {
 	if h == nil {
 		return nil, nil
@@ -232,7 +236,9 @@ func (s *Server) keep() error {
 	f.control.nextFh = uint64(k.lives.Load()) << 32 // no earlier life has given such handles
 	f.gens.note = f.note
 	newest := f.gens.newest()
-	if n := len(k.words); n == 0 || !slices.ContainsFunc(k.words, func(w Word) bool { return w.Generation == newest.number }) {
+	if n := len(k.words); n == 0 || !slices.ContainsFunc(k.words, func(w Word) bool {
+		return w.Generation == newest.number
+	}) {
 		if err := f.note(newest, false); err != nil {
 			return fmt.Errorf("mount %s: %w", s.mountpoint, err)
 		}
@@ -247,7 +253,8 @@ func (s *Server) keep() error {
 // resume goes on after another process.
 func (s *Server) resume() {
 	gens, words := s.fs.gens, s.fs.kept.words
-	lost := len(words) > 0 && words[len(words)-1].Generation != gens.newest().number // perhaps the kernel has it of a version that is lost
+	// perhaps the kernel has it of a version that is lost
+	lost := len(words) > 0 && words[len(words)-1].Generation != gens.newest().number
 	if lost || gens.known() != gens.current().manifest {
 		s.Invalidate(nil)
 	}
@@ -259,7 +266,8 @@ func (s *Server) Kept() error {
 	case s.fs.kept != nil:
 		return nil
 	case s.Transport().Name == TransportURing:
-		return errors.New("requests come by io_uring, which no other process can take over (mount it with --fuse-transport dev)")
+		return errors.New(
+			"requests come by io_uring, which no other process can take over (mount it with --fuse-transport dev)")
 	case s.fs.opts.Holder == nil:
 		return errors.New("it ends with the client that waits for it in the foreground (mount it with --daemon)")
 	}

@@ -80,7 +80,8 @@ func TestWholeTree(t *testing.T) {
 					if mtime.IsZero() {
 						mtime = time.Unix(0, 0)
 					}
-					if fi.Size() != f.size || fi.Mode() != 0o444 || !fi.ModTime().Equal(mtime) || st.Nlink != 1 || st.Blocks != (f.size+511)/512 {
+					if fi.Size() != f.size || fi.Mode() != 0o444 || !fi.ModTime().Equal(mtime) || st.Nlink != 1 ||
+						st.Blocks != (f.size+511)/512 {
 						t.Errorf("%s: %+v", rel, st)
 					}
 					if isErr(rel) {
@@ -117,7 +118,8 @@ func TestWholeTree(t *testing.T) {
 
 func TestDirectoryTimes(t *testing.T) {
 	c := mountChild(t, "tree")
-	for dir, want := range map[string]time.Time{"class a": day.Add(48 * time.Hour), "class a/deep": day.Add(48 * time.Hour), "many": day, ".": day.Add(48 * time.Hour)} {
+	for dir, want := range map[string]time.Time{"class a": day.Add(48 * time.Hour),
+		"class a/deep": day.Add(48 * time.Hour), "many": day, ".": day.Add(48 * time.Hour)} {
 		fi, err := os.Stat(c.path(dir))
 		if err != nil || !fi.ModTime().Equal(want) {
 			t.Errorf("%s: %v, %v, want %v", dir, fi.ModTime(), err, want)
@@ -132,7 +134,8 @@ func TestBigDirectory(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(entries) != 100_000 || entries[0].Name() != "file-000000.jpg" || entries[99_999].Name() != "file-099999.jpg" {
+		if len(entries) != 100_000 || entries[0].Name() != "file-000000.jpg" ||
+			entries[99_999].Name() != "file-099999.jpg" {
 			t.Fatalf("round %d: %d entries", round, len(entries))
 		}
 		for i := 1; i < len(entries); i++ {
@@ -299,43 +302,51 @@ func TestReadOnly(t *testing.T) {
 	}
 	tv := []unix.Timeval{{}, {}}
 	for name, do := range map[string]func() error{
-		"open for writing":        func() error { return open(file, unix.O_WRONLY) },
-		"open for both":           func() error { return open(file, unix.O_RDWR) },
-		"open to append":          func() error { return open(file, unix.O_WRONLY|unix.O_APPEND) },
-		"open and truncate":       func() error { return open(file, unix.O_WRONLY|unix.O_TRUNC) },
-		"create":                  func() error { return open(fresh, unix.O_WRONLY|unix.O_CREAT) },
-		"create below":            func() error { return open(c.path("class a", "x"), unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL) },
-		"O_TMPFILE":               func() error { return open(dir, unix.O_WRONLY|unix.O_TMPFILE) },
-		"truncate":                func() error { return unix.Truncate(file, 0) },
-		"chmod":                   func() error { return unix.Chmod(file, 0o777) },
-		"chmod of a folder":       func() error { return unix.Chmod(dir, 0o777) },
-		"chmod of the root":       func() error { return unix.Chmod(c.dir, 0o777) },
-		"chown":                   func() error { return unix.Chown(file, 1, 1) },
-		"utimes":                  func() error { return unix.Utimes(file, tv) },
-		"unlink":                  func() error { return unix.Unlink(file) },
-		"rmdir":                   func() error { return unix.Rmdir(c.path("new")) },
-		"rmdir of a folder":       func() error { return unix.Rmdir(dir) },
-		"mkdir":                   func() error { return unix.Mkdir(fresh, 0o755) },
-		"mknod":                   func() error { return unix.Mknod(fresh, unix.S_IFREG|0o644, 0) },
-		"mkfifo":                  func() error { return unix.Mkfifo(fresh, 0o644) },
-		"symlink":                 func() error { return unix.Symlink("README.md", fresh) },
-		"link":                    func() error { return unix.Link(file, fresh) },
-		"rename":                  func() error { return unix.Rename(file, fresh) },
-		"rename over":             func() error { return unix.Rename(file, c.path("empty")) },
-		"rename a folder":         func() error { return unix.Rename(dir, fresh) },
-		"rename exchanging":       func() error { return unix.Renameat2(-100, file, -100, c.path("empty"), unix.RENAME_EXCHANGE) },
-		"setxattr":                func() error { return unix.Setxattr(file, "user.x", []byte("v"), 0) },
-		"setxattr of the ETag":    func() error { return unix.Setxattr(file, etagAttr, []byte("v"), 0) },
-		"removexattr":             func() error { return unix.Removexattr(file, etagAttr) },
-		"access for writing":      func() error { return unix.Access(file, unix.W_OK) },
-		"mkdir in .shoal":         func() error { return unix.Mkdir(c.path(".shoal/x"), 0o755) },
-		"create in .shoal":        func() error { return open(c.path(".shoal/x"), unix.O_WRONLY|unix.O_CREAT) },
-		"write stats":             func() error { return open(c.path(".shoal/stats"), unix.O_WRONLY) },
-		"truncate order":          func() error { return unix.Truncate(c.path(".shoal/order"), 0) },
-		"unlink plan":             func() error { return unix.Unlink(c.path(".shoal/plan")) },
-		"rename order":            func() error { return unix.Rename(c.path(".shoal/order"), c.path(".shoal/plans/x")) },
-		"chmod order":             func() error { return unix.Chmod(c.path(".shoal/order"), 0o777) },
-		"an editor's swap file":   func() error { return open(c.path(".shoal/plans/.x.swp"), unix.O_RDWR|unix.O_CREAT) },
+		"open for writing":  func() error { return open(file, unix.O_WRONLY) },
+		"open for both":     func() error { return open(file, unix.O_RDWR) },
+		"open to append":    func() error { return open(file, unix.O_WRONLY|unix.O_APPEND) },
+		"open and truncate": func() error { return open(file, unix.O_WRONLY|unix.O_TRUNC) },
+		"create":            func() error { return open(fresh, unix.O_WRONLY|unix.O_CREAT) },
+		"create below": func() error {
+			return open(c.path("class a", "x"), unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL)
+		},
+		"O_TMPFILE":         func() error { return open(dir, unix.O_WRONLY|unix.O_TMPFILE) },
+		"truncate":          func() error { return unix.Truncate(file, 0) },
+		"chmod":             func() error { return unix.Chmod(file, 0o777) },
+		"chmod of a folder": func() error { return unix.Chmod(dir, 0o777) },
+		"chmod of the root": func() error { return unix.Chmod(c.dir, 0o777) },
+		"chown":             func() error { return unix.Chown(file, 1, 1) },
+		"utimes":            func() error { return unix.Utimes(file, tv) },
+		"unlink":            func() error { return unix.Unlink(file) },
+		"rmdir":             func() error { return unix.Rmdir(c.path("new")) },
+		"rmdir of a folder": func() error { return unix.Rmdir(dir) },
+		"mkdir":             func() error { return unix.Mkdir(fresh, 0o755) },
+		"mknod":             func() error { return unix.Mknod(fresh, unix.S_IFREG|0o644, 0) },
+		"mkfifo":            func() error { return unix.Mkfifo(fresh, 0o644) },
+		"symlink":           func() error { return unix.Symlink("README.md", fresh) },
+		"link":              func() error { return unix.Link(file, fresh) },
+		"rename":            func() error { return unix.Rename(file, fresh) },
+		"rename over":       func() error { return unix.Rename(file, c.path("empty")) },
+		"rename a folder":   func() error { return unix.Rename(dir, fresh) },
+		"rename exchanging": func() error {
+			return unix.Renameat2(-100, file, -100, c.path("empty"), unix.RENAME_EXCHANGE)
+		},
+		"setxattr":             func() error { return unix.Setxattr(file, "user.x", []byte("v"), 0) },
+		"setxattr of the ETag": func() error { return unix.Setxattr(file, etagAttr, []byte("v"), 0) },
+		"removexattr":          func() error { return unix.Removexattr(file, etagAttr) },
+		"access for writing":   func() error { return unix.Access(file, unix.W_OK) },
+		"mkdir in .shoal":      func() error { return unix.Mkdir(c.path(".shoal/x"), 0o755) },
+		"create in .shoal":     func() error { return open(c.path(".shoal/x"), unix.O_WRONLY|unix.O_CREAT) },
+		"write stats":          func() error { return open(c.path(".shoal/stats"), unix.O_WRONLY) },
+		"truncate order":       func() error { return unix.Truncate(c.path(".shoal/order"), 0) },
+		"unlink plan":          func() error { return unix.Unlink(c.path(".shoal/plan")) },
+		"rename order": func() error {
+			return unix.Rename(c.path(".shoal/order"), c.path(".shoal/plans/x"))
+		},
+		"chmod order": func() error { return unix.Chmod(c.path(".shoal/order"), 0o777) },
+		"an editor's swap file": func() error {
+			return open(c.path(".shoal/plans/.x.swp"), unix.O_RDWR|unix.O_CREAT)
+		},
 		"an editor's backup file": func() error { return open(c.path(".shoal/plans/x~"), unix.O_RDWR|unix.O_CREAT) },
 	} {
 		want := unix.EROFS
@@ -354,7 +365,8 @@ func TestReadOnly(t *testing.T) {
 func TestNegativeLookups(t *testing.T) {
 	c := mountChild(t, "tree")
 	for range 3 {
-		for _, name := range []string{"nope", "class a/nope", "nope/nope", ".shoal/nope", ".shoal/plans/nope", "class a/.shoal", "CLASS A"} {
+		for _, name := range []string{"nope", "class a/nope", "nope/nope", ".shoal/nope", ".shoal/plans/nope",
+			"class a/.shoal", "CLASS A"} {
 			if _, err := os.Lstat(c.path(name)); !errors.Is(err, fs.ErrNotExist) {
 				t.Errorf("%s: %v", name, err)
 			}
@@ -478,7 +490,8 @@ func TestXattrAndStatfs(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := buildManifest(c.data)
-	if int64(st.Blocks) != (m.Bytes()+4095)/4096 || st.Bfree != 0 || int(st.Files) != m.Len()+m.Dirs() || st.Namelen != 255 {
+	if int64(st.Blocks) != (m.Bytes()+4095)/4096 || st.Bfree != 0 || int(st.Files) != m.Len()+m.Dirs() ||
+		st.Namelen != 255 {
 		t.Errorf("%+v", st)
 	}
 	if mi, err := findMount(c.dir); err != nil || mi.Type != "fuse.shoal" || mi.Source != "s3://bucket/tree" {
@@ -585,7 +598,9 @@ func TestInterrupt(t *testing.T) {
 		if err := unix.Tgkill(cmd.Process.Pid, tid, unix.SIGURG); err != nil {
 			t.Fatal(err)
 		}
-		c.eventually("the interrupt arrived and the read waits again", func(r report) bool { return r.Canceled > canceled && r.Waiting > 0 })
+		c.eventually("the interrupt arrived and the read waits again", func(r report) bool {
+			return r.Canceled > canceled && r.Waiting > 0
+		})
 		c.do("release")
 		if _, err := fmt.Fscan(out, &n, &result); err != nil || n != 8192 || result != "<nil>" {
 			t.Errorf("read: %d %s (%v)", n, result, err)
@@ -639,7 +654,8 @@ func TestUnmountBusy(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = Unmount(c.dir, false)
-	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("(pid %d)", os.Getpid())) || !strings.Contains(err.Error(), "--lazy") {
+	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("(pid %d)", os.Getpid())) ||
+		!strings.Contains(err.Error(), "--lazy") {
 		t.Errorf("busy: %v", err)
 	}
 	if got := c.do("unmount"); !strings.Contains(got, "in use by") {
@@ -767,14 +783,16 @@ func TestCheck(t *testing.T) {
 		{c.path("many"), "not empty", "empty folder"},
 	} {
 		err := Check(tc.path)
-		if err == nil || !strings.Contains(err.Error(), tc.path) || !strings.Contains(err.Error(), tc.cause) || !strings.Contains(err.Error(), tc.remedy) {
+		if err == nil || !strings.Contains(err.Error(), tc.path) || !strings.Contains(err.Error(), tc.cause) ||
+			!strings.Contains(err.Error(), tc.remedy) {
 			t.Errorf("%s: %v, want %q and %q", tc.path, err, tc.cause, tc.remedy)
 		}
 	}
 	if err := Check(filepath.Join(full, "sub")); err != nil {
 		t.Error(err)
 	}
-	for path, want := range map[string]string{full: "nothing is mounted there", "/proc": "not of shoal", filepath.Join(dir, "none"): "nothing is mounted there"} {
+	for path, want := range map[string]string{full: "nothing is mounted there",
+		"/proc": "not of shoal", filepath.Join(dir, "none"): "nothing is mounted there"} {
 		if err := Unmount(path, false); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("unmount %s: %v, want %q", path, err, want)
 		}
@@ -849,7 +867,8 @@ func TestNewVersion(t *testing.T) {
 			t.Errorf("%s is still there: %v", name, err)
 		}
 	}
-	if entries, err := os.ReadDir(c.dir); err != nil || !slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == "newroot" }) {
+	if entries, err := os.ReadDir(c.dir); err != nil ||
+		!slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == "newroot" }) {
 		t.Errorf("listing: %v, %v", entries, err)
 	}
 	// What is open stays what it was, also the parts that were never read.

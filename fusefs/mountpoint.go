@@ -46,7 +46,9 @@ func check(mountpoint string) (path string, dead bool, err error) {
 	case a := <-c:
 		return a.path, a.dead, a.err
 	case <-time.After(statPatience):
-		return "", false, fmt.Errorf("mount point %s: no answer for %v (a filesystem mounted there hangs: end its daemon, or umount -l %s)", mountpoint, statPatience, mountpoint)
+		return "", false, fmt.Errorf(
+			"mount point %s: no answer for %v (a filesystem mounted there hangs: end its daemon, or umount -l %s)",
+			mountpoint, statPatience, mountpoint)
 	}
 }
 
@@ -84,7 +86,8 @@ func checkNow(mountpoint string) (path string, dead bool, err error) {
 		if mi.Type == "fuse.shoal" {
 			how = "shoal umount"
 		}
-		return "", false, fmt.Errorf("mount point %s: %s is mounted there already, as %s (unmount it first: %s %s)", mountpoint, mi.Source, mi.Type, how, mountpoint)
+		return "", false, fmt.Errorf("mount point %s: %s is mounted there already, as %s (unmount it first: %s %s)",
+			mountpoint, mi.Source, mi.Type, how, mountpoint)
 	}
 	d, err := os.Open(path)
 	if err != nil {
@@ -92,15 +95,16 @@ func checkNow(mountpoint string) (path string, dead bool, err error) {
 	}
 	defer d.Close()
 	if names, err := d.Readdirnames(1); err == nil {
-		return "", false, fmt.Errorf("mount point %s is not empty: it holds %q (give an empty folder)", mountpoint, names[0])
+		return "", false, fmt.Errorf("mount point %s is not empty: it holds %q (give an empty folder)",
+			mountpoint, names[0])
 	} else if err != io.EOF {
 		return "", false, fmt.Errorf("mount point: %w", err)
 	}
 	return path, false, nil
 }
 
-// died reports whether an error says that a mount's process is gone. A ring outlives it by a moment, in which requests are accepted
-// and then canceled.
+// died reports whether an error says that a mount's process is gone. A ring outlives it by a moment, in which requests
+// are accepted and then canceled.
 func died(err error) bool {
 	return errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED) || errors.Is(err, unix.ECANCELED)
 }
@@ -154,7 +158,8 @@ func Mounts() (list []machine.Mount, err error) {
 	return list, err
 }
 
-// At returns Shoal's mount that a path leads to or lies in, or nil. It asks no mount: one that hangs would keep the process.
+// At returns Shoal's mount that a path leads to or lies in, or nil. It asks no mount: one that hangs would keep the
+// process.
 func At(path string) (*machine.Mount, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -205,13 +210,14 @@ func Unmount(mountpoint string, lazy bool) error {
 		return fmt.Errorf("unmount %s: %w there (`findmnt -t fuse.shoal` lists the mounts)", mountpoint, ErrNotMounted)
 	}
 	if !strings.HasPrefix(mi.Type, "fuse.shoal") {
-		return fmt.Errorf("unmount %s: it is a mount of %s, type %s, not of shoal (use umount)", mountpoint, mi.Source, mi.Type)
+		return fmt.Errorf("unmount %s: it is a mount of %s, type %s, not of shoal (use umount)", mountpoint,
+			mi.Source, mi.Type)
 	}
 	return unmountOrTell(path, lazy, time.Second)
 }
 
-// unmountOrTell unmounts, or names the users. Where none is found it tries until patience has passed: the kernel lets go of a file a
-// moment after its last reader has ended.
+// unmountOrTell unmounts, or names the users. Where none is found it tries until patience has passed: the kernel lets
+// go of a file a moment after its last reader has ended.
 func unmountOrTell(path string, lazy bool, patience time.Duration) error {
 	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
 		err := unmount(path, lazy)
@@ -222,7 +228,8 @@ func unmountOrTell(path string, lazy bool, patience time.Duration) error {
 			return fmt.Errorf("unmount %s: %w", path, err)
 		}
 		if who := users(path); who != "" || time.Since(start) > patience {
-			return fmt.Errorf("unmount %s: in use by %s (end that first, or detach it with --lazy)", path, cmp.Or(who, "another process, or a mount below it"))
+			return fmt.Errorf("unmount %s: in use by %s (end that first, or detach it with --lazy)", path,
+				cmp.Or(who, "another process, or a mount below it"))
 		}
 	}
 }
@@ -264,7 +271,8 @@ func users(path string) string {
 	return processes(func(proc string) bool { return uses(proc, path) })
 }
 
-// Copies names processes of other mount namespaces that have the mount of a device: a new namespace begins with copies of all mounts.
+// Copies names processes of other mount namespaces that have the mount of a device: a new namespace begins with copies
+// of all mounts.
 func Copies(device string) string {
 	return processes(func(proc string) bool {
 		mounts, _ := os.ReadFile(proc + "/mountinfo")

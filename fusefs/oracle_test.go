@@ -85,14 +85,21 @@ func openOperations() (ops []operation) {
 		name  string
 		flags int
 	}{
-		{"O_RDONLY", unix.O_RDONLY}, {"O_WRONLY", unix.O_WRONLY}, {"O_RDWR", unix.O_RDWR}, {"O_TRUNC", unix.O_TRUNC}, {"O_APPEND", unix.O_APPEND},
-		{"O_WRONLY|O_APPEND", unix.O_WRONLY | unix.O_APPEND}, {"O_WRONLY|O_TRUNC", unix.O_WRONLY | unix.O_TRUNC}, {"O_CREAT", unix.O_CREAT},
-		{"O_CREAT|O_EXCL", unix.O_CREAT | unix.O_EXCL}, {"O_RDWR|O_CREAT", unix.O_RDWR | unix.O_CREAT}, {"O_DIRECTORY", unix.O_DIRECTORY}, {"O_NOFOLLOW", unix.O_NOFOLLOW},
-		{"O_DIRECT", unix.O_DIRECT}, {"O_NOATIME", unix.O_NOATIME}, {"O_PATH", unix.O_PATH}, {"O_NONBLOCK", unix.O_NONBLOCK}, {"O_SYNC", unix.O_SYNC},
-		{"O_CREAT|O_DIRECTORY", unix.O_CREAT | unix.O_DIRECTORY}, {"O_WRONLY|O_DIRECTORY", unix.O_WRONLY | unix.O_DIRECTORY},
+		{"O_RDONLY", unix.O_RDONLY}, {"O_WRONLY", unix.O_WRONLY}, {"O_RDWR", unix.O_RDWR}, {"O_TRUNC", unix.O_TRUNC},
+		{"O_APPEND", unix.O_APPEND},
+		{"O_WRONLY|O_APPEND", unix.O_WRONLY | unix.O_APPEND}, {"O_WRONLY|O_TRUNC", unix.O_WRONLY | unix.O_TRUNC},
+		{"O_CREAT", unix.O_CREAT},
+		{"O_CREAT|O_EXCL", unix.O_CREAT | unix.O_EXCL}, {"O_RDWR|O_CREAT", unix.O_RDWR | unix.O_CREAT},
+		{"O_DIRECTORY", unix.O_DIRECTORY}, {"O_NOFOLLOW", unix.O_NOFOLLOW},
+		{"O_DIRECT", unix.O_DIRECT}, {"O_NOATIME", unix.O_NOATIME}, {"O_PATH", unix.O_PATH},
+		{"O_NONBLOCK", unix.O_NONBLOCK}, {"O_SYNC", unix.O_SYNC},
+		{"O_CREAT|O_DIRECTORY", unix.O_CREAT | unix.O_DIRECTORY},
+		{"O_WRONLY|O_DIRECTORY", unix.O_WRONLY | unix.O_DIRECTORY},
 	} {
-		for _, path := range []string{small, folder, "", "none", folder + "/none", "none/none", small + "/x", small + "/", folder + "/", folder + "/../" + small, "./" + small,
-			strings.Repeat("n", 255), strings.Repeat("n", 256), strings.Repeat("n", 256) + "/x", folder + "/" + strings.Repeat("n", 256), strings.Repeat("d/", 2048) + "x"} {
+		for _, path := range []string{small, folder, "", "none", folder + "/none",
+			"none/none", small + "/x", small + "/", folder + "/", folder + "/../" + small, "./" + small,
+			strings.Repeat("n", 255), strings.Repeat("n", 256), strings.Repeat("n", 256) + "/x", folder + "/" +
+				strings.Repeat("n", 256), strings.Repeat("d/", 2048) + "x"} {
 			name := path
 			if len(name) > 40 {
 				name = fmt.Sprintf("%.10s… of %d bytes", name, len(path))
@@ -107,9 +114,12 @@ func openOperations() (ops []operation) {
 
 func readOperations(data []testFile) (ops []operation) {
 	add := func(name string, path string, flags int, do func(fd int) string) {
-		ops = append(ops, operation{name: name + " of " + path, do: func(root string) string { return withFile(root+"/"+path, flags, do) }})
+		ops = append(ops, operation{name: name + " of " + path, do: func(root string) string {
+			return withFile(root+"/"+path, flags, do)
+		}})
 	}
-	for _, path := range []string{small, large, one, empty, "class a/two.jpg", "class a/deep/er/three.jpg", "class a/.hidden"} {
+	for _, path := range []string{small, large, one, empty, "class a/two.jpg", "class a/deep/er/three.jpg",
+		"class a/.hidden"} {
 		size := fileOf(data, path).size
 		for _, off := range []int64{0, 1, 4095, 4096, size - 1, size, size + 1, size + 4096, 1 << 40, 1 << 62, -1} {
 			for _, n := range []int{0, 1, 511, 4096, 70_000, 1 << 20} {
@@ -118,7 +128,9 @@ func readOperations(data []testFile) (ops []operation) {
 						continue // see the operations that differ
 					}
 					add(fmt.Sprintf("%s %d at %d", name, n, off), path, flags, func(fd int) string {
-						buf, err := unix.Mmap(-1, 0, max(n, 1), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE) // aligned
+						// aligned
+						buf, err := unix.Mmap(-1, 0, max(n, 1), unix.PROT_READ|unix.PROT_WRITE,
+							unix.MAP_ANON|unix.MAP_PRIVATE)
 						if err != nil {
 							return err.Error()
 						}
@@ -128,7 +140,8 @@ func readOperations(data []testFile) (ops []operation) {
 					})
 				}
 			}
-			for name, whence := range map[string]int{"SEEK_SET": unix.SEEK_SET, "SEEK_CUR": unix.SEEK_CUR, "SEEK_END": unix.SEEK_END, "SEEK_DATA": unix.SEEK_DATA, "SEEK_HOLE": unix.SEEK_HOLE, "whence 9": 9} {
+			for name, whence := range map[string]int{"SEEK_SET": unix.SEEK_SET, "SEEK_CUR": unix.SEEK_CUR,
+				"SEEK_END": unix.SEEK_END, "SEEK_DATA": unix.SEEK_DATA, "SEEK_HOLE": unix.SEEK_HOLE, "whence 9": 9} {
 				if off > 1<<41 {
 					continue // beyond the largest file of ext4, which is EINVAL there
 				}
@@ -167,7 +180,8 @@ func readOperations(data []testFile) (ops []operation) {
 			return told(err, "%d", n) + told(err2, " %d ", m) + digest(bytes.Join(iov, nil))
 		})
 		for _, how := range []int{unix.MAP_SHARED, unix.MAP_PRIVATE} {
-			for _, prot := range []int{unix.PROT_READ, unix.PROT_READ | unix.PROT_WRITE, unix.PROT_READ | unix.PROT_EXEC} {
+			for _, prot := range []int{unix.PROT_READ, unix.PROT_READ | unix.PROT_WRITE,
+				unix.PROT_READ | unix.PROT_EXEC} {
 				add(fmt.Sprintf("mmap %d for %d", how, prot), path, 0, func(fd int) string {
 					b, err := unix.Mmap(fd, 0, int(size), prot, how)
 					if err != nil {
@@ -218,7 +232,8 @@ func readOperations(data []testFile) (ops []operation) {
 			return told(err, "%s", digest(buf))
 		})
 		add("posix_fadvise, readahead, then read", path, 0, func(fd int) string {
-			err := errors.Join(unix.Fadvise(fd, 0, 0, unix.FADV_SEQUENTIAL), unix.Fadvise(fd, 0, 0, unix.FADV_WILLNEED), unix.Fadvise(fd, 0, 0, unix.FADV_RANDOM))
+			err := errors.Join(unix.Fadvise(fd, 0, 0, unix.FADV_SEQUENTIAL), unix.Fadvise(fd, 0, 0, unix.FADV_WILLNEED),
+				unix.Fadvise(fd, 0, 0, unix.FADV_RANDOM))
 			_, _, errno := unix.Syscall(unix.SYS_READAHEAD, uintptr(fd), 0, uintptr(size))
 			buf := make([]byte, size)
 			n, err2 := unix.Pread(fd, buf, 0)
@@ -228,15 +243,19 @@ func readOperations(data []testFile) (ops []operation) {
 		add("what a reader may not do", path, 0, func(fd int) string {
 			_, err := unix.Write(fd, []byte("x"))
 			_, err2 := unix.Pwrite(fd, []byte("x"), 3)
-			return told(err, "") + told(err2, "") + told(unix.Ftruncate(fd, 0), "") + told(unix.Fallocate(fd, 0, 0, 10), "") +
-				told(unix.Fchmod(fd, 0o777), "") + told(unix.Fchown(fd, 1, 1), "") + told(unix.Fsetxattr(fd, "user.x", nil, 0), "") + told(unix.Futimes(fd, make([]unix.Timeval, 2)), "")
+			return told(err, "") + told(err2, "") + told(unix.Ftruncate(fd, 0), "") +
+				told(unix.Fallocate(fd, 0, 0, 10), "") +
+				told(unix.Fchmod(fd, 0o777), "") + told(unix.Fchown(fd, 1, 1), "") +
+				told(unix.Fsetxattr(fd, "user.x", nil, 0), "") + told(unix.Futimes(fd, make([]unix.Timeval, 2)), "")
 		})
 		add("what a reader may do", path, 0, func(fd int) string {
 			_, tty := unix.IoctlGetTermios(fd, unix.TCGETS)
 			left, fion := unix.IoctlGetInt(fd, unix.TIOCINQ)
 			lock := unix.Flock_t{Type: unix.F_RDLCK, Len: 10}
-			return told(unix.Fsync(fd), "synced") + told(unix.Fdatasync(fd), "synced") + told(unix.Syncfs(fd), "synced") + told(unix.Flock(fd, unix.LOCK_SH), "locked") +
-				told(unix.FcntlFlock(uintptr(fd), unix.F_SETLK, &lock), "locked") + told(tty, "a terminal") + told(fion, "%d left", left) + told(unix.Fchdir(fd), "there")
+			return told(unix.Fsync(fd), "synced") + told(unix.Fdatasync(fd), "synced") +
+				told(unix.Syncfs(fd), "synced") + told(unix.Flock(fd, unix.LOCK_SH), "locked") +
+				told(unix.FcntlFlock(uintptr(fd), unix.F_SETLK, &lock), "locked") + told(tty, "a terminal") +
+				told(fion, "%d left", left) + told(unix.Fchdir(fd), "there")
 		})
 		add("many threads", path, 0, func(fd int) string {
 			all := make([]byte, size)
@@ -278,7 +297,8 @@ func statx(dirfd int, path string, flags int) string {
 	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
 		st.Size = 0
 	}
-	return fmt.Sprintf("%o, %d links, %d:%d, %d bytes, %d.%09d", st.Mode, st.Nlink, st.Uid, st.Gid, st.Size, st.Mtime.Sec, st.Mtime.Nsec)
+	return fmt.Sprintf("%o, %d links, %d:%d, %d bytes, %d.%09d", st.Mode, st.Nlink, st.Uid, st.Gid, st.Size,
+		st.Mtime.Sec, st.Mtime.Nsec)
 }
 
 func nameOperations(data []testFile) (ops []operation) {
@@ -289,19 +309,26 @@ func nameOperations(data []testFile) (ops []operation) {
 	}
 	for _, path := range paths {
 		add("statx "+path, func(root string) string { return statx(unix.AT_FDCWD, root+"/"+path, 0) })
-		add("lstat "+path, func(root string) string { return statx(unix.AT_FDCWD, root+"/"+path, unix.AT_SYMLINK_NOFOLLOW) })
+		add("lstat "+path, func(root string) string {
+			return statx(unix.AT_FDCWD, root+"/"+path, unix.AT_SYMLINK_NOFOLLOW)
+		})
 	}
-	for _, path := range []string{"", "none", small, folder, small + "/x", "class a/deep", ".", "..", "./class a/../b/63k"} {
+	for _, path := range []string{"", "none", small, folder, small + "/x", "class a/deep", ".", "..",
+		"./class a/../b/63k"} {
 		add("fstat "+path, func(root string) string {
 			if path == ".." {
 				return "" // outside
 			}
-			return withFile(root+"/"+path, unix.O_PATH, func(fd int) string { return statx(fd, "", unix.AT_EMPTY_PATH) })
+			return withFile(root+"/"+path, unix.O_PATH, func(fd int) string {
+				return statx(fd, "", unix.AT_EMPTY_PATH)
+			})
 		})
-		for _, mode := range []uint32{unix.F_OK, unix.R_OK, unix.W_OK, unix.X_OK, unix.R_OK | unix.X_OK, unix.R_OK | unix.W_OK, 99} {
+		for _, mode := range []uint32{unix.F_OK, unix.R_OK, unix.W_OK, unix.X_OK, unix.R_OK | unix.X_OK,
+			unix.R_OK | unix.W_OK, 99} {
 			if path != ".." {
 				add(fmt.Sprintf("access %d %s", mode, path), func(root string) string {
-					return told(unix.Access(root+"/"+path, mode), "allowed") + told(unix.Faccessat(unix.AT_FDCWD, root+"/"+path, mode, unix.AT_EACCESS), "allowed")
+					return told(unix.Access(root+"/"+path, mode), "allowed") +
+						told(unix.Faccessat(unix.AT_FDCWD, root+"/"+path, mode, unix.AT_EACCESS), "allowed")
 				})
 			}
 		}
@@ -391,8 +418,10 @@ func nameOperations(data []testFile) (ops []operation) {
 	// for writing, because of .shoal, and the kernel looks first: what is missing or of the wrong
 	// kind is told as on a file system that can be written to.
 	ours := map[string]string{
-		"unlink fresh": "ENOENT", "unlink class a/new": "ENOENT", "unlink class a": "EISDIR", "unlink " + long: "ENAMETOOLONG",
-		"rmdir fresh": "ENOENT", "rmdir class a/new": "ENOENT", "rmdir b/63k": "ENOTDIR", "rmdir " + long: "ENAMETOOLONG",
+		"unlink fresh": "ENOENT", "unlink class a/new": "ENOENT", "unlink class a": "EISDIR",
+		"unlink " + long: "ENAMETOOLONG",
+		"rmdir fresh":    "ENOENT", "rmdir class a/new": "ENOENT", "rmdir b/63k": "ENOTDIR",
+		"rmdir " + long:     "ENAMETOOLONG",
 		"rename from fresh": "ENOENT", "rename from class a/new": "ENOENT", "rename from " + long: "ENAMETOOLONG",
 		"rename to class a": "ENOTEMPTY", "rename to " + long: "ENAMETOOLONG", "link from class a": "EPERM",
 	}
@@ -590,9 +619,11 @@ func TestPrograms(t *testing.T) {
 		{"du", files + ` | du --files0-from=- --apparent-size -bc`},
 		{"ls", `LC_ALL=C ls -lR --time-style=full-iso . | tr -s ' ' | awk '/^total/ {next} /^d/ {$5=""} {print}'`},
 		{"wc", files + ` | wc --files0-from=- -c`},
-		{"md5sum", `tee=` + sums + `; [ -s $tee ] || { ` + files + ` | xargs -0 md5sum >$tee; }; md5sum -c --quiet $tee && wc -l <$tee`},
+		{"md5sum", `tee=` + sums + `; [ -s $tee ] || { ` + files +
+			` | xargs -0 md5sum >$tee; }; md5sum -c --quiet $tee && wc -l <$tee`},
 		{"tar", `tar -c --sort=name --format=gnu . | md5sum`},
-		{"cp -r", `cp -r --preserve=mode,timestamps . "$TO" && cd "$TO" && ` + files + ` | xargs -0 md5sum && find . -printf '%P %m %T@\n' | LC_ALL=C sort | md5sum`},
+		{"cp -r", `cp -r --preserve=mode,timestamps . "$TO" && cd "$TO" && ` + files +
+			` | xargs -0 md5sum && find . -printf '%P %m %T@\n' | LC_ALL=C sort | md5sum`},
 		{"rsync", `rsync -a --chmod=Du+w ./ "$TO/" && cd "$TO" && ` + files + ` | xargs -0 md5sum`},
 		{"rsync again sends nothing", `rsync -a ./ "$TO/" && rsync -ai ./ "$TO/"`},
 		{"diff", `diff -r . ` + local + ` && echo equal`},

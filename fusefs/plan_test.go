@@ -64,7 +64,8 @@ func TestStatsIsReadInEveryWay(t *testing.T) {
 		"cp .shoal/stats /dev/stdout",
 		"/usr/bin/python3 -c 'import sys; sys.stdout.write(open(\".shoal/stats\").read())'",
 		"/usr/bin/python3 -c 'import json; print(json.dumps(json.load(open(\".shoal/stats\"))))'",
-		"/usr/bin/python3 -c 'import os, sys; fd = os.open(\".shoal/stats\", os.O_RDONLY); sys.stdout.write((os.pread(fd, 100, 0) + os.pread(fd, 100000, 100)).decode())'",
+		"/usr/bin/python3 -c 'import os, sys; fd = os.open(\".shoal/stats\", os.O_RDONLY); " +
+			"sys.stdout.write((os.pread(fd, 100, 0) + os.pread(fd, 100000, 100)).decode())'",
 	} {
 		if out, err := c.sh(script); err != nil || out != want {
 			t.Errorf("%s: %v, %d bytes", script, err, len(out))
@@ -99,10 +100,12 @@ func TestPlanByShell(t *testing.T) {
 		installs     int    // how many plans were put in force
 	}{
 		{"printf", `printf 'README.md\nempty\n' > .shoal/plan`, "README.md\nempty\n", 1},
-		{"the other name", `cat .shoal/plans/default > /dev/null; printf 'empty\n' > .shoal/plans/default`, "empty\n", 1},
+		{"the other name", `cat .shoal/plans/default > /dev/null; printf 'empty\n' > .shoal/plans/default`,
+			"empty\n", 1},
 		{"append", `printf 'README.md\n' >> .shoal/plan`, "empty\nREADME.md\n", 1},
 		{"several commands", `{ printf 'empty\n'; /bin/echo README.md; } > .shoal/plan`, "empty\nREADME.md\n", -1},
-		{"several commands append", `{ /bin/echo README.md; /bin/echo empty; } >> .shoal/plan`, "empty\nREADME.md\nREADME.md\nempty\n", 2},
+		{"several commands append", `{ /bin/echo README.md; /bin/echo empty; } >> .shoal/plan`,
+			"empty\nREADME.md\nREADME.md\nempty\n", 2},
 		{"touch", `touch .shoal/plan`, "empty\nREADME.md\nREADME.md\nempty\n", 0},
 		{"bad line", `printf 'empty\nnope\n' > .shoal/plan`, "empty\nREADME.md\nREADME.md\nempty\n", 0},
 		{"a folder is no file", `printf 'many\n' > .shoal/plan`, "empty\nREADME.md\nREADME.md\nempty\n", 0},
@@ -113,16 +116,19 @@ func TestPlanByShell(t *testing.T) {
 		{"cp", `printf 'class a/one.jpg' > "$TMPDIR/p"; cp "$TMPDIR/p" .shoal/plan`, "class a/one.jpg", 1},
 		{"append after a missing newline", `echo empty >> .shoal/plan`, "class a/one.jpg\nempty\n", 1},
 		{"tee", `echo README.md | tee .shoal/plan > /dev/null`, "README.md\n", 1},
-		{"dd", `yes README.md | head -n 200000 | dd of=.shoal/plan bs=1M iflag=fullblock status=none`, strings.Repeat("README.md\n", 200000), 1},
+		{"dd", `yes README.md | head -n 200000 | dd of=.shoal/plan bs=1M iflag=fullblock status=none`,
+			strings.Repeat("README.md\n", 200000), 1},
 		{"mv", `echo empty > .shoal/plans/next && mv .shoal/plans/next .shoal/plans/default`, "empty\n", 2},
 		{"mv -n", `echo README.md > .shoal/plans/next; mv -n .shoal/plans/next .shoal/plans/default; rm .shoal/plans/next`, "empty\n", 1},
 		{"mv of none is bad", `mv .shoal/plans/none .shoal/plans/default`, "empty\n", 0},
-		{"mv to the other name", `echo README.md > .shoal/plans/next; mv .shoal/plans/next .shoal/plan`, "README.md\n", 2},
+		{"mv to the other name", `echo README.md > .shoal/plans/next; mv .shoal/plans/next .shoal/plan`,
+			"README.md\n", 2},
 		{"mv out of the plans is bad", `mv -T .shoal/plans/default .shoal/refresh`, "README.md\n", -1},
 		{"mv of another's name is bad", `mv .shoal/plans/default .shoal/plans/.x`, "README.md\n", -1},
 		{"sed -i", `printf 'empty\nREADME.md\n' > .shoal/plan; sed -i 1d .shoal/plans/default`, "README.md\n", 3},
 		{"again", `yes README.md | head -n 200000 > .shoal/plan`, strings.Repeat("README.md\n", 200000), 1},
-		{"sed to another name", `sed -n 1,3p .shoal/plan > .shoal/plans/rank0`, strings.Repeat("README.md\n", 200000), 1},
+		{"sed to another name", `sed -n 1,3p .shoal/plan > .shoal/plans/rank0`,
+			strings.Repeat("README.md\n", 200000), 1},
 	} {
 		t.Setenv("TMPDIR", t.TempDir())
 		before := c.report().Installs
@@ -250,7 +256,8 @@ func TestPlanWithdrawn(t *testing.T) {
 		`rm .shoal/plan`,
 		`rm .shoal/plans/default`,
 	} {
-		if out, err := c.sh(`printf 'README.md\nempty\n' > .shoal/plan; printf 'empty\n' > .shoal/plans/r; ` + script); err != nil {
+		if out, err := c.sh(`printf 'README.md\nempty\n' > .shoal/plan; printf 'empty\n' > .shoal/plans/r; ` +
+			script); err != nil {
 			t.Errorf("%s: %v %s", script, err, out)
 		}
 		c.eventually(script, func(report) bool {
@@ -264,7 +271,8 @@ func TestPlanWithdrawn(t *testing.T) {
 	if err := os.Remove(c.path(".shoal/plans/r")); err != nil {
 		t.Error(err)
 	}
-	for name, want := range map[string]error{".shoal/plans/r": fs.ErrNotExist, ".shoal/plan": fs.ErrNotExist, ".shoal/order": unix.EROFS, "README.md": unix.EROFS} {
+	for name, want := range map[string]error{".shoal/plans/r": fs.ErrNotExist, ".shoal/plan": fs.ErrNotExist,
+		".shoal/order": unix.EROFS, "README.md": unix.EROFS} {
 		if err := os.Remove(c.path(name)); !errors.Is(err, want) {
 			t.Errorf("%s: %v, want %v", name, err, want)
 		}
@@ -298,10 +306,12 @@ func TestPlanNames(t *testing.T) {
 	if got := c.plan("plans/r1"); got != "empty\n" {
 		t.Errorf("%q", got)
 	}
-	if _, err := os.OpenFile(c.path(".shoal/plans/r1"), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600); !errors.Is(err, fs.ErrExist) {
+	if _, err := os.OpenFile(c.path(".shoal/plans/r1"), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600); !errors.Is(err,
+		fs.ErrExist) {
 		t.Error(err)
 	}
-	if _, err := os.OpenFile(c.path(".shoal/plans/"+strings.Repeat("n", 256)), os.O_RDWR|os.O_CREATE, 0o600); !errors.Is(err, unix.ENAMETOOLONG) {
+	if _, err := os.OpenFile(c.path(".shoal/plans/"+strings.Repeat("n", 256)), os.O_RDWR|os.O_CREATE,
+		0o600); !errors.Is(err, unix.ENAMETOOLONG) {
 		t.Error(err)
 	}
 }

@@ -98,7 +98,9 @@ func (f *filesystem) readDir(in *fuse.ReadIn, out *fuse.DirEntryList, plus bool)
 			break
 		}
 		if pos < 2 || id == rootID && g != f.gens.current() {
-			continue // the kernel knows these two, and names of the root are those of the version in force: an entry without node
+			// the kernel knows these two, and names of the root are those of the version in force: an entry without
+			// node
+			continue
 		}
 		// Each entry is a lookup to the kernel. The directory's own node, or the root's handle,
 		// keeps the generation from being retired.

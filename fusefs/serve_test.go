@@ -106,12 +106,15 @@ var datasets = map[string]func(version int) []testFile{
 		for i := range 300 {
 			files = append(files, testFile{fmt.Sprintf("many/%03d.bin", i), fmt.Sprint("m", i), int64(i * 331), day})
 		}
-		for _, name := range []string{"changed", "missing", "denied", "invalid", "transient", "other", "canceled", "short"} {
+		for _, name := range []string{"changed", "missing", "denied", "invalid", "transient", "other",
+			"canceled", "short"} {
 			files = append(files, testFile{"err/" + name, "x", 1000, day})
 		}
 		files = append(files, testFile{"slow/file", "s", 1 << 20, day})
 		if version > 1 {
-			files = slices.DeleteFunc(files, func(f testFile) bool { return f.path == "class a/two.jpg" || strings.HasPrefix(f.path, "b/") })
+			files = slices.DeleteFunc(files, func(f testFile) bool {
+				return f.path == "class a/two.jpg" || strings.HasPrefix(f.path, "b/")
+			})
 			files = append(files, testFile{"new/file", "n1", 77, day}, testFile{"newroot", "n2", 5, day})
 			for i := range files {
 				if files[i].path == "class a/one.jpg" {
@@ -391,8 +394,9 @@ func serve(text string) error {
 	mem.limit.Store(sp.MemoryLimit)
 	sp.Options.Memory = mem
 	sp.Options.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
-	v := &memVolume{delay: sp.Delay, data: datasets[sp.Data], version: 1, opened: map[string]int{}, released: map[string]int{},
-		plans: map[string][]byte{}, release: make(chan struct{})}
+	v := &memVolume{delay: sp.Delay, data: datasets[sp.Data], version: 1, opened: map[string]int{},
+		released: map[string]int{},
+		plans:    map[string][]byte{}, release: make(chan struct{})}
 	if sp.ArenaMiB > 0 {
 		v.arena = newArena(sp.ArenaMiB)
 	} else {
@@ -431,7 +435,8 @@ func serve(text string) error {
 		switch cmd {
 		case "report":
 			v.mu.Lock()
-			r := report{Opened: v.opened, Released: v.released, Installs: v.installs, Waiting: v.waiting, Canceled: v.canceled,
+			r := report{Opened: v.opened, Released: v.released, Installs: v.installs, Waiting: v.waiting,
+				Canceled:    v.canceled,
 				Generations: len(*s.fs.gens.all.Load()), Memory: mem.used.Load(), Transport: s.Transport()}
 			switch w := volume.(type) {
 			case *lender:
@@ -485,7 +490,8 @@ func serve(text string) error {
 				return fmt.Errorf("%d bytes of staging are still reserved", used)
 			}
 			// The reader of stdin and the runtime's signal loop are the child's own.
-			if err := goleak.Find(goleak.IgnoreTopFunction("internal/poll.runtime_pollWait"), goleak.IgnoreAnyFunction("github.com/shoalfs/shoal/fusefs.serve.func1"),
+			if err := goleak.Find(goleak.IgnoreTopFunction("internal/poll.runtime_pollWait"),
+				goleak.IgnoreAnyFunction("github.com/shoalfs/shoal/fusefs.serve.func1"),
 				goleak.IgnoreAnyFunction("os/signal.loop")); err != nil {
 				return fmt.Errorf("goroutines leaked: %w", err)
 			}

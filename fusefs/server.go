@@ -44,16 +44,17 @@ type Volume interface {
 	// if the mount is aborted.
 	Released(m *catalog.Manifest, file int)
 
-	// Lend returns the n bytes of the file from off, n > 0 and inside the file, from which the kernel copies them. They must not
-	// change until release, which is called once, when the kernel has its copy: very soon, unless the reader's buffer must be
-	// paged in. If they are not in memory, or not in one piece, ok is false and ReadAt is called. Lend must not block.
+	// Lend returns the n bytes of the file from off, n > 0 and inside the file, from which the kernel copies them. They
+	// must not change until release, which is called once, when the kernel has its copy: very soon, unless the reader's
+	// buffer must be paged in. If they are not in memory, or not in one piece, ok is false and ReadAt is called. Lend
+	// must not block.
 	//
-	// That took 7 to 8% less of the daemon's CPU than ReadAt (42 us per file of 63 KB instead of 45, 48 instead of 52), for 0 to
-	// 5% more files a second (BenchmarkCeiling, arms lend and copy).
+	// That took 7 to 8% less of the daemon's CPU than ReadAt (42 us per file of 63 KB instead of 45, 48 instead of 52),
+	// for 0 to 5% more files a second (BenchmarkCeiling, arms lend and copy).
 	Lend(m *catalog.Manifest, file int, off int64, n int) (data []byte, release func(), ok bool)
 
-	// ReadNow fills p from the file's offset off, inside the file. It returns false, whatever it did to p, rather than wait, as for a
-	// page that is not in the kernel's cache.
+	// ReadNow fills p from the file's offset off, inside the file. It returns false, whatever it did to p, rather than
+	// wait, as for a page that is not in the kernel's cache.
 	ReadNow(m *catalog.Manifest, file int, p []byte, off int64) bool
 
 	// WasRead says that n bytes of the file from off were read. process is as for Opened.
@@ -62,8 +63,8 @@ type Volume interface {
 	// State returns the value of the attribute user.shoal.state: "kept", "staged" or "remote".
 	State(m *catalog.Manifest, file int) string
 
-	// Permissions returns a file's own mode bits, of which the mount shows those to read and to execute. If ok is false,
-	// everybody may read.
+	// Permissions returns a file's own mode bits, of which the mount shows those to read and to execute. If ok is
+	// false, everybody may read.
 	Permissions(m *catalog.Manifest, file int) (bits uint32, ok bool)
 }
 
@@ -114,7 +115,8 @@ const fsName = "shoal"
 
 // Defaults of [Options].
 const (
-	// trusted is how long the kernel trusts names, even missing ones, and attributes: a refresh tells it what has changed.
+	// trusted is how long the kernel trusts names, even missing ones, and attributes: a refresh tells it what has
+	// changed.
 	trusted = 4 * time.Hour
 	// DefaultMaxBackground is how many asynchronous READs the kernel sends before it waits. Reads through the page
 	// cache are asynchronous, so it bounds how many readers can wait for the store at a time. 64 readers of a store
@@ -202,7 +204,8 @@ func Mount(mountpoint string, v Volume, c Control, o Options) (*Server, error) {
 	if why != "" {
 		o.Logger.Debug("requests come by /dev/fuse, not by io_uring", "why", why)
 	}
-	s := &Server{fs: f, transport: t, why: why, mountpoint: path, invalidate: make(chan forgetting), done: make(chan struct{})}
+	s := &Server{fs: f, transport: t, why: why, mountpoint: path, invalidate: make(chan forgetting),
+		done: make(chan struct{})}
 	if err := s.keep(); err != nil {
 		f.kept.close() // the last descriptor
 		return nil, err
@@ -258,7 +261,8 @@ func newFilesystem(v Volume, c Control, o Options, k *kept) *filesystem {
 	return f
 }
 
-// freeMountpoint checks a mount point and who mounts there, removes a mount of a process that has died, and returns the path.
+// freeMountpoint checks a mount point and who mounts there, removes a mount of a process that has died, and returns the
+// path.
 func freeMountpoint(mountpoint string, o Options) (path string, err error) {
 	path, dead, err := check(mountpoint)
 	if err == nil {
@@ -269,10 +273,12 @@ func freeMountpoint(mountpoint string, o Options) (path string, err error) {
 	}
 	o.Logger.Warn("replacing the mount of a process that has died", "mountpoint", path)
 	if err := unmount(path, true); err != nil {
-		return "", fmt.Errorf("mount point %s: a dead mount cannot be removed: %w (as its owner: fusermount3 -uz %s)", path, err, path)
+		return "", fmt.Errorf(
+			"mount point %s: a dead mount cannot be removed: %w (as its owner: fusermount3 -uz %s)", path, err, path)
 	}
 	if path, dead, err = check(path); err == nil && dead {
-		err = fmt.Errorf("mount point %s: several dead mounts lie on it (umount -l %s until it is a folder again)", path, path)
+		err = fmt.Errorf("mount point %s: several dead mounts lie on it (umount -l %s until it is a folder again)",
+			path, path)
 	}
 	return path, err
 }
@@ -311,10 +317,12 @@ func mountOptions(v Volume, o Options, root bool) *fuse.MountOptions {
 // mountError explains a failed mount(2) or fusermount3.
 func mountError(path string, root bool, err error) error {
 	if root && errors.Is(err, syscall.EPERM) {
-		return fmt.Errorf("mount on %s: %w (root lacks the capability CAP_SYS_ADMIN; in a container: --cap-add SYS_ADMIN --device /dev/fuse, and an AppArmor profile that lets it mount)", path, err)
+		return fmt.Errorf("mount on %s: %w (root lacks the capability CAP_SYS_ADMIN; in a container: --cap-add "+
+			"SYS_ADMIN --device /dev/fuse, and an AppArmor profile that lets it mount)", path, err)
 	}
 	if !root {
-		return fmt.Errorf("mount on %s: %w (fusermount3's own message is above; the folder must belong to you)", path, err)
+		return fmt.Errorf("mount on %s: %w (fusermount3's own message is above; the folder must belong to you)", path,
+			err)
 	}
 	return fmt.Errorf("mount on %s: %w", path, err)
 }
@@ -385,7 +393,8 @@ func (s *Server) notifyLoop(served <-chan struct{}) {
 		case f := <-s.invalidate:
 			now := s.fs.gens.current()
 			for _, file := range f.files {
-				s.transport.InodeNotify(uint64(makeID(now.number, kindFile, file)), 0, 0) // ENOENT: unknown to the kernel
+				// ENOENT: unknown to the kernel
+				s.transport.InodeNotify(uint64(makeID(now.number, kindFile, file)), 0, 0)
 			}
 			if f.files == nil {
 				s.notify(before, now.manifest)
@@ -424,9 +433,11 @@ func MayMount(o Options) error {
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV):
-		return fmt.Errorf("/dev/fuse: %w (load the kernel module: modprobe fuse; in a container: --device /dev/fuse --cap-add SYS_ADMIN)", err)
+		return fmt.Errorf("/dev/fuse: %w (load the kernel module: modprobe fuse; in a container: --device /dev/fuse "+
+			"--cap-add SYS_ADMIN)", err)
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
-		return fmt.Errorf("/dev/fuse: %w (chmod 666 /dev/fuse; in a container: --device /dev/fuse --cap-add SYS_ADMIN)", err)
+		return fmt.Errorf(
+			"/dev/fuse: %w (chmod 666 /dev/fuse; in a container: --device /dev/fuse --cap-add SYS_ADMIN)", err)
 	case err != nil:
 		return fmt.Errorf("/dev/fuse: %w", err)
 	}

@@ -19,12 +19,12 @@ const (
 	TransportDev   = "dev"   // read(2) and write(2) of /dev/fuse
 )
 
-// maxRingFile is the mean size of files above which auto keeps to /dev/fuse. A ring saves system calls and wake-ups, and copies
-// the bytes once more: READs of 512 KiB have few of the former and many of the latter.
+// maxRingFile is the mean size of files above which auto keeps to /dev/fuse. A ring saves system calls and wake-ups,
+// and copies the bytes once more: READs of 512 KiB have few of the former and many of the latter.
 const maxRingFile = 1 << 20
 
-// spareEntries are for requests that the kernel waits for while reads ahead, which MaxBackground bounds, have the others: the reads
-// of one CPU that wait for the store should not delay its names.
+// spareEntries are for requests that the kernel waits for while reads ahead, which MaxBackground bounds, have the
+// others: the reads of one CPU that wait for the store should not delay its names.
 const spareEntries = 16
 
 // Transport describes how requests come from the kernel.
@@ -38,7 +38,8 @@ type Transport struct {
 func (t Transport) String() string {
 	switch {
 	case t.Name == TransportURing:
-		return fmt.Sprintf("io_uring: %d threads, %d requests in flight at most, buffers of %d MiB", t.Threads, t.Entries, t.Buffers>>20)
+		return fmt.Sprintf("io_uring: %d threads, %d requests in flight at most, buffers of %d MiB", t.Threads,
+			t.Entries, t.Buffers>>20)
 	case t.Why != "":
 		return "/dev/fuse: " + t.Why
 	}
@@ -57,8 +58,10 @@ func (s *Server) Transport() Transport {
 	return Transport{Name: TransportURing, Rings: rings}
 }
 
-// attach mounts f at path, unless it has a mount, with the transport that o asks for. why tells why auto did not choose rings.
-func attach(f *filesystem, path string, mo *fuse.MountOptions, o Options, m *catalog.Manifest) (t *fuseio.Server, device *os.File, why string, err error) {
+// attach mounts f at path, unless it has a mount, with the transport that o asks for. why tells why auto did not choose
+// rings.
+func attach(f *filesystem, path string, mo *fuse.MountOptions, o Options, m *catalog.Manifest) (
+	t *fuseio.Server, device *os.File, why string, err error) {
 	inline := func(h *fuse.InHeader) bool { return nodeID(h.NodeId).kind() != kindControl } // all of .shoal may wait
 	dev := fuseio.Options{Quick: quick{f}, Inline: inline}
 	if k := f.kept; k != nil {

@@ -11,16 +11,18 @@ import (
 	"time"
 )
 
-// BenchmarkTransport compares io_uring with /dev/fuse: warm data, a fresh mount for each pass, so that the kernel asks for every
-// name and page, and readers in C. The arms take turns, first one and then the other, so that a noisy machine is noisy to both. It
-// logs medians: files per second, and microseconds of the server's CPU per file; for lab/bench/results/uring.md.
+// BenchmarkTransport compares io_uring with /dev/fuse: warm data, a fresh mount for each pass, so that the kernel asks
+// for every name and page, and readers in C. The arms take turns, first one and then the other, so that a noisy machine
+// is noisy to both. It logs medians: files per second, and microseconds of the server's CPU per file; for
+// lab/bench/results/uring.md.
 //
 //	go test -run '^$' -bench Transport -benchtime 5x ./fusefs
 func BenchmarkTransport(b *testing.B) {
 	needRings(b)
 	b.Setenv(procsEnv, "4") // as the daemon has at least
 	reader := filepath.Join(b.TempDir(), "reader")
-	if out, err := exec.Command("gcc", "-O2", "-pthread", "-o", reader, "testdata/reader.c").CombinedOutput(); err != nil {
+	if out, err := exec.Command("gcc", "-O2", "-pthread", "-o", reader,
+		"testdata/reader.c").CombinedOutput(); err != nil {
 		b.Fatalf("%v\n%s", err, out)
 	}
 	for _, bm := range []struct {
@@ -46,7 +48,8 @@ func BenchmarkTransport(b *testing.B) {
 			for b.Loop() {
 				for _, a := range arms {
 					c := mountChild(b, bm.data, func(s *spec) {
-						s.ArenaMiB, s.Volume, s.Folder, s.Delay, s.Options.Transport = 16, bm.volume, folder, bm.delay, a.name
+						s.ArenaMiB, s.Volume, s.Folder, s.Delay, s.Options.Transport = 16, bm.volume, folder,
+							bm.delay, a.name
 						s.Options.ReadAhead = 512 << 10
 					})
 					var list bytes.Buffer
@@ -76,7 +79,8 @@ func BenchmarkTransport(b *testing.B) {
 			}
 			b.ReportMetric(median(rings.rates)/median(dev.rates), "rate")
 			b.ReportMetric(median(rings.cpu)/median(dev.cpu), "CPU")
-			b.Logf("| %s | %.0f | %.0f | %.2f | %.1f | %.1f | %.2f |", bm.name, median(dev.rates), median(rings.rates), median(rings.rates)/median(dev.rates),
+			b.Logf("| %s | %.0f | %.0f | %.2f | %.1f | %.1f | %.2f |", bm.name, median(dev.rates), median(rings.rates),
+				median(rings.rates)/median(dev.rates),
 				median(dev.cpu), median(rings.cpu), median(rings.cpu)/median(dev.cpu))
 		})
 	}

@@ -23,8 +23,8 @@ func needRings(t testing.TB) {
 	}
 }
 
-// TestOverIOURing runs all tests of this package again, with the mounts' requests coming by io_uring. The threads of rings take
-// processors from Go's scheduler, so it does with few and with many of those.
+// TestOverIOURing runs all tests of this package again, with the mounts' requests coming by io_uring. The threads of
+// rings take processors from Go's scheduler, so it does with few and with many of those.
 func TestOverIOURing(t *testing.T) {
 	if os.Getenv(transportEnv) != "" {
 		t.Skip("this is the second run")
@@ -35,7 +35,8 @@ func TestOverIOURing(t *testing.T) {
 			continue
 		}
 		t.Run("GOMAXPROCS="+procs, func(t *testing.T) {
-			cmd := exec.Command(os.Args[0], "-test.timeout=15m", "-test.v="+strconv.FormatBool(testing.Verbose()), "-test.short="+strconv.FormatBool(testing.Short()))
+			cmd := exec.Command(os.Args[0], "-test.timeout=15m", "-test.v="+strconv.FormatBool(testing.Verbose()),
+				"-test.short="+strconv.FormatBool(testing.Short()))
 			cmd.Env = append(os.Environ(), transportEnv+"="+TransportURing, procsEnv+"="+procs)
 			out, err := cmd.CombinedOutput()
 			if err != nil {
@@ -53,7 +54,8 @@ func TestTransport(t *testing.T) {
 	transport := func(want string) Transport {
 		return mountChild(t, "tree", func(s *spec) { s.Options.Transport = want }).report().Transport
 	}
-	if got := transport(TransportAuto); got.Name != TransportURing || got.Threads < 1 || got.Entries < 8 || got.Buffers < 8*maxRequest {
+	if got := transport(TransportAuto); got.Name != TransportURing || got.Threads < 1 || got.Entries < 8 ||
+		got.Buffers < 8*maxRequest {
 		t.Errorf("%+v", got)
 	}
 	if got := transport(TransportDev); got != (Transport{Name: TransportDev}) {
@@ -80,7 +82,8 @@ func TestTransportSwitchedOff(t *testing.T) {
 	}
 	v := &memVolume{}
 	v.manifest.Store(buildManifest(datasets["tree"](1)))
-	if _, err := Mount(t.TempDir(), v, v, Options{Transport: TransportURing}); err == nil || !strings.Contains(err.Error(), "echo Y > "+fuseio.Switch) {
+	if _, err := Mount(t.TempDir(), v, v, Options{Transport: TransportURing}); err == nil ||
+		!strings.Contains(err.Error(), "echo Y > "+fuseio.Switch) {
 		t.Error(err)
 	}
 }
@@ -94,7 +97,8 @@ func forbidRings() error {
 		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
 	}
 	filter := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
-	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&filter)))
+	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC,
+		uintptr(unsafe.Pointer(&filter)))
 	if errno != 0 {
 		return errno
 	}

@@ -38,7 +38,8 @@ func requests(t *testing.T, c *child, do func()) (ops map[string]int, reads []in
 			t.Fatal(err)
 		}
 		for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(time.Millisecond) {
-			if log := c.log.String(); strings.Count(log, ": STATFS ") > marks && strings.Count(log, ": RELEASE ") >= strings.Count(log, ": OPEN ") {
+			if log := c.log.String(); strings.Count(log, ": STATFS ") > marks && strings.Count(log,
+				": RELEASE ") >= strings.Count(log, ": OPEN ") {
 				return len(log)
 			}
 		}
@@ -71,7 +72,8 @@ func TestRoundTrips(t *testing.T) {
 	for _, keep := range []bool{true, false} {
 		t.Run(fmt.Sprint("kernel cache ", keep), func(t *testing.T) {
 			var wrong []string
-			for try := 1; try == 1 || len(wrong) > 0 && try < 10; try++ { // somebody else on this machine may drop its caches
+			// somebody else on this machine may drop its caches
+			for try := 1; try == 1 || len(wrong) > 0 && try < 10; try++ {
 				wrong = roundTrips(t, keep)
 			}
 			for _, w := range wrong {
@@ -156,7 +158,9 @@ func TestLend(t *testing.T) {
 		cmd.Process.Kill()
 		cmd.Wait()
 	}
-	c.eventually("all is given back", func(r report) bool { return r.Lent > int64(len(c.data)) && r.Lent == r.Returned })
+	c.eventually("all is given back", func(r report) bool {
+		return r.Lent > int64(len(c.data)) && r.Lent == r.Returned
+	})
 	if after := descriptors(); after > before {
 		t.Errorf("%d descriptors, %d before", after, before)
 	}
@@ -164,8 +168,8 @@ func TestLend(t *testing.T) {
 
 const faulted = "SIGBUS"
 
-// faultReader is a child that reads a page of a mapped file. Go's scheduler takes no processor from a thread that waits for a
-// page: a process that has only one stands still.
+// faultReader is a child that reads a page of a mapped file. Go's scheduler takes no processor from a thread that waits
+// for a page: a process that has only one stands still.
 func faultReader(path string) int {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

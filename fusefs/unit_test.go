@@ -141,7 +141,8 @@ func TestPlusFits(t *testing.T) {
 		files  int
 		memory int64
 		want   bool
-	}{{0, 0, true}, {1, 0, false}, {1_000_000, 24 << 30, true}, {10_000_000, 24 << 30, false}, {100_000, 1 << 30, false}, {10_000_000, 1 << 40, true}} {
+	}{{0, 0, true}, {1, 0, false}, {1_000_000, 24 << 30, true}, {10_000_000, 24 << 30, false},
+		{100_000, 1 << 30, false}, {10_000_000, 1 << 40, true}} {
 		if got := plusFits(tc.files, tc.memory); got != tc.want {
 			t.Errorf("%d files in %d bytes: %v", tc.files, tc.memory, got)
 		}
@@ -162,7 +163,8 @@ func TestPlansOfManyJobs(t *testing.T) {
 		t.Errorf("%d handles", n)
 	}
 	var out fuse.OpenOut
-	if status := f.open(planNode("job1"), syscall.O_RDONLY, &out); status != fuse.Status(syscall.ESTALE) { // the kernel looks its name up again
+	// the kernel looks its name up again
+	if status := f.open(planNode("job1"), syscall.O_RDONLY, &out); status != fuse.Status(syscall.ESTALE) {
 		t.Errorf("a plan that has gone since it was looked up: %v", status)
 	}
 }

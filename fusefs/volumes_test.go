@@ -113,7 +113,8 @@ func localCopy(t testing.TB, files []testFile, content func(testFile) []byte) st
 		if mtime.IsZero() {
 			mtime = epoch
 		}
-		err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, content(f), 0o444), os.Chtimes(path, mtime, mtime))
+		err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, content(f), 0o444),
+			os.Chtimes(path, mtime, mtime))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -39,7 +39,8 @@ func round15(x float64) float64 {
 }
 
 // rotate appends the steps of Image.rotate: counter-clockwise by degrees, about the middle unless a centre is given.
-func rotate(steps []step, size image.Point, angle float64, f jpeg.Filter, expand bool, centre *[2]float64, fill [3]uint8) []step {
+func rotate(steps []step, size image.Point, angle float64, f jpeg.Filter, expand bool, centre *[2]float64,
+	fill [3]uint8) []step {
 	angle = math.Mod(angle, 360)
 	if angle < 0 {
 		angle += 360

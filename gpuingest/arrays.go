@@ -85,7 +85,8 @@ func compileArray(p *parser, calls []call) (Ingest, error) {
 	}
 	if t.dtype == "" {
 		if t.dtype = t.rawType; t.dtype == "" {
-			return nil, p.fail(c.pos, len(c.name), "add one, such as |fp32", "%s: the type of the rows is missing", c.name)
+			return nil, p.fail(c.pos, len(c.name), "add one, such as |fp32",
+				"%s: the type of the rows is missing", c.name)
 		}
 	}
 	t.out = slices.Clone(t.shape)
@@ -93,7 +94,8 @@ func compileArray(p *parser, calls []call) (Ingest, error) {
 		t.out[i] = t.shape[axis]
 	}
 	if n, ok := byteSize(t.shape, t.dtype); !ok || n > maxOut {
-		return nil, p.fail(c.pos, len(c.name), "", "a row of shape %v %s takes more than %d bytes", t.shape, t.dtype, maxOut)
+		return nil, p.fail(c.pos, len(c.name), "", "a row of shape %v %s takes more than %d bytes", t.shape,
+			t.dtype, maxOut)
 	}
 	return t, nil
 }
@@ -135,8 +137,10 @@ func (t *Array) step(p *parser, c call) error {
 				list = g.val.list
 			}
 			for _, v := range list {
-				if g.name != "" || v.kind != 'i' || v.num < 0 || int(v.num) >= len(t.shape) || slices.Contains(t.axes, int(v.num)) {
-					return p.fail(g.val.pos, g.val.len, "", "transpose takes each axis from 0 to %d once", len(t.shape)-1)
+				if g.name != "" || v.kind != 'i' || v.num < 0 || int(v.num) >= len(t.shape) ||
+					slices.Contains(t.axes, int(v.num)) {
+					return p.fail(g.val.pos, g.val.len, "", "transpose takes each axis from 0 to %d once",
+						len(t.shape)-1)
 				}
 				t.axes = append(t.axes, int(v.num))
 			}
@@ -152,7 +156,8 @@ func (t *Array) step(p *parser, c call) error {
 		for n := range elementSize {
 			names = append(names, n, shortType(n))
 		}
-		return p.fail(c.pos, len(c.name), nearest(c.name, slices.Compact(slices.Sorted(slices.Values(names)))), "%s does not follow %s", c.name, t.source)
+		return p.fail(c.pos, len(c.name), nearest(c.name, slices.Compact(slices.Sorted(slices.Values(names)))),
+			"%s does not follow %s", c.name, t.source)
 	}
 	if c.parens || t.dtype != "" {
 		return p.fail(c.pos, len(c.name), "", "%s: one type is enough, without arguments", c.name)
@@ -380,8 +385,10 @@ func (p *picture) npyPicture() error {
 	if len(a.shape) == 3 {
 		channels = a.shape[2]
 	}
-	if a.dtype != "uint8" || a.fortran || len(a.shape) < 2 || len(a.shape) > 3 || channels != 1 && channels != 3 && channels != 4 {
-		return badArray("npy array of %v %s: a picture is uint8 of height x width x 3 (also x 4, x 1, or none) in C order: read other arrays with npy(shape)", a.shape, a.dtype)
+	if a.dtype != "uint8" || a.fortran || len(a.shape) < 2 || len(a.shape) > 3 ||
+		channels != 1 && channels != 3 && channels != 4 {
+		return badArray("npy array of %v %s: a picture is uint8 of height x width x 3 (also x 4, x 1, or none) in C "+
+			"order: read other arrays with npy(shape)", a.shape, a.dtype)
 	}
 	h, w := a.shape[0], a.shape[1]
 	if h < 1 || w < 1 || h > 1<<24 || w > 1<<24 {

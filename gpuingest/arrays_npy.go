@@ -107,7 +107,8 @@ func (a *array) descr(s string) error {
 	}
 	dtype, ok := names[s[1:]]
 	if !ok || !strings.Contains("<>|=", s[:1]) {
-		return fmt.Errorf("type %q: supported are bool, integers, and floats of 16 to 64 bits; use the transform raw for others", s)
+		return fmt.Errorf(
+			"type %q: supported are bool, integers, and floats of 16 to 64 bits; use the transform raw for others", s)
 	}
 	a.dtype, a.big = dtype, s[0] == '>'
 	return nil
@@ -120,7 +121,8 @@ func parseNpy(b []byte) (array, error) {
 	}
 	size, ok := byteSize(a.shape, a.dtype)
 	if !ok || size > int64(len(b)-n) {
-		return a, badArray("npy: %v %s do not fit into the %d bytes after the header: the file is cut short", a.shape, a.dtype, len(b)-n)
+		return a, badArray("npy: %v %s do not fit into the %d bytes after the header: the file is cut short", a.shape,
+			a.dtype, len(b)-n)
 	}
 	a.data = b[n : n+int(size)]
 	return a, nil
@@ -148,7 +150,8 @@ func parseNpz(b []byte, key string) (array, error) {
 		defer r.Close()
 		limit := int64(min(f.UncompressedSize64, maxInflated+1))
 		if limit > maxInflated {
-			return array{}, badArray("npz member %q has %d bytes, the limit is %d", key, f.UncompressedSize64, maxInflated)
+			return array{}, badArray("npz member %q has %d bytes, the limit is %d", key, f.UncompressedSize64,
+				maxInflated)
 		}
 		// The file's size field is not trusted: memory grows with the data.
 		buf := bytes.NewBuffer(make([]byte, 0, min(limit+bytes.MinRead, inflateAtFirst)))
@@ -206,11 +209,14 @@ func parseSafetensors(b []byte, name string) (array, error) {
 		}
 		dtype, ok := safeTypes[t.DType]
 		if !ok {
-			return array{}, badArray("safetensors, tensor %q has type %q, which is not supported: use the transform raw", name, t.DType)
+			return array{}, badArray(
+				"safetensors, tensor %q has type %q, which is not supported: use the transform raw", name, t.DType)
 		}
 		size, ok := byteSize(t.Shape, dtype)
-		if !ok || len(t.Shape) > maxDims || len(t.Offsets) != 2 || t.Offsets[0] > t.Offsets[1] || t.Offsets[1] > uint64(len(data)) || t.Offsets[1]-t.Offsets[0] != uint64(size) {
-			return array{}, badArray("safetensors, tensor %q: shape %v and offsets %v in %d bytes of data", name, t.Shape, t.Offsets, len(data))
+		if !ok || len(t.Shape) > maxDims || len(t.Offsets) != 2 || t.Offsets[0] > t.Offsets[1] ||
+			t.Offsets[1] > uint64(len(data)) || t.Offsets[1]-t.Offsets[0] != uint64(size) {
+			return array{}, badArray("safetensors, tensor %q: shape %v and offsets %v in %d bytes of data", name,
+				t.Shape, t.Offsets, len(data))
 		}
 		return array{dtype: dtype, shape: t.Shape, data: data[t.Offsets[0]:t.Offsets[1]]}, nil
 	}

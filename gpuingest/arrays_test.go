@@ -78,7 +78,8 @@ out += np.ascontiguousarray(np.transpose(w, q["axes"])).tobytes()
 // TestArraysEqualNumpy compares every pair of types with numpy's astype (torch's for bfloat16), in both byte orders,
 // both memory orders, transposed, from npy, npz and bare numbers.
 func TestArraysEqualNumpy(t *testing.T) {
-	types := map[string]string{"bool": "?", "int8": "i1", "uint8": "u1", "int16": "i2", "uint16": "u2", "int32": "i4", "uint32": "u4", "int64": "i8", "uint64": "u8",
+	types := map[string]string{"bool": "?", "int8": "i1", "uint8": "u1", "int16": "i2", "uint16": "u2", "int32": "i4",
+		"uint32": "u4", "int64": "i8", "uint64": "u8",
 		"float16": "f2", "float32": "f4", "float64": "f8"}
 	seed, formats := 0, []string{"npy", "npz", "npzc", "raw"}
 	for from, code := range types {
@@ -94,12 +95,16 @@ func TestArraysEqualNumpy(t *testing.T) {
 			if floats && ints { // what C defines
 				scale = 10
 			}
-			q := oracle.Q{"seed": seed, "from": order + code, "to": to, "shape": []int{5, 7, 11}, "axes": []int{2, 0, 1}, "as": as, "fortran": seed%2 == 0 && as != "raw", "scale": scale, "special": floats && !ints}
+			q := oracle.Q{"seed": seed, "from": order + code, "to": to, "shape": []int{5, 7, 11},
+				"axes": []int{2, 0, 1}, "as": as, "fortran": seed%2 == 0 && as != "raw", "scale": scale,
+				"special": floats && !ints}
 			q["abs"] = floats && strings.HasPrefix(to, "u") // what C leaves undefined
 			a, b := python(t, makeArray, q, nil)
 			n := int(a["file"].(float64))
 			file, want := b[:n], b[n:]
-			source := map[string]string{"npy": "npy(shape=(5, 7, 11))", "npz": "npz('the_key', (5, 7, 11))", "npzc": "npz('the_key', (5, 7, 11))", "raw": fmt.Sprintf("raw_array((5, 7, 11), %q, stored=(5, -1, 11))", from)}[as]
+			source := map[string]string{"npy": "npy(shape=(5, 7, 11))", "npz": "npz('the_key', (5, 7, 11))",
+				"npzc": "npz('the_key', (5, 7, 11))",
+				"raw":  fmt.Sprintf("raw_array((5, 7, 11), %q, stored=(5, -1, 11))", from)}[as]
 			in := newIngest(t, source+"|transpose(2, 0, 1)|"+to)
 			row, err := makeRow(in, file, Draw{})
 			if err != nil {
@@ -149,7 +154,8 @@ out = x.tobytes() + x.astype("f2").tobytes()`, nil, nil)
 
 // TestArrayFit compares crops and padding with numpy's slices.
 func TestArrayFit(t *testing.T) {
-	_, file := python(t, `f = io.BytesIO(); np.save(f, np.arange(6*9, dtype="i4").reshape(6, 9)); out = f.getvalue()`, nil, nil)
+	_, file := python(t, `f = io.BytesIO(); np.save(f, np.arange(6*9, dtype="i4").reshape(6, 9)); out = f.getvalue()`,
+		nil, nil)
 	_, want := python(t, `a = np.full((4, 12), 7, "i4"); a[:, :9] = np.arange(6*9, dtype="i4").reshape(6, 9)[1:5]; out = a.tobytes()`, nil, nil)
 	row, err := makeRow(newIngest(t, "npy((4, 12), crop='center', pad=7)|int32"), file, Draw{})
 	if err != nil || !bytes.Equal(row.Fields[0], want) {
@@ -215,7 +221,8 @@ func safetensor(header string, data []byte) []byte {
 }
 
 func TestSafetensors(t *testing.T) {
-	_, data := python(t, `out = np.arange(5, dtype="f4").tobytes() + np.arange(6, dtype="f4").astype("f4").tobytes()`, nil, nil)
+	_, data := python(t, `out = np.arange(5, dtype="f4").tobytes() + np.arange(6, dtype="f4").astype("f4").tobytes()`,
+		nil, nil)
 	header := `{"__metadata__":{"format":"pt"},"w":{"dtype":"F32","shape":[5],"data_offsets":[0,20]},"x":{"dtype":"F32","shape":[2,3],"data_offsets":[20,44]},"h":{"dtype":"BF16","shape":[2],"data_offsets":[4,8]}}`
 	file := safetensor(header, data)
 	row, err := makeRow(newIngest(t, "safetensors('x', (2, 3))|float32"), file, Draw{})
@@ -256,7 +263,8 @@ func TestNpyPictures(t *testing.T) {
 		_, asPNG := ask(t, "save", oracle.Q{"w": w, "h": h, "format": "PNG", "mode": mode}, rgb)
 		_, npy := python(t, `from PIL import Image
 f = io.BytesIO(); np.save(f, np.asarray(Image.open(io.BytesIO(b)))); out = f.getvalue()`, nil, asPNG)
-		for _, spec := range []string{"RandomResizedCrop(96)|RandomHorizontalFlip()", "Resize(128)|CenterCrop(100)|fp16|nhwc"} {
+		for _, spec := range []string{"RandomResizedCrop(96)|RandomHorizontalFlip()",
+			"Resize(128)|CenterCrop(100)|fp16|nhwc"} {
 			tr := compile(t, spec)
 			for i := range 20 {
 				at := Draw{Seed: 3, Sample: uint64(i)}
@@ -274,7 +282,9 @@ func FuzzArrays(f *testing.F) {
 	f.Add(safetensor(`{"x":{"dtype":"F32","shape":[3],"data_offsets":[0,12]}}`, make([]byte, 12)))
 	f.Add([]byte("PK\x05\x06" + strings.Repeat("\x00", 18)))
 	var all []Ingest
-	for _, spec := range []string{"npy((3,), crop='random', pad=1)|fp32", "npz('x', (3,), crop='center', pad=0)|int8", "safetensors('x', (3,), crop='random', pad=0)|int64", "raw_array((3,), 'uint16', stored=(-1,), crop='center', pad=1)|bool", "Resize((4, 4))"} {
+	for _, spec := range []string{"npy((3,), crop='random', pad=1)|fp32", "npz('x', (3,), crop='center', pad=0)|int8",
+		"safetensors('x', (3,), crop='random', pad=0)|int64",
+		"raw_array((3,), 'uint16', stored=(-1,), crop='center', pad=1)|bool", "Resize((4, 4))"} {
 		in, err := New(spec)
 		if err != nil {
 			f.Fatal(err)

@@ -32,7 +32,8 @@ const (
 	maxFrames   = 1 << 28 // of a FLAC: 90 minutes at 48 kHz, since everything before a crop is decoded
 )
 
-var audioParams = []param{{"seconds", ""}, {"rate", ""}, {"channels", "1"}, {"crop", "'random'"}, {"pad", "True"}, {"resample", "False"}}
+var audioParams = []param{{"seconds", ""}, {"rate", ""}, {"channels", "1"}, {"crop", "'random'"}, {"pad", "True"},
+	{"resample", "False"}}
 
 // compileAudio reads audio(seconds, rate, channels=1, crop='random', pad=True, resample=False).
 func compileAudio(p *parser, calls []call) (Ingest, error) {
@@ -40,7 +41,8 @@ func compileAudio(p *parser, calls []call) (Ingest, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Audio{filters: map[int]*resampler{}, rate: a.integer("rate", 1, maxRate), channels: a.integer("channels", 1, maxChannels)}
+	t := &Audio{filters: map[int]*resampler{}, rate: a.integer("rate", 1, maxRate),
+		channels: a.integer("channels", 1, maxChannels)}
 	v := a.val["seconds"]
 	n := math.RoundToEven(v.num * float64(t.rate))
 	if !v.number() || n < 1 || n*4*float64(t.channels) > maxOut {
@@ -235,7 +237,8 @@ func openWAV(b []byte) (r recording, err error) {
 		{3, 64}: func(p []byte) float32 { return float32(math.Float64frombits(le.Uint64(p))) },
 	}[[2]int{tag, bits}]
 	if !ok {
-		return r, badArray("WAV of format %d with %d bits: supported are PCM of 8 to 32 and floats of 32 and 64 bits; convert it, or use the transform raw", tag, bits)
+		return r, badArray("WAV of format %d with %d bits: supported are PCM of 8 to 32 and floats of 32 and 64 "+
+			"bits; convert it, or use the transform raw", tag, bits)
 	}
 	if r.channels < 1 || block != each*r.channels {
 		return r, badArray("WAV: frames of %d bytes for %d channels of %d", block, r.channels, each)
@@ -264,7 +267,8 @@ func openFLAC(b []byte) (r recording, err error) {
 	}
 	r.rate, r.channels = int(s.Info.SampleRate), int(s.Info.NChannels)
 	if s.Info.NSamples == 0 || s.Info.NSamples > maxFrames {
-		return r, badArray("FLAC of %d samples: 1 to %d are supported, and the header must have the number (flac writes it if the output is seekable)", s.Info.NSamples, maxFrames)
+		return r, badArray("FLAC of %d samples: 1 to %d are supported, and the header must have the number (flac "+
+			"writes it if the output is seekable)", s.Info.NSamples, maxFrames)
 	}
 	r.frames = int(s.Info.NSamples)
 	bits := s.Info.BitsPerSample
@@ -284,11 +288,13 @@ func openFLAC(b []byte) (r recording, err error) {
 			}
 			size := int(f.BlockSize)
 			if len(f.Subframes) != r.channels || f.BitsPerSample != 0 && f.BitsPerSample != bits || size < 1 {
-				return badArray("FLAC after sample %d: a frame of %d channels and %d bits", at, len(f.Subframes), f.BitsPerSample)
+				return badArray("FLAC after sample %d: a frame of %d channels and %d bits", at, len(f.Subframes),
+					f.BitsPerSample)
 			}
 			for _, sub := range f.Subframes {
 				if len(sub.Samples) != size {
-					return badArray("FLAC after sample %d: a channel of %d samples in a frame of %d", at, len(sub.Samples), size)
+					return badArray("FLAC after sample %d: a channel of %d samples in a frame of %d", at,
+						len(sub.Samples), size)
 				}
 			}
 			for i := max(0, from-at); i < min(size, from+n-at); i++ {

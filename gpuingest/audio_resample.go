@@ -32,7 +32,8 @@ func (t *Audio) filter(rate int) (*resampler, error) {
 	}
 	f := newResampler(rate, t.rate)
 	if f == nil {
-		return nil, badArray("%d Hz to %d: the greatest common divisor of the rates is too small: convert it beforehand", rate, t.rate)
+		return nil, badArray(
+			"%d Hz to %d: the greatest common divisor of the rates is too small: convert it beforehand", rate, t.rate)
 	}
 	if len(t.filters) == maxFilters {
 		clear(t.filters)

@@ -49,7 +49,8 @@ out = file + np.ascontiguousarray(z.T).tobytes()
 func sound(t testing.TB, seed int, as string, bits, channels, frames, rate int) (file []byte, want [][]float32) {
 	t.Helper()
 	options := []string{fmt.Sprintf("-%d", seed%9)}
-	a, b := python(t, makeSound, oracle.Q{"seed": seed, "as": as, "bits": bits, "channels": channels, "frames": frames, "rate": rate, "options": options}, nil)
+	a, b := python(t, makeSound, oracle.Q{"seed": seed, "as": as, "bits": bits, "channels": channels, "frames": frames,
+		"rate": rate, "options": options}, nil)
 	n := int(a["file"].(float64))
 	file, b = b[:n], b[n:]
 	want = make([][]float32, channels)
@@ -91,7 +92,8 @@ func TestAudioEqualsNumpy(t *testing.T) {
 					for c := range channels {
 						for k := range 4000 {
 							if got[4000*c+k] != want[c][from+k] {
-								t.Fatalf("%s of %d bits, crop %s: channel %d, sample %d is %v, numpy has %v", as, bits, crop, c, k, got[4000*c+k], want[c][from+k])
+								t.Fatalf("%s of %d bits, crop %s: channel %d, sample %d is %v, numpy has %v", as, bits,
+									crop, c, k, got[4000*c+k], want[c][from+k])
 							}
 						}
 					}
@@ -99,7 +101,9 @@ func TestAudioEqualsNumpy(t *testing.T) {
 				if channels == 2 { // their mean, filled up
 					row, err := makeRow(newIngest(t, "audio(1.0, 16000)"), file, Draw{})
 					got := floats(row.Fields[0])
-					if err != nil || native.Uint32(row.Fields[1]) != 12_345 || got[77] != float32((float64(want[0][77])+float64(want[1][77]))/2) || got[12_345] != 0 || got[15_999] != 0 {
+					if err != nil || native.Uint32(row.Fields[1]) != 12_345 ||
+						got[77] != float32((float64(want[0][77])+float64(want[1][77]))/2) || got[12_345] != 0 ||
+						got[15_999] != 0 {
 						t.Errorf("%s of %d bits as mono: %v", as, bits, err)
 					}
 				}
@@ -130,7 +134,8 @@ func wavOf(rate, n int, f func(t float64) float64) []byte {
 
 // TestResample: tones below the lower rate's half come through as they are at the new rate, tones above it do not.
 func TestResample(t *testing.T) {
-	for _, rates := range [][2]int{{44_100, 16_000}, {8000, 16_000}, {48_000, 44_100}, {22_050, 16_000}, {16_001, 16_000}} {
+	for _, rates := range [][2]int{{44_100, 16_000}, {8000, 16_000}, {48_000, 44_100}, {22_050, 16_000},
+		{16_001, 16_000}} {
 		low := float64(min(rates[0], rates[1]))
 		for _, share := range []float64{0, 0.003, 0.1, 0.25, 0.4, 0.45, 0.56} {
 			freq, n := share*low, rates[0]
@@ -161,7 +166,9 @@ func TestResample(t *testing.T) {
 		}
 	}
 	// A crop is the same as that part of the whole: the filter reaches beyond it.
-	file := wavOf(44_100, 44_100, func(at float64) float64 { return 0.3*math.Sin(4000*at) + 0.2*math.Sin(17_000*at*at) })
+	file := wavOf(44_100, 44_100, func(at float64) float64 {
+		return 0.3*math.Sin(4000*at) + 0.2*math.Sin(17_000*at*at)
+	})
 	whole, err := makeRow(newIngest(t, "audio(1.0, 22050, crop='start', resample=True)"), file, Draw{})
 	if err != nil {
 		t.Fatal(err)
@@ -173,7 +180,8 @@ func TestResample(t *testing.T) {
 			t.Fatal(err)
 		}
 		rand := at.Rand(0)
-		if from := rand.IntN(44_100 - 22_050 + 1); from%2 == 0 && !bytes.Equal(row.Fields[0], whole.Fields[0][2*from:][:len(row.Fields[0])]) {
+		if from := rand.IntN(44_100 - 22_050 + 1); from%2 == 0 &&
+			!bytes.Equal(row.Fields[0], whole.Fields[0][2*from:][:len(row.Fields[0])]) {
 			t.Errorf("the crop from %d on differs from the whole", from)
 		}
 	}

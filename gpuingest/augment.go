@@ -39,8 +39,8 @@ func (d deed) signed() bool { return d >= doShearX && d <= doSharpness }
 // graded deeds have a magnitude.
 func (d deed) graded() bool { return d >= doShearX && d <= doSolarize }
 
-// linspace is the i-th of n numbers from 0 or lo to hi in float32, as torch.linspace computes it from both ends: by fused
-// multiply-adds, which float64 equals here.
+// linspace is the i-th of n numbers from 0 or lo to hi in float32, as torch.linspace computes it from both ends: by
+// fused multiply-adds, which float64 equals here.
 func linspace(lo, hi float64, n, i int) float64 {
 	start, end := float32(lo), float32(hi)
 	if n == 1 {
@@ -108,7 +108,8 @@ func (c *canvas) magnitude(s *space, d deed, n, i int, size image.Point) float64
 // do appends the step of a deed with a magnitude.
 func (c *canvas) do(steps []step, d deed, magnitude float64, size image.Point) []step {
 	move := func(cx, cy, tx, ty, shearX, shearY float64) []step {
-		return append(steps, step{kind: stepAffine, size: size, matrix: inverseAffine(cx, cy, 0, tx, ty, shearX, shearY), filter: c.filter, fill: c.fill})
+		return append(steps, step{kind: stepAffine, size: size,
+			matrix: inverseAffine(cx, cy, 0, tx, ty, shearX, shearY), filter: c.filter, fill: c.fill})
 	}
 	switch d {
 	case doShearX:

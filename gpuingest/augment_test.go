@@ -75,7 +75,8 @@ func (s subject) same(t testing.TB, steps []step, name string, kwargs oracle.Q) 
 				n, worst = n+1, max(worst, d, -d)
 			}
 		}
-		t.Errorf("%s %v of %v: %d of %d values differ from torchvision's, by up to %d", name, kwargs, s.size, n, len(got), worst)
+		t.Errorf("%s %v of %v: %d of %d values differ from torchvision's, by up to %d", name, kwargs, s.size, n,
+			len(got), worst)
 	}
 }
 
@@ -121,7 +122,8 @@ func TestAllColours(t *testing.T) {
 		f := r.Float64() - 0.5
 		s.same(t, []step{{kind: stepColour, colour: hue, amount: f}}, "adjust_hue", oracle.Q{"hue_factor": f})
 		f = r.Float64() * 3
-		s.same(t, []step{{kind: stepColour, colour: saturation, amount: f}}, "adjust_saturation", oracle.Q{"saturation_factor": f})
+		s.same(t, []step{{kind: stepColour, colour: saturation, amount: f}}, "adjust_saturation",
+			oracle.Q{"saturation_factor": f})
 	}
 }
 
@@ -134,12 +136,15 @@ func TestBlur(t *testing.T) {
 				continue
 			}
 			for _, sigma := range []float64{0.1, 0.7, 2, 11.5} {
-				_, want := ask(t, "functional", oracle.Q{"key": "subject", "name": "gaussian_blur", "kwargs": oracle.Q{"kernel_size": []int{k.X, k.Y}, "sigma": []float64{sigma, sigma}}}, nil)
+				_, want := ask(t, "functional",
+					oracle.Q{"key": "subject", "name": "gaussian_blur",
+						"kwargs": oracle.Q{"kernel_size": []int{k.X, k.Y}, "sigma": []float64{sigma, sigma}}}, nil)
 				_, got := s.take(t, []step{{kind: stepColour, colour: blur, size: k, amount: sigma}})
 				for i := range got {
 					d := int(got[i]) - int(want[i])
 					if d < -1 || d > 1 {
-						t.Fatalf("kernel %v, sigma %v of %v: value %d is %d, torchvision's %d", k, sigma, s.size, i, got[i], want[i])
+						t.Fatalf("kernel %v, sigma %v of %v: value %d is %d, torchvision's %d", k, sigma, s.size, i,
+							got[i], want[i])
 					}
 					values, off = values+1, off+d*d
 				}
@@ -162,7 +167,9 @@ func TestPadding(t *testing.T) {
 				}
 				for _, fill := range [][3]uint8{{}, {1, 128, 255}} {
 					o := &padOp{margins: m, fill: fill, border: b}
-					s.same(t, o.draw(nil, s.size, nil), "pad", oracle.Q{"padding": m, "fill": []int{int(fill[0]), int(fill[1]), int(fill[2])}, "padding_mode": b.String()})
+					s.same(t, o.draw(nil, s.size, nil), "pad",
+						oracle.Q{"padding": m, "fill": []int{int(fill[0]), int(fill[1]), int(fill[2])},
+							"padding_mode": b.String()})
 				}
 			}
 		}
@@ -199,16 +206,19 @@ func TestRotations(t *testing.T) {
 // every usual magnitude, and with every filter.
 func TestDeeds(t *testing.T) {
 	names := map[string]deed{
-		"Identity": doNothing, "ShearX": doShearX, "ShearY": doShearY, "TranslateX": doTranslateX, "TranslateY": doTranslateY, "Rotate": doRotate,
-		"Brightness": doBrightness, "Color": doColor, "Contrast": doContrast, "Sharpness": doSharpness, "Posterize": doPosterize,
-		"Solarize": doSolarize, "AutoContrast": doAutoContrast, "Equalize": doEqualize, "Invert": doInvert,
+		"Identity": doNothing, "ShearX": doShearX, "ShearY": doShearY, "TranslateX": doTranslateX,
+		"TranslateY": doTranslateY, "Rotate": doRotate,
+		"Brightness": doBrightness, "Color": doColor, "Contrast": doContrast, "Sharpness": doSharpness,
+		"Posterize": doPosterize,
+		"Solarize":  doSolarize, "AutoContrast": doAutoContrast, "Equalize": doEqualize, "Invert": doInvert,
 	}
 	subjects(t, func(s subject) {
 		for _, c := range []struct {
 			class string
 			space *space
 			bins  int
-		}{{"RandAugment", &usualSpace, 31}, {"AutoAugment", &usualSpace, 10}, {"TrivialAugmentWide", &wideSpace, 31}, {"RandAugment", &usualSpace, 7}} {
+		}{{"RandAugment", &usualSpace, 31}, {"AutoAugment", &usualSpace, 10}, {"TrivialAugmentWide", &wideSpace, 31},
+			{"RandAugment", &usualSpace, 7}} {
 			a, _ := ask(t, "magnitudes", oracle.Q{"name": c.class, "bins": c.bins, "w": s.size.X, "h": s.size.Y}, nil)
 			ops := a["space"].([]any)
 			if want := deeds; c.class != "AutoAugment" && len(ops) != want {
@@ -218,13 +228,15 @@ func TestDeeds(t *testing.T) {
 				entry := o.([]any)
 				name, list, signed := entry[0].(string), entry[1].([]any), entry[2].(bool)
 				d, ok := names[name]
-				if !ok || signed != d.signed() || (len(list) > 1) != d.graded() || c.class != "AutoAugment" && int(d) != at {
+				if !ok || signed != d.signed() || (len(list) > 1) != d.graded() ||
+					c.class != "AutoAugment" && int(d) != at {
 					t.Errorf("%s: %s: %v %v %v", c.class, name, ok, signed, len(list))
 				}
 				for i, m := range list {
 					// torch.linspace rounds differently with the width of the machine's vectors.
 					if got := c.space.magnitude(d, c.bins, i, s.size); math.Abs(got-m.(float64)) > 4e-7*math.Abs(got) {
-						t.Errorf("%s of %v: %s %d of %d is %v, torchvision %v", c.class, s.size, name, i, c.bins, got, m)
+						t.Errorf("%s of %v: %s %d of %d is %v, torchvision %v", c.class, s.size, name, i,
+							c.bins, got, m)
 					}
 				}
 				for k, m := range list {
@@ -237,7 +249,9 @@ func TestDeeds(t *testing.T) {
 						}
 						cv := canvas{filter: jpeg.Filter((at + k) % 3), fill: [3]uint8{9, 90, 200}}
 						v := sign * m.(float64)
-						s.same(t, cv.do(nil, d, v, s.size), "_apply_op", oracle.Q{"op_name": name, "magnitude": v, "interpolation": cv.filter.String(), "fill": fillList(cv.fill)})
+						s.same(t, cv.do(nil, d, v, s.size), "_apply_op",
+							oracle.Q{"op_name": name, "magnitude": v, "interpolation": cv.filter.String(),
+								"fill": fillList(cv.fill)})
 					}
 				}
 			}
@@ -341,7 +355,8 @@ func TestJitterChoices(t *testing.T) {
 	if x := chiSquare(slices.Collect(maps.Values(orders))); len(orders) != 24 || x > 49.7 { // 23 degrees, p = 0.001
 		t.Errorf("%d orders, chi square %.1f", len(orders), x)
 	}
-	for c, want := range map[colour][2]float64{brightness: {0.6, 1.4}, contrast: {0.2, 1.7}, saturation: {0.7, 1.3}, hue: {-0.1, 0.1}} {
+	for c, want := range map[colour][2]float64{brightness: {0.6, 1.4}, contrast: {0.2, 1.7}, saturation: {0.7, 1.3},
+		hue: {-0.1, 0.1}} {
 		even := make([]float64, n)
 		for i := range even {
 			even[i] = want[0] + (want[1]-want[0])*(float64(i)+0.5)/n
@@ -351,7 +366,8 @@ func TestJitterChoices(t *testing.T) {
 		}
 	}
 	r := Draw{}.Rand(0)
-	if s := compile(t, "ColorJitter(hue=0.1)|CenterCrop(8)").ops[0].draw(nil, image.Pt(9, 9), &r); len(s) != 1 || s[0].colour != hue {
+	if s := compile(t, "ColorJitter(hue=0.1)|CenterCrop(8)").ops[0].draw(nil, image.Pt(9, 9), &r); len(s) != 1 ||
+		s[0].colour != hue {
 		t.Errorf("ColorJitter(hue=0.1) comes to %v", s)
 	}
 }
@@ -360,7 +376,9 @@ func TestJitterChoices(t *testing.T) {
 func TestCropNeverComesBack(t *testing.T) {
 	src := photoJPEG(t, 4, 120, 90, 420)
 	ask(t, "load", oracle.Q{"key": "back"}, src)
-	_, want := ask(t, "torchvision", oracle.Q{"key": "back", "ops": ops{}.of("CenterCrop", oracle.Q{"size": 30}).of("CenterCrop", oracle.Q{"size": 50})}, nil)
+	_, want := ask(t, "torchvision",
+		oracle.Q{"key": "back", "ops": ops{}.of("CenterCrop", oracle.Q{"size": 30}).of("CenterCrop",
+			oracle.Q{"size": 50})}, nil)
 	if got := apply(t, compile(t, "CenterCrop(30)|CenterCrop(50)|nhwc"), src, Draw{}); !bytes.Equal(got, want) {
 		t.Error("CenterCrop(30)|CenterCrop(50) differs from torchvision's")
 	}

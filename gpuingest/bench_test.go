@@ -43,8 +43,8 @@ func benchFiles(b *testing.B) [][]byte {
 	return files
 }
 
-// BenchmarkChain takes each sample through the stages one after another and compares them by the thread's CPU time: entropy decoding of the whole, decoding of the region, region and resize, and
-// the whole sample by Apply.
+// BenchmarkChain takes each sample through the stages one after another and compares them by the thread's CPU time:
+// entropy decoding of the whole, decoding of the region, region and resize, and the whole sample by Apply.
 func BenchmarkChain(b *testing.B) {
 	files := benchFiles(b)
 	tr := compile(b, "RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nchw")
@@ -135,11 +135,12 @@ const (
 	dinoRecipe = "views([RandomResizedCrop(224,scale=(0.4,1.0),interpolation='bicubic')|RandomHorizontalFlip()|RandomApply([ColorJitter(0.4,0.4,0.2,0.1)],0.8)|RandomGrayscale(0.2)|GaussianBlur(23)], [RandomResizedCrop(224,scale=(0.4,1.0),interpolation='bicubic')|RandomHorizontalFlip()|RandomApply([ColorJitter(0.4,0.4,0.2,0.1)],0.8)|RandomGrayscale(0.2)|RandomApply([GaussianBlur(23)],0.1)|RandomSolarize(128,p=0.2)], 8x[RandomResizedCrop(96,scale=(0.05,0.4),interpolation='bicubic')|RandomHorizontalFlip()|RandomApply([ColorJitter(0.4,0.4,0.2,0.1)],0.8)|RandomGrayscale(0.2)|RandomApply([GaussianBlur(23)],0.5)])|fp16|Normalize((0.485,0.456,0.406),(0.229,0.224,0.225))"
 )
 
-// BenchmarkViews compares views with as many decodes: each sample is made both ways, one after the other, by the thread's
-// CPU time. The metric is the ratio of the medians.
+// BenchmarkViews compares views with as many decodes: each sample is made both ways, one after the other, by the
+// thread's CPU time. The metric is the ratio of the medians.
 func BenchmarkViews(b *testing.B) {
 	files := benchFiles(b)
-	for name, spec := range map[string]string{"crops": dinoCrops, "bilinear": strings.ReplaceAll(dinoCrops, ", interpolation='bicubic'", ""), "recipe": dinoRecipe} {
+	for name, spec := range map[string]string{"crops": dinoCrops,
+		"bilinear": strings.ReplaceAll(dinoCrops, ", interpolation='bicubic'", ""), "recipe": dinoRecipe} {
 		b.Run(name, func(b *testing.B) {
 			v := views(b, spec)
 			var fields [][]byte
@@ -173,7 +174,8 @@ func BenchmarkViews(b *testing.B) {
 	}
 }
 
-// threadTime is the thread's CPU time in microseconds: unlike the clock it means something on a machine with other work.
+// threadTime is the thread's CPU time in microseconds: unlike the clock it means something on a machine with other
+// work.
 func threadTime(b *testing.B) float64 {
 	b.Helper()
 	var t unix.Timespec

@@ -95,7 +95,8 @@ func pick(n int, weights []float64, r *Rand) int {
 func (a *args) transforms() (ops []compiled) {
 	v := a.val["transforms"]
 	if v.kind != 't' || len(v.list) < 1 || len(v.list) > maxOps {
-		a.bad(v, "transforms must be a list of 1 to %d operations, such as [ColorJitter(0.4), RandomGrayscale()]", maxOps)
+		a.bad(v, "transforms must be a list of 1 to %d operations, such as [ColorJitter(0.4), RandomGrayscale()]",
+			maxOps)
 		return nil
 	}
 	var texts []string

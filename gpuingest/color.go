@@ -63,7 +63,9 @@ func (p *picture) recolour(s *step) error {
 		return p.remake(p.size0, func(dst []byte) { pillow.Sharpness(dst, pix, p.size0, s.amount, *row) })
 	case blur:
 		if s.size.X/2 >= p.size0.X || s.size.Y/2 >= p.size0.Y {
-			return fmt.Errorf("%w: a picture of %v is too small for a blur of %v with reflected borders: resize first", ErrBadSample, p.size0, s.size)
+			return fmt.Errorf(
+				"%w: a picture of %v is too small for a blur of %v with reflected borders: resize first", ErrBadSample,
+				p.size0, s.size)
 		}
 		return p.remake(p.size0, func(dst []byte) { pillow.Blur(dst, pix, p.size0, s.size, s.amount) })
 	}
@@ -81,7 +83,8 @@ func (p *picture) own() error {
 // remake replaces the picture by the result of f. The picture is owned.
 func (p *picture) remake(size image.Point, f func(dst []byte)) error {
 	if n := int64(size.X) * int64(size.Y); size.X < 1 || size.Y < 1 || n > jpeg.MaxPixels {
-		return fmt.Errorf("%w: %w: %v would become %v, the limit is %d pixels", ErrBadSample, jpeg.ErrTooLarge, p.size0, size, jpeg.MaxPixels)
+		return fmt.Errorf("%w: %w: %v would become %v, the limit is %d pixels", ErrBadSample, jpeg.ErrTooLarge, p.size0,
+			size, jpeg.MaxPixels)
 	}
 	b := getBuffer(size.X * size.Y * 3)
 	f(*b)
@@ -95,7 +98,9 @@ func (p *picture) affine(s *step) error {
 	if err := p.own(); err != nil {
 		return err
 	}
-	return p.remake(s.size, func(dst []byte) { pillow.Affine(dst, s.size, p.src, p.size0, &s.matrix, s.filter, s.fill) })
+	return p.remake(s.size, func(dst []byte) {
+		pillow.Affine(dst, s.size, p.src, p.size0, &s.matrix, s.filter, s.fill)
+	})
 }
 
 // pad applies a stepCrop that extends beyond the picture.
@@ -165,7 +170,8 @@ type recolouring struct {
 	amount, p float64
 }
 
-// buildRecolouring returns the builder of an operation whose first parameter, if that is not p, is an amount from lo to hi.
+// buildRecolouring returns the builder of an operation whose first parameter, if that is not p, is an amount from lo to
+// hi.
 func buildRecolouring(c colour, lo, hi float64) func(a *args) operation {
 	return func(a *args) operation {
 		o := &recolouring{colour: c}
@@ -235,5 +241,6 @@ func buildBlur(a *args) operation {
 }
 
 func (o *gaussianBlur) draw(steps []step, _ image.Point, r *Rand) []step {
-	return append(steps, step{kind: stepColour, colour: blur, size: o.kernel, amount: r.Uniform(o.sigma[0], o.sigma[1])})
+	return append(steps, step{kind: stepColour, colour: blur, size: o.kernel,
+		amount: r.Uniform(o.sigma[0], o.sigma[1])})
 }

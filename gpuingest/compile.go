@@ -17,8 +17,8 @@ type param struct {
 	def  string // default as a literal; empty: required
 }
 
-// args are an operation's arguments by name, including defaults. Who reads one puts its canonical form in its place. The
-// first error is kept.
+// args are an operation's arguments by name, including defaults. Who reads one puts its canonical form in its place.
+// The first error is kept.
 type args struct {
 	p    *parser
 	of   call
@@ -54,7 +54,8 @@ type operationKind struct {
 // operations lists them with their parameters in torchvision's order.
 var operations = map[string]operationKind{
 	"RandomResizedCrop": {
-		[]param{{"size", ""}, {"scale", "(0.08, 1.0)"}, {"ratio", "(0.75, 1.3333333333333333)"}, {"interpolation", "'bilinear'"}, {"antialias", "True"}},
+		[]param{{"size", ""}, {"scale", "(0.08, 1.0)"}, {"ratio", "(0.75, 1.3333333333333333)"},
+			{"interpolation", "'bilinear'"}, {"antialias", "True"}},
 		func(a *args) operation {
 			o := &randomResizedCrop{fixedSize: a.hw("size")}
 			o.scale, o.ratio, o.filter = a.interval("scale", 1), a.interval("ratio", 1e4), a.filter()
@@ -69,20 +70,25 @@ var operations = map[string]operationKind{
 	"RandomHorizontalFlip": {[]param{{"p", "0.5"}}, buildFlip(stepMirror)},
 	"RandomVerticalFlip":   {[]param{{"p", "0.5"}}, buildFlip(stepTurn)},
 	"RandomCrop": {
-		[]param{{"size", ""}, {"padding", "None"}, {"pad_if_needed", "False"}, {"fill", "0"}, {"padding_mode", "'constant'"}},
+		[]param{{"size", ""}, {"padding", "None"}, {"pad_if_needed", "False"}, {"fill", "0"},
+			{"padding_mode", "'constant'"}},
 		buildRandomCrop,
 	},
-	"Pad":            {[]param{{"padding", ""}, {"fill", "0"}, {"padding_mode", "'constant'"}}, buildPad},
-	"RandomRotation": {[]param{{"degrees", ""}, {"interpolation", "'nearest'"}, {"expand", "False"}, {"center", "None"}, {"fill", "0"}}, buildRotation},
-	"ColorJitter":    {[]param{{"brightness", "0"}, {"contrast", "0"}, {"saturation", "0"}, {"hue", "0"}}, buildJitter},
-	"Grayscale":      {[]param{{"num_output_channels", "1"}}, buildGrayscale},
-	"GaussianBlur":   {[]param{{"kernel_size", ""}, {"sigma", "(0.1, 2.0)"}}, buildBlur},
+	"Pad": {[]param{{"padding", ""}, {"fill", "0"}, {"padding_mode", "'constant'"}}, buildPad},
+	"RandomRotation": {[]param{{"degrees", ""}, {"interpolation", "'nearest'"}, {"expand", "False"}, {"center", "None"},
+		{"fill", "0"}}, buildRotation},
+	"ColorJitter":  {[]param{{"brightness", "0"}, {"contrast", "0"}, {"saturation", "0"}, {"hue", "0"}}, buildJitter},
+	"Grayscale":    {[]param{{"num_output_channels", "1"}}, buildGrayscale},
+	"GaussianBlur": {[]param{{"kernel_size", ""}, {"sigma", "(0.1, 2.0)"}}, buildBlur},
 	"RandAugment": {
-		[]param{{"num_ops", "2"}, {"magnitude", "9"}, {"num_magnitude_bins", "31"}, {"interpolation", "'nearest'"}, {"fill", "None"}},
+		[]param{{"num_ops", "2"}, {"magnitude", "9"}, {"num_magnitude_bins", "31"}, {"interpolation", "'nearest'"},
+			{"fill", "None"}},
 		buildRandAugment,
 	},
-	"TrivialAugmentWide": {[]param{{"num_magnitude_bins", "31"}, {"interpolation", "'nearest'"}, {"fill", "None"}}, buildTrivialAugment},
-	"AutoAugment":        {[]param{{"policy", "'imagenet'"}, {"interpolation", "'nearest'"}, {"fill", "None"}}, buildAutoAugment},
+	"TrivialAugmentWide": {[]param{{"num_magnitude_bins", "31"}, {"interpolation", "'nearest'"}, {"fill", "None"}},
+		buildTrivialAugment},
+	"AutoAugment": {[]param{{"policy", "'imagenet'"}, {"interpolation", "'nearest'"}, {"fill", "None"}},
+		buildAutoAugment},
 
 	"RandomGrayscale":       {[]param{{"p", "0.1"}}, buildRecolouring(grey, 0, 0)},
 	"RandomInvert":          {[]param{{"p", "0.5"}}, buildRecolouring(invert, 0, 0)},
@@ -108,8 +114,8 @@ const (
 	eraseWord  = "RandomErasing"
 )
 
-// pillowRules are the versions whose resize can be reproduced: 13 resizes vertically first if the height shrinks by more
-// than twice as many pixels as the width. The first is the default.
+// pillowRules are the versions whose resize can be reproduced: 13 resizes vertically first if the height shrinks by
+// more than twice as many pixels as the width. The first is the default.
 var pillowRules = []string{"pillow(9.4)", "pillow(13)"}
 
 // hints answer likely mistakes of torchvision's users.
@@ -133,7 +139,9 @@ var hints = map[string]string{
 }
 
 func words() []string {
-	return slices.Concat(slices.Collect(maps.Keys(operations)), slices.Collect(maps.Keys(dtypes)), layouts, mixWords, slices.Collect(maps.Keys(families)), slices.Collect(maps.Keys(jointWords)), slices.Collect(maps.Keys(compounds)),
+	return slices.Concat(slices.Collect(maps.Keys(operations)), slices.Collect(maps.Keys(dtypes)), layouts, mixWords,
+		slices.Collect(maps.Keys(families)), slices.Collect(maps.Keys(jointWords)),
+		slices.Collect(maps.Keys(compounds)),
 		[]string{"Normalize", rawWord, viewsWord, pillowWord, dctWord, v2Word, eraseWord})
 }
 
@@ -214,7 +222,8 @@ func (c *compiler) once(of call, what string) error {
 
 func (c *compiler) operation(of call, o operationKind) error {
 	if len(c.seen) > 0 {
-		return c.p.fail(of.pos, len(of.name), "", "%s after a word: operations come before type, layout, Normalize, RandomErasing and MixUp", of.name)
+		return c.p.fail(of.pos, len(of.name), "",
+			"%s after a word: operations come before type, layout, Normalize, RandomErasing and MixUp", of.name)
 	}
 	if len(c.t.ops) == maxOps {
 		return c.p.fail(of.pos, len(of.name), "", "more than %d operations", maxOps)
@@ -228,9 +237,11 @@ func (c *compiler) operation(of call, o operationKind) error {
 		return a.err
 	}
 	// The text also holds what compounds hold.
-	if _, after, _ := strings.Cut(c.t.operationsText(), "GaussianBlur("); strings.Contains(after, "RandomAdjustSharpness(") {
+	if _, after, _ := strings.Cut(c.t.operationsText(), "GaussianBlur("); strings.Contains(after,
+		"RandomAdjustSharpness(") {
 		return c.p.fail(of.pos, len(of.name), "put it before GaussianBlur, or sharpen in the trainer",
-			"RandomAdjustSharpness after GaussianBlur, which differs from torchvision's in some values by one: that would grow")
+			"RandomAdjustSharpness after GaussianBlur, which differs from torchvision's in some values by one: that "+
+				"would grow")
 	}
 	return nil
 }
@@ -277,7 +288,8 @@ func (c *compiler) word(of call) (err error) {
 			return err
 		})
 	case of.name == viewsWord:
-		return c.p.fail(of.pos, len(of.name), "write views(2x[...], 8x[...]) in place of the operations, alone", "views holds all operations, and has no boxes and masks")
+		return c.p.fail(of.pos, len(of.name), "write views(2x[...], 8x[...]) in place of the operations, alone",
+			"views holds all operations, and has no boxes and masks")
 	case of.name == rawWord:
 		return c.p.fail(of.pos, len(of.name), "", "raw gives the file as it is and stands alone")
 	case dtypes[of.name] > 0:
@@ -316,7 +328,8 @@ func verticalFirst(p *parser, c call) (bool, error) {
 	v := a.val["version"]
 	i := slices.Index(pillowRules, pillowWord+"("+strings.TrimSuffix(v.String(), ".0")+")")
 	if i < 0 || !v.number() {
-		a.bad(v, "the supported rules are those of Pillow 9.4 and 13: write pillow(9.4), pillow(13), or omit it for 9.4")
+		a.bad(v,
+			"the supported rules are those of Pillow 9.4 and 13: write pillow(9.4), pillow(13), or omit it for 9.4")
 	}
 	return i == 1, a.err
 }
@@ -324,7 +337,8 @@ func verticalFirst(p *parser, c call) (bool, error) {
 // fits computes the size of a sample, and checks that samples of that size form a batch.
 func (t *Transform) fits(p *parser, calls []call, norm *args) error {
 	if norm != nil && t.dtype == "uint8" {
-		return p.fail(norm.of.pos, len(norm.of.name), "add fp32, fp16 or bf16", "Normalize produces fractions, but the type is uint8")
+		return p.fail(norm.of.pos, len(norm.of.name), "add fp32, fp16 or bf16",
+			"Normalize produces fractions, but the type is uint8")
 	}
 	for _, op := range t.ops {
 		t.size = op.out(t.size)
@@ -333,8 +347,11 @@ func (t *Transform) fits(p *parser, calls []call, norm *args) error {
 		return p.fail(c.pos, len(c.name), "add CenterCrop(224), or use Resize((224, 224)) or RandomResizedCrop(224)",
 			"samples would differ in size and could not form a batch")
 	}
-	if n := int64(t.size.X) * int64(t.size.Y) * 3 * int64(dtypes[t.dtype]); t.size.X > maxSide || t.size.Y > maxSide || n > maxOut {
-		return p.fail(calls[0].pos, len(calls[0].name), "", "a sample of %dx%d %s takes %d bytes: the limits are %d a side and %d bytes", t.size.X, t.size.Y, t.dtype, n, maxSide, maxOut)
+	if n := int64(t.size.X) * int64(t.size.Y) * 3 * int64(dtypes[t.dtype]); t.size.X > maxSide || t.size.Y > maxSide ||
+		n > maxOut {
+		return p.fail(calls[0].pos, len(calls[0].name), "",
+			"a sample of %dx%d %s takes %d bytes: the limits are %d a side and %d bytes", t.size.X, t.size.Y, t.dtype,
+			n, maxSide, maxOut)
 	}
 	t.makeTable()
 	return nil
@@ -343,7 +360,8 @@ func (t *Transform) fits(p *parser, calls []call, norm *args) error {
 // single binds the only call of a SPEC.
 func (p *parser) single(calls []call, params []param) (*args, error) {
 	if len(calls) > 1 {
-		return nil, p.fail(calls[1].pos, len(calls[1].name), "", "%s cannot be combined with other operations", calls[0].name)
+		return nil, p.fail(calls[1].pos, len(calls[1].name), "", "%s cannot be combined with other operations",
+			calls[0].name)
 	}
 	return bind(p, calls[0], params)
 }
@@ -380,7 +398,8 @@ func bind(p *parser, c call, params []param) (*args, error) {
 			continue
 		}
 		if q.def == "" {
-			return nil, p.fail(c.pos, len(c.name), fmt.Sprintf("write %s(%s)", c.name, example(params)), "%s needs %s", c.name, q.name)
+			return nil, p.fail(c.pos, len(c.name), fmt.Sprintf("write %s(%s)", c.name, example(params)), "%s needs %s",
+				c.name, q.name)
 		}
 		d := &parser{s: q.def}
 		v, err := d.value(0)
@@ -397,9 +416,12 @@ func example(params []param) string {
 	var need []string
 	for _, q := range params {
 		if q.def == "" {
-			need = append(need, map[string]string{"size": "224", "mean": "(0.485, 0.456, 0.406)", "std": "(0.229, 0.224, 0.225)", "version": "9.4",
-				"shape": "(64, 64)", "key": "'arr_0'", "name": "'tensor'", "dtype": "'float32'", "length": "1024", "stored": "'npy:uint16'", "column": "'age'", "seconds": "2.0", "rate": "16000",
-				"padding": "4", "degrees": "15", "kernel_size": "23", "bits": "2", "threshold": "192", "sharpness_factor": "2", "transforms": "[RandomGrayscale(0.2), ...]"}[q.name])
+			need = append(need, map[string]string{"size": "224", "mean": "(0.485, 0.456, 0.406)",
+				"std": "(0.229, 0.224, 0.225)", "version": "9.4",
+				"shape": "(64, 64)", "key": "'arr_0'", "name": "'tensor'", "dtype": "'float32'", "length": "1024",
+				"stored": "'npy:uint16'", "column": "'age'", "seconds": "2.0", "rate": "16000",
+				"padding": "4", "degrees": "15", "kernel_size": "23", "bits": "2", "threshold": "192",
+				"sharpness_factor": "2", "transforms": "[RandomGrayscale(0.2), ...]"}[q.name])
 		}
 	}
 	return strings.Join(need, ", ")

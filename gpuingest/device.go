@@ -6,9 +6,9 @@ import (
 	"fmt"
 )
 
-// A device is a destination of finished batches. It performs the last part of a transform (Finish), on pictures that the
-// host has decoded, cropped and resized to uint8 rows. Job.Do is the reference for package gpuingest/cuda; both produce the
-// same bytes.
+// A device is a destination of finished batches. It performs the last part of a transform (Finish), on pictures that
+// the host has decoded, cropped and resized to uint8 rows. Job.Do is the reference for package gpuingest/cuda; both
+// produce the same bytes.
 
 // Errors of devices, by remedy. After each of them the host path still works.
 var (
@@ -35,13 +35,15 @@ type Copy struct{ From, To, Bytes int }
 func (j *Job) Check(slotBytes, bufferBytes int) error {
 	inside := func(what string, at, n, of int) error {
 		if at < 0 || n < 0 || at > of || n > of-at {
-			return fmt.Errorf("gpuingest: %s, %d bytes at %d, of a batch of %d rows lie outside its %d bytes", what, n, at, j.Rows, of)
+			return fmt.Errorf("gpuingest: %s, %d bytes at %d, of a batch of %d rows lie outside its %d bytes", what, n,
+				at, j.Rows, of)
 		}
 		return nil
 	}
 	var errs []error
 	for _, c := range j.Copies {
-		errs = append(errs, inside("a plane in the slot", c.From, c.Bytes, slotBytes), inside("a plane in the buffer", c.To, c.Bytes, bufferBytes))
+		errs = append(errs, inside("a plane in the slot", c.From, c.Bytes, slotBytes),
+			inside("a plane in the buffer", c.To, c.Bytes, bufferBytes))
 	}
 	if f := j.Finish; f != nil {
 		if err := f.check(); err != nil {
@@ -51,14 +53,15 @@ func (j *Job) Check(slotBytes, bufferBytes int) error {
 			return fmt.Errorf("gpuingest: %d rows to offset %d: not a job for a device", j.Rows, j.Target)
 		}
 		errs = append(errs, inside("the rows in the slot", j.Source, j.Rows*f.SourceBytes(), slotBytes),
-			inside("the rows' parameters", j.Params, j.Rows*ParamBytes, slotBytes), inside("the rows in the buffer", j.Target, j.Rows*f.RowBytes(), bufferBytes))
+			inside("the rows' parameters", j.Params, j.Rows*ParamBytes, slotBytes),
+			inside("the rows in the buffer", j.Target, j.Rows*f.RowBytes(), bufferBytes))
 	}
 	return errors.Join(errs...)
 }
 
-// Finish is a device's part of a transform. For each row, a picture of uint8 in HWC order, it cuts out a window, mirrors
-// it, looks up each value in a table and writes the result in the wanted layout. Values are looked up, never computed,
-// so that every device gives the same bytes.
+// Finish is a device's part of a transform. For each row, a picture of uint8 in HWC order, it cuts out a window,
+// mirrors it, looks up each value in a table and writes the result in the wanted layout. Values are looked up, never
+// computed, so that every device gives the same bytes.
 type Finish struct {
 	DType                     string // uint8, fp16, bf16 or fp32
 	Layout                    string // nchw or nhwc
@@ -81,8 +84,10 @@ func (f *Finish) check() error {
 	if n == 0 || f.Layout != "nchw" && f.Layout != "nhwc" {
 		return fmt.Errorf("gpuingest: no device supports %s in %s", f.DType, f.Layout)
 	}
-	if f.Height < 1 || f.Width < 1 || f.Height > f.SourceHeight || f.Width > f.SourceWidth || f.SourceHeight > maxSide || f.SourceWidth > maxSide {
-		return fmt.Errorf("gpuingest: rows of %dx%d cannot be cut from %dx%d", f.Width, f.Height, f.SourceWidth, f.SourceHeight)
+	if f.Height < 1 || f.Width < 1 || f.Height > f.SourceHeight || f.Width > f.SourceWidth ||
+		f.SourceHeight > maxSide || f.SourceWidth > maxSide {
+		return fmt.Errorf("gpuingest: rows of %dx%d cannot be cut from %dx%d", f.Width, f.Height, f.SourceWidth,
+			f.SourceHeight)
 	}
 	if len(f.Table) != 3*256*n && (n != 1 || f.Table != nil) {
 		return fmt.Errorf("gpuingest: a table of %d bytes for %s", len(f.Table), f.DType)
@@ -115,7 +120,8 @@ func (r RowParams) Put(p []byte) {
 // Row reads the parameters of a row from its slot.
 func (j *Job) Row(slot []byte, i int) RowParams {
 	p := slot[j.Params+i*ParamBytes:]
-	return RowParams{binary.LittleEndian.Uint16(p), binary.LittleEndian.Uint16(p[2:]), binary.LittleEndian.Uint32(p[4:])}
+	return RowParams{binary.LittleEndian.Uint16(p), binary.LittleEndian.Uint16(p[2:]),
+		binary.LittleEndian.Uint32(p[4:])}
 }
 
 // CheckRows reports a row whose window exceeds its picture: kernels do not check.
@@ -127,7 +133,8 @@ func (j *Job) CheckRows(slot []byte) error {
 	for i := range j.Rows {
 		r := j.Row(slot, i)
 		if int(r.X) > f.SourceWidth-f.Width || int(r.Y) > f.SourceHeight-f.Height {
-			return fmt.Errorf("gpuingest: row %d is to be cut at (%d, %d), %dx%d from %dx%d", i, r.X, r.Y, f.Width, f.Height, f.SourceWidth, f.SourceHeight)
+			return fmt.Errorf("gpuingest: row %d is to be cut at (%d, %d), %dx%d from %dx%d", i, r.X, r.Y, f.Width,
+				f.Height, f.SourceWidth, f.SourceHeight)
 		}
 	}
 	return nil

@@ -78,7 +78,8 @@ func (h *HostPart) Decodes() bool { return true }
 // Fields implements Ingest.
 func (h *HostPart) Fields() []Field {
 	f := h.finish
-	return []Field{{Name: "data", DType: "uint8", Shape: []int{f.SourceHeight, f.SourceWidth, 3}, Bytes: f.SourceBytes()},
+	return []Field{{Name: "data", DType: "uint8", Shape: []int{f.SourceHeight, f.SourceWidth, 3},
+		Bytes: f.SourceBytes()},
 		{Name: "finish", DType: "uint16", Shape: []int{ParamBytes / 2}, Bytes: ParamBytes}}
 }
 

@@ -13,14 +13,16 @@ import (
 // What the host makes of a transform with the word device, finished by a device, is what it makes of the transform
 // alone, byte for byte, in every type and layout, mirrored or not; rows without a sample are zeros.
 func TestDevicePartEqualsTransform(t *testing.T) {
-	photos := [][]byte{photoJPEG(t, 0, 500, 375, jpeg.Sub420), photoJPEG(t, 1, 333, 217, jpeg.Sub444), photoJPEG(t, 2, 81, 130, jpeg.Sub422)}
+	photos := [][]byte{photoJPEG(t, 0, 500, 375, jpeg.Sub420), photoJPEG(t, 1, 333, 217, jpeg.Sub444),
+		photoJPEG(t, 2, 81, 130, jpeg.Sub422)}
 	chains := []string{
 		"RandomResizedCrop(56)|RandomHorizontalFlip()",
 		"RandomHorizontalFlip()|RandomResizedCrop((33, 47))|RandomHorizontalFlip(0.3)|RandomHorizontalFlip(1.0)",
 		"Resize(64)|CenterCrop(57)",
 		"RandomHorizontalFlip()|CenterCrop(96)",
 	}
-	tails := []string{"uint8", "fp16", "bf16", "fp32", "fp16|Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))", "fp32|Normalize((0.5,), (0.25,))"}
+	tails := []string{"uint8", "fp16", "bf16", "fp32", "fp16|Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))",
+		"fp32|Normalize((0.5,), (0.25,))"}
 	for _, chain := range chains {
 		for _, tail := range tails {
 			for _, layout := range []string{"nchw", "nhwc"} {
@@ -38,10 +40,13 @@ func TestDevicePartEqualsTransform(t *testing.T) {
 // Whatever a transform does to pixels, all that it does to uint8 is the host's part, and the values' type the device's.
 func TestDevicePartOfEveryOperation(t *testing.T) {
 	photos := [][]byte{photoJPEG(t, 0, 100, 75, jpeg.Sub420)}
-	arguments := map[string]string{"RandomResizedCrop": "48", "Resize": "48", "CenterCrop": "40", "RandomCrop": "32", "Pad": "3", "RandomRotation": "30", "Grayscale": "3",
-		"GaussianBlur": "5", "ColorJitter": "0.4, 0.4, 0.4, 0.1", "RandomPosterize": "3", "RandomSolarize": "128", "RandomAdjustSharpness": "2"}
+	arguments := map[string]string{"RandomResizedCrop": "48", "Resize": "48", "CenterCrop": "40", "RandomCrop": "32",
+		"Pad": "3", "RandomRotation": "30", "Grayscale": "3",
+		"GaussianBlur": "5", "ColorJitter": "0.4, 0.4, 0.4, 0.1", "RandomPosterize": "3", "RandomSolarize": "128",
+		"RandomAdjustSharpness": "2"}
 	for name := range operations {
-		spec := "Resize((64, 72))|RandomHorizontalFlip()|" + name + "(" + arguments[name] + ")|CenterCrop(30)|RandomHorizontalFlip()|fp32|nchw|Normalize((0.5,), (0.25,))"
+		spec := "Resize((64, 72))|RandomHorizontalFlip()|" + name + "(" + arguments[name] +
+			")|CenterCrop(30)|RandomHorizontalFlip()|fp32|nchw|Normalize((0.5,), (0.25,))"
 		t.Run(name, func(t *testing.T) { checkDevicePart(t, spec, photos) })
 	}
 }
@@ -65,7 +70,8 @@ func checkDevicePart(t *testing.T, spec string, photos [][]byte) {
 	slot := bytes.Repeat([]byte{0xaa}, j.Params+rows*f[1].Bytes)
 	want := bytes.Repeat([]byte{0xbb}, 32+rows*whole.OutBytes())
 	for i := range rows {
-		row := &Row{Fields: [][]byte{slot[j.Source+i*f[0].Bytes:][:f[0].Bytes], slot[j.Params+i*f[1].Bytes:][:f[1].Bytes]}, Label: -1}
+		row := &Row{Fields: [][]byte{slot[j.Source+i*f[0].Bytes:][:f[0].Bytes],
+			slot[j.Params+i*f[1].Bytes:][:f[1].Bytes]}, Label: -1}
 		out := want[32+i*whole.OutBytes():][:whole.OutBytes()]
 		if i == empty { // the feed clears what has no sample
 			clear(row.Fields[0])
@@ -120,7 +126,8 @@ func TestSplitNothing(t *testing.T) {
 	if h, err := Split("raw"); h != nil || err != nil {
 		t.Errorf("raw: %v, %v", h, err)
 	}
-	for _, spec := range []string{"raw", "CenterCrop(8)|fp32|nchw|RandomErasing()", "CenterCrop(8)|fp32|nchw|MixUp(num_classes=2)"} {
+	for _, spec := range []string{"raw", "CenterCrop(8)|fp32|nchw|RandomErasing()",
+		"CenterCrop(8)|fp32|nchw|MixUp(num_classes=2)"} {
 		whole, err := New(spec)
 		if err != nil {
 			t.Fatal(err)

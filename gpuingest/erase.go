@@ -11,7 +11,8 @@ const (
 	mixOperation
 )
 
-var eraseParams = []param{{"p", "0.5"}, {"scale", "(0.02, 0.33)"}, {"ratio", "(0.3, 3.3)"}, {"value", "0"}, {"inplace", "False"}}
+var eraseParams = []param{{"p", "0.5"}, {"scale", "(0.02, 0.33)"}, {"ratio", "(0.3, 3.3)"}, {"value", "0"},
+	{"inplace", "False"}}
 
 // erasing is torchvision's RandomErasing: a box of the finished sample gets one value, of the sample's type and not
 // normalised.

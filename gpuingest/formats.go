@@ -33,7 +33,8 @@ func format(b []byte) string {
 		return "HEIF, AVIF or MP4"
 	case bytes.HasPrefix(b, []byte("\x1f\x8b")):
 		return "gzip"
-	case bytes.HasPrefix(b, []byte("<?xml")), bytes.HasPrefix(b, []byte("<svg")), bytes.HasPrefix(b, []byte("<!DOCTYPE")), bytes.HasPrefix(b, []byte("<html")):
+	case bytes.HasPrefix(b, []byte("<?xml")), bytes.HasPrefix(b, []byte("<svg")),
+		bytes.HasPrefix(b, []byte("<!DOCTYPE")), bytes.HasPrefix(b, []byte("<html")):
 		return "XML or HTML"
 	}
 	return fmt.Sprintf("unknown (first bytes % x)", b[:min(8, len(b))])
@@ -55,7 +56,8 @@ func (p *picture) decodeOther() error {
 		return p.npyPicture()
 	case "PNG", "WebP": // which their packages tell image of
 	default:
-		return fmt.Errorf("%w: neither JPEG, PNG, WebP nor npy but %s: convert it, limit --samples to pictures, or use the transform raw", ErrBadSample, kind)
+		return fmt.Errorf("%w: neither JPEG, PNG, WebP nor npy but %s: convert it, limit --samples to pictures, or "+
+			"use the transform raw", ErrBadSample, kind)
 	}
 	c, _, err := image.DecodeConfig(bytes.NewReader(p.src))
 	if err != nil {
@@ -78,8 +80,8 @@ func (p *picture) decodeOther() error {
 	return nil
 }
 
-// toRGB converts like Pillow's convert("RGB"): alpha is dropped, not blended; 16-bit values keep the upper 8 bits, except
-// in grey without alpha, which Pillow reads as integers and clips at 255.
+// toRGB converts like Pillow's convert("RGB"): alpha is dropped, not blended; 16-bit values keep the upper 8 bits,
+// except in grey without alpha, which Pillow reads as integers and clips at 255.
 func toRGB(dst []byte, img image.Image) {
 	b := img.Bounds()
 	w, h := b.Dx(), b.Dy()

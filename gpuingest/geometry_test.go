@@ -9,7 +9,8 @@ import (
 	"github.com/shoalfs/shoal/gpuingest/jpeg"
 )
 
-// TestMoveFollowsPixels puts a bright spot through random chains of every step that moves, and finds it where move says.
+// TestMoveFollowsPixels puts a bright spot through random chains of every step that moves, and finds it where move
+// says.
 func TestMoveFollowsPixels(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 21))
 	found := 0
@@ -29,9 +30,11 @@ func TestMoveFollowsPixels(t *testing.T) {
 			n := len(steps)
 			switch r.IntN(6) {
 			case 0:
-				steps = append(steps, step{kind: stepCrop, box: image.Rect(-r.IntN(9), -r.IntN(9), at.X-r.IntN(9), at.Y+r.IntN(9))})
+				steps = append(steps, step{kind: stepCrop,
+					box: image.Rect(-r.IntN(9), -r.IntN(9), at.X-r.IntN(9), at.Y+r.IntN(9))})
 			case 1:
-				steps = append(steps, step{kind: stepResize, size: image.Pt(at.X/2+r.IntN(at.X), at.Y/2+r.IntN(at.Y)), filter: jpeg.Filter(r.IntN(3))})
+				steps = append(steps, step{kind: stepResize, size: image.Pt(at.X/2+r.IntN(at.X), at.Y/2+r.IntN(at.Y)),
+					filter: jpeg.Filter(r.IntN(3))})
 			case 2:
 				steps = append(steps, step{kind: stepMirror})
 			case 3:
@@ -61,7 +64,8 @@ func TestMoveFollowsPixels(t *testing.T) {
 			sum += v
 		}
 		if math.Abs(sx/sum-x) > 1 || math.Abs(sy/sum-y) > 1 {
-			t.Errorf("trial %d: the spot's middle is at %.2f, %.2f and should be at %.2f, %.2f: %+v", trial, sx/sum, sy/sum, x, y, steps)
+			t.Errorf("trial %d: the spot's middle is at %.2f, %.2f and should be at %.2f, %.2f: %+v", trial, sx/sum,
+				sy/sum, x, y, steps)
 		}
 	}
 	if found < 100 {

@@ -45,7 +45,8 @@ func compileJoint(p *parser, calls []call) (Ingest, error) {
 		calls = calls[1:]
 	}
 	if len(calls) == 0 {
-		return nil, p.fail(len(p.s), 1, "add |Resize((640, 640)) or another operation that ends in one size", "there is no operation on the picture")
+		return nil, p.fail(len(p.s), 1, "add |Resize((640, 640)) or another operation that ends in one size",
+			"there is no operation on the picture")
 	}
 	rest := calls[0].pos
 	var err error
@@ -56,11 +57,13 @@ func compileJoint(p *parser, calls []call) (Ingest, error) {
 		return nil, err
 	}
 	if j.picture.raw {
-		return nil, p.fail(rest, len(rawWord), "", "raw does not change the picture: remove Detection and Segmentation, or add operations")
+		return nil, p.fail(rest, len(rawWord), "",
+			"raw does not change the picture: remove Detection and Segmentation, or add operations")
 	}
 	if j.picture.mix != nil {
 		at := slices.IndexFunc(calls, mixes)
-		return nil, p.fail(calls[at].pos, len(calls[at].name), "leave it out", "%s blends whole pictures, which boxes and masks cannot follow", calls[at].name)
+		return nil, p.fail(calls[at].pos, len(calls[at].name), "leave it out",
+			"%s blends whole pictures, which boxes and masks cannot follow", calls[at].name)
 	}
 	j.fields = j.picture.Fields()
 	_, h, w := j.picture.OutShape()

@@ -38,7 +38,8 @@ const (
 )
 
 var detectionParams = []param{
-	{"boxes", "None"}, {"format", "'coco'"}, {"classes", "None"}, {"max_boxes", "100"}, {"min_size", "1.0"}, {"min_area", "1.0"},
+	{"boxes", "None"}, {"format", "'coco'"}, {"classes", "None"}, {"max_boxes", "100"}, {"min_size", "1.0"},
+	{"min_area", "1.0"},
 }
 
 func compileDetection(p *parser, c call) (*detection, error) {
@@ -73,7 +74,9 @@ func (d *detection) setClasses(a *args) {
 	v := a.val["classes"]
 	switch {
 	case v.kind == 'n' && d.format == "voc":
-		a.err = a.p.fail(a.of.pos, len(a.of.name), "write classes=('aeroplane', 'bicycle', ...), in the order of their labels", "format 'voc' has names of classes and no numbers")
+		a.err = a.p.fail(a.of.pos, len(a.of.name),
+			"write classes=('aeroplane', 'bicycle', ...), in the order of their labels",
+			"format 'voc' has names of classes and no numbers")
 	case v.kind == 'n':
 		return
 	case d.format != "voc":
@@ -196,7 +199,8 @@ func add(boxes []box, b box) ([]box, error) {
 		}
 	}
 	if b.x2 < b.x1 || b.y2 < b.y1 {
-		return boxes, fmt.Errorf("box %d has its corners reversed: (%g, %g) to (%g, %g)", len(boxes)+1, b.x1, b.y1, b.x2, b.y2)
+		return boxes, fmt.Errorf("box %d has its corners reversed: (%g, %g) to (%g, %g)", len(boxes)+1, b.x1, b.y1,
+			b.x2, b.y2)
 	}
 	if len(boxes) == maxBoxes {
 		return boxes, errTooMany

@@ -140,9 +140,12 @@ func TestBoxesFollowPixels(t *testing.T) {
 		chains := slices.Concat(jointChains, turningChains[:1])
 		chain := chains[r.IntN(len(chains))]
 		turns := slices.Contains(turningChains, chain)
-		spec := strings.NewReplacer("Crop(96)", "Crop(96, interpolation='nearest')", "120))", "120), interpolation='nearest')",
-			"1.0))", "1.0), interpolation='nearest')", "Resize(90)", "Resize(90, interpolation='nearest')", "(64, 64))", "(64, 64), interpolation='nearest')",
-			"150))", "150), interpolation='nearest')", "70))", "70), interpolation='nearest')", "80))", "80), interpolation='nearest')").Replace(chain)
+		spec := strings.NewReplacer("Crop(96)", "Crop(96, interpolation='nearest')", "120))",
+			"120), interpolation='nearest')",
+			"1.0))", "1.0), interpolation='nearest')", "Resize(90)", "Resize(90, interpolation='nearest')", "(64, 64))",
+			"(64, 64), interpolation='nearest')",
+			"150))", "150), interpolation='nearest')", "70))", "70), interpolation='nearest')", "80))",
+			"80), interpolation='nearest')").Replace(chain)
 		in := build(t, "Detection(min_size=0, min_area=0)|"+spec+"|nhwc")
 		if n := strings.Count(spec, "nearest"); n != strings.Count(chain, "Resize(")+strings.Count(chain, "Resized") {
 			t.Fatalf("%s: a resize that blurs", spec)
@@ -155,7 +158,8 @@ func TestBoxesFollowPixels(t *testing.T) {
 		if turns {
 			tolerance++
 		}
-		m := makeJoint(t, in, src.Bytes(), map[string]string{"json": note}, Draw{Seed: seed, Sample: r.Uint64N(1 << 40)})
+		m := makeJoint(t, in, src.Bytes(), map[string]string{"json": note},
+			Draw{Seed: seed, Sample: r.Uint64N(1 << 40)})
 		shape := in.Fields()[0].Shape
 		white := image.Rectangle{}
 		for y := range shape[0] {
@@ -173,7 +177,8 @@ func TestBoxesFollowPixels(t *testing.T) {
 		}
 		kept++
 		b := m.boxes[0]
-		if m.labels[0] != 7 || b[2] <= b[0] || b[3] <= b[1] || b[0] < 0 || b[1] < 0 || b[2] > float64(shape[1]) || b[3] > float64(shape[0]) {
+		if m.labels[0] != 7 || b[2] <= b[0] || b[3] <= b[1] || b[0] < 0 || b[1] < 0 || b[2] > float64(shape[1]) ||
+			b[3] > float64(shape[0]) {
 			t.Fatalf("%s: box %v, label %d", spec, b, m.labels[0])
 		}
 		if white.Empty() { // between two pixels
@@ -183,7 +188,8 @@ func TestBoxesFollowPixels(t *testing.T) {
 			continue
 		}
 		if turns { // what a corner was cut off from has the box of the whole still
-			if float64(white.Min.X) < b[0]-tolerance || float64(white.Min.Y) < b[1]-tolerance || float64(white.Max.X) > b[2]+tolerance || float64(white.Max.Y) > b[3]+tolerance {
+			if float64(white.Min.X) < b[0]-tolerance || float64(white.Min.Y) < b[1]-tolerance ||
+				float64(white.Max.X) > b[2]+tolerance || float64(white.Max.Y) > b[3]+tolerance {
 				t.Errorf("%s of %dx%d: %v lies at %v, outside of its box %v", spec, w, h, rect, white, b)
 			}
 			continue
@@ -244,7 +250,8 @@ func stepsOf(t testing.TB, tr *Transform, size image.Point, at Draw) (list []ora
 	for _, s := range tr.plan(nil, size, at, &r) {
 		switch s.kind {
 		case stepCrop:
-			list = append(list, oracle.Q{"kind": "crop", "box": []int{s.box.Min.X, s.box.Min.Y, s.box.Max.X, s.box.Max.Y}})
+			list = append(list, oracle.Q{"kind": "crop",
+				"box": []int{s.box.Min.X, s.box.Min.Y, s.box.Max.X, s.box.Max.Y}})
 		case stepResize:
 			list = append(list, oracle.Q{"kind": "resize", "size": []int{s.size.X, s.size.Y}})
 		case stepMirror:
@@ -280,17 +287,20 @@ func TestBoxesAreTorchvisions(t *testing.T) {
 				b[c+2] = b[c] + math.Round(r.ExpFloat64()*100)/4
 			}
 			boxes = append(boxes, b)
-			note = append(note, fmt.Sprintf(`{"bbox": [%g, %g, %g, %g], "category_id": %d, "iscrowd": 0}`, b[0], b[1], b[2]-b[0], b[3]-b[1], k))
+			note = append(note, fmt.Sprintf(`{"bbox": [%g, %g, %g, %g], "category_id": %d, "iscrowd": 0}`, b[0], b[1],
+				b[2]-b[0], b[3]-b[1], k))
 		}
 		chains := slices.Concat(jointChains, turningChains)
 		chain := chains[i%len(chains)]
 		minSize, minArea := float64(r.IntN(6))+0.37, float64(r.IntN(60))+0.37 // off what rounding could decide
 		in := build(t, fmt.Sprintf("Detection(min_size=%g, min_area=%g)|%s", minSize, minArea, chain))
 		at := Draw{Seed: seed, Sample: uint64(i)}
-		q := oracle.Q{"code": torchvisionBoxes, "boxes": append([][4]float64{}, boxes...), "size": []int{size.X, size.Y},
+		q := oracle.Q{"code": torchvisionBoxes, "boxes": append([][4]float64{}, boxes...),
+			"size":  []int{size.X, size.Y},
 			"steps": stepsOf(t, compile(t, chain), size, at), "min_size": minSize, "min_area": minArea}
 		a, out := ask(t, "run", q, nil)
-		m := makeJoint(t, in, src, map[string]string{"json": `{"annotations": [` + strings.Join(note, ", ") + `], "other": {}}`}, at)
+		m := makeJoint(t, in, src,
+			map[string]string{"json": `{"annotations": [` + strings.Join(note, ", ") + `], "other": {}}`}, at)
 		var labels []int64
 		for _, l := range a["labels"].([]any) {
 			labels = append(labels, int64(l.(float64)))
@@ -379,7 +389,8 @@ out = f.getvalue()
 				in := build(t, fmt.Sprintf("Segmentation(dtype='%s', fill=%d)|%s", dtype, fill, chain))
 				m := makeJoint(t, in, src, map[string]string{"mask.png": string(mask)}, at)
 				tr := compile(t, chain)
-				a, want := ask(t, "run", oracle.Q{"code": pillowMask, "steps": stepsOf(t, tr, size, at), "fill": fill, "dtype": "<" + map[string]string{"int64": "i8", "uint8": "u1"}[dtype]}, mask)
+				a, want := ask(t, "run", oracle.Q{"code": pillowMask, "steps": stepsOf(t, tr, size, at), "fill": fill,
+					"dtype": "<" + map[string]string{"int64": "i8", "uint8": "u1"}[dtype]}, mask)
 				if !bytes.Equal(m.mask, want) {
 					t.Errorf("mask of mode %s (%s), %v, %s: not Pillow's", mode, a["mode"], size, in)
 				}
@@ -407,8 +418,11 @@ func TestBoxFormats(t *testing.T) {
 		{"", "json", `[{"bbox": [10, 20, 30, 40], "category_id": 1, "iscrowd": 1}, {"category_id": 0, "bbox": [190, 90, 30, 40]}]`, [][4]float64{{190, 90, 200, 100}}, []int64{0}},
 		{"", "json", `{"annotations": []}`, nil, nil},
 		{"boxes='coco.json'", "coco.json", ` []`, nil, nil},
-		{"format='voc', classes=('person', 'dog')", "xml", voc, [][4]float64{{0, 0, 200, 100}, {10, 20, 60, 50.5}}, []int64{1, 0}},
-		{"format='yolo'", "txt", "3 0.5 0.5 1.0 1.0\n\n0 0.25 0.5 0.1 0.2\r\n", [][4]float64{{0, 0, 200, 100}, {40, 40, 60, 60}}, []int64{3, 0}},
+		{"format='voc', classes=('person', 'dog')", "xml", voc, [][4]float64{{0, 0, 200, 100}, {10, 20, 60, 50.5}},
+			[]int64{1, 0}},
+		{"format='yolo'", "txt",
+			"3 0.5 0.5 1.0 1.0\n\n0 0.25 0.5 0.1 0.2\r\n", [][4]float64{{0, 0, 200, 100}, {40, 40, 60, 60}},
+			[]int64{3, 0}},
 		{"format='yolo'", "none", "", nil, nil},
 	} {
 		in := build(t, "Detection("+tt.spec+")|Resize((100, 200))")
@@ -458,7 +472,8 @@ func TestBadAnnotations(t *testing.T) {
 		{voc, "none", "", "xml: the file is missing"},
 		{voc, "xml", "<annotation><object><name>cat</name></object></annotation>", `"cat"`},
 		{voc, "xml", "<annotation><object><name>dog</name></object></annotation>", "bndbox"},
-		{voc, "xml", "<annotation><object><name>dog</name><bndbox><xmin>x</xmin></bndbox></object></annotation>", "number"},
+		{voc, "xml", "<annotation><object><name>dog</name><bndbox><xmin>x</xmin></bndbox></object></annotation>",
+			"number"},
 		{voc, "xml", "<other/>", "annotation"},
 		{voc, "xml", "<annotation><object>", "XML"},
 		{yolo, "txt", "1 2 3", "line 1"},
@@ -494,7 +509,8 @@ func TestBadAnnotations(t *testing.T) {
 	}
 	// A header that claims more pixels than may be is refused before anything is made of the mask.
 	huge := []byte("\xff\xd8\xff\xc0\x00\x11\x08\xff\xff\xff\xff\x03\x01\x22\x00\x02\x11\x01\x03\x11\x01\xff\xd9")
-	if _, err := tryMake(t, build(t, mask), huge, map[string]string{"mask.png": other}, Draw{}); !errors.Is(err, ErrBadSample) {
+	if _, err := tryMake(t, build(t, mask), huge, map[string]string{"mask.png": other}, Draw{}); !errors.Is(err,
+		ErrBadSample) {
 		t.Errorf("a picture of 65535x65535: %v", err)
 	}
 }
@@ -502,12 +518,16 @@ func TestBadAnnotations(t *testing.T) {
 func TestJointSpecs(t *testing.T) {
 	const end = "|Resize(size=(8, 9), interpolation='bilinear', max_size=None, antialias=True)|uint8|nchw|pillow(9.4)"
 	for spec, want := range map[string]string{
-		"Detection()|Resize((8, 9))":                                      "Detection(boxes='json', format='coco', classes=None, max_boxes=100, min_size=1.0, min_area=1.0)" + end,
-		"Detection('a.json', max_boxes=7, min_size=0)|Resize((8,9))|nchw": "Detection(boxes='a.json', format='coco', classes=None, max_boxes=7, min_size=0.0, min_area=1.0)" + end,
-		`Detection(format="voc", classes=['a', "b's"])|Resize((8, 9))`:    `Detection(boxes='xml', format='voc', classes=('a', "b's"), max_boxes=100, min_size=1.0, min_area=1.0)` + end,
-		"Detection(format='voc', classes=('a',))|Resize((8, 9))":          "Detection(boxes='xml', format='voc', classes=('a',), max_boxes=100, min_size=1.0, min_area=1.0)" + end,
-		"Segmentation()|Resize((8, 9))":                                   "Segmentation(mask='mask.png', dtype='uint8', fill=0)" + end,
-		"Segmentation('seg.png', 'int64', -100)|Detection(format='yolo')|Resize((8, 9))": "Detection(boxes='txt', format='yolo', classes=None, max_boxes=100, min_size=1.0, min_area=1.0)|" +
+		"Detection()|Resize((8, 9))": "Detection(boxes='json', format='coco', " +
+			"classes=None, max_boxes=100, min_size=1.0, min_area=1.0)" + end,
+		"Detection('a.json', max_boxes=7, min_size=0)|Resize((8,9))|nchw": "Detection(boxes='a.json', format='coco', " +
+			"classes=None, max_boxes=7, min_size=0.0, min_area=1.0)" + end,
+		`Detection(format="voc", classes=['a', "b's"])|Resize((8, 9))`: `Detection(boxes='xml', format='voc', classes=('a', "b's"), max_boxes=100, min_size=1.0, min_area=1.0)` + end,
+		"Detection(format='voc', classes=('a',))|Resize((8, 9))": "Detection(boxes='xml', format='voc', " +
+			"classes=('a',), max_boxes=100, min_size=1.0, min_area=1.0)" + end,
+		"Segmentation()|Resize((8, 9))": "Segmentation(mask='mask.png', dtype='uint8', fill=0)" + end,
+		"Segmentation('seg.png', 'int64', -100)|Detection(format='yolo')|Resize((8, 9))": "Detection(boxes='txt', " +
+			"format='yolo', classes=None, max_boxes=100, min_size=1.0, min_area=1.0)|" +
 			"Segmentation(mask='seg.png', dtype='int64', fill=-100)" + end,
 	} {
 		in := build(t, spec)
@@ -523,7 +543,8 @@ func TestJointSpecs(t *testing.T) {
 	for _, f := range in.Fields() {
 		fields = append(fields, fmt.Sprintf("%s %s %v %d", f.Name, f.DType, f.Shape, f.Bytes))
 	}
-	if got := strings.Join(fields, "; "); got != "data fp16 [8 9 3] 432; boxes float32 [5 4] 80; labels int64 [5] 40; boxes_n int64 [] 8; mask int64 [8 9] 576" {
+	if got := strings.Join(fields, "; "); got !=
+		"data fp16 [8 9 3] 432; boxes float32 [5 4] 80; labels int64 [5] 40; boxes_n int64 [] 8; mask int64 [8 9] 576" {
 		t.Error(got)
 	}
 	if w, ok := in.(*joint); !ok || !slices.Equal(w.Parts(), []string{"json", "mask.png"}) || in.Layout() != "nhwc" {
@@ -567,7 +588,8 @@ func TestJointSpecs(t *testing.T) {
 // No file of annotations, of whatever bytes, gives boxes that are not inside the picture, or a panic.
 func FuzzAnnotations(f *testing.F) {
 	for _, s := range []string{
-		`{"annotations": [{"bbox": [10, 20.5, 30, 40], "category_id": 18, "iscrowd": 0}]}`, `[{"bbox": ["1", 2, 3, 4], "category_id": 1}]`,
+		`{"annotations": [{"bbox": [10, 20.5, 30, 40], "category_id": 18, "iscrowd": 0}]}`,
+		`[{"bbox": ["1", 2, 3, 4], "category_id": 1}]`,
 		`<annotation><object><name>a</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>20</xmax><ymax>10</ymax></bndbox></object></annotation>`,
 		"0 0.5 0.5 0.25 0.25\n1 1e-300 1e300 1 1", "[[[", "<a><!ENTITY", "\xff\xfe",
 	} {
@@ -595,7 +617,8 @@ func FuzzAnnotations(f *testing.F) {
 				boxes[i].clip(size)
 			}
 			for _, b := range g.d.follow(boxes, size, steps) {
-				if !(b.x1 >= 0 && b.y1 >= 0 && b.x2 <= float64(g.tr.size.X) && b.y2 <= float64(g.tr.size.Y) && b.x1 < b.x2 && b.y1 < b.y2) {
+				if !(b.x1 >= 0 && b.y1 >= 0 && b.x2 <= float64(g.tr.size.X) && b.y2 <= float64(g.tr.size.Y) &&
+					b.x1 < b.x2 && b.y1 < b.y2) {
 					t.Fatalf("%s: box %+v in %v", g.d.text, b, g.tr.size)
 				}
 			}
@@ -621,7 +644,9 @@ func BenchmarkJoint(b *testing.B) {
 	src := photoJPEG(b, 1, 640, 480, 420)
 	var note []string
 	for i := range 15 {
-		note = append(note, fmt.Sprintf(`{"bbox": [%d, 20, 130, 140], "category_id": 18, "iscrowd": 0, "area": 12.5, "segmentation": [[%s1]]}`, i*10, strings.Repeat("123.45, ", 60)))
+		note = append(note, fmt.Sprintf(
+			`{"bbox": [%d, 20, 130, 140], "category_id": 18, "iscrowd": 0, "area": 12.5, "segmentation": [[%s1]]}`,
+			i*10, strings.Repeat("123.45, ", 60)))
 	}
 	parts := map[string]string{
 		"json":     `{"annotations": [` + strings.Join(note, ", ") + `]}`,
@@ -637,7 +662,9 @@ func BenchmarkJoint(b *testing.B) {
 			i := uint64(0)
 			for b.Loop() {
 				i++
-				err := in.Make(Sample{Data: src, Part: func(ext string) ([]byte, error) { return []byte(parts[ext]), nil }}, Draw{Sample: i}, &row)
+				err := in.Make(Sample{Data: src, Part: func(ext string) ([]byte, error) {
+					return []byte(parts[ext]), nil
+				}}, Draw{Sample: i}, &row)
 				if err != nil {
 					b.Fatal(err)
 				}

@@ -21,7 +21,9 @@ var (
 // mixes reports whether a call is a step over a batch: MixUp, CutMix, or a RandomChoice that names one of them.
 func mixes(c call) bool {
 	inside := func(v value) bool { return v.call.name == "MixUp" || v.call.name == "CutMix" }
-	return inside(value{call: c}) || c.name == "RandomChoice" && slices.ContainsFunc(c.args, func(a arg) bool { return slices.ContainsFunc(a.val.list, inside) })
+	return inside(value{call: c}) || c.name == "RandomChoice" && slices.ContainsFunc(c.args, func(a arg) bool {
+		return slices.ContainsFunc(a.val.list, inside)
+	})
 }
 
 // maxClasses bounds soft labels: a row of them is part of every sample.
@@ -66,7 +68,8 @@ func buildMix(p *parser, c call) (*mixing, error) {
 			return nil, err
 		}
 		if i > 0 && m.classes != classes {
-			return nil, p.fail(v.pos, v.len, "", "%s: num_classes must be the same for all, since batches have one shape", v.call.name)
+			return nil, p.fail(v.pos, v.len, "",
+				"%s: num_classes must be the same for all, since batches have one shape", v.call.name)
 		}
 		classes = m.classes
 	}
@@ -163,13 +166,16 @@ func (t *Mixed) Fields() []Field {
 	if k := t.mix.classes; k > 0 {
 		return append(t.Transform.Fields(), Field{Name: "target", DType: "fp32", Shape: []int{k}, Bytes: 4 * k})
 	}
-	return append(t.Transform.Fields(), Field{Name: "label_b", DType: "int64", Bytes: 8}, Field{Name: "lam", DType: "fp32", Bytes: 4})
+	return append(t.Transform.Fields(), Field{Name: "label_b", DType: "int64", Bytes: 8},
+		Field{Name: "lam", DType: "fp32", Bytes: 4})
 }
 
 // Make implements Ingest. The row is its own partner until Mix.
 func (t *Mixed) Make(src Sample, at Draw, row *Row) error {
 	if k := t.mix.classes; k > 0 && (row.Label < 0 || row.Label >= int64(k)) {
-		return fmt.Errorf("gpuingest: sample %d has label %d and %s makes soft labels of %d classes: raise num_classes, or omit it", at.Sample, row.Label, t.mix.text, k)
+		return fmt.Errorf(
+			"gpuingest: sample %d has label %d and %s makes soft labels of %d classes: raise num_classes, or omit it",
+			at.Sample, row.Label, t.mix.text, k)
 	}
 	if err := t.Transform.Make(src, at, row); err != nil {
 		return err
@@ -192,8 +198,8 @@ func (m *mixing) label(row *Row, partner int64, lam float32) {
 	native.PutUint32(other, math.Float32bits(math.Float32frombits(native.Uint32(other))+(1-lam)))
 }
 
-// Mix changes rows in place; those without a sample are nil. at.Sample is the batch's number in its epoch, at.Occurrence the
-// rank. Rows of uint8 become (a*k + b*(65536-k) + 32768) >> 16 with lam = k/65536; rows of floats
+// Mix changes rows in place; those without a sample are nil. at.Sample is the batch's number in its epoch,
+// at.Occurrence the rank. Rows of uint8 become (a*k + b*(65536-k) + 32768) >> 16 with lam = k/65536; rows of floats
 // lam*a + (1-lam)*b in float32, rounded once to the type.
 func (t *Mixed) Mix(at Draw, rows []*Row) {
 	rows = slices.DeleteFunc(slices.Clone(rows), func(r *Row) bool { return r == nil })

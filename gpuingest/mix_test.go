@@ -93,7 +93,8 @@ func TestMixUp(t *testing.T) {
 					continue
 				}
 				lam = math.Float32frombits(native.Uint32(r.Fields[2]))
-				if b := int64(native.Uint64(r.Fields[1])); r.Label != labels[at] || b != labels[(at+len(labels)-1)%len(labels)] {
+				if b := int64(native.Uint64(r.Fields[1])); r.Label != labels[at] ||
+					b != labels[(at+len(labels)-1)%len(labels)] {
 					t.Errorf("row of label %d (was %d) has label_b %d", r.Label, labels[at], b)
 				}
 				at++
@@ -113,7 +114,8 @@ func TestMixUp(t *testing.T) {
 				}
 				continue
 			}
-			_, want := ask(t, "mix", oracle.Q{"dtype": dtype, "rows": len(before), "lam": float64(lam)}, bytes.Join(before, nil))
+			_, want := ask(t, "mix", oracle.Q{"dtype": dtype, "rows": len(before), "lam": float64(lam)},
+				bytes.Join(before, nil))
 			if !bytes.Equal(bytes.Join(after, nil), want) {
 				t.Errorf("%s without %v differs from torch's", m, absent)
 			}
@@ -154,7 +156,8 @@ func TestCutMix(t *testing.T) {
 					if !bytes.Equal(row.Fields[0], want) {
 						t.Fatalf("%s: row %d differs, box %v", m, i, box)
 					}
-					if got, want := math.Float32frombits(native.Uint32(row.Fields[2])), float32(1-float64(box.Dx()*box.Dy())/(23*30)); got != want {
+					if got, want := math.Float32frombits(native.Uint32(row.Fields[2])),
+						float32(1-float64(box.Dx()*box.Dy())/(23*30)); got != want {
 						t.Errorf("lam %v, the box %v leaves %v", got, box, want)
 					}
 				}
@@ -182,7 +185,8 @@ func TestSoftLabels(t *testing.T) {
 	for c := range 14 {
 		sum += math.Float32frombits(native.Uint32(rows[1].Fields[1][4*c:]))
 	}
-	own, other := math.Float32frombits(native.Uint32(rows[1].Fields[1][44:])), math.Float32frombits(native.Uint32(rows[1].Fields[1][40:]))
+	own, other := math.Float32frombits(native.Uint32(rows[1].Fields[1][44:])),
+		math.Float32frombits(native.Uint32(rows[1].Fields[1][40:]))
 	if sum != 1 || own+other != 1 || math.Float32frombits(native.Uint32(rows[2].Fields[1][44:])) != 1 {
 		t.Errorf("sum %v, own %v, partner's %v", sum, own, other)
 	}
@@ -238,7 +242,8 @@ func TestErase(t *testing.T) {
 			if dtype == "uint8" {
 				value, text = []float64{3, 4, 255}, "[3, 4, 255]"
 			}
-			plain, erased := compile(t, smallCrop+dtype+"|"+layout), compile(t, smallCrop+dtype+"|"+layout+words+text+")")
+			plain, erased := compile(t, smallCrop+dtype+"|"+layout),
+				compile(t, smallCrop+dtype+"|"+layout+words+text+")")
 			count := 0
 			for i := range uint64(30) {
 				at := Draw{Seed: 5, Sample: i}
@@ -247,7 +252,9 @@ func TestErase(t *testing.T) {
 				got, want := apply(t, erased, src, at), planes(apply(t, plain, src, at), 23, 30, elem, layout)
 				if !box.Empty() {
 					count++
-					_, want = ask(t, "erase", oracle.Q{"dtype": dtype, "w": 23, "h": 30, "box": []int{box.Min.X, box.Min.Y, box.Dx(), box.Dy()}, "value": value}, want)
+					_, want = ask(t, "erase",
+						oracle.Q{"dtype": dtype, "w": 23, "h": 30,
+							"box": []int{box.Min.X, box.Min.Y, box.Dx(), box.Dy()}, "value": value}, want)
 				}
 				if !bytes.Equal(planes(got, 23, 30, elem, layout), want) {
 					t.Fatalf("%s: sample %d, box %v differs from torchvision's", erased, i, box)
@@ -260,9 +267,12 @@ func TestErase(t *testing.T) {
 	}
 	const n = 8000
 	o := compile(t, smallCrop+"fp32|RandomErasing(p=1, scale=(0.02, 0.5))").erase
-	_, raw := ask(t, "draws", oracle.Q{"name": "erase", "w": 23, "h": 30, "scale": o.scale, "ratio": o.ratio, "count": n, "seed": 2}, nil)
+	_, raw := ask(t, "draws", oracle.Q{"name": "erase", "w": 23, "h": 30, "scale": o.scale, "ratio": o.ratio,
+		"count": n, "seed": 2}, nil)
 	for k, f := range []func(b image.Rectangle) int{
-		func(b image.Rectangle) int { return b.Min.Y }, func(b image.Rectangle) int { return b.Min.X }, image.Rectangle.Dy, image.Rectangle.Dx,
+		func(b image.Rectangle) int {
+			return b.Min.Y
+		}, func(b image.Rectangle) int { return b.Min.X }, image.Rectangle.Dy, image.Rectangle.Dx,
 	} {
 		var ours, theirs []float64
 		for i := range n {
@@ -271,7 +281,8 @@ func TestErase(t *testing.T) {
 			if b.Empty() { // torchvision says so by the whole picture
 				b = image.Rect(0, 0, 23, 30)
 			}
-			ours, theirs = append(ours, float64(f(b))), append(theirs, math.Float64frombits(native.Uint64(raw[8*(4*i+k):])))
+			ours, theirs = append(ours, float64(f(b))),
+				append(theirs, math.Float64frombits(native.Uint64(raw[8*(4*i+k):])))
 		}
 		if d := ks(ours, theirs); d > 1.95*math.Sqrt(2.0/n) {
 			t.Errorf("number %d of the box: D = %.4f", k, d)

@@ -45,7 +45,8 @@ func (o fixedSize) out(image.Point) image.Point { return image.Pt(o.w, o.h) }
 func pyRound(f float64) int { return int(math.RoundToEven(f)) }
 
 // tries is torchvision's ten tries at a box of random area and aspect ratio. fits makes a size of its two sides.
-func tries(in image.Point, scale, ratio [2]float64, r *Rand, fits func(a, b int) (w, h int, ok bool)) (box image.Rectangle, ok bool) {
+func tries(in image.Point, scale, ratio [2]float64, r *Rand, fits func(a, b int) (w, h int, ok bool)) (
+	box image.Rectangle, ok bool) {
 	area := float64(in.X) * float64(in.Y)
 	lo, hi := math.Log(ratio[0]), math.Log(ratio[1])
 	for range 10 {
@@ -84,7 +85,8 @@ func (o *randomResizedCrop) box(in image.Point, r *Rand) image.Rectangle {
 }
 
 func (o *randomResizedCrop) draw(steps []step, size image.Point, r *Rand) []step {
-	return append(steps, step{kind: stepCrop, box: o.box(size, r)}, step{kind: stepResize, size: image.Pt(o.w, o.h), filter: o.filter})
+	return append(steps, step{kind: stepCrop, box: o.box(size, r)},
+		step{kind: stepResize, size: image.Pt(o.w, o.h), filter: o.filter})
 }
 
 // resizeTo is torchvision's Resize((h, w)).

@@ -12,8 +12,8 @@ import (
 // Recode makes the files of a dataset cheaper to read or decode, once, before they are packed, like FFCV. The zero
 // value changes nothing.
 type Recode struct {
-	// Short is the largest shorter side of a picture in pixels: larger pictures are resized to it with Pillow's bilinear
-	// filter, smaller ones are unchanged. 0: no resize.
+	// Short is the largest shorter side of a picture in pixels: larger pictures are resized to it with Pillow's
+	// bilinear filter, smaller ones are unchanged. 0: no resize.
 	Short int
 	// Quality is the JPEG quality of resized pictures, 1 to 100, with chroma at half the size (4:2:0) as in
 	// Pillow.

@@ -49,7 +49,8 @@ func TestRecodedSample(t *testing.T) {
 				for _, f := range in.Fields() {
 					rows[k].Fields = append(rows[k].Fields, make([]byte, f.Bytes))
 				}
-				if err := in.Make(Sample{Data: data, Part: boxes}, Draw{Seed: 1, Sample: uint64(i)}, &rows[k]); err != nil {
+				if err := in.Make(Sample{Data: data, Part: boxes}, Draw{Seed: 1, Sample: uint64(i)},
+					&rows[k]); err != nil {
 					t.Fatal(err)
 				}
 			}

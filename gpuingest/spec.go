@@ -103,7 +103,8 @@ func (v value) pair() (p [2]float64, ok bool) {
 	return [2]float64{v.list[0].num, v.list[1].num}, true
 }
 
-// spread returns n values from one number, or from a tuple of one of these lengths, over and over; nil if it is neither.
+// spread returns n values from one number, or from a tuple of one of these lengths, over and over; nil if it is
+// neither.
 func (v value) spread(n int, lengths ...int) (out []value) {
 	list := v.list
 	if v.number() {
@@ -354,7 +355,8 @@ func (p *parser) numeral() (value, error) {
 	}
 	text := p.s[from:p.i]
 	v := value{kind: 'i', pos: from, len: len(text)}
-	if strings.ContainsAny(text, "xXpPnN_bBoO") { // Go reads hexadecimal floats, Inf, NaN: not Python's decimal literals
+	// Go reads hexadecimal floats, Inf, NaN: not Python's decimal literals
+	if strings.ContainsAny(text, "xXpPnN_bBoO") {
 		return v, p.fail(from, len(text), "", "%q is not a decimal number", text)
 	}
 	f, err := strconv.ParseFloat(text, 64)

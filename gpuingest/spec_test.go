@@ -10,8 +10,9 @@ import (
 // TestCanonical pins canonical forms and hashes: sessions and resumes carry them.
 func TestCanonical(t *testing.T) {
 	const (
-		rrc = "RandomResizedCrop(size=(224, 224), scale=(0.08, 1.0), ratio=(0.75, 1.3333333333333333), interpolation='bilinear', antialias=True)"
-		rs  = "Resize(size=256, interpolation='bilinear', max_size=None, antialias=True)"
+		rrc = "RandomResizedCrop(size=(224, 224), scale=(0.08, 1.0), ratio=(0.75, 1.3333333333333333), " +
+			"interpolation='bilinear', antialias=True)"
+		rs = "Resize(size=256, interpolation='bilinear', max_size=None, antialias=True)"
 	)
 	for spec, want := range map[string]string{
 		"RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nhwc":                                                    rrc + "|RandomHorizontalFlip(p=0.5)|uint8|nhwc|pillow(9.4)",
@@ -25,24 +26,45 @@ func TestCanonical(t *testing.T) {
 			"Normalize(mean=(1.0, 1.0, 1.0), std=(2.0, 2.0, 2.0), dtype='bf16')|v2|pillow(9.4)",
 		"Resize(10, max_size=12)|CenterCrop([8,9])|RandomHorizontalFlip(1)|fp16|Normalize([-0.0],(2,))": "Resize(size=10, interpolation='bilinear', max_size=12, antialias=True)|CenterCrop(size=(8, 9))|RandomHorizontalFlip(p=1.0)|fp16|nchw|Normalize(mean=(0.0, 0.0, 0.0), std=(2.0, 2.0, 2.0))|pillow(9.4)",
 		"raw": "raw",
-		"RandomResizedCrop(9, interpolation='bicubic')|pillow(13)|dct":        "RandomResizedCrop(size=(9, 9), scale=(0.08, 1.0), ratio=(0.75, 1.3333333333333333), interpolation='bicubic', antialias=True)|uint8|nchw|dct|pillow(13)",
-		"Resize((9, 8), InterpolationMode.NEAREST)|pillow(13.0)":              "Resize(size=(9, 8), interpolation='nearest', max_size=None, antialias=True)|uint8|nchw|pillow(13)",
-		"RandomCrop(32, 4)|RandomVerticalFlip()":                              "RandomCrop(size=(32, 32), padding=(4, 4, 4, 4), pad_if_needed=False, fill=(0, 0, 0), padding_mode='constant')|RandomVerticalFlip(p=0.5)|uint8|nchw|pillow(9.4)",
-		"Pad((1,2), 7.9, 'edge')|CenterCrop(3)":                               "Pad(padding=(1, 2, 1, 2), fill=(7, 7, 7), padding_mode='edge')|CenterCrop(size=(3, 3))|uint8|nchw|pillow(9.4)",
-		"RandomRotation(15, expand=True, center=(3, 4.5))|CenterCrop(3)":      "RandomRotation(degrees=(-15.0, 15.0), interpolation='nearest', expand=True, center=(3.0, 4.5), fill=(0, 0, 0))|CenterCrop(size=(3, 3))|uint8|nchw|pillow(9.4)",
-		"CenterCrop(3)|ColorJitter(0.4, 0.4, (0, 2), 0.1)|RandomGrayscale()":  "CenterCrop(size=(3, 3))|ColorJitter(brightness=(0.6, 1.4), contrast=(0.6, 1.4), saturation=(0.0, 2.0), hue=(-0.1, 0.1))|RandomGrayscale(p=0.1)|uint8|nchw|pillow(9.4)",
-		"CenterCrop(3)|Grayscale(3)|GaussianBlur(23)|GaussianBlur((3, 5), 2)": "CenterCrop(size=(3, 3))|Grayscale(num_output_channels=3)|GaussianBlur(kernel_size=(23, 23), sigma=(0.1, 2.0))|GaussianBlur(kernel_size=(3, 5), sigma=(2.0, 2.0))|uint8|nchw|pillow(9.4)",
+		"RandomResizedCrop(9, interpolation='bicubic')|pillow(13)|dct": "RandomResizedCrop(size=(9, 9), " +
+			"scale=(0.08, 1.0), ratio=(0.75, 1.3333333333333333), interpolation='bicubic', " +
+			"antialias=True)|uint8|nchw|dct|pillow(13)",
+		"Resize((9, 8), InterpolationMode.NEAREST)|pillow(13.0)": "Resize(size=(9, 8), " +
+			"interpolation='nearest', max_size=None, antialias=True)|uint8|nchw|pillow(13)",
+		"RandomCrop(32, 4)|RandomVerticalFlip()": "RandomCrop(size=(32, 32), " +
+			"padding=(4, 4, 4, 4), pad_if_needed=False, fill=(0, 0, 0), " +
+			"padding_mode='constant')|RandomVerticalFlip(p=0.5)|uint8|nchw|pillow(9.4)",
+		"Pad((1,2), 7.9, 'edge')|CenterCrop(3)": "Pad(padding=(1, 2, 1, 2), fill=(7, " +
+			"7, 7), padding_mode='edge')|CenterCrop(size=(3, 3))|uint8|nchw|pillow(9.4)",
+		"RandomRotation(15, expand=True, center=(3, 4.5))|CenterCrop(3)": "RandomRotation(degrees=(-15.0, " +
+			"15.0), interpolation='nearest', expand=True, center=(3.0, 4.5), fill=(0, 0, 0))|CenterCrop(size=(3, " +
+			"3))|uint8|nchw|pillow(9.4)",
+		"CenterCrop(3)|ColorJitter(0.4, 0.4, (0, 2), 0.1)|RandomGrayscale()": "CenterCrop(size=(3, " +
+			"3))|ColorJitter(brightness=(0.6, 1.4), contrast=(0.6, 1.4), saturation=(0.0, 2.0), hue=(-0.1, " +
+			"0.1))|RandomGrayscale(p=0.1)|uint8|nchw|pillow(9.4)",
+		"CenterCrop(3)|Grayscale(3)|GaussianBlur(23)|GaussianBlur((3, 5), 2)": "CenterCrop(size=(3, " +
+			"3))|Grayscale(num_output_channels=3)|GaussianBlur(kernel_size=(23, 23), sigma=(0.1, " +
+			"2.0))|GaussianBlur(kernel_size=(3, 5), sigma=(2.0, 2.0))|uint8|nchw|pillow(9.4)",
 		"CenterCrop(3)|RandAugment(fill=[1,2,3])|TrivialAugmentWide(interpolation='bilinear')|AutoAugment()": "CenterCrop(size=(3, 3))|RandAugment(num_ops=2, magnitude=9, num_magnitude_bins=31, interpolation='nearest', fill=(1, 2, 3))|" +
-			"TrivialAugmentWide(num_magnitude_bins=31, interpolation='bilinear', fill=(0, 0, 0))|AutoAugment(policy='imagenet', interpolation='nearest', fill=(0, 0, 0))|uint8|nchw|pillow(9.4)",
-		"CenterCrop(3)|AutoAugment(AutoAugmentPolicy.SVHN)": "CenterCrop(size=(3, 3))|AutoAugment(policy='svhn', interpolation='nearest', fill=(0, 0, 0))|uint8|nchw|pillow(9.4)",
+			"TrivialAugmentWide(num_magnitude_bins=31, interpolation='bilinear', fill=(0, 0, " +
+			"0))|AutoAugment(policy='imagenet', interpolation='nearest', fill=(0, 0, 0))|uint8|nchw|pillow(9.4)",
+		"CenterCrop(3)|AutoAugment(AutoAugmentPolicy.SVHN)": "CenterCrop(size=(3, 3))|AutoAugment(policy='svhn', " +
+			"interpolation='nearest', fill=(0, 0, 0))|uint8|nchw|pillow(9.4)",
 		"CenterCrop(3)|RandomInvert()|RandomAutocontrast()|RandomEqualize(1)|RandomPosterize(2)|RandomSolarize(192)|RandomAdjustSharpness(2)": "CenterCrop(size=(3, 3))|RandomInvert(p=0.5)|RandomAutocontrast(p=0.5)|RandomEqualize(p=1.0)|RandomPosterize(bits=2, p=0.5)|" +
-			"RandomSolarize(threshold=192.0, p=0.5)|RandomAdjustSharpness(sharpness_factor=2.0, p=0.5)|uint8|nchw|pillow(9.4)",
-		"CenterCrop(3)|RandomApply([GaussianBlur(3), RandomGrayscale()], 0.8)|RandomChoice([RandomSolarize(128), RandomInvert(1)], [1, 2])|RandomChoice([RandomEqualize()])": "CenterCrop(size=(3, 3))|" +
-			"RandomApply(transforms=[GaussianBlur(kernel_size=(3, 3), sigma=(0.1, 2.0)), RandomGrayscale(p=0.1)], p=0.8)|" +
-			"RandomChoice(transforms=[RandomSolarize(threshold=128.0, p=0.5), RandomInvert(p=1.0)], p=(1.0, 2.0))|RandomChoice(transforms=[RandomEqualize(p=0.5)], p=None)|uint8|nchw|pillow(9.4)",
-		"CenterCrop(3)|RandomErasing()|fp32|MixUp(0.2)": "CenterCrop(size=(3, 3))|fp32|nchw|RandomErasing(p=0.5, scale=(0.02, 0.33), ratio=(0.3, 3.3), value=(0.0, 0.0, 0.0))|MixUp(alpha=0.2, num_classes=None)|pillow(9.4)",
+			"RandomSolarize(threshold=192.0, p=0.5)|RandomAdjustSharpness(sharpness_factor=2.0, " +
+			"p=0.5)|uint8|nchw|pillow(9.4)",
+		"CenterCrop(3)|RandomApply([GaussianBlur(3), RandomGrayscale()], 0.8)|RandomChoice([RandomSolarize(128), " +
+			"RandomInvert(1)], [1, 2])|RandomChoice([RandomEqualize()])": "CenterCrop(size=(3, 3))|" +
+			"RandomApply(transforms=[GaussianBlur(kernel_size=(3, 3), sigma=(0.1, 2.0)), RandomGrayscale(p=0.1)], " +
+			"p=0.8)|" +
+			"RandomChoice(transforms=[RandomSolarize(threshold=128.0, p=0.5), RandomInvert(p=1.0)], p=(1.0, " +
+			"2.0))|RandomChoice(transforms=[RandomEqualize(p=0.5)], p=None)|uint8|nchw|pillow(9.4)",
+		"CenterCrop(3)|RandomErasing()|fp32|MixUp(0.2)": "CenterCrop(size=(3, 3))|fp32|nchw|RandomErasing(p=0.5, " +
+			"scale=(0.02, 0.33), ratio=(0.3, 3.3), value=(0.0, 0.0, 0.0))|MixUp(alpha=0.2, " +
+			"num_classes=None)|pillow(9.4)",
 		"CenterCrop(3)|RandomChoice([MixUp(alpha=0.2, num_classes=10), CutMix(num_classes=10)], p=[1, 0.5])": "CenterCrop(size=(3, 3))|uint8|nchw|" +
-			"RandomChoice(transforms=[MixUp(alpha=0.2, num_classes=10), CutMix(alpha=1.0, num_classes=10)], p=(1.0, 0.5,))|pillow(9.4)",
+			"RandomChoice(transforms=[MixUp(alpha=0.2, num_classes=10), CutMix(alpha=1.0, num_classes=10)], p=(1.0, " +
+			"0.5,))|pillow(9.4)",
 	} {
 		tr := compile(t, spec)
 		if got := tr.String(); got != want {
@@ -175,7 +197,8 @@ func TestSpecErrors(t *testing.T) {
 		{"CenterCrop(3)|RandomApply([RandomGrayscale(q=1)])", 43, "has no argument q"},
 		{"CenterCrop(3)|RandomApply([RandomGrayscale()], p=2)", 49, "probability"},
 		{"CenterCrop(3)|GaussianBlur(3, p=0.5)", 30, "write RandomApply([GaussianBlur(...)], p=...)"},
-		{"CenterCrop(3)|RandomApply([GaussianBlur(3)])|RandomApply([RandomAdjustSharpness(2)])", 45, "put it before GaussianBlur"},
+		{"CenterCrop(3)|RandomApply([GaussianBlur(3)])|RandomApply([RandomAdjustSharpness(2)])", 45,
+			"put it before GaussianBlur"},
 		{"Detection()|views([CenterCrop(3)])", 0, "it comes first"},
 		{"CenterCrop(4)|views([CenterCrop(3)])", 14, "in place of the operations"},
 		{"CenterCrop(3)|RandomChoice([MixUp(), CutMix(num_classes=3)])", 37, "num_classes must be the same"},
@@ -212,7 +235,8 @@ func TestSpecErrorText(t *testing.T) {
 	if !errors.As(err, &se) || se.Pos != 12 || se.Len != 10 {
 		t.Fatalf("%#v", err)
 	}
-	if got, want := err.Error(), "transform, column 13: unknown operation CentreCrop: did you mean CenterCrop?"; got != want {
+	if got, want := err.Error(),
+		"transform, column 13: unknown operation CentreCrop: did you mean CenterCrop?"; got != want {
 		t.Errorf("%s", got)
 	}
 }
@@ -224,10 +248,15 @@ func FuzzCompile(f *testing.F) {
 		"RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nhwc",
 		"Resize(256, max_size=300)|CenterCrop(224)|fp32|nchw|Normalize((0.485,0.456,0.406),(0.229,0.224,0.225))",
 		"RandomResizedCrop(size=[3,4],scale=(1e-2,.5),ratio=(0.1,3),interpolation='bilinear')|bf16|pillow(9.4)",
-		"RandomCrop(32, 4, True, (1, 2, 3), 'reflect')|ColorJitter(0.4, hue=(-.1, 0.2))|RandAugment()|RandomErasing(value=(1,2,3))|RandomChoice([MixUp(alpha=.2), CutMix()], p=[1, 2])|dct|pillow(13)",
-		"Pad(3)|RandomRotation((-3, 4), 'bicubic', True, (1, 2))|GaussianBlur(3)|CenterCrop(9)|TrivialAugmentWide()|AutoAugment('svhn')",
-		"CenterCrop(3)|RandomApply([GaussianBlur((3, 5)), Pad((1, 2), 3)], p=.8)|RandomChoice([RandomSolarize(128), CenterCrop(3)], [1, 2])|CenterCrop(3)",
-		"views(2x[RandomResizedCrop(9)|RandomHorizontalFlip()], [CenterCrop(3)|RandomApply([RandomGrayscale()])], 32x[Resize((3, 4))])|bf16|RandomErasing()|v2",
+		"RandomCrop(32, 4, True, (1, 2, 3), 'reflect')|ColorJitter(0.4, hue=(-.1, " +
+			"0.2))|RandAugment()|RandomErasing(value=(1,2,3))|RandomChoice([MixUp(alpha=.2), CutMix()], p=[1, " +
+			"2])|dct|pillow(13)",
+		"Pad(3)|RandomRotation((-3, 4), 'bicubic', True, (1, " +
+			"2))|GaussianBlur(3)|CenterCrop(9)|TrivialAugmentWide()|AutoAugment('svhn')",
+		"CenterCrop(3)|RandomApply([GaussianBlur((3, 5)), Pad((1, 2), 3)], p=.8)|RandomChoice([RandomSolarize(128), " +
+			"CenterCrop(3)], [1, 2])|CenterCrop(3)",
+		"views(2x[RandomResizedCrop(9)|RandomHorizontalFlip()], [CenterCrop(3)|RandomApply([RandomGrayscale()])], " +
+			"32x[Resize((3, 4))])|bf16|RandomErasing()|v2",
 		"raw", "Resize((1,),antialias=None)|CenterCrop((2))", "Resize(3.|'", "CenterCrop(1e5", "é(",
 	} {
 		f.Add(s)

@@ -51,7 +51,8 @@ func (o *tableOp) numeric() bool { return o.Op != "onehot" && o.Op != "ordinal" 
 // onehot and ordinal 'category': a separate category.
 func compileTable(p *parser, calls []call) (Ingest, error) {
 	if len(calls[0].args) > 0 {
-		return nil, p.fail(calls[0].pos, len(calls[0].name), "add an operation for each column, such as table()|zscore('age')", "table takes no arguments")
+		return nil, p.fail(calls[0].pos, len(calls[0].name),
+			"add an operation for each column, such as table()|zscore('age')", "table takes no arguments")
 	}
 	t := &Table{}
 	numbers := false
@@ -85,7 +86,8 @@ func compileTable(p *parser, calls []call) (Ingest, error) {
 		}
 	}
 	if !numbers {
-		return nil, p.fail(calls[0].pos, len(calls[0].name), "add one, such as |zscore('age')", "there is no operation on a column")
+		return nil, p.fail(calls[0].pos, len(calls[0].name), "add one, such as |zscore('age')",
+			"there is no operation on a column")
 	}
 	t.dtype = cmp.Or(t.dtype, "float32")
 	return t, nil
@@ -157,7 +159,8 @@ func (t *Table) Fields() []Field {
 	if t.fit != nil {
 		width = t.fit.Width
 	}
-	f := []Field{{Name: "data", DType: map[string]string{"float32": "fp32", "float64": "float64"}[t.dtype], Shape: []int{width}, Bytes: width * elementSize[t.dtype]}}
+	f := []Field{{Name: "data", DType: map[string]string{"float32": "fp32", "float64": "float64"}[t.dtype],
+		Shape: []int{width}, Bytes: width * elementSize[t.dtype]}}
 	if ordinals > 0 {
 		f = append(f, Field{Name: "categories", DType: "int64", Shape: []int{ordinals}, Bytes: 8 * ordinals})
 	}

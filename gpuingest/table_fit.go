@@ -82,7 +82,8 @@ func ParseFit(b []byte) (*Fit, error) {
 		g := &f.Features[i]
 		g.field = slices.Index(f.Columns, g.Column)
 		if g.field < 0 || g.At < 0 || g.Width < 0 || g.Op == "onehot" && g.Width != len(g.Categories) ||
-			g.Op != "ordinal" && g.Op != "label" && g.At+g.Width > f.Width || g.Op == "ordinal" && g.At >= len(f.Features) || !slices.IsSorted(g.Categories) {
+			g.Op != "ordinal" && g.Op != "label" && g.At+g.Width > f.Width ||
+			g.Op == "ordinal" && g.At >= len(f.Features) || !slices.IsSorted(g.Categories) {
 			return nil, fmt.Errorf("fit: column %q", g.Column)
 		}
 	}
@@ -154,7 +155,8 @@ func (f *Fitter) Add(row []byte) error {
 		}
 		if s.counts != nil {
 			if !utf8.ValidString(value) {
-				return fmt.Errorf("column %q has a value that is not UTF-8: %.60q (iconv -t UTF-8 converts a table)", g.Column, value)
+				return fmt.Errorf("column %q has a value that is not UTF-8: %.60q (iconv -t UTF-8 converts a table)",
+					g.Column, value)
 			}
 			if g.Count++; s.counts[value] == 0 && len(s.counts) == maxCategories {
 				return fmt.Errorf("column %q has more than %d different values", g.Column, maxCategories)
@@ -218,7 +220,9 @@ func (f *Fitter) Fit() (*Fit, error) {
 				ordinals++
 			default:
 				if g.Width = len(g.Categories); g.Width > maxOneHot {
-					return nil, fmt.Errorf("onehot: column %q has %d categories, the limit is %d (ordinal allows more)", g.Column, g.Width, maxOneHot)
+					return nil, fmt.Errorf(
+						"onehot: column %q has %d categories, the limit is %d (ordinal allows more)", g.Column,
+						g.Width, maxOneHot)
 				}
 				width += g.Width
 			}
@@ -227,7 +231,8 @@ func (f *Fitter) Fit() (*Fit, error) {
 			slices.Sort(s.values)
 			g.Low, g.High = quantile(s.values, g.LowP), quantile(s.values, g.HighP)
 		}
-		if g.Std = math.Sqrt(s.m2 / float64(g.Count)); math.IsInf(g.Mean, 0) || math.IsNaN(g.Mean) || math.IsInf(g.Std, 0) || math.IsNaN(g.Std) || math.IsInf(g.Max-g.Min, 0) {
+		if g.Std = math.Sqrt(s.m2 / float64(g.Count)); math.IsInf(g.Mean, 0) || math.IsNaN(g.Mean) ||
+			math.IsInf(g.Std, 0) || math.IsNaN(g.Std) || math.IsInf(g.Max-g.Min, 0) {
 			return nil, fmt.Errorf("column %q: its values, %g to %g, are too large for a mean", g.Column, g.Min, g.Max)
 		}
 		if g.Missing != "error" {

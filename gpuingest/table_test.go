@@ -40,17 +40,20 @@ func fitRows(t testing.TB, spec, header string, rows []string) (*Table, *Fit) {
 	return fitted, parsed
 }
 
-// A fit is stored as JSON, which has no bytes that are not UTF-8: such categories would be others when they are read back.
+// A fit is stored as JSON, which has no bytes that are not UTF-8: such categories would be others when they are read
+// back.
 func TestFitOfLatin1(t *testing.T) {
 	table := newIngest(t, "table()|ordinal('city')|number('age')").(*Table)
-	if _, err := table.Fitter("v", []byte("city,age,stra\xdfe"), ','); err == nil || !strings.Contains(err.Error(), "not UTF-8") {
+	if _, err := table.Fitter("v", []byte("city,age,stra\xdfe"), ','); err == nil ||
+		!strings.Contains(err.Error(), "not UTF-8") {
 		t.Errorf("the first row: %v", err)
 	}
 	f, err := table.Fitter("v", []byte("city,age"), ',')
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := f.Add([]byte("Z\xfcrich,3")); err == nil || !strings.Contains(err.Error(), `column "city"`) || !strings.Contains(err.Error(), "not UTF-8") {
+	if err := f.Add([]byte("Z\xfcrich,3")); err == nil || !strings.Contains(err.Error(), `column "city"`) ||
+		!strings.Contains(err.Error(), "not UTF-8") {
 		t.Errorf("a category: %v", err)
 	}
 }
@@ -82,7 +85,8 @@ answer["low"], answer["high"] = lo, hi
 // TestTableEqualsNumpy compares every operation with numpy's, whose sums are rounded otherwise, and turns the rows
 // back into what they were.
 func TestTableEqualsNumpy(t *testing.T) {
-	const spec = "table()|number('age')|minmax('age')|zscore('pay', clip=2)|outliers('pay', 0.02, 0.97)|onehot('city', missing='category')|ordinal('kind')|zscore('same')|minmax('same')|label('y')|fp64"
+	const spec = "table()|number('age')|minmax('age')|zscore('pay', clip=2)|outliers('pay', 0.02, " +
+		"0.97)|onehot('city', missing='category')|ordinal('kind')|zscore('same')|minmax('same')|label('y')|fp64"
 	for seed := range 5 {
 		a, want := python(t, makeTable, oracle.Q{"seed": seed}, nil)
 		var rows []string
@@ -122,7 +126,9 @@ func TestTableEqualsNumpy(t *testing.T) {
 
 func TestTableMissing(t *testing.T) {
 	rows := []string{"1,a,x", "3,,y", ",b,x", "NaN,a,", "oops,a,x", "1,a"}
-	table, fit := fitRows(t, "table()|number('n', missing='mean')|number('n', missing=-1)|onehot('c', missing='category')|label('y')", "n,c,y", rows)
+	table, fit := fitRows(t,
+		"table()|number('n', missing='mean')|number('n', missing=-1)|onehot('c', missing='category')|label('y')",
+		"n,c,y", rows)
 	if fit.BadRows != 2 || fit.Features[0].MissingRows != 2 || fit.Features[2].MissingRows != 1 {
 		t.Errorf("fit %s", fit.JSON())
 	}
@@ -134,13 +140,17 @@ func TestTableMissing(t *testing.T) {
 	if err != nil || !slices.Equal(got, []float32{2, -1, 0, 0, 1}) || row.Label != 0 {
 		t.Errorf("%v, label %d, %v", got, row.Label, err)
 	}
-	for r, want := range map[string]string{"1,a,": "label", "oops,a,x": "not a finite number", "1,a": "2 fields", "1,zz,x": "no category", "1,a,z": "no category", "inf,a,x": "not a finite", "0x1,a,x": "not a finite", `1,"a,x`: "unterminated quote"} {
-		if _, err := makeRow(table, []byte(r), Draw{}); !errors.Is(err, ErrBadSample) || !strings.Contains(err.Error(), want) {
+	for r, want := range map[string]string{"1,a,": "label", "oops,a,x": "not a finite number", "1,a": "2 fields",
+		"1,zz,x": "no category", "1,a,z": "no category", "inf,a,x": "not a finite", "0x1,a,x": "not a finite",
+		`1,"a,x`: "unterminated quote"} {
+		if _, err := makeRow(table, []byte(r), Draw{}); !errors.Is(err, ErrBadSample) ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", r, err, want)
 		}
 	}
 	strict, _ := fitRows(t, "table()|zscore('n')", "n,c,y", rows)
-	if _, err := makeRow(strict, []byte(",a,x"), Draw{}); !errors.Is(err, ErrBadSample) || !strings.Contains(err.Error(), "missing= names") {
+	if _, err := makeRow(strict, []byte(",a,x"), Draw{}); !errors.Is(err, ErrBadSample) ||
+		!strings.Contains(err.Error(), "missing= names") {
 		t.Errorf("missing: %v", err)
 	}
 	other, _ := fitRows(t, "table()|zscore('n')", "n,c,y", append(rows, "7,a,x"))
@@ -150,7 +160,8 @@ func TestTableMissing(t *testing.T) {
 	if err := table.Make(Sample{Data: []byte("1,a,x")}, Draw{}, &Row{Fields: row.Fields}); err != nil {
 		t.Error(err)
 	}
-	if err := newIngest(t, "table()|number('n')").Make(Sample{}, Draw{}, &Row{Fields: [][]byte{{}}}); err == nil || errors.Is(err, ErrBadSample) {
+	if err := newIngest(t, "table()|number('n')").Make(Sample{}, Draw{}, &Row{Fields: [][]byte{{}}}); err == nil ||
+		errors.Is(err, ErrBadSample) {
 		t.Errorf("a table that was not fitted: %v", err)
 	}
 }
@@ -174,7 +185,8 @@ func TestTableRefused(t *testing.T) {
 		}
 	}
 	table := newIngest(t, "table()|number('agee')").(*Table)
-	if _, err := table.Fitter("v", []byte("age,age2"), ','); err == nil || !strings.Contains(err.Error(), `no column "agee": did you mean age?`) {
+	if _, err := table.Fitter("v", []byte("age,age2"), ','); err == nil ||
+		!strings.Contains(err.Error(), `no column "agee": did you mean age?`) {
 		t.Errorf("unknown column: %v", err)
 	}
 	f, err := table.Fitter("v", []byte("agee"), ',')
@@ -184,7 +196,8 @@ func TestTableRefused(t *testing.T) {
 	if _, err := f.Fit(); err == nil || !strings.Contains(err.Error(), "no valid value") {
 		t.Errorf("no rows: %v", err)
 	}
-	for _, bad := range []string{"", "{}", `{"v":1,"comma":",","features":[{"column":"a"}]}`, `{"v":1,"comma":",","columns":["a"],"features":[{"column":"a","op":"number","at":3,"width":1}]}`} {
+	for _, bad := range []string{"", "{}", `{"v":1,"comma":",","features":[{"column":"a"}]}`,
+		`{"v":1,"comma":",","columns":["a"],"features":[{"column":"a","op":"number","at":3,"width":1}]}`} {
 		if _, err := ParseFit([]byte(bad)); err == nil {
 			t.Errorf("fit %s is read", bad)
 		}
@@ -253,7 +266,8 @@ func TestInvertInPython(t *testing.T) {
 		t.Fatal("docs/records.md has no invert")
 	}
 	rows := []string{"31.5,2,-7,Kiel,x,9", "40,4,9.25,Ulm,y,9", "22,8,1,Bonn,x,9"}
-	table, fit := fitRows(t, "table()|number('a')|minmax('b')|zscore('c')|onehot('d')|ordinal('e')|zscore('f')|fp64", "a,b,c,d,e,f", rows)
+	table, fit := fitRows(t, "table()|number('a')|minmax('b')|zscore('c')|onehot('d')|ordinal('e')|zscore('f')|fp64",
+		"a,b,c,d,e,f", rows)
 	for _, r := range rows {
 		row, err := makeRow(table, []byte(r), Draw{})
 		if err != nil {

@@ -38,7 +38,8 @@ var tokenSources = map[string][]param{
 //	tokens(length, stored='npy', dtype='int64', pad=0, crop='start')
 //	packed(length, stored=None, dtype='int64', pad=0, long='error')
 //
-// length is in tokens. stored is npy, npy:TYPE, mds, mds:TYPE, json (a list of numbers) or the TYPE of bare little-endian integers.
+// length is in tokens. stored is npy, npy:TYPE, mds, mds:TYPE, json (a list of numbers) or the TYPE of bare
+// little-endian integers.
 func compileTokens(p *parser, calls []call) (Ingest, error) {
 	c := calls[0]
 	a, err := p.single(calls, tokenSources[c.name])
@@ -53,13 +54,16 @@ func compileTokens(p *parser, calls []call) (Ingest, error) {
 	t.length = int(v.num)
 	isInteger := func(s string) bool { _, ok := integers[s]; return ok }
 	v = a.val["stored"]
-	t.given = v.kind != 'n' && slices.ContainsFunc(c.args, func(g arg) bool { return g.val.pos == v.pos }) // a default is where the word is
+	// a default is where the word is
+	t.given = v.kind != 'n' && slices.ContainsFunc(c.args, func(g arg) bool { return g.val.pos == v.pos })
 	t.stored, t.inType, _ = strings.Cut(v.str, ":")
 	headed := t.stored == "npy" || t.stored == "mds"
 	switch {
 	case t.packed && !t.given:
-	case v.kind != 's', t.inType != "" && (!headed || !isInteger(t.inType)), !isInteger(t.stored) && !headed && t.stored != "json":
-		a.bad(v, "stored must be 'npy', 'npy:uint16' or another type, the same of 'mds', 'json', or the type of bare integers such as 'uint16'")
+	case v.kind != 's', t.inType != "" && (!headed || !isInteger(t.inType)),
+		!isInteger(t.stored) && !headed && t.stored != "json":
+		a.bad(v, "stored must be 'npy', 'npy:uint16' or another type, the same of 'mds', 'json', or the type of bare "+
+			"integers such as 'uint16'")
 	case t.packed && (t.stored == "json" || headed && t.inType == ""):
 		a.bad(v, untyped)
 	}
@@ -81,10 +85,12 @@ func compileTokens(p *parser, calls []call) (Ingest, error) {
 	return t, a.err
 }
 
-const untyped = "rows are packed by the sizes of the files, so stored has to name a type: 'npy:uint16', or 'uint16' for bare integers"
+const untyped = "rows are packed by the sizes of the files, so stored has to name a type: 'npy:uint16', or 'uint16' " +
+	"for bare integers"
 
-// Of returns t for a dataset whose samples have names like this one. If stored= is left out, the extension decides: a type such as .uint16 is
-// that of bare integers, .mds and .uint16.mds are MDS's arrays. All others are npy, whose type rows that are packed have to name.
+// Of returns t for a dataset whose samples have names like this one. If stored= is left out, the extension decides: a
+// type such as .uint16 is that of bare integers, .mds and .uint16.mds are MDS's arrays. All others are npy, whose type
+// rows that are packed have to name.
 func (t *Tokens) Of(name string) (*Tokens, error) {
 	if t.given {
 		return t, nil
@@ -159,8 +165,8 @@ func (t *Tokens) Hash() string { return hashOf(t.text) }
 // Layout implements Ingest.
 func (t *Tokens) Layout() string { return "" }
 
-// Fields implements Ingest. Packed rows have the tokens; each token's document in the row, from 1 on, 0 for padding; its
-// position in that document; and the documents' sample numbers, -1 after the last.
+// Fields implements Ingest. Packed rows have the tokens; each token's document in the row, from 1 on, 0 for padding;
+// its position in that document; and the documents' sample numbers, -1 after the last.
 func (t *Tokens) Fields() []Field {
 	n := []int{t.length}
 	f := []Field{{Name: "data", DType: t.dtype, Shape: n, Bytes: t.length * elementSize[t.dtype]}}
@@ -232,7 +238,8 @@ func (t *Tokens) pack(b []byte, row *Row) error {
 			n = min(n, t.length)
 		}
 		if n > t.length-end {
-			return badArray("document %d has %d tokens, more than expected from its size: %d are left in the row of %d (npy files need numpy's usual header of %d bytes)",
+			return badArray("document %d has %d tokens, more than expected from its size: %d are left in the row of "+
+				"%d (npy files need numpy's usual header of %d bytes)",
 				sample, n, t.length-end, t.length, npyListHeader)
 		}
 		if err := t.copy(row.Fields[0][elem*end:], doc, 0, n); err != nil {
@@ -274,10 +281,11 @@ func (t *Tokens) parse(b []byte) (array, error) {
 }
 
 // mdsTypes are the types of MDS's arrays by their codes.
-var mdsTypes = map[byte]string{8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 32: "uint32", 33: "int32", 64: "uint64", 65: "int64"}
+var mdsTypes = map[byte]string{
+	8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 32: "uint32", 33: "int32", 64: "uint64", 65: "int64"}
 
-// parseMDS parses a list of integers in MDS's encoding ndarray: the code of the type, unless that is known; 4 times the number of dimensions,
-// and the logarithm of the length of one; the dimensions; the numbers.
+// parseMDS parses a list of integers in MDS's encoding ndarray: the code of the type, unless that is known; 4 times the
+// number of dimensions, and the logarithm of the length of one; the dimensions; the numbers.
 func parseMDS(b []byte, dtype string) (array, error) {
 	if dtype == "" && len(b) > 0 {
 		if dtype = mdsTypes[b[0]]; dtype == "" {
@@ -291,7 +299,8 @@ func parseMDS(b []byte, dtype string) (array, error) {
 	var n [8]byte
 	from := 1 + copy(n[:1<<(b[0]&3)], b[1:])
 	if length := binary.LittleEndian.Uint64(n[:]); length != uint64((len(b)-from)/elementSize[dtype]) {
-		return array{}, badArray("a list of %d %s in MDS's encoding ndarray, but of %d bytes", length, dtype, len(b)-from)
+		return array{}, badArray("a list of %d %s in MDS's encoding ndarray, but of %d bytes", length, dtype,
+			len(b)-from)
 	}
 	return parseRaw(b[from:], []int{-1}, dtype)
 }
@@ -324,13 +333,15 @@ func (t *Tokens) copy(dst []byte, doc array, from, n int) error {
 	}
 	elem := elementSize[doc.dtype]
 	src := doc.data[elem*from : elem*(from+n)]
-	if fits := integers[t.dtype]; doc.dtype != t.dtype && (integers[doc.dtype][0] < fits[0] || integers[doc.dtype][1] > fits[1]) {
+	if fits := integers[t.dtype]; doc.dtype != t.dtype &&
+		(integers[doc.dtype][0] < fits[0] || integers[doc.dtype][1] > fits[1]) {
 		c := converter{from: doc.dtype, big: doc.big}
 		for k := 0; k < n; k += len(c.b.i) {
 			m := min(n-k, len(c.b.i))
 			c.load(src[elem*k:], elem, m)
 			for _, v := range c.b.i[:m] {
-				if f := float64(v); c.b.kind == 'u' && v < 0 && t.dtype != "uint64" || c.b.kind == 'i' && f < fits[0] || f >= fits[1] {
+				if f := float64(v); c.b.kind == 'u' && v < 0 && t.dtype != "uint64" || c.b.kind == 'i' && f < fits[0] ||
+					f >= fits[1] {
 					return badArray("token %d does not fit %s", v, t.dtype)
 				}
 			}

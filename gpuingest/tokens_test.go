@@ -30,7 +30,8 @@ func TestTokens(t *testing.T) {
 				for dtype, top := range map[string]int{"<u2": 65536, "<i4": 1 << 30} {
 					seed++
 					to := []string{"int64", "int32", "uint32"}[seed%3]
-					a, b := python(t, makeDocument, oracle.Q{"seed": seed, "count": n, "top": top, "dtype": dtype, "as": as, "length": 100, "to": to, "crop": crop}, nil)
+					a, b := python(t, makeDocument, oracle.Q{"seed": seed, "count": n, "top": top, "dtype": dtype,
+						"as": as, "length": 100, "to": to, "crop": crop}, nil)
 					file := int(a["file"].(float64))
 					stored := as
 					if as == "raw" {
@@ -156,13 +157,15 @@ func TestPackedRows(t *testing.T) {
 	if got := ints(row.Fields[3]); !slices.Equal(got, []int32{100, 0, 101, 0, 102, 0, -1, -1}) {
 		t.Errorf("documents %v", got)
 	}
-	for _, bad := range [][]byte{nil, frame()[:7], frame([]byte{1}, []byte{2})[:20], frame([]byte{1, 2, 3})[:25], frame(nil, nil, nil, nil, nil), frame([]byte{1, 2, 3, 4}, []byte{5, 6, 7})} {
+	for _, bad := range [][]byte{nil, frame()[:7], frame([]byte{1}, []byte{2})[:20], frame([]byte{1, 2, 3})[:25],
+		frame(nil, nil, nil, nil, nil), frame([]byte{1, 2, 3, 4}, []byte{5, 6, 7})} {
 		if _, err := makeRow(four, bad, Draw{}); !errors.Is(err, ErrBadSample) {
 			t.Errorf("%v: %v", bad, err)
 		}
 	}
 	cut := newIngest(t, "packed(6, 'uint8', dtype='uint8', long='cut')").(*Tokens)
-	if row, err = makeRow(cut, frame([]byte{1, 2, 3, 4, 5, 6, 7, 8}), Draw{}); err != nil || !bytes.Equal(row.Fields[0], []byte{1, 2, 3, 4, 5, 6}) {
+	if row, err = makeRow(cut, frame([]byte{1, 2, 3, 4, 5, 6, 7, 8}), Draw{}); err != nil ||
+		!bytes.Equal(row.Fields[0], []byte{1, 2, 3, 4, 5, 6}) {
 		t.Errorf("cut: %v, %v", row.Fields, err)
 	}
 }
@@ -187,7 +190,8 @@ for n in [0, 1, 9, 10, 99999, 100000, 3000000]:
 	}
 }
 
-// TestMDSArrays reads what MosaicML's encoding ndarray makes of lists of every length's own form, and knows their lengths before.
+// TestMDSArrays reads what MosaicML's encoding ndarray makes of lists of every length's own form, and knows their
+// lengths before.
 func TestMDSArrays(t *testing.T) {
 	for _, n := range []int{1, 7, 255, 256, 65535, 65536} {
 		for dtype, code := range map[string]byte{"uint8": 8, "int16": 17, "int32": 33, "uint64": 64} {
@@ -206,7 +210,8 @@ func TestMDSArrays(t *testing.T) {
 			if got, err := p.Tokens(int64(len(b)) - 1); err == nil && dtype != "uint8" {
 				t.Errorf("%d %s in a byte less: %d", n, dtype, got)
 			}
-			for spec, b := range map[string][]byte{"tokens(70000, 'mds:" + dtype + "', 'uint64')": b, "tokens(70000, 'mds', 'uint64')": append([]byte{code}, b...)} {
+			for spec, b := range map[string][]byte{"tokens(70000, 'mds:" + dtype + "', 'uint64')": b,
+				"tokens(70000, 'mds', 'uint64')": append([]byte{code}, b...)} {
 				row, err := makeRow(newIngest(t, spec), b, Draw{})
 				if err != nil || native.Uint32(row.Fields[1]) != uint32(n) || row.Fields[0][8*n-8] != 1 {
 					t.Errorf("%s of %d: %d, %v", spec, n, row.Fields[1], err)
@@ -217,7 +222,9 @@ func TestMDSArrays(t *testing.T) {
 			}
 		}
 	}
-	for _, b := range []string{"\x08\x01\x01\x00\x00\x00", "\x00", "", "\x07\xff\xff\xff\xff\xff\xff\xff\xff", "\x04\x02\x00\x00\x00\x00"} { // two dimensions, none, lengths that lie
+	// two dimensions, none, lengths that lie
+	for _, b := range []string{"\x08\x01\x01\x00\x00\x00", "\x00", "", "\x07\xff\xff\xff\xff\xff\xff\xff\xff",
+		"\x04\x02\x00\x00\x00\x00"} {
 		if _, err := makeRow(newIngest(t, "tokens(8, 'mds:int32')"), []byte(b), Draw{}); !errors.Is(err, ErrBadSample) {
 			t.Errorf("%q: %v", b, err)
 		}
@@ -252,7 +259,8 @@ func TestTokensOf(t *testing.T) {
 			t.Errorf("%s of %s: %v, %v, want %s", c.spec, c.name, of, err, c.want)
 			continue
 		}
-		if again := newIngest(t, of.String()).(*Tokens); again.Hash() != of.Hash() || again.stored != of.stored || again.inType != of.inType {
+		if again := newIngest(t, of.String()).(*Tokens); again.Hash() != of.Hash() || again.stored != of.stored ||
+			again.inType != of.inType {
 			t.Errorf("%s is %+v, its text compiles to %+v", c.spec, of, again)
 		}
 	}
@@ -263,9 +271,12 @@ func FuzzTokens(f *testing.F) {
 	f.Add([]byte("\x21\x04\x02\x01\x00\x00\x00\x02\x00\x00\x00"))
 	f.Add(frame([]byte("\x04\x01\x01\x00\x00\x00\x00\x00\x00\x00")))
 	f.Add(frame([]byte{1, 2}, []byte{3, 4}))
-	f.Add(append([]byte(npyMagic+"\x01\x00\x36\x00{'descr': '<i4', 'fortran_order': False, 'shape': (3,)}\n"), make([]byte, 12)...))
+	f.Add(append([]byte(npyMagic+"\x01\x00\x36\x00{'descr': '<i4', 'fortran_order': False, 'shape': (3,)}\n"),
+		make([]byte, 12)...))
 	var all []Ingest
-	for _, spec := range []string{"tokens(4, 'npy', 'int32')", "tokens(4, 'json', 'uint8', crop='random')", "tokens(4, 'uint16', 'int8', crop='end')", "packed(4, 'uint16')", "packed(4, 'npy:int32', long='cut')", "tokens(4, 'mds')", "packed(4, 'mds:int64', long='cut')"} {
+	for _, spec := range []string{"tokens(4, 'npy', 'int32')", "tokens(4, 'json', 'uint8', crop='random')",
+		"tokens(4, 'uint16', 'int8', crop='end')", "packed(4, 'uint16')", "packed(4, 'npy:int32', long='cut')",
+		"tokens(4, 'mds')", "packed(4, 'mds:int64', long='cut')"} {
 		in, err := New(spec)
 		if err != nil {
 			f.Fatal(err)

@@ -76,7 +76,8 @@ func (t *Transform) OutBytes() int {
 // Layout returns nchw or nhwc; raw for raw.
 func (t *Transform) Layout() string { return t.layout }
 
-// String returns the canonical form, with every argument explicit and torchvision's names. It compiles to an equal transform.
+// String returns the canonical form, with every argument explicit and torchvision's names. It compiles to an equal
+// transform.
 func (t *Transform) String() string {
 	if t.raw {
 		return rawWord
@@ -124,8 +125,8 @@ func hashOf(canonical string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// makeTable computes ToTensor and Normalize of torch for each byte value of each channel: in Normalize's type, each step
-// rounded to it, then rounded to the batch's, half to even.
+// makeTable computes ToTensor and Normalize of torch for each byte value of each channel: in Normalize's type, each
+// step rounded to it, then rounded to the batch's, half to even.
 func (t *Transform) makeTable() {
 	if t.dtype == "uint8" {
 		return
@@ -255,7 +256,9 @@ func (p *picture) do(s *step) error {
 	case stepColour:
 		return p.recolour(s)
 	case stepRefuse:
-		return fmt.Errorf("%w: a picture of %v is smaller than the crop of %v: resize first, or set pad_if_needed=True", ErrBadSample, p.size(), s.size)
+		return fmt.Errorf(
+			"%w: a picture of %v is smaller than the crop of %v: resize first, or set pad_if_needed=True", ErrBadSample,
+			p.size(), s.size)
 	}
 	return nil
 }
@@ -266,7 +269,8 @@ func (p *picture) resizeTo(to image.Point, f jpeg.Filter) error {
 		return nil
 	}
 	if to.X < 1 || to.Y < 1 || to.X > 4*maxSide || to.Y > 4*maxSide {
-		return fmt.Errorf("%w: a picture of %v would be resized to %v, sides must lie between 1 and %d", ErrBadSample, p.size(), to, 4*maxSide)
+		return fmt.Errorf("%w: a picture of %v would be resized to %v, sides must lie between 1 and %d", ErrBadSample,
+			p.size(), to, 4*maxSide)
 	}
 	if !p.foldable() {
 		if err := p.pixels(); err != nil {
@@ -307,7 +311,8 @@ func (t *Transform) applyWith(src []byte, at Draw, dst []byte, with func(size im
 
 func checkDraw(at Draw) error {
 	if at.Sample > rows.MaxSample || at.Occurrence > rows.MaxOccurrence {
-		return fmt.Errorf("gpuingest: sample %d, occurrence %d: random numbers are limited to samples below 2^48 and occurrences below 2^16", at.Sample, at.Occurrence)
+		return fmt.Errorf("gpuingest: sample %d, occurrence %d: random numbers are limited to samples below 2^48 and "+
+			"occurrences below 2^16", at.Sample, at.Occurrence)
 	}
 	return nil
 }
@@ -345,7 +350,8 @@ func (p *picture) close() {
 	pictures.Put(p)
 }
 
-func (t *Transform) apply(p *picture, src []byte, at Draw, dst []byte, with func(size image.Point, steps []step) error) error {
+func (t *Transform) apply(p *picture, src []byte, at Draw, dst []byte,
+	with func(size image.Point, steps []step) error) error {
 	if err := p.open(src); err != nil {
 		return err
 	}

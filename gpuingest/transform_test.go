@@ -79,30 +79,59 @@ func TestDeterministicChains(t *testing.T) {
 		{"Resize(232)|CenterCrop((224,200))", resize(232).of("CenterCrop", oracle.Q{"size": []int{224, 200}})},
 		{"Resize((100,151))", resize([]int{100, 151})},
 		{"Resize(size=[64])|CenterCrop(63)", resize(64).of("CenterCrop", oracle.Q{"size": 63})},
-		{"Resize(200, max_size=230)|CenterCrop(190)", ops{}.of("Resize", oracle.Q{"size": 200, "max_size": 230}).of("CenterCrop", oracle.Q{"size": 190})},
+		{"Resize(200, max_size=230)|CenterCrop(190)",
+			ops{}.of("Resize", oracle.Q{"size": 200, "max_size": 230}).of("CenterCrop", oracle.Q{"size": 190})},
 		{"CenterCrop(400)", ops{}.of("CenterCrop", oracle.Q{"size": 400})}, // padded where the picture is smaller
-		{"CenterCrop((401,333))|Resize(77)", ops{}.of("CenterCrop", oracle.Q{"size": []int{401, 333}}).of("Resize", oracle.Q{"size": 77})},
-		{"CenterCrop(500)|CenterCrop(301)", ops{}.of("CenterCrop", oracle.Q{"size": 500}).of("CenterCrop", oracle.Q{"size": 301})},
-		{"CenterCrop(101)|Resize((50,60))", ops{}.of("CenterCrop", oracle.Q{"size": 101}).of("Resize", oracle.Q{"size": []int{50, 60}})},
+		{"CenterCrop((401,333))|Resize(77)",
+			ops{}.of("CenterCrop", oracle.Q{"size": []int{401, 333}}).of("Resize", oracle.Q{"size": 77})},
+		{"CenterCrop(500)|CenterCrop(301)",
+			ops{}.of("CenterCrop", oracle.Q{"size": 500}).of("CenterCrop", oracle.Q{"size": 301})},
+		{"CenterCrop(101)|Resize((50,60))",
+			ops{}.of("CenterCrop", oracle.Q{"size": 101}).of("Resize", oracle.Q{"size": []int{50, 60}})},
 		{"Resize(256)|Resize((90,80))", resize(256).of("Resize", oracle.Q{"size": []int{90, 80}})},
-		{"RandomHorizontalFlip(p=1)|Resize(256)|CenterCrop(224)", ops{}.of("RandomHorizontalFlip", flip).of("Resize", oracle.Q{"size": 256}).of("CenterCrop", oracle.Q{"size": 224})},
-		{"Resize(255)|RandomHorizontalFlip(1.0)|CenterCrop(224)", resize(255).of("RandomHorizontalFlip", flip).of("CenterCrop", oracle.Q{"size": 224})},
-		{"Resize(256)|CenterCrop(224)|RandomHorizontalFlip(1)|RandomHorizontalFlip(1)|RandomHorizontalFlip(1)", resize(256).of("CenterCrop", oracle.Q{"size": 224}).of("RandomHorizontalFlip", flip)},
-		{"Resize(120, 'bicubic')|CenterCrop(100)", ops{}.of("Resize", oracle.Q{"size": 120, "interpolation": "bicubic"}).of("CenterCrop", oracle.Q{"size": 100})},
-		{"Resize((70, 90), 'nearest')|RandomVerticalFlip(1)", ops{}.of("Resize", oracle.Q{"size": []int{70, 90}, "interpolation": "nearest"}).of("RandomVerticalFlip", flip)},
-		{"RandomVerticalFlip(1)|RandomHorizontalFlip(1)|CenterCrop((80, 401))", ops{}.of("RandomVerticalFlip", flip).of("RandomHorizontalFlip", flip).of("CenterCrop", oracle.Q{"size": []int{80, 401}})},
-		{"Pad((3, 5), fill=(1, 2, 3))|Resize((60, 50))|Pad(2, padding_mode='reflect')", ops{}.of("Pad", oracle.Q{"padding": []int{3, 5}, "fill": []int{1, 2, 3}}).
-			of("Resize", oracle.Q{"size": []int{60, 50}}).of("Pad", oracle.Q{"padding": 2, "padding_mode": "reflect"})},
-		{"Resize((61, 61))|RandomCrop(61)|RandomRotation((90, 90))|Pad(1)", resize([]int{61, 61}).of("RandomCrop", oracle.Q{"size": 61}).of("RandomRotation", oracle.Q{"degrees": []int{90, 90}}).of("Pad", oracle.Q{"padding": 1})},
-		{"RandomRotation((30, 30), 'bilinear', expand=True, fill=9)|Resize((40, 30))", ops{}.of("RandomRotation", oracle.Q{"degrees": []int{30, 30}, "interpolation": "bilinear", "expand": true, "fill": 9}).of("Resize", oracle.Q{"size": []int{40, 30}})},
-		{"Resize((40, 30))|RandomInvert(1)|RandomAutocontrast(1)|RandomSolarize(128, 1)|RandomPosterize(3, 1)", resize([]int{40, 30}).of("RandomInvert", flip).of("RandomAutocontrast", flip).
-			of("RandomSolarize", oracle.Q{"threshold": 128, "p": 1}).of("RandomPosterize", oracle.Q{"bits": 3, "p": 1})},
-		{"RandomAdjustSharpness(2, 1)|Resize((40, 30))|RandomEqualize(1)|RandomHorizontalFlip(1)|Grayscale(3)|CenterCrop(31)", ops{}.of("RandomAdjustSharpness", oracle.Q{"sharpness_factor": 2, "p": 1}).of("Resize", oracle.Q{"size": []int{40, 30}}).
-			of("RandomEqualize", flip).of("RandomHorizontalFlip", flip).of("Grayscale", oracle.Q{"num_output_channels": 3}).of("CenterCrop", oracle.Q{"size": 31})},
-		{"Resize((40, 30))|ColorJitter((1.5, 1.5))|RandomGrayscale(1)", resize([]int{40, 30}).of("ColorJitter", oracle.Q{"brightness": []float64{1.5, 1.5}}).of("RandomGrayscale", flip)},
+		{"RandomHorizontalFlip(p=1)|Resize(256)|CenterCrop(224)",
+			ops{}.of("RandomHorizontalFlip", flip).of("Resize", oracle.Q{"size": 256}).of(
+				"CenterCrop", oracle.Q{"size": 224})},
+		{"Resize(255)|RandomHorizontalFlip(1.0)|CenterCrop(224)",
+			resize(255).of("RandomHorizontalFlip", flip).of("CenterCrop", oracle.Q{"size": 224})},
+		{"Resize(256)|CenterCrop(224)|RandomHorizontalFlip(1)|RandomHorizontalFlip(1)|RandomHorizontalFlip(1)",
+			resize(256).of("CenterCrop", oracle.Q{"size": 224}).of("RandomHorizontalFlip", flip)},
+		{"Resize(120, 'bicubic')|CenterCrop(100)",
+			ops{}.of("Resize", oracle.Q{"size": 120, "interpolation": "bicubic"}).of("CenterCrop",
+				oracle.Q{"size": 100})},
+		{"Resize((70, 90), 'nearest')|RandomVerticalFlip(1)",
+			ops{}.of("Resize", oracle.Q{"size": []int{70, 90}, "interpolation": "nearest"}).of(
+				"RandomVerticalFlip", flip)},
+		{"RandomVerticalFlip(1)|RandomHorizontalFlip(1)|CenterCrop((80, 401))",
+			ops{}.of("RandomVerticalFlip", flip).of("RandomHorizontalFlip", flip).of(
+				"CenterCrop", oracle.Q{"size": []int{80, 401}})},
+		{"Pad((3, 5), fill=(1, 2, 3))|Resize((60, 50))|Pad(2, padding_mode='reflect')",
+			ops{}.of("Pad", oracle.Q{"padding": []int{3, 5}, "fill": []int{1, 2, 3}}).
+				of("Resize", oracle.Q{"size": []int{60, 50}}).of("Pad",
+				oracle.Q{"padding": 2, "padding_mode": "reflect"})},
+		{"Resize((61, 61))|RandomCrop(61)|RandomRotation((90, 90))|Pad(1)",
+			resize([]int{61, 61}).of("RandomCrop", oracle.Q{"size": 61}).of(
+				"RandomRotation", oracle.Q{"degrees": []int{90, 90}}).of("Pad", oracle.Q{"padding": 1})},
+		{"RandomRotation((30, 30), 'bilinear', expand=True, fill=9)|Resize((40, 30))",
+			ops{}.of("RandomRotation", oracle.Q{"degrees": []int{30, 30}, "interpolation": "bilinear", "expand": true,
+				"fill": 9}).of("Resize", oracle.Q{"size": []int{40, 30}})},
+		{"Resize((40, 30))|RandomInvert(1)|RandomAutocontrast(1)|RandomSolarize(128, 1)|RandomPosterize(3, 1)",
+			resize([]int{40, 30}).of("RandomInvert", flip).of("RandomAutocontrast", flip).
+				of("RandomSolarize", oracle.Q{"threshold": 128, "p": 1}).of("RandomPosterize",
+				oracle.Q{"bits": 3, "p": 1})},
+		{"RandomAdjustSharpness(2, 1)|Resize((40, " +
+			"30))|RandomEqualize(1)|RandomHorizontalFlip(1)|Grayscale(3)|CenterCrop(31)",
+			ops{}.of("RandomAdjustSharpness", oracle.Q{"sharpness_factor": 2, "p": 1}).of("Resize",
+				oracle.Q{"size": []int{40, 30}}).
+				of("RandomEqualize", flip).of("RandomHorizontalFlip", flip).of(
+				"Grayscale", oracle.Q{"num_output_channels": 3}).of("CenterCrop", oracle.Q{"size": 31})},
+		{"Resize((40, 30))|ColorJitter((1.5, 1.5))|RandomGrayscale(1)",
+			resize([]int{40, 30}).of("ColorJitter", oracle.Q{"brightness": []float64{1.5, 1.5}}).of(
+				"RandomGrayscale", flip)},
 		{"Resize(256)|CenterCrop(224)|RandomHorizontalFlip(p=0)", resize(256).of("CenterCrop", oracle.Q{"size": 224})},
 	}
-	sizes := []image.Point{{500, 375}, {375, 500}, {333, 333}, {224, 224}, {64, 300}, {301, 65}, {1, 1}, {3, 2}, {256, 256}, {257, 700}}
+	sizes := []image.Point{{500, 375}, {375, 500}, {333, 333}, {224, 224}, {64, 300}, {301, 65}, {1, 1}, {3, 2},
+		{256, 256}, {257, 700}}
 	for i, size := range sizes {
 		src := photoJPEG(t, i, size.X, size.Y, []jpeg.Subsampling{444, 422, 420}[i%3])
 		_, asPNG := ask(t, "save", oracle.Q{"w": size.X, "h": size.Y, "format": "PNG"}, photo(t, i, size.X, size.Y))
@@ -131,7 +160,8 @@ func TestRandomChain(t *testing.T) {
 	const w, h = 500, 375
 	src := photoJPEG(t, 3, w, h, 420)
 	ask(t, "load", oracle.Q{"key": "random"}, src)
-	rrc := &randomResizedCrop{fixedSize: fixedSize{224, 192}, scale: [2]float64{0.08, 1}, ratio: [2]float64{0.75, 4.0 / 3}}
+	rrc := &randomResizedCrop{fixedSize: fixedSize{224, 192}, scale: [2]float64{0.08, 1},
+		ratio: [2]float64{0.75, 4.0 / 3}}
 	const crop = "RandomResizedCrop((224, 192), ratio=(0.75, 1.3333333333333333))"
 	for _, first := range []bool{false, true} {
 		spec, cropAt, flipAt := crop+"|RandomHorizontalFlip()|nhwc", 0, 1
@@ -148,7 +178,8 @@ func TestRandomChain(t *testing.T) {
 			if flip {
 				flips++
 			}
-			q := oracle.Q{"key": "random", "box": []int{box.Min.X, box.Min.Y, box.Max.X, box.Max.Y}, "size": []int{192, 224}, "flip": flip}
+			q := oracle.Q{"key": "random", "box": []int{box.Min.X, box.Min.Y, box.Max.X, box.Max.Y},
+				"size": []int{192, 224}, "flip": flip}
 			if first && flip {
 				ask(t, "load", oracle.Q{"key": "mirrored"}, mirrored(t, src))
 				q["key"], q["flip"] = "mirrored", false
@@ -188,7 +219,8 @@ func mirrored(t *testing.T, src []byte) []byte {
 func TestTables(t *testing.T) {
 	imagenet := oracle.Q{"mean": []float64{0.485, 0.456, 0.406}, "std": []float64{0.229, 0.224, 0.225}}
 	const norm = "|Normalize((0.485,0.456,0.406),(0.229,0.224,0.225)"
-	odd := oracle.Q{"mean": []float64{-3.5, 1e-5, 12}, "std": []float64{1e-4, 70000, -0.3}} // overflows fp16, and subnormals
+	// overflows fp16, and subnormals
+	odd := oracle.Q{"mean": []float64{-3.5, 1e-5, 12}, "std": []float64{1e-4, 70000, -0.3}}
 	for _, dtype := range []string{"fp32", "fp16", "bf16"} {
 		for name, c := range map[string]struct {
 			spec string
@@ -197,11 +229,15 @@ func TestTables(t *testing.T) {
 			"none":     {"", oracle.Q{}},
 			"imagenet": {"|Normalize((0.485,0.456,0.406),(0.229,0.224,0.225))", imagenet},
 			"odd":      {"|Normalize(mean=[-3.5, 1e-5, 12], std=(1e-4, 70000., -.3))", odd},
-			"one":      {"|Normalize((0.5,),(0.25,))", oracle.Q{"mean": []float64{0.5, 0.5, 0.5}, "std": []float64{0.25, 0.25, 0.25}}},
-			"in fp16":  {norm + ",dtype='fp16')", oracle.Q{"mean": imagenet["mean"], "std": imagenet["std"], "in": "fp16"}},
-			"in bf16":  {norm + ",dtype='bf16')", oracle.Q{"mean": imagenet["mean"], "std": imagenet["std"], "in": "bf16"}},
-			"v2":       {"|v2", oracle.Q{"v2": true}},
-			"v2, norm": {norm + ",dtype='fp16')|v2", oracle.Q{"mean": imagenet["mean"], "std": imagenet["std"], "in": "fp16", "v2": true}},
+			"one": {"|Normalize((0.5,),(0.25,))",
+				oracle.Q{"mean": []float64{0.5, 0.5, 0.5}, "std": []float64{0.25, 0.25, 0.25}}},
+			"in fp16": {norm + ",dtype='fp16')",
+				oracle.Q{"mean": imagenet["mean"], "std": imagenet["std"], "in": "fp16"}},
+			"in bf16": {norm + ",dtype='bf16')",
+				oracle.Q{"mean": imagenet["mean"], "std": imagenet["std"], "in": "bf16"}},
+			"v2": {"|v2", oracle.Q{"v2": true}},
+			"v2, norm": {norm + ",dtype='fp16')|v2",
+				oracle.Q{"mean": imagenet["mean"], "std": imagenet["std"], "in": "fp16", "v2": true}},
 		} {
 			c.q["dtype"] = dtype
 			_, want := ask(t, "tensor", c.q, nil)
@@ -255,9 +291,12 @@ func TestOtherFormats(t *testing.T) {
 			format, mode string
 			options      oracle.Q
 		}{
-			{"PNG", "RGB", nil}, {"PNG", "RGBA", nil}, {"PNG", "L", nil}, {"PNG", "LA", nil}, {"PNG", "P", nil}, {"PNG", "1", nil}, {"PNG", "I", nil},
-			{"PNG", "P", oracle.Q{"transparency": 3}}, {"PNG", "L", oracle.Q{"transparency": 100}}, {"PNG", "RGB", oracle.Q{"transparency": []int{1, 2, 3}}},
-			{"WebP", "RGB", oracle.Q{"quality": 80}}, {"WebP", "RGB", oracle.Q{"quality": 10}}, {"WebP", "RGBA", oracle.Q{"quality": 80}},
+			{"PNG", "RGB", nil}, {"PNG", "RGBA", nil}, {"PNG", "L", nil}, {"PNG", "LA", nil}, {"PNG", "P", nil},
+			{"PNG", "1", nil}, {"PNG", "I", nil},
+			{"PNG", "P", oracle.Q{"transparency": 3}}, {"PNG", "L", oracle.Q{"transparency": 100}},
+			{"PNG", "RGB", oracle.Q{"transparency": []int{1, 2, 3}}},
+			{"WebP", "RGB", oracle.Q{"quality": 80}}, {"WebP", "RGB", oracle.Q{"quality": 10}},
+			{"WebP", "RGBA", oracle.Q{"quality": 80}},
 			{"WebP", "RGB", oracle.Q{"lossless": true}}, {"WebP", "RGBA", oracle.Q{"lossless": true}},
 		} {
 			q := oracle.Q{"w": w, "h": h, "format": c.format, "mode": c.mode}
@@ -275,15 +314,18 @@ func TestOtherFormats(t *testing.T) {
 	// Debian's own WebP wallpapers are too large for a quick test but 16-bit PNG is not: made here, read by Pillow.
 	for name, m := range map[string]image.Image{
 		"grey16": &image.Gray16{Pix: []byte{0, 7, 1, 0, 0, 255, 255, 255}, Stride: 4, Rect: image.Rect(0, 0, 2, 2)},
-		"rgba64": &image.NRGBA64{Pix: []byte{1, 2, 3, 4, 5, 6, 7, 8, 250, 128, 251, 255, 252, 1, 255, 255}, Stride: 16, Rect: image.Rect(0, 0, 2, 1)},
-		"rgb48":  &image.NRGBA64{Pix: []byte{1, 2, 3, 4, 5, 6, 255, 255, 250, 128, 251, 255, 252, 1, 255, 255}, Stride: 16, Rect: image.Rect(0, 0, 2, 1)},
+		"rgba64": &image.NRGBA64{Pix: []byte{1, 2, 3, 4, 5, 6, 7, 8, 250, 128, 251, 255, 252, 1, 255, 255}, Stride: 16,
+			Rect: image.Rect(0, 0, 2, 1)},
+		"rgb48": &image.NRGBA64{Pix: []byte{1, 2, 3, 4, 5, 6, 255, 255, 250, 128, 251, 255, 252, 1, 255, 255},
+			Stride: 16, Rect: image.Rect(0, 0, 2, 1)},
 	} {
 		var b bytes.Buffer
 		if err := png.Encode(&b, m); err != nil {
 			t.Fatal(err)
 		}
 		_, want := ask(t, "load", oracle.Q{"key": "other", "pixels": true}, b.Bytes())
-		got := apply(t, compile(t, fmt.Sprintf("Resize((%d, %d))|nhwc", m.Bounds().Dy(), m.Bounds().Dx())), b.Bytes(), Draw{})
+		got := apply(t, compile(t, fmt.Sprintf("Resize((%d, %d))|nhwc", m.Bounds().Dy(), m.Bounds().Dx())),
+			b.Bytes(), Draw{})
 		if !bytes.Equal(got, want) {
 			t.Errorf("%s: %v, Pillow %v", name, got, want)
 		}
@@ -321,7 +363,8 @@ func TestBoxDistribution(t *testing.T) {
 		{900, 120, [2]float64{0.9, 1}, [2]float64{0.5, 2}},        // and here all there is
 		{31, 17, [2]float64{0.01, 0.3}, [2]float64{0.2, 7}},
 	} {
-		_, raw := ask(t, "boxes", oracle.Q{"w": c.w, "h": c.h, "scale": c.scale, "ratio": c.ratio, "count": n, "seed": 1}, nil)
+		_, raw := ask(t, "boxes", oracle.Q{"w": c.w, "h": c.h, "scale": c.scale, "ratio": c.ratio, "count": n,
+			"seed": 1}, nil)
 		o := &randomResizedCrop{fixedSize: fixedSize{1, 1}, scale: c.scale, ratio: c.ratio}
 		stats := map[string]func(b image.Rectangle) float64{
 			"area":  func(b image.Rectangle) float64 { return float64(b.Dx() * b.Dy()) },
@@ -392,12 +435,14 @@ func TestBadSamples(t *testing.T) {
 		"Resize(16384)|RandomRotation(45, expand=True)|CenterCrop(3)": "the limit is",
 	} {
 		tr := compile(t, spec)
-		if err := tr.Apply(good, Draw{}, make([]byte, tr.OutBytes())); !errors.Is(err, ErrBadSample) || !strings.Contains(fmt.Sprint(err), says) {
+		if err := tr.Apply(good, Draw{}, make([]byte, tr.OutBytes())); !errors.Is(err, ErrBadSample) ||
+			!strings.Contains(fmt.Sprint(err), says) {
 			t.Errorf("%s: %v", spec, err)
 		}
 	}
 	thin := photoJPEG(t, 1, 1, 400, 444)
-	if err := compile(t, "Resize(256)|CenterCrop(224)").Apply(thin, Draw{}, make([]byte, 224*224*3)); !errors.Is(err, ErrBadSample) {
+	if err := compile(t, "Resize(256)|CenterCrop(224)").Apply(thin, Draw{}, make([]byte, 224*224*3)); !errors.Is(err,
+		ErrBadSample) {
 		t.Errorf("1x400 resized to 256x102400: %v", err)
 	}
 	// What the caller did wrong is no bad sample.
@@ -413,7 +458,8 @@ func TestBadSamples(t *testing.T) {
 
 func TestRaw(t *testing.T) {
 	tr := compile(t, " raw ")
-	if c, h, w := tr.OutShape(); tr.OutBytes() != 0 || tr.dtype != "raw" || tr.Layout() != "raw" || c+h+w != 0 || tr.String() != "raw" {
+	if c, h, w := tr.OutShape(); tr.OutBytes() != 0 || tr.dtype != "raw" || tr.Layout() != "raw" || c+h+w != 0 ||
+		tr.String() != "raw" {
 		t.Errorf("%d %s %s %s", tr.OutBytes(), tr.dtype, tr.Layout(), tr)
 	}
 	dst := make([]byte, 4)
@@ -515,9 +561,11 @@ func FuzzApply(f *testing.F) {
 	f.Add([]byte("RIFF\x24\x00\x00\x00WEBPVP8L"), uint64(3))
 	var trs []*Transform
 	for _, spec := range []string{
-		"RandomResizedCrop(9)|RandomHorizontalFlip()|fp16", "Resize(16)|CenterCrop(20)", "RandomHorizontalFlip(1)|Resize(10)|RandomResizedCrop(7)",
+		"RandomResizedCrop(9)|RandomHorizontalFlip()|fp16", "Resize(16)|CenterCrop(20)",
+		"RandomHorizontalFlip(1)|Resize(10)|RandomResizedCrop(7)",
 		"RandomResizedCrop(9, interpolation='bicubic')|RandAugment(4)|RandomErasing(1)|dct|pillow(13)",
-		"RandomCrop(12, 3, True, 9, 'reflect')|RandomRotation(180, 'bicubic', True, fill=7)|ColorJitter(1, 1, 1, 0.5)|CenterCrop(11)|RandomVerticalFlip()",
+		"RandomCrop(12, 3, True, 9, 'reflect')|RandomRotation(180, 'bicubic', True, fill=7)|ColorJitter(1, 1, 1, " +
+			"0.5)|CenterCrop(11)|RandomVerticalFlip()",
 	} {
 		trs = append(trs, compile(f, spec))
 	}

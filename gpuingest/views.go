@@ -33,12 +33,14 @@ func (p *parser) views() (groups []viewGroup, err error) {
 			word, pos := p.word()
 			n, err := strconv.Atoi(strings.TrimSuffix(word, "x"))
 			if err != nil || !strings.HasSuffix(word, "x") || n < 1 || n > maxViews {
-				return nil, p.fail(pos, len(word), "write 2x[RandomResizedCrop(224)]", "%q does not say how many views, from 1x to %dx", word, maxViews)
+				return nil, p.fail(pos, len(word), "write 2x[RandomResizedCrop(224)]",
+					"%q does not say how many views, from 1x to %dx", word, maxViews)
 			}
 			g.count = n
 		}
 		if g.pos = p.i; !p.accept('[') {
-			return nil, p.fail(p.i, 1, "write views(2x[RandomResizedCrop(224)], 8x[RandomResizedCrop(96)])", "expected the operations of a view in brackets, found %s", p.what())
+			return nil, p.fail(p.i, 1, "write views(2x[RandomResizedCrop(224)], 8x[RandomResizedCrop(96)])",
+				"expected the operations of a view in brackets, found %s", p.what())
 		}
 		if g.calls, err = p.calls(']'); err != nil {
 			return nil, err
@@ -63,14 +65,17 @@ type Views struct {
 func compileViews(p *parser, calls []call) (Ingest, error) {
 	of, after := calls[0], calls[1:]
 	if len(of.views) == 0 {
-		return nil, p.fail(of.pos, len(of.name), "write views(2x[RandomResizedCrop(224)], 8x[RandomResizedCrop(96)])", "views needs the operations of at least one view")
+		return nil, p.fail(of.pos, len(of.name), "write views(2x[RandomResizedCrop(224)], 8x[RandomResizedCrop(96)])",
+			"views needs the operations of at least one view")
 	}
 	for _, c := range after {
 		if _, ok := operationOf(c); ok {
-			return nil, p.fail(c.pos, len(c.name), "write it inside of the brackets of each view that needs it", "%s after views, which ends the operations", c.name)
+			return nil, p.fail(c.pos, len(c.name), "write it inside of the brackets of each view that needs it",
+				"%s after views, which ends the operations", c.name)
 		}
 		if mixes(c) || c.name == dctWord {
-			return nil, p.fail(c.pos, len(c.name), "leave it out", "%s is for one picture of each sample, but views makes several", c.name)
+			return nil, p.fail(c.pos, len(c.name), "leave it out",
+				"%s is for one picture of each sample, but views makes several", c.name)
 		}
 	}
 	v := &Views{}
@@ -82,7 +87,8 @@ func compileViews(p *parser, calls []call) (Ingest, error) {
 		}
 		for _, c := range g.calls {
 			if _, ok := operationOf(c); !ok && c.name != viewsWord && slices.Contains(words(), c.name) {
-				return nil, p.fail(c.pos, len(c.name), "write it behind views(...)", "%s inside of a view, which holds operations on the picture: words hold for all views", c.name)
+				return nil, p.fail(c.pos, len(c.name), "write it behind views(...)",
+					"%s inside of a view, which holds operations on the picture: words hold for all views", c.name)
 			}
 		}
 		t, err := compileCalls(p, g.calls, after)
@@ -110,10 +116,12 @@ func compileViews(p *parser, calls []call) (Ingest, error) {
 	}
 	v.Transform, v.text = v.views[0], viewsWord+"("+v.text[2:]+")|"+v.views[0].wordsText()
 	if bytes > maxOut {
-		return nil, p.fail(of.pos, len(of.name), "", "the views of a sample take %d bytes: the limit is %d", bytes, maxOut)
+		return nil, p.fail(of.pos, len(of.name), "", "the views of a sample take %d bytes: the limit is %d",
+			bytes, maxOut)
 	}
 	if len(v.text) > maxSpec {
-		return nil, p.fail(of.pos, len(of.name), "", "%d bytes long with all arguments, the limit is %d", len(v.text), maxSpec)
+		return nil, p.fail(of.pos, len(of.name), "", "%d bytes long with all arguments, the limit is %d",
+			len(v.text), maxSpec)
 	}
 	return v, nil
 }
@@ -181,7 +189,8 @@ func (p *picture) decodeOnce(part image.Rectangle) (origin image.Point, err erro
 		return origin, nil
 	}
 	p.buf = getBuffer(n)
-	if err := jpeg.DecodeSized((*p.buf)[:n-jpeg.PlanesSlack], p.src, p.size0, &jpeg.Job{Box: part, Planar: true}); err != nil {
+	if err := jpeg.DecodeSized((*p.buf)[:n-jpeg.PlanesSlack], p.src, p.size0,
+		&jpeg.Job{Box: part, Planar: true}); err != nil {
 		return origin, err
 	}
 	p.src, p.isJPEG, p.planes, p.size0 = *p.buf, false, true, part.Size()

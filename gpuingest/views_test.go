@@ -48,24 +48,29 @@ func TestViewsCanonical(t *testing.T) {
 	)
 	for spec, want := range map[string]string{
 		"views([CenterCrop(3)])": "views(1x[" + three + "])|uint8|nchw|pillow(9.4)",
-		" views ( 2x [ CenterCrop(3) ] , 1x[CenterCrop((3,3))],8x[CenterCrop(4)|RandomHorizontalFlip()], ) | fp16 | nhwc ": "views(3x[" + three + "], 8x[" + four + "])|fp16|nhwc|pillow(9.4)",
+		" views ( 2x [ CenterCrop(3) ] , 1x[CenterCrop((3,3))],8x[CenterCrop(4)|RandomHorizontalFlip()], ) | fp16 " +
+			"| nhwc ": "views(3x[" + three + "], 8x[" + four + "])|fp16|nhwc|pillow(9.4)",
 		"views([CenterCrop(4)|RandomHorizontalFlip()],[CenterCrop(3)],[CenterCrop(4)|RandomHorizontalFlip()])|fp32|Normalize((1,),(2,))|RandomErasing()|v2|pillow(13)": "views(1x[" + four + "], 1x[" + three + "], 1x[" + four +
-			"])|fp32|nchw|Normalize(mean=(1.0, 1.0, 1.0), std=(2.0, 2.0, 2.0))|RandomErasing(p=0.5, scale=(0.02, 0.33), ratio=(0.3, 3.3), value=(0.0, 0.0, 0.0))|v2|pillow(13)",
+			"])|fp32|nchw|Normalize(mean=(1.0, 1.0, 1.0), std=(2.0, 2.0, 2.0))|RandomErasing(p=0.5, scale=(0.02, " +
+			"0.33), ratio=(0.3, 3.3), value=(0.0, 0.0, 0.0))|v2|pillow(13)",
 	} {
 		v := views(t, spec)
 		if v.String() != want {
 			t.Errorf("%s\n got %s\nwant %s", spec, v, want)
 		}
-		if again := views(t, want); again.String() != want || again.Hash() != v.Hash() || len(again.views) != len(v.views) {
+		if again := views(t, want); again.String() != want || again.Hash() != v.Hash() ||
+			len(again.views) != len(v.views) {
 			t.Errorf("the canonical form of %s does not compile to itself", spec)
 		}
 	}
 	v := views(t, "views(2x[CenterCrop((3, 5))], [CenterCrop(4)])|fp16")
-	if got, want := fmt.Sprint(v.Fields()), "[{data fp16 [3 3 5] 90} {view1 fp16 [3 3 5] 90} {view2 fp16 [3 4 4] 96}]"; got != want {
+	if got, want := fmt.Sprint(v.Fields()),
+		"[{data fp16 [3 3 5] 90} {view1 fp16 [3 3 5] 90} {view2 fp16 [3 4 4] 96}]"; got != want {
 		t.Errorf("fields %s, want %s", got, want)
 	}
 	// A device finishes one picture of a sample: views come finished.
-	if in, err := New("views(2x[CenterCrop(3)])|fp16|device"); err != nil || in.String() != views(t, "views(2x[CenterCrop(3)])|fp16").String() {
+	if in, err := New("views(2x[CenterCrop(3)])|fp16|device"); err != nil ||
+		in.String() != views(t, "views(2x[CenterCrop(3)])|fp16").String() {
 		t.Errorf("with device: %v, %v", in, err)
 	}
 }
@@ -109,9 +114,12 @@ func TestViewsErrors(t *testing.T) {
 		{"views([CenterCrop(3)])|fp33", 23, "did you mean fp32?"},
 		{"views([CenterCrop(3)])|views([CenterCrop(3)])", 23, "views holds all operations"},
 		{"views([CenterCrop(3)])|Normalize((1,),(1,))", 23, "add fp32"},
-		{"views(32x[CenterCrop(4096)])|fp32", 0, "the views of a sample take 6442450944 bytes: the limit is 2147483647"},
-		{"views(" + strings.Repeat("[RandomResizedCrop(9)],[CenterCrop(3)],", 16) + "[CenterCrop(3)])", 6 + 16*39, "more than 32 views"},
-		{"views(" + strings.Repeat("[RandomResizedCrop(9)|RandomResizedCrop(9)],[CenterCrop(3)],", 16) + ")", 0, "long with all arguments, the limit is 4096"},
+		{"views(32x[CenterCrop(4096)])|fp32", 0,
+			"the views of a sample take 6442450944 bytes: the limit is 2147483647"},
+		{"views(" + strings.Repeat("[RandomResizedCrop(9)],[CenterCrop(3)],", 16) + "[CenterCrop(3)])", 6 + 16*39,
+			"more than 32 views"},
+		{"views(" + strings.Repeat("[RandomResizedCrop(9)|RandomResizedCrop(9)],[CenterCrop(3)],", 16) + ")", 0,
+			"long with all arguments, the limit is 4096"},
 		{"Detection()|views([CenterCrop(3)])", 12, "has no boxes and masks"},
 		{"Segmentation()|views([CenterCrop(3)])", 15, "has no boxes and masks"},
 		{"CenterCrop(4)|views([CenterCrop(3)])", 14, "in place of the operations"},
@@ -128,14 +136,17 @@ func TestViewsErrors(t *testing.T) {
 // the file's format and its other views; and view 0 is what the same SPEC without views makes.
 func TestViewsAreTheirChains(t *testing.T) {
 	const w, h = 333, 251
-	sources := map[string][]byte{"420": photoJPEG(t, 2, w, h, 420), "444": photoJPEG(t, 3, w, h, 444), "thin": photoJPEG(t, 4, 40, 300, 422)}
+	sources := map[string][]byte{"420": photoJPEG(t, 2, w, h, 420), "444": photoJPEG(t, 3, w, h, 444),
+		"thin": photoJPEG(t, 4, 40, 300, 422)}
 	_, sources["png"] = ask(t, "save", oracle.Q{"w": w, "h": h, "format": "PNG"}, photo(t, 5, w, h))
-	_, sources["progressive"] = ask(t, "save", oracle.Q{"w": w, "h": h, "format": "JPEG", "options": oracle.Q{"progressive": true}}, photo(t, 6, w, h))
+	_, sources["progressive"] = ask(t, "save",
+		oracle.Q{"w": w, "h": h, "format": "JPEG", "options": oracle.Q{"progressive": true}}, photo(t, 6, w, h))
 	_, sources["cmyk"] = ask(t, "save", oracle.Q{"w": w, "h": h, "format": "JPEG", "mode": "CMYK"}, photo(t, 7, w, h))
 	_, sources["grey"] = ask(t, "save", oracle.Q{"w": w, "h": h, "format": "JPEG", "mode": "L"}, photo(t, 8, w, h))
 	npy := fmt.Sprintf("{'descr': '|u1', 'fortran_order': False, 'shape': (%d, %d, 3), }", h, w)
 	npy += strings.Repeat(" ", 63-(10+len(npy))%64) + "\n"
-	sources["npy"] = slices.Concat([]byte("\x93NUMPY\x01\x00"), []byte{byte(len(npy)), byte(len(npy) >> 8)}, []byte(npy), photo(t, 9, w, h))
+	sources["npy"] = slices.Concat([]byte("\x93NUMPY\x01\x00"), []byte{byte(len(npy)), byte(len(npy) >> 8)},
+		[]byte(npy), photo(t, 9, w, h))
 	tables, err := jpeg.TrainTables(slices.Values([][]byte{sources["420"]}))
 	if err != nil {
 		t.Fatal(err)
@@ -148,9 +159,12 @@ func TestViewsAreTheirChains(t *testing.T) {
 	}
 	chains := []string{
 		"RandomResizedCrop(64, scale=(0.4, 1.0), interpolation='bicubic')|RandomHorizontalFlip()",
-		"RandomResizedCrop((24, 31), scale=(0.05, 0.4))|RandomApply([ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8)|RandomGrayscale(0.2)|RandomApply([GaussianBlur(5)], p=0.5)|RandomSolarize(128, p=0.2)",
-		"RandomHorizontalFlip()|RandomResizedCrop(40)", "Resize(50)|CenterCrop(44)", "RandomInvert(1)|CenterCrop((251, 333))", "CenterCrop((251, 333))|RandomInvert(1)",
-		"CenterCrop(350)|RandomChoice([RandomVerticalFlip(), RandomRotation(20)], p=[1, 3])", "RandomCrop(36)|Pad(3, fill=4)",
+		"RandomResizedCrop((24, 31), scale=(0.05, 0.4))|RandomApply([ColorJitter(0.4, 0.4, 0.4, 0.1)], " +
+			"p=0.8)|RandomGrayscale(0.2)|RandomApply([GaussianBlur(5)], p=0.5)|RandomSolarize(128, p=0.2)",
+		"RandomHorizontalFlip()|RandomResizedCrop(40)", "Resize(50)|CenterCrop(44)",
+		"RandomInvert(1)|CenterCrop((251, 333))", "CenterCrop((251, 333))|RandomInvert(1)",
+		"CenterCrop(350)|RandomChoice([RandomVerticalFlip(), RandomRotation(20)], p=[1, 3])",
+		"RandomCrop(36)|Pad(3, fill=4)",
 		"RandomResizedCrop(20, scale=(0.01, 0.02))|RandomVerticalFlip()",
 	}
 	for words, each := range map[string][]string{
@@ -182,12 +196,16 @@ func TestViewsAreTheirChains(t *testing.T) {
 	// Bad samples are those of the chains.
 	v := views(t, "views(2x[RandomCrop(300)], [CenterCrop(3)])")
 	row := Row{Fields: [][]byte{make([]byte, 270000), make([]byte, 270000), make([]byte, 27)}}
-	for src, says := range map[string]string{string(sources["420"]): "smaller than the crop", string(sources["420"][:5000]): "truncated", "GIF89a": "GIF", "": "an empty file"} {
-		if err := v.Make(Sample{Data: []byte(src)}, Draw{}, &row); !errors.Is(err, ErrBadSample) || !strings.Contains(fmt.Sprint(err), says) {
+	for src, says := range map[string]string{
+		string(sources["420"]): "smaller than the crop", string(sources["420"][:5000]): "truncated", "GIF89a": "GIF",
+		"": "an empty file"} {
+		if err := v.Make(Sample{Data: []byte(src)}, Draw{}, &row); !errors.Is(err, ErrBadSample) ||
+			!strings.Contains(fmt.Sprint(err), says) {
 			t.Errorf("%.9q: %v", src, err)
 		}
 	}
-	if err := v.Make(Sample{Data: sources["420"]}, Draw{Sample: 1 << 48}, &row); err == nil || errors.Is(err, ErrBadSample) {
+	if err := v.Make(Sample{Data: sources["420"]}, Draw{Sample: 1 << 48}, &row); err == nil ||
+		errors.Is(err, ErrBadSample) {
 		t.Errorf("sample 2^48: %v", err)
 	}
 }
@@ -246,7 +264,8 @@ func TestViewsOfTorchvision(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d photos: %d views equal, byte for byte; %d blurred views with %d of %d values off by 1", photos, exact, blurred, off, values)
+	t.Logf("%d photos: %d views equal, byte for byte; %d blurred views with %d of %d values off by 1", photos, exact,
+		blurred, off, values)
 	if off > values/20_000 {
 		t.Error("too many")
 	}
@@ -260,8 +279,9 @@ func functions(t *testing.T, steps []step) (calls [][2]any, blurs bool) {
 		s := steps[i]
 		switch {
 		case s.kind == stepCrop && i == 0 && steps[1].kind == stepResize:
-			add("resized_crop", oracle.Q{"top": s.box.Min.Y, "left": s.box.Min.X, "height": s.box.Dy(), "width": s.box.Dx(),
-				"size": []int{steps[1].size.Y, steps[1].size.X}, "interpolation": steps[1].filter.String()})
+			add("resized_crop", oracle.Q{"top": s.box.Min.Y, "left": s.box.Min.X, "height": s.box.Dy(),
+				"width": s.box.Dx(),
+				"size":  []int{steps[1].size.Y, steps[1].size.X}, "interpolation": steps[1].filter.String()})
 			i++
 		case s.kind == stepMirror:
 			add("hflip", oracle.Q{})
@@ -276,7 +296,8 @@ func functions(t *testing.T, steps []step) (calls [][2]any, blurs bool) {
 			add("solarize", oracle.Q{"threshold": s.amount})
 		case s.kind == stepColour && s.colour == blur:
 			blurs = true
-			add("gaussian_blur", oracle.Q{"kernel_size": []int{s.size.X, s.size.Y}, "sigma": []float64{s.amount, s.amount}})
+			add("gaussian_blur", oracle.Q{"kernel_size": []int{s.size.X, s.size.Y},
+				"sigma": []float64{s.amount, s.amount}})
 		default:
 			t.Fatalf("step %+v", s)
 		}
@@ -327,7 +348,8 @@ func TestCompounds(t *testing.T) {
 		t.Errorf("also %v", counts)
 	}
 	// An operation in it draws from the compound's numbers, those behind it from their own.
-	alone, inside := compile(t, "CenterCrop(9)|GaussianBlur(3)|ColorJitter(0.5)"), compile(t, "CenterCrop(9)|RandomApply([GaussianBlur(3)], 1)|ColorJitter(0.5)")
+	alone, inside := compile(t, "CenterCrop(9)|GaussianBlur(3)|ColorJitter(0.5)"),
+		compile(t, "CenterCrop(9)|RandomApply([GaussianBlur(3)], 1)|ColorJitter(0.5)")
 	at := Draw{Seed: 3, Sample: 8}
 	a, b := alone.plan(nil, size, at, &r), inside.plan(nil, size, at, &r)
 	if fmt.Sprint(a[2]) != fmt.Sprint(b[2]) || a[1].amount == b[1].amount {

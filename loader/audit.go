@@ -37,14 +37,18 @@ func (s *Server) auditOpened(ctx context.Context, open *session) {
 
 func (open *session) event(name string) audit.Event {
 	sp := open.spec
-	return audit.Event{Event: name, Dataset: open.ds.Version(), Order: sp.orderName, Session: sp.session, Client: sp.client,
-		Rank: new(sp.rank), World: sp.world, Batch: sp.batch, Epoch: new(sp.start.Epoch), Transform: sp.transformName(), Peer: open.peer}
+	return audit.Event{Event: name, Dataset: open.ds.Version(), Order: sp.orderName, Session: sp.session,
+		Client: sp.client,
+		Rank:   new(sp.rank), World: sp.world, Batch: sp.batch, Epoch: new(sp.start.Epoch),
+		Transform: sp.transformName(), Peer: open.peer}
 }
 
 // auditRefused records a session that was refused.
 func (s *Server) auditRefused(ctx context.Context, o *feedpb.Open, err error) {
-	s.o.Audit.Write(audit.Event{Event: "feed_open", Outcome: "refused", Cause: err.Error(), Order: o.GetOrder(), Session: o.GetSession(),
-		Client: o.GetClient(), Rank: new(int(o.GetRank())), World: int(o.GetWorld()), Peer: peerOf(ctx, s.o.Tokens != nil)})
+	s.o.Audit.Write(audit.Event{Event: "feed_open", Outcome: "refused", Cause: err.Error(), Order: o.GetOrder(),
+		Session: o.GetSession(),
+		Client:  o.GetClient(), Rank: new(int(o.GetRank())), World: int(o.GetWorld()),
+		Peer: peerOf(ctx, s.o.Tokens != nil)})
 }
 
 // auditEnded records how a session ended.

@@ -35,13 +35,15 @@ const (
 // numpyNames are numpy's for the short names of element types.
 var numpyNames = map[string]string{"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
-// planes lays out a batch of rows, and returns its total length. dataBytes is the length of the data plane of raw samples.
+// planes lays out a batch of rows, and returns its total length. dataBytes is the length of the data plane of raw
+// samples.
 func planes(t Transform, rows int, dataBytes int64) ([]*feedpb.Plane, int64) {
 	var list []*feedpb.Plane
 	var end int64
 	add := func(name, dtype string, length int64, shape ...uint64) {
 		off := alignUp(end)
-		list = append(list, &feedpb.Plane{Name: name, Dtype: dtype, Shape: shape, Offset: uint64(off), Length: uint64(length)})
+		list = append(list, &feedpb.Plane{Name: name, Dtype: dtype, Shape: shape, Offset: uint64(off),
+			Length: uint64(length)})
 		end = off + length
 	}
 	n := uint64(rows)
@@ -149,13 +151,15 @@ func (s *session) newBatch(ctx context.Context, p plan, k, epoch int) (*batch, e
 	}
 	list, total := planes(sp.transform, rows, dataBytes)
 	if total > s.srv.o.MaxBatchBytes {
-		return nil, coded(codes.ResourceExhausted, fmt.Errorf("batch %d of epoch %d has %d bytes, more than the server's limit of %d: lower the batch size",
+		return nil, coded(codes.ResourceExhausted, fmt.Errorf(
+			"batch %d of epoch %d has %d bytes, more than the server's limit of %d: lower the batch size",
 			p.index(k), epoch, total, s.srv.o.MaxBatchBytes))
 	}
 	state := sp.state(ds, epoch, p.after(k))
 	b := &batch{by: s, at: at, ctx: s.ctx, state: state,
-		header: &feedpb.BatchHeader{Index: uint64(p.index(k)), Epoch: uint32(epoch), Rows: uint32(rows), TotalBytes: uint64(total),
-			Planes: list, State: state.JSON()},
+		header: &feedpb.BatchHeader{Index: uint64(p.index(k)), Epoch: uint32(epoch), Rows: uint32(rows),
+			TotalBytes: uint64(total),
+			Planes:     list, State: state.JSON()},
 		rows: make([]row, len(ids)), planes: make(map[string][]byte, len(list)),
 		taken: make(chan struct{}), done: make(chan struct{}),
 	}
@@ -198,7 +202,8 @@ func (s *session) place(ctx context.Context, b *batch, rows int, total int64) ([
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		return nil, coded(codes.ResourceExhausted, fmt.Errorf("a batch of %d samples needs %d bytes: %w", rows, total, err))
+		return nil, coded(codes.ResourceExhausted,
+			fmt.Errorf("a batch of %d samples needs %d bytes: %w", rows, total, err))
 	}
 	b.buf = s.newBuffer(total)
 	return b.buf.data, nil
@@ -216,7 +221,8 @@ func (s *session) lay(b *batch, p plan, k int, ids []int, data []byte) {
 	for i, id := range ids {
 		pos := p.pos(k) + i
 		b.rows[i] = row{batch: b, i: i, pos: pos, out: Row{Label: int64(ds.Label(id))},
-			draw: Draw{Seed: sp.seed, Epoch: b.header.GetEpoch(), Sample: uint64(id), Occurrence: p.occurrence(pos, ds.Len())}}
+			draw: Draw{Seed: sp.seed, Epoch: b.header.GetEpoch(), Sample: uint64(id),
+				Occurrence: p.occurrence(pos, ds.Len())}}
 	}
 	if sp.transform == nil {
 		b.cutRaw(ds, rows)
@@ -352,7 +358,9 @@ func (b *batch) finish() {
 	}
 	for i := range b.rows {
 		if bad := (*badSample)(nil); errors.As(b.rows[i].err, &bad) {
-			b.header.Bad = append(b.header.Bad, &feedpb.BadSample{Row: uint32(i), Id: uint64(bad.id), Path: bad.path, Cause: strings.ToValidUTF8(bad.err.Error(), "\ufffd")})
+			b.header.Bad = append(b.header.Bad,
+				&feedpb.BadSample{Row: uint32(i), Id: uint64(bad.id), Path: bad.path,
+					Cause: strings.ToValidUTF8(bad.err.Error(), "\ufffd")})
 		}
 	}
 	b.header.Valid = uint32(len(b.rows) - len(b.header.Bad))
@@ -399,7 +407,8 @@ func (b *batch) mix(m Mixer, sp *spec) {
 			rows[i] = &b.rows[i].out
 		}
 	}
-	m.Mix(Draw{Seed: sp.seed, Epoch: b.header.GetEpoch(), Sample: b.header.GetIndex(), Occurrence: uint32(sp.rank)}, rows)
+	m.Mix(Draw{Seed: sp.seed, Epoch: b.header.GetEpoch(), Sample: b.header.GetIndex(),
+		Occurrence: uint32(sp.rank)}, rows)
 	for i, r := range rows {
 		if r != nil {
 			b.set(i, int64(b.rows[i].draw.Sample), r.Label, true)
@@ -431,7 +440,8 @@ func (r *row) read(ctx context.Context, s *session) error {
 	if s.spec.transform == nil {
 		dst := r.out.Fields[0]
 		if len(data) != len(dst) {
-			return coded(codes.FailedPrecondition, fmt.Errorf("sample %d (%s): %d bytes where the dataset's version has %d: refresh the dataset",
+			return coded(codes.FailedPrecondition, fmt.Errorf(
+				"sample %d (%s): %d bytes where the dataset's version has %d: refresh the dataset",
 				id, s.ds.Path(id), len(data), len(dst)))
 		}
 		copy(dst, data)
@@ -476,7 +486,8 @@ func (b *batch) settle(sp *spec, quota int, badSoFar *int) error {
 			if quota == 0 {
 				return fmt.Errorf(`%w (repair or remove it, or open the feed with bad="skip:0.1%%")`, bad)
 			}
-			return fmt.Errorf("%w: more than the %d that %s allows in epoch %d", bad, quota, sp.bad.text, b.header.GetEpoch())
+			return fmt.Errorf("%w: more than the %d that %s allows in epoch %d", bad, quota, sp.bad.text,
+				b.header.GetEpoch())
 		}
 	}
 	return nil

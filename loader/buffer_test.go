@@ -10,7 +10,8 @@ func TestBufferSize(t *testing.T) {
 	sizes := map[int64]bool{}
 	for n := int64(1); n < 1<<30; n += 1 + n/97 {
 		size := bufferSize(n)
-		if size < n || size < last || n > 4096 && size > n+n/16+64 || size%planeAlign != 0 || size < 4096 || bufferSize(size) != size {
+		if size < n || size < last || n > 4096 && size > n+n/16+64 || size%planeAlign != 0 || size < 4096 ||
+			bufferSize(size) != size {
 			t.Fatalf("%d bytes get %d", n, size)
 		}
 		last = size

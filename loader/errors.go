@@ -27,7 +27,8 @@ var (
 	errFenced   = coded(codes.Aborted, errors.New("a newer stream was opened for this session and rank; this one ends"))
 	errStopping = coded(codes.Unavailable, errors.New("the server is stopping: open again with the last state"))
 	// Most clients without a lease are gone. One that is still there has done nothing wrong.
-	errLeaseGone = coded(codes.Unavailable, errors.New("the client's handover connection has closed, which ends its use of slots: open again with the last state"))
+	errLeaseGone = coded(codes.Unavailable, errors.New(
+		"the client's handover connection has closed, which ends its use of slots: open again with the last state"))
 )
 
 // left is the error of a session whose client is gone.

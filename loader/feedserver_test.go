@@ -17,7 +17,8 @@ import (
 // serveVerb has this binary serve a testDataset, for the tests of the Python client.
 const serveVerb = "serve"
 
-// serveFeed serves a testDataset by the options in args. It prints its address when it is ready, and ends with its standard input.
+// serveFeed serves a testDataset by the options in args. It prints its address when it is ready, and ends with its
+// standard input.
 func serveFeed(args []string) error {
 	flag := flag.NewFlagSet(serveVerb, flag.ContinueOnError)
 	samples := flag.Int("samples", 1000, "number of samples")
@@ -73,8 +74,12 @@ func serveFeed(args []string) error {
 	if err != nil {
 		return err
 	}
-	s := loader.NewServer(func() loader.Dataset { return ds }, loader.Options{Version: "test", Compile: compileRamp, Tokens: tokens,
-		Memory: &testLedger{Limit: *memory}, Node: func() (string, uint32, bool) { return *node, uint32(*weight), *node != "" }})
+	s := loader.NewServer(func() loader.Dataset {
+		return ds
+	}, loader.Options{Version: "test", Compile: compileRamp, Tokens: tokens,
+		Memory: &testLedger{Limit: *memory}, Node: func() (string, uint32, bool) {
+			return *node, uint32(*weight), *node != ""
+		}})
 	scheme, _, _ := strings.Cut(*listen, "://")
 	fmt.Printf("%s://%s\n", scheme, l.Addr())
 	go func() {

@@ -23,7 +23,8 @@ import (
 )
 
 // framed opens a stream by hand, with its messages on the handover connection.
-func framed(t *testing.T, addr string, o *feedpb.Open) (grpc.BidiStreamingClient[feedpb.ClientMessage, feedpb.ServerMessage], net.Conn) {
+func framed(t *testing.T, addr string, o *feedpb.Open) (
+	grpc.BidiStreamingClient[feedpb.ClientMessage, feedpb.ServerMessage], net.Conn) {
 	t.Helper()
 	stream, opened := plain(t, addr, o)
 	c, answer := ask(t, addr, map[string]any{"v": 1, "key": opened.GetPool().GetKey(), "frames": true})
@@ -53,7 +54,8 @@ func TestFrames(t *testing.T) {
 	for _, by := range []string{"connection", "stream"} {
 		t.Run(by, func(t *testing.T) {
 			r := start(t, &testDataset{Samples: 100}, loader.Options{}, 0)
-			stream, c := framed(t, r.addr, &feedpb.Open{Batch: 8, Slots: 3, Credits: 1, Transform: "ramp(4,4)", Epochs: 2, Tail: "uneven"})
+			stream, c := framed(t, r.addr,
+				&feedpb.Open{Batch: 8, Slots: 3, Credits: 1, Transform: "ramp(4,4)", Epochs: 2, Tail: "uneven"})
 			say := func(m *feedpb.ClientMessage) {
 				var err error
 				if by == "stream" {
@@ -114,10 +116,11 @@ func TestWrongFrames(t *testing.T) {
 		code  codes.Code
 		text  string
 	}{
-		"too long":        {long, codes.InvalidArgument, "malformed frame: 2147483648 bytes, the limit is 65536"},
-		"no message":      {[]byte("\x05\x00\x00\x00\xff\xff\xff\xff\xff"), codes.InvalidArgument, "malformed frame"},
-		"not its slot":    {frame(t, release(3)), codes.InvalidArgument, "release a slot once"},
-		"a second Open":   {frame(t, &feedpb.ClientMessage{Kind: &feedpb.ClientMessage_Open{Open: &feedpb.Open{}}}), codes.InvalidArgument, "a second Open"},
+		"too long":     {long, codes.InvalidArgument, "malformed frame: 2147483648 bytes, the limit is 65536"},
+		"no message":   {[]byte("\x05\x00\x00\x00\xff\xff\xff\xff\xff"), codes.InvalidArgument, "malformed frame"},
+		"not its slot": {frame(t, release(3)), codes.InvalidArgument, "release a slot once"},
+		"a second Open": {frame(t, &feedpb.ClientMessage{Kind: &feedpb.ClientMessage_Open{Open: &feedpb.Open{}}}),
+			codes.InvalidArgument, "a second Open"},
 		"the end":         {nil, codes.Unavailable, "handover connection has closed"},
 		"half a frame":    {[]byte("\x05\x00\x00"), codes.Unavailable, "handover connection has closed"},
 		"half a message":  {[]byte("\x05\x00\x00\x00\x12"), codes.Unavailable, "handover connection has closed"},
@@ -175,7 +178,8 @@ func TestFramesUnread(t *testing.T) {
 	r.empty(t)
 }
 
-// A connection that loses what is on its way does not look like the end of the epoch, though the session has ended well.
+// A connection that loses what is on its way does not look like the end of the epoch, though the session has ended
+// well.
 func TestBrokenFrames(t *testing.T) {
 	r := start(t, &testDataset{Samples: 16}, loader.Options{}, 0)
 	between, err := net.Listen("unix", filepath.Join(t.TempDir(), "between.sock"))
@@ -213,7 +217,8 @@ func TestBrokenFrames(t *testing.T) {
 	}
 }
 
-// losing copies between a client and the server; of what comes on a handover connection behind the reply, only the first bytes.
+// losing copies between a client and the server; of what comes on a handover connection behind the reply, only the
+// first bytes.
 func losing(t *testing.T, client net.Conn, to string) {
 	defer client.Close()
 	server, err := net.Dial("unix", to)

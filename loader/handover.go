@@ -87,7 +87,9 @@ func (l *lease) handOver(c *net.UnixConn, frames bool) error {
 		return err
 	}
 	failed := raw.Control(func(fd uintptr) { // Control keeps the file open meanwhile
-		err = handover.WriteReply(c, handover.SlotsReply{V: handover.Version, Slots: uint32(m.count()), SlotBytes: uint64(m.bytes), Frames: frames}, int(fd))
+		err = handover.WriteReply(c,
+			handover.SlotsReply{V: handover.Version, Slots: uint32(m.count()), SlotBytes: uint64(m.bytes),
+				Frames: frames}, int(fd))
 	})
 	return errors.Join(failed, err)
 }
@@ -112,9 +114,9 @@ func (s *session) receiveFrames(c *net.UnixConn) error {
 	}
 }
 
-// sendFrames returns a sender of the session's messages on its handover connection. Cancelling the session ends the wait
-// for a client that does not read. end stops the sender and, if err is nil, writes the end marker: without it a broken
-// connection would look like a complete one. The connection stays open for as long as the client uses the slots.
+// sendFrames returns a sender of the session's messages on its handover connection. Cancelling the session ends the
+// wait for a client that does not read. end stops the sender and, if err is nil, writes the end marker: without it a
+// broken connection would look like a complete one. The connection stays open for as long as the client uses the slots.
 func (s *session) sendFrames(c *net.UnixConn) (to sender, end func(err error) error) {
 	frames := wire.NewFrameWriter(c)
 	to = func(m any) error {

@@ -64,8 +64,10 @@ func parseLabel(text string) (labelSource, error) {
 	if numberType(text) != "" && !strings.ContainsAny(text, "/:,") {
 		return labelSource{kind: text}, nil
 	}
-	return labelSource{}, fmt.Errorf("label %.100q: must be folder (the class folder), cls (the number in the file .cls beside a sample), "+
-		"json:KEY (a number in its file .json, json:a.b inside an object), COLUMN.TYPE (a column of integers, such as label.int64), or none", text)
+	return labelSource{}, fmt.Errorf(
+		"label %.100q: must be folder (the class folder), cls (the number in the file .cls beside a sample), "+
+			"json:KEY (a number in its file .json, json:a.b inside an object), COLUMN.TYPE (a column of integers, "+
+			"such as label.int64), or none", text)
 }
 
 // String returns what parseLabel reads.

@@ -28,7 +28,8 @@ func TestParseCls(t *testing.T) {
 			t.Errorf("%q: %d, %v", text, n, err)
 		}
 	}
-	for _, text := range []string{"", "3.0", "1 2", "dog", "9999999999999999999", "0x3", "3                                       4"} {
+	for _, text := range []string{"", "3.0", "1 2", "dog", "9999999999999999999", "0x3",
+		"3                                       4"} {
 		if n, err := parseCls([]byte(text)); err == nil {
 			t.Errorf("%q: %d", text, n)
 		}

@@ -67,7 +67,8 @@ func listenTCP(scheme, addr string, o ListenOptions) (net.Listener, error) {
 			return fail("the address can be reached from other machines, and plain TCP neither encrypts nor "+
 				"authenticates: use tls://, tcp://127.0.0.1:%d or a unix socket", a.Port)
 		case !o.Tokens && o.TLS.ClientAuth != tls.RequireAndVerifyClientCert:
-			return fail("the address can be reached from other machines, and anyone who connects could read the dataset: require " +
+			return fail("the address can be reached from other machines, and anyone who connects could read the " +
+				"dataset: require " +
 				"a certificate (--tls-client-ca) or a token (--token-file)")
 		}
 	}
@@ -93,7 +94,8 @@ func listenUnix(path string, o ListenOptions) (net.Listener, error) {
 		return fail(fmt.Errorf("%w: the path must be absolute: unix:///PATH", ErrAddress))
 	}
 	if len(path) >= maxSocketPath {
-		return fail(fmt.Errorf("%w: the path has %d bytes, and the kernel's limit is %d: choose a shorter one", ErrAddress, len(path), maxSocketPath-1))
+		return fail(fmt.Errorf("%w: the path has %d bytes, and the kernel's limit is %d: choose a shorter one",
+			ErrAddress, len(path), maxSocketPath-1))
 	}
 	// The default path is in its own folder under /run, which is empty after a boot.
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); errors.Is(err, fs.ErrPermission) {

@@ -50,12 +50,13 @@ type Dataset interface {
 	// Groups returns the samples by the shard that holds them, for orders over shards, and a name
 	// of this packing; nil if each is an object of its own.
 	Groups() (groups order.Groups, packing string)
-	// Parts reports whether any sample has a part with this extension (the text after the first dot): another file with the
-	// same folder and stem, as 7.jpg, 7.json, 7.mask.png; and whether such files are samples themselves.
+	// Parts reports whether any sample has a part with this extension (the text after the first dot): another file with
+	// the same folder and stem, as 7.jpg, 7.json, 7.mask.png; and whether such files are samples themselves.
 	Parts(ext string) (found, numbered bool)
 	// Begin announces that the samples of seq will be read in about this order from position start on, so that the
 	// engine can prefetch them. The name is for logs and statistics, and unique among the open streams. Streams that
-	// compete share by weight, 1 to MaxWeight. The stream of a reader that also reads parts of each sample is a PartStream.
+	// compete share by weight, 1 to MaxWeight. The stream of a reader that also reads parts of each sample is a
+	// PartStream.
 	Begin(name string, seq order.Order, start, weight int, parts ...string) (Stream, error)
 }
 

@@ -228,7 +228,8 @@ func TestDecodedBatches(t *testing.T) {
 			s := r.open(t, &feedpb.Open{Order: "torch", Seed: 3, Batch: 4, World: 3, Rank: 1, Epoch: 2, Epochs: 1,
 				Transform: "ramp(5,7)|" + dtype, Tail: "uneven"})
 			o := s.Opened()
-			if o.GetOrder() != "torch@1:seed=3,world=3" || o.GetBatches() != 5 || o.GetPerEpoch() != 5 || o.GetLayout() != "nchw" {
+			if o.GetOrder() != "torch@1:seed=3,world=3" || o.GetBatches() != 5 || o.GetPerEpoch() != 5 ||
+				o.GetLayout() != "nchw" {
 				t.Fatalf("opened: %v", o)
 			}
 			want := order.Torch(50, 3, 2, 3, 1, 1, false)
@@ -252,7 +253,8 @@ func TestDecodedBatches(t *testing.T) {
 					row := make([]byte, len(b.Row(i)))
 					tr, _ := compileRamp(t.Context(), "ramp(5,7)|"+dtype, nil)
 					draw := loader.Draw{Seed: 3, Epoch: 2, Sample: uint64(id), Occurrence: uint32((1 + 3*pos) / 50)}
-					if err := tr.Make(loader.Sample{Data: sampleOf(id)}, draw, &loader.Row{Fields: [][]byte{row}}); err != nil {
+					if err := tr.Make(loader.Sample{Data: sampleOf(id)}, draw,
+						&loader.Row{Fields: [][]byte{row}}); err != nil {
 						t.Fatal(err)
 					}
 					if b.ID(i) != int64(id) || !bytes.Equal(b.Row(i), row) {
@@ -330,8 +332,9 @@ func TestExactlyOnce(t *testing.T) {
 			}
 			next := state
 			for rank := range w {
-				s, err := r.client.Open(t.Context(), &feedpb.Open{Session: name, Order: algorithm, Seed: seed, Batch: uint32(global / w),
-					World: uint32(w), Rank: uint32(rank), Tail: tail, Epochs: epochs, State: state, Credits: 3})
+				s, err := r.client.Open(t.Context(),
+					&feedpb.Open{Session: name, Order: algorithm, Seed: seed, Batch: uint32(global / w),
+						World: uint32(w), Rank: uint32(rank), Tail: tail, Epochs: epochs, State: state, Credits: 3})
 				if err != nil {
 					rt.Fatal(err)
 				}
@@ -390,7 +393,8 @@ func divisors(global, most int) (list []int) {
 func TestResumeIsIdentical(t *testing.T) {
 	r := start(t, &testDataset{Samples: 61}, loader.Options{}, 0)
 	open := func(state string) *feedclient.Stream {
-		return r.open(t, &feedpb.Open{Session: "s", Seed: 4, Batch: 7, Transform: "ramp(3,3)", Epochs: 2, State: state, Tail: "pad"})
+		return r.open(t, &feedpb.Open{Session: "s", Seed: 4, Batch: 7, Transform: "ramp(3,3)", Epochs: 2, State: state,
+			Tail: "pad"})
 	}
 	var states []string
 	var batches [][]byte
@@ -434,7 +438,8 @@ func TestWindowedOrders(t *testing.T) {
 	ds := &testDataset{Samples: 60, Shard: 10}
 	r := start(t, ds, loader.Options{}, 0)
 	open := func(state string) *feedpb.Open {
-		return &feedpb.Open{Session: "s", Order: "windowed:seed=3,window=2", Batch: 8, Epochs: 1, Tail: "pad", State: state}
+		return &feedpb.Open{Session: "s", Order: "windowed:seed=3,window=2", Batch: 8, Epochs: 1,
+			Tail: "pad", State: state}
 	}
 	spec, err := order.Parse("windowed:seed=3,window=2")
 	if err != nil {
@@ -500,20 +505,42 @@ func TestRefusedStates(t *testing.T) {
 		code   codes.Code
 		words  []string
 	}{
-		{"dataset", func(o *feedpb.Open) { o.State = edit(r.ds.Version(), "feed") }, codes.FailedPrecondition, []string{"feed", r.ds.Version()}},
-		{"samples", func(o *feedpb.Open) { o.State = edit(`"samples":100`, `"samples":99`) }, codes.FailedPrecondition, []string{"99 samples", "100", "--samples"}},
-		{"order seed", func(o *feedpb.Open) { o.Order = "uniform:seed=6" }, codes.FailedPrecondition, []string{"uniform@1:seed=5", "uniform@1:seed=6"}},
-		{"algorithm", func(o *feedpb.Open) { o.Order = "torch" }, codes.FailedPrecondition, []string{"uniform@1:seed=5", "torch@1:seed=5,world=2"}},
-		{"algorithm version", func(o *feedpb.Open) { o.State = edit("uniform@1", "uniform@9") }, codes.FailedPrecondition, []string{"uniform@9", "uniform@1"}},
-		{"transform", func(o *feedpb.Open) { o.Transform = "ramp(2,3)" }, codes.FailedPrecondition, []string{"ramp(2,3)"}},
+		{"dataset", func(o *feedpb.Open) {
+			o.State = edit(r.ds.Version(), "feed")
+		}, codes.FailedPrecondition, []string{"feed", r.ds.Version()}},
+		{"samples", func(o *feedpb.Open) {
+			o.State = edit(`"samples":100`, `"samples":99`)
+		}, codes.FailedPrecondition, []string{"99 samples", "100", "--samples"}},
+		{"order seed", func(o *feedpb.Open) {
+			o.Order = "uniform:seed=6"
+		}, codes.FailedPrecondition, []string{"uniform@1:seed=5", "uniform@1:seed=6"}},
+		{"algorithm", func(o *feedpb.Open) {
+			o.Order = "torch"
+		}, codes.FailedPrecondition, []string{"uniform@1:seed=5", "torch@1:seed=5,world=2"}},
+		{"algorithm version", func(o *feedpb.Open) {
+			o.State = edit("uniform@1", "uniform@9")
+		}, codes.FailedPrecondition, []string{"uniform@9", "uniform@1"}},
+		{"transform", func(o *feedpb.Open) {
+			o.Transform = "ramp(2,3)"
+		}, codes.FailedPrecondition, []string{"ramp(2,3)"}},
 		{"seed", func(o *feedpb.Open) { o.Seed = 6 }, codes.FailedPrecondition, []string{"seed 5", "seed 6"}},
 		{"tail", func(o *feedpb.Open) { o.Tail = "pad" }, codes.FailedPrecondition, []string{"drop", "pad"}},
-		{"batch", func(o *feedpb.Open) { o.World = 1 }, codes.FailedPrecondition, []string{"global batch of 8", "a batch size of 8"}},
+		{"batch", func(o *feedpb.Open) {
+			o.World = 1
+		}, codes.FailedPrecondition, []string{"global batch of 8", "a batch size of 8"}},
 		{"world", func(o *feedpb.Open) { o.World, o.Batch = 3, 0 }, codes.FailedPrecondition, []string{"8", "3 ranks"}},
-		{"cursor", func(o *feedpb.Open) { o.State = edit(`"cursor":8`, `"cursor":101`) }, codes.FailedPrecondition, []string{"101", "100"}},
-		{"negative cursor", func(o *feedpb.Open) { o.State = edit(`"cursor":8`, `"cursor":-1`) }, codes.InvalidArgument, []string{"-1"}},
-		{"no tail", func(o *feedpb.Open) { o.State = edit(`,"tail":"drop"`, ``) }, codes.InvalidArgument, []string{"no tail", "state_dict()"}},
-		{"format", func(o *feedpb.Open) { o.State = edit(`"v":1`, `"v":2`) }, codes.InvalidArgument, []string{"version 2"}},
+		{"cursor", func(o *feedpb.Open) {
+			o.State = edit(`"cursor":8`, `"cursor":101`)
+		}, codes.FailedPrecondition, []string{"101", "100"}},
+		{"negative cursor", func(o *feedpb.Open) {
+			o.State = edit(`"cursor":8`, `"cursor":-1`)
+		}, codes.InvalidArgument, []string{"-1"}},
+		{"no tail", func(o *feedpb.Open) {
+			o.State = edit(`,"tail":"drop"`, ``)
+		}, codes.InvalidArgument, []string{"no tail", "state_dict()"}},
+		{"format", func(o *feedpb.Open) {
+			o.State = edit(`"v":1`, `"v":2`)
+		}, codes.InvalidArgument, []string{"version 2"}},
 		{"not JSON", func(o *feedpb.Open) { o.State = "{" }, codes.InvalidArgument, []string{"JSON"}},
 		{"two", func(o *feedpb.Open) { o.State = state + state }, codes.InvalidArgument, []string{"trailing data"}},
 	} {
@@ -556,21 +583,27 @@ func TestRefusedOpens(t *testing.T) {
 	}{
 		{"no batch", &feedpb.Open{}, codes.InvalidArgument, []string{"batch size missing"}},
 		{"huge batch", &feedpb.Open{Batch: 1 << 31}, codes.InvalidArgument, []string{"batch"}},
-		{"large batch", &feedpb.Open{Batch: 50_000, Transform: "ramp(8,8)"}, codes.InvalidArgument, []string{"limit of 1048576"}},
+		{"large batch", &feedpb.Open{Batch: 50_000, Transform: "ramp(8,8)"}, codes.InvalidArgument,
+			[]string{"limit of 1048576"}},
 		{"rank", &feedpb.Open{Batch: 1, World: 2, Rank: 2}, codes.InvalidArgument, []string{"rank 2", "world of 2"}},
 		{"rank in a world of one", &feedpb.Open{Batch: 1, Rank: 2}, codes.InvalidArgument, []string{"rank 2"}},
-		{"rank twice", &feedpb.Open{Batch: 1, World: 2, Rank: 1, Order: "torch:seed=1,world=2,rank=0"}, codes.InvalidArgument, []string{"rank 1 of 2"}},
-		{"several ranks", &feedpb.Open{Batch: 1, Order: "torch:seed=1,world=2,rank=0-1"}, codes.InvalidArgument, []string{"0-1"}},
+		{"rank twice", &feedpb.Open{Batch: 1, World: 2, Rank: 1, Order: "torch:seed=1,world=2,rank=0"},
+			codes.InvalidArgument, []string{"rank 1 of 2"}},
+		{"several ranks", &feedpb.Open{Batch: 1, Order: "torch:seed=1,world=2,rank=0-1"}, codes.InvalidArgument,
+			[]string{"0-1"}},
 		{"order", &feedpb.Open{Batch: 1, Order: "unifrom"}, codes.InvalidArgument, []string{"unifrom", "uniform"}},
 		{"plan", &feedpb.Open{Batch: 1, Order: "plan"}, codes.InvalidArgument, []string{"mounts"}},
-		{"epochs", &feedpb.Open{Batch: 1, Order: "uniform:epoch=3", Epoch: 2}, codes.InvalidArgument, []string{"epoch 3"}},
+		{"epochs", &feedpb.Open{Batch: 1, Order: "uniform:epoch=3", Epoch: 2}, codes.InvalidArgument,
+			[]string{"epoch 3"}},
 		{"tail", &feedpb.Open{Batch: 1, Tail: "wrap"}, codes.InvalidArgument, []string{"wrap", "uneven"}},
 		{"bad", &feedpb.Open{Batch: 1, Bad: "skip"}, codes.InvalidArgument, []string{`"skip"`}},
 		{"bad share", &feedpb.Open{Batch: 1, Bad: "skip:NaN%"}, codes.InvalidArgument, []string{"NaN"}},
 		{"transform", &feedpb.Open{Batch: 1, Transform: "blur()"}, codes.InvalidArgument, []string{"blur()"}},
 		{"dataset", &feedpb.Open{Batch: 1, Dataset: "abc"}, codes.FailedPrecondition, []string{"abc", r.ds.Version()}},
-		{"nothing to deliver", &feedpb.Open{Batch: 60, World: 2}, codes.InvalidArgument, []string{"100 samples", "120"}},
-		{"nothing for the rank", &feedpb.Open{Batch: 1, World: 101, Rank: 100, Tail: "uneven"}, codes.InvalidArgument, []string{"rank 100"}},
+		{"nothing to deliver", &feedpb.Open{Batch: 60, World: 2}, codes.InvalidArgument,
+			[]string{"100 samples", "120"}},
+		{"nothing for the rank", &feedpb.Open{Batch: 1, World: 101, Rank: 100, Tail: "uneven"}, codes.InvalidArgument,
+			[]string{"rank 100"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := r.client.Open(t.Context(), c.open)
@@ -712,7 +745,8 @@ func TestBadSamples(t *testing.T) {
 	ds := &testDataset{Samples: 100, Bad: map[int]bool{25: true, 27: true, 60: true}}
 	r := start(t, ds, loader.Options{Workers: 4}, 0)
 	open := func(bad string) *feedclient.Stream {
-		return r.open(t, &feedpb.Open{Order: "sequential", Batch: 10, Transform: "ramp(2,2)", Bad: bad, Epochs: 2, Credits: 8})
+		return r.open(t, &feedpb.Open{Order: "sequential", Batch: 10, Transform: "ramp(2,2)", Bad: bad, Epochs: 2,
+			Credits: 8})
 	}
 	for _, c := range []struct {
 		bad   string
@@ -770,7 +804,8 @@ func TestStoreErrors(t *testing.T) {
 		objstore.KindInvalid: codes.FailedPrecondition, objstore.KindOther: codes.Internal,
 	} {
 		t.Run(kind.String(), func(t *testing.T) {
-			err := fmt.Errorf("wrapped: %w", &objstore.Error{Op: "read", Key: "s3://b/p/key.jpg", Kind: kind, Err: errors.New("cause")})
+			err := fmt.Errorf("wrapped: %w",
+				&objstore.Error{Op: "read", Key: "s3://b/p/key.jpg", Kind: kind, Err: errors.New("cause")})
 			r := start(t, &testDataset{Samples: 100, Errors: map[int]error{50: err}}, loader.Options{}, 0)
 			s := r.open(t, &feedpb.Open{Order: "sequential", Batch: 10, Bad: "skip:100%", Credits: 8})
 			var got error
@@ -816,7 +851,8 @@ func TestAnnouncements(t *testing.T) {
 	}
 	state := s.State()
 	s.Close()
-	s = r.open(t, &feedpb.Open{Session: "s", Order: "uniform:seed=2", Batch: 5, World: 3, Rank: 1, Epochs: 1, State: state})
+	s = r.open(t, &feedpb.Open{Session: "s", Order: "uniform:seed=2", Batch: 5, World: 3, Rank: 1, Epochs: 1,
+		State: state})
 	drain(t, s)
 	whole := order.Uniform(103, 2, 0)
 	for _, first := range []int{0, 5} {
@@ -887,7 +923,8 @@ func TestStandardServices(t *testing.T) {
 		if c := m.GetChunk(); c != nil {
 			tr, _ := compileRamp(t.Context(), "ramp(2,2)", nil)
 			want := make([]byte, 12)
-			if err := tr.Make(loader.Sample{Data: sampleOf(0)}, loader.Draw{}, &loader.Row{Fields: [][]byte{want}}); err != nil {
+			if err := tr.Make(loader.Sample{Data: sampleOf(0)}, loader.Draw{},
+				&loader.Row{Fields: [][]byte{want}}); err != nil {
 				t.Fatal(err)
 			}
 			if !bytes.Equal(c.GetData()[:12], want) {
@@ -895,7 +932,8 @@ func TestStandardServices(t *testing.T) {
 			}
 		}
 	}
-	if want := []string{"*feedpb.ServerMessage_Opened", "*feedpb.ServerMessage_Batch", "*feedpb.ServerMessage_Chunk"}; !slices.Equal(kinds, want) {
+	if want := []string{"*feedpb.ServerMessage_Opened", "*feedpb.ServerMessage_Batch",
+		"*feedpb.ServerMessage_Chunk"}; !slices.Equal(kinds, want) {
 		t.Errorf("messages %v", kinds)
 	}
 
@@ -924,7 +962,8 @@ func TestStandardServices(t *testing.T) {
 		st = all.Feed
 		return st.Total.Samples > 0
 	})
-	if st.Version != 1 || st.Open != 1 || st.List[0].Client != "plain" || st.Total.Batches != 1 || st.Total.Samples != 2 {
+	if st.Version != 1 || st.Open != 1 || st.List[0].Client != "plain" || st.Total.Batches != 1 ||
+		st.Total.Samples != 2 {
 		t.Errorf("stats %+v", st)
 	}
 }
@@ -1009,7 +1048,8 @@ func TestListen(t *testing.T) {
 	if info.Mode().Perm() != 0o660 {
 		t.Errorf("mode %v", info.Mode())
 	}
-	if _, err := loader.Listen("unix://"+sock, loader.ListenOptions{}); err == nil || !strings.Contains(err.Error(), "another server") {
+	if _, err := loader.Listen("unix://"+sock, loader.ListenOptions{}); err == nil ||
+		!strings.Contains(err.Error(), "another server") {
 		t.Errorf("a socket in use: %v", err)
 	}
 	l.(*net.UnixListener).SetUnlinkOnClose(false) // as a killed server leaves it
@@ -1039,7 +1079,8 @@ func TestListen(t *testing.T) {
 	for addr, words := range map[string]string{
 		"unix://" + file: "not a socket", "unix://relative": "absolute", "unix://" + file + "/s": "not a directory",
 		"tcp://0.0.0.0:0": "other machines", "tcp://:0": "other machines", "tcp://192.0.2.1:70": "other machines",
-		"udp://127.0.0.1:0": "unknown scheme", "127.0.0.1:0": "must be", "tcp://127.0.0.1": "missing port", "tcp://" + taken.Addr().String(): "another port",
+		"udp://127.0.0.1:0": "unknown scheme", "127.0.0.1:0": "must be", "tcp://127.0.0.1": "missing port",
+		"tcp://" + taken.Addr().String(): "another port",
 	} {
 		if l, err := loader.Listen(addr, loader.ListenOptions{}); err == nil || !strings.Contains(err.Error(), words) {
 			t.Errorf("%s: %v, want %q", addr, err, words)

@@ -21,7 +21,8 @@ func TestOrdersOverFacts(t *testing.T) {
 	facts := order.Facts{Samples: 60, Size: ds.Size, Classes: ds.Classes, Label: ds.Label}
 	for text, name := range map[string]string{
 		"mixture:seed=3,weights=class0:1+class[1-4]:2": "mixture@2:seed=3,weights=class0:1+class[1-4]:2",
-		"mixture:weights=class0:3+class1:1,samples=56": "mixture@2:seed=5,weights=class0:3+class1:1,samples=56", // the session's seed
+		// the session's seed
+		"mixture:weights=class0:3+class1:1,samples=56": "mixture@2:seed=5,weights=class0:3+class1:1,samples=56",
 		"buckets":                                    "buckets@2:seed=5,batch=8",
 		"buckets:seed=2,batch=8,count=3":             "buckets@2:seed=2,batch=8,count=3",
 		"torch-loader:seed=3,from=manual_seed":       "torch-loader@1:seed=3,from=manual_seed",
@@ -60,7 +61,8 @@ func TestOrdersOverFacts(t *testing.T) {
 		}
 		rest := make([]int64, len(want)-24)
 		for rank := range uint32(2) {
-			share := drain(t, r.open(t, &feedpb.Open{Session: "s", Seed: 5, Batch: 4, World: 2, Rank: rank, Epochs: 1, State: state}))
+			share := drain(t, r.open(t,
+				&feedpb.Open{Session: "s", Seed: 5, Batch: 4, World: 2, Rank: rank, Epochs: 1, State: state}))
 			for i, id := range share {
 				rest[2*i+int(rank)] = id
 			}
@@ -73,15 +75,20 @@ func TestOrdersOverFacts(t *testing.T) {
 			t.Errorf("%s: the state's batch resumes with %v\n want %v", text, one, want[24:])
 		}
 		if spec.Batch() > 0 {
-			_, err := r.dial(t).Open(t.Context(), &feedpb.Open{Session: "s", Seed: 5, Batch: 5, Epochs: 1, State: state, Rebatch: true})
+			_, err := r.dial(t).Open(t.Context(),
+				&feedpb.Open{Session: "s", Seed: 5, Batch: 5, Epochs: 1, State: state, Rebatch: true})
 			wantError(t, err, codes.InvalidArgument, "batches of 8", "global batch is 5")
 		}
 	}
 	// A state of an earlier version of an algorithm is another order's.
 	for _, text := range []string{"", "mixture:weights=class0:1+class1:1"} {
-		old := r.open(t, &feedpb.Open{Session: "s", Order: "mixture:weights=class0:1+class1:1", Batch: 8, Epochs: 1}).State()
-		_, err := r.dial(t).Open(t.Context(), &feedpb.Open{Session: "s", Order: text, Batch: 8, Epochs: 1, State: strings.Replace(old, "mixture@2", "mixture@1", 1)})
-		wantError(t, err, codes.FailedPrecondition, "mixture@1", "this program has mixture@2", "start the epoch again without a state")
+		old := r.open(t, &feedpb.Open{Session: "s", Order: "mixture:weights=class0:1+class1:1", Batch: 8,
+			Epochs: 1}).State()
+		_, err := r.dial(t).Open(t.Context(),
+			&feedpb.Open{Session: "s", Order: text, Batch: 8, Epochs: 1,
+				State: strings.Replace(old, "mixture@2", "mixture@1", 1)})
+		wantError(t, err, codes.FailedPrecondition, "mixture@1", "this program has mixture@2",
+			"start the epoch again without a state")
 	}
 	for text, words := range map[string]string{
 		"list:/etc/passwd":            "reads no local files",
@@ -97,7 +104,8 @@ func TestOrdersOverFacts(t *testing.T) {
 // A sample that a mixture repeats within an epoch is augmented anew each time.
 func TestRepeatedSamplesDrawAnew(t *testing.T) {
 	r := start(t, &testDataset{Samples: 20}, loader.Options{}, 0)
-	for _, text := range []string{"mixture:seed=1,weights=@0-1:1+@2-19:1,samples=20", "torch-loader:seed=1,from=manual_seed,samples=20,replacement=1"} {
+	for _, text := range []string{"mixture:seed=1,weights=@0-1:1+@2-19:1,samples=20",
+		"torch-loader:seed=1,from=manual_seed,samples=20,replacement=1"} {
 		s := r.open(t, &feedpb.Open{Session: "s", Order: text, Batch: 20, Epochs: 1, Transform: "ramp(5,7)|uint8"})
 		b, err := s.Next()
 		if err != nil {

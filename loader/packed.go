@@ -72,7 +72,9 @@ func Pack(ds Dataset, length int, cut bool, tokens func(size int64) (int64, erro
 		}
 		if t > int64(length) {
 			if !cut {
-				return nil, fmt.Errorf("document %d (%s) has %d tokens, a row has %d: use longer rows, or long='cut'", i, ds.Path(i), t, length)
+				return nil, fmt.Errorf(
+					"document %d (%s) has %d tokens, a row has %d: use longer rows, or long='cut'", i,
+					ds.Path(i), t, length)
 			}
 			t = int64(length)
 			p.waste.Cut++

@@ -89,7 +89,8 @@ func TestPack(t *testing.T) {
 			t.Fatalf("seed %d, round %d: %d rows, best fit needs %d", seed, round, p.Len(), want)
 		}
 		w := p.Waste()
-		if want := (loader.Waste{Rows: p.Len(), Documents: len(lengths), Tokens: int64(total), Padding: int64(p.Len()*row - total), Most: most}); w != want {
+		if want := (loader.Waste{Rows: p.Len(), Documents: len(lengths), Tokens: int64(total),
+			Padding: int64(p.Len()*row - total), Most: most}); w != want {
 			t.Fatalf("seed %d: waste %+v, want %+v", seed, w, want)
 		}
 		again, _ := loader.Pack(ds, row, false, same)
@@ -103,7 +104,8 @@ func TestPack(t *testing.T) {
 
 func TestPackLongDocuments(t *testing.T) {
 	ds := sized([]int{3, 11, 5})
-	if _, err := loader.Pack(ds, 10, false, same); err == nil || !strings.Contains(err.Error(), "document 1") || !strings.Contains(err.Error(), "long='cut'") {
+	if _, err := loader.Pack(ds, 10, false, same); err == nil || !strings.Contains(err.Error(), "document 1") ||
+		!strings.Contains(err.Error(), "long='cut'") {
 		t.Errorf("a document longer than a row: %v", err)
 	}
 	p, err := loader.Pack(ds, 10, true, same)

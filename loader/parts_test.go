@@ -20,7 +20,9 @@ import (
 func startParted(t *testing.T, ds *partedDataset) *rig {
 	t.Helper()
 	r := &rig{ds: ds.testDataset, mem: &testLedger{}, addr: "unix://" + filepath.Join(t.TempDir(), "feed.sock")}
-	r.server = loader.NewServer(func() loader.Dataset { return ds }, loader.Options{Compile: compileJoined, Memory: r.mem, Workers: 1})
+	r.server = loader.NewServer(func() loader.Dataset {
+		return ds
+	}, loader.Options{Compile: compileJoined, Memory: r.mem, Workers: 1})
 	l, err := loader.Listen(r.addr, loader.ListenOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -46,7 +48,8 @@ func cls(i int) []byte  { return fmt.Appendf(nil, "%d\n", 1000+i) }
 func anno(i int) []byte { return fmt.Appendf(nil, `{"a": {"class": %d}, "b": "x", "f": 1.5}`, 5000+i) }
 
 func parted(n int) *partedDataset {
-	return &partedDataset{testDataset: &testDataset{Samples: n}, Files: map[string]func(int) []byte{"cls": cls, "json": anno}}
+	return &partedDataset{testDataset: &testDataset{Samples: n},
+		Files: map[string]func(int) []byte{"cls": cls, "json": anno}}
 }
 
 // Where labels come from: what is asked for, else folders, else .cls.
@@ -73,38 +76,39 @@ func TestLabels(t *testing.T) {
 		{true, "json:a.class", inJSON, "json:a.class", ",label=json:a.class", []string{"json"}, ""},
 	} {
 		for _, transform := range []string{"", "ramp(2,2)"} {
-			t.Run(fmt.Sprintf("flat=%v label=%s without=%s %s", tt.flat, tt.label, tt.without, transform), func(t *testing.T) {
-				ds := parted(30)
-				ds.Flat = tt.flat
-				delete(ds.Files, tt.without)
-				var wanted []string
-				ds.Wanted = func(parts []string) { wanted = parts }
-				r := startParted(t, ds)
-				s := r.open(t, &feedpb.Open{Batch: 10, Epochs: 1, Label: tt.label, Transform: transform})
-				base := "raw"
-				if transform != "" {
-					tr, _ := compileRamp(t.Context(), transform, nil)
-					base = tr.Hash()
-				}
-				if o := s.Opened(); o.GetLabel() != tt.opened || o.GetTransformHash() != base+tt.hash {
-					t.Errorf("opened: label %q, hash %q", o.GetLabel(), o.GetTransformHash())
-				}
-				for range 3 {
-					b, err := s.Next()
-					if err != nil {
-						t.Fatal(err)
+			t.Run(fmt.Sprintf("flat=%v label=%s without=%s %s", tt.flat, tt.label, tt.without, transform),
+				func(t *testing.T) {
+					ds := parted(30)
+					ds.Flat = tt.flat
+					delete(ds.Files, tt.without)
+					var wanted []string
+					ds.Wanted = func(parts []string) { wanted = parts }
+					r := startParted(t, ds)
+					s := r.open(t, &feedpb.Open{Batch: 10, Epochs: 1, Label: tt.label, Transform: transform})
+					base := "raw"
+					if transform != "" {
+						tr, _ := compileRamp(t.Context(), transform, nil)
+						base = tr.Hash()
 					}
-					for i := range b.Rows() {
-						if id := int(b.ID(i)); b.Label(i) != tt.want(id) {
-							t.Errorf("sample %d: label %d, want %d", id, b.Label(i), tt.want(id))
+					if o := s.Opened(); o.GetLabel() != tt.opened || o.GetTransformHash() != base+tt.hash {
+						t.Errorf("opened: label %q, hash %q", o.GetLabel(), o.GetTransformHash())
+					}
+					for range 3 {
+						b, err := s.Next()
+						if err != nil {
+							t.Fatal(err)
 						}
+						for i := range b.Rows() {
+							if id := int(b.ID(i)); b.Label(i) != tt.want(id) {
+								t.Errorf("sample %d: label %d, want %d", id, b.Label(i), tt.want(id))
+							}
+						}
+						b.Release()
 					}
-					b.Release()
-				}
-				if !slices.Equal(wanted, tt.wanted) {
-					t.Errorf("parts announced: %q", wanted)
-				}
-			})
+					if !slices.Equal(wanted, tt.wanted) {
+						t.Errorf("parts announced: %q", wanted)
+					}
+				})
 		}
 	}
 }
@@ -144,7 +148,8 @@ func TestBadLabels(t *testing.T) {
 				t.Errorf("bad: %v", n)
 			}
 			for i := range b.Rows() {
-				if b.ID(i) == 7 && (b.Valid(i) || b.Label(i) != loader.IgnoredLabel || len(bytes.Trim(b.Row(i), "\x00")) > 0) {
+				if b.ID(i) == 7 && (b.Valid(i) || b.Label(i) != loader.IgnoredLabel ||
+					len(bytes.Trim(b.Row(i), "\x00")) > 0) {
 					t.Errorf("the bad row: valid %v, label %d", b.Valid(i), b.Label(i))
 				}
 			}
@@ -255,7 +260,8 @@ func TestErrorsOfParts(t *testing.T) {
 	}
 	r := startParted(t, ds)
 	s := r.open(t, &feedpb.Open{Batch: 20, Transform: "joined(txt,)", Bad: "skip:1", Epochs: 1})
-	if ids := drain(t, s); len(ids) != 19 || slices.Contains(ids, 3) || calls.Load() != 20*r.server.Stats().Sessions { // each by slots and by chunks
+	// each by slots and by chunks
+	if ids := drain(t, s); len(ids) != 19 || slices.Contains(ids, 3) || calls.Load() != 20*r.server.Stats().Sessions {
 		t.Errorf("%d samples, %d reads of parts", len(ids), calls.Load())
 	}
 }

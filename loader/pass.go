@@ -96,7 +96,8 @@ func (s *Server) join(sess *session, slots, credits int, readonly bool) (*pass, 
 		defer s.passMu.Unlock()
 		return p, p.lease(slots, sess)
 	}
-	k := passKey{sess.ds.Version(), sp.orderName, sp.transformName(), sp.hash, string(sp.tail), sp.bad.text, sp.placement.name(), sp.seed, sp.batch, sp.world, sp.rank}
+	k := passKey{sess.ds.Version(), sp.orderName, sp.transformName(), sp.hash, string(sp.tail), sp.bad.text,
+		sp.placement.name(), sp.seed, sp.batch, sp.world, sp.rank}
 	s.passMu.Lock()
 	defer s.passMu.Unlock()
 	if p := s.passes[k]; p != nil && (p.mem.count() >= slots || p.short && p.mem.count() >= least) {
@@ -114,10 +115,9 @@ func (s *Server) join(sess *session, slots, credits int, readonly bool) (*pass, 
 	return p, p.lease(slots, sess)
 }
 
-// newSlots allocates as many slots as there is memory for now, between least and most; nil if there is too little: all who open or
-// leave a session wait for it. If
-// batches may also go in Chunks, it leaves room for one: raw batches can be too large for a slot, and sessions that
-// share slots can find all of them taken.
+// newSlots allocates as many slots as there is memory for now, between least and most; nil if there is too little: all
+// who open or leave a session wait for it. If batches may also go in Chunks, it leaves room for one: raw batches can be
+// too large for a slot, and sessions that share slots can find all of them taken.
 func (s *Server) newSlots(sess *session, most, least int, shared bool) (*slotMemory, int64) {
 	var data, beside int64
 	if sess.spec.transform == nil {
@@ -143,7 +143,8 @@ func (s *Server) newSlots(sess *session, most, least int, shared bool) (*slotMem
 		s.memory.Release(size)
 	}
 	if sess.ctx.Err() == nil {
-		s.log.Warn("no shared memory for a feed session: its batches are sent over the connection", "session", sess.spec.session,
+		s.log.Warn("no shared memory for a feed session: its batches are sent over the connection", "session",
+			sess.spec.session,
 			"rank", sess.spec.rank, "slots", least, "slot_bytes", bytes, "cause", err)
 	}
 	return nil, 0
@@ -168,7 +169,8 @@ func (p *pass) lease(limit int, s *session) *lease {
 	}
 	var key [16]byte
 	_, _ = rand.Read(key[:]) // never fails
-	l := &lease{pass: p, key: hex.EncodeToString(key[:]), limit: min(limit, p.mem.count()), session: s, ready: make(chan struct{}), refs: map[uint32]*ref{}}
+	l := &lease{pass: p, key: hex.EncodeToString(key[:]), limit: min(limit, p.mem.count()), session: s,
+		ready: make(chan struct{}), refs: map[uint32]*ref{}}
 	p.mu.Lock()
 	p.leases[l] = struct{}{}
 	p.mu.Unlock()

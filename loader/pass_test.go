@@ -82,7 +82,8 @@ func TestPassStateMachine(t *testing.T) {
 			p.sessions = n
 		}
 		for range n {
-			s := &session{srv: srv, spec: &spec{batch: 1, world: 1}, window: newWindow(1, 1), pass: p, ctx: t.Context(), cancel: func(error) {}}
+			s := &session{srv: srv, spec: &spec{batch: 1, world: 1}, window: newWindow(1, 1), pass: p, ctx: t.Context(),
+				cancel: func(error) {}}
 			limit := rapid.IntRange(1, count).Draw(t, "limit")
 			srv.passMu.Lock()
 			s.lease = p.lease(limit, s)
@@ -119,7 +120,8 @@ func TestPassStateMachine(t *testing.T) {
 				}
 				full, fits := model.refs(s) >= s.lease.limit, total <= mem.room()
 				if fits && full {
-					if got, err := p.claim(&ending{Context: ended(t.Context())}, s, b, total); !errors.Is(err, context.Canceled) {
+					if got, err := p.claim(&ending{Context: ended(t.Context())}, s, b, total); !errors.Is(err,
+						context.Canceled) {
 						t.Fatalf("a session with all its slots got %v, %v", got, err)
 					}
 					return
@@ -321,10 +323,13 @@ func TestSlotHeader(t *testing.T) {
 	m.begin(2, h)
 	m.begin(2, h)
 	b := m.data[m.bytes:]
-	want := "5348" + "4f414c534c54" + "01000000" + "00100000" + "02000000" + "01000000" + "0200000000000000" + "03000000" + "07000000" +
+	want := "5348" + "4f414c534c54" + "01000000" + "00100000" + "02000000" + "01000000" + "0200000000000000" +
+		"03000000" + "07000000" +
 		"0900000000000000" + "8813000000000000" + "02000000" + "00000000" +
-		"64617461000000000000000000000000" + "75696e743800000000000000" + "04000000" + "0000000000000000" + "a401000000000000" + "07000000030000000400000005000000" +
-		"612d766572792d6c6f6e672d6e616d00" + "696e74363400000000000000" + "05000000" + "c001000000000000" + "c003000000000000" + "01000000020000000300000004000000"
+		"64617461000000000000000000000000" + "75696e743800000000000000" + "04000000" + "0000000000000000" +
+		"a401000000000000" + "07000000030000000400000005000000" +
+		"612d766572792d6c6f6e672d6e616d00" + "696e74363400000000000000" + "05000000" + "c001000000000000" +
+		"c003000000000000" + "01000000020000000300000004000000"
 	if got := fmt.Sprintf("%x", b[:192]); got != want {
 		t.Errorf("header\n%s, want\n%s", got, want)
 	}

@@ -52,7 +52,8 @@ func parsePlacement(text string, world int) (*placement, error) {
 		return nil, err
 	}
 	if p.World() != world {
-		return nil, fmt.Errorf("placement of %d ranks: the session's world has %d: make the placement with the ranks that there are now (shoal.placement)", p.World(), world)
+		return nil, fmt.Errorf("placement of %d ranks: the session's world has %d: make the placement with the ranks "+
+			"that there are now (shoal.placement)", p.World(), world)
 	}
 	return &placement{Placement: p, digest: p.Digest()}, nil
 }
@@ -65,7 +66,8 @@ func (p *placement) name() string {
 	return p.digest
 }
 
-// place gives the session's placement its owners: those of another session of the same samples and placement, or new ones.
+// place gives the session's placement its owners: those of another session of the same samples and placement, or new
+// ones.
 func (s *Server) place(sp *spec) error {
 	source, unit, err := unitsOf(sp.ds)
 	if err != nil {
@@ -74,7 +76,8 @@ func (s *Server) place(sp *spec) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for open := range s.sessions {
-		if o := open.spec; o.placement.name() == sp.placement.digest && o.ds.Version() == sp.ds.Version() && o.hash == sp.hash {
+		if o := open.spec; o.placement.name() == sp.placement.digest && o.ds.Version() == sp.ds.Version() &&
+			o.hash == sp.hash {
 			sp.placement.owner = o.placement.owner
 			return nil
 		}
@@ -83,8 +86,8 @@ func (s *Server) place(sp *spec) error {
 	return nil
 }
 
-// agree refuses a session whose placement or version is not that of the job's other ranks: samples would be read twice, and
-// others not at all. The caller holds s.mu.
+// agree refuses a session whose placement or version is not that of the job's other ranks: samples would be read twice,
+// and others not at all. The caller holds s.mu.
 func (s *Server) agree(by *session) error {
 	for open := range s.sessions {
 		o, sp := open.spec, by.spec
@@ -92,12 +95,16 @@ func (s *Server) agree(by *session) error {
 			continue
 		}
 		if mine, other := by.ds.Version(), open.ds.Version(); mine != other { // it changed while both were being opened
-			return coded(codes.FailedPrecondition, fmt.Errorf("rank %d has dataset %.12s, and rank %d of session %s dataset %.12s: "+
-				"the dataset was refreshed meanwhile; open the session again", sp.rank, mine, o.rank, o.session, other))
+			return coded(codes.FailedPrecondition, fmt.Errorf(
+				"rank %d has dataset %.12s, and rank %d of session %s dataset %.12s: "+
+					"the dataset was refreshed meanwhile; open the session again", sp.rank, mine, o.rank,
+				o.session, other))
 		}
 		if o.placement.name() != sp.placement.name() {
-			return coded(codes.FailedPrecondition, fmt.Errorf("rank %d has placement %q, and rank %d of session %s placement %q: give all ranks the same one; "+
-				"before a job goes on with another, all its ranks close their feeds", sp.rank, sp.placement.name(), o.rank, o.session, o.placement.name()))
+			return coded(codes.FailedPrecondition, fmt.Errorf(
+				"rank %d has placement %q, and rank %d of session %s placement %q: give all ranks the same one; "+
+					"before a job goes on with another, all its ranks close their feeds", sp.rank, sp.placement.name(),
+				o.rank, o.session, o.placement.name()))
 		}
 	}
 	return nil
@@ -109,12 +116,13 @@ func (s *Server) warnAway(sp *spec) {
 	if !ok || sp.placement == nil || sp.placement.Home(sp.rank) == id {
 		return
 	}
-	s.log.Warn("a feed session's placement is for another node: its samples are not kept here; make a new one (shoal.placement), from this server's address",
+	s.log.Warn("a feed session's placement is for another node: its samples are not kept here; make a new one "+
+		"(shoal.placement), from this server's address",
 		"session", sp.session, "rank", sp.rank, "node", id, "placement_node", sp.placement.Home(sp.rank))
 }
 
-// placedOrder is a rank's share of an order, position by position as its batches are. Before the cursor are the batches that came
-// earlier in the epoch, the first of them as short as the cursor makes it.
+// placedOrder is a rank's share of an order, position by position as its batches are. Before the cursor are the batches
+// that came earlier in the epoch, the first of them as short as the cursor makes it.
 type placedOrder struct {
 	whole       order.Order
 	by          *placement
@@ -127,7 +135,8 @@ type placedOrder struct {
 func newPlacedOrder(whole order.Order, cursor, batch, rank int, by *placement) *placedOrder {
 	world := by.World()
 	base := cursor % world
-	o := &placedOrder{whole: whole, by: by, base: base, batch: batch, rank: rank, lead: cursor / world % batch, n: (whole.Len() - base - rank + world - 1) / world}
+	o := &placedOrder{whole: whole, by: by, base: base, batch: batch, rank: rank, lead: cursor / world % batch,
+		n: (whole.Len() - base - rank + world - 1) / world}
 	o.dealt = make([]atomic.Pointer[[]uint32], o.n/batch+2)
 	return o
 }
@@ -136,7 +145,8 @@ func (o *placedOrder) Len() int { return o.n }
 
 func (o *placedOrder) At(pos int) int { return o.whole.At(o.global(pos)) }
 
-// of returns the number of the batch that has a position of the share, where its share begins, and where the batch does.
+// of returns the number of the batch that has a position of the share, where its share begins, and where the batch
+// does.
 func (o *placedOrder) of(pos int) (k, share, first int) {
 	k = (pos - o.lead + o.batch) / o.batch
 	share = max(0, o.lead+(k-1)*o.batch)

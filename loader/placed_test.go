@@ -23,8 +23,8 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// With a placement all ranks together have the same global batches, each sample once, also after they have died and resumed
-// with another placement, at another world size.
+// With a placement all ranks together have the same global batches, each sample once, also after they have died and
+// resumed with another placement, at another world size.
 func TestExactlyOncePlaced(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "feed.sock")
 	rapid.Check(t, func(rt *rapid.T) {
@@ -67,8 +67,10 @@ func TestExactlyOncePlaced(t *testing.T) {
 			got := make([][]int64, (end+global-1)/global)
 			next := state
 			for rank := range w {
-				s, err := r.client.Open(rt.Context(), &feedpb.Open{Session: name, Order: algorithm, Seed: 3, Batch: uint32(global / w), World: uint32(w),
-					Rank: uint32(rank), Tail: tail, Epochs: 1, State: state, Credits: 3, Placement: placement, Transform: "ramp(2,2)|uint8"})
+				s, err := r.client.Open(rt.Context(),
+					&feedpb.Open{Session: name, Order: algorithm, Seed: 3, Batch: uint32(global / w), World: uint32(w),
+						Rank: uint32(rank), Tail: tail, Epochs: 1, State: state, Credits: 3, Placement: placement,
+						Transform: "ramp(2,2)|uint8"})
 				if err != nil {
 					rt.Fatal(err)
 				}
@@ -87,7 +89,8 @@ func TestExactlyOncePlaced(t *testing.T) {
 						plain++
 					}
 					if len(ids) != plain {
-						rt.Fatalf("rank %d has %d samples of batch %d, and %d without a placement", rank, len(ids), k, plain)
+						rt.Fatalf("rank %d has %d samples of batch %d, and %d without a placement", rank,
+							len(ids), k, plain)
 					}
 					next = s.State()
 					b.Release()
@@ -117,7 +120,8 @@ func TestPlacedAugmentation(t *testing.T) {
 	r := start(t, &testDataset{Samples: 20}, loader.Options{}, 0)
 	rows := func(world int, placement string) (all [][]byte) {
 		for rank := range world {
-			s := r.open(t, &feedpb.Open{Session: "s" + placement, Order: text, Batch: uint32(12 / world), World: uint32(world), Rank: uint32(rank), Epochs: 1,
+			s := r.open(t, &feedpb.Open{Session: "s" + placement, Order: text, Batch: uint32(12 / world),
+				World: uint32(world), Rank: uint32(rank), Epochs: 1,
 				Transform: "ramp(5,7)|uint8", Placement: placement})
 			for {
 				b, err := s.Next()
@@ -193,7 +197,8 @@ func TestPlacementShares(t *testing.T) {
 	}
 }
 
-// A placement that was made for other nodes is correct, but of no use. A node that got another cache directory is another node.
+// A placement that was made for other nodes is correct, but of no use. A node that got another cache directory is
+// another node.
 func TestPlacementOfAnotherNode(t *testing.T) {
 	var log synced.Buffer
 	r := start(t, &testDataset{Samples: 60}, loader.Options{Log: slog.New(slog.NewTextHandler(&log, nil)),
@@ -207,7 +212,9 @@ func TestPlacementOfAnotherNode(t *testing.T) {
 }
 
 func TestOwners(t *testing.T) {
-	r := start(t, &testDataset{Samples: 300_000}, loader.Options{Node: func() (string, uint32, bool) { return "n1", 101, true }}, 0)
+	r := start(t, &testDataset{Samples: 300_000}, loader.Options{Node: func() (string, uint32, bool) {
+		return "n1", 101, true
+	}}, 0)
 	info, err := r.client.Info(t.Context())
 	if err != nil || info.GetNode() != "n1" || info.GetWeight() != 101 {
 		t.Errorf("the server is node %q of weight %d, %v", info.GetNode(), info.GetWeight(), err)

@@ -29,8 +29,8 @@ func ParseTail(s string) (Tail, error) {
 
 // plan is a rank's share of the samples of one epoch, from a cursor on. Global batch k is the positions
 // [cursor+kB, cursor+(k+1)B) of the global order, B = batch*world, and rank r takes positions r, r+world, ...
-// of it. So the rank's positions, counted over the whole epoch in seq, are consecutive. A placement deals the positions of a batch out
-// in another way, with as many for each rank.
+// of it. So the rank's positions, counted over the whole epoch in seq, are consecutive. A placement deals the positions
+// of a batch out in another way, with as many for each rank.
 type plan struct {
 	seq    order.Order // what the rank reads in the epoch
 	n      int         // positions of the global order
@@ -44,7 +44,8 @@ type plan struct {
 	placed *placedOrder    // nil: the rank takes its positions in turn
 }
 
-// newPlan takes the rank's share of whole, the order of all ranks: its positions in turn, or those that a placement deals it.
+// newPlan takes the rank's share of whole, the order of all ranks: its positions in turn, or those that a placement
+// deals it.
 func newPlan(whole order.Order, cursor, batch, world, rank int, tail Tail, by *placement) (plan, error) {
 	n := whole.Len()
 	if cursor > n {

@@ -31,7 +31,8 @@ func TestPython(t *testing.T) {
 		place(t, certs, name+".key", key)
 	}
 	place(t, certs, "other.crt", certtest.New(t, "somebody else").File)
-	for _, files := range []string{"test_[a-q]*.py", "test_[r-z]*.py"} { // half of the work each: they mostly start interpreters
+	// half of the work each: they mostly start interpreters
+	for _, files := range []string{"test_[a-q]*.py", "test_[r-z]*.py"} {
 		t.Run(files, func(t *testing.T) {
 			t.Parallel()
 			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute) // with 30 other programs on two processors

@@ -21,8 +21,8 @@ type reloaded[T any] struct {
 	value T
 }
 
-// sameContent compares a file's entries. It looks at the inode because a renamed file, or the symbolic links of a mounted
-// Kubernetes secret, may have the time and the length of the previous one. nil: the file cannot be read.
+// sameContent compares a file's entries. It looks at the inode because a renamed file, or the symbolic links of a
+// mounted Kubernetes secret, may have the time and the length of the previous one. nil: the file cannot be read.
 func sameContent(a, b os.FileInfo) bool {
 	if a == nil || b == nil {
 		return a == b

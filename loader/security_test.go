@@ -106,19 +106,28 @@ func TestTLS(t *testing.T) {
 		{"named", "tls://" + named, feedclient.Security{CA: ours.File, ServerName: "feed.example.org"}, nil},
 		{"mutual", "tls://" + mutual, client(ours, day), nil},
 		{"unknown authority", "tls://" + good, feedclient.Security{}, []string{"unknown authority", "--ca FILE"}},
-		{"other authority", "tls://" + good, feedclient.Security{CA: other.File}, []string{"unknown authority", "--ca FILE"}},
-		{"address without a name", "tls://" + named, feedclient.Security{CA: ours.File}, []string{"127.0.0.1", "--server-name"}},
-		{"wrong name", "tls://" + named, feedclient.Security{CA: ours.File, ServerName: "another.example.org"}, []string{"feed.example.org", "another.example.org", "--server-name"}},
-		{"expired", "tls://" + expired, feedclient.Security{CA: ours.File, ServerName: "expired.example.org"}, []string{"expired", "renew the server's certificate"}},
-		{"no certificate", "tls://" + mutual, feedclient.Security{CA: ours.File, ServerName: "mutual.example.org"}, []string{"certificate required", "--cert and --key"}},
+		{"other authority", "tls://" + good, feedclient.Security{CA: other.File},
+			[]string{"unknown authority", "--ca FILE"}},
+		{"address without a name", "tls://" + named, feedclient.Security{CA: ours.File},
+			[]string{"127.0.0.1", "--server-name"}},
+		{"wrong name", "tls://" + named, feedclient.Security{CA: ours.File, ServerName: "another.example.org"},
+			[]string{"feed.example.org", "another.example.org", "--server-name"}},
+		{"expired", "tls://" + expired, feedclient.Security{CA: ours.File, ServerName: "expired.example.org"},
+			[]string{"expired", "renew the server's certificate"}},
+		{"no certificate", "tls://" + mutual, feedclient.Security{CA: ours.File, ServerName: "mutual.example.org"},
+			[]string{"certificate required", "--cert and --key"}},
 		{"certificate of another authority", "tls://" + mutual, client(other, day), []string{"--tls-client-ca"}},
 		{"expired client", "tls://" + mutual, client(ours, -time.Hour), []string{"expired", "renew"}},
 		{"TLS to a plain server", "tls://" + plain, feedclient.Security{CA: ours.File}, []string{"tcp://"}},
 		{"plain to a TLS server", "tcp://" + good, feedclient.Security{}, []string{"tls://"}},
-		{"certificates for plain TCP", "tcp://" + plain, feedclient.Security{CA: ours.File}, []string{"tls://HOST:PORT"}},
-		{"no such authorities", "tls://" + good, feedclient.Security{CA: "/nonexistent/ca.crt"}, []string{"/nonexistent/ca.crt"}},
-		{"a key is no authority", "tls://" + good, feedclient.Security{CA: client(ours, day).Key}, []string{"no PEM certificate"}},
-		{"certificate without key", "tls://" + good, feedclient.Security{CA: ours.File, Cert: ours.File}, []string{"--key"}},
+		{"certificates for plain TCP", "tcp://" + plain, feedclient.Security{CA: ours.File},
+			[]string{"tls://HOST:PORT"}},
+		{"no such authorities", "tls://" + good, feedclient.Security{CA: "/nonexistent/ca.crt"},
+			[]string{"/nonexistent/ca.crt"}},
+		{"a key is no authority", "tls://" + good, feedclient.Security{CA: client(ours, day).Key},
+			[]string{"no PEM certificate"}},
+		{"certificate without key", "tls://" + good, feedclient.Security{CA: ours.File, Cert: ours.File},
+			[]string{"--key"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			err := try(t, c.addr, c.s)
@@ -139,7 +148,8 @@ func TestTLS(t *testing.T) {
 func TestTLSReload(t *testing.T) {
 	before, after := certtest.New(t, "before"), certtest.New(t, "after")
 	dir := t.TempDir()
-	f := loader.TLSFiles{Cert: filepath.Join(dir, "tls.crt"), Key: filepath.Join(dir, "tls.key"), ClientCA: filepath.Join(dir, "ca.crt")}
+	f := loader.TLSFiles{Cert: filepath.Join(dir, "tls.crt"), Key: filepath.Join(dir, "tls.key"),
+		ClientCA: filepath.Join(dir, "ca.crt")}
 	put := func(from, to string) {
 		b, err := os.ReadFile(from)
 		if err != nil {
@@ -234,7 +244,8 @@ func TestTokens(t *testing.T) {
 		}
 		return err == nil
 	}
-	for token, want := range map[string]bool{"night-2b1f": true, "day-77c0": true, "": false, "night-2b1": false, "night-2b1f0": false, "#": false} {
+	for token, want := range map[string]bool{"night-2b1f": true, "day-77c0": true, "": false, "night-2b1": false,
+		"night-2b1f0": false, "#": false} {
 		if allowed(token) != want {
 			t.Errorf("token %q: allowed %v", token, !want)
 		}
@@ -248,7 +259,8 @@ func TestTokens(t *testing.T) {
 		t.Error("a file without tokens changed who is let in")
 	}
 
-	conn, err := grpc.NewClient("dns:///"+strings.TrimPrefix(addr, "tcp://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("dns:///"+strings.TrimPrefix(addr, "tcp://"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -281,7 +293,8 @@ func TestNewTokens(t *testing.T) {
 	}
 	dir := t.TempDir()
 	for i, c := range []struct{ text, file, want string }{
-		{"two words", "", "spaces"}, {"naïve", "", "ASCII"}, {"", "", "holds no token"}, {"", "# none\n\n", "holds no token"}, {"", "good\ntwo words\n", "line 2"},
+		{"two words", "", "spaces"}, {"naïve", "", "ASCII"}, {"", "", "holds no token"},
+		{"", "# none\n\n", "holds no token"}, {"", "good\ntwo words\n", "line 2"},
 	} {
 		file := ""
 		if c.text == "" {
@@ -290,7 +303,8 @@ func TestNewTokens(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if _, err := loader.NewTokens(c.text, file, nil); err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "two words") {
+		if _, err := loader.NewTokens(c.text, file, nil); err == nil || !strings.Contains(err.Error(), c.want) ||
+			strings.Contains(err.Error(), "two words") {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}

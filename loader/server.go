@@ -165,7 +165,8 @@ func NewServer(ds func() Dataset, o Options) *Server {
 		grpc.StaticStreamWindowSize(requestWindow), grpc.StaticConnWindowSize(requestWindow),
 		// A trainer that hangs, or whose host is gone, is noticed within a minute.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 20 * time.Second}),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+		grpc.KeepaliveEnforcementPolicy(
+			keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 	)...)
 	feedpb.RegisterFeedServer(s.grpc, service{s: s})
 	s.health = health.NewServer()
@@ -309,7 +310,8 @@ func (v service) Stream(stream feedpb.Feed_StreamServer) error {
 	}
 	open.span, open.named = span, named
 	v.s.auditOpened(stream.Context(), open)
-	open.pass, open.lease = v.s.join(open, slots(stream.Context(), m.GetOpen()), int(m.GetOpen().GetCredits()), m.GetOpen().GetReadonly())
+	open.pass, open.lease = v.s.join(open, slots(stream.Context(), m.GetOpen()), int(m.GetOpen().GetCredits()),
+		m.GetOpen().GetReadonly())
 	err = open.run(stream)
 	v.s.ended(open, err)
 	open.endSpan(err)
@@ -339,11 +341,13 @@ func (s *Server) open(ctx context.Context, o *feedpb.Open) (*session, error) {
 	}
 	if sp.perEpoch(first) == 0 {
 		return nil, coded(codes.InvalidArgument, fmt.Errorf(
-			"an epoch of %d samples holds no batch for rank %d: %d ranks of %d samples each make a global batch of %d (tail %s): "+
+			"an epoch of %d samples holds no batch for rank %d: %d ranks of %d samples each make a global batch of "+
+				"%d (tail %s): "+
 				"lower the batch size, or use tail=pad", ds.Len(), sp.rank, sp.world, sp.batch, sp.global(), sp.tail))
 	}
 
-	open := &session{srv: s, ds: ds, served: current, spec: sp, first: first, window: newWindow(s.o.LookAhead, s.o.MaxWindow),
+	open := &session{srv: s, ds: ds, served: current, spec: sp, first: first,
+		window: newWindow(s.o.LookAhead, s.o.MaxWindow),
 		opened: time.Now(), buffers: map[*buffer]struct{}{}}
 	open.ctx, open.cancel = context.WithCancelCause(ctx)
 	open.window.grant(o.GetCredits())
@@ -364,7 +368,8 @@ func (s *Server) open(ctx context.Context, o *feedpb.Open) (*session, error) {
 	s.sessions[open] = struct{}{}
 	s.counters.opened++
 	s.log.Info("feed session opened", "session", sp.session, "rank", sp.rank, "world", sp.world, "client", sp.client,
-		"order", sp.orderName, "batch", sp.batch, "transform", sp.transformName(), "epoch", sp.start.Epoch, "cursor", sp.start.Cursor)
+		"order", sp.orderName, "batch", sp.batch, "transform", sp.transformName(), "epoch", sp.start.Epoch,
+		"cursor", sp.start.Cursor)
 	s.warnAway(sp)
 	if p, ok := ds.(*Packed); ok {
 		s.log.Info("documents packed", "session", sp.session, "packing", p.waste.String())
@@ -377,7 +382,8 @@ func (s *Server) versionFor(o *feedpb.Open) Dataset {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for open := range s.sessions {
-		if other := open.spec; other.session == o.GetSession() && other.world == int(o.GetWorld()) && other.rank != int(o.GetRank()) && open.ctx.Err() == nil {
+		if other := open.spec; other.session == o.GetSession() && other.world == int(o.GetWorld()) &&
+			other.rank != int(o.GetRank()) && open.ctx.Err() == nil {
 			return open.served
 		}
 	}
@@ -388,16 +394,19 @@ func (s *Server) versionFor(o *feedpb.Open) Dataset {
 // that comes back smaller leaves no rank of its last run behind. The caller holds s.mu.
 func (s *Server) fence(by *session) {
 	for old := range s.sessions {
-		if old.spec.session != by.spec.session || old.spec.rank != by.spec.rank && old.spec.world == by.spec.world || old.ctx.Err() != nil {
+		if old.spec.session != by.spec.session || old.spec.rank != by.spec.rank && old.spec.world == by.spec.world ||
+			old.ctx.Err() != nil {
 			continue
 		}
 		s.counters.fenced++
 		old.cancel(errFenced)
 		level := slog.LevelWarn
-		if by.spec.client != "" && by.spec.client == old.spec.client { // the client reconnected before its old stream ended
+		// the client reconnected before its old stream ended
+		if by.spec.client != "" && by.spec.client == old.spec.client {
 			level = slog.LevelInfo
 		}
-		s.log.Log(by.ctx, level, "feed session taken over", "session", by.spec.session, "rank", old.spec.rank, "world", old.spec.world, "by", by.spec.client)
+		s.log.Log(by.ctx, level, "feed session taken over", "session", by.spec.session, "rank", old.spec.rank,
+			"world", old.spec.world, "by", by.spec.client)
 	}
 }
 
@@ -418,7 +427,8 @@ func (s *Server) ended(open *session, err error) {
 	}
 	s.counters.lately = append(s.counters.lately, open.stats())
 	level := slog.LevelInfo
-	if err != nil && !errors.Is(err, errFenced) && !errors.Is(err, errStopping) && !errors.Is(err, errLeaseGone) && Code(err) != codes.Canceled {
+	if err != nil && !errors.Is(err, errFenced) && !errors.Is(err, errStopping) && !errors.Is(err, errLeaseGone) &&
+		Code(err) != codes.Canceled {
 		s.counters.failed++
 		level = slog.LevelWarn
 	}

@@ -150,7 +150,8 @@ func (s *session) hear(m *feedpb.ClientMessage) error {
 	case m.GetOpen() != nil:
 		return coded(codes.InvalidArgument, errors.New("a second Open on one stream: open another stream"))
 	case m.GetRelease() != nil && s.lease == nil:
-		return coded(codes.InvalidArgument, fmt.Errorf("release of slots %v on a stream without slots", m.GetRelease().GetSlots()))
+		return coded(codes.InvalidArgument,
+			fmt.Errorf("release of slots %v on a stream without slots", m.GetRelease().GetSlots()))
 	case m.GetRelease() != nil:
 		return s.lease.release(m.GetRelease().GetSlots())
 	}
@@ -303,7 +304,8 @@ func (s *session) handedOver() error {
 	case <-s.ctx.Done():
 		return context.Cause(s.ctx)
 	case <-late.C:
-		return coded(codes.FailedPrecondition, fmt.Errorf("the client asked for slots and did not fetch them within %v: open with slots 0", handoverPatience))
+		return coded(codes.FailedPrecondition, fmt.Errorf(
+			"the client asked for slots and did not fetch them within %v: open with slots 0", handoverPatience))
 	}
 }
 
@@ -356,7 +358,8 @@ func (s *session) hello() *feedpb.ServerMessage {
 		Session: sp.session, Dataset: ds.Version(), Samples: uint64(ds.Len()),
 		Batch: uint32(sp.batch), GlobalBatch: uint64(sp.global()), World: uint32(sp.world), Rank: uint32(sp.rank),
 		Batches: uint64(s.first.batches()), PerEpoch: uint64(sp.perEpoch(s.first)),
-		Transform: sp.transformName(), TransformHash: sp.hash, Order: sp.orderName, Tail: string(sp.tail), Bad: sp.bad.text,
+		Transform: sp.transformName(), TransformHash: sp.hash, Order: sp.orderName, Tail: string(sp.tail),
+		Bad:   sp.bad.text,
 		Epoch: uint32(sp.start.Epoch), State: sp.start.JSON(), Label: sp.label.String(),
 	}
 	if sp.transform != nil {

@@ -107,7 +107,8 @@ func TestSlowSample(t *testing.T) {
 			defer g.open(1)
 			ds := &testDataset{Samples: 400, Hold: g.hold}
 			r := start(t, ds, loader.Options{Workers: 1, Readers: 2, LookAhead: c.look, MaxWindow: c.most}, 0)
-			s := r.open(t, &feedpb.Open{Order: "sequential", Batch: batch, Transform: "ramp(2,2)", Epochs: 1, Credits: uint32(c.credits)})
+			s := r.open(t, &feedpb.Open{Order: "sequential", Batch: batch, Transform: "ramp(2,2)", Epochs: 1,
+				Credits: uint32(c.credits)})
 			eventually(t, "the window's other samples are read", func() bool { return g.has(0, batch*c.window) })
 			if n := r.server.Stats().Total.Batches; n != 0 {
 				t.Errorf("%d batches were delivered before the first", n)
@@ -188,7 +189,8 @@ func TestSlowSampleOfAnother(t *testing.T) {
 	g := newGate(1, 2, 3)
 	defer func() { g.open(1); g.open(2); g.open(3) }()
 	r := start(t, &testDataset{Samples: 100, Hold: g.hold}, loader.Options{Workers: 1, Readers: 3}, 0)
-	r.open(t, &feedpb.Open{Order: "sequential", Batch: 4, Transform: "ramp(2,2)", Credits: 2}) // all its readers are held
+	// all its readers are held
+	r.open(t, &feedpb.Open{Order: "sequential", Batch: 4, Transform: "ramp(2,2)", Credits: 2})
 	s := r.open(t, &feedpb.Open{Order: "sequential", Batch: 4, Transform: "ramp(2,2)", Epochs: 1,
 		State: fmt.Sprintf(`{"v":1,"dataset":%q,"order":"sequential@1","transform":%q,"seed":0,"epoch":0,"cursor":4,"batch":4,"tail":"drop"}`,
 			r.ds.Version(), ramp{Height: 2, Width: 2, Type: "uint8"}.Hash())})
@@ -201,9 +203,12 @@ func TestSlowSampleOfAnother(t *testing.T) {
 func TestSlowRank(t *testing.T) {
 	const size, n = 20_000, 1200
 	sample := make([]byte, size)
-	r := start(t, &testDataset{Samples: n, Bytes: func(int) []byte { return sample }}, loader.Options{LookAhead: 2, MaxWindow: 5}, 0)
+	r := start(t, &testDataset{Samples: n, Bytes: func(int) []byte {
+		return sample
+	}}, loader.Options{LookAhead: 2, MaxWindow: 5}, 0)
 	open := func(rank uint32, credits uint32) *feedclient.Stream {
-		s, err := r.dial(t).Open(t.Context(), &feedpb.Open{Session: "job", Order: "uniform", Batch: 4, World: 3, Rank: rank, Epochs: 1, Credits: credits})
+		s, err := r.dial(t).Open(t.Context(),
+			&feedpb.Open{Session: "job", Order: "uniform", Batch: 4, World: 3, Rank: rank, Epochs: 1, Credits: credits})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -359,8 +364,9 @@ func TestQuotaSurvivesResume(t *testing.T) {
 		var got []step
 		for over := false; !over; {
 			lives := rapid.IntRange(0, 6).Draw(rt, "batches")
-			s, err := r.client.Open(t.Context(), &feedpb.Open{Order: "sequential", Batch: uint32(batch), Transform: "ramp(2,2)",
-				Bad: fmt.Sprintf("skip:%d", quota), Tail: "uneven", State: state, Credits: 2})
+			s, err := r.client.Open(t.Context(),
+				&feedpb.Open{Order: "sequential", Batch: uint32(batch), Transform: "ramp(2,2)",
+					Bad: fmt.Sprintf("skip:%d", quota), Tail: "uneven", State: state, Credits: 2})
 			if err != nil {
 				rt.Fatal(err)
 			}

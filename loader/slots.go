@@ -177,7 +177,8 @@ func (w *slotWait) begin(ctx context.Context) {
 	s.window.starve(l.given >= l.limit)
 	if !w.starved && s.window.starving() {
 		w.starved = true
-		w.timers = append(w.timers, time.AfterFunc(slotWarning, s.warnSlots)) // counted from now: the wait may have begun long before
+		// counted from now: the wait may have begun long before
+		w.timers = append(w.timers, time.AfterFunc(slotWarning, s.warnSlots))
 	}
 }
 
@@ -201,10 +202,12 @@ func (w *slotWait) end() {
 func (s *session) warnSlots() {
 	now := time.Now().UnixNano()
 	last := s.slotsWarned.Load()
-	if !s.window.starving() || last != 0 && now-last < int64(slotWarningEvery) || !s.slotsWarned.CompareAndSwap(last, now) {
+	if !s.window.starving() || last != 0 && now-last < int64(slotWarningEvery) ||
+		!s.slotsWarned.CompareAndSwap(last, now) {
 		return
 	}
-	s.srv.log.Warn("a feed session waits: its client holds all its slots and wants another batch", "session", s.spec.session,
+	s.srv.log.Warn("a feed session waits: its client holds all its slots and wants another batch", "session",
+		s.spec.session,
 		"rank", s.spec.rank, "client", s.spec.client, "slots", s.lease.limit,
 		"remedy", "release older batches, copy batches to keep them, or ask for more slots")
 }

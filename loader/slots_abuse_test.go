@@ -26,7 +26,8 @@ import (
 )
 
 // plain opens a stream as protobuf has it, without the client's care.
-func plain(t *testing.T, addr string, o *feedpb.Open) (grpc.BidiStreamingClient[feedpb.ClientMessage, feedpb.ServerMessage], *feedpb.Opened) {
+func plain(t *testing.T, addr string, o *feedpb.Open) (
+	grpc.BidiStreamingClient[feedpb.ClientMessage, feedpb.ServerMessage], *feedpb.Opened) {
 	t.Helper()
 	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -64,7 +65,8 @@ func ask(t *testing.T, addr string, request map[string]any) (net.Conn, map[strin
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Write(append(binary.LittleEndian.AppendUint32([]byte("SHOALFD1"), uint32(len(text))), text...)); err != nil {
+	if _, err := c.Write(append(binary.LittleEndian.AppendUint32([]byte("SHOALFD1"), uint32(len(text))),
+		text...)); err != nil {
 		t.Fatal(err)
 	}
 	var size [4]byte
@@ -99,8 +101,10 @@ func TestWrongRelease(t *testing.T) {
 		"never had": func(got uint32) []*feedpb.ClientMessage { return []*feedpb.ClientMessage{release(got%3 + 1)} },
 		"none":      func(uint32) []*feedpb.ClientMessage { return []*feedpb.ClientMessage{release(0)} },
 		"beyond":    func(uint32) []*feedpb.ClientMessage { return []*feedpb.ClientMessage{release(1 << 31)} },
-		"twice":     func(got uint32) []*feedpb.ClientMessage { return []*feedpb.ClientMessage{release(got), release(got)} },
-		"together":  func(got uint32) []*feedpb.ClientMessage { return []*feedpb.ClientMessage{release(got, got)} },
+		"twice": func(got uint32) []*feedpb.ClientMessage {
+			return []*feedpb.ClientMessage{release(got), release(got)}
+		},
+		"together": func(got uint32) []*feedpb.ClientMessage { return []*feedpb.ClientMessage{release(got, got)} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, opened := plain(t, r.addr, &feedpb.Open{Batch: 4, Slots: 3, Credits: 1, Transform: "ramp(4,4)"})
@@ -129,7 +133,8 @@ func TestWrongRelease(t *testing.T) {
 	if err := s.Send(release(1)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Recv(); loader.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "without slots") {
+	if _, err := s.Recv(); loader.Code(err) != codes.InvalidArgument ||
+		!strings.Contains(err.Error(), "without slots") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -147,19 +152,23 @@ func TestHandovers(t *testing.T) {
 		}
 	}
 	s, opened := plain(t, r.addr, &feedpb.Open{Batch: 4, Slots: 3, Credits: 1, Transform: "ramp(4,4)"})
-	if _, answer := handover(t, r.addr, "0123456789abcdef0123456789abcdef"); !strings.Contains(fmt.Sprint(answer["error"]), "no open session") {
+	if _, answer := handover(t, r.addr, "0123456789abcdef0123456789abcdef"); !strings.Contains(
+		fmt.Sprint(answer["error"]), "no open session") {
 		t.Errorf("a wrong key: %v", answer)
 	}
 	pool := opened.GetPool()
 	c, answer := handover(t, r.addr, pool.GetKey())
-	if answer["error"] != nil || answer["slots"] != float64(pool.GetSlots()) || answer["slot_bytes"] != float64(pool.GetSlotBytes()) || pool.GetSlots() != 3 {
+	if answer["error"] != nil || answer["slots"] != float64(pool.GetSlots()) ||
+		answer["slot_bytes"] != float64(pool.GetSlotBytes()) || pool.GetSlots() != 3 {
 		t.Fatalf("got %v for %v", answer, pool)
 	}
 	if _, answer := handover(t, r.addr, pool.GetKey()); !strings.Contains(fmt.Sprint(answer["error"]), "used before") {
 		t.Errorf("twice: %v", answer)
 	}
-	for _, garbage := range []string{"SHOALFD2aaaaaaaaaaaaaaa", "SHOALFD1\xff\xff\xff\xff{}", "SHOALFD1\x02\x00\x00\x00[]", "SHOALFD1\x04\x00\x00\x00\xff\xfe\xfd\xfc",
-		"SHOALFD1\x0b\x00\x00\x00" + `{"v":2}    `, "S" + strings.Repeat("x", 100_000), "GET / HTTP/1.1\r\n\r\n", "\x16\x03\x01\x00\x00"} {
+	for _, garbage := range []string{"SHOALFD2aaaaaaaaaaaaaaa", "SHOALFD1\xff\xff\xff\xff{}",
+		"SHOALFD1\x02\x00\x00\x00[]", "SHOALFD1\x04\x00\x00\x00\xff\xfe\xfd\xfc",
+		"SHOALFD1\x0b\x00\x00\x00" + `{"v":2}    `, "S" + strings.Repeat("x", 100_000), "GET / HTTP/1.1\r\n\r\n",
+		"\x16\x03\x01\x00\x00"} {
 		c := dialSocket(t, r.addr)
 		_, _ = io.WriteString(c, garbage) // the server may have closed it before the end
 		_ = c.(*net.UnixConn).CloseWrite()
@@ -181,7 +190,8 @@ func TestHandovers(t *testing.T) {
 	if loader.Code(err) != codes.Unavailable {
 		t.Errorf("without its lease the session ended with %v", err)
 	}
-	if _, answer := handover(t, r.addr, pool.GetKey()); !strings.Contains(fmt.Sprint(answer["error"]), "no open session") {
+	if _, answer := handover(t, r.addr, pool.GetKey()); !strings.Contains(fmt.Sprint(answer["error"]),
+		"no open session") {
 		t.Errorf("the key of a session that is over: %v", answer)
 	}
 	for _, c := range silent {
@@ -198,7 +208,8 @@ func memfds(t *testing.T) (n int) {
 		t.Fatal(err)
 	}
 	for _, fd := range fds {
-		if target, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil && strings.Contains(target, "shoal-slots") {
+		if target, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil &&
+			strings.Contains(target, "shoal-slots") {
 			n++
 		}
 	}
@@ -219,7 +230,9 @@ func TestHelperClient(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.Transport = feedclient.Slots
-	s, err := c.Open(t.Context(), &feedpb.Open{Batch: 16, Transform: "ramp(32,32)", Tail: "uneven", Credits: 2, Slots: 5, Readonly: os.Getenv("SHOAL_TEST_READONLY") != ""})
+	s, err := c.Open(t.Context(),
+		&feedpb.Open{Batch: 16, Transform: "ramp(32,32)", Tail: "uneven", Credits: 2, Slots: 5,
+			Readonly: os.Getenv("SHOAL_TEST_READONLY") != ""})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -278,7 +291,8 @@ func TestKilledClient(t *testing.T) {
 func TestKilledFollower(t *testing.T) {
 	r := start(t, &testDataset{Samples: 2000}, loader.Options{}, 0)
 	r.client.Transport = feedclient.Slots
-	s := r.open(t, &feedpb.Open{Batch: 16, Transform: "ramp(32,32)", Credits: 2, Slots: 5, Readonly: true, Epochs: 1, Tail: "uneven"})
+	s := r.open(t, &feedpb.Open{Batch: 16, Transform: "ramp(32,32)", Credits: 2, Slots: 5, Readonly: true, Epochs: 1,
+		Tail: "uneven"})
 	killed(t, r.addr, "SHOAL_TEST_READONLY=1")
 	if ids := drain(t, s); len(ids) != 2000 {
 		t.Errorf("%d samples", len(ids))

@@ -133,7 +133,8 @@ func check(b *feedclient.Batch, seed uint64) error {
 		draw := loader.Draw{Seed: seed, Epoch: b.Header.GetEpoch(), Sample: uint64(id)}
 		for k, v := range row {
 			if v != rampValue(src, draw, k) {
-				return fmt.Errorf("epoch %d, batch %d, row %d, sample %d: element %d is wrong", b.Header.GetEpoch(), b.Header.GetIndex(), i, id, k)
+				return fmt.Errorf("epoch %d, batch %d, row %d, sample %d: element %d is wrong", b.Header.GetEpoch(),
+					b.Header.GetIndex(), i, id, k)
 			}
 		}
 	}
@@ -153,8 +154,9 @@ func TestSharedPassOfMany(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, uint64(i)))
 			for range 6 {
 				epoch := rng.Uint32N(2)
-				s, err := r.client.Open(t.Context(), &feedpb.Open{Batch: 10, Order: "uniform:seed=4", Seed: 3, Transform: "ramp(9,5)", Readonly: true,
-					Credits: 1 + rng.Uint32N(3), Slots: 4, Epoch: epoch, Epochs: 2})
+				s, err := r.client.Open(t.Context(),
+					&feedpb.Open{Batch: 10, Order: "uniform:seed=4", Seed: 3, Transform: "ramp(9,5)", Readonly: true,
+						Credits: 1 + rng.Uint32N(3), Slots: 4, Epoch: epoch, Epochs: 2})
 				if err != nil {
 					t.Error(err)
 					return
@@ -213,7 +215,8 @@ func epochIDs(seed uint64, epochs ...int) (ids []int64) {
 func TestStoppedFollowers(t *testing.T) {
 	r := start(t, &testDataset{Samples: 300}, loader.Options{}, 0)
 	r.client.Transport = feedclient.Slots
-	open := &feedpb.Open{Batch: 10, Order: "uniform:seed=4", Seed: 3, Transform: "ramp(9,5)", Readonly: true, Slots: 4, Credits: 2, Epochs: 2}
+	open := &feedpb.Open{Batch: 10, Order: "uniform:seed=4", Seed: 3, Transform: "ramp(9,5)", Readonly: true, Slots: 4,
+		Credits: 2, Epochs: 2}
 	var stopped []*feedclient.Stream
 	var kept []*feedclient.Batch
 	for i := range 5 {
@@ -327,13 +330,15 @@ func TestWithoutSlots(t *testing.T) {
 		t.Errorf("%d samples", len(ids))
 	}
 	small.client.Transport = feedclient.Slots
-	if _, err := small.client.Open(t.Context(), open); err == nil || !strings.Contains(err.Error(), "no shared memory") {
+	if _, err := small.client.Open(t.Context(), open); err == nil ||
+		!strings.Contains(err.Error(), "no shared memory") {
 		t.Errorf("got %v", err)
 	}
 
 	r := start(t, &testDataset{Samples: 300}, loader.Options{}, 0)
 	// A server that has no device ignores that one is wanted: the client finishes the batches itself.
-	if _, opened := plain(t, r.addr, &feedpb.Open{Batch: 10, Slots: 4, Device: "cuda:0"}); opened.GetPool().GetSlots() != 4 {
+	if _, opened := plain(t, r.addr, &feedpb.Open{Batch: 10, Slots: 4, Device: "cuda:0"}); opened.GetPool().
+		GetSlots() != 4 {
 		t.Errorf("the pool is %v", opened.GetPool())
 	}
 	l, err := loader.Listen("tcp://127.0.0.1:0", loader.ListenOptions{})
@@ -362,18 +367,22 @@ func TestWithoutSlots(t *testing.T) {
 	c.Close()
 }
 
-// Where there is no memory for all slots that are asked for, there are as many as fit, down to one more than the credits.
+// Where there is no memory for all slots that are asked for, there are as many as fit, down to one more than the
+// credits.
 func TestFewerSlots(t *testing.T) {
 	const slot = 36 << 10 // of 10 rows of ramp(32,32)
 	for _, c := range []struct {
 		room, slots, credits, want int
 		readonly                   bool
 	}{
-		{5, 7, 3, 5, false}, {4, 7, 3, 4, false}, {3, 7, 3, 0, false}, {20, 7, 3, 7, false}, {5, 3, 9, 3, false}, {5, 7, 0, 0, false},
-		{6, 7, 3, 5, true}, {20, 7, 3, 14, true}, {4, 7, 3, 0, true}, // what is shared leaves room for a batch in Chunks
+		{5, 7, 3, 5, false}, {4, 7, 3, 4, false}, {3, 7, 3, 0, false}, {20, 7, 3, 7, false}, {5, 3, 9, 3, false},
+		{5, 7, 0, 0, false},
+		// what is shared leaves room for a batch in Chunks
+		{6, 7, 3, 5, true}, {20, 7, 3, 14, true}, {4, 7, 3, 0, true},
 	} {
 		r := start(t, &testDataset{Samples: 300}, loader.Options{}, int64(c.room*slot))
-		open := &feedpb.Open{Batch: 10, Transform: "ramp(32,32)", Slots: uint32(c.slots), Credits: uint32(c.credits), Readonly: c.readonly, Epochs: 1}
+		open := &feedpb.Open{Batch: 10, Transform: "ramp(32,32)", Slots: uint32(c.slots), Credits: uint32(c.credits),
+			Readonly: c.readonly, Epochs: 1}
 		if c.credits == 0 { // the Go client would choose some
 			if _, opened := plain(t, r.addr, open); opened.GetPool() != nil {
 				t.Errorf("%+v: %v", c, opened.GetPool())
@@ -421,7 +430,8 @@ func TestSlotsWaitForNoMemory(t *testing.T) {
 	}
 	defer r.mem.Release(1 << 20)
 	for _, readonly := range []bool{false, true} {
-		_, opened := plain(t, r.addr, &feedpb.Open{Batch: 10, Transform: "ramp(32,32)", Slots: 4, Readonly: readonly, Epochs: 1})
+		_, opened := plain(t, r.addr,
+			&feedpb.Open{Batch: 10, Transform: "ramp(32,32)", Slots: 4, Readonly: readonly, Epochs: 1})
 		const batch = 32 << 10 // for which building the first one may wait, once the session is open
 		if opened.GetPool() != nil || r.mem.Awaited() > batch {
 			t.Errorf("readonly %v: %v, waited for %d bytes", readonly, opened.GetPool(), r.mem.Awaited())

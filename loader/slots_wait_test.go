@@ -16,7 +16,9 @@ import (
 func TestSlotWarningComesLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log synced.Buffer
-		srv := NewServer(func() Dataset { return nil }, Options{Readers: 1, Log: slog.New(slog.NewTextHandler(&log, nil))})
+		srv := NewServer(func() Dataset {
+			return nil
+		}, Options{Readers: 1, Log: slog.New(slog.NewTextHandler(&log, nil))})
 		defer srv.Close()
 		mem, err := newSlotMemory(1, slotBytes(100))
 		if err != nil {
@@ -24,13 +26,15 @@ func TestSlotWarningComesLate(t *testing.T) {
 		}
 		p := srv.newPass(passKey{}, false, mem, 0)
 		ctx, cancel := context.WithCancelCause(t.Context())
-		s := &session{srv: srv, spec: &spec{batch: 1, world: 1}, window: newWindow(1, 1), pass: p, ctx: ctx, cancel: cancel}
+		s := &session{srv: srv, spec: &spec{batch: 1, world: 1}, window: newWindow(1, 1), pass: p, ctx: ctx,
+			cancel: cancel}
 		srv.passMu.Lock()
 		s.lease = p.lease(1, s)
 		srv.passMu.Unlock()
 		claim := func(cursor int) (*batch, error) {
 			at := place{0, cursor}
-			return p.claim(ctx, s, &batch{by: s, at: at, source: &source{at: at}, ctx: ctx, header: &feedpb.BatchHeader{}}, 100)
+			return p.claim(ctx, s, &batch{by: s, at: at, source: &source{at: at}, ctx: ctx,
+				header: &feedpb.BatchHeader{}}, 100)
 		}
 		first, err := claim(0)
 		if err != nil {

@@ -58,7 +58,8 @@ func (s *spec) plan(ds Dataset, epoch, cursor int) (plan, error) {
 		return plan{}, coded(codes.InvalidArgument, err)
 	}
 	if b := s.order.Batch(); b > 0 && cursor%b != 0 && cursor != o.Len() {
-		return plan{}, coded(codes.FailedPrecondition, fmt.Errorf("state of %s: cursor %d is inside a batch of %d", s.orderName, cursor, b))
+		return plan{}, coded(codes.FailedPrecondition,
+			fmt.Errorf("state of %s: cursor %d is inside a batch of %d", s.orderName, cursor, b))
 	}
 	p, err := newPlan(o, cursor, s.batch, s.world, s.rank, s.tail, s.placement)
 	if err != nil {
@@ -145,7 +146,8 @@ func resolve(ctx context.Context, o *feedpb.Open, ds Dataset, compile Compiler, 
 	refuse := func(format string, args ...any) (*spec, error) {
 		return nil, coded(codes.FailedPrecondition, fmt.Errorf(format, args...))
 	}
-	if v := o.GetDataset(); v != "" && v != ds.Version() && (len(v) < shortVersion || !strings.HasPrefix(ds.Version(), v)) {
+	if v := o.GetDataset(); v != "" && v != ds.Version() &&
+		(len(v) < shortVersion || !strings.HasPrefix(ds.Version(), v)) {
 		return refuse("the trainer requires dataset %s, this server has %s: serve that version, or omit dataset",
 			o.GetDataset(), ds.Version())
 	}
@@ -168,8 +170,10 @@ func resolve(ctx context.Context, o *feedpb.Open, ds Dataset, compile Compiler, 
 		s.orderName += packingKey + packing
 	}
 	if from != nil && (from.Dataset != ds.Version() || from.Samples != 0 && from.Samples != ds.Len()) {
-		return refuse("the state is of dataset %s, %d samples, this server has %s, %d samples: a state is valid for one version of a dataset "+
-			"and one --samples only; serve these, or start the epoch again without a state", from.Dataset, from.Samples, ds.Version(), ds.Len())
+		return refuse("the state is of dataset %s, %d samples, this server has %s, %d samples: a state is valid for "+
+			"one version of a dataset "+
+			"and one --samples only; serve these, or start the epoch again without a state", from.Dataset, from.Samples,
+			ds.Version(), ds.Len())
 	}
 	row := int64(64)
 	if s.transform != nil {
@@ -178,7 +182,8 @@ func resolve(ctx context.Context, o *feedpb.Open, ds Dataset, compile Compiler, 
 		}
 	}
 	if int64(s.batch) > maxBatchBytes/row {
-		return invalid(fmt.Errorf("a batch of %d rows of %d bytes is more than the server's limit of %d bytes: lower the batch size",
+		return invalid(fmt.Errorf(
+			"a batch of %d rows of %d bytes is more than the server's limit of %d bytes: lower the batch size",
 			s.batch, row-64, maxBatchBytes))
 	}
 
@@ -186,7 +191,8 @@ func resolve(ctx context.Context, o *feedpb.Open, ds Dataset, compile Compiler, 
 		epoch := int64(o.GetEpoch())
 		if e := int64(s.order.Epoch()); e != 0 {
 			if epoch != 0 && epoch != e {
-				return invalid(fmt.Errorf("order %s starts at epoch %d, the session at %d: omit one of them", s.order, e, epoch))
+				return invalid(fmt.Errorf("order %s starts at epoch %d, the session at %d: omit one of them",
+					s.order, e, epoch))
 			}
 			epoch = e
 		}
@@ -196,28 +202,41 @@ func resolve(ctx context.Context, o *feedpb.Open, ds Dataset, compile Compiler, 
 		s.start = s.state(ds, int(epoch), 0)
 		return s, nil
 	}
-	if from.Transform != s.hash {
-		return refuse("the state was taken with transform %s, the session asks for %s (%s): pass the transform that the state was taken with",
-			from.Transform, s.hash, s.transformName())
-	}
-	if name, _, _ := strings.Cut(from.Order, packingKey); from.Order != s.orderName {
-		if _, err := order.ParseVersioned(name); err != nil {
-			return refuse("the state: %w", err)
-		}
-		return refuse("the state was taken with order %s, the session asks for %s: pass that order, or start without a state",
-			from.Order, s.orderName)
-	}
-	if from.Seed != s.seed {
-		return refuse("the state was taken with seed %d, the session asks for seed %d: pass seed=%d", from.Seed, s.seed, from.Seed)
-	}
-	if from.Tail != string(s.tail) {
-		return refuse("the state was taken with tail %q, the session asks for %q: pass tail=%q", from.Tail, s.tail, from.Tail)
+	if err := s.agrees(from); err != nil {
+		return refuse("%w", err)
 	}
 	s.start = s.state(ds, from.Epoch, from.Cursor)
 	if from.Cursor > 0 { // a client that sets the epoch starts it again
 		s.start.Bad = from.Bad
 	}
 	return s, nil
+}
+
+// agrees returns why a state is not of this session's order.
+func (s *spec) agrees(from *State) error {
+	if from.Transform != s.hash {
+		return fmt.Errorf(
+			"the state was taken with transform %s, the session asks for %s (%s): pass the transform that "+
+				"the state was taken with",
+			from.Transform, s.hash, s.transformName())
+	}
+	if name, _, _ := strings.Cut(from.Order, packingKey); from.Order != s.orderName {
+		if _, err := order.ParseVersioned(name); err != nil {
+			return fmt.Errorf("the state: %w", err)
+		}
+		return fmt.Errorf(
+			"the state was taken with order %s, the session asks for %s: pass that order, or start without a state",
+			from.Order, s.orderName)
+	}
+	if from.Seed != s.seed {
+		return fmt.Errorf("the state was taken with seed %d, the session asks for seed %d: pass seed=%d", from.Seed,
+			s.seed, from.Seed)
+	}
+	if from.Tail != string(s.tail) {
+		return fmt.Errorf("the state was taken with tail %q, the session asks for %q: pass tail=%q", from.Tail,
+			s.tail, from.Tail)
+	}
+	return nil
 }
 
 // resolveOrder completes the order with the session's fields.
@@ -261,12 +280,13 @@ func (s *spec) resolveOrder(o *feedpb.Open, from *State) error {
 		return err
 	}
 	if !spec.Computed() {
-		return fmt.Errorf("order %s is for mounts: use an order that the feed computes, such as uniform:seed=0 or torch:seed=0", spec)
+		return fmt.Errorf(
+			"order %s is for mounts: use an order that the feed computes, such as uniform:seed=0 or torch:seed=0", spec)
 	}
 	if spec.Path() != "" {
-		return fmt.Errorf("order %s: a server reads no local files for a trainer: mount with --order list:PATH, or use a computed order", spec)
+		return fmt.Errorf("order %s: a server reads no local files for a trainer: mount with --order list:PATH, or "+
+			"use a computed order", spec)
 	}
-
 	s.world, s.rank = int(o.GetWorld()), int(o.GetRank())
 	r := spec.Ranks()
 	hasWorld, hasRank := strings.Contains(","+keys, ",world="), strings.Contains(","+keys, ",rank=")
@@ -276,7 +296,9 @@ func (s *spec) resolveOrder(o *feedpb.Open, from *State) error {
 	case s.world == 0 && (hasWorld || hasRank):
 		s.world, s.rank = spec.World(), r.First
 	case hasWorld && s.world != spec.World():
-		return fmt.Errorf("order %s: the session is rank %d of %d: open it with world=%d, or leave world and rank out of the order", spec, s.rank, s.world, spec.World())
+		return fmt.Errorf(
+			"order %s: the session is rank %d of %d: open it with world=%d, or leave world and rank out of the order",
+			spec, s.rank, s.world, spec.World())
 	case hasRank && s.rank != r.First:
 		return fmt.Errorf("order %s: the session is rank %d of %d: leave rank out of the order", spec, s.rank, s.world)
 	}
@@ -308,25 +330,31 @@ func (s *spec) resolveBatch(o *feedpb.Open, from *State) error {
 	if from != nil && s.batch == 0 {
 		if from.Batch%s.world != 0 {
 			return coded(codes.FailedPrecondition, fmt.Errorf(
-				"the state's global batch of %d cannot be shared by %d ranks: resume with a divisor of it, or pass a batch size and allow rebatch",
+				"the state's global batch of %d cannot be shared by %d ranks: resume with a divisor of it, or pass a "+
+					"batch size and allow rebatch",
 				from.Batch, s.world))
 		}
 		s.batch = from.Batch / s.world
 	}
 	if s.batch <= 0 {
-		return coded(codes.InvalidArgument, errors.New("batch size missing: it is the number of samples in a batch of this rank, at least 1"))
+		return coded(codes.InvalidArgument, errors.New(
+			"batch size missing: it is the number of samples in a batch of this rank, at least 1"))
 	}
 	if s.batch > math.MaxInt32/s.world {
-		return coded(codes.InvalidArgument, fmt.Errorf("batches of %d for %d ranks are more than 2^31 samples", s.batch, s.world))
+		return coded(codes.InvalidArgument,
+			fmt.Errorf("batches of %d for %d ranks are more than 2^31 samples", s.batch, s.world))
 	}
 	if from != nil && from.Batch != s.global() && !o.GetRebatch() {
 		return coded(codes.FailedPrecondition, fmt.Errorf(
-			"the state was taken with a global batch of %d, the session asks for %d (%d for each of %d ranks): pass a batch size of %s, or allow rebatch",
+			"the state was taken with a global batch of %d, the session asks for %d (%d for each of %d ranks): pass "+
+				"a batch size of %s, or allow rebatch",
 			from.Batch, s.global(), s.batch, s.world, share(from.Batch, s.world)))
 	}
 	if b := s.order.Batch(); b > 0 && b != s.global() {
-		return coded(codes.InvalidArgument, fmt.Errorf("order %s has batches of %d, the session's global batch is %d (%d for each of %d ranks): pass a batch size of %s, or another batch in the order",
-			s.order, b, s.global(), s.batch, s.world, share(b, s.world)))
+		return coded(codes.InvalidArgument,
+			fmt.Errorf("order %s has batches of %d, the session's global batch is %d (%d for each of %d ranks): pass "+
+				"a batch size of %s, or another batch in the order",
+				s.order, b, s.global(), s.batch, s.world, share(b, s.world)))
 	}
 	return nil
 }
@@ -341,7 +369,8 @@ func share(batch, world int) string {
 // state returns the session's state at a position.
 func (s *spec) state(ds Dataset, epoch, cursor int) State {
 	return State{V: stateVersion, Dataset: ds.Version(), Order: s.orderName, Transform: s.hash, Seed: s.seed,
-		Epoch: epoch, Cursor: cursor, Batch: s.global(), Tail: string(s.tail), Placement: s.placement.name(), Samples: ds.Len()}
+		Epoch: epoch, Cursor: cursor, Batch: s.global(), Tail: string(s.tail), Placement: s.placement.name(),
+		Samples: ds.Len()}
 }
 
 // badPolicy says how many bad samples of an epoch a session skips. The zero value is none.
@@ -356,7 +385,8 @@ func parseBad(text string) (badPolicy, error) {
 	if text == "" || text == "error" {
 		return badPolicy{text: "error"}, nil
 	}
-	fail := fmt.Errorf("bad-sample policy %q: must be error, skip:P%% (of a rank's samples in an epoch) or skip:N", text)
+	fail := fmt.Errorf("bad-sample policy %q: must be error, skip:P%% (of a rank's samples in an epoch) or skip:N",
+		text)
 	quota, ok := strings.CutPrefix(text, "skip:")
 	if !ok {
 		return badPolicy{}, fail

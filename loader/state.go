@@ -21,8 +21,8 @@ type State struct {
 	Cursor    int    `json:"cursor"` // samples of the epoch that all ranks together have consumed
 	Batch     int    `json:"batch"`  // global batch: batch of a rank times world
 	Tail      string `json:"tail"`
-	// Placement is the digest of the placement, for whoever compares states. A state may be resumed with another, or without:
-	// it is taken between global batches, whose samples do not depend on it.
+	// Placement is the digest of the placement, for whoever compares states. A state may be resumed with another, or
+	// without: it is taken between global batches, whose samples do not depend on it.
 	Placement string `json:"placement,omitempty"`
 	// Bad counts the samples of the epoch that this rank skipped before the cursor, so that a quota holds for the whole
 	// epoch however often the trainer resumes. It is the only field in which the states of two ranks may differ.

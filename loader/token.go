@@ -75,7 +75,9 @@ func ReadTokens(file string) ([]string, error) {
 			continue
 		}
 		if !CanBeToken(token) {
-			return nil, fmt.Errorf("token file %s, line %d: spaces or non-ASCII characters: write one token a line, of letters and digits", file, n)
+			return nil, fmt.Errorf(
+				"token file %s, line %d: spaces or non-ASCII characters: write one token a line, of letters and digits",
+				file, n)
 		}
 		list = append(list, token)
 	}
@@ -83,7 +85,8 @@ func ReadTokens(file string) ([]string, error) {
 		return nil, fmt.Errorf("token file %s: %w", file, err)
 	}
 	if len(list) == 0 {
-		return nil, fmt.Errorf("token file %s holds no token: write one a line, such as the output of `openssl rand -hex 32`", file)
+		return nil, fmt.Errorf(
+			"token file %s holds no token: write one a line, such as the output of `openssl rand -hex 32`", file)
 	}
 	return list, nil
 }
@@ -152,22 +155,25 @@ func (t *Tokens) guard(log *slog.Logger, events *audit.Log) []grpc.ServerOption 
 				from = p.Addr.String()
 			}
 			log.Warn("feed: a call without a valid token was refused", "method", method, "from", from, "cause", err)
-			events.Write(audit.Event{Event: "feed_call", Method: method, Outcome: "refused", Cause: err.Error(), Peer: peerOf(ctx, true)})
+			events.Write(audit.Event{Event: "feed_call", Method: method, Outcome: "refused", Cause: err.Error(),
+				Peer: peerOf(ctx, true)})
 		}
 		return toStatus(err)
 	}
 	return []grpc.ServerOption{
-		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-			if err := check(ctx, info.FullMethod); err != nil {
-				return nil, err
-			}
-			return next(ctx, req)
-		}),
-		grpc.ChainStreamInterceptor(func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
-			if err := check(stream.Context(), info.FullMethod); err != nil {
-				return err
-			}
-			return next(srv, stream)
-		}),
+		grpc.ChainUnaryInterceptor(
+			func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+				if err := check(ctx, info.FullMethod); err != nil {
+					return nil, err
+				}
+				return next(ctx, req)
+			}),
+		grpc.ChainStreamInterceptor(
+			func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+				if err := check(stream.Context(), info.FullMethod); err != nil {
+					return err
+				}
+				return next(srv, stream)
+			}),
 	}
 }

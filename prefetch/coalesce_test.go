@@ -87,7 +87,8 @@ func TestCoalesceModel(t *testing.T) {
 					return nil, false
 				}
 			}
-			if len(ranks) > 1 && (len(ranks) > o.MaxFiles || s.ends[ranks[len(ranks)-1]]-s.offs[ranks[0]] > o.MaxBytes) {
+			if len(ranks) > 1 && (len(ranks) > o.MaxFiles ||
+				s.ends[ranks[len(ranks)-1]]-s.offs[ranks[0]] > o.MaxBytes) {
 				return nil, false
 			}
 			return ranks, ranks[0] == from && ranks[len(ranks)-1] == to
@@ -175,16 +176,20 @@ func TestHorizon(t *testing.T) {
 	} {
 		h := NewHorizon(k.memory, mean)
 		got := fetch(k.order, s, c, k.memory, &h, nil)
-		t.Logf("%-11s %2d shards of memory: %.4f requests and %.4f times the bytes a sample, peak %.2f of memory, %d requests at once",
-			k.name, k.memory/shard, got.requestsPerSample(n), float64(got.spans)/float64(got.samples), float64(got.peak)/float64(k.memory), got.burst)
+		t.Logf("%-11s %2d shards of memory: %.4f requests and %.4f times the bytes a sample, peak %.2f of memory, %d "+
+			"requests at once",
+			k.name, k.memory/shard, got.requestsPerSample(n), float64(got.spans)/float64(got.samples),
+			float64(got.peak)/float64(k.memory), got.burst)
 		if got.requestsPerSample(n) > k.most {
 			t.Errorf("%s: %.4f requests a sample, want at most %.3f", k.name, got.requestsPerSample(n), k.most)
 		}
 		if got.spans != got.samples+got.gaps || got.widestGap > c.MaxGap || got.gaps > int64(n-got.requests)*c.MaxGap {
-			t.Errorf("%s: %d bytes fetched for %d, gaps %d up to %d", k.name, got.spans, got.samples, got.gaps, got.widestGap)
+			t.Errorf("%s: %d bytes fetched for %d, gaps %d up to %d", k.name, got.spans, got.samples, got.gaps,
+				got.widestGap)
 		}
 		if got.peak > k.memory || got.waited > 0 {
-			t.Errorf("%s: %d of %d bytes of memory, the reader waited for %d samples", k.name, got.peak, k.memory, got.waited)
+			t.Errorf("%s: %d of %d bytes of memory, the reader waited for %d samples", k.name, got.peak, k.memory,
+				got.waited)
 		}
 		if k.naive == 0 {
 			continue
@@ -192,7 +197,8 @@ func TestHorizon(t *testing.T) {
 		naive := fetch(k.order, s, c, k.memory, nil, nil)
 		t.Logf("%-11s %2d shards of memory, no horizon: %.4f", k.name, k.memory/shard, naive.requestsPerSample(n))
 		if naive.requestsPerSample(n) < k.naive {
-			t.Errorf("%s: without a horizon %.4f requests a sample: what it is for is gone", k.name, naive.requestsPerSample(n))
+			t.Errorf("%s: without a horizon %.4f requests a sample: what it is for is gone", k.name,
+				naive.requestsPerSample(n))
 		}
 	}
 }
@@ -206,12 +212,16 @@ func TestHorizonRanks(t *testing.T) {
 	h := NewHorizon(16*shard, mean)
 	near := fetch(share, s, Coalescing{MaxBytes: 8 << 20, MaxGap: 16 << 10, MaxFiles: 4096}, 16*shard, &h, nil)
 	wide := fetch(share, s, Coalescing{MaxBytes: 8 << 20, MaxGap: 1 << 20, MaxFiles: 4096}, 16*shard, &h, nil)
-	t.Logf("one rank of %d: gaps of 16 KiB %.3f requests and %.2f times the bytes a sample; gaps of 1 MiB %.3f and %.2f", world,
-		near.requestsPerSample(n/world), float64(near.spans)/float64(near.samples), wide.requestsPerSample(n/world), float64(wide.spans)/float64(wide.samples))
+	t.Logf(
+		"one rank of %d: gaps of 16 KiB %.3f requests and %.2f times the bytes a sample; gaps of 1 MiB %.3f and %.2f",
+		world,
+		near.requestsPerSample(n/world), float64(near.spans)/float64(near.samples), wide.requestsPerSample(n/world),
+		float64(wide.spans)/float64(wide.samples))
 	if r := near.requestsPerSample(n / world); r < 0.5 || r > 0.8 {
 		t.Errorf("%.3f requests a sample", r)
 	}
-	if r, b := wide.requestsPerSample(n/world), float64(wide.spans)/float64(wide.samples); r > 0.05 || b < 3 || b > world+0.1 {
+	if r, b := wide.requestsPerSample(n/world), float64(wide.spans)/float64(wide.samples); r > 0.05 || b < 3 ||
+		b > world+0.1 {
 		t.Errorf("with wide gaps %.3f requests and %.2f times the bytes a sample", r, b)
 	}
 }
@@ -243,10 +253,12 @@ func TestHorizonKeep(t *testing.T) {
 			}
 			return float64(peak(missed, 1000)) / (1000 * float64(mean) * (1 - share))
 		}
-		t.Logf("%.2f kept: files apart %.3f requests a sample, peak %.2f of what is fair; in runs %.4f, peak %.2f", share,
+		t.Logf("%.2f kept: files apart %.3f requests a sample, peak %.2f of what is fair; in runs %.4f, peak %.2f",
+			share,
 			a.requestsPerSample(n), flat(apart), r.requestsPerSample(n), flat(runs))
 		if r.requestsPerSample(n) > 0.03 || r.waited > 0 || a.requestsPerSample(n) < 0.1 {
-			t.Errorf("%.2f kept: %.3f requests a sample in runs, %.3f apart, %d waited for", share, r.requestsPerSample(n), a.requestsPerSample(n), r.waited)
+			t.Errorf("%.2f kept: %.3f requests a sample in runs, %.3f apart, %d waited for", share,
+				r.requestsPerSample(n), a.requestsPerSample(n), r.waited)
 		}
 		if flat(runs) > 2 {
 			t.Errorf("%.2f kept in runs: peak %.2f", share, flat(runs))

@@ -25,8 +25,9 @@ import (
 // are adjacent in a shard are fetched by one request (Coalesce). A walk that asked whenever there is memory for one
 // file would fetch file by file, so it rests when it is far enough ahead (NewHorizon).
 //
-// What is not needed soon, in half a second, has only as many requests in flight as leave the line to others (Ease): other
-// machines may wait for what they read over the same one. A reader whose pace is not known needs nothing soon but the next file.
+// What is not needed soon, in half a second, has only as many requests in flight as leave the line to others (Ease):
+// other machines may wait for what they read over the same one. A reader whose pace is not known needs nothing soon but
+// the next file.
 //
 // Who is next. Places at a store are assigned by start-time fair queueing (Fair) among the walks with something to
 // fetch. Memory goes to the walk that holds the least for its weight: a walk yields to a starved one that holds less,
@@ -41,13 +42,13 @@ import (
 // they find them.
 //
 // What is given back. A walk without memory takes back what another walk will read last. It does so at once if that
-// one holds four times as much for its weight, so that a new walk can start. If that one holds a quarter more, it does so
-// once per four files that its own reader opens, which show that it needs the memory. For the file that its reader needs
-// next it takes from the walk that holds the most, whatever that is, once per extent until its reader opens another file;
-// but no other parts of that file, and no small file that another reader needs next. What goes is what the walk that
-// loses it reads last, of the extents that landed last (cache.TakeBack). Walks that want memory for later files leave it alone.
-// Taking back ends while nobody reads: from one open to the next a walk does so about as often as files fit in its
-// share. Otherwise walks whose needs do not fit together would fetch the same files in turns.
+// one holds four times as much for its weight, so that a new walk can start. If that one holds a quarter more, it does
+// so once per four files that its own reader opens, which show that it needs the memory. For the file that its reader
+// needs next it takes from the walk that holds the most, whatever that is, once per extent until its reader opens
+// another file; but no other parts of that file, and no small file that another reader needs next. What goes is what
+// the walk that loses it reads last, of the extents that landed last (cache.TakeBack). Walks that want memory for later
+// files leave it alone. Taking back ends while nobody reads: from one open to the next a walk does so about as often as
+// files fit in its share. Otherwise walks whose needs do not fit together would fetch the same files in turns.
 //
 // A file that was lost because a waiting reader took its memory is planned again when memory comes free.
 //
@@ -211,13 +212,14 @@ type Verb uint8
 
 // The actions.
 const (
-	Idle     Verb = iota // nothing, before the next event
-	Again                // call Next again, after releasing the lock
-	Fetch                // start a request; answer with Done
-	Hand                 // move the staged extents of File to the Walk's account
-	Spend                // the staged extents of File may be recycled
-	Sweep                // call Unwanted with each file of Data with staged extents
-	TakeBack             // free Bytes for File of the Walk: what walks that hold Over times as much Lose; answer with Done
+	Idle  Verb = iota // nothing, before the next event
+	Again             // call Next again, after releasing the lock
+	Fetch             // start a request; answer with Done
+	Hand              // move the staged extents of File to the Walk's account
+	Spend             // the staged extents of File may be recycled
+	Sweep             // call Unwanted with each file of Data with staged extents
+	// free Bytes for File of the Walk: what walks that hold Over times as much Lose; answer with Done
+	TakeBack
 )
 
 // Action is something to do.
@@ -279,7 +281,8 @@ const (
 
 // Begin adds a walk over cur, from position start.
 func (x *Executor) Begin(o WalkOptions, cur Route, start int) *Walk {
-	w := &Walk{WalkOptions: o, flow: Flow{Weight: o.Weight}, cur: phase{Route: cur, pos: start}, frontier: cur.Reader.Frontier()}
+	w := &Walk{WalkOptions: o, flow: Flow{Weight: o.Weight}, cur: phase{Route: cur, pos: start},
+		frontier: cur.Reader.Frontier()}
 	x.walks = append(x.walks, w)
 	w.retain = o.Source.Share() // of what others' readers are done with before w has planned
 	return w
@@ -540,7 +543,8 @@ func (x *Executor) pick() (best *Walk) {
 		}
 	}
 	for _, w := range x.walks {
-		if w.state == Waiting && w.free() && (best == nil || w.Gate.fair.Tag(&w.flow) < best.Gate.fair.Tag(&best.flow)) {
+		if w.state == Waiting && w.free() &&
+			(best == nil || w.Gate.fair.Tag(&w.flow) < best.Gate.fair.Tag(&best.flow)) {
 			best = w
 		}
 	}
@@ -948,7 +952,8 @@ func (w *Walk) Wants(file int) bool {
 		into = from + w.retain - w.cur.Order.Len()
 	}
 	for f := range w.with(file) {
-		if w.cur.holds(f, from, max(w.cur.pos, w.cur.claimed, from+w.retain)) || w.next.holds(f, 0, max(w.next.pos, w.next.claimed, into)) {
+		if w.cur.holds(f, from, max(w.cur.pos, w.cur.claimed, from+w.retain)) ||
+			w.next.holds(f, 0, max(w.next.pos, w.next.claimed, into)) {
 			return true
 		}
 	}
@@ -1005,8 +1010,8 @@ func (w *Walk) Planned() int { return w.cur.pos }
 // Served returns the bytes requested.
 func (w *Walk) Served() int64 { return w.flow.Served() }
 
-// Lead returns how many unread positions of the next limit ones are staged, before the first that needs a fetch. What is
-// gone that the walk has passed, and the reader too, was read unseen.
+// Lead returns how many unread positions of the next limit ones are staged, before the first that needs a fetch. What
+// is gone that the walk has passed, and the reader too, was read unseen.
 func (w *Walk) Lead(limit int, where func(file, extent int) (staged, comes bool)) (lead int) {
 	r, o := w.cur.Reader, w.cur.Order
 	from, passed := r.Frontier(), min(w.cur.pos, r.Head())

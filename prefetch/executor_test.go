@@ -127,7 +127,9 @@ func (w *walker) wants(file int) bool {
 
 // pieces returns what is in memory or on its way, in the order in which it was asked for.
 func (m *world) pieces() []piece {
-	return slices.SortedFunc(maps.Keys(m.extents), func(a, b piece) int { return m.extents[a].since - m.extents[b].since })
+	return slices.SortedFunc(maps.Keys(m.extents), func(a, b piece) int {
+		return m.extents[a].since - m.extents[b].since
+	})
 }
 
 // free lets go of an extent.
@@ -308,11 +310,13 @@ func (m *world) atRest() {
 				soon = w.cur.order.Len()+pos-w.cur.head < 3
 			}
 			if m.gate.flying <= most-max(1, most/16) && (soon || m.gate.flying < m.ease) {
-				m.t.Fatalf("walk %d waits while %d of %d are in flight, %d if not needed soon, as it is: %v", w.id, m.gate.flying, most, m.ease, !soon)
+				m.t.Fatalf("walk %d waits while %d of %d are in flight, %d if not needed soon, as it is: %v", w.id,
+					m.gate.flying, most, m.ease, !soon)
 			}
 		case Starved:
 			if w.walk.short > 0 && m.used+w.walk.short <= m.limit {
-				m.t.Fatalf("walk %d at %d is starved of %d bytes with %d of %d in use", w.id, pos, w.walk.short, m.used, m.limit)
+				m.t.Fatalf("walk %d at %d is starved of %d bytes with %d of %d in use", w.id, pos, w.walk.short,
+					m.used, m.limit)
 			}
 		case Yielding:
 			if !slices.ContainsFunc(m.walkers, func(v *walker) bool { return v != w && v.walk.State() == Starved }) {
@@ -323,10 +327,12 @@ func (m *world) atRest() {
 			if w.walk.Layout == nil {
 				lead := cur.Reader.Unread(from, max(cur.pos, from)) + w.walk.next.pos
 				if ahead := w.Ahead(); w.walk.until < 0 || lead < ahead-ahead/4 {
-					m.t.Fatalf("walk %d rests at %d, %d of %d ahead, for %d opens", w.id, pos, lead, ahead, w.walk.until)
+					m.t.Fatalf("walk %d rests at %d, %d of %d ahead, for %d opens", w.id, pos, lead, ahead,
+						w.walk.until)
 				}
 			} else if from >= w.walk.until {
-				m.t.Fatalf("walk %d rests at %d until its reader is at %d, where it is: %d", w.id, pos, w.walk.until, from)
+				m.t.Fatalf("walk %d rests at %d until its reader is at %d, where it is: %d", w.id, pos,
+					w.walk.until, from)
 			}
 		default:
 			m.t.Fatalf("walk %d is %v at rest", w.id, w.walk.State())
@@ -383,7 +389,8 @@ func (m *world) order(n int) order.Locator {
 func TestExecutorModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, 24).Draw(t, "files")
-		m := &world{t: t, limit: rapid.Int64Range(8, 80).Draw(t, "memory"), extents: map[piece]*holding{}, kept: map[piece]bool{}, failed: map[piece]bool{},
+		m := &world{t: t, limit: rapid.Int64Range(8, 80).Draw(t, "memory"), extents: map[piece]*holding{},
+			kept: map[piece]bool{}, failed: map[piece]bool{},
 			connects: rapid.IntRange(1, 40).Draw(t, "connections"), ease: rapid.IntRange(1, 40).Draw(t, "ease")}
 		for range n {
 			m.sizes = append(m.sizes, rapid.SliceOfN(rapid.Int64Range(1, 8), 0, 3).Draw(t, "extents"))
@@ -401,9 +408,12 @@ func TestExecutorModel(t *testing.T) {
 					t.Skip("enough")
 				}
 				began++
-				w := &walker{world: m, id: began, weight: rapid.Float64Range(0.5, 4).Draw(t, "weight"), cur: newSitting(m.order(n))}
+				w := &walker{world: m, id: began, weight: rapid.Float64Range(0.5, 4).Draw(t, "weight"),
+					cur: newSitting(m.order(n))}
 				m.walkers = append(m.walkers, w)
-				w.walk = m.x.Begin(WalkOptions{Source: w, Gate: &m.gate, Connections: func() int { return m.connects }, Ease: func() int { return m.ease }, Weight: w.weight},
+				w.walk = m.x.Begin(WalkOptions{Source: w, Gate: &m.gate, Connections: func() int {
+					return m.connects
+				}, Ease: func() int { return m.ease }, Weight: w.weight},
 					Route{w.cur.order, w.cur}, rapid.IntRange(0, w.cur.order.Len()).Draw(t, "start"))
 				for pos := range w.walk.Planned() { // whoever starts there has read what is before
 					w.cur.read[pos] = true
@@ -476,13 +486,16 @@ func TestExecutorModel(t *testing.T) {
 	})
 }
 
-// What the reader does not need soon has no more requests in flight than Ease; what it needs within half a second has all places.
+// What the reader does not need soon has no more requests in flight than Ease; what it needs within half a second has
+// all places.
 func TestExecutorEases(t *testing.T) {
 	var x Executor
 	var g Gate
 	o := order.Index(order.Sequential(1000))
 	reader, source, ease := newSitting(o), &paced{}, 4
-	w := x.Begin(WalkOptions{Source: source, Gate: &g, Connections: func() int { return 64 }, Ease: func() int { return ease }, Weight: 1}, Route{o, reader}, 0)
+	w := x.Begin(WalkOptions{Source: source, Gate: &g, Connections: func() int {
+		return 64
+	}, Ease: func() int { return ease }, Weight: 1}, Route{o, reader}, 0)
 	fill := func(what string, want int) {
 		t.Helper()
 		for a := x.Next(); a.Do != Idle; a = x.Next() {
@@ -528,7 +541,9 @@ func TestExecutorSharesPlaces(t *testing.T) {
 	const connections = 9 // of which 8 are for prefetches
 	walk := func(weight float64) *Walk {
 		o := order.Index(order.Sequential(100_000))
-		return x.Begin(WalkOptions{Data: weight, Source: empty{}, Gate: &g, Connections: func() int { return connections }, Ease: func() int { return connections }, Weight: weight}, Route{o, newSitting(o)}, 0)
+		return x.Begin(WalkOptions{Data: weight, Source: empty{}, Gate: &g, Connections: func() int {
+			return connections
+		}, Ease: func() int { return connections }, Weight: weight}, Route{o, newSitting(o)}, 0)
 	}
 	light := walk(1)
 	var flying []*Walk
@@ -583,7 +598,9 @@ func TestExecutorSaysAgain(t *testing.T) {
 	const n = 1_000_000
 	var x Executor
 	o := order.Index(order.Uniform(n, 1, 0))
-	w := x.Begin(WalkOptions{Source: warm{}, Gate: &Gate{}, Connections: func() int { return 8 }, Ease: func() int { return 8 }, Weight: 1}, Route{o, newSitting(o)}, 0)
+	w := x.Begin(WalkOptions{Source: warm{}, Gate: &Gate{}, Connections: func() int {
+		return 8
+	}, Ease: func() int { return 8 }, Weight: 1}, Route{o, newSitting(o)}, 0)
 	calls := 0
 	for last := 0; ; calls++ {
 		a := x.Next()
@@ -605,7 +622,9 @@ func TestExecutorSweepsInTurns(t *testing.T) {
 	var x Executor
 	looks := 0
 	o := counted{order.Index(order.Sequential(n / 2)), &looks}
-	w := x.Begin(WalkOptions{Source: warm{}, Gate: &Gate{}, Connections: func() int { return 8 }, Ease: func() int { return 8 }, Weight: 1}, Route{o, newSitting(o)}, n/2)
+	w := x.Begin(WalkOptions{Source: warm{}, Gate: &Gate{}, Connections: func() int {
+		return 8
+	}, Ease: func() int { return 8 }, Weight: 1}, Route{o, newSitting(o)}, n/2)
 	x.Open(nil, n-1)
 	for file := range n {
 		x.Unwanted(nil, file)
@@ -649,7 +668,9 @@ func BenchmarkExecutor(b *testing.B) {
 	o := order.Index(order.Uniform(n, 1, 0))
 	start := func() (*Executor, *Walk, *sequence) {
 		x, at := &Executor{}, &sequence{}
-		return x, x.Begin(WalkOptions{Source: warm{}, Gate: &Gate{}, Connections: func() int { return 512 }, Ease: func() int { return 512 }, Weight: 1}, Route{o, at}, 0), at
+		return x, x.Begin(WalkOptions{Source: warm{}, Gate: &Gate{}, Connections: func() int {
+			return 512
+		}, Ease: func() int { return 512 }, Weight: 1}, Route{o, at}, 0), at
 	}
 	b.Run("pass", func(b *testing.B) {
 		x, w, _ := start()
@@ -699,7 +720,9 @@ func TestExecutorBelievesLate(t *testing.T) {
 	var x Executor
 	o := order.Index(order.Sequential(1000))
 	begin := func(s Source) *Walk {
-		return x.Begin(WalkOptions{Source: s, Gate: &Gate{}, Connections: func() int { return 8 }, Ease: func() int { return 8 }, Weight: 1}, Route{o, newSitting(o)}, 0)
+		return x.Begin(WalkOptions{Source: s, Gate: &Gate{}, Connections: func() int {
+			return 8
+		}, Ease: func() int { return 8 }, Weight: 1}, Route{o, newSitting(o)}, 0)
 	}
 	has := true
 	w := begin(believed{has: &has})

@@ -72,8 +72,8 @@ func Admits(below, key uint64) bool { return score(key) < below }
 // Rank returns the place of a key in the order in which growing capacities admit files, in 256ths.
 func Rank(key uint64) uint8 { return uint8(random(key) * 256) }
 
-// score is the order in which growing capacities admit files: a random number in (0,1). Positive floating-point numbers compare like
-// their bits.
+// score is the order in which growing capacities admit files: a random number in (0,1). Positive floating-point numbers
+// compare like their bits.
 func score(key uint64) uint64 { return math.Float64bits(random(key)) }
 
 // random returns a number in (0,1) for a key.

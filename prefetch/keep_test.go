@@ -21,7 +21,9 @@ func TestKeepModel(t *testing.T) {
 			total += s
 		}
 		keep := func(capacity int64) *Keep {
-			return NewKeep(len(sizes), func(f int) int64 { return sizes[f] }, func(f int) uint64 { return salt + uint64(f) },
+			return NewKeep(len(sizes), func(f int) int64 {
+				return sizes[f]
+			}, func(f int) uint64 { return salt + uint64(f) },
 				capacity)
 		}
 		less := rapid.Int64Range(-1, total+10).Draw(t, "capacity")
@@ -85,7 +87,9 @@ func TestKeepShare(t *testing.T) {
 	for _, s := range sizes {
 		total += s
 	}
-	files, used := kept(NewKeep(n, func(f int) int64 { return sizes[f] }, func(f int) uint64 { return uint64(f) }, total/2), sizes)
+	files, used := kept(NewKeep(n, func(f int) int64 {
+		return sizes[f]
+	}, func(f int) uint64 { return uint64(f) }, total/2), sizes)
 	if float64(used) < 0.9999*float64(total/2) {
 		t.Errorf("%d of %d bytes are used", used, total/2)
 	}
@@ -270,7 +274,9 @@ func TestKeepTable(t *testing.T) {
 			trace := traceOf(n, 4, o.of) // the last epoch only says what is needed next
 			for _, f := range []float64{0.25, 0.5, 0.75, 0.9} {
 				capacity := int64(f * float64(total))
-				k := NewKeep(n, func(f int) int64 { return sizes[f] }, func(f int) uint64 { return uint64(f) }, capacity)
+				k := NewKeep(n, func(f int) int64 {
+					return sizes[f]
+				}, func(f int) uint64 { return uint64(f) }, capacity)
 				line := fmt.Sprintf("%.1f  %-10s %.2f", sigma, o.name, f)
 				for _, p := range []struct {
 					name string
@@ -286,15 +292,19 @@ func TestKeepTable(t *testing.T) {
 					for _, m := range missed {
 						sum += m
 					}
-					at := func(slack float64) float64 { return utilisation(missed, slack*(1-f)*mean, int64(ahead*mean)) }
+					at := func(slack float64) float64 {
+						return utilisation(missed, slack*(1-f)*mean, int64(ahead*mean))
+					}
 					u105, u110 := at(1.05), at(1.1)
 					flat := float64(peak(missed, window)) / (window * mean * (1 - f))
-					line += fmt.Sprintf(" | %.3f %5.2f %5.1f %5.1f", float64(sum)/float64(2*total), flat, 100*u105, 100*u110)
+					line += fmt.Sprintf(" | %.3f %5.2f %5.1f %5.1f", float64(sum)/float64(2*total), flat,
+						100*u105, 100*u110)
 					switch {
 					case p.name == "keep" && (u105 < 0.985 || u110 < 0.99 || flat > 2):
 						t.Errorf("σ=%.1f %s f=%.2f: busy %.4f at 1.05, peak %.2f", sigma, o.name, f, u105, flat)
 					case p.name != "keep" && p.name != "first come" && u110 > 0.93:
-						t.Errorf("σ=%.1f %s f=%.2f, %s: busy %.4f: the comparison is not one", sigma, o.name, f, p.name, u110)
+						t.Errorf("σ=%.1f %s f=%.2f, %s: busy %.4f: the comparison is not one", sigma, o.name, f,
+							p.name, u110)
 					}
 				}
 				t.Log(line)

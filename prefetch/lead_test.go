@@ -6,8 +6,8 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// A lead is what is staged and unread, however much was read beyond it. What was read unseen does not end it; what is on
-// its way does, and what failed.
+// A lead is what is staged and unread, however much was read beyond it. What was read unseen does not end it; what is
+// on its way does, and what failed.
 func TestLead(t *testing.T) {
 	m := &world{limit: 1000}
 	for range 20 {

@@ -30,7 +30,8 @@ func TestTrackerResumeInShortOrders(t *testing.T) {
 				if jumped < 0 || jumped > 2*settled || tk.Count(Jump) != 1 {
 					t.Errorf("%s: jump at open %d, %d of them: %+v", name, jumped, tk.Count(Jump), tk.Position())
 				}
-				if m := tk.LastMove(); m.Event != Jump || m.To < from || m.To > from+1 || m.Unread < from || m.Unread > from+1 || tk.Frontier() != n {
+				if m := tk.LastMove(); m.Event != Jump || m.To < from || m.To > from+1 || m.Unread < from ||
+					m.Unread > from+1 || tk.Frontier() != n {
 					t.Errorf("%s: %+v, %+v", name, m, tk.Position())
 				}
 			}
@@ -93,7 +94,8 @@ func TestTrackerGoesBack(t *testing.T) {
 			for i, p := range opens {
 				tk.Open(o.At(back + p))
 				if i == 2*settled && (tk.Count(Jump) != 1 || tk.Frontier() < back || tk.Frontier() > back+i+1) {
-					t.Fatalf("n=%d %+v: after %d opens %d jumps, %+v, %+v", n, d, i, tk.Count(Jump), tk.LastMove(), tk.Position())
+					t.Fatalf("n=%d %+v: after %d opens %d jumps, %+v, %+v", n, d, i, tk.Count(Jump), tk.LastMove(),
+						tk.Position())
 				}
 			}
 			if tk.Pass() != 1 || tk.Epoch() != 0 || tk.Frontier() < back || tk.Head() != n || tk.Count(Jump) != 1 {
@@ -163,7 +165,8 @@ func TestTrackerAdopt(t *testing.T) {
 					t.Fatalf("%+v from %d: epoch %d was adopted", d, from, epoch)
 				}
 			}
-			if !tk.Adopt(orders(7), 7) || tk.Lost() || tk.Epoch() != 7 || tk.Pass() != 1 || tk.LastMove().Event != Found {
+			if !tk.Adopt(orders(7), 7) || tk.Lost() || tk.Epoch() != 7 || tk.Pass() != 1 ||
+				tk.LastMove().Event != Found {
 				t.Fatalf("%+v from %d: epoch 7 was not adopted: %+v, %+v", d, from, tk.Position(), tk.LastMove())
 			}
 			tk.SetNext(orders(8))

@@ -50,7 +50,8 @@ const (
 	Found
 )
 
-var eventNames = [...]string{"stray", "consumed", "repeat", "ahead", "jump", "next epoch", "restart", "previous epoch", "found"}
+var eventNames = [...]string{"stray", "consumed", "repeat", "ahead", "jump", "next epoch", "restart",
+	"previous epoch", "found"}
 
 func (e Event) String() string {
 	if int(e) < len(eventNames) {

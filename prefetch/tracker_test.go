@@ -97,7 +97,8 @@ func TestTrackerOrdinaryPass(t *testing.T) {
 		{2, Repeat, 1, 4, 4},
 		{7, Consumed, 4, 5, 5},
 	} {
-		if e, pos := tk.Open(c.sample); e != c.event || pos != c.pos || tk.Frontier() != c.frontier || tk.Head() != c.head {
+		if e, pos := tk.Open(c.sample); e != c.event || pos != c.pos || tk.Frontier() != c.frontier ||
+			tk.Head() != c.head {
 			t.Fatalf("open %d: %v at %d, %+v, want %+v", c.sample, e, pos, tk.Position(), c)
 		}
 	}
@@ -428,7 +429,8 @@ func BenchmarkTrackerOpen(b *testing.B) {
 func TestTrackerScanOfShards(t *testing.T) {
 	const n = 120_000
 	d := trainer{4, 32, 2}
-	for _, c := range []struct{ perShard, window, span int }{{250, 4, 1024}, {250, 4, 16384}, {1000, 16, 1024}, {1000, 4, 16384}} {
+	for _, c := range []struct{ perShard, window, span int }{{250, 4, 1024}, {250, 4, 16384}, {1000, 16, 1024},
+		{1000, 4, 16384}} {
 		orders := func(e int) order.Order { return windowed(order.Contiguous(n, c.perShard), 11, e, c.window) }
 		for _, pace := range []int{0, 1, 4} {
 			tk := NewTracker(orders(0), TrackerOptions{Span: c.span})
@@ -452,11 +454,14 @@ func TestTrackerScanOfShards(t *testing.T) {
 					}
 				}
 				if tk.Epoch() != epoch {
-					t.Errorf("%+v, %d files scanned for each read: in epoch %d the tracker is in %+v", c, pace, epoch, tk.Position())
+					t.Errorf("%+v, %d files scanned for each read: in epoch %d the tracker is in %+v", c, pace, epoch,
+						tk.Position())
 				}
 			}
 			if astray > total/40 {
-				t.Errorf("%+v, %d files scanned for each read: the tracker is not with the reader for %d of %d opens", c, pace, astray, total)
+				t.Errorf(
+					"%+v, %d files scanned for each read: the tracker is not with the reader for %d of %d opens", c,
+					pace, astray, total)
 			}
 		}
 	}

@@ -4,22 +4,24 @@ import "github.com/shoalfs/shoal/prefetch/order"
 
 // Trial tells from the first opens of a written plan's files whether their readers follow the plan.
 //
-// Each process (a DataLoader's worker, a thread) that follows it continues from where it was: by 1 within a batch, or past
-// the other workers' batches, which may be far, but is the same step every time. So an open matches if its place in the plan
-// is less than a reach beyond the process's last one, or beyond its front, which each of these moves by one, or if it makes
-// a step that was made before. A reach is a 64th of the plan, 64 at most. The front is for readers that open other samples
-// in between (mosaics of pictures). By chance one open in 30 matches. A process's first open says nothing, so it does not
-// matter where a resumed run begins. Files that are not in the plan are other readers' (a validation pass), and opens without
-// a process count for neither. Nor does an open that continues another plan: it is another rank's, or another loader's. So
-// every open is shown to all trials (Continues) before it counts in one (Matches) or in all (Strays). For that a plan that is
-// followed goes on learning the steps of processes that matched: their first ones past other workers' batches may come after its trial.
+// Each process (a DataLoader's worker, a thread) that follows it continues from where it was: by 1 within a batch, or
+// past the other workers' batches, which may be far, but is the same step every time. So an open matches if its place
+// in the plan is less than a reach beyond the process's last one, or beyond its front, which each of these moves by
+// one, or if it makes a step that was made before. A reach is a 64th of the plan, 64 at most. The front is for readers
+// that open other samples in between (mosaics of pictures). By chance one open in 30 matches. A process's first open
+// says nothing, so it does not matter where a resumed run begins. Files that are not in the plan are other readers' (a
+// validation pass), and opens without a process count for neither. Nor does an open that continues another plan: it is
+// another rank's, or another loader's. So every open is shown to all trials (Continues) before it counts in one
+// (Matches) or in all (Strays). For that a plan that is followed goes on learning the steps of processes that matched:
+// their first ones past other workers' batches may come after its trial.
 //
-// A read of a large file may touch several ranges of a plan, of which the kernel was asked for one, or none. It matches if one of
-// them does, within a reach that is as many times shorter, but not below 8. If it does not match, the process may be at any of them.
+// A read of a large file may touch several ranges of a plan, of which the kernel was asked for one, or none. It matches
+// if one of them does, within a reach that is as many times shorter, but not below 8. If it does not match, the process
+// may be at any of them.
 //
 // The plan is on trial until 6 opens have matched: then it is followed, and the Tracker does the rest. If of 32 opens
-// fewer have, nobody follows it, unless some processes do so more often than not, which are outnumbered by others. With up to
-// 32 workers that is within 64 opens.
+// fewer have, nobody follows it, unless some processes do so more often than not, which are outnumbered by others. With
+// up to 32 workers that is within 64 opens.
 type Trial struct {
 	plan    order.Locator
 	at      map[uint32]place // by process
@@ -103,8 +105,8 @@ func (t *Trial) Matches(process uint32) {
 
 func (t *Trial) undecided() bool { return t.Matched < trialMatches && !t.Departed }
 
-// Wanders reports whether the process of an open that continues no plan still follows this one: of reads of ranges some are the
-// kernel's, which reads on. A few opens in a row show that it does not.
+// Wanders reports whether the process of an open that continues no plan still follows this one: of reads of ranges some
+// are the kernel's, which reads on. A few opens in a row show that it does not.
 func (t *Trial) Wanders(process uint32, files []int) bool {
 	was, known := t.at[process]
 	if !known || was.matched == 0 {
@@ -126,7 +128,8 @@ func (t *Trial) places(files []int) (places []int) {
 	return places
 }
 
-// Strays records an open that continues no plan, and reports whether it was the one that showed that nobody follows this.
+// Strays records an open that continues no plan, and reports whether it was the one that showed that nobody follows
+// this.
 func (t *Trial) Strays(process uint32, files []int) (departed bool) {
 	places := t.places(files)
 	if len(places) == 0 || process == 0 {

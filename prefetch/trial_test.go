@@ -92,8 +92,8 @@ func TestTrial(t *testing.T) {
 	})
 }
 
-// Several plans of the same files, each with its own readers (the ranks of a node, two loaders of a process, two jobs): those
-// of the others do not count against it, also if one of them is wrong, or others read without a plan.
+// Several plans of the same files, each with its own readers (the ranks of a node, two loaders of a process, two jobs):
+// those of the others do not count against it, also if one of them is wrong, or others read without a plan.
 func TestTrialBesideOthers(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1))
@@ -143,8 +143,8 @@ func TestTrialBesideOthers(t *testing.T) {
 	})
 }
 
-// A rank whose readers come late, on a busy machine, keeps its plan while another's read their whole epoch: also their first steps past
-// the other workers' batches continue a plan, although it is followed by then.
+// A rank whose readers come late, on a busy machine, keeps its plan while another's read their whole epoch: also their
+// first steps past the other workers' batches continue a plan, although it is followed by then.
 func TestTrialOfLateReaders(t *testing.T) {
 	const n, workers, batch = 280, 3, 4
 	rng := rand.New(rand.NewPCG(1, 2))

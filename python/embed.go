@@ -9,8 +9,9 @@ import "embed"
 //go:embed shoal/finish.ptx
 var FinishPTX string
 
-// Files holds shoal/*.py, the sitecustomize and the adapters of `shoal run`, py.typed and the device kernel. Copied into a folder that is on PYTHONPATH, they are the
-// package; they need grpcio and numpy, and use torch where it is installed.
+// Files holds shoal/*.py, the sitecustomize and the adapters of `shoal run`, py.typed and the device kernel. Copied
+// into a folder that is on PYTHONPATH, they are the package; they need grpcio and numpy, and use torch where it is
+// installed.
 //
 //go:embed shoal/*.py shoal/_site/*.py shoal/_adapters/*.py shoal/py.typed shoal/finish.ptx
 var Files embed.FS

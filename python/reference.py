@@ -28,7 +28,8 @@ def plain(annotation):
 def signature(name, function):
     """The call as Python code, one argument a line where it is long."""
     found = inspect.signature(function)
-    given = [p.replace(annotation=plain(p.annotation)) for p in found.parameters.values() if p.name not in ("self", "_cls")]
+    given = [p.replace(annotation=plain(p.annotation))
+             for p in found.parameters.values() if p.name not in ("self", "_cls")]
     text = name + str(inspect.Signature(given, return_annotation=plain(found.return_annotation)))
     if len(text) <= 110:
         return text

@@ -116,9 +116,11 @@ func (w *Wheel) Write(out io.Writer) error {
 	for _, f := range w.Notes {
 		files = append(files, File{info + f.Name, 0o644, f.Data})
 	}
-	about := fmt.Sprintf("Wheel-Version: 1.0\nGenerator: shoal\nRoot-Is-Purelib: %v\nTag: %s\n", len(w.Scripts) == 0, strings.Join(w.Tags, "\nTag: "))
+	about := fmt.Sprintf("Wheel-Version: 1.0\nGenerator: shoal\nRoot-Is-Purelib: %v\nTag: %s\n", len(w.Scripts) == 0,
+		strings.Join(w.Tags, "\nTag: "))
 	files = append(files, File{info + "METADATA", 0o644, w.Metadata()}, File{info + "WHEEL", 0o644, []byte(about)},
-		File{info + "entry_points.txt", 0o644, []byte("[fsspec.specs]\nshoal = shoal._fsspec:ShoalFileSystem\n")}) // as in pyproject.toml
+		// as in pyproject.toml
+		File{info + "entry_points.txt", 0o644, []byte("[fsspec.specs]\nshoal = shoal._fsspec:ShoalFileSystem\n")})
 	var record bytes.Buffer
 	for _, f := range files {
 		sum := sha256.Sum256(f.Data)
@@ -128,7 +130,9 @@ func (w *Wheel) Write(out io.Writer) error {
 	files = append(files, File{info + "RECORD", 0o644, record.Bytes()})
 
 	z := zip.NewWriter(out)
-	z.RegisterCompressor(zip.Deflate, func(out io.Writer) (io.WriteCloser, error) { return flate.NewWriter(out, flate.BestCompression) })
+	z.RegisterCompressor(zip.Deflate, func(out io.Writer) (io.WriteCloser, error) {
+		return flate.NewWriter(out, flate.BestCompression)
+	})
 	for _, f := range files {
 		h := zip.FileHeader{Name: f.Name, Method: zip.Deflate, Modified: w.Created}
 		h.SetMode(f.Mode)

@@ -34,8 +34,10 @@ func TestVersion(t *testing.T) {
 
 // A wheel names its files and their sums, and is the same bytes each time.
 func TestWheel(t *testing.T) {
-	w := Wheel{Name: "shoalfs", Version: "0.1.0-dev.gabc", Tags: []string{"py3-none-manylinux2014_x86_64", "py3-none-musllinux_1_1_x86_64"},
-		Created: time.Unix(1_700_000_000, 0), Scripts: []File{{Name: "shoal", Data: []byte("\x7fELF")}}, Notes: []File{{Name: "licenses/shoal", Data: []byte("Apache")}}}
+	w := Wheel{Name: "shoalfs", Version: "0.1.0-dev.gabc",
+		Tags:    []string{"py3-none-manylinux2014_x86_64", "py3-none-musllinux_1_1_x86_64"},
+		Created: time.Unix(1_700_000_000, 0), Scripts: []File{{Name: "shoal", Data: []byte("\x7fELF")}},
+		Notes: []File{{Name: "licenses/shoal", Data: []byte("Apache")}}}
 	var one, two bytes.Buffer
 	if err := w.Write(&one); err != nil {
 		t.Fatal(err)
@@ -43,7 +45,8 @@ func TestWheel(t *testing.T) {
 	if err := w.Write(&two); err != nil || !bytes.Equal(one.Bytes(), two.Bytes()) {
 		t.Errorf("%v: two wheels differ", err)
 	}
-	if got, want := w.FileName(), "shoalfs-0.1.0.dev0+gabc-py3-none-manylinux2014_x86_64.musllinux_1_1_x86_64.whl"; got != want {
+	if got, want := w.FileName(),
+		"shoalfs-0.1.0.dev0+gabc-py3-none-manylinux2014_x86_64.musllinux_1_1_x86_64.whl"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 	z, err := zip.NewReader(bytes.NewReader(one.Bytes()), int64(one.Len()))
@@ -69,7 +72,8 @@ func TestWheel(t *testing.T) {
 	if got := contents["shoal/_version.py"]; got != "__version__ = \"0.1.0.dev0+gabc\"\n" {
 		t.Errorf("_version.py: %q", got)
 	}
-	if !strings.Contains(contents[info+"METADATA"], "\nName: shoalfs\nVersion: 0.1.0.dev0+gabc\n") || !strings.Contains(contents[info+"WHEEL"], "Tag: py3-none-musllinux_1_1_x86_64\n") {
+	if !strings.Contains(contents[info+"METADATA"], "\nName: shoalfs\nVersion: 0.1.0.dev0+gabc\n") ||
+		!strings.Contains(contents[info+"WHEEL"], "Tag: py3-none-musllinux_1_1_x86_64\n") {
 		t.Errorf("%s\n%s", contents[info+"METADATA"], contents[info+"WHEEL"])
 	}
 	record := contents[info+"RECORD"]

@@ -14,7 +14,8 @@ import (
 )
 
 const (
-	// chunkSigned begins the payload of a body that is signed chunk by chunk; with chunkTrailer at its end, a trailer follows.
+	// chunkSigned begins the payload of a body that is signed chunk by chunk; with chunkTrailer at its end, a trailer
+	// follows.
 	chunkSigned  = "STREAMING-" + algorithm + "-PAYLOAD"
 	chunkTrailer = "-TRAILER"
 	// maxChunk bounds a chunk, which is held until its signature is checked. Clients send 64 or 128 KiB.
@@ -25,8 +26,10 @@ const (
 )
 
 var (
-	errChunk      = &apiError{http.StatusBadRequest, "InvalidRequest", "The body is not in chunks of at most 1 MiB, each with its signature, as x-amz-content-sha256 says"}
-	errIncomplete = &apiError{http.StatusBadRequest, "IncompleteBody", "The body does not have the number of bytes that x-amz-decoded-content-length says"}
+	errChunk = &apiError{http.StatusBadRequest, "InvalidRequest",
+		"The body is not in chunks of at most 1 MiB, each with its signature, as x-amz-content-sha256 says"}
+	errIncomplete = &apiError{http.StatusBadRequest, "IncompleteBody",
+		"The body does not have the number of bytes that x-amz-decoded-content-length says"}
 )
 
 // chain signs chunks: each signature covers the one before it, and the first one the request's.
@@ -42,15 +45,16 @@ func (c *chain) check(what, sum string, hashes ...string) error {
 		return nil
 	}
 	mac := hmac.New(sha256.New, c.key)
-	mac.Write([]byte(algorithm + "-" + what + "\n" + c.date + "\n" + c.scope + "\n" + c.last + "\n" + strings.Join(hashes, "\n")))
+	mac.Write([]byte(algorithm + "-" + what + "\n" + c.date + "\n" + c.scope + "\n" + c.last + "\n" +
+		strings.Join(hashes, "\n")))
 	if c.last = hex.EncodeToString(mac.Sum(nil)); !hmac.Equal([]byte(c.last), []byte(sum)) {
 		return errSignature
 	}
 	return nil
 }
 
-// chunked reads a body that is signed chunk by chunk, and checks each chunk before it gives it on. With a trailer, what it
-// gives on are chunks without signatures and the trailer, so that the origin gets the checksum. Source: "Signature
+// chunked reads a body that is signed chunk by chunk, and checks each chunk before it gives it on. With a trailer, what
+// it gives on are chunks without signatures and the trailer, so that the origin gets the checksum. Source: "Signature
 // Calculations for the Authorization Header: Transferring Payload in Multiple Chunks", Amazon S3 API Reference.
 type chunked struct {
 	io.Closer
@@ -73,7 +77,8 @@ func unchunk(r *http.Request, c *chain) error {
 	if !ok {
 		return errIncomplete
 	}
-	body := &chunked{Closer: r.Body, in: bufio.NewReader(r.Body), chain: c, left: n, trailer: strings.HasSuffix(payload, chunkTrailer)}
+	body := &chunked{Closer: r.Body, in: bufio.NewReader(r.Body), chain: c, left: n,
+		trailer: strings.HasSuffix(payload, chunkTrailer)}
 	if r.Body = body; body.trailer {
 		r.ContentLength = -1
 		r.Header.Set("X-Amz-Content-Sha256", unsignedTrailer)

@@ -6,12 +6,13 @@ import (
 	"time"
 )
 
-// patience is how long a connection keeps its place without a request at work. A client that has just connected, or goes on with its next
-// request, is not silent.
+// patience is how long a connection keeps its place without a request at work. A client that has just connected, or
+// goes on with its next request, is not silent.
 const patience = 250 * time.Millisecond
 
-// conns bounds the connections. Nobody holds a place by silence: if all are taken, a new connection gets that of the one that has been
-// without a request at work for longest. While none has been for as long as patience, the new one waits.
+// conns bounds the connections. Nobody holds a place by silence: if all are taken, a new connection gets that of the
+// one that has been without a request at work for longest. While none has been for as long as patience, the new one
+// waits.
 type conns struct {
 	most  int
 	freed chan struct{} // told when a connection has left

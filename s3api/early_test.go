@@ -21,8 +21,8 @@ import (
 	"github.com/shoalfs/shoal/s3api"
 )
 
-// An upload that the origin refuses gets the origin's answer, whatever its size and whoever signs how, and not that of a broken
-// connection.
+// An upload that the origin refuses gets the origin's answer, whatever its size and whoever signs how, and not that of
+// a broken connection.
 func TestRefusedUploads(t *testing.T) {
 	origin, shoal, _ := served(t, oddKeys[:3])
 	must(t, origin.client.MakeBucket(t.Context(), "other", minio.MakeBucketOptions{}))
@@ -38,18 +38,20 @@ func TestRefusedUploads(t *testing.T) {
 				{"/photos/train/new", "partNumber=1&uploadId=none", nil, 404},
 				{"/photos/train/new", "", map[string]string{"X-Amz-Content-Sha256": strings.Repeat("0", 64)}, 400},
 			} {
-				want, _ := origin.ask(t, "PUT", c.path, c.query, c.header, body[:1]) // a larger one may break its own connection
+				// a larger one may break its own connection
+				want, _ := origin.ask(t, "PUT", c.path, c.query, c.header, body[:1])
 				resp, text := shoal.ask(t, "PUT", c.path, c.query, c.header, body)
 				if resp.StatusCode != want.StatusCode || resp.StatusCode/100 != 4 {
-					t.Errorf("%d bytes to %s?%s %v: HTTP %d %.300s, want %d as the origin", size, c.path, c.query, c.header, resp.StatusCode, text, want.StatusCode)
+					t.Errorf("%d bytes to %s?%s %v: HTTP %d %.300s, want %d as the origin", size, c.path, c.query,
+						c.header, resp.StatusCode, text, want.StatusCode)
 				}
 			}
 		}
 	}
 }
 
-// early is an origin that answers each PUT as soon as it has read a part of the body, and closes the connection at once, with the rest of
-// the body unread.
+// early is an origin that answers each PUT as soon as it has read a part of the body, and closes the connection at
+// once, with the rest of the body unread.
 func early(t *testing.T, read int, asks bool) s3api.Origin {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
@@ -72,13 +74,15 @@ func early(t *testing.T, read int, asks bool) s3api.Origin {
 				}
 				_, _ = io.CopyN(io.Discard, in, int64(read))
 				const text = "<Error><Code>PreconditionFailed</Code><Message>early</Message></Error>"
-				_, _ = fmt.Fprintf(c, "HTTP/1.1 412 Precondition Failed\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s", len(text), text)
+				_, _ = fmt.Fprintf(c, "HTTP/1.1 412 Precondition Failed\r\nConnection: close\r\nContent-Length: "+
+					"%d\r\n\r\n%s", len(text), text)
 			})
 		}
 	})
 	t.Cleanup(func() { _ = l.Close(); running.Wait() })
 	store, err := s3.New(t.Context(), s3.Config{
-		Getenv: func(string) string { return "" }, Endpoint: "http://" + l.Addr().String(), Region: s3server.Region, Bucket: bucket,
+		Getenv: func(string) string { return "" }, Endpoint: "http://" + l.Addr().String(), Region: s3server.Region,
+		Bucket:      bucket,
 		AccessKeyID: "any", SecretAccessKey: "any",
 	})
 	must(t, err)
@@ -86,8 +90,8 @@ func early(t *testing.T, read int, asks bool) s3api.Origin {
 	return store
 }
 
-// The origin's early answer is the client's, though the origin broke the upload off, for bodies of known length, in chunks that are signed,
-// and of unknown length.
+// The origin's early answer is the client's, though the origin broke the upload off, for bodies of known length, in
+// chunks that are signed, and of unknown length.
 func TestEarlyAnswers(t *testing.T) {
 	_, _, e := served(t, oddKeys[:3])
 	for _, read := range []int{0, 1, 300_000} {
@@ -98,13 +102,16 @@ func TestEarlyAnswers(t *testing.T) {
 					continue
 				}
 				for range min(3, 1+10<<20/size) {
-					resp, text := shoal.ask(t, "PUT", "/photos/train/new", "", map[string]string{"X-Amz-Content-Sha256": "UNSIGNED-PAYLOAD"}, make([]byte, size))
+					resp, text := shoal.ask(t, "PUT", "/photos/train/new",
+						"", map[string]string{"X-Amz-Content-Sha256": "UNSIGNED-PAYLOAD"}, make([]byte, size))
 					if resp.StatusCode != 412 || !bytes.Contains(text, []byte("early")) {
-						t.Errorf("%d of %d bytes read, asks %v: HTTP %d %.200s", read, size, asks, resp.StatusCode, text)
+						t.Errorf("%d of %d bytes read, asks %v: HTTP %d %.200s", read, size, asks,
+							resp.StatusCode, text)
 					}
 				}
 				body := bytes.NewReader(make([]byte, size)) // minio-go signs each chunk
-				_, err := shoal.client.PutObject(t.Context(), bucket, "train/new", body, int64(size), minio.PutObjectOptions{DisableMultipart: true})
+				_, err := shoal.client.PutObject(t.Context(), bucket, "train/new", body, int64(size),
+					minio.PutObjectOptions{DisableMultipart: true})
 				if minio.ToErrorResponse(err).StatusCode != 412 {
 					t.Errorf("%d of %d bytes read, asks %v, signed chunks: %v", read, size, asks, err)
 				}
@@ -164,7 +171,8 @@ func TestRefusedUploadsKeepNoPlace(t *testing.T) {
 		c, err := net.Dial("tcp", addr)
 		must(t, err)
 		defer c.Close()
-		_, err = io.WriteString(c, "PUT /photos/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000\r\n\r\nbegin")
+		_, err = io.WriteString(c,
+			"PUT /photos/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000\r\n\r\nbegin")
 		must(t, err)
 		must(t, c.SetReadDeadline(time.Now().Add(20*time.Second)))
 		if line, err := bufio.NewReader(c).ReadString('\n'); err != nil || !strings.Contains(line, " 403 ") {
@@ -235,12 +243,14 @@ func TestPages(t *testing.T) {
 			resp, err := http.DefaultTransport.RoundTrip(req)
 			must(t, err)
 			resp.Body.Close()
-			if resp.StatusCode != c.status || resp.Header.Get("X-Content-Type-Options") != "nosniff" || resp.Header.Get("Content-Security-Policy") != "sandbox" {
+			if resp.StatusCode != c.status || resp.Header.Get("X-Content-Type-Options") != "nosniff" ||
+				resp.Header.Get("Content-Security-Policy") != "sandbox" {
 				t.Errorf("%s with %q?%s: HTTP %d, %v", method, c.header, c.query, resp.StatusCode, resp.Header)
 			}
 		}
 	}
-	for method, path := range map[string]string{"PUT": "/photos/train/x", "DELETE": "/photos/" + oddKeys[0], "POST": "/photos?delete="} {
+	for method, path := range map[string]string{"PUT": "/photos/train/x", "DELETE": "/photos/" + oddKeys[0],
+		"POST": "/photos?delete="} {
 		req, err := http.NewRequestWithContext(t.Context(), method, url+path, bytes.NewReader([]byte("x")))
 		must(t, err)
 		resp, err := http.DefaultTransport.RoundTrip(req)

@@ -22,22 +22,32 @@ func (e *apiError) Error() string { return e.code + ": " + e.message }
 
 // The errors with one text.
 var (
-	errNoSuchBucket     = &apiError{http.StatusNotFound, "NoSuchBucket", "The specified bucket does not exist"}
-	errBucketOwned      = &apiError{http.StatusConflict, "BucketAlreadyOwnedByYou", "Your previous request to create the named bucket succeeded and you already own it."}
-	errNoSuchKey        = &apiError{http.StatusNotFound, "NoSuchKey", "The specified key does not exist."}
-	errInvalidRange     = &apiError{http.StatusRequestedRangeNotSatisfiable, "InvalidRange", "The requested range is not satisfiable"}
-	errPrecondition     = &apiError{http.StatusPreconditionFailed, "PreconditionFailed", "At least one of the pre-conditions you specified did not hold"}
-	errNotModified      = &apiError{http.StatusNotModified, "NotModified", "Not Modified"}
-	errMethod           = &apiError{http.StatusMethodNotAllowed, "MethodNotAllowed", "The specified method is not allowed against this resource."}
+	errNoSuchBucket = &apiError{http.StatusNotFound, "NoSuchBucket", "The specified bucket does not exist"}
+	errBucketOwned  = &apiError{http.StatusConflict, "BucketAlreadyOwnedByYou",
+		"Your previous request to create the named bucket succeeded and you already own it."}
+	errNoSuchKey    = &apiError{http.StatusNotFound, "NoSuchKey", "The specified key does not exist."}
+	errInvalidRange = &apiError{http.StatusRequestedRangeNotSatisfiable, "InvalidRange",
+		"The requested range is not satisfiable"}
+	errPrecondition = &apiError{http.StatusPreconditionFailed, "PreconditionFailed",
+		"At least one of the pre-conditions you specified did not hold"}
+	errNotModified = &apiError{http.StatusNotModified, "NotModified", "Not Modified"}
+	errMethod      = &apiError{http.StatusMethodNotAllowed, "MethodNotAllowed",
+		"The specified method is not allowed against this resource."}
 	errURI              = &apiError{http.StatusBadRequest, "InvalidURI", "Couldn't parse the specified URI."}
-	errAnonymousHeaders = &apiError{http.StatusBadRequest, "InvalidRequest", "Request specific response headers cannot be used for anonymous GET requests."}
-	errUnsigned         = &apiError{http.StatusForbidden, "AccessDenied", "The request is not signed"}
-	errSignature        = &apiError{http.StatusForbidden, "SignatureDoesNotMatch", "The request signature we calculated does not match the signature you provided. Check your key and signing method."}
-	errAccessKey        = &apiError{http.StatusForbidden, "InvalidAccessKeyId", "The access key is not in the endpoint's key file."}
-	errSkewed           = &apiError{http.StatusForbidden, "RequestTimeTooSkewed", "The difference between the request time and the endpoint's time is too large."}
-	errExpired          = &apiError{http.StatusForbidden, "AccessDenied", "Request has expired"}
-	errNotYet           = &apiError{http.StatusForbidden, "AccessDenied", "Request is not valid yet"}
-	errUnsignedHeader   = &apiError{http.StatusForbidden, "AccessDenied", "There were headers present in the request which were not signed"}
+	errAnonymousHeaders = &apiError{http.StatusBadRequest, "InvalidRequest",
+		"Request specific response headers cannot be used for anonymous GET requests."}
+	errUnsigned  = &apiError{http.StatusForbidden, "AccessDenied", "The request is not signed"}
+	errSignature = &apiError{http.StatusForbidden, "SignatureDoesNotMatch",
+		"The request signature we calculated does not match the signature you provided. Check your key and signing " +
+			"method."}
+	errAccessKey = &apiError{http.StatusForbidden, "InvalidAccessKeyId",
+		"The access key is not in the endpoint's key file."}
+	errSkewed = &apiError{http.StatusForbidden, "RequestTimeTooSkewed",
+		"The difference between the request time and the endpoint's time is too large."}
+	errExpired        = &apiError{http.StatusForbidden, "AccessDenied", "Request has expired"}
+	errNotYet         = &apiError{http.StatusForbidden, "AccessDenied", "Request is not valid yet"}
+	errUnsignedHeader = &apiError{http.StatusForbidden, "AccessDenied",
+		"There were headers present in the request which were not signed"}
 )
 
 func badAuth(text string) *apiError {
@@ -79,7 +89,8 @@ type errorBody struct {
 	Message   string
 	Resource  string
 	RequestID string `xml:"RequestId"`
-	Size      string `xml:"ActualObjectSize,omitempty"` // of a wrong range: clients on AWS's C library learn from it that an object is empty
+	// of a wrong range: clients on AWS's C library learn from it that an object is empty
+	Size string `xml:"ActualObjectSize,omitempty"`
 }
 
 // fail answers with an error.
@@ -93,7 +104,8 @@ func fail(w http.ResponseWriter, r *http.Request, err error) {
 	if r.ContentLength != 0 {
 		w.Header().Set("Connection", "close")
 	}
-	body := errorBody{Code: e.code, Message: e.message, Resource: r.URL.Path, RequestID: w.Header().Get(requestIDHeader)}
+	body := errorBody{Code: e.code, Message: e.message, Resource: r.URL.Path,
+		RequestID: w.Header().Get(requestIDHeader)}
 	if e == errInvalidRange {
 		body.Size = strings.TrimPrefix(w.Header().Get("Content-Range"), "bytes */")
 	}

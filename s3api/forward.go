@@ -22,9 +22,12 @@ const maxDelete = 2 << 20
 // kept are the headers that end here, of a request; dropped those of an answer.
 var (
 	kept = []string{"Authorization", "X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-Expires", "X-Amz-Signedheaders",
-		"X-Amz-Signature", "X-Amz-Date", "Date", "X-Amz-Security-Token", "Connection", "Keep-Alive", "Proxy-Connection", "Te",
-		"Trailer", "Transfer-Encoding", "Upgrade", "Expect", "Content-Length", "Proxy-Authorization", "Forwarded", "X-Forwarded-For", "X-Real-Ip"}
-	dropped = []string{"Connection", "Keep-Alive", "Transfer-Encoding", "Trailer", "Upgrade", "Proxy-Authenticate", "Location"}
+		"X-Amz-Signature", "X-Amz-Date", "Date", "X-Amz-Security-Token", "Connection", "Keep-Alive",
+		"Proxy-Connection", "Te",
+		"Trailer", "Transfer-Encoding", "Upgrade", "Expect", "Content-Length", "Proxy-Authorization", "Forwarded",
+		"X-Forwarded-For", "X-Real-Ip"}
+	dropped = []string{"Connection", "Keep-Alive", "Transfer-Encoding", "Trailer", "Upgrade", "Proxy-Authenticate",
+		"Location"}
 )
 
 // forward sends a request to the origin and its answer to the client.
@@ -50,7 +53,9 @@ func (d *dataset) forward(w http.ResponseWriter, r *http.Request, key string, q 
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode >= 300 && resp.StatusCode != http.StatusNotModified && resp.StatusCode < 400 {
-		return &apiError{http.StatusBadGateway, "InternalError", fmt.Sprintf("The origin answers with a redirect, HTTP %d: check AWS_ENDPOINT_URL and AWS_REGION of the daemon", resp.StatusCode)}
+		return &apiError{http.StatusBadGateway, "InternalError", fmt.Sprintf(
+			"The origin answers with a redirect, HTTP %d: check AWS_ENDPOINT_URL and AWS_REGION of the daemon",
+			resp.StatusCode)}
 	}
 	for _, name := range dropped {
 		resp.Header.Del(name)
@@ -71,7 +76,8 @@ func (d *dataset) forward(w http.ResponseWriter, r *http.Request, key string, q 
 	return nil
 }
 
-// copyHeader adds an answer's headers. The names of user metadata are keys to their users, and are sent as S3 sends them.
+// copyHeader adds an answer's headers. The names of user metadata are keys to their users, and are sent as S3 sends
+// them.
 func copyHeader(to, from http.Header) {
 	for name, values := range from {
 		if strings.HasPrefix(name, "X-Amz-Meta-") {
@@ -110,7 +116,8 @@ func (d *dataset) write(w http.ResponseWriter, r *http.Request, key string, q ur
 	}
 	if sources, copies := r.Header["X-Amz-Copy-Source"]; copies {
 		from, _ := url.PathUnescape(sources[0])
-		if bucket, key, _ := strings.Cut(strings.TrimPrefix(from, "/"), "/"); len(sources) > 1 || bucket != d.Bucket || key == "" || !within(bucket, key) {
+		if bucket, key, _ := strings.Cut(strings.TrimPrefix(from, "/"), "/"); len(sources) > 1 || bucket != d.Bucket ||
+			key == "" || !within(bucket, key) {
 			return denied("The endpoint copies within bucket %s only: copy from others at %s", d.Bucket, d.Where)
 		}
 	}
@@ -148,7 +155,8 @@ func deleted(r *http.Request) (keys []string, err error) {
 		Object []struct{ Key string }
 	}
 	if len(body) > maxDelete || xml.Unmarshal(body, &list) != nil {
-		return nil, &apiError{http.StatusBadRequest, "MalformedXML", "The XML you provided was not well-formed or did not validate against our published schema"}
+		return nil, &apiError{http.StatusBadRequest, "MalformedXML",
+			"The XML you provided was not well-formed or did not validate against our published schema"}
 	}
 	for _, o := range list.Object {
 		keys = append(keys, o.Key)

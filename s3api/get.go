@@ -74,7 +74,8 @@ func (d *dataset) object(w http.ResponseWriter, r *http.Request, m *catalog.Mani
 }
 
 // send writes n bytes of a file. head is called once the first of them are there: until then an error can be told.
-func (d *dataset) send(w http.ResponseWriter, r *http.Request, m *catalog.Manifest, file int, off, n int64, head func()) error {
+func (d *dataset) send(w http.ResponseWriter, r *http.Request, m *catalog.Manifest, file int, off, n int64,
+	head func()) error {
 	buf := pieces.Get().(*[piece]byte)
 	defer pieces.Put(buf)
 	control := http.NewResponseController(w)
@@ -141,14 +142,16 @@ func (d *dataset) send(w http.ResponseWriter, r *http.Request, m *catalog.Manife
 }
 
 // wait reads p, and calls speak after each silence until that is done.
-func (d *dataset) wait(r *http.Request, m *catalog.Manifest, file int, p []byte, off int64, speak func()) (n int, err error) {
+func (d *dataset) wait(r *http.Request, m *catalog.Manifest, file int, p []byte, off int64, speak func()) (
+	n int, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		defer func() {
 			if v := recover(); v != nil { // as net/http does in the goroutine of a request
 				n, err = 0, errors.New("a defect of Shoal, of which its log has the stack")
-				d.server.log.Error("panic in a read through the S3 endpoint", "file", m.Path(file), "panic", v, "stack", string(debug.Stack()))
+				d.server.log.Error("panic in a read through the S3 endpoint", "file", m.Path(file), "panic", v,
+					"stack", string(debug.Stack()))
 			}
 		}()
 		n, err = d.ReadAt(r.Context(), m, file, p, off)

@@ -18,7 +18,8 @@ type recorded struct{ got []s3.Request }
 
 func (o *recorded) Forward(_ context.Context, r s3.Request) (*http.Response, error) {
 	o.got = append(o.got, r)
-	return &http.Response{StatusCode: 200, Header: http.Header{"Access-Control-Allow-Origin": {"*"}}, Body: http.NoBody}, nil
+	return &http.Response{StatusCode: 200, Header: http.Header{"Access-Control-Allow-Origin": {"*"}},
+		Body: http.NoBody}, nil
 }
 
 // What the checks have seen is what the origin gets: one source of a copy, no path that an origin may take for the
@@ -68,7 +69,8 @@ func TestRemoveFromAHangingOrigin(t *testing.T) {
 	_, _, e := served(t, oddKeys[:3])
 	s := s3api.New(nil, s3api.Limits{Connections: 1024}, slog.New(slog.DiscardHandler))
 	origin := hanging{make(chan struct{})}
-	remove, err := s.Add(s3api.Served{Dataset: e, Origin: origin, Bucket: bucket, Prefix: e.Manifest().Prefix(), Where: "the origin"})
+	remove, err := s.Add(s3api.Served{Dataset: e, Origin: origin, Bucket: bucket, Prefix: e.Manifest().Prefix(),
+		Where: "the origin"})
 	must(t, err)
 	l, err := s3api.Listen("127.0.0.1:0", false)
 	must(t, err)
@@ -103,7 +105,8 @@ func TestRemoveFromAHangingOrigin(t *testing.T) {
 type forbidding struct{}
 
 func (forbidding) Forward(_ context.Context, r s3.Request) (*http.Response, error) {
-	return &http.Response{StatusCode: http.StatusForbidden, Header: http.Header{}, Body: io.NopCloser(strings.NewReader("no " + r.Query.Get("uploadId")))}, nil
+	return &http.Response{StatusCode: http.StatusForbidden, Header: http.Header{},
+		Body: io.NopCloser(strings.NewReader("no " + r.Query.Get("uploadId")))}, nil
 }
 
 // What the origin refuses is the client's answer, and keeps no place.

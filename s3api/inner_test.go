@@ -23,8 +23,10 @@ import (
 
 // Whatever a client writes, the parsers give a signature that fits its form, or an error of S3's.
 func FuzzSignature(f *testing.F) {
-	const good = "AWS4-HMAC-SHA256 Credential=a/b/20261123/eu-west-1/s3/aws4_request, SignedHeaders=host;x-amz-date, Signature="
-	f.Add(good+strings.Repeat("0", 64), "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=a/20261123/r/s3/aws4_request&X-Amz-Date=20261123T000000Z&X-Amz-Expires=60&X-Amz-SignedHeaders=host&X-Amz-Signature="+strings.Repeat("0", 64))
+	const good = "AWS4-HMAC-SHA256 Credential=a/b/20261123/eu-west-1/s3/aws4_request, SignedHeaders=host;x-amz-date, " +
+		"Signature="
+	f.Add(good+strings.Repeat("0", 64),
+		"X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=a/20261123/r/s3/aws4_request&X-Amz-Date=20261123T000000Z&X-Amz-Expires=60&X-Amz-SignedHeaders=host&X-Amz-Signature="+strings.Repeat("0", 64))
 	f.Add(good, "X-Amz-Signature=")
 	f.Add("AWS4-HMAC-SHA256 Credential=, SignedHeaders=, Signature=", "X-Amz-Algorithm=&X-Amz-Expires=-1")
 	f.Fuzz(func(t *testing.T, header, query string) {
@@ -32,7 +34,8 @@ func FuzzSignature(f *testing.F) {
 		if err != nil {
 			return
 		}
-		r := &http.Request{Method: "GET", Host: "h", URL: &url.URL{Path: "/b/k", RawQuery: query}, Header: http.Header{}}
+		r := &http.Request{Method: "GET", Host: "h", URL: &url.URL{Path: "/b/k", RawQuery: query},
+			Header: http.Header{}}
 		for _, auth := range []string{header, ""} {
 			r.Header.Set("Authorization", auth)
 			r.Header.Set("X-Amz-Date", "20261123T000000Z")
@@ -42,10 +45,12 @@ func FuzzSignature(f *testing.F) {
 			switch {
 			case err != nil && (!errors.As(err, &e) || e.status < 400 || e.code == ""):
 				t.Fatalf("%v", err)
-			case err == nil && (len(s.sum) != 32 || s.scope[0] != "20261123" && auth != "" || s.scope[3] != "aws4_request" || !slices.Contains(s.headers, "host")):
+			case err == nil && (len(s.sum) != 32 || s.scope[0] != "20261123" && auth != "" ||
+				s.scope[3] != "aws4_request" || !slices.Contains(s.headers, "host")):
 				t.Fatalf("%+v", s)
 			}
-			if err := (Keys{"a/b": {text: "secret"}}).verify(r, q, time.Date(2026, 11, 23, 0, 1, 0, 0, time.UTC)); err == nil {
+			if err := (Keys{"a/b": {text: "secret"}}).verify(r, q,
+				time.Date(2026, 11, 23, 0, 1, 0, 0, time.UTC)); err == nil {
 				t.Fatal("a signature was made up")
 			}
 		}
@@ -61,7 +66,8 @@ func FuzzChunked(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body string, left int64, trailer bool) {
 		r := &chunked{in: bufio.NewReader(iotest.OneByteReader(strings.NewReader(body))), left: left, trailer: trailer}
 		got, err := io.ReadAll(r)
-		if !trailer && (int64(len(got)) > max(left, 0) || err == nil && int64(len(got)) != left && left >= 0) || len(got) > len(body) {
+		if !trailer && (int64(len(got)) > max(left, 0) || err == nil && int64(len(got)) != left && left >= 0) ||
+			len(got) > len(body) {
 			t.Fatalf("%d bytes of %d, %v", len(got), left, err)
 		}
 		var e *apiError
@@ -76,7 +82,8 @@ func TestParseKeys(t *testing.T) {
 	if err != nil || len(keys) != 2 || keys["one"].text != "1" || keys["two"].text != "2" {
 		t.Errorf("%v, %v", keys, err)
 	}
-	for text, want := range map[string]string{"": "no key", "#\n": "no key", "a\n": "line 1", "a b\na c\n": "line 2", "a b c": "line 1"} {
+	for text, want := range map[string]string{"": "no key", "#\n": "no key", "a\n": "line 1", "a b\na c\n": "line 2",
+		"a b c": "line 1"} {
 		if _, err := ParseKeys(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", text, err, want)
 		}
@@ -111,7 +118,8 @@ func TestPagesOfAnyTree(t *testing.T) {
 		}
 		slices.Sort(keys)
 		for range 20 {
-			l := listing{v2: true, max: 1 + rng.IntN(5), prefix: "p/" + []string{"", "a", "aa/", "b-"}[rng.IntN(4)], delimiter: []string{"", "/", "-", "0"}[rng.IntN(4)]}
+			l := listing{v2: true, max: 1 + rng.IntN(5), prefix: "p/" + []string{"", "a", "aa/", "b-"}[rng.IntN(4)],
+				delimiter: []string{"", "/", "-", "0"}[rng.IntN(4)]}
 			var got []string
 			tr := &tree{m: m}
 			for n := 0; ; n++ {
@@ -128,7 +136,9 @@ func TestPagesOfAnyTree(t *testing.T) {
 				if !r.IsTruncated {
 					break
 				}
-				next, err := parseListing(url.Values{"list-type": {"2"}, "prefix": {l.prefix}, "delimiter": {l.delimiter}, "max-keys": {fmt.Sprint(l.max)}, "continuation-token": {r.NextContinuationToken}})
+				next, err := parseListing(url.Values{"list-type": {"2"}, "prefix": {l.prefix},
+					"delimiter": {l.delimiter}, "max-keys": {fmt.Sprint(l.max)},
+					"continuation-token": {r.NextContinuationToken}})
 				if err != nil || next.foreign {
 					t.Fatal(next, err)
 				}
@@ -136,7 +146,8 @@ func TestPagesOfAnyTree(t *testing.T) {
 			}
 			slices.Sort(got) // of a page, keys and prefixes come apart
 			if want := model(keys, l.prefix, l.delimiter); !slices.Equal(got, want) {
-				t.Fatalf("prefix %q, delimiter %q, %d a page, of %q:\n%q, want\n%q", l.prefix, l.delimiter, l.max, keys, got, want)
+				t.Fatalf("prefix %q, delimiter %q, %d a page, of %q:\n%q, want\n%q", l.prefix, l.delimiter, l.max,
+					keys, got, want)
 			}
 		}
 	}
@@ -213,19 +224,21 @@ func (c *trickle) Read(p []byte) (int, error) {
 	return min(len(p), c.bytes), nil
 }
 
-// A client that sends a byte now and then keeps neither place nor goroutine. One that sends slowly keeps both, also if the origin takes
-// long to take what it sent.
+// A client that sends a byte now and then keeps neither place nor goroutine. One that sends slowly keeps both, also if
+// the origin takes long to take what it sent.
 func TestSlowBodies(t *testing.T) {
 	for _, row := range []struct {
 		bytes int
 		pause time.Duration // of the origin
 		ends  bool
-	}{{1, 0, true}, {1, time.Minute, true}, {piece / 40, 0, true}, {piece / 20, 0, false}, {piece / 20, time.Minute, false}, {2 * piece, time.Minute, false}} {
+	}{{1, 0, true}, {1, time.Minute, true}, {piece / 40, 0, true}, {piece / 20, 0, false},
+		{piece / 20, time.Minute, false}, {2 * piece, time.Minute, false}} {
 		synctest.Test(t, func(t *testing.T) {
 			c := &trickle{bytes: row.bytes}
 			u := &upload{ReadCloser: c, control: http.NewResponseController(c)}
 			for i := range 200 {
-				if _, err := u.Read(make([]byte, 32<<10)); (err != nil) && !row.ends || err == nil && i > int(pieceTime/time.Second) && row.ends {
+				if _, err := u.Read(make([]byte, 32<<10)); (err != nil) && !row.ends ||
+					err == nil && i > int(pieceTime/time.Second) && row.ends {
 					t.Fatalf("%+v: read %d: %v", row, i, err)
 				} else if err != nil {
 					return

@@ -210,7 +210,9 @@ func (t *tree) page(l *listing, bucket, root string, unknown time.Time) listResu
 			r.CommonPrefixes = append(r.CommonPrefixes, listedPart{encode(part)})
 			continue
 		}
-		r.Contents = append(r.Contents, listedKey{encode(key), modified(t.m.ModTime(file), unknown).Format("2006-01-02T15:04:05.000Z"), `"` + t.m.ETag(file) + `"`, t.m.Size(file), "STANDARD"})
+		r.Contents = append(r.Contents,
+			listedKey{encode(key), modified(t.m.ModTime(file), unknown).Format("2006-01-02T15:04:05.000Z"),
+				`"` + t.m.ETag(file) + `"`, t.m.Size(file), "STANDARD"})
 	}
 	switch {
 	case l.v2:
@@ -246,7 +248,8 @@ func (d *dataset) list(w http.ResponseWriter, r *http.Request, q url.Values) err
 	m := d.Manifest()
 	skipped := m.Skipped()
 	complete = complete && !d.Members() && skipped.Total()+skipped.Markers == 0
-	if d.Origin != nil && (!complete || l.foreign || !strings.HasPrefix(l.prefix, m.Prefix()) || q.Get("fetch-owner") == "true") {
+	if d.Origin != nil && (!complete || l.foreign || !strings.HasPrefix(l.prefix, m.Prefix()) ||
+		q.Get("fetch-owner") == "true") {
 		l.forOrigin(q)
 		return d.forward(w, r, "", q)
 	}

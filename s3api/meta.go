@@ -21,12 +21,14 @@ const (
 
 // described begin the headers of an object that a listing does not have.
 var described = []string{
-	"Cache-Control", "Content-Disposition", "Content-Encoding", "Content-Language", "Content-Type", "Expires", "X-Amz-Checksum-", "X-Amz-Meta-",
-	"X-Amz-Missing-Meta", "X-Amz-Server-Side-Encryption", "X-Amz-Storage-Class", "X-Amz-Version-Id", "X-Amz-Website-Redirect-Location",
+	"Cache-Control", "Content-Disposition", "Content-Encoding", "Content-Language", "Content-Type", "Expires",
+	"X-Amz-Checksum-", "X-Amz-Meta-",
+	"X-Amz-Missing-Meta", "X-Amz-Server-Side-Encryption", "X-Amz-Storage-Class", "X-Amz-Version-Id",
+	"X-Amz-Website-Redirect-Location",
 }
 
-// meta is what the listing does not say of held objects. A HEAD asks the origin once a listing: metadata may change while bytes and
-// ETag, and so the dataset's version, stay.
+// meta is what the listing does not say of held objects. A HEAD asks the origin once a listing: metadata may change
+// while bytes and ETag, and so the dataset's version, stay.
 type meta struct {
 	mu    sync.Mutex
 	of    *catalog.Manifest
@@ -58,18 +60,22 @@ func (mt *meta) describe(d *dataset, r *http.Request, m *catalog.Manifest, file 
 		}
 	}
 	for name, values := range known {
-		if !strings.HasPrefix(name, "X-Amz-Checksum-") || r.Header.Get("X-Amz-Checksum-Mode") != "" && r.Header.Get("Range") == "" {
+		if !strings.HasPrefix(name, "X-Amz-Checksum-") ||
+			r.Header.Get("X-Amz-Checksum-Mode") != "" && r.Header.Get("Range") == "" {
 			copyHeader(h, http.Header{name: values})
 		}
 	}
 }
 
-// head asks the origin for a file's headers. They are empty if it has another version by now, and nil if it does not say.
+// head asks the origin for a file's headers. They are empty if it has another version by now, and nil if it does not
+// say.
 func (d *dataset) head(ctx context.Context, m *catalog.Manifest, file int) http.Header {
 	ctx, cancel := context.WithTimeout(ctx, metaTime)
 	defer cancel()
 	d.server.count.forwarded.Add(1)
-	resp, err := d.Origin.Forward(ctx, s3.Request{Method: http.MethodHead, Key: m.Prefix() + m.Path(file), Header: http.Header{"X-Amz-Checksum-Mode": {"ENABLED"}}})
+	resp, err := d.Origin.Forward(ctx,
+		s3.Request{Method: http.MethodHead, Key: m.Prefix() + m.Path(file),
+			Header: http.Header{"X-Amz-Checksum-Mode": {"ENABLED"}}})
 	if err != nil {
 		return nil
 	}
@@ -82,7 +88,8 @@ func (d *dataset) head(ctx context.Context, m *catalog.Manifest, file int) http.
 		return known
 	}
 	for name, values := range resp.Header {
-		if slices.ContainsFunc(described, func(p string) bool { return strings.HasPrefix(name, p) }) && !strings.Contains(name, "-Customer-") {
+		if slices.ContainsFunc(described, func(p string) bool { return strings.HasPrefix(name, p) }) &&
+			!strings.Contains(name, "-Customer-") {
 			known[name] = values
 		}
 	}

@@ -57,18 +57,22 @@ func (o *counted) take() string {
 	return text
 }
 
-// What a listing does not know comes from the origin, once a listing, and under the names that it has there. New metadata of the same bytes
-// are seen after a write through the endpoint, and after a refresh.
+// What a listing does not know comes from the origin, once a listing, and under the names that it has there. New
+// metadata of the same bytes are seen after a write through the endpoint, and after a refresh.
 func TestMetadata(t *testing.T) {
 	origin, _, e := served(t, oddKeys[:3])
 	const key = "train/meta.jpg"
-	sum := base64.StdEncoding.EncodeToString(binary.BigEndian.AppendUint32(nil, crc32.Checksum([]byte("pixels"), crc32.MakeTable(crc32.Castagnoli))))
+	sum := base64.StdEncoding.EncodeToString(
+		binary.BigEndian.AppendUint32(nil, crc32.Checksum([]byte("pixels"), crc32.MakeTable(crc32.Castagnoli))))
 	put := func(s side, kind string) {
 		t.Helper()
-		_, err := s.client.PutObject(t.Context(), bucket, key, bytes.NewReader([]byte("pixels")), 6, minio.PutObjectOptions{
-			ContentType: kind, CacheControl: "max-age=60", ContentDisposition: "inline", ContentLanguage: "de", UserMetadata: map[string]string{"sha256": "abc", "Camera-Model": kind, "X-Amz-Checksum-Crc32c": sum},
-			DisableContentSha256: true,
-		})
+		_, err := s.client.PutObject(t.Context(), bucket, key, bytes.NewReader([]byte("pixels")), 6,
+			minio.PutObjectOptions{
+				ContentType: kind, CacheControl: "max-age=60", ContentDisposition: "inline", ContentLanguage: "de",
+				UserMetadata: map[string]string{"sha256": "abc", "Camera-Model": kind,
+					"X-Amz-Checksum-Crc32c": sum},
+				DisableContentSha256: true,
+			})
 		must(t, err)
 	}
 	refresh := func() { _, err := e.Refresh(t.Context()); must(t, err) }
@@ -84,8 +88,11 @@ func TestMetadata(t *testing.T) {
 				for _, mode := range []map[string]string{nil, {"X-Amz-Checksum-Mode": "ENABLED"}} {
 					want, _ := origin.ask(t, method, "/photos/"+key, "", mode, nil)
 					got, body := shoal.ask(t, method, "/photos/"+key, "", mode, nil)
-					for _, name := range []string{"Content-Type", "Content-Length", "Cache-Control", "Content-Disposition", "Content-Language", "Etag", "X-Amz-Meta-Sha256", "X-Amz-Meta-Camera-Model", "X-Amz-Checksum-Crc32c"} {
-						if g, w := fmt.Sprint(got.Header[name]), fmt.Sprint(want.Header[name]); g != w || name != "X-Amz-Checksum-Crc32c" && w == "[]" {
+					for _, name := range []string{"Content-Type", "Content-Length", "Cache-Control",
+						"Content-Disposition", "Content-Language", "Etag", "X-Amz-Meta-Sha256",
+						"X-Amz-Meta-Camera-Model", "X-Amz-Checksum-Crc32c"} {
+						if g, w := fmt.Sprint(got.Header[name]), fmt.Sprint(want.Header[name]); g != w ||
+							name != "X-Amz-Checksum-Crc32c" && w == "[]" {
 							t.Errorf("%s: %s %v: %s: %s, want %s", what, method, mode, name, g, w)
 						}
 					}
@@ -109,11 +116,13 @@ func TestMetadata(t *testing.T) {
 	check("written past the endpoint", "image/webp", "HEAD "+key)
 }
 
-// The names of user metadata are in lower case as S3 sends them, and each request has one id, from the cache and from the origin.
+// The names of user metadata are in lower case as S3 sends them, and each request has one id, from the cache and from
+// the origin.
 func TestNamesAsTheyAreSent(t *testing.T) {
 	origin, _, e := served(t, oddKeys[:3])
 	for _, key := range []string{"train/meta", "other/meta"} {
-		_, err := origin.client.PutObject(t.Context(), bucket, key, strings.NewReader("x"), 1, minio.PutObjectOptions{UserMetadata: map[string]string{"SHA256": "abc"}, DisableContentSha256: true})
+		_, err := origin.client.PutObject(t.Context(), bucket, key, strings.NewReader("x"), 1,
+			minio.PutObjectOptions{UserMetadata: map[string]string{"SHA256": "abc"}, DisableContentSha256: true})
 		must(t, err)
 	}
 	_, err := e.Refresh(t.Context())
@@ -123,7 +132,9 @@ func TestNamesAsTheyAreSent(t *testing.T) {
 	for _, key := range []string{"train/meta", "other/meta"} {
 		for _, method := range []string{"HEAD", "GET"} {
 			text := raw(t, s, method, "/photos/"+key)
-			if !strings.Contains(text, "\r\nx-amz-meta-sha256: abc\r\n") || strings.Count(strings.ToLower(text), "x-amz-request-id:") != 1 || strings.Count(strings.ToLower(text), "x-amz-id-2:") > 1 {
+			if !strings.Contains(text, "\r\nx-amz-meta-sha256: abc\r\n") ||
+				strings.Count(strings.ToLower(text), "x-amz-request-id:") != 1 ||
+				strings.Count(strings.ToLower(text), "x-amz-id-2:") > 1 {
 				t.Errorf("%s %s: %s", method, key, text)
 			}
 		}
@@ -136,11 +147,14 @@ func TestDottedKeys(t *testing.T) {
 	store, _ := e.Origin()
 	asked := &counted{Origin: store}
 	s := serveWith(t, nil, e, asked, bucket)
-	for _, key := range []string{"./x", "train/./a/1", "train/a/../a/1", "a/..", "a/.", "train/a/1/..", "x/../../photos/y", "..x", "train/...", "a//b", "a/%2e%2e/b", "a/%2E/b", "%2e%2e/x", "../photos", "../other/x", "x/../../other/y", "."} {
+	for _, key := range []string{"./x", "train/./a/1", "train/a/../a/1", "a/..", "a/.", "train/a/1/..",
+		"x/../../photos/y", "..x", "train/...", "a//b", "a/%2e%2e/b", "a/%2E/b", "%2e%2e/x", "../photos", "../other/x",
+		"x/../../other/y", "."} {
 		text := raw(t, s, "GET", "/photos/"+key)
 		plain := strings.NewReplacer("%2e", ".", "%2E", ".").Replace(key)
 		want := "GET " + plain
-		if out := filepath.Join("/photos", plain); out != "/photos" && !strings.HasPrefix(out, "/photos/") || out == "/photos" {
+		if out := filepath.Join("/photos", plain); out != "/photos" && !strings.HasPrefix(out, "/photos/") ||
+			out == "/photos" {
 			want = ""
 		}
 		if got := asked.take(); got != want || want == "" && !strings.Contains(text, "<Code>InvalidURI</Code>") {
@@ -149,8 +163,8 @@ func TestDottedKeys(t *testing.T) {
 	}
 }
 
-// Endpoints of different daemons tell each other nothing: after a write through one, the other has the old bytes, or fails, and never
-// mixes them, until it has listed again.
+// Endpoints of different daemons tell each other nothing: after a write through one, the other has the old bytes, or
+// fails, and never mixes them, until it has listed again.
 func TestWritesElsewhereAreSeenAfterARefresh(t *testing.T) {
 	origin, shoal, _ := served(t, oddKeys[:3], "train/big")
 	old, err := origin.client.GetObject(t.Context(), bucket, "train/big", minio.GetObjectOptions{})
@@ -162,7 +176,8 @@ func TestWritesElsewhereAreSeenAfterARefresh(t *testing.T) {
 	store, _ := other.Origin()
 	keys, err := s3api.ParseKeys(strings.NewReader(access + " " + secret))
 	must(t, err)
-	far := serveSet(t, keys, s3api.Limits{Connections: 1024}, s3api.Served{Dataset: other, Origin: store, Bucket: bucket, Prefix: "train/", Where: "as from another process"})
+	far := serveSet(t, keys, s3api.Limits{Connections: 1024},
+		s3api.Served{Dataset: other, Origin: store, Bucket: bucket, Prefix: "train/", Where: "as from another process"})
 	const path = "/photos/train/big"
 	far.ask(t, "GET", path, "", map[string]string{"Range": "bytes=0-99"}, nil) // it has a part of the old bytes
 	after := bytes.Repeat([]byte("new"), bigSize/3)
@@ -174,7 +189,9 @@ func TestWritesElsewhereAreSeenAfterARefresh(t *testing.T) {
 	}
 	for _, r := range []string{"bytes=0-99", fmt.Sprintf("bytes=%d-", bigSize-99)} {
 		resp, body := far.ask(t, "GET", path, "", map[string]string{"Range": r}, nil)
-		if fits := bytes.HasPrefix(before, body) || bytes.HasSuffix(before, body); resp.StatusCode != http.StatusPreconditionFailed && (resp.StatusCode != http.StatusPartialContent || !fits) {
+		if fits := bytes.HasPrefix(before, body) ||
+			bytes.HasSuffix(before, body); resp.StatusCode != http.StatusPreconditionFailed &&
+			(resp.StatusCode != http.StatusPartialContent || !fits) {
 			t.Errorf("%s: HTTP %d, %d bytes that are not the old ones", r, resp.StatusCode, len(body))
 		}
 	}

@@ -54,8 +54,10 @@ func must(t testing.TB, err error) {
 
 // oddKeys are in an order that is not that of a walk through folders, and have what must be escaped.
 var oddKeys = []string{
-	"train/a-b/1", "train/a/1", "train/a/b/2", "train/a/b-c/3", "train/a0", "train/b/ü+%20 &?#'.jpg", "train/b/é", "train/c d/e=f", "train/c,d;e/(1)!~*",
-	"train/n01/1.jpg", "train/n01/2.jpg", "train/n01/10.jpg", "train/n02/1.jpg", "train/zero", "train/large", "train/readme.txt",
+	"train/a-b/1", "train/a/1", "train/a/b/2", "train/a/b-c/3", "train/a0", "train/b/ü+%20 &?#'.jpg", "train/b/é",
+	"train/c d/e=f", "train/c,d;e/(1)!~*",
+	"train/n01/1.jpg", "train/n01/2.jpg", "train/n01/10.jpg", "train/n02/1.jpg", "train/zero", "train/large",
+	"train/readme.txt",
 	"train-other/1", "other/1", "top",
 }
 
@@ -90,13 +92,16 @@ func newSide(t testing.TB, at, access, secret string) side {
 	must(t, err)
 	tr := &http.Transport{DisableCompression: true}
 	t.Cleanup(tr.CloseIdleConnections)
-	c, err := minio.New(u.Host, &minio.Options{Creds: credentials.NewStaticV4(access, secret, ""), Region: s3server.Region, BucketLookup: minio.BucketLookupPath, Transport: tr})
+	c, err := minio.New(u.Host,
+		&minio.Options{Creds: credentials.NewStaticV4(access, secret, ""), Region: s3server.Region,
+			BucketLookup: minio.BucketLookupPath, Transport: tr})
 	must(t, err)
 	return side{at, access, secret, c}
 }
 
 // ask sends a signed request and returns the answer with its body.
-func (s side) ask(t testing.TB, method, path, query string, header map[string]string, body []byte) (*http.Response, []byte) {
+func (s side) ask(t testing.TB, method, path, query string, header map[string]string, body []byte) (
+	*http.Response, []byte) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, s.url, bytes.NewReader(body))
 	must(t, err)
@@ -132,7 +137,8 @@ func served(t testing.TB, keys []string, big ...string) (origin, shoal side, e *
 	origin = newSide(t, srv.URL, s3server.AccessKey, s3server.SecretKey)
 	must(t, origin.client.MakeBucket(t.Context(), bucket, minio.MakeBucketOptions{}))
 	for _, k := range keys {
-		_, err := origin.client.PutObject(t.Context(), bucket, k, bytes.NewReader(contentOf(k)), int64(len(contentOf(k))), s3server.PutOptions())
+		_, err := origin.client.PutObject(t.Context(), bucket, k, bytes.NewReader(contentOf(k)),
+			int64(len(contentOf(k))), s3server.PutOptions())
 		must(t, err)
 	}
 	for _, k := range big {
@@ -155,7 +161,9 @@ func open(t testing.TB, source, cacheDir, endpoint string) *engine.Engine {
 func openIn(t testing.TB, cluster engine.ClusterConfig, source, cacheDir, endpoint string) *engine.Engine {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
-	h, err := engine.OpenHost(engine.HostConfig{Cluster: cluster, Options: cachedir.Options{Path: cacheDir, Size: 1 << 30, Memory: 256 << 20, Logger: log}})
+	h, err := engine.OpenHost(
+		engine.HostConfig{Cluster: cluster,
+			Options: cachedir.Options{Path: cacheDir, Size: 1 << 30, Memory: 256 << 20, Logger: log}})
 	must(t, err)
 	t.Cleanup(func() { must(t, h.Close()) })
 	env := map[string]string{}
@@ -165,7 +173,9 @@ func openIn(t testing.TB, cluster engine.ClusterConfig, source, cacheDir, endpoi
 	}
 	spec, err := order.Parse("none")
 	must(t, err)
-	e, err := h.Open(t.Context(), engine.Config{Source: source, Order: spec, Samples: "*", Connections: 8, Logger: log, Getenv: func(name string) string { return env[name] }})
+	e, err := h.Open(t.Context(),
+		engine.Config{Source: source, Order: spec, Samples: "*", Connections: 8, Logger: log,
+			Getenv: func(name string) string { return env[name] }})
 	must(t, err)
 	t.Cleanup(func() { must(t, e.Close()) })
 	return e
@@ -184,9 +194,12 @@ func serveWith(t testing.TB, keys s3api.Keys, data s3api.Dataset, origin s3api.O
 	return serveLimited(t, keys, s3api.Limits{ReadOnly: keys == nil, Connections: 1024}, data, origin, bucket)
 }
 
-func serveLimited(t testing.TB, keys s3api.Keys, may s3api.Limits, data s3api.Dataset, origin s3api.Origin, bucket string) side {
+func serveLimited(t testing.TB, keys s3api.Keys, may s3api.Limits, data s3api.Dataset, origin s3api.Origin,
+	bucket string) side {
 	t.Helper()
-	return serveSet(t, keys, may, s3api.Served{Dataset: data, Origin: origin, Bucket: bucket, Prefix: data.Manifest().Prefix(), Where: "the origin"})
+	return serveSet(t, keys, may,
+		s3api.Served{Dataset: data, Origin: origin, Bucket: bucket, Prefix: data.Manifest().Prefix(),
+			Where: "the origin"})
 }
 
 func serveSet(t testing.TB, keys s3api.Keys, may s3api.Limits, set s3api.Served) side {
@@ -215,7 +228,8 @@ func same(t *testing.T, a, b side, method, path, query string, header map[string
 	gotResp, got := b.ask(t, method, path, query, header, nil)
 	name := fmt.Sprintf("%s %s?%s %v", method, path, query, header)
 	if gotResp.StatusCode != wantResp.StatusCode {
-		t.Errorf("%s: HTTP %d (%.300s), the store answers %d (%.300s)", name, gotResp.StatusCode, got, wantResp.StatusCode, want)
+		t.Errorf("%s: HTTP %d (%.300s), the store answers %d (%.300s)", name, gotResp.StatusCode, got,
+			wantResp.StatusCode, want)
 		return
 	}
 	if wantResp.StatusCode >= 300 {
@@ -241,33 +255,41 @@ func TestObjectsAsTheStore(t *testing.T) {
 		}
 	}
 	ranges := []string{
-		"bytes=0-0", "bytes=0-9", "bytes=5-", "bytes=-5", "bytes=-1000000", "bytes=10-1000000", "bytes=614399-", "bytes=614399-614399", "bytes=300000-599999",
-		"bytes=614400-", "bytes=614400-614500", "bytes=99999999999999999999-", "bytes=-0", "bytes=", "bytes=-", "bytes=5-2", "bytes=a-b", "bytes=0-1,4-5",
+		"bytes=0-0", "bytes=0-9", "bytes=5-", "bytes=-5", "bytes=-1000000", "bytes=10-1000000", "bytes=614399-",
+		"bytes=614399-614399", "bytes=300000-599999",
+		"bytes=614400-", "bytes=614400-614500", "bytes=99999999999999999999-", "bytes=-0", "bytes=", "bytes=-",
+		"bytes=5-2", "bytes=a-b", "bytes=0-1,4-5",
 	}
 	for _, key := range []string{"train/large", "train/zero", "train/readme.txt"} {
 		for _, text := range ranges {
-			same(t, origin, shoal, "GET", "/"+bucket+"/"+key, "", map[string]string{"Range": text}, "Content-Range", "Content-Length", "ETag")
+			same(t, origin, shoal, "GET", "/"+bucket+"/"+key, "", map[string]string{"Range": text}, "Content-Range",
+				"Content-Length", "ETag")
 		}
 	}
 	// What S3 tells, and this store does not: clients on AWS's C library learn from it that an object is empty.
-	if _, body := shoal.ask(t, "GET", "/photos/train/zero", "", map[string]string{"Range": "bytes=0-9"}, nil); !bytes.Contains(body, []byte("<ActualObjectSize>0</ActualObjectSize>")) {
+	if _, body := shoal.ask(t, "GET", "/photos/train/zero", "", map[string]string{"Range": "bytes=0-9"},
+		nil); !bytes.Contains(body, []byte("<ActualObjectSize>0</ActualObjectSize>")) {
 		t.Errorf("%s", body)
 	}
 	info, err := origin.client.StatObject(t.Context(), bucket, "train/large", minio.StatObjectOptions{})
 	must(t, err)
-	before, after := info.LastModified.Add(-time.Hour).Format(http.TimeFormat), info.LastModified.Add(time.Hour).Format(http.TimeFormat)
+	before, after := info.LastModified.Add(-time.Hour).Format(http.TimeFormat),
+		info.LastModified.Add(time.Hour).Format(http.TimeFormat)
 	for _, header := range []map[string]string{
 		{"If-Match": `"` + info.ETag + `"`}, {"If-Match": info.ETag}, {"If-Match": `"other"`}, {"If-Match": "*"},
 		{"If-None-Match": `"` + info.ETag + `"`}, {"If-None-Match": `"other"`}, {"If-None-Match": "*"},
-		{"If-Modified-Since": before}, {"If-Modified-Since": after}, {"If-Unmodified-Since": before}, {"If-Unmodified-Since": after},
-		{"If-Match": `"` + info.ETag + `"`, "If-Unmodified-Since": before}, {"If-None-Match": `"other"`, "If-Modified-Since": after},
+		{"If-Modified-Since": before}, {"If-Modified-Since": after}, {"If-Unmodified-Since": before},
+		{"If-Unmodified-Since": after},
+		{"If-Match": `"` + info.ETag + `"`, "If-Unmodified-Since": before},
+		{"If-None-Match": `"other"`, "If-Modified-Since": after},
 		{"If-Match": `"other"`, "Range": "bytes=0-9"}, {"If-Match": `"` + info.ETag + `"`, "Range": "bytes=5-9"},
 	} {
 		for _, method := range []string{"GET", "HEAD"} {
 			same(t, origin, shoal, method, "/"+bucket+"/train/large", "", header, "ETag", "Content-Range")
 		}
 	}
-	for _, path := range []string{"/photos/train/none", "/photos/none", "/photos/train/a", "/photos/train/a/", "/other-bucket/x", "/photos/train/readme.txt/x"} {
+	for _, path := range []string{"/photos/train/none", "/photos/none", "/photos/train/a", "/photos/train/a/",
+		"/other-bucket/x", "/photos/train/readme.txt/x"} {
 		same(t, origin, shoal, "GET", path, "", nil)
 		same(t, origin, shoal, "HEAD", path, "", nil)
 	}
@@ -315,9 +337,11 @@ func listed(t *testing.T, s side, v1 bool, prefix, after, delimiter string, perP
 func TestListingsAsTheStore(t *testing.T) {
 	origin, shoal, _ := served(t, oddKeys)
 	n := 0
-	for _, prefix := range []string{"train/", "train/a", "train/a/", "train/n0", "train/n01/1", "train/b/ü", "train/none", "", "tra", "other/"} {
+	for _, prefix := range []string{"train/", "train/a", "train/a/", "train/n0", "train/n01/1", "train/b/ü",
+		"train/none", "", "tra", "other/"} {
 		for _, delimiter := range []string{"", "/", "-", ".jpg", "b"} {
-			for _, after := range []string{"", "train/", "train/a", "train/a/1", "train/a/b/2", "train/n01/10.jpg", "train/zz", "zzz"} {
+			for _, after := range []string{"", "train/", "train/a", "train/a/1", "train/a/b/2", "train/n01/10.jpg",
+				"train/zz", "zzz"} {
 				for _, perPage := range []int{1, 3, 1000} {
 					for _, v1 := range []bool{true, false} {
 						if v1 && delimiter != "" && strings.HasPrefix(after, "train/a/") {
@@ -326,7 +350,8 @@ func TestListingsAsTheStore(t *testing.T) {
 						want := listed(t, origin, v1, prefix, after, delimiter, perPage)
 						got := listed(t, shoal, v1, prefix, after, delimiter, perPage)
 						if n++; !slices.Equal(got, want) {
-							t.Errorf("v1 %t, prefix %q, delimiter %q, after %q, %d a page:\n%q, the store lists\n%q", v1, prefix, delimiter, after, perPage, got, want)
+							t.Errorf("v1 %t, prefix %q, delimiter %q, after %q, %d a page:\n%q, the store lists\n%q",
+								v1, prefix, delimiter, after, perPage, got, want)
 						}
 					}
 				}
@@ -336,8 +361,8 @@ func TestListingsAsTheStore(t *testing.T) {
 	t.Logf("%d listings", n)
 }
 
-// What SDKs add to a read, and the sub-resources of an object, are answered as the store answers them, from the cache or by
-// the store itself.
+// What SDKs add to a read, and the sub-resources of an object, are answered as the store answers them, from the cache
+// or by the store itself.
 func TestReadsOfSDKsAsTheStore(t *testing.T) {
 	origin, shoal, _ := served(t, oddKeys)
 	info, err := origin.client.StatObject(t.Context(), bucket, "train/large", minio.StatObjectOptions{})
@@ -347,25 +372,32 @@ func TestReadsOfSDKsAsTheStore(t *testing.T) {
 		path := "/" + bucket + "/" + key
 		for _, method := range []string{"GET", "HEAD"} {
 			for _, header := range []map[string]string{
-				{"X-Amz-Checksum-Mode": "ENABLED"}, {"X-Amz-Checksum-Mode": "ENABLED", "Range": "bytes=2-5"}, {"X-Amz-Request-Payer": "requester"},
+				{"X-Amz-Checksum-Mode": "ENABLED"}, {"X-Amz-Checksum-Mode": "ENABLED", "Range": "bytes=2-5"},
+				{"X-Amz-Request-Payer": "requester"},
 				{"Accept-Encoding": "gzip"}, {"Range": "bytes=1-2"}, {"Range": "bytes=0-1,3-4"}, {"Range": "items=0-1"},
-				{"If-None-Match": tag, "Range": "bytes=2-5"}, {"If-None-Match": "W/" + tag}, {"If-Modified-Since": "yesterday"},
+				{"If-None-Match": tag, "Range": "bytes=2-5"}, {"If-None-Match": "W/" + tag},
+				{"If-Modified-Since": "yesterday"},
 			} {
-				same(t, origin, shoal, method, path, "", header, "ETag", "Content-Length", "Content-Range", "Last-Modified")
+				same(t, origin, shoal, method, path, "", header, "ETag", "Content-Length", "Content-Range",
+					"Last-Modified")
 			}
 			for _, query := range []string{
 				"partNumber=1", "partNumber=2", "partNumber=x", "versionId=null", "versionId=none",
-				"response-content-type=image%2Fpng", "response-content-disposition=attachment%3B%20filename%3D%22a%20b%22&response-cache-control=no-cache",
+				"response-content-type=image%2Fpng",
+				"response-content-disposition=attachment%3B%20filename%3D%22a%20b%22&response-cache-control=no-cache",
 			} {
-				same(t, origin, shoal, method, path, query, nil, "ETag", "Content-Length", "Content-Type", "Content-Disposition", "Cache-Control")
+				same(t, origin, shoal, method, path, query, nil, "ETag", "Content-Length", "Content-Type",
+					"Content-Disposition", "Cache-Control")
 			}
 		}
 		for _, query := range []string{"acl=", "tagging=", "legal-hold=", "retention=", "uploads="} {
 			same(t, origin, shoal, "GET", path, query, nil)
 		}
-		same(t, origin, shoal, "GET", path, "attributes=", map[string]string{"X-Amz-Object-Attributes": "ETag,ObjectSize,StorageClass"})
+		same(t, origin, shoal, "GET", path, "attributes=",
+			map[string]string{"X-Amz-Object-Attributes": "ETag,ObjectSize,StorageClass"})
 	}
-	for _, query := range []string{"location=", "versioning=", "acl=", "policy=", "tagging=", "cors=", "uploads=", "uploads=&prefix=train/"} {
+	for _, query := range []string{"location=", "versioning=", "acl=", "policy=", "tagging=", "cors=", "uploads=",
+		"uploads=&prefix=train/"} {
 		same(t, origin, shoal, "GET", "/"+bucket, query, nil)
 	}
 }
@@ -411,12 +443,17 @@ func (p *pageOf) plain(t *testing.T, escaped bool) {
 func TestPagesAsTheStore(t *testing.T) {
 	origin, shoal, _ := served(t, oddKeys)
 	for _, query := range []string{
-		"", "max-keys=0", "max-keys=1", "max-keys=2000", "max-keys=", "delimiter=/", "delimiter=%2F&max-keys=2", "delimiter=a", "delimiter=1", "delimiter=.j", "delimiter=%20", "delimiter=",
-		"delimiter=%C3%BC", "encoding-type=url", "encoding-type=url&delimiter=%20", "encoding-type=url&delimiter=%C3%BC", "prefix=train/b/%C3%BC&encoding-type=url",
-		"prefix=train/c%20d/&encoding-type=url&delimiter=/", "prefix=train/c,d%3Be/&encoding-type=url", "prefix=train/a&delimiter=/", "prefix=train/a/&delimiter=/",
+		"", "max-keys=0", "max-keys=1", "max-keys=2000", "max-keys=", "delimiter=/", "delimiter=%2F&max-keys=2",
+		"delimiter=a", "delimiter=1", "delimiter=.j", "delimiter=%20", "delimiter=",
+		"delimiter=%C3%BC", "encoding-type=url", "encoding-type=url&delimiter=%20",
+		"encoding-type=url&delimiter=%C3%BC", "prefix=train/b/%C3%BC&encoding-type=url",
+		"prefix=train/c%20d/&encoding-type=url&delimiter=/", "prefix=train/c,d%3Be/&encoding-type=url",
+		"prefix=train/a&delimiter=/", "prefix=train/a/&delimiter=/",
 		"prefix=train/n01/&max-keys=2", "delimiter=/&max-keys=1", "prefix=train/none", "prefix=train/zero",
 	} {
-		for _, version := range []string{"list-type=2", "list-type=2&start-after=train/a0", "list-type=2&start-after=train/b/%C3%A9", "list-type=2&start-after=a", "marker=train/a0", "marker=a", "list-type=2&start-after=train/n01/"} {
+		for _, version := range []string{"list-type=2", "list-type=2&start-after=train/a0",
+			"list-type=2&start-after=train/b/%C3%A9", "list-type=2&start-after=a", "marker=train/a0", "marker=a",
+			"list-type=2&start-after=train/n01/"} {
 			q := version + "&" + query
 			if !strings.Contains(query, "prefix=") {
 				q += "&prefix=train/"
@@ -446,7 +483,8 @@ func chunked(data []byte, sum uint32) ([]byte, map[string]string) {
 	crc := base64.StdEncoding.EncodeToString(binary.BigEndian.AppendUint32(nil, sum))
 	fmt.Fprintf(&b, "0\r\nx-amz-checksum-crc32:%s\r\n\r\n", crc)
 	return b.Bytes(), map[string]string{
-		"Content-Encoding": "aws-chunked", "X-Amz-Content-Sha256": "STREAMING-UNSIGNED-PAYLOAD-TRAILER", "X-Amz-Trailer": "x-amz-checksum-crc32",
+		"Content-Encoding": "aws-chunked", "X-Amz-Content-Sha256": "STREAMING-UNSIGNED-PAYLOAD-TRAILER",
+		"X-Amz-Trailer":                "x-amz-checksum-crc32",
 		"X-Amz-Decoded-Content-Length": strconv.Itoa(len(data)), "X-Amz-Sdk-Checksum-Algorithm": "CRC32",
 	}
 }
@@ -465,22 +503,27 @@ func TestUploadsOfSDKs(t *testing.T) {
 	data := make([]byte, 300<<10)
 	_, _ = rand.NewChaCha8([32]byte{2}).Read(data)
 	body, header := chunked(data, crc32.ChecksumIEEE(data))
-	if resp, text := shoal.ask(t, "PUT", "/"+bucket+"/train/readme.txt", "", header, body); resp.StatusCode != http.StatusOK {
+	if resp, text := shoal.ask(t, "PUT", "/"+bucket+"/train/readme.txt", "", header, body); resp.StatusCode !=
+		http.StatusOK {
 		t.Errorf("HTTP %d: %s", resp.StatusCode, text)
 	}
 	read("train/readme.txt", data)
 	body, header = chunked(data[1:], crc32.ChecksumIEEE(data))
-	if resp, text := shoal.ask(t, "PUT", "/"+bucket+"/train/readme.txt", "", header, body); resp.StatusCode != http.StatusBadRequest || code(text) != "BadDigest" {
+	if resp, text := shoal.ask(t, "PUT", "/"+bucket+"/train/readme.txt", "", header, body); resp.StatusCode !=
+		http.StatusBadRequest || code(text) != "BadDigest" {
 		t.Errorf("a wrong checksum: HTTP %d: %s", resp.StatusCode, text)
 	}
 	read("train/readme.txt", data)
-	if resp, text := shoal.ask(t, "PUT", "/"+bucket+"/train/zero", "", map[string]string{"X-Amz-Content-Sha256": strings.Repeat("0", 64)}, data); resp.StatusCode != http.StatusBadRequest {
+	if resp, text := shoal.ask(t, "PUT", "/"+bucket+"/train/zero",
+		"", map[string]string{"X-Amz-Content-Sha256": strings.Repeat("0", 64)},
+		data); resp.StatusCode != http.StatusBadRequest {
 		t.Errorf("a wrong hash: HTTP %d: %s", resp.StatusCode, text)
 	}
 	read("train/zero", nil)
 	// The origin refuses this before it has read the body, and closes the connection: its answer may be lost in that.
 	refused := 0
-	for try := 0; try < 10 && refused != http.StatusPreconditionFailed && (try == 0 || refused == http.StatusServiceUnavailable); try++ {
+	for try := 0; try < 10 && refused != http.StatusPreconditionFailed &&
+		(try == 0 || refused == http.StatusServiceUnavailable); try++ {
 		resp, _ := shoal.ask(t, "PUT", "/"+bucket+"/train/a0", "", map[string]string{"If-None-Match": "*"}, data)
 		refused = resp.StatusCode
 	}
@@ -495,7 +538,8 @@ func TestUploadsOfSDKs(t *testing.T) {
 		must(t, err)
 		var done []minio.CompletePart
 		for i := range 2 {
-			part, err := core.PutObjectPart(t.Context(), bucket, key, id, i+1, bytes.NewReader(large[i*5<<20:][:5<<20]), 5<<20, minio.PutObjectPartOptions{DisableContentSha256: true})
+			part, err := core.PutObjectPart(t.Context(), bucket, key, id, i+1, bytes.NewReader(large[i*5<<20:][:5<<20]),
+				5<<20, minio.PutObjectPartOptions{DisableContentSha256: true})
 			must(t, err)
 			done = append(done, minio.CompletePart{PartNumber: i + 1, ETag: part.ETag})
 		}

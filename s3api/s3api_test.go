@@ -45,14 +45,16 @@ func TestWritesAreSeen(t *testing.T) {
 	}
 	put := func(key, text string) {
 		t.Helper()
-		if resp, body := shoal.ask(t, "PUT", "/"+bucket+"/"+key, "", nil, []byte(text)); resp.StatusCode != http.StatusOK {
+		if resp, body := shoal.ask(t, "PUT", "/"+bucket+"/"+key, "", nil, []byte(text)); resp.StatusCode !=
+			http.StatusOK {
 			t.Fatalf("PUT %s: HTTP %d: %s", key, resp.StatusCode, body)
 		}
 	}
 	same := func() {
 		t.Helper()
 		for _, delimiter := range []string{"", "/"} {
-			want, got := listed(t, origin, false, "train/", "", delimiter, 2), listed(t, shoal, false, "train/", "", delimiter, 2)
+			want, got := listed(t, origin, false, "train/", "", delimiter, 2),
+				listed(t, shoal, false, "train/", "", delimiter, 2)
 			if !slices.Equal(got, want) {
 				t.Errorf("delimiter %q: %q, the store lists %q", delimiter, got, want)
 			}
@@ -63,17 +65,22 @@ func TestWritesAreSeen(t *testing.T) {
 	}
 	put("train/readme.txt", "second")
 	put("train/new/ü 1", "new")
-	if resp, body := shoal.ask(t, "DELETE", "/"+bucket+"/train/a0", "", nil, nil); resp.StatusCode != http.StatusNoContent {
+	if resp, body := shoal.ask(t, "DELETE", "/"+bucket+"/train/a0", "", nil, nil); resp.StatusCode !=
+		http.StatusNoContent {
 		t.Fatalf("HTTP %d: %s", resp.StatusCode, body)
 	}
-	if resp, body := shoal.ask(t, "PUT", "/"+bucket+"/train/zero", "", map[string]string{"X-Amz-Copy-Source": "/" + bucket + "/train/readme.txt"}, nil); resp.StatusCode != http.StatusOK {
+	if resp, body := shoal.ask(t, "PUT", "/"+bucket+"/train/zero",
+		"", map[string]string{"X-Amz-Copy-Source": "/" + bucket + "/train/readme.txt"},
+		nil); resp.StatusCode != http.StatusOK {
 		t.Fatalf("HTTP %d: %s", resp.StatusCode, body)
 	}
 	list := `<Delete><Object><Key>train/a/1</Key></Object><Object><Key>train/a/b/2</Key></Object></Delete>`
-	if resp, body := shoal.ask(t, "POST", "/"+bucket, "delete=", map[string]string{"Content-Md5": md5Of(list)}, []byte(list)); resp.StatusCode != http.StatusOK {
+	if resp, body := shoal.ask(t, "POST", "/"+bucket, "delete=", map[string]string{"Content-Md5": md5Of(list)},
+		[]byte(list)); resp.StatusCode != http.StatusOK {
 		t.Fatalf("HTTP %d: %s", resp.StatusCode, body)
 	}
-	want := map[string]string{"train/readme.txt": "second", "train/new/ü 1": "new", "train/a0": "NoSuchKey", "train/zero": "second", "train/a/1": "NoSuchKey", "train/a/b/2": "NoSuchKey"}
+	want := map[string]string{"train/readme.txt": "second", "train/new/ü 1": "new", "train/a0": "NoSuchKey",
+		"train/zero": "second", "train/a/1": "NoSuchKey", "train/a/b/2": "NoSuchKey"}
 	check := func(when string) {
 		t.Helper()
 		for key, text := range want {
@@ -102,7 +109,8 @@ func TestWritesOutliveTheDaemon(t *testing.T) {
 	must(t, err)
 	must(t, client.MakeBucket(t.Context(), bucket, minio.MakeBucketOptions{}))
 	store := func(text string) {
-		_, err := client.PutObject(t.Context(), bucket, "train/1.jpg", strings.NewReader(text), int64(len(text)), minio.PutObjectOptions{})
+		_, err := client.PutObject(t.Context(), bucket, "train/1.jpg", strings.NewReader(text), int64(len(text)),
+			minio.PutObjectOptions{})
 		must(t, err)
 	}
 	store("first")
@@ -118,7 +126,8 @@ func TestWritesOutliveTheDaemon(t *testing.T) {
 	}
 	life(func(side) { store("by others") })
 	if n := life(func(s side) {
-		if resp, body := s.ask(t, "PUT", "/"+bucket+"/train/2.jpg", "", nil, []byte("2")); resp.StatusCode != http.StatusOK {
+		if resp, body := s.ask(t, "PUT", "/"+bucket+"/train/2.jpg", "", nil, []byte("2")); resp.StatusCode !=
+			http.StatusOK {
 			t.Errorf("HTTP %d: %s", resp.StatusCode, body)
 		}
 	}); n != 5 {
@@ -146,7 +155,8 @@ func TestWritesOutliveTheEndpoint(t *testing.T) {
 		if _, body := s.ask(t, "GET", "/photos/"+oddKeys[0], "", nil, nil); string(body) != "old" {
 			t.Errorf("%s", body)
 		}
-		if resp, body := s.ask(t, "PUT", "/photos/"+oddKeys[0], "", nil, []byte("new")); resp.StatusCode != http.StatusOK {
+		if resp, body := s.ask(t, "PUT", "/photos/"+oddKeys[0], "", nil, []byte("new")); resp.StatusCode !=
+			http.StatusOK {
 			t.Fatalf("HTTP %d: %s", resp.StatusCode, body)
 		}
 	})
@@ -162,21 +172,25 @@ func TestWritesOutliveTheEndpoint(t *testing.T) {
 	}
 }
 
-// A client that has a part of another version gets all of this one (RFC 9110, 13.1.5), as from Amazon S3. versitygw does not look at it.
+// A client that has a part of another version gets all of this one (RFC 9110, 13.1.5), as from Amazon S3. versitygw
+// does not look at it.
 func TestIfRange(t *testing.T) {
 	_, shoal, _ := served(t, oddKeys[:3])
 	path, content := "/"+bucket+"/"+oddKeys[0], string(contentOf(oddKeys[0]))
 	resp, _ := shoal.ask(t, "HEAD", path, "", nil, nil)
 	etag, modified := resp.Header.Get("ETag"), resp.Header.Get("Last-Modified")
-	for of, same := range map[string]bool{etag: true, modified: true, `"other"`: false, "W/" + etag: false, "Mon, 01 Jan 2024 00:00:00 GMT": false} {
+	for of, same := range map[string]bool{etag: true, modified: true, `"other"`: false, "W/" + etag: false,
+		"Mon, 01 Jan 2024 00:00:00 GMT": false} {
 		for _, method := range []string{"GET", "HEAD"} {
 			want, status := content, http.StatusOK
 			if same {
 				want, status = content[:4], http.StatusPartialContent
 			}
 			resp, body := shoal.ask(t, method, path, "", map[string]string{"Range": "bytes=0-3", "If-Range": of}, nil)
-			if resp.StatusCode != status || resp.ContentLength != int64(len(want)) || method == "GET" && string(body) != want {
-				t.Errorf("%s If-Range: %s: HTTP %d, %d bytes, %q", method, of, resp.StatusCode, resp.ContentLength, body)
+			if resp.StatusCode != status || resp.ContentLength != int64(len(want)) ||
+				method == "GET" && string(body) != want {
+				t.Errorf("%s If-Range: %s: HTTP %d, %d bytes, %q", method, of, resp.StatusCode,
+					resp.ContentLength, body)
 			}
 		}
 	}
@@ -191,7 +205,8 @@ func TestHoistedHeaders(t *testing.T) {
 		must(t, err)
 		return shoal.do(t, signer.PreSignV4(*req, access, secret, "", s3server.Region, 60))
 	}
-	if resp, body := presigned("PUT", "train/hoisted", "x-amz-meta-color=red&X-Amz-Meta-Size=10%20cm&x-id=PutObject"); resp.StatusCode != http.StatusOK {
+	if resp, body := presigned("PUT", "train/hoisted",
+		"x-amz-meta-color=red&X-Amz-Meta-Size=10%20cm&x-id=PutObject"); resp.StatusCode != http.StatusOK {
 		t.Fatalf("HTTP %d: %s", resp.StatusCode, body)
 	}
 	o, err := origin.client.StatObject(t.Context(), bucket, "train/hoisted", minio.StatObjectOptions{})
@@ -200,10 +215,12 @@ func TestHoistedHeaders(t *testing.T) {
 		t.Errorf("%v", o.UserMetadata)
 	}
 	for _, name := range []string{"x-amz-copy-source", "X-Amz-Copy-Source"} {
-		if resp, body := presigned("PUT", "train/stolen", name+"=/other/secret"); resp.StatusCode != http.StatusForbidden || code(body) != "AccessDenied" {
+		if resp, body := presigned("PUT", "train/stolen", name+"=/other/secret"); resp.StatusCode !=
+			http.StatusForbidden || code(body) != "AccessDenied" {
 			t.Errorf("%s: HTTP %d: %s", name, resp.StatusCode, body)
 		}
-		if resp, body := shoal.ask(t, "PUT", "/photos/train/stolen", name+"=%2Fother%2Fsecret", nil, nil); resp.StatusCode != http.StatusForbidden || code(body) != "AccessDenied" {
+		if resp, body := shoal.ask(t, "PUT", "/photos/train/stolen", name+"=%2Fother%2Fsecret", nil,
+			nil); resp.StatusCode != http.StatusForbidden || code(body) != "AccessDenied" {
 			t.Errorf("%s: HTTP %d: %s", name, resp.StatusCode, body)
 		}
 	}
@@ -242,7 +259,8 @@ func TestRefused(t *testing.T) {
 	} {
 		resp, body := shoal.ask(t, c.method, c.path, c.query, c.header, nil)
 		if resp.StatusCode != c.status || code(body) != c.code {
-			t.Errorf("%s %s?%s %v: HTTP %d %s, want %d %s", c.method, c.path, c.query, c.header, resp.StatusCode, body, c.status, c.code)
+			t.Errorf("%s %s?%s %v: HTTP %d %s, want %d %s", c.method, c.path, c.query, c.header, resp.StatusCode, body,
+				c.status, c.code)
 		}
 	}
 }
@@ -256,7 +274,8 @@ func TestUnsigned(t *testing.T) {
 	keys, err := s3api.ParseKeys(strings.NewReader(access + " " + secret))
 	must(t, err)
 	only := serveLimited(t, keys, s3api.Limits{ReadOnly: true, Connections: 1024}, e, origin, bucket)
-	if resp, body := only.ask(t, "PUT", "/photos/other", "", nil, []byte("x")); resp.StatusCode != 403 || !bytes.Contains(body, []byte("--s3-read-only")) {
+	if resp, body := only.ask(t, "PUT", "/photos/other", "", nil, []byte("x")); resp.StatusCode != 403 ||
+		!bytes.Contains(body, []byte("--s3-read-only")) {
 		t.Errorf("a signed PUT to a read-only endpoint: HTTP %d %s", resp.StatusCode, body)
 	}
 	for _, c := range []struct {
@@ -284,7 +303,8 @@ func TestUnsigned(t *testing.T) {
 				status = 403
 			}
 			if resp, body := s.do(t, req); resp.StatusCode != status {
-				t.Errorf("%s %s at %s %v: HTTP %d %s, want %d", c.method, c.path, c.host, c.header, resp.StatusCode, body, status)
+				t.Errorf("%s %s at %s %v: HTTP %d %s, want %d", c.method, c.path, c.host, c.header, resp.StatusCode,
+					body, status)
 			}
 		}
 	}
@@ -315,22 +335,38 @@ func TestSignatures(t *testing.T) {
 		r    *http.Request
 		want string
 	}{
-		"signed":            {signed(request(hash), access, secret), ""},
-		"without a hash":    {signed(request(nil), access, secret), "InvalidRequest"},
-		"presigned":         {presigned(request(nil), 60), ""},
-		"unsigned":          {request(nil), "AccessDenied"},
-		"unknown key":       {signed(request(hash), "nobody", secret), "InvalidAccessKeyId"},
-		"wrong secret":      {signed(request(hash), access, "wrong"), "SignatureDoesNotMatch"},
-		"version 2":         {request(func(r *http.Request) { r.Header.Set("Authorization", "AWS a:b") }), "InvalidRequest"},
-		"other path":        {with(signed(request(hash), access, secret), func(r *http.Request) { r.URL.Path = "/photos/train/zero" }), "SignatureDoesNotMatch"},
-		"other method":      {with(signed(request(hash), access, secret), func(r *http.Request) { r.Method = "DELETE" }), "SignatureDoesNotMatch"},
-		"other query":       {with(presigned(request(nil), 60), func(r *http.Request) { r.URL.RawQuery += "&versionId=1" }), "SignatureDoesNotMatch"},
-		"a header more":     {with(signed(request(hash), access, secret), func(r *http.Request) { r.Header.Set("X-Amz-Acl", "public-read") }), "AccessDenied"},
-		"old":               {with(signed(request(hash), access, secret), func(r *http.Request) { r.Header.Set("X-Amz-Date", dateIn(t, r, -time.Hour)) }), "RequestTimeTooSkewed"},
-		"from tomorrow":     {with(signed(request(hash), access, secret), func(r *http.Request) { r.Header.Set("X-Amz-Date", dateIn(t, r, time.Hour)) }), "RequestTimeTooSkewed"},
-		"signed in chunks":  {signed(request(func(r *http.Request) { r.Header.Set("X-Amz-Content-Sha256", "STREAMING-AWS4-HMAC-SHA256-PAYLOAD") }), access, secret), "IncompleteBody"},
+		"signed":         {signed(request(hash), access, secret), ""},
+		"without a hash": {signed(request(nil), access, secret), "InvalidRequest"},
+		"presigned":      {presigned(request(nil), 60), ""},
+		"unsigned":       {request(nil), "AccessDenied"},
+		"unknown key":    {signed(request(hash), "nobody", secret), "InvalidAccessKeyId"},
+		"wrong secret":   {signed(request(hash), access, "wrong"), "SignatureDoesNotMatch"},
+		"version 2": {request(func(r *http.Request) { r.Header.Set("Authorization", "AWS a:b") }),
+			"InvalidRequest"},
+		"other path": {with(signed(request(hash), access, secret), func(r *http.Request) {
+			r.URL.Path = "/photos/train/zero"
+		}), "SignatureDoesNotMatch"},
+		"other method": {with(signed(request(hash), access, secret), func(r *http.Request) {
+			r.Method = "DELETE"
+		}), "SignatureDoesNotMatch"},
+		"other query": {with(presigned(request(nil), 60), func(r *http.Request) {
+			r.URL.RawQuery += "&versionId=1"
+		}), "SignatureDoesNotMatch"},
+		"a header more": {with(signed(request(hash), access, secret), func(r *http.Request) {
+			r.Header.Set("X-Amz-Acl", "public-read")
+		}), "AccessDenied"},
+		"old": {with(signed(request(hash), access, secret), func(r *http.Request) {
+			r.Header.Set("X-Amz-Date", dateIn(t, r, -time.Hour))
+		}), "RequestTimeTooSkewed"},
+		"from tomorrow": {with(signed(request(hash), access, secret), func(r *http.Request) {
+			r.Header.Set("X-Amz-Date", dateIn(t, r, time.Hour))
+		}), "RequestTimeTooSkewed"},
+		"signed in chunks": {signed(request(func(r *http.Request) {
+			r.Header.Set("X-Amz-Content-Sha256", "STREAMING-AWS4-HMAC-SHA256-PAYLOAD")
+		}), access, secret), "IncompleteBody"},
 		"presigned forever": {presigned(request(nil), 8*24*3600), "AuthorizationQueryParametersError"},
-		"half presigned":    {request(func(r *http.Request) { r.URL.RawQuery = "X-Amz-Signature=00" }), "AuthorizationQueryParametersError"},
+		"half presigned": {request(func(r *http.Request) { r.URL.RawQuery = "X-Amz-Signature=00" }),
+			"AuthorizationQueryParametersError"},
 	} {
 		resp, body := shoal.do(t, c.r)
 		if got := code(body); got != c.want || (resp.StatusCode == http.StatusOK) != (c.want == "") {
@@ -405,10 +441,12 @@ func TestSignedChunks(t *testing.T) {
 		want = make([]byte, size)
 		_, _ = rand.NewChaCha8([32]byte{1}).Read(want)
 		c, err := minio.New(strings.TrimPrefix(shoal.url, "http://"), &minio.Options{
-			Creds: credentials.NewStaticV4(access, secret, ""), Region: s3server.Region, Transport: flipped{at}, TrailingHeaders: trailer, MaxRetries: 1,
+			Creds: credentials.NewStaticV4(access, secret, ""), Region: s3server.Region, Transport: flipped{at},
+			TrailingHeaders: trailer, MaxRetries: 1,
 		})
 		must(t, err)
-		_, err = c.PutObject(t.Context(), bucket, oddKeys[0], bytes.NewReader(want), int64(size), minio.PutObjectOptions{PartSize: 5 << 20})
+		_, err = c.PutObject(t.Context(), bucket, oddKeys[0], bytes.NewReader(want), int64(size),
+			minio.PutObjectOptions{PartSize: 5 << 20})
 		return want, err
 	}
 	read := func(s side) []byte {
@@ -513,8 +551,10 @@ func TestFolder(t *testing.T) {
 		t.Errorf("%q, %v", location, err)
 	}
 	for _, c := range []struct{ method, path, query, code string }{
-		{"GET", "/photos/a0", "", ""}, {"GET", "/photos/a", "", "NoSuchKey"}, {"PUT", "/photos/a0", "", "AccessDenied"}, {"DELETE", "/photos/a0", "", "AccessDenied"},
-		{"GET", "/photos/a0", "versionId=1", "NotImplemented"}, {"GET", "/photos", "uploads=", "NotImplemented"}, {"GET", "/photos", "continuation-token=x&list-type=2", "InvalidArgument"},
+		{"GET", "/photos/a0", "", ""}, {"GET", "/photos/a", "", "NoSuchKey"}, {"PUT", "/photos/a0", "", "AccessDenied"},
+		{"DELETE", "/photos/a0", "", "AccessDenied"},
+		{"GET", "/photos/a0", "versionId=1", "NotImplemented"}, {"GET", "/photos", "uploads=", "NotImplemented"},
+		{"GET", "/photos", "continuation-token=x&list-type=2", "InvalidArgument"},
 	} {
 		if _, body := s.ask(t, c.method, c.path, c.query, nil, nil); code(body) != c.code {
 			t.Errorf("%s %s?%s: %s, want %q", c.method, c.path, c.query, body, c.code)

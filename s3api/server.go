@@ -103,10 +103,12 @@ type Server struct {
 
 // New returns a server without datasets. Without keys, requests need no signature.
 func New(keys Keys, may Limits, log *slog.Logger) *Server {
-	s := &Server{keys: keys, may: may, log: log, began: time.Now(), conns: &conns{most: max(may.Connections, 1), freed: make(chan struct{}, 1), all: map[net.Conn]*place{}}}
+	s := &Server{keys: keys, may: may, log: log, began: time.Now(),
+		conns: &conns{most: max(may.Connections, 1), freed: make(chan struct{}, 1), all: map[net.Conn]*place{}}}
 	s.http = &http.Server{
-		Handler: s, DisableGeneralOptionsHandler: true, MaxHeaderBytes: maxHeader, ReadHeaderTimeout: headerTime, IdleTimeout: idleTime,
-		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		Handler: s, DisableGeneralOptionsHandler: true, MaxHeaderBytes: maxHeader, ReadHeaderTimeout: headerTime,
+		IdleTimeout: idleTime,
+		ErrorLog:    slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			return context.WithValue(ctx, readerKey{}, &reader{number: s.readers.Add(1), conn: c})
 		},
@@ -129,7 +131,8 @@ func (s *Server) Add(o Served) (remove func(ctx context.Context), err error) {
 	defer s.mu.Unlock()
 	for _, d := range s.sets {
 		if d.Bucket == o.Bucket && d.Where != o.Where {
-			return nil, fmt.Errorf("S3 endpoint: it serves bucket %s of %s already, and one of that name of %s has to be served at another address", o.Bucket, d.Where, o.Where)
+			return nil, fmt.Errorf("S3 endpoint: it serves bucket %s of %s already, and one of that name of %s has "+
+				"to be served at another address", o.Bucket, d.Where, o.Where)
 		}
 	}
 	d := &dataset{Served: o, server: s, opens: opens{data: o.Dataset}}
@@ -143,7 +146,8 @@ func (s *Server) Add(o Served) (remove func(ctx context.Context), err error) {
 	everywhere.sets = append(everywhere.sets, d)
 	everywhere.Unlock()
 	if d.Stale() {
-		s.log.Warn("keys were written through an endpoint that has ended: all go to the origin until a refresh", "source", d.Where, "prefix", d.Prefix)
+		s.log.Warn("keys were written through an endpoint that has ended: all go to the origin until a refresh",
+			"source", d.Where, "prefix", d.Prefix)
 		d.written.mu.Lock()
 		d.written.all = &change{ended: time.Now()}
 		d.written.mu.Unlock()
@@ -189,7 +193,8 @@ func (d *dataset) changing(keys []string) (end func(), err error) {
 	return func() {
 		again, err := d.mark(keys)
 		if err != nil {
-			d.server.log.Warn("the saved listing could not be marked as stale: run shoal refresh after the next start", "cause", err)
+			d.server.log.Warn(
+				"the saved listing could not be marked as stale: run shoal refresh after the next start", "cause", err)
 		}
 		begun()
 		again()
@@ -391,7 +396,8 @@ func (s *Server) admit(r *http.Request, query url.Values) error {
 		return denied("The unsigned endpoint serves localhost only")
 	}
 	if page(r) {
-		return denied("The unsigned endpoint does not serve web pages: a browser asks for one of another address, or opens this one")
+		return denied("The unsigned endpoint does not serve web pages: a browser asks for one of another address, or " +
+			"opens this one")
 	}
 	for name := range query {
 		if strings.HasPrefix(name, "response-") {
@@ -401,8 +407,8 @@ func (s *Server) admit(r *http.Request, query url.Values) error {
 	return unchunk(r, nil)
 }
 
-// page reports whether a browser asks for something that it shows or runs, or on behalf of a page of another origin. It says so by
-// Sec-Fetch-*; browsers that do not send these name the page in Origin or Referer.
+// page reports whether a browser asks for something that it shows or runs, or on behalf of a page of another origin. It
+// says so by Sec-Fetch-*; browsers that do not send these name the page in Origin or Referer.
 func page(r *http.Request) bool {
 	site, mode, dest := r.Header.Get("Sec-Fetch-Site"), r.Header.Get("Sec-Fetch-Mode"), r.Header.Get("Sec-Fetch-Dest")
 	if site != "" && site != "same-origin" || mode == "navigate" || mode == "no-cors" || dest != "" && dest != "empty" {
@@ -418,8 +424,8 @@ func page(r *http.Request) bool {
 	return false
 }
 
-// inert keeps a browser from taking an answer for a page, or for a part of one of another origin: an object may hold HTML, and anybody
-// may have written it.
+// inert keeps a browser from taking an answer for a page, or for a part of one of another origin: an object may hold
+// HTML, and anybody may have written it.
 func inert(h http.Header) {
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Content-Security-Policy", "sandbox")
@@ -438,7 +444,8 @@ func LoopbackName(host string) bool {
 
 // within reports whether a key stays below its bucket if a server or proxy on the way to the origin cleans its path.
 func within(bucket, key string) bool {
-	return key == "" || strings.Trim(key, "/") != "" && strings.HasPrefix(pathpkg.Join("/", bucket, key), "/"+bucket+"/")
+	return key == "" || strings.Trim(key, "/") != "" && strings.HasPrefix(pathpkg.Join("/", bucket, key),
+		"/"+bucket+"/")
 }
 
 // dotted reports whether a key may become another on the way to the origin.
@@ -446,7 +453,8 @@ func dotted(key string) bool {
 	return slices.ContainsFunc(strings.Split(key, "/"), func(part string) bool { return part == "." || part == ".." })
 }
 
-// unhoist makes headers of the parameters that stand for them, as presigned requests have them, and drops the operation's name.
+// unhoist makes headers of the parameters that stand for them, as presigned requests have them, and drops the
+// operation's name.
 func unhoist(h http.Header, query url.Values) {
 	for name, values := range query {
 		if strings.HasPrefix(strings.ToLower(name), "x-amz-") {
@@ -459,7 +467,8 @@ func unhoist(h http.Header, query url.Values) {
 
 // plain reports whether a request is for an object as it is, and not for a version, a part or another sub-resource.
 func plain(r *http.Request, query url.Values) bool {
-	return len(query) == 0 && r.Header.Get("X-Amz-Server-Side-Encryption-Customer-Key") == "" && r.Header.Get("X-Amz-Expected-Bucket-Owner") == ""
+	return len(query) == 0 && r.Header.Get("X-Amz-Server-Side-Encryption-Customer-Key") == "" &&
+		r.Header.Get("X-Amz-Expected-Bucket-Owner") == ""
 }
 
 // held finds a key in the manifest, if the endpoint may answer for it.
@@ -490,7 +499,8 @@ func (d *dataset) catchUp() {
 	d.written.listed(at)
 	if d.written.below("") { // after the listing began: what it saved is stale again
 		if err := d.MarkStale([]string{d.Prefix}); err != nil {
-			d.server.log.Warn("the saved listing could not be marked as stale: run shoal refresh after the next start", "cause", err)
+			d.server.log.Warn(
+				"the saved listing could not be marked as stale: run shoal refresh after the next start", "cause", err)
 		}
 	}
 }
@@ -506,7 +516,8 @@ func (d *dataset) treeOf(m *catalog.Manifest) *tree {
 }
 
 // listParameters are those of a listing. Any other makes a GET of the bucket one of a sub-resource.
-var listParameters = []string{"list-type", "prefix", "delimiter", "max-keys", "continuation-token", "start-after", "marker", "encoding-type", "fetch-owner"}
+var listParameters = []string{"list-type", "prefix", "delimiter", "max-keys", "continuation-token", "start-after",
+	"marker", "encoding-type", "fetch-owner"}
 
 // bucket answers a GET or HEAD of the bucket.
 func (d *dataset) bucket(w http.ResponseWriter, r *http.Request, query url.Values) error {
@@ -556,7 +567,8 @@ func Listen(addr string, signed bool) (net.Listener, error) {
 		return nil, fmt.Errorf("S3 endpoint: %w (write HOST:PORT, such as 127.0.0.1:9000)", err)
 	}
 	if !signed && !a.IP.IsLoopback() {
-		return nil, fmt.Errorf("S3 endpoint %s: other machines can reach it, and requests would need no signature (give --s3-keys, or an address such as 127.0.0.1:%d)", addr, a.Port)
+		return nil, fmt.Errorf("S3 endpoint %s: other machines can reach it, and requests would need no signature "+
+			"(give --s3-keys, or an address such as 127.0.0.1:%d)", addr, a.Port)
 	}
 	l, err := net.ListenTCP("tcp", a)
 	if errors.Is(err, syscall.EADDRINUSE) {

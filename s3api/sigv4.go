@@ -64,7 +64,8 @@ func ParseKeys(r io.Reader) (Keys, error) {
 			continue
 		}
 		if len(f) != 2 {
-			return nil, fmt.Errorf("line %d: write an access key, a space and its secret", n) // without the text: it may be a secret
+			// without the text: it may be a secret
+			return nil, fmt.Errorf("line %d: write an access key, a space and its secret", n)
 		}
 		if _, twice := keys[f[0]]; twice {
 			return nil, fmt.Errorf("line %d: this access key has a secret already", n)
@@ -92,8 +93,8 @@ type signature struct {
 	expires   time.Duration // of a presigned one
 }
 
-// verify checks a request's signature against keys at the time now. A body in signed chunks is replaced with its content,
-// which is checked as it is read.
+// verify checks a request's signature against keys at the time now. A body in signed chunks is replaced with its
+// content, which is checked as it is read.
 func (keys Keys) verify(r *http.Request, query url.Values, now time.Time) error {
 	s, err := parseSignature(r, query)
 	if err != nil {
@@ -110,7 +111,8 @@ func (keys Keys) verify(r *http.Request, query url.Values, now time.Time) error 
 		return err
 	}
 	digest := sha256.Sum256([]byte(s.canonical(r, query)))
-	c := &chain{key: secret.signingKey(s.scope[0], s.scope[1]), date: s.date.Format(amzTime), scope: strings.Join(s.scope[:], "/"), last: hex.EncodeToString(s.sum)}
+	c := &chain{key: secret.signingKey(s.scope[0], s.scope[1]), date: s.date.Format(amzTime),
+		scope: strings.Join(s.scope[:], "/"), last: hex.EncodeToString(s.sum)}
 	mac := hmac.New(sha256.New, c.key)
 	mac.Write([]byte(algorithm + "\n" + c.date + "\n" + c.scope + "\n" + hex.EncodeToString(digest[:])))
 	if !hmac.Equal(mac.Sum(nil), s.sum) {
@@ -139,7 +141,8 @@ func parseSignature(r *http.Request, query url.Values) (s signature, err error) 
 		}
 	}
 	if s.payload = r.Header.Get("X-Amz-Content-Sha256"); s.payload == "" {
-		return s, &apiError{http.StatusBadRequest, "InvalidRequest", "Missing required header for this request: x-amz-content-sha256"}
+		return s, &apiError{http.StatusBadRequest, "InvalidRequest",
+			"Missing required header for this request: x-amz-content-sha256"}
 	}
 	return s, s.checkDay()
 }
@@ -148,7 +151,8 @@ func parseSignature(r *http.Request, query url.Values) (s signature, err error) 
 func parseAuthorization(text string) (s signature, err error) {
 	rest, ok := strings.CutPrefix(text, algorithm+" ")
 	if !ok {
-		return s, &apiError{http.StatusBadRequest, "InvalidRequest", "The authorization mechanism you have provided is not supported. Please use " + algorithm + "."}
+		return s, &apiError{http.StatusBadRequest, "InvalidRequest",
+			"The authorization mechanism you have provided is not supported. Please use " + algorithm + "."}
 	}
 	fields := map[string]string{}
 	for part := range strings.SplitSeq(rest, ",") {
@@ -166,15 +170,18 @@ func parsePresigned(query url.Values) (s signature, err error) {
 	malformed := func(text string) error {
 		return &apiError{http.StatusBadRequest, "AuthorizationQueryParametersError", text}
 	}
-	for _, name := range []string{"X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-Signature", "X-Amz-Date", "X-Amz-SignedHeaders", "X-Amz-Expires"} {
+	for _, name := range []string{"X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-Signature", "X-Amz-Date",
+		"X-Amz-SignedHeaders", "X-Amz-Expires"} {
 		if len(query[name]) != 1 {
-			return s, malformed("Query-string authentication version 4 requires the X-Amz-Algorithm, X-Amz-Credential, X-Amz-Signature, X-Amz-Date, X-Amz-SignedHeaders, and X-Amz-Expires parameters.")
+			return s, malformed("Query-string authentication version 4 requires the X-Amz-Algorithm, " +
+				"X-Amz-Credential, X-Amz-Signature, X-Amz-Date, X-Amz-SignedHeaders, and X-Amz-Expires parameters.")
 		}
 	}
 	if query.Get("X-Amz-Algorithm") != algorithm {
 		return s, malformed("X-Amz-Algorithm only supports " + algorithm)
 	}
-	if err := s.fill(query.Get("X-Amz-Credential"), query.Get("X-Amz-SignedHeaders"), query.Get("X-Amz-Signature")); err != nil {
+	if err := s.fill(query.Get("X-Amz-Credential"), query.Get("X-Amz-SignedHeaders"),
+		query.Get("X-Amz-Signature")); err != nil {
 		return s, malformed(err.(*apiError).message) //nolint:errorlint // fill has no other
 	}
 	if s.date, err = time.Parse(amzTime, query.Get("X-Amz-Date")); err != nil {

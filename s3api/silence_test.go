@@ -45,15 +45,17 @@ func (g gate) ReadAt(ctx context.Context, m *catalog.Manifest, file int, p []byt
 	return g.Dataset.ReadAt(ctx, m, file, p, off)
 }
 
-// A client that ends a connection in silence hears a word each second while bytes are fetched: before the first of them an informational
-// answer, if it is of the AWS Common Runtime, and then some of those that are there.
+// A client that ends a connection in silence hears a word each second while bytes are fetched: before the first of them
+// an informational answer, if it is of the AWS Common Runtime, and then some of those that are there.
 func TestNoSilence(t *testing.T) {
 	origin, _, e := served(t, nil, "train/big.bin")
 	_, want := origin.ask(t, "GET", "/"+bucket+"/train/big.bin", "", nil, nil)
 	get := func(at int64, agent string, whileShut func(s *s3api.Server, in *bufio.Reader)) {
 		t.Helper()
-		s, g := s3api.New(nil, s3api.Limits{Connections: 8}, slog.New(slog.DiscardHandler)), gate{e, at, make(chan struct{})}
-		remove, err := s.Add(s3api.Served{Dataset: g, Bucket: bucket, Prefix: e.Manifest().Prefix(), Where: "the origin"})
+		s, g := s3api.New(nil, s3api.Limits{Connections: 8}, slog.New(slog.DiscardHandler)),
+			gate{e, at, make(chan struct{})}
+		remove, err := s.Add(s3api.Served{Dataset: g, Bucket: bucket, Prefix: e.Manifest().Prefix(),
+			Where: "the origin"})
 		must(t, err)
 		l, err := s3api.Listen("127.0.0.1:0", false)
 		must(t, err)
@@ -62,7 +64,8 @@ func TestNoSilence(t *testing.T) {
 		conn, err := net.Dial("tcp", l.Addr().String())
 		must(t, err)
 		must(t, conn.SetDeadline(time.Now().Add(5*time.Minute)))
-		_, err = fmt.Fprintf(conn, "GET /%s/train/big.bin HTTP/1.1\r\nHost: localhost\r\nUser-Agent: %s\r\n\r\n", bucket, agent)
+		_, err = fmt.Fprintf(conn, "GET /%s/train/big.bin HTTP/1.1\r\nHost: localhost\r\nUser-Agent: %s\r\n\r\n",
+			bucket, agent)
 		must(t, err)
 		in := bufio.NewReader(conn)
 		received := make(chan error, 1)
@@ -142,13 +145,15 @@ func (d defect) ReadAt(ctx context.Context, m *catalog.Manifest, file int, p []b
 	return d.Dataset.ReadAt(ctx, m, file, p, off)
 }
 
-// A panic in a read costs that request, and is logged: before the first byte the answer is an error, and then the connection breaks.
+// A panic in a read costs that request, and is logged: before the first byte the answer is an error, and then the
+// connection breaks.
 func TestPanicInARead(t *testing.T) {
 	_, _, e := served(t, nil, "train/big.bin")
 	for _, at := range []int64{0, 1 << 20} {
 		var log bytes.Buffer
 		s := s3api.New(nil, s3api.Limits{Connections: 8}, slog.New(slog.NewTextHandler(&log, nil)))
-		remove, err := s.Add(s3api.Served{Dataset: defect{e, at}, Bucket: bucket, Prefix: e.Manifest().Prefix(), Where: "the origin"})
+		remove, err := s.Add(s3api.Served{Dataset: defect{e, at}, Bucket: bucket, Prefix: e.Manifest().Prefix(),
+			Where: "the origin"})
 		must(t, err)
 		l, err := s3api.Listen("127.0.0.1:0", false)
 		must(t, err)
@@ -159,14 +164,17 @@ func TestPanicInARead(t *testing.T) {
 			must(t, err)
 			got, err := io.ReadAll(resp.Body)
 			_ = resp.Body.Close()
-			if at == 0 && (resp.StatusCode != http.StatusInternalServerError || !bytes.Contains(got, []byte("InternalError"))) || at > 0 && (resp.StatusCode != http.StatusOK || err == nil) {
+			if at == 0 && (resp.StatusCode != http.StatusInternalServerError ||
+				!bytes.Contains(got, []byte("InternalError"))) || at > 0 && (resp.StatusCode != http.StatusOK ||
+				err == nil) {
 				t.Errorf("a panic at %d: %s, %v, %.200q", at, resp.Status, err, got)
 			}
 		}
 		s.Close(t.Context())
 		remove(t.Context())
 		must(t, <-done)
-		if n := strings.Count(log.String(), "silence_test.go"); n != 2 || !strings.Contains(log.String(), "level=ERROR") {
+		if n := strings.Count(log.String(), "silence_test.go"); n != 2 ||
+			!strings.Contains(log.String(), "level=ERROR") {
 			t.Errorf("%d stacks in the log:\n%s", n, log.String())
 		}
 	}
@@ -215,15 +223,18 @@ func (failing) ReadAt(context.Context, *catalog.Manifest, int, []byte, int64) (i
 	return 0, &objstore.Error{Op: "read", Key: "any", Kind: objstore.KindDenied, Err: errors.New("a policy")}
 }
 
-// An error has no metadata of the object: clients would check its text against the object's checksum, and caches keep it.
+// An error has no metadata of the object: clients would check its text against the object's checksum, and caches keep
+// it.
 func TestErrorsHaveNoMetadata(t *testing.T) {
 	_, _, e := served(t, oddKeys[:3])
 	store, _ := e.Origin()
 	s := serve(t, failing{e}, store, bucket)
 	for range 2 { // the first HEAD has the origin's metadata kept
 		s.ask(t, "HEAD", "/photos/"+oddKeys[0], "", map[string]string{"X-Amz-Checksum-Mode": "ENABLED"}, nil)
-		resp, text := s.ask(t, "GET", "/photos/"+oddKeys[0], "", map[string]string{"X-Amz-Checksum-Mode": "ENABLED", "Range": "bytes=0-0"}, nil)
-		if resp.StatusCode != http.StatusForbidden || resp.Header.Get("Content-Range") != "" || resp.Header.Get("Accept-Ranges") != "" || resp.Header.Get("Content-Type") != "application/xml" {
+		resp, text := s.ask(t, "GET", "/photos/"+oddKeys[0],
+			"", map[string]string{"X-Amz-Checksum-Mode": "ENABLED", "Range": "bytes=0-0"}, nil)
+		if resp.StatusCode != http.StatusForbidden || resp.Header.Get("Content-Range") != "" ||
+			resp.Header.Get("Accept-Ranges") != "" || resp.Header.Get("Content-Type") != "application/xml" {
 			t.Errorf("HTTP %d, %v, %s", resp.StatusCode, resp.Header, text)
 		}
 	}

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// upload is the body of a request. It is read as long as the client goes on sending, and until the request is answered: net/http's
-// transport may go on reading after an early answer of the origin.
+// upload is the body of a request. It is read as long as the client goes on sending, and until the request is answered:
+// net/http's transport may go on reading after an early answer of the origin.
 type upload struct {
 	io.ReadCloser
 	control *http.ResponseController
@@ -66,8 +66,8 @@ func (u *upload) end() {
 	_ = u.control.SetReadDeadline(time.Time{})
 }
 
-// rest reads what is left of a body that was answered early: most clients see the answer only when they have sent all, and otherwise a
-// broken connection instead of it.
+// rest reads what is left of a body that was answered early: most clients see the answer only when they have sent all,
+// and otherwise a broken connection instead of it.
 func (u *upload) rest() {
 	_ = u.control.Flush()
 	u.end()

@@ -31,12 +31,14 @@ func TestWritesOutliveARefresh(t *testing.T) {
 	client, err := s3server.Client(srv.URL, 2)
 	must(t, err)
 	must(t, client.MakeBucket(t.Context(), bucket, minio.MakeBucketOptions{}))
-	_, err = client.PutObject(t.Context(), bucket, "train/1.jpg", strings.NewReader("the first"), 9, minio.PutObjectOptions{})
+	_, err = client.PutObject(t.Context(), bucket, "train/1.jpg", strings.NewReader("the first"), 9,
+		minio.PutObjectOptions{})
 	must(t, err)
 	dir := filepath.Join(t.TempDir(), "cache")
 	put := func(s side, text string) {
 		t.Helper()
-		if resp, body := s.ask(t, "PUT", "/photos/train/1.jpg", "", nil, []byte(text)); resp.StatusCode != http.StatusOK {
+		if resp, body := s.ask(t, "PUT", "/photos/train/1.jpg", "", nil, []byte(text)); resp.StatusCode !=
+			http.StatusOK {
 			t.Fatalf("HTTP %d: %s", resp.StatusCode, body)
 		}
 	}
@@ -110,8 +112,8 @@ func TestWritesAreSeenElsewhere(t *testing.T) {
 	}
 }
 
-// Another node's listing that began before a write, and reaches this one after it, does not bring the old bytes back: not at once, and
-// not after a kill.
+// Another node's listing that began before a write, and reaches this one after it, does not bring the old bytes back:
+// not at once, and not after a kill.
 func TestWritesOutliveAListOfTheCluster(t *testing.T) {
 	if _, err := etcd.FindBinary(); err != nil {
 		t.Skip(err)
@@ -126,7 +128,8 @@ func TestWritesOutliveAListOfTheCluster(t *testing.T) {
 	must(t, err)
 	must(t, client.MakeBucket(t.Context(), bucket, minio.MakeBucketOptions{}))
 	store := func(key, text string) {
-		_, err := client.PutObject(t.Context(), bucket, key, strings.NewReader(text), int64(len(text)), minio.PutObjectOptions{})
+		_, err := client.PutObject(t.Context(), bucket, key, strings.NewReader(text), int64(len(text)),
+			minio.PutObjectOptions{})
 		must(t, err)
 	}
 	store("train/1.jpg", "the first")
@@ -138,7 +141,8 @@ func TestWritesOutliveAListOfTheCluster(t *testing.T) {
 	transport := &http.Transport{}
 	t.Cleanup(transport.CloseIdleConnections)
 	through := &httputil.ReverseProxy{Transport: transport}
-	through.Rewrite = func(r *httputil.ProxyRequest) { r.Out.URL.Scheme, r.Out.URL.Host = to.Scheme, to.Host } // and not the name that is signed
+	// and not the name that is signed
+	through.Rewrite = func(r *httputil.ProxyRequest) { r.Out.URL.Scheme, r.Out.URL.Host = to.Scheme, to.Host }
 	through.ModifyResponse = func(resp *http.Response) error {
 		if resp.Request.URL.Query().Get("delimiter") != "/" || !slow.CompareAndSwap(true, false) {
 			return nil
@@ -170,7 +174,8 @@ func TestWritesOutliveAListOfTheCluster(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { _, err := b.Refresh(context.Background()); done <- err }()
 	<-listed
-	if resp, body := s.ask(t, "PUT", "/photos/train/1.jpg", "", nil, []byte("the second")); resp.StatusCode != http.StatusOK {
+	if resp, body := s.ask(t, "PUT", "/photos/train/1.jpg", "", nil, []byte("the second")); resp.StatusCode !=
+		http.StatusOK {
 		t.Fatalf("HTTP %d: %s", resp.StatusCode, body)
 	}
 	if got := read(); got != "the second" {

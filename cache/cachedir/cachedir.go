@@ -90,8 +90,8 @@ const (
 // LeastMemory is the least Options.Memory, in bytes.
 const LeastMemory = overhead + (minLedger*4+2)/3
 
-// RoundUp formats a number of bytes for a flag, rounded up to whole MiB, or GiB if that is exact enough: the size that an error
-// recommends must be enough.
+// RoundUp formats a number of bytes for a flag, rounded up to whole MiB, or GiB if that is exact enough: the size that
+// an error recommends must be enough.
 func RoundUp(n int64) string {
 	if n >= 100<<30 {
 		return fmt.Sprintf("%dGiB", (n+1<<30-1)>>30)
@@ -122,7 +122,8 @@ var (
 func Open(o Options) (_ *Dir, err error) {
 	o.Logger = cmp.Or(o.Logger, slog.Default())
 	if o.Memory < LeastMemory {
-		return nil, fmt.Errorf("--memory %s is too little for the daemon itself; give at least %s", humanize.IBytes(uint64(max(o.Memory, 0))), RoundUp(LeastMemory))
+		return nil, fmt.Errorf("--memory %s is too little for the daemon itself; give at least %s",
+			humanize.IBytes(uint64(max(o.Memory, 0))), RoundUp(LeastMemory))
 	}
 	d := &Dir{o: o, open: map[[16]byte]bool{}, idle: map[[16]byte]int64{}}
 	d.limitHeap()
@@ -141,7 +142,8 @@ func Open(o Options) (_ *Dir, err error) {
 	if d.Catalog, err = catalog.Open(o.Path, catalog.Options{Logger: o.Logger, Key: d.Key, Held: o.Held}); err != nil {
 		return nil, err
 	}
-	d.Cache = cache.New(cache.Options{Memory: ledgerOf(o.Memory), Disk: max(d.diskLimit(), 1), OnFull: d.makeRoom, Logger: o.Logger})
+	d.Cache = cache.New(cache.Options{Memory: ledgerOf(o.Memory), Disk: max(d.diskLimit(), 1), OnFull: d.makeRoom,
+		Logger: o.Logger})
 	if err := d.findIdle(); err != nil {
 		return nil, err
 	}
@@ -152,17 +154,20 @@ func Open(o Options) (_ *Dir, err error) {
 }
 
 // wrongKind are the errors of an entry that is of another kind than it should be.
-var wrongKind = []error{syscall.EISDIR, syscall.ENOTDIR, syscall.EEXIST, syscall.ENOENT, syscall.ELOOP, syscall.ESPIPE, syscall.ENXIO, syscall.ENODEV}
+var wrongKind = []error{syscall.EISDIR, syscall.ENOTDIR, syscall.EEXIST, syscall.ENOENT, syscall.ELOOP, syscall.ESPIPE,
+	syscall.ENXIO, syscall.ENODEV}
 
-// WithRemedy adds the remedy to an error about a full or read-only disk, or about an entry of the cache directory that is not what it should be:
-// a folder instead of a file, the reverse, a link to nothing, a pipe.
+// WithRemedy adds the remedy to an error about a full or read-only disk, or about an entry of the cache directory that
+// is not what it should be: a folder instead of a file, the reverse, a link to nothing, a pipe.
 func WithRemedy(err error, dir string) error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT):
 		return fmt.Errorf("cache directory: %w (free space on the disk of %s, or give another --cache-dir)", err, dir)
 	case (errors.Is(err, syscall.EROFS) || errors.Is(err, syscall.EACCES)) && strings.Contains(err.Error(), dir+"/"):
 		return fmt.Errorf("cache directory: %w (make %s writable for this user, or give another --cache-dir)", err, dir)
-	case slices.ContainsFunc(wrongKind, func(e error) bool { return errors.Is(err, e) }) && strings.Contains(err.Error(), dir+"/"):
+	case slices.ContainsFunc(wrongKind, func(e error) bool {
+		return errors.Is(err, e)
+	}) && strings.Contains(err.Error(), dir+"/"):
 		return fmt.Errorf("%w (repair the cache directory with: shoal fsck %s --repair)", err, dir)
 	}
 	return err
@@ -192,8 +197,8 @@ type Need struct {
 	offHeap      int64 // of memory: manifest and layout
 }
 
-// Reserve reserves memory and disk for a version's metadata, and fails if it does not fit. layout may be nil. besides is the
-// memory that reading its shards needs.
+// Reserve reserves memory and disk for a version's metadata, and fails if it does not fit. layout may be nil. besides
+// is the memory that reading its shards needs.
 func (d *Dir) Reserve(m *catalog.Manifest, layout *catalog.Layout, besides int64) (n Need, err error) {
 	n.offHeap = m.FileSize()
 	if layout != nil {
@@ -218,8 +223,10 @@ func (d *Dir) reserve(n Need, files int) error {
 	ledger := d.Cache.Ledger()
 	if ledger.Limit()-n.memory < minLedger || !ledger.Withhold(n.memory) {
 		taken := ledgerOf(d.o.Memory) - ledger.Limit()
-		return fmt.Errorf("--memory %s is too little for %d files: metadata takes %s, what is open already %s, and the daemon %s; give at least %s",
-			humanize.IBytes(uint64(d.o.Memory)), files, humanize.IBytes(uint64(n.memory)), humanize.IBytes(uint64(taken)), humanize.IBytes(overhead), RoundUp(memoryFor(taken+n.memory+minLedger)))
+		return fmt.Errorf("--memory %s is too little for %d files: metadata takes %s, what is open already %s, and "+
+			"the daemon %s; give at least %s",
+			humanize.IBytes(uint64(d.o.Memory)), files, humanize.IBytes(uint64(n.memory)),
+			humanize.IBytes(uint64(taken)), humanize.IBytes(overhead), RoundUp(memoryFor(taken+n.memory+minLedger)))
 	}
 	d.charge(n.disk, n.offHeap)
 	return nil

@@ -45,7 +45,9 @@ func TestTheMemoryDemandedIsEnough(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		sizes := rapid.SliceOfN(rapid.Int64Range(1, 1<<36), 1, 4).Draw(t, "metadata")
 		reserve := func(memory int64) error {
-			d := &Dir{o: Options{Memory: memory}, Cache: cache.New(cache.Options{Memory: ledgerOf(memory), Disk: 1, Logger: slog.New(slog.DiscardHandler)})}
+			d := &Dir{o: Options{Memory: memory},
+				Cache: cache.New(cache.Options{Memory: ledgerOf(memory), Disk: 1,
+					Logger: slog.New(slog.DiscardHandler)})}
 			defer d.Cache.Close()
 			for _, n := range sizes {
 				if err := d.reserve(Need{memory: n}, 1); err != nil {

@@ -60,7 +60,8 @@ func (d *Dir) Find(text string) (Info, error) {
 	}
 	for _, i := range all {
 		plain, _, _ := strings.Cut(i.Source, "?")
-		if i.Source == text || plain == named || len(text) >= 4 && strings.HasPrefix(hex.EncodeToString(i.ID[:]), text) {
+		if i.Source == text || plain == named ||
+			len(text) >= 4 && strings.HasPrefix(hex.EncodeToString(i.ID[:]), text) {
 			found = append(found, i)
 		}
 	}
@@ -70,7 +71,9 @@ func (d *Dir) Find(text string) (Info, error) {
 	case 0:
 		return Info{}, fmt.Errorf("no dataset %q in %s (`shoal cache ls %s` lists them)", text, d.o.Path, d.o.Path)
 	}
-	return Info{}, fmt.Errorf("%q names %d datasets in %s (give the first digits of the id that `shoal cache ls` shows)", text, len(found), d.o.Path)
+	return Info{}, fmt.Errorf(
+		"%q names %d datasets in %s (give the first digits of the id that `shoal cache ls` shows)", text,
+		len(found), d.o.Path)
 }
 
 // Enter says that a dataset is open, or about to be: nothing else may drop its segments until Leave.
@@ -116,11 +119,12 @@ func (d *Dir) OpenDisk(v *cache.Volume, id [16]byte, title string, quota int64, 
 		defer delete(d.idle, id)
 		return d.idle[id]
 	}
-	return v.OpenDisk(d.segments(id), segment.Options{Key: d.Key, MaxBytes: quota, Counted: counted, Index: d.Catalog.Index(id), Logger: log})
+	return v.OpenDisk(d.segments(id),
+		segment.Options{Key: d.Key, MaxBytes: quota, Counted: counted, Index: d.Catalog.Index(id), Logger: log})
 }
 
-// Remove deletes a dataset from the directory. It must not be open, nor be opened before this returns. Its lists stay until the
-// catalog's next GC. A slow disk holds up nobody else.
+// Remove deletes a dataset from the directory. It must not be open, nor be opened before this returns. Its lists stay
+// until the catalog's next GC. A slow disk holds up nobody else.
 func (d *Dir) Remove(id [16]byte) error {
 	d.Enter(id) // others leave it alone
 	err := errors.Join(os.RemoveAll(d.segments(id)), d.Leave(id))
@@ -136,7 +140,9 @@ func (d *Dir) Rekey(s crypt.Secret) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.Key == nil {
-		return fmt.Errorf("%w: the cache in %s is not encrypted (remove the folder and begin with --encryption-key-file)", ErrEncryption, d.o.Path)
+		return fmt.Errorf(
+			"%w: the cache in %s is not encrypted (remove the folder and begin with --encryption-key-file)",
+			ErrEncryption, d.o.Path)
 	}
 	return d.Key.Rewrap(d.o.Path, s)
 }
@@ -148,9 +154,11 @@ func (d *Dir) Accepts(s *crypt.Secret) error {
 	case s == nil:
 		return nil
 	case d.Key == nil:
-		return fmt.Errorf("%w: the daemon of %s does not encrypt its cache (give no key, or another --cache-dir)", ErrEncryption, d.o.Path)
+		return fmt.Errorf("%w: the daemon of %s does not encrypt its cache (give no key, or another --cache-dir)",
+			ErrEncryption, d.o.Path)
 	case d.Key.SecretID() != s.ID():
-		return fmt.Errorf("%w: %w: the daemon of %s has the key %s and was given %s (give that key, none, or another --cache-dir)",
+		return fmt.Errorf(
+			"%w: %w: the daemon of %s has the key %s and was given %s (give that key, none, or another --cache-dir)",
 			ErrEncryption, crypt.ErrWrongSecret, d.o.Path, d.Key.SecretID(), s.ID())
 	}
 	return nil
@@ -230,14 +238,18 @@ func (d *Dir) makeRoom(need int64) bool {
 			continue
 		}
 		before := d.idle[id]
-		segments, err := d.Cache.GiveBack(d.segments(id), segment.Options{Key: d.Key, MaxBytes: d.Cache.Budget().Limit(), Index: d.Catalog.Index(id), Logger: log}, need-freed)
+		segments, err := d.Cache.GiveBack(d.segments(id),
+			segment.Options{Key: d.Key, MaxBytes: d.Cache.Budget().Limit(), Index: d.Catalog.Index(id), Logger: log},
+			need-freed)
 		if err != nil {
 			log.Error("cannot free space of a dataset that is not open", "source", byID[id].Source, "cause", err)
 		}
 		left, _ := d.countIdle(id)
 		if freed += before - left; segments > 0 {
-			log.Warn("cached data of a dataset that is not open was dropped: another dataset needs the space (pin it, or raise --cache-size)", "source", byID[id].Source,
-				"gave_back", humanize.IBytes(uint64(before-left)), "segments", segments, "left", humanize.IBytes(uint64(left)))
+			log.Warn("cached data of a dataset that is not open was dropped: another dataset needs the space (pin "+
+				"it, or raise --cache-size)", "source", byID[id].Source,
+				"gave_back", humanize.IBytes(uint64(before-left)), "segments", segments,
+				"left", humanize.IBytes(uint64(left)))
 		}
 	}
 	return freed > 0

@@ -46,8 +46,9 @@ func (r *Report) note(format string, args ...any) {
 // Is fails for a folder that is not a cache directory. A cache directory that lost its FORMAT still counts as one.
 func Is(dir string) error {
 	if _, err := os.Stat(filepath.Join(dir, "FORMAT")); err != nil && !catalog.Used(dir) {
-		return fmt.Errorf("%s is not a cache directory: %w (give a folder that was a --cache-dir, as its user or as root; "+
-			"shoal cache ls shows the default ones)", dir, err)
+		return fmt.Errorf(
+			"%s is not a cache directory: %w (give a folder that was a --cache-dir, as its user or as root; "+
+				"shoal cache ls shows the default ones)", dir, err)
 	}
 	return nil
 }
@@ -128,8 +129,11 @@ func fsck(ctx context.Context, dir string, key *crypt.Key, o FsckOptions, r *Rep
 			continue
 		}
 		coded := r.coded(c, id, o.Coder)
-		rep, err := segment.Check(path, segment.CheckOptions{Context: ctx, Key: key, Repair: o.Repair, Index: c.Index(id),
-			MaxFindings: maxFindings, Coded: coded, Progress: func(done, _ int64) { o.Progress(before+done, total) }})
+		rep, err := segment.Check(path,
+			segment.CheckOptions{Context: ctx, Key: key, Repair: o.Repair, Index: c.Index(id),
+				MaxFindings: maxFindings, Coded: coded, Progress: func(done, _ int64) {
+					o.Progress(before+done, total)
+				}})
 		if err != nil {
 			return fmt.Errorf("%s: %w", hex.EncodeToString(id[:4]), err)
 		}
@@ -164,7 +168,8 @@ func (r *Report) facts(dir string, c *catalog.Catalog, repair bool) error {
 			return err
 		}
 	}
-	const remedy = "sources are listed again at the next mount, and keep what is cached; quotas and pins must be set again"
+	const remedy = "sources are listed again at the next mount, and keep what is cached; quotas and pins must be " +
+		"set again"
 	r.find("%s: %s (%s)", path, what, remedy)
 	if !repair {
 		return nil

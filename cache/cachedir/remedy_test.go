@@ -24,7 +24,8 @@ func TestWithRemedy(t *testing.T) {
 		}
 	}
 	for _, cause := range []error{syscall.EROFS, syscall.EACCES} {
-		if got := WithRemedy(&os.PathError{Op: "open", Path: path, Err: cause}, dir).Error(); !strings.Contains(got, "(make "+dir+" writable") {
+		if got := WithRemedy(&os.PathError{Op: "open", Path: path, Err: cause}, dir).Error(); !strings.Contains(got,
+			"(make "+dir+" writable") {
 			t.Error(got)
 		}
 	}

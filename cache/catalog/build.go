@@ -255,7 +255,9 @@ func (b *builder) arrange() error {
 		for i, f := range dir.files {
 			if i > 0 && byName(prev, f) == 0 {
 				if b.files.at(prev).size != b.files.at(f).size || !bytes.Equal(b.etagOf(prev), b.etagOf(f)) {
-					return fmt.Errorf("object %q was listed twice, with different versions: it changed meanwhile (list again)", b.opts.Prefix+join(dir.path, string(b.nameOf(f))))
+					return fmt.Errorf(
+						"object %q was listed twice, with different versions: it changed meanwhile (list again)",
+						b.opts.Prefix+join(dir.path, string(b.nameOf(f))))
 				}
 				continue
 			}
@@ -347,7 +349,8 @@ func (b *builder) finish() (*Manifest, error) {
 	if files == 0 && !b.opts.Empty {
 		var what string
 		if n := b.skipped.Total(); n > 0 {
-			what = fmt.Sprintf(" that a file system can show (%d cannot: %s)", n, strings.Join(b.skipped.Examples, ", "))
+			what = fmt.Sprintf(" that a file system can show (%d cannot: %s)", n,
+				strings.Join(b.skipped.Examples, ", "))
 		}
 		return nil, fmt.Errorf("no objects under %q%s; check bucket and prefix", b.opts.Prefix, what)
 	}
@@ -457,7 +460,8 @@ func (b *builder) encode(d *draft) []byte {
 	le.PutUint64(h[56:], uint64(len(d.rows)))
 	le.PutUint64(h[64:], uint64(d.bytes))
 	le.PutUint64(h[72:], uint64(len(out)))
-	for i, n := range []uint64{uint64(len(d.dirNames)), d.names, d.etags, uint64(len(b.opts.Prefix)), uint64(len(d.skipped))} {
+	for i, n := range []uint64{uint64(len(d.dirNames)), d.names, d.etags, uint64(len(b.opts.Prefix)),
+		uint64(len(d.skipped))} {
 		le.PutUint64(h[80+8*i:], n)
 	}
 	return out

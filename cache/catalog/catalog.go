@@ -31,8 +31,8 @@ type Options struct {
 	// Key encrypts all names of files and sources; nil: no encryption.
 	Key *crypt.Key
 
-	// Held returns the names of further files that GC leaves: those of versions that were in force before this process, of datasets
-	// that it has still to open. nil: none.
+	// Held returns the names of further files that GC leaves: those of versions that were in force before this process,
+	// of datasets that it has still to open. nil: none.
 	Held func() []string
 }
 
@@ -75,7 +75,8 @@ func Open(cacheDir string, o Options) (*Catalog, error) {
 				return nil, fmt.Errorf("open catalog: %w", errors.Join(err, e))
 			}
 		}
-		o.Logger.Error("catalog is corrupt and was moved aside; sources are listed again, quotas and pins must be set again",
+		o.Logger.Error(
+			"catalog is corrupt and was moved aside; sources are listed again, quotas and pins must be set again",
 			"moved_to", aside, "err", err)
 		c.rebuilt = aside
 		err = errors.Join(c.Close(), c.openFacts())
@@ -148,8 +149,8 @@ func (c *Catalog) Manifest(source string) (*Manifest, *Layout, error) {
 	return m, l, nil
 }
 
-// Past loads a version of a source that is not the current one any more, by the names of its files. layout may be "". It returns
-// nil for the current one.
+// Past loads a version of a source that is not the current one any more, by the names of its files. layout may be "".
+// It returns nil for the current one.
 func (c *Catalog) Past(source, version, manifest, layout string) (*Manifest, *Layout, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -157,7 +158,8 @@ func (c *Catalog) Past(source, version, manifest, layout string) (*Manifest, *La
 	if _, err := c.get(sourcePrefix+source, &now); err != nil {
 		return nil, nil, fmt.Errorf("catalog: %s: %w", source, err)
 	}
-	if now.Version == version && now.manifest() == manifest && now.Layout == layout && !now.Stale { // a stale one is about to be replaced
+	// a stale one is about to be replaced
+	if now.Version == version && now.manifest() == manifest && now.Layout == layout && !now.Stale {
 		return nil, nil, nil
 	}
 	m, l, err := c.load(sourceValue{Version: version, Manifest: manifest, Layout: layout})
@@ -193,7 +195,8 @@ func (c *Catalog) load(v sourceValue) (_ *Manifest, _ *Layout, err error) {
 }
 
 // SetManifest saves a manifest and its layout, nil if each file is an object, and makes them the current version of a
-// source. number is that of another node's listing in its cluster, which says nothing of MarkStale: it may have begun before. 0: this one's.
+// source. number is that of another node's listing in its cluster, which says nothing of MarkStale: it may have begun
+// before. 0: this one's.
 func (c *Catalog) SetManifest(source string, m *Manifest, l *Layout, number int64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -203,7 +206,9 @@ func (c *Catalog) SetManifest(source string, m *Manifest, l *Layout, number int6
 	}
 	if l != nil {
 		if l.dataset != m.version {
-			return fmt.Errorf("catalog: %s: the layout belongs to dataset version %s, but the manifest to version %s", source, l.Dataset(), v.Version)
+			return fmt.Errorf(
+				"catalog: %s: the layout belongs to dataset version %s, but the manifest to version %s", source,
+				l.Dataset(), v.Version)
 		}
 		v.Layout = l.Version()
 		if _, err := saveUnder(c.layoutDir(), v.Layout, l.data, "layout", c.key); err != nil {
@@ -270,8 +275,8 @@ func (c *Catalog) known(source string) (v sourceValue) {
 	return v
 }
 
-// SetNumber remembers which of a cluster's listings the source's current version is. SetManifest counts on from there, so that
-// what a node lists while the cluster is away, or before it is killed, is newer than what the cluster had.
+// SetNumber remembers which of a cluster's listings the source's current version is. SetManifest counts on from there,
+// so that what a node lists while the cluster is away, or before it is killed, is newer than what the cluster had.
 func (c *Catalog) SetNumber(source string, number int64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -307,7 +312,9 @@ func (c *Catalog) GC(keep ...string) (removed int, err error) {
 	for _, v := range keep {
 		kept[v] = true
 	}
-	if err := each(c, sourcePrefix, func(_ string, s sourceValue) { kept[s.manifest()], kept[s.Layout] = true, true }); err != nil {
+	if err := each(c, sourcePrefix, func(_ string, s sourceValue) {
+		kept[s.manifest()], kept[s.Layout] = true, true
+	}); err != nil {
 		return 0, fmt.Errorf("catalog: %w", err)
 	}
 	var errs []error

@@ -142,9 +142,11 @@ func TestCatalogKeepsManifests(t *testing.T) {
 	}
 }
 
-// What a dataset needs that is not open yet, of a version that is not in force any more, stays when another one's old lists go.
+// What a dataset needs that is not open yet, of a version that is not in force any more, stays when another one's old
+// lists go.
 func TestGCLeavesWhatIsHeld(t *testing.T) {
-	old, now, other := build(t, "", "a/1.jpg"), build(t, "", "a/1.jpg", "b/2.jpg"), build(t, "", "c/3.jpg", "d/4.jpg", "e/5.jpg")
+	old, now, other := build(t, "", "a/1.jpg"), build(t, "", "a/1.jpg", "b/2.jpg"),
+		build(t, "", "c/3.jpg", "d/4.jpg", "e/5.jpg")
 	held := []string{old.Version(), old.FileName(), ""}
 	c, err := catalog.Open(t.TempDir(), catalog.Options{Logger: quiet(), Held: func() []string { return held }})
 	if err != nil {
@@ -206,7 +208,8 @@ func TestCatalogKeepsEmptyFolders(t *testing.T) {
 		for d := 1; d < m.Dirs(); d++ {
 			got = append(got, m.DirPath(d))
 		}
-		if !slices.Equal(got, want[s.Name]) || s.Manifest != m.FileName() || m.Version() != build(t, "", "a/1.jpg").Version() {
+		if !slices.Equal(got, want[s.Name]) || s.Manifest != m.FileName() ||
+			m.Version() != build(t, "", "a/1.jpg").Version() {
 			t.Errorf("%+v: folders %q", s, got)
 		}
 		if err := m.Close(); err != nil {
@@ -214,7 +217,8 @@ func TestCatalogKeepsEmptyFolders(t *testing.T) {
 		}
 	}
 	// Without them the file is the version's.
-	if err := errors.Join(c.SetManifest("s3://one", build(t, "", "a/1.jpg"), nil, 0), c.SetManifest("s3://two", build(t, "", "a/1.jpg"), nil, 0)); err != nil {
+	if err := errors.Join(c.SetManifest("s3://one", build(t, "", "a/1.jpg"), nil, 0),
+		c.SetManifest("s3://two", build(t, "", "a/1.jpg"), nil, 0)); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := c.GC(); n != 2 || err != nil {
@@ -285,7 +289,8 @@ func TestCatalogSegments(t *testing.T) {
 		model := make(map[key]entry)
 		for range rapid.IntRange(1, 6).Draw(rt, "steps") {
 			id, ds := rapid.SampledFrom(ids).Draw(rt, "id"), rapid.SampledFrom(sets).Draw(rt, "dataset")
-			switch rapid.SampledFrom([]string{"commit", "commit", "commit", "commit", "commit", "drop", "drop", "forget", "reopen"}).Draw(rt, "step") {
+			switch rapid.SampledFrom([]string{"commit", "commit", "commit", "commit", "commit", "drop", "drop",
+				"forget", "reopen"}).Draw(rt, "step") {
 			case "commit":
 				e := entry{int64(rapid.Uint32().Draw(rt, "size")), rapid.Bool().Draw(rt, "sealed"), nil}
 				n := rapid.SampledFrom([]int{0, 1, 1000, 256 << 10, 256<<10 + 1, 1 << 20}).Draw(rt, "table")
@@ -317,8 +322,10 @@ func TestCatalogSegments(t *testing.T) {
 			var got []uint32
 			err := c.Index(ds).LoadSegments(func(id uint32, size int64, sealed bool, table []byte) error {
 				got = append(got, id)
-				if e, ok := model[key{ds, id}]; !ok || e.size != size || e.sealed != sealed || !bytes.Equal(e.table, table) {
-					rt.Fatalf("segment %d: size %d, sealed %v, table of %d bytes; want %d, %v, %d", id, size, sealed, len(table), e.size, e.sealed, len(e.table))
+				if e, ok := model[key{ds, id}]; !ok || e.size != size || e.sealed != sealed ||
+					!bytes.Equal(e.table, table) {
+					rt.Fatalf("segment %d: size %d, sealed %v, table of %d bytes; want %d, %v, %d", id, size, sealed,
+						len(table), e.size, e.sealed, len(e.table))
 				}
 				return nil
 			})
@@ -328,7 +335,9 @@ func TestCatalogSegments(t *testing.T) {
 			n += len(got)
 			stop := errors.New("stop")
 			if len(got) > 0 {
-				if err := c.Index(ds).LoadSegments(func(uint32, int64, bool, []byte) error { return stop }); !errors.Is(err, stop) {
+				if err := c.Index(ds).LoadSegments(func(uint32, int64, bool, []byte) error {
+					return stop
+				}); !errors.Is(err, stop) {
 					rt.Fatal("the error of yield was", err)
 				}
 			}
@@ -345,7 +354,8 @@ func TestTableDamaged(t *testing.T) {
 	dir := t.TempDir()
 	c := open(t, dir)
 	ix, other := c.Index([16]byte{7}), c.Index([16]byte{8})
-	if err := errors.Join(ix.CommitSegment(3, 64, true, []byte("a table")), ix.CommitSegment(4, 65, false, nil)); err != nil {
+	if err := errors.Join(ix.CommitSegment(3, 64, true, []byte("a table")),
+		ix.CommitSegment(4, 65, false, nil)); err != nil {
 		t.Fatal(err)
 	}
 	path := filepath.Join(dir, "tables", "07"+strings.Repeat("0", 30), "00000003.table")
@@ -401,8 +411,8 @@ func TestTableDamaged(t *testing.T) {
 	}
 }
 
-// TestCatalogCorrupt damages bytes of the facts, the first ones and some of all, and cuts them there: they are begun anew, and all that
-// lies beside them stays.
+// TestCatalogCorrupt damages bytes of the facts, the first ones and some of all, and cuts them there: they are begun
+// anew, and all that lies beside them stays.
 func TestCatalogCorrupt(t *testing.T) {
 	t.Parallel()
 	key, err := crypt.Create(t.TempDir(), crypt.Secret{})
@@ -417,7 +427,8 @@ func TestCatalogCorrupt(t *testing.T) {
 			t.Fatal(err)
 		}
 		id := catalog.DatasetID("s")
-		if err := errors.Join(c.SetManifest("s", build(t, "", "a/1.jpg"), nil, 0), c.SetQuota(id, 7), c.Index(id).CommitSegment(1, 64, true, nil), c.Close()); err != nil {
+		if err := errors.Join(c.SetManifest("s", build(t, "", "a/1.jpg"), nil, 0), c.SetQuota(id, 7),
+			c.Index(id).CommitSegment(1, 64, true, nil), c.Close()); err != nil {
 			t.Fatal(err)
 		}
 		path := filepath.Join(dir, "facts")
@@ -427,7 +438,8 @@ func TestCatalogCorrupt(t *testing.T) {
 		}
 		for i := 0; i < len(whole); i += 1 + i/8 {
 			for _, b := range [][]byte{whole[:i], append(append(bytes.Clone(whole[:i]), whole[i]^1), whole[i+1:]...)} {
-				if err := errors.Join(os.WriteFile(path, b, 0o600), os.WriteFile(path+".copy", b[:len(b)/2], 0o600)); err != nil {
+				if err := errors.Join(os.WriteFile(path, b, 0o600),
+					os.WriteFile(path+".copy", b[:len(b)/2], 0o600)); err != nil {
 					t.Fatal(err)
 				}
 				c, err := catalog.Open(dir, o)
@@ -441,7 +453,8 @@ func TestCatalogCorrupt(t *testing.T) {
 					t.Fatalf("%s, damaged at %d: %v", name, i, err)
 				}
 				list, err := c.Datasets()
-				if err := errors.Join(err, c.Close()); err != nil || len(list) != 1 || list[0] != (catalog.Dataset{ID: id}) {
+				if err := errors.Join(err, c.Close()); err != nil || len(list) != 1 ||
+					list[0] != (catalog.Dataset{ID: id}) {
 					t.Fatalf("%s, damaged at %d: %+v, %v", name, i, list, err)
 				}
 			}
@@ -465,7 +478,8 @@ func TestOneOfTwoIsEnough(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := errors.Join(c.Touch(id, "s"), c.SetQuota(id, 7), c.SetCoding(id, coding[:1]), c.SetCoding(id, coding), c.Close()); err != nil {
+		if err := errors.Join(c.Touch(id, "s"), c.SetQuota(id, 7), c.SetCoding(id, coding[:1]), c.SetCoding(id, coding),
+			c.Close()); err != nil {
 			t.Fatal(err)
 		}
 		for _, file := range []string{"facts", fmt.Sprintf("codings/%x", id)} {
@@ -478,7 +492,9 @@ func TestOneOfTwoIsEnough(t *testing.T) {
 				for what, do := range map[string]func() error{
 					"no":      func() error { return os.Remove(hit) },
 					"half of": func() error { return os.WriteFile(hit, half, 0o600) },
-					"flipped": func() error { return os.WriteFile(hit, append(bytes.Clone(half), ^whole[len(half)]), 0o600) },
+					"flipped": func() error {
+						return os.WriteFile(hit, append(bytes.Clone(half), ^whole[len(half)]), 0o600)
+					},
 				} {
 					if err := do(); err != nil {
 						t.Fatal(err)
@@ -490,11 +506,13 @@ func TestOneOfTwoIsEnough(t *testing.T) {
 						}
 						got := c.Coding(id)
 						list, err := c.Datasets()
-						if err := errors.Join(err, c.Close()); err != nil || !slices.EqualFunc(got, coding, bytes.Equal) || len(list) != 1 || list[0].Quota != 7 {
+						if err := errors.Join(err, c.Close()); err != nil ||
+							!slices.EqualFunc(got, coding, bytes.Equal) || len(list) != 1 || list[0].Quota != 7 {
 							t.Errorf("%s, %s %s: %q, %+v, %v", name, what, hit, got, list, err)
 						}
 						// A copy that is missing is written without a word.
-						if n := len(c.Mended()); c.Rebuilt() != "" || (n > 0) != (round == 0 && (what != "no" || !strings.HasSuffix(hit, ".copy"))) {
+						if n := len(c.Mended()); c.Rebuilt() != "" ||
+							(n > 0) != (round == 0 && (what != "no" || !strings.HasSuffix(hit, ".copy"))) {
 							t.Errorf("%s, %s %s, start %d: %q", name, what, hit, round, c.Mended())
 						}
 					}
@@ -578,7 +596,9 @@ func TestLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, _, err = catalog.Lock(dir, nil, false)
-	if err == nil || !strings.Contains(err.Error(), "etcd://u@h:1/n") || !strings.Contains(err.Error(), fmt.Sprintf("pid %d: %s", os.Getpid(), os.Args[0])) || !strings.Contains(err.Error(), dir) {
+	if err == nil || !strings.Contains(err.Error(), "etcd://u@h:1/n") ||
+		!strings.Contains(err.Error(), fmt.Sprintf("pid %d: %s", os.Getpid(), os.Args[0])) ||
+		!strings.Contains(err.Error(), dir) {
 		t.Fatalf("second lock: %v", err)
 	}
 	if err := release(); err != nil {
@@ -590,7 +610,8 @@ func TestLock(t *testing.T) {
 	if err := release(); err != nil {
 		t.Fatal(err)
 	}
-	for content, want := range map[string]error{"shoal cache 4\n": nil, "shoal cache 6\n": catalog.ErrNewerFormat, "something else": catalog.ErrCorrupt, "": catalog.ErrCorrupt} {
+	for content, want := range map[string]error{"shoal cache 4\n": nil, "shoal cache 6\n": catalog.ErrNewerFormat,
+		"something else": catalog.ErrCorrupt, "": catalog.ErrCorrupt} {
 		if err := os.WriteFile(filepath.Join(dir, "FORMAT"), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -619,7 +640,8 @@ func TestOlderFormat(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, _, err := catalog.Lock(dir, nil, false)
-		if err == nil || !strings.Contains(err.Error(), "older version") || !strings.Contains(err.Error(), "--cache-dir") {
+		if err == nil || !strings.Contains(err.Error(), "older version") ||
+			!strings.Contains(err.Error(), "--cache-dir") {
 			t.Errorf("%d: %v", v, err)
 		}
 		if b, err := os.ReadFile(path); err != nil || string(b) != content {
@@ -627,7 +649,8 @@ func TestOlderFormat(t *testing.T) {
 		}
 		// Whoever asks for it gets an empty one, without what is not the cache's.
 		for _, name := range []string{"segments/x/00000001.seg", "catalog/MANIFEST", "notes.txt"} {
-			if err := errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o700), os.WriteFile(filepath.Join(dir, name), []byte("x"), 0o600)); err != nil {
+			if err := errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o700),
+				os.WriteFile(filepath.Join(dir, name), []byte("x"), 0o600)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -648,7 +671,8 @@ func TestOlderFormat(t *testing.T) {
 	// The formats since the first release are never reset, and a newer one is not, either.
 	for _, v := range []int{4, 9} {
 		dir := t.TempDir()
-		if err := errors.Join(os.WriteFile(filepath.Join(dir, "FORMAT"), fmt.Appendf(nil, "shoal cache %d\n", v), 0o600), os.Mkdir(filepath.Join(dir, "segments"), 0o700)); err != nil {
+		if err := errors.Join(os.WriteFile(filepath.Join(dir, "FORMAT"), fmt.Appendf(nil, "shoal cache %d\n", v),
+			0o600), os.Mkdir(filepath.Join(dir, "segments"), 0o700)); err != nil {
 			t.Fatal(err)
 		}
 		_, release, err := catalog.Lock(dir, nil, true)
@@ -733,7 +757,8 @@ func TestDatasets(t *testing.T) {
 			name := rapid.SampledFrom(names).Draw(rt, "name")
 			id := catalog.DatasetID(name)
 			var err error
-			switch rapid.SampledFrom([]string{"quota", "pin", "touch", "forget", "list", "table", "reopen"}).Draw(rt, "step") {
+			switch rapid.SampledFrom([]string{"quota", "pin", "touch", "forget", "list", "table", "reopen"}).Draw(
+				rt, "step") {
 			case "quota":
 				n := rapid.Int64Range(0, 1<<50).Draw(rt, "n")
 				err = c.SetQuota(id, n)
@@ -768,7 +793,8 @@ func TestDatasets(t *testing.T) {
 		}
 		for i, d := range list {
 			w, ok := model[d.ID]
-			if !ok || d.Quota != w.Quota || d.Pinned != w.Pinned || d.LastUsed.IsZero() != w.LastUsed.IsZero() || d.LastUsed.Sub(w.LastUsed).Abs() > time.Minute {
+			if !ok || d.Quota != w.Quota || d.Pinned != w.Pinned || d.LastUsed.IsZero() != w.LastUsed.IsZero() ||
+				d.LastUsed.Sub(w.LastUsed).Abs() > time.Minute {
 				rt.Fatalf("%+v, want %+v", d, w)
 			}
 			if d.Source != w.Source {
@@ -804,7 +830,8 @@ func TestDatasets(t *testing.T) {
 func TestForgetSharedSource(t *testing.T) {
 	c := open(t, t.TempDir())
 	a, b := [16]byte{1}, [16]byte{2}
-	if err := errors.Join(c.SetManifest("s", build(t, "", "a/1.jpg"), nil, 0), c.Touch(a, "s"), c.Touch(b, "s"), c.Forget(a)); err != nil {
+	if err := errors.Join(c.SetManifest("s", build(t, "", "a/1.jpg"), nil, 0), c.Touch(a, "s"), c.Touch(b, "s"),
+		c.Forget(a)); err != nil {
 		t.Fatal(err)
 	}
 	if m, _, err := c.Manifest("s"); err != nil {
@@ -860,8 +887,10 @@ func TestFilesWithoutFoldersAreSamples(t *testing.T) {
 	}
 	flat := build(t, "", "000.cls", "000.jpg", "001.cls", "001.jpg", "empty/")
 	s := flat.Samples(images)
-	if s.Len() != 2 || flat.Path(s.File(0)) != "000.jpg" || flat.Path(s.File(1)) != "001.jpg" || s.Label(0) != -1 || len(s.Classes()) != 0 {
-		t.Errorf("%d samples, first %q with label %d, classes %v", s.Len(), flat.Path(s.File(0)), s.Label(0), s.Classes())
+	if s.Len() != 2 || flat.Path(s.File(0)) != "000.jpg" || flat.Path(s.File(1)) != "001.jpg" || s.Label(0) != -1 ||
+		len(s.Classes()) != 0 {
+		t.Errorf("%d samples, first %q with label %d, classes %v", s.Len(), flat.Path(s.File(0)), s.Label(0),
+			s.Classes())
 	}
 	if s := flat.Samples(nil); s.Len() != 4 {
 		t.Errorf("%d samples of all files", s.Len())
@@ -905,8 +934,8 @@ func TestTrees(t *testing.T) {
 	}
 }
 
-// What is listed after a cluster's version counts as newer, with no moment between in which it does not; what is listed again, or
-// was never a cluster's, keeps its number.
+// What is listed after a cluster's version counts as newer, with no moment between in which it does not; what is listed
+// again, or was never a cluster's, keeps its number.
 func TestNumber(t *testing.T) {
 	c := open(t, t.TempDir())
 	one, two := build(t, "p/", "a/1.jpg"), build(t, "p/", "a/1.jpg", "b/2.jpg")
@@ -945,7 +974,8 @@ func TestNumber(t *testing.T) {
 	had(three, true)
 	had(two, true)
 	// What another node has listed may be from before what was changed here; what is listed here is not.
-	if err := errors.Join(c.MarkStale("s3://b/", []string{"p/a/1.jpg"}), c.SetManifest("s3://b/p", one, nil, 40)); err != nil || c.Number("s3://b/p") != 40 || !c.Stale("s3://b/p") {
+	if err := errors.Join(c.MarkStale("s3://b/", []string{"p/a/1.jpg"}),
+		c.SetManifest("s3://b/p", one, nil, 40)); err != nil || c.Number("s3://b/p") != 40 || !c.Stale("s3://b/p") {
 		t.Errorf("number %d, to be listed again: %t, %v", c.Number("s3://b/p"), c.Stale("s3://b/p"), err)
 	}
 	if set(two, 41); c.Stale("s3://b/p") {

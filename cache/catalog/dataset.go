@@ -41,7 +41,9 @@ func (c *Catalog) Datasets() ([]Dataset, error) {
 func (c *Catalog) datasets() ([]Dataset, error) {
 	byID := make(map[[16]byte]string)
 	sources := make(map[string]sourceValue)
-	if err := each(c, sourcePrefix, func(name string, v sourceValue) { byID[DatasetID(name)], sources[name] = name, v }); err != nil {
+	if err := each(c, sourcePrefix, func(name string, v sourceValue) {
+		byID[DatasetID(name)], sources[name] = name, v
+	}); err != nil {
 		return nil, err
 	}
 	var list []Dataset
@@ -204,7 +206,9 @@ func (c *Catalog) Forget(id [16]byte) error {
 		gone := map[string]any{datasetKey(id): nil}
 		for _, d := range list {
 			// Another dataset may have the same source.
-			if d.ID == id && !slices.ContainsFunc(list, func(o Dataset) bool { return o.ID != id && o.Source == d.Source }) {
+			if d.ID == id && !slices.ContainsFunc(list, func(o Dataset) bool {
+				return o.ID != id && o.Source == d.Source
+			}) {
 				gone[sourcePrefix+d.Source] = nil
 			}
 		}

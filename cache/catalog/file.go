@@ -19,7 +19,8 @@ import (
 	"github.com/shoalfs/shoal/internal/durable"
 )
 
-// content is the file that a manifest or a layout reads from: on the heap if it was built here, beside it if it was loaded.
+// content is the file that a manifest or a layout reads from: on the heap if it was built here, beside it if it was
+// loaded.
 type content struct {
 	data   []byte
 	loaded bool
@@ -34,7 +35,8 @@ func (c *content) Content() io.Closer { return c }
 // FileSize returns the length of the file in bytes, which is also its size in memory.
 func (c *content) FileSize() int64 { return int64(len(c.data)) }
 
-// Close frees the memory. No other method may be running or be called afterwards. For what was built here it does nothing.
+// Close frees the memory. No other method may be running or be called afterwards. For what was built here it does
+// nothing.
 func (c *content) Close() error {
 	if !c.loaded {
 		return nil
@@ -149,9 +151,9 @@ func readParallel(f *os.File, data []byte) error {
 	return errors.Join(errs...)
 }
 
-// CheckHeader checks what the headers of manifests, layouts and the indexes of shards have in common, and returns the format's version:
-// 128 bytes, which begin with the magic (8), the version (u32) and the header's length (u32), and end with the CRC32C of what
-// follows (u32), and that of the header (u32).
+// CheckHeader checks what the headers of manifests, layouts and the indexes of shards have in common, and returns the
+// format's version: 128 bytes, which begin with the magic (8), the version (u32) and the header's length (u32), and end
+// with the CRC32C of what follows (u32), and that of the header (u32).
 func CheckHeader(data []byte, magic string, oldest, newest uint32, what string) (version uint32, err error) {
 	le := binary.LittleEndian
 	if len(data) < headerLen {

@@ -39,7 +39,8 @@ func TestHostileFolder(t *testing.T) {
 // show. Whatever the class, the rest of the listing is shown, and every key that was listed is either a
 // file or counted.
 func TestHostileKeys(t *testing.T) {
-	const hostile, shadowed, marker, folder, shown, merged = "hostile", "shadowed", "marker", "folder", "shown", "merged"
+	const hostile, shadowed, marker, folder, shown, merged = "hostile", "shadowed", "marker", "folder",
+		"shown", "merged"
 	name255, name256 := strings.Repeat("n", 255), strings.Repeat("n", 256)
 	path := func(n int) string { // of n bytes
 		p := strings.Repeat("d/", n/2)
@@ -157,7 +158,8 @@ func TestHostileKeys(t *testing.T) {
 					if e := m.Skipped().Examples; len(e) != 0 {
 						t.Errorf("examples %q", e)
 					}
-				} else if e := m.Skipped().Examples; len(e) != 1 || !strings.HasSuffix(e[0], ": "+r.why) || len(e[0]) > 1500 {
+				} else if e := m.Skipped().Examples; len(e) != 1 || !strings.HasSuffix(e[0], ": "+r.why) ||
+					len(e[0]) > 1500 {
 					t.Errorf("examples %.1000q, want %s", e, r.why)
 				}
 				// The counts are kept with the manifest.
@@ -185,7 +187,8 @@ func TestHostileKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s := m.Skipped(); s.Hostile != total[hostile] || s.Markers != total[marker]+total[folder] || m.Len() != 1 || len(s.Examples) != maxExamples {
+	if s := m.Skipped(); s.Hostile != total[hostile] || s.Markers != total[marker]+total[folder] || m.Len() != 1 ||
+		len(s.Examples) != maxExamples {
 		t.Errorf("%d files, %+v; want %v", m.Len(), s, total)
 	}
 }

@@ -146,7 +146,8 @@ func TestKill(t *testing.T) {
 	exe := os.Args[0]
 	if !killpoint.Enabled {
 		exe = filepath.Join(t.TempDir(), "killed.test")
-		if out, err := exec.Command("go", "test", "-c", "-tags", "killpoints", "-o", exe, ".").CombinedOutput(); err != nil {
+		if out, err := exec.Command("go", "test", "-c", "-tags", "killpoints", "-o", exe,
+			".").CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
 	}
@@ -199,9 +200,12 @@ func TestKill(t *testing.T) {
 		passed[sc.Text()]++
 	}
 	for _, point := range []string{
-		"catalog.cacheformat.renamed", "catalog.manifest.created", "catalog.manifest.written", "catalog.manifest.synced",
-		"catalog.manifest.renamed", "catalog.manifest.durable", "catalog.layout.renamed", "catalog.source.written", "catalog.source.renamed",
-		"catalog.table.written", "catalog.table.renamed", "catalog.dataset.renamed", "catalog.coding.renamed", "catalog.forget.tables", "catalog.forget.renamed",
+		"catalog.cacheformat.renamed", "catalog.manifest.created", "catalog.manifest.written",
+		"catalog.manifest.synced",
+		"catalog.manifest.renamed", "catalog.manifest.durable", "catalog.layout.renamed", "catalog.source.written",
+		"catalog.source.renamed",
+		"catalog.table.written", "catalog.table.renamed", "catalog.dataset.renamed", "catalog.coding.renamed",
+		"catalog.forget.tables", "catalog.forget.renamed",
 		"catalog.gc.removed",
 	} {
 		if passed[point] == 0 {

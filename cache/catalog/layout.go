@@ -125,7 +125,8 @@ func BuildLayout(m *Manifest, shards []objstore.Object, places iter.Seq2[Place, 
 		}
 		node, ok := m.Find(p.Path)
 		if !ok || node.IsDir {
-			return nil, fmt.Errorf("layout: %q is in shard %d but is not a file of the dataset (the shards changed during the listing: list again)", p.Path, p.Shard)
+			return nil, fmt.Errorf("layout: %q is in shard %d but is not a file of the dataset (the shards changed "+
+				"during the listing: list again)", p.Path, p.Shard)
 		}
 		f := node.Index
 		if p.Shard < 0 || p.Shard >= len(shards) {
@@ -133,10 +134,13 @@ func BuildLayout(m *Manifest, shards []objstore.Object, places iter.Seq2[Place, 
 		}
 		shard := &shards[p.Shard]
 		if p.Off < 0 || p.Off > shard.Size-m.Size(f) {
-			return nil, fmt.Errorf("layout: %q, %d bytes at offset %d, lies beyond the end of shard %q, which has %d bytes (the shard is truncated, or its index belongs to another shard)", p.Path, m.Size(f), p.Off, shard.Key, shard.Size)
+			return nil, fmt.Errorf("layout: %q, %d bytes at offset %d, lies beyond the end of shard %q, which has %d "+
+				"bytes (the shard is truncated, or its index belongs to another shard)", p.Path, m.Size(f), p.Off,
+				shard.Key, shard.Size)
 		}
 		if shardOf[f] != nowhere {
-			return nil, fmt.Errorf("layout: %q has two places: %d in shard %q and %d in shard %q", p.Path, offs[f], shards[shardOf[f]].Key, p.Off, shard.Key)
+			return nil, fmt.Errorf("layout: %q has two places: %d in shard %q and %d in shard %q", p.Path, offs[f],
+				shards[shardOf[f]].Key, p.Off, shard.Key)
 		}
 		shardOf[f], offs[f] = uint32(p.Shard), p.Off
 		if x := Extents(m.Size(f)); x > 0 && x == len(p.Sums) {
@@ -154,7 +158,8 @@ func BuildLayout(m *Manifest, shards []objstore.Object, places iter.Seq2[Place, 
 	}
 	if len(order) != n {
 		f := slices.Index(shardOf, nowhere)
-		return nil, fmt.Errorf("layout: %d of %d files have no place in a shard, %q is the first", n-len(order), n, m.Path(f))
+		return nil, fmt.Errorf("layout: %d of %d files have no place in a shard, %q is the first", n-len(order),
+			n, m.Path(f))
 	}
 	if !sorted {
 		slices.SortFunc(order, byPlace)
@@ -166,7 +171,8 @@ func BuildLayout(m *Manifest, shards []objstore.Object, places iter.Seq2[Place, 
 }
 
 // encodeLayout makes a layout; sums may be nil.
-func encodeLayout(m *Manifest, shards []objstore.Object, shardOf []uint32, offs []int64, order, sums []uint32) (*Layout, error) {
+func encodeLayout(m *Manifest, shards []objstore.Object, shardOf []uint32, offs []int64, order, sums []uint32) (
+	*Layout, error) {
 	var keys, tags uint64
 	for _, s := range shards {
 		keys += uint64(len(s.Key))
@@ -277,10 +283,12 @@ func parseLayout(data []byte, m *Manifest) (*Layout, error) {
 		return nil, corrupt("%d bytes long, want %d", size, n)
 	}
 	if files != uint64(m.Len()) || [32]byte(h[16:48]) != m.version {
-		return nil, corrupt("the layout of %d files, dataset version %x; the manifest has %d files, version %x", files, h[16:48], m.Len(), m.version)
+		return nil, corrupt("the layout of %d files, dataset version %x; the manifest has %d files, version %x", files,
+			h[16:48], m.Len(), m.version)
 	}
 	least := layoutLen(format, files, count) + keyLen + tagLen
-	if count == 0 || count >= nowhere || keyLen > size || tagLen > size || least > size || (size-least)%4 != 0 || format == 1 && least < size {
+	if count == 0 || count >= nowhere || keyLen > size || tagLen > size || least > size || (size-least)%4 != 0 ||
+		format == 1 && least < size {
 		return nil, corrupt("sections of %d files and %d shards do not fill %d bytes", files, count, size)
 	}
 	if err := CheckContent(data); err != nil {
@@ -290,7 +298,8 @@ func parseLayout(data []byte, m *Manifest) (*Layout, error) {
 	cut := cutter(data[headerLen:])
 	keyOff, tagOff := cut(8*(count+1)), cut(8*(count+1))
 	sizes, mtimes, first := cut(8*count), cut(8*count), cut(4*(count+1))
-	l.offs, l.ranks, l.order, l.sums = cut(8*files), cut(4*files), cut(4*files), cut(4*uint64(format-1)*files+size-least)
+	l.offs, l.ranks, l.order, l.sums = cut(8*files), cut(4*files), cut(4*files),
+		cut(4*uint64(format-1)*files+size-least)
 	keys, tags := cut(keyLen), cut(tagLen)
 	if err := ascends(keyOff, len(keys)); err != nil {
 		return nil, corrupt("keys: %v", err)

@@ -34,7 +34,8 @@ func seqOf(places ...Place) iter.Seq2[Place, error] {
 func shardObjects(sizes ...int64) []objstore.Object {
 	var s []objstore.Object
 	for i, size := range sizes {
-		s = append(s, objstore.Object{Key: fmt.Sprintf("p/shard-%06d.tar", i), Size: size, ETag: fmt.Sprint("tag", i), ModTime: time.Unix(int64(1000+i), 5).UTC()})
+		s = append(s, objstore.Object{Key: fmt.Sprintf("p/shard-%06d.tar", i), Size: size, ETag: fmt.Sprint("tag", i),
+			ModTime: time.Unix(int64(1000+i), 5).UTC()})
 	}
 	return s
 }
@@ -70,7 +71,8 @@ func TestLayoutModel(t *testing.T) {
 			order[i] = i
 		}
 		slices.SortFunc(order, func(x, y int) int {
-			return cmp.Or(cmp.Compare(places[x].Shard, places[y].Shard), cmp.Compare(places[x].Off, places[y].Off), cmp.Compare(x, y))
+			return cmp.Or(cmp.Compare(places[x].Shard, places[y].Shard), cmp.Compare(places[x].Off, places[y].Off),
+				cmp.Compare(x, y))
 		})
 		sorted := make([]Place, n)
 		for r, f := range order {
@@ -94,7 +96,8 @@ func TestLayoutModel(t *testing.T) {
 		}
 		defer os.Remove(path)
 		for _, l := range []*Layout{built, loaded} {
-			if l.Len() != n || l.Shards() != len(shards) || l.Dataset() != m.Version() || l.Version() != built.Version() || l.Verify() != nil || l.FileSize() != int64(len(built.data)) {
+			if l.Len() != n || l.Shards() != len(shards) || l.Dataset() != m.Version() ||
+				l.Version() != built.Version() || l.Verify() != nil || l.FileSize() != int64(len(built.data)) {
 				rt.Fatal(l.Len(), l.Shards(), l.Dataset(), l.Version(), l.Verify(), l.FileSize())
 			}
 			next := 0
@@ -128,8 +131,10 @@ func TestLayoutModel(t *testing.T) {
 				}
 				shard, off := l.Where(f)
 				o, at := l.Locate(f)
-				if l.At(r) != f || l.Rank(f) != r || shard != places[f].Shard || off != places[f].Off || o != shards[shard] || at != off {
-					rt.Fatalf("file %d: rank %d, shard %d, offset %d, object %+v at %d; want %d, %+v", f, l.Rank(f), shard, off, o, at, r, places[f])
+				if l.At(r) != f || l.Rank(f) != r || shard != places[f].Shard || off != places[f].Off ||
+					o != shards[shard] || at != off {
+					rt.Fatalf("file %d: rank %d, shard %d, offset %d, object %+v at %d; want %d, %+v", f, l.Rank(f),
+						shard, off, o, at, r, places[f])
 				}
 			}
 		}
@@ -139,7 +144,8 @@ func TestLayoutModel(t *testing.T) {
 	})
 }
 
-// A layout of a set that was packed without checksums of extents, as an earlier build stored it: those of files of one extent are known.
+// A layout of a set that was packed without checksums of extents, as an earlier build stored it: those of files of one
+// extent are known.
 func TestLayoutWithoutSumsOfExtents(t *testing.T) {
 	a, b := object("a/1"), object("a/2")
 	b.Size = 2 * ExtentSize
@@ -148,7 +154,8 @@ func TestLayoutWithoutSumsOfExtents(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, whole := range []uint32{0, 1, 2, 3, math.MaxUint32} {
-		l, err := encodeLayout(m, shardObjects(20<<20), []uint32{0, 0}, []int64{512, 2048}, []uint32{0, 1}, []uint32{7, whole})
+		l, err := encodeLayout(m, shardObjects(20<<20), []uint32{0, 0}, []int64{512, 2048}, []uint32{0, 1},
+			[]uint32{7, whole})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -161,7 +168,8 @@ func TestLayoutWithoutSumsOfExtents(t *testing.T) {
 func TestBuildLayoutErrors(t *testing.T) {
 	m := mustBuild(t, BuildOptions{}, "a/1", "a/2", "b/3") // 3 bytes each
 	shards := shardObjects(1000, 600)
-	ok := []Place{{Path: "a/1", Shard: 0, Off: 512}, {Path: "a/2", Shard: 1, Off: 597}, {Path: "b/3", Shard: 0, Off: 997}}
+	ok := []Place{{Path: "a/1", Shard: 0, Off: 512}, {Path: "a/2", Shard: 1, Off: 597},
+		{Path: "b/3", Shard: 0, Off: 997}}
 	if _, err := BuildLayout(m, shards, seqOf(ok...)); err != nil {
 		t.Fatal(err)
 	}
@@ -175,23 +183,27 @@ func TestBuildLayoutErrors(t *testing.T) {
 		places []Place
 		want   string
 	}{
-		"no place":         {shards, ok[:2], `1 of 3 files have no place in a shard, "b/3"`},
-		"no places":        {shards, nil, `3 of 3 files`},
-		"two places":       {shards, append(slices.Clone(ok), Place{Path: "a/1", Shard: 1, Off: 0}), `"a/1" has two places: 512 in shard "p/shard-000000.tar" and 0 in shard "p/shard-000001.tar"`},
-		"twice the same":   {shards, append(slices.Clone(ok), ok[0]), `two places`},
-		"unknown shard":    {shards, with(0, Place{Path: "a/1", Shard: 2, Off: 0}), "shard 2 of 2"},
-		"negative shard":   {shards, with(0, Place{Path: "a/1", Shard: -1, Off: 0}), "shard -1 of 2"},
-		"beyond the shard": {shards, with(1, Place{Path: "a/2", Shard: 1, Off: 598}), `beyond the end of shard "p/shard-000001.tar", which has 600 bytes`},
-		"far beyond":       {shards, with(1, Place{Path: "a/2", Shard: 1, Off: math.MaxInt64}), "beyond the end"},
-		"negative offset":  {shards, with(1, Place{Path: "a/2", Shard: 1, Off: -1}), "beyond the end"},
-		"unknown file":     {shards, with(0, Place{Path: "a/x", Shard: 0, Off: 0}), `"a/x" is in shard 0 but is not a file`},
-		"a folder":         {shards, with(0, Place{Path: "a", Shard: 0, Off: 0}), "is not a file"},
-		"no shards":        {nil, ok, "0 shards"},
-		"shard's size":     {[]objstore.Object{{Key: "s", Size: -1}}, ok, "size -1"},
-		"shard's key":      {[]objstore.Object{{Size: 1}}, ok, `shard ""`},
+		"no place":  {shards, ok[:2], `1 of 3 files have no place in a shard, "b/3"`},
+		"no places": {shards, nil, `3 of 3 files`},
+		"two places": {shards, append(slices.Clone(ok), Place{Path: "a/1", Shard: 1, Off: 0}),
+			`"a/1" has two places: 512 in shard "p/shard-000000.tar" and 0 in shard "p/shard-000001.tar"`},
+		"twice the same": {shards, append(slices.Clone(ok), ok[0]), `two places`},
+		"unknown shard":  {shards, with(0, Place{Path: "a/1", Shard: 2, Off: 0}), "shard 2 of 2"},
+		"negative shard": {shards, with(0, Place{Path: "a/1", Shard: -1, Off: 0}), "shard -1 of 2"},
+		"beyond the shard": {shards, with(1, Place{Path: "a/2", Shard: 1, Off: 598}),
+			`beyond the end of shard "p/shard-000001.tar", which has 600 bytes`},
+		"far beyond":      {shards, with(1, Place{Path: "a/2", Shard: 1, Off: math.MaxInt64}), "beyond the end"},
+		"negative offset": {shards, with(1, Place{Path: "a/2", Shard: 1, Off: -1}), "beyond the end"},
+		"unknown file": {shards, with(0, Place{Path: "a/x", Shard: 0, Off: 0}),
+			`"a/x" is in shard 0 but is not a file`},
+		"a folder":     {shards, with(0, Place{Path: "a", Shard: 0, Off: 0}), "is not a file"},
+		"no shards":    {nil, ok, "0 shards"},
+		"shard's size": {[]objstore.Object{{Key: "s", Size: -1}}, ok, "size -1"},
+		"shard's key":  {[]objstore.Object{{Size: 1}}, ok, `shard ""`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := BuildLayout(m, tt.shards, seqOf(tt.places...)); err == nil || !strings.Contains(err.Error(), tt.want) {
+			if _, err := BuildLayout(m, tt.shards, seqOf(tt.places...)); err == nil ||
+				!strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got %v, want %q", err, tt.want)
 			}
 		})
@@ -212,7 +224,9 @@ func goldenLayout(t testing.TB) (*Manifest, *Layout) {
 	m := mustBuild(t, BuildOptions{}, "a/1", "a/2", "b/c/3", "r")
 	shards := shardObjects(4096, 0, 2048)
 	shards[1].ModTime, shards[1].ETag = time.Time{}, ""
-	l, err := BuildLayout(m, shards, seqOf(Place{Path: "r", Shard: 2, Off: 512}, Place{Path: "a/2", Shard: 0, Off: 1536}, Place{Path: "a/1", Shard: 0, Off: 512}, Place{Path: "b/c/3", Shard: 2, Off: 1536}))
+	l, err := BuildLayout(m, shards,
+		seqOf(Place{Path: "r", Shard: 2, Off: 512}, Place{Path: "a/2", Shard: 0, Off: 1536},
+			Place{Path: "a/1", Shard: 0, Off: 512}, Place{Path: "b/c/3", Shard: 2, Off: 1536}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -241,7 +255,8 @@ func TestLayoutGolden(t *testing.T) {
 	}
 	defer loaded.Close()
 	o, off := loaded.Locate(3) // files are in sample order: r, a/1, a/2, b/c/3
-	if o.Key != "p/shard-000002.tar" || o.ETag != "tag2" || !o.ModTime.Equal(time.Unix(1002, 5)) || off != 1536 || loaded.Verify() != nil || !loaded.Shard(1).ModTime.IsZero() {
+	if o.Key != "p/shard-000002.tar" || o.ETag != "tag2" || !o.ModTime.Equal(time.Unix(1002, 5)) || off != 1536 ||
+		loaded.Verify() != nil || !loaded.Shard(1).ModTime.IsZero() {
 		t.Errorf("%+v at %d, %v", o, off, loaded.Verify())
 	}
 }
@@ -269,7 +284,8 @@ func TestLoadLayoutDamaged(t *testing.T) {
 	if err := os.WriteFile(path, newer, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := loadLayout(path, m, nil); !errors.Is(err, ErrNewerFormat) || !strings.Contains(err.Error(), "--cache-dir") {
+	if _, err := loadLayout(path, m, nil); !errors.Is(err, ErrNewerFormat) ||
+		!strings.Contains(err.Error(), "--cache-dir") {
 		t.Errorf("newer: %v", err)
 	}
 	if err := os.Truncate(path, 10); err != nil {
@@ -383,7 +399,8 @@ func TestCatalogLayouts(t *testing.T) {
 	}
 	defer c.Close()
 	m, l := goldenLayout(t)
-	if err := c.SetManifest("s", mustBuild(t, BuildOptions{}, "x"), l, 0); err == nil || !strings.Contains(err.Error(), "the layout belongs to") {
+	if err := c.SetManifest("s", mustBuild(t, BuildOptions{}, "x"), l, 0); err == nil ||
+		!strings.Contains(err.Error(), "the layout belongs to") {
 		t.Error(err)
 	}
 	set := func() {
@@ -411,7 +428,8 @@ func TestCatalogLayouts(t *testing.T) {
 		"removed": func() error { return os.Remove(path) },
 		"cut":     func() error { return os.Truncate(path, 200) },
 		"another's": func() error {
-			places := seqOf(Place{Path: "r", Shard: 2, Off: 512}, Place{Path: "a/2", Shard: 0, Off: 1536}, Place{Path: "a/1", Shard: 0, Off: 512}, Place{Path: "b/c/3", Shard: 2, Off: 1024})
+			places := seqOf(Place{Path: "r", Shard: 2, Off: 512}, Place{Path: "a/2", Shard: 0, Off: 1536},
+				Place{Path: "a/1", Shard: 0, Off: 512}, Place{Path: "b/c/3", Shard: 2, Off: 1024})
 			o, err := BuildLayout(m, l.shards, places)
 			return errors.Join(err, os.Remove(path), os.WriteFile(path, o.data, 0o600))
 		},

@@ -18,8 +18,8 @@ import (
 	"github.com/shoalfs/shoal/internal/durable"
 )
 
-// cacheVersion is the format version of a cache folder. Folders of versions before the first release are refused, or emptied;
-// from 4 on a new version reads what older ones wrote, or converts it (ADR 61).
+// cacheVersion is the format version of a cache folder. Folders of versions before the first release are refused, or
+// emptied; from 4 on a new version reads what older ones wrote, or converts it (ADR 61).
 const cacheVersion = 4
 
 // encryptedVersion is that of an encrypted cache folder: older programs refuse it instead of writing plaintext.
@@ -37,7 +37,8 @@ var passwords = regexp.MustCompile(`(://[^\s:/@]*):\S*@`)
 
 // Lock makes the cache folder if necessary and locks it for this process, until release is called or the process
 // ends. Its error names the process that holds it. It also writes or checks the file FORMAT: a folder of an older
-// version is refused, or with resetOld emptied, and one of a newer version is refused with an error that wraps ErrNewerFormat.
+// version is refused, or with resetOld emptied, and one of a newer version is refused with an error that wraps
+// ErrNewerFormat.
 //
 // If the folder is encrypted with the user's secret, it returns the key. A new folder gets one. With a secret, an
 // unencrypted folder is refused, and so is an encrypted one if secret is nil.
@@ -59,14 +60,16 @@ func Lock(cacheDir string, secret *crypt.Secret, resetOld bool) (key *crypt.Key,
 		who, _ := io.ReadAll(io.LimitReader(f, 4096))
 		holder := strings.TrimSpace(string(who))
 		holder = cmp.Or(holder, "another process")
-		return nil, nil, fmt.Errorf("cache folder %s is %w by %s (end that process, or use another --cache-dir)", cacheDir, ErrInUse, holder)
+		return nil, nil, fmt.Errorf("cache folder %s is %w by %s (end that process, or use another --cache-dir)",
+			cacheDir, ErrInUse, holder)
 	} else if err != nil {
 		return nil, nil, fmt.Errorf("cache folder: lock %s: %w", path, err)
 	}
 	if err := f.Truncate(0); err != nil {
 		return nil, nil, fmt.Errorf("cache folder: %w", err)
 	}
-	if _, err := fmt.Fprintf(f, "pid %d: %s\n", os.Getpid(), passwords.ReplaceAllString(strings.Join(os.Args, " "), "$1@")); err != nil {
+	if _, err := fmt.Fprintf(f, "pid %d: %s\n", os.Getpid(),
+		passwords.ReplaceAllString(strings.Join(os.Args, " "), "$1@")); err != nil {
 		return nil, nil, fmt.Errorf("cache folder: %w", err)
 	}
 	// Temporary files of a FORMAT, left by a crash.
@@ -105,7 +108,9 @@ func ReadFormat(cacheDir string) (v int, err error) {
 		return 0, err
 	}
 	if _, err := fmt.Sscanf(string(b), "shoal cache %d", &v); err != nil || v < 1 {
-		return 0, fmt.Errorf("%s: %w: %.40q (if this is a cache folder of shoal, repair it with: shoal fsck %s --repair)", path, ErrCorrupt, b, cacheDir)
+		return 0, fmt.Errorf(
+			"%s: %w: %.40q (if this is a cache folder of shoal, repair it with: shoal fsck %s --repair)", path,
+			ErrCorrupt, b, cacheDir)
 	}
 	return v, nil
 }
@@ -139,11 +144,14 @@ func checkCacheFormat(cacheDir string, secret *crypt.Secret, resetOld bool) (*cr
 		v = cacheVersion
 	}
 	if v > encryptedVersion {
-		return nil, fmt.Errorf("cache folder %s: %w: format version %d, but this version reads %d (use that version of shoal, or another --cache-dir)", cacheDir, ErrNewerFormat, v, encryptedVersion)
+		return nil, fmt.Errorf("cache folder %s: %w: format version %d, but this version reads %d (use that version "+
+			"of shoal, or another --cache-dir)", cacheDir, ErrNewerFormat, v, encryptedVersion)
 	}
 	if v > 0 && v < cacheVersion {
 		if !resetOld {
-			return nil, fmt.Errorf("cache folder %s was written by an older version of shoal: format version %d, but this version reads %d (shoal mount, serve, s3 and warm start it afresh with --reset-old-cache; or use another --cache-dir)", cacheDir, v, cacheVersion)
+			return nil, fmt.Errorf("cache folder %s was written by an older version of shoal: format version %d, but "+
+				"this version reads %d (shoal mount, serve, s3 and warm start it afresh with --reset-old-cache; or "+
+				"use another --cache-dir)", cacheDir, v, cacheVersion)
 		}
 		for _, name := range contents {
 			if err := os.RemoveAll(filepath.Join(cacheDir, name)); err != nil {
@@ -156,15 +164,18 @@ func checkCacheFormat(cacheDir string, secret *crypt.Secret, resetOld bool) (*cr
 	want := cacheVersion
 	switch {
 	case secret == nil && (has || v == encryptedVersion):
-		return nil, fmt.Errorf("%w: the cache in %s is encrypted (give its key with --encryption-key-file FILE or in SHOAL_ENCRYPTION_KEY, or use another --cache-dir)", ErrKey, cacheDir)
+		return nil, fmt.Errorf("%w: the cache in %s is encrypted (give its key with --encryption-key-file FILE or in "+
+			"SHOAL_ENCRYPTION_KEY, or use another --cache-dir)", ErrKey, cacheDir)
 	case secret == nil:
 	case has:
 		key, err = crypt.Open(cacheDir, *secret)
 		want = encryptedVersion
 	case v == encryptedVersion:
-		return nil, fmt.Errorf("%w: %s is missing, and without it nothing in the cache can be read (restore that file from a backup, or remove the whole folder)", ErrKey, filepath.Join(cacheDir, crypt.FileName))
+		return nil, fmt.Errorf("%w: %s is missing, and without it nothing in the cache can be read (restore that "+
+			"file from a backup, or remove the whole folder)", ErrKey, filepath.Join(cacheDir, crypt.FileName))
 	case v != 0 && Used(cacheDir): // not of a start that failed
-		return nil, fmt.Errorf("%w: the cache in %s is not encrypted, but a key was given (remove the whole folder to start an encrypted cache, use another --cache-dir, or give no key)", ErrKey, cacheDir)
+		return nil, fmt.Errorf("%w: the cache in %s is not encrypted, but a key was given (remove the whole folder "+
+			"to start an encrypted cache, use another --cache-dir, or give no key)", ErrKey, cacheDir)
 	default:
 		key, err = crypt.Create(cacheDir, *secret)
 		want = encryptedVersion
@@ -175,7 +186,8 @@ func checkCacheFormat(cacheDir string, secret *crypt.Secret, resetOld bool) (*cr
 	if written == want {
 		return key, nil
 	}
-	if err := write(filepath.Join(cacheDir, formatFile), "cacheformat", fmt.Appendf(nil, "shoal cache %d\n", want)); err != nil {
+	if err := write(filepath.Join(cacheDir, formatFile), "cacheformat",
+		fmt.Appendf(nil, "shoal cache %d\n", want)); err != nil {
 		return nil, fmt.Errorf("cache folder: %w", err)
 	}
 	return key, nil

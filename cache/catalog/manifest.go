@@ -165,7 +165,8 @@ func cutter(rest []byte) func(n uint64) []byte {
 // parseColumns cuts the file into columns of the right lengths, and checks these.
 func parseColumns(data []byte, files, dirs uint64, arena [5]uint64) (*Manifest, error) {
 	h := data[:headerLen]
-	m := &Manifest{content: &content{data: data}, version: [32]byte(h[16:48]), files: int(files), dirs: int(dirs), bytes: int64(binary.LittleEndian.Uint64(h[64:]))}
+	m := &Manifest{content: &content{data: data}, version: [32]byte(h[16:48]), files: int(files), dirs: int(dirs),
+		bytes: int64(binary.LittleEndian.Uint64(h[64:]))}
 	cut := cutter(data[headerLen:])
 	m.dirTab = cut(dirs * dirLen)
 	m.nameOff, m.etagOff = cut(8*(files+1)), cut(8*(files+1))
@@ -458,7 +459,8 @@ func (m *Manifest) DirTime(dir int) time.Time {
 
 // Object returns the object that holds a file's bytes.
 func (m *Manifest) Object(file int) objstore.Object {
-	return objstore.Object{Key: m.prefix + m.Path(file), Size: m.Size(file), ETag: m.ETag(file), ModTime: m.ModTime(file)}
+	return objstore.Object{Key: m.prefix + m.Path(file), Size: m.Size(file), ETag: m.ETag(file),
+		ModTime: m.ModTime(file)}
 }
 
 // ID returns the ID of the version of a file's object in record tables.
@@ -514,11 +516,15 @@ func (m *Manifest) holdsFiles(dir int) bool {
 func (m *Manifest) Lookup(dir int, name string) (Node, bool) {
 	r := m.dirRow(dir)
 	lo, n := int(r.firstFile), int(r.endFile-r.firstFile)
-	if i := sort.Search(n, func(i int) bool { return string(m.name(lo+i)) >= name }); i < n && string(m.name(lo+i)) == name {
+	if i := sort.Search(n, func(i int) bool {
+		return string(m.name(lo+i)) >= name
+	}); i < n && string(m.name(lo+i)) == name {
 		return Node{Index: lo + i}, true
 	}
 	lo, n = int(r.firstDir), int(r.endDir-r.firstDir)
-	if i := sort.Search(n, func(i int) bool { return string(m.dirName(lo+i)) >= name }); i < n && string(m.dirName(lo+i)) == name {
+	if i := sort.Search(n, func(i int) bool {
+		return string(m.dirName(lo+i)) >= name
+	}); i < n && string(m.dirName(lo+i)) == name {
 		return Node{IsDir: true, Index: lo + i}, true
 	}
 	return Node{}, false

@@ -59,9 +59,11 @@ func paths(m *Manifest) []string {
 
 func TestSampleOrder(t *testing.T) {
 	m := mustBuild(t, BuildOptions{},
-		"root.txt", "a/b/x.jpg", "a/z.jpg", "c/s/y/1", "c/s-x/1", "c/s/2", "a-b/1", "a/b-c/1", "ab/1", "A/1", "é/1", "z/1", "c/s/Z", "c/10", "c/9", "\U0001F600/1", "\uffff/1")
+		"root.txt", "a/b/x.jpg", "a/z.jpg", "c/s/y/1", "c/s-x/1", "c/s/2", "a-b/1", "a/b-c/1", "ab/1", "A/1", "é/1",
+		"z/1", "c/s/Z", "c/10", "c/9", "\U0001F600/1", "\uffff/1")
 	want := []string{
-		"root.txt", "A/1", "a/z.jpg", "a/b/x.jpg", "a/b-c/1", "a-b/1", "ab/1", "c/10", "c/9", "c/s/2", "c/s/Z", "c/s-x/1", "c/s/y/1", "z/1", "é/1", "\uffff/1", "\U0001F600/1",
+		"root.txt", "A/1", "a/z.jpg", "a/b/x.jpg", "a/b-c/1", "a-b/1", "ab/1", "c/10", "c/9", "c/s/2", "c/s/Z",
+		"c/s-x/1", "c/s/y/1", "z/1", "é/1", "\uffff/1", "\U0001F600/1",
 	}
 	if got := paths(m); !slices.Equal(got, want) {
 		t.Errorf("got  %q\nwant %q", got, want)
@@ -74,8 +76,10 @@ func TestSampleOrderIsImageFolders(t *testing.T) {
 	keys := []string{
 		"stray.jpg", ".DS_Store",
 		"a/z.jpg", "a/b/x.jpg", "a/b/deep/er/1.PNG", "a/.DS_Store", "a/notes.txt", "a/b-c/1.jpeg", "a/B/1.webp",
-		"a-b/1.jpg", "a.b/1.jpg", "ab/1.tif", "A/1.TIFF", "c/s/y/1.jpg", "c/s-x/1.jpg", "c/s.x/1.jpg", "c/s/2.jpg", "c/10.jpg", "c/9.jpg", "c/9.JPG", "c/009.jpg",
-		"é/ü.jpg", "e\u0301/1.jpg", "日本/語.jpg", "日本/語/1.jpg", "\U0001F600/1.jpg", "\uffee/1.jpg", "with space/a b.jpg", "-/1.jpg", "_/1.jpg", "0/.jpg", "0/x.jpg.txt", "0/x.txt.jpg",
+		"a-b/1.jpg", "a.b/1.jpg", "ab/1.tif", "A/1.TIFF", "c/s/y/1.jpg", "c/s-x/1.jpg", "c/s.x/1.jpg", "c/s/2.jpg",
+		"c/10.jpg", "c/9.jpg", "c/9.JPG", "c/009.jpg",
+		"é/ü.jpg", "e\u0301/1.jpg", "日本/語.jpg", "日本/語/1.jpg", "\U0001F600/1.jpg", "\uffee/1.jpg", "with space/a b.jpg",
+		"-/1.jpg", "_/1.jpg", "0/.jpg", "0/x.jpg.txt", "0/x.txt.jpg",
 		"0/a.gif", "0/kelvin.\u212Apg", "0/long.tıf", "0/K.PGM", "0/b.bmp", "0/p.ppm",
 	}
 	folders := []string{"Empty/", "a/none/", "b/x/y/", "zz/"} // without files: classes too
@@ -218,12 +222,16 @@ func TestManifestModel(t *testing.T) {
 		}
 
 		// Without markers it is the same dataset.
-		bare, err := Build(memstore.Listing(slices.DeleteFunc(slices.Clone(objs), func(o objstore.Object) bool { return o.Size == 0 })...), BuildOptions{Prefix: prefix})
+		bare, err := Build(memstore.Listing(slices.DeleteFunc(slices.Clone(objs), func(o objstore.Object) bool {
+			return o.Size == 0
+		})...), BuildOptions{Prefix: prefix})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if bare.Version() != m.Version() || bare.FileName() != m.Version() || (m.FileName() == m.Version()) != (len(isDir) == holding) || m.Skipped().Markers != len(markers) {
-			t.Fatalf("version %s, file %s, %+v; without markers %s, file %s", m.Version(), m.FileName(), m.Skipped(), bare.Version(), bare.FileName())
+		if bare.Version() != m.Version() || bare.FileName() != m.Version() ||
+			(m.FileName() == m.Version()) != (len(isDir) == holding) || m.Skipped().Markers != len(markers) {
+			t.Fatalf("version %s, file %s, %+v; without markers %s, file %s", m.Version(), m.FileName(), m.Skipped(),
+				bare.Version(), bare.FileName())
 		}
 
 		// The order of the listing makes no difference; double keys and examples aside.
@@ -243,10 +251,12 @@ func TestManifestModel(t *testing.T) {
 		}
 		for f, w := range want {
 			o := m.Object(f)
-			if o != (objstore.Object{Key: prefix + w.path, Size: int64(len(prefix + w.path)), ETag: "tag of " + prefix + w.path, ModTime: time.Unix(int64(len(w.path)), 7).UTC()}) {
+			if o != (objstore.Object{Key: prefix + w.path, Size: int64(len(prefix + w.path)),
+				ETag: "tag of " + prefix + w.path, ModTime: time.Unix(int64(len(w.path)), 7).UTC()}) {
 				t.Fatalf("file %d: %+v", f, o)
 			}
-			if m.Path(f) != w.path || m.Name(f) != w.name || m.DirPath(m.DirOf(f)) != w.dir || string(m.AppendPath([]byte("x"), f)) != "x"+w.path {
+			if m.Path(f) != w.path || m.Name(f) != w.name || m.DirPath(m.DirOf(f)) != w.dir ||
+				string(m.AppendPath([]byte("x"), f)) != "x"+w.path {
 				t.Fatalf("file %d is %q in %q, want %+v", f, m.Path(f), m.DirPath(m.DirOf(f)), w)
 			}
 			if sum := sha256.Sum256([]byte(w.path)); m.PathHash(f) != [16]byte(sum[:16]) {
@@ -335,7 +345,8 @@ func TestManifestModel(t *testing.T) {
 		for f, w := range want {
 			i, ok := s.Sample(f)
 			numbered := w.class != "" || len(classes) == 0 // no folder holds a file
-			if ok != (numbered && match.Match(w.path)) || ok && (i != n || s.File(i) != f || s.Label(i) != slices.Index(classes, w.class)) {
+			if ok != (numbered && match.Match(w.path)) ||
+				ok && (i != n || s.File(i) != f || s.Label(i) != slices.Index(classes, w.class)) {
 				t.Fatalf("file %d (%q): sample %d, %v; want %d", f, w.path, i, ok, n)
 			}
 			if ok {
@@ -354,7 +365,8 @@ func TestBuildSkips(t *testing.T) {
 	for _, k := range []string{
 		"p/ok/1", "p/ok/" + long, "p/..data/...", "p/ok/.shoal", "p/back\\slash", "p/new\nline",
 		// hostile:
-		"p//1", "p/a//b", "p/a/../b", "p/./b", "p/a/..", "p/ok/" + long + "n", "p/nul\x00", "p/bad\xff", "p/.shoal", "p/.shoal/plan", "p/" + strings.Repeat("d/", 2048) + "f",
+		"p//1", "p/a//b", "p/a/../b", "p/./b", "p/a/..", "p/ok/" + long + "n", "p/nul\x00", "p/bad\xff", "p/.shoal",
+		"p/.shoal/plan", "p/" + strings.Repeat("d/", 2048) + "f",
 		// shadowed:
 		"p/f", "p/f/g", "p/f/g/h",
 	} {
@@ -372,7 +384,8 @@ func TestBuildSkips(t *testing.T) {
 	if got.Markers != 4 || got.Hostile != 12 || got.Shadowed != 2 || got.Total() != 14 || len(got.Examples) != 14 {
 		t.Errorf("%+v", got)
 	}
-	if !slices.Contains(got.Examples, `"p/a/../b": path component ..`) || !slices.Contains(got.Examples, `"p/f": a folder has the same name`) {
+	if !slices.Contains(got.Examples, `"p/a/../b": path component ..`) ||
+		!slices.Contains(got.Examples, `"p/f": a folder has the same name`) {
 		t.Errorf("examples %q", got.Examples)
 	}
 	want := []string{"back\\slash", "new\nline", "..data/...", "f/g/h", "ok/.shoal", "ok/1", "ok/" + long}
@@ -402,16 +415,25 @@ func TestBuildErrors(t *testing.T) {
 		o    BuildOptions
 		want []string
 	}{
-		"empty":           {memstore.Listing(), BuildOptions{Prefix: "train/"}, []string{`no objects under "train/"`, "check bucket and prefix"}},
-		"nothing to show": {memstore.Listing(objstore.Object{Key: "a/"}, object("b//c")), BuildOptions{}, []string{"no objects", "1 cannot", "b//c"}},
-		"no ETag":         {memstore.Listing(objstore.Object{Key: "a/b", ModTime: at}), BuildOptions{}, []string{`"a/b"`, "no ETag"}},
-		"changed":         {memstore.Listing(object("a/b"), objstore.Object{Key: "a/b", Size: 3, ETag: "x"}), BuildOptions{}, []string{`"a/b"`, "list again"}},
-		"prefix":          {memstore.Listing(object("a/b")), BuildOptions{Prefix: "a"}, []string{`"a"`, "slash"}},
-		"other prefix":    {memstore.Listing(object("a/b")), BuildOptions{Prefix: "b/"}, []string{`"a/b"`, `"b/"`}},
-		"size":            {memstore.Listing(objstore.Object{Key: "a", Size: -1, ETag: "e"}), BuildOptions{}, []string{"size of -1"}},
-		"huge size":       {memstore.Listing(objstore.Object{Key: "a", Size: 1 << 62, ETag: "e"}), BuildOptions{}, []string{"size of 4611686018427387904"}},
-		"long ETag":       {memstore.Listing(objstore.Object{Key: "a", Size: 1, ETag: strings.Repeat("e", 1025)}), BuildOptions{}, []string{"ETag of 1025"}},
-		"listing":         {func(yield func(objstore.Object, error) bool) { yield(objstore.Object{}, listing) }, BuildOptions{}, []string{"access denied"}},
+		"empty": {memstore.Listing(), BuildOptions{Prefix: "train/"},
+			[]string{`no objects under "train/"`, "check bucket and prefix"}},
+		"nothing to show": {memstore.Listing(objstore.Object{Key: "a/"}, object("b//c")), BuildOptions{},
+			[]string{"no objects", "1 cannot", "b//c"}},
+		"no ETag": {memstore.Listing(objstore.Object{Key: "a/b", ModTime: at}), BuildOptions{},
+			[]string{`"a/b"`, "no ETag"}},
+		"changed": {memstore.Listing(object("a/b"), objstore.Object{Key: "a/b", Size: 3, ETag: "x"}),
+			BuildOptions{}, []string{`"a/b"`, "list again"}},
+		"prefix":       {memstore.Listing(object("a/b")), BuildOptions{Prefix: "a"}, []string{`"a"`, "slash"}},
+		"other prefix": {memstore.Listing(object("a/b")), BuildOptions{Prefix: "b/"}, []string{`"a/b"`, `"b/"`}},
+		"size": {memstore.Listing(objstore.Object{Key: "a", Size: -1, ETag: "e"}), BuildOptions{},
+			[]string{"size of -1"}},
+		"huge size": {memstore.Listing(objstore.Object{Key: "a", Size: 1 << 62, ETag: "e"}), BuildOptions{},
+			[]string{"size of 4611686018427387904"}},
+		"long ETag": {memstore.Listing(objstore.Object{Key: "a", Size: 1, ETag: strings.Repeat("e", 1025)}),
+			BuildOptions{}, []string{"ETag of 1025"}},
+		"listing": {func(yield func(objstore.Object, error) bool) {
+			yield(objstore.Object{}, listing)
+		}, BuildOptions{}, []string{"access denied"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := Build(tt.objs, tt.o)
@@ -437,7 +459,8 @@ func TestManifestGolden(t *testing.T) {
 	golden := filepath.Join("testdata", "manifest-v2.bin")
 	o := object("train/b/é.jpg")
 	o.ModTime = time.Unix(1_700_000_000, 123)
-	m, err := Build(memstore.Listing(o, object("train/a/x/1.jpg"), object("train/a/2.jpg"), object("train/README"), object("train/a//x"), object("train/a/x")), BuildOptions{Prefix: "train/"})
+	m, err := Build(memstore.Listing(o, object("train/a/x/1.jpg"), object("train/a/2.jpg"), object("train/README"),
+		object("train/a//x"), object("train/a/x")), BuildOptions{Prefix: "train/"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -458,7 +481,8 @@ func TestManifestGolden(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer loaded.Close()
-	if got := paths(loaded); !slices.Equal(got, []string{"README", "a/2.jpg", "a/x/1.jpg", "b/é.jpg"}) || loaded.Verify() != nil || !loaded.ModTime(3).Equal(o.ModTime) {
+	if got := paths(loaded); !slices.Equal(got, []string{"README", "a/2.jpg", "a/x/1.jpg", "b/é.jpg"}) ||
+		loaded.Verify() != nil || !loaded.ModTime(3).Equal(o.ModTime) {
 		t.Errorf("golden file: %q, %v", got, loaded.Verify())
 	}
 }
@@ -516,7 +540,8 @@ func TestLoadDamaged(t *testing.T) {
 	newer := bytes.Clone(m.data)
 	newer[8] = 3
 	seal(newer)
-	if err := load(newer); !errors.Is(err, ErrNewerFormat) || !strings.Contains(err.Error(), "format version 3") || !strings.Contains(err.Error(), "--cache-dir") {
+	if err := load(newer); !errors.Is(err, ErrNewerFormat) || !strings.Contains(err.Error(), "format version 3") ||
+		!strings.Contains(err.Error(), "--cache-dir") {
 		t.Fatalf("newer: %v", err)
 	}
 	if _, err := Load(filepath.Join(dir, "missing")); !errors.Is(err, os.ErrNotExist) {

@@ -60,7 +60,8 @@ func (s *Samples) Beside(file int) iter.Seq[int] {
 			}
 		}
 		key = append(key, '.')
-		for f, n := s.m.atOrAfter(r, key), 0; f < int(r.endFile) && bytes.HasPrefix(s.m.name(f), key) && n < maxBeside; f, n = f+1, n+1 {
+		for f, n := s.m.atOrAfter(r, key), 0; f < int(r.endFile) && bytes.HasPrefix(s.m.name(f), key) &&
+			n < maxBeside; f, n = f+1, n+1 {
 			if _, is := s.Sample(f); is && !yield(f) {
 				return
 			}
@@ -106,7 +107,9 @@ func (s *Samples) findKind(ext string) Kind {
 		if i < 0 {
 			return Kind{}
 		}
-		f := sort.Search(m.files, func(f int) bool { return binary.LittleEndian.Uint64(m.nameOff[8*f+8:]) > uint64(off+i) })
+		f := sort.Search(m.files, func(f int) bool {
+			return binary.LittleEndian.Uint64(m.nameOff[8*f+8:]) > uint64(off+i)
+		})
 		if _, e, _ := Cut(m.Name(f)); e == ext {
 			for range s.Beside(f) {
 				_, numbered := s.Sample(f)
@@ -122,8 +125,8 @@ func (s *Samples) Part(sample int, ext string) (file int, ok bool) {
 	return s.m.Part(s.File(sample), ext)
 }
 
-// extensions returns a match of files by their extension: ".jpg,.jpeg" matches 1.jpg, but not 1.mask.jpg. "images" in the list stands for
-// all pictures. ok is false if glob is not such a list.
+// extensions returns a match of files by their extension: ".jpg,.jpeg" matches 1.jpg, but not 1.mask.jpg. "images" in
+// the list stands for all pictures. ok is false if glob is not such a list.
 func extensions(glob string) (match func(name []byte) bool, ok bool) {
 	list := strings.Split(glob, ",")
 	images := slices.Contains(list, "images")

@@ -149,11 +149,14 @@ func (s *Samples) atOrAfter(file int) int {
 // images are torchvision's IMG_EXTENSIONS.
 var images = []string{".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"}
 
-// isImage reports whether a name ends in one of them, in any case, with or without the suffix that `shoal pack --decode` adds.
+// isImage reports whether a name ends in one of them, in any case, with or without the suffix that `shoal pack
+// --decode` adds.
 func isImage(name []byte) bool {
 	name = bytes.TrimSuffix(name, []byte(".npy"))
 	ext := name[max(bytes.LastIndexByte(name, '.'), 0):]
-	return slices.ContainsFunc(images, func(e string) bool { return len(e) == len(ext) && bytes.EqualFold(ext, []byte(e)) })
+	return slices.ContainsFunc(images, func(e string) bool {
+		return len(e) == len(ext) && bytes.EqualFold(ext, []byte(e))
+	})
 }
 
 // Match returns the filter that glob names: "images" for torchvision's IMG_EXTENSIONS in any case, with or without
@@ -170,7 +173,8 @@ func Match(glob string) (*Filter, error) {
 		return &Filter{match: match}, nil
 	}
 	if _, err := path.Match(glob, ""); err != nil || glob == "" {
-		return nil, fmt.Errorf("samples pattern %q is not valid (use images, *, extensions such as .jpg,.png or a pattern such as *.jpg or */train/*.png)", glob)
+		return nil, fmt.Errorf("samples pattern %q is not valid (use images, *, extensions such as .jpg,.png or a "+
+			"pattern such as *.jpg or */train/*.png)", glob)
 	}
 	return &Filter{path: strings.Contains(glob, "/"), match: func(name []byte) bool {
 		ok, _ := path.Match(glob, string(name)) // the pattern was checked above

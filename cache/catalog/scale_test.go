@@ -131,7 +131,8 @@ func BenchmarkLayoutMillion(b *testing.B) {
 		most = peak(func() {
 			l, err = BuildLayout(m, objs, func(yield func(Place, error) bool) {
 				for i, f := range order {
-					if !yield(Place{Path: m.Path(f), Shard: i * shards / million, Off: int64(i % (million / shards) * 100_000)}, nil) {
+					if !yield(Place{Path: m.Path(f), Shard: i * shards / million,
+						Off: int64(i % (million / shards) * 100_000)}, nil) {
 						return
 					}
 				}

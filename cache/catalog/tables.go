@@ -115,7 +115,8 @@ func (t *tables) LoadSegments(yield func(id uint32, size int64, sealed bool, tab
 			size, sealed, table, err = t.parse(id, b)
 		}
 		if err != nil {
-			t.c.log.Error("record table of a segment is damaged; the segment is scanned", "path", t.path(id), "err", err)
+			t.c.log.Error("record table of a segment is damaged; the segment is scanned", "path", t.path(id),
+				"err", err)
 			size, sealed, table = 0, false, nil
 		}
 		if err := yield(id, size, sealed, table); err != nil {
@@ -146,7 +147,8 @@ func (t *tables) list() ([]uint32, error) {
 			continue
 		}
 		digits, ok := strings.CutSuffix(e.Name(), tableSuffix)
-		if id, err := strconv.ParseUint(digits, 10, 32); ok && err == nil && filepath.Base(t.path(uint32(id))) == e.Name() {
+		if id, err := strconv.ParseUint(digits, 10, 32); ok && err == nil &&
+			filepath.Base(t.path(uint32(id))) == e.Name() {
 			ids = append(ids, uint32(id))
 		}
 	}

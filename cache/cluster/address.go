@@ -30,7 +30,8 @@ type Address struct {
 
 var nameOf = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
 
-// Parse reads etcd://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]…]/NAME, or etcds:// for TLS. Its errors do not repeat a password.
+// Parse reads etcd://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]…]/NAME, or etcds:// for TLS. Its errors do not repeat a
+// password.
 func Parse(s string) (Address, error) {
 	var a Address
 	scheme, rest, ok := strings.Cut(s, "://")
@@ -43,7 +44,8 @@ func Parse(s string) (Address, error) {
 		a.User, err = url.PathUnescape(user)
 		a.Password, err2 = url.PathUnescape(password)
 		if err != nil || err2 != nil {
-			return a, bad("the user or the password has a %% that is not followed by two hex digits (write %%25 for a %%)")
+			return a, bad(
+				"the user or the password has a %% that is not followed by two hex digits (write %%25 for a %%)")
 		}
 		if a.User == "" || a.Password == "" {
 			return a, bad("before the @ there must be USER:PASSWORD")
@@ -63,7 +65,8 @@ func Parse(s string) (Address, error) {
 		a.Servers = append(a.Servers, net.JoinHostPort(host, port))
 	}
 	if a.Name = name; !nameOf.MatchString(name) {
-		return a, bad("%q is no name of a cluster: after the servers there must be / and at most 63 letters, digits, dots, dashes and underscores", name)
+		return a, bad("%q is no name of a cluster: after the servers there must be / and at most 63 letters, digits, "+
+			"dots, dashes and underscores", name)
 	}
 	return a, nil
 }
@@ -95,7 +98,8 @@ func (a Address) Dial(ctx context.Context, config *tls.Config) (client *v3.Clien
 	return client, s.why, err
 }
 
-func (a Address) dial(ctx context.Context, config *tls.Config, p pace, note grpc.UnaryClientInterceptor) (*v3.Client, error) {
+func (a Address) dial(ctx context.Context, config *tls.Config, p pace, note grpc.UnaryClientInterceptor) (
+	*v3.Client, error) {
 	if config = cmp.Or(config, &tls.Config{MinVersion: tls.VersionTLS12}).Clone(); !a.TLS {
 		config = nil
 	}
@@ -103,7 +107,8 @@ func (a Address) dial(ctx context.Context, config *tls.Config, p pace, note grpc
 		Backoff: backoff.Config{BaseDelay: p.beat / 4, Multiplier: 1.6, Jitter: 0.2, MaxDelay: p.beat}}
 	return v3.New(v3.Config{Endpoints: a.Endpoints(), Username: a.User, Password: a.Password, TLS: config,
 		Context: ctx, DialTimeout: 2 * p.answer, DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: p.answer,
-		Logger: zap.NewNop(), DialOptions: []grpc.DialOption{grpc.WithConnectParams(params), grpc.WithChainUnaryInterceptor(note)}})
+		Logger: zap.NewNop(), DialOptions: []grpc.DialOption{grpc.WithConnectParams(params),
+			grpc.WithChainUnaryInterceptor(note)}})
 }
 
 // Endpoints are the servers as etcd's client names them.
@@ -119,13 +124,16 @@ func (a Address) Endpoints() []string {
 	return out
 }
 
-// Listen listens where other nodes reach this one: at an advertised HOST:PORT, or at the address from which this machine
-// reaches etcd, and a port; at the port alone if the address is not one of this machine's interfaces. at is HOST:PORT for the others.
+// Listen listens where other nodes reach this one: at an advertised HOST:PORT, or at the address from which this
+// machine reaches etcd, and a port; at the port alone if the address is not one of this machine's interfaces. at is
+// HOST:PORT for the others.
 func (a Address) Listen(advertised, port string) (l net.Listener, at string, err error) {
 	if advertised == "" {
 		c, err := net.Dial("udp", a.Servers[0]) // sends nothing
 		if err != nil {
-			return nil, "", fmt.Errorf("--cluster: no way to etcd at %s: %w (give --advertise HOST:PORT, and check the address)", a.Servers[0], err)
+			return nil, "", fmt.Errorf(
+				"--cluster: no way to etcd at %s: %w (give --advertise HOST:PORT, and check the address)",
+				a.Servers[0], err)
 		}
 		host, _, _ := net.SplitHostPort(c.LocalAddr().String())
 		advertised = net.JoinHostPort(host, port)
@@ -137,7 +145,8 @@ func (a Address) Listen(advertised, port string) (l net.Listener, at string, err
 		l, err = net.Listen("tcp", ":"+port)
 	}
 	if err != nil {
-		return nil, "", fmt.Errorf("--advertise %s: %w (give a free HOST:PORT that the other nodes reach)", advertised, err)
+		return nil, "", fmt.Errorf("--advertise %s: %w (give a free HOST:PORT that the other nodes reach)",
+			advertised, err)
 	}
 	_, port, _ = net.SplitHostPort(l.Addr().String())
 	return l, net.JoinHostPort(host, port), nil

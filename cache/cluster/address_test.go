@@ -16,7 +16,8 @@ func TestParse(t *testing.T) {
 	for in, want := range map[string]Address{
 		"etcd://a:1/n":                 {Servers: []string{"a:1"}, Name: "n"},
 		"etcd://a,b:2,[::1]:3,[::2]/n": {Servers: []string{"a:2379", "b:2", "[::1]:3", "[::2]:2379"}, Name: "n"},
-		"etcds://u:p%40%2f:@a:1/n.1_-": {Servers: []string{"a:1"}, Name: "n.1_-", TLS: true, User: "u", Password: "p@/:"},
+		"etcds://u:p%40%2f:@a:1/n.1_-": {Servers: []string{"a:1"}, Name: "n.1_-", TLS: true,
+			User: "u", Password: "p@/:"},
 	} {
 		if got, err := Parse(in); err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: %+v %v", in, got, err)
@@ -37,14 +38,16 @@ func TestParse(t *testing.T) {
 		"etcd://u:%secret@a:1/n":  "has a % that is not followed by two hex digits (write %25 for a %)",
 		"etcd://u:secret@a:1/n/m": "no name",
 	} {
-		if _, err := Parse(in); err == nil || !strings.Contains(err.Error(), part) || strings.Contains(err.Error(), "secret") {
+		if _, err := Parse(in); err == nil || !strings.Contains(err.Error(), part) ||
+			strings.Contains(err.Error(), "secret") {
 			t.Errorf("%s: %v", in, err)
 		}
 	}
 	if a, _ := Parse("etcds://u:secret@a:1,b/n"); a.String() != "etcds://u@a:1,b:2379/n" {
 		t.Error(a)
 	}
-	for _, self := range []Node{{ID: "xyz"}, {ID: "0123456789ABCDEF", Address: "a:1", Weight: 1}, {ID: "0123456789abcdef", Weight: 1}, {ID: "0123456789abcdef", Address: "a:1"}} {
+	for _, self := range []Node{{ID: "xyz"}, {ID: "0123456789ABCDEF", Address: "a:1", Weight: 1},
+		{ID: "0123456789abcdef", Weight: 1}, {ID: "0123456789abcdef", Address: "a:1"}} {
 		if _, err := Join(Options{URL: "etcd://a:1/n", Self: self}); err == nil {
 			t.Error(self)
 		}

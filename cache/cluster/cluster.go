@@ -88,14 +88,17 @@ func join(o Options, p pace) (*Cluster, error) {
 		return nil, err
 	}
 	if o.Self.ID != "" && (!idOf.MatchString(o.Self.ID) || o.Self.Weight == 0 || o.Self.Address == "") {
-		return nil, fmt.Errorf("a node needs an ID of 16 hex digits, a weight and an address, not %q, %d and %q", o.Self.ID, o.Self.Weight, o.Self.Address)
+		return nil, fmt.Errorf("a node needs an ID of 16 hex digits, a weight and an address, not %q, %d and %q",
+			o.Self.ID, o.Self.Weight, o.Self.Address)
 	}
 	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	o.Self.Instance = rand.Text()
 	c := &Cluster{at: at, o: o, log: o.Log.With("cluster", at.Name), pace: p,
-		done: make(chan struct{}), wake: make(chan struct{}, 1), self: o.Self, views: settling{pace: p, expect: o.Nodes},
-		changed: make(chan struct{}), news: make(chan struct{}), settled: make(chan struct{}), refused: make(chan struct{}),
-		state: State{Phase: Joining, Since: time.Now()}}
+		done: make(chan struct{}), wake: make(chan struct{}, 1), self: o.Self,
+		views:   settling{pace: p, expect: o.Nodes},
+		changed: make(chan struct{}), news: make(chan struct{}), settled: make(chan struct{}),
+		refused: make(chan struct{}),
+		state:   State{Phase: Joining, Since: time.Now()}}
 	if o.Self.ID == "" {
 		c.views.quiet, c.views.gather = 0, 0
 	}
@@ -138,7 +141,8 @@ func (c *Cluster) Quiet(ctx context.Context) error {
 }
 
 func (c *Cluster) taken() error {
-	return fmt.Errorf("%w, %s, in cluster %s: this cache directory is a copy of another's. Delete the file node in it, and a new ID is made", ErrTaken, c.o.Self.ID, c.at)
+	return fmt.Errorf("%w, %s, in cluster %s: this cache directory is a copy of another's. Delete the file node in "+
+		"it, and a new ID is made", ErrTaken, c.o.Self.ID, c.at)
 }
 
 // State says how it stands now.
@@ -208,7 +212,8 @@ func (c *Cluster) pause(ctx context.Context, d time.Duration) bool {
 	return ctx.Err() == nil
 }
 
-// heard takes a list in which this process is, and tells when it may become the view if nothing changes; zero: it need not.
+// heard takes a list in which this process is, and tells when it may become the view if nothing changes; zero: it need
+// not.
 func (c *Cluster) heard(v View) (due time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -242,7 +247,8 @@ func (c *Cluster) well() {
 	if c.state.Phase == Joined {
 		return
 	}
-	c.log.Info("joined the cluster", "etcd", c.at.String(), "node", c.self.ID, "after", time.Since(c.state.Since).Round(time.Millisecond))
+	c.log.Info("joined the cluster", "etcd", c.at.String(), "node", c.self.ID,
+		"after", time.Since(c.state.Since).Round(time.Millisecond))
 	c.state, c.joined = State{Phase: Joined, Since: time.Now()}, true
 }
 

@@ -24,7 +24,8 @@ import (
 )
 
 // quick is the usual pace, faster. The lease is longer than need be, for machines with much else to do.
-var quick = pace{lease: 3 * time.Second, beat: 50 * time.Millisecond, answer: time.Second, quiet: 200 * time.Millisecond, gather: 1500 * time.Millisecond}
+var quick = pace{lease: 3 * time.Second, beat: 50 * time.Millisecond, answer: time.Second,
+	quiet: 200 * time.Millisecond, gather: 1500 * time.Millisecond}
 
 func TestMain(m *testing.M) {
 	if url := os.Getenv("CLUSTER_TEST_URL"); url != "" {
@@ -263,7 +264,8 @@ func TestEtcdAwayAtStart(t *testing.T) {
 		t.Error("joining took", took)
 	}
 	err := c.Quiet(within(t, 3*time.Second))
-	if err == nil || !strings.Contains(err.Error(), "cannot be reached: see that it runs") || strings.Contains(err.Error(), "u:p@") {
+	if err == nil || !strings.Contains(err.Error(), "cannot be reached: see that it runs") ||
+		strings.Contains(err.Error(), "u:p@") {
 		t.Error(err)
 	}
 	if _, err := c.Published(within(t, 3*time.Second), "k"); !errors.Is(err, ErrAway) {
@@ -297,14 +299,16 @@ func TestEtcdFrozenAtStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	c, _ := joinAs(t, Options{URL: where(s)})
-	if err := c.Quiet(within(t, 2*quick.lease)); err == nil || !strings.Contains(err.Error(), "does not answer: see that it runs") {
+	if err := c.Quiet(within(t, 2*quick.lease)); err == nil ||
+		!strings.Contains(err.Error(), "does not answer: see that it runs") {
 		t.Error(err)
 	}
 }
 
 // Whatever happens to etcd: no view changes, locks end in time, and afterwards all goes on.
 func TestEtcdFails(t *testing.T) {
-	for _, how := range []string{"stopped", "frozen", "emptied", "stopped for long", "frozen for long", "emptied for long"} {
+	for _, how := range []string{"stopped", "frozen", "emptied", "stopped for long", "frozen for long",
+		"emptied for long"} {
 		t.Run(how, func(t *testing.T) {
 			s := server(t)
 			cs := nodes(t, s, 3)
@@ -559,7 +563,8 @@ func TestKilled(t *testing.T) {
 	t.Log("gone from the view after", time.Since(began))
 }
 
-// A process that is frozen longer than its lease, and one whose etcd goes away: it comes back by itself, and says nothing on stderr.
+// A process that is frozen longer than its lease, and one whose etcd goes away: it comes back by itself, and says
+// nothing on stderr.
 func TestFrozenAndThawed(t *testing.T) {
 	s := server(t)
 	cs := nodes(t, s, 1)
@@ -602,7 +607,8 @@ func TestTwoWithOneID(t *testing.T) {
 	other := node(1)
 	other.Address = "10.0.0.99:7"
 	c, log := joinAs(t, Options{URL: where(s), Self: other})
-	if err := c.Quiet(within(t, patience)); !errors.Is(err, ErrTaken) || !strings.Contains(err.Error(), "Delete the file node") {
+	if err := c.Quiet(within(t, patience)); !errors.Is(err, ErrTaken) ||
+		!strings.Contains(err.Error(), "Delete the file node") {
 		t.Error(err)
 	}
 	if st := c.State(); st.Phase != Refused || len(c.View().Nodes) > 0 {
@@ -622,7 +628,8 @@ func TestTwoWithOneID(t *testing.T) {
 	cs[1].mu.Lock()
 	r.Address = c.self.Address
 	cs[1].mu.Unlock()
-	if _, err := cs[1].current().Put(t.Context(), c.key("nodes/", r.ID), `{"id":"`+r.ID+`","weight":1,"address":"`+r.Address+`","instance":"x"}`); err != nil {
+	if _, err := cs[1].current().Put(t.Context(), c.key("nodes/", r.ID),
+		`{"id":"`+r.ID+`","weight":1,"address":"`+r.Address+`","instance":"x"}`); err != nil {
 		t.Fatal(err)
 	}
 	phase(t, c, Refused)
@@ -646,7 +653,9 @@ func TestRestartTakesOver(t *testing.T) {
 	if took := time.Since(began); took > usual.lease {
 		t.Error("it waited for the lease to end:", took)
 	}
-	eventually(t, "it is known to be another process", func() bool { return cs[0].View().Nodes[1].Instance != was[1].Instance })
+	eventually(t, "it is known to be another process", func() bool {
+		return cs[0].View().Nodes[1].Instance != was[1].Instance
+	})
 	if is := cs[0].View().Nodes; !slices.EqualFunc(was, is, Node.member) {
 		t.Error("a restart moves what nodes own:", was, is)
 	}
@@ -667,7 +676,8 @@ func TestDrain(t *testing.T) {
 	cs := nodes(t, s, 3)
 	looker, _ := joinAs(t, Options{URL: where(s)})
 	see(t, looker, ids(3)...)
-	if err := looker.Drain(t.Context(), "feedfeedfeedfeed"); err == nil || !strings.Contains(err.Error(), "no such node") {
+	if err := looker.Drain(t.Context(), "feedfeedfeedfeed"); err == nil ||
+		!strings.Contains(err.Error(), "no such node") {
 		t.Error(err)
 	}
 	for range 2 {
@@ -707,7 +717,10 @@ func TestConcurrentLocks(t *testing.T) {
 			c := cs[i%3]
 			var held context.Context
 			var unlock func()
-			if answered(t, func() (err error) { held, unlock, err = c.Lock(within(t, patience), "l"); return err }); unlock == nil {
+			if answered(t, func() (err error) {
+				held, unlock, err = c.Lock(within(t, patience), "l")
+				return err
+			}); unlock == nil {
 				return
 			}
 			mu.Lock()

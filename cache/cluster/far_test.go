@@ -12,7 +12,8 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/etcd"
 )
 
-// far puts a server away by a round trip: what is sent either way arrives half of it later. It returns where it then is.
+// far puts a server away by a round trip: what is sent either way arrives half of it later. It returns where it then
+// is.
 func far(t *testing.T, s *etcd.Server, trip time.Duration) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -65,7 +66,8 @@ func far(t *testing.T, s *etcd.Server, trip time.Duration) string {
 	return l.Addr().String()
 }
 
-// Nodes join an etcd that is far away, at the usual pace, and stay; what they say of themselves arrives, and locks are held.
+// Nodes join an etcd that is far away, at the usual pace, and stay; what they say of themselves arrives, and locks are
+// held.
 func TestFar(t *testing.T) {
 	for _, trip := range []time.Duration{500 * time.Millisecond, time.Second} {
 		t.Run(trip.String(), func(t *testing.T) {
@@ -104,7 +106,8 @@ func TestFar(t *testing.T) {
 			}
 			for _, log := range logs {
 				_, joined, _ := strings.Cut(log.String(), "joined the cluster")
-				if strings.Contains(joined, "WARN") || trip < time.Second && strings.Contains(log.String(), "WARN") { // a busy machine may need a second try
+				// a busy machine may need a second try
+				if strings.Contains(joined, "WARN") || trip < time.Second && strings.Contains(log.String(), "WARN") {
 					t.Error(log)
 				}
 			}

@@ -14,7 +14,8 @@ func etcdOf(t *testing.T, c *Cluster) (s *session) {
 	return s
 }
 
-// The node that makes the batches hangs: another makes them when its lease has ended. When it is back it is a node like others.
+// The node that makes the batches hangs: another makes them when its lease has ended. When it is back it is a node like
+// others.
 func TestLeadHangs(t *testing.T) {
 	s := server(t)
 	p := process(t, where(s))
@@ -41,7 +42,8 @@ func TestLeadHangs(t *testing.T) {
 	c.Open("d")
 	eventually(t, "the dataset", func() bool { return looker.View().Nodes[0].Has("d") })
 	for _, key := range []string{"last", "written"} {
-		if got, err := etcdOf(t, looker).Get(t.Context(), c.key(key, "")); err != nil || toldBy(string(got.Kvs[0].Value)) == 0 {
+		if got, err := etcdOf(t, looker).Get(t.Context(), c.key(key, "")); err != nil ||
+			toldBy(string(got.Kvs[0].Value)) == 0 {
 			t.Error(key, got, err)
 		}
 	}
@@ -82,15 +84,17 @@ func TestWatchCompacted(t *testing.T) {
 	}
 	relay.cut(false)
 	for _, c := range append(cs, c) {
-		eventually(t, "the datasets", func() bool { return slices.Equal(c.View().Nodes[0].Open, []string{"d", "e", "f"}) })
+		eventually(t, "the datasets", func() bool {
+			return slices.Equal(c.View().Nodes[0].Open, []string{"d", "e", "f"})
+		})
 	}
 	if c.current() != session {
 		t.Error("its session has ended")
 	}
 }
 
-// etcd is restored from an older copy: what was written since is written again by whom it was, and what only the copy has ends
-// with its lease.
+// etcd is restored from an older copy: what was written since is written again by whom it was, and what only the copy
+// has ends with its lease.
 func TestEtcdTurnedBack(t *testing.T) {
 	s := server(t)
 	cs := nodes(t, s, 2)
@@ -143,7 +147,8 @@ func TestEtcdTurnedBack(t *testing.T) {
 		}
 		for i := range 5 {
 			got, err := s.Get(t.Context(), s.c.key("nodes/", node(i).ID))
-			if err != nil || (len(got.Kvs) > 0) != slices.Contains(ids(3), node(i).ID) || i == 1 && !nodeOf(got.Kvs[0]).Has("d") {
+			if err != nil || (len(got.Kvs) > 0) != slices.Contains(ids(3), node(i).ID) ||
+				i == 1 && !nodeOf(got.Kvs[0]).Has("d") {
 				return false
 			}
 		}

@@ -16,8 +16,9 @@ type lock struct{ key, token string }
 
 type lockOf struct{ *Cluster }
 
-// Lock waits for a lock until ctx ends, or until etcd has been away for as long as a lease; then its error is ErrAway. held is ctx, and ends with the cause ErrLost when the lease may have ended; use it for all
-// that the lock protects, Publish too. unlock returns at once.
+// Lock waits for a lock until ctx ends, or until etcd has been away for as long as a lease; then its error is ErrAway.
+// held is ctx, and ends with the cause ErrLost when the lease may have ended; use it for all that the lock protects,
+// Publish too. unlock returns at once.
 func (c *Cluster) Lock(ctx context.Context, name string) (held context.Context, unlock func(), err error) {
 	l := lock{c.key("locks/", name), c.o.Self.ID + " " + rand.Text()}
 	for {
@@ -39,7 +40,8 @@ func (c *Cluster) Lock(ctx context.Context, name string) (held context.Context, 
 	}
 }
 
-// try takes the lock if it is free. It reads first, because a transaction that may write costs etcd as much as one that does.
+// try takes the lock if it is free. It reads first, because a transaction that may write costs etcd as much as one that
+// does.
 func (s *session) try(ctx context.Context, l lock) bool {
 	ctx, cancel := s.within(ctx)
 	defer cancel()
@@ -47,7 +49,8 @@ func (s *session) try(ctx context.Context, l lock) bool {
 	if err != nil || len(got.Kvs) > 0 {
 		return err == nil && string(got.Kvs[0].Value) == l.token && got.Kvs[0].Lease == int64(s.lease)
 	}
-	answer, err := s.Txn(ctx).If(v3.Compare(v3.CreateRevision(l.key), "=", 0)).Then(v3.OpPut(l.key, l.token, v3.WithLease(s.lease))).Commit()
+	answer, err := s.Txn(ctx).If(v3.Compare(v3.CreateRevision(l.key), "=", 0)).Then(
+		v3.OpPut(l.key, l.token, v3.WithLease(s.lease))).Commit()
 	return err == nil && answer.Succeeded
 }
 
@@ -87,8 +90,8 @@ func (c *Cluster) ask(ctx context.Context, what string, f func(context.Context, 
 	return nil
 }
 
-// Publish writes a value that all nodes can read. With a context from Lock it does so only while the lock is held; otherwise
-// the error is ErrLost.
+// Publish writes a value that all nodes can read. With a context from Lock it does so only while the lock is held;
+// otherwise the error is ErrLost.
 func (c *Cluster) Publish(ctx context.Context, key string, value []byte) error {
 	return c.ask(ctx, "publish "+key, func(asking context.Context, s *session) error {
 		var held []v3.Cmp
@@ -115,8 +118,9 @@ func (c *Cluster) Published(ctx context.Context, key string) (value []byte, err 
 	return value, err
 }
 
-// WatchPublished calls f with the value of key, when there is one, soon after a change of any, and after Look. It returns
-// when ctx ends or the cluster is left. Of changes in quick succession it may leave some out, but never the last.
+// WatchPublished calls f with the value of key, when there is one, soon after a change of any, and after Look. It
+// returns when ctx ends or the cluster is left. Of changes in quick succession it may leave some out, but never the
+// last.
 func (c *Cluster) WatchPublished(ctx context.Context, key string, f func(value []byte)) {
 	for {
 		c.mu.Lock()

@@ -30,8 +30,8 @@ type roll struct {
 	told int64           // up to which revision
 }
 
-// batch is what was written after the batch before it. A node without a weight is gone. One without an address is the process
-// that all know, and only what may change follows.
+// batch is what was written after the batch before it. A node without a weight is gone. One without an address is the
+// process that all know, and only what may change follows.
 type batch struct {
 	After string `json:"after"`
 	Last  string `json:"last"`
@@ -144,8 +144,8 @@ func (r *roll) batch(token string) batch {
 	return b
 }
 
-// answer takes what etcd has at rev, which was asked when the list was as of another. What differs may be on its way. The
-// lead begins again, since what its watch does not say nobody hears.
+// answer takes what etcd has at rev, which was asked when the list was as of another. What differs may be on its way.
+// The lead begins again, since what its watch does not say nobody hears.
 func (r *roll) answer(before, rev int64, last, lead string) {
 	doubt := last != r.last || lead != r.lead
 	r.torn = r.torn || rev < before || doubt && r.doubt && !r.heard

@@ -170,10 +170,12 @@ func (m *etcdModel) check() {
 
 // change is a node that joins, leaves, changes, restarts, or is none.
 func (m *etcdModel) change() {
-	id := rapid.SampledFrom([]string{"0000000000000001", "0000000000000002", "0000000000000003", "no node"}).Draw(m.T, "id")
+	id := rapid.SampledFrom([]string{"0000000000000001", "0000000000000002", "0000000000000003", "no node"}).
+		Draw(m.T, "id")
 	switch old := m.nodes[id]; {
 	case old == nil: // it joins, or comes back as it was
-		m.set(id, &Node{ID: id, Address: "a", Weight: 1, Instance: rapid.SampledFrom([]string{"a", "b"}).Draw(m.T, "instance")})
+		m.set(id, &Node{ID: id, Address: "a", Weight: 1,
+			Instance: rapid.SampledFrom([]string{"a", "b"}).Draw(m.T, "instance")})
 	case rapid.Bool().Draw(m.T, "leaves"):
 		m.set(id, nil)
 	default:
@@ -182,7 +184,8 @@ func (m *etcdModel) change() {
 		n.Draining = n.Draining || rapid.Bool().Draw(m.T, "drains")
 		n.Open = []string{m.token()}
 		if rapid.IntRange(0, 4).Draw(m.T, "restarts") == 0 {
-			n = Node{ID: id, Address: n.Address, Weight: uint32(rapid.IntRange(0, 2).Draw(m.T, "weight")), Instance: m.token()}
+			n = Node{ID: id, Address: n.Address, Weight: uint32(rapid.IntRange(0, 2).Draw(m.T, "weight")),
+				Instance: m.token()}
 		}
 		m.set(id, &n)
 	}
@@ -191,7 +194,8 @@ func (m *etcdModel) change() {
 // step lets something happen that is no trouble.
 func (m *etcdModel) step() {
 	f := rapid.SampledFrom(m.followers).Draw(m.T, "follower")
-	switch rapid.SampledFrom([]string{"change", "change", "act", "act", "hear", "hear", "ask", "read"}).Draw(m.T, "step") {
+	switch rapid.SampledFrom([]string{"change", "change", "act", "act", "hear", "hear", "ask", "read"}).Draw(
+		m.T, "step") {
 	case "change":
 		m.change()
 	case "act":
@@ -300,7 +304,8 @@ func TestFollowersInTroubleInTheModel(t *testing.T) {
 	})
 }
 
-// A list is no view while it lacks this process, or has the one before it: who owns nothing would give up all that it keeps.
+// A list is no view while it lacks this process, or has the one before it: who owns nothing would give up all that it
+// keeps.
 func TestViewHasItself(t *testing.T) {
 	r := roll{nodes: []Node{{ID: "a", Instance: "1"}, {ID: "b", Instance: "2"}}}
 	for _, tt := range []struct {

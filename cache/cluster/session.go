@@ -60,7 +60,9 @@ func (c *Cluster) use(s *session) {
 
 // open connects. A session has a client of its own, so that nothing of a connection that hung outlives it.
 func (c *Cluster) open(ctx context.Context) (*session, error) {
-	s := &session{c: c, drop: map[string]string{}, roll: roll{torn: true}, unsee: func() {}, unlead: func() {}, slow: c.pace.answer} // the first one connects
+	// the first one connects
+	s := &session{c: c, drop: map[string]string{}, roll: roll{torn: true}, unsee: func() {}, unlead: func() {},
+		slow: c.pace.answer}
 	var err error
 	if s.Client, err = c.at.dial(ctx, c.o.TLS, c.pace, s.note); err != nil {
 		return nil, s.why(err)
@@ -72,7 +74,8 @@ func (c *Cluster) open(ctx context.Context) (*session, error) {
 }
 
 // note is what each exchange goes through: the client puts the deadline's error in place of what the connection said.
-func (s *session) note(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+func (s *session) note(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, call grpc.UnaryInvoker,
+	opts ...grpc.CallOption) error {
 	began := time.Now()
 	err := call(ctx, method, req, reply, cc, opts...)
 	s.mu.Lock()

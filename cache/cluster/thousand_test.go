@@ -38,8 +38,8 @@ func useOf(t *testing.T, s *etcd.Server) (u etcdUse) {
 	return u
 }
 
-// TestManyNodes is what nodes cost etcd: at rest, when one more joins, and when all change at once. SHOAL_NODES=1000 is the size
-// of lab/bench/results/membership.md.
+// TestManyNodes is what nodes cost etcd: at rest, when one more joins, and when all change at once. SHOAL_NODES=1000 is
+// the size of lab/bench/results/membership.md.
 func TestManyNodes(t *testing.T) {
 	n := 100
 	if s := os.Getenv("SHOAL_NODES"); s != "" {

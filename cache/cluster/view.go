@@ -19,7 +19,8 @@ type Node struct {
 
 // member tells whether two nodes are the same one to those who divide the units of any dataset.
 func (n Node) member(o Node) bool {
-	return n.ID == o.ID && n.Weight == o.Weight && n.Zone == o.Zone && n.Draining == o.Draining && slices.Equal(n.Open, o.Open)
+	return n.ID == o.ID && n.Weight == o.Weight && n.Zone == o.Zone && n.Draining == o.Draining &&
+		slices.Equal(n.Open, o.Open)
 }
 
 // Has reports whether the node has a dataset open.
@@ -69,7 +70,8 @@ type pace struct {
 	gather time.Duration // until a list that lacks nodes is believed, after etcd was away
 }
 
-var usual = pace{lease: 10 * time.Second, beat: time.Second, answer: 2 * time.Second, quiet: 1500 * time.Millisecond, gather: 6 * time.Second}
+var usual = pace{lease: 10 * time.Second, beat: time.Second, answer: 2 * time.Second, quiet: 1500 * time.Millisecond,
+	gather: 6 * time.Second}
 
 // settling makes views out of lists: rules 6 and 7. It has no clock and no lock.
 type settling struct {

@@ -11,8 +11,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// world is a model of etcd and of nodes that follow the rules, in steps of half a second. What decides is the real settling;
-// each change of a view is held against all that the node has heard, by words of the rules.
+// world is a model of etcd and of nodes that follow the rules, in steps of half a second. What decides is the real
+// settling; each change of a view is held against all that the node has heard, by words of the rules.
 type world struct {
 	fatal func(format string, args ...any)
 	now   time.Time
@@ -103,7 +103,8 @@ func (w *world) beat(n *modelled) {
 	n.past = n.past[max(0, len(n.past)-20):]
 	before, first := n.views.view, !n.views.taken
 	if changed := n.views.list(View{Nodes: list}, w.now); changed != w.mustChange(n, before, list, first) {
-		w.fatal("node %s at %v: changed %v\nfrom %s\nto   %s\nheard %v", n.ID, w.now, changed, members(before.Nodes), members(list), n.past)
+		w.fatal("node %s at %v: changed %v\nfrom %s\nto   %s\nheard %v", n.ID, w.now, changed, members(before.Nodes),
+			members(list), n.past)
 	} else if changed {
 		n.changes++
 	}
@@ -140,7 +141,8 @@ func (w *world) mustChange(n *modelled, before View, list []Node, first bool) bo
 	return w.now.Sub(same) >= usual.quiet && (!fewer || w.now.Sub(answered) >= usual.gather)
 }
 
-// Whatever happens, views change by the rules, and when all is well for a while all have the same view: those who are there.
+// Whatever happens, views change by the rules, and when all is well for a while all have the same view: those who are
+// there.
 func TestViewsInTheModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		w := newWorld(rt.Fatalf, 5)
@@ -148,7 +150,8 @@ func TestViewsInTheModel(t *testing.T) {
 		pick := func() *modelled { return rapid.SampledFrom(w.nodes).Draw(rt, "node") }
 		for range rapid.IntRange(1, 60).Draw(rt, "steps") {
 			n := pick()
-			switch rapid.SampledFrom([]string{"start", "start", "leave", "kill", "freeze", "thaw", "cut", "heal", "down", "up", "empty", "drain"}).Draw(rt, "action") {
+			switch rapid.SampledFrom([]string{"start", "start", "leave", "kill", "freeze", "thaw", "cut", "heal",
+				"down", "up", "empty", "drain"}).Draw(rt, "action") {
 			case "start":
 				if !n.alive {
 					w.start(n, rapid.SampledFrom([]int{0, 0, 3}).Draw(rt, "expect"))

@@ -37,18 +37,23 @@ func (a Address) Explain(err error) string {
 		return "the lease in etcd has ended: registering again"
 	case errors.Is(err, rpctypes.ErrAuthFailed):
 		return "etcd refuses the user or the password of " + a.String()
-	case errors.Is(err, rpctypes.ErrUserEmpty), errors.Is(err, rpctypes.ErrPermissionDenied) && a.User == "": // which is then the certificate's name
+	case errors.Is(err, rpctypes.ErrUserEmpty), errors.Is(err, rpctypes.ErrPermissionDenied) && a.User == "":
+		// which is then the certificate's name
 		return "etcd wants a user and a password: etcd://USER:PASSWORD@" + servers + "/" + a.Name
 	case errors.Is(err, rpctypes.ErrPermissionDenied):
-		return "etcd's user " + a.User + " has no rights here: etcdctl role grant-permission ROLE readwrite --prefix=true " + a.Root()
+		return "etcd's user " + a.User +
+			" has no rights here: etcdctl role grant-permission ROLE readwrite --prefix=true " + a.Root()
 	case errors.Is(err, rpctypes.ErrNoSpace):
 		return "etcd is full: compact and defragment it, then etcdctl alarm disarm"
 	case is("certificate", "tls: "):
 		return "etcd at " + servers + " and this node do not trust each other's certificates: " + text
-	case is("server preface", "broken pipe", "connection reset") && !is("use of closed network connection"): // which this end closed, after its wait
-		return "etcd at " + servers + " closes the connection: it may want TLS (etcds:// instead of etcd://) or a client certificate: " + text
+	case is("server preface", "broken pipe", "connection reset") && !is("use of closed network connection"):
+		// which this end closed, after its wait
+		return "etcd at " + servers +
+			" closes the connection: it may want TLS (etcds:// instead of etcd://) or a client certificate: " + text
 	case is("connection refused", "no such host", "no route", "unreachable"):
 		return "etcd at " + servers + " cannot be reached: see that it runs, and that this machine reaches it: " + text
 	}
-	return "etcd at " + servers + " does not answer: see that it runs and has a leader (etcdctl endpoint status): " + text
+	return "etcd at " + servers +
+		" does not answer: see that it runs and has a leader (etcdctl endpoint status): " + text
 }

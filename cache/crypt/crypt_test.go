@@ -36,14 +36,18 @@ func TestParseSecret(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, text := range []string{
-		hex.EncodeToString(raw), strings.ToUpper(hex.EncodeToString(raw)) + "\n", base64.StdEncoding.EncodeToString(raw) + "\r\n",
-		"  " + base64.RawStdEncoding.EncodeToString(raw), base64.URLEncoding.EncodeToString(raw), base64.RawURLEncoding.EncodeToString(raw),
+		hex.EncodeToString(raw), strings.ToUpper(hex.EncodeToString(raw)) + "\n",
+		base64.StdEncoding.EncodeToString(raw) + "\r\n",
+		"  " + base64.RawStdEncoding.EncodeToString(raw), base64.URLEncoding.EncodeToString(raw),
+		base64.RawURLEncoding.EncodeToString(raw),
 	} {
 		if s, err := ParseSecret([]byte(text)); err != nil || s != want {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
-	for _, bad := range [][]byte{nil, []byte("short"), raw[:31], append(raw[:32:32], 1), []byte(hex.EncodeToString(raw[:16])), make([]byte, 32), []byte(strings.Repeat("0", 64)), []byte(strings.Repeat("g", 64))} {
+	for _, bad := range [][]byte{nil, []byte("short"), raw[:31], append(raw[:32:32], 1),
+		[]byte(hex.EncodeToString(raw[:16])), make([]byte, 32), []byte(strings.Repeat("0", 64)),
+		[]byte(strings.Repeat("g", 64))} {
 		if _, err := ParseSecret(bad); !errors.Is(err, errSecret) {
 			t.Errorf("%q was taken: %v", bad, err)
 		}
@@ -58,7 +62,8 @@ func TestParseSecret(t *testing.T) {
 	if err := os.WriteFile(path, []byte("no key at all, but a password"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ReadSecret(path); err == nil || !strings.Contains(err.Error(), path) || strings.Contains(err.Error(), "password") {
+	if _, err := ReadSecret(path); err == nil || !strings.Contains(err.Error(), path) ||
+		strings.Contains(err.Error(), "password") {
 		t.Error(err)
 	}
 }
@@ -79,7 +84,8 @@ func TestSecretsAreHidden(t *testing.T) {
 		}
 		return a
 	}}
-	for _, v := range []any{s, &s, k, struct{ S Secret }{s}, []Secret{s}, struct{ K *Key }{k}, map[string]any{"k": k, "s": s}} {
+	for _, v := range []any{s, &s, k, struct{ S Secret }{s}, []Secret{s}, struct{ K *Key }{k},
+		map[string]any{"k": k, "s": s}} {
 		for _, f := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%X", "%d"} {
 			fmt.Fprintf(&b, f+"\n", v)
 		}
@@ -90,7 +96,8 @@ func TestSecretsAreHidden(t *testing.T) {
 			b.Write(j)
 		}
 	}
-	for _, form := range []string{string(raw), hex.EncodeToString(raw), base64.StdEncoding.EncodeToString(raw)[:40], "48 49 50", "0x30, 0x31", "[48,49", "303132"} {
+	for _, form := range []string{string(raw), hex.EncodeToString(raw), base64.StdEncoding.EncodeToString(raw)[:40],
+		"48 49 50", "0x30, 0x31", "[48,49", "303132"} {
 		if strings.Contains(strings.ToLower(b.String()), form) {
 			t.Errorf("%q is shown in\n%s", form, b.String())
 		}
@@ -116,11 +123,13 @@ func TestKeyFile(t *testing.T) {
 	if err != nil || again.b != k.b || again.SecretID() != s.ID() {
 		t.Fatal(err)
 	}
-	if bytes.Equal(k.Derive("a", nil), k.Derive("b", nil)) || bytes.Equal(k.Derive("a", nil), k.Derive("a", []byte{1})) {
+	if bytes.Equal(k.Derive("a", nil), k.Derive("b", nil)) ||
+		bytes.Equal(k.Derive("a", nil), k.Derive("a", []byte{1})) {
 		t.Error("two purposes have one key")
 	}
 	other := newSecret(t)
-	if _, err := Open(dir, other); !errors.Is(err, ErrWrongSecret) || !strings.Contains(err.Error(), s.ID()) || !strings.Contains(err.Error(), other.ID()) {
+	if _, err := Open(dir, other); !errors.Is(err, ErrWrongSecret) || !strings.Contains(err.Error(), s.ID()) ||
+		!strings.Contains(err.Error(), other.ID()) {
 		t.Error(err)
 	}
 	if err := k.Rewrap(dir, other); err != nil {
@@ -141,7 +150,8 @@ func TestKeyFile(t *testing.T) {
 		t.Errorf("%v, %v", info, err)
 	}
 	for i := range b {
-		for _, change := range [][]byte{append(bytes.Clone(b[:i]), b[i+1:]...), append(bytes.Clone(b[:i]), append([]byte{b[i] ^ 1}, b[i+1:]...)...), b[:i]} {
+		for _, change := range [][]byte{append(bytes.Clone(b[:i]), b[i+1:]...),
+			append(bytes.Clone(b[:i]), append([]byte{b[i] ^ 1}, b[i+1:]...)...), b[:i]} {
 			if err := os.WriteFile(path, change, 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -194,7 +204,8 @@ func TestSealedFiles(t *testing.T) {
 				t.Errorf("%d bytes: a change was not noticed", n)
 			}
 		}
-		for what, bad := range map[string][]byte{"longer": append(bytes.Clone(b), make([]byte, 40)...), "cut": b[:len(b)-1], "a chunk less": b[:max(fileHeaderLen+17, len(b)-fileChunk-tagLen)]} {
+		for what, bad := range map[string][]byte{"longer": append(bytes.Clone(b), make([]byte, 40)...),
+			"cut": b[:len(b)-1], "a chunk less": b[:max(fileHeaderLen+17, len(b)-fileChunk-tagLen)]} {
 			if len(bad) == len(b) {
 				continue
 			}
@@ -203,7 +214,9 @@ func TestSealedFiles(t *testing.T) {
 			}
 		}
 		if n > 2*fileChunk { // two chunks exchanged
-			bad := slices.Concat(b[:fileHeaderLen], b[fileHeaderLen+fileChunk+tagLen:fileHeaderLen+2*(fileChunk+tagLen)], b[fileHeaderLen:fileHeaderLen+fileChunk+tagLen], b[fileHeaderLen+2*(fileChunk+tagLen):])
+			bad := slices.Concat(b[:fileHeaderLen],
+				b[fileHeaderLen+fileChunk+tagLen:fileHeaderLen+2*(fileChunk+tagLen)],
+				b[fileHeaderLen:fileHeaderLen+fileChunk+tagLen], b[fileHeaderLen+2*(fileChunk+tagLen):])
 			if _, err := open(bad, "manifest", "name"); !errors.Is(err, ErrOpen) {
 				t.Error(err)
 			}

@@ -77,7 +77,8 @@ func (k *Key) OpenFile(purpose, name string, r io.ReaderAt, dst []byte) error {
 	if _, err := r.ReadAt(h[:], 0); err != nil {
 		return err
 	}
-	if len(dst) == 0 || string(h[:8]) != fileMagic || binary.LittleEndian.Uint32(h[8:]) != fileVersion || binary.LittleEndian.Uint32(h[12:]) != fileChunk {
+	if len(dst) == 0 || string(h[:8]) != fileMagic || binary.LittleEndian.Uint32(h[8:]) != fileVersion ||
+		binary.LittleEndian.Uint32(h[12:]) != fileChunk {
 		return fmt.Errorf("%w (not an encrypted file)", ErrOpen)
 	}
 	aead := k.AEAD("file of "+purpose, h[16:])

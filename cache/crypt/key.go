@@ -53,8 +53,8 @@ func (k *Key) AEAD(purpose string, salt []byte) cipher.AEAD {
 	return must(cipher.NewGCM(must(aes.NewCipher(k.Derive(purpose, salt)))))
 }
 
-// Sealer is AEAD for small values, bound to other data. It takes no nonces, but puts a random one in front of each value. It may
-// seal at most 2^32.
+// Sealer is AEAD for small values, bound to other data. It takes no nonces, but puts a random one in front of each
+// value. It may seal at most 2^32.
 func (k *Key) Sealer(purpose string, salt []byte) cipher.AEAD { return sealer(k.Derive(purpose, salt)) }
 
 func sealer(key []byte) cipher.AEAD {
@@ -141,17 +141,22 @@ func Open(dir string, s Secret) (*Key, error) {
 	var e envelope
 	dec := json.NewDecoder(bytes.NewReader(b))
 	if err := dec.Decode(&e); err != nil || e.Format == 1 && e.Sum != e.sum() {
-		return nil, fmt.Errorf("%s is %w: without it nothing in the cache can be read (restore that file from a backup, or remove the whole folder)", path, ErrDamaged)
+		return nil, fmt.Errorf("%s is %w: without it nothing in the cache can be read (restore that file from a "+
+			"backup, or remove the whole folder)", path, ErrDamaged)
 	}
 	if e.Format != 1 || e.Cipher != envelopeCipher {
-		return nil, fmt.Errorf("%s: format %d with %q was written by a newer version of shoal (use that version, or another --cache-dir)", path, e.Format, e.Cipher)
+		return nil, fmt.Errorf(
+			"%s: format %d with %q was written by a newer version of shoal (use that version, or another --cache-dir)",
+			path, e.Format, e.Cipher)
 	}
 	raw, err := wrapAEAD(s).Open(nil, nil, e.Key, []byte(e.KeyID))
 	if err != nil || len(raw) != secretLen {
 		if e.KeyID == s.ID() {
-			return nil, fmt.Errorf("%s is %w (restore that file from a backup, or remove the whole folder)", path, ErrDamaged)
+			return nil, fmt.Errorf("%s is %w (restore that file from a backup, or remove the whole folder)", path,
+				ErrDamaged)
 		}
-		return nil, fmt.Errorf("%w for the cache in %s: it needs the key %s, but was given %s (give the key that it was made with, or another --cache-dir)", ErrWrongSecret, dir, e.KeyID, s.ID())
+		return nil, fmt.Errorf("%w for the cache in %s: it needs the key %s, but was given %s (give the key that it "+
+			"was made with, or another --cache-dir)", ErrWrongSecret, dir, e.KeyID, s.ID())
 	}
 	return &Key{b: [secretLen]byte(raw), secret: s.ID()}, nil
 }

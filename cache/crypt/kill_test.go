@@ -24,7 +24,8 @@ func TestKill(t *testing.T) {
 		}
 		return
 	}
-	for _, point := range []string{"crypt.key.created", "crypt.key.written", "crypt.key.synced", "crypt.key.renamed", "crypt.key.durable"} {
+	for _, point := range []string{"crypt.key.created", "crypt.key.written", "crypt.key.synced", "crypt.key.renamed",
+		"crypt.key.durable"} {
 		for _, n := range []string{":1", ":2"} {
 			dir := t.TempDir()
 			cmd := exec.Command(os.Args[0], "-test.run=^TestKill$")
@@ -39,7 +40,8 @@ func TestKill(t *testing.T) {
 				t.Errorf("%s%s: there %v; by the first secret %v, by the second %v", point, n, has, a, b)
 			}
 			left, _ := filepath.Glob(filepath.Join(dir, ".tmp-*"))
-			if (len(left) == 1) != (point != "crypt.key.renamed" && point != "crypt.key.durable") { // catalog.Lock removes it
+			// catalog.Lock removes it
+			if (len(left) == 1) != (point != "crypt.key.renamed" && point != "crypt.key.durable") {
 				t.Errorf("%s%s: %v", point, n, left)
 			}
 		}

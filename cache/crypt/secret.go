@@ -26,7 +26,9 @@ func (Secret) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, hidden) }
 // MarshalText keeps the bytes out of JSON, YAML and logs.
 func (Secret) MarshalText() ([]byte, error) { return []byte(hidden), nil }
 
-var errSecret = errors.New("not a key: give 32 random bytes, as they are, in hex (64 digits) or in base64 (`head -c 32 /dev/urandom | base64` makes one)")
+var errSecret = errors.New(
+	"not a key: give 32 random bytes, as they are, in hex (64 digits) or in base64 (`head -c 32 /dev/urandom | " +
+		"base64` makes one)")
 
 // ParseSecret accepts 32 raw bytes, or hex or base64 with white space around them.
 func ParseSecret(b []byte) (Secret, error) {

@@ -118,7 +118,8 @@ func parseBraces(pattern string) (groups []braceGroup, names int, err error) {
 		case i == 0:
 			return nil, 0, errors.New("a { without its }")
 		case rest[i] == '{':
-			return nil, 0, errors.New("braces in braces are not supported; write the names out, or name several ranges side by side")
+			return nil, 0, errors.New(
+				"braces in braces are not supported; write the names out, or name several ranges side by side")
 		}
 		g, err := parseGroup(rest[1:i])
 		if err == nil {
@@ -138,7 +139,8 @@ func parseGroup(text string) (braceGroup, error) {
 		list := strings.Split(text, ",")
 		for _, s := range list {
 			if strings.Contains(s, "..") {
-				return braceGroup{}, fmt.Errorf("{%.60s}: a range in a list is not supported; give it braces of its own", text)
+				return braceGroup{}, fmt.Errorf(
+					"{%.60s}: a range in a list is not supported; give it braces of its own", text)
 			}
 		}
 		return braceGroup{list: list}, nil

@@ -175,8 +175,10 @@ func (b *Budget) warn(class Priority) {
 		return
 	}
 	b.quietAt = now.Add(quiet)
-	b.log.Warn("the budget of GETs is spent: readers wait", "gets_per_hour", b.bucket.perHour, "readers_waiting", b.queue[Demand].Len(),
-		"wait_of_the_last", ahead.Round(time.Second), "remedy", "raise gets-per-hour in --store, keep more on disk (--cache-size), or pack small files (shoal pack)")
+	b.log.Warn("the budget of GETs is spent: readers wait", "gets_per_hour", b.bucket.perHour,
+		"readers_waiting", b.queue[Demand].Len(),
+		"wait_of_the_last", ahead.Round(time.Second), "remedy",
+		"raise gets-per-hour in --store, keep more on disk (--cache-size), or pack small files (shoal pack)")
 }
 
 // BudgetStats are a budget's gauges and counts since the start.
@@ -198,7 +200,8 @@ func (b *Budget) Stats() *BudgetStats {
 	defer b.mu.Unlock()
 	b.bucket.fill(b.now())
 	return &BudgetStats{
-		PerHour: b.bucket.perHour, Left: int64(b.bucket.tokens), WaitingDemand: b.queue[Demand].Len(), WaitingPrefetch: b.queue[Prefetch].Len(),
-		Waits: b.waits, WaitSeconds: b.waited.Seconds(),
+		PerHour: b.bucket.perHour, Left: int64(b.bucket.tokens), WaitingDemand: b.queue[Demand].Len(),
+		WaitingPrefetch: b.queue[Prefetch].Len(),
+		Waits:           b.waits, WaitSeconds: b.waited.Seconds(),
 	}
 }

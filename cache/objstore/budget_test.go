@@ -143,7 +143,8 @@ func TestBudgetServesReadersFirst(t *testing.T) {
 	if s.Waits != 2 || s.WaitSeconds <= 0 || s.WaitingDemand+s.WaitingPrefetch != 0 {
 		t.Errorf("%+v", s)
 	}
-	if text := log.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, "gets_per_hour=3600") || !strings.Contains(text, "gets-per-hour in --store") {
+	if text := log.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, "gets_per_hour=3600") ||
+		!strings.Contains(text, "gets-per-hour in --store") {
 		t.Errorf("the log says %q", text)
 	}
 }
@@ -155,7 +156,8 @@ func TestBudgetBoundsWhatIsSent(t *testing.T) {
 	var sent atomic.Int64
 	flaky := countingReader{sent: &sent}
 	b, advance := budgetAt(600, nil) // 10 tokens
-	r := Retry(flaky, RetryPolicy{Budget: b, Tries: 10_000, TryTimeout: time.Millisecond, Sleep: func(context.Context, time.Duration) error { return nil }})
+	r := Retry(flaky, RetryPolicy{Budget: b, Tries: 10_000, TryTimeout: time.Millisecond,
+		Sleep: func(context.Context, time.Duration) error { return nil }})
 	var wg sync.WaitGroup
 	var failed atomic.Int64
 	for range 20 {
@@ -165,7 +167,10 @@ func TestBudgetBoundsWhatIsSent(t *testing.T) {
 			}
 		})
 	}
-	eventually(t, "the bucket is empty", func() bool { s := b.Stats(); return sent.Load() == 10 && s.WaitingDemand > 0 })
+	eventually(t, "the bucket is empty", func() bool {
+		s := b.Stats()
+		return sent.Load() == 10 && s.WaitingDemand > 0
+	})
 	done := make(chan struct{})
 	go func() { wg.Wait(); close(done) }()
 	minutes := 0

@@ -23,8 +23,8 @@ type Circuit struct {
 	probing bool          // one request tries
 }
 
-// NewCircuit returns a circuit that is closed. changed is called, under its lock, with what opened it, and with nil when
-// it closes.
+// NewCircuit returns a circuit that is closed. changed is called, under its lock, with what opened it, and with nil
+// when it closes.
 func NewCircuit(now func() time.Time, changed func(cause error)) *Circuit {
 	return &Circuit{now: now, changed: changed}
 }

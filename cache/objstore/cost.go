@@ -21,12 +21,14 @@ type Requests struct {
 
 // Plus returns the sum.
 func (r Requests) Plus(o Requests) Requests {
-	return Requests{r.Get + o.Get, r.Head + o.Head, r.List + o.List, r.Put + o.Put, r.Delete + o.Delete, r.Received + o.Received, r.Sent + o.Sent}
+	return Requests{r.Get + o.Get, r.Head + o.Head, r.List + o.List, r.Put + o.Put, r.Delete + o.Delete,
+		r.Received + o.Received, r.Sent + o.Sent}
 }
 
 // Minus returns the difference.
 func (r Requests) Minus(o Requests) Requests {
-	return Requests{r.Get - o.Get, r.Head - o.Head, r.List - o.List, r.Put - o.Put, r.Delete - o.Delete, r.Received - o.Received, r.Sent - o.Sent}
+	return Requests{r.Get - o.Get, r.Head - o.Head, r.List - o.List, r.Put - o.Put, r.Delete - o.Delete,
+		r.Received - o.Received, r.Sent - o.Sent}
 }
 
 // RequestsOf returns the requests to a store; zeros for a store without charges, such as a folder.
@@ -52,7 +54,8 @@ func (p Prices) IsZero() bool { return p.Currency == "" }
 
 // Of returns the cost of requests.
 func (p Prices) Of(r Requests) float64 {
-	return p.Get*float64(r.Get) + p.Head*float64(r.Head) + p.List*float64(r.List) + p.Put*float64(r.Put) + p.Byte*float64(r.Received)
+	return p.Get*float64(r.Get) + p.Head*float64(r.Head) + p.List*float64(r.List) + p.Put*float64(r.Put) +
+		p.Byte*float64(r.Received)
 }
 
 // ParsePrices reads prices such as get=0.0004/1000,list=0.005/1000,gb=0.09,currency=USD. The keys are get, head
@@ -63,10 +66,12 @@ func ParsePrices(text string) (Prices, error) {
 		return Prices{}, nil
 	}
 	fail := func(format string, args ...any) (Prices, error) {
-		return Prices{}, fmt.Errorf("%w (write get=0.0004/1000,list=0.005/1000,gb=0.09,currency=USD)", fmt.Errorf(format, args...))
+		return Prices{}, fmt.Errorf("%w (write get=0.0004/1000,list=0.005/1000,gb=0.09,currency=USD)",
+			fmt.Errorf(format, args...))
 	}
 	p := Prices{Currency: "USD"}
-	fields := map[string]*float64{"get": &p.Get, "head": &p.Head, "list": &p.List, "put": &p.Put, "gb": &p.Byte, "gib": &p.Byte}
+	fields := map[string]*float64{"get": &p.Get, "head": &p.Head, "list": &p.List, "put": &p.Put, "gb": &p.Byte,
+		"gib": &p.Byte}
 	given := map[string]bool{}
 	for _, part := range strings.Split(text, ",") {
 		name, value, ok := strings.Cut(strings.TrimSpace(part), "=")
@@ -129,5 +134,7 @@ func parsePrice(text string) (float64, error) {
 
 // currency reports whether s is a word of a few letters, or a sign.
 func currency(s string) bool {
-	return s != "" && len(s) <= 8 && !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r == '%' || r == '=' || r == 0x7f || r == 0xfffd })
+	return s != "" && len(s) <= 8 && !strings.ContainsFunc(s, func(r rune) bool {
+		return r <= ' ' || r == '%' || r == '=' || r == 0x7f || r == 0xfffd
+	})
 }

@@ -27,17 +27,22 @@ func TestPrices(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]string{
-		"get": "is not a price", "fetch=1": "the keys are", "get=x": "not a number", "get=1/0": "0 or more", "get=-1": "0 or more", "get=NaN": "0 or more", "get=Inf": "0 or more",
-		"get=1,get=2": "twice", "gb=1,gib=1": "twice", "currency=USD": "no price is given", "get=1,currency=": "not a currency", "get=1,currency=a b": "not a currency", ",": "is not a price", "get=1/x": "not a number",
+		"get": "is not a price", "fetch=1": "the keys are", "get=x": "not a number", "get=1/0": "0 or more",
+		"get=-1": "0 or more", "get=NaN": "0 or more", "get=Inf": "0 or more",
+		"get=1,get=2": "twice", "gb=1,gib=1": "twice", "currency=USD": "no price is given",
+		"get=1,currency=": "not a currency", "get=1,currency=a b": "not a currency", ",": "is not a price",
+		"get=1/x": "not a number",
 	} {
-		if _, err := objstore.ParsePrices(text); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "gb=0.09") {
+		if _, err := objstore.ParsePrices(text); err == nil || !strings.Contains(err.Error(), want) ||
+			!strings.Contains(err.Error(), "gb=0.09") {
 			t.Errorf("%q: %v, want %q", text, err, want)
 		}
 	}
 }
 
 func FuzzParsePrices(f *testing.F) {
-	for _, s := range []string{"get=0.0004/1000,list=0.005/1000,gb=0.09,currency=USD", "gib=1", "get=1/1e-300", "currency=€,put=0x1p-2", ",,", "get=1e309"} {
+	for _, s := range []string{"get=0.0004/1000,list=0.005/1000,gb=0.09,currency=USD", "gib=1", "get=1/1e-300",
+		"currency=€,put=0x1p-2", ",,", "get=1e309"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, text string) {

@@ -92,7 +92,9 @@ func (d *Dir) checkLink(key, path string) error {
 	if to == root || strings.HasPrefix(to, strings.TrimSuffix(root, "/")+"/") {
 		return nil
 	}
-	return &Error{Op: "list", Key: key, Kind: KindInvalid, Err: fmt.Errorf("it is a link to %s, outside %s", to, d.root), Remedy: "give --store links-outside to follow it, or remove the link"}
+	return &Error{Op: "list", Key: key, Kind: KindInvalid,
+		Err:    fmt.Errorf("it is a link to %s, outside %s", to, d.root),
+		Remedy: "give --store links-outside to follow it, or remove the link"}
 }
 
 var _ Store = (*Dir)(nil)
@@ -394,7 +396,8 @@ func (w *dirWalk) wants(key string, isDir bool) bool {
 	if !isDir {
 		return strings.HasPrefix(key, w.prefix) && key > w.after
 	}
-	return (strings.HasPrefix(key, w.prefix) || strings.HasPrefix(w.prefix, key)) && (key >= w.after || strings.HasPrefix(w.after, key))
+	return (strings.HasPrefix(key, w.prefix) || strings.HasPrefix(w.prefix, key)) &&
+		(key >= w.after || strings.HasPrefix(w.after, key))
 }
 
 // dirEntry is an entry of a folder in a listing.

@@ -55,8 +55,8 @@ func listAll(seq iter.Seq2[objstore.Object, error]) (list []objstore.Object, err
 	return list, nil
 }
 
-// TestDirKinds: links to files and folders are followed, outside of the folder if that is asked for; loops and everything
-// else are left out, and counted. A folder that holds nothing else is listed as an empty one.
+// TestDirKinds: links to files and folders are followed, outside of the folder if that is asked for; loops and
+// everything else are left out, and counted. A folder that holds nothing else is listed as an empty one.
 func TestDirKinds(t *testing.T) {
 	_, root := newDir(t)
 	s, _, err := stores.Open(t.Context(), root, stores.Options{Store: objstore.StoreOptions{LinksOutside: true}})
@@ -79,7 +79,8 @@ func TestDirKinds(t *testing.T) {
 	if got := keysOf(memstore.Collect(t, d.List(t.Context(), "", ""))); !slices.Equal(got, want) {
 		t.Errorf("List: %q, want %q", got, want)
 	}
-	if l := d.TakeLeftOut(); l.Dangling != 2 || l.Special != 2 || !slices.Equal(l.Examples, []string{"dangling", "linked-pipe", "pipe", "self"}) {
+	if l := d.TakeLeftOut(); l.Dangling != 2 || l.Special != 2 ||
+		!slices.Equal(l.Examples, []string{"dangling", "linked-pipe", "pipe", "self"}) {
 		t.Errorf("left out: %+v", l)
 	}
 	got := keysOf(memstore.Collect(t, objstore.ListParallel(t.Context(), d, "", 4, nil)))
@@ -94,12 +95,14 @@ func TestDirKinds(t *testing.T) {
 	strict, err := objstore.NewDir(root)
 	must(t, err)
 	for _, prefix := range []string{"", "d/"} {
-		if _, err := listAll(strict.List(t.Context(), prefix, "")); objstore.KindOf(err) != objstore.KindInvalid || !strings.Contains(err.Error(), outside) || !strings.Contains(err.Error(), "--store links-outside") {
+		if _, err := listAll(strict.List(t.Context(), prefix, "")); objstore.KindOf(err) != objstore.KindInvalid ||
+			!strings.Contains(err.Error(), outside) || !strings.Contains(err.Error(), "--store links-outside") {
 			t.Errorf("links that lead out: %v", err)
 		}
 	}
 	must(t, os.Remove(root+"/d/link"))
-	if got, err := listAll(strict.List(t.Context(), "d/", "")); err != nil || !slices.Equal(keysOf(got), []string{"d/file", "d/sub/"}) {
+	if got, err := listAll(strict.List(t.Context(), "d/", "")); err != nil ||
+		!slices.Equal(keysOf(got), []string{"d/file", "d/sub/"}) {
 		t.Errorf("without them: %v, %v", got, err)
 	}
 	must(t, os.Symlink(outside+"/f", root+"/d/link"))
@@ -118,7 +121,8 @@ func TestDirKinds(t *testing.T) {
 		if _, err := d.Stat(t.Context(), key); objstore.KindOf(err) != objstore.KindNotFound {
 			t.Errorf("Stat(%q): %v", key, err)
 		}
-		if err := d.ReadAt(t.Context(), objstore.Object{Key: key, Size: 1, ETag: "e"}, make([]byte, 1), 0); objstore.KindOf(err) != objstore.KindNotFound {
+		if err := d.ReadAt(t.Context(), objstore.Object{Key: key, Size: 1, ETag: "e"}, make([]byte, 1),
+			0); objstore.KindOf(err) != objstore.KindNotFound {
 			t.Errorf("ReadAt(%q): %v", key, err)
 		}
 	}
@@ -205,7 +209,8 @@ func TestDirTornRead(t *testing.T) {
 func TestDirErrors(t *testing.T) {
 	missing, err := objstore.NewDir(filepath.Join(t.TempDir(), "none"))
 	must(t, err)
-	if err := missing.Check(t.Context()); objstore.KindOf(err) != objstore.KindNotFound || !strings.Contains(err.Error(), "check the path") {
+	if err := missing.Check(t.Context()); objstore.KindOf(err) != objstore.KindNotFound ||
+		!strings.Contains(err.Error(), "check the path") {
 		t.Errorf("Check of a missing folder: %v", err)
 	}
 	for _, err := range missing.List(t.Context(), "", "") {
@@ -269,20 +274,24 @@ func TestDirModel(t *testing.T) {
 		}))
 		prefix := rapid.StringMatching(`([ab]-?/){0,2}[ab]?-?`).Draw(rt, "prefix")
 		after := rapid.StringMatching(`([ab]-?/){0,3}[ab.-]{0,2}`).Draw(rt, "after")
-		if got, want := keysOf(memstore.Collect(rt, d.List(t.Context(), prefix, ""))), keysOf(memstore.Collect(rt, m.List(t.Context(), prefix, ""))); !slices.Equal(got, want) {
+		if got, want := keysOf(memstore.Collect(rt, d.List(t.Context(), prefix, ""))),
+			keysOf(memstore.Collect(rt, m.List(t.Context(), prefix, ""))); !slices.Equal(got, want) {
 			rt.Fatalf("List(%q)\n got %q\nwant %q", prefix, got, want)
 		}
-		if got, want := keysOf(memstore.Collect(rt, d.List(t.Context(), prefix, after))), keysOf(memstore.Collect(rt, m.List(t.Context(), prefix, after))); !slices.Equal(got, want) {
+		if got, want := keysOf(memstore.Collect(rt, d.List(t.Context(), prefix, after))),
+			keysOf(memstore.Collect(rt, m.List(t.Context(), prefix, after))); !slices.Equal(got, want) {
 			rt.Fatalf("List(%q, %q)\n got %q\nwant %q", prefix, after, got, want)
 		}
 		level := prefix[:strings.LastIndexByte(prefix, '/')+1]
-		got, want := keysOf(memstore.Collect(rt, d.ListLevel(t.Context(), level))), keysOf(memstore.Collect(rt, m.ListLevel(t.Context(), level)))
+		got, want := keysOf(memstore.Collect(rt, d.ListLevel(t.Context(), level))),
+			keysOf(memstore.Collect(rt, m.ListLevel(t.Context(), level)))
 		slices.Sort(got)
 		slices.Sort(want)
 		if !slices.Equal(got, want) {
 			rt.Fatalf("ListLevel(%q)\n got %q\nwant %q", level, got, want)
 		}
-		got, want = keysOf(memstore.Collect(rt, objstore.ListParallel(t.Context(), d, level, 2, nil))), keysOf(memstore.Collect(rt, m.List(t.Context(), level, "")))
+		got, want = keysOf(memstore.Collect(rt, objstore.ListParallel(t.Context(), d, level, 2, nil))),
+			keysOf(memstore.Collect(rt, m.List(t.Context(), level, "")))
 		slices.Sort(got)
 		if !slices.Equal(got, want) {
 			rt.Fatalf("ListParallel(%q)\n got %q\nwant %q", level, got, want)

@@ -72,7 +72,8 @@ func renameNew(from, to string) error {
 	case errors.Is(err, unix.EEXIST):
 		return err
 	}
-	if err2 := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE); err2 == nil || errors.Is(err2, unix.EEXIST) {
+	if err2 := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE); err2 == nil ||
+		errors.Is(err2, unix.EEXIST) {
 		return err2
 	}
 	return err
@@ -95,7 +96,8 @@ func (d *Dir) PutNew(ctx context.Context, key string, data []byte) (Object, erro
 }
 
 // makeFile makes the object of what fill writes.
-func makeFile(ctx context.Context, key, path string, rename func(from, to string) error, fill func(f *os.File) error) (o Object, err error) {
+func makeFile(ctx context.Context, key, path string, rename func(from, to string) error, fill func(f *os.File) error) (
+	o Object, err error) {
 	f, err := createTemp(path)
 	if err != nil {
 		return Object{}, putError(ctx, key, err)
@@ -122,7 +124,8 @@ func (d *Dir) target(ctx context.Context, key string) (string, error) {
 	}
 	path, ok := d.path(key)
 	if !ok || strings.HasPrefix(filepath.Base(path), tmpPrefix) {
-		return "", &Error{Op: "put", Key: key, Kind: KindInvalid, Err: errors.New("this key cannot be the name of a file")}
+		return "", &Error{Op: "put", Key: key, Kind: KindInvalid,
+			Err: errors.New("this key cannot be the name of a file")}
 	}
 	return path, nil
 }

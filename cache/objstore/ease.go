@@ -2,17 +2,19 @@ package objstore
 
 import "time"
 
-// ease finds how many requests may be in flight while there are some that nobody needs soon. It is pure: [Limiter] feeds it.
+// ease finds how many requests may be in flight while there are some that nobody needs soon. It is pure: [Limiter]
+// feeds it.
 //
-// What shares a line with others, and can wait, goes by latency (LEDBAT, RFC 6817). A pace would not do: its own goodput is the
-// higher the more requests it has beside those of others. A round is as many reads as may be in flight. If most of them took
-// lineFull times as long as the fastest of their size lately, the line is full, and the number is halved. Otherwise it is
-// doubled, if half as many were in flight.
+// What shares a line with others, and can wait, goes by latency (LEDBAT, RFC 6817). A pace would not do: its own
+// goodput is the higher the more requests it has beside those of others. A round is as many reads as may be in flight.
+// If most of them took lineFull times as long as the fastest of their size lately, the line is full, and the number is
+// halved. Otherwise it is doubled, if half as many were in flight.
 type ease struct {
 	n, done, late, most int
-	settle              bool                        // this round still has requests of the number before
-	least, before       [hedgeClasses]time.Duration // that a read of a size took, in this part of the history and the last
-	reads               int
+	settle              bool // this round still has requests of the number before
+	// that a read of a size took, in this part of the history and the last
+	least, before [hedgeClasses]time.Duration
+	reads         int
 }
 
 const (

@@ -6,21 +6,23 @@ import (
 	"time"
 )
 
-// easeOn runs reads over a line that answers after a latency while few are in flight, and slower in proportion to all that are beyond
-// a knee: these and others'. Sizes differ by a factor of 3. It returns how many may be in flight in the end.
+// easeOn runs reads over a line that answers after a latency while few are in flight, and slower in proportion to all
+// that are beyond a knee: these and others'. Sizes differ by a factor of 3. It returns how many may be in flight in the
+// end.
 func easeOn(e *ease, reads, knee int, others func(i int) int, use float64) int {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for i := range reads {
 		inUse := max(1, int(float64(e.n)*use))
 		size := 60_000 * (1 + 2*rng.Float64())
-		took := 0.030 * (0.8 + 0.4*rng.Float64()) * max(1, float64(inUse+others(i))/float64(knee)) * (0.5 + size/120_000)
+		took := 0.030 * (0.8 + 0.4*rng.Float64()) * max(1, float64(inUse+others(i))/float64(knee)) *
+			(0.5 + size/120_000)
 		e.read(int64(size), time.Duration(took*1e9), inUse, 512)
 	}
 	return e.n
 }
 
-// What is not needed soon uses a line that nobody else uses, up to a queue of some times its latency, and leaves it to others when they
-// come. It grows only by use.
+// What is not needed soon uses a line that nobody else uses, up to a queue of some times its latency, and leaves it to
+// others when they come. It grows only by use.
 func TestEase(t *testing.T) {
 	none := func(int) int { return 0 }
 	e := ease{n: leastEase}

@@ -26,14 +26,16 @@ func TestFaultActions(t *testing.T) {
 		}
 		for action, kind := range map[string]objstore.Kind{
 			"503": objstore.KindTransient, "reset": objstore.KindTransient, "truncate": objstore.KindTransient,
-			"stall 3s": objstore.KindTransient, "changed": objstore.KindChanged, "notfound": objstore.KindNotFound, "denied": objstore.KindDenied,
+			"stall 3s": objstore.KindTransient, "changed": objstore.KindChanged, "notfound": objstore.KindNotFound,
+			"denied": objstore.KindDenied,
 		} {
 			if _, err := read("read *.jpg 1 " + action); err == nil || objstore.KindOf(err) != kind {
 				t.Errorf("%s: %v", action, err)
 			}
 		}
 		start := time.Now()
-		if p, err := read("read * 1 slow 3s"); err != nil || !bytes.Equal(p, data) || time.Since(start) != 3*time.Second {
+		if p, err := read("read * 1 slow 3s"); err != nil || !bytes.Equal(p, data) ||
+			time.Since(start) != 3*time.Second {
 			t.Errorf("slow: %q, %v after %v", p, err, time.Since(start))
 		}
 		p, err := read("read * 1 flip")
@@ -48,10 +50,12 @@ func TestFaultActions(t *testing.T) {
 		}
 		ctx2, cancel := context.WithTimeout(ctx, time.Minute)
 		defer cancel()
-		if err := Fault(t, m, "read * 1 stall").ReadAt(ctx2, o, make([]byte, 10), 0); !errors.Is(err, context.DeadlineExceeded) {
+		if err := Fault(t, m, "read * 1 stall").ReadAt(ctx2, o, make([]byte, 10), 0); !errors.Is(err,
+			context.DeadlineExceeded) {
 			t.Errorf("stall: %v", err)
 		}
-		if p, err := read("stat * all denied\nlist * all denied\nread *.png all denied"); err != nil || !bytes.Equal(p, data) {
+		if p, err := read("stat * all denied\nlist * all denied\nread *.png all denied"); err != nil ||
+			!bytes.Equal(p, data) {
 			t.Errorf("rules for others: %v", err)
 		}
 	})

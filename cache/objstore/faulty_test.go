@@ -29,9 +29,9 @@ import (
 //
 // OP is read, stat, list (Uploads, too), put (PutNew, Upload, Resume, Part, Complete and Copy), delete (Delete,
 // AbortUpload and Abort) or * (all). GLOB matches the whole key, or a listing's prefix: "*" is any run of characters,
-// "/" too, and "?" one. WHEN is N, N-M, N- or "all"; requests are counted for each rule and key, so that the outcome does not depend on the order in which parallel requests
-// arrive; with "total:" they are counted for the rule. Every rule that matches counts the request; the
-// first whose WHEN holds acts.
+// "/" too, and "?" one. WHEN is N, N-M, N- or "all"; requests are counted for each rule and key, so that the outcome
+// does not depend on the order in which parallel requests arrive; with "total:" they are counted for the rule. Every
+// rule that matches counts the request; the first whose WHEN holds acts.
 //
 // The actions are:
 //
@@ -77,7 +77,8 @@ func Fault(t testing.TB, r objstore.Layer, script string) *Faulty {
 			t.Fatalf("no rule of a fault script: %q", line)
 		}
 		glob := strings.NewReplacer(`\*`, ".*", `\?`, ".").Replace(regexp.QuoteMeta(strings.Trim(m[2], `"`)))
-		rule := &faultRule{op: m[1], glob: regexp.MustCompile("(?s)^" + glob + "$"), total: m[3] != "", from: 1, to: math.MaxInt64, action: m[7], seen: map[string]int64{}}
+		rule := &faultRule{op: m[1], glob: regexp.MustCompile("(?s)^" + glob + "$"), total: m[3] != "", from: 1,
+			to: math.MaxInt64, action: m[7], seen: map[string]int64{}}
 		if m[4] != "" {
 			rule.from, _ = strconv.ParseInt(m[4], 10, 64)
 		}
@@ -241,9 +242,13 @@ func (f *Faulty) Upload(ctx context.Context, key string, size, partSize int64) (
 }
 
 // Resume implements [objstore.Uploader].
-func (f *Faulty) Resume(ctx context.Context, key, id string, size, partSize int64) (_ objstore.Upload, stored int, err error) {
+func (f *Faulty) Resume(ctx context.Context, key, id string, size, partSize int64) (
+	_ objstore.Upload, stored int, err error) {
 	u := &faultyUpload{f: f, key: key}
-	err = f.do(ctx, "put", key, func() (err error) { u.u, stored, err = f.Layer.Resume(ctx, key, id, size, partSize); return err })
+	err = f.do(ctx, "put", key, func() (err error) {
+		u.u, stored, err = f.Layer.Resume(ctx, key, id, size, partSize)
+		return err
+	})
 	if err != nil {
 		return nil, 0, err
 	}
@@ -303,7 +308,8 @@ func (f *Faulty) ListLevel(ctx context.Context, prefix string) iter.Seq2[objstor
 	return f.list(ctx, prefix, f.Layer.ListLevel(ctx, prefix))
 }
 
-func (f *Faulty) list(ctx context.Context, prefix string, seq iter.Seq2[objstore.Object, error]) iter.Seq2[objstore.Object, error] {
+func (f *Faulty) list(ctx context.Context, prefix string,
+	seq iter.Seq2[objstore.Object, error]) iter.Seq2[objstore.Object, error] {
 	return func(yield func(objstore.Object, error) bool) {
 		if _, err := f.before(ctx, "list", prefix); err != nil {
 			yield(objstore.Object{}, err)

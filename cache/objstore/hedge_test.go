@@ -73,7 +73,8 @@ func (p *purse) Return(n int64) {
 func jitter() time.Duration { return 25*time.Millisecond + rand.N(10*time.Millisecond) } //nolint:gosec // a simulation
 
 // load reads o total times, workers at once, and returns the times that the reads took.
-func load(t *testing.T, r objstore.Reader, o objstore.Object, want []byte, workers, total int, ctx context.Context) []time.Duration {
+func load(t *testing.T, r objstore.Reader, o objstore.Object, want []byte, workers, total int,
+	ctx context.Context) []time.Duration {
 	t.Helper()
 	var next atomic.Int64
 	took := make([]time.Duration, total)
@@ -171,7 +172,8 @@ func TestHedgeSlowStore(t *testing.T) {
 				all.Store(true)
 				load(t, h, o, want, 64, 400, t.Context())
 				if sent := h.Stats().Sent - before; sent > 8 {
-					t.Errorf("%d second GETs to a store that is slow as a whole, at the rate of a quick one 8 in 400 are the most", sent)
+					t.Errorf("%d second GETs to a store that is slow as a whole, at the rate of a quick one 8 in 400 "+
+						"are the most", sent)
 				}
 				if h.Stats().Sent-before > 2 {
 					t.Errorf("%d second GETs while nobody was overtaken", h.Stats().Sent-before)
@@ -293,7 +295,8 @@ func TestHedgeModel(t *testing.T) {
 						clear(p)
 						err := h.ReadSpans(ctx, o, []objstore.Span{{Off: 10, P: p[:1000]}, {Off: 2000, P: p[1000:]}})
 						switch {
-						case err == nil && (!bytes.Equal(p[:1000], want[10:1010]) || !bytes.Equal(p[1000:], want[2000:7000])):
+						case err == nil && (!bytes.Equal(p[:1000], want[10:1010]) ||
+							!bytes.Equal(p[1000:], want[2000:7000])):
 							t.Error("other bytes")
 						case err != nil && ctx.Err() == nil && !errors.Is(err, errFailing):
 							t.Errorf("an error that no GET gave: %v", err)

@@ -61,8 +61,9 @@ func ParseCustomerKey(text []byte) (CustomerKey, error) {
 			return k, nil
 		}
 	}
-	return CustomerKey{}, errors.New("a key for SSE-C is 32 bytes as they are, in base64 (44 characters), or in hexadecimal digits (64); " +
-		"make one with `openssl rand 32`")
+	return CustomerKey{}, errors.New(
+		"a key for SSE-C is 32 bytes as they are, in base64 (44 characters), or in hexadecimal digits (64); " +
+			"make one with `openssl rand 32`")
 }
 
 // ReadCustomerKey reads a key from a file.

@@ -16,8 +16,11 @@ func TestReadCustomerKey(t *testing.T) {
 	want, err := objstore.ParseCustomerKey(raw)
 	must(t, err)
 	for name, text := range map[string]string{
-		"raw": string(raw), "hex": hex.EncodeToString(raw) + "\n", "HEX": strings.ToUpper(hex.EncodeToString(raw)), "base64": " " + base64.StdEncoding.EncodeToString(raw) + "\r\n",
-		"short": "hush", "long": strings.Repeat("h", 33), "no hex": strings.Repeat("x", 64), "no base64": strings.Repeat("!", 44), "base64 of 33": base64.StdEncoding.EncodeToString(append(raw, 1)), "empty": "",
+		"raw": string(raw), "hex": hex.EncodeToString(raw) + "\n", "HEX": strings.ToUpper(hex.EncodeToString(raw)),
+		"base64": " " + base64.StdEncoding.EncodeToString(raw) + "\r\n",
+		"short":  "hush", "long": strings.Repeat("h", 33), "no hex": strings.Repeat("x", 64),
+		"no base64": strings.Repeat("!", 44), "base64 of 33": base64.StdEncoding.EncodeToString(append(raw, 1)),
+		"empty": "",
 	} {
 		path := filepath.Join(t.TempDir(), "key")
 		must(t, os.WriteFile(path, []byte(text), 0o600))
@@ -39,7 +42,8 @@ func TestReadCustomerKey(t *testing.T) {
 }
 
 func FuzzParseCustomerKey(f *testing.F) {
-	for _, s := range []string{"", strings.Repeat("a", 32), strings.Repeat("0", 64), strings.Repeat("A", 43) + "=", strings.Repeat("A", 44)} {
+	for _, s := range []string{"", strings.Repeat("a", 32), strings.Repeat("0", 64), strings.Repeat("A", 43) + "=",
+		strings.Repeat("A", 44)} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {

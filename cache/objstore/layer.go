@@ -39,11 +39,15 @@ func (e *each) ReadSpans(ctx context.Context, o Object, spans []Span) error {
 	if err := CheckSpans(o, spans); err != nil || len(spans) == 0 {
 		return cmp.Or(err, ctx.Err())
 	}
-	return e.do(ctx, request{"read", opRead, o.Key, SpansLength(spans)}, func(ctx context.Context) error { return e.below.ReadSpans(ctx, o, spans) })
+	return e.do(ctx, request{"read", opRead, o.Key, SpansLength(spans)}, func(ctx context.Context) error {
+		return e.below.ReadSpans(ctx, o, spans)
+	})
 }
 
 func (e *each) Stat(ctx context.Context, key string) (Object, error) {
-	return through(ctx, e, request{"stat", opStat, key, 0}, func(ctx context.Context) (Object, error) { return e.below.Stat(ctx, key) })
+	return through(ctx, e, request{"stat", opStat, key, 0}, func(ctx context.Context) (Object, error) {
+		return e.below.Stat(ctx, key)
+	})
 }
 
 func (e *each) PutNew(ctx context.Context, key string, data []byte) (Object, error) {
@@ -83,7 +87,9 @@ func (e *each) Uploads(ctx context.Context, prefix string) ([]Unfinished, error)
 }
 
 func (e *each) AbortUpload(ctx context.Context, key, id string) error {
-	return e.do(ctx, request{"delete", opOther, key, 0}, func(ctx context.Context) error { return e.below.AbortUpload(ctx, key, id) })
+	return e.do(ctx, request{"delete", opOther, key, 0}, func(ctx context.Context) error {
+		return e.below.AbortUpload(ctx, key, id)
+	})
 }
 
 // Copy implements [Uploader], as one request.
@@ -94,7 +100,9 @@ func (e *each) Copy(ctx context.Context, from Object, key string) (Object, error
 }
 
 func (e *each) Delete(ctx context.Context, key, etag string) error {
-	return e.do(ctx, request{"delete", opOther, key, 0}, func(ctx context.Context) error { return e.below.Delete(ctx, key, etag) })
+	return e.do(ctx, request{"delete", opOther, key, 0}, func(ctx context.Context) error {
+		return e.below.Delete(ctx, key, etag)
+	})
 }
 
 // eachStep is an upload under each.
@@ -106,7 +114,9 @@ type eachStep struct {
 }
 
 func (s *eachStep) Part(ctx context.Context, n int, p []byte) error {
-	return s.e.do(ctx, request{"put", opPut, s.key, int64(len(p))}, func(ctx context.Context) error { return s.Upload.Part(ctx, n, p) })
+	return s.e.do(ctx, request{"put", opPut, s.key, int64(len(p))}, func(ctx context.Context) error {
+		return s.Upload.Part(ctx, n, p)
+	})
 }
 
 func (s *eachStep) Complete(ctx context.Context) (Object, error) {

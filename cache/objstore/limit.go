@@ -123,8 +123,8 @@ func (l *Limiter) Places() int {
 	return l.n
 }
 
-// Ease returns how many requests may run at once while there are some whose bytes nobody needs soon, so that they do not slow down
-// those of others who read from the same store. See [ease].
+// Ease returns how many requests may run at once while there are some whose bytes nobody needs soon, so that they do
+// not slow down those of others who read from the same store. See [ease].
 func (l *Limiter) Ease() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()

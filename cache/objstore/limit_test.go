@@ -117,15 +117,18 @@ func TestLimitModel(t *testing.T) {
 					rt.Fatalf("running %v, the model says %v", got, want)
 				}
 				s := l.Stats()
-				if s.InFlight != len(running) || s.WaitingDemand != len(queues[1]) || s.WaitingPrefetch != len(queues[0]) || s.Limit != n {
-					rt.Fatalf("stats %+v, the model has %d running and %d, %d waiting", s, len(running), len(queues[1]), len(queues[0]))
+				if s.InFlight != len(running) || s.WaitingDemand != len(queues[1]) ||
+					s.WaitingPrefetch != len(queues[0]) || s.Limit != n {
+					rt.Fatalf("stats %+v, the model has %d running and %d, %d waiting", s, len(running), len(queues[1]),
+						len(queues[0]))
 				}
 			}
 			waiting := func() []*modelRequest { return append(slices.Clone(queues[0]), queues[1]...) }
 
 			steps := rapid.IntRange(1, 60).Draw(rt, "steps")
 			for range steps {
-				switch rapid.SampledFrom([]string{"arrive", "arrive", "arrive", "end", "end", "cancel", "raise", "limit"}).Draw(rt, "step") {
+				switch rapid.SampledFrom([]string{"arrive", "arrive", "arrive", "end", "end", "cancel", "raise",
+					"limit"}).Draw(rt, "step") {
 				case "arrive":
 					id++
 					r := &modelRequest{
@@ -276,7 +279,8 @@ func TestLimitAdaptive(t *testing.T) {
 				wg.Go(func() {
 					p := make([]byte, o.Size)
 					for range times {
-						if err := l.ReadAt(t.Context(), o, p, 0); err != nil && objstore.KindOf(err) != objstore.KindTransient {
+						if err := l.ReadAt(t.Context(), o, p, 0); err != nil &&
+							objstore.KindOf(err) != objstore.KindTransient {
 							t.Error(err)
 						}
 					}

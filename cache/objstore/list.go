@@ -27,7 +27,8 @@ const (
 //
 // The sequence ends after the first error. Memory is bounded by workers and the number of prefixes at the level where
 // it splits, not by the number of objects. Breaking out of the loop stops the workers and waits for them.
-func ListParallel(ctx context.Context, r Layer, prefix string, workers int, progress func(objects int)) iter.Seq2[Object, error] {
+func ListParallel(ctx context.Context, r Layer, prefix string, workers int,
+	progress func(objects int)) iter.Seq2[Object, error] {
 	workers = max(1, workers)
 	return func(yield func(Object, error) bool) {
 		ctx, cancel := context.WithCancel(ctx)
@@ -108,11 +109,14 @@ func (l *parallelLister) level(ctx context.Context, prefixes []string) ([]string
 }
 
 func (l *parallelLister) flat(ctx context.Context, prefixes []string) error {
-	return l.each(ctx, prefixes, func(ctx context.Context, prefix string) iter.Seq2[Object, error] { return l.r.List(ctx, prefix, "") })
+	return l.each(ctx, prefixes, func(ctx context.Context, prefix string) iter.Seq2[Object, error] {
+		return l.r.List(ctx, prefix, "")
+	})
 }
 
 // each runs list for every prefix, up to l.workers at once, and sends what they yield.
-func (l *parallelLister) each(ctx context.Context, prefixes []string, list func(context.Context, string) iter.Seq2[Object, error]) error {
+func (l *parallelLister) each(ctx context.Context, prefixes []string,
+	list func(context.Context, string) iter.Seq2[Object, error]) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(l.workers)
 	for _, prefix := range prefixes {

@@ -95,12 +95,14 @@ func (m *Meter) OnRead(f func(key string, bytes int64, took time.Duration, err e
 func (m *Meter) Stats() MeterStats {
 	s := MeterStats{
 		Reads: m.requests[opRead].Load(), Stats: m.requests[opStat].Load(), Lists: m.requests[opList].Load(),
-		Puts: m.requests[opPut].Load(), Others: m.requests[opOther].Load(), Bytes: m.bytes.Load(), Written: m.written.Load(),
+		Puts: m.requests[opPut].Load(), Others: m.requests[opOther].Load(), Bytes: m.bytes.Load(),
+		Written:  m.written.Load(),
 		InFlight: m.inFlight.Load(), SlowDowns: m.slowed.Load(),
 		Outcomes: make(map[string]Outcomes, numOps), Errors: map[string]int64{},
 	}
 	for op := range m.outcomes {
-		o := Outcomes{m.outcomes[op][outcomeOK].Load(), m.outcomes[op][outcomeError].Load(), m.outcomes[op][outcomeCanceled].Load()}
+		o := Outcomes{m.outcomes[op][outcomeOK].Load(), m.outcomes[op][outcomeError].Load(),
+			m.outcomes[op][outcomeCanceled].Load()}
 		s.Outcomes[opNames[op]] = o
 		s.Canceled += o.Canceled
 	}

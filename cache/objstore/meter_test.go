@@ -20,7 +20,9 @@ func TestMeter(t *testing.T) {
 		m := memstore.New()
 		o := m.PutBytes("a/k", make([]byte, 100))
 		m.PutBytes("b", nil)
-		meter := objstore.NewMeter(Fault(t, m, "read a/k 1 slow 30ms\nread a/k 2 503\nread a/k 3 changed\nread a/k 4 stall\nread a/k all slow 30ms"))
+		meter := objstore.NewMeter(
+			Fault(t, m, "read a/k 1 slow 30ms\nread a/k 2 503\nread a/k 3 changed\nread a/k 4 stall\nread a/k all "+
+				"slow 30ms"))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		var wg sync.WaitGroup
@@ -56,7 +58,8 @@ func TestMeter(t *testing.T) {
 			s.Bytes != want.Bytes || s.Canceled != want.Canceled || s.InFlight != 0 || len(s.Errors) != 2 {
 			t.Errorf("stats %+v\nwant  %+v", s, want)
 		}
-		outcomes := map[string]objstore.Outcomes{"get": {OK: 2, Failed: 2, Canceled: 1}, "head": {OK: 2}, "list": {OK: 3}, "put": {}, "other": {}}
+		outcomes := map[string]objstore.Outcomes{"get": {OK: 2, Failed: 2, Canceled: 1}, "head": {OK: 2},
+			"list": {OK: 3}, "put": {}, "other": {}}
 		if !maps.Equal(s.Outcomes, outcomes) || s.SlowDowns != 1 {
 			t.Errorf("outcomes %+v, want %+v; %d slow downs", s.Outcomes, outcomes, s.SlowDowns)
 		}

@@ -100,7 +100,8 @@ const (
 	KindExists                // an object with this key exists already
 )
 
-var kindNames = [...]string{"error", "not found", "changed", "access denied", "invalid request", "temporary failure", "exists already"}
+var kindNames = [...]string{"error", "not found", "changed", "access denied", "invalid request", "temporary failure",
+	"exists already"}
 
 // NumKinds is how many kinds there are.
 const NumKinds = len(kindNames)

@@ -85,7 +85,8 @@ func ParseSource(text string) (Source, error) {
 		}
 		return Source{}, &Error{
 			Op: "open", Key: fmt.Sprintf("%q", shown), Kind: KindInvalid, Err: fmt.Errorf(format, args...),
-			Remedy: "a source is s3://BUCKET/PREFIX, file:///DIR, the path of a folder, or tar shards there, shard-{000000..000127}.tar",
+			Remedy: "a source is s3://BUCKET/PREFIX, file:///DIR, the path of a folder, or tar shards there, " +
+				"shard-{000000..000127}.tar",
 		}
 	}
 	if text == "" {

@@ -65,7 +65,8 @@ func TestParseSource(t *testing.T) {
 		"/a\x00b":                                             "zero byte",
 	} {
 		_, err := objstore.ParseSource(text)
-		if objstore.KindOf(err) != objstore.KindInvalid || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "s3://BUCKET/PREFIX") {
+		if objstore.KindOf(err) != objstore.KindInvalid || !strings.Contains(err.Error(), want) ||
+			!strings.Contains(err.Error(), "s3://BUCKET/PREFIX") {
 			t.Errorf("%q: error %v, want %q and the usage", text, err, want)
 		}
 	}
@@ -75,7 +76,8 @@ func TestParseShards(t *testing.T) {
 	cwd, err := os.Getwd()
 	must(t, err)
 	for _, c := range []struct{ text, canonical, shards, first, last string }{
-		{"s3://bucket/p/shard-{000000..000127}.tar", "", "shard-{000000..000127}.tar", "p/shard-000000.tar", "p/shard-000127.tar"},
+		{"s3://bucket/p/shard-{000000..000127}.tar", "", "shard-{000000..000127}.tar", "p/shard-000000.tar",
+			"p/shard-000127.tar"},
 		{"s3://bucket/x.tar", "", "x.tar", "x.tar", "x.tar"},
 		{"s3://bucket/.tar", "", ".tar", ".tar", ".tar"},
 		{"s3://bucket/a//x{,-b}.tar", "", "x{,-b}.tar", "a//x.tar", "a//x-b.tar"},
@@ -102,7 +104,8 @@ func TestParseShards(t *testing.T) {
 		if c.first == "" {
 			keys = append(keys, "")
 		}
-		if src.String() != want || src.Shards != c.shards || len(keys) == 0 || keys[0] != c.first || keys[len(keys)-1] != c.last {
+		if src.String() != want || src.Shards != c.shards || len(keys) == 0 || keys[0] != c.first ||
+			keys[len(keys)-1] != c.last {
 			t.Errorf("%q = %q, shards %q, keys %q", c.text, src, src.Shards, keys)
 		}
 	}
@@ -170,7 +173,8 @@ func bashBraces(t *testing.T, pattern string) []string {
 // TestExpandBracesAsBash: where we accept a pattern, we read it as bash does.
 func TestExpandBracesAsBash(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		pattern := rapid.StringMatching(`x(\{(0{0,2}[0-9]{1,2}\.\.0{0,2}[0-9]{1,2}|[ab]{0,2}(,[ab]{0,2}){1,3})\}|[a-z.-]){0,3}`).Draw(rt, "pattern")
+		pattern := rapid.StringMatching(
+			`x(\{(0{0,2}[0-9]{1,2}\.\.0{0,2}[0-9]{1,2}|[ab]{0,2}(,[ab]{0,2}){1,3})\}|[a-z.-]){0,3}`).Draw(rt, "pattern")
 		got, err := objstore.ExpandBraces(pattern)
 		if err != nil {
 			rt.Fatalf("%q: %v", pattern, err)
@@ -182,7 +186,8 @@ func TestExpandBracesAsBash(t *testing.T) {
 }
 
 func FuzzExpandBraces(f *testing.F) {
-	for _, s := range []string{"shard-{000000..000127}.tar", "{a,b}", "{3..0}x{}", "{{", "}", "{0..9}{0..9}{0..9}", "{1..2..3}", "{,}"} {
+	for _, s := range []string{"shard-{000000..000127}.tar", "{a,b}", "{3..0}x{}", "{{", "}", "{0..9}{0..9}{0..9}",
+		"{1..2..3}", "{,}"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, pattern string) {
@@ -202,7 +207,9 @@ func FuzzExpandBraces(f *testing.F) {
 }
 
 func FuzzParseSource(f *testing.F) {
-	for _, s := range []string{"s3://bucket/a//b", "file:///with%20space", "/plain/50%", "rel", "s3://bucket//", "file:////", "s3://bucket/{1..2}", "s3://bucket/p/s-{00..12}.tar", "/d/{a,b}.tar", "file:///d/%7Bx.tar", "x.tar/"} {
+	for _, s := range []string{"s3://bucket/a//b", "file:///with%20space", "/plain/50%", "rel", "s3://bucket//",
+		"file:////", "s3://bucket/{1..2}", "s3://bucket/p/s-{00..12}.tar", "/d/{a,b}.tar", "file:///d/%7Bx.tar",
+		"x.tar/"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, text string) {

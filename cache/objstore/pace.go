@@ -71,7 +71,8 @@ const (
 func newPace(ceiling int) *pace {
 	ceiling = max(1, ceiling)
 	start := min(paceStart, ceiling)
-	return &pace{floor: min(paceFloor, ceiling), ceiling: ceiling, places: start, home: start, first: true, patience: minPatience}
+	return &pace{floor: min(paceFloor, ceiling), ceiling: ceiling, places: start, home: start, first: true,
+		patience: minPatience}
 }
 
 // round takes the goodput, in bytes a second, of a round with the places in use, and returns the number of places for

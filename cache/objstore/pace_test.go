@@ -63,7 +63,8 @@ func TestPace(t *testing.T) {
 		low, high int // where it must stay
 	}{
 		{"latency binds", model{latency: 0.030, size: 62e3}, 512, 512, 512},
-		{"the reference rig: 8% from 256 to 512", model{latency: 0.030, size: 62e3, cpu: 400e-6, batching: 0.08}, 512, 512, 512},
+		{"the reference rig: 8% from 256 to 512", model{latency: 0.030, size: 62e3, cpu: 400e-6, batching: 0.08},
+			512, 512, 512},
 		{"a server of 16 workers", model{latency: 0.030, size: 62e3, slots: 16}, 512, 16, 32},
 		{"a link of 100 MB/s", model{latency: 0.030, size: 1e6, bandwidth: 100e6}, 512, 8, 16},
 		{"our processor binds", model{latency: 0.001, size: 62e3, cpu: 200e-6}, 512, 8, 16},

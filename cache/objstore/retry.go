@@ -28,9 +28,9 @@ type RetryPolicy struct {
 	// a listing it restarts with each key. Default 2 min.
 	Total time.Duration
 	// TryTimeout ends one try of a request that hangs. Defaults 30 s, and 1 MiB/s for MinRate: a request that reads or
-	// writes n bytes gets n/MinRate in addition to Total and TryTimeout, and so do a Copy of n bytes and the Complete of
-	// an upload of n bytes, since some servers copy them, and its Resume. Tries of listings and of Uploads are not ended: the caller's loop runs
-	// inside them, or they are many requests, and their store bounds each page.
+	// writes n bytes gets n/MinRate in addition to Total and TryTimeout, and so do a Copy of n bytes and the Complete
+	// of an upload of n bytes, since some servers copy them, and its Resume. Tries of listings and of Uploads are not
+	// ended: the caller's loop runs inside them, or they are many requests, and their store bounds each page.
 	TryTimeout time.Duration
 	MinRate    int64 // bytes/s
 
@@ -44,7 +44,8 @@ type RetryPolicy struct {
 
 // FastFail is the policy for the first contact with a store: it reports a wrong endpoint in about a second, and
 // forgives one dropped connection.
-var FastFail = RetryPolicy{Tries: 3, Base: 200 * time.Millisecond, Cap: 400 * time.Millisecond, Total: 10 * time.Second, TryTimeout: 5 * time.Second}
+var FastFail = RetryPolicy{Tries: 3, Base: 200 * time.Millisecond, Cap: 400 * time.Millisecond, Total: 10 * time.Second,
+	TryTimeout: 5 * time.Second}
 
 func (p RetryPolicy) withDefaults() RetryPolicy {
 	p.Tries = cmp.Or(p.Tries, 8)
@@ -200,7 +201,8 @@ func (a *attempts) try(ctx context.Context, op, key string, f func(ctx context.C
 	defer cancel()
 	err := f(tctx)
 	if err != nil && ctx.Err() == nil && tctx.Err() != nil && KindOf(err) == KindOther {
-		return &Error{Op: op, Key: key, Kind: KindTransient, Err: fmt.Errorf("no answer within %v", limit.Round(time.Millisecond))}
+		return &Error{Op: op, Key: key, Kind: KindTransient,
+			Err: fmt.Errorf("no answer within %v", limit.Round(time.Millisecond))}
 	}
 	return err
 }
@@ -277,7 +279,9 @@ func (t *Retrier) holds(ctx context.Context, key string, data []byte) (Object, b
 // resets its tries.
 func (t *Retrier) List(ctx context.Context, prefix, after string) iter.Seq2[Object, error] {
 	return func(yield func(Object, error) bool) {
-		t.resume(ctx, yield, after, func(last string) iter.Seq2[Object, error] { return t.below.List(ctx, prefix, last) })
+		t.resume(ctx, yield, after, func(last string) iter.Seq2[Object, error] {
+			return t.below.List(ctx, prefix, last)
+		})
 	}
 }
 
@@ -298,7 +302,8 @@ type cursor struct {
 // resume yields what list yields, and after a temporary failure lists again, without the entries that were yielded.
 // Continuing after the last key would lose objects if the store does not list in key order (as some gateways over a
 // file system), so then it does not continue.
-func (t *Retrier) resume(ctx context.Context, yield func(Object, error) bool, after string, list func(last string) iter.Seq2[Object, error]) {
+func (t *Retrier) resume(ctx context.Context, yield func(Object, error) bool, after string,
+	list func(last string) iter.Seq2[Object, error]) {
 	objects, prefixes := cursor{last: after}, cursor{}
 	a := attempts{t: t}
 	a.begin()

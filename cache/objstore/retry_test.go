@@ -68,11 +68,14 @@ func TestRetryTotal(t *testing.T) {
 		m := memstore.New()
 		o := m.PutBytes("k", []byte("x"))
 		r := objstore.Retry(Fault(t, m, "read k all 503"), objstore.RetryPolicy{
-			Tries: 1000, Base: time.Second, Cap: time.Second, Total: 10 * time.Second, Rand: func() float64 { return 0.999 },
+			Tries: 1000, Base: time.Second, Cap: time.Second, Total: 10 * time.Second, Rand: func() float64 {
+				return 0.999
+			},
 		})
 		start := time.Now()
 		err := r.ReadAt(t.Context(), o, make([]byte, 1), 0)
-		if d := time.Since(start); objstore.KindOf(err) != objstore.KindTransient || d > 10*time.Second || d < 9*time.Second {
+		if d := time.Since(start); objstore.KindOf(err) != objstore.KindTransient || d > 10*time.Second ||
+			d < 9*time.Second {
 			t.Errorf("gave up after %v with %v", d, err)
 		}
 		if r.Stats().GaveUp != 1 {
@@ -89,7 +92,8 @@ func TestRetryTotalOfHangs(t *testing.T) {
 		r := objstore.Retry(Fault(t, m, "* k all stall"), objstore.RetryPolicy{Tries: 1000})
 		start := time.Now()
 		err := r.ReadAt(t.Context(), o, make([]byte, 1<<20), 0)
-		if d := time.Since(start); objstore.KindOf(err) != objstore.KindTransient || d > 121*time.Second || d < 115*time.Second {
+		if d := time.Since(start); objstore.KindOf(err) != objstore.KindTransient || d > 121*time.Second ||
+			d < 115*time.Second {
 			t.Errorf("gave up after %v with %v", d, err)
 		}
 	})
@@ -99,7 +103,8 @@ func TestRetryCancel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := memstore.New()
 		o := m.PutBytes("k", []byte("x"))
-		r := objstore.Retry(Fault(t, m, "read k all 503"), objstore.RetryPolicy{Base: time.Hour, Cap: time.Hour, Total: 100 * time.Hour})
+		r := objstore.Retry(Fault(t, m, "read k all 503"),
+			objstore.RetryPolicy{Base: time.Hour, Cap: time.Hour, Total: 100 * time.Hour})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if err := r.ReadAt(ctx, o, make([]byte, 1), 0); !errors.Is(err, context.DeadlineExceeded) {
@@ -139,7 +144,8 @@ func TestRetryHang(t *testing.T) {
 		m := memstore.New()
 		o := m.PutBytes("k", make([]byte, 2<<20))
 		meter := objstore.NewMeter(Fault(t, m, "* k 1 stall"))
-		r := objstore.Retry(meter, objstore.RetryPolicy{TryTimeout: 5 * time.Second, MinRate: 1 << 20, Rand: func() float64 { return 0 }})
+		r := objstore.Retry(meter,
+			objstore.RetryPolicy{TryTimeout: 5 * time.Second, MinRate: 1 << 20, Rand: func() float64 { return 0 }})
 		start := time.Now()
 		if err := r.ReadAt(t.Context(), o, make([]byte, 2<<20), 0); err != nil {
 			t.Fatal(err)
@@ -202,9 +208,11 @@ func TestRetryList(t *testing.T) {
 		policy := objstore.RetryPolicy{Tries: 25, Sleep: func(context.Context, time.Duration) error { return nil }}
 		r := objstore.Retry(flaky{m, fail}, policy)
 		prefix := rapid.SampledFrom([]string{"", "a", "a/", "a/b"}).Draw(rt, "prefix")
-		same(rt, memstore.Collect(rt, r.List(t.Context(), prefix, "")), memstore.Collect(rt, m.List(t.Context(), prefix, "")))
+		same(rt, memstore.Collect(rt, r.List(t.Context(), prefix, "")),
+			memstore.Collect(rt, m.List(t.Context(), prefix, "")))
 		if prefix == "" || strings.HasSuffix(prefix, "/") {
-			same(rt, memstore.Collect(rt, r.ListLevel(t.Context(), prefix)), memstore.Collect(rt, m.ListLevel(t.Context(), prefix)))
+			same(rt, memstore.Collect(rt, r.ListLevel(t.Context(), prefix)),
+				memstore.Collect(rt, m.ListLevel(t.Context(), prefix)))
 		}
 	})
 }
@@ -214,7 +222,8 @@ func TestRetryList(t *testing.T) {
 func TestRetryListOutOfOrder(t *testing.T) {
 	list := func(again error) (keys []string, last error) {
 		broken := &objstore.Error{Op: "list", Kind: objstore.KindTransient}
-		r := objstore.Retry(pieces{nil, []string{"a", "c"}, broken, []string{"f", "d", "e"}, again}, objstore.RetryPolicy{Base: 1})
+		r := objstore.Retry(pieces{nil, []string{"a", "c"}, broken, []string{"f", "d", "e"}, again},
+			objstore.RetryPolicy{Base: 1})
 		for o, err := range r.List(t.Context(), "", "") {
 			if err != nil {
 				return keys, err
@@ -322,7 +331,9 @@ func TestRetryPrice(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				m := memstore.New()
 				o := m.PutBytes("k", []byte("content"))
-				r := objstore.Retry(Fault(t, m, "read k 1 503"), objstore.RetryPolicy{Rand: func() float64 { return 1 }})
+				r := objstore.Retry(Fault(t, m, "read k 1 503"), objstore.RetryPolicy{Rand: func() float64 {
+					return 1
+				}})
 				var due time.Time
 				if c.due != 0 {
 					due = time.Now().Add(c.due)

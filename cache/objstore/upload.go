@@ -15,8 +15,8 @@ type Span struct {
 
 // CodedReader is implemented by stores that have some files in a codec's shorter form.
 type CodedReader interface {
-	// ReadCoded is ReadSpans, but span i may come in its coded form if coded[i] is not nil. Then the length, which is less
-	// than the span's, is stored there.
+	// ReadCoded is ReadSpans, but span i may come in its coded form if coded[i] is not nil. Then the length, which is
+	// less than the span's, is stored there.
 	ReadCoded(ctx context.Context, o Object, spans []Span, coded []*int) error
 }
 
@@ -61,21 +61,23 @@ type Uploader interface {
 
 	// Copy stores the bytes of from under key, another one, without moving them through this process. It fails with
 	// KindChanged if the store has another version than from, and with KindNotFound if it has none. It can be repeated,
-	// since each try stores the same version. More than CopyMost bytes may take an upload under key, which a crash leaves.
+	// since each try stores the same version. More than CopyMost bytes may take an upload under key, which a crash
+	// leaves.
 	Copy(ctx context.Context, from Object, key string) (Object, error)
 
 	// Delete removes an object; a missing one is no error. Unless etag is empty it removes that version only, and fails
-	// with KindChanged if the store has another one. It can be repeated: after a try whose answer was lost the object is
-	// missing, or is another one. Under [WithAuthor] it fails with KindChanged, too, if the object says another author, and
-	// an empty etag means the version that says this one.
+	// with KindChanged if the store has another one. It can be repeated: after a try whose answer was lost the object
+	// is missing, or is another one. Under [WithAuthor] it fails with KindChanged, too, if the object says another
+	// author, and an empty etag means the version that says this one.
 	Delete(ctx context.Context, key, etag string) error
 }
 
 type authorKey struct{}
 type matchKey struct{}
 
-// WithMatch has an Upload of one PUT fail with KindChanged, or KindNotFound, unless the version that it replaces has this
-// ETag. Folders, and the same stores as in Delete, compare just before. Its Complete cannot be repeated after a lost answer.
+// WithMatch has an Upload of one PUT fail with KindChanged, or KindNotFound, unless the version that it replaces has
+// this ETag. Folders, and the same stores as in Delete, compare just before. Its Complete cannot be repeated after a
+// lost answer.
 func WithMatch(ctx context.Context, etag string) context.Context {
 	return context.WithValue(ctx, matchKey{}, etag)
 }
@@ -86,8 +88,8 @@ func MatchOf(ctx context.Context) string {
 	return etag
 }
 
-// WithAuthor has buckets say of what is stored by Upload or Copy under the context that author, a word of ASCII, stored it.
-// Folders do not.
+// WithAuthor has buckets say of what is stored by Upload or Copy under the context that author, a word of ASCII, stored
+// it. Folders do not.
 func WithAuthor(ctx context.Context, author string) context.Context {
 	return context.WithValue(ctx, authorKey{}, author)
 }
@@ -178,7 +180,8 @@ func CheckSpans(o Object, spans []Span) error {
 		if len(s.P) == 0 || s.Off < end {
 			return &Error{
 				Op: "read", Key: o.Key, Kind: KindInvalid,
-				Err: fmt.Errorf("span %d of %d, %d bytes at %d, is empty or begins before %d", i, len(spans), len(s.P), s.Off, end),
+				Err: fmt.Errorf("span %d of %d, %d bytes at %d, is empty or begins before %d", i, len(spans), len(s.P),
+					s.Off, end),
 			}
 		}
 		end = s.Off + int64(len(s.P))
@@ -208,7 +211,8 @@ const (
 func PlanParts(key string, size, partSize int64) (PartPlan, error) {
 	p := PartPlan{Key: key, Size: size, PartSize: partSize}
 	invalid := func(format string, args ...any) (PartPlan, error) {
-		return p, &Error{Op: "put", Key: key, Kind: KindInvalid, Err: fmt.Errorf(format, args...), Remedy: "choose another part size"}
+		return p, &Error{Op: "put", Key: key, Kind: KindInvalid, Err: fmt.Errorf(format, args...),
+			Remedy: "choose another part size"}
 	}
 	if size < 0 || partSize <= 0 {
 		return invalid("%d bytes in parts of %d", size, partSize)
@@ -233,7 +237,8 @@ func (p PartPlan) Check(n, length int) error {
 		return &Error{Op: "put", Key: p.Key, Kind: KindInvalid, Err: fmt.Errorf("part %d of %d", n, p.Parts)}
 	}
 	if want := min(p.PartSize, p.Size-int64(n)*p.PartSize); int64(length) != want {
-		return &Error{Op: "put", Key: p.Key, Kind: KindInvalid, Err: fmt.Errorf("part %d has %d bytes, not %d", n, length, want)}
+		return &Error{Op: "put", Key: p.Key, Kind: KindInvalid,
+			Err: fmt.Errorf("part %d has %d bytes, not %d", n, length, want)}
 	}
 	return nil
 }
@@ -246,7 +251,8 @@ func (p PartPlan) Missing(n int) error {
 // Gone is the error of an upload that has ended.
 func (p PartPlan) Gone() error {
 	return &Error{
-		Op: "put", Key: p.Key, Kind: KindNotFound, Err: errors.New("the upload is no longer there: it was aborted, here or by another process"),
+		Op: "put", Key: p.Key, Kind: KindNotFound,
+		Err:    errors.New("the upload is no longer there: it was aborted, here or by another process"),
 		Remedy: "begin it again",
 	}
 }

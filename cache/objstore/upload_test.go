@@ -82,10 +82,12 @@ func TestReadSpans(t *testing.T) {
 	m := memstore.New()
 	o := m.PutBytes("k", []byte("0123456789"))
 	a, b := make([]byte, 2), make([]byte, 3)
-	if err := objstore.ReadSpans(t.Context(), readOnly{m}, o, []objstore.Span{{Off: 1, P: a}, {Off: 7, P: b}}); err != nil || string(a)+string(b) != "12789" {
+	if err := objstore.ReadSpans(t.Context(), readOnly{m}, o, []objstore.Span{{Off: 1, P: a}, {Off: 7, P: b}}); err !=
+		nil || string(a)+string(b) != "12789" {
 		t.Errorf("spans %q %q, %v", a, b, err)
 	}
-	if err := objstore.ReadSpans(t.Context(), readOnly{m}, o, []objstore.Span{{Off: 8, P: make([]byte, 3)}}); objstore.KindOf(err) != objstore.KindInvalid {
+	if err := objstore.ReadSpans(t.Context(), readOnly{m}, o,
+		[]objstore.Span{{Off: 8, P: make([]byte, 3)}}); objstore.KindOf(err) != objstore.KindInvalid {
 		t.Errorf("ReadSpans past the end: %v", err)
 	}
 }
@@ -175,7 +177,8 @@ func TestDirUpload(t *testing.T) {
 		if got := names(); !slices.Equal(got, []string{filepath.Base(key)}) {
 			t.Errorf("after Complete: %q", got)
 		}
-		if _, err := d.PutNew(t.Context(), key, []byte("x")); objstore.KindOf(err) != objstore.KindExists || len(names()) != 1 {
+		if _, err := d.PutNew(t.Context(), key, []byte("x")); objstore.KindOf(err) != objstore.KindExists ||
+			len(names()) != 1 {
 			t.Errorf("PutNew: %v, and %q is left", err, names())
 		}
 		must(t, d.Delete(t.Context(), key, ""))

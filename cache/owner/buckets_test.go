@@ -72,9 +72,11 @@ func TestTableFollows(t *testing.T) {
 				}
 			}
 			nodes = slices.Clone(nodes)
-			switch i := rapid.IntRange(0, len(nodes)-1).Draw(t, "node"); rapid.SampledFrom([]string{"join", "leave", "weight", "order"}).Draw(t, "change") {
+			switch i := rapid.IntRange(0, len(nodes)-1).Draw(t, "node"); rapid.SampledFrom(
+				[]string{"join", "leave", "weight", "order"}).Draw(t, "change") {
 			case "join":
-				nodes = append(nodes, Node{fmt.Sprintf("%016x", rapid.Uint64().Draw(t, "id")), rapid.Uint32Range(0, 9).Draw(t, "weight")})
+				nodes = append(nodes, Node{fmt.Sprintf("%016x", rapid.Uint64().Draw(t, "id")),
+					rapid.Uint32Range(0, 9).Draw(t, "weight")})
 			case "leave":
 				nodes = slices.Delete(nodes, i, i+1)
 			case "weight":

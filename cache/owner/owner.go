@@ -1,5 +1,5 @@
-// Package owner says which node of a cluster keeps a unit of a dataset. It is pure: no clock, no I/O, and its results are
-// those of integers, so that all nodes agree whatever their architecture.
+// Package owner says which node of a cluster keeps a unit of a dataset. It is pure: no clock, no I/O, and its results
+// are those of integers, so that all nodes agree whatever their architecture.
 package owner
 
 import (
@@ -17,29 +17,31 @@ type Node struct {
 
 // Owners say who owns the units of one source. They are immutable, and safe for concurrent use.
 //
-// It is rendezvous hashing: each node draws a number for the unit, exponentially distributed with its weight as the rate,
-// and the least wins. So a node owns units in proportion to its weight, one that joins takes only what it is to own, and the
-// units of one that leaves go to all others.
+// It is rendezvous hashing: each node draws a number for the unit, exponentially distributed with its weight as the
+// rate, and the least wins. So a node owns units in proportion to its weight, one that joins takes only what it is to
+// own, and the units of one that leaves go to all others.
 type Owners struct {
-	nodes  []Node
-	seeds  []uint64  // a node's, from source and ID
-	rates  []float64 // a draw, divided by the weight, is more than half of its number times this, but for the smallest numbers
-	all    []int     // the nodes' indices
+	nodes []Node
+	seeds []uint64 // a node's, from source and ID
+	// a draw, divided by the weight, is more than half of its number times this, but for the smallest numbers
+	rates  []float64
+	all    []int // the nodes' indices
 	source uint64
 }
 
 // New returns the owners among the nodes, in any order: it changes the indices, but not who owns.
 func New(source [16]byte, nodes []Node) *Owners {
-	o := &Owners{nodes: append([]Node(nil), nodes...), seeds: make([]uint64, len(nodes)), rates: make([]float64, len(nodes)),
-		all: make([]int, len(nodes)), source: seed(source, "")}
+	o := &Owners{nodes: append([]Node(nil), nodes...), seeds: make([]uint64, len(nodes)),
+		rates: make([]float64, len(nodes)),
+		all:   make([]int, len(nodes)), source: seed(source, "")}
 	for i, n := range nodes {
 		o.seeds[i], o.all[i], o.rates[i] = seed(source, n.ID), i, 0.9999*math.Log2E*0x1p-63/max(float64(n.Weight), 1)
 	}
 	return o
 }
 
-// seed differs from everything that other hashes of the same names begin with, such as prefetch.Keep's: what a node keeps of
-// its units is independent of which it owns.
+// seed differs from everything that other hashes of the same names begin with, such as prefetch.Keep's: what a node
+// keeps of its units is independent of which it owns.
 func seed(source [16]byte, id string) uint64 {
 	sum := sha256.Sum256([]byte("shoal owner 1\x00" + string(source[:]) + id))
 	return binary.LittleEndian.Uint64(sum[:])
@@ -53,8 +55,8 @@ func (o *Owners) Owns(i int, unit uint64) bool {
 	return o.nodes[i].Weight > 0 && o.contest(unit, i, o.all, true) == i
 }
 
-// contest returns who has drawn the least for a unit of a node with a weight, unless that is -1, and the others; or, with once, who
-// first drew less than that node.
+// contest returns who has drawn the least for a unit of a node with a weight, unless that is -1, and the others; or,
+// with once, who first drew less than that node.
 func (o *Owners) contest(unit uint64, best int, others []int, once bool) int {
 	m := mix(unit ^ o.source)
 	lo, hi := math.Inf(1), math.Inf(1) // bounds of the least
@@ -75,7 +77,8 @@ func (o *Owners) contest(unit uint64, best int, others []int, once bool) int {
 	return best
 }
 
-// bounds returns numbers between which a node's draw lies, divided by its weight. The logarithm in integers takes 20 times as long.
+// bounds returns numbers between which a node's draw lies, divided by its weight. The logarithm in integers takes 20
+// times as long.
 func (o *Owners) bounds(i int, h uint64) (lo, hi float64) {
 	draw, weight := -math.Log2(float64(^h|1)*0x1p-64), float64(o.nodes[i].Weight)
 	off := draw*1e-12 + 0x1p-50
@@ -122,16 +125,16 @@ func mix(z uint64) uint64 {
 	return z ^ z>>31
 }
 
-// Buckets is how many parts there are of the units of a source. Each part has one owner, as if it were a unit. So who owns what of any
-// number of units is known by so many contests. The nodes' shares are less even than if each unit had one: of 1,000 nodes the fullest
-// has some 10% above the mean, and of 64 some 2%.
+// Buckets is how many parts there are of the units of a source. Each part has one owner, as if it were a unit. So who
+// owns what of any number of units is known by so many contests. The nodes' shares are less even than if each unit had
+// one: of 1,000 nodes the fullest has some 10% above the mean, and of 64 some 2%.
 const Buckets = 1 << 20
 
 // Bucket returns the part of a unit, which is any number that names it.
 func Bucket(unit uint64) int { return int(mix(unit) >> 44) }
 
-// ShardUnits returns the units of a shard's runs, each of which has one owner, so that files next to each other can be fetched by one
-// request.
+// ShardUnits returns the units of a shard's runs, each of which has one owner, so that files next to each other can be
+// fetched by one request.
 func ShardUnits(shardKey string) func(run int64) uint64 {
 	sum := sha256.Sum256([]byte(shardKey))
 	a, b := binary.LittleEndian.Uint64(sum[:]), binary.LittleEndian.Uint64(sum[8:])

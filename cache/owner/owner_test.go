@@ -19,10 +19,11 @@ func fileUnit(i int) uint64 { return mix(uint64(i)) }
 
 const golden = 0x9e3779b97f4a7c15 // 2^64 divided by the golden ratio: its multiples are spread evenly
 
-// The owners here were computed by a program in Python, with logarithms of 60 digits. They must never change: nodes of two releases
-// in one cluster would fetch everything twice.
+// The owners here were computed by a program in Python, with logarithms of 60 digits. They must never change: nodes of
+// two releases in one cluster would fetch everything twice.
 func TestGoldenOwners(t *testing.T) {
-	o := New(source, []Node{{"0123456789abcdef", 102400}, {"fedcba9876543210", 102400}, {"00000000000000aa", 204800}, {"00000000000000bb", 1}, {"node-5", 107374}})
+	o := New(source, []Node{{"0123456789abcdef", 102400}, {"fedcba9876543210", 102400}, {"00000000000000aa", 204800},
+		{"00000000000000bb", 1}, {"node-5", 107374}})
 	var got []int
 	for unit := range uint64(24) {
 		got = append(got, o.Of(unit*golden))
@@ -61,7 +62,8 @@ func TestGoldenUnits(t *testing.T) {
 func TestLogarithm(t *testing.T) {
 	for h, want := range map[uint64]uint64{
 		0: 0, 1: 0, 1 << 32: 48408812, 1 << 63: 144115188075855872, 0xc000000000000000: 288230376151711744,
-		0x0123456789abcdef: 926122988537751, 0xfedcba9876543210: 1126084545955828433, ^uint64(1): 1 << 63, ^uint64(0): 1 << 63,
+		0x0123456789abcdef: 926122988537751, 0xfedcba9876543210: 1126084545955828433, ^uint64(1): 1 << 63,
+		^uint64(0): 1 << 63,
 	} {
 		if got := exponential(h); got-want > 1 {
 			t.Errorf("%x: got %d, want %d", h, got, want)
@@ -79,8 +81,10 @@ func FuzzLogarithm(f *testing.F) {
 		for _, weight := range []uint32{1, 7, 1 << 20, math.MaxUint32} {
 			o := New(source, []Node{{"a", weight}})
 			lo, hi := o.bounds(0, h)
-			if draw := float64(exponential(h)) * 0x1p-57 / float64(weight); lo >= draw || hi <= draw || h > 1<<21 && float64(h>>1)*o.rates[0] > draw {
-				t.Errorf("%x of weight %d: %g is not between %g and %g, or below %g", h, weight, draw, lo, hi, float64(h>>1)*o.rates[0])
+			if draw := float64(exponential(h)) * 0x1p-57 / float64(weight); lo >= draw || hi <= draw ||
+				h > 1<<21 && float64(h>>1)*o.rates[0] > draw {
+				t.Errorf("%x of weight %d: %g is not between %g and %g, or below %g", h, weight, draw, lo, hi,
+					float64(h>>1)*o.rates[0])
 			}
 		}
 		if g := h + more; g >= h && exponential(g) < exponential(h) {
@@ -93,7 +97,8 @@ func drawNodes(t *rapid.T) []Node {
 	ids := rapid.SliceOfNDistinct(rapid.Uint64(), 1, 20, rapid.ID).Draw(t, "ids")
 	nodes := make([]Node, len(ids))
 	for i, id := range ids {
-		nodes[i] = Node{fmt.Sprintf("%016x", id), rapid.OneOf(rapid.Uint32(), rapid.Uint32Range(0, 3)).Draw(t, "weight")}
+		nodes[i] = Node{fmt.Sprintf("%016x", id),
+			rapid.OneOf(rapid.Uint32(), rapid.Uint32Range(0, 3)).Draw(t, "weight")}
 	}
 	return nodes
 }

@@ -11,7 +11,8 @@ import (
 	"slices"
 )
 
-// Placement says on which nodes the ranks of a job run. All ranks agree on it: which of them reads a sample follows from it.
+// Placement says on which nodes the ranks of a job run. All ranks agree on it: which of them reads a sample follows
+// from it.
 type Placement struct {
 	nodes []Node
 	node  []int   // by rank
@@ -46,14 +47,17 @@ func ParsePlacement(text string) (*Placement, error) {
 	}
 	switch {
 	case v.V != placementVersion:
-		return nil, fmt.Errorf("placement: format version %d, this program reads version %d (make a new one with shoal.placement)", v.V, placementVersion)
+		return nil, fmt.Errorf(
+			"placement: format version %d, this program reads version %d (make a new one with shoal.placement)", v.V,
+			placementVersion)
 	case len(v.Nodes) == 0 || len(v.Ranks) == 0:
 		return nil, fmt.Errorf("placement: %d nodes and %d ranks: it needs one of each", len(v.Nodes), len(v.Ranks))
 	}
 	p := &Placement{}
 	for _, n := range v.Nodes {
 		if n.ID == "" || n.Weight == 0 {
-			return nil, fmt.Errorf("placement: node %q of weight %d: each node needs an id and a weight", n.ID, n.Weight)
+			return nil, fmt.Errorf("placement: node %q of weight %d: each node needs an id and a weight",
+				n.ID, n.Weight)
 		}
 		p.nodes = append(p.nodes, Node(n))
 	}
@@ -112,11 +116,12 @@ func (p *Placement) Owners(source [16]byte, unit func(i int) uint64) func(i int)
 	return func(i int) int { return t.Of(Bucket(unit(i))) }
 }
 
-// Deal divides a global batch of n samples among the ranks, and returns which of them the rank gets, ascending. Each rank gets
-// as many as if they were dealt out like cards, rank 0 first. owner returns the node that owns a sample, by its place in the batch.
+// Deal divides a global batch of n samples among the ranks, and returns which of them the rank gets, ascending. Each
+// rank gets as many as if they were dealt out like cards, rank 0 first. owner returns the node that owns a sample, by
+// its place in the batch.
 //
-// No division has more samples on their owners' nodes: a node gets those that it owns, the first ones if it owns more than its
-// ranks take, and the others fill up the nodes that own fewer. A node deals its samples out to its ranks.
+// No division has more samples on their owners' nodes: a node gets those that it owns, the first ones if it owns more
+// than its ranks take, and the others fill up the nodes that own fewer. A node deals its samples out to its ranks.
 func (p *Placement) Deal(n int, owner func(i int) int, rank int) []uint32 {
 	world := len(p.node)
 	room := make([]int, len(p.nodes))

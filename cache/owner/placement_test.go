@@ -89,7 +89,8 @@ func TestDeal(t *testing.T) {
 // Every rank is its node's every k-th, so that a batch sorted by length leaves them equal work.
 func TestDealWithinANode(t *testing.T) {
 	p := emulate(t, []uint32{1}, 3)
-	if got := fmt.Sprint(p.Deal(8, func(int) int { return 0 }, 0), p.Deal(8, func(int) int { return -1 }, 1), p.Deal(8, func(int) int { return 0 }, 2)); got != "[0 3 6] [1 4 7] [2 5]" {
+	if got := fmt.Sprint(p.Deal(8, func(int) int { return 0 }, 0), p.Deal(8, func(int) int { return -1 }, 1),
+		p.Deal(8, func(int) int { return 0 }, 2)); got != "[0 3 6] [1 4 7] [2 5]" {
 		t.Errorf("got %s", got)
 	}
 }
@@ -139,15 +140,18 @@ func TestLocality(t *testing.T) {
 	} {
 		batches := 150_000 / (len(c.weights) * c.ranks * c.batch)
 		placed, chance := locality(t, c.weights, c.ranks, c.batch, batches)
-		t.Logf("| %d | %s | %d | %d | %.1f%% | %.1f%% | %.3f |", len(c.weights), c.name, c.ranks, c.batch, 100*placed, 100*chance, (1-placed)/(1-chance))
+		t.Logf("| %d | %s | %d | %d | %.1f%% | %.1f%% | %.3f |", len(c.weights), c.name, c.ranks, c.batch, 100*placed,
+			100*chance, (1-placed)/(1-chance))
 		if placed < c.least {
-			t.Errorf("%d nodes, caches %s, batch %d: %.1f%% of the reads are local, want %.0f%%", len(c.weights), c.name, c.batch, 100*placed, 100*c.least)
+			t.Errorf("%d nodes, caches %s, batch %d: %.1f%% of the reads are local, want %.0f%%", len(c.weights),
+				c.name, c.batch, 100*placed, 100*c.least)
 		}
 	}
 }
 
 func TestPlacementText(t *testing.T) {
-	p, err := ParsePlacement(`{"ranks": [0, 1, 0], "v": 2, "nodes": [{"weight": 7, "id": "b"}, {"id": "a", "weight": 9}]}`)
+	p, err := ParsePlacement(
+		`{"ranks": [0, 1, 0], "v": 2, "nodes": [{"weight": 7, "id": "b"}, {"id": "a", "weight": 9}]}`)
 	if err != nil {
 		t.Fatal(err)
 	}

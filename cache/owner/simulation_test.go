@@ -87,9 +87,12 @@ func TestSimulation(t *testing.T) {
 
 	each := func(d time.Duration) time.Duration { return d / time.Duration(n) }
 	t.Logf("%d units of %d GB on 1,000 nodes", n, all/1e9)
-	t.Logf("most bytes of a node, by its weight: %.4f of the mean; %.4f of all bytes are not kept if all fit", balance, short)
-	t.Logf("a node joins: %.5f of the bytes move to it, its share is %.5f; %d bytes move elsewhere", float64(moved[1])/float64(moved[0]+moved[1]+moved[2]), share, moved[2])
-	t.Logf("CPU time: a node's own buckets %v, all owners %v, those after the join %v; a unit's owner %v and whether a node owns it %v, with the sum of bytes",
+	t.Logf("most bytes of a node, by its weight: %.4f of the mean; %.4f of all bytes are not kept if all fit",
+		balance, short)
+	t.Logf("a node joins: %.5f of the bytes move to it, its share is %.5f; %d bytes move elsewhere",
+		float64(moved[1])/float64(moved[0]+moved[1]+moved[2]), share, moved[2])
+	t.Logf("CPU time: a node's own buckets %v, all owners %v, those after the join %v; a unit's owner %v and whether "+
+		"a node owns it %v, with the sum of bytes",
 		own, fill, follow, each(look), each(pass))
 	t.Logf("table %.1f MB", float64(memory)/1e6)
 	if moved[2] != 0 {

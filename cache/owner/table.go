@@ -2,8 +2,8 @@ package owner
 
 import "sync/atomic"
 
-// Table remembers the owners of the buckets, which it finds when they are first asked for. It takes 4 MiB, and is safe for concurrent
-// use.
+// Table remembers the owners of the buckets, which it finds when they are first asked for. It takes 4 MiB, and is safe
+// for concurrent use.
 type Table struct {
 	o    *Owners
 	cell [Buckets]atomic.Uint32 // 1 more than the owner; 0: not known yet
@@ -12,8 +12,8 @@ type Table struct {
 // NewTable returns the owners of all buckets.
 func NewTable(o *Owners) *Table { return &Table{o: o} }
 
-// Next returns the table with other owners. What t knows it knows, too, unless the owner has gone or become lighter: each of these
-// buckets costs a contest with the nodes that have come or become heavier.
+// Next returns the table with other owners. What t knows it knows, too, unless the owner has gone or become lighter:
+// each of these buckets costs a contest with the nodes that have come or become heavier.
 func (t *Table) Next(o *Owners) *Table {
 	next := NewTable(o)
 	at, stay, rivals := make(map[string]int, len(t.o.nodes)), make([]int, len(t.o.nodes)), []int(nil)

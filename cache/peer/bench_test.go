@@ -34,8 +34,8 @@ const (
 )
 
 // BenchmarkRead reads objects of 63 KB: from a real S3 server, another process, and from a peer, whose both ends are in
-// this one, as is the peer's cache: on its disk (in the page cache), or in its memory. cpu-µs/object is what this process
-// uses.
+// this one, as is the peer's cache: on its disk (in the page cache), or in its memory. cpu-µs/object is what this
+// process uses.
 func BenchmarkRead(b *testing.B) {
 	srv, err := s3server.Start(b.Context(), s3server.Options{Dir: b.TempDir()})
 	if err != nil {
@@ -107,7 +107,8 @@ func benchStore(b *testing.B, srv *s3server.Server) (*s3.Store, *catalog.Manifes
 	var objects []objstore.Object
 	for i := range benchObjects {
 		key := fmt.Sprintf("c/f%04d", i)
-		info, err := client.PutObject(b.Context(), "bench", key, bytes.NewReader(noise[1000*i:][:benchSize]), benchSize, minio.PutObjectOptions{})
+		info, err := client.PutObject(b.Context(), "bench", key, bytes.NewReader(noise[1000*i:][:benchSize]), benchSize,
+			minio.PutObjectOptions{})
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -117,7 +118,9 @@ func benchStore(b *testing.B, srv *s3server.Server) (*s3.Store, *catalog.Manifes
 	if err != nil {
 		b.Fatal(err)
 	}
-	store, err := s3.New(context.Background(), s3.Config{Endpoint: srv.URL, Region: s3server.Region, Bucket: "bench", AccessKeyID: s3server.AccessKey, SecretAccessKey: s3server.SecretKey})
+	store, err := s3.New(context.Background(),
+		s3.Config{Endpoint: srv.URL, Region: s3server.Region, Bucket: "bench", AccessKeyID: s3server.AccessKey,
+			SecretAccessKey: s3server.SecretKey})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -146,7 +149,8 @@ func (s benchServings) Opening([16]byte) <-chan struct{} { return nil }
 func (s benchServings) File(string) (io.ReadCloser, int64, error) { return nil, 0, fs.ErrNotExist }
 
 // benchPeer starts a peer that has all objects, and returns a function that reads from it.
-func benchPeer(b *testing.B, store objstore.Reader, m *catalog.Manifest, config *tls.Config, disk bool) func(files []int, bufs [][]byte) error {
+func benchPeer(b *testing.B, store objstore.Reader, m *catalog.Manifest, config *tls.Config, disk bool) func(
+	files []int, bufs [][]byte) error {
 	log := slog.New(slog.DiscardHandler)
 	c := cache.New(cache.Options{Memory: 256 << 20, Logger: log})
 	v := c.NewVolume(cache.VolumeOptions{Manifest: m, Store: store})
@@ -166,7 +170,8 @@ func benchPeer(b *testing.B, store objstore.Reader, m *catalog.Manifest, config 
 	if err := v.Flush(b.Context()); err != nil {
 		b.Fatal(err)
 	}
-	server := NewServer(ServerConfig{Self: "node-b", Serving: benchServings{benchServing{v, m}}, Memory: 64 << 20, TLS: config, Log: log})
+	server := NewServer(ServerConfig{Self: "node-b", Serving: benchServings{benchServing{v, m}}, Memory: 64 << 20,
+		TLS: config, Log: log})
 	l := listen(b)
 	go func() { _ = server.Listen(l) }()
 	client := NewClient(ClientConfig{TLS: config, Log: log})

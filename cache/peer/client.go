@@ -75,10 +75,14 @@ func NewClient(cfg ClientConfig) *Client {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	c := &Client{cfg: cfg, silence: silence, patience: patience, dialer: dialer.DialContext, places: newPlaces(allPlaces),
+	c := &Client{cfg: cfg, silence: silence, patience: patience, dialer: dialer.DialContext,
+		places:  newPlaces(allPlaces),
 		remotes: map[string]*remote{}}
 	c.ctx, c.stop = context.WithCancel(context.Background())
-	c.http = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, Transport: &http.Transport{DialContext: dialer.DialContext, TLSClientConfig: cfg.TLS, TLSHandshakeTimeout: sendDeadline, ResponseHeaderTimeout: sendDeadline, MaxIdleConnsPerHost: -1}}
+	c.http = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error {
+		return http.ErrUseLastResponse
+	}, Transport: &http.Transport{DialContext: dialer.DialContext, TLSClientConfig: cfg.TLS,
+		TLSHandshakeTimeout: sendDeadline, ResponseHeaderTimeout: sendDeadline, MaxIdleConnsPerHost: -1}}
 	return c
 }
 
@@ -106,7 +110,8 @@ type remote struct {
 	}
 }
 
-// Stats are a client's counts for one node, since it was first seen. They count pieces, but for errors and late: requests.
+// Stats are a client's counts for one node, since it was first seen. They count pieces, but for errors and late:
+// requests.
 type Stats struct {
 	Node     string           `json:"node"`
 	Address  string           `json:"address"`
@@ -132,8 +137,10 @@ func (c *Client) Stats() (all []Stats) {
 	for _, r := range c.remotes {
 		q := r.latency.Quantiles(0.5, 0.99)
 		s := Stats{
-			State: "on", Asked: r.count.asked.Load(), Hits: r.count.hits.Load(), Bytes: r.count.bytes.Load(), Passed: r.count.passed.Load(), Damaged: r.count.damaged.Load(),
-			Errors: r.count.errs.Load(), Late: r.count.late.Load(), InFlight: r.count.inFlight.Load(), Median: q[0].Seconds(), P99: q[1].Seconds(),
+			State: "on", Asked: r.count.asked.Load(), Hits: r.count.hits.Load(), Bytes: r.count.bytes.Load(),
+			Passed: r.count.passed.Load(), Damaged: r.count.damaged.Load(),
+			Errors: r.count.errs.Load(), Late: r.count.late.Load(), InFlight: r.count.inFlight.Load(),
+			Median: q[0].Seconds(), P99: q[1].Seconds(),
 		}
 		for i := range r.count.no {
 			if n := r.count.no[i].Load(); n > 0 {
@@ -190,7 +197,8 @@ func (c *Client) remote(n Node) *remote {
 	c.mu.Lock()
 	r := c.remotes[n.ID]
 	if r == nil {
-		r = &remote{c: c, node: n, places: newPlaces(peerPlaces), connect: newPlaces(connecting), gone: c.ctx.Err() != nil}
+		r = &remote{c: c, node: n, places: newPlaces(peerPlaces), connect: newPlaces(connecting),
+			gone: c.ctx.Err() != nil}
 		r.circuit = objstore.NewCircuit(c.cfg.Now, r.say)
 		if !r.gone {
 			c.remotes[n.ID] = r
@@ -213,18 +221,21 @@ func (r *remote) say(cause error) {
 	node := r.node
 	r.mu.Unlock()
 	if cause != nil {
-		r.c.cfg.Log.Warn("a node does not answer as it should: what it has is read from the store", "node", node.ID, "address", node.Address, "cause", cause)
+		r.c.cfg.Log.Warn("a node does not answer as it should: what it has is read from the store", "node", node.ID,
+			"address", node.Address, "cause", cause)
 	} else {
 		r.c.cfg.Log.Info("the node is asked again", "node", node.ID, "address", node.Address)
 	}
 }
 
-// Read asks a node for pieces, and sets Filled of those that it got. It ends with the bytes, with a refusal, or soon: see
-// the rules. It returns the terms that the node told; nil: none.
+// Read asks a node for pieces, and sets Filled of those that it got. It ends with the bytes, with a refusal, or soon:
+// see the rules. It returns the terms that the node told; nil: none.
 func (c *Client) Read(ctx context.Context, node Node, req Request, pieces []Piece) *Terms {
 	r := c.remote(node)
 	start := time.Now()
-	if slices.ContainsFunc(pieces, func(p Piece) bool { return len(p.P) == 0 || len(p.P) > extentSize || len(p.ETag) > mostETag }) {
+	if slices.ContainsFunc(pieces, func(p Piece) bool {
+		return len(p.P) == 0 || len(p.P) > extentSize || len(p.ETag) > mostETag
+	}) {
 		r.count.passed.Add(int64(len(pieces)))
 		return nil
 	}
@@ -293,7 +304,8 @@ var (
 
 // isSilence reports whether err means that nothing came for a while.
 func isSilence(err error) bool {
-	return errors.Is(err, errSilent) || errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded)
+	return errors.Is(err, errSilent) || errors.Is(err, os.ErrDeadlineExceeded) ||
+		errors.Is(err, context.DeadlineExceeded)
 }
 
 // tick is how often a read looks at its watch.
@@ -356,7 +368,8 @@ func (w *watch) suspect() {
 // ping makes a connection, which is then used.
 func (r *remote) ping() (err error) {
 	for range 3 {
-		limit := min(max(r.c.silence, 4*r.latency.Quantiles(0.9)[0]), fetching) * min(tick+time.Duration(r.c.late.Load()), 4*tick) / tick
+		limit := min(max(r.c.silence, 4*r.latency.Quantiles(0.9)[0]), fetching) *
+			min(tick+time.Duration(r.c.late.Load()), 4*tick) / tick
 		until := time.Now().Add(limit)
 		c, e := r.dial(r.c.ctx, limit)
 		switch {
@@ -487,8 +500,8 @@ func (r *remote) place(w *watch) (leave func()) {
 	}
 }
 
-// obtain returns a connection, and whether it was used before. Few requests connect at once, and the others take what gets
-// idle meanwhile: handshakes are work, and a node that is late with them would count as away. A probe is alone.
+// obtain returns a connection, and whether it was used before. Few requests connect at once, and the others take what
+// gets idle meanwhile: handshakes are work, and a node that is late with them would count as away. A probe is alone.
 func (r *remote) obtain(w *watch) (c *clientConn, used bool, err error) {
 	if c = r.takeIdle(); c != nil {
 		return c, true, nil
@@ -529,7 +542,8 @@ func (r *remote) exchange(w *watch, req Request, pieces []Piece) error {
 
 // closed reports whether err means that the other end closed the connection.
 func closed(err error) bool {
-	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) ||
+		errors.Is(err, syscall.EPIPE)
 }
 
 // takeIdle returns the connection that was used last, or nil.
@@ -629,7 +643,8 @@ func (r *remote) dial(ctx context.Context, within time.Duration) (*clientConn, e
 
 // upgrade agrees on the protocol.
 func (c *clientConn) upgrade(node Node) error {
-	if _, err := fmt.Fprintf(c.conn, "GET %sread HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", basePath, node.Address, upgradeTo); err != nil {
+	if _, err := fmt.Fprintf(c.conn, "GET %sread HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n",
+		basePath, node.Address, upgradeTo); err != nil {
 		return err
 	}
 	b := bufio.NewReader(io.LimitReader(c.conn, 8<<10))
@@ -640,12 +655,14 @@ func (c *clientConn) upgrade(node Node) error {
 	_ = answer.Body.Close()
 	switch {
 	case answer.StatusCode == http.StatusUpgradeRequired, answer.StatusCode == http.StatusNotFound:
-		return fmt.Errorf("the node does not speak %s, but %q: run one version of Shoal on all nodes", upgradeTo, answer.Header.Get("Upgrade"))
+		return fmt.Errorf("the node does not speak %s, but %q: run one version of Shoal on all nodes", upgradeTo,
+			answer.Header.Get("Upgrade"))
 	case answer.StatusCode == http.StatusBadRequest:
 		return errWantsTLS
 	case answer.StatusCode == http.StatusTooManyRequests:
 		return errFull
-	case answer.StatusCode != http.StatusSwitchingProtocols, answer.Header.Get("Upgrade") != upgradeTo, b.Buffered() > 0:
+	case answer.StatusCode != http.StatusSwitchingProtocols, answer.Header.Get("Upgrade") != upgradeTo,
+		b.Buffered() > 0:
 		return fmt.Errorf("no upgrade to %s: %s", upgradeTo, answer.Status)
 	case answer.Header.Get(nodeHeader) != node.ID:
 		return fmt.Errorf("another node answers there: %q", answer.Header.Get(nodeHeader))
@@ -653,12 +670,14 @@ func (c *clientConn) upgrade(node Node) error {
 	return nil
 }
 
-var errWantsTLS = errors.New("the node speaks TLS only: give this one --cluster-cert, --cluster-key and --cluster-ca, too")
+var errWantsTLS = errors.New(
+	"the node speaks TLS only: give this one --cluster-cert, --cluster-key and --cluster-ca, too")
 
 // inClear says what is wrong with a node that answers without TLS.
 func inClear(err error) error {
 	if errors.As(err, new(tls.RecordHeaderError)) || errors.Is(err, http.ErrSchemeMismatch) {
-		return errors.New("the node is without TLS: give it --cluster-cert, --cluster-key and --cluster-ca instead of --cluster-insecure")
+		return errors.New("the node is without TLS: give it --cluster-cert, --cluster-key and --cluster-ca instead " +
+			"of --cluster-insecure")
 	}
 	return err
 }
@@ -790,7 +809,8 @@ func (c *clientConn) soon() error {
 	return c.conn.SetReadDeadline(c.until)
 }
 
-// File opens a manifest or a layout of a node. What it gives is not verified. A read fails when nothing comes for a while.
+// File opens a manifest or a layout of a node. What it gives is not verified. A read fails when nothing comes for a
+// while.
 func (c *Client) File(ctx context.Context, node Node, name string) (io.ReadCloser, error) {
 	return c.get(ctx, node, "manifest/"+url.PathEscape(name))
 }

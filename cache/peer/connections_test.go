@@ -6,8 +6,8 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/synced"
 )
 
-// A server that has as many connections as it may makes room by what has been idle longest, and no client notices. If none is idle, a
-// read gets nothing, and the peer is asked again.
+// A server that has as many connections as it may makes room by what has been idle longest, and no client notices. If
+// none is idle, a read gets nothing, and the peer is asked again.
 func TestTooManyConnections(t *testing.T) {
 	s := newShelf(1)
 	b := newBed(t, s)

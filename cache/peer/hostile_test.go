@@ -34,7 +34,8 @@ type hostileConn struct {
 	h *hostile
 }
 
-const goodHead = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: " + upgradeTo + "\r\n" + nodeHeader + ": node-b\r\n\r\n"
+const goodHead = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: " + upgradeTo + "\r\n" +
+	nodeHeader + ": node-b\r\n\r\n"
 
 func newHostile(t testing.TB, answer func(c *hostileConn, r Request, pieces []asked) bool) *hostile {
 	h := &hostile{l: listen(t), quit: make(chan struct{}), answer: answer}
@@ -214,9 +215,16 @@ func TestHostilePeers(t *testing.T) {
 			p[0].n--
 			return c.say(data(r, 0, p[0]))
 		}},
-		"a piece that is not": {answer: func(c *hostileConn, r Request, p []asked) bool { return c.say(data(r, 2, p[0])) }},
-		"a piece twice":       {answer: func(c *hostileConn, r Request, p []asked) bool { return c.say(data(r, 1, p[1]), data(r, 1, p[1])) }, filled: 1},
-		"another's bytes":     {answer: func(c *hostileConn, r Request, p []asked) bool { r.number--; return c.say(data(r, 0, p[0])) }},
+		"a piece that is not": {answer: func(c *hostileConn, r Request, p []asked) bool {
+			return c.say(data(r, 2, p[0]))
+		}},
+		"a piece twice": {answer: func(c *hostileConn, r Request, p []asked) bool {
+			return c.say(data(r, 1, p[1]), data(r, 1, p[1]))
+		}, filled: 1},
+		"another's bytes": {answer: func(c *hostileConn, r Request, p []asked) bool {
+			r.number--
+			return c.say(data(r, 0, p[0]))
+		}},
 		"no reason": {answer: func(c *hostileConn, r Request, _ []asked) bool {
 			return c.say(head(frame{kind: frameNo, request: r.number}))
 		}},
@@ -238,7 +246,8 @@ func TestHostilePeers(t *testing.T) {
 			if tt.head != "" {
 				h.say(strings.TrimPrefix(tt.head, "none"))
 			}
-			b := &bed{client: NewClient(ClientConfig{Log: quiet(&synced.Buffer{})}), node: Node{ID: "node-b", Address: h.l.Addr().String()}}
+			b := &bed{client: NewClient(ClientConfig{Log: quiet(&synced.Buffer{})}),
+				node: Node{ID: "node-b", Address: h.l.Addr().String()}}
 			defer b.client.Close()
 			worst := lag(t)
 			reads := 1
@@ -289,8 +298,9 @@ func TestHostileCoded(t *testing.T) {
 		flip bool
 		ok   bool
 	}{
-		"right": {form: form, n: 999, ok: true}, "not asked for": {n: 999}, "as long": {form: form, n: 1000}, "longer": {form: form, n: 1001},
-		"empty": {form: form}, "wrong checksum": {form: form, n: 999, flip: true},
+		"right": {form: form, n: 999, ok: true}, "not asked for": {n: 999}, "as long": {form: form, n: 1000},
+		"longer": {form: form, n: 1001},
+		"empty":  {form: form}, "wrong checksum": {form: form, n: 999, flip: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHostile(t, func(conn *hostileConn, r Request, _ []asked) bool {
@@ -305,7 +315,8 @@ func TestHostileCoded(t *testing.T) {
 			defer client.Close()
 			pieces := want(1000, 1)
 			client.Read(t.Context(), Node{ID: "node-b", Address: h.l.Addr().String()}, Request{Form: c.form}, pieces)
-			if s := client.Stats()[0]; pieces[0].Filled != c.ok || (s.Errors+s.Damaged == 0) != c.ok || (s.State == "on") != c.ok {
+			if s := client.Stats()[0]; pieces[0].Filled != c.ok || (s.Errors+s.Damaged == 0) != c.ok ||
+				(s.State == "on") != c.ok {
 				t.Errorf("filled %v, %+v", pieces[0].Filled, s)
 			}
 		})
@@ -325,7 +336,8 @@ func TestPatience(t *testing.T) {
 	u := objstore.NewUrgency(time.Time{})
 	done := make(chan time.Time)
 	go func() {
-		c.Read(objstore.WithUrgency(t.Context(), u), Node{ID: "node-b", Address: h.l.Addr().String()}, Request{}, want(10, 1))
+		c.Read(objstore.WithUrgency(t.Context(), u), Node{ID: "node-b", Address: h.l.Addr().String()}, Request{},
+			want(10, 1))
 		done <- time.Now()
 	}()
 	select {
@@ -343,8 +355,11 @@ func TestPatience(t *testing.T) {
 // Connections that have been closed meanwhile cost no read.
 func TestRestartedPeer(t *testing.T) {
 	var ends atomic.Bool
-	h := newHostile(t, func(c *hostileConn, r Request, p []asked) bool { return c.say(data(r, 0, p[0])) && !ends.Load() })
-	b := &bed{client: NewClient(ClientConfig{Log: quiet(&synced.Buffer{})}), node: Node{ID: "node-b", Address: h.l.Addr().String()}}
+	h := newHostile(t, func(c *hostileConn, r Request, p []asked) bool {
+		return c.say(data(r, 0, p[0])) && !ends.Load()
+	})
+	b := &bed{client: NewClient(ClientConfig{Log: quiet(&synced.Buffer{})}),
+		node: Node{ID: "node-b", Address: h.l.Addr().String()}}
 	defer b.client.Close()
 	ends.Store(true)
 	for range 20 { // the end may be seen before the next question, or by it
@@ -374,7 +389,11 @@ func TestAwayAndBack(t *testing.T) {
 	var mu sync.Mutex
 	clock := time.Now()
 	log := &synced.Buffer{}
-	b := &bed{client: NewClient(ClientConfig{Log: quiet(log), Now: func() time.Time { mu.Lock(); defer mu.Unlock(); return clock }}), node: Node{ID: "node-b", Address: address}}
+	b := &bed{client: NewClient(ClientConfig{Log: quiet(log), Now: func() time.Time {
+		mu.Lock()
+		defer mu.Unlock()
+		return clock
+	}}), node: Node{ID: "node-b", Address: address}}
 	defer b.client.Close()
 	for range 3 {
 		b.read(t, want(10, 1))
@@ -401,7 +420,8 @@ func TestHostileClients(t *testing.T) {
 	request := func(change func(b []byte) []byte) []byte {
 		return change(appendRequest(nil, Request{Dataset: dataset, Version: version}, want(100, 1)))
 	}
-	upgrade := fmt.Sprintf("GET %sread HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", basePath, upgradeTo)
+	upgrade := fmt.Sprintf("GET %sread HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n",
+		basePath, upgradeTo)
 	for name, send := range map[string]string{
 		"nonsense":       upgrade + string(noise[:100]),
 		"no length":      upgrade + "\x00\x00\x00\x00",
@@ -456,15 +476,20 @@ func TestLeaving(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, _ = fmt.Fprintf(c, "GET %sread HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", basePath, upgradeTo)
+	_, _ = fmt.Fprintf(c, "GET %sread HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n",
+		basePath, upgradeTo)
 	_, _ = c.Write(appendRequest(nil, Request{Dataset: dataset, Version: version}, want(100, 1)))
 	until(t, "it is served", func() bool { return b.server.Stats().InFlight == 1 })
 	if st := b.server.Stats(); st.Memory != 0 || st.Connections != 1 {
 		t.Errorf("%+v", st)
 	}
 	_ = c.Close()
-	until(t, "the server notices", func() bool { st := b.server.Stats(); return st.InFlight == 0 && st.Memory == 0 && st.Connections == 0 })
-	go b.client.Read(t.Context(), b.node, Request{Dataset: dataset, Version: version}, want(100, 1)) // until the bed closes the server
+	until(t, "the server notices", func() bool {
+		st := b.server.Stats()
+		return st.InFlight == 0 && st.Memory == 0 && st.Connections == 0
+	})
+	// until the bed closes the server
+	go b.client.Read(t.Context(), b.node, Request{Dataset: dataset, Version: version}, want(100, 1))
 	until(t, "it is served", func() bool { return b.server.Stats().InFlight == 1 })
 }
 

@@ -108,7 +108,8 @@ func (n *clusterNode) node() Node {
 
 func (n *clusterNode) Asks(file, x int) bool { return n.all[(*n.owner.Load())(file, x)] != n }
 
-func (n *clusterNode) Read(ctx context.Context, wants []cache.Want, held bool, check func(context.Context, cache.Want) error) (rest []cache.Want) {
+func (n *clusterNode) Read(ctx context.Context, wants []cache.Want, held bool,
+	check func(context.Context, cache.Want) error) (rest []cache.Want) {
 	if held { // nothing has moved
 		return wants
 	}
@@ -147,13 +148,15 @@ func (n *clusterNode) Read(ctx context.Context, wants []cache.Want, held bool, c
 }
 
 // newNodes starts nodes that agree on who owns what.
-func newNodes(t testing.TB, client func(ClientConfig) *Client, n int, memory int64, store objstore.Reader, m *catalog.Manifest) []*clusterNode {
+func newNodes(t testing.TB, client func(ClientConfig) *Client, n int, memory int64, store objstore.Reader,
+	m *catalog.Manifest) []*clusterNode {
 	nodes := make([]*clusterNode, n)
 	owner := func(file, x int) int { return (file + x) % n }
 	for i := range nodes {
 		log := &synced.Buffer{}
 		c := cache.New(cache.Options{Memory: memory, Logger: quiet(log)})
-		nodes[i] = &clusterNode{m: m, c: c, id: fmt.Sprintf("node-%d", i), all: nodes, log: log, client: client(ClientConfig{Log: quiet(log)})}
+		nodes[i] = &clusterNode{m: m, c: c, id: fmt.Sprintf("node-%d", i), all: nodes, log: log,
+			client: client(ClientConfig{Log: quiet(log)})}
 		nodes[i].owner.Store(&owner)
 		nodes[i].Volume = c.NewVolume(cache.VolumeOptions{Manifest: m, Store: store, Peers: nodes[i]})
 		nodes[i].start(t)
@@ -247,8 +250,8 @@ func (h halver) Decode(dst, coded []byte) ([]byte, error) {
 
 func (h halver) Form(coded []byte) [8]byte { return [8]byte(coded) }
 
-// What a node keeps recoded goes to others as it is, if they know the form, and is kept so there; they read the same bytes
-// by every door. Who knows another form gets the files.
+// What a node keeps recoded goes to others as it is, if they know the form, and is kept so there; they read the same
+// bytes by every door. Who knows another form gets the files.
 func TestNodesExchangeCoded(t *testing.T) {
 	mem := memstore.New()
 	var objects []objstore.Object
@@ -311,7 +314,8 @@ func TestNodesExchangeCoded(t *testing.T) {
 	}
 	for i := range nodes {
 		log := &synced.Buffer{}
-		nodes[i] = &clusterNode{m: m, id: fmt.Sprintf("node-%d", i), all: nodes, log: log, client: newPatient(ClientConfig{Log: quiet(log)}), form: forms[i]}
+		nodes[i] = &clusterNode{m: m, id: fmt.Sprintf("node-%d", i), all: nodes, log: log,
+			client: newPatient(ClientConfig{Log: quiet(log)}), form: forms[i]}
 		nodes[i].owner.Store(&first)
 		dirs[i] = t.TempDir()
 		open(i)
@@ -331,7 +335,8 @@ func TestNodesExchangeCoded(t *testing.T) {
 		t.Errorf("%d came coded", n)
 	}
 	read(1)
-	if s := nodes[1].Stats(); s.Coded != len(content) || s.PeerBytes >= int64(total)*6/10 || nodes[1].client.Stats()[0].Bytes != s.PeerBytes {
+	if s := nodes[1].Stats(); s.Coded != len(content) || s.PeerBytes >= int64(total)*6/10 ||
+		nodes[1].client.Stats()[0].Bytes != s.PeerBytes {
 		t.Errorf("%d bytes of files, %+v, %+v", total, s, nodes[1].client.Stats())
 	}
 	if n := nodes[0].Stats().Restored; n != restored {

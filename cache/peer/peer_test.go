@@ -47,7 +47,8 @@ type shelf struct {
 	fetches time.Duration // how long a fetch takes
 	err     error         // what fetches end in
 	gate    chan struct{} // fetches wait for it
-	coded   map[int]int   // length of the coded form of some files: the bytes of noise from 500 times the file's number on
+	// length of the coded form of some files: the bytes of noise from 500 times the file's number on
+	coded map[int]int
 
 	opens  chan struct{} // until this is closed the dataset is being opened; nil: it is open
 	looked chan bool     // gets one when somebody looks whether it is
@@ -236,7 +237,8 @@ func TestTerms(t *testing.T) {
 	for _, below := range []uint64{0, 1 << 32, 0x3fefffff << 32, math.MaxUint64} {
 		b.below.Store(below)
 		for _, file := range []int{1, 2, 5000} {
-			got := b.client.Read(t.Context(), b.node, Request{Dataset: dataset, Version: version, Held: true}, want(9, file))
+			got := b.client.Read(t.Context(), b.node, Request{Dataset: dataset, Version: version, Held: true},
+				want(9, file))
 			if got == nil || got.Below != below || got.Gives != (below > 0) {
 				t.Errorf("file %d: %+v, want %x", file, got, below)
 			}
@@ -297,7 +299,8 @@ func TestRead(t *testing.T) {
 	if n := b.read(t, want(extentSize, 1, 2, 3, 4, 5, 6, 7)); n != 7 {
 		t.Errorf("%d of 7 extents: %+v %+v", n, b.stats(), b.server.Stats())
 	}
-	if s := b.stats(); s.Errors+s.Late+s.Damaged+s.Passed != 0 || s.Hits != s.Asked || s.State != "on" || b.server.Stats().Connections != 1 {
+	if s := b.stats(); s.Errors+s.Late+s.Damaged+s.Passed != 0 || s.Hits != s.Asked || s.State != "on" ||
+		b.server.Stats().Connections != 1 {
 		t.Errorf("%+v %+v", s, b.server.Stats())
 	}
 }

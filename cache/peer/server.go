@@ -39,7 +39,8 @@ type Volume interface {
 	// Check reports whether the version's file has that path and ETag. The number may be of no file.
 	Check(file int, path [16]byte, etag string) bool
 	Gather(files []int, due time.Time)
-	Serve(ctx context.Context, file int, off int64, n int, due time.Time, held bool) (data []byte, release func(), err error)
+	Serve(ctx context.Context, file int, off int64, n int, due time.Time,
+		held bool) (data []byte, release func(), err error)
 	ServeCoded(ctx context.Context, file int, off int64, n int, form [8]byte) (data []byte, release func(), ok bool)
 }
 
@@ -103,13 +104,15 @@ func NewServer(cfg ServerConfig) *Server {
 	if cfg.Info == nil {
 		s.cfg.Info = func() any { return nil }
 	}
-	s.http = &http.Server{Handler: s.mux, ReadHeaderTimeout: sendDeadline, IdleTimeout: time.Minute, MaxHeaderBytes: 8 << 10, ErrorLog: slog.NewLogLogger(s.cfg.Log.Handler(), slog.LevelDebug)}
+	s.http = &http.Server{Handler: s.mux, ReadHeaderTimeout: sendDeadline, IdleTimeout: time.Minute,
+		MaxHeaderBytes: 8 << 10, ErrorLog: slog.NewLogLogger(s.cfg.Log.Handler(), slog.LevelDebug)}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.mux.HandleFunc("GET "+basePath+"read", s.upgrade)
 	s.mux.HandleFunc("GET "+basePath+"manifest/{name}", s.file)
 	s.mux.HandleFunc("GET "+basePath+"node", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(map[string]any{"id": cfg.Self, "protocol": Protocol, "version": cfg.Version, "datasets": s.cfg.Info()})
+		_ = json.NewEncoder(w).Encode(map[string]any{"id": cfg.Self, "protocol": Protocol, "version": cfg.Version,
+			"datasets": s.cfg.Info()})
 	})
 	return s
 }
@@ -123,7 +126,8 @@ func (s *Server) Stats() ServerStats {
 	n := len(s.conns)
 	s.mu.Unlock()
 	return ServerStats{
-		Requests: s.count.requests.Load(), Pieces: s.count.pieces.Load(), Bytes: s.count.bytes.Load(), Busy: s.count.refused.Load(),
+		Requests: s.count.requests.Load(), Pieces: s.count.pieces.Load(), Bytes: s.count.bytes.Load(),
+		Busy:     s.count.refused.Load(),
 		InFlight: s.busy.Load(), Memory: s.memory.Load(), Connections: n,
 	}
 }
@@ -197,12 +201,14 @@ func (s *Server) upgrade(w http.ResponseWriter, r *http.Request) {
 		c.out = bufio.NewWriterSize(conn, 16<<10) // a record of TLS
 	}
 	_ = conn.SetDeadline(time.Now().Add(sendDeadline))
-	_, err = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+upgradeTo+"\r\n"+nodeHeader+": "+s.cfg.Self+"\r\n\r\n")
+	_, err = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+upgradeTo+
+		"\r\n"+nodeHeader+": "+s.cfg.Self+"\r\n\r\n")
 	for err == nil {
 		err = c.answer()
 	}
 	if errors.Is(err, errProtocol) {
-		s.cfg.Log.Debug("a peer's request makes no sense: its connection is closed", "peer", conn.RemoteAddr().String(), "cause", err)
+		s.cfg.Log.Debug("a peer's request makes no sense: its connection is closed", "peer", conn.RemoteAddr().String(),
+			"cause", err)
 	}
 }
 
@@ -357,8 +363,8 @@ func (c *serverConn) serve(r Request, free bool) error {
 	return c.flush()
 }
 
-// volume returns the version that is asked for. If the dataset is being opened it waits, since nodes that start together would
-// otherwise read from the store what this one is about to keep.
+// volume returns the version that is asked for. If the dataset is being opened it waits, since nodes that start
+// together would otherwise read from the store what this one is about to keep.
 func (c *serverConn) volume(r Request, due time.Time) (v Volume, done func(), ok bool, err error) {
 	for waits := 0; ; waits++ {
 		opened := c.s.cfg.Serving.Opening(r.Dataset)
@@ -389,8 +395,10 @@ func here(ctx context.Context, v Volume, r Request, p asked, due time.Time) (dat
 // pressEvery is how often a piece is looked for again for which the cache has no memory.
 const pressEvery = 10 * time.Millisecond
 
-// find lends a piece, for which it has then claimed memory. wait: it may have to be fetched, or wait for memory, until ctx ends.
-func (c *serverConn) find(ctx context.Context, v Volume, r Request, i int, due time.Time, wait bool) (data []byte, release func(), err error) {
+// find lends a piece, for which it has then claimed memory. wait: it may have to be fetched, or wait for memory, until
+// ctx ends.
+func (c *serverConn) find(ctx context.Context, v Volume, r Request, i int, due time.Time,
+	wait bool) (data []byte, release func(), err error) {
 	p := c.pieces[i]
 	for {
 		if !c.s.budget.TryAcquire(int64(p.n)) && (!wait || c.s.budget.Acquire(ctx, int64(p.n)) != nil) {
@@ -426,7 +434,8 @@ func (c *serverConn) fetch(v Volume, r Request, i int, due time.Time) error {
 		}
 		ctx, cancel := context.WithTimeout(c.s.ctx, waitEvery)
 		data, release, err = c.find(ctx, v, r, i, due, true)
-		again = waits < mostWaits && (ctx.Err() != nil && errors.Is(err, context.DeadlineExceeded) || errors.Is(err, cache.ErrMemory) && time.Since(start) < limit)
+		again = waits < mostWaits && (ctx.Err() != nil && errors.Is(err, context.DeadlineExceeded) ||
+			errors.Is(err, cache.ErrMemory) && time.Since(start) < limit)
 		cancel()
 		if again {
 			moved := 0

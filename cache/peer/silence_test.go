@@ -23,8 +23,8 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/synced"
 )
 
-// stage is a real server and a real client over pipes, in a bubble whose time is not the machine's. The server's process can be
-// frozen: its connections are then made, and carry nothing.
+// stage is a real server and a real client over pipes, in a bubble whose time is not the machine's. The server's
+// process can be frozen: its connections are then made, and carry nothing.
 type stage struct {
 	client *Client
 	server *Server
@@ -46,7 +46,8 @@ type stage struct {
 var errRefused = errors.New("connection refused")
 
 func newStage() *stage {
-	s := &stage{shelf: newShelf(1, 2, 3), conns: make(chan net.Conn), quit: make(chan struct{}), ended: make(chan error, 1), thawed: make(chan struct{})}
+	s := &stage{shelf: newShelf(1, 2, 3), conns: make(chan net.Conn), quit: make(chan struct{}),
+		ended: make(chan error, 1), thawed: make(chan struct{})}
 	close(s.thawed)
 	s.server = NewServer(ServerConfig{Self: "node-b", Serving: s.shelf, Memory: 32 << 20, Log: quiet(&synced.Buffer{})})
 	go func() { s.ended <- s.server.Listen(s) }()
@@ -188,13 +189,19 @@ func TestSilence(t *testing.T) {
 	}{
 		{name: "none", readers: 4, slowest: time.Millisecond},
 		{name: "short", readers: 4, pause: 900 * time.Millisecond, slowest: 910 * time.Millisecond},
-		{name: "a second and a third", readers: 4, pause: 1300 * time.Millisecond, most: 4, least: 4, slowest: silence + 2*tick},
+		{name: "a second and a third", readers: 4, pause: 1300 * time.Millisecond, most: 4, least: 4,
+			slowest: silence + 2*tick},
 		{name: "two of ping", readers: 4, pause: 1900 * time.Millisecond, most: 4, least: 4, slowest: silence + 2*tick},
-		{name: "more readers than places", readers: 3 * peerPlaces, pause: 1300 * time.Millisecond, most: 3 * peerPlaces, least: peerPlaces, slowest: patience + tick},
-		{name: "prefetches", readers: 4, prefetch: true, pause: 1300 * time.Millisecond, most: 3, slowest: 1310 * time.Millisecond},
-		{name: "prefetches for long", readers: 4, prefetch: true, pause: 2900 * time.Millisecond, most: 900, least: 100, slowest: 2*silence + 2*tick, away: true},
-		{name: "long", readers: 4, pause: 3500 * time.Millisecond, most: 900, least: 400, slowest: silence + 2*tick, away: true},
-		{name: "for good", readers: 4, pause: 7900 * time.Millisecond, most: 3000, least: 2000, slowest: silence + 2*tick, away: true},
+		{name: "more readers than places", readers: 3 * peerPlaces, pause: 1300 * time.Millisecond,
+			most: 3 * peerPlaces, least: peerPlaces, slowest: patience + tick},
+		{name: "prefetches", readers: 4, prefetch: true, pause: 1300 * time.Millisecond, most: 3,
+			slowest: 1310 * time.Millisecond},
+		{name: "prefetches for long", readers: 4, prefetch: true, pause: 2900 * time.Millisecond, most: 900, least: 100,
+			slowest: 2*silence + 2*tick, away: true},
+		{name: "long", readers: 4, pause: 3500 * time.Millisecond, most: 900, least: 400, slowest: silence + 2*tick,
+			away: true},
+		{name: "for good", readers: 4, pause: 7900 * time.Millisecond, most: 3000, least: 2000,
+			slowest: silence + 2*tick, away: true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -211,8 +218,10 @@ func TestSilence(t *testing.T) {
 					time.AfterFunc(tt.pause, func() { away.Store(s.away()); s.thaw() })
 				}
 				s.readers(ctx, t, tt.readers, 8*time.Second, 10*time.Millisecond)
-				if n := s.missed.Load(); n > tt.most || n < tt.least || time.Duration(s.slowest.Load()) > tt.slowest || away.Load() != tt.away {
-					t.Errorf("%d of %d reads went to the store, the slowest took %v; away: %v; %+v", n, s.asked.Load(), time.Duration(s.slowest.Load()), away.Load(), s.client.Stats())
+				if n := s.missed.Load(); n > tt.most || n < tt.least || time.Duration(s.slowest.Load()) > tt.slowest ||
+					away.Load() != tt.away {
+					t.Errorf("%d of %d reads went to the store, the slowest took %v; away: %v; %+v", n, s.asked.Load(),
+						time.Duration(s.slowest.Load()), away.Load(), s.client.Stats())
 				}
 			})
 		})
@@ -239,7 +248,8 @@ func TestSilentConnection(t *testing.T) {
 	})
 }
 
-// A reader waits for an owner as long as the owner's store brings bytes, also if its own come late; and little if it brings none.
+// A reader waits for an owner as long as the owner's store brings bytes, also if its own come late; and little if it
+// brings none.
 func TestSlowLine(t *testing.T) {
 	for _, tt := range []struct {
 		brings  bool
@@ -258,7 +268,8 @@ func TestSlowLine(t *testing.T) {
 			s.shelf.gate = make(chan struct{})
 			time.AfterFunc(tt.fetches, func() { close(s.shelf.gate) })
 			start, pieces := time.Now(), want(1000, 4)
-			s.client.Read(t.Context(), Node{ID: "node-b", Address: "node-b:1"}, Request{Dataset: dataset, Version: version}, pieces)
+			s.client.Read(t.Context(), Node{ID: "node-b", Address: "node-b:1"},
+				Request{Dataset: dataset, Version: version}, pieces)
 			if took := time.Since(start); filled(t, pieces) != tt.filled || took > tt.took {
 				t.Errorf("%+v: %d filled after %v, %+v", tt, filled(t, pieces), took, s.client.Stats())
 			}
@@ -272,8 +283,10 @@ func TestPingTime(t *testing.T) {
 	for _, tt := range []struct {
 		answers, late, want time.Duration
 	}{
-		{0, 0, time.Second}, {time.Millisecond, 0, time.Second}, {500 * time.Millisecond, 0, 2 * time.Second}, {10 * time.Second, 0, fetching},
-		{0, tick, 2 * time.Second}, {0, tick / 2, 1500 * time.Millisecond}, {0, time.Minute, 4 * time.Second}, {10 * time.Second, time.Minute, 4 * fetching},
+		{0, 0, time.Second}, {time.Millisecond, 0, time.Second}, {500 * time.Millisecond, 0, 2 * time.Second},
+		{10 * time.Second, 0, fetching},
+		{0, tick, 2 * time.Second}, {0, tick / 2, 1500 * time.Millisecond}, {0, time.Minute, 4 * time.Second},
+		{10 * time.Second, time.Minute, 4 * fetching},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newStage()
@@ -289,14 +302,15 @@ func TestPingTime(t *testing.T) {
 			start := time.Now()
 			err := r.ping()
 			if got := time.Since(start); !isSilence(err) || got < tt.want || got > tt.want+tt.want/20 {
-				t.Errorf("answers of %v, timers late by %v: a ping took %v, want %v: %v", tt.answers, tt.late, got, tt.want, err)
+				t.Errorf("answers of %v, timers late by %v: a ping took %v, want %v: %v", tt.answers, tt.late, got,
+					tt.want, err)
 			}
 		})
 	}
 }
 
-// Whatever a peer does: a read ends soon; pauses that are shorter than a silence and a ping do not make it away, longer ones do;
-// and it is asked again when it has answered for long enough.
+// Whatever a peer does: a read ends soon; pauses that are shorter than a silence and a ping do not make it away, longer
+// ones do; and it is asked again when it has answered for long enough.
 func TestSilenceModel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rapid.Check(struct{ *testing.T }{t}, func(rt *rapid.T) {
@@ -355,7 +369,8 @@ func asker(address string) {
 	var asked, missed int
 	for end := time.Now().Add(6 * time.Second); time.Now().Before(end); asked++ {
 		pieces := want(60<<10, 7) // it takes a while
-		c.Read(context.Background(), Node{ID: "node-b", Address: address}, Request{Dataset: dataset, Version: version}, pieces)
+		c.Read(context.Background(), Node{ID: "node-b", Address: address},
+			Request{Dataset: dataset, Version: version}, pieces)
 		if !pieces[0].Filled {
 			missed++
 		}
@@ -407,7 +422,8 @@ func TestFrozenAsker(t *testing.T) {
 		}
 	}
 	<-p.Done()
-	if lines := strings.Split(strings.TrimSpace(out.String()), "\n"); !slices.Contains(lines, "asked true missed 0 on") {
+	if lines := strings.Split(strings.TrimSpace(out.String()), "\n"); !slices.Contains(lines,
+		"asked true missed 0 on") {
 		t.Errorf("%q", lines)
 	}
 }

@@ -9,15 +9,16 @@ import (
 )
 
 // TLS returns a configuration for both ends of the nodes' connections: each end has the certificate of its node, and
-// takes the other's if one of the authorities in ca signed it. All files are PEM, and read again at each new connection,
-// so that a renewed certificate is in force at once.
+// takes the other's if one of the authorities in ca signed it. All files are PEM, and read again at each new
+// connection, so that a renewed certificate is in force at once.
 //
 // No name is checked. A node's address is what etcd says, often an IP address that no certificate has. And a name would
 // prove nothing: whoever has a certificate of the cluster's authority may register at any address, and read everything.
 // So that authority must be the cluster's own.
 func TLS(cert, key, ca string) (*tls.Config, error) {
 	if cert == "" || key == "" || ca == "" {
-		return nil, errors.New("nodes need a certificate, its key and the cluster's authority: pass --cluster-cert, --cluster-key and --cluster-ca")
+		return nil, errors.New("nodes need a certificate, its key and the cluster's authority: pass --cluster-cert, " +
+			"--cluster-key and --cluster-ca")
 	}
 	pair := func() (*tls.Certificate, error) {
 		c, err := tls.LoadX509KeyPair(cert, key)
@@ -65,7 +66,8 @@ func TLS(cert, key, ca string) (*tls.Config, error) {
 				between.AddCert(c)
 			}
 			_, err = s.PeerCertificates[0].Verify(x509.VerifyOptions{
-				Roots: roots, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+				Roots: roots, Intermediates: between,
+				KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 			})
 			return err
 		},

@@ -20,7 +20,8 @@ import (
 func newBedTLS(t testing.TB, s *shelf, server, client *tls.Config) *bed {
 	t.Helper()
 	b := &bed{shelf: s, log: &synced.Buffer{}}
-	b.server = NewServer(ServerConfig{Self: "node-b", Version: "v0", Serving: s, Memory: 32 << 20, TLS: server, Log: quiet(b.log)})
+	b.server = NewServer(ServerConfig{Self: "node-b", Version: "v0", Serving: s, Memory: 32 << 20, TLS: server,
+		Log: quiet(b.log)})
 	l := listen(t)
 	done := make(chan error, 1)
 	go func() { done <- b.server.Listen(l) }()
@@ -32,7 +33,8 @@ func newBedTLS(t testing.TB, s *shelf, server, client *tls.Config) *bed {
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
-		if st := b.server.Stats(); st.InFlight != 0 || st.Memory != 0 || st.Connections != 0 || s.lent.Load() != 0 || s.open.Load() != 0 || s.early.Load() != 0 {
+		if st := b.server.Stats(); st.InFlight != 0 || st.Memory != 0 || st.Connections != 0 || s.lent.Load() != 0 ||
+			s.open.Load() != 0 || s.early.Load() != 0 {
 			t.Errorf("left: %+v, %d lent, %d open, %d early", st, s.lent.Load(), s.open.Load(), s.early.Load())
 		}
 	})
@@ -55,7 +57,9 @@ func TestTLS(t *testing.T) {
 	}
 	good := node(ours, ours, time.Hour)
 	none := good.Clone()
-	none.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return new(tls.Certificate), nil }
+	none.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		return new(tls.Certificate), nil
+	}
 	for name, tt := range map[string]struct {
 		server, client *tls.Config
 		ok             bool
@@ -83,7 +87,9 @@ func TestTLS(t *testing.T) {
 			if (err == nil) != tt.ok {
 				t.Errorf("a manifest: %v", err)
 			}
-			if plain := tt.server == nil || tt.client == nil; plain != strings.Contains(b.stats().Cause, "--cluster-cert") || plain != (err != nil && strings.Contains(err.Error(), "--cluster-cert")) {
+			if plain := tt.server == nil ||
+				tt.client == nil; plain != strings.Contains(b.stats().Cause, "--cluster-cert") ||
+				plain != (err != nil && strings.Contains(err.Error(), "--cluster-cert")) {
 				t.Errorf("what is wrong is said as %q and %v", b.stats().Cause, err)
 			}
 			if err == nil {
@@ -138,7 +144,8 @@ func TestTLSFiles(t *testing.T) {
 	a := certtest.New(t, "a")
 	cert, key := a.Issue(t, "node", time.Hour)
 	_, otherKey := a.Issue(t, "node", time.Hour)
-	for _, f := range [][3]string{{"", key, a.File}, {cert, "", a.File}, {cert, key, ""}, {cert, otherKey, a.File}, {cert, key, key}, {cert, key, "/none"}} {
+	for _, f := range [][3]string{{"", key, a.File}, {cert, "", a.File}, {cert, key, ""}, {cert, otherKey, a.File},
+		{cert, key, key}, {cert, key, "/none"}} {
 		if _, err := TLS(f[0], f[1], f[2]); err == nil {
 			t.Errorf("%q", f)
 		}

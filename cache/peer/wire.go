@@ -2,39 +2,45 @@
 //
 // # Rules
 //
-//   - A connection is HTTP/1.1 until both ends have agreed on the protocol: GET /shoal/peer/v1/read with an Upgrade. From
-//     then on it carries one request at a time: a list of pieces of one dataset version. The answer has one frame a piece,
-//     in any order: its bytes with a CRC32C a granule (64 KiB), or why there are none. Besides it has wait frames, every
-//     [waitEvery], while the owner fetches, or opens the dataset: a slow store is no slow peer. They say whether the store has
-//     brought the owner anything since the last one. With each answer an owner
-//     sends its [Terms], if it has the version open. So who asks knows what to ask that owner for, and nobody else has to.
-//   - A request may say which coded form the asker can decode ([cache.Codec]). Then all its pieces are whole files, and one
-//     that the owner keeps in that form comes so, shorter than the piece.
-//   - The asker checks piece, length and checksums. Whatever is wrong, the store is asked: a reader gets the right bytes, or
-//     the store's error. When [Client.Read] has returned, nothing is written to a piece any more.
-//   - A read that hears nothing for [silence] (connecting, or between two bytes) goes to the store if somebody waits for it. Any
-//     such read has the peer pinged, once at a time: a connection of its own, up to the answer to its upgrade. Until the ping
-//     has ended the peer is asked as before. If the ping fails, too, the peer is away, and who waits for it goes to the store.
-//   - A ping may take [silence], or four times what nine of ten answers take if that is longer, at most [fetching]; and up to four
-//     times that when timers of this process ring late. What a timer is late is no silence of the peer's, and a ping whose
-//     timer was late is sent again.
-//   - A peer that is away is not asked for a second, then one request tries, and each further failure doubles the pause, up to
-//     a minute ([objstore.Circuit]). One that refuses connections, breaks the protocol or sends a wrong checksum is away at once.
-//   - A read that somebody waits for gives a peer up after [patience], or [fetching] if the peer says that it fetches, which begins anew
-//     whenever the peer says that its store brings bytes, up to [longest]: asking the store too would only take bytes from its line, which
-//     then brings everybody's later. That holds even if it was a prefetch when it began; others are
-//     given up after [longest], or three silences. If that happens [mostLate] times without an answer between, answers to pings apart,
-//     the peer is away.
+//   - A connection is HTTP/1.1 until both ends have agreed on the protocol: GET /shoal/peer/v1/read with an Upgrade.
+//     From then on it carries one request at a time: a list of pieces of one dataset version. The answer has one frame
+//     a piece, in any order: its bytes with a CRC32C a granule (64 KiB), or why there are none. Besides it has wait
+//     frames, every [waitEvery], while the owner fetches, or opens the dataset: a slow store is no slow peer. They say
+//     whether the store has brought the owner anything since the last one. With each answer an owner sends its [Terms],
+//     if it has the version open. So who asks knows what to ask that owner for, and nobody else has to.
+//   - A request may say which coded form the asker can decode ([cache.Codec]). Then all its pieces are whole files, and
+//     one that the owner keeps in that form comes so, shorter than the piece.
+//   - The asker checks piece, length and checksums. Whatever is wrong, the store is asked: a reader gets the right
+//     bytes, or the store's error. When [Client.Read] has returned, nothing is written to a piece any more.
+//   - A read that hears nothing for [silence] (connecting, or between two bytes) goes to the store if somebody waits
+//     for it. Any such read has the peer pinged, once at a time: a connection of its own, up to the answer to its
+//     upgrade. Until the ping has ended the peer is asked as before. If the ping fails, too, the peer is away, and who
+//     waits for it goes to the store.
+//   - A ping may take [silence], or four times what nine of ten answers take if that is longer, at most [fetching]; and
+//     up to four times that when timers of this process ring late. What a timer is late is no silence of the peer's,
+//     and a ping whose timer was late is sent again.
+//   - A peer that is away is not asked for a second, then one request tries, and each further failure doubles the
+//     pause, up to a minute ([objstore.Circuit]). One that refuses connections, breaks the protocol or sends a wrong
+//     checksum is away at once.
+//   - A read that somebody waits for gives a peer up after [patience], or [fetching] if the peer says that it fetches,
+//     which begins anew whenever the peer says that its store brings bytes, up to [longest]: asking the store too would
+//     only take bytes from its line, which then brings everybody's later. That holds even if it was a prefetch when it
+//     began; others are given up after [longest], or three silences. If that happens [mostLate] times without an answer
+//     between, answers to pings apart, the peer is away.
 //   - A request is tried once; again only if a connection that had been idle was closed. At most
-//     [peerPlaces] are under way to one peer, and [allPlaces] to all, and as many prefetches. Who gets no place in time asks the store.
-//   - A client makes a connection when a request needs one, and of all peers together keeps two a place idle, one a peer at least.
-//     A server that has too many closes the one that has been idle longest. If all are busy it says so, which is no failure.
-//   - The server answers at most [serverPlaces] requests at once, and says no at once to the rest. What it serves it has,
-//     or gets from the store, or from a peer that owned it before and holds it: no peer fetches for another's request.
-//   - The pieces that it is about to send have a bounded amount of memory. If there is none, or none in the cache, the request
-//     waits until the asker's reader needs the piece, at least for [fetching], which begins anew whenever its store brings bytes: a
-//     refusal would cost a fetch from the store. It holds no memory meanwhile, and sends wait frames. So nodes that are short of
-//     memory and ask each other go on at the latest then, and usually as soon as a piece was sent.
+//     [peerPlaces] are under way to one peer, and [allPlaces] to all, and as many prefetches. Who gets no place in time
+//     asks the store.
+//   - A client makes a connection when a request needs one, and of all peers together keeps two a place idle, one a
+//     peer at least. A server that has too many closes the one that has been idle longest. If all are busy it says so,
+//     which is no failure.
+//   - The server answers at most [serverPlaces] requests at once, and says no at once to the rest. What it serves it
+//     has, or gets from the store, or from a peer that owned it before and holds it: no peer fetches for another's
+//     request.
+//   - The pieces that it is about to send have a bounded amount of memory. If there is none, or none in the cache, the
+//     request waits until the asker's reader needs the piece, at least for [fetching], which begins anew whenever its
+//     store brings bytes: a refusal would cost a fetch from the store. It holds no memory meanwhile, and sends wait
+//     frames. So nodes that are short of memory and ask each other go on at the latest then, and usually as soon as a
+//     piece was sent.
 //   - Nodes trust each other by certificates of one authority, which is the cluster's own ([TLS]).
 package peer
 
@@ -136,9 +142,9 @@ type asked struct {
 
 var errProtocol = errors.New("not the protocol")
 
-// A request: its length without this field (4), flags (1: held; 2), how many pieces (2), due in ms (4), the request's number
-// (4), dataset (16), version (32), form (8); and of each piece the file (4), the path's hash (16), the offset (8), the length (4), the ETag's length (1)
-// and the ETag. All numbers are little-endian.
+// A request: its length without this field (4), flags (1: held; 2), how many pieces (2), due in ms (4), the request's
+// number (4), dataset (16), version (32), form (8); and of each piece the file (4), the path's hash (16), the offset
+// (8), the length (4), the ETag's length (1) and the ETag. All numbers are little-endian.
 
 func appendRequest(b []byte, r Request, pieces []Piece) []byte {
 	at := len(b)
@@ -184,7 +190,8 @@ func parseRequest(b []byte, list []asked) (r Request, pieces []asked, err error)
 		return r, nil, fmt.Errorf("%w: flags %d, %d pieces", errProtocol, flags, count)
 	}
 	r.Held, r.due = flags == 1, min(time.Duration(binary.LittleEndian.Uint32(b[4:]))*time.Millisecond, longest)
-	r.number, r.Dataset, r.Version, r.Form = binary.LittleEndian.Uint32(b[8:]), [16]byte(b[12:]), [32]byte(b[28:]), [8]byte(b[60:])
+	r.number, r.Dataset, r.Version, r.Form = binary.LittleEndian.Uint32(b[8:]), [16]byte(b[12:]), [32]byte(b[28:]),
+		[8]byte(b[60:])
 	b = b[headSize:]
 	total := 0
 	for range count {
@@ -197,7 +204,8 @@ func parseRequest(b []byte, list []asked) (r Request, pieces []asked, err error)
 			return r, nil, fmt.Errorf("%w: %d bytes at %d", errProtocol, n, off)
 		}
 		list = append(list, asked{
-			file: int(binary.LittleEndian.Uint32(b)), path: [16]byte(b[4:]), off: int64(off), n: int(n), etag: string(b[pieceSize:end]),
+			file: int(binary.LittleEndian.Uint32(b)), path: [16]byte(b[4:]), off: int64(off), n: int(n),
+			etag: string(b[pieceSize:end]),
 		})
 		b = b[end:]
 	}
@@ -209,8 +217,9 @@ func parseRequest(b []byte, list []asked) (r Request, pieces []asked, err error)
 
 // The kinds of frames.
 const (
-	frameWait = 1 + iota // nothing yet; the length is 1 if the store has brought bytes since the last one, of this piece or others
-	frameData            // followed by the checksums (4 each), and the bytes
+	// nothing yet; the length is 1 if the store has brought bytes since the last one, of this piece or others
+	frameWait = 1 + iota
+	frameData // followed by the checksums (4 each), and the bytes
 	frameNo
 	frameCoded // as frameData, of a coded form
 	frameTerms // the length is the upper half of Terms.Below, the piece's number 1 if it gives
@@ -246,7 +255,8 @@ func appendFrame(b []byte, f frame) []byte {
 
 // parseFrame reads the first frameSize bytes of a frame of an answer to a request of pieces.
 func parseFrame(b []byte, r Request, pieces []Piece) (frame, error) {
-	f := frame{b[0], Reason(b[1]), int(binary.LittleEndian.Uint16(b[2:])), int(binary.LittleEndian.Uint32(b[4:])), binary.LittleEndian.Uint32(b[8:])}
+	f := frame{b[0], Reason(b[1]), int(binary.LittleEndian.Uint16(b[2:])), int(binary.LittleEndian.Uint32(b[4:])),
+		binary.LittleEndian.Uint32(b[8:])}
 	ok := false
 	switch f.kind {
 	case frameWait:

@@ -10,10 +10,13 @@ import (
 
 // Nodes of one protocol understand each other, whatever their version: this never changes.
 func TestWireFormat(t *testing.T) {
-	r := Request{Dataset: [16]byte{1, 15: 2}, Version: [32]byte{3, 31: 4}, Held: true, Form: [8]byte{7, 7: 8}, number: 0x01020304, due: 1500 * time.Millisecond}
-	b := appendRequest(nil, r, []Piece{{File: 7, Path: [16]byte{5, 15: 6}, ETag: "ab", Off: 1 << 33, P: make([]byte, 65537)}})
+	r := Request{Dataset: [16]byte{1, 15: 2}, Version: [32]byte{3, 31: 4}, Held: true, Form: [8]byte{7, 7: 8},
+		number: 0x01020304, due: 1500 * time.Millisecond}
+	b := appendRequest(nil, r,
+		[]Piece{{File: 7, Path: [16]byte{5, 15: 6}, ETag: "ab", Off: 1 << 33, P: make([]byte, 65537)}})
 	const wantRequest = "67000000" + "0100" + "0100" + "dc050000" + "04030201" +
-		"01000000000000000000000000000002" + "0300000000000000000000000000000000000000000000000000000000000004" + "0700000000000008" +
+		"01000000000000000000000000000002" + "0300000000000000000000000000000000000000000000000000000000000004" +
+		"0700000000000008" +
 		"07000000" + "05000000000000000000000000000006" + "0000000002000000" + "01000100" + "02" + "6162"
 	if got := hex.EncodeToString(b); got != wantRequest {
 		t.Errorf("request\n%s\n%s", got, wantRequest)
@@ -26,7 +29,8 @@ func TestWireFormat(t *testing.T) {
 	if !checkSums(f[frameSize:], make([]byte, 65537)) {
 		t.Error("checksums")
 	}
-	for reason, name := range map[Reason]string{1: "busy", 2: "version", 3: "etag", 4: "memory", 5: "error", 6: "not_held", 7: "reason 7"} {
+	for reason, name := range map[Reason]string{
+		1: "busy", 2: "version", 3: "etag", 4: "memory", 5: "error", 6: "not_held", 7: "reason 7"} {
 		if reason.String() != name {
 			t.Errorf("%d is %s", reason, reason)
 		}
@@ -64,7 +68,9 @@ func FuzzParseRequest(f *testing.F) {
 
 func FuzzParseFrame(f *testing.F) {
 	pieces := want(100, 1, 2, 3)
-	for _, x := range []frame{{kind: frameWait, request: 3}, {kind: frameData, piece: 2, n: 100, request: 3}, {kind: frameNo, reason: NotHeld, piece: 1, request: 3}, {kind: frameCoded, piece: 1, n: 99, request: 3}, {kind: frameTerms, n: 1 << 31, request: 3}} {
+	for _, x := range []frame{{kind: frameWait, request: 3}, {kind: frameData, piece: 2, n: 100, request: 3},
+		{kind: frameNo, reason: NotHeld, piece: 1, request: 3}, {kind: frameCoded, piece: 1, n: 99, request: 3},
+		{kind: frameTerms, n: 1 << 31, request: 3}} {
 		f.Add(appendFrame(nil, x))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -73,13 +79,17 @@ func FuzzParseFrame(f *testing.F) {
 		}
 		x, err := parseFrame(b, Request{number: 3}, pieces)
 		coded, errCoded := parseFrame(b, Request{number: 3, Form: form}, pieces)
-		if err == nil && (errCoded != nil || x != coded) || errCoded == nil && (err != nil) != (coded.kind == frameCoded) || coded.kind == frameCoded && errCoded == nil && (coded.n < 1 || coded.n >= 100 || coded.piece >= len(pieces)) {
+		if err == nil && (errCoded != nil || x != coded) ||
+			errCoded == nil && (err != nil) != (coded.kind == frameCoded) ||
+			coded.kind == frameCoded && errCoded == nil &&
+				(coded.n < 1 || coded.n >= 100 || coded.piece >= len(pieces)) {
 			t.Errorf("%+v %v, %+v %v", x, err, coded, errCoded)
 		}
 		if err != nil {
 			return
 		}
-		if x.piece >= len(pieces) || x.kind == frameData && x.n != 100 || !bytes.Equal(appendFrame(nil, x), b[:frameSize]) {
+		if x.piece >= len(pieces) || x.kind == frameData && x.n != 100 ||
+			!bytes.Equal(appendFrame(nil, x), b[:frameSize]) {
 			t.Errorf("%+v", x)
 		}
 	})

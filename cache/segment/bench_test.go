@@ -169,7 +169,8 @@ func (p plainFS) OpenFile(name string, flag int, perm fs.FileMode) (File, error)
 }
 
 // BenchmarkReadFirst compares first reads of 63 KB by one system call (header and payload) with those by
-// two, and later reads and the checksum alone, from the page cache. It takes turns and reports the median CPU time of a thread.
+// two, and later reads and the checksum alone, from the page cache. It takes turns and reports the median CPU time of a
+// thread.
 func BenchmarkReadFirst(b *testing.B) {
 	const n, rounds = 3000, 15
 	payload := randomBytes(photo)
@@ -228,8 +229,8 @@ func BenchmarkReadFirst(b *testing.B) {
 	}
 }
 
-// BenchmarkReadNow reads 63 KB that are not in the page cache: what the refusal costs, and what the read that follows then
-// takes, as against a read that was not preceded by one.
+// BenchmarkReadNow reads 63 KB that are not in the page cache: what the refusal costs, and what the read that follows
+// then takes, as against a read that was not preceded by one.
 func BenchmarkReadNow(b *testing.B) {
 	const n = 1000
 	s := benchStore(b, b.TempDir(), Options{})

@@ -10,7 +10,8 @@ import (
 //
 // The segments on disk count when a store is opened, even beyond the limit; then appends get ErrFull until enough was
 // dropped. A closed store has returned all its bytes. So the host, which knows the folders of closed datasets, takes
-// their bytes itself (Take), gives them back when it deletes them, and hands them over when it opens them (Options.Counted).
+// their bytes itself (Take), gives them back when it deletes them, and hands them over when it opens them
+// (Options.Counted).
 type Budget struct {
 	used, limit atomic.Int64
 }

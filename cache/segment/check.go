@@ -66,8 +66,9 @@ type Report struct {
 	Records  int   // with a valid header and payload
 
 	// No damage, and no findings:
-	Holes     int // places where an append was cut off before others, or a repair made a record void
-	Encrypted int // records that cannot be read (encrypted without the key, unencrypted with one); a repair leaves them alone
+	Holes int // places where an append was cut off before others, or a repair made a record void
+	// records that cannot be read (encrypted without the key, unencrypted with one); a repair leaves them alone
+	Encrypted int
 
 	BadSegments int   // without a valid header
 	Newer       int   // segments of a newer version; left alone
@@ -179,16 +180,18 @@ func (c *checker) run() error {
 	c.o.Progress(0, c.total)
 	stale, err := walk(ids, c.o.Index, c.segment, func(err error) error {
 		c.report.BadTables++
-		return c.found(c.dir, -1, fmt.Sprintf("the index cannot be read: %v", err), "none is needed, the next start scans the segments", nil)
+		return c.found(c.dir, -1, fmt.Sprintf("the index cannot be read: %v", err),
+			"none is needed, the next start scans the segments", nil)
 	})
 	if err != nil {
 		return err
 	}
 	for _, id := range stale {
 		c.report.BadTables++
-		if err := c.found(c.path(id), -1, "the index lists this segment, but its file is missing", "remove it from the index", func() error {
-			return c.dropTable(id)
-		}); err != nil {
+		if err := c.found(c.path(id), -1, "the index lists this segment, but its file is missing",
+			"remove it from the index", func() error {
+				return c.dropTable(id)
+			}); err != nil {
 			return err
 		}
 	}
@@ -235,7 +238,7 @@ func (c *checker) remove(id uint32) error {
 // segment checks one file; table is its entry in the index, or nil.
 func (c *checker) segment(id uint32, table *cover) (err error) {
 	path := c.path(id)
-	before, size := c.done, int64(0)
+	before, size, changed := c.done, int64(0), false
 	defer func() {
 		c.done = before + size
 		c.o.Progress(c.done, c.total)
@@ -245,7 +248,8 @@ func (c *checker) segment(id uint32, table *cover) (err error) {
 	}
 	unreadable := func(off int64, err error) error {
 		c.report.Unreadable++
-		return c.found(path, off, fmt.Sprintf("cannot be read: %v", err), "check the disk; lost data is fetched again", nil)
+		return c.found(path, off, fmt.Sprintf("cannot be read: %v", err),
+			"check the disk; lost data is fetched again", nil)
 	}
 	flag := os.O_RDONLY
 	if c.o.Repair {
@@ -256,8 +260,7 @@ func (c *checker) segment(id uint32, table *cover) (err error) {
 		return unreadable(-1, err)
 	}
 	defer func() { _ = f.Close() }()
-	size, err = f.Size()
-	if err != nil {
+	if size, err = f.Size(); err != nil {
 		return unreadable(-1, err)
 	}
 	var head [segHeaderLen]byte
@@ -272,12 +275,13 @@ func (c *checker) segment(id uint32, table *cover) (err error) {
 		c.report.Newer++
 		return c.found(path, 0, err.Error(), "left alone", nil)
 	}
-	changed := false
 	if err != nil {
 		c.report.BadSegments++
 		var ok bool
 		if salt, ok = salvageSalt(f, size, id, table, c.o.Key); !ok {
-			return c.found(path, 0, err.Error(), "remove the file; its records cannot be told apart, and its data is fetched again", func() error { return c.remove(id) })
+			return c.found(path, 0, err.Error(),
+				"remove the file; its records cannot be told apart, and its data is fetched again",
+				func() error { return c.remove(id) })
 		}
 		if err := c.found(path, 0, err.Error(), "rewrite the header from a record", func() error {
 			changed = true
@@ -286,8 +290,8 @@ func (c *checker) segment(id uint32, table *cover) (err error) {
 			return err
 		}
 	}
-
-	x := &segmentCheck{checker: c, f: f, id: id, path: path, salt: salt, key: newSealer(c.o.Key, salt), size: size, end: segHeaderLen}
+	x := &segmentCheck{checker: c, f: f, id: id, path: path, salt: salt, key: newSealer(c.o.Key, salt), size: size,
+		end: segHeaderLen}
 	if err := x.scan(); err != nil {
 		if c.o.Context.Err() != nil {
 			return err
@@ -302,7 +306,9 @@ func (c *checker) segment(id uint32, table *cover) (err error) {
 	if table != nil && x.encrypted == 0 {
 		if what := x.compare(table); what != "" {
 			c.report.BadTables++
-			return c.found(path, -1, what, "remove it from the index; the next start scans the segment", func() error { return c.dropTable(id) })
+			return c.found(path, -1, what, "remove it from the index; the next start scans the segment", func() error {
+				return c.dropTable(id)
+			})
 		}
 	}
 	if changed && table != nil {
@@ -436,10 +442,12 @@ func (x *segmentCheck) judge() (changed bool, err error) {
 		} else if n == 0 || x.bad[n-1].off < from {
 			x.report.TornTails++
 			x.report.TornBytes += x.size - from
-			if err := x.found(x.path, from, fmt.Sprintf("%d bytes at the end are not a record: a crash interrupted an append", x.size-from), "cut them off", func() error {
-				changed = true
-				return nil
-			}); err != nil {
+			if err := x.found(x.path, from, fmt.Sprintf(
+				"%d bytes at the end are not a record: a crash interrupted an append", x.size-from), "cut them off",
+				func() error {
+					changed = true
+					return nil
+				}); err != nil {
 				return changed, err
 			}
 		}
@@ -483,7 +491,8 @@ func (x *segmentCheck) compare(c *cover) string {
 		e := &x.good[i]
 		switch t := tabled[e.off]; {
 		case e.off >= c.size && c.sealed:
-			return "the index says that the segment is full, but it ends before the record at " + strconv.FormatInt(e.off, 10)
+			return "the index says that the segment is full, but it ends before the record at " +
+				strconv.FormatInt(e.off, 10)
 		case e.off < c.size && (t == nil || *t != *e):
 			return fmt.Sprintf("the table in the index has a different record at %d than the segment", e.off)
 		}

@@ -63,7 +63,8 @@ func TestCheckRepairsAnything(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 5))
 		fsys, idx := newMemFS(), &mapIndex{}
-		o := Options{FS: fsys, Logger: quiet(), Index: idx, SegmentSize: int64(rapid.SampledFrom([]int{segHeaderLen, 4 << 10, 400 << 10}).Draw(t, "segment size"))}
+		o := Options{FS: fsys, Logger: quiet(), Index: idx,
+			SegmentSize: int64(rapid.SampledFrom([]int{segHeaderLen, 4 << 10, 400 << 10}).Draw(t, "segment size"))}
 		if rapid.IntRange(0, 3).Draw(t, "keyed") == 3 {
 			o.Key = testKey
 		}
@@ -94,7 +95,8 @@ func TestCheckRepairsAnything(t *testing.T) {
 			}
 		}
 		// Nothing is wrong yet.
-		if r, err := Check("/s", CheckOptions{FS: fsys, Index: idx, Key: o.Key}); err != nil || !r.Clean() || len(r.Findings) != 0 || r.Records+r.Encrypted != len(recs) {
+		if r, err := Check("/s", CheckOptions{FS: fsys, Index: idx, Key: o.Key}); err != nil || !r.Clean() ||
+			len(r.Findings) != 0 || r.Records+r.Encrypted != len(recs) {
 			t.Fatalf("before the damage: %+v, %v", r, err)
 		}
 		before := make(map[string][]byte)
@@ -108,7 +110,8 @@ func TestCheckRepairsAnything(t *testing.T) {
 			if rng.IntN(3) == 0 {
 				at = min(at, rng.IntN(2*segHeaderLen+recHeaderLen))
 			}
-			switch kind := rapid.SampledFrom([]string{"flip", "flip", "cut", "zero", "junk", "index", "table", "stale", "magic"}).Draw(t, "damage"); kind {
+			switch kind := rapid.SampledFrom([]string{"flip", "flip", "cut", "zero", "junk", "index", "table", "stale",
+				"magic"}).Draw(t, "damage"); kind {
 			case "flip":
 				if at < len(d.data) {
 					d.data[at] ^= byte(1 + rng.IntN(255))
@@ -156,11 +159,12 @@ func TestCheckRepairsAnything(t *testing.T) {
 			damaged = damaged || !w.survives(was, is) && !gone
 			headed := len(is) >= segHeaderLen && bytes.Equal(was[:segHeaderLen], is[:segHeaderLen])
 			damaged = damaged || !headed
-			// The segment's header can be made anew from that of the first record, if the payload is inside the file; with a
-			// table that can be read, from any.
+			// The segment's header can be made anew from that of the first record, if the payload is inside the file;
+			// with a table that can be read, from any.
 			intact := func(f *written) bool {
 				to := f.loc.off() + int64(f.rec.headerLen())
-				return int64(len(is)) >= f.loc.off()+int64(f.loc.gap()+f.rec.Length) && bytes.Equal(was[f.loc.off():to], is[f.loc.off():to])
+				return int64(len(is)) >= f.loc.off()+int64(f.loc.gap()+f.rec.Length) &&
+					bytes.Equal(was[f.loc.off():to], is[f.loc.off():to])
 			}
 			mended := intact(first[w.loc.Segment()])
 			if c, ok := idx.segs[w.loc.Segment()]; ok && !mended {
@@ -168,7 +172,9 @@ func TestCheckRepairsAnything(t *testing.T) {
 				if err == nil {
 					_, _, err = parseTable(table, int64(len(is)))
 				}
-				mended = err == nil && slices.ContainsFunc(recs, func(r *written) bool { return r.loc.Segment() == w.loc.Segment() && intact(r) })
+				mended = err == nil && slices.ContainsFunc(recs, func(r *written) bool {
+					return r.loc.Segment() == w.loc.Segment() && intact(r)
+				})
 			}
 			if w.survives(was, is) && (headed || mended) {
 				good[w.rec] = w
@@ -189,7 +195,8 @@ func TestCheckRepairsAnything(t *testing.T) {
 			t.Fatal(err)
 		}
 		if r.Repaired != len(r.Findings) || len(r.Findings) != len(looked.Findings) {
-			t.Fatalf("%d findings at first, %d in the repair, %d repaired:\n%v", len(looked.Findings), len(r.Findings), r.Repaired, r.Findings)
+			t.Fatalf("%d findings at first, %d in the repair, %d repaired:\n%v", len(looked.Findings), len(r.Findings),
+				r.Repaired, r.Findings)
 		}
 		again, err := Check("/s", CheckOptions{FS: fsys, Index: idx, Key: o.Key})
 		if err != nil || !again.Clean() || len(again.Findings) != 0 {
@@ -264,19 +271,26 @@ func TestCheckNamesFindings(t *testing.T) {
 		"nothing": {damage: func(*world) {}},
 		"payload": {
 			damage: func(w *world) { w.seg.data[w.locs[1].off()+int64(w.locs[1].gap())] ^= 1 },
-			want:   Report{BadRecords: 1}, what: "payload of a record is damaged", offset: func(w *world) int64 { return w.locs[1].off() }, lost: 1,
+			want:   Report{BadRecords: 1}, what: "payload of a record is damaged", offset: func(w *world) int64 {
+				return w.locs[1].off()
+			}, lost: 1,
 		},
 		"header": {
 			damage: func(w *world) { w.seg.data[w.locs[1].off()+50] ^= 1 },
-			want:   Report{BadRecords: 1}, what: "header of a record is damaged", offset: func(w *world) int64 { return w.locs[1].off() }, lost: 1,
+			want:   Report{BadRecords: 1}, what: "header of a record is damaged", offset: func(w *world) int64 {
+				return w.locs[1].off()
+			}, lost: 1,
 		},
 		"last header": {
 			damage: func(w *world) { w.seg.data[w.locs[3].off()+50] ^= 1 },
-			want:   Report{TornTails: 1, TornBytes: 3128, BadTables: 1}, what: "3128 bytes at the end are not a record", offset: func(w *world) int64 { return w.locs[3].off() }, lost: 1,
+			want:   Report{TornTails: 1, TornBytes: 3128, BadTables: 1}, what: "3128 bytes at the end are not a record",
+			offset: func(w *world) int64 { return w.locs[3].off() }, lost: 1,
 		},
 		"last payload": {
 			damage: func(w *world) { w.seg.data[len(w.seg.data)-1] ^= 1 },
-			want:   Report{BadRecords: 1}, what: "payload of a record is damaged", offset: func(w *world) int64 { return w.locs[3].off() }, lost: 1,
+			want:   Report{BadRecords: 1}, what: "payload of a record is damaged", offset: func(w *world) int64 {
+				return w.locs[3].off()
+			}, lost: 1,
 		},
 		"never written": {
 			damage: func(w *world) {
@@ -363,7 +377,9 @@ func TestCheckNamesFindings(t *testing.T) {
 			damage: func(w *world) {
 				w.fs.sector = w.locs[1].off() + int64(w.locs[1].gap()) + 2500
 			},
-			want: Report{BadRecords: 1}, what: "input/output error", offset: func(w *world) int64 { return w.locs[1].off() }, lost: 1,
+			want: Report{BadRecords: 1}, what: "input/output error", offset: func(w *world) int64 {
+				return w.locs[1].off()
+			}, lost: 1,
 		},
 		"dead disk": {
 			damage: func(w *world) {
@@ -411,7 +427,8 @@ func TestCheckNamesFindings(t *testing.T) {
 				t.Errorf("got  %+v\nwant %+v\n%v", got, c.want, r.Findings)
 			}
 			if c.what != "" {
-				if len(r.Findings) == 0 || !strings.Contains(r.Findings[0].String(), c.what) || r.Findings[0].Remedy == "" || r.Findings[0].Repaired {
+				if len(r.Findings) == 0 || !strings.Contains(r.Findings[0].String(), c.what) ||
+					r.Findings[0].Remedy == "" || r.Findings[0].Repaired {
 					t.Errorf("%v, want %q", r.Findings, c.what)
 				} else if c.offset != nil && r.Findings[0].Offset != c.offset(w) {
 					t.Errorf("at %d, want %d", r.Findings[0].Offset, c.offset(w))
@@ -425,7 +442,8 @@ func TestCheckNamesFindings(t *testing.T) {
 				t.Fatalf("%d repaired: %v, %v", r.Repaired, r.Findings, err)
 			}
 			again, err := Check("/s", CheckOptions{FS: w.fs, Index: w.idx})
-			if err != nil || again.Clean() == c.unread || !c.kept && len(again.Findings) > 0 || again.Records != 4-c.lost {
+			if err != nil || again.Clean() == c.unread || !c.kept && len(again.Findings) > 0 ||
+				again.Records != 4-c.lost {
 				t.Fatalf("after the repair: %+v, %v", again, err)
 			}
 			if w.fs.files["/s/notes.txt"] == nil && name == "unknown" || w.fs.files["/s/.tmp-123"] != nil {
@@ -480,7 +498,8 @@ func TestCheckEnds(t *testing.T) {
 			}
 			return nil
 		})
-		if _, err := Check("/s", CheckOptions{FS: fsys, Repair: true}); !errors.Is(err, syscall.EROFS) || !strings.Contains(err.Error(), "/s/") {
+		if _, err := Check("/s", CheckOptions{FS: fsys, Repair: true}); !errors.Is(err, syscall.EROFS) ||
+			!strings.Contains(err.Error(), "/s/") {
 			t.Errorf("%s fails: %v", op, err)
 		}
 	}
@@ -513,7 +532,8 @@ func TestEncryptedStays(t *testing.T) {
 			}
 			seen++
 		})
-		if st := s.Stats(); seen != 2 || st.Encrypted != 2 || st.Recovery.Encrypted != 2 || s.Segments()[0].Garbage != 0 {
+		if st := s.Stats(); seen != 2 || st.Encrypted != 2 || st.Recovery.Encrypted != 2 ||
+			s.Segments()[0].Garbage != 0 {
 			t.Fatalf("%d visited, %+v", seen, st)
 		}
 		if n, err := s.Reclaim(); n != 0 || err != nil {

@@ -93,14 +93,14 @@
 //
 // [Open] trusts a committed table (its records were fsynced before) and scans only the records behind it, from header
 // to header. If there is no valid header (damage, or an append that did not reach the disk although later ones did),
-// the scan looks for the next one at every multiple of 64 bytes. The salt and the offset in each header prevent it from reading records out of a cached file that itself looks like a segment. Everything after the last
-// valid record is cut off. A damaged segment header is rewritten: the salt is that of the first record, or of one that the table
-// names.
+// the scan looks for the next one at every multiple of 64 bytes. The salt and the offset in each header prevent it from
+// reading records out of a cached file that itself looks like a segment. Everything after the last valid record is cut
+// off. A damaged segment header is rewritten: the salt is that of the first record, or of one that the table names.
 //
 // The scan does not read payloads. After power loss a payload may be missing under a valid header; after bit rot it
 // may differ. Each block is checked when it is first read after each Open, before any of its bytes are returned, and
-// later by reads of half of the blocks that they touch, or more. Reads of less are plain preads then: a check would have
-// the disk read 128 KiB for them. [Store.Scrub] checks all in the background, and [Check] while no store is open.
+// later by reads of half of the blocks that they touch, or more. Reads of less are plain preads then: a check would
+// have the disk read 128 KiB for them. [Store.Scrub] checks all in the background, and [Check] while no store is open.
 //
 // # Moments of a crash
 //
@@ -129,8 +129,8 @@
 // # Traps
 //
 // A dead record ([Store.Free]) is not marked on disk: after a restart it is visited again, and the owner, who knows
-// the current versions, frees it again. [Store.Void] marks one, whose bytes are wrong although they are as they were written. Records of one extent are visited in the order of their appends, so the last
-// one visited is the newest.
+// the current versions, frees it again. [Store.Void] marks one, whose bytes are wrong although they are as they were
+// written. Records of one extent are visited in the order of their appends, so the last one visited is the newest.
 //
 // A [Loc] is valid until its segment is dropped. Segment numbers are not reused while a store is open, so a stale one
 // gives [ErrGone], never other bytes. Locs are not durable.

@@ -10,8 +10,8 @@ import (
 	"github.com/shoalfs/shoal/internal/killpoint"
 )
 
-// DropSegment waits for appends to a segment and deletes it with all its records; later reads get ErrGone. It returns how many bytes
-// that freed; 0 if there is no such segment.
+// DropSegment waits for appends to a segment and deletes it with all its records; later reads get ErrGone. It returns
+// how many bytes that freed; 0 if there is no such segment.
 func (s *Store) DropSegment(id uint32) (freed int64, err error) {
 	s.mu.Lock()
 	g := s.segment(id)
@@ -63,7 +63,8 @@ func (s *Store) remove(g *segment) (freed int64, err error) {
 	return g.end, err
 }
 
-// visitLive calls visit for the live records of a segment that takes no more appends, whose headers can be read. g.commit is held.
+// visitLive calls visit for the live records of a segment that takes no more appends, whose headers can be read.
+// g.commit is held.
 func (s *Store) visitLive(g *segment, visit func(Record, Loc)) {
 	t, buf := g.tab.Load(), new([maxHeadLen]byte)
 	for i, r := range t.recs[:t.n.Load()] {
@@ -112,7 +113,8 @@ type survivor struct {
 // MaxBytes and the Budget, since the drop frees more than they take; like other appends they are durable after the
 // next Sync. A record that cannot be read or copied is lost; the drop goes on. It returns by how many bytes the store
 // has shrunk.
-func (s *Store) Condense(id uint32, spare int64, first func(Record, Loc) bool, moved func(from, to Loc)) (freed int64, err error) {
+func (s *Store) Condense(id uint32, spare int64, first func(Record, Loc) bool, moved func(from, to Loc)) (
+	freed int64, err error) {
 	s.mu.Lock()
 	g := s.segment(id)
 	if g == nil || g.dropped || s.closed {

@@ -34,7 +34,8 @@ func FuzzHeader(f *testing.F) {
 			return
 		}
 		r := mustRecord(&h)
-		if r.check() != nil || h.gap < r.headerLen() || h.gap > maxGap || off+int64(h.gap)+int64(r.Length) > size || len(h.crcs) != 4*blocks(r.Length) {
+		if r.check() != nil || h.gap < r.headerLen() || h.gap > maxGap || off+int64(h.gap)+int64(r.Length) > size ||
+			len(h.crcs) != 4*blocks(r.Length) {
 			t.Fatalf("%+v of a segment of %d bytes", h, size)
 		}
 		again := appendHeader(nil, &r, make([]byte, r.Length), 7, off, h.gap)
@@ -80,7 +81,8 @@ func FuzzCheck(f *testing.F) {
 	mustClose(f, s)
 	data := fsys.files["/s/00000001.seg"].data
 	f.Add(data)
-	for _, at := range []int64{0, 20, locs[0].off(), locs[1].off() + 30, locs[2].off() + int64(locs[2].gap()), locs[4].off() + 8} {
+	for _, at := range []int64{0, 20, locs[0].off(), locs[1].off() + 30, locs[2].off() + int64(locs[2].gap()),
+		locs[4].off() + 8} {
 		b := bytes.Clone(data)
 		b[at] ^= 0x55
 		f.Add(b)

@@ -105,11 +105,14 @@ func TestKillChild(t *testing.T) {
 	}
 	say := func(format string, args ...any) { fmt.Fprintf(log, format+"\n", args...) }
 
-	if _, err := Check(filepath.Join(root, "damaged"), CheckOptions{Key: killKey(), Repair: true, Index: openFileIndex(filepath.Join(root, "damaged.idx"))}); err != nil {
+	if _, err := Check(filepath.Join(root, "damaged"),
+		CheckOptions{Key: killKey(), Repair: true,
+			Index: openFileIndex(filepath.Join(root, "damaged.idx"))}); err != nil {
 		t.Fatal(err)
 	}
 	fail := false
-	o := Options{Key: killKey(), FS: failingFS{fail: &fail}, Index: openFileIndex(filepath.Join(root, "idx")), SegmentSize: 10_000, Logger: quiet()}
+	o := Options{Key: killKey(), FS: failingFS{fail: &fail}, Index: openFileIndex(filepath.Join(root, "idx")),
+		SegmentSize: 10_000, Logger: quiet()}
 	dir := filepath.Join(root, "store")
 	s := mustOpen(t, dir, o, nil)
 	for i := range 40 {
@@ -133,10 +136,14 @@ func TestKillChild(t *testing.T) {
 				continue
 			}
 			// All of the next one stays, but in another place.
-			if _, err := s.Condense(segs[1].ID, 1<<20, func(Record, Loc) bool { return true }, func(Loc, Loc) {}); err != nil {
+			if _, err := s.Condense(segs[1].ID, 1<<20, func(Record, Loc) bool {
+				return true
+			}, func(Loc, Loc) {}); err != nil {
 				t.Fatal(err)
 			}
-			s.visitLive(s.segment(id), func(r Record, _ Loc) { say("drop %d", binary.LittleEndian.Uint32(r.KeyHash[:])) })
+			s.visitLive(s.segment(id), func(r Record, _ Loc) {
+				say("drop %d", binary.LittleEndian.Uint32(r.KeyHash[:]))
+			})
 			if _, err := s.DropSegment(id); err != nil {
 				t.Fatal(err)
 			}
@@ -257,7 +264,8 @@ func afterKill(t *testing.T, root string, key *crypt.Key) {
 	if r, err := Check(damaged, CheckOptions{Key: key, Repair: true, Index: idx}); err != nil {
 		t.Errorf("%+v, %v", r, err)
 	}
-	if r, err := Check(damaged, CheckOptions{Key: key, Index: idx}); err != nil || len(r.Findings) > 0 || r.Records != 7 {
+	if r, err := Check(damaged, CheckOptions{Key: key, Index: idx}); err != nil || len(r.Findings) > 0 ||
+		r.Records != 7 {
 		t.Errorf("repaired: %+v, %v", r, err)
 	}
 	seen := 0

@@ -50,7 +50,8 @@ func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)
 
 // newRecord draws the facts of a record and its bytes.
 func (m *machine) newRecord(t *rapid.T) *modelRecord {
-	length := rapid.OneOf(rapid.IntRange(1, 300), rapid.IntRange(1, 20_000), rapid.IntRange(BlockSize-100, 2*BlockSize+100)).Draw(t, "length")
+	length := rapid.OneOf(rapid.IntRange(1, 300), rapid.IntRange(1, 20_000),
+		rapid.IntRange(BlockSize-100, 2*BlockSize+100)).Draw(t, "length")
 	r := &modelRecord{payload: make([]byte, length)}
 	for i := range r.payload {
 		r.payload[i] = byte(m.rng.Uint32())
@@ -100,7 +101,8 @@ func (m *machine) append(t *rapid.T) {
 		own := m.o.MaxBytes == 0 || m.s.Used()+most <= m.o.MaxBytes
 		shared := m.budget.Limit() == 0 || m.budget.Used()+most <= m.budget.Limit()
 		if own && shared {
-			t.Fatalf("full at %d of %d bytes, budget %d of %d", m.s.Used(), m.o.MaxBytes, m.budget.Used(), m.budget.Limit())
+			t.Fatalf("full at %d of %d bytes, budget %d of %d", m.s.Used(), m.o.MaxBytes, m.budget.Used(),
+				m.budget.Limit())
 		}
 		return
 	}
@@ -219,7 +221,9 @@ func (m *machine) forgetPages() {
 func (m *machine) scrub(t *rapid.T) {
 	m.forgetPages()
 	bad := make(map[Loc]Record)
-	if err := m.s.Scrub(context.Background(), nil, func(r Record, loc Loc) { bad[makeLoc(loc.Segment(), loc.off(), 0)] = r }); err != nil {
+	if err := m.s.Scrub(context.Background(), nil, func(r Record, loc Loc) {
+		bad[makeLoc(loc.Segment(), loc.off(), 0)] = r
+	}); err != nil {
 		t.Fatal(err)
 	}
 	for _, r := range m.known() {
@@ -279,8 +283,8 @@ func (m *machine) sync(t *rapid.T) {
 	}
 }
 
-// syncFails shows that a failed commit promises nothing and breaks nothing, and that after a failed fsync the segment is
-// gone, or had nothing to write.
+// syncFails shows that a failed commit promises nothing and breaks nothing, and that after a failed fsync the segment
+// is gone, or had nothing to write.
 func (m *machine) syncFails(t *rapid.T) {
 	if rapid.Bool().Draw(t, "index") {
 		m.idx.mu.Lock()
@@ -355,8 +359,10 @@ func (m *machine) condense(t *rapid.T) {
 		t.Fatalf("freed %d of %d bytes, spare %d, %d left: %v", freed, info.Bytes, spare, left, err)
 	}
 	for _, r := range byLoc {
-		if n := size(r.loc, r.rec); r.loc.Segment() == info.ID && !r.freed && !r.maybe && (n <= left-segHeaderLen || first(r.rec) && n <= largest) {
-			t.Fatalf("%d bytes of %d spare were left, and a record of %d was dropped; others of up to %d were not", left, spare, n, largest)
+		if n := size(r.loc, r.rec); r.loc.Segment() == info.ID && !r.freed && !r.maybe &&
+			(n <= left-segHeaderLen || first(r.rec) && n <= largest) {
+			t.Fatalf("%d bytes of %d spare were left, and a record of %d was dropped; others of up to %d were not",
+				left, spare, n, largest)
 		}
 	}
 	m.used = m.s.Used()
@@ -594,9 +600,10 @@ func TestStoreModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := &machine{fs: newMemFS(), idx: &mapIndex{}, rng: rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1))}
 		m.o = Options{
-			SegmentSize: int64(rapid.SampledFrom([]int{segHeaderLen, 4 << 10, 100 << 10, 4 << 20}).Draw(t, "segment size")),
-			MaxBytes:    int64(rapid.SampledFrom([]int{0, 200 << 10, 2 << 20}).Draw(t, "max bytes")),
-			FS:          m.fs, Index: m.idx, Logger: quiet(),
+			SegmentSize: int64(rapid.SampledFrom([]int{segHeaderLen, 4 << 10, 100 << 10, 4 << 20}).Draw(t,
+				"segment size")),
+			MaxBytes: int64(rapid.SampledFrom([]int{0, 200 << 10, 2 << 20}).Draw(t, "max bytes")),
+			FS:       m.fs, Index: m.idx, Logger: quiet(),
 		}
 		if rapid.IntRange(0, 3).Draw(t, "encrypted") == 3 {
 			m.o.Key = testKey

@@ -40,7 +40,8 @@ func Open(dir string, o Options, visit func(Extent, Loc)) (*Store, error) {
 		if r != (Recovery{Scanned: r.Scanned}) {
 			level = slog.LevelWarn
 		}
-		o.Logger.Log(context.Background(), level, "cache segments recovered", "dir", dir, "scanned_records", r.Scanned, "holes", r.Holes,
+		o.Logger.Log(context.Background(), level, "cache segments recovered", "dir", dir, "scanned_records", r.Scanned,
+			"holes", r.Holes,
 			"torn_bytes", r.TornBytes, "lost_records", r.Lost, "bad_tables", r.BadTables, "bad_segments", r.BadSegments,
 			"mended_headers", r.Mended, "encrypted_records", r.Encrypted)
 	}
@@ -96,7 +97,8 @@ func (s *Store) recoverAll(visit func(Extent, Loc)) error {
 // walk visits the segments with the numbers ids, in ascending order, with the index's entry for each: nil if it has
 // none, and for all the rest once the index cannot be read, which is passed to broken. It returns the numbers that
 // are in the index but not in the folder. The index may be nil; errors are those of visit and broken.
-func walk(ids []uint32, index Index, visit func(id uint32, c *cover) error, broken func(error) error) (stale []uint32, err error) {
+func walk(ids []uint32, index Index, visit func(id uint32, c *cover) error, broken func(error) error) (
+	stale []uint32, err error) {
 	uncovered := func(before uint32) error {
 		for len(ids) > 0 && ids[0] < before {
 			if err := visit(ids[0], nil); err != nil {
@@ -350,7 +352,8 @@ func (s *Store) scanRest(l *loaded, size int64) error {
 		if g.key != nil {
 			what = "unencrypted records, which were not written with the cache's key"
 		}
-		s.o.Logger.Warn("cache segment has "+what+"; they are not read, but stay and count as used", "file", s.path(l.id), "records", g.encrypted)
+		s.o.Logger.Warn("cache segment has "+what+"; they are not read, but stay and count as used",
+			"file", s.path(l.id), "records", g.encrypted)
 	}
 	return nil
 }

@@ -12,8 +12,9 @@ type Place struct {
 // placeBuffers are of one extent, to check records.
 var placeBuffers = sync.Pool{New: func() any { return new([ExtentSize]byte) }}
 
-// Place returns where the payload at loc lies, which is length bytes long. It refuses what readers could not check: encrypted
-// records, and blocks whose checksums were not compared yet. With check it compares those, if they are in memory.
+// Place returns where the payload at loc lies, which is length bytes long. It refuses what readers could not check:
+// encrypted records, and blocks whose checksums were not compared yet. With check it compares those, if they are in
+// memory.
 func (s *Store) Place(loc Loc, length int, check bool) (p Place, ok bool) {
 	g := s.segment(loc.Segment())
 	if g == nil || g.key != nil || length == 0 {

@@ -11,14 +11,16 @@ import (
 	"testing"
 )
 
-// A place is given once all blocks were verified, and its bytes stay those of the record, though the segment is dropped.
+// A place is given once all blocks were verified, and its bytes stay those of the record, though the segment is
+// dropped.
 func TestPlace(t *testing.T) {
 	const length = 3*BlockSize + 100
 	dir := t.TempDir()
 	s := mustOpen(t, dir, Options{}, nil)
 	mustAppend(t, s, 1, 5000)
 	loc, want := mustAppend(t, s, 2, length)
-	for _, r := range [][2]int64{{0, BlockSize}, {2 * BlockSize, BlockSize}, {3*BlockSize + 50, 50}, {BlockSize + 7, 1}} {
+	for _, r := range [][2]int64{{0, BlockSize}, {2 * BlockSize, BlockSize}, {3*BlockSize + 50, 50},
+		{BlockSize + 7, 1}} {
 		if _, ok := s.Place(loc, length, false); ok {
 			t.Fatalf("a place before %v was read", r)
 		}

@@ -12,8 +12,9 @@ import (
 type readState struct {
 	head   [maxGap]byte
 	pieces [1 + sealedRun][]byte // header, bytes before the range, the range, bytes behind it; or header and blocks
-	rest   []byte                // of the blocks at both ends of the range, what the caller does not want; or blocks as they lie
-	nonce  nonce
+	// of the blocks at both ends of the range, what the caller does not want; or blocks as they lie
+	rest  []byte
+	nonce nonce
 }
 
 var readStates = sync.Pool{New: func() any { return new(readState) }}
@@ -26,10 +27,10 @@ func (st *readState) release() {
 // ReadAt fills p with the bytes from off of the payload at loc, which is length bytes long. The blocks that it touches
 // are checked against their checksums when they are first read after Open, and at every read that wants half of their
 // bytes or more. A check reads them as a whole, and a read of a few bytes is not to cost the disk 128 KiB each time.
-// That a block was right says nothing of the bytes that come from the disk later, and nobody can tell whether these have:
-// any process may have brought them into the page cache. An encrypted block is decrypted as a whole and checked against
-// its tag at every read. Its error wraps ErrCorrupt, or is ErrGone, or the file system's; then the content of
-// p is undefined.
+// That a block was right says nothing of the bytes that come from the disk later, and nobody can tell whether these
+// have: any process may have brought them into the page cache. An encrypted block is decrypted as a whole and checked
+// against its tag at every read. Its error wraps ErrCorrupt, or is ErrGone, or the file system's; then the content of p
+// is undefined.
 func (s *Store) ReadAt(loc Loc, length int, p []byte, off int64) error {
 	return s.read(loc, length, p, off, false)
 }

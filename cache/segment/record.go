@@ -91,7 +91,8 @@ func IDOf(keyHash [16]byte, size int64, etag string) VersionID {
 func (id *VersionID) Uint64() uint64 { return binary.LittleEndian.Uint64(id[:]) }
 
 func (r *Record) extent() Extent {
-	return Extent{Dataset: r.Dataset, ID: IDOf(r.KeyHash, r.ObjectSize, r.ETag), Offset: r.Offset, Length: r.Length, File: r.File}
+	return Extent{Dataset: r.Dataset, ID: IDOf(r.KeyHash, r.ObjectSize, r.ETag), Offset: r.Offset, Length: r.Length,
+		File: r.File}
 }
 
 // scanned is extent for a record that was read from a header.
@@ -137,8 +138,8 @@ func blocks(length int) int { return (length + BlockSize - 1) / BlockSize }
 
 func alignUp(n, to int64) int64 { return (n + to - 1) / to * to }
 
-// Loc says where a record lies. It is opaque; 0 is no record. Its top bit is 0: an owner may keep a mark of its own there,
-// and takes it off before it calls the store.
+// Loc says where a record lies. It is opaque; 0 is no record. Its top bit is 0: an owner may keep a mark of its own
+// there, and takes it off before it calls the store.
 type Loc uint64
 
 // Bytes returns the bytes of the record at the Loc in its segment, if its payload is length bytes long.
@@ -255,13 +256,15 @@ func parseHeader(b []byte, salt uint64, off, size int64) (header, error) {
 		return header{}, errHeader
 	}
 	length, gap, tag := le.Uint32(b[80:]), le.Uint32(b[84:]), le.Uint32(b[88:])
-	if length > ExtentSize || gap > maxGap || gap%unit != 0 || int(gap) < n || tag > MaxETag || headerLen(int(tag), int(length)) != n {
+	if length > ExtentSize || gap > maxGap || gap%unit != 0 || int(gap) < n || tag > MaxETag ||
+		headerLen(int(tag), int(length)) != n {
 		return header{}, errHeader
 	}
-	h := header{gap: int(gap), off: off, encrypted: flags&flagEncrypted != 0, fixed: b[:recHeaderLen], etag: b[recHeaderLen : recHeaderLen+tag], rec: Record{
-		Dataset: [16]byte(b[32:48]), KeyHash: [16]byte(b[48:64]),
-		ObjectSize: int64(le.Uint64(b[64:])), Offset: int64(le.Uint64(b[72:])), Length: int(length),
-	}}
+	h := header{gap: int(gap), off: off, encrypted: flags&flagEncrypted != 0, fixed: b[:recHeaderLen],
+		etag: b[recHeaderLen : recHeaderLen+tag], rec: Record{
+			Dataset: [16]byte(b[32:48]), KeyHash: [16]byte(b[48:64]),
+			ObjectSize: int64(le.Uint64(b[64:])), Offset: int64(le.Uint64(b[72:])), Length: int(length),
+		}}
 	if h.rec.check() != nil || off+int64(gap)+int64(length) > size {
 		return header{}, errHeader
 	}
@@ -316,7 +319,9 @@ func parseSegmentHeader(b []byte, id uint32) (salt uint64, err error) {
 		return 0, fmt.Errorf("%w: damaged segment header", ErrCorrupt)
 	}
 	if v := le.Uint32(b[8:]); v > formatVersion {
-		return 0, fmt.Errorf("%w: format version %d, but this version reads %d (use that version of shoal, or another --cache-dir)", ErrNewerFormat, v, formatVersion)
+		return 0, fmt.Errorf(
+			"%w: format version %d, but this version reads %d (use that version of shoal, or another --cache-dir)",
+			ErrNewerFormat, v, formatVersion)
 	}
 	if n := le.Uint32(b[12:]); n != id || le.Uint32(b[8:]) != formatVersion {
 		return 0, fmt.Errorf("%w: the header is that of segment %08d", ErrCorrupt, n)
@@ -324,9 +329,9 @@ func parseSegmentHeader(b []byte, id uint32) (salt uint64, err error) {
 	return le.Uint64(b[16:]), nil
 }
 
-// salvageSalt returns the salt of a segment whose header is damaged. The first record follows the header directly, and has its own
-// checksum and offset, so it cannot be anything else. If that is damaged, too, the table says where others are; a sealed table
-// can only be opened with the right salt, so any that a record seems to hold may be tried.
+// salvageSalt returns the salt of a segment whose header is damaged. The first record follows the header directly, and
+// has its own checksum and offset, so it cannot be anything else. If that is damaged, too, the table says where others
+// are; a sealed table can only be opened with the right salt, so any that a record seems to hold may be tried.
 func salvageSalt(r io.ReaderAt, size int64, id uint32, c *cover, key *crypt.Key) (salt uint64, ok bool) {
 	b := make([]byte, maxHeadLen)
 	saltAt := func(off int64) (uint64, bool) {
@@ -411,7 +416,8 @@ func (w *window) at(off int64, need, fetch int) ([]byte, error) {
 
 // scan calls found for each record that begins at from or later, from header to header. end is where the next record
 // would begin; holes counts the places without a valid header that records follow. Only reading can fail.
-func scan(r io.ReaderAt, salt uint64, from, size int64, found func(off int64, h *header)) (end int64, holes int, err error) {
+func scan(r io.ReaderAt, salt uint64, from, size int64, found func(off int64, h *header)) (
+	end int64, holes int, err error) {
 	w := window{r: r, size: size}
 	end = from
 	for end+recHeaderLen <= size {

@@ -22,11 +22,11 @@ const (
 	scrubErrors = 8
 )
 
-// Scrub reads and checks all records, the oldest segment first, so that damage is found before a reader needs the bytes,
-// and where reads do not check: those of a few bytes, and those of other processes. Damaged records are passed to bad,
-// for the owner to free. If even the header is damaged, the record has Length 0; Free accepts its Loc, but it
-// equals none that Append returned. pace, unless nil, is called after each read with its length, and sleeps as long
-// as the owner wants. Unreadable records stay unchecked, and the error is returned at the end.
+// Scrub reads and checks all records, the oldest segment first, so that damage is found before a reader needs the
+// bytes, and where reads do not check: those of a few bytes, and those of other processes. Damaged records are passed
+// to bad, for the owner to free. If even the header is damaged, the record has Length 0; Free accepts its Loc, but it
+// equals none that Append returned. pace, unless nil, is called after each read with its length, and sleeps as long as
+// the owner wants. Unreadable records stay unchecked, and the error is returned at the end.
 //
 // A scrub leaves the page cache as it was, to 128 KiB. It reads by its own descriptor, without read-ahead: first the
 // bytes in memory (RWF_NOWAIT), then the rest, and drops only these (POSIX_FADV_DONTNEED). A cache is larger than
@@ -113,7 +113,8 @@ func (x *scrubber) segment(g *segment) error {
 		}
 		// A run ends when it is long enough, and before a record that needs no check.
 		n := 1
-		for n < len(todo) && todo[n].off == todo[n-1].off+todo[n-1].size && todo[n].off+todo[n].size-todo[0].off <= scrubRun {
+		for n < len(todo) && todo[n].off == todo[n-1].off+todo[n-1].size && todo[n].off+todo[n].size-
+			todo[0].off <= scrubRun {
 			n++
 		}
 		if err := x.run(g, f, todo[:n]); err != nil {
@@ -165,7 +166,8 @@ func (x *scrubber) run(g *segment, f File, recs []scrubRecord) error {
 				rec, loc = known, makeLoc(g.id, r.off, h.gap)
 			}
 		}
-		x.s.o.Logger.Error("cache record is damaged; it is fetched again when it is needed", "where", loc.String(), "bytes", r.size)
+		x.s.o.Logger.Error("cache record is damaged; it is fetched again when it is needed", "where", loc.String(),
+			"bytes", r.size)
 		x.bad(rec, loc)
 	}
 	return nil
@@ -187,8 +189,9 @@ func (x *scrubber) what(g *segment, r scrubRecord) (loc Loc, ok bool) {
 
 // fill reads a run, a step at a time, and drops the pages that it brought in. n is less at the end of the file.
 //
-// ReadNowAt makes the kernel read the requested range, so only that much is requested as is dropped again. If the disk is
-// quick, or the processor busy, the bytes may even come in time: so a range of which nothing is in memory is not requested.
+// ReadNowAt makes the kernel read the requested range, so only that much is requested as is dropped again. If the disk
+// is quick, or the processor busy, the bytes may even come in time: so a range of which nothing is in memory is not
+// requested.
 func (x *scrubber) fill(f File, buf []byte, off int64) (n int, err error) {
 	const page = 4096 // only whole pages can be forgotten
 	for n < len(buf) {

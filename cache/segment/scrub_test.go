@@ -79,7 +79,9 @@ func TestScrub(t *testing.T) {
 	if err := s.ReadAt(locs[11], 40_000, make([]byte, 20_000), 70); !errors.Is(err, ErrCorrupt) {
 		t.Errorf("what was damaged after it was read: %v", err)
 	}
-	if err := s.Scrub(t.Context(), func(n int) { paced += n }, func(r Record, _ Loc) { bad = append(bad, r.ETag) }); err != nil || paced != (n-5)*size || len(bad) != 5 {
+	if err := s.Scrub(t.Context(), func(n int) {
+		paced += n
+	}, func(r Record, _ Loc) { bad = append(bad, r.ETag) }); err != nil || paced != (n-5)*size || len(bad) != 5 {
 		t.Errorf("all: %d bytes, %v, %v", paced, bad, err)
 	}
 }
@@ -91,7 +93,8 @@ func TestScrubAlmostBlocks(t *testing.T) {
 	for i, n := range []int{BlockSize, BlockSize - 1, 2 * BlockSize, ExtentSize, 1} {
 		mustAppend(t, s, i, n)
 	}
-	if err := s.Scrub(t.Context(), nil, func(_ Record, loc Loc) { t.Error(loc) }); err != nil || s.Stats().Scrubbed != 5 {
+	if err := s.Scrub(t.Context(), nil, func(_ Record, loc Loc) { t.Error(loc) }); err != nil ||
+		s.Stats().Scrubbed != 5 {
 		t.Errorf("%d are right: %v", s.Stats().Scrubbed, err)
 	}
 }
@@ -122,11 +125,15 @@ func TestScrubEnds(t *testing.T) {
 		}
 		return nil
 	})
-	if err := s.Scrub(t.Context(), nil, func(_ Record, loc Loc) { t.Errorf("%v is not bad", loc) }); !errors.Is(err, syscall.EIO) || tries != 1 || s.Stats().Scrubbed != 3+11 {
+	if err := s.Scrub(t.Context(), nil, func(_ Record, loc Loc) {
+		t.Errorf("%v is not bad", loc)
+	}); !errors.Is(err, syscall.EIO) || tries != 1 || s.Stats().Scrubbed != 3+11 {
 		t.Errorf("%d tries, %d right: %v", tries, s.Stats().Scrubbed, err)
 	}
 	failing, tries = "", 0
-	if err := s.Scrub(t.Context(), nil, func(_ Record, loc Loc) { t.Errorf("%v is not bad", loc) }); !errors.Is(err, syscall.EIO) || tries != scrubErrors {
+	if err := s.Scrub(t.Context(), nil, func(_ Record, loc Loc) {
+		t.Errorf("%v is not bad", loc)
+	}); !errors.Is(err, syscall.EIO) || tries != scrubErrors {
 		t.Errorf("%d tries: %v", tries, err)
 	}
 	fsys.setFault(nil)
@@ -140,7 +147,9 @@ func TestScrubEnds(t *testing.T) {
 	}, func(_ Record, loc Loc) { t.Errorf("%v is not bad", loc) }); err != nil || runs != 6 {
 		t.Errorf("%d runs: %v", runs, err)
 	}
-	if err := s.Scrub(t.Context(), func(int) { mustClose(t, s) }, func(_ Record, loc Loc) { t.Error(loc) }); !errors.Is(err, ErrClosed) {
+	if err := s.Scrub(t.Context(), func(int) {
+		mustClose(t, s)
+	}, func(_ Record, loc Loc) { t.Error(loc) }); !errors.Is(err, ErrClosed) {
 		t.Error(err)
 	}
 }
@@ -154,7 +163,9 @@ func TestScrubBesides(t *testing.T) {
 	for range 2 {
 		wg.Go(func() {
 			for ctx.Err() == nil {
-				if err := s.Scrub(ctx, nil, func(r Record, loc Loc) { t.Errorf("%v is not bad: %+v", loc, r) }); err != nil && !errors.Is(err, context.Canceled) {
+				if err := s.Scrub(ctx, nil, func(r Record, loc Loc) {
+					t.Errorf("%v is not bad: %+v", loc, r)
+				}); err != nil && !errors.Is(err, context.Canceled) {
 					t.Error(err)
 				}
 			}
@@ -173,7 +184,8 @@ func TestScrubBesides(t *testing.T) {
 			t.Fatal(err)
 		}
 		got := make([]byte, len(p))
-		if err := s.ReadAtNow(loc, len(p), got, 0); err != nil && !errors.Is(err, ErrWouldBlock) || err == nil && !bytes.Equal(got, p) {
+		if err := s.ReadAtNow(loc, len(p), got, 0); err != nil && !errors.Is(err, ErrWouldBlock) ||
+			err == nil && !bytes.Equal(got, p) {
 			t.Error(err)
 		}
 		if i%9 == 0 {
@@ -249,11 +261,13 @@ func TestReadNowOnDisk(t *testing.T) {
 			}
 		}
 	}
-	// The kernel may keep what it was asked to drop, or on a busy machine read what is asked for before it looks whether it
-	// has it. So each second question goes to the kernel alone: if it refuses those, it refuses the store's as well.
+	// The kernel may keep what it was asked to drop, or on a busy machine read what is asked for before it looks
+	// whether it has it. So each second question goes to the kernel alone: if it refuses those, it refuses the store's
+	// as well.
 	var err error
 	absent, refused := 0, 0
-	for end := time.Now().Add(10 * time.Second); refused < 20 && !errors.Is(err, ErrWouldBlock) && time.Now().Before(end); {
+	for end := time.Now().Add(10 * time.Second); refused < 20 && !errors.Is(err, ErrWouldBlock) &&
+		time.Now().Before(end); {
 		if f.Forget(0, 0); resident(t, f) > 0 {
 			continue
 		}
@@ -268,7 +282,8 @@ func TestReadNowOnDisk(t *testing.T) {
 	if refused == 20 {
 		t.Errorf("of a file that is not in memory: %v", err)
 	} else if !errors.Is(err, ErrWouldBlock) {
-		t.Logf("not seen to block: the file was out of memory %d times, and of %d questions the kernel refused %d", absent, (absent+1)/2, refused)
+		t.Logf("not seen to block: the file was out of memory %d times, and of %d questions the kernel refused %d",
+			absent, (absent+1)/2, refused)
 	}
 	if err := s.ReadAt(locs[10], len(p), p, 0); err != nil || !bytes.Equal(p, want[10]) {
 		t.Error(err)
@@ -338,7 +353,8 @@ func TestReadsAfterClose(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustClose(t, s)
-	for name, read := range map[string]func(Loc, int, []byte, int64) error{"ReadAt": s.ReadAt, "ReadAtNow": s.ReadAtNow} {
+	for name, read := range map[string]func(Loc, int, []byte, int64) error{"ReadAt": s.ReadAt,
+		"ReadAtNow": s.ReadAtNow} {
 		for _, l := range []Loc{loc, other} { // checked, and not
 			if err := read(l, 1000, p, 0); !errors.Is(err, ErrGone) {
 				t.Errorf("%s: %v", name, err)

@@ -34,7 +34,8 @@ func TestSealedReads(t *testing.T) {
 		p   []byte
 	}
 	var recs []kept
-	for i, n := range []int{1, 300, BlockSize - 1, BlockSize, BlockSize + 1, 4*BlockSize + 7, 9*BlockSize + 3, ExtentSize} {
+	for i, n := range []int{1, 300, BlockSize - 1, BlockSize, BlockSize + 1, 4*BlockSize + 7, 9*BlockSize + 3,
+		ExtentSize} {
 		r, p := small(i, n)
 		r.ETag = "an etag that is the MD5 of a secret"
 		for at := range 16 {
@@ -73,7 +74,8 @@ func TestSealedReads(t *testing.T) {
 	}
 	for name, d := range fsys.files {
 		for i, r := range recs[1:] {
-			for what, b := range map[string][]byte{"payload": r.p[:16], "middle": r.p[len(r.p)/2:][:16], "etag": []byte("an etag"), "key hash": r.rec.KeyHash[:], "dataset": r.rec.Dataset[:]} {
+			for what, b := range map[string][]byte{"payload": r.p[:16], "middle": r.p[len(r.p)/2:][:16],
+				"etag": []byte("an etag"), "key hash": r.rec.KeyHash[:], "dataset": r.rec.Dataset[:]} {
 				if bytes.Contains(d.data, b) {
 					t.Errorf("%s of record %d is in %s", what, i+1, name)
 				}
@@ -104,7 +106,8 @@ func TestSealedReads(t *testing.T) {
 			t.Fatal(err)
 		}
 		mustClose(t, s)
-		if r, err := Check("/s", CheckOptions{FS: fsys, Index: idx, Key: testKey}); err != nil || len(r.Findings) > 0 || r.Records != len(recs) {
+		if r, err := Check("/s", CheckOptions{FS: fsys, Index: idx, Key: testKey}); err != nil || len(r.Findings) > 0 ||
+			r.Records != len(recs) {
 			t.Fatalf("%+v, %v", r, err)
 		}
 		idx.segs = nil
@@ -112,7 +115,9 @@ func TestSealedReads(t *testing.T) {
 
 	// Without the key, and with another one, nothing is visited, and nothing is lost.
 	before := bytes.Clone(fsys.files["/s/00000001.seg"].data)
-	s = mustOpen(t, "/s", Options{FS: fsys, Logger: quiet()}, func(x Extent, _ Loc) { t.Errorf("%+v without the key", x) })
+	s = mustOpen(t, "/s", Options{FS: fsys, Logger: quiet()}, func(x Extent, _ Loc) {
+		t.Errorf("%+v without the key", x)
+	})
 	if st := s.Stats(); st.Encrypted != len(recs) {
 		t.Errorf("%+v", st)
 	}

@@ -72,8 +72,8 @@ type Options struct {
 	// Budget is a second limit, shared with other stores; nil means none. A store gives its bytes back when it is
 	// closed.
 	Budget *Budget
-	// Counted returns the bytes of the Budget that the caller has taken for what lies in the folder. Open takes them over, so that
-	// they are the store's without having been anybody else's; nil: there are none.
+	// Counted returns the bytes of the Budget that the caller has taken for what lies in the folder. Open takes them
+	// over, so that they are the store's without having been anybody else's; nil: there are none.
 	Counted func() int64
 	// Key encrypts records; nil: no encryption. Records on disk of the other kind are not read.
 	Key *crypt.Key
@@ -500,8 +500,8 @@ func (s *Store) Void(loc Loc) error {
 	return nil
 }
 
-// Sync makes every record durable whose Append returned before, and commits the tables to the index. Its error may be of a segment that
-// was sealed since the last call. Segments that could not be written are gone then (see Has).
+// Sync makes every record durable whose Append returned before, and commits the tables to the index. Its error may be
+// of a segment that was sealed since the last call. Segments that could not be written are gone then (see Has).
 func (s *Store) Sync() error {
 	s.mu.Lock()
 	closed := s.closed
@@ -577,8 +577,8 @@ func (s *Store) commitSegment(g *segment, retiredOnly bool) error {
 	return nil
 }
 
-// fsync makes a segment's file durable, or else drops it: the kernel tells once that it could not write, and then calls the pages clean.
-// The caller holds g.commit.
+// fsync makes a segment's file durable, or else drops it: the kernel tells once that it could not write, and then calls
+// the pages clean. The caller holds g.commit.
 func (s *Store) fsync(g *segment) error {
 	err := g.f.Sync()
 	if err == nil {
@@ -604,7 +604,8 @@ func (s *Store) seal() {
 	}
 }
 
-// Used returns the bytes of all segments, with headers, padding, garbage, those of an append that is under way, and those of Take.
+// Used returns the bytes of all segments, with headers, padding, garbage, those of an append that is under way, and
+// those of Take.
 func (s *Store) Used() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -640,14 +641,15 @@ func (s *Store) Segments() []SegmentInfo {
 	segs := s.sorted()
 	infos := make([]SegmentInfo, len(segs))
 	for i, g := range segs {
-		infos[i] = SegmentInfo{ID: g.id, Bytes: g.end, Live: g.live, Garbage: g.end - segHeaderLen - g.live, Records: g.liveRecs, Active: g == s.active}
+		infos[i] = SegmentInfo{ID: g.id, Bytes: g.end, Live: g.live, Garbage: g.end - segHeaderLen - g.live,
+			Records: g.liveRecs, Active: g == s.active}
 	}
 	return infos
 }
 
-// Close waits for an append that is under way, makes everything durable, and closes the files. It does not seal the segment in
-// use: the next Open goes on with it. Later reads get ErrGone. The store's bytes are returned to its Budget although
-// the files stay: from here on the host must count them.
+// Close waits for an append that is under way, makes everything durable, and closes the files. It does not seal the
+// segment in use: the next Open goes on with it. Later reads get ErrGone. The store's bytes are returned to its Budget
+// although the files stay: from here on the host must count them.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	if s.closed {

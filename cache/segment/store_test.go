@@ -169,7 +169,8 @@ func TestReadParts(t *testing.T) {
 	loc, want := mustAppend(t, s, 1, 3*BlockSize+77)
 	for _, r := range []struct{ off, n, checks int }{
 		{10, 5, 1}, {0, BlockSize, 2}, {BlockSize - 1, 2, 3}, {BlockSize, BlockSize, 4}, {3 * BlockSize, 77, 5},
-		{3*BlockSize + 70, 7, 5}, {0, len(want), 6}, {0, len(want), 7}, {5, 0, 7}, {1, BlockSize / 2, 8}, {1, BlockSize/2 - 1, 8},
+		{3*BlockSize + 70, 7, 5}, {0, len(want), 6}, {0, len(want), 7}, {5, 0, 7}, {1, BlockSize / 2, 8},
+		{1, BlockSize/2 - 1, 8},
 	} {
 		p := make([]byte, r.n)
 		if err := s.ReadAt(loc, len(want), p, int64(r.off)); err != nil || !bytes.Equal(p, want[r.off:r.off+r.n]) {
@@ -179,7 +180,8 @@ func TestReadParts(t *testing.T) {
 			t.Errorf("[%d, %d): %d checks so far, want %d", r.off, r.off+r.n, got, r.checks)
 		}
 	}
-	for _, r := range []struct{ length, off, n int }{{len(want), -1, 1}, {len(want), len(want), 1}, {len(want), 1, len(want)}} {
+	for _, r := range []struct{ length, off, n int }{{len(want), -1, 1}, {len(want), len(want), 1},
+		{len(want), 1, len(want)}} {
 		if err := s.ReadAt(loc, r.length, make([]byte, r.n), int64(r.off)); err == nil || errors.Is(err, ErrCorrupt) {
 			t.Errorf("%+v: %v", r, err)
 		}
@@ -269,7 +271,8 @@ func TestFormat(t *testing.T) {
 		t.Errorf("record header\ngot  %s\nwant %s", got, strings.ReplaceAll(want, " ", ""))
 	}
 	got, err := parseHeader(h, 0x1122334455667788, 0x40, 1<<30)
-	if err != nil || mustRecord(&got) != r || got.gap != 128 || !got.checkBlocks(0, payload) || !got.checkBlocks(1, payload[BlockSize:]) || got.checkBlocks(0, payload[1:]) ||
+	if err != nil || mustRecord(&got) != r || got.gap != 128 || !got.checkBlocks(0, payload) ||
+		!got.checkBlocks(1, payload[BlockSize:]) || got.checkBlocks(0, payload[1:]) ||
 		!got.checkBlocks(0, payload[:7], nil, payload[7:BlockSize+1], payload[BlockSize+1:]) {
 		t.Errorf("%+v, %v", got, err)
 	}
@@ -293,7 +296,8 @@ func TestNewerFormat(t *testing.T) {
 	copy(d, h)
 	before := bytes.Clone(d)
 	_, err := Open("/s", Options{FS: fsys, Logger: quiet()}, nil)
-	if !errors.Is(err, ErrNewerFormat) || !strings.Contains(err.Error(), "00000001.seg") || !strings.Contains(err.Error(), "--cache-dir") {
+	if !errors.Is(err, ErrNewerFormat) || !strings.Contains(err.Error(), "00000001.seg") ||
+		!strings.Contains(err.Error(), "--cache-dir") {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(fsys.files["/s/00000001.seg"].data, before) {
@@ -360,7 +364,8 @@ func TestVoid(t *testing.T) {
 				t.Error(err)
 			}
 			mustClose(t, next)
-			if r, err := Check("/s", CheckOptions{FS: o.FS, Index: o.Index, Key: key}); err != nil || r.Damage() != 0 || r.TornTails != 0 {
+			if r, err := Check("/s", CheckOptions{FS: o.FS, Index: o.Index, Key: key}); err != nil || r.Damage() != 0 ||
+				r.TornTails != 0 {
 				t.Errorf("key %v: the last record was given up, and that is damage: %+v, %v", key != nil, r, err)
 			}
 			if killed {
@@ -370,8 +375,8 @@ func TestVoid(t *testing.T) {
 	}
 }
 
-// The first pages of a segment are lost: what lies behind them is not, as the table tells where it is; encrypted or not, and
-// though a cached file looks like a segment.
+// The first pages of a segment are lost: what lies behind them is not, as the table tells where it is; encrypted or
+// not, and though a cached file looks like a segment.
 func TestZeroedStart(t *testing.T) {
 	for _, key := range []*crypt.Key{nil, testKey} {
 		fsys, idx := newMemFS(), &mapIndex{}
@@ -451,7 +456,8 @@ func TestScanResumesBehindHole(t *testing.T) {
 	s = mustOpen(t, "/s", *m, func(x Extent, _ Loc) { got = append(got, numberOf(t, x)) })
 	defer mustClose(t, s)
 	st := s.Stats()
-	if fmt.Sprint(got) != "[0 1 2]" || st.Recovery.Holes != 2 || st.Recovery.Scanned != 3 || st.Recovery.TornBytes == 0 {
+	if fmt.Sprint(got) != "[0 1 2]" || st.Recovery.Holes != 2 || st.Recovery.Scanned != 3 ||
+		st.Recovery.TornBytes == 0 {
 		t.Fatalf("%v, %+v", got, st)
 	}
 	if info := s.Segments()[0]; info.Garbage < 3*scanChunk {
@@ -643,7 +649,8 @@ func TestFailingDisk(t *testing.T) {
 	fsys.files["/s/00000005.seg"].data[loc.off()+int64(loc.gap())+5] ^= 1
 	s = mustOpen(t, "/s", o, nil)
 	defer mustClose(t, s)
-	if err := s.ReadAt(loc, len(p), make([]byte, 1), 500); !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), "segment 00000005") {
+	if err := s.ReadAt(loc, len(p), make([]byte, 1), 500); !errors.Is(err, ErrCorrupt) ||
+		!strings.Contains(err.Error(), "segment 00000005") {
 		t.Error(err)
 	}
 }
@@ -730,7 +737,8 @@ func TestConcurrent(t *testing.T) {
 	}
 	for _, x := range recs {
 		p := make([]byte, len(x.p))
-		if err := s.ReadAt(x.loc, len(x.p), p, 0); err != nil && !errors.Is(err, ErrGone) || err == nil && !bytes.Equal(p, x.p) {
+		if err := s.ReadAt(x.loc, len(x.p), p, 0); err != nil && !errors.Is(err, ErrGone) ||
+			err == nil && !bytes.Equal(p, x.p) {
 			t.Errorf("%v: %v", x.loc, err)
 		}
 	}
@@ -811,7 +819,8 @@ func FuzzScan(f *testing.F) {
 		next := int64(segHeaderLen)
 		var entries []entry
 		end, _, err := scan(bytes.NewReader(data), salt, segHeaderLen, int64(len(data)), func(off int64, h *header) {
-			if off < next || off%unit != 0 || h.rec.check() != nil || off+int64(h.gap)+int64(h.rec.Length) > int64(len(data)) {
+			if off < next || off%unit != 0 || h.rec.check() != nil ||
+				off+int64(h.gap)+int64(h.rec.Length) > int64(len(data)) {
 				t.Fatalf("record %+v at %d, gap %d", h.rec, off, h.gap)
 			}
 			next = off + h.end()
@@ -865,7 +874,8 @@ func FuzzTable(f *testing.F) {
 		}
 		next := int64(segHeaderLen)
 		for _, e := range entries {
-			if e.off < next || e.Length < 1 || e.Length > ExtentSize || e.Offset < 0 || e.gap < headerLen(0, e.Length) || e.gap > maxGap || e.off >= maxSegmentSize ||
+			if e.off < next || e.Length < 1 || e.Length > ExtentSize || e.Offset < 0 ||
+				e.gap < headerLen(0, e.Length) || e.gap > maxGap || e.off >= maxSegmentSize ||
 				e.off+int64(e.gap)+int64(e.Length) > size {
 				t.Fatalf("entry %+v", e)
 			}

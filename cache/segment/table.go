@@ -86,11 +86,13 @@ func parseTable(b []byte, size int64) (entries []entry, lost int, err error) {
 		}
 		fixed := t.take(16)
 		offset := t.num()
-		if t.bad || ds >= uint64(len(datasets)) || skip >= 1<<offBits || gap >= 1<<gapBits || length == 0 || length > ExtentSize || offset > math.MaxInt64-ExtentSize {
+		if t.bad || ds >= uint64(len(datasets)) || skip >= 1<<offBits || gap >= 1<<gapBits || length == 0 ||
+			length > ExtentSize || offset > math.MaxInt64-ExtentSize {
 			return nil, 0, errTable
 		}
 		e := entry{off: end + int64(skip)*unit, gap: int(gap) * unit, Extent: Extent{
-			Dataset: datasets[ds], ID: VersionID(fixed), File: le.Uint32(fixed[12:]), Offset: int64(offset), Length: int(length),
+			Dataset: datasets[ds], ID: VersionID(fixed), File: le.Uint32(fixed[12:]), Offset: int64(offset),
+			Length: int(length),
 		}}
 		if e.off >= maxSegmentSize || e.gap < headerLen(0, e.Length) {
 			return nil, 0, errTable

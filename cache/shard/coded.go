@@ -20,9 +20,9 @@ import (
 )
 
 // Coded members. A set may store some files in a shorter form, from which each comes back exactly. Its shards are shown
-// (Set.Objects) as if all members were stored as they are, with offsets to match; a [Restorer] reads from such an object
-// what is stored, and fills in the files. So everything above a store sees the files only, except for a cache that keeps
-// them coded, too: it gets whole ones as they are ([Restorer.ReadCoded]).
+// (Set.Objects) as if all members were stored as they are, with offsets to match; a [Restorer] reads from such an
+// object what is stored, and fills in the files. So everything above a store sees the files only, except for a cache
+// that keeps them coded, too: it gets whole ones as they are ([Restorer.ReadCoded]).
 
 // Coded says how a pack stores the files: its source has what is stored.
 type Coded struct {
@@ -73,13 +73,14 @@ type Restorer struct {
 	learned map[string]bool        // prefixes of sets
 }
 
-// NewRestorer returns a Restorer. decoder may be nil: then such sets cannot be read. asIs tells whether ReadCoded may return
-// coded members as they are; nil: it may not.
+// NewRestorer returns a Restorer. decoder may be nil: then such sets cannot be read. asIs tells whether ReadCoded may
+// return coded members as they are; nil: it may not.
 func NewRestorer(r objstore.Reader, decoder Decoder, asIs func() bool) *Restorer {
 	if asIs == nil {
 		asIs = func() bool { return false }
 	}
-	return &Restorer{Reader: r, decoder: decoder, asIs: asIs, turn: make(chan struct{}, runtime.GOMAXPROCS(0)), shards: map[string]*codedShard{}, learned: map[string]bool{}}
+	return &Restorer{Reader: r, decoder: decoder, asIs: asIs, turn: make(chan struct{}, runtime.GOMAXPROCS(0)),
+		shards: map[string]*codedShard{}, learned: map[string]bool{}}
 }
 
 // codedShard has the coded members of a shard, by offset.
@@ -97,8 +98,8 @@ type codedMember struct {
 
 const codedBytes = 32 // of a codedMember
 
-// CodedBytes returns how much memory a [Restorer] takes for the coded members of a layout, which may be nil. It knows all of
-// them in the end: a random order comes back to each shard soon.
+// CodedBytes returns how much memory a [Restorer] takes for the coded members of a layout, which may be nil. It knows
+// all of them in the end: a random order comes back to each shard soon.
 func CodedBytes(l *catalog.Layout) (n int64) {
 	if l == nil {
 		return 0
@@ -194,8 +195,8 @@ func (r *Restorer) ReadCoded(ctx context.Context, o objstore.Object, spans []obj
 }
 
 // fill restores a span from what is stored, which may be the end of the span's own bytes: nothing is written over what
-// is still to be read, since no member grows by being stored. If coded is not nil, and the span is one coded member, that
-// stays as it is.
+// is still to be read, since no member grows by being stored. If coded is not nil, and the span is one coded member,
+// that stays as it is.
 func (r *Restorer) fill(t *codedShard, s, from objstore.Span, coded *int) error {
 	at, end := s.Off, s.Off+int64(len(s.P))
 	plain := func(to int64) {
@@ -216,7 +217,8 @@ func (r *Restorer) fill(t *codedShard, s, from objstore.Span, coded *int) error 
 		}
 		if err != nil {
 			return &objstore.Error{
-				Op: "restore", Key: t.tar.Key, Kind: objstore.KindInvalid, Err: fmt.Errorf("the recoded member at %d: %w", c.off, err),
+				Op: "restore", Key: t.tar.Key, Kind: objstore.KindInvalid,
+				Err:    fmt.Errorf("the recoded member at %d: %w", c.off, err),
 				Remedy: "restore the shard from a copy, or pack the source again into another place",
 			}
 		}
@@ -275,7 +277,9 @@ func (r *Restorer) load(ctx context.Context, o objstore.Object) (*codedShard, er
 	size, tag, _ := strings.Cut(strings.TrimPrefix(o.ETag, codedTag), ":")
 	n, err := strconv.ParseInt(size, 10, 64)
 	if err == nil {
-		_, err = r.once(ctx, path.Dir(o.Key), func(ctx context.Context) (any, error) { return nil, r.learn(ctx, path.Dir(o.Key)) })
+		_, err = r.once(ctx, path.Dir(o.Key), func(ctx context.Context) (any, error) {
+			return nil, r.learn(ctx, path.Dir(o.Key))
+		})
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", o.Key, err)
@@ -291,7 +295,8 @@ func (r *Restorer) load(ctx context.Context, o objstore.Object) (*codedShard, er
 	if err != nil {
 		return nil, fmt.Errorf("index %s: %w (restore it, or remove the set and pack again)", o.Key+indexSuffix, err)
 	}
-	t := &codedShard{tar: objstore.Object{Key: o.Key, ETag: tag, Size: n, ModTime: o.ModTime}, coded: make([]codedMember, 0, ix.len())}
+	t := &codedShard{tar: objstore.Object{Key: o.Key, ETag: tag, Size: n, ModTime: o.ModTime},
+		coded: make([]codedMember, 0, ix.len())}
 	ix.members(func(_ int, m indexMember) bool {
 		if m.stored < m.size {
 			t.coded = append(t.coded, codedMember{m.off + t.growth, m.off, int32(m.size), int32(m.stored), m.crc})
@@ -308,7 +313,8 @@ func (r *Restorer) load(ctx context.Context, o objstore.Object) (*codedShard, er
 // learn makes the tables of the set in a folder known.
 func (r *Restorer) learn(ctx context.Context, folder string) error {
 	if r.decoder == nil {
-		return errors.New("it has recoded JPEGs, and this process restores none (read it by a binary that was built with cgo)")
+		return errors.New(
+			"it has recoded JPEGs, and this process restores none (read it by a binary that was built with cgo)")
 	}
 	r.mu.Lock()
 	learned := r.learned[folder]

@@ -58,8 +58,8 @@ func (a *awayStore) Stat(ctx context.Context, key string) (objstore.Object, erro
 	return objstore.Object{}, errors.New("away")
 }
 
-// A set with coded members is the same dataset: any range of its shards reads as if each file were stored as it is, by one
-// request for neighbours, and it unpacks to the originals.
+// A set with coded members is the same dataset: any range of its shards reads as if each file were stored as it is, by
+// one request for neighbours, and it unpacks to the originals.
 func TestCodedMembers(t *testing.T) {
 	s := newStore()
 	coded := codedStore{s, map[string][]byte{}}
@@ -111,7 +111,8 @@ func TestCodedMembers(t *testing.T) {
 			t.Fatal(err)
 		}
 		got := make([]byte, member.Size)
-		if err := r.ReadAt(t.Context(), objects[member.Shard], got, member.Off); err != nil || !bytes.Equal(got, want[member.Path]) {
+		if err := r.ReadAt(t.Context(), objects[member.Shard], got, member.Off); err != nil ||
+			!bytes.Equal(got, want[member.Path]) {
 			t.Fatalf("%s: %v", member.Path, err)
 		}
 		image := &images[member.Shard]
@@ -129,7 +130,8 @@ func TestCodedMembers(t *testing.T) {
 			t.Fatal(err)
 		}
 		part := make([]byte, 1+rng.IntN(len(whole)-lo))
-		if err := r.ReadAt(t.Context(), objects[i], part, int64(lo)); err != nil || !bytes.Equal(part, whole[lo:lo+len(part)]) {
+		if err := r.ReadAt(t.Context(), objects[i], part, int64(lo)); err != nil ||
+			!bytes.Equal(part, whole[lo:lo+len(part)]) {
 			t.Fatalf("%d bytes at %d of %s: %v", len(part), lo, objects[i].Key, err)
 		}
 	}
@@ -164,12 +166,14 @@ func TestCodedMembers(t *testing.T) {
 		for i, sp := range spans {
 			whole := want[neighbours[i]]
 			stored, isCoded := coded.stored["src/"+neighbours[i]]
-			if got := lengths[i]; (got > 0) != (asIs && isCoded && i%3 > 0) || got > 0 && !bytes.Equal(sp.P[:got], stored) || got == 0 && !bytes.Equal(sp.P, whole) {
+			if got := lengths[i]; (got > 0) != (asIs && isCoded && i%3 > 0) ||
+				got > 0 && !bytes.Equal(sp.P[:got], stored) || got == 0 && !bytes.Equal(sp.P, whole) {
 				t.Errorf("as is %v: %s came as %d bytes of %d", asIs, neighbours[i], got, len(whole))
 			}
 		}
 		one := make([]byte, len(spans[1].P))
-		if err := r.ReadCoded(t.Context(), objects[0], []objstore.Span{{Off: spans[1].Off + 1, P: one[1:]}}, ask[1:2]); err != nil || !bytes.Equal(one[1:], want[neighbours[1]][1:]) {
+		if err := r.ReadCoded(t.Context(), objects[0], []objstore.Span{{Off: spans[1].Off + 1, P: one[1:]}},
+			ask[1:2]); err != nil || !bytes.Equal(one[1:], want[neighbours[1]][1:]) {
 			t.Errorf("a part of a member: %v", err)
 		}
 	}
@@ -191,7 +195,8 @@ func TestCodedMembers(t *testing.T) {
 		known += uintptr(cap(c.coded)) * unsafe.Sizeof(codedMember{})
 	}
 	if len(r.shards) != len(objects) || known == 0 || int64(known) > CodedBytes(layout) {
-		t.Errorf("%d bytes for the coded members of %d shards, %d are reserved for %d", known, len(r.shards), CodedBytes(layout), len(objects))
+		t.Errorf("%d bytes for the coded members of %d shards, %d are reserved for %d", known, len(r.shards),
+			CodedBytes(layout), len(objects))
 	}
 	// tar lists all by their names.
 	listed := 0
@@ -262,7 +267,8 @@ func TestCodedMembers(t *testing.T) {
 			p[at-off] ^= 1
 		}
 	}
-	if done, err := openAnd(t, r); err == nil || !strings.Contains(err.Error(), ": "+bad.Path+": restore out/shard-000001.tar") || done.Files == 0 {
+	if done, err := openAnd(t, r); err == nil ||
+		!strings.Contains(err.Error(), ": "+bad.Path+": restore out/shard-000001.tar") || done.Files == 0 {
 		t.Errorf("%s is damaged: %+v, %v", bad.Path, done, err)
 	}
 }

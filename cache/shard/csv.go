@@ -21,8 +21,8 @@ const (
 	maxRow = 16 << 20
 )
 
-// rows finds the rows of a table. They are as in RFC 4180: a quoted field may contain line ends, and quotes written twice; a quote within an
-// unquoted field is a character. Empty lines are skipped. It fails if a quote is not closed.
+// rows finds the rows of a table. They are as in RFC 4180: a quoted field may contain line ends, and quotes written
+// twice; a quote within an unquoted field is a character. Empty lines are skipped. It fails if a quote is not closed.
 func (s *Rows) rows(ctx context.Context, o objstore.Object, emit func(Member) bool) (columns string, err error) {
 	base := strings.TrimPrefix(o.Key, s.prefix)
 	p := rowScanner{comma: ','}

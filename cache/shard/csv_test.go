@@ -104,7 +104,8 @@ func TestRows(t *testing.T) {
 	for k := range 6 {
 		b := []byte("id,text\n")
 		for i := range rows * (k % 2) {
-			row := fmt.Sprintf("%d,\"line one %d\nline two, of object %d, and some more text to make it long\"", i, i, k)
+			row := fmt.Sprintf("%d,\"line one %d\nline two, of object %d, and some more text to make it long\"", i, i,
+				k)
 			want = append(want, row)
 			b = append(append(b, row...), '\n')
 		}
@@ -157,7 +158,8 @@ func TestRows(t *testing.T) {
 	} { // it is the first, and must not decide what the others' columns are
 		mem.PutBytes("t/3.csv", []byte("id,text\n1,2\n"))
 		mem.PutBytes("t/+.csv", []byte(text))
-		if err := lastError(t.Context(), open()); err == nil || !strings.Contains(err.Error(), "t/+.csv: ") || !strings.Contains(err.Error(), want) {
+		if err := lastError(t.Context(), open()); err == nil || !strings.Contains(err.Error(), "t/+.csv: ") ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", text, err)
 		}
 	}

@@ -1,6 +1,7 @@
-// Package shard packs the files of a dataset into tar shards, and reads as datasets what lies in larger objects: its own shards and any
-// WebDataset tars ([Set]), rows of tables, documents of Megatron's .bin and .idx, and columns of MDS ([Rows]). Both are an [Index]: they say
-// of each sample in which object it lies, where, and how long it is. They read no more of the samples than it takes to find them.
+// Package shard packs the files of a dataset into tar shards, and reads as datasets what lies in larger objects: its
+// own shards and any WebDataset tars ([Set]), rows of tables, documents of Megatron's .bin and .idx, and columns of MDS
+// ([Rows]). Both are an [Index]: they say of each sample in which object it lies, where, and how long it is. They read
+// no more of the samples than it takes to find them.
 //
 // # Shard set
 //
@@ -78,11 +79,12 @@
 //
 // # Recoded members
 //
-// A pack may store JPEGs in the shorter form of gpuingest/jpeg, where that is shorter. Then the manifest has version 2, and
-// says by which coding and tables the members are restored; the index has version 2 or 4, and each member's row 4 bytes more:
-// the length of what is stored, or 0 if the file is stored as it is. Sizes, checksums and ETags stay those of the files, so
-// that the dataset version does; the tar's headers and the member's offset are of what is stored. Files over 4 MiB are never
-// recoded: they are read in parts. Earlier versions refuse such a set; sets without recoded members stay at version 1.
+// A pack may store JPEGs in the shorter form of gpuingest/jpeg, where that is shorter. Then the manifest has version 2,
+// and says by which coding and tables the members are restored; the index has version 2 or 4, and each member's row 4
+// bytes more: the length of what is stored, or 0 if the file is stored as it is. Sizes, checksums and ETags stay those
+// of the files, so that the dataset version does; the tar's headers and the member's offset are of what is stored.
+// Files over 4 MiB are never recoded: they are read in parts. Earlier versions refuse such a set; sets without recoded
+// members stay at version 1.
 //
 // # Foreign tars
 //
@@ -102,9 +104,9 @@
 //     of the shard without .tar: the class folder and the extension stay. If that is taken too, it is
 //     DIR/SHARD~2~BASE, and so on.
 //
-// A foreign member's ETag is the ETag of its shard, "+", and its offset; so is that of what [Rows] finds. What an index says of samples, where
-// they lie, and in which type, is thereby in the dataset's version, and the index's own ETag is not: to add a shard to an MDS makes no other
-// sample new.
+// A foreign member's ETag is the ETag of its shard, "+", and its offset; so is that of what [Rows] finds. What an index
+// says of samples, where they lie, and in which type, is thereby in the dataset's version, and the index's own ETag is
+// not: to add a shard to an MDS makes no other sample new.
 //
 // # Traps
 //

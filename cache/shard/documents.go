@@ -10,13 +10,14 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 )
 
-// Megatron's IndexedDataset is two objects. X.bin has the token ids of all sequences, one after the other. X.idx says where they are:
+// Megatron's IndexedDataset is two objects. X.bin has the token ids of all sequences, one after the other. X.idx says
+// where they are:
 //
 //	"MMIDIDX\0\0", u64 version (1), u8 code of the type, u64 N sequences, u64 D: documents and 1 more
 //	N x i32 tokens of the sequence, N x i64 its offset in X.bin, D x i64 number of the document's first sequence
 //
-// Each document is a file X.bin/000000000000.uint16 and so on, named after the type. Offsets that are not the sum of the lengths before
-// them are refused: no writer makes them.
+// Each document is a file X.bin/000000000000.uint16 and so on, named after the type. Offsets that are not the sum of
+// the lengths before them are refused: no writer makes them.
 const (
 	idxHeader = 34
 	idxMagic  = "MMIDIDX\x00\x00"
@@ -26,7 +27,8 @@ const (
 var idxTypes = [...]string{"", "uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16"}
 
 // lengthOf is the length of a number of a type.
-var lengthOf = map[string]int64{"uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "float16": 2, "float32": 4, "float64": 8}
+var lengthOf = map[string]int64{"uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8, "int8": 1, "int16": 2, "int32": 4,
+	"int64": 8, "float16": 2, "float32": 4, "float64": 8}
 
 // openDocuments adds the .bin of an .idx.
 func (s *Rows) openDocuments(idx objstore.Object, there map[string]objstore.Object) (err error) {
@@ -54,7 +56,8 @@ func (s *Rows) documents(ctx context.Context, o, idx objstore.Object, emit func(
 		return "", err
 	}
 	le := binary.LittleEndian
-	version, code, n, d, rest := le.Uint64(h[9:]), h[17], le.Uint64(h[18:]), le.Uint64(h[26:]), uint64(idx.Size-idxHeader)
+	version, code, n, d, rest := le.Uint64(h[9:]), h[17], le.Uint64(h[18:]), le.Uint64(h[26:]),
+		uint64(idx.Size-idxHeader)
 	switch {
 	case !bytes.HasPrefix(h, []byte(idxMagic)):
 		return "", corrupt("it begins with %q, not %q: it is no index of Megatron's", h[:9], idxMagic)
@@ -83,7 +86,8 @@ func (s *Rows) documents(ctx context.Context, o, idx objstore.Object, emit func(
 			return "", err
 		}
 		if next < seq || next > n || doc == 0 && next > 0 || doc == d-1 && next < n {
-			return "", corrupt("document %d begins with sequence %d, where the last one began with %d of %d", doc, next, seq, n)
+			return "", corrupt("document %d begins with sequence %d, where the last one began with %d of %d", doc,
+				next, seq, n)
 		}
 		from := at
 		for ; seq < next; seq++ {
@@ -96,7 +100,8 @@ func (s *Rows) documents(ctx context.Context, o, idx objstore.Object, emit func(
 				return "", err
 			}
 			if off != uint64(at) || length > 1<<31-1 || int64(length)*bytesEach > o.Size-at {
-				return "", corrupt("sequence %d has %d tokens at %d, but those before it end at %d of %d bytes", seq, int32(length), off, at, o.Size)
+				return "", corrupt("sequence %d has %d tokens at %d, but those before it end at %d of %d bytes", seq,
+					int32(length), off, at, o.Size)
 			}
 			at += int64(length) * bytesEach
 		}

@@ -33,7 +33,8 @@ func TestHeader(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%q: %v", name, err)
 		}
-		if got.Name != name || got.Size != size || got.Typeflag != tar.TypeReg || got.Mode != 0o644 || got.Uid != 0 || in.Len() != 0 {
+		if got.Name != name || got.Size != size || got.Typeflag != tar.TypeReg || got.Mode != 0o644 || got.Uid != 0 ||
+			in.Len() != 0 {
 			t.Fatalf("%q of %d bytes reads back as %+v, %d bytes behind it", name, size, got, in.Len())
 		}
 		if want := time.Unix(max(0, mtime), 0); mtime <= ustarOctal && !got.ModTime.Equal(want) {
@@ -112,7 +113,8 @@ func TestEscape(t *testing.T) {
 func TestEscapeIsUnique(t *testing.T) {
 	unescape := strings.NewReplacer("%2E", ".", "%25", "%")
 	name := rapid.Custom(func(t *rapid.T) string {
-		return strings.Join(rapid.SliceOfN(rapid.SampledFrom([]string{".", "%", "2", "E", "e", "5", "a", "noext", "é"}), 1, 12).Draw(t, "name"), "")
+		return strings.Join(rapid.SliceOfN(rapid.SampledFrom([]string{".", "%", "2", "E", "e", "5", "a", "noext", "é"}),
+			1, 12).Draw(t, "name"), "")
 	}).Filter(func(s string) bool { return s != "." && s != ".." })
 	rapid.Check(t, func(t *rapid.T) {
 		n := name.Draw(t, "name")
@@ -132,14 +134,16 @@ func TestEscapeIsUnique(t *testing.T) {
 }
 
 func drawIndex(t *rapid.T) (*index, []indexMember) {
-	ix := &index{dataset: [32]byte{1, 2}, plan: [16]byte{3}, shard: rapid.IntRange(0, 1e6).Draw(t, "shard"), etag: "tag", coded: rapid.Bool().Draw(t, "coded")}
+	ix := &index{dataset: [32]byte{1, 2}, plan: [16]byte{3}, shard: rapid.IntRange(0, 1e6).Draw(t, "shard"),
+		etag: "tag", coded: rapid.Bool().Draw(t, "coded")}
 	var list []indexMember
 	at, large := int64(0), rapid.Bool().Draw(t, "some are large")
 	for range rapid.IntRange(0, 20).Draw(t, "n") {
 		m := indexMember{
 			off: at + blockSize*rapid.Int64Range(1, 4).Draw(t, "gap"), size: rapid.Int64Range(0, 5000).Draw(t, "size"),
 			mtime: rapid.Int64().Draw(t, "mtime"), crc: rapid.Uint32().Draw(t, "crc"),
-			path: rapid.StringN(1, 20, 80).Draw(t, "path"), tarName: rapid.StringN(0, 20, 80).Draw(t, "name"), etag: rapid.StringN(1, 5, 20).Draw(t, "etag"),
+			path: rapid.StringN(1, 20, 80).Draw(t, "path"), tarName: rapid.StringN(0, 20, 80).Draw(t, "name"),
+			etag: rapid.StringN(1, 5, 20).Draw(t, "etag"),
 		}
 		if large && rapid.Bool().Draw(t, "is large") {
 			m.size += 3 * catalog.ExtentSize
@@ -171,7 +175,8 @@ func TestIndexRoundTrip(t *testing.T) {
 		}
 		var got []indexMember
 		back.members(func(_ int, m indexMember) bool { got = append(got, m); return true })
-		if !slices.Equal(got, want) || back.dataset != ix.dataset || back.plan != ix.plan || back.shard != ix.shard || back.size != ix.size || back.etag != ix.etag {
+		if !slices.Equal(got, want) || back.dataset != ix.dataset || back.plan != ix.plan || back.shard != ix.shard ||
+			back.size != ix.size || back.etag != ix.etag {
 			t.Fatalf("reads back as %+v %+v", back, got)
 		}
 		// Every damage of one byte, and every cut, is noticed.
@@ -249,7 +254,8 @@ func TestIndexRefuses(t *testing.T) {
 func FuzzIndex(f *testing.F) {
 	ix := &index{etag: "tag", size: 8192}
 	for i, p := range []string{"a/b.jpg", "c"} {
-		if err := ix.append(indexMember{off: 512 + int64(i)*2048, size: 100, path: p, tarName: "x", etag: "e"}); err != nil {
+		if err := ix.append(indexMember{off: 512 + int64(i)*2048, size: 100, path: p, tarName: "x",
+			etag: "e"}); err != nil {
 			f.Fatal(err)
 		}
 	}

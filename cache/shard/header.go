@@ -24,7 +24,8 @@ func tarHeader(name string, size, mtime int64) []byte {
 		mtime = 0
 	}
 	var b bytes.Buffer
-	if tar.NewWriter(&b).WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: size, Mode: 0o644, ModTime: time.Unix(mtime, 0)}) != nil {
+	if tar.NewWriter(&b).WriteHeader(
+		&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: size, Mode: 0o644, ModTime: time.Unix(mtime, 0)}) != nil {
 		return nil
 	}
 	return b.Bytes()
@@ -32,7 +33,9 @@ func tarHeader(name string, size, mtime int64) []byte {
 
 // headerLen returns the length of the tarHeader. Most need not be made for that.
 func headerLen(name string, size int64) int64 {
-	if len(name) <= ustarName && size <= ustarOctal && strings.IndexFunc(name, func(r rune) bool { return r >= utf8.RuneSelf }) < 0 {
+	if len(name) <= ustarName && size <= ustarOctal && strings.IndexFunc(name, func(r rune) bool {
+		return r >= utf8.RuneSelf
+	}) < 0 {
 		return blockSize
 	}
 	return int64(len(tarHeader(name, size, 0)))

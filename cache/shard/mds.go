@@ -21,9 +21,9 @@ import (
 //	u32 N, (N+1) x u32 offset of a sample, and the end; its configuration, which is not read
 //	N samples, each: u32 length of each column that has no fixed one; the columns
 //
-// Each column of a sample is a file, FOLDER/SHARD-000000000000.COLUMN.EXT, where dots in SHARD are "_": so the columns of a sample are
-// parts of it (docs/samples.md), and EXT says what is in them. If at most one column has no fixed length, the shard's offsets say where
-// the columns are, and no sample is read to find them.
+// Each column of a sample is a file, FOLDER/SHARD-000000000000.COLUMN.EXT, where dots in SHARD are "_": so the columns
+// of a sample are parts of it (docs/samples.md), and EXT says what is in them. If at most one column has no fixed
+// length, the shard's offsets say where the columns are, and no sample is read to find them.
 const (
 	mdsIndexName = "index.json"
 	mdsSuffix    = ".mds"
@@ -31,12 +31,16 @@ const (
 	maxMDSName   = 100
 )
 
-// mdsEncodings are the extensions of MDS's encodings, but of arrays. An extension that is a type has the length of one number.
+// mdsEncodings are the extensions of MDS's encodings, but of arrays. An extension that is a type has the length of one
+// number.
 var mdsEncodings = map[string]string{
-	"bytes": "", "str": ".txt", "json": ".json", "jpeg": ".jpg", "png": ".png", "int": ".int64", "str_int": ".txt", "str_float": ".txt", "str_decimal": ".txt",
-	"uint8": ".uint8", "uint16": ".uint16", "uint32": ".uint32", "uint64": ".uint64", "int8": ".int8", "int16": ".int16", "int32": ".int32", "int64": ".int64",
+	"bytes": "", "str": ".txt", "json": ".json", "jpeg": ".jpg", "png": ".png", "int": ".int64", "str_int": ".txt",
+	"str_float": ".txt", "str_decimal": ".txt",
+	"uint8": ".uint8", "uint16": ".uint16", "uint32": ".uint32", "uint64": ".uint64", "int8": ".int8",
+	"int16": ".int16", "int32": ".int32", "int64": ".int64",
 	"float16": ".float16", "float32": ".float32", "float64": ".float64",
-	"pil": "", "pkl": "", "jpeg_array": "", "jpegarray": "", "list[pil]": "", "list[jpeg]": "", "list[png]": "", // as they are
+	// as they are
+	"pil": "", "pkl": "", "jpeg_array": "", "jpegarray": "", "list[pil]": "", "list[jpeg]": "", "list[png]": "",
 }
 
 // mdsShard is a shard in an index.
@@ -63,7 +67,8 @@ type mdsColumns struct {
 	free  int      // how many have none
 }
 
-// openMDS adds the shards of an index. Those that another one has named, as of a folder that was merged into one above, are left to it: there has no key of them.
+// openMDS adds the shards of an index. Those that another one has named, as of a folder that was merged into one above,
+// are left to it: there has no key of them.
 func (s *Rows) openMDS(ctx context.Context, ix objstore.Object, there map[string]objstore.Object) error {
 	data, err := readWhole(ctx, s.r, ix, maxMDSIndex)
 	if err != nil {
@@ -95,7 +100,9 @@ func (s *Rows) addMDS(ix string, sh *mdsShard, there map[string]objstore.Object)
 	case sh.Version != 2 || sh.Format != "mds":
 		return fmt.Errorf("format %.20q, version %d: only mds, version 2, is read", sh.Format, sh.Version)
 	case sh.Compression != "" || len(sh.Zip) > 0 && string(sh.Zip) != "null":
-		return fmt.Errorf("it is compressed (%.20q), so single samples cannot be read from it: write it with compression=None", sh.Compression)
+		return fmt.Errorf(
+			"it is compressed (%.20q), so single samples cannot be read from it: write it with compression=None",
+			sh.Compression)
 	case sh.Raw.Basename == "" || sh.Raw.Bytes < 0 || sh.Samples < 0:
 		return errors.New("raw_data or samples is missing, or below 0")
 	case !strings.HasPrefix(key, strings.TrimPrefix(dir+"/", "./")) || path.IsAbs(sh.Raw.Basename):
@@ -124,16 +131,20 @@ func (s *Rows) addMDS(ix string, sh *mdsShard, there map[string]objstore.Object)
 // columns checks the columns' encodings and lengths.
 func (sh *mdsShard) columns() (*mdsColumns, error) {
 	if len(sh.Names) == 0 || len(sh.Names) != len(sh.Encodings) || len(sh.Names) != len(sh.Sizes) {
-		return nil, fmt.Errorf("%d column_names, %d column_encodings, %d column_sizes", len(sh.Names), len(sh.Encodings), len(sh.Sizes))
+		return nil, fmt.Errorf("%d column_names, %d column_encodings, %d column_sizes", len(sh.Names),
+			len(sh.Encodings), len(sh.Sizes))
 	}
 	c := &mdsColumns{}
 	for i, name := range sh.Names {
 		ext, size, ok := mdsFile(sh.Encodings[i])
-		if !ok || name == "" || len(name) > maxMDSName || strings.ContainsAny(name, "/\x00") || slices.Contains(sh.Names[:i], name) {
-			return nil, fmt.Errorf("column %.40q of encoding %.40q cannot be read: it is unknown, or the name is used twice, has a slash or over %d bytes", name, sh.Encodings[i], maxMDSName)
+		if !ok || name == "" || len(name) > maxMDSName || strings.ContainsAny(name, "/\x00") ||
+			slices.Contains(sh.Names[:i], name) {
+			return nil, fmt.Errorf("column %.40q of encoding %.40q cannot be read: it is unknown, or the name is "+
+				"used twice, has a slash or over %d bytes", name, sh.Encodings[i], maxMDSName)
 		}
 		if sh.Sizes[i] != max(size, 0) {
-			return nil, fmt.Errorf("column %q has %d bytes, but %s has %d", name, sh.Sizes[i], sh.Encodings[i], max(size, 0))
+			return nil, fmt.Errorf("column %q has %d bytes, but %s has %d", name, sh.Sizes[i], sh.Encodings[i],
+				max(size, 0))
 		}
 		c.names, c.sizes = append(c.names, name+ext), append(c.sizes, size)
 		if size < 0 {
@@ -145,8 +156,8 @@ func (sh *mdsShard) columns() (*mdsColumns, error) {
 	return c, nil
 }
 
-// mdsFile returns the extension of a column's files, and their length, -1 if it is not fixed. Arrays without a fixed shape begin with it,
-// those without a fixed type with that: they end in .mds, see gpuingest.
+// mdsFile returns the extension of a column's files, and their length, -1 if it is not fixed. Arrays without a fixed
+// shape begin with it, those without a fixed type with that: they end in .mds, see gpuingest.
 func mdsFile(encoding string) (ext string, size int64, ok bool) {
 	if ext, ok = mdsEncodings[encoding]; ok {
 		return ext, cmp.Or(lengthOf[strings.TrimPrefix(ext, ".")], -1), true
@@ -171,8 +182,8 @@ func mdsFile(encoding string) (ext string, size int64, ok bool) {
 	return "." + array[1], size, true
 }
 
-// Suffixes returns what the names of samples end with, as a list for [catalog.Match]: those of a column, or, for "", of rows, documents
-// and pictures.
+// Suffixes returns what the names of samples end with, as a list for [catalog.Match]: those of a column, or, for "", of
+// rows, documents and pictures.
 func Suffixes(column string) string {
 	list := []string{"images", RowSuffix}
 	for dtype := range lengthOf {
@@ -217,7 +228,8 @@ func (s *Rows) samples(ctx context.Context, o objstore.Object, c *mdsColumns, n 
 		end, at := int64(next), begin+int64(len(head))
 		left := end - at - c.fixed // for the columns without a fixed length
 		if left < 0 || end > o.Size {
-			return corrupt("sample %d has the bytes %d to %d of %d, and its columns at least %d", i, begin, end, o.Size, int64(len(head))+c.fixed)
+			return corrupt("sample %d has the bytes %d to %d of %d, and its columns at least %d", i, begin, end, o.Size,
+				int64(len(head))+c.fixed)
 		}
 		if c.free > 1 {
 			heads.pos = begin
@@ -233,7 +245,8 @@ func (s *Rows) samples(ctx context.Context, o objstore.Object, c *mdsColumns, n 
 					size, rest = int64(binary.LittleEndian.Uint32(rest)), rest[4:]
 				}
 				if left -= size; left < 0 {
-					return corrupt("column %s of sample %d, at byte %d, has %d bytes, more than the sample", c.names[k], i, begin, size)
+					return corrupt("column %s of sample %d, at byte %d, has %d bytes, more than the sample", c.names[k],
+						i, begin, size)
 				}
 			}
 			if !emit(Member{Path: fmt.Sprintf("%s-%012d.%s", stem, i, c.names[k]), Off: at, Size: size}) {

@@ -108,7 +108,8 @@ const (
 // Pack can be ended at any moment, even by kill -9, and called again: shards with an index stay, all others are
 // rebuilt. Only one call at a time may write to a prefix. If the same set is complete already, that is no error.
 // Unfinished uploads of a killed run are aborted if the store can list them.
-func Pack(ctx context.Context, m *catalog.Manifest, src objstore.ReaderAt, dst Destination, prefix string, o PackOptions) (res Result, err error) {
+func Pack(ctx context.Context, m *catalog.Manifest, src objstore.ReaderAt, dst Destination, prefix string,
+	o PackOptions) (res Result, err error) {
 	_, span := trace.Start(ctx, "dataset.pack") // its reads would make a span for each file
 	defer func() {
 		span.Str("shoal.destination", prefix)
@@ -128,11 +129,14 @@ func Pack(ctx context.Context, m *catalog.Manifest, src objstore.ReaderAt, dst D
 	}
 	k := &packer{plan: p, src: src, dst: dst, prefix: prefix, o: o}
 	if len(p.sizes) > maxShards {
-		return Result{}, fmt.Errorf("pack: %d shards, more than %d (use a larger --shard-size)", len(p.sizes), maxShards)
+		return Result{}, fmt.Errorf("pack: %d shards, more than %d (use a larger --shard-size)",
+			len(p.sizes), maxShards)
 	}
 	for i, size := range p.sizes {
 		if need := 4 * k.partLen(size); need > o.Memory && size > o.partSize {
-			return Result{}, fmt.Errorf("pack: %s has %d bytes, and its upload needs %d bytes of memory (set --memory to that)", shardName(i), size, need)
+			return Result{}, fmt.Errorf(
+				"pack: %s has %d bytes, and its upload needs %d bytes of memory (set --memory to that)", shardName(i),
+				size, need)
 		}
 	}
 	k.params = params{
@@ -140,7 +144,8 @@ func Pack(ctx context.Context, m *catalog.Manifest, src objstore.ReaderAt, dst D
 		Plan: hex.EncodeToString(p.id[:]), Source: o.Source, Recoded: o.Recoded, Files: m.Len(), Bytes: m.Bytes(),
 	}
 	if o.Coded != nil {
-		k.params.Version, k.params.Coding, k.params.Tables = codedSummary, codingJPEG, base64.StdEncoding.EncodeToString(o.Coded.Tables)
+		k.params.Version, k.params.Coding, k.params.Tables = codedSummary, codingJPEG,
+			base64.StdEncoding.EncodeToString(o.Coded.Tables)
 	}
 	res = Result{Files: m.Len(), Bytes: m.Bytes(), Shards: len(p.sizes), Escaped: p.escaped}
 	for _, n := range p.sizes {
@@ -174,7 +179,8 @@ func (o *PackOptions) setDefaults() error {
 	o.Memory = cmp.Or(o.Memory, defaultMemory)
 	if o.partSize == 0 {
 		if o.Memory < 4*minPartSize {
-			return fmt.Errorf("pack: %d bytes of memory are too few (set --memory to %d or more)", o.Memory, 4*minPartSize)
+			return fmt.Errorf("pack: %d bytes of memory are too few (set --memory to %d or more)", o.Memory,
+				4*minPartSize)
 		}
 		// At least four parts fit.
 		o.partSize = min(partSize, o.Memory/4)
@@ -319,7 +325,8 @@ func (k *packer) already(ctx context.Context, data []byte) error {
 		return fmt.Errorf("pack: %s%s: %w (remove the set, or pack into another prefix)", k.prefix, SummaryName, err)
 	}
 	if d := difference(s.params, k.params); d != "" {
-		return fmt.Errorf("pack: %s%s: there is another complete set already: %s (pack into another prefix, or remove that set first)",
+		return fmt.Errorf("pack: %s%s: there is another complete set already: %s (pack into another prefix, or "+
+			"remove that set first)",
 			k.prefix, SummaryName, d)
 	}
 	k.report(true, func(p *Progress) {
@@ -337,10 +344,12 @@ func (k *packer) already(ctx context.Context, data []byte) error {
 func (k *packer) sameMarker(data []byte) error {
 	old, err := parseMarker(data)
 	if err != nil {
-		return fmt.Errorf("pack: %s%s: %w (remove everything under the prefix, or pack into another one)", k.prefix, MarkerName, err)
+		return fmt.Errorf("pack: %s%s: %w (remove everything under the prefix, or pack into another one)", k.prefix,
+			MarkerName, err)
 	}
 	if d := difference(old, k.params); d != "" {
-		return fmt.Errorf("pack: %s%s: an unfinished pack has other parameters: %s (use those, or remove everything under the prefix, or pack into another one)",
+		return fmt.Errorf("pack: %s%s: an unfinished pack has other parameters: %s (use those, or remove everything "+
+			"under the prefix, or pack into another one)",
 			k.prefix, MarkerName, d)
 	}
 	return nil
@@ -377,11 +386,14 @@ func (k *packer) find(ctx context.Context, marked bool) error {
 			continue
 		}
 		if !marked {
-			return fmt.Errorf("pack: %s exists already, and no %s says which set it belongs to (pack into another prefix, or remove it)", o.Key, MarkerName)
+			return fmt.Errorf("pack: %s exists already, and no %s says which set it belongs to (pack into another "+
+				"prefix, or remove it)", o.Key, MarkerName)
 		}
 		switch {
 		case i >= len(k.found):
-			return fmt.Errorf("pack: %s exists already, but this set has %d shards (pack into another prefix, or remove it)", o.Key, len(k.found))
+			return fmt.Errorf(
+				"pack: %s exists already, but this set has %d shards (pack into another prefix, or remove it)", o.Key,
+				len(k.found))
 		case isIndex:
 			k.found[i].index = o
 		default:
@@ -416,7 +428,8 @@ func (k *packer) resume(ctx context.Context) error {
 				return fmt.Errorf("pack: %w", err)
 			}
 			ix, err := parseIndex(data)
-			if err != nil || ix.dataset != k.m.VersionHash() || ix.plan != k.id || ix.shard != i || ix.size != f.tar.Size || ix.etag != f.tar.ETag {
+			if err != nil || ix.dataset != k.m.VersionHash() || ix.plan != k.id || ix.shard != i ||
+				ix.size != f.tar.Size || ix.etag != f.tar.ETag {
 				k.o.Logger.Warn("shard is packed again: its index does not match", "shard", f.tar.Key, "err", err)
 				return nil
 			}
@@ -450,9 +463,9 @@ type job struct {
 
 // run builds all missing shards.
 //
-// One goroutine lays out parts and begins to fetch the pieces between their headers. A part that has all of them is uploaded, and
-// with the last part of a shard the shard is completed. The first goroutine takes memory, and it is given back without waiting for
-// later stages, so it always becomes free.
+// One goroutine lays out parts and begins to fetch the pieces between their headers. A part that has all of them is
+// uploaded, and with the last part of a shard the shard is completed. The first goroutine takes memory, and it is given
+// back without waiting for later stages, so it always becomes free.
 func (k *packer) run(ctx context.Context) error {
 	g, gctx := errgroup.WithContext(ctx)
 	k.memory = semaphore.NewWeighted(max(k.o.Memory, 4*k.o.partSize))
@@ -567,7 +580,8 @@ func (k *packer) fetch(ctx context.Context, e *entry, off int64, dst []byte, sum
 	if err := k.src.ReadAt(ctx, o, dst, off); err != nil {
 		switch objstore.KindOf(err) {
 		case objstore.KindChanged, objstore.KindNotFound:
-			return fmt.Errorf("pack: %s has changed since it was listed: %w (list the source again and pack the new version into another prefix)", o.Key, err)
+			return fmt.Errorf("pack: %s has changed since it was listed: %w (list the source again and pack the new "+
+				"version into another prefix)", o.Key, err)
 		}
 		return fmt.Errorf("pack: %w", err)
 	}
@@ -641,7 +655,8 @@ func (k *packer) complete(ctx context.Context, j *job) error {
 	k.mu.Unlock()
 	killpoint.Pass("shard.pack.complete")
 	if o.Size != j.size || o.ETag == "" {
-		return fmt.Errorf("pack: %s: %d bytes were uploaded, but the store has %d with ETag %q", j.key, j.size, o.Size, o.ETag)
+		return fmt.Errorf("pack: %s: %d bytes were uploaded, but the store has %d with ETag %q", j.key, j.size,
+			o.Size, o.ETag)
 	}
 	if err := k.verify(ctx, j, o); err != nil {
 		return err
@@ -673,7 +688,8 @@ func (k *packer) verify(ctx context.Context, j *job, o objstore.Object) error {
 		if e != nil {
 			name = k.m.Path(int(e.file))
 		}
-		return fmt.Errorf("pack: %s does not read back as it was written: %s at offset %d (%s): the store or the network alters bytes (check them, then pack again: this shard is rebuilt)", j.key, what, at, name)
+		return fmt.Errorf("pack: %s does not read back as it was written: %s at offset %d (%s): the store or the "+
+			"network alters bytes (check them, then pack again: this shard is rebuilt)", j.key, what, at, name)
 	}
 	buf, err := k.take(ctx, j.partLen)
 	if err != nil {
@@ -724,11 +740,13 @@ func (k *packer) verify(ctx context.Context, j *job, o objstore.Object) error {
 
 // index returns the .sidx of a shard.
 func (k *packer) index(j *job, o objstore.Object) ([]byte, error) {
-	ix := &index{dataset: k.m.VersionHash(), plan: k.id, shard: j.shard, size: j.size, etag: o.ETag, coded: k.coded != nil}
+	ix := &index{dataset: k.m.VersionHash(), plan: k.id, shard: j.shard, size: j.size, etag: o.ETag,
+		coded: k.coded != nil}
 	for i := range j.entries {
 		e := &j.entries[i]
 		f := int(e.file)
-		m := indexMember{off: e.data, size: k.m.Size(f), stored: e.size, mtime: catalog.Nanos(k.m.ModTime(f)), crc: e.crc, sums: string(e.sums), path: k.m.Path(f), etag: k.m.ETag(f)}
+		m := indexMember{off: e.data, size: k.m.Size(f), stored: e.size, mtime: catalog.Nanos(k.m.ModTime(f)),
+			crc: e.crc, sums: string(e.sums), path: k.m.Path(f), etag: k.m.ETag(f)}
 		if m.stored < m.size {
 			m.crc = k.coded.Sum(f)
 		}
@@ -750,7 +768,8 @@ func (k *packer) putNew(ctx context.Context, key string, data []byte) error {
 		if rerr == nil && bytes.Equal(old, data) {
 			return nil
 		}
-		return fmt.Errorf("pack: %w: another process packs into this prefix (let one of them finish, then pack again)", err)
+		return fmt.Errorf(
+			"pack: %w: another process packs into this prefix (let one of them finish, then pack again)", err)
 	}
 	if err != nil {
 		return fmt.Errorf("pack: %w", err)

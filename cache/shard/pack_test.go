@@ -26,7 +26,8 @@ import (
 
 // small are options that make many shards of several parts from little.
 func small(seed uint64) PackOptions {
-	return PackOptions{ShardSize: 20 << 10, Seed: seed, Permute: permute(seed), Connections: 8, Memory: 64 << 10, partSize: 4 << 10}
+	return PackOptions{ShardSize: 20 << 10, Seed: seed, Permute: permute(seed), Connections: 8, Memory: 64 << 10,
+		partSize: 4 << 10}
 }
 
 var out = objstore.Source{Prefix: "out/"}
@@ -95,7 +96,8 @@ func samplesOf(t rapid.TB, s *store, o objstore.Object) (samples [][]string) {
 // Whatever the names and sizes, the set holds the same dataset, and no two fields of one WebDataset
 // sample have one extension.
 func TestPackModel(t *testing.T) {
-	part := rapid.SampledFrom([]string{"a", "b", "img", "é", ".", "%2E", "%", "-1", "noext", ".jpg", ".json", ".0001", ".0002", " "})
+	part := rapid.SampledFrom([]string{"a", "b", "img", "é", ".", "%2E", "%", "-1", "noext", ".jpg", ".json", ".0001",
+		".0002", " "})
 	name := rapid.Custom(func(t *rapid.T) string {
 		return strings.Join(rapid.SliceOfN(part, 1, 4).Draw(t, "name"), "")
 	}).Filter(func(s string) bool { return s != "." && s != ".." })
@@ -113,7 +115,8 @@ func TestPackModel(t *testing.T) {
 			t.Fatal(err)
 		}
 		set := checkSet(t, s, m)
-		if res.Files != m.Len() || res.Bytes != m.Bytes() || res.Shards != len(set.Shards) || res.Escaped != set.summary.Escaped {
+		if res.Files != m.Len() || res.Bytes != m.Bytes() || res.Shards != len(set.Shards) ||
+			res.Escaped != set.summary.Escaped {
 			t.Fatalf("%+v", res)
 		}
 		var size int64
@@ -133,10 +136,12 @@ func TestPackModel(t *testing.T) {
 }
 
 // Files of one stem stay together, and the others do not merge.
-// The index has the checksum of each extent of a larger member, whatever the parts of the upload, and those that have none are read.
+// The index has the checksum of each extent of a larger member, whatever the parts of the upload, and those that have
+// none are read.
 func TestPackSumsExtents(t *testing.T) {
 	s := newStore()
-	m := fill(t, s, map[string]int{"in/a.bin": 2*catalog.ExtentSize + 77, "in/b.bin": 2 * catalog.ExtentSize, "in/c.bin": catalog.ExtentSize, "in/d.bin": 5, "in/e.bin": 0})
+	m := fill(t, s, map[string]int{"in/a.bin": 2*catalog.ExtentSize + 77, "in/b.bin": 2 * catalog.ExtentSize,
+		"in/c.bin": catalog.ExtentSize, "in/d.bin": 5, "in/e.bin": 0})
 	o := small(3)
 	o.partSize, o.Memory = 1<<20+512, 8<<20
 	if _, err := Pack(t.Context(), m, s, s, "out/", o); err != nil {
@@ -201,7 +206,8 @@ func TestPackSamples(t *testing.T) {
 func TestPackIsDeterministic(t *testing.T) {
 	s := newStore()
 	m := fill(t, s, manyFiles(50))
-	for i, o := range []PackOptions{small(3), {ShardSize: 20 << 10, Seed: 3, Permute: permute(3), Connections: 1, Memory: 20 << 20}} {
+	for i, o := range []PackOptions{
+		small(3), {ShardSize: 20 << 10, Seed: 3, Permute: permute(3), Connections: 1, Memory: 20 << 20}} {
 		if _, err := Pack(context.Background(), m, s, s, fmt.Sprintf("out%d/", i), o); err != nil {
 			t.Fatal(err)
 		}
@@ -294,11 +300,13 @@ func TestPackResumes(t *testing.T) {
 func TestPackMakesDamagedShardsAgain(t *testing.T) {
 	ctx := context.Background()
 	for name, damage := range map[string]func(s *store){
-		"index cut":      func(s *store) { s.PutBytes("out/shard-000000.tar.sidx", []byte("SHOALIDX")) },
-		"index of other": func(s *store) { s.PutBytes("out/shard-000000.tar.sidx", get(t, s, "out/shard-000001.tar.sidx")) },
-		"tar replaced":   func(s *store) { s.PutBytes("out/shard-000000.tar", get(t, s, "out/shard-000000.tar")) },
-		"tar cut":        func(s *store) { s.PutBytes("out/shard-000000.tar", []byte("x")) },
-		"tar gone":       func(s *store) { _ = s.Delete(ctx, "out/shard-000000.tar", "") },
+		"index cut": func(s *store) { s.PutBytes("out/shard-000000.tar.sidx", []byte("SHOALIDX")) },
+		"index of other": func(s *store) {
+			s.PutBytes("out/shard-000000.tar.sidx", get(t, s, "out/shard-000001.tar.sidx"))
+		},
+		"tar replaced": func(s *store) { s.PutBytes("out/shard-000000.tar", get(t, s, "out/shard-000000.tar")) },
+		"tar cut":      func(s *store) { s.PutBytes("out/shard-000000.tar", []byte("x")) },
+		"tar gone":     func(s *store) { _ = s.Delete(ctx, "out/shard-000000.tar", "") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newStore()
@@ -435,7 +443,8 @@ func TestPackRefuses(t *testing.T) {
 		}, "twice"},
 		{"little memory", func(t *testing.T) error {
 			s := newStore()
-			_, err := Pack(ctx, fill(t, s, manyFiles(5)), s, s, "out/", PackOptions{Permute: permute(1), Memory: 1 << 20})
+			_, err := Pack(ctx, fill(t, s, manyFiles(5)), s, s, "out/",
+				PackOptions{Permute: permute(1), Memory: 1 << 20})
 			return err
 		}, "--memory"},
 		{"prefix", func(t *testing.T) error {
@@ -463,7 +472,9 @@ func TestPackRefuses(t *testing.T) {
 // A file that no memory can hold in parts is refused before anything is written.
 func TestPackPartLength(t *testing.T) {
 	huge := []objstore.Object{{Key: "huge.bin", Size: 4 << 40, ETag: "x"}}
-	m, err := catalog.Build(func(yield func(objstore.Object, error) bool) { yield(huge[0], nil) }, catalog.BuildOptions{})
+	m, err := catalog.Build(func(yield func(objstore.Object, error) bool) {
+		yield(huge[0], nil)
+	}, catalog.BuildOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -529,7 +540,8 @@ func TestPackKeepsConnectionsBusy(t *testing.T) {
 	s := newStore()
 	m := fill(t, s, files)
 	s.latency = 20 * time.Millisecond
-	o := PackOptions{ShardSize: 64 << 10, Seed: 1, Permute: permute(1), Connections: 40, Memory: 512 << 10, partSize: 16 << 10}
+	o := PackOptions{ShardSize: 64 << 10, Seed: 1, Permute: permute(1), Connections: 40, Memory: 512 << 10,
+		partSize: 16 << 10}
 	synctest.Test(t, func(t *testing.T) {
 		begin := time.Now()
 		if _, err := Pack(t.Context(), m, s, s, "out/", o); err != nil {
@@ -552,7 +564,8 @@ func TestOtherReaders(t *testing.T) {
 	files := manyFiles(20)
 	maps.Copy(files, map[string]int{
 		"long/" + strings.Repeat("d/", 70) + strings.Repeat("n", 120) + ".jpg": 100,
-		"é/ü.jpg": 5, "c/img.0001.jpg": 600, "c/img.0002.jpg": 700, "c/.hidden": 3, "c/s.jpg": 9, "c/s.json": 8, "c/s.seg.png": 7, "a b/new\nline.txt": 6,
+		"é/ü.jpg": 5, "c/img.0001.jpg": 600, "c/img.0002.jpg": 700, "c/.hidden": 3, "c/s.jpg": 9, "c/s.json": 8,
+		"c/s.seg.png": 7, "a b/new\nline.txt": 6,
 	})
 	m := fill(t, s, files)
 	o := small(4)
@@ -644,7 +657,8 @@ func TestPackOnStores(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		res, err := Pack(ctx, m, dst, dst, "out/", PackOptions{ShardSize: 12 << 20, Seed: 1, Permute: permute(1), Memory: 20 << 20})
+		res, err := Pack(ctx, m, dst, dst, "out/",
+			PackOptions{ShardSize: 12 << 20, Seed: 1, Permute: permute(1), Memory: 20 << 20})
 		if err != nil || res.Shards != 2 {
 			t.Fatalf("%T: %+v, %v", dst, res, err)
 		}
@@ -660,7 +674,8 @@ func TestPackOnStores(t *testing.T) {
 			list = append(list, x)
 			n, _ := m.Find(x.Path)
 			want, got := make([]byte, x.Size), make([]byte, x.Size)
-			if err := errors.Join(dst.ReadAt(ctx, m.Object(n.Index), want, 0), dst.ReadAt(ctx, set.Shards[x.Shard], got, x.Off)); err != nil || !bytes.Equal(got, want) {
+			if err := errors.Join(dst.ReadAt(ctx, m.Object(n.Index), want, 0),
+				dst.ReadAt(ctx, set.Shards[x.Shard], got, x.Off)); err != nil || !bytes.Equal(got, want) {
 				t.Fatalf("%T: %s: other bytes, %v", dst, x.Path, err)
 			}
 		}
@@ -675,7 +690,8 @@ func BenchmarkPlan(b *testing.B) {
 	const n = 1_000_000
 	m, err := catalog.Build(func(yield func(objstore.Object, error) bool) {
 		for i := range n {
-			if !yield(objstore.Object{Key: fmt.Sprintf("class%03d/%08d.jpg", i%1000, i), Size: 63 << 10, ETag: "0123456789abcdef"}, nil) {
+			if !yield(objstore.Object{Key: fmt.Sprintf("class%03d/%08d.jpg", i%1000, i), Size: 63 << 10,
+				ETag: "0123456789abcdef"}, nil) {
 				return
 			}
 		}

@@ -34,7 +34,8 @@ type plan struct {
 }
 
 // newPlan groups the files of m into samples, and fills shards with these in the order of permute.
-func newPlan(m *catalog.Manifest, coded *Coded, shardSize int64, seed uint64, permute func(n int) Order) (*plan, error) {
+func newPlan(m *catalog.Manifest, coded *Coded, shardSize int64, seed uint64, permute func(n int) Order) (
+	*plan, error) {
 	p := &plan{m: m, coded: coded, seq: make([]uint32, 0, m.Len()), modes: make([]mode, m.Len())}
 	for d := range m.Dirs() {
 		p.group(d)
@@ -233,7 +234,8 @@ func (p *plan) header(e *entry) []byte {
 
 // visit walks over the bytes [from, to) of a tar. It calls fixed for headers and padding, with their offset in the
 // tar and their bytes (nil: zeros), and data for content, with the range in the member.
-func (p *plan) visit(entries []entry, from, to int64, fixed func(at int64, b []byte, n int64) error, data func(at int64, e *entry, lo, hi int64) error) error {
+func (p *plan) visit(entries []entry, from, to int64, fixed func(at int64, b []byte, n int64) error,
+	data func(at int64, e *entry, lo, hi int64) error) error {
 	i := sort.Search(len(entries), func(i int) bool { return entries[i].end() > from })
 	cut := func(lo, hi int64) (int64, int64, bool) {
 		lo, hi = max(lo, from), min(hi, to)

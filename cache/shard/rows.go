@@ -16,15 +16,15 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 )
 
-// Index finds the samples that lie inside larger objects. [Set] is the one of tars, [Rows] that of all else. What it finds are files like
-// others from there on, so nothing above it knows of formats.
+// Index finds the samples that lie inside larger objects. [Set] is the one of tars, [Rows] that of all else. What it
+// finds are files like others from there on, so nothing above it knows of formats.
 type Index interface {
 	// Objects returns what the samples lie in, by the number in Member.Shard.
 	Objects() []objstore.Object
 	// Members yields the samples by object and then by offset. It ends after the first error.
 	Members(ctx context.Context) iter.Seq2[Member, error]
-	// Bad returns the objects that are left out, by number, and why. It is complete after Members: members of a bad object that were
-	// yielded before it was found out do not count.
+	// Bad returns the objects that are left out, by number, and why. It is complete after Members: members of a bad
+	// object that were yielded before it was found out do not count.
 	Bad() map[int]error
 }
 
@@ -62,7 +62,8 @@ const (
 	rowsBuffer  = 4096    // members that wait for their turn, for an object
 )
 
-// Rows finds the samples in the objects under a prefix: rows of .csv and .tsv, documents of .bin beside an .idx, samples of MDS.
+// Rows finds the samples in the objects under a prefix: rows of .csv and .tsv, documents of .bin beside an .idx,
+// samples of MDS.
 type Rows struct {
 	badShards
 	r      objstore.Reader
@@ -72,8 +73,8 @@ type Rows struct {
 	finders []finder // of each object
 }
 
-// finder finds the samples of an object: their Path, Size and Off. It returns what all objects of a dataset must have in
-// common.
+// finder finds the samples of an object: their Path, Size and Off. It returns what all objects of a dataset must have
+// in common.
 type finder func(ctx context.Context, o objstore.Object, emit func(Member) bool) (kind string, err error)
 
 // add adds an object, which is bad if err is not nil.
@@ -116,9 +117,11 @@ func OpenRows(ctx context.Context, r objstore.Reader, src objstore.Source, o Ope
 	named := append(append(tables, indexes...), mds...)
 	switch {
 	case len(tables) > 0 && len(indexes)+len(mds) > 0, len(indexes) > 0 && len(mds) > 0:
-		return nil, fmt.Errorf("%s contains %s and %s: name a prefix with one kind of samples", src, named[0].Key, named[len(named)-1].Key)
+		return nil, fmt.Errorf("%s contains %s and %s: name a prefix with one kind of samples", src, named[0].Key,
+			named[len(named)-1].Key)
 	case len(named) == 0:
-		return nil, fmt.Errorf("%s contains no .csv and .tsv, no .idx beside a .bin, and no %s beside .mds (give --samples as for files to read it file by file)", src, mdsIndexName)
+		return nil, fmt.Errorf("%s contains no .csv and .tsv, no .idx beside a .bin, and no %s beside .mds (give "+
+			"--samples as for files to read it file by file)", src, mdsIndexName)
 	}
 	open := func(o objstore.Object) error { return s.openMDS(ctx, o, there) }
 	if len(tables) > 0 {
@@ -144,52 +147,55 @@ func (s *Rows) Members(ctx context.Context) iter.Seq2[Member, error] {
 		kinds := make([]string, len(s.objects))
 		missing := maps.Clone(s.bad) // for the goroutines below
 		first := -1                  // that is not bad
-		done := inTurn(ctx, len(s.objects), rowsObjects, rowsBuffer, func(ctx context.Context, i int, put func(found) bool) {
-			o, err := s.objects[i], missing[i]
-			if err == nil {
-				if kinds[i], err = s.finders[i](ctx, o, func(m Member) bool {
-					m.Shard, m.ModTime, m.ETag = i, o.ModTime, o.ETag+"+"+strconv.FormatInt(m.Off, 10)
-					return put(found{m: m})
-				}); err != nil {
-					err = fmt.Errorf("%s: %w", o.Key, err)
+		done := inTurn(ctx, len(s.objects), rowsObjects, rowsBuffer,
+			func(ctx context.Context, i int, put func(found) bool) {
+				o, err := s.objects[i], missing[i]
+				if err == nil {
+					if kinds[i], err = s.finders[i](ctx, o, func(m Member) bool {
+						m.Shard, m.ModTime, m.ETag = i, o.ModTime, o.ETag+"+"+strconv.FormatInt(m.Off, 10)
+						return put(found{m: m})
+					}); err != nil {
+						err = fmt.Errorf("%s: %w", o.Key, err)
+					}
 				}
-			}
-			if err != nil {
-				put(found{err: err})
-			}
-		}, func(i int, from <-chan found) (more bool) {
-			var err error
-			for f := range from {
-				if err = f.err; err == nil && !yield(f.m, nil) {
+				if err != nil {
+					put(found{err: err})
+				}
+			}, func(i int, from <-chan found) (more bool) {
+				var err error
+				for f := range from {
+					if err = f.err; err == nil && !yield(f.m, nil) {
+						return false
+					}
+				}
+				if ctx.Err() != nil {
+					yield(Member{}, context.Cause(ctx))
 					return false
 				}
-			}
-			if ctx.Err() != nil {
-				yield(Member{}, context.Cause(ctx))
-				return false
-			}
-			switch {
-			case err == nil && first < 0:
-				first = i
-			case err == nil && kinds[i] != kinds[first]:
-				err = fmt.Errorf("%s has %.300s, %s has %.300s: all objects of a dataset must have the same", s.objects[i].Key, kinds[i], s.objects[first].Key, kinds[first])
-			}
-			if err != nil {
-				err = s.orSkip(i, err)
-			}
-			if err != nil {
-				yield(Member{}, err)
-			}
-			return err == nil
-		})
+				switch {
+				case err == nil && first < 0:
+					first = i
+				case err == nil && kinds[i] != kinds[first]:
+					err = fmt.Errorf("%s has %.300s, %s has %.300s: all objects of a dataset must have the same",
+						s.objects[i].Key, kinds[i], s.objects[first].Key, kinds[first])
+				}
+				if err != nil {
+					err = s.orSkip(i, err)
+				}
+				if err != nil {
+					yield(Member{}, err)
+				}
+				return err == nil
+			})
 		if err := s.all(len(s.objects)); done && err != nil {
 			yield(Member{}, err)
 		}
 	}
 }
 
-// inTurn has find look through count objects, n at once, and take read what it puts, one object after the other: up to room wait for
-// their turn. It ends with the last object, or, and returns false, when take wants no more; then put returns false.
+// inTurn has find look through count objects, n at once, and take read what it puts, one object after the other: up to
+// room wait for their turn. It ends with the last object, or, and returns false, when take wants no more; then put
+// returns false.
 func inTurn[T any](ctx context.Context, count, n, room int,
 	find func(ctx context.Context, i int, put func(T) bool), take func(i int, from <-chan T) (more bool)) bool {
 	ctx, cancel := context.WithCancel(ctx)

@@ -41,7 +41,8 @@ func stored(t testing.TB, folder string) *memstore.Mem {
 }
 
 // readRows reads all members, and checks what an [Index] promises of them.
-func readRows(t testing.TB, r objstore.Reader, prefix string, o OpenOptions) (files map[string][]byte, bad map[int]error, err error) {
+func readRows(t testing.TB, r objstore.Reader, prefix string, o OpenOptions) (
+	files map[string][]byte, bad map[int]error, err error) {
 	t.Helper()
 	s, err := OpenRows(t.Context(), r, objstore.Source{Prefix: prefix}, o)
 	if err != nil {
@@ -55,7 +56,8 @@ func readRows(t testing.TB, r objstore.Reader, prefix string, o OpenOptions) (fi
 		}
 		object := s.Objects()[m.Shard]
 		if m.Shard < shard || m.Shard == shard && m.Off < off || m.Off < 0 || m.Size < 0 || m.Off > object.Size-m.Size {
-			t.Fatalf("%s: %d bytes at %d of object %d, %s, of %d bytes, after %d at %d", m.Path, m.Size, m.Off, m.Shard, object.Key, object.Size, off, shard)
+			t.Fatalf("%s: %d bytes at %d of object %d, %s, of %d bytes, after %d at %d", m.Path, m.Size, m.Off, m.Shard,
+				object.Key, object.Size, off, shard)
 		}
 		if m.ETag != fmt.Sprintf("%s+%d", object.ETag, m.Off) {
 			t.Fatalf("%s has the ETag %s, its object %s", m.Path, m.ETag, object.ETag)
@@ -131,7 +133,8 @@ func TestSourcesEqualTheirLibraries(t *testing.T) {
 				t.Errorf("%s: id %d", stem, got)
 			}
 			want, _ := binary.Append(nil, binary.LittleEndian, c.Tokens)
-			if got := take(stem + ".tokens.int32.mds"); !bytes.HasSuffix(got, want) || len(got)-len(want) != 2+len(c.Tokens)/256 {
+			if got := take(stem + ".tokens.int32.mds"); !bytes.HasSuffix(got, want) ||
+				len(got)-len(want) != 2+len(c.Tokens)/256 {
 				t.Errorf("%s: tokens %d, want %d after a head", stem, got, want)
 			}
 			continue
@@ -142,13 +145,15 @@ func TestSourcesEqualTheirLibraries(t *testing.T) {
 		if got := take(stem + ".label.int64"); int64(binary.LittleEndian.Uint64(got)) != c.Label {
 			t.Errorf("%s: label %d, want %d", stem, got, c.Label)
 		}
-		if got := take(stem + ".weight.float32"); math.Float32frombits(binary.LittleEndian.Uint32(got)) != float32(c.Weight) {
+		if got := take(stem + ".weight.float32"); math.Float32frombits(binary.LittleEndian.Uint32(got)) !=
+			float32(c.Weight) {
 			t.Errorf("%s: weight %d, want %g", stem, got, c.Weight)
 		}
 		if got := take(stem + ".meta.json"); !bytes.Equal(got, c.Meta) {
 			t.Errorf("%s: meta %s, want %s", stem, got, c.Meta)
 		}
-		if got := take(stem + ".photo.jpg"); !bytes.HasPrefix(got, []byte("\xff\xd8")) || !bytes.HasSuffix(got, []byte("\xff\xd9")) {
+		if got := take(stem + ".photo.jpg"); !bytes.HasPrefix(got, []byte("\xff\xd8")) ||
+			!bytes.HasSuffix(got, []byte("\xff\xd9")) {
 			t.Errorf("%s: photo %q", stem, got)
 		}
 		want, _ := binary.Append(nil, binary.LittleEndian, c.Tokens)
@@ -191,7 +196,8 @@ func change(t testing.TB, folder, key string, f func(b []byte) []byte) *memstore
 	return mem
 }
 
-// TestSourcesThatLie has an error for each lie, which names the file and the place. With SkipBad only what it is about is left out.
+// TestSourcesThatLie has an error for each lie, which names the file and the place. With SkipBad only what it is about
+// is left out.
 func TestSourcesThatLie(t *testing.T) {
 	put := func(at int, v uint64, n int) func(b []byte) []byte {
 		return func(b []byte) []byte {
@@ -227,22 +233,31 @@ func TestSourcesThatLie(t *testing.T) {
 		{"2^63 documents", "megatron", a, put(26, 1<<63, 8), "9223372036854775808 documents", false},
 		{"truncated index", "megatron", a, cut(1), "do not make its 313 bytes", false},
 		{"truncated header", "megatron", a, cut(300), "14 bytes, the header has 34", false},
-		{"modes", "megatron", a, func(b []byte) []byte { return append(b, make([]byte, binary.LittleEndian.Uint64(b[18:]))...) }, "multimodal", false},
+		{"modes", "megatron", a, func(b []byte) []byte {
+			return append(b, make([]byte, binary.LittleEndian.Uint64(b[18:]))...)
+		}, "multimodal", false},
 		{"negative length", "megatron", a, put(34, 1<<32-1, 4), "sequence 0 has -1 tokens", false},
 		{"long sequence", "megatron", a, put(34, 1<<31-1, 4), "sequence 0 has 2147483647 tokens", false},
 		{"offset outside", "megatron", a, put(34+12*4, 1<<40, 8), "sequence 0 has", false},
 		{"overlap", "megatron", a, put(34+12*4+8, 0, 8), "sequence 1 has", false},
 		{"document outside", "megatron", a, put(34+12*12+8*16, 1<<62, 8), "document 16 begins with sequence", false},
 		{"first document", "megatron", a, put(34+12*12, 1, 8), "document 0 begins with sequence 1", false},
-		{"last document", "megatron", a, func(b []byte) []byte { return put(34+12*12+8*16, 11, 8)(put(34+12*12+8*15, 11, 8)(b)) }, "document 16 begins with sequence 11", false},
+		{"last document", "megatron", a, func(b []byte) []byte {
+			return put(34+12*12+8*16, 11, 8)(put(34+12*12+8*15, 11, 8)(b))
+		}, "document 16 begins with sequence 11", false},
 		{"truncated data", "megatron", "a_text_document.bin", cut(2), "of 354 bytes", false},
-		{"more data", "megatron", "a_text_document.bin", func(b []byte) []byte { return append(b, 0, 0) }, "do not belong together", false},
-		{"no data", "megatron", "a_text_document.bin", func([]byte) []byte { return nil }, "which it is the index of", false},
+		{"more data", "megatron", "a_text_document.bin", func(b []byte) []byte {
+			return append(b, 0, 0)
+		}, "do not belong together", false},
+		{"no data", "megatron", "a_text_document.bin", func([]byte) []byte {
+			return nil
+		}, "which it is the index of", false},
 
 		{"not JSON", "mds", ix, cut(1), "mds/index.json: ", true},
 		{"a list", "mds", ix, func([]byte) []byte { return []byte("[1]") }, "cannot unmarshal array", true},
 		{"no shards", "mds", ix, func([]byte) []byte { return []byte(`{"version": 2}`) }, "with 0 shards", true},
-		{"version of the index", "mds", ix, replace(`"version": 2}`, `"version": 3}`), "but only version 2 is read", true},
+		{"version of the index", "mds", ix, replace(`"version": 2}`, `"version": 3}`),
+			"but only version 2 is read", true},
 		{"version", "mds", ix, replace(`"version": 2, "zip`, `"version": 3, "zip`), "only mds, version 2", true},
 		{"format", "mds", ix, replace(`"format": "mds"`, `"format": "jsonl"`), "shard 0: format", true},
 		{"compressed", "mds", ix, replace(`"compression": null`, `"compression": "zstd"`), "compressed", true},
@@ -250,22 +265,29 @@ func TestSourcesThatLie(t *testing.T) {
 		{"encoding", "mds", ix, replace(`"png"`, `"jxl"`), `column "image" of encoding "jxl"`, true},
 		{"type of an array", "mds", ix, replace(`ndarray:uint16`, `ndarray:U16`), `"ndarray:U16"`, true},
 		{"shape of an array", "mds", ix, replace(`ndarray:uint16`, `ndarray:uint16:3,0`), "ndarray:uint16:3,0", true},
-		{"huge shape", "mds", ix, replace(`ndarray:uint16`, `ndarray:uint16:2000000000,2000000000`), "cannot be read", true},
+		{"huge shape", "mds", ix, replace(`ndarray:uint16`, `ndarray:uint16:2000000000,2000000000`),
+			"cannot be read", true},
 		{"size", "mds", ix, replace("null, 8", "null, 4"), `"label" has 4 bytes, but int has 8`, true},
 		{"a size too many", "mds", ix, replace("null, 8", "null, 8, 8"), "8 column_sizes", true},
 		{"path", "mds", ix, replace(`"caption", "image"`, `"../caption", "image"`), "has a slash", true},
 		{"column twice", "mds", ix, replace(`"caption", "image"`, `"image", "image"`), "used twice", true},
 		{"outside", "mds", ix, replace(`"shard.00000.mds"`, `"../shard.00000.mds"`), "outside its folder", true},
-		{"2^63 samples", "mds", ix, replace(`"samples": 3`, `"samples": 9223372036854775808`), "mds/index.json: ", true},
-		{"2^62 samples", "mds", ix, replace(`"samples": 3`, `"samples": 4611686018427387904`), "4611686018427387904 samples", false},
+		{"2^63 samples", "mds", ix, replace(`"samples": 3`, `"samples": 9223372036854775808`),
+			"mds/index.json: ", true},
+		{"2^62 samples", "mds", ix, replace(`"samples": 3`, `"samples": 4611686018427387904`),
+			"4611686018427387904 samples", false},
 		{"other samples", "mds", ix, replace(`"samples": 3`, `"samples": 4`), "has 4 samples, it says 3", false},
 		{"no shard", "mds", shard, func([]byte) []byte { return nil }, "which is not there", false},
 		{"truncated shard", "mds", shard, cut(1), "has 3639 bytes, but it has 3638", false},
 		{"offset in the offsets", "mds", shard, put(4, 12, 4), "sample 0 begins at byte 12", false},
 		{"sample outside", "mds", shard, put(8, 1<<32-1, 4), "sample 0 has the bytes", false},
 		{"sample backwards", "mds", shard, put(8, 24, 4), "sample 0 has the bytes", false},
-		{"column outside", "mds", shard, func(b []byte) []byte { return put(int(binary.LittleEndian.Uint32(b[4:])), 1<<32-1, 4)(b) }, "column caption.txt of sample 0", false},
-		{"column short", "mds", shard, func(b []byte) []byte { return put(int(binary.LittleEndian.Uint32(b[4:])), 0, 4)(b) }, "the columns of sample 0", false},
+		{"column outside", "mds", shard, func(b []byte) []byte {
+			return put(int(binary.LittleEndian.Uint32(b[4:])), 1<<32-1, 4)(b)
+		}, "column caption.txt of sample 0", false},
+		{"column short", "mds", shard, func(b []byte) []byte {
+			return put(int(binary.LittleEndian.Uint32(b[4:])), 0, 4)(b)
+		}, "the columns of sample 0", false},
 	} {
 		t.Run(c.folder+": "+c.what, func(t *testing.T) {
 			mem := change(t, c.folder, c.key, c.change)
@@ -293,7 +315,8 @@ func TestSourcesThatLie(t *testing.T) {
 			}
 			for name, b := range all {
 				if got, ok := files[name]; !bytes.Equal(b, got) || !ok {
-					if !strings.HasPrefix(c.folder+"/"+strings.ReplaceAll(name, "shard_0000", "shard.0000"), strings.TrimSuffix(named, ".mds")) {
+					if !strings.HasPrefix(c.folder+"/"+strings.ReplaceAll(name, "shard_0000", "shard.0000"),
+						strings.TrimSuffix(named, ".mds")) {
 						t.Errorf("%s is lost with %s", name, named)
 					}
 				}
@@ -311,7 +334,8 @@ func TestKindsOfSources(t *testing.T) {
 		t.Error(err)
 	}
 	mem.PutBytes("megatron/x.csv", []byte("a,b\n1,2\n"))
-	if _, _, err := readRows(t, mem, "megatron/", OpenOptions{SkipBad: true}); err == nil || !strings.Contains(err.Error(), "x.csv and megatron/") {
+	if _, _, err := readRows(t, mem, "megatron/", OpenOptions{SkipBad: true}); err == nil ||
+		!strings.Contains(err.Error(), "x.csv and megatron/") {
 		t.Error(err)
 	}
 	_ = mem.Delete(t.Context(), "megatron/x.csv", "")
@@ -319,12 +343,15 @@ func TestKindsOfSources(t *testing.T) {
 		b[17] = 3
 		return b
 	})
-	if _, _, err := readRows(t, b, "megatron/", OpenOptions{}); err == nil || !strings.Contains(err.Error(), "has tokens of type int16, megatron/a_text_document.bin has tokens of type uint16") {
+	if _, _, err := readRows(t, b, "megatron/", OpenOptions{}); err == nil ||
+		!strings.Contains(err.Error(),
+			"has tokens of type int16, megatron/a_text_document.bin has tokens of type uint16") {
 		t.Error(err)
 	}
 	mds := stored(t, "mds")
 	top, _ := os.ReadFile(written + "/mds/index.json")
-	mds.PutBytes("index.json", bytes.ReplaceAll(top, []byte(`"shard.`), []byte(`"mds/shard.`))) // as the library's merge_index writes it
+	// as the library's merge_index writes it
+	mds.PutBytes("index.json", bytes.ReplaceAll(top, []byte(`"shard.`), []byte(`"mds/shard.`)))
 	one, _, err := readRows(t, mds, "mds/", OpenOptions{})
 	if err != nil {
 		t.Fatal(err)

@@ -105,7 +105,9 @@ const (
 
 // isShardFile reports whether key may be in a prefix of shards.
 func isShardFile(key string) bool {
-	return isIndexFile(key) || slices.Contains([]string{tarSuffix, ".json"}, path.Ext(key)) || strings.HasSuffix(key, "/") // some tools mark folders
+	// some tools mark folders
+	return isIndexFile(key) || slices.Contains([]string{tarSuffix, ".json"}, path.Ext(key)) ||
+		strings.HasSuffix(key, "/")
 }
 
 func isIndexFile(key string) bool {
@@ -158,14 +160,18 @@ func Open(ctx context.Context, r objstore.Reader, src objstore.Source, o OpenOpt
 		case !errors.Is(err, catalog.ErrCorrupt) || s.summary != nil:
 			return s, err
 		case !o.SkipBad:
-			return nil, fmt.Errorf("%w (restore it, or pack again into another prefix; mount and serve read the shards without it with --bad-shards skip)", err)
+			return nil, fmt.Errorf("%w (restore it, or pack again into another prefix; mount and serve read the "+
+				"shards without it with --bad-shards skip)", err)
 		default:
-			o.Logger.Warn("the manifest of a shard set is damaged; its shards are read without it", "cause", err, "remedy", "restore it, or pack again into another prefix")
+			o.Logger.Warn("the manifest of a shard set is damaged; its shards are read without it", "cause", err,
+				"remedy", "restore it, or pack again into another prefix")
 		}
 		return s, s.openPrefix(ctx, src.Prefix, src.String())
 	}
 	if _, err := r.Stat(ctx, src.Prefix+MarkerName); err == nil {
-		return nil, fmt.Errorf("%s: the shards are not complete: %s is there, %s is not (run the same shoal pack again)", src, MarkerName, SummaryName)
+		return nil, fmt.Errorf(
+			"%s: the shards are not complete: %s is there, %s is not (run the same shoal pack again)", src, MarkerName,
+			SummaryName)
 	} else if objstore.KindOf(err) != objstore.KindNotFound {
 		return nil, err
 	}
@@ -194,11 +200,15 @@ func (s *Set) openOwn(ctx context.Context, prefix string, data []byte) error {
 		switch {
 		case !ok:
 			o = objstore.Object{Key: tar, Size: m.Size}
-			err = fmt.Errorf("%s names %s, which is not there (restore it, or pack again into another prefix)", key, tar)
+			err = fmt.Errorf("%s names %s, which is not there (restore it, or pack again into another prefix)", key,
+				tar)
 		case there[index].Key == "":
-			err = fmt.Errorf("%s names %s, which is not there (restore it, or pack again into another prefix)", key, index)
+			err = fmt.Errorf("%s names %s, which is not there (restore it, or pack again into another prefix)",
+				key, index)
 		case o.Size != m.Size:
-			err = fmt.Errorf("%s says that %s has %d bytes, but it has %d (restore it, or pack again into another prefix)", key, tar, m.Size, o.Size)
+			err = fmt.Errorf(
+				"%s says that %s has %d bytes, but it has %d (restore it, or pack again into another prefix)", key, tar,
+				m.Size, o.Size)
 		}
 		if err != nil {
 			err = s.orSkip(i, err)
@@ -215,7 +225,8 @@ func (s *Set) openOwn(ctx context.Context, prefix string, data []byte) error {
 // isBad reports whether a shard itself is the cause of its error.
 func isBad(err error) bool {
 	var store *objstore.Error
-	return !errors.As(err, &store) && !errors.Is(err, catalog.ErrNewerFormat) && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded)
+	return !errors.As(err, &store) && !errors.Is(err, catalog.ErrNewerFormat) && !errors.Is(err, context.Canceled) &&
+		!errors.Is(err, context.DeadlineExceeded)
 }
 
 // openPrefix takes all tars under a prefix.
@@ -230,7 +241,9 @@ func (s *Set) openPrefix(ctx context.Context, prefix, name string) error {
 		case isIndexFile(o.Key):
 			s.beside[o.Key] = o
 		case !isShardFile(o.Key):
-			return fmt.Errorf("%s is not a set of shards: it contains %q (name the shards, as in shard-{000000..000127}.tar)", name, o.Key)
+			return fmt.Errorf(
+				"%s is not a set of shards: it contains %q (name the shards, as in shard-{000000..000127}.tar)",
+				name, o.Key)
 		}
 	}
 	if len(s.Shards) == 0 {
@@ -248,7 +261,8 @@ func (s *Set) openKeys(ctx context.Context, keys []string, name string) error {
 	wanted := make(map[string]int, len(keys))
 	for i, k := range keys {
 		if !strings.HasSuffix(k, tarSuffix) {
-			return fmt.Errorf("%s names %s, which is not a .tar (compressed tars are not read: store them uncompressed)", name, k)
+			return fmt.Errorf(
+				"%s names %s, which is not a .tar (compressed tars are not read: store them uncompressed)", name, k)
 		}
 		if _, ok := wanted[k]; ok {
 			return fmt.Errorf("%s names %s twice", name, k)
@@ -376,7 +390,8 @@ func (e *emitter) emit(shard int, l loaded, yield func(Member, error) bool) bool
 		if l.isDead(i) {
 			return true
 		}
-		out := Member{Path: m.path, ETag: m.etag, Size: m.size, ModTime: catalog.TimeOf(m.mtime), Shard: shard, Off: m.off + grown, Sum: m.crc, Summed: l.summed, sums: m.sums}
+		out := Member{Path: m.path, ETag: m.etag, Size: m.size, ModTime: catalog.TimeOf(m.mtime), Shard: shard,
+			Off: m.off + grown, Sum: m.crc, Summed: l.summed, sums: m.sums}
 		grown += m.size - m.stored
 		if out.ETag == "" {
 			out.ETag = o.ETag + "+" + strconv.FormatInt(m.off, 10)
@@ -385,7 +400,8 @@ func (e *emitter) emit(shard int, l loaded, yield func(Member, error) bool) bool
 		if !own && !e.take(out.Path) {
 			out.Path = e.rename(m.path, strings.TrimSuffix(path.Base(o.Key), tarSuffix))
 			e.report.Renamed++
-			e.example(fmt.Sprintf("%.300q in %s: an earlier shard has it, so it is shown as %.300q", m.path, o.Key, out.Path))
+			e.example(fmt.Sprintf("%.300q in %s: an earlier shard has it, so it is shown as %.300q", m.path,
+				o.Key, out.Path))
 		}
 		e.report.Members++
 		ok = yield(out, nil)
@@ -458,7 +474,8 @@ func (s *Set) load(ctx context.Context, shard int, reserve func(n int64) error) 
 }
 
 // loadIndex reads a .sidx and checks that it belongs to the tar o.
-func (s *Set) loadIndex(ctx context.Context, o, side objstore.Object, shard int, reserve func(n int64) error) (*index, error) {
+func (s *Set) loadIndex(ctx context.Context, o, side objstore.Object, shard int, reserve func(n int64) error) (
+	*index, error) {
 	bad := func(err error) error {
 		return fmt.Errorf("index %s: %w (restore it, or remove the set and pack again)", side.Key, err)
 	}
@@ -480,11 +497,13 @@ func (s *Set) loadIndex(ctx context.Context, o, side objstore.Object, shard int,
 		return nil, bad(corrupt("it belongs to a tar of %d bytes, %s has %d", ix.size, o.Key, o.Size))
 	}
 	if s.summary == nil && ix.coded {
-		return nil, fmt.Errorf("%s has recoded members, and what restores them is in %s, which is damaged or not read (restore that, and name the prefix as the source)", o.Key, SummaryName)
+		return nil, fmt.Errorf("%s has recoded members, and what restores them is in %s, which is damaged or not "+
+			"read (restore that, and name the prefix as the source)", o.Key, SummaryName)
 	}
 	if s.summary != nil {
 		m := s.summary.Shards[shard]
-		if hex.EncodeToString(ix.dataset[:]) != s.Version || hex.EncodeToString(ix.plan[:]) != s.summary.Plan || ix.shard != shard || ix.len() != m.Members {
+		if hex.EncodeToString(ix.dataset[:]) != s.Version || hex.EncodeToString(ix.plan[:]) != s.summary.Plan ||
+			ix.shard != shard || ix.len() != m.Members {
 			return nil, bad(corrupt("it belongs to another set than %s", SummaryName))
 		}
 	}

@@ -35,7 +35,8 @@ func makeTar(t rapid.TB, items ...item) []byte {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for i, it := range items {
-		h := &tar.Header{Name: it.name, Size: int64(it.size), Typeflag: it.flag, Mode: 0o644, ModTime: time.Unix(1e9, 0), Format: it.format}
+		h := &tar.Header{Name: it.name, Size: int64(it.size), Typeflag: it.flag, Mode: 0o644,
+			ModTime: time.Unix(1e9, 0), Format: it.format}
 		switch it.flag {
 		case 0:
 			h.Typeflag = tar.TypeReg
@@ -91,7 +92,8 @@ func checkForeign(t rapid.TB, s *store, set *Set, list []Member) {
 			}
 		}
 		got := make([]byte, m.Size)
-		if err := s.Mem.ReadAt(context.Background(), set.Shards[m.Shard], got, m.Off); err != nil || !ok || !bytes.Equal(got, want) {
+		if err := s.Mem.ReadAt(context.Background(), set.Shards[m.Shard], got, m.Off); err != nil || !ok ||
+			!bytes.Equal(got, want) {
 			t.Fatalf("%+v: other bytes than archive/tar's, %v", m, err)
 		}
 		if want := fmt.Sprintf("%s+%d", set.Shards[m.Shard].ETag, m.Off); m.ETag != want {
@@ -115,19 +117,33 @@ func TestForeign(t *testing.T) {
 		{"plain", [][]item{{{name: "a/1.jpg", size: 700}, {name: "a/1.cls", size: 1}, {name: "b/empty"}}},
 			[]string{"a/1.jpg", "a/1.cls", "b/empty"}, Report{Members: 3, FromHeaders: 1}},
 		{"empty", [][]item{{}, {{name: "x", size: 1}}}, []string{"x"}, Report{Members: 1, FromHeaders: 2}},
-		{"dot slash", [][]item{{{name: "./", flag: tar.TypeDir}, {name: "./a", size: 1}, {name: ".//./b", size: 2}, {name: ".c", size: 3}}},
+		{"dot slash", [][]item{{{name: "./", flag: tar.TypeDir}, {name: "./a", size: 1}, {name: ".//./b", size: 2},
+			{name: ".c", size: 3}}},
 			[]string{"a", "b", ".c"}, Report{Members: 3, FromHeaders: 1}},
-		{"GNU long names", [][]item{{{name: "d/" + strings.Repeat("l", 200), size: 5, format: tar.FormatGNU}, {name: "é/ü", size: 4, format: tar.FormatPAX}}},
+		{"GNU long names", [][]item{
+			{{name: "d/" + strings.Repeat("l", 200), size: 5, format: tar.FormatGNU},
+				{name: "é/ü", size: 4, format: tar.FormatPAX}}},
 			[]string{"d/" + strings.Repeat("l", 200), "é/ü"}, Report{Members: 2, FromHeaders: 1}},
-		{"what is no file", [][]item{{{name: "l", flag: tar.TypeSymlink}, {name: "h", flag: tar.TypeLink}, {name: "f", flag: tar.TypeFifo}, {name: "c", flag: tar.TypeChar}, {name: "d/", flag: tar.TypeDir}, {name: "x", size: 9}}},
+		{"what is no file", [][]item{
+			{{name: "l", flag: tar.TypeSymlink}, {name: "h", flag: tar.TypeLink}, {name: "f", flag: tar.TypeFifo},
+				{name: "c", flag: tar.TypeChar}, {name: "d/", flag: tar.TypeDir}, {name: "x", size: 9}}},
 			[]string{"x"}, Report{Members: 1, FromHeaders: 1, Skipped: 4}},
-		{"twice in one", [][]item{{{name: "a", size: 1}, {name: "b", size: 2}, {name: "./a", size: 3}, {name: "a", size: 4}}},
+		{"twice in one", [][]item{
+			{{name: "a", size: 1}, {name: "b", size: 2}, {name: "./a", size: 3}, {name: "a", size: 4}}},
 			[]string{"b", "a"}, Report{Members: 2, FromHeaders: 1, Replaced: 2}},
-		{"twice in two", [][]item{{{name: "c/x.jpg", size: 1}, {name: "y", size: 2}}, {{name: "c/x.jpg", size: 3}}, {{name: "c/x.jpg", size: 4}, {name: "y", size: 5}, {name: "c/t1~x.jpg", size: 6}}},
-			[]string{"c/x.jpg", "y", "c/t1~x.jpg", "c/t2~x.jpg", "t2~y", "c/t2~t1~x.jpg"}, Report{Members: 6, FromHeaders: 3, Renamed: 4}},
-		{"hostile names are left to the catalog", [][]item{{{name: "../x", size: 1}, {name: "/etc/passwd", size: 2}, {name: "a//b", size: 3}, {name: "a/./b", size: 3}, {name: strings.Repeat("n", 300), size: 4}, {name: "ok", size: 5}}},
-			[]string{"../x", "/etc/passwd", "a//b", "a/./b", strings.Repeat("n", 300), "ok"}, Report{Members: 6, FromHeaders: 1}},
-		{"name of 64 KiB", [][]item{{{name: strings.Repeat("n/", 32<<10) + "n", size: 1, format: tar.FormatPAX}, {name: strings.Repeat("m", 64<<10), size: 1, format: tar.FormatGNU}, {name: long, size: 2, format: tar.FormatPAX}}},
+		{"twice in two", [][]item{{{name: "c/x.jpg", size: 1}, {name: "y", size: 2}}, {{name: "c/x.jpg", size: 3}},
+			{{name: "c/x.jpg", size: 4}, {name: "y", size: 5}, {name: "c/t1~x.jpg", size: 6}}},
+			[]string{"c/x.jpg", "y", "c/t1~x.jpg", "c/t2~x.jpg", "t2~y", "c/t2~t1~x.jpg"},
+			Report{Members: 6, FromHeaders: 3, Renamed: 4}},
+		{"hostile names are left to the catalog",
+			[][]item{{{name: "../x", size: 1}, {name: "/etc/passwd", size: 2}, {name: "a//b", size: 3},
+				{name: "a/./b", size: 3}, {name: strings.Repeat("n", 300), size: 4}, {name: "ok", size: 5}}},
+			[]string{"../x", "/etc/passwd", "a//b", "a/./b", strings.Repeat("n", 300), "ok"},
+			Report{Members: 6, FromHeaders: 1}},
+		{"name of 64 KiB", [][]item{
+			{{name: strings.Repeat("n/", 32<<10) + "n", size: 1, format: tar.FormatPAX},
+				{name: strings.Repeat("m", 64<<10), size: 1, format: tar.FormatGNU},
+				{name: long, size: 2, format: tar.FormatPAX}}},
 			[]string{long}, Report{Members: 1, FromHeaders: 1, Skipped: 2}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -193,7 +209,8 @@ func TestForeignRefuses(t *testing.T) {
 		want string
 	}{
 		{"truncated in the bytes", good[:1000], `"a" has 700 bytes at offset 512, but the shard ends at 1000`},
-		{"truncated in a header", good[:1800], "it is truncated: it ends at 1800, inside the entry that begins at offset 1536"},
+		{"truncated in a header", good[:1800],
+			"it is truncated: it ends at 1800, inside the entry that begins at offset 1536"},
 		{"no bytes", nil, "it has 0 bytes"},
 		{"garbage", bytesOf(1, 4096), "no tar header at offset 0"},
 		{"garbage in the middle", join(member, bytesOf(1, 4096)), "no tar header at offset 1024"},
@@ -201,14 +218,20 @@ func TestForeignRefuses(t *testing.T) {
 		{"gzip", append([]byte("\x1f\x8b\x08\x00"), bytesOf(1, 2000)...), "compressed with gzip"},
 		{"zstd", append([]byte("\x28\xb5\x2f\xfd"), bytesOf(1, 2000)...), "compressed with zstd"},
 		{"GNU sparse", join(member, sparse, make([]byte, 1024)), `"holes" is sparse`},
-		{"PAX sparse 0.1", join(paxHeader("GNU.sparse.map", "0,1", "GNU.sparse.size", "10", "GNU.sparse.numblocks", "1"), member, make([]byte, 1024)), "is sparse"},
-		{"PAX sparse 1.0", join(paxHeader("GNU.sparse.major", "1", "GNU.sparse.minor", "0", "GNU.sparse.name", "holes", "GNU.sparse.realsize", "100"),
-			tarHeader("m", 515, 0), []byte("1\n0\n3\n"), make([]byte, 506), []byte("abc"), make([]byte, 509), make([]byte, 1024)), `"holes" is sparse`},
-		{"PAX size behind the end", join(paxHeader("size", "9223372036854775807"), member), "9223372036854775807 bytes at offset 1536"},
+		{"PAX sparse 0.1", join(paxHeader("GNU.sparse.map", "0,1", "GNU.sparse.size", "10", "GNU.sparse.numblocks",
+			"1"), member, make([]byte, 1024)), "is sparse"},
+		{"PAX sparse 1.0", join(paxHeader("GNU.sparse.major", "1", "GNU.sparse.minor", "0", "GNU.sparse.name", "holes",
+			"GNU.sparse.realsize", "100"),
+			tarHeader("m", 515, 0), []byte("1\n0\n3\n"), make([]byte, 506), []byte("abc"), make([]byte, 509),
+			make([]byte, 1024)), `"holes" is sparse`},
+		{"PAX size behind the end", join(paxHeader("size", "9223372036854775807"), member),
+			"9223372036854775807 bytes at offset 1536"},
 		{"negative PAX size", join(paxHeader("size", "-1"), member), "no tar header at offset 0"},
 		{"NUL in a PAX name", join(paxHeader("path", "a\x00b"), member), "no tar header at offset 0"},
-		{"PAX header of 2 MiB", join(appendBlock(nil, "", "x", 'x', 2<<20, 0), make([]byte, 2<<20), member), "no tar header at offset 0"},
-		{"wrong checksum", join(member, bytes.Replace(member, []byte("0000644"), []byte("0000645"), 1)), "no tar header at offset 1024"},
+		{"PAX header of 2 MiB", join(appendBlock(nil, "", "x", 'x', 2<<20, 0), make([]byte, 2<<20), member),
+			"no tar header at offset 0"},
+		{"wrong checksum", join(member, bytes.Replace(member, []byte("0000644"), []byte("0000645"), 1)),
+			"no tar header at offset 1024"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newStore()
@@ -224,7 +247,8 @@ func TestForeignRefuses(t *testing.T) {
 // Random tars, read by windows, give what archive/tar reads from the whole.
 func TestForeignModel(t *testing.T) {
 	name := rapid.StringMatching(`(\./)?([abc]/){0,2}[a-e]{1,2}(\.jpg)?|[x-z]{120,130}`)
-	sizes := rapid.SampledFrom([]int{0, 1, 511, 512, 513, 700, 1023, 1024, 1025, 3000, 4096, 5000, 5120, 9999, 30000, 60000, 99999, 600 << 10})
+	sizes := rapid.SampledFrom([]int{0, 1, 511, 512, 513, 700, 1023, 1024, 1025, 3000, 4096, 5000, 5120, 9999, 30000,
+		60000, 99999, 600 << 10})
 	rapid.Check(t, func(t *rapid.T) {
 		s := newStore()
 		for i := range rapid.IntRange(1, 4).Draw(t, "tars") {
@@ -287,7 +311,8 @@ func TestSkipBad(t *testing.T) {
 		}
 	}
 	whole := func(i int) []byte {
-		return makeTar(t, item{name: fmt.Sprintf("c%d/a.jpg", i), size: 700}, item{name: fmt.Sprintf("c%d/b.jpg", i), size: 9})
+		return makeTar(t, item{name: fmt.Sprintf("c%d/a.jpg", i), size: 700},
+			item{name: fmt.Sprintf("c%d/b.jpg", i), size: 9})
 	}
 	foreign := func() *store {
 		s := newStore()
@@ -342,12 +367,14 @@ func TestSkipBad(t *testing.T) {
 	t.Run("nothing left", func(t *testing.T) {
 		s := newStore()
 		s.PutBytes("p/x.tar", []byte("no tar"))
-		if _, _, err := all(s, objstore.Source{Prefix: "p/"}, true); err == nil || !strings.Contains(err.Error(), "p/x.tar") {
+		if _, _, err := all(s, objstore.Source{Prefix: "p/"}, true); err == nil ||
+			!strings.Contains(err.Error(), "p/x.tar") {
 			t.Errorf("%v", err)
 		}
 	})
 	t.Run("the store fails", func(t *testing.T) {
-		set, err := Open(ctx, failingReader{foreign(), "p/x-20.tar"}, objstore.Source{Prefix: "p/"}, OpenOptions{SkipBad: true})
+		set, err := Open(ctx, failingReader{foreign(), "p/x-20.tar"}, objstore.Source{Prefix: "p/"},
+			OpenOptions{SkipBad: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -390,7 +417,8 @@ func wds2idx(t *testing.T, data []byte) []byte {
 }
 
 func TestWds2idx(t *testing.T) {
-	plain := []item{{name: "a/1.jpg", size: 700}, {name: "a/1.cls", size: 1}, {name: "./a/2.jpg", size: 512}, {name: "a/2.cls"}}
+	plain := []item{{name: "a/1.jpg", size: 700}, {name: "a/1.cls", size: 1}, {name: "./a/2.jpg", size: 512},
+		{name: "a/2.cls"}}
 	plainIdx := wds2idx(t, makeTar(t, plain...))
 	for _, c := range []struct {
 		name  string
@@ -399,14 +427,23 @@ func TestWds2idx(t *testing.T) {
 		alter func(idx []byte) []byte
 	}{
 		{"plain", plain, true, nil},
-		{"carriage returns", plain, true, func(b []byte) []byte { return bytes.ReplaceAll(b, []byte("\n"), []byte("\r\n")) }},
+		{"carriage returns", plain, true, func(b []byte) []byte {
+			return bytes.ReplaceAll(b, []byte("\n"), []byte("\r\n"))
+		}},
 		{"with a folder", append([]item{{name: "a/", flag: tar.TypeDir}}, plain...), false, nil},
 		{"with a dotfile", append([]item{{name: "a/.hidden", size: 3}}, plain...), false, nil},
-		{"with PAX", []item{{name: "a/1.jpg", size: 3, format: tar.FormatPAX}, {name: strings.Repeat("é", 80) + ".jpg", size: 4}}, false, nil},
+		{"with PAX", []item{{name: "a/1.jpg", size: 3, format: tar.FormatPAX},
+			{name: strings.Repeat("é", 80) + ".jpg", size: 4}}, false, nil},
 		{"with a space", []item{{name: "a/my 1.jpg", size: 3}}, false, nil},
-		{"last one missing", plain, false, func(b []byte) []byte { return []byte("v1.2 1\njpg 512 700 a/1.jpg cls 2048 1 a/1.cls\n") }},
-		{"another name", plain, false, func(b []byte) []byte { return bytes.Replace(b, []byte("a/1.jpg"), []byte("b/1.jpg"), 1) }},
-		{"another size", plain, false, func(b []byte) []byte { return bytes.Replace(b, []byte(" 700 "), []byte(" 701 "), 1) }},
+		{"last one missing", plain, false, func(b []byte) []byte {
+			return []byte("v1.2 1\njpg 512 700 a/1.jpg cls 2048 1 a/1.cls\n")
+		}},
+		{"another name", plain, false, func(b []byte) []byte {
+			return bytes.Replace(b, []byte("a/1.jpg"), []byte("b/1.jpg"), 1)
+		}},
+		{"another size", plain, false, func(b []byte) []byte {
+			return bytes.Replace(b, []byte(" 700 "), []byte(" 701 "), 1)
+		}},
 		{"v1.1", plain, false, func([]byte) []byte { return []byte("v1.1 1\njpg 512 700\n") }},
 		{"garbage", plain, false, func([]byte) []byte { return bytesOf(1, 100) }},
 		{"empty", plain, false, func([]byte) []byte { return nil }},
@@ -442,7 +479,8 @@ func TestWds2idx(t *testing.T) {
 			}
 			// An index that is older than its tar belongs to another one.
 			s.PutBytes("p/x.tar", data)
-			if set, _, err = members(context.Background(), s, objstore.Source{Prefix: "p/"}); err != nil || set.Report().FromHeaders != 1 {
+			if set, _, err = members(context.Background(), s, objstore.Source{Prefix: "p/"}); err != nil ||
+				set.Report().FromHeaders != 1 {
 				t.Errorf("older index: %v, %+v", err, set.Report())
 			}
 		})
@@ -534,15 +572,21 @@ func TestOwnRefuses(t *testing.T) {
 		damage func(s *store)
 		want   string
 	}{
-		{"shard gone", func(s *store) { _ = s.Delete(ctx, "out/shard-000001.tar", "") }, "names out/shard-000001.tar, which is not there"},
-		{"index gone", func(s *store) { _ = s.Delete(ctx, "out/shard-000001.tar.sidx", "") }, "names out/shard-000001.tar.sidx, which is not there"},
+		{"shard gone", func(s *store) {
+			_ = s.Delete(ctx, "out/shard-000001.tar", "")
+		}, "names out/shard-000001.tar, which is not there"},
+		{"index gone", func(s *store) {
+			_ = s.Delete(ctx, "out/shard-000001.tar.sidx", "")
+		}, "names out/shard-000001.tar.sidx, which is not there"},
 		{"another size", func(s *store) { s.PutBytes("out/shard-000001.tar", []byte("x")) }, "but it has 1"},
 		{"index damaged", func(s *store) {
 			b := get(t, s, "out/shard-000001.tar.sidx")
 			b[200] ^= 1
 			s.PutBytes("out/shard-000001.tar.sidx", b)
 		}, "index out/shard-000001.tar.sidx: corrupt"},
-		{"index of another shard", func(s *store) { s.PutBytes("out/shard-000001.tar.sidx", get(t, s, "out/shard-000000.tar.sidx")) }, "index out/shard-000001.tar.sidx: corrupt"},
+		{"index of another shard", func(s *store) {
+			s.PutBytes("out/shard-000001.tar.sidx", get(t, s, "out/shard-000000.tar.sidx"))
+		}, "index out/shard-000001.tar.sidx: corrupt"},
 		{"another tar of this size", func(s *store) {
 			b := get(t, s, "out/shard-000001.tar")
 			copy(b, "xxxxxxxx")
@@ -552,7 +596,9 @@ func TestOwnRefuses(t *testing.T) {
 			_ = s.Delete(ctx, "out/"+SummaryName, "")
 			s.PutBytes("out/"+MarkerName, nil)
 		}, "not complete"},
-		{"manifest damaged", func(s *store) { s.PutBytes("out/"+SummaryName, []byte("[]")) }, "out/shoal-manifest.json: corrupt"},
+		{"manifest damaged", func(s *store) {
+			s.PutBytes("out/"+SummaryName, []byte("[]"))
+		}, "out/shoal-manifest.json: corrupt"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newStore()
@@ -657,7 +703,8 @@ func TestScanRequests(t *testing.T) {
 		if err != nil || len(list) != c.n {
 			t.Fatal(len(list), err)
 		}
-		t.Logf("%d members of %d bytes: %d GETs, %d bytes, %v", c.n, c.size, s.gets, s.read, time.Since(begin).Round(time.Millisecond))
+		t.Logf("%d members of %d bytes: %d GETs, %d bytes, %v", c.n, c.size, s.gets, s.read,
+			time.Since(begin).Round(time.Millisecond))
 		if s.gets > c.maxGets || s.read > c.maxRead {
 			t.Errorf("%d members of %d bytes took %d GETs of %d bytes", c.n, c.size, s.gets, s.read)
 		}
@@ -667,7 +714,8 @@ func TestScanRequests(t *testing.T) {
 // FuzzTar: no input panics, and what is accepted lies in the tar, in order.
 func FuzzTar(f *testing.F) {
 	f.Add(makeTar(f, item{name: "a/1.jpg", size: 700}, item{name: "a/1.cls", size: 1}))
-	f.Add(makeTar(f, item{name: strings.Repeat("l", 200), size: 5, format: tar.FormatGNU}, item{name: "é", size: 4, format: tar.FormatPAX}))
+	f.Add(makeTar(f, item{name: strings.Repeat("l", 200), size: 5, format: tar.FormatGNU},
+		item{name: "é", size: 4, format: tar.FormatPAX}))
 	f.Add(makeTar(f, item{name: "l", flag: tar.TypeSymlink}, item{name: "a", size: 3}, item{name: "./a", size: 4}))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		s := newStore()

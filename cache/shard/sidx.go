@@ -107,7 +107,8 @@ func (ix *index) encode() ([]byte, error) {
 	le := binary.LittleEndian
 	total := indexHeader + len(ix.etag) + len(ix.rows) + len(ix.strings)
 	if total > maxIndex {
-		return nil, fmt.Errorf("the index of shard %d has %d bytes, more than %d (use a smaller --shard-size)", ix.shard, total, maxIndex)
+		return nil, fmt.Errorf("the index of shard %d has %d bytes, more than %d (use a smaller --shard-size)",
+			ix.shard, total, maxIndex)
 	}
 	out := make([]byte, indexHeader, total)
 	copy(out, indexMagic)
@@ -145,7 +146,8 @@ func parseIndex(data []byte) (*index, error) {
 	coded, sums := (v-indexVersion)&codedVersion != 0, (v-indexVersion)&sumsVersion != 0
 	row := uint64((&index{coded: coded}).row())
 	n, strs, tag := uint64(le.Uint32(h[68:])), le.Uint64(h[88:]), uint64(le.Uint32(h[96:]))
-	if le.Uint64(h[112:]) != uint64(len(data)) || strs > uint64(len(data)) || indexHeader+tag+n*row+strs != uint64(len(data)) {
+	if le.Uint64(h[112:]) != uint64(len(data)) || strs > uint64(len(data)) ||
+		indexHeader+tag+n*row+strs != uint64(len(data)) {
 		return nil, corrupt("%d bytes long, but the header says otherwise", len(data))
 	}
 	if err := catalog.CheckContent(data); err != nil {
@@ -214,14 +216,16 @@ func (ix *index) members(yield func(i int, m indexMember) bool) {
 	}
 	for i := range ix.len() {
 		r := ix.rows[i*ix.row():]
-		m := indexMember{off: int64(le.Uint64(r)), size: int64(le.Uint64(r[8:])), mtime: int64(le.Uint64(r[16:])), crc: le.Uint32(r[24:])}
+		m := indexMember{off: int64(le.Uint64(r)), size: int64(le.Uint64(r[8:])), mtime: int64(le.Uint64(r[16:])),
+			crc: le.Uint32(r[24:])}
 		m.stored = m.size
 		if ix.coded {
 			if short := le.Uint32(r[indexRow:]); short > 0 {
 				m.stored = int64(short)
 			}
 		}
-		m.path, m.tarName, m.etag = next(int(le.Uint16(r[28:]))), next(int(le.Uint16(r[30:]))), next(int(le.Uint16(r[32:])))
+		m.path, m.tarName, m.etag = next(int(le.Uint16(r[28:]))), next(int(le.Uint16(r[30:]))),
+			next(int(le.Uint16(r[32:])))
 		m.sums = next(ix.sumsLen(m.size))
 		if !yield(i, m) {
 			return

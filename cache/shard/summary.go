@@ -67,7 +67,8 @@ func (p *params) check(format string) error {
 	case p.Format != format:
 		return corrupt("format %.40q, want %q", p.Format, format)
 	case p.Version > codedSummary, p.Coding != "" && p.Coding != codingJPEG:
-		return fmt.Errorf("%w: format version %d, coding %.40q, but this version reads %d, %s", catalog.ErrNewerFormat, p.Version, p.Coding, codedSummary, codingJPEG)
+		return fmt.Errorf("%w: format version %d, coding %.40q, but this version reads %d, %s", catalog.ErrNewerFormat,
+			p.Version, p.Coding, codedSummary, codingJPEG)
 	case p.Version < summaryVersion, (p.Version == codedSummary) != (p.Coding != ""):
 		return corrupt("format version %d", p.Version)
 	case p.Files <= 0 || p.Bytes < 0 || p.ShardSize <= 0:
@@ -114,7 +115,8 @@ func ParseSummary(data []byte) (*Summary, error) {
 		if m.Name != shardName(i) {
 			return nil, corrupt("shard %d has the name %.80q", i, m.Name)
 		}
-		if m.Members <= 0 || int64(m.Members) > m.Size/blockSize || m.Size < endLen || m.Size > 1<<60 || m.ETag == "" || files > s.Files-m.Members {
+		if m.Members <= 0 || int64(m.Members) > m.Size/blockSize || m.Size < endLen || m.Size > 1<<60 || m.ETag == "" ||
+			files > s.Files-m.Members {
 			return nil, corrupt("shard %d: %d members in %d bytes", i, m.Members, m.Size)
 		}
 		files += m.Members
@@ -137,7 +139,8 @@ func decodeJSON(data []byte, into any) error {
 		return corrupt("%v", err)
 	}
 	if v.Version > codedSummary {
-		return fmt.Errorf("%w: format version %d, but this version reads %d", catalog.ErrNewerFormat, v.Version, codedSummary)
+		return fmt.Errorf("%w: format version %d, but this version reads %d", catalog.ErrNewerFormat, v.Version,
+			codedSummary)
 	}
 	if err := json.Unmarshal(data, into); err != nil {
 		return corrupt("%v", err)

@@ -203,7 +203,8 @@ func (s *scan) add(key string, m indexMember) error {
 	if n >= math.MaxUint32 {
 		return fmt.Errorf("more than %d members", uint32(math.MaxUint32))
 	}
-	if old, ok := s.where[h]; ok && bytes.HasPrefix(s.ix.strings[old.path:], []byte(m.path)) && s.pathLen(old.i) == len(m.path) {
+	if old, ok := s.where[h]; ok && bytes.HasPrefix(s.ix.strings[old.path:], []byte(m.path)) &&
+		s.pathLen(old.i) == len(m.path) {
 		for len(s.dead) <= int(old.i)/64 {
 			s.dead = append(s.dead, 0)
 		}
@@ -230,13 +231,15 @@ func trimName(name string) string {
 
 // compressed are the first bytes of files that users take for tars, but that ranged GETs cannot read.
 var compressed = []struct{ magic, name string }{
-	{"\x1f\x8b", "gzip"}, {"\x28\xb5\x2f\xfd", "zstd"}, {"BZh", "bzip2"}, {"\xfd7zXZ\x00", "xz"}, {"\x04\x22\x4d\x18", "lz4"},
+	{"\x1f\x8b", "gzip"}, {"\x28\xb5\x2f\xfd", "zstd"}, {"BZh", "bzip2"}, {"\xfd7zXZ\x00", "xz"},
+	{"\x04\x22\x4d\x18", "lz4"},
 }
 
 func isCompressed(begin []byte) error {
 	for _, c := range compressed {
 		if bytes.HasPrefix(begin, []byte(c.magic)) {
-			return fmt.Errorf("it is compressed with %s, so single files cannot be read from it (store it uncompressed)", c.name)
+			return fmt.Errorf(
+				"it is compressed with %s, so single files cannot be read from it (store it uncompressed)", c.name)
 		}
 	}
 	return nil
@@ -271,12 +274,16 @@ func scanTar(ctx context.Context, r objstore.Reader, o objstore.Object, reserve 
 			continue
 		}
 		if h.Typeflag == tar.TypeGNUSparse || isSparse(h) {
-			return nil, inShard(o.Key, fmt.Errorf("member %.300q is sparse, so its bytes are not stored in one piece (make the tar again without --sparse)", h.Name))
+			return nil, inShard(o.Key,
+				fmt.Errorf("member %.300q is sparse, so its bytes are not stored in one piece (make the tar again "+
+					"without --sparse)", h.Name))
 		}
 		regular := h.Typeflag == tar.TypeReg || h.Typeflag == tar.TypeCont
 		if regular || h.Size > 0 && !headerOnly(h.Typeflag) {
 			if h.Size > o.Size-off {
-				return nil, inShard(o.Key, fmt.Errorf("member %.300q has %d bytes at offset %d, but the shard ends at %d: it is truncated or damaged", h.Name, h.Size, off, o.Size))
+				return nil, inShard(o.Key, fmt.Errorf(
+					"member %.300q has %d bytes at offset %d, but the shard ends at %d: it is truncated or damaged",
+					h.Name, h.Size, off, o.Size))
 			}
 			next = off + pad(h.Size)
 		}
@@ -299,7 +306,8 @@ func scanTar(ctx context.Context, r objstore.Reader, o objstore.Object, reserve 
 				budget += reserveStep
 			}
 			budget -= need
-			if err := s.add(o.Key, indexMember{off: off, size: h.Size, mtime: catalog.Nanos(h.ModTime), path: name}); err != nil {
+			if err := s.add(o.Key, indexMember{off: off, size: h.Size, mtime: catalog.Nanos(h.ModTime),
+				path: name}); err != nil {
 				return nil, inShard(o.Key, err)
 			}
 		}
@@ -339,7 +347,8 @@ func isSparse(h *tar.Header) bool {
 
 // headerOnly lists the types without content, whatever their size field says.
 func headerOnly(flag byte) bool {
-	return slices.Contains([]byte{tar.TypeLink, tar.TypeSymlink, tar.TypeChar, tar.TypeBlock, tar.TypeDir, tar.TypeFifo}, flag)
+	return slices.Contains([]byte{tar.TypeLink, tar.TypeSymlink, tar.TypeChar, tar.TypeBlock, tar.TypeDir,
+		tar.TypeFifo}, flag)
 }
 
 func kindName(flag byte) string {

@@ -39,9 +39,9 @@ const (
 // Unpack restores the files of the set under the folder dir, which it makes if there is none, and verifies them against
 // the checksums of the index. Foreign tars without an index of ours have none. progress is never called concurrently.
 //
-// A file appears complete or not at all, and nothing outside dir is written. Files that are there and equal are kept, so
-// that a call continues where an earlier one ended. One that is there and differs is an error. Members whose name no file
-// can have are left out; then Unpack returns an error in the end.
+// A file appears complete or not at all, and nothing outside dir is written. Files that are there and equal are kept,
+// so that a call continues where an earlier one ended. One that is there and differs is an error. Members whose name no
+// file can have are left out; then Unpack returns an error in the end.
 func (s *Set) Unpack(ctx context.Context, dir string, progress func(Unpacked)) (_ Unpacked, err error) {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return Unpacked{}, fmt.Errorf("unpack: %w", err)
@@ -73,7 +73,8 @@ func (s *Set) Unpack(ctx context.Context, dir string, progress func(Unpacked)) (
 		err = unix.Syncfs(int(top.Fd())) // the folders
 	}
 	if err == nil && len(u.leftOut) > 0 {
-		err = fmt.Errorf("%d members have names that no file below a folder can have, and were left out: %s (tar lists them)",
+		err = fmt.Errorf(
+			"%d members have names that no file below a folder can have, and were left out: %s (tar lists them)",
 			len(u.leftOut), strings.Join(u.leftOut[:min(len(u.leftOut), maxExamples)], ", "))
 	}
 	if err != nil {
@@ -113,7 +114,8 @@ func (u *unpacker) run(ctx context.Context) error {
 		if err = failed; err != nil {
 			break
 		}
-		if !filepath.IsLocal(m.Path) || path.Clean(m.Path) != m.Path || strings.IndexByte(m.Path, 0) >= 0 || m.Path == "." ||
+		if !filepath.IsLocal(m.Path) || path.Clean(m.Path) != m.Path || strings.IndexByte(m.Path, 0) >= 0 ||
+			m.Path == "." ||
 			slices.ContainsFunc(strings.Split(m.Path, "/"), func(name string) bool { return len(name) > 255 }) ||
 			m.Path == unpackFolder || strings.HasPrefix(m.Path, unpackFolder+"/") {
 			u.leftOut = append(u.leftOut, fmt.Sprintf("%.300q in %s", m.Path, u.Shards[m.Shard].Key))
@@ -130,7 +132,8 @@ func (u *unpacker) run(ctx context.Context) error {
 	return errors.Join(g.Wait(), err)
 }
 
-// restore restores neighbours in a shard. Only the last of several may end more than unpackPiece after the first begins.
+// restore restores neighbours in a shard. Only the last of several may end more than unpackPiece after the first
+// begins.
 func (u *unpacker) restore(ctx context.Context, group []Member) error {
 	buf := u.buffers.Get().(*[unpackPiece]byte)
 	defer u.buffers.Put(buf)
@@ -164,7 +167,8 @@ func (u *unpacker) restore(ctx context.Context, group []Member) error {
 			}
 			return nil
 		}
-		if objstore.KindOf(err) != objstore.KindInvalid { // otherwise one is damaged: read alone, it is the one that fails
+		// otherwise one is damaged: read alone, it is the one that fails
+		if objstore.KindOf(err) != objstore.KindInvalid {
 			return fmt.Errorf("%s to %s: %w", first.Path, last.Path, err)
 		}
 	}
@@ -239,7 +243,8 @@ func (u *unpacker) write(m Member, read func(off, n int64) ([]byte, error)) (err
 		}
 	}
 	if m.Summed && sum != m.Sum {
-		return fmt.Errorf("%q in %s has checksum %08x, and its index says %08x (restore the shard, or pack the source again into another place)",
+		return fmt.Errorf("%q in %s has checksum %08x, and its index says %08x (restore the shard, or pack the "+
+			"source again into another place)",
 			m.Path, u.Shards[m.Shard].Key, sum, m.Sum)
 	}
 	if !m.Summed { // only now is it known whether a file that is there is this one

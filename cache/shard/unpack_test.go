@@ -81,12 +81,14 @@ func TestUnpack(t *testing.T) {
 		t.Errorf("%d reads of %d shards", s.gets, len(set.Shards))
 	}
 	for m := range set.Members(t.Context()) {
-		if fi, err := os.Stat(filepath.Join(dir, m.Path)); err != nil || !m.ModTime.IsZero() && !fi.ModTime().Equal(m.ModTime) {
+		if fi, err := os.Stat(filepath.Join(dir, m.Path)); err != nil ||
+			!m.ModTime.IsZero() && !fi.ModTime().Equal(m.ModTime) {
 			t.Errorf("%s: %v, want time %v", m.Path, err, m.ModTime)
 		}
 	}
 	s.gets = 0
-	if done, err = set.Unpack(t.Context(), dir, nil); err != nil || done.Kept != len(want) || s.gets != len(set.Shards) {
+	if done, err = set.Unpack(t.Context(), dir, nil); err != nil || done.Kept != len(want) ||
+		s.gets != len(set.Shards) {
 		t.Errorf("again: %+v, %d reads, %v", done, s.gets, err)
 	}
 	// An earlier run that was killed.
@@ -109,7 +111,8 @@ func TestUnpack(t *testing.T) {
 		if err := os.WriteFile(name, []byte(other), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := set.Unpack(t.Context(), dir, nil); err == nil || !strings.Contains(err.Error(), name+" is there already") {
+		if _, err := set.Unpack(t.Context(), dir, nil); err == nil ||
+			!strings.Contains(err.Error(), name+" is there already") {
 			t.Errorf("another file: %v", err)
 		}
 		if now, _ := os.ReadFile(name); string(now) != other {
@@ -128,7 +131,8 @@ func TestUnpackVerifies(t *testing.T) {
 			p[len(p)-1] ^= 1
 		}
 	}
-	if _, err := set.Unpack(t.Context(), dir, nil); err == nil || !strings.Contains(err.Error(), "checksum") || !strings.Contains(err.Error(), "out/shard-") {
+	if _, err := set.Unpack(t.Context(), dir, nil); err == nil || !strings.Contains(err.Error(), "checksum") ||
+		!strings.Contains(err.Error(), "out/shard-") {
 		t.Errorf("damage: %v", err)
 	}
 	s.onRead = nil
@@ -150,7 +154,8 @@ func TestUnpackVerifies(t *testing.T) {
 // Foreign tars have no checksums, and names that must not be followed out of the folder.
 func TestUnpackForeign(t *testing.T) {
 	s := newStore()
-	s.PutBytes("out/a.tar", makeTar(t, item{name: "./cat/1.jpg", size: 700}, item{name: "../evil", size: 3}, item{name: "/etc/evil", size: 3},
+	s.PutBytes("out/a.tar", makeTar(t, item{name: "./cat/1.jpg", size: 700}, item{name: "../evil", size: 3},
+		item{name: "/etc/evil", size: 3},
 		item{name: "link/evil", size: 3}, item{name: "dir", flag: tar.TypeSymlink},
 		item{name: strings.Repeat("caption ", 32), size: 3}))
 	set, err := Open(t.Context(), s, out, OpenOptions{})
@@ -175,7 +180,8 @@ func TestUnpackForeign(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if done, err := set.Unpack(t.Context(), dir, nil); err == nil || !strings.Contains(err.Error(), `3 members have names`) || done.Files != 2 {
+		if done, err := set.Unpack(t.Context(), dir, nil); err == nil ||
+			!strings.Contains(err.Error(), `3 members have names`) || done.Files != 2 {
 			t.Errorf("%+v, %v", done, err)
 		}
 	}

@@ -23,15 +23,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DefaultLast are patterns of names that say that others are whole: they are published after all that was closed before.
-var DefaultLast = []string{".metadata", "*.index.json", "latest*", "commit_success.txt", "_SUCCESS", "trainer_state.json",
+// DefaultLast are patterns of names that say that others are whole: they are published after all that was closed
+// before.
+var DefaultLast = []string{".metadata", "*.index.json", "latest*", "commit_success.txt", "_SUCCESS",
+	"trainer_state.json",
 	"_CHECKPOINT_METADATA", "metadata.json", "metadata.pkl"}
 
 // NoFile is why a path is skipped that is neither a file nor a folder.
 const NoFile = "it is a link, a pipe, a socket or a device"
 
-// LastNames returns a function that reports whether a path matches one of DefaultLast, or of the given patterns, which are
-// path.Match's. One with a slash is compared with the path, another with its last component. Malformed ones are an error.
+// LastNames returns a function that reports whether a path matches one of DefaultLast, or of the given patterns, which
+// are path.Match's. One with a slash is compared with the path, another with its last component. Malformed ones are an
+// error.
 func LastNames(globs ...string) (func(name string) bool, error) {
 	globs = slices.Concat(DefaultLast, globs)
 	for _, g := range globs {
@@ -106,7 +109,8 @@ var (
 	ErrChanged       = errors.New("it has changed")
 	ErrGone    error = refusal{Gone, "it is no more"}
 
-	refusals = map[error]error{unix.EAGAIN: ErrWriting, unix.ENOENT: ErrGone, unix.ENOTDIR: ErrGone, unix.ELOOP: ErrGone,
+	refusals = map[error]error{unix.EAGAIN: ErrWriting, unix.ENOENT: ErrGone, unix.ENOTDIR: ErrGone,
+		unix.ELOOP:  ErrGone,
 		unix.EXDEV:  refusal{Skipped, "another file system is mounted there"},
 		unix.EACCES: refusal{Skipped, "it belongs to another user (run shoal ckpt as the trainer's user)"}}
 )
@@ -155,11 +159,13 @@ func (f *Folder) look(t turn) (now News, err error) {
 	if r, ok := errors.AsType[refusal](cmp.Or(refusals[err], err)); ok {
 		now, err = News{Path: t.path, State: r.state, Why: r.why}, nil
 	}
-	f.stale = f.stale || st.Nlink > 1 && !now.Print.SameContent(f.known[t.path].Print) // its other names have changed too
+	// its other names have changed too
+	f.stale = f.stale || st.Nlink > 1 && !now.Print.SameContent(f.known[t.path].Print)
 	return now, err
 }
 
-// inspect looks at a regular file, under the lease. It says how long to wait while a write could leave the Print as it is.
+// inspect looks at a regular file, under the lease. It says how long to wait while a write could leave the Print as it
+// is.
 func (f *Folder) inspect(t turn, now *News) (early time.Duration, err error) {
 	file, print, err := f.lease(t.path)
 	if err != nil {
@@ -272,7 +278,8 @@ func (h *Held) Close() error {
 // Home is the folder, in the one that is followed, that is the daemon's. Socket is its socket there.
 const Home, Socket = ".shoal", "ckpt.sock"
 
-// MakeHome makes Home at a path. Whoever may enter the folder that it is in reaches the socket; what else is there is 0600.
+// MakeHome makes Home at a path. Whoever may enter the folder that it is in reaches the socket; what else is there is
+// 0600.
 func MakeHome(at string) {
 	_ = os.Mkdir(at, 0o755) // there may be one
 	if d, err := os.OpenFile(at, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0); err == nil {
@@ -284,8 +291,8 @@ func MakeHome(at string) {
 // Own reports whether a path is the daemon's.
 func Own(p string) bool { return p == Home || strings.HasPrefix(p, Home+"/") }
 
-// CheckSocket returns nil if the socket of a daemon of dir is there. In a folder like /tmp anybody can make one, which says what he likes:
-// it counts if it is root's, this user's, or that of the folder's owner.
+// CheckSocket returns nil if the socket of a daemon of dir is there. In a folder like /tmp anybody can make one, which
+// says what he likes: it counts if it is root's, this user's, or that of the folder's owner.
 func CheckSocket(dir string) error {
 	if _, err := os.Lstat(filepath.Join(dir, Home, Socket)); err != nil {
 		return err
@@ -312,7 +319,8 @@ func AtSocket(dir string, f func(address string) error) error {
 
 // shared are file systems that others write unnoticed: a lease or inotify says nothing of other hosts.
 var shared = map[uint32]string{0x6969: "NFS", 0x65735546: "FUSE", 0x517B: "SMB", 0xFF534D42: "CIFS", 0xFE534D42: "SMB",
-	0x00C36400: "CephFS", 0x01021997: "9p", 0x0BD00BD0: "Lustre", 0x47504653: "GPFS", 0x5346414F: "AFS", 0x19830326: "BeeGFS",
+	0x00C36400: "CephFS", 0x01021997: "9p", 0x0BD00BD0: "Lustre", 0x47504653: "GPFS", 0x5346414F: "AFS",
+	0x19830326: "BeeGFS",
 	0x7461636F: "OCFS2", 0x01161970: "GFS2"}
 
 // refuse fails if the folder cannot be followed, or another daemon does. It locks it.
@@ -322,7 +330,8 @@ func (f *Folder) refuse() error {
 	if err = cmp.Or(err, unix.Fstatfs(f.at, &system)); err != nil {
 		return err
 	} else if name := shared[uint32(system.Type)]; name != "" {
-		return fmt.Errorf("it is on %s: writers of other hosts are not noticed (use a folder on a local disk or tmpfs)", name)
+		return fmt.Errorf(
+			"it is on %s: writers of other hosts are not noticed (use a folder on a local disk or tmpfs)", name)
 	}
 	if err := unix.Flock(f.at, unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return fmt.Errorf("lock: %w (another process follows it already: end that one, or name another folder)", err)
@@ -347,7 +356,8 @@ func (f *Folder) refuse() error {
 	_ = os.Remove(file.Name())
 	_, told := unix.Read(f.queue, f.buf[:])
 	if err = errors.Join(watched, told, err); err != nil || !errors.Is(refused, unix.EAGAIN) {
-		return fmt.Errorf("a lease or inotify does not work there: %w, %w (use a folder on a local disk or tmpfs)", err, refused)
+		return fmt.Errorf("a lease or inotify does not work there: %w, %w (use a folder on a local disk or tmpfs)",
+			err, refused)
 	}
 	return nil
 }
@@ -366,7 +376,8 @@ func ours(dir string) error {
 		return err
 	}
 	if AtSocket(dir, answers) == nil {
-		return fmt.Errorf("another daemon follows %s (end that one, or name a folder that isn't in its, nor around it)", dir)
+		return fmt.Errorf(
+			"another daemon follows %s (end that one, or name a folder that isn't in its, nor around it)", dir)
 	}
 	return nil
 }

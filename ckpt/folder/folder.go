@@ -1,21 +1,22 @@
 // Package folder tells which files of a folder tree are whole, as programs write them.
 //
-//  1. A file is whole when nobody can write it: a read lease is refused while anybody has it open for writing or mapped so.
-//     That it was closed says less. Its form must be that of its name as well, or else it is torn.
-//  2. An event of inotify only says: look at this path. Events, scans, an overflow and the start have one code path (step).
-//  3. News come in the order of the last closes. After a look the queue is drained: if the file was closed again, its turn
-//     comes later. A close makes its event before it lets go of the file, so files that were closed and refused are looked
-//     at again before any other, and from time to time. What a scan finds comes by ctime, of the same age the deepest first,
-//     and last the last names of the folder itself.
+//  1. A file is whole when nobody can write it: a read lease is refused while anybody has it open for writing or mapped
+//     so. That it was closed says less. Its form must be that of its name as well, or else it is torn.
+//  2. An event of inotify only says: look at this path. Events, scans, an overflow and the start have one code path
+//     (step).
+//  3. News come in the order of the last closes. After a look the queue is drained: if the file was closed again, its
+//     turn comes later. A close makes its event before it lets go of the file, so files that were closed and refused
+//     are looked at again before any other, and from time to time. What a scan finds comes by ctime, of the same age
+//     the deepest first, and last the last names of the folder itself.
 //  4. A Print is reported only when the kernel's clock has passed it: the next write makes another one.
 //     Exception: a mapping of a file on tmpfs that reads a page before it writes it changes no time of the file.
-//  5. A lease is held only by a Held, and given back as soon as somebody wants to write, who waits until then. An open for
-//     writing with O_NONBLOCK fails instead with EWOULDBLOCK, as with any lease.
+//  5. A lease is held only by a Held, and given back as soon as somebody wants to write, who waits until then. An open
+//     for writing with O_NONBLOCK fails instead with EWOULDBLOCK, as with any lease.
 //  6. What was reported, and is as it was, isn't reported again. What was reported, and is no more, is Gone.
 //  7. Files with temporary names wait for their rename: there are no news of them, and their folders are not watched.
 //  8. What is written through a name outside the folder is noticed when its name in the folder is looked at.
-//  9. If anything happens during a look at many files, it may have missed what was closed before a last name that it found.
-//     So a last name that Next has not reported is called Writing after that, and Next reports it in its turn.
+//  9. If anything happens during a look at many files, it may have missed what was closed before a last name that it
+//     found. So a last name that Next has not reported is called Writing after that, and Next reports it in its turn.
 package folder
 
 import (
@@ -49,8 +50,8 @@ type Print struct {
 	Birth int64  `json:"birth,omitempty"` // 0 where the file system knows none
 }
 
-// SameContent ignores Ctime, which a new name of the file, a rename or a chmod changes. Birth tells a file from one that has got its
-// inode since, and whose Mtime was set, as tar and cp -p do.
+// SameContent ignores Ctime, which a new name of the file, a rename or a chmod changes. Birth tells a file from one
+// that has got its inode since, and whose Mtime was set, as tar and cp -p do.
 func (p Print) SameContent(other Print) bool {
 	p.Ctime = other.Ctime
 	return p == other
@@ -64,7 +65,8 @@ func stat(at int, p string) (st unix.Statx_t, err error) {
 
 func printOf(st *unix.Statx_t) Print {
 	ns := func(t unix.StatxTimestamp) int64 { return t.Sec*1e9 + int64(t.Nsec) }
-	return Print{unix.Mkdev(st.Dev_major, st.Dev_minor), st.Ino, int64(st.Size), ns(st.Mtime), ns(st.Ctime), ns(st.Btime)}
+	return Print{unix.Mkdev(st.Dev_major, st.Dev_minor), st.Ino, int64(st.Size), ns(st.Mtime), ns(st.Ctime),
+		ns(st.Btime)}
 }
 
 // State is what a path was found to be.
@@ -110,9 +112,10 @@ type Folder struct {
 	inotify   *os.File
 	buf       [16 << 10]byte
 
-	mu      sync.Mutex // guards what follows
-	known   map[string]News
-	formed  map[string]Print // of what had its form: it is read again, which takes up to some ms, when the Print is another
+	mu    sync.Mutex // guards what follows
+	known map[string]News
+	// of what had its form: it is read again, which takes up to some ms, when the Print is another
+	formed  map[string]Print
 	news    []News
 	watches map[int32]string // folders by watch descriptor
 	stale   bool             // what is known may be something else
@@ -123,11 +126,12 @@ type Folder struct {
 	looks   int
 }
 
-// Open begins to follow a folder. It refuses, with the remedy, what cannot work: file systems on which other hosts write
-// unnoticed, cache directories of shoal, a folder that another daemon follows, too low limits of inotify. It makes the
-// folder .shoal in it, which is not reported.
+// Open begins to follow a folder. It refuses, with the remedy, what cannot work: file systems on which other hosts
+// write unnoticed, cache directories of shoal, a folder that another daemon follows, too low limits of inotify. It
+// makes the folder .shoal in it, which is not reported.
 func Open(dir string, o Options) (_ *Folder, err error) {
-	f := &Folder{Options: o, queue: -1, known: map[string]News{}, formed: map[string]Print{}, watches: map[int32]string{}, places: map[string]*turn{},
+	f := &Folder{Options: o, queue: -1, known: map[string]News{}, formed: map[string]Print{},
+		watches: map[int32]string{}, places: map[string]*turn{},
 		pause: time.Second}
 	if f.at, err = unix.Open(dir, unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
 		return nil, fmt.Errorf("folder %s: %w (name the folder that the trainer saves into)", dir, err)
@@ -194,7 +198,8 @@ func (f *Folder) Next(ctx context.Context) (news []News, err error) {
 // ring wakes Next, under the mutex.
 func (f *Folder) ring() { _ = f.inotify.SetReadDeadline(time.Unix(1, 0)) }
 
-// Look says now what each file is, also what hasn't changed. Temporary names have no news. What Next hasn't reported yet, it will.
+// Look says now what each file is, also what hasn't changed. Temporary names have no news. What Next hasn't reported
+// yet, it will.
 func (f *Folder) Look() (news []News, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -389,8 +394,8 @@ func (f *Folder) scan(dir string) error {
 	return err
 }
 
-// walk lists what is below a folder, but folders that can be entered: by ctime; its own last names, which may name all, last.
-// It watches each before it reads it.
+// walk lists what is below a folder, but folders that can be entered: by ctime; its own last names, which may name all,
+// last. It watches each before it reads it.
 func (f *Folder) walk(dir string) (all []turn, err error) {
 	err = filepath.WalkDir(filepath.Join(f.Dir, dir), func(at string, d fs.DirEntry, err error) error {
 		var t turn
@@ -399,11 +404,13 @@ func (f *Folder) walk(dir string) (all []turn, err error) {
 		}
 		if err == nil && d.IsDir() {
 			if now, _ := f.look(t); now.State == aFolder {
-				wd, err := unix.InotifyAddWatch(f.queue, at, unix.IN_CLOSE_WRITE|unix.IN_MOVE|unix.IN_CREATE|unix.IN_DELETE)
+				wd, err := unix.InotifyAddWatch(f.queue, at, unix.IN_CLOSE_WRITE|unix.IN_MOVE|unix.IN_CREATE|
+					unix.IN_DELETE)
 				if errors.Is(err, fs.ErrNotExist) {
 					return fs.SkipDir // it has an event
 				} else if err != nil {
-					return fmt.Errorf("inotify: %s: %w (is no watch left, raise sysctl fs.inotify.max_user_watches)", at, err)
+					return fmt.Errorf("inotify: %s: %w (is no watch left, raise sysctl fs.inotify.max_user_watches)",
+						at, err)
 				}
 				if f.watches[int32(wd)] = t.path; t.path != "." {
 					err = ours(at)
@@ -424,7 +431,8 @@ func (f *Folder) walk(dir string) (all []turn, err error) {
 		return err
 	})
 	slices.SortFunc(all, func(a, b turn) int {
-		own, age, last := cmp.Compare(a.own, b.own), cmp.Compare(a.print.Ctime, b.print.Ctime), cmp.Compare(a.last, b.last)
+		own, age, last := cmp.Compare(a.own, b.own), cmp.Compare(a.print.Ctime, b.print.Ctime),
+			cmp.Compare(a.last, b.last)
 		deep := cmp.Compare(strings.Count(b.path, "/"), strings.Count(a.path, "/"))
 		return cmp.Or(own, age, last, deep, cmp.Compare(a.path, b.path))
 	})

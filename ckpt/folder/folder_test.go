@@ -36,8 +36,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// writer is another process that writes files, as told by its standard input: open PATH, map PATH, store N CHAR, close N. It
-// answers each line.
+// writer is another process that writes files, as told by its standard input: open PATH, map PATH, store N CHAR, close
+// N. It answers each line.
 func writer() {
 	type opened struct {
 		fd   int
@@ -344,12 +344,18 @@ func TestFolders(t *testing.T) {
 		write(t, filepath.Join(dir, "back/file"), "")
 		w.awaitState("back", Gone)
 		w.awaitState("back/file", Whole)
-		w.await("no watches of what is gone", func() bool { w.f.mu.Lock(); defer w.f.mu.Unlock(); return len(w.f.watches) == 2 })
+		w.await("no watches of what is gone", func() bool {
+			w.f.mu.Lock()
+			defer w.f.mu.Unlock()
+			return len(w.f.watches) == 2
+		})
 	})
 }
 
 func TestRemoved(t *testing.T) {
-	for name, remove := range map[string]func(string) error{"removed": os.RemoveAll, "renamed": func(p string) error { return os.Rename(p, p+"2") }} {
+	for name, remove := range map[string]func(string) error{"removed": os.RemoveAll, "renamed": func(p string) error {
+		return os.Rename(p, p+"2")
+	}} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "dir")
 			write(t, filepath.Join(dir, "x"), "")
@@ -427,7 +433,9 @@ func TestHold(t *testing.T) {
 		}
 		w.awaitState("y", Writing)
 		p.do("close %d", n)
-		w.await("both anew", func() bool { return w.view["x"].Print == w.view["y"].Print && w.view["x"].Print.Mtime != y.Mtime })
+		w.await("both anew", func() bool {
+			return w.view["x"].Print == w.view["y"].Print && w.view["x"].Print.Mtime != y.Mtime
+		})
 		os.Remove(name)
 		w.awaitState("x", Gone)
 		if _, err := w.f.Hold("x", y); !errors.Is(err, ErrGone) {
@@ -476,7 +484,8 @@ func TestRefuse(t *testing.T) {
 		}
 	}
 	os.RemoveAll(filepath.Join(dir, "cache"))
-	if _, err := Open(dir, options()); err == nil || !strings.Contains(err.Error(), "another daemon follows "+dir+"/busy") {
+	if _, err := Open(dir, options()); err == nil ||
+		!strings.Contains(err.Error(), "another daemon follows "+dir+"/busy") {
 		t.Error(err)
 	}
 	l.Close() // a socket of a daemon that was killed
@@ -535,13 +544,16 @@ func TestOverflow(t *testing.T) {
 }
 
 func TestTemporary(t *testing.T) {
-	for _, p := range []string{".tmp123", "a/.tmpX/b", "tmp-checkpoint-10/x", "x.tmp", "X.TMP", "x.temp", "x.part", "x.partial", "x.incomplete",
-		"x.inprogress", "x~", "tmp_step-10/model.safetensors", "d/manifest.ocdbt.__lock", "a.tmp.b", "x.tmp-12", "d.orbax-checkpoint-tmp-1690/x", "d.orbax-checkpoint-tmp", ".metadata.tmp", "x/tmp-1/y"} {
+	for _, p := range []string{".tmp123", "a/.tmpX/b", "tmp-checkpoint-10/x", "x.tmp", "X.TMP", "x.temp", "x.part",
+		"x.partial", "x.incomplete",
+		"x.inprogress", "x~", "tmp_step-10/model.safetensors", "d/manifest.ocdbt.__lock", "a.tmp.b", "x.tmp-12",
+		"d.orbax-checkpoint-tmp-1690/x", "d.orbax-checkpoint-tmp", ".metadata.tmp", "x/tmp-1/y"} {
 		if !Temporary(p) {
 			t.Errorf("%s is temporary", p)
 		}
 	}
-	for _, p := range []string{"x", "template", "a/tmp/x", "tmp", "partial", "x.parts", "checkpoint-10/x", "attempt-1", ".metadata", "x.tmpl"} {
+	for _, p := range []string{"x", "template", "a/tmp/x", "tmp", "partial", "x.parts", "checkpoint-10/x", "attempt-1",
+		".metadata", "x.tmpl"} {
 		if Temporary(p) {
 			t.Errorf("%s is not temporary", p)
 		}
@@ -553,9 +565,12 @@ func TestLast(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for p, want := range map[string]bool{"a/.metadata": true, "model.safetensors.index.json": true, "x/latest": true, "latest_checkpointed_iteration.txt": true,
-		"step/commit_success.txt": true, "_SUCCESS": true, "a/trainer_state.json": true, "_CHECKPOINT_METADATA": true, "iter_0000010/metadata.json": true, "step/metadata.pkl": true, "x/done-1": true, "run/1/end": true,
-		"end": false, "x/run/1/end": false, "done": false, "metadata": false, "x/latest/y": false} {
+	for p, want := range map[string]bool{"a/.metadata": true, "model.safetensors.index.json": true, "x/latest": true,
+		"latest_checkpointed_iteration.txt": true,
+		"step/commit_success.txt":           true, "_SUCCESS": true, "a/trainer_state.json": true,
+		"_CHECKPOINT_METADATA": true, "iter_0000010/metadata.json": true, "step/metadata.pkl": true, "x/done-1": true,
+		"run/1/end": true,
+		"end":       false, "x/run/1/end": false, "done": false, "metadata": false, "x/latest/y": false} {
 		if last(p) != want {
 			t.Errorf("%s: %v", p, !want)
 		}
@@ -722,7 +737,8 @@ func TestLookOrder(t *testing.T) {
 	}
 }
 
-// What is closed behind a look's back, and then its last name, which the look finds: the last name is not reported before.
+// What is closed behind a look's back, and then its last name, which the look finds: the last name is not reported
+// before.
 func TestLookWhileSaved(t *testing.T) {
 	dir := t.TempDir()
 	o := options()
@@ -793,7 +809,8 @@ func BenchmarkLook(b *testing.B) {
 	}
 }
 
-// The form of a file is not read again while its Print is what it was, also by an earlier process. The first Look tells how far it is.
+// The form of a file is not read again while its Print is what it was, also by an earlier process. The first Look tells
+// how far it is.
 func TestKnow(t *testing.T) {
 	dir := t.TempDir()
 	at := filepath.Join(dir, "a.safetensors")
@@ -841,8 +858,10 @@ func TestCheckSocket(t *testing.T) {
 		mode         fs.FileMode
 		around, home int
 		counts       bool
-	}{{0o755, 0, 12345, true}, {0o777, 0, 0, true}, {0o777, 12345, 12345, true}, {0o777, 0, 12345, false}, {0o777, 12345, 54321, false}} {
-		if err := errors.Join(os.Chmod(dir, c.mode), os.Chown(dir, c.around, -1), os.Chown(home, c.home, -1)); err != nil {
+	}{{0o755, 0, 12345, true}, {0o777, 0, 0, true}, {0o777, 12345, 12345, true}, {0o777, 0, 12345, false},
+		{0o777, 12345, 54321, false}} {
+		if err := errors.Join(os.Chmod(dir, c.mode), os.Chown(dir, c.around, -1),
+			os.Chown(home, c.home, -1)); err != nil {
 			t.Fatal(err)
 		}
 		if err := CheckSocket(dir); (err == nil) != c.counts {

@@ -162,7 +162,8 @@ func (m *model) Mkdir(r *rapid.T) {
 func (m *model) RenameFolder(r *rapid.T) {
 	from := rapid.SampledFrom(m.dirs).Draw(r, "from")
 	to := rapid.SampledFrom([]string{"d", "e", "g", "f.tmp", "e/d"}).Draw(r, "to")
-	if from == "." || slices.Contains(m.dirs, to) || !slices.Contains(m.dirs, path.Dir(to)) || strings.HasPrefix(to, from+"/") {
+	if from == "." || slices.Contains(m.dirs, to) || !slices.Contains(m.dirs, path.Dir(to)) ||
+		strings.HasPrefix(to, from+"/") {
 		r.Skip("no such rename")
 	}
 	must(r, os.Rename(m.at(from), m.at(to)))
@@ -222,7 +223,8 @@ func (m *model) Settle(r *rapid.T) {
 	for _, n := range news {
 		n.Why = "looked"
 		m.view[n.Path] = n
-		if ino := m.files[n.Path]; ino == nil && n.State != Gone || ino != nil && (n.State == Whole) != (ino.writers == 0) {
+		if ino := m.files[n.Path]; ino == nil && n.State != Gone ||
+			ino != nil && (n.State == Whole) != (ino.writers == 0) {
 			r.Fatalf("%+v of %+v", n, ino)
 		}
 	}

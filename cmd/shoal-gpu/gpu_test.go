@@ -50,7 +50,8 @@ func TestMain(m *testing.M) {
 			return m.Run(), nil
 		}
 		w := &world{dir: dir, shoal: filepath.Join(dir, "shoal"), gpu: filepath.Join(dir, "shoal-gpu")}
-		for _, args := range [][]string{{"-o", w.shoal, "../shoal"}, {"-tags", "netgo,osusergo,cuda", "-o", w.gpu, "."}} {
+		for _, args := range [][]string{{"-o", w.shoal, "../shoal"},
+			{"-tags", "netgo,osusergo,cuda", "-o", w.gpu, "."}} {
 			cmd := exec.Command("go", append([]string{"build"}, args...)...)
 			cmd.Env = os.Environ()
 			if len(args) > 3 {
@@ -150,7 +151,8 @@ func start(t *testing.T, samples int, script string) *house {
 	w := need(t)
 	dir := t.TempDir()
 	h := &house{w: w, source: "file://" + pictures(t, samples), cache: filepath.Join(dir, "cache"),
-		feedAt: "unix://" + filepath.Join(dir, "feed.sock"), gpuAt: "unix://" + filepath.Join(dir, "gpu.sock"), trace: filepath.Join(dir, "trace")}
+		feedAt: "unix://" + filepath.Join(dir, "feed.sock"), gpuAt: "unix://" + filepath.Join(dir, "gpu.sock"),
+		trace: filepath.Join(dir, "trace")}
 	h.gEnv = []string{"LD_LIBRARY_PATH=" + w.lib, "SHOAL_CUDA_SCRIPT=" + script, "SHOAL_CUDA_TRACE=" + h.trace}
 	h.startServer(t)
 	h.startGPU(t)
@@ -227,7 +229,8 @@ func (h *house) settle(t *testing.T) {
 	}
 }
 
-const spec = "RandomResizedCrop(32)|RandomHorizontalFlip()|fp16|nchw|Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))"
+const spec = "RandomResizedCrop(32)|RandomHorizontalFlip()|fp16|nchw|Normalize((0.485, 0.456, 0.406), (0.229, 0.224, " +
+	"0.225))"
 
 // line is what a trainer prints of a batch.
 type line struct {
@@ -313,14 +316,17 @@ func (h *house) train(t *testing.T, batches int, state string) (*process, *bufio
 }
 
 // trainUntil has the trainer rest after so many batches, until goOn is called; never if that is 0.
-func (h *house) trainUntil(t *testing.T, batches, rest int, state string) (p *process, lines *bufio.Scanner, goOn func()) {
+func (h *house) trainUntil(t *testing.T, batches, rest int, state string) (
+	p *process, lines *bufio.Scanner, goOn func()) {
 	t.Helper()
 	client, err := filepath.Abs("../../python")
 	if err != nil {
 		t.Fatal(err)
 	}
-	p = &process{Cmd: exec.Command("/usr/bin/python3", "-c", trainer, h.gpuAt, fmt.Sprint(batches), state, spec, fmt.Sprint(rest)), done: make(chan struct{})}
-	p.Env = append(os.Environ(), "PYTHONPATH="+client, "PYTHONDONTWRITEBYTECODE=1", "LD_LIBRARY_PATH="+h.w.lib, "GRPC_VERBOSITY=ERROR")
+	p = &process{Cmd: exec.Command("/usr/bin/python3", "-c", trainer, h.gpuAt, fmt.Sprint(batches), state, spec,
+		fmt.Sprint(rest)), done: make(chan struct{})}
+	p.Env = append(os.Environ(), "PYTHONPATH="+client, "PYTHONDONTWRITEBYTECODE=1", "LD_LIBRARY_PATH="+h.w.lib,
+		"GRPC_VERBOSITY=ERROR")
 	p.Stderr = &p.errs
 	out, in, err := os.Pipe()
 	if err != nil {
@@ -501,7 +507,8 @@ func TestNoDevice(t *testing.T) {
 		{"no driver", none, "", []string{"check"}, 3, "install NVIDIA's driver"},
 		{"no device", w.lib, "devices=0", []string{"check"}, 3, "nvidia-smi -L"},
 		{"other device", w.lib, "", []string{"check", "--device", "7"}, 3, "cuda:7"},
-		{"old driver", w.lib, "version=11020", []string{"unix:///nowhere", "--listen", "unix:///nowhere"}, 3, "11.4 or newer"},
+		{"old driver", w.lib, "version=11020", []string{"unix:///nowhere", "--listen", "unix:///nowhere"}, 3,
+			"11.4 or newer"},
 		{"no feed", w.lib, "", nil, 2, "address of the feed"},
 		{"no address", w.lib, "", []string{"nowhere"}, 2, "unix:///PATH"},
 		{"not here", w.lib, "", []string{"unix:///a", "--listen", "tcp://127.0.0.1:1"}, 2, "--listen"},
@@ -516,7 +523,8 @@ func TestNoDevice(t *testing.T) {
 			if err != nil && !errors.As(err, &exit) {
 				t.Fatal(err)
 			}
-			if code := cmd.ProcessState.ExitCode(); code != c.code || !bytes.Contains(out, []byte(c.text)) || strings.Count(string(out), "\n") != 1 {
+			if code := cmd.ProcessState.ExitCode(); code != c.code || !bytes.Contains(out, []byte(c.text)) ||
+				strings.Count(string(out), "\n") != 1 {
 				t.Errorf("exit %d, want %d; one line with %q:\n%s", code, c.code, c.text, out)
 			}
 		})

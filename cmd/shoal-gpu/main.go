@@ -53,7 +53,8 @@ func main() {
 	switch {
 	case errors.As(err, &wrong):
 		os.Exit(exitUsage)
-	case errors.Is(err, gpuingest.ErrNoDriver), errors.Is(err, gpuingest.ErrNoDevice), errors.Is(err, gpuingest.ErrDeviceMemory):
+	case errors.Is(err, gpuingest.ErrNoDriver), errors.Is(err, gpuingest.ErrNoDevice),
+		errors.Is(err, gpuingest.ErrDeviceMemory):
 		os.Exit(exitNoDevice)
 	}
 	os.Exit(exitFailed)
@@ -66,12 +67,14 @@ func command() *cobra.Command {
 		Use:   "shoal-gpu FEED",
 		Short: "Serves the batches of a feed as memory of an NVIDIA GPU",
 		Long: "FEED is where `shoal serve` listens: unix:///PATH (shared memory) or tcp://HOST:PORT.\n" +
-			"Trainers open Feed(\"" + defaultListen + "\", device=\"cuda\"); what the device cannot serve comes to host memory.\n" +
+			"Trainers open Feed(\"" + defaultListen +
+			"\", device=\"cuda\"); what the device cannot serve comes to host memory.\n" +
 			"Exit 0: ended by a signal; 1: failed; 2: wrong use; 3: no usable device.",
 		Version: version, SilenceErrors: true, SilenceUsage: true,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return usageError{fmt.Errorf("%d arguments: give the address of the feed, such as unix:///run/shoal/feed.sock", len(args))}
+				return usageError{fmt.Errorf(
+					"%d arguments: give the address of the feed, such as unix:///run/shoal/feed.sock", len(args))}
 			}
 			return nil
 		},
@@ -85,7 +88,8 @@ func command() *cobra.Command {
 			}
 			limiter := logs.NewLimiter()
 			defer limiter.Flush()
-			return serve(args[0], listen, admin, loader.ListenOptions{SocketGroup: group}, device, limiter.New(os.Stderr, format, lv))
+			return serve(args[0], listen, admin, loader.ListenOptions{SocketGroup: group}, device,
+				limiter.New(os.Stderr, format, lv))
 		},
 	}
 	f := c.Flags()
@@ -115,7 +119,8 @@ func deviceCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			out, err := json.Marshal(map[string]any{"version": 1, "device": d.Name(), "uuid": d.UUID(), "model": d.Model()})
+			out, err := json.Marshal(map[string]any{"version": 1, "device": d.Name(), "uuid": d.UUID(),
+				"model": d.Model()})
 			if err != nil {
 				return err
 			}
@@ -166,7 +171,8 @@ func serve(feed, listen, admin string, o loader.ListenOptions, number int, log *
 	}
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()
-	context.AfterFunc(ctx, func() { cancel(); _ = stop() }) // a second signal ends it at once; the error is returned below
+	// a second signal ends it at once; the error is returned below
+	context.AfterFunc(ctx, func() { cancel(); _ = stop() })
 	log.Info("serving", "listen", listen, "feed", feed, "device", d.Name(), "model", d.Model(), "uuid", d.UUID())
 	return srv.Serve(l)
 }

@@ -134,15 +134,20 @@ rate is helped by slower steps (--scale), which is said.`,
 	f.IntVar(&o.Job.Batch, "batch", 0, "samples that one takes a step (default: the workload's)")
 	f.Var((*cli.Size)(&o.Dataset.Size), "sample-size", "mean size of a sample (default: the workload's)")
 	f.DurationVar(&o.Job.Step, "step-time", 0, "compute time of a batch (default: the workload's)")
-	f.Float64Var(&o.scale, "scale", 0, "make steps this many times as long (default: 1 on a mount, else what this machine can hold)")
-	f.IntVar(&o.Job.Workers, "workers", 4, "batches that an accelerator's loader reads at a time, a DataLoader's num_workers")
+	f.Float64Var(&o.scale, "scale", 0,
+		"make steps this many times as long (default: 1 on a mount, else what this machine can hold)")
+	f.IntVar(&o.Job.Workers, "workers", 4,
+		"batches that an accelerator's loader reads at a time, a DataLoader's num_workers")
 	f.IntVar(&o.Job.Prefetch, "batches-ahead", 0, "batches that it keeps ready or under way (default: twice --workers)")
 	f.IntVar(&o.Epochs, "epochs", 2, "epochs")
-	f.IntVar(&o.steps, "steps", 0, "steps of an epoch (default: all of a mount; of an own rig, 20 seconds, from 32 to 256)")
-	f.StringVar(&o.Order, "order", "", "order in which the accelerators read (default: the mount's own; of an own rig, torch:seed=7)")
+	f.IntVar(&o.steps, "steps", 0,
+		"steps of an epoch (default: all of a mount; of an own rig, 20 seconds, from 32 to 256)")
+	f.StringVar(&o.Order, "order", "",
+		"order in which the accelerators read (default: the mount's own; of an own rig, torch:seed=7)")
 	f.StringVar(&o.Told, "told", "", "--order of the own rig's mount, such as none or auto (default: the order)")
 	f.Float64Var(&o.Cached, "cached", 0, "part of the dataset that the cache may hold, and holds at the start")
-	f.Var(&o.Bandwidth, "bandwidth", "of the store: a multiple of what the part that is not cached needs (1.1x), bytes a second (40MB/s) or none")
+	f.Var(&o.Bandwidth, "bandwidth",
+		"of the store: a multiple of what the part that is not cached needs (1.1x), bytes a second (40MB/s) or none")
 	f.DurationVar(&o.Latency, "latency", 30*time.Millisecond, "median time of the store to the first byte")
 	f.Float64Var(&o.Sigma, "sigma", 0.3, "standard deviation of the latency's logarithm")
 	f.Var((*cli.Size)(&o.Memory), "memory", "of the daemon (default: for 4 steps, at least 128MiB)")
@@ -173,11 +178,13 @@ func (o *benchOptions) check(c *cobra.Command, args []string) error {
 			return cli.Usagef("there is no workload %q (see: shoal-lab bench --help)", args[0])
 		}
 	} else if o.Job.Batch == 0 || o.Job.Step == 0 || o.Dataset.Size == 0 && o.mount == "" {
-		return cli.Usagef("name a workload, or give --batch, --sample-size and --step-time (see: shoal-lab bench --help)")
+		return cli.Usagef(
+			"name a workload, or give --batch, --sample-size and --step-time (see: shoal-lab bench --help)")
 	}
 	o.Job.Prefetch = cmp.Or(o.Job.Prefetch, 2*o.Job.Workers)
 	switch {
-	case f.Changed("batch") && o.Job.Batch < 1 || f.Changed("step-time") && o.Job.Step <= 0 || f.Changed("sample-size") && o.Dataset.Size < 1:
+	case f.Changed("batch") && o.Job.Batch < 1 || f.Changed("step-time") && o.Job.Step <= 0 ||
+		f.Changed("sample-size") && o.Dataset.Size < 1:
 		return cli.Usagef("--batch, --sample-size and --step-time must be above 0")
 	case o.Job.Accelerators < 1 || o.Job.Workers < 1 || o.Job.Prefetch < 1 || o.Epochs < 1 || o.steps < 0:
 		return cli.Usagef("--accelerators, --workers, --batches-ahead, --epochs and --steps must be above 0")
@@ -189,7 +196,8 @@ func (o *benchOptions) check(c *cobra.Command, args []string) error {
 		return cli.Usagef("--latency and --sigma must not be negative")
 	}
 	o.take(s)
-	for _, own := range []string{"work-dir", "told", "cached", "bandwidth", "latency", "sigma", "memory", "dataset-size", "connections", "sample-size"} {
+	for _, own := range []string{"work-dir", "told", "cached", "bandwidth", "latency", "sigma", "memory",
+		"dataset-size", "connections", "sample-size"} {
 		if o.mount != "" && f.Changed(own) {
 			return cli.Usagef("--%s is for an own rig, not for --mount", own)
 		}
@@ -240,7 +248,8 @@ func (o *benchOptions) runMounted(ctx context.Context, show func(stage string, d
 	}
 	if o.Order == "" {
 		if spec, err := order.Parse(stats.Order.Spec); err != nil || !spec.Computed() {
-			return nil, cli.Usagef("--order: the mount has none (it has %q): give one, such as torch:seed=7", stats.Order.Spec)
+			return nil, cli.Usagef("--order: the mount has none (it has %q): give one, such as torch:seed=7",
+				stats.Order.Spec)
 		}
 		o.Order = stats.Order.Spec
 	}
@@ -251,7 +260,8 @@ func (o *benchOptions) runMounted(ctx context.Context, show func(stage string, d
 	o.scale = cmp.Or(o.scale, 1)
 	o.Job.Step = time.Duration(float64(o.Job.Step) * o.scale)
 	o.Dataset.Size = stats.Bytes / int64(max(stats.Files, 1))
-	pass := testbed.Pass{Shoal: self, Mount: o.mount, Order: o.Order, Job: o.Job, First: max(spec.Epoch(), stats.Order.Epoch), Epochs: o.Epochs, Steps: o.steps}
+	pass := testbed.Pass{Shoal: self, Mount: o.mount, Order: o.Order, Job: o.Job,
+		First: max(spec.Epoch(), stats.Order.Epoch), Epochs: o.Epochs, Steps: o.steps}
 	if o.Order == stats.Order.Spec && stats.Order.State == "finished" {
 		pass.First++
 	}
@@ -259,7 +269,8 @@ func (o *benchOptions) runMounted(ctx context.Context, show func(stage string, d
 	if err != nil {
 		return nil, err
 	}
-	r := o.report(testbed.Result{Samples: stats.Samples, Bytes: stats.Bytes, Kept: stats.Kept(), Memory: stats.Memory.Limit,
+	r := o.report(testbed.Result{Samples: stats.Samples, Bytes: stats.Bytes, Kept: stats.Kept(),
+		Memory: stats.Memory.Limit,
 		Demand: o.Job.Rate() * float64(o.Dataset.Size), Epochs: epochs})
 	r.Mount = o.mount
 	return r, nil
@@ -324,7 +335,8 @@ func (o *benchOptions) runRig(ctx context.Context, show func(stage string, done,
 	}
 	o.fit()
 	if o.Memory == 0 {
-		o.Memory = max(128<<20, 64<<20+int64(float64(memorySteps*o.Job.Batch*o.Job.Accelerators)*float64(o.Dataset.Size)*4/3))
+		o.Memory = max(128<<20, 64<<20+
+			int64(float64(memorySteps*o.Job.Batch*o.Job.Accelerators)*float64(o.Dataset.Size)*4/3))
 	}
 	if missing := testbed.Missing(); len(missing) > 0 {
 		return nil, fmt.Errorf("this machine lacks what the testbed needs: %s", strings.Join(missing, "; "))
@@ -378,8 +390,10 @@ func (s *stages) close() {
 // report says what was run, and what became of it.
 func (o *benchOptions) report(m testbed.Result) *benchReport {
 	r := &benchReport{Version: 2, Result: m, Order: o.Order, benchJob: benchJob{
-		Workload: o.Dataset.Name, Cores: runtime.NumCPU(), Accelerators: o.Job.Accelerators, Batch: o.Job.Batch, StepSeconds: o.Job.Step.Seconds(),
-		SampleBytes: float64(o.Dataset.Size), Scale: o.scale, Shrink: o.shrink, Workers: o.Job.Workers, Ahead: o.Job.Prefetch,
+		Workload: o.Dataset.Name, Cores: runtime.NumCPU(), Accelerators: o.Job.Accelerators, Batch: o.Job.Batch,
+		StepSeconds: o.Job.Step.Seconds(),
+		SampleBytes: float64(o.Dataset.Size), Scale: o.scale, Shrink: o.shrink, Workers: o.Job.Workers,
+		Ahead: o.Job.Prefetch,
 	}}
 	var compute, seconds float64
 	samples := 0
@@ -404,7 +418,8 @@ func (o *benchOptions) report(m testbed.Result) *benchReport {
 
 // what tells the accelerators in a line.
 func (r *benchReport) what() string {
-	text := fmt.Sprintf("%d × a batch of %d × %s every %v", r.Accelerators, r.Batch, humanize.Bytes(uint64(r.SampleBytes)), time.Duration(r.StepSeconds*1e9).Round(10*time.Microsecond))
+	text := fmt.Sprintf("%d × a batch of %d × %s every %v", r.Accelerators, r.Batch,
+		humanize.Bytes(uint64(r.SampleBytes)), time.Duration(r.StepSeconds*1e9).Round(10*time.Microsecond))
 	if r.Shrink > 1 {
 		text += fmt.Sprintf(", 1/%g of the real size, so that the dataset fits --dataset-size", r.Shrink)
 	}
@@ -423,7 +438,8 @@ func (r *benchReport) where() string {
 	if r.Store.Bandwidth > 0 {
 		speed = humanize.Bytes(uint64(r.Store.Bandwidth)) + "/s"
 		if need := r.Demand * (1 - r.Kept); need > 0 {
-			speed += fmt.Sprintf(", %.2f times what the %.0f%% that are not cached need", r.Store.Bandwidth/need, 100*(1-r.Kept))
+			speed += fmt.Sprintf(", %.2f times what the %.0f%% that are not cached need", r.Store.Bandwidth/need,
+				100*(1-r.Kept))
 		}
 	}
 	return fmt.Sprintf("%v away, %s", time.Duration(r.Store.Latency*1e9), speed)
@@ -436,23 +452,28 @@ func (r *benchReport) print(out io.Writer) error {
 	row("workload", "%s", r.title())
 	row("accelerators", "%s", r.what())
 	row("store", "%s", r.where())
-	row("dataset", "%s samples, %s; order %s", humanize.Comma(int64(r.Samples)), humanize.Bytes(uint64(r.Bytes)), r.Order)
+	row("dataset", "%s samples, %s; order %s", humanize.Comma(int64(r.Samples)),
+		humanize.Bytes(uint64(r.Bytes)), r.Order)
 	if r.Told != "" && r.Told != r.Order {
 		row("", "the mount was told %s", r.Told)
 	}
 	fmt.Fprintln(out)
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "epoch\tutilisation\tsamples/s\tMB/s\tGETs\tremote MB\tfirst batch\tstalled\tsteps stalled\tp50\tp99\tlongest\t")
+	fmt.Fprintln(t, "epoch\tutilisation\tsamples/s\tMB/s\tGETs\tremote MB\tfirst batch\tstalled\tsteps "+
+		"stalled\tp50\tp99\tlongest\t")
 	for _, e := range r.Epochs {
-		fmt.Fprintf(t, "%d\t%.1f%%\t%.0f\t%.1f\t%d\t%.0f\t%.2f s\t%.2f s\t%d of %d\t%.0f ms\t%.0f ms\t%.0f ms\t\n", e.Number, 100*e.Utilisation, e.Rate,
-			e.BytesPerSecond()/1e6, e.Requests, float64(e.RemoteBytes)/1e6, e.FirstBatch, e.Stall, e.Stalled, len(e.Steps), 1e3*e.StallP50, 1e3*e.StallP99, 1e3*e.StallMax)
+		fmt.Fprintf(t, "%d\t%.1f%%\t%.0f\t%.1f\t%d\t%.0f\t%.2f s\t%.2f s\t%d of %d\t%.0f ms\t%.0f ms\t%.0f ms\t\n",
+			e.Number, 100*e.Utilisation, e.Rate,
+			e.BytesPerSecond()/1e6, e.Requests, float64(e.RemoteBytes)/1e6, e.FirstBatch, e.Stall, e.Stalled,
+			len(e.Steps), 1e3*e.StallP50, 1e3*e.StallP99, 1e3*e.StallMax)
 	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
 	fmt.Fprintln(out)
 	if r.Bound > 0 {
-		row("bound", "%.1f%% is all that the store allows; reached %.1f%% of it", 100*r.Bound, 100*r.Utilisation/r.Bound)
+		row("bound", "%.1f%% is all that the store allows; reached %.1f%% of it", 100*r.Bound,
+			100*r.Utilisation/r.Bound)
 	}
 	if r.Busy > 0 {
 		row("machine", "the rig took %.0f%% of %d cores, everything together %.0f%%", 100*r.CPU, r.Cores, 100*r.Busy)

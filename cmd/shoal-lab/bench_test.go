@@ -15,7 +15,8 @@ import (
 
 func TestBandwidth(t *testing.T) {
 	for text, want := range map[string]testbed.Bandwidth{
-		"1.1x": {Times: 1.1}, "2x": {Times: 2}, "none": {}, "40MB": {Absolute: 40e6}, "40MB/s": {Absolute: 40e6}, "1GiB/s": {Absolute: 1 << 30},
+		"1.1x": {Times: 1.1}, "2x": {Times: 2}, "none": {}, "40MB": {Absolute: 40e6}, "40MB/s": {Absolute: 40e6},
+		"1GiB/s": {Absolute: 1 << 30},
 	} {
 		var s testbed.Bandwidth
 		if err := s.Set(text); err != nil || s != want {
@@ -36,12 +37,14 @@ func TestBenchSize(t *testing.T) {
 	for _, s := range workload.Shapes {
 		for _, n := range []int{1, 3} {
 			for _, cached := range []float64{0, 0.5, 1} {
-				o := benchOptions{Config: testbed.Config{Job: accelerator.Job{Accelerators: n}, Cached: cached}, datasetSize: 2 << 30, shrink: 1}
+				o := benchOptions{Config: testbed.Config{Job: accelerator.Job{Accelerators: n}, Cached: cached},
+					datasetSize: 2 << 30, shrink: 1}
 				o.take(s)
 				o.fit()
 				steps, bytes := o.Job.Steps(o.Dataset.Samples), int64(o.Dataset.Samples)*o.Dataset.Size
 				if steps < fewestSteps || steps > mostSteps || bytes > 2<<30 {
-					t.Errorf("%s, %d accelerators: %d steps of %d B each: %d B", s.Name, n, steps, o.Dataset.Size, bytes)
+					t.Errorf("%s, %d accelerators: %d steps of %d B each: %d B", s.Name, n, steps,
+						o.Dataset.Size, bytes)
 				}
 				if o.scale < 1 || o.scale != math.Trunc(o.scale) || o.shrink < 1 || o.Job.Step < s.Step {
 					t.Errorf("%s: %+v", s.Name, o)
@@ -52,7 +55,8 @@ func TestBenchSize(t *testing.T) {
 			}
 		}
 	}
-	o := benchOptions{Config: testbed.Config{Job: accelerator.Job{Accelerators: 1}}, datasetSize: 2 << 30, scale: 3, steps: 40, shrink: 1}
+	o := benchOptions{Config: testbed.Config{Job: accelerator.Job{Accelerators: 1}}, datasetSize: 2 << 30, scale: 3,
+		steps: 40, shrink: 1}
 	s, _ := workload.Find("retinanet-b200")
 	o.take(s)
 	if o.fit(); o.Job.Step != 3*s.Step || o.Job.Steps(o.Dataset.Samples) != 40 || o.shrink != 1 {
@@ -78,17 +82,21 @@ func TestRanks(t *testing.T) {
 }
 
 func TestBenchPrint(t *testing.T) {
-	o := benchOptions{Config: testbed.Config{Job: accelerator.Job{Accelerators: 2, Batch: 3, Step: 200 * time.Millisecond}}, scale: 2, shrink: 4}
+	o := benchOptions{Config: testbed.Config{
+		Job: accelerator.Job{Accelerators: 2, Batch: 3, Step: 200 * time.Millisecond}}, scale: 2, shrink: 4}
 	o.Dataset = testbed.Dataset{Name: "w", Size: 1e6}
-	r := o.report(testbed.Result{Kept: 0.5, Demand: 30e6, Busy: 0.99, CPU: 0.5, Epochs: []testbed.Epoch{{Epoch: accelerator.Epoch{
-		Seconds: 2, Compute: 1.5, Stall: 0.5, Utilisation: 0.75, Samples: 12, Bytes: 12e6, Steps: []accelerator.Step{{}, {}, {Stall: 0.003}}}}}})
+	r := o.report(testbed.Result{Kept: 0.5, Demand: 30e6, Busy: 0.99, CPU: 0.5,
+		Epochs: []testbed.Epoch{{Epoch: accelerator.Epoch{
+			Seconds: 2, Compute: 1.5, Stall: 0.5, Utilisation: 0.75, Samples: 12, Bytes: 12e6,
+			Steps: []accelerator.Step{{}, {}, {Stall: 0.003}}}}}})
 	r.Store, r.Bound = &far{Latency: 0.03, Bandwidth: 16.5e6}, 1
 	var b bytes.Buffer
 	if err := r.print(&b); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"no MLPerf result", "1/2 of the real rate", "1/4 of the real size", "1.10 times what the 50% that are not cached need", "75.0%", "1 of 3",
+		"no MLPerf result", "1/2 of the real rate", "1/4 of the real size",
+		"1.10 times what the 50% that are not cached need", "75.0%", "1 of 3",
 		"3 ms", "reached 75.0% of it", "raise --scale",
 	} {
 		if !strings.Contains(b.String(), want) {

@@ -59,7 +59,8 @@ func shoal() (string, error) {
 	}
 	path, err := exec.LookPath("shoal")
 	if err != nil {
-		return "", fmt.Errorf("the binary of Shoal is neither beside %s nor on PATH: run make build, or install it", self)
+		return "", fmt.Errorf("the binary of Shoal is neither beside %s nor on PATH: run make build, or install it",
+			self)
 	}
 	return filepath.Abs(path)
 }

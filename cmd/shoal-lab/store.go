@@ -79,7 +79,8 @@ func serveApart(c *cobra.Command) error {
 	return err
 }
 
-// detach sends what this process still has to say to a file, so that whoever waits for the ends of its output may go on.
+// detach sends what this process still has to say to a file, so that whoever waits for the ends of its output may go
+// on.
 func detach(path string) error {
 	log, err := os.OpenFile(filepath.Clean(path), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {

@@ -16,7 +16,9 @@ import (
 type auditOptions struct{ auditLog string }
 
 func (o *auditOptions) add(f *pflag.FlagSet) {
-	f.StringVar(&o.auditLog, "audit-log", "", "log mounts, sessions, plans and cache changes to this file, one JSON object a line\n(default: no log; docs/security.md)")
+	f.StringVar(&o.auditLog, "audit-log", "",
+		"log mounts, sessions, plans and cache changes to this file, one JSON object a line\n(default: no log; "+
+			"docs/security.md)")
 }
 
 // auditConfig checks the flags.
@@ -28,8 +30,8 @@ func (o *auditOptions) auditConfig(inv *invocation) (audit.Options, error) {
 	return audit.Options{Path: path, MaxBytes: auditSize, Keep: auditKeep}, err
 }
 
-// The audit log is rotated at auditSize, and auditKeep old files are kept: months of mounts and sessions, and never a full disk. Who
-// wants more has a log collector, which may move the file away.
+// The audit log is rotated at auditSize, and auditKeep old files are kept: months of mounts and sessions, and never a
+// full disk. Who wants more has a log collector, which may move the file away.
 const (
 	auditSize = 100 << 20
 	auditKeep = 5

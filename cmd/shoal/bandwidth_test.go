@@ -15,13 +15,15 @@ func TestBandwidth(t *testing.T) {
 			t.Errorf("%q is %g bytes a second (%v), want %g", text, float64(b), err, want)
 		}
 	}
-	for _, text := range []string{"", "10", "10G", "10GB", "Gbit", "-1Gbit", "NaNbit", "InfTbit", "1e30Gbit", "0bit", "1 parsec/s", "/s", "B/s"} {
+	for _, text := range []string{"", "10", "10G", "10GB", "Gbit", "-1Gbit", "NaNbit", "InfTbit", "1e30Gbit", "0bit",
+		"1 parsec/s", "/s", "B/s"} {
 		var b bandwidth
 		if err := b.Set(text); err == nil {
 			t.Errorf("%q is %g bytes a second", text, float64(b))
 		}
 	}
-	for want, b := range map[string]bandwidth{"10Gbit": 1.25e9, "1Gbit": 124.99e6, "999Mbit": 124.9e6, "8bit": 1, "unlimited": 0} {
+	for want, b := range map[string]bandwidth{"10Gbit": 1.25e9, "1Gbit": 124.99e6, "999Mbit": 124.9e6, "8bit": 1,
+		"unlimited": 0} {
 		if got := b.String(); got != want {
 			t.Errorf("%g is printed %s, want %s", float64(b), got, want)
 		}

@@ -54,7 +54,8 @@ of the id that ls shows.`,
 	c.PersistentFlags().StringVar(&cache.dir, "cache-dir", "", "the cache directory, instead of the first argument")
 	c.AddCommand(cacheLsCommand(&cache), cacheQuotaCommand(&cache), cacheRekeyCommand(&cache),
 		cache.verb("rm", "Delete the cached data of a dataset that is not open", "", removeCached),
-		cache.verb("pin", "Keep a dataset's cached data while it is not open, even when others need space", "", pinCached(true)),
+		cache.verb("pin", "Keep a dataset's cached data while it is not open, even when others need space",
+			"", pinCached(true)),
 		cache.verb("unpin", "Allow a dataset's cached data to be removed when others need space", "", pinCached(false)),
 		cache.verb("verify", "Compare what is kept of a dataset with the store, and drop what differs", `Reads what is kept of a dataset and compares it with what the store has: with the ETag where that is the MD5 of an
 object, otherwise with its bytes, which are fetched for that. What differs is dropped, and fetched again when it is
@@ -105,12 +106,15 @@ func withCache(c *cobra.Command, cache *cacheFlags, dir string, do func(h *engin
 	if err != nil {
 		return err
 	}
-	cfg := engine.HostConfig{Options: cachedir.Options{Path: dir, Size: 1 << 60, Memory: 256 << 20, Secret: secret, Logger: log}, Audit: events}
+	cfg := engine.HostConfig{
+		Options: cachedir.Options{Path: dir, Size: 1 << 60, Memory: 256 << 20, Secret: secret, Logger: log},
+		Audit:   events}
 	return withHost(c, cfg, func(_ context.Context, h *engine.Host, out io.Writer) error { return do(h, out) })
 }
 
 // change changes what a cache directory keeps of a dataset, and records that in the audit log.
-func (cache *cacheFlags) change(c *cobra.Command, dir, source string, e audit.Event, do func(h *engine.Host, d cachedir.Info, out io.Writer) error) error {
+func (cache *cacheFlags) change(c *cobra.Command, dir, source string, e audit.Event,
+	do func(h *engine.Host, d cachedir.Info, out io.Writer) error) error {
 	return withCache(c, cache, dir, func(h *engine.Host, out io.Writer) error {
 		d, err := h.Find(source)
 		if err != nil {
@@ -165,7 +169,9 @@ func cacheLsCommand(cache *cacheFlags) *cobra.Command {
 				} else if len(dirs) > 1 {
 					fmt.Fprintln(out, d)
 				}
-				err = errors.Join(err, withCache(c, cache, d, func(h *engine.Host, out io.Writer) error { return listCache(h, out, asJSON) }))
+				err = errors.Join(err, withCache(c, cache, d, func(h *engine.Host, out io.Writer) error {
+					return listCache(h, out, asJSON)
+				}))
 			}
 			for d, some := json.NewDecoder(text), all; d.Decode(&some) == nil; some = nil {
 				all = append(all, some...)
@@ -187,7 +193,9 @@ func listCache(h *engine.Host, out io.Writer, asJSON bool) error {
 	}
 	entries := []cacheEntry{}
 	for _, d := range all {
-		entries = append(entries, cacheEntry{h.Path(), hex.EncodeToString(d.ID[:]), d.Source, d.Version, d.Files, d.Bytes, d.DiskBytes, d.Quota, d.Pinned, d.Open, d.Users, d.LastUsed})
+		entries = append(entries,
+			cacheEntry{h.Path(), hex.EncodeToString(d.ID[:]), d.Source, d.Version, d.Files, d.Bytes, d.DiskBytes,
+				d.Quota, d.Pinned, d.Open, d.Users, d.LastUsed})
 	}
 	if asJSON {
 		return settings.WriteJSON(out, entries)
@@ -210,14 +218,16 @@ func listCache(h *engine.Host, out io.Writer, asJSON bool) error {
 			used = humanize.Time(e.LastUsed)
 		}
 		source, _, _ := strings.Cut(e.Source, "?")
-		fmt.Fprintf(w, "%.8s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", e.ID, source, humanize.Comma(int64(e.Files)), humanize.IBytes(uint64(e.Bytes)),
+		fmt.Fprintf(w, "%.8s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", e.ID, source, humanize.Comma(int64(e.Files)),
+			humanize.IBytes(uint64(e.Bytes)),
 			humanize.IBytes(uint64(e.Disk)), quota, strings.Join(state, ","), used)
 	}
 	return w.Flush()
 }
 
 // verb is a verb that shows or changes what the directory keeps of a dataset.
-func (cache *cacheFlags) verb(name, short, long string, do func(ctx context.Context, h *engine.Host, d cachedir.Info, out io.Writer) error) *cobra.Command {
+func (cache *cacheFlags) verb(name, short, long string,
+	do func(ctx context.Context, h *engine.Host, d cachedir.Info, out io.Writer) error) *cobra.Command {
 	return &cobra.Command{
 		Use:     name + " CACHE-DIR SOURCE",
 		Short:   short,
@@ -229,9 +239,10 @@ func (cache *cacheFlags) verb(name, short, long string, do func(ctx context.Cont
 			if err != nil {
 				return err
 			}
-			return cache.change(c, cacheDir, args[0], audit.Event{Event: "cache_" + name}, func(h *engine.Host, d cachedir.Info, out io.Writer) error {
-				return do(c.Context(), h, d, out)
-			})
+			return cache.change(c, cacheDir, args[0], audit.Event{Event: "cache_" + name},
+				func(h *engine.Host, d cachedir.Info, out io.Writer) error {
+					return do(c.Context(), h, d, out)
+				})
 		},
 	}
 }
@@ -239,7 +250,8 @@ func (cache *cacheFlags) verb(name, short, long string, do func(ctx context.Cont
 func removeCached(_ context.Context, h *engine.Host, d cachedir.Info, out io.Writer) error {
 	err := h.Remove(d.ID)
 	if err == nil {
-		fmt.Fprintf(out, "removed %s of %s\n", humanize.IBytes(uint64(d.DiskBytes)), titles.ReplaceAllString(d.Source, "$1$3"))
+		fmt.Fprintf(out, "removed %s of %s\n", humanize.IBytes(uint64(d.DiskBytes)),
+			titles.ReplaceAllString(d.Source, "$1$3"))
 	}
 	return err
 }
@@ -268,19 +280,22 @@ func cacheQuotaCommand(cache *cacheFlags) *cobra.Command {
 					return cli.Usage(err)
 				}
 				if n < 16<<20 {
-					return cli.Usagef("a quota of %s is too little to keep anything; give at least 16MiB, or none", n.String())
+					return cli.Usagef("a quota of %s is too little to keep anything; give at least 16MiB, or none",
+						n.String())
 				}
 			}
-			return cache.change(c, cacheDir, args[0], audit.Event{Event: "cache_quota", Quota: int64(n)}, func(h *engine.Host, d cachedir.Info, _ io.Writer) error {
-				return h.SetQuota(d.ID, int64(n))
-			})
+			return cache.change(c, cacheDir, args[0], audit.Event{Event: "cache_quota", Quota: int64(n)},
+				func(h *engine.Host, d cachedir.Info, _ io.Writer) error {
+					return h.SetQuota(d.ID, int64(n))
+				})
 		},
 	}
 }
 
 var none, _ = order.Parse("none")
 
-// titles are what the catalog calls datasets: a source in a bucket, its endpoint, or another source, and what else engine.Config says.
+// titles are what the catalog calls datasets: a source in a bucket, its endpoint, or another source, and what else
+// engine.Config says.
 var titles = regexp.MustCompile(`(?s)^(?:(s3://.*)\?endpoint=(\S*)|(\S*))( as csv)?(?: for (.*))?$`)
 
 func verifyCached(ctx context.Context, h *engine.Host, d cachedir.Info, out io.Writer) (err error) {
@@ -305,13 +320,17 @@ func verifyCached(ctx context.Context, h *engine.Host, d cachedir.Info, out io.W
 	r, err := e.Verify(ctx, func(done, total int) { bar.Set(done, total, "") })
 	bar.Done(human.Count(r.Extents, "extent"))
 	if err == nil && r.Unknown > 0 {
-		err = fmt.Errorf("%s: %d of %s could not be compared: the store has other objects by now, or none (shoal refresh follows it)", source, r.Unknown, human.Count(r.Extents, "extent"))
+		err = fmt.Errorf("%s: %d of %s could not be compared: the store has other objects by now, or none (shoal "+
+			"refresh follows it)", source, r.Unknown, human.Count(r.Extents, "extent"))
 	}
 	if r.Dropped > 0 {
-		err = errors.Join(err, fmt.Errorf("%s: %d of %s had other bytes than the store, and were dropped: they are fetched again when they are read", source, r.Dropped, human.Count(r.Extents, "extent")))
+		err = errors.Join(err, fmt.Errorf(
+			"%s: %d of %s had other bytes than the store, and were dropped: they are fetched again when they are read",
+			source, r.Dropped, human.Count(r.Extents, "extent")))
 	}
 	if err == nil {
-		fmt.Fprintf(out, "%s of %s are as in the store; %s compared byte by byte\n", human.Count(r.Extents, "extent"), source, humanize.Comma(int64(r.Asked)))
+		fmt.Fprintf(out, "%s of %s are as in the store; %s compared byte by byte\n", human.Count(r.Extents, "extent"),
+			source, humanize.Comma(int64(r.Asked)))
 	}
 	return err
 }

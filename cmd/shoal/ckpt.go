@@ -62,15 +62,25 @@ What is removed in DIR stays in DEST, unless --delete is given (docs/checkpoints
 	}
 	f := c.Flags()
 	f.StringVar(&o.stateDir, "cache-dir", "", "folder for the journal of uploads (default: DIR/"+folder.Home+")")
-	f.StringArrayVar(&o.last, "last", folder.DefaultLast, "glob of a last name, such as DONE or meta/*.json, in addition to the usual ones (repeatable)")
+	f.StringArrayVar(&o.last, "last", folder.DefaultLast,
+		"glob of a last name, such as DONE or meta/*.json, in addition to the usual ones (repeatable)")
 	f.BoolVar(&o.remove, "delete", false, "remove in DEST what is removed in DIR, after all that was closed before")
-	f.IntVar(&o.keepLocal, "keep-local", 0, "keep only the N newest complete checkpoints in DIR; DEST has all (0: keep all)")
-	f.StringVar(&o.link, "link", "", "mount of DEST (or a folder in one): complete checkpoints that only DEST has appear in DIR as links into it")
-	f.BoolVar(&o.unordered, "hosts-unordered", false, "other hosts may carry to DEST, too, if they say the same; last names wait for this host's files only")
-	o.cluster.addEtcd(c, "etcd://HOST:PORT[,…]/NAME: other hosts may carry to DEST, too, if they say the same; last names wait for the files of all (docs/checkpoints.md)")
-	f.IntVar(&o.copies, "copies", 1, "2: what is closed goes to another host of --cluster, too, which publishes it if this one is lost (give --cache-dir, or DIR's disk keeps the other's)")
-	f.StringVar(&o.cluster.Advertise, "advertise", "", "HOST:PORT at which the others reach this host for --copies (default: this machine's address towards etcd, any port)")
-	f.BoolVar(&o.cluster.Insecure, "cluster-insecure", false, "--copies without encryption: everybody in this network can read and replace them")
+	f.IntVar(&o.keepLocal, "keep-local", 0,
+		"keep only the N newest complete checkpoints in DIR; DEST has all (0: keep all)")
+	f.StringVar(&o.link, "link", "",
+		"mount of DEST (or a folder in one): complete checkpoints that only DEST has appear in DIR as links into it")
+	f.BoolVar(&o.unordered, "hosts-unordered", false,
+		"other hosts may carry to DEST, too, if they say the same; last names wait for this host's files only")
+	o.cluster.addEtcd(c, "etcd://HOST:PORT[,…]/NAME: other hosts may carry to DEST, too, if they say the same; last "+
+		"names wait for the files of all (docs/checkpoints.md)")
+	f.IntVar(&o.copies, "copies", 1,
+		"2: what is closed goes to another host of --cluster, too, which publishes it if this one is lost (give "+
+			"--cache-dir, or DIR's disk keeps the other's)")
+	f.StringVar(&o.cluster.Advertise, "advertise", "",
+		"HOST:PORT at which the others reach this host for --copies (default: this machine's address towards etcd, "+
+			"any port)")
+	f.BoolVar(&o.cluster.Insecure, "cluster-insecure", false,
+		"--copies without encryption: everybody in this network can read and replace them")
 	f.StringVar(&o.admin, "admin", "", "HOST:PORT for /metrics and /healthz, such as 127.0.0.1:7073 (docs/metrics.md)")
 	f.DurationVar(&o.drain, "drain-timeout", time.Minute, "how long the end may take to upload what was closed before")
 	o.store.add(c)
@@ -89,7 +99,8 @@ func (o *ckptOptions) lastNames() (func(path string) bool, error) {
 }
 
 // destination opens the bucket or folder that text names.
-func (o *ckptOptions) destination(ctx context.Context, inv *invocation, text string, create bool, log *slog.Logger) (objstore.Layer, objstore.Source, error) {
+func (o *ckptOptions) destination(ctx context.Context, inv *invocation, text string, create bool, log *slog.Logger) (
+	objstore.Layer, objstore.Source, error) {
 	store, err := o.store.options(inv)
 	if err != nil {
 		return nil, objstore.Source{}, err
@@ -145,7 +156,8 @@ func (o *ckptOptions) run(c *cobra.Command, dir, dest string) (err error) {
 	if err != nil {
 		return err
 	}
-	cfg := ckpt.Config{Last: last, Delete: o.remove, KeepLocal: o.keepLocal, Unordered: o.unordered, Copies: o.copies, Advertise: o.cluster.Advertise, Drain: o.drain, Hurried: daemon.Hurried(), Log: log}
+	cfg := ckpt.Config{Last: last, Delete: o.remove, KeepLocal: o.keepLocal, Unordered: o.unordered, Copies: o.copies,
+		Advertise: o.cluster.Advertise, Drain: o.drain, Hurried: daemon.Hurried(), Log: log}
 	if cfg.Cluster, cfg.TLS, err = o.cluster.etcd(inv); err != nil {
 		return err
 	}
@@ -233,7 +245,8 @@ DEST (s3://… or file://…) it lists what the bucket has.`,
 				if r.Complete {
 					state = "complete"
 				}
-				fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\n", r.Path, r.Files, humanize.IBytes(uint64(r.Bytes)), r.Time.Local().Format(time.DateTime), state)
+				fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\n", r.Path, r.Files, humanize.IBytes(uint64(r.Bytes)),
+					r.Time.Local().Format(time.DateTime), state)
 			}
 			return w.Flush()
 		},
@@ -245,7 +258,8 @@ DEST (s3://… or file://…) it lists what the bucket has.`,
 
 // addList adds the flags of verbs that list a bucket.
 func (o *ckptOptions) addList(c *cobra.Command) {
-	c.Flags().StringArrayVar(&o.last, "last", folder.DefaultLast, "glob of a last name, in addition to the usual ones, as for shoal ckpt (repeatable)")
+	c.Flags().StringArrayVar(&o.last, "last", folder.DefaultLast,
+		"glob of a last name, in addition to the usual ones, as for shoal ckpt (repeatable)")
 	o.store.add(c)
 }
 
@@ -270,7 +284,9 @@ func statusOf(ctx context.Context, dir string) (s ckpt.Status, err error) {
 	if err != nil {
 		return s, err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, daemon.Patience, fmt.Errorf("the shoal ckpt of %s has been silent for %s (is it stopped? end it by kill -9, and start it again)", client.Dir, daemon.Patience))
+	ctx, cancel := context.WithTimeoutCause(ctx, daemon.Patience, fmt.Errorf(
+		"the shoal ckpt of %s has been silent for %s (is it stopped? end it by kill -9, and start it again)",
+		client.Dir, daemon.Patience))
 	defer cancel()
 	return client.Status(ctx)
 }
@@ -299,7 +315,8 @@ func ckptStatus(c *cobra.Command, dir string, asJSON bool) error {
 	for _, h := range []struct {
 		n    int
 		what string
-	}{{s.Here.Writing, "being written"}, {s.Here.Temporary, "with a temporary name"}, {s.Here.Torn, "not whole (see the log)"}, {s.Here.Skipped, "that cannot be objects"}} {
+	}{{s.Here.Writing, "being written"}, {s.Here.Temporary, "with a temporary name"},
+		{s.Here.Torn, "not whole (see the log)"}, {s.Here.Skipped, "that cannot be objects"}} {
 		if h.n > 0 {
 			fmt.Fprintf(out, "%s %s\n", human.Count(h.n, "file"), h.what)
 		}
@@ -358,7 +375,8 @@ one lost host would lose nothing of it.`,
 				return cli.Usagef("--copies %d: give 1 or 2", copies)
 			} else if timeout > 0 {
 				var cancel func()
-				ctx, cancel = context.WithTimeoutCause(ctx, timeout, fmt.Errorf("the shoal ckpt of %s has been silent for %s", args[0], timeout))
+				ctx, cancel = context.WithTimeoutCause(ctx, timeout,
+					fmt.Errorf("the shoal ckpt of %s has been silent for %s", args[0], timeout))
 				defer cancel()
 			}
 			client, rel, err := ckpt.Find(args[0])
@@ -371,7 +389,9 @@ one lost host would lose nothing of it.`,
 				w, err := client.Wait(ctx, rel, copies, look)
 				if err != nil {
 					if got.Lacks != "" && errors.Is(ctx.Err(), context.DeadlineExceeded) {
-						err = fmt.Errorf("%s is not whole in the bucket%s after %s: %s is %s (see: shoal ckpt ls %s)", args[0], map[int]string{2: " or on two hosts"}[copies], timeout, got.Lacks, got.Why, client.Dir)
+						err = fmt.Errorf(
+							"%s is not whole in the bucket%s after %s: %s is %s (see: shoal ckpt ls %s)", args[0],
+							map[int]string{2: " or on two hosts"}[copies], timeout, got.Lacks, got.Why, client.Dir)
 					}
 					return err
 				}
@@ -405,10 +425,13 @@ Without any last name in DEST nothing says that a folder is complete: then it is
 				}
 				newest, sure, ok := ckpt.Latest(all)
 				if !ok {
-					return fmt.Errorf("%s has no complete checkpoint (%s there; see: shoal ckpt ls %s)", src, human.Count(len(all), "incomplete one"), args[0])
+					return fmt.Errorf("%s has no complete checkpoint (%s there; see: shoal ckpt ls %s)", src,
+						human.Count(len(all), "incomplete one"), args[0])
 				}
 				if !sure {
-					invocationOf(c.Context()).Notice("no last name is in %s: nothing says that %s is complete (name yours with --last)", src, newest.Path)
+					invocationOf(c.Context()).Notice(
+						"no last name is in %s: nothing says that %s is complete (name yours with --last)", src,
+						newest.Path)
 				}
 				fmt.Fprintln(c.OutOrStdout(), src.String()+newest.Path)
 				return nil

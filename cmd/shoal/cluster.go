@@ -26,9 +26,10 @@ func clusterCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "cluster",
 		Short: "Show the nodes of a cluster, drain one, or predict a change",
-		Long:  "The nodes of a cluster are the daemons that were started with the same --cluster (docs/cluster.md). These verbs ask etcd and the nodes.",
-		RunE:  cli.RunVerbs,
-		Args:  cobra.ArbitraryArgs,
+		Long: "The nodes of a cluster are the daemons that were started with the same --cluster (docs/cluster.md). " +
+			"These verbs ask etcd and the nodes.",
+		RunE: cli.RunVerbs,
+		Args: cobra.ArbitraryArgs,
 	}
 	c.AddCommand(clusterListCommand(), clusterDrainCommand(), clusterPlanCommand())
 	return c
@@ -41,7 +42,8 @@ type onlooker struct {
 }
 
 // looking runs a verb with an onlooker of the cluster.
-func (o *clusterOptions) looking(verb func(c *cobra.Command, args []string, l *onlooker) error) func(c *cobra.Command, args []string) error {
+func (o *clusterOptions) looking(verb func(c *cobra.Command, args []string, l *onlooker) error) func(
+	c *cobra.Command, args []string) error {
 	return func(c *cobra.Command, args []string) error {
 		l, err := o.lookOn(c.Context(), invocationOf(c.Context()), false)
 		if err != nil {
@@ -119,9 +121,12 @@ func find(nodes []cluster.Node, name string) (cluster.Node, error) {
 	if len(nodes) == 0 {
 		return cluster.Node{}, errNoNodes
 	}
-	found := slices.DeleteFunc(slices.Clone(nodes), func(n cluster.Node) bool { return !strings.HasPrefix(n.ID, name) && n.Address != name })
+	found := slices.DeleteFunc(slices.Clone(nodes), func(n cluster.Node) bool {
+		return !strings.HasPrefix(n.ID, name) && n.Address != name
+	})
 	if len(found) != 1 || name == "" {
-		return cluster.Node{}, fmt.Errorf("%q names %s of the cluster instead of one (shoal cluster ls shows them)", name, human.Count(len(found), "node"))
+		return cluster.Node{}, fmt.Errorf("%q names %s of the cluster instead of one (shoal cluster ls shows them)",
+			name, human.Count(len(found), "node"))
 	}
 	return found[0], nil
 }
@@ -132,14 +137,16 @@ func clusterListCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "ls",
 		Short: "Show a cluster's nodes, what each holds, and where its bytes came from",
-		Long:  "Shows the nodes of a cluster, and of each dataset that they have open what each has on disk and how many bytes it has read since its start: from the bucket, from other nodes, and from its own disk.",
+		Long: "Shows the nodes of a cluster, and of each dataset that they have open what each has on disk and how " +
+			"many bytes it has read since its start: from the bucket, from other nodes, and from its own disk.",
 		Example: `  shoal cluster ls --cluster etcd://etcd:2379/photos --cluster-insecure
   shoal cluster ls --cluster etcd://etcd:2379/photos --cluster-cert node.crt --cluster-key node.key --cluster-ca ca.crt --json`,
 		Args: cobra.NoArgs,
 		RunE: o.looking(func(c *cobra.Command, _ []string, l *onlooker) error {
 			nodes := l.nodes(c.Context())
 			if asJSON {
-				return json.NewEncoder(c.OutOrStdout()).Encode(map[string]any{"version": 1, "revision": l.View().Rev, "nodes": nodes})
+				return json.NewEncoder(c.OutOrStdout()).Encode(map[string]any{"version": 1, "revision": l.View().Rev,
+					"nodes": nodes})
 			}
 			return printNodes(c.OutOrStdout(), nodes)
 		}),
@@ -164,7 +171,8 @@ func printNodes(out io.Writer, nodes []seenNode) error {
 		case n.Draining:
 			state = "draining"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%.1f%%\t%s\n", n.ID, n.Address, n.Zone, human.Bytes(int64(n.Weight)<<20), 100*n.Share, state)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%.1f%%\t%s\n", n.ID, n.Address, n.Zone, human.Bytes(int64(n.Weight)<<20),
+			100*n.Share, state)
 	}
 	for _, source := range sourcesOf(nodes) {
 		fmt.Fprintf(w, "\n%s\n", source)
@@ -174,12 +182,14 @@ func printNodes(out io.Writer, nodes []seenNode) error {
 			for _, d := range n.Datasets {
 				if d.Source == source {
 					versions[d.Version] = true
-					fmt.Fprintf(w, "%s\t%.12s\t%s\t%s\t%s\t%s\n", n.ID, d.Version, human.Bytes(d.Disk), human.Bytes(d.StoreBytes), human.Bytes(d.PeerBytes), human.Bytes(d.DiskBytes))
+					fmt.Fprintf(w, "%s\t%.12s\t%s\t%s\t%s\t%s\n", n.ID, d.Version, human.Bytes(d.Disk),
+						human.Bytes(d.StoreBytes), human.Bytes(d.PeerBytes), human.Bytes(d.DiskBytes))
 				}
 			}
 		}
 		if len(versions) > 1 {
-			fmt.Fprintf(w, "the nodes have %d versions of this source, and share nothing of what differs (shoal refresh on one of them moves all)\n", len(versions))
+			fmt.Fprintf(w, "the nodes have %d versions of this source, and share nothing of what differs (shoal "+
+				"refresh on one of them moves all)\n", len(versions))
 		}
 	}
 	return w.Flush()
@@ -251,8 +261,8 @@ cluster that is not there yet.)`,
 	return c
 }
 
-// planCluster prints the nodes' shares of each source, as if the node leave had left and one with a cache of join bytes had
-// come.
+// planCluster prints the nodes' shares of each source, as if the node leave had left and one with a cache of join bytes
+// had come.
 func planCluster(out io.Writer, nodes []seenNode, leave string, join int64) error {
 	if len(nodes) == 0 {
 		return errNoNodes
@@ -299,7 +309,8 @@ func planCluster(out io.Writer, nodes []seenNode, leave string, join int64) erro
 			fmt.Fprintf(w, "%s move to the new node\n", human.Bytes(int64(bytes*float64(weight)/after)))
 		}
 		if gone > 0 {
-			fmt.Fprintf(w, "%s of the node that leaves get new owners: from it if it is drained first, else from the bucket\n", human.Bytes(int64(bytes*gone/before)))
+			fmt.Fprintf(w, "%s of the node that leaves get new owners: from it if it is drained first, else from the "+
+				"bucket\n", human.Bytes(int64(bytes*gone/before)))
 		}
 		fmt.Fprintf(w, "each epoch reads %s from the bucket\n", human.Bytes(int64(bytes-kept)))
 	}

@@ -25,11 +25,16 @@ func TestClusterPlan(t *testing.T) {
 		join  int64
 		want  string
 	}{
-		{want: "s3://x/, 12 GiB\nNODE  OWNS     KEEPS\na     6.0 GiB  4.0 GiB\nb     6.0 GiB  4.0 GiB\neach epoch reads 4.0 GiB from the bucket\n" +
+		{want: "s3://x/, 12 GiB\nNODE  OWNS     KEEPS\na     6.0 GiB  4.0 GiB\nb     6.0 GiB  4.0 GiB\neach epoch " +
+			"reads 4.0 GiB from the bucket\n" +
 			"s3://y/, 12 GiB\nNODE  OWNS    KEEPS\nb     12 GiB  4.0 GiB\neach epoch reads 8.0 GiB from the bucket\n"},
-		{leave: "b", want: "s3://x/, 12 GiB\nNODE  OWNS    KEEPS\na     12 GiB  4.0 GiB\n6.0 GiB of the node that leaves get new owners: from it if it is drained first, else from the bucket\neach epoch reads 8.0 GiB from the bucket\n" +
+		{leave: "b", want: "s3://x/, 12 GiB\nNODE  OWNS    KEEPS\na     12 GiB  4.0 GiB\n6.0 GiB of the node that " +
+			"leaves get new owners: from it if it is drained first, else from the bucket\neach epoch reads 8.0 GiB " +
+			"from the bucket\n" +
 			"s3://y/, 12 GiB\nno node would own it: each epoch of each node would read all of it from the bucket\n"},
-		{join: 5 << 50, want: "s3://x/, 12 GiB\nNODE          OWNS    KEEPS\na             24 KiB  24 KiB\nb             24 KiB  24 KiB\nthe new node  12 GiB  12 GiB\n12 GiB move to the new node\neach epoch reads 0 B from the bucket\n"},
+		{join: 5 << 50, want: "s3://x/, 12 GiB\nNODE          OWNS    KEEPS\na             24 KiB  24 KiB\nb         " +
+			"    24 KiB  24 KiB\nthe new node  12 GiB  12 GiB\n12 GiB move to the new node\neach epoch reads 0 B " +
+			"from the bucket\n"},
 	} {
 		var out strings.Builder
 		if err := planCluster(&out, nodes, of.leave, of.join); err != nil || !strings.HasPrefix(out.String(), of.want) {

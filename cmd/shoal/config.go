@@ -19,11 +19,12 @@ import (
 
 // configReport is what `shoal config --json` prints (docs/configuration.md).
 type configReport struct {
-	Version  int                           `json:"version"` // of this schema
-	File     string                        `json:"file"`    // "" for none
-	Verb     string                        `json:"verb,omitempty"`
-	Settings []settings.Setting            `json:"settings,omitempty"` // of the verb
-	Verbs    map[string][]settings.Setting `json:"verbs,omitempty"`    // without a verb: values set by environment and file
+	Version  int                `json:"version"` // of this schema
+	File     string             `json:"file"`    // "" for none
+	Verb     string             `json:"verb,omitempty"`
+	Settings []settings.Setting `json:"settings,omitempty"` // of the verb
+	// without a verb: values set by environment and file
+	Verbs    map[string][]settings.Setting `json:"verbs,omitempty"`
 	Secrets  []secretSetting               `json:"secrets,omitempty"`
 	AWS      []s3.Setting                  `json:"aws"`
 	AWSError string                        `json:"aws_error,omitempty"` // why a source on s3:// could not be opened
@@ -123,7 +124,8 @@ func (o *configOptions) run(c *cobra.Command, args []string) error {
 
 // apply applies environment and file to a verb or, for the root, to all verbs. It then returns those that have a value
 // from either, with the settings.
-func apply(schema *settings.Schema, verb *cobra.Command, file *settings.File) (verbs []*cobra.Command, all map[*cobra.Command][]settings.Setting, err error) {
+func apply(schema *settings.Schema, verb *cobra.Command, file *settings.File) (
+	verbs []*cobra.Command, all map[*cobra.Command][]settings.Setting, err error) {
 	all = map[*cobra.Command][]settings.Setting{}
 	if verb != schema.Root {
 		err := wrongUse(schema.Apply(verb, os.Environ(), file))
@@ -145,7 +147,9 @@ func apply(schema *settings.Schema, verb *cobra.Command, file *settings.File) (v
 			}
 			return
 		}
-		list := slices.DeleteFunc(schema.Settings(c), func(s settings.Setting) bool { return s.From == settings.Default.String() })
+		list := slices.DeleteFunc(schema.Settings(c), func(s settings.Setting) bool {
+			return s.From == settings.Default.String()
+		})
 		if len(list) > 0 && !c.HasSubCommands() {
 			verbs, all[c] = append(verbs, c), list
 		}
@@ -161,7 +165,8 @@ func parts(err error) []error {
 	return []error{err}
 }
 
-func (o *configOptions) report(out io.Writer, schema *settings.Schema, file *settings.File, verb *cobra.Command, verbs []*cobra.Command, all map[*cobra.Command][]settings.Setting) error {
+func (o *configOptions) report(out io.Writer, schema *settings.Schema, file *settings.File, verb *cobra.Command,
+	verbs []*cobra.Command, all map[*cobra.Command][]settings.Setting) error {
 	r := configReport{Version: 1}
 	if file != nil {
 		r.File = file.Path
@@ -207,7 +212,9 @@ func (o *configOptions) report(out io.Writer, schema *settings.Schema, file *set
 		fmt.Fprintln(w, "\nSETTING\tVALUE\tFROM\tVERBS")
 		for _, v := range verbs {
 			for _, s := range all[v] {
-				of, same := []string{name(v)}, func(o settings.Setting) bool { return o.Name == s.Name && o.Value == s.Value && o.Where == s.Where }
+				of, same := []string{name(v)}, func(o settings.Setting) bool {
+					return o.Name == s.Name && o.Value == s.Value && o.Where == s.Where
+				}
 				for _, other := range verbs {
 					if i := slices.IndexFunc(all[other], same); other != v && i >= 0 {
 						of = append(of, name(other))

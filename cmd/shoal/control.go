@@ -28,7 +28,8 @@ func asMount(m *machine.Mount) daemon.Asked {
 			owner = id
 		}
 	}
-	return daemon.Asked{Address: daemon.MountAddress(m.Device), Owner: owner, At: m.Point, Then: "shoal umount " + m.Point}
+	return daemon.Asked{Address: daemon.MountAddress(m.Device), Owner: owner, At: m.Point,
+		Then: "shoal umount " + m.Point}
 }
 
 // askMount asks the daemon of a mount.
@@ -42,8 +43,10 @@ func askMount(ctx context.Context, target string, out io.Writer, args ...string)
 	}
 	err, target = ask(ctx, asMount(m), args, out), m.Point
 	if errors.Is(err, daemon.ErrNobody) {
-		return fmt.Errorf("%s is not a live shoal mount: %w for it here (if it has ended: shoal umount %s; if it runs in another container, "+
-			"ask there, or its --admin or feed address; if it is of an older version: cat %s/.shoal/stats)", target, err, target, target)
+		return fmt.Errorf("%s is not a live shoal mount: %w for it here (if it has ended: shoal umount %s; if it "+
+			"runs in another container, "+
+			"ask there, or its --admin or feed address; if it is of an older version: cat %s/.shoal/stats)", target,
+			err, target, target)
 	}
 	return err
 }
@@ -65,7 +68,9 @@ func askNext(ctx context.Context, patience time.Duration, target string, out io.
 }
 
 func notMounted(target string) error {
-	return fmt.Errorf("%s is not a live shoal mount: nothing of Shoal is mounted there (mount it with `shoal mount SOURCE %s`)", target, target)
+	return fmt.Errorf(
+		"%s is not a live shoal mount: nothing of Shoal is mounted there (mount it with `shoal mount SOURCE %s`)",
+		target, target)
 }
 
 // inTime limits a question that has no deadline.
@@ -85,8 +90,8 @@ func (m *mounted) answerFor(h *engine.Host, log *slog.Logger) (stop func()) {
 	return a.Close
 }
 
-// may returns why a process may not run a verb by the mount's socket: its owner may as by that of the cache directory, but nothing
-// that names files, and others what the mode of .shoal/stats allows.
+// may returns why a process may not run a verb by the mount's socket: its owner may as by that of the cache directory,
+// but nothing that names files, and others what the mode of .shoal/stats allows.
 func (m *mounted) may(who *audit.Peer, verb string) error {
 	uid := *who.UID
 	switch owner := uid == 0 || uid == os.Geteuid(); {

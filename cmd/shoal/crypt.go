@@ -21,7 +21,9 @@ const keyEnv = "SHOAL_ENCRYPTION_KEY"
 type cryptOptions struct{ keyFile string }
 
 func (o *cryptOptions) add(f *pflag.FlagSet) {
-	f.StringVar(&o.keyFile, "encryption-key-file", "", "file with the encryption key of the cache directory: 32 raw bytes, or hex or base64\n(default: the key in "+keyEnv+", if set; otherwise the cache is not encrypted; docs/security.md)")
+	f.StringVar(&o.keyFile, "encryption-key-file", "",
+		"file with the encryption key of the cache directory: 32 raw bytes, or hex or base64\n(default: the key in "+
+			keyEnv+", if set; otherwise the cache is not encrypted; docs/security.md)")
 }
 
 // secret returns the user's key; nil if there is none.
@@ -37,7 +39,8 @@ func (o *cryptOptions) secret(inv *invocation) (*crypt.Secret, error) {
 }
 
 // keyOf reads a key from a file or, if none is named, from a variable. given is whether there is one.
-func keyOf[T any](inv *invocation, file, variable string, read func(path string) (T, error), parse func(text []byte) (T, error)) (key T, given bool, err error) {
+func keyOf[T any](inv *invocation, file, variable string, read func(path string) (T, error),
+	parse func(text []byte) (T, error)) (key T, given bool, err error) {
 	if file != "" {
 		if file, err = inv.abs(file); err == nil {
 			key, err = read(file)
@@ -89,6 +92,7 @@ directory and fill a new one.`,
 			})
 		},
 	}
-	c.Flags().StringVar(&newFile, "new-encryption-key-file", "", "file with the new key: 32 raw bytes, or hex or base64")
+	c.Flags().StringVar(&newFile, "new-encryption-key-file", "",
+		"file with the new key: 32 raw bytes, or hex or base64")
 	return c
 }

@@ -39,7 +39,9 @@ It needs a keeper (shoal keeper) at the address in SHOAL_KEEPER, which holds the
 			keeper := os.Getenv(daemon.KeeperEnv)
 			switch {
 			case keeper == "":
-				return cli.Usagef("%s is not set: give the address of a keeper, such as unix:///run/shoal/keeper.sock", daemon.KeeperEnv)
+				return cli.Usagef(
+					"%s is not set: give the address of a keeper, such as unix:///run/shoal/keeper.sock",
+					daemon.KeeperEnv)
 			case eo.cacheDir == "":
 				return cli.Usagef("give a --cache-dir on a disk of the node")
 			}
@@ -77,8 +79,10 @@ It needs a keeper (shoal keeper) at the address in SHOAL_KEEPER, which holds the
 	name, _ := os.Hostname() // else it must be given
 	f.StringVar(&node, "node-id", name, "this node's name in the cluster")
 	f.Lookup("node-id").DefValue = "the host's name"
-	f.StringVar(&kubelet, "kubelet-dir", "/var/lib/kubelet", "the kubelet's folder, mounted here with Bidirectional propagation")
-	f.StringVar(&eo.admin, "admin", "", "HOST:PORT for /metrics, of each dataset, and /healthz, such as 127.0.0.1:7071 (docs/metrics.md)")
+	f.StringVar(&kubelet, "kubelet-dir", "/var/lib/kubelet",
+		"the kubelet's folder, mounted here with Bidirectional propagation")
+	f.StringVar(&eo.admin, "admin", "",
+		"HOST:PORT for /metrics, of each dataset, and /healthz, such as 127.0.0.1:7071 (docs/metrics.md)")
 	eo.addHost(c)
 	return c
 }

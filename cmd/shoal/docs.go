@@ -38,7 +38,9 @@ func writeDocs(dir string) error {
 		"cli.md":                      writeReference,
 	}
 	cli.Documented(root(), func(c *cobra.Command) {
-		files["man/man1/"+strings.ReplaceAll(c.CommandPath(), " ", "-")+".1"] = func(w io.Writer) error { return writeMan(w, c) }
+		files["man/man1/"+strings.ReplaceAll(c.CommandPath(), " ", "-")+".1"] = func(w io.Writer) error {
+			return writeMan(w, c)
+		}
 	})
 	for name, write := range files {
 		path := filepath.Join(dir, name)

@@ -42,7 +42,8 @@ func TestDocs(t *testing.T) {
 			return
 		}
 		page := strings.ReplaceAll(string(text), `\-`, "-")
-		for _, want := range []string{".TH ", "SH NAME", name + " - ", "SH SYNOPSIS", "SH DESCRIPTION", "SH EXIT STATUS"} {
+		for _, want := range []string{".TH ", "SH NAME", name + " - ", "SH SYNOPSIS", "SH DESCRIPTION",
+			"SH EXIT STATUS"} {
 			if !strings.Contains(page, want) {
 				t.Errorf("%s.1 has no %q", name, want)
 			}
@@ -60,10 +61,12 @@ func TestDocs(t *testing.T) {
 	if err != nil || len(pages) < 20 {
 		t.Errorf("%d pages, %v", len(pages), err)
 	}
-	if out, err := exec.Command("bash", "-n", filepath.Join(dir, "completions/bash/shoal")).CombinedOutput(); err != nil {
+	if out, err := exec.Command("bash", "-n", filepath.Join(dir, "completions/bash/shoal")).
+		CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
-	for file, want := range map[string]string{"completions/zsh/_shoal": "#compdef shoal", "completions/fish/shoal.fish": "complete -c shoal", "shoal.yaml": "#cache-dir:"} {
+	for file, want := range map[string]string{"completions/zsh/_shoal": "#compdef shoal",
+		"completions/fish/shoal.fish": "complete -c shoal", "shoal.yaml": "#cache-dir:"} {
 		if text, err := os.ReadFile(filepath.Join(dir, file)); err != nil || !strings.Contains(string(text), want) {
 			t.Errorf("%s: %v, or %q is not in it", file, err, want)
 		}

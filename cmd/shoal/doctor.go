@@ -45,7 +45,8 @@ hundreds to thousands of GETs. It takes about 20 s, or a third of that with --qu
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.cacheDir, "cache-dir", "", "cache folder whose disk is measured (default: the one for SOURCE in the user's cache folder)")
+	f.StringVar(&o.cacheDir, "cache-dir", "",
+		"cache folder whose disk is measured (default: the one for SOURCE in the user's cache folder)")
 	f.Var(&o.cacheSize, "cache-size", "the --cache-size that you will give to mount")
 	f.Var(&o.memory, "memory", "the --memory that you will give to mount")
 	f.BoolVar(&o.feedOnly, "feed-only", false, "skip the FUSE checks")

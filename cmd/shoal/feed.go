@@ -78,7 +78,8 @@ func cutShort(ctx context.Context, err error, r *feedReport, state string) error
 	} else if e := (*feedclient.Error)(nil); !errors.As(err, &e) || e.Code != codes.Unavailable {
 		return err
 	}
-	return fmt.Errorf("%w; %s in %s came before, go on with --state '%s'", err, human.Count(r.Samples, "sample"), human.Count(r.Batches, "batch"), state)
+	return fmt.Errorf("%w; %s in %s came before, go on with --state '%s'", err, human.Count(r.Samples, "sample"),
+		human.Count(r.Batches, "batch"), state)
 }
 
 // feedOptions are the flags of shoal feed.
@@ -108,20 +109,28 @@ SHA-256 over (sample u64, length u64, bytes), little-endian, of all valid rows i
 	f.Uint32Var(&open.Batch, "batch", 256, "samples per batch and rank")
 	f.Uint32Var(&open.Epochs, "epochs", 1, "epochs to consume")
 	f.Uint32Var(&open.Epoch, "epoch", 0, "first epoch")
-	f.StringVar(&open.Transform, "transform", "", `transform of each sample, such as "RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nchw" (default: raw bytes)`)
+	f.StringVar(&open.Transform, "transform", "",
+		`transform of each sample, such as "RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nchw" (default: raw bytes)`)
 	f.Uint64Var(&open.Seed, "seed", 0, "seed for order and augmentation")
 	f.StringVar(&open.Order, "order", "uniform", "order of the samples")
 	f.Uint32Var(&open.World, "world", 1, "number of ranks")
 	f.Uint32Var(&open.Rank, "rank", 0, "this rank")
-	f.StringVar(&open.Tail, "tail", "", "what to do with an incomplete last batch: drop, pad or uneven (default: uneven, which delivers every sample)")
+	f.StringVar(&open.Tail, "tail", "",
+		"what to do with an incomplete last batch: drop, pad or uneven (default: uneven, which delivers every sample)")
 	f.StringVar(&open.Bad, "bad", "error", "samples that cannot be decoded: error, skip:0.1% or skip:N an epoch")
-	f.StringVar(&open.Label, "label", "", "what labels are: folder, cls (the number in the file .cls beside a sample), json:KEY (in .json), COLUMN.TYPE (integers of MDS, such as label.int64) or none (default: class folders, or else .cls files)")
+	f.StringVar(&open.Label, "label", "",
+		"what labels are: folder, cls (the number in the file .cls beside a sample), json:KEY (in .json), "+
+			"COLUMN.TYPE (integers of MDS, such as label.int64) or none (default: class folders, or else .cls files)")
 	f.StringVar(&open.State, "state", "", "state to resume from, as printed by --json")
-	f.StringVar(&open.Session, "session", "", "name of the session; a newer one of the same name and rank ends this one")
+	f.StringVar(&open.Session, "session", "",
+		"name of the session; a newer one of the same name and rank ends this one")
 	f.BoolVar(&open.Rebatch, "rebatch", false, "allow a global batch size other than the state's")
 	f.Uint32Var(&open.Credits, "credits", 4, "batches that the server may send ahead")
-	f.Uint32Var(&open.Weight, "weight", 1, "prefetching weight of this session relative to the daemon's other streams, 1 to 1000")
-	f.StringVar(&o.transport, "transport", "auto", "how batches are transferred: slots (memory shared with a server on this host), chunks (over the connection), or auto")
+	f.Uint32Var(&open.Weight, "weight", 1,
+		"prefetching weight of this session relative to the daemon's other streams, 1 to 1000")
+	f.StringVar(&o.transport, "transport", "auto",
+		"how batches are transferred: slots (memory shared with a server on this host), chunks (over the "+
+			"connection), or auto")
 	f.IntVar(&o.batches, "batches", 0, "stop after so many batches (0: at the end)")
 	f.BoolVar(&o.asJSON, "json", false, "print the versioned JSON (docs/stats.md)")
 	c.PreRun = func(c *cobra.Command, _ []string) {
@@ -159,7 +168,8 @@ func (o *feedOptions) run(c *cobra.Command, addr string) error {
 	}
 	defer stream.Close()
 	opened := stream.Opened()
-	r := feedReport{Version: 1, Dataset: opened.GetDataset(), Transform: opened.GetTransform(), Order: engine.OrderState{Spec: order.Unversioned(opened.GetOrder()), State: "following"}}
+	r := feedReport{Version: 1, Dataset: opened.GetDataset(), Transform: opened.GetTransform(),
+		Order: engine.OrderState{Spec: order.Unversioned(opened.GetOrder()), State: "following"}}
 	digest := feedclient.NewDigest()
 	start := time.Now()
 	bar, total := late(daemon.Own, "consuming"), int(opened.GetBatches())+int(opened.GetPerEpoch())*(int(open.Epochs)-1)
@@ -183,7 +193,9 @@ func (o *feedOptions) run(c *cobra.Command, addr string) error {
 			fmt.Fprintf(c.ErrOrStderr(), "skipped sample %d, %s: %s\n", bad.GetId(), bad.GetPath(), bad.GetCause())
 		}
 		b.Release()
-		bar.Set(r.Batches, total, fmt.Sprintf("%s, %.0f samples/s", human.Count(r.Batches, "batch"), float64(r.Samples)/time.Since(start).Seconds()))
+		bar.Set(r.Batches, total,
+			fmt.Sprintf("%s, %.0f samples/s", human.Count(r.Batches, "batch"),
+				float64(r.Samples)/time.Since(start).Seconds()))
 	}
 	bar.Done("")
 	r.Seconds, r.Stall, r.Epochs = time.Since(start).Seconds(), stream.Stalled().Seconds(), stream.Epochs()
@@ -191,8 +203,10 @@ func (o *feedOptions) run(c *cobra.Command, addr string) error {
 	r.Digest, r.State = hex.EncodeToString(digest.Sum()), stream.State()
 	if !o.asJSON {
 		fmt.Fprintf(c.OutOrStdout(), "%s in %s, %s, in %.2f s: %s samples/s, %.1f%% of the time waiting\n",
-			human.Count(r.Samples, "sample"), human.Count(r.Batches, "batch"), humanize.IBytes(uint64(r.Bytes)), r.Seconds, humanize.Comma(int64(r.SamplesPerS)), 100*r.Stall/r.Seconds)
-		fmt.Fprintf(c.OutOrStdout(), "dataset %.12s, order %s, transform %s\ndigest %s\n", r.Dataset, r.Order.Spec, r.Transform, r.Digest)
+			human.Count(r.Samples, "sample"), human.Count(r.Batches, "batch"), humanize.IBytes(uint64(r.Bytes)),
+			r.Seconds, humanize.Comma(int64(r.SamplesPerS)), 100*r.Stall/r.Seconds)
+		fmt.Fprintf(c.OutOrStdout(), "dataset %.12s, order %s, transform %s\ndigest %s\n", r.Dataset, r.Order.Spec,
+			r.Transform, r.Digest)
 		return nil
 	}
 	raw, err := client.Stats(c.Context())

@@ -20,8 +20,8 @@ import (
 // fitting lets one session compute a fit at a time: the others then find the result.
 var fitting sync.Mutex
 
-// fitTable gives a table's transform the statistics of the whole dataset: from the cache directory, or from one pass over
-// the rows.
+// fitTable gives a table's transform the statistics of the whole dataset: from the cache directory, or from one pass
+// over the rows.
 func fitTable(ctx context.Context, t *gpuingest.Table, ds feedDataset) (*gpuingest.Table, error) {
 	var header []byte
 	var path string

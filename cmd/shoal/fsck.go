@@ -47,7 +47,9 @@ daemon verifies what it reads. The directory must not be in use.`,
 			if asJSON {
 				err = json.NewEncoder(out).Encode(r)
 			} else {
-				fmt.Fprintf(out, "%s, %s, %s, %s\n", human.Count(r.Datasets, "dataset"), human.Count(r.Segments, "segment"), human.Count(r.Records, "record"), humanize.IBytes(uint64(r.Bytes)))
+				fmt.Fprintf(out, "%s, %s, %s, %s\n", human.Count(r.Datasets, "dataset"),
+					human.Count(r.Segments, "segment"), human.Count(r.Records, "record"),
+					humanize.IBytes(uint64(r.Bytes)))
 				for _, f := range r.Findings {
 					fmt.Fprintln(out, f)
 				}
@@ -63,12 +65,14 @@ daemon verifies what it reads. The directory must not be in use.`,
 			case repair:
 				return fmt.Errorf("%s: %d places were damaged; what was lost with them is fetched again", args[0], n)
 			default:
-				return fmt.Errorf("%s: %d places are damaged (repair them with: shoal fsck %s --repair)", args[0], n, args[0])
+				return fmt.Errorf("%s: %d places are damaged (repair them with: shoal fsck %s --repair)", args[0],
+					n, args[0])
 			}
 		},
 	}
 	crypt.add(c.Flags())
-	c.Flags().BoolVar(&repair, "repair", false, "truncate incomplete tails, drop damaged records and segments, move foreign files aside")
+	c.Flags().BoolVar(&repair, "repair", false,
+		"truncate incomplete tails, drop damaged records and segments, move foreign files aside")
 	c.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON")
 	return c
 }

@@ -18,7 +18,8 @@ import (
 	"github.com/shoalfs/shoal/internal/pause"
 )
 
-// defaultFeed is the default address of `shoal serve`: where only root can write, or in the folder of the user's session.
+// defaultFeed is the default address of `shoal serve`: where only root can write, or in the folder of the user's
+// session.
 var defaultFeed = func() string {
 	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" && os.Geteuid() != 0 {
 		return "unix://" + dir + "/shoal/feed.sock"
@@ -114,7 +115,8 @@ func foundTargets() ([]string, error) {
 		targets = append(targets, defaultFeed)
 	}
 	if len(targets) == 0 {
-		return nil, fmt.Errorf("no Shoal mount was found, and there is no feed at %s (give a mount point or an address)", defaultFeed)
+		return nil, fmt.Errorf(
+			"no Shoal mount was found, and there is no feed at %s (give a mount point or an address)", defaultFeed)
 	}
 	return targets, nil
 }

@@ -102,10 +102,13 @@ func (inv *invocation) environ(name string) string {
 
 // withHost runs do with the host of a cache directory: the daemon's if one owns it, otherwise one that is opened for
 // it.
-func withHost(c *cobra.Command, cfg engine.HostConfig, do func(ctx context.Context, h *engine.Host, out io.Writer) error) error {
+func withHost(c *cobra.Command, cfg engine.HostConfig,
+	do func(ctx context.Context, h *engine.Host, out io.Writer) error) error {
 	inv := invocationOf(c.Context())
 	if inv.attached() {
-		if err := inv.host.Accepts(cfg, func(flag string) bool { return given(c, flag) }); errors.Is(err, engine.ErrOther) {
+		if err := inv.host.Accepts(cfg, func(flag string) bool {
+			return given(c, flag)
+		}); errors.Is(err, engine.ErrOther) {
 			return cli.Usage(err)
 		} else if err != nil {
 			return err
@@ -119,7 +122,9 @@ func withHost(c *cobra.Command, cfg engine.HostConfig, do func(ctx context.Conte
 		err := attach(c.Context(), cfg.Path, selfArgs(), c.OutOrStdout())
 		if errors.Is(err, daemon.ErrNobody) {
 			var o *owner
-			slow := time.AfterFunc(daemon.Patience, func() { inv.Notice("opening the cache directory %s takes longer than %s", cfg.Path, daemon.Patience) })
+			slow := time.AfterFunc(daemon.Patience, func() {
+				inv.Notice("opening the cache directory %s takes longer than %s", cfg.Path, daemon.Patience)
+			})
 			o, err = ownHost(c.Context(), cfg)
 			slow.Stop()
 			if err == nil {

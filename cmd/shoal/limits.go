@@ -81,14 +81,18 @@ func (a *amount) memory(m machine.Memory) (n int64, remarks []remark, err error)
 		of = m.From
 	}
 	say := func(level slog.Level, text string) {
-		remarks = append(remarks, remark{level, text, []any{"memory", humanize.IBytes(uint64(n)), "limit", humanize.IBytes(uint64(m.Most())), "of", of}})
+		remarks = append(remarks,
+			remark{level, text, []any{"memory", humanize.IBytes(uint64(n)), "limit", humanize.IBytes(uint64(m.Most())),
+				"of", of}})
 	}
 	share := func(part float64) (int64, error) {
 		if m.Most() <= 0 {
-			return 0, fmt.Errorf("--memory %s: the kernel reports neither a limit nor the machine's memory; give a size", a)
+			return 0, fmt.Errorf(
+				"--memory %s: the kernel reports neither a limit nor the machine's memory; give a size", a)
 		}
 		if m.Most() < cachedir.LeastMemory {
-			return 0, fmt.Errorf("%s allows %s of memory, and Shoal needs %s (raise the container's limit)", of, humanize.IBytes(uint64(m.Most())), cachedir.RoundUp(cachedir.LeastMemory))
+			return 0, fmt.Errorf("%s allows %s of memory, and Shoal needs %s (raise the container's limit)", of,
+				humanize.IBytes(uint64(m.Most())), cachedir.RoundUp(cachedir.LeastMemory))
 		}
 		return max(int64(part*float64(m.Most())), cachedir.LeastMemory), nil
 	}
@@ -145,8 +149,8 @@ func (a *amount) disk(dir string, roomOf func(dir string) (int64, error)) (n int
 // ownLimits are the values of --cache-size and --memory that this process was started with.
 var ownLimits struct{ disk, memory amount }
 
-// limits returns the values of the flags in bytes here. In a daemon that already runs, what it was started with means what is in
-// force: 80% of the free space would be less by now.
+// limits returns the values of the flags in bytes here. In a daemon that already runs, what it was started with means
+// what is in force: 80% of the free space would be less by now.
 func (o *engineOptions) limits(inv *invocation) (disk, memory int64, err error) {
 	if inv.attached() {
 		if disk, memory = inv.host.Limits(); !o.cacheSize.same(ownLimits.disk) {
@@ -170,7 +174,8 @@ func (o *engineOptions) limits(inv *invocation) (disk, memory int64, err error) 
 	}
 	inv.remarks = append(remarks, more...)
 	if os.Getenv("GOMEMLIMIT") != "" {
-		inv.remarks = append(inv.remarks, remark{slog.LevelInfo, "GOMEMLIMIT has no effect: --memory sets the memory limit of the Go runtime", nil})
+		inv.remarks = append(inv.remarks,
+			remark{slog.LevelInfo, "GOMEMLIMIT has no effect: --memory sets the memory limit of the Go runtime", nil})
 	}
 	return disk, memory, nil
 }

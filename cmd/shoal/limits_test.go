@@ -46,7 +46,8 @@ func TestMemoryLimits(t *testing.T) {
 		{"", machine.Memory{Total: gib}, 0.8, "WARN --memory is set below its default"},
 		{"", machine.Memory{}, 2, ""},
 		{"", small, float64(cachedir.LeastMemory) / gib, "WARN"}, // 80% would be too little
-		{"", tiny, 0, "/sys/fs/cgroup/memory.max allows 64 MiB of memory, and Shoal needs 107MiB (raise the container's limit)"},
+		{"", tiny, 0, "/sys/fs/cgroup/memory.max allows 64 MiB of memory, and Shoal needs 107MiB (raise the " +
+			"container's limit)"},
 		{"auto", free, 4, "INFO --memory auto"},
 		{"auto", boxed, 0.8, "INFO --memory auto"},
 		{"auto", roomy, 6.4, "INFO --memory auto"},
@@ -58,7 +59,8 @@ func TestMemoryLimits(t *testing.T) {
 		{"512MiB", boxed, 0.5, ""},
 		{"2GiB", boxed, 2, "WARN --memory exceeds the limit"},
 		{"16GiB", free, 16, ""},
-		{"1024GiB", free, 1024, "WARN --memory exceeds the limit at which the kernel kills the daemon: give less, or auto [memory 1.0 TiB limit 16 GiB of the machine]"},
+		{"1024GiB", free, 1024, "WARN --memory exceeds the limit at which the kernel kills the daemon: give less, or " +
+			"auto [memory 1.0 TiB limit 16 GiB of the machine]"},
 		{"1024GiB", machine.Memory{}, 1024, ""},
 	} {
 		a := amount{bytes: 2 * gib}
@@ -75,7 +77,8 @@ func TestMemoryLimits(t *testing.T) {
 		for _, r := range remarks {
 			said += fmt.Sprint(r.level, " ", r.text, " ", r.args)
 		}
-		if (err == nil) != (tc.want > 0) || err == nil && n != int64(tc.want*gib) || !strings.Contains(said, tc.says) || tc.says == "" && said != "" {
+		if (err == nil) != (tc.want > 0) || err == nil && n != int64(tc.want*gib) || !strings.Contains(said, tc.says) ||
+			tc.says == "" && said != "" {
 			t.Errorf("--memory %q on %+v is %d, want %.2f GiB; says %q, %v", tc.flag, tc.m, n, tc.want, said, err)
 		}
 	}
@@ -117,8 +120,10 @@ func TestDiskLimits(t *testing.T) {
 		for _, r := range remarks {
 			said += fmt.Sprint(r.level, " ", r.text, " ", r.args)
 		}
-		if (err == nil) != (tc.want > 0) || err == nil && n != tc.want || !strings.Contains(said, tc.says) || tc.says == "" && said != "" {
-			t.Errorf("--cache-size %q with room for %d is %d, want %d; says %q, %v", tc.flag, tc.room, n, tc.want, said, err)
+		if (err == nil) != (tc.want > 0) || err == nil && n != tc.want || !strings.Contains(said, tc.says) ||
+			tc.says == "" && said != "" {
+			t.Errorf("--cache-size %q with room for %d is %d, want %d; says %q, %v", tc.flag, tc.room, n,
+				tc.want, said, err)
 		}
 	}
 }

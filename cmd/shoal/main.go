@@ -70,8 +70,10 @@ or as a sidecar container.`,
 		Version: fmt.Sprintf("%s, %s, %s/%s", version, runtime.Version(), runtime.GOOS, runtime.GOARCH),
 	}
 	c.SetVersionTemplate("shoal {{.Version}}\n")
-	c.AddCommand(mountCommand(), umountCommand(), upgradeCommand(), refreshCommand(), serveCommand(), s3Command(), stopCommand(), feedCommand(), verifyCommand(),
-		orderCommand(), planCommand(), packCommand(), unpackCommand(), ckptCommand(), warmCommand(), fsckCommand(), cacheCommand(),
+	c.AddCommand(mountCommand(), umountCommand(), upgradeCommand(), refreshCommand(), serveCommand(), s3Command(),
+		stopCommand(), feedCommand(), verifyCommand(),
+		orderCommand(), planCommand(), packCommand(), unpackCommand(), ckptCommand(), warmCommand(), fsckCommand(),
+		cacheCommand(),
 		statCommand(), topCommand(), clusterCommand(),
 		healthCommand(),
 		doctorCommand(), profileCommand(),

@@ -37,14 +37,18 @@ type mountOptions struct {
 
 func (o *mountOptions) add(c *cobra.Command) {
 	f := c.Flags()
-	addChoice(f, &o.kernelCache, "kernel-cache", "keep file pages in the kernel's cache between opens: auto (if the dataset fits half of the available memory), on, off", "auto", "on", "off")
-	addChoice(f, &o.transport, "fuse-transport", "how requests come from the kernel: uring (io_uring, Linux 6.14, switched on by root), dev (/dev/fuse), auto (uring if possible and files are small)",
+	addChoice(f, &o.kernelCache, "kernel-cache",
+		"keep file pages in the kernel's cache between opens: auto (if the dataset fits half of the available "+
+			"memory), on, off", "auto", "on", "off")
+	addChoice(f, &o.transport, "fuse-transport",
+		"how requests come from the kernel: uring (io_uring, Linux 6.14, switched on by root), dev (/dev/fuse), auto "+
+			"(uring if possible and files are small)",
 		fusefs.TransportAuto, fusefs.TransportURing, fusefs.TransportDev)
 	f.BoolVar(&o.allowOther, "allow-other", false, "let other users read the mount")
 }
 
-// check checks the flags, and whether the dataset can be mounted at mountpoint. It returns the absolute path; "" means no
-// mount.
+// check checks the flags, and whether the dataset can be mounted at mountpoint. It returns the absolute path; "" means
+// no mount.
 func (o *mountOptions) check(inv *invocation, eo *engineOptions, mountpoint string) (string, error) {
 	if mountpoint == "" {
 		return "", nil
@@ -108,7 +112,8 @@ Control files, not listed in the mount: .shoal/stats, .shoal/order, .shoal/plan,
 	}
 	eo.add(c)
 	s.mount.add(c)
-	c.Flags().StringVar(&eo.publish, "publish", "", "pack the dataset to this destination once one pass over it is complete")
+	c.Flags().StringVar(&eo.publish, "publish", "",
+		"pack the dataset to this destination once one pass over it is complete")
 	eo.s3.add(c.Flags(), "s3", alsoS3, nil)
 	return c
 }
@@ -154,8 +159,8 @@ func (m *mounted) left() {
 	m.audit.Write(audit.Event{Event: "unmount"})
 }
 
-// readAhead returns the kernel's read-ahead to set. The kernel also reads that much around each page of a memory map that is
-// touched. In large files most of that would be fetched for nothing; in small ones it is all of the file.
+// readAhead returns the kernel's read-ahead to set. The kernel also reads that much around each page of a memory map
+// that is touched. In large files most of that would be fetched for nothing; in small ones it is all of the file.
 func readAhead(m *catalog.Manifest) int {
 	if m.Bytes() > int64(m.Len())*cache.ExtentSize {
 		return 64 << 10
@@ -163,11 +168,14 @@ func readAhead(m *catalog.Manifest) int {
 	return 512 << 10
 }
 
-// ringShare: the buffers of a mount's rings, which no account has, may take the address space of this part of the memory for data.
+// ringShare: the buffers of a mount's rings, which no account has, may take the address space of this part of the
+// memory for data.
 const ringShare = 4
 
-func mountEngine(inv *invocation, h *engine.Host, e *engine.Engine, mo *mountOptions, mountpoint string, cfg engine.Config, snapshot func() admin.Snapshot) (*mounted, error) {
-	keep := mo.kernelCache == "on" || mo.kernelCache == "auto" && e.Manifest().Bytes() <= machine.ReadMemory().Available/2
+func mountEngine(inv *invocation, h *engine.Host, e *engine.Engine, mo *mountOptions, mountpoint string,
+	cfg engine.Config, snapshot func() admin.Snapshot) (*mounted, error) {
+	keep := mo.kernelCache == "on" ||
+		mo.kernelCache == "auto" && e.Manifest().Bytes() <= machine.ReadMemory().Available/2
 	door := &door{Engine: e, snapshot: snapshot}
 	// Each process that uses the mount is a peer of its own, so the events have no common peer.
 	events := h.Audit().With(audit.Event{Source: e.Source(), Mountpoint: mountpoint})
@@ -195,8 +203,10 @@ func mountEngine(inv *invocation, h *engine.Host, e *engine.Engine, mo *mountOpt
 		transport = fusefs.TransportDev
 	}
 	server, err := fusefs.Mount(mountpoint, door, door, fusefs.Options{
-		KernelCache: keep, AllowOther: mo.allowOther, UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), ReadAhead: readAhead(e.Manifest()),
-		Transport: transport, RingMemory: int(e.Cache().Ledger().Limit() / ringShare), FsName: e.Source(), Memory: door, Witness: witness, Logger: e.Logger(),
+		KernelCache: keep, AllowOther: mo.allowOther, UID: uint32(os.Getuid()), GID: uint32(os.Getgid()),
+		ReadAhead: readAhead(e.Manifest()),
+		Transport: transport, RingMemory: int(e.Cache().Ledger().Limit() / ringShare), FsName: e.Source(), Memory: door,
+		Witness: witness, Logger: e.Logger(),
 		Holder: holder, Note: note,
 	})
 	events.Write(outcome(mount, err))
@@ -241,7 +251,8 @@ ends after the daemon's (docs/kubernetes.md).`,
 				pid, device = asMount(m).PID(), m.Device // it need not answer: perhaps it is ending
 			}
 			stats, silent := parseStats[engine.Stats](rawStats(c.Context(), mountpoint))
-			if pid == 0 && stats.PID != 0 && daemon.OfCache(stats.CacheDir).PID() == stats.PID { // else it is another container's number
+			// else it is another container's number
+			if pid == 0 && stats.PID != 0 && daemon.OfCache(stats.CacheDir).PID() == stats.PID {
 				pid = stats.PID
 			}
 			var of daemon.Silence
@@ -257,10 +268,12 @@ ends after the daemon's (docs/kubernetes.md).`,
 			}
 			if pid != 0 && !daemon.Gone(c.Context(), pid, wait) && c.Context().Err() == nil {
 				if who := fusefs.Copies(device); device != "" && who != "" {
-					return fmt.Errorf("%s is unmounted, but its daemon (pid %d) goes on: other mount namespaces have copies of the mount, those of %s "+
+					return fmt.Errorf("%s is unmounted, but its daemon (pid %d) goes on: other mount namespaces have "+
+						"copies of the mount, those of %s "+
 						"(end them, or: nsenter -m -t PID umount -l %s)", mountpoint, pid, who, mountpoint)
 				}
-				return fmt.Errorf("%s is unmounted, but its daemon (pid %d) has not ended within %s; see its log", mountpoint, pid, wait)
+				return fmt.Errorf("%s is unmounted, but its daemon (pid %d) has not ended within %s; see its log",
+					mountpoint, pid, wait)
 			}
 			return c.Context().Err()
 		},
@@ -305,16 +318,19 @@ func waitUsers(ctx context.Context, cacheDir string, before int, wait time.Durat
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("unmounted, but the daemon of %s has not let go of the dataset within %s; see its log", cacheDir, wait)
+			return fmt.Errorf("unmounted, but the daemon of %s has not let go of the dataset within %s; see its log",
+				cacheDir, wait)
 		}
 	}
 }
 
 func refreshCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:     "refresh [MOUNTPOINT|CACHE-DIR]",
-		Short:   "List the source again and switch the mount to the new version",
-		Long:    "Lists the source again. When it returns, new files are seen, and what was cached of unchanged files is still there. Run it between epochs: an order in progress starts over. Without an argument it takes the only mount on this machine. For a cache directory it lists all sources that its daemon serves.",
+		Use:   "refresh [MOUNTPOINT|CACHE-DIR]",
+		Short: "List the source again and switch the mount to the new version",
+		Long: "Lists the source again. When it returns, new files are seen, and what was cached of unchanged " +
+			"files is still there. Run it between epochs: an order in progress starts over. Without an argument it " +
+			"takes the only mount on this machine. For a cache directory it lists all sources that its daemon serves.",
 		Example: "  shoal refresh /mnt/train",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -347,7 +363,8 @@ func refresh(ctx context.Context, e *engine.Engine, name, label string, out io.W
 	if after := e.Stats(); before.Dataset == after.Dataset {
 		fmt.Fprintf(out, "%sunchanged: %s, version %.12s\n", label, human.Count(after.Files, "file"), after.Dataset)
 	} else {
-		fmt.Fprintf(out, "%sversion %.12s -> %.12s: %s, before %d\n", label, before.Dataset, after.Dataset, human.Count(after.Files, "file"), before.Files)
+		fmt.Fprintf(out, "%sversion %.12s -> %.12s: %s, before %d\n", label, before.Dataset, after.Dataset,
+			human.Count(after.Files, "file"), before.Files)
 	}
 	return nil
 }

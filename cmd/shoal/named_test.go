@@ -30,9 +30,11 @@ var (
 	flagIn   = regexp.MustCompile("(?:^|[\\s(`\"'/])(--[a-z][a-z0-9-]*[a-z0-9])")
 	flagItem = regexp.MustCompile(`^\s*- "?(--[a-z][a-z0-9-]*)`)
 	// others are programs whose flags texts name beside ours.
-	others = regexp.MustCompile(`\b(apt-get|docker|etcdctl|in a container|helm|mount --|setpriv|shoal-gpu|systemctl|torchrun|useradd|versitygw|tar)\b`)
+	others = regexp.MustCompile(
+		`\b(apt-get|docker|etcdctl|in a container|helm|mount --|setpriv|shoal-gpu|systemctl|torchrun|useradd|versitygw|tar)\b`)
 	// labels are no commands: they go into hashes.
-	labels = []string{"shoal key wrap v1", "shoal encryption key id v1", "shoal shard plan 1", "shoal facts 1 %08x", "shoal owner 1\x00……"}
+	labels = []string{"shoal key wrap v1", "shoal encryption key id v1", "shoal shard plan 1", "shoal facts 1 %08x",
+		"shoal owner 1\x00……"}
 )
 
 // otherFlags are flags of other programs that stand without these.
@@ -71,7 +73,9 @@ func namedTexts(t *testing.T) (all []named) {
 		}
 		rel = filepath.ToSlash(rel)
 		if d.IsDir() {
-			if rel != "." && strings.HasPrefix(d.Name(), ".") || slices.Contains([]string{"bin", "tools", "lab/bench", "lab/rig", "lab/e2e"}, rel) || d.Name() == "testdata" || d.Name() == "__pycache__" {
+			if rel != "." && strings.HasPrefix(d.Name(), ".") ||
+				slices.Contains([]string{"bin", "tools", "lab/bench", "lab/rig", "lab/e2e"}, rel) ||
+				d.Name() == "testdata" || d.Name() == "__pycache__" {
 				return filepath.SkipDir
 			}
 			return nil
@@ -88,7 +92,10 @@ func namedTexts(t *testing.T) (all []named) {
 			all = append(all, codeOf(rel, text)...)
 		case ext == ".go" && !strings.HasSuffix(rel, "_test.go"):
 			all = append(all, stringsOf(t, rel, data)...)
-		case ext == ".py", slices.ContainsFunc([]string{"deploy/", "docs/examples/", "internal/admin/", "lab/demo/"}, func(dir string) bool { return strings.HasPrefix(rel, dir) }) && ext != ".css" && ext != ".go" && d.Type().IsRegular():
+		case ext == ".py", slices.ContainsFunc([]string{"deploy/", "docs/examples/", "internal/admin/", "lab/demo/"},
+			func(dir string) bool {
+				return strings.HasPrefix(rel, dir)
+			}) && ext != ".css" && ext != ".go" && d.Type().IsRegular():
 			for i, text := range strings.Split(strings.ReplaceAll(text, "\\\n", " "), "\n") {
 				all = append(all, named{rel + ":" + strconv.Itoa(i+1), text, line})
 			}
@@ -174,7 +181,9 @@ func flagsOf(c *cobra.Command) map[string]bool {
 func commandOf(words []string) (*cobra.Command, int) {
 	c, n := root(), 0
 	for n < len(words) {
-		next := slices.IndexFunc(c.Commands(), func(sub *cobra.Command) bool { return sub.Name() == words[n] || sub.HasAlias(words[n]) })
+		next := slices.IndexFunc(c.Commands(), func(sub *cobra.Command) bool {
+			return sub.Name() == words[n] || sub.HasAlias(words[n])
+		})
 		if next < 0 {
 			break
 		}
@@ -190,7 +199,9 @@ func unknownNames(n named) (wrong []string, commands int) {
 		if next := slices.Index(words, "shoal"); next > 0 {
 			words = words[:next] // a sentence that names two commands
 		}
-		if end := slices.IndexFunc(words, func(w string) bool { return strings.HasSuffix(w, ",") || strings.HasSuffix(w, ":") }); end >= 0 {
+		if end := slices.IndexFunc(words, func(w string) bool {
+			return strings.HasSuffix(w, ",") || strings.HasSuffix(w, ":")
+		}); end >= 0 {
 			words = words[:end+1] // the sentence goes on
 		}
 		words[0] = strings.TrimRight(words[0], ".,:'\"")
@@ -223,11 +234,13 @@ func unknownNames(n named) (wrong []string, commands int) {
 func flagsAlone(n named) (flags []string) {
 	found := [][]string{}
 	switch {
-	case others.MatchString(n.text), strings.HasPrefix(n.where, "docs/coming-from.md"), strings.HasPrefix(n.where, "lab/demo/trainer"):
+	case others.MatchString(n.text), strings.HasPrefix(n.where, "docs/coming-from.md"),
+		strings.HasPrefix(n.where, "lab/demo/trainer"):
 	case n.kind == page && strings.HasPrefix(n.text, "--"):
 		word, _, _ := strings.Cut(n.text, " ")
 		found = append(found, flagIn.FindStringSubmatch(word))
-	case n.kind == literal && strings.Contains(n.text, " "), n.kind == line && strings.HasPrefix(n.where, "python/shoal"):
+	case n.kind == literal && strings.Contains(n.text, " "),
+		n.kind == line && strings.HasPrefix(n.where, "python/shoal"):
 		found = flagIn.FindAllStringSubmatch(n.text, -1)
 	case n.kind == line && strings.HasPrefix(n.where, "deploy/"):
 		found = flagItem.FindAllStringSubmatch(n.text, -1)

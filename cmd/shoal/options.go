@@ -27,7 +27,8 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// connections is a flag value: a number of requests in flight, -1 for auto, or 0, which is auto that nobody has asked for.
+// connections is a flag value: a number of requests in flight, -1 for auto, or 0, which is auto that nobody has asked
+// for.
 type connections int
 
 // mostConnections fits into a process's usual limit of 1,024 open files, beside the cache's files.
@@ -66,8 +67,8 @@ type choice struct {
 	of []string
 }
 
-// addChoice adds a flag that accepts one of several words, of which the first is the default. If that is yes, the flag alone says it,
-// and the default is no.
+// addChoice adds a flag that accepts one of several words, of which the first is the default. If that is yes, the flag
+// alone says it, and the default is no.
 func addChoice(f *pflag.FlagSet, to *string, name, usage string, of ...string) {
 	alone := ""
 	if *to = of[0]; *to == yes {
@@ -131,20 +132,36 @@ type packedOptions struct{ shards, publish, badShards string }
 func (o *engineOptions) add(c *cobra.Command) {
 	o.addData(c)
 	f := c.Flags()
-	f.StringVar(&o.order, "order", "auto", "order in which a reader of the mount will open the samples:\ntorch:seed=S[,epoch=E,world=W,rank=R or A-B,drop_last=0|1],\ntorch-loader:seed=S[,from=manual_seed|generator|stateful,persistent=1], uniform:seed=S,\nwindowed:seed=S,window=W (packed sources), mixture:seed=S,weights=GLOB:W+GLOB:W,\nbuckets:seed=S,batch=B, sequential, list:PATH, plan, auto, none (docs/orders.md)")
-	addChoice(f, &o.recode, "recode", "keep JPEG files on disk in a form that is smaller and quicker to decode, made by spare processors: auto (once a feed decodes them), on, off (docs/recode.md)", "auto", "on", "off")
-	addChoice(f, &o.daemon, "daemon", "go to the background once ready; log to CACHE-DIR/shoal.log. --daemon=supervised: and start again at once if it dies", yes, no, supervised)
-	f.StringVar(&o.admin, "admin", "", "address for the dashboard, /stats, /metrics, /healthz and /readyz, such as 127.0.0.1:7071; without a host, loopback (default: none)")
+	f.StringVar(&o.order, "order", "auto",
+		"order in which a reader of the mount will open the samples:\ntorch:seed=S[,epoch=E,world=W,rank=R or "+
+			"A-B,drop_last=0|1],\ntorch-loader:seed=S[,from=manual_seed|generator|stateful,persistent=1], "+
+			"uniform:seed=S,\nwindowed:seed=S,window=W (packed sources), "+
+			"mixture:seed=S,weights=GLOB:W+GLOB:W,\nbuckets:seed=S,batch=B, sequential, list:PATH, plan, auto, none "+
+			"(docs/orders.md)")
+	addChoice(f, &o.recode, "recode",
+		"keep JPEG files on disk in a form that is smaller and quicker to decode, made by spare processors: auto "+
+			"(once a feed decodes them), on, off (docs/recode.md)", "auto", "on", "off")
+	addChoice(f, &o.daemon, "daemon",
+		"go to the background once ready; log to CACHE-DIR/shoal.log. --daemon=supervised: and start again at once "+
+			"if it dies", yes, no, supervised)
+	f.StringVar(&o.admin, "admin", "",
+		"address for the dashboard, /stats, /metrics, /healthz and /readyz, such as 127.0.0.1:7071; without a host, "+
+			"loopback (default: none)")
 }
 
 // addHost adds the flags of a cache directory.
 func (o *engineOptions) addHost(c *cobra.Command) {
 	o.cacheSize.bytes, o.memory.bytes, o.order = 20<<30, 2<<30, "auto"
 	f := c.Flags()
-	f.StringVar(&o.cacheDir, "cache-dir", "", "folder for the cache, owned by this daemon (default: one per source in the user's cache folder)")
-	f.BoolVar(&o.resetOld, "reset-old-cache", false, "empty a --cache-dir in an old format that this version does not read")
-	f.Var(&o.cacheSize, "cache-size", "maximum disk usage of --cache-dir: a size, a share such as 80% of the free space, or auto (80%)")
-	f.Var(&o.memory, "memory", "maximum memory of the daemon: a size, a share such as 50% of the container's limit, or auto (80%; without a limit, 25% of the machine)")
+	f.StringVar(&o.cacheDir, "cache-dir", "",
+		"folder for the cache, owned by this daemon (default: one per source in the user's cache folder)")
+	f.BoolVar(&o.resetOld, "reset-old-cache", false,
+		"empty a --cache-dir in an old format that this version does not read")
+	f.Var(&o.cacheSize, "cache-size",
+		"maximum disk usage of --cache-dir: a size, a share such as 80% of the free space, or auto (80%)")
+	f.Var(&o.memory, "memory",
+		"maximum memory of the daemon: a size, a share such as 50% of the container's limit, or auto (80%; without a "+
+			"limit, 25% of the machine)")
 	o.cryptOptions.add(f)
 	o.log.add(c)
 	o.auditOptions.add(f)
@@ -156,9 +173,14 @@ func (o *engineOptions) addData(c *cobra.Command) {
 	o.addHost(c)
 	f := c.Flags()
 	f.StringVar(&o.shards, "shards", "", "read SOURCE from this shard set (shoal pack) where it holds the same version")
-	addChoice(f, &o.badShards, "bad-shards", "damaged or missing shards: error, or skip (leave out their samples, with a warning)", "error", "skip")
-	f.StringVar(&o.samples, "samples", "images", "which files are numbered: images, *, extensions after the first dot such as .jpg,.png, or a glob on the name; rows: what lies in the objects: rows of .csv and .tsv, documents of .bin and .idx, pictures of MDS; rows:COLUMN: a column of MDS (docs/records.md)")
-	f.Var(&o.connections, "connections", "requests in flight to the object store: up to 512, or auto (adapts to the highest throughput)")
+	addChoice(f, &o.badShards, "bad-shards",
+		"damaged or missing shards: error, or skip (leave out their samples, with a warning)", "error", "skip")
+	f.StringVar(&o.samples, "samples", "images",
+		"which files are numbered: images, *, extensions after the first dot such as .jpg,.png, or a glob on the "+
+			"name; rows: what lies in the objects: rows of .csv and .tsv, documents of .bin and .idx, pictures of "+
+			"MDS; rows:COLUMN: a column of MDS (docs/records.md)")
+	f.Var(&o.connections, "connections",
+		"requests in flight to the object store: up to 512, or auto (adapts to the highest throughput)")
 	o.store.add(c)
 	o.store.addNear(c)
 }
@@ -226,7 +248,8 @@ func (o *engineOptions) config(inv *invocation, source string) (c engine.Config,
 	c.Store, err = o.store.options(inv)
 	c.Near, c.Recode = o.store.near, o.recode
 	c.SkipBadShards, c.Samples, c.Refresh = o.badShards == "skip", o.samples, o.refresh
-	c.Connections, c.AdaptConnections, c.ConnectionsGiven, c.Getenv = o.connections.most(), o.connections <= 0, o.connections != 0, inv.environ
+	c.Connections, c.AdaptConnections, c.ConnectionsGiven, c.Getenv = o.connections.most(), o.connections <= 0,
+		o.connections != 0, inv.environ
 	c.Past, c.Scope = pastVersions, inv.environ(scopeEnv)
 	return c, h, err
 }
@@ -272,7 +295,8 @@ func cacheBase() string {
 // resolveCacheDir gives every source a default folder of its own.
 func (o *engineOptions) resolveCacheDir(inv *invocation, source string) error {
 	if o.cacheDir == "" {
-		sum := sha256.Sum256([]byte(inv.environ("AWS_ENDPOINT_URL_S3") + inv.environ("AWS_ENDPOINT_URL") + " " + source))
+		sum := sha256.Sum256([]byte(inv.environ("AWS_ENDPOINT_URL_S3") + inv.environ("AWS_ENDPOINT_URL") +
+			" " + source))
 		o.cacheDir = filepath.Join(cacheBase(), hex.EncodeToString(sum[:6]))
 	}
 	dir, err := inv.abs(o.cacheDir)
@@ -297,7 +321,8 @@ func openEngine(ctx context.Context, inv *invocation, h *engine.Host, cfg engine
 				inv.Notice("listing %s: %s", cfg.Source, human.Count(n, "object"))
 			} else if silent == 10 {
 				silent = 0
-				inv.Notice("opening %s: %.0f s so far, %s listed", cfg.Source, time.Since(begun).Seconds(), human.Count(n, "object"))
+				inv.Notice("opening %s: %.0f s so far, %s listed", cfg.Source, time.Since(begun).Seconds(),
+					human.Count(n, "object"))
 			}
 		}
 	}()
@@ -313,7 +338,8 @@ func openEngine(ctx context.Context, inv *invocation, h *engine.Host, cfg engine
 // cacheOutside fails if the cache directory is inside a folder where it must not be.
 func (o *engineOptions) cacheOutside(folder, what, why string) error {
 	if within(o.cacheDir, folder) {
-		return cli.Usagef("the cache directory %s lies in %s %s and %s (give a --cache-dir outside of it)", o.cacheDir, what, folder, why)
+		return cli.Usagef("the cache directory %s lies in %s %s and %s (give a --cache-dir outside of it)", o.cacheDir,
+			what, folder, why)
 	}
 	return nil
 }

@@ -69,7 +69,8 @@ rank sees.`,
 	f.BoolVar(&o.certify, "certificate", false, "print what the batches are like, not the samples")
 	f.IntVar(&o.batch, "batch", 0, "with --certificate: samples per batch, all ranks together")
 	f.IntVar(&o.epochs, "epochs", 1, "with --certificate: number of epochs, from --epoch on")
-	f.BoolVar(&o.json, "json", false, "with --certificate: print a JSON object for each epoch (schema in docs/orders.md)")
+	f.BoolVar(&o.json, "json", false,
+		"with --certificate: print a JSON object for each epoch (schema in docs/orders.md)")
 	f.Int("epoch", 0, "epoch")
 	f.Int("world", 1, "number of ranks")
 	f.String("rank", "", "rank whose samples are printed, R or A-B")
@@ -133,9 +134,11 @@ func (o *orderOptions) check(batchGiven bool) error {
 	case !o.certify && (batchGiven || o.json || o.epochs != 1):
 		return cli.Usagef("--batch, --epochs and --json are for --certificate: give it too, or leave them out")
 	case o.shardSamples < 0 || o.classSamples < 0:
-		return cli.Usagef("--shard-samples %d, --class-samples %d: give numbers of samples", o.shardSamples, o.classSamples)
+		return cli.Usagef("--shard-samples %d, --class-samples %d: give numbers of samples", o.shardSamples,
+			o.classSamples)
 	case o.mountpoint != "" && (o.shardSamples > 0 || o.classSamples > 0 || o.sizes != ""):
-		return cli.Usagef("--mount already gives shards, classes and sizes: leave out --shard-samples, --class-samples and --sizes")
+		return cli.Usagef(
+			"--mount already gives shards, classes and sizes: leave out --shard-samples, --class-samples and --sizes")
 	}
 	return nil
 }
@@ -303,24 +306,30 @@ func shardOf(g order.Groups, n int) func(sample int) int {
 
 func (c epochCertificate) write(w io.Writer) error {
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "%s, epoch %d: %s positions, %s whole batches of %s\n", c.Order, c.Epoch, human.Number(c.Positions), human.Number(c.Batches), human.Number(c.Batch))
+	fmt.Fprintf(&b, "%s, epoch %d: %s positions, %s whole batches of %s\n", c.Order, c.Epoch, human.Number(c.Positions),
+		human.Number(c.Batches), human.Number(c.Batch))
 	if c.Missing+c.Repeated == 0 {
 		fmt.Fprintf(&b, "  samples  each of %s once\n", human.Number(c.Samples))
 	} else {
-		fmt.Fprintf(&b, "  samples  %s of %s do not occur, %s positions repeat one\n", human.Number(c.Missing), human.Number(c.Samples), human.Number(c.Repeated))
+		fmt.Fprintf(&b, "  samples  %s of %s do not occur, %s positions repeat one\n", human.Number(c.Missing),
+			human.Number(c.Samples), human.Number(c.Repeated))
 	}
 	if s := c.Shards; s != nil {
-		fmt.Fprintf(&b, "  shards   %s of %.5g samples; at most %s open at once\n", human.Number(s.Shards), s.Mean, human.Number(s.Open))
+		fmt.Fprintf(&b, "  shards   %s of %.5g samples; at most %s open at once\n", human.Number(s.Shards), s.Mean,
+			human.Number(s.Open))
 		fmt.Fprintf(&b, "  pairs    %.5g of the same shard in a batch; at random %.5g\n", s.Pairs, s.Random)
-		fmt.Fprintf(&b, "  design   D = %.4g; 1+(B-1)(S-1)/(WS-1)(1-W/shards) with W open gives %.4g; a batch says as much about the shards as a random one of %.4g\n",
+		fmt.Fprintf(&b, "  design   D = %.4g; 1+(B-1)(S-1)/(WS-1)(1-W/shards) with W open gives %.4g; a batch says "+
+			"as much about the shards as a random one of %.4g\n",
 			s.Design, s.Formula, float64(c.Batch)/math.Max(s.Design, 1e-9))
 	}
 	if l := c.Labels; l != nil {
-		fmt.Fprintf(&b, "  labels   %s classes; a batch's total variation from the epoch is %.4f, at most %.4f; at random %.4f\n",
+		fmt.Fprintf(&b, "  labels   %s classes; a batch's total variation from the epoch is %.4f, at most %.4f; at "+
+			"random %.4f\n",
 			human.Number(l.Classes), l.Variation, l.Worst, l.Random)
 	}
 	for _, r := range c.Ranks {
-		fmt.Fprintf(&b, "  rank %-3d %s positions of %s classes; their total variation from the epoch is %.4f; at random %.4f\n",
+		fmt.Fprintf(&b, "  rank %-3d %s positions of %s classes; their total variation from the epoch is %.4f; at "+
+			"random %.4f\n",
 			r.Rank, human.Number(r.Positions), human.Number(r.Classes), r.Variation, r.Random)
 	}
 	_, err := w.Write(b.Bytes())

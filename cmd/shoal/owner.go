@@ -106,8 +106,9 @@ func answers(h *engine.Host, m *mounted) *daemon.Answers {
 func attach(ctx context.Context, cacheDir string, args []string, out io.Writer) error {
 	err := ask(ctx, daemon.OfCache(cacheDir), args, out)
 	if errors.Is(err, daemon.ErrNobody) {
-		err = fmt.Errorf("%w at the cache directory %s: there is none to stop or to ask (shoal cache ls %s shows what it "+
-			"holds; shoal mount SOURCE MOUNTPOINT --cache-dir %s starts one)", err, cacheDir, cacheDir, cacheDir)
+		err = fmt.Errorf(
+			"%w at the cache directory %s: there is none to stop or to ask (shoal cache ls %s shows what it "+
+				"holds; shoal mount SOURCE MOUNTPOINT --cache-dir %s starts one)", err, cacheDir, cacheDir, cacheDir)
 	}
 	return err
 }
@@ -116,7 +117,8 @@ func attach(ctx context.Context, cacheDir string, args []string, out io.Writer) 
 func ask(ctx context.Context, to daemon.Asked, args []string, out io.Writer) error {
 	env := map[string]string{}
 	for _, kv := range os.Environ() {
-		if name, value, _ := strings.Cut(kv, "="); strings.HasPrefix(name, "AWS_") || name == "HOME" || name == tokenEnv || name == customerKeyVariable || name == s3ConnectionsEnv {
+		if name, value, _ := strings.Cut(kv, "="); strings.HasPrefix(name, "AWS_") || name == "HOME" ||
+			name == tokenEnv || name == customerKeyVariable || name == s3ConnectionsEnv {
 			env[name] = value
 		}
 	}

@@ -75,14 +75,17 @@ the S3 endpoint and shoal unpack give the originals, under the version of SOURCE
 	f.Var(&o.most, "memory", "maximum memory of the process, as for mount")
 	f.StringVar(&o.re.resize, "resize", "", "resize larger pictures first: short=400 makes the shorter side 400 pixels")
 	f.IntVar(&o.re.Quality, "quality", 90, "JPEG quality of resized pictures, 1 to 100")
-	f.BoolVar(&o.re.Decode, "decode", false, "store pictures as raw pixels (npy): about nine times the size, no decoding")
+	f.BoolVar(&o.re.Decode, "decode", false,
+		"store pictures as raw pixels (npy): about nine times the size, no decoding")
 	f.BoolVar(&o.re.store, "recode", false, "store JPEGs in a smaller form, from which every reader gets the originals")
-	f.StringVar(&o.re.spool, "spool", "", "folder for the temporary files of --resize, --decode and --recode (default: the system's)")
+	f.StringVar(&o.re.spool, "spool", "",
+		"folder for the temporary files of --resize, --decode and --recode (default: the system's)")
 	f.BoolVar(&o.asJSON, "json", false, "print the result as JSON")
 	o.store.add(c)
 	o.store.addNear(c)
 	o.cluster.addNode(c)
-	f.StringVar(&o.destKeyFile, "dest-sse-c-key-file", "", "file with the key that S3 encrypts the shards with, or none (default: "+customerKeyVariable+")")
+	f.StringVar(&o.destKeyFile, "dest-sse-c-key-file", "",
+		"file with the key that S3 encrypts the shards with, or none (default: "+customerKeyVariable+")")
 	return c
 }
 
@@ -118,7 +121,8 @@ func (o *packOptions) run(c *cobra.Command, args []string) error {
 		return err
 	}
 	res, version, cost, err := pack(c.Context(), args[0], args[1], from, to, shard.PackOptions{
-		ShardSize: int64(o.shardSize), Seed: o.seed, Permute: engine.PackOrder(o.seed), Connections: o.connections.most(), Memory: memory,
+		ShardSize: int64(o.shardSize), Seed: o.seed, Permute: engine.PackOrder(o.seed),
+		Connections: o.connections.most(), Memory: memory,
 	}, o.re, o.store.near)
 	if err != nil {
 		return err
@@ -134,15 +138,19 @@ func (o *packOptions) run(c *cobra.Command, args []string) error {
 	case res.Complete:
 		fmt.Fprintf(c.OutOrStdout(), "%s holds this set already: nothing to do\n", args[1])
 	case res.Resumed > 0:
-		fmt.Fprintf(c.OutOrStdout(), "resumed: %s of %s were there already\n", humanize.Comma(int64(res.Resumed)), human.Count(res.Shards, "shard"))
+		fmt.Fprintf(c.OutOrStdout(), "resumed: %s of %s were there already\n", humanize.Comma(int64(res.Resumed)),
+			human.Count(res.Shards, "shard"))
 	}
 	fmt.Fprintf(c.OutOrStdout(), "%s, %s, in %s under %s; dataset version %.12s\n",
-		human.Count(res.Files, "file"), humanize.IBytes(uint64(res.Bytes)), human.Count(res.Shards, "shard"), args[1], version)
+		human.Count(res.Files, "file"), humanize.IBytes(uint64(res.Bytes)), human.Count(res.Shards, "shard"),
+		args[1], version)
 	if cost.Priced {
 		fmt.Fprintf(c.OutOrStdout(), "sent: %s\n", cost)
 	}
 	if n := res.Escaped.Files; n > 0 {
-		fmt.Fprintf(c.OutOrStdout(), "%s names were escaped in the tars, which WebDataset would have merged or left out; a mount shows the original ones\n", humanize.Comma(int64(n)))
+		fmt.Fprintf(c.OutOrStdout(),
+			"%s names were escaped in the tars, which WebDataset would have merged or left out; a mount shows the "+
+				"original ones\n", humanize.Comma(int64(n)))
 	}
 	return nil
 }
@@ -159,7 +167,8 @@ func packStores(inv *invocation, o storeOptions, destKeyFile string) (from, to s
 	case "none":
 		to.Store.CustomerKey = objstore.CustomerKey{}
 	default:
-		if to.Store.CustomerKey, _, err = keyOf(inv, destKeyFile, "", objstore.ReadCustomerKey, objstore.ParseCustomerKey); err != nil {
+		if to.Store.CustomerKey, _,
+			err = keyOf(inv, destKeyFile, "", objstore.ReadCustomerKey, objstore.ParseCustomerKey); err != nil {
 			err = fmt.Errorf("--dest-sse-c-key-file: %w", err)
 		}
 	}
@@ -194,7 +203,8 @@ func (r *recoding) check(quality bool) (err error) {
 }
 
 // all recodes the files of m, and returns a reader of the results and their manifest.
-func (r *recoding) all(ctx context.Context, src objstore.ReaderAt, m *catalog.Manifest, connections int) (*recoded, *catalog.Manifest, error) {
+func (r *recoding) all(ctx context.Context, src objstore.ReaderAt, m *catalog.Manifest, connections int) (
+	*recoded, *catalog.Manifest, error) {
 	made, err := recode(ctx, src, m, r.Recode, r.spool, connections)
 	if err != nil {
 		return nil, nil, err
@@ -215,10 +225,13 @@ func (r *recoding) all(ctx context.Context, src objstore.ReaderAt, m *catalog.Ma
 const packOverhead = 96 << 20
 
 // packSource puts retries and the near tier before the store of a pack. The tier's memory is taken from the pack's.
-func packSource(ctx context.Context, base objstore.Store, source objstore.Source, store stores.Options, nearby engine.NearTier, budget *objstore.Budget, to string, o *shard.PackOptions) (objstore.Layer, *engine.Near, error) {
+func packSource(ctx context.Context, base objstore.Store, source objstore.Source, store stores.Options,
+	nearby engine.NearTier, budget *objstore.Budget, to string,
+	o *shard.PackOptions) (objstore.Layer, *engine.Near, error) {
 	debug.SetMemoryLimit(o.Memory)
 	memory := engine.NearMemory(o.Memory)
-	tier, err := nearby.Open(ctx, engine.NearOptions{Source: source, Beside: []string{to}, Store: store.Store, Memory: memory, Log: o.Logger})
+	tier, err := nearby.Open(ctx,
+		engine.NearOptions{Source: source, Beside: []string{to}, Store: store.Store, Memory: memory, Log: o.Logger})
 	if tier != nil {
 		o.Memory -= memory
 	}
@@ -226,7 +239,8 @@ func packSource(ctx context.Context, base objstore.Store, source objstore.Source
 	return tier.Before(objstore.Retry(objstore.Limit(base, o.Connections), budget.Policy(base)), source), tier, err
 }
 
-func pack(ctx context.Context, from, to string, fromStore, toStore stores.Options, o shard.PackOptions, re recoding, nearby engine.NearTier) (_ shard.Result, version string, cost engine.Cost, err error) {
+func pack(ctx context.Context, from, to string, fromStore, toStore stores.Options, o shard.PackOptions, re recoding,
+	nearby engine.NearTier) (_ shard.Result, version string, cost engine.Cost, err error) {
 	o.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	fromStore.Logger, toStore.Logger = o.Logger, o.Logger
 	base, source, err := stores.Open(ctx, from, fromStore)
@@ -239,7 +253,8 @@ func pack(ctx context.Context, from, to string, fromStore, toStore stores.Option
 	}
 	budget := objstore.NewBudget(fromStore.Store.GetsPerHour, o.Logger)
 	if engine.Inside(where, source) {
-		return shard.Result{}, "", cost, fmt.Errorf("%s lies inside the source %s, which it would change (give another destination)", where, source)
+		return shard.Result{}, "", cost,
+			fmt.Errorf("%s lies inside the source %s, which it would change (give another destination)", where, source)
 	}
 	store, tier, err := packSource(ctx, base, source, fromStore, nearby, budget, to, &o)
 	if err != nil {
@@ -251,14 +266,15 @@ func pack(ctx context.Context, from, to string, fromStore, toStore stores.Option
 	var asked errgroup.Group
 	asked.Go(func() error { return base.Check(ctx) })
 	asked.Go(func() error {
-		set, err := shard.IsSet(ctx, store, source)
-		if err == nil && set {
-			err = fmt.Errorf("%s is already a shard set", source)
+		if set, err := shard.IsSet(ctx, store, source); err != nil || !set {
+			return err
 		}
-		return err
+		return fmt.Errorf("%s is already a shard set", source)
 	})
 	bar := daemon.Own.Step("listing " + source.String())
-	objects := objstore.ListParallel(ctx, store, source.Prefix, 16, func(n int) { bar.Set(0, 0, humanize.Comma(int64(n))+" objects") })
+	objects := objstore.ListParallel(ctx, store, source.Prefix, 16, func(n int) {
+		bar.Set(0, 0, humanize.Comma(int64(n))+" objects")
+	})
 	built, err := catalog.Build(objects, catalog.BuildOptions{Prefix: source.Prefix})
 	bar.Done("")
 	if err := asked.Wait(); err != nil {
@@ -273,11 +289,13 @@ func pack(ctx context.Context, from, to string, fromStore, toStore stores.Option
 	}
 	defer func() { _ = m.Close() }()
 	if s := m.Skipped(); s.Total() > 0 {
-		daemon.Own.Notice("not packed: %s that no file system can show: %s", human.Count(s.Total(), "key"), strings.Join(s.Examples, ", "))
+		daemon.Own.Notice("not packed: %s that no file system can show: %s", human.Count(s.Total(), "key"),
+			strings.Join(s.Examples, ", "))
 	}
 	if o.Memory -= packOverhead + m.FileSize() + 16*int64(m.Len()); o.Memory < 32<<20 {
-		return shard.Result{}, "", cost, fmt.Errorf("--memory is too little for %s files (give at least %s)", humanize.Comma(int64(m.Len())),
-			cachedir.RoundUp(packOverhead+m.FileSize()+16*int64(m.Len())+32<<20))
+		return shard.Result{}, "", cost,
+			fmt.Errorf("--memory is too little for %s files (give at least %s)", humanize.Comma(int64(m.Len())),
+				cachedir.RoundUp(packOverhead+m.FileSize()+16*int64(m.Len())+32<<20))
 	}
 	if o.Recoded = re.String(); o.Recoded != "" {
 		made, anew, failed := re.all(ctx, src, m, o.Connections)
@@ -303,7 +321,8 @@ func pack(ctx context.Context, from, to string, fromStore, toStore stores.Option
 }
 
 // packInto packs m, and recodes its files first if that is wanted.
-func packInto(ctx context.Context, m *catalog.Manifest, src objstore.ReaderAt, dst shard.Destination, prefix string, o shard.PackOptions, re recoding) (res shard.Result, err error) {
+func packInto(ctx context.Context, m *catalog.Manifest, src objstore.ReaderAt, dst shard.Destination, prefix string,
+	o shard.PackOptions, re recoding) (res shard.Result, err error) {
 	if re.store {
 		stored, failed := storeCoded(ctx, src, m, re.spool, o.Connections)
 		if failed != nil {
@@ -314,7 +333,9 @@ func packInto(ctx context.Context, m *catalog.Manifest, src objstore.ReaderAt, d
 	}
 	bar := daemon.Own.Step("packing")
 	o.Progress = func(p shard.Progress) {
-		bar.Set(p.Files, p.TotalFiles, fmt.Sprintf("%s of %s, %d of %d shards", humanize.IBytes(uint64(p.Bytes)), humanize.IBytes(uint64(p.TotalBytes)), p.Shards, p.TotalShards))
+		bar.Set(p.Files, p.TotalFiles,
+			fmt.Sprintf("%s of %s, %d of %d shards", humanize.IBytes(uint64(p.Bytes)),
+				humanize.IBytes(uint64(p.TotalBytes)), p.Shards, p.TotalShards))
 	}
 	res, err = shard.Pack(ctx, m, src, dst, prefix, o)
 	if err != nil {
@@ -325,8 +346,8 @@ func packInto(ctx context.Context, m *catalog.Manifest, src objstore.ReaderAt, d
 	return res, nil
 }
 
-// mapped moves a manifest from the heap to a mapped file, so that its size does not count. The file is already unlinked:
-// nothing stays behind, however the process ends.
+// mapped moves a manifest from the heap to a mapped file, so that its size does not count. The file is already
+// unlinked: nothing stays behind, however the process ends.
 func mapped(m *catalog.Manifest) (*catalog.Manifest, error) {
 	dir, err := os.MkdirTemp("", "shoal-pack-")
 	if err != nil {

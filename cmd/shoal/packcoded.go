@@ -33,7 +33,8 @@ const (
 )
 
 // storeCoded codes the files of m into a folder under spool. What an earlier run has coded is kept.
-func storeCoded(ctx context.Context, src objstore.ReaderAt, m *catalog.Manifest, spool string, connections int) (*storedCoded, error) {
+func storeCoded(ctx context.Context, src objstore.ReaderAt, m *catalog.Manifest, spool string, connections int) (
+	*storedCoded, error) {
 	s := &storedCoded{ReaderAt: src, m: m, length: make([]int64, m.Len()), sums: make([]uint32, m.Len())}
 	var err error
 	if s.dir, err = spoolFolder(spool, m, "recode 1"); err != nil {
@@ -45,10 +46,11 @@ func storeCoded(ctx context.Context, src objstore.ReaderAt, m *catalog.Manifest,
 	}
 	bar := daemon.Own.Step("recoding")
 	defer bar.Done("")
-	_, err = recodeEach(ctx, m, bar, min(connections, 4*runtime.GOMAXPROCS(0)), func(ctx context.Context, i int) (int64, error) {
-		err := s.code(ctx, i, encode)
-		return s.length[i], err
-	})
+	_, err = recodeEach(ctx, m, bar, min(connections, 4*runtime.GOMAXPROCS(0)),
+		func(ctx context.Context, i int) (int64, error) {
+			err := s.code(ctx, i, encode)
+			return s.length[i], err
+		})
 	return s, err
 }
 
@@ -80,14 +82,15 @@ func (s *storedCoded) learn(ctx context.Context) (encode func(dst, file []byte) 
 	return jpegCoder{}.Learn(s.tables)
 }
 
-// code codes file i, unless it was coded before. Its file in the spool has the file's checksum and its own, and then the
-// coded bytes; none if it stays as it is.
+// code codes file i, unless it was coded before. Its file in the spool has the file's checksum and its own, and then
+// the coded bytes; none if it stays as it is.
 func (s *storedCoded) code(ctx context.Context, i int, encode func(dst, file []byte) ([]byte, bool)) error {
 	o := s.m.Object(i)
 	if s.length[i] = o.Size; o.Size == 0 || o.Size > codedLargest {
 		return nil
 	}
-	if had, err := os.ReadFile(s.path(i)); err == nil && len(had) >= codedHead && crc32.Checksum(had[codedHead:], castagnoli) == binary.LittleEndian.Uint32(had[4:]) {
+	if had, err := os.ReadFile(s.path(i)); err == nil && len(had) >= codedHead &&
+		crc32.Checksum(had[codedHead:], castagnoli) == binary.LittleEndian.Uint32(had[4:]) {
 		s.note(i, had)
 		return nil
 	}
@@ -122,7 +125,9 @@ func (s *storedCoded) coded() *shard.Coded {
 	if !slices.ContainsFunc(s.sums, func(sum uint32) bool { return sum != 0 }) {
 		return nil
 	}
-	return &shard.Coded{Tables: s.tables, Length: func(i int) int64 { return s.length[i] }, Sum: func(i int) uint32 { return s.sums[i] }}
+	return &shard.Coded{Tables: s.tables, Length: func(i int) int64 {
+		return s.length[i]
+	}, Sum: func(i int) uint32 { return s.sums[i] }}
 }
 
 // remove deletes the spool of a pack that ended with *err, unless the same command is to continue with it.

@@ -69,7 +69,8 @@ type parsedPlan struct {
 }
 
 func planCommand() *cobra.Command {
-	o := planOptions{mostDisk: amount{bytes: 20 << 30}, mostMemory: amount{bytes: 2 << 30}, modelledStore: modelledStore{bandwidth: 10e9 / 8, link: 10e9 / 8}}
+	o := planOptions{mostDisk: amount{bytes: 20 << 30}, mostMemory: amount{bytes: 2 << 30},
+		modelledStore: modelledStore{bandwidth: 10e9 / 8, link: 10e9 / 8}}
 	c := &cobra.Command{
 		Use:   "plan [SOURCE]",
 		Short: "Predict how busy accelerators will be, before a byte is fetched",
@@ -111,9 +112,11 @@ Without SOURCE, --samples and --sample-size describe a dataset that does not exi
 	f.IntVar(&o.nodes, "nodes", 1, "nodes that share their caches, each with these accelerators, memory and disk")
 	f.Var(&o.link, "link", "bandwidth of a node to the other --nodes")
 	f.Float64Var(&o.requestRate, "request-rate", 0, "requests per second that the store answers (default: no limit)")
-	f.DurationVar(&o.requestCPU, "request-cpu", 0, "CPU time of the daemon per request; requests are processed one after the other")
+	f.DurationVar(&o.requestCPU, "request-cpu", 0,
+		"CPU time of the daemon per request; requests are processed one after the other")
 	f.Var(&o.connections, "connections", "maximum requests in flight to the object store, as for mount")
-	f.StringVar(&o.workload, "workload", "", "take --batch, --step-time and --sample-size from: "+strings.Join(workload.Names(), ", "))
+	f.StringVar(&o.workload, "workload", "",
+		"take --batch, --step-time and --sample-size from: "+strings.Join(workload.Names(), ", "))
 	f.IntVar(&o.batch, "batch", 0, "samples per step of one accelerator")
 	f.DurationVar(&o.step, "step-time", 0, "compute time of a step")
 	f.IntVar(&o.accelerators, "accelerators", 1, "accelerators that step together")
@@ -123,8 +126,10 @@ Without SOURCE, --samples and --sample-size describe a dataset that does not exi
 	f.StringVar(&o.order, "order", "uniform:seed=0", "order in which the samples are read, as for mount")
 	f.IntVar(&o.epochs, "epochs", 2, "epochs to simulate")
 	f.BoolVar(&o.warm, "warm", false, "start with a filled cache (as after shoal warm)")
-	f.StringVar(&o.target, "target", "", "find the smallest cache and the lowest bandwidth for this utilisation, such as 95%")
-	f.StringVar(&o.samples, "samples", "images", "with SOURCE: which files are samples: images, * or a glob on the name;\nwithout SOURCE: number of samples")
+	f.StringVar(&o.target, "target", "",
+		"find the smallest cache and the lowest bandwidth for this utilisation, such as 95%")
+	f.StringVar(&o.samples, "samples", "images",
+		"with SOURCE: which files are samples: images, * or a glob on the name;\nwithout SOURCE: number of samples")
 	f.Var(&o.sampleSize, "sample-size", "without SOURCE: mean size of a sample")
 	f.Uint64Var(&o.seed, "seed", 0, "seed of the model's random numbers")
 	f.BoolVar(&o.asJSON, "json", false, "print the prediction as JSON (docs/plan.md)")
@@ -179,7 +184,8 @@ func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
 	}
 	switch {
 	case o.batch < 1:
-		return cli.Usagef("--batch %d: give the samples per step of an accelerator, 1 or more, or a --workload", o.batch)
+		return cli.Usagef("--batch %d: give the samples per step of an accelerator, 1 or more, or a --workload",
+			o.batch)
 	case o.step <= 0:
 		return cli.Usagef("--step-time %s: give the compute time of a step, such as 224ms, or a --workload", o.step)
 	case o.accelerators < 1 || o.accelerators > maxAccelerators:
@@ -191,7 +197,8 @@ func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
 	case o.epochs < 1:
 		return cli.Usagef("--epochs %d: give 1 or more", o.epochs)
 	case o.latency < 0 || o.requestCPU < 0 || o.read < 0:
-		return cli.Usagef("--latency %s, --request-cpu %s, --read-time %s: none of them may be negative", o.latency, o.requestCPU, o.read)
+		return cli.Usagef("--latency %s, --request-cpu %s, --read-time %s: none of them may be negative", o.latency,
+			o.requestCPU, o.read)
 	case !(o.sigma >= 0 && o.sigma <= 4):
 		return cli.Usagef("--latency-sigma %g: give a number from 0 to 4", o.sigma)
 	case !(o.requestRate >= 0 && o.requestRate <= math.MaxFloat32):
@@ -206,7 +213,8 @@ func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
 	case !o.spec.Computed():
 		return cli.Usagef("--order %s cannot be simulated (give uniform:seed=0, or the trainer's order)", o.order)
 	case o.spec.Name() == "torch-loader":
-		return cli.Usagef("--order %s: the order of later epochs is not known (give uniform:seed=0, which takes as long)", o.order)
+		return cli.Usagef(
+			"--order %s: the order of later epochs is not known (give uniform:seed=0, which takes as long)", o.order)
 	}
 	if err := o.checkNodes(c); err != nil {
 		return err
@@ -230,7 +238,8 @@ func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
 	case !c.Flags().Changed("samples"):
 		return cli.Usagef("give a SOURCE, or --samples and --sample-size of a dataset that does not exist yet")
 	case err != nil || o.synthetic < 1 || o.synthetic > maxSynthetic:
-		return cli.Usagef("--samples %q: without SOURCE give the number of samples, from 1 to %s", o.samples, humanize.Comma(maxSynthetic))
+		return cli.Usagef("--samples %q: without SOURCE give the number of samples, from 1 to %s", o.samples,
+			humanize.Comma(maxSynthetic))
 	case o.sampleSize < 1:
 		return cli.Usagef("--sample-size: give the mean size of a sample, such as 100KB, or a --workload")
 	}
@@ -290,7 +299,8 @@ func (p *predictor) synthetic(ctx context.Context) error {
 	c.Samples, c.Sizes = n, sim.Files{int64(o.sampleSize)}
 	c.Memory = cachedir.ForecastMemory(int64(o.memory), n)
 	if part := n / fewSamples; part > 10 && c.Memory > 0 {
-		p.inv.Notice("simulating %s takes long: the same fraction of samples and cache predicts about the same utilisation (--samples %d --cache-size %s)",
+		p.inv.Notice("simulating %s takes long: the same fraction of samples and cache predicts about the same "+
+			"utilisation (--samples %d --cache-size %s)",
 			human.Count(n, "sample"), n/part, cachedir.RoundUp(int64(o.cacheSize)/int64(part)))
 	}
 	return p.predict(ctx, c, func(epoch int) (order.Order, error) { return o.spec.Order(n, epoch) }, planDataset{
@@ -307,7 +317,9 @@ func (p *predictor) source(ctx context.Context, source string) (err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	h, err := engine.OpenHost(engine.HostConfig{Options: cachedir.Options{Path: dir, Size: 1 << 50, Memory: int64(p.o.memory), Logger: logger}})
+	h, err := engine.OpenHost(
+		engine.HostConfig{Options: cachedir.Options{Path: dir, Size: 1 << 50, Memory: int64(p.o.memory),
+			Logger: logger}})
 	if err != nil {
 		return err
 	}
@@ -316,7 +328,8 @@ func (p *predictor) source(ctx context.Context, source string) (err error) {
 		return err
 	}
 	e, err := openEngine(ctx, p.inv, h, engine.Config{
-		Source: source, Order: none, Samples: p.o.samples, Connections: p.o.connections.most(), Logger: logger, Getenv: p.inv.environ, Store: p.o.asked,
+		Source: source, Order: none, Samples: p.o.samples, Connections: p.o.connections.most(), Logger: logger,
+		Getenv: p.inv.environ, Store: p.o.asked,
 	})
 	if err != nil {
 		return err
@@ -324,7 +337,8 @@ func (p *predictor) source(ctx context.Context, source string) (err error) {
 	defer func() { err = errors.Join(err, e.Close()) }()
 	f := e.Forecast()
 	if f.Samples == 0 {
-		return fmt.Errorf("%s: none of its %s files matches --samples %s (give --samples '*' for all)", e.Source(), humanize.Comma(int64(f.Files)), p.o.samples)
+		return fmt.Errorf("%s: none of its %s files matches --samples %s (give --samples '*' for all)", e.Source(),
+			humanize.Comma(int64(f.Files)), p.o.samples)
 	}
 	c := p.config()
 	c.Samples, c.Sizes, c.Places, c.Key, c.Memory = f.Files, f.Sizes, f.Places, f.Key, f.Memory
@@ -345,7 +359,8 @@ func (p *predictor) config() sim.Config {
 		requestRate = float64(n) / 3600
 	}
 	c := sim.Config{
-		Job: sim.Job{Accelerators: o.accelerators, Batch: o.batch, Workers: o.workers, Step: o.step.Seconds(), Prefetch: o.prefetch * max(o.workers, 1), Read: o.read.Seconds()},
+		Job: sim.Job{Accelerators: o.accelerators, Batch: o.batch, Workers: o.workers, Step: o.step.Seconds(),
+			Prefetch: o.prefetch * max(o.workers, 1), Read: o.read.Seconds()},
 		Store: sim.Store{
 			Bandwidth: float64(o.bandwidth), Latency: o.latency.Seconds(), LatencySigma: o.sigma,
 			Connections: o.connections.most(), RequestRate: requestRate, CPU: o.requestCPU.Seconds(),
@@ -376,9 +391,10 @@ type (
 	}
 	planTarget struct {
 		Utilisation   float64  `json:"utilisation"`
-		CacheBytes    *int64   `json:"cache_bytes"`             // nil: no cache is enough with this bandwidth
-		CacheFraction *float64 `json:"cache_fraction"`          // of the dataset
-		Bandwidth     *float64 `json:"bandwidth_bytes_per_sec"` // with --cache-size; 0: nothing is fetched; nil: no bandwidth is enough
+		CacheBytes    *int64   `json:"cache_bytes"`    // nil: no cache is enough with this bandwidth
+		CacheFraction *float64 `json:"cache_fraction"` // of the dataset
+		// with --cache-size; 0: nothing is fetched; nil: no bandwidth is enough
+		Bandwidth *float64 `json:"bandwidth_bytes_per_sec"`
 	}
 	// planReport is what --json prints (docs/plan.md).
 	planReport struct {
@@ -392,7 +408,8 @@ type (
 	}
 )
 
-func (p *predictor) predict(ctx context.Context, c sim.Config, of func(epoch int) (order.Order, error), d planDataset) error {
+func (p *predictor) predict(ctx context.Context, c sim.Config, of func(epoch int) (order.Order, error),
+	d planDataset) error {
 	// A run is one call that cannot be interrupted except through its callbacks.
 	var failed error
 	c.Order = func(epoch int) order.Order {
@@ -404,8 +421,10 @@ func (p *predictor) predict(ctx context.Context, c sim.Config, of func(epoch int
 		return o
 	}
 	if step := p.o.nodes * c.Accelerators * c.Batch; d.Samples < step {
-		return cli.Usagef("%s are less than one step: %s of a batch of %d take %s (give fewer --nodes or --accelerators, a smaller --batch, or more samples)",
-			human.Count(d.Samples, "sample"), human.Count(p.o.nodes*c.Accelerators, "accelerator"), c.Batch, humanize.Comma(int64(step)))
+		return cli.Usagef("%s are less than one step: %s of a batch of %d take %s (give fewer --nodes or "+
+			"--accelerators, a smaller --batch, or more samples)",
+			human.Count(d.Samples, "sample"), human.Count(p.o.nodes*c.Accelerators, "accelerator"), c.Batch,
+			humanize.Comma(int64(step)))
 	}
 	c.Watch = func(int, int, int) bool { return ctx.Err() == nil }
 	explain := func(err error) error {
@@ -416,8 +435,11 @@ func (p *predictor) predict(ctx context.Context, c sim.Config, of func(epoch int
 			return ctx.Err()
 		}
 		if little, ok := errors.AsType[*sim.MemoryError](err); ok {
-			return fmt.Errorf("--memory %s leaves %s for data beside the metadata of %s, and simulating it takes %s (give at least %s)", p.o.memory.String(),
-				humanize.IBytes(uint64(max(little.Have, 0))), human.Count(d.Samples, "sample"), humanize.IBytes(uint64(little.Need)), cachedir.RoundUp(int64(p.o.memory)+(little.Need-little.Have)*4/3+1))
+			return fmt.Errorf("--memory %s leaves %s for data beside the metadata of %s, and simulating it takes %s "+
+				"(give at least %s)", p.o.memory.String(),
+				humanize.IBytes(uint64(max(little.Have, 0))), human.Count(d.Samples, "sample"),
+				humanize.IBytes(uint64(little.Need)),
+				cachedir.RoundUp(int64(p.o.memory)+(little.Need-little.Have)*4/3+1))
 		}
 		return err
 	}
@@ -526,10 +548,12 @@ func (p *predictor) print(r planReport) error {
 	fmt.Fprintf(p.out, "%s %s; %s; %s %.0f%% of the dataset\n\n", what.take, demand.words(), what.lines, what.hold,
 		100*min(float64(p.o.nodes)*float64(r.CacheBytes)/float64(max(r.Dataset.Bytes, 1)), 1))
 	w := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "epoch\tutilisation\ttime\tstall\tfetched\trequests\t"+what.columns+"cached\tahead\twaited for\tbound by\t")
+	fmt.Fprintln(w, "epoch\tutilisation\ttime\tstall\tfetched\trequests\t"+what.columns+
+		"cached\tahead\twaited for\tbound by\t")
 	for _, e := range r.Epochs {
 		share := func(n int64) string { return fmt.Sprintf("%.1f%%", 100*float64(n)/float64(e.Samples)) }
-		fmt.Fprintf(w, "%d\t%.1f%%\t%s\t%s\t%s\t%s\t", e.Epoch.Epoch, 100*e.Utilisation, seconds(e.Seconds), seconds(e.Stall),
+		fmt.Fprintf(w, "%d\t%.1f%%\t%s\t%s\t%s\t%s\t", e.Epoch.Epoch, 100*e.Utilisation, seconds(e.Seconds),
+			seconds(e.Stall),
 			humanize.IBytes(uint64(e.Bytes)), humanize.Comma(e.Requests))
 		for _, n := range what.values(e.Epoch) {
 			fmt.Fprintf(w, "%s\t", humanize.IBytes(uint64(n)))
@@ -559,7 +583,8 @@ type planWords struct {
 }
 
 func (o *planOptions) words(r planReport) planWords {
-	w := planWords{take: human.Count(o.accelerators, "accelerator") + " take", lines: "bandwidth: " + o.bandwidth.words(), hold: "the cache holds"}
+	w := planWords{take: human.Count(o.accelerators, "accelerator") + " take", lines: "bandwidth: " +
+		o.bandwidth.words(), hold: "the cache holds"}
 	switch {
 	case r.Nodes > 1:
 		w.take = fmt.Sprintf("%d nodes of %s", r.Nodes, w.take)
@@ -587,8 +612,8 @@ func (o *planOptions) words(r planReport) planWords {
 	return w
 }
 
-// uneven is the bound of an epoch that takes longer than each of its limits: it waits for bytes at some times and for the
-// accelerators at others.
+// uneven is the bound of an epoch that takes longer than each of its limits: it waits for bytes at some times and for
+// the accelerators at others.
 const uneven = "unevenness"
 
 // boundOf names the bound of an epoch.
@@ -605,15 +630,20 @@ func (e planEpoch) verdict() string {
 	head := fmt.Sprintf("epoch %d: ", e.Epoch.Epoch)
 	switch e.Bound {
 	case uneven:
-		return head + fmt.Sprintf("no limit is reached: %s, the nearest, takes %.0f%% of the time; bytes are missing in bursts, or the first batches wait, for longer than --memory and --prefetch bridge", bound.Name, 100*bound.Seconds/e.Seconds)
+		return head + fmt.Sprintf(
+			"no limit is reached: %s, the nearest, takes %.0f%% of the time; bytes are missing in bursts, or the "+
+				"first batches wait, for longer than --memory and --prefetch bridge", bound.Name,
+			100*bound.Seconds/e.Seconds)
 	case "compute":
 		next := e.Limits.Others()[0]
 		if next.Seconds == 0 {
 			return head + "the accelerators are the limit, and nothing has to be fetched"
 		}
-		return head + fmt.Sprintf("the accelerators are the limit; next is %s, which takes %.0f%% of the time", next.Name, 100*next.Seconds/e.Seconds)
+		return head + fmt.Sprintf("the accelerators are the limit; next is %s, which takes %.0f%% of the time",
+			next.Name, 100*next.Seconds/e.Seconds)
 	}
-	return head + fmt.Sprintf("%s is the limit: of what it allows, a utilisation of %.1f%%, %.0f%% is reached", bound.Name, 100*e.Limits.Compute/bound.Seconds, 100*min(bound.Seconds/e.Seconds, 1))
+	return head + fmt.Sprintf("%s is the limit: of what it allows, a utilisation of %.1f%%, %.0f%% is reached",
+		bound.Name, 100*e.Limits.Compute/bound.Seconds, 100*min(bound.Seconds/e.Seconds, 1))
 }
 
 func (p *predictor) advice(t planTarget) string {
@@ -624,7 +654,8 @@ func (p *predictor) advice(t planTarget) string {
 	case *t.CacheBytes == 0:
 		ways = append(ways, fmt.Sprintf("no cache is needed at %s", p.o.bandwidth.String()))
 	default:
-		ways = append(ways, fmt.Sprintf("--cache-size %s (%.1f%% of the dataset) at %s", cachedir.RoundUp(*t.CacheBytes), 100**t.CacheFraction, p.o.bandwidth.String()))
+		ways = append(ways, fmt.Sprintf("--cache-size %s (%.1f%% of the dataset) at %s",
+			cachedir.RoundUp(*t.CacheBytes), 100**t.CacheFraction, p.o.bandwidth.String()))
 	}
 	switch {
 	case t.Bandwidth == nil:

@@ -41,8 +41,10 @@ func planned(t *testing.T, args ...string) (r planReport) {
 
 func TestPlanSynthetic(t *testing.T) {
 	// Two accelerators take 200 samples of 100 kB a second, 160 Mbit; the line brings half of that.
-	args := []string{"--samples", "2000", "--sample-size", "100KB", "--batch", "10", "--step-time", "100ms", "--accelerators", "2", "--workers", "2",
-		"--bandwidth", "80Mbit", "--connections", "16", "--cache-size", "100MB", "--memory", "112MiB", "--target", "95%"}
+	args := []string{"--samples", "2000", "--sample-size", "100KB", "--batch", "10", "--step-time", "100ms",
+		"--accelerators", "2", "--workers", "2",
+		"--bandwidth", "80Mbit", "--connections", "16", "--cache-size", "100MB", "--memory", "112MiB",
+		"--target", "95%"}
 	r := planned(t, args...)
 	if math.Abs(r.Demand-20e6) > 1 {
 		t.Errorf("the demand is %g", r.Demand)
@@ -62,7 +64,8 @@ func TestPlanSynthetic(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"2,000 samples, 191 MiB, each an object", "2 accelerators take 160 Mbit/s", "bandwidth", "for 95%: --cache-size ", "--bandwidth "} {
+	for _, want := range []string{"2,000 samples, 191 MiB, each an object", "2 accelerators take 160 Mbit/s",
+		"bandwidth", "for 95%: --cache-size ", "--bandwidth "} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q is missing in:\n%s", want, out)
 		}
@@ -72,7 +75,8 @@ func TestPlanSynthetic(t *testing.T) {
 // Four nodes whose caches together hold four fifths: a fifth comes from the store or the near tier, and of the rest a
 // quarter from the reader's own disk.
 func TestPlanNodes(t *testing.T) {
-	args := []string{"--samples", "8000", "--sample-size", "100KB", "--batch", "10", "--step-time", "100ms", "--cache-size", "160MB", "--memory", "96MiB", "--nodes", "4"}
+	args := []string{"--samples", "8000", "--sample-size", "100KB", "--batch", "10", "--step-time", "100ms",
+		"--cache-size", "160MB", "--memory", "96MiB", "--nodes", "4"}
 	within := func(what string, got int64, want, most float64) {
 		t.Helper()
 		if math.Abs(float64(got)/800e6-want) > most {
@@ -91,19 +95,23 @@ func TestPlanNodes(t *testing.T) {
 	}
 	// Each node takes 10 MB/s, six of them from its peers.
 	r = planned(t, append(args, "--link", "3MB/s", "--target", "95%")...)
-	if later = r.Epochs[1]; math.Abs(later.Utilisation-0.5) > 0.03 || later.Limits.Binding().Name != "the link" || r.Target.CacheBytes != nil && *r.Target.CacheBytes > 100e6 {
+	if later = r.Epochs[1]; math.Abs(later.Utilisation-0.5) > 0.03 || later.Limits.Binding().Name != "the link" ||
+		r.Target.CacheBytes != nil && *r.Target.CacheBytes > 100e6 {
 		t.Errorf("%+v, %+v", later, r.Target)
 	}
 	// All nodes take 8 MB/s from the tier.
 	r = planned(t, append(args, "--near-bandwidth", "4MB/s")...)
-	if later = r.Epochs[1]; math.Abs(later.Utilisation-0.5) > 0.05 || later.Limits.Binding().Name != "the near tier" || later.Near.Bytes == 0 {
+	if later = r.Epochs[1]; math.Abs(later.Utilisation-0.5) > 0.05 || later.Limits.Binding().Name != "the near tier" ||
+		later.Near.Bytes == 0 {
 		t.Errorf("%+v", later)
 	}
 	out, err := shoal(t, append([]string{"plan", "--near-bandwidth", "1Gbit", "--store", "get=0.01"}, args...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"4 nodes of 1 accelerator take 320 Mbit/s; bandwidth: 10 Gbit/s, to the near tier 1 Gbit/s, between nodes 10 Gbit/s; the caches hold 80%", "near tier    peers  own disk", "received: 80 USD"} {
+	for _, want := range []string{
+		"4 nodes of 1 accelerator take 320 Mbit/s; bandwidth: 10 Gbit/s, to the near tier 1 Gbit/s, between nodes 10 " +
+			"Gbit/s; the caches hold 80%", "near tier    peers  own disk", "received: 80 USD"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q is missing in:\n%s", want, out)
 		}
@@ -140,11 +148,13 @@ func TestPlanSource(t *testing.T) {
 	if _, err := shoal(t, "pack", "file://"+dir+"/train", "file://"+dir+"/shards"); err != nil {
 		t.Fatal(err)
 	}
-	r = planned(t, append([]string{"file://" + dir + "/shards", "--order", "windowed:seed=1,window=2", "--cache-size", "1MB", "--epochs", "1"}, job[:4]...)...)
+	r = planned(t, append([]string{"file://" + dir + "/shards", "--order", "windowed:seed=1,window=2", "--cache-size",
+		"1MB", "--epochs", "1"}, job[:4]...)...)
 	if e := r.Epochs[0]; !r.Dataset.Packed || e.Samples != 60 || e.Requests > 10 {
 		t.Errorf("%+v: %+v", r.Dataset, e)
 	}
-	if _, err := shoal(t, "plan", "file://"+dir+"/train", "--batch", "4", "--step-time", "10ms", "--samples", "*.none"); err == nil || !strings.Contains(err.Error(), "--samples") {
+	if _, err := shoal(t, "plan", "file://"+dir+"/train", "--batch", "4", "--step-time", "10ms", "--samples",
+		"*.none"); err == nil || !strings.Contains(err.Error(), "--samples") {
 		t.Errorf("no file is a sample: %v", err)
 	}
 }
@@ -154,7 +164,8 @@ func TestPlanOfRows(t *testing.T) {
 	s := newShell(t)
 	s.write("shoal.yaml", "samples: rows\n")
 	s.write("tables/a.csv", "x,y\n1,2\n3,4\n5,6\n7,8\n")
-	out := s.must(nil, "plan", "--config=shoal.yaml", "file://"+s.path("tables"), "--batch=2", "--step-time=10ms", "--json")
+	out := s.must(nil, "plan", "--config=shoal.yaml", "file://"+s.path("tables"), "--batch=2",
+		"--step-time=10ms", "--json")
 	var r planReport
 	if err := json.Unmarshal([]byte(out), &r); err != nil || r.Dataset.Samples != 4 {
 		t.Errorf("%v, %+v", err, r.Dataset)
@@ -164,20 +175,28 @@ func TestPlanOfRows(t *testing.T) {
 func TestPlanWrongUse(t *testing.T) {
 	some := []string{"--samples", "100", "--sample-size", "1MB", "--batch", "4", "--step-time", "1s"}
 	for _, args := range [][]string{
-		{}, {"--batch", "4", "--step-time", "1s"}, {"--samples", "images", "--workload", "tokens"}, {"--samples", "0", "--workload", "tokens"},
-		{"--workload", "resnet"}, {"file:///x", "--workload", "tokens", "--sample-size", "1MB"}, {"file:///x", "file:///y"}, {"file:///x", "--workload", "tokens", "--samples", "[a"},
-		append(some, "--batch", "0"), append(some, "--step-time", "-1s"), append(some, "--accelerators", "0"), append(some, "--workers", "-1"),
-		append(some, "--prefetch", "0"), append(some, "--connections", "513"), append(some, "--epochs", "0"), append(some, "--latency", "-1ms"),
-		append(some, "--latency-sigma", "NaN"), append(some, "--request-rate", "-1"), append(some, "--order", "plan"), append(some, "--order", "torch-loader:seed=1"),
-		append(some, "--order", "torch:seed=1,world=2"), append(some, "--target", "100%"), append(some, "--target", "x"), append(some, "--bandwidth", "10"),
-		append(some, "--near-bandwidth", "fast"), append(some, "--nodes", "0"), append(some, "--nodes", "1025"), append(some, "--link", "1Gbit"),
+		{}, {"--batch", "4", "--step-time", "1s"}, {"--samples", "images", "--workload", "tokens"},
+		{"--samples", "0", "--workload", "tokens"},
+		{"--workload", "resnet"}, {"file:///x", "--workload", "tokens", "--sample-size", "1MB"},
+		{"file:///x", "file:///y"}, {"file:///x", "--workload", "tokens", "--samples", "[a"},
+		append(some, "--batch", "0"), append(some, "--step-time", "-1s"), append(some, "--accelerators", "0"),
+		append(some, "--workers", "-1"),
+		append(some, "--prefetch", "0"), append(some, "--connections", "513"), append(some, "--epochs", "0"),
+		append(some, "--latency", "-1ms"),
+		append(some, "--latency-sigma", "NaN"), append(some, "--request-rate", "-1"), append(some, "--order", "plan"),
+		append(some, "--order", "torch-loader:seed=1"),
+		append(some, "--order", "torch:seed=1,world=2"), append(some, "--target", "100%"),
+		append(some, "--target", "x"), append(some, "--bandwidth", "10"),
+		append(some, "--near-bandwidth", "fast"), append(some, "--nodes", "0"), append(some, "--nodes", "1025"),
+		append(some, "--link", "1Gbit"),
 		append(some, "--nodes", "26"), append(some, "--nodes", "2", "--order", "torch:seed=1,world=4,rank=0-1"),
 	} {
 		if _, err := shoal(t, append([]string{"plan"}, args...)...); !cli.IsUsage(err) {
 			t.Errorf("shoal plan %s: %v", strings.Join(args, " "), err)
 		}
 	}
-	for _, args := range [][]string{append(some, "--memory", "64MiB"), append(some, "--order", "windowed:seed=1,window=2")} {
+	for _, args := range [][]string{append(some, "--memory", "64MiB"),
+		append(some, "--order", "windowed:seed=1,window=2")} {
 		if _, err := shoal(t, append([]string{"plan"}, args...)...); err == nil {
 			t.Errorf("shoal plan %s: no error", strings.Join(args, " "))
 		}
@@ -190,7 +209,8 @@ func TestPlanSchema(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := shoal(t, "plan", "--json", "--samples", "2000", "--sample-size", "100KB", "--batch", "10", "--step-time", "100ms", "--cache-size", "20MB", "--target", "95%", "--nodes", "2", "--near-bandwidth", "1Gbit")
+	out, err := shoal(t, "plan", "--json", "--samples", "2000", "--sample-size", "100KB", "--batch", "10",
+		"--step-time", "100ms", "--cache-size", "20MB", "--target", "95%", "--nodes", "2", "--near-bandwidth", "1Gbit")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -198,7 +218,8 @@ func TestPlanSchema(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &report); err != nil {
 		t.Fatal(err)
 	}
-	if report["version"] != float64(planVersion) || !strings.Contains(string(page), fmt.Sprintf("the schema's version, now %d", planVersion)) {
+	if report["version"] != float64(planVersion) ||
+		!strings.Contains(string(page), fmt.Sprintf("the schema's version, now %d", planVersion)) {
 		t.Errorf("version %v", report["version"])
 	}
 	snake := regexp.MustCompile(`^[a-z]+(_[a-z]+)*$`)
@@ -223,12 +244,15 @@ func TestPlanSchema(t *testing.T) {
 
 // The memory that is demanded for a large dataset is enough.
 func TestPlanDemandsEnoughMemory(t *testing.T) {
-	args := []string{"plan", "--samples", "200000", "--sample-size", "100KB", "--batch", "1000", "--step-time", "1ms", "--epochs", "1", "--memory"}
+	args := []string{"plan", "--samples", "200000", "--sample-size", "100KB", "--batch", "1000", "--step-time", "1ms",
+		"--epochs", "1", "--memory"}
 	_, err := shoal(t, append(args, "70MiB")...)
 	if err == nil {
 		t.Fatal("70 MiB are enough")
 	}
-	m := regexp.MustCompile(`^--memory 70 MiB leaves .* beside the metadata of 200,000 samples, .* \(give at least (\d+MiB)\)$`).FindStringSubmatch(err.Error())
+	m := regexp.MustCompile(
+		`^--memory 70 MiB leaves .* beside the metadata of 200,000 samples, .* \(give at least (\d+MiB)\)$`).
+		FindStringSubmatch(err.Error())
 	if m == nil {
 		t.Fatal(err)
 	}

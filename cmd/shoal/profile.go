@@ -73,7 +73,8 @@ recording as JSON lines; --from reads one.`,
 		},
 	}
 	f := c.Flags()
-	f.DurationVar(&o.duration, "duration", time.Minute, "how long to record; 0: until Ctrl-C, which always ends it early")
+	f.DurationVar(&o.duration, "duration", time.Minute,
+		"how long to record; 0: until Ctrl-C, which always ends it early")
 	f.StringVar(&o.out, "out", "", "save the recording to this file")
 	f.StringVar(&o.from, "from", "", "analyse a saved recording instead of a mount")
 	f.Var(&o.bandwidth, "bandwidth", "bandwidth to the object store, for the estimate (shoal doctor measures it)")

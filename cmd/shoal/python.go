@@ -111,7 +111,8 @@ func installClient(c *cobra.Command, interpreter string) error {
 	pip := exec.CommandContext(c.Context(), interpreter, "-m", "pip", "install", "--disable-pip-version-check", wheel)
 	pip.Stdout, pip.Stderr = c.OutOrStdout(), c.ErrOrStderr()
 	if err := pip.Run(); err != nil {
-		return fmt.Errorf("%s -m pip install failed: %w (see above; give a virtual environment's interpreter by --python, or use: export PYTHONPATH=$(shoal python --path))", interpreter, err)
+		return fmt.Errorf("%s -m pip install failed: %w (see above; give a virtual environment's interpreter by "+
+			"--python, or use: export PYTHONPATH=$(shoal python --path))", interpreter, err)
 	}
 	return nil
 }

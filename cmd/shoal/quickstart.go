@@ -47,7 +47,8 @@ this one or on PATH, else the current folder.`,
 	}
 	c.Flags().StringVar(&q.at, "mountpoint", "", "where to mount (default ~/shoal/NAME, without HOME ./shoal/NAME);"+
 		" a feed's socket is MOUNTPOINT.sock")
-	c.Flags().StringVar(&q.cache, "cache-dir", "", "folder for the cache (default: the user's, or one on a data disk with twice its room)")
+	c.Flags().StringVar(&q.cache, "cache-dir", "",
+		"folder for the cache (default: the user's, or one on a data disk with twice its room)")
 	return c
 }
 
@@ -142,8 +143,10 @@ func (q *quickstart) say(reached, code string, mounted bool) {
 		end += fmt.Sprintf(" && kill %d", q.store)
 	}
 	literal := strconv.Quote(reached)
-	fmt.Fprintf(q.out, "\nSave as train.py:\n\n%s\nRun it:      %s\n", strings.ReplaceAll(code, "ADDRESS", literal[1:len(literal)-1]), run)
-	fmt.Fprintf(q.out, "Look at it:  shoal stat %[1]s, shoal top %[1]s\nEnd it:      %s\nRemove it:   %s\n", words, end, remove)
+	fmt.Fprintf(q.out, "\nSave as train.py:\n\n%s\nRun it:      %s\n",
+		strings.ReplaceAll(code, "ADDRESS", literal[1:len(literal)-1]), run)
+	fmt.Fprintf(q.out, "Look at it:  shoal stat %[1]s, shoal top %[1]s\nEnd it:      %s\nRemove it:   %s\n", words,
+		end, remove)
 }
 
 var shellChars = regexp.MustCompile(`[^\pL\pN_@%+=:,./\x00-]`)
@@ -252,7 +255,8 @@ func laboratory(dir string) string {
 
 // startStore starts the laboratory's store, and takes the variables that it prints for a shell.
 func (q *quickstart) startStore(ctx context.Context, lab string) (string, error) {
-	cmd := exec.CommandContext(ctx, lab, "store", "--photos", "512", "--work-dir", filepath.Join(cacheBase(), "quickstart"))
+	cmd := exec.CommandContext(ctx, lab, "store", "--photos", "512",
+		"--work-dir", filepath.Join(cacheBase(), "quickstart"))
 	cmd.Stderr = q.err
 	text, err := cmd.Output()
 	if err != nil {
@@ -286,14 +290,16 @@ func (q *quickstart) credentials(home string) string {
 	return "this machine's role: no AWS_ACCESS_KEY_ID, AWS_PROFILE or " + file + " was found"
 }
 
-// roomiest returns the folder for caches: usual, unless a disk of its own, mounted where data go, has at least twice as much.
+// roomiest returns the folder for caches: usual, unless a disk of its own, mounted where data go, has at least twice as
+// much.
 func roomiest(usual string) (dir string, room int64) {
 	dir = usual
 	room, _ = machine.Room(usual)
 	mounts, _ := machine.Mounts("/")
 	for _, m := range mounts {
 		top, _, _ := strings.Cut(strings.TrimPrefix(m.Point, "/"), "/")
-		if !slices.Contains([]string{"mnt", "media", "data", "scratch", "local", "nvme", "ssd", "local_scratch", "localscratch"}, strings.TrimRight(top, "0123456789")) ||
+		if !slices.Contains([]string{"mnt", "media", "data", "scratch", "local", "nvme", "ssd", "local_scratch",
+			"localscratch"}, strings.TrimRight(top, "0123456789")) ||
 			!slices.Contains([]string{"ext4", "xfs", "btrfs", "zfs", "f2fs"}, m.Type) {
 			continue
 		}

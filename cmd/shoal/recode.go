@@ -34,7 +34,8 @@ type recoded struct {
 
 // recode recodes all files of m into a folder under spool. Files of an earlier run of the same recoding are
 // reused.
-func recode(ctx context.Context, src objstore.ReaderAt, m *catalog.Manifest, r gpuingest.Recode, spool string, connections int) (_ *recoded, err error) {
+func recode(ctx context.Context, src objstore.ReaderAt, m *catalog.Manifest, r gpuingest.Recode, spool string,
+	connections int) (_ *recoded, err error) {
 	out := &recoded{objects: make([]objstore.Object, m.Len())}
 	if out.dir, err = spoolFolder(spool, m, r.String()); err != nil {
 		return nil, err
@@ -42,14 +43,15 @@ func recode(ctx context.Context, src objstore.ReaderAt, m *catalog.Manifest, r g
 	var kept atomic.Int64
 	cpu := make(chan struct{}, runtime.GOMAXPROCS(0))
 	bar := daemon.Own.Step("recoding")
-	said, err := recodeEach(ctx, m, bar, min(connections, 16*cap(cpu)), func(ctx context.Context, i int) (int64, error) {
-		o, same, err := out.file(ctx, src, m, i, r, cpu)
-		if same {
-			kept.Add(1)
-		}
-		out.objects[i] = o
-		return o.Size, err
-	})
+	said, err := recodeEach(ctx, m, bar, min(connections, 16*cap(cpu)),
+		func(ctx context.Context, i int) (int64, error) {
+			o, same, err := out.file(ctx, src, m, i, r, cpu)
+			if same {
+				kept.Add(1)
+			}
+			out.objects[i] = o
+			return o.Size, err
+		})
 	if err != nil {
 		bar.Done("")
 		return nil, err
@@ -70,9 +72,10 @@ func spoolFolder(spool string, m *catalog.Manifest, how string) (dir string, err
 	return dir, nil
 }
 
-// recodeEach calls one for each file of m, so many at a time. one returns the length of what it has made. bar shows that, and
-// so does said.
-func recodeEach(ctx context.Context, m *catalog.Manifest, bar daemon.Step, most int, one func(ctx context.Context, i int) (made int64, err error)) (said string, err error) {
+// recodeEach calls one for each file of m, so many at a time. one returns the length of what it has made. bar shows
+// that, and so does said.
+func recodeEach(ctx context.Context, m *catalog.Manifest, bar daemon.Step, most int,
+	one func(ctx context.Context, i int) (made int64, err error)) (said string, err error) {
 	var done, in, out atomic.Int64
 	text := func(in, out int64) string {
 		return fmt.Sprintf("%s made %s", humanize.IBytes(uint64(in)), humanize.IBytes(uint64(out)))
@@ -112,7 +115,8 @@ type recodedFile struct {
 var recodeBuffers = sync.Pool{New: func() any { return new([]byte) }}
 
 // file recodes file i; kept reports that it is unchanged.
-func (s *recoded) file(ctx context.Context, src objstore.ReaderAt, m *catalog.Manifest, i int, r gpuingest.Recode, cpu chan struct{}) (objstore.Object, bool, error) {
+func (s *recoded) file(ctx context.Context, src objstore.ReaderAt, m *catalog.Manifest, i int, r gpuingest.Recode,
+	cpu chan struct{}) (objstore.Object, bool, error) {
 	fail := func(err error) (objstore.Object, bool, error) { return objstore.Object{}, false, err }
 	note := filepath.Join(s.dir, fmt.Sprintf("%08d.json", i))
 	if f, ok := s.earlier(note); ok {

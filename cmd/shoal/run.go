@@ -32,7 +32,8 @@ The command takes the place of this process, so its exit code, signals, input an
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			if strings.Contains(name, "/") || strings.HasPrefix(name, ".") || len(name) > 200 {
-				return cli.Usagef("--name %.40q: it becomes a file's name in .shoal/plans of the mount: at most 200 bytes, without / and no dot first", name)
+				return cli.Usagef("--name %.40q: it becomes a file's name in .shoal/plans of the mount: at most 200 "+
+					"bytes, without / and no dot first", name)
 			}
 			path, err := exec.LookPath(args[0])
 			if err != nil {
@@ -50,8 +51,10 @@ The command takes the place of this process, so its exit code, signals, input an
 	settings.Without(c)
 	f := c.Flags()
 	f.SetInterspersed(false) // the command's flags are its own
-	f.StringVar(&name, "name", "", "name of the plans; jobs that read one mount at the same time need different ones (default: default, or rankN)")
-	f.BoolVarP(&verbose, "verbose", "v", false, "say on standard error which orders were given to which mount, and why none was")
+	f.StringVar(&name, "name", "",
+		"name of the plans; jobs that read one mount at the same time need different ones (default: default, or rankN)")
+	f.BoolVarP(&verbose, "verbose", "v", false,
+		"say on standard error which orders were given to which mount, and why none was")
 	return c
 }
 

@@ -62,8 +62,8 @@ const (
 	procsTick = 100 * time.Millisecond
 )
 
-// adjustProcs sets GOMAXPROCS by the daemon's activity, on a machine with few cores, until ctx ends. fetched returns the
-// amount fetched so far.
+// adjustProcs sets GOMAXPROCS by the daemon's activity, on a machine with few cores, until ctx ends. fetched returns
+// the amount fetched so far.
 func adjustProcs(ctx context.Context, fetched func() int64) {
 	cores := runtime.GOMAXPROCS(0)
 	if os.Getenv("GOMAXPROCS") != "" || cores >= warmProcs {

@@ -40,18 +40,22 @@ const alsoS3 = "also serve an S3 endpoint at this address: HOST:PORT or https://
 func (o *s3Options) add(f *pflag.FlagSet, flag, usage string, files *loader.TLSFiles) {
 	o.flag, o.tls = flag, files
 	f.StringVar(&o.addr, flag, o.addr, usage)
-	f.StringVar(&o.keys, "s3-keys", "", "file of who may use the S3 endpoint: lines of an access key, a space and its secret")
-	addChoice(f, &o.anonymous, "s3-anonymous", "serve the S3 endpoint on loopback without signatures, for reading: every user of this machine can use it;\n--s3-anonymous=write: and write, with this daemon's credentials", yes, no, "write")
+	f.StringVar(&o.keys, "s3-keys", "",
+		"file of who may use the S3 endpoint: lines of an access key, a space and its secret")
+	addChoice(f, &o.anonymous, "s3-anonymous",
+		"serve the S3 endpoint on loopback without signatures, for reading: every user of this machine can use "+
+			"it;\n--s3-anonymous=write: and write, with this daemon's credentials", yes, no, "write")
 	f.BoolVar(&o.readOnly, "s3-read-only", false, "refuse whatever would change the bucket through the S3 endpoint")
 	if files == nil {
 		o.tls = &loader.TLSFiles{}
-		f.StringVar(&o.tls.Cert, "tls-cert", "", "certificate for an https:// address of the S3 endpoint, PEM, with intermediates; reloaded when it changes")
+		f.StringVar(&o.tls.Cert, "tls-cert", "",
+			"certificate for an https:// address of the S3 endpoint, PEM, with intermediates; reloaded when it changes")
 		f.StringVar(&o.tls.Key, "tls-key", "", "key of --tls-cert, PEM")
 	}
 }
 
-// s3Connections is how many connections to an endpoint there are at most, for all workers of a machine; beyond, the one that has been
-// idle for longest makes room. The variable sets another number.
+// s3Connections is how many connections to an endpoint there are at most, for all workers of a machine; beyond, the one
+// that has been idle for longest makes room. The variable sets another number.
 const s3Connections, s3ConnectionsEnv = 1024, "SHOAL_S3_CONNECTIONS"
 
 // endpoint is a dataset's part of an S3 endpoint. nil is none.
@@ -80,7 +84,8 @@ var endpoints struct {
 func (o *s3Options) listen(inv *invocation, log *slog.Logger) (*endpoint, error) {
 	switch {
 	case o.addr == "" && (o.keys != "" || o.anonymous != no):
-		return nil, cli.Usagef("--s3-keys and --s3-anonymous: give the endpoint's address, too: --%s 127.0.0.1:9000", o.flag)
+		return nil, cli.Usagef("--s3-keys and --s3-anonymous: give the endpoint's address, too: --%s 127.0.0.1:9000",
+			o.flag)
 	case o.addr == "":
 		return nil, nil
 	case o.anonymous == "write" && o.readOnly:
@@ -88,7 +93,8 @@ func (o *s3Options) listen(inv *invocation, log *slog.Logger) (*endpoint, error)
 	case o.keys != "" && o.anonymous != no:
 		return nil, cli.Usagef("--s3-keys and --s3-anonymous: give one of them")
 	case o.keys == "" && o.anonymous == no:
-		return nil, cli.Usagef("--%s %s: say who may use the S3 endpoint: --s3-keys FILE (lines of an access key, a space and its secret), or --s3-anonymous on loopback", o.flag, o.addr)
+		return nil, cli.Usagef("--%s %s: say who may use the S3 endpoint: --s3-keys FILE (lines of an access key, a "+
+			"space and its secret), or --s3-anonymous on loopback", o.flag, o.addr)
 	}
 	o.limits = s3api.Limits{ReadOnly: o.readOnly || o.anonymous == yes, Connections: s3Connections}
 	if text := inv.environ(s3ConnectionsEnv); text != "" {
@@ -104,7 +110,8 @@ func (o *s3Options) listen(inv *invocation, log *slog.Logger) (*endpoint, error)
 	defer endpoints.Unlock()
 	if shared := endpoints.at[o.addr]; shared != nil {
 		if shared.options.keys != o.keys || *shared.options.tls != *o.tls || shared.options.limits != o.limits {
-			return nil, fmt.Errorf("S3 endpoint %s: this daemon serves it already, with other settings: give the same --s3-* flags, SHOAL_S3_CONNECTIONS, --tls-cert and --tls-key, or another address", o.addr)
+			return nil, fmt.Errorf("S3 endpoint %s: this daemon serves it already, with other settings: give the "+
+				"same --s3-* flags, SHOAL_S3_CONNECTIONS, --tls-cert and --tls-key, or another address", o.addr)
 		}
 		shared.users++
 		return &endpoint{sharedEndpoint: shared}, nil
@@ -154,7 +161,8 @@ func (o *s3Options) open(log *slog.Logger) (*sharedEndpoint, error) {
 }
 
 // open opens a dataset, and before the long part the address of its endpoint, so that a wrong one is reported at once.
-func (o *engineOptions) open(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.Config) (*engine.Engine, *endpoint, error) {
+func (o *engineOptions) open(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.Config) (
+	*engine.Engine, *endpoint, error) {
 	ep, err := o.s3.listen(inv, cfg.Logger)
 	if err != nil {
 		return nil, nil, err
@@ -183,7 +191,8 @@ func (ep *endpoint) add(inv *invocation, e *engine.Engine, events *audit.Log, wh
 		set.Bucket = bucketOf(src.Dir)
 	}
 	if set.Origin == nil && e.Members() {
-		return nil, fmt.Errorf("%s: an S3 endpoint serves objects as they are, and a folder of shards or tables is read directly (serve the folder of the files instead)", e.Source())
+		return nil, fmt.Errorf("%s: an S3 endpoint serves objects as they are, and a folder of shards or tables is "+
+			"read directly (serve the folder of the files instead)", e.Source())
 	}
 	if ep.remove, err = ep.server.Add(set); err != nil {
 		return nil, err
@@ -200,7 +209,8 @@ func (ep *endpoint) add(inv *invocation, e *engine.Engine, events *audit.Log, wh
 	if strings.HasPrefix(ep.options.addr, "https://") {
 		url = "https" + strings.TrimPrefix(url, "http")
 	}
-	events.Write(audit.Event{Event: "serve", Source: e.Source(), Listen: []string{url}, Dataset: e.Manifest().Version(), Peer: inv.who()})
+	events.Write(audit.Event{Event: "serve", Source: e.Source(), Listen: []string{url}, Dataset: e.Manifest().Version(),
+		Peer: inv.who()})
 	log.Info("S3 endpoint", "url", url, "bucket", set.Bucket, "signed", ep.options.keys != "")
 	return append([]string{"S3 endpoint: " + url + ", bucket " + set.Bucket}, where...), nil
 }

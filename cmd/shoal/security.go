@@ -23,10 +23,13 @@ type feedSecurity struct {
 
 func (s *feedSecurity) add(c *cobra.Command) {
 	f := c.Flags()
-	f.StringVar(&s.files.Cert, "tls-cert", "", "certificate for tls:// addresses, PEM, with intermediates; reloaded when it changes")
+	f.StringVar(&s.files.Cert, "tls-cert", "",
+		"certificate for tls:// addresses, PEM, with intermediates; reloaded when it changes")
 	f.StringVar(&s.files.Key, "tls-key", "", "key of --tls-cert, PEM")
-	f.StringVar(&s.files.ClientCA, "tls-client-ca", "", "CA certificates, PEM: clients of tls:// addresses need a certificate signed by one of them")
-	f.StringVar(&s.tokenFile, "token-file", "", "file with tokens, one per line: clients must present one of them (default: the token in "+tokenEnv+", if set)")
+	f.StringVar(&s.files.ClientCA, "tls-client-ca", "",
+		"CA certificates, PEM: clients of tls:// addresses need a certificate signed by one of them")
+	f.StringVar(&s.tokenFile, "token-file", "",
+		"file with tokens, one per line: clients must present one of them (default: the token in "+tokenEnv+", if set)")
 }
 
 // resolve checks the flags and reads the files.

@@ -46,15 +46,19 @@ Clients on other machines connect to tls:// addresses with a certificate or a to
 	s.feed.security.add(c)
 	eo.s3.add(c.Flags(), "s3", alsoS3, &s.feed.security.files)
 	f := c.Flags()
-	f.StringArrayVar(&s.feed.listen, "listen", []string{defaultFeed}, "address of the feed: unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT; may be repeated. Without root the default is in $XDG_RUNTIME_DIR")
+	f.StringArrayVar(&s.feed.listen, "listen", []string{defaultFeed},
+		"address of the feed: unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT; may be repeated. Without root the "+
+			"default is in $XDG_RUNTIME_DIR")
 	f.Lookup("listen").DefValue = "[" + rootsFeed + "]"
 	f.StringVar(&mountpoint, "mount", "", "also mount the dataset here")
-	f.StringVar(&s.feed.group, "socket-group", "", "group of a unix socket, whose members may use it (default: the daemon's)")
+	f.StringVar(&s.feed.group, "socket-group", "",
+		"group of a unix socket, whose members may use it (default: the daemon's)")
 	return c
 }
 
 // listenAll listens on all addresses, and returns them with the system's choice for ports of 0.
-func listenAll(addrs []string, lo loader.ListenOptions) (listeners []net.Listener, at []string, closeAll func(), err error) {
+func listenAll(addrs []string, lo loader.ListenOptions) (
+	listeners []net.Listener, at []string, closeAll func(), err error) {
 	closeAll = func() {
 		for _, l := range listeners {
 			l.Close()

@@ -71,7 +71,8 @@ func (s *service) serves(m *mounted, server *loader.Server, ep *endpoint) {
 	}
 }
 
-// unmounted returns the error of a mount that could not be served; none if it was unmounted before this process could take it over.
+// unmounted returns the error of a mount that could not be served; none if it was unmounted before this process could
+// take it over.
 func (s *service) unmounted(err error) error {
 	if !errors.Is(err, fusefs.ErrUnmounted) {
 		return err
@@ -99,8 +100,8 @@ func ownStats(w io.Writer) error {
 	return errors.New("the daemon serves nothing now")
 }
 
-// start checks the flags, and runs the verb as they say: here or in the background, under a supervisor, or in the daemon that it
-// attached to.
+// start checks the flags, and runs the verb as they say: here or in the background, under a supervisor, or in the
+// daemon that it attached to.
 func (s *service) start(c *cobra.Command, source, mountpoint string) (err error) {
 	s.inv = invocationOf(c.Context())
 	config, host, err := s.options.config(s.inv, source)
@@ -112,7 +113,8 @@ func (s *service) start(c *cobra.Command, source, mountpoint string) (err error)
 			return err
 		}
 	}
-	s.config, s.config.Empty = config, s.feed == nil && mountpoint == "" // who writes through an endpoint begins with nothing
+	// who writes through an endpoint begins with nothing
+	s.config, s.config.Empty = config, s.feed == nil && mountpoint == ""
 	if s.mountpoint, err = s.mount.check(s.inv, s.options, mountpoint); err != nil {
 		return err
 	}
@@ -136,7 +138,8 @@ func (s *service) start(c *cobra.Command, source, mountpoint string) (err error)
 	lo, fo := loader.ListenOptions{}, loader.Options{}
 	if s.feed != nil {
 		lo.SocketGroup = s.feed.group
-		fo = loader.Options{Version: version, Compile: compileTransform, Workers: runtime.GOMAXPROCS(0)} // before adjustProcs changes it
+		// before adjustProcs changes it
+		fo = loader.Options{Version: version, Compile: compileTransform, Workers: runtime.GOMAXPROCS(0)}
 		if fo.Tokens, err = s.feed.security.resolve(s.inv, s.config.Logger, &lo); err != nil {
 			return err
 		}
@@ -153,8 +156,8 @@ func unmountLeft(mountpoint string) {
 	}
 }
 
-// watched are the mount and the feed's addresses, and what asks them whether they answer. tls:// addresses are left out: they may need
-// a client's certificate or another authority than the system's.
+// watched are the mount and the feed's addresses, and what asks them whether they answer. tls:// addresses are left
+// out: they may need a client's certificate or another authority than the system's.
 func (s *service) watched() (targets []string, check func(ctx context.Context) error) {
 	if s.mountpoint != "" {
 		targets = []string{s.mountpoint}
@@ -164,7 +167,9 @@ func (s *service) watched() (targets []string, check func(ctx context.Context) e
 			targets = append(targets, addr)
 		}
 	}
-	return targets, func(ctx context.Context) error { return healthOfAll(ctx, targets, daemon.Patience, &clientSecurity{}) }
+	return targets, func(ctx context.Context) error {
+		return healthOfAll(ctx, targets, daemon.Patience, &clientSecurity{})
+	}
 }
 
 // run serves until ctx ends, somebody unmounts, or the feed has no address left.
@@ -251,13 +256,16 @@ func (s *service) run(ctx context.Context, h *engine.Host, lo loader.ListenOptio
 // pprofEnv, if set, makes --admin serve profiles: for developers, and not for all who may see the dashboard.
 const pprofEnv = "SHOAL_PPROF"
 
-// startAdmin serves the admin address, if there is one, until the returned function is called. It returns the address for
-// announce. at is the state of what the daemon serves.
-func startAdmin(addr string, at *daemon.Life, log *slog.Logger, e *engine.Engine, stats func() admin.Snapshot) (where []string, stop func(), err error) {
+// startAdmin serves the admin address, if there is one, until the returned function is called. It returns the address
+// for announce. at is the state of what the daemon serves.
+func startAdmin(addr string, at *daemon.Life, log *slog.Logger, e *engine.Engine, stats func() admin.Snapshot) (
+	where []string, stop func(), err error) {
 	if addr == "" {
 		return nil, func() {}, nil
 	}
-	bound, stop, err := admin.Listen(addr, admin.Options{Version: version, Stats: stats, Ready: at.Err, CacheMap: e.CacheMap, Profiles: os.Getenv(pprofEnv) != "", Log: log})
+	bound, stop, err := admin.Listen(addr,
+		admin.Options{Version: version, Stats: stats, Ready: at.Err, CacheMap: e.CacheMap,
+			Profiles: os.Getenv(pprofEnv) != "", Log: log})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -288,7 +296,8 @@ func (s *service) places(e *engine.Engine) (where []string) {
 }
 
 // newFeed returns the server of the feed, nil without one, and what returns the counters of all that is served.
-func (s *service) newFeed(h *engine.Host, e *engine.Engine, ep *endpoint, fo loader.Options) (server *loader.Server, snapshot func() admin.Snapshot) {
+func (s *service) newFeed(h *engine.Host, e *engine.Engine, ep *endpoint, fo loader.Options) (
+	server *loader.Server, snapshot func() admin.Snapshot) {
 	with := func(feed *loader.Stats) admin.Snapshot {
 		return admin.Snapshot{Snapshot: findings.Snapshot{Stats: e.Stats(), Feed: feed}, S3: ep.stats()}
 	}

@@ -33,17 +33,22 @@ const (
 // reservedEnv are variables with the prefix of settings that are none: for Shoal's own processes, its tests and its
 // Python client.
 var reservedEnv = map[string]bool{
-	configEnv: true, settledEnv: true, daemon.ReadyEnv: true, daemon.SupervisedEnv: true, daemon.KeptEnv: true, daemon.KeeperEnv: true, scopeEnv: true, pprofEnv: true, s3ConnectionsEnv: true, daemon.DrainEnv: true,
-	"SHOAL_DEBUG": true, "SHOAL_RUN_NAME": true, "SHOAL_CERTS": true, "SHOAL_FEEDSERVER": true, "SHOAL_VERSITYGW": true, "SHOAL_PTXAS": true,
-	"SHOAL_KILLS": true, "SHOAL_HANG": true, "SHOAL_FEED_KILLS": true, "SHOAL_FEED_RUN": true, "SHOAL_KILLPOINT": true, "SHOAL_KILLPOINTS_LOG": true,
-	"SHOAL_STEPS": true, "SHOAL_PYTHON": true, "SHOAL_BENCH_FILES": true, "SHOAL_BENCH_HUGE": true, "SHOAL_FUSEFS_TEST_READER": true, "SHOAL_FUSEFS_TEST_SERVE": true, "SHOAL_WEIGHTS": true,
+	configEnv: true, settledEnv: true, daemon.ReadyEnv: true, daemon.SupervisedEnv: true, daemon.KeptEnv: true,
+	daemon.KeeperEnv: true, scopeEnv: true, pprofEnv: true, s3ConnectionsEnv: true, daemon.DrainEnv: true,
+	"SHOAL_DEBUG": true, "SHOAL_RUN_NAME": true, "SHOAL_CERTS": true, "SHOAL_FEEDSERVER": true, "SHOAL_VERSITYGW": true,
+	"SHOAL_PTXAS": true,
+	"SHOAL_KILLS": true, "SHOAL_HANG": true, "SHOAL_FEED_KILLS": true, "SHOAL_FEED_RUN": true, "SHOAL_KILLPOINT": true,
+	"SHOAL_KILLPOINTS_LOG": true,
+	"SHOAL_STEPS":          true, "SHOAL_PYTHON": true, "SHOAL_BENCH_FILES": true, "SHOAL_BENCH_HUGE": true,
+	"SHOAL_FUSEFS_TEST_READER": true, "SHOAL_FUSEFS_TEST_SERVE": true, "SHOAL_WEIGHTS": true,
 }
 
 // secretEnv are the variables that hold secrets, which no flag may.
 var secretEnv = []string{tokenEnv, keyEnv, customerKeyVariable}
 
 func reserved(name string) bool {
-	return reservedEnv[name] || slices.Contains(secretEnv, name) || strings.HasPrefix(name, "SHOAL_TEST_") || strings.HasPrefix(name, "SHOAL_CUDA_")
+	return reservedEnv[name] || slices.Contains(secretEnv, name) || strings.HasPrefix(name, "SHOAL_TEST_") ||
+		strings.HasPrefix(name, "SHOAL_CUDA_")
 }
 
 var (
@@ -67,23 +72,26 @@ func selfArgs() []string {
 
 // schemaOf returns the settings of a root command.
 func schemaOf(root *cobra.Command) *settings.Schema {
-	return &settings.Schema{Root: root, Reserved: reserved, Removed: removed, RemovedFrom: removedFrom, Checks: map[string]func(string) error{
-		"log-level": func(text string) error {
-			_, _, err := logs.Parse(text)
-			return err
-		},
-		"samples": engine.CheckSamples,
-		"order": func(text string) error {
-			_, err := order.Parse(text)
-			return err
-		},
-	}}
+	return &settings.Schema{Root: root, Reserved: reserved, Removed: removed, RemovedFrom: removedFrom,
+		Checks: map[string]func(string) error{
+			"log-level": func(text string) error {
+				_, _, err := logs.Parse(text)
+				return err
+			},
+			"samples": engine.CheckSamples,
+			"order": func(text string) error {
+				_, err := order.Parse(text)
+				return err
+			},
+		}}
 }
 
 // addSettings lets environment and file set all flags below root.
 func addSettings(root *cobra.Command) {
 	f := root.PersistentFlags()
-	f.String(configFlag, "", "configuration file (default: "+configEnv+", else shoal/shoal.yaml under the user's configuration folder, else /etc/shoal/shoal.yaml)")
+	f.String(configFlag, "",
+		"configuration file (default: "+configEnv+
+			", else shoal/shoal.yaml under the user's configuration folder, else /etc/shoal/shoal.yaml)")
 	f.String(standingFlag, "", "flags that environment and file have set")
 	f.Lookup(standingFlag).Hidden = true
 	settings.CommandLineOnly(f.Lookup(configFlag))
@@ -134,8 +142,8 @@ func wrongUse(err error) error {
 	return err
 }
 
-// configFile loads the configuration file: that of the flag, if it is not empty, else of the environment, else the first
-// of the default paths that exists; nil if there is none.
+// configFile loads the configuration file: that of the flag, if it is not empty, else of the environment, else the
+// first of the default paths that exists; nil if there is none.
 func configFile(s *settings.Schema, path string) (*settings.File, error) {
 	from := "--" + configFlag
 	if path == "" {

@@ -74,7 +74,8 @@ func (s *shell) run(env []string, args ...string) (stdout, stderr string, code i
 	s.t.Helper()
 	cmd := exec.Command(s.bin, args...)
 	cmd.Dir = s.dir
-	cmd.Env = append([]string{"HOME=" + s.dir, "PATH=" + os.Getenv("PATH"), "AWS_EC2_METADATA_DISABLED=true", mainEnv + "=1", "GORACE=atexit_sleep_ms=0 " + os.Getenv("GORACE")}, env...)
+	cmd.Env = append([]string{"HOME=" + s.dir, "PATH=" + os.Getenv("PATH"),
+		"AWS_EC2_METADATA_DISABLED=true", mainEnv + "=1", "GORACE=atexit_sleep_ms=0 " + os.Getenv("GORACE")}, env...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err := cmd.Run()
@@ -140,33 +141,56 @@ func TestWrongSettingsInTheBinary(t *testing.T) {
 		args []string
 		want string
 	}{
-		{nil, []string{"mount", "--config=unknown.yaml", "s3://b/p", "m"}, "shoal: unknown.yaml:3: ordr: no such setting; did you mean order?\n"},
-		{nil, []string{"warm", "--config=unknown.yaml", "s3://b/p"}, "shoal: unknown.yaml:3: ordr: no such setting; did you mean order?\n"},
-		{nil, []string{"warm", "--config=value.yaml", "s3://b/p"}, `shoal: value.yaml:2: cache-size: "much" is not a size (write 512MiB, 20GiB or 1.5GB, a part such as 80%, or auto)` + "\n"},
+		{nil, []string{"mount", "--config=unknown.yaml", "s3://b/p", "m"},
+			"shoal: unknown.yaml:3: ordr: no such setting; did you mean order?\n"},
+		{nil, []string{"warm", "--config=unknown.yaml", "s3://b/p"},
+			"shoal: unknown.yaml:3: ordr: no such setting; did you mean order?\n"},
+		{nil, []string{"warm", "--config=value.yaml", "s3://b/p"},
+			`shoal: value.yaml:2: cache-size: "much" is not a size (write 512MiB, 20GiB or 1.5GB, a part such as 80%, or auto)` + "\n"},
 		{nil, []string{"mount", "--config=order.yaml", "s3://b/p", "m"}, "shoal: order.yaml:2: order: "},
-		{nil, []string{"mount", "--config=late.yaml", "s3://bucket/p", "m"}, "shoal: --near file:///x/: give s3://BUCKET/PREFIX (--near is from late.yaml:1)\n"},
-		{[]string{"SHOAL_NEAR=file:///x"}, []string{"mount", "s3://bucket/p", "m"}, "shoal: --near file:///x/: give s3://BUCKET/PREFIX (--near is from env SHOAL_NEAR)\n"},
-		{[]string{"SHOAL_MEMORY=lots"}, []string{"mount", "s3://b/p", "m"}, `shoal: SHOAL_MEMORY=lots: "lots" is not a size`},
-		{[]string{"SHOAL_SUPERVISE=true"}, []string{"mount", "s3://b/p", "m"}, "shoal: SHOAL_SUPERVISE was removed: give --daemon=supervised; in the foreground the service manager restarts it\n"},
-		{nil, []string{"mount", "--config=removed.yaml", "s3://b/p", "m"}, "shoal: removed.yaml:2: gets-per-hour was removed: give --store gets-per-hour=N\n"},
-		{[]string{"SHOAL_NODES=2"}, []string{"mount", "s3://b/p", "m"}, "shoal: SHOAL_NODES was removed from shoal mount: a node begins once no more have come for 2 s; unset it here\n"},
+		{nil, []string{"mount", "--config=late.yaml", "s3://bucket/p", "m"},
+			"shoal: --near file:///x/: give s3://BUCKET/PREFIX (--near is from late.yaml:1)\n"},
+		{[]string{"SHOAL_NEAR=file:///x"}, []string{"mount", "s3://bucket/p", "m"},
+			"shoal: --near file:///x/: give s3://BUCKET/PREFIX (--near is from env SHOAL_NEAR)\n"},
+		{[]string{"SHOAL_MEMORY=lots"}, []string{"mount", "s3://b/p", "m"},
+			`shoal: SHOAL_MEMORY=lots: "lots" is not a size`},
+		{[]string{"SHOAL_SUPERVISE=true"}, []string{"mount", "s3://b/p", "m"},
+			"shoal: SHOAL_SUPERVISE was removed: give --daemon=supervised; in the foreground the service manager " +
+				"restarts it\n"},
+		{nil, []string{"mount", "--config=removed.yaml", "s3://b/p", "m"},
+			"shoal: removed.yaml:2: gets-per-hour was removed: give --store gets-per-hour=N\n"},
+		{[]string{"SHOAL_NODES=2"}, []string{"mount", "s3://b/p", "m"},
+			"shoal: SHOAL_NODES was removed from shoal mount: a node begins once no more have come for 2 s; unset " +
+				"it here\n"},
 		{[]string{"SHOAL_NODES=2"}, []string{"warm", "s3://b/p"}, "shoal: SHOAL_NODES was removed from shoal warm: "},
-		{[]string{"SHOAL_WORKERS=2"}, []string{"serve", "s3://b/p"}, "shoal: SHOAL_WORKERS was removed from shoal serve: it is one for each processor"},
-		{[]string{"SHOAL_WEAK_ETAG=1"}, []string{"serve", "s3://b/p"}, "shoal: SHOAL_WEAK_ETAG was removed: give --store weak-etag\n"},
-		{nil, []string{"mount", "--config=top.yaml", "s3://b/p", "m"}, "shoal: top.yaml:2: epoch was removed from shoal mount: write it into the order, such as --order torch:seed=7,epoch=3; " +
-			"move this line into the section of a verb that has it; top.yaml:3: refresh was removed from shoal mount: "},
+		{[]string{"SHOAL_WORKERS=2"}, []string{"serve", "s3://b/p"},
+			"shoal: SHOAL_WORKERS was removed from shoal serve: it is one for each processor"},
+		{[]string{"SHOAL_WEAK_ETAG=1"}, []string{"serve", "s3://b/p"},
+			"shoal: SHOAL_WEAK_ETAG was removed: give --store weak-etag\n"},
+		{nil, []string{"mount", "--config=top.yaml", "s3://b/p", "m"},
+			"shoal: top.yaml:2: epoch was removed from shoal mount: write it into the order, such as --order " +
+				"torch:seed=7,epoch=3; " +
+				"move this line into the section of a verb that has it; top.yaml:3: refresh was removed from shoal " +
+				"mount: "},
 		{nil, []string{"config", "--check", "top.yaml"}, "shoal: top.yaml:2: epoch was removed from shoal mount: "},
 		{nil, []string{"doctor", "--weak-etag"}, "shoal: --weak-etag was removed: give --store weak-etag\n"},
-		{[]string{"SHOAL_CACHEDIR=/x"}, []string{"mount", "s3://b/p", "m"}, "shoal: SHOAL_CACHEDIR: no such variable; did you mean SHOAL_CACHE_DIR?\n"},
-		{nil, []string{"mount", "--config=none.yaml", "s3://b/p", "m"}, "shoal: --config none.yaml: there is no such file\n"},
-		{[]string{"SHOAL_CONFIG=none.yaml"}, []string{"stat", "m"}, "shoal: SHOAL_CONFIG none.yaml: there is no such file\n"},
-		{nil, []string{"config", "--check", "unknown.yaml"}, "shoal: unknown.yaml:3: ordr: no such setting; did you mean order?\n"},
+		{[]string{"SHOAL_CACHEDIR=/x"}, []string{"mount", "s3://b/p", "m"},
+			"shoal: SHOAL_CACHEDIR: no such variable; did you mean SHOAL_CACHE_DIR?\n"},
+		{nil, []string{"mount", "--config=none.yaml", "s3://b/p", "m"},
+			"shoal: --config none.yaml: there is no such file\n"},
+		{[]string{"SHOAL_CONFIG=none.yaml"}, []string{"stat", "m"},
+			"shoal: SHOAL_CONFIG none.yaml: there is no such file\n"},
+		{nil, []string{"config", "--check", "unknown.yaml"},
+			"shoal: unknown.yaml:3: ordr: no such setting; did you mean order?\n"},
 		{nil, []string{"config", "--check", "value.yaml"}, "shoal: value.yaml:2: cache-size: "},
 		{nil, []string{"config", "--check", "none.yaml"}, "shoal: --config none.yaml: there is no such file\n"},
 		{nil, []string{"config", "nonesuch"}, "shoal: there is no verb \"nonesuch\" (see: shoal --help)\n"},
 		{nil, []string{"config", "version"}, "shoal: shoal version has no settings\n"},
-		{nil, []string{"config", "mount", "--nonesuch"}, "shoal: shoal mount has no flag --nonesuch (see: shoal mount --help)\n"},
-		{[]string{"SHOAL_CACHEDIR=/x", "SHOAL_FRACTION=half"}, []string{"config"}, "shoal: SHOAL_CACHEDIR: no such variable; did you mean SHOAL_CACHE_DIR?; SHOAL_FRACTION=half: \"half\" is not a number (for shoal warm)\n"},
+		{nil, []string{"config", "mount", "--nonesuch"},
+			"shoal: shoal mount has no flag --nonesuch (see: shoal mount --help)\n"},
+		{[]string{"SHOAL_CACHEDIR=/x", "SHOAL_FRACTION=half"}, []string{"config"},
+			"shoal: SHOAL_CACHEDIR: no such variable; did you mean SHOAL_CACHE_DIR?; SHOAL_FRACTION=half: \"half\" " +
+				"is not a number (for shoal warm)\n"},
 	} {
 		out, errs, code := s.run(tc.env, tc.args...)
 		if code != 2 || !strings.HasPrefix(errs, tc.want) || strings.Count(errs, "\n") != 1 {
@@ -183,10 +207,13 @@ func TestWrongSettingsInTheBinary(t *testing.T) {
 
 func TestConfigShows(t *testing.T) {
 	s := newShell(t)
-	s.write("c.yaml", "cache-dir: /nvme\nserve:\n  listen: [unix:///a, \"tcp://127.0.0.1:7070\"]\nmount: {order: 'torch:seed=7'}\n")
+	s.write("c.yaml", "cache-dir: /nvme\nserve:\n  listen: [unix:///a, \"tcp://127.0.0.1:7070\"]\nmount: {order: "+
+		"'torch:seed=7'}\n")
 	env := []string{
-		"SHOAL_CONFIG=c.yaml", "SHOAL_MEMORY=80%", "SHOAL_FEED_TOKEN=hush-token-of-32-characters-xxxxxx", "SHOAL_ENCRYPTION_KEY=hush-key",
-		"AWS_ACCESS_KEY_ID=id", "AWS_SECRET_ACCESS_KEY=hush-aws", "AWS_SESSION_TOKEN=hush-session", "AWS_ENDPOINT_URL=http://u:hush-url@127.0.0.1:1",
+		"SHOAL_CONFIG=c.yaml", "SHOAL_MEMORY=80%", "SHOAL_FEED_TOKEN=hush-token-of-32-characters-xxxxxx",
+		"SHOAL_ENCRYPTION_KEY=hush-key",
+		"AWS_ACCESS_KEY_ID=id", "AWS_SECRET_ACCESS_KEY=hush-aws", "AWS_SESSION_TOKEN=hush-session",
+		"AWS_ENDPOINT_URL=http://u:hush-url@127.0.0.1:1",
 	}
 	var r configReport
 	text := s.must(env, "config", "serve", "--json", "--zone=3", "s3://bucket/prefix")
@@ -201,8 +228,9 @@ func TestConfigShows(t *testing.T) {
 		got[row.Name] = row
 	}
 	for name, want := range map[string]settings.Setting{
-		"cache-dir":  {Name: "cache-dir", Env: "SHOAL_CACHE_DIR", Value: "/nvme", From: "file", Where: "c.yaml:1"},
-		"listen":     {Name: "listen", Env: "SHOAL_LISTEN", Value: "unix:///a,tcp://127.0.0.1:7070", List: []string{"unix:///a", "tcp://127.0.0.1:7070"}, From: "file", Where: "c.yaml:3"},
+		"cache-dir": {Name: "cache-dir", Env: "SHOAL_CACHE_DIR", Value: "/nvme", From: "file", Where: "c.yaml:1"},
+		"listen": {Name: "listen", Env: "SHOAL_LISTEN", Value: "unix:///a,tcp://127.0.0.1:7070", List: []string{
+			"unix:///a", "tcp://127.0.0.1:7070"}, From: "file", Where: "c.yaml:3"},
 		"memory":     {Name: "memory", Env: "SHOAL_MEMORY", Value: "80%", From: "env", Where: "SHOAL_MEMORY"},
 		"zone":       {Name: "zone", Env: "SHOAL_ZONE", Value: "3", From: "flag"},
 		"cache-size": {Name: "cache-size", Env: "SHOAL_CACHE_SIZE", Value: "20 GiB", From: "default"},
@@ -217,7 +245,8 @@ func TestConfigShows(t *testing.T) {
 			t.Errorf("shoal %v shows a secret:\n%s", args, out)
 		}
 	}
-	if out := s.must(env, "config"); !regexp.MustCompile(`(?m)^cache-dir +/nvme +c\.yaml:1 +.*mount.*warm`).MatchString(out) || !strings.Contains(out, "SHOAL_FEED_TOKEN") {
+	if out := s.must(env, "config"); !regexp.MustCompile(`(?m)^cache-dir +/nvme +c\.yaml:1 +.*mount.*warm`).MatchString(
+		out) || !strings.Contains(out, "SHOAL_FEED_TOKEN") {
 		t.Errorf("shoal config shows\n%s", out)
 	}
 }
@@ -230,7 +259,8 @@ func TestSettingsArePassedOn(t *testing.T) {
 		s.write(fmt.Sprintf("src/class/%02d.jpg", i), strings.Repeat("x", 1000+i))
 		s.write(fmt.Sprintf("src2/class/%02d.jpg", i), "y")
 	}
-	first := "cache-dir: " + s.path("cache") + "\nmemory: 234MiB\nserve:\n  listen: [unix://" + s.path("a.sock") + "]\n  daemon: supervised\n"
+	first := "cache-dir: " + s.path("cache") + "\nmemory: 234MiB\nserve:\n  listen: [unix://" + s.path("a.sock") +
+		"]\n  daemon: supervised\n"
 	file := s.write("c.yaml", first)
 	type stats struct {
 		PID    int    `json:"pid"`
@@ -254,7 +284,8 @@ func TestSettingsArePassedOn(t *testing.T) {
 	t.Cleanup(func() {
 		if st, err := stat("a.sock"); err == nil {
 			_ = syscall.Kill(st.PID, syscall.SIGTERM)
-			for deadline := time.Now().Add(time.Minute); syscall.Kill(st.PID, 0) == nil && time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+			for deadline := time.Now().Add(time.Minute); syscall.Kill(st.PID, 0) == nil &&
+				time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 			}
 		}
 	})
@@ -282,7 +313,8 @@ func TestSettingsArePassedOn(t *testing.T) {
 
 	// Another verb attaches, with the settings of its own environment and file.
 	s.write("c.yaml", first)
-	s.must([]string{"SHOAL_CONFIG=" + file, "SHOAL_LISTEN=unix://" + s.path("b.sock")}, "serve", "file://"+s.path("src2"))
+	s.must([]string{"SHOAL_CONFIG=" + file, "SHOAL_LISTEN=unix://" + s.path("b.sock")}, "serve",
+		"file://"+s.path("src2"))
 	second, err := stat("b.sock")
 	if err != nil {
 		t.Fatal(err)
@@ -292,7 +324,8 @@ func TestSettingsArePassedOn(t *testing.T) {
 	}
 	// A standing setting is no contradiction of a flag, in the daemon neither; an argument goes over it.
 	s.write("list", "class/03.jpg\n")
-	if out := s.must([]string{"SHOAL_FRACTION=0.5", "SHOAL_CACHE_DIR=" + s.path("cache")}, "warm", "file://"+s.path("src"), "--list", "list"); !strings.Contains(out, " extents of ") {
+	if out := s.must([]string{"SHOAL_FRACTION=0.5", "SHOAL_CACHE_DIR=" + s.path("cache")}, "warm",
+		"file://"+s.path("src"), "--list", "list"); !strings.Contains(out, " extents of ") {
 		t.Errorf("warm says %q", out)
 	}
 	for _, args := range [][]string{{"cache", "ls", s.path("cache")}, {"cache", "ls"}} {
@@ -303,7 +336,8 @@ func TestSettingsArePassedOn(t *testing.T) {
 		}
 	}
 	// What is wrong in the daemon is told with the place that it comes from.
-	_, errs, code := s.run([]string{"SHOAL_CONFIG=" + file, "SHOAL_NEAR=file:///x", "SHOAL_LISTEN=unix://" + s.path("c.sock")}, "serve", "file://"+s.path("src2"))
+	_, errs, code := s.run([]string{"SHOAL_CONFIG=" + file, "SHOAL_NEAR=file:///x",
+		"SHOAL_LISTEN=unix://" + s.path("c.sock")}, "serve", "file://"+s.path("src2"))
 	if code != 2 || !strings.Contains(errs, "(--near is from env SHOAL_NEAR)") {
 		t.Errorf("exit code %d: %s", code, errs)
 	}
@@ -340,9 +374,11 @@ func TestHelp(t *testing.T) {
 				t.Errorf("%s --%s: the usage is %q", c.CommandPath(), f.Name, f.Usage)
 			}
 			if f.Name != strings.ToLower(f.Name) || strings.Contains(f.Name, "_") {
-				t.Errorf("%s --%s: names of flags are lower case with hyphens, for their variables", c.CommandPath(), f.Name)
+				t.Errorf("%s --%s: names of flags are lower case with hyphens, for their variables",
+					c.CommandPath(), f.Name)
 			}
-			if strings.Contains(f.Name, "secret") || strings.Contains(f.Name, "password") || strings.HasSuffix(f.Name, "token") {
+			if strings.Contains(f.Name, "secret") || strings.Contains(f.Name, "password") ||
+				strings.HasSuffix(f.Name, "token") {
 				t.Errorf("%s --%s: secrets are given by file or by variable", c.CommandPath(), f.Name)
 			}
 		})
@@ -403,7 +439,8 @@ func TestDocumentedFile(t *testing.T) {
 	if len(blocks) == 0 {
 		t.Error("there is none")
 	}
-	for _, name := range append(slices.Clone(secretEnv), configEnv, s3ConnectionsEnv, daemon.DrainEnv, pprofEnv, "SHOAL_DEBUG") {
+	for _, name := range append(slices.Clone(secretEnv), configEnv, s3ConnectionsEnv, daemon.DrainEnv, pprofEnv,
+		"SHOAL_DEBUG") {
 		if !bytes.Contains(text, []byte("`"+name+"`")) {
 			t.Errorf("it does not name %s", name)
 		}
@@ -415,7 +452,8 @@ func TestDocumentedFile(t *testing.T) {
 func TestVariablesAreKnown(t *testing.T) {
 	schema := schemaOf(root())
 	word := regexp.MustCompile(`\bSHOAL_[A-Z0-9_]*[A-Z0-9]\b`)
-	reads := regexp.MustCompile(`(Getenv|LookupEnv|[eE]nviron|getenv|environ\.get)[(\[]"SHOAL_[A-Z0-9_]+"|Env += "SHOAL_[A-Z0-9_]+"|^\s+SHOAL_[A-Z_]+=`)
+	reads := regexp.MustCompile(
+		`(Getenv|LookupEnv|[eE]nviron|getenv|environ\.get)[(\[]"SHOAL_[A-Z0-9_]+"|Env += "SHOAL_[A-Z0-9_]+"|^\s+SHOAL_[A-Z_]+=`)
 	seen := map[string]string{} // to where
 	err := filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
 		if err != nil {

@@ -94,7 +94,8 @@ carries how far the bucket is behind.`,
 	}
 	security.add(c)
 	c.Flags().BoolVar(&asJSON, "json", false, "print the versioned JSON (docs/stats.md)")
-	c.Flags().BoolVar(&live, "watch", false, "show what happens now, again and again, until Ctrl-C; one frame if the output is not a terminal")
+	c.Flags().BoolVar(&live, "watch", false,
+		"show what happens now, again and again, until Ctrl-C; one frame if the output is not a terminal")
 	w.add(c.Flags())
 	return c
 }
@@ -141,7 +142,8 @@ func printStats(w io.Writer, s *admin.Snapshot) {
 	}
 	share := func(n int64) float64 { return 100 * float64(n) / float64(max(s.Reads, 1)) }
 	row("source", "%s", s.Source)
-	row("dataset", "%.12s, %s, %s numbered, %s", s.Dataset, human.Count(s.Files, "file"), humanize.Comma(int64(s.Samples)), human.Bytes(s.Bytes))
+	row("dataset", "%.12s, %s, %s numbered, %s", s.Dataset, human.Count(s.Files, "file"),
+		humanize.Comma(int64(s.Samples)), human.Bytes(s.Bytes))
 	row("up", "%s (pid %d)", (time.Duration(s.Uptime) * time.Second), s.PID)
 	if s.Transport != "" {
 		row("mount", "by %s", s.Transport)
@@ -152,47 +154,60 @@ func printStats(w io.Writer, s *admin.Snapshot) {
 	case "ended":
 		row("order", "%s, ended with its trainer", s.Order.Spec)
 	default:
-		row("order", "%s, epoch %d, position %d, %s; %s ahead of the reader", s.Order.Spec, s.Order.Epoch, s.Order.Position, s.Order.State, human.Count(s.Lead, "sample"))
+		row("order", "%s, epoch %d, position %d, %s; %s ahead of the reader", s.Order.Spec, s.Order.Epoch,
+			s.Order.Position, s.Order.State, human.Count(s.Lead, "sample"))
 	}
-	row("reads", "%s of %s: %.1f%% keep, %.1f%% ring, %.1f%% joined a fetch, %.1f%% missed", humanize.Comma(s.Reads), human.Count(s.Opens, "opened file"),
-		share(s.Hits.Keep), share(s.Hits.Ring), share(s.Joined), share(s.Misses))
+	row("reads", "%s of %s: %.1f%% keep, %.1f%% ring, %.1f%% joined a fetch, %.1f%% missed", humanize.Comma(s.Reads),
+		human.Count(s.Opens, "opened file"), share(s.Hits.Keep), share(s.Hits.Ring), share(s.Joined), share(s.Misses))
 	row("stall", "%.2f s, summed over readers", s.Stall)
-	row("store", "%s, %s, p50 %.0f ms, p99 %.0f ms, %d in flight, %s", human.Count(s.GetRequests, "GET"), human.Bytes(s.GetBytes), s.LatencyP50*1e3, s.LatencyP99*1e3, s.InFlight, storeErrors(s.StoreErrors))
+	row("store", "%s, %s, p50 %.0f ms, p99 %.0f ms, %d in flight, %s", human.Count(s.GetRequests, "GET"),
+		human.Bytes(s.GetBytes), s.LatencyP50*1e3, s.LatencyP99*1e3, s.InFlight, storeErrors(s.StoreErrors))
 	if n := s.Near; n != nil {
-		row("near", "%s, %s: %s of %s answered, %s; %s put, %s dropped, %s damaged, %s; p50 %.1f ms", n.Tier, n.State, humanize.Comma(n.Hits), human.Count(n.Reads, "read"),
-			human.Bytes(n.Bytes), human.Count(n.Puts, "copy"), humanize.Comma(n.Dropped), humanize.Comma(n.Damaged), human.Count(n.Errors, "error"), n.Median*1e3)
+		row("near", "%s, %s: %s of %s answered, %s; %s put, %s dropped, %s damaged, %s; p50 %.1f ms", n.Tier, n.State,
+			humanize.Comma(n.Hits), human.Count(n.Reads, "read"),
+			human.Bytes(n.Bytes), human.Count(n.Puts, "copy"), humanize.Comma(n.Dropped), humanize.Comma(n.Damaged),
+			human.Count(n.Errors, "error"), n.Median*1e3)
 	}
 	if n := s.Cluster; n != nil {
-		row("cluster", "%s, %s: %s, this one owns %.1f%%; %s from other nodes, %s given to them%s", n.Cluster, n.State, human.Count(len(n.Nodes), "node"),
+		row("cluster", "%s, %s: %s, this one owns %.1f%%; %s from other nodes, %s given to them%s", n.Cluster, n.State,
+			human.Count(len(n.Nodes), "node"),
 			100*n.Owned, human.Bytes(n.PeerBytes), human.Bytes(n.Given.Bytes), strings.TrimSuffix("; "+n.Cause, "; "))
 	}
 	printCost(row, s.Cost)
 	m := s.Memory
 	row("memory", "%s of %s for data (idle %s, peak %s), RSS %s, %d goroutines",
-		human.Bytes(m.Used), human.Bytes(m.Limit), human.Bytes(m.Idle), human.Bytes(m.Peak), human.Bytes(m.RSS), m.Goroutines)
+		human.Bytes(m.Used), human.Bytes(m.Limit), human.Bytes(m.Idle), human.Bytes(m.Peak), human.Bytes(m.RSS),
+		m.Goroutines)
 	limit := cmp.Or(s.Disk.Limit, s.Disk.Budget) // the dataset's quota, else the cache's
 	used := human.Bytes(s.Disk.Used) + " of " + human.Bytes(limit)
 	if s.Disk.Used > limit { // possible if the metadata of other datasets, or of a new version, has lowered the limit
-		used = human.Bytes(s.Disk.Used) + ", above the limit of " + human.Bytes(limit) + " that there is now: nothing is added"
+		used = human.Bytes(s.Disk.Used) + ", above the limit of " + human.Bytes(limit) +
+			" that there is now: nothing is added"
 	}
 	if s.Disk.Reason != "" {
 		used += ", out of use (" + s.Disk.Reason + ")"
 	}
 	row("disk", "%s, %s of %s kept", used, humanize.Comma(int64(s.Disk.Kept)), human.Count(s.Disk.Extents, "extent"))
 	if n := s.Recoded; n.Files > 0 {
-		row("recoded", "%s, %s in %s; %s, %.2f s", human.Count(n.Files, "file"), human.Bytes(n.Before), human.Bytes(n.After), human.Count(n.Restored, "restore"), n.Restore)
+		row("recoded", "%s, %s in %s; %s, %.2f s", human.Count(n.Files, "file"), human.Bytes(n.Before),
+			human.Bytes(n.After), human.Count(n.Restored, "restore"), n.Restore)
 	}
 	if feed := s.Feed; feed != nil {
-		row("feed", "%s open, %d ended by errors; %s in %s, %s; batches of %s in memory", human.Count(feed.Open, "session"), feed.Failed,
-			human.Count(feed.Total.Samples, "sample"), human.Count(feed.Total.Batches, "batch"), human.Bytes(feed.Total.Bytes), human.Bytes(feed.HeldBytes))
+		row("feed", "%s open, %d ended by errors; %s in %s, %s; batches of %s in memory",
+			human.Count(feed.Open, "session"), feed.Failed,
+			human.Count(feed.Total.Samples, "sample"), human.Count(feed.Total.Batches, "batch"),
+			human.Bytes(feed.Total.Bytes), human.Bytes(feed.HeldBytes))
 		for _, f := range feed.List {
-			row("  session", "%s, rank %d of %d (%s): epoch %d, batch %d, %s, %d bad, stalled %.2f s, waited %.2f s for credit", f.Session, f.Rank, f.World,
+			row("  session", "%s, rank %d of %d (%s): epoch %d, batch %d, %s, %d bad, stalled %.2f s, waited %.2f s "+
+				"for credit", f.Session, f.Rank, f.World,
 				f.Client, f.Epoch, f.Batch, human.Count(f.Samples, "sample"), f.Bad, f.Stall, f.Credit)
 		}
 	}
 	if d := s.S3; d != nil {
-		row("S3", "%s at %s, %s: %s to the origin, %s refused or failed; %s sent", human.Count(d.Requests, "request"), d.Listen,
-			human.Count(d.Connections, "connection"), humanize.Comma(d.Forwarded), humanize.Comma(d.Errors), human.Bytes(d.Sent))
+		row("S3", "%s at %s, %s: %s to the origin, %s refused or failed; %s sent",
+			human.Count(d.Requests, "request"), d.Listen,
+			human.Count(d.Connections, "connection"), humanize.Comma(d.Forwarded), humanize.Comma(d.Errors),
+			human.Bytes(d.Sent))
 	}
 	if n := s.Skipped.Hostile + s.Skipped.Shadowed + s.Skipped.Bad; n > 0 {
 		row("not shown", "%s: %s", human.Count(n, "key"), strings.Join(s.Skipped.Examples, ", "))

@@ -43,14 +43,17 @@ cache is closed. If the daemon serves several mounts and feeds, only that feed s
 				if mountpoint == s.CacheDir {
 					mountpoint = "MOUNTPOINT"
 				}
-				return fmt.Errorf("the daemon of %s serves %d mounts, feeds and S3 endpoints: unmount one with `shoal umount %s`, or stop all with --all", target, s.Users, mountpoint)
+				return fmt.Errorf("the daemon of %s serves %d mounts, feeds and S3 endpoints: unmount one with "+
+					"`shoal umount %s`, or stop all with --all", target, s.Users, mountpoint)
 			}
 			// The number may be another machine's or container's: it must own the cache directory here.
 			if pid := daemon.OfCache(s.CacheDir).PID(); pid == 0 || pid != s.PID {
-				return fmt.Errorf("the daemon of %s (pid %d, cache directory %s) is not one of this machine and user: stop it where it runs", target, s.PID, s.CacheDir)
+				return fmt.Errorf("the daemon of %s (pid %d, cache directory %s) is not one of this machine and "+
+					"user: stop it where it runs", target, s.PID, s.CacheDir)
 			}
 			if one {
-				return attach(c.Context(), s.CacheDir, []string{"stop", s.Feed.Listen[0], "--wait", wait.String()}, c.OutOrStdout())
+				return attach(c.Context(), s.CacheDir, []string{"stop", s.Feed.Listen[0], "--wait", wait.String()},
+					c.OutOrStdout())
 			}
 			if err := syscall.Kill(s.PID, syscall.SIGTERM); err != nil {
 				return fmt.Errorf("end the daemon of %s (pid %d): %w", target, s.PID, err)

@@ -24,7 +24,10 @@ const customerKeyVariable = "SHOAL_SSE_C_KEY"
 
 func (o *storeOptions) add(c *cobra.Command) {
 	f := c.Flags()
-	f.Var(&o.rare, "store", "what few stores need, with commas between: requester-pays; links-outside (follow links out of a file:// source);\nweak-etag (accept objects without an ETag, by size and time);\ngets-per-hour=N, the most GETs and HEADs in any hour: readers wait at it, and prefetching before it;\nget=0.0004/1000,list=0.005/1000,gb=0.09,currency=USD: prices, for reports")
+	f.Var(&o.rare, "store", "what few stores need, with commas between: requester-pays; links-outside (follow links "+
+		"out of a file:// source);\nweak-etag (accept objects without an ETag, by size and time);\ngets-per-hour=N, "+
+		"the most GETs and HEADs in any hour: readers wait at it, and prefetching before "+
+		"it;\nget=0.0004/1000,list=0.005/1000,gb=0.09,currency=USD: prices, for reports")
 }
 
 // rareStore is the value of --store.
@@ -48,7 +51,8 @@ func (r *rareStore) Set(text string) (err error) {
 		case word == "weak-etag":
 			o.WeakETag = true
 		case key == "gets-per-hour":
-			if o.GetsPerHour, err = strconv.ParseInt(value, 10, 64); err != nil || o.GetsPerHour < objstore.LeastBudget {
+			if o.GetsPerHour, err = strconv.ParseInt(value, 10, 64); err != nil ||
+				o.GetsPerHour < objstore.LeastBudget {
 				return fmt.Errorf("%q: give a number of at least %d", word, objstore.LeastBudget)
 			}
 		default:
@@ -65,9 +69,12 @@ func (r *rareStore) Set(text string) (err error) {
 // addNear adds the flags of the near tier (docs/near.md).
 func (o *storeOptions) addNear(c *cobra.Command) {
 	f := c.Flags()
-	f.StringVar(&o.near.URL, "near", "", "s3://BUCKET/PREFIX of an S3 engine near the GPUs, shared by all nodes: read first, and filled with what SOURCE is read for (docs/near.md)")
+	f.StringVar(&o.near.URL, "near", "",
+		"s3://BUCKET/PREFIX of an S3 engine near the GPUs, shared by all nodes: read first, and filled with what "+
+			"SOURCE is read for (docs/near.md)")
 	f.StringVar(&o.near.Endpoint, "near-endpoint", "", "URL of the --near engine (default: SOURCE's endpoint)")
-	f.StringVar(&o.near.Profile, "near-profile", "", "profile with the credentials of the --near engine (default: SOURCE's credentials)")
+	f.StringVar(&o.near.Profile, "near-profile", "",
+		"profile with the credentials of the --near engine (default: SOURCE's credentials)")
 }
 
 func (o *storeOptions) checkNear() error {
@@ -95,7 +102,8 @@ func (o *storeOptions) options(inv *invocation) (all objstore.StoreOptions, err 
 func printCost(row func(name, format string, args ...any), c engine.Cost) {
 	row("requests", "%s", c)
 	if b := c.Budget; b != nil {
-		row("budget", "%s GETs an hour, %s free now; %d reads waiting, %d prefetches; readers waited %.1f s in %s waits", humanize.Comma(b.PerHour),
-			humanize.Comma(b.Left), b.WaitingDemand, b.WaitingPrefetch, b.WaitSeconds, humanize.Comma(b.Waits))
+		row("budget", "%s GETs an hour, %s free now; %d reads waiting, %d prefetches; readers waited %.1f s in %s waits",
+			humanize.Comma(b.PerHour), humanize.Comma(b.Left), b.WaitingDemand, b.WaitingPrefetch, b.WaitSeconds,
+			humanize.Comma(b.Waits))
 	}
 }

@@ -116,10 +116,12 @@ func printFrame(w io.Writer, before, now *admin.Snapshot) {
 	v := findings.Of(before.Snapshot, now.Snapshot)
 	fmt.Fprint(w, findings.Text(append([]findings.Finding{v.Finding}, v.Notes...)))
 	r := v.Rates
-	fmt.Fprintf(w, "%-10s %.0f samples/s; the trainer waits %s of the time; the store brings %s/s in %.0f requests/s; %s ahead (%.1f s)\n", "now", r.Samples,
+	fmt.Fprintf(w, "%-10s %.0f samples/s; the trainer waits %s of the time; the store brings %s/s in %.0f "+
+		"requests/s; %s ahead (%.1f s)\n", "now", r.Samples,
 		human.Percent(r.Stall), human.Bytes(int64(r.Bytes)), r.Requests, human.Count(r.Lead, "sample"), r.LeadSeconds)
 	for _, p := range now.Streams {
-		fmt.Fprintf(w, "%-10s %s, epoch %d: %s of %s, %s ahead, %d in flight\n", "  reader", p.Name, p.Epoch, human.Number(p.Position), human.Number(p.Len),
+		fmt.Fprintf(w, "%-10s %s, epoch %d: %s of %s, %s ahead, %d in flight\n", "  reader", p.Name, p.Epoch,
+			human.Number(p.Position), human.Number(p.Len),
 			human.Count(p.Lead, "sample"), p.InFlight)
 	}
 	printStats(w, now)
@@ -139,7 +141,8 @@ func fit(text string, rows, columns int) string {
 	if rows == 0 || used < rows { // 0: not known
 		return text
 	}
-	return fmt.Sprintf("%s\n... and %s more: shoal stat shows all\n", strings.Join(lines[:kept], "\n"), human.Count(len(lines)-kept, "line"))
+	return fmt.Sprintf("%s\n... and %s more: shoal stat shows all\n", strings.Join(lines[:kept], "\n"),
+		human.Count(len(lines)-kept, "line"))
 }
 
 // printable replaces what a terminal would take for a command, as a file's name may have.

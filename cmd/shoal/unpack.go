@@ -54,7 +54,8 @@ continues an unpack that was interrupted, in whatever way. A file that is there 
 				return json.NewEncoder(c.OutOrStdout()).Encode(done)
 			}
 			fmt.Fprintf(c.OutOrStdout(), "%s, %s, of %s in %s; %s were there already\n",
-				human.Count(done.Files, "file"), humanize.IBytes(uint64(done.Bytes)), source, dir, humanize.Comma(int64(done.Kept)))
+				human.Count(done.Files, "file"), humanize.IBytes(uint64(done.Bytes)), source, dir,
+				humanize.Comma(int64(done.Kept)))
 			return nil
 		},
 	}
@@ -63,7 +64,8 @@ continues an unpack that was interrupted, in whatever way. A file that is there 
 	return c
 }
 
-func unpack(ctx context.Context, from, dir string, o stores.Options) (done shard.Unpacked, _ objstore.Source, err error) {
+func unpack(ctx context.Context, from, dir string, o stores.Options) (
+	done shard.Unpacked, _ objstore.Source, err error) {
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	o.Logger = log
 	base, source, err := stores.Open(ctx, from, o)
@@ -76,7 +78,8 @@ func unpack(ctx context.Context, from, dir string, o stores.Options) (done shard
 	src := objstore.Retry(base, objstore.NewBudget(o.Store.GetsPerHour, log).Policy(base))
 	is, err := shard.IsSet(ctx, src, source)
 	if err == nil && !is {
-		err = fmt.Errorf("%s is not a set of shards (name one that shoal pack made, or tars, as in 's3://wds/shard-{000000..000127}.tar')", source)
+		err = fmt.Errorf("%s is not a set of shards (name one that shoal pack made, or tars, as in "+
+			"'s3://wds/shard-{000000..000127}.tar')", source)
 	}
 	if err != nil {
 		return done, source, err

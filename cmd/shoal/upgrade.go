@@ -56,13 +56,15 @@ is lost: its writer gets an error. Mounts by io_uring, or on Linux before 6.9, c
 	return c
 }
 
-// upgradePatience is how long a mount is waited for after its daemon has ended. After half of it nothing holds the mount any more.
+// upgradePatience is how long a mount is waited for after its daemon has ended. After half of it nothing holds the
+// mount any more.
 const upgradePatience = time.Minute
 
 // upgraded says which process this is, or why it is not of the new program.
 func upgraded(inv *invocation) error {
 	if failed := daemon.RenewalFailed(); failed != "" {
-		return fmt.Errorf("the new program did not serve, and the old one (%s) goes on, as pid %d: %s", version, os.Getpid(), failed)
+		return fmt.Errorf("the new program did not serve, and the old one (%s) goes on, as pid %d: %s", version,
+			os.Getpid(), failed)
 	}
 	inv.Notice("shoal %s serves, as pid %d", version, os.Getpid())
 	return nil
@@ -112,7 +114,8 @@ func beforeEnd(h *engine.Host) {
 	limiter.Flush()
 }
 
-// handOn ends this process and leaves its mounts to a successor, if a keeper has them. Otherwise it returns, and they must be unmounted.
+// handOn ends this process and leaves its mounts to a successor, if a keeper has them. Otherwise it returns, and they
+// must be unmounted.
 func handOn(h *engine.Host) {
 	if !daemon.Kept() {
 		return
@@ -148,11 +151,14 @@ func renewable(all []*service) error {
 				return fmt.Errorf("the mount %s cannot be taken over: %w", s.mountpoint, err)
 			}
 		case !own:
-			return fmt.Errorf("what was added to the daemon for %s would end with it, as it has no mount (stop it first)", s.config.Source)
+			return fmt.Errorf(
+				"what was added to the daemon for %s would end with it, as it has no mount (stop it first)",
+				s.config.Source)
 		}
 	}
 	if !first {
-		return errors.New("the verb that started the daemon has ended, and would begin anew (unmount what is left, and mount it again)")
+		return errors.New("the verb that started the daemon has ended, and would begin anew (unmount what is left, " +
+			"and mount it again)")
 	}
 	return nil
 }
@@ -186,7 +192,8 @@ func (o *owner) replay(ctx context.Context) {
 	}
 }
 
-// pastVersions returns the names of a source's versions, or of all if that is "", that the kernel may know of held mounts.
+// pastVersions returns the names of a source's versions, or of all if that is "", that the kernel may know of held
+// mounts.
 func pastVersions(source string) (names []string) {
 	for _, memo := range (daemon.Holder{}).Inherited() {
 		m, words, err := fusefs.ReadMemo(memo)

@@ -17,7 +17,8 @@ import (
 func oneMount(args []string) (string, error) {
 	if len(args) > 0 {
 		if strings.Contains(args[0], "://") {
-			return "", cli.Usagef("%s is a URL, not a mount point: give the folder (findmnt -t fuse.shoal lists the mounts), or a feed's cache directory", args[0])
+			return "", cli.Usagef("%s is a URL, not a mount point: give the folder (findmnt -t fuse.shoal lists the "+
+				"mounts), or a feed's cache directory", args[0])
 		}
 		return args[0], nil
 	}
@@ -36,8 +37,8 @@ func pointsOf(mounts []machine.Mount) (points []string) {
 	return points
 }
 
-// oneDaemon returns the mount or feed in args, or the only daemon on this machine that has a mount or serves the default
-// feed.
+// oneDaemon returns the mount or feed in args, or the only daemon on this machine that has a mount or serves the
+// default feed.
 func oneDaemon(ctx context.Context, args []string, security *clientSecurity) (string, error) {
 	if len(args) > 0 {
 		return args[0], nil
@@ -49,7 +50,9 @@ func oneDaemon(ctx context.Context, args []string, security *clientSecurity) (st
 	if n := len(found); n > 1 && found[n-1] == defaultFeed {
 		// Either one daemon serves both, or the socket was left by a dead one.
 		feed := daemonOf(ctx, defaultFeed, security)
-		if feed == 0 || slices.ContainsFunc(found[:n-1], func(mount string) bool { return daemonOf(ctx, mount, security) == feed }) {
+		if feed == 0 || slices.ContainsFunc(found[:n-1], func(mount string) bool {
+			return daemonOf(ctx, mount, security) == feed
+		}) {
 			found = found[:n-1]
 		}
 	}

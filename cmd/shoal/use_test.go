@@ -32,29 +32,36 @@ import (
 // A wrong command line is told what is wrong with it: by the names that the help has, and with what may be meant.
 func TestWrongUse(t *testing.T) {
 	for line, want := range map[string]string{
-		"mount":                        "shoal mount takes SOURCE MOUNTPOINT: SOURCE is missing (see: shoal mount --help)",
-		"mount s3://b":                 "shoal mount takes SOURCE MOUNTPOINT: MOUNTPOINT is missing (see: shoal mount --help)",
-		"mount a b c":                  `shoal mount takes SOURCE MOUNTPOINT: "c" is one too many (see: shoal mount --help)`,
-		"stat a b":                     `shoal stat takes [MOUNTPOINT|ADDR|CACHE-DIR]: "b" is one too many (see: shoal stat --help)`,
-		"version x":                    `shoal version takes no arguments, and "x" is one (see: shoal version --help)`,
-		"cache pin d":                  "shoal cache pin takes CACHE-DIR SOURCE: SOURCE is missing (see: shoal cache pin --help)",
-		"ckpt":                         "shoal ckpt takes DIR DEST: DIR is missing (see: shoal ckpt --help)",
-		"ckpt d":                       "shoal ckpt takes DIR DEST: DEST is missing (see: shoal ckpt --help)",
-		"cache rekey":                  "shoal cache rekey takes CACHE-DIR: CACHE-DIR is missing (see: shoal cache rekey --help)",
-		"mout a b":                     `there is no verb "mout": did you mean shoal mount? (see: shoal --help)`,
-		"nonesuch":                     `there is no verb "nonesuch" (see: shoal --help)`,
-		"cache lss":                    `there is no verb "lss": did you mean shoal cache ls? (see: shoal cache --help)`,
-		"config mout":                  `there is no verb "mout": did you mean shoal mount? (see: shoal --help)`,
-		"help cache lss":               `there is no verb "lss": did you mean shoal cache ls? (see: shoal cache --help)`,
-		"mount a b --cach-dir=x":       "shoal mount has no flag --cach-dir: did you mean --cache-dir? (see: shoal mount --help)",
-		"mount a b --listen x":         "shoal mount has no flag --listen, which belongs to shoal s3, shoal serve (see: shoal mount --help)",
-		"mount a b --nonesuch":         "shoal mount has no flag --nonesuch (see: shoal mount --help)",
-		"mount a b -z":                 "shoal mount has no flag -z (see: shoal mount --help)",
-		"mount a b --cache-dir":        "--cache-dir needs a value (see: shoal mount --help)",
-		"run --name sweep/3 true":      `--name "sweep/3": it becomes a file's name in .shoal/plans of the mount: at most 200 bytes, without / and no dot first`,
-		"feed x --batch -1":            `--batch: -1: it must be at least 0 (see: shoal feed --help)`,
-		"feed a --epochs one":          `--epochs: "one" is not a number (see: shoal feed --help)`,
-		"mount a b --epoch 3":          "--epoch was removed: write it into the order, such as --order torch:seed=7,epoch=3",
+		"mount": "shoal mount takes SOURCE MOUNTPOINT: SOURCE is missing (see: shoal mount " +
+			"--help)",
+		"mount s3://b": "shoal mount takes SOURCE MOUNTPOINT: MOUNTPOINT is missing (see: shoal " +
+			"mount --help)",
+		"mount a b c": `shoal mount takes SOURCE MOUNTPOINT: "c" is one too many (see: shoal mount --help)`,
+		"stat a b":    `shoal stat takes [MOUNTPOINT|ADDR|CACHE-DIR]: "b" is one too many (see: shoal stat --help)`,
+		"version x":   `shoal version takes no arguments, and "x" is one (see: shoal version --help)`,
+		"cache pin d": "shoal cache pin takes CACHE-DIR SOURCE: SOURCE is missing (see: shoal cache " +
+			"pin --help)",
+		"ckpt":   "shoal ckpt takes DIR DEST: DIR is missing (see: shoal ckpt --help)",
+		"ckpt d": "shoal ckpt takes DIR DEST: DEST is missing (see: shoal ckpt --help)",
+		"cache rekey": "shoal cache rekey takes CACHE-DIR: CACHE-DIR is missing (see: shoal cache " +
+			"rekey --help)",
+		"mout a b":       `there is no verb "mout": did you mean shoal mount? (see: shoal --help)`,
+		"nonesuch":       `there is no verb "nonesuch" (see: shoal --help)`,
+		"cache lss":      `there is no verb "lss": did you mean shoal cache ls? (see: shoal cache --help)`,
+		"config mout":    `there is no verb "mout": did you mean shoal mount? (see: shoal --help)`,
+		"help cache lss": `there is no verb "lss": did you mean shoal cache ls? (see: shoal cache --help)`,
+		"mount a b --cach-dir=x": "shoal mount has no flag --cach-dir: did you mean --cache-dir? (see: shoal " +
+			"mount --help)",
+		"mount a b --listen x": "shoal mount has no flag --listen, which belongs to shoal s3, shoal serve " +
+			"(see: shoal mount --help)",
+		"mount a b --nonesuch":    "shoal mount has no flag --nonesuch (see: shoal mount --help)",
+		"mount a b -z":            "shoal mount has no flag -z (see: shoal mount --help)",
+		"mount a b --cache-dir":   "--cache-dir needs a value (see: shoal mount --help)",
+		"run --name sweep/3 true": `--name "sweep/3": it becomes a file's name in .shoal/plans of the mount: at most 200 bytes, without / and no dot first`,
+		"feed x --batch -1":       `--batch: -1: it must be at least 0 (see: shoal feed --help)`,
+		"feed a --epochs one":     `--epochs: "one" is not a number (see: shoal feed --help)`,
+		"mount a b --epoch 3": "--epoch was removed: write it into the order, such as --order " +
+			"torch:seed=7,epoch=3",
 		"mount a b --daemon=perhaps":   `--daemon: "perhaps": give true, false or supervised (see: shoal mount --help)`,
 		"mount a b --allow-other=1.5":  `--allow-other: "1.5" is neither true nor false (see: shoal mount --help)`,
 		"umount m --wait 5":            `--wait: "5" is not a duration (write 90s, 15m or 4h) (see: shoal umount --help)`,
@@ -79,14 +86,16 @@ func TestWrongUse(t *testing.T) {
 // A folder that is not what a verb needs is named, with the cause and a remedy that works.
 func TestWrongFolder(t *testing.T) {
 	cache, left, plain := t.TempDir(), t.TempDir(), t.TempDir()
-	for _, file := range []string{filepath.Join(cache, "FORMAT"), filepath.Join(left, "FORMAT"), filepath.Join(left, "shoal.sock")} {
+	for _, file := range []string{filepath.Join(cache, "FORMAT"), filepath.Join(left, "FORMAT"),
+		filepath.Join(left, "shoal.sock")} {
 		if err := os.WriteFile(file, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	missing := filepath.Join(plain, "missing")
 	nobody := func(dir string) string {
-		return "no daemon answers at the cache directory " + dir + ": there is none to stop or to ask (shoal cache ls " + dir +
+		return "no daemon answers at the cache directory " + dir +
+			": there is none to stop or to ask (shoal cache ls " + dir +
 			" shows what it holds; shoal mount SOURCE MOUNTPOINT --cache-dir " + dir + " starts one)"
 	}
 	notACache := func(dir string) string {
@@ -149,17 +158,20 @@ func TestOnly(t *testing.T) {
 			t.Errorf("%q: %q, %v", c.found, got, err)
 		}
 	}
-	if _, err := shoal(t, "mount", "file:///data", ""); err == nil || !strings.Contains(err.Error(), "the MOUNTPOINT is empty") {
+	if _, err := shoal(t, "mount", "file:///data", ""); err == nil ||
+		!strings.Contains(err.Error(), "the MOUNTPOINT is empty") {
 		t.Errorf("mount at nothing: %v", err)
 	}
 	for _, verb := range []string{"umount", "refresh"} {
-		if _, err := shoal(t, verb, "s3://photos/train"); err == nil || !strings.Contains(err.Error(), "s3://photos/train is a URL, not a mount point") {
+		if _, err := shoal(t, verb, "s3://photos/train"); err == nil ||
+			!strings.Contains(err.Error(), "s3://photos/train is a URL, not a mount point") {
 			t.Errorf("%s of a URL: %v", verb, err)
 		}
 	}
 }
 
-// mostFlags are enough for a verb: all are in its --help, and are read in a minute or two. A new one needs an old one to go.
+// mostFlags are enough for a verb: all are in its --help, and are read in a minute or two. A new one needs an old one
+// to go.
 const mostFlags = 40
 
 func TestHelpIsShort(t *testing.T) {
@@ -202,7 +214,8 @@ func TestDefaultsAreToldOnce(t *testing.T) {
 
 // What is kept may be more than what may be, after others have come: that is said as such.
 func TestDiskAboveItsLimit(t *testing.T) {
-	for used, want := range map[int64]string{27 << 20: "27 MiB of 27 MiB, 1 of 1 extent kept", 28 << 20: "28 MiB, above the limit of 27 MiB that there is now: nothing is added, 1 of 1 extent kept"} {
+	for used, want := range map[int64]string{27 << 20: "27 MiB of 27 MiB, 1 of 1 extent kept",
+		28 << 20: "28 MiB, above the limit of 27 MiB that there is now: nothing is added, 1 of 1 extent kept"} {
 		var s admin.Snapshot
 		s.Disk = engine.DiskStats{Used: used, Budget: 27 << 20, Kept: 1, Extents: 1}
 		var b strings.Builder
@@ -228,7 +241,9 @@ func TestTopFitsTheTerminal(t *testing.T) {
 	for i := range 40 {
 		now.Streams = append(now.Streams, run.Progress{Name: fmt.Sprintf("feed/job/rank%d/epoch0", i)})
 	}
-	daemon := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _ = json.NewEncoder(w).Encode(now) }))
+	daemon := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_ = json.NewEncoder(w).Encode(now)
+	}))
 	defer daemon.Close()
 	screen, tty, err := pty.Open()
 	if err != nil {
@@ -258,7 +273,8 @@ func TestTopFitsTheTerminal(t *testing.T) {
 		frame = append(frame, b)
 	}
 	text := string(frame)
-	if n := strings.Count(text, "\n"); n >= 24 || !strings.Contains(text, "samples/s") || !strings.Contains(text, "rank0/") || !strings.Contains(text, "lines more") {
+	if n := strings.Count(text, "\n"); n >= 24 || !strings.Contains(text, "samples/s") ||
+		!strings.Contains(text, "rank0/") || !strings.Contains(text, "lines more") {
 		t.Errorf("a frame of %d lines:\n%s", n, text)
 	}
 	cancel()
@@ -276,7 +292,8 @@ func TestLaboratory(t *testing.T) {
 		}
 	}
 	t.Setenv("PATH", path)
-	for dir, want := range map[string]string{beside: filepath.Join(beside, "shoal-lab"), none: filepath.Join(path, "shoal-lab")} {
+	for dir, want := range map[string]string{beside: filepath.Join(beside, "shoal-lab"),
+		none: filepath.Join(path, "shoal-lab")} {
 		if lab := laboratory(dir); lab != want {
 			t.Errorf("%q, want %q", lab, want)
 		}

@@ -43,7 +43,8 @@ carries; python -m shoal verify does the same.`,
 				return cli.Usagef("%s does not run: %w (name another by --python)", interpreter, err)
 			}
 			if list := strings.Fields(string(missing)); len(list) > 0 {
-				return cli.Usagef("%s lacks %s, needed to replay the batches (%[1]s -m pip install numpy grpcio torch torchvision pillow, or name another Python by --python)",
+				return cli.Usagef("%s lacks %s, needed to replay the batches (%[1]s -m pip install numpy grpcio "+
+					"torch torchvision pillow, or name another Python by --python)",
 					interpreter, english.WordSeries(list, "and"))
 			}
 			dir, err := os.MkdirTemp("", "shoal-verify-")
@@ -55,22 +56,26 @@ carries; python -m shoal verify does the same.`,
 				return err
 			}
 			argv := []string{"-B", "-m", "shoal", "verify", args[0]}
-			for _, name := range []string{"transform", "batch", "batches", "order", "seed", "epoch", "ca", "cert", "key", "server-name"} {
+			for _, name := range []string{"transform", "batch", "batches", "order", "seed", "epoch", "ca", "cert",
+				"key", "server-name"} {
 				if f := c.Flags().Lookup(name); f.Value.String() != "" {
 					argv = append(argv, "--"+name+"="+f.Value.String())
 				}
 			}
 			var said bytes.Buffer
 			cmd := exec.CommandContext(c.Context(), interpreter, argv...)
-			cmd.Env = append(os.Environ(), "PYTHONPATH="+dir+string(os.PathListSeparator)+os.Getenv("PYTHONPATH"), tokenEnv+"="+security.s.Token)
+			cmd.Env = append(os.Environ(), "PYTHONPATH="+dir+string(os.PathListSeparator)+os.Getenv("PYTHONPATH"),
+				tokenEnv+"="+security.s.Token)
 			cmd.Stdout, cmd.Stderr = c.OutOrStdout(), &said
 			err = cmd.Run()
 			var exit *exec.ExitError
 			switch {
 			case errors.As(err, &exit) && exit.ExitCode() == 1:
-				return fmt.Errorf("%s: some rows differ from what torchvision makes of them (see the lines above)", args[0])
+				return fmt.Errorf("%s: some rows differ from what torchvision makes of them (see the lines above)",
+					args[0])
 			case err != nil:
-				return cli.Usagef("%s could not be compared: %s", args[0], strings.TrimPrefix(strings.TrimSpace(said.String()), "shoal verify: "))
+				return cli.Usagef("%s could not be compared: %s", args[0],
+					strings.TrimPrefix(strings.TrimSpace(said.String()), "shoal verify: "))
 			}
 			return nil
 		},

@@ -13,7 +13,8 @@ import (
 	"github.com/shoalfs/shoal/internal/settings"
 )
 
-// version is set by the Makefile to the git tag, or to the commit if there is no tag. `go install` sets none, but records the module's.
+// version is set by the Makefile to the git tag, or to the commit if there is no tag. `go install` sets none, but
+// records the module's.
 var version = "0.1.0-dev"
 
 func init() {
@@ -45,7 +46,8 @@ func versionCommand() *cobra.Command {
 		},
 	}
 	settings.Without(c) // it works whatever they are
-	c.Flags().BoolVar(&asJSON, "json", false, "print as JSON: version, commit, go, os, arch, jpeg (whether pictures can be decoded)")
+	c.Flags().BoolVar(&asJSON, "json", false,
+		"print as JSON: version, commit, go, os, arch, jpeg (whether pictures can be decoded)")
 	return c
 }
 

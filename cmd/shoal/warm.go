@@ -64,7 +64,8 @@ daemon uses the directory, that daemon does the work. If interrupted, it keeps w
 	return c
 }
 
-func runWarm(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.Config, fraction float64, lines []byte, out io.Writer) (err error) {
+func runWarm(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.Config, fraction float64, lines []byte,
+	out io.Writer) (err error) {
 	e, err := openEngine(ctx, inv, h, cfg)
 	if err != nil {
 		return err
@@ -77,7 +78,8 @@ func runWarm(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.Co
 		bar.Set(p.FilesDone, p.Files, humanize.IBytes(uint64(p.BytesDone))+" of "+humanize.IBytes(uint64(p.Bytes)))
 	})
 	rate := float64(p.BytesDone) / max(time.Since(start).Seconds(), 1e-3)
-	bar.Done(fmt.Sprintf("%s, %s, %s/s", human.Count(p.FilesDone, "file"), humanize.IBytes(uint64(p.BytesDone)), humanize.IBytes(uint64(rate))))
+	bar.Done(fmt.Sprintf("%s, %s, %s/s", human.Count(p.FilesDone, "file"), humanize.IBytes(uint64(p.BytesDone)),
+		humanize.IBytes(uint64(rate))))
 	if err != nil {
 		return err
 	}
@@ -85,7 +87,8 @@ func runWarm(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.Co
 	if c := e.Stats().Cluster; c != nil {
 		where = fmt.Sprintf(" here, and the rest by the owners among %s", human.Count(len(c.Nodes), "node"))
 	}
-	fmt.Fprintf(out, "%s of %s of %s are kept%s\n", humanize.Comma(int64(p.Kept)), human.Count(p.Extents, "extent"), e.Source(), where)
+	fmt.Fprintf(out, "%s of %s of %s are kept%s\n", humanize.Comma(int64(p.Kept)), human.Count(p.Extents, "extent"),
+		e.Source(), where)
 	if cost := e.Cost().Since(before); cost.Priced {
 		fmt.Fprintf(out, "sent meanwhile: %s\n", cost)
 	}
@@ -97,7 +100,9 @@ func runWarm(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.Co
 	case p.Errors > 0:
 		return fmt.Errorf("%s could not be read, the first: %s", human.Count(p.Errors, "file"), p.FirstError)
 	case p.Full && p.FilesDone < least:
-		return fmt.Errorf("the cache is full: %d of %d files were kept (raise --cache-size, or ask for a smaller --fraction)", p.FilesDone, p.Files)
+		return fmt.Errorf(
+			"the cache is full: %d of %d files were kept (raise --cache-size, or ask for a smaller --fraction)",
+			p.FilesDone, p.Files)
 	}
 	return nil
 }

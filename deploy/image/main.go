@@ -93,7 +93,8 @@ func build(r *release, args []string, dir, tar, sbom string) error {
 		if err != nil {
 			return err
 		}
-		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: img, Descriptor: v1.Descriptor{Platform: b.platform()}})
+		index = mutate.AppendManifests(index,
+			mutate.IndexAddendum{Add: img, Descriptor: v1.Descriptor{Platform: b.platform()}})
 		attached, err := attach(img, bill)
 		if err != nil {
 			return err
@@ -128,10 +129,12 @@ func newBinary(arg string) (*binary, error) {
 		}
 	}
 	if b.arch == "" {
-		return nil, fmt.Errorf("%s is for %v, for which no image was ever made (amd64 and arm64 are known)", b.path, e.Machine)
+		return nil, fmt.Errorf("%s is for %v, for which no image was ever made (amd64 and arm64 are known)",
+			b.path, e.Machine)
 	}
 	if libs, err := e.ImportedLibraries(); err != nil || len(libs) > 0 {
-		return nil, fmt.Errorf("%s needs %v, and the image holds no libraries: link it statically, as make image does", b.path, libs)
+		return nil, fmt.Errorf(
+			"%s needs %v, and the image holds no libraries: link it statically, as make image does", b.path, libs)
 	}
 	return b, nil
 }
@@ -169,7 +172,9 @@ func image(r *release, b *binary, bill []byte) (v1.Image, error) {
 		if err != nil {
 			return nil, err
 		}
-		if img, err = mutate.Append(img, mutate.Addendum{Layer: l, History: v1.History{Created: v1.Time{Time: r.created}, Comment: part.what}}); err != nil {
+		if img, err = mutate.Append(img,
+			mutate.Addendum{Layer: l,
+				History: v1.History{Created: v1.Time{Time: r.created}, Comment: part.what}}); err != nil {
 			return nil, err
 		}
 	}
@@ -202,8 +207,9 @@ func image(r *release, b *binary, bill []byte) (v1.Image, error) {
 func labels(r *release) map[string]string {
 	const prefix, project = "org.opencontainers.image.", "https://github.com/shoalfs/shoal"
 	l := map[string]string{
-		prefix + "title":         "shoal",
-		prefix + "description":   "Keeps GPUs fed from object storage: a mount and a batch feed that know the order of the epoch",
+		prefix + "title": "shoal",
+		prefix + "description": "Keeps GPUs fed from object storage: a mount and a batch feed that know the order " +
+			"of the epoch",
 		prefix + "url":           project,
 		prefix + "source":        project,
 		prefix + "documentation": project + "/blob/main/docs/deploy.md",
@@ -246,7 +252,8 @@ func writeLayout(r *release, index v1.ImageIndex, bills []v1.Image, dir string) 
 	if err != nil {
 		return err
 	}
-	if err := p.AppendIndex(index, layout.WithAnnotations(map[string]string{"org.opencontainers.image.ref.name": r.version})); err != nil {
+	if err := p.AppendIndex(index,
+		layout.WithAnnotations(map[string]string{"org.opencontainers.image.ref.name": r.version})); err != nil {
 		return err
 	}
 	for _, b := range bills {

@@ -36,7 +36,8 @@ type file struct {
 // baseFiles are those that no version of shoal changes: users, folders to write to, who may sign a certificate.
 // There is no shell, no libc and no fusermount3 (docs/adr/0033-the-image.md).
 func baseFiles(r *release) ([]file, error) {
-	passwd := fmt.Sprintf("root:x:0:0:root:/root:/sbin/nologin\nshoal:x:%d:%d:shoal:%s:/sbin/nologin\n", userID, userID, home)
+	passwd := fmt.Sprintf("root:x:0:0:root:/root:/sbin/nologin\nshoal:x:%d:%d:shoal:%s:/sbin/nologin\n", userID,
+		userID, home)
 	group := fmt.Sprintf("root:x:0:\nshoal:x:%d:\n", userID)
 	files := []file{
 		{name: "etc/passwd", mode: 0o644, data: []byte(passwd)},
@@ -79,7 +80,8 @@ func layer(files []file, created time.Time) (v1.Layer, error) {
 	w := tar.NewWriter(&b)
 	seen := map[string]bool{}
 	add := func(f file) error {
-		h := &tar.Header{Name: f.name, Mode: f.mode, Uid: f.owner, Gid: f.owner, Size: int64(len(f.data)), ModTime: created, Typeflag: tar.TypeReg, Format: tar.FormatPAX}
+		h := &tar.Header{Name: f.name, Mode: f.mode, Uid: f.owner, Gid: f.owner, Size: int64(len(f.data)),
+			ModTime: created, Typeflag: tar.TypeReg, Format: tar.FormatPAX}
 		if f.name[len(f.name)-1] == '/' {
 			h.Typeflag = tar.TypeDir
 		}
@@ -105,6 +107,8 @@ func layer(files []file, created time.Time) (v1.Layer, error) {
 	if err := w.Close(); err != nil {
 		return nil, err
 	}
-	return tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil },
+	return tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(b.Bytes())), nil
+	},
 		tarball.WithMediaType(types.OCILayer), tarball.WithCompressedCaching)
 }

@@ -32,8 +32,9 @@ func billOfMaterials(r *release, b *binary) ([]byte, error) {
 	sum := sha256.Sum256(content)
 	root := cdx.Component{
 		Type: cdx.ComponentTypeContainer, BOMRef: "shoal", Name: "shoal", Version: r.version,
-		Licenses:   &cdx.Licenses{{License: &cdx.License{ID: "Apache-2.0"}}},
-		PackageURL: packageurl.NewPackageURL("oci", "", "shoal", r.version, packageurl.QualifiersFromMap(map[string]string{"arch": b.arch}), "").String(),
+		Licenses: &cdx.Licenses{{License: &cdx.License{ID: "Apache-2.0"}}},
+		PackageURL: packageurl.NewPackageURL("oci", "",
+			"shoal", r.version, packageurl.QualifiersFromMap(map[string]string{"arch": b.arch}), "").String(),
 	}
 	parts := []cdx.Component{{
 		Type: cdx.ComponentTypeApplication, BOMRef: "bin", Name: info.Main.Path, Version: r.version,

@@ -1,5 +1,5 @@
-// Command packages makes the Python wheels and the source distribution of a release, and the statement of what its files
-// were built from. deploy/packages/build.sh, which make release runs, makes everything else.
+// Command packages makes the Python wheels and the source distribution of a release, and the statement of what its
+// files were built from. deploy/packages/build.sh, which make release runs, makes everything else.
 //
 //	packages wheels VERSION STAGE DIST      of STAGE/shoal, licences in STAGE/licences
 //	packages client VERSION STAGE DIST      the wheel and the source distribution of the client alone
@@ -31,7 +31,8 @@ import (
 )
 
 func main() {
-	verbs := map[string]func(version, from, dist string) error{"wheels": binaryWheel, "client": client, "provenance": provenance}
+	verbs := map[string]func(version, from, dist string) error{"wheels": binaryWheel, "client": client,
+		"provenance": provenance}
 	if len(os.Args) != 5 || verbs[os.Args[1]] == nil {
 		fmt.Fprintln(os.Stderr, "usage: packages wheels|client|provenance VERSION STAGE|COMMIT DIST")
 		os.Exit(2)
@@ -49,8 +50,10 @@ func created() time.Time {
 
 // platforms are those of wheels on which a static binary runs: glibc's and musl's.
 var platforms = map[elf.Machine][]string{
-	elf.EM_X86_64:  {"py3-none-manylinux2014_x86_64", "py3-none-manylinux_2_17_x86_64", "py3-none-musllinux_1_1_x86_64"},
-	elf.EM_AARCH64: {"py3-none-manylinux2014_aarch64", "py3-none-manylinux_2_17_aarch64", "py3-none-musllinux_1_1_aarch64"},
+	elf.EM_X86_64: {"py3-none-manylinux2014_x86_64", "py3-none-manylinux_2_17_x86_64",
+		"py3-none-musllinux_1_1_x86_64"},
+	elf.EM_AARCH64: {"py3-none-manylinux2014_aarch64", "py3-none-manylinux_2_17_aarch64",
+		"py3-none-musllinux_1_1_aarch64"},
 }
 
 // binaryWheel makes the wheel shoalfs: the client and the binary. shoalfs-client is the client alone. Both hold the
@@ -70,7 +73,8 @@ func binaryWheel(version, stage, dist string) error {
 	if err != nil {
 		return err
 	}
-	return wheel(&python.Wheel{Name: "shoalfs", Version: version, Tags: tags, Scripts: []python.File{{Name: "shoal", Data: data}}}, stage, "*", dist)
+	return wheel(&python.Wheel{Name: "shoalfs", Version: version, Tags: tags,
+		Scripts: []python.File{{Name: "shoal", Data: data}}}, stage, "*", dist)
 }
 
 func wheel(w *python.Wheel, stage, licences, dist string) (err error) {
@@ -119,7 +123,8 @@ func client(version, stage, dist string) error {
 	z := gzip.NewWriter(&out)
 	t := tar.NewWriter(z)
 	for _, f := range files {
-		h := tar.Header{Name: base + "/" + f.Name, Mode: int64(f.Mode), Size: int64(len(f.Data)), ModTime: w.Created, Format: tar.FormatPAX}
+		h := tar.Header{Name: base + "/" + f.Name, Mode: int64(f.Mode), Size: int64(len(f.Data)), ModTime: w.Created,
+			Format: tar.FormatPAX}
 		if err := t.WriteHeader(&h); err != nil {
 			return err
 		}
@@ -184,7 +189,8 @@ func provenance(version, commit, dist string) error {
 				"resolvedDependencies": sources,
 			},
 			"runDetails": object{"builder": object{
-				"id": project + "/blob/main/deploy/packages/build.sh", "version": object{"go": runtime.Version(), "gcc": strings.TrimSpace(string(gcc))},
+				"id":      project + "/blob/main/deploy/packages/build.sh",
+				"version": object{"go": runtime.Version(), "gcc": strings.TrimSpace(string(gcc))},
 			}},
 		},
 	}, "", "  ")

@@ -4,8 +4,9 @@
     python3 lightning_style.py unix:///run/shoal/feed.sock --max-steps 10     # is stopped in the middle
     python3 lightning_style.py unix:///run/shoal/feed.sock                    # resumes with the 11th batch
 
-ShoalData and Classifier are what Lightning wants. Debian has no Lightning: Trainer below stands in for it, with its hooks in its
-order (setup, load_state_dict, train_dataloader, training_step, state_dict, teardown) and nothing else of it.
+ShoalData and Classifier are what Lightning wants. Debian has no Lightning: Trainer below stands in for it, with its
+hooks in its order (setup, load_state_dict, train_dataloader, training_step, state_dict, teardown) and nothing else of
+it.
 """
 
 import argparse
@@ -23,7 +24,8 @@ class ShoalData:  # (lightning.LightningDataModule)
     """The feed, whose state is part of the checkpoint: Lightning saves and loads the state of data modules."""
 
     def __init__(self, addr: str, batch_size: int, seed: int) -> None:
-        self.feed = shoal.Feed(addr, batch_size, seed=seed, session="lightning-example",  # connects when it is first used
+        # connects when it is first used
+        self.feed = shoal.Feed(addr, batch_size, seed=seed, session="lightning-example",
                                transform="RandomResizedCrop(64, scale=(0.5, 1))|RandomHorizontalFlip()|fp32|nchw")
 
     def train_dataloader(self) -> shoal.Feed:
@@ -78,7 +80,8 @@ class Trainer:
                 self.history = hashlib.sha256(self.history + batch.id.numpy().tobytes()).digest()
                 if self.step == self.max_steps:
                     break
-        torch.save({"step": self.step, "history": self.history, "model": model.state_dict(), "optimizer": optimizer.state_dict(),
+        torch.save({"step": self.step, "history": self.history, "model": model.state_dict(),
+                    "optimizer": optimizer.state_dict(),
                     "data": data.state_dict()}, self.checkpoint)
         data.teardown("fit")
         return float(loss.item())

@@ -3,8 +3,9 @@
     shoal serve s3://photos/train --listen unix:///run/shoal/feed.sock --daemon
     python3 numpy_jax.py unix:///run/shoal/feed.sock
 
-Arrays are views of memory that is shared with the server. numpy computes here. With JAX, import jax.numpy as np, let jax.grad
-write gradient(), and take batches by jax.dlpack.from_dlpack(batch.data): it holds the memory as long as it needs it.
+Arrays are views of memory that is shared with the server. numpy computes here. With JAX, import jax.numpy as np, let
+jax.grad write gradient(), and take batches by jax.dlpack.from_dlpack(batch.data): it holds the memory as long as it
+needs it.
 """
 
 import argparse
@@ -54,7 +55,8 @@ def main() -> None:
 
     with shoal.Feed(args.addr, args.batch, seed=args.seed, epochs=args.epochs, tail="uneven", as_torch=False,
                     transform="Resize(20)|CenterCrop(16)|fp32|nhwc|Normalize((0.485,0.456,0.406),(0.229,0.224,0.225))") as feed:
-        params = {"w": np.zeros((16 * 16 * 3, len(feed.classes)), np.float32), "b": np.zeros(len(feed.classes), np.float32)}
+        params = {"w": np.zeros((16 * 16 * 3, len(feed.classes)), np.float32),
+                  "b": np.zeros(len(feed.classes), np.float32)}
         for epoch in range(args.epochs):
             samples, total = 0, 0.0
             for images, labels in feed:

@@ -6,10 +6,12 @@
 Debian 12's torchrun does not start under its own Python 3.11; there, on one machine:
 
     export MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 WORLD_SIZE=2
-    for r in 0 1; do RANK=$r LOCAL_RANK=$r python3 torch_ddp.py unix:///run/shoal/feed.sock --checkpoint job.pt & done; wait
+    for r in 0 1; do RANK=$r LOCAL_RANK=$r python3 torch_ddp.py unix:///run/shoal/feed.sock --checkpoint job.pt & done;
+    wait
 
 Started again with the same checkpoint it goes on where it was, with any number of ranks that divides the global batch.
-With order="torch" ranks get exactly what a DistributedSampler gives them; that order, and so a state, is tied to the number of ranks.
+With order="torch" ranks get exactly what a DistributedSampler gives them; that order, and so a state, is tied to the
+number of ranks.
 """
 
 import argparse
@@ -37,9 +39,12 @@ def main() -> None:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     torch.manual_seed(args.seed)
 
-    feed = shoal.Feed(args.addr, args.global_batch // world, world=world, rank=rank, seed=args.seed, session="ddp-example",
-                      transform="RandomResizedCrop(64, scale=(0.5, 1))|RandomHorizontalFlip()|fp32|nchw|Normalize((0.485,0.456,0.406),(0.229,0.224,0.225))")
-    model = nn.Sequential(nn.Conv2d(3, 16, 7, 4), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 15 * 15, len(feed.classes))).to(device)
+    feed = shoal.Feed(args.addr, args.global_batch // world, world=world, rank=rank, seed=args.seed,
+                      session="ddp-example",
+                      transform="RandomResizedCrop(64, scale=(0.5, "
+                      "1))|RandomHorizontalFlip()|fp32|nchw|Normalize((0.485,0.456,0.406),(0.229,0.224,0.225))")
+    model = nn.Sequential(nn.Conv2d(3, 16, 7, 4), nn.ReLU(), nn.Flatten(),
+                          nn.Linear(16 * 15 * 15, len(feed.classes))).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     if os.path.exists(args.checkpoint):
         saved = torch.load(args.checkpoint, map_location=device)

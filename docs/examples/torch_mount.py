@@ -3,8 +3,8 @@
     shoal mount s3://photos/train /mnt/train --cache-dir /nvme/shoal --daemon
     python3 torch_mount.py /mnt/train
 
-The trainer runs unchanged without that line, on the mount or on any folder; with it the mount knows each epoch's order before
-the first file is opened.
+The trainer runs unchanged without that line, on the mount or on any folder; with it the mount knows each epoch's order
+before the first file is opened.
 """
 
 import argparse

@@ -1,14 +1,16 @@
-// Package fuseio carries requests and replies between the kernel and a go-fuse RawFileSystem, by read(2) and write(2) of /dev/fuse
-// or over io_uring (Linux 6.14). It is in place of fuse.NewServer: Mount mounts, New answers the first request, and Serve the others
-// until the mount is gone. The requests that every file costs it decodes itself, for Options.Quick, and go-fuse decodes the rest.
+// Package fuseio carries requests and replies between the kernel and a go-fuse RawFileSystem, by read(2) and write(2)
+// of /dev/fuse or over io_uring (Linux 6.14). It is in place of fuse.NewServer: Mount mounts, New answers the first
+// request, and Serve the others until the mount is gone. The requests that every file costs it decodes itself, for
+// Options.Quick, and go-fuse decodes the rest.
 //
 // # Readers
 //
-// Goroutines read /dev/fuse, and answer what they have read. One that was the last to wait there starts another before it answers,
-// and one that finds enough waiting ends.
+// Goroutines read /dev/fuse, and answer what they have read. One that was the last to wait there starts another before
+// it answers, and one that finds enough waiting ends.
 //
-// The first page of a buffer is touched before the kernel writes to it. A process that is killed as the kernel copies a request gets
-// no page any more, and the request would fail with EIO, where another process that holds /dev/fuse could answer it (ADR 83).
+// The first page of a buffer is touched before the kernel writes to it. A process that is killed as the kernel copies a
+// request gets no page any more, and the request would fail with EIO, where another process that holds /dev/fuse could
+// answer it (ADR 83).
 //
 // # Rings
 //
@@ -35,19 +37,21 @@
 //
 // # Threads
 //
-//   - Each ring has a goroutine locked to a thread, and bound to a CPU, with a short time slice. Only it touches the ring (IORING_SETUP_SINGLE_ISSUER),
-//     and it hands out requests. There is a ring for each CPU that this process may use; queues of the other CPUs are
-//     divided among them, since the kernel demands a queue for every possible CPU before it uses any.
+//   - Each ring has a goroutine locked to a thread, and bound to a CPU, with a short time slice. Only it touches the
+//     ring (IORING_SETUP_SINGLE_ISSUER), and it hands out requests. There is a ring for each CPU that this process may
+//     use; queues of the other CPUs are divided among them, since the kernel demands a queue for every possible CPU
+//     before it uses any.
 //   - A request that can be answered without waiting is answered right there, by Options.Quick: to wake a goroutine and
-//     then the thread again costs more than the request. A wait there would stop all other requests of the CPU, so Quick
-//     answers WouldBlock instead.
+//     then the thread again costs more than the request. A wait there would stop all other requests of the CPU, so
+//     Quick answers WouldBlock instead.
 //   - Everything else, and what Quick declines, gets a goroutine and goes to the file system. When it has finished, it
-//     puts the entry on the ring's list and wakes the thread by an eventfd, if it sleeps. So the number of entries bounds
-//     how many requests of a CPU can wait at a time; more wait in the kernel.
+//     puts the entry on the ring's list and wakes the thread by an eventfd, if it sleeps. So the number of entries
+//     bounds how many requests of a CPU can wait at a time; more wait in the kernel.
 //   - The thread enters the kernel without waiting first, by a raw system call as long as it has little to copy: the Go
-//     scheduler does not notice, and keeps its P. Only when there is nothing to do it waits, in a system call like others.
-//   - FORGET and INTERRUPT always come by /dev/fuse, and so does everything until the rings are ready, or for ever if the
-//     kernel refuses them.
+//     scheduler does not notice, and keeps its P. Only when there is nothing to do it waits, in a system call like
+//     others.
+//   - FORGET and INTERRUPT always come by /dev/fuse, and so does everything until the rings are ready, or for ever if
+//     the kernel refuses them.
 //
 // # Interrupts
 //

@@ -260,7 +260,8 @@ func TestKilledReaderHasPages(t *testing.T) {
 		held[i] = s.input()
 		var there [1]byte
 		page := uintptr(unsafe.Pointer(&held[i][0])) &^ uintptr(os.Getpagesize()-1)
-		if _, _, errno := unix.Syscall(unix.SYS_MINCORE, page, 1, uintptr(unsafe.Pointer(&there))); errno != 0 || there[0]&1 == 0 {
+		if _, _, errno := unix.Syscall(unix.SYS_MINCORE, page, 1, uintptr(unsafe.Pointer(&there))); errno != 0 ||
+			there[0]&1 == 0 {
 			t.Fatal(i, errno, there)
 		}
 	}
@@ -270,7 +271,8 @@ func TestKilledReaderHasPages(t *testing.T) {
 // TestBuffersAreAsAgreed: the limit of requests may be lower by now than when another process answered the first one.
 func TestBuffersAreAsAgreed(t *testing.T) {
 	agreed, first := 2*maxWrite(), fuse.InitIn{InHeader: fuse.InHeader{Opcode: 26}, Major: 7, Minor: 40}
-	s, err := New(fuse.NewDefaultRawFileSystem(), os.Stdin, bytesOf(&first), &fuse.MountOptions{MaxWrite: agreed}, Options{})
+	s, err := New(fuse.NewDefaultRawFileSystem(), os.Stdin, bytesOf(&first),
+		&fuse.MountOptions{MaxWrite: agreed}, Options{})
 	if err != nil || s.payload < agreed {
 		t.Error(err, agreed)
 	}
@@ -289,7 +291,8 @@ func TestReadersAreFew(t *testing.T) {
 	for range all {
 		s.wg.Go(func() { s.serveDevice(); left.Add(1) })
 	}
-	for deadline := time.Now().Add(time.Minute); int(left.Load()) != all-max(min(runtime.GOMAXPROCS(0), 16), 2); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); int(left.Load()) != all-
+		max(min(runtime.GOMAXPROCS(0), 16), 2); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%d of %d readers wait", s.waiting.Load(), all)
 		}
@@ -315,8 +318,9 @@ func TestReadsAtOnceAndLater(t *testing.T) {
 	wg.Wait()
 }
 
-// TestMemoryIsGivenBack: an idle ring keeps no pages of its payloads. Which pages there are, is read from the page table: smaps shows a
-// lane's memory in one mapping with whatever the kernel has merged it with, such as an arena of libc's malloc.
+// TestMemoryIsGivenBack: an idle ring keeps no pages of its payloads. Which pages there are, is read from the page
+// table: smaps shows a lane's memory in one mapping with whatever the kernel has merged it with, such as an arena of
+// libc's malloc.
 func TestMemoryIsGivenBack(t *testing.T) {
 	if os.Getenv(devEnv) != "" {
 		t.Skip("no rings")
@@ -349,7 +353,8 @@ func TestMemoryIsGivenBack(t *testing.T) {
 		}
 		return kib
 	}
-	// The first requests may come by /dev/fuse, until the rings are ready, and a busy machine may be slower to look than the ring to trim.
+	// The first requests may come by /dev/fuse, until the rings are ready, and a busy machine may be slower to look
+	// than the ring to trim.
 	used := 0
 	for deadline := time.Now().Add(time.Minute); used < 512; used = resident() {
 		if time.Now().After(deadline) {
@@ -443,7 +448,8 @@ func TestKilled(t *testing.T) {
 	if err := reader.Wait(); err == nil {
 		t.Error("the reader got something")
 	}
-	if _, err := os.Stat(filepath.Join(dir, "x")); !errors.Is(err, syscall.ENOTCONN) && !errors.Is(err, syscall.ECONNABORTED) {
+	if _, err := os.Stat(filepath.Join(dir, "x")); !errors.Is(err, syscall.ENOTCONN) &&
+		!errors.Is(err, syscall.ECONNABORTED) {
 		t.Error(err)
 	}
 }
@@ -487,7 +493,8 @@ sync data; exec 3>>a/one; flock 3; echo more >&3; rm -r a`
 	if off, err := unix.Seek(fd, 0, unix.SEEK_END); err != nil || off != 5<<20 {
 		t.Error(off, err)
 	}
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), 2<<30|4096<<16, uintptr(unsafe.Pointer(new([4096]byte)))); errno != unix.ENOTTY {
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), 2<<30|4096<<16,
+		uintptr(unsafe.Pointer(new([4096]byte)))); errno != unix.ENOTTY {
 		t.Error("an ioctl that asks for a page:", errno)
 	}
 	if err := unix.Renameat2(unix.AT_FDCWD, dir+"/data", unix.AT_FDCWD, dir+"/both", unix.RENAME_EXCHANGE); err != nil {

@@ -19,12 +19,14 @@ var ErrUnavailable = errors.New("no FUSE over io_uring")
 // Switch is the file by which an administrator turns it on, for mounts made from then on: "echo Y >" it as root.
 const Switch = "/sys/module/fuse/parameters/enable_uring"
 
-// Available reports, before anything is mounted, whether rings are possible. The error wraps ErrUnavailable and tells the cause.
+// Available reports, before anything is mounted, whether rings are possible. The error wraps ErrUnavailable and tells
+// the cause.
 func Available() error {
 	text, err := os.ReadFile(Switch)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return fmt.Errorf("%w: the kernel is older than Linux 6.14, or built without it (no %s)", ErrUnavailable, Switch)
+		return fmt.Errorf("%w: the kernel is older than Linux 6.14, or built without it (no %s)",
+			ErrUnavailable, Switch)
 	case err != nil:
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	case !strings.HasPrefix(string(text), "Y"):
@@ -35,9 +37,12 @@ func Available() error {
 	case 0:
 		_ = unix.Close(int(fd))
 	case unix.EPERM, unix.EACCES:
-		return fmt.Errorf("%w: io_uring_setup: %w (allow io_uring in the container's seccomp profile, and set sysctl kernel.io_uring_disabled=0)", ErrUnavailable, errno)
+		return fmt.Errorf("%w: io_uring_setup: %w (allow io_uring in the container's seccomp profile, and set sysctl "+
+			"kernel.io_uring_disabled=0)", ErrUnavailable, errno)
 	case unix.ENOSYS:
-		return fmt.Errorf("%w: io_uring_setup: %w (allow io_uring in the container's seccomp profile; the kernel may lack it)", ErrUnavailable, errno)
+		return fmt.Errorf(
+			"%w: io_uring_setup: %w (allow io_uring in the container's seccomp profile; the kernel may lack it)",
+			ErrUnavailable, errno)
 	}
 	return nil
 }
@@ -81,8 +86,8 @@ func maxWrite() int {
 	return limit * os.Getpagesize()
 }
 
-// Mount mounts at dir, by mount(2) or by fusermount3, and returns /dev/fuse, which no child process gets. The kernel's first request
-// waits there.
+// Mount mounts at dir, by mount(2) or by fusermount3, and returns /dev/fuse, which no child process gets. The kernel's
+// first request waits there.
 func Mount(dir string, mo *fuse.MountOptions) (fd int, err error) {
 	if mo.DirectMountStrict {
 		return mountDirect(dir, mo)
@@ -98,7 +103,8 @@ func mountDirect(dir string, mo *fuse.MountOptions) (fd int, err error) {
 	if fd, err = unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
 		return 0, os.NewSyscallError("open /dev/fuse", err)
 	}
-	data := fmt.Sprintf("fd=%d,rootmode=%o,user_id=%d,group_id=%d,max_read=%d", fd, st.Mode&unix.S_IFMT, os.Geteuid(), os.Getegid(), mo.MaxWrite)
+	data := fmt.Sprintf("fd=%d,rootmode=%o,user_id=%d,group_id=%d,max_read=%d", fd, st.Mode&unix.S_IFMT, os.Geteuid(),
+		os.Getegid(), mo.MaxWrite)
 	for _, option := range mo.Options {
 		data += "," + escape(option)
 	}

@@ -19,7 +19,8 @@ const (
 	shortCopy = 512 << 10
 	// wakeUp is the user data of the read of the eventfd.
 	wakeUp = ^uint64(0)
-	// slice is a thread's time slice. A short one lets it run sooner when it wakes up on a busy CPU, for no larger share of that.
+	// slice is a thread's time slice. A short one lets it run sooner when it wakes up on a busy CPU, for no larger
+	// share of that.
 	slice = 100 * time.Microsecond
 	// patience is how long a thread waits after an error of io_uring_enter, which should not be.
 	patience = 100 * time.Millisecond
@@ -115,7 +116,8 @@ func (l *lane) open() (err error) {
 		}
 	}()
 	heads := pages(8 + len(l.entries)*int(unsafe.Sizeof(reqHeader{})))
-	l.memory, err = unix.Mmap(-1, 0, heads+len(l.entries)*l.stride, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	l.memory, err = unix.Mmap(-1, 0, heads+len(l.entries)*l.stride, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
 		return err
 	}

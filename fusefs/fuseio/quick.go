@@ -7,9 +7,9 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// quickly asks Quick for what readers ask for with every file. h has its operation's own header behind it, and rest is what follows.
-// The reply's payload is in out, or lent until done is called. go-fuse's decoding would cost as much again as the file system, and
-// copy what is lent.
+// quickly asks Quick for what readers ask for with every file. h has its operation's own header behind it, and rest is
+// what follows. The reply's payload is in out, or lent until done is called. go-fuse's decoding would cost as much
+// again as the file system, and copy what is lent.
 func (s *Server) quickly(h *fuse.InHeader, rest, out []byte) (data []byte, done func(), status fuse.Status) {
 	done = func() {}
 	defer func() {
@@ -27,7 +27,9 @@ func (s *Server) quickly(h *fuse.InHeader, rest, out []byte) (data []byte, done 
 		text := string(name) // out may be rest
 		data, status = replyIn(out, func(to *fuse.EntryOut) fuse.Status { return q.Lookup(nil, h, text, to) })
 	case opGetAttr:
-		data, status = replyIn(out, func(to *fuse.AttrOut) fuse.Status { return q.GetAttr(nil, (*fuse.GetAttrIn)(in), to) })
+		data, status = replyIn(out, func(to *fuse.AttrOut) fuse.Status {
+			return q.GetAttr(nil, (*fuse.GetAttrIn)(in), to)
+		})
 	case opOpen:
 		data, status = replyIn(out, func(to *fuse.OpenOut) fuse.Status { return q.Open(nil, (*fuse.OpenIn)(in), to) })
 	case opRead:
@@ -37,7 +39,9 @@ func (s *Server) quickly(h *fuse.InHeader, rest, out []byte) (data []byte, done 
 			data, status = r.Bytes(nil)
 		}
 	case opIoctl: // Python's open asks every file whether it is a terminal
-		data, status = replyIn(out, func(to *fuse.IoctlOut) fuse.Status { return q.Ioctl(nil, (*fuse.IoctlIn)(in), rest, to, nil) })
+		data, status = replyIn(out, func(to *fuse.IoctlOut) fuse.Status {
+			return q.Ioctl(nil, (*fuse.IoctlIn)(in), rest, to, nil)
+		})
 	case opRelease:
 		q.Release(nil, (*fuse.ReleaseIn)(in))
 	default:

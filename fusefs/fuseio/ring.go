@@ -112,7 +112,8 @@ type extArg struct {
 
 // newRing makes a ring for n commands in flight. Every kernel with FUSE over io_uring has the flags.
 func newRing(n int) (*ring, error) {
-	p := params{flags: setupSQE128 | setupCQSize | setupSingleIssuer | setupDeferTaskrun | setupNoSQArray, cqEntries: uint32(2 * n)}
+	p := params{flags: setupSQE128 | setupCQSize | setupSingleIssuer | setupDeferTaskrun | setupNoSQArray,
+		cqEntries: uint32(2 * n)}
 	fd, _, errno := unix.Syscall(unix.SYS_IO_URING_SETUP, uintptr(n), uintptr(unsafe.Pointer(&p)), 0)
 	if errno != 0 {
 		return nil, os.NewSyscallError("io_uring_setup", errno)
@@ -120,8 +121,10 @@ func newRing(n int) (*ring, error) {
 	r := &ring{fd: -1, file: int(fd), extended: new(extArg)}
 	var err error
 	size := max(int(p.sqOff.tail)+4, int(p.cqOff.cqes+p.cqEntries*uint32(unsafe.Sizeof(cqe{}))))
-	if r.mapped[0], err = unix.Mmap(r.file, offSQRing, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE); err == nil {
-		r.mapped[1], err = unix.Mmap(r.file, offSQEs, int(p.sqEntries)*int(unsafe.Sizeof(sqe{})), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
+	if r.mapped[0], err = unix.Mmap(r.file, offSQRing, size, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED|unix.MAP_POPULATE); err == nil {
+		r.mapped[1], err = unix.Mmap(r.file, offSQEs, int(p.sqEntries)*int(unsafe.Sizeof(sqe{})),
+			unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
 	}
 	if err != nil {
 		r.close()
@@ -134,7 +137,8 @@ func newRing(n int) (*ring, error) {
 	r.sqes = unsafe.Slice((*sqe)(unsafe.Pointer(&r.mapped[1][0])), p.sqEntries)
 	// The ring and /dev/fuse are registered, so that a command does not look up descriptors.
 	up := ringUpdate{offset: ^uint32(0), data: uint64(fd)}
-	if _, _, errno := unix.Syscall6(unix.SYS_IO_URING_REGISTER, fd, registerRingFDs, uintptr(unsafe.Pointer(&up)), 1, 0, 0); errno != 0 {
+	if _, _, errno := unix.Syscall6(unix.SYS_IO_URING_REGISTER, fd, registerRingFDs, uintptr(unsafe.Pointer(&up)), 1, 0,
+		0); errno != 0 {
 		r.close()
 		return nil, os.NewSyscallError("io_uring_register", errno)
 	}
@@ -145,7 +149,8 @@ func newRing(n int) (*ring, error) {
 // registerFile makes a file number 0 of commands with sqeFixedFile.
 func (r *ring) registerFile(fd int) error {
 	files := [1]int32{int32(fd)}
-	_, _, errno := unix.Syscall6(unix.SYS_IO_URING_REGISTER, uintptr(r.file), registerFiles, uintptr(unsafe.Pointer(&files)), 1, 0, 0)
+	_, _, errno := unix.Syscall6(unix.SYS_IO_URING_REGISTER, uintptr(r.file), registerFiles,
+		uintptr(unsafe.Pointer(&files)), 1, 0, 0)
 	if errno != 0 {
 		return os.NewSyscallError("io_uring_register", errno)
 	}
@@ -161,14 +166,16 @@ func (r *ring) next() *sqe {
 	return s
 }
 
-// submit hands over what was prepared and lets completions in, without waiting. A short one is hidden from the Go scheduler.
+// submit hands over what was prepared and lets completions in, without waiting. A short one is hidden from the Go
+// scheduler.
 func (r *ring) submit(short bool) error {
 	atomic.StoreUint32(r.sqTail, r.tail)
 	enter := unix.Syscall6
 	if short {
 		enter = unix.RawSyscall6
 	}
-	n, _, errno := enter(unix.SYS_IO_URING_ENTER, uintptr(r.fd), uintptr(r.pending), 0, enterGetEvents|enterRegisteredRing, 0, 0)
+	n, _, errno := enter(unix.SYS_IO_URING_ENTER, uintptr(r.fd), uintptr(r.pending), 0,
+		enterGetEvents|enterRegisteredRing, 0, 0)
 	if errno != 0 {
 		return again(errno)
 	}
@@ -219,7 +226,8 @@ func (r *ring) reap(f func(userData uint64, res int32)) int {
 func (r *ring) close() {
 	if r.fd >= 0 { // the thread may live on, and would hold the ring by this
 		up := ringUpdate{offset: uint32(r.fd)}
-		_, _, _ = unix.Syscall6(unix.SYS_IO_URING_REGISTER, uintptr(r.file), unregisterRingFDs, uintptr(unsafe.Pointer(&up)), 1, 0, 0)
+		_, _, _ = unix.Syscall6(unix.SYS_IO_URING_REGISTER, uintptr(r.file), unregisterRingFDs,
+			uintptr(unsafe.Pointer(&up)), 1, 0, 0)
 	}
 	for _, m := range r.mapped {
 		if m != nil {

@@ -33,8 +33,8 @@ const (
 
 // Options of a server.
 type Options struct {
-	// Quick answers those requests for which Inline is true that quick.go knows. It must not wait: it returns WouldBlock instead,
-	// without any effect, and the request is made to the file system. nil: all are.
+	// Quick answers those requests for which Inline is true that quick.go knows. It must not wait: it returns
+	// WouldBlock instead, without any effect, and the request is made to the file system. nil: all are.
 	Quick  fuse.RawFileSystem
 	Inline func(h *fuse.InHeader) bool
 	// Depth is how many requests of a CPU can be in flight by its ring; 0: no rings.
@@ -72,9 +72,10 @@ type Server struct {
 	flight map[uint64]struct{} // requests that go-fuse answers
 }
 
-// New answers the first request of device, which Mount opened, with options like those of fuse.NewServer. If another process has
-// answered it, first is what its First returned. The caller closes device after Serve. mo has a PanicHandler if o has Quick. An error
-// that wraps ErrUnavailable says that rings are not possible here; then nothing was answered.
+// New answers the first request of device, which Mount opened, with options like those of fuse.NewServer. If another
+// process has answered it, first is what its First returned. The caller closes device after Serve. mo has a
+// PanicHandler if o has Quick. An error that wraps ErrUnavailable says that rings are not possible here; then nothing
+// was answered.
 func New(fs fuse.RawFileSystem, device *os.File, first []byte, mo *fuse.MountOptions, o Options) (*Server, error) {
 	o.Memory = cmp.Or(o.Memory, defaultMemory)
 	options := *mo
@@ -84,8 +85,10 @@ func New(fs fuse.RawFileSystem, device *os.File, first []byte, mo *fuse.MountOpt
 		options.ExtraCapabilities |= fuse.CAP_OVER_IO_URING
 	}
 	s := &Server{
-		o: o, fs: fs, log: options.Logger, panicked: options.PanicHandler, first: first, device: device, fd: int(device.Fd()), payload: pages(max(mo.MaxWrite, minReadBuffer)),
-		main: fuse.NewProtocolServer(fs, &options), begun: make(chan struct{}), gone: make(chan struct{}), flight: map[uint64]struct{}{},
+		o: o, fs: fs, log: options.Logger, panicked: options.PanicHandler, first: first, device: device,
+		fd: int(device.Fd()), payload: pages(max(mo.MaxWrite, minReadBuffer)),
+		main: fuse.NewProtocolServer(fs, &options), begun: make(chan struct{}), gone: make(chan struct{}),
+		flight: map[uint64]struct{}{},
 	}
 	if o.Quick == nil || options.Debug { // which logs what go-fuse decodes
 		s.o.Inline = func(*fuse.InHeader) bool { return false }
@@ -219,7 +222,8 @@ func (s *Server) Serve() {
 	s.fs.OnUnmount()
 }
 
-// serveDevice is a reader of /dev/fuse. If no other waits there when it has read a request, it starts one before it answers.
+// serveDevice is a reader of /dev/fuse. If no other waits there when it has read a request, it starts one before it
+// answers.
 func (s *Server) serveDevice() {
 	enough := int32(min(max(runtime.GOMAXPROCS(0), 2), 16))
 	for others := s.waiting.Load(); others < enough; others = s.waiting.Load() {
@@ -232,7 +236,7 @@ func (s *Server) serveDevice() {
 		request := bytes.Clone(buf[:max(n, 0)]) // a handler that waits needs no large buffer
 		s.inputs.Put(&buf)
 		switch {
-		case err == syscall.ENOENT || err == syscall.EAGAIN || err == syscall.EFAULT || err == syscall.ENOMEM: //nolint:errorlint // plain
+		case err == syscall.ENOENT || err == syscall.EAGAIN || err == syscall.EFAULT || err == syscall.ENOMEM: //nolint:errorlint
 			continue // the request was interrupted, or has failed
 		case err != nil || n < inHeader:
 			if err != syscall.ENODEV { //nolint:errorlint // the plain number
@@ -309,7 +313,7 @@ func (s *Server) handle(h *fuse.InHeader, in, out [][]byte) (n int) {
 
 // reply writes a reply to /dev/fuse.
 func (s *Server) reply(head, payload []byte) {
-	if err := s.write(head, payload); err != nil && err != syscall.ENOENT && err != syscall.ENODEV { //nolint:errorlint // the plain number
+	if err := s.write(head, payload); err != nil && err != syscall.ENOENT && err != syscall.ENODEV { //nolint:errorlint
 		s.log.Printf("fuseio: write /dev/fuse: %v", err)
 	}
 }

@@ -96,7 +96,8 @@ func putHeader(b []byte, n int, status int32, unique uint64) {
 	*(*fuse.OutHeader)(unsafe.Pointer(&b[0])) = fuse.OutHeader{Length: uint32(n), Status: status, Unique: unique}
 }
 
-// payloadOf is how large the buffer for a reply's payload has to be. The request has its operation's own header, as all have.
+// payloadOf is how large the buffer for a reply's payload has to be. The request has its operation's own header, as all
+// have.
 func payloadOf(h *fuse.InHeader) (size int) {
 	switch at := unsafe.Pointer(h); h.Opcode {
 	case opRead, opReadDir, opReadDirPlus:

@@ -60,11 +60,15 @@ func loaded() error {
 	case C.CUDA_SUCCESS:
 		return nil
 	case -1:
-		return fmt.Errorf("cuda: %w: %s: install NVIDIA's driver; in a container, run it with the NVIDIA container toolkit", gpuingest.ErrNoDriver, C.GoString(reason))
+		return fmt.Errorf(
+			"cuda: %w: %s: install NVIDIA's driver; in a container, run it with the NVIDIA container toolkit",
+			gpuingest.ErrNoDriver, C.GoString(reason))
 	case C.CUDA_ERROR_NO_DEVICE:
-		return fmt.Errorf("cuda: %w: the driver sees none (see `nvidia-smi -L`; CUDA_VISIBLE_DEVICES hides devices)", gpuingest.ErrNoDevice)
+		return fmt.Errorf("cuda: %w: the driver sees none (see `nvidia-smi -L`; CUDA_VISIBLE_DEVICES hides devices)",
+			gpuingest.ErrNoDevice)
 	default:
-		return fmt.Errorf("cuda: %w: %w (check that `nvidia-smi` works)", gpuingest.ErrNoDriver, check("cuInit", C.CUresult(r)))
+		return fmt.Errorf("cuda: %w: %w (check that `nvidia-smi` works)", gpuingest.ErrNoDriver,
+			check("cuInit", C.CUresult(r)))
 	}
 }
 
@@ -110,7 +114,8 @@ func check(call string, r C.CUresult) error {
 
 // pin page-locks memory until it is unpinned.
 func pin(p []byte) error {
-	return check("cuMemHostRegister", C.cuMemHostRegister(unsafe.Pointer(&p[0]), C.size_t(len(p)), C.CU_MEMHOSTREGISTER_PORTABLE))
+	return check("cuMemHostRegister",
+		C.cuMemHostRegister(unsafe.Pointer(&p[0]), C.size_t(len(p)), C.CU_MEMHOSTREGISTER_PORTABLE))
 }
 
 func unpin(p []byte) error {
@@ -142,7 +147,8 @@ func newRegion(dev cu.Device, n, size int) (r *region, err error) {
 	r.at = cu.DevicePtr(at)
 	for i := range n {
 		var h C.CUmemGenericAllocationHandle
-		if err := check(fmt.Sprintf("cuMemCreate of %d bytes, %d of %d", size, i+1, n), C.shoal_create(&h, C.size_t(size), C.int(dev))); err != nil {
+		if err := check(fmt.Sprintf("cuMemCreate of %d bytes, %d of %d", size, i+1, n),
+			C.shoal_create(&h, C.size_t(size), C.int(dev))); err != nil {
 			return nil, errors.Join(err, r.close())
 		}
 		if err := check("cuMemMap", C.cuMemMap(at+C.CUdeviceptr(i*size), C.size_t(size), 0, h, 0)); err != nil {
@@ -166,7 +172,8 @@ func (r *region) export(i int) (int, error) {
 func (r *region) close() error {
 	var errs []error
 	for i, h := range r.mem {
-		errs = append(errs, check("cuMemUnmap", C.cuMemUnmap(C.CUdeviceptr(r.at)+C.CUdeviceptr(i*r.size), C.size_t(r.size))),
+		errs = append(errs, check("cuMemUnmap",
+			C.cuMemUnmap(C.CUdeviceptr(r.at)+C.CUdeviceptr(i*r.size), C.size_t(r.size))),
 			check("cuMemRelease", C.cuMemRelease(h)))
 	}
 	r.mem = nil
@@ -188,7 +195,8 @@ type graph struct{ exec C.CUgraphExec }
 func capture(s cu.Stream, work func() error) (*graph, error) {
 	stream := rawStream(s)
 	// This mode excludes calls of other threads from the capture.
-	if err := check("cuStreamBeginCapture", C.cuStreamBeginCapture(stream, C.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)); err != nil {
+	if err := check("cuStreamBeginCapture",
+		C.cuStreamBeginCapture(stream, C.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)); err != nil {
 		return nil, err
 	}
 	err := work()

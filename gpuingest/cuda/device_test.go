@@ -91,7 +91,8 @@ func (s *setting) fill(slot int, j *gpuingest.Job) {
 	}
 	if f := j.Finish; f != nil {
 		for i := range j.Rows {
-			p := gpuingest.RowParams{X: uint16(s.rng.IntN(f.SourceWidth - f.Width + 1)), Y: uint16(s.rng.IntN(f.SourceHeight - f.Height + 1))}
+			p := gpuingest.RowParams{X: uint16(s.rng.IntN(f.SourceWidth - f.Width + 1)),
+				Y: uint16(s.rng.IntN(f.SourceHeight - f.Height + 1))}
 			if s.rng.IntN(5) > 0 {
 				p.Flags = gpuingest.Filled | gpuingest.Flip*uint32(s.rng.IntN(2))
 			}
@@ -103,7 +104,8 @@ func (s *setting) fill(slot int, j *gpuingest.Job) {
 // start starts a job on both.
 func (s *setting) start(t *testing.T, slot, buffer int, j *gpuingest.Job) {
 	t.Helper()
-	if err := errors.Join(s.ring.Start(slot, buffer, j), j.Do(s.slots[slot*slotBytes:][:slotBytes], s.reference[buffer])); err != nil {
+	if err := errors.Join(s.ring.Start(slot, buffer, j),
+		j.Do(s.slots[slot*slotBytes:][:slotBytes], s.reference[buffer])); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -111,7 +113,8 @@ func (s *setting) start(t *testing.T, slot, buffer int, j *gpuingest.Job) {
 // read copies the beginning of a buffer, whose batch is complete.
 func (r *Ring) read(buffer int, p []byte) error {
 	return r.d.do(func() error {
-		return fail("cuMemcpyDtoH", cu.MemcpyDtoH(unsafe.Pointer(&p[0]), r.region.at+cu.DevicePtr(buffer*r.bufferBytes), int64(len(p))))
+		return fail("cuMemcpyDtoH",
+			cu.MemcpyDtoH(unsafe.Pointer(&p[0]), r.region.at+cu.DevicePtr(buffer*r.bufferBytes), int64(len(p))))
 	})
 }
 
@@ -160,11 +163,14 @@ func finish(spec string) *gpuingest.Finish {
 // TestEqualsHost holds the device to the host device, byte for byte.
 func TestEqualsHost(t *testing.T) {
 	s := set(t, open(t))
-	for _, dtype := range []string{"uint8", "fp16", "bf16", "fp32", "fp16|Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))", "fp32|Normalize((0.5,), (0.25,))"} {
+	for _, dtype := range []string{"uint8", "fp16", "bf16", "fp32",
+		"fp16|Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))", "fp32|Normalize((0.5,), (0.25,))"} {
 		for _, layout := range []string{"nchw", "nhwc"} {
-			for _, size := range []struct{ h, w, sh, sw int }{{16, 16, 16, 16}, {7, 9, 7, 9}, {12, 20, 17, 23}, {1, 1, 1, 1}, {5, 3, 6, 7}} {
+			for _, size := range []struct{ h, w, sh, sw int }{{16, 16, 16, 16}, {7, 9, 7, 9}, {12, 20, 17, 23},
+				{1, 1, 1, 1}, {5, 3, 6, 7}} {
 				dt, norm, _ := strings.Cut(dtype, "|")
-				f := finish(strings.TrimSuffix(fmt.Sprintf("CenterCrop((%d, %d))|%s|%s|%s", size.h, size.w, dt, layout, norm), "|"))
+				f := finish(strings.TrimSuffix(
+					fmt.Sprintf("CenterCrop((%d, %d))|%s|%s|%s", size.h, size.w, dt, layout, norm), "|"))
 				f.SourceHeight, f.SourceWidth = size.sh, size.sw
 				for _, rows := range []int{1, 6, 0} {
 					j := job(f, rows)
@@ -319,7 +325,8 @@ func TestOverlap(t *testing.T) {
 	// Two copies a batch: rows with parameters, and the small planes.
 	for deadline := time.Now().Add(time.Minute); count(t, trace, "HtoD") < 2*lanes+1; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("%d copies are done while a kernel is held: want %d and the table's", count(t, trace, "HtoD"), 2*lanes)
+			t.Fatalf("%d copies are done while a kernel is held: want %d and the table's",
+				count(t, trace, "HtoD"), 2*lanes)
 		}
 	}
 	if n := count(t, trace, "shoal_finish_u16_nchw"); n != 0 {
@@ -333,8 +340,8 @@ func TestOverlap(t *testing.T) {
 	}
 }
 
-// TestCloseCannotWait: what the device may be using stays, and the error is told. The driver in software ends the process where
-// memory goes under queued work.
+// TestCloseCannotWait: what the device may be using stays, and the error is told. The driver in software ends the
+// process where memory goes under queued work.
 func TestCloseCannotWait(t *testing.T) {
 	hold := scripted(t, "SHOAL_TEST_CLOSE")
 	s := set(t, open(t))
@@ -369,7 +376,8 @@ func count(t *testing.T, trace, name string) (n int) {
 // TestFault meets what the script prescribes, of the kind that SHOAL_TEST_FAULT names.
 func TestFault(t *testing.T) {
 	want := scripted(t, "SHOAL_TEST_FAULT")
-	kinds := map[string]error{"driver": gpuingest.ErrNoDriver, "device": gpuingest.ErrNoDevice, "memory": gpuingest.ErrDeviceMemory}
+	kinds := map[string]error{"driver": gpuingest.ErrNoDriver, "device": gpuingest.ErrNoDevice,
+		"memory": gpuingest.ErrDeviceMemory}
 	d, err := Open(0)
 	mem := memory(t, slotCount*slotBytes)
 	var r *Ring

@@ -1,5 +1,5 @@
-// Package cuda is gpuingest's Device on an NVIDIA GPU, through the driver API: gorgonia.org/cu, and the few calls that it
-// lacks (calls.go).
+// Package cuda is gpuingest's Device on an NVIDIA GPU, through the driver API: gorgonia.org/cu, and the few calls that
+// it lacks (calls.go).
 //
 // It is built with the tag cuda, against the header of CUDA 11.8 and folder link, which stands in for the driver
 // at build time: see link/libcuda.c. `make gpu` has the flags.

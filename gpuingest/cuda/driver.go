@@ -39,7 +39,8 @@ func Open(n int) (*Device, error) {
 		return nil, err
 	}
 	if v := cu.Version(); v < minDriver {
-		return nil, fmt.Errorf("cuda: %w: the driver supports CUDA %s, shoal-gpu needs %s or newer: install a newer NVIDIA driver",
+		return nil, fmt.Errorf(
+			"cuda: %w: the driver supports CUDA %s, shoal-gpu needs %s or newer: install a newer NVIDIA driver",
 			gpuingest.ErrNoDriver, version(v), version(minDriver))
 	}
 	count, err := cu.NumDevices()
@@ -47,7 +48,9 @@ func Open(n int) (*Device, error) {
 		return nil, fail("cuDeviceGetCount", err)
 	}
 	if n < 0 || n >= count {
-		return nil, fmt.Errorf("cuda:%d: %w: the driver shows %d (see `nvidia-smi -L`; CUDA_VISIBLE_DEVICES hides devices)", n, gpuingest.ErrNoDevice, count)
+		return nil, fmt.Errorf(
+			"cuda:%d: %w: the driver shows %d (see `nvidia-smi -L`; CUDA_VISIBLE_DEVICES hides devices)", n,
+			gpuingest.ErrNoDevice, count)
 	}
 	d := &Device{number: n, kernels: map[string]cu.Function{}}
 	if d.dev, err = cu.GetDevice(n); err != nil {
@@ -81,7 +84,8 @@ func (d *Device) describe() error {
 		if has, err := d.dev.Attribute(a.attr); err != nil {
 			return fail("cuDeviceGetAttribute", err)
 		} else if has == 0 {
-			return fmt.Errorf("%s: %w with %s: use the GPU in the trainer instead (docs/gpu.md)", d.Name(), gpuingest.ErrNoDevice, a.what)
+			return fmt.Errorf("%s: %w with %s: use the GPU in the trainer instead (docs/gpu.md)", d.Name(),
+				gpuingest.ErrNoDevice, a.what)
 		}
 	}
 	sms, err := d.dev.Attribute(cu.MultiprocessorCount)

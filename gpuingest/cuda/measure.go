@@ -56,14 +56,16 @@ func (d *Device) Measure(s Shape) (f Figures, err error) {
 	slotBytes := (j.Params + s.Rows*gpuingest.ParamBytes + page - 1) / page * page
 	out := s.Rows * j.Finish.RowBytes()
 	const slots, buffers = 4, 4
-	mem, err := unix.Mmap(-1, 0, slots*slotBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
+	mem, err := unix.Mmap(-1, 0, slots*slotBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|
+		unix.MAP_POPULATE)
 	if err != nil {
 		return f, fmt.Errorf("memory for %d slots of %d bytes: %w", slots, slotBytes, err)
 	}
 	defer func() { err = errors.Join(err, unix.Munmap(mem)) }()
 	for i := range slots {
 		for k := range s.Rows {
-			gpuingest.RowParams{Flags: gpuingest.Filled | uint32(k)&gpuingest.Flip}.Put(mem[i*slotBytes+j.Params+k*gpuingest.ParamBytes:])
+			gpuingest.RowParams{Flags: gpuingest.Filled | uint32(k)&gpuingest.Flip}.Put(
+				mem[i*slotBytes+j.Params+k*gpuingest.ParamBytes:])
 		}
 	}
 	ring, err := d.NewRing(mem, slotBytes, buffers, out)
@@ -114,7 +116,8 @@ func (m *meter) close() error {
 	return m.d.do(func() error {
 		var errs []error
 		if m.stream != (cu.Stream{}) {
-			errs = append(errs, fail("cuStreamSynchronize", m.stream.Synchronize()), fail("cuStreamDestroy", m.stream.Destroy()))
+			errs = append(errs, fail("cuStreamSynchronize", m.stream.Synchronize()),
+				fail("cuStreamDestroy", m.stream.Destroy()))
 		}
 		for _, e := range []*cu.Event{&m.from, &m.to} {
 			if *e != (cu.Event{}) {
@@ -167,7 +170,8 @@ func (m *meter) kernel() error {
 func (m *meter) all(s Shape) (f Figures, err error) {
 	rate := func(bytes int, t time.Duration) float64 { return float64(bytes) / 1e9 / t.Seconds() }
 	t, err := m.timed(s.Repeat, func() error {
-		return fail("cuMemcpyHtoDAsync", cu.MemcpyHtoDAsync(m.src, unsafe.Pointer(&m.ring.slots[0]), int64(m.ring.slotBytes), m.stream))
+		return fail("cuMemcpyHtoDAsync",
+			cu.MemcpyHtoDAsync(m.src, unsafe.Pointer(&m.ring.slots[0]), int64(m.ring.slotBytes), m.stream))
 	})
 	if err != nil {
 		return f, err

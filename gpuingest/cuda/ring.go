@@ -35,7 +35,8 @@ type Ring struct {
 	free        []cu.Event // by buffer: its user is done with it
 	graphs      map[graphKey]*graph
 	tables      map[*gpuingest.Finish]cu.DevicePtr
-	ran         map[*gpuingest.Finish]bool // launched before: drivers load a kernel at its first launch, which a capture does not allow
+	// launched before: drivers load a kernel at its first launch, which a capture does not allow
+	ran map[*gpuingest.Finish]bool
 }
 
 // graphKey is everything that the addresses in a graph depend on.
@@ -44,11 +45,12 @@ type graphKey struct {
 	job          *gpuingest.Job
 }
 
-// NewRing makes buffers of bufferBytes each, to which batches go from slots of slotBytes each. The slots' memory must stay mapped
-// until the ring is closed. If it fails it holds nothing, and the caller can go on without the device.
+// NewRing makes buffers of bufferBytes each, to which batches go from slots of slotBytes each. The slots' memory must
+// stay mapped until the ring is closed. If it fails it holds nothing, and the caller can go on without the device.
 func (d *Device) NewRing(slots []byte, slotBytes, buffers, bufferBytes int) (*Ring, error) {
 	if slotBytes < 1 || len(slots) == 0 || len(slots)%slotBytes != 0 || buffers < 1 || bufferBytes < 1 {
-		return nil, fmt.Errorf("cuda: a ring of %d buffers of %d bytes over slots of %d in %d bytes", buffers, bufferBytes, slotBytes, len(slots))
+		return nil, fmt.Errorf("cuda: a ring of %d buffers of %d bytes over slots of %d in %d bytes", buffers,
+			bufferBytes, slotBytes, len(slots))
 	}
 	r := &Ring{d: d, slots: slots, slotBytes: slotBytes, graphs: map[graphKey]*graph{},
 		tables: map[*gpuingest.Finish]cu.DevicePtr{}, ran: map[*gpuingest.Finish]bool{}}
@@ -121,7 +123,8 @@ func (r *Ring) Export() (fds []int, ready, free [][]byte, err error) {
 
 func (r *Ring) check(slot, buffer int) error {
 	if slot < 0 || slot >= len(r.slots)/r.slotBytes || buffer < 0 || buffer >= len(r.ready) {
-		return fmt.Errorf("cuda: a ring of %d slots and %d buffers has no slot %d or no buffer %d", len(r.slots)/r.slotBytes, len(r.ready), slot, buffer)
+		return fmt.Errorf("cuda: a ring of %d slots and %d buffers has no slot %d or no buffer %d",
+			len(r.slots)/r.slotBytes, len(r.ready), slot, buffer)
 	}
 	return nil
 }
@@ -164,7 +167,9 @@ func (r *Ring) Start(slot, buffer int, j *gpuingest.Job) error {
 		if err != nil {
 			return err
 		}
-		if err := r.launch(graphKey{slot, buffer, j}, l, func() error { return r.queue(l, src, dst, table, j) }); err != nil {
+		if err := r.launch(graphKey{slot, buffer, j}, l, func() error {
+			return r.queue(l, src, dst, table, j)
+		}); err != nil {
 			return err
 		}
 		return fail("cuEventRecord", r.ready[buffer].Record(l.stream))
@@ -212,7 +217,8 @@ func (r *Ring) queue(l *lane, src []byte, dst cu.DevicePtr, table cu.DevicePtr, 
 			return err
 		}
 	}
-	return r.d.launchFinish(l.stream, j, dst+cu.DevicePtr(j.Target), l.rows+cu.DevicePtr(j.Source), l.rows+cu.DevicePtr(j.Params), table)
+	return r.d.launchFinish(l.stream, j, dst+cu.DevicePtr(j.Target), l.rows+cu.DevicePtr(j.Source),
+		l.rows+cu.DevicePtr(j.Params), table)
 }
 
 // launchFinish queues the kernel.

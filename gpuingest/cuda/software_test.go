@@ -33,13 +33,16 @@ func TestOnSoftwareDriver(t *testing.T) {
 		{name: "slow", run: "TestReplay|TestInFlight", script: "delay.copy=300000;delay.launch=500000"},
 		{name: "little memory", run: "TestRingsGiveAllBack", script: "memory=67108864"},
 		{name: "overlap", run: "TestOverlap", script: "hold.shoal_finish_u16_nchw=" + hold},
-		{name: "close cannot wait", run: "TestCloseCannotWait", script: "cuStreamSynchronize:1=999;hold.shoal_finish_u16_nchw=" + hold},
+		{name: "close cannot wait", run: "TestCloseCannotWait",
+			script: "cuStreamSynchronize:1=999;hold.shoal_finish_u16_nchw=" + hold},
 		{name: "no device", run: "TestFault", script: "cuInit:1=100", fault: "device", reason: "the driver sees none"},
 		{name: "no devices", run: "TestFault", script: "devices=0", fault: "device"},
-		{name: "old driver", run: "TestFault", script: "version=9000", fault: "driver", reason: "CUDA 9.0, shoal-gpu needs 11.4"},
+		{name: "old driver", run: "TestFault", script: "version=9000", fault: "driver",
+			reason: "CUDA 9.0, shoal-gpu needs 11.4"},
 		{name: "broken driver", run: "TestFault", script: "cuInit:1=999", fault: "driver", reason: "nvidia-smi"},
 		{name: "no virtual memory", run: "TestFault", script: "attr.102=0", fault: "device", reason: "in the trainer"},
-		{name: "kernel refused", run: "TestFault", script: "cuModuleLoadData:1=218;cuModuleLoadDataEx:1=218", fault: "driver"},
+		{name: "kernel refused", run: "TestFault", script: "cuModuleLoadData:1=218;cuModuleLoadDataEx:1=218",
+			fault: "driver"},
 		{name: "first buffer", run: "TestFault", script: "cuMemCreate:1=2", fault: "memory", reason: "1 of 4"},
 		{name: "third buffer", run: "TestFault", script: "cuMemCreate:3=2", fault: "memory", reason: "3 of 4"},
 		{name: "map", run: "TestFault", script: "cuMemMap:2=2", fault: "memory"},
@@ -56,16 +59,20 @@ func TestOnSoftwareDriver(t *testing.T) {
 			if c.run == "." {
 				cmd.Args[2] = "."
 			}
-			cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Dir(lib), "SHOAL_CUDA_SCRIPT="+c.script, "SHOAL_CUDA_TRACE="+trace)
+			cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Dir(lib), "SHOAL_CUDA_SCRIPT="+c.script,
+				"SHOAL_CUDA_TRACE="+trace)
 			if c.fault != "" {
 				cmd.Env = append(cmd.Env, "SHOAL_TEST_FAULT="+c.fault)
 			}
 			if strings.Contains(c.script, "hold.") {
 				_ = os.Remove(hold)
-				cmd.Env = append(cmd.Env, map[bool]string{true: "SHOAL_TEST_CLOSE=", false: "SHOAL_TEST_HOLD="}[c.run == "TestCloseCannotWait"]+hold)
+				cmd.Env = append(cmd.Env,
+					map[bool]string{true: "SHOAL_TEST_CLOSE=", false: "SHOAL_TEST_HOLD="}[c.run ==
+						"TestCloseCannotWait"]+hold)
 			}
 			out, err := cmd.CombinedOutput()
-			if err != nil || !bytes.Contains(out, []byte("\nPASS")) || !bytes.Contains(out, []byte("--- PASS: ")) || !bytes.Contains(out, []byte(c.reason)) {
+			if err != nil || !bytes.Contains(out, []byte("\nPASS")) || !bytes.Contains(out, []byte("--- PASS: ")) ||
+				!bytes.Contains(out, []byte(c.reason)) {
 				t.Errorf("script %q: %v, want %q in:\n%s", c.script, err, c.reason, out)
 			}
 		})
@@ -93,10 +100,13 @@ func TestBenchmarkOnSoftwareDriver(t *testing.T) {
 	}
 	bin := filepath.Join(dir, "bench")
 	build(t, "build", "-o", bin, root+"/lab/bench/gpu")
-	cmd := exec.Command(bin, "-rows", "4", "-height", "16", "-width", "16", "-steps", "2", "-repeat", "3", "-step", "1ms")
+	cmd := exec.Command(bin, "-rows", "4", "-height", "16", "-width", "16", "-steps", "2", "-repeat", "3",
+		"-step", "1ms")
 	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Dir(lib))
 	out, _ := cmd.CombinedOutput()
-	if code := cmd.ProcessState.ExitCode(); code != 4 || !bytes.Contains(out, []byte(`"figures_of": "software driver: not a GPU"`)) || bytes.Contains(out, []byte("goals")) {
+	if code := cmd.ProcessState.ExitCode(); code != 4 ||
+		!bytes.Contains(out, []byte(`"figures_of": "software driver: not a GPU"`)) ||
+		bytes.Contains(out, []byte("goals")) {
 		t.Errorf("exit %d:\n%s", code, out)
 	}
 }
@@ -119,7 +129,8 @@ void nvtxRangeEnd(uint64_t id) { note("end", id); }
 	if err := os.WriteFile(source, []byte(code), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command("gcc", "-shared", "-fPIC", "-o", filepath.Join(dir, "libnvToolsExt.so.1"), source).CombinedOutput(); err != nil {
+	if out, err := exec.Command("gcc", "-shared", "-fPIC", "-o", filepath.Join(dir, "libnvToolsExt.so.1"),
+		source).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	bin := filepath.Join(dir, "cuda.test")
@@ -133,7 +144,8 @@ void nvtxRangeEnd(uint64_t id) { note("end", id); }
 	if err != nil {
 		t.Fatal(err)
 	}
-	queue, wait, end := bytes.Count(text, []byte("shoal: queue copy and kernel")), bytes.Count(text, []byte("shoal: wait for the device")), bytes.Count(text, []byte("end "))
+	queue, wait, end := bytes.Count(text, []byte("shoal: queue copy and kernel")),
+		bytes.Count(text, []byte("shoal: wait for the device")), bytes.Count(text, []byte("end "))
 	if queue != 36 || wait != 36 || end != 72 {
 		t.Errorf("%d batches queued, %d waited for, %d ranges ended; want 36, 36 and 72", queue, wait, end)
 	}

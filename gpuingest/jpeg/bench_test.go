@@ -159,8 +159,8 @@ func benchLoops(b *testing.B, size int) {
 }
 
 // BenchmarkRecoded compares a whole sample from a recoded file with one from the original.
-// They alternate every 16 files, as in BenchmarkLoops. Beside the medians there are the least times of each sample, which
-// other work on the machine touches least.
+// They alternate every 16 files, as in BenchmarkLoops. Beside the medians there are the least times of each sample,
+// which other work on the machine touches least.
 func BenchmarkRecoded(b *testing.B) {
 	for _, simd := range []int{avx2, vnni} {
 		b.Run(fmt.Sprint("loops", simd), func(b *testing.B) {

@@ -109,7 +109,8 @@ func FuzzDecodeRecoded(f *testing.F) {
 			return
 		}
 		side := int(out) + 1
-		_ = Decode(make([]byte, side*side*3), b, &Job{Box: box, Size: image.Pt(side, side), DCT: how&4 != 0, Planar: true})
+		_ = Decode(make([]byte, side*side*3), b,
+			&Job{Box: box, Size: image.Pt(side, side), DCT: how&4 != 0, Planar: true})
 		part := make([]byte, box.Dx()*box.Dy()*3)
 		if Decode(part, b, &Job{Box: box}) != nil {
 			return

@@ -28,8 +28,8 @@ func flat(t testing.TB, w, h int) []byte {
 	return append(out, 0xff, 0xd9)
 }
 
-// TestHuge: 20,000 x 20,000 pixels in 4.7 MB are refused as Pillow refuses them; of 13,056 x 13,056, which it takes, a crop
-// comes without the whole ever being held.
+// TestHuge: 20,000 x 20,000 pixels in 4.7 MB are refused as Pillow refuses them; of 13,056 x 13,056, which it takes, a
+// crop comes without the whole ever being held.
 func TestHuge(t *testing.T) {
 	const refusedSide, side = 20000, 13056
 	data := flat(t, refusedSide, refusedSide)
@@ -61,7 +61,8 @@ func TestHuge(t *testing.T) {
 	if _, _, err := oracle.Ask("load", oracle.Q{"key": "huge"}, small); err != nil {
 		t.Logf("Pillow says %v", err)
 	}
-	if err := Decode(dst, small, &Job{Box: box.Sub(image.Pt(4000, 0)), Size: image.Pt(100, 100)}); err != nil && !errors.Is(err, ErrTruncated) && !errors.Is(err, ErrCorrupt) {
+	if err := Decode(dst, small, &Job{Box: box.Sub(image.Pt(4000, 0)), Size: image.Pt(100, 100)}); err != nil &&
+		!errors.Is(err, ErrTruncated) && !errors.Is(err, ErrCorrupt) {
 		t.Errorf("13,000 x 13,000 promised, 64 x 64 there: %v", err)
 	}
 }
@@ -74,7 +75,9 @@ func TestMetadataIsIgnored(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	exif := []byte("Exif\x00\x00II*\x00\x08\x00\x00\x00\x01\x00\x12\x01\x03\x00\x01\x00\x00\x00\x06\x00\x00\x00\x00\x00\x00\x00") // turned by 90 degrees
+	// turned by 90 degrees
+	exif := []byte(
+		"Exif\x00\x00II*\x00\x08\x00\x00\x00\x01\x00\x12\x01\x03\x00\x01\x00\x00\x00\x06\x00\x00\x00\x00\x00\x00\x00")
 	segment := func(marker byte, body []byte) []byte {
 		return append(binary.BigEndian.AppendUint16([]byte{0xff, marker}, uint16(len(body)+2)), body...)
 	}
@@ -90,7 +93,8 @@ func TestMetadataIsIgnored(t *testing.T) {
 		_, pil := ask(t, "load", oracle.Q{"key": "meta", "pixels": true}, data)
 		got, gw, gh, err := DecodeRGB(data)
 		if err != nil || gw != w || gh != h || !bytes.Equal(got, want) || !bytes.Equal(got, pil) {
-			t.Errorf("%s: %dx%d, %v; equal to the plain file's: %v, to Pillow's: %v", name, gw, gh, err, bytes.Equal(got, want), bytes.Equal(got, pil))
+			t.Errorf("%s: %dx%d, %v; equal to the plain file's: %v, to Pillow's: %v", name, gw, gh, err,
+				bytes.Equal(got, want), bytes.Equal(got, pil))
 		}
 	}
 }
@@ -99,10 +103,12 @@ func TestMetadataIsIgnored(t *testing.T) {
 func TestTruncatedEverywhere(t *testing.T) {
 	const w, h = 120, 90
 	pix := photo(t, 8, w, h)
-	for _, e := range []Encoding{{Quality: 90, Subsampling: Sub420}, {Quality: 70, Subsampling: Sub444, Progressive: true}, {Quality: 80, Subsampling: Sub422, RestartRows: 1}} {
+	for _, e := range []Encoding{{Quality: 90, Subsampling: Sub420},
+		{Quality: 70, Subsampling: Sub444, Progressive: true}, {Quality: 80, Subsampling: Sub422, RestartRows: 1}} {
 		data := encode(t, pix, w, h, e)
 		for n := 0; n < len(data); n += 1 + len(data)/150 {
-			for _, j := range []Job{{Box: image.Rect(0, 0, 1, 1)}, {Box: image.Rect(60, 50, 61, 51), Filter: Bicubic, DCT: true}} {
+			for _, j := range []Job{{Box: image.Rect(0, 0, 1, 1)},
+				{Box: image.Rect(60, 50, 61, 51), Filter: Bicubic, DCT: true}} {
 				if err := Decode(make([]byte, 3), data[:n], &j); err == nil || n > 3 && !errors.Is(err, ErrTruncated) {
 					t.Fatalf("%+v cut at %d of %d: %v", e, n, len(data), err)
 				}

@@ -1,14 +1,15 @@
-// Package jpeg decodes the part of a JPEG that a crop needs, resizes it like Pillow, flips it and stores it in the wanted
-// layout and type, in one cgo call for each sample. It is the module's only package that calls libjpeg(-turbo).
+// Package jpeg decodes the part of a JPEG that a crop needs, resizes it like Pillow, flips it and stores it in the
+// wanted layout and type, in one cgo call for each sample. It is the module's only package that calls libjpeg(-turbo).
 //
 // Results are byte-identical to Pillow 9.4 on the same libjpeg: Image.open(f).convert("RGB").crop(box).resize(size,
 // filter) with BILINEAR, BICUBIC or NEAREST, the slow integer DCT and fancy upsampling. Job.VerticalFirst selects the
-// resize of Pillow 13. Like Pillow, it ignores EXIF orientation and colour profiles, and tolerates libjpeg's warnings and
-// bytes after the end marker. It is stricter in two cases: a file without end marker is always ErrTruncated, since a
-// crop would hide the truncation; and a file of more than 500 scans is refused, since each costs a pass over the picture.
+// resize of Pillow 13. Like Pillow, it ignores EXIF orientation and colour profiles, and tolerates libjpeg's warnings
+// and bytes after the end marker. It is stricter in two cases: a file without end marker is always ErrTruncated, since
+// a crop would hide the truncation; and a file of more than 500 scans is refused, since each costs a pass over the
+// picture.
 //
-// It also recodes JPEGs to a smaller form that decodes faster, and restores them byte by byte: recode.go draws the format.
-// More than 40 names are exported: both halves are one package, since each is useless without the other's C.
+// It also recodes JPEGs to a smaller form that decodes faster, and restores them byte by byte: recode.go draws the
+// format. More than 40 names are exported: both halves are one package, since each is useless without the other's C.
 //
 // Rules for this code:
 //   - Rows below the crop are not decoded, unless they contain an unexpected marker: then libjpeg reads on and decides.
@@ -22,7 +23,8 @@ import (
 	"image"
 )
 
-// MaxPixels is the largest picture, checked before anything is allocated: above it, Pillow raises DecompressionBombError.
+// MaxPixels is the largest picture, checked before anything is allocated: above it, Pillow raises
+// DecompressionBombError.
 const MaxPixels = 2 * 89478485
 
 // Errors that callers distinguish; each is wrapped in a message about the file.
@@ -38,7 +40,9 @@ var (
 )
 
 // ErrUnavailable is the error of every operation of a build without cgo.
-var ErrUnavailable = errors.New("this build has no libjpeg and no picture operations (install a release, or build with gcc, pkg-config and libjpeg's header: libjpeg62-turbo-dev, libjpeg-turbo-devel)")
+var ErrUnavailable = errors.New(
+	"this build has no libjpeg and no picture operations (install a release, or build with gcc, pkg-config and " +
+		"libjpeg's header: libjpeg62-turbo-dev, libjpeg-turbo-devel)")
 
 // Job describes the result, in this order: crop to Box, resize the crop to Size, take Window, flip, look up in Table,
 // store. It is read-only during calls and may be shared.
@@ -47,7 +51,8 @@ type Job struct {
 	Box image.Rectangle
 	// Size is what Box is resized to. Zero means no resize.
 	Size image.Point
-	// Window is the part to store, in pixels of the resized crop. Pixels outside of it are 0 before Table. Empty means all.
+	// Window is the part to store, in pixels of the resized crop. Pixels outside of it are 0 before Table. Empty means
+	// all.
 	Window image.Rectangle
 	// Filter is that of the resize.
 	Filter Filter
@@ -61,8 +66,8 @@ type Job struct {
 	Flip, Turn bool
 	// Planar stores planes R, G, B (CHW) in place of pixels (HWC).
 	Planar bool
-	// FromPlanes means that Resample reads planes, as Planar stores them, and PlanesSlack bytes behind them: faster than
-	// packed pixels.
+	// FromPlanes means that Resample reads planes, as Planar stores them, and PlanesSlack bytes behind them: faster
+	// than packed pixels.
 	FromPlanes bool
 	// Elem is the size of a stored element in bytes: 1, 2 or 4. Zero means 1.
 	Elem int
@@ -92,8 +97,8 @@ const PlanesSlack = 64
 const maxSide = 1 << 16
 
 // Decode decodes the JPEG src into dst as j describes; dst must have exactly the length that the job stores. It reads
-// the picture's size from src; use DecodeSized if it is known. src may be recoded: the pixels are those of the original.
-// Safe for concurrent use; allocates no Go memory.
+// the picture's size from src; use DecodeSized if it is known. src may be recoded: the pixels are those of the
+// original. Safe for concurrent use; allocates no Go memory.
 func Decode(dst, src []byte, j *Job) error {
 	w, h, err := Size(src)
 	if err != nil {
@@ -105,7 +110,8 @@ func Decode(dst, src []byte, j *Job) error {
 // CheckSize reports a picture of too many pixels.
 func CheckSize(size image.Point) error {
 	if n := int64(size.X) * int64(size.Y); n > MaxPixels {
-		return fmt.Errorf("%w: %dx%d is %d pixels, the limit is %d, which is Pillow's", ErrTooLarge, size.X, size.Y, n, MaxPixels)
+		return fmt.Errorf("%w: %dx%d is %d pixels, the limit is %d, which is Pillow's", ErrTooLarge, size.X, size.Y,
+			n, MaxPixels)
 	}
 	return nil
 }

@@ -37,7 +37,9 @@ var haveSIMD = setSIMD(vnni)
 // setSIMD selects the loops, at most the given ones, and returns those in use. Not safe during calls.
 func setSIMD(most int) int { return int(C.sj_set_simd(C.int(most))) }
 
-var scratches = newPool(func() *C.sj_scratch { return C.sj_new() }, func(s *C.sj_scratch) { C.sj_free(s) }, func(s *C.sj_scratch) int { return int(C.sj_bytes(s)) })
+var scratches = newPool(func() *C.sj_scratch {
+	return C.sj_new()
+}, func(s *C.sj_scratch) { C.sj_free(s) }, func(s *C.sj_scratch) int { return int(C.sj_bytes(s)) })
 
 // DecodeSized is Decode for a caller that has called Size already, usually to choose the box. src may be recoded; its
 // tables must be registered.
@@ -150,14 +152,16 @@ func (j *Job) fill(q *C.sj_request, size image.Point, dst int) error {
 	}
 	want := int64(win.Dx()) * int64(win.Dy()) * 3 * int64(elem)
 	if want > math.MaxInt32 || int64(dst) != want {
-		return fmt.Errorf("jpeg: destination of %d bytes: a window of %dx%d with elements of %d bytes takes %d", dst, win.Dx(), win.Dy(), elem, want)
+		return fmt.Errorf("jpeg: destination of %d bytes: a window of %dx%d with elements of %d bytes takes %d", dst,
+			win.Dx(), win.Dy(), elem, want)
 	}
 	*q = C.sj_request{
 		img_w: C.int(size.X), img_h: C.int(size.Y),
 		box_x: C.int(box.Min.X), box_y: C.int(box.Min.Y), box_w: C.int(box.Dx()), box_h: C.int(box.Dy()),
 		out_w: C.int(out.X), out_h: C.int(out.Y),
 		win_x: C.int(win.Min.X), win_y: C.int(win.Min.Y), win_w: C.int(win.Dx()), win_h: C.int(win.Dy()),
-		filter: C.int(j.Filter), vertical_first: cbool(j.VerticalFirst), dct: cbool(j.DCT), flip: cbool(j.Flip), turn: cbool(j.Turn), planar: cbool(j.Planar), planes: cbool(j.FromPlanes), elem: C.int(elem),
+		filter: C.int(j.Filter), vertical_first: cbool(j.VerticalFirst), dct: cbool(j.DCT), flip: cbool(j.Flip),
+		turn: cbool(j.Turn), planar: cbool(j.Planar), planes: cbool(j.FromPlanes), elem: C.int(elem),
 	}
 	return nil
 }
@@ -167,7 +171,9 @@ func result(s *C.sj_scratch, rc C.int, size image.Point, n int) error {
 	case C.SJ_OK:
 		return nil
 	case C.SJ_TRUNCATED:
-		return fmt.Errorf("%w: %d bytes of a %dx%d picture hold no end marker, or end before it: fetch or copy the file again", ErrTruncated, n, size.X, size.Y)
+		return fmt.Errorf(
+			"%w: %d bytes of a %dx%d picture hold no end marker, or end before it: fetch or copy the file again",
+			ErrTruncated, n, size.X, size.Y)
 	case C.SJ_MEMORY:
 		return fmt.Errorf("jpeg: out of memory for a %dx%d picture", size.X, size.Y)
 	case C.SJ_SIZE:
@@ -193,7 +199,8 @@ func cbool(b bool) C.int {
 // EncodeWith appends packed pixels of e.Components bytes each to dst as a JPEG.
 func EncodeWith(dst, pix []byte, w, h int, e Encoding) ([]byte, error) {
 	e.Components = cmp.Or(e.Components, 3)
-	factors, ok := map[Subsampling][2]int{Sub444: {1, 1}, Sub422: {2, 1}, Sub420: {2, 2}, Sub440: {1, 2}, Sub411: {4, 1}}[e.Subsampling]
+	factors, ok := map[Subsampling][2]int{Sub444: {1, 1}, Sub422: {2, 1}, Sub420: {2, 2}, Sub440: {1, 2},
+		Sub411: {4, 1}}[e.Subsampling]
 	switch {
 	case !ok && e.Components != 1:
 		return dst, fmt.Errorf("jpeg: subsampling %d: want 444, 422, 420, 440 or 411", e.Subsampling)
@@ -202,7 +209,8 @@ func EncodeWith(dst, pix []byte, w, h int, e Encoding) ([]byte, error) {
 	case e.Quality < 1 || e.Quality > 100:
 		return dst, fmt.Errorf("jpeg: quality %d: want 1 to 100", e.Quality)
 	case w < 1 || h < 1 || w > 65500 || h > 65500 || len(pix) != w*h*e.Components:
-		return dst, fmt.Errorf("jpeg: %d bytes are not %dx%d pixels of %d components, or a side exceeds 65,500", len(pix), w, h, e.Components)
+		return dst, fmt.Errorf("jpeg: %d bytes are not %dx%d pixels of %d components, or a side exceeds 65,500",
+			len(pix), w, h, e.Components)
 	}
 	need := int64(len(pix))/2 + 1<<20
 	if e.Progressive || e.Optimize { // the coefficients are kept
@@ -219,7 +227,8 @@ func EncodeWith(dst, pix []byte, w, h int, e Encoding) ([]byte, error) {
 		progressive: cbool(e.Progressive), optimize: cbool(e.Optimize), restart_rows: C.int(e.RestartRows),
 	}
 	if rc := C.sj_encode(s, &c, bytePtr(pix)); rc != C.SJ_OK {
-		return dst, fmt.Errorf("jpeg: encoding a %dx%d picture failed: %s (code %d)", w, h, C.GoString(C.sj_message(s)), int(rc))
+		return dst, fmt.Errorf("jpeg: encoding a %dx%d picture failed: %s (code %d)", w, h,
+			C.GoString(C.sj_message(s)), int(rc))
 	}
 	var n C.size_t
 	p := C.sj_output(s, &n)

@@ -90,16 +90,21 @@ func variants(t testing.TB) []variant {
 		}
 		for _, sub := range []Subsampling{Sub444, Sub422, Sub420, Sub440, Sub411} {
 			add(fmt.Sprintf("%d", sub), encode(t, pix, w, h, Encoding{Quality: 90, Subsampling: sub}))
-			add(fmt.Sprintf("%d-progressive", sub), encode(t, pix, w, h, Encoding{Quality: 85, Subsampling: sub, Progressive: true}))
-			add(fmt.Sprintf("%d-restart", sub), encode(t, pix, w, h, Encoding{Quality: 75, Subsampling: sub, RestartRows: 1, Optimize: true}))
+			add(fmt.Sprintf("%d-progressive", sub),
+				encode(t, pix, w, h, Encoding{Quality: 85, Subsampling: sub, Progressive: true}))
+			add(fmt.Sprintf("%d-restart", sub),
+				encode(t, pix, w, h, Encoding{Quality: 75, Subsampling: sub, RestartRows: 1, Optimize: true}))
 		}
 		add("grey", encode(t, grey, w, h, Encoding{Quality: 90, Components: 1}))
 		add("grey-progressive", encode(t, grey, w, h, Encoding{Quality: 90, Components: 1, Progressive: true}))
 		add("cmyk", encode(t, cmyk, w, h, Encoding{Quality: 90, Components: 4, Subsampling: Sub444}))
 		add("ycck-420", encode(t, cmyk, w, h, Encoding{Quality: 90, Components: 4, Subsampling: Sub420, YCCK: true}))
-		_, pil := ask(t, "save", oracle.Q{"w": w, "h": h, "format": "JPEG", "options": oracle.Q{"quality": 80, "progressive": true, "subsampling": 2}}, pix)
+		_, pil := ask(t, "save",
+			oracle.Q{"w": w, "h": h, "format": "JPEG",
+				"options": oracle.Q{"quality": 80, "progressive": true, "subsampling": 2}}, pix)
 		add("pillow-progressive", pil)
-		_, pil = ask(t, "save", oracle.Q{"w": w, "h": h, "format": "JPEG", "mode": "CMYK", "options": oracle.Q{"quality": 80}}, pix)
+		_, pil = ask(t, "save", oracle.Q{"w": w, "h": h, "format": "JPEG", "mode": "CMYK",
+			"options": oracle.Q{"quality": 80}}, pix)
 		add("pillow-cmyk", pil)
 	}
 	for i := range vs {
@@ -168,7 +173,8 @@ func TestResampleIsPillow(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	var files []variant
 	for i, e := range []Encoding{
-		{Quality: 90, Subsampling: Sub444}, {Quality: 85, Subsampling: Sub420}, {Quality: 75, Subsampling: Sub422, Progressive: true},
+		{Quality: 90, Subsampling: Sub444}, {Quality: 85, Subsampling: Sub420},
+		{Quality: 75, Subsampling: Sub422, Progressive: true},
 	} {
 		size := []image.Point{{500, 375}, {375, 500}, {641, 333}}[i]
 		v := variant{name: fmt.Sprint("resample", i), w: size.X, h: size.Y}
@@ -184,7 +190,8 @@ func TestResampleIsPillow(t *testing.T) {
 		}
 		_, want := ask(t, "resample", oracle.Q{
 			"key": v.name, "box": []int{j.Box.Min.X, j.Box.Min.Y, j.Box.Max.X, j.Box.Max.Y},
-			"size": []int{j.Size.X, j.Size.Y}, "window": []int{win.Min.X, win.Min.Y, win.Max.X, win.Max.Y}, "flip": j.Flip, "turn": j.Turn, "filter": j.Filter.String(),
+			"size": []int{j.Size.X, j.Size.Y}, "window": []int{win.Min.X, win.Min.Y, win.Max.X, win.Max.Y},
+			"flip": j.Flip, "turn": j.Turn, "filter": j.Filter.String(),
 		}, nil)
 		dst := make([]byte, win.Dx()*win.Dy()*3)
 		for simd := range haveSIMD + 1 {
@@ -196,13 +203,15 @@ func TestResampleIsPillow(t *testing.T) {
 				t.Fatalf("%s %+v: %v", v.name, j, err)
 			}
 			if !bytes.Equal(dst, want) {
-				t.Fatalf("%s: box %v to %v window %v %s flip %v turn %v loops %v differs from Pillow", v.name, j.Box, j.Size, j.Window, j.Filter, j.Flip, j.Turn, simd)
+				t.Fatalf("%s: box %v to %v window %v %s flip %v turn %v loops %v differs from Pillow", v.name, j.Box,
+					j.Size, j.Window, j.Filter, j.Flip, j.Turn, simd)
 			}
 		}
 	}
 	for i := range 600 {
 		v := files[i%len(files)]
-		j := Job{Box: randomBox(r, v.w, v.h), Size: image.Pt(224, 224), Filter: Filter(i / 3 % 3), Flip: r.IntN(2) == 1, Turn: r.IntN(3) == 1}
+		j := Job{Box: randomBox(r, v.w, v.h), Size: image.Pt(224, 224), Filter: Filter(i / 3 % 3), Flip: r.IntN(2) == 1,
+			Turn: r.IntN(3) == 1}
 		switch r.IntN(5) {
 		case 0:
 			j.Size = image.Pt(1+r.IntN(400), 1+r.IntN(400))
@@ -219,7 +228,8 @@ func TestResampleIsPillow(t *testing.T) {
 	}
 	for _, v := range files {
 		all := image.Rect(0, 0, v.w, v.h)
-		for _, s := range []image.Point{{224, 224}, {1, 1}, {v.w, v.h}, {3 * v.w, 2 * v.h}, {v.w, 1}, {1, v.h}, {v.w - 1, v.h + 1}} {
+		for _, s := range []image.Point{{224, 224}, {1, 1}, {v.w, v.h}, {3 * v.w, 2 * v.h}, {v.w, 1}, {1, v.h},
+			{v.w - 1, v.h + 1}} {
 			for f := Bilinear; f <= Nearest; f++ {
 				check(v, Job{Box: all, Size: s, Filter: f})
 				check(v, Job{Box: all, Size: s, Filter: f, Flip: true})
@@ -232,7 +242,8 @@ func TestResampleIsPillow(t *testing.T) {
 func TestDCT(t *testing.T) {
 	r := rand.New(rand.NewPCG(11, 12))
 	for i, e := range []Encoding{
-		{Quality: 90, Subsampling: Sub444}, {Quality: 85, Subsampling: Sub420}, {Quality: 75, Subsampling: Sub422, Progressive: true},
+		{Quality: 90, Subsampling: Sub444}, {Quality: 85, Subsampling: Sub420},
+		{Quality: 75, Subsampling: Sub422, Progressive: true},
 		{Quality: 90, Subsampling: Sub440}, {Quality: 90, Subsampling: Sub411}, {Quality: 80, Components: 1},
 	} {
 		w, h := 1001-i*7, 803+i*5
@@ -256,7 +267,9 @@ func TestDCT(t *testing.T) {
 				continue
 			}
 			fractions[denom]++
-			a, want := ask(t, "draft", oracle.Q{"denom": denom, "box": []int{box.Min.X, box.Min.Y, box.Max.X, box.Max.Y}, "size": []int{size.X, size.Y}}, data)
+			a, want := ask(t, "draft",
+				oracle.Q{"denom": denom, "box": []int{box.Min.X, box.Min.Y, box.Max.X, box.Max.Y},
+					"size": []int{size.X, size.Y}}, data)
 			if a["w"] != float64((w+denom-1)/denom) {
 				t.Fatalf("Pillow drafts %v, want 1/%d of %d", a["w"], denom, w)
 			}
@@ -290,8 +303,9 @@ func TestLoopsAgree(t *testing.T) {
 			}
 		}
 		j := Job{
-			Box: randomBox(r, w, h), Size: image.Pt(side(), side()), Filter: Filter(i % 3), VerticalFirst: r.IntN(2) == 1,
-			Flip: r.IntN(2) == 1, Turn: r.IntN(4) == 0, Planar: r.IntN(2) == 1,
+			Box: randomBox(r, w, h), Size: image.Pt(side(), side()), Filter: Filter(i % 3),
+			VerticalFirst: r.IntN(2) == 1,
+			Flip:          r.IntN(2) == 1, Turn: r.IntN(4) == 0, Planar: r.IntN(2) == 1,
 		}
 		switch r.IntN(6) {
 		case 0: // only one axis is resized
@@ -364,7 +378,8 @@ func TestPlanes(t *testing.T) {
 		box := randomBox(r, w, h)
 		n := box.Dx() * box.Dy() * 3
 		packed, got := make([]byte, n), bytes.Repeat([]byte{0xa5}, n+PlanesSlack)
-		if err := errors.Join(Decode(packed, src, &Job{Box: box}), Decode(got[:n:n], src, &Job{Box: box, Planar: true})); err != nil {
+		if err := errors.Join(Decode(packed, src, &Job{Box: box}),
+			Decode(got[:n:n], src, &Job{Box: box, Planar: true})); err != nil {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(got[:n], planesOf(packed)) || !bytes.Equal(got[n:], bytes.Repeat([]byte{0xa5}, PlanesSlack)) {
@@ -469,7 +484,8 @@ func TestDamage(t *testing.T) {
 	edit := func(b []byte, f func([]byte)) []byte { b = bytes.Clone(b); f(b); return b }
 	sof := func(b []byte, marker byte) int { return bytes.Index(b, []byte{0xff, marker}) }
 	// The APP1 segment carries a whole JPEG: its end marker is not the picture's.
-	withThumb := append([]byte{0xff, 0xd8, 0xff, 0xe1, byte((len(thumb) + 2) >> 8), byte(len(thumb) + 2)}, append(bytes.Clone(thumb), good[2:]...)...)
+	withThumb := append([]byte{0xff, 0xd8, 0xff, 0xe1, byte((len(thumb) + 2) >> 8), byte(len(thumb) + 2)},
+		append(bytes.Clone(thumb), good[2:]...)...)
 	for _, c := range []struct {
 		name string
 		data []byte

@@ -135,7 +135,8 @@ func (p *pool[P]) get(need int64, what string) (c P, err error) {
 	}
 	if limit := memory.limit; !taken {
 		memory.Unlock()
-		return c, fmt.Errorf("%w: to %s it takes up to %s of memory, and all pictures together have %s (raise --memory)",
+		return c, fmt.Errorf(
+			"%w: to %s it takes up to %s of memory, and all pictures together have %s (raise --memory)",
 			ErrTooLarge, what, humanize.IBytes(uint64(need)), humanize.IBytes(uint64(limit)))
 	}
 	for i := len(memory.idle) - 1; i >= 0; i-- {

@@ -16,8 +16,11 @@ func TestMemoryIsCounted(t *testing.T) {
 	before := memory.over
 	var files [][]byte
 	for i, e := range []Encoding{
-		{Quality: 85, Subsampling: Sub420}, {Quality: 95, Subsampling: Sub444, Progressive: true}, {Quality: 70, Components: 1}, {Quality: 30, Subsampling: Sub422, RestartRows: 1},
-		{Quality: 99, Subsampling: Sub440}, {Quality: 80, Subsampling: Sub411, Progressive: true}, {Quality: 80, Components: 4, YCCK: true, Subsampling: Sub420, Progressive: true}, {Quality: 5, Subsampling: Sub420, Optimize: true},
+		{Quality: 85, Subsampling: Sub420}, {Quality: 95, Subsampling: Sub444, Progressive: true},
+		{Quality: 70, Components: 1}, {Quality: 30, Subsampling: Sub422, RestartRows: 1},
+		{Quality: 99, Subsampling: Sub440}, {Quality: 80, Subsampling: Sub411, Progressive: true},
+		{Quality: 80, Components: 4, YCCK: true, Subsampling: Sub420, Progressive: true},
+		{Quality: 5, Subsampling: Sub420, Optimize: true},
 	} {
 		for _, size := range []image.Point{{600, 401}, {16, 1000}, {1001, 40}, {9, 9}} {
 			rgb := photo(t, i, size.X, size.Y)
@@ -77,8 +80,10 @@ func use(tables *Tables, src []byte, fresh bool) (errs []error) {
 		errs = append(errs, err)
 	}
 	for _, j := range []Job{
-		{}, {Size: image.Pt(64, 64), Filter: Bicubic}, {Size: image.Pt(w*2, 7), Filter: Nearest}, {Box: image.Rect(w/3, h/3, w, h), Size: image.Pt(224, 224), Planar: true},
-		{Size: image.Pt(w, max(h/9, 1)), VerticalFirst: true}, {Size: image.Pt(max(w/5, 1), max(h/5, 1)), DCT: true, VerticalFirst: true, Planar: true},
+		{}, {Size: image.Pt(64, 64), Filter: Bicubic}, {Size: image.Pt(w*2, 7), Filter: Nearest},
+		{Box: image.Rect(w/3, h/3, w, h), Size: image.Pt(224, 224), Planar: true},
+		{Size: image.Pt(w, max(h/9, 1)), VerticalFirst: true},
+		{Size: image.Pt(max(w/5, 1), max(h/5, 1)), DCT: true, VerticalFirst: true, Planar: true},
 		{Size: image.Pt(40, 40), Window: image.Rect(-10, 5, 400, 300), Flip: true},
 	} {
 		_, out, win := j.parts(image.Pt(w, h))

@@ -40,7 +40,8 @@ func TestPillow13(t *testing.T) {
 		var box image.Rectangle
 		var to image.Point
 		var filter, want string
-		if _, err := fmt.Sscan(line, &w, &h, &box.Min.X, &box.Min.Y, &box.Max.X, &box.Max.Y, &to.X, &to.Y, &filter, &want); err != nil {
+		if _, err := fmt.Sscan(line, &w, &h, &box.Min.X, &box.Min.Y, &box.Max.X, &box.Max.Y, &to.X, &to.Y, &filter,
+			&want); err != nil {
 			t.Fatalf("%q: %v", line, err)
 		}
 		if size != image.Pt(w, h) {
@@ -84,14 +85,16 @@ func TestPillow13Decode(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, window := range []image.Rectangle{{}, image.Rect(5, 6, 30, 40), image.Rect(-7, -3, 60, 51)} {
-		j := Job{Box: image.Rect(20, 11, 133, 390), Size: image.Pt(50, 44), Window: window, Filter: Bicubic, VerticalFirst: true, Flip: true, Turn: true}
+		j := Job{Box: image.Rect(20, 11, 133, 390), Size: image.Pt(50, 44), Window: window, Filter: Bicubic,
+			VerticalFirst: true, Flip: true, Turn: true}
 		out := window.Size()
 		if window.Empty() {
 			out = j.Size
 		}
 		// The plain meaning: resize the whole, then move pixels one by one.
 		whole := make([]byte, j.Size.X*j.Size.Y*3)
-		if err := Resample(whole, pix, image.Pt(w, h), &Job{Box: j.Box, Size: j.Size, Filter: Bicubic, VerticalFirst: true}); err != nil {
+		if err := Resample(whole, pix, image.Pt(w, h),
+			&Job{Box: j.Box, Size: j.Size, Filter: Bicubic, VerticalFirst: true}); err != nil {
 			t.Fatal(err)
 		}
 		want := make([]byte, out.X*out.Y*3)

@@ -48,8 +48,8 @@ func (t *Tables) decode(dst, src []byte, size image.Point, j *Job) (rc C.int, er
 	return rc, result(s, rc, size, len(src))
 }
 
-// works tries the ways from coefficients to pixels with small pictures: they repeat libjpeg's arithmetic, and reach into
-// it. Where the pixels differ, recoded files are restored first.
+// works tries the ways from coefficients to pixels with small pictures: they repeat libjpeg's arithmetic, and reach
+// into it. Where the pixels differ, recoded files are restored first.
 func works() bool {
 	tried.Do(func() { tried.ok = try() })
 	return tried.ok
@@ -70,7 +70,8 @@ func try() bool {
 	if err != nil {
 		return false
 	}
-	for _, e := range []Encoding{{Quality: 70, Subsampling: Sub420}, {Quality: 90, Subsampling: Sub440, Progressive: true}} {
+	for _, e := range []Encoding{{Quality: 70, Subsampling: Sub420},
+		{Quality: 90, Subsampling: Sub440, Progressive: true}} {
 		src, err := EncodeWith(nil, pix, w, h, e)
 		if err != nil {
 			return false

@@ -66,8 +66,8 @@ func TestPixelsFromCoefficients(t *testing.T) {
 	t.Log(n, "boxes")
 }
 
-// TestPixelsBeyondRange does the same with coefficients that no encoder makes: times their quantisers they overflow what
-// libjpeg-turbo's vector code computes in. A block may be full, sparse, or have nothing but a DC.
+// TestPixelsBeyondRange does the same with coefficients that no encoder makes: times their quantisers they overflow
+// what libjpeg-turbo's vector code computes in. A block may be full, sparse, or have nothing but a DC.
 func TestPixelsBeyondRange(t *testing.T) {
 	defer setSIMD(vnni)
 	const w, h = 200, 96
@@ -152,7 +152,8 @@ func TestPixelsFromRecoded(t *testing.T) {
 		v := vs[i]
 		for range 60 {
 			j := Job{
-				Box: randomBox(r, v.w, v.h), Flip: r.IntN(2) == 1, Turn: r.IntN(4) == 0, DCT: r.IntN(2) == 1, Planar: r.IntN(2) == 1,
+				Box: randomBox(r, v.w, v.h), Flip: r.IntN(2) == 1, Turn: r.IntN(4) == 0, DCT: r.IntN(2) == 1,
+				Planar: r.IntN(2) == 1,
 				Filter: Filter(r.IntN(3)), VerticalFirst: r.IntN(2) == 1,
 			}
 			j.Size = j.Box.Size()
@@ -236,7 +237,8 @@ func TestDamagedRecoded(t *testing.T) {
 	defer setSIMD(vnni)
 	r := rand.New(rand.NewPCG(25, 26))
 	var files [][]byte
-	for i, e := range []Encoding{{Quality: 80, Subsampling: Sub420}, {Quality: 80, Subsampling: Sub440}, {Quality: 99, Subsampling: Sub444, Progressive: true}, {Quality: 60, Components: 1}} {
+	for i, e := range []Encoding{{Quality: 80, Subsampling: Sub420}, {Quality: 80, Subsampling: Sub440},
+		{Quality: 99, Subsampling: Sub444, Progressive: true}, {Quality: 60, Components: 1}} {
 		files = append(files, encode(t, photo(t, i, 131, 97)[:131*97*cmp.Or(e.Components, 3)], 131, 97, e))
 	}
 	for i, rec := range recodeAll(t, files) {
@@ -251,7 +253,9 @@ func TestDamagedRecoded(t *testing.T) {
 			}
 			setSIMD(r.IntN(haveSIMD + 1))
 			dst := make([]byte, 40*30*3)
-			if err := DecodeSized(dst, bad, image.Pt(131, 97), &Job{Box: randomBox(r, 131, 97), Size: image.Pt(40, 30), DCT: r.IntN(2) == 1, Planar: r.IntN(2) == 1}); err != nil {
+			if err := DecodeSized(dst, bad, image.Pt(131, 97),
+				&Job{Box: randomBox(r, 131, 97), Size: image.Pt(40, 30), DCT: r.IntN(2) == 1,
+					Planar: r.IntN(2) == 1}); err != nil {
 				failed++
 			}
 		}

@@ -23,8 +23,8 @@ import (
 //	       verbatim part: the original without the entropy-coded data of its scans
 //
 // A band is 2 rows of MCUs where an MCU is 16 rows high or higher, otherwise 4; the last may have fewer. Blocks go by
-// component, then by rows; those that only fill an MCU are there, too. A block's mask tells which of its AC coefficients
-// are not 0: bit i is the i-th in zigzag order. A lane is a stream of bytes:
+// component, then by rows; those that only fill an MCU are there, too. A block's mask tells which of its AC
+// coefficients are not 0: bit i is the i-th in zigzag order. A lane is a stream of bytes:
 //
 //	0       DC of each block, less a prediction from the blocks on the left (l), above (a) and between (b) in the band: l, a
 //	        or l+a-b, whichever lies in the middle; l alone in the first row, a in the first column, and 0 for the first
@@ -36,11 +36,12 @@ import (
 //
 // Coefficients outside of -127..127, and what the table has no code for, are escapes: symbol 0x80 in lanes 0 and 10 to
 // 13, 0 in lanes 2 to 9. Lane 1 has none. Codes are canonical Huffman codes of at most 12 bits: shorter before longer,
-// then by symbol; a code's first bit is its highest, and bits fill each byte from the lowest. Differences wrap at 16 bits.
+// then by symbol; a code's first bit is its highest, and bits fill each byte from the lowest. Differences wrap at 16
+// bits.
 //
-// Tables are "SJT" and the version, 1, and compressed by flate: the lengths of 8 x 8 tables' codes, 4 bits a symbol, the
-// even symbol lower. Length 0: no code. The lengths of each table fill the code space. The eight kinds are DC, flag, byte
-// 0, 1, 2 and 3 of the mask, and the two of coefficients; lanes of plain and rich blocks share tables.
+// Tables are "SJT" and the version, 1, and compressed by flate: the lengths of 8 x 8 tables' codes, 4 bits a symbol,
+// the even symbol lower. Length 0: no code. The lengths of each table fill the code space. The eight kinds are DC,
+// flag, byte 0, 1, 2 and 3 of the mask, and the two of coefficients; lanes of plain and rich blocks share tables.
 //
 // The scans are not stored: they follow from coefficients, scan scripts, Huffman tables and restart intervals.
 const (

@@ -19,12 +19,14 @@ import (
 func odd(t testing.TB) map[string][]byte {
 	files := map[string][]byte{}
 	r := rand.New(rand.NewPCG(3, 4))
-	for _, size := range [][2]int{{1, 1}, {8, 8}, {17, 9}, {16, 33}, {64, 64}, {97, 131}, {500, 375}, {1023, 33}, {7, 900}} {
+	for _, size := range [][2]int{{1, 1}, {8, 8}, {17, 9}, {16, 33}, {64, 64}, {97, 131}, {500, 375}, {1023, 33},
+		{7, 900}} {
 		w, h := size[0], size[1]
 		pix := photo(t, w%7, max(w, 16), max(h, 16))
 		for _, sub := range []Subsampling{Sub444, Sub422, Sub420, Sub440, Sub411} {
 			for k := range 12 {
-				e := Encoding{Quality: []int{1, 30, 75, 90, 97, 100}[r.IntN(6)], Subsampling: sub, Progressive: k%3 == 1, Optimize: k%2 == 1, RestartRows: []int{0, 0, 1, 3}[r.IntN(4)]}
+				e := Encoding{Quality: []int{1, 30, 75, 90, 97, 100}[r.IntN(6)], Subsampling: sub,
+					Progressive: k%3 == 1, Optimize: k%2 == 1, RestartRows: []int{0, 0, 1, 3}[r.IntN(4)]}
 				if k >= 10 {
 					e.Components = 1
 				}
@@ -59,7 +61,8 @@ func TestRecode(t *testing.T) {
 			t.Fatal(name, err)
 		}
 		small, err := tab.Recode(nil, f)
-		if rec = rec[len("before"):]; len(rec) < len(f) && !bytes.Equal(rec, small) || len(rec) >= len(f) && !errors.Is(err, ErrKeep) {
+		if rec = rec[len("before"):]; len(rec) < len(f) && !bytes.Equal(rec, small) ||
+			len(rec) >= len(f) && !errors.Is(err, ErrKeep) {
 			t.Errorf("%s: %d bytes became %d, Recode gives %d, %v", name, len(f), len(rec), len(small), err)
 		}
 		if err != nil {
@@ -148,17 +151,19 @@ func TestKept(t *testing.T) {
 	sof := bytes.Index(good, []byte{0xff, 0xc0})
 	lastScan := bytes.LastIndex(prog, []byte{0xff, 0xda})
 	for name, f := range map[string][]byte{
-		"nothing":            nil,
-		"text":               []byte("this is not a picture, whatever its name says"),
-		"CMYK":               encode(t, pix[:w*h*4], w, h, Encoding{Quality: 90, Components: 4, Subsampling: Sub444}),
-		"YCCK":               encode(t, pix[:w*h*4], w, h, Encoding{Quality: 90, Components: 4, YCCK: true, Subsampling: Sub420}),
-		"12 bits":            edit(good, func(b []byte) { b[sof+4] = 12 }),
-		"arithmetic coding":  edit(good, func(b []byte) { b[sof+1] = 0xc9 }),
-		"truncated":          good[:len(good)/2],
-		"truncated, ended":   append(bytes.Clone(good[:len(good)/2]), 0xff, 0xd9),
-		"no end":             good[:len(good)-2],
-		"last scan missing":  append(bytes.Clone(prog[:lastScan]), 0xff, 0xd9),
-		"a scan twice":       append(append(bytes.Clone(prog[:len(prog)-2]), prog[lastScan:len(prog)-2]...), 0xff, 0xd9),
+		"nothing": nil,
+		"text":    []byte("this is not a picture, whatever its name says"),
+		"CMYK":    encode(t, pix[:w*h*4], w, h, Encoding{Quality: 90, Components: 4, Subsampling: Sub444}),
+		"YCCK": encode(t, pix[:w*h*4], w, h,
+			Encoding{Quality: 90, Components: 4, YCCK: true, Subsampling: Sub420}),
+		"12 bits":           edit(good, func(b []byte) { b[sof+4] = 12 }),
+		"arithmetic coding": edit(good, func(b []byte) { b[sof+1] = 0xc9 }),
+		"truncated":         good[:len(good)/2],
+		"truncated, ended":  append(bytes.Clone(good[:len(good)/2]), 0xff, 0xd9),
+		"no end":            good[:len(good)-2],
+		"last scan missing": append(bytes.Clone(prog[:lastScan]), 0xff, 0xd9),
+		"a scan twice": append(append(bytes.Clone(prog[:len(prog)-2]), prog[lastScan:len(prog)-2]...),
+			0xff, 0xd9),
 		"garbage in a scan":  append(append(bytes.Clone(good[:len(good)-2]), "garbage"...), 0xff, 0xd9),
 		"recoded already":    func() []byte { b, _ := tab.recode(nil, good); return b }(),
 		"bytes of no marker": append(append(bytes.Clone(good[:2]), 0), good[2:]...),
@@ -170,8 +175,9 @@ func TestKept(t *testing.T) {
 	for name, f := range map[string][]byte{
 		"bytes behind the end": append(bytes.Clone(good), bytes.Repeat([]byte("tail"), 500)...),
 		"a second picture":     append(bytes.Clone(good), prog...),
-		"metadata":             append(append(bytes.Clone(good[:2]), 0xff, 0xe1, 0, 6, 'E', 'x', 'i', 'f'), good[2:]...),
-		"padded markers":       append(append(bytes.Clone(good[:2]), 0xff, 0xff), good[2:]...),
+		"metadata": append(append(bytes.Clone(good[:2]), 0xff, 0xe1, 0, 6, 'E', 'x', 'i', 'f'),
+			good[2:]...),
+		"padded markers": append(append(bytes.Clone(good[:2]), 0xff, 0xff), good[2:]...),
 	} {
 		rec, err := tab.recode(nil, f)
 		if err != nil {
@@ -204,11 +210,13 @@ func TestRestoreErrors(t *testing.T) {
 	for i := recodedHeader; i < len(rec); i += 7 {
 		bad := bytes.Clone(rec)
 		bad[i] ^= 0x40
-		if got, err := tab.Restore(nil, bad); !errors.Is(err, ErrCorrupt) && !bytes.Equal(got, a) { // a lane's last bits are not used
+		// a lane's last bits are not used
+		if got, err := tab.Restore(nil, bad); !errors.Is(err, ErrCorrupt) && !bytes.Equal(got, a) {
 			t.Fatalf("byte %d of %d changed: %v", i, len(rec), err)
 		}
 	}
-	// What lies outside of the scans does not begin as a picture: its markers are not where two bytes further they seem to be.
+	// What lies outside of the scans does not begin as a picture: its markers are not where two bytes further they seem
+	// to be.
 	var tables []byte
 	for rest := a; ; {
 		i := bytes.Index(rest, []byte{0xff, 0xc4})

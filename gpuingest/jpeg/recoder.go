@@ -138,7 +138,8 @@ func (t *Tables) recode(dst, src []byte) ([]byte, error) {
 		return dst, err
 	}
 	defer coders.put(c, need)
-	rc := C.sj_recode(c, t.c, bytePtr(t.id[:]), C.uint32_t(crc32.Checksum(src, castagnoli)), bytePtr(src), C.size_t(len(src)))
+	rc := C.sj_recode(c, t.c, bytePtr(t.id[:]), C.uint32_t(crc32.Checksum(src, castagnoli)), bytePtr(src),
+		C.size_t(len(src)))
 	runtime.KeepAlive(t)
 	switch rc {
 	case C.SJ_OK, C.SJ_LARGER:
@@ -149,8 +150,8 @@ func (t *Tables) recode(dst, src []byte) ([]byte, error) {
 	return dst, ErrKeep
 }
 
-// Restore appends the original of a recoded file to dst. Errors wrap ErrCorrupt, or ErrNoTables if its tables have not been
-// registered.
+// Restore appends the original of a recoded file to dst. Errors wrap ErrCorrupt, or ErrNoTables if its tables have not
+// been registered.
 func Restore(dst, rec []byte) ([]byte, error) {
 	t := registered(RecodedTables(rec))
 	if t == nil {
@@ -185,7 +186,8 @@ func (t *Tables) Restore(dst, rec []byte) ([]byte, error) {
 	n := len(dst)
 	dst = appendOutput(dst, c)
 	if crc32.Checksum(dst[n:], castagnoli) != binary.LittleEndian.Uint32(rec[20:]) {
-		return dst[:n], fmt.Errorf("%w: recoded file of %d bytes: the checksum of the original differs", ErrCorrupt, len(rec))
+		return dst[:n], fmt.Errorf("%w: recoded file of %d bytes: the checksum of the original differs",
+			ErrCorrupt, len(rec))
 	}
 	return dst, nil
 }
@@ -196,7 +198,9 @@ func appendOutput(dst []byte, c *C.sj_coder) []byte {
 	return append(dst, unsafe.Slice((*byte)(unsafe.Pointer(p)), int(n))...)
 }
 
-var coders = newPool(func() *C.sj_coder { return C.sj_coder_new() }, func(c *C.sj_coder) { C.sj_coder_free(c) }, func(c *C.sj_coder) int { return int(C.sj_coder_bytes(c)) })
+var coders = newPool(func() *C.sj_coder {
+	return C.sj_coder_new()
+}, func(c *C.sj_coder) { C.sj_coder_free(c) }, func(c *C.sj_coder) int { return int(C.sj_coder_bytes(c)) })
 
 // maxTables bounds the registry: a set takes about 1 MiB.
 const maxTables = 256
@@ -206,8 +210,8 @@ var registry struct {
 	sets map[[8]byte]*Tables
 }
 
-// Register makes tables known to Decode, Size and Restore, for as long as the process lives. It may be called again with the same
-// tables. It fails if there are too many.
+// Register makes tables known to Decode, Size and Restore, for as long as the process lives. It may be called again
+// with the same tables. It fails if there are too many.
 func Register(t *Tables) error {
 	registry.Lock()
 	defer registry.Unlock()

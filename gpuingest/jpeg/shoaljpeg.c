@@ -107,7 +107,8 @@ static int simd;
 int sj_set_simd(int most) {
 #ifdef SJ_X86
 	simd = __builtin_cpu_supports("avx2") ? 1 : 0;
-	if (simd && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni")) simd = 2;
+	if (simd && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vbmi") &&
+		__builtin_cpu_supports("avx512vnni")) simd = 2;
 #elif defined(SJ_NEON)
 	simd = 1; // every CPU of the kind has it
 #endif
@@ -151,7 +152,8 @@ void sj_free(sj_scratch *s) {
 sj_request *sj_req(sj_scratch *s) { return &s->req; }
 
 size_t sj_bytes(const sj_scratch *s) {
-	return sizeof *s + s->x.mem.cap + s->x.wide.cap + s->y.mem.cap + s->rows.cap + s->mid.cap + s->line.cap + s->out.cap + sj_pixels_bytes(s->pixels) + sj_own_bytes(s->own) + sj_recoded_bytes(&s->recoded);
+	return sizeof *s + s->x.mem.cap + s->x.wide.cap + s->y.mem.cap + s->rows.cap + s->mid.cap + s->line.cap +
+		s->out.cap + sj_pixels_bytes(s->pixels) + sj_own_bytes(s->own) + sj_recoded_bytes(&s->recoded);
 }
 
 const char *sj_message(const sj_scratch *s) { return s->msg; }
@@ -195,7 +197,8 @@ static int axis_init(axis *a, int filter, span src, int out, int from, int to, i
 	a->taps = taps;
 	size_t cells = (size_t)count * (size_t)taps;
 	// One block: taps as double (one row), first, n, k, hilo.
-	size_t need = sizeof(double) * (size_t)taps + (size_t)count * 2 * sizeof(int32_t) + cells * (sizeof(int32_t) + 2 * sizeof(int16_t));
+	size_t need = sizeof(double) * (size_t)taps + (size_t)count * 2 * sizeof(int32_t) +
+		cells * (sizeof(int32_t) + 2 * sizeof(int16_t));
 	if (!sj_reserve(&a->mem, need)) return 0;
 	double *w = a->mem.p;
 	a->first = (int32_t *)(w + taps);
@@ -305,7 +308,8 @@ static int widen(axis *a) {
 // spread_pairs is spread for AVX2.
 static int spread_pairs(axis *a, int pairs) {
 	int groups = (a->out + 15) / 16;
-	size_t cells = 2 * (size_t)groups * (size_t)pairs, bytes = cells * sizeof *a->pairs + 4 * (size_t)groups * sizeof *a->at;
+	size_t cells = 2 * (size_t)groups * (size_t)pairs,
+		bytes = cells * sizeof *a->pairs + 4 * (size_t)groups * sizeof *a->at;
 	if (!sj_reserve(&a->wide, bytes)) return -1;
 	memset(a->wide.p, 0, bytes);
 	a->pairs = a->wide.p;
@@ -334,7 +338,8 @@ static int spread_pairs(axis *a, int pairs) {
 #ifdef SJ_NEON
 // spread_single is spread for NEON.
 static int spread_single(axis *a, int taps) {
-	size_t groups = ((size_t)a->out + 15) / 16 * 4, cells = groups * (size_t)taps, bytes = cells * sizeof *a->single + groups * sizeof *a->at;
+	size_t groups = ((size_t)a->out + 15) / 16 * 4, cells = groups * (size_t)taps,
+		bytes = cells * sizeof *a->single + groups * sizeof *a->at;
 	if (!sj_reserve(&a->wide, bytes)) return -1;
 	memset(a->wide.p, 0, bytes);
 	a->single = a->wide.p;
@@ -379,7 +384,8 @@ static int spread(axis *a) {
 		for (int b = 0; b < blocks; b++) {
 			uint32_t *lane = &a->spread[i / 16 * blocks + b][0][i & 15], d[3];
 			int n = a->n[i] - 4 * b;
-			lane[0] = 0x03020100u + 0x01010101u * (uint32_t)((a->first[i] - from + 4 * b) & 63); // of which 6 bits count
+			// of which 6 bits count
+			lane[0] = 0x03020100u + 0x01010101u * (uint32_t)((a->first[i] - from + 4 * b) & 63);
 			digits(a->k + (size_t)i * a->taps + 4 * b, n < 0 ? 0 : n < 4 ? n : 4, d);
 			for (int j = 0; j < 3; j++) lane[16 * (j + 1)] = d[j];
 		}
@@ -433,12 +439,15 @@ static void vertical_c(const uint8_t *in, size_t stride, const int32_t *k, int t
 // Exact in integers: k = hi << SPLIT | lo, and sums are linear, so two pmaddwd of halves equal one 32-bit multiply.
 
 __attribute__((target("avx2"))) static inline __m256i join(const uint8_t *a, const uint8_t *b) {
-	return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadl_epi64((const __m128i *)a)), _mm_loadl_epi64((const __m128i *)b), 1);
+	return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadl_epi64((const __m128i *)a)),
+		_mm_loadl_epi64((const __m128i *)b), 1);
 }
 
-__attribute__((target("avx2"))) static void horizontal_avx2(const axis *a, const uint8_t *const *in, uint8_t *const *out, int rows) {
+__attribute__((target("avx2"))) static void horizontal_avx2(const axis *a, const uint8_t *const *in,
+	uint8_t *const *out, int rows) {
 	// Two 4-byte pixels become r0 r1 g0 g1 b0 b1 x0 x1 in 16 bits each.
-	const __m256i spread = _mm256_setr_epi8(0, -1, 4, -1, 1, -1, 5, -1, 2, -1, 6, -1, 3, -1, 7, -1, 0, -1, 4, -1, 1, -1, 5, -1, 2, -1, 6, -1, 3, -1, 7, -1);
+	const __m256i spread = _mm256_setr_epi8(0, -1, 4, -1, 1, -1, 5, -1, 2, -1, 6, -1, 3, -1, 7, -1, 0, -1, 4, -1, 1, -1,
+		5, -1, 2, -1, 6, -1, 3, -1, 7, -1);
 	const __m256i half = _mm256_set1_epi32(1 << (BITS - 1));
 	for (int r = 0; r < rows; r += 4) {
 		// Rows beyond the last repeat it: the same bytes are written twice.
@@ -484,7 +493,8 @@ VNNI static inline __m512i total(__m512i s0, __m512i s1, __m512i s2) {
 }
 
 // blocks is a->blocks: as a constant of 1 it keeps the tables of 16 outputs in registers for all rows.
-VNNI static inline __attribute__((always_inline)) void horizontal_blocks(const axis *a, const uint8_t *const *in, uint8_t *const *out, int rows, int blocks) {
+VNNI static inline __attribute__((always_inline)) void horizontal_blocks(const axis *a, const uint8_t *const *in,
+	uint8_t *const *out, int rows, int blocks) {
 	const __m512i half = _mm512_set1_epi32(1 << (BITS - 1));
 	const __m512i channels = _mm512_set4_epi32(0x03030303, 0x02020202, 0x01010101, 0);
 	const __m512i each = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
@@ -526,7 +536,8 @@ VNNI static void horizontal_vnni(const axis *a, const uint8_t *const *in, uint8_
 	else horizontal_blocks(a, in, out, rows, a->blocks);
 }
 
-VNNI static inline __attribute__((always_inline)) void planes_blocks(const axis *a, const uint8_t *in, size_t stride, uint8_t *out, size_t out_stride, int rows, int blocks) {
+VNNI static inline __attribute__((always_inline)) void planes_blocks(const axis *a, const uint8_t *in, size_t stride,
+	uint8_t *out, size_t out_stride, int rows, int blocks) {
 	const __m512i half = _mm512_set1_epi32(1 << (BITS - 1)), zero = _mm512_setzero_si512();
 	for (int i = 0; i < a->out; i += 16) {
 		__m512i k[BLOCKS][4];
@@ -549,10 +560,12 @@ VNNI static inline __attribute__((always_inline)) void planes_blocks(const axis 
 }
 
 __attribute__((target("avx2"))) static inline __m256i both(const uint8_t *a, const uint8_t *b) {
-	return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)a)), _mm_loadu_si128((const __m128i *)b), 1);
+	return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)a)),
+		_mm_loadu_si128((const __m128i *)b), 1);
 }
 
-__attribute__((target("avx2"))) static inline __attribute__((always_inline)) void planes_pairs(const axis *a, const uint8_t *in, size_t stride, uint8_t *out, size_t out_stride, int rows, int pairs, int sliding) {
+__attribute__((target("avx2"))) static inline __attribute__((always_inline)) void planes_pairs(const axis *a,
+	const uint8_t *in, size_t stride, uint8_t *out, size_t out_stride, int rows, int pairs, int sliding) {
 	const __m256i half = _mm256_set1_epi32(1 << (BITS - 1));
 	for (int i = 0; i < a->out; i += 16) {
 		const int32_t *at = a->at + i / 4;
@@ -578,13 +591,15 @@ __attribute__((target("avx2"))) static inline __attribute__((always_inline)) voi
 	}
 }
 
-VNNI static void planes_vnni(const axis *a, const uint8_t *in, size_t stride, uint8_t *out, size_t out_stride, int rows) {
+VNNI static void planes_vnni(const axis *a, const uint8_t *in, size_t stride, uint8_t *out, size_t out_stride,
+	int rows) {
 	if (a->blocks == 1) planes_blocks(a, in, stride, out, out_stride, rows, 1);
 	else if (a->blocks == 2) planes_blocks(a, in, stride, out, out_stride, rows, 2);
 	else planes_blocks(a, in, stride, out, out_stride, rows, a->blocks);
 }
 
-__attribute__((target("avx2"))) static void planes_avx2_rows(const axis *a, const uint8_t *in, size_t stride, uint8_t *out, size_t out_stride, int rows) {
+__attribute__((target("avx2"))) static void planes_avx2_rows(const axis *a, const uint8_t *in, size_t stride,
+	uint8_t *out, size_t out_stride, int rows) {
 	if (a->sliding) planes_pairs(a, in, stride, out, out_stride, rows, a->blocks, 1);
 	else if (a->blocks == 2) planes_pairs(a, in, stride, out, out_stride, rows, 2, 0);
 	else if (a->blocks == 3) planes_pairs(a, in, stride, out, out_stride, rows, 3, 0);
@@ -592,13 +607,16 @@ __attribute__((target("avx2"))) static void planes_avx2_rows(const axis *a, cons
 	else planes_pairs(a, in, stride, out, out_stride, rows, a->blocks, 0);
 }
 
-// horizontal_planes takes rows of one channel, a byte a sample; in points at sample a->lo. Up to 15 bytes more are written.
-static void horizontal_planes(const axis *a, const uint8_t *in, size_t stride, uint8_t *out, size_t out_stride, int rows) {
+// horizontal_planes takes rows of one channel, a byte a sample; in points at sample a->lo. Up to 15 bytes more are
+// written.
+static void horizontal_planes(const axis *a, const uint8_t *in, size_t stride, uint8_t *out, size_t out_stride,
+	int rows) {
 	if (simd > 1) planes_vnni(a, in, stride, out, out_stride, rows);
 	else planes_avx2_rows(a, in, stride, out, out_stride, rows);
 }
 
-__attribute__((target("avx2"))) static int vertical_avx2(const uint8_t *in, size_t stride, const int16_t *hilo, int taps, uint8_t *out, int n) {
+__attribute__((target("avx2"))) static int vertical_avx2(const uint8_t *in, size_t stride, const int16_t *hilo,
+	int taps, uint8_t *out, int n) {
 	const __m256i zero = _mm256_setzero_si256(), half = _mm256_set1_epi32(1 << (BITS - 1));
 	int x = 0;
 	for (; x + 32 <= n; x += 32) {
@@ -626,7 +644,8 @@ __attribute__((target("avx2"))) static int vertical_avx2(const uint8_t *in, size
 		h1 = _mm256_srai_epi32(_mm256_add_epi32(_mm256_slli_epi32(h1, SPLIT), l1), BITS);
 		h2 = _mm256_srai_epi32(_mm256_add_epi32(_mm256_slli_epi32(h2, SPLIT), l2), BITS);
 		h3 = _mm256_srai_epi32(_mm256_add_epi32(_mm256_slli_epi32(h3, SPLIT), l3), BITS);
-		_mm256_storeu_si256((__m256i *)(out + x), _mm256_packus_epi16(_mm256_packs_epi32(h0, h1), _mm256_packs_epi32(h2, h3)));
+		_mm256_storeu_si256((__m256i *)(out + x),
+			_mm256_packus_epi16(_mm256_packs_epi32(h0, h1), _mm256_packs_epi32(h2, h3)));
 	}
 	return x;
 }
@@ -644,12 +663,15 @@ VNNI static void vertical_vnni(const uint8_t *in, size_t stride, const int32_t *
 			// Taps beyond the last have coefficients of 0, and rows that must not be touched.
 			const uint8_t *p = in + (size_t)t * stride + x;
 			int m = taps - t < 4 ? taps - t : 4;
-			__m512i k0 = _mm512_set1_epi32((int32_t)d[t / 4][0]), k1 = _mm512_set1_epi32((int32_t)d[t / 4][1]), k2 = _mm512_set1_epi32((int32_t)d[t / 4][2]);
+			__m512i k0 = _mm512_set1_epi32((int32_t)d[t / 4][0]), k1 = _mm512_set1_epi32((int32_t)d[t / 4][1]),
+				k2 = _mm512_set1_epi32((int32_t)d[t / 4][2]);
 			__m512i r0 = _mm512_loadu_si512(p), r1 = m > 1 ? _mm512_loadu_si512(p + stride) : r0;
-			__m512i r2 = m > 2 ? _mm512_loadu_si512(p + 2 * stride) : r0, r3 = m > 3 ? _mm512_loadu_si512(p + 3 * stride) : r0;
+			__m512i r2 = m > 2 ? _mm512_loadu_si512(p + 2 * stride) : r0,
+				r3 = m > 3 ? _mm512_loadu_si512(p + 3 * stride) : r0;
 			__m512i a = _mm512_unpacklo_epi8(r0, r1), b = _mm512_unpackhi_epi8(r0, r1);
 			__m512i c = _mm512_unpacklo_epi8(r2, r3), e = _mm512_unpackhi_epi8(r2, r3);
-			__m512i v[4] = {_mm512_unpacklo_epi16(a, c), _mm512_unpackhi_epi16(a, c), _mm512_unpacklo_epi16(b, e), _mm512_unpackhi_epi16(b, e)};
+			__m512i v[4] = {_mm512_unpacklo_epi16(a, c), _mm512_unpackhi_epi16(a, c), _mm512_unpacklo_epi16(b, e),
+				_mm512_unpackhi_epi16(b, e)};
 			for (int j = 0; j < 4; j++) {
 				s0[j] = _mm512_dpbusd_epi32(s0[j], v[j], k0);
 				s1[j] = _mm512_dpbusd_epi32(s1[j], v[j], k1);
@@ -675,10 +697,14 @@ __attribute__((target("avx2"))) static int planes_avx2(const uint8_t *rgb, int n
 	const __m128i o2 = _mm_setr_epi8(-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 3, 6, 9, 12, 15);
 	int x = 0;
 	for (; x + 16 <= n; x += 16, rgb += 48) {
-		__m128i a = _mm_loadu_si128((const __m128i *)rgb), c = _mm_loadu_si128((const __m128i *)(rgb + 16)), e = _mm_loadu_si128((const __m128i *)(rgb + 32));
-		_mm_storeu_si128((__m128i *)(r + x), _mm_or_si128(_mm_or_si128(_mm_shuffle_epi8(a, m0), _mm_shuffle_epi8(c, m1)), _mm_shuffle_epi8(e, m2)));
-		_mm_storeu_si128((__m128i *)(g + x), _mm_or_si128(_mm_or_si128(_mm_shuffle_epi8(a, n0), _mm_shuffle_epi8(c, n1)), _mm_shuffle_epi8(e, n2)));
-		_mm_storeu_si128((__m128i *)(b + x), _mm_or_si128(_mm_or_si128(_mm_shuffle_epi8(a, o0), _mm_shuffle_epi8(c, o1)), _mm_shuffle_epi8(e, o2)));
+		__m128i a = _mm_loadu_si128((const __m128i *)rgb), c = _mm_loadu_si128((const __m128i *)(rgb + 16)),
+			e = _mm_loadu_si128((const __m128i *)(rgb + 32));
+		_mm_storeu_si128((__m128i *)(r + x),
+			_mm_or_si128(_mm_or_si128(_mm_shuffle_epi8(a, m0), _mm_shuffle_epi8(c, m1)), _mm_shuffle_epi8(e, m2)));
+		_mm_storeu_si128((__m128i *)(g + x),
+			_mm_or_si128(_mm_or_si128(_mm_shuffle_epi8(a, n0), _mm_shuffle_epi8(c, n1)), _mm_shuffle_epi8(e, n2)));
+		_mm_storeu_si128((__m128i *)(b + x),
+			_mm_or_si128(_mm_or_si128(_mm_shuffle_epi8(a, o0), _mm_shuffle_epi8(c, o1)), _mm_shuffle_epi8(e, o2)));
 	}
 	return x;
 }
@@ -686,12 +712,15 @@ __attribute__((target("avx2"))) static int planes_avx2(const uint8_t *rgb, int n
 
 // clip8x16 is clip8 of 16 sums.
 static inline uint8x16_t clip8x16(const int32x4_t s[4]) {
-	int16x8_t a = vqmovn_high_s32(vqmovn_s32(s[0] >> BITS), s[1] >> BITS), b = vqmovn_high_s32(vqmovn_s32(s[2] >> BITS), s[3] >> BITS);
+	int16x8_t a = vqmovn_high_s32(vqmovn_s32(s[0] >> BITS), s[1] >> BITS),
+		b = vqmovn_high_s32(vqmovn_s32(s[2] >> BITS), s[3] >> BITS);
 	return vqmovun_high_s16(vqmovun_s16(a), b);
 }
 
-// horizontal_planes takes rows of one channel, a byte a sample; in points at sample a->lo. Up to 15 bytes more are written.
-static void horizontal_planes(const axis *a, const uint8_t *in, size_t stride, uint8_t *out, size_t out_stride, int rows) {
+// horizontal_planes takes rows of one channel, a byte a sample; in points at sample a->lo. Up to 15 bytes more are
+// written.
+static void horizontal_planes(const axis *a, const uint8_t *in, size_t stride, uint8_t *out, size_t out_stride,
+	int rows) {
 	for (int i = 0; i < a->out; i += 16) {
 		const uint8_t *p = in;
 		uint8_t *q = out + i;
@@ -747,7 +776,8 @@ static int vertical_neon(const uint8_t *in, size_t stride, const int32_t *k, int
 		for (int j = 0; j < 4; j++) s[j] = vdupq_n_s32(1 << (BITS - 1));
 		for (int t = 0; t < taps; t++) {
 			uint8x16_t v = vld1q_u8(in + (size_t)t * stride + x);
-			int16x8_t lo = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(v))), hi = vreinterpretq_s16_u16(vmovl_high_u8(v));
+			int16x8_t lo = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(v))),
+				hi = vreinterpretq_s16_u16(vmovl_high_u8(v));
 			s[0] = vmlaq_n_s32(s[0], vmovl_s16(vget_low_s16(lo)), k[t]);
 			s[1] = vmlaq_n_s32(s[1], vmovl_high_s16(lo), k[t]);
 			s[2] = vmlaq_n_s32(s[2], vmovl_s16(vget_low_s16(hi)), k[t]);
@@ -865,7 +895,8 @@ static void store_row(const sj_request *q, const uint8_t *rgb, int y, const uint
 }
 
 // store_planes writes a row of three planes of win_w bytes, stride apart.
-static void store_planes(const sj_request *q, const uint8_t *line, size_t stride, int y, const uint8_t *table, uint8_t *dst) {
+static void store_planes(const sj_request *q, const uint8_t *line, size_t stride, int y, const uint8_t *table,
+	uint8_t *dst) {
 	size_t w = (size_t)q->win_w, at = (size_t)y * w;
 	for (int c = 0; c < 3; c++, line += stride, at += w * (size_t)q->win_h) {
 		if (!table) memcpy(dst + at, line, w);
@@ -917,7 +948,8 @@ static int plan(sj_scratch *s) {
 	s->src_h = q->img_h;
 	s->denom = 1;
 	if (q->dct && q->filter != SJ_NEAREST) {
-		while (s->denom < 8 && q->box_w >= 2 * s->denom * q->out_w && q->box_h >= 2 * s->denom * q->out_h) s->denom *= 2;
+		while (s->denom < 8 && q->box_w >= 2 * s->denom * q->out_w &&
+			q->box_h >= 2 * s->denom * q->out_h) s->denom *= 2;
 	}
 	if (s->denom > 1) { // the box becomes a part of the smaller picture, perhaps at fractions of pixels
 		float d = (float)s->denom;
@@ -1015,7 +1047,9 @@ static void finish(sj_scratch *s, const uint8_t *table, uint8_t *dst) {
 			second(s, at - v.y0, dst + (size_t)to * q->win_w * 3);
 		} else {
 			second(s, at - v.y0, line + 3 * pad_left);
-			if (s->vertical_first) memset(line + 3 * (pad_left + s->x.out), 0, 3 * (size_t)(q->win_w - pad_left - s->x.out)); // the overhang
+			// the overhang
+			if (s->vertical_first) memset(line + 3 * (pad_left + s->x.out), 0,
+				3 * (size_t)(q->win_w - pad_left - s->x.out));
 			store_row(q, line, to, table, dst);
 		}
 	}
@@ -1028,12 +1062,14 @@ int sj_resample(sj_scratch *s, const uint8_t *rgb, const uint8_t *table, uint8_t
 	s->plain = NULL;
 	if (!plan(s) || !layout(s, q->planes)) return SJ_MEMORY;
 	int w = s->x.hi - s->x.lo, rows = s->y.hi - s->y.lo;
-	size_t plane = (size_t)q->img_w * (size_t)q->img_h, at = (size_t)(s->base_y + s->y.lo) * (size_t)q->img_w + (size_t)(s->base_x + s->x.lo);
+	size_t plane = (size_t)q->img_w * (size_t)q->img_h, at = (size_t)(s->base_y + s->y.lo) * (size_t)q->img_w +
+		(size_t)(s->base_x + s->x.lo);
 #ifdef SJ_SIMD
 	for (int y = 0; s->planes && y < rows; y += STRIP) {
 		for (int c = 0; c < 3; c++) {
 			uint8_t *out = (uint8_t *)s->mid.p + mid_stride(s) * (size_t)y + mid_plane(s) * (size_t)c;
-			horizontal_planes(&s->x, rgb + at + plane * (size_t)c + (size_t)y * (size_t)q->img_w, (size_t)q->img_w, out, mid_stride(s), rows - y < STRIP ? rows - y : STRIP);
+			horizontal_planes(&s->x, rgb + at + plane * (size_t)c + (size_t)y * (size_t)q->img_w, (size_t)q->img_w, out,
+				mid_stride(s), rows - y < STRIP ? rows - y : STRIP);
 		}
 	}
 #endif
@@ -1044,7 +1080,8 @@ int sj_resample(sj_scratch *s, const uint8_t *rgb, const uint8_t *table, uint8_t
 		const uint8_t *in[BATCH];
 		int n = rows - y < BATCH ? rows - y : BATCH;
 		for (int i = 0; i < n; i++) {
-			size_t from = at + (size_t)(y + i) * (size_t)q->img_w, step = q->planes ? 1 : 3, next = q->planes ? plane : 1;
+			size_t from = at + (size_t)(y + i) * (size_t)q->img_w, step = q->planes ? 1 : 3,
+				next = q->planes ? plane : 1;
 			const uint8_t *p = rgb + from * step;
 			uint8_t *o = (uint8_t *)s->rows.p + stride * i;
 			in[i] = o;
@@ -1212,7 +1249,8 @@ static void decode(sj_scratch *s, const uint8_t *src, size_t n, sj_recoded *from
 	switch (d->num_components) {
 	case 1:
 	case 3:
-		if (!from && q->planar && !table && !q->flip && !q->turn && q->win_w == q->box_w && q->win_h == q->box_h && !q->win_x && !q->win_y && s->x.identity && s->y.identity) s->plain = dst;
+		if (!from && q->planar && !table && !q->flip && !q->turn && q->win_w == q->box_w && q->win_h == q->box_h &&
+			!q->win_x && !q->win_y && s->x.identity && s->y.identity) s->plain = dst;
 		d->out_color_space = s->plain ? JCS_EXT_RGB : JCS_EXT_RGBX;
 		break;
 	case 4: d->out_color_space = JCS_CMYK; break;
@@ -1309,7 +1347,8 @@ int sj_decode(sj_scratch *s, const uint8_t *src, size_t n, const uint8_t *table,
 	return run(s, src, n, NULL, table, dst);
 }
 
-int sj_decode_recoded(sj_scratch *s, const sj_tables *t, const uint8_t *src, size_t n, const uint8_t *table, uint8_t *dst) {
+int sj_decode_recoded(sj_scratch *s, const sj_tables *t, const uint8_t *src, size_t n, const uint8_t *table,
+	uint8_t *dst) {
 	s->msg[0] = 0;
 	int code = sj_recoded_open(&s->recoded, src, n, t);
 	return code == SJ_OK ? run(s, NULL, 0, &s->recoded, table, dst) : code;

@@ -62,7 +62,8 @@ const char *sj_message(const sj_scratch *s);
 int sj_decode(sj_scratch *s, const uint8_t *src, size_t n, const uint8_t *table, uint8_t *dst);
 // The same from a recoded file.
 struct sj_tables;
-int sj_decode_recoded(sj_scratch *s, const struct sj_tables *t, const uint8_t *src, size_t n, const uint8_t *table, uint8_t *dst);
+int sj_decode_recoded(sj_scratch *s, const struct sj_tables *t, const uint8_t *src, size_t n, const uint8_t *table,
+	uint8_t *dst);
 // The same from a decoded picture of img_w x img_h.
 int sj_resample(sj_scratch *s, const uint8_t *rgb, const uint8_t *table, uint8_t *dst);
 
@@ -81,9 +82,9 @@ typedef struct {
 int sj_encode(sj_scratch *s, const sj_encoding *e, const uint8_t *pix);
 const uint8_t *sj_output(const sj_scratch *s, size_t *n);
 
-// Chooses the loops: 0 for the portable ones, 1 for AVX2 or NEON, 2 for AVX-512 with VBMI and VNNI, or the best that the
-// CPU has, if that is less. Returns what is in force.
-// Not safe beside running calls: the package chooses once at start, tests choose again.
+// Chooses the loops: 0 for the portable ones, 1 for AVX2 or NEON, 2 for AVX-512 with VBMI and VNNI, or the best that
+// the CPU has, if that is less. Returns what is in force. Not safe beside running calls: the package chooses once at
+// start, tests choose again.
 int sj_set_simd(int most);
 int sj_simd(void); // what is in force
 

@@ -56,9 +56,11 @@ static size_t most_values(const sj_jpeg *j, size_t n) { return (4 * n < j->block
 // room makes space for the coefficients of all blocks of a file of n bytes.
 static int room(sj_coder *c, size_t file) {
 	size_t n = c->j.blocks, values = most_values(&c->j, file);
-	if (!sj_reserve(&c->b[DC], n * 2) || !sj_reserve(&c->b[MASK], n * 8) || !sj_reserve(&c->b[AT], n * 4) || !sj_reserve(&c->b[VALUES], values * 2)) return 0;
+	if (!sj_reserve(&c->b[DC], n * 2) || !sj_reserve(&c->b[MASK], n * 8) || !sj_reserve(&c->b[AT], n * 4) ||
+		!sj_reserve(&c->b[VALUES], values * 2)) return 0;
 	if (c->j.progressive && !sj_reserve(&c->b[DENSE], n * 128)) return 0;
-	c->c = (sj_coefs){c->b[DC].p, c->b[MASK].p, c->b[AT].p, c->b[VALUES].p, 0, values, c->j.progressive ? c->b[DENSE].p : NULL};
+	c->c = (sj_coefs){c->b[DC].p, c->b[MASK].p, c->b[AT].p, c->b[VALUES].p, 0, values,
+		c->j.progressive ? c->b[DENSE].p : NULL};
 	return 1;
 }
 
@@ -251,7 +253,8 @@ int sj_split(sj_coder *c, const uint8_t *src, size_t n) {
 	if (rc != SJ_OK) return rc;
 	sj_set_geometry(&c->geometry, &c->j);
 	size_t blocks = most_blocks(&c->geometry);
-	return sj_reserve(&c->b[SYMBOLS], blocks * MOST + SJ_LANES * SPARE) && sj_reserve(&c->b[ESCAPES], blocks * MOST * 2) ? SJ_OK : SJ_MEMORY;
+	return sj_reserve(&c->b[SYMBOLS], blocks * MOST + SJ_LANES * SPARE) &&
+		sj_reserve(&c->b[ESCAPES], blocks * MOST * 2) ? SJ_OK : SJ_MEMORY;
 }
 
 int sj_lane_count(const sj_coder *c) { return c->geometry.bands * c->geometry.groups * SJ_LANES; }
@@ -298,7 +301,8 @@ static void put_escape(container *o, int v) {
 
 // encode_lane codes n symbols; those without a code become escapes. given has the values of those that are escapes
 // already.
-static void encode_lane(const sj_tables *t, int table, const uint8_t *p, uint32_t n, const int16_t *given, container *o) {
+static void encode_lane(const sj_tables *t, int table, const uint8_t *p, uint32_t n, const int16_t *given,
+	container *o) {
 	const uint32_t *code = t->code[table];
 	int escape = sj_escape(table / SJ_CHOICES);
 	uint64_t acc = 0;
@@ -354,7 +358,8 @@ static uint8_t *put_verbatim(const sj_coder *c, uint8_t *header, uint8_t *o) {
 // most_coded is the space for the lanes of a file of n bytes, and for their escapes: what takes more is not worth it.
 static size_t most_coded(size_t n) { return 2 * n + (64 << 10); }
 
-static size_t most_directory(const sj_recoded *g) { return SJ_HEADER + (size_t)(g->bands * g->groups) * 5 * (SJ_LANES + 1); }
+static size_t most_directory(const sj_recoded *g) {
+	return SJ_HEADER + (size_t)(g->bands * g->groups) * 5 * (SJ_LANES + 1); }
 
 // encode writes the container.
 static int encode(sj_coder *c, const sj_tables *t, const uint8_t *id, uint32_t crc, size_t size) {
@@ -375,7 +380,8 @@ static int encode(sj_coder *c, const sj_tables *t, const uint8_t *id, uint32_t c
 				put_varint(&o.dir, 0);
 				continue;
 			}
-			if (o.escape + 2 * (size_t)q->n[k] > p + dir + some || o.lane + 3 * (size_t)q->n[k] / 2 + 8 > p + dir + 2 * some) return SJ_KEEP;
+			if (o.escape + 2 * (size_t)q->n[k] > p + dir + some ||
+				o.lane + 3 * (size_t)q->n[k] / 2 + 8 > p + dir + 2 * some) return SJ_KEEP;
 			const uint8_t *from = o.lane;
 			int table = choose(t, sj_kind(k), q->at[k], q->n[k]);
 			encode_lane(t, table, q->at[k], q->n[k], q->escapes[k], &o);
@@ -511,7 +517,8 @@ size_t sj_restore_needs(const uint8_t *rec, size_t n, const sj_tables *t) {
 	sj_jpeg j = {0};
 	sj_scan s;
 	size_t at = 0, need = 0;
-	if (sj_recoded_open(&r, rec, n, t) == SJ_OK && r.size <= 64 * (uint64_t)n && sj_walk(&j, r.verbatim, r.verbatim_n, &at, &s) == SJ_WALK_SCAN) {
+	if (sj_recoded_open(&r, rec, n, t) == SJ_OK && r.size <= 64 * (uint64_t)n &&
+		sj_walk(&j, r.verbatim, r.verbatim_n, &at, &s) == SJ_WALK_SCAN) {
 		need = grown(restore_needs(&j, r.size) + r.whole_cap);
 	}
 	sj_recoded_free(&r);

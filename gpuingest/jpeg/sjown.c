@@ -61,7 +61,8 @@ static void flat(int coef, int quant, uint8_t *out, size_t stride) {
 	for (int y = 0; y < 8; y++) memset(out + (size_t)y * stride, v, 8);
 }
 
-// wrap gives the first rows of n blocks what libjpeg-turbo makes of values beyond 13 bits where the other rows are empty.
+// wrap gives the first rows of n blocks what libjpeg-turbo makes of values beyond 13 bits where the other rows are
+// empty.
 static void wrap(const int16_t *blocks, int16_t *first, int n) {
 	for (int b = 0; b < n; b++, blocks += 64, first += 8) {
 		int any = 0;
@@ -97,7 +98,8 @@ static void wrap(const int16_t *blocks, int16_t *first, int n) {
 
 LOOP static inline void rows_avx2(const int16_t *b, const int16_t *quant, V r[8]) {
 	for (int i = 0; i < 4; i++) {
-		V q = LOAD(quant + 16 * i), a = OP(mullo_epi16)(LOAD(b + 16 * i), q), c = OP(mullo_epi16)(LOAD(b + 64 + 16 * i), q);
+		V q = LOAD(quant + 16 * i), a = OP(mullo_epi16)(LOAD(b + 16 * i), q),
+			c = OP(mullo_epi16)(LOAD(b + 64 + 16 * i), q);
 		r[2 * i] = _mm256_permute2x128_si256(a, c, 0x20);
 		r[2 * i + 1] = _mm256_permute2x128_si256(a, c, 0x31);
 	}
@@ -111,8 +113,10 @@ LOOP static inline void two_rows_avx2(V v, uint8_t *out, size_t stride) {
 
 // pixels stores 32 pixels; a lane of r, g and b has 8 even ones and then 8 odd ones.
 LOOP static inline void pixels_avx2(V r, V g, V b, uint8_t *out) {
-	V rg = OP(unpacklo_epi8)(r, g), rg1 = OP(unpackhi_epi8)(r, g), bx = OP(unpacklo_epi8)(b, ZERO), bx1 = OP(unpackhi_epi8)(b, ZERO);
-	V e = OP(unpacklo_epi16)(rg, bx), f = OP(unpackhi_epi16)(rg, bx), o = OP(unpacklo_epi16)(rg1, bx1), p = OP(unpackhi_epi16)(rg1, bx1);
+	V rg = OP(unpacklo_epi8)(r, g), rg1 = OP(unpackhi_epi8)(r, g), bx = OP(unpacklo_epi8)(b, ZERO),
+		bx1 = OP(unpackhi_epi8)(b, ZERO);
+	V e = OP(unpacklo_epi16)(rg, bx), f = OP(unpackhi_epi16)(rg, bx), o = OP(unpacklo_epi16)(rg1, bx1),
+		p = OP(unpackhi_epi16)(rg1, bx1);
 	V a[4] = {OP(unpacklo_epi32)(e, o), OP(unpackhi_epi32)(e, o), OP(unpacklo_epi32)(f, p), OP(unpackhi_epi32)(f, p)};
 	STORE(out, _mm256_permute2x128_si256(a[0], a[1], 0x20));
 	STORE(out + 32, _mm256_permute2x128_si256(a[2], a[3], 0x20));
@@ -170,9 +174,12 @@ LOOP static inline void two_rows_avx512(V v, uint8_t *out, size_t stride) {
 }
 
 LOOP static inline void pixels_avx512(V r, V g, V b, uint8_t *out) {
-	V rg = OP(unpacklo_epi8)(r, g), rg1 = OP(unpackhi_epi8)(r, g), bx = OP(unpacklo_epi8)(b, ZERO), bx1 = OP(unpackhi_epi8)(b, ZERO);
-	V e = OP(unpacklo_epi16)(rg, bx), f = OP(unpackhi_epi16)(rg, bx), o = OP(unpacklo_epi16)(rg1, bx1), p = OP(unpackhi_epi16)(rg1, bx1);
-	V a = OP(unpacklo_epi32)(e, o), c = OP(unpackhi_epi32)(e, o), d = OP(unpacklo_epi32)(f, p), h = OP(unpackhi_epi32)(f, p);
+	V rg = OP(unpacklo_epi8)(r, g), rg1 = OP(unpackhi_epi8)(r, g), bx = OP(unpacklo_epi8)(b, ZERO),
+		bx1 = OP(unpackhi_epi8)(b, ZERO);
+	V e = OP(unpacklo_epi16)(rg, bx), f = OP(unpackhi_epi16)(rg, bx), o = OP(unpacklo_epi16)(rg1, bx1),
+		p = OP(unpackhi_epi16)(rg1, bx1);
+	V a = OP(unpacklo_epi32)(e, o), c = OP(unpackhi_epi32)(e, o), d = OP(unpacklo_epi32)(f, p),
+		h = OP(unpackhi_epi32)(f, p);
 	V ac = _mm512_shuffle_i64x2(a, c, 0x44), dh = _mm512_shuffle_i64x2(d, h, 0x44);
 	V ac1 = _mm512_shuffle_i64x2(a, c, 0xee), dh1 = _mm512_shuffle_i64x2(d, h, 0xee);
 	STORE(out, _mm512_shuffle_i64x2(ac, dh, 0x88));
@@ -246,7 +253,8 @@ static inline void two_rows_neon(V v, uint8_t *out, size_t stride) {
 
 static inline void pixels_neon(V r, V g, V b, uint8_t *out) {
 	const uint8x16_t order = vld1q_u8(merged);
-	uint8x16x4_t v = {{vqtbl1q_u8((uint8x16_t)r, order), vqtbl1q_u8((uint8x16_t)g, order), vqtbl1q_u8((uint8x16_t)b, order), vdupq_n_u8(0)}};
+	uint8x16x4_t v = {{vqtbl1q_u8((uint8x16_t)r, order), vqtbl1q_u8((uint8x16_t)g, order),
+		vqtbl1q_u8((uint8x16_t)b, order), vdupq_n_u8(0)}};
 	vst4q_u8(out, v);
 }
 
@@ -261,11 +269,14 @@ int sj_own_usual(j_decompress_ptr d, sj_recoded *from, int simd) {
 	if (!simd || d->num_components != 3 || from->comps != 3 || d->jpeg_color_space != JCS_YCbCr) return 0;
 	for (int i = 0; i < 3; i++) {
 		if (i && (c[i].h_samp_factor != 1 || c[i].v_samp_factor != 1)) return 0;
-		if (c[i].quant_tbl_no < 0 || c[i].quant_tbl_no >= NUM_QUANT_TBLS || !d->quant_tbl_ptrs[c[i].quant_tbl_no]) return 0;
+		if (c[i].quant_tbl_no < 0 || c[i].quant_tbl_no >= NUM_QUANT_TBLS ||
+			!d->quant_tbl_ptrs[c[i].quant_tbl_no]) return 0;
 		if (c[i].width_in_blocks < 4 || from->comp[i].blocks_w < (int)c[i].width_in_blocks) return 0;
-		if (from->comp[i].band_rows != from->band_mcu_rows * c[i].v_samp_factor || from->comp[i].blocks_h < (int)c[i].height_in_blocks) return 0;
+		if (from->comp[i].band_rows != from->band_mcu_rows * c[i].v_samp_factor ||
+			from->comp[i].blocks_h < (int)c[i].height_in_blocks) return 0;
 	}
-	return (c->h_samp_factor == 1 || c->h_samp_factor == 2) && (c->v_samp_factor == 1 || (c->v_samp_factor == 2 && c->h_samp_factor == 2));
+	return (c->h_samp_factor == 1 || c->h_samp_factor == 2) &&
+		(c->v_samp_factor == 1 || (c->v_samp_factor == 2 && c->h_samp_factor == 2));
 }
 
 int sj_own_open(sj_own *o, j_decompress_ptr d, sj_recoded *from, int simd, int x0, int x1, int y0, int y1) {
@@ -295,7 +306,8 @@ int sj_own_open(sj_own *o, j_decompress_ptr d, sj_recoded *from, int simd, int x
 		if (c->from > c->to - 4) c->from = c->to - 4;
 		c->ring = 16 * c->band_blocks;
 		c->stride = (size_t)(EDGE + (c->to - c->from) * 8 + BESIDE);
-		for (int k = 0; k < 64; k++) c->quant[k] = (int16_t)d->quant_tbl_ptrs[d->comp_info[i].quant_tbl_no]->quantval[k];
+		for (int k = 0; k < 64; k++) c->quant[k] =
+			(int16_t)d->quant_tbl_ptrs[d->comp_info[i].quant_tbl_no]->quantval[k];
 		at[i] = need;
 		need += (c->stride * (size_t)c->ring + 63) / 64 * 64;
 		size_t b = (size_t)c->blocks_w * (size_t)c->band_blocks;
@@ -378,6 +390,7 @@ int sj_own_open(sj_own *o, j_decompress_ptr d, sj_recoded *from, int simd, int x
 	(void)o; (void)d; (void)from; (void)simd; (void)x0; (void)x1; (void)y0; (void)y1;
 	return SJ_CORRUPT;
 }
-int sj_own_rows(sj_own *o, uint8_t *const *rows, int n, size_t plane) { (void)o; (void)rows; (void)n; (void)plane; return SJ_CORRUPT; }
+int sj_own_rows(sj_own *o, uint8_t *const *rows, int n, size_t plane) {
+	(void)o; (void)rows; (void)n; (void)plane; return SJ_CORRUPT; }
 
 #endif

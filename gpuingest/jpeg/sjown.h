@@ -14,8 +14,8 @@ size_t sj_own_bytes(const sj_own *o);
 int sj_own_usual(j_decompress_ptr d, sj_recoded *from, int simd);
 // sj_own_open prepares the pixels [x0, x1) x [y0, y1) of such a picture. SJ_OK, SJ_CORRUPT or SJ_MEMORY.
 int sj_own_open(sj_own *o, j_decompress_ptr d, sj_recoded *from, int simd, int x0, int x1, int y0, int y1);
-// sj_own_rows makes the next n rows, from the even column at or before x0 on: 4 bytes a pixel, or, where plane is not 0,
-// red, green and blue plane bytes apart. It overwrites up to SJ_OWN_SLACK bytes behind each. SJ_OK, SJ_CORRUPT or
+// sj_own_rows makes the next n rows, from the even column at or before x0 on: 4 bytes a pixel, or, where plane is not
+// 0, red, green and blue plane bytes apart. It overwrites up to SJ_OWN_SLACK bytes behind each. SJ_OK, SJ_CORRUPT or
 // SJ_MEMORY.
 int sj_own_rows(sj_own *o, uint8_t *const *rows, int n, size_t plane);
 

@@ -1,6 +1,6 @@
 // The vector loops of sjown.c, once for each width: V is a vector, P pairs of int16 for MADD and MUL, which sum up each
-// pair's products, OP(f) an intrinsic, N the blocks that go together. Everything works within lanes of 16 bytes, so that
-// the widths share the code.
+// pair's products, OP(f) an intrinsic, N the blocks that go together. Everything works within lanes of 16 bytes, so
+// that the widths share the code.
 
 // pass is one dimension of the IDCT over 8 rows of int16, a block a lane: jidctint's arithmetic, in the products and
 // widths of libjpeg-turbo's vector code, so that even what overflows there does here.
@@ -72,7 +72,8 @@ LOOP static inline void NAME(idct)(const int16_t *blocks, const int16_t *quant, 
 	for (int i = 0; i < 4; i++) p[i] = OP(add_epi8)(OP(packs_epi16)(r[i], r[i + 4]), mid);
 	V a = OP(unpacklo_epi8)(p[0], p[1]), b = OP(unpackhi_epi8)(p[0], p[1]);
 	V c = OP(unpacklo_epi8)(p[2], p[3]), d = OP(unpackhi_epi8)(p[2], p[3]);
-	V e = OP(unpacklo_epi16)(a, c), f = OP(unpackhi_epi16)(a, c), g = OP(unpacklo_epi16)(b, d), h = OP(unpackhi_epi16)(b, d);
+	V e = OP(unpacklo_epi16)(a, c), f = OP(unpackhi_epi16)(a, c), g = OP(unpacklo_epi16)(b, d),
+		h = OP(unpackhi_epi16)(b, d);
 	NAME(two_rows)(OP(unpacklo_epi32)(e, g), out, stride);
 	NAME(two_rows)(OP(unpackhi_epi32)(e, g), out + 2 * stride, stride);
 	NAME(two_rows)(OP(unpacklo_epi32)(f, h), out + 4 * stride, stride);
@@ -80,7 +81,8 @@ LOOP static inline void NAME(idct)(const int16_t *blocks, const int16_t *quant, 
 }
 
 // blocks transforms a row of n >= N blocks.
-LOOP static void NAME(blocks)(const int16_t *blocks, const uint8_t *last, const int16_t *quant, int n, uint8_t *out, size_t stride) {
+LOOP static void NAME(blocks)(const int16_t *blocks, const uint8_t *last, const int16_t *quant, int n, uint8_t *out,
+	size_t stride) {
 	for (int x = 0; x < n; x += N) {
 		if (x > n - N) x = n - N;
 		uint32_t any = 0;
@@ -103,15 +105,18 @@ LOOP static inline void NAME(wide)(const uint8_t *near, const uint8_t *far, V ev
 LOOP static inline void NAME(color)(V y, V cb, V cr, V *r, V *g, V *b) {
 	const V round = OP(set1_epi32)(1 << 15);
 	P l = LO(cb, cr), h = HI(cb, cr);
-	V lo = OP(srai_epi32)(MADD(round, l, -22554, 18734), 16), hi = OP(srai_epi32)(MADD(round, h, -22554, 18734), 16); // 0.28586 = 1 - 0.71414, so that it fits
+	// 0.28586 = 1 - 0.71414, so that it fits
+	V lo = OP(srai_epi32)(MADD(round, l, -22554, 18734), 16), hi = OP(srai_epi32)(MADD(round, h, -22554, 18734), 16);
 	*r = OP(add_epi16)(y, OP(add_epi16)(cr, OP(mulhrs_epi16)(cr, OP(set1_epi16)(13173))));
 	*b = OP(add_epi16)(y, OP(add_epi16)(OP(add_epi16)(cb, cb), OP(mulhrs_epi16)(cb, OP(set1_epi16)(-7471))));
 	*g = OP(add_epi16)(y, OP(sub_epi16)(HALVES(lo, hi), cr));
 }
 
 // row makes n pixels, and up to 16 N - 1 more. v: chroma has half the rows; h: half the columns.
-LOOP static inline void NAME(row)(const uint8_t *y, const uint8_t *const c[4], int h, int v, int n, uint8_t *out, size_t plane) {
-	const V even_bias = OP(set1_epi16)((short)((v ? 8 : 4) - 2048)), odd_bias = OP(set1_epi16)((short)((v ? 7 : 8) - 2048));
+LOOP static inline void NAME(row)(const uint8_t *y, const uint8_t *const c[4], int h, int v, int n, uint8_t *out,
+	size_t plane) {
+	const V even_bias = OP(set1_epi16)((short)((v ? 8 : 4) - 2048)),
+		odd_bias = OP(set1_epi16)((short)((v ? 7 : 8) - 2048));
 	const V merge = IN_LANES(merged);
 	const V low = OP(set1_epi16)(255), mid = OP(set1_epi16)(128);
 	for (int x = 0; x < n; x += 16 * N) {
@@ -141,7 +146,8 @@ LOOP static inline void NAME(row)(const uint8_t *y, const uint8_t *const c[4], i
 	}
 }
 
-LOOP static void NAME(line)(const uint8_t *y, const uint8_t *const c[4], int h, int v, int n, uint8_t *out, size_t plane) {
+LOOP static void NAME(line)(const uint8_t *y, const uint8_t *const c[4], int h, int v, int n, uint8_t *out,
+	size_t plane) {
 	if (h && v) NAME(row)(y, c, 1, 1, n, out, plane);
 	else if (h) NAME(row)(y, c, 1, 0, n, out, plane);
 	else NAME(row)(y, c, 0, 0, n, out, plane);

@@ -32,7 +32,8 @@ static inline int sj_kind(int lane) {
 // The symbol of a kind that stands for an escape; -1: none. A mask byte that is there is never 0.
 static inline int sj_escape(int kind) { return kind == SJ_FLAG ? -1 : kind >= SJ_MASK0 && kind <= SJ_MASK3 ? 0 : 0x80; }
 
-static inline uint32_t sj_get32(const uint8_t *p) { return p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24; }
+static inline uint32_t sj_get32(const uint8_t *p) { return p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 |
+	(uint32_t)p[3] << 24; }
 static inline int16_t sj_get16(const uint8_t *p) { return (int16_t)(p[0] | p[1] << 8); }
 
 typedef uint16_t sj_costs __attribute__((vector_size(2 * SJ_CHOICES)));
@@ -44,7 +45,8 @@ struct sj_tables {
 	uint32_t escape[SJ_TABLES];    // the same of the escape
 	// How many bits a symbol takes in each table of a kind, its escape included.
 	sj_costs cost[SJ_KINDS][256];
-	// For each byte of a mask: which of the values that follow each other goes where (0x80: none), and how many there are.
+	// For each byte of a mask: which of the values that follow each other goes where (0x80: none), and how many there
+	// are.
 	uint64_t places[256];
 	uint8_t ones[256];
 };

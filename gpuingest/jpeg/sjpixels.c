@@ -77,19 +77,24 @@ static int hold(held *h, size_t blocks) {
 // start_input_pass does what libjpeg's does for the first scan, for one scan of everything.
 static void start_input_pass(j_decompress_ptr d) {
 	d->comps_in_scan = d->num_components;
-	d->MCUs_per_row = (d->image_width + (JDIMENSION)(d->max_h_samp_factor * DCTSIZE) - 1) / (JDIMENSION)(d->max_h_samp_factor * DCTSIZE);
+	d->MCUs_per_row = (d->image_width +
+		(JDIMENSION)(d->max_h_samp_factor * DCTSIZE) - 1) / (JDIMENSION)(d->max_h_samp_factor * DCTSIZE);
 	for (int c = 0; c < d->num_components; c++) d->cur_comp_info[c] = &d->comp_info[c];
 }
 
 void sj_pixels_ready(sj_pixels *p, j_decompress_ptr d, sj_recoded *from) {
-	int ok = d->num_components == from->comps && from->comps <= 4 && from->bands * from->band_mcu_rows >= (int)d->total_iMCU_rows;
+	int ok = d->num_components == from->comps && from->comps <= 4 &&
+		from->bands * from->band_mcu_rows >= (int)d->total_iMCU_rows;
 	p->from = from;
 	for (int c = 0; ok && c < from->comps; c++) {
 		jpeg_component_info *i = &d->comp_info[c];
-		ok = from->comp[c].blocks_w >= (int)i->width_in_blocks && from->comp[c].blocks_h >= (int)i->height_in_blocks && from->comp[c].band_rows == from->band_mcu_rows * i->v_samp_factor;
-		if (i->quant_tbl_no < 0 || i->quant_tbl_no >= NUM_QUANT_TBLS || !d->quant_tbl_ptrs[i->quant_tbl_no]) ERREXIT1(d, JERR_NO_QUANT_TABLE, i->quant_tbl_no);
+		ok = from->comp[c].blocks_w >= (int)i->width_in_blocks && from->comp[c].blocks_h >= (int)i->height_in_blocks &&
+			from->comp[c].band_rows == from->band_mcu_rows * i->v_samp_factor;
+		if (i->quant_tbl_no < 0 || i->quant_tbl_no >= NUM_QUANT_TBLS || !d->quant_tbl_ptrs[i->quant_tbl_no]) ERREXIT1(d,
+			JERR_NO_QUANT_TABLE, i->quant_tbl_no);
 		i->quant_table = d->quant_tbl_ptrs[i->quant_tbl_no]; // no later table can replace it
-		if (ok && !hold(&p->band[c], (size_t)from->comp[c].blocks_w * (size_t)from->comp[c].band_rows)) ERREXIT1(d, JERR_OUT_OF_MEMORY, 0);
+		if (ok && !hold(&p->band[c], (size_t)from->comp[c].blocks_w * (size_t)from->comp[c].band_rows)) ERREXIT1(d,
+			JERR_OUT_OF_MEMORY, 0);
 	}
 	if (!ok) ERREXIT(d, JERR_BAD_MCU_SIZE);
 	d->inputctl->start_input_pass = start_input_pass;
@@ -150,7 +155,8 @@ int sj_pixels_can(void) { return 0; }
 sj_pixels *sj_pixels_new(void) { return NULL; }
 void sj_pixels_free(sj_pixels *p) { (void)p; }
 size_t sj_pixels_bytes(const sj_pixels *p) { (void)p; return 0; }
-void sj_pixels_ready(sj_pixels *p, j_decompress_ptr d, sj_recoded *from) { (void)p; (void)from; ERREXIT(d, JERR_NOT_COMPILED); }
+void sj_pixels_ready(sj_pixels *p, j_decompress_ptr d, sj_recoded *from) {
+	(void)p; (void)from; ERREXIT(d, JERR_NOT_COMPILED); }
 void sj_pixels_start(sj_pixels *p, j_decompress_ptr d) { (void)p; (void)d; }
 
 #endif

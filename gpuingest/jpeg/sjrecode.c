@@ -1,8 +1,8 @@
 // Recoded JPEG, reading: tables, container, entropy stage, expansion. recode.go draws the format.
 //
-// Nothing in a container is believed: geometry comes from the frame header, counts from the lanes before, and a lane has
-// at least a bit a symbol. Inner loops need no more than that: a load never passes the container's end (the verbatim
-// part lies behind the lanes), and the lanes' output has slack.
+// Nothing in a container is believed: geometry comes from the frame header, counts from the lanes before, and a lane
+// has at least a bit a symbol. Inner loops need no more than that: a load never passes the container's end (the
+// verbatim part lies behind the lanes), and the lanes' output has slack.
 
 #include "sjparts.h"
 
@@ -138,7 +138,8 @@ static int make_head(sj_recoded *r, const sj_jpeg *j) {
 		int m = p[i++];
 		size_t n = (size_t)(p[i] << 8 | p[i + 1]) - 2;
 		const uint8_t *q = p + i + 2;
-		int jfif = m == 0xE0 && n >= 14 && memcmp(q, "JFIF", 5) == 0, adobe = m == 0xEE && n >= 12 && memcmp(q, "Adobe", 5) == 0;
+		int jfif = m == 0xE0 && n >= 14 && memcmp(q, "JFIF", 5) == 0,
+			adobe = m == 0xEE && n >= 12 && memcmp(q, "Adobe", 5) == 0;
 		if (jfif || adobe || m == 0xDB) {
 			size_t most = jfif ? 14 : adobe ? 12 : n;
 			if (o + most + 4 > end) return 0;
@@ -147,7 +148,8 @@ static int make_head(sj_recoded *r, const sj_jpeg *j) {
 		}
 		i += 2 + n;
 	}
-	uint8_t sof[6 + 9] = {8, (uint8_t)(j->h >> 8), (uint8_t)j->h, (uint8_t)(j->w >> 8), (uint8_t)j->w, (uint8_t)j->comps};
+	uint8_t sof[6 + 9] = {8, (uint8_t)(j->h >> 8), (uint8_t)j->h, (uint8_t)(j->w >> 8), (uint8_t)j->w,
+		(uint8_t)j->comps};
 	uint8_t sos[4 + 6] = {(uint8_t)j->comps};
 	for (int c = 0; c < j->comps; c++) {
 		sof[6 + 3 * c] = sos[1 + 2 * c] = (uint8_t)j->comp[c].id;
@@ -252,7 +254,8 @@ static int fill_in(sj_recoded *r) {
 
 static int open_container(sj_recoded *r) {
 	size_t n = r->n;
-	if (n < SJ_HEADER + LEAST || n > UINT32_MAX / 8 || memcmp(r->src, sj_magic, sizeof sj_magic) != 0) return SJ_CORRUPT;
+	if (n < SJ_HEADER + LEAST || n > UINT32_MAX / 8 ||
+		memcmp(r->src, sj_magic, sizeof sj_magic) != 0) return SJ_CORRUPT;
 	r->size = sj_get32(r->src + 16);
 	r->verbatim_n = sj_get32(r->src + 24);
 	if (r->verbatim_n < LEAST || r->verbatim_n > n - SJ_HEADER) return SJ_CORRUPT;
@@ -291,7 +294,8 @@ void sj_recoded_free(sj_recoded *r) {
 	memset(r, 0, sizeof *r);
 }
 
-size_t sj_recoded_bytes(const sj_recoded *r) { return sizeof *r + r->parts_cap * sizeof *r->part + r->lanes_cap + r->queue_cap + r->whole_cap; }
+size_t sj_recoded_bytes(const sj_recoded *r) { return sizeof *r + r->parts_cap * sizeof *r->part + r->lanes_cap +
+	r->queue_cap + r->whole_cap; }
 
 // ---------------------------------------------------------------------------------------------------------- entropy stage
 
@@ -307,7 +311,8 @@ enum {
 	FETCH_FROM = 100 // symbols of a lane for which its table is worth fetching
 };
 
-// Four bytes anywhere. Written as volatile: gcc would keep each store's value and address, to store again behind the loop.
+// Four bytes anywhere. Written as volatile: gcc would keep each store's value and address, to store again behind the
+// loop.
 typedef uint32_t loose __attribute__((aligned(1), may_alias));
 
 // group decodes four look-ups, which give at most 12 symbols.
@@ -579,7 +584,8 @@ typedef struct {
 
 // fast_mask is sj_next_mask; high are the mask's last five bytes, in place.
 static inline __attribute__((always_inline)) uint64_t fast_mask(fast_set *s, unsigned f, uint64_t high) {
-	uint64_t m = (*s->mask[0] & -(uint64_t)(f & 1)) | (*s->mask[1] & -(uint64_t)(f >> 1 & 1)) << 8 | (*s->mask[2] & -(uint64_t)(f >> 2 & 1)) << 16;
+	uint64_t m = (*s->mask[0] & -(uint64_t)(f & 1)) | (*s->mask[1] & -(uint64_t)(f >> 1 & 1)) << 8 |
+		(*s->mask[2] & -(uint64_t)(f >> 2 & 1)) << 16;
 	s->mask[0] += f & 1;
 	s->mask[1] += f >> 1 & 1;
 	s->mask[2] += f >> 2 & 1;
@@ -592,7 +598,8 @@ typedef struct {
 	int left, between;
 } near;
 
-static inline __attribute__((always_inline)) void fast_dc(fast *s, near *n, int x, int y, ptrdiff_t above, int16_t *block) {
+static inline __attribute__((always_inline)) void fast_dc(fast *s, near *n, int x, int y, ptrdiff_t above,
+	int16_t *block) {
 	int d = (int8_t)*s->dc++, p, t = 0;
 	if (d == -128 && s->dc_escape < s->escapes_end) {
 		d = sj_get16(s->dc_escape);
@@ -669,7 +676,8 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512vbmi,avx512vbmi2,bmi,bmi2
 			int rich = sj_rich(f);
 			fast_set *set = &s.set[rich];
 			uint64_t m = fast_mask(set, f, _pdep_u64(load64(set->mask[3]), spread[f >> 3]));
-			__m512i v = _mm512_maskz_expand_epi8(m & 255, _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)set->low)));
+			__m512i v = _mm512_maskz_expand_epi8(m & 255,
+				_mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)set->low)));
 			v = _mm512_or_si512(v, _mm512_maskz_expand_epi8(m & ~(uint64_t)255, _mm512_loadu_si512(set->high)));
 			set->low += __builtin_popcountll(m & 255);
 			set->high += __builtin_popcountll(m >> 8);
@@ -684,13 +692,16 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512vbmi,avx512vbmi2,bmi,bmi2
 }
 
 // part8 gives the values of one byte of the mask their places.
-__attribute__((target("avx2"), always_inline)) static inline __m128i part8(const sj_tables *t, const uint8_t **p, unsigned mask) {
-	__m128i v = _mm_shuffle_epi8(_mm_loadl_epi64((const __m128i *)*p), _mm_loadl_epi64((const __m128i *)&t->places[mask]));
+__attribute__((target("avx2"), always_inline)) static inline __m128i part8(const sj_tables *t, const uint8_t **p,
+	unsigned mask) {
+	__m128i v = _mm_shuffle_epi8(_mm_loadl_epi64((const __m128i *)*p),
+		_mm_loadl_epi64((const __m128i *)&t->places[mask]));
 	*p += t->ones[mask];
 	return v;
 }
 
-__attribute__((target("avx2"), always_inline)) static inline __m256i part16(const sj_tables *t, const uint8_t **a, const uint8_t **b, unsigned mask) {
+__attribute__((target("avx2"), always_inline)) static inline __m256i part16(const sj_tables *t, const uint8_t **a,
+	const uint8_t **b, unsigned mask) {
 	__m128i v = part8(t, a, mask & 255);
 	return _mm256_broadcastsi128_si256(_mm_unpacklo_epi64(v, part8(t, b, mask >> 8 & 255)));
 }
@@ -700,7 +711,8 @@ __attribute__((target("avx2"), always_inline)) static inline void store32(int16_
 	_mm256_storeu_si256((__m256i *)(o + 16), _mm256_cvtepi8_epi16(_mm256_extracti128_si256(v, 1)));
 }
 
-__attribute__((target("avx2,popcnt,lzcnt"))) static void expand_avx2(const sj_tables *t, sj_streams *st, int w, int rows, int16_t *blocks, uint8_t *last) {
+__attribute__((target("avx2,popcnt,lzcnt"))) static void expand_avx2(const sj_tables *t, sj_streams *st, int w,
+	int rows, int16_t *blocks, uint8_t *last) {
 	// order[q][h]: what half h of the block takes from the q-th 16 places in zigzag order.
 	__m256i order[4][2];
 	uint8_t from[4][64];
@@ -717,18 +729,23 @@ __attribute__((target("avx2,popcnt,lzcnt"))) static void expand_avx2(const sj_ta
 			unsigned f = *s.flag++;
 			int rich = sj_rich(f);
 			fast_set *set = &s.set[rich];
-			__m128i bytes = _mm_shuffle_epi8(_mm_loadl_epi64((const __m128i *)set->mask[3]), _mm_loadl_epi64((const __m128i *)&t->places[f & 0xF8]));
+			__m128i bytes = _mm_shuffle_epi8(_mm_loadl_epi64((const __m128i *)set->mask[3]),
+				_mm_loadl_epi64((const __m128i *)&t->places[f & 0xF8]));
 			uint64_t m = fast_mask(set, f, (uint64_t)_mm_cvtsi128_si64(bytes));
-			__m256i a = part16(t, &set->low, &set->high, (unsigned)m), b = part16(t, &set->high, &set->high, (unsigned)(m >> 16));
+			__m256i a = part16(t, &set->low, &set->high, (unsigned)m),
+				b = part16(t, &set->high, &set->high, (unsigned)(m >> 16));
 			__m256i lo = _mm256_or_si256(_mm256_shuffle_epi8(a, order[0][0]), _mm256_shuffle_epi8(b, order[1][0]));
 			__m256i hi = _mm256_or_si256(_mm256_shuffle_epi8(a, order[0][1]), _mm256_shuffle_epi8(b, order[1][1]));
 			uint64_t escaped = 0;
-			if (s.escapes) escaped = (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_permute2x128_si256(a, b, 0x20), escape));
+			if (s.escapes) escaped =
+				(uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_permute2x128_si256(a, b, 0x20), escape));
 			if (rich) {
 				a = part16(t, &set->high, &set->high, (unsigned)(m >> 32));
 				b = part16(t, &set->high, &set->high, (unsigned)(m >> 48));
-				lo = _mm256_or_si256(lo, _mm256_or_si256(_mm256_shuffle_epi8(a, order[2][0]), _mm256_shuffle_epi8(b, order[3][0])));
-				hi = _mm256_or_si256(hi, _mm256_or_si256(_mm256_shuffle_epi8(a, order[2][1]), _mm256_shuffle_epi8(b, order[3][1])));
+				lo = _mm256_or_si256(lo,
+					_mm256_or_si256(_mm256_shuffle_epi8(a, order[2][0]), _mm256_shuffle_epi8(b, order[3][0])));
+				hi = _mm256_or_si256(hi,
+					_mm256_or_si256(_mm256_shuffle_epi8(a, order[2][1]), _mm256_shuffle_epi8(b, order[3][1])));
 				if (s.escapes) escaped |= (uint64_t)(uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_permute2x128_si256(a, b, 0x20), escape)) << 32;
 			}
 			store32(blocks, lo);

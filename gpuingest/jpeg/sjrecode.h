@@ -31,7 +31,8 @@ typedef struct {
 	const uint8_t *head;
 	size_t head_n;
 	int comps;
-	int bands, band_mcu_rows; // MCU rows of a band: 2 where an MCU is 16 rows high or more, else 4; the last may have fewer
+	// MCU rows of a band: 2 where an MCU is 16 rows high or more, else 4; the last may have fewer
+	int bands, band_mcu_rows;
 	struct {
 		int blocks_w, blocks_h; // whole MCUs
 		int band_rows;          // block rows of a band; the last band has what is left of blocks_h
@@ -91,8 +92,8 @@ int sj_split(sj_coder *c, const uint8_t *src, size_t n);
 int sj_lane_count(const sj_coder *c);
 const uint8_t *sj_lane(sj_coder *c, int i, int *kind, size_t *n); // n symbols of one kind; by rising i, once each
 
-// sj_bands expands bands [from, to) of a recoded file, for tests. The output is last of each block, padding, and then the
-// blocks, of which it returns how many there are; -1 for an error.
+// sj_bands expands bands [from, to) of a recoded file, for tests. The output is last of each block, padding, and then
+// the blocks, of which it returns how many there are; -1 for an error.
 long sj_bands(sj_coder *c, const sj_tables *t, const uint8_t *rec, size_t n, int from, int to);
 
 #endif

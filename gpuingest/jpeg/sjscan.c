@@ -491,14 +491,16 @@ static int read_units(reader *r, sj_coefs *c, const uint8_t *p, size_t n, size_t
 			}
 			left--;
 			EACH(j, r->s, x, y, {
-				if (!(c->dense ? read_progressive(r, &b, i, c->dense + block * 64) : read_block(r, &b, i, c, block))) return 0;
+				if (!(c->dense ? read_progressive(r, &b, i, c->dense + block * 64) : read_block(r, &b, i, c,
+					block))) return 0;
 			})
 		}
 	}
 	return !r->run && *at + 1 < n && !(p[*at + 1] >= 0xD0 && p[*at + 1] <= 0xD7);
 }
 
-int sj_read_scan(const sj_jpeg *j, const sj_scan *s, sj_coefs *c, const uint8_t *p, size_t n, size_t *at, sj_buf *clean) {
+int sj_read_scan(const sj_jpeg *j, const sj_scan *s, sj_coefs *c, const uint8_t *p, size_t n, size_t *at,
+	sj_buf *clean) {
 	reader *r = malloc(sizeof *r);
 	if (!r) return 0;
 	r->j = j;
@@ -733,7 +735,8 @@ static int write_units(writer *r, const sj_coefs *c) {
 	return !r->bad && flush(&r->o);
 }
 
-uint8_t *sj_write_scan(const sj_jpeg *j, const sj_scan *s, const sj_coefs *c, uint8_t *out, const uint8_t *end, sj_buf *clean) {
+uint8_t *sj_write_scan(const sj_jpeg *j, const sj_scan *s, const sj_coefs *c, uint8_t *out, const uint8_t *end,
+	sj_buf *clean) {
 	size_t size = (size_t)(end - out);
 	if (!sj_reserve(clean, size + 2 * PAD)) return NULL; // more than a block and a run can take
 	writer w = {.j = j, .s = s, .o = {0, 0, clean->p, clean->p, (uint8_t *)clean->p + size, out, end}};

@@ -64,6 +64,7 @@ int sj_read_scan(const sj_jpeg *j, const sj_scan *s, sj_coefs *c, const uint8_t 
 
 // sj_write_scan is the inverse. It writes from out on, not beyond end. NULL: what is there does not fit, the scan's
 // tables cannot say it, or memory lacks.
-uint8_t *sj_write_scan(const sj_jpeg *j, const sj_scan *s, const sj_coefs *c, uint8_t *out, const uint8_t *end, sj_buf *clean);
+uint8_t *sj_write_scan(const sj_jpeg *j, const sj_scan *s, const sj_coefs *c, uint8_t *out, const uint8_t *end,
+	sj_buf *clean);
 
 #endif

@@ -63,8 +63,8 @@ type server struct {
 	past history
 }
 
-// Listen serves at addr, HOST:PORT, until stop is called, which ends requests in progress, and waits for them. Without a host, or with a
-// port alone, it listens on loopback. It returns the actual address.
+// Listen serves at addr, HOST:PORT, until stop is called, which ends requests in progress, and waits for them. Without
+// a host, or with a port alone, it listens on loopback. It returns the actual address.
 func Listen(addr string, o Options) (at net.Addr, stop func(), err error) {
 	s := &server{o: o}
 	at, end, err := prom.Serve(local(addr), s.routes(), o.Log)
@@ -133,7 +133,8 @@ func (s *server) cacheMap(w http.ResponseWriter, r *http.Request) {
 	if text := r.URL.Query().Get("cells"); text != "" {
 		n, err := strconv.Atoi(text)
 		if err != nil || n < 1 || n > engine.MaxMapCells {
-			http.Error(w, "cells="+strconv.Quote(text)+": give a number from 1 to "+strconv.Itoa(engine.MaxMapCells), http.StatusBadRequest)
+			http.Error(w, "cells="+strconv.Quote(text)+": give a number from 1 to "+strconv.Itoa(engine.MaxMapCells),
+				http.StatusBadRequest)
 			return
 		}
 		cells = n
@@ -146,8 +147,10 @@ func (s *server) cacheMap(w http.ResponseWriter, r *http.Request) {
 // pointed at this machine (DNS rebinding) could read the counters, since the browser sees one origin.
 func sameHost(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if at, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr); ok && at.IP.IsLoopback() && !s3api.LoopbackName(r.Host) {
-			http.Error(w, "the admin address on loopback serves localhost only (a proxy in front of it must send Host: localhost)", http.StatusMisdirectedRequest)
+		if at, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr); ok && at.IP.IsLoopback() &&
+			!s3api.LoopbackName(r.Host) {
+			http.Error(w, "the admin address on loopback serves localhost only (a proxy in front of it must send "+
+				"Host: localhost)", http.StatusMisdirectedRequest)
 			return
 		}
 		w.Header().Set("X-Content-Type-Options", "nosniff")

@@ -100,7 +100,8 @@ func TestGrafanaDashboard(t *testing.T) {
 		t.Fatal(err)
 	}
 	names := exported(t)
-	if d.SchemaVersion < 36 || d.UID != "shoal" || len(d.Templating.List) == 0 || d.Templating.List[0].Type != "datasource" {
+	if d.SchemaVersion < 36 || d.UID != "shoal" || len(d.Templating.List) == 0 ||
+		d.Templating.List[0].Type != "datasource" {
 		t.Errorf("schemaVersion %d, uid %q, variables %+v", d.SchemaVersion, d.UID, d.Templating.List)
 	}
 	for _, v := range d.Templating.List[1:] {
@@ -138,7 +139,8 @@ func TestGrafanaDashboard(t *testing.T) {
 		}
 	}
 	for name := range names {
-		if strings.HasPrefix(name, "shoal_store") && !strings.HasSuffix(name, "_sum") && !strings.HasSuffix(name, "_count") &&
+		if strings.HasPrefix(name, "shoal_store") && !strings.HasSuffix(name, "_sum") && !strings.HasSuffix(name,
+			"_count") &&
 			name != "shoal_store_get_duration_seconds" && !asked[name] {
 			t.Errorf("no panel shows %s", name)
 		}
@@ -165,7 +167,8 @@ func TestAlerts(t *testing.T) {
 	names, seen := exported(t), map[string]bool{}
 	for _, r := range d.Groups[0].Rules {
 		checkQuery(t, names, r.Alert, r.Expr)
-		if seen[r.Alert] || r.Labels["severity"] == "" || r.Annotations["summary"] == "" || r.Annotations["description"] == "" {
+		if seen[r.Alert] || r.Labels["severity"] == "" || r.Annotations["summary"] == "" ||
+			r.Annotations["description"] == "" {
 			t.Errorf("%s: twice, or without severity, summary or description", r.Alert)
 		}
 		seen[r.Alert] = true

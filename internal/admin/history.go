@@ -18,8 +18,8 @@ const HistoryVersion = 2
 const (
 	historyStep   = time.Second
 	historyPoints = 15 * 60
-	// judged is the number of snapshots, a step apart, over which a verdict is given: long enough that one slow batch does
-	// not change it, short enough to show the effect of changed settings.
+	// judged is the number of snapshots, a step apart, over which a verdict is given: long enough that one slow batch
+	// does not change it, short enough to show the effect of changed settings.
 	judged = 10
 )
 
@@ -79,7 +79,8 @@ type History struct {
 	Points  []Point `json:"points"` // oldest first
 }
 
-// history keeps the latest points, as many as the page shows, in a ring of fixed size, and judges snapshots as they arrive.
+// history keeps the latest points, as many as the page shows, in a ring of fixed size, and judges snapshots as they
+// arrive.
 type history struct {
 	mu   sync.Mutex
 	ring []Point

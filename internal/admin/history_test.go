@@ -49,12 +49,15 @@ func TestHistoryServed(t *testing.T) {
 		Step    float64 `json:"step_seconds"`
 		Points  []map[string]any
 	}
-	if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || got.Version != 2 || got.Step != 1 || len(got.Points) != 1 {
+	if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || got.Version != 2 || got.Step != 1 ||
+		len(got.Points) != 1 {
 		t.Fatalf("%v, %v", got, err)
 	}
 	want := map[string]any{
-		"t": 1.5, "get_requests": 1.0, "get_bytes": 2.0, "reads": 3.0, "read_bytes": 4.0, "keep": 5.0, "ring": 6.0, "joined": 7.0, "misses": 8.0,
-		"stall_seconds": 9.5, "lead_samples": 10.0, "lead_seconds": 11.5, "in_flight": 12.0, "ledger_used": 13.0, "rss": 14.0,
+		"t": 1.5, "get_requests": 1.0, "get_bytes": 2.0, "reads": 3.0, "read_bytes": 4.0, "keep": 5.0, "ring": 6.0,
+		"joined": 7.0, "misses": 8.0,
+		"stall_seconds": 9.5, "lead_samples": 10.0, "lead_seconds": 11.5, "in_flight": 12.0, "ledger_used": 13.0,
+		"rss":     14.0,
 		"samples": 15.0, "decode_seconds": 16.5, "credit_seconds": 17.5, "feed_stall_seconds": 18.5,
 		"stall_share": 0.25, "level": "warn", "code": "store-slow",
 	}

@@ -56,7 +56,9 @@ func busy() Snapshot {
 	s.Feed = &loader.Stats{Open: 2, Decoding: objstore.HistogramCounts{Count: 1, Sum: 1e6}}
 	s.S3 = &s3api.Stats{Requests: 9}
 	s.Near = &near.Stats{Reads: 9, State: "away"}
-	s.Cluster = &engine.ClusterStats{State: "joined", Owned: 0.25, PeerBytes: 9, DiskBytes: 8, Nodes: []engine.ClusterNode{{ID: "a"}, {ID: "b", Asked: &peer.Stats{State: "away", No: map[string]int64{"version": 3}}}}}
+	s.Cluster = &engine.ClusterStats{State: "joined", Owned: 0.25, PeerBytes: 9, DiskBytes: 8,
+		Nodes: []engine.ClusterNode{
+			{ID: "a"}, {ID: "b", Asked: &peer.Stats{State: "away", No: map[string]int64{"version": 3}}}}}
 	return s
 }
 
@@ -100,11 +102,13 @@ shoal_disk_out_of_use 1
 shoal_dataset_info{source="file:///d�/",version="abc"} 1
 `
 	reg := registry(t, busy())
-	if err := testutil.GatherAndCompare(reg, strings.NewReader(want), "shoal_lead_samples", "shoal_lead_seconds", "shoal_prefetches_in_flight",
+	if err := testutil.GatherAndCompare(reg, strings.NewReader(want), "shoal_lead_samples", "shoal_lead_seconds",
+		"shoal_prefetches_in_flight",
 		"shoal_recent_events", "shoal_disk_out_of_use", "shoal_dataset_info"); err != nil {
 		t.Error(err)
 	}
-	if n, err := testutil.GatherAndCount(registry(t, Snapshot{}), "shoal_lead_samples", "shoal_lead_seconds", "shoal_feed_sessions", "shoal_feed_decode_duration_seconds"); n != 0 || err != nil {
+	if n, err := testutil.GatherAndCount(registry(t, Snapshot{}), "shoal_lead_samples", "shoal_lead_seconds",
+		"shoal_feed_sessions", "shoal_feed_decode_duration_seconds"); n != 0 || err != nil {
 		t.Errorf("%d metrics of what there is not, %v", n, err)
 	}
 	all := gather(t, reg)
@@ -235,7 +239,8 @@ func TestMetricsServed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"shoal_reads_total", "shoal_store_get_duration_seconds", "shoal_build_info", "go_goroutines", "process_resident_memory_bytes"} {
+	for _, name := range []string{"shoal_reads_total", "shoal_store_get_duration_seconds", "shoal_build_info",
+		"go_goroutines", "process_resident_memory_bytes"} {
 		if found[name] == nil {
 			t.Errorf("no %s", name)
 		}

@@ -28,7 +28,9 @@ func serve(t *testing.T) string {
 		return s
 	}
 	at, stop, err := Listen("127.0.0.1:0", Options{
-		Stats: stats, Ready: func() error { return nil }, Profiles: true, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Stats: stats, Ready: func() error {
+			return nil
+		}, Profiles: true, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		CacheMap: func(cells int) engine.CacheMap { return engine.CacheMap{Version: 1, Samples: cells} },
 	})
 	if err != nil {
@@ -63,11 +65,14 @@ func get(t *testing.T, url, host string) (*http.Response, string) {
 func TestRebinding(t *testing.T) {
 	url := serve(t)
 	for host, want := range map[string]int{
-		"": 200, "localhost": 200, "localhost:7071": 200, "LOCALHOST.": 200, "shoal.localhost:80": 200, "127.0.0.1:1": 200, "127.9.9.9": 200, "[::1]:7071": 200, "[::1]": 200,
-		"evil.example": 421, "evil.example:7071": 421, "localhost.evil.example": 421, "127.0.0.1.evil.example": 421, "10.0.0.1": 421, "[::]": 421, "0.0.0.0:7071": 421,
+		"": 200, "localhost": 200, "localhost:7071": 200, "LOCALHOST.": 200, "shoal.localhost:80": 200,
+		"127.0.0.1:1": 200, "127.9.9.9": 200, "[::1]:7071": 200, "[::1]": 200,
+		"evil.example": 421, "evil.example:7071": 421, "localhost.evil.example": 421, "127.0.0.1.evil.example": 421,
+		"10.0.0.1": 421, "[::]": 421, "0.0.0.0:7071": 421,
 	} {
 		for _, path := range []string{"/", "/stats", "/api/history", "/debug/pprof/"} {
-			if resp, body := get(t, url+path, host); resp.StatusCode != want || want == 421 && strings.Contains(body, "samples") {
+			if resp, body := get(t, url+path, host); resp.StatusCode != want ||
+				want == 421 && strings.Contains(body, "samples") {
 				t.Errorf("Host %q, %s: %d, want %d: %.80s", host, path, resp.StatusCode, want, body)
 			}
 		}
@@ -76,19 +81,24 @@ func TestRebinding(t *testing.T) {
 
 // Profiles are there for those who asked for them only.
 func TestProfiles(t *testing.T) {
-	if resp, body := get(t, serve(t)+"/debug/pprof/goroutine?debug=1", ""); resp.StatusCode != http.StatusOK || !strings.Contains(body, "goroutine profile") {
+	if resp, body := get(t, serve(t)+"/debug/pprof/goroutine?debug=1", ""); resp.StatusCode != http.StatusOK ||
+		!strings.Contains(body, "goroutine profile") {
 		t.Errorf("with profiles: %d, %.80s", resp.StatusCode, body)
 	}
-	at, stop, err := Listen("127.0.0.1:0", Options{Stats: func() (s Snapshot) { return s }, Log: slog.New(slog.DiscardHandler)})
+	at, stop, err := Listen("127.0.0.1:0", Options{Stats: func() (s Snapshot) {
+		return s
+	}, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer stop()
-	if _, _, err := Listen(at.String(), Options{Log: slog.New(slog.DiscardHandler)}); err == nil || !strings.Contains(err.Error(), "another process listens there") {
+	if _, _, err := Listen(at.String(), Options{Log: slog.New(slog.DiscardHandler)}); err == nil ||
+		!strings.Contains(err.Error(), "another process listens there") {
 		t.Errorf("a busy port: %v", err)
 	}
 	for _, path := range []string{"", "goroutine?debug=1", "heap", "cmdline", "profile?seconds=1", "trace?seconds=1"} {
-		if resp, body := get(t, "http://"+at.String()+"/debug/pprof/"+path, ""); resp.StatusCode != http.StatusNotFound || !strings.Contains(body, "SHOAL_PPROF=1") {
+		if resp, body := get(t, "http://"+at.String()+"/debug/pprof/"+path,
+			""); resp.StatusCode != http.StatusNotFound || !strings.Contains(body, "SHOAL_PPROF=1") {
 			t.Errorf("%s: %d, %.80s", path, resp.StatusCode, body)
 		}
 	}
@@ -96,7 +106,9 @@ func TestProfiles(t *testing.T) {
 
 // Beyond loopback any name is right: nobody knows by which the machine is reached.
 func TestAnyHostElsewhere(t *testing.T) {
-	h := sameHost(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }))
+	h := sameHost(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusNoContent)
+	}))
 	w := httptest.NewRecorder()
 	r := httptest.NewRequest(http.MethodGet, "/stats", nil)
 	r.Host = "node7.cluster"
@@ -145,7 +157,8 @@ func TestWatch(t *testing.T) {
 
 func TestCacheMapServed(t *testing.T) {
 	url := serve(t)
-	for query, want := range map[string]int{"": engine.MaxMapCells, "?cells=7": 7, "?cells=0": 0, "?cells=1001": 0, "?cells=x": 0} {
+	for query, want := range map[string]int{"": engine.MaxMapCells, "?cells=7": 7, "?cells=0": 0, "?cells=1001": 0,
+		"?cells=x": 0} {
 		resp, body := get(t, url+"/api/cachemap"+query, "")
 		var m engine.CacheMap
 		if want == 0 {
@@ -182,7 +195,8 @@ func TestPageServed(t *testing.T) {
 	url := serve(t)
 	resp, body := get(t, url+"/", "")
 	csp := resp.Header.Get("Content-Security-Policy")
-	if resp.StatusCode != 200 || !strings.Contains(body, "<title>Shoal") || !strings.Contains(csp, "frame-ancestors 'none'") || strings.Contains(csp, "unsafe") {
+	if resp.StatusCode != 200 || !strings.Contains(body, "<title>Shoal") ||
+		!strings.Contains(csp, "frame-ancestors 'none'") || strings.Contains(csp, "unsafe") {
 		t.Errorf("%d, %s, %.100s", resp.StatusCode, csp, body)
 	}
 	if resp, _ := get(t, url+"/nothing", ""); resp.StatusCode != http.StatusNotFound {

@@ -159,7 +159,8 @@ func TestMovedAway(t *testing.T) {
 	if _, err := OpenRotating("/dev/null", 0, 1); err == nil {
 		t.Error("a device was taken")
 	}
-	if _, err := Open(Options{Path: filepath.Join(path, "x"), Logger: quiet()}); err == nil || !strings.Contains(err.Error(), "audit log") {
+	if _, err := Open(Options{Path: filepath.Join(path, "x"), Logger: quiet()}); err == nil ||
+		!strings.Contains(err.Error(), "audit log") {
 		t.Error(err)
 	}
 }
@@ -204,7 +205,8 @@ func TestFullDisk(t *testing.T) {
 	if len(got) != 2 || got[1].Event != "after" || got[1].Lost != 7 {
 		t.Errorf("%+v", got)
 	}
-	if n := strings.Count(said.String(), "events are lost"); n != 1 || !strings.Contains(said.String(), "can be written again") {
+	if n := strings.Count(said.String(), "events are lost"); n != 1 ||
+		!strings.Contains(said.String(), "can be written again") {
 		t.Errorf("said %d times:\n%s", n, said.String())
 	}
 
@@ -251,7 +253,8 @@ func TestHalfLine(t *testing.T) {
 		t.Fatal(err)
 	}
 	limit(25)
-	if _, err := r.Write([]byte("01234567890123456789\n")); !errors.Is(err, syscall.EFBIG) && !errors.Is(err, io.ErrShortWrite) {
+	if _, err := r.Write([]byte("01234567890123456789\n")); !errors.Is(err, syscall.EFBIG) &&
+		!errors.Is(err, io.ErrShortWrite) {
 		t.Fatal(err)
 	}
 	limit(1 << 20)
@@ -279,17 +282,20 @@ func TestPeers(t *testing.T) {
 	}
 	defer s.Close()
 	p := Of(s.RemoteAddr())
-	if p.PID != os.Getpid() || *p.UID != os.Getuid() || *p.GID != os.Getgid() || p.Comm == "" || p.Network != "unix" || s.RemoteAddr().Network() != "unix" {
+	if p.PID != os.Getpid() || *p.UID != os.Getuid() || *p.GID != os.Getgid() || p.Comm == "" || p.Network != "unix" ||
+		s.RemoteAddr().Network() != "unix" {
 		t.Errorf("%+v", p)
 	}
 	p.Token = "mine"
 	if Of(s.RemoteAddr()).Token != "" {
 		t.Error("the peer is shared")
 	}
-	if p := Of(&net.TCPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 7}); p.Network != "tcp" || p.Address != "10.0.0.1:7" || p.UID != nil {
+	if p := Of(&net.TCPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 7}); p.Network != "tcp" || p.Address != "10.0.0.1:7" ||
+		p.UID != nil {
 		t.Errorf("%+v", p)
 	}
-	if p := Process(uint32(syscall.Gettid()), 3, 4); p.PID != os.Getpid() || *p.UID != 3 || *p.GID != 4 || p.Comm == "" {
+	if p := Process(uint32(syscall.Gettid()), 3, 4); p.PID != os.Getpid() || *p.UID != 3 || *p.GID != 4 ||
+		p.Comm == "" {
 		t.Errorf("%+v", p)
 	}
 	if f := Fingerprint("a token"); len(f) != 8 || strings.Contains("a token", f) {

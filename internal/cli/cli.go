@@ -1,7 +1,8 @@
 // Package cli is the common part of the command lines of shoal and shoal-lab: usage errors that name the argument, the
 // flag or the nearest verb, exit codes, sizes, and the reference in docs/.
 //
-// Exit codes: 0 done, 1 failed (one line on standard error that names the thing, the cause and the remedy), 2 wrong usage.
+// Exit codes: 0 done, 1 failed (one line on standard error that names the thing, the cause and the remedy), 2 wrong
+// usage.
 package cli
 
 import (
@@ -69,8 +70,8 @@ func OneLine(err error) string {
 	return strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' }), "; ")
 }
 
-// Prepare sets up usage errors for all commands below root. Call it after adding all verbs. removed says what holds instead of flags
-// that are no more.
+// Prepare sets up usage errors for all commands below root. Call it after adding all verbs. removed says what holds
+// instead of flags that are no more.
 func Prepare(root *cobra.Command, removed map[string]string) {
 	root.SilenceUsage, root.SilenceErrors = true, true
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
@@ -146,9 +147,11 @@ func ArgumentsError(c *cobra.Command, args []string) error {
 	case len(names) == 0:
 		return Usagef("%s takes no arguments, and %q is one %s", c.CommandPath(), args[0], SeeHelp(c))
 	case len(args) < len(names):
-		return Usagef("%s takes %s: %s is missing %s", c.CommandPath(), strings.Join(names, " "), names[len(args)], SeeHelp(c))
+		return Usagef("%s takes %s: %s is missing %s", c.CommandPath(), strings.Join(names, " "), names[len(args)],
+			SeeHelp(c))
 	}
-	return Usagef("%s takes %s: %q is one too many %s", c.CommandPath(), strings.Join(names, " "), args[len(names)], SeeHelp(c))
+	return Usagef("%s takes %s: %q is one too many %s", c.CommandPath(), strings.Join(names, " "), args[len(names)],
+		SeeHelp(c))
 }
 
 // nameArguments makes errors about the arguments of c, and of all commands below it, name them.
@@ -210,7 +213,8 @@ func unknownFlag(c *cobra.Command, err *pflag.NotExistError) error {
 		}
 	})
 	if len(verbs) > 0 {
-		return Usagef("%s has no flag --%s, which belongs to %s %s", c.CommandPath(), name, strings.Join(verbs, ", "), SeeHelp(c))
+		return Usagef("%s has no flag --%s, which belongs to %s %s", c.CommandPath(), name, strings.Join(verbs, ", "),
+			SeeHelp(c))
 	}
 	var known []string
 	c.Flags().VisitAll(func(f *pflag.Flag) {
@@ -263,7 +267,8 @@ func ParseSize(text, remedy string) (int64, error) {
 		return 0, fmt.Errorf("%q is not a size (%s)", text, remedy)
 	}
 	if _, err := strconv.ParseFloat(text, 64); err == nil && n > 0 && n < leastBare {
-		return 0, fmt.Errorf("%q has no unit and would be %s bytes (write %sGiB, %sMiB, or %sB if you mean it)", text, text, text, text, text)
+		return 0, fmt.Errorf("%q has no unit and would be %s bytes (write %sGiB, %sMiB, or %sB if you mean it)", text,
+			text, text, text, text)
 	}
 	return int64(n), nil
 }
@@ -297,7 +302,8 @@ func Reference(w io.Writer, r *cobra.Command, hidden ...string) error {
 	b.WriteString("| verb | |\n| --- | --- |\n")
 	Documented(r, func(c *cobra.Command) {
 		if c != r {
-			fmt.Fprintf(&b, "| [%s](#%s) | %s |\n", c.CommandPath(), strings.ReplaceAll(c.CommandPath(), " ", "-"), c.Short)
+			fmt.Fprintf(&b, "| [%s](#%s) | %s |\n", c.CommandPath(),
+				strings.ReplaceAll(c.CommandPath(), " ", "-"), c.Short)
 		}
 	})
 	Documented(r, func(c *cobra.Command) {

@@ -20,13 +20,13 @@ import (
 	"github.com/shoalfs/shoal/internal/handover"
 )
 
-// One daemon owns a cache directory, and listens there. A verb that finds the directory owned attaches: it sends its command line,
-// its folder and some of its environment as one line of JSON, and the daemon runs the verb in its own process. What the verb says
-// comes back by its Voice; the last line has the result. If the client closes the connection before it detaches, the verb ends, as
-// with Ctrl-C.
+// One daemon owns a cache directory, and listens there. A verb that finds the directory owned attaches: it sends its
+// command line, its folder and some of its environment as one line of JSON, and the daemon runs the verb in its own
+// process. What the verb says comes back by its Voice; the last line has the result. If the client closes the
+// connection before it detaches, the verb ends, as with Ctrl-C.
 //
-// Each line names its question. The first comes at once, and one each second while the verb runs, so that a client knows a
-// daemon that hangs from one that works. Whatever is not as it should be ends the connection.
+// Each line names its question. The first comes at once, and one each second while the verb runs, so that a client
+// knows a daemon that hangs from one that works. Whatever is not as it should be ends the connection.
 //
 // Only the user can open a cache directory's socket (0600), since anyone who can write to it can control the daemon.
 
@@ -243,7 +243,8 @@ func (a *Answers) take(ctx context.Context, conn *net.UnixConn, in *bufio.Reader
 	_ = conn.SetReadDeadline(time.Time{})
 	var q question
 	err = json.Unmarshal(text, &q)
-	v = &Verb{Voice: &Voice{to: conn, id: q.ID}, Args: q.Args, Dir: q.Dir, Peer: audit.Unix(conn), Env: q.Env, Detached: q.Detach}
+	v = &Verb{Voice: &Voice{to: conn, id: q.ID}, Args: q.Args, Dir: q.Dir, Peer: audit.Unix(conn), Env: q.Env,
+		Detached: q.Detach}
 	if ctx.Err() != nil {
 		_ = v.say(line{Ended: &ending{codeEnding, "the daemon is ending"}})
 		return nil, false

@@ -50,16 +50,19 @@ type Silence struct {
 }
 
 func (s Silence) Error() string {
-	waited := fmt.Sprintf("of %s does not answer since %s, for %s", s.At, s.since.Format(time.TimeOnly), time.Since(s.since).Round(100*time.Millisecond))
+	waited := fmt.Sprintf("of %s does not answer since %s, for %s", s.At, s.since.Format(time.TimeOnly),
+		time.Since(s.since).Round(100*time.Millisecond))
 	then := ""
 	if s.Then != "" {
 		then = ", then " + s.Then
 	}
 	switch {
 	case s.pid == 0:
-		return "the daemon " + waited + " (it is in another container, or too many ask it: end it where it runs" + then + ")"
+		return "the daemon " + waited +
+			" (it is in another container, or too many ask it: end it where it runs" + then + ")"
 	case stateOf(s.pid) == "T":
-		return fmt.Sprintf("the daemon (pid %d) %s: it is stopped (kill -CONT %d lets it go on; or kill -9 %d%s)", s.pid, waited, s.pid, s.pid, then)
+		return fmt.Sprintf("the daemon (pid %d) %s: it is stopped (kill -CONT %d lets it go on; or kill -9 %d%s)",
+			s.pid, waited, s.pid, s.pid, then)
 	}
 	return fmt.Sprintf("the daemon (pid %d) %s (kill -9 %d%s)", s.pid, waited, s.pid, then)
 }
@@ -92,9 +95,9 @@ func soon[T any](ctx context.Context, do func() (T, error)) (T, error) {
 	}
 }
 
-// Ask runs a verb in a daemon, with variables of this process. It fails with ErrNobody or ErrEnding if there is no daemon, or if it
-// is about to end. One that says nothing for Patience is an error; if it falls silent later, the
-// user gets a notice.
+// Ask runs a verb in a daemon, with variables of this process. It fails with ErrNobody or ErrEnding if there is no
+// daemon, or if it is about to end. One that says nothing for Patience is an error; if it falls silent later, the user
+// gets a notice.
 func Ask(ctx context.Context, to Asked, args []string, env map[string]string, out io.Writer) error {
 	a := &asking{Silence: Silence{Asked: to, since: time.Now()}, verb: args[0], out: out}
 	dialing, cancel := context.WithTimeout(ctx, Patience)
@@ -112,7 +115,9 @@ func Ask(ctx context.Context, to Asked, args []string, env map[string]string, ou
 	a.conn = conn.(*net.UnixConn)
 	who := audit.Unix(a.conn)
 	if a.pid = who.PID; to.Owner != "" && to.Owner != fmt.Sprint(*who.UID) {
-		return fmt.Errorf("%s: what listens for its daemon is user %d's (pid %d) and not the mount's (end that process)", to.At, *who.UID, who.PID)
+		return fmt.Errorf(
+			"%s: what listens for its daemon is user %d's (pid %d) and not the mount's (end that process)", to.At,
+			*who.UID, who.PID)
 	}
 	if err := a.send(args, env); err != nil {
 		return err
@@ -203,7 +208,8 @@ func (a *asking) quiet(ctx context.Context) error {
 	}
 	if !a.bid && !a.told && !a.wasReady && a.bar == nil && time.Since(a.wordAt) > Patience {
 		a.bid = true
-		Own.Notice("the daemon (pid %d) of %s is alive, and at `%s` since %s; waiting for it", a.pid, a.At, a.verb, a.wordAt.Format(time.TimeOnly))
+		Own.Notice("the daemon (pid %d) of %s is alive, and at `%s` since %s; waiting for it", a.pid, a.At, a.verb,
+			a.wordAt.Format(time.TimeOnly))
 	}
 	return nil
 }
@@ -215,7 +221,9 @@ func (a *asking) hear(ctx context.Context, said []byte) (end bool, err error) {
 		return true, fmt.Errorf("the daemon of %s: %w", a.At, err)
 	}
 	if l.ID != a.id {
-		return true, fmt.Errorf("the daemon (pid %d) of %s is of another version, which answers otherwise (end it with kill %d, then %s)", a.pid, a.At, a.pid, a.Then)
+		return true, fmt.Errorf(
+			"the daemon (pid %d) of %s is of another version, which answers otherwise (end it with kill %d, then %s)",
+			a.pid, a.At, a.pid, a.Then)
 	}
 	if a.told {
 		Own.Notice("the daemon of %s answers again", a.At)
@@ -275,10 +283,11 @@ func (a *asking) show(b *bar) {
 	a.bar.Set(b.Done, b.Total, b.Note)
 }
 
-// A verb reaches a daemon by its socket, never through a mount: a process that waits in a mount whose daemon hangs cannot even be
-// killed. The socket of a cache directory is CACHE-DIR/shoal.sock. That of a mount is in the abstract namespace, named after the
-// mount's device number, which /proc/self/mountinfo has (ADR 57): no disk, which may hang too, is asked, and no file outlives the
-// daemon. It is seen in the daemon's network namespace alone, so by the containers of its pod.
+// A verb reaches a daemon by its socket, never through a mount: a process that waits in a mount whose daemon hangs
+// cannot even be killed. The socket of a cache directory is CACHE-DIR/shoal.sock. That of a mount is in the abstract
+// namespace, named after the mount's device number, which /proc/self/mountinfo has (ADR 57): no disk, which may hang
+// too, is asked, and no file outlives the daemon. It is seen in the daemon's network namespace alone, so by the
+// containers of its pod.
 
 // MountAddress is where the daemon of a mount listens.
 func MountAddress(device string) string { return "@shoal/" + device }
@@ -320,8 +329,8 @@ func reach(address string) (net.Conn, error) {
 	return conn, err
 }
 
-// enter moves the goroutine's thread, which then ends with it, to the network namespace of this machine in which something listens
-// at an abstract address: root may look into containers.
+// enter moves the goroutine's thread, which then ends with it, to the network namespace of this machine in which
+// something listens at an abstract address: root may look into containers.
 func enter(address string) bool {
 	procs, _ := filepath.Glob("/proc/[0-9]*/ns/net")
 	seen := map[string]bool{}

@@ -1,19 +1,20 @@
-// Package daemon is the life of a process that serves: how a verb becomes a daemon, who hears what it says, how other verbs reach
-// it, and how it ends. What is served it does not know.
+// Package daemon is the life of a process that serves: how a verb becomes a daemon, who hears what it says, how other
+// verbs reach it, and how it ends. What is served it does not know.
 //
 // A daemon is starting, ready, draining, and then stopped or dead:
 //
-//   - Starting. The verb runs in the process that the user started, with --daemon in a child of that, and with =supervised in a
-//     child of the child (start.go). Wherever it runs it speaks by a [Voice]: to the terminal, by a pipe to the process that
-//     started it, or by a socket to a client that attached. Pipe and socket carry the same lines.
+//   - Starting. The verb runs in the process that the user started, with --daemon in a child of that, and with
+//     =supervised in a child of the child (start.go). Wherever it runs it speaks by a [Voice]: to the terminal, by a
+//     pipe to the process that started it, or by a socket to a client that attached. Pipe and socket carry the same
+//     lines.
 //   - Ready, once. Whoever waits goes on, and the service manager hears it (start.go). Verbs that come by a socket are
-//     answered (answer.go) from the moment in which the cache directory is owned, ready or not: they tell a daemon that works
-//     from one that hangs by its lines (ask.go).
-//   - Draining, from the first signal, or once what is served is gone. All waits share one deadline, and a second signal ends
-//     them (end.go).
+//     answered (answer.go) from the moment in which the cache directory is owned, ready or not: they tell a daemon that
+//     works from one that hangs by its lines (ask.go).
+//   - Draining, from the first signal, or once what is served is gone. All waits share one deadline, and a second
+//     signal ends them (end.go).
 //   - Stopped: the process has ended in order, or before it was ready. Nothing starts it again.
-//   - Dead: it has ended otherwise. A supervisor starts it again. The kernel has released its lock and its sockets; a socket's
-//     file is left, which the next owner replaces.
+//   - Dead: it has ended otherwise. A supervisor starts it again. The kernel has released its lock and its sockets; a
+//     socket's file is left, which the next owner replaces.
 //
 // More than 40 names are exported: verbs take part in each step of this life.
 package daemon

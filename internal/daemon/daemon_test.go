@@ -67,7 +67,10 @@ func TestAcceptWithoutDescriptors(t *testing.T) {
 	defer client.Close()
 	said := make(chan struct{}, 100)
 	defer slog.SetDefault(slog.Default())
-	slog.SetDefault(slog.New(slog.NewTextHandler(writerFunc(func(p []byte) (int, error) { said <- struct{}{}; return len(p), nil }), nil)))
+	slog.SetDefault(slog.New(slog.NewTextHandler(writerFunc(func(p []byte) (int, error) {
+		said <- struct{}{}
+		return len(p), nil
+	}), nil)))
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
 		t.Fatal(err)
@@ -109,12 +112,14 @@ func TestSilence(t *testing.T) {
 	t.Cleanup(func() { close(held) })
 	dir := fakeDaemon(t, func(question, net.Conn) { <-held })
 	err := list(t, dir, io.Discard)
-	if !errors.As(err, new(Silence)) || !strings.Contains(err.Error(), fmt.Sprintf("(pid %d) of %s does not answer since", os.Getpid(), dir)) {
+	if !errors.As(err, new(Silence)) ||
+		!strings.Contains(err.Error(), fmt.Sprintf("(pid %d) of %s does not answer since", os.Getpid(), dir)) {
 		t.Errorf("%v", err)
 	}
 }
 
-// Each answer names its question. What names none is of an older version, and what names another one is for somebody else.
+// Each answer names its question. What names none is of an older version, and what names another one is for somebody
+// else.
 func TestAnswersNameTheirQuestion(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{`{"out":"x"}`, `{"id":"another","out":"x"}`} {
@@ -144,7 +149,8 @@ func TestLinesInPieces(t *testing.T) {
 		text := fmt.Sprintf(`{"id":%q,"out":"one"}`, q.ID)
 		fmt.Fprint(conn, text[:9])
 		<-time.After(beat * 3 / 2)
-		fmt.Fprintf(conn, "%s\n{\"id\":%q,\"out\":\" two\"}\n{\"id\":%q,\"ended\":{\"code\":0}}\n", text[9:], q.ID, q.ID)
+		fmt.Fprintf(conn, "%s\n{\"id\":%q,\"out\":\" two\"}\n{\"id\":%q,\"ended\":{\"code\":0}}\n", text[9:],
+			q.ID, q.ID)
 	})
 	var out strings.Builder
 	if err := list(t, dir, &out); err != nil || out.String() != "one two" {
@@ -173,7 +179,8 @@ func TestAChildSpeaks(t *testing.T) {
 		v.hush()
 		became, failure := hear(r)
 		r.Close()
-		if became != c.became || (failure == nil) != (c.want == "") || failure != nil && (failure.Error() != c.want || cli.Code(failure) != 2) {
+		if became != c.became || (failure == nil) != (c.want == "") ||
+			failure != nil && (failure.Error() != c.want || cli.Code(failure) != 2) {
 			t.Errorf("%s: %v, %v", c.name, became, failure)
 		}
 	}
@@ -261,7 +268,8 @@ func TestDrainNamesUsersOnce(t *testing.T) {
 	l := &Life{}
 	d := l.Drain(slog.New(slog.NewTextHandler(&log, nil)), func() {})
 	m := &busyMount{gone: make(chan struct{})}
-	if err := d.End(d.Mount(m, "/m", m.gone)); err != nil || m.named != 1 || m.aborted != 1 || !strings.Contains(log.String(), "in use by a reader") {
+	if err := d.End(d.Mount(m, "/m", m.gone)); err != nil || m.named != 1 || m.aborted != 1 ||
+		!strings.Contains(log.String(), "in use by a reader") {
 		t.Errorf("%v, named %d times, detached %d times:\n%s", err, m.named, m.aborted, &log)
 	}
 }

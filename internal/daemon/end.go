@@ -15,7 +15,8 @@ import (
 	"github.com/shoalfs/shoal/internal/pause"
 )
 
-// hurryPatience is how long a process may take after the second signal, so that it leaves no dead mount, even under load.
+// hurryPatience is how long a process may take after the second signal, so that it leaves no dead mount, even under
+// load.
 const hurryPatience = 10 * time.Second
 
 // told ends at the first signal, and hurried at the second: then there is no more waiting.
@@ -49,7 +50,8 @@ func Signals() (ctx context.Context, stop func()) {
 	return ctx, sync.OnceFunc(func() { signal.Stop(signals); close(done); cancel() })
 }
 
-// Outlive keeps the process alive when nobody reads its standard output or error any more, which by default ends a Go program.
+// Outlive keeps the process alive when nobody reads its standard output or error any more, which by default ends a Go
+// program.
 func Outlive() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
 
 // Told reports whether there was a signal.
@@ -61,8 +63,8 @@ func Hurried() <-chan struct{} { return hurried.Done() }
 // DrainEnv sets DrainTime.
 const DrainEnv = "SHOAL_DRAIN_TIMEOUT"
 
-// DrainTime is how long the end waits for open files and batches in progress; 0 or less if DrainEnv is not valid. A sample or a
-// batch is read to its end in less than the usual, and pods and service managers wait for longer.
+// DrainTime is how long the end waits for open files and batches in progress; 0 or less if DrainEnv is not valid. A
+// sample or a batch is read to its end in less than the usual, and pods and service managers wait for longer.
 func DrainTime() time.Duration {
 	d, _ := time.ParseDuration(cmp.Or(os.Getenv(DrainEnv), "3s"))
 	return d
@@ -106,8 +108,9 @@ var lastMoment sync.Once
 // leaving are the mounts of this process whose end has begun.
 var leaving sync.Map
 
-// cutOff is done when the drain should be over, before the process exits: otherwise a slow or hanging disk would keep it for a
-// minute. The cache tolerates this: data that was not written is fetched again. Mounts would be left dead, so they are detached.
+// cutOff is done when the drain should be over, before the process exits: otherwise a slow or hanging disk would keep
+// it for a minute. The cache tolerates this: data that was not written is fetched again. Mounts would be left dead, so
+// they are detached.
 func (d *Drain) cutOff() {
 	leaving.Range(func(m, _ any) bool { _ = m.(Mount).Abort(); return true })
 	said := make(chan struct{})
@@ -151,8 +154,8 @@ const (
 	abortPatience = time.Second
 )
 
-// ErrHeld says that the kernel still has requests for a mount that is no longer in the tree: its server cannot be closed
-// under them.
+// ErrHeld says that the kernel still has requests for a mount that is no longer in the tree: its server cannot be
+// closed under them.
 var ErrHeld = errors.New("a process still has files of the detached mount open")
 
 // Mount is a mount's server.
@@ -175,7 +178,8 @@ func (d *Drain) Mount(s Mount, path string, gone <-chan struct{}) error {
 	s.Drain()
 	begin := s.OpenFiles()
 	d.log.Info("unmounting", "mountpoint", path, "open_files", begin)
-	var busy error                  // names the users, for which all processes are looked at: never at the deadline, unless no file is open
+	// names the users, for which all processes are looked at: never at the deadline, unless no file is open
+	var busy error
 	for idle, first := 0, true; ; { // ticks without an open file
 		open := s.OpenFiles()
 		if idle++; open > 0 {
@@ -189,7 +193,8 @@ func (d *Drain) Mount(s Mount, path string, gone <-chan struct{}) error {
 			first = false
 		}
 		if last {
-			d.log.Warn("the mount is in use; detaching it, and open files fail", "mountpoint", path, "open_files", open, d.waited(), "cause", busy)
+			d.log.Warn("the mount is in use; detaching it, and open files fail", "mountpoint", path,
+				"open_files", open, d.waited(), "cause", busy)
 			if err := s.Abort(); err != nil {
 				return fmt.Errorf("unmount: %w", err)
 			}
@@ -213,13 +218,14 @@ func (d *Drain) Mount(s Mount, path string, gone <-chan struct{}) error {
 	return nil
 }
 
-// Outlast waits until a held mount is gone, if this process serves anything else, which would end with it. Otherwise, and when the others
-// have drained, it is ErrHeld.
+// Outlast waits until a held mount is gone, if this process serves anything else, which would end with it. Otherwise,
+// and when the others have drained, it is ErrHeld.
 func (d *Drain) Outlast(path string, gone <-chan struct{}) error {
 	if Told() || serving.Load() == 0 {
 		return ErrHeld
 	}
-	d.log.Warn("a process still has files of the detached mount open; they are served until it closes them", "mountpoint", path)
+	d.log.Warn("a process still has files of the detached mount open; they are served until it closes them",
+		"mountpoint", path)
 	select {
 	case <-told.Done():
 		_ = pause.For(hurried, DrainTime()+endPatience)

@@ -20,19 +20,21 @@ import (
 	"github.com/shoalfs/shoal/internal/handover"
 )
 
-// What is served by descriptors that the kernel would end with the last process that has them, such as a mount, can outlive the process
-// that serves it. A keepsake is such descriptors. The supervisor has a copy of each from the moment in which it is kept, and gives
-// copies to the next child, which takes what it serves. A process without a supervisor has its keepsakes for itself, and becomes the
-// supervisor of its successor when it is replaced (Renew), as does one whose supervisor was killed: it executes its own program anew, as the same process.
+// What is served by descriptors that the kernel would end with the last process that has them, such as a mount, can
+// outlive the process that serves it. A keepsake is such descriptors. The supervisor has a copy of each from the moment
+// in which it is kept, and gives copies to the next child, which takes what it serves. A process without a supervisor
+// has its keepsakes for itself, and becomes the supervisor of its successor when it is replaced (Renew), as does one
+// whose supervisor was killed: it executes its own program anew, as the same process.
 //
-// After a death nothing answers. So that nobody waits for ever, keepsakes that are not taken are let go after letGo, by the
-// supervisor and by a child that is still starting. If a child dies within letGo of its start, that time goes on from where all was taken.
+// After a death nothing answers. So that nobody waits for ever, keepsakes that are not taken are let go after letGo, by
+// the supervisor and by a child that is still starting. If a child dies within letGo of its start, that time goes on
+// from where all was taken.
 //
-// A container has no supervisor that outlives it. There a keeper, a process of another container, has the supervisor's part for all
-// that can reach its socket (keeper.go).
+// A container has no supervisor that outlives it. There a keeper, a process of another container, has the supervisor's
+// part for all that can reach its socket (keeper.go).
 
-// letGo is how long a keepsake may wait for a process that serves it. A start takes far less; if it takes longer, something is wrong
-// that waiting does not mend, and who waits should hear of it. Eight starts that fail at once fit.
+// letGo is how long a keepsake may wait for a process that serves it. A start takes far less; if it takes longer,
+// something is wrong that waiting does not mend, and who waits should hear of it. Eight starts that fail at once fit.
 const letGo = 30 * time.Second
 
 // KeptEnv describes what a process inherits.
@@ -43,12 +45,13 @@ const codeRenewed = 75
 
 // inheritance is the value of KeptEnv. Descriptors are numbers of the process that inherits.
 type inheritance struct {
-	To      int        `json:",omitempty"` // the socket by which keepsakes go to the supervisor
-	Parent  int        `json:",omitempty"` // the supervisor; once it was killed another process is the parent
-	Until   time.Time  // when they are let go
-	Renewed bool       `json:",omitempty"` // the predecessor wanted to be replaced
-	Failed  string     `json:",omitempty"` // why this is the old program
-	Program string     // what was executed first: its file may have been moved since, and this process may be of it all the same
+	To      int       `json:",omitempty"` // the socket by which keepsakes go to the supervisor
+	Parent  int       `json:",omitempty"` // the supervisor; once it was killed another process is the parent
+	Until   time.Time // when they are let go
+	Renewed bool      `json:",omitempty"` // the predecessor wanted to be replaced
+	Failed  string    `json:",omitempty"` // why this is the old program
+	// what was executed first: its file may have been moved since, and this process may be of it all the same
+	Program string
 	Kept    []keepsake `json:",omitempty"`
 }
 
@@ -152,10 +155,12 @@ func letGoAt(until time.Time) {
 	time.AfterFunc(time.Until(until), func() { own.left.remove(func(*keepsake) bool { return true }) })
 }
 
-// RenewalFailed returns why this process is not of the program that was to replace its predecessor; "" if it is, or if none was to.
+// RenewalFailed returns why this process is not of the program that was to replace its predecessor; "" if it is, or if
+// none was to.
 func RenewalFailed() string { return own.Failed }
 
-// executed returns the path of this program: the link by which it was called, if there is one, since that leads to the next version.
+// executed returns the path of this program: the link by which it was called, if there is one, since that leads to the
+// next version.
 func executed() string {
 	program, _ := os.Executable()
 	called, _ := exec.LookPath(os.Args[0])
@@ -235,12 +240,13 @@ func give(k *keepsake, files []*os.File) {
 		return
 	}
 	if err := k.send(own.to, files); err != nil {
-		slog.Warn("the supervisor does not take what is served; a death of this process ends it", "what", k.Name, "cause", err)
+		slog.Warn("the supervisor does not take what is served; a death of this process ends it", "what", k.Name,
+			"cause", err)
 	}
 }
 
-// Renew replaces this process by one that runs the program that is now where its own was, with what is kept. It does not return, but
-// with an error.
+// Renew replaces this process by one that runs the program that is now where its own was, with what is kept. It does
+// not return, but with an error.
 func Renew(again Again) error {
 	if own.away || own.to != nil && own.Parent == os.Getppid() {
 		os.Exit(codeRenewed)
@@ -298,8 +304,8 @@ func newKeeper() *keeper {
 	return k
 }
 
-// gift adds what the next child inherits to its command. The caller closes theirs once it has started, and serves ours. k is locked
-// until then.
+// gift adds what the next child inherits to its command. The caller closes theirs once it has started, and serves ours.
+// k is locked until then.
 func (k *keeper) gift(cmd *exec.Cmd) (ours *net.UnixConn, theirs *os.File, err error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -313,7 +319,8 @@ func (k *keeper) gift(cmd *exec.Cmd) (ours *net.UnixConn, theirs *os.File, err e
 		return nil, nil, err
 	}
 	const first = 4 // descriptor, after the pipe of ReadyEnv
-	heir := inheritance{To: first, Until: k.trouble.Add(k.patient), Renewed: k.renewed, Failed: k.failed, Program: own.Program, Parent: os.Getpid()}
+	heir := inheritance{To: first, Until: k.trouble.Add(k.patient), Renewed: k.renewed, Failed: k.failed,
+		Program: own.Program, Parent: os.Getpid()}
 	cmd.ExtraFiles = []*os.File{theirs}
 	for _, o := range k.all {
 		n := keepsake{ID: o.ID, Name: o.Name}

@@ -49,7 +49,8 @@ func gone(w *os.File) bool {
 	return errors.Is(err, syscall.EPIPE)
 }
 
-// A keeper has what its children keep, whatever they do and whenever they die; it has nothing twice, and nothing of what was dropped.
+// A keeper has what its children keep, whatever they do and whenever they die; it has nothing twice, and nothing of
+// what was dropped.
 func TestKeeperModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		k := newKeeper()
@@ -67,7 +68,8 @@ func TestKeeperModel(t *testing.T) {
 				delete(model, name)
 			}
 		}
-		steps := rapid.SliceOfN(rapid.SampledFrom([]string{"keep", "drop", "die", "renew", "fail"}), 1, 20).Draw(t, "steps")
+		steps := rapid.SliceOfN(rapid.SampledFrom([]string{"keep", "drop", "die", "renew", "fail"}), 1,
+			20).Draw(t, "steps")
 		for _, step := range steps {
 			name := rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "name")
 			switch step {
@@ -99,7 +101,8 @@ func TestKeeperModel(t *testing.T) {
 				}
 				renewed, failed := k.renewed, k.failed
 				atOnce := k.died(step != "fail", exitOf(t, code), "cause", time.Second)
-				if want := step == "renew" || step == "fail" && renewed && failed == "" && k.good != nil; atOnce != want {
+				if want := step == "renew" ||
+					step == "fail" && renewed && failed == "" && k.good != nil; atOnce != want {
 					t.Fatalf("%s: another child at once: %v", step, atOnce)
 				}
 				if k.ready(os.Getpid()); step == "fail" && atOnce && k.failed != "cause" {
@@ -135,7 +138,8 @@ func TestKeeperModel(t *testing.T) {
 	})
 }
 
-// What is served between deaths in quick succession is kept, however many they are. Not served for letGo in all, it ends.
+// What is served between deaths in quick succession is kept, however many they are. Not served for letGo in all, it
+// ends.
 func TestDeathsInQuickSuccession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKeeper()

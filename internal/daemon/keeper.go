@@ -18,10 +18,10 @@ import (
 	"github.com/shoalfs/shoal/internal/handover"
 )
 
-// A keeper is asked by the processes of other containers. Each names what it is, and of each name one is served at a time: it gets what
-// the one before it has left, a message for each keepsake and one that ends them, and then says what it keeps, as a child does to its
-// supervisor. When its connection ends, it is dead, however it ended. If the keeper ends, its clients go on, and give all they have to
-// the next one.
+// A keeper is asked by the processes of other containers. Each names what it is, and of each name one is served at a
+// time: it gets what the one before it has left, a message for each keepsake and one that ends them, and then says what
+// it keeps, as a child does to its supervisor. When its connection ends, it is dead, however it ended. If the keeper
+// ends, its clients go on, and give all they have to the next one.
 
 // KeeperEnv has the address of the keeper, unix:///PATH, of a process that leaves its mounts to a successor.
 const KeeperEnv = "SHOAL_KEEPER"
@@ -102,7 +102,8 @@ func (all *keepers) serve(c *net.UnixConn) error {
 	select {
 	case k.turn <- struct{}{}: // the one before it has ended
 	case <-time.After(handover.Timeout):
-		return handover.WriteReply(c, inheritance{Failed: "another process uses the same cache directory, and still runs (end it first)"})
+		return handover.WriteReply(c,
+			inheritance{Failed: "another process uses the same cache directory, and still runs (end it first)"})
 	}
 	defer func() { <-k.turn }()
 	if err := k.hand(c); err != nil {
@@ -133,8 +134,8 @@ func (k *kept) hand(c *net.UnixConn) error {
 	return handover.WriteReply(c, inheritance{Until: until})
 }
 
-// Connect lets the keeper at address, if there is one, have what this process will keep, and takes what a predecessor with the same
-// folder has left there.
+// Connect lets the keeper at address, if there is one, have what this process will keep, and takes what a predecessor
+// with the same folder has left there.
 func Connect(address, folder string) error {
 	if address == "" || own.to != nil {
 		return nil
@@ -146,9 +147,11 @@ func Connect(address, folder string) error {
 	// The folder of a node is the same one in each of its containers, whatever its path there.
 	name := fmt.Sprintf("%d:%d", at.Dev, at.Ino)
 	c, left, until, err := connect(address, name)
-	for begun := time.Now(); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED); c, left, until, err = connect(address, name) {
+	for begun := time.Now(); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED); c, left, until,
+		err = connect(address, name) {
 		if time.Since(begun) > handover.Timeout {
-			return fmt.Errorf("%s=%s: %w (start `shoal keeper %s`, whose folder must be the same one here)", KeeperEnv, address, err, address)
+			return fmt.Errorf("%s=%s: %w (start `shoal keeper %s`, whose folder must be the same one here)", KeeperEnv,
+				address, err, address)
 		}
 		time.Sleep(redial / 10) // a node that boots starts both
 	}

@@ -130,7 +130,8 @@ func TestKeeperHostile(t *testing.T) {
 	defer keeperAt(t, address)()
 	good := newClient(t, address, "a")
 	other := good.keep(t, "/x", "1")
-	for _, text := range []string{"", "\xff\xff\xff\xff", "\x02\x00\x00\x00{}", "\x05\x00\x00\x00hello", "GET / HTTP/1.1\r\n\r\n"} {
+	for _, text := range []string{"", "\xff\xff\xff\xff", "\x02\x00\x00\x00{}", "\x05\x00\x00\x00hello",
+		"GET / HTTP/1.1\r\n\r\n"} {
 		c, err := net.Dial("unix", address[len("unix://"):])
 		if err != nil {
 			t.Fatal(err)

@@ -60,8 +60,8 @@ func hear(r io.Reader) (became bool, failure error) {
 	return false, nil
 }
 
-// Background starts this process again in a new session, with its log in cacheDir, and waits until that is ready. In the child it
-// returns false at once.
+// Background starts this process again in a new session, with its log in cacheDir, and waits until that is ready. In
+// the child it returns false at once.
 func Background(ctx context.Context, cacheDir string, again Again) (parent bool, err error) {
 	if Own.remote() {
 		return false, nil
@@ -72,7 +72,8 @@ func Background(ctx context.Context, cacheDir string, again Again) (parent bool,
 	logPath := filepath.Join(cacheDir, logName)
 	log, err := os.OpenFile(logPath, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
-		return true, fmt.Errorf("log file: %w (make %s writable for this user, or give another --cache-dir)", err, cacheDir)
+		return true, fmt.Errorf("log file: %w (make %s writable for this user, or give another --cache-dir)",
+			err, cacheDir)
 	}
 	defer log.Close()
 	cmd := &exec.Cmd{Env: os.Environ(), Stdout: log, Stderr: log, SysProcAttr: &syscall.SysProcAttr{Setsid: true}}
@@ -110,9 +111,9 @@ const (
 	calm         = time.Minute
 )
 
-// Supervise starts this process again as a child, and again whenever that dies after being ready, with what it has kept (keep.go). It
-// ends if the child ends in order, or does not become ready the first time. If ctx ends while nothing is served, unmount is called with
-// the name of each keepsake, which then ends. In the child it returns false at once.
+// Supervise starts this process again as a child, and again whenever that dies after being ready, with what it has kept
+// (keep.go). It ends if the child ends in order, or does not become ready the first time. If ctx ends while nothing is
+// served, unmount is called with the name of each keepsake, which then ends. In the child it returns false at once.
 func Supervise(ctx context.Context, again Again, unmount func(mountpoint string)) (parent bool, err error) {
 	if os.Getenv(SupervisedEnv) != "" {
 		return false, os.Unsetenv(SupervisedEnv)
@@ -161,7 +162,8 @@ func Supervise(ctx context.Context, again Again, unmount func(mountpoint string)
 func superviseOnce(ctx context.Context, again Again, k *keeper) (wasReady bool, failure, err error) {
 	cmd := &exec.Cmd{
 		Path: k.program, Env: withoutManager(os.Environ()), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
-		SysProcAttr: &syscall.SysProcAttr{Setpgid: true}, // so that a terminal's signals reach the child only through this process
+		// so that a terminal's signals reach the child only through this process
+		SysProcAttr: &syscall.SysProcAttr{Setpgid: true},
 	}
 	k.Lock()
 	ours, theirs, err := k.gift(cmd)
@@ -263,8 +265,8 @@ func managerStopping() {
 	})
 }
 
-// feedWatchdog tells the manager that the daemon is alive, each time that it has answered as it answers other processes. If it
-// does not, nothing is sent, and the manager acts as configured.
+// feedWatchdog tells the manager that the daemon is alive, each time that it has answered as it answers other
+// processes. If it does not, nothing is sent, and the manager acts as configured.
 func feedWatchdog(interval time.Duration) {
 	for range pause.Every(manager.over, interval/3) {
 		ctx, cancel := context.WithTimeout(manager.over, interval/2)

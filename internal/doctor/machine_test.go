@@ -44,7 +44,8 @@ func TestCacheDirectory(t *testing.T) {
 func TestDiskSpeedLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
 	f := lookAt(t, dir, "disk/speed")
-	if f.Level != findings.OK && f.Level != findings.Warn || f.Values["random_read_bytes_per_second"] <= 0 || f.Values["write_bytes_per_second"] <= 0 {
+	if f.Level != findings.OK && f.Level != findings.Warn || f.Values["random_read_bytes_per_second"] <= 0 ||
+		f.Values["write_bytes_per_second"] <= 0 {
 		t.Errorf("%+v", f)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
@@ -58,7 +59,9 @@ func TestRunIsBounded(t *testing.T) {
 	block := make(chan struct{})
 	defer close(block)
 	check := func(code string, takes time.Duration, gather func(ctx context.Context) error) Check {
-		return Check{code, step{takes, gather}, func() findings.Finding { return findings.Finding{Level: findings.OK, Thing: "in the end"} }}
+		return Check{code, step{takes, gather}, func() findings.Finding {
+			return findings.Finding{Level: findings.OK, Thing: "in the end"}
+		}}
 	}
 	all := []Check{
 		check("a/hangs", -990*time.Millisecond, func(context.Context) error { <-block; return nil }),
@@ -67,7 +70,9 @@ func TestRunIsBounded(t *testing.T) {
 		check("c/fails", 3*time.Second, func(context.Context) error { return errors.New("x") }),
 	}
 	told := ""
-	r, err := Run(t.Context(), all, func(code string) func(string) { return func(result string) { told += code + " " + result } })
+	r, err := Run(t.Context(), all, func(code string) func(string) {
+		return func(result string) { told += code + " " + result }
+	})
 	if err != nil || told != "c/fails fail" || r.Fail != 2 || r.OK != 1 || r.Skipped != 1 || len(r.Findings) != 4 {
 		t.Fatalf("%+v, %v, told %q", r, err, told)
 	}
@@ -87,7 +92,8 @@ func TestRunIsBounded(t *testing.T) {
 
 // TestSchema holds docs/doctor.md's names.
 func TestSchema(t *testing.T) {
-	f := findings.Finding{Code: "a/b", Level: findings.Warn, Thing: "m", Cause: "why", Remedy: "do", Values: map[string]float64{"v": 1}}
+	f := findings.Finding{Code: "a/b", Level: findings.Warn,
+		Thing: "m", Cause: "why", Remedy: "do", Values: map[string]float64{"v": 1}}
 	b, err := json.Marshal(Report{Version: Version, Warn: 1, Findings: []findings.Finding{f}})
 	if err != nil {
 		t.Fatal(err)

@@ -66,7 +66,8 @@ const (
 // environment is one with the right keys for an endpoint, and what else is given.
 func environment(endpoint string, more ...string) func(string) string {
 	env := map[string]string{
-		"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": testKey, "AWS_SECRET_ACCESS_KEY": testSecret, "AWS_REGION": s3server.Region,
+		"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": testKey, "AWS_SECRET_ACCESS_KEY": testSecret,
+		"AWS_REGION":                s3server.Region,
 		"AWS_EC2_METADATA_DISABLED": "true",
 	}
 	for i := 0; i < len(more); i += 2 {
@@ -137,7 +138,8 @@ func TestAGoodStore(t *testing.T) {
 		t.Errorf("p50 %g s of a store whose median is 20 ms", p50)
 	}
 	// How much it is the machine decides; see TestKnee for the rest.
-	if v := by["bandwidth"].Values; v["connections_that_pay"] < 1 || v["bytes_per_second"] <= 0 || v["bytes_per_second"] < v["bytes_per_second_alone"] {
+	if v := by["bandwidth"].Values; v["connections_that_pay"] < 1 || v["bytes_per_second"] <= 0 ||
+		v["bytes_per_second"] < v["bytes_per_second_alone"] {
 		t.Errorf("%+v", by["bandwidth"])
 	}
 	if got := p.Stats(); got.Gets == 0 || got.MaxInFlight < 2 {
@@ -153,20 +155,28 @@ func TestABadStore(t *testing.T) {
 		env        func(string) string
 		code, word string // what fails
 	}{
-		{"wrong secret", "s3://photos/train", environment(endpoint, "AWS_SECRET_ACCESS_KEY", "not-the-secret"), "bucket", "AWS_SECRET_ACCESS_KEY"},
-		{"no such key", "s3://photos/train", environment(endpoint, "AWS_ACCESS_KEY_ID", "nobody", "AWS_SESSION_TOKEN", "token-of-a-session"), "bucket", ""},
-		{"half a pair", "s3://photos/train", environment(endpoint, "AWS_SECRET_ACCESS_KEY", ""), "bucket", "AWS_SECRET_ACCESS_KEY"},
+		{"wrong secret", "s3://photos/train", environment(endpoint, "AWS_SECRET_ACCESS_KEY", "not-the-secret"),
+			"bucket", "AWS_SECRET_ACCESS_KEY"},
+		{"no such key", "s3://photos/train", environment(endpoint, "AWS_ACCESS_KEY_ID", "nobody", "AWS_SESSION_TOKEN",
+			"token-of-a-session"), "bucket", ""},
+		{"half a pair", "s3://photos/train", environment(endpoint, "AWS_SECRET_ACCESS_KEY", ""), "bucket",
+			"AWS_SECRET_ACCESS_KEY"},
 		{"no such bucket", "s3://fotos/train", environment(endpoint), "bucket", "bucket's name"},
 		{"empty prefix", "s3://photos/Train", environment(endpoint), "listing", "prefix"},
 		{"nobody listens", "s3://photos/train", environment("http://127.0.0.1:1"), "bucket", "AWS_ENDPOINT_URL"},
 		// The dot: no search domain of this machine's has it.
-		{"no such host", "s3://photos/train", environment("http://no-such-host.invalid.:9000"), "bucket", "AWS_ENDPOINT_URL"},
+		{"no such host", "s3://photos/train", environment("http://no-such-host.invalid.:9000"), "bucket",
+			"AWS_ENDPOINT_URL"},
 		{"no source", "gopher://photos", environment(endpoint), "bucket", "s3://BUCKET/PREFIX"},
 		{"no folder", "file:///no/such/folder", environment(""), "bucket", "check the path"},
-		{"no Range", "s3://photos/train", environment(changed(t, endpoint, func(r *http.Request) { r.Header.Del("Range") })), "latency", ""},
-		{"expired", "s3://photos/train", trusting(ca, serve(t, ca, "127.0.0.1", -time.Hour)), "bucket", "clock is out of date"},
+		{"no Range", "s3://photos/train", environment(changed(t, endpoint, func(r *http.Request) {
+			r.Header.Del("Range")
+		})), "latency", ""},
+		{"expired", "s3://photos/train", trusting(ca, serve(t, ca, "127.0.0.1", -time.Hour)), "bucket",
+			"clock is out of date"},
 		{"another name", "s3://photos/train", trusting(ca, serve(t, ca, "10.9.8.7", time.Hour)), "bucket", "host name"},
-		{"unknown authority", "s3://photos/train", trusting(ca, serve(t, stranger, "127.0.0.1", time.Hour)), "bucket", "AWS_CA_BUNDLE"},
+		{"unknown authority", "s3://photos/train", trusting(ca, serve(t, stranger, "127.0.0.1", time.Hour)), "bucket",
+			"AWS_CA_BUNDLE"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			by := look(t, c.text, c.env)
@@ -271,7 +281,8 @@ func TestKnee(t *testing.T) {
 			})
 			_, knee := findings.Knee(ladder)
 			if knee.Connections != c.knee || rising != c.rising || len(ladder) != c.rungs {
-				t.Errorf("knee at %d, rising %t, %d rungs; want %d, %t, %d", knee.Connections, rising, len(ladder), c.knee, c.rising, c.rungs)
+				t.Errorf("knee at %d, rising %t, %d rungs; want %d, %t, %d", knee.Connections, rising, len(ladder),
+					c.knee, c.rising, c.rungs)
 			}
 			for i, s := range sizes {
 				if s < c.smallest || s > c.top || s*int64(ladder[i].Connections) > largestTotal {

@@ -62,7 +62,8 @@ var machineRules = []Rule[*Site]{
 		switch {
 		case len(m.Dead) > 0:
 			return ok("%s: no daemon answers", strings.Join(m.Dead, ", ")).
-				but(Fail, "every access to the folder fails or hangs", "shoal umount --lazy "+m.Dead[0]+", or mount there again")
+				but(Fail, "every access to the folder fails or hangs",
+					"shoal umount --lazy "+m.Dead[0]+", or mount there again")
 		case len(m.Live) > 0:
 			return ok("%d of Shoal's mounts answer: %s", len(m.Live), strings.Join(m.Live, ", "))
 		}
@@ -71,7 +72,8 @@ var machineRules = []Rule[*Site]{
 	{"limits/machine", func(m *Site) Finding {
 		l := &m.Limits
 		have, throttled, free := float64(l.Cores), 0.0, l.Memory.Available
-		f := ok("%d cores, load %.1f; %s, %s available", l.Cores, l.Load, human.Bytes(l.Memory.Most()), human.Bytes(free))
+		f := ok("%d cores, load %.1f; %s, %s available", l.Cores, l.Load, human.Bytes(l.Memory.Most()),
+			human.Bytes(free))
 		if l.Quota > 0 {
 			have = min(l.Quota, have)
 			f.Thing += fmt.Sprintf("; a cgroup allows %.2f cores", l.Quota)
@@ -83,7 +85,8 @@ var machineRules = []Rule[*Site]{
 		f.Values = map[string]float64{"cores": have, "memory_room_bytes": float64(free)}
 		switch {
 		case free < l.Want:
-			return f.but(Fail, "--memory "+human.Bytes(l.Want)+" is more than that: the daemon would be killed, or the trainer",
+			return f.but(Fail, "--memory "+human.Bytes(l.Want)+
+				" is more than that: the daemon would be killed, or the trainer",
 				fmt.Sprintf("shoal mount --memory %dMiB ...", free/2>>20))
 		case throttled > 0.05:
 			return f.but(Warn, "the kernel throttles this cgroup: reads wait for a core, not for the store",
@@ -126,10 +129,12 @@ var machineRules = []Rule[*Site]{
 		}
 		switch {
 		case d.Random < slow:
-			return f.but(Warn, "kept samples are read at random: at most "+reads+" of 128 KiB a second, however fast the "+
+			return f.but(Warn, "kept samples are read at random: at most "+reads+
+				" of 128 KiB a second, however fast the "+
 				"store is", another)
 		case d.Write < slow:
-			return f.but(Warn, "a cold epoch is kept no faster than the disk writes; data beyond that is fetched again", another)
+			return f.but(Warn, "a cold epoch is kept no faster than the disk writes; data beyond that is fetched again",
+				another)
 		}
 		return f
 	}},

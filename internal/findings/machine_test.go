@@ -14,7 +14,8 @@ import (
 func sound() *Site {
 	return &Site{Machine: Machine{
 		Limits: Limits{Memory: machine.Memory{Total: 16 << 30, Available: 8 << 30}, Want: 2 << 30, Cores: 4, Load: 3.1},
-		Disk:   Disk{Dir: "/nvme", Type: unix.EXT4_SUPER_MAGIC, Room: 1 << 40, Want: 20 << 30, Direct: true, Write: 1e9, Random: 1e9},
+		Disk: Disk{Dir: "/nvme", Type: unix.EXT4_SUPER_MAGIC, Room: 1 << 40, Want: 20 << 30, Direct: true, Write: 1e9,
+			Random: 1e9},
 	}}
 }
 
@@ -54,13 +55,19 @@ func TestMachine(t *testing.T) {
 			m.Device = errors.New("/dev/fuse: no such device (load the kernel module: modprobe fuse)")
 		}, "fuse/device", Fail, "|load the kernel module: modprobe fuse"},
 		{"odd fuse", func(m *Site) { m.Device = unix.EIO }, "fuse/device", Fail, "|dmesg | tail"},
-		{"dead mount", func(m *Site) { m.Live, m.Dead = []string{"/a"}, []string{"/mnt/de ad"} }, "fuse/mounts", Fail, "shoal umount --lazy /mnt/de ad"},
+		{"dead mount", func(m *Site) { m.Live, m.Dead = []string{"/a"}, []string{"/mnt/de ad"} }, "fuse/mounts", Fail,
+			"shoal umount --lazy /mnt/de ad"},
 		{"live mounts", func(m *Site) { m.Live = []string{"/a", "/b"} }, "fuse/mounts", OK, "2 of"},
 		{"limits", nil, "limits/machine", OK, "4 cores, load 3.1; 16 GiB, 8.0 GiB available"},
-		{"too little memory", func(m *Site) { m.Limits.Memory.Available = 1 << 30 }, "limits/machine", Fail, "--memory 512MiB"},
+		{"too little memory", func(m *Site) { m.Limits.Memory.Available = 1 << 30 }, "limits/machine", Fail,
+			"--memory 512MiB"},
 		{"half a core", func(m *Site) { m.Limits.Quota = 0.5 }, "limits/machine", Warn, "0.50"},
-		{"throttled", func(m *Site) { m.Limits.Periods, m.Limits.Throttled = 1000, 300 }, "limits/machine", Warn, "30.0%"},
-		{"throttled seldom", func(m *Site) { m.Limits.Periods, m.Limits.Throttled = 1000, 3 }, "limits/machine", OK, "0.3%"},
+		{"throttled", func(m *Site) {
+			m.Limits.Periods, m.Limits.Throttled = 1000, 300
+		}, "limits/machine", Warn, "30.0%"},
+		{"throttled seldom", func(m *Site) {
+			m.Limits.Periods, m.Limits.Throttled = 1000, 3
+		}, "limits/machine", OK, "0.3%"},
 		{"busy", func(m *Site) { m.Limits.Load = 30.1 }, "limits/machine", Warn, "top"},
 		{"ext4", nil, "disk/filesystem", OK, "ext4 at /nvme, with room for 1.0 TiB"},
 		{"CIFS", func(m *Site) { m.Disk.Type = unix.CIFS_SUPER_MAGIC }, "disk/filesystem", Warn, "across the network"},

@@ -16,30 +16,38 @@ var trainerRules = []Rule[*trainer]{
 		return when(!enough, Warn, "Too few reads for an analysis: "+human.Count(t.Opens, "open")+", "+
 			human.Count(t.Reads, "read")+", "+human.Count(t.Lookups, "lookup")+" of names",
 			"a walk over the tree is served from memory, and without the store",
-			"record while the trainer is in the middle of an epoch, and for longer: shoal profile MOUNTPOINT --duration 5m")
+			"record while the trainer is in the middle of an epoch, and for longer: shoal profile MOUNTPOINT "+
+				"--duration 5m")
 	}},
 	{"shards", func(t *trainer) Finding {
 		c := &t.inside
 		f := when(t.kind == "shards", OK, "Large files from beginning to end (shards, as WebDataset reads them)",
 			percent(c.reads-c.jumps, c.reads)+" of the reads go on where the one before ended", "")
 		if c.ext == ".tar" {
-			f = f.gain(t, 0, "give Shoal the shards as a source: members appear as files, orders are known, and each is one "+
-				"ranged GET: shoal mount '"+strings.TrimSuffix(t.trace.Source, "/")+"/shard-{000000..000127}.tar' MOUNTPOINT")
+			f = f.gain(t, 0, "give Shoal the shards as a source: members appear as files, orders are known, and each "+
+				"is one "+
+				"ranged GET: shoal mount '"+strings.TrimSuffix(t.trace.Source, "/")+
+				"/shard-{000000..000127}.tar' MOUNTPOINT")
 		}
 		return f.gain(t, t.estimate.Cold, "write the shards' paths, in the trainer's order, to MOUNTPOINT/.shoal/plan")
 	}},
 	{"random-inside-files", func(t *trainer) Finding {
 		c := &t.inside
-		cause := fmt.Sprintf("%s of the reads do not go on where the one before ended (%q); the median is %s, and up to "+
-			"4 MiB are fetched for one", percent(c.jumps, c.reads), c.ext, human.Bytes(int64(quantile(t.lens, 0.5))))
-		return when(t.kind == "random-inside-files", OK, "Random reads inside large files (a memory map, HDF5, Parquet)",
+		cause := fmt.Sprintf(
+			"%s of the reads do not go on where the one before ended (%q); the median is %s, and up to "+
+				"4 MiB are fetched for one", percent(c.jumps, c.reads), c.ext,
+			human.Bytes(int64(quantile(t.lens, 0.5))))
+		return when(t.kind == "random-inside-files", OK,
+			"Random reads inside large files (a memory map, HDF5, Parquet)",
 			cause, "").fill(t).gain(t, 0, "store samples as single files or in tar shards: shoal pack SOURCE DEST")
 	}},
 	{"sequential", func(t *trainer) Finding {
 		f := when(t.kind == "sequential", OK, "One file after the other, by name (shuffle=False), in "+t.inPasses(),
-			human.Percent(t.forward)+" of the steps from a process's file to its next are forward in the listing's order", "")
+			human.Percent(t.forward)+
+				" of the steps from a process's file to its next are forward in the listing's order", "")
 		if !t.ordered() {
-			f = f.gain(t, t.estimate.Cold, "pass the order: shoal mount "+t.trace.Source+" MOUNTPOINT --order sequential")
+			f = f.gain(t, t.estimate.Cold, "pass the order: shoal mount "+t.trace.Source+
+				" MOUNTPOINT --order sequential")
 		}
 		if len(t.passes) > 1 {
 			f = f.fill(t)
@@ -51,29 +59,35 @@ var trainerRules = []Rule[*trainer]{
 		return when(t.kind == "shuffle" && t.alike >= same, Warn,
 			"The same shuffle in each epoch: the trainer never calls sampler.set_epoch",
 			human.Percent(t.alike)+" of the pairs of files that are far apart come in the order of the pass before",
-			"sampler.set_epoch(epoch) before each epoch: the model sees the same batches now, which costs accuracy, not speed")
+			"sampler.set_epoch(epoch) before each epoch: the model sees the same batches now, which costs accuracy, "+
+				"not speed")
 	}},
 	{"with-replacement", func(t *trainer) Finding { // files repeat long before all others were read once
 		return when(t.kind == "shuffle" && t.near >= many, OK,
 			"Files come again within an epoch: several jobs, or a draw with replacement (WeightedRandomSampler)",
-			human.Percent(t.near)+" of the opens repeat a file of the last opens, as many as a quarter of the files", "").
-			gain(t, t.estimate.Cold, "pass the order, which Shoal cannot infer: "+hint+" (several jobs: plans/NAME)").fill(t)
+			human.Percent(t.near)+" of the opens repeat a file of the last opens, as many as a quarter of the files",
+			"").
+			gain(t, t.estimate.Cold, "pass the order, which Shoal cannot infer: "+hint+
+				" (several jobs: plans/NAME)").fill(t)
 	}},
 	{"shuffle", func(t *trainer) Finding { // any other random order
 		f := when(t.kind == "shuffle" && t.torch == nil && t.alike < same && t.near < many, OK,
-			"A random order, in "+t.inPasses(), human.Percent(t.forward)+" of the steps are forward in the listing's order", "")
+			"A random order, in "+t.inPasses(),
+			human.Percent(t.forward)+" of the steps are forward in the listing's order", "")
 		if t.ordered() {
 			f.Cause += "; the mount follows it: " + t.Order
 			return f
 		}
 		f.Cause += "; it is not a shuffle of PyTorch with a common seed, and --order auto also tries all other seeds"
 		return f.gain(t, t.estimate.Cold, "pass the order: "+hint).
-			gain(t, 0, "seed the loader, so that the mount finds its order within a dozen opens: torch.manual_seed(7)").fill(t)
+			gain(t, 0, "seed the loader, so that the mount finds its order within a dozen opens: torch.manual_seed(7)").
+			fill(t)
 	}},
 	{"one-reader", func(t *trainer) Finding { // each read waits for the previous one
 		return when(t.trains() && t.AtOnce <= 1.3 && t.WaitShare >= 0.3, Warn,
 			"One process reads, file after file: the latency of the store is the limit",
-			fmt.Sprintf("%.1f processes at a time, which wait for reads %s of their time", t.AtOnce, human.Percent(t.WaitShare)),
+			fmt.Sprintf("%.1f processes at a time, which wait for reads %s of their time", t.AtOnce,
+				human.Percent(t.WaitShare)),
 			"use twice the workers, if there are cores for them: DataLoader(..., num_workers=8)")
 	}},
 	{"page-cache", func(t *trainer) Finding { // opens whose reads are served by the kernel
@@ -86,8 +100,9 @@ var trainerRules = []Rule[*trainer]{
 		late := t.Misses + t.Joined
 		f := when(t.trains() && t.ordered() && 5*late >= t.Reads && t.WaitShare >= 0.1, OK,
 			"The order is known, and the store cannot keep up",
-			fmt.Sprintf("%s of the reads came before their bytes; at the end the lead was %d samples; the model's bound of a "+
-				"cold epoch is %s", percent(late, t.Reads), t.stats.Lead, t.estimate.Bound), "").fill(t)
+			fmt.Sprintf(
+				"%s of the reads came before their bytes; at the end the lead was %d samples; the model's bound of a "+
+					"cold epoch is %s", percent(late, t.Reads), t.stats.Lead, t.estimate.Bound), "").fill(t)
 		if t.trace.CacheBytes < t.trace.Bytes {
 			f = f.gain(t, 0, fmt.Sprintf("a larger cache: --cache-size %dMiB", t.trace.Bytes*21/20>>20+64))
 		}

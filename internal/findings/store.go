@@ -92,7 +92,8 @@ var storeRules = []Rule[*Site]{
 		mean, each := s.Bytes/int64(s.Objects), float64(s.Objects)/max(s.Took.Seconds(), 1e-6)
 		f := ok("%s%s, %s, %s each; %s objects/s", more, human.Count(s.Objects, "object"), human.Bytes(s.Bytes),
 			human.Bytes(mean), human.Rate(each))
-		f.Values = map[string]float64{"objects": float64(s.Objects), "bytes": float64(s.Bytes), "objects_per_second": each}
+		f.Values = map[string]float64{"objects": float64(s.Objects), "bytes": float64(s.Bytes),
+			"objects_per_second": each}
 		if s.Endpoint != "" && mean < 256<<10 && s.Objects >= 1000 && !s.Shards {
 			return f.but(OK, "many small objects: each costs a GET; packed into shards they cost a few large GETs",
 				"shoal pack "+s.Source+" DEST, then shoal mount "+s.Source+" --shards DEST")
@@ -111,7 +112,8 @@ var storeRules = []Rule[*Site]{
 		f := ok("p50 %s, p90 %s, p99 %s, worst %s, of %d GETs of 4 KiB, %d failed", short(p50), short(p90), short(p99),
 			short(l.At(1)), n, l.Failed)
 		f.Values = map[string]float64{
-			"p50_seconds": p50.Seconds(), "p90_seconds": p90.Seconds(), "p99_seconds": p99.Seconds(), "gets": float64(n),
+			"p50_seconds": p50.Seconds(), "p90_seconds": p90.Seconds(), "p99_seconds": p99.Seconds(),
+			"gets":   float64(n),
 			"failed": float64(l.Failed),
 		}
 		switch {
@@ -119,8 +121,9 @@ var storeRules = []Rule[*Site]{
 			return f.but(Warn, "the store refuses or drops requests; each is retried later",
 				"lower --connections, or ask the store's operator")
 		case p50 > 100*time.Millisecond:
-			return f.but(Warn, fmt.Sprintf("the latency is high: a reader without an order gets %.0f files/s, eight of them "+
-				"%.0f", 1/p50.Seconds(), 8/p50.Seconds()),
+			return f.but(Warn, fmt.Sprintf(
+				"the latency is high: a reader without an order gets %.0f files/s, eight of them "+
+					"%.0f", 1/p50.Seconds(), 8/p50.Seconds()),
 				"train in the store's region, use a cache (shoal warm), or pack into shards; and always pass the order")
 		case p99 > time.Second && p99 > 10*p50:
 			return f.but(Warn, "some answers are very late; Shoal sends a second request for those that delay a reader",
@@ -145,13 +148,17 @@ var storeRules = []Rule[*Site]{
 			human.Rate(best.Gets), knee.Connections, strings.Join(steps, ", "), rising, rate(float64(s.Fetched)),
 			human.Count(s.Requests, "GET"))
 		f.Values = map[string]float64{
-			"bytes_per_second": best.Bytes, "gets_per_second": best.Gets, "connections_that_pay": float64(knee.Connections),
-			"bytes_per_second_alone": s.Ladder[0].Bytes, "bytes_fetched": float64(s.Fetched), "gets_sent": float64(s.Requests),
+			"bytes_per_second": best.Bytes, "gets_per_second": best.Gets,
+			"connections_that_pay":   float64(knee.Connections),
+			"bytes_per_second_alone": s.Ladder[0].Bytes, "bytes_fetched": float64(s.Fetched),
+			"gets_sent": float64(s.Requests),
 		}
 		if needed := 204e6; s.Endpoint != "" && best.Bytes < needed/2 {
-			return f.but(Warn, fmt.Sprintf("an H100 that trains ResNet-50 needs 204 MB/s of images; here it gets %.0f%% of "+
-				"them until the cache is filled", 100*best.Bytes/needed),
-				"a cache that holds the dataset (--cache-size, shoal warm), shards (shoal pack), a nearer store, or a faster link")
+			return f.but(Warn, fmt.Sprintf(
+				"an H100 that trains ResNet-50 needs 204 MB/s of images; here it gets %.0f%% of "+
+					"them until the cache is filled", 100*best.Bytes/needed),
+				"a cache that holds the dataset (--cache-size, shoal warm), shards (shoal pack), a nearer store, or "+
+					"a faster link")
 		}
 		return f
 	}},
@@ -176,10 +183,13 @@ var storeRules = []Rule[*Site]{
 			return OfError(err)
 		}
 		n, held := float64(s.Objects), min(share(s.Cache, s.Bytes), 1)
-		f := ok("at these rates a first epoch%s takes %.3g s (%s files/s, bound by %s), and each one after it %.3g s", part, n/cold,
+		f := ok(
+			"at these rates a first epoch%s takes %.3g s (%s files/s, bound by %s), and each one after it %.3g s",
+			part, n/cold,
 			human.Rate(cold), bound, n/warm)
 		f.Values = map[string]float64{"cold_epoch_seconds": n / cold, "warm_epoch_seconds": n / warm}
-		return f.but(OK, "--cache-size "+human.Bytes(s.Cache)+" holds "+human.Percent(held)+" of it; a slower trainer never "+
+		return f.but(OK, "--cache-size "+human.Bytes(s.Cache)+" holds "+human.Percent(held)+
+			" of it; a slower trainer never "+
 			"waits, if the order is known", plan)
 	}},
 }

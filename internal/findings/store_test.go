@@ -41,16 +41,24 @@ func TestStore(t *testing.T) {
 		{"many", func(s *Site) { s.Whole = false }, "source/listing", OK, "more than"},
 		{"nothing", func(s *Site) { s.Objects = 0 }, "source/listing", Fail, "prefix"},
 		{"near", nil, "source/latency", OK, "p50 25 ms"},
-		{"far", func(s *Site) { s.Latency.Took = []time.Duration{time.Second, time.Second, time.Second, time.Second} }, "source/latency", Warn, "region"},
+		{"far", func(s *Site) { s.Latency.Took = []time.Duration{time.Second, time.Second, time.Second, time.Second} },
+			"source/latency", Warn, "region"},
 		{"late", func(s *Site) { s.Latency.Took[99] = 2 * time.Second }, "source/latency", Warn, "operator"},
 		{"refuses", func(s *Site) { s.Latency.Failed = 5 }, "source/latency", Warn, "--connections"},
-		{"does not answer", func(s *Site) { s.Latency.Took = nil }, "source/latency", Fail, "no GET was answered in time"},
-		{"hardly answers", func(s *Site) { s.Latency.Took, s.Latency.Err = nil, errors.New("odd") }, "source/latency", Fail, "odd"},
-		{"fast", nil, "source/bandwidth", OK, "1.0 GB/s, 2,000 GETs/s with 32 connections (1: 20 MB/s, 32: 900 MB/s, 64: 1.0 GB/s)"},
+		{"does not answer", func(s *Site) {
+			s.Latency.Took = nil
+		}, "source/latency", Fail, "no GET was answered in time"},
+		{"hardly answers", func(s *Site) {
+			s.Latency.Took, s.Latency.Err = nil, errors.New("odd")
+		}, "source/latency", Fail, "odd"},
+		{"fast", nil, "source/bandwidth", OK,
+			"1.0 GB/s, 2,000 GETs/s with 32 connections (1: 20 MB/s, 32: 900 MB/s, 64: 1.0 GB/s)"},
 		{"slow", func(s *Site) { s.Ladder = []Rung{{1, 20e6, 40}} }, "source/bandwidth", Warn, "10% of them"},
 		{"rising", func(s *Site) { s.Rising = true }, "source/bandwidth", OK, "still rises"},
 		{"no rate", func(s *Site) { s.Ladder = nil }, "source/bandwidth", Fail, "network"},
-		{"epoch", nil, "source/epoch", OK, "shoal plan s3://photos/train/ --latency 25ms --latency-sigma 0.20 --bandwidth 8000Mbit --connections 32 --cache-size 1024MiB"},
+		{"epoch", nil, "source/epoch", OK,
+			"shoal plan s3://photos/train/ --latency 25ms --latency-sigma 0.20 --bandwidth 8000Mbit --connections 32 " +
+				"--cache-size 1024MiB"},
 		{"shards", func(s *Site) { s.Shards = true }, "source/epoch", OK, "indexes"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -68,8 +76,10 @@ func TestStore(t *testing.T) {
 }
 
 func TestErrors(t *testing.T) {
-	denied := &objstore.Error{Op: "check", Key: "b", Kind: objstore.KindDenied, Err: errors.New("AccessDenied:\n no"), Remedy: "check the keys"}
-	OfError(fmt.Errorf("it: %w", denied)).is(t, Fail, "check b: AccessDenied: no|"+objstore.KindDenied.String()+"|check the keys")
+	denied := &objstore.Error{Op: "check", Key: "b", Kind: objstore.KindDenied, Err: errors.New("AccessDenied:\n no"),
+		Remedy: "check the keys"}
+	OfError(fmt.Errorf("it: %w", denied)).is(t, Fail, "check b: AccessDenied: no|"+objstore.KindDenied.String()+
+		"|check the keys")
 	denied.Err = nil
 	OfError(denied).is(t, Fail, "check b|"+objstore.KindDenied.String()+"|check the keys")
 	OfError(Skip("nothing to do")).is(t, Skipped, "nothing to do")
@@ -80,14 +90,16 @@ func TestErrors(t *testing.T) {
 
 func TestPrint(t *testing.T) {
 	long := strings.Repeat("word ", 40)
-	list := []Finding{{Code: "a/b", Level: OK, Thing: long}, {Code: "c", Level: Fail, Thing: "it", Cause: "why", Remedy: "one\ntwo"}}
+	list := []Finding{{Code: "a/b", Level: OK, Thing: long},
+		{Code: "c", Level: Fail, Thing: "it", Cause: "why", Remedy: "one\ntwo"}}
 	text := Text(list)
 	for line := range strings.Lines(text) {
 		if len(line) > 121 {
 			t.Errorf("%d columns: %s", len(line), line)
 		}
 	}
-	for _, want := range []string{"\n                           word", "fail    c                  it\n", "\n                           why\n", "-> one\n", "-> two\n"} {
+	for _, want := range []string{"\n                           word", "fail    c                  it\n",
+		"\n                           why\n", "-> one\n", "-> two\n"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}

@@ -323,15 +323,17 @@ func (t *trainer) verdict() string {
 	head := fmt.Sprintf("%.0f files/s; reads wait %.0f%% of the readers' time.", t.FilesPerSecond, 100*t.WaitShare)
 	switch {
 	case !t.trains():
-		return fmt.Sprintf("%s read by %s: too few for an estimate.", human.Bytes(t.Bytes), human.Count(t.Opens, "open"))
+		return fmt.Sprintf("%s read by %s: too few for an estimate.", human.Bytes(t.Bytes),
+			human.Count(t.Opens, "open"))
 	case t.WaitShare < idleShare:
 		return head + " Faster storage would gain almost nothing."
 	case max(e.Cold, e.Warm) <= 1.1*e.Now:
 		return head + " The model expects no gain from a known order or a filled cache: " + e.Bound + " is the limit."
 	}
 	return head +
-		fmt.Sprintf(" With its order known the model expects %.0f files/s while everything is fetched (%.1f times as many; "+
-			"bound by %s), and %.0f/s from the cache.", e.Cold, share(e.Cold, e.Now), e.Bound, e.Warm)
+		fmt.Sprintf(
+			" With its order known the model expects %.0f files/s while everything is fetched (%.1f times as many; "+
+				"bound by %s), and %.0f/s from the cache.", e.Cold, share(e.Cold, e.Now), e.Bound, e.Warm)
 }
 
 // share is a part of a whole; 0 if there is nothing.

@@ -102,10 +102,12 @@ func (p program) run() (events []trace.Event, end time.Duration) {
 func recorded(programs ...program) *trace.Trace {
 	p := programs[0]
 	t := &trace.Trace{Header: trace.Header{
-		Version: 1, Source: "s3://photos/train", Files: p.files, Samples: p.files, Order: "auto", Memory: 1 << 30, CacheBytes: 1 << 40, Connections: 256,
+		Version: 1, Source: "s3://photos/train", Files: p.files, Samples: p.files, Order: "auto", Memory: 1 << 30,
+		CacheBytes: 1 << 40, Connections: 256,
 	}, Files: map[int]trace.File{}}
 	for f := range p.files {
-		t.Files[f] = trace.File{File: f, Sample: f, Size: p.sizeOf(f), Path: fmt.Sprintf("c%02d/%05d.jpg", f*10/p.files, f)}
+		t.Files[f] = trace.File{File: f, Sample: f, Size: p.sizeOf(f),
+			Path: fmt.Sprintf("c%02d/%05d.jpg", f*10/p.files, f)}
 		t.Bytes += p.sizeOf(f)
 	}
 	for _, p := range programs {
@@ -114,7 +116,8 @@ func recorded(programs ...program) *trace.Trace {
 		t.Length = max(t.Length, end)
 	}
 	slices.SortStableFunc(t.Events, func(a, b trace.Event) int { return int(a.At - b.At) })
-	t.Stats = []json.RawMessage{[]byte(`{"get_latency_p50_seconds":0.03,"connections":256,"order":{"spec":"auto","state":"searching"}}`)}
+	t.Stats = []json.RawMessage{
+		[]byte(`{"get_latency_p50_seconds":0.03,"connections":256,"order":{"spec":"auto","state":"searching"}}`)}
 	return t
 }
 
@@ -191,7 +194,8 @@ func TestPatterns(t *testing.T) {
 	}
 	lookups := func(tr *trace.Trace, n, lists int, from, to time.Duration) *trace.Trace {
 		for i := range n {
-			e := trace.Event{At: from + (to-from)*time.Duration(i)/time.Duration(n), Kind: trace.Lookup, Process: 9, File: int32(i % tr.Header.Files)}
+			e := trace.Event{At: from + (to-from)*time.Duration(i)/time.Duration(n), Kind: trace.Lookup, Process: 9,
+				File: int32(i % tr.Header.Files)}
 			if i < lists {
 				e.Kind, e.File = trace.List, -1
 			}
@@ -207,30 +211,48 @@ func TestPatterns(t *testing.T) {
 		want, not []string
 		word      string // in the text
 	}{
-		{"nothing", recorded(with(func(p *program) { p.epochs = []order.Order{order.List([]uint32{1, 2, 3})} })), []string{"idle"}, []string{"sequential", "shuffle"}, "too few"},
-		{"sequential", recorded(with(func(p *program) { p.epochs = epochsOf(1, inOrder(n)) })), []string{"sequential"}, []string{"shuffle"}, "--order sequential"},
-		{"sequential, twice", recorded(with(func(p *program) { p.epochs = epochsOf(2, inOrder(n)) })), []string{"sequential"}, []string{"repeated-shuffle"}, "2 passes"},
+		{"nothing", recorded(with(func(p *program) { p.epochs = []order.Order{order.List([]uint32{1, 2, 3})} })),
+			[]string{"idle"}, []string{"sequential", "shuffle"}, "too few"},
+		{"sequential", recorded(with(func(p *program) { p.epochs = epochsOf(1, inOrder(n)) })), []string{"sequential"},
+			[]string{"shuffle"}, "--order sequential"},
+		{"sequential, twice", recorded(with(func(p *program) { p.epochs = epochsOf(2, inOrder(n)) })),
+			[]string{"sequential"}, []string{"repeated-shuffle"}, "2 passes"},
 		{"a rank of four, not shuffled", recorded(with(func(p *program) {
 			p.epochs = epochsOf(2, func(int) order.Order { return order.Stripe(order.Sequential(n), 4, 1, 1) })
 		})), []string{"sequential"}, []string{"shuffle"}, "2 passes"},
-		{"shuffle", recorded(with(func(p *program) { p.epochs = epochsOf(1, uniform(n, 3)) })), []string{"shuffle"}, []string{"sequential", "torch-shuffle", "with-replacement"}, "shoal.hint"},
-		{"shuffle, three epochs", recorded(with(func(p *program) { p.epochs = epochsOf(3, uniform(n, 3)) })), []string{"shuffle"}, []string{"with-replacement", "repeated-shuffle"}, "3 passes"},
-		{"DistributedSampler", recorded(with(func(p *program) { p.epochs = epochsOf(2, torch(n, 7)) })), []string{"torch-shuffle"}, []string{"shuffle", "repeated-shuffle"}, "torch:seed=7"},
+		{"shuffle", recorded(with(func(p *program) { p.epochs = epochsOf(1, uniform(n, 3)) })), []string{"shuffle"},
+			[]string{"sequential", "torch-shuffle", "with-replacement"}, "shoal.hint"},
+		{"shuffle, three epochs", recorded(with(func(p *program) { p.epochs = epochsOf(3, uniform(n, 3)) })),
+			[]string{"shuffle"}, []string{"with-replacement", "repeated-shuffle"}, "3 passes"},
+		{"DistributedSampler", recorded(with(func(p *program) { p.epochs = epochsOf(2, torch(n, 7)) })),
+			[]string{"torch-shuffle"}, []string{"shuffle", "repeated-shuffle"}, "torch:seed=7"},
 		{"a rank", recorded(with(func(p *program) {
 			p.epochs = epochsOf(2, func(e int) order.Order { return order.Torch(n, 7, e, 4, 2, 2, false) })
 		})), []string{"torch-shuffle"}, nil, "1 of 4 ranks"},
 		{"set_epoch forgotten", recorded(with(func(p *program) {
 			p.epochs = epochsOf(3, func(int) order.Order { return order.Torch(n, 7, 0, 1, 0, 0, false) })
 		})), []string{"torch-shuffle", "repeated-shuffle"}, []string{"with-replacement"}, "set_epoch"},
-		{"another shuffle, repeated", recorded(with(func(p *program) { p.epochs = epochsOf(2, func(int) order.Order { return order.Uniform(n, 7, 0) }) })), []string{"repeated-shuffle"}, []string{"shuffle"}, "far apart"},
-		{"replacement", recorded(with(func(p *program) { p.epochs = []order.Order{drawn(n, n, 5)} })), []string{"with-replacement"}, []string{"shuffle"}, "WeightedRandomSampler"},
-		{"persistent workers", recorded(with(func(p *program) { p.epochs, p.persist = epochsOf(4, uniform(n, 3)), true })), []string{"shuffle"}, []string{"with-replacement"}, "4 passes"},
-		{"two jobs", recorded(with(func(p *program) { p.epochs, p.workers = epochsOf(1, uniform(n, 3)), 1 }), with(func(p *program) { p.epochs, p.first, p.workers = epochsOf(1, uniform(n, 4)), 500, 1 })),
+		{"another shuffle, repeated", recorded(with(func(p *program) {
+			p.epochs = epochsOf(2, func(int) order.Order { return order.Uniform(n, 7, 0) })
+		})), []string{"repeated-shuffle"}, []string{"shuffle"}, "far apart"},
+		{"replacement", recorded(with(func(p *program) { p.epochs = []order.Order{drawn(n, n, 5)} })),
+			[]string{"with-replacement"}, []string{"shuffle"}, "WeightedRandomSampler"},
+		{"persistent workers", recorded(with(func(p *program) {
+			p.epochs, p.persist = epochsOf(4, uniform(n, 3)), true
+		})), []string{"shuffle"}, []string{"with-replacement"}, "4 passes"},
+		{"two jobs", recorded(with(func(p *program) {
+			p.epochs, p.workers = epochsOf(1, uniform(n, 3)), 1
+		}), with(func(p *program) { p.epochs, p.first, p.workers = epochsOf(1, uniform(n, 4)), 500, 1 })),
 			[]string{"with-replacement"}, []string{"shuffle"}, "several jobs"},
-		{"two jobs in step", recorded(with(func(p *program) { p.epochs, p.workers = epochsOf(2, uniform(n, 3)), 2 }), with(func(p *program) { p.epochs, p.first, p.workers, p.begin = epochsOf(2, uniform(n, 3)), 500, 2, ms })),
+		{"two jobs in step", recorded(with(func(p *program) {
+			p.epochs, p.workers = epochsOf(2, uniform(n, 3)), 2
+		}), with(func(p *program) { p.epochs, p.first, p.workers, p.begin = epochsOf(2, uniform(n, 3)), 500, 2, ms })),
 			[]string{"with-replacement"}, []string{"repeated-shuffle"}, "several jobs"},
-		{"a walk", lookups(recorded(with(func(p *program) { p.epochs = []order.Order{order.List([]uint32{1})} })), 1000, 10, 0, time.Second), []string{"idle"}, []string{"shuffle"}, "1,000 lookups"},
-		{"lookups of the opens", lookups(recorded(with(func(p *program) { p.epochs = epochsOf(1, uniform(n, 3)) })), n, 0, 0, 3*time.Second), []string{"shuffle"}, nil, ""},
+		{"a walk", lookups(recorded(with(func(p *program) { p.epochs = []order.Order{order.List([]uint32{1})} })), 1000,
+			10, 0, time.Second), []string{"idle"}, []string{"shuffle"}, "1,000 lookups"},
+		{"lookups of the opens",
+			lookups(recorded(with(func(p *program) { p.epochs = epochsOf(1, uniform(n, 3)) })), n, 0, 0, 3*time.Second),
+			[]string{"shuffle"}, nil, ""},
 		{"header, then body", recorded(with(func(p *program) {
 			p.workers = 1
 			p.epochs = []order.Order{twice(order.Uniform(n, 3, 0))}
@@ -239,15 +261,18 @@ func TestPatterns(t *testing.T) {
 			p.epochs = epochsOf(1, uniform(n, 3))
 			p.size, p.reads = func(int) int64 { return 1_000_000 }, inPieces(1_000_000, 512<<10, ms)
 		})), []string{"shuffle"}, []string{"shards"}, ""},
-		{"shards", recorded(program{files: 12, workers: 2, batch: 1, epochs: epochsOf(1, uniform(12, 3)), size: large, reads: inPieces(64<<20, 512<<10, ms), area: trace.Miss}),
+		{"shards", recorded(program{files: 12, workers: 2, batch: 1, epochs: epochsOf(1, uniform(12, 3)), size: large,
+			reads: inPieces(64<<20, 512<<10, ms), area: trace.Miss}),
 			[]string{"shards"}, []string{"idle", "random-inside-files"}, "768 MiB read by 12 opens"},
-		{"memory maps", recorded(program{files: 2, workers: 2, batch: 1, epochs: epochsOf(1, inOrder(2)), size: large, area: trace.Miss, reads: func(int) (reads []trace.Event) {
-			for range 60 {
-				reads = append(reads, trace.Event{Off: rng.Int64N(60<<20) &^ 4095, Len: 4096, Wait: 30 * ms})
-			}
-			return reads
-		}}), []string{"random-inside-files"}, []string{"shards", "idle"}, "HDF5"},
-		{"one reader", recorded(with(func(p *program) { p.workers, p.epochs = 1, epochsOf(1, uniform(n, 3)) })), []string{"one-reader", "shuffle"}, []string{"not-the-storage"}, "num_workers"},
+		{"memory maps", recorded(program{files: 2, workers: 2, batch: 1, epochs: epochsOf(1, inOrder(2)), size: large,
+			area: trace.Miss, reads: func(int) (reads []trace.Event) {
+				for range 60 {
+					reads = append(reads, trace.Event{Off: rng.Int64N(60<<20) &^ 4095, Len: 4096, Wait: 30 * ms})
+				}
+				return reads
+			}}), []string{"random-inside-files"}, []string{"shards", "idle"}, "HDF5"},
+		{"one reader", recorded(with(func(p *program) { p.workers, p.epochs = 1, epochsOf(1, uniform(n, 3)) })),
+			[]string{"one-reader", "shuffle"}, []string{"not-the-storage"}, "num_workers"},
 		{"wait for the step", recorded(with(func(p *program) {
 			p.epochs, p.step, p.wait, p.area = epochsOf(1, uniform(n, 3)), 200*ms, ms/10, trace.Ring
 		})), []string{"not-the-storage"}, []string{"one-reader"}, "wait for the step"},
@@ -265,7 +290,8 @@ func TestPatterns(t *testing.T) {
 		{"behind", func() *trace.Trace {
 			tr := recorded(with(func(p *program) { p.epochs = epochsOf(1, torch(n, 7)) }))
 			tr.CacheBytes = 1 << 20
-			tr.Stats = []json.RawMessage{[]byte(`{"get_latency_p50_seconds":0.03,"connections":2,"order":{"spec":"torch:seed=7","state":"following"},"lead_samples":3}`)}
+			tr.Stats = []json.RawMessage{
+				[]byte(`{"get_latency_p50_seconds":0.03,"connections":2,"order":{"spec":"torch:seed=7","state":"following"},"lead_samples":3}`)}
 			return tr
 		}(), []string{"behind", "torch-shuffle"}, nil, "shoal doctor"},
 	} {
@@ -308,7 +334,8 @@ func twice(o order.Order) order.Order {
 // TestEstimate compares with what follows from the model by hand.
 func TestEstimate(t *testing.T) {
 	const n = 2000
-	job := program{files: n, workers: 4, batch: 16, wait: 30 * ms, think: 2 * ms, area: trace.Miss, epochs: epochsOf(1, uniform(n, 3))}
+	job := program{files: n, workers: 4, batch: 16, wait: 30 * ms, think: 2 * ms, area: trace.Miss,
+		epochs: epochsOf(1, uniform(n, 3))}
 	r := analyse(t, recorded(job), ProfileOptions{})
 	e := r.Estimate
 	near := func(what string, got, want, tolerance float64) {
@@ -348,8 +375,10 @@ func TestAnyTraining(t *testing.T) {
 		epochs := rapid.IntRange(1, 3).Draw(t, "epochs")
 		kind := rapid.SampledFrom([]string{"sequential", "shuffle", "replacement"}).Draw(t, "kind")
 		p := program{
-			files: n, workers: rapid.IntRange(1, 6).Draw(t, "workers"), batch: rapid.IntRange(4, 32).Draw(t, "batch"), area: trace.Miss,
-			wait: time.Duration(rapid.IntRange(100, 50_000).Draw(t, "wait")) * time.Microsecond, think: time.Duration(rapid.IntRange(100, 20_000).Draw(t, "think")) * time.Microsecond,
+			files: n, workers: rapid.IntRange(1, 6).Draw(t, "workers"), batch: rapid.IntRange(4, 32).Draw(t, "batch"),
+			area:   trace.Miss,
+			wait:   time.Duration(rapid.IntRange(100, 50_000).Draw(t, "wait")) * time.Microsecond,
+			think:  time.Duration(rapid.IntRange(100, 20_000).Draw(t, "think")) * time.Microsecond,
 			jitter: rand.New(rand.NewPCG(seed, 1)), persist: rapid.Bool().Draw(t, "persist"),
 		}
 		switch kind {
@@ -362,8 +391,10 @@ func TestAnyTraining(t *testing.T) {
 			p.epochs = []order.Order{drawn(n, n, seed)}
 		}
 		r := analyse(t, recorded(p), ProfileOptions{Bandwidth: 1e9})
-		want := map[string]string{"sequential": "sequential", "shuffle": "shuffle", "replacement": "with-replacement"}[kind]
-		if r.find(want) == nil || (r.find("with-replacement") != nil) != (kind == "replacement") || r.find("idle") != nil {
+		want := map[string]string{"sequential": "sequential", "shuffle": "shuffle",
+			"replacement": "with-replacement"}[kind]
+		if r.find(want) == nil || (r.find("with-replacement") != nil) != (kind == "replacement") ||
+			r.find("idle") != nil {
 			t.Fatalf("%v, want %s: %+v", r.patterns(), want, r.Figures)
 		}
 		if kind != "replacement" && r.Figures.Passes != epochs {
@@ -376,7 +407,8 @@ func TestAnyTraining(t *testing.T) {
 func checkSane(t *rapid.T, r Profile) {
 	for _, f := range r.Findings {
 		gain, gained := f.Values["gain"]
-		if f.Thing == "" || f.Cause == "" || f.Level == Warn && f.Remedy == "" || gained && (math.IsInf(gain, 0) || !(gain > 0)) {
+		if f.Thing == "" || f.Cause == "" || f.Level == Warn && f.Remedy == "" ||
+			gained && (math.IsInf(gain, 0) || !(gain > 0)) {
 			t.Fatalf("%+v", f)
 		}
 	}
@@ -396,19 +428,31 @@ func checkSane(t *rapid.T, r Profile) {
 func TestAnyEvents(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		files := rapid.IntRange(0, 40).Draw(t, "files")
-		tr := &trace.Trace{Header: trace.Header{Version: 1, Files: files, Samples: rapid.IntRange(0, 40).Draw(t, "samples"), Bytes: rapid.Int64Range(0, 1<<40).Draw(t, "bytes"),
-			CacheBytes: rapid.Int64Range(0, 1<<40).Draw(t, "cache"), Connections: rapid.IntRange(0, 600).Draw(t, "connections"), Memory: rapid.Int64Range(0, 1<<34).Draw(t, "memory"),
-			Trees: []trace.Tree{{Folder: "a", First: rapid.IntRange(-3, 50).Draw(t, "first"), Len: rapid.IntRange(-3, 50).Draw(t, "len")}}}, Files: map[int]trace.File{}}
+		tr := &trace.Trace{Header: trace.Header{Version: 1, Files: files,
+			Samples: rapid.IntRange(0, 40).Draw(t, "samples"), Bytes: rapid.Int64Range(0, 1<<40).Draw(t, "bytes"),
+			CacheBytes:  rapid.Int64Range(0, 1<<40).Draw(t, "cache"),
+			Connections: rapid.IntRange(0, 600).Draw(t, "connections"),
+			Memory:      rapid.Int64Range(0, 1<<34).Draw(t, "memory"),
+			Trees: []trace.Tree{
+				{Folder: "a", First: rapid.IntRange(-3, 50).Draw(t, "first"),
+					Len: rapid.IntRange(-3, 50).Draw(t, "len")}}}, Files: map[int]trace.File{}}
 		for f := range files {
-			tr.Files[f] = trace.File{File: f, Sample: rapid.IntRange(-1, 50).Draw(t, "sample"), Size: rapid.SampledFrom([]int64{0, 1, 5000, 200_000, 100 << 20}).Draw(t, "size"), Path: rapid.SampledFrom([]string{"", "a.tar", "b/c.jpg"}).Draw(t, "path")}
+			tr.Files[f] = trace.File{File: f, Sample: rapid.IntRange(-1, 50).Draw(t, "sample"),
+				Size: rapid.SampledFrom([]int64{0, 1, 5000, 200_000, 100 << 20}).Draw(t, "size"),
+				Path: rapid.SampledFrom([]string{"", "a.tar", "b/c.jpg"}).Draw(t, "path")}
 		}
 		for range rapid.IntRange(0, 300).Draw(t, "events") {
 			e := trace.Event{
-				At: time.Duration(rapid.Int64Range(0, 1e9).Draw(t, "at")), Process: uint32(rapid.IntRange(0, 4).Draw(t, "process")), File: int32(rapid.IntRange(-1, 45).Draw(t, "file")),
-				Kind: rapid.SampledFrom([]trace.Kind{trace.Open, trace.Read, trace.Close, trace.Lookup, trace.List}).Draw(t, "kind"),
+				At:      time.Duration(rapid.Int64Range(0, 1e9).Draw(t, "at")),
+				Process: uint32(rapid.IntRange(0, 4).Draw(t, "process")),
+				File:    int32(rapid.IntRange(-1, 45).Draw(t, "file")),
+				Kind: rapid.SampledFrom([]trace.Kind{trace.Open, trace.Read, trace.Close, trace.Lookup, trace.List}).
+					Draw(t, "kind"),
 			}
 			if e.Kind == trace.Read {
-				e.Off, e.Len, e.Wait = rapid.Int64Range(0, 1<<40).Draw(t, "off"), int32(rapid.IntRange(0, 1<<20).Draw(t, "length")), time.Duration(rapid.Int64Range(0, 1e9).Draw(t, "wait"))
+				e.Off, e.Len, e.Wait = rapid.Int64Range(0, 1<<40).Draw(t, "off"),
+					int32(rapid.IntRange(0, 1<<20).Draw(t, "length")),
+					time.Duration(rapid.Int64Range(0, 1e9).Draw(t, "wait"))
 				e.Area = trace.Area(rapid.IntRange(0, 4).Draw(t, "area"))
 			}
 			tr.Events = append(tr.Events, e)

@@ -35,7 +35,8 @@ func Of(before, now Snapshot) Verdict {
 		found = append(found, f)
 	}
 	return Verdict{
-		Version: 2, Finding: found[0], Notes: append([]Finding{}, found[1:]...), Rates: w.rates, Error: Explain(now.Errors),
+		Version: 2, Finding: found[0], Notes: append([]Finding{}, found[1:]...), Rates: w.rates,
+		Error: Explain(now.Errors),
 	}
 }
 
@@ -90,7 +91,8 @@ type Rates struct {
 	// Stall is the share of the time (0 to 1) that the trainer waited: a feed's sessions, while they were open, for a
 	// batch that they wanted; the mount's reading threads, while they read, for the store.
 	Stall float64 `json:"stall_share"`
-	// Spare is the share of the time (0 to 1) in which the feed's sessions were open, had batches ready and wanted none.
+	// Spare is the share of the time (0 to 1) in which the feed's sessions were open, had batches ready and wanted
+	// none.
 	Spare float64 `json:"spare_share"`
 
 	Hits Areas `json:"hits"`

@@ -35,7 +35,8 @@ var trouble = []Rule[*window]{
 	}},
 	{"store-silent", func(w *window) Finding {
 		return when(w.now.Silent >= 5, Fail, "The store does not answer",
-			fmt.Sprintf("%s to the store in flight, and no answer for %.0f s.", human.Count(w.now.InFlight, "request"), w.now.Silent),
+			fmt.Sprintf("%s to the store in flight, and no answer for %.0f s.", human.Count(w.now.InFlight, "request"),
+				w.now.Silent),
 			"Check that the store is up and reachable from here: shoal doctor "+w.now.Source)
 	}},
 	{"budget-spent", func(w *window) Finding {
@@ -123,8 +124,10 @@ var trouble = []Rule[*window]{
 	}},
 	{"versions-differ", func(w *window) Finding {
 		return when(w.otherVersion > 0, w.level(waits), "The nodes have different versions of a dataset",
-			human.Count(w.otherVersion, "piece")+" of a file came from the store instead of from the node that keeps it.",
-			"If it does not pass within a minute: shoal refresh on one node moves all of them; shoal cluster ls shows who has "+
+			human.Count(w.otherVersion, "piece")+
+				" of a file came from the store instead of from the node that keeps it.",
+			"If it does not pass within a minute: shoal refresh on one node moves all of them; shoal cluster ls "+
+				"shows who has "+
 				"which version.")
 	}},
 }
@@ -142,7 +145,8 @@ var causes = []Rule[*window]{
 	{"order-unknown", func(w *window) Finding {
 		said := unknown[w.now.Order.State]
 		return when(w.did.Opens > 0 && !w.orderKnown(), w.level(waitsBad), said.thing,
-			fmt.Sprintf("Readers wait %s of the time; %s of the reads were not prefetched.", human.Percent(w.rates.Stall),
+			fmt.Sprintf("Readers wait %s of the time; %s of the reads were not prefetched.",
+				human.Percent(w.rates.Stall),
 				human.Percent(w.rates.Hits.late())), said.remedy)
 	}},
 	{"memory-small", func(w *window) Finding {
@@ -150,7 +154,8 @@ var causes = []Rule[*window]{
 		full := m.Limit > 0 && m.Used >= m.Limit*4/5 && w.inFlightMost > 0 && w.inFlightMost*2 <= int64(places)
 		reserving := w.feed.Reserve > max(w.feed.Fetch, w.feed.Decode)
 		return when(reserving || w.late() && full, w.level(waitsBad), "The trainer waits: memory is too small",
-			fmt.Sprintf("%s of the %s for data are in use, so only %d of %d connections can be used.", human.Bytes(m.Used),
+			fmt.Sprintf("%s of the %s for data are in use, so only %d of %d connections can be used.",
+				human.Bytes(m.Used),
 				human.Bytes(m.Limit), w.inFlightMost, places),
 			"Raise --memory, or raise --cache-size so that fetched data can leave memory.")
 	}},
@@ -167,7 +172,8 @@ var causes = []Rule[*window]{
 	}},
 	{"decode-bound", func(w *window) Finding {
 		return when(w.served() && !w.late() && w.feed.Decode >= w.feed.Send, w.level(waitsBad),
-			"The trainer waits for decoding", fmt.Sprintf("The samples are here; decoding them keeps %.1f workers of each "+
+			"The trainer waits for decoding",
+			fmt.Sprintf("The samples are here; decoding them keeps %.1f workers of each "+
 				"session busy; sessions wait %s of the time.", w.feed.Decode/w.feed.Age, human.Percent(w.rates.Stall)),
 			"Give the daemon more cores, use a cheaper transform, or store smaller pictures: shoal pack SOURCE DEST "+
 				"--resize short=400.")
@@ -176,8 +182,8 @@ var causes = []Rule[*window]{
 		return when(w.served() && !w.late(), w.level(waitsBad), "The trainer waits for its connection",
 			fmt.Sprintf("Batches are ready; sending them takes %s of the time, at %s/s.",
 				human.Percent(w.feed.Send/w.feed.Age), human.Bytes(int64(float64(w.feed.Bytes)/w.feed.Age))),
-			"On one machine listen on unix:// so that batches go through shared memory; over a network send uint8, not "+
-				"float32.")
+			"On one machine listen on unix:// so that batches go through shared memory; over a network send uint8, "+
+				"not float32.")
 	}},
 	{"store-slow", storeSlow},
 }
@@ -185,13 +191,15 @@ var causes = []Rule[*window]{
 // unknown says, by the order's state, that the order is not known.
 var unknown = map[string]struct{ thing, remedy string }{
 	"none": {"The trainer waits: Shoal does not know its order",
-		"Run the trainer by `shoal run`, or pass the order: shoal.hint(sampler) in the trainer, --order torch:seed=… when " +
+		"Run the trainer by `shoal run`, or pass the order: shoal.hint(sampler) in the trainer, --order " +
+			"torch:seed=… when " +
 			"mounting; or use the feed."},
 	"watching": {"The trainer waits: Shoal does not recognise its order yet",
 		"A search begins after about 64 reads. If this remains, run the trainer by `shoal run`, or pass the order: " +
 			"shoal.hint(sampler), or a list of paths in .shoal/plan."},
 	"searching": {"The trainer waits: Shoal is searching for its order",
-		"The search (.shoal/order has details) may not finish for unseeded loaders: run the trainer by `shoal run`, or pass " +
+		"The search (.shoal/order has details) may not finish for unseeded loaders: run the trainer by `shoal run`, " +
+			"or pass " +
 			"the order: shoal.hint(sampler)."},
 	"unknown": {"The trainer waits: its order is unknown",
 		"Run the trainer by `shoal run`, or pass the order: shoal.hint(sampler), or a list of paths in .shoal/plan; " +
@@ -220,8 +228,8 @@ func storeSlow(w *window) Finding {
 		cause += fmt.Sprintf(", with %d of %d connections in use", w.inFlightMost, places)
 	}
 	if r.Requests > 0 && w.inFlight > 0 {
-		// Requests in flight are the rate times the duration of each (J. D. C. Little, Operations Research 9, 1961). The
-		// quantiles of the latency cover the daemon's whole life.
+		// Requests in flight are the rate times the duration of each (J. D. C. Little, Operations Research 9, 1961).
+		// The quantiles of the latency cover the daemon's whole life.
 		cause += fmt.Sprintf(", about %.2g s each", float64(w.inFlight+w.inFlightMost)/2/r.Requests)
 	}
 	cause += "."
@@ -258,7 +266,8 @@ var calm = []Rule[*window]{
 			"All %s of epoch %d were read; there are no reads now.", human.Count(o.Position, "sample"), o.Epoch), "")
 	}},
 	{"slots-held", func(w *window) Finding {
-		return when(w.quiet() && w.sessions > 0 && w.feed.Slots >= max(w.did.Uptime/2, 5), Fail, "The trainer holds all its slots",
+		return when(w.quiet() && w.sessions > 0 && w.feed.Slots >= max(w.did.Uptime/2, 5), Fail,
+			"The trainer holds all its slots",
 			fmt.Sprintf("It wants another batch, and has released none for %.0f s.", w.did.Uptime),
 			"Release older batches, copy those to keep, or ask for more slots.")
 	}},
@@ -289,7 +298,8 @@ var calm = []Rule[*window]{
 		cause := human.Rate(w.rates.Samples) + " samples/s" + served + w.ahead() + "."
 		if !w.orderKnown() && !w.served() && late > 0.02 {
 			return when(true, Warn, "The GPU has data, but Shoal does not know the order", cause,
-				"Run the trainer by `shoal run`, so that no read waits; or pass the order: shoal.hint(sampler) in the trainer, "+
+				"Run the trainer by `shoal run`, so that no read waits; or pass the order: shoal.hint(sampler) in "+
+					"the trainer, "+
 					"or --order torch:seed=…")
 		}
 		return when(true, OK, "The GPU has data", cause, "")

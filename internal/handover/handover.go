@@ -89,8 +89,8 @@ func WriteReply(c *net.UnixConn, reply any, files ...int) error {
 	return err
 }
 
-// Ask makes the server at unix:///PATH hand over what a request names. The reply's JSON is decoded into reply. The caller
-// closes the files, and the connection, which must stay open while the memory is used.
+// Ask makes the server at unix:///PATH hand over what a request names. The reply's JSON is decoded into reply. The
+// caller closes the files, and the connection, which must stay open while the memory is used.
 func Ask(ctx context.Context, addr string, q Request, reply any) (c net.Conn, files []int, err error) {
 	var d net.Dialer
 	if c, err = d.DialContext(ctx, "unix", strings.TrimPrefix(addr, "unix://")); err != nil {
@@ -112,7 +112,8 @@ func Ask(ctx context.Context, addr string, q Request, reply any) (c net.Conn, fi
 	if err != nil {
 		return c, nil, err
 	}
-	if _, err := c.Write(append(binary.LittleEndian.AppendUint32([]byte(magic), uint32(len(text))), text...)); err != nil {
+	if _, err := c.Write(append(binary.LittleEndian.AppendUint32([]byte(magic), uint32(len(text))),
+		text...)); err != nil {
 		return c, nil, err
 	}
 	if files, err = Receive(c.(*net.UnixConn), reply); err != nil {

@@ -67,8 +67,8 @@ func (m *mux) accept() {
 	}
 }
 
-// Accept returns what accept, a listener's, does: the next connection, or an error once the listener is closed. It waits while
-// connections fail, most likely for lack of descriptors: others will be closed.
+// Accept returns what accept, a listener's, does: the next connection, or an error once the listener is closed. It
+// waits while connections fail, most likely for lack of descriptors: others will be closed.
 func Accept[C net.Conn](accept func() (C, error), log *slog.Logger) (C, error) {
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		c, err := accept()

@@ -36,7 +36,8 @@ func Memfd(name string, size int64) (*os.File, []byte, error) {
 	if err := unix.Ftruncate(fd, size); err != nil {
 		return fail("size", err)
 	}
-	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|
+		unix.F_SEAL_SEAL); err != nil {
 		return fail("seal", err)
 	}
 	data, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -46,9 +47,10 @@ func Memfd(name string, size int64) (*os.File, []byte, error) {
 	return file, data, nil
 }
 
-// AskSlots makes the server hand over its slots, of which it has announced so many, and maps them. frames tells that the
-// stream's messages come on the connection. The caller unmaps the memory, and then closes the connection.
-func AskSlots(ctx context.Context, addr string, q Request, slots uint32, slotBytes uint64) (data []byte, frames bool, c net.Conn, err error) {
+// AskSlots makes the server hand over its slots, of which it has announced so many, and maps them. frames tells that
+// the stream's messages come on the connection. The caller unmaps the memory, and then closes the connection.
+func AskSlots(ctx context.Context, addr string, q Request, slots uint32, slotBytes uint64) (
+	data []byte, frames bool, c net.Conn, err error) {
 	var r SlotsReply
 	c, files, err := Ask(ctx, addr, q, &r)
 	if err != nil {
@@ -67,16 +69,20 @@ func AskSlots(ctx context.Context, addr string, q Request, slots uint32, slotByt
 	case len(files) != 1:
 		return nil, false, c, fmt.Errorf("the server sent %d descriptors instead of 1", len(files))
 	case r.Slots != slots || r.SlotBytes != slotBytes || r.SlotBytes <= SlotHeader || r.Slots == 0:
-		return nil, false, c, fmt.Errorf("the server handed over %d slots of %d bytes, but announced %d of %d", r.Slots, r.SlotBytes, slots, slotBytes)
+		return nil, false, c, fmt.Errorf("the server handed over %d slots of %d bytes, but announced %d of %d", r.Slots,
+			r.SlotBytes, slots, slotBytes)
 	}
 	if err := unix.Fstat(files[0], &st); err != nil {
 		return nil, false, c, err
 	}
 	if want := int64(r.Slots) * int64(r.SlotBytes); want/int64(r.Slots) != int64(r.SlotBytes) || st.Size != want {
-		return nil, false, c, fmt.Errorf("the descriptor's file has %d bytes for %d slots of %d", st.Size, r.Slots, r.SlotBytes)
+		return nil, false, c, fmt.Errorf("the descriptor's file has %d bytes for %d slots of %d", st.Size, r.Slots,
+			r.SlotBytes)
 	}
-	if seals, err := unix.FcntlInt(uintptr(files[0]), unix.F_GET_SEALS, 0); err != nil || seals&unix.F_SEAL_SHRINK == 0 {
-		return nil, false, c, errors.New("the descriptor's file is not sealed: its owner could truncate it while it is mapped here")
+	if seals, err := unix.FcntlInt(uintptr(files[0]), unix.F_GET_SEALS, 0); err != nil ||
+		seals&unix.F_SEAL_SHRINK == 0 {
+		return nil, false, c, errors.New(
+			"the descriptor's file is not sealed: its owner could truncate it while it is mapped here")
 	}
 	if data, err = unix.Mmap(files[0], 0, int(st.Size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
 		return nil, false, c, fmt.Errorf("map %d bytes: %w", st.Size, err)

@@ -1,8 +1,8 @@
 // Package logs writes a daemon's log: one line for each event, as text or JSON, without floods of equal events.
 //
 // A [Limiter] stands between a process's loggers and their output. Of events of one kind (level, message, and subject:
-// source, session, folder, ...) it passes burst events in a window. Of the events beyond that it writes the last one when
-// the window ends, with the number of all that it held back, `repeated`. So a line may be late, but none is lost
+// source, session, folder, ...) it passes burst events in a window. Of the events beyond that it writes the last one
+// when the window ends, with the number of all that it held back, `repeated`. So a line may be late, but none is lost
 // unless the process is killed. Debug output is not limited.
 package logs
 
@@ -32,7 +32,8 @@ func Parse(text string) (level slog.Level, format string, err error) {
 		format = Text
 	}
 	if err := level.UnmarshalText([]byte(name)); err != nil || given && format != JSON {
-		return 0, "", fmt.Errorf("%q is not a log level: give debug, info, warn or error, or one of them with \",json\"", text)
+		return 0, "", fmt.Errorf(
+			"%q is not a log level: give debug, info, warn or error, or one of them with \",json\"", text)
 	}
 	return level, format, nil
 }

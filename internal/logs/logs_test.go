@@ -56,9 +56,11 @@ func TestOneLineAnEvent(t *testing.T) {
 	for _, format := range []string{Text, JSON} {
 		var w lines
 		log := NewLimiter().New(&w, format, slog.LevelDebug)
-		log.With(hostile, hostile).WithGroup("g\n").Error(hostile, "k", hostile, "cause", errors.New(hostile), "many", []string{hostile})
+		log.With(hostile, hostile).WithGroup("g\n").Error(hostile, "k", hostile, "cause", errors.New(hostile),
+			"many", []string{hostile})
 		got := w.take()
-		if len(got) != 1 || strings.Count(got[0], "\n") != 1 || !strings.HasSuffix(got[0], "\n") || strings.ContainsAny(got[0], "\r\x00\x1b") {
+		if len(got) != 1 || strings.Count(got[0], "\n") != 1 || !strings.HasSuffix(got[0], "\n") ||
+			strings.ContainsAny(got[0], "\r\x00\x1b") {
 			t.Errorf("%s: %q", format, got)
 		}
 		if format == JSON && !json.Valid([]byte(got[0])) {
@@ -179,7 +181,8 @@ func TestNothingIsLeftOut(t *testing.T) {
 		var none error
 		NewLimiter().New(&w, format, slog.LevelInfo).Info("ended", "cause", none, "n", 0, "took", time.Second)
 		got := strings.Join(w.take(), "\n")
-		if strings.Contains(got, "cause") || strings.Contains(got, "nil") || strings.Contains(got, "null") || !strings.Contains(got, "took") {
+		if strings.Contains(got, "cause") || strings.Contains(got, "nil") || strings.Contains(got, "null") ||
+			!strings.Contains(got, "took") {
 			t.Errorf("%s: %s", format, got)
 		}
 	}
@@ -194,7 +197,9 @@ func TestFailedReads(t *testing.T) {
 		log.Warn("read failed", "path", i, "errno", []string{"stale file handle", "input/output error"}[i%2])
 	}
 	l.Flush()
-	if all := w.take(); len(all) != 2*burst+2 || strings.Count(strings.Join(all, ""), "errno=\"stale file handle\"") != burst+1 || strings.Count(strings.Join(all, ""), fmt.Sprintf("repeated=%d", 50-burst)) != 2 {
+	if all := w.take(); len(all) != 2*burst+2 ||
+		strings.Count(strings.Join(all, ""), "errno=\"stale file handle\"") != burst+1 ||
+		strings.Count(strings.Join(all, ""), fmt.Sprintf("repeated=%d", 50-burst)) != 2 {
 		t.Errorf("%d lines: %q", len(all), all)
 	}
 }

@@ -18,7 +18,8 @@ func Room(dir string) (int64, error) {
 		if err == nil {
 			break
 		}
-		if parent := filepath.Dir(at); parent != at && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)) {
+		if parent := filepath.Dir(at); parent != at &&
+			(errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)) {
 			at = parent
 			continue
 		}

@@ -27,7 +27,8 @@ const (
 	gib     = 1 << 30
 	meminfo = "MemTotal:       16777216 kB\nMemFree:  100 kB\nMemAvailable:    8388608 kB\n" // 16 GiB, 8 GiB
 	v2      = "25 21 0:22 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
-	v1      = "36 32 0:33 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n37 32 0:34 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
+	v1      = "36 32 0:33 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n37 32 0:34 / /sys/fs/cgroup/cpu rw - " +
+		"cgroup cgroup rw,cpu,cpuacct\n"
 )
 
 func TestMemory(t *testing.T) {
@@ -45,8 +46,9 @@ func TestMemory(t *testing.T) {
 		}, Memory{16 * gib, gib, "/sys/fs/cgroup/memory.max", gib - 200000000}},
 		{"version 2, nested, a parent is less", map[string]string{
 			"proc/meminfo": meminfo, "proc/self/cgroup": "0::/kubepods/pod1/box\n", "proc/self/mountinfo": v2,
-			"sys/fs/cgroup/kubepods/pod1/box/memory.max": "max\n", "sys/fs/cgroup/kubepods/pod1/memory.max": "3221225472\n",
-			"sys/fs/cgroup/kubepods/memory.max": "8589934592\n",
+			"sys/fs/cgroup/kubepods/pod1/box/memory.max": "max\n",
+			"sys/fs/cgroup/kubepods/pod1/memory.max":     "3221225472\n",
+			"sys/fs/cgroup/kubepods/memory.max":          "8589934592\n",
 		}, Memory{16 * gib, 3 * gib, "/sys/fs/cgroup/kubepods/pod1/memory.max", 3 * gib}},
 		{"version 2, none", map[string]string{
 			"proc/meminfo": meminfo, "proc/self/cgroup": "0::/user.slice\n", "proc/self/mountinfo": v2,
@@ -70,21 +72,28 @@ func TestMemory(t *testing.T) {
 		}, Memory{16 * gib, gib / 2, "/sys/fs/cgroup/memory/memory.limit_in_bytes", gib/2 - 40000000}},
 		{"version 1, nested", map[string]string{
 			"proc/meminfo": meminfo, "proc/self/cgroup": "4:memory:/a/b\n", "proc/self/mountinfo": v1,
-			"sys/fs/cgroup/memory/a/b/memory.limit_in_bytes": "9223372036854771712\n", "sys/fs/cgroup/memory/a/memory.limit_in_bytes": "2147483648\n",
-			"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+			"sys/fs/cgroup/memory/a/b/memory.limit_in_bytes": "9223372036854771712\n",
+			"sys/fs/cgroup/memory/a/memory.limit_in_bytes":   "2147483648\n",
+			"sys/fs/cgroup/memory/memory.limit_in_bytes":     "9223372036854771712\n",
 		}, Memory{16 * gib, 2 * gib, "/sys/fs/cgroup/memory/a/memory.limit_in_bytes", 2 * gib}},
 		{"both versions", map[string]string{
 			"proc/meminfo": meminfo, "proc/self/cgroup": "4:memory:/a\n0::/u\n",
-			"proc/self/mountinfo":                          v1 + strings.Replace(v2, "/sys/fs/cgroup", "/sys/fs/cgroup/unified", 1),
-			"sys/fs/cgroup/memory/a/memory.limit_in_bytes": "4294967296\n", "sys/fs/cgroup/unified/u/memory.max": "5368709120\n",
+			"proc/self/mountinfo": v1 +
+				strings.Replace(v2, "/sys/fs/cgroup", "/sys/fs/cgroup/unified", 1),
+			"sys/fs/cgroup/memory/a/memory.limit_in_bytes": "4294967296\n",
+			"sys/fs/cgroup/unified/u/memory.max":           "5368709120\n",
 		}, Memory{16 * gib, 4 * gib, "/sys/fs/cgroup/memory/a/memory.limit_in_bytes", 4 * gib}},
 		{"more than the machine has", map[string]string{
-			"proc/meminfo": meminfo, "proc/self/cgroup": "0::/\n", "proc/self/mountinfo": v2, "sys/fs/cgroup/memory.max": "99999999999999\n",
+			"proc/meminfo": meminfo, "proc/self/cgroup": "0::/\n", "proc/self/mountinfo": v2,
+			"sys/fs/cgroup/memory.max": "99999999999999\n",
 		}, Memory{16 * gib, 0, "", 8 * gib}},
 		{"a mount with a space", map[string]string{
-			"proc/meminfo": meminfo, "proc/self/cgroup": "0::/\n", "proc/self/mountinfo": strings.Replace(v2, "/sys/fs/cgroup", `/cg\040x`, 1), "cg x/memory.max": "1073741824\n",
+			"proc/meminfo": meminfo, "proc/self/cgroup": "0::/\n",
+			"proc/self/mountinfo": strings.Replace(v2, "/sys/fs/cgroup", `/cg\040x`, 1),
+			"cg x/memory.max":     "1073741824\n",
 		}, Memory{16 * gib, gib, "/cg x/memory.max", gib}},
-		{"nonsense", map[string]string{"proc/meminfo": "MemTotal: x\n", "proc/self/cgroup": "x\n\n:", "proc/self/mountinfo": "x - y\n\n1 2 3 / /a - cgroup2 a b"}, Memory{0, 0, "", 1 << 62}},
+		{"nonsense", map[string]string{"proc/meminfo": "MemTotal: x\n", "proc/self/cgroup": "x\n\n:",
+			"proc/self/mountinfo": "x - y\n\n1 2 3 / /a - cgroup2 a b"}, Memory{0, 0, "", 1 << 62}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if got := readMemory(lay(t, tc.files)); got != tc.want {
@@ -135,7 +144,8 @@ func TestCPUQuota(t *testing.T) {
 		want  float64
 	}{
 		{"nothing is told", nil, 0},
-		{"version 2, none", map[string]string{"proc/self/cgroup": "0::/\n", "proc/self/mountinfo": v2, "sys/fs/cgroup/cpu.max": "max 100000\n"}, 0},
+		{"version 2, none", map[string]string{"proc/self/cgroup": "0::/\n", "proc/self/mountinfo": v2,
+			"sys/fs/cgroup/cpu.max": "max 100000\n"}, 0},
 		{"version 2, a parent has less", map[string]string{
 			"proc/self/cgroup": "0::/pod/box\n", "proc/self/mountinfo": v2,
 			"sys/fs/cgroup/pod/box/cpu.max": "400000 100000\n", "sys/fs/cgroup/pod/cpu.max": "150000 100000\n",

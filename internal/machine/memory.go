@@ -46,8 +46,10 @@ type cgroupFiles struct {
 
 var (
 	// Above memory.high a process is throttled so much that it counts as a limit, too.
-	version2 = cgroupFiles{[]string{"memory.max", "memory.high"}, "memory.current", []string{"active_file", "inactive_file"}}
-	version1 = cgroupFiles{[]string{"memory.limit_in_bytes"}, "memory.usage_in_bytes", []string{"total_active_file", "total_inactive_file"}}
+	version2 = cgroupFiles{[]string{"memory.max", "memory.high"}, "memory.current",
+		[]string{"active_file", "inactive_file"}}
+	version1 = cgroupFiles{[]string{"memory.limit_in_bytes"}, "memory.usage_in_bytes",
+		[]string{"total_active_file", "total_inactive_file"}}
 )
 
 func readMemory(root string) Memory {
@@ -106,8 +108,8 @@ func Cgroups(root, controller string) (dirs []string) {
 	return dirs
 }
 
-// cgroups returns the cgroups of this process that can limit a controller's resource: one of version 2, one of version 1
-// or, if both are mounted, both.
+// cgroups returns the cgroups of this process that can limit a controller's resource: one of version 2, one of version
+// 1 or, if both are mounted, both.
 func cgroups(root, controller string) (list []cgroup) {
 	own, err := os.ReadFile(filepath.Join(root, "proc/self/cgroup"))
 	if err != nil {
@@ -140,7 +142,8 @@ func cgroups(root, controller string) (list []cgroup) {
 		}
 		// Without a cgroup namespace a container sees the machine's path, and mounts its own cgroup as the root. With
 		// one, a path outside of it begins with /..: then the mount itself is the nearest.
-		if rest, below := strings.CutPrefix(own, strings.TrimSuffix(m.Root, "/")); below && (rest == "" || rest[0] == '/') {
+		if rest, below := strings.CutPrefix(own, strings.TrimSuffix(m.Root, "/")); below &&
+			(rest == "" || rest[0] == '/') {
 			g.path = rest
 		}
 		if strings.HasPrefix(own, "/..") {

@@ -46,7 +46,8 @@ func parseMounts(text string) (list []Mount) {
 		if len(l) < 6 || len(r) < 2 {
 			continue
 		}
-		m := Mount{Device: l[2], Root: unescape(l[3]), Point: unescape(l[4]), Type: r[0], Source: unescape(r[1]), Super: strings.Join(r[2:], " ")}
+		m := Mount{Device: l[2], Root: unescape(l[3]), Point: unescape(l[4]), Type: r[0], Source: unescape(r[1]),
+			Super: strings.Join(r[2:], " ")}
 		for _, o := range l[6:] {
 			m.Shared = m.Shared || strings.HasPrefix(o, "shared:")
 		}

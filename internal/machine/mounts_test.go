@@ -10,9 +10,12 @@ func TestParseMounts(t *testing.T) {
 		line string
 		want []Mount
 	}{
-		{"36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue", []Mount{{"98:0", "/mnt1", "/mnt2", "ext3", "/dev/root", "rw,errors=continue", false}}},
-		{`61 28 0:52 / /mnt/a\040b rw,nosuid shared:7 - fuse.shoal s3://x/a\134b\011 rw`, []Mount{{"0:52", "/", "/mnt/a b", "fuse.shoal", "s3://x/a\\b\t", "rw", true}}},
-		{`61 28 0:52 / /mnt/end\0 rw - tmpfs none rw`, []Mount{{"0:52", "/", `/mnt/end\0`, "tmpfs", "none", "rw", false}}},
+		{"36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue",
+			[]Mount{{"98:0", "/mnt1", "/mnt2", "ext3", "/dev/root", "rw,errors=continue", false}}},
+		{`61 28 0:52 / /mnt/a\040b rw,nosuid shared:7 - fuse.shoal s3://x/a\134b\011 rw`,
+			[]Mount{{"0:52", "/", "/mnt/a b", "fuse.shoal", "s3://x/a\\b\t", "rw", true}}},
+		{`61 28 0:52 / /mnt/end\0 rw - tmpfs none rw`,
+			[]Mount{{"0:52", "/", `/mnt/end\0`, "tmpfs", "none", "rw", false}}},
 		{"", nil},
 		{"36 35 98:0 - ext3 /dev/root rw", nil},
 	} {

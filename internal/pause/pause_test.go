@@ -16,7 +16,8 @@ func TestFor(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if err := For(ctx, time.Minute); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != time.Minute+time.Second {
+		if err := For(ctx, time.Minute); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != time.Minute+
+			time.Second {
 			t.Errorf("%v after %v", err, time.Since(start))
 		}
 	})

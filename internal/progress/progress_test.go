@@ -74,7 +74,8 @@ func TestBarOnTerminal(t *testing.T) {
 		t.Errorf("got %q", out.String())
 	}
 	// No bar takes two lines, and the last line clears the rest of the bar that it replaces.
-	if bars := strings.Count(out.String(), "\x1b[?7l"); bars == 0 || strings.Count(out.String(), "\x1b[K") != bars+1 || !strings.Contains(out.String(), "\r\x1b[Kmaking") {
+	if bars := strings.Count(out.String(), "\x1b[?7l"); bars == 0 || strings.Count(out.String(), "\x1b[K") != bars+1 ||
+		!strings.Contains(out.String(), "\r\x1b[Kmaking") {
 		t.Errorf("got %q", out.String())
 	}
 }

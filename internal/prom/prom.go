@@ -41,7 +41,8 @@ func one[S any, T int | int64 | float64](kind prometheus.ValueType, name, help s
 }
 
 // Labeled is a family whose samples have labels. of puts each of them.
-func Labeled[S any](kind prometheus.ValueType, name, help string, labels []string, of func(s *S, put func(value float64, labels ...string))) Family[S] {
+func Labeled[S any](kind prometheus.ValueType, name, help string, labels []string,
+	of func(s *S, put func(value float64, labels ...string))) Family[S] {
 	desc := prometheus.NewDesc(name, help, labels, nil)
 	return Family[S]{desc, func(s *S, put func(prometheus.Metric)) {
 		of(s, func(v float64, labels ...string) {
@@ -55,11 +56,14 @@ func Labeled[S any](kind prometheus.ValueType, name, help string, labels []strin
 
 // Info is 1, with labels.
 func Info[S any](name, help string, labels []string, of func(s *S) []string) Family[S] {
-	return Labeled(prometheus.GaugeValue, name, help, labels, func(s *S, put func(float64, ...string)) { put(1, of(s)...) })
+	return Labeled(prometheus.GaugeValue, name, help, labels, func(s *S, put func(float64, ...string)) {
+		put(1, of(s)...)
+	})
 }
 
 // Histogram has so many values up to each of some bounds.
-func Histogram[S any](name, help string, of func(s *S) (count uint64, sum float64, below map[float64]uint64)) Family[S] {
+func Histogram[S any](name, help string,
+	of func(s *S) (count uint64, sum float64, below map[float64]uint64)) Family[S] {
 	desc := prometheus.NewDesc(name, help, nil, nil)
 	return Family[S]{desc, func(s *S, put func(prometheus.Metric)) {
 		count, sum, below := of(s)
@@ -106,12 +110,13 @@ func (t *Table[S]) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// Handle has mux answer /metrics, with those of Go and the process, in the format that a scraper requests, such as OpenMetrics, and
-// /healthz.
+// Handle has mux answer /metrics, with those of Go and the process, in the format that a scraper requests, such as
+// OpenMetrics, and /healthz.
 func Handle(mux *http.ServeMux, c prometheus.Collector) {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), c)
-	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{Registry: reg, EnableOpenMetrics: true, MaxRequestsInFlight: 4}))
+	mux.Handle("GET /metrics",
+		promhttp.HandlerFor(reg, promhttp.HandlerOpts{Registry: reg, EnableOpenMetrics: true, MaxRequestsInFlight: 4}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
 }
 
@@ -134,7 +139,8 @@ func Serve(addr string, h http.Handler, log *slog.Logger) (at net.Addr, stop fun
 	if err != nil {
 		return nil, nil, fmt.Errorf("--admin %s: %w (give another port)", addr, err)
 	}
-	s := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn)}
+	s := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second,
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn)}
 	var done sync.WaitGroup
 	done.Go(func() {
 		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {

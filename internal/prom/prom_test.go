@@ -59,7 +59,9 @@ func TestListen(t *testing.T) {
 	table := &prom.Table[counts]{
 		Families: []prom.Family[counts]{
 			prom.Counter("fish_eaten_total", "Eaten.", func(c *counts) int { return c.eaten }),
-			prom.Info("fish_info", "1.", []string{"goversion"}, func(*counts) []string { return []string{runtime.Version()} }),
+			prom.Info("fish_info", "1.", []string{"goversion"}, func(*counts) []string {
+				return []string{runtime.Version()}
+			}),
 		},
 		Snapshot: prom.Always(func() counts { return counts{7} }),
 	}

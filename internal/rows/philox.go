@@ -53,7 +53,8 @@ const (
 func (d Draw) Rand(operation int) Rand {
 	return Rand{
 		key: [2]uint32{uint32(d.Seed), uint32(d.Seed >> 32)},
-		ctr: [4]uint32{uint32(d.Sample), uint32(d.Sample>>32)<<16 | d.Occurrence&MaxOccurrence, d.Epoch, uint32(operation) << 16},
+		ctr: [4]uint32{uint32(d.Sample), uint32(d.Sample>>32)<<16 | d.Occurrence&MaxOccurrence, d.Epoch,
+			uint32(operation) << 16},
 	}
 }
 

@@ -1,5 +1,6 @@
-// Package rows is what a feed and its transforms say to each other of one row of a batch: where it goes, which arrays it has, and the
-// random numbers that it is made with. loader and gpuingest, which do not know each other, have these types under their own names.
+// Package rows is what a feed and its transforms say to each other of one row of a batch: where it goes, which arrays
+// it has, and the random numbers that it is made with. loader and gpuingest, which do not know each other, have these
+// types under their own names.
 package rows
 
 // Field is one array of a batch beside label, id and valid: its row i is computed from sample i.

@@ -45,7 +45,9 @@ func (s *Schema) Apply(c *cobra.Command, environ []string, file *File) error {
 			continue
 		}
 		if _, ok := env[s.EnvName(name)]; ok {
-			errs = append(errs, wrong{fmt.Sprintf("%s was removed from %s: %s; unset it here", s.EnvName(name), c.CommandPath(), s.Removed[name])})
+			errs = append(errs, wrong{
+				fmt.Sprintf("%s was removed from %s: %s; unset it here", s.EnvName(name), c.CommandPath(),
+					s.Removed[name])})
 		} else if e, ok := file.find(c, name); ok {
 			errs = append(errs, s.lostIn(file, e, c))
 		}
@@ -113,7 +115,8 @@ func place(o Origin, name string, texts []string, err error) error {
 }
 
 // Kubernetes puts the address of every service into the environment of every pod: SHOAL_FEED_PORT_7070_TCP_ADDR.
-var serviceLink = regexp.MustCompile(`_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`)
+var serviceLink = regexp.MustCompile(
+	`_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`)
 
 // environment returns the variables that are settings, and errors for variables that are probably misspelt
 // settings.
@@ -225,7 +228,8 @@ func (s *Schema) Check(file *File) error {
 				return
 			}
 			if err := s.set(c, f, e.texts); err != nil {
-				first = place(Origin{Kind: InFile, File: file.Path, Line: e.line}, e.name, e.texts, fmt.Errorf("%w (for %s)", err, c.CommandPath()))
+				first = place(Origin{Kind: InFile, File: file.Path, Line: e.line}, e.name, e.texts,
+					fmt.Errorf("%w (for %s)", err, c.CommandPath()))
 			}
 		})
 		if first != nil {

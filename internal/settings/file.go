@@ -156,7 +156,8 @@ func (p *parser) section(c *cobra.Command, verbs []string, n *yaml.Node, depth i
 		if c == p.schema.Root {
 			p.fail(at, "a configuration file is a mapping: lines such as cache-dir: /nvme/shoal")
 		} else {
-			p.fail(at, "%s: the settings of a verb are a mapping: indented lines such as cache-dir: /nvme/shoal", strings.Join(verbs, " "))
+			p.fail(at, "%s: the settings of a verb are a mapping: indented lines such as cache-dir: /nvme/shoal",
+				strings.Join(verbs, " "))
 		}
 		return
 	}
@@ -277,7 +278,8 @@ func (p *parser) unknown(c *cobra.Command, verbs []string, key *yaml.Node, setti
 		return
 	}
 	if c != p.schema.Root && slices.Contains(p.names(p.schema.Root), word) {
-		p.fail(key, "%s: %s has no such setting, but other verbs have it: write it in the section of one, or at the top for all", key.Value, strings.Join(append([]string{p.schema.Root.Name()}, verbs...), " "))
+		p.fail(key, "%s: %s has no such setting, but other verbs have it: write it in the section of one, or at the "+
+			"top for all", key.Value, strings.Join(append([]string{p.schema.Root.Name()}, verbs...), " "))
 		return
 	}
 	p.fail(key, "%s: no such setting (see: %s config --example)", key.Value, p.schema.Root.Name())

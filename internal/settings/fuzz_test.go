@@ -9,8 +9,10 @@ import (
 // Whatever a file holds, it is refused with its name and a line, or it can be applied.
 func FuzzParse(f *testing.F) {
 	for _, text := range []string{
-		file, "", "a", "- a", "a: &a [*a]", "mount: &a {<<: *a}", "<<: [{timeout: 1s}, {timeout: 2s}]", "timeout: !!int 5", "serve: {listen: [a, b, ~]}",
-		"? [a]\n: b", "mount: |\n  x\n", "%YAML 1.1\n---\ntimeout: 1s", "\xff", "timeout: \"\\x00\"", "cache: {ls: {json: true}, dir: /x}", "a: &x {b: *x}",
+		file, "", "a", "- a", "a: &a [*a]", "mount: &a {<<: *a}", "<<: [{timeout: 1s}, {timeout: 2s}]",
+		"timeout: !!int 5", "serve: {listen: [a, b, ~]}",
+		"? [a]\n: b", "mount: |\n  x\n", "%YAML 1.1\n---\ntimeout: 1s", "\xff", "timeout: \"\\x00\"",
+		"cache: {ls: {json: true}, dir: /x}", "a: &x {b: *x}",
 	} {
 		f.Add([]byte(text))
 	}
@@ -24,7 +26,9 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		for _, e := range parsed.entries {
-			if e.line < 1 || e.line > strings.Count(string(data), "\n")+strings.Count(string(data), "\r")+strings.Count(string(data), "\u2028")+strings.Count(string(data), "\u2029")+strings.Count(string(data), "\u0085")+1 {
+			if e.line < 1 || e.line > strings.Count(string(data), "\n")+strings.Count(string(data), "\r")+
+				strings.Count(string(data), "\u2028")+strings.Count(string(data), "\u2029")+strings.Count(string(data),
+				"\u0085")+1 {
 				t.Fatalf("%s: line %d", e.name, e.line)
 			}
 		}

@@ -35,8 +35,8 @@ type Setting struct {
 	Origin string `json:"-"` // From and Where, for people
 }
 
-// Settings returns the values in force for a command after [Schema.Apply], sorted by name. Passwords in URLs are hidden;
-// no flag holds any other secret.
+// Settings returns the values in force for a command after [Schema.Apply], sorted by name. Passwords in URLs are
+// hidden; no flag holds any other secret.
 func (s *Schema) Settings(c *cobra.Command) (list []Setting) {
 	for _, f := range Flags(c) {
 		list = append(list, s.setting(f))
@@ -117,14 +117,18 @@ func (s *Schema) WriteExample(out io.Writer) error {
 	if failure != nil {
 		return failure
 	}
-	// Not if the defaults differ: one line for all verbs would change some. Nor if a verb has the name, for its section, or lost it.
+	// Not if the defaults differ: one line for all verbs would change some. Nor if a verb has the name, for its
+	// section, or lost it.
 	common := map[string]use{}
 	for name, list := range uses {
-		if subcommand(s.Root, name) != nil || s.RemovedFrom[name] != nil || slices.ContainsFunc(list, func(u use) bool { return u.line != list[0].line }) {
+		if subcommand(s.Root, name) != nil || s.RemovedFrom[name] != nil ||
+			slices.ContainsFunc(list, func(u use) bool { return u.line != list[0].line }) {
 			continue
 		}
 		for _, u := range list {
-			shared := slices.ContainsFunc(list, func(o use) bool { return o.flag != u.flag && o.row.Usage == u.row.Usage })
+			shared := slices.ContainsFunc(list, func(o use) bool {
+				return o.flag != u.flag && o.row.Usage == u.row.Usage
+			})
 			if shared && len(common[name].row.Usage) < len(u.row.Usage) {
 				common[name] = u
 			}
@@ -188,7 +192,8 @@ func yamlLine(row Setting) (string, error) {
 	}
 	var b bytes.Buffer
 	e := yaml.NewEncoder(&b)
-	if err := e.Encode(&yaml.Node{Kind: yaml.MappingNode, Content: []*yaml.Node{scalarNode(row.Name), value}}); err != nil {
+	if err := e.Encode(&yaml.Node{Kind: yaml.MappingNode,
+		Content: []*yaml.Node{scalarNode(row.Name), value}}); err != nil {
 		return "", err
 	}
 	return strings.TrimSuffix(b.String(), "\n"), nil

@@ -107,8 +107,8 @@ type Schema struct {
 	Root *cobra.Command
 	// Reserved reports whether a variable that begins with the program's name is known, but is not a flag's.
 	Reserved func(name string) bool
-	// Removed says what holds instead of settings that are no more. RemovedFrom has the verbs that lost one which others still
-	// have: for these verbs, its variable, and its key at the top of the file, are errors.
+	// Removed says what holds instead of settings that are no more. RemovedFrom has the verbs that lost one which
+	// others still have: for these verbs, its variable, and its key at the top of the file, are errors.
 	Removed     map[string]string
 	RemovedFrom map[string][]string
 	// Checks reject texts that a flag's Set accepts, by the name of the flag. They apply to values from the environment
@@ -120,7 +120,8 @@ type Schema struct {
 func Has(c *cobra.Command) bool {
 	for p := c; p != nil; p = p.Parent() {
 		_, none := p.Annotations[noneKey]
-		if none || p.Hidden || p.HasParent() && !p.Parent().HasParent() && (p.Name() == "help" || p.Name() == "completion") {
+		if none || p.Hidden || p.HasParent() && !p.Parent().HasParent() &&
+			(p.Name() == "help" || p.Name() == "completion") {
 			return false
 		}
 	}
@@ -134,7 +135,8 @@ func Flags(c *cobra.Command) (list []*pflag.Flag) {
 	}
 	_ = c.InheritedFlags() // merges them with the command's own
 	c.Flags().VisitAll(func(f *pflag.Flag) {
-		if _, none := f.Annotations[noneKey]; !none && f.Name != "help" && f.Name != "version" && !f.Hidden && f.Deprecated == "" {
+		if _, none := f.Annotations[noneKey]; !none && f.Name != "help" && f.Name != "version" && !f.Hidden &&
+			f.Deprecated == "" {
 			list = append(list, f)
 		}
 	})

@@ -95,7 +95,8 @@ func TestPrecedence(t *testing.T) {
 		{[]string{"serve"}, nil, "cache-dir", "/serve", "shoal.yaml:9"},
 		{[]string{"serve"}, nil, "timeout", "5s", "shoal.yaml:3"},
 		{[]string{"serve"}, nil, "listen", "[unix:///a.sock,tcp://127.0.0.1:7070]", "shoal.yaml:10"},
-		{[]string{"serve"}, []string{"SHOAL_LISTEN=unix:///b,unix:///c"}, "listen", "[unix:///b,unix:///c]", "env SHOAL_LISTEN"},
+		{[]string{"serve"}, []string{"SHOAL_LISTEN=unix:///b,unix:///c"}, "listen", "[unix:///b,unix:///c]",
+			"env SHOAL_LISTEN"},
 		{[]string{"serve", "--listen=unix:///f"}, []string{"SHOAL_LISTEN=unix:///b"}, "listen", "[unix:///f]", "flag"},
 		{[]string{"serve"}, nil, "mount", "/mnt/train", "shoal.yaml:13"},
 		{[]string{"serve"}, []string{"SHOAL_DAEMON=true"}, "daemon", "true", "env SHOAL_DAEMON"},
@@ -158,7 +159,9 @@ func TestWrongFiles(t *testing.T) {
 		{"far from all", "zzzzzzzz: 1", "f:1: zzzzzzzz: no such setting (see: shoal config --example)"},
 		{"a verb", "muont: {epoch: 1}", "f:1: muont: no such setting; did you mean mount?"},
 		{"in a section", "mount:\n  epohc: 1", ""},
-		{"of another verb", "mount:\n  fraction: 1", "f:2: fraction: shoal mount has no such setting, but other verbs have it: write it in the section of one, or at the top for all"},
+		{"of another verb", "mount:\n  fraction: 1",
+			"f:2: fraction: shoal mount has no such setting, but other verbs have it: write it in the section of " +
+				"one, or at the top for all"},
 		{"of no setting", "config: /x", "f:1: config: no such setting (see: shoal config --example)"},
 		{"of a hidden verb", "inner: true", "f:1: inner: no such setting (see: shoal config --example)"},
 		{"twice", "timeout: 1s\ndaemon: true\ntimeout: 2s", "f:3: timeout: it is already set in line 1"},
@@ -166,8 +169,10 @@ func TestWrongFiles(t *testing.T) {
 		{"tilde", "timeout: ~", `f:1: timeout: no value; leave the line out for the default, or write "" for none`},
 		{"a mapping", "timeout: {a: 1}", "f:1: timeout: one value is wanted here: a text, a number, true or false"},
 		{"a list", "timeout: [1s, 2s]", "f:1: timeout: a list where one value is expected"},
-		{"a list of lists", "serve: {listen: [[a]]}", "f:1: listen: one value is wanted here: a text, a number, true or false"},
-		{"a verb with a value", "warm: true", "f:1: warm: the settings of a verb are a mapping: indented lines such as cache-dir: /nvme/shoal"},
+		{"a list of lists", "serve: {listen: [[a]]}",
+			"f:1: listen: one value is wanted here: a text, a number, true or false"},
+		{"a verb with a value", "warm: true",
+			"f:1: warm: the settings of a verb are a mapping: indented lines such as cache-dir: /nvme/shoal"},
 		{"no mapping", "- a\n- b", "f:1: a configuration file is a mapping: lines such as cache-dir: /nvme/shoal"},
 		{"a text", "cache-dir", "f:1: a configuration file is a mapping: lines such as cache-dir: /nvme/shoal"},
 		{"no YAML", "a: b: c", "f:1: mapping values are not allowed in this context"},
@@ -175,7 +180,9 @@ func TestWrongFiles(t *testing.T) {
 		{"a tag", "timeout: !!binary aGk=", "f:1: timeout: the tag !!binary is not known here"},
 		{"a key that is none", "[a, b]: c", "f:1: a key is the name of a setting or of a verb"},
 		{"a merge", "<<: {timeout: 1s}", "f:1: <<: no such setting (see: shoal config --example)"},
-		{"all that is wrong", "a: 1\nb: 2", "f:1: a: no such setting (see: shoal config --example)\nf:2: b: no such setting (see: shoal config --example)"},
+		{"all that is wrong", "a: 1\nb: 2",
+			"f:1: a: no such setting (see: shoal config --example)\nf:2: b: no such setting (see: shoal config " +
+				"--example)"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, err := program().Parse("f", []byte(tc.text))
@@ -196,7 +203,8 @@ func TestWrongValues(t *testing.T) {
 		{"number", "mount:\n  epoch: many", "", `f:2: epoch: "many" is not a number`},
 		{"range", "mount:\n  epoch: 99999999999999999999", "", `f:2: epoch: 99999999999999999999 is out of range`},
 		{"variable", "", "SHOAL_EPOCH=many", `SHOAL_EPOCH=many: "many" is not a number`},
-		{"name of a variable", "", "SHOAL_CACHEDIR=/x", `SHOAL_CACHEDIR: no such variable; did you mean SHOAL_CACHE_DIR?`},
+		{"name of a variable", "", "SHOAL_CACHEDIR=/x",
+			`SHOAL_CACHEDIR: no such variable; did you mean SHOAL_CACHE_DIR?`},
 		{"small letters", "", "SHOAL_cache_dir=/x", `SHOAL_cache_dir: no such variable; did you mean SHOAL_CACHE_DIR?`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -217,7 +225,8 @@ func TestForeignVariables(t *testing.T) {
 	s := program()
 	c := command(t, s, "mount")
 	if err := s.Apply(c, []string{
-		"SHOAL_SERVICE_HOST=10.0.0.1", "SHOAL_SERVICE_PORT=80", "SHOAL_PORT=tcp://10.0.0.1:80", "SHOAL_PORT_80_TCP_ADDR=10.0.0.1",
+		"SHOAL_SERVICE_HOST=10.0.0.1", "SHOAL_SERVICE_PORT=80", "SHOAL_PORT=tcp://10.0.0.1:80",
+		"SHOAL_PORT_80_TCP_ADDR=10.0.0.1",
 		"SHOAL_CACHE_DIR_SERVICE_PORT_HTTP=1", // services of Kubernetes
 		"SHOAL_EPOCHE=x",                      // reserved
 		"SHOAL_TRAINER_HOME=/x",               // somebody's own
@@ -249,7 +258,8 @@ warm:
 		if err := s.Apply(c, nil, f); err != nil {
 			t.Fatal(err)
 		}
-		if got := fmt.Sprintf("%s %s", c.Flags().Lookup("cache-dir").Value, c.Flags().Lookup("timeout").Value); got != want {
+		if got := fmt.Sprintf("%s %s", c.Flags().Lookup("cache-dir").Value,
+			c.Flags().Lookup("timeout").Value); got != want {
 			t.Errorf("%s has %s, want %s", verb, got, want)
 		}
 	}
@@ -257,13 +267,14 @@ warm:
 
 func TestCheck(t *testing.T) {
 	for text, want := range map[string]string{
-		file:                           "",
-		"":                             "",
-		"# nothing\n":                  "",
-		"mount:\n":                     "",
-		"timeout: soon\ndaemon: maybe": "f:1: timeout: \"soon\" is not a duration (write 90s, 15m or 4h) (for shoal mount)\nf:2: daemon: \"maybe\" is neither true nor false (for shoal mount)",
-		"warm: {fraction: x}":          "f:1: fraction: \"x\" is not a number (for shoal warm)",
-		"dir: here":                    "f:1: dir: give an absolute path (for shoal cache)",
+		file:          "",
+		"":            "",
+		"# nothing\n": "",
+		"mount:\n":    "",
+		"timeout: soon\ndaemon: maybe": "f:1: timeout: \"soon\" is not a duration (write 90s, 15m or 4h) (for shoal " +
+			"mount)\nf:2: daemon: \"maybe\" is neither true nor false (for shoal mount)",
+		"warm: {fraction: x}": "f:1: fraction: \"x\" is not a number (for shoal warm)",
+		"dir: here":           "f:1: dir: give an absolute path (for shoal cache)",
 	} {
 		s := program()
 		f, err := s.Parse("f", []byte(text))
@@ -308,7 +319,8 @@ func TestExample(t *testing.T) {
 			}
 		}
 	}
-	if strings.Contains(text, "inner") || strings.Count(text, "\ncache-dir:") != 1 || strings.Contains(text, "  cache-dir") {
+	if strings.Contains(text, "inner") || strings.Count(text, "\ncache-dir:") != 1 ||
+		strings.Contains(text, "  cache-dir") {
 		t.Errorf("the example is\n%s", text)
 	}
 }
@@ -343,7 +355,8 @@ func TestMentioned(t *testing.T) {
 	if err := s.Apply(c, []string{"SHOAL_EPOCH=3", "SHOAL_CACHE_DIR=/x"}, nil); err != nil {
 		t.Fatal(err)
 	}
-	for text, want := range map[string]string{"--epoch: no": "[epoch]", "--epochs 3": "[]", "--epochs and --epoch": "[epoch]", "give --cache-dir, --timeout": "[cache-dir]"} {
+	for text, want := range map[string]string{"--epoch: no": "[epoch]", "--epochs 3": "[]",
+		"--epochs and --epoch": "[epoch]", "give --cache-dir, --timeout": "[cache-dir]"} {
 		got := []string{}
 		for _, f := range Mentioned(c, text) {
 			got = append(got, f.Name)

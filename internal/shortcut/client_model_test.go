@@ -32,8 +32,8 @@ const (
 	numbers     = 4 // of segments, which are used again
 )
 
-// world is a mount that is a plain folder, with a daemon that is a Server, and the history of its versions. Each file says
-// which file of which version it is.
+// world is a mount that is a plain folder, with a daemon that is a Server, and the history of its versions. Each file
+// says which file of which version it is.
 type world struct {
 	t              testing.TB
 	root, dir      string
@@ -227,8 +227,9 @@ func (w *world) write(conn *net.UnixConn, message []byte) error {
 
 func newWorld(t testing.TB, dir string, seed uint64) *world {
 	w := &world{
-		t: t, root: filepath.Join(dir, "mount"), dir: filepath.Join(dir, "cache"), segments: map[*catalog.Manifest][2]segment.Place{},
-		rand: rand.New(rand.NewPCG(seed, 0)),
+		t: t, root: filepath.Join(dir, "mount"), dir: filepath.Join(dir, "cache"),
+		segments: map[*catalog.Manifest][2]segment.Place{},
+		rand:     rand.New(rand.NewPCG(seed, 0)),
 	}
 	for _, d := range []string{filepath.Join(w.root, ".shoal"), filepath.Join(w.root, "c"), w.dir} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
@@ -302,7 +303,8 @@ func (w *world) check(r read) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if version >= len(w.began) || r.End < w.began[version] || version < len(w.ended) && r.Begin > w.ended[version] {
-		return fmt.Errorf("%s: version %d of %d was not in force: read from %d to %d, in force from %d to %v", r.Path, version, len(w.began), r.Begin, r.End, w.began[version], w.ended)
+		return fmt.Errorf("%s: version %d of %d was not in force: read from %d to %d, in force from %d to %v", r.Path,
+			version, len(w.began), r.Begin, r.End, w.began[version], w.ended)
 	}
 	return nil
 }
@@ -367,9 +369,9 @@ func (p *player) play(t interface{ Fatalf(string, ...any) }, what play) (reads [
 	return reads
 }
 
-// The real client plays against the real server: refreshes, evictions, kills and cuts in the midst of messages and beside reads,
-// exceptions at random times and before any step of the client's code, threads, forks. Every read gets the bytes of a version that was
-// in force at some time while it ran, and no error but those that a handler raises.
+// The real client plays against the real server: refreshes, evictions, kills and cuts in the midst of messages and
+// beside reads, exceptions at random times and before any step of the client's code, threads, forks. Every read gets
+// the bytes of a version that was in force at some time while it ran, and no error but those that a handler raises.
 func TestClientModel(t *testing.T) {
 	p := newPlayer(t)
 	var total, round, raised, refreshed, killed int
@@ -385,7 +387,8 @@ func TestClientModel(t *testing.T) {
 		fault := rapid.SampledFrom([]string{"", "refresh", "evict", "kill", "pause", "pause", "cut", "twice"})
 		for range rapid.IntRange(1, 8).Draw(t, "steps") {
 			what := play{
-				Do:    rapid.SampledFrom([]string{"plainly", "plainly", "plainly", "plainly", "threads", "fork", "handler"}).Draw(t, "how"),
+				Do: rapid.SampledFrom([]string{"plainly", "plainly", "plainly", "plainly", "threads", "fork",
+					"handler"}).Draw(t, "how"),
 				Files: rapid.SliceOfN(rapid.IntRange(0, worldFiles-1), 1, 12).Draw(t, "files"),
 			}
 			switch rapid.IntRange(0, 2).Draw(t, "interrupted") {
@@ -399,7 +402,8 @@ func TestClientModel(t *testing.T) {
 			w.faults = rapid.SliceOfN(fault, 0, 6).Draw(t, "faults")
 			w.mu.Unlock()
 			var beside sync.WaitGroup
-			if act := rapid.SampledFrom([]string{"", "refresh", "refresh", "evict", "kill"}).Draw(t, "beside"); act != "" {
+			if act := rapid.SampledFrom([]string{"", "refresh", "refresh", "evict", "kill"}).Draw(t,
+				"beside"); act != "" {
 				after := time.Duration(rapid.IntRange(0, 1500).Draw(t, "after")) * time.Microsecond
 				beside.Go(func() {
 					time.Sleep(after)
@@ -431,7 +435,8 @@ func TestClientModel(t *testing.T) {
 		refreshed += len(w.began) - 1
 		killed += w.killed
 	})
-	t.Logf("%d reads, %d of them round the mount, %d interrupted; %d versions, %d kills", total, round, raised, refreshed, killed)
+	t.Logf("%d reads, %d of them round the mount, %d interrupted; %d versions, %d kills", total, round, raised,
+		refreshed, killed)
 	if round < total/8 || raised < total/100 || refreshed < total/100 {
 		t.Error("it tried nothing")
 	}
@@ -446,8 +451,8 @@ type fatal struct {
 func (f *fatal) Error(args ...any) { f.t.Error(args...) }
 func (f *fatal) Fatal(args ...any) { f.t.Fatal(args...) }
 
-// An exception before each step of the client's code in turn, until none is left: while it connects, asks, opens a segment, reads what
-// it knows, and finds that a refresh has returned.
+// An exception before each step of the client's code in turn, until none is left: while it connects, asks, opens a
+// segment, reads what it knows, and finds that a refresh has returned.
 func TestClientInterruptedAnywhere(t *testing.T) {
 	p := newPlayer(t)
 	stride := 1
@@ -502,7 +507,8 @@ func TestClientInterruptedAnywhere(t *testing.T) {
 func TestOtherProtocols(t *testing.T) {
 	p := newPlayer(t)
 	for name, hello := range map[string]string{
-		"older": "\x08\x00\x00\x00H\x01\x00\x00\x00\x00\x00\x00\x00", "longer": "\xff\xff\xff\xffHx", "silent end": "", "other": strings.Repeat("HTTP/1.1 ", 9),
+		"older": "\x08\x00\x00\x00H\x01\x00\x00\x00\x00\x00\x00\x00", "longer": "\xff\xff\xff\xffHx", "silent end": "",
+		"other": strings.Repeat("HTTP/1.1 ", 9),
 	} {
 		w := newWorld(t, t.TempDir(), 1)
 		w.server.write = func(conn *net.UnixConn, message []byte) error {

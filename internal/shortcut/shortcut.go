@@ -1,27 +1,28 @@
-// Package shortcut lets programs on the same machine read the files of a mount round FUSE: a program asks where files lie in the
-// segments of the cache, reads there by itself, and tells afterwards what it has opened. It asks for many files at once and tells
-// of many at once, so that a file costs it no round trip. What has no place (not on disk, not verified yet, encrypted, kept in
-// another form, of several extents) it reads from the mount.
+// Package shortcut lets programs on the same machine read the files of a mount round FUSE: a program asks where files
+// lie in the segments of the cache, reads there by itself, and tells afterwards what it has opened. It asks for many
+// files at once and tells of many at once, so that a file costs it no round trip. What has no place (not on disk, not
+// verified yet, encrypted, kept in another form, of several extents) it reads from the mount.
 //
 // # Rules
 //
-// A connection is for one version of the dataset. The server ends it before a refresh returns; it also ends with the mount and with
-// the daemon, after anything odd, and at the first message after a record on disk was found to be damaged. What a client has learned from it holds only as long. So a client
+// A connection is for one version of the dataset. The server ends it before a refresh returns; it also ends with the
+// mount and with the daemon, after anything odd, and at the first message after a record on disk was found to be
+// damaged. What a client has learned from it holds only as long. So a client
 //
 //  1. finds the place of a file,
 //  2. then looks whether the connection has ended (poll with POLLRDHUP, whatever waits to be received), and
 //  3. if it has, forgets all that it knows, and reads the file from the mount.
 //
-// The bytes of a place are those of its version whenever they are read: bytes of a record never change, a segment is known by
-// the salt in its header, which is never used again, and a dropped one stays readable by its descriptors. A client closes
-// those of files that have no name any more, since they hold the disk's space.
+// The bytes of a place are those of its version whenever they are read: bytes of a record never change, a segment is
+// known by the salt in its header, which is never used again, and a dropped one stays readable by its descriptors. A
+// client closes those of files that have no name any more, since they hold the disk's space.
 //
 // A client that was interrupted while it waits for an answer never asks on that connection again.
 //
 // # Protocol
 //
-// The connection is one to the socket of the cache directory, which only its owner can open. It begins with the line of JSON
-// {"shortcut":KEY}; the key is in the mount's .shoal/stats as shortcut_v2. All integers are little endian.
+// The connection is one to the socket of the cache directory, which only its owner can open. It begins with the line of
+// JSON {"shortcut":KEY}; the key is in the mount's .shoal/stats as shortcut_v2. All integers are little endian.
 //
 //	from the client   u8 type, u32 n, n bytes:
 //	  'A' where are    u32 number of the question; the path of a file, relative to the mount point
@@ -141,7 +142,8 @@ func (s *Server) Serve(conn *net.UnixConn) error {
 	for err == nil {
 		err = c.serve()
 	}
-	if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
+	if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, unix.EPIPE) ||
+		errors.Is(err, unix.ECONNRESET) {
 		return nil
 	}
 	return err

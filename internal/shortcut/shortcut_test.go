@@ -95,7 +95,8 @@ func start(t testing.TB, files int) (*volume, *Server, func() *net.UnixConn) {
 		}
 		t.Cleanup(func() { _ = c.Close() })
 		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
-		if kind, body := receive(t, c); kind != 'H' || version(body) != v.m.Load().Version()[:16] || string(body[8:]) != v.dir {
+		if kind, body := receive(t, c); kind != 'H' || version(body) != v.m.Load().Version()[:16] ||
+			string(body[8:]) != v.dir {
 			t.Fatalf("%q %x", kind, body)
 		}
 		return c
@@ -136,11 +137,13 @@ func TestPlaces(t *testing.T) {
 	v, _, dial := start(t, near+44)
 	c := dial()
 	le, number := binary.LittleEndian, uint32(1<<32-3)
-	for path, want := range map[string][2]int{"c/0007.jpg": {0, near}, "c/0299.jpg": {near, 44}, "c/0300.jpg": {0, 0}, "c": {0, 0}, "": {0, 0}, "../x\x00": {0, 0}} {
+	for path, want := range map[string][2]int{"c/0007.jpg": {0, near}, "c/0299.jpg": {near, 44}, "c/0300.jpg": {0, 0},
+		"c": {0, 0}, "": {0, 0}, "../x\x00": {0, 0}} {
 		number++
 		send(t, c, question(number, path))
 		kind, body := receive(t, c)
-		if kind != 'P' || le.Uint32(body) != number || version(body[4:]) != v.m.Load().Version()[:16] || int(le.Uint32(body[12:])) != want[1] {
+		if kind != 'P' || le.Uint32(body) != number || version(body[4:]) != v.m.Load().Version()[:16] ||
+			int(le.Uint32(body[12:])) != want[1] {
 			t.Fatalf("%q: %q, %x", path, kind, body[:16])
 		}
 		body = body[12:]
@@ -149,7 +152,9 @@ func TestPlaces(t *testing.T) {
 			e, file := body[4+28*i:], want[0]+i
 			p, _ := v.Place(nil, file, false)
 			name := fmt.Sprintf("c/%04d.jpg\x00", file)
-			if int(le.Uint32(e)) != file || le.Uint32(e[4:]) != 1 || le.Uint64(e[8:]) != p.Salt || le.Uint64(e[16:]) != uint64(p.Off) || int(le.Uint32(e[24:])) != file+1 || string(names[:len(name)]) != name {
+			if int(le.Uint32(e)) != file || le.Uint32(e[4:]) != 1 || le.Uint64(e[8:]) != p.Salt ||
+				le.Uint64(e[16:]) != uint64(p.Off) || int(le.Uint32(e[24:])) != file+1 ||
+				string(names[:len(name)]) != name {
 				t.Fatalf("%q: entry %d: %x, %q", path, i, e[:28], names[:len(name)])
 			}
 			names = names[len(name):]
@@ -220,7 +225,8 @@ func TestDamageEndsConnections(t *testing.T) {
 func TestHostileMessages(t *testing.T) {
 	_, _, dial := start(t, 10)
 	other := dial()
-	for _, message := range [][]byte{{'X', 0, 0, 0, 0}, {'A', 255, 255, 255, 255}, request('O', []byte{1, 2, 3}), request('O', []byte{10, 0, 0, 0}), request('S', nil), request('A', []byte("abc")), {'A', 9}} {
+	for _, message := range [][]byte{{'X', 0, 0, 0, 0}, {'A', 255, 255, 255, 255}, request('O', []byte{1, 2, 3}),
+		request('O', []byte{10, 0, 0, 0}), request('S', nil), request('A', []byte("abc")), {'A', 9}} {
 		c := dial()
 		if _, err := c.Write(message); err != nil {
 			t.Fatal(err)

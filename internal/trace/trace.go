@@ -1,9 +1,9 @@
-// Package trace makes spans for informative events: a reader that waits, a batch, a listing, a request that failed. It is
-// OpenTelemetry's API with one difference: while nothing exports spans (package export), a call costs one load of a
+// Package trace makes spans for informative events: a reader that waits, a batch, a listing, a request that failed. It
+// is OpenTelemetry's API with one difference: while nothing exports spans (package export), a call costs one load of a
 // pointer, and allocates nothing. So it has no lists of attributes; each attribute is a call.
 //
-// A fetch that no reader waits for and that succeeds makes no span: there are thousands a second, all alike. One that is
-// retried, hedged or fails is recorded from its beginning, as a trace of its own.
+// A fetch that no reader waits for and that succeeds makes no span: there are thousands a second, all alike. One that
+// is retried, hedged or fails is recorded from its beginning, as a trace of its own.
 package trace
 
 import (
@@ -136,8 +136,8 @@ func (s Span) End(err error) {
 	s.s.End()
 }
 
-// Remote returns ctx under the span that a caller named in W3C's headers traceparent and tracestate, if it named one and
-// tracing is on. get returns a header's value.
+// Remote returns ctx under the span that a caller named in W3C's headers traceparent and tracestate, if it named one
+// and tracing is on. get returns a header's value.
 func Remote(ctx context.Context, get func(header string) string) (_ context.Context, named bool) {
 	if tracer.Load() == nil {
 		return ctx, false

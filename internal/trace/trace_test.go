@@ -76,10 +76,12 @@ func TestSpans(t *testing.T) {
 	if got := a.SpanContext.TraceID().String(); got != header[3:35] || a.Parent.SpanID().String() != header[36:52] {
 		t.Errorf("a is of trace %s under %s", got, a.Parent.SpanID())
 	}
-	if b.Parent.SpanID() != a.SpanContext.SpanID() || d.Parent.SpanID() != a.SpanContext.SpanID() || !d.StartTime.Equal(time.Unix(1, 0)) {
+	if b.Parent.SpanID() != a.SpanContext.SpanID() || d.Parent.SpanID() != a.SpanContext.SpanID() ||
+		!d.StartTime.Equal(time.Unix(1, 0)) {
 		t.Errorf("b %+v, d %+v", b, d)
 	}
-	if c.Parent.IsValid() || c.SpanContext.TraceID() == a.SpanContext.TraceID() || len(c.Links) != 1 || c.Links[0].SpanContext.SpanID() != a.SpanContext.SpanID() {
+	if c.Parent.IsValid() || c.SpanContext.TraceID() == a.SpanContext.TraceID() || len(c.Links) != 1 ||
+		c.Links[0].SpanContext.SpanID() != a.SpanContext.SpanID() {
 		t.Errorf("c is beside a: %+v", c)
 	}
 	if len(a.Events) != 1 || a.Events[0].Name != "e" || a.Status.Description != "any" || len(a.Attributes) != 3 {

@@ -45,7 +45,9 @@ func (j Job) Rate() float64 { return float64(j.Accelerators*j.Batch) / j.Step.Se
 // check says what is wrong with a job.
 func (j Job) check() error {
 	if j.Accelerators < 1 || j.Batch < 1 || j.Workers < 1 || j.Prefetch < 1 || j.Step <= 0 {
-		return fmt.Errorf("accelerator: %d accelerators, batch %d, step %v, %d workers, %d batches ahead: all must be above 0", j.Accelerators, j.Batch, j.Step, j.Workers, j.Prefetch)
+		return fmt.Errorf(
+			"accelerator: %d accelerators, batch %d, step %v, %d workers, %d batches ahead: all must be above 0",
+			j.Accelerators, j.Batch, j.Step, j.Workers, j.Prefetch)
 	}
 	return nil
 }
@@ -94,7 +96,8 @@ func (j Job) Run(ctx context.Context, positions int, r Reader, progress func(don
 	}
 	steps := j.Steps(positions)
 	if steps == 0 {
-		return Epoch{}, fmt.Errorf("accelerator: %d samples are no global batch of %d × %d", positions, j.Accelerators, j.Batch)
+		return Epoch{}, fmt.Errorf("accelerator: %d samples are no global batch of %d × %d", positions,
+			j.Accelerators, j.Batch)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -127,7 +130,8 @@ func (j Job) Run(ctx context.Context, positions int, r Reader, progress func(don
 }
 
 // compute is the accelerators' side of Run.
-func (j Job) compute(ctx context.Context, e *Epoch, loaders []*loader, begin time.Time, steps int, progress func(done, steps int)) error {
+func (j Job) compute(ctx context.Context, e *Epoch, loaders []*loader, begin time.Time, steps int,
+	progress func(done, steps int)) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var first, end time.Time // of the first step; of the step before

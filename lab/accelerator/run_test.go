@@ -71,7 +71,8 @@ func TestRun(t *testing.T) {
 		{
 			// One worker needs 200 ms a batch, so every step but the first waits for 100 ms.
 			name: "half as fast as it should be", job: Job{1, 4, 100 * ms, 1, 1},
-			positions: 40, took: every(50 * ms), first: 200 * ms, run: 1000*ms + 9*100*ms, stalled: 9, longest: 100 * ms,
+			positions: 40, took: every(50 * ms), first: 200 * ms, run: 1000*ms + 9*100*ms, stalled: 9,
+			longest: 100 * ms,
 		},
 		{
 			name: "workers read batches side by side", job: Job{1, 4, 100 * ms, 2, 2},
@@ -119,9 +120,11 @@ func TestRun(t *testing.T) {
 				steps := c.job.Steps(c.positions)
 				compute := time.Duration(steps) * c.job.Step
 				if e.FirstBatch != c.first.Seconds() || e.Seconds != c.run.Seconds() || e.Compute != compute.Seconds() {
-					t.Errorf("first batch %v, run %v, compute %v, want %v, %v, %v", e.FirstBatch, e.Seconds, e.Compute, c.first, c.run, compute)
+					t.Errorf("first batch %v, run %v, compute %v, want %v, %v, %v", e.FirstBatch, e.Seconds, e.Compute,
+						c.first, c.run, compute)
 				}
-				if want := compute.Seconds() / c.run.Seconds(); e.Utilisation != want || e.Stall != e.Seconds-e.Compute {
+				if want := compute.Seconds() / c.run.Seconds(); e.Utilisation != want ||
+					e.Stall != e.Seconds-e.Compute {
 					t.Errorf("utilisation %v, stall %v, want %v", e.Utilisation, e.Stall, want)
 				}
 				var stalled int64
@@ -136,8 +139,10 @@ func TestRun(t *testing.T) {
 					t.Errorf("stalls: %d, longest %v s, want %d, %v", stalled, longest, c.stalled, c.longest)
 				}
 				samples := steps * c.job.Batch * c.job.Accelerators
-				if e.Samples != samples || e.Bytes != int64(samples)*r.size || len(r.reads) != samples || len(e.Steps) != steps || last != steps {
-					t.Errorf("%d samples, %d bytes, %d reads, %d steps, %d told", e.Samples, e.Bytes, len(r.reads), len(e.Steps), last)
+				if e.Samples != samples || e.Bytes != int64(samples)*r.size || len(r.reads) != samples ||
+					len(e.Steps) != steps || last != steps {
+					t.Errorf("%d samples, %d bytes, %d reads, %d steps, %d told", e.Samples, e.Bytes, len(r.reads),
+						len(e.Steps), last)
 				}
 				if e.Oversleep != 0 {
 					t.Errorf("overslept %v in virtual time", e.Oversleep)
@@ -172,7 +177,8 @@ func TestRunModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		j := Job{
 			Accelerators: rapid.IntRange(1, 3).Draw(rt, "accelerators"), Batch: rapid.IntRange(1, 4).Draw(rt, "batch"),
-			Step: time.Duration(rapid.IntRange(1, 40).Draw(rt, "step")) * ms, Workers: 1, Prefetch: rapid.IntRange(1, 4).Draw(rt, "prefetch"),
+			Step: time.Duration(rapid.IntRange(1, 40).Draw(rt, "step")) * ms, Workers: 1,
+			Prefetch: rapid.IntRange(1, 4).Draw(rt, "prefetch"),
 		}
 		steps := rapid.IntRange(1, 12).Draw(rt, "steps")
 		n := steps * j.Batch * j.Accelerators
@@ -201,7 +207,9 @@ func TestRunModel(t *testing.T) {
 			end = start[k] + int(j.Step/ms)
 		}
 		synctest.Test(t, func(t *testing.T) {
-			e, err := j.Run(t.Context(), n, newSlow(func(pos int) time.Duration { return time.Duration(took[pos]) * ms }), nil)
+			e, err := j.Run(t.Context(), n, newSlow(func(pos int) time.Duration {
+				return time.Duration(took[pos]) * ms
+			}), nil)
 			if err != nil {
 				rt.Fatal(err)
 			}
@@ -254,7 +262,8 @@ func TestRunEnds(t *testing.T) {
 		})
 	})
 	t.Run("at once", func(t *testing.T) {
-		for _, bad := range []Job{{}, {1, 1, 0, 1, 1}, {1, 1, ms, 0, 1}, {1, 1, ms, 1, 0}, {0, 1, ms, 1, 1}, {1, 0, ms, 1, 1}} {
+		for _, bad := range []Job{{}, {1, 1, 0, 1, 1}, {1, 1, ms, 0, 1}, {1, 1, ms, 1, 0}, {0, 1, ms, 1, 1},
+			{1, 0, ms, 1, 1}} {
 			if _, err := bad.Run(t.Context(), 10, newSlow(every(ms)), nil); err == nil {
 				t.Errorf("%+v ran", bad)
 			}

@@ -14,8 +14,8 @@ func ratios(old, now []float64) []float64 {
 	return r
 }
 
-// interval returns bounds that hold the median of what v was drawn from with a probability of at least 95%, whatever its
-// distribution: the order statistics of the sign test (Conover, Practical Nonparametric Statistics, 3.2). Of fewer
+// interval returns bounds that hold the median of what v was drawn from with a probability of at least 95%, whatever
+// its distribution: the order statistics of the sign test (Conover, Practical Nonparametric Statistics, 3.2). Of fewer
 // than 6 values no bounds have that probability; then they are infinite.
 func interval(v []float64) (lo, hi float64) {
 	s, n := slices.Sorted(slices.Values(v)), len(v)

@@ -1,5 +1,6 @@
-// Command bench compares two binaries, or one with other flags, pair by pair: the rate and the daemon's processor time a file of each situation
-// that matters, as the ratio new/old with the 95% interval of its median. Machines are never quiet, so the sides take turns.
+// Command bench compares two binaries, or one with other flags, pair by pair: the rate and the daemon's processor time
+// a file of each situation that matters, as the ratio new/old with the 95% interval of its median. Machines are never
+// quiet, so the sides take turns.
 //
 //	go run ./lab/bench -old OTHER/bin/shoal [flags]     from the repository's root, as root
 package main

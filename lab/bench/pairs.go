@@ -63,7 +63,8 @@ func fed(flags ...string) situation {
 const worse = 1.05
 
 func (b *bench) run(ctx context.Context, sides [2]*side, pairs int, only []string) (err error) {
-	b.say("# Two binaries, pair by pair\n\n`go run ./lab/bench %s`, %s, %s.\n", strings.Join(os.Args[1:], " "), time.Now().UTC().Format("2006-01-02 15:04 UTC"), machine())
+	b.say("# Two binaries, pair by pair\n\n`go run ./lab/bench %s`, %s, %s.\n", strings.Join(os.Args[1:], " "),
+		time.Now().UTC().Format("2006-01-02 15:04 UTC"), machine())
 	for _, s := range sides {
 		version, _ := s.bed.Shoal(ctx, "version")
 		b.say("%s: %s", s.name, strings.TrimSpace(version))
@@ -87,8 +88,11 @@ func (b *bench) run(ctx context.Context, sides [2]*side, pairs int, only []strin
 	if err := take(ctx, sides, only, pairs); err != nil {
 		return err
 	}
-	b.say("\n%d photographs, %d pairs. The interval is that of the median of the pairs' ratios new/old, 95%%.\n", len(b.paths), pairs)
-	b.say("| | files/s, old and new | ratio | interval | CPU a file, µs, old and new | ratio | interval | below %.2f |", worse)
+	b.say("\n%d photographs, %d pairs. The interval is that of the median of the pairs' ratios new/old, 95%%.\n",
+		len(b.paths), pairs)
+	b.say(
+		"| | files/s, old and new | ratio | interval | CPU a file, µs, old and new | ratio | interval | below %.2f |",
+		worse)
 	b.say("| --- | ---: | ---: | --- | ---: | ---: | --- | --- |")
 	for _, what := range only {
 		old, now := sides[0], sides[1]
@@ -99,7 +103,8 @@ func (b *bench) run(ctx context.Context, sides [2]*side, pairs int, only []strin
 		if chi < worse {
 			verdict = "met"
 		}
-		b.say("| %s | %.0f %.0f | %.3f | %.3f–%.3f | %.1f %.1f | %.3f | %.3f–%.3f | %s |", what, median(old.rate[what]), median(now.rate[what]),
+		b.say("| %s | %.0f %.0f | %.3f | %.3f–%.3f | %.1f %.1f | %.3f | %.3f–%.3f | %s |", what, median(old.rate[what]),
+			median(now.rate[what]),
 			median(rate), rlo, rhi, median(old.cpu[what]), median(now.cpu[what]), median(cpu), clo, chi, verdict)
 	}
 	return nil
@@ -137,7 +142,8 @@ func (s *side) serve(ctx context.Context, source, name string, flags ...string) 
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
-	args := append([]string{"serve", source, "--listen", d.feed, "--mount", dir, "--daemon", "--kernel-cache", "off"}, flags...)
+	args := append([]string{"serve", source, "--listen", d.feed, "--mount", dir, "--daemon", "--kernel-cache",
+		"off"}, flags...)
 	if _, err := s.bed.Shoal(ctx, append(args, s.flags...)...); err != nil {
 		return nil, err
 	}
@@ -196,7 +202,8 @@ func (d *daemon) cost(f func() (files int, err error)) (cost, error) {
 }
 
 // fresh serves over an empty cache directory, and measures what f reads there; the start counts.
-func (s *side) fresh(ctx context.Context, source string, flags []string, f func(ctx context.Context, d *daemon) (int, error)) (c cost, err error) {
+func (s *side) fresh(ctx context.Context, source string, flags []string,
+	f func(ctx context.Context, d *daemon) (int, error)) (c cost, err error) {
 	cache := filepath.Join(s.bed.Dir, "cache")
 	if err := os.RemoveAll(cache); err != nil {
 		return c, err
@@ -213,7 +220,9 @@ func (s *side) fresh(ctx context.Context, source string, flags []string, f func(
 
 // cold reads an epoch whose order the daemon was told.
 func (s *side) cold(ctx context.Context, source string) (cost, error) {
-	return s.fresh(ctx, source, []string{"--order", cold}, func(ctx context.Context, d *daemon) (int, error) { return d.read(ctx) })
+	return s.fresh(ctx, source, []string{"--order", cold}, func(ctx context.Context, d *daemon) (int, error) {
+		return d.read(ctx)
+	})
 }
 
 // share has two trainers read an epoch each at the same time.

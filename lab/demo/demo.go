@@ -52,12 +52,14 @@ type Options struct {
 	Progress          io.Writer     // gets the progress bars
 }
 
-// Defaults returns what is run where nobody says otherwise. Workers are twice the cores of a small machine, since without a known
-// order they mostly wait.
+// Defaults returns what is run where nobody says otherwise. Workers are twice the cores of a small machine, since
+// without a known order they mostly wait.
 func Defaults() Options {
 	return Options{
-		WorkDir: "shoal-demo", Client: python.Files, Python: "/usr/bin/python3", Latency: 30 * time.Millisecond, Sigma: 0.3,
-		Photos: photos.DefaultCount, Batch: 16, Workers: 4, Seed: 7, CacheSize: "2GiB", Memory: "512MiB", Progress: os.Stderr,
+		WorkDir: "shoal-demo", Client: python.Files, Python: "/usr/bin/python3", Latency: 30 * time.Millisecond,
+		Sigma:  0.3,
+		Photos: photos.DefaultCount, Batch: 16, Workers: 4, Seed: 7, CacheSize: "2GiB", Memory: "512MiB",
+		Progress: os.Stderr,
 	}
 }
 
@@ -67,7 +69,8 @@ func (o Options) check() (_ Options, err error) {
 		return o, errors.New("demo: Options.Proxy, the command that runs the rig's proxy, is empty")
 	}
 	if o.Steps < 0 || o.Batch < 1 || o.Workers < 0 || o.Photos < 2*o.Batch || o.Latency < 0 || o.Sigma < 0 {
-		return o, fmt.Errorf("demo: steps %d, batch %d, workers %d, photos %d, latency %v: out of range", o.Steps, o.Batch, o.Workers, o.Photos, o.Latency)
+		return o, fmt.Errorf("demo: steps %d, batch %d, workers %d, photos %d, latency %v: out of range", o.Steps,
+			o.Batch, o.Workers, o.Photos, o.Latency)
 	}
 	if o.WorkDir, err = filepath.Abs(o.WorkDir); err == nil && o.Shoal != "" {
 		o.Shoal, err = filepath.Abs(o.Shoal)
@@ -171,8 +174,11 @@ func (j *job) prepare(ctx context.Context) (err error) {
 // fill makes the training set and uploads it.
 func (j *job) fill(ctx context.Context) error {
 	bar := j.bars.Start("making photographs", j.Photos)
-	set, err := photos.Make(ctx, j.path("photos"), photos.Options{Count: j.Photos, Seed: 1}, func(done, total int) { bar.Set(done, total, "") })
-	result := fmt.Sprintf("%s files in %d classes, %s", humanize.Comma(int64(set.Files)), set.Classes, humanize.Bytes(uint64(set.Bytes)))
+	set, err := photos.Make(ctx, j.path("photos"), photos.Options{Count: j.Photos, Seed: 1}, func(done, total int) {
+		bar.Set(done, total, "")
+	})
+	result := fmt.Sprintf("%s files in %d classes, %s", humanize.Comma(int64(set.Files)), set.Classes,
+		humanize.Bytes(uint64(set.Bytes)))
 	switch {
 	case err != nil:
 		result = "failed"
@@ -184,8 +190,11 @@ func (j *job) fill(ctx context.Context) error {
 		return err
 	}
 	bar = j.bars.Start("uploading to the S3 server", set.Files)
-	up, err := j.bed.Server.Upload(ctx, j.path("photos"), bucket, prefix, func(done, total int) { bar.Set(done, total, "") })
-	result = fmt.Sprintf("%s objects sent, %s there before", humanize.Comma(int64(up.Sent)), humanize.Comma(int64(up.Files-up.Sent)))
+	up, err := j.bed.Server.Upload(ctx, j.path("photos"), bucket, prefix, func(done, total int) {
+		bar.Set(done, total, "")
+	})
+	result = fmt.Sprintf("%s objects sent, %s there before", humanize.Comma(int64(up.Sent)),
+		humanize.Comma(int64(up.Files-up.Sent)))
 	if err != nil {
 		result = "failed"
 	}

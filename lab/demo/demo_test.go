@@ -188,7 +188,8 @@ func TestRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkClean(t, o)
-	for _, want := range []string{"samples/s", "mount, order unknown, cold", "mount, order known, warm", "feed, warm", "contact-sheet.png"} {
+	for _, want := range []string{"samples/s", "mount, order unknown, cold", "mount, order known, warm", "feed, warm",
+		"contact-sheet.png"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the output lacks %q:\n%s", want, &out)
 		}
@@ -243,7 +244,8 @@ func TestFailures(t *testing.T) {
 		o := options(t, "tidy", feed)
 		o.Python = filepath.Join(t.TempDir(), "python")
 		// Finds all modules, but cannot train.
-		if err := os.WriteFile(o.Python, []byte("#!/bin/sh\n[ \"$1\" = -c ] && exit 0\necho no training today >&2\nexit 1\n"), 0o755); err != nil {
+		if err := os.WriteFile(o.Python, []byte(
+			"#!/bin/sh\n[ \"$1\" = -c ] && exit 0\necho no training today >&2\nexit 1\n"), 0o755); err != nil {
 			t.Fatal(err)
 		}
 		err := Run(t.Context(), o, new(bytes.Buffer))
@@ -265,7 +267,8 @@ func TestMissing(t *testing.T) {
 	if err := Run(t.Context(), o, new(bytes.Buffer)); !errors.Is(err, ErrMissing) {
 		t.Fatalf("got %v", err)
 	}
-	for _, want := range []string{"apt-get install", "python3-torch", "python3-torchvision", "go install", "make build"} {
+	for _, want := range []string{"apt-get install", "python3-torch", "python3-torchvision", "go install",
+		"make build"} {
 		if !strings.Contains(said.String(), want) {
 			t.Errorf("%s\nlacks %q", &said, want)
 		}

@@ -47,20 +47,26 @@ func (r *report) notes() []string {
 	for _, s := range r.Results {
 		if off := math.Abs(float64(s.Gets - s.StoreGets)); off > 0.01*float64(max(s.StoreGets, 100)) {
 			notes = append(notes, fmt.Sprintf("%s: Shoal counts %s GETs and %s, the store saw %s and %s", s.Title,
-				humanize.Comma(s.Gets), humanize.Bytes(uint64(s.GetBytes)), humanize.Comma(s.StoreGets), humanize.Bytes(uint64(s.StoreGetBytes))))
+				humanize.Comma(s.Gets), humanize.Bytes(uint64(s.GetBytes)), humanize.Comma(s.StoreGets),
+				humanize.Bytes(uint64(s.StoreGetBytes))))
 		}
 		if share := s.OtherCPU / (s.Seconds * float64(r.Cores)); share > 0.1 {
-			notes = append(notes, fmt.Sprintf("%s: other processes took %.0f%% of the cores meanwhile", s.Title, 100*share))
+			notes = append(notes, fmt.Sprintf("%s: other processes took %.0f%% of the cores meanwhile", s.Title,
+				100*share))
 		}
 	}
 	if len(r.Results) > 2 {
 		if cold, warm := r.Results[1], r.Results[2]; warm.Rate() < 1.05*cold.Rate() {
-			notes = append(notes, fmt.Sprintf("the warm pass is no faster than the cold one, since the trainer's own work takes as long in both: compare the waiting (%.0f%%, then %.0f%%) and the GETs (%s, then %s)",
-				100*cold.WaitShare(), 100*warm.WaitShare(), humanize.Comma(cold.StoreGets), humanize.Comma(warm.StoreGets)))
+			notes = append(notes, fmt.Sprintf(
+				"the warm pass is no faster than the cold one, since the trainer's own work takes as long in both: "+
+					"compare the waiting (%.0f%%, then %.0f%%) and the GETs (%s, then %s)",
+				100*cold.WaitShare(), 100*warm.WaitShare(), humanize.Comma(cold.StoreGets),
+				humanize.Comma(warm.StoreGets)))
 		}
 	}
 	if !r.Dropped {
-		notes = append(notes, "the kernel's caches could not be dropped between the runs (that takes root): the warm runs may have read from memory")
+		notes = append(notes, "the kernel's caches could not be dropped between the runs (that takes root): the warm "+
+			"runs may have read from memory")
 	}
 	return notes
 }
@@ -70,10 +76,12 @@ func (j *job) explain(r *Result, s scenario) string {
 	cores := float64(runtime.NumCPU())
 	busy := (r.TrainerCPU + r.ShoalCPU + r.StoreCPU) / (r.Seconds * cores)
 	per := func(cpu float64) string { return fmt.Sprintf("%.1f", 1e3*cpu/float64(r.Samples)) }
-	split := fmt.Sprintf("CPU a sample: trainer %s ms, shoal %s ms, S3 server and proxy %s ms", per(r.TrainerCPU), per(r.ShoalCPU), per(r.StoreCPU))
+	split := fmt.Sprintf("CPU a sample: trainer %s ms, shoal %s ms, S3 server and proxy %s ms", per(r.TrainerCPU),
+		per(r.ShoalCPU), per(r.StoreCPU))
 	switch {
 	case r.WaitShare() < 0.1:
-		return fmt.Sprintf("bound by the model itself, which computes %.0f%% of the time (%s)", 100*(1-r.WaitShare()), split)
+		return fmt.Sprintf("bound by the model itself, which computes %.0f%% of the time (%s)",
+			100*(1-r.WaitShare()), split)
 	case busy > 0.8:
 		what := "PIL decoding in the workers"
 		if s.feed {
@@ -85,7 +93,8 @@ func (j *job) explain(r *Result, s scenario) string {
 			cores, 100*r.OtherCPU/(r.Seconds*cores), split)
 	case s.order == "none":
 		limit := float64(max(j.Workers, 1)) / (j.Latency.Seconds() * math.Exp(j.Sigma*j.Sigma/2))
-		return fmt.Sprintf("bound by latency: %d workers that wait for one GET each cannot pass %.0f samples/s (%s)", max(j.Workers, 1), limit, split)
+		return fmt.Sprintf("bound by latency: %d workers that wait for one GET each cannot pass %.0f samples/s (%s)",
+			max(j.Workers, 1), limit, split)
 	default:
 		return fmt.Sprintf("bound by waiting: only %.0f%% of %.0f cores busy (%s)", 100*busy, cores, split)
 	}

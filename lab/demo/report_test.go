@@ -22,7 +22,8 @@ func TestParseEvents(t *testing.T) {
 	if w := r.WaitShare(); w != 0.5 {
 		t.Errorf("waited %v", w)
 	}
-	for _, bad := range []string{"", "Traceback\n", `{"event": "what"}`, good[:strings.Index(good, `{"event": "end"`)], `{"event": "end", "seconds": 1}`} {
+	for _, bad := range []string{"", "Traceback\n", `{"event": "what"}`, good[:strings.Index(good, `{"event": "end"`)],
+		`{"event": "end", "seconds": 1}`} {
 		if err := new(Result).parse(strings.NewReader(bad), 0, func(int, int, string) {}); err == nil {
 			t.Errorf("%q: accepted", bad)
 		}

@@ -72,9 +72,11 @@ func (j *job) scenarios() []scenario {
 		// A plain read-through cache: each worker waits for each file.
 		{name: "none", title: "mount, order unknown, cold", cache: "cache-none", cold: true, order: "none"},
 		// The same trainer. Shoal computes the sampler's order and fetches ahead of it.
-		{name: "order", title: "mount, order known, cold", cache: "cache", cold: true, order: fmt.Sprintf("torch:seed=%d", j.Seed)},
+		{name: "order", title: "mount, order known, cold", cache: "cache", cold: true,
+			order: fmt.Sprintf("torch:seed=%d", j.Seed)},
 		// The second epoch, after a remount: the samples are on the local disk.
-		{name: "warm", title: "mount, order known, warm", cache: "cache", epoch: 1, order: fmt.Sprintf("torch:seed=%d,epoch=1", j.Seed)},
+		{name: "warm", title: "mount, order known, warm", cache: "cache", epoch: 1,
+			order: fmt.Sprintf("torch:seed=%d,epoch=1", j.Seed)},
 		// Batches arrive decoded, cropped and flipped, as uint8; no DataLoader workers.
 		{name: "feed", title: "feed, warm", cache: "cache", epoch: 2, feed: true},
 	}
@@ -133,7 +135,8 @@ func (j *job) startDaemon(ctx context.Context, s scenario, cache string) (d *dae
 		target = "unix://" + at.Socket
 		args = []string{"serve", source, "--listen", target}
 	}
-	d, err = j.bed.Daemon(ctx, at, append(args, "--cache-dir", cache, "--cache-size", j.CacheSize, "--memory", j.Memory)...)
+	d, err = j.bed.Daemon(ctx, at, append(args, "--cache-dir", cache, "--cache-size", j.CacheSize,
+		"--memory", j.Memory)...)
 	return d, target, err
 }
 
@@ -147,12 +150,14 @@ type event struct {
 }
 
 // train runs the trainer and fills in what it reports.
-func (j *job) train(ctx context.Context, s scenario, target string, r *Result, show func(done, total int, note string)) error {
+func (j *job) train(ctx context.Context, s scenario, target string, r *Result,
+	show func(done, total int, note string)) error {
 	args := []string{j.path("trainer", "trainer_mount.py"), target, "--workers", strconv.Itoa(j.Workers)}
 	if s.feed {
 		args = []string{j.path("trainer", "trainer_feed.py"), target, "--sheet", j.path("contact-sheet.png")}
 	}
-	args = append(args, "--batch", strconv.Itoa(j.Batch), "--seed", strconv.Itoa(j.Seed), "--epoch", strconv.Itoa(s.epoch))
+	args = append(args, "--batch", strconv.Itoa(j.Batch), "--seed", strconv.Itoa(j.Seed),
+		"--epoch", strconv.Itoa(s.epoch))
 	if j.Steps > 0 {
 		args = append(args, "--steps", strconv.Itoa(j.Steps))
 	}

@@ -36,7 +36,8 @@ func (j *job) missing(ctx context.Context) []string {
 		other = append(other, fmt.Sprintf("%s is not there: run make build", j.Shoal))
 	}
 	if len(packages) > 0 {
-		other = append([]string{"Debian packages: apt-get update && apt-get install --no-install-recommends " + strings.Join(packages, " ")}, other...)
+		other = append([]string{"Debian packages: apt-get update && apt-get install --no-install-recommends " +
+			strings.Join(packages, " ")}, other...)
 	}
 	return other
 }
@@ -47,7 +48,8 @@ func (j *job) missingModules(ctx context.Context) []string {
 		{"torch", "python3-torch"}, {"torchvision", "python3-torchvision"}, {"numpy", "python3-numpy"},
 		{"PIL", "python3-pil"}, {"grpc", "python3-grpcio"},
 	}
-	args := []string{"-c", "import sys, importlib.util as u; print(*[m for m in sys.argv[1:] if u.find_spec(m) is None])"}
+	args := []string{"-c", "import sys, importlib.util as u; print(*[m for m in sys.argv[1:] if u.find_spec(m) " +
+		"is None])"}
 	for _, m := range modules {
 		args = append(args, m.name)
 	}

@@ -2,10 +2,10 @@
 // without a GPU: Build, then run the program with LD_LIBRARY_PATH on the folder.
 //
 // It has the driver calls that Shoal uses, on host memory. Streams are threads: work is done later, in order, and only
-// after what it has to wait for. Device memory cannot be read by the host. Kernels are PTX, which src/ptx.sed makes into
-// C for $CC (gcc). It is strict where hardware is silent: memory that is freed, unmapped or unregistered while queued
-// work uses it, and accesses beyond an allocation, end the process with a message. src/script.c says how faults, delays
-// and a trace are asked for (SHOAL_CUDA_SCRIPT, SHOAL_CUDA_TRACE).
+// after what it has to wait for. Device memory cannot be read by the host. Kernels are PTX, which src/ptx.sed makes
+// into C for $CC (gcc). It is strict where hardware is silent: memory that is freed, unmapped or unregistered while
+// queued work uses it, and accesses beyond an allocation, end the process with a message. src/script.c says how faults,
+// delays and a trace are asked for (SHOAL_CUDA_SCRIPT, SHOAL_CUDA_TRACE).
 //
 // It says nothing about speed: no time that was taken with it is a GPU's.
 package driver
@@ -47,7 +47,8 @@ func Build(dir string, flags ...string) (string, error) {
 	}
 	lib := filepath.Join(dir, "libcuda.so.1")
 	args := append([]string{
-		"-std=c11", "-D_GNU_SOURCE", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden",
+		"-std=c11", "-D_GNU_SOURCE", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared",
+		"-fvisibility=hidden",
 		"-pthread", "-Wl,-z,defs", "-Wl,-soname,libcuda.so.1", "-DSOURCE=\"" + src + "/src\"", "-o", lib,
 	}, flags...)
 	cmd := exec.Command(cc, append(args, files...)...)

@@ -44,7 +44,8 @@ func build(dir string, flags ...string) error {
 	}
 	for _, name := range []string{"check", "finish"} {
 		args := append([]string{"-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread",
-			"-o", filepath.Join(dir, name), filepath.Join("testdata", "check", name+".c"), "-L" + dir, "-lcuda", "-Wl,-rpath," + dir}, flags...)
+			"-o", filepath.Join(dir, name), filepath.Join("testdata", "check", name+".c"), "-L" + dir, "-lcuda",
+			"-Wl,-rpath," + dir}, flags...)
 		if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
 			return fmt.Errorf("%w\n%s", err, out)
 		}
@@ -57,10 +58,12 @@ func scenario(t *testing.T, dir, name, script string) (output string, trace []ma
 	t.Helper()
 	tmp := t.TempDir()
 	path, hold := filepath.Join(tmp, "trace"), filepath.Join(tmp, "hold")
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute) // a scenario takes milliseconds: one that hangs has failed
+	// a scenario takes milliseconds: one that hangs has failed
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, filepath.Join(dir, "check"), name)
-	cmd.Env = append(os.Environ(), "SHOAL_CUDA_SCRIPT="+strings.ReplaceAll(script, "HOLD", hold), "SHOAL_CUDA_TRACE="+path, "HOLD="+hold, "TSAN_OPTIONS=atexit_sleep_ms=0")
+	cmd.Env = append(os.Environ(), "SHOAL_CUDA_SCRIPT="+strings.ReplaceAll(script, "HOLD", hold),
+		"SHOAL_CUDA_TRACE="+path, "HOLD="+hold, "TSAN_OPTIONS=atexit_sleep_ms=0")
 	cmd.WaitDelay = time.Second
 	out, err := cmd.CombinedOutput()
 	b, readErr := os.ReadFile(path)
@@ -151,7 +154,8 @@ func TestEnds(t *testing.T) {
 			t.Parallel()
 			out, trace, err := scenario(t, dir, s.name, s.script)
 			var exit *exec.ExitError
-			if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGABRT || !strings.Contains(out, s.says) {
+			if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGABRT ||
+				!strings.Contains(out, s.says) {
 				t.Errorf("%v, %q: want SIGABRT and a message with %q", err, out, s.says)
 			}
 			if len(trace) == 0 || trace[len(trace)-1]["fatal"] == nil {
@@ -169,8 +173,8 @@ func TestDeviceMemoryIsNotTheHosts(t *testing.T) {
 	}
 }
 
-// TestTrace reads from the trace that operations of one stream follow each other, and that a copy of pageable memory was
-// noticed.
+// TestTrace reads from the trace that operations of one stream follow each other, and that a copy of pageable memory
+// was noticed.
 func TestTrace(t *testing.T) {
 	out, trace, err := scenario(t, dir, "in_order", "delay.launch=1000000")
 	if err != nil {

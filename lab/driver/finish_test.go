@@ -33,7 +33,8 @@ func (j *finishJob) encode(b *bytes.Buffer) {
 	if j.table != nil {
 		hasTable = 1
 	}
-	for _, v := range []any{[]uint32{j.elem, j.nchw, j.n, j.h, j.w, j.srcH, j.srcW, j.grid, j.block, j.shift, hasTable}, j.rows, j.table, j.src} {
+	for _, v := range []any{[]uint32{j.elem, j.nchw, j.n, j.h, j.w, j.srcH, j.srcW, j.grid, j.block, j.shift, hasTable},
+		j.rows, j.table, j.src} {
 		if err := binary.Write(b, binary.LittleEndian, v); err != nil {
 			panic(err) // a buffer does not fail
 		}
@@ -111,7 +112,8 @@ func TestKernel(t *testing.T) {
 	for _, elem := range []uint32{1, 2, 4} {
 		for _, nchw := range []uint32{0, 1} {
 			for k := range 24 {
-				j := &finishJob{elem: elem, nchw: nchw, n: u32(1, 4), h: u32(1, 9), w: u32(1, 13), grid: u32(1, 5), block: u32(1, 96), shift: u32(0, 3)}
+				j := &finishJob{elem: elem, nchw: nchw, n: u32(1, 4), h: u32(1, 9), w: u32(1, 13), grid: u32(1, 5),
+					block: u32(1, 96), shift: u32(0, 3)}
 				if k%3 == 0 {
 					j.w = (j.w + 3) / 4 * 4 // the fast path
 				}
@@ -192,7 +194,8 @@ func TestKernelEqualsHost(t *testing.T) {
 				wants = append(wants, apply("CenterCrop((8, 10))"+mirror+"|"+dtype+"|"+layout+norm, picture.Bytes()))
 				// The kernel cuts the same window from the whole picture: torchvision rounds half to even.
 				j := &finishJob{elem: elem, nchw: nchw, n: 1, h: 8, w: 10, srcH: h, srcW: w, grid: 2, block: 64,
-					rows: []row{{2, 1, flip | 2}}, src: apply(fmt.Sprintf("CenterCrop((%d, %d))|uint8|nhwc", h, w), picture.Bytes())}
+					rows: []row{{2, 1, flip | 2}},
+					src:  apply(fmt.Sprintf("CenterCrop((%d, %d))|uint8|nhwc", h, w), picture.Bytes())}
 				if dtype != "uint8" {
 					j.table = apply("CenterCrop((1, 256))|"+dtype+"|nchw"+norm, values.Bytes())
 				}

@@ -35,7 +35,8 @@ func TestPython(t *testing.T) {
 				}
 				script += ";hold." + kind + "=" + file
 			}
-			cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+dir, "SHOAL_CUDA_DIR="+tmp, "SHOAL_CUDA_TRACE="+filepath.Join(tmp, "trace"),
+			cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+dir, "SHOAL_CUDA_DIR="+tmp,
+				"SHOAL_CUDA_TRACE="+filepath.Join(tmp, "trace"),
 				"SHOAL_CUDA_SCRIPT="+script)
 			cmd.WaitDelay = 10 * time.Second
 			if out, err := cmd.CombinedOutput(); err != nil {

@@ -31,7 +31,9 @@ func TestRunAccelerate(t *testing.T) {
 	}
 	_, port, _ := net.SplitHostPort(free.Addr().String())
 	_ = free.Close()
-	t.Run("Accelerate", func(t *testing.T) { readAsTold(t, python, "hf_accelerate.py", mnt, 2, 24, "MASTER_PORT="+port) })
+	t.Run("Accelerate", func(t *testing.T) {
+		readAsTold(t, python, "hf_accelerate.py", mnt, 2, 24, "MASTER_PORT="+port)
+	})
 	t.Run("timm and Ultralytics", func(t *testing.T) { readAsTold(t, python, "others_loaders.py", mnt, 1, 18) })
 }
 
@@ -49,14 +51,16 @@ func TestRunTrainers(t *testing.T) {
 	t.Logf("%d opens, of which %d waited for the store", s.Opens, s.Misses+s.Joined)
 }
 
-// readAsTold runs a trainer under shoal run, in as many ranks, and compares what each read in its epochs with its plans.
+// readAsTold runs a trainer under shoal run, in as many ranks, and compares what each read in its epochs with its
+// plans.
 func readAsTold(t *testing.T, python, script, mnt string, world, each int, env ...string) {
 	out := t.TempDir()
 	var ranks sync.WaitGroup
 	for rank := range world { // torchrun of Debian's torch does not start with its Python
 		ranks.Go(func() {
 			cmd := exec.Command(shoalBin, "run", "--", python, "-B", script, mnt, out)
-			cmd.Env = append(append(os.Environ(), env...), "XDG_CACHE_HOME="+t.TempDir(), "YOLO_CONFIG_DIR="+t.TempDir(), "OMP_NUM_THREADS=1",
+			cmd.Env = append(append(os.Environ(), env...), "XDG_CACHE_HOME="+t.TempDir(),
+				"YOLO_CONFIG_DIR="+t.TempDir(), "OMP_NUM_THREADS=1",
 				fmt.Sprint("WORLD_SIZE=", world), fmt.Sprint("LOCAL_WORLD_SIZE=", world),
 				fmt.Sprint("RANK=", rank), fmt.Sprint("LOCAL_RANK=", rank), "MASTER_ADDR=127.0.0.1")
 			if text, err := cmd.CombinedOutput(); err != nil {

@@ -3,9 +3,9 @@
     adapters.py make DIR
     adapters.py CASE ROOT STEP
 
-ROOT holds the data, STEP is how long a batch trains, in seconds. Prints JSON: the seconds, the numbers of batches and of samples, a
-digest of the batches and of all that the global generators drew meanwhile, what was read of the data by each process, in
-order, with the seconds that it took, and the plans that lay in the mount.
+ROOT holds the data, STEP is how long a batch trains, in seconds. Prints JSON: the seconds, the numbers of batches and
+of samples, a digest of the batches and of all that the global generators drew meanwhile, what was read of the data by
+each process, in order, with the seconds that it took, and the plans that lay in the mount.
 """
 
 import builtins
@@ -55,7 +55,8 @@ def make(root):
                 info = tarfile.TarInfo(f"{i:03d}{k:03d}.bin")
                 info.size = SAMPLE
                 tar.addfile(info, io.BytesIO(rng.bytes(SAMPLE)))
-    BaseWebdatasetFactory.prepare_dataset(pathlib.Path(root, "tars"), [f"{i:06d}.tar" for i in range(SHARDS)], split_parts_ratio=[("train", 1.0)], workers=2)
+    BaseWebdatasetFactory.prepare_dataset(pathlib.Path(root, "tars"), [f"{i:06d}.tar" for i in range(SHARDS)],
+                                          split_parts_ratio=[("train", 1.0)], workers=2)
     with open(root + "/tars/.nv-meta/dataset.yaml", "w") as f:
         f.write("__module__: megatron.energon\n__class__: CrudeWebdataset\n")
     chunks = litdata.streaming.Cache(root + "/litdata", chunk_size=EACH)
@@ -69,24 +70,30 @@ def make(root):
 
 
 def make_rows(root):
-    """Arrow files as save_to_disk writes them, and where in them the parts of a row are: by a search, since each begins with its number."""
+    """Arrow files as save_to_disk writes them, and where in them the parts of a row are: by a search, since each begins
+    with its number."""
     import datasets
     rng = np.random.default_rng(2)
 
     def row(i):
         mark = f"{i:08d}"
-        return {"id": i, "text": f"t{mark}" + "x" * int(rng.integers(500, 3000)), "tokens": np.frombuffer(f"k{mark[1:]}".encode() + rng.bytes(792), np.int32),
-                "turns": None if i % 7 == 0 else [{"role": "user", "content": ("d" if k else "c") + mark + "y" * (i % 50)} for k in range(i % 4)],
+        return {"id": i, "text": f"t{mark}" + "x" * int(rng.integers(500, 3000)),
+                "tokens": np.frombuffer(f"k{mark[1:]}".encode() + rng.bytes(792), np.int32),
+                "turns": None if i % 7 == 0
+                else [{"role": "user", "content": ("d" if k else "c") + mark + "y" * (i % 50)} for k in range(i % 4)],
                 "image": {"bytes": f"i{mark}".encode() + rng.bytes(int(rng.integers(8_000, 20_000))), "path": None}}
 
     number, text = datasets.Value("int64"), datasets.Value("string")
-    data = datasets.Dataset.from_generator(lambda: map(row, range(ROWS)), cache_dir=SCRATCH.name, features=datasets.Features({
-        "id": number, "text": text, "tokens": datasets.List(datasets.Value("int32")), "turns": datasets.List({"role": text, "content": text}),
+    data = datasets.Dataset.from_generator(lambda: map(row, range(ROWS)), cache_dir=SCRATCH.name,
+                                           features=datasets.Features({
+        "id": number, "text": text, "tokens": datasets.List(datasets.Value("int32")),
+        "turns": datasets.List({"role": text, "content": text}),
         "image": {"bytes": datasets.Value("binary"), "path": text}}))
     data.save_to_disk(root + "/arrow", num_shards=4)
     for path in glob.glob(root + "/arrow/*.arrow"):
         with open(path, "rb") as f:
-            found = {m.group(): m.start() for m in re.finditer(rb"[tci][0-9]{8}|k[0-9]{7}", f.read())}  # the last: a batch may begin in the one before
+            # the last: a batch may begin in the one before
+            found = {m.group(): m.start() for m in re.finditer(rb"[tci][0-9]{8}|k[0-9]{7}", f.read())}
         with open(path.replace(".arrow", ".where"), "w") as f:
             json.dump({mark.decode(): [os.path.basename(path), at] for mark, at in found.items()}, f)
 
@@ -104,7 +111,8 @@ def arrow(root, shuffled):
         rows = get(self, indices)
         seconds = (time.monotonic() - began) / len(rows)  # a batch has page faults one after the other
         for mark, size in (("t{:08d}", lambda row: len(row["text"])), ("k{:07d}", lambda row: 4 * len(row["tokens"])),
-                           ("c{:08d}", lambda row: sum(len(turn["content"]) for turn in row["turns"] or ())), ("i{:08d}", lambda row: len(row["image"]["bytes"]))):
+                           ("c{:08d}", lambda row: sum(len(turn["content"]) for turn in row["turns"] or ())),
+                           ("i{:08d}", lambda row: len(row["image"]["bytes"]))):
             for row in rows:  # column by column, as the library reads a batch
                 if size(row) > 0:
                     path, at = where[mark.format(row["id"])]
@@ -117,13 +125,16 @@ def arrow(root, shuffled):
         data = data.shuffle(seed=3, keep_in_memory=True)
 
     def collate(rows):
-        return [torch.tensor([r["id"] for r in rows]), [r["text"].encode() for r in rows], [r["image"]["bytes"] for r in rows], torch.tensor([r["tokens"] for r in rows])]
+        return [torch.tensor([r["id"] for r in rows]), [r["text"].encode() for r in rows],
+                [r["image"]["bytes"] for r in rows], torch.tensor([r["tokens"] for r in rows])]
 
-    return torch.utils.data.DataLoader(data, batch_size=8, num_workers=2, collate_fn=collate, sampler=torch.utils.data.RandomSampler(data, num_samples=SAMPLES))
+    return torch.utils.data.DataLoader(data, batch_size=8, num_workers=2, collate_fn=collate,
+                                       sampler=torch.utils.data.RandomSampler(data, num_samples=SAMPLES))
 
 
 def megatron(root, samples, blended, mmap, sampler):
-    """A loader as Megatron's build_pretraining_data_loader makes it, of rank 1 of 2 with two workers, resumed after 64 samples."""
+    """A loader as Megatron's build_pretraining_data_loader makes it, of rank 1 of 2 with two workers, resumed after 64
+    samples."""
     from megatron.core.datasets import blended_dataset, gpt_dataset, indexed_dataset
     from megatron.core.datasets.utils import Split
     spec = importlib.util.find_spec("megatron.bridge")  # its file of samplers, without all that the package imports
@@ -138,7 +149,8 @@ def megatron(root, samples, blended, mmap, sampler):
         tokens = read(self, dtype, count, offset)
         if mmap:
             tokens.sum()
-        note(self._bin_file_reader.name if mmap else self._bin_path, time.monotonic() - began, int(offset), tokens.nbytes)
+        note(self._bin_file_reader.name if mmap else self._bin_path, time.monotonic() - began, int(offset),
+             tokens.nbytes)
         return tokens
 
     reader.read = noted
@@ -146,8 +158,10 @@ def megatron(root, samples, blended, mmap, sampler):
     class Tokenizer:
         eod, pad, vocab_size, unique_identifiers = 0, 0, 50_000, {"class": "none"}
 
-    config = gpt_dataset.GPTDatasetConfig(random_seed=7, sequence_length=LENGTH, split="1,0,0", path_to_cache=SCRATCH.name, tokenizer=Tokenizer(),
-                                          reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False, create_attention_mask=False, mmap_bin_files=mmap)
+    config = gpt_dataset.GPTDatasetConfig(random_seed=7, sequence_length=LENGTH, split="1,0,0",
+                                          path_to_cache=SCRATCH.name, tokenizer=Tokenizer(),
+                                          reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False,
+                                          create_attention_mask=False, mmap_bin_files=mmap)
 
     def part(name, n):
         prefix = f"{root}/tokens/{name}"
@@ -168,22 +182,26 @@ def megatron(root, samples, blended, mmap, sampler):
 def webdataset(root, **options):
     import webdataset
     note_opens(root)
-    data = webdataset.WebDataset(f"{root}/tars/{{000000..{SHARDS - 1:06d}}}.tar", seed=4, **options).shuffle(100, seed=5).to_tuple("bin")
+    data = webdataset.WebDataset(f"{root}/tars/{{000000..{SHARDS - 1:06d}}}.tar", seed=4, **options).shuffle(100,
+        seed=5).to_tuple("bin")
     return torch.utils.data.DataLoader(data, batch_size=8, num_workers=2)
 
 
 def resampled(root):
     import webdataset
     note_opens(root)
-    data = webdataset.DataPipeline(webdataset.ResampledShards(f"{root}/tars/{{000000..{SHARDS - 1:06d}}}.tar", seed=3, deterministic=True), webdataset.tarfile_to_samples(),
-                                   webdataset.shuffle(100, seed=5), webdataset.to_tuple("bin")).with_epoch(SHARDS * EACH // 2)
+    data = webdataset.DataPipeline(webdataset.ResampledShards(f"{root}/tars/{{000000..{SHARDS - 1:06d}}}.tar", seed=3,
+                                                              deterministic=True), webdataset.tarfile_to_samples(),
+                                   webdataset.shuffle(100, seed=5),
+                                   webdataset.to_tuple("bin")).with_epoch(SHARDS * EACH // 2)
     return torch.utils.data.DataLoader(data, batch_size=8, num_workers=2)
 
 
 def streaming(root):
     import streaming
     note_opens(root)
-    data = streaming.StreamingDataset(remote=root + "/mds", local=SCRATCH.name, shuffle=True, batch_size=8, shuffle_seed=9, num_canonical_nodes=1,
+    data = streaming.StreamingDataset(remote=root + "/mds", local=SCRATCH.name, shuffle=True, batch_size=8,
+                                      shuffle_seed=9, num_canonical_nodes=1,
                                       shuffle_block_size=320, predownload=64)
     return torch.utils.data.DataLoader(data, batch_size=8, num_workers=2)
 
@@ -191,7 +209,8 @@ def streaming(root):
 def litdata(root):
     import litdata
     note_opens(root, True)
-    data = litdata.StreamingDataset("local:" + root + "/litdata", cache_dir=tempfile.mkdtemp(), shuffle=True, seed=9, batch_decode=1)
+    data = litdata.StreamingDataset("local:" + root + "/litdata", cache_dir=tempfile.mkdtemp(), shuffle=True, seed=9,
+                                    batch_decode=1)
     return litdata.StreamingDataLoader(data, batch_size=8, num_workers=2)
 
 
@@ -223,7 +242,8 @@ def energon(root):
             return {"x": [s.x for s in samples]}
 
     workers = energon.WorkerConfig(rank=0, world_size=1, num_workers=2)
-    return energon.get_savable_loader(energon.get_train_dataset(root + "/tars", worker_config=workers, batch_size=8, shuffle_buffer_size=20, max_samples_per_sequence=20,
+    return energon.get_savable_loader(energon.get_train_dataset(root + "/tars", worker_config=workers, batch_size=8,
+                                                                shuffle_buffer_size=20, max_samples_per_sequence=20,
                                                                 task_encoder=Encoder(), repeat=False))
 
 
@@ -249,13 +269,15 @@ def note(path, seconds, *where):
 
 
 def note_opens(root, once=False):
-    """Notes each open of a file of the data, or only the first one of each, with the time until its first bytes are there."""
+    """Notes each open of a file of the data, or only the first one of each, with the time until its first bytes are
+    there."""
     plain, seen = builtins.open, set()
 
     def opened(path, mode="r", *args, **options):
         began = time.monotonic()
         file = plain(path, mode, *args, **options)
-        if "b" in mode and isinstance(path, str) and path.startswith(root) and path.endswith((".bin", ".mds", ".tar")) and path not in seen:
+        if "b" in mode and isinstance(path, str) and path.startswith(root) and path.endswith(
+                (".bin", ".mds", ".tar")) and path not in seen:
             os.pread(file.fileno(), 4096, 0)
             note(path, time.monotonic() - began)
             seen.update([path] * once)
@@ -293,7 +315,8 @@ def train(case, root, step):
             what, took = line.split("\t")
             process, what = what.split(" ", 1)
             read.setdefault(process, []).append([what.strip(), float(took)])
-    print(json.dumps({"seconds": seconds, "batches": batches, "samples": samples, "digest": digest.hexdigest(), "read": list(read.values()), "plans": plans}))
+    print(json.dumps({"seconds": seconds, "batches": batches, "samples": samples, "digest": digest.hexdigest(),
+                      "read": list(read.values()), "plans": plans}))
 
 
 if __name__ == "__main__":

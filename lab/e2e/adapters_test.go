@@ -18,25 +18,28 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
 
-// The libraries that `shoal run` has adapters for, from PyPI and unchanged, over a mount whose store is far away. The library is the
-// oracle: its plans are what it then reads, its batches and all that the generators draw are those of a local disk, and what
-// it reads is in memory. It prints a table, each row beside a mount that follows no order.
+// The libraries that `shoal run` has adapters for, from PyPI and unchanged, over a mount whose store is far away. The
+// library is the oracle: its plans are what it then reads, its batches and all that the generators draw are those of a
+// local disk, and what it reads is in memory. It prints a table, each row beside a mount that follows no order.
 func TestAdapters(t *testing.T) {
 	python := os.Getenv("SHOAL_ADAPTERS")
 	if python == "" {
 		t.Skip("make conformance runs it")
 	}
 	dir := t.TempDir()
-	if out, err := exec.CommandContext(t.Context(), python, "-B", "adapters.py", "make", dir).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), python, "-B", "adapters.py",
+		"make", dir).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	_, env := far(t, proxy.Options{Latency: 30 * time.Millisecond, Bandwidth: 200e6})
 	url := bucket(t, dir)
 	const info = "/tars/.nv-meta/.info.json" // bucket leaves names with a dot out
-	if _, err := store(t).FPutObject(t.Context(), bucketName(t), "train"+info, dir+info, minio.PutObjectOptions{DisableContentSha256: true}); err != nil {
+	if _, err := store(t).FPutObject(t.Context(), bucketName(t), "train"+info, dir+info,
+		minio.PutObjectOptions{DisableContentSha256: true}); err != nil {
 		t.Fatal(err)
 	}
-	fmt.Println("| case | samples/s without Shoal's order | with | on a local disk | reads or opens that wait, without | with | reads |")
+	fmt.Println("| case | samples/s without Shoal's order | with | on a local disk | reads or opens that wait, " +
+		"without | with | reads |")
 	fmt.Println("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
 	for _, c := range []struct {
 		name, plan string
@@ -63,7 +66,8 @@ func TestAdapters(t *testing.T) {
 			}
 			without, with := forMount("none"), forMount("auto", shoalBin, "run", "-v", "--")
 			if with.Digest != local.Digest || without.Digest != local.Digest {
-				t.Errorf("batches or random numbers differ: local %.8s, without hints %.8s, with %.8s", local.Digest, without.Digest, with.Digest)
+				t.Errorf("batches or random numbers differ: local %.8s, without hints %.8s, with %.8s", local.Digest,
+					without.Digest, with.Digest)
 			}
 			told := with.told(t, c.plan)
 			for i, read := range with.Read {
@@ -71,7 +75,8 @@ func TestAdapters(t *testing.T) {
 					t.Errorf("process %d does not read in the order of any plan", i)
 				}
 			}
-			if read, plans := sorted(slices.Concat(with.paths()...)), sorted(slices.Concat(told...)); c.exact && !slices.Equal(read, plans) {
+			if read, plans := sorted(slices.Concat(with.paths()...)),
+				sorted(slices.Concat(told...)); c.exact && !slices.Equal(read, plans) {
 				t.Errorf("%d reads, %d told", len(read), len(plans))
 			} else if i := slices.IndexFunc(read, func(what string) bool {
 				return !slices.ContainsFunc(plans, func(told string) bool { return inRange(what, told) })
@@ -80,7 +85,8 @@ func TestAdapters(t *testing.T) {
 			} else if read, told := bytesOf(read), bytesOf(plans); told > read+512*64 {
 				t.Errorf("%d bytes read, %d told", read, told)
 			}
-			fmt.Printf("| %s | %.1f | %.1f | %.1f | %.1f%% | %.1f%% | %d |\n", c.name, without.rate(), with.rate(), local.rate(), 100*without.waited(), 100*with.waited(), len(sorted(slices.Concat(with.paths()...))))
+			fmt.Printf("| %s | %.1f | %.1f | %.1f | %.1f%% | %.1f%% | %d |\n", c.name, without.rate(), with.rate(),
+				local.rate(), 100*without.waited(), 100*with.waited(), len(sorted(slices.Concat(with.paths()...))))
 			if with.waited() > 0.25 { // a busy machine has reads wait for itself
 				t.Errorf("%.1f%% waited:\n%s", 100*with.waited(), with.said)
 			}
@@ -95,12 +101,16 @@ func TestAdaptersUnknownVersion(t *testing.T) {
 		t.Skip("make conformance runs it")
 	}
 	dir, other := t.TempDir(), t.TempDir()
-	write(t, filepath.Join(other, "webdataset-9.9.9.dist-info", "METADATA"), []byte("Metadata-Version: 2.1\nName: webdataset\nVersion: 9.9.9\n"))
-	cmd := exec.CommandContext(t.Context(), shoalBin, "run", "-v", "--", python, "-B", "-c", "import webdataset; print(webdataset.cache.StreamingOpen.__call__.__module__)")
+	write(t, filepath.Join(other, "webdataset-9.9.9.dist-info", "METADATA"), []byte(
+		"Metadata-Version: 2.1\nName: webdataset\nVersion: 9.9.9\n"))
+	cmd := exec.CommandContext(t.Context(), shoalBin, "run", "-v", "--", python, "-B", "-c",
+		"import webdataset; print(webdataset.cache.StreamingOpen.__call__.__module__)")
 	var errs bytes.Buffer
 	cmd.Env, cmd.Stderr = append(os.Environ(), "XDG_CACHE_HOME="+dir, "PYTHONPATH="+other), &errs
 	out, err := cmd.Output()
-	if want := regexp.MustCompile(`^shoal run: no hint: the adapter of webdataset knows [0-9.]+, and this is 9\.9\.9\n$`); err != nil || string(out) != "webdataset.cache\n" || !want.MatchString(errs.String()) {
+	if want := regexp.MustCompile(
+		`^shoal run: no hint: the adapter of webdataset knows [0-9.]+, and this is 9\.9\.9\n$`); err != nil ||
+		string(out) != "webdataset.cache\n" || !want.MatchString(errs.String()) {
 		t.Errorf("%v: %s%s", err, out, errs.String())
 	}
 }
@@ -170,7 +180,8 @@ func (r trained) told(t *testing.T, name string) (told [][]string) {
 		}
 		for line := range strings.Lines(p[1]) {
 			if path, where, _ := strings.Cut(strings.TrimSpace(line), "\t"); path != "#ranges" {
-				by[p[0]] = append(by[p[0]], strings.TrimSpace(filepath.Base(path)+" "+strings.ReplaceAll(where, "\t", " ")))
+				by[p[0]] = append(by[p[0]],
+					strings.TrimSpace(filepath.Base(path)+" "+strings.ReplaceAll(where, "\t", " ")))
 			}
 		}
 	}

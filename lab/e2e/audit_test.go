@@ -77,7 +77,8 @@ func TestAuditLog(t *testing.T) {
 	}
 	const nobody = 65534
 	for range 3 { // three processes; each reads several files
-		cmd := exec.Command("cat", filepath.Join(mnt, paths[0]), filepath.Join(mnt, paths[1]), filepath.Join(mnt, paths[2]))
+		cmd := exec.Command("cat", filepath.Join(mnt, paths[0]), filepath.Join(mnt, paths[1]),
+			filepath.Join(mnt, paths[2]))
 		if os.Getuid() == 0 {
 			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 		}
@@ -101,7 +102,8 @@ func TestAuditLog(t *testing.T) {
 		t.Errorf("cache rm: exit %d", code)
 	}
 	// Another who attaches may name this log, or none, but not one that would stay empty.
-	if _, errs, code := shoal(t, env, "warm", source, "--cache-dir", cache, "--audit-log", file+"2"); code != 2 || !strings.Contains(errs, file) {
+	if _, errs, code := shoal(t, env, "warm", source, "--cache-dir", cache, "--audit-log", file+"2"); code != 2 ||
+		!strings.Contains(errs, file) {
 		t.Errorf("another audit log: exit %d, %s", code, errs)
 	}
 	within(t, time.Minute, "the stats count the lines of the log", func() bool {
@@ -122,8 +124,10 @@ func TestAuditLog(t *testing.T) {
 	}
 	audited(t, file,
 		by(map[string]string{"event": "cache_open", "cache_dir": cache}),
-		by(map[string]string{"event": "mount", "mountpoint": mnt, "source": source + "/", "dataset": "*", "order": "*", "outcome": ""}),
-		map[string]string{"event": "mount_open", "mountpoint": mnt, "peer.uid": reader, "peer.gid": reader, "peer.comm": "cat", "peer.pid": "*"},
+		by(map[string]string{"event": "mount", "mountpoint": mnt, "source": source + "/", "dataset": "*", "order": "*",
+			"outcome": ""}),
+		map[string]string{"event": "mount_open", "mountpoint": mnt, "peer.uid": reader, "peer.gid": reader,
+			"peer.comm": "cat", "peer.pid": "*"},
 		map[string]string{"event": "mount_open", "peer.comm": "cat"},
 		map[string]string{"event": "mount_open", "peer.comm": "cat"},
 		by(map[string]string{"event": "plan", "plan": "plans/default", "outcome": ""}),
@@ -137,7 +141,8 @@ func TestAuditLog(t *testing.T) {
 		map[string]string{"event": "cache_close"},
 		by(map[string]string{"event": "cache_rm", "outcome": ""}),
 	)
-	if n := strings.Count(string(content(t, file)), `"mount_open"`); n > 5 { // the daemon's own look at the mount and the plan's writer
+	// the daemon's own look at the mount and the plan's writer
+	if n := strings.Count(string(content(t, file)), `"mount_open"`); n > 5 {
 		t.Errorf("%d openings are written down of 3 processes with 9", n)
 	}
 	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
@@ -183,7 +188,9 @@ func TestDaemonLogIsRotated(t *testing.T) {
 		old, _ := os.ReadFile(log + ".1")
 		return string(old) + string(b)
 	}
-	within(t, time.Minute, "what the runtime says is in the log", func() bool { return strings.Contains(said(), "SIGQUIT: quit") })
+	within(t, time.Minute, "what the runtime says is in the log", func() bool {
+		return strings.Contains(said(), "SIGQUIT: quit")
+	})
 	within(t, time.Minute, "it is mounted again", func() bool {
 		b, err := os.ReadFile(filepath.Join(mnt, ".shoal/stats"))
 		return err == nil && !strings.Contains(string(b), fmt.Sprintf(`"pid":%d,`, pid))

@@ -51,7 +51,8 @@ func (r benchReport) check(t *testing.T, epochs, steps, samples int, sampleBytes
 
 func TestBench(t *testing.T) {
 	dir := t.TempDir()
-	flags := []string{"bench", "--batch", "4", "--sample-size", "50KB", "--step-time", "20ms", "--steps", "20", "--accelerators", "2", "--epochs", "2",
+	flags := []string{"bench", "--batch", "4", "--sample-size", "50KB", "--step-time", "20ms", "--steps", "20",
+		"--accelerators", "2", "--epochs", "2",
 		"--latency", "5ms", "--work-dir", dir, "--json"}
 	run := func(more ...string) (r benchReport) {
 		t.Helper()
@@ -85,11 +86,13 @@ func TestBenchMount(t *testing.T) {
 	_, env := far(t, proxy.Options{})
 	mnt := mount(t, env, bucket(t, dir), "--order", "torch:seed=3")
 	var r benchReport
-	out, errs, code := lab(t, "bench", "resnet50-h100", "--mount", mnt, "--batch", "5", "--step-time", "5ms", "--epochs", "2", "--json")
+	out, errs, code := lab(t, "bench", "resnet50-h100", "--mount", mnt, "--batch", "5", "--step-time", "5ms",
+		"--epochs", "2", "--json")
 	if err := json.Unmarshal([]byte(out), &r); err != nil {
 		t.Fatalf("exit %d, %v in %s\n%s", code, err, out, errs)
 	}
-	if r.Order != "torch:seed=3" || r.Samples != 60 || len(r.Epochs) != 2 || r.Epochs[1].Epoch != r.Epochs[0].Epoch+1 || r.Epochs[0].Samples != 60 {
+	if r.Order != "torch:seed=3" || r.Samples != 60 || len(r.Epochs) != 2 || r.Epochs[1].Epoch != r.Epochs[0].Epoch+1 ||
+		r.Epochs[0].Samples != 60 {
 		t.Errorf("%+v", r)
 	}
 	if s := readStats(t, mnt); s.Opens < 120 {

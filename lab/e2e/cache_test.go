@@ -183,7 +183,9 @@ func TestFsck(t *testing.T) {
 			}
 			var report map[string]any
 			stdout, _, again := shoal(t, nil, "fsck", cache, "--json")
-			if decode(t, strings.SplitN(stdout, "\n", 2)[0], &report); again != code && !strings.Contains(out, "the catalog was damaged") && !strings.Contains(out, "from its copy") { // which the first one has done
+			// which the first one has done
+			if decode(t, strings.SplitN(stdout, "\n", 2)[0], &report); again != code &&
+				!strings.Contains(out, "the catalog was damaged") && !strings.Contains(out, "from its copy") {
 				t.Errorf("--json: exit %d, without %d", again, code)
 			}
 			// As it is, without a repair, nothing that is damaged is served.
@@ -194,7 +196,8 @@ func TestFsck(t *testing.T) {
 			for _, at := range []string{unrepaired + "/c", cache} {
 				if at == cache {
 					repair, _ := fsck(t, cache, "--repair")
-					if out += repair; !c.clean && !strings.Contains(out, "repaired") && !strings.Contains(out, "listed again") {
+					if out += repair; !c.clean && !strings.Contains(out, "repaired") &&
+						!strings.Contains(out, "listed again") {
 						t.Errorf("--repair says nothing of it:\n%s", out)
 					}
 					mustBeClean(t, cache)
@@ -209,7 +212,9 @@ func TestFsck(t *testing.T) {
 				mnt := mount(t, env, source, "--cache-dir", at, "--kernel-cache", "off")
 				before := p.Stats() // behind what tries the key
 				readAll(t, mnt, dir, paths)
-				if d := p.Stats().Sub(before); d.Gets < int64(c.gets) || c.gets < 2 && d.Gets > int64(len(paths)+len(paths)/50+1) || c.gets == 0 && d.Gets > 0 { // 2% are hedges
+				// 2% are hedges
+				if d := p.Stats().Sub(before); d.Gets < int64(c.gets) ||
+					c.gets < 2 && d.Gets > int64(len(paths)+len(paths)/50+1) || c.gets == 0 && d.Gets > 0 {
 					t.Errorf("%d GETs after the damage", d.Gets)
 				} else {
 					t.Logf("%d of %d files fetched again", d.Gets, len(paths))
@@ -286,8 +291,9 @@ func cacheLs(t testing.TB, cache string) map[string]cacheEntry {
 	return entries
 }
 
-// Without a directory, ls tells of each default one what that one holds, whoever owns it, and in JSON as one list. Where no daemon runs,
-// verify opens a dataset of a bucket at the endpoint that it was cached from, whatever the environment names now.
+// Without a directory, ls tells of each default one what that one holds, whoever owns it, and in JSON as one list.
+// Where no daemon runs, verify opens a dataset of a bucket at the endpoint that it was cached from, whatever the
+// environment names now.
 func TestCacheVerbsOnBuckets(t *testing.T) {
 	dir, paths := tree(t, 2, 10, 8<<10)
 	source := bucket(t, dir)
@@ -305,11 +311,13 @@ func TestCacheVerbsOnBuckets(t *testing.T) {
 	if len(list) != 2 || list[0].Dir != a || !list[0].Open || list[1].Dir != b || list[1].Open {
 		t.Errorf("%+v", list)
 	}
-	if text := mustShoal(t, env, "cache", "ls"); strings.Count(text, source+"/ ") != 1 || strings.Count(text, b+"\n") != 1 {
+	if text := mustShoal(t, env, "cache", "ls"); strings.Count(text, source+"/ ") != 1 ||
+		strings.Count(text, b+"\n") != 1 {
 		t.Errorf("%s", text)
 	}
 	for range 2 { // by the daemon, and without one
-		if text := mustShoal(t, other, "cache", "verify", a, source); !strings.HasPrefix(text, "20 extents of "+source+"/ are as in the store") {
+		if text := mustShoal(t, other, "cache", "verify", a, source); !strings.HasPrefix(text,
+			"20 extents of "+source+"/ are as in the store") {
 			t.Errorf("%s", text)
 		}
 		if mounted(mnt) {
@@ -349,10 +357,12 @@ func TestSharedCache(t *testing.T) {
 	waitKept(t, mntA, len(pathsA))
 	waitKept(t, mntB, len(pathsB))
 	ls := cacheLs(t, cache)
-	if len(ls) != 2 || !ls[a].Open || !ls[b].Open || ls[a].Files != len(pathsA) || ls[a].Disk < 30<<20 || ls[b].Disk < 2<<20 {
+	if len(ls) != 2 || !ls[a].Open || !ls[b].Open || ls[a].Files != len(pathsA) || ls[a].Disk < 30<<20 ||
+		ls[b].Disk < 2<<20 {
 		t.Errorf("ls: %+v", ls)
 	}
-	if _, errs, code := shoal(t, nil, "cache", "rm", cache, a); code != 1 || !strings.Contains(errs, "open") && !strings.Contains(errs, "mounted") && !strings.Contains(errs, "use") {
+	if _, errs, code := shoal(t, nil, "cache", "rm", cache, a); code != 1 ||
+		!strings.Contains(errs, "open") && !strings.Contains(errs, "mounted") && !strings.Contains(errs, "use") {
 		t.Errorf("rm of what is mounted: exit %d, %s", code, errs)
 	}
 	// One goes, the other stays, with the daemon.
@@ -400,10 +410,12 @@ func TestSharedCache(t *testing.T) {
 	}
 	mustShoal(t, nil, "cache", "unpin", cache, b)
 	mustShoal(t, nil, "cache", "rm", cache, b)
-	if _, errs, code := shoal(t, nil, "cache", "rm", cache, "s3://nobody/knows"); code != 1 || !strings.Contains(errs, "s3://nobody/knows") {
+	if _, errs, code := shoal(t, nil, "cache", "rm", cache, "s3://nobody/knows"); code != 1 ||
+		!strings.Contains(errs, "s3://nobody/knows") {
 		t.Errorf("rm of an unknown source: exit %d, %s", code, errs)
 	}
-	if _, errs, code := shoal(t, nil, "cache", "quota", cache, a, "lots"); code != 2 || !strings.Contains(errs, "lots") {
+	if _, errs, code := shoal(t, nil, "cache", "quota", cache, a, "lots"); code != 2 ||
+		!strings.Contains(errs, "lots") {
 		t.Errorf("a bad quota: exit %d, %s", code, errs)
 	}
 	mustBeClean(t, cache)

@@ -43,7 +43,8 @@ else:
 json.dump(said, sys.stdout)
 `
 
-// shoal.checkpoint.wait returns when the bucket has the files, also those that are being written, and raises what it says.
+// shoal.checkpoint.wait returns when the bucket has the files, also those that are being written, and raises what it
+// says.
 func TestCkptPython(t *testing.T) {
 	dir := t.TempDir()
 	name := newBucket(t, "")
@@ -64,7 +65,8 @@ func TestCkptPython(t *testing.T) {
 		}
 	}
 	runPython(t, &said, waitInPython, link, t.TempDir())
-	expect(map[string]string{"whole": "", "relative": "", "no time": "", "none": "FileNotFoundError", "other": "ConnectionError",
+	expect(map[string]string{"whole": "", "relative": "", "no time": "", "none": "FileNotFoundError",
+		"other":   "ConnectionError",
 		"written": "TimeoutError", "closed": ""})
 	sameFiles(t, published(t, name, "run"), local(t, dir))
 	d.signal(t, syscall.SIGKILL) // its socket stays

@@ -66,7 +66,9 @@ func objectsOf(bucket, prefix string) string {
 func visible(root string) (names []string, err error) {
 	err = filepath.WalkDir(root, func(p string, e fs.DirEntry, err error) error {
 		rel, _ := filepath.Rel(root, p)
-		if err == nil && e.Type().IsRegular() && !strings.HasPrefix(rel, ".shoal") && !strings.Contains(rel, ".sgwtmp.") { // the server's, as it replaces an object
+		// the server's, as it replaces an object
+		if err == nil && e.Type().IsRegular() && !strings.HasPrefix(rel, ".shoal") &&
+			!strings.Contains(rel, ".sgwtmp.") {
 			names = append(names, rel)
 		}
 		if errors.Is(err, fs.ErrNotExist) {
@@ -132,7 +134,8 @@ func safetensors(n int, fill byte) []byte {
 	return append(append(b, header...), bytes.Repeat([]byte{fill}, n)...)
 }
 
-// Objects appear in the order in which files were closed, and a last name after all of them, however large the first is.
+// Objects appear in the order in which files were closed, and a last name after all of them, however large the first
+// is.
 func TestCkptOrder(t *testing.T) {
 	dir := t.TempDir()
 	name := newBucket(t, "")
@@ -169,7 +172,8 @@ func TestCkptOrder(t *testing.T) {
 		before := true
 		for _, p := range order {
 			if _, ok := there[p]; ok && !before && p != "step-2/a.bin" {
-				t.Fatalf("%s is visible before another that was closed before it: %v", p, slices.Sorted(maps.Keys(there)))
+				t.Fatalf("%s is visible before another that was closed before it: %v", p,
+					slices.Sorted(maps.Keys(there)))
 			} else if !ok && p != "step-1/.metadata" {
 				before = false
 			}
@@ -188,12 +192,14 @@ func TestCkptOrder(t *testing.T) {
 	}
 	defer resp.Body.Close()
 	metrics, err := io.ReadAll(resp.Body)
-	if want := fmt.Sprintf("\nshoal_ckpt_published_files_total %d\n", len(order)); err != nil || !strings.Contains(string(metrics), want) {
+	if want := fmt.Sprintf("\nshoal_ckpt_published_files_total %d\n", len(order)); err != nil ||
+		!strings.Contains(string(metrics), want) {
 		t.Errorf("%v: no %q in %s", err, want, metrics)
 	}
 }
 
-// A file that is written again before or after it was published, a rename, removals with and without --delete, --keep-local.
+// A file that is written again before or after it was published, a rename, removals with and without --delete,
+// --keep-local.
 func TestCkptChanges(t *testing.T) {
 	dir := t.TempDir()
 	name := newBucket(t, "")
@@ -246,7 +252,9 @@ func TestCkptChanges(t *testing.T) {
 	write(t, filepath.Join(dir, "u/a.bin"), []byte("a"))
 	write(t, filepath.Join(dir, "u/_SUCCESS"), nil)
 	d = carry(t, env, dir, "s3://"+name+"/run", "--delete")
-	within(t, patience, "the bucket is as the folder", func() bool { return maps.Equal(published(t, name, "run"), local(t, dir)) })
+	within(t, patience, "the bucket is as the folder", func() bool {
+		return maps.Equal(published(t, name, "run"), local(t, dir))
+	})
 	if err := os.RemoveAll(filepath.Join(dir, "t")); err != nil {
 		t.Fatal(err)
 	}
@@ -282,7 +290,8 @@ func TestCkptWithdrawn(t *testing.T) {
 	name := newBucket(t, "")
 	p, env := far(t, proxy.Options{})
 	d := carry(t, env, dir, "s3://"+name+"/run")
-	if err := p.Set(proxy.Options{Faults: []proxy.Fault{{Kind: proxy.Unavailable, Op: proxy.OpPut, Key: ".metadata"}}}); err != nil {
+	if err := p.Set(proxy.Options{
+		Faults: []proxy.Fault{{Kind: proxy.Unavailable, Op: proxy.OpPut, Key: ".metadata"}}}); err != nil {
 		t.Fatal(err)
 	}
 	write(t, filepath.Join(dir, "good/a.bin"), []byte("a"))
@@ -349,7 +358,8 @@ func TestCkptRefuses(t *testing.T) {
 	var s struct {
 		Here struct{ Temporary, Torn, Skipped int }
 	}
-	if err := json.Unmarshal([]byte(mustShoal(t, env, "ckpt", "ls", dir, "--json")), &s); err != nil || s.Here.Temporary != 1 || s.Here.Torn != 1 || s.Here.Skipped != 2 {
+	if err := json.Unmarshal([]byte(mustShoal(t, env, "ckpt", "ls", dir, "--json")), &s); err != nil ||
+		s.Here.Temporary != 1 || s.Here.Torn != 1 || s.Here.Skipped != 2 {
 		t.Errorf("left out: %+v, %v", s, err)
 	}
 	d.signal(t, syscall.SIGKILL)
@@ -358,8 +368,9 @@ func TestCkptRefuses(t *testing.T) {
 	carry(t, env, dir, dest)
 }
 
-// The daemon is killed again and again while checkpoints are saved, renamed and removed. Whoever finds a last name finds what it
-// names; nothing torn is ever visible; in the end all is there, and no upload is left but another program's.
+// The daemon is killed again and again while checkpoints are saved, renamed and removed. Whoever finds a last name
+// finds what it names; nothing torn is ever visible; in the end all is there, and no upload is left but another
+// program's.
 func TestCkptKilled(t *testing.T) {
 	dir := t.TempDir()
 	name := newBucket(t, "")
@@ -409,13 +420,15 @@ func TestCkptKilled(t *testing.T) {
 			t.Errorf("%s is not in the bucket as it is here", p)
 		}
 	}
-	within(t, patience, "no upload is left", func() bool { return slices.Equal(unfinished(t, name), []string{foreign}) })
+	within(t, patience, "no upload is left", func() bool {
+		return slices.Equal(unfinished(t, name), []string{foreign})
+	})
 	d.signal(t, syscall.SIGTERM)
 	d.ended(t)
 }
 
-// saveOnce saves a checkpoint in one of the ways that savers have: files in place, closed and opened again, or renamed; a folder
-// that is renamed at the end; a manifest last. Some are removed before the manifest.
+// saveOnce saves a checkpoint in one of the ways that savers have: files in place, closed and opened again, or renamed;
+// a folder that is renamed at the end; a manifest last. Some are removed before the manifest.
 func saveOnce(t *testing.T, r *rand.Rand, dir string, step int) {
 	name := fmt.Sprintf("step-%d", step)
 	at := filepath.Join(dir, name)
@@ -502,7 +515,8 @@ func checkCkpt(t *testing.T, there map[string]string) {
 				var header map[string]struct {
 					End [2]int `json:"data_offsets"`
 				}
-				if err := json.Unmarshal([]byte(b[8:8+n]), &header); err != nil || len(b) != 8+int(n)+header["w"].End[1] {
+				if err := json.Unmarshal([]byte(b[8:8+n]), &header); err != nil ||
+					len(b) != 8+int(n)+header["w"].End[1] {
 					t.Errorf("%s is torn: %d bytes, %v", p, len(b), err)
 				}
 			}
@@ -514,7 +528,8 @@ func checkCkpt(t *testing.T, there map[string]string) {
 func TestCkptRemovedWhileSent(t *testing.T) {
 	dir := t.TempDir()
 	name := newBucket(t, "")
-	p, env := far(t, proxy.Options{Faults: []proxy.Fault{{Kind: proxy.Slow, Op: proxy.OpPut, Key: "a.bin", For: 5 * time.Minute}}})
+	p, env := far(t, proxy.Options{
+		Faults: []proxy.Fault{{Kind: proxy.Slow, Op: proxy.OpPut, Key: "a.bin", For: 5 * time.Minute}}})
 	d := carry(t, env, dir, "s3://"+name+"/run", "--drain-timeout", "1s")
 	write(t, filepath.Join(dir, "a.bin"), make([]byte, 9<<20))
 	within(t, patience, "its parts are being sent", func() bool { return p.Stats().InFlight > 0 })

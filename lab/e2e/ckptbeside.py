@@ -1,7 +1,7 @@
 """Saves checkpoints with PyTorch's DCP, in several ways: ckptbeside.py BYTES.
 
-Each line of its input is a save, `WAY PATH [WITH]`, made by a process of its own. It prints the seconds that the trainer was blocked,
-inside the save, and those from the save's beginning until the bucket had all.
+Each line of its input is a save, `WAY PATH [WITH]`, made by a process of its own. It prints the seconds that the
+trainer was blocked, inside the save, and those from the save's beginning until the bucket had all.
 """
 
 import os
@@ -46,7 +46,8 @@ def juicefs(path, cache):
 def rclone(path, to):
     """Without a bundle of certificates, with which Debian's does not start."""
     env = {**os.environ, "AWS_CA_BUNDLE": ""}
-    return dcp.FileSystemWriter(path), lambda: subprocess.run(["rclone", "copy", "--quiet", path, to], env=env, check=True)
+    return dcp.FileSystemWriter(path), lambda: subprocess.run(["rclone", "copy", "--quiet", path, to], env=env,
+                                                              check=True)
 
 
 def s3torchconnector(path, _):

@@ -37,8 +37,9 @@ type way struct {
 	blocked, whole   []float64
 }
 
-// What a checkpoint of 2 GiB costs the trainer, and when the bucket has it all, beside other programs on the same line of 200 MB/s:
-// one rank saves with DCP, in turn. It judges that the bucket has the bytes, and prints times. lab/bench/results/ckpt.md has the command.
+// What a checkpoint of 2 GiB costs the trainer, and when the bucket has it all, beside other programs on the same line
+// of 200 MB/s: one rank saves with DCP, in turn. It judges that the bucket has the bytes, and prints times.
+// lab/bench/results/ckpt.md has the command.
 func TestCkptBeside(t *testing.T) {
 	py, juice := os.Getenv("SHOAL_BESIDE"), os.Getenv("SHOAL_BESIDE_JUICEFS")
 	if py == "" || juice == "" {
@@ -58,19 +59,22 @@ func TestCkptBeside(t *testing.T) {
 	config := filepath.Join(b.memory, "msc.json")
 	profile := map[string]any{"type": "s3", "options": map[string]string{
 		"base_path": buckets["msc"], "endpoint_url": b.endpoint(), "region_name": s3server.Region}}
-	text, err := json.Marshal(map[string]any{"profiles": map[string]any{"beside": map[string]any{"storage_provider": profile}}})
+	text, err := json.Marshal(
+		map[string]any{"profiles": map[string]any{"beside": map[string]any{"storage_provider": profile}}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	write(t, config, text)
-	b.env = append(b.env, "MSC_CONFIG="+config, "PYTHONPATH=../../python", "PYTHONWARNINGS=ignore", "RCLONE_CONFIG_BESIDE_TYPE=s3",
+	b.env = append(b.env, "MSC_CONFIG="+config, "PYTHONPATH=../../python", "PYTHONWARNINGS=ignore",
+		"RCLONE_CONFIG_BESIDE_TYPE=s3",
 		"RCLONE_CONFIG_BESIDE_PROVIDER=Other", "RCLONE_CONFIG_BESIDE_ENV_AUTH=true",
 		"RCLONE_CONFIG_BESIDE_ENDPOINT="+b.endpoint(), "RCLONE_CONFIG_BESIDE_REGION="+s3server.Region)
 	ways := []*way{
 		{name: "folder", path: filepath.Join(b.memory, "folder")},
 		{name: "shoal", path: carried, bucket: buckets["shoal"]},
 		{name: "juicefs", path: mounted, with: cache, bucket: buckets["juicefs"]},
-		{name: "rclone", path: filepath.Join(b.memory, "rclone"), with: "beside:" + buckets["rclone"], bucket: buckets["rclone"]},
+		{name: "rclone", path: filepath.Join(b.memory, "rclone"), with: "beside:" + buckets["rclone"],
+			bucket: buckets["rclone"]},
 		{name: "s3torchconnector", path: "s3://" + buckets["s3torchconnector"], bucket: buckets["s3torchconnector"]},
 		{name: "s3fs", path: "s3://" + buckets["s3fs"], bucket: buckets["s3fs"]},
 		{name: "multi-storage-client", path: "msc://beside", bucket: buckets["msc"]},
@@ -152,7 +156,8 @@ func (b *beside) juicefs(program, bucket string) (mounted, cache string) {
 	if err := os.Mkdir(mounted, 0o755); err != nil {
 		b.Fatal(err)
 	}
-	d := startForeground(b, b.command(program, "mount", meta, mounted, "--writeback", "--cache-dir", cache, "--cache-size", "1M",
+	d := startForeground(b, b.command(program, "mount", meta, mounted, "--writeback", "--cache-dir", cache,
+		"--cache-size", "1M",
 		"--free-space-ratio", "0.01", "--no-usage-report", "--backup-meta", "0"))
 	d.says(b, "is ready")
 	b.Cleanup(func() {

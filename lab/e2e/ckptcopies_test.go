@@ -26,9 +26,9 @@ type copiesHost struct {
 	*foreground
 }
 
-// Three hosts save under one prefix with --copies 2, each its shards and one of them the metadata. One cannot reach the bucket; when
-// wait --copies 2 has returned on all, it is killed, and its folder and its journal are lost. All that it had saved arrives, the
-// metadata after all. SHOAL_DEATHS says how many hosts are lost.
+// Three hosts save under one prefix with --copies 2, each its shards and one of them the metadata. One cannot reach the
+// bucket; when wait --copies 2 has returned on all, it is killed, and its folder and its journal are lost. All that it
+// had saved arrives, the metadata after all. SHOAL_DEATHS says how many hosts are lost.
 func TestCkptCopies(t *testing.T) {
 	if _, err := etcd.FindBinary(); err != nil {
 		t.Skip(err)

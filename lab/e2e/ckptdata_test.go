@@ -13,8 +13,9 @@ import (
 	"github.com/shoalfs/shoal/lab/accelerator"
 )
 
-// A trainer reads its data over a mount while shoal ckpt on the same node uploads one checkpoint after another, over a line of 1 Gbit/s
-// each way that the trainer fills to a fifth, or to four fifths. It waits at most a hundredth of the time more than without.
+// A trainer reads its data over a mount while shoal ckpt on the same node uploads one checkpoint after another, over a
+// line of 1 Gbit/s each way that the trainer fills to a fifth, or to four fifths. It waits at most a hundredth of the
+// time more than without.
 func TestCkptBesideData(t *testing.T) {
 	long(t)
 	dir, paths := tree(t, 20, 50, starSize)
@@ -36,7 +37,8 @@ func TestCkptBesideData(t *testing.T) {
 		}
 		epoch++
 		step := time.Duration(float64(c.bytes) / float64(len(paths)) * starBatch / rate * float64(time.Second))
-		e, err := (accelerator.Job{Accelerators: 1, Batch: starBatch, Step: step, Workers: 4, Prefetch: 4}).Run(t.Context(), len(paths), files, nil)
+		e, err := (accelerator.Job{Accelerators: 1, Batch: starBatch, Step: step, Workers: 4, Prefetch: 4}).Run(
+			t.Context(), len(paths), files, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -48,7 +50,8 @@ func TestCkptBesideData(t *testing.T) {
 		var alone, beside []float64
 		for i := range 3 {
 			alone = append(alone, train(rate))
-			cmd := n.Command(shoalBin, "ckpt", folder, fmt.Sprintf("s3://%s/run-%v-%d", bucketName(t), load, i), "--delete")
+			cmd := n.Command(shoalBin, "ckpt", folder, fmt.Sprintf("s3://%s/run-%v-%d", bucketName(t), load, i),
+				"--delete")
 			cmd.Env = n.Env()
 			d := startForeground(t, cmd)
 			d.says(t, "carrying")
@@ -78,12 +81,15 @@ func TestCkptBesideData(t *testing.T) {
 			took := time.Since(began)
 			close(stop)
 			<-stopped
-			t.Logf("%.0f MB/s: uploads of some %.0f MB/s beside", rate/1e6, float64(uploaded*len(saved))/1e6/took.Seconds())
+			t.Logf("%.0f MB/s: uploads of some %.0f MB/s beside", rate/1e6,
+				float64(uploaded*len(saved))/1e6/took.Seconds())
 			d.signal(t, syscall.SIGKILL)
 			<-d.exited
 		}
 		a, b := median(alone), median(beside)
-		t.Logf("at %.0f MB/s of 125: waited %.4f of the time alone, %.4f beside uploads (medians of 3: %.4f and %.4f)", rate/1e6, a, b, alone, beside)
+		t.Logf(
+			"at %.0f MB/s of 125: waited %.4f of the time alone, %.4f beside uploads (medians of 3: %.4f and %.4f)",
+			rate/1e6, a, b, alone, beside)
 		if b > a+0.01 {
 			t.Errorf("uploads make the trainer wait %.1f points more", 100*(b-a))
 		}

@@ -19,12 +19,14 @@ import (
 func TestCkptAbortFails(t *testing.T) {
 	dir := t.TempDir()
 	name := newBucket(t, "")
-	p, env := far(t, proxy.Options{Faults: []proxy.Fault{{Kind: proxy.Slow, Op: proxy.OpPut, Key: "a.bin", For: time.Second}}})
+	p, env := far(t, proxy.Options{
+		Faults: []proxy.Fault{{Kind: proxy.Slow, Op: proxy.OpPut, Key: "a.bin", For: time.Second}}})
 	d := carry(t, env, dir, "s3://"+name+"/run")
 	at := filepath.Join(dir, "a.bin")
 	write(t, at, make([]byte, 9<<20))
 	within(t, patience, "its parts are sent", func() bool { return p.Stats().Faults["slow"] == 2 })
-	if err := p.Set(proxy.Options{Faults: []proxy.Fault{{Kind: proxy.Unavailable, Op: proxy.OpOther, Key: "a.bin"}}}); err != nil {
+	if err := p.Set(proxy.Options{
+		Faults: []proxy.Fault{{Kind: proxy.Unavailable, Op: proxy.OpOther, Key: "a.bin"}}}); err != nil {
 		t.Fatal(err)
 	}
 	f, err := os.OpenFile(at, os.O_WRONLY, 0)
@@ -42,7 +44,9 @@ func TestCkptAbortFails(t *testing.T) {
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
-	within(t, time.Minute, "the abort has given up", func() bool { return strings.Contains(d.log(), "cannot abort an upload") })
+	within(t, time.Minute, "the abort has given up", func() bool {
+		return strings.Contains(d.log(), "cannot abort an upload")
+	})
 	if after, err := cputime.Process(d.cmd.Process.Pid); err != nil || after-before > 1 {
 		t.Errorf("it took %.1f s of CPU to wait, %v", after-before, err)
 	}
@@ -65,7 +69,10 @@ func TestCkptHomeRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	write(t, filepath.Join(dir, "b"), []byte("b"))
-	within(t, patience, "the daemon answers again", func() bool { _, _, code := shoal(t, env, "ckpt", "ls", dir); return code == 0 })
+	within(t, patience, "the daemon answers again", func() bool {
+		_, _, code := shoal(t, env, "ckpt", "ls", dir)
+		return code == 0
+	})
 	mustShoal(t, env, "ckpt", "wait", dir, "--timeout", "60s")
 	d.signal(t, syscall.SIGKILL)
 	<-d.exited
@@ -78,7 +85,8 @@ func TestCkptHomeRemoved(t *testing.T) {
 	sameFiles(t, published(t, name, "run"), map[string]string{"a": "a", "b": "b"})
 }
 
-// A trainer of another user than the daemon's asks it, also where an older release made the daemon's folder. Others get an error that says so.
+// A trainer of another user than the daemon's asks it, also where an older release made the daemon's folder. Others get
+// an error that says so.
 func TestCkptOtherUser(t *testing.T) {
 	dir := t.TempDir()
 	home := filepath.Join(dir, ".shoal")
@@ -100,7 +108,8 @@ func TestCkptOtherUser(t *testing.T) {
 		if err == nil {
 			err = os.Chmod(at, mode)
 		}
-		if out, code := asNobody(t, "ckpt", "wait", dir); err != nil || code == nil || !strings.Contains(out, "permission denied") || strings.Contains(out, "no shoal ckpt") {
+		if out, code := asNobody(t, "ckpt", "wait", dir); err != nil || code == nil ||
+			!strings.Contains(out, "permission denied") || strings.Contains(out, "no shoal ckpt") {
 			t.Errorf("%v, %v: %s", err, code, out)
 		}
 		if err := os.Chmod(at, before.Mode()); err != nil {
@@ -109,8 +118,8 @@ func TestCkptOtherUser(t *testing.T) {
 	}
 }
 
-// An object whose answer a crash has cut off is not forgotten: it goes if its file went before the next start. What somebody else has
-// stored there meanwhile stays.
+// An object whose answer a crash has cut off is not forgotten: it goes if its file went before the next start. What
+// somebody else has stored there meanwhile stays.
 func TestCkptAnswerLost(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -120,7 +129,8 @@ func TestCkptAnswerLost(t *testing.T) {
 		another bool
 	}{
 		{"small", 10, proxy.Fault{Op: proxy.OpPut}, []string{"--delete"}, false},
-		{"large", 9 << 20, proxy.Fault{Op: proxy.OpOther, After: 1}, []string{"--delete"}, false}, // the first begins the upload
+		// the first begins the upload
+		{"large", 9 << 20, proxy.Fault{Op: proxy.OpOther, After: 1}, []string{"--delete"}, false},
 		{"withdrawn", 10, proxy.Fault{Op: proxy.OpPut}, nil, false},
 		{"another", 10, proxy.Fault{Op: proxy.OpPut}, []string{"--delete"}, true},
 		{"another-withdrawn", 10, proxy.Fault{Op: proxy.OpPut}, nil, true},
@@ -140,7 +150,8 @@ func TestCkptAnswerLost(t *testing.T) {
 				t.Fatal(err)
 			}
 			if c.another {
-				if _, err := store(t).PutObject(t.Context(), name, "run/step/a.bin", strings.NewReader("theirs"), 6, minio.PutObjectOptions{}); err != nil {
+				if _, err := store(t).PutObject(t.Context(), name, "run/step/a.bin", strings.NewReader("theirs"), 6,
+					minio.PutObjectOptions{}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -158,11 +169,13 @@ func TestCkptAnswerLost(t *testing.T) {
 	}
 }
 
-// An upload that the store begins only after the daemon that asked for it was killed, and another one started, is found and aborted.
+// An upload that the store begins only after the daemon that asked for it was killed, and another one started, is found
+// and aborted.
 func TestCkptLateUpload(t *testing.T) {
 	dir := t.TempDir()
 	name := newBucket(t, "")
-	p, env := far(t, proxy.Options{Faults: []proxy.Fault{{Kind: proxy.Slow, Op: proxy.OpOther, Key: "a.bin", For: 5 * time.Minute}}})
+	p, env := far(t, proxy.Options{
+		Faults: []proxy.Fault{{Kind: proxy.Slow, Op: proxy.OpOther, Key: "a.bin", For: 5 * time.Minute}}})
 	d := carry(t, env, dir, "s3://"+name+"/run")
 	write(t, filepath.Join(dir, "a.bin"), make([]byte, 9<<20))
 	within(t, patience, "an upload has begun", func() bool { return len(unfinished(t, name)) == 1 })
@@ -189,7 +202,8 @@ func TestCkptLateUpload(t *testing.T) {
 func TestCkptGoneAtTheEnd(t *testing.T) {
 	dir := t.TempDir()
 	name := newBucket(t, "")
-	p, env := far(t, proxy.Options{Faults: []proxy.Fault{{Kind: proxy.Slow, Op: proxy.OpPut, Key: "a.bin", For: 3 * time.Second}}})
+	p, env := far(t, proxy.Options{
+		Faults: []proxy.Fault{{Kind: proxy.Slow, Op: proxy.OpPut, Key: "a.bin", For: 3 * time.Second}}})
 	d := carry(t, env, dir, "s3://"+name+"/run", "--delete")
 	write(t, filepath.Join(dir, "a.bin"), []byte("a"))
 	within(t, patience, "it is visible", func() bool { return len(published(t, name, "run")) == 1 })
@@ -208,7 +222,8 @@ func TestCkptGoneAtTheEnd(t *testing.T) {
 func TestCkptSecondSignal(t *testing.T) {
 	dir := t.TempDir()
 	name := newBucket(t, "")
-	p, env := far(t, proxy.Options{Faults: []proxy.Fault{{Kind: proxy.Slow, Op: proxy.OpPut, Key: "a.bin", For: 5 * time.Minute}}})
+	p, env := far(t, proxy.Options{
+		Faults: []proxy.Fault{{Kind: proxy.Slow, Op: proxy.OpPut, Key: "a.bin", For: 5 * time.Minute}}})
 	d := carry(t, env, dir, "s3://"+name+"/run")
 	write(t, filepath.Join(dir, "a.bin"), []byte("a"))
 	write(t, filepath.Join(dir, "latest"), []byte("a"))
@@ -218,7 +233,9 @@ func TestCkptSecondSignal(t *testing.T) {
 	d.signal(t, syscall.SIGTERM)
 	signalled := time.Now()
 	<-d.exited
-	if took := time.Since(signalled); took > 8*time.Second || !strings.Contains(d.log(), "2 files and 0 removals did not reach") || !strings.Contains(d.log(), "(a.bin, latest)") {
+	if took := time.Since(signalled); took > 8*time.Second ||
+		!strings.Contains(d.log(), "2 files and 0 removals did not reach") ||
+		!strings.Contains(d.log(), "(a.bin, latest)") {
 		t.Errorf("it ended after %v", took)
 	}
 }

@@ -53,8 +53,8 @@ func fill(t *testing.T, dir string) {
 	}
 }
 
-// A full disk stops neither the uploads of what lies there, nor --keep-local, which frees it. Nor does it stop the start of a daemon that
-// was there before; any other says what to do.
+// A full disk stops neither the uploads of what lies there, nor --keep-local, which frees it. Nor does it stop the
+// start of a daemon that was there before; any other says what to do.
 func TestCkptDiskFull(t *testing.T) {
 	_, env := far(t, proxy.Options{})
 	for _, again := range []bool{false, true} {
@@ -78,7 +78,8 @@ func TestCkptDiskFull(t *testing.T) {
 	dir := smallDisk(t)
 	fill(t, dir)
 	out, errs, code := shoal(t, env, "ckpt", dir, "s3://"+newBucket(t, "")+"/run")
-	if code == 0 || !strings.Contains(errs, "no space left on device") || !strings.Contains(errs, "free some space") || !strings.Contains(errs, dir) {
+	if code == 0 || !strings.Contains(errs, "no space left on device") || !strings.Contains(errs, "free some space") ||
+		!strings.Contains(errs, dir) {
 		t.Errorf("exit %d: %s%s", code, out, errs)
 	}
 }
@@ -95,13 +96,18 @@ func TestCkptTroubleGoes(t *testing.T) {
 	if got := mustShoal(t, env, "ckpt", "latest", "s3://"+name+"/run"); got != "s3://"+name+"/run/model.pt\n" {
 		t.Errorf("latest: %q", got)
 	}
-	if err := p.Set(proxy.Options{Faults: []proxy.Fault{{Kind: proxy.Unavailable, Op: proxy.OpPut, Key: "bad"}}}); err != nil {
+	if err := p.Set(proxy.Options{
+		Faults: []proxy.Fault{{Kind: proxy.Unavailable, Op: proxy.OpPut, Key: "bad"}}}); err != nil {
 		t.Fatal(err)
 	}
 	write(t, filepath.Join(dir, "bad"), []byte("b"))
-	within(t, patience, "there is trouble", func() bool { return strings.Contains(mustShoal(t, env, "ckpt", "ls", dir), "trouble: ") })
+	within(t, patience, "there is trouble", func() bool {
+		return strings.Contains(mustShoal(t, env, "ckpt", "ls", dir), "trouble: ")
+	})
 	if err := os.Remove(filepath.Join(dir, "bad")); err != nil {
 		t.Fatal(err)
 	}
-	within(t, patience, "there is none", func() bool { return !strings.Contains(mustShoal(t, env, "ckpt", "ls", dir), "trouble: ") })
+	within(t, patience, "there is none", func() bool {
+		return !strings.Contains(mustShoal(t, env, "ckpt", "ls", dir), "trouble: ")
+	})
 }

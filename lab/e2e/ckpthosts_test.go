@@ -46,9 +46,10 @@ func TestCkptHosts(t *testing.T) {
 	})
 }
 
-// ckptHosts has four hosts, each in a network namespace, save under one prefix by what saver returns: it begins a save into step-N of each
-// of dirs, of sizes by seed, and finish waits for its end. Their ways to the bucket are slow at random; one is frozen, killed, or cut off
-// from the bucket and etcd, at random. The metadata is never visible before a shard that it names. SHOAL_SAVES says how many times they save.
+// ckptHosts has four hosts, each in a network namespace, save under one prefix by what saver returns: it begins a save
+// into step-N of each of dirs, of sizes by seed, and finish waits for its end. Their ways to the bucket are slow at
+// random; one is frozen, killed, or cut off from the bucket and etcd, at random. The metadata is never visible before a
+// shard that it names. SHOAL_SAVES says how many times they save.
 func ckptHosts(t *testing.T, saver func(dirs []string, seed uint64) func(step int) (finish func())) {
 	if m := netns.Missing(); m != "" {
 		t.Skip(m)
@@ -61,7 +62,9 @@ func ckptHosts(t *testing.T, saver func(dirs []string, seed uint64) func(step in
 			t.Fatal(err)
 		}
 	}
-	f, err := makeFleet(context.Background(), fleetOptions{Shoal: shoalBin, Dir: t.TempDir(), Nodes: 4, Store: server.URL, Far: proxy.Options{Latency: 2 * time.Millisecond}})
+	f, err := makeFleet(context.Background(),
+		fleetOptions{Shoal: shoalBin, Dir: t.TempDir(), Nodes: 4, Store: server.URL,
+			Far: proxy.Options{Latency: 2 * time.Millisecond}})
 	must(err)
 	t.Cleanup(func() {
 		if err := f.Close(); err != nil {

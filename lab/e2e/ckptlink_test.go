@@ -34,8 +34,8 @@ func linksIn(t testing.TB, dir string) map[string]string {
 	return found
 }
 
-// A second node, whose folder is empty, finds the complete checkpoints of the first one as links into a mount, and reads them.
-// Nothing that is there is replaced, and a mount that hangs hangs nothing.
+// A second node, whose folder is empty, finds the complete checkpoints of the first one as links into a mount, and
+// reads them. Nothing that is there is replaced, and a mount that hangs hangs nothing.
 func TestCkptLink(t *testing.T) {
 	one, two, mnt := t.TempDir(), t.TempDir(), t.TempDir()
 	name := newBucket(t, "")
@@ -86,13 +86,15 @@ func TestCkptLink(t *testing.T) {
 	if got := mustShoal(t, env, "ckpt", "ls", two); strings.Count(got, "in the bucket, linked") != 3 {
 		t.Errorf("ls:\n%s", got)
 	}
-	// What is saved here is carried, and what --keep-local removes becomes a link; what the bucket loses is no link any more.
+	// What is saved here is carried, and what --keep-local removes becomes a link; what the bucket loses is no link any
+	// more.
 	stop := func() { d.signal(t, syscall.SIGTERM); d.ended(t) }
 	save(two, "step-4", true)
 	mustShoal(t, env, "ckpt", "wait", filepath.Join(two, "step-4"), "--timeout", "60s")
 	stop()
 	for _, file := range []string{"a.bin", ".metadata"} {
-		if err := store(t).RemoveObject(t.Context(), name, "run/step-1/"+file, minio.RemoveObjectOptions{}); err != nil {
+		if err := store(t).RemoveObject(t.Context(), name, "run/step-1/"+file,
+			minio.RemoveObjectOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -102,7 +104,8 @@ func TestCkptLink(t *testing.T) {
 	delete(want, "step-1")
 	want["step-4"] = filepath.Join(mnt, "step-4")
 	within(t, patience, "the links follow", func() bool { return maps.Equal(linksIn(t, two), want) })
-	if got := slices.Sorted(maps.Keys(local(t, two))); !slices.Equal(got, []string{"step-5/.metadata", "step-5/a.bin", "taken/a.bin"}) {
+	if got := slices.Sorted(maps.Keys(local(t, two))); !slices.Equal(got,
+		[]string{"step-5/.metadata", "step-5/a.bin", "taken/a.bin"}) {
 		t.Errorf("here: %v", got)
 	}
 	stop()
@@ -122,7 +125,8 @@ func TestCkptLink(t *testing.T) {
 	mustShoal(t, env, "ckpt", "wait", filepath.Join(three, "step-6"), "--timeout", "60s")
 	stop()
 	for _, c := range [][]string{{three, filepath.Join(three, "mnt")}, {filepath.Join(mnt, "x"), mnt}} {
-		if _, errs, code := shoal(t, env, "ckpt", c[0], dest, "--link", c[1]); code != 2 || !strings.Contains(errs, "lie in each other") {
+		if _, errs, code := shoal(t, env, "ckpt", c[0], dest, "--link", c[1]); code != 2 ||
+			!strings.Contains(errs, "lie in each other") {
 			t.Errorf("%v: exit %d, %s", c, code, errs)
 		}
 	}

@@ -30,8 +30,9 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
 
-// The daemon is killed at random moments while checkpoints are saved in the ways that savers have: whoever looks into the bucket
-// meanwhile finds what each last name names, and nothing that was not written so; in the end all is there, and no upload is left.
+// The daemon is killed at random moments while checkpoints are saved in the ways that savers have: whoever looks into
+// the bucket meanwhile finds what each last name names, and nothing that was not written so; in the end all is there,
+// and no upload is left.
 func TestCkptKills(t *testing.T) {
 	s := newCkptSaver(t, t.TempDir())
 	stop, saved := make(chan struct{}), make(chan error, 1)
@@ -59,8 +60,8 @@ func TestCkptKills(t *testing.T) {
 	t.Logf("%d kills, %d saves", kills, s.saves)
 }
 
-// The power goes at random moments, and the disk has what was synced, or happened to be written: the bucket keeps its promises, and what
-// was synced and closed arrives.
+// The power goes at random moments, and the disk has what was synced, or happened to be written: the bucket keeps its
+// promises, and what was synced and closed arrives.
 func TestCkptPowerCut(t *testing.T) {
 	disk, dir := newForgetful(t)
 	s := newCkptSaver(t, dir)
@@ -101,13 +102,15 @@ func TestCkptPowerCut(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Fatalf("the daemon is still there after a minute:\n%s", d.log())
 	}
-	if d.err != nil && !strings.Contains(d.log(), "(torn)") { // a last name waits for what the cut has torn, and nobody writes it again
+	// a last name waits for what the cut has torn, and nobody writes it again
+	if d.err != nil && !strings.Contains(d.log(), "(torn)") {
 		t.Errorf("the daemon ended with %v:\n%s", d.err, d.log())
 	}
 	t.Logf("%d cuts, %d saves, journal begun anew %d times", cuts, s.saves, disk.moved)
 }
 
-// What the bucket has of a file is here after the power has gone, also if its writer did not sync it; and so is its name.
+// What the bucket has of a file is here after the power has gone, also if its writer did not sync it; and so is its
+// name.
 func TestCkptPowerCutAfterwards(t *testing.T) {
 	disk, dir := newForgetful(t)
 	bucket := newBucket(t, "")
@@ -160,7 +163,8 @@ func newForgetful(t testing.TB) (d *forgetful, dir string) {
 	if err := os.Truncate(d.image, 128<<20); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command("mkfs.ext4", "-q", "-E", "lazy_itable_init=0,lazy_journal_init=0", d.image).CombinedOutput(); err != nil {
+	if out, err := exec.Command("mkfs.ext4", "-q", "-E",
+		"lazy_itable_init=0,lazy_journal_init=0", d.image).CombinedOutput(); err != nil {
 		t.Fatalf("mkfs.ext4: %v: %s", err, out)
 	}
 	d.mount(t)
@@ -174,7 +178,8 @@ func newForgetful(t testing.TB) (d *forgetful, dir string) {
 
 func (d *forgetful) mount(t testing.TB) {
 	t.Helper()
-	if out, err := exec.Command("mount", "-o", "loop,commit=900,noatime", d.image, d.at).CombinedOutput(); err != nil && d.dev != 0 {
+	if out, err := exec.Command("mount", "-o", "loop,commit=900,noatime", d.image, d.at).CombinedOutput(); err != nil &&
+		d.dev != 0 {
 		t.Fatalf("after a cut: %v: %s", err, out)
 	} else if err != nil {
 		t.Skipf("no loop device can be mounted here: %v: %s", err, out)
@@ -217,7 +222,8 @@ func (d *forgetful) cut(t testing.TB) {
 	d.mount(t)
 }
 
-// ckptSaver saves checkpoints, each under a new name. What it writes has a number, which grows. Whoever changes a field holds between.
+// ckptSaver saves checkpoints, each under a new name. What it writes has a number, which grows. Whoever changes a field
+// holds between.
 type ckptSaver struct {
 	dir  string
 	rng  *rand.Rand // of the test
@@ -350,7 +356,9 @@ var shapes = []shape{
 		}
 		return b.Bytes()
 	}, true},
-	{".distcp", ".metadata", func(size, number int) []byte { return append(fmt.Appendf(nil, "%09d", number), make([]byte, size)...) }, false},
+	{".distcp", ".metadata", func(size, number int) []byte {
+		return append(fmt.Appendf(nil, "%09d", number), make([]byte, size)...)
+	}, false},
 }
 
 // lists is what a last name has in it: the files beside it, and their numbers; latest has that of another last name.
@@ -412,8 +420,9 @@ func (s *ckptSaver) save() error {
 	return s.rotate()
 }
 
-// write writes a file in one of three ways: in place; under a temporary name; or, as DCP does for Hugging Face, its header
-// first, and the rest after it was closed. What shows no torn file gets its name when it is synced, if power may go.
+// write writes a file in one of three ways: in place; under a temporary name; or, as DCP does for Hugging Face, its
+// header first, and the rest after it was closed. What shows no torn file gets its name when it is synced, if power may
+// go.
 func (s *ckptSaver) write(p string, kind shape, sync bool, how int) (number int, err error) {
 	size := 1000 + s.way.IntN(20_000)
 	if s.way.IntN(8) == 0 {
@@ -454,7 +463,8 @@ func (s *ckptSaver) write(p string, kind shape, sync bool, how int) (number int,
 		err := s.do(func() error {
 			_, err := f.Write(part)
 			if s.disk && s.way.IntN(3) == 0 { // a disk has more than what was synced
-				err = errors.Join(err, unix.SyncFileRange(int(f.Fd()), 0, 0, unix.SYNC_FILE_RANGE_WRITE|unix.SYNC_FILE_RANGE_WAIT_AFTER))
+				err = errors.Join(err, unix.SyncFileRange(int(f.Fd()), 0, 0,
+					unix.SYNC_FILE_RANGE_WRITE|unix.SYNC_FILE_RANGE_WAIT_AFTER))
 			}
 			return err
 		})
@@ -544,7 +554,9 @@ func (s *ckptSaver) put(p string, of lists) error {
 func (s *ckptSaver) rename(at, to string, done lists, sync bool) error {
 	s.forget(at)
 	if at != to {
-		if err := s.do(func() error { return os.Rename(filepath.Join(s.dir, at), filepath.Join(s.dir, to)) }); err != nil {
+		if err := s.do(func() error {
+			return os.Rename(filepath.Join(s.dir, at), filepath.Join(s.dir, to))
+		}); err != nil {
 			return err
 		}
 	}
@@ -584,7 +596,8 @@ func (s *ckptSaver) rotate() error {
 	var all []string
 	entries, err := os.ReadDir(s.dir)
 	for _, e := range entries {
-		if _, number, ok := strings.Cut(e.Name(), "-"); ok && e.IsDir() && !strings.Contains(string(latest), `"`+e.Name()+"/") {
+		if _, number, ok := strings.Cut(e.Name(), "-"); ok && e.IsDir() && !strings.Contains(string(latest),
+			`"`+e.Name()+"/") {
 			all = append(all, number+" "+e.Name())
 		}
 	}
@@ -702,9 +715,11 @@ func (w *ckptWatch) look(t testing.TB) {
 		for f, n := range o.of {
 			beside := path.Join(path.Dir(last), f)
 			it, there := w.read(t, beside)
-			if again, still := w.read(t, last); ok && (!there || it.number < n) && still && again.ino == o.ino && again.number == o.number {
+			if again, still := w.read(t, last); ok && (!there || it.number < n) && still && again.ino == o.ino &&
+				again.number == o.number {
 				if it, there = w.read(t, beside); !there || it.number < n {
-					w.broken(t, "%s (%d) is visible, and not what it names: %s (%d, not %d)", last, o.number, beside, it.number, n)
+					w.broken(t, "%s (%d) is visible, and not what it names: %s (%d, not %d)", last, o.number, beside,
+						it.number, n)
 				}
 			}
 		}

@@ -29,7 +29,8 @@ func putBare(endpoint, bucket, key, file string) error {
 	if err != nil {
 		return err
 	}
-	o := minio.PutObjectOptions{PartSize: 8 << 20, NumThreads: 16, ConcurrentStreamParts: true, DisableContentSha256: true}
+	o := minio.PutObjectOptions{PartSize: 8 << 20, NumThreads: 16, ConcurrentStreamParts: true,
+		DisableContentSha256: true}
 	_, err = c.FPutObject(context.Background(), bucket, key, file, o)
 	return err
 }
@@ -76,8 +77,9 @@ func memoryDir(t *testing.T) string {
 	return dir
 }
 
-// What a save costs the trainer, and how long it takes to be whole in the bucket: beside the same without Shoal, and a plain client
-// over the same line of 200 MB/s. It judges requests and bytes, and prints times (lab/bench/results/ckpt.md).
+// What a save costs the trainer, and how long it takes to be whole in the bucket: beside the same without Shoal, and a
+// plain client over the same line of 200 MB/s. It judges requests and bytes, and prints times
+// (lab/bench/results/ckpt.md).
 func TestCkptRate(t *testing.T) {
 	long(t)
 	node, p := saverNode(t)
@@ -154,7 +156,9 @@ func TestCkptRate(t *testing.T) {
 				}
 			}
 		}
-		t.Logf("2 GiB in %d files: saved in %.2f s, without Shoal %.2f (median of 3: ratio %.3f); whole %.2f s later; a bare client takes %.2f", files, median(with), median(without), median(with)/median(without), median(whole), median(bare))
+		t.Logf("2 GiB in %d files: saved in %.2f s, without Shoal %.2f (median of 3: ratio %.3f); whole %.2f s "+
+			"later; a bare client takes %.2f", files, median(with), median(without), median(with)/median(without),
+			median(whole), median(bare))
 	}
 	before := p.Stats()
 	began := time.Now()
@@ -165,7 +169,8 @@ func TestCkptRate(t *testing.T) {
 	must(shoalBin, "ckpt", "wait", filepath.Join(carried, "many"))
 	took := time.Since(began)
 	sent := p.Stats().Sub(before)
-	t.Logf("%d files of 64 KiB: whole after %.1f s, %.2f of the latency each; %d requests", many, took.Seconds(), took.Seconds()/many/0.015, sent.Requests)
+	t.Logf("%d files of 64 KiB: whole after %.1f s, %.2f of the latency each; %d requests", many, took.Seconds(),
+		took.Seconds()/many/0.015, sent.Requests)
 	if sent.Requests > many*12/10 {
 		t.Errorf("%d requests for %d files", sent.Requests, many)
 	}
@@ -178,7 +183,8 @@ func TestCkptRate(t *testing.T) {
 	d.signal(t, syscall.SIGTERM)
 	d.ended(t)
 	used := d.cmd.ProcessState.UserTime() + d.cmd.ProcessState.SystemTime()
-	t.Logf("the daemon took %.1f s of processor time for 12 GiB and %d files, and%s of memory at most", used.Seconds(), many, strings.ReplaceAll(peak, "\t", ""))
+	t.Logf("the daemon took %.1f s of processor time for 12 GiB and %d files, and%s of memory at most", used.Seconds(),
+		many, strings.ReplaceAll(peak, "\t", ""))
 }
 
 func median(of []float64) float64 {

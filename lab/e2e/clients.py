@@ -30,7 +30,8 @@ class Boto3:
         self.bucket, self.s3 = bucket, boto3.client("s3")
 
     def list(self, prefix):
-        pages = self.s3.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix, PaginationConfig={"PageSize": 7})
+        pages = self.s3.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix,
+            PaginationConfig={"PageSize": 7})
         return {o["Key"]: o["Size"] for page in pages for o in page.get("Contents", [])}
 
     def stat(self, key):
@@ -94,7 +95,8 @@ class Unsigned(Boto3):
         import botocore
         import botocore.config
 
-        self.bucket, self.s3 = bucket, boto3.client("s3", config=botocore.config.Config(signature_version=botocore.UNSIGNED))
+        self.bucket, self.s3 = bucket, boto3.client("s3",
+                                                    config=botocore.config.Config(signature_version=botocore.UNSIGNED))
 
 
 class Program:
@@ -170,7 +172,8 @@ class Rclone(Program):
     program = ["rclone", "--config", ""]
 
     def __init__(self, bucket):
-        os.environ |= {"RCLONE_S3_PROVIDER": "Other", "RCLONE_S3_ENV_AUTH": "true", "RCLONE_S3_ENDPOINT": ENDPOINT, "RCLONE_S3_REGION": REGION}
+        os.environ |= {"RCLONE_S3_PROVIDER": "Other", "RCLONE_S3_ENV_AUTH": "true", "RCLONE_S3_ENDPOINT": ENDPOINT,
+                       "RCLONE_S3_REGION": REGION}
         self.root = f":s3:{bucket}/"
 
     def list(self, prefix):
@@ -251,7 +254,8 @@ class Arrow:
     def list(self, prefix):
         import pyarrow.fs
 
-        found = self.fs.get_file_info(pyarrow.fs.FileSelector(self.path(prefix.rstrip("/")), recursive=True, allow_not_found=True))
+        found = self.fs.get_file_info(pyarrow.fs.FileSelector(self.path(prefix.rstrip("/")), recursive=True,
+                                                              allow_not_found=True))
         return {f.path.removeprefix(self.bucket + "/"): f.size for f in found if f.is_file}
 
     def stat(self, key):
@@ -305,7 +309,8 @@ class Torch(Boto3):
     def put(self, key, data):
         import s3torchconnector as tc
 
-        checkpoint = tc.S3Checkpoint(REGION, endpoint=ENDPOINT, s3client_config=tc.S3ClientConfig(force_path_style=True))
+        checkpoint = tc.S3Checkpoint(REGION, endpoint=ENDPOINT,
+                                     s3client_config=tc.S3ClientConfig(force_path_style=True))
         with checkpoint.writer(f"s3://{self.bucket}/{key}") as f:
             f.write(data)
 
@@ -318,7 +323,8 @@ class Torch(Boto3):
 
 
 CLIENTS = {
-    "boto3": Boto3, "presigned": Presigned, "unsigned": Unsigned, "awscli": AWS, "s3fs": S3FS, "pyarrow": Arrow, "rclone": Rclone,
+    "boto3": Boto3, "presigned": Presigned, "unsigned": Unsigned, "awscli": AWS, "s3fs": S3FS, "pyarrow": Arrow,
+    "rclone": Rclone,
     "s3torchconnector": Torch,
 }
 
@@ -331,7 +337,8 @@ def check(ok, what):
 def read(client, bucket):
     c = CLIENTS[client](bucket)
     objects, sizes = c.all("train/"), c.list("train/")
-    check({key: len(data) for key, data in objects.items()} == sizes, f"listed {sizes}, read {[(k, len(d)) for k, d in objects.items()]}")
+    check({key: len(data) for key, data in objects.items()} == sizes,
+          f"listed {sizes}, read {[(k, len(d)) for k, d in objects.items()]}")
     for key in [LARGE, *sorted(objects)[:4]]:
         check(c.stat(key) == len(objects[key]), f"size of {key}")
         check(c.get(key) == objects[key], key)
@@ -428,10 +435,12 @@ def parquet_duckdb(root):
 
     db = duckdb.connect()
     if s3(root):
-        path = next(os.path.join(at, n) for p in [os.path.dirname(duckdb_extension_httpfs.__file__)] for at, _, ns in os.walk(p) for n in ns if n.endswith(".duckdb_extension"))
+        path = next(os.path.join(at, n) for p in [os.path.dirname(duckdb_extension_httpfs.__file__)] for at, _,
+                    ns in os.walk(p) for n in ns if n.endswith(".duckdb_extension"))
         db.execute(f"LOAD '{path}'")
         host = ENDPOINT.removeprefix("http://")
-        db.execute(f"CREATE SECRET (TYPE s3, KEY_ID '{os.environ['AWS_ACCESS_KEY_ID']}', SECRET '{os.environ['AWS_SECRET_ACCESS_KEY']}', "
+        db.execute(f"CREATE SECRET (TYPE s3, KEY_ID '{os.environ['AWS_ACCESS_KEY_ID']}', SECRET "
+                   f"'{os.environ['AWS_SECRET_ACCESS_KEY']}', "
                    f"REGION '{REGION}', ENDPOINT '{host}', URL_STYLE 'path', USE_SSL false)")
     rows = db.execute(f"SELECT id, image FROM read_parquet('{root}/*.parquet')").fetchall()
     return [{"id": i, "image": image} for i, image in rows]
@@ -460,7 +469,8 @@ def lit(root):
         return list(litdata.StreamingDataset(root, cache_dir=local if s3(root) else None, shuffle=False, **options))
 
 
-FORMATS = {"parquet": parquet_arrow, "parquet by duckdb": parquet_duckdb, "lance": lance_rows, "mds": mds, "litdata": lit}
+FORMATS = {"parquet": parquet_arrow, "parquet by duckdb": parquet_duckdb, "lance": lance_rows, "mds": mds,
+           "litdata": lit}
 
 
 def data(format, root):

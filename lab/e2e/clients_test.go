@@ -37,8 +37,10 @@ func startS3(t *testing.T, env []string, source string, signed bool, flags ...st
 	addr, admin := freePort(t), freePort(t)
 	ep := s3Endpoint{url: "http://" + addr, admin: admin}
 	ours := slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, "AWS_") })
-	ep.env = append(ours, "AWS_ENDPOINT_URL="+ep.url, "AWS_REGION="+s3server.Region, "AWS_DEFAULT_REGION="+s3server.Region,
-		"AWS_ACCESS_KEY_ID=trainer", "AWS_SECRET_ACCESS_KEY=not-a-secret", "AWS_EC2_METADATA_DISABLED=true", "HOME="+t.TempDir())
+	ep.env = append(ours, "AWS_ENDPOINT_URL="+ep.url, "AWS_REGION="+s3server.Region,
+		"AWS_DEFAULT_REGION="+s3server.Region,
+		"AWS_ACCESS_KEY_ID=trainer", "AWS_SECRET_ACCESS_KEY=not-a-secret", "AWS_EC2_METADATA_DISABLED=true",
+		"HOME="+t.TempDir())
 	args := []string{"s3", source, "--listen", addr, "--admin", admin, "--cache-dir", t.TempDir()}
 	if signed {
 		keys := filepath.Join(t.TempDir(), "keys")
@@ -83,10 +85,12 @@ func (ep s3Endpoint) stats(t *testing.T) (s s3Stats) {
 func client(t *testing.T, env []string, into any, args ...string) {
 	t.Helper()
 	python := os.Getenv("SHOAL_CLIENTS")
-	if s := strings.Join(args[:2], " "); strings.HasSuffix(s, " s3torchconnector") || strings.HasSuffix(s, " mds") || strings.HasSuffix(s, " litdata") || args[0] == "job" {
+	if s := strings.Join(args[:2], " "); strings.HasSuffix(s, " s3torchconnector") || strings.HasSuffix(s, " mds") ||
+		strings.HasSuffix(s, " litdata") || args[0] == "job" {
 		python += "-torch" // which has Debian's torch, and a numpy of its time
 	}
-	cmd := exec.CommandContext(t.Context(), filepath.Join(python, "bin/python"), append([]string{"clients.py"}, args...)...)
+	cmd := exec.CommandContext(t.Context(), filepath.Join(python, "bin/python"),
+		append([]string{"clients.py"}, args...)...)
 	var errs bytes.Buffer
 	cmd.Env, cmd.Stderr = env, &errs
 	out, err := cmd.Output()
@@ -122,14 +126,15 @@ func hashes(t *testing.T, dir, prefix string, paths []string) map[string]string 
 	return all
 }
 
-// Clients of other makers read a dataset through the endpoint, whole, in ranges and by their listings, and nothing of it goes to
-// the origin but the cache's own requests. What they write they read again at once. It prints a table,
+// Clients of other makers read a dataset through the endpoint, whole, in ranges and by their listings, and nothing of
+// it goes to the origin but the cache's own requests. What they write they read again at once. It prints a table,
 // lab/bench/results/s3-clients.md.
 func TestS3Clients(t *testing.T) {
 	needClients(t)
 	dir, paths := tree(t, 3, 12, 20<<10)
 	rng := rand.NewChaCha8([32]byte{1})
-	for p, n := range map[string]int{"large.bin": 18<<20 + 77, "odd/a b+c&d=e%20,;ü.bin": 1000, "odd/a-b/1": 10, "odd/a/1": 10, "odd/a0": 10, "empty": 0} {
+	for p, n := range map[string]int{"large.bin": 18<<20 + 77, "odd/a b+c&d=e%20,;ü.bin": 1000, "odd/a-b/1": 10,
+		"odd/a/1": 10, "odd/a0": 10, "empty": 0} {
 		data := make([]byte, n)
 		_, _ = rng.Read(data)
 		write(t, filepath.Join(dir, p), data)
@@ -145,7 +150,8 @@ func TestS3Clients(t *testing.T) {
 	name := bucketName(t)
 	want := hashes(t, dir, "train/", paths)
 	ep := startS3(t, s3server.Env(server.URL), source, true)
-	// AWS's C library asks for part 1 of an empty object, twice here, since a range of it is refused. Parts are the origin's.
+	// AWS's C library asks for part 1 of an empty object, twice here, since a range of it is refused. Parts are the
+	// origin's.
 	parts := map[string]int64{"s3torchconnector": 2}
 	type row struct{ requests, forwarded, wrote, sent int64 }
 	rows := map[string]*row{}
@@ -220,7 +226,8 @@ func TestS3Clients(t *testing.T) {
 		if err := c.RemoveObject(t.Context(), name, key, minio.RemoveObjectOptions{}); err != nil {
 			t.Error(err)
 		}
-		if _, err := c.StatObject(t.Context(), name, key, minio.StatObjectOptions{}); minio.ToErrorResponse(err).StatusCode != http.StatusNotFound {
+		if _, err := c.StatObject(t.Context(), name, key, minio.StatObjectOptions{}); minio.ToErrorResponse(
+			err).StatusCode != http.StatusNotFound {
 			t.Error(err)
 		}
 	})
@@ -244,7 +251,8 @@ func TestS3Clients(t *testing.T) {
 			t.Errorf("%d reads went to the origin", now-before)
 		}
 	})
-	t.Log("\n| client | requests that read | to the origin | requests that write and read back | to the origin |\n| --- | ---: | ---: | ---: | ---: |")
+	t.Log("\n| client | requests that read | to the origin | requests that write and read back | to the origin |\n| " +
+		"--- | ---: | ---: | ---: | ---: |")
 	for _, c := range clients {
 		if r := rows[c]; r != nil {
 			t.Logf("| %s | %d | %d | %d | %d |", c, r.requests, r.forwarded, r.wrote, r.sent)
@@ -254,7 +262,8 @@ func TestS3Clients(t *testing.T) {
 
 func minioClient(t *testing.T, ep s3Endpoint) *minio.Client {
 	t.Helper()
-	c, err := minio.New(strings.TrimPrefix(ep.url, "http://"), &minio.Options{Creds: credentials.NewStaticV4("trainer", "not-a-secret", ""), Region: s3server.Region})
+	c, err := minio.New(strings.TrimPrefix(ep.url, "http://"),
+		&minio.Options{Creds: credentials.NewStaticV4("trainer", "not-a-secret", ""), Region: s3server.Region})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -294,8 +303,8 @@ func TestS3Formats(t *testing.T) {
 	}
 }
 
-// A DataLoader that reads objects with boto3, in the order of DistributedSampler, finds them there: the endpoint fetches ahead of
-// it as a mount does. Ranges count as their object's.
+// A DataLoader that reads objects with boto3, in the order of DistributedSampler, finds them there: the endpoint
+// fetches ahead of it as a mount does. Ranges count as their object's.
 func TestS3Order(t *testing.T) {
 	needClients(t)
 	dir, paths := tree(t, 4, 100, 48<<10)
@@ -339,11 +348,13 @@ func TestS3Order(t *testing.T) {
 				}
 				s := ep.stats(t)
 				reads := s.Hits.Ring + s.Hits.Keep + s.Joined + s.Misses
-				t.Logf("| %s, %s | %.1f s | %d | %d | %d | %d | %d | %d |", how, spec, took.Seconds(), s.S3.Requests, s.Opens, s.Hits.Ring+s.Hits.Keep, s.Joined, s.Misses, lead)
+				t.Logf("| %s, %s | %.1f s | %d | %d | %d | %d | %d | %d |", how, spec, took.Seconds(), s.S3.Requests,
+					s.Opens, s.Hits.Ring+s.Hits.Keep, s.Joined, s.Misses, lead)
 				if s.S3.Forwarded != 0 {
 					t.Errorf("%d requests went to the origin", s.S3.Forwarded)
 				}
-				if hits := s.Hits.Ring + s.Hits.Keep; spec != "none" && (hits*10 < reads*9 || lead < 8 || s.Order.Position != len(paths)) {
+				if hits := s.Hits.Ring + s.Hits.Keep; spec != "none" &&
+					(hits*10 < reads*9 || lead < 8 || s.Order.Position != len(paths)) {
 					t.Errorf("%d of %d reads found their bytes, lead %d, order %+v", hits, reads, lead, s.Order)
 				}
 				if s.Opens != int64(len(paths)) {

@@ -25,14 +25,14 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
 
-// Four daemons, each on a machine of its own as far as the network goes, and the S3 server on another. What each of them has
-// read from the store is counted before the server, so it is exact.
+// Four daemons, each on a machine of its own as far as the network goes, and the S3 server on another. What each of
+// them has read from the store is counted before the server, so it is exact.
 
 // clusterNodes is how many.
 const clusterNodes = 4
 
-// clusterMemory leaves little for samples (36 MiB of 80 MB, or 72 of 160), so that most of what is read again comes from disk, a peer or
-// the store.
+// clusterMemory leaves little for samples (36 MiB of 80 MB, or 72 of 160), so that most of what is read again comes
+// from disk, a peer or the store.
 func clusterMemory() string { return fmt.Sprintf("%dMiB", atMost(112, 160)) }
 
 // clusterSet is the dataset of these tests: some thousand files of 20 to 60 KB. It is made and uploaded once.
@@ -73,7 +73,8 @@ func (s *clusterSet) want(t testing.TB, spec string, world, rank int, epochs ...
 	if w.digest == "" { // or the test that computed it has failed
 		var order []int
 		for _, e := range epochs {
-			order = append(order, orderOf(t, spec, len(s.paths), "--epoch", fmt.Sprint(e), "--world", fmt.Sprint(world), "--rank", fmt.Sprint(rank))...)
+			order = append(order, orderOf(t, spec, len(s.paths), "--epoch", fmt.Sprint(e), "--world", fmt.Sprint(world),
+				"--rank", fmt.Sprint(rank))...)
 		}
 		w.digest = digest(t, s.dir, s.paths, order)
 	}
@@ -119,7 +120,9 @@ func fleetOver(t *testing.T, set *clusterSet, store string, share float64, flags
 	dir := t.TempDir()
 	c := &cluster{clusterSet: set, t: t, last: make([]proxy.Stats, clusterNodes)}
 	var err error
-	c.fleet, err = makeFleet(context.Background(), fleetOptions{Shoal: shoalBin, Dir: dir, Mounts: true, Nodes: clusterNodes, Rate: 1e9, Store: store, Far: latency})
+	c.fleet, err = makeFleet(context.Background(),
+		fleetOptions{Shoal: shoalBin, Dir: dir, Mounts: true, Nodes: clusterNodes, Rate: 1e9, Store: store,
+			Far: latency})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +140,8 @@ func fleetOver(t *testing.T, set *clusterSet, store string, share float64, flags
 			t.Error(err)
 		}
 	})
-	c.flags = append([]string{"--memory", clusterMemory(), "--cache-size", daemon.CacheSize(share, set.bytes, len(set.paths))}, flags...)
+	c.flags = append([]string{"--memory", clusterMemory(), "--cache-size",
+		daemon.CacheSize(share, set.bytes, len(set.paths))}, flags...)
 	if !slices.Contains(flags, "--order") {
 		c.flags = append(c.flags, "--order", "none")
 	}
@@ -195,8 +199,8 @@ func (c *cluster) each(f func(n *fleetNode) error) {
 	}
 }
 
-// count returns the bytes of samples that each node has read from the store since the last count, and all of them, as a share
-// of the dataset. It waits until nothing is on its way, nor to be written.
+// count returns the bytes of samples that each node has read from the store since the last count, and all of them, as a
+// share of the dataset. It waits until nothing is on its way, nor to be written.
 func (c *cluster) count() (nodes []int64, all float64) {
 	c.t.Helper()
 	c.each(func(n *fleetNode) error {
@@ -220,8 +224,8 @@ func (c *cluster) count() (nodes []int64, all float64) {
 
 const clusterOrder = "torch:seed=7"
 
-// epoch has all nodes consume an epoch: of world 4 each its rank, of world 1 each all of it. Each must get what the order says. It returns
-// what was read from the store, as a share of the dataset, without hedges.
+// epoch has all nodes consume an epoch: of world 4 each its rank, of world 1 each all of it. Each must get what the
+// order says. It returns what was read from the store, as a share of the dataset, without hedges.
 func (c *cluster) epoch(epoch, world int) float64 {
 	c.t.Helper()
 	return c.during(fmt.Sprintf("epoch %d of world %d", epoch, world), func() {
@@ -233,14 +237,16 @@ func (c *cluster) epoch(epoch, world int) float64 {
 // consume has a node's consumer read its rank of an epoch, and compares the digest.
 func (c *cluster) consume(n *fleetNode, epoch, world int) error {
 	rank := n.Number % world
-	got, err := n.Feed(c.t.Context(), "--order", clusterOrder, "--batch", "50", "--epoch", fmt.Sprint(epoch), "--world", fmt.Sprint(world), "--rank", fmt.Sprint(rank))
+	got, err := n.Feed(c.t.Context(), "--order", clusterOrder, "--batch", "50", "--epoch", fmt.Sprint(epoch),
+		"--world", fmt.Sprint(world), "--rank", fmt.Sprint(rank))
 	if err == nil && got.Digest != c.want(c.t, clusterOrder, world, rank, epoch) {
 		err = fmt.Errorf("node %d: %d samples with another digest than the order's", n.Number, got.Samples)
 	}
 	return err
 }
 
-// during does f and returns what was read from the store since the last count, as a share of the dataset, without hedges.
+// during does f and returns what was read from the store since the last count, as a share of the dataset, without
+// hedges.
 func (c *cluster) during(what string, f func()) float64 {
 	c.t.Helper()
 	before, start := c.stats(), time.Now()
@@ -253,7 +259,8 @@ func (c *cluster) during(what string, f func()) float64 {
 		hedges += max(after[i].Hedges.Sent-before[i].Hedges.Sent, 0)
 	}
 	all -= float64(hedges) / float64(len(c.paths))
-	c.t.Logf("%s in %.1f s: %.3f of the dataset from the store without hedges\n%s", what, took.Seconds(), all, c.table(nodes, before, after))
+	c.t.Logf("%s in %.1f s: %.3f of the dataset from the store without hedges\n%s", what, took.Seconds(), all,
+		c.table(nodes, before, after))
 	return all
 }
 
@@ -271,9 +278,10 @@ func (c *cluster) warm() (epoch int) {
 	return epoch
 }
 
-// atMost fails the test if more of the dataset was read from the store. On a machine so busy that peers are late for a second, what
-// they were asked for is read from the store, which is right, and no longer exact. Where a disk did not answer for 2 s, what lies on
-// it is read from the store until it does, and what waits to be written to it holds memory: no figure is to be expected.
+// atMost fails the test if more of the dataset was read from the store. On a machine so busy that peers are late for a
+// second, what they were asked for is read from the store, which is right, and no longer exact. Where a disk did not
+// answer for 2 s, what lies on it is read from the store until it does, and what waits to be written to it holds
+// memory: no figure is to be expected.
 func (c *cluster) atMost(most, got float64, what string) {
 	c.t.Helper()
 	late, hung := int64(0), int64(0)
@@ -288,7 +296,8 @@ func (c *cluster) atMost(most, got float64, what string) {
 		most += 2 * float64(late-c.late) / float64(len(c.paths)) // by the reader, and by the owner for the next one
 	}
 	if hung > c.hung {
-		c.t.Logf("%s: %d operations of disks hung: %.3f of the dataset from the store is not judged", what, hung-c.hung, got)
+		c.t.Logf("%s: %d operations of disks hung: %.3f of the dataset from the store is not judged", what,
+			hung-c.hung, got)
 		most = math.Inf(1)
 	}
 	c.late, c.hung = late, hung
@@ -312,16 +321,21 @@ func (c *cluster) stats() []fleetStats {
 // table shows the bytes from the store and how the reads of each node ended.
 func (c *cluster) table(store []int64, before, after []fleetStats) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%6s %12s %8s %12s %12s %8s %8s %8s %8s %8s %7s\n", "node", "store bytes", "of all", "peers' bytes", "given bytes", "disk", "memory", "joined", "misses", "kept", "hedges")
+	fmt.Fprintf(&b, "%6s %12s %8s %12s %12s %8s %8s %8s %8s %8s %7s\n", "node", "store bytes", "of all", "peers' bytes",
+		"given bytes", "disk", "memory", "joined", "misses", "kept", "hedges")
 	for i, s := range after {
 		p := before[i]
-		fmt.Fprintf(&b, "%6d %12d %8.3f %12d %12d %8d %8d %8d %8d %8d %7d\n", i, store[i], float64(store[i])/float64(c.bytes), s.Cluster.Peers-p.Cluster.Peers, s.Cluster.Given.Bytes-p.Cluster.Given.Bytes,
-			s.Hits.Keep-p.Hits.Keep, s.Hits.Ring-p.Hits.Ring, s.Joined-p.Joined, s.Misses-p.Misses, s.Disk.Kept, s.Hedges.Sent-p.Hedges.Sent)
+		fmt.Fprintf(&b, "%6d %12d %8.3f %12d %12d %8d %8d %8d %8d %8d %7d\n", i, store[i],
+			float64(store[i])/float64(c.bytes), s.Cluster.Peers-p.Cluster.Peers,
+			s.Cluster.Given.Bytes-p.Cluster.Given.Bytes,
+			s.Hits.Keep-p.Hits.Keep, s.Hits.Ring-p.Hits.Ring, s.Joined-p.Joined, s.Misses-p.Misses, s.Disk.Kept,
+			s.Hedges.Sent-p.Hedges.Sent)
 	}
 	return b.String()
 }
 
-// Without a cluster each node reads for itself: a job on each reads the dataset four times, and then what it does not keep.
+// Without a cluster each node reads for itself: a job on each reads the dataset four times, and then what it does not
+// keep.
 func TestClusterBaseline(t *testing.T) {
 	long(t)
 	c := newFleet(t, 0.3)
@@ -330,11 +344,13 @@ func TestClusterBaseline(t *testing.T) {
 		t.Errorf("four jobs read %.3f of the dataset from the store", got)
 	}
 	if got := c.epoch(1, 4); got < 0.3 || got > 0.8 {
-		t.Errorf("one job on four nodes read %.3f of the dataset from the store, with three tenths of it kept by each, and some in memory", got)
+		t.Errorf("one job on four nodes read %.3f of the dataset from the store, with three tenths of it kept by "+
+			"each, and some in memory", got)
 	}
 }
 
-// Caches that hold 1.2 of the dataset together: each byte is read from the store once, in whichever epoch and by however many jobs.
+// Caches that hold 1.2 of the dataset together: each byte is read from the store once, in whichever epoch and by
+// however many jobs.
 func TestClusterReadsOnce(t *testing.T) {
 	long(t) // the next is as sharp
 	c := newCluster(t, 0.3)
@@ -350,7 +366,8 @@ func TestClusterReadsOnceForFourJobs(t *testing.T) {
 	c.atMost(0.01, c.epoch(1, 1), "four jobs, once more") // also with little memory, most of which prefetching has
 }
 
-// Large files and little memory: who asks waits until the owner has some, and does not read from the store what the owner will.
+// Large files and little memory: who asks waits until the owner has some, and does not read from the store what the
+// owner will.
 func TestClusterLittleMemory(t *testing.T) {
 	c := newCluster(t, 0.3)
 	dir, paths := tree(t, 4, 40, 1<<20)
@@ -379,10 +396,11 @@ func TestClusterOfSmallCaches(t *testing.T) {
 	}
 }
 
-// read has a consumer read a rank of an epoch from the node's mount, as two workers of a trainer would, and returns how long the
-// slowest file took.
+// read has a consumer read a rank of an epoch from the node's mount, as two workers of a trainer would, and returns how
+// long the slowest file took.
 func (c *cluster) read(n *fleetNode, epoch int) (slowest time.Duration, err error) {
-	order := orderOf(c.t, clusterOrder, len(c.paths), "--epoch", fmt.Sprint(epoch), "--world", fmt.Sprint(clusterNodes), "--rank", fmt.Sprint(n.Number))
+	order := orderOf(c.t, clusterOrder, len(c.paths), "--epoch", fmt.Sprint(epoch), "--world", fmt.Sprint(clusterNodes),
+		"--rank", fmt.Sprint(n.Number))
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	for k := range 2 {
@@ -416,8 +434,9 @@ func (c *cluster) read(n *fleetNode, epoch int) (slowest time.Duration, err erro
 // stall is how long no read may take, whatever a peer does.
 const stall = 2 * time.Second
 
-// A node is killed, frozen, or cut off from the others, in the middle of an epoch: what the others read is right, through feeds
-// and mounts, no read takes longer than 2 s, and what is read from the store is no more than what that node has kept.
+// A node is killed, frozen, or cut off from the others, in the middle of an epoch: what the others read is right,
+// through feeds and mounts, no read takes longer than 2 s, and what is read from the store is no more than what that
+// node has kept.
 func TestClusterNodeInTrouble(t *testing.T) {
 	c := newCluster(t, 0.3)
 	c.start()
@@ -431,8 +450,13 @@ func TestClusterNodeInTrouble(t *testing.T) {
 		alone      bool // each node reads for itself what the others keep
 		begin, end func() error
 	}{
-		{"killed", false, func() error { victim.Kill(); return nil }, func() error { return victim.Serve(t.Context(), c.source, c.flags...) }},
-		{"frozen", false, func() error { return victim.Signal(syscall.SIGSTOP) }, func() error { return victim.Signal(syscall.SIGCONT) }},
+		{"killed", false, func() error {
+			victim.Kill()
+			return nil
+		}, func() error { return victim.Serve(t.Context(), c.source, c.flags...) }},
+		{"frozen", false, func() error {
+			return victim.Signal(syscall.SIGSTOP)
+		}, func() error { return victim.Signal(syscall.SIGCONT) }},
 		{"cut off", true, func() error { return apart(true) }, func() error { return apart(false) }},
 	} {
 		epoch := first + i
@@ -454,7 +478,8 @@ func TestClusterNodeInTrouble(t *testing.T) {
 					if group == &all {
 						return
 					}
-					if t.Logf("%s: the slowest read of node %d took %v", trouble.name, n.Number, slowest); err != nil || slowest > stall {
+					if t.Logf("%s: the slowest read of node %d took %v", trouble.name, n.Number, slowest); err != nil ||
+						slowest > stall {
 						t.Errorf("%s: node %d: %v", trouble.name, n.Number, err)
 					}
 				})
@@ -515,7 +540,10 @@ func TestClusterEtcdInTrouble(t *testing.T) {
 		name       string
 		begin, end func() error
 	}{
-		{"stopped", func() error { c.Etcd.Stop(); return nil }, func() error { return c.Etcd.Restart(t.Context(), false) }},
+		{"stopped", func() error {
+			c.Etcd.Stop()
+			return nil
+		}, func() error { return c.Etcd.Restart(t.Context(), false) }},
 		{"frozen", c.Etcd.Freeze, c.Etcd.Thaw},
 		{"cut off", c.EtcdNode.Down, c.EtcdNode.Up},
 		{"started empty", func() error { return c.Etcd.Restart(t.Context(), true) }, nothing},
@@ -534,8 +562,8 @@ func TestClusterEtcdInTrouble(t *testing.T) {
 	c.atMost(0.01, c.epoch(first+4, 4), "after all that")
 }
 
-// Nodes start one after the other, and their consumers with them. Each keeps what it owns of the view that it knows. Once all are there
-// ownership settles, and after some epochs nothing is read from the store again.
+// Nodes start one after the other, and their consumers with them. Each keeps what it owns of the view that it knows.
+// Once all are there ownership settles, and after some epochs nothing is read from the store again.
 func TestClusterStartsApart(t *testing.T) {
 	c := newCluster(t, 0.35)
 	got := c.during("starts apart", func() {
@@ -579,7 +607,9 @@ func TestClusterRefresh(t *testing.T) {
 	}
 	within(t, patience, "all nodes have the new version", func() bool {
 		now := c.stats()
-		return now[1].Dataset != was[1].Dataset && !slices.ContainsFunc(now, func(s fleetStats) bool { return s.Dataset != now[1].Dataset })
+		return now[1].Dataset != was[1].Dataset && !slices.ContainsFunc(now, func(s fleetStats) bool {
+			return s.Dataset != now[1].Dataset
+		})
 	})
 	within(t, patience, "all mounts have it", func() bool {
 		return !slices.ContainsFunc(c.Nodes, func(n *fleetNode) bool {
@@ -590,8 +620,8 @@ func TestClusterRefresh(t *testing.T) {
 	c.each(func(n *fleetNode) error { readAll(t, n.Mount, dir, append(paths, "class00/added.jpg")); return nil })
 }
 
-// etcd comes back from an older copy: the version does not go back, and who comes later gets the newest. And a warm node starts
-// while the store is away.
+// etcd comes back from an older copy: the version does not go back, and who comes later gets the newest. And a warm
+// node starts while the store is away.
 func TestClusterGoesForward(t *testing.T) {
 	c := newCluster(t, 2)
 	dir, paths := tree(t, 2, 20, 20<<10)
@@ -625,7 +655,9 @@ func TestClusterGoesForward(t *testing.T) {
 	within(t, patience, "etcd has the new version again", func() bool {
 		s := c.stats()
 		return slices.ContainsFunc(s, func(s fleetStats) bool {
-			return slices.ContainsFunc(s.Errors, func(e struct{ Text string }) bool { return strings.Contains(e.Text, "as if it had been restored") })
+			return slices.ContainsFunc(s.Errors, func(e struct{ Text string }) bool {
+				return strings.Contains(e.Text, "as if it had been restored")
+			})
 		})
 	})
 	c.settled()
@@ -646,14 +678,15 @@ func TestClusterGoesForward(t *testing.T) {
 	readAll(t, first.Mount, dir, paths)
 
 	c.each(func(n *fleetNode) error {
-		return errors.Join(n.Stop(), n.Far(proxy.Options{Faults: []proxy.Fault{{Kind: proxy.Unavailable, Op: proxy.OpAny, P: 1}}}))
+		return errors.Join(n.Stop(),
+			n.Far(proxy.Options{Faults: []proxy.Fault{{Kind: proxy.Unavailable, Op: proxy.OpAny, P: 1}}}))
 	})
 	c.start()
 	c.each(func(n *fleetNode) error { readAll(t, n.Mount, dir, paths); return nil })
 }
 
-// A node that refreshes while etcd is away does not go back to the older version that etcd still has when it starts again, be it that
-// the node starts again, too: the others follow it.
+// A node that refreshes while etcd is away does not go back to the older version that etcd still has when it starts
+// again, be it that the node starts again, too: the others follow it.
 func TestClusterRefreshAlone(t *testing.T) {
 	c := newCluster(t, 2)
 	dir, paths := tree(t, 2, 20, 20<<10)
@@ -692,8 +725,9 @@ func TestClusterRefreshAlone(t *testing.T) {
 	}
 }
 
-// Neither of two versions that were listed after etcd's older copy was saved is taken for the newer one: a node whose version
-// has the higher number, but is the older listing, does not turn another back, whose files would be gone. Both list again.
+// Neither of two versions that were listed after etcd's older copy was saved is taken for the newer one: a node whose
+// version has the higher number, but is the older listing, does not turn another back, whose files would be gone. Both
+// list again.
 func TestClusterForked(t *testing.T) {
 	c := newCluster(t, 2)
 	dir, paths := tree(t, 2, 20, 20<<10)
@@ -732,7 +766,9 @@ func TestClusterForked(t *testing.T) {
 		t.Fatal("nothing has changed")
 	}
 	c.start(0)
-	within(t, patience, "both have the newest version", func() bool { return dataset(old) == is && dataset(fresh) == is })
+	within(t, patience, "both have the newest version", func() bool {
+		return dataset(old) == is && dataset(fresh) == is
+	})
 	for _, n := range []*fleetNode{old, fresh} {
 		readAll(t, n.Mount, dir, paths)
 	}
@@ -747,7 +783,8 @@ func TestClusterDrain(t *testing.T) {
 	c.start()
 	first := c.warm()
 	join := c.flags[slices.Index(c.flags, "--cluster"):]
-	if _, err := c.Nodes[0].Shoal(t.Context(), "cluster", "drain", c.Nodes[2].IP+":7400", join[0], join[1], "--cluster-insecure"); err != nil {
+	if _, err := c.Nodes[0].Shoal(t.Context(), "cluster", "drain", c.Nodes[2].IP+":7400", join[0], join[1],
+		"--cluster-insecure"); err != nil {
 		t.Fatal(err)
 	}
 	within(t, patience, "all nodes know it", func() bool {
@@ -772,7 +809,8 @@ func TestClusterDrain(t *testing.T) {
 	c.atMost(0.1, got, "without it")
 }
 
-// clusterTrainer reads a rank of two epochs from a mount with DistributedSampler and workers, and prints the digest of each epoch.
+// clusterTrainer reads a rank of two epochs from a mount with DistributedSampler and workers, and prints the digest of
+// each epoch.
 const clusterTrainer = `
 import glob, hashlib, sys, torch
 from torch.utils.data import DataLoader, Dataset
@@ -816,9 +854,9 @@ func TestClusterTrainers(t *testing.T) {
 	}), "two epochs by torch")
 }
 
-// Nodes are killed, stopped, frozen and cut off, and etcd with them, SHOAL_CLUSTER_EVENTS times (make night), while each node's consumer
-// reads epoch after epoch: what it is given is what the order says, unless its own node died. At the end nothing is in use, and nothing is
-// read from the store twice.
+// Nodes are killed, stopped, frozen and cut off, and etcd with them, SHOAL_CLUSTER_EVENTS times (make night), while
+// each node's consumer reads epoch after epoch: what it is given is what the order says, unless its own node died. At
+// the end nothing is in use, and nothing is read from the store twice.
 func TestClusterAtRandom(t *testing.T) {
 	events, _ := strconv.Atoi(os.Getenv("SHOAL_CLUSTER_EVENTS"))
 	if events == 0 {
@@ -873,10 +911,15 @@ func TestClusterAtRandom(t *testing.T) {
 		}{
 			{"killed", func() error { life.Add(1); n.Kill(); return nil }, again},
 			{"stopped", func() error { life.Add(1); return n.Stop() }, again},
-			{"frozen", func() error { return n.Signal(syscall.SIGSTOP) }, func() error { return n.Signal(syscall.SIGCONT) }},
+			{"frozen", func() error {
+				return n.Signal(syscall.SIGSTOP)
+			}, func() error { return n.Signal(syscall.SIGCONT) }},
 			{"cut off", n.Down, n.Up},
 			{"apart, as are all others", func() error { return apart(true) }, func() error { return apart(false) }},
-			{"with etcd stopped", func() error { c.Etcd.Stop(); return nil }, func() error { return c.Etcd.Restart(t.Context(), rng.IntN(2) == 0) }},
+			{"with etcd stopped", func() error {
+				c.Etcd.Stop()
+				return nil
+			}, func() error { return c.Etcd.Restart(t.Context(), rng.IntN(2) == 0) }},
 			{"with etcd frozen", c.Etcd.Freeze, c.Etcd.Thaw},
 			{"with etcd cut off", c.EtcdNode.Down, c.EtcdNode.Up},
 		}[rng.IntN(8)]
@@ -901,8 +944,8 @@ func TestClusterAtRandom(t *testing.T) {
 	}
 }
 
-// Four jobs that each read everything, of which the caches hold a quarter: what an owner does not keep it fetches for all, also if
-// each is a tenth of an epoch behind another.
+// Four jobs that each read everything, of which the caches hold a quarter: what an owner does not keep it fetches for
+// all, also if each is a tenth of an epoch behind another.
 func TestClusterOwnersFetchForAll(t *testing.T) {
 	c := newCluster(t, 0.0625)
 	c.start()
@@ -931,12 +974,14 @@ func TestClusterOwnersFetchForAll(t *testing.T) {
 	}
 }
 
-// Four ranks that read different samples, of which the caches hold a quarter, and memory little more: nothing is fetched by way of another
-// node, but for what shows that this does not pay. Between nodes goes what they keep for each other.
+// Four ranks that read different samples, of which the caches hold a quarter, and memory little more: nothing is
+// fetched by way of another node, but for what shows that this does not pay. Between nodes goes what they keep for each
+// other.
 func TestClusterRanksFetchForThemselves(t *testing.T) {
 	long(t) // with fewer files it hangs on chance
 	c := newCluster(t, 0.0625)
-	c.flags[slices.Index(c.flags, "--memory")+1] = "112MiB" // with more it may pay: what one fetched another finds in the next epoch
+	// with more it may pay: what one fetched another finds in the next epoch
+	c.flags[slices.Index(c.flags, "--memory")+1] = "112MiB"
 	c.start()
 	c.epoch(0, 4)
 	c.epoch(1, 4)
@@ -950,13 +995,14 @@ func TestClusterRanksFetchForThemselves(t *testing.T) {
 		kept += before[i].Disk.Kept
 	}
 	// 0.167 if owners fetch nothing else, and 0.65 if they fetch everything.
-	if t.Logf("%.4f of the dataset went from node to node in an epoch, with %d of %d files kept", share, kept, len(c.paths)); share > 0.2 {
+	if t.Logf("%.4f of the dataset went from node to node in an epoch, with %d of %d files kept", share, kept,
+		len(c.paths)); share > 0.2 {
 		t.Errorf("%.4f of the dataset went from node to node in an epoch, want at most 0.2", share)
 	}
 }
 
-// Two zones of two nodes: each zone reads the store for itself, and what its caches hold does not go between zones. What one zone does not
-// keep it reads from the other, if that has it, and once.
+// Two zones of two nodes: each zone reads the store for itself, and what its caches hold does not go between zones.
+// What one zone does not keep it reads from the other, if that has it, and once.
 func TestClusterZones(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -965,8 +1011,8 @@ func TestClusterZones(t *testing.T) {
 		store  float64   // in a later epoch
 	}{
 		{"all fits", []float64{0.6, 0.6, 0.6, 0.6}, 0.001, 0.01},
-		// 0.61 if each crosses once, 1.22 if each node asks for itself, and from the store the same if no zone asks the other. On a busy machine
-		// some answers are late, and asked for again.
+		// 0.61 if each crosses once, 1.22 if each node asks for itself, and from the store the same if no zone asks the
+		// other. On a busy machine some answers are late, and asked for again.
 		{"a small zone", []float64{0.2, 0.2, 0.6, 0.6}, 1, 0.2},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -974,7 +1020,8 @@ func TestClusterZones(t *testing.T) {
 			zone := func(n *fleetNode) string { return []string{"a", "b"}[n.Number/2] }
 			c.each(func(n *fleetNode) error {
 				flags := append(slices.Clone(c.flags), "--zone", zone(n))
-				flags[slices.Index(flags, "--cache-size")+1] = daemon.CacheSize(test.shares[n.Number], c.bytes, len(c.paths))
+				flags[slices.Index(flags, "--cache-size")+1] = daemon.CacheSize(test.shares[n.Number], c.bytes,
+					len(c.paths))
 				return n.Serve(t.Context(), c.source, flags...)
 			})
 			c.settled()

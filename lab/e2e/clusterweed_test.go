@@ -18,7 +18,8 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/subproc"
 )
 
-// Four nodes beside other makers' engines: SeaweedFS as their near tier, and juicefs in their place. make conformance runs it.
+// Four nodes beside other makers' engines: SeaweedFS as their near tier, and juicefs in their place. make conformance
+// runs it.
 
 // near asks a node of its near tier.
 func near(ctx context.Context, n *fleetNode) (s nearStats, err error) {
@@ -37,8 +38,9 @@ func (c *cluster) fromStore() (all float64) {
 	return all
 }
 
-// Four nodes share a tier of three volume servers, of which one is killed in the middle of an epoch, without a cluster and as one. Each byte
-// is read from the origin once, all bytes are right, and no read takes longer than 5 s. It runs with SHOAL_TEST_WEED=PATH.
+// Four nodes share a tier of three volume servers, of which one is killed in the middle of an epoch, without a cluster
+// and as one. Each byte is read from the origin once, all bytes are right, and no read takes longer than 5 s. It runs
+// with SHOAL_TEST_WEED=PATH.
 func TestClusterOverSeaweedFS(t *testing.T) {
 	weed := os.Getenv("SHOAL_TEST_WEED")
 	if weed == "" {
@@ -62,9 +64,10 @@ func TestClusterOverSeaweedFS(t *testing.T) {
 	}
 }
 
-// overTier has all nodes read their ranks of an epoch through their mounts, and in later epochs one through its feed. The feed is faster than
-// the tier takes copies, and those that it drops would be read from the origin again. In the middle of the epoch trouble is made. It waits until
-// all copies are put, and returns what was read from the origin, without hedges.
+// overTier has all nodes read their ranks of an epoch through their mounts, and in later epochs one through its feed.
+// The feed is faster than the tier takes copies, and those that it drops would be read from the origin again. In the
+// middle of the epoch trouble is made. It waits until all copies are put, and returns what was read from the origin,
+// without hedges.
 func (c *cluster) overTier(what string, epoch int, trouble func()) (origin float64) {
 	c.t.Helper()
 	const stall = 5 * time.Second
@@ -83,7 +86,9 @@ func (c *cluster) overTier(what string, epoch int, trouble func()) (origin float
 		}()
 		if trouble != nil {
 			third := int64(len(c.paths) / clusterNodes / 3)
-			within(c.t, time.Minute, "a third of the epoch is read", func() bool { return c.stats()[1].Reads-before > third })
+			within(c.t, time.Minute, "a third of the epoch is read", func() bool {
+				return c.stats()[1].Reads-before > third
+			})
 			trouble()
 			select {
 			case err := <-done:
@@ -114,7 +119,8 @@ func (c *cluster) overTier(what string, epoch int, trouble func()) (origin float
 	return origin
 }
 
-// juicefs is a volume of juicefs in the fleet's bucket, with the files of the dataset. Its metadata are in Redis, on the machine of etcd.
+// juicefs is a volume of juicefs in the fleet's bucket, with the files of the dataset. Its metadata are in Redis, on
+// the machine of etcd.
 type juicefs struct {
 	*cluster
 	bin, meta string
@@ -123,12 +129,14 @@ type juicefs struct {
 func newJuicefs(c *cluster, bin, redis string) *juicefs {
 	c.t.Helper()
 	j := &juicefs{c, bin, "redis://" + c.EtcdNode.IP + "/1"}
-	db, err := subproc.Start("redis", c.EtcdNode.Command(redis, "--bind", c.EtcdNode.IP, "--protected-mode", "no", "--save", "", "--dir", c.t.TempDir()))
+	db, err := subproc.Start("redis", c.EtcdNode.Command(redis, "--bind", c.EtcdNode.IP, "--protected-mode", "no",
+		"--save", "", "--dir", c.t.TempDir()))
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	c.t.Cleanup(func() { db.Stop(time.Second) })
-	j.verb("format", j.meta, "juicefs", "--storage", "minio", "--bucket", c.Store+"/cluster", "--access-key", s3server.AccessKey, "--secret-key", s3server.SecretKey, "--trash-days", "0")
+	j.verb("format", j.meta, "juicefs", "--storage", "minio", "--bucket", c.Store+"/cluster",
+		"--access-key", s3server.AccessKey, "--secret-key", s3server.SecretKey, "--trash-days", "0")
 	j.verb("sync", c.dir+"/", "jfs://META/", "--threads", "8")
 	return j
 }
@@ -148,12 +156,15 @@ func (j *juicefs) up() (down func()) {
 	size := int64(peersCache * float64(j.bytes+4096*int64(len(j.paths)))) // it counts 4 KiB for each
 	procs := make([]*subproc.Proc, len(j.Nodes))
 	j.each(func(n *fleetNode) (err error) {
-		cmd := n.Command(j.bin, "mount", j.meta, n.Mount, "--read-only", "--no-usage-report", "--no-bgjob", "--backup-meta", "0", "--cache-dir", n.Cache,
-			"--cache-size", fmt.Sprintf("%dM", size>>20+1), "--free-space-ratio", "0.01", "--attr-cache", "1h", "--entry-cache", "1h", "--dir-entry-cache", "1h", "--open-cache", "1h")
+		cmd := n.Command(j.bin, "mount", j.meta, n.Mount, "--read-only", "--no-usage-report", "--no-bgjob",
+			"--backup-meta", "0", "--cache-dir", n.Cache,
+			"--cache-size", fmt.Sprintf("%dM", size>>20+1), "--free-space-ratio", "0.01", "--attr-cache", "1h",
+			"--entry-cache", "1h", "--dir-entry-cache", "1h", "--open-cache", "1h")
 		if procs[n.Number], err = subproc.Start("juicefs", cmd); err != nil {
 			return err
 		}
-		for _, err = os.Stat(filepath.Join(n.Mount, j.paths[0])); err != nil; _, err = os.Stat(filepath.Join(n.Mount, j.paths[0])) {
+		for _, err = os.Stat(filepath.Join(n.Mount, j.paths[0])); err != nil; _,
+			err = os.Stat(filepath.Join(n.Mount, j.paths[0])) {
 			if failed := procs[n.Number].Failed(); failed != nil {
 				return failed
 			}
@@ -173,8 +184,9 @@ func (j *juicefs) up() (down func()) {
 // peersCache is how much of the dataset each node may keep.
 const peersCache = 0.3
 
-// Two epochs of a DistributedSampler job read from mounts by the same program: of shoal without and with a cluster, and of juicefs, in turn, with
-// caches of the same size that are empty at first. It prints the table of lab/bench/results/cluster-peers.md. It runs with SHOAL_TEST_JUICEFS=PATH.
+// Two epochs of a DistributedSampler job read from mounts by the same program: of shoal without and with a cluster, and
+// of juicefs, in turn, with caches of the same size that are empty at first. It prints the table of
+// lab/bench/results/cluster-peers.md. It runs with SHOAL_TEST_JUICEFS=PATH.
 func TestClusterBesideJuiceFS(t *testing.T) {
 	bin := os.Getenv("SHOAL_TEST_JUICEFS")
 	redis, err := exec.LookPath("redis-server")
@@ -226,5 +238,6 @@ func TestClusterBesideJuiceFS(t *testing.T) {
 		}
 		b.WriteString("|\n")
 	}
-	t.Logf("%d files, %d bytes; bytes from the store as a share of the dataset, and seconds, of the first epoch and of the second:\n%s", len(c.paths), c.bytes, b.String())
+	t.Logf("%d files, %d bytes; bytes from the store as a share of the dataset, and seconds, of the first epoch and "+
+		"of the second:\n%s", len(c.paths), c.bytes, b.String())
 }

@@ -56,8 +56,10 @@ type controlled struct {
 func newControlled(t *testing.T, cache string) *controlled {
 	t.Helper()
 	dir, _ := pictures(t, 1, 8)
-	c := &controlled{source: "file://" + dir, mnt: filepath.Join(t.TempDir(), "mnt"), cache: cache, feed: "unix://" + filepath.Join(t.TempDir(), "feed.sock")}
-	mustShoal(t, nil, "serve", c.source, "--listen", c.feed, "--mount", c.mnt, "--cache-dir", cache, "--memory", "256MiB", "--daemon")
+	c := &controlled{source: "file://" + dir, mnt: filepath.Join(t.TempDir(), "mnt"), cache: cache,
+		feed: "unix://" + filepath.Join(t.TempDir(), "feed.sock")}
+	mustShoal(t, nil, "serve", c.source, "--listen", c.feed, "--mount", c.mnt, "--cache-dir", cache, "--memory",
+		"256MiB", "--daemon")
 	c.pid = readStats(t, c.mnt).PID
 	t.Cleanup(func() {
 		_ = syscall.Kill(c.pid, syscall.SIGKILL)
@@ -71,15 +73,18 @@ func (c *controlled) verbs(t *testing.T) [][]string {
 	other := filepath.Join(t.TempDir(), "other")
 	return [][]string{
 		{"health", c.mnt}, {"health", c.feed}, {"health", c.mnt, "--timeout", "1s"},
-		{"stat", c.mnt}, {"stat", c.cache}, {"stat", c.feed}, {"stat", filepath.Join(c.mnt, "class00")}, {"top", c.mnt, "--once"},
-		{"refresh", c.mnt}, {"refresh", c.cache}, {"order", "sequential", "--mount", c.mnt}, {"profile", c.mnt, "--duration", "1s"},
+		{"stat", c.mnt}, {"stat", c.cache}, {"stat", c.feed}, {"stat", filepath.Join(c.mnt, "class00")},
+		{"top", c.mnt, "--once"},
+		{"refresh", c.mnt}, {"refresh", c.cache}, {"order", "sequential", "--mount", c.mnt},
+		{"profile", c.mnt, "--duration", "1s"},
 		{"cache", "ls", c.cache}, {"stop", c.mnt}, {"stop", c.cache}, {"stop", c.feed},
 		{"warm", c.source, "--cache-dir", c.cache}, {"mount", c.source, c.mnt, "--cache-dir", c.cache, "--daemon"},
 		{"mount", c.source, other, "--cache-dir", c.cache, "--daemon"},
 	}
 }
 
-// A daemon that hangs: each verb says within its time-out which process does not answer, since when, and what helps, which it does.
+// A daemon that hangs: each verb says within its time-out which process does not answer, since when, and what helps,
+// which it does.
 func TestControlOfAStoppedDaemon(t *testing.T) {
 	t.Parallel()
 	c := newControlled(t, t.TempDir())
@@ -90,7 +95,8 @@ func TestControlOfAStoppedDaemon(t *testing.T) {
 	for _, verb := range c.verbs(t) {
 		all.Go(func() {
 			text, code := asked(t, verb...)
-			for _, want := range []string{fmt.Sprintf("(pid %d)", c.pid), "does not answer since", fmt.Sprintf("kill -9 %d", c.pid)} {
+			for _, want := range []string{fmt.Sprintf("(pid %d)", c.pid), "does not answer since",
+				fmt.Sprintf("kill -9 %d", c.pid)} {
 				if code != 1 || !strings.Contains(text, want) {
 					t.Errorf("%v: exit %d, and no %q: %s", verb, code, want, text)
 				}
@@ -122,7 +128,8 @@ func TestControlOfAStoppedDaemon(t *testing.T) {
 		t.Fatal(err)
 	}
 	text, code := asked(t, "umount", c.mnt)
-	if code != 1 || !strings.Contains(text, c.mnt+" is detached") || !strings.Contains(text, fmt.Sprintf("kill -9 %d)", c.pid)) || mounted(c.mnt) {
+	if code != 1 || !strings.Contains(text, c.mnt+" is detached") ||
+		!strings.Contains(text, fmt.Sprintf("kill -9 %d)", c.pid)) || mounted(c.mnt) {
 		t.Errorf("umount of a daemon that hangs: exit %d, %s", code, text)
 	}
 }
@@ -144,7 +151,8 @@ func TestControlOfAKilledDaemon(t *testing.T) {
 			}
 		case code == 0 || text == "":
 			t.Errorf("%v: exit %d, %s", verb, code, text)
-		case strings.Contains(strings.Join(verb, " "), c.mnt) && !strings.Contains(text, "no daemon answers for it here"):
+		case strings.Contains(strings.Join(verb, " "), c.mnt) &&
+			!strings.Contains(text, "no daemon answers for it here"):
 			t.Errorf("%v: %s", verb, text)
 		}
 	}
@@ -167,14 +175,16 @@ func TestControlWhileTheDiskHangs(t *testing.T) {
 	}
 	hang(faultdisk.Any)
 	t.Cleanup(func() { hang() })
-	for _, verb := range [][]string{{"health", c.mnt, c.feed}, {"stat", c.mnt}, {"stat", c.feed}, {"order", "sequential", "--mount", c.mnt}, {"top", c.mnt, "--once"}} {
+	for _, verb := range [][]string{{"health", c.mnt, c.feed}, {"stat", c.mnt}, {"stat", c.feed},
+		{"order", "sequential", "--mount", c.mnt}, {"top", c.mnt, "--once"}} {
 		if text, code := asked(t, verb...); code != 0 {
 			t.Errorf("%v: exit %d, %s", verb, code, text)
 		}
 	}
 	// These need the disk, and may wait for it; but they say so. Names are in the kernel's memory, as on a real disk.
 	hang(faultdisk.Read, faultdisk.Write, faultdisk.Sync, faultdisk.Make)
-	for _, verb := range [][]string{{"cache", "ls", c.cache}, {"stat", c.cache}, {"refresh", c.cache}, {"warm", c.source, "--cache-dir", c.cache}} {
+	for _, verb := range [][]string{{"cache", "ls", c.cache}, {"stat", c.cache}, {"refresh", c.cache},
+		{"warm", c.source, "--cache-dir", c.cache}} {
 		cmd := exec.Command(shoalBin, verb...)
 		cmd.Env = os.Environ()
 		d := startForeground(t, cmd)
@@ -190,7 +200,8 @@ func TestControlWhileTheDiskHangs(t *testing.T) {
 func TestControlOfAnotherContainer(t *testing.T) {
 	dir, _ := pictures(t, 1, 8)
 	mnt, cache := t.TempDir(), t.TempDir()
-	if out, err := exec.Command("unshare", "-n", shoalBin, "mount", "file://"+dir, mnt, "--cache-dir", cache, "--allow-other", "--daemon").CombinedOutput(); err != nil {
+	if out, err := exec.Command("unshare", "-n", shoalBin, "mount", "file://"+dir, mnt, "--cache-dir", cache,
+		"--allow-other", "--daemon").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	t.Cleanup(func() { umount(t, mnt) })
@@ -203,12 +214,14 @@ func TestControlOfAnotherContainer(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = syscall.Kill(pid, syscall.SIGCONT) }()
-	if text, code := asked(t, "health", mnt, "--timeout", "1s"); code != 1 || !strings.Contains(text, fmt.Sprintf("kill -9 %d", pid)) {
+	if text, code := asked(t, "health", mnt, "--timeout", "1s"); code != 1 ||
+		!strings.Contains(text, fmt.Sprintf("kill -9 %d", pid)) {
 		t.Errorf("exit %d, %s", code, text)
 	}
 }
 
-// A mount namespace that was made meanwhile has a copy of the mount, which keeps the daemon: umount names it, and the remedy works.
+// A mount namespace that was made meanwhile has a copy of the mount, which keeps the daemon: umount names it, and the
+// remedy works.
 func TestUmountNamesCopies(t *testing.T) {
 	dir, _ := pictures(t, 1, 8)
 	mnt := mount(t, nil, "file://"+dir)
@@ -223,10 +236,12 @@ func TestUmountNamesCopies(t *testing.T) {
 		return string(comm) == "sleep\n"
 	})
 	text, code := asked(t, "umount", mnt, "--wait", "1s")
-	if code != 1 || !strings.Contains(text, fmt.Sprintf("copies of the mount, those of sleep (pid %d)", other.Process.Pid)) {
+	if code != 1 || !strings.Contains(text,
+		fmt.Sprintf("copies of the mount, those of sleep (pid %d)", other.Process.Pid)) {
 		t.Errorf("exit %d, %s", code, text)
 	}
-	if out, err := exec.Command("nsenter", "-m", "-t", fmt.Sprint(other.Process.Pid), "umount", "-l", mnt).CombinedOutput(); err != nil {
+	if out, err := exec.Command("nsenter", "-m", "-t", fmt.Sprint(other.Process.Pid), "umount",
+		"-l", mnt).CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
 	within(t, patience, "the daemon ends", func() bool { return syscall.Kill(pid, 0) != nil })
@@ -243,7 +258,8 @@ func TestControlByAnotherUser(t *testing.T) {
 		mnt := mount(t, nil, "file://"+dir, flags...)
 		for _, verb := range []string{"health", "stat", "refresh"} {
 			out, err := asNobody(t, verb, mnt)
-			if may := open && verb != "refresh"; may != (err == nil) || !may && !strings.Contains(out, "only the owner of the mount") {
+			if may := open && verb != "refresh"; may != (err == nil) ||
+				!may && !strings.Contains(out, "only the owner of the mount") {
 				t.Errorf("%s, --allow-other %v: %v, %s", verb, open, err, out)
 			}
 		}
@@ -255,7 +271,8 @@ func TestAttachFlags(t *testing.T) {
 	dir, _ := pictures(t, 1, 8)
 	other, _ := pictures(t, 1, 4)
 	cache := t.TempDir()
-	mount(t, nil, "file://"+dir, "--cache-dir", cache, "--memory", "256MiB", "--cache-size", "80%", "--connections", "8")
+	mount(t, nil, "file://"+dir, "--cache-dir", cache, "--memory", "256MiB", "--cache-size", "80%",
+		"--connections", "8")
 	for _, c := range []struct {
 		flags  []string
 		source string

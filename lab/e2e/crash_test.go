@@ -48,7 +48,8 @@ func TestKilledUnderReaders(t *testing.T) {
 	for i := range cap(ended) {
 		select {
 		case err := <-ended:
-			if !errors.Is(err, syscall.ECONNABORTED) && !errors.Is(err, syscall.ENOTCONN) && !errors.Is(err, syscall.ECANCELED) {
+			if !errors.Is(err, syscall.ECONNABORTED) && !errors.Is(err, syscall.ENOTCONN) &&
+				!errors.Is(err, syscall.ECANCELED) {
 				t.Errorf("a reader of the killed daemon got %v", err)
 			}
 		case <-deadline:
@@ -57,8 +58,9 @@ func TestKilledUnderReaders(t *testing.T) {
 	}
 }
 
-// A daemon that is killed leaves its mount in the volume that it shares with the host, where no kubelet can remove it. The process
-// that stands by in a container of its own takes it away when it is told to end, whether the daemon has left one, two or none.
+// A daemon that is killed leaves its mount in the volume that it shares with the host, where no kubelet can remove it.
+// The process that stands by in a container of its own takes it away when it is told to end, whether the daemon has
+// left one, two or none.
 func TestUnmountAtExit(t *testing.T) {
 	dir, paths := tree(t, 1, 5, 1<<10)
 	for left := range 3 {
@@ -69,7 +71,8 @@ func TestUnmountAtExit(t *testing.T) {
 		standby := startForeground(t, by)
 		within(t, patience, "the process stands by", func() bool { return strings.Contains(standby.log(), "SIGTERM") })
 		for range left {
-			daemon := exec.Command(shoalBin, "mount", "file://"+dir, at, "--cache-dir", t.TempDir(), "--kernel-cache", "off")
+			daemon := exec.Command(shoalBin, "mount", "file://"+dir, at, "--cache-dir", t.TempDir(),
+				"--kernel-cache", "off")
 			daemon.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
 			d := startForeground(t, daemon)
 			within(t, patience, "the mount", func() bool {
@@ -79,7 +82,9 @@ func TestUnmountAtExit(t *testing.T) {
 			d.signal(t, syscall.SIGKILL)
 			<-d.exited
 		}
-		if err := os.RemoveAll(at); left > 0 && !errors.Is(err, syscall.ENOTCONN) && !errors.Is(err, syscall.ECONNABORTED) && !errors.Is(err, syscall.ECANCELED) && !errors.Is(err, syscall.EBUSY) {
+		if err := os.RemoveAll(at); left > 0 && !errors.Is(err, syscall.ENOTCONN) &&
+			!errors.Is(err, syscall.ECONNABORTED) && !errors.Is(err, syscall.ECANCELED) &&
+			!errors.Is(err, syscall.EBUSY) {
 			t.Errorf("a volume with a dead mount can be removed: %v", err)
 		}
 		standby.signal(t, syscall.SIGTERM)
@@ -123,7 +128,8 @@ func TestSupervise(t *testing.T) {
 		t.Error("still mounted")
 	}
 	// A start that fails is told, once.
-	if _, errs, code := shoal(t, env, "mount", "s3://no-such-bucket/x", t.TempDir(), "--daemon=supervised", "--cache-dir", t.TempDir()); code != 1 || !strings.Contains(errs, "no-such-bucket") {
+	if _, errs, code := shoal(t, env, "mount", "s3://no-such-bucket/x", t.TempDir(), "--daemon=supervised",
+		"--cache-dir", t.TempDir()); code != 1 || !strings.Contains(errs, "no-such-bucket") {
 		t.Errorf("a start that fails: exit %d, %s", code, errs)
 	}
 }
@@ -238,7 +244,8 @@ func TestKillPoints(t *testing.T) {
 	use := func(t *testing.T, bin string, env []string, at string, flags ...string) {
 		t.Helper()
 		mnt := mountpoint(t, at)
-		args := append([]string{"mount", source, mnt, "--daemon", "--cache-dir", filepath.Join(at, "cache"), "--kernel-cache", "off"}, flags...)
+		args := append([]string{"mount", source, mnt, "--daemon", "--cache-dir", filepath.Join(at, "cache"),
+			"--kernel-cache", "off"}, flags...)
 		if _, _, code := shoalWith(t, bin, env, args...); code != 0 {
 			return
 		}
@@ -276,7 +283,8 @@ func TestKillPoints(t *testing.T) {
 	set := func(at string) string { return filepath.Base(filepath.Dir(at)) + "-" + filepath.Base(at) }
 	packInto := func(t *testing.T, bin string, env []string, at string) int {
 		t.Helper()
-		_, errs, code := shoalWith(t, bin, env, "pack", source, "s3://"+packed+"/"+set(at), "--shard-size", "1MiB", "--seed", "2")
+		_, errs, code := shoalWith(t, bin, env, "pack", source, "s3://"+packed+"/"+set(at), "--shard-size", "1MiB",
+			"--seed", "2")
 		if bin == shoalBin && code != 0 {
 			t.Errorf("pack: exit %d, %s", code, errs)
 		}
@@ -294,11 +302,14 @@ func TestKillPoints(t *testing.T) {
 			},
 			func(t *testing.T, env []string, at string) {
 				use(t, deadly, append(env, "SHOAL_ENCRYPTION_KEY="+string(content(t, filepath.Join(at, "key")))), at)
-				_, _, _ = shoalWith(t, deadly, env, "cache", "rekey", filepath.Join(at, "cache"), "--encryption-key-file", filepath.Join(at, "key"), "--new-encryption-key-file", filepath.Join(at, "next"))
+				_, _, _ = shoalWith(t, deadly, env, "cache", "rekey", filepath.Join(at, "cache"),
+					"--encryption-key-file", filepath.Join(at, "key"), "--new-encryption-key-file",
+					filepath.Join(at, "next"))
 			},
 			func(t *testing.T, at string) {
 				t.Setenv("SHOAL_ENCRYPTION_KEY", string(content(t, filepath.Join(at, "key"))))
-				if _, errs, code := shoal(t, nil, "cache", "ls", filepath.Join(at, "cache")); code != 0 && strings.Contains(errs, "wrong encryption key") {
+				if _, errs, code := shoal(t, nil, "cache", "ls", filepath.Join(at, "cache")); code != 0 &&
+					strings.Contains(errs, "wrong encryption key") {
 					t.Setenv("SHOAL_ENCRYPTION_KEY", string(content(t, filepath.Join(at, "next"))))
 				}
 				checkCache(t, at)
@@ -308,7 +319,9 @@ func TestKillPoints(t *testing.T) {
 			}},
 		{"mount with a half full cache",
 			func(t *testing.T, at string) { copyOf(t, half, filepath.Join(at, "cache")) },
-			func(t *testing.T, env []string, at string) { use(t, deadly, env, at, "--order", "torch:seed=1") }, checkCache},
+			func(t *testing.T, env []string, at string) {
+				use(t, deadly, env, at, "--order", "torch:seed=1")
+			}, checkCache},
 		{"mount with a full and small cache",
 			func(t *testing.T, at string) { copyOf(t, half, filepath.Join(at, "cache")) },
 			func(t *testing.T, env []string, at string) {
@@ -338,7 +351,8 @@ func TestKillPoints(t *testing.T) {
 			func(t *testing.T, at string) {
 				packInto(t, shoalBin, direct, at)
 				mnt := mountpoint(t, at)
-				mountAt(t, direct, "s3://"+packed+"/"+set(at), mnt, "--cache-dir", filepath.Join(at, "cache"), "--kernel-cache", "off")
+				mountAt(t, direct, "s3://"+packed+"/"+set(at), mnt, "--cache-dir", filepath.Join(at, "cache"),
+					"--kernel-cache", "off")
 				sameTree(t, mnt, dir, paths)
 				umount(t, mnt)
 				for u := range store(t).ListIncompleteUploads(t.Context(), packed, set(at), true) {
@@ -369,7 +383,8 @@ func TestKillPoints(t *testing.T) {
 		}
 		s.check(t, at)
 	}
-	t.Logf("%d points, %d of them in a scenario: %s", len(all), len(visits), strings.Join(slices.Sorted(maps.Keys(all)), " "))
+	t.Logf("%d points, %d of them in a scenario: %s", len(all), len(visits),
+		strings.Join(slices.Sorted(maps.Keys(all)), " "))
 
 	// Every visit once; what is left of the number goes round by round to further passings.
 	total := killCount(t)
@@ -401,7 +416,8 @@ func TestKillPoints(t *testing.T) {
 			at := t.TempDir()
 			log := filepath.Join(t.TempDir(), "log")
 			s.start(t, at)
-			s.run(t, append([]string{fmt.Sprintf("SHOAL_KILLPOINT=%s:%d", k.point, k.count), "SHOAL_KILLPOINTS_LOG=" + log}, direct...), at)
+			s.run(t, append([]string{fmt.Sprintf("SHOAL_KILLPOINT=%s:%d", k.point, k.count),
+				"SHOAL_KILLPOINTS_LOG=" + log}, direct...), at)
 			// The last name in the log is where it died, if it did; how often a point is passed
 			// depends on timing.
 			if seen := passings(t, log); seen[k.point] >= k.count {
@@ -422,7 +438,8 @@ func TestKillPoints(t *testing.T) {
 			t.Logf("again with: SHOAL_KILLPOINT=%s:%d in %q", k.point, k.count, s.name)
 		}
 	}
-	t.Logf("%d of %d runs died, at %d points, in %s", died, len(kills), len(visited), time.Since(start).Round(time.Second))
+	t.Logf("%d of %d runs died, at %d points, in %s", died, len(kills), len(visited),
+		time.Since(start).Round(time.Second))
 	if died < len(kills)*8/10 {
 		t.Errorf("only %d of %d runs died where they should", died, len(kills))
 	}

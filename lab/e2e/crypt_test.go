@@ -81,7 +81,8 @@ func TestEncryptedCache(t *testing.T) {
 		}
 		b, err := os.ReadFile(path)
 		kinds[strings.SplitN(strings.TrimPrefix(path, cache+"/"), "/", 2)[0]] = true
-		for _, text := range []string{"X-ray", "pixels of", "patient-4711", "class00", bucketName(t), key, hex.EncodeToString(raw)} {
+		for _, text := range []string{"X-ray", "pixels of", "patient-4711",
+			"class00", bucketName(t), key, hex.EncodeToString(raw)} {
 			if bytes.Contains(b, []byte(text)) {
 				t.Errorf("%q is in %s", text, path)
 			}
@@ -102,10 +103,14 @@ func TestEncryptedCache(t *testing.T) {
 		args []string
 		want []string
 	}{
-		"no key":        {[]string{"--cache-dir", cache}, []string{"is encrypted", "--encryption-key-file", "SHOAL_ENCRYPTION_KEY"}},
-		"wrong key":     {[]string{"--cache-dir", cache, "--encryption-key-file", other}, []string{"wrong encryption key", "another --cache-dir"}},
-		"no such file":  {[]string{"--cache-dir", cache, "--encryption-key-file", "/nowhere/key"}, []string{"--encryption-key-file", "/nowhere/key"}},
-		"no key inside": {[]string{"--cache-dir", cache, "--encryption-key-file", filepath.Join(dir, "class00/patient-4711.jpg")}, []string{"32 random bytes"}},
+		"no key": {[]string{"--cache-dir", cache},
+			[]string{"is encrypted", "--encryption-key-file", "SHOAL_ENCRYPTION_KEY"}},
+		"wrong key": {[]string{"--cache-dir", cache, "--encryption-key-file", other},
+			[]string{"wrong encryption key", "another --cache-dir"}},
+		"no such file": {[]string{"--cache-dir", cache, "--encryption-key-file", "/nowhere/key"},
+			[]string{"--encryption-key-file", "/nowhere/key"}},
+		"no key inside": {[]string{"--cache-dir", cache,
+			"--encryption-key-file", filepath.Join(dir, "class00/patient-4711.jpg")}, []string{"32 random bytes"}},
 	} {
 		for _, verb := range [][]string{{"mount", source, t.TempDir(), "--daemon"}, {"warm", source}} {
 			_, errs, code := shoal(t, env, append(verb, c.args...)...)
@@ -129,7 +134,8 @@ func TestEncryptedCache(t *testing.T) {
 		t.Errorf("fsck: exit %d, %s", code, out)
 	}
 	mustShoal(t, env, "cache", "rekey", cache, "--encryption-key-file", keyFile, "--new-encryption-key-file", other)
-	if _, errs, code := shoal(t, env, append([]string{"warm", source}, flags...)...); code != 1 || !strings.Contains(errs, "wrong encryption key") {
+	if _, errs, code := shoal(t, env, append([]string{"warm", source}, flags...)...); code != 1 ||
+		!strings.Contains(errs, "wrong encryption key") {
 		t.Errorf("the key of before: exit %d, %s", code, errs)
 	}
 	before = p.Stats()

@@ -29,7 +29,8 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/subproc"
 )
 
-// csiNode is a node's keeper and driver, and a client in the kubelet's place. There is no cluster; lab/e2e/kubernetes has one.
+// csiNode is a node's keeper and driver, and a client in the kubelet's place. There is no cluster; lab/e2e/kubernetes
+// has one.
 type csiNode struct {
 	t                      *testing.T
 	env                    []string
@@ -50,7 +51,8 @@ func newCSI(t *testing.T, env []string, flags ...string) *csiNode {
 	}
 	n.startKeeper()
 	n.start()
-	conn, err := grpc.NewClient("unix://"+filepath.Join(n.kubelet, "plugins/csi.shoalfs.dev/csi.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix://"+filepath.Join(n.kubelet, "plugins/csi.shoalfs.dev/csi.sock"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +85,8 @@ func (n *csiNode) startKeeper() *subproc.Proc {
 
 func (n *csiNode) start() {
 	n.t.Helper()
-	args := append([]string{"csi", "--node-id", "node", "--kubelet-dir", n.kubelet, "--cache-dir", n.cache, "--memory", "256MiB"}, n.flags...)
+	args := append([]string{"csi", "--node-id", "node", "--kubelet-dir", n.kubelet, "--cache-dir", n.cache, "--memory",
+		"256MiB"}, n.flags...)
 	cmd := exec.Command(shoalBin, args...)
 	cmd.Env = append(append(os.Environ(), n.env...), "SHOAL_KEEPER="+n.keeper)
 	socket := filepath.Join(n.kubelet, "plugins_registry/csi.shoalfs.dev-reg.sock")
@@ -131,9 +134,12 @@ func (n *csiNode) publish(pod string, attributes, secrets map[string]string) err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	_, err := n.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: "csi-" + pod, TargetPath: target, VolumeContext: all, Secrets: secrets,
-		VolumeCapability: &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
-			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}}}, grpc.WaitForReady(true))
+	_, err := n.NodePublishVolume(ctx,
+		&csi.NodePublishVolumeRequest{VolumeId: "csi-" + pod, TargetPath: target, VolumeContext: all, Secrets: secrets,
+			VolumeCapability: &csi.VolumeCapability{
+				AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
+				AccessMode: &csi.VolumeCapability_AccessMode{
+					Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}}}, grpc.WaitForReady(true))
 	return err
 }
 
@@ -153,7 +159,9 @@ func (n *csiNode) mustPublish(pod string, attributes, secrets map[string]string)
 func (n *csiNode) unpublish(pods ...string) {
 	n.t.Helper()
 	for _, pod := range pods {
-		if _, err := n.NodeUnpublishVolume(context.Background(), &csi.NodeUnpublishVolumeRequest{VolumeId: "csi-" + pod, TargetPath: n.target(pod)}, grpc.WaitForReady(true)); err != nil {
+		if _, err := n.NodeUnpublishVolume(context.Background(),
+			&csi.NodeUnpublishVolumeRequest{VolumeId: "csi-" + pod, TargetPath: n.target(pod)},
+			grpc.WaitForReady(true)); err != nil {
 			n.t.Error(err)
 		}
 		if _, err := os.Lstat(n.target(pod)); !errors.Is(err, os.ErrNotExist) {
@@ -172,7 +180,8 @@ func (n *csiNode) nothingLeft() {
 		return !strings.Contains(mustShoal(n.t, nil, "cache", "ls", n.cache, "--json"), `"users":1`)
 	})
 	for _, sub := range []string{"stages", "tokens"} {
-		if left, err := os.ReadDir(filepath.Join(n.kubelet, "plugins/csi.shoalfs.dev", sub)); err != nil || len(left) > 0 {
+		if left, err := os.ReadDir(filepath.Join(n.kubelet, "plugins/csi.shoalfs.dev", sub)); err != nil ||
+			len(left) > 0 {
 			n.t.Errorf("%s: %v, %v", sub, left, err)
 		}
 	}
@@ -185,7 +194,8 @@ func podKeys() map[string]string {
 
 // withoutRights is the environment of a driver that knows where the store is, and has no keys.
 func withoutRights(url string) []string {
-	return []string{"AWS_ENDPOINT_URL=" + url, "AWS_REGION=us-east-1", "AWS_ACCESS_KEY_ID=", "AWS_SECRET_ACCESS_KEY=", "AWS_EC2_METADATA_DISABLED=true", "HOME=/nonexistent"}
+	return []string{"AWS_ENDPOINT_URL=" + url, "AWS_REGION=us-east-1", "AWS_ACCESS_KEY_ID=", "AWS_SECRET_ACCESS_KEY=",
+		"AWS_EC2_METADATA_DISABLED=true", "HOME=/nonexistent"}
 }
 
 // Pods of one volume share a stage, and each byte is fetched once; what is left of them is nothing.
@@ -211,18 +221,24 @@ func TestCSI(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(mnt, "x"), nil, 0o600); !errors.Is(err, unix.EROFS) {
 		t.Errorf("a write: %v", err)
 	}
-	if err := os.WriteFile(filepath.Join(mnt, ".shoal", "plan"), []byte(paths[1]+"\n"+paths[0]+"\n"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(mnt, ".shoal", "plan"), []byte(paths[1]+"\n"+paths[0]+"\n"),
+		0o600); err != nil {
 		t.Errorf("a plan: %v", err)
 	}
-	s, err := n.NodeGetVolumeStats(context.Background(), &csi.NodeGetVolumeStatsRequest{VolumeId: "csi-pod0", VolumePath: mnt})
-	if err != nil || s.GetVolumeCondition().GetAbnormal() || len(s.GetUsage()) != 2 || s.GetUsage()[1].GetUsed() != int64(len(paths)) {
+	s, err := n.NodeGetVolumeStats(context.Background(),
+		&csi.NodeGetVolumeStatsRequest{VolumeId: "csi-pod0", VolumePath: mnt})
+	if err != nil || s.GetVolumeCondition().GetAbnormal() || len(s.GetUsage()) != 2 ||
+		s.GetUsage()[1].GetUsed() != int64(len(paths)) {
 		t.Errorf("%v, %v", s, err)
 	}
-	if _, err := n.NodeGetVolumeStats(context.Background(), &csi.NodeGetVolumeStatsRequest{VolumeId: "csi-pod9", VolumePath: n.target("pod9")}); status.Code(err) != codes.NotFound {
+	if _, err := n.NodeGetVolumeStats(context.Background(),
+		&csi.NodeGetVolumeStatsRequest{VolumeId: "csi-pod9", VolumePath: n.target("pod9")}); status.Code(err) !=
+		codes.NotFound {
 		t.Errorf("stats of no volume: %v", err)
 	}
 	// Other settings are another stage, of the same dataset.
-	readAll(t, n.mustPublish("other", map[string]string{"source": volume["source"], "order": "torch:seed=7", "kernel-cache": "off"}, nil), dir, paths)
+	readAll(t, n.mustPublish("other", map[string]string{"source": volume["source"], "order": "torch:seed=7",
+		"kernel-cache": "off"}, nil), dir, paths)
 	n.mustPublish("part", map[string]string{"source": volume["source"] + "/class00"}, nil)
 	files := map[string]int{}
 	for line := range strings.Lines(string(metricsText(t, at))) {
@@ -292,7 +308,9 @@ func TestCSIKeeperReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.startKeeper()
-	within(t, patience, "the driver has found it", func() bool { return strings.Contains(n.driver.Tail(), "another keeper has what is served") })
+	within(t, patience, "the driver has found it", func() bool {
+		return strings.Contains(n.driver.Tail(), "another keeper has what is served")
+	})
 	if err := n.driver.Signal(unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -304,7 +322,8 @@ func TestCSIKeeperReplaced(t *testing.T) {
 	n.nothingLeft()
 }
 
-// Nobody sees what other rights have read: not with wrong keys, not by an endpoint of one's own, and not while the store is away.
+// Nobody sees what other rights have read: not with wrong keys, not by an endpoint of one's own, and not while the
+// store is away.
 func TestCSIRights(t *testing.T) {
 	dir, paths := tree(t, 2, 10, 40<<10)
 	p, _ := far(t, proxy.Options{})
@@ -361,13 +380,15 @@ func TestCSIBadInput(t *testing.T) {
 		{map[string]string{"source": "file:///etc"}, nil, "give s3://BUCKET/PREFIX"},
 		{map[string]string{"source": source, "shards": "file:///etc"}, nil, "give s3://BUCKET/PREFIX"},
 		{map[string]string{"source": source, "order": "list:/etc/passwd"}, nil, "names a file of the driver"},
-		{map[string]string{"source": source, "endpoint": "http://127.0.0.1:1"}, nil, "where the driver's keys do not go"},
+		{map[string]string{"source": source, "endpoint": "http://127.0.0.1:1"}, nil,
+			"where the driver's keys do not go"},
 		{map[string]string{"source": source, "sources": "x"}, nil, `"sources" is unknown (there are source,`},
 		{map[string]string{"source": source, "order": "torch:sed=7"}, nil, "--order"},
 		{map[string]string{"source": source, "memory": "1GiB"}, nil, "--memory 1.0 GiB"},
 		{map[string]string{"source": source, "cache": "1GiB"}, nil, "--cache-size 1.0 GiB"},
 		{map[string]string{"source": "s3://no-such-bucket/x"}, nil, "no-such-bucket"},
-		{map[string]string{"source": source}, map[string]string{"key": "x"}, `the Secret has the key "key" (it may have AWS_ACCESS_KEY_ID`},
+		{map[string]string{"source": source}, map[string]string{"key": "x"},
+			`the Secret has the key "key" (it may have AWS_ACCESS_KEY_ID`},
 		{map[string]string{"source": source}, map[string]string{"AWS_ACCESS_KEY_ID": "x"}, "the Secret lacks"},
 		{map[string]string{"source": source, "role": "arn:aws:iam::1:role/x"}, nil, "no token for sts.amazonaws.com"},
 		{map[string]string{"source": source, "role": "arn:aws:iam::1:role/x"}, podKeys(), "a role and a Secret"},

@@ -70,21 +70,23 @@ func TestDashboard(t *testing.T) {
 	})
 	b.run("everything is shown", func(t *testing.T) {
 		for what, js := range map[string]string{
-			"every chart has a line":        `[...document.querySelectorAll("figure svg")].every(s => s.querySelector("path[d^=M]"))`,
-			"samples arrive":                `/[1-9]/.test(document.querySelector("#c-delivered b").textContent)`,
-			"the map has more than one hue": `new Set((` + pixels + `)(document.querySelector("#map canvas"))).size > 4`,
-			"the reader stands somewhere":   `parseFloat(document.querySelector("#map .mark").style.left) > 0`,
-			"mount and feed are followed":   `document.querySelectorAll("#streams tbody tr").length >= 2`,
-			"the session":                   `document.querySelector("#sessions tbody")?.textContent.includes("resnet50")`,
-			"slowest keys":                  `document.querySelectorAll("#slowest tbody tr").length == 8`,
-			"meters":                        `document.querySelectorAll("#resources [role=meter]").length == 4`,
-			"the verdicts' band":            `(` + pixels + `)(document.getElementById("v-band")).some(x => x > 0)`,
+			"every chart has a line": `[...document.querySelectorAll("figure svg")].every(s => s.querySelector("path[d^=M]"))`,
+			"samples arrive":         `/[1-9]/.test(document.querySelector("#c-delivered b").textContent)`,
+			"the map has more than one hue": `new Set((` + pixels +
+				`)(document.querySelector("#map canvas"))).size > 4`,
+			"the reader stands somewhere": `parseFloat(document.querySelector("#map .mark").style.left) > 0`,
+			"mount and feed are followed": `document.querySelectorAll("#streams tbody tr").length >= 2`,
+			"the session":                 `document.querySelector("#sessions tbody")?.textContent.includes("resnet50")`,
+			"slowest keys":                `document.querySelectorAll("#slowest tbody tr").length == 8`,
+			"meters":                      `document.querySelectorAll("#resources [role=meter]").length == 4`,
+			"the verdicts' band":          `(` + pixels + `)(document.getElementById("v-band")).some(x => x > 0)`,
 		} {
 			b.until(what, js)
 		}
 	})
 	b.run("names are text", func(t *testing.T) {
-		b.until("the hostile name is shown", `document.querySelector("#sessions tbody").textContent.includes("<img src=x onerror=alert(1)>")`)
+		b.until("the hostile name is shown",
+			`document.querySelector("#sessions tbody").textContent.includes("<img src=x onerror=alert(1)>")`)
 		var images int
 		b.eval(`document.querySelectorAll("img").length`, &images)
 		if images != 1 {
@@ -108,7 +110,8 @@ func TestDashboard(t *testing.T) {
 	})
 	b.run("reduced motion", func(t *testing.T) {
 		b.media("prefers-reduced-motion", "reduce")
-		b.until("nothing moves", `[...document.querySelectorAll("*")].every(e => getComputedStyle(e).transitionDuration.split(",").every(d => parseFloat(d) === 0) && getComputedStyle(e).animationName === "none")`)
+		b.until("nothing moves",
+			`[...document.querySelectorAll("*")].every(e => getComputedStyle(e).transitionDuration.split(",").every(d => parseFloat(d) === 0) && getComputedStyle(e).animationName === "none")`)
 	})
 	b.run("cost", func(t *testing.T) {
 		b.open(d.url)
@@ -152,7 +155,8 @@ func keyboard(t *testing.T, b *browser) {
 	b.do(chromedp.Evaluate(`delete document.documentElement.dataset.theme`, nil))
 	for key, range_ := range map[string]string{"1": "60", "3": "900", "2": "300"} {
 		press(key)
-		b.until("range "+range_, `document.querySelector('[data-range="`+range_+`"]').getAttribute("aria-pressed") === "true"`)
+		b.until("range "+range_,
+			`document.querySelector('[data-range="`+range_+`"]').getAttribute("aria-pressed") === "true"`)
 	}
 	press("p")
 	b.until("it stands still", `document.querySelector("#link b").textContent === "paused"`)
@@ -177,7 +181,8 @@ func keyboard(t *testing.T, b *browser) {
 	}
 	b.do(chromedp.Evaluate(`document.querySelector("#c-lead svg").focus()`, nil))
 	press(kb.ArrowLeft)
-	b.until("the arrow moves the cursor", `/^\d\d:\d\d:\d\d: samples ahead /.test(document.querySelector("#c-lead svg").getAttribute("aria-valuetext"))`)
+	b.until("the arrow moves the cursor",
+		`/^\d\d:\d\d:\d\d: samples ahead /.test(document.querySelector("#c-lead svg").getAttribute("aria-valuetext"))`)
 	press(kb.Escape)
 	b.until("Esc leaves it", `document.querySelector("#c-lead svg").getAttribute("aria-valuetext").startsWith("now: ")`)
 }
@@ -209,7 +214,8 @@ func startWork(t *testing.T, count int, bandwidth int64) *work {
 		d.cache = dir // which is in the picture
 		cacheSize, memory = "96MiB", "160MiB"
 	}
-	d.args = []string{"serve", bucket(t, dir), "--listen", addr, "--mount", d.mnt, "--cache-dir", d.cache, "--cache-size", cacheSize, "--memory", memory,
+	d.args = []string{"serve", bucket(t, dir), "--listen", addr, "--mount", d.mnt, "--cache-dir", d.cache,
+		"--cache-size", cacheSize, "--memory", memory,
 		"--order", "torch:seed=7", "--connections", "64", "--kernel-cache", "off", "--daemon"}
 	d.start(t)
 	t.Cleanup(func() {
@@ -265,7 +271,9 @@ func trainOn(ctx context.Context, addr, client string) error {
 	}
 	defer c.Close()
 	s, err := c.Open(ctx, &feedpb.Open{
-		Session: "resnet50", Client: client, Order: "uniform", Transform: "RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nchw", Batch: 8, World: 1, Epochs: 1000,
+		Session: "resnet50", Client: client,
+		Order: "uniform", Transform: "RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nchw", Batch: 8, World: 1,
+		Epochs: 1000,
 	})
 	if err != nil {
 		return err
@@ -360,7 +368,8 @@ func (d *work) shoot(t *testing.T, b *browser) {
 		{40 << 20, 150, []shot{{"dashboard-dark", 1280, "dark"}}},
 		{3 << 20, 60, []shot{{"dashboard-light", 1280, "light"}, {"dashboard-narrow", 360, "light"}}},
 	} {
-		if err := d.proxy.Set(proxy.Options{Latency: 30 * time.Millisecond, Sigma: 0.4, Bandwidth: phase.bandwidth}); err != nil {
+		if err := d.proxy.Set(proxy.Options{Latency: 30 * time.Millisecond, Sigma: 0.4,
+			Bandwidth: phase.bandwidth}); err != nil {
 			t.Fatal(err)
 		}
 		b.do(chromedp.Sleep(phase.seconds * time.Second))
@@ -380,17 +389,19 @@ type shot struct {
 func (b *browser) shoot(s shot) (png []byte) {
 	b.t.Helper()
 	b.media("prefers-color-scheme", s.scheme)
-	b.do(chromedp.EmulateViewport(s.width, 800), chromedp.Sleep(2*time.Second), chromedp.ActionFunc(func(ctx context.Context) (err error) {
-		var height float64
-		if err := chromedp.Evaluate(`document.documentElement.scrollHeight`, &height).Do(ctx); err != nil {
+	b.do(chromedp.EmulateViewport(s.width, 800), chromedp.Sleep(2*time.Second),
+		chromedp.ActionFunc(func(ctx context.Context) (err error) {
+			var height float64
+			if err := chromedp.Evaluate(`document.documentElement.scrollHeight`, &height).Do(ctx); err != nil {
+				return err
+			}
+			if s.width < 400 {
+				height = min(height, 1600)
+			}
+			png, err = page.CaptureScreenshot().WithCaptureBeyondViewport(true).WithClip(
+				&page.Viewport{Width: float64(s.width), Height: height, Scale: 1}).Do(ctx)
 			return err
-		}
-		if s.width < 400 {
-			height = min(height, 1600)
-		}
-		png, err = page.CaptureScreenshot().WithCaptureBeyondViewport(true).WithClip(&page.Viewport{Width: float64(s.width), Height: height, Scale: 1}).Do(ctx)
-		return err
-	}))
+		}))
 	return png
 }
 
@@ -409,7 +420,8 @@ func openBrowser(t *testing.T) *browser {
 	if err != nil {
 		t.Fatal("chromium is missing: ./setup.sh installs it")
 	}
-	o := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path), chromedp.WSURLReadTimeout(2*time.Minute), chromedp.Flag("disable-dev-shm-usage", true))
+	o := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path),
+		chromedp.WSURLReadTimeout(2*time.Minute), chromedp.Flag("disable-dev-shm-usage", true))
 	if os.Getuid() == 0 {
 		o = append(o, chromedp.NoSandbox) // which root cannot have
 	}
@@ -485,7 +497,8 @@ func (b *browser) until(what, js string) {
 			var title, detail string
 			b.eval("document.title", &title)
 			b.eval(`document.getElementById("v-detail").textContent`, &detail)
-			b.t.Fatalf("not within two minutes: %s (%s: %s)\n%s", what, title, detail, strings.Join(b.complaints(), "\n"))
+			b.t.Fatalf("not within two minutes: %s (%s: %s)\n%s", what, title, detail,
+				strings.Join(b.complaints(), "\n"))
 		}
 	}
 }

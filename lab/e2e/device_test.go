@@ -39,9 +39,9 @@ assert batches == 6, batches
 print(*kinds)
 `
 
-// TestDeviceOfTheTrainer has the Python client take the batches of a real server to a device, which is in software: slots are
-// copied and finished there. Where there is no device, or too little memory, the same batches come in host memory, with a
-// warning.
+// TestDeviceOfTheTrainer has the Python client take the batches of a real server to a device, which is in software:
+// slots are copied and finished there. Where there is no device, or too little memory, the same batches come in host
+// memory, with a warning.
 func TestDeviceOfTheTrainer(t *testing.T) {
 	t.Parallel()
 	lib := t.TempDir()
@@ -57,7 +57,8 @@ func TestDeviceOfTheTrainer(t *testing.T) {
 		{"fp16", crop + "fp16|nchw" + norm, "", "DeviceArray", ""},
 		{"bf16", crop + "bf16|nhwc" + norm, "", "DeviceArray", ""},
 		{"fp32", crop + "fp32|nchw" + norm, "", "DeviceArray", ""},
-		{"a blur, in grey", "RandomResizedCrop((14, 19))|RandomGrayscale(0.5)|GaussianBlur(3)|RandomHorizontalFlip()|fp16|nchw" + norm, "", "DeviceArray", ""},
+		{"a blur, in grey", "RandomResizedCrop((14, " +
+			"19))|RandomGrayscale(0.5)|GaussianBlur(3)|RandomHorizontalFlip()|fp16|nchw" + norm, "", "DeviceArray", ""},
 		{"finished on the host", crop + "fp32|nchw" + norm + "|RandomErasing()", "", "DeviceArray", ""},
 		{"raw samples", "", "", "DeviceArray", ""},
 		{"slow copies", crop + "fp16|nchw" + norm, "delay.copy=3000000;delay.launch=5000000", "DeviceArray", ""},
@@ -70,19 +71,22 @@ func TestDeviceOfTheTrainer(t *testing.T) {
 			t.Parallel()
 			cmd := python(t, deviceEqualsHost, addr, c.transform)
 			trace := filepath.Join(t.TempDir(), "trace")
-			cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+lib, "GRPC_VERBOSITY=ERROR", "SHOAL_CUDA_SCRIPT=pageable=0;"+c.script, "SHOAL_CUDA_TRACE="+trace)
+			cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+lib, "GRPC_VERBOSITY=ERROR",
+				"SHOAL_CUDA_SCRIPT=pageable=0;"+c.script, "SHOAL_CUDA_TRACE="+trace)
 			var errs strings.Builder
 			cmd.Stderr = &errs
 			out, err := cmd.Output()
 			if err != nil || strings.TrimSpace(string(out)) != c.kind {
 				t.Fatalf("%v: data are %q, want %s\n%s", err, out, c.kind, errs.String())
 			}
-			if warned := strings.Count(errs.String(), "Batches stay in host memory"); c.warning != "" && (warned != 1 || !strings.Contains(errs.String(), c.warning)) ||
+			if warned := strings.Count(errs.String(), "Batches stay in host memory"); c.warning != "" &&
+				(warned != 1 || !strings.Contains(errs.String(), c.warning)) ||
 				c.warning == "" && warned != 0 {
 				t.Errorf("%d warnings, want one with %q:\n%s", warned, c.warning, errs.String())
 			}
 			work, _ := os.ReadFile(trace) // there may be none
-			if kernel, want := bytes.Contains(work, []byte("shoal_finish")), c.warning == "" && c.name != "raw samples" && c.name != "finished on the host"; kernel != want {
+			if kernel, want := bytes.Contains(work, []byte("shoal_finish")),
+				c.warning == "" && c.name != "raw samples" && c.name != "finished on the host"; kernel != want {
 				t.Errorf("the kernel ran: %v, want %v", kernel, want)
 			}
 		})

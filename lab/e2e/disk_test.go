@@ -43,12 +43,19 @@ func TestDiskTrouble(t *testing.T) {
 		hangs    bool
 		reads    bool // strikes what is read: the readers begin with all on disk
 	}{
-		{"ENOSPC", faultdisk.Settings{Rules: []faultdisk.Rule{{Op: faultdisk.Write, Path: "cache/segments", Errno: "ENOSPC"}}}, false, false},
-		{"EIO on writes", faultdisk.Settings{Rules: []faultdisk.Rule{{Op: faultdisk.Write, Path: "cache/segments", Errno: "EIO"}}}, false, false},
-		{"EIO on fsync", faultdisk.Settings{Rules: []faultdisk.Rule{{Op: faultdisk.Sync, Path: "cache/segments", Errno: "EIO"}, {Op: faultdisk.Write, Path: "cache/segments", Errno: "EIO"}}}, false, false},
-		{"EIO on reads", faultdisk.Settings{Rules: []faultdisk.Rule{{Op: faultdisk.Read, Path: "cache/segments", Errno: "EIO"}}}, false, true},
-		{"hangs on writes", faultdisk.Settings{Rules: []faultdisk.Rule{{Path: "cache/segments", Hang: true}}}, true, false},
-		{"hangs on reads", faultdisk.Settings{Rules: []faultdisk.Rule{{Path: "cache/segments", Hang: true}}}, true, true},
+		{"ENOSPC", faultdisk.Settings{
+			Rules: []faultdisk.Rule{{Op: faultdisk.Write, Path: "cache/segments", Errno: "ENOSPC"}}}, false, false},
+		{"EIO on writes", faultdisk.Settings{
+			Rules: []faultdisk.Rule{{Op: faultdisk.Write, Path: "cache/segments", Errno: "EIO"}}}, false, false},
+		{"EIO on fsync", faultdisk.Settings{
+			Rules: []faultdisk.Rule{{Op: faultdisk.Sync, Path: "cache/segments", Errno: "EIO"},
+				{Op: faultdisk.Write, Path: "cache/segments", Errno: "EIO"}}}, false, false},
+		{"EIO on reads", faultdisk.Settings{
+			Rules: []faultdisk.Rule{{Op: faultdisk.Read, Path: "cache/segments", Errno: "EIO"}}}, false, true},
+		{"hangs on writes", faultdisk.Settings{Rules: []faultdisk.Rule{{Path: "cache/segments", Hang: true}}},
+			true, false},
+		{"hangs on reads", faultdisk.Settings{Rules: []faultdisk.Rule{{Path: "cache/segments", Hang: true}}},
+			true, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel() // each waits for its own disk most of the time
@@ -57,7 +64,8 @@ func TestDiskTrouble(t *testing.T) {
 			source := bucket(t, dir)
 			disk := badDisk(t)
 			cache := filepath.Join(disk.Dir, "cache")
-			mnt := mount(t, env, source, "--cache-dir", cache, "--order", "none", "--kernel-cache", "off", "--memory", "160MiB")
+			mnt := mount(t, env, source, "--cache-dir", cache, "--order", "none", "--kernel-cache", "off",
+				"--memory", "160MiB")
 			// Before the disk is let go: a daemon that waits for it cannot end.
 			t.Cleanup(func() { _ = disk.Set(t.Context(), faultdisk.Settings{}) })
 			pid := readStats(t, mnt).PID
@@ -76,7 +84,9 @@ func TestDiskTrouble(t *testing.T) {
 			}
 			dropCaches(t) // what was written lies in the page cache, which no fault reaches
 			r := startReading(t, 8, 200*time.Millisecond, mnt, dir, known)
-			within(t, patience+10*time.Second, "the stats say that the disk is out of use", func() bool { return readStats(t, mnt).Disk.OutOfUse })
+			within(t, patience+10*time.Second, "the stats say that the disk is out of use", func() bool {
+				return readStats(t, mnt).Disk.OutOfUse
+			})
 			if c.hangs {
 				time.Sleep(hangTime(t))
 			} else {
@@ -187,7 +197,8 @@ func pageOut(t testing.TB, pid int, dir string) {
 	}
 	defer unix.Close(fd)
 	for i := range ranges {
-		_, _, errno := unix.Syscall6(unix.SYS_PROCESS_MADVISE, uintptr(fd), uintptr(unsafe.Pointer(&ranges[i])), 1, unix.MADV_PAGEOUT, 0, 0)
+		_, _, errno := unix.Syscall6(unix.SYS_PROCESS_MADVISE, uintptr(fd), uintptr(unsafe.Pointer(&ranges[i])), 1,
+			unix.MADV_PAGEOUT, 0, 0)
 		if errno != 0 {
 			t.Fatalf("process_madvise: %v", errno)
 		}
@@ -208,7 +219,8 @@ func TestDiskIsGone(t *testing.T) {
 			flags := []string{"--cache-dir", cache, "--order", "none", "--kernel-cache", "off", "--memory", "160MiB"}
 			if name == "encrypted" {
 				key := filepath.Join(t.TempDir(), "key")
-				if err := os.WriteFile(key, []byte("000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"), 0o600); err != nil {
+				if err := os.WriteFile(key, []byte("000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"),
+					0o600); err != nil {
 					t.Fatal(err)
 				}
 				flags = append(flags, "--encryption-key-file", key)
@@ -242,7 +254,8 @@ func TestDiskIsGone(t *testing.T) {
 			write(t, filepath.Join(dir, "class00/new.jpg"), []byte("new"))
 			upload(t, dir, bucketName(t))
 			for _, verb := range [][]string{
-				{"stat", mnt}, {"refresh", mnt}, {"cache", "ls", cache}, {"cache", "quota", cache, source, "1GiB"}, {"cache", "pin", cache, source},
+				{"stat", mnt}, {"refresh", mnt}, {"cache", "ls", cache}, {"cache", "quota", cache, source, "1GiB"},
+				{"cache", "pin", cache, source},
 				{"fsck", cache}, {"health", mnt}, {"warm", source, "--cache-dir", cache},
 			} {
 				_, errs, code := shoal(t, env, verb...)
@@ -281,7 +294,9 @@ func TestDiskFillsUp(t *testing.T) {
 	}
 	known := paths[:200] // the others are for after it
 	readAll(t, mnt, dir, known)
-	within(t, patience, "the stats say that the disk is out of use", func() bool { return readStats(t, mnt).Disk.OutOfUse })
+	within(t, patience, "the stats say that the disk is out of use", func() bool {
+		return readStats(t, mnt).Disk.OutOfUse
+	})
 	readAll(t, mnt, dir, known)
 	if now, err := disk.Stats(t.Context()); err != nil || now.Failed == d.Failed {
 		t.Errorf("no write failed: %+v, %v", now, err)
@@ -307,7 +322,8 @@ func TestHundredth(t *testing.T) {
 	for _, order := range []string{"torch:seed=1", "none"} {
 		cache := t.TempDir()
 		const cacheSize, memory = 2 << 20, 128 << 20
-		mnt := mount(t, env, source, "--cache-dir", cache, "--cache-size", fmt.Sprint(cacheSize), "--memory", fmt.Sprint(memory), "--order", order, "--kernel-cache", "off")
+		mnt := mount(t, env, source, "--cache-dir", cache, "--cache-size", fmt.Sprint(cacheSize),
+			"--memory", fmt.Sprint(memory), "--order", order, "--kernel-cache", "off")
 		r := startReading(t, 64, 0, mnt, dir, torchOrder(t, "torch:seed=1", paths))
 		within(t, patience, "one epoch", func() bool {
 			r.mu.Lock()
@@ -316,7 +332,8 @@ func TestHundredth(t *testing.T) {
 		})
 		files, longest := r.end()
 		s := readStats(t, mnt)
-		t.Logf("--order %s: %d reads, the slowest %s, RSS %d MiB, kept %d", order, files, longest.Round(time.Millisecond), s.Memory.RSS>>20, s.Disk.Kept)
+		t.Logf("--order %s: %d reads, the slowest %s, RSS %d MiB, kept %d", order, files,
+			longest.Round(time.Millisecond), s.Memory.RSS>>20, s.Disk.Kept)
 		if s.Memory.RSS > memory+100<<20 || s.Memory.Peak > s.Memory.Limit {
 			t.Errorf("--order %s: RSS %d, ledger %d of %d", order, s.Memory.RSS, s.Memory.Peak, s.Memory.Limit)
 		}
@@ -342,16 +359,21 @@ func TestReadOnlyDisk(t *testing.T) {
 	t.Cleanup(func() { _ = disk.Set(t.Context(), faultdisk.Settings{}) })
 	readAll(t, mnt, dir, paths[:4])
 	waitKept(t, mnt, 4)
-	err := disk.Set(t.Context(), faultdisk.Settings{Rules: []faultdisk.Rule{{Op: faultdisk.Make, Path: "cache", Errno: "EROFS"}, {Op: faultdisk.Write, Path: "cache", Errno: "EROFS"}}})
+	err := disk.Set(t.Context(),
+		faultdisk.Settings{Rules: []faultdisk.Rule{{Op: faultdisk.Make, Path: "cache", Errno: "EROFS"},
+			{Op: faultdisk.Write, Path: "cache", Errno: "EROFS"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := store(t).PutObject(t.Context(), bucketName(t), "train/class00/new.jpg", strings.NewReader("new"), 3, minio.PutObjectOptions{DisableContentSha256: true}); err != nil {
+	if _, err := store(t).PutObject(t.Context(), bucketName(t), "train/class00/new.jpg", strings.NewReader("new"), 3,
+		minio.PutObjectOptions{DisableContentSha256: true}); err != nil {
 		t.Fatal(err)
 	}
-	for _, args := range [][]string{{"cache", "pin", cache, source}, {"cache", "quota", cache, source, "1GiB"}, {"refresh", mnt}} {
+	for _, args := range [][]string{{"cache", "pin", cache, source}, {"cache", "quota", cache, source, "1GiB"},
+		{"refresh", mnt}} {
 		_, errs, code := shoal(t, env, args...)
-		if code != 1 || !strings.Contains(errs, "read-only") || !strings.Contains(errs, cache) || !strings.Contains(errs, "(") {
+		if code != 1 || !strings.Contains(errs, "read-only") || !strings.Contains(errs, cache) ||
+			!strings.Contains(errs, "(") {
 			t.Errorf("shoal %s: exit %d: %s", strings.Join(args, " "), code, errs)
 		}
 	}

@@ -1,7 +1,7 @@
 """What TestDLIO needs beside DLIO: its order, and readers that fetch objects, which it names as reader_classname.
 
-The readers are DLIO's own but for open(): a file's bytes come from the object of its name, by boto3, whose settings are in
-the environment. DLIO 2.0.0 has the storage type s3, but no code for it with PyTorch.
+The readers are DLIO's own but for open(): a file's bytes come from the object of its name, by boto3, whose settings are
+in the environment. DLIO 2.0.0 has the storage type s3, but no code for it with PyTorch.
 """
 
 import functools

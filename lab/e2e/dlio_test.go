@@ -34,8 +34,9 @@ func (d *dlio) run(t *testing.T, env []string, settings ...string) (output strin
 		t.Fatal(err)
 	}
 	args := []string{"-m", "dlio_benchmark.main", "workload=default", "hydra.run.dir=" + output}
-	for _, s := range append(append([]string{"framework=pytorch", "workflow.evaluation=False", "output.folder=" + output,
-		"checkpoint.checkpoint_folder=" + output, "reader.data_loader=pytorch"}, d.dataset...), settings...) {
+	for _, s := range append(
+		append([]string{"framework=pytorch", "workflow.evaluation=False", "output.folder=" + output,
+			"checkpoint.checkpoint_folder=" + output, "reader.data_loader=pytorch"}, d.dataset...), settings...) {
 		args = append(args, "++workload."+s)
 	}
 	cmd := exec.CommandContext(t.Context(), d.python, args...)
@@ -53,7 +54,8 @@ type epochs struct{ busy, seconds [2]float64 }
 
 func (d *dlio) train(t *testing.T, env []string, settings ...string) (e epochs) {
 	t.Helper()
-	output := d.run(t, env, append(settings, "workflow.generate_data=False", "workflow.train=True", "train.epochs=2")...)
+	output := d.run(t, env, append(settings, "workflow.generate_data=False", "workflow.train=True",
+		"train.epochs=2")...)
 	var summary struct {
 		Metric struct {
 			Busy []float64 `json:"train_au_percentage"`
@@ -71,7 +73,8 @@ func (d *dlio) train(t *testing.T, env []string, settings ...string) (e epochs) 
 	}
 	for i := range e.busy {
 		var err error
-		if e.seconds[i], err = strconv.ParseFloat(each[strconv.Itoa(i+1)].Duration, 64); err != nil || i >= len(summary.Metric.Busy) {
+		if e.seconds[i], err = strconv.ParseFloat(each[strconv.Itoa(i+1)].Duration, 64); err != nil ||
+			i >= len(summary.Metric.Busy) {
 			t.Fatalf("%v: %v of %v", err, each, summary.Metric.Busy)
 		}
 		e.busy[i] = summary.Metric.Busy[i]
@@ -89,8 +92,8 @@ func (d *dlio) helper(t *testing.T, args ...string) string {
 	return string(out)
 }
 
-// The DLIO benchmark's PyTorch reader over the local disk, a mount, the S3 endpoint and a plain S3 client: a cold epoch and
-// a warm one. With Shoal each byte is fetched once. It prints a table, lab/bench/results/dlio.md.
+// The DLIO benchmark's PyTorch reader over the local disk, a mount, the S3 endpoint and a plain S3 client: a cold epoch
+// and a warm one. With Shoal each byte is fetched once. It prints a table, lab/bench/results/dlio.md.
 func TestDLIO(t *testing.T) {
 	python := os.Getenv("SHOAL_DLIO")
 	if python == "" {
@@ -102,9 +105,11 @@ func TestDLIO(t *testing.T) {
 		settings       []string // of the dataset
 		train          []string
 	}{
-		{"jpeg", "dlio.S3Image", []string{"dataset.num_files_train=2400", "dataset.record_length=114660", "dataset.record_length_resize=150528"},
+		{"jpeg", "dlio.S3Image", []string{"dataset.num_files_train=2400", "dataset.record_length=114660",
+			"dataset.record_length_resize=150528"},
 			[]string{"reader.batch_size=50", "train.computation_time=0.25"}},
-		{"npz", "dlio.S3Array", []string{"dataset.num_files_train=600", "dataset.record_length=2000000", "dataset.record_length_resize=150528"},
+		{"npz", "dlio.S3Array", []string{"dataset.num_files_train=600", "dataset.record_length=2000000",
+			"dataset.record_length_resize=150528"},
 			[]string{"reader.batch_size=8", "train.computation_time=0.12"}},
 	} {
 		t.Run(c.format, func(t *testing.T) {
@@ -132,7 +137,8 @@ func TestDLIO(t *testing.T) {
 				umount(t, mnt)
 				return e
 			}
-			fmt.Printf("| %s | busy, cold | warm | seconds, cold | warm | GETs | MB |\n| --- | ---: | ---: | ---: | ---: | ---: | ---: |\n", c.format)
+			fmt.Printf("| %s | busy, cold | warm | seconds, cold | warm | GETs | MB |\n| --- | ---: | ---: | ---: | "+
+				"---: | ---: | ---: |\n", c.format)
 			for _, way := range []struct {
 				name string
 				run  func(t *testing.T) epochs
@@ -153,8 +159,10 @@ func TestDLIO(t *testing.T) {
 					before := far.Stats()
 					e := way.run(t)
 					by := far.Stats().Sub(before)
-					fmt.Printf("| %s | %.1f%% | %.1f%% | %.1f | %.1f | %d | %.0f |\n", way.name, e.busy[0], e.busy[1], e.seconds[0], e.seconds[1], by.Gets, float64(by.GetBytes)/1e6)
-					if size := folderSize(t, filepath.Join(dir, "train")); way.name != "boto3" && by.GetBytes > size+size/50 {
+					fmt.Printf("| %s | %.1f%% | %.1f%% | %.1f | %.1f | %d | %.0f |\n", way.name, e.busy[0], e.busy[1],
+						e.seconds[0], e.seconds[1], by.Gets, float64(by.GetBytes)/1e6)
+					if size := folderSize(t, filepath.Join(dir, "train")); way.name != "boto3" &&
+						by.GetBytes > size+size/50 {
 						t.Errorf("%d bytes fetched of %d", by.GetBytes, size)
 					}
 				})
@@ -171,7 +179,8 @@ func endpoint(t *testing.T, env []string, url string, flags ...string) []string 
 		t.Fatal(err)
 	}
 	defer release()
-	cmd := exec.Command(shoalBin, append([]string{"s3", url, "--listen", addr, "--s3-anonymous", "--cache-dir", t.TempDir()}, flags...)...)
+	cmd := exec.Command(shoalBin,
+		append([]string{"s3", url, "--listen", addr, "--s3-anonymous", "--cache-dir", t.TempDir()}, flags...)...)
 	var log bytes.Buffer
 	cmd.Env, cmd.Stderr = append(os.Environ(), env...), &log
 	if err := cmd.Start(); err != nil {

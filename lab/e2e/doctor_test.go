@@ -27,14 +27,16 @@ func (e examined) level(code string) string {
 	return "not there"
 }
 
-// TestDoctor: the verb as a whole, on this machine, whatever that is like. What the rules find is tested in package findings.
+// TestDoctor: the verb as a whole, on this machine, whatever that is like. What the rules find is tested in package
+// findings.
 func TestDoctor(t *testing.T) {
 	dir, _ := tree(t, 2, 20, 20_000)
 	source := bucket(t, dir)
 	_, env := far(t, proxy.Options{Latency: 3 * time.Millisecond, Sigma: 0.3})
 	examine := func(args ...string) (e examined, errs string, code int) {
 		t.Helper()
-		out, errs, code := shoal(t, env, append([]string{"doctor", "--json", "--quick", "--cache-dir", t.TempDir()}, args...)...)
+		out, errs, code := shoal(t, env,
+			append([]string{"doctor", "--json", "--quick", "--cache-dir", t.TempDir()}, args...)...)
 		if err := json.Unmarshal([]byte(out), &e); err != nil {
 			t.Fatalf("%v in %s (%s)", err, out, errs)
 		}
@@ -52,12 +54,14 @@ func TestDoctor(t *testing.T) {
 			t.Errorf("%s is %s: %+v", code, got, e.Findings)
 		}
 	}
-	for _, code := range []string{"fuse/device", "limits/machine", "disk/filesystem", "disk/speed", "source/latency", "source/bandwidth"} {
+	for _, code := range []string{"fuse/device", "limits/machine", "disk/filesystem", "disk/speed", "source/latency",
+		"source/bandwidth"} {
 		if e.level(code) == "not there" {
 			t.Errorf("nothing of %s", code)
 		}
 	}
-	if e, _, _ := examine("--feed-only"); e.level("fuse/device") != "skipped" || e.level("source/bucket") != "not there" {
+	if e, _, _ := examine("--feed-only"); e.level("fuse/device") != "skipped" ||
+		e.level("source/bucket") != "not there" {
 		t.Errorf("%+v", e)
 	}
 	e, errs, code := examine("s3://no-such-bucket-here/x")

@@ -80,7 +80,8 @@ func TestExactlyOnce(t *testing.T) {
 	for _, what := range slices.Sorted(maps.Keys(book.by)) {
 		t.Logf("%5d %s", book.by[what], what)
 	}
-	t.Logf("%d kills in %d runs, %d of %d lives by the Python client, %d batches, in %s", book.total(), book.runs, book.python, book.lives, book.steps, time.Since(start).Round(time.Second))
+	t.Logf("%d kills in %d runs, %d of %d lives by the Python client, %d batches, in %s", book.total(), book.runs,
+		book.python, book.lives, book.steps, time.Since(start).Round(time.Second))
 }
 
 // killBook counts.
@@ -265,13 +266,16 @@ func (r *run) play() {
 	for epoch, o := range r.orders {
 		for pos := range positions {
 			id := o.At(pos)
-			if row, ok := r.files.row(r.t, r.job.Transform, gpuingest.Draw{Seed: r.job.Seed, Epoch: uint32(epoch), Sample: uint64(id), Occurrence: uint32(pos / samples)}); ok {
+			if row, ok := r.files.row(r.t, r.job.Transform,
+				gpuingest.Draw{Seed: r.job.Seed, Epoch: uint32(epoch), Sample: uint64(id),
+					Occurrence: uint32(pos / samples)}); ok {
 				want = append(want, row)
 			}
 		}
 	}
 	if streamDigest(r.delivered) != streamDigest(want) {
-		r.t.Errorf("the digest of the %d samples that were delivered is not that of the order's %d", len(r.delivered), len(want))
+		r.t.Errorf("the digest of the %d samples that were delivered is not that of the order's %d",
+			len(r.delivered), len(want))
 	}
 	r.book.note(func() { r.book.runs++; r.book.steps += r.done })
 }
@@ -348,7 +352,9 @@ func (r *run) judge(epoch, index, world int, ranks map[int][]trainedRow) {
 		var want []trainedRow
 		for pos := first + rank; pos < last; pos += world {
 			id := o.At(pos)
-			if row, ok := r.files.row(r.t, r.job.Transform, gpuingest.Draw{Seed: r.job.Seed, Epoch: uint32(epoch), Sample: uint64(id), Occurrence: uint32(pos / samples)}); ok {
+			if row, ok := r.files.row(r.t, r.job.Transform,
+				gpuingest.Draw{Seed: r.job.Seed, Epoch: uint32(epoch), Sample: uint64(id),
+					Occurrence: uint32(pos / samples)}); ok {
 				want = append(want, row)
 			}
 		}

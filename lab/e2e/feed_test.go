@@ -52,7 +52,8 @@ func serve(t testing.TB, env []string, source string, flags ...string) (addr, mn
 	t.Helper()
 	mnt = t.TempDir()
 	addr = "unix://" + filepath.Join(t.TempDir(), "run", "feed.sock")
-	args := append([]string{"serve", source, "--listen", addr, "--mount", mnt, "--cache-dir", t.TempDir(), "--daemon"}, flags...)
+	args := append([]string{"serve", source, "--listen", addr, "--mount", mnt, "--cache-dir", t.TempDir(),
+		"--daemon"}, flags...)
 	mustShoal(t, env, args...)
 	t.Cleanup(func() {
 		if mounted(mnt) {
@@ -102,7 +103,8 @@ func digest(t testing.TB, dir string, paths []string, order []int) string {
 
 func orderOf(t testing.TB, spec string, n int, flags ...string) (order []int) {
 	t.Helper()
-	for line := range strings.Lines(mustShoal(t, nil, append([]string{"order", spec, "--n", strconv.Itoa(n)}, flags...)...)) {
+	for line := range strings.Lines(
+		mustShoal(t, nil, append([]string{"order", spec, "--n", strconv.Itoa(n)}, flags...)...)) {
 		i, err := strconv.Atoi(strings.TrimSpace(line))
 		if err != nil {
 			t.Fatal(err)
@@ -275,7 +277,8 @@ print(json.dumps(out))`, addr)
 	}
 	for _, name := range []string{"fetch_seconds", "decode_seconds", "stall_seconds", "credit_seconds"} {
 		if got.After[name] == 0 || got.After[name] < got.During[name] || got.After[name] != st.Feed.Ended[0][name] {
-			t.Errorf("%s: %g in mid-epoch, %g at the end; the server says %v", name, got.During[name], got.After[name], st.Feed.Ended[0][name])
+			t.Errorf("%s: %g in mid-epoch, %g at the end; the server says %v", name, got.During[name], got.After[name],
+				st.Feed.Ended[0][name])
 		}
 	}
 }
@@ -306,14 +309,22 @@ views = [view(64, 1.), view((48, 40), .5), view((48, 40), .5)]
 		says      string
 	}{
 		{"RandomResizedCrop(64)|RandomHorizontalFlip()|fp32|nhwc|Normalize((0.485,0.456,0.406),(0.229,0.224,0.225))|RandomErasing()", 0, "24 of 24 rows equal"},
-		{"RandomResizedCrop((40,70), interpolation='bicubic')|RandomVerticalFlip()|RandAugment()|bf16", 0, "24 of 24 rows equal"},
-		{"Resize(80)|RandomCrop(90, padding=4, pad_if_needed=True)|ColorJitter(0.4,0.4,0.4,0.1)|TrivialAugmentWide()|fp16", 0, "24 of 24 rows equal"},
+		{"RandomResizedCrop((40,70), interpolation='bicubic')|RandomVerticalFlip()|RandAugment()|bf16", 0,
+			"24 of 24 rows equal"},
+		{"Resize(80)|RandomCrop(90, padding=4, " +
+			"pad_if_needed=True)|ColorJitter(0.4,0.4,0.4,0.1)|TrivialAugmentWide()|fp16", 0, "24 of 24 rows equal"},
 		{"CenterCrop(90)|AutoAugment()|RandomRotation(20)|RandomGrayscale()|GaussianBlur(5)", 0, "24 of 24 rows equal"},
-		{"Resize((40,190))|pillow(13)", 1, "of 22800 values, by 1 at most"},                                               // Debian's Pillow has the rule of 9.4
-		{"RandomResizedCrop(64)|GaussianBlur(5)|fp16|Normalize((0.5,),(0.2,),dtype='fp16')|v2", 0, "24 of 24 rows equal"}, // within 1 of 255
+		// Debian's Pillow has the rule of 9.4
+		{"Resize((40,190))|pillow(13)", 1, "of 22800 values, by 1 at most"},
+		// within 1 of 255
+		{"RandomResizedCrop(64)|GaussianBlur(5)|fp16|Normalize((0.5,),(0.2,),dtype='fp16')|v2", 0,
+			"24 of 24 rows equal"},
 		{"own:classes", 0, "24 of 24 rows equal"},
-		{"views(2x[RandomResizedCrop(64, interpolation='bicubic')|RandomApply([ColorJitter(0.4,0.4,0.4,0.1)], 0.8)|RandomApply([GaussianBlur(5)])], [CenterCrop(170)|RandomHorizontalFlip()], " +
-			"3x[RandomResizedCrop((32,40))|RandomChoice([RandomSolarize(99), RandomRotation(20)], [1, 3])|RandomChoice([RandAugment(), RandomVerticalFlip()])])|fp16|nhwc|Normalize((0.5,),(0.2,))|RandomErasing()", 0, "24 of 24 rows equal"},
+		{"views(2x[RandomResizedCrop(64, interpolation='bicubic')|RandomApply([ColorJitter(0.4,0.4,0.4,0.1)], " +
+			"0.8)|RandomApply([GaussianBlur(5)])], [CenterCrop(170)|RandomHorizontalFlip()], " +
+			"3x[RandomResizedCrop((32,40))|RandomChoice([RandomSolarize(99), RandomRotation(20)], [1, " +
+			"3])|RandomChoice([RandAugment(), " +
+			"RandomVerticalFlip()])])|fp16|nhwc|Normalize((0.5,),(0.2,))|RandomErasing()", 0, "24 of 24 rows equal"},
 		{"own:views", 0, "24 of 24 rows equal"},
 		{"views(2x[Resize((40,190))])|pillow(13)", 1, "view 1: "},
 		{"own:absent", 2, "own:absent"},
@@ -321,7 +332,8 @@ views = [view(64, 1.), view((48, 40), .5), view((48, 40), .5)]
 		{"CenterCrop(90)|RandomChoice([CutMix()])", 2, "CutMix is not replayed"},
 		{"CenterCrop(90", 2, "column 14"},
 	} {
-		out, errs, code := shoal(t, nil, "verify", addr, "--python", "/usr/bin/python3", "--batch", "12", "--batches", "2", "--seed", "9", "--epoch", "1", "--transform", c.transform)
+		out, errs, code := shoal(t, nil, "verify", addr, "--python", "/usr/bin/python3", "--batch", "12", "--batches",
+			"2", "--seed", "9", "--epoch", "1", "--transform", c.transform)
 		if code != c.code || !strings.Contains(out+errs, c.says) {
 			t.Errorf("%s: exit %d\n%s%s", c.transform, code, out, errs)
 		}
@@ -330,13 +342,16 @@ views = [view(64, 1.), view((48, 40), .5), view((48, 40), .5)]
 	cert, key := ca.Issue(t, "feed.example.org", 24*time.Hour)
 	secure := "tls://" + freePort(t)
 	serve(t, env, bucket(t, dir), "--listen", secure, "--tls-cert", cert, "--tls-key", key)
-	if out, errs, code := shoal(t, nil, "verify", secure, "--python", "/usr/bin/python3", "--ca", ca.File, "--server-name", "feed.example.org"); code != 0 {
+	if out, errs, code := shoal(t, nil, "verify", secure, "--python", "/usr/bin/python3", "--ca", ca.File,
+		"--server-name", "feed.example.org"); code != 0 {
 		t.Errorf("over TLS: exit %d\n%s%s", code, out, errs)
 	}
-	if out, errs, code := shoal(t, nil, "verify", addr, "--python", "/usr/bin/python3", "--batches", "0"); code != 2 || !strings.Contains(errs, "--batches=0") {
+	if out, errs, code := shoal(t, nil, "verify", addr, "--python", "/usr/bin/python3", "--batches", "0"); code != 2 ||
+		!strings.Contains(errs, "--batches=0") {
 		t.Errorf("no batches are equal: exit %d, %s%s", code, out, errs)
 	}
-	if _, errs, code := shoal(t, nil, "verify", addr, "--python", "/nonexistent/python3"); code != 2 || !strings.Contains(errs, "--python") {
+	if _, errs, code := shoal(t, nil, "verify", addr, "--python", "/nonexistent/python3"); code != 2 ||
+		!strings.Contains(errs, "--python") {
 		t.Errorf("without a Python: exit %d, %s", code, errs)
 	}
 	// The same numbers for whoever asks: in a copy, and not of raw samples.
@@ -353,7 +368,8 @@ try:
 except ValueError as e:
     raw = str(e)
 print(json.dumps(dict(Params=str(batch.params[0]), Raw=raw)))`, addr)
-	if !strings.HasPrefix(got.Params, "[('RandomResizedCrop', {'left': ") || !strings.Contains(got.Params, "('RandomHorizontalFlip', {'flip': ") || !strings.Contains(got.Raw, "pictures") {
+	if !strings.HasPrefix(got.Params, "[('RandomResizedCrop', {'left': ") ||
+		!strings.Contains(got.Params, "('RandomHorizontalFlip', {'flip': ") || !strings.Contains(got.Raw, "pictures") {
 		t.Errorf("%+v", got)
 	}
 }
@@ -363,9 +379,11 @@ func TestFeedViews(t *testing.T) {
 	dir, _ := pictures(t, 3, 16)
 	_, env := far(t, proxy.Options{Latency: 2 * time.Millisecond})
 	addr, _ := serve(t, env, bucket(t, dir))
-	const spec = "views(2x[RandomResizedCrop(64)|RandomApply([ColorJitter(0.4)], p=0.8)], 3x[RandomResizedCrop((32, 24))|RandomHorizontalFlip()])|fp16"
+	const spec = "views(2x[RandomResizedCrop(64)|RandomApply([ColorJitter(0.4)], p=0.8)], 3x[RandomResizedCrop((32, " +
+		"24))|RandomHorizontalFlip()])|fp16"
 	whole := feed(t, addr, "--batch", "8", "--epochs", "2", "--seed", "3", "--transform", spec)
-	if chunks := feed(t, addr, "--batch", "8", "--epochs", "2", "--seed", "3", "--transform", spec, "--transport", "chunks"); chunks.Digest != whole.Digest || whole.Samples != 96 {
+	if chunks := feed(t, addr, "--batch", "8", "--epochs", "2", "--seed", "3", "--transform", spec, "--transport",
+		"chunks"); chunks.Digest != whole.Digest || whole.Samples != 96 {
 		t.Errorf("%d samples; in slots %s, in chunks %s", whole.Samples, whole.Digest, chunks.Digest)
 	}
 	var got struct{ Whole, Resumed, Params, Fields string }
@@ -400,7 +418,9 @@ with make() as feed:
     take(feed, b)
 print(json.dumps(dict(Whole=a.hexdigest(), Resumed=b.hexdigest(), Params=str([[name for name, _ in view] for view in last.params[0]]), Fields=str(list(last.fields)))))`, addr, spec)
 	if got.Whole != got.Resumed || got.Fields != "['view0', 'view1', 'view2', 'view3', 'view4']" ||
-		got.Params != "[['RandomResizedCrop', 'RandomApply'], ['RandomResizedCrop', 'RandomApply'], "+strings.Repeat("['RandomResizedCrop', 'RandomHorizontalFlip'], ", 2)+"['RandomResizedCrop', 'RandomHorizontalFlip']]" {
+		got.Params != "[['RandomResizedCrop', 'RandomApply'], ['RandomResizedCrop', 'RandomApply'], "+
+			strings.Repeat("['RandomResizedCrop', 'RandomHorizontalFlip'], ", 2)+
+			"['RandomResizedCrop', 'RandomHorizontalFlip']]" {
 		t.Errorf("%+v", got)
 	}
 }
@@ -517,7 +537,8 @@ func TestFeedWrongUse(t *testing.T) {
 	_, env := far(t, proxy.Options{})
 	addr, _ := serve(t, env, bucket(t, dir))
 	for _, c := range []struct{ flag, value, want string }{
-		{"--transform", "Resize(256)|CentreCrop(224)", "column 13: unknown operation CentreCrop: did you mean CenterCrop?"},
+		{"--transform", "Resize(256)|CentreCrop(224)",
+			"column 13: unknown operation CentreCrop: did you mean CenterCrop?"},
 		{"--order", "torch:sed=1", `order spec "torch:sed=1", column 7`},
 		{"--rank", "1", "rank 1 is outside"},
 		{"--batch", "0", "batch size missing"},
@@ -541,7 +562,8 @@ func TestFeedWrongUse(t *testing.T) {
 		{[]string{"feed", "localhost:70"}, 2, "unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT"},
 		{[]string{"stat", "localhost:70"}, 2, "unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT"},
 		{[]string{"feed", "unix:///nonexistent/feed.sock"}, 1, "shoal serve"},
-		{[]string{"serve", "s3://bucket/train", "--listen", "localhost:70"}, 2, "unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT"},
+		{[]string{"serve", "s3://bucket/train", "--listen", "localhost:70"}, 2,
+			"unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT"},
 		{[]string{"serve", "s3://bucket/train", "--listen", "tcp://0.0.0.0:0"}, 1, "use tls://"},
 	} {
 		if _, errs, code := shoal(t, nil, c.args...); code != c.code || !strings.Contains(errs, c.want) {
@@ -612,7 +634,8 @@ func TestFeedAfterRefresh(t *testing.T) {
 	upload(t, dir, bucketName(t))
 	mustShoal(t, env, "refresh", mnt)
 	n := len(paths) + 1
-	if r := feed(t, addr, "--seed", "1"); r.Samples != n || r.Digest != digest(t, dir, append(paths, "class01/zzz.jpg"), orderOf(t, "uniform:seed=1", n)) {
+	if r := feed(t, addr, "--seed", "1"); r.Samples != n ||
+		r.Digest != digest(t, dir, append(paths, "class01/zzz.jpg"), orderOf(t, "uniform:seed=1", n)) {
 		t.Errorf("after the refresh: %d samples, digest %s", r.Samples, r.Digest)
 	}
 }

@@ -49,7 +49,9 @@ func TestFeedStaysFlat(t *testing.T) {
 	}
 	defer client.Close()
 	open := func(epochs uint32) *feedclient.Stream {
-		s, err := client.Open(t.Context(), &feedpb.Open{Batch: 32, Epochs: epochs, Transform: "RandomResizedCrop(96)|RandomHorizontalFlip()|uint8|nchw"})
+		s, err := client.Open(t.Context(),
+			&feedpb.Open{Batch: 32, Epochs: epochs,
+				Transform: "RandomResizedCrop(96)|RandomHorizontalFlip()|uint8|nchw"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -85,13 +87,15 @@ func TestFeedStaysFlat(t *testing.T) {
 		t.Errorf("after the last epoch: %v", err)
 	}
 	long.Close()
-	t.Logf("after 1 epoch %+v, after %d %+v: %.2f MiB an epoch", first, epochs, last, float64(last.RSS-first.RSS)/(epochs-1)/(1<<20))
+	t.Logf("after 1 epoch %+v, after %d %+v: %.2f MiB an epoch", first, epochs, last,
+		float64(last.RSS-first.RSS)/(epochs-1)/(1<<20))
 
 	// What one epoch needs at its busiest is what twenty need. The store's connections come and go.
-	within(t, 2*time.Minute, "the server holds no more than after the first epoch, and nothing of any batch", func() bool {
-		last = now()
-		return last.Files <= first.Files && last.Goroutines <= first.Goroutines && last.Held == 0 && last.Used == 0
-	})
+	within(t, 2*time.Minute, "the server holds no more than after the first epoch, and nothing of any batch",
+		func() bool {
+			last = now()
+			return last.Files <= first.Files && last.Goroutines <= first.Goroutines && last.Held == 0 && last.Used == 0
+		})
 	if grown := last.RSS - first.RSS; grown > 100<<20 {
 		t.Errorf("%d MiB more after %d epochs", grown>>20, epochs)
 	}

@@ -36,7 +36,8 @@ func TestFeedOverTLS(t *testing.T) {
 	socket := "unix://" + filepath.Join(t.TempDir(), "feed.sock")
 	events := filepath.Join(t.TempDir(), "audit.log")
 	var log bytes.Buffer
-	cmd := exec.Command(shoalBin, "serve", bucket(t, dir), "--cache-dir", t.TempDir(), "--log-level", "debug", "--listen", addr, "--listen", socket,
+	cmd := exec.Command(shoalBin, "serve", bucket(t, dir), "--cache-dir", t.TempDir(), "--log-level", "debug",
+		"--listen", addr, "--listen", socket,
 		"--tls-cert", cert, "--tls-key", key, "--tls-client-ca", ca.File, "--token-file", tokens, "--audit-log", events)
 	cmd.Env = append(os.Environ(), s3server.Env(server.URL)...)
 	cmd.Stderr = &log
@@ -62,7 +63,8 @@ func TestFeedOverTLS(t *testing.T) {
 		t.Errorf("over TLS: %d samples with another digest than the order's", r.Samples)
 	}
 	// The token from the environment, over the socket.
-	out, errs, code := shoal(t, []string{"SHOAL_FEED_TOKEN=first-walrus"}, "feed", socket, "--seed", "3", "--batch", "7", "--json")
+	out, errs, code := shoal(t, []string{"SHOAL_FEED_TOKEN=first-walrus"}, "feed", socket, "--seed", "3", "--batch",
+		"7", "--json")
 	if code != 0 || !strings.Contains(out, want) {
 		t.Errorf("over the socket with a token of the environment: exit %d, %s", code, errs)
 	}
@@ -74,11 +76,15 @@ func TestFeedOverTLS(t *testing.T) {
 		want  []string
 	}{
 		{"no token", addr, mutual, 1, []string{"requires a token", "--token-file", "SHOAL_FEED_TOKEN"}},
-		{"wrong token", addr, append(mutual[:len(mutual):len(mutual)], "--token-file", wrong), 1, []string{"does not accept this token"}},
+		{"wrong token", addr, append(mutual[:len(mutual):len(mutual)], "--token-file", wrong), 1,
+			[]string{"does not accept this token"}},
 		{"no token on the socket", socket, nil, 1, []string{"requires a token"}},
-		{"no certificate", addr, append(base[:len(base):len(base)], "--token-file", good), 1, []string{"certificate required", "--cert and --key"}},
-		{"a foreign certificate", addr, append(base[:len(base):len(base)], "--cert", foreign, "--key", foreignKey), 1, []string{"--tls-client-ca"}},
-		{"unknown authority", addr, []string{"--ca", other.File, "--server-name", "feed.example.org"}, 1, []string{"unknown authority", "--ca FILE"}},
+		{"no certificate", addr, append(base[:len(base):len(base)], "--token-file", good), 1,
+			[]string{"certificate required", "--cert and --key"}},
+		{"a foreign certificate", addr, append(base[:len(base):len(base)], "--cert", foreign, "--key", foreignKey), 1,
+			[]string{"--tls-client-ca"}},
+		{"unknown authority", addr, []string{"--ca", other.File, "--server-name", "feed.example.org"}, 1,
+			[]string{"unknown authority", "--ca FILE"}},
 		{"wrong name", addr, []string{"--ca", ca.File}, 1, []string{"--server-name"}},
 		{"plain", strings.Replace(addr, "tls:", "tcp:", 1), nil, 1, []string{"tls://"}},
 		{"certificates on a socket", socket, base, 2, []string{"tls://HOST:PORT"}},
@@ -103,10 +109,13 @@ func TestFeedOverTLS(t *testing.T) {
 		}
 	}
 	audited(t, events,
-		map[string]string{"event": "feed_open", "peer.tls_subject": "CN=trainer", "peer.network": "tcp", "peer.token": fingerprint("second-quokka"), "samples": ""},
+		map[string]string{"event": "feed_open", "peer.tls_subject": "CN=trainer", "peer.network": "tcp",
+			"peer.token": fingerprint("second-quokka"), "samples": ""},
 		map[string]string{"event": "feed_end", "peer.tls_subject": "CN=trainer", "samples": "40", "session": "*"},
-		map[string]string{"event": "feed_open", "peer.network": "unix", "peer.uid": fmt.Sprint(os.Getuid()), "peer.comm": "shoal", "peer.token": fingerprint("first-walrus")},
-		map[string]string{"event": "feed_call", "outcome": "refused", "peer.token": "", "cause": "*", "peer.tls_subject": "CN=trainer"},
+		map[string]string{"event": "feed_open", "peer.network": "unix", "peer.uid": fmt.Sprint(os.Getuid()),
+			"peer.comm": "shoal", "peer.token": fingerprint("first-walrus")},
+		map[string]string{"event": "feed_call", "outcome": "refused", "peer.token": "", "cause": "*",
+			"peer.tls_subject": "CN=trainer"},
 		map[string]string{"event": "feed_call", "outcome": "refused", "peer.token": fingerprint("third-wombat")},
 		map[string]string{"event": "feed_connect", "outcome": "refused", "peer.address": "*"},
 		map[string]string{"event": "serve_end"},

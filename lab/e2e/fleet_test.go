@@ -44,12 +44,12 @@ type fleetOptions struct {
 	Far proxy.Options
 }
 
-// fleet is several shoal daemons on one machine that are apart as on many: each has a network namespace with a link of its own, a cache
-// directory, a feed and a mount, and a proxy that counts what it reads from the store. All have the same address of the store, as a dataset
-// is the same only at the same address. One more namespace is there for etcd.
+// fleet is several shoal daemons on one machine that are apart as on many: each has a network namespace with a link of
+// its own, a cache directory, a feed and a mount, and a proxy that counts what it reads from the store. All have the
+// same address of the store, as a dataset is the same only at the same address. One more namespace is there for etcd.
 //
-// Feeds are Unix sockets in a folder of the fleet's own, and mounts belong to the host, so consumers run on the host and a cut link does not
-// cut them off. Nothing that a fleet starts outlives this process.
+// Feeds are Unix sockets in a folder of the fleet's own, and mounts belong to the host, so consumers run on the host
+// and a cut link does not cut them off. Nothing that a fleet starts outlives this process.
 type fleet struct {
 	Nodes []*fleetNode
 	// Host is this host's address in the network, and Store the URL of the store, as the nodes see it.
@@ -104,7 +104,8 @@ func makeFleet(ctx context.Context, o fleetOptions) (_ *fleet, err error) {
 	}
 	for i, m := range f.net.Nodes[:o.Nodes] {
 		dir := filepath.Join(o.Dir, strconv.Itoa(i))
-		n := &fleetNode{Node: m, o: o, Number: i, Addr: fmt.Sprintf("unix://%s/%d", f.sockets, i), Mount: filepath.Join(dir, "mnt"), Cache: filepath.Join(dir, "cache"), log: filepath.Join(dir, "log")}
+		n := &fleetNode{Node: m, o: o, Number: i, Addr: fmt.Sprintf("unix://%s/%d", f.sockets, i),
+			Mount: filepath.Join(dir, "mnt"), Cache: filepath.Join(dir, "cache"), log: filepath.Join(dir, "log")}
 		f.Nodes = append(f.Nodes, n)
 		_ = unix.Unmount(n.Mount, unix.MNT_DETACH) // what a killed run has left
 		if err := os.MkdirAll(n.Mount, 0o755); err != nil {
@@ -123,7 +124,8 @@ func (f *fleet) StartEtcd(ctx context.Context) (flags []string, err error) {
 	if f.Etcd, err = etcd.StartAt(ctx, f.EtcdNode.IP, f.EtcdNode.Command); err != nil {
 		return nil, err
 	}
-	return []string{"--cluster", "etcd://" + f.Etcd.Addr + "/rig", "--advertise", "{ip}:7400", "--cluster-insecure"}, nil
+	return []string{"--cluster", "etcd://" + f.Etcd.Addr + "/rig", "--advertise", "{ip}:7400",
+		"--cluster-insecure"}, nil
 }
 
 // Close ends all daemons and removes the network. Caches and logs stay.
@@ -195,8 +197,8 @@ func (f *fleet) Settled(ctx context.Context) error {
 	}
 }
 
-// Serve starts the daemon, a feed of source, and returns when it is ready. flags are those of `shoal serve`; in them "{ip}" is the
-// node's address, and "{i}" its number.
+// Serve starts the daemon, a feed of source, and returns when it is ready. flags are those of `shoal serve`; in them
+// "{ip}" is the node's address, and "{i}" its number.
 func (n *fleetNode) Serve(ctx context.Context, source string, flags ...string) error {
 	_ = unix.Unmount(n.Mount, unix.MNT_DETACH) // of one that was killed
 	args := []string{"serve", source, "--listen", n.Addr, "--cache-dir", n.Cache}

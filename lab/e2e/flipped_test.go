@@ -15,8 +15,8 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
 
-// A bit that has flipped in a plain packed member, in a shard with the same size and time, is neither served nor kept; the error names the
-// shard, and the other files are read. Of a member of several extents, that holds for the extent.
+// A bit that has flipped in a plain packed member, in a shard with the same size and time, is neither served nor kept;
+// the error names the shard, and the other files are read. Of a member of several extents, that holds for the extent.
 func TestFlippedPackedMember(t *testing.T) {
 	dir, paths := tree(t, 2, 20, 40<<10)
 	packed, cache := t.TempDir(), t.TempDir()
@@ -77,8 +77,8 @@ func TestFlippedPackedMember(t *testing.T) {
 	}
 }
 
-// What `shoal cache verify` drops does not come back: not from the kernel's page cache, nor after a restart. Without it the
-// daemon and the kernel go on with what they have, as the file's size and time are the same.
+// What `shoal cache verify` drops does not come back: not from the kernel's page cache, nor after a restart. Without it
+// the daemon and the kernel go on with what they have, as the file's size and time are the same.
 func TestVerifyDropsForGood(t *testing.T) {
 	dir, paths := tree(t, 2, 20, 40<<10)
 	cache, mnt, source := t.TempDir(), t.TempDir(), "file://"+dir
@@ -101,7 +101,8 @@ func TestVerifyDropsForGood(t *testing.T) {
 	if got, err := os.ReadFile(filepath.Join(mnt, paths[7])); err != nil || !bytes.Equal(got, old) {
 		t.Fatalf("it was not in the cache: %v", err)
 	}
-	if _, text, code := shoal(t, nil, "cache", "verify", cache, source); code != 1 || !strings.Contains(text, "1 of 40 extents had other bytes") {
+	if _, text, code := shoal(t, nil, "cache", "verify", cache, source); code != 1 ||
+		!strings.Contains(text, "1 of 40 extents had other bytes") {
 		t.Fatalf("%d: %s", code, text)
 	}
 	readAll(t, mnt, dir, paths)
@@ -123,8 +124,8 @@ func TestVerifyDropsForGood(t *testing.T) {
 	}
 }
 
-// Bytes that change on the disk after they were read, and checked, are not served when the files are read again. Each is fetched,
-// and counted.
+// Bytes that change on the disk after they were read, and checked, are not served when the files are read again. Each
+// is fetched, and counted.
 func TestFlippedAfterItWasRead(t *testing.T) {
 	dir, paths := tree(t, 2, 40, 60<<10)
 	write(t, filepath.Join(dir, "c/large"), bytes.Repeat(content(t, filepath.Join(dir, paths[0])), 11))
@@ -132,7 +133,8 @@ func TestFlippedAfterItWasRead(t *testing.T) {
 	cache := t.TempDir()
 	source := bucket(t, dir)
 	_, env := far(t, proxy.Options{})
-	flags := []string{"--cache-dir", cache, "--kernel-cache", "off", "--order", "none"} // nothing is read ahead into memory
+	// nothing is read ahead into memory
+	flags := []string{"--cache-dir", cache, "--kernel-cache", "off", "--order", "none"}
 	mnt := mount(t, env, source, flags...)
 	readAll(t, mnt, dir, paths)
 	waitKept(t, mnt, len(paths))

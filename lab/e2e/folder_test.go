@@ -40,7 +40,8 @@ func TestFolderSource(t *testing.T) {
 		}
 	}
 	readAll(t, mnt, dir, paths)
-	if s := readStats(t, mnt); s.Files != len(paths) || len(s.Errors) != 1 || !strings.Contains(s.Errors[0].Text, "dangling_links: 1; pipes_sockets_devices: 1; examples: [dangling pipe]") {
+	if s := readStats(t, mnt); s.Files != len(paths) || len(s.Errors) != 1 ||
+		!strings.Contains(s.Errors[0].Text, "dangling_links: 1; pipes_sockets_devices: 1; examples: [dangling pipe]") {
 		t.Errorf("%d files, %+v", s.Files, s.Errors)
 	}
 	umount(t, mnt)
@@ -49,7 +50,8 @@ func TestFolderSource(t *testing.T) {
 	if err := os.Symlink(outside, link); err != nil {
 		t.Fatal(err)
 	}
-	if _, errs, code := shoal(t, nil, "mount", dir, mnt, "--cache-dir", t.TempDir(), "--daemon"); code != 1 || !strings.Contains(errs, outside) || !strings.Contains(errs, "--store links-outside") {
+	if _, errs, code := shoal(t, nil, "mount", dir, mnt, "--cache-dir", t.TempDir(), "--daemon"); code != 1 ||
+		!strings.Contains(errs, outside) || !strings.Contains(errs, "--store links-outside") {
 		t.Errorf("a link that leads out: exit %d, %s", code, errs)
 	}
 	mountAt(t, nil, dir, mnt, "--order", "none", "--store", "links-outside")
@@ -66,7 +68,8 @@ func TestEmptyFolders(t *testing.T) {
 		if err := os.MkdirAll(filepath.Join(dir, name), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := store(t).PutObject(t.Context(), bucketName(t), "train/"+name+"/", nil, 0, minio.PutObjectOptions{DisableContentSha256: true}); err != nil {
+		if _, err := store(t).PutObject(t.Context(), bucketName(t), "train/"+name+"/", nil, 0,
+			minio.PutObjectOptions{DisableContentSha256: true}); err != nil {
 			t.Fatal(err)
 		}
 	}

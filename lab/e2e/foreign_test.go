@@ -9,7 +9,8 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
 
-// foreignReader reads ranges of large files in formats and orders that are none of Shoal's: which trace, and of which seed.
+// foreignReader reads ranges of large files in formats and orders that are none of Shoal's: which trace, and of which
+// seed.
 const foreignReader = `
 import io, mmap, os, random, sqlite3, sys, tarfile, threading, zipfile
 import numpy as np
@@ -209,8 +210,8 @@ trace(files, random.Random(int(which)))
 print(trace.__name__)
 `
 
-// Programs that read ranges of large files in orders of their own, 200 in all: no order is said to be known, and hardly more is read
-// from the store than with --order none.
+// Programs that read ranges of large files in orders of their own, 200 in all: no order is said to be known, and hardly
+// more is read from the store than with --order none.
 func TestForeignRanges(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
@@ -222,7 +223,8 @@ func TestForeignRanges(t *testing.T) {
 	for which := range 200 { // ten of each kind
 		var got [2]int64
 		for i, order := range []string{"none", "auto"} {
-			mnt := mount(t, env, source, "--order", order, "--kernel-cache", "off", "--cache-dir", filepath.Join(t.TempDir(), "cache"))
+			mnt := mount(t, env, source, "--order", order, "--kernel-cache", "off",
+				"--cache-dir", filepath.Join(t.TempDir(), "cache"))
 			before := far.Stats()
 			out, err := python(t, foreignReader, mnt, fmt.Sprint(which)).Output()
 			if err != nil {

@@ -62,14 +62,17 @@ func TestGiveBack(t *testing.T) {
 		readAll(t, mnt, dir, paths)
 		gets := p.Stats().Sub(before).Gets - readStats(t, mnt).Hedges.Sent
 		per := held / int64(len(paths))
-		t.Logf("of %d files in %.1f MiB, %d are served without a GET from %.1f MiB, limit %.1f MiB", len(paths), float64(held)/(1<<20), int64(len(paths))-gets, float64(used)/(1<<20), float64(limit)/(1<<20))
+		t.Logf("of %d files in %.1f MiB, %d are served without a GET from %.1f MiB, limit %.1f MiB", len(paths),
+			float64(held)/(1<<20), int64(len(paths))-gets, float64(used)/(1<<20), float64(limit)/(1<<20))
 		if used > limit || used < min(held, limit)-2*largest {
 			t.Errorf("%d bytes are left of %d, the limit is %d", used, held, limit)
 		}
 		if lost := (held - used) / per; gets > lost+lost/5+2 { // files differ in size
 			t.Errorf("%d GETs where %d files were given back", gets, lost)
 		}
-		if log := logOf(t, cache); held > limit && (!strings.Contains(log, "WARN") || !strings.Contains(log, "source="+source) || !strings.Contains(log, "segments=")) {
+		if log := logOf(t, cache); held > limit &&
+			(!strings.Contains(log, "WARN") || !strings.Contains(log, "source="+source) ||
+				!strings.Contains(log, "segments=")) {
 			t.Errorf("the log does not say what was given back:\n%s", log)
 		}
 		umount(t, mnt)
@@ -88,7 +91,8 @@ func TestGiveBack(t *testing.T) {
 	for _, share := range []float64{0.99, 0.5, 0.1} {
 		t.Run(fmt.Sprint(share), func(t *testing.T) {
 			cache := copied(t, filepath.Join(t.TempDir(), "cache"))
-			mnt := mount(t, env, source, "--cache-dir", cache, "--cache-size", sized(share), "--order", "none", "--kernel-cache", "off")
+			mnt := mount(t, env, source, "--cache-dir", cache, "--cache-size", sized(share), "--order", "none",
+				"--kernel-cache", "off")
 			_, limit := diskSpace(t, mnt)
 			if got := float64(limit) / float64(held); got < share-0.01 || got > share+0.01 {
 				t.Fatalf("the limit is %.3f of what is held", got)
@@ -104,7 +108,8 @@ func TestGiveBack(t *testing.T) {
 		t.Cleanup(func() { _ = unix.Unmount(disk, unix.MNT_DETACH) })
 		cache := copied(t, filepath.Join(disk, "cache"))
 		write(t, filepath.Join(disk, "ballast"), make([]byte, 74<<20))
-		mnt := mount(t, env, source, "--cache-dir", cache, "--cache-size", "auto", "--order", "none", "--kernel-cache", "off")
+		mnt := mount(t, env, source, "--cache-dir", cache, "--cache-size", "auto", "--order", "none",
+			"--kernel-cache", "off")
 		_, limit := diskSpace(t, mnt)
 		if limit >= held || limit < held/2 {
 			t.Fatalf("auto leaves %d bytes for the %d that are held", limit, held)
@@ -124,7 +129,10 @@ func TestGiveBack(t *testing.T) {
 			}
 			do(running)
 			do(!running)
-			within(t, time.Minute, "the quota holds", func() bool { used, _ := diskSpace(t, mnt); return used <= 60<<20 })
+			within(t, time.Minute, "the quota holds", func() bool {
+				used, _ := diskSpace(t, mnt)
+				return used <= 60<<20
+			})
 			serves(t, mnt, cache, 60<<20)
 		})
 	}
@@ -139,7 +147,8 @@ func TestGiveBack(t *testing.T) {
 		readAll(t, mnt, filepath.Join(dir, "class00"), bases(list))
 		waitKept(t, mnt, len(list))
 		umount(t, mnt)
-		mountAt(t, env, other, mnt, "--cache-dir", cache, "--cache-size", sized(1.1), "--order", "none", "--kernel-cache", "off")
+		mountAt(t, env, other, mnt, "--cache-dir", cache, "--cache-size", sized(1.1), "--order", "none",
+			"--kernel-cache", "off")
 		if kept := readStats(t, mnt).Disk.Kept; kept != len(list) {
 			t.Errorf("%d of %d files are kept of the dataset that was opened", kept, len(list))
 		}

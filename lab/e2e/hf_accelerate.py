@@ -1,4 +1,5 @@
-"""A trainer of TestRunAccelerate: two processes with Accelerate's samplers, which says what it read of what was told."""
+"""A trainer of TestRunAccelerate: two processes with Accelerate's samplers, which says what it read of what was
+told."""
 
 import json
 import os
@@ -20,7 +21,8 @@ for options in ({"use_seedable_sampler": True}, {}, {"split_batches": True}, {"e
     config = DataLoaderConfiguration(**options)
     accelerator = Accelerator(cpu=True, dataloader_config=config)
     set_seed(7)
-    for made in (lambda: DataLoader(files, 6, shuffle=True), lambda: DataLoader(Subset(files, range(20)), 6, shuffle=True, num_workers=1),
+    for made in (lambda: DataLoader(files, 6, shuffle=True),
+                 lambda: DataLoader(Subset(files, range(20)), 6, shuffle=True, num_workers=1),
                  lambda: DataLoader(files, 6, sampler=WeightedRandomSampler([1.0 + i for i in range(len(files))], 30))):
         loader = accelerator.prepare(made())
         for epoch in range(2):

@@ -52,7 +52,8 @@ func streamsIn(t testing.TB, stats []byte) map[string]streamStats {
 
 func putPlan(t testing.TB, mnt, name string, paths []string) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(mnt, ".shoal/plans", name), []byte(strings.Join(paths, "\n")+"\n"), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(mnt, ".shoal/plans", name), []byte(strings.Join(paths, "\n")+"\n"),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -122,7 +123,8 @@ print(json.dumps(n))`, mnt, meet, fmt.Sprint(rank), fmt.Sprint(epochs))
 	}
 	ranks.Wait()
 	s := readStats(t, mnt)
-	t.Logf("%d opens, %d reads, %d misses, %d joined, %d GETs, hits %+v", s.Opens, s.Reads, s.Misses, s.Joined, s.Gets, s.Hits)
+	t.Logf("%d opens, %d reads, %d misses, %d joined, %d GETs, hits %+v", s.Opens, s.Reads, s.Misses, s.Joined,
+		s.Gets, s.Hits)
 	for rank, n := range images {
 		if want := epochs * len(paths) / world; n != want {
 			t.Errorf("rank %d saw %d images, want %d", rank, n, want)
@@ -137,7 +139,8 @@ print(json.dumps(n))`, mnt, meet, fmt.Sprint(rank), fmt.Sprint(epochs))
 	}
 	for rank := range world {
 		st, ok := streamsOf(t, mnt)[fmt.Sprintf("plans/rank%d", rank)]
-		if !ok || st.Len != len(paths)/world || st.Epoch != epochs-1 || st.Events["next_epochs"] != epochs-1 || st.Events["jumps"] != 0 {
+		if !ok || st.Len != len(paths)/world || st.Epoch != epochs-1 || st.Events["next_epochs"] != epochs-1 ||
+			st.Events["jumps"] != 0 {
 			t.Errorf("rank %d: %+v", rank, st)
 		}
 	}
@@ -183,22 +186,26 @@ func TestReanchoring(t *testing.T) {
 	}
 	// The next epoch, after a complete one: begun by its plan.
 	putPlan(t, mnt, "default", orders[1])
-	is("next epoch", "next epoch", 1, 0, 300, "went on to epoch 1; the reader left 300 samples of the pass before unread")
+	is("next epoch", "next epoch", 1, 0, 300,
+		"went on to epoch 1; the reader left 300 samples of the pass before unread")
 	// It ends early, and samples are skipped in it.
 	readInOrder(t, mnt, orders[1][:60])
 	readInOrder(t, mnt, orders[1][360:460])
 	is("skip", "jump", 1, 360, 300, "jumped to position 360: the reader skipped 300 samples")
 	putPlan(t, mnt, "default", orders[2])
-	if told, _ := os.ReadFile(filepath.Join(mnt, ".shoal/order")); !strings.Contains(string(told), "another plan was written") {
+	if told, _ := os.ReadFile(filepath.Join(mnt, ".shoal/order")); !strings.Contains(string(told),
+		"another plan was written") {
 		t.Errorf(".shoal/order does not say that a plan waits:\n%s", told)
 	}
 	readInOrder(t, mnt, orders[2])
-	is("early end", "next epoch", 2, 0, n-160, "went on to epoch 2; the reader left %d samples of the pass before unread")
+	is("early end", "next epoch", 2, 0, n-160,
+		"went on to epoch 2; the reader left %d samples of the pass before unread")
 	// No plan for the next epoch: the reader repeats.
 	readInOrder(t, mnt, orders[2][:200])
 	is("repeat", "restart", 2, 0, 0, "began epoch 2 again")
 	st := streamsOf(t, mnt)["plans/default"]
-	for event, want := range map[string]int{"jumps": 2, "next_epochs": 2, "restarts": 1, "previous_epochs": 0, "found": 0} {
+	for event, want := range map[string]int{"jumps": 2, "next_epochs": 2, "restarts": 1, "previous_epochs": 0,
+		"found": 0} {
 		if st.Events[event] != want {
 			t.Errorf("%d %s, want %d", st.Events[event], event, want)
 		}
@@ -214,7 +221,8 @@ func TestFarEpoch(t *testing.T) {
 	readInOrder(t, mnt, ordered[:80])
 	within(t, patience, "the epoch is found", func() bool { return readStats(t, mnt).Order.Epoch == 7 })
 	st := streamsOf(t, mnt)["mount"]
-	if r := st.Reanchored; r == nil || r.Event != "found" || r.Position != 0 || st.Events["found"] != 1 || st.Consumed != 80 {
+	if r := st.Reanchored; r == nil || r.Event != "found" || r.Position != 0 || st.Events["found"] != 1 ||
+		st.Consumed != 80 {
 		t.Errorf("%+v, %+v", st, r)
 	}
 	readInOrder(t, mnt, ordered[80:])
@@ -262,7 +270,8 @@ func TestPlanFilesByTools(t *testing.T) {
 	readInOrder(t, mnt, paths[:30])
 	must("cat " + second + " >> .shoal/plan")
 	st := streamsOf(t, mnt)["plans/default"]
-	if plan("default") != strings.Join(paths, "\n")+"\n" || st.Len != 120 || st.Consumed != 30 || st.Position != 30 || st.Reanchored != nil {
+	if plan("default") != strings.Join(paths, "\n")+"\n" || st.Len != 120 || st.Consumed != 30 || st.Position != 30 ||
+		st.Reanchored != nil {
 		t.Errorf("after an append: %+v", st)
 	}
 	within(t, patience, "all of it is fetched", func() bool { return readStats(t, mnt).Lead == 90 })
@@ -279,7 +288,8 @@ print(len(open(sys.argv[1]).read().splitlines()))`, filepath.Join(mnt, ".shoal/p
 	}
 	readInOrder(t, mnt, paths[30:])
 	readInOrder(t, mnt, paths[:2])
-	if s, st := readStats(t, mnt), streamsOf(t, mnt)["plans/default"]; st.Consumed != 122 || s.Order.State != "finished" {
+	if s, st := readStats(t, mnt), streamsOf(t, mnt)["plans/default"]; st.Consumed != 122 ||
+		s.Order.State != "finished" {
 		t.Errorf("%+v after all of an extended plan", st)
 	}
 
@@ -298,7 +308,8 @@ try:
 except OSError as error:
     e = error.errno
 print(json.dumps(dict(Errno=e, Order=open(sys.argv[1] + "/.shoal/order").read())))`, mnt)
-	if refused.Errno != int(syscall.EINVAL) || !strings.Contains(refused.Order, "line 123") || streamsOf(t, mnt)["plans/default"].Len != 122 {
+	if refused.Errno != int(syscall.EINVAL) || !strings.Contains(refused.Order, "line 123") ||
+		streamsOf(t, mnt)["plans/default"].Len != 122 {
 		t.Errorf("a bad append: %+v", refused)
 	}
 
@@ -307,9 +318,12 @@ print(json.dumps(dict(Errno=e, Order=open(sys.argv[1] + "/.shoal/order").read())
 	if plan("a") != strings.Join(append(append([]string{}, paths[60:]...), paths[:60]...), "\n")+"\n" {
 		t.Error("dd: another plan")
 	}
-	must("cp " + first + " .shoal/plans/d && mv .shoal/plans/d .shoal/plans/b && tee .shoal/plans/c < " + second + " > /dev/null")
-	for _, script := range []string{"mv " + list("moved", paths) + " .shoal/plans/a", "mv .shoal/plans/b .shoal/plans/b~", "ln .shoal/plans/b .shoal/plans/e",
-		"sed -i s/class/CLASS/ .shoal/plans/b", "mkdir .shoal/plans/f", "echo x > .shoal/plans/b~", "echo x > .shoal/plans/.b.swp"} {
+	must("cp " + first + " .shoal/plans/d && mv .shoal/plans/d .shoal/plans/b && tee .shoal/plans/c < " + second +
+		" > /dev/null")
+	for _, script := range []string{"mv " + list("moved", paths) + " .shoal/plans/a",
+		"mv .shoal/plans/b .shoal/plans/b~", "ln .shoal/plans/b .shoal/plans/e",
+		"sed -i s/class/CLASS/ .shoal/plans/b", "mkdir .shoal/plans/f", "echo x > .shoal/plans/b~",
+		"echo x > .shoal/plans/.b.swp"} {
 		// mv from another filesystem copies where it may not rename: it must at least not break the plan.
 		if out, err := sh(script); err == nil && !strings.HasPrefix(script, "mv "+scratch) {
 			t.Errorf("%s went through: %s", script, out)
@@ -353,8 +367,8 @@ print(json.dumps(dict(Errno=e, Order=open(sys.argv[1] + "/.shoal/order").read())
 	}
 }
 
-// A plan that the trainer does not follow is withdrawn within 64 opens, and .shoal/order says so; one that it follows stays,
-// from its beginning and after a resume, with workers and without.
+// A plan that the trainer does not follow is withdrawn within 64 opens, and .shoal/order says so; one that it follows
+// stays, from its beginning and after a resume, with workers and without.
 func TestPlanWithdrawn(t *testing.T) {
 	dir, paths := pictures(t, 8, 50)
 	mnt := mount(t, s3server.Env(server.URL), bucket(t, dir), "--kernel-cache", "on")
@@ -386,15 +400,16 @@ for _ in DataLoader(Files(mnt), 8, sampler=order(read)[skip:skip + 64], num_work
 		}
 		for _, skip := range []int{0, 200} {
 			train(workers, 201+i, 201+i, skip)
-			if text := orderSays(t, mnt); strings.Contains(text, "withdrawn") || streamsOf(t, mnt)["plans/default"].Len != len(paths) {
+			if text := orderSays(t, mnt); strings.Contains(text, "withdrawn") ||
+				streamsOf(t, mnt)["plans/default"].Len != len(paths) {
 				t.Errorf("%d workers, resumed at %d: %s", workers, skip, text)
 			}
 		}
 	}
 }
 
-// Plans that are followed stay, however many workers with single samples read a short one, and however many ranks, loaders and
-// programs without a plan read the same files at the same time, each in its own order.
+// Plans that are followed stay, however many workers with single samples read a short one, and however many ranks,
+// loaders and programs without a plan read the same files at the same time, each in its own order.
 func TestFollowedPlansStay(t *testing.T) {
 	dir, paths := pictures(t, 6, 50)
 	trainers := startTrainers(t, `

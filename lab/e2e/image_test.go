@@ -126,7 +126,8 @@ exec $become "$root" /usr/bin/shoal "$@"`
 	}
 	cmd := exec.Command("sh", append([]string{"-c", script, "sh", p.root, p.mnt, p.run, cache, become, ro}, args...)...)
 	cmd.Env = p.env
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC |
+		unix.CLONE_NEWUTS}
 	return startForeground(t, cmd)
 }
 
@@ -141,15 +142,16 @@ func (p *pod) probe(t testing.TB, c *foreground, cmd []string) string {
 		default:
 		}
 		var err error
-		out, err = exec.Command("nsenter", append([]string{"-t", fmt.Sprint(c.cmd.Process.Pid), "-m", "-p", "-r", "-w"}, cmd...)...).CombinedOutput()
+		out, err = exec.Command("nsenter",
+			append([]string{"-t", fmt.Sprint(c.cmd.Process.Pid), "-m", "-p", "-r", "-w"}, cmd...)...).CombinedOutput()
 		return err == nil
 	})
 	return string(out)
 }
 
 // The image is made twice with the same bits, says what it holds, and is small. Its root file system, started as a
-// sidecar is, serves a mount and a feed to a trainer in another mount namespace and of another user, is replaced after a
-// SIGKILL, and ends in good order; and a feed without any rights.
+// sidecar is, serves a mount and a feed to a trainer in another mount namespace and of another user, is replaced after
+// a SIGKILL, and ends in good order; and a feed without any rights.
 func TestImage(t *testing.T) {
 	long(t)
 	outs := [2]string{t.TempDir(), t.TempDir()}
@@ -206,7 +208,8 @@ func TestImage(t *testing.T) {
 		}
 		parts = append(parts, c.Name)
 	}
-	for _, want := range []string{"stdlib", "github.com/minio/minio-go/v7", "github.com/hanwen/go-fuse/v2", "libjpeg62-turbo-dev", "libc6-dev", "golang.org/x/crypto/x509roots/fallback"} {
+	for _, want := range []string{"stdlib", "github.com/minio/minio-go/v7", "github.com/hanwen/go-fuse/v2",
+		"libjpeg62-turbo-dev", "libc6-dev", "golang.org/x/crypto/x509roots/fallback"} {
 		if !slices.Contains(parts, want) {
 			t.Errorf("the bill does not name %s, but %v", want, parts)
 		}
@@ -215,7 +218,8 @@ func TestImage(t *testing.T) {
 	dir, paths := pictures(t, 2, 16)
 	_, env := far(t, proxy.Options{})
 	source := bucket(t, dir)
-	p := &pod{root: tmpfs(t, unix.MS_PRIVATE), mnt: tmpfs(t, unix.MS_SHARED), run: tmpfs(t, unix.MS_PRIVATE), env: append(config.Config.Env, env...)}
+	p := &pod{root: tmpfs(t, unix.MS_PRIVATE), mnt: tmpfs(t, unix.MS_SHARED), run: tmpfs(t, unix.MS_PRIVATE),
+		env: append(config.Config.Env, env...)}
 	for _, l := range layers {
 		if out, err := exec.Command("tar", "-C", p.root, "-xzpf", l).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
@@ -225,7 +229,8 @@ func TestImage(t *testing.T) {
 	if err != nil || !bytes.Equal(bill, inside) {
 		t.Errorf("the bill in the image is another (%v)", err)
 	}
-	if roots, err := os.ReadFile(filepath.Join(p.root, "etc/ssl/certs/ca-certificates.crt")); err != nil || bytes.Count(roots, []byte("BEGIN CERTIFICATE")) < 50 {
+	if roots, err := os.ReadFile(filepath.Join(p.root, "etc/ssl/certs/ca-certificates.crt")); err != nil ||
+		bytes.Count(roots, []byte("BEGIN CERTIFICATE")) < 50 {
 		t.Errorf("authorities: %v, %d bytes", err, len(roots))
 	}
 	for _, d := range []string{"proc", "dev"} { // as the runtime does
@@ -239,7 +244,8 @@ func TestImage(t *testing.T) {
 	health := config.Config.Healthcheck.Test[1:]
 
 	// The trainer is there first, as another user in the group of the sockets.
-	trainer := exec.Command("sh", "-c", `mount --make-rslave "$1" && cd "$1" && exec setpriv --reuid 1000 --regid 1000 --groups 65532 /usr/bin/python3 -u -c "$2" data`, "sh", p.mnt, stepsScript)
+	trainer := exec.Command("sh", "-c",
+		`mount --make-rslave "$1" && cd "$1" && exec setpriv --reuid 1000 --regid 1000 --groups 65532 /usr/bin/python3 -u -c "$2" data`, "sh", p.mnt, stepsScript)
 	trainer.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
 	reader := startSteps(t, trainer)
 	reader.want("sha256 "+paths[0], errno(syscall.ENOENT))
@@ -289,10 +295,12 @@ func TestImage(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	only := p.start(t, own, "setpriv --no-new-privs /usr/sbin/chroot --userspec=65532:65532 --groups=65532", true, "serve", source)
+	only := p.start(t, own, "setpriv --no-new-privs /usr/sbin/chroot --userspec=65532:65532 --groups=65532", true,
+		"serve", source)
 	p.probe(t, only, health)
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", only.cmd.Process.Pid))
-	if err != nil || !bytes.Contains(status, []byte("CapEff:\t0000000000000000")) || !bytes.Contains(status, []byte("Uid:\t65532")) || !bytes.Contains(status, []byte("NoNewPrivs:\t1")) {
+	if err != nil || !bytes.Contains(status, []byte("CapEff:\t0000000000000000")) ||
+		!bytes.Contains(status, []byte("Uid:\t65532")) || !bytes.Contains(status, []byte("NoNewPrivs:\t1")) {
 		t.Errorf("the feed's process has rights (%v):\n%s", err, status)
 	}
 	if got := feed(t, addr, "--batch", "8", "--seed", "3"); got.Digest != want {

@@ -167,7 +167,8 @@ func TestInfer(t *testing.T) {
 		{name: "workers", kind: "distributed", seed: 42, workers: 2, spec: "torch:seed=42"},
 		{name: "manual_seed", kind: "loader", seed: 1234, workers: 2, spec: loaderSpec(1234)},
 		{name: "one process", kind: "distributed", spec: "torch:seed=0"},
-		{name: "a rank", kind: "distributed", seed: 7, world: 3, rank: 1, workers: 2, spec: "torch:seed=7,world=3,rank=1"},
+		{name: "a rank", kind: "distributed", seed: 7, world: 3, rank: 1, workers: 2,
+			spec: "torch:seed=7,world=3,rank=1"},
 		{name: "never told the epoch", kind: "forgetful", seed: 3, workers: 2, spec: "torch:seed=3", repeats: true},
 		{name: "a generator of its own", kind: "generator", seed: 5, workers: 2, spec: "auto"},
 		{name: "a folder", folder: "train", kind: "distributed", workers: 2, spec: "auto"},
@@ -184,7 +185,8 @@ func TestInfer(t *testing.T) {
 			if c.workers > 0 {
 				pause -= 2 * c.workers // as many more batches are read ahead
 			}
-			p := startTrainer(t, filepath.Join(mnt, c.folder), c.kind, c.seed, max(c.world, 1), c.rank, c.workers, batch, 3, pause)
+			p := startTrainer(t, filepath.Join(mnt, c.folder), c.kind, c.seed, max(c.world, 1), c.rank, c.workers,
+				batch, 3, pause)
 			p.at("epoch")
 			p.goOn()
 			p.at("paused")
@@ -199,7 +201,8 @@ func TestInfer(t *testing.T) {
 				p.goOn()
 				p.at("epoch")
 				s := readStats(t, mnt)
-				t.Logf("epoch %d: %d opens, %d misses, %d joined, %+v", epoch, s.Opens-before.Opens, s.Misses-before.Misses, s.Joined-before.Joined, s.Order)
+				t.Logf("epoch %d: %d opens, %d misses, %d joined, %+v", epoch, s.Opens-before.Opens,
+					s.Misses-before.Misses, s.Joined-before.Joined, s.Order)
 				if opens, misses := s.Opens-before.Opens, s.Misses-before.Misses; misses > opens/10 {
 					t.Errorf("epoch %d: %d of %d reads had to start their own fetch", epoch, misses, opens)
 				}

@@ -21,8 +21,8 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/s3server"
 )
 
-// Reads at random places of a large file fetch little more than they ask for, through pread and through a memory map; what
-// is read from start to end is fetched once, but for a few granules, and then lies on disk.
+// Reads at random places of a large file fetch little more than they ask for, through pread and through a memory map;
+// what is read from start to end is fetched once, but for a few granules, and then lies on disk.
 func TestLargeFile(t *testing.T) {
 	const size, touches = 384 << 20, 200
 	dir, data := t.TempDir(), make([]byte, size)
@@ -85,19 +85,20 @@ func TestLargeFile(t *testing.T) {
 			t.Fatal(err)
 		}
 		check(all, 0)
-		// The kernel reads ahead in parallel: what overtakes the start of an extent is a jump, whose granules are fetched again
-		// with the extent. And if a late request is sent twice, both answers may arrive.
-		// On a busy disk some extents give way to others before they are written, and are kept in a later epoch.
+		// The kernel reads ahead in parallel: what overtakes the start of an extent is a jump, whose granules are
+		// fetched again with the extent. And if a late request is sent twice, both answers may arrive. On a busy disk
+		// some extents give way to others before they are written, and are kept in a later epoch.
 		s := end()
-		if most := size + 1<<20 + s.Hedges.Sent*4<<20; epoch == 0 && s.Bytes > most || epoch > 0 && s.Bytes > size/2 || epoch == 5 {
+		if most := size + 1<<20 + s.Hedges.Sent*4<<20; epoch == 0 && s.Bytes > most || epoch > 0 && s.Bytes > size/2 ||
+			epoch == 5 {
 			t.Fatalf("%d bytes fetched in epoch %d, with %d second requests", s.Bytes, epoch, s.Hedges.Sent)
 		}
 		last = s.Bytes
 	}
 }
 
-// BenchmarkLargeFile reads files of 2 GiB, cold: four with 2,000 reads of 8 to 64 KiB at random by 32 readers over a line
-// of 200 MB/s and 30 ms, and one from start to end over one of 250 MB/s, through the mount, through the S3
+// BenchmarkLargeFile reads files of 2 GiB, cold: four with 2,000 reads of 8 to 64 KiB at random by 32 readers over a
+// line of 200 MB/s and 30 ms, and one from start to end over one of 250 MB/s, through the mount, through the S3
 // endpoint and with a plain client.
 func BenchmarkLargeFile(b *testing.B) {
 	const size = 2 << 30
@@ -185,7 +186,8 @@ func BenchmarkLargeFile(b *testing.B) {
 		for b.Loop() {
 			b.StopTimer()
 			addr := freePort(b)
-			d := inForeground(b, env, "s3", url, "--listen", addr, "--s3-anonymous", "--cache-dir", b.TempDir(), "--cache-size", "4GiB", "--memory", "1GiB")
+			d := inForeground(b, env, "s3", url, "--listen", addr, "--s3-anonymous", "--cache-dir", b.TempDir(),
+				"--cache-size", "4GiB", "--memory", "1GiB")
 			d.says(b, "S3 endpoint")
 			b.StartTimer()
 			resp, err := http.Get("http://" + addr + "/" + name + "/train/c/0") //nolint:noctx // it ends with the daemon

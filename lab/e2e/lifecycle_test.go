@@ -226,7 +226,8 @@ func TestDrainMount(t *testing.T) {
 	dir, paths := tree(t, 1, 4, 512<<10)
 	_, env := far(t, proxy.Options{})
 	mnt, admin := t.TempDir(), freePort(t)
-	d := inForeground(t, drains(env, "10m"), "mount", bucket(t, dir), mnt, "--cache-dir", t.TempDir(), "--admin", admin, "--kernel-cache", "off")
+	d := inForeground(t, drains(env, "10m"), "mount", bucket(t, dir), mnt, "--cache-dir", t.TempDir(), "--admin", admin,
+		"--kernel-cache", "off")
 	healthy(t, mnt, "http://"+admin)
 	fi, err := os.Stat(filepath.Join(dir, paths[0]))
 	if err != nil {
@@ -272,7 +273,8 @@ func TestDrainCutsOff(t *testing.T) {
 	dir, paths := tree(t, 1, 2, 4<<10)
 	_, env := far(t, proxy.Options{})
 	mnt := t.TempDir()
-	d := inForeground(t, drains(env, "200ms"), "mount", bucket(t, dir), mnt, "--cache-dir", t.TempDir(), "--kernel-cache", "off")
+	d := inForeground(t, drains(env, "200ms"), "mount", bucket(t, dir), mnt, "--cache-dir", t.TempDir(),
+		"--kernel-cache", "off")
 	healthy(t, mnt)
 	reader := newSteps(t, mnt)
 	reader.want("open "+paths[0], "ok")
@@ -324,7 +326,8 @@ func TestDrainOnASlowDisk(t *testing.T) {
 	d := inForeground(t, drains(env, "100ms"), flags...)
 	t.Cleanup(func() { _ = disk.Set(t.Context(), faultdisk.Settings{}) }) // before the daemon is waited for
 	healthy(t, mnt)
-	slow := faultdisk.Settings{Rules: []faultdisk.Rule{{Op: faultdisk.Write, Path: "cache/segments", Delay: time.Second}}}
+	slow := faultdisk.Settings{
+		Rules: []faultdisk.Rule{{Op: faultdisk.Write, Path: "cache/segments", Delay: time.Second}}}
 	if err := disk.Set(t.Context(), slow); err != nil {
 		t.Fatal(err)
 	}
@@ -381,7 +384,8 @@ func TestDrainFeed(t *testing.T) {
 	args := []string{"serve", source, "--listen", "unix://" + socket, "--cache-dir", cache}
 	d := inForeground(t, drains(env, "10m"), args...)
 	healthy(t, "unix://"+socket)
-	if err := p.Set(proxy.Options{Latency: time.Second}); err != nil { // the first batch is under way when the end comes
+	// the first batch is under way when the end comes
+	if err := p.Set(proxy.Options{Latency: time.Second}); err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(shoalBin, "feed", "unix://"+socket, "--batch", "8", "--seed", "3", "--epochs", "0", "--json")
@@ -415,7 +419,8 @@ func TestDrainFeed(t *testing.T) {
 	inForeground(t, env, args...)
 	healthy(t, "unix://"+socket)
 	rest := feed(t, "unix://"+socket, "--state", text[from+1:to])
-	if order := orderOf(t, "uniform:seed=3", len(paths), "--epoch", fmt.Sprint(state.Epoch)); rest.Digest != digest(t, dir, paths, order[state.Cursor:]) {
+	if order := orderOf(t, "uniform:seed=3", len(paths), "--epoch", fmt.Sprint(state.Epoch)); rest.Digest != digest(t,
+		dir, paths, order[state.Cursor:]) {
 		t.Error("resumed with other samples than the order's")
 	}
 }
@@ -433,7 +438,8 @@ func TestKilledInPlace(t *testing.T) {
 		feed(t, "unix://"+socket, "--batch", "4")
 		d.signal(t, syscall.SIGKILL)
 		<-d.exited
-		if _, errs, code := shoal(t, nil, "health", mnt, "unix://"+socket); code != 1 || !strings.Contains(errs, mnt) || !strings.Contains(errs, socket) {
+		if _, errs, code := shoal(t, nil, "health", mnt, "unix://"+socket); code != 1 || !strings.Contains(errs, mnt) ||
+			!strings.Contains(errs, socket) {
 			t.Errorf("health of what was killed: exit %d, %s", code, errs)
 		}
 		if err := unix.Statfs(mnt, new(unix.Statfs_t)); err == nil {
@@ -452,7 +458,8 @@ func TestWaitForTheDaemon(t *testing.T) {
 	_, env := far(t, proxy.Options{})
 	mnt, socket := t.TempDir(), filepath.Join(t.TempDir(), "feed.sock")
 	for _, target := range []string{mnt, "unix://" + socket, "http://" + freePort(t)} {
-		if _, errs, code := shoal(t, nil, "health", target, "--wait", "300ms"); code != 1 || !strings.Contains(errs, "not healthy after 300ms") {
+		if _, errs, code := shoal(t, nil, "health", target, "--wait", "300ms"); code != 1 ||
+			!strings.Contains(errs, "not healthy after 300ms") {
 			t.Errorf("%s, where nothing is: exit %d, %s", target, code, errs)
 		}
 	}
@@ -469,7 +476,8 @@ print(sum(len(b.id) for b in feed))`, "unix://"+socket)
 		}
 	}
 	cameFirst(t, socket, waiting.Process.Pid, trainer.Process.Pid)
-	inForeground(t, env, "serve", bucket(t, dir), "--listen", "unix://"+socket, "--mount", mnt, "--cache-dir", t.TempDir())
+	inForeground(t, env, "serve", bucket(t, dir), "--listen", "unix://"+socket, "--mount", mnt,
+		"--cache-dir", t.TempDir())
 	if err := waiting.Wait(); err != nil {
 		t.Errorf("health --wait: %v", err)
 	}
@@ -508,7 +516,8 @@ func TestDaemonSaysWhereItIs(t *testing.T) {
 	dir, _ := tree(t, 1, 4, 1<<10)
 	cache, mnt, other := t.TempDir(), t.TempDir(), t.TempDir()
 	log := filepath.Join(cache, "shoal.log")
-	_, errs, code := shoal(t, nil, "serve", "file://"+dir, "--listen", "tcp://127.0.0.1:0", "--mount", mnt, "--admin", ":0", "--cache-dir", cache, "--cache-size", "10B", "--daemon")
+	_, errs, code := shoal(t, nil, "serve", "file://"+dir, "--listen", "tcp://127.0.0.1:0", "--mount", mnt, "--admin",
+		":0", "--cache-dir", cache, "--cache-size", "10B", "--daemon")
 	if code != 0 {
 		t.Fatalf("exit %d, %s", code, errs)
 	}

@@ -112,7 +112,8 @@ func (n *node) restart(t testing.TB, sig syscall.Signal) {
 // empty waits until nothing is left of any session.
 func (n *node) empty(t *testing.T) {
 	flags := []string{"stat", n.addr, "--json"}
-	for flag, value := range map[string]string{"--ca": n.security.CA, "--cert": n.security.Cert, "--key": n.security.Key, "--server-name": n.security.ServerName} {
+	for flag, value := range map[string]string{"--ca": n.security.CA, "--cert": n.security.Cert,
+		"--key": n.security.Key, "--server-name": n.security.ServerName} {
 		if value != "" {
 			flags = append(flags, flag, value)
 		}
@@ -202,7 +203,8 @@ func (w atLine) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-var points = []string{"open", "opened", "next", "batch", "step", "epoch", "edge", "edge", "written half", "written", "synced", "committed"}
+var points = []string{"open", "opened", "next", "batch", "step", "epoch", "edge", "edge", "written half", "written",
+	"synced", "committed"}
 
 // live lets the trainers begin from the state and ends them, or not.
 func (r *run) live(life int, kill bool) {
@@ -227,7 +229,8 @@ func (r *run) live(life int, kill bool) {
 	python := rng.IntN(24) == 0 && r.node.security == (feedclient.Security{})
 
 	// What happens, where, and to whom.
-	victim := []string{"trainer", "trainer", "trainer", "server", "both", "connection", "server stops", "zombie"}[rng.IntN(8)]
+	victim := []string{"trainer", "trainer", "trainer", "server", "both", "connection", "server stops",
+		"zombie"}[rng.IntN(8)]
 	where := []string{"point", "down", "down", "up"}[rng.IntN(4)]
 	if python && victim == "zombie" { // it may come back by itself
 		victim = "both"
@@ -235,7 +238,8 @@ func (r *run) live(life int, kill bool) {
 	if !kill {
 		victim, where = "nothing", "end"
 	}
-	j.Reconnect = !python && (victim == "server" || victim == "connection" || victim == "server stops") && rng.IntN(2) == 0
+	j.Reconnect = !python && (victim == "server" || victim == "connection" || victim == "server stops") &&
+		rng.IntN(2) == 0
 	steps, _ := r.steps()
 	left := len(r.orders)*steps - r.done + 1
 	var after int64
@@ -460,7 +464,8 @@ func (z *zombie) rise(t *testing.T) {
 		t.Errorf("a trainer that was replaced got %d batches more, with %d credits", more, z.host.job.Credits)
 	}
 	switch z.host.code {
-	case 0, exitFenced, exitBroken, -1: // it may have had the rest already; the server or a launcher's kill may have come first
+	case 0, exitFenced, exitBroken, -1:
+		// it may have had the rest already; the server or a launcher's kill may have come first
 	default:
 		t.Errorf("a trainer that was replaced ended with %d:\n%s", z.host.code, z.host.proc.Tail())
 	}

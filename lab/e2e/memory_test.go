@@ -107,8 +107,10 @@ func TestMemoryHolds(t *testing.T) {
 	keyFile, mnt, endpoint := filepath.Join(t.TempDir(), "key"), t.TempDir(), freePort(t)
 	write(t, keyFile, []byte(newKey()+"\n"))
 	addr := "unix://" + filepath.Join(t.TempDir(), "run", "feed.sock")
-	c := exec.Command("sh", "-c", enter+`exec "$0" "$@"`, shoalBin, "serve", source, "--listen", addr, "--mount", mnt, "--cache-dir", t.TempDir(), "--daemon",
-		"--memory", fmt.Sprint(memory), "--recode", "on", "--encryption-key-file", keyFile, "--kernel-cache", "off", "--s3", endpoint, "--s3-keys", s3Keys(t))
+	c := exec.Command("sh", "-c", enter+`exec "$0" "$@"`, shoalBin, "serve", source, "--listen", addr, "--mount", mnt,
+		"--cache-dir", t.TempDir(), "--daemon",
+		"--memory", fmt.Sprint(memory), "--recode", "on", "--encryption-key-file", keyFile, "--kernel-cache", "off",
+		"--s3", endpoint, "--s3-keys", s3Keys(t))
 	c.Env = append(os.Environ(), s3server.Env(server.URL)...)
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -122,7 +124,8 @@ func TestMemoryHolds(t *testing.T) {
 		all.Go(func() {
 			for at := i * 31; time.Now().Before(end); at++ {
 				p := paths[(at*17)%len(paths)]
-				if got, err := os.ReadFile(filepath.Join(mnt, p)); err != nil || !bytes.Equal(got, content(t, filepath.Join(dir, p))) {
+				if got, err := os.ReadFile(filepath.Join(mnt, p)); err != nil ||
+					!bytes.Equal(got, content(t, filepath.Join(dir, p))) {
 					t.Errorf("%s: %v, or other bytes", p, err)
 					return
 				}
@@ -133,7 +136,8 @@ func TestMemoryHolds(t *testing.T) {
 		all.Go(func() {
 			for seed := i; time.Now().Before(end) && !t.Failed(); seed++ {
 				// What takes more memory than there is for a picture is a bad sample.
-				feed(t, addr, "--batch", "8", "--order", fmt.Sprintf("torch:seed=%d", seed), "--bad", "skip:12", "--transform", eyes)
+				feed(t, addr, "--batch", "8", "--order", fmt.Sprintf("torch:seed=%d", seed), "--bad", "skip:12",
+					"--transform", eyes)
 			}
 		})
 	}
@@ -163,7 +167,8 @@ func TestMemoryHolds(t *testing.T) {
 	if peak > most {
 		t.Errorf("RssAnon %d MiB with --memory %d MiB", peak>>20, memory>>20)
 	}
-	within(t, 2*patience, "files are recoded", func() bool { return readStats(t, mnt).Recoded.Files > 0 }) // by idle processors
+	// by idle processors
+	within(t, 2*patience, "files are recoded", func() bool { return readStats(t, mnt).Recoded.Files > 0 })
 	within(t, time.Minute, "memory is given back", func() bool { return inStatus(pid, "RssAnon") < memory })
 }
 

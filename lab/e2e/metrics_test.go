@@ -26,7 +26,8 @@ func series(t *testing.T, admin string) map[string]float64 {
 	sums := map[string]float64{}
 	for name, f := range families {
 		for _, m := range f.GetMetric() {
-			sums[name] += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+			sums[name] += m.GetCounter().GetValue() + m.GetGauge().GetValue() +
+				float64(m.GetHistogram().GetSampleCount())
 			for _, l := range m.GetLabel() {
 				sums[name+" "+l.GetValue()] += m.GetCounter().GetValue() + m.GetGauge().GetValue()
 			}
@@ -65,16 +66,21 @@ func TestMetricsCountWhatIsDone(t *testing.T) {
 	readAll(t, mnt, dir, paths)
 	got := series(t, admin)
 	for name, want := range map[string]float64{
-		"shoal_opens_total": n, "shoal_samples_delivered_total": n, "shoal_read_bytes_total": size, "shoal_store_received_bytes_total": size,
-		"shoal_store_get_duration_seconds": n, "shoal_store_errors_total temporary_failure": 3, "shoal_store_retries_total": 3, "shoal_store_requests_total error": 3,
-		"shoal_store_slow_downs_total": 3, "shoal_dataset_samples": n, "shoal_build_info": 1, "shoal_feed_sessions": 0, "shoal_store_requests_in_flight": 0, "shoal_disk_out_of_use": 0,
+		"shoal_opens_total": n, "shoal_samples_delivered_total": n, "shoal_read_bytes_total": size,
+		"shoal_store_received_bytes_total": size,
+		"shoal_store_get_duration_seconds": n, "shoal_store_errors_total temporary_failure": 3,
+		"shoal_store_retries_total": 3, "shoal_store_requests_total error": 3,
+		"shoal_store_slow_downs_total": 3, "shoal_dataset_samples": n, "shoal_build_info": 1, "shoal_feed_sessions": 0,
+		"shoal_store_requests_in_flight": 0, "shoal_disk_out_of_use": 0,
 	} {
 		if v, ok := got[name]; !ok || v != want {
 			t.Errorf("%s is %v, want %v", name, v, want)
 		}
 	}
-	if got["shoal_reads_total"] != n || got["shoal_reads_total miss"]+got["shoal_reads_total joined"] != n || got["shoal_read_stall_seconds_total"] <= 0 {
-		t.Errorf("reads %v, of which %v missed and %v joined, stall %v", got["shoal_reads_total"], got["shoal_reads_total miss"], got["shoal_reads_total joined"], got["shoal_read_stall_seconds_total"])
+	if got["shoal_reads_total"] != n || got["shoal_reads_total miss"]+got["shoal_reads_total joined"] != n ||
+		got["shoal_read_stall_seconds_total"] <= 0 {
+		t.Errorf("reads %v, of which %v missed and %v joined, stall %v", got["shoal_reads_total"],
+			got["shoal_reads_total miss"], got["shoal_reads_total joined"], got["shoal_read_stall_seconds_total"])
 	}
 
 	r := feed(t, addr, "--batch", "4", "--transform", "RandomResizedCrop(16)")
@@ -83,8 +89,10 @@ func TestMetricsCountWhatIsDone(t *testing.T) {
 	}
 	got = series(t, admin)
 	for name, want := range map[string]float64{
-		"shoal_samples_delivered_total": 2 * n, "shoal_feed_samples_total": n, "shoal_feed_batches_total": float64(r.Batches), "shoal_feed_decode_duration_seconds": n,
-		"shoal_feed_source_bytes_total": size, "shoal_read_bytes_total": 2 * size, "shoal_feed_sessions_opened_total": 1, "shoal_opens_total": n,
+		"shoal_samples_delivered_total": 2 * n, "shoal_feed_samples_total": n,
+		"shoal_feed_batches_total": float64(r.Batches), "shoal_feed_decode_duration_seconds": n,
+		"shoal_feed_source_bytes_total": size, "shoal_read_bytes_total": 2 * size,
+		"shoal_feed_sessions_opened_total": 1, "shoal_opens_total": n,
 		"shoal_store_received_bytes_total": size, // nothing was fetched twice
 	} {
 		if v := got[name]; v != want {
@@ -117,7 +125,8 @@ func TestMetricsCountWhatIsDone(t *testing.T) {
 		Delivered float64 `json:"samples_delivered"`
 		Goodput   float64 `json:"goodput_samples_per_sec"`
 	}
-	if err := json.Unmarshal([]byte(mustShoal(t, nil, "stat", mnt, "--json")), &s); err != nil || s.Delivered != 2*n || s.Goodput <= 0 {
+	if err := json.Unmarshal([]byte(mustShoal(t, nil, "stat", mnt, "--json")), &s); err != nil || s.Delivered != 2*n ||
+		s.Goodput <= 0 {
 		t.Errorf("%+v, %v", s, err)
 	}
 }

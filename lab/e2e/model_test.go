@@ -70,7 +70,8 @@ func TestModel(t *testing.T) {
 	_, env := far(t, proxy.Options{Latency: 2 * time.Millisecond})
 	disk := badDisk(t)
 	w := &world{
-		T: t, rnd: rand.New(rand.NewPCG(seed, 0)), env: env, source: bucket(t, dir), bucket: bucketName(t), client: store(t), disk: disk,
+		T: t, rnd: rand.New(rand.NewPCG(seed, 0)), env: env, source: bucket(t, dir), bucket: bucketName(t),
+		client: store(t), disk: disk,
 		cache: filepath.Join(disk.Dir, "cache"), mnt: t.TempDir(), stored: map[string][]byte{},
 	}
 	for _, p := range paths {
@@ -87,8 +88,10 @@ func TestModel(t *testing.T) {
 		weight int
 		do     func()
 	}{
-		{"read", 8, w.readSome}, {"change", 3, w.change}, {"refresh", 2, w.refresh}, {"remount", 2, w.remount}, {"kill", 2, w.kill},
-		{"quota", 2, w.quota}, {"disk", 2, w.trouble}, {"damage", 1, w.damage}, {"plan", 1, w.plan}, {"warm", 1, w.warm},
+		{"read", 8, w.readSome}, {"change", 3, w.change}, {"refresh", 2, w.refresh}, {"remount", 2, w.remount},
+		{"kill", 2, w.kill},
+		{"quota", 2, w.quota}, {"disk", 2, w.trouble}, {"damage", 1, w.damage}, {"plan", 1, w.plan},
+		{"warm", 1, w.warm},
 	}
 	var bag []int
 	for i, op := range ops {
@@ -115,7 +118,8 @@ func TestModel(t *testing.T) {
 }
 
 func (w *world) mount() {
-	mountAt(w.T, w.env, w.source, w.mnt, "--cache-dir", w.cache, "--kernel-cache", "off", "--memory", "160MiB", "--cache-size", "1GiB", "--samples", "*")
+	mountAt(w.T, w.env, w.source, w.mnt, "--cache-dir", w.cache, "--kernel-cache", "off", "--memory", "160MiB",
+		"--cache-size", "1GiB", "--samples", "*")
 }
 
 func (w *world) path() string {
@@ -169,7 +173,8 @@ func (w *world) change() {
 		for i := range data {
 			data[i] = byte(w.rnd.Uint32())
 		}
-		if _, err := w.client.PutObject(w.Context(), w.bucket, "train/"+p, bytes.NewReader(data), int64(len(data)), minio.PutObjectOptions{}); err != nil {
+		if _, err := w.client.PutObject(w.Context(), w.bucket, "train/"+p, bytes.NewReader(data), int64(len(data)),
+			minio.PutObjectOptions{}); err != nil {
 			w.Fatal(err)
 		}
 		w.stored[p] = data

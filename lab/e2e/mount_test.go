@@ -47,7 +47,8 @@ func TestEveryByte(t *testing.T) {
 	umount(t, mnt)
 
 	// A warm start with a wrong key says that it is the key. It asks by a HEAD, whose refusal has no cause.
-	_, errs, code := shoal(t, append(env, "AWS_ACCESS_KEY_ID=nobody"), "mount", source, mnt, "--cache-dir", cache, "--daemon")
+	_, errs, code := shoal(t, append(env, "AWS_ACCESS_KEY_ID=nobody"), "mount", source, mnt, "--cache-dir", cache,
+		"--daemon")
 	if code != 1 || !strings.Contains(errs, "check AWS_ACCESS_KEY_ID") {
 		t.Errorf("a wrong key: exit %d, %s", code, errs)
 	}
@@ -81,7 +82,8 @@ func TestMountOverIOURing(t *testing.T) {
 	if err := os.WriteFile(enable, []byte("N"), 0); err != nil {
 		t.Fatal(err)
 	}
-	if _, text, code := shoal(t, env, "mount", source, mnt, "--cache-dir", cache, "--fuse-transport", "uring"); code != 1 || !strings.Contains(text, "echo Y > "+enable) {
+	if _, text, code := shoal(t, env, "mount", source, mnt, "--cache-dir", cache, "--fuse-transport",
+		"uring"); code != 1 || !strings.Contains(text, "echo Y > "+enable) {
 		t.Errorf("%d %s", code, text)
 	}
 	mountAt(t, env, source, mnt, "--cache-dir", cache, "--kernel-cache", "off")
@@ -123,13 +125,15 @@ func TestLimitsHold(t *testing.T) {
 	source := bucket(t, dir)
 	cache := t.TempDir()
 	const cacheSize, memory = 48 << 20, 160 << 20
-	mnt := mount(t, env, source, "--cache-dir", cache, "--cache-size", fmt.Sprint(cacheSize), "--memory", fmt.Sprint(memory),
+	mnt := mount(t, env, source, "--cache-dir", cache, "--cache-size", fmt.Sprint(cacheSize),
+		"--memory", fmt.Sprint(memory),
 		"--order", "torch:seed=3", "--kernel-cache", "off")
 	var last stats
 	for epoch := range 3 {
 		readAll(t, mnt, dir, torchOrder(t, "torch:seed=3", paths, "--epoch", fmt.Sprint(epoch)))
 		s := readStats(t, mnt)
-		t.Logf("epoch %d: %d GETs, %d kept, hits %+v, misses %d, RSS %d MiB, peak ledger %d MiB", epoch, s.Gets-last.Gets, s.Disk.Kept, s.Hits, s.Misses, s.Memory.RSS>>20, s.Memory.Peak>>20)
+		t.Logf("epoch %d: %d GETs, %d kept, hits %+v, misses %d, RSS %d MiB, peak ledger %d MiB", epoch,
+			s.Gets-last.Gets, s.Disk.Kept, s.Hits, s.Misses, s.Memory.RSS>>20, s.Memory.Peak>>20)
 		if s.Memory.RSS > memory+100<<20 {
 			t.Errorf("RSS %d with --memory %d", s.Memory.RSS, memory)
 		}
@@ -260,7 +264,8 @@ func TestPlanFile(t *testing.T) {
 		t.Errorf("the plan reads back as %d bytes, %v", len(got), err)
 	}
 	// A plan that names an unknown path is refused whole, and the old one stays.
-	if err := os.WriteFile(filepath.Join(mnt, ".shoal/plan"), []byte(paths[0]+"\nclass00/none.jpg\n"), 0o644); !errors.Is(err, syscall.EINVAL) {
+	if err := os.WriteFile(filepath.Join(mnt, ".shoal/plan"), []byte(paths[0]+"\nclass00/none.jpg\n"),
+		0o644); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("a bad plan: %v, want EINVAL", err)
 	}
 	text, err := os.ReadFile(filepath.Join(mnt, ".shoal/order"))
@@ -296,7 +301,8 @@ func TestKilledDaemon(t *testing.T) {
 		t.Fatal(err)
 	}
 	for deadline := time.Now().Add(10 * time.Second); ; {
-		if _, err := os.Stat(filepath.Join(mnt, paths[0])); errors.Is(err, syscall.ENOTCONN) || time.Now().After(deadline) {
+		if _, err := os.Stat(filepath.Join(mnt, paths[0])); errors.Is(err, syscall.ENOTCONN) ||
+			time.Now().After(deadline) {
 			break
 		}
 		time.Sleep(10 * time.Millisecond)
@@ -356,7 +362,8 @@ func TestFullDisk(t *testing.T) {
 
 	// Somebody else takes the last block, before and while it is mounted.
 	fill()
-	if _, errs, code := shoal(t, env, "mount", source, mnt, "--cache-dir", cache); code != 1 || !strings.Contains(errs, "no space left") || !strings.Contains(errs, "--cache-dir") {
+	if _, errs, code := shoal(t, env, "mount", source, mnt, "--cache-dir", cache); code != 1 ||
+		!strings.Contains(errs, "no space left") || !strings.Contains(errs, "--cache-dir") {
 		t.Errorf("a start on a full disk: exit %d, %s", code, errs)
 	}
 	if err := os.Remove(ballast); err != nil {
@@ -421,8 +428,10 @@ func TestInterruptedStart(t *testing.T) {
 	p, env := far(t, proxy.Options{})
 	source := bucket(t, dir)
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGKILL} {
-		// Longer than this process may be kept from sending the signal. A daemon whose parent was killed sees it after that.
-		if err := p.Set(proxy.Options{Faults: []proxy.Fault{{Kind: proxy.Slow, Op: proxy.OpList, For: 10 * time.Second}}}); err != nil {
+		// Longer than this process may be kept from sending the signal. A daemon whose parent was killed sees it after
+		// that.
+		if err := p.Set(proxy.Options{
+			Faults: []proxy.Fault{{Kind: proxy.Slow, Op: proxy.OpList, For: 10 * time.Second}}}); err != nil {
 			t.Fatal(err)
 		}
 		mnt, cache := t.TempDir(), t.TempDir()
@@ -437,7 +446,8 @@ func TestInterruptedStart(t *testing.T) {
 		within(t, time.Minute, "the daemon lists", func() bool { return p.Stats().Lists > lists })
 		_ = cmd.Process.Signal(sig)
 		err := cmd.Wait()
-		if sig != syscall.SIGKILL && (cmd.ProcessState.ExitCode() != 1 || !strings.Contains(errs.String(), "interrupted")) {
+		if sig != syscall.SIGKILL &&
+			(cmd.ProcessState.ExitCode() != 1 || !strings.Contains(errs.String(), "interrupted")) {
 			t.Errorf("%s: %v\n%s", sig, err, errs.String())
 		}
 		// The cache directory is free again once the daemon is gone.
@@ -528,27 +538,40 @@ func TestErrors(t *testing.T) {
 		code int
 		want []string // all in the one line on stderr
 	}{
-		{"wrong endpoint", with("AWS_ENDPOINT_URL=http://127.0.0.1:1"), []string{"mount", source, "MNT"}, 1, []string{"127.0.0.1:1", "AWS_ENDPOINT_URL"}},
-		{"wrong bucket", env, []string{"mount", "s3://no-such-bucket/x", "MNT"}, 1, []string{"no-such-bucket", "not found"}},
-		{"wrong secret", with("AWS_SECRET_ACCESS_KEY=wrong"), []string{"mount", source, "MNT"}, 1, []string{"denied", "AWS_SECRET_ACCESS_KEY"}},
-		{"wrong key", with("AWS_ACCESS_KEY_ID=nobody"), []string{"mount", source, "MNT"}, 1, []string{"denied", "AWS_ACCESS_KEY_ID"}},
+		{"wrong endpoint", with("AWS_ENDPOINT_URL=http://127.0.0.1:1"), []string{"mount", source, "MNT"}, 1,
+			[]string{"127.0.0.1:1", "AWS_ENDPOINT_URL"}},
+		{"wrong bucket", env, []string{"mount", "s3://no-such-bucket/x", "MNT"}, 1,
+			[]string{"no-such-bucket", "not found"}},
+		{"wrong secret", with("AWS_SECRET_ACCESS_KEY=wrong"), []string{"mount", source, "MNT"}, 1,
+			[]string{"denied", "AWS_SECRET_ACCESS_KEY"}},
+		{"wrong key", with("AWS_ACCESS_KEY_ID=nobody"), []string{"mount", source, "MNT"}, 1,
+			[]string{"denied", "AWS_ACCESS_KEY_ID"}},
 		{"empty prefix", env, []string{"mount", source + "/nothing", "MNT"}, 1, []string{"nothing", "prefix"}},
 		{"bad source", env, []string{"mount", "gs://bucket", "MNT"}, 2, []string{"gs://bucket", "s3://"}},
 		{"missing mount point", env, []string{"mount", source, "/no/such/dir"}, 1, []string{"/no/such/dir", "mkdir"}},
 		{"mount point not empty", env, []string{"mount", source, full}, 1, []string{full, "empty"}},
 		{"already mounted", env, []string{"mount", source, busyMount}, 1, []string{busyMount, "umount"}},
-		{"cache in use", env, []string{"mount", source, "MNT", "--cache-dir", busyCache}, 1, []string{busyCache, "pid"}},
+		{"cache in use", env, []string{"mount", source, "MNT", "--cache-dir", busyCache}, 1,
+			[]string{busyCache, "pid"}},
 		{"newer cache", env, []string{"mount", source, "MNT", "--cache-dir", newer}, 1, []string{newer, "newer"}},
-		{"little memory", env, []string{"mount", source, "MNT", "--memory", "16MiB"}, 1, []string{"16 MiB", "--memory"}},
+		{"little memory", env, []string{"mount", source, "MNT", "--memory", "16MiB"}, 1,
+			[]string{"16 MiB", "--memory"}},
 		{"bad size", env, []string{"mount", source, "MNT", "--memory", "lots"}, 2, []string{"lots", "--memory"}},
 		{"bad order", env, []string{"mount", source, "MNT", "--order", "torhc:seed=1"}, 2, []string{"torhc", "torch"}},
-		{"nothing numbered", env, []string{"mount", source, "MNT", "--order", "torch:seed=1", "--samples", "*.png"}, 1, []string{"*.png", "--samples '*'"}},
-		{"bad samples", env, []string{"mount", source, "MNT", "--samples", "["}, 2, []string{"--samples", "[", "*.jpg"}},
-		{"bad kernel cache", env, []string{"mount", source, "MNT", "--kernel-cache", "maybe"}, 2, []string{"maybe", "auto, on or off"}},
-		{"bad transport", env, []string{"mount", source, "MNT", "--fuse-transport", "dbus"}, 2, []string{"dbus", "auto, uring or dev"}},
-		{"cache under a file", env, []string{"mount", source, "MNT", "--cache-dir", full + "/file/cache"}, 1, []string{full, "not a directory", "--cache-dir"}},
-		{"cache in the source", env, []string{"mount", dir, "MNT", "--cache-dir", filepath.Join(dir, "cache")}, 2, []string{dir, "the source", "--cache-dir outside"}},
-		{"cache in the mount point", env, []string{"mount", source, "MNT", "--cache-dir", "MNT/cache"}, 2, []string{"/cache lies in the mount point", "--cache-dir outside"}},
+		{"nothing numbered", env, []string{"mount", source, "MNT", "--order", "torch:seed=1", "--samples", "*.png"}, 1,
+			[]string{"*.png", "--samples '*'"}},
+		{"bad samples", env, []string{"mount", source, "MNT", "--samples", "["}, 2,
+			[]string{"--samples", "[", "*.jpg"}},
+		{"bad kernel cache", env, []string{"mount", source, "MNT", "--kernel-cache", "maybe"}, 2,
+			[]string{"maybe", "auto, on or off"}},
+		{"bad transport", env, []string{"mount", source, "MNT", "--fuse-transport", "dbus"}, 2,
+			[]string{"dbus", "auto, uring or dev"}},
+		{"cache under a file", env, []string{"mount", source, "MNT", "--cache-dir", full + "/file/cache"}, 1,
+			[]string{full, "not a directory", "--cache-dir"}},
+		{"cache in the source", env, []string{"mount", dir, "MNT", "--cache-dir", filepath.Join(dir, "cache")}, 2,
+			[]string{dir, "the source", "--cache-dir outside"}},
+		{"cache in the mount point", env, []string{"mount", source, "MNT", "--cache-dir", "MNT/cache"}, 2,
+			[]string{"/cache lies in the mount point", "--cache-dir outside"}},
 		{"bad flag", env, []string{"mount", source, "MNT", "--nope"}, 2, []string{"--nope", "--help"}},
 		{"no arguments", env, []string{"mount"}, 2, []string{"--help"}},
 		{"unknown verb", env, []string{"munt"}, 2, []string{"munt"}},

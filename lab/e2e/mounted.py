@@ -1,4 +1,5 @@
-"""The pictures of a mount as a dataset, and what the mount was told of their order, for the trainers of TestRunAccelerate and TestRunTrainers."""
+"""The pictures of a mount as a dataset, and what the mount was told of their order, for the trainers of
+TestRunAccelerate and TestRunTrainers."""
 
 import os
 
@@ -7,7 +8,8 @@ from torch.utils.data import Dataset
 
 class Files(Dataset):
     def __init__(self, mount):
-        self.files = sorted(os.path.join(at, name) for at, _, names in os.walk(mount) for name in names if name.endswith(".jpg"))
+        self.files = sorted(os.path.join(at, name) for at, _, names in os.walk(mount)
+                            for name in names if name.endswith(".jpg"))
 
     def __len__(self):
         return len(self.files)

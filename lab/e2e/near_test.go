@@ -60,8 +60,8 @@ func copies(t *testing.T, target string, n int) {
 	})
 }
 
-// Two daemons with caches of their own, one after the other: the second reads nothing from the origin. A damaged copy is
-// passed by and replaced. Large files are read there too, in parts.
+// Two daemons with caches of their own, one after the other: the second reads nothing from the origin. A damaged copy
+// is passed by and replaced. Large files are read there too, in parts.
 func TestNearTier(t *testing.T) {
 	dir, paths := tree(t, 3, 40, 20<<10)
 	write(t, filepath.Join(dir, "class0", "large.jpg"), bytes.Repeat([]byte("0123456789abcdef"), 9<<20/16))
@@ -72,7 +72,8 @@ func TestNearTier(t *testing.T) {
 	one := mount(t, env, source, flags...)
 	readAll(t, one, dir, paths)
 	copies(t, one, len(paths)+2)
-	if s := readNear(t, one); s.Near.Hits != 0 || s.Near.Errors+s.Near.Dropped+s.Near.Damaged > 0 || s.Near.State != "on" {
+	if s := readNear(t, one); s.Near.Hits != 0 || s.Near.Errors+s.Near.Dropped+s.Near.Damaged > 0 ||
+		s.Near.State != "on" {
 		t.Errorf("the first: %+v", s)
 	}
 	if text := mustShoal(t, nil, "stat", one); !strings.Contains(text, "s3://near/train at http://") {
@@ -86,7 +87,8 @@ func TestNearTier(t *testing.T) {
 	umount(t, two)
 
 	var keys []string
-	for o := range client.ListObjects(t.Context(), "near", minio.ListObjectsOptions{Prefix: "train/v1/", Recursive: true, WithMetadata: true}) {
+	for o := range client.ListObjects(t.Context(), "near",
+		minio.ListObjectsOptions{Prefix: "train/v1/", Recursive: true, WithMetadata: true}) {
 		if o.Err != nil {
 			t.Fatal(o.Err)
 		}
@@ -105,7 +107,8 @@ func TestNearTier(t *testing.T) {
 		if i%2 == 1 {
 			data = data[:len(data)-1]
 		}
-		if _, err := client.PutObject(t.Context(), "near", key, bytes.NewReader(data), int64(len(data)), minio.PutObjectOptions{UserMetadata: info.UserMetadata}); err != nil {
+		if _, err := client.PutObject(t.Context(), "near", key, bytes.NewReader(data), int64(len(data)),
+			minio.PutObjectOptions{UserMetadata: info.UserMetadata}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -199,15 +202,19 @@ func TestNearTierRefused(t *testing.T) {
 		{2, "--near", []string{"--near-endpoint", "http://x"}},
 		{2, "s3://BUCKET", []string{"--near", "/tmp"}},
 	} {
-		if _, errs, code := shoal(t, env, append([]string{"warm", source, "--cache-dir", t.TempDir()}, c.flags...)...); code != c.code || !strings.Contains(errs, c.says) {
+		if _, errs, code := shoal(t, env,
+			append([]string{"warm", source, "--cache-dir", t.TempDir()}, c.flags...)...); code != c.code ||
+			!strings.Contains(errs, c.says) {
 			t.Errorf("%v: exit %d, %s", c.flags, code, errs)
 		}
 	}
 	secret := append(slices.Clip(env), "SHOAL_SSE_C_KEY="+strings.Repeat("6b", 32))
-	if _, errs, code := shoal(t, secret, "warm", source, "--cache-dir", t.TempDir(), "--near", "s3://near"); code != 1 || !strings.Contains(errs, "SSE-C") {
+	if _, errs, code := shoal(t, secret, "warm", source, "--cache-dir", t.TempDir(), "--near",
+		"s3://near"); code != 1 || !strings.Contains(errs, "SSE-C") {
 		t.Errorf("objects that are encrypted: exit %d, %s", code, errs)
 	}
-	if _, errs, code := shoal(t, env, "warm", dir, "--cache-dir", t.TempDir(), "--near", "s3://near"); code != 1 || !strings.Contains(errs, "no bucket") {
+	if _, errs, code := shoal(t, env, "warm", dir, "--cache-dir", t.TempDir(), "--near", "s3://near"); code != 1 ||
+		!strings.Contains(errs, "no bucket") {
 		t.Errorf("a folder: exit %d, %s", code, errs)
 	}
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/subproc"
 )
 
-// seaweedCluster starts a master, three volume servers that hold each file twice, a filer, and an S3 gateway that listens at
-// host. It returns the gateway's URL, and the volume servers.
+// seaweedCluster starts a master, three volume servers that hold each file twice, a filer, and an S3 gateway that
+// listens at host. It returns the gateway's URL, and the volume servers.
 func seaweedCluster(t *testing.T, weed, host string) (url string, volumes []*subproc.Proc) {
 	t.Helper()
 	dir := t.TempDir()
@@ -59,7 +59,8 @@ func seaweedCluster(t *testing.T, weed, host string) (url string, volumes []*sub
 	write(t, filepath.Join(dir, "s3.json"), []byte(keys))
 	master, _, _ := start("master", "-ip=127.0.0.1", "-mdir=DIR", "-defaultReplication=001", "-volumeSizeLimitMB=64")
 	for range 3 {
-		_, _, v := start("volume", "-ip=127.0.0.1", "-dir=DIR", "-mserver="+master, "-dataCenter=d", "-rack=r", "-max=30")
+		_, _, v := start("volume", "-ip=127.0.0.1", "-dir=DIR", "-mserver="+master, "-dataCenter=d",
+			"-rack=r", "-max=30")
 		volumes = append(volumes, v)
 	}
 	filer, _, _ := start("filer", "-ip=127.0.0.1", "-master="+master, "-defaultReplicaPlacement=001")
@@ -87,7 +88,8 @@ func TestNearTierOfSeaweedFS(t *testing.T) {
 	dir, paths := tree(t, 10, 100, 63<<10)
 	source, env := bucket(t, dir), s3server.Env(server.URL)
 	url, volumes := seaweedCluster(t, weed, "127.0.0.1")
-	flags := []string{"--near", "s3://near/train", "--near-endpoint", url, "--order", "none", "--kernel-cache", "off", "--cache-size", "0"}
+	flags := []string{"--near", "s3://near/train", "--near-endpoint", url, "--order", "none", "--kernel-cache", "off",
+		"--cache-size", "0"}
 	pass := func(mnt string, paths []string) {
 		t.Helper()
 		start := time.Now()

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// What go install makes where there is no C compiler mounts and feeds. Pictures alone it refuses, and says what is missing.
+// What go install makes where there is no C compiler mounts and feeds. Pictures alone it refuses, and says what is
+// missing.
 func TestWithoutCgo(t *testing.T) {
 	t.Setenv("CGO_ENABLED", "0")
 	defer func(whole string) { shoalBin = whole }(shoalBin)
@@ -25,7 +26,8 @@ func TestWithoutCgo(t *testing.T) {
 		{"feed", addr, "--batch", "5", "--transform", "RandomResizedCrop(64)|uint8|nchw"},
 		{"pack", "file://" + dir, "file://" + t.TempDir(), "--resize", "short=64"},
 	} {
-		if _, errs, code := shoal(t, nil, refused...); code == 0 || !strings.Contains(errs, "no libjpeg") || !strings.Contains(errs, "libjpeg62-turbo-dev") {
+		if _, errs, code := shoal(t, nil, refused...); code == 0 || !strings.Contains(errs, "no libjpeg") ||
+			!strings.Contains(errs, "libjpeg62-turbo-dev") {
 			t.Errorf("%s: exit %d, %s", refused[0], code, errs)
 		}
 	}

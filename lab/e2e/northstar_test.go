@@ -39,7 +39,8 @@ type star struct {
 }
 
 // train runs the ranks of these nodes from a step of an epoch on, over their mounts or over the local disk.
-func (s *star) train(epoch, from int, local bool, progress func(done, steps int), nodes ...int) (accelerator.Epoch, error) {
+func (s *star) train(epoch, from int, local bool, progress func(done, steps int), nodes ...int) (
+	accelerator.Epoch, error) {
 	s.t.Helper()
 	files := &accelerator.Files{Dir: "/"}
 	var orders [][]int
@@ -129,8 +130,8 @@ func (s *star) replace(epoch int) (waited float64) {
 	return waiting(s.t, e)
 }
 
-// In warm epochs accelerators wait no more than over a local disk, and the store is read for what all disks lack. While a
-// node is replaced they wait no longer than the line takes for what was lost with it, and until it counts as away.
+// In warm epochs accelerators wait no more than over a local disk, and the store is read for what all disks lack. While
+// a node is replaced they wait no longer than the line takes for what was lost with it, and until it counts as away.
 // SHOAL_NORTH_STAR is how long an epoch lasts if nothing is waited for, such as 20s.
 func TestClusterNorthStar(t *testing.T) {
 	lasts, _ := time.ParseDuration(os.Getenv("SHOAL_NORTH_STAR"))
@@ -181,18 +182,21 @@ func followStar(t *testing.T, set *clusterSet, share float64, lasts time.Duratio
 	lost := float64(s.stats()[clusterNodes-1].Memory.Used) / float64(c.bytes)
 	var beside float64
 	got := s.during("killed and replaced", func() { beside = s.replace(epoch) })
-	t.Logf("killed and replaced: %.3f of the dataset from the store, the other disks lack %.3f, it had %.3f in memory, "+
-		"ratio %.3f", got, lack, lost, got/(lack+lost))
+	t.Logf(
+		"killed and replaced: %.3f of the dataset from the store, the other disks lack %.3f, it had %.3f in memory, "+
+			"ratio %.3f", got, lack, lost, got/(lack+lost))
 	c.atMost(starReads*lack+lost, got, "while a node is replaced")
 	// The line may take longer than an epoch lasts, and a node that says nothing counts as away after a second.
 	longer := max(0, got*float64(c.bytes)/rate/lasts.Seconds()-1)
 	away := 1 / lasts.Seconds()
 	lack = s.lacks(0, 1, 2, 3)
 	got = s.during("the epoch after", func() { s.whole(epoch+1, false) }) // in which the new node's disk fills
-	t.Logf("the epoch after: %.3f of the dataset from the store, all disks lacked %.3f, ratio %.3f", got, lack, got/lack)
+	t.Logf("the epoch after: %.3f of the dataset from the store, all disks lacked %.3f, ratio %.3f", got,
+		lack, got/lack)
 
 	local = (local + s.whole(2, true)) / 2
-	t.Logf("waited %.4f of the time, %.4f over a local disk, %.4f while a node was replaced, for whose bytes the line took "+
+	t.Logf("waited %.4f of the time, %.4f over a local disk, %.4f while a node was replaced, for whose bytes the "+
+		"line took "+
 		"%.3f longer than an epoch lasts", waited, local, beside, longer)
 	if most := local + starWaits; waited > most || beside > most+longer+away {
 		t.Error("accelerators wait")

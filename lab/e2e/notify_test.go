@@ -44,7 +44,9 @@ func newManager(t testing.TB) *manager {
 		t.Fatal(err)
 	}
 	var set error
-	if err := raw.Control(func(fd uintptr) { set = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PASSCRED, 1) }); err != nil || set != nil {
+	if err := raw.Control(func(fd uintptr) {
+		set = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PASSCRED, 1)
+	}); err != nil || set != nil {
 		t.Fatal(err, set)
 	}
 	go func() {
@@ -110,7 +112,8 @@ func TestServiceManager(t *testing.T) {
 			m := newManager(t)
 			env = append(env, "NOTIFY_SOCKET="+m.socket, "WATCHDOG_USEC=9000000")
 			mnt, socket := t.TempDir(), filepath.Join(t.TempDir(), "feed.sock")
-			d := inForeground(t, env, "serve", source, "--listen", "unix://"+socket, "--mount", mnt, "--cache-dir", t.TempDir())
+			d := inForeground(t, env, "serve", source, "--listen", "unix://"+socket, "--mount", mnt,
+				"--cache-dir", t.TempDir())
 			pid := d.cmd.Process.Pid
 			if slow {
 				m.hears(t, 1, "EXTEND_TIMEOUT_USEC=", pid)
@@ -159,7 +162,8 @@ func TestServiceManagerAttached(t *testing.T) {
 	mount(t, env, source, "--cache-dir", cache)
 	m := newManager(t)
 	mnt := t.TempDir()
-	d := inForeground(t, append(env, "NOTIFY_SOCKET="+m.socket, "WATCHDOG_USEC=9000000"), "mount", source, mnt, "--cache-dir", cache)
+	d := inForeground(t, append(env, "NOTIFY_SOCKET="+m.socket, "WATCHDOG_USEC=9000000"), "mount", source, mnt,
+		"--cache-dir", cache)
 	m.hears(t, 1, "READY=1", d.cmd.Process.Pid)
 	m.hears(t, 1, "WATCHDOG=1", d.cmd.Process.Pid)
 	d.signal(t, syscall.SIGTERM)

@@ -12,8 +12,8 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
 
-// shoal.open reads round FUSE what is on disk, gives the mount's bytes, and reports what it opens: before and after a restart,
-// a refresh, in forked processes, in threads.
+// shoal.open reads round FUSE what is on disk, gives the mount's bytes, and reports what it opens: before and after a
+// restart, a refresh, in forked processes, in threads.
 func TestOpen(t *testing.T) {
 	dir, paths := tree(t, 3, 300, 20<<10)
 	write(t, filepath.Join(dir, "large.bin"), make([]byte, 5<<20))
@@ -21,7 +21,8 @@ func TestOpen(t *testing.T) {
 	_, env := far(t, proxy.Options{})
 	source, cache := bucket(t, dir), t.TempDir()
 	log := filepath.Join(t.TempDir(), "audit.log")
-	mnt := mount(t, env, source, "--cache-dir", cache, "--cache-size", "256MiB", "--kernel-cache", "off", "--audit-log", log)
+	mnt := mount(t, env, source, "--cache-dir", cache, "--cache-size", "256MiB", "--kernel-cache", "off",
+		"--audit-log", log)
 	cmd := python(t, openScript, mnt, dir, "steps")
 	cmd.Stderr = os.Stderr
 	in, out := piped(t, cmd)
@@ -67,7 +68,8 @@ func TestOpen(t *testing.T) {
 	step("read")
 	umount(t, mnt)
 	events, err := os.ReadFile(log)
-	if n := strings.Count(string(events), `"mount_open"`); err != nil || n != 2 { // the process and the one that it has forked
+	// the process and the one that it has forked
+	if n := strings.Count(string(events), `"mount_open"`); err != nil || n != 2 {
 		t.Errorf("%d readers in the audit log, %v\n%s", n, err, events)
 	}
 	if got := step("read"); got["round"] != 0 || got["errors"] != all {
@@ -95,8 +97,8 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// 40 readers, of which some have time limits by signals and some are interrupted by Ctrl-C: after a refresh has returned none gets
-// the old version of a file, and none an error but those that its handlers raise.
+// 40 readers, of which some have time limits by signals and some are interrupted by Ctrl-C: after a refresh has
+// returned none gets the old version of a file, and none an error but those that its handlers raise.
 func TestOpenAmidRefreshes(t *testing.T) {
 	dir, paths := tree(t, 2, 60, 100)
 	version := func(n int) {

@@ -61,7 +61,8 @@ func TestOrderVerbAgainstTorch(t *testing.T) {
 			t.Fatal(err)
 		}
 		for epoch := range want {
-			got := numbers(t, mustShoal(t, nil, append([]string{"order", "--n", "1237", "--epoch", strconv.Itoa(epoch)}, args...)...))
+			got := numbers(t, mustShoal(t, nil,
+				append([]string{"order", "--n", "1237", "--epoch", strconv.Itoa(epoch)}, args...)...))
 			if !slices.Equal(got, want[epoch]) {
 				t.Errorf("%v, epoch %d: not what torch reads", args, epoch)
 			}
@@ -69,15 +70,17 @@ func TestOrderVerbAgainstTorch(t *testing.T) {
 	}
 }
 
-// What the kernel has of the epoch before is not fetched again, whoever knows that it will be opened: there is no room for it on
-// disk or in memory.
+// What the kernel has of the epoch before is not fetched again, whoever knows that it will be opened: there is no room
+// for it on disk or in memory.
 func TestOrderBesidePageCache(t *testing.T) {
 	dir, paths := tree(t, 4, 150, 64<<10)
 	_, env := far(t, proxy.Options{Latency: 5 * time.Millisecond})
 	source := bucket(t, dir)
-	mnt := mount(t, env, source, "--order", "torch:seed=5", "--kernel-cache", "on", "--cache-size", "8MiB", "--memory", "112MiB")
+	mnt := mount(t, env, source, "--order", "torch:seed=5", "--kernel-cache", "on", "--cache-size", "8MiB",
+		"--memory", "112MiB")
 	for epoch := range 3 {
-		readAll(t, mnt, dir, strings.Fields(mustShoal(t, env, "order", "torch:seed=5", "--epoch", strconv.Itoa(epoch), "--mount", mnt, "--paths")))
+		readAll(t, mnt, dir, strings.Fields(mustShoal(t, env, "order", "torch:seed=5", "--epoch", strconv.Itoa(epoch),
+			"--mount", mnt, "--paths")))
 	}
 	if s := readStats(t, mnt); s.Order.Epoch != 2 || s.Gets-s.Hedges.Sent > int64(len(paths))*102/100 {
 		t.Errorf("%d GETs for %d files, %+v", s.Gets, len(paths), s.Order)
@@ -129,7 +132,8 @@ func TestOrdersOfAMount(t *testing.T) {
 	for _, p := range mixed {
 		count[p[:strings.IndexByte(p, '/')]]++
 	}
-	if half := count["class00"]; len(mixed) != 80 || half <= 35 || half >= 45 || half+count["class01"]+count["class02"] != 80 {
+	if half := count["class00"]; len(mixed) != 80 || half <= 35 || half >= 45 ||
+		half+count["class01"]+count["class02"] != 80 {
 		t.Errorf("mixture: %d paths, %v", len(mixed), count)
 	}
 	readAll(t, mnt, dir, mixed)
@@ -164,14 +168,16 @@ func TestOrdersOfAMount(t *testing.T) {
 			Random    float64 `json:"random_total_variation"`
 		}
 	}
-	out := mustShoal(t, env, "order", "sequential", "--mount", mnt, "--certificate", "--batch", "10", "--epochs", "2", "--json")
+	out := mustShoal(t, env, "order", "sequential", "--mount", mnt, "--certificate", "--batch", "10", "--epochs",
+		"2", "--json")
 	dec := json.NewDecoder(strings.NewReader(out))
 	for epoch := range 2 {
 		if err := dec.Decode(&c); err != nil {
 			t.Fatal(err)
 		}
 		// Batches of 10 in classes of 30: each of one class in four.
-		if c.Epoch != epoch || c.Algorithm != "sequential@1" || c.Missing != 0 || c.Labels.Classes != 4 || c.Labels.Variation != 0.75 || c.Labels.Random > 0.3 {
+		if c.Epoch != epoch || c.Algorithm != "sequential@1" || c.Missing != 0 || c.Labels.Classes != 4 ||
+			c.Labels.Variation != 0.75 || c.Labels.Random > 0.3 {
 			t.Errorf("certificate: %+v", c)
 		}
 	}
@@ -179,7 +185,8 @@ func TestOrdersOfAMount(t *testing.T) {
 	if !strings.Contains(text, "rank 1   40 positions of 3 classes") {
 		t.Errorf("certificate of two ranks: %s", text)
 	}
-	text = mustShoal(t, nil, "order", "windowed:seed=1,window=4", "--n", "4000", "--shard-samples", "100", "--certificate", "--batch", "50")
+	text = mustShoal(t, nil, "order", "windowed:seed=1,window=4", "--n", "4000", "--shard-samples", "100",
+		"--certificate", "--batch", "50")
 	if !strings.Contains(text, "at most 4 open at once") || !strings.Contains(text, "D = ") {
 		t.Errorf("certificate: %s", text)
 	}

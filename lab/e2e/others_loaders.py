@@ -1,4 +1,5 @@
-"""A trainer of TestRunAccelerate: the loaders of timm and Ultralytics, with one iterator for all epochs, say what they read of what was told."""
+"""A trainer of TestRunAccelerate: the loaders of timm and Ultralytics, with one iterator for all epochs, say what they
+read of what was told."""
 
 import json
 import os

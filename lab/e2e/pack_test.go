@@ -115,7 +115,8 @@ func TestPack(t *testing.T) {
 	for _, tool := range []string{"tar", "python"} {
 		into := t.TempDir()
 		members := untar(t, tool, into, files)
-		if got := slices.Sorted(slices.Values(slices.Concat(members...))); !slices.Equal(got, slices.Sorted(slices.Values(paths))) {
+		if got := slices.Sorted(slices.Values(slices.Concat(members...))); !slices.Equal(got,
+			slices.Sorted(slices.Values(paths))) {
 			t.Errorf("%s lists %d members, want the %d paths", tool, len(got), len(paths))
 		}
 		readAll(t, into, dir, paths)
@@ -139,7 +140,8 @@ func TestPack(t *testing.T) {
 		t.Errorf("version %s of %d files, packed %s of %d", a.Dataset, a.Files, b.Dataset, b.Files)
 	}
 	for _, f := range paths[:20] {
-		if x, y := xattr(t, filepath.Join(plain, f), "user.shoal.etag"), xattr(t, filepath.Join(whole, f), "user.shoal.etag"); x != y || x == "" {
+		if x, y := xattr(t, filepath.Join(plain, f), "user.shoal.etag"),
+			xattr(t, filepath.Join(whole, f), "user.shoal.etag"); x != y || x == "" {
 			t.Errorf("%s: ETag %q, packed %q", f, x, y)
 		}
 	}
@@ -166,7 +168,8 @@ func TestPack(t *testing.T) {
 	}
 	write(t, filepath.Join(dir, "aqua/extra.jpg"), []byte("another file"))
 	upload(t, dir, bucketName(t))
-	if _, errs, code := shoal(t, env, "pack", source, dest, "--shard-size", "2MiB", "--seed", "5"); code != 1 || !strings.Contains(errs, "shoal-manifest.json") || !strings.Contains(errs, "version") {
+	if _, errs, code := shoal(t, env, "pack", source, dest, "--shard-size", "2MiB", "--seed", "5"); code != 1 ||
+		!strings.Contains(errs, "shoal-manifest.json") || !strings.Contains(errs, "version") {
 		t.Errorf("another dataset into the same place: exit %d, %s", code, errs)
 	}
 }
@@ -177,7 +180,8 @@ func TestPackNames(t *testing.T) {
 	dir := t.TempDir()
 	names := []string{
 		"a/img.0001.jpg", "a/img.0002.jpg", "a/.hidden.jpg", "a/LICENSE", "a/one.jpg", "a/one.cls", "a/one.json",
-		"b/" + strings.Repeat("long-", 45) + ".jpg", "b/späße und ☃.jpg", "b/new\nline.jpg", "b/%2Eodd.jpg", "b/empty.jpg",
+		"b/" + strings.Repeat("long-", 45) + ".jpg", "b/späße und ☃.jpg", "b/new\nline.jpg", "b/%2Eodd.jpg",
+		"b/empty.jpg",
 		strings.Repeat("deep/", 40) + "x.jpg",
 	}
 	rng := rand.New(rand.NewPCG(7, 7))
@@ -208,7 +212,8 @@ func TestPackNames(t *testing.T) {
 	}
 	mnt := mount(t, nil, "file://"+dest, "--samples", "*")
 	sameTree(t, mnt, dir, names)
-	if _, errs, code := shoal(t, nil, "pack", "file://"+dir, "file://"+dir+"/a"); code == 0 || !strings.Contains(errs, "inside") {
+	if _, errs, code := shoal(t, nil, "pack", "file://"+dir, "file://"+dir+"/a"); code == 0 ||
+		!strings.Contains(errs, "inside") {
 		t.Errorf("packed into the source: exit %d, %s", code, errs)
 	}
 	if _, errs, code := shoal(t, nil, "pack", "file://"+dest, "file://"+t.TempDir()); code == 0 {
@@ -225,7 +230,8 @@ func TestPackKilled(t *testing.T) {
 	source := bucket(t, dir)
 	packed := newBucket(t, "-packed")
 	args := func(set string) []string {
-		return []string{"pack", source, "s3://" + packed + "/" + set, "--shard-size", "2MiB", "--seed", "9", "--connections", "32"}
+		return []string{"pack", source, "s3://" + packed + "/" + set, "--shard-size", "2MiB", "--seed", "9",
+			"--connections", "32"}
 	}
 	mustShoal(t, env, args("whole")...)
 	whole := p.Stats().Requests
@@ -252,7 +258,9 @@ func TestPackKilled(t *testing.T) {
 		}
 		done := make(chan error, 1)
 		go func() { done <- cmd.Wait() }()
-		within(t, 2*time.Minute, "the pack is stuck, or has ended", func() bool { return len(done) > 0 || p.Stats().Requests-before > n })
+		within(t, 2*time.Minute, "the pack is stuck, or has ended", func() bool {
+			return len(done) > 0 || p.Stats().Requests-before > n
+		})
 		_ = cmd.Process.Kill()
 		switch err := <-done; {
 		case err == nil: // what was left was less
@@ -270,7 +278,8 @@ func TestPackKilled(t *testing.T) {
 	t.Logf("%d sets; a whole pack takes %d requests", sets, whole)
 	sum := func(set string) map[string]string {
 		sums := make(map[string]string)
-		for o := range store(t).ListObjects(context.Background(), packed, minio.ListObjectsOptions{Prefix: set + "/", Recursive: true}) {
+		for o := range store(t).ListObjects(context.Background(), packed,
+			minio.ListObjectsOptions{Prefix: set + "/", Recursive: true}) {
 			if o.Err != nil {
 				t.Fatal(o.Err)
 			}
@@ -333,7 +342,8 @@ with tarfile.open(sys.argv[1], "w", format=tarfile.USTAR_FORMAT) as t:
 	}
 	_, env := far(t, proxy.Options{Latency: 2 * time.Millisecond})
 	for _, source := range []string{
-		"file://" + set, "file://" + set + "/x-{0000..0002}.tar", "s3://" + name + "/train", "s3://" + name + "/train/x-{0000..0002}.tar",
+		"file://" + set, "file://" + set + "/x-{0000..0002}.tar", "s3://" + name + "/train",
+		"s3://" + name + "/train/x-{0000..0002}.tar",
 	} {
 		t.Run(source[:4], func(t *testing.T) {
 			mnt := mount(t, env, source, "--kernel-cache", "off")
@@ -394,7 +404,8 @@ func TestBadShards(t *testing.T) {
 	umount(t, skip())
 	mnt := skip()
 	log, err := os.ReadFile(filepath.Join(cache, "shoal.log"))
-	if err != nil || !strings.Contains(string(log), "bad shards are left out") || !strings.Contains(string(log), "class01.tar") {
+	if err != nil || !strings.Contains(string(log), "bad shards are left out") ||
+		!strings.Contains(string(log), "class01.tar") {
 		t.Errorf("the log: %v\n%s", err, log)
 	}
 	write(t, bad, whole)
@@ -404,7 +415,8 @@ func TestBadShards(t *testing.T) {
 	// What was left out is nothing that another mount, which was not told so, goes by.
 	write(t, bad, whole[:len(whole)/2])
 	mustShoal(t, nil, "warm", source, "--cache-dir", cache, "--bad-shards", "skip", "--refresh")
-	if _, errs, code := shoal(t, nil, "mount", source, t.TempDir(), "--cache-dir", cache, "--daemon"); code != 1 || !strings.Contains(errs, "class01.tar") {
+	if _, errs, code := shoal(t, nil, "mount", source, t.TempDir(), "--cache-dir", cache, "--daemon"); code != 1 ||
+		!strings.Contains(errs, "class01.tar") {
 		t.Errorf("without --bad-shards: exit %d, %s", code, errs)
 	}
 	// A set of its own version that is damaged stands in for nothing.
@@ -446,7 +458,8 @@ with tarfile.open(sys.argv[1] + "/h-0001.tar", "w") as t:
 		t.Fatalf("%v\n%s", err, out)
 	}
 	mnt := mount(t, nil, "file://"+set)
-	want := map[string]string{"good/a.jpg": "good a", "good/twice.jpg": "second", "good/b.jpg": "good b", "good/h-0001~a.jpg": "of the second shard"}
+	want := map[string]string{"good/a.jpg": "good a", "good/twice.jpg": "second", "good/b.jpg": "good b",
+		"good/h-0001~a.jpg": "of the second shard"}
 	dir := t.TempDir()
 	for p, text := range want {
 		write(t, filepath.Join(dir, p), []byte(text))
@@ -472,7 +485,8 @@ with tarfile.open(sys.argv[1] + "/h-0001.tar", "w") as t:
 			t.Fatal(err)
 		}
 		bad := t.TempDir()
-		if out, err := exec.Command("tar", "cf", bad+"/s.tar", "--sparse", "--format="+format, "-C", sparse, "hole.bin").CombinedOutput(); err != nil {
+		if out, err := exec.Command("tar", "cf", bad+"/s.tar", "--sparse", "--format="+format, "-C", sparse,
+			"hole.bin").CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
 		refused(t, nil, "file://"+bad, "sparse", "hole.bin")
@@ -549,7 +563,9 @@ func TestPublish(t *testing.T) {
 	mnt := mount(t, env, source, "--publish", dest, "--order", "torch:seed=1", "--kernel-cache", "off")
 	before := p.Stats()
 	readAll(t, mnt, dir, torchOrder(t, "torch:seed=1", paths))
-	within(t, patience, "the set is published", func() bool { return slices.Contains(keys(t, packed, "set/"), "set/shoal-manifest.json") })
+	within(t, patience, "the set is published", func() bool {
+		return slices.Contains(keys(t, packed, "set/"), "set/shoal-manifest.json")
+	})
 	if d := p.Stats().Sub(before); d.Gets > int64(len(paths)+len(paths)/4) {
 		t.Errorf("%d GETs to read and publish %d files: what is cached was fetched again", d.Gets, len(paths))
 	}
@@ -560,7 +576,8 @@ func TestPublish(t *testing.T) {
 	if v := readStats(t, next).Dataset; v != version {
 		t.Errorf("version %s, published %s", version, v)
 	}
-	if _, errs, code := shoal(t, env, "mount", source, t.TempDir(), "--daemon", "--publish", source+"/packed", "--cache-dir", t.TempDir()); code == 0 || !strings.Contains(errs, "inside") {
+	if _, errs, code := shoal(t, env, "mount", source, t.TempDir(), "--daemon", "--publish", source+"/packed",
+		"--cache-dir", t.TempDir()); code == 0 || !strings.Contains(errs, "inside") {
 		t.Errorf("published into the source: exit %d, %s", code, errs)
 	}
 }
@@ -599,10 +616,12 @@ func TestWarm(t *testing.T) {
 		t.Errorf("%d GETs to warm what is warm", n)
 	}
 	write(t, list, []byte("class00/none.jpg\n"))
-	if _, errs, code := shoal(t, env, "warm", source, "--cache-dir", t.TempDir(), "--list", list); code != 1 || !strings.Contains(errs, "class00/none.jpg") {
+	if _, errs, code := shoal(t, env, "warm", source, "--cache-dir", t.TempDir(), "--list", list); code != 1 ||
+		!strings.Contains(errs, "class00/none.jpg") {
 		t.Errorf("a list with an unknown path: exit %d, %s", code, errs)
 	}
-	if _, errs, code := shoal(t, env, "warm", source, "--cache-dir", t.TempDir(), "--fraction", "2"); code != 2 || !strings.Contains(errs, "--fraction") {
+	if _, errs, code := shoal(t, env, "warm", source, "--cache-dir", t.TempDir(), "--fraction", "2"); code != 2 ||
+		!strings.Contains(errs, "--fraction") {
 		t.Errorf("--fraction 2: exit %d, %s", code, errs)
 	}
 }

@@ -12,15 +12,17 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
 
-// A page on another site, in Chromium, beside an unsigned endpoint that may even write: it opens, embeds, fetches and posts. No script of an
-// object runs, nothing is read, and nothing is written.
+// A page on another site, in Chromium, beside an unsigned endpoint that may even write: it opens, embeds, fetches and
+// posts. No script of an object runs, nothing is read, and nothing is written.
 func TestPagesOfOthers(t *testing.T) {
 	dir, _ := tree(t, 1, 4, 1<<10)
 	_, env := far(t, proxy.Options{})
 	source := bucket(t, dir)
 	page := []byte("<script>fetch('/done?script')</script><img src=/done?img>")
 	put := func(key string) {
-		if _, err := store(t).PutObject(t.Context(), bucketName(t), key, strings.NewReader(string(page)), int64(len(page)), minio.PutObjectOptions{ContentType: "text/html", DisableContentSha256: true}); err != nil {
+		if _, err := store(t).PutObject(t.Context(), bucketName(t), key, strings.NewReader(string(page)),
+			int64(len(page)), minio.PutObjectOptions{ContentType: "text/html",
+				DisableContentSha256: true}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -28,7 +30,8 @@ func TestPagesOfOthers(t *testing.T) {
 	put("other/page.html")         // beside it: from the origin, which says that it is HTML
 	ep := startS3(t, env, source, false, "--s3-anonymous=write", "--samples", "*")
 	base := ep.url + "/" + bucketName(t)
-	urls := []string{base + "/train/class00/page.html", base + "/other/page.html", base + "/train/class00/page.html?response-content-type=text/html"}
+	urls := []string{base + "/train/class00/page.html", base + "/other/page.html", base +
+		"/train/class00/page.html?response-content-type=text/html"}
 	var html strings.Builder
 	html.WriteString("<!doctype html><title>evil</title><body>")
 	for _, u := range urls {
@@ -71,7 +74,8 @@ func TestPagesOfOthers(t *testing.T) {
 		t.Errorf("the browser has asked %d times only", s.Requests-before)
 	}
 	for o := range store(t).ListObjects(t.Context(), bucketName(t), minio.ListObjectsOptions{Recursive: true}) {
-		if strings.Contains(o.Key, "posted") || strings.Contains(o.Key, "fetched") || strings.Contains(o.Key, "beacon") {
+		if strings.Contains(o.Key, "posted") || strings.Contains(o.Key, "fetched") ||
+			strings.Contains(o.Key, "beacon") {
 			t.Errorf("%s was written", o.Key)
 		}
 	}

@@ -53,11 +53,14 @@ func detectionSet(t testing.TB, n int) (dir string, truth []annotated) {
 		var notes []string
 		for range r.IntN(5) {
 			x, y := r.IntN(photoWidth-20), r.IntN(photoHeight-20)
-			b := [4]float64{float64(x), float64(y), float64(10 + r.IntN(photoWidth-10-x)), float64(10 + r.IntN(photoHeight-10-y))}
+			b := [4]float64{float64(x), float64(y), float64(10 + r.IntN(photoWidth-10-x)),
+				float64(10 + r.IntN(photoHeight-10-y))}
 			a.boxes, a.kinds = append(a.boxes, b), append(a.kinds, r.Int64N(91))
-			notes = append(notes, fmt.Sprintf(`{"bbox": [%g, %g, %g, %g], "category_id": %d, "iscrowd": 0}`, b[0], b[1], b[2], b[3], a.kinds[len(a.kinds)-1]))
+			notes = append(notes, fmt.Sprintf(`{"bbox": [%g, %g, %g, %g], "category_id": %d, "iscrowd": 0}`, b[0], b[1],
+				b[2], b[3], a.kinds[len(a.kinds)-1]))
 		}
-		mask := image.NewPaletted(image.Rect(0, 0, photoWidth, photoHeight), color.Palette{color.Black, color.White, color.Transparent})
+		mask := image.NewPaletted(image.Rect(0, 0, photoWidth, photoHeight),
+			color.Palette{color.Black, color.White, color.Transparent})
 		for j := range mask.Pix {
 			mask.Pix[j] = 1
 			if j%mask.Stride >= a.cut {
@@ -83,7 +86,8 @@ func webdataset(t testing.TB, dir string, n, perShard int) (set string) {
 	t.Helper()
 	set = t.TempDir()
 	for from := 0; from < n; from += perShard {
-		args := []string{"cf", fmt.Sprintf("%s/train-%06d.tar", set, from/perShard), "--format=ustar", "--sort=name", "-C", dir}
+		args := []string{"cf", fmt.Sprintf("%s/train-%06d.tar", set, from/perShard), "--format=ustar",
+			"--sort=name", "-C", dir}
 		for i := from; i < min(from+perShard, n); i++ {
 			for _, ext := range []string{"cls", "jpg", "json", "mask.png"} {
 				args = append(args, fmt.Sprintf("%06d.%s", i, ext))
@@ -104,7 +108,8 @@ func uploaded(t testing.TB, dir, kind string) (source string) {
 }
 
 // consume reads one epoch and hands out its planes by name.
-func consume(t testing.TB, addr string, o *feedpb.Open, each func(b *feedclient.Batch, planes map[string][]byte)) *feedpb.Opened {
+func consume(t testing.TB, addr string, o *feedpb.Open,
+	each func(b *feedclient.Batch, planes map[string][]byte)) *feedpb.Opened {
 	t.Helper()
 	c, err := feedclient.Dial(addr, feedclient.Security{})
 	if err != nil {
@@ -150,40 +155,43 @@ func TestDetectionFeed(t *testing.T) {
 			}
 			seen := 0
 			le := binary.LittleEndian
-			opened := consume(t, addr, &feedpb.Open{Order: "uniform:seed=2", Batch: 8, Tail: "uneven", Epochs: 1, Transform: transform}, func(b *feedclient.Batch, p map[string][]byte) {
-				for i := range b.Rows() {
-					seen++
-					a := truth[b.ID(i)]
-					if b.Label(i) != a.label {
-						t.Errorf("sample %d: label %d, want %d", b.ID(i), b.Label(i), a.label)
-					}
-					if got := int(le.Uint64(p["boxes_n"][8*i:])); got != len(a.boxes) {
-						t.Errorf("sample %d: %d boxes, want %d", b.ID(i), got, len(a.boxes))
-						continue
-					}
-					for k, box := range a.boxes {
-						want := [4]float64{box[0] / 2, box[1] / 2, (box[0] + box[2]) / 2, (box[1] + box[3]) / 2}
-						for c := range want {
-							got := math.Float32frombits(le.Uint32(p["boxes"][16*(8*i+k)+4*c:]))
-							if math.Abs(float64(got)-want[c]) > 1e-4 {
-								t.Errorf("sample %d, box %d: %g at %d, want %g", b.ID(i), k, got, c, want[c])
+			opened := consume(t, addr,
+				&feedpb.Open{Order: "uniform:seed=2", Batch: 8, Tail: "uneven", Epochs: 1, Transform: transform},
+				func(b *feedclient.Batch, p map[string][]byte) {
+					for i := range b.Rows() {
+						seen++
+						a := truth[b.ID(i)]
+						if b.Label(i) != a.label {
+							t.Errorf("sample %d: label %d, want %d", b.ID(i), b.Label(i), a.label)
+						}
+						if got := int(le.Uint64(p["boxes_n"][8*i:])); got != len(a.boxes) {
+							t.Errorf("sample %d: %d boxes, want %d", b.ID(i), got, len(a.boxes))
+							continue
+						}
+						for k, box := range a.boxes {
+							want := [4]float64{box[0] / 2, box[1] / 2, (box[0] + box[2]) / 2, (box[1] + box[3]) / 2}
+							for c := range want {
+								got := math.Float32frombits(le.Uint32(p["boxes"][16*(8*i+k)+4*c:]))
+								if math.Abs(float64(got)-want[c]) > 1e-4 {
+									t.Errorf("sample %d, box %d: %g at %d, want %g", b.ID(i), k, got, c, want[c])
+								}
+							}
+							if got := int64(le.Uint64(p["labels"][8*(8*i+k):])); got != a.kinds[k] {
+								t.Errorf("sample %d, box %d: label %d, want %d", b.ID(i), k, got, a.kinds[k])
 							}
 						}
-						if got := int64(le.Uint64(p["labels"][8*(8*i+k):])); got != a.kinds[k] {
-							t.Errorf("sample %d, box %d: label %d, want %d", b.ID(i), k, got, a.kinds[k])
+						for x := range 100 { // pixel x is pixel 2x+1 of the mask
+							want := uint64(1)
+							if 2*x+1 >= a.cut {
+								want = 2
+							}
+							if got := le.Uint64(p["mask"][8*((i*75+40)*100+x):]); got != want {
+								t.Fatalf("sample %d: mask %d in column %d, want %d: it is cut at %d", b.ID(i), got, x,
+									want, a.cut)
+							}
 						}
 					}
-					for x := range 100 { // pixel x is pixel 2x+1 of the mask
-						want := uint64(1)
-						if 2*x+1 >= a.cut {
-							want = 2
-						}
-						if got := le.Uint64(p["mask"][8*((i*75+40)*100+x):]); got != want {
-							t.Fatalf("sample %d: mask %d in column %d, want %d: it is cut at %d", b.ID(i), got, x, want, a.cut)
-						}
-					}
-				}
-			})
+				})
 			if seen != n || opened.GetLabel() != "cls" {
 				t.Errorf("%d samples with labels of %q", seen, opened.GetLabel())
 			}
@@ -196,8 +204,10 @@ func TestDetectionFeed(t *testing.T) {
 				t.Errorf("%d GETs for %d samples in tars", gets, n)
 			}
 			// Whatever the layout, the same.
-			digests[kind] = feed(t, addr, "--batch", "8", "--seed", "5", "--transform", "Detection()|RandomResizedCrop(64)|RandomHorizontalFlip()").Digest
-			out, errs, code := shoal(t, nil, "verify", addr, "--python", "/usr/bin/python3", "--batch", "8", "--transform", "Detection()|Resize(80)|RandomCrop(64)|RandAugment()")
+			digests[kind] = feed(t, addr, "--batch", "8", "--seed", "5", "--transform",
+				"Detection()|RandomResizedCrop(64)|RandomHorizontalFlip()").Digest
+			out, errs, code := shoal(t, nil, "verify", addr, "--python", "/usr/bin/python3", "--batch", "8",
+				"--transform", "Detection()|Resize(80)|RandomCrop(64)|RandAugment()")
 			if code != 0 || !strings.Contains(out, "8 of 8 rows equal") {
 				t.Errorf("verify: exit %d\n%s%s", code, out, errs)
 			}
@@ -218,7 +228,8 @@ func TestLabelsOfParts(t *testing.T) {
 	labels := func(label, transform string) (got []int64, gets int64) {
 		before := readStats(t, mnt)
 		got = make([]int64, n)
-		consume(t, addr, &feedpb.Open{Order: "sequential", Batch: 5, Tail: "uneven", Epochs: 1, Label: label, Transform: transform}, func(b *feedclient.Batch, _ map[string][]byte) {
+		consume(t, addr, &feedpb.Open{Order: "sequential", Batch: 5, Tail: "uneven", Epochs: 1, Label: label,
+			Transform: transform}, func(b *feedclient.Batch, _ map[string][]byte) {
 			for i := range b.Rows() {
 				got[b.ID(i)] = b.Label(i)
 			}
@@ -247,7 +258,8 @@ func TestLabelsOfParts(t *testing.T) {
 			t.Errorf("label=%q: %d GETs, want at most %d", tt.label, gets, tt.most)
 		}
 	}
-	for label, words := range map[string]string{"dog": "json:KEY", "json:annotations": "not an integer", "json:nothing": "no key"} {
+	for label, words := range map[string]string{"dog": "json:KEY", "json:annotations": "not an integer",
+		"json:nothing": "no key"} {
 		_, errs, code := shoal(t, nil, "feed", addr, "--batch", "4", "--label", label)
 		if want := map[bool]int{true: 2, false: 1}[label == "dog"]; code != want || !strings.Contains(errs, words) {
 			t.Errorf("--label %s: exit %d, want %d and %q:\n%s", label, code, want, words, errs)

@@ -14,8 +14,8 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/subproc"
 )
 
-// placedRank is a rank of a job of four. Its arguments name the feed and the mount of its node. Each line of its input is an epoch
-// to read, or a part of one.
+// placedRank is a rank of a job of four. Its arguments name the feed and the mount of its node. Each line of its input
+// is an epoch to read, or a part of one.
 const placedRank = `
 import glob, hashlib, json, os, sys
 import torch.distributed as dist
@@ -133,7 +133,8 @@ func newPlacedJob(t *testing.T, c *cluster) *placedJob {
 	return j
 }
 
-// read has the ranks of a world read, and checks that what they were given are the samples' bytes. paused is called when all of them pause.
+// read has the ranks of a world read, and checks that what they were given are the samples' bytes. paused is called
+// when all of them pause.
 func (j *placedJob) read(do placedEpoch, paused func()) (shares []placedShare) {
 	j.t.Helper()
 	line, err := json.Marshal(do)
@@ -202,8 +203,9 @@ func (j *placedJob) order(do placedEpoch) []int {
 	return orderOf(j.t, spec, len(j.paths), "--epoch", strconv.Itoa(do.Epoch))
 }
 
-// epoch has four ranks read a whole epoch, and checks that the global batches are the order's, equally divided. It returns the bytes that
-// came from other nodes and the store, as a share of the dataset: on a busy machine a node asks the store for what others keep, too.
+// epoch has four ranks read a whole epoch, and checks that the global batches are the order's, equally divided. It
+// returns the bytes that came from other nodes and the store, as a share of the dataset: on a busy machine a node asks
+// the store for what others keep, too.
 func (j *placedJob) epoch(what string, do placedEpoch, paused func()) float64 {
 	j.t.Helper()
 	peers := 0.0
@@ -226,8 +228,9 @@ func (j *placedJob) epoch(what string, do placedEpoch, paused func()) float64 {
 	return peers + store
 }
 
-// Ranks with a placement read most samples from their own node, and the global batches stay those of the order: through feeds and
-// mounts, when a node is killed in the middle of an epoch, and when the job goes on with fewer ranks and a new placement.
+// Ranks with a placement read most samples from their own node, and the global batches stay those of the order: through
+// feeds and mounts, when a node is killed in the middle of an epoch, and when the job goes on with fewer ranks and a
+// new placement.
 func TestPlacement(t *testing.T) {
 	c := newCluster(t, 0.3, "--order", "auto") // follows hints
 	if err := python(t, "import grpc, torch.distributed as d; assert d.is_gloo_available()").Run(); err != nil {
@@ -249,9 +252,11 @@ func TestPlacement(t *testing.T) {
 	all.Sampler = true
 	mounts := j.epoch("with a LocalSampler", all.of(3), nil)
 	all.Sampler = false
-	// Of a global batch of 200, four nodes own 50 each but for 5%. Without a placement a rank is given three quarters that others own.
+	// Of a global batch of 200, four nodes own 50 each but for 5%. Without a placement a rank is given three quarters
+	// that others own.
 	if chance < 0.65 || feeds > 0.08 || mounts > 0.08 {
-		t.Errorf("without a placement %.3f of the dataset was not on the ranks' own nodes, with one %.3f, and %.3f with a LocalSampler", chance, feeds, mounts)
+		t.Errorf("without a placement %.3f of the dataset was not on the ranks' own nodes, with one %.3f, and %.3f "+
+			"with a LocalSampler", chance, feeds, mounts)
 	}
 
 	// A node is killed while its rank reads, and started again: the rank waits for it, and goes on where it was.
@@ -281,7 +286,8 @@ func TestPlacement(t *testing.T) {
 		order  []int
 	}{4: {four, order[:8*200]}, 3: {three, order[8*200:]}} {
 		if fmt.Sprint(together(part.shares)) != fmt.Sprint(batchesOf(part.order, world*50)) {
-			t.Errorf("an epoch that begins with four ranks and goes on with three: the global batches of the %d are not the order's", world)
+			t.Errorf("an epoch that begins with four ranks and goes on with three: the global batches of the %d are "+
+				"not the order's", world)
 		}
 	}
 }

@@ -184,7 +184,8 @@ func (p profiled) names() (names []string) {
 // profileWhile records the mount while something goes on, until Ctrl-C.
 func profileWhile(t *testing.T, mnt string, do func(), flags ...string) (p profiled) {
 	t.Helper()
-	c := exec.CommandContext(t.Context(), shoalBin, append([]string{"profile", mnt, "--duration", "0", "--json"}, flags...)...)
+	c := exec.CommandContext(t.Context(), shoalBin,
+		append([]string{"profile", mnt, "--duration", "0", "--json"}, flags...)...)
 	var out bytes.Buffer
 	c.Stdout = &out
 	errs, err := c.StderrPipe()
@@ -230,7 +231,8 @@ func TestProfile(t *testing.T) {
 		var b bytes.Buffer
 		w := tar.NewWriter(&b)
 		for k := range 9 {
-			if err := w.WriteHeader(&tar.Header{Name: fmt.Sprintf("%d-%d.bin", i, k), Size: 1 << 20, Mode: 0o644}); err != nil {
+			if err := w.WriteHeader(
+				&tar.Header{Name: fmt.Sprintf("%d-%d.bin", i, k), Size: 1 << 20, Mode: 0o644}); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := w.Write(data[k<<20 : (k+1)<<20]); err != nil {
@@ -253,8 +255,10 @@ func TestProfile(t *testing.T) {
 		kind, mount, folder string
 		want, not           []string
 	}{
-		{"single", small, "", []string{"torch-shuffle", "one-reader"}, []string{"sequential", "not-the-storage"}}, // cold: it waits
-		{"distributed", small, "", []string{"torch-shuffle"}, []string{"with-replacement", "repeated-shuffle", "one-reader"}},
+		// cold: it waits
+		{"single", small, "", []string{"torch-shuffle", "one-reader"}, []string{"sequential", "not-the-storage"}},
+		{"distributed", small, "", []string{"torch-shuffle"},
+			[]string{"with-replacement", "repeated-shuffle", "one-reader"}},
 		{"persistent", small, "", []string{"torch-shuffle"}, []string{"with-replacement"}},
 		{"forgetful", small, "", []string{"torch-shuffle", "repeated-shuffle"}, []string{"with-replacement"}},
 		{"loader", small, "", []string{"torch-shuffle"}, []string{"shuffle"}},
@@ -300,13 +304,16 @@ func TestProfile(t *testing.T) {
 		live := profileWhile(t, small, func() { p.do("distributed", small) }, "--out", file)
 		var again profiled
 		decode(t, mustShoal(t, nil, "profile", "--from", file, "--json"), &again)
-		if !slices.Equal(live.names(), again.names()) || live.Figures != again.Figures || live.Verdict != again.Verdict {
+		if !slices.Equal(live.names(), again.names()) || live.Figures != again.Figures ||
+			live.Verdict != again.Verdict {
 			t.Errorf("live %+v, from the file %+v", live, again)
 		}
-		if _, errs, code := shoal(t, nil, "profile", small, "--duration", "1s", "--out", "/dev/full"); code != 1 || !strings.Contains(errs, "--out: ") {
+		if _, errs, code := shoal(t, nil, "profile", small, "--duration", "1s", "--out", "/dev/full"); code != 1 ||
+			!strings.Contains(errs, "--out: ") {
 			t.Errorf("a recording that no disk takes: %d, %s", code, errs)
 		}
-		if text := mustShoal(t, nil, "profile", "--from", file); !strings.Contains(text, "torch-shuffle") || !strings.Contains(text, live.Verdict) {
+		if text := mustShoal(t, nil, "profile", "--from", file); !strings.Contains(text, "torch-shuffle") ||
+			!strings.Contains(text, live.Verdict) {
 			t.Errorf("%s", text)
 		}
 	})
@@ -361,13 +368,15 @@ func TestProfile(t *testing.T) {
 		}
 	})
 	t.Run("no mount", func(t *testing.T) {
-		if _, errs, code := shoal(t, nil, "profile", t.TempDir()); code != 1 || !strings.Contains(errs, "not a live shoal mount") {
+		if _, errs, code := shoal(t, nil, "profile", t.TempDir()); code != 1 ||
+			!strings.Contains(errs, "not a live shoal mount") {
 			t.Errorf("exit %d, %s", code, errs)
 		}
 		if _, errs, code := shoal(t, nil, "profile"); code != 2 {
 			t.Errorf("exit %d, %s", code, errs)
 		}
-		if _, errs, code := shoal(t, nil, "profile", "--from", "/dev/null"); code != 1 || !strings.Contains(errs, "empty") {
+		if _, errs, code := shoal(t, nil, "profile", "--from", "/dev/null"); code != 1 ||
+			!strings.Contains(errs, "empty") {
 			t.Errorf("exit %d, %s", code, errs)
 		}
 	})

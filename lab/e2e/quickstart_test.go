@@ -11,8 +11,8 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
 
-// The trainer that quickstart prints runs as it says: on a mount if FUSE is available, with the order passed on; on a feed if this
-// user cannot mount. The commands that it names end it and leave nothing.
+// The trainer that quickstart prints runs as it says: on a mount if FUSE is available, with the order passed on; on a
+// feed if this user cannot mount. The commands that it names end it and leave nothing.
 func TestQuickstart(t *testing.T) {
 	dir, _ := pictures(t, 2, 40)
 	_, env := far(t, proxy.Options{})
@@ -34,7 +34,8 @@ func TestQuickstart(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if cmd.Path = filepath.Join(home, "program"); os.WriteFile(cmd.Path, data, 0o755) != nil { // where that user may run it
+			// where that user may run it
+			if cmd.Path = filepath.Join(home, "program"); os.WriteFile(cmd.Path, data, 0o755) != nil {
 				t.Fatal(cmd.Path)
 			}
 			cmd.Env = append(cmd.Env, "PATH=/nowhere")
@@ -46,7 +47,8 @@ func TestQuickstart(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
-		if want := map[bool]string{true: "yes: a mount", false: ": a feed"}[mounts]; !strings.Contains(out, want) || !strings.Contains(out, "credentials  AWS_ACCESS_KEY_ID") {
+		if want := map[bool]string{true: "yes: a mount", false: ": a feed"}[mounts]; !strings.Contains(out, want) ||
+			!strings.Contains(out, "credentials  AWS_ACCESS_KEY_ID") {
 			t.Errorf("it does not say %q and whose credentials it has:\n%s", want, out)
 		}
 		_, code, _ := strings.Cut(out, "Save as train.py:\n\n")
@@ -62,14 +64,16 @@ func TestQuickstart(t *testing.T) {
 		}
 		sh := func(line string) string {
 			p := exec.Command("sh", "-c", line)
-			p.Env = append(os.Environ(), "PATH="+filepath.Dir(shoalBin)+":"+os.Getenv("PATH"), "XDG_CACHE_HOME="+t.TempDir())
+			p.Env = append(os.Environ(), "PATH="+filepath.Dir(shoalBin)+":"+os.Getenv("PATH"),
+				"XDG_CACHE_HOME="+t.TempDir())
 			said, err := p.CombinedOutput()
 			if err != nil {
 				t.Errorf("%s: %v\n%s\n%s", line, err, code, said)
 			}
 			return string(said)
 		}
-		if said := sh(strings.Replace(line("Run it:"), "python train.py", "/usr/bin/python3 "+train, 1)); !strings.HasPrefix(lastLine(said), "epoch 1 ") {
+		if said := sh(strings.Replace(line("Run it:"), "python train.py", "/usr/bin/python3 "+train,
+			1)); !strings.HasPrefix(lastLine(said), "epoch 1 ") {
 			t.Errorf("%s\n%s", code, said)
 		}
 		look, _, _ := strings.Cut(line("Look at it:"), ",")
@@ -85,12 +89,14 @@ func TestQuickstart(t *testing.T) {
 		}
 	}
 	quickstartElsewhere(t, env)
-	if _, errs, code := shoal(t, nil, "quickstart", "/no/such/folder"); code != 1 || !strings.Contains(errs, "/no/such/folder is no folder (give") {
+	if _, errs, code := shoal(t, nil, "quickstart", "/no/such/folder"); code != 1 ||
+		!strings.Contains(errs, "/no/such/folder is no folder (give") {
 		t.Errorf("exit %d, %s", code, errs)
 	}
 }
 
-// quickstartElsewhere gives the folders, without a HOME, for a dataset in Parquet; and fails, after which nothing is left.
+// quickstartElsewhere gives the folders, without a HOME, for a dataset in Parquet; and fails, after which nothing is
+// left.
 func quickstartElsewhere(t *testing.T, env []string) {
 	dir, at := t.TempDir(), filepath.Join(t.TempDir(), "data")
 	if err := os.WriteFile(filepath.Join(dir, "part-0.parquet"), []byte("PAR1"), 0o644); err != nil {
@@ -108,7 +114,8 @@ func quickstartElsewhere(t *testing.T, env []string) {
 	}
 	cache := filepath.Join(t.TempDir(), "cache")
 	out, err := quick(dir, "--mountpoint", at, "--cache-dir", cache)
-	if want := `glob("` + at + `/**/*.parquet"`; err != nil || !strings.Contains(out, want) || !strings.Contains(out, "Run it:      python train.py\n") {
+	if want := `glob("` + at + `/**/*.parquet"`; err != nil || !strings.Contains(out, want) ||
+		!strings.Contains(out, "Run it:      python train.py\n") {
 		t.Errorf("%v, and %q is missing in:\n%s", err, want, out)
 	}
 	mustShoal(t, nil, "umount", at)

@@ -1,4 +1,5 @@
-"""Reads the ranges of a plan, in order, of a file of a mount, and compares them: FILE ORIGINAL PLAN pread|mmap. Says how many waited."""
+"""Reads the ranges of a plan, in order, of a file of a mount, and compares them: FILE ORIGINAL PLAN pread|mmap. Says
+how many waited."""
 import mmap
 import os
 import sys

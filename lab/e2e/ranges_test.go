@@ -39,8 +39,8 @@ func rangesOf(size, each, n int, seed uint64) string {
 	return text
 }
 
-// What a plan says of a large file is in memory before it is read, by pread and through a memory map. A next plan that comes while
-// the first one is read is followed, too.
+// What a plan says of a large file is in memory before it is read, by pread and through a memory map. A next plan that
+// comes while the first one is read is followed, too.
 func TestRangePlans(t *testing.T) {
 	const size, each, n = 128 << 20, 8 << 10, 400
 	dir, url, env, _ := tokens(t, size)
@@ -54,7 +54,8 @@ func TestRangePlans(t *testing.T) {
 				plan := filepath.Join(dir, "plan")
 				write(t, plan, []byte(text))
 				next := rangesOf(size, each, n, uint64(k+2))
-				out, err := exec.CommandContext(t.Context(), "python3", "ranges.py", filepath.Join(mnt, "c/tokens.bin"), filepath.Join(dir, "c/tokens.bin"), plan, how).CombinedOutput()
+				out, err := exec.CommandContext(t.Context(), "python3", "ranges.py", filepath.Join(mnt, "c/tokens.bin"),
+					filepath.Join(dir, "c/tokens.bin"), plan, how).CombinedOutput()
 				s := streamsOf(t, mnt)["plans/default"]
 				t.Logf("plan %d: %s of %d ranges waited; %+v", k, strings.TrimSpace(string(out)), n, s)
 				if err != nil {
@@ -72,8 +73,8 @@ func TestRangePlans(t *testing.T) {
 	}
 }
 
-// An epoch over a file, in ranges of which several lie in a granule, fetches it once if the cache holds it, in less memory than it
-// has. A later epoch fetches nothing, nor does one of the next daemon.
+// An epoch over a file, in ranges of which several lie in a granule, fetches it once if the cache holds it, in less
+// memory than it has. A later epoch fetches nothing, nor does one of the next daemon.
 func TestRangePlansFetchOnce(t *testing.T) {
 	const size, each = 96 << 20, 16 << 10
 	dir, url, env, _ := tokens(t, size)
@@ -88,15 +89,18 @@ func TestRangePlansFetchOnce(t *testing.T) {
 				write(t, filepath.Join(mnt, ".shoal", "plan"), text)
 				plan := filepath.Join(dir, "plan")
 				write(t, plan, text)
-				out, err := exec.CommandContext(t.Context(), "python3", "ranges.py", filepath.Join(mnt, "c/tokens.bin"), filepath.Join(dir, "c/tokens.bin"), plan, how).CombinedOutput()
+				out, err := exec.CommandContext(t.Context(), "python3", "ranges.py", filepath.Join(mnt, "c/tokens.bin"),
+					filepath.Join(dir, "c/tokens.bin"), plan, how).CombinedOutput()
 				if err != nil {
 					t.Fatalf("%s: %v", out, err)
 				}
 				s := readStats(t, mnt)
 				got := s.Bytes - before.Bytes
-				t.Logf("%s, daemon %d: %d of %d bytes fetched, %s of %d ranges waited", how, k, got, size, strings.TrimSpace(string(out)), size/each)
+				t.Logf("%s, daemon %d: %d of %d bytes fetched, %s of %d ranges waited", how, k, got, size,
+					strings.TrimSpace(string(out)), size/each)
 				if got > most+s.Hedges.Sent<<16 {
-					t.Errorf("%s, daemon %d: %d bytes fetched of %d, with %d second requests", how, k, got, size, s.Hedges.Sent)
+					t.Errorf("%s, daemon %d: %d bytes fetched of %d, with %d second requests", how, k, got, size,
+						s.Hedges.Sent)
 				}
 			}
 			if k == 0 {
@@ -118,13 +122,15 @@ func TestRangePlanWithdrawn(t *testing.T) {
 		write(t, filepath.Join(mnt, ".shoal", "plan"), []byte(rangesOf(size, each, n, 1)))
 		plan := filepath.Join(dir, "plan")
 		write(t, plan, []byte(rangesOf(size, each, 200, 2)))
-		out, err := exec.CommandContext(t.Context(), "python3", "ranges.py", filepath.Join(mnt, "c/tokens.bin"), filepath.Join(dir, "c/tokens.bin"), plan, how).CombinedOutput()
+		out, err := exec.CommandContext(t.Context(), "python3", "ranges.py", filepath.Join(mnt, "c/tokens.bin"),
+			filepath.Join(dir, "c/tokens.bin"), plan, how).CombinedOutput()
 		if err != nil {
 			t.Fatalf("%s: %v", out, err)
 		}
 		within(t, patience, "the plan is withdrawn", func() bool {
 			text := orderSays(t, mnt)
-			return strings.Contains(text, "plan default withdrawn") && strings.Contains(text, " reads matched") && streamsOf(t, mnt)["plans/default"].Len == 0
+			return strings.Contains(text, "plan default withdrawn") && strings.Contains(text, " reads matched") &&
+				streamsOf(t, mnt)["plans/default"].Len == 0
 		})
 	}
 }
@@ -137,7 +143,8 @@ func TestRangePlanAtTheEndpoint(t *testing.T) {
 	mountAt(t, env, url, mnt, "--cache-size", "0", "--memory", "256MiB", "--s3", addr, "--s3-anonymous")
 	text := rangesOf(size, each, n, 1)
 	write(t, filepath.Join(mnt, ".shoal", "plan"), []byte(text))
-	for i, bad := range []string{"c/tokens.bin\t67108860\t5", "c/tokens.bin\t-1\t5", "c/other.bin\t0\t5", "c/tokens.bin"} {
+	for i, bad := range []string{"c/tokens.bin\t67108860\t5", "c/tokens.bin\t-1\t5", "c/other.bin\t0\t5",
+		"c/tokens.bin"} {
 		if err := os.WriteFile(filepath.Join(mnt, ".shoal", "plan"), []byte(text+bad+"\n"), 0o644); err == nil {
 			t.Errorf("%q was taken", bad)
 		}
@@ -151,7 +158,8 @@ func TestRangePlanAtTheEndpoint(t *testing.T) {
 		if _, err := fmt.Sscanf(line, "c/tokens.bin\t%d\t%d", &off, &length); err != nil {
 			t.Fatal(err)
 		}
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addr+"/"+bucketNameOf(url)+"/train/c/tokens.bin", nil)
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet,
+			"http://"+addr+"/"+bucketNameOf(url)+"/train/c/tokens.bin", nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -170,9 +178,10 @@ func TestRangePlanAtTheEndpoint(t *testing.T) {
 	}
 }
 
-// BenchmarkRangePlans reads a file of tokens of 1 GiB in sequences of 8 KiB, shuffled, cold, over a line of 200 MB/s and 30 ms, into a
-// cache that holds it: through the mount with plans of 50,000 lines, through it without an order (the first 2,000 sequences), and by a
-// plain client of 32 connections that knows the order, fetches the same granules, and keeps them in memory.
+// BenchmarkRangePlans reads a file of tokens of 1 GiB in sequences of 8 KiB, shuffled, cold, over a line of 200 MB/s
+// and 30 ms, into a cache that holds it: through the mount with plans of 50,000 lines, through it without an order (the
+// first 2,000 sequences), and by a plain client of 32 connections that knows the order, fetches the same granules, and
+// keeps them in memory.
 func BenchmarkRangePlans(b *testing.B) {
 	const size, each, window, granule = 1 << 30, 8 << 10, 50_000, 64 << 10
 	_, url, env, data := tokens(b, size)
@@ -200,7 +209,8 @@ func BenchmarkRangePlans(b *testing.B) {
 		defer f.Close()
 		tell := func(i int) {
 			if plan && i < n {
-				write(b, filepath.Join(mnt, ".shoal", "plan"), []byte("#ranges\n"+strings.Join(lines[i:min(i+window, n)], "")))
+				write(b, filepath.Join(mnt, ".shoal", "plan"),
+					[]byte("#ranges\n"+strings.Join(lines[i:min(i+window, n)], "")))
 			}
 		}
 		runtime.LockOSThread() // one reader

@@ -3,8 +3,8 @@
     readers.py make DIR
     readers.py CASE ROOT
 
-ROOT is what holds the case's files: a folder, or s3://bucket/prefix, which the library's own client reads. Prints JSON: the
-seconds, the bytes that the values take where they lie, and a digest of the values.
+ROOT is what holds the case's files: a folder, or s3://bucket/prefix, which the library's own client reads. Prints JSON:
+the seconds, the bytes that the values take where they lie, and a digest of the values.
 """
 
 import hashlib
@@ -45,7 +45,8 @@ def make(root):
     os.makedirs(f"{root}/hdf5")
     with h5py.File(f"{root}/hdf5/images.h5", "w") as f:
         f.create_dataset("images", data=images, chunks=(1, *IMAGE))
-    a = zarr.create_array(f"{root}/zarr", shape=images.shape, chunks=(1, *IMAGE), shards=(1000, *IMAGE), dtype="u1", compressors=None)
+    a = zarr.create_array(f"{root}/zarr", shape=images.shape, chunks=(1, *IMAGE), shards=(1000, *IMAGE), dtype="u1",
+                          compressors=None)
     a[:] = images
     blobs = pa.array([rng.bytes(ROW) for _ in range(ROWS)], pa.binary())
     lance.write_dataset(pa.table({"label": np.arange(ROWS, dtype=np.int32), "image": blobs}), f"{root}/lance")

@@ -15,7 +15,8 @@ import (
 func packed(t testing.TB, source string, flags ...string) (set, mnt, version string) {
 	t.Helper()
 	set = filepath.Join(t.TempDir(), "set")
-	out := mustShoal(t, nil, append([]string{"pack", source, "file://" + set, "--json", "--spool", t.TempDir()}, flags...)...)
+	out := mustShoal(t, nil,
+		append([]string{"pack", source, "file://" + set, "--json", "--spool", t.TempDir()}, flags...)...)
 	var r struct{ Version string }
 	if err := json.Unmarshal([]byte(out), &r); err != nil || r.Version == "" {
 		t.Fatalf("pack says %q: %v", out, err)
@@ -52,11 +53,13 @@ for p in sys.argv[3:]:
 	if err != nil || !strings.Contains(string(manifest), "decoded to npy") {
 		t.Errorf("the manifest does not say that the pictures were decoded: %v\n%s", err, manifest)
 	}
-	for _, transform := range []string{"RandomResizedCrop(64)|RandomHorizontalFlip()|uint8", "Resize(80)|CenterCrop(64)|fp16|nhwc"} {
+	for _, transform := range []string{"RandomResizedCrop(64)|RandomHorizontalFlip()|uint8",
+		"Resize(80)|CenterCrop(64)|fp16|nhwc"} {
 		var digests []string
 		for _, source := range []string{"file://" + dir, "file://" + set} {
 			addr, _ := serve(t, nil, source)
-			digests = append(digests, feed(t, addr, "--batch", "8", "--order", "torch:seed=3", "--seed", "5", "--transform", transform).Digest)
+			digests = append(digests, feed(t, addr, "--batch", "8", "--order", "torch:seed=3", "--seed", "5",
+				"--transform", transform).Digest)
 		}
 		if digests[0] != digests[1] {
 			t.Errorf("%s: the digest is %s from JPEG and %s from pixels", transform, digests[0], digests[1])

@@ -37,8 +37,8 @@ func recodedAll(t testing.TB, target string, atLeast int) (s stats) {
 	return s
 }
 
-// What a feed delivers, and what a mount reads, is the same whether the disk has the files recoded or as they came; and after
-// a kill in the midst of it.
+// What a feed delivers, and what a mount reads, is the same whether the disk has the files recoded or as they came; and
+// after a kill in the midst of it.
 func TestRecodedCache(t *testing.T) {
 	dir, paths := pictures(t, 4, 60)
 	var b bytes.Buffer
@@ -46,7 +46,8 @@ func TestRecodedCache(t *testing.T) {
 		t.Fatal(err)
 	}
 	jpg := content(t, filepath.Join(dir, paths[0]))
-	for name, data := range map[string][]byte{"class00/a.png": b.Bytes(), "class01/trailing.jpg": append(bytes.Clone(jpg), "and more"...), "class02/notes.txt": []byte("no picture")} {
+	for name, data := range map[string][]byte{"class00/a.png": b.Bytes(),
+		"class01/trailing.jpg": append(bytes.Clone(jpg), "and more"...), "class02/notes.txt": []byte("no picture")} {
 		write(t, filepath.Join(dir, name), data)
 		paths = append(paths, name)
 	}
@@ -80,17 +81,23 @@ func TestRecodedCache(t *testing.T) {
 					t.Errorf("--recode %s: digest %s, want %s", mode, got, want)
 				}
 				if mode == "auto" {
-					within(t, patience, "some files are recoded", func() bool { return readStats(t, mnt).Recoded.Files > 0 })
+					within(t, patience, "some files are recoded", func() bool {
+						return readStats(t, mnt).Recoded.Files > 0
+					})
 					if err := syscall.Kill(readStats(t, mnt).PID, syscall.SIGKILL); err != nil {
 						t.Fatal(err)
 					}
-					within(t, patience, "the daemon is gone", func() bool { _, err := os.Stat(filepath.Join(mnt, paths[0])); return err != nil })
+					within(t, patience, "the daemon is gone", func() bool {
+						_, err := os.Stat(filepath.Join(mnt, paths[0]))
+						return err != nil
+					})
 					umount(t, mnt)
 					gets += p.Stats().Sub(before).Gets
 					continue
 				}
 				s := recodedAll(t, mnt, 200)
-				if s.Recoded.Files > 241 || s.Recoded.After >= s.Recoded.Before || s.Disk.Used >= plain.Disk.Used || s.Disk.Kept != len(paths) {
+				if s.Recoded.Files > 241 || s.Recoded.After >= s.Recoded.Before || s.Disk.Used >= plain.Disk.Used ||
+					s.Disk.Kept != len(paths) {
 					t.Errorf("--recode %s: %+v; %d on disk, %d before", mode, s.Recoded, s.Disk.Used, plain.Disk.Used)
 				}
 				readAll(t, mnt, dir, paths)
@@ -117,7 +124,8 @@ func TestRecodedCache(t *testing.T) {
 				_, mnt = serve(t, env, source, append(flags, "--recode", "off")...)
 				before := p.Stats()
 				readAll(t, mnt, dir, paths)
-				if n := p.Stats().Sub(before).Gets - readStats(t, mnt).Hedges.Sent; n < atLeast || n > atMost || readStats(t, mnt).Disk.Corrupt != 0 {
+				if n := p.Stats().Sub(before).Gets - readStats(t, mnt).Hedges.Sent; n < atLeast || n > atMost ||
+					readStats(t, mnt).Disk.Corrupt != 0 {
 					t.Errorf("%d GETs, want %d to %d; %+v", n, atLeast, atMost, readStats(t, mnt).Disk)
 				}
 				umount(t, mnt)

@@ -68,7 +68,8 @@ func TestPackedTokensOverS3(t *testing.T) {
 	addr, _ := serve(t, env, bucket(t, dir), "--samples", "*.bin")
 	seen := map[uint64]int{}
 	count := func(b *feedclient.Batch) {
-		data, segment, position, documents := plane(t, b, "data"), plane(t, b, "segment_ids"), plane(t, b, "position"), plane(t, b, "documents")
+		data, segment, position, documents := plane(t, b, "data"), plane(t, b, "segment_ids"), plane(t, b, "position"),
+			plane(t, b, "documents")
 		most := len(documents) / 8 / b.Rows()
 		for r := range b.Rows() {
 			at := 0
@@ -83,7 +84,8 @@ func TestPackedTokensOverS3(t *testing.T) {
 					if got := binary.LittleEndian.Uint64(data[8*i:]); got != uint64(v) {
 						t.Fatalf("seed %d: document %d, token %d is %d, want %d", seed, doc, k, got, v)
 					}
-					if s, p := binary.LittleEndian.Uint32(segment[4*i:]), binary.LittleEndian.Uint32(position[4*i:]); int(s) != d+1 || int(p) != k {
+					if s, p := binary.LittleEndian.Uint32(segment[4*i:]),
+						binary.LittleEndian.Uint32(position[4*i:]); int(s) != d+1 || int(p) != k {
 						t.Fatalf("seed %d: document %d, token %d has segment %d and position %d", seed, doc, k, s, p)
 					}
 					at++
@@ -118,7 +120,8 @@ func TestPackedTokensOverS3(t *testing.T) {
 		clear(seen)
 	}
 	open := func(rank, world uint32, state string) *feedclient.Stream {
-		o := &feedpb.Open{Batch: batch, Rank: rank, World: world, Transform: "packed(64, 'uint16')", Tail: "pad", Epochs: 1, Seed: 3, State: state, Session: t.Name()}
+		o := &feedpb.Open{Batch: batch, Rank: rank, World: world, Transform: "packed(64, 'uint16')", Tail: "pad",
+			Epochs: 1, Seed: 3, State: state, Session: t.Name()}
 		return openFeed(t, addr, o)
 	}
 	for rank := range uint32(2) {
@@ -148,7 +151,8 @@ func TestPackedTokensOverS3(t *testing.T) {
 	check("resumed")
 	found := false
 	for _, l := range st.Feed.List {
-		if p := l.Packing; p.Documents == docs && p.Tokens+p.Padding == int64(p.Rows)*length && p.Rows == int(resumed.Opened().GetSamples()) {
+		if p := l.Packing; p.Documents == docs && p.Tokens+p.Padding == int64(p.Rows)*length &&
+			p.Rows == int(resumed.Opened().GetSamples()) {
 			found = true
 		}
 	}
@@ -162,7 +166,8 @@ func TestPackedTokensOverS3(t *testing.T) {
 
 	// One document a row, in buckets of about one length.
 	rows := 0
-	buckets := &feedpb.Open{Batch: 16, World: 1, Transform: "tokens(64, 'uint16', pad=-1)", Order: "buckets", Tail: "uneven", Epochs: 1}
+	buckets := &feedpb.Open{Batch: 16, World: 1,
+		Transform: "tokens(64, 'uint16', pad=-1)", Order: "buckets", Tail: "uneven", Epochs: 1}
 	consume(t, addr, buckets, func(b *feedclient.Batch, planes map[string][]byte) {
 		lengths, data := planes["length"], planes["data"]
 		for r := range b.Rows() {
@@ -208,19 +213,21 @@ func TestCSVOverS3(t *testing.T) {
 	_, env := far(t, proxy.Options{Latency: time.Millisecond})
 	source := bucket(t, dir)
 	addr, mnt := serve(t, env, source, "--samples", "rows", "--cache-dir", cache)
-	if b, err := os.ReadFile(filepath.Join(mnt, "part-1.csv", "000000000005.row")); err != nil || string(b) != rows[perObject+5] {
+	if b, err := os.ReadFile(filepath.Join(mnt, "part-1.csv", "000000000005.row")); err != nil ||
+		string(b) != rows[perObject+5] {
 		t.Errorf("a row in the mount: %q, %v", b, err)
 	}
 
 	n := 0
-	consume(t, addr, &feedpb.Open{Batch: 32, World: 1, Tail: "uneven", Epochs: 1}, func(b *feedclient.Batch, _ map[string][]byte) {
-		n++
-		for r := range b.Rows() {
-			if got := string(b.Row(r)); got != rows[b.ID(r)] {
-				t.Fatalf("row %d is %q, want %q", b.ID(r), got, rows[b.ID(r)])
+	consume(t, addr, &feedpb.Open{Batch: 32, World: 1, Tail: "uneven", Epochs: 1},
+		func(b *feedclient.Batch, _ map[string][]byte) {
+			n++
+			for r := range b.Rows() {
+				if got := string(b.Row(r)); got != rows[b.ID(r)] {
+					t.Fatalf("row %d is %q, want %q", b.ID(r), got, rows[b.ID(r)])
+				}
 			}
-		}
-	})
+		})
 	if want := (len(rows) + 31) / 32; n != want {
 		t.Errorf("%d batches, want %d", n, want)
 	}
@@ -244,7 +251,8 @@ func TestCSVOverS3(t *testing.T) {
 				want := [4]float32{float32((ages[id] - mean) / math.Sqrt(m2))}
 				want[1+id%perObject%3] = 1
 				for k, w := range want {
-					if got := math.Float32frombits(binary.LittleEndian.Uint32(data[4*(4*r+k):])); math.Abs(float64(got-w)) > 1e-6 {
+					if got := math.Float32frombits(binary.LittleEndian.Uint32(data[4*(4*r+k):])); math.Abs(
+						float64(got-w)) > 1e-6 {
 						t.Fatalf("row %d, number %d is %v, want %v", id, k, got, w)
 					}
 				}

@@ -57,7 +57,8 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	// Under nohup the programs started here would ignore SIGHUP, as they should. A signal that is caught here is not ignored there.
+	// Under nohup the programs started here would ignore SIGHUP, as they should. A signal that is caught here is not
+	// ignored there.
 	if signal.Ignored(unix.SIGHUP) {
 		signal.Notify(make(chan os.Signal, 1), unix.SIGHUP)
 	}
@@ -72,7 +73,8 @@ func TestMain(m *testing.M) {
 		programs := os.Getenv("E2E_PROGRAMS") // where tools/test has built them, for several processes of this test
 		if programs == "" {
 			programs = dir
-			if out, err := exec.Command("go", "build", "-o", dir+"/", "../../cmd/shoal", "../../cmd/shoal-lab").CombinedOutput(); err != nil {
+			if out, err := exec.Command("go", "build", "-o", dir+"/", "../../cmd/shoal",
+				"../../cmd/shoal-lab").CombinedOutput(); err != nil {
 				return 1, fmt.Errorf("build: %w\n%s", err, out)
 			}
 		}

@@ -26,12 +26,14 @@ func TestRunIsItsCommand(t *testing.T) {
 	}{
 		{[]string{"--", "sh", "-c", "exit 7"}, 7, ""},
 		{[]string{"sh", "-c", "exit 0", "--name"}, 0, ""},
-		{[]string{"--", "no-such-command"}, 127, "shoal: run no-such-command: executable file not found in $PATH (check the name, or give its path)\n"},
+		{[]string{"--", "no-such-command"}, 127,
+			"shoal: run no-such-command: executable file not found in $PATH (check the name, or give its path)\n"},
 		{[]string{"--", plain}, 126, "permission denied"},
 		{nil, 2, "COMMAND is missing"},
 		{[]string{"--nam", "x", "true"}, 2, "did you mean --name?"},
 	} {
-		if _, errs, code := shoal(t, env, append([]string{"run"}, c.args...)...); code != c.code || !strings.Contains(errs, c.text) || c.text == "" && errs != "" {
+		if _, errs, code := shoal(t, env, append([]string{"run"}, c.args...)...); code != c.code ||
+			!strings.Contains(errs, c.text) || c.text == "" && errs != "" {
 			t.Errorf("run %q: exit %d, want %d\n%s", c.args, code, c.code, errs)
 		}
 	}
@@ -49,7 +51,8 @@ func TestRunIsItsCommand(t *testing.T) {
 			t.Fatal(err)
 		}
 		for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-			if comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", sleep.Process.Pid)); string(comm) == "sleep\n" || time.Now().After(deadline) {
+			if comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", sleep.Process.Pid)); string(comm) == "sleep\n" ||
+				time.Now().After(deadline) {
 				break
 			}
 		}
@@ -57,13 +60,15 @@ func TestRunIsItsCommand(t *testing.T) {
 			t.Error(err)
 		}
 		_ = sleep.Wait()
-		if got := sleep.ProcessState.Sys().(syscall.WaitStatus); !got.Signaled() || got.Signal() != s || out.String() != fmt.Sprintln(sleep.Process.Pid) {
+		if got := sleep.ProcessState.Sys().(syscall.WaitStatus); !got.Signaled() || got.Signal() != s ||
+			out.String() != fmt.Sprintln(sleep.Process.Pid) {
 			t.Errorf("%v: %v, of process %q", s, sleep.ProcessState, out.String())
 		}
 	}
 }
 
-// A trainer that knows nothing of Shoal, with weights and workers, which no inference finds: the mount follows its order.
+// A trainer that knows nothing of Shoal, with weights and workers, which no inference finds: the mount follows its
+// order.
 func TestRunHints(t *testing.T) {
 	dir, paths := pictures(t, 8, 32)
 	_, env := far(t, proxy.Options{Latency: 20 * time.Millisecond})
@@ -88,12 +93,14 @@ os.system("cat %s/.shoal/stats" % sys.argv[1])
 	if err != nil {
 		t.Fatalf("%v\n%s", err, errs.String())
 	}
-	if want := fmt.Sprintf("shoal run: told %s the order of %d files, as plan job, in", mnt, len(paths)); !strings.Contains(errs.String(), want) || strings.Count(errs.String(), "\n") != 2 {
+	if want := fmt.Sprintf("shoal run: told %s the order of %d files, as plan job, in", mnt,
+		len(paths)); !strings.Contains(errs.String(), want) || strings.Count(errs.String(), "\n") != 2 {
 		t.Errorf("%s", errs.String())
 	}
 	st := streamsIn(t, out)
 	train, val := st["plans/job"], st["plans/job-2"]
-	if train.Len != len(paths) || train.Epoch != 2 || train.Events["jumps"] != 0 || val.Len != len(paths)/4 || val.Epoch != 2 {
+	if train.Len != len(paths) || train.Epoch != 2 || train.Events["jumps"] != 0 || val.Len != len(paths)/4 ||
+		val.Epoch != 2 {
 		t.Errorf("train %+v\nval %+v", train, val)
 	}
 	s := readStats(t, mnt)
@@ -104,7 +111,8 @@ os.system("cat %s/.shoal/stats" % sys.argv[1])
 	if plans, err := os.ReadDir(mnt + "/.shoal/plans"); err != nil || len(plans) != 0 {
 		t.Errorf("plans after the end: %v, %v", plans, err)
 	}
-	if text := orderSays(t, mnt); s.Order.State != "ended" || !strings.Contains(text, fmt.Sprintf("plan job ended in epoch 2: %d of %d read", train.Len, train.Len)) {
+	if text := orderSays(t, mnt); s.Order.State != "ended" ||
+		!strings.Contains(text, fmt.Sprintf("plan job ended in epoch 2: %d of %d read", train.Len, train.Len)) {
 		t.Errorf("after the end the order is %q:\n%s", s.Order.State, text)
 	}
 }

@@ -70,16 +70,19 @@ func TestCredentialsReplaced(t *testing.T) {
 	shared := filepath.Join(t.TempDir(), "credentials")
 	account := func(id string) {
 		t.Helper()
-		if err := srv.Admin(context.Background(), "create-user", "--access", id, "--secret", "hush-"+id, "--role", "admin"); err != nil {
+		if err := srv.Admin(context.Background(), "create-user", "--access", id, "--secret", "hush-"+id, "--role",
+			"admin"); err != nil {
 			t.Fatal(err)
 		}
-		write(t, shared+".new", []byte(fmt.Sprintf("[default]\naws_access_key_id = %s\naws_secret_access_key = hush-%s\n", id, id)))
+		write(t, shared+".new", []byte(fmt.Sprintf(
+			"[default]\naws_access_key_id = %s\naws_secret_access_key = hush-%s\n", id, id)))
 		if err := os.Rename(shared+".new", shared); err != nil {
 			t.Fatal(err)
 		}
 	}
 	account("first")
-	env := []string{"AWS_ENDPOINT_URL=" + srv.URL, "AWS_REGION=" + s3server.Region, "AWS_SHARED_CREDENTIALS_FILE=" + shared, "AWS_ACCESS_KEY_ID=", "AWS_SECRET_ACCESS_KEY="}
+	env := []string{"AWS_ENDPOINT_URL=" + srv.URL, "AWS_REGION=" + s3server.Region,
+		"AWS_SHARED_CREDENTIALS_FILE=" + shared, "AWS_ACCESS_KEY_ID=", "AWS_SECRET_ACCESS_KEY="}
 	mnt := mount(t, env, "s3://data/train", "--order", "none", "--kernel-cache", "off")
 	readAll(t, mnt, dir, paths[:100])
 	account("second")
@@ -113,7 +116,8 @@ func TestVersionedBucket(t *testing.T) {
 	mnt := mount(t, s3server.Env(srv.URL), "s3://data/train", "--order", "none", "--kernel-cache", "off")
 	readAll(t, mnt, dir, paths[:5])
 	for i, p := range paths {
-		_, err := client.PutObject(context.Background(), "data", "train/"+p, strings.NewReader("new"), 3, minio.PutObjectOptions{})
+		_, err := client.PutObject(context.Background(), "data", "train/"+p, strings.NewReader("new"), 3,
+			minio.PutObjectOptions{})
 		if err == nil && i%3 == 0 {
 			err = client.RemoveObject(context.Background(), "data", "train/"+p, minio.RemoveObjectOptions{})
 		}
@@ -143,7 +147,8 @@ func TestBudgetAndCost(t *testing.T) {
 	cache := t.TempDir()
 	key := bytes.Repeat([]byte("hush"), 8)
 	// The server verifies the signatures over the headers of SSE-C and requester-pays, and leaves them unread.
-	mnt := mount(t, append(slices.Clip(env), "SHOAL_SSE_C_KEY="+base64.StdEncoding.EncodeToString(key)), source, "--cache-dir", cache, "--order", "none", "--kernel-cache", "off",
+	mnt := mount(t, append(slices.Clip(env), "SHOAL_SSE_C_KEY="+base64.StdEncoding.EncodeToString(key)), source,
+		"--cache-dir", cache, "--order", "none", "--kernel-cache", "off",
 		"--store", "requester-pays,gets-per-hour=1200,"+prices) // 20, and some 20 a minute
 	readAll(t, mnt, dir, paths[:10])
 	slow := time.Since(start) > 3*time.Second // tokens come in meanwhile, and nobody need wait
@@ -174,14 +179,16 @@ func TestBudgetAndCost(t *testing.T) {
 	if c.Head != sent.Heads || c.List != sent.Lists || !hedged && (c.Get != sent.Gets || c.Received != sent.GetBytes) {
 		t.Errorf("the stats say %+v, the store had %+v", c, sent)
 	}
-	if want := 0.0000004*float64(c.Get) + float64(c.Head) + 5*float64(c.List) + 0.09e-9*float64(c.Received); c.Amount-want > 1e-9 || want-c.Amount > 1e-9 {
+	if want := 0.0000004*float64(c.Get) + float64(c.Head) + 5*float64(c.List) + 0.09e-9*float64(c.Received); c.Amount-
+		want > 1e-9 || want-c.Amount > 1e-9 {
 		t.Errorf("%v EUR, want %v", c.Amount, want)
 	}
 	if c.Budget == nil || c.Budget.PerHour != 1200 || c.Budget.Waits == 0 && !slow {
 		t.Errorf("budget %+v", c.Budget)
 	}
 	text := mustShoal(t, env, "stat", mnt)
-	if !strings.Contains(text, " EUR") || !strings.Contains(text, "1,200 GETs an hour") || storeLog(t, mnt, "budget of GETs is spent") == 0 && !slow {
+	if !strings.Contains(text, " EUR") || !strings.Contains(text, "1,200 GETs an hour") ||
+		storeLog(t, mnt, "budget of GETs is spent") == 0 && !slow {
 		t.Errorf("shoal stat:\n%s", text)
 	}
 	raw := mustShoal(t, nil, "stat", mnt, "--json")
@@ -193,28 +200,33 @@ func TestBudgetAndCost(t *testing.T) {
 				t.Errorf("the key is in the stats or the log")
 			}
 		}
-		return err == nil && strings.Contains(string(log), "requests to the object store") && strings.Contains(string(log), " EUR")
+		return err == nil && strings.Contains(string(log), "requests to the object store") &&
+			strings.Contains(string(log), " EUR")
 	})
 	out := mustShoal(t, env, "warm", source, "--cache-dir", t.TempDir(), "--store", prices)
 	if !strings.Contains(out, " GETs") || !strings.Contains(out, " EUR") {
 		t.Errorf("shoal warm:\n%s", out)
 	}
 	out = mustShoal(t, env, "pack", source, t.TempDir(), "--store", prices)
-	if !strings.Contains(out, fmt.Sprintf("%d GETs", len(paths))) || !strings.Contains(out, " EUR") { // pack hedges nothing
+	// pack hedges nothing
+	if !strings.Contains(out, fmt.Sprintf("%d GETs", len(paths))) || !strings.Contains(out, " EUR") {
 		t.Errorf("shoal pack:\n%s", out)
 	}
 	for _, args := range [][]string{{"--store", "gets-per-hour=7"}, {"--store", "fetch=1"}, {"--store", "requester"}} {
-		if _, errs, code := shoal(t, env, append([]string{"warm", source, "--cache-dir", t.TempDir()}, args...)...); code != 2 || !strings.Contains(errs, args[0]) {
+		if _, errs, code := shoal(t, env,
+			append([]string{"warm", source, "--cache-dir", t.TempDir()}, args...)...); code != 2 ||
+			!strings.Contains(errs, args[0]) {
 			t.Errorf("%v: exit %d, %s", args, code, errs)
 		}
 	}
-	if _, errs, code := shoal(t, append(slices.Clip(env), "SHOAL_SSE_C_KEY=short"), "warm", source, "--cache-dir", t.TempDir()); code != 1 || !strings.Contains(errs, "SHOAL_SSE_C_KEY") {
+	if _, errs, code := shoal(t, append(slices.Clip(env), "SHOAL_SSE_C_KEY=short"), "warm", source,
+		"--cache-dir", t.TempDir()); code != 1 || !strings.Contains(errs, "SHOAL_SSE_C_KEY") {
 		t.Errorf("no key: exit %d, %s", code, errs)
 	}
 }
 
-// TestWeakETag: files that were put into a gateway's folder have no ETag in S3. With --store weak-etag they are mounted and
-// packed, and a change is seen.
+// TestWeakETag: files that were put into a gateway's folder have no ETag in S3. With --store weak-etag they are mounted
+// and packed, and a change is seen.
 func TestWeakETag(t *testing.T) {
 	dir, paths := tree(t, 2, 10, 8<<10)
 	root := t.TempDir()
@@ -234,7 +246,8 @@ func TestWeakETag(t *testing.T) {
 		t.Fatal(err)
 	}
 	env, source, dest := s3server.Env(srv.URL), "s3://data/train", "s3://data/packed"
-	if _, errs, code := shoal(t, env, "warm", source, "--cache-dir", t.TempDir()); code != 1 || !strings.Contains(errs, "--store weak-etag") {
+	if _, errs, code := shoal(t, env, "warm", source, "--cache-dir", t.TempDir()); code != 1 ||
+		!strings.Contains(errs, "--store weak-etag") {
 		t.Errorf("without --store weak-etag: exit %d, %s", code, errs)
 	}
 	mnt := mount(t, env, source, "--store", "weak-etag", "--order", "none", "--kernel-cache", "off")

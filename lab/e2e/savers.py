@@ -1,9 +1,10 @@
-"""Saves three checkpoints as trainers do, and loads the newest: savers.py save|load SAVER FOLDER WANT; or saves many on hosts of their
+"""Saves three checkpoints as trainers do, and loads the newest: savers.py save|load SAVER FOLDER WANT; or saves many on
+hosts of their
 own: savers.py fleet SEED FOLDER....
 
-save prints the newest checkpoint's path in FOLDER, and puts its tensors into the file WANT (NumPy's .npz). load has FOLDER
-as that path in a mount, and compares what the saver's own loader makes of it with WANT. fleet has a rank for each folder. For each
-number N from standard input DCP saves into step-N of every folder.
+save prints the newest checkpoint's path in FOLDER, and puts its tensors into the file WANT (NumPy's .npz). load has
+FOLDER as that path in a mount, and compares what the saver's own loader makes of it with WANT. fleet has a rank for
+each folder. For each number N from standard input DCP saves into step-N of every folder.
 """
 
 import os
@@ -77,7 +78,8 @@ def rank(number, save_one, folder, meet):
     mesh = init_device_mesh("cpu", (RANKS,))
     for step in STEPS:
         whole = tensors(step)
-        state = {"w": distribute_tensor(whole["w"], mesh, [Shard(0)]), "b": distribute_tensor(whole["b"], mesh, [Replicate()])}
+        state = {"w": distribute_tensor(whole["w"], mesh, [Shard(0)]),
+                 "b": distribute_tensor(whole["b"], mesh, [Replicate()])}
         path = at(folder, step)
         path = globals()[save_one](path, state, step) or path
         torch.distributed.barrier()
@@ -93,7 +95,8 @@ def fleet(seed, *folders):
     spawn = torch.multiprocessing.get_context("spawn")
     todo, done = [spawn.SimpleQueue() for _ in folders], spawn.SimpleQueue()
     with tempfile.TemporaryDirectory() as meet:
-        ranks = torch.multiprocessing.spawn(fleet_rank, (seed, folders, meet, todo, done), nprocs=len(folders), join=False)
+        ranks = torch.multiprocessing.spawn(fleet_rank, (seed, folders, meet, todo, done), nprocs=len(folders),
+                                            join=False)
         for line in sys.stdin:
             for queue in todo:
                 queue.put(int(line))
@@ -117,7 +120,8 @@ def fleet_rank(number, seed, folders, meet, todo, done):
     mesh = init_device_mesh("cpu", (world,))
     for step in iter(todo[number].get, None):
         sizes = random.Random(f"{seed} {step}")
-        state = {f"w{i}": distribute_tensor(torch.full((world * sizes.choice((250, 250, 250, 9 << 18)),), float(step)), mesh, [Shard(0)])
+        state = {f"w{i}": distribute_tensor(torch.full((world * sizes.choice((250, 250, 250, 9 << 18)),), float(step)),
+                                            mesh, [Shard(0)])
                  for i in range(sizes.randint(1, 3))}
         dcp.save(state, storage_writer=dcp.FileSystemWriter(at(folders[number], step), single_file_per_rank=False))
         if number == 0:
@@ -297,9 +301,11 @@ def trainer_save(folder, want):
 
     model = GPT2LMHeadModel(GPT2Config(vocab_size=2000, n_positions=32, n_embd=256, n_layer=2, n_head=2))
     words = torch.arange(16)
-    arguments = TrainingArguments(folder, max_steps=len(STEPS), save_strategy="steps", save_steps=1, report_to=[], use_cpu=True,
+    arguments = TrainingArguments(folder, max_steps=len(STEPS), save_strategy="steps", save_steps=1, report_to=[],
+                                  use_cpu=True,
                                   per_device_train_batch_size=1, disable_tqdm=True)
-    Trainer(model, arguments, train_dataset=[{"input_ids": words, "labels": words}] * len(STEPS), callbacks=[Waits()]).train()
+    Trainer(model, arguments, train_dataset=[{"input_ids": words, "labels": words}] * len(STEPS),
+            callbacks=[Waits()]).train()
     keep(want, model.state_dict())
     return os.path.join(folder, f"checkpoint-{STEPS[-1]}")
 

@@ -20,9 +20,9 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
 
-// Libraries that save checkpoints, of today, save three into a folder that shoal ckpt carries, and wait for each. While they do,
-// the bucket has only whole files, and last names only beside what they name. Then it is as the folder, its newest checkpoint
-// is known, and the library loads that through a mount, the same values. It prints a table.
+// Libraries that save checkpoints, of today, save three into a folder that shoal ckpt carries, and wait for each. While
+// they do, the bucket has only whole files, and last names only beside what they name. Then it is as the folder, its
+// newest checkpoint is known, and the library loads that through a mount, the same values. It prints a table.
 func TestCkptSavers(t *testing.T) {
 	py := os.Getenv("SHOAL_SAVERS")
 	if py == "" {
@@ -65,7 +65,8 @@ func TestCkptSavers(t *testing.T) {
 	}
 }
 
-// Two ranks save with DCP, each into a folder of its own, as hosts of one cluster: the bucket has the checkpoint of both.
+// Two ranks save with DCP, each into a folder of its own, as hosts of one cluster: the bucket has the checkpoint of
+// both.
 func TestCkptSaversHosts(t *testing.T) {
 	py := os.Getenv("SHOAL_SAVERS")
 	if py == "" {
@@ -140,7 +141,8 @@ func TestCkptSaversFleet(t *testing.T) {
 func saverCommand(t *testing.T, py string, args ...string) *exec.Cmd {
 	client, _ := filepath.Abs("../../python")
 	cmd := exec.CommandContext(t.Context(), py, append([]string{"savers.py"}, args...)...)
-	cmd.Env = append(os.Environ(), "PYTHONPATH="+client, "PYTHONDONTWRITEBYTECODE=1", "HF_HUB_OFFLINE=1", "JAX_PLATFORMS=cpu")
+	cmd.Env = append(os.Environ(), "PYTHONPATH="+client, "PYTHONDONTWRITEBYTECODE=1", "HF_HUB_OFFLINE=1",
+		"JAX_PLATFORMS=cpu")
 	return cmd
 }
 
@@ -195,7 +197,8 @@ func (w *bucketWatch) look() {
 		}
 		path := filepath.Join(w.root, name)
 		now, err := os.Stat(path)
-		if before := w.objects[name]; err == nil && before != nil && os.SameFile(before, now) && before.ModTime().Equal(now.ModTime()) {
+		if before := w.objects[name]; err == nil && before != nil && os.SameFile(before, now) &&
+			before.ModTime().Equal(now.ModTime()) {
 			continue
 		}
 		var b []byte

@@ -35,8 +35,10 @@ func (s secrets) wanted() map[string]string {
 	forms := map[string]string{}
 	for what, v := range s {
 		for form, text := range map[string]string{
-			"": v, " in base64": strings.TrimRight(base64.StdEncoding.EncodeToString([]byte(v)), "="), " in URL's base64": strings.TrimRight(base64.URLEncoding.EncodeToString([]byte(v)), "="),
-			" in hex": hex.EncodeToString([]byte(v)), " in HEX": strings.ToUpper(hex.EncodeToString([]byte(v))), " escaped": url.QueryEscape(v),
+			"": v, " in base64": strings.TrimRight(base64.StdEncoding.EncodeToString([]byte(v)), "="),
+			" in URL's base64": strings.TrimRight(base64.URLEncoding.EncodeToString([]byte(v)), "="),
+			" in hex":          hex.EncodeToString([]byte(v)),
+			" in HEX":          strings.ToUpper(hex.EncodeToString([]byte(v))), " escaped": url.QueryEscape(v),
 		} {
 			forms[text] = what + form
 		}
@@ -134,9 +136,12 @@ func has(t *testing.T, verb, flag string) bool {
 // log level that says most: no secret in it.
 func TestSecretsStayInside(t *testing.T) {
 	of := secrets{
-		"secret key": s3server.SecretKey, "session token": "sessiontokenXq1/+v8", "feed token": "feedtoken-Zr7wQ9", "wrong feed token": "wrongtoken-Lm3xE2",
-		"proxy's password": "proxypassword-Jk5", "wrong proxy password": "otherpassword-Bn4", "collector's header": "collectorheader-Ty8", "wrong secret key": "wrongsecretkey-Po6",
-		"presigned signature": "presignedsignature0ff1ce", "endpoint's password": "endpointpassword-Hg2", "web identity": "eyJwebidentitytoken", "encryption key": "encryptionkey-of-32-bytes-Wd3!!!",
+		"secret key": s3server.SecretKey, "session token": "sessiontokenXq1/+v8", "feed token": "feedtoken-Zr7wQ9",
+		"wrong feed token": "wrongtoken-Lm3xE2",
+		"proxy's password": "proxypassword-Jk5", "wrong proxy password": "otherpassword-Bn4",
+		"collector's header": "collectorheader-Ty8", "wrong secret key": "wrongsecretkey-Po6",
+		"presigned signature": "presignedsignature0ff1ce", "endpoint's password": "endpointpassword-Hg2",
+		"web identity": "eyJwebidentitytoken", "encryption key": "encryptionkey-of-32-bytes-Wd3!!!",
 		"key of the objects": "customerkey-of-32-bytes-Rf7!!!!!",
 	}
 	b := &book{t: t, of: of}
@@ -150,7 +155,8 @@ func TestSecretsStayInside(t *testing.T) {
 	env := append(s3server.Env("http://store.test"),
 		"HTTP_PROXY="+strings.Replace(proxy.URL, "http://", "http://user:"+of["proxy's password"]+"@", 1),
 		"NO_PROXY=127.0.0.1", "SHOAL_FEED_TOKEN="+of["feed token"],
-		"OTEL_EXPORTER_OTLP_ENDPOINT="+collector.URL, "OTEL_EXPORTER_OTLP_HEADERS=x-key="+of["collector's header"], "OTEL_BSP_SCHEDULE_DELAY=100")
+		"OTEL_EXPORTER_OTLP_ENDPOINT="+collector.URL, "OTEL_EXPORTER_OTLP_HEADERS=x-key="+of["collector's header"],
+		"OTEL_BSP_SCHEDULE_DELAY=100")
 	if has(t, "serve", "--encryption-key-file") {
 		if len(of["encryption key"]) != 32 {
 			t.Fatal(len(of["encryption key"]))
@@ -173,7 +179,8 @@ func TestSecretsStayInside(t *testing.T) {
 	cache, mnt := t.TempDir(), t.TempDir()
 	addr := "unix://" + filepath.Join(t.TempDir(), "feed.sock")
 	admin := freePort(t)
-	daemon := exec.Command(shoalBin, "serve", source, "--listen", addr, "--mount", mnt, "--cache-dir", cache, "--order", "none", "--kernel-cache", "off",
+	daemon := exec.Command(shoalBin, "serve", source, "--listen", addr, "--mount", mnt, "--cache-dir", cache, "--order",
+		"none", "--kernel-cache", "off",
 		"--admin", admin, "--log-level", "debug,json")
 	daemon.Env = append(append(os.Environ(), "SHOAL_PPROF=1"), env...)
 	var said synced.Buffer
@@ -194,7 +201,8 @@ func TestSecretsStayInside(t *testing.T) {
 		}
 	})
 	defer stop()
-	for deadline := time.Now().Add(time.Minute); !mounted(mnt) || !answers("http://"+admin+"/readyz"); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !mounted(mnt) ||
+		!answers("http://"+admin+"/readyz"); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) || len(ended) > 0 {
 			t.Fatalf("the daemon is not ready\n%s", said.String())
 		}
@@ -209,9 +217,12 @@ func TestSecretsStayInside(t *testing.T) {
 	}
 	scrape := func(when string) {
 		for _, path := range []string{
-			"/stats", "/metrics", "/api/history", "/api/cachemap", "/api/verdict", "/api/config", "/", "/healthz", "/readyz", "/debug/vars", "/debug/requests", "/debug/pprof/", "/debug/pprof/cmdline", "/debug/pprof/symbol",
-			"/debug/pprof/goroutine?debug=2", "/debug/pprof/goroutine?debug=1", "/debug/pprof/heap?debug=1", "/debug/pprof/heap", "/debug/pprof/allocs", "/debug/pprof/threadcreate?debug=1",
-			"/debug/pprof/block?debug=1", "/debug/pprof/mutex?debug=1", "/debug/pprof/profile?seconds=1", "/debug/pprof/trace?seconds=0.2", "/nowhere",
+			"/stats", "/metrics", "/api/history", "/api/cachemap", "/api/verdict", "/api/config", "/", "/healthz",
+			"/readyz", "/debug/vars", "/debug/requests", "/debug/pprof/", "/debug/pprof/cmdline", "/debug/pprof/symbol",
+			"/debug/pprof/goroutine?debug=2", "/debug/pprof/goroutine?debug=1", "/debug/pprof/heap?debug=1",
+			"/debug/pprof/heap", "/debug/pprof/allocs", "/debug/pprof/threadcreate?debug=1",
+			"/debug/pprof/block?debug=1", "/debug/pprof/mutex?debug=1", "/debug/pprof/profile?seconds=1",
+			"/debug/pprof/trace?seconds=0.2", "/nowhere",
 		} {
 			b.add(path+" "+when, fetchAll(t, "http://"+admin+path))
 		}
@@ -219,7 +230,8 @@ func TestSecretsStayInside(t *testing.T) {
 			text, _ := exec.Command("cat", filepath.Join(mnt, ".shoal", name)).Output()
 			b.add(".shoal/"+name+" "+when, text)
 		}
-		for _, args := range [][]string{{"stat", mnt}, {"stat", mnt, "--json"}, {"stat", addr, "--json"}, {"cache", "ls", cache, "--json"}, {"config"}, {"doctor", source}} {
+		for _, args := range [][]string{{"stat", mnt}, {"stat", mnt, "--json"}, {"stat", addr, "--json"},
+			{"cache", "ls", cache, "--json"}, {"config"}, {"doctor", source}} {
 			run(env, args...)
 		}
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", daemon.Process.Pid))
@@ -253,7 +265,8 @@ func TestSecretsStayInside(t *testing.T) {
 	}
 	warm := func(env []string, source string, flags ...string) {
 		t.Helper()
-		if run(env, append([]string{"warm", source, "--cache-dir", filepath.Join(t.TempDir(), "c"), "--log-level", "debug"}, flags...)...) == 0 {
+		if run(env, append([]string{"warm", source, "--cache-dir", filepath.Join(t.TempDir(), "c"), "--log-level",
+			"debug"}, flags...)...) == 0 {
 			t.Errorf("it did not fail: %v", flags)
 		}
 	}
@@ -262,7 +275,8 @@ func TestSecretsStayInside(t *testing.T) {
 	warm(direct("AWS_SESSION_TOKEN="+of["session token"]), source) // the server knows of none
 	warm(direct("AWS_SECRET_ACCESS_KEY="+of["wrong secret key"]), source)
 	warm(direct("AWS_ACCESS_KEY_ID="), source)
-	warm(with("HTTP_PROXY="+strings.Replace(proxy.URL, "http://", "http://user:"+of["wrong proxy password"]+"@", 1)), source)
+	warm(with("HTTP_PROXY="+strings.Replace(proxy.URL, "http://", "http://user:"+of["wrong proxy password"]+"@", 1)),
+		source)
 	warm(with("HTTP_PROXY=http://user:"+of["wrong proxy password"]+"@127.0.0.1:x%zz"), source)
 	warm(with("HTTP_PROXY=http://user:"+of["wrong proxy password"]+"@127.0.0.1:1"), source)
 	warm(direct("AWS_ENDPOINT_URL=http://user:"+of["endpoint's password"]+"@127.0.0.1:1"), source)
@@ -270,24 +284,36 @@ func TestSecretsStayInside(t *testing.T) {
 	warm(env, "https://bucket.s3.amazonaws.com/train?X-Amz-Signature="+of["presigned signature"])
 	warm(env, source+"?X-Amz-Signature="+of["presigned signature"])
 	warm(env, "s3://user:"+of["endpoint's password"]+"@bucket/train")
-	noKeys := []string{"AWS_ENDPOINT_URL=" + server.URL, "AWS_REGION=us-east-1", "AWS_ACCESS_KEY_ID=", "AWS_SECRET_ACCESS_KEY=", "AWS_EC2_METADATA_DISABLED=true"}
-	warm(append(noKeys, "AWS_SHARED_CREDENTIALS_FILE="+file("torn", "[default]\naws_access_key_id = x\naws_secret_access_key "+of["wrong secret key"]+"\n")), source)
-	warm(append(noKeys, "AWS_SHARED_CREDENTIALS_FILE="+file("odd", "[default\naws_secret_access_key = "+of["wrong secret key"]+"\n")), source)
-	warm(append(noKeys, "AWS_SHARED_CREDENTIALS_FILE="+file("process", "[default]\ncredential_process = sh -c 'echo "+of["wrong secret key"]+"; exit 1'\n")), source)
+	noKeys := []string{"AWS_ENDPOINT_URL=" + server.URL, "AWS_REGION=us-east-1", "AWS_ACCESS_KEY_ID=",
+		"AWS_SECRET_ACCESS_KEY=", "AWS_EC2_METADATA_DISABLED=true"}
+	warm(append(noKeys, "AWS_SHARED_CREDENTIALS_FILE="+
+		file("torn", "[default]\naws_access_key_id = x\naws_secret_access_key "+of["wrong secret key"]+"\n")), source)
+	warm(append(noKeys, "AWS_SHARED_CREDENTIALS_FILE="+
+		file("odd", "[default\naws_secret_access_key = "+of["wrong secret key"]+"\n")), source)
+	warm(append(noKeys, "AWS_SHARED_CREDENTIALS_FILE="+
+		file("process", "[default]\ncredential_process = sh -c 'echo "+of["wrong secret key"]+"; exit 1'\n")), source)
 	for _, sts := range []string{"http://127.0.0.1:1", proxy.URL} {
-		warm(append(noKeys, "AWS_WEB_IDENTITY_TOKEN_FILE="+file("token", of["web identity"]), "AWS_ROLE_ARN=arn:aws:iam::1:role/r", "AWS_ENDPOINT_URL_STS="+sts), source)
+		warm(append(noKeys, "AWS_WEB_IDENTITY_TOKEN_FILE="+file("token", of["web identity"]),
+			"AWS_ROLE_ARN=arn:aws:iam::1:role/r", "AWS_ENDPOINT_URL_STS="+sts), source)
 	}
 	if has(t, "warm", "--encryption-key-file") {
 		warm(direct("SHOAL_ENCRYPTION_KEY="+of["encryption key"]+"-too-long"), source)
 		warm(direct(), source, "--encryption-key-file", file("key", of["encryption key"]+"-too-long"))
 	}
-	warm(with("SHOAL_SSE_C_KEY="+hex.EncodeToString([]byte(of["key of the objects"]))), source)                                                        // by http, to a host that is not this one
-	run(direct("SHOAL_SSE_C_KEY="+hex.EncodeToString([]byte(of["key of the objects"]))), "warm", source, "--cache-dir", filepath.Join(files, "sse-c")) // the server takes any
+	// by http, to a host that is not this one
+	warm(with("SHOAL_SSE_C_KEY="+hex.EncodeToString([]byte(of["key of the objects"]))), source)
+	// the server takes any
+	run(direct("SHOAL_SSE_C_KEY="+hex.EncodeToString([]byte(of["key of the objects"]))), "warm", source, "--cache-dir",
+		filepath.Join(files, "sse-c"))
 	warm(direct("SHOAL_SSE_C_KEY="+of["key of the objects"]+"-too-long"), source)
-	run(with("OTEL_EXPORTER_OTLP_ENDPOINT=http://user:"+of["endpoint's password"]+"@127.0.0.1:1"), "warm", source, "--cache-dir", filepath.Join(t.TempDir(), "c"))
-	run(with("OTEL_EXPORTER_OTLP_HEADERS=x-key "+of["collector's header"]), "warm", source, "--cache-dir", filepath.Join(t.TempDir(), "c"))
-	run([]string{"SHOAL_FEED_TOKEN=" + of["feed token"] + " x"}, "serve", dir, "--listen", "unix://"+filepath.Join(files, "s"), "--cache-dir", filepath.Join(files, "c"))
-	run(env, "serve", dir, "--listen", "unix://"+filepath.Join(files, "s"), "--cache-dir", filepath.Join(files, "c"), "--token-file", file("tokens", of["feed token"]+" x\n"))
+	run(with("OTEL_EXPORTER_OTLP_ENDPOINT=http://user:"+of["endpoint's password"]+"@127.0.0.1:1"), "warm", source,
+		"--cache-dir", filepath.Join(t.TempDir(), "c"))
+	run(with("OTEL_EXPORTER_OTLP_HEADERS=x-key "+of["collector's header"]), "warm", source, "--cache-dir",
+		filepath.Join(t.TempDir(), "c"))
+	run([]string{"SHOAL_FEED_TOKEN=" + of["feed token"] + " x"}, "serve", dir, "--listen",
+		"unix://"+filepath.Join(files, "s"), "--cache-dir", filepath.Join(files, "c"))
+	run(env, "serve", dir, "--listen", "unix://"+filepath.Join(files, "s"), "--cache-dir", filepath.Join(files, "c"),
+		"--token-file", file("tokens", of["feed token"]+" x\n"))
 	run(env, "plan", source)
 	run(env, "pack", source, filepath.Join(files, "packed"))
 
@@ -311,13 +337,15 @@ func TestSecretsStayInside(t *testing.T) {
 	}
 
 	// The secrets were in use, or nothing was shown.
-	if headers := collector.Headers(); sent == 0 || len(headers) == 0 || headers[0].Get("X-Key") != of["collector's header"] {
+	if headers := collector.Headers(); sent == 0 || len(headers) == 0 ||
+		headers[0].Get("X-Key") != of["collector's header"] {
 		t.Errorf("%d spans, headers %v", sent, headers)
 	}
 	if good == 0 || proxy.refused == 0 {
 		t.Errorf("the proxy was asked %d times with its password, and refused %d", good, proxy.refused)
 	}
-	if !strings.Contains(said.String(), "without a valid token") || !strings.Contains(said.String(), `"level":"DEBUG"`) && !strings.Contains(said.String(), `"level":"WARN"`) {
+	if !strings.Contains(said.String(), "without a valid token") ||
+		!strings.Contains(said.String(), `"level":"DEBUG"`) && !strings.Contains(said.String(), `"level":"WARN"`) {
 		t.Errorf("the log does not tell of the wrong token:\n%.2000s", said.String())
 	}
 	for line := range strings.Lines(said.String()) {

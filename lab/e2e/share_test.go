@@ -30,7 +30,8 @@ func TestFeedsShareFetches(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range results {
 		wg.Go(func() {
-			results[i] = feed(t, addr, "--order", "uniform:seed=7", "--batch", "8", "--session", string(rune('a'+i)), "--weight", "2", "--transport", "chunks")
+			results[i] = feed(t, addr, "--order", "uniform:seed=7", "--batch", "8", "--session", string(rune('a'+i)),
+				"--weight", "2", "--transport", "chunks")
 		})
 	}
 	within(t, time.Minute, "all feeds are open", func() bool {

@@ -28,8 +28,11 @@ var weathers = []proxy.Options{
 	{Latency: 80 * time.Millisecond, Sigma: 0.6},
 	{Latency: 10 * time.Millisecond, Bandwidth: 4 << 20},
 	{Latency: 10 * time.Millisecond, Faults: []proxy.Fault{{Kind: proxy.Unavailable, P: 0.1}}},
-	{Latency: 10 * time.Millisecond, Faults: []proxy.Fault{{Kind: proxy.Reset, P: 0.05, At: 0.5}, {Kind: proxy.Truncate, P: 0.05, At: 0.5}}},
-	{Latency: 10 * time.Millisecond, Faults: []proxy.Fault{{Kind: proxy.Stall, P: 0.01, For: 5 * time.Second, At: 0.5}, {Kind: proxy.Slow, P: 0.02, For: 2 * time.Second}}},
+	{Latency: 10 * time.Millisecond,
+		Faults: []proxy.Fault{{Kind: proxy.Reset, P: 0.05, At: 0.5}, {Kind: proxy.Truncate, P: 0.05, At: 0.5}}},
+	{Latency: 10 * time.Millisecond,
+		Faults: []proxy.Fault{{Kind: proxy.Stall, P: 0.01, For: 5 * time.Second, At: 0.5},
+			{Kind: proxy.Slow, P: 0.02, For: 2 * time.Second}}},
 	{Latency: 10 * time.Millisecond, Faults: []proxy.Fault{{Kind: proxy.Unavailable, P: 1}}},
 	{Latency: 10 * time.Millisecond, Faults: []proxy.Fault{{Kind: proxy.Reset, P: 1, At: 0.5}}},
 }
@@ -64,10 +67,10 @@ type soak struct {
 	calm             map[string][]float64 // what the daemon holds at rest, a value for each round
 }
 
-// TestSoak runs one daemon for SHOAL_SOAK, as make soak has it, while trainers read its mount and its feed, from Go and Python, one in three
-// is killed in the middle, a second dataset is mounted and unmounted, and the store is slow, fails or is away. What trainers see is compared
-// with the files; what a transform makes of them, with what it made in fine weather. After a round all leave, and the daemon has to hold what it
-// held after the rounds before.
+// TestSoak runs one daemon for SHOAL_SOAK, as make soak has it, while trainers read its mount and its feed, from Go and
+// Python, one in three is killed in the middle, a second dataset is mounted and unmounted, and the store is slow, fails
+// or is away. What trainers see is compared with the files; what a transform makes of them, with what it made in fine
+// weather. After a round all leave, and the daemon has to hold what it held after the rounds before.
 func TestSoak(t *testing.T) {
 	lasts, err := time.ParseDuration(cmp.Or(os.Getenv("SHOAL_SOAK"), "0"))
 	if err != nil || lasts == 0 {
@@ -83,7 +86,8 @@ func TestSoak(t *testing.T) {
 	source, second := bucket(t, s.dir), bucketName(t)+"-second"
 	upload(t, s.second, second)
 	s.store, s.env = far(t, fine)
-	s.addr, s.mnt = serve(t, s.env, source, "--cache-dir", s.cache, "--memory", "192MiB", "--cache-size", "64MiB", "--kernel-cache", "off", "--admin", s.admin)
+	s.addr, s.mnt = serve(t, s.env, source, "--cache-dir", s.cache, "--memory", "192MiB", "--cache-size", "64MiB",
+		"--kernel-cache", "off", "--admin", s.admin)
 	s.pid = readStats(t, s.mnt).PID
 	users := map[string]func(ctx context.Context, chance *rand.Rand) error{
 		"mount":  s.readMount,
@@ -91,9 +95,12 @@ func TestSoak(t *testing.T) {
 	}
 	for kind, see := range map[string]func(context.Context, int) (string, error){
 		"raw feed": func(ctx context.Context, seed int) (string, error) { return s.feed(ctx, seed) },
-		"feed":     func(ctx context.Context, seed int) (string, error) { return s.feed(ctx, seed, "--transform", eyes) },
+		"feed": func(ctx context.Context, seed int) (string, error) {
+			return s.feed(ctx, seed, "--transform", eyes)
+		},
 		"python": func(ctx context.Context, seed int) (string, error) {
-			out, err := s.run(ctx, "/usr/bin/python3", "-c", pythonEpoch, s.addr, eyes, strconv.Itoa(seed), strconv.Itoa(len(s.paths)))
+			out, err := s.run(ctx, "/usr/bin/python3", "-c", pythonEpoch, s.addr, eyes, strconv.Itoa(seed),
+				strconv.Itoa(len(s.paths)))
 			return strings.TrimSpace(string(out)), err
 		},
 	} {
@@ -102,7 +109,9 @@ func TestSoak(t *testing.T) {
 			if known[seed], err = see(t.Context(), seed); err != nil {
 				t.Fatal(err)
 			}
-			if want := digest(t, s.dir, s.paths, orderOf(t, fmt.Sprintf("uniform:seed=%d", seed), len(s.paths))); kind == "raw feed" && known[seed] != want {
+			if want := digest(t, s.dir, s.paths,
+				orderOf(t, fmt.Sprintf("uniform:seed=%d", seed), len(s.paths))); kind == "raw feed" &&
+				known[seed] != want {
 				t.Fatalf("seed %d: the feed differs from the files", seed)
 			}
 		}
@@ -122,7 +131,8 @@ func TestSoak(t *testing.T) {
 	s.judge()
 	umount(t, s.mnt)
 	for line := range strings.Lines(logOf(t, s.cache)) {
-		if strings.Contains(line, "level=ERROR") || strings.Contains(line, "panic:") || strings.Contains(line, "goroutine ") {
+		if strings.Contains(line, "level=ERROR") || strings.Contains(line, "panic:") ||
+			strings.Contains(line, "goroutine ") {
 			t.Errorf("the daemon's log: %s", line)
 		}
 	}
@@ -213,20 +223,24 @@ func (s *soak) rest() {
 	}
 	files, goroutines := 0, 0
 	list, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", s.pid))
-	for _, f := range list { // idle connections to the store are kept for a while, as many as were wanted, with two goroutines each
+	// idle connections to the store are kept for a while, as many as were wanted, with two goroutines each
+	for _, f := range list {
 		if what, err := os.Readlink(f); err == nil && !strings.HasPrefix(what, "socket:") {
 			files++
 		}
 	}
-	for group := range strings.SplitSeq(string(fetch(s.T, "http://"+s.admin+"/debug/pprof/goroutine?debug=1")), "\n\n") {
-		count, _, _ := strings.Cut(group[strings.LastIndex(group[:max(strings.Index(group, " @ "), 0)], "\n")+1:], " @ ")
+	for group := range strings.SplitSeq(
+		string(fetch(s.T, "http://"+s.admin+"/debug/pprof/goroutine?debug=1")), "\n\n") {
+		count, _, _ := strings.Cut(
+			group[strings.LastIndex(group[:max(strings.Index(group, " @ "), 0)], "\n")+1:], " @ ")
 		if n, err := strconv.Atoi(count); err == nil && !strings.Contains(group, "net/http.") {
 			goroutines += n
 		}
 	}
 	for what, n := range map[string]float64{
 		"RSS without file pages, MiB": float64(st.Memory.RSS) / (1 << 20), "open files but for sockets": float64(files),
-		"goroutines but for idle connections": float64(goroutines), "ledger without the ring, MiB": float64(st.Memory.Ledger-st.Memory.Ring) / (1 << 20),
+		"goroutines but for idle connections": float64(goroutines),
+		"ledger without the ring, MiB":        float64(st.Memory.Ledger-st.Memory.Ring) / (1 << 20),
 	} {
 		s.calm[what] = append(s.calm[what], n)
 	}
@@ -270,8 +284,9 @@ func (s *soak) run(ctx context.Context, name string, args ...string) ([]byte, er
 
 // feed returns the digest of an epoch.
 func (s *soak) feed(ctx context.Context, seed int, flags ...string) (string, error) {
-	out, err := s.run(ctx, shoalBin, append([]string{"feed", s.addr, "--json", "--batch", "32", "--seed", strconv.Itoa(seed),
-		"--order", fmt.Sprintf("uniform:seed=%d", seed)}, flags...)...)
+	out, err := s.run(ctx, shoalBin,
+		append([]string{"feed", s.addr, "--json", "--batch", "32", "--seed", strconv.Itoa(seed),
+			"--order", fmt.Sprintf("uniform:seed=%d", seed)}, flags...)...)
 	var r feedResult
 	if err == nil {
 		err = json.Unmarshal(out, &r)

@@ -34,15 +34,17 @@ type sourceSample struct {
 	}
 }
 
-// TestSources feeds documents of .bin and .idx and columns of MDS, over kills of the server at every batch, and compares each with what the
-// libraries read that wrote them. With SHOAL_CLIENTS (make conformance) they write other ones now.
+// TestSources feeds documents of .bin and .idx and columns of MDS, over kills of the server at every batch, and
+// compares each with what the libraries read that wrote them. With SHOAL_CLIENTS (make conformance) they write other
+// ones now.
 func TestSources(t *testing.T) {
 	dir := "../../cache/shard/testdata/sources"
 	if clients := os.Getenv("SHOAL_CLIENTS"); clients != "" {
 		dir = t.TempDir()
 		run := func(args ...string) []byte {
 			var errs strings.Builder
-			cmd := exec.CommandContext(t.Context(), clients+"-torch/bin/python", append([]string{"-B", "sources.py"}, args...)...)
+			cmd := exec.CommandContext(t.Context(), clients+"-torch/bin/python",
+				append([]string{"-B", "sources.py"}, args...)...)
 			cmd.Stderr = &errs
 			out, err := cmd.Output()
 			if err != nil {
@@ -72,7 +74,8 @@ func TestSources(t *testing.T) {
 		want[folder] = append(want[folder], s)
 	}
 	if len(want["megatron"]) == 0 || len(want["mds"]) == 0 || len(want["tokens"]) == 0 {
-		t.Fatalf("%d documents, %d and %d samples, %v", len(want["megatron"]), len(want["mds"]), len(want["tokens"]), lines.Err())
+		t.Fatalf("%d documents, %d and %d samples, %v", len(want["megatron"]), len(want["mds"]), len(want["tokens"]),
+			lines.Err())
 	}
 	_, env := far(t, proxy.Options{Latency: time.Millisecond})
 	source := bucket(t, dir)
@@ -93,28 +96,35 @@ func TestSources(t *testing.T) {
 		open                  *feedpb.Open
 		check                 func(t *testing.T, b *feedclient.Batch, row int, want sourceSample)
 	}{
-		{"documents", "megatron", "rows", &feedpb.Open{Transform: "tokens(40)"}, func(t *testing.T, b *feedclient.Batch, row int, want sourceSample) {
-			tokens(t, b, row, 40, want.Tokens)
-			if class := map[bool]int64{true: 0, false: 1}[want.Of == "a_text_document.bin"]; b.Label(row) != class {
-				t.Errorf("%s has label %d", want.Of, b.Label(row))
-			}
-		}},
-		{"buckets", "megatron", "rows", &feedpb.Open{Transform: "tokens(100)", Order: "buckets"}, func(t *testing.T, b *feedclient.Batch, row int, want sourceSample) {
-			tokens(t, b, row, 100, want.Tokens)
-		}},
-		{"pictures", "mds", "rows:image", &feedpb.Open{Transform: "Resize((6, 8))|uint8|nhwc", Label: "label.int64"}, func(t *testing.T, b *feedclient.Batch, row int, want sourceSample) {
-			if got := plane(t, b, "data")[6*8*3*row:][:6*8*3]; !slices.Equal(got, want.Columns.Image.Pixels) || b.Label(row) != want.Columns.Label {
-				t.Errorf("row %d: label %d, want %d, pixels %d, want %d", want.Row, b.Label(row), want.Columns.Label, got, want.Columns.Image.Pixels)
-			}
-		}},
-		{"text", "mds", "rows:caption", &feedpb.Open{}, func(t *testing.T, b *feedclient.Batch, row int, want sourceSample) {
-			if got := string(b.Row(row)); got != want.Columns.Caption {
-				t.Errorf("row %d: %q, want %q", want.Row, got, want.Columns.Caption)
-			}
-		}},
-		{"arrays", "tokens", "rows:tokens", &feedpb.Open{Transform: "tokens(300)"}, func(t *testing.T, b *feedclient.Batch, row int, want sourceSample) {
-			tokens(t, b, row, 300, want.Columns.Tokens)
-		}},
+		{"documents", "megatron", "rows", &feedpb.Open{Transform: "tokens(40)"},
+			func(t *testing.T, b *feedclient.Batch, row int, want sourceSample) {
+				tokens(t, b, row, 40, want.Tokens)
+				if class := map[bool]int64{true: 0, false: 1}[want.Of == "a_text_document.bin"]; b.Label(row) != class {
+					t.Errorf("%s has label %d", want.Of, b.Label(row))
+				}
+			}},
+		{"buckets", "megatron", "rows", &feedpb.Open{Transform: "tokens(100)", Order: "buckets"},
+			func(t *testing.T, b *feedclient.Batch, row int, want sourceSample) {
+				tokens(t, b, row, 100, want.Tokens)
+			}},
+		{"pictures", "mds", "rows:image", &feedpb.Open{Transform: "Resize((6, 8))|uint8|nhwc", Label: "label.int64"},
+			func(t *testing.T, b *feedclient.Batch, row int, want sourceSample) {
+				if got := plane(t, b, "data")[6*8*3*row:][:6*8*3]; !slices.Equal(got, want.Columns.Image.Pixels) ||
+					b.Label(row) != want.Columns.Label {
+					t.Errorf("row %d: label %d, want %d, pixels %d, want %d", want.Row, b.Label(row),
+						want.Columns.Label, got, want.Columns.Image.Pixels)
+				}
+			}},
+		{"text", "mds", "rows:caption", &feedpb.Open{},
+			func(t *testing.T, b *feedclient.Batch, row int, want sourceSample) {
+				if got := string(b.Row(row)); got != want.Columns.Caption {
+					t.Errorf("row %d: %q, want %q", want.Row, got, want.Columns.Caption)
+				}
+			}},
+		{"arrays", "tokens", "rows:tokens", &feedpb.Open{Transform: "tokens(300)"},
+			func(t *testing.T, b *feedclient.Batch, row int, want sourceSample) {
+				tokens(t, b, row, 300, want.Columns.Tokens)
+			}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			cache := t.TempDir()
@@ -123,9 +133,11 @@ func TestSources(t *testing.T) {
 			batch := uint32(max(3, len(seen)/16))
 			for life := 0; ; life++ {
 				addr := "unix://" + filepath.Join(t.TempDir(), "f.sock")
-				d := inForeground(t, env, "serve", source+"/"+c.folder, "--listen", addr, "--samples", c.samples, "--cache-dir", cache)
+				d := inForeground(t, env, "serve", source+"/"+c.folder, "--listen", addr, "--samples", c.samples,
+					"--cache-dir", cache)
 				healthy(t, addr)
-				o := &feedpb.Open{Batch: batch, World: 1, Tail: "uneven", Epochs: 1, Seed: 5, State: state, Transform: c.open.GetTransform(), Order: c.open.GetOrder(), Label: c.open.GetLabel()}
+				o := &feedpb.Open{Batch: batch, World: 1, Tail: "uneven", Epochs: 1, Seed: 5, State: state,
+					Transform: c.open.GetTransform(), Order: c.open.GetOrder(), Label: c.open.GetLabel()}
 				s := openFeed(t, addr, o)
 				if n := int(s.Opened().GetSamples()); n != len(seen) {
 					t.Fatalf("%d samples, want %d", n, len(seen))
@@ -189,7 +201,10 @@ func TestSources(t *testing.T) {
 			t.Errorf("a document in the mount: %d bytes, %v, want %d tokens", len(text), err, len(doc.Tokens))
 		}
 
-		mixed := openFeed(t, addr, &feedpb.Open{Batch: 16, World: 1, Transform: "tokens(8)", Order: "mixture:weights=a_text_document.bin:3+b_text_sentence.bin:1", Tail: "drop", Epochs: 1})
+		mixed := openFeed(t, addr,
+			&feedpb.Open{Batch: 16, World: 1,
+				Transform: "tokens(8)", Order: "mixture:weights=a_text_document.bin:3+b_text_sentence.bin:1",
+				Tail: "drop", Epochs: 1})
 		b, err := mixed.Next()
 		if err != nil {
 			t.Fatal(err)
@@ -223,10 +238,15 @@ func TestSources(t *testing.T) {
 			samples, names string
 			left           func(s sourceSample) bool
 		}{
-			"megatron": {"rows", "a_text_document.idx", func(s sourceSample) bool { return s.Of != "a_text_document.bin" }},
-			"mds":      {"rows:caption", "shard.00001.mds", func(s sourceSample) bool { return s.Of != "mds/shard.00001.mds" }},
+			"megatron": {"rows", "a_text_document.idx", func(s sourceSample) bool {
+				return s.Of != "a_text_document.bin"
+			}},
+			"mds": {"rows:caption", "shard.00001.mds", func(s sourceSample) bool {
+				return s.Of != "mds/shard.00001.mds"
+			}},
 		} {
-			_, errs, code := shoal(t, env, "serve", source+"/"+folder, "--samples", c.samples, "--cache-dir", t.TempDir(), "--listen", "unix://"+filepath.Join(t.TempDir(), "f.sock"))
+			_, errs, code := shoal(t, env, "serve", source+"/"+folder, "--samples", c.samples,
+				"--cache-dir", t.TempDir(), "--listen", "unix://"+filepath.Join(t.TempDir(), "f.sock"))
 			if code == 0 || !strings.Contains(errs, c.names) || !strings.Contains(errs, "--bad-shards skip") {
 				t.Errorf("%s: exit %d, %s", folder, code, errs)
 			}

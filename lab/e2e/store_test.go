@@ -33,7 +33,8 @@ func TestStoreStumbles(t *testing.T) {
 		{"stalls", []proxy.Fault{{Kind: proxy.Stall, P: 0.05, At: 0.5, For: 2 * time.Second}}},
 		{"slow first byte", []proxy.Fault{{Kind: proxy.Slow, P: 0.05, For: 2 * time.Second}}},
 		{"all of it", []proxy.Fault{
-			{Kind: proxy.Unavailable, P: 0.1}, {Kind: proxy.Reset, P: 0.1, At: 0.3}, {Kind: proxy.Truncate, P: 0.1, At: 0.9},
+			{Kind: proxy.Unavailable, P: 0.1}, {Kind: proxy.Reset, P: 0.1, At: 0.3},
+			{Kind: proxy.Truncate, P: 0.1, At: 0.9},
 			{Kind: proxy.Slow, P: 0.02, For: time.Second},
 		}},
 	} {
@@ -91,7 +92,8 @@ func TestStoreFails(t *testing.T) {
 	}
 	// All at once: each is told of only when the retries are used up.
 	forever := []proxy.Fault{
-		{Kind: proxy.Unavailable, Key: "*img0001.jpg"}, {Kind: proxy.Reset, Key: "*img0002.jpg"}, {Kind: proxy.Truncate, Key: "*img0003.jpg", At: 0.5},
+		{Kind: proxy.Unavailable, Key: "*img0001.jpg"}, {Kind: proxy.Reset, Key: "*img0002.jpg"},
+		{Kind: proxy.Truncate, Key: "*img0003.jpg", At: 0.5},
 	}
 	set(forever...)
 	var wg sync.WaitGroup

@@ -28,7 +28,8 @@ func program(t testing.TB, once *sync.Once, name, pkg string, flags ...string) s
 	t.Helper()
 	path := filepath.Join(workDir, name)
 	once.Do(func() {
-		if out, err := exec.Command("go", append(append([]string{"build", "-o", path}, flags...), pkg)...).CombinedOutput(); err != nil {
+		if out, err := exec.Command("go", append(append([]string{"build", "-o", path}, flags...), pkg)...).
+			CombinedOutput(); err != nil {
 			t.Fatalf("build %s: %v\n%s", pkg, err, out)
 		}
 	})
@@ -81,7 +82,8 @@ func store(t testing.TB) *minio.Client {
 // keys lists a bucket.
 func keys(t testing.TB, bucket, prefix string) (list []string) {
 	t.Helper()
-	for o := range store(t).ListObjects(context.Background(), bucket, minio.ListObjectsOptions{Prefix: prefix, Recursive: true}) {
+	for o := range store(t).ListObjects(context.Background(), bucket,
+		minio.ListObjectsOptions{Prefix: prefix, Recursive: true}) {
 		if o.Err != nil {
 			t.Fatal(o.Err)
 		}
@@ -94,7 +96,8 @@ func keys(t testing.TB, bucket, prefix string) (list []string) {
 func newBucket(t testing.TB, suffix string) string {
 	t.Helper()
 	name := bucketName(t) + suffix
-	if err := store(t).MakeBucket(context.Background(), name, minio.MakeBucketOptions{Region: s3server.Region}); err != nil {
+	if err := store(t).MakeBucket(context.Background(), name,
+		minio.MakeBucketOptions{Region: s3server.Region}); err != nil {
 		t.Fatal(err)
 	}
 	return name
@@ -209,7 +212,9 @@ func waitKept(t testing.TB, mnt string, n int) {
 // gone waits until a process has ended.
 func gone(t testing.TB, pid int) {
 	t.Helper()
-	within(t, time.Minute, fmt.Sprintf("the end of process %d", pid), func() bool { return syscall.Kill(pid, 0) != nil })
+	within(t, time.Minute, fmt.Sprintf("the end of process %d", pid), func() bool {
+		return syscall.Kill(pid, 0) != nil
+	})
 }
 
 // decode reads JSON that a verb printed.
@@ -220,8 +225,8 @@ func decode(t testing.TB, text string, into any) {
 	}
 }
 
-// reading is readers that read the files over and over until stop is closed, each with a pause between two. Every byte must be right;
-// longest is what the slowest read took.
+// reading is readers that read the files over and over until stop is closed, each with a pause between two. Every byte
+// must be right; longest is what the slowest read took.
 type reading struct {
 	stop    chan struct{}
 	wg      sync.WaitGroup

@@ -95,7 +95,8 @@ func TestTopOnce(t *testing.T) {
 	mnt := mount(t, nil, "file://"+dir, "--order", "torch:seed=1", "--admin", "127.0.0.1:0", "--cache-dir", t.TempDir())
 	readAll(t, mnt, dir, paths)
 	out, errs, code := shoal(t, nil, "top", mnt, "--interval", "100ms")
-	if code != 0 || strings.Contains(out, "\x1b") || !strings.Contains(out, "torch:seed=1") || !strings.Contains(out, "now ") {
+	if code != 0 || strings.Contains(out, "\x1b") || !strings.Contains(out, "torch:seed=1") ||
+		!strings.Contains(out, "now ") {
 		t.Errorf("exit %d, %s\n%s", code, errs, out)
 	}
 	for _, bad := range []struct {
@@ -114,7 +115,8 @@ func TestTopOnce(t *testing.T) {
 	}
 
 	for _, args := range [][]string{{"stat", mnt, "--watch", "--interval", "100ms"}, {"top", mnt, "--once"}} {
-		if out, errs, code := shoal(t, nil, args...); code != 0 || strings.Contains(out, "\x1b") || !strings.Contains(out, "torch:seed=1") || !strings.Contains(out, "now ") {
+		if out, errs, code := shoal(t, nil, args...); code != 0 || strings.Contains(out, "\x1b") ||
+			!strings.Contains(out, "torch:seed=1") || !strings.Contains(out, "now ") {
 			t.Errorf("%v: exit %d, %s\n%s", args, code, errs, out)
 		}
 	}

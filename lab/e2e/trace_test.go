@@ -24,11 +24,13 @@ func TestTraces(t *testing.T) {
 	dir, paths := tree(t, 2, 20, 8<<10)
 	p, env := far(t, proxy.Options{Latency: 2 * time.Millisecond})
 	source := bucket(t, dir)
-	env = append(env, "OTEL_EXPORTER_OTLP_ENDPOINT="+collector.URL, "OTEL_SERVICE_NAME=under test", "OTEL_BSP_SCHEDULE_DELAY=100")
+	env = append(env, "OTEL_EXPORTER_OTLP_ENDPOINT="+collector.URL, "OTEL_SERVICE_NAME=under test",
+		"OTEL_BSP_SCHEDULE_DELAY=100")
 	// Far above the largest number of spans here, so that none is dropped on a slow machine.
 	env = append(env, "OTEL_BSP_MAX_QUEUE_SIZE=100000")
 	addr, mnt := serve(t, env, source, "--order", "none", "--kernel-cache", "off")
-	if err := p.Set(proxy.Options{Latency: 2 * time.Millisecond, Faults: []proxy.Fault{{Kind: proxy.Unavailable, Count: 6}}}); err != nil {
+	if err := p.Set(proxy.Options{Latency: 2 * time.Millisecond,
+		Faults: []proxy.Fault{{Kind: proxy.Unavailable, Count: 6}}}); err != nil {
 		t.Fatal(err)
 	}
 	readAll(t, mnt, dir, paths[:10])
@@ -40,7 +42,8 @@ func TestTraces(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		s, err := c.Open(metadata.AppendToOutgoingContext(t.Context(), header...), &feedpb.Open{Batch: 8, Epochs: 1, Order: "sequential", Credits: 4})
+		s, err := c.Open(metadata.AppendToOutgoingContext(t.Context(), header...),
+			&feedpb.Open{Batch: 8, Epochs: 1, Order: "sequential", Credits: 4})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -109,13 +112,15 @@ for batch in shoal.Feed(sys.argv[1], batch_size=8, epochs=1, order="sequential")
 		}
 	}
 	if under != batches || beside != batches {
-		t.Errorf("%d batches in the client's trace, %d that link to the session without; want %d each", under, beside, batches)
+		t.Errorf("%d batches in the client's trace, %d that link to the session without; want %d each", under,
+			beside, batches)
 	}
 	// The mount's readers waited, each for a GET of its own, and six of these were refused at first.
 	waits, refused := 0, 0
 	for _, g := range by["store.read"] {
 		w, ok := ids[g.Parent]
-		if ok && w.Name == "read.wait" && w.Attributes["shoal.area"] == "miss" && g.Trace == w.Trace && !g.Start.Before(w.Start) && !g.End.After(w.End) {
+		if ok && w.Name == "read.wait" && w.Attributes["shoal.area"] == "miss" && g.Trace == w.Trace &&
+			!g.Start.Before(w.Start) && !g.End.After(w.End) {
 			waits++
 		}
 		for _, e := range g.Events {

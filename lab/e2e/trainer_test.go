@@ -74,9 +74,9 @@ type trainedCommit struct {
 	Done  bool          `json:"done"`
 }
 
-// trainAs is what the tests of exactly-once kill: it consumes the ranks of one host as a training loop would, and commits
-// what it was given together with the state, atomically, by write, fsync and rename. It is run by this program as a process of
-// its own, and returns its exit code.
+// trainAs is what the tests of exactly-once kill: it consumes the ranks of one host as a training loop would, and
+// commits what it was given together with the state, atomically, by write, fsync and rename. It is run by this program
+// as a process of its own, and returns its exit code.
 func trainAs(job string) int {
 	t := &goTrainer{stdin: bufio.NewReader(os.Stdin), passed: map[string]int{}}
 	err := json.Unmarshal([]byte(job), &t.trainerJob)
@@ -168,7 +168,8 @@ func (t *goTrainer) train(state string) error {
 		t.ranks = nil
 		for _, number := range t.Ranks {
 			stream, err := client.Open(context.Background(), &feedpb.Open{
-				Session: t.Session, Client: "e2e trainer", Order: t.Order, Transform: t.Transform, Tail: t.Tail, Bad: t.Bad, Seed: t.Seed,
+				Session: t.Session, Client: "e2e trainer", Order: t.Order, Transform: t.Transform, Tail: t.Tail,
+				Bad: t.Bad, Seed: t.Seed,
 				Batch: uint32(t.Batch), World: uint32(t.World), Rank: uint32(number), Epochs: uint32(t.Epochs - first),
 				State: state, Credits: uint32(t.Credits),
 			})
@@ -217,14 +218,16 @@ func (t *goTrainer) step() (more bool, err error) {
 		if r.over {
 			continue
 		}
-		if h := r.batch.Header; least == nil || h.GetEpoch() < least.GetEpoch() || h.GetEpoch() == least.GetEpoch() && h.GetIndex() < least.GetIndex() {
+		if h := r.batch.Header; least == nil || h.GetEpoch() < least.GetEpoch() ||
+			h.GetEpoch() == least.GetEpoch() && h.GetIndex() < least.GetIndex() {
 			least = h
 		}
 	}
 	if least == nil {
 		return false, nil
 	}
-	s := trainedStep{Epoch: int(least.GetEpoch()), Index: int(least.GetIndex()), State: least.GetState(), Ranks: map[int][]trainedRow{}}
+	s := trainedStep{Epoch: int(least.GetEpoch()), Index: int(least.GetIndex()), State: least.GetState(),
+		Ranks: map[int][]trainedRow{}}
 	if len(t.done.Steps) > 0 && t.done.Steps[len(t.done.Steps)-1].Epoch != s.Epoch {
 		t.at("epoch")
 	}

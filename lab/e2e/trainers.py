@@ -1,4 +1,5 @@
-"""A trainer of TestRunTrainers: Hugging Face's Trainer and Lightning's, with workers and without, say what they read of what was told."""
+"""A trainer of TestRunTrainers: Hugging Face's Trainer and Lightning's, with workers and without, say what they read of
+what was told."""
 
 import json
 import os
@@ -64,11 +65,13 @@ class Ends(TrainerCallback):
 
 files = Pictures(mount)
 for workers, persistent in (0, False), (2, False), (2, True):
-    args = TrainingArguments(out, per_device_train_batch_size=6, num_train_epochs=EPOCHS, report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True,
+    args = TrainingArguments(out, per_device_train_batch_size=6, num_train_epochs=EPOCHS, report_to=[],
+                             save_strategy="no", use_cpu=True, disable_tqdm=True,
                              dataloader_num_workers=workers, dataloader_persistent_workers=persistent)
     Trainer(Model(), args, train_dataset=files, callbacks=[Ends()]).train()
     loader = DataLoader(files, 6, shuffle=True, num_workers=workers, persistent_workers=persistent)
-    lightning.Trainer(max_epochs=EPOCHS, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, default_root_dir=out).fit(Module(), loader)
+    lightning.Trainer(max_epochs=EPOCHS, accelerator="cpu", logger=False, enable_checkpointing=False,
+                      enable_progress_bar=False, default_root_dir=out).fit(Module(), loader)
     del loader
 with open(f"{out}/{os.environ['RANK']}.json", "w", encoding="utf-8") as f:
     json.dump(epochs, f)

@@ -19,7 +19,8 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
 
-// A set in S3 is unpacked: the tree, its bytes and times; again, what is there is kept; another file is never overwritten.
+// A set in S3 is unpacked: the tree, its bytes and times; again, what is there is kept; another file is never
+// overwritten.
 func TestUnpack(t *testing.T) {
 	dir, paths := tree(t, 4, 60, 24<<10)
 	_, env := far(t, proxy.Options{Latency: 5 * time.Millisecond, Sigma: 0.3})
@@ -49,14 +50,16 @@ func TestUnpack(t *testing.T) {
 		t.Errorf("%+v of %d files", done, len(paths))
 	}
 	write(t, filepath.Join(into, paths[9]), []byte("mine"))
-	if _, errs, code := shoal(t, env, "unpack", set, into); code != 1 || !strings.Contains(errs, paths[9]) || !strings.Contains(errs, "another folder") {
+	if _, errs, code := shoal(t, env, "unpack", set, into); code != 1 || !strings.Contains(errs, paths[9]) ||
+		!strings.Contains(errs, "another folder") {
 		t.Errorf("another file: exit %d, %s", code, errs)
 	}
 	if data, err := os.ReadFile(filepath.Join(into, paths[9])); err != nil || string(data) != "mine" {
 		t.Errorf("it holds %q, %v", data, err)
 	}
 	for _, args := range [][]string{{source, into}, {"s3://nosuchbucket-unpack/set", into}} {
-		if _, errs, code := shoal(t, env, append([]string{"unpack"}, args...)...); code != 1 || strings.Count(errs, "\n") != 1 {
+		if _, errs, code := shoal(t, env, append([]string{"unpack"}, args...)...); code != 1 ||
+			strings.Count(errs, "\n") != 1 {
 			t.Errorf("%v: exit %d, %s", args, code, errs)
 		}
 	}
@@ -86,7 +89,8 @@ func TestPackRecoded(t *testing.T) {
 		Bytes, Size int64
 	}
 	decode(t, mustShoal(t, env, "pack", source, "s3://"+packed+"/plain", "--shard-size", "1MiB", "--json"), &plain)
-	decode(t, mustShoal(t, env, "pack", source, set, "--shard-size", "1MiB", "--recode", "--spool", spool, "--json"), &small)
+	decode(t, mustShoal(t, env, "pack", source, set, "--shard-size", "1MiB", "--recode", "--spool", spool,
+		"--json"), &small)
 	if small.Version != plain.Version || small.Bytes != plain.Bytes || small.Size > plain.Size*97/100 {
 		t.Errorf("%+v, plain %+v", small, plain)
 	}
@@ -96,7 +100,9 @@ func TestPackRecoded(t *testing.T) {
 	}
 	local := t.TempDir()
 	download(t, packed, "set/", local)
-	if got := slices.Sorted(slices.Values(slices.Concat(untar(t, "tar", t.TempDir(), tars(t, local))...))); !slices.Equal(got, slices.Sorted(slices.Values(paths))) {
+	if got := slices.Sorted(
+		slices.Values(slices.Concat(untar(t, "tar", t.TempDir(), tars(t, local))...))); !slices.Equal(got,
+		slices.Sorted(slices.Values(paths))) {
 		t.Errorf("tar lists %d members of %d", len(got), len(paths))
 	}
 	into := t.TempDir()
@@ -109,7 +115,8 @@ func TestPackRecoded(t *testing.T) {
 	// In the windowed order neighbours come in one GET; then from a warm cache, and through the shards of the source.
 	cache := t.TempDir()
 	windowed := mount(t, env, set, "--order", "windowed:seed=3,window=2", "--kernel-cache", "off", "--cache-dir", cache)
-	readAll(t, windowed, dir, strings.Fields(mustShoal(t, nil, "order", "windowed:seed=3,window=2", "--mount", windowed, "--paths")))
+	readAll(t, windowed, dir,
+		strings.Fields(mustShoal(t, nil, "order", "windowed:seed=3,window=2", "--mount", windowed, "--paths")))
 	if gets := readStats(t, windowed).Gets; gets > int64(len(paths)/2) {
 		t.Errorf("%d GETs for %d files in the windowed order", gets, len(paths))
 	}
@@ -132,7 +139,9 @@ func TestPackRecoded(t *testing.T) {
 			}
 		}
 		if len(flags) > 0 {
-			within(t, patience, "all photographs are kept as they came", func() bool { return readStats(t, asIs).Recoded.Files > 120 })
+			within(t, patience, "all photographs are kept as they came", func() bool {
+				return readStats(t, asIs).Recoded.Files > 120
+			})
 			if s := readStats(t, asIs); s.Recoded.Restored > 0 {
 				t.Errorf("%+v", s.Recoded)
 			}
@@ -148,11 +157,13 @@ func TestPackRecoded(t *testing.T) {
 	mustShoal(t, env, "warm", set, "--cache-dir", t.TempDir())
 }
 
-// killedWhenStuck runs a verb against a store that stops to answer after n requests of a kind, and kills it a while later. It
-// reports whether the verb had ended before.
-func killedWhenStuck(t testing.TB, p *proxy.Proxy, env []string, op proxy.Op, n int, later time.Duration, args ...string) (ended bool) {
+// killedWhenStuck runs a verb against a store that stops to answer after n requests of a kind, and kills it a while
+// later. It reports whether the verb had ended before.
+func killedWhenStuck(t testing.TB, p *proxy.Proxy, env []string, op proxy.Op, n int, later time.Duration,
+	args ...string) (ended bool) {
 	t.Helper()
-	if err := p.Set(proxy.Options{Faults: []proxy.Fault{{Kind: proxy.Slow, Op: op, After: n, For: time.Hour}}}); err != nil {
+	if err := p.Set(proxy.Options{
+		Faults: []proxy.Fault{{Kind: proxy.Slow, Op: op, After: n, For: time.Hour}}}); err != nil {
 		t.Fatal(err)
 	}
 	before := p.Stats().Faults[string(proxy.Slow)]
@@ -163,7 +174,9 @@ func killedWhenStuck(t testing.TB, p *proxy.Proxy, env []string, op proxy.Op, n 
 	}
 	done := make(chan error, 1)
 	go func() { done <- cmd.Wait() }()
-	within(t, 2*time.Minute, "it is stuck, or has ended", func() bool { return len(done) > 0 || p.Stats().Faults[string(proxy.Slow)] > before })
+	within(t, 2*time.Minute, "it is stuck, or has ended", func() bool {
+		return len(done) > 0 || p.Stats().Faults[string(proxy.Slow)] > before
+	})
 	time.Sleep(later)
 	_ = cmd.Process.Kill()
 	err := <-done
@@ -176,8 +189,8 @@ func killedWhenStuck(t testing.TB, p *proxy.Proxy, env []string, op proxy.Op, n 
 	return err == nil
 }
 
-// A pack --recode that is killed while it learns, recodes and uploads is resumed: it reads no photograph again that is in the
-// spool, keeps the shards that are there, and makes what one that was not killed makes.
+// A pack --recode that is killed while it learns, recodes and uploads is resumed: it reads no photograph again that is
+// in the spool, keeps the shards that are there, and makes what one that was not killed makes.
 func TestPackRecodedKilled(t *testing.T) {
 	if !jpeg.Available {
 		t.Skip("no JPEG")
@@ -190,7 +203,8 @@ func TestPackRecodedKilled(t *testing.T) {
 	packed := newBucket(t, "-packed")
 	spool := t.TempDir()
 	args := func(set string) []string {
-		return []string{"pack", source, "s3://" + packed + "/" + set, "--shard-size", "1MiB", "--recode", "--spool", spool, "--connections", "16"}
+		return []string{"pack", source, "s3://" + packed + "/" + set, "--shard-size", "1MiB", "--recode",
+			"--spool", spool, "--connections", "16"}
 	}
 	var want struct{ Version string }
 	rng := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 1))
@@ -200,7 +214,8 @@ func TestPackRecodedKilled(t *testing.T) {
 	for _, kill := range []struct {
 		op    proxy.Op
 		after int
-	}{{proxy.OpGet, 30}, {proxy.OpGet, 64 + 40}, {proxy.OpGet, 40}, {proxy.OpPut, 1}, {proxy.OpPut, int(whole.Puts) / 2}, {proxy.OpPut, int(whole.Puts) / 4}} {
+	}{{proxy.OpGet, 30}, {proxy.OpGet, 64 + 40}, {proxy.OpGet, 40}, {proxy.OpPut, 1},
+		{proxy.OpPut, int(whole.Puts) / 2}, {proxy.OpPut, int(whole.Puts) / 4}} {
 		if killedWhenStuck(t, p, env, kill.op, kill.after, 0, args("killed")...) {
 			t.Fatalf("it ended before its %s %d", kill.op, kill.after)
 		}
@@ -220,7 +235,9 @@ func TestPackRecodedKilled(t *testing.T) {
 	said := mustShoal(t, env, args("killed")...)
 	last := p.Stats().Sub(start)
 	// The last requests of a killed pack may arrive after its end; then all is there.
-	if !strings.Contains(said, "resumed: ") && !strings.Contains(said, "holds this set already") || !strings.Contains(said, fmt.Sprintf("%d files", len(paths))) || !strings.Contains(said, want.Version[:12]) || last.Gets > whole.Gets/2 {
+	if !strings.Contains(said, "resumed: ") && !strings.Contains(said, "holds this set already") ||
+		!strings.Contains(said, fmt.Sprintf("%d files", len(paths))) || !strings.Contains(said, want.Version[:12]) ||
+		last.Gets > whole.Gets/2 {
 		t.Errorf("%s with %d GETs, want version %s; a whole one takes %d", said, last.Gets, want.Version, whole.Gets)
 	}
 	if left, err := os.ReadDir(spool); err != nil || len(left) > 0 {
@@ -288,8 +305,8 @@ func TestUnpackKilled(t *testing.T) {
 	sameTree(t, into, dir, paths)
 }
 
-// A set of recoded photographs is verified like any other. Where a member is damaged, each reader names the file, and all
-// others can be read.
+// A set of recoded photographs is verified like any other. Where a member is damaged, each reader names the file, and
+// all others can be read.
 func TestDamagedRecoded(t *testing.T) {
 	if !jpeg.Available {
 		t.Skip("no JPEG")
@@ -299,7 +316,8 @@ func TestDamagedRecoded(t *testing.T) {
 	mustShoal(t, nil, "pack", "file://"+dir, "file://"+set, "--recode", "--spool", t.TempDir())
 	verify := func() (string, int) {
 		addr, _ := serve(t, nil, "file://"+set)
-		out, errs, code := shoal(t, nil, "verify", addr, "--python", "/usr/bin/python3", "--batch", "12", "--batches", "2")
+		out, errs, code := shoal(t, nil, "verify", addr, "--python", "/usr/bin/python3", "--batch", "12",
+			"--batches", "2")
 		return out + errs, code
 	}
 	if said, code := verify(); code != 0 || !strings.Contains(said, "24 of 24 rows equal") {
@@ -320,7 +338,8 @@ func TestDamagedRecoded(t *testing.T) {
 	if said, code := verify(); code != 2 || !strings.Contains(said, "("+paths[5]+")") {
 		t.Errorf("damaged: exit %d\n%s", code, said)
 	}
-	if _, errs, code := shoal(t, nil, "unpack", "file://"+set, t.TempDir()); code != 1 || !strings.Contains(errs, "unpack: "+paths[5]+": ") {
+	if _, errs, code := shoal(t, nil, "unpack", "file://"+set, t.TempDir()); code != 1 ||
+		!strings.Contains(errs, "unpack: "+paths[5]+": ") {
 		t.Errorf("damaged: exit %d\n%s", code, errs)
 	}
 	mnt := mount(t, nil, "file://"+set)

@@ -20,8 +20,8 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
 
-// readOn reads files of mnt and compares them with dir's until its standard input ends: whole, by mapped memory, and at random places of
-// files that it keeps open, while signals interrupt it. It says how long the longest read took.
+// readOn reads files of mnt and compares them with dir's until its standard input ends: whole, by mapped memory, and at
+// random places of files that it keeps open, while signals interrupt it. It says how long the longest read took.
 func readOn(mnt, dir string, paths []string) error {
 	signal.Notify(make(chan os.Signal, 1), unix.SIGALRM)
 	every := unix.Itimerval{Interval: unix.Timeval{Usec: 5000}, Value: unix.Timeval{Usec: 5000}}
@@ -103,7 +103,8 @@ type upgradeReader struct {
 func startUpgradeReaders(t *testing.T, n int, mnts []string, dir string, paths []string) (all []*upgradeReader) {
 	t.Helper()
 	for i := range n {
-		r := &upgradeReader{cmd: exec.Command("/proc/self/exe", append([]string{"readon", mnts[i%len(mnts)], dir}, paths...)...)}
+		r := &upgradeReader{cmd: exec.Command("/proc/self/exe",
+			append([]string{"readon", mnts[i%len(mnts)], dir}, paths...)...)}
 		r.cmd.Stdout, r.cmd.Stderr = &r.out, &r.out
 		in, err := r.cmd.StdinPipe()
 		if err != nil {
@@ -185,7 +186,8 @@ func servedByOther(t *testing.T, mnt string, dead int) {
 	t.Helper()
 	within(t, patience, fmt.Sprintf("another daemon than %d serves %s", dead, mnt), func() bool {
 		out, _, code := shoal(t, nil, "stat", mnt, "--json")
-		return code == 0 && !strings.Contains(out, fmt.Sprintf(`"pid":%d,`, dead)) && !strings.Contains(out, fmt.Sprintf(`"pid": %d,`, dead))
+		return code == 0 && !strings.Contains(out, fmt.Sprintf(`"pid":%d,`, dead)) &&
+			!strings.Contains(out, fmt.Sprintf(`"pid": %d,`, dead))
 	})
 }
 
@@ -250,8 +252,8 @@ for line in sys.stdin:
         print("errno", e.errno)
 `
 
-// What a reader has of the mount survives an upgrade: open files, also of a version that a refresh has replaced, before and after the
-// upgrade, and named plans. A plan that is half written does not.
+// What a reader has of the mount survives an upgrade: open files, also of a version that a refresh has replaced, before
+// and after the upgrade, and named plans. A plan that is half written does not.
 func TestUpgradeKeepsFiles(t *testing.T) {
 	dir, paths := tree(t, 2, 10, 200<<10)
 	_, env := far(t, proxy.Options{})
@@ -304,10 +306,13 @@ func TestUpgradeKeepsFiles(t *testing.T) {
 		if _, err := fmt.Sscan(rest, &supervisor); err != nil || supervisor <= 1 {
 			t.Fatal("no supervisor:", err, supervisor)
 		}
-		if err := syscall.Kill(supervisor, syscall.SIGKILL); err != nil { // what it supervised can be replaced all the same
+		// what it supervised can be replaced all the same
+		if err := syscall.Kill(supervisor, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		within(t, patience, "the supervisor has ended", func() bool { return errors.Is(syscall.Kill(supervisor, 0), syscall.ESRCH) })
+		within(t, patience, "the supervisor has ended", func() bool {
+			return errors.Is(syscall.Kill(supervisor, 0), syscall.ESRCH)
+		})
 	}
 	old.want("rest", left(paths[0]))
 	old.want("close", "ok")
@@ -332,7 +337,8 @@ func TestUpgradeKeepsFiles(t *testing.T) {
 	umount(t, mnt)
 }
 
-// A program that does not serve is not taken: the one that runs goes on, whether the new one cannot run at all or fails when it is to serve.
+// A program that does not serve is not taken: the one that runs goes on, whether the new one cannot run at all or fails
+// when it is to serve.
 func TestUpgradeToABrokenProgram(t *testing.T) {
 	dir, paths := tree(t, 1, 20, 50<<10)
 	for _, kind := range []string{"--daemon", "--daemon=supervised"} {
@@ -370,7 +376,8 @@ func TestUpgradeToABrokenProgram(t *testing.T) {
 	}
 }
 
-// While nobody serves, readers wait. One that is killed ends once the mount is served again, and the mount can be unmounted.
+// While nobody serves, readers wait. One that is killed ends once the mount is served again, and the mount can be
+// unmounted.
 func TestHeldMount(t *testing.T) {
 	dir, paths := tree(t, 1, 20, 50<<10)
 	p, env := far(t, proxy.Options{})
@@ -400,7 +407,8 @@ func TestHeldMount(t *testing.T) {
 			within(t, patience, "the reads are in flight", func() bool { return p.Stats().InFlight >= 2 })
 		}
 		// The supervisor is stopped, so the mount stays held.
-		if err := errors.Join(syscall.Kill(supervisor, syscall.SIGSTOP), syscall.Kill(pid, syscall.SIGKILL)); err != nil {
+		if err := errors.Join(syscall.Kill(supervisor, syscall.SIGSTOP),
+			syscall.Kill(pid, syscall.SIGKILL)); err != nil {
 			t.Fatal(err)
 		}
 		if err := p.Set(proxy.Options{}); err != nil {
@@ -413,7 +421,8 @@ func TestHeldMount(t *testing.T) {
 		} else if _, errs, code := shoal(t, nil, "umount", mnt); code != 0 {
 			t.Errorf("umount of a held mount: exit %d, %s", code, errs)
 		}
-		if _, errs, code := shoal(t, nil, "upgrade", mnt); code != 1 || !strings.Contains(errs, "not a live shoal mount") {
+		if _, errs, code := shoal(t, nil, "upgrade", mnt); code != 1 ||
+			!strings.Contains(errs, "not a live shoal mount") {
 			t.Errorf("upgrade of a mount without a daemon: exit %d, %s", code, errs)
 		}
 		if err := syscall.Kill(supervisor, syscall.SIGCONT); err != nil {
@@ -426,7 +435,9 @@ func TestHeldMount(t *testing.T) {
 			_ = killed.Wait()
 			umount(t, mnt)
 		}
-		within(t, patience, "the supervisor has ended", func() bool { return errors.Is(syscall.Kill(supervisor, 0), syscall.ESRCH) })
+		within(t, patience, "the supervisor has ended", func() bool {
+			return errors.Is(syscall.Kill(supervisor, 0), syscall.ESRCH)
+		})
 		if mounted(mnt) {
 			t.Error("it is mounted again")
 		}
@@ -438,7 +449,8 @@ func TestUpgradeInForeground(t *testing.T) {
 	dir, paths := tree(t, 1, 20, 50<<10)
 	mnt, program := t.TempDir(), filepath.Join(t.TempDir(), "shoal")
 	install(t, program, shoalBin)
-	d := startForeground(t, exec.Command(program, "mount", "file://"+dir, mnt, "--cache-dir", t.TempDir(), "--fuse-transport", "dev", "--kernel-cache", "off"))
+	d := startForeground(t, exec.Command(program, "mount", "file://"+dir, mnt, "--cache-dir", t.TempDir(),
+		"--fuse-transport", "dev", "--kernel-cache", "off"))
 	healthy(t, mnt)
 	readers := startUpgradeReaders(t, 2, []string{mnt}, dir, paths)
 	for range 2 {
@@ -464,7 +476,8 @@ func TestUpgradedEndsBetweenDaemons(t *testing.T) {
 	dir, _ := tree(t, 1, 2, 1<<10)
 	mnt, program := t.TempDir(), filepath.Join(t.TempDir(), "shoal")
 	install(t, program, shoalBin)
-	d := startForeground(t, exec.Command(program, "mount", "file://"+dir, mnt, "--cache-dir", t.TempDir(), "--fuse-transport", "dev"))
+	d := startForeground(t, exec.Command(program, "mount", "file://"+dir, mnt, "--cache-dir", t.TempDir(),
+		"--fuse-transport", "dev"))
 	healthy(t, mnt)
 	upgrade(t, mnt)
 	for deaths := range 3 { // the pause doubles
@@ -472,7 +485,9 @@ func TestUpgradedEndsBetweenDaemons(t *testing.T) {
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		within(t, patience, "the supervisor waits", func() bool { return strings.Count(d.log(), "restarting it") > deaths })
+		within(t, patience, "the supervisor waits", func() bool {
+			return strings.Count(d.log(), "restarting it") > deaths
+		})
 		if deaths < 2 {
 			servedByOther(t, mnt, pid)
 		}
@@ -486,7 +501,8 @@ func TestUpgradeRefused(t *testing.T) {
 	folder := t.TempDir()
 	refused := func(code int, words string, args ...string) {
 		t.Helper()
-		if _, errs, got := shoal(t, nil, append([]string{"upgrade"}, args...)...); got != code || !strings.Contains(errs, words) {
+		if _, errs, got := shoal(t, nil, append([]string{"upgrade"}, args...)...); got != code ||
+			!strings.Contains(errs, words) {
 			t.Errorf("upgrade %v: exit %d, %s", args, got, errs)
 		}
 	}

@@ -3,8 +3,8 @@
     weights.py make DIR BYTES
     weights.py WAY ROOT RANK RANKS    # ROOT: a folder, or s3://bucket/prefix
 
-A process reads the tensors (of plain reads: the pieces) RANK, RANK + RANKS, ... Prints JSON: the seconds, the bytes, and the sum of
-all as little-endian words, modulo 2**64.
+A process reads the tensors (of plain reads: the pieces) RANK, RANK + RANKS, ... Prints JSON: the seconds, the bytes,
+and the sum of all as little-endian words, modulo 2**64.
 """
 
 import json
@@ -22,7 +22,8 @@ def make(root, size):
     rng, where = np.random.default_rng(1), {}
     for s in range(SHARDS):
         name = f"model-{s + 1:05d}-of-{SHARDS:05d}.safetensors"
-        tensors = {f"layers.{s}.{i}.weight": np.frombuffer(rng.bytes(TENSOR), np.int16).reshape(-1, 1024) for i in range(size // SHARDS // TENSOR)}
+        tensors = {f"layers.{s}.{i}.weight": np.frombuffer(rng.bytes(TENSOR), np.int16).reshape(-1, 1024)
+                   for i in range(size // SHARDS // TENSOR)}
         save_file(tensors, f"{root}/{name}")
         where |= dict.fromkeys(tensors, name)
     with open(f"{root}/model.safetensors.index.json", "w") as f:

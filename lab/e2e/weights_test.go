@@ -40,11 +40,12 @@ type loaded struct {
 	Sum     uint64
 }
 
-// One model is loaded by each way that servers of models have, by one node and by four at once, cold and again, over a line to the
-// store that all share, and restored by eight processes and by four nodes. It judges bytes, and prints times (lab/bench/results/weights.md).
+// One model is loaded by each way that servers of models have, by one node and by four at once, cold and again, over a
+// line to the store that all share, and restored by eight processes and by four nodes. It judges bytes, and prints
+// times (lab/bench/results/weights.md).
 //
-// SHOAL_WEIGHTS is a Python that has safetensors, fastsafetensors, runai-model-streamer[s3] and grpcio, SHOAL_WEIGHTS_SIZE the bytes of the
-// model, and SHOAL_WEIGHTS_LINE the line's bytes a second.
+// SHOAL_WEIGHTS is a Python that has safetensors, fastsafetensors, runai-model-streamer[s3] and grpcio,
+// SHOAL_WEIGHTS_SIZE the bytes of the model, and SHOAL_WEIGHTS_LINE the line's bytes a second.
 func TestWeights(t *testing.T) {
 	w := newWeights(t)
 	w.direct()
@@ -52,7 +53,8 @@ func TestWeights(t *testing.T) {
 		way                     string
 		nodes, processes, ranks int
 	}{
-		{"plain", 1, 1, 1}, {"mmap", 1, 1, 1}, {"shoal.open", 1, 1, 1}, {"streamer", 1, 1, 1}, {"fastsafetensors", 1, 1, 1},
+		{"plain", 1, 1, 1}, {"mmap", 1, 1, 1}, {"shoal.open", 1, 1, 1}, {"streamer", 1, 1, 1},
+		{"fastsafetensors", 1, 1, 1},
 		{"plain", 4, 1, 1}, {"mmap", 4, 1, 1}, {"shoal.open", 4, 1, 1}, {"streamer", 4, 1, 1},
 		{"mmap", 1, 8, 1}, {"mmap", 1, 8, 8}, {"mmap", 4, 1, 4},
 	} {
@@ -130,7 +132,8 @@ func (w *weights) direct() {
 	began := time.Now()
 	var all errgroup.Group
 	all.SetLimit(16)
-	for o := range client.ListObjects(w.t.Context(), w.name, minio.ListObjectsOptions{Prefix: "train/", Recursive: true}) {
+	for o := range client.ListObjects(w.t.Context(), w.name,
+		minio.ListObjectsOptions{Prefix: "train/", Recursive: true}) {
 		for at := int64(0); at < o.Size; at += 8 << 20 {
 			all.Go(func() error {
 				var of minio.GetObjectOptions
@@ -150,12 +153,14 @@ func (w *weights) direct() {
 		w.t.Fatal(err)
 	}
 	w.row("a bare client", time.Since(began).Seconds(), 1, "")
-	l := w.run(exec.Command(w.python, "weights.py", "streamer", "s3://"+w.name+"/train", "0", "1"), w.streaming(w.line.URL))
+	l := w.run(exec.Command(w.python, "weights.py", "streamer", "s3://"+w.name+"/train", "0", "1"),
+		w.streaming(w.line.URL))
 	w.row("streamer, without Shoal", l.Seconds, 1, "")
 }
 
 func (w *weights) streaming(endpoint string) []string {
-	return append(s3server.Env(endpoint), "RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING=0", "AWS_EC2_METADATA_DISABLED=true", "RUNAI_STREAMER_MEMORY_LIMIT=536870912")
+	return append(s3server.Env(endpoint), "RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING=0",
+		"AWS_EC2_METADATA_DISABLED=true", "RUNAI_STREAMER_MEMORY_LIMIT=536870912")
 }
 
 func (w *weights) row(what string, seconds, store float64, again string) {
@@ -163,11 +168,13 @@ func (w *weights) row(what string, seconds, store float64, again string) {
 	w.t.Logf("| %s | %.1f | %.3f | %s |", what, seconds, store, again)
 }
 
-// load loads the model on nodes at once, cold, with processes on each, of which each reads every ranks-th tensor, and then again.
+// load loads the model on nodes at once, cold, with processes on each, of which each reads every ranks-th tensor, and
+// then again.
 func (w *weights) load(what, way string, nodes, processes, ranks int) {
 	w.t.Helper()
 	dir := w.t.TempDir()
-	f, err := makeFleet(context.Background(), fleetOptions{Shoal: shoalBin, Dir: dir, Mounts: true, Nodes: nodes, Store: w.line.URL})
+	f, err := makeFleet(context.Background(),
+		fleetOptions{Shoal: shoalBin, Dir: dir, Mounts: true, Nodes: nodes, Store: w.line.URL})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -176,7 +183,8 @@ func (w *weights) load(what, way string, nodes, processes, ranks int) {
 			w.t.Error(err)
 		}
 	}()
-	flags := []string{"--memory", "512MiB", "--cache-size", "5GiB", "--kernel-cache", "auto", "--s3", "127.0.0.1:9000", "--s3-anonymous"}
+	flags := []string{"--memory", "512MiB", "--cache-size", "5GiB", "--kernel-cache", "auto", "--s3", "127.0.0.1:9000",
+		"--s3-anonymous"}
 	if nodes > 1 {
 		join, err := f.StartEtcd(w.t.Context())
 		if err != nil {
@@ -184,7 +192,9 @@ func (w *weights) load(what, way string, nodes, processes, ranks int) {
 		}
 		flags = append(flags, join...)
 	}
-	if err := f.Each(func(n *fleetNode) error { return n.Serve(w.t.Context(), "s3://"+w.name+"/train", flags...) }); err != nil {
+	if err := f.Each(func(n *fleetNode) error {
+		return n.Serve(w.t.Context(), "s3://"+w.name+"/train", flags...)
+	}); err != nil {
 		w.t.Fatal(err)
 	}
 	if nodes > 1 {
@@ -217,7 +227,8 @@ func (w *weights) load(what, way string, nodes, processes, ranks int) {
 	}
 }
 
-// pass has all processes read at once, and returns the seconds of the last one, and what was read from the store as a share of the model.
+// pass has all processes read at once, and returns the seconds of the last one, and what was read from the store as a
+// share of the model.
 func (w *weights) pass(f *fleet, way string, processes, ranks int) (seconds, store float64) {
 	var before int64
 	for _, n := range f.Nodes {

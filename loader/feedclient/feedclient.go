@@ -91,7 +91,8 @@ func (c *Client) Stats(ctx context.Context) ([]byte, error) {
 
 // Healthy returns nil if the server takes new sessions. No token is needed.
 func (c *Client) Healthy(ctx context.Context) error {
-	r, err := grpc_health_v1.NewHealthClient(c.conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: feedpb.Feed_ServiceDesc.ServiceName})
+	r, err := grpc_health_v1.NewHealthClient(c.conn).Check(ctx,
+		&grpc_health_v1.HealthCheckRequest{Service: feedpb.Feed_ServiceDesc.ServiceName})
 	if err != nil {
 		return c.explain(err)
 	}
@@ -111,13 +112,15 @@ type Error struct {
 // Error implements error.
 func (e *Error) Error() string {
 	if e.Code == codes.Unavailable && strings.HasSuffix(e.Text, syscall.EACCES.Error()) {
-		return fmt.Sprintf("feed %s: %s (this user may not connect: see --socket-group of `shoal serve`)", e.Addr, e.Text)
+		return fmt.Sprintf("feed %s: %s (this user may not connect: see --socket-group of `shoal serve`)",
+			e.Addr, e.Text)
 	}
 	if r := remedy(e); r != "" {
 		return fmt.Sprintf("feed %s: %s (%s)", e.Addr, e.Text, r)
 	}
 	if e.Code == codes.Unavailable {
-		return fmt.Sprintf("feed %s: %s (is `shoal serve` running there? start it, or check the address)", e.Addr, e.Text)
+		return fmt.Sprintf("feed %s: %s (is `shoal serve` running there? start it, or check the address)",
+			e.Addr, e.Text)
 	}
 	return fmt.Sprintf("feed %s: %s", e.Addr, e.Text)
 }
@@ -131,7 +134,8 @@ func (c *Client) explain(err error) error {
 		return fmt.Errorf("feed %s: %w", c.addr, err)
 	}
 	text := st.Message()
-	for _, wrapping := range []string{`connection error: desc = "`, "transport: Error while dialing: "} { // gRPC's, of a plain error
+	// gRPC's, of a plain error
+	for _, wrapping := range []string{`connection error: desc = "`, "transport: Error while dialing: "} {
 		if rest, ok := strings.CutPrefix(text, wrapping); ok {
 			text = strings.TrimSuffix(rest, `"`)
 		}
@@ -191,7 +195,8 @@ func (c *Client) Open(ctx context.Context, o *feedpb.Open) (*Stream, error) {
 			return s, nil
 		}
 		err = fmt.Errorf("feed %s: shared memory: %w", c.addr, err)
-	} else if err = fmt.Errorf("feed %s: the server has no shared memory for this session: its log says why", c.addr); pool == nil && c.Transport != Slots {
+	} else if err = fmt.Errorf("feed %s: the server has no shared memory for this session: its log says why",
+		c.addr); pool == nil && c.Transport != Slots {
 		return s, nil
 	}
 	s.Close()
@@ -218,7 +223,8 @@ func (c *Client) open(ctx context.Context, o *feedpb.Open) (*Stream, error) {
 		return fail(err)
 	}
 	// io.EOF means that the stream has ended; Recv knows why.
-	if err := stream.Send(&feedpb.ClientMessage{Kind: &feedpb.ClientMessage_Open{Open: o}}); err != nil && !errors.Is(err, io.EOF) {
+	if err := stream.Send(&feedpb.ClientMessage{Kind: &feedpb.ClientMessage_Open{Open: o}}); err != nil &&
+		!errors.Is(err, io.EOF) {
 		return fail(err)
 	}
 	m, err := stream.Recv()
@@ -228,7 +234,8 @@ func (c *Client) open(ctx context.Context, o *feedpb.Open) (*Stream, error) {
 	if m.GetOpened() == nil {
 		return fail(fmt.Errorf("the server's first message is %T: not a Shoal feed of version 1", m.GetKind()))
 	}
-	return &Stream{client: c, stream: stream, cancel: cancel, opened: m.GetOpened(), state: m.GetOpened().GetState()}, nil
+	return &Stream{client: c, stream: stream, cancel: cancel, opened: m.GetOpened(),
+		state: m.GetOpened().GetState()}, nil
 }
 
 // Opened describes the session.
@@ -360,7 +367,8 @@ func (s *Stream) send(m *feedpb.ClientMessage) error {
 
 // giveBack releases a slot. An error shows at the next Recv.
 func (s *Stream) giveBack(slot uint32) {
-	_ = s.send(&feedpb.ClientMessage{Kind: &feedpb.ClientMessage_Release{Release: &feedpb.Release{Slots: []uint32{slot}}}})
+	_ = s.send(&feedpb.ClientMessage{
+		Kind: &feedpb.ClientMessage_Release{Release: &feedpb.Release{Slots: []uint32{slot}}}})
 }
 
 // Close ends the session. Batches that were not released stay valid.
@@ -537,7 +545,8 @@ func (b *Batch) Row(i int) []byte {
 func (b *Batch) Bytes() []byte { return b.buf }
 
 // Digest is SHA-256 over (sample as u64 little-endian, length as u64 little-endian, bytes) of all
-// valid rows in order of delivery, with each further view of a sample behind its row. Padding and skipped samples are left out.
+// valid rows in order of delivery, with each further view of a sample behind its row. Padding and skipped samples are
+// left out.
 type Digest struct{ h hash.Hash }
 
 // NewDigest returns an empty digest.

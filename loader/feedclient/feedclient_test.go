@@ -18,11 +18,13 @@ func TestRowsOutsideTheData(t *testing.T) {
 	for _, c := range []struct {
 		offsets []uint64
 		ok      bool
-	}{{[]uint64{0, 3, 4}, true}, {[]uint64{0, 5, 4}, false}, {[]uint64{0, 3, 5}, false}, {[]uint64{3, 1, 4}, false}, {[]uint64{0, 3, 1 << 63}, false}} {
+	}{{[]uint64{0, 3, 4}, true}, {[]uint64{0, 5, 4}, false}, {[]uint64{0, 3, 5}, false}, {[]uint64{3, 1, 4}, false},
+		{[]uint64{0, 3, 1 << 63}, false}} {
 		b := &Batch{Header: &feedpb.BatchHeader{Rows: 2}, buf: make([]byte, 4)}
 		plane := func(name string, content []byte, from uint64) {
 			b.buf = append(b.buf, content...)
-			b.Header.Planes = append(b.Header.Planes, &feedpb.Plane{Name: name, Offset: from, Length: uint64(len(b.buf)) - from})
+			b.Header.Planes = append(b.Header.Planes,
+				&feedpb.Plane{Name: name, Offset: from, Length: uint64(len(b.buf)) - from})
 		}
 		plane("data", nil, 0)
 		plane("label", make([]byte, 16), 4)
@@ -59,13 +61,15 @@ func TestLateCaller(t *testing.T) {
 	}
 	defer there.Close()
 	to := wire.NewFrameWriter(there)
-	if err := to.SendMsg(&feedpb.ServerMessage{Kind: &feedpb.ServerMessage_Batch{Batch: &feedpb.BatchHeader{Index: 7}}}); err != nil {
+	if err := to.SendMsg(&feedpb.ServerMessage{
+		Kind: &feedpb.ServerMessage_Batch{Batch: &feedpb.BatchHeader{Index: 7}}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := to.End(); err != nil {
 		t.Fatal(err)
 	}
-	s := &Stream{frames: true, over: make(chan error, 1), last: endPatience, memory: &mapping{conn: here, in: wire.NewFrameReader(here, wire.MaxServerFrame)}}
+	s := &Stream{frames: true, over: make(chan error, 1), last: endPatience,
+		memory: &mapping{conn: here, in: wire.NewFrameReader(here, wire.MaxServerFrame)}}
 	s.over <- io.EOF
 	if err := here.SetReadDeadline(time.Unix(1, 0)); err != nil { // it is long past
 		t.Fatal(err)

@@ -98,7 +98,8 @@ type readerTells struct {
 	credentials.TransportCredentials
 }
 
-func (c readerTells) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (c readerTells) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (
+	net.Conn, credentials.AuthInfo, error) {
 	conn, info, err := c.TransportCredentials.ClientHandshake(ctx, authority, raw)
 	if err != nil {
 		return nil, nil, err
@@ -133,18 +134,29 @@ func (bearer) RequireTransportSecurity() bool { return false }
 // remedies say what to do about a failed connection, by a part of the error's text; the first match counts.
 // The texts are those of crypto/tls, crypto/x509 and gRPC.
 var remedies = []struct{ text, remedy string }{
-	{"certificate signed by unknown authority", "this client does not trust the authority that signed the server's certificate: pass it with --ca FILE"},
+	{"certificate signed by unknown authority",
+		"this client does not trust the authority that signed the server's certificate: pass it with --ca FILE"},
 	{"certificate is valid for", "connect by a name in the certificate, or pass one of its names with --server-name"},
-	{"certificate is not valid for any names", "the certificate has no names: give the server a certificate with the host's name"},
-	{"doesn't contain any IP SANs", "the certificate has no IP addresses: connect by name, or pass its name with --server-name"},
-	{"certificate has expired or is not yet valid", "renew the server's certificate (the server reads a new file without a restart), or set the clock"},
+	{"certificate is not valid for any names",
+		"the certificate has no names: give the server a certificate with the host's name"},
+	{"doesn't contain any IP SANs",
+		"the certificate has no IP addresses: connect by name, or pass its name with --server-name"},
+	{"certificate has expired or is not yet valid",
+		"renew the server's certificate (the server reads a new file without a restart), or set the clock"},
 	{"tls: certificate required", "this server requires a client certificate: pass --cert and --key"},
 	{"tls: expired certificate", "the client's certificate has expired: renew it"},
-	{"tls: unknown certificate authority", "the server does not trust the authority that signed the client's certificate: use one of its --tls-client-ca, or add yours there"},
-	{"tls: bad certificate", "the server does not accept the client's certificate: it must be signed by one of its --tls-client-ca, for client authentication"},
+	{"tls: unknown certificate authority",
+		"the server does not trust the authority that signed the client's certificate: use one of its " +
+			"--tls-client-ca, or add yours there"},
+	{"tls: bad certificate",
+		"the server does not accept the client's certificate: it must be signed by one of its --tls-client-ca, for " +
+			"client authentication"},
 	{"first record does not look like a TLS handshake", "the server uses plain TCP at this address: connect to tcp://"},
-	{"remote error: tls: ", "the TLS settings of server and client do not match: compare --tls-client-ca of the server with --cert, and --ca with the server's certificate"},
-	{"error reading server preface", "the server at this address does not speak the feed's protocol; if it is a tls:// address of the server, connect to tls://"},
+	{"remote error: tls: ", "the TLS settings of server and client do not match: compare --tls-client-ca of the " +
+		"server with --cert, and --ca with the server's certificate"},
+	{"error reading server preface",
+		"the server at this address does not speak the feed's protocol; if it is a tls:// address of the server, " +
+			"connect to tls://"},
 }
 
 // remedy returns what to do about e, or "".

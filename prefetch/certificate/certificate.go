@@ -92,7 +92,8 @@ func Of(s Subject) (Certificate, error) {
 	case s.Batch < 1:
 		return Certificate{}, fmt.Errorf("certificate: a batch of %d; it needs at least 1", s.Batch)
 	case n < s.Batch:
-		return Certificate{}, fmt.Errorf("certificate: an epoch of %d positions has no whole batch of %d: give a smaller batch", n, s.Batch)
+		return Certificate{}, fmt.Errorf(
+			"certificate: an epoch of %d positions has no whole batch of %d: give a smaller batch", n, s.Batch)
 	}
 	c := Certificate{Positions: n, Samples: s.Samples, Batch: s.Batch, Batches: n / s.Batch}
 	var shards, labels tally
@@ -272,8 +273,8 @@ func measureRanks(s Subject, all tally) []Rank {
 	return ranks
 }
 
-// randomVariation returns the expected distance between the labels of so many of n positions, drawn at random, and those
-// of all.
+// randomVariation returns the expected distance between the labels of so many of n positions, drawn at random, and
+// those of all.
 func randomVariation(all tally, n, draws int) (v float64) {
 	for _, c := range all.count {
 		v += absoluteDeviation(n, c, draws) / float64(2*draws)

@@ -33,7 +33,8 @@ func TestOfAgainstDefinition(t *testing.T) {
 		for _, s := range seq {
 			seen[s] = true
 		}
-		if c.Missing != n-len(seen) || c.Repeated != len(seq)-len(seen) || c.Batches != len(seq)/batch || c.Positions != len(seq) {
+		if c.Missing != n-len(seen) || c.Repeated != len(seq)-len(seen) || c.Batches != len(seq)/batch ||
+			c.Positions != len(seq) {
 			t.Fatalf("%+v", c)
 		}
 		// Pairs, and those of all batches that can be drawn: each pair is in one as often as any other.
@@ -96,7 +97,9 @@ func TestDesignEffectIsVariance(t *testing.T) {
 		batch, batches := rapid.IntRange(2, 8).Draw(t, "batch"), rapid.IntRange(2, 8).Draw(t, "batches")
 		n := batch * batches
 		shard := rapid.SliceOfN(rapid.IntRange(0, 4), n, n).Draw(t, "shards")
-		c, err := Of(Subject{Order: order.Sequential(n), Batch: batch, Samples: n, Shard: func(s int) int { return shard[s] }})
+		c, err := Of(Subject{Order: order.Sequential(n), Batch: batch, Samples: n, Shard: func(s int) int {
+			return shard[s]
+		}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -133,7 +136,8 @@ func TestAbsoluteDeviation(t *testing.T) {
 			for draws := 1; draws <= n; draws++ {
 				mean, want := float64(draws)*float64(marked)/float64(n), 0.0
 				for x := 0; x <= draws; x++ {
-					want += math.Abs(float64(x)-mean) * math.Exp(choose(marked, x)+choose(n-marked, draws-x)-choose(n, draws))
+					want += math.Abs(float64(x)-mean) * math.Exp(choose(marked, x)+choose(n-marked, draws-x)-
+						choose(n, draws))
 				}
 				if got := absoluteDeviation(n, marked, draws); math.Abs(got-want) > 1e-9 {
 					t.Fatalf("%d draws of %d, %d marked: %v, want %v", draws, n, marked, got, want)
@@ -158,7 +162,8 @@ func TestOfOrders(t *testing.T) {
 	}
 	for epoch := range 3 {
 		c := measure(order.Uniform(n, 1, epoch))
-		if math.Abs(c.Shards.Design-1) > 0.05 || math.Abs(c.Labels.Variation/c.Labels.Random-1) > 0.02 || c.Missing+c.Repeated != 0 {
+		if math.Abs(c.Shards.Design-1) > 0.05 || math.Abs(c.Labels.Variation/c.Labels.Random-1) > 0.02 ||
+			c.Missing+c.Repeated != 0 {
 			t.Errorf("uniform: %+v %+v", c.Shards, c.Labels)
 		}
 		c = measure(windowed(order.Contiguous(n, size), 5, epoch, 16))
@@ -170,7 +175,8 @@ func TestOfOrders(t *testing.T) {
 		}
 	}
 	c := measure(order.Sequential(n))
-	if c.Shards.Design < 0.8*batch || c.Labels.Variation < 0.98 || c.Shards.Open != 1 || c.Labels.Worst < c.Labels.Variation {
+	if c.Shards.Design < 0.8*batch || c.Labels.Variation < 0.98 || c.Shards.Open != 1 ||
+		c.Labels.Worst < c.Labels.Variation {
 		t.Errorf("sequential: %+v %+v", c.Shards, c.Labels)
 	}
 }
@@ -189,8 +195,8 @@ func TestOfErrors(t *testing.T) {
 	}
 }
 
-// No order that shuffles gives a rank other classes than the rest, however the classes lie in the dataset: sorted, or in
-// turns of which the number of ranks is a multiple. (sequential and list are read as they are.)
+// No order that shuffles gives a rank other classes than the rest, however the classes lie in the dataset: sorted, or
+// in turns of which the number of ranks is a multiple. (sequential and list are read as they are.)
 func TestRanksSeeAllClasses(t *testing.T) {
 	const n, classes = 9600, 4
 	for lie, label := range map[string]func(int) int{
@@ -202,8 +208,11 @@ func TestRanksSeeAllClasses(t *testing.T) {
 		f := order.Facts{Samples: n, Shards: func() order.Groups { return order.Contiguous(n, 100) }, Label: label,
 			Size:    func(s int) int64 { return int64(1000 + s) },
 			Classes: func() []string { return []string{"a", "b", "c", "d"} }}
-		for _, text := range []string{"uniform:seed=1", "torch:seed=1", "windowed:seed=1,window=4", "windowed:seed=1,window=1",
-			"buckets:seed=1,batch=48", "buckets:seed=1,batch=48,count=50", "buckets:seed=1,batch=48,count=200", "mixture:seed=1,weights=*:1", "mixture:seed=1,weights=a:1+b:1+c:1+d:1", "mixture:seed=1,weights=a:3+[b-d]:1"} {
+		for _, text := range []string{"uniform:seed=1", "torch:seed=1", "windowed:seed=1,window=4",
+			"windowed:seed=1,window=1",
+			"buckets:seed=1,batch=48", "buckets:seed=1,batch=48,count=50", "buckets:seed=1,batch=48,count=200",
+			"mixture:seed=1,weights=*:1", "mixture:seed=1,weights=a:1+b:1+c:1+d:1",
+			"mixture:seed=1,weights=a:3+[b-d]:1"} {
 			for _, world := range []int{2, 3, 4, 8, 16} {
 				spec, err := order.Parse(text + ",world=" + strconv.Itoa(world) + ",rank=0-" + strconv.Itoa(world-1))
 				if err != nil {

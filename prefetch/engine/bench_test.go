@@ -31,7 +31,8 @@ func BenchmarkColdEpoch(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-	e := open(b, HostConfig{Options: cachedir.Options{Path: b.TempDir(), Size: 0, Memory: 160 << 20}}, Config{Source: "file://" + dir, Order: spec(b, "uniform:seed=1")})
+	e := open(b, HostConfig{Options: cachedir.Options{Path: b.TempDir(), Size: 0, Memory: 160 << 20}},
+		Config{Source: "file://" + dir, Order: spec(b, "uniform:seed=1")})
 	defer closeEngine(b, e)
 	v := e.cur.Load()
 	order := func(epoch int) order.Order {

@@ -30,7 +30,9 @@ func (e *Engine) CacheMap(cells int) CacheMap {
 	cells = min(max(cells, 1), MaxMapCells)
 	v := e.cur.Load()
 	m := CacheMap{Version: 1, Samples: v.samples.Len(), Orders: []run.Strip{}}
-	m.Dataset = run.NewStrip("dataset", v.samples.Len(), cells, func(sample int) cache.Residence { return v.volume.Residence(v.samples.File(sample)) })
+	m.Dataset = run.NewStrip("dataset", v.samples.Len(), cells, func(sample int) cache.Residence {
+		return v.volume.Residence(v.samples.File(sample))
+	})
 	mount, sessions := e.orders.following()
 	streams := append(mount, sessions...)
 	for _, s := range streams[:min(len(streams), mapOrders)] {
@@ -52,6 +54,8 @@ func (r *orders) following() (mount, sessions []*run.Stream) {
 			over[s] = 1
 		}
 	}
-	slices.SortFunc(sessions, func(a, b *run.Stream) int { return cmp.Or(over[a]-over[b], strings.Compare(a.Name, b.Name)) })
+	slices.SortFunc(sessions, func(a, b *run.Stream) int {
+		return cmp.Or(over[a]-over[b], strings.Compare(a.Name, b.Name))
+	})
 	return mount, sessions
 }

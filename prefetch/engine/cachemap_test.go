@@ -34,7 +34,8 @@ func TestCacheMap(t *testing.T) {
 	defer closeEngine(t, e)
 	waitFor(t, "the whole epoch is staged or kept", func() bool { return e.Stats().Lead == len(paths) })
 	m := e.CacheMap(40)
-	if m.Samples != len(paths) || len(m.Orders) != 1 || m.Orders[0].Name != "mount" || !m.Dataset.Exact || m.Dataset.Cells != 40 {
+	if m.Samples != len(paths) || len(m.Orders) != 1 || m.Orders[0].Name != "mount" || !m.Dataset.Exact ||
+		m.Dataset.Cells != 40 {
 		t.Fatalf("%+v", m)
 	}
 	if _, kept, ring := sums(t, m.Dataset); kept+ring != 100 {

@@ -7,9 +7,10 @@ import (
 
 // ClusterStats are what this node knows of its cluster, and of the dataset in it.
 type ClusterStats struct {
-	Cluster   string           `json:"cluster"` // its URL, without a password
-	Node      string           `json:"node"`    // this one
-	State     string           `json:"state"`   // joining, joined, away (etcd does not answer: the nodes known last stay), refused
+	Cluster string `json:"cluster"` // its URL, without a password
+	Node    string `json:"node"`    // this one
+	// joining, joined, away (etcd does not answer: the nodes known last stay), refused
+	State     string           `json:"state"`
 	Cause     string           `json:"cause,omitempty"`
 	Revision  int64            `json:"revision"`
 	Owned     float64          `json:"owned"`      // share of the dataset that this node owns
@@ -85,7 +86,8 @@ func (e *Engine) clusterStats(peerBytes, diskBytes int64) *ClusterStats {
 		asked[of.Node] = of
 	}
 	for _, node := range view.Nodes {
-		c := ClusterNode{ID: node.ID, Address: node.Address, Zone: node.Zone, Version: node.Version, Weight: node.Weight, Draining: node.Draining, Open: node.Has(e.datasetID()), Owned: shares[node.ID]}
+		c := ClusterNode{ID: node.ID, Address: node.Address, Zone: node.Zone, Version: node.Version,
+			Weight: node.Weight, Draining: node.Draining, Open: node.Has(e.datasetID()), Owned: shares[node.ID]}
 		if of, ok := asked[node.ID]; ok {
 			c.Asked = &of
 		}

@@ -57,16 +57,20 @@ func TestEncryptedCache(t *testing.T) {
 		}
 		d := e.Dataset()
 		sealed := d.SealFit("name", []byte(marker))
-		if b, err := d.OpenFit("name", sealed); err != nil || string(b) != marker || bytes.Contains(sealed, []byte("plaintext")) {
+		if b, err := d.OpenFit("name", sealed); err != nil || string(b) != marker ||
+			bytes.Contains(sealed, []byte("plaintext")) {
 			t.Errorf("%q, %v", b, err)
 		}
 		if _, err := d.OpenFit("another", sealed); err == nil {
 			t.Error("a fit of another name was opened")
 		}
-		if err := e.host.Accepts(config(secretOf(t, 2)), func(string) bool { return false }); !errors.Is(err, crypt.ErrWrongSecret) {
+		if err := e.host.Accepts(config(secretOf(t, 2)), func(string) bool {
+			return false
+		}); !errors.Is(err, crypt.ErrWrongSecret) {
 			t.Error(err)
 		}
-		if err := errors.Join(e.host.Accepts(config(nil), func(string) bool { return false }), e.host.Accepts(config(secretOf(t, 1)), func(string) bool { return false })); err != nil {
+		if err := errors.Join(e.host.Accepts(config(nil), func(string) bool { return false }),
+			e.host.Accepts(config(secretOf(t, 1)), func(string) bool { return false })); err != nil {
 			t.Error(err)
 		}
 		closeEngine(t, e)
@@ -94,7 +98,8 @@ func TestEncryptedCache(t *testing.T) {
 		if strings.HasSuffix(name, ".seg") {
 			segments++
 		}
-		for _, text := range []string{"plaintext", "nobody may", "secretclass", "secretname", filepath.Base(filepath.Dir(dir))} {
+		for _, text := range []string{"plaintext", "nobody may", "secretclass",
+			"secretname", filepath.Base(filepath.Dir(dir))} {
 			if strings.Contains(b, text) {
 				t.Errorf("%q is in %s", text, name)
 			}
@@ -106,16 +111,21 @@ func TestEncryptedCache(t *testing.T) {
 
 	for name, s := range map[string]*crypt.Secret{"none": nil, "wrong": secretOf(t, 9)} {
 		h, err := OpenHost(config(s))
-		if !errors.Is(err, cachedir.ErrEncryption) || name == "wrong" != errors.Is(err, crypt.ErrWrongSecret) || !strings.Contains(err.Error(), "--cache-dir") {
+		if !errors.Is(err, cachedir.ErrEncryption) || name == "wrong" != errors.Is(err, crypt.ErrWrongSecret) ||
+			!strings.Contains(err.Error(), "--cache-dir") {
 			t.Errorf("key %s: %v, %v", name, h, err)
 		}
-		if _, err := cachedir.Fsck(context.Background(), cacheDir, cachedir.FsckOptions{Secret: s, Repair: true}); !errors.Is(err, cachedir.ErrEncryption) {
+		if _, err := cachedir.Fsck(context.Background(), cacheDir,
+			cachedir.FsckOptions{Secret: s, Repair: true}); !errors.Is(err, cachedir.ErrEncryption) {
 			t.Errorf("fsck with key %s: %v", name, err)
 		}
 	}
 	clear := t.TempDir()
-	closeEngine(t, open(t, HostConfig{Options: cachedir.Options{Path: clear, Size: 64 << 20, Memory: 256 << 20}}, Config{Source: dir, Order: spec(t, "none")}))
-	if _, err := OpenHost(HostConfig{Options: cachedir.Options{Path: clear, Size: 64 << 20, Memory: 256 << 20, Secret: secretOf(t, 1)}}); !errors.Is(err, cachedir.ErrEncryption) {
+	closeEngine(t, open(t, HostConfig{Options: cachedir.Options{Path: clear, Size: 64 << 20, Memory: 256 << 20}},
+		Config{Source: dir, Order: spec(t, "none")}))
+	if _, err := OpenHost(HostConfig{
+		Options: cachedir.Options{Path: clear, Size: 64 << 20, Memory: 256 << 20, Secret: secretOf(t, 1)}}); !errors.Is(
+		err, cachedir.ErrEncryption) {
 		t.Errorf("a cache in clear, with a key: %v", err)
 	}
 	after := snapshot()
@@ -125,7 +135,9 @@ func TestEncryptedCache(t *testing.T) {
 		}
 	}
 
-	if r, err := cachedir.Fsck(context.Background(), cacheDir, cachedir.FsckOptions{Secret: secretOf(t, 1), Progress: func(int64, int64) {}}); err != nil || r.Damage != 0 || r.Records < len(paths) {
+	if r, err := cachedir.Fsck(context.Background(), cacheDir,
+		cachedir.FsckOptions{Secret: secretOf(t, 1), Progress: func(int64, int64) {}}); err != nil || r.Damage != 0 ||
+		r.Records < len(paths) {
 		t.Errorf("%+v, %v", r, err)
 	}
 	reread := func(s *crypt.Secret) {
@@ -149,7 +161,8 @@ func TestEncryptedCache(t *testing.T) {
 	if err := h.Rekey(*secretOf(t, 5)); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(h.Accepts(config(secretOf(t, 5)), func(string) bool { return false }), h.Close()); err != nil {
+	if err := errors.Join(h.Accepts(config(secretOf(t, 5)), func(string) bool { return false }),
+		h.Close()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := OpenHost(config(secretOf(t, 1))); !errors.Is(err, crypt.ErrWrongSecret) {
@@ -169,7 +182,8 @@ func TestEncryptedCache(t *testing.T) {
 		if err := os.WriteFile(path, damaged, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if k, err := crypt.Open(cacheDir, *secretOf(t, 5)); err == nil && !bytes.Equal(k.Derive("x", nil), mustKey(t, cacheDir, path, b, secretOf(t, 5)).Derive("x", nil)) {
+		if k, err := crypt.Open(cacheDir, *secretOf(t, 5)); err == nil &&
+			!bytes.Equal(k.Derive("x", nil), mustKey(t, cacheDir, path, b, secretOf(t, 5)).Derive("x", nil)) {
 			t.Fatalf("byte %d damaged, and another key came of it", i)
 		}
 	}

@@ -136,7 +136,9 @@ func (e *Engine) WriteOrder(w io.Writer, spec order.Spec, paths bool) error {
 	if !paths {
 		return WriteNumbers(w, o)
 	}
-	return writeLines(w, o, func(line []byte, sample int) []byte { return v.manifest.AppendPath(line, v.samples.File(sample)) })
+	return writeLines(w, o, func(line []byte, sample int) []byte {
+		return v.manifest.AppendPath(line, v.samples.File(sample))
+	})
 }
 
 // WriteNumbers writes an order's samples, one a line.

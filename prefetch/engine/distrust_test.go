@@ -13,7 +13,8 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/etcd"
 )
 
-// A node that gave other bytes is asked nothing any more, whatever etcd does, until it starts again: then it is another one.
+// A node that gave other bytes is asked nothing any more, whatever etcd does, until it starts again: then it is another
+// one.
 func TestDistrustEnds(t *testing.T) {
 	if _, err := etcd.FindBinary(); err != nil {
 		t.Skip(err)
@@ -27,14 +28,16 @@ func TestDistrustEnds(t *testing.T) {
 	defer server.Close()
 	dir := t.TempDir()
 	for i := range 100 {
-		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("f%04d.jpg", i)), fmt.Appendf(nil, "%9d", i), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("f%04d.jpg", i)), fmt.Appendf(nil, "%9d", i),
+			0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
 	caches := []string{t.TempDir(), t.TempDir()}
 	start := func(i int) *Engine {
 		return open(t, HostConfig{Options: cachedir.Options{Path: caches[i], Size: 256 << 20, Memory: 192 << 20},
-			Cluster: ClusterConfig{URL: "etcd://" + server.Addr + "/test", Advertise: "127.0.0.1:0", Insecure: true}}, Config{Source: "file://" + dir})
+			Cluster: ClusterConfig{URL: "etcd://" + server.Addr + "/test", Advertise: "127.0.0.1:0", Insecure: true}},
+			Config{Source: "file://" + dir})
 	}
 	a, b := start(0), start(1)
 	defer func() { closeEngine(t, a) }()

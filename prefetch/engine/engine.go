@@ -49,25 +49,28 @@ import (
 
 // Config describes the dataset to open.
 type Config struct {
-	Source           string     // s3://bucket/prefix, file:///dir, or tar shards
-	Scope            string     // with whose rights it is read: of the same source, different ones have nothing in common
-	Shards           string     // a shard set of Source (made by packing) to read from; may be empty
-	Publish          string     // destination for shards packed after a complete pass; may be empty
-	Order            order.Spec // the order that readers of the mount are expected to follow
-	Samples          string     // which files are numbered: catalog.Match's globs, or Rows
-	Empty            bool       // there may be no objects yet
-	SkipBadShards    bool       // leave out the shards that are damaged or missing
-	Recode           string     // whether kept files are brought into the host's codec's form: auto, on, off; "": as others say
-	Connections      int        // GETs in flight at most
-	AdaptConnections bool       // fewer than Connections if they bring as much
-	ConnectionsGiven bool       // a dataset that is open with others is not shared
-	Refresh          bool       // list again even if the catalog knows the source
+	Source string // s3://bucket/prefix, file:///dir, or tar shards
+	// with whose rights it is read: of the same source, different ones have nothing in common
+	Scope         string
+	Shards        string     // a shard set of Source (made by packing) to read from; may be empty
+	Publish       string     // destination for shards packed after a complete pass; may be empty
+	Order         order.Spec // the order that readers of the mount are expected to follow
+	Samples       string     // which files are numbered: catalog.Match's globs, or Rows
+	Empty         bool       // there may be no objects yet
+	SkipBadShards bool       // leave out the shards that are damaged or missing
+	// whether kept files are brought into the host's codec's form: auto, on, off; "": as others say
+	Recode           string
+	Connections      int  // GETs in flight at most
+	AdaptConnections bool // fewer than Connections if they bring as much
+	ConnectionsGiven bool // a dataset that is open with others is not shared
+	Refresh          bool // list again even if the catalog knows the source
 	Store            objstore.StoreOptions
 	Near             NearTier
 	Logger           *slog.Logger
-	Progress         func(listed int)             // called during a first listing; may be nil
-	Past             func(source string) []string // names of versions that are open since an earlier process; may be nil
-	Getenv           func(name string) string     // the AWS environment; nil: the process's own
+	Progress         func(listed int) // called during a first listing; may be nil
+	// names of versions that are open since an earlier process; may be nil
+	Past   func(source string) []string
+	Getenv func(name string) string // the AWS environment; nil: the process's own
 }
 
 // tries of one request: about 25 s with the default pauses. A trainer survives a restart of the store, and gets an
@@ -90,9 +93,10 @@ type Engine struct {
 	recoding recoding
 	guests   guests
 	recorder recorder
-	pages    atomic.Pointer[func(m *catalog.Manifest, file int) bool] // whether the kernel has a file; nil: it keeps none
-	quota    atomic.Int64                                             // bytes on disk; 0 is no bound of its own
-	lied     chan struct{}                                            // a node of the cluster gave wrong bytes
+	// whether the kernel has a file; nil: it keeps none
+	pages atomic.Pointer[func(m *catalog.Manifest, file int) bool]
+	quota atomic.Int64  // bytes on disk; 0 is no bound of its own
+	lied  chan struct{} // a node of the cluster gave wrong bytes
 }
 
 // identity is what a dataset is called.
@@ -129,7 +133,8 @@ type versions struct {
 	cur        atomic.Pointer[view]
 	listed     atomic.Pointer[time.Time] // see Listed; nil before the first refresh
 	refreshing chan struct{}             // held by the running refresh
-	untold     func(served bool)         // of what was listed last and is not published yet; only the running Open or refresh uses it
+	// of what was listed last and is not published yet; only the running Open or refresh uses it
+	untold func(served bool)
 
 	mu    sync.Mutex
 	views []*opened      // all, the one in force last
@@ -145,8 +150,8 @@ type counted struct {
 	transport atomic.Pointer[func() string] // of the mount; nil: there is none
 }
 
-// Rows is the Config.Samples of a dataset whose files are what lies in its objects: rows, documents, or columns of samples (docs/records.md).
-// After a colon it may have the column that is numbered.
+// Rows is the Config.Samples of a dataset whose files are what lies in its objects: rows, documents, or columns of
+// samples (docs/records.md). After a colon it may have the column that is numbered.
 const Rows = "rows"
 
 // rows reports whether the samples are looked for in the objects.
@@ -251,8 +256,10 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		e.setQuota(q)
 	}
 	e.tell(true)
-	e.log.Info("dataset open", "source", source.String(), "version", m.Version()[:12], "files", m.Len(), "packed", layout != nil,
-		"samples", v.samples.Len(), "bytes", humanize.IBytes(uint64(m.Bytes())), "memory_for_data", humanize.IBytes(uint64(e.cache.Ledger().Limit())))
+	e.log.Info("dataset open", "source", source.String(), "version", m.Version()[:12], "files", m.Len(),
+		"packed", layout != nil,
+		"samples", v.samples.Len(), "bytes", humanize.IBytes(uint64(m.Bytes())),
+		"memory_for_data", humanize.IBytes(uint64(e.cache.Ledger().Limit())))
 	if err := e.orders.start(cfg.Order); err != nil {
 		return nil, err
 	}
@@ -449,25 +456,36 @@ func (c Config) connections() string {
 // join checks that a further user of the dataset has the same settings as the first.
 func (e *Engine) join(cfg Config) error {
 	other := func(flag, is, asked string) error {
-		return fmt.Errorf("%s is open in this cache directory with %s %q, not %q: %w (give the same, or another --cache-dir)", e.source, flag, is, asked, ErrOther)
+		return fmt.Errorf(
+			"%s is open in this cache directory with %s %q, not %q: %w (give the same, or another --cache-dir)",
+			e.source, flag, is, asked, ErrOther)
 	}
 	switch {
 	case cfg.Samples != e.cfg.Samples:
-		return fmt.Errorf("%s is open in this cache directory with another --samples: %w (give the same, or another --cache-dir)", e.source, ErrOther)
+		return fmt.Errorf(
+			"%s is open in this cache directory with another --samples: %w (give the same, or another --cache-dir)",
+			e.source, ErrOther)
 	case cfg.Shards != e.cfg.Shards:
 		return other("--shards", e.cfg.Shards, cfg.Shards)
 	case cfg.SkipBadShards != e.cfg.SkipBadShards:
-		return fmt.Errorf("%s is open in this cache directory with another --bad-shards (give the same, or another --cache-dir)", e.source)
+		return fmt.Errorf(
+			"%s is open in this cache directory with another --bad-shards (give the same, or another --cache-dir)",
+			e.source)
 	case !e.recoding.join(cfg.Recode):
 		return other("--recode", *e.recoding.mode.Load(), cfg.Recode)
 	case cfg.Near != e.cfg.Near:
 		return other("--near", e.cfg.Near.String(), cfg.Near.String())
 	case cfg.Store.CustomerKey != e.cfg.Store.CustomerKey:
-		return fmt.Errorf("%s is open in this cache directory with another key of its objects, SHOAL_SSE_C_KEY (give the same, or another --cache-dir)", e.source)
+		return fmt.Errorf("%s is open in this cache directory with another key of its objects, SHOAL_SSE_C_KEY (give "+
+			"the same, or another --cache-dir)", e.source)
 	case cfg.Store.RequesterPays != e.cfg.Store.RequesterPays || cfg.Store.LinksOutside != e.cfg.Store.LinksOutside ||
-		!cfg.Store.Prices.IsZero() && cfg.Store.Prices != e.cfg.Store.Prices || cfg.Store.GetsPerHour != 0 && cfg.Store.GetsPerHour != e.cfg.Store.GetsPerHour:
-		return fmt.Errorf("%s is open in this cache directory with another --store: %w (give the same, or another --cache-dir)", e.source, ErrOther)
-	case cfg.ConnectionsGiven && (cfg.Connections != e.cfg.Connections || cfg.AdaptConnections != e.cfg.AdaptConnections):
+		!cfg.Store.Prices.IsZero() && cfg.Store.Prices != e.cfg.Store.Prices ||
+		cfg.Store.GetsPerHour != 0 && cfg.Store.GetsPerHour != e.cfg.Store.GetsPerHour:
+		return fmt.Errorf(
+			"%s is open in this cache directory with another --store: %w (give the same, or another --cache-dir)",
+			e.source, ErrOther)
+	case cfg.ConnectionsGiven && (cfg.Connections != e.cfg.Connections ||
+		cfg.AdaptConnections != e.cfg.AdaptConnections):
 		return other("--connections", e.cfg.connections(), cfg.connections())
 	case cfg.Publish != "" && cfg.Publish != e.cfg.Publish:
 		return other("--publish", e.cfg.Publish, cfg.Publish)
@@ -475,7 +493,8 @@ func (e *Engine) join(cfg Config) error {
 		return other("--store weak-etag", "false", "true")
 	case cfg.Order.Name() == "auto" || cfg.Order == e.order():
 		return nil
-	case e.order().Computed() || e.order().Name() == "none" || e.orders.inference.Load() == nil && len(e.orders.mounted()) > 0:
+	case e.order().Computed() || e.order().Name() == "none" ||
+		e.orders.inference.Load() == nil && len(e.orders.mounted()) > 0:
 		return other("--order", e.order().String(), cfg.Order.String())
 	}
 	return e.orders.start(cfg.Order)
@@ -563,11 +582,14 @@ func (e *Engine) probe(ctx context.Context, base objstore.Reader, m *catalog.Man
 // Refresh lists the source again. If it changed, the new version is in force when Refresh returns; kept data of
 // unchanged files stays. It reports whether the version changed.
 func (e *Engine) Refresh(ctx context.Context) (changed bool, err error) {
-	return e.refresh(ctx, true, func(ctx context.Context) (*catalog.Manifest, *catalog.Layout, error) { return e.listShared(ctx, true) })
+	return e.refresh(ctx, true, func(ctx context.Context) (*catalog.Manifest, *catalog.Layout, error) {
+		return e.listShared(ctx, true)
+	})
 }
 
 // refresh moves to the version that list returns. afresh: its listing began after the call.
-func (e *Engine) refresh(ctx context.Context, afresh bool, list func(context.Context) (*catalog.Manifest, *catalog.Layout, error)) (changed bool, err error) {
+func (e *Engine) refresh(ctx context.Context, afresh bool,
+	list func(context.Context) (*catalog.Manifest, *catalog.Layout, error)) (changed bool, err error) {
 	ctx, span := trace.Start(ctx, "dataset.refresh")
 	defer func() {
 		err = cachedir.WithRemedy(err, e.host.Path())
@@ -612,7 +634,8 @@ func (e *Engine) refresh(ctx context.Context, afresh bool, list func(context.Con
 	e.views[len(e.views)-2].held = nil
 	e.mu.Unlock()
 	e.tellMoved(nil)
-	e.log.Info("moved to a new dataset version", "old", old.manifest.Version()[:12], "new", m.Version()[:12], "files", m.Len())
+	e.log.Info("moved to a new dataset version", "old", old.manifest.Version()[:12], "new", m.Version()[:12],
+		"files", m.Len())
 	if err = e.orders.start(e.order()); err != nil {
 		e.orders.drop(func(*run.Stream) bool { return true }) // they follow the old version
 	}
@@ -629,8 +652,8 @@ func (s *versions) tellMoved(dropped []int) {
 	}
 }
 
-// OnMoved calls f after each move to another version, whoever asked for it, with nil; and with the files of which Verify
-// has dropped something, since others may have the wrong bytes, too.
+// OnMoved calls f after each move to another version, whoever asked for it, with nil; and with the files of which
+// Verify has dropped something, since others may have the wrong bytes, too.
 func (s *versions) OnMoved(f func(dropped []int)) (cancel func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

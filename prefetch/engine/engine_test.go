@@ -64,7 +64,8 @@ func openEngine(t testing.TB, dir, cacheDir, spec string) *Engine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return open(t, HostConfig{Options: cachedir.Options{Path: cacheDir, Size: 256 << 20, Memory: 256 << 20}}, Config{Source: "file://" + dir, Order: s})
+	return open(t, HostConfig{Options: cachedir.Options{Path: cacheDir, Size: 256 << 20, Memory: 256 << 20}},
+		Config{Source: "file://" + dir, Order: s})
 }
 
 // open opens a dataset on a host of its own.
@@ -227,7 +228,8 @@ func TestVersionsEnd(t *testing.T) {
 			for _, p := range paths {
 				read(t, e, dir, p)
 			}
-			if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("c00/new%d.jpg", i)), []byte("new"), 0o644); err != nil {
+			if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("c00/new%d.jpg", i)), []byte("new"),
+				0o644); err != nil {
 				t.Fatal(err)
 			}
 			if changed, err := e.Refresh(context.Background()); !changed || err != nil {
@@ -370,7 +372,8 @@ func TestStatsSchema(t *testing.T) {
 	if err := json.Unmarshal(b, &got); err != nil {
 		t.Fatal(err)
 	}
-	for _, field := range []string{"version", "opens", "reads", "get_requests", "get_bytes", "hits", "stall_seconds", "lead_samples", "order", "errors"} {
+	for _, field := range []string{"version", "opens", "reads", "get_requests", "get_bytes", "hits", "stall_seconds",
+		"lead_samples", "order", "errors"} {
 		if _, ok := got[field]; !ok {
 			t.Errorf("no field %q", field)
 		}

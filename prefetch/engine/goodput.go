@@ -11,8 +11,10 @@ import (
 // GoodputStats is what trainers received: it does not count reads of files that are not samples, samples that were
 // read and not delivered, and batches that were built and dropped.
 type GoodputStats struct {
-	Delivered int64   `json:"samples_delivered"`       // opened through the mount, or valid in a batch that the feed has sent
-	PerSecond float64 `json:"goodput_samples_per_sec"` // over the last minute, or since the last request if that is longer
+	// opened through the mount, or valid in a batch that the feed has sent
+	Delivered int64 `json:"samples_delivered"`
+	// over the last minute, or since the last request if that is longer
+	PerSecond float64 `json:"goodput_samples_per_sec"`
 }
 
 // CountDelivered says that a feed has delivered so many samples to a trainer.

@@ -194,8 +194,8 @@ func (h *Host) SetQuota(id [16]byte, n int64) error {
 // ErrOther is wrapped by errors about settings that a further user asks for and that are not in force.
 var ErrOther = errors.New("another value is in force")
 
-// Accepts compares what another process that shares the host asks for with what is in force: its key, and what it gave explicitly of
-// the settings of the whole process, which are the fields of HostConfig with the tag flag.
+// Accepts compares what another process that shares the host asks for with what is in force: its key, and what it gave
+// explicitly of the settings of the whole process, which are the fields of HostConfig with the tag flag.
 func (h *Host) Accepts(o HostConfig, given func(flag string) bool) error {
 	if err := h.Dir.Accepts(o.Secret); err != nil {
 		return err
@@ -214,7 +214,8 @@ func (h *Host) sameFields(in, asked reflect.Value, given func(flag string) bool)
 				return err
 			}
 		case flag != "" && given(flag) && !in.Field(i).Equal(asked.Field(i)):
-			return fmt.Errorf("--%s %s: %w: the daemon of %s has %s until it ends (leave --%s out, or end it first: shoal stop %s --all)",
+			return fmt.Errorf("--%s %s: %w: the daemon of %s has %s until it ends (leave --%s out, or end it first: "+
+				"shoal stop %s --all)",
 				flag, shown(asked.Field(i)), ErrOther, h.Path(), shown(in.Field(i)), flag, h.Path())
 		}
 	}

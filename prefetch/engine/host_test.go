@@ -40,7 +40,8 @@ func packFolder(t testing.TB, dir string, shardSize int64) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := shard.Pack(ctx, m, src, dst, "", shard.PackOptions{ShardSize: shardSize, Permute: PackOrder(1)}); err != nil {
+	if _, err := shard.Pack(ctx, m, src, dst, "",
+		shard.PackOptions{ShardSize: shardSize, Permute: PackOrder(1)}); err != nil {
 		t.Fatal(err)
 	}
 	return to
@@ -57,7 +58,9 @@ func spec(t testing.TB, text string) order.Spec {
 
 func newHost(t testing.TB, dir string, size int64) *Host {
 	t.Helper()
-	h, err := OpenHost(HostConfig{Options: cachedir.Options{Path: dir, Size: size, Memory: 256 << 20, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}})
+	h, err := OpenHost(HostConfig{
+		Options: cachedir.Options{Path: dir, Size: size, Memory: 256 << 20,
+			Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,7 +168,9 @@ func TestShardsStandIn(t *testing.T) {
 	}
 	// An order over shards is refused for that reason, also by the next start, which looks again.
 	for range 2 {
-		if _, err := e.cur.Load().orderOf(spec(t, "windowed:seed=1,window=4"), 0); !errors.Is(err, order.ErrNeedsShards) || !strings.Contains(err.Error(), "holds another version of the dataset") || !strings.Contains(err.Error(), set) {
+		if _, err := e.cur.Load().orderOf(spec(t, "windowed:seed=1,window=4"), 0); !errors.Is(err,
+			order.ErrNeedsShards) || !strings.Contains(err.Error(), "holds another version of the dataset") ||
+			!strings.Contains(err.Error(), set) {
 			t.Errorf("windowed: %v", err)
 		}
 		closeEngine(t, e)
@@ -184,7 +189,8 @@ func TestDatasetsShareADirectory(t *testing.T) {
 			if err := os.MkdirAll(filepath.Join(dir, "c"), 0o755); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.WriteFile(filepath.Join(dir, p), bytes.Repeat([]byte{seed, byte(i)}, 512<<10), 0o644); err != nil {
+			if err := os.WriteFile(filepath.Join(dir, p), bytes.Repeat([]byte{seed, byte(i)}, 512<<10),
+				0o644); err != nil {
 				t.Fatal(err)
 			}
 			paths = append(paths, p)
@@ -286,8 +292,10 @@ func (h stopping) Handle(ctx context.Context, r slog.Record) error {
 func TestRemoveOnASlowDisk(t *testing.T) {
 	dir, paths := folder(t, 1, 2)
 	cacheDir := t.TempDir()
-	log := stopping{slog.NewTextHandler(io.Discard, nil), "manifest or layout is lost", make(chan struct{}), make(chan struct{})}
-	h, err := OpenHost(HostConfig{Options: cachedir.Options{Path: cacheDir, Size: 64 << 20, Memory: 256 << 20, Logger: slog.New(log)}})
+	log := stopping{slog.NewTextHandler(io.Discard, nil), "manifest or layout is lost", make(chan struct{}),
+		make(chan struct{})}
+	h, err := OpenHost(HostConfig{
+		Options: cachedir.Options{Path: cacheDir, Size: 64 << 20, Memory: 256 << 20, Logger: slog.New(log)}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -359,7 +367,9 @@ func TestUsersShareADataset(t *testing.T) {
 	dir, paths := folder(t, 2, 10)
 	h := newHost(t, t.TempDir(), 64<<20)
 	first := openOn(t, h, Config{Source: dir, Order: spec(t, "auto")})
-	if _, err := h.Open(context.Background(), Config{Source: dir, Order: spec(t, "windowed:seed=1,window=2"), Samples: "images", Connections: 1}); err == nil {
+	if _, err := h.Open(context.Background(),
+		Config{Source: dir, Order: spec(t, "windowed:seed=1,window=2"), Samples: "images",
+			Connections: 1}); err == nil {
 		t.Error("an order of shards, of single files")
 	}
 	if s := first.Stats(); s.Order.Spec != "auto" || first.orders.inference.Load() == nil {
@@ -380,7 +390,8 @@ func TestUsersShareADataset(t *testing.T) {
 	if got := first.Stats().Order.Spec; got != "sequential" {
 		t.Errorf("order %s: the second user's should be in force", got)
 	}
-	if _, err := h.Open(context.Background(), Config{Source: dir, Order: spec(t, "uniform:seed=1"), Samples: "images", Connections: 1}); err == nil ||
+	if _, err := h.Open(context.Background(),
+		Config{Source: dir, Order: spec(t, "uniform:seed=1"), Samples: "images", Connections: 1}); err == nil ||
 		!strings.Contains(err.Error(), "sequential") {
 		t.Errorf("another order: %v", err)
 	}
@@ -450,7 +461,8 @@ func TestWarmWhileRefreshed(t *testing.T) {
 		}
 	}
 	refreshing.Wait()
-	if p, err := e.Warm(context.Background(), 1, nil, func(WarmProgress) {}); err != nil || p.Kept != 1 || p.Extents != 1 {
+	if p, err := e.Warm(context.Background(), 1, nil, func(WarmProgress) {}); err != nil || p.Kept != 1 ||
+		p.Extents != 1 {
 		t.Errorf("%+v, %v", p, err)
 	}
 }
@@ -461,14 +473,17 @@ func TestWarmWithLittleMemory(t *testing.T) {
 	const files = 150
 	dir := t.TempDir()
 	for i := range files {
-		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%03d.bin", i)), bytes.Repeat([]byte{byte(i), 1}, 512<<10), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%03d.bin", i)),
+			bytes.Repeat([]byte{byte(i), 1}, 512<<10), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := os.WriteFile(filepath.Join(dir, "large.bin"), bytes.Repeat([]byte("large"), 10<<20), 0o644); err != nil { // 50 MiB, of 36 for data
+	// 50 MiB, of 36 for data
+	if err := os.WriteFile(filepath.Join(dir, "large.bin"), bytes.Repeat([]byte("large"), 10<<20), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	e := open(t, HostConfig{Options: cachedir.Options{Path: t.TempDir(), Size: 1 << 30, Memory: 112 << 20}}, Config{Source: dir, Order: spec(t, "none")})
+	e := open(t, HostConfig{Options: cachedir.Options{Path: t.TempDir(), Size: 1 << 30, Memory: 112 << 20}},
+		Config{Source: dir, Order: spec(t, "none")})
 	defer closeEngine(t, e)
 	p, err := e.Warm(context.Background(), 1, nil, func(WarmProgress) {})
 	if err != nil || p.Kept != files+13 || p.Full || p.Errors > 0 {
@@ -488,7 +503,8 @@ func TestWarmOfAnotherVersion(t *testing.T) {
 	if changed, err := e.Refresh(context.Background()); err != nil || !changed {
 		t.Fatalf("%v, %v", changed, err)
 	}
-	if p, err := e.warmVersion(context.Background(), old, 1, nil, func(WarmProgress) {}); !errors.Is(err, errMoved) || p.FilesDone > warmReaders {
+	if p, err := e.warmVersion(context.Background(), old, 1, nil, func(WarmProgress) {}); !errors.Is(err, errMoved) ||
+		p.FilesDone > warmReaders {
 		t.Errorf("%+v, %v", p, err)
 	}
 	if p, err := e.Warm(context.Background(), 1, nil, func(WarmProgress) {}); err != nil || p.Kept != len(paths)+1 {
@@ -500,11 +516,15 @@ func TestWarmOfAnotherVersion(t *testing.T) {
 func TestPublish(t *testing.T) {
 	dir, paths := folder(t, 2, 30)
 	to := filepath.Join(t.TempDir(), "set")
-	e := open(t, HostConfig{Options: cachedir.Options{Path: t.TempDir(), Size: 64 << 20, Memory: 256 << 20}}, Config{Source: dir, Publish: to, Order: spec(t, "none")})
+	e := open(t, HostConfig{Options: cachedir.Options{Path: t.TempDir(), Size: 64 << 20, Memory: 256 << 20}},
+		Config{Source: dir, Publish: to, Order: spec(t, "none")})
 	for _, p := range paths {
 		read(t, e, dir, p)
 	}
-	waitFor(t, "the set is complete", func() bool { _, err := os.Stat(filepath.Join(to, shard.SummaryName)); return err == nil })
+	waitFor(t, "the set is complete", func() bool {
+		_, err := os.Stat(filepath.Join(to, shard.SummaryName))
+		return err == nil
+	})
 	version := e.Manifest().Version()
 	closeEngine(t, e)
 	e = openEngine(t, to, t.TempDir(), "none")
@@ -513,7 +533,9 @@ func TestPublish(t *testing.T) {
 		t.Errorf("published version %s, want %s", got, version)
 	}
 	h := newHost(t, t.TempDir(), 64<<20)
-	if _, err := h.Open(context.Background(), Config{Source: dir, Publish: filepath.Join(dir, "c00"), Order: spec(t, "none"), Samples: "*", Connections: 1}); err == nil ||
+	if _, err := h.Open(context.Background(),
+		Config{Source: dir, Publish: filepath.Join(dir, "c00"), Order: spec(t, "none"), Samples: "*",
+			Connections: 1}); err == nil ||
 		!strings.Contains(err.Error(), "inside the source") {
 		t.Errorf("publishing into the source: %v", err)
 	}
@@ -532,7 +554,8 @@ func TestFsck(t *testing.T) {
 	closeEngine(t, e)
 	check := func(repair bool) *cachedir.Report {
 		t.Helper()
-		r, err := cachedir.Fsck(context.Background(), cacheDir, cachedir.FsckOptions{Repair: repair, Progress: func(int64, int64) {}})
+		r, err := cachedir.Fsck(context.Background(), cacheDir,
+			cachedir.FsckOptions{Repair: repair, Progress: func(int64, int64) {}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -95,7 +95,8 @@ func (r *orders) infer(v *view) {
 	i := &inference{
 		part:   map[int]int64{},
 		engine: r.engine, view: v, wake: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{}),
-		detector: infer.NewDetector(subsets), sequences: sequencesOf(v), running: map[infer.Depth]*searching{}, found: make(chan result), left: maxFruitless,
+		detector: infer.NewDetector(subsets), sequences: sequencesOf(v), running: map[infer.Depth]*searching{},
+		found: make(chan result), left: maxFruitless,
 	}
 	i.remember()
 	if old := r.inference.Swap(i); old != nil {
@@ -345,8 +346,10 @@ func (i *inference) changed(c infer.Change, depth infer.Depth) {
 	})
 	if c == infer.Locked {
 		i.keep()
-		log.Info("order inferred", "order", f.Spec(), "from", f.Source.String(), "folder", f.Subset.Folder, "reads", i.said.reads,
-			"evidence_reads", f.Reads, "evidence_bits", int(f.Bits), "seconds", i.said.took.Seconds(), "search", depth.String())
+		log.Info("order inferred", "order", f.Spec(), "from", f.Source.String(), "folder", f.Subset.Folder,
+			"reads", i.said.reads,
+			"evidence_reads", f.Reads, "evidence_bits", int(f.Bits), "seconds", i.said.took.Seconds(),
+			"search", depth.String())
 	}
 }
 
@@ -437,8 +440,8 @@ func (i *inference) state(o *OrderState) {
 	}
 }
 
-// pays reports whether the running search may end before an epoch of n samples does, after which the order of a loader without a seed is
-// another.
+// pays reports whether the running search may end before an epoch of n samples does, after which the order of a loader
+// without a seed is another.
 func (s *inferred) pays(n int, now time.Time, processors int) bool {
 	switch {
 	case n == 0:
@@ -450,7 +453,8 @@ func (s *inferred) pays(n int, now time.Time, processors int) bool {
 	return wholeSearch/time.Duration(processors) < sample*time.Duration(n-s.reads%n)
 }
 
-// wholeSearch is the CPU time of a search of all seeds: 64 to 89 s on two processors (lab/bench/results/infer-locks.md).
+// wholeSearch is the CPU time of a search of all seeds: 64 to 89 s on two processors
+// (lab/bench/results/infer-locks.md).
 const wholeSearch = 150 * time.Second
 
 // hopeless reports whether the running search does not pay. i.mu is held.
@@ -465,7 +469,8 @@ func (i *inference) text(w io.Writer) {
 	i.mu.Unlock()
 	if !said.locked {
 		if len(ahead) == 0 {
-			fmt.Fprintf(w, "order: none yet (--order %s)\n  %d files opened, not in sequence", i.engine.order(), said.reads)
+			fmt.Fprintf(w, "order: none yet (--order %s)\n  %d files opened, not in sequence", i.engine.order(),
+				said.reads)
 			switch {
 			case said.active:
 				fmt.Fprintf(w, "; searching %s for a torch shuffle", said.depth)
@@ -490,7 +495,8 @@ func (i *inference) text(w io.Writer) {
 	if f.World > 1 {
 		fmt.Fprintf(w, "; rank %s of %d", order.Ranks{First: f.First, Last: f.Last}, f.World)
 	}
-	fmt.Fprintf(w, ")\n  known after %d reads and %.2f s, by a search of %s; %d reads gave %.0f bits of evidence\n", said.reads, said.took.Seconds(), said.depth, f.Reads, f.Bits)
+	fmt.Fprintf(w, ")\n  known after %d reads and %.2f s, by a search of %s; %d reads gave %.0f bits of evidence\n",
+		said.reads, said.took.Seconds(), said.depth, f.Reads, f.Bits)
 	for _, a := range ahead {
 		a.text(w)
 	}

@@ -35,7 +35,8 @@ func TestInference(t *testing.T) {
 	}
 	before := runtime.NumGoroutine()
 	e := openEngine(t, dir, t.TempDir(), "auto")
-	if text := string(e.orders.text()); !strings.HasPrefix(text, "order: none yet") || !strings.Contains(text, "shoal.hint(loader)") {
+	if text := string(e.orders.text()); !strings.HasPrefix(text, "order: none yet") ||
+		!strings.Contains(text, "shoal.hint(loader)") {
 		t.Error(text)
 	}
 	reads := order.Torch(n, 77, 0, 1, 0, 0, false)
@@ -120,7 +121,8 @@ func TestInferenceRemembers(t *testing.T) {
 		if life > 0 {
 			want = "usual seeds"
 		}
-		if text := string(e.orders.text()); !strings.Contains(text, "torch:seed=1017") || !strings.Contains(text, want) {
+		if text := string(e.orders.text()); !strings.Contains(text, "torch:seed=1017") ||
+			!strings.Contains(text, want) {
 			t.Errorf("life %d: %s", life, text)
 		}
 		closeEngine(t, e)
@@ -147,7 +149,8 @@ func eventually(t testing.TB, what string, f func() bool) {
 	}
 }
 
-// An open that began before a refresh, and goes on after it, says nothing to who watches the new version, which has fewer files.
+// An open that began before a refresh, and goes on after it, says nothing to who watches the new version, which has
+// fewer files.
 func TestOpenWhileRefreshed(t *testing.T) {
 	dir, paths := folder(t, 2, 20)
 	e := openEngine(t, dir, t.TempDir(), "auto")

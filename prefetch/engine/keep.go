@@ -25,7 +25,8 @@ type keeping struct {
 	owned owner.Set       // the buckets that the node owns; nil: no cluster
 	read  []atomic.Uint32 // a bit a file; nil while all fit
 	some  atomic.Bool     // an order has begun
-	below atomic.Uint64   // the threshold from which others can tell, by prefetch.Admits, which buckets the node keeps of those that it owns
+	// the threshold from which others can tell, by prefetch.Admits, which buckets the node keeps of those that it owns
+	below atomic.Uint64
 }
 
 func newKeeping(e *Engine, v *view) *keeping {

@@ -41,7 +41,8 @@ func TestKeptOfWhatIsRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := open(t, HostConfig{Options: cachedir.Options{Path: t.TempDir(), Size: 160 << 20, Memory: 128 << 20}}, Config{Source: "file://" + dir, Order: spec})
+	e := open(t, HostConfig{Options: cachedir.Options{Path: t.TempDir(), Size: 160 << 20, Memory: 128 << 20}},
+		Config{Source: "file://" + dir, Order: spec})
 	defer closeEngine(t, e)
 	var gets [4]int64
 	for epoch := range gets {
@@ -60,15 +61,15 @@ func TestKeptOfWhatIsRead(t *testing.T) {
 		}
 		gets[epoch] = e.Stats().GetRequests - before
 	}
-	// The labels are in the set once the end of the first epoch was seen, which may be in the second. Those that memory has dropped until
-	// then are kept when they are read next.
+	// The labels are in the set once the end of the first epoch was seen, which may be in the second. Those that memory
+	// has dropped until then are kept when they are read next.
 	if gets[0] > 2*n+n/2 || gets[1] > n+10 || gets[2] > n+10 || gets[3] > 10 {
 		t.Errorf("%v GETs in four epochs of %d pictures and as many labels", gets, n)
 	}
 }
 
-// A node of a cluster keeps what it owns, of all files, by a threshold that others know; what it has kept before goes for
-// that, also after a restart, at which its owners come after its records.
+// A node of a cluster keeps what it owns, of all files, by a threshold that others know; what it has kept before goes
+// for that, also after a restart, at which its owners come after its records.
 func TestKeptOfWhatIsOwned(t *testing.T) {
 	dir, cacheDir := t.TempDir(), t.TempDir()
 	const n, size = 200, 128 << 10
@@ -78,7 +79,8 @@ func TestKeptOfWhatIsOwned(t *testing.T) {
 		}
 	}
 	start := func() *Engine {
-		return open(t, HostConfig{Options: cachedir.Options{Path: cacheDir, Size: 20 << 20, Memory: 128 << 20}}, Config{Source: "file://" + dir})
+		return open(t, HostConfig{Options: cachedir.Options{Path: cacheDir, Size: 20 << 20, Memory: 128 << 20}},
+			Config{Source: "file://" + dir})
 	}
 	kept := func(e *Engine) (files []int) {
 		for f := range n {
@@ -167,7 +169,8 @@ func BenchmarkOwn(b *testing.B) {
 		b.Run(shape.name, func(b *testing.B) {
 			m, err := catalog.Build(func(yield func(objstore.Object, error) bool) {
 				for i := range shape.files {
-					if !yield(objstore.Object{Key: fmt.Sprintf("c%04d/f%07d", i/1000, i), Size: shape.size, ETag: "e"}, nil) {
+					if !yield(objstore.Object{Key: fmt.Sprintf("c%04d/f%07d", i/1000, i), Size: shape.size,
+						ETag: "e"}, nil) {
 						return
 					}
 				}

@@ -31,7 +31,8 @@ func (c memoryCase) gets(t *testing.T, dir string) int {
 		t.Fatal(err)
 	}
 	all := float64(memoryFiles * memorySize)
-	e := open(t, HostConfig{Options: cachedir.Options{Path: t.TempDir(), Size: int64(c.disk * all), Memory: 256 << 20}}, Config{Source: "file://" + dir, Order: o})
+	e := open(t, HostConfig{Options: cachedir.Options{Path: t.TempDir(), Size: int64(c.disk * all), Memory: 256 << 20}},
+		Config{Source: "file://" + dir, Order: o})
 	defer closeEngine(t, e)
 	ledger := e.cache.Ledger()
 	over := ledger.Limit() - int64(c.memory*all)
@@ -60,7 +61,8 @@ func (c memoryCase) gets(t *testing.T, dir string) int {
 			if pos%batch > 0 {
 				continue
 			}
-			waitFor(t, "what came is written, and all opens were looked at", func() bool { // trainers are slower than the daemon
+			// trainers are slower than the daemon
+			waitFor(t, "what came is written, and all opens were looked at", func() bool {
 				i := e.orders.inference.Load()
 				if i == nil {
 					return e.cache.Stats().DiskQueued == 0
@@ -101,7 +103,8 @@ func TestOrderCostsNoGets(t *testing.T) {
 					got[i] = memoryCase{jobs: n, disk: disk, memory: memory, order: order}.gets(t, dir)
 					of[i] = float64(got[i]) / float64(got[0])
 				}
-				t.Logf("| %.3f | %.2f | %d | %d | %d | %d | %.3f | %.3f |", disk, memory, n, got[0], got[1], got[2], of[1], of[2])
+				t.Logf("| %.3f | %.2f | %d | %d | %d | %d | %.3f | %.3f |", disk, memory, n, got[0], got[1], got[2],
+					of[1], of[2])
 				if max(of[1], of[2]) > 1.02 {
 					t.Errorf("cache %.3f, memory %.2f, %d jobs: an order cost GETs", disk, memory, n)
 				}

@@ -39,7 +39,8 @@ func (n NearTier) getenv(origin func(string) string) func(string) string {
 			if n.Profile != "" {
 				return n.Profile
 			}
-		case "AWS_ACCESS_KEY_ID", "AWS_ACCESS_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_SECRET_KEY", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN",
+		case "AWS_ACCESS_KEY_ID", "AWS_ACCESS_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_SECRET_KEY", "AWS_SESSION_TOKEN",
+			"AWS_SECURITY_TOKEN",
 			"AWS_REGION", "AWS_DEFAULT_REGION", "AWS_NO_SIGN_REQUEST":
 			if n.Profile != "" { // they would come before the profile's
 				return ""
@@ -73,7 +74,8 @@ func NearMemory(of int64) int64 { return min(max(of/16, near.LeastMemory), mostN
 
 // refuse returns an error about the tier.
 func (n NearTier) refuse(remedy, format string, args ...any) error {
-	return &objstore.Error{Op: "open", Key: "--near " + n.URL, Kind: objstore.KindInvalid, Err: fmt.Errorf(format, args...), Remedy: remedy}
+	return &objstore.Error{Op: "open", Key: "--near " + n.URL, Kind: objstore.KindInvalid,
+		Err: fmt.Errorf(format, args...), Remedy: remedy}
 }
 
 // Open opens the tier. It sends no request: a tier that is away is no reason not to start.
@@ -85,12 +87,14 @@ func (n NearTier) Open(ctx context.Context, o NearOptions) (*Near, error) {
 		return nil, n.refuse("leave out --near", "the source %s is no bucket", o.Source)
 	}
 	if !o.Store.CustomerKey.IsZero() {
-		return nil, n.refuse("leave out --near, or encrypt the tier's disks and read the objects without SSE-C", "the objects are encrypted with a key of your own (SSE-C), and copies in the near tier would not be")
+		return nil, n.refuse("leave out --near, or encrypt the tier's disks and read the objects without SSE-C",
+			"the objects are encrypted with a key of your own (SSE-C), and copies in the near tier would not be")
 	}
 	if o.Getenv == nil {
 		o.Getenv = os.Getenv
 	}
-	base, at, err := stores.Open(ctx, n.URL, stores.Options{Logger: o.Log, Store: objstore.StoreOptions{CurrentOnly: true}, Getenv: n.getenv(o.Getenv)})
+	base, at, err := stores.Open(ctx, n.URL,
+		stores.Options{Logger: o.Log, Store: objstore.StoreOptions{CurrentOnly: true}, Getenv: n.getenv(o.Getenv)})
 	if err != nil {
 		return nil, fmt.Errorf("--near: %w", err)
 	}
@@ -100,25 +104,31 @@ func (n NearTier) Open(ctx context.Context, o NearOptions) (*Near, error) {
 	}
 	for _, text := range append([]string{o.Source.String()}, o.Beside...) {
 		of, err := objstore.ParseSource(text)
-		if err == nil && of.Bucket == at.Bucket && o.Source.Endpoint == at.Endpoint && strings.HasPrefix(at.Prefix, of.Prefix) {
+		if err == nil && of.Bucket == at.Bucket && o.Source.Endpoint == at.Endpoint &&
+			strings.HasPrefix(at.Prefix, of.Prefix) {
 			store.Close()
-			return nil, n.refuse("give another bucket or prefix, or its --near-endpoint", "it lies in %s, whose copies it would hold", of)
+			return nil, n.refuse("give another bucket or prefix, or its --near-endpoint",
+				"it lies in %s, whose copies it would hold", of)
 		}
 	}
 	name := strings.TrimSuffix(at.String(), "/") + " at " + at.Endpoint
 	o.Log.Info("near tier", "tier", name)
-	return &Near{near.New(near.Config{Store: store, Prefix: at.Prefix, Name: name, Memory: o.Memory, Log: o.Log}), store}, nil
+	return &Near{near.New(near.Config{Store: store, Prefix: at.Prefix, Name: name, Memory: o.Memory, Log: o.Log}),
+		store}, nil
 }
 
 // openNear opens the dataset's tier.
 func (e *Engine) openNear(ctx context.Context) (err error) {
 	n := e.cfg.Near
 	if n.URL != "" && e.host.Key != nil {
-		return n.refuse("leave out --near, or --encryption-key-file if the tier may hold plain copies", "the cache is encrypted, and copies in the near tier would not be")
+		return n.refuse("leave out --near, or --encryption-key-file if the tier may hold plain copies",
+			"the cache is encrypted, and copies in the near tier would not be")
 	}
 	ledger := e.cache.Ledger()
 	memory := NearMemory(ledger.Limit())
-	if e.near, err = n.Open(ctx, NearOptions{e.source, []string{e.cfg.Shards, e.cfg.Publish}, e.cfg.Store, e.cfg.Getenv, memory, e.log}); e.near != nil && ledger.Withhold(memory) {
+	if e.near, err = n.Open(ctx,
+		NearOptions{e.source, []string{e.cfg.Shards, e.cfg.Publish}, e.cfg.Store, e.cfg.Getenv, memory,
+			e.log}); e.near != nil && ledger.Withhold(memory) {
 		e.withheld = memory
 	}
 	return err

@@ -23,8 +23,9 @@ import (
 
 // ClusterConfig says which cluster a host is a node of. The zero value is none.
 type ClusterConfig struct {
-	URL       string `flag:"cluster"`   // etcd://HOST:PORT[,…]/NAME
-	Advertise string `flag:"advertise"` // HOST:PORT at which other nodes reach this one; "": this machine's address towards etcd, port 7073
+	URL string `flag:"cluster"` // etcd://HOST:PORT[,…]/NAME
+	// HOST:PORT at which other nodes reach this one; "": this machine's address towards etcd, port 7073
+	Advertise string `flag:"advertise"`
 	Zone      string `flag:"zone"`
 	Program   string // version of Shoal
 	// Cert, Key and CA are files of TLS; Insecure: without.
@@ -55,7 +56,8 @@ type node struct {
 	cluster *cluster.Cluster
 	client  *peer.Client
 	server  *peer.Server
-	liars   sync.Map // by Instance, the nodes that gave other bytes than the store: they may be well when they start again
+	// by Instance, the nodes that gave other bytes than the store: they may be well when they start again
+	liars sync.Map
 }
 
 // join makes the host a node of the cluster in its configuration, if there is one.
@@ -80,9 +82,12 @@ func (h *Host) join() error {
 	if l, cfg.Advertise, err = at.Listen(cfg.Advertise, defaultPeerPort); err != nil {
 		return err
 	}
-	self := cluster.Node{ID: n.id, Address: cfg.Advertise, Zone: cfg.Zone, Version: cfg.Program, Weight: cluster.WeightOf(h.cfg.Size)}
+	self := cluster.Node{ID: n.id, Address: cfg.Advertise, Zone: cfg.Zone, Version: cfg.Program,
+		Weight: cluster.WeightOf(h.cfg.Size)}
 	n.client = peer.NewClient(peer.ClientConfig{TLS: config, Log: h.log})
-	n.server = peer.NewServer(peer.ServerConfig{Self: n.id, Version: cfg.Program, Serving: serving{h}, Memory: h.Cache.Ledger().Limit() / 10, Info: h.nodeDatasets, TLS: config, Log: h.log})
+	n.server = peer.NewServer(
+		peer.ServerConfig{Self: n.id, Version: cfg.Program, Serving: serving{h}, Memory: h.Cache.Ledger().Limit() / 10,
+			Info: h.nodeDatasets, TLS: config, Log: h.log})
 	if n.cluster, err = cluster.Join(cluster.Options{URL: cfg.URL, Self: self, TLS: config, Log: h.log}); err != nil {
 		return errors.Join(err, l.Close())
 	}
@@ -182,7 +187,9 @@ func (e *Engine) rawFile(name string) (raw []byte, of any) {
 	if by := e.recoding.encode.Load(); by != nil && name == e.codingName() {
 		return by.tables, nil
 	}
-	v := e.find(func(v *view) bool { return name != "" && (v.manifest.FileName() == name || v.layout.Version() == name) })
+	v := e.find(func(v *view) bool {
+		return name != "" && (v.manifest.FileName() == name || v.layout.Version() == name)
+	})
 	switch {
 	case v == nil:
 		return nil, nil
@@ -211,7 +218,8 @@ func (g guest) Check(file int, path [16]byte, etag string) bool {
 }
 
 // Serve implements peer.Volume. It ends when the dataset is closed.
-func (g guest) Serve(ctx context.Context, file int, off int64, n int, due time.Time, held bool) ([]byte, func(), error) {
+func (g guest) Serve(ctx context.Context, file int, off int64, n int, due time.Time,
+	held bool) ([]byte, func(), error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(g.g.ctx, cancel)()

@@ -14,7 +14,8 @@ import (
 )
 
 // formats are the possible formats of samples (docs/samples.md, docs/records.md).
-const formats = "samples are pictures (.jpg, .png and so on), any other files by --samples, rows of .csv and .tsv, documents of .bin and .idx and columns of MDS by --samples rows, and members of uncompressed tars"
+const formats = "samples are pictures (.jpg, .png and so on), any other files by --samples, rows of .csv and .tsv, " +
+	"documents of .bin and .idx and columns of MDS by --samples rows, and members of uncompressed tars"
 
 // foreign says what to do with files that contain samples in other formats, by extension.
 var foreign = []struct {
@@ -22,13 +23,17 @@ var foreign = []struct {
 	ext    []string
 }{
 	{"what lies in these is samples with --samples rows", []string{".csv", ".tsv", ".idx", ".bin", ".mds"}},
-	{"Parquet and its like are not read by the row: write the rows as a .csv for --samples rows, or as files in tars, or serve SOURCE by shoal mount or shoal s3 to a reader that knows the format",
+	{"Parquet and its like are not read by the row: write the rows as a .csv for --samples rows, or as files in " +
+		"tars, or serve SOURCE by shoal mount or shoal s3 to a reader that knows the format",
 		[]string{".parquet", ".arrow", ".feather", ".orc"}},
-	{"lines of JSON are no samples: write them as a .csv for --samples rows, or each as a file of its own, in tars", []string{".jsonl", ".ndjson"}},
-	{"single files cannot be read from a compressed tar: decompress the tars, and name them: SOURCE/shard-{000000..000127}.tar",
+	{"lines of JSON are no samples: write them as a .csv for --samples rows, or each as a file of its own, in tars",
+		[]string{".jsonl", ".ndjson"}},
+	{"single files cannot be read from a compressed tar: decompress the tars, and name them: " +
+		"SOURCE/shard-{000000..000127}.tar",
 		[]string{".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2", ".tar.lz4"}},
 	{"name the tars themselves: SOURCE/shard-{000000..000127}.tar", []string{".tar"}},
-	{"these are files of another loader: write their records as files, in tars", []string{".tfrecord", ".rec", ".beton", ".lmdb", ".mdb", ".h5", ".hdf5", ".zip"}},
+	{"these are files of another loader: write their records as files, in tars",
+		[]string{".tfrecord", ".rec", ".beton", ".lmdb", ".mdb", ".h5", ".hdf5", ".zip"}},
 }
 
 // extOf is a path's extension, including the .tar before that of a compressed one.
@@ -58,7 +63,9 @@ func noSamples(source, pattern string, m *catalog.Manifest) error {
 	for i := range m.Len() {
 		count[cmp.Or(extOf(m.Path(i)), "without extension")]++
 	}
-	kinds := slices.SortedFunc(maps.Keys(count), func(a, b string) int { return cmp.Or(count[b]-count[a], strings.Compare(a, b)) })
+	kinds := slices.SortedFunc(maps.Keys(count), func(a, b string) int {
+		return cmp.Or(count[b]-count[a], strings.Compare(a, b))
+	})
 	remedy := "give --samples '*', or a glob that matches"
 	for _, f := range foreign {
 		if len(kinds) > 0 && slices.Contains(f.ext, kinds[0]) {
@@ -75,7 +82,8 @@ func noSamples(source, pattern string, m *catalog.Manifest) error {
 	if len(kinds) == 1 && kinds[0][0] == '.' {
 		most[0] += " file" + "s"[:min(m.Len()-1, 1)]
 	}
-	return fmt.Errorf("no file of %s is a sample: --samples %q matches none (%s); %s (%s)", source, pattern, strings.Join(most, ", "), formats, strings.ReplaceAll(remedy, "SOURCE/", strings.TrimSuffix(source, "/")+"/"))
+	return fmt.Errorf("no file of %s is a sample: --samples %q matches none (%s); %s (%s)", source, pattern,
+		strings.Join(most, ", "), formats, strings.ReplaceAll(remedy, "SOURCE/", strings.TrimSuffix(source, "/")+"/"))
 }
 
 // NoSamples returns an error that says why the dataset has no samples, and what to do; nil if it has some.

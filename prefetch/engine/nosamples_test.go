@@ -36,7 +36,8 @@ func TestNoSamples(t *testing.T) {
 		host := HostConfig{Options: cachedir.Options{Path: t.TempDir(), Size: 64 << 20, Memory: 256 << 20}}
 		e := open(t, host, Config{Source: dir, Samples: "images", Order: spec(t, "none")})
 		err := e.Dataset().NoSamples()
-		if want = strings.ReplaceAll(want, "SOURCE", "file://"+dir); err == nil || !strings.Contains(err.Error(), want) {
+		if want = strings.ReplaceAll(want, "SOURCE", "file://"+dir); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v\nwant %q", name, err, want)
 		}
 		closeEngine(t, e)

@@ -47,11 +47,11 @@ const (
 // maxPlanErrors is how many bad lines of a plan are named.
 const maxPlanErrors = 20
 
-// orders are what the readers of a dataset follow: --order, written plans, or what was inferred from their opens; and the
-// orders of the feed's sessions.
+// orders are what the readers of a dataset follow: --order, written plans, or what was inferred from their opens; and
+// the orders of the feed's sessions.
 //
-// Who changes what the mount follows holds planning from the decision until the streams have changed: it begins and ends streams, which
-// waits for the runner. mu is held for moments. Streams begin and end without it.
+// Who changes what the mount follows holds planning from the decision until the streams have changed: it begins and
+// ends streams, which waits for the runner. mu is held for moments. Streams begin and end without it.
 type orders struct {
 	engine    *Engine
 	gate      prefetch.Gate              // guarded by the runner's lock
@@ -91,9 +91,11 @@ func (r *orders) close() {
 // options are the options of a mount's stream of a version.
 func (r *orders) options(name string, v *view, epochs func(epoch int) order.Order) run.Options {
 	return run.Options{
-		Name: name, Volume: v.volume, Layout: v.layout, Samples: v.samples, Gate: &r.gate, Places: r.engine.placesOf(v), Ease: r.engine.remoteOf(v).limiter.Ease,
-		Grouped: func() bool { return r.engine.order().NeedsGroups() }, Keep: v.keeping, Choose: true, Weight: 1, Epochs: epochs,
-		Has: func(file int) bool { return v.inPages(r.engine, file) },
+		Name: name, Volume: v.volume, Layout: v.layout, Samples: v.samples, Gate: &r.gate, Places: r.engine.placesOf(v),
+		Ease:    r.engine.remoteOf(v).limiter.Ease,
+		Grouped: func() bool { return r.engine.order().NeedsGroups() }, Keep: v.keeping, Choose: true, Weight: 1,
+		Epochs: epochs,
+		Has:    func(file int) bool { return v.inPages(r.engine, file) },
 	}
 }
 
@@ -110,7 +112,8 @@ func (r *orders) restart(spec order.Spec) error {
 	var streams []*run.Stream
 	if spec.Computed() && v.manifest.Len() > 0 {
 		if v.samples.Len() == 0 {
-			return fmt.Errorf("--order %s: %w", spec, noSamples(r.engine.source.String(), r.engine.cfg.Samples, v.manifest))
+			return fmt.Errorf("--order %s: %w", spec,
+				noSamples(r.engine.source.String(), r.engine.cfg.Samples, v.manifest))
 		}
 		if _, err := v.orderOf(spec, spec.Epoch()); err != nil {
 			return fmt.Errorf("--%w", err) // it begins with the order: the spec was checked before
@@ -181,11 +184,15 @@ func (r *orders) put(name string, data []byte) error {
 	var err error
 	switch n := r.inForce(name); {
 	case r.engine.order().Name() == "none":
-		reserved, err = 0, fmt.Errorf("the mount runs with --order none, which follows no plan; mount with --order auto")
+		reserved, err = 0, fmt.Errorf(
+			"the mount runs with --order none, which follows no plan; mount with --order auto")
 	case n >= maxPlans:
-		reserved, err = 0, fmt.Errorf("%d plans are in force; remove those of jobs that have ended: rm MOUNTPOINT/.shoal/plans/NAME", n)
+		reserved, err = 0, fmt.Errorf(
+			"%d plans are in force; remove those of jobs that have ended: rm MOUNTPOINT/.shoal/plans/NAME", n)
 	case !r.engine.cache.TryReserve(reserved):
-		reserved, err = 0, fmt.Errorf("it needs %s of memory, and --memory leaves too little; raise --memory, or split the plan", humanize.IBytes(uint64(reserved)))
+		reserved, err = 0, fmt.Errorf(
+			"it needs %s of memory, and --memory leaves too little; raise --memory, or split the plan",
+			humanize.IBytes(uint64(reserved)))
 	default:
 		w, err = r.read(v, name, data)
 	}
@@ -226,7 +233,9 @@ func (r *orders) put(name string, data []byte) error {
 	}
 	*p = plan{text: slices.Clone(data), written: time.Now(), reserved: reserved, before: held}
 	maps.DeleteFunc(r.plans, func(_ string, p *plan) bool { return p.ended }) // each job may have a name of its own
-	r.streams = append([]*run.Stream{s}, slices.DeleteFunc(slices.Clone(r.streams), func(m *run.Stream) bool { return m == s })...)
+	r.streams = append([]*run.Stream{s}, slices.DeleteFunc(slices.Clone(r.streams), func(m *run.Stream) bool {
+		return m == s
+	})...)
 	r.mu.Unlock()
 	// Streams of the old version, and those guessed for --order auto, are replaced.
 	r.drop(func(m *run.Stream) bool {
@@ -286,7 +295,8 @@ func (r *orders) withdraw(name string, s *run.Stream, matched, of int) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.plans[name] = &plan{rejected: fmt.Sprintf("withdrawn at %s: the readers do not follow it; %d of their first %d %s matched",
+	r.plans[name] = &plan{rejected: fmt.Sprintf(
+		"withdrawn at %s: the readers do not follow it; %d of their first %d %s matched",
 		time.Now().UTC().Format(time.RFC3339), matched, of, what)}
 	r.engine.log.Warn("plan withdrawn: the readers do not follow it", "plan", name, "matched", matched, what, of)
 }
@@ -308,7 +318,8 @@ func (r *orders) remove(name string) error {
 		}
 		if read := s.Progress(); read.Consumed > 0 { // said while nothing else is known
 			r.mu.Lock()
-			r.plans[name] = &plan{rejected: fmt.Sprintf("ended in epoch %d: %d of %d read", read.Epoch, read.Consumed, read.Len), ended: true}
+			r.plans[name] = &plan{rejected: fmt.Sprintf("ended in epoch %d: %d of %d read", read.Epoch, read.Consumed,
+				read.Len), ended: true}
 			r.mu.Unlock()
 		}
 	}
@@ -528,7 +539,8 @@ func (r *orders) text() []byte {
 		if m := r.engine.cur.Load().manifest; m.Bytes() > cache.ExtentSize*int64(m.Len()) { // the mean file is large
 			hint = "shoal.hint(ranges=[(path, offset, length), …])"
 		}
-		fmt.Fprintf(&b, "  to give one, run the trainer by `shoal run`, write paths to .shoal/plan, or in Python: %s\n", hint)
+		fmt.Fprintf(&b, "  to give one, run the trainer by `shoal run`, write paths to .shoal/plan, or in Python: %s\n",
+			hint)
 	}
 	stale := r.stale()
 	for _, s := range streams {
@@ -540,16 +552,19 @@ func (r *orders) text() []byte {
 		default:
 			fmt.Fprintf(&b, "order: plan (written to .shoal/%s)\n", p.Name)
 		}
-		fmt.Fprintf(&b, "  epoch %d, position %d of %d, %d read, %d ahead of the reader\n", p.Epoch, p.Position, p.Len, p.Consumed, p.Lead)
+		fmt.Fprintf(&b, "  epoch %d, position %d of %d, %d read, %d ahead of the reader\n", p.Epoch, p.Position, p.Len,
+			p.Consumed, p.Lead)
 		if r := p.Reanchored; r != nil {
 			fmt.Fprintf(&b, "  %s, at %s\n", r.Text, r.Time.Format(time.RFC3339))
 		}
 		if ev := p.Events; ev.Jumps+ev.NextEpochs+ev.Restarts+ev.PrevEpochs+ev.Found > 0 {
-			fmt.Fprintf(&b, "  moves so far: %d jumps, %d next epochs, %d restarts, %d returns to an epoch, %d found elsewhere\n",
+			fmt.Fprintf(&b, "  moves so far: %d jumps, %d next epochs, %d restarts, %d returns to an epoch, %d found "+
+				"elsewhere\n",
 				ev.Jumps, ev.NextEpochs, ev.Restarts, ev.PrevEpochs, ev.Found)
 		}
 		if stale[p.Name] {
-			fmt.Fprintf(&b, "  stale: no reader has followed it for %v, so the order is inferred, too; rm .shoal/%s ends it\n", staleAfter, p.Name)
+			fmt.Fprintf(&b, "  stale: no reader has followed it for %v, so the order is inferred, too; rm .shoal/%s "+
+				"ends it\n", staleAfter, p.Name)
 		}
 		if s.Behind() {
 			fmt.Fprintf(&b, "  another plan was written, and takes effect when the reader begins it\n")

@@ -139,7 +139,8 @@ func TestPartsInLittleMemory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := h.Open(context.Background(), Config{Source: "file://" + dir, Order: spec(t, "none"), Samples: ".jpg", Connections: 32})
+	e, err := h.Open(context.Background(),
+		Config{Source: "file://" + dir, Order: spec(t, "none"), Samples: ".jpg", Connections: 32})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -161,7 +162,9 @@ func TestPartsInLittleMemory(t *testing.T) {
 			if !ok {
 				t.Fatal("no mask")
 			}
-			waitFor(t, "sample and mask are staged", func() bool { return s.Volume.Where(file, 0) > cache.OnWay && s.Volume.Where(mask, 0) > cache.OnWay })
+			waitFor(t, "sample and mask are staged", func() bool {
+				return s.Volume.Where(file, 0) > cache.OnWay && s.Volume.Where(mask, 0) > cache.OnWay
+			})
 			data, release, err := s.Read(context.Background(), pos)
 			if err != nil || len(data) != 600<<10 {
 				t.Fatal(len(data), err)

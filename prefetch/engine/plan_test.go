@@ -48,7 +48,8 @@ func TestParsePlan(t *testing.T) {
 		{"a/1.jpg\na\n", nil, `line 2: "a" is a folder`},
 		{"a/1.jpg\r\n\r\nb/3.jpg\r\n", []string{"a/1.jpg", "b/3.jpg"}, ""},
 		{"/mnt/train/a/1.jpg\r\n/mnt/train/./b/3.jpg\n././/a/2.jpg\n", []string{"a/1.jpg", "b/3.jpg", "a/2.jpg"}, ""},
-		{"/mnt/train//a/1.jpg\na//2.jpg\na/../b/3.jpg\n", []string{"a/1.jpg", "a/2.jpg", "b/3.jpg"}, ""}, // as programs join paths
+		// as programs join paths
+		{"/mnt/train//a/1.jpg\na//2.jpg\na/../b/3.jpg\n", []string{"a/1.jpg", "a/2.jpg", "b/3.jpg"}, ""},
 		{"../train/a/1.jpg\n", nil, "line 1"},
 		{"/a/1.jpg\n", nil, "line 1"},
 		{"/mnt/training/a/1.jpg\n", nil, "line 1"},
@@ -107,7 +108,8 @@ func FuzzParsePlan(f *testing.F) {
 func TestParseRanges(t *testing.T) {
 	m := manifest(t, "a/1.bin", "a\t2", "b/3.bin") // of 1 byte each
 	for _, c := range []struct{ text, want string }{
-		{"#ranges\na/1.bin\t0\t1\na\t2\t0\t1\r\n\n./b/3.bin\t0\t1\n/mnt/train/a/1.bin\t0\t1", "[{1 0 1} {0 0 1} {2 0 1} {1 0 1}]"},
+		{"#ranges\na/1.bin\t0\t1\na\t2\t0\t1\r\n\n./b/3.bin\t0\t1\n/mnt/train/a/1.bin\t0\t1",
+			"[{1 0 1} {0 0 1} {2 0 1} {1 0 1}]"},
 		{"#ranges\r\n/mnt/train/a/1.bin\t0\t1\r\n", "[{1 0 1}]"},
 		{"#ranges\n", "it names no range"},
 		{"#ranges\na/1.bin\n", `line 2: "a/1.bin" is not PATH, OFFSET and LENGTH`},
@@ -124,17 +126,20 @@ func TestParseRanges(t *testing.T) {
 		{"#ranges\n" + strings.Repeat("x\n", 30), "and 10 more"},
 	} {
 		ranges, err := parseRanges(m, []byte(c.text), []string{"/mnt/train"})
-		if got := fmt.Sprint(ranges); err != nil && !strings.Contains(err.Error(), c.want) || err == nil && got != c.want {
+		if got := fmt.Sprint(ranges); err != nil && !strings.Contains(err.Error(), c.want) ||
+			err == nil && got != c.want {
 			t.Errorf("%q: %v, %v; not %s", c.text, ranges, err, c.want)
 		}
 	}
 }
 
-// A plan may be any file, by mistake: what is said of it stays short, and what has too many lines is refused before it is parsed.
+// A plan may be any file, by mistake: what is said of it stays short, and what has too many lines is refused before it
+// is parsed.
 func TestPlansOfAnything(t *testing.T) {
 	m := manifest(t, "a/1.bin")
 	long := strings.Repeat("\x00", 8<<20)
-	for _, text := range []string{long, "#ranges\n" + long, "#ranges\na/1.bin\t0\t" + long, "#ranges\na/1.bin\t" + long + "\t1", "#ranges\n" + long + "\t0\t1", "#ranges\n\t0\t" + long} {
+	for _, text := range []string{long, "#ranges\n" + long, "#ranges\na/1.bin\t0\t" + long,
+		"#ranges\na/1.bin\t" + long + "\t1", "#ranges\n" + long + "\t0\t1", "#ranges\n\t0\t" + long} {
 		_, err := parsePlan(m, []byte(text), nil)
 		if ofRanges([]byte(text)) {
 			_, err = parseRanges(m, []byte(text), nil)
@@ -173,8 +178,8 @@ func FuzzParseRanges(f *testing.F) {
 	})
 }
 
-// That the readers do not follow a plan may be found out while the dataset is closed: the plan is not withdrawn a second time then, nor
-// its order inferred.
+// That the readers do not follow a plan may be found out while the dataset is closed: the plan is not withdrawn a
+// second time then, nor its order inferred.
 func TestPlanDepartsAtTheEnd(t *testing.T) {
 	const n = 600
 	dir := t.TempDir()
@@ -200,7 +205,8 @@ func TestPlanDepartsAtTheEnd(t *testing.T) {
 	used := e.cache.Ledger().Used()
 	e.orders.withdraw("default", s, 0, 32)
 	if now := e.cache.Ledger().Used(); now != used || e.orders.inference.Load() != nil {
-		t.Errorf("%d bytes of the ledger are used, before it was %d; inferring: %t", now, used, e.orders.inference.Load() != nil)
+		t.Errorf("%d bytes of the ledger are used, before it was %d; inferring: %t", now, used,
+			e.orders.inference.Load() != nil)
 		e.orders.stopInferring()
 	}
 	if err := e.host.Close(); err != nil {

@@ -37,7 +37,8 @@ func openSmall(t *testing.T, spec string, n ...int) (e *Engine, dir string, path
 	if err != nil {
 		t.Fatal(err)
 	}
-	e = open(t, HostConfig{Options: cachedir.Options{Path: t.TempDir(), Size: 0, Memory: 128 << 20}}, Config{Source: "file://" + dir, Order: s})
+	e = open(t, HostConfig{Options: cachedir.Options{Path: t.TempDir(), Size: 0, Memory: 128 << 20}},
+		Config{Source: "file://" + dir, Order: s})
 	t.Cleanup(func() { closeEngine(t, e) })
 	return e, dir, paths
 }
@@ -151,8 +152,8 @@ func TestPlansShareMemory(t *testing.T) {
 	}
 }
 
-// Programs open a file to look at its header and open it again to read it, and trainers augment one sample several times:
-// what was read stays for a while, although what is fetched ahead wants its memory.
+// Programs open a file to look at its header and open it again to read it, and trainers augment one sample several
+// times: what was read stays for a while, although what is fetched ahead wants its memory.
 func TestOpenedAgain(t *testing.T) {
 	e, dir, paths := openSmall(t, "torch:seed=1", 160)
 	order := e.order()

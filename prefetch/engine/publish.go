@@ -34,7 +34,8 @@ func (e *Engine) startPublish(ctx context.Context) error {
 		return fmt.Errorf("--publish: %w", err)
 	}
 	if Inside(where, e.source) {
-		return fmt.Errorf("--publish %s lies inside the source %s, which it would change (give another place)", where, e.source)
+		return fmt.Errorf("--publish %s lies inside the source %s, which it would change (give another place)",
+			where, e.source)
 	}
 	e.published.Store(&dst)
 	e.background.Go(func() {
@@ -62,13 +63,16 @@ func (e *Engine) publish(ctx context.Context, dst objstore.Store, where objstore
 		return fmt.Errorf("it needs %d bytes of memory, and --memory leaves too little", publishMemory)
 	}
 	defer e.cache.Ledger().Release(publishMemory, cache.ForDemand)
-	res, err := shard.Pack(ctx, v.manifest, volumeReader{v}, objstore.Retry(dst, e.retryPolicy(dst)), where.Prefix, shard.PackOptions{
-		Permute: PackOrder(0), Connections: publishConnections, Memory: publishMemory, Source: e.source.String(), Logger: e.log,
-	})
+	res, err := shard.Pack(ctx, v.manifest, volumeReader{v}, objstore.Retry(dst, e.retryPolicy(dst)), where.Prefix,
+		shard.PackOptions{
+			Permute: PackOrder(0), Connections: publishConnections, Memory: publishMemory, Source: e.source.String(),
+			Logger: e.log,
+		})
 	if err != nil {
 		return err
 	}
-	e.log.Info("published", "destination", where.String(), "shards", res.Shards, "files", res.Files, "took", time.Since(start).Round(time.Second))
+	e.log.Info("published", "destination", where.String(), "shards", res.Shards, "files", res.Files,
+		"took", time.Since(start).Round(time.Second))
 	return nil
 }
 

@@ -55,7 +55,8 @@ func parseRanges(m *catalog.Manifest, data []byte, mountPoints []string) (ranges
 		return -1, err
 	})
 	if len(bad) > 0 {
-		return nil, fmt.Errorf("%s (after %s: PATH, OFFSET and LENGTH in bytes, with tabs between them)", strings.Join(bad, "\n"), rangesLine)
+		return nil, fmt.Errorf("%s (after %s: PATH, OFFSET and LENGTH in bytes, with tabs between them)",
+			strings.Join(bad, "\n"), rangesLine)
 	}
 	if len(ranges) == 0 {
 		return nil, fmt.Errorf("it names no range")

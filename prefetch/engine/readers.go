@@ -11,10 +11,11 @@ import (
 // handful, and within a few percent for hundreds. It also sums their reading time, without pauses. The zero value is
 // ready; safe for concurrent use.
 type readers struct {
-	slots   [1024]atomic.Uint64 // by hash of the thread: its number, and in the low half when it last opened a file, in Unix seconds
-	threads atomic.Int64        // seconds from open to open of a thread, summed over threads
-	last    atomic.Int64        // time of the last read, in Unix seconds
-	any     atomic.Int64        // seconds from read to read, by any thread
+	// by hash of the thread: its number, and in the low half when it last opened a file, in Unix seconds
+	slots   [1024]atomic.Uint64
+	threads atomic.Int64 // seconds from open to open of a thread, summed over threads
+	last    atomic.Int64 // time of the last read, in Unix seconds
+	any     atomic.Int64 // seconds from read to read, by any thread
 }
 
 // readersFor is how long a thread counts as a reader after it opened a file, in seconds.

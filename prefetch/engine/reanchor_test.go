@@ -50,15 +50,20 @@ func TestPlanWaitsForItsTurn(t *testing.T) {
 	if s.Misses+s.Joined != 0 || s.GetRequests-s.Hedges.Sent != int64(len(paths)) {
 		t.Errorf("%d misses, %d joined, %d GETs for %d files", s.Misses, s.Joined, s.GetRequests, len(paths))
 	}
-	if st := s.Streams[0]; st.Epoch != 1 || st.Consumed != len(paths) || st.Events.NextEpochs != 1 || st.Reanchored.Unread != 0 {
+	if st := s.Streams[0]; st.Epoch != 1 || st.Consumed != len(paths) || st.Events.NextEpochs != 1 ||
+		st.Reanchored.Unread != 0 {
 		t.Errorf("%+v, %+v", st, st.Reanchored)
 	}
-	if text := string(e.orders.text()); strings.Contains(text, "another plan was written") || !strings.Contains(text, "went on to epoch 1, at 20") {
+	if text := string(e.orders.text()); strings.Contains(text, "another plan was written") ||
+		!strings.Contains(text, "went on to epoch 1, at 20") {
 		t.Errorf("order: %s", text)
 	}
 	// The same again is another epoch's, which is expected at its beginning.
 	putPlan(t, e, second)
-	waitFor(t, "the plan is staged again", func() bool { s := e.Stats(); return s.Order.Epoch == 2 && s.Lead == len(paths) })
+	waitFor(t, "the plan is staged again", func() bool {
+		s := e.Stats()
+		return s.Order.Epoch == 2 && s.Lead == len(paths)
+	})
 	for _, p := range second[:50] {
 		read(t, e, dir, p)
 	}
@@ -78,10 +83,12 @@ func TestPlansModel(t *testing.T) {
 		for range rapid.IntRange(1, 12).Draw(rt, "steps") {
 			switch rapid.SampledFrom([]string{"write", "append", "bad", "read", "skip"}).Draw(rt, "step") {
 			case "write":
-				plan, at = shuffled(paths, rapid.Uint64Range(0, 5).Draw(rt, "seed"))[:rapid.IntRange(1, len(paths)).Draw(rt, "length")], 0
+				plan, at = shuffled(paths,
+					rapid.Uint64Range(0, 5).Draw(rt, "seed"))[:rapid.IntRange(1, len(paths)).Draw(rt, "length")], 0
 				putPlan(t, e, plan)
 			case "append":
-				plan = append(append([]string(nil), plan...), shuffled(paths, 9)[:rapid.IntRange(1, 30).Draw(rt, "more")]...)
+				plan = append(append([]string(nil), plan...),
+					shuffled(paths, 9)[:rapid.IntRange(1, 30).Draw(rt, "more")]...)
 				putPlan(t, e, plan)
 			case "bad":
 				if err := e.PutPlan("default", []byte(paths[0]+"\nnone\n")); err == nil {

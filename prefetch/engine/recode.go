@@ -16,18 +16,18 @@ import (
 	"github.com/shoalfs/shoal/internal/pause"
 )
 
-// Recoding. Kept files are recoded in the background, at the pace of searches for seeds (searchPace) and at ordinary priority:
-// readers go first. --recode auto begins once a feed has decoded more of the
-// dataset than was read as files: such files are restored for each reader that wants them whole.
+// Recoding. Kept files are recoded in the background, at the pace of searches for seeds (searchPace) and at ordinary
+// priority: readers go first. --recode auto begins once a feed has decoded more of the dataset than was read as files:
+// such files are restored for each reader that wants them whole.
 //
-// The codec learns tables from some kept files, once for a dataset. The catalog has them, twice, before the first record
-// that needs them is written. If it loses both, those files are fetched again.
+// The codec learns tables from some kept files, once for a dataset. The catalog has them, twice, before the first
+// record that needs them is written. If it loses both, those files are fetched again.
 //
 // Shards with recoded files bring their tables: such files are kept as they come.
 //
-// The nodes of a cluster take the tables of those that have some, so that recoded files travel as they are. One node learns
-// them, by rendezvous hashing; the others wait some rounds for it. Nodes that have learned different ones send each other the
-// files. A node asks for recoded files only while it would recode them itself.
+// The nodes of a cluster take the tables of those that have some, so that recoded files travel as they are. One node
+// learns them, by rendezvous hashing; the others wait some rounds for it. Nodes that have learned different ones send
+// each other the files. A node asks for recoded files only while it would recode them itself.
 
 // Coder is a codec that learns from files of a dataset. Safe for concurrent use.
 type Coder interface {
@@ -224,8 +224,8 @@ func (e *Engine) encodeBy(tables []byte) error {
 	return nil
 }
 
-// restoring returns a store that restores the recoded files of shards. Their tables become the dataset's, so that the cache
-// can keep such files as they come.
+// restoring returns a store that restores the recoded files of shards. Their tables become the dataset's, so that the
+// cache can keep such files as they come.
 func (e *Engine) restoring(store objstore.Reader) *shard.Restorer {
 	if e.recoding.Coder == nil {
 		return shard.NewRestorer(store, nil, nil)

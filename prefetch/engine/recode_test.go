@@ -9,7 +9,8 @@ func TestRecodes(t *testing.T) {
 		files, decoded int64
 		want           bool
 	}{
-		{"auto", 0, 0, false}, {"auto", 10, 0, false}, {"auto", 10, 9, false}, {"auto", 10, 10, true}, {"auto", 0, 1, true},
+		{"auto", 0, 0, false}, {"auto", 10, 0, false}, {"auto", 10, 9, false}, {"auto", 10, 10, true},
+		{"auto", 0, 1, true},
 		{"on", 10, 0, true}, {"off", 0, 10, false}, {"", 0, 10, false},
 	} {
 		e := &Engine{}

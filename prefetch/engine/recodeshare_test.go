@@ -47,8 +47,8 @@ func (h halver) Decode(dst, coded []byte) ([]byte, error) {
 func (h halver) Form(coded []byte) [8]byte  { return [8]byte(coded) }
 func (h halver) Name(tables []byte) [8]byte { return [8]byte(tables) }
 
-// Two nodes recode by the tables of one of them, and what each keeps recoded the other gets so. A restart reads it from the
-// disk, though it has not been in a cluster since.
+// Two nodes recode by the tables of one of them, and what each keeps recoded the other gets so. A restart reads it from
+// the disk, though it has not been in a cluster since.
 func TestNodesShareRecoded(t *testing.T) {
 	if _, err := etcd.FindBinary(); err != nil {
 		t.Skip(err)
@@ -77,12 +77,14 @@ func TestNodesShareRecoded(t *testing.T) {
 	defer recode()
 	caches := []string{t.TempDir(), t.TempDir()}
 	start := func(i int, cluster ClusterConfig) *Engine {
-		return open(t, HostConfig{Options: cachedir.Options{Path: caches[i], Size: 256 << 20, Memory: 192 << 20}, Cluster: cluster, Coder: halver{&trained, begin}},
+		return open(t, HostConfig{Options: cachedir.Options{Path: caches[i], Size: 256 << 20, Memory: 192 << 20},
+			Cluster: cluster, Coder: halver{&trained, begin}},
 			Config{Source: "file://" + dir, Recode: "on"})
 	}
 	var nodes []*Engine
 	for i := range caches {
-		nodes = append(nodes, start(i, ClusterConfig{URL: "etcd://" + server.Addr + "/test", Advertise: "127.0.0.1:0", Insecure: true}))
+		nodes = append(nodes, start(i,
+			ClusterConfig{URL: "etcd://" + server.Addr + "/test", Advertise: "127.0.0.1:0", Insecure: true}))
 	}
 	// check reads what the node keeps, or does not, as a feed and as a file.
 	check := func(e *Engine, own bool) {
@@ -137,9 +139,13 @@ func TestNodesShareRecoded(t *testing.T) {
 		}
 		waitFor(t, "it keeps what it owns", func() bool { return e.cur.Load().volume.Stats().Kept == own })
 	}
-	recode() // from segments that hold nothing else: of few plain files among recoded ones nobody would make a segment anew
+	// from segments that hold nothing else: of few plain files among recoded ones nobody would make a segment anew
+	recode()
 	for _, e := range nodes {
-		waitFor(t, "what it keeps is recoded", func() bool { s := e.cur.Load().volume.Stats(); return s.Coded == s.Kept && s.Kept > 64 })
+		waitFor(t, "what it keeps is recoded", func() bool {
+			s := e.cur.Load().volume.Stats()
+			return s.Coded == s.Kept && s.Kept > 64
+		})
 	}
 	if trained.Load() != 1 || nodes[0].recoding.encode.Load().form != nodes[1].recoding.encode.Load().form {
 		t.Errorf("trained %d times", trained.Load())
@@ -149,11 +155,13 @@ func TestNodesShareRecoded(t *testing.T) {
 		restored := nodes[1-k].cur.Load().volume.Stats().Restored
 		check(e, false)
 		s := e.cur.Load().volume.Stats()
-		if owner := nodes[1-k].cur.Load().volume.Stats(); owner.Restored != restored || s.PeerBytes == 0 || s.PeerBytes > int64(total)/3 {
+		if owner := nodes[1-k].cur.Load().volume.Stats(); owner.Restored != restored || s.PeerBytes == 0 ||
+			s.PeerBytes > int64(total)/3 {
 			t.Errorf("%d bytes from the other node, which restored %d", s.PeerBytes, owner.Restored-restored)
 		}
 	}
-	if n := nodes[0].Stats().GetRequests + nodes[1].Stats().GetRequests - before; n > 24 { // a file:// source has no MD5 of them: one in 64, by chance, is compared with it
+	// a file:// source has no MD5 of them: one in 64, by chance, is compared with it
+	if n := nodes[0].Stats().GetRequests + nodes[1].Stats().GetRequests - before; n > 24 {
 		t.Errorf("%d requests to the store", n)
 	}
 	for _, e := range nodes {

@@ -63,17 +63,20 @@ func TestRecordingHoldsWhatReadersDo(t *testing.T) {
 		})
 		at := r.began.Add(time.Duration(i) * time.Millisecond)
 		e.Saw(m, trace.Event{Kind: trace.Open, Process: 7, File: int32(n.Index)}, at)
-		e.Saw(m, trace.Event{Kind: trace.Read, Process: 7, File: int32(n.Index), Off: 4096, Len: 100, Wait: time.Millisecond, Area: trace.Miss}, at)
+		e.Saw(m, trace.Event{Kind: trace.Read, Process: 7, File: int32(n.Index), Off: 4096, Len: 100,
+			Wait: time.Millisecond, Area: trace.Miss}, at)
 	}
 	e.Saw(m, trace.Event{Kind: trace.Lookup, Process: 7, File: -1}, r.began)
 	tr := parse(t, drain(r, 100)) // cut anywhere
-	if tr.Header.Files != 60 || tr.Samples != 60 || tr.Bytes != m.Bytes() || tr.Order != "none" || tr.Dataset != m.Version() {
+	if tr.Header.Files != 60 || tr.Samples != 60 || tr.Bytes != m.Bytes() || tr.Order != "none" ||
+		tr.Dataset != m.Version() {
 		t.Errorf("header: %+v", tr.Header)
 	}
 	if len(tr.Events) != 21 || len(tr.Files) != 10 || tr.Lost != 0 {
 		t.Errorf("%d events, %d files, %d lost", len(tr.Events), len(tr.Files), tr.Lost)
 	}
-	want := trace.Event{At: 9 * time.Millisecond, Kind: trace.Read, Process: 7, File: tr.Events[18].File, Off: 4096, Len: 100, Wait: time.Millisecond, Area: trace.Miss}
+	want := trace.Event{At: 9 * time.Millisecond, Kind: trace.Read, Process: 7, File: tr.Events[18].File, Off: 4096,
+		Len: 100, Wait: time.Millisecond, Area: trace.Miss}
 	if tr.Events[19] != want {
 		t.Errorf("event: %+v, want %+v", tr.Events[19], want)
 	}
@@ -99,7 +102,8 @@ func TestRecordingHoldsWhatReadersDo(t *testing.T) {
 	r.Close()
 	r.Close()
 	if e.Recording() || e.Cache().Ledger().Used() != used {
-		t.Errorf("after its end: recording %t, %d bytes held, before %d", e.Recording(), e.Cache().Ledger().Used(), used)
+		t.Errorf("after its end: recording %t, %d bytes held, before %d", e.Recording(),
+			e.Cache().Ledger().Used(), used)
 	}
 }
 

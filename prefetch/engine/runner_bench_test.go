@@ -40,12 +40,15 @@ func BenchmarkRunner(b *testing.B) {
 	for _, c := range []struct {
 		name        string
 		store, read time.Duration // that a request and a reader take
-	}{{name: "even"}, {name: "slow store", store: time.Millisecond}, {name: "slow readers", read: 200 * time.Microsecond}} {
+	}{{name: "even"}, {name: "slow store", store: time.Millisecond},
+		{name: "slow readers", read: 200 * time.Microsecond}} {
 		b.Run(c.name, func(b *testing.B) {
-			e := open(b, HostConfig{Options: cachedir.Options{Path: b.TempDir(), Size: 0, Memory: 112 << 20}}, Config{Source: "file://" + dir, Order: spec(b, "none")})
+			e := open(b, HostConfig{Options: cachedir.Options{Path: b.TempDir(), Size: 0, Memory: 112 << 20}},
+				Config{Source: "file://" + dir, Order: spec(b, "none")})
 			defer closeEngine(b, e)
 			d := e.Dataset()
-			d.v.volume = e.cache.NewVolume(cache.VolumeOptions{Manifest: d.v.manifest, Dataset: e.dataset, Store: slowly{takes: c.store}})
+			d.v.volume = e.cache.NewVolume(
+				cache.VolumeOptions{Manifest: d.v.manifest, Dataset: e.dataset, Store: slowly{takes: c.store}})
 			b.ResetTimer()
 			before := processorTime(b)
 			for epoch := range b.N {

@@ -125,7 +125,8 @@ func (i *inference) follow(r infer.Run) {
 	for _, old := range all[len(i.ahead):] {
 		i.forget(old.stream)
 	}
-	i.engine.log.Info("read in sequence", "list", r.List, "from", m.Path(window.At(0)), "world", r.World, "reads", a.reads)
+	i.engine.log.Info("read in sequence", "list", r.List, "from", m.Path(window.At(0)), "world", r.World,
+		"reads", a.reads)
 }
 
 // readOn extends the windows whose readers come near the end, and ends idle ones.
@@ -172,7 +173,8 @@ func (a *follower) spec() string {
 func (a *follower) text(w io.Writer) {
 	r := a.run
 	window := *a.window.Load()
-	fmt.Fprintf(w, "order: %s (inferred: file after file of %s, from %s on", a.spec(), r.List, a.stream.Volume.Manifest().Path(window.At(0)))
+	fmt.Fprintf(w, "order: %s (inferred: file after file of %s, from %s on", a.spec(), r.List,
+		a.stream.Volume.Manifest().Path(window.At(0)))
 	if r.World > 1 {
 		fmt.Fprintf(w, "; rank %s of %d", order.Ranks{First: r.First, Last: r.Last}, r.World)
 	}

@@ -63,7 +63,8 @@ func TestWorkersInSequence(t *testing.T) {
 		if i >= 16+2*workers {
 			eventually(t, "a sequence, planned further than its readers", func() bool {
 				s := e.Stats()
-				return s.Order.State == "inferred" && len(s.Streams) > 0 && s.Streams[0].Planned >= min((i/(workers*batch)+1)*workers*batch, n-1)
+				return s.Order.State == "inferred" && len(s.Streams) > 0 &&
+					s.Streams[0].Planned >= min((i/(workers*batch)+1)*workers*batch, n-1)
 			})
 		}
 		w, step := i%workers, i/workers
@@ -129,7 +130,8 @@ func TestPlansEnd(t *testing.T) {
 		t.Error("fresh plans, and the order is inferred")
 	}
 	later(2 * staleAfter)
-	if text := string(e.orders.text()); e.orders.inference.Load() == nil || !strings.Contains(text, "rm .shoal/plans/another ends it") || !e.Stats().Streams[0].Stale {
+	if text := string(e.orders.text()); e.orders.inference.Load() == nil ||
+		!strings.Contains(text, "rm .shoal/plans/another ends it") || !e.Stats().Streams[0].Stale {
 		t.Error(text)
 	}
 	for i := range 40 {
@@ -138,7 +140,8 @@ func TestPlansEnd(t *testing.T) {
 	eventually(t, "a sequence beside stale plans", func() bool { return e.Stats().Order.State == "inferred" })
 	openAs(t, e, 9, 7)
 	later(3 * staleAfter)
-	if text := string(e.orders.text()); e.orders.inference.Load() != nil || len(e.orders.mounted()) != 2 || strings.Contains(text, "stale") {
+	if text := string(e.orders.text()); e.orders.inference.Load() != nil || len(e.orders.mounted()) != 2 ||
+		strings.Contains(text, "stale") {
 		t.Error(text)
 	}
 
@@ -182,7 +185,8 @@ func TestPlansThatEndedAreForgotten(t *testing.T) {
 		if err := e.RemovePlan(name); err != nil {
 			t.Fatal(err)
 		}
-		if text := string(e.orders.text()); strings.Count(text, "ended") != 1 || !strings.Contains(text, "plan "+name+" ended") {
+		if text := string(e.orders.text()); strings.Count(text, "ended") != 1 ||
+			!strings.Contains(text, "plan "+name+" ended") {
 			t.Error(text)
 		}
 	}

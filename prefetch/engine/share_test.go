@@ -54,7 +54,9 @@ func (r *trainer) next() bool {
 func (r *trainer) staged() bool {
 	if r.at < r.seq.Len() {
 		file := r.files.At(r.at)
-		waitFor(r.t, fmt.Sprintf("%s has position %d", r.Name, r.at), func() bool { return r.Volume.Where(file, 0) > cache.OnWay })
+		waitFor(r.t, fmt.Sprintf("%s has position %d", r.Name, r.at), func() bool {
+			return r.Volume.Where(file, 0) > cache.OnWay
+		})
 	}
 	return r.next()
 }
@@ -134,8 +136,8 @@ func TestShareLateStarts(t *testing.T) {
 }
 
 // Trainers at different speeds: the slowest falls behind by 24 of 160 in the end, which memory holds, or by
-// 120, which it does not; then the worst case is that each fetches for itself, and loses one file to another for every four
-// that the other opens (some 500 in all mostly, and 688 once in 34 runs on cores that others had).
+// 120, which it does not; then the worst case is that each fetches for itself, and loses one file to another for every
+// four that the other opens (some 500 in all mostly, and 688 once in 34 runs on cores that others had).
 func TestShareSpeeds(t *testing.T) {
 	for _, c := range []struct {
 		speeds []int // of 20 rounds
@@ -202,7 +204,8 @@ func TestWeightsShareMemory(t *testing.T) {
 				fast.staged()
 			}
 			p, q := slow.Progress(), fast.Progress()
-			if share := float64(c.slow) / float64(c.slow+c.fast); math.Abs(p.Share-share) > 1e-9 || math.Abs(p.Share+q.Share-1) > 1e-9 || p.Weight != c.slow {
+			if share := float64(c.slow) / float64(c.slow+c.fast); math.Abs(p.Share-share) > 1e-9 ||
+				math.Abs(p.Share+q.Share-1) > 1e-9 || p.Weight != c.slow {
 				t.Errorf("shares %v and %v", p.Share, q.Share)
 			}
 			if held() > limit {

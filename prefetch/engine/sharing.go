@@ -19,17 +19,18 @@ import (
 
 // Sharing of a dataset among the nodes of a cluster:
 //
-//   - The nodes of a zone that have the dataset open own it together: each extent has one owner in each zone, by package owner. A
-//     node that drains owns nothing. Nodes without a zone are one zone.
+//   - The nodes of a zone that have the dataset open own it together: each extent has one owner in each zone, by
+//     package owner. A node that drains owns nothing. Nodes without a zone are one zone.
 //   - A node keeps what it owns, as far as that fits, by a threshold that it tells with each answer. Whom it has not
 //     answered yet asks it for whatever it owns.
-//   - An extent that another node of the zone owns and keeps is read from that node, which fetches it if it does not have it yet.
-//   - So is one that it does not keep, while it says that it gives those, too (cache.Volume.Gives); and otherwise one in
-//     cache.GiftSample, by which it finds out whether it should.
-//   - What its owner in the zone does not keep is read from the owner in another zone, if that has it. Everything else is
-//     read from the store.
-//   - When the nodes change, ownership is computed anew. What an extent's new owner does not have it asks its former owner
-//     for, and then the store. Until all have noticed, two nodes may fetch the same extent.
+//   - An extent that another node of the zone owns and keeps is read from that node, which fetches it if it does not
+//     have it yet.
+//   - So is one that it does not keep, while it says that it gives those, too (cache.Volume.Gives); and otherwise one
+//     in cache.GiftSample, by which it finds out whether it should.
+//   - What its owner in the zone does not keep is read from the owner in another zone, if that has it. Everything else
+//     is read from the store.
+//   - When the nodes change, ownership is computed anew. What an extent's new owner does not have it asks its former
+//     owner for, and then the store. Until all have noticed, two nodes may fetch the same extent.
 
 // members are the nodes of a zone that have a dataset open, as of one view of the cluster. Immutable.
 type members struct {
@@ -38,10 +39,11 @@ type members struct {
 	self  int            // this node's index; -1 if it is not among them
 	table *owner.Table   // by bucket; nil without nodes
 
-	away   bool            // it is another zone than this node's
-	former *members        // whose owners may still have what has moved since; nil: the start
-	here   map[string]bool // of former ones, by ID: who is still a node that has the dataset open, if only to drain; nil: all
-	far    []*members      // the other zones
+	away   bool     // it is another zone than this node's
+	former *members // whose owners may still have what has moved since; nil: the start
+	// of former ones, by ID: who is still a node that has the dataset open, if only to drain; nil: all
+	here map[string]bool
+	far  []*members // the other zones
 }
 
 // sharing is a version of a dataset in a cluster. It implements cache.Peers.
@@ -53,8 +55,8 @@ type sharing struct {
 	told sync.Map // by Instance, the *peer.Terms that a node told last
 }
 
-// How long the opening of a dataset waits: for etcd to answer, for the nodes to agree (and for the lease of another process
-// with this node's ID to end).
+// How long the opening of a dataset waits: for etcd to answer, for the nodes to agree (and for the lease of another
+// process with this node's ID to end).
 const (
 	mostAway  = 5 * time.Second
 	mostQuiet = 15 * time.Second
@@ -94,7 +96,9 @@ func (m *members) all() []cluster.Node {
 
 // same reports whether the same nodes own the same extents.
 func (m *members) same(other *members) bool {
-	return other != nil && slices.EqualFunc(m.nodes, other.nodes, func(a, b cluster.Node) bool { return a.ID == b.ID && a.Weight == b.Weight })
+	return other != nil && slices.EqualFunc(m.nodes, other.nodes, func(a, b cluster.Node) bool {
+		return a.ID == b.ID && a.Weight == b.Weight
+	})
 }
 
 // still returns the same members, of which those are asked no more who have left a view for good.
@@ -115,8 +119,8 @@ func (m *members) others() *members {
 	return &members{self: -1, nodes: slices.Delete(slices.Clone(m.nodes), m.self, m.self+1)}
 }
 
-// enterCluster says that this node has the dataset open, and waits until the others know it and have agreed on who else has. A
-// node that does not reach etcd begins alone.
+// enterCluster says that this node has the dataset open, and waits until the others know it and have agreed on who else
+// has. A node that does not reach etcd begins alone.
 func (e *Engine) enterCluster(ctx context.Context) error {
 	n := e.host.node
 	if n == nil {
@@ -142,7 +146,8 @@ func (e *Engine) enterCluster(ctx context.Context) error {
 	for {
 		changed := n.cluster.Changed()
 		if m := e.membersOf(n.cluster.View()); m.self >= 0 {
-			e.log.Info("in the cluster", "nodes", len(m.nodes), "node", n.id, "waited", time.Since(began).Round(time.Millisecond))
+			e.log.Info("in the cluster", "nodes", len(m.nodes), "node", n.id,
+				"waited", time.Since(began).Round(time.Millisecond))
 			return nil
 		}
 		select {
@@ -269,8 +274,8 @@ func (s *sharing) Sampled(file, extent int) bool {
 
 func (s *sharing) Nodes() int { return len(s.now.Load().nodes) }
 
-// keeper returns which of these members is to be asked for an extent; -1: none, or this node. keeps: it has said that it keeps it. held:
-// it is asked for what it has only.
+// keeper returns which of these members is to be asked for an extent; -1: none, or this node. keeps: it has said that
+// it keeps it. held: it is asked for what it has only.
 func (s *sharing) keeper(m *members, file, extent int, held bool) (i int, keeps bool) {
 	if m == nil || m.table == nil || m.away && s.v.volume.Chooses(file, extent) {
 		return -1, false
@@ -320,8 +325,8 @@ func (s *sharing) Asks(file, extent int) bool {
 	return !lies && s.e.host.node.client.Ready(m.nodes[i].ID)
 }
 
-// Read implements cache.Peers. What nobody is to fetch is asked of its former owner, and, unless this node is to keep it, of
-// its owners in other zones.
+// Read implements cache.Peers. What nobody is to fetch is asked of its former owner, and, unless this node is to keep
+// it, of its owners in other zones.
 func (s *sharing) Read(ctx context.Context, wants []cache.Want, held bool, check check) (rest []cache.Want) {
 	m := s.now.Load()
 	if m == nil || !held {
@@ -334,7 +339,8 @@ func (s *sharing) Read(ctx context.Context, wants []cache.Want, held bool, check
 }
 
 // read asks one of these members after another: neighbours in a shard have the same owner.
-func (s *sharing) read(ctx context.Context, m *members, wants []cache.Want, held bool, check check) (rest []cache.Want) {
+func (s *sharing) read(ctx context.Context, m *members, wants []cache.Want, held bool, check check) (
+	rest []cache.Want) {
 	if m == nil {
 		return wants
 	}
@@ -357,14 +363,16 @@ func (s *sharing) read(ctx context.Context, m *members, wants []cache.Want, held
 	return rest
 }
 
-// distrust has a node that gave other bytes than the store asked nothing any more, until one of the two starts again, and what this node
-// has compared with the store.
+// distrust has a node that gave other bytes than the store asked nothing any more, until one of the two starts again,
+// and what this node has compared with the store.
 func (s *sharing) distrust(n cluster.Node, file int) {
 	if _, before := s.e.host.node.liars.LoadOrStore(n.Instance, true); before {
 		return
 	}
-	s.e.log.Error("a node of the cluster gave other bytes than the store; it is asked nothing any more, and what is here is compared with the store",
-		"node", n.ID, "address", n.Address, "path", s.v.manifest.Path(file), "remedy", "stop that node, and run `shoal fsck` and `shoal cache verify` there")
+	s.e.log.Error("a node of the cluster gave other bytes than the store; it is asked nothing any more, and what is "+
+		"here is compared with the store",
+		"node", n.ID, "address", n.Address, "path", s.v.manifest.Path(file), "remedy",
+		"stop that node, and run `shoal fsck` and `shoal cache verify` there")
 	for _, e := range s.e.host.engines() {
 		select {
 		case e.lied <- struct{}{}:
@@ -378,8 +386,10 @@ type check = func(context.Context, cache.Want) error
 var errNotGiven = errors.New("not given")
 
 // ask reads pieces from a node, and returns those that it did not give.
-func (s *sharing) ask(ctx context.Context, n cluster.Node, wants []cache.Want, held bool, check check) (rest []cache.Want) {
-	nodes := s.e.host.node.cluster.View().Nodes // one that owned it, or owns it in an old version, may be elsewhere by now, or gone
+func (s *sharing) ask(ctx context.Context, n cluster.Node, wants []cache.Want, held bool, check check) (
+	rest []cache.Want) {
+	// one that owned it, or owns it in an old version, may be elsewhere by now, or gone
+	nodes := s.e.host.node.cluster.View().Nodes
 	at := slices.IndexFunc(nodes, func(now cluster.Node) bool { return now.ID == n.ID })
 	if at < 0 {
 		return wants

@@ -21,7 +21,8 @@ func TestNodeComesDuringRefresh(t *testing.T) {
 	t.Cleanup(server.Close)
 	url, dir := "etcd://"+server.Addr+"/test", t.TempDir()
 	source, _ := folder(t, 1, 3)
-	e := open(t, HostConfig{Options: cachedir.Options{Path: dir, Size: 64 << 20, Memory: 256 << 20}, Cluster: ClusterConfig{URL: url, Advertise: "127.0.0.1:0", Insecure: true}},
+	e := open(t, HostConfig{Options: cachedir.Options{Path: dir, Size: 64 << 20, Memory: 256 << 20},
+		Cluster: ClusterConfig{URL: url, Advertise: "127.0.0.1:0", Insecure: true}},
 		Config{Source: source, Order: spec(t, "none"), Samples: "images"})
 	defer closeEngine(t, e)
 	m, layout, err := e.catalog.Manifest(e.name)
@@ -36,7 +37,8 @@ func TestNodeComesDuringRefresh(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	other, err := cluster.Join(cluster.Options{URL: url, Self: cluster.Node{ID: "0123456789abcdef", Address: "127.0.0.1:1", Weight: 1}})
+	other, err := cluster.Join(
+		cluster.Options{URL: url, Self: cluster.Node{ID: "0123456789abcdef", Address: "127.0.0.1:1", Weight: 1}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -88,7 +88,9 @@ func worst(list []SlowKey) []SlowKey {
 		}
 		all[i].Count = n
 	}
-	slices.SortFunc(all, func(a, b SlowKey) int { return cmp.Or(-cmp.Compare(a.Seconds, b.Seconds), cmp.Compare(a.Key, b.Key)) })
+	slices.SortFunc(all, func(a, b SlowKey) int {
+		return cmp.Or(-cmp.Compare(a.Seconds, b.Seconds), cmp.Compare(a.Key, b.Key))
+	})
 	return all[:min(len(all), slowestKeys)]
 }
 

@@ -48,7 +48,8 @@ func TestSlowestForgets(t *testing.T) {
 	now = now.Add(slowestFor + time.Second)
 	get("new", time.Second, errors.New("broken"))
 	get("old", time.Millisecond, nil)
-	if got := s.snapshot(); len(got) != 2 || got[0].Key != "old" || got[0].Seconds != 3600 || got[0].Count != 2 || got[1].Key != "new" || !got[1].Failed {
+	if got := s.snapshot(); len(got) != 2 || got[0].Key != "old" || got[0].Seconds != 3600 || got[0].Count != 2 ||
+		got[1].Key != "new" || !got[1].Failed {
 		t.Errorf("after one period: %+v", got)
 	}
 	now = now.Add(slowestFor + time.Second)

@@ -89,7 +89,8 @@ type OrderState struct {
 	Spec     string `json:"spec"`
 	Epoch    int    `json:"epoch"`
 	Position int    `json:"position"`
-	State    string `json:"state"` // none, waiting (nothing read yet), following, finished; watching, ended, searching, unknown, inferred
+	// none, waiting (nothing read yet), following, finished; watching, ended, searching, unknown, inferred
+	State string `json:"state"`
 }
 
 // SkippedKeys counts keys that a file tree cannot show, and shards left out.
@@ -157,16 +158,25 @@ func (e *Engine) Stats() Stats {
 	c, all := v.volume.Stats(), e.cache.Stats()
 	m := e.remoteOf(v).meter.Stats()
 	s := Stats{
-		Version: StatsVersion, PID: os.Getpid(), Source: e.source.String(), Dataset: v.manifest.Version(), Files: v.manifest.Len(),
+		Version: StatsVersion, PID: os.Getpid(), Source: e.source.String(), Dataset: v.manifest.Version(),
+		Files:   v.manifest.Len(),
 		Samples: v.samples.Len(), Bytes: v.manifest.Bytes(), Uptime: time.Since(e.started).Seconds(),
-		Packed: v.layout != nil, CacheDir: e.host.Path(), DatasetID: hex.EncodeToString(e.dataset[:]), Users: e.host.users(),
-		Opens: e.counted.opens.Load(), Reads: c.Reads, ReadBytes: c.ReadBytes, Hits: Hits{c.KeepHits, c.RingHits}, Joined: c.Joined, Misses: c.Misses,
+		Packed: v.layout != nil, CacheDir: e.host.Path(), DatasetID: hex.EncodeToString(e.dataset[:]),
+		Users: e.host.users(),
+		Opens: e.counted.opens.Load(), Reads: c.Reads, ReadBytes: c.ReadBytes, Hits: Hits{c.KeepHits, c.RingHits},
+		Joined: c.Joined, Misses: c.Misses,
 		Stall: c.Stall.Seconds(), Prefetched: c.Prefetched, FetchErrors: c.FetchErrors,
-		StoreErrors: map[string]int64{}, Store: StoreStats{Outcomes: map[string]objstore.Outcomes{}}, LatencyP50: m.Median.Seconds(), LatencyP99: m.P99.Seconds(),
-		Memory:  MemoryStats{Used: all.MemoryUsed, Peak: all.MemoryPeak, Limit: all.MemoryLimit, Demand: all.MemoryDemand, Prefetch: all.MemoryPrefetch, Batches: all.MemoryBatches, Idle: all.IdleBytes, Waiting: all.MemoryWaiting, Ring: all.RingBytes, Goroutines: runtime.NumGoroutine()},
-		Disk:    DiskStats{Used: c.DiskUsed, Limit: c.DiskLimit, Declined: c.Declined, Corrupt: c.Corrupt, Errors: c.DiskErrors, OutOfUse: c.DiskDown, Reason: c.DiskReason, Waits: c.DiskWaits, GaveUp: c.DiskGaveUp, Budget: all.DiskLimit, AllUsed: all.DiskUsed, Queued: c.DiskQueued},
-		Recoded: RecodeStats{e.recoding.underWay.Load(), c.Coded, c.CodedBefore, c.CodedAfter, c.Restored, c.Restore.Seconds()},
-		Errors:  append(e.host.errs.snapshot(), e.counted.errs.snapshot()...), Streams: []run.Progress{},
+		StoreErrors: map[string]int64{}, Store: StoreStats{Outcomes: map[string]objstore.Outcomes{}},
+		LatencyP50: m.Median.Seconds(), LatencyP99: m.P99.Seconds(),
+		Memory: MemoryStats{Used: all.MemoryUsed, Peak: all.MemoryPeak, Limit: all.MemoryLimit,
+			Demand: all.MemoryDemand, Prefetch: all.MemoryPrefetch, Batches: all.MemoryBatches, Idle: all.IdleBytes,
+			Waiting: all.MemoryWaiting, Ring: all.RingBytes, Goroutines: runtime.NumGoroutine()},
+		Disk: DiskStats{Used: c.DiskUsed, Limit: c.DiskLimit, Declined: c.Declined, Corrupt: c.Corrupt,
+			Errors: c.DiskErrors, OutOfUse: c.DiskDown, Reason: c.DiskReason, Waits: c.DiskWaits, GaveUp: c.DiskGaveUp,
+			Budget: all.DiskLimit, AllUsed: all.DiskUsed, Queued: c.DiskQueued},
+		Recoded: RecodeStats{e.recoding.underWay.Load(), c.Coded, c.CodedBefore, c.CodedAfter, c.Restored,
+			c.Restore.Seconds()},
+		Errors: append(e.host.errs.snapshot(), e.counted.errs.snapshot()...), Streams: []run.Progress{},
 	}
 	if transport := e.counted.transport.Load(); transport != nil {
 		s.Transport = (*transport)()
@@ -225,14 +235,16 @@ func (e *Engine) Stats() Stats {
 // StoreStats is the details of requests to the object store; with a shard set in place of the source's objects, to
 // both. Sums and latencies are in Stats.
 type StoreStats struct {
-	Outcomes        map[string]objstore.Outcomes `json:"outcomes"`         // of finished requests, retries included: get, head, list, put, other
-	Sent            int64                        `json:"sent_bytes"`       // stored
-	Retries         int64                        `json:"retries"`          // tries after the first
-	GaveUp          int64                        `json:"gave_up"`          // requests that ran out of tries or time
-	SlowDowns       int64                        `json:"slow_downs"`       // answers that requested fewer requests
-	WaitingDemand   int                          `json:"waiting_demand"`   // requests without a connection that a reader waits for
-	WaitingPrefetch int                          `json:"waiting_prefetch"` // the others
-	GetLatency      objstore.HistogramCounts     `json:"-"`                // of successful GETs, up to the last byte
+	// of finished requests, retries included: get, head, list, put, other
+	Outcomes  map[string]objstore.Outcomes `json:"outcomes"`
+	Sent      int64                        `json:"sent_bytes"` // stored
+	Retries   int64                        `json:"retries"`    // tries after the first
+	GaveUp    int64                        `json:"gave_up"`    // requests that ran out of tries or time
+	SlowDowns int64                        `json:"slow_downs"` // answers that requested fewer requests
+	// requests without a connection that a reader waits for
+	WaitingDemand   int                      `json:"waiting_demand"`
+	WaitingPrefetch int                      `json:"waiting_prefetch"` // the others
+	GetLatency      objstore.HistogramCounts `json:"-"`                // of successful GETs, up to the last byte
 }
 
 // addStores adds up what the stores have counted.

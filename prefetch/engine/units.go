@@ -6,8 +6,8 @@ import (
 	"github.com/shoalfs/shoal/cache/owner"
 )
 
-// units returns the unit of each extent, of which an owner's bucket is made: a run of a shard, or an extent of a version of a file. It
-// stays the same when the dataset is listed again.
+// units returns the unit of each extent, of which an owner's bucket is made: a run of a shard, or an extent of a
+// version of a file. It stays the same when the dataset is listed again.
 func units(m *catalog.Manifest, l *catalog.Layout) func(file, extent int) uint64 {
 	if l != nil {
 		run := make([]func(int64) uint64, l.Shards())

@@ -30,7 +30,8 @@ func TestUnitsOfFiles(t *testing.T) {
 	}
 	write("1.jpg", 100)
 	write("2.jpg", cache.ExtentSize+1)
-	e := open(t, HostConfig{Options: cachedir.Options{Path: t.TempDir(), Size: 64 << 20, Memory: 128 << 20}}, Config{Source: "file://" + dir})
+	e := open(t, HostConfig{Options: cachedir.Options{Path: t.TempDir(), Size: 64 << 20, Memory: 128 << 20}},
+		Config{Source: "file://" + dir})
 	defer closeEngine(t, e)
 	check := func(samples int) {
 		t.Helper()
@@ -41,7 +42,8 @@ func TestUnitsOfFiles(t *testing.T) {
 		unit := d.Units()
 		for i := range samples {
 			h := sha256.Sum256([]byte(d.Path(i)))
-			id := segment.IDOf([16]byte(h[:16]), d.v.manifest.Size(d.v.samples.File(i)), d.v.manifest.ETag(d.v.samples.File(i)))
+			id := segment.IDOf([16]byte(h[:16]), d.v.manifest.Size(d.v.samples.File(i)),
+				d.v.manifest.ETag(d.v.samples.File(i)))
 			if got, want := unit(i), id.Uint64(); got != want {
 				t.Errorf("%s: unit %x, want %x", d.Path(i), got, want)
 			}
@@ -62,18 +64,21 @@ func TestUnitsOfFiles(t *testing.T) {
 	}
 }
 
-// Files that begin in the same 4 MiB of a shard are one unit, and their further extents are of the runs that they lie in.
+// Files that begin in the same 4 MiB of a shard are one unit, and their further extents are of the runs that they lie
+// in.
 func TestUnitsOfShards(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(dir, "c"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	for i := range 24 {
-		if err := os.WriteFile(filepath.Join(dir, "c", fmt.Sprintf("%02d.jpg", i)), make([]byte, 1<<20), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, "c", fmt.Sprintf("%02d.jpg", i)), make([]byte, 1<<20),
+			0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
-	e := open(t, HostConfig{Options: cachedir.Options{Path: t.TempDir(), Size: 64 << 20, Memory: 128 << 20}}, Config{Source: "file://" + packFolder(t, dir, 13<<20)})
+	e := open(t, HostConfig{Options: cachedir.Options{Path: t.TempDir(), Size: 64 << 20, Memory: 128 << 20}},
+		Config{Source: "file://" + packFolder(t, dir, 13<<20)})
 	defer closeEngine(t, e)
 	d := e.Dataset()
 	m, l := d.v.manifest, d.v.layout

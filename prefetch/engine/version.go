@@ -17,9 +17,10 @@ import (
 // listing. Who lists holds a lock in etcd, which ends with its holder, and publishes what it found under the source's
 // name, once it serves that. The list itself is a file by an immutable name, which any node that has it sends.
 //
-// Listings have numbers, and only go forward: each node keeps in its catalog the number of the version that it has. An etcd that was
-// restored from an older copy has an older one; who has a newer version publishes that again, and nobody goes back. If somebody has listed in
-// between, neither listing is known to be the newer one: the source is listed again.
+// Listings have numbers, and only go forward: each node keeps in its catalog the number of the version that it has. An
+// etcd that was restored from an older copy has an older one; who has a newer version publishes that again, and nobody
+// goes back. If somebody has listed in between, neither listing is known to be the newer one: the source is listed
+// again.
 
 // published is the version of a source that the nodes of a cluster read.
 type published struct {
@@ -68,7 +69,8 @@ func (e *Engine) listShared(ctx context.Context, afresh bool) (*catalog.Manifest
 		if err == nil || ctx.Err() != nil {
 			return m, layout, err
 		}
-		e.log.Warn("no node of the cluster sends the list of the source; listing it again", "version", now.Version, "cause", err)
+		e.log.Warn("no node of the cluster sends the list of the source; listing it again", "version", now.Version,
+			"cause", err)
 	}
 	m, layout, err := e.list(ctx)
 	if err != nil {
@@ -103,8 +105,10 @@ func (e *Engine) listAlone(ctx context.Context, cause error) (*catalog.Manifest,
 	return e.list(ctx)
 }
 
-// publishVersion gives what this node has listed its number, and returns what publishes it. If that fails, the others go on as they are.
-func (e *Engine) publishVersion(ctx context.Context, number, after int64, m *catalog.Manifest, layout *catalog.Layout) (publish func()) {
+// publishVersion gives what this node has listed its number, and returns what publishes it. If that fails, the others
+// go on as they are.
+func (e *Engine) publishVersion(ctx context.Context, number, after int64, m *catalog.Manifest, layout *catalog.Layout) (
+	publish func()) {
 	p := published{Number: number, After: after, Node: e.host.node.id, Version: m.Version(), Manifest: m.FileName(),
 		Layout: layout.Version(), Prefix: m.Prefix(), Skipped: m.Skipped()}
 	b, err := json.Marshal(p)
@@ -119,9 +123,10 @@ func (e *Engine) publishVersion(ctx context.Context, number, after int64, m *cat
 	}
 }
 
-// sharedManifest returns the cluster's version in place of the catalog's. If the cluster has none, or an older one, or does not say,
-// it stays at the catalog's, and the store is not asked: it may be away.
-func (e *Engine) sharedManifest(ctx context.Context, m *catalog.Manifest, layout *catalog.Layout) (*catalog.Manifest, *catalog.Layout, error) {
+// sharedManifest returns the cluster's version in place of the catalog's. If the cluster has none, or an older one, or
+// does not say, it stays at the catalog's, and the store is not asked: it may be away.
+func (e *Engine) sharedManifest(ctx context.Context, m *catalog.Manifest, layout *catalog.Layout) (
+	*catalog.Manifest, *catalog.Layout, error) {
 	p, err := e.clusterVersion(ctx)
 	theirs, packed := m, layout
 	switch {
@@ -143,12 +148,13 @@ func (e *Engine) sharedManifest(ctx context.Context, m *catalog.Manifest, layout
 	if ctx.Err() != nil {
 		return nil, nil, ctx.Err()
 	}
-	e.log.Warn("the cluster's version of the source is not to be had; starting with the one in the cache", "version", m.Version()[:12], "cause", err)
+	e.log.Warn("the cluster's version of the source is not to be had; starting with the one in the cache",
+		"version", m.Version()[:12], "cause", err)
 	return m, layout, nil
 }
 
-// astray reports whether the cluster's version may not be taken for an older or newer one than m, this node's: both have
-// been listed after one that etcd was turned back to, or that was the last before it went away.
+// astray reports whether the cluster's version may not be taken for an older or newer one than m, this node's: both
+// have been listed after one that etcd was turned back to, or that was the last before it went away.
 func (e *Engine) astray(p published, m *catalog.Manifest) bool {
 	known := p.Version == m.Version() || e.catalog.Had(e.name, p.Version)
 	return !known && p.Number > 0 && p.Number <= e.catalog.Number(e.name)
@@ -208,7 +214,8 @@ func (e *Engine) take(ctx context.Context, p published) (*catalog.Manifest, *cat
 		return nil, nil, err
 	}
 	e.collect()
-	e.log.Info("took the list of the source from the cluster", "version", p.Version[:12], "files", m.Len(), "listed_by", p.Node)
+	e.log.Info("took the list of the source from the cluster", "version", p.Version[:12], "files", m.Len(),
+		"listed_by", p.Node)
 	return e.catalog.Manifest(e.name)
 }
 
@@ -244,7 +251,9 @@ func (e *Engine) versionLoop(ctx context.Context) {
 	e.host.node.cluster.WatchPublished(ctx, e.sourceKey(), func(value []byte) {
 		var p published
 		if err := json.Unmarshal(value, &p); err != nil {
-			e.log.Error("the cluster has a version that this one does not understand (run one version of Shoal on all nodes)", "cause", err)
+			e.log.Error(
+				"the cluster has a version that this one does not understand (run one version of Shoal on all nodes)",
+				"cause", err)
 			return
 		}
 		v := e.cur.Load()
@@ -256,11 +265,15 @@ func (e *Engine) versionLoop(ctx context.Context) {
 		}
 		mine, astray := e.catalog.Number(e.name), e.astray(p, v.manifest)
 		if astray {
-			e.log.Warn("the cluster's etcd has a version of the source that is not known to be older or newer than this node's; listing again",
+			e.log.Warn("the cluster's etcd has a version of the source that is not known to be older or newer than "+
+				"this node's; listing again",
 				"theirs", p.Version, "number", p.Number, "ours", v.manifest.Version(), "our_number", mine)
-			list = func(ctx context.Context) (*catalog.Manifest, *catalog.Layout, error) { return e.listShared(ctx, true) }
+			list = func(ctx context.Context) (*catalog.Manifest, *catalog.Layout, error) {
+				return e.listShared(ctx, true)
+			}
 		} else if p.Number < mine {
-			e.log.Warn("the cluster's etcd has an older version of the source than this node, as if it had been restored; publishing this node's",
+			e.log.Warn("the cluster's etcd has an older version of the source than this node, as if it had been "+
+				"restored; publishing this node's",
 				"theirs", p.Version, "number", p.Number, "ours", v.manifest.Version(), "our_number", mine)
 			select { // the catalog's number is that of the version in force only while nobody refreshes
 			case e.refreshing <- struct{}{}:
@@ -275,7 +288,8 @@ func (e *Engine) versionLoop(ctx context.Context) {
 			return
 		}
 		if _, err := e.refresh(ctx, astray, list); err != nil && ctx.Err() == nil {
-			e.log.Error("this node stays at its version of the source; it reads what the others do not have from the store (shoal refresh tries again)", "cluster", p.Version, "cause", err)
+			e.log.Error("this node stays at its version of the source; it reads what the others do not have from the "+
+				"store (shoal refresh tries again)", "cluster", p.Version, "cause", err)
 		}
 	})
 }

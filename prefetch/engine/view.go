@@ -40,8 +40,8 @@ type view struct {
 	lists  map[string][]uint32 // by path, once read
 }
 
-// opened is a version that was opened. It lives as long as anything points to its view or its manifest, as mounts do that have nodes of it,
-// sessions, and requests.
+// opened is a version that was opened. It lives as long as anything points to its view or its manifest, as mounts do
+// that have nodes of it, sessions, and requests.
 type opened struct {
 	held   *view // nil once another version is in force
 	view   weak.Pointer[view]
@@ -58,8 +58,8 @@ func (o *opened) close(h *Host) (err error) {
 	return err
 }
 
-// sweepEvery is how often versions that nobody uses are looked for. They are freed one look later: the collector may find a version
-// without pointers while its last reader still has bytes of it in hand.
+// sweepEvery is how often versions that nobody uses are looked for. They are freed one look later: the collector may
+// find a version without pointers while its last reader still has bytes of it in hand.
 const sweepEvery = 30 * time.Second
 
 func (e *Engine) sweep() {
@@ -89,7 +89,8 @@ func (e *Engine) newView(m *catalog.Manifest, layout *catalog.Layout, match *cat
 	m.Owner = v
 	v.samples = m.Samples(match)
 	v.keeping = newKeeping(e, v)
-	o := cache.VolumeOptions{Manifest: m, Dataset: e.dataset, Name: e.source.String(), Store: e.store, Admit: v.keeping.admit(), Codec: e.codec()}
+	o := cache.VolumeOptions{Manifest: m, Dataset: e.dataset, Name: e.source.String(), Store: e.store,
+		Admit: v.keeping.admit(), Codec: e.codec()}
 	key := keepKey(m, layout)
 	o.Rank = func(file, extent int) uint8 {
 		if v.sharing.kept(file, extent) || v.inPages(e, file) {
@@ -128,7 +129,8 @@ func (s *versions) openVersions() (names []string) {
 	return names
 }
 
-// VersionName returns the name by which another process finds a version that is or was in force, as long as that is not removed.
+// VersionName returns the name by which another process finds a version that is or was in force, as long as that is not
+// removed.
 func (e *Engine) VersionName(m *catalog.Manifest) string {
 	return m.Owner.(*view).name()
 }
@@ -170,8 +172,8 @@ func (v *view) name() string {
 	return strings.Join([]string{v.manifest.Version(), v.manifest.FileName(), v.layout.Version()}, "/")
 }
 
-// openPast opens the versions of Config.Past that are still there, for readers only. It comes before anything is listed, which
-// removes what nobody uses.
+// openPast opens the versions of Config.Past that are still there, for readers only. It comes before anything is
+// listed, which removes what nobody uses.
 func (e *Engine) openPast(match *catalog.Filter) {
 	if e.cfg.Past == nil {
 		return
@@ -190,7 +192,8 @@ func (e *Engine) openPast(match *catalog.Filter) {
 			}
 		}
 		if err != nil {
-			e.log.Warn("files that are open since before the daemon was replaced, of a version that is lost, fail", "version", name, "cause", err)
+			e.log.Warn("files that are open since before the daemon was replaced, of a version that is lost, fail",
+				"version", name, "cause", err)
 		}
 	}
 }
@@ -239,9 +242,11 @@ func (e *Engine) list(ctx context.Context) (m *catalog.Manifest, layout *catalog
 		return nil, nil, err
 	}
 	e.collect()
-	e.log.Info("listed", "source", e.source.String(), "files", m.Len(), "packed", packed, "took", time.Since(start).Round(time.Millisecond))
+	e.log.Info("listed", "source", e.source.String(), "files", m.Len(), "packed", packed,
+		"took", time.Since(start).Round(time.Millisecond))
 	if s := m.Skipped(); s.Hostile+s.Shadowed > 0 {
-		e.log.Warn("some keys cannot be shown as files", "hostile", s.Hostile, "shadowed_by_a_folder", s.Shadowed, "examples", s.Examples)
+		e.log.Warn("some keys cannot be shown as files", "hostile", s.Hostile, "shadowed_by_a_folder", s.Shadowed,
+			"examples", s.Examples)
 	}
 	return m, layout, nil
 }
@@ -253,14 +258,16 @@ func (e *Engine) listFiles(ctx context.Context) (*catalog.Manifest, error) {
 	m, err := catalog.Build(objects, catalog.BuildOptions{Prefix: e.source.Prefix, Empty: e.cfg.Empty})
 	if d, ok := e.base.(*objstore.Dir); ok {
 		if l := d.TakeLeftOut(); l.Dangling+l.Special > 0 {
-			e.log.Warn("some entries of the folder are not files and are not shown", "dangling_links", l.Dangling, "pipes_sockets_devices", l.Special, "examples", l.Examples)
+			e.log.Warn("some entries of the folder are not files and are not shown", "dangling_links", l.Dangling,
+				"pipes_sockets_devices", l.Special, "examples", l.Examples)
 		}
 	}
 	return m, err
 }
 
 // listIndex lists the samples that an index finds in shards. m, unless nil, is the manifest of the packed dataset.
-func (e *Engine) listIndex(ctx context.Context, index shard.Index, m *catalog.Manifest) (*catalog.Manifest, *catalog.Layout, error) {
+func (e *Engine) listIndex(ctx context.Context, index shard.Index, m *catalog.Manifest) (
+	*catalog.Manifest, *catalog.Layout, error) {
 	var p places
 	for member, err := range index.Members(ctx) {
 		if err != nil {
@@ -293,7 +300,8 @@ func (e *Engine) listRows(ctx context.Context) (*catalog.Manifest, *catalog.Layo
 }
 
 // listPacked reads the index of a shard set. m, unless nil, is the manifest of the packed dataset.
-func (e *Engine) listPacked(ctx context.Context, store objstore.Reader, source objstore.Source, m *catalog.Manifest) (*catalog.Manifest, *catalog.Layout, error) {
+func (e *Engine) listPacked(ctx context.Context, store objstore.Reader, source objstore.Source, m *catalog.Manifest) (
+	*catalog.Manifest, *catalog.Layout, error) {
 	set, err := shard.Open(ctx, store, source, shard.OpenOptions{Logger: e.log, SkipBad: e.cfg.SkipBadShards})
 	if err != nil {
 		return nil, nil, err
@@ -306,10 +314,13 @@ func (e *Engine) listPacked(ctx context.Context, store objstore.Reader, source o
 		return nil, nil, err
 	}
 	if r := set.Report(); r.Renamed+r.Replaced+r.Skipped > 0 {
-		e.log.Warn("some members of the shards are shown under another name, or not at all", "renamed", r.Renamed, "replaced", r.Replaced, "skipped", r.Skipped, "examples", r.Examples)
+		e.log.Warn("some members of the shards are shown under another name, or not at all", "renamed", r.Renamed,
+			"replaced", r.Replaced, "skipped", r.Skipped, "examples", r.Examples)
 	}
 	if set.Version != "" && set.Version != m.Version() && len(set.Bad()) == 0 {
-		return nil, nil, fmt.Errorf("the shards' indexes give dataset version %.12s, and their manifest names %.12s (pack the dataset again)", m.Version(), set.Version)
+		return nil, nil, fmt.Errorf(
+			"the shards' indexes give dataset version %.12s, and their manifest names %.12s (pack the dataset again)",
+			m.Version(), set.Version)
 	}
 	return m, layout, nil
 }
@@ -393,7 +404,8 @@ func (p *places) objects() iter.Seq2[objstore.Object, error] {
 				continue
 			}
 			path, etag := p.text(i)
-			if !yield(objstore.Object{Key: path, Size: p.size[i], ETag: etag, ModTime: catalog.TimeOf(p.mtime[i])}, nil) {
+			if !yield(objstore.Object{Key: path, Size: p.size[i], ETag: etag,
+				ModTime: catalog.TimeOf(p.mtime[i])}, nil) {
 				return
 			}
 		}

@@ -40,11 +40,13 @@ const (
 // warmPasses is how often Warm goes over the list at most.
 const warmPasses = 4
 
-// Warm keeps files of the version in force on disk, in a cluster on its owners' disks: those that lines of relative paths name, as in a
-// plan, in this order; without a list those of a kept set of about that fraction of the dataset's bytes, spread evenly over every
-// order. It ends early when the disk is full. A file that cannot be read is counted and named, and the others go
-// on. Files dropped from memory before they were written, for a waiting reader, are read again.
-func (e *Engine) Warm(ctx context.Context, fraction float64, list []byte, progress func(WarmProgress)) (p WarmProgress, err error) {
+// Warm keeps files of the version in force on disk, in a cluster on its owners' disks: those that lines of relative
+// paths name, as in a plan, in this order; without a list those of a kept set of about that fraction of the dataset's
+// bytes, spread evenly over every order. It ends early when the disk is full. A file that cannot be read is counted and
+// named, and the others go on. Files dropped from memory before they were written, for a waiting reader, are read
+// again.
+func (e *Engine) Warm(ctx context.Context, fraction float64, list []byte, progress func(WarmProgress)) (
+	p WarmProgress, err error) {
 	_, span := trace.Start(ctx, "dataset.warm") // its reads would make a span for each file
 	defer func() {
 		span.Int("shoal.files", int64(p.FilesDone))
@@ -59,7 +61,8 @@ func (e *Engine) Warm(ctx context.Context, fraction float64, list []byte, progre
 }
 
 // warmVersion is Warm of one version. It fails with errMoved once another is in force.
-func (e *Engine) warmVersion(ctx context.Context, v *view, fraction float64, list []byte, progress func(WarmProgress)) (p WarmProgress, err error) {
+func (e *Engine) warmVersion(ctx context.Context, v *view, fraction float64, list []byte, progress func(WarmProgress)) (
+	p WarmProgress, err error) {
 	var files []uint32
 	if list != nil {
 		if files, err = parsePlan(v.manifest, list, e.orders.mountPoints()); err != nil {
@@ -211,7 +214,8 @@ func (w *warming) read(ctx context.Context) error {
 	}
 }
 
-// sample is Volume.Sample, but brings a file that may be larger than the memory an extent at a time, and returns nothing of it.
+// sample is Volume.Sample, but brings a file that may be larger than the memory an extent at a time, and returns
+// nothing of it.
 func (w *warming) sample(ctx context.Context, file int) (data []byte, release func(), err error) {
 	v := w.v.volume
 	if v.Extents(file) < 2 {
@@ -256,8 +260,8 @@ const (
 	scrubEvery = 24 * time.Hour
 )
 
-// scrubLoop reads all records again and again, so that damage is found before they are needed, and where nobody checks what
-// is read: a few bytes of a file, and what shoal.open reads.
+// scrubLoop reads all records again and again, so that damage is found before they are needed, and where nobody checks
+// what is read: a few bytes of a file, and what shoal.open reads.
 func (e *Engine) scrubLoop(ctx context.Context) {
 	for wait := scrubAfter; pause.For(ctx, wait) == nil; wait = scrubEvery {
 		bad, err := e.cur.Load().volume.Scrub(ctx, scrubRate)
@@ -286,5 +290,6 @@ func (e *Engine) verifyKept(ctx context.Context) {
 		e.log.Error("what is kept could not be compared with the store; `shoal cache verify` tries again", "cause", err)
 		return
 	}
-	e.log.Warn("what is kept was compared with the store", "extents", r.Extents, "asked_for", r.Asked, "dropped", r.Dropped, "not_in_the_store", r.Unknown)
+	e.log.Warn("what is kept was compared with the store", "extents", r.Extents, "asked_for", r.Asked,
+		"dropped", r.Dropped, "not_in_the_store", r.Unknown)
 }

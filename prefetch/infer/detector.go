@@ -313,7 +313,8 @@ func (d *Detector) search(t *trace, depth Depth) *Search {
 
 // task returns a search of the current trace.
 func (t *trace) task(depth Depth, known []Source) *Search {
-	s := NewSearch(Task{Depth: depth, Subset: t.subset, Opens: slices.Clone(t.opens[:min(len(t.opens), maxLook)]), Known: known})
+	s := NewSearch(Task{Depth: depth, Subset: t.subset, Opens: slices.Clone(t.opens[:min(len(t.opens), maxLook)]),
+		Known: known})
 	s.trace, s.epoch = t, t.epoch
 	return s
 }
@@ -388,7 +389,8 @@ func newLock(f Finding, epoch int) *lock {
 	all := f
 	all.World, all.First, all.Last = 1, 0, 0
 	o := all.Order(epoch)
-	k := &lock{finding: f, epoch: epoch, place: make([]uint32, f.Subset.Len), model: newModel(f.Subset.Len, f.Subset.Len, f.Together)}
+	k := &lock{finding: f, epoch: epoch, place: make([]uint32, f.Subset.Len),
+		model: newModel(f.Subset.Len, f.Subset.Len, f.Together)}
 	for pos := range o.Len() {
 		k.place[o.At(pos)-f.Subset.First] = uint32(pos)
 	}

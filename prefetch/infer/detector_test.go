@@ -35,10 +35,12 @@ func TestLocksWithin64Reads(t *testing.T) {
 		{1281167, 8, []int{7}, 256, 8, true, 2024},
 		{300, 2, upTo(2), 8, 2, true, 0},
 	} {
-		t.Run(fmt.Sprintf("n=%d,world=%d,ranks=%v,batch=%d,workers=%d,pids=%v,seed=%d", c.n, c.world, c.ranks, c.batch, c.workers, c.pids, c.seed), func(t *testing.T) {
+		t.Run(fmt.Sprintf("n=%d,world=%d,ranks=%v,batch=%d,workers=%d,pids=%v,seed=%d", c.n, c.world, c.ranks, c.batch,
+			c.workers, c.pids, c.seed), func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(1, uint64(c.n)))
 			d := NewDetector(whole(c.n))
-			l := loader{world: c.world, ranks: c.ranks, batch: c.batch, workers: c.workers, ahead: 2, pids: c.pids, first: 100}
+			l := loader{world: c.world, ranks: c.ranks, batch: c.batch, workers: c.workers, ahead: 2, pids: c.pids,
+				first: 100}
 			for epoch := range 3 {
 				l.order = order.Torch(c.n, c.seed, epoch, c.world, 0, c.world-1, false)
 				l.order = slicedOrder{l.order, min(l.order.Len(), 64*c.world*c.batch*max(c.workers, 1))}
@@ -49,7 +51,8 @@ func TestLocksWithin64Reads(t *testing.T) {
 				}
 				changes := watch(d, opens, Usual)
 				f, e, ok := d.Finding()
-				t.Logf("epoch %d: %v, %.0f bits from %d reads, world %d ranks %d-%d", epoch, changes, f.Bits, f.Reads, f.World, f.First, f.Last)
+				t.Logf("epoch %d: %v, %.0f bits from %d reads, world %d ranks %d-%d", epoch, changes, f.Bits, f.Reads,
+					f.World, f.First, f.Last)
 				want := Locked
 				if epoch > 0 {
 					want = Followed
@@ -60,7 +63,9 @@ func TestLocksWithin64Reads(t *testing.T) {
 				if sh, _ := f.Source.Shuffle(e); sh != (Shuffle{Seed: uint32(c.seed) + uint32(epoch)}) {
 					t.Errorf("%v", sh)
 				}
-				if len(c.ranks) == c.world && f.World != 1 || len(c.ranks) < c.world && (f.World != c.world || f.First != c.ranks[0] || f.Last != c.ranks[len(c.ranks)-1]) {
+				if len(c.ranks) == c.world && f.World != 1 ||
+					len(c.ranks) < c.world && (f.World != c.world || f.First != c.ranks[0] ||
+						f.Last != c.ranks[len(c.ranks)-1]) {
 					t.Errorf("world %d, ranks %d to %d", f.World, f.First, f.Last)
 				}
 				// What is said to come is what the ranks read, but for the padding.
@@ -127,7 +132,8 @@ func firstOf(o order.Order, n int) (list []int) {
 }
 
 // epochs feeds the opens of some epochs of a loader, each by new workers, and returns the changes by epoch.
-func epochs(d *Detector, l loader, rng *rand.Rand, orders []order.Order, between func(epoch int) []Open) (all [][]change) {
+func epochs(d *Detector, l loader, rng *rand.Rand, orders []order.Order, between func(epoch int) []Open) (
+	all [][]change) {
 	for epoch, o := range orders {
 		l.order = o
 		l.first += 1000
@@ -299,7 +305,8 @@ func TestOthersDoNotUnlock(t *testing.T) {
 		for _, pids := range []bool{true, false} {
 			rng := rand.New(rand.NewPCG(3, 3))
 			d := NewDetector(whole(n))
-			l := loader{order: one(n, 5)[0], world: 1, ranks: []int{0}, batch: 32, workers: 2, ahead: 2, pids: pids, first: 1}
+			l := loader{order: one(n, 5)[0], world: 1, ranks: []int{0}, batch: 32, workers: 2, ahead: 2,
+				pids: pids, first: 1}
 			var opens []Open
 			for i, o := range l.opens(rng) {
 				opens = append(opens, o)
@@ -321,10 +328,12 @@ func TestOthersDoNotUnlock(t *testing.T) {
 
 // The training set may be a folder's, and then it has numbers of its own.
 func TestSubset(t *testing.T) {
-	subsets := []Subset{{Len: 5000}, {Folder: "test", Len: 1000}, {Folder: "train", First: 1000, Len: 3000}, {Folder: "val", First: 4000, Len: 1000}}
+	subsets := []Subset{{Len: 5000}, {Folder: "test", Len: 1000}, {Folder: "train", First: 1000, Len: 3000},
+		{Folder: "val", First: 4000, Len: 1000}}
 	rng := rand.New(rand.NewPCG(4, 4))
 	d := NewDetector(subsets)
-	l := loader{order: offset{one(3000, 0)[0], 1000}, world: 1, ranks: []int{0}, batch: 32, workers: 2, ahead: 2, pids: true, first: 1}
+	l := loader{order: offset{one(3000, 0)[0], 1000}, world: 1, ranks: []int{0}, batch: 32, workers: 2, ahead: 2,
+		pids: true, first: 1}
 	changes := watch(d, l.opens(rng), Usual)
 	f, _, ok := d.Finding()
 	if !ok || f.Subset != subsets[2] || changes[0].at > 64 {
@@ -350,7 +359,8 @@ func TestTooSmall(t *testing.T) {
 	for _, n := range []int{0, 1, 2, 3, 7, 20} {
 		d := NewDetector(whole(n))
 		rng := rand.New(rand.NewPCG(5, 5))
-		l := loader{order: one(n, 0)[0], world: 1, ranks: []int{0}, batch: 2, workers: 2, ahead: 2, pids: true, first: 1}
+		l := loader{order: one(n, 0)[0], world: 1, ranks: []int{0}, batch: 2, workers: 2, ahead: 2,
+			pids: true, first: 1}
 		for range 5 {
 			if changes := watch(d, l.opens(rng), Usual); len(changes) > 0 && n < 20 {
 				t.Errorf("%d samples: %v", n, changes)

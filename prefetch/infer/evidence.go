@@ -67,7 +67,8 @@ type reader struct {
 // newModel returns a model for an order of n samples of which the first known positions are known. together treats
 // all processes as one reader, such as threads that take turns.
 func newModel(n, known int, together bool) *model {
-	return &model{apart: !together, z: 1 + math.Log(float64(n)), read: newSet(known), votes: map[stride]int{}, readers: map[uint32]*reader{}, paces: map[int]int{}, residues: map[int][]bool{}}
+	return &model{apart: !together, z: 1 + math.Log(float64(n)), read: newSet(known), votes: map[stride]int{},
+		readers: map[uint32]*reader{}, paces: map[int]int{}, residues: map[int][]bool{}}
 }
 
 // open processes an open at an unread position, -1 if that is beyond the known ones, and returns its evidence in

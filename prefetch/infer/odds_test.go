@@ -92,7 +92,8 @@ func traces(yield func(name string, n int, opens []Open) bool) {
 	for _, other := range others {
 		for i := range 26 {
 			n := []int{150, 300, 600, 1000}[i%4]
-			l := loader{order: list(other.read(n, uint32(i), rng)), world: 1, ranks: []int{0}, batch: 8 << (i % 3), workers: i % 5, ahead: 2, pids: i%2 == 0, first: 7}
+			l := loader{order: list(other.read(n, uint32(i), rng)), world: 1, ranks: []int{0}, batch: 8 << (i % 3),
+				workers: i % 5, ahead: 2, pids: i%2 == 0, first: 7}
 			if !yield(other.name, n, l.opens(rng)) {
 				return
 			}
@@ -186,9 +187,11 @@ func TestFindingsAreRight(t *testing.T) {
 		noise := rapid.IntRange(0, 20).Draw(t, "percent of other opens")
 		lost := rapid.IntRange(0, 20).Draw(t, "percent lost")
 		l := loader{
-			order: order.Torch(n, uint64(seed), 0, world, 0, world-1, false), world: world, ranks: upTo(world)[first : last+1],
+			order: order.Torch(n, uint64(seed), 0, world, 0, world-1, false), world: world,
+			ranks: upTo(world)[first : last+1],
 			batch: rapid.IntRange(1, 64).Draw(t, "batch"), workers: rapid.IntRange(0, 8).Draw(t, "workers"),
-			ahead: rapid.IntRange(1, 4).Draw(t, "prefetch factor"), pids: rapid.Bool().Draw(t, "processes known"), first: 50,
+			ahead: rapid.IntRange(1, 4).Draw(t, "prefetch factor"),
+			pids:  rapid.Bool().Draw(t, "processes known"), first: 50,
 		}
 		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "interleaving"), 0))
 		tr := newTrace(Subset{Len: n})
@@ -219,7 +222,9 @@ func TestFindingsAreRight(t *testing.T) {
 		if found.World == world && world > 1 && (found.First < first || found.Last > last) && noise == 0 {
 			t.Errorf("ranks %d to %d, want %d to %d at most", found.First, found.Last, first, last)
 		}
-		look.verify(look.scratch(never), Source{Kind: Drawn, Seed: seed + 1}, func(f Finding) { t.Errorf("the wrong seed: %+v", f) })
+		look.verify(look.scratch(never), Source{Kind: Drawn, Seed: seed + 1}, func(f Finding) {
+			t.Errorf("the wrong seed: %+v", f)
+		})
 	})
 }
 
@@ -232,7 +237,8 @@ func TestFilterKeepsTheSeed(t *testing.T) {
 		for i := range rounds {
 			seed := rng.Uint32()
 			tr := newTrace(Subset{Len: n})
-			l := loader{order: slicedOrder{order.Torch(n, uint64(seed), 0, 1, 0, 0, false), min(n, 2000)}, world: 1, ranks: []int{0},
+			l := loader{order: slicedOrder{order.Torch(n, uint64(seed), 0, 1, 0, 0, false), min(n, 2000)}, world: 1,
+				ranks: []int{0},
 				batch: 4 << (i % 4), workers: i % 5, ahead: 2, pids: i%2 == 0, first: 9}
 			for _, o := range l.opens(rng)[:200] {
 				tr.add(o)

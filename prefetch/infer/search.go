@@ -71,7 +71,8 @@ func (s *Search) Run(step int, stopped func() bool, found func(Finding)) {
 // usualSeeds are tried first: people's favorites, besides 0 to 1000.
 var usualSeeds = func() (seeds []uint32) {
 	seeds = []uint32{42, 1234, 1337, 3407, 2147483647, 12345, 123456, 123456789, 31337, 65535, 65536, 4294967295,
-		10007, 20000, 8888, 6666, 7777, 9999, 5555, 4444, 3333, 2222, 1111, 54321, 114514, 3141, 31415, 314159, 2718, 271828, 1729, 8675309, 19260817}
+		10007, 20000, 8888, 6666, 7777, 9999, 5555, 4444, 3333, 2222, 1111, 54321, 114514, 3141, 31415, 314159, 2718,
+		271828, 1729, 8675309, 19260817}
 	for year := uint32(2010); year <= 2030; year++ {
 		seeds = append(seeds, year)
 	}
@@ -102,7 +103,8 @@ const maxLook = 4096
 
 func newLook(opens []Open, subset Subset, wanted float64) *look {
 	opens = slices.Clone(opens[:min(len(opens), maxLook)])
-	l := &look{subset: subset, opens: opens, index: make(map[uint32]int32, len(opens)), member: newSet(subset.Len), next: make([]int32, len(opens)), wanted: wanted}
+	l := &look{subset: subset, opens: opens, index: make(map[uint32]int32, len(opens)), member: newSet(subset.Len),
+		next: make([]int32, len(opens)), wanted: wanted}
 	latest := map[uint32]int32{}
 	for i, o := range opens {
 		l.index[o.Sample] = int32(i)
@@ -352,7 +354,8 @@ func (l *look) tryShuffle(s *scratch, source Source, found func(Finding)) {
 	l.try(s, d, source, found)
 }
 
-// loaderStep is how many words of a default generator's stream an epoch takes, if nothing else draws (order.LoaderSeeds).
+// loaderStep is how many words of a default generator's stream an epoch takes, if nothing else draws
+// (order.LoaderSeeds).
 const loaderStep = 4
 
 // private is the source of a DataLoader with a generator seeded by the user: the base seed is drawn from it first,

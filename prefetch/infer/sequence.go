@@ -15,10 +15,10 @@ import (
 // Each list has heads: the places at which a reader may continue. An open continues a head if it lies a step after
 // it: one position, or a stride that a process used several times. Evidence is counted in bits, as for shuffles, and
 // summed by Page's rule (E. S. Page, "Continuous Inspection Schemes", Biometrika 41, 1954): an open that continues a
-// head adds how much less probable that is by chance, any other subtracts a penalty, and the sum is never below [leastBits]. At
-// [wantedSequence] bits there is a run. A false one has odds of 2^-32 per open, and costs some useless fetches, since
-// a follower starts with few files. A file that was opened shortly before is no evidence, rather the contrary: who reads
-// a few files again and again continues some head each time.
+// head adds how much less probable that is by chance, any other subtracts a penalty, and the sum is never below
+// [leastBits]. At [wantedSequence] bits there is a run. A false one has odds of 2^-32 per open, and costs some useless
+// fetches, since a follower starts with few files. A file that was opened shortly before is no evidence, rather the
+// contrary: who reads a few files again and again continues some head each time.
 type Sequences struct {
 	lists  []*listing
 	pass   *trace   // of all files; a finished pass becomes a list
@@ -154,7 +154,9 @@ func (l *listing) open(process uint32, file int) (run Run, found, fits bool) {
 	head, step := l.goesOn(pos, last, known)
 	if head < 0 {
 		// A worker begins another batch not far from the other workers.
-		fits = l.bits >= wantedSequence/2 && slices.ContainsFunc(l.heads, func(h place) bool { return max(pos-h.pos, h.pos-pos) <= nearHead })
+		fits = l.bits >= wantedSequence/2 && slices.ContainsFunc(l.heads, func(h place) bool {
+			return max(pos-h.pos, h.pos-pos) <= nearHead
+		})
 		l.less(-math.Log2(1 - shareSteps))
 		if len(l.heads) == maxHeads {
 			l.heads = slices.Delete(l.heads, 0, 1)

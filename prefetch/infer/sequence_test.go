@@ -39,13 +39,16 @@ func TestSequences(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%+v", c), func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(1, 1))
-			l := loader{order: order.Slice(order.Sequential(c.n), c.from, c.n), world: c.world, ranks: c.ranks, batch: c.batch, workers: c.workers, ahead: 2, pids: c.pids, first: 7}
+			l := loader{order: order.Slice(order.Sequential(c.n), c.from, c.n), world: c.world, ranks: c.ranks,
+				batch: c.batch, workers: c.workers, ahead: 2, pids: c.pids, first: 7}
 			opens := l.opens(rng)
 			r, at := firstRun(NewSequences("listed", c.n), opens[:64])
-			if at < 0 || at > 16+2*c.workers || r.List != "listed" || r.From < c.from-c.world || r.From > c.from+c.world*c.batch*max(c.workers, 1) {
+			if at < 0 || at > 16+2*c.workers || r.List != "listed" || r.From < c.from-c.world ||
+				r.From > c.from+c.world*c.batch*max(c.workers, 1) {
 				t.Fatalf("after %d: %+v", at, r)
 			}
-			if whole := len(c.ranks) == c.world; whole && r.World != 1 || !whole && (r.World != c.world || r.First != c.ranks[0] || r.Last != c.ranks[len(c.ranks)-1]) {
+			if whole := len(c.ranks) == c.world; whole && r.World != 1 ||
+				!whole && (r.World != c.world || r.First != c.ranks[0] || r.Last != c.ranks[len(c.ranks)-1]) {
 				t.Errorf("%+v", r)
 			}
 			w := r.Window(c.n)
@@ -68,7 +71,8 @@ func TestRepeatedPass(t *testing.T) {
 	}
 	s := NewSequences("listed", n)
 	for pass := range 3 {
-		l := loader{order: order.List(perm), world: 1, ranks: []int{0}, batch: 16, workers: 2, ahead: 2, pids: true, first: uint32(10 * pass)}
+		l := loader{order: order.List(perm), world: 1, ranks: []int{0}, batch: 16, workers: 2, ahead: 2, pids: true,
+			first: uint32(10 * pass)}
 		r, at := firstRun(s, l.opens(rng))
 		switch {
 		case pass == 0 && at >= 0:
@@ -95,7 +99,8 @@ func TestNoFalseSequence(t *testing.T) {
 				for _, f := range rng.Perm(n) {
 					perm = append(perm, uint32(f))
 				}
-				l := loader{order: order.List(perm), world: 1, ranks: []int{0}, batch: 16, workers: workers, ahead: 2, pids: true, first: 7}
+				l := loader{order: order.List(perm), world: 1, ranks: []int{0}, batch: 16, workers: workers, ahead: 2,
+					pids: true, first: 7}
 				if r, at := firstRun(s, l.opens(rng)); at >= 0 {
 					t.Errorf("%d files, %d workers: after %d: %+v", n, workers, at, r)
 				}
@@ -104,8 +109,8 @@ func TestNoFalseSequence(t *testing.T) {
 	}
 }
 
-// Neither is what opens few of many files again and again, what wanders among them, or a shuffle of few neighbours, but for one in a
-// hundred that is nearly one; what eight ranks read in sequence is.
+// Neither is what opens few of many files again and again, what wanders among them, or a shuffle of few neighbours, but
+// for one in a hundred that is nearly one; what eight ranks read in sequence is.
 func TestRepeatsAreNoSequence(t *testing.T) {
 	const n, seeds = 1000, 500
 	claims := map[string]int{}
@@ -130,7 +135,8 @@ func TestRepeatsAreNoSequence(t *testing.T) {
 			}
 		}
 	}
-	if t.Log(claims); claims["ranks"] < seeds || claims["few"] > 0 || claims["walk"] > seeds/100 || claims["neighbours"] > seeds/100 {
+	if t.Log(claims); claims["ranks"] < seeds || claims["few"] > 0 || claims["walk"] > seeds/100 ||
+		claims["neighbours"] > seeds/100 {
 		t.Errorf("of %d seeds: %v", seeds, claims)
 	}
 }

@@ -58,7 +58,8 @@ func TestBucketsModel(t *testing.T) {
 				}
 			}
 			if between > bucket {
-				t.Fatalf("a batch from %d to %d spans %d samples, more than a bucket of %d", least, most, between, bucket)
+				t.Fatalf("a batch from %d to %d spans %d samples, more than a bucket of %d", least, most,
+					between, bucket)
 			}
 			turns := 0 // of the batch, gone round: from a longer one to a shorter one
 			for i := range of {
@@ -171,10 +172,12 @@ func TestBucketsGolden(t *testing.T) {
 }
 
 func TestBucketsErrors(t *testing.T) {
-	if _, err := must(t, "buckets:seed=1,batch=4").Order(9, 0); !errors.Is(err, ErrNeedsFacts) || !strings.Contains(err.Error(), "lengths") {
+	if _, err := must(t, "buckets:seed=1,batch=4").Order(9, 0); !errors.Is(err, ErrNeedsFacts) ||
+		!strings.Contains(err.Error(), "lengths") {
 		t.Errorf("without sizes: %v", err)
 	}
-	if err := must(t, "buckets:seed=1,batch=4,world=3,rank=0").Check(); err == nil || !strings.Contains(err.Error(), "multiple of world") {
+	if err := must(t, "buckets:seed=1,batch=4,world=3,rank=0").Check(); err == nil ||
+		!strings.Contains(err.Error(), "multiple of world") {
 		t.Errorf("4 for 3 ranks: %v", err)
 	}
 	if _, err := newBuckets(1<<32, nil, 0, 0, 1, 1); err == nil {
@@ -185,7 +188,9 @@ func TestBucketsErrors(t *testing.T) {
 func BenchmarkBuckets1M(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := newBuckets(1_000_000, func(s int) int64 { return int64(s*7919) % 100_000 }, 1, 0, 256, 0); err != nil {
+		if _, err := newBuckets(1_000_000, func(s int) int64 {
+			return int64(s*7919) % 100_000
+		}, 1, 0, 256, 0); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -81,7 +81,8 @@ func (l Loader) check(epoch int) error {
 	switch {
 	case epoch > 0 && (l.From == samplerSeed || l.From == SamplerSeed):
 		return fmt.Errorf("epoch %d: %w: each epoch's sampler draws a new seed; use from=manual_seed or "+
-			"from=generator if that is where its seeds come from, DistributedSampler with torch:seed=S, or write a plan", epoch, ErrEpochUnknown)
+			"from=generator if that is where its seeds come from, DistributedSampler with torch:seed=S, or write a plan",
+			epoch, ErrEpochUnknown)
 	case stateful && (l.Replacement || l.Samples != 0):
 		return fmt.Errorf("samples and replacement are for torch's own DataLoader; leave them out with from=%s", l.From)
 	}
@@ -89,8 +90,8 @@ func (l Loader) check(epoch int) error {
 }
 
 // Order returns what the loader reads in an epoch, counted from 0, of a dataset of n samples. It takes
-// 4 bytes a position (8 with replacement), and time for the draws of the epochs before: 2 ns a sample and epoch where they
-// come from one generator, none where only seeds are drawn.
+// 4 bytes a position (8 with replacement), and time for the draws of the epochs before: 2 ns a sample and epoch where
+// they come from one generator, none where only seeds are drawn.
 //
 // It fails with ErrEpochUnknown where only epoch 0 is known or the draws would take too long, and on datasets that are
 // too large.
@@ -112,8 +113,9 @@ func (l Loader) Order(n, epoch int) (Order, error) {
 	}
 	p := pass{n: n, samples: samples, replacement: l.Replacement}
 	if l.From != ManualSeed && epoch > maxDraws/(p.words()+2) {
-		return nil, fmt.Errorf("epoch %d of %d samples: %w: the draws of all epochs before it would take too long; use "+
-			"DistributedSampler with torch:seed=S, or write a plan", epoch, samples, ErrEpochUnknown)
+		return nil, fmt.Errorf(
+			"epoch %d of %d samples: %w: the draws of all epochs before it would take too long; use "+
+				"DistributedSampler with torch:seed=S, or write a plan", epoch, samples, ErrEpochUnknown)
 	}
 	switch l.From {
 	case samplerSeed, SamplerSeed:

@@ -43,7 +43,8 @@ func (c loaderCase) spec() string {
 }
 
 // seedsOfTorch are those at which a conversion could go wrong.
-var seedsOfTorch = []string{"0", "1", "42", "-1", "-9223372036854775808", "2147483648", "4294967295", "4294967296", "9223372036854775807", "9223372036854775808", "18446744073709551615"}
+var seedsOfTorch = []string{"0", "1", "42", "-1", "-9223372036854775808", "2147483648", "4294967295", "4294967296",
+	"9223372036854775807", "9223372036854775808", "18446744073709551615"}
 
 func TestLoaderAgainstTorch(t *testing.T) {
 	var cases []loaderCase
@@ -51,18 +52,23 @@ func TestLoaderAgainstTorch(t *testing.T) {
 		for i, seed := range seedsOfTorch {
 			for _, n := range []int{1, 2, 3, 100, 4097} {
 				// The batch divides the samples or not: exhaustion is noticed either way.
-				cases = append(cases, loaderCase{Kind: "dataloader", From: from, N: n, Seed: seed, Batch: 1 + i%7, Epochs: 4})
+				cases = append(cases, loaderCase{Kind: "dataloader", From: from, N: n, Seed: seed, Batch: 1 + i%7,
+					Epochs: 4})
 			}
 			for _, samples := range []int{1, 10, 11, 12, 33, 64} {
 				cases = append(cases,
-					loaderCase{Kind: "dataloader", From: from, N: 11, Seed: seed, Batch: 5, Epochs: 3, Samples: samples},
-					loaderCase{Kind: "dataloader", From: from, N: 11, Seed: seed, Batch: 5, Epochs: 3, Samples: samples, Replacement: true})
+					loaderCase{Kind: "dataloader", From: from, N: 11, Seed: seed, Batch: 5, Epochs: 3,
+						Samples: samples},
+					loaderCase{Kind: "dataloader", From: from, N: 11, Seed: seed, Batch: 5, Epochs: 3, Samples: samples,
+						Replacement: true})
 			}
 		}
 		cases = append(cases,
 			loaderCase{Kind: "dataloader", From: from, N: 40, Seed: "6", Workers: 2, Batch: 4, Epochs: 3},
-			loaderCase{Kind: "dataloader", From: from, N: 40, Seed: "6", Workers: 2, Batch: 4, Epochs: 3, Persistent: true},
-			loaderCase{Kind: "dataloader", From: from, N: 40, Seed: "6", Workers: 2, Batch: 7, Epochs: 3, Persistent: true, Samples: 90},
+			loaderCase{Kind: "dataloader", From: from, N: 40, Seed: "6", Workers: 2, Batch: 4, Epochs: 3,
+				Persistent: true},
+			loaderCase{Kind: "dataloader", From: from, N: 40, Seed: "6", Workers: 2, Batch: 7, Epochs: 3,
+				Persistent: true, Samples: 90},
 			loaderCase{Kind: "dataloader", From: from, N: 50_000, Seed: "123456789", Batch: 512, Epochs: 3})
 	}
 	for _, n := range []int{1, 2, 1000} {
@@ -87,7 +93,8 @@ func TestRandPermAgainstTorch(t *testing.T) {
 			cases = append(cases, loaderCase{Kind: "permutation", N: n, Seed: seed})
 		}
 	}
-	cases = append(cases, loaderCase{Kind: "permutation", N: 10_000_000, Seed: "77"}, loaderCase{Kind: "permutation", N: 1_281_167, Seed: "-2"})
+	cases = append(cases, loaderCase{Kind: "permutation", N: 10_000_000, Seed: "77"},
+		loaderCase{Kind: "permutation", N: 1_281_167, Seed: "-2"})
 	for i, raw := range ask(t, cases) {
 		want := decode[struct {
 			SHA256 string
@@ -111,7 +118,8 @@ func TestRandPermAgainstTorch(t *testing.T) {
 			t.Errorf("randperm(%d), seed %s: another permutation", cases[i].N, cases[i].Seed)
 		}
 		if after := g.Int63(); after != want.After {
-			t.Errorf("randperm(%d), seed %s: the generator draws %d next, torch's %d", cases[i].N, cases[i].Seed, after, want.After)
+			t.Errorf("randperm(%d), seed %s: the generator draws %d next, torch's %d", cases[i].N, cases[i].Seed, after,
+				want.After)
 		}
 	}
 }
@@ -202,7 +210,8 @@ func TestLoaderErrors(t *testing.T) {
 			}
 		}
 	}
-	if _, err := Parse("torch-loader:seed=1,from=generatr"); err == nil || !strings.Contains(err.Error(), `did you mean "generator"`) {
+	if _, err := Parse("torch-loader:seed=1,from=generatr"); err == nil ||
+		!strings.Contains(err.Error(), `did you mean "generator"`) {
 		t.Errorf("%v", err)
 	}
 	if o, err := must(t, "torch-loader:seed=1,from=generator").Order(0, 3); err != nil || o.Len() != 0 {

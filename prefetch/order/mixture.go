@@ -35,8 +35,9 @@ func parseWeights(text string) (weights, error) {
 	for term := range strings.SplitSeq(text, "+") {
 		i := strings.LastIndexByte(term, ':')
 		if i <= 0 {
-			return nil, fmt.Errorf("weights=%q: %q is not a source: write GLOB:WEIGHT, or @FIRST-LAST:WEIGHT for sample numbers, "+
-				"with + between sources (in a glob, write ? for a + or a comma in a name)", text, term)
+			return nil, fmt.Errorf(
+				"weights=%q: %q is not a source: write GLOB:WEIGHT, or @FIRST-LAST:WEIGHT for sample numbers, "+
+					"with + between sources (in a glob, write ? for a + or a comma in a name)", text, term)
 		}
 		s := source{pattern: term[:i], last: -1}
 		if r, ok := strings.CutPrefix(s.pattern, "@"); ok {
@@ -44,12 +45,14 @@ func parseWeights(text string) (weights, error) {
 			first, err1 := strconv.ParseUint(a, 10, 32)
 			last, err2 := strconv.ParseUint(b, 10, 32)
 			if err1 != nil || err2 != nil || first > last {
-				return nil, fmt.Errorf("weights=%q: %q must be a range of sample numbers such as @0-999", text, s.pattern)
+				return nil, fmt.Errorf("weights=%q: %q must be a range of sample numbers such as @0-999",
+					text, s.pattern)
 			}
 			s.first, s.last = int(first), int(last)
 			s.pattern = fmt.Sprintf("@%d-%d", first, last)
 		} else if _, err := path.Match(s.pattern, ""); err != nil {
-			return nil, fmt.Errorf("weights=%q: %q is not a glob: * matches any text, ? any character, [a-z] a set", text, s.pattern)
+			return nil, fmt.Errorf("weights=%q: %q is not a glob: * matches any text, ? any character, [a-z] a set",
+				text, s.pattern)
 		}
 		m, err := parseMicro(term[i+1:])
 		if err != nil {
@@ -59,7 +62,8 @@ func parseWeights(text string) (weights, error) {
 		micro = append(micro, m)
 	}
 	if len(w) > maxSources {
-		return nil, fmt.Errorf("weights: %d sources, but the maximum is %d: let a glob match several classes", len(w), maxSources)
+		return nil, fmt.Errorf("weights: %d sources, but the maximum is %d: let a glob match several classes", len(w),
+			maxSources)
 	}
 	factor, sum := int64(0), int64(0)
 	for _, m := range micro {
@@ -67,7 +71,8 @@ func parseWeights(text string) (weights, error) {
 		sum += m
 	}
 	if sum/factor > maxPeriod {
-		return nil, fmt.Errorf("weights=%q: as whole numbers they add up to %d, but the maximum is %d: round them", text, sum/factor, maxPeriod)
+		return nil, fmt.Errorf("weights=%q: as whole numbers they add up to %d, but the maximum is %d: round them",
+			text, sum/factor, maxPeriod)
 	}
 	for i := range w {
 		w[i].weight = int(micro[i] / factor)
@@ -205,7 +210,9 @@ func newMixture(f Facts, s Spec, epoch int) (*mixture, error) {
 	}
 	for i, p := range m.parts {
 		if p.size == 0 {
-			return nil, fmt.Errorf("source %q has no sample: its pattern matches no class, or only what an earlier source has%s", w[i].pattern, classesOf(f))
+			return nil, fmt.Errorf(
+				"source %q has no sample: its pattern matches no class, or only what an earlier source has%s",
+				w[i].pattern, classesOf(f))
 		}
 	}
 	if s.samples != 0 {
@@ -264,7 +271,8 @@ func (w weights) spans(f Facts) ([]span, error) {
 	var byLabel []int
 	if globs {
 		if f.Classes == nil || f.Label == nil {
-			return nil, fmt.Errorf("%w: the classes' names; or give sources by number, @FIRST-LAST:WEIGHT", ErrNeedsFacts)
+			return nil, fmt.Errorf("%w: the classes' names; or give sources by number, @FIRST-LAST:WEIGHT",
+				ErrNeedsFacts)
 		}
 		var err error
 		if byLabel, err = w.byLabel(f.Classes()); err != nil {

@@ -21,9 +21,13 @@ func drawMixture(t *rapid.T) (Facts, Spec, []int) {
 	if rapid.Bool().Draw(t, "sorted") {
 		slices.Sort(labels)
 	}
-	f := Facts{Samples: len(labels), Classes: func() []string { return classes }, Label: func(s int) int { return labels[s] }}
-	weights := rapid.SliceOfN(rapid.SampledFrom([]string{"1", "2", "7", "0.5", "0.125", "100", "33.3"}), 3, 3).Draw(t, "weights")
-	text := "mixture:seed=" + rapid.SampledFrom(seedsOfTorch).Draw(t, "seed") + ",weights=a*:" + weights[0] + "+cherry:" + weights[1] + "+[ab]*:" + weights[2]
+	f := Facts{Samples: len(labels), Classes: func() []string {
+		return classes
+	}, Label: func(s int) int { return labels[s] }}
+	weights := rapid.SliceOfN(rapid.SampledFrom([]string{"1", "2", "7", "0.5", "0.125", "100", "33.3"}), 3,
+		3).Draw(t, "weights")
+	text := "mixture:seed=" + rapid.SampledFrom(seedsOfTorch).Draw(t, "seed") + ",weights=a*:" + weights[0] +
+		"+cherry:" + weights[1] + "+[ab]*:" + weights[2]
 	s, err := Parse(text)
 	if err != nil {
 		t.Fatal(err)
@@ -142,10 +146,14 @@ func TestMixtureGolden(t *testing.T) {
 		epoch int
 		want  []int // the last positions of the epoch
 	}{
-		{"mixture:seed=1,weights=@0-4:1+@5-19:2", 20, 0, []int{2, 4, 1, 3, 17, 8, 14, 10, 9, 0, 13, 19, 11, 1, 16, 12, 0, 2, 3, 6}},
-		{"mixture:seed=1,weights=@0-4:1+@5-19:2", 20, 1, []int{4, 1, 15, 5, 7, 18, 9, 16, 4, 15, 11, 0, 8, 2, 6, 12, 3, 10, 18, 4}},
-		{"mixture:seed=-1,weights=@4-9:2+@0-3:0.5+@10-11:1.5,samples=17", 12, 7, []int{10, 11, 9, 9, 6, 5, 10, 7, 4, 11, 8, 11, 0, 10, 2, 6, 7}},
-		{"mixture:seed=3,weights=@0-4:1+@5-19:2,samples=8000", 20, 1, []int{1, 15, 14, 9, 3, 5, 10, 4, 17, 13, 12, 16, 1, 7, 2, 4, 6, 3, 8, 6}},
+		{"mixture:seed=1,weights=@0-4:1+@5-19:2", 20, 0,
+			[]int{2, 4, 1, 3, 17, 8, 14, 10, 9, 0, 13, 19, 11, 1, 16, 12, 0, 2, 3, 6}},
+		{"mixture:seed=1,weights=@0-4:1+@5-19:2", 20, 1,
+			[]int{4, 1, 15, 5, 7, 18, 9, 16, 4, 15, 11, 0, 8, 2, 6, 12, 3, 10, 18, 4}},
+		{"mixture:seed=-1,weights=@4-9:2+@0-3:0.5+@10-11:1.5,samples=17", 12, 7,
+			[]int{10, 11, 9, 9, 6, 5, 10, 7, 4, 11, 8, 11, 0, 10, 2, 6, 7}},
+		{"mixture:seed=3,weights=@0-4:1+@5-19:2,samples=8000", 20, 1,
+			[]int{1, 15, 14, 9, 3, 5, 10, 4, 17, 13, 12, 16, 1, 7, 2, 4, 6, 3, 8, 6}},
 	} {
 		o, err := must(t, c.text).Order(c.n, c.epoch)
 		if err != nil {
@@ -192,7 +200,8 @@ func TestScheduleBound(t *testing.T) {
 // a rank that draws at random, and at each stretch of the epoch, the same for both epochs and many seeds
 // together, so that a small lean would show.
 func TestMixtureRanks(t *testing.T) {
-	for _, weights := range []string{"1+1", "3+1", "1+1+1+1", "7+1", "5+3", "1+15", "2+1+1", "8+4+2+1+1", "5001+4999", "1+63", "101+9595"} {
+	for _, weights := range []string{"1+1", "3+1", "1+1+1+1", "7+1", "5+3", "1+15", "2+1+1", "8+4+2+1+1", "5001+4999",
+		"1+63", "101+9595"} {
 		ws := strings.Split(weights, "+")
 		terms := make([]string, len(ws))
 		sum := 0.0
@@ -206,7 +215,8 @@ func TestMixtureRanks(t *testing.T) {
 			const seeds, stretch, stretches = 4, 2000, 4
 			lean := make([]float64, world*len(ws))
 			for seed := range seeds {
-				o, err := must(t, "mixture:seed="+itoa(seed)+",weights="+strings.Join(terms, "+")+",samples="+itoa(stretch*stretches)).Order(100*len(ws), seed%2)
+				o, err := must(t, "mixture:seed="+itoa(seed)+",weights="+strings.Join(terms, "+")+",samples="+
+					itoa(stretch*stretches)).Order(100*len(ws), seed%2)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -221,7 +231,8 @@ func TestMixtureRanks(t *testing.T) {
 						off := float64(c) - p*float64(positions[j/len(ws)])
 						chance := math.Sqrt(p * (1 - p) * float64(positions[j/len(ws)]))
 						if math.Abs(off) > 5*chance+1 {
-							t.Errorf("weights %s, seed %d: rank %d of %d has %d of source %d in the %d positions from %d on, %.1f off its share",
+							t.Errorf("weights %s, seed %d: rank %d of %d has %d of source %d in the %d positions "+
+								"from %d on, %.1f off its share",
 								weights, seed, j/len(ws), world, c, j%len(ws), stretch, from, off)
 						}
 						lean[j] += off / chance
@@ -230,7 +241,8 @@ func TestMixtureRanks(t *testing.T) {
 			}
 			for j, l := range lean {
 				if l /= math.Sqrt(seeds * stretches); math.Abs(l) > 5 {
-					t.Errorf("weights %s: rank %d of %d leans %.1f standard deviations on source %d", weights, j/len(ws), world, l, j%len(ws))
+					t.Errorf("weights %s: rank %d of %d leans %.1f standard deviations on source %d", weights,
+						j/len(ws), world, l, j%len(ws))
 				}
 			}
 		}
@@ -238,7 +250,9 @@ func TestMixtureRanks(t *testing.T) {
 }
 
 func TestMixtureErrors(t *testing.T) {
-	f := Facts{Samples: 10, Classes: func() []string { return []string{"a", "b"} }, Label: func(s int) int { return s / 5 }}
+	f := Facts{Samples: 10, Classes: func() []string {
+		return []string{"a", "b"}
+	}, Label: func(s int) int { return s / 5 }}
 	none := Facts{Samples: 10, Classes: func() []string { return nil }, Label: func(int) int { return -1 }}
 	for _, c := range []struct {
 		text  string
@@ -264,7 +278,8 @@ func TestMixtureErrors(t *testing.T) {
 			}
 		}
 	}
-	for _, bad := range []string{"a", "a:", ":1", "a:0", "a:-1", "a:1e3", "a:0.1234567", "a:1+", "[:1", "@5:1", "@3-1:1", "a:1000000+b:0.000001", "a:9999999"} {
+	for _, bad := range []string{"a", "a:", ":1", "a:0", "a:-1", "a:1e3", "a:0.1234567", "a:1+", "[:1", "@5:1",
+		"@3-1:1", "a:1000000+b:0.000001", "a:9999999"} {
 		if s, err := Parse("mixture:seed=1,weights=" + bad); err == nil {
 			t.Errorf("weights %q are accepted as %s", bad, s)
 		} else if !strings.Contains(err.Error(), "column 24") {

@@ -19,7 +19,8 @@ func drawOrder(t *rapid.T) (Order, []int) {
 	case "torch":
 		o = Torch(n, rapid.Uint64().Draw(t, "seed"), 1, 7, 2, 5, rapid.Bool().Draw(t, "drop"))
 	case "windowed":
-		o = overGroups(Contiguous(n, rapid.IntRange(1, 20).Draw(t, "size")), rapid.Uint64().Draw(t, "seed"), 3, rapid.IntRange(1, 9).Draw(t, "window"))
+		o = overGroups(Contiguous(n, rapid.IntRange(1, 20).Draw(t, "size")), rapid.Uint64().Draw(t, "seed"), 3,
+			rapid.IntRange(1, 9).Draw(t, "window"))
 	case "list":
 		o = List(rapid.SliceOfN(rapid.Uint32Range(0, 20), n, n).Draw(t, "list"))
 	}

@@ -88,14 +88,20 @@ type algorithm struct {
 }
 
 var algorithms = []algorithm{
-	{name: "torch", version: "torch@1", keys: []string{"seed", "epoch", "world", "rank", "drop_last"}, needs: []string{"seed"}},
-	{name: "torch-loader", version: "torch-loader@1", keys: []string{"seed", "from", "persistent", "workers", "samples", "replacement", "epoch"}, needs: []string{"seed"}},
+	{name: "torch", version: "torch@1", keys: []string{"seed", "epoch", "world", "rank", "drop_last"},
+		needs: []string{"seed"}},
+	{name: "torch-loader", version: "torch-loader@1", keys: []string{"seed", "from", "persistent", "workers", "samples",
+		"replacement", "epoch"}, needs: []string{"seed"}},
 	{name: "uniform", version: "uniform@1", keys: []string{"seed", "epoch", "world", "rank"}, needs: []string{"seed"}},
-	{name: "windowed", version: "windowed@1", keys: []string{"seed", "window", "epoch", "world", "rank"}, needs: []string{"seed", "window"}},
-	{name: "mixture", version: "mixture@2", keys: []string{"seed", "weights", "samples", "epoch", "world", "rank"}, needs: []string{"seed", "weights"}},
-	{name: "buckets", version: "buckets@2", keys: []string{"seed", "batch", "count", "epoch", "world", "rank"}, needs: []string{"seed", "batch"}},
+	{name: "windowed", version: "windowed@1", keys: []string{"seed", "window", "epoch", "world", "rank"},
+		needs: []string{"seed", "window"}},
+	{name: "mixture", version: "mixture@2", keys: []string{"seed", "weights", "samples", "epoch", "world", "rank"},
+		needs: []string{"seed", "weights"}},
+	{name: "buckets", version: "buckets@2", keys: []string{"seed", "batch", "count", "epoch", "world", "rank"},
+		needs: []string{"seed", "batch"}},
 	{name: "sequential", version: "sequential@1", keys: []string{"epoch", "world", "rank"}},
-	{name: "list", version: "list@1", keys: []string{"path", "epoch", "world", "rank"}, needs: []string{"path"}, first: "path"},
+	{name: "list", version: "list@1", keys: []string{"path", "epoch", "world", "rank"}, needs: []string{"path"},
+		first: "path"},
 	{name: "plan"},
 	{name: "auto"},
 	{name: "none"},
@@ -163,8 +169,10 @@ func Parse(text string) (Spec, error) {
 // field returns a pointer to what a key sets.
 func (s *Spec) field(key string) any {
 	return map[string]any{
-		"seed": &s.seed, "epoch": &s.epoch, "window": &s.window, "world": &s.world, "rank": &s.ranks, "drop_last": &s.dropLast,
-		"from": &s.from, "persistent": &s.persistent, "workers": &s.workers, "replacement": &s.replacement, "samples": &s.samples,
+		"seed": &s.seed, "epoch": &s.epoch, "window": &s.window, "world": &s.world, "rank": &s.ranks,
+		"drop_last": &s.dropLast,
+		"from":      &s.from, "persistent": &s.persistent, "workers": &s.workers, "replacement": &s.replacement,
+		"samples": &s.samples,
 		"weights": &s.weights, "batch": &s.batch, "count": &s.count, "path": &s.path,
 	}[key]
 }
@@ -284,7 +292,8 @@ func (s Spec) Versioned() string {
 	return s.Algorithm() + strings.TrimPrefix(s.String(), s.name)
 }
 
-// Ranked reports whether the ranks' shares are part of the order's algorithm: torch's padding depends on the world size.
+// Ranked reports whether the ranks' shares are part of the order's algorithm: torch's padding depends on the world
+// size.
 func (s Spec) Ranked() bool { return s.name == "torch" }
 
 // Unversioned returns the spec of a text of Versioned, NAME@VERSION:KEYS.
@@ -305,7 +314,9 @@ func ParseVersioned(text string) (Spec, error) {
 		return Spec{}, err
 	}
 	if s.Algorithm() != versioned || versioned == "" {
-		return Spec{}, fmt.Errorf("order %q: this program has %s, which is another order: resume with the Shoal that the state was taken with, or start the epoch again without a state", text, s.Algorithm())
+		return Spec{}, fmt.Errorf(
+			"order %q: this program has %s, which is another order: resume with the Shoal that the state was taken "+
+				"with, or start the epoch again without a state", text, s.Algorithm())
 	}
 	return s, nil
 }
@@ -320,7 +331,9 @@ func (s Spec) Check() error {
 		return fmt.Errorf("order %s: rank %d is outside a world of %d; ranks are 0 to %d: correct rank, or world=W",
 			s, s.ranks.Last, s.World(), s.World()-1)
 	case s.batch%s.World() != 0:
-		return fmt.Errorf("order %s: a batch of %d cannot be shared by %d ranks: batch is the global batch, a multiple of world", s, s.batch, s.World())
+		return fmt.Errorf(
+			"order %s: a batch of %d cannot be shared by %d ranks: batch is the global batch, a multiple of world", s,
+			s.batch, s.World())
 	case s.name == "torch-loader":
 		if err := s.loader().check(s.epoch); err != nil {
 			return fmt.Errorf("order %s: %w", s, err)
@@ -331,7 +344,8 @@ func (s Spec) Check() error {
 
 // loader returns the parameters of a torch-loader spec.
 func (s Spec) loader() Loader {
-	return Loader{Seed: s.seed, From: s.from, Persistent: s.persistent, Workers: s.workers, Samples: s.samples, Replacement: s.replacement}
+	return Loader{Seed: s.seed, From: s.from, Persistent: s.persistent, Workers: s.workers, Samples: s.samples,
+		Replacement: s.replacement}
 }
 
 // Facts are what an order may depend on besides its spec and the epoch. Only Samples is always set: a func is nil if
@@ -377,7 +391,8 @@ func (s Spec) Over(f Facts, epoch int) (Order, error) {
 		return nil, fmt.Errorf("order %s: %d samples, epoch %d: neither can be negative", s, n, epoch)
 	}
 	if strings.HasPrefix(s.name, "torch") && max(n, s.samples) > math.MaxUint32-1-s.World() {
-		return nil, fmt.Errorf("order %s: %d samples are more than a torch order can have here (2^32-1); use uniform:seed=S", s, n)
+		return nil, fmt.Errorf(
+			"order %s: %d samples are more than a torch order can have here (2^32-1); use uniform:seed=S", s, n)
 	}
 	if s.name == "torch" {
 		return Torch(n, s.seed, epoch, s.World(), s.ranks.First, s.ranks.Last, s.dropLast), nil

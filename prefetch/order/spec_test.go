@@ -12,7 +12,8 @@ func TestParse(t *testing.T) {
 	for _, c := range []struct{ text, canonical, algorithm string }{
 		{"torch:seed=1", "torch:seed=1", "torch@1"},
 		{"torch:seed=-1", "torch:seed=18446744073709551615", "torch@1"},
-		{"torch:drop_last=1,rank=0-7,world=8,epoch=3,seed=42", "torch:seed=42,epoch=3,world=8,rank=0-7,drop_last=1", "torch@1"},
+		{"torch:drop_last=1,rank=0-7,world=8,epoch=3,seed=42", "torch:seed=42,epoch=3,world=8,rank=0-7,drop_last=1",
+			"torch@1"},
 		{"torch:seed=42,epoch=0,world=1,drop_last=0", "torch:seed=42", "torch@1"},
 		{"torch:seed=0,world=8,rank=5-5", "torch:seed=0,world=8,rank=5", "torch@1"},
 		{"torch:seed=0,world=8", "torch:seed=0,world=8", "torch@1"}, // the rank may come as a flag
@@ -20,11 +21,15 @@ func TestParse(t *testing.T) {
 		{"uniform:seed=007", "uniform:seed=7", "uniform@1"},
 		{"uniform:rank=1,world=2,seed=7", "uniform:seed=7,world=2,rank=1", "uniform@1"},
 		{"windowed:window=16,seed=-1", "windowed:seed=18446744073709551615,window=16", "windowed@1"},
-		{"windowed:rank=0-1,world=4,seed=7,epoch=2,window=2147483647", "windowed:seed=7,window=2147483647,epoch=2,world=4,rank=0-1", "windowed@1"},
+		{"windowed:rank=0-1,world=4,seed=7,epoch=2,window=2147483647",
+			"windowed:seed=7,window=2147483647,epoch=2,world=4,rank=0-1", "windowed@1"},
 		{"torch-loader:from=sampler,seed=1", "torch-loader:seed=1", "torch-loader@1"},
-		{"torch-loader:epoch=2,persistent=1,from=manual_seed,seed=-1", "torch-loader:seed=18446744073709551615,from=manual_seed,persistent=1,epoch=2", "torch-loader@1"},
-		{"torch-loader:seed=1,from=generator,samples=7,replacement=1,workers=0", "torch-loader:seed=1,from=generator,samples=7,replacement=1", "torch-loader@1"},
-		{"mixture:weights=a*:0.5+@0-9:1.5,seed=3,samples=9", "mixture:seed=3,weights=a*:1+@0-9:3,samples=9", "mixture@2"},
+		{"torch-loader:epoch=2,persistent=1,from=manual_seed,seed=-1",
+			"torch-loader:seed=18446744073709551615,from=manual_seed,persistent=1,epoch=2", "torch-loader@1"},
+		{"torch-loader:seed=1,from=generator,samples=7,replacement=1,workers=0",
+			"torch-loader:seed=1,from=generator,samples=7,replacement=1", "torch-loader@1"},
+		{"mixture:weights=a*:0.5+@0-9:1.5,seed=3,samples=9", "mixture:seed=3,weights=a*:1+@0-9:3,samples=9",
+			"mixture@2"},
 		{"buckets:count=4,batch=8,seed=3,world=2,rank=1", "buckets:seed=3,batch=8,count=4,world=2,rank=1", "buckets@2"},
 		{"list:/data/a=b.txt,epoch=3", "list:path=/data/a=b.txt,epoch=3", "list@1"},
 		{"list:path=x", "list:path=x", "list@1"},
@@ -199,7 +204,8 @@ func TestSpecOrderErrors(t *testing.T) {
 		{"torch:seed=1", math.MaxUint32, 0, nil, []string{"uniform:seed=S"}},
 		{"torch:seed=1,world=2147483647,rank=0", 1 << 31, 0, nil, []string{"uniform:seed=S"}},
 		{"uniform:seed=1", 1<<60 + 1, 0, nil, []string{"2^60"}},
-		{"windowed:seed=1,window=4", 10, 0, ErrNeedsShards, []string{"windowed:seed=1,window=4", "shoal pack", "uniform:seed=1"}},
+		{"windowed:seed=1,window=4", 10, 0, ErrNeedsShards,
+			[]string{"windowed:seed=1,window=4", "shoal pack", "uniform:seed=1"}},
 		{"windowed:seed=1,window=4,world=2", 10, 0, nil, []string{"rank=R"}},
 		{"sequential", -1, 0, nil, []string{"-1"}},
 	} {
@@ -265,7 +271,8 @@ func TestSpecOverGroups(t *testing.T) {
 	if _, err := grouped(s, g, -1); err == nil {
 		t.Error("epoch -1 is accepted")
 	}
-	if _, err := grouped(must(t, "windowed:seed=1,window=4"), huge{}, 0); err == nil || !strings.Contains(err.Error(), "2^32") {
+	if _, err := grouped(must(t, "windowed:seed=1,window=4"), huge{}, 0); err == nil ||
+		!strings.Contains(err.Error(), "2^32") {
 		t.Errorf("2^40 samples: %v", err)
 	}
 }
@@ -287,8 +294,10 @@ func (huge) At(int, int) int { panic("read") }
 func FuzzParse(f *testing.F) {
 	for _, text := range []string{
 		"torch:seed=1,epoch=2,world=8,rank=0-7,drop_last=1", "torch-loader:seed=-5", "uniform:seed=0", "sequential",
-		"plan", "auto", "none", "windowed:seed=1,window=2,world=3,rank=1", "torch:seed", "torch:,,=", "é:é=é", "\xff:\xff",
-		"torch-loader:seed=1,from=manual_seed,persistent=1", "mixture:seed=1,weights=@0-4:1.5+a*:2", "mixture:seed=1,weights=@3-4:1+@0-9:70", "buckets:seed=1,batch=3,count=2", "list:x=y", "list:path=,",
+		"plan", "auto", "none", "windowed:seed=1,window=2,world=3,rank=1", "torch:seed", "torch:,,=", "é:é=é",
+		"\xff:\xff",
+		"torch-loader:seed=1,from=manual_seed,persistent=1", "mixture:seed=1,weights=@0-4:1.5+a*:2",
+		"mixture:seed=1,weights=@3-4:1+@0-9:70", "buckets:seed=1,batch=3,count=2", "list:x=y", "list:path=,",
 	} {
 		f.Add(text)
 	}
@@ -303,13 +312,16 @@ func FuzzParse(f *testing.F) {
 		if again, err := Parse(s.String()); err != nil || again != s {
 			t.Errorf("%q became %q, which became %q, %v", text, s, again, err)
 		}
-		if again, err := ParseVersioned(s.Versioned()); s.Computed() && (err != nil || again.Versioned() != s.Versioned()) {
+		if again, err := ParseVersioned(s.Versioned()); s.Computed() &&
+			(err != nil || again.Versioned() != s.Versioned()) {
 			t.Errorf("%q has the versioned name %q, which became %q, %v", text, s.Versioned(), again, err)
 		}
 		if s.samples > 1000 {
 			return // takes memory
 		}
-		facts := Facts{Samples: 17, Shards: func() Groups { return Contiguous(17, 5) }, Size: func(s int) int64 { return int64(s % 5) },
+		facts := Facts{Samples: 17, Shards: func() Groups {
+			return Contiguous(17, 5)
+		}, Size: func(s int) int64 { return int64(s % 5) },
 			Classes: func() []string { return []string{"a", "b"} }, Label: func(s int) int { return s / 9 },
 			List: func(string) ([]uint32, error) { return []uint32{3, 16, 3}, nil }}
 		if o, err := s.Over(facts, 0); err == nil && s.World() < 100 {

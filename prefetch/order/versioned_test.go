@@ -8,7 +8,8 @@ import (
 
 func TestVersioned(t *testing.T) {
 	for text, want := range map[string]string{
-		"uniform:seed=1,epoch=4,world=8,rank=3": "uniform@1:seed=1", "torch:seed=1,world=8,rank=3,drop_last=1": "torch@1:seed=1,world=8,drop_last=1",
+		"uniform:seed=1,epoch=4,world=8,rank=3":   "uniform@1:seed=1",
+		"torch:seed=1,world=8,rank=3,drop_last=1": "torch@1:seed=1,world=8,drop_last=1",
 		"sequential": "sequential@1", "plan": "",
 	} {
 		if got := must(t, text).Versioned(); got != want {
@@ -20,7 +21,8 @@ func TestVersioned(t *testing.T) {
 			t.Errorf("%s: %v, %v", text, s, err)
 		}
 	}
-	for text, words := range map[string]string{"uniform@2:seed=1": "uniform@1", "unifrom@1:seed=1": "no order", "plan": "this program", "": ""} {
+	for text, words := range map[string]string{"uniform@2:seed=1": "uniform@1", "unifrom@1:seed=1": "no order",
+		"plan": "this program", "": ""} {
 		if _, err := ParseVersioned(text); err == nil || !strings.Contains(err.Error(), words) {
 			t.Errorf("%s: %v, want %q", text, err, words)
 		}

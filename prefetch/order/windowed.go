@@ -103,7 +103,9 @@ func Windowed(g Groups, seed uint64, epoch, window int) (Locator, error) {
 		for i := range g.Size(group) {
 			s := g.At(group, i)
 			if s < 0 || s >= n || places[s] != 0 {
-				bad = fmt.Errorf("group %d holds sample %d, which is in a group already or not below %d, the number of samples", group, s, n)
+				bad = fmt.Errorf(
+					"group %d holds sample %d, which is in a group already or not below %d, the number of samples",
+					group, s, n)
 				return to
 			}
 			places[s] = met

@@ -121,7 +121,8 @@ func TestWindowedGolden(t *testing.T) {
 	for pos := range o.Len() {
 		h.Write(binary.LittleEndian.AppendUint32(nil, uint32(o.At(pos))))
 	}
-	if sum := hex.EncodeToString(h.Sum(nil)); sum != "52ccad765f46a3acd67f05a5aa9e474b2ac859ec1c8238617ed5d85c75877bc7" {
+	if sum := hex.EncodeToString(h.Sum(nil)); sum !=
+		"52ccad765f46a3acd67f05a5aa9e474b2ac859ec1c8238617ed5d85c75877bc7" {
 		t.Errorf("100,000 samples: digest %s", sum)
 	}
 }
@@ -286,7 +287,8 @@ func TestWindowedDesignEffect(t *testing.T) {
 		want := 1 + (batch-1)*(s-1)/(w*s-1)*(1-w/g)
 		t.Logf("%d of %d groups of %d: D = %.2f, formula %.2f", c.window, c.groups, c.size, d, want)
 		if math.Abs(d-want) > c.tolerance*want {
-			t.Errorf("%d of %d groups of %d open: D = %.2f, want %.2f ± %.0f%%", c.window, c.groups, c.size, d, want, 100*c.tolerance)
+			t.Errorf("%d of %d groups of %d open: D = %.2f, want %.2f ± %.0f%%", c.window, c.groups, c.size, d, want,
+				100*c.tolerance)
 		}
 	}
 	// The certificate itself: a uniform order has D = 1, a sequential one the batch.
@@ -294,7 +296,8 @@ func TestWindowedDesignEffect(t *testing.T) {
 	if d := certificate(Uniform(100_000, 1, 0), groupOf, 100, batch); d < 0.95 || d > 1.05 {
 		t.Errorf("uniform: D = %.2f", d)
 	}
-	if d := certificate(Sequential(102_400), func(s int) int { return s / 1024 }, 100, batch); d < 0.99*batch || d > 1.02*batch {
+	if d := certificate(Sequential(102_400), func(s int) int { return s / 1024 }, 100, batch); d < 0.99*batch ||
+		d > 1.02*batch {
 		t.Errorf("sequential: D = %.2f", d)
 	}
 }

@@ -32,22 +32,23 @@ type Range struct {
 	Off, N int64
 }
 
-// Ranges are ranges with numbers, for orders of which one stream has all. The walk treats them as files that are read once. They are
-// followed by reads, of which the kernel makes what it likes: larger ones, and none for what it has.
+// Ranges are ranges with numbers, for orders of which one stream has all. The walk treats them as files that are read
+// once. They are followed by reads, of which the kernel makes what it likes: larger ones, and none for what it has.
 type Ranges struct {
 	volume *cache.Volume
 	table  atomic.Pointer[rangeTable]
-	// A page fault of a memory map has the kernel read what lies around it, and the reader waits for all of that. before and after are how
-	// far such reads went beyond a range, at most, in bytes. That is fetched with it.
+	// A page fault of a memory map has the kernel read what lies around it, and the reader waits for all of that.
+	// before and after are how far such reads went beyond a range, at most, in bytes. That is fetched with it.
 	before, after atomic.Int64
 
 	// Guarded by the runner's lock.
 	staged map[int]struct{} // numbers of which something was fetched since they were spent
 	open   []int            // those that a read has reached, and may go on in; the latest last
-	at     int              // the position of what was read last: the head may be further, at what the kernel has read around that
-	reads  int
-	far    bool             // the last read was far from what was due: one alone is the kernel's, which reads on
-	known  map[int]struct{} // those of which the kernel has got all bytes before they were due: it will not ask for them
+	// the position of what was read last: the head may be further, at what the kernel has read around that
+	at    int
+	reads int
+	far   bool             // the last read was far from what was due: one alone is the kernel's, which reads on
+	known map[int]struct{} // those of which the kernel has got all bytes before they were due: it will not ask for them
 }
 
 // rangeTable has the ranges by number, and the numbers by file and offset. It does not change.
@@ -60,11 +61,12 @@ type rangeTable struct {
 // mostAround is how much is fetched beyond either end of a range, at most.
 const mostAround = 512 << 10
 
-// leastOpen is how many ranges that a read has reached stay in memory for further reads of them, at least. With much memory it is a
-// quarter of the stream's share, up to 16 times as many.
+// leastOpen is how many ranges that a read has reached stay in memory for further reads of them, at least. With much
+// memory it is a quarter of the stream's share, up to 16 times as many.
 const leastOpen = 64
 
-// mostSoon is how many positions ahead of the reader a range is read, at most, that it has not asked for: it lies beside what it wanted.
+// mostSoon is how many positions ahead of the reader a range is read, at most, that it has not asked for: it lies
+// beside what it wanted.
 const mostSoon = 1 << 10
 
 // NewRanges returns a set of ranges of files of a volume, and their numbers.
@@ -75,7 +77,8 @@ func NewRanges(v *cache.Volume, list []Range) (*Ranges, []uint32) {
 	return r, numbers
 }
 
-// Renumber gives the ranges of the stream's next plan numbers. Those of plans that are still to be read keep theirs. Calls must not overlap.
+// Renumber gives the ranges of the stream's next plan numbers. Those of plans that are still to be read keep theirs.
+// Calls must not overlap.
 func (s *Stream) Renumber(list []Range) []uint32 {
 	r := s.Ranges
 	s.runner.mu.Lock()
@@ -151,7 +154,8 @@ func (r *Ranges) kernelHas(n int) bool {
 // around is range n with what the kernel reads around it.
 func (r *Ranges) around(n int) (file int, off, end int64) {
 	one := r.table.Load().all[n]
-	return one.File, max(one.Off-r.before.Load(), 0), min(one.Off+one.N+r.after.Load(), r.volume.Manifest().Size(one.File))
+	return one.File, max(one.Off-r.before.Load(), 0),
+		min(one.Off+one.N+r.after.Load(), r.volume.Manifest().Size(one.File))
 }
 
 // piece is what range n has in its extent x, counted from its first one.
@@ -216,8 +220,10 @@ func (r *Ranges) spend(n, x int) {
 // Unspent implements things.
 func (r *Ranges) Unspent() []int { return slices.Collect(maps.Keys(r.staged)) }
 
-// prefetch fetches what is missing of range n in its extent x. done is called for each of the pieces started, with the range.
-func (r *Ranges) prefetch(a *cache.Account, n, x int, due time.Time, done func(n int, err error)) (started int, out cache.Outcome) {
+// prefetch fetches what is missing of range n in its extent x. done is called for each of the pieces started, with the
+// range.
+func (r *Ranges) prefetch(a *cache.Account, n, x int, due time.Time, done func(n int, err error)) (
+	started int, out cache.Outcome) {
 	return r.volume.PrefetchRange(a, r.piece(n, x), due, func(_ int, err error) { done(n, err) })
 }
 
@@ -225,7 +231,9 @@ func (r *Ranges) prefetch(a *cache.Account, n, x int, due time.Time, done func(n
 func (t *rangeTable) touching(file int, off, end int64) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		starts := t.starts[file]
-		from, _ := slices.BinarySearchFunc(starts, off-t.longest[file]+1, func(n uint32, off int64) int { return cmp.Compare(t.all[n].Off, off) })
+		from, _ := slices.BinarySearchFunc(starts, off-t.longest[file]+1, func(n uint32, off int64) int {
+			return cmp.Compare(t.all[n].Off, off)
+		})
 		for _, n := range starts[from:] {
 			one := t.all[n]
 			if one.Off >= end || one.Off+one.N > off && !yield(int(n)) {
@@ -242,9 +250,12 @@ func (r *Runner) Read(v *cache.Volume, file int, off, n int64, process uint32, s
 	}
 	follow := slices.Clone(streams())
 	r.event(func(*prefetch.Executor) {
-		follow = slices.DeleteFunc(follow, func(s *Stream) bool { return s.Ranges == nil || s.Volume != v || !slices.Contains(r.streams, s) })
+		follow = slices.DeleteFunc(follow, func(s *Stream) bool {
+			return s.Ranges == nil || s.Volume != v || !slices.Contains(r.streams, s)
+		})
 		try(follow, process, func(s *Stream) []int {
-			return slices.DeleteFunc(slices.Collect(s.Ranges.table.Load().touching(file, off, off+n)), func(n int) bool { return slices.Contains(s.Ranges.open, n) })
+			return slices.DeleteFunc(slices.Collect(s.Ranges.table.Load().touching(file, off, off+n)),
+				func(n int) bool { return slices.Contains(s.Ranges.open, n) })
 		})
 		for _, s := range follow {
 			s.readTo(file, off, off+n)
@@ -252,8 +263,9 @@ func (r *Runner) Read(v *cache.Volume, file int, off, n int64, process uint32, s
 	})
 }
 
-// readTo follows a read of a file from off to end: in the ranges that it covers, if they are due; and in the one that is due first of
-// those of which it has a part, or one that was read if that is far ahead. What it goes on in is no news. The runner's lock is held.
+// readTo follows a read of a file from off to end: in the ranges that it covers, if they are due; and in the one that
+// is due first of those of which it has a part, or one that was read if that is far ahead. What it goes on in is no
+// news. The runner's lock is held.
 func (s *Stream) readTo(file int, off, end int64) {
 	r, x := s.Ranges, &s.runner.x
 	t := r.table.Load()
@@ -265,8 +277,8 @@ func (s *Stream) readTo(file int, off, end int64) {
 	first, again, goesOn := coming{-1, math.MaxInt}, -1, false
 	for n := range t.touching(file, off, end) {
 		one := t.all[n]
-		if slices.Contains(r.open, n) {
-			if goesOn = true; one.Off+one.N > end && off/cache.ExtentSize < end/cache.ExtentSize { // it goes through a long one
+		if slices.Contains(r.open, n) { // it goes through a long one
+			if goesOn = true; one.Off+one.N > end && off/cache.ExtentSize < end/cache.ExtentSize {
 				_, from, _ := r.around(n)
 				r.spend(n, int(off/cache.ExtentSize-from/cache.ExtentSize))
 			}
@@ -342,8 +354,8 @@ func (s *Stream) mostOpen() int {
 	return min(max(leastOpen, int(share/4)), 16*leastOpen)
 }
 
-// leaveBehind gives up what lies far behind the reader, who has not asked for it: the kernel has it, perhaps from before the plan. It
-// looks once in a while, as it looks at all that is staged.
+// leaveBehind gives up what lies far behind the reader, who has not asked for it: the kernel has it, perhaps from
+// before the plan. It looks once in a while, as it looks at all that is staged.
 func (s *Stream) leaveBehind(far int) {
 	r := s.Ranges
 	if r.reads++; r.reads%leastOpen != 0 {

@@ -16,12 +16,13 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// Numbers mean the ranges that they were given for as long as a live order has them, equal ranges have one number, and numbers of
-// orders that have ended are used again.
+// Numbers mean the ranges that they were given for as long as a live order has them, equal ranges have one number, and
+// numbers of orders that have ended are used again.
 func TestRenumber(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		one := rapid.Custom(func(t *rapid.T) Range {
-			return Range{rapid.IntRange(0, 2).Draw(t, "file"), rapid.Int64Range(0, 30).Draw(t, "off"), rapid.Int64Range(1, 9).Draw(t, "n")}
+			return Range{rapid.IntRange(0, 2).Draw(t, "file"), rapid.Int64Range(0, 30).Draw(t, "off"),
+				rapid.Int64Range(1, 9).Draw(t, "n")}
 		})
 		table := &rangeTable{}
 		type plan struct {
@@ -52,7 +53,8 @@ func TestRenumber(t *testing.T) {
 			if n := len(table.all); n > 20*4 {
 				t.Fatalf("%d numbers for %d ranges", n, len(named))
 			}
-			file, off, n := rapid.IntRange(0, 2).Draw(t, "at file"), rapid.Int64Range(0, 40).Draw(t, "from"), rapid.Int64Range(1, 9).Draw(t, "bytes")
+			file, off, n := rapid.IntRange(0, 2).Draw(t, "at file"), rapid.Int64Range(0, 40).Draw(t, "from"),
+				rapid.Int64Range(1, 9).Draw(t, "bytes")
 			var want []Range
 			for r := range named {
 				if r.File == file && r.Off < off+n && r.Off+r.N > off {
@@ -73,13 +75,15 @@ func TestRenumber(t *testing.T) {
 }
 
 // rangesOf begins a stream over ranges of one large file, and returns how to read in it.
-func rangesOf(t *testing.T, size int, list []Range, do func(v *cache.Volume, r *Runner, s *Stream, read func(off, n int64))) {
+func rangesOf(t *testing.T, size int, list []Range,
+	do func(v *cache.Volume, r *Runner, s *Stream, read func(off, n int64))) {
 	t.Helper()
 	rangesIn(t, 16<<20, size, list, do)
 }
 
 // rangesIn is rangesOf with so much memory.
-func rangesIn(t *testing.T, memory int64, size int, list []Range, do func(v *cache.Volume, r *Runner, s *Stream, read func(off, n int64))) {
+func rangesIn(t *testing.T, memory int64, size int, list []Range,
+	do func(v *cache.Volume, r *Runner, s *Stream, read func(off, n int64))) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		mem := memstore.New()
@@ -93,7 +97,8 @@ func rangesIn(t *testing.T, memory int64, size int, list []Range, do func(v *cac
 		r := New(c)
 		ranges, numbers := NewRanges(v, list)
 		s, err := r.BeginPlan(Options{
-			Name: "plans/default", Volume: v, Ranges: ranges, Gate: &prefetch.Gate{}, Places: func() int { return 4 }, Ease: func() int { return 4 }, Keep: nothing{},
+			Name: "plans/default", Volume: v, Ranges: ranges, Gate: &prefetch.Gate{}, Places: func() int { return 4 },
+			Ease: func() int { return 4 }, Keep: nothing{},
 		}, order.Index(order.List(numbers)))
 		if err != nil {
 			t.Fatal(err)
@@ -192,7 +197,8 @@ func TestReadsAroundRanges(t *testing.T) {
 				t.Fatalf("a read waits at position %d: %+v, %v", i, s.Progress(), s.walk.State())
 			}
 		}
-		if p := s.Progress(); p.Position < len(list)*9/10 || p.Consumed+len(s.Ranges.known) < len(list)*9/10 || p.Held > 4<<20 {
+		if p := s.Progress(); p.Position < len(list)*9/10 || p.Consumed+len(s.Ranges.known) < len(list)*9/10 ||
+			p.Held > 4<<20 {
 			t.Errorf("%+v, the kernel has %d", p, len(s.Ranges.known))
 		}
 	})
@@ -294,8 +300,8 @@ func TestRangesLargerThanMemory(t *testing.T) {
 	})
 }
 
-// Readers that do not follow a plan are found out by their first reads. Those that do are not, with any workers, from any position,
-// and when the kernel has half of what comes, or reads around what is asked for.
+// Readers that do not follow a plan are found out by their first reads. Those that do are not, with any workers, from
+// any position, and when the kernel has half of what comes, or reads around what is asked for.
 func TestDepartFromRanges(t *testing.T) {
 	const size, each = 64 << 20, 2 << 10
 	list := randomRanges(size, each, 8000)
@@ -305,7 +311,8 @@ func TestDepartFromRanges(t *testing.T) {
 		workers, batch, from int
 		around               int64
 		hidden               bool
-	}{{1, 1, 0, 0, false}, {4, 1, 0, 0, false}, {4, 32, 700, 0, false}, {8, 8, 0, 8 << 10, false}, {2, 16, 1000, 0, true}, {8, 1, 300, 0, true}} {
+	}{{1, 1, 0, 0, false}, {4, 1, 0, 0, false}, {4, 32, 700, 0, false}, {8, 8, 0, 8 << 10, false},
+		{2, 16, 1000, 0, true}, {8, 1, 300, 0, true}} {
 		for _, follows := range []bool{false, true} {
 			rangesOf(t, size, list, func(v *cache.Volume, r *Runner, s *Stream, _ func(off, n int64)) {
 				departed := make(chan int, 1)
@@ -321,7 +328,8 @@ func TestDepartFromRanges(t *testing.T) {
 					}
 					from := max(one.Off-c.around, 0)
 					reads++
-					r.Read(v, 0, from, min(one.Off+one.N+c.around, size)-from, uint32(1+i/c.batch%c.workers), func() []*Stream { return []*Stream{s} })
+					r.Read(v, 0, from, min(one.Off+one.N+c.around, size)-from, uint32(1+i/c.batch%c.workers),
+						func() []*Stream { return []*Stream{s} })
 					synctest.Wait()
 					if len(departed) > 0 || reads == 2000 {
 						break
@@ -338,8 +346,8 @@ func TestDepartFromRanges(t *testing.T) {
 	}
 }
 
-// The next plan waits for its reader, has the head of what it needs, and is followed. Plans may share ranges. Reads that the kernel makes
-// of its own accord move nothing, and show nothing of a plan that waits.
+// The next plan waits for its reader, has the head of what it needs, and is followed. Plans may share ranges. Reads
+// that the kernel makes of its own accord move nothing, and show nothing of a plan that waits.
 func TestPlansOfRangesInTurn(t *testing.T) {
 	const size = 64 << 20
 	all := randomRanges(size, 8<<10, 1500)
@@ -348,7 +356,9 @@ func TestPlansOfRangesInTurn(t *testing.T) {
 		list, kernelHas, strays, draw := all[:500], map[Range]bool{}, int64(0), rand.New(rand.NewPCG(1, 7))
 		for k := 1; k < 4; k++ {
 			next := slices.Clone(all[k*250 : k*250+500]) // half of which the last one had
-			rand.New(rand.NewPCG(1, uint64(k))).Shuffle(len(next), func(i, j int) { next[i], next[j] = next[j], next[i] })
+			rand.New(rand.NewPCG(1, uint64(k))).Shuffle(len(next), func(i, j int) {
+				next[i], next[j] = next[j], next[i]
+			})
 			for i, one := range list {
 				if synctest.Wait(); i == 50 && !s.Retell(order.Index(order.List(s.Renumber(next)))) {
 					t.Fatal("the next plan does not wait")
@@ -376,7 +386,8 @@ func TestPlansOfRangesInTurn(t *testing.T) {
 	})
 }
 
-// A range that was not read to its end counts when the next plan reads it, and so does one that a later plan gives its number.
+// A range that was not read to its end counts when the next plan reads it, and so does one that a later plan gives its
+// number.
 func TestRangesLeftOpen(t *testing.T) {
 	const size = 4 << 20
 	all := randomRanges(size, 8<<10, 60)

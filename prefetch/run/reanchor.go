@@ -37,8 +37,9 @@ type Reanchored struct {
 func (s *Stream) reanchored(event prefetch.Event) {
 	m := s.tracker.LastMove()
 	s.anchor = &Reanchored{
-		Time: time.Now().UTC(), Event: event.String(), Epoch: s.tracker.Epoch(), From: m.From, Position: m.To, Unread: m.Unread,
-		Text: moveText(m, s.tracker.Epoch()),
+		Time: time.Now().UTC(), Event: event.String(), Epoch: s.tracker.Epoch(), From: m.From, Position: m.To,
+		Unread: m.Unread,
+		Text:   moveText(m, s.tracker.Epoch()),
 	}
 }
 
@@ -54,7 +55,8 @@ func moveText(m prefetch.Move, epoch int) string {
 		if m.Unread > 0 {
 			return fmt.Sprintf("jumped to position %s: the reader skipped %s samples", count(m.To), count(m.Unread))
 		}
-		return fmt.Sprintf("went back to position %s from %s: the reader repeats what it had read", count(m.To), count(m.From))
+		return fmt.Sprintf("went back to position %s from %s: the reader repeats what it had read", count(m.To),
+			count(m.From))
 	case prefetch.NextEpoch:
 		return fmt.Sprintf("went on to epoch %d%s", epoch, early)
 	case prefetch.Restart:
@@ -72,7 +74,8 @@ func (s *Stream) events() Events {
 	n := s.tracker.Count
 	return Events{
 		Consumed: n(prefetch.Consumed), Repeats: n(prefetch.Repeat), Ahead: n(prefetch.Ahead), Jumps: n(prefetch.Jump),
-		NextEpochs: n(prefetch.NextEpoch), Restarts: n(prefetch.Restart), PrevEpochs: n(prefetch.PrevEpoch), Found: n(prefetch.Found),
+		NextEpochs: n(prefetch.NextEpoch), Restarts: n(prefetch.Restart), PrevEpochs: n(prefetch.PrevEpoch),
+		Found: n(prefetch.Found),
 	}
 }
 

@@ -19,12 +19,16 @@ func TestMoveText(t *testing.T) {
 		move prefetch.Move
 		want string
 	}{
-		{prefetch.Move{Event: prefetch.Jump, From: 40_200, To: 40_123, Unread: 1000}, "jumped to position 40,123: the reader skipped 1,000 samples"},
-		{prefetch.Move{Event: prefetch.Jump, From: 900, To: 100}, "went back to position 100 from 900: the reader repeats what it had read"},
+		{prefetch.Move{Event: prefetch.Jump, From: 40_200, To: 40_123, Unread: 1000},
+			"jumped to position 40,123: the reader skipped 1,000 samples"},
+		{prefetch.Move{Event: prefetch.Jump, From: 900, To: 100},
+			"went back to position 100 from 900: the reader repeats what it had read"},
 		{prefetch.Move{Event: prefetch.NextEpoch}, "went on to epoch 7"},
-		{prefetch.Move{Event: prefetch.NextEpoch, Unread: 3}, "went on to epoch 7; the reader left 3 samples of the pass before unread"},
+		{prefetch.Move{Event: prefetch.NextEpoch, Unread: 3},
+			"went on to epoch 7; the reader left 3 samples of the pass before unread"},
 		{prefetch.Move{Event: prefetch.Restart}, "began epoch 7 again"},
-		{prefetch.Move{Event: prefetch.PrevEpoch, Unread: 1}, "went back to epoch 7; the reader left 1 samples of the pass before unread"},
+		{prefetch.Move{Event: prefetch.PrevEpoch, Unread: 1},
+			"went back to epoch 7; the reader left 1 samples of the pass before unread"},
 		{prefetch.Move{Event: prefetch.Found, To: 12}, "found the reader in epoch 7, position 12, by what it opens"},
 	} {
 		if got := moveText(c.move, 7); got != c.want {
@@ -55,7 +59,8 @@ func TestSearchEnds(t *testing.T) {
 		c, v := cacheOf(t, files, 1)
 		r := New(c)
 		s, err := r.Begin(Options{
-			Name: "mount", Volume: v, Gate: &prefetch.Gate{}, Places: func() int { return 4 }, Ease: func() int { return 4 }, Keep: nothing{}, Search: true,
+			Name: "mount", Volume: v, Gate: &prefetch.Gate{}, Places: func() int { return 4 },
+			Ease: func() int { return 4 }, Keep: nothing{}, Search: true,
 			Epochs: func(epoch int) order.Order { return order.Uniform(files, 3, epoch) },
 		})
 		if err != nil {
@@ -93,7 +98,8 @@ func TestWorkersFarApart(t *testing.T) {
 			for i := range streams {
 				var err error
 				if streams[i], err = r.Begin(Options{
-					Name: "mount", Volume: v, Gate: &prefetch.Gate{}, Places: func() int { return 4 }, Ease: func() int { return 4 }, Keep: nothing{},
+					Name: "mount", Volume: v, Gate: &prefetch.Gate{}, Places: func() int { return 4 },
+					Ease: func() int { return 4 }, Keep: nothing{},
 					Epochs: func(epoch int) order.Order { return order.Uniform(files, uint64(i), epoch) },
 				}); err != nil {
 					t.Fatal(err)

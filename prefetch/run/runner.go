@@ -301,7 +301,8 @@ func (r *Runner) add(s *Stream, start int) {
 		r.ranged.Add(1)
 	}
 	o := prefetch.WalkOptions{
-		Data: s.of, Source: source{s.of, s}, Gate: s.Gate, Connections: s.Places, Ease: s.Ease, Weight: float64(s.Weight), Horizon: s.horizon,
+		Data: s.of, Source: source{s.of, s}, Gate: s.Gate, Connections: s.Places, Ease: s.Ease,
+		Weight: float64(s.Weight), Horizon: s.horizon,
 	}
 	if s.Layout != nil {
 		o.Layout = Packed(s.Layout, s.Volume)

@@ -35,7 +35,8 @@ type Options struct {
 	Parts  []string                    // extensions of the parts read with each file; see parts.go
 	Has    func(file int) bool         // the reader probably has the file, and will not ask for it; nil: it has none
 
-	Departs func(s *Stream, matched, of int) // called once, from its own goroutine, if the readers do not follow a plan; see prefetch.Trial
+	// called once, from its own goroutine, if the readers do not follow a plan; see prefetch.Trial
+	Departs func(s *Stream, matched, of int)
 }
 
 // Opening is an open of a file by a process; 0 if unknown.
@@ -73,7 +74,8 @@ type Stream struct {
 	anchor    *Reanchored // the latest move; nil before any
 	replanned bool        // its reader writes a plan for each epoch
 	pace      paceMeter
-	spread    int // unread positions up to its fastest workers: as far as one open in nine was, since others may be strangers'
+	// unread positions up to its fastest workers: as far as one open in nine was, since others may be strangers'
+	spread int
 
 	through atomic.Bool // the reader has finished an epoch
 
@@ -258,8 +260,8 @@ func (s *Stream) heard(process uint32, file int) {
 	}
 }
 
-// continues returns the trial of the plan that a read of one of the things continues: the latest, or still the one before, for whose
-// end that waits. It returns nil if it continues neither. The runner's lock is held.
+// continues returns the trial of the plan that a read of one of the things continues: the latest, or still the one
+// before, for whose end that waits. It returns nil if it continues neither. The runner's lock is held.
 func (s *Stream) continues(process uint32, things []int) *prefetch.Trial {
 	if s.Departs == nil || len(things) == 0 {
 		return nil
@@ -277,8 +279,8 @@ func (s *Stream) continues(process uint32, things []int) *prefetch.Trial {
 	return nil
 }
 
-// strays handles a read of one of the things that continues no plan. It says nothing of a plan that waits for the end of another one. The
-// runner's lock is held.
+// strays handles a read of one of the things that continues no plan. It says nothing of a plan that waits for the end
+// of another one. The runner's lock is held.
 func (s *Stream) strays(process uint32, things []int) {
 	if s.Departs == nil || len(things) == 0 {
 		return
@@ -319,7 +321,8 @@ func (s *Stream) ReadCoded(ctx context.Context, pos int) (data []byte, release f
 }
 
 // ReadBy is Read of what sample returns for the file.
-func (s *Stream) ReadBy(ctx context.Context, pos int, sample func(context.Context, int) ([]byte, func(), error)) (data []byte, release func(), err error) {
+func (s *Stream) ReadBy(ctx context.Context, pos int, sample func(context.Context, int) ([]byte, func(), error)) (
+	data []byte, release func(), err error) {
 	file := s.first.At(pos)
 	unit := s.appendUnit(make([]int, 0, 1+len(s.Parts)), file)
 	s.runner.event(func(x *prefetch.Executor) {
@@ -363,8 +366,9 @@ type Progress struct {
 	Events     Events      `json:"events"`
 	Reanchored *Reanchored `json:"reanchored,omitempty"` // nil before the reader has moved
 
-	Weight  int     `json:"weight"`
-	Share   float64 `json:"share"`                // share of places and memory for prefetching when all want theirs; 0 to 1
+	Weight int `json:"weight"`
+	// share of places and memory for prefetching when all want theirs; 0 to 1
+	Share   float64 `json:"share"`
 	Held    int64   `json:"held_bytes"`           // of memory, staged or in flight, on this stream's account
 	Fetched int64   `json:"prefetch_bytes"`       // requested on its behalf
 	Pace    float64 `json:"pace_samples_per_sec"` // of the reader; 0 until it is known
@@ -385,8 +389,10 @@ func (s *Stream) Progress() Progress {
 	defer s.runner.mu.Unlock()
 	at := s.tracker.Position()
 	p := Progress{
-		Name: s.Name, Epoch: at.Epoch, Pass: at.Pass, Position: s.tracker.Head(), Consumed: s.tracker.Consumed(), Len: s.tracker.Order().Len(),
-		Planned: s.walk.Planned(), InFlight: s.flying, Failed: s.failed, Skipped: s.tracker.Skipped(), Strays: s.tracker.Count(prefetch.Stray),
+		Name: s.Name, Epoch: at.Epoch, Pass: at.Pass, Position: s.tracker.Head(), Consumed: s.tracker.Consumed(),
+		Len:     s.tracker.Order().Len(),
+		Planned: s.walk.Planned(), InFlight: s.flying, Failed: s.failed, Skipped: s.tracker.Skipped(),
+		Strays: s.tracker.Count(prefetch.Stray),
 		Events: s.events(), Reanchored: s.anchor,
 		Lead:   s.walk.Lead(100_000, s.where),
 		Weight: s.Weight, Share: s.runner.share(s), Held: s.account.Held(), Fetched: s.walk.Served(), Pace: s.pace.rate,

@@ -39,7 +39,8 @@ func (s *Stream) Strip(cells int) Strip {
 	s.runner.mu.Lock()
 	o, pass := s.tracker.Order(), s.tracker.Pass()
 	m := newStrip(s.Name, o.Len(), cells)
-	m.Epoch, m.Frontier, m.Position, m.Planned = s.tracker.Epoch(), s.tracker.Frontier(), s.tracker.Head(), s.walk.Planned()
+	m.Epoch, m.Frontier, m.Position, m.Planned = s.tracker.Epoch(), s.tracker.Frontier(), s.tracker.Head(),
+		s.walk.Planned()
 	frontier := m.Frontier
 	s.runner.mu.Unlock()
 	m.fill(frontier, func(pos []int, was []bool) {
@@ -91,7 +92,8 @@ func (m *Strip) fill(frontier int, read func(pos []int, was []bool), where func(
 			count[where(pos[i])]++
 		}
 		percent := func(k int) byte { return byte(k * 100 / n) }
-		m.Kept[c], m.Ring[c], m.Flying[c] = percent(count[cache.OnDisk]), percent(count[cache.InMemory]), percent(count[cache.OnWay])
+		m.Kept[c], m.Ring[c], m.Flying[c] = percent(count[cache.OnDisk]), percent(count[cache.InMemory]),
+			percent(count[cache.OnWay])
 		if read != nil {
 			m.Read[c] = percent(have)
 		}

@@ -18,8 +18,8 @@ type event struct {
 
 func (e event) before(o event) bool { return e.at < o.at || e.at == o.at && e.seq < o.seq }
 
-// agenda is the queue of future events, the soonest first: a binary heap. container/heap boxes every element, which would
-// halve the simulator's speed.
+// agenda is the queue of future events, the soonest first: a binary heap. container/heap boxes every element, which
+// would halve the simulator's speed.
 type agenda struct {
 	items []event
 	seq   uint64

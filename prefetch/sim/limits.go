@@ -57,7 +57,8 @@ type Limit struct {
 
 // Others returns the limits beside Compute, the largest first.
 func (l Limits) Others() []Limit {
-	all := []Limit{{"bandwidth", l.Bandwidth}, {"the near tier", l.Near}, {"the link", l.Link}, {"latency", l.Latency}, {"request rate", l.Rate}, {"request CPU", l.CPU}, {"reading", l.Read}}
+	all := []Limit{{"bandwidth", l.Bandwidth}, {"the near tier", l.Near}, {"the link", l.Link}, {"latency", l.Latency},
+		{"request rate", l.Rate}, {"request CPU", l.CPU}, {"reading", l.Read}}
 	slices.SortStableFunc(all, func(a, b Limit) int { return cmp.Compare(b.Seconds, a.Seconds) })
 	return all
 }
@@ -86,7 +87,8 @@ const grains = 200
 // CacheFor returns the smallest cache, in steps of a 200th of total bytes, with which a steady epoch reaches the
 // utilisation; ok is false if even total bytes are not enough. progress, unless nil, is called before each of some
 // nine runs.
-func CacheFor(c Config, utilisation float64, total int64, progress func(run, of int)) (bytes int64, ok bool, err error) {
+func CacheFor(c Config, utilisation float64, total int64, progress func(run, of int)) (
+	bytes int64, ok bool, err error) {
 	i, err := smallest(grains, progress, func(i int) (bool, error) {
 		c.CacheBytes = cacheOf(total, i)
 		e, err := Steady(c)

@@ -9,9 +9,9 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// A sample takes a byte for where it is just now, and three bits: kept, and read in this epoch and in the next. All else is
-// as much as is in memory or in flight. The orders themselves are not
-// counted: uniform computes each position, torch's permutations are lists.
+// A sample takes a byte for where it is just now, and three bits: kept, and read in this epoch and in the next. All
+// else is as much as is in memory or in flight. The orders themselves are not counted: uniform computes each position,
+// torch's permutations are lists.
 //
 // SHOAL_SIM_SAMPLES=100000000 go test -run TestMemoryOfManySamples -v -timeout 1h ./prefetch/sim
 func TestMemoryOfManySamples(t *testing.T) {
@@ -59,7 +59,8 @@ func TestMemoryOfManySamples(t *testing.T) {
 			}
 			run(t, c)
 			beside := float64(peak-orders) / float64(n)
-			t.Logf("%d samples: %.1f MB at most, of which the orders take %.1f MB: %.2f bytes a sample beside", n, float64(peak)/1e6, float64(orders)/1e6, beside)
+			t.Logf("%d samples: %.1f MB at most, of which the orders take %.1f MB: %.2f bytes a sample beside", n,
+				float64(peak)/1e6, float64(orders)/1e6, beside)
 			if fixed := 1e6 / float64(n); beside > test.most+fixed { // what lies in memory and flies
 				t.Errorf("%.2f bytes a sample beside the orders, want %.2f", beside, test.most+fixed)
 			}

@@ -60,8 +60,8 @@ func (s *simulation) owns() func(sample int) bool {
 	}
 }
 
-// source says who answers a request for an extent that the node's own cache lacks. What the next epoch needs is fetched in this
-// one by the node that reads it now, however early the request for the next is sent.
+// source says who answers a request for an extent that the node's own cache lacks. What the next epoch needs is fetched
+// in this one by the node that reads it now, however early the request for the next is sent.
 func (s *simulation) source(p *reader, sample int, e uint32) (from source) {
 	soon := s.nodes() > 1 && p == s.stream.next && s.whole(s.stream.cur.epoch).Find(sample, 0) >= 0
 	if s.sharing.near != nil && (soon || s.sharing.near.has(e)) {
@@ -134,7 +134,8 @@ func (e *Epoch) ofAll(samples int) {
 		return
 	}
 	times := float64(samples) / float64(e.Samples)
-	for _, n := range []*int64{&e.Bytes, &e.Requests, &e.Near.Bytes, &e.Near.Requests, &e.Peers.Bytes, &e.Peers.Requests, &e.DiskBytes, &e.KeepHits, &e.RingHits} {
+	for _, n := range []*int64{&e.Bytes, &e.Requests, &e.Near.Bytes, &e.Near.Requests, &e.Peers.Bytes,
+		&e.Peers.Requests, &e.DiskBytes, &e.KeepHits, &e.RingHits} {
 		*n = int64(float64(*n) * times)
 	}
 	e.Samples = samples

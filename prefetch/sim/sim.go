@@ -38,8 +38,8 @@ type Line struct {
 	Latency   float64 // seconds to the first byte
 }
 
-// Peers is a model of nodes that share their caches. Each owns an equal part of the samples, and keeps those of them that
-// the kept set of all caches together has.
+// Peers is a model of nodes that share their caches. Each owns an equal part of the samples, and keeps those of them
+// that the kept set of all caches together has.
 type Peers struct {
 	Nodes int
 	Line  // on which a node's peers answer it
@@ -51,12 +51,13 @@ type Job struct {
 	Batch        int     // samples per accelerator and step
 	Workers      int     // of each accelerator's loader; 0: it reads between two steps
 	Step         float64 // seconds of compute a batch
-	Prefetch     int     // batches that a loader holds or reads ahead of the step, all workers together; 0: 2 per worker
-	Read         float64 // seconds of a worker per sample, without waiting for its bytes
+	// batches that a loader holds or reads ahead of the step, all workers together; 0: 2 per worker
+	Prefetch int
+	Read     float64 // seconds of a worker per sample, without waiting for its bytes
 }
 
-// Config is the input of a run. With Peers, Job, Connections, CacheBytes and Memory are those of one node; the bandwidth
-// of the store and of the near tier, and the request rate, are shared by all nodes.
+// Config is the input of a run. With Peers, Job, Connections, CacheBytes and Memory are those of one node; the
+// bandwidth of the store and of the near tier, and the request rate, are shared by all nodes.
 type Config struct {
 	// Order returns an epoch's order over sample numbers, nil if unknown. It is called for one epoch more than Epochs,
 	// whose head is prefetched, and under Belady for two more.
@@ -148,7 +149,9 @@ func (c *Config) check() error {
 	case c.Order == nil || c.Sizes == nil:
 		return errors.New("sim: Order and Sizes are needed")
 	case c.Accelerators < 1 || c.Batch < 1 || c.Workers < 0 || c.Prefetch < 0:
-		return fmt.Errorf("sim: %d accelerators, batches of %d, %d workers, %d batches ahead: give at least 1, 1, 0 and 0", c.Accelerators, c.Batch, c.Workers, c.Prefetch)
+		return fmt.Errorf(
+			"sim: %d accelerators, batches of %d, %d workers, %d batches ahead: give at least 1, 1, 0 and 0",
+			c.Accelerators, c.Batch, c.Workers, c.Prefetch)
 	case !finite(c.Step) || c.Step == 0:
 		return fmt.Errorf("sim: a step of %g s: give more than 0", c.Step)
 	case c.Connections < 1:
@@ -161,7 +164,8 @@ func (c *Config) check() error {
 		return fmt.Errorf("sim: %d nodes: give at least 1", c.Peers.Nodes)
 	}
 	near, peers := c.others()
-	for _, v := range []float64{c.Bandwidth, c.Latency, c.LatencySigma, c.RequestRate, c.CPU, c.Read, near.Bandwidth, near.Latency, peers.Bandwidth, peers.Latency} {
+	for _, v := range []float64{c.Bandwidth, c.Latency, c.LatencySigma, c.RequestRate, c.CPU, c.Read, near.Bandwidth,
+		near.Latency, peers.Bandwidth, peers.Latency} {
 		if !finite(v) {
 			return fmt.Errorf("sim: %g in the model of the store or the job: give 0 or more", v)
 		}
@@ -255,7 +259,9 @@ func (s *simulation) run(epoch int) error {
 			return ErrStopped
 		}
 		if !s.next() {
-			return fmt.Errorf("sim: epoch %d stands still after %.3f s with %d of %d steps done (a fault of the simulator)", epoch, s.now, s.trainer.finished, s.trainer.steps)
+			return fmt.Errorf(
+				"sim: epoch %d stands still after %.3f s with %d of %d steps done (a fault of the simulator)", epoch,
+				s.now, s.trainer.finished, s.trainer.steps)
 		}
 		s.stream.act()
 	}

@@ -208,7 +208,8 @@ func (u uneven) total() (n int64) {
 
 // drawn is a small configuration, of whatever kind.
 func drawn(t *rapid.T) (Config, uneven) {
-	sizes := uneven(rapid.SliceOfN(rapid.Int64Range(0, rapid.SampledFrom([]int64{unevenExtent, 450}).Draw(t, "largest")), 1, 120).Draw(t, "sizes"))
+	sizes := uneven(rapid.SliceOfN(
+		rapid.Int64Range(0, rapid.SampledFrom([]int64{unevenExtent, 450}).Draw(t, "largest")), 1, 120).Draw(t, "sizes"))
 	n := len(sizes)
 	world := rapid.IntRange(1, 3).Draw(t, "world")
 	torch := rapid.Bool().Draw(t, "torch")
@@ -222,16 +223,23 @@ func drawn(t *rapid.T) (Config, uneven) {
 		Samples: n, Sizes: sizes,
 		Job: Job{
 			Accelerators: rapid.IntRange(1, 4).Draw(t, "accelerators"), Batch: rapid.IntRange(1, 9).Draw(t, "batch"),
-			Workers: rapid.IntRange(0, 4).Draw(t, "workers"), Step: rapid.SampledFrom([]float64{1e-3, 0.1, 1}).Draw(t, "step"),
-			Prefetch: rapid.IntRange(0, 5).Draw(t, "prefetch"), Read: rapid.SampledFrom([]float64{0, 0, 1e-3, 0.05}).Draw(t, "read"),
+			Workers:  rapid.IntRange(0, 4).Draw(t, "workers"),
+			Step:     rapid.SampledFrom([]float64{1e-3, 0.1, 1}).Draw(t, "step"),
+			Prefetch: rapid.IntRange(0, 5).Draw(t, "prefetch"),
+			Read:     rapid.SampledFrom([]float64{0, 0, 1e-3, 0.05}).Draw(t, "read"),
 		},
 		Store: Store{
-			Bandwidth: rapid.SampledFrom([]float64{0, 1e3, 1e5}).Draw(t, "bandwidth"), Latency: rapid.SampledFrom([]float64{0, 0.01, 0.2}).Draw(t, "latency"),
-			LatencySigma: rapid.SampledFrom([]float64{0, 0.5}).Draw(t, "sigma"), Connections: rapid.IntRange(1, 20).Draw(t, "connections"),
-			RequestRate: rapid.SampledFrom([]float64{0, 50}).Draw(t, "rate"), CPU: rapid.SampledFrom([]float64{0, 0.01}).Draw(t, "cpu"),
+			Bandwidth:    rapid.SampledFrom([]float64{0, 1e3, 1e5}).Draw(t, "bandwidth"),
+			Latency:      rapid.SampledFrom([]float64{0, 0.01, 0.2}).Draw(t, "latency"),
+			LatencySigma: rapid.SampledFrom([]float64{0, 0.5}).Draw(t, "sigma"),
+			Connections:  rapid.IntRange(1, 20).Draw(t, "connections"),
+			RequestRate:  rapid.SampledFrom([]float64{0, 50}).Draw(t, "rate"),
+			CPU:          rapid.SampledFrom([]float64{0, 0.01}).Draw(t, "cpu"),
 		},
-		CacheBytes: rapid.Int64Range(0, sizes.total()+100).Draw(t, "cache"), Memory: rapid.Int64Range(8*unevenExtent, 4000).Draw(t, "memory"),
-		Epochs: rapid.IntRange(1, 4).Draw(t, "epochs"), Warm: rapid.Bool().Draw(t, "warm"), Seed: rapid.Uint64().Draw(t, "seed"),
+		CacheBytes: rapid.Int64Range(0, sizes.total()+100).Draw(t, "cache"),
+		Memory:     rapid.Int64Range(8*unevenExtent, 4000).Draw(t, "memory"),
+		Epochs:     rapid.IntRange(1, 4).Draw(t, "epochs"), Warm: rapid.Bool().Draw(t, "warm"),
+		Seed: rapid.Uint64().Draw(t, "seed"),
 	}
 	return c, sizes
 }
@@ -240,7 +248,8 @@ func TestRunProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c, sizes := drawn(t)
 		line := func(of string) Line {
-			return Line{rapid.SampledFrom([]float64{0, 1e3, 1e5}).Draw(t, of+" bandwidth"), rapid.SampledFrom([]float64{0, 0.01}).Draw(t, of+" latency")}
+			return Line{rapid.SampledFrom([]float64{0, 1e3, 1e5}).Draw(t, of+" bandwidth"),
+				rapid.SampledFrom([]float64{0, 0.01}).Draw(t, of+" latency")}
 		}
 		if rapid.Bool().Draw(t, "shared") {
 			c.Peers = &Peers{Nodes: rapid.IntRange(1, 4).Draw(t, "nodes"), Line: line("link")}
@@ -272,14 +281,16 @@ func TestRunProperties(t *testing.T) {
 			if want := (positions + global - 1) / global; steps != int64(want) {
 				t.Fatalf("%d steps of %d", steps, want)
 			}
-			if e.Utilisation <= 0 || e.Utilisation > 1 || e.Seconds < e.Compute-1e-9 || math.Abs(e.Seconds-e.Compute-e.Stall) > 1e-6 {
+			if e.Utilisation <= 0 || e.Utilisation > 1 || e.Seconds < e.Compute-1e-9 ||
+				math.Abs(e.Seconds-e.Compute-e.Stall) > 1e-6 {
 				t.Fatalf("%+v: times do not fit", e)
 			}
 			if e.MemoryPeak > c.Memory {
 				t.Fatalf("%d bytes of %d in memory", e.MemoryPeak, c.Memory)
 			}
 			for _, a := range []Answers{{e.Bytes, e.Requests}, e.Near, e.Peers} {
-				if a.Bytes > 0 && (a.Requests == 0 || a.Bytes > (a.Requests+1)*unevenExtent) || c.nodes() == 1 && a.Bytes > a.Requests*unevenExtent {
+				if a.Bytes > 0 && (a.Requests == 0 || a.Bytes > (a.Requests+1)*unevenExtent) ||
+					c.nodes() == 1 && a.Bytes > a.Requests*unevenExtent {
 					t.Fatalf("%d bytes by %d requests", a.Bytes, a.Requests)
 				}
 			}
@@ -305,7 +316,8 @@ func TestRunProperties(t *testing.T) {
 			t.Fatalf("%d requests for %d extents, though all of them fit", requests, extents)
 		}
 		// Everything counted was sent, and nearly all has arrived, by the end. A request stands for one of each node.
-		for name, limit := range map[string]float64{"bandwidth": sum.Bandwidth, "near tier": sum.Near, "link": sum.Link, "rate": sum.Rate - float64(c.nodes())/max(c.RequestRate, 1), "cpu": sum.CPU} {
+		for name, limit := range map[string]float64{"bandwidth": sum.Bandwidth, "near tier": sum.Near, "link": sum.Link,
+			"rate": sum.Rate - float64(c.nodes())/max(c.RequestRate, 1), "cpu": sum.CPU} {
 			if seconds < limit-1e-6 {
 				t.Fatalf("%g s, of which the %s alone takes %g", seconds, name, limit)
 			}
@@ -462,8 +474,8 @@ func TestCacheFor(t *testing.T) {
 	}
 }
 
-// Four nodes take turns at the samples of an order, and each byte leaves the store once while their caches have room: the
-// counts are those that a hand computes.
+// Four nodes take turns at the samples of an order, and each byte leaves the store once while their caches have room:
+// the counts are those that a hand computes.
 func TestPeers(t *testing.T) {
 	const n, all, nodes = 8_000, 8_000 * 100 * KB, 4
 	for _, test := range []struct {
@@ -480,8 +492,10 @@ func TestPeers(t *testing.T) {
 		c.Memory = 100 * 100 * KB
 		c.Peers, c.CacheBytes = &Peers{Nodes: nodes}, int64(test.caches*all/nodes)
 		e := run(t, c)
-		for i, want := range [][3]float64{{test.store0, test.peers0, test.disk0}, {test.store1, test.peers1, test.disk1}} {
-			near(t, fmt.Sprintf("caches of %g, epoch %d: the part from the store", test.caches, i), float64(e[i].Bytes)/all, want[0], test.most)
+		for i, want := range [][3]float64{{test.store0, test.peers0, test.disk0},
+			{test.store1, test.peers1, test.disk1}} {
+			near(t, fmt.Sprintf("caches of %g, epoch %d: the part from the store", test.caches, i),
+				float64(e[i].Bytes)/all, want[0], test.most)
 			near(t, "the part from peers", float64(e[i].Peers.Bytes)/all, want[1], 0.02)
 			near(t, "the part from disk", float64(e[i].DiskBytes)/all, want[2], 0.02)
 			if e[i].Samples != n || e[i].KeepHits+e[i].RingHits+e[i].Waits != n {
@@ -491,7 +505,8 @@ func TestPeers(t *testing.T) {
 	}
 }
 
-// A node whose part is small prefetches the next epoch at once. Others read those samples now, so they leave the store once.
+// A node whose part is small prefetches the next epoch at once. Others read those samples now, so they leave the store
+// once.
 func TestManyPeers(t *testing.T) {
 	const n = 1_000
 	c := job(n)
@@ -503,12 +518,13 @@ func TestManyPeers(t *testing.T) {
 	}
 }
 
-// Three quarters of the bytes come over a link that brings half of that, or a fifth over the store's line, which the nodes
-// share: then the accelerators of each are half busy, and the limits say by what.
+// Three quarters of the bytes come over a link that brings half of that, or a fifth over the store's line, which the
+// nodes share: then the accelerators of each are half busy, and the limits say by what.
 func TestPeersBound(t *testing.T) {
 	c := job(8_000)
 	c.Memory = 100 * 100 * KB
-	c.Peers, c.CacheBytes, c.Warm = &Peers{Nodes: 4, Line: Line{Bandwidth: 0.5 * 0.75 * demandOf(c), Latency: 1e-3}}, 2_000*100*KB, true
+	c.Peers, c.CacheBytes, c.Warm = &Peers{Nodes: 4, Line: Line{Bandwidth: 0.5 * 0.75 * demandOf(c), Latency: 1e-3}},
+		2_000*100*KB, true
 	e := run(t, c)[1]
 	near(t, "utilisation at the link's limit", e.Utilisation, 0.5, 0.02)
 	if l := c.Limits(e).Binding(); l.Name != "the link" {
@@ -579,7 +595,8 @@ func TestRemains(t *testing.T) {
 		t.Fatal(err)
 	}
 	if e[2].Requests < n*3/4 || e[2].Requests > n || e[2].MemoryPeak > c.Memory {
-		t.Errorf("a quarter of the memory: %d requests for %d samples, %d B of %d", e[2].Requests, n, e[2].MemoryPeak, c.Memory)
+		t.Errorf("a quarter of the memory: %d requests for %d samples, %d B of %d", e[2].Requests, n,
+			e[2].MemoryPeak, c.Memory)
 	}
 }
 

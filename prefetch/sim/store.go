@@ -42,9 +42,9 @@ type wire struct {
 	turnEnds  float64
 }
 
-// store models the object store, and what is asked before it. A request waits for a place among Connections, of which the last eighth is for
-// demand; for its turn of the serial work and of the request rate; for the first byte; and then for its bytes, over a
-// line on which all transfers take turns. Near tier and peers have lines only.
+// store models the object store, and what is asked before it. A request waits for a place among Connections, of which
+// the last eighth is for demand; for its turn of the serial work and of the request rate; for the first byte; and then
+// for its bytes, over a line on which all transfers take turns. Near tier and peers have lines only.
 type store struct {
 	s        *simulation
 	requests []request
@@ -78,7 +78,8 @@ const (
 func (st *store) init(s *simulation) {
 	near, peers := s.others()
 	st.s = s
-	for at, bandwidth := range [...]float64{atStore: s.Bandwidth / float64(s.nodes()), atNear: near.Bandwidth / float64(s.nodes()), atPeer: peers.Bandwidth} {
+	for at, bandwidth := range [...]float64{atStore: s.Bandwidth / float64(s.nodes()),
+		atNear: near.Bandwidth / float64(s.nodes()), atPeer: peers.Bandwidth} {
 		st.wires[at] = wire{bandwidth: bandwidth, sending: -1}
 	}
 }
@@ -122,7 +123,8 @@ func (st *store) raise(id int32) {
 // admit gives places to waiting requests.
 func (st *store) admit() {
 	for q := range st.waiting {
-		for len(st.waiting[q]) > 0 && st.places < st.s.Connections && (q == demand || st.aheads < max(1, st.s.Connections-st.s.Connections/8)) {
+		for len(st.waiting[q]) > 0 && st.places < st.s.Connections &&
+			(q == demand || st.aheads < max(1, st.s.Connections-st.s.Connections/8)) {
 			id := st.waiting[q][0]
 			st.waiting[q] = st.waiting[q][1:]
 			if r := &st.requests[id]; !r.started { // it may have been raised, and so be in both queues

@@ -7,8 +7,8 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// stream runs prefetch.Executor over the modelled store and memory, for one walk, whose prefetch.Source it is. The engine infers its reader's
-// position from opened files; the simulation knows it.
+// stream runs prefetch.Executor over the modelled store and memory, for one walk, whose prefetch.Source it is. The
+// engine infers its reader's position from opened files; the simulation knows it.
 type stream struct {
 	prefetch.Sizes
 	s         *simulation
@@ -59,7 +59,9 @@ func (st *stream) init(s *simulation) {
 		total += s.volume.size(f)
 	}
 	st.mean = max(total/int64(s.Samples), 1)
-	o := prefetch.WalkOptions{Source: st, Gate: &st.gate, Connections: func() int { return s.Connections }, Ease: func() int { return s.Connections }, Weight: 1, Layout: s.Places}
+	o := prefetch.WalkOptions{Source: st, Gate: &st.gate, Connections: func() int {
+		return s.Connections
+	}, Ease: func() int { return s.Connections }, Weight: 1, Layout: s.Places}
 	if s.Places != nil {
 		st.bulk = s.Bulk && s.CacheBytes >= total
 		o.Horizon = prefetch.NewHorizon(s.Memory*7/8, st.mean)

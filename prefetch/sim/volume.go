@@ -134,7 +134,8 @@ func (v *volume) release(n int64) {
 func (v *volume) fetch(p *reader, sample, x int, demand bool) {
 	e := v.extent(sample, x)
 	v.states[e] |= flying
-	id := v.s.store.send(request{epoch: p.epoch, sample: int32(sample), extent: int32(x), bytes: v.sizes.ExtentBytes(sample, x), from: v.s.source(p, sample, e), demand: demand, ahead: !demand})
+	id := v.s.store.send(request{epoch: p.epoch, sample: int32(sample), extent: int32(x),
+		bytes: v.sizes.ExtentBytes(sample, x), from: v.s.source(p, sample, e), demand: demand, ahead: !demand})
 	v.remember(e, id)
 }
 

@@ -1,8 +1,8 @@
 """Shoal's client for trainers.
 
 Feed receives finished batches from `shoal serve`. hint tells a Shoal mount the order in which a
-DataLoader is about to read. open reads a mount's files round FUSE. placement and LocalSampler make ranks read what their
-own nodes keep. Needs numpy and grpcio; uses torch if it is installed.
+DataLoader is about to read. open reads a mount's files round FUSE. placement and LocalSampler make ranks read what
+their own nodes keep. Needs numpy and grpcio; uses torch if it is installed.
 
     import shoal
     feed = shoal.Feed("unix:///run/shoal/feed.sock", 256,
@@ -21,4 +21,5 @@ from ._open import open
 from ._place import LocalSampler, placement
 from ._version import __version__
 
-__all__ = ["BadSample", "Batch", "Feed", "FeedError", "LocalSampler", "MapError", "__version__", "hint", "open", "placement", "predict"]
+__all__ = ["BadSample", "Batch", "Feed", "FeedError", "LocalSampler", "MapError", "__version__", "hint", "open",
+           "placement", "predict"]

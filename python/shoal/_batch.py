@@ -53,7 +53,8 @@ class Batch:
     array does. AttributeError for a field that the transform does not make.
     """
 
-    __slots__ = ("data", "label", "id", "valid", "fields", "index", "epoch", "bad", "_layout", "_owner", "_draws", "__weakref__")
+    __slots__ = ("data", "label", "id", "valid", "fields", "index", "epoch", "bad", "_layout", "_owner", "_draws",
+                 "__weakref__")
 
     data: Any
     label: Any
@@ -67,7 +68,8 @@ class Batch:
     _owner: Any
     _draws: Optional[Draws]
 
-    def __init__(self, data: Any, label: Any, id: Any, valid: Any, index: int, epoch: int, bad: Sequence[BadSample] = (),
+    def __init__(self, data: Any, label: Any, id: Any, valid: Any, index: int, epoch: int,
+                 bad: Sequence[BadSample] = (),
                  fields: Optional[Dict[str, Any]] = None) -> None:
         self.data, self.label, self.id, self.valid, self.fields = data, label, id, valid, fields or {}
         self.index, self.epoch, self.bad = index, epoch, bad
@@ -78,7 +80,8 @@ class Batch:
         if name in _ARRAYS:
             layout = self._layout
             if layout is not None:
-                value = [self.fields[v] for v in layout.views] if name == "data" and layout.views else layout.make[name](self._owner)
+                value = [self.fields[v] for v in layout.views] if name == "data" and layout.views else layout.make[
+                    name](self._owner)
                 setattr(self, name, value)
                 return value
         elif name[:1] != "_" and name in self.fields:
@@ -88,13 +91,15 @@ class Batch:
 
     @property
     def params(self) -> List[Any]:
-        """The transform's random draws for each row, as (name of the operation, its draws) in the transform's order: such as
-        [("RandomResizedCrop", {"left": 3, "top": 40, "width": 200, "height": 180}), ("RandomHorizontalFlip", {"flip": True})].
-        Boxes are in pixels of the operation's input. None for rows that are not valid. docs/transforms.md has the names.
-        A row of views has such a list for each view. Mixing is not included. Raises ValueError if the draws are unknown: samples that are not pictures, batches that
-        were pickled or finished on a device, and operations after RandomRotation(expand=True)."""
+        """The transform's random draws for each row, as (name of the operation, its draws) in the transform's order:
+        such as [("RandomResizedCrop", {"left": 3, "top": 40, "width": 200, "height": 180}), ("RandomHorizontalFlip",
+        {"flip": True})]. Boxes are in pixels of the operation's input. None for rows that are not valid.
+        docs/transforms.md has the names. A row of views has such a list for each view. Mixing is not included. Raises
+        ValueError if the draws are unknown: samples that are not pictures, batches that were pickled or finished on a
+        device, and operations after RandomRotation(expand=True)."""
         if self._draws is None:
-            raise ValueError("this batch has no params: only batches of pictures have them, if not pickled and not finished on a device")
+            raise ValueError("this batch has no params: only batches of pictures have them, if not pickled and not "
+                             "finished on a device")
         from . import _draws, _spec
         transform, seed, raw = self._draws
         views = _spec.views(transform)
@@ -111,13 +116,15 @@ class Batch:
 
     def _map(self, f: Callable[[Any], Any]) -> "Batch":
         done: Dict[int, Any] = {}  # views are in data and in fields
-        data, label, ids, valid, fields = (_each(v, f, done) for v in (self.data, self.label, self.id, self.valid, self.fields))
+        data, label, ids, valid, fields = (_each(v, f, done)
+                                           for v in (self.data, self.label, self.id, self.valid, self.fields))
         made = Batch(data, label, ids, valid, self.index, self.epoch, self.bad, fields)
         made._draws = self._draws
         return made
 
     def copy(self) -> "Batch":
-        """A copy of the batch in memory of its own, of the same shapes and types, so that this batch's memory can be reused."""
+        """A copy of the batch in memory of its own, of the same shapes and types, so that this batch's memory can be
+        reused."""
         return self._map(lambda a: a.clone() if hasattr(a, "clone") else a.copy())
 
     def numpy(self) -> "Batch":
@@ -179,8 +186,8 @@ class CheckedBatch(Batch):
 
 
 def _each(value: Any, f: Callable[[Any], Any], done: Dict[int, Any]) -> Any:
-    """f of all arrays in value, of each once. It is no closure: one that calls itself would keep the arrays, and so their slot, until a
-    garbage collection."""
+    """f of all arrays in value, of each once. It is no closure: one that calls itself would keep the arrays, and so
+    their slot, until a garbage collection."""
     if isinstance(value, (list, tuple)):
         return type(value)(_each(v, f, done) for v in value)
     if isinstance(value, dict):
@@ -201,7 +208,8 @@ def with_views(data: Any, fields: Dict[str, Any]) -> Batched:
 _new = object.__new__
 
 
-def in_buffer(layout: "Layout", owner: Any, index: int, epoch: int, bad: Sequence[BadSample], draws: Optional[Draws] = None) -> Batch:
+def in_buffer(layout: "Layout", owner: Any, index: int, epoch: int, bad: Sequence[BadSample],
+              draws: Optional[Draws] = None) -> Batch:
     """The batch whose planes are in owner's buffer."""
     batch = _new(layout.batch)
     batch._layout, batch._owner, batch._draws = layout, owner, draws

@@ -25,7 +25,8 @@ from ._cuda_finish import Finish
 from ._cuda_import import Imported
 from ._cuda_ring import ON_HOST, Plane, Ring, Staged, bits
 
-__all__ = ["CUDAError", "Device", "DeviceArray", "Finish", "Imported", "Stage", "Staged", "Unavailable", "record_stream"]
+__all__ = ["CUDAError", "Device", "DeviceArray", "Finish", "Imported", "Stage", "Staged", "Unavailable",
+           "record_stream"]
 
 HEADER = 4096  # of a slot
 _THREADS = 256
@@ -49,7 +50,8 @@ class Stage(Ring):
         super().__init__(device)
         self._slot_bytes = slot_bytes
         self._free: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
-        self._later: Deque[Tuple[Buffer, Dict[int, Any]]] = collections.deque()  # retired while a graph was being captured
+        # retired while a graph was being captured
+        self._later: Deque[Tuple[Buffer, Dict[int, Any]]] = collections.deque()
         planes = {p.name: p for p in opened.planes}
         self._finish = Finish.left(opened)
         self._export = (ctypes.c_ubyte * len(slot_map)).from_buffer(slot_map)  # keeps the mapping
@@ -68,13 +70,15 @@ class Stage(Ring):
                 self._open(len(slot_map), buffers, room, max(planes["data"].length, 1))
         except CUDAError as e:
             self._undo()
-            remedy = {_cuda_driver.OUT_OF_MEMORY: f": {buffers} batches do not fit into what is free of the device's memory, or too little memory can "
+            remedy = {_cuda_driver.OUT_OF_MEMORY: f": {buffers} batches do not fit into what is free of the device's "
+                      f"memory, or too little memory can "
                       "be page-locked (ulimit -l). Use a smaller batch"}.get(e.code, "")
             raise Unavailable(f"{device.name}: {e}{remedy}") from None
         except BaseException:
             self._undo()
             raise
-        self._thread = threading.Thread(target=_complete, args=(device, self._done, self._failed, self._free), name="shoal-cuda", daemon=True)
+        self._thread = threading.Thread(target=_complete, args=(device, self._done, self._failed, self._free),
+                                        name="shoal-cuda", daemon=True)
         self._thread.start()
 
     def _open(self, mapped: int, buffers: int, room: int, rows_bytes: int) -> None:
@@ -99,7 +103,8 @@ class Stage(Ring):
             if finish.table is not None:
                 table = np.ascontiguousarray(finish.table)
                 self._table = self._allocate(table.nbytes)
-                device.driver.cuMemcpyHtoD_v2(_cuda_driver.address(self._table), ctypes.c_void_p(table.ctypes.data), ctypes.c_size_t(table.nbytes))
+                device.driver.cuMemcpyHtoD_v2(_cuda_driver.address(self._table), ctypes.c_void_p(table.ctypes.data),
+                                              ctypes.c_size_t(table.nbytes))
             room -= rows_bytes
         for _ in range(buffers):
             size = self._finished + _up(room)
@@ -151,7 +156,8 @@ class Stage(Ring):
         if self._closed:
             raise RuntimeError("the feed was closed")
         if self._failed:
-            raise RuntimeError(f"a batch could not be copied to {self.device.name}: {self._failed[0][0]}. Resume from the last state in a new "
+            raise RuntimeError(f"a batch could not be copied to {self.device.name}: {self._failed[0][0]}. Resume from "
+                               f"the last state in a new "
                                "process, or without device=")
 
     def _copy(self, planes: Dict[str, Any], source: int, header: Any, buffer: Buffer) -> List[Plane]:
@@ -164,8 +170,10 @@ class Stage(Ring):
             return [Plane(p.name, p.dtype, tuple(p.shape), p.offset) for p in planes.values() if p.name not in ON_HOST]
         data, others = planes["data"], [p for p in planes.values() if p.name != "data"]
         rows, base, end = int(data.shape[0]), min(p.offset for p in others), max(p.offset + p.length for p in others)
-        if base < data.offset + data.length or self._finished + end - base > buffer.size or finish.nbytes(rows) > self._finished:
-            raise RuntimeError("the batch's planes differ from those that the server announced: update server and client to one version")
+        if base < data.offset + data.length or self._finished + end - base > buffer.size or finish.nbytes(
+                rows) > self._finished:
+            raise RuntimeError("the batch's planes differ from those that the server announced: update server and "
+                               "client to one version")
         if data.length:
             device.upload(self._staging, source + data.offset, data.length, stream)
         device.upload(buffer.at + self._finished, source + base, end - base, stream)
@@ -186,7 +194,8 @@ class Stage(Ring):
         numbers = [ctypes.c_uint32(v) for v in (rows, f.height, f.width, f.source_height, f.source_width)]
         arguments = (ctypes.c_void_p * 9)(*(ctypes.addressof(v) for v in (*values, *numbers)))
         blocks = min((groups + _THREADS - 1) // _THREADS, self._blocks)
-        self.device.driver.cuLaunchKernel(self._kernel, blocks, 1, 1, _THREADS, 1, 1, 0, ctypes.c_void_p(self._stream), arguments, None)
+        self.device.driver.cuLaunchKernel(self._kernel, blocks, 1, 1, _THREADS, 1, 1, 0, ctypes.c_void_p(self._stream),
+                                          arguments, None)
 
     def _buffer(self) -> Buffer:
         told, waited = False, 0.0
@@ -199,7 +208,8 @@ class Stage(Ring):
                 waited += 1.0
                 if waited >= _HELD_SECONDS and not told:
                     told = True
-                    log.warning("shoal: all %d batches on %s are still referred to, so no other can be copied there: drop them, or keep copies "
+                    log.warning("shoal: all %d batches on %s are still referred to, so no other can be copied there: "
+                                "drop them, or keep copies "
                                 "(tensor.clone())", len(self._buffers), self.device.name)
                 continue
             if got is not _CLOSED:
@@ -284,7 +294,8 @@ class Stage(Ring):
 _kept: List[Any] = []  # mappings and slots that a device may still be reading
 
 
-def _complete(device: Device, done: "queue.SimpleQueue[Any]", failed: List[Tuple[CUDAError, Any, Lease]], free: "queue.SimpleQueue[Any]") -> None:
+def _complete(device: Device, done: "queue.SimpleQueue[Any]", failed: List[Tuple[CUDAError, Any, Lease]],
+              free: "queue.SimpleQueue[Any]") -> None:
     """Gives slots back in the order in which they were copied. It keeps a batch's lease until then, since the events
     belong to the buffer. If waiting for a copy fails, its slot goes to failed."""
     while True:

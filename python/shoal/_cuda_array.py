@@ -124,7 +124,8 @@ class DeviceArray:
             if not 0 <= start < len(self):
                 raise IndexError(f"row {key} of {len(self)}")
             shape = self.shape[1:]
-        return DeviceArray(self._lease, self._address + start * row, shape, "bfloat16" if self.dtype == "bfloat16" else self._bits.str, self.stream)
+        return DeviceArray(self._lease, self._address + start * row, shape,
+                           "bfloat16" if self.dtype == "bfloat16" else self._bits.str, self.stream)
 
     def get(self) -> np.ndarray:
         out = np.empty(self.shape, self._bits)
@@ -142,7 +143,8 @@ class DeviceArray:
     @property
     def __cuda_array_interface__(self) -> Dict[str, Any]:
         # The interface does not allow stream 0; 1 is the default stream.
-        return {"shape": self.shape, "typestr": self._bits.str, "data": (self._address if self.size else 0, False), "version": 3,
+        return {"shape": self.shape, "typestr": self._bits.str, "data": (self._address if self.size else 0, False),
+                "version": 3,
                 "strides": None, "stream": self.stream or 1}
 
     def __dlpack_device__(self) -> Tuple[int, int]:
@@ -187,8 +189,10 @@ _NAME, _USED = b"dltensor", b"used_dltensor"
 
 
 class _DLTensor(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32),
-                ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)),
+    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+                ("ndim", ctypes.c_int32),
+                ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+                ("shape", ctypes.POINTER(ctypes.c_int64)),
                 ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64)]
 
 
@@ -211,7 +215,8 @@ _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 # By address: the capsule is being destroyed, and no reference to it may be taken.
 _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
-_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
+_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p,
+                             ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
 
 
 def _capsule_died(capsule: int) -> None:
@@ -225,10 +230,12 @@ _died = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_capsule_died)
 def _capsule(array: DeviceArray, lease: Lease, address: int) -> Any:
     shape = (ctypes.c_int64 * max(array.ndim, 1))(*array.shape)
     # Some consumers require strides even for contiguous rows.
-    after = list(itertools.accumulate(reversed(array.shape[1:]), lambda a, b: a * b, initial=1))[::-1] if array.shape else [1]
+    after = list(itertools.accumulate(reversed(array.shape[1:]), lambda a, b: a * b, initial=1))[::-
+        1] if array.shape else [1]
     strides = (ctypes.c_int64 * len(after))(*after)
     kind = _BFLOAT if array.dtype == "bfloat16" else _KINDS[array.dtype.kind]
-    managed = _Managed(_DLTensor(address, _CUDA, lease.device.ordinal, array.ndim, kind, array.itemsize * 8, 1, shape, strides, 0), None, _delete)
+    managed = _Managed(_DLTensor(address, _CUDA, lease.device.ordinal, array.ndim, kind, array.itemsize * 8, 1, shape,
+                                 strides, 0), None, _delete)
     at = ctypes.addressof(managed)
     _managed[at] = managed, shape, strides, lease
     return _new_capsule(at, _NAME, ctypes.cast(_died, ctypes.c_void_p))

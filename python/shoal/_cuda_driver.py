@@ -20,7 +20,8 @@ _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 class Unavailable(RuntimeError):
-    """There is no such device, or it is not usable: batches stay in host memory. The text has the cause and a remedy."""
+    """There is no such device, or it is not usable: batches stay in host memory. The text has the cause and a
+    remedy."""
 
 
 class CUDAError(RuntimeError):
@@ -76,7 +77,8 @@ def driver() -> Driver:
             try:
                 loaded = Driver(ctypes.CDLL("libcuda.so.1"))
             except OSError as e:
-                raise Unavailable(f"there is no NVIDIA driver here ({e}). Install it, or run the container with GPUs (docker run --gpus all; "
+                raise Unavailable(f"there is no NVIDIA driver here ({e}). Install it, or run the container with GPUs "
+                                  f"(docker run --gpus all; "
                                   "in Kubernetes a limit of nvidia.com/gpu)") from None
             try:
                 loaded.cuInit(0)
@@ -87,14 +89,15 @@ def driver() -> Driver:
             version = ctypes.c_int()
             loaded.cuDriverGetVersion(ctypes.byref(version))
             if version.value < OLDEST:
-                raise Unavailable(f"the driver supports CUDA {_version(version.value)}; {_version(OLDEST)} or newer is needed: update it")
+                raise Unavailable(f"the driver supports CUDA {_version(version.value)}; {_version(OLDEST)} or newer is "
+                                  f"needed: update it")
             _driver = loaded
         return _driver
 
 
 class Relaxed:
-    """`with Relaxed(driver):` lets this thread call the driver while another thread captures a graph. By default a wait, a
-    query or an allocation in any thread fails while torch captures a graph, and invalidates the capture."""
+    """`with Relaxed(driver):` lets this thread call the driver while another thread captures a graph. By default a
+    wait, a query or an allocation in any thread fails while torch captures a graph, and invalidates the capture."""
 
     def __init__(self, library: Driver) -> None:
         self._exchange, self._mode = library.cuThreadExchangeStreamCaptureMode, ctypes.c_int(_RELAXED)
@@ -149,20 +152,23 @@ class Device:
         count = ctypes.c_int()
         library.cuDeviceGetCount(ctypes.byref(count))
         if ordinal >= count.value:
-            raise Unavailable(f"there is no device cuda:{ordinal}: the driver sees {count.value}, from cuda:0 on (CUDA_VISIBLE_DEVICES hides "
+            raise Unavailable(f"there is no device cuda:{ordinal}: the driver sees {count.value}, from cuda:0 on "
+                              f"(CUDA_VISIBLE_DEVICES hides "
                               "GPUs and renumbers them)")
         number = ctypes.c_int()
         library.cuDeviceGet(ctypes.byref(number), ordinal)
         self.number = number.value
         capability = self.attribute(_MAJOR), self.attribute(_MINOR)
         if capability < _CAPABILITY:
-            raise Unavailable(f"cuda:{ordinal} has compute capability {capability[0]}.{capability[1]}; {_CAPABILITY[0]}.{_CAPABILITY[1]} or "
+            raise Unavailable(f"cuda:{ordinal} has compute capability {capability[0]}.{capability[1]}; "
+                              f"{_CAPABILITY[0]}.{_CAPABILITY[1]} or "
                               "newer is needed")
         context = ctypes.c_void_p()
         try:
             library.cuDevicePrimaryCtxRetain(ctypes.byref(context), self.number)
         except CUDAError as e:
-            raise Unavailable(f"cuda:{ordinal} gives no context: {e}. Its memory may be full, or another process may use it in exclusive mode "
+            raise Unavailable(f"cuda:{ordinal} gives no context: {e}. Its memory may be full, or another process may "
+                              f"use it in exclusive mode "
                               "(see nvidia-smi)") from None
         self._context = context
 
@@ -238,7 +244,8 @@ class Device:
         self.driver.cuEventSynchronize(ctypes.c_void_p(event))
 
     def capturing(self, stream: int) -> bool:
-        """Whether the stream, or one that it would have to wait for as the default stream does, is being captured into a graph."""
+        """Whether the stream, or one that it would have to wait for as the default stream does, is being captured into
+        a graph."""
         status = ctypes.c_int()
         try:
             self.driver.cuStreamIsCapturing(ctypes.c_void_p(stream), ctypes.byref(status))
@@ -258,7 +265,8 @@ class Device:
 
     def upload(self, to: int, source: int, size: int, stream: int) -> None:
         """An asynchronous copy from page-locked memory."""
-        self.driver.cuMemcpyHtoDAsync_v2(address(to), ctypes.c_void_p(source), ctypes.c_size_t(size), ctypes.c_void_p(stream))
+        self.driver.cuMemcpyHtoDAsync_v2(address(to), ctypes.c_void_p(source), ctypes.c_size_t(size),
+                                         ctypes.c_void_p(stream))
 
     def download(self, to: Any, source: int, size: int) -> None:
         """A synchronous copy to host memory."""

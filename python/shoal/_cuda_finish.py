@@ -67,7 +67,8 @@ class Finish(NamedTuple):
         """Checks params, uint16 [rows, 4]: the kernel does not check windows."""
         x, y = self.source_width - self.width, self.source_height - self.height
         if params.size and (int(params[:, 0].max()) > x or int(params[:, 1].max()) > y):
-            raise ValueError(f"the server sent a crop at ({params[:, 0].max()}, {params[:, 1].max()}), beyond the limit of ({x}, {y})")
+            raise ValueError(f"the server sent a crop at ({params[:, 0].max()}, {params[:, 1].max()}), beyond the "
+                             f"limit of ({x}, {y})")
 
     def on_host(self, data: np.ndarray, params: np.ndarray) -> np.ndarray:
         """The kernel's result, computed with numpy; bfloat16 as uint16."""

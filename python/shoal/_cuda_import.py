@@ -44,23 +44,27 @@ class Imported(Ring):
     Raises Unavailable; then it holds nothing.
     """
 
-    def __init__(self, device: Device, opened: Any, answer: Dict[str, Any], fds: Sequence[int], closed: Callable[[], Any] = lambda: None) -> None:
+    def __init__(self, device: Device, opened: Any, answer: Dict[str, Any], fds: Sequence[int],
+                 closed: Callable[[], Any] = lambda: None) -> None:
         super().__init__(device)
         count, self._size, self._host_bytes = int(answer["slots"]), int(answer["slot_bytes"]), int(answer["host_bytes"])
         if answer["uuid"] != device.uuid:
-            raise Unavailable(f"shoal-gpu uses {answer['uuid']}, but {device.name} of this process is {device.uuid}: pass the feed the device "
+            raise Unavailable(f"shoal-gpu uses {answer['uuid']}, but {device.name} of this process is {device.uuid}: "
+                              f"pass the feed the device "
                               "of that GPU, and do not hide it with CUDA_VISIBLE_DEVICES")
         if not device.maps_memory:
             raise Unavailable(f"{device.name} cannot map memory of another process")
         if len(fds) != count + 1 or len(answer["events"]) != count:
-            raise Unavailable(f"{len(fds)} descriptors and {len(answer['events'])} events for {count} buffers: the server has another version; update both")
+            raise Unavailable(f"{len(fds)} descriptors and {len(answer['events'])} events for {count} buffers: the "
+                              f"server has another version; update both")
         self._over = closed
         self._free_events: Dict[int, int] = {}  # by address of the buffer
         self._release: Dict[int, Callable[[], Any]] = {}
         self._buffers: List[Buffer] = []
         self._at = self._stream = self._mapped = self._total = 0
         self._later: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
-        self._host = mmap.mmap(fds[-1], count * self._host_bytes, mmap.MAP_SHARED, mmap.PROT_READ) if self._host_bytes else None
+        self._host = mmap.mmap(fds[-1], count * self._host_bytes, mmap.MAP_SHARED,
+                               mmap.PROT_READ) if self._host_bytes else None
         try:
             with device:
                 self._stream = device.stream()
@@ -71,7 +75,8 @@ class Imported(Ring):
                     self._free_events[at] = self._event(events["free"])
         except CUDAError as e:
             self._undo()
-            raise Unavailable(f"{device.name}: the buffers of shoal-gpu cannot be imported: {e}. Both processes must belong to one user, or see each "
+            raise Unavailable(f"{device.name}: the buffers of shoal-gpu cannot be imported: {e}. Both processes must "
+                              f"belong to one user, or see each "
                               "other (one pid namespace), and the device needs memory for a context") from None
         except BaseException:
             self._undo()
@@ -81,18 +86,21 @@ class Imported(Ring):
 
     def _map(self, fds: Sequence[int], count: int) -> None:
         driver, made = self.device.driver, ctypes.c_uint64()
-        driver.cuMemAddressReserve(ctypes.byref(made), ctypes.c_size_t(count * self._size), ctypes.c_size_t(0), ctypes.c_uint64(0), ctypes.c_uint64(0))
+        driver.cuMemAddressReserve(ctypes.byref(made), ctypes.c_size_t(count * self._size), ctypes.c_size_t(0),
+                                   ctypes.c_uint64(0), ctypes.c_uint64(0))
         self._at, self._total = made.value, count * self._size
         for i, fd in enumerate(fds):
             memory = ctypes.c_uint64()
             driver.cuMemImportFromShareableHandle(ctypes.byref(memory), ctypes.c_void_p(fd), _POSIX)
             try:
-                driver.cuMemMap(_cuda_driver.address(self._at + i * self._size), ctypes.c_size_t(self._size), ctypes.c_size_t(0), memory, ctypes.c_uint64(0))
+                driver.cuMemMap(_cuda_driver.address(self._at + i * self._size), ctypes.c_size_t(self._size),
+                                ctypes.c_size_t(0), memory, ctypes.c_uint64(0))
                 self._mapped += self._size
             finally:
                 driver.cuMemRelease(memory)  # the mapping keeps it
         access = _Access(1, self.device.number, 3)
-        driver.cuMemSetAccess(_cuda_driver.address(self._at), ctypes.c_size_t(self._total), ctypes.byref(access), ctypes.c_size_t(1))
+        driver.cuMemSetAccess(_cuda_driver.address(self._at), ctypes.c_size_t(self._total), ctypes.byref(access),
+                              ctypes.c_size_t(1))
 
     def _event(self, text: str) -> int:
         raw, made = _EventHandle.from_buffer_copy(bytes.fromhex(text)), ctypes.c_void_p()
@@ -102,7 +110,8 @@ class Imported(Ring):
 
     def put(self, header: Any, release: Callable[[], Any]) -> Staged:
         """The batch in the buffer of a BatchHeader. release is called, from any thread, when the buffer can go back to
-        the server: nothing refers to the batch any more, and an event tells the server when the device's work is done."""
+        the server: nothing refers to the batch any more, and an event tells the server when the device's work is
+        done."""
         buffer = self._buffers[header.slot - 1]
         planes = {p.name: p for p in header.planes}
         first = min(p.offset for p in header.planes if p.name != "data")
@@ -111,7 +120,8 @@ class Imported(Ring):
             if self._closed:
                 raise RuntimeError("the feed was closed")
             if buffer.at in self._release:
-                raise RuntimeError(f"the server filled buffer {header.slot} again while this process holds it: please report this")
+                raise RuntimeError(f"the server filled buffer {header.slot} again while this process holds it: please "
+                                   f"report this")
             if self._host is not None:
                 start = (header.slot - 1) * self._host_bytes
                 room = np.frombuffer(self._host, np.uint8, self._host_bytes, start)
@@ -119,7 +129,8 @@ class Imported(Ring):
                 del room  # otherwise the mapping could not be closed
             self._release[buffer.at] = release
             lease = Lease(self.device, buffer, self)
-        return Staged(lease, [Plane(p.name, p.dtype, tuple(p.shape), p.offset) for p in header.planes if p.name not in host], host)
+        return Staged(lease, [Plane(p.name, p.dtype, tuple(p.shape), p.offset)
+                              for p in header.planes if p.name not in host], host)
 
     def _mark(self, buffer: Buffer, streams: Dict[int, Any]) -> None:
         # One stream waits for all the others, and records the server's event.

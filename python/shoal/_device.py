@@ -23,7 +23,8 @@ def prepare(device: str, open: Dict[str, Any]) -> Tuple[Dict[str, Any], Any]:
     """The Open to send, and a function that makes a stream's stage: None if there is no such device, with a warning.
     Raises FeedError if the server cannot serve a device."""
     if not open["slots"]:
-        raise FeedError(f"device={device!r} needs a server on this host, a unix:/// address and slots: otherwise leave device "
+        raise FeedError(f"device={device!r} needs a server on this host, a unix:/// address and slots: otherwise "
+                        f"leave device "
                         f"out and use batch.to({device!r})")
     try:
         opened_device = _cuda.Device.open(device)
@@ -104,9 +105,11 @@ class DeviceStage:
             return batch
         arrays, owner = Layout(header.planes).arrays, batch._owner
         data = self._finish.on_host(arrays["data"](owner), arrays["finish"](owner))
-        plane = types.SimpleNamespace(name="data", dtype=self._finish.dtype, shape=data.shape, offset=0, length=data.nbytes)
+        plane = types.SimpleNamespace(name="data", dtype=self._finish.dtype, shape=data.shape, offset=0,
+                                      length=data.nbytes)
         fields = {name: array for name, array in batch.fields.items() if name != "finish"}
-        return Batch(self._link.array(plane, data), batch.label, batch.id, batch.valid, header.index, header.epoch, batch.bad, fields)
+        return Batch(self._link.array(plane, data), batch.label, batch.id, batch.valid, header.index, header.epoch,
+                     batch.bad, fields)
 
     def close(self) -> None:
         if self._stage is not None:

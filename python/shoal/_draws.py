@@ -68,14 +68,16 @@ def parse(transform: str) -> List[Tuple[str, Dict[str, Any]]]:
 
 
 def _call(call: Any) -> Tuple[str, Dict[str, Any]]:
-    named = {k.arg: [_call(c) for c in k.value.elts] if isinstance(k.value, ast.List) else ast.literal_eval(k.value) for k in call.keywords}
+    named = {k.arg: [_call(c) for c in k.value.elts] if isinstance(k.value, ast.List) else ast.literal_eval(k.value)
+             for k in call.keywords}
     return call.func.id, {**named, **({"": [ast.literal_eval(a) for a in call.args]} if call.args else {})}
 
 
-def draw(operations: List[Tuple[str, Dict[str, Any]]], seed: int, epoch: int, sample: int, occurrence: int, size: Tuple[int, int],
+def draw(operations: List[Tuple[str, Dict[str, Any]]], seed: int, epoch: int, sample: int, occurrence: int,
+         size: Tuple[int, int],
          view: int = 0) -> Params:
-    """The draws of the operations of a parsed transform for a picture of (width, height), in order; of a view, its own. Raises
-    ValueError for operations whose draws it does not know."""
+    """The draws of the operations of a parsed transform for a picture of (width, height), in order; of a view, its own.
+    Raises ValueError for operations whose draws it does not know."""
     out: Params = []
     v2 = ("v2", {}) in operations
     for place, (name, given) in enumerate((name, given) for name, given in operations if name not in _BESIDE):
@@ -83,10 +85,12 @@ def draw(operations: List[Tuple[str, Dict[str, Any]]], seed: int, epoch: int, sa
             width, height = size
             r = Rand(seed, epoch, sample, occurrence, _ERASE - view * _PLACES)
             out.append((name, {"box": _erased(r, given, width, height)}))
-        elif name[:1].isupper() and name not in _BEHIND and not ("transforms" in given and given["transforms"][0][0] in _BEHIND):
+        elif name[:1].isupper() and name not in _BEHIND and not ("transforms" in given
+                and given["transforms"][0][0] in _BEHIND):
             if name not in _OPERATIONS:
                 raise ValueError(f"the draws of {name} are unknown")
-            drawn, size = _OPERATIONS[name](Rand(seed, epoch, sample, occurrence, view * _PLACES + place), {**given, "v2": v2}, size)
+            drawn, size = _OPERATIONS[name](Rand(seed, epoch, sample, occurrence, view * _PLACES + place),
+                                            {**given, "v2": v2}, size)
             out.append((name, drawn))
     return out
 
@@ -179,7 +183,8 @@ def _chance(name: str) -> Callable[[Rand, Dict[str, Any], _Size], _Drawn]:
     return lambda r, given, size: ({name: r.float64() < given["p"]}, size)
 
 
-DEEDS = ["Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast", "Sharpness", "Posterize",
+DEEDS = ["Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast",
+         "Sharpness", "Posterize",
           "Solarize", "AutoContrast", "Equalize"]
 GRADED, SIGNED = DEEDS[1:12], DEEDS[1:10]
 # The ranges of magnitudes: shear, pixels of translation (0: 150/331 of the side), degrees, factor, bits.
@@ -262,13 +267,18 @@ def _choice(r: Rand, given: Dict[str, Any], size: _Size) -> _Drawn:
 
 
 _OPERATIONS: Dict[str, Callable[[Rand, Dict[str, Any], _Size], _Drawn]] = {
-    "RandomResizedCrop": _resized_crop, "RandomCrop": _crop, "Resize": _resize, "RandomRotation": _rotation, "ColorJitter": _jitter,
+    "RandomResizedCrop": _resized_crop, "RandomCrop": _crop, "Resize": _resize, "RandomRotation": _rotation,
+    "ColorJitter": _jitter,
     "RandomHorizontalFlip": _chance("flip"), "RandomVerticalFlip": _chance("flip"),
-    **{name: _chance("apply") for name in ("RandomGrayscale", "RandomInvert", "RandomAutocontrast", "RandomEqualize", "RandomPosterize",
+    **{name: _chance("apply") for name in ("RandomGrayscale", "RandomInvert", "RandomAutocontrast", "RandomEqualize",
+                                           "RandomPosterize",
                                            "RandomSolarize", "RandomAdjustSharpness")},
     "Grayscale": lambda r, given, size: ({}, size),
     "CenterCrop": lambda r, given, size: ({}, (given["size"][1], given["size"][0])),
-    "Pad": lambda r, given, size: ({}, (size[0] + given["padding"][0] + given["padding"][2], size[1] + given["padding"][1] + given["padding"][3])),
+    "Pad": lambda r, given, size: ({},
+                                   (size[0] + given["padding"][0] + given["padding"][2],
+                                    size[1] + given["padding"][1] + given["padding"][3])),
     "GaussianBlur": lambda r, given, size: ({"sigma": r.uniform(*given["sigma"])}, size),
-    "RandomApply": _apply, "RandomChoice": _choice, "RandAugment": _rand_augment, "TrivialAugmentWide": _trivial_augment, "AutoAugment": _auto_augment,
+    "RandomApply": _apply, "RandomChoice": _choice, "RandAugment": _rand_augment,
+    "TrivialAugmentWide": _trivial_augment, "AutoAugment": _auto_augment,
 }

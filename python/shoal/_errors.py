@@ -48,8 +48,10 @@ def explain(error: grpc.RpcError, addr: str) -> FeedError:
     if code == "UNAVAILABLE" and text.endswith(os.strerror(errno.EACCES)):
         remedy = ". This user may not connect: see --socket-group of `shoal serve`"
     elif code == "UNAVAILABLE" and addr.startswith("tls://"):
-        remedy = (". Check that `shoal serve` runs there with TLS, that ca= holds the issuer of its certificate, and that the certificate is "
-                  "for this host name. If the server has --tls-client-ca, it requires this client's certificate: pass cert= and key=, "
+        remedy = (". Check that `shoal serve` runs there with TLS, that ca= holds the issuer of its certificate, and "
+                  "that the certificate is "
+                  "for this host name. If the server has --tls-client-ca, it requires this client's certificate: pass "
+                  "cert= and key=, "
                   "signed by that authority. Resume from the last state_dict()")
     elif code == "UNAVAILABLE":
         remedy = (". Check that `shoal serve` runs there, and the address. Resume from the last "

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 _LAST_EPOCH = (1 << 31) - 1  # maxEpoch of loader/state.go
 _SPARE_SLOTS = 4  # beyond the ready batches: for batches that the trainer works on or still refers to
-_SERVER_SECONDS = "fetch_seconds", "decode_seconds", "stall_seconds", "credit_seconds"  # the server's counters in stats()
+# the server's counters in stats()
+_SERVER_SECONDS = "fetch_seconds", "decode_seconds", "stall_seconds", "credit_seconds"
 _RECONNECT_FIRST, _RECONNECT_MOST = 0.1, 2.0  # seconds between attempts
 
 
@@ -97,20 +98,27 @@ class Feed:
 
     def __init__(self, addr: str, batch_size: Optional[int] = None, *, device: Union[str, "torch.device", None] = None,
                  transform: Any = None, dtype: Any = None, layout: Optional[str] = None, order: str = "uniform",
-                 seed: int = 0, epochs: Optional[int] = None, world: int = 1, rank: int = 0, tail: str = "drop", bad: str = "error",
+                 seed: int = 0, epochs: Optional[int] = None, world: int = 1, rank: int = 0, tail: str = "drop",
+                 bad: str = "error",
                  session: Optional[str] = None, credits: int = 3, slots: Optional[int] = None, readonly: bool = False,
-                 pin_memory: bool = False, map: Optional[Callable[[Any, Any, Any], Any]] = None, map_over: str = "sample",
-                 threads: int = 2, as_torch: Optional[bool] = None, rebatch: bool = False, dataset: Optional[str] = None,
-                 label: Optional[str] = None, place: Any = None, weight: int = 1, token: Optional[str] = None, ca: Optional[str] = None,
-                 cert: Optional[str] = None, key: Optional[str] = None, server_name: Optional[str] = None, reconnect: float = 0) -> None:
+                 pin_memory: bool = False, map: Optional[Callable[[Any, Any, Any], Any]] = None,
+                 map_over: str = "sample",
+                 threads: int = 2, as_torch: Optional[bool] = None, rebatch: bool = False,
+                 dataset: Optional[str] = None,
+                 label: Optional[str] = None, place: Any = None, weight: int = 1, token: Optional[str] = None,
+                 ca: Optional[str] = None,
+                 cert: Optional[str] = None, key: Optional[str] = None, server_name: Optional[str] = None,
+                 reconnect: float = 0) -> None:
         if epochs is not None:
             _checked_epoch("epochs", epochs, 1)
         for name, value, least in (("batch_size", batch_size, 1), ("world", world, 1), ("rank", rank, 0),
-                                   ("credits", credits, 1), ("weight", weight, 1), ("slots", slots, 0), ("threads", threads, 1)):
+                                   ("credits", credits, 1), ("weight", weight, 1), ("slots", slots, 0),
+                                   ("threads", threads, 1)):
             if value is not None and not least <= whole_number(name, value) < 1 << 32:
                 raise ValueError(f"{name}={value}: it must be at least {least}, and below 4294967296")
         if slots and slots <= credits:
-            raise ValueError(f"slots={slots} with credits={credits}: ready batches alone fill all slots; it must be at least "
+            raise ValueError(f"slots={slots} with credits={credits}: ready batches alone fill all slots; it must be "
+                             f"at least "
                              f"{credits + 1}, or 0")
         if map is not None and not callable(map):
             raise TypeError(f"map={map!r}: it must be a function of a sample, its label and its id")
@@ -122,7 +130,8 @@ class Feed:
         if device is not None and device.split(":")[0] != "cuda":
             raise ValueError(f"device={device!r}: it must be None, \"cpu\", \"cuda\" or \"cuda:N\"")
         if device is not None and map is not None:
-            raise ValueError(f"device={device!r} with map=: the function works on host memory; leave device out and use "
+            raise ValueError(f"device={device!r} with map=: the function works on host memory; leave device "
+                             f"out and use "
                              f"batch.to({device!r})")
         if not 0 <= whole_number("seed", seed) < 1 << 64:
             raise ValueError(f"seed={seed}: it must be 0 or more, such as seed={abs(seed) % (1 << 64)}")
@@ -135,7 +144,8 @@ class Feed:
         elif place is not None:
             place = _place.checked(place)
         self._args: Dict[str, Any] = dict(
-            addr=addr, batch_size=batch_size, device=device, transform=transform, dtype=dtype, layout=layout, order=order,
+            addr=addr, batch_size=batch_size, device=device, transform=transform, dtype=dtype, layout=layout,
+            order=order,
             seed=operator.index(seed), epochs=epochs, world=world, rank=rank, tail=tail, bad=bad,
             session=session or "py-" + uuid.uuid4().hex[:12], credits=credits, slots=slots, readonly=readonly,
             pin_memory=pin_memory, map=map, map_over=map_over, threads=threads, as_torch=as_torch, rebatch=rebatch,
@@ -151,7 +161,8 @@ class Feed:
         self._busy = threading.Lock()  # held during next(), which two threads must not call at once
         self._torch = self._import_torch()
         self._heap: Any = None
-        self._stats: Dict[str, Any] = {"batches": 0, "samples": 0, "bytes": 0, "slot_batches": 0, "epochs": 0, "bad_samples": 0, "reconnects": 0,
+        self._stats: Dict[str, Any] = {"batches": 0, "samples": 0, "bytes": 0, "slot_batches": 0, "epochs": 0,
+                                       "bad_samples": 0, "reconnects": 0,
                                        "wait_seconds": 0.0}
         self._server: Dict[str, float] = dict.fromkeys(_SERVER_SECONDS, 0.0)
 
@@ -204,7 +215,8 @@ class Feed:
                              f"{state.get('v') if isinstance(state, dict) else type(state).__name__}")
         for name in ("epoch", "cursor"):
             if type(state.get(name)) is not int:
-                raise ValueError(f"not a state of a Shoal feed: its {name} is {state.get(name)!r}, not a number; pass what state_dict() returned")
+                raise ValueError(f"not a state of a Shoal feed: its {name} is {state.get(name)!r}, not a number; pass "
+                                 f"what state_dict() returned")
         self._resume, self._state, self._epoch = dict(state), dict(state), _checked_epoch("epoch", state["epoch"])
         self._iteration = None
 
@@ -238,8 +250,8 @@ class Feed:
         return {**self._stats, **self._server, **slots}
 
     def info(self) -> Dict[str, Any]:
-        """The dataset that is served: dataset (version), samples, bytes, classes, server (version), and the server's node and weight in
-        its cluster."""
+        """The dataset that is served: dataset (version), samples, bytes, classes, server (version), and the server's
+        node and weight in its cluster."""
         return dict(vars(self._address.ask("Info", _wire.INFO)))
 
     @property
@@ -282,8 +294,10 @@ class Feed:
         worker = torch.utils.data.get_worker_info()
         if worker is not None:
             raise RuntimeError(
-                f"shoal.Feed in a DataLoader worker: each of the {worker.num_workers} workers would be a separate trainer and get "
-                "every batch. Decoding already runs in the server, in parallel: use DataLoader(feed, batch_size=None, num_workers=0)")
+                f"shoal.Feed in a DataLoader worker: each of the {worker.num_workers} workers would be a separate "
+                f"trainer and get "
+                "every batch. Decoding already runs in the server, in parallel: use DataLoader(feed, batch_size=None, "
+                "num_workers=0)")
 
     def _own_link(self) -> Optional[Link]:
         """The stream, if one is open. Raises FeedError in a fork of the process that opened it."""
@@ -314,7 +328,8 @@ class Feed:
             pinned = a["pin_memory"] and self._torch is not None and self._torch.cuda.is_available()
             self._heap = PinnedHeap(self._torch) if pinned else Heap(a["credits"] + _SPARE_SLOTS)
         slots = a["slots"] if a["slots"] is not None else a["credits"] + _SPARE_SLOTS
-        open = dict(session=a["session"], order=a["order"], batch=a["batch_size"] or 0, world=a["world"], rank=a["rank"],
+        open = dict(session=a["session"], order=a["order"], batch=a["batch_size"] or 0, world=a["world"],
+                    rank=a["rank"],
                     transform=self._spec or "", seed=a["seed"], epochs=a["epochs"], tail=a["tail"], bad=a["bad"],
                     credits=a["credits"], rebatch=a["rebatch"], dataset=a["dataset"] or "", label=a["label"] or "",
                     weight=a["weight"], placement=_place.text(a["place"]) if a["place"] is not None else "",
@@ -365,7 +380,8 @@ class Feed:
                 link = self._link
                 assert link is not None
                 try:
-                    link.position = None  # before the wait: who interrupts it must not find this stream at its beginning
+                    # before the wait: who interrupts it must not find this stream at its beginning
+                    link.position = None
                     kind, value = link.get()
                     if kind == "batch":
                         header, made = value.take() if hasattr(value, "take") else value
@@ -415,7 +431,8 @@ def _parsed(state: Union[Dict[str, Any], str]) -> Dict[str, Any]:
     return parsed
 
 
-def _restore(args: Dict[str, Any], epoch: int, resume: Optional[Dict[str, Any]], state: Optional[Dict[str, Any]]) -> Feed:
+def _restore(args: Dict[str, Any], epoch: int, resume: Optional[Dict[str, Any]],
+             state: Optional[Dict[str, Any]]) -> Feed:
     feed = Feed(**args)
     feed._epoch, feed._resume, feed._state = epoch, resume, state
     return feed
@@ -436,10 +453,12 @@ class _Iteration:
             raise StopIteration
         feed._own_link()
         if feed._iteration is not self:
-            raise RuntimeError("this iteration of the feed is over: it was interrupted or has failed, a newer one was begun, a state was "
+            raise RuntimeError("this iteration of the feed is over: it was interrupted or has failed, a newer one was "
+                               "begun, a state was "
                                "loaded, or the feed was closed")
         if not feed._busy.acquire(blocking=False):
-            raise RuntimeError("two threads call next() of one feed: give each thread a Feed with its own rank=, or have one thread "
+            raise RuntimeError("two threads call next() of one feed: give each thread a Feed with its own rank=, or "
+                               "have one thread "
                                "hand batches on by a queue.Queue")
         try:
             batch = feed._next()

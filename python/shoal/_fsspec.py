@@ -23,7 +23,8 @@ class ShoalFileSystem(LocalFileSystem):  # type: ignore[misc]
         if isinstance(path, list):
             return [cls._strip_protocol(p, *args, **options) for p in path]
         path = str(path)
-        return LocalFileSystem._strip_protocol(path[len("shoal://"):] if path.startswith("shoal://") else path, *args, **options)
+        return LocalFileSystem._strip_protocol(path[len("shoal://"):] if path.startswith("shoal://") else path, *args,
+                                               **options)
 
     def unstrip_protocol(self, name: str) -> str:
         return "shoal://" + str(self._strip_protocol(name))

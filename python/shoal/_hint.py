@@ -38,7 +38,8 @@ given = False  # whether this process gives hints by hand; then _run gives none
 _late: Dict[Tuple[int, str], _Apart] = {}  # by process and name of the plan: the copies that were not waited for
 
 
-def hint(sampler: Optional[Iterable[Any]] = None, paths: Any = None, mountpoint: Union[str, os.PathLike[str], None] = None,
+def hint(sampler: Optional[Iterable[Any]] = None, paths: Any = None,
+         mountpoint: Union[str, os.PathLike[str], None] = None,
          name: Optional[str] = None, epochs: int = 1, limit: Optional[int] = None,
          ranges: Optional[Iterable[Tuple[Union[str, os.PathLike[str]], int, int]]] = None) -> int:
     """Writes the indices that sampler will yield next as a plan into the Shoal mount that holds the files.
@@ -67,17 +68,19 @@ def hint(sampler: Optional[Iterable[Any]] = None, paths: Any = None, mountpoint:
 
     Call it once for each epoch, after set_epoch and directly before the iteration begins: random numbers drawn in
     between change the order of a shuffling sampler. While the previous epoch is still being read, the new plan waits
-    for its end, and staged samples stay. Returns the number of paths written, over all mounts and epochs. Above 200,000 samples
-    it does not wait and returns 0: the copy writes the plan while the epoch begins, one rank of a node after the other. What goes
-    wrong then is a RuntimeWarning of the next hint.
+    for its end, and staged samples stay. Returns the number of paths written, over all mounts and epochs. Above 200,000
+    samples it does not wait and returns 0: the copy writes the plan while the epoch begins, one rank of a node after
+    the other. What goes wrong then is a RuntimeWarning of the next hint.
 
     Raises OSError if the mount refuses the plan, the previous one then staying in force, or if mountpoint is no mount;
     TypeError for samplers that reach out of the process (write files, share memory, wait for threads), plain iterators,
-    IterableDatasets, loaders in mid-epoch and datasets that open other files than they list; ValueError if no path lies below a mount, and as said above; IndexError for an index beyond the paths.
+    IterableDatasets, loaders in mid-epoch and datasets that open other files than they list; ValueError if no path lies
+    below a mount, and as said above; IndexError for an index beyond the paths.
     """
     global given
     if name is not None and ("/" in name or name[:1] == "."):
-        raise ValueError(f"name={name!r}: it becomes a file's name in .shoal/plans of the mount, without / and no dot first")
+        raise ValueError(f"name={name!r}: it becomes a file's name in .shoal/plans of the mount, without / and no "
+                         f"dot first")
     given = True
     if ranges is not None:
         if sampler is not None or paths is not None:
@@ -103,7 +106,8 @@ def hint(sampler: Optional[Iterable[Any]] = None, paths: Any = None, mountpoint:
             apart.take_turn(mounts, listing)
         indices = _indices(sampler, epochs, limit)
         if not listed and not _agrees(listing, _opened(apart, paths, indices, mounts)):
-            raise TypeError(f"hint: this {type(paths).__name__} opens other files than its list has at those places; give the files by index as paths")
+            raise TypeError(f"hint: this {type(paths).__name__} opens other files than its list has at those places; "
+                            f"give the files by index as paths")
         plans = _texts(listing, indices, mounts, apart if long else None)
         del indices
         if not plans:
@@ -137,7 +141,9 @@ def _hint_ranges(ranges: Iterable[Tuple[Any, int, int]], mounts: _Mounts, name: 
         placed = mounts.place(os.fspath(path))
         if placed is not None:
             lines += 1
-            texts.setdefault(placed[0], bytearray(b"#ranges\n")).extend(f"{placed[1]}\t{int(offset)}\t{int(length)}\n".encode("utf-8", "surrogateescape"))
+            texts.setdefault(placed[0],
+                             bytearray(b"#ranges\n")).extend(
+                                 f"{placed[1]}\t{int(offset)}\t{int(length)}\n".encode("utf-8", "surrogateescape"))
     if not texts:
         raise ValueError(_NOWHERE)
     for root, text in texts.items():
@@ -148,12 +154,13 @@ def _hint_ranges(ranges: Iterable[Tuple[Any, int, int]], mounts: _Mounts, name: 
 def predict(sampler: Iterable[Any], epochs: int = 1, limit: Optional[int] = None) -> List[int]:
     """The indices that sampler will yield next, without changing it or any random state.
 
-    sampler, epochs and limit are hint's. Returns a flat list of int, the indices of batches one after the other: those of
-    `epochs` epochs, but at most `limit`. Raises TypeError and ValueError for the samplers for which hint does, and
+    sampler, epochs and limit are hint's. Returns a flat list of int, the indices of batches one after the other: those
+    of `epochs` epochs, but at most `limit`. Raises TypeError and ValueError for the samplers for which hint does, and
     ValueError if epochs or limit is below 1.
     """
     _positive(epochs, limit)
-    indices: List[int] = np.frombuffer((_Apart(lambda _: b"." + _indices(sampler, epochs, limit).tobytes()).answer() or b".")[1:], np.int64).tolist()
+    indices: List[int] = np.frombuffer((_Apart(lambda _: b"." + _indices(sampler, epochs, limit).tobytes()).answer()
+                                        or b".")[1:], np.int64).tolist()
     return indices
 
 
@@ -187,7 +194,8 @@ def _opened(apart: _Apart, dataset: Any, indices: Any, mounts: _Mounts) -> Dict[
         except ValueError:
             return False
 
-    some = {int(i): apart.first_open(dataset, int(i), inside) for i in dict.fromkeys(indices[::max(len(indices) // 8, 1)].tolist())}
+    some = {int(i): apart.first_open(dataset, int(i), inside)
+            for i in dict.fromkeys(indices[::max(len(indices) // 8, 1)].tolist())}
     return {i: path for i, path in some.items() if path is not None}
 
 
@@ -195,7 +203,8 @@ def _agrees(listing: Any, opened: Dict[int, str]) -> bool:
     """Whether a dataset opens the files of its list."""
     for i, path in opened.items():
         files = listing[i]
-        if os.path.realpath(path) not in [os.path.realpath(os.fspath(f)) for f in (files if isinstance(files, list) else [files])]:
+        if os.path.realpath(path) not in [os.path.realpath(os.fspath(f))
+                                          for f in (files if isinstance(files, list) else [files])]:
             return False
     return True
 
@@ -341,8 +350,8 @@ def _nested(sampler: Any) -> List[Any]:
 
 
 def _paths(dataset: Any, unknown: Optional[Callable[[Any], Any]] = None) -> Any:
-    """The path of each sample, by index. Datasets of types that it does not know are left to unknown, if given, which raises
-    TypeError if it does not know them either."""
+    """The path of each sample, by index. Datasets of types that it does not know are left to unknown, if given, which
+    raises TypeError if it does not know them either."""
     if hasattr(dataset, "dataset") and hasattr(dataset, "indices"):  # Subset
         below = _paths(dataset.dataset, unknown)
         return [below[i] for i in dataset.indices]
@@ -353,13 +362,16 @@ def _paths(dataset: Any, unknown: Optional[Callable[[Any], Any]] = None) -> Any:
         if samples is not None and (unknown is None or _listed(samples)):
             return _First(samples)
     inner = getattr(dataset, "dataset", None)
-    if inner is not None and hasattr(inner, "__len__") and len(inner) == len(dataset):  # a wrapper, such as one that adds a transform
+    # a wrapper, such as one that adds a transform
+    if inner is not None and hasattr(inner, "__len__") and len(inner) == len(dataset):
         return _paths(inner, unknown)
     if unknown is not None and not isinstance(dataset, (list, tuple, np.ndarray)):
         return unknown(dataset)
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(dataset, torch.utils.data.Dataset) or isinstance(dataset, (str, bytes)) or not hasattr(dataset, "__getitem__"):
-        raise TypeError(f"paths: a dataset with .samples, or a list of paths, not {type(dataset).__name__}; give the list")
+    if torch is not None and isinstance(dataset, torch.utils.data.Dataset) or isinstance(dataset,
+            (str, bytes)) or not hasattr(dataset, "__getitem__"):
+        raise TypeError(f"paths: a dataset with .samples, or a list of paths, not {type(dataset).__name__}; "
+                        f"give the list")
     return _First(dataset)
 
 
@@ -411,9 +423,9 @@ class _Joined:
 
 
 def genuine(root: str) -> bool:
-    """Whether the folder .shoal in root is a mount's, or this user's own. In a folder like /tmp anybody can make one, with what he likes
-    in stats, and links to others' files in plans. A .shoal that is not listed belongs to a mount. If root is on no mount, overlayfs shows
-    it, and other files may lie over the mount's."""
+    """Whether the folder .shoal in root is a mount's, or this user's own. In a folder like /tmp anybody can make one,
+    with what he likes in stats, and links to others' files in plans. A .shoal that is not listed belongs to a mount. If
+    root is on no mount, overlayfs shows it, and other files may lie over the mount's."""
     device = os.stat(root).st_dev  # of the mount, if root is a link to it
     at = b"%d:%d" % (os.major(device), os.minor(device))
     with open("/proc/self/mountinfo", "rb") as mounts:
@@ -427,7 +439,8 @@ class _Mounts:
 
     def __init__(self, mountpoint: Union[str, os.PathLike[str], None]) -> None:
         self.root = None if mountpoint is None else os.path.abspath(os.fspath(mountpoint))
-        self._above: Dict[str, Optional[Tuple[str, str]]] = {}  # by folder: the mount point above it, as spelled and resolved; None without one
+        # by folder: the mount point above it, as spelled and resolved; None without one
+        self._above: Dict[str, Optional[Tuple[str, str]]] = {}
         self._mounted: Dict[str, bool] = {}
         self._genuine = functools.lru_cache(maxsize=None)(genuine)
 
@@ -483,9 +496,11 @@ class _Mounts:
         return self._mounted[root]
 
     def _find(self, folder: str) -> Optional[Tuple[str, str]]:
-        for spelled, top in ((folder, self.root), (os.path.realpath(folder), self.root and os.path.realpath(self.root))):
+        for spelled, top in ((folder, self.root),
+                             (os.path.realpath(folder), self.root and os.path.realpath(self.root))):
             at = spelled
-            while at != top if top is not None else not (os.path.exists(os.path.join(at, ".shoal", "stats")) and self._genuine(at)):
+            while at != top if top is not None else not (os.path.exists(os.path.join(at, ".shoal", "stats"))
+                                                         and self._genuine(at)):
                 if at == os.path.dirname(at):
                     break
                 at = os.path.dirname(at)
@@ -500,17 +515,19 @@ def _length(sampler: Any) -> int:
     try:
         return len(sampler)
     except (TypeError, NotImplementedError):
-        raise ValueError(f"hint: this {type(sampler).__name__} has no length, and may be endless; say how many samples to predict, such as "
+        raise ValueError(f"hint: this {type(sampler).__name__} has no length, and may be endless; say how many samples "
+                         f"to predict, such as "
                          "limit=len(dataset)") from None
 
 
 class _Order:
-    """The indices that a sampler or a DataLoader yields next, taken from itself: only in a process made for it, see _apart.
+    """The indices that a sampler or a DataLoader yields next, taken from itself: only in a process made for it, see
+    _apart.
 
-    A DataLoader's are taken as its iterators take them, by the code of their common base: with workers that asks a sampler
-    for an iterator twice, and a persistent one draws its base seed once. Some loaders keep one iterator over an endless
-    sampler as .iterator and take len(loader) batches of it for each epoch (timm's MultiEpochsDataLoader, Ultralytics'
-    InfiniteDataLoader). What its workers have been given already is known if _run has noted it.
+    A DataLoader's are taken as its iterators take them, by the code of their common base: with workers that asks a
+    sampler for an iterator twice, and a persistent one draws its base seed once. Some loaders keep one iterator over an
+    endless sampler as .iterator and take len(loader) batches of it for each epoch (timm's MultiEpochsDataLoader,
+    Ultralytics' InfiniteDataLoader). What its workers have been given already is known if _run has noted it.
     """
 
     def __init__(self, sampler: Any, epochs: int = 1, bounded: bool = False) -> None:
@@ -537,7 +554,8 @@ class _Order:
         if isinstance(loader.dataset, torch.utils.data.IterableDataset):
             raise TypeError("hint: an IterableDataset has no order of indices that could be predicted")
         if getattr(loader, "next_iter_state", None) is not None:
-            raise TypeError("hint: this StatefulDataLoader resumes from a loaded state in mid-epoch; hint from the next epoch on, "
+            raise TypeError("hint: this StatefulDataLoader resumes from a loaded state in mid-epoch; hint from the "
+                            "next epoch on, "
                             "in this epoch the mount infers the position from the files read")
         started = getattr(loader, "_initial_iter_for_state_dict", False)  # state_dict has already made the iterator
         if started and loader.num_workers > 0 and not hasattr(loader._iterator, "_shoal_drawn"):
@@ -563,7 +581,8 @@ class _Order:
             return itertools.chain(list(made._shoal_drawn)[-outstanding:], made._sampler_iter)
         one, other = (list(_flat(itertools.islice(iter(self._sampler), self._length))) for _ in range(2))
         if self._epochs or one != other or made._num_yielded % max(self._length or 1, 1):
-            raise TypeError("hint: this loader's workers have begun the next epoch's shuffle already, so it cannot be predicted; "
+            raise TypeError("hint: this loader's workers have begun the next epoch's shuffle already, so it cannot be "
+                            "predicted; "
                             "use DataLoader(persistent_workers=True), which also keeps its workers")
         return iter(self._sampler)
 
@@ -593,10 +612,12 @@ class _Order:
         yield from itertools.islice(items, self._length)
         if self._items is None:
             next(items, None)  # a sampler may draw at its end
-        elif isinstance(self._loader, sys.modules["torch"].utils.data.DataLoader) and not hasattr(self._loader, "iterator"):
+        elif isinstance(self._loader, sys.modules["torch"].utils.data.DataLoader) and not hasattr(self._loader,
+                "iterator"):
             self._items = None  # begun by state_dict; the next epoch has an iterator of its own
         if before is not None and not _same(before, _global_state()):
-            raise ValueError("epochs: this sampler shuffles by a global generator, from which the trainer may draw before the next "
+            raise ValueError("epochs: this sampler shuffles by a global generator, from which the trainer may draw "
+                             "before the next "
                              "epoch; give it a generator of its own, or hint each epoch")
 
 
@@ -606,7 +627,8 @@ def _global_state() -> _State:
 
 
 def _same(a: _State, b: _State) -> bool:
-    return a[0] == b[0] and a[1][2:] == b[1][2:] and np.array_equal(a[1][1], b[1][1]) and (a[2] is None or bool((a[2] == b[2]).all()))
+    return a[0] == b[0] and a[1][2:] == b[1][2:] and np.array_equal(a[1][1], b[1][1]) and (a[2] is None
+        or bool((a[2] == b[2]).all()))
 
 
 # --- a process apart
@@ -614,8 +636,10 @@ def _same(a: _State, b: _State) -> bool:
 _PATIENCE = 600  # seconds that a prediction may take
 _STILL = 20  # seconds that it may use no processor: what it waits for never comes, since it has no other threads
 _PDEATHSIG, _PROT_READ = 1, 1
-_HARMLESS = {"os.listdir", "os.scandir", "os.walk", "os.putenv", "os.unsetenv", "os.chdir", "os.fwalk", "os.getxattr", "os.listxattr"}
-_OUTSIDE = ("os.", "shutil.", "socket.", "subprocess.", "tempfile.", "sqlite3.", "urllib.", "fcntl.", "signal.", "pty.", "webbrowser.")
+_HARMLESS = {"os.listdir", "os.scandir", "os.walk", "os.putenv", "os.unsetenv", "os.chdir", "os.fwalk", "os.getxattr",
+             "os.listxattr"}
+_OUTSIDE = ("os.", "shutil.", "socket.", "subprocess.", "tempfile.", "sqlite3.", "urllib.", "fcntl.", "signal.", "pty.",
+            "webbrowser.")
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -626,12 +650,13 @@ class _Opened(BaseException):
 class _Apart:
     """A copy of this process, by fork, in which a sampler is iterated without the trainer's seeing it.
 
-    Rules. The copy begins with all of the trainer's state, so it predicts any sampler, and nothing that it changes is the
-    trainer's: no object, generator, class or module. What processes share is taken from it: open files and sockets (each is
-    /dev/null there, so that it prints nothing and moves no file's position), writable shared memory (made read-only: a
-    write ends the copy), and by an audit hook all that reaches out: files opened for writing, connections, commands,
-    signals. What tries any of that is not predicted. Of the trainer's threads the copy has none, as a DataLoader's
-    worker; one that waits for them is ended after _STILL seconds, or after _PATIENCE, and with the trainer.
+    Rules. The copy begins with all of the trainer's state, so it predicts any sampler, and nothing that it changes is
+    the trainer's: no object, generator, class or module. What processes share is taken from it: open files and sockets
+    (each is /dev/null there, so that it prints nothing and moves no file's position), writable shared memory (made
+    read-only: a write ends the copy), and by an audit hook all that reaches out: files opened for writing, connections,
+    commands, signals. What tries any of that is not predicted. Of the trainer's threads the copy has none, as a
+    DataLoader's worker; one that waits for them is ended after _STILL seconds, or after _PATIENCE, and with the
+    trainer.
     """
 
     def __init__(self, work: Callable[[_Apart], bytes]) -> None:
@@ -642,7 +667,8 @@ class _Apart:
         self._pipe, self._parent, self.pid = -1, os.getpid(), 0
         state = random.getstate()  # Python seeds the copy's anew
         self._pipe, end = os.pipe()
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # no handler of the trainer's runs in the copy
+        # no handler of the trainer's runs in the copy
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # of forks in processes with threads
@@ -665,14 +691,18 @@ class _Apart:
             try:
                 answer = work(self)
             except BaseException as e:
-                kind = type(e).__name__ if isinstance(e, Exception) and hasattr(builtins, type(e).__name__) else "TypeError"
+                kind = type(e).__name__ if isinstance(e, Exception) and hasattr(builtins,
+                    type(e).__name__) else "TypeError"
                 text = str(e) if kind == type(e).__name__ and str(e) else repr(e)
                 if "forked subprocess" in text:  # of torch.cuda
                     kind, text = "TypeError", "hint: this sampler uses a CUDA device, which a copy of the process cannot; its order is not predicted"
-                why = [kind, e.errno, e.strerror, e.filename] if isinstance(e, OSError) and kind != "TypeError" and e.errno else [kind, text]
+                why = [kind, e.errno, e.strerror, e.filename] if isinstance(e,
+                    OSError) and kind != "TypeError" and e.errno else [kind, text]
                 answer = b"!" + json.dumps(why, default=str).encode()
             if self.refused:
-                answer = b"!" + json.dumps(["TypeError", "hint: this sampler reaches out of the process (" + self.refused[0] + "), so it cannot be tried; "
+                answer = b"!" + json.dumps(
+                    ["TypeError", "hint: this sampler reaches out of the process (" + self.refused[0] +
+                     "), so it cannot be tried; "
                                             "its order is not predicted"]).encode()
             view = memoryview(len(answer).to_bytes(8, "little") + answer)
             while view:
@@ -688,7 +718,8 @@ class _Apart:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         signal.alarm(_PATIENCE)
-        for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):  # of files' sizes: what C code writes fails with EFBIG
+        # of files' sizes: what C code writes fails with EFBIG
+        for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
             resource.setrlimit(limit, (0, resource.getrlimit(limit)[1]))
         libc = ctypes.CDLL(None)
         libc.prctl(_PDEATHSIG, int(signal.SIGKILL))
@@ -771,8 +802,8 @@ class _Apart:
         return self.opened
 
     def answer(self, timeout: Optional[float] = None) -> Optional[bytearray]:
-        """What work returned; None if it is not there within timeout seconds. Raises what work raised. Whatever ends the wait
-        early, Ctrl-C for one, ends the copy."""
+        """What work returned; None if it is not there within timeout seconds. Raises what work raised. Whatever ends
+        the wait early, Ctrl-C for one, ends the copy."""
         try:
             return self._answer(timeout)
         except BaseException:
@@ -794,7 +825,8 @@ class _Apart:
                 if used != self._used():
                     used, since = self._used(), now
                 elif now - since >= _STILL:
-                    raise TypeError(f"hint: the process that tried this sampler has done nothing for {_STILL} s: it waits for other threads or "
+                    raise TypeError(f"hint: the process that tried this sampler has done nothing for {_STILL} s: it "
+                                    f"waits for other threads or "
                                     "processes, or sleeps; its order is not predicted")
                 continue
             part = os.read(self._pipe, 1 << 20)
@@ -806,7 +838,8 @@ class _Apart:
         data = self._said
         del data[:8]
         if not whole:
-            raise TypeError("hint: the process that tried this sampler ended early: it shares memory with other processes, waits for "
+            raise TypeError("hint: the process that tried this sampler ended early: it shares memory with other "
+                            "processes, waits for "
                             "threads, or took too long; its order is not predicted")
         if data[:1] == b"!":
             kind, *why = json.loads(data[1:])

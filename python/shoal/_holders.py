@@ -83,5 +83,6 @@ def told(live: Dict[int, Any], waiting: int, address: int, size: int, slots: int
             f"give `shoal serve` more --memory: {asked} slots were requested and do not fit")
     return (f"shoal: feed {addr} waits: all {len(live)} of its {slots} slots are held in this process: "
             f"{describe(live, waiting, address, size)}. A slot is free again when nothing refers to its batch, nor to "
-            "anything made of it without a copy. Drop them, keep copies (batch.copy(), tensor.clone(), array.copy()), or "
+            "anything made of it without a copy. Drop them, keep copies (batch.copy(), tensor.clone(), "
+            "array.copy()), or "
             f"{more}")

@@ -38,7 +38,8 @@ _told: Set[str] = set()  # warnings already given
 def refuse_fork(user: int) -> None:
     """Raises FeedError in a process other than user, which has used the feed."""
     if user != os.getpid():
-        raise FeedError(f"the feed was in use in process {user}, of which this one is a fork, and grpc does not survive a fork: "
+        raise FeedError(f"the feed was in use in process {user}, of which this one is a fork, and grpc does not "
+                        f"survive a fork: "
                         "open feeds after forking only, or start processes with the spawn method")
 
 
@@ -132,8 +133,8 @@ class Heap:
 
 
 class PinnedHeap:
-    """The same in page-locked memory. torch's allocator reuses it, and knows of copies in progress. It is allocated in the
-    trainer's thread, on the trainer's device."""
+    """The same in page-locked memory. torch's allocator reuses it, and knows of copies in progress. It is allocated in
+    the trainer's thread, on the trainer's device."""
 
     def __init__(self, torch: Any) -> None:
         self._torch, self._device = torch, torch.cuda.current_device()
@@ -178,7 +179,8 @@ class Link:
     has put(header, batch, slot) and close().
     """
 
-    def __init__(self, address: Address, open: Dict[str, Any], start: Union[int, Dict[str, Any]], heap: Any, torch: Any = None,
+    def __init__(self, address: Address, open: Dict[str, Any], start: Union[int, Dict[str, Any]], heap: Any,
+                 torch: Any = None,
                  pin: bool = False, stage: Optional[Callable[[Any, "Link"], Any]] = None) -> None:
         self.pid = os.getpid()
         self.position: Union[int, Dict[str, Any], None] = start
@@ -203,11 +205,13 @@ class Link:
         epochs = open.get("epochs")
         self._first, self._epochs = epoch, max(1, epochs - epoch) if epochs else 0
         self._requests.put(_wire.encode(_wire.CLIENT_MESSAGE, open={
-            **open, "client": f"python pid {self.pid}", "epoch": 0 if state is not None else epoch, "epochs": self._epochs,
+            **open, "client": f"python pid {self.pid}", "epoch": 0 if state is not None else epoch,
+            "epochs": self._epochs,
             "state": json.dumps(state) if state is not None else ""}))
         self._channel: Any = address.channel()
         stream = self._channel.stream_stream(SERVICE + "Stream")
-        self._call: Any = stream(_sending(self._requests, weakref.ref(self), self._given), metadata=address.metadata + _trace.headers())
+        self._call: Any = stream(_sending(self._requests, weakref.ref(self), self._given),
+                                 metadata=address.metadata + _trace.headers())
         _links.add(self)
         self._thread = threading.Thread(target=self._receive, name="shoal-feed", daemon=True)
         self._thread.start()
@@ -226,7 +230,8 @@ class Link:
                 item = self._item(message)
                 if item is not None:
                     put(item)
-            put(("error", FeedError(f"feed {self._address.addr}: the server ended the stream after the last epoch", _ENDED)))
+            put(("error", FeedError(f"feed {self._address.addr}: the server ended the stream after the last epoch",
+                                    _ENDED)))
         except grpc.RpcError as e:
             put(("error", explain(e, self._address.addr)))
             e.__traceback__ = None  # e is the call itself, and its frames refer to it: break the cycle
@@ -274,7 +279,8 @@ class Link:
                 raise FeedError("the server offers slots to a client that did not connect over its unix socket")
             try:
                 self.pool = SlotPool(path, opened.pool.key, self._wake, self.readonly, self._pin, limit=self._slots,
-                                     frames=self._stage_maker is None)  # a stage needs its batches before get() is called
+                                     # a stage needs its batches before get() is called
+                                     frames=self._stage_maker is None)
             except FeedError as e:
                 raise FeedError(f"the handover of the server's memory failed: {e}", HANDOVER) from None
         if self._stage_maker is not None:
@@ -282,9 +288,12 @@ class Link:
 
     def _tell_no_slots(self, opened: Any) -> None:
         mib = sum(p.length for p in opened.planes) / (1 << 20)
-        text = (f"shoal: feed {self._address.addr} gave no shared memory for batches of {mib:.0f} MiB: they come as messages, at a fraction of the "
-                f"rate. {self._least} of them must fit in a third of --memory: raise `shoal serve --memory`, or lower the demand (batch_size=, "
-                "credits=, or dtype=\"uint8\" and normalise on the device); the server's log has the figures. slots=0 silences this warning")
+        text = (f"shoal: feed {self._address.addr} gave no shared memory for batches of {mib:.0f} MiB: they come as "
+                f"messages, at a fraction of the "
+                f"rate. {self._least} of them must fit in a third of --memory: raise `shoal serve --memory`, or lower "
+                f"the demand (batch_size=, "
+                "credits=, or dtype=\"uint8\" and normalise on the device); the server's log has the figures. slots=0 "
+                "silences this warning")
         if text not in _told:
             _told.add(text)
             log.warning("%s", text)
@@ -356,7 +365,8 @@ class Link:
         broken = False
         try:
             while True:
-                over = not self._ready.empty()  # before the wait: a message may arrive with the end, after a wait that timed out
+                # before the wait: a message may arrive with the end, after a wait that timed out
+                over = not self._ready.empty()
                 message = frames.get(timeout)
                 if message is None:
                     if timeout <= 0 or not over:
@@ -374,7 +384,8 @@ class Link:
         self._frames = None
         kind, error = self._ready.get()  # how the stream ended
         if broken and error.code == _ENDED:  # batches are missing
-            error = FeedError(f"feed {self._address.addr}: the handover connection closed before its last message", "UNAVAILABLE")
+            error = FeedError(f"feed {self._address.addr}: the handover connection closed before its last message",
+                              "UNAVAILABLE")
         return kind, error
 
     def _wait(self, pool: SlotPool) -> Tuple[str, Any]:
@@ -391,14 +402,16 @@ class Link:
                     return item
                 if not told and time.monotonic() - since >= _HELD_SECONDS and len(pool.live) >= pool.limit:
                     told = True
-                    log.warning("%s", _holders.told(pool.live, pool.streams.waiting, pool.address, pool.slots * pool.slot_bytes, pool.limit,
+                    log.warning("%s", _holders.told(pool.live, pool.streams.waiting, pool.address,
+                                                    pool.slots * pool.slot_bytes, pool.limit,
                                                     self._slots, self._address.addr))
         finally:
             pool.waited = False
 
     def over(self) -> bool:
         """Whether nothing more will come."""
-        return self._error is not None or self._closed or bool(self._epochs) and self.position == self._first + self._epochs
+        return self._error is not None or self._closed or bool(
+            self._epochs) and self.position == self._first + self._epochs
 
     def taken(self) -> None:
         """The trainer has taken a batch: another may be sent."""

@@ -34,7 +34,8 @@ class Job:
         self.made: Optional[Batch] = None
 
     def take(self) -> Tuple[Any, Batch]:
-        """Waits for the mapped batch, and returns its header and itself. Raises MapError for the first sample that failed."""
+        """Waits for the mapped batch, and returns its header and itself. Raises MapError for the first sample that
+        failed."""
         if self.empty is not None:
             self.empty(self)
         self.done.wait()

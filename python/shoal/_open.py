@@ -1,12 +1,13 @@
 """Reads files of a Shoal mount round FUSE. See open.
 
-The daemon's package internal/shortcut has the protocol and its rules. Here, besides, exceptions can come from anywhere, since
-handlers of signals raise them between any two steps (a timeout, Ctrl-C). So nothing is put right afterwards:
+The daemon's package internal/shortcut has the protocol and its rules. Here, besides, exceptions can come from anywhere,
+since handlers of signals raise them between any two steps (a timeout, Ctrl-C). So nothing is put right afterwards:
 
 - What is known of a mount's files belongs to one connection (_Known), and is used only while that lasts.
-- A question is asked under a lock that is released only when the whole answer was received. After an exception it stays locked,
-  so that nobody takes a late answer for another, and a new connection takes the place of this one.
-- Nobody waits for a lock. Whoever does not get it reads from the mount: other threads, handlers that open files, forked children.
+- A question is asked under a lock that is released only when the whole answer was received. After an exception it stays
+  locked, so that nobody takes a late answer for another, and a new connection takes the place of this one.
+- Nobody waits for a lock. Whoever does not get it reads from the mount: other threads, handlers that open files, forked
+  children.
 """
 
 from __future__ import annotations
@@ -43,8 +44,10 @@ _BUSY = 10.0  # seconds after which somebody was interrupted while he asked
 _AGAIN = 2.0  # seconds until it is asked again what has no place yet
 _TOLD_AT_ONCE, _TOLD_AFTER = 8, 0.02  # opens, seconds
 # What can go wrong here, in code of these files. All else is the caller's: a handler of a signal has raised it.
-_OURS = (OSError, EOFError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError, MemoryError, struct.error)
-_FILES = {f.__code__.co_filename for f in (lambda: None, genuine, os.path.realpath, os.path.exists, socket.socket.__init__)}
+_OURS = (OSError, EOFError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError,
+         MemoryError, struct.error)
+_FILES = {f.__code__.co_filename
+          for f in (lambda: None, genuine, os.path.realpath, os.path.exists, socket.socket.__init__)}
 
 
 class _Bytes(io.BytesIO):
@@ -87,22 +90,25 @@ class _Bytes(io.BytesIO):
 
 
 class File(io.BufferedReader):
-    """A whole file, in memory. It is read like one that builtins.open has opened in mode "rb"; its fileno is that of a copy."""
+    """A whole file, in memory. It is read like one that builtins.open has opened in mode "rb"; its fileno is that of a
+    copy."""
 
     size: int  # of fsspec's
     path: str
 
 
 def open(path: Union[str, os.PathLike[str]], mode: str = "rb") -> IO[bytes]:
-    """Opens a file below a Shoal mount for reading, as builtins.open(path, "rb") does, without FUSE if that is possible.
+    """Opens a file below a Shoal mount for reading, as builtins.open(path, "rb") does, without FUSE if that is
+    possible.
 
-    Files of up to 4 MiB that lie on the mount's disk, not encrypted and not recoded, are read from the cache's segment, at a
-    fraction of what a file of the mount costs. The opens are reported to the daemon, so prefetching goes on. All other
-    files, and those that are in no mount, are opened as usual; so are all files for processes of another user than the daemon's.
+    Files of up to 4 MiB that lie on the mount's disk, not encrypted and not recoded, are read from the cache's segment,
+    at a fraction of what a file of the mount costs. The opens are reported to the daemon, so prefetching goes on. All
+    other files, and those that are in no mount, are opened as usual; so are all files for processes of another user
+    than the daemon's.
 
-    It has the bytes that the mount would give: after `shoal refresh` those of the new version. It can be used by any thread,
-    before and after a fork, and interrupted by handlers of signals. Raises OSError as builtins.open does, and ValueError for
-    another mode.
+    It has the bytes that the mount would give: after `shoal refresh` those of the new version. It can be used by any
+    thread, before and after a fork, and interrupted by handlers of signals. Raises OSError as builtins.open does, and
+    ValueError for another mode.
     """
     if mode != "rb":
         raise ValueError(f"shoal.open: mode {mode!r}: it reads bytes, mode 'rb'")
@@ -125,7 +131,8 @@ def read_place(path: str) -> Optional[bytes]:
     try:
         return _read(path)
     except _OURS as e:
-        if isinstance(e, OSError) and e.errno is None or {frame.f_code.co_filename for frame, _ in traceback.walk_tb(e.__traceback__)} - _FILES:
+        if isinstance(e, OSError) and e.errno is None or {frame.f_code.co_filename
+                                                          for frame, _ in traceback.walk_tb(e.__traceback__)} - _FILES:
             raise
         return None
 

@@ -36,7 +36,8 @@ def with_draws(step: Any, name: str, drawn: Dict[str, Any], value: Any) -> Any:
     if name == "ColorJitter":
         on = dict(drawn["changes"])
         order = [_AMOUNTS.index(what) for what, _ in drawn["changes"]]
-        _drawing(step, (order, *map(on.get, _AMOUNTS)), {"fn_idx": order, **{f"{what}_factor": on.get(what) for what in _AMOUNTS}})
+        _drawing(step, (order, *map(on.get, _AMOUNTS)),
+                 {"fn_idx": order, **{f"{what}_factor": on.get(what) for what in _AMOUNTS}})
     elif name == "RandomRotation":
         _drawing(step, drawn["angle"], {"angle": drawn["angle"]})
     elif name == "GaussianBlur":
@@ -45,7 +46,8 @@ def with_draws(step: Any, name: str, drawn: Dict[str, Any], value: Any) -> Any:
         import torch
         box = drawn["box"]
         place = [box[k] for k in ("top", "left", "height", "width")]
-        fill = torch.tensor(step.value if isinstance(step.value, (list, tuple)) else [step.value], dtype=torch.float32)[:, None, None]
+        fill = torch.tensor(step.value if isinstance(step.value, (list, tuple)) else [step.value],
+                            dtype=torch.float32)[:, None, None]
         _drawing(step, (*place, fill), {**dict(zip("ijhw", place)), "v": fill})
     elif "width" in drawn:
         _drawing(step, tuple(drawn[k] for k in ("top", "left", "height", "width")), drawn)
@@ -53,7 +55,8 @@ def with_draws(step: Any, name: str, drawn: Dict[str, Any], value: Any) -> Any:
 
 
 def _drawing(step: Any, old: Any, new: Dict[str, Any]) -> None:
-    """Makes a step draw what is given: as v1's get_params returns it, and as v2's make_params (once _get_params) does."""
+    """Makes a step draw what is given: as v1's get_params returns it, and as v2's make_params (once _get_params)
+    does."""
     for name in ("make_params", "_get_params"):
         draw: Optional[Callable[[Any], Dict[str, Any]]] = getattr(step, name, None)
         if draw is not None:
@@ -74,7 +77,8 @@ def _automatic(step: Any, name: str, operations: List[Tuple[str, float]], value:
         answers = [policy]
         for (deed, _, _), does, minus in zip(policies[policy], applied, negative):
             answers += [_Chance(0.0 if does else 2.0, 0)] + [_Chance(1.0 - minus, 0)] * (does and deed in SIGNED)
-        step.get_params = lambda _: (policy, torch.tensor([0.0 if does else 2.0 for does in applied]), torch.tensor([int(not n) for n in negative]))
+        step.get_params = lambda _: (policy, torch.tensor([0.0 if does else 2.0 for does in applied]),
+                                     torch.tensor([int(not n) for n in negative]))
     for deed, m in operations if name != "AutoAugment" else ():
         answers.append(DEEDS.index(deed))
         if name == "TrivialAugmentWide" and deed in GRADED:
@@ -95,7 +99,8 @@ def _automatic(step: Any, name: str, operations: List[Tuple[str, float]], value:
         return step(value)
 
 
-def _policy(policies: Any, operations: List[Tuple[str, float]], size: Tuple[int, int], v2: bool) -> Tuple[int, Tuple[bool, bool]]:
+def _policy(policies: Any, operations: List[Tuple[str, float]], size: Tuple[int, int], v2: bool) -> Tuple[int,
+        Tuple[bool, bool]]:
     """A pair of operations, and which of them were applied, that does these operations."""
     for k, pair in enumerate(policies):
         for applied in itertools.product((False, True), repeat=2):

@@ -1,4 +1,5 @@
-"""Which rank reads which sample, by the nodes that own them. See placement and LocalSampler; docs/placement.md explains them."""
+"""Which rank reads which sample, by the nodes that own them. See placement and LocalSampler; docs/placement.md explains
+them."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from ._link import SERVICE, Address
 Placement = Dict[str, Any]  # {"v": 2, "nodes": [{"id": str, "weight": int}, …], "ranks": [index of each rank's node]}
 
 
-def placement(addr: str, *, group: Any = None, token: Optional[str] = None, ca: Optional[str] = None, cert: Optional[str] = None,
+def placement(addr: str, *, group: Any = None, token: Optional[str] = None, ca: Optional[str] = None,
+              cert: Optional[str] = None,
               key: Optional[str] = None, server_name: Optional[str] = None) -> Placement:
     """Where the job's ranks run: a value for Feed(place=) and LocalSampler(place=), the same on all ranks.
 
@@ -28,8 +30,8 @@ def placement(addr: str, *, group: Any = None, token: Optional[str] = None, ca: 
     All ranks of the group call it at the same time, after init_process_group. Each asks its server for its node in the
     cluster, and torch.distributed hands the answers round. The nodes' weights are the sizes of their caches.
 
-    Raises RuntimeError without a process group, FeedError on all ranks if a server is in no cluster, cannot be reached, or has
-    another version of the dataset than the others.
+    Raises RuntimeError without a process group, FeedError on all ranks if a server is in no cluster, cannot be reached,
+    or has another version of the dataset than the others.
     """
     return gathered(Address(addr, token, ca, cert, key, server_name), None, None, group)
 
@@ -40,12 +42,15 @@ def gathered(address: Address, world: Optional[int], rank: Optional[int], group:
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         if world == 1:
             return _join([_node(address)])
-        raise RuntimeError("a placement needs torch.distributed, through which ranks tell each other their nodes, and it is not initialized: call "
+        raise RuntimeError("a placement needs torch.distributed, through which ranks tell each other their nodes, and "
+                           "it is not initialized: call "
                            "torch.distributed.init_process_group first, or pass place= a placement that all ranks have")
     have = distributed.get_world_size(group), distributed.get_rank(group)
     if world is not None and have != (world, rank):
-        raise ValueError(f"place=\"local\" with world={world}, rank={rank}: this process is rank {have[1]} of {have[0]} in torch.distributed: pass "
-                         "these, or place=shoal.placement(addr, group=) with the group of the ranks that share each global batch")
+        raise ValueError(f"place=\"local\" with world={world}, rank={rank}: this process is rank {have[1]} of "
+                         f"{have[0]} in torch.distributed: pass "
+                         "these, or place=shoal.placement(addr, group=) with the group of the ranks that share each "
+                         "global batch")
     answers: List[Any] = [None] * have[0]
     # A rank whose server does not answer takes part: otherwise the others would wait for it.
     distributed.all_gather_object(answers, _node(address), group=group)
@@ -61,7 +66,8 @@ def _node(address: Address) -> _Answer:
     except FeedError as e:
         return "", 0, "", str(e)
     if not info.node:
-        return "", 0, "", (f"feed {address.addr}: its server is in no cluster, so it owns no samples: start it with --cluster, or leave place= out")
+        return "", 0, "", (f"feed {address.addr}: its server is in no cluster, so it owns no samples: start it with "
+                           f"--cluster, or leave place= out")
     return info.node, info.weight, info.dataset, ""
 
 
@@ -71,13 +77,16 @@ def _join(answers: List[_Answer]) -> Placement:
         if error:
             raise FeedError(f"no placement, because of rank {rank}: {error}", "FAILED_PRECONDITION")
         if dataset != answers[0][2]:
-            raise FeedError(f"no placement: rank {rank}'s server has version {dataset[:12]} of the dataset, rank 0's has {answers[0][2][:12]}: "
+            raise FeedError(f"no placement: rank {rank}'s server has version {dataset[:12]} of the dataset, rank 0's "
+                            f"has {answers[0][2][:12]}: "
                             "refresh both (`shoal refresh`)", "FAILED_PRECONDITION")
         if weights.setdefault(node, weight) != weight:
-            raise FeedError(f"no placement: node {node} has weight {weights[node]} and, for rank {rank}, {weight}: are two servers "
+            raise FeedError(f"no placement: node {node} has weight {weights[node]} and, for rank {rank}, {weight}: are "
+                            f"two servers "
                             "using copies of one cache directory? Otherwise try again", "FAILED_PRECONDITION")
     nodes = sorted(weights)
-    return dict(v=2, nodes=[dict(id=node, weight=weights[node]) for node in nodes], ranks=[nodes.index(a[0]) for a in answers])
+    return dict(v=2, nodes=[dict(id=node, weight=weights[node]) for node in nodes],
+                ranks=[nodes.index(a[0]) for a in answers])
 
 
 def checked(place: Any) -> Placement:
@@ -86,7 +95,8 @@ def checked(place: Any) -> Placement:
         raise TypeError(f"place={place!r}: it must be \"local\", or a placement as shoal.placement returns it")
     try:
         ids = [str(node["id"]) for node in place["nodes"]]
-        nodes = sorted((dict(id=str(n["id"]), weight=operator.index(n["weight"])) for n in place["nodes"]), key=lambda n: str(n["id"]))
+        nodes = sorted((dict(id=str(n["id"]), weight=operator.index(n["weight"])) for n in place["nodes"]),
+                       key=lambda n: str(n["id"]))
         order = sorted(ids)
         if place["v"] != 2 or len(set(ids)) != len(ids) or not ids or min(place["ranks"]) < 0:
             raise ValueError
@@ -101,8 +111,8 @@ def text(place: Placement) -> str:
 
 
 def deal(owners: np.ndarray, ranks: np.ndarray, nodes: int, rank: int) -> np.ndarray:
-    """Which samples of a global batch a rank reads: owner.Placement.Deal (cache/owner/placement.go), with each sample's owner
-    and each rank's node."""
+    """Which samples of a global batch a rank reads: owner.Placement.Deal (cache/owner/placement.go), with each sample's
+    owner and each rank's node."""
     n, world = len(owners), len(ranks)
     shares = (n - np.arange(world) + world - 1) // world
     room = np.bincount(ranks, weights=shares, minlength=nodes).astype(np.int64)
@@ -137,12 +147,14 @@ class LocalSampler:
 
     Each global batch has the samples that it has with a DistributedSampler, and each rank as many of them.
 
-    Raises ValueError and TypeError for wrong arguments, FeedError for refusals and failures of the server, and what placement
-    raises.
+    Raises ValueError and TypeError for wrong arguments, FeedError for refusals and failures of the server, and what
+    placement raises.
     """
 
-    def __init__(self, dataset: Any, batch_size: int, addr: str, *, place: Any = "local", num_replicas: Optional[int] = None,
-                 rank: Optional[int] = None, shuffle: bool = True, seed: int = 0, drop_last: bool = False, token: Optional[str] = None,
+    def __init__(self, dataset: Any, batch_size: int, addr: str, *, place: Any = "local",
+                 num_replicas: Optional[int] = None,
+                 rank: Optional[int] = None, shuffle: bool = True, seed: int = 0, drop_last: bool = False,
+                 token: Optional[str] = None,
                  ca: Optional[str] = None, cert: Optional[str] = None, key: Optional[str] = None,
                  server_name: Optional[str] = None) -> None:
         from torch.utils.data import DistributedSampler
@@ -150,19 +162,24 @@ class LocalSampler:
         if whole_number("batch_size", batch_size) < 1:
             raise ValueError(f"batch_size={batch_size}: it must be at least 1")
         whole_number("seed", seed)
-        whole: Any = DistributedSampler(dataset, num_replicas=num_replicas, rank=rank, shuffle=shuffle, seed=seed, drop_last=drop_last)
-        self.num_replicas, self.rank, self.epoch, self._length, self._batch = whole.num_replicas, whole.rank, 0, int(whole.num_samples), batch_size
+        whole: Any = DistributedSampler(dataset, num_replicas=num_replicas, rank=rank, shuffle=shuffle, seed=seed,
+                                        drop_last=drop_last)
+        self.num_replicas, self.rank, self.epoch, self._length, self._batch = whole.num_replicas, whole.rank, 0, int(
+            whole.num_samples), batch_size
         # With these it yields what all ranks read, step by step.
         whole.num_replicas, whole.rank, whole.num_samples = 1, 0, whole.total_size
         self._whole = whole
         address = Address(addr, token, ca, cert, key, server_name)
-        self.place = gathered(address, self.num_replicas, self.rank) if isinstance(place, str) and place == "local" else checked(place)
+        self.place = gathered(address, self.num_replicas, self.rank) if isinstance(place,
+            str) and place == "local" else checked(place)
         if len(self.place["ranks"]) != self.num_replicas:
-            raise ValueError(f"place has {len(self.place['ranks'])} ranks, and num_replicas={self.num_replicas}: make the placement with these ranks")
+            raise ValueError(f"place has {len(self.place['ranks'])} ranks, and num_replicas={self.num_replicas}: make "
+                             f"the placement with these ranks")
         self._ranks, self._nodes = np.array(self.place["ranks"]), len(self.place["nodes"])
         self._owners = _owners(address, self.place)
         if len(self._owners) != len(dataset):
-            raise ValueError(f"the dataset has {len(dataset)} samples, and that of {addr} has {len(self._owners)}: both must be the same files, "
+            raise ValueError(f"the dataset has {len(dataset)} samples, and that of {addr} has {len(self._owners)}: "
+                             f"both must be the same files, "
                              "in ImageFolder's order")
 
     def __iter__(self) -> Iterator[int]:

@@ -6,9 +6,9 @@ Nothing else changes: no random number is drawn, and whatever goes wrong here en
 (`shoal run -v`) says on standard error what was written, and why not.
 
 What reads parts of large files, or shards one after another, is known by adapters, a file each in _adapters. An adapter
-says its LIBRARY and the VERSIONS that it was tested with; with another version it is not used. Its watch is called when the
-library's module has been imported. It adds to READING a function that says how the library's datasets read a sample,
-or wraps what the library takes its shards from, with Shards. It predicts only what it wholly knows.
+says its LIBRARY and the VERSIONS that it was tested with; with another version it is not used. Its watch is called when
+the library's module has been imported. It adds to READING a function that says how the library's datasets read a
+sample, or wraps what the library takes its shards from, with Shards. It predicts only what it wholly knows.
 
 The module is not imported as a part of the package: the trainer may have another version of that, and lack
 what it needs.
@@ -30,15 +30,18 @@ import weakref
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 # The modules whose import is waited for, and the adapters that this brings.
-_ADAPTERS = {"datasets.arrow_dataset": "datasets", "litdata.streaming.dataset": "litdata", "megatron.core.datasets.gpt_dataset": "megatron",
-             "megatron.energon.flavors.webdataset.sample_loader": "energon", "streaming.base.dataset": "streaming", "webdataset.compat": "webdataset"}
+_ADAPTERS = {"datasets.arrow_dataset": "datasets", "litdata.streaming.dataset": "litdata",
+             "megatron.core.datasets.gpt_dataset": "megatron",
+             "megatron.energon.flavors.webdataset.sample_loader": "energon", "streaming.base.dataset": "streaming",
+             "webdataset.compat": "webdataset"}
 
-# Of an adapter: for a dataset of its library the adapter's name, and what a batch of samples reads, as (path, offset, length) in that order;
-# else None. Called before each iteration; what a batch reads is asked in a copy of the process.
+# Of an adapter: for a dataset of its library the adapter's name, and what a batch of samples reads, as (path, offset,
+# length) in that order; else None. Called before each iteration; what a batch reads is asked in a copy of the process.
 READING: List[Callable[[Any], Optional[Tuple[str, Callable[[List[int]], List[Tuple[str, int, int]]]]]]] = []
 
 _iterators: Dict[int, Any] = {}  # by id of a loader: a weak reference to the latest iterator over it
-_numbers: Dict[int, int] = {}  # by id: the loaders that have iterated, numbered by their first time; 0: nothing to write for it
+# by id: the loaders that have iterated, numbered by their first time; 0: nothing to write for it
+_numbers: Dict[int, int] = {}
 _written: Dict[int, Set[Tuple[str, str]]] = {}  # by process: the mounts and names of its plans
 _of_workers: Dict[int, int] = {}  # by process: a file in which its workers, which end without notice, note their plans
 _said: Set[str] = set()
@@ -54,7 +57,8 @@ class _Finder:
     """Finds some modules by asking the other finders, and adds to them when they have been loaded."""
 
     def __init__(self) -> None:
-        self._waiting: Dict[str, Callable[[Any], None]] = {name: functools.partial(_adapt, adapter) for name, adapter in _ADAPTERS.items()}
+        self._waiting: Dict[str, Callable[[Any], None]] = {name: functools.partial(_adapt, adapter)
+                                                           for name, adapter in _ADAPTERS.items()}
         self._waiting["torch.utils.data.dataloader"] = _watch
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
@@ -142,7 +146,8 @@ def guarded(do: Callable[..., Any], *args: Any) -> None:
 
 
 def _by_handler(e: Exception) -> bool:
-    """Whether a trainer's handler of a signal has raised it, such as a timeout, which happened to come while Python was here."""
+    """Whether a trainer's handler of a signal has raised it, such as a timeout, which happened to come while Python was
+    here."""
     import signal  # only here, as Python starts without it
     handlers = [getattr(h, "func", h) for h in map(signal.getsignal, signal.valid_signals())]
     codes = [getattr(h, "__code__", None) or getattr(getattr(h, "__call__", None), "__code__", None) for h in handlers]
@@ -184,7 +189,8 @@ def _tell(loader: Any, applies: Callable[[Any], bool]) -> None:
         return
     data = sys.modules["torch.utils.data"]
     by_hand = sys.modules.get("shoal._hint")
-    if _numbers.get(id(loader)) == 0 or data.get_worker_info() is not None or isinstance(loader.dataset, data.IterableDataset):
+    if _numbers.get(id(loader)) == 0 or data.get_worker_info() is not None or isinstance(loader.dataset,
+            data.IterableDataset):
         if isinstance(loader.dataset, data.IterableDataset) and data.get_worker_info() is None:
             if not any(c.__module__.partition(".")[0] in _adapted for c in type(loader.dataset).__mro__):
                 _say("no hint: an IterableDataset has no order of indices that could be predicted")
@@ -213,14 +219,16 @@ def _tell(loader: Any, applies: Callable[[Any], bool]) -> None:
     adapter, reads = next(filter(None, (known(loader.dataset) for known in READING)), ("", None))
     name, what = _name(hint, loader, adapter), type(loader.dataset).__name__
     if reads is None:
-        job = _Job(hint, name, what, lambda apart: _plans(hint, apart, loader, name), id(loader), _size(loader.dataset) <= hint.SHORT)
+        job = _Job(hint, name, what, lambda apart: _plans(hint, apart, loader, name), id(loader),
+                   _size(loader.dataset) <= hint.SHORT)
         job.begun, job.new = begun, new
     else:
         kept = getattr(loader, "_iterator", None)  # of persistent workers: it begins this epoch, too
         if kept is not None:
             kept.__dict__.pop("_shoal_ahead", None)
             kept._shoal_count = 0
-        ahead = _aheads[os.getpid(), id(loader)] = Ahead(hint, name, what, lambda draw: reads(list(hint._flat([draw]))), loader, "ranges")
+        ahead = _aheads[os.getpid(), id(loader)] = Ahead(hint, name, what, lambda draw: reads(list(hint._flat([draw]))),
+                                                         loader, "ranges")
         job = ahead.write(lambda: hint._Order(loader).epoch(0, last=True))
     _jobs[os.getpid(), id(loader)] = job
     job.finish(WAIT if job.short and not late else 0)
@@ -238,7 +246,8 @@ def _begun(loader: Any, iterator: Any) -> None:
 
 
 def _drew(iterator: Any, index: Any) -> None:
-    if iterator._num_workers:  # they are given batches ahead, which an iterator that is kept for the next epoch does not know any more
+    # they are given batches ahead, which an iterator that is kept for the next epoch does not know any more
+    if iterator._num_workers:
         if "_shoal_drawn" not in iterator.__dict__:
             iterator._shoal_drawn = collections.deque(maxlen=iterator._num_workers * iterator._prefetch_factor + 1)
         iterator._shoal_drawn.append(index)
@@ -257,14 +266,17 @@ def _took(ahead: Ahead, iterator: Any, count: int) -> None:
 
 WAIT = 5.0  # seconds for orders of up to _hint.SHORT samples
 
-_jobs: Dict[Tuple[int, int], _Job] = {}  # by process and id: the latest of each loader; by a negative number those of loaders that have gone
+# by process and id: the latest of each loader; by a negative number those of loaders that have gone
+_jobs: Dict[Tuple[int, int], _Job] = {}
 _aheads: Dict[Tuple[int, int], Ahead] = {}  # as well
 
 
 class _Job:
-    """A plan that a copy of this process finds and writes: work returns in it the mounts and numbers of lines, and what went wrong."""
+    """A plan that a copy of this process finds and writes: work returns in it the mounts and numbers of lines, and what
+    went wrong."""
 
-    def __init__(self, hint: Any, name: str, what: str, work: Callable[[Any], Any], of: int, short: bool, things: str = "files") -> None:
+    def __init__(self, hint: Any, name: str, what: str, work: Callable[[Any], Any], of: int, short: bool,
+                 things: str = "files") -> None:
         self.short, self.done, self.late, self.begun, self.new = short, False, False, time.monotonic(), False
         self._key, self._name, self._what, self._things = of, name, what, things
         self.rest: List[Any] = []  # what else work has returned
@@ -290,7 +302,8 @@ class _Job:
                     self._mine.add((root, self._name))
                     for file in _of_workers.values():
                         os.write(file, f"{root}/{self._name}\n".encode("utf-8", "surrogateescape"))
-                    _say(f"told {root} the order of {lines} {self._things}, as plan {self._name}, in {time.monotonic() - self.begun:.2f} s")
+                    _say(f"told {root} the order of {lines} {self._things}, as plan {self._name}, in "
+                         f"{time.monotonic() - self.begun:.2f} s")
             if failed is not None:
                 raise OSError(failed)
             if not plans and (not self.rest or self.rest[0]):  # not for the end of an order
@@ -310,23 +323,27 @@ FIRST, WINDOW = 4_096, 100_000  # lines of the first window of an order, and of 
 
 
 class Ahead:
-    """An order that is written in windows. What is in one is found by a copy of the process as it is when the trainer has taken
-    half of the items of the window before."""
+    """An order that is written in windows. What is in one is found by a copy of the process as it is when the trainer
+    has taken half of the items of the window before."""
 
-    def __init__(self, hint: Any, name: str, what: str, reads: Callable[[Any], Any], of: Any, things: str, first: int = 0) -> None:
+    def __init__(self, hint: Any, name: str, what: str, reads: Callable[[Any], Any], of: Any, things: str,
+                 first: int = 0) -> None:
         self._hint, self._name, self._what, self._reads, self._things, self._first = hint, name, what, reads, things, first or FIRST
         self._of = id(of)  # whose order it is, also when that is gone
-        self._taken = self._from = self._until = 0  # items: those that the trainer has taken, and those of the latest window
+        # items: those that the trainer has taken, and those of the latest window
+        self._taken = self._from = self._until = 0
         self._job: Any = None
 
     def write(self, items: Callable[[], Any], taken: Any = ()) -> Any:
-        """Has a window written. items is called in the copy, for those that the trainer will take next; taken are the last ones taken,
-        which the trainer's workers have yet to read."""
+        """Has a window written. items is called in the copy, for those that the trainer will take next; taken are the
+        last ones taken, which the trainer's workers have yet to read."""
         last, late = list(taken), self._job is not None and self._job.late
         skip, most = max(len(last) + self._until - self._taken, 0), WINDOW if self._until else self._first
         self._from, self._until = self._taken - len(last) + skip, -1
         self._job = _jobs[os.getpid(), self._of] = _Job(
-            self._hint, self._name, self._what, lambda apart: _window(self._hint, apart, self._name, itertools.islice(itertools.chain(last, items()), skip, None), self._reads, most),
+            self._hint, self._name, self._what,
+            lambda apart: _window(self._hint, apart, self._name,
+                                  itertools.islice(itertools.chain(last, items()), skip, None), self._reads, most),
             self._of, True, self._things)
         self._job.late = late  # this order's windows are not waited for again
         return self._job
@@ -350,10 +367,11 @@ class Ahead:
 
 
 class Shards:
-    """Iterates over what a library takes its shards from, and has written in windows which shards come next, for each worker. path is called
-    for each item: its file.
+    """Iterates over what a library takes its shards from, and has written in windows which shards come next, for each
+    worker. path is called for each item: its file.
 
-    The library has drawn what it draws first when the first window is found, since its first item has been taken then."""
+    The library has drawn what it draws first when the first window is found, since its first item has been taken
+    then."""
 
     def __init__(self, adapter: str, items: Any, path: Callable[[Any], str]) -> None:
         self._adapter, self._items, self._path = adapter, items, path
@@ -386,21 +404,26 @@ def in_mount(path: str) -> bool:
 _of_shards: Dict[Tuple[int, str, str], int] = {}  # by process, mount and name: the id of what still reads by a plan
 
 
-def ahead_of(adapter: str, of: Any, path: str, reads: Callable[[Any], Any], worker: bool = True, first: int = 0) -> Optional[Ahead]:
-    """The order of what reads shards, of which one is given, with a plan of its own in its mount: other processes may have such plans there.
-    None if it is in no mount."""
+def ahead_of(adapter: str, of: Any, path: str, reads: Callable[[Any], Any], worker: bool = True,
+             first: int = 0) -> Optional[Ahead]:
+    """The order of what reads shards, of which one is given, with a plan of its own in its mount: other processes may
+    have such plans there. None if it is in no mount."""
     hint = _hint()
     placed = hint._Mounts(None).place(path)
     if placed is None or getattr(sys.modules.get("shoal._hint"), "given", False):
-        _say(f"no hint: {path} of {adapter} is in no Shoal mount" if placed is None else "no hint: the trainer gives hints itself")
+        _say(f"no hint: {path} of {adapter} is in no Shoal mount" if placed is None
+             else "no hint: the trainer gives hints itself")
         return None
     rank, data = hint._rank(None), sys.modules.get("torch.utils.data")
     info = data.get_worker_info() if worker and data is not None else None
-    parts = (os.environ.get("SHOAL_RUN_NAME", ""), adapter, f"rank{rank}" if worker and rank is not None else "", f"worker{info.id}" if info else "")
+    parts = (os.environ.get("SHOAL_RUN_NAME", ""), adapter, f"rank{rank}" if worker and rank is not None else "",
+             f"worker{info.id}" if info else "")
     base = "-".join(filter(None, parts))
     for name in itertools.chain([base], map((base + "-{}").format, itertools.count(2))):
         key, mine = (os.getpid(), placed[0], name), (placed[0], name) in _written.get(os.getpid(), ())
-        if _of_shards.get(key, id(of)) == id(of) and (mine or not os.path.exists(os.path.join(placed[0], ".shoal", "plans", name))):
+        if _of_shards.get(key, id(of)) == id(of) and (mine
+                                                      or not os.path.exists(os.path.join(placed[0], ".shoal",
+                                                              "plans", name))):
             break
     _of_shards[key] = id(of)
     weakref.finalize(of, _end, key, (os.getpid(), id(of))).atexit = False
@@ -415,9 +438,10 @@ def _end(plan: Tuple[int, str, str], key: Tuple[int, int]) -> None:
         job.apart.end()
 
 
-def _window(hint: Any, apart: Any, name: str, items: Any, reads: Callable[[Any], Any], most: int) -> Tuple[List[Tuple[str, int]], Optional[str], int, bool]:
-    """Writes up to most lines of what items read, in a copy of the process. Returns what _plans does, the number of items, and whether
-    there are more."""
+def _window(hint: Any, apart: Any, name: str, items: Any, reads: Callable[[Any], Any],
+            most: int) -> Tuple[List[Tuple[str, int]], Optional[str], int, bool]:
+    """Writes up to most lines of what items read, in a copy of the process. Returns what _plans does, the number of
+    items, and whether there are more."""
     mounts, lines, count = hint._Mounts(None), 0, 0
     texts: Dict[str, bytearray] = {}
     for item in items:
@@ -450,8 +474,8 @@ def _size(sized: Any) -> int:
 
 
 def _plans(hint: Any, apart: Any, loader: Any, name: str) -> Tuple[List[Tuple[str, int]], Optional[str]]:
-    """Writes the plan of each mount that holds files of the loader, in a copy of the process. Returns the mounts and numbers of
-    files, and what went wrong with them."""
+    """Writes the plan of each mount that holds files of the loader, in a copy of the process. Returns the mounts and
+    numbers of files, and what went wrong with them."""
     mounts, dataset, listing = hint._Mounts(None), loader.dataset, None
     unlisted = None
     try:
@@ -489,7 +513,8 @@ def _plans(hint: Any, apart: Any, loader: Any, name: str) -> Tuple[List[Tuple[st
 
 
 class _Tried:
-    """The first file of each sample of a dataset without a list of its files: what it opens when it is asked for the sample."""
+    """The first file of each sample of a dataset without a list of its files: what it opens when it is asked for the
+    sample."""
 
     def __init__(self, hint: Any, apart: Any, dataset: Any, mounts: Any) -> None:
         self._known: Dict[int, List[str]] = {}
@@ -497,13 +522,15 @@ class _Tried:
 
     def __getitem__(self, i: int) -> List[str]:
         if i not in self._known:
-            self._known[i] = list(self._hint._opened(self._apart, self._dataset, self._hint.np.array([i]), self._mounts).values())
+            self._known[i] = list(self._hint._opened(self._apart, self._dataset, self._hint.np.array([i]),
+                                                     self._mounts).values())
         return self._known[i]
 
 
 def _name(hint: Any, loader: Any, adapter: str = "") -> str:
     rank, number = hint._rank(loader), _number(loader)
-    parts = [os.environ.get("SHOAL_RUN_NAME", ""), adapter, "" if rank is None else f"rank{rank}", "" if number < 2 else str(number)]
+    parts = [os.environ.get("SHOAL_RUN_NAME", ""), adapter, "" if rank is None else f"rank{rank}",
+             "" if number < 2 else str(number)]
     return "-".join(filter(None, parts if any(parts[:3]) else ["default"] + parts[3:]))
 
 
@@ -516,7 +543,8 @@ def _number(loader: Any) -> int:
 
 
 def _gone(loader: int) -> None:
-    """Forgets a loader. Its order may still be written, and read: an iterator does not hold its loader. Then it keeps the number."""
+    """Forgets a loader. Its order may still be written, and read: an iterator does not hold its loader. Then it keeps
+    the number."""
     number, iterator = _numbers.pop(loader, 0), _iterators.pop(loader, lambda: None)()
     if number and iterator is not None:
         _numbers[-id(iterator)] = number
@@ -558,7 +586,8 @@ def _each(files: Any) -> Any:
 
 class _Found:
     """The files of each sample of a dataset of unknown type: those in its attributes that are lists with an item for
-    each sample, and of which the first names a file in a mount. An item is a path, or a tuple or dictionary with paths."""
+    each sample, and of which the first names a file in a mount. An item is a path, or a tuple or dictionary with
+    paths."""
 
     def __init__(self, dataset: Any, mounts: Any) -> None:
         self._length = len(dataset)
@@ -578,10 +607,12 @@ class _Found:
         return [None] if self._names(item, mounts) else []
 
     def _names(self, value: Any, mounts: Any) -> bool:
-        return isinstance(value, (str, os.PathLike)) and mounts.place(os.fspath(value)) is not None and os.path.isfile(value)
+        return isinstance(value,
+                          (str, os.PathLike)) and mounts.place(os.fspath(value)) is not None and os.path.isfile(value)
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, i: int) -> List[Any]:
-        return list(dict.fromkeys(os.fspath(values[i] if key is None else values[i][key]) for values, key in self._columns))
+        return list(dict.fromkeys(os.fspath(values[i] if key is None else values[i][key])
+                                  for values, key in self._columns))

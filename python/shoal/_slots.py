@@ -40,7 +40,8 @@ class HandoverError(FeedError):
     """The server did not hand over its memory."""
 
 
-def handover(path: str, key: str, descriptors: int = 1, frames: bool = False) -> Tuple[socket.socket, Dict[str, Any], List[int]]:
+def handover(path: str, key: str, descriptors: int = 1, frames: bool = False) -> Tuple[socket.socket, Dict[str, Any],
+        List[int]]:
     """Requests a pool's memory. Returns the connection, whose end gives all slots back, the server's answer and the
     descriptors. frames: request the stream's messages on the connection, if the server supports it."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -110,7 +111,8 @@ class SlotPool:
             size = os.fstat(fds[0]).st_size
             if self.slots < 1 or self.slot_bytes < HEADER or size != self.slots * self.slot_bytes:
                 raise HandoverError(f"{self.slots} slots of {self.slot_bytes} bytes in a memory of {size}")
-            self.memory: Optional[mmap.mmap] = mmap.mmap(fds[0], size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            self.memory: Optional[mmap.mmap] = mmap.mmap(fds[0], size, mmap.MAP_SHARED,
+                                                         mmap.PROT_READ | mmap.PROT_WRITE)
             try:
                 self.memory.madvise(mmap.MADV_HUGEPAGE)  # as the server does
             except OSError:
@@ -139,7 +141,8 @@ class SlotPool:
         self._bytes: Dict[int, int] = {}
         self._room = self.slot_bytes - HEADER
         self._addresses = [self.address + (slot - 1) * self.slot_bytes + HEADER for slot in range(self.slots + 1)]
-        self._leases = [self._type(ctypes.c_ubyte * self._room, slot) for slot in range(self.slots + 1)]  # 0 is not used
+        # 0 is not used
+        self._leases = [self._type(ctypes.c_ubyte * self._room, slot) for slot in range(self.slots + 1)]
         _pools.add(self)
 
     def _type(self, base: Any, slot: int) -> Callable[[int], Any]:
@@ -252,7 +255,8 @@ class SlotPool:
     def _prove(self, slot: int, index: int, epoch: int) -> None:
         magic, version, size, number, flags, sequence, e, i = self._header(slot)
         if (magic, version, size, number) != (_MAGIC, 1, HEADER, slot) or flags & _FILLING or (i, e) != (index, epoch):
-            raise FeedError(f"slot {slot} does not hold batch {index} of epoch {epoch}: its header says slot {number}, batch {i} "
+            raise FeedError(f"slot {slot} does not hold batch {index} of epoch {epoch}: its header says slot {number}, "
+                            f"batch {i} "
                             f"of epoch {e}{', being filled' if flags & _FILLING else ''}")
         self._proof[slot] = sequence, self._checksum(slot) if self.readonly else 0
 
@@ -265,15 +269,19 @@ class SlotPool:
         if self.debug and self.memory is not None and slot in self._proof:
             _, _, _, _, flags, sequence, _, _ = self._header(slot)
             if flags & _FILLING or sequence != self._proof[slot][0]:
-                raise FeedError(f"slot {slot} was filled again while this process holds it: its sequence is {sequence}, and was "
-                                f"{self._proof[slot][0]} when the batch came. This is a bug in the server: please report it")
+                raise FeedError(f"slot {slot} was filled again while this process holds it: its sequence is "
+                                f"{sequence}, and was "
+                                f"{self._proof[slot][0]} when the batch came. This is a bug in the server: please "
+                                f"report it")
 
     def _settle(self, slot: int) -> None:
         try:
             self.check(slot)
             if self.readonly and self._checksum(slot) != self._proof[slot][1]:
-                raise FeedError(f"somebody wrote to slot {slot} of a feed with readonly=True, which other trainers may read. "
-                                "Tensors are not protected from in-place operations: copy() them first, or leave readonly out")
+                raise FeedError(f"somebody wrote to slot {slot} of a feed with readonly=True, which other trainers "
+                                f"may read. "
+                                "Tensors are not protected from in-place operations: copy() them first, or leave "
+                                "readonly out")
         except FeedError as e:
             self.fault = self.fault or str(e)
         self._proof.pop(slot, None)

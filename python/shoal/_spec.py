@@ -8,7 +8,8 @@ from typing import Any, Dict, List, Optional
 
 import numpy as np
 
-_TYPES = {"uint8": "uint8", "u8": "uint8", "byte": "uint8", "fp16": "fp16", "float16": "fp16", "half": "fp16", "bf16": "bf16",
+_TYPES = {"uint8": "uint8", "u8": "uint8", "byte": "uint8", "fp16": "fp16", "float16": "fp16", "half": "fp16",
+          "bf16": "bf16",
           "bfloat16": "bf16", "fp32": "fp32", "float32": "fp32", "float": "fp32"}
 _LAYOUTS = {"nchw": "nchw", "chw": "nchw", "nhwc": "nhwc", "hwc": "nhwc", "channels_last": "nhwc"}
 
@@ -37,7 +38,8 @@ def views(spec: str) -> List[str]:
     if first.partition("(")[0].strip() != "views":
         return []
     groups = [group.partition("[") for group in words(first[first.index("(") + 1:first.rindex(")")], ",") if group]
-    return ["|".join([inside.rstrip()[:-1], *behind]) for count, _, inside in groups for _ in range(int(count.rstrip(" x") or 1))]
+    return ["|".join([inside.rstrip()[:-1], *behind]) for count, _, inside in groups
+            for _ in range(int(count.rstrip(" x") or 1))]
 
 
 def with_words(spec: Optional[str], dtype: Any, layout: Optional[str]) -> Optional[str]:
@@ -76,19 +78,22 @@ OPERATIONS = {
     "CenterCrop": ("size",), "RandomCrop": ("size",) + _CROP_FILL, "Pad": ("padding", "fill", "padding_mode"),
     "RandomHorizontalFlip": ("p",), "RandomVerticalFlip": ("p",),
     "RandomRotation": ("degrees", "interpolation", "expand", "center", "fill"),
-    "ColorJitter": ("brightness", "contrast", "saturation", "hue"), "Grayscale": ("num_output_channels",), "RandomGrayscale": ("p",),
+    "ColorJitter": ("brightness", "contrast", "saturation", "hue"), "Grayscale": ("num_output_channels",),
+    "RandomGrayscale": ("p",),
     "RandomInvert": ("p",), "RandomAutocontrast": ("p",), "RandomEqualize": ("p",), "RandomPosterize": ("bits", "p"),
-    "RandomSolarize": ("threshold", "p"), "RandomAdjustSharpness": ("sharpness_factor", "p"), "GaussianBlur": ("kernel_size", "sigma"),
+    "RandomSolarize": ("threshold", "p"), "RandomAdjustSharpness": ("sharpness_factor", "p"),
+    "GaussianBlur": ("kernel_size", "sigma"),
     "RandAugment": ("num_ops", "magnitude", "num_magnitude_bins", "interpolation", "fill"),
-    "TrivialAugmentWide": ("num_magnitude_bins", "interpolation", "fill"), "AutoAugment": ("policy", "interpolation", "fill"),
+    "TrivialAugmentWide": ("num_magnitude_bins", "interpolation", "fill"),
+    "AutoAugment": ("policy", "interpolation", "fill"),
     "Normalize": ("mean", "std"), "RandomErasing": ("p", "scale", "ratio", "value"),
 }
 COMPOUNDS = "RandomApply", "RandomChoice"  # they hold operations
 
 
 def of_torchvision(transform: Any) -> str:
-    """The spec that says what a torchvision transform (v1 or v2, or a Compose of them) does, or a list of them: views. Raises
-    ValueError for a step that has no equal, and names it."""
+    """The spec that says what a torchvision transform (v1 or v2, or a Compose of them) does, or a list of them: views.
+    Raises ValueError for a step that has no equal, and names it."""
     if isinstance(transform, (list, tuple)):
         return _of_views([of_torchvision(view) for view in transform])
     operations: List[str] = []
@@ -98,7 +103,8 @@ def of_torchvision(transform: Any) -> str:
         name = type(step).__name__
         module = type(step).__module__
         if not module.startswith("torchvision.") or name not in (*OPERATIONS, *COMPOUNDS, *_TO_TENSOR):
-            raise ValueError(f"transform: {name} has no equal in a feed (docs/transforms.md lists the operations); leave it out, and do it "
+            raise ValueError(f"transform: {name} has no equal in a feed (docs/transforms.md lists the operations); "
+                             f"leave it out, and do it "
                              "by map= or in the trainer")
         inside = list(step.transforms) if name in COMPOUNDS else []
         for inner in inside:
@@ -110,7 +116,8 @@ def of_torchvision(transform: Any) -> str:
         elif name in ("Normalize", "RandomErasing"):
             finish.value(name, step)
         elif finish.maker:
-            raise ValueError(f"transform: {name} comes after {finish.maker}: a feed works on pictures as Pillow does; put it before")
+            raise ValueError(f"transform: {name} comes after {finish.maker}: a feed works on pictures as Pillow does; "
+                             f"put it before")
         else:
             operations.append(_call(name, step))
             for each in [step, *inside]:
@@ -118,8 +125,10 @@ def of_torchvision(transform: Any) -> str:
                 if name in ("TrivialAugmentWide", "AutoAugment") or name == "RandAugment" and _solarizes(each):
                     by.setdefault(v2, name)
     if len(by) > 1:
-        raise ValueError(f"transform: {by[True]} is torchvision.transforms.v2's, {by[False]} is not, and the two versions round differently: "
-                         "take both from one (in v2, ToImage() and ToDtype(torch.float32, scale=True) in place of ToTensor())")
+        raise ValueError(f"transform: {by[True]} is torchvision.transforms.v2's, {by[False]} is not, and the two "
+                         f"versions round differently: "
+                         "take both from one (in v2, ToImage() and ToDtype(torch.float32, scale=True) in place of "
+                         "ToTensor())")
     return "|".join(operations + [finish.dtype, "nchw"] + finish.words() + (["v2"] if True in by else []))
 
 
@@ -131,7 +140,8 @@ def _of_views(specs: List[str]) -> str:
         at = next(i for i, word in enumerate(split) if word in _TYPES)
         operations, after = "|".join(split[:at]), "|".join(split[at:])
         if behind not in ("", after):
-            raise ValueError(f"transform: one view ends in {behind}, another in {after}: all views of a feed have one type and one Normalize")
+            raise ValueError(f"transform: one view ends in {behind}, another in {after}: all views of a feed have one "
+                             f"type and one Normalize")
         behind = after
         if groups and groups[-1][1] == operations:
             groups[-1][0] += 1
@@ -144,8 +154,8 @@ _TO_TENSOR = "ToTensor", "PILToTensor", "ToImage", "ToDtype", "ConvertImageDtype
 
 
 class _Finish:
-    """What follows the operations: types, Normalize, RandomErasing. A feed divides by 255 and normalizes in one type, rounds to
-    the batch's, and erases."""
+    """What follows the operations: types, Normalize, RandomErasing. A feed divides by 255 and normalizes in one type,
+    rounds to the batch's, and erases."""
 
     def __init__(self) -> None:
         self.maker = ""  # the step that made a tensor of the picture
@@ -165,12 +175,14 @@ class _Finish:
             return False
         if self.dtype == "uint8":
             if not getattr(step, "scale", True):
-                raise ValueError("transform: ToDtype without scale=True has no equal in a feed: write ToDtype(torch.float32, scale=True)")
+                raise ValueError("transform: ToDtype without scale=True has no equal in a feed: write "
+                                 "ToDtype(torch.float32, scale=True)")
             self.dtype = to
             return True
         narrow = self._rounded or self.dtype != "fp32" and (not self._norm or self._erase)
         if narrow or to == "uint8":
-            raise ValueError(f"transform: {name} makes {to} of {self.dtype}: a feed changes the type of fractions once; leave one of the "
+            raise ValueError(f"transform: {name} makes {to} of {self.dtype}: a feed changes the type of fractions "
+                             f"once; leave one of the "
                              "two steps out")
         self.dtype, self._rounded = to, True
         return False
@@ -180,10 +192,12 @@ class _Finish:
         if self.dtype == "uint8":
             raise ValueError(f"transform: {name} needs values of a float type: put ToTensor() before it")
         if self._erase:
-            raise ValueError(f"transform: RandomErasing comes before {name}: a feed erases finished values, once; put it last")
+            raise ValueError(f"transform: RandomErasing comes before {name}: a feed erases finished values, once; "
+                             f"put it last")
         if name == "RandomErasing":
             if getattr(step, "value", None) in (None, "random"):
-                raise ValueError("transform: RandomErasing(value='random') has no equal in a feed: give a number or three")
+                raise ValueError("transform: RandomErasing(value='random') has no equal in a feed: give a "
+                                 "number or three")
             self._erase = _call(name, step)
             return
         if self._norm:
@@ -193,10 +207,13 @@ class _Finish:
             given = _literal(getattr(step, what))
             flat = given if isinstance(given, tuple) else (given,)
             shape = tuple(getattr(getattr(step, what), "shape", ()))
-            if len(flat) not in (1, 3) or shape[1:] not in ((), (1, 1)) or not all(isinstance(x, (int, float)) for x in flat):
-                raise ValueError(f"transform: Normalize has {what}={getattr(step, what)!r}: it must be a number, or three, one for each channel")
+            if len(flat) not in (1, 3) or shape[1:] not in ((), (1, 1)) or not all(isinstance(x, (int, float))
+                    for x in flat):
+                raise ValueError(f"transform: Normalize has {what}={getattr(step, what)!r}: it must be a number, or "
+                                 f"three, one for each channel")
             numbers.append("(" + ", ".join(repr(float(x)) for x in flat) + ("," if len(flat) == 1 else "") + ")")
-        self._norm = f"Normalize({numbers[0]}, std={numbers[1]}" + ("" if self.dtype == "fp32" else f", dtype={self.dtype!r}") + ")"
+        self._norm = f"Normalize({numbers[0]}, std={numbers[1]}" + ("" if self.dtype == "fp32"
+            else f", dtype={self.dtype!r}") + ")"
         self._rounded = False
 
     def words(self) -> List[str]:
@@ -221,7 +238,8 @@ def steps(transform: Any) -> List[Any]:
     inside = getattr(transform, "transforms", None)
     if inside is None and type(transform).__name__ == "Sequential":
         inside = list(transform)
-    return [transform] if inside is None or type(transform).__name__ not in ("Compose", "Sequential") else [s for t in inside for s in steps(t)]
+    return [transform] if inside is None or type(transform).__name__ not in ("Compose", "Sequential") else [s
+        for t in inside for s in steps(t)]
 
 
 def _call(name: str, step: Any) -> str:
@@ -229,7 +247,8 @@ def _call(name: str, step: Any) -> str:
     if name in COMPOUNDS:
         inside = [type(t).__name__ for t in step.transforms]
         if not set(inside) <= set(OPERATIONS) - {"Normalize", "RandomErasing"}:
-            raise ValueError(f"transform: {name} holds {', '.join(inside)}: in a feed it holds single operations on pictures")
+            raise ValueError(f"transform: {name} holds {', '.join(inside)}: in a feed it holds single operations "
+                             f"on pictures")
         p = getattr(step, "p", getattr(step, "probabilities", None))
         weights = "" if p is None else f", p={float(p) if name == 'RandomApply' else [float(w) for w in p]}"
         return f"{name}([{', '.join(_call(*pair) for pair in zip(inside, step.transforms))}]{weights})"
@@ -242,14 +261,15 @@ def _call(name: str, step: Any) -> str:
         if value is None or i > 0 and value == _literal(default):
             continue
         if not all(isinstance(v, (bool, int, float, str)) for v in (value if isinstance(value, tuple) else (value,))):
-            raise ValueError(f"transform: {name} has {parameter}={given!r}: a feed takes numbers, strings and tuples of them")
+            raise ValueError(f"transform: {name} has {parameter}={given!r}: a feed takes numbers, strings and "
+                             f"tuples of them")
         args.append(repr(value) if i == 0 else f"{parameter}={value!r}")
     return f"{name}({', '.join(args)})"
 
 
 def _literal(value: Any) -> Any:
-    """A value as a Python literal: an enumeration's value, tuples in place of lists, what numpy's and torch's values are. A
-    sequence of one item is the item: v2's Resize has [256], and a mean may have the shape (3, 1, 1)."""
+    """A value as a Python literal: an enumeration's value, tuples in place of lists, what numpy's and torch's values
+    are. A sequence of one item is the item: v2's Resize has [256], and a mean may have the shape (3, 1, 1)."""
     value = value.tolist() if hasattr(value, "tolist") else getattr(value, "value", value)
     if isinstance(value, (list, tuple)):
         value = tuple(_literal(v) for v in value) if len(value) != 1 else _literal(value[0])

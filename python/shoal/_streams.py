@@ -97,7 +97,8 @@ class Streams:
             streams.append(stream)
 
     def idle(self, slot: int) -> bool:
-        """Nothing refers to the slot any more. Returns whether no device can use it either; otherwise done() returns it later."""
+        """Nothing refers to the slot any more. Returns whether no device can use it either; otherwise done() returns it
+        later."""
         cuda = _cuda()
         if cuda is None:
             return True
@@ -172,7 +173,8 @@ _registered: Dict[int, int] = {}  # device by address
 
 
 def register(address: int, size: int) -> bool:
-    """Page-locks memory if torch has CUDA. Returns whether it did; a failure is logged, and training goes on without."""
+    """Page-locks memory if torch has CUDA. Returns whether it did; a failure is logged, and training goes on
+    without."""
     try:
         import torch
     except ImportError:
@@ -185,7 +187,8 @@ def register(address: int, size: int) -> bool:
     with on(torch.cuda, device):
         error = int(torch.cuda.cudart().cudaHostRegister(address, size, 0))
     if error:
-        log.warning("shoal: cudaHostRegister of %d MiB failed with error %d: memory is not page-locked. Lower slots=, or raise "
+        log.warning("shoal: cudaHostRegister of %d MiB failed with error %d: memory is not page-locked. Lower slots=, "
+                    "or raise "
                     "the limit of locked memory (ulimit -l)", size >> 20, error)
     else:
         _registered[address] = device

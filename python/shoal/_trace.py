@@ -12,8 +12,8 @@ _TRACESTATE = re.compile(r"[\x20-\x7e]{1,512}")
 
 
 def headers() -> Tuple[Tuple[str, str], ...]:
-    """W3C's traceparent and tracestate as gRPC metadata: of the current span if the program uses OpenTelemetry, otherwise
-    from the environment variables TRACEPARENT and TRACESTATE. Empty without either."""
+    """W3C's traceparent and tracestate as gRPC metadata: of the current span if the program uses OpenTelemetry,
+    otherwise from the environment variables TRACEPARENT and TRACESTATE. Empty without either."""
     found: Dict[str, str] = {}
     if "opentelemetry.trace" in sys.modules:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

@@ -27,11 +27,14 @@ _NOT_REPLAYED = {"MixUp": "it mixes whole batches", "CutMix": "it mixes whole ba
 def main(arguments: Sequence[str]) -> int:
     """Runs the verb. Returns the exit code: 0 if all rows are equal, 1 if one differs, 2 if they could not be
     compared."""
-    p = argparse.ArgumentParser(prog="shoal verify", description="Replays batches of a feed in this Python's own torchvision, and compares "
-                                "every row with what the server made. Exit code 0: all are equal; 1: some differ; 2: it could not be compared.")
+    p = argparse.ArgumentParser(prog="shoal verify",
+                                description="Replays batches of a feed in this Python's own torchvision, and compares "
+                                "every row with what the server made. Exit code 0: all are equal; 1: some differ; 2: "
+                                "it could not be compared.")
     p.add_argument("verb", choices=["verify"])
     p.add_argument("addr", metavar="ADDR", help="address of the feed")
-    p.add_argument("--transform", default=_TRANSFORM, help="of pictures, or MODULE:NAME of a torchvision transform, whose own classes then replay "
+    p.add_argument("--transform", default=_TRANSFORM,
+                   help="of pictures, or MODULE:NAME of a torchvision transform, whose own classes then replay "
                    "(default: %(default)s)")
     p.add_argument("--batch", type=int, default=16, help="rows of a batch (default: %(default)s)")
     p.add_argument("--batches", type=int, default=1, help="how many to compare (default: %(default)s)")
@@ -57,7 +60,8 @@ class _NothingToCompare(Exception):
 def _run(given: Any) -> int:
     missing = [name for name in ("torch", "torchvision", "PIL") if not _there(name)]
     if missing:
-        raise _NothingToCompare(f"{sys.executable} has no {' and no '.join(missing)}, which are needed to replay batches: "
+        raise _NothingToCompare(f"{sys.executable} has no {' and no '.join(missing)}, which are needed to replay "
+                                f"batches: "
                                 f"{sys.executable} -m pip install torch torchvision pillow, or use another Python")
     if given.batches < 1:
         raise _NothingToCompare(f"--batches={given.batches}: it must be at least 1")
@@ -75,7 +79,8 @@ def _run(given: Any) -> int:
                   server_name=given.server_name)
     rows = differ = 0
     transform = spec
-    with Feed(given.addr, given.batch, transform=spec, **common) as made, Feed(given.addr, given.batch, **common) as raw:
+    with Feed(given.addr, given.batch, transform=spec, **common) as made, Feed(given.addr, given.batch,
+            **common) as raw:
         made.set_epoch(given.epoch)
         raw.set_epoch(given.epoch)
         batches = zip(range(given.batches), made, raw)
@@ -92,9 +97,11 @@ def _run(given: Any) -> int:
                 differ += difference is not None
                 print(f"sample {batch.id[row]}: {'equal' if difference is None else 'differs, ' + difference}"
                       + (f"; drawn: {drawn}" if difference is not None else ""))
-    print(f"{rows - differ} of {rows} rows equal, {transform}, with torchvision {torchvision.__version__} on Pillow {PIL.__version__}")
+    print(f"{rows - differ} of {rows} rows equal, {transform}, with torchvision {torchvision.__version__} on Pillow "
+          f"{PIL.__version__}")
     if differ and (int(PIL.__version__.split(".")[0]) >= 13) != ("pillow(13)" in transform):
-        print("the transform resizes by the rule of another Pillow version: see pillow(9.4) and pillow(13) in docs/transforms.md")
+        print("the transform resizes by the rule of another Pillow version: see pillow(9.4) and pillow(13) in "
+              "docs/transforms.md")
     return DIFFERS if differ else EQUAL
 
 
@@ -104,7 +111,8 @@ def _difference(batch: Any, row: int, stored: bytes, transform: str, drawn: Any,
     if not specs:
         return _compare(batch.data[row], replay(stored, transform, drawn, own), transform)
     made = batch.data if isinstance(batch.data, list) else [batch.data]
-    found = [_compare(made[k][row], replay(stored, spec, drawn[k], own and own[k]), spec) for k, spec in enumerate(specs)]
+    found = [_compare(made[k][row], replay(stored, spec, drawn[k], own and own[k]), spec)
+             for k, spec in enumerate(specs)]
     return "; ".join(f"view {k}: {difference}" for k, difference in enumerate(found) if difference) or None
 
 
@@ -116,7 +124,8 @@ def _named(transform: str) -> Any:
     try:
         return functools.reduce(getattr, name.split("."), importlib.import_module(module))
     except (ImportError, AttributeError) as e:
-        raise _NothingToCompare(f"--transform {transform}: {e}; name a module on PYTHONPATH and a transform in it") from None
+        raise _NothingToCompare(
+            f"--transform {transform}: {e}; name a module on PYTHONPATH and a transform in it") from None
 
 
 def _there(name: str) -> bool:
@@ -145,7 +154,8 @@ def _compare(got: np.ndarray, want: np.ndarray, transform: str) -> Optional[str]
 def _neighbours(got: np.ndarray, want: np.ndarray, operations: _Operations) -> np.ndarray:
     """Where two pictures have values of bytes that differ by 1."""
     import torch
-    scale = _finish(torch.arange(256, dtype=torch.uint8).expand(3, 1, 256), [o for o in operations if o[0] not in ("RandomErasing", "nhwc")], iter(()))
+    scale = _finish(torch.arange(256, dtype=torch.uint8).expand(3, 1, 256),
+                    [o for o in operations if o[0] not in ("RandomErasing", "nhwc")], iter(()))
     near = np.zeros(got.shape, bool)
     for channel, values in enumerate(scale[:, 0]):
         at = (slice(None), slice(None), channel) if ("nhwc", {}) in operations else (channel,)
@@ -159,8 +169,8 @@ _Operations = List[Tuple[str, Dict[str, Any]]]
 
 
 def replay(stored: bytes, transform: str, drawn: Any, own: Any = None) -> np.ndarray:
-    """torchvision's result for a stored picture, given the draws: of its functions, or of the caller's own transform; bf16 as
-    float32."""
+    """torchvision's result for a stored picture, given the draws: of its functions, or of the caller's own transform;
+    bf16 as float32."""
     from torchvision.transforms import functional as F
     operations, by = parse(transform), iter(drawn)
     picture = _decoded(stored)
@@ -230,12 +240,14 @@ def _do(picture: Any, name: str, given: Dict[str, Any], drawn: Dict[str, Any]) -
             picture = _do(picture, name, given, inside)
         return picture
     if name == "RandomResizedCrop":
-        return F.resized_crop(picture, drawn["top"], drawn["left"], drawn["height"], drawn["width"], list(given["size"]), how)
+        return F.resized_crop(picture, drawn["top"], drawn["left"], drawn["height"], drawn["width"],
+                              list(given["size"]), how)
     if name == "RandomCrop":
         mode = given["padding_mode"]
         if given["padding"]:
             picture = F.pad(picture, list(given["padding"]), tuple(given["fill"]), mode)
-        for short, sides in ((given["size"][1] - picture.size[0], [1, 0]), (given["size"][0] - picture.size[1], [0, 1])):
+        for short, sides in ((given["size"][1] - picture.size[0], [1, 0]),
+                             (given["size"][0] - picture.size[1], [0, 1])):
             if given["pad_if_needed"] and short > 0:
                 picture = F.pad(picture, [short * side for side in sides], tuple(given["fill"]), mode)
         return F.crop(picture, drawn["top"], drawn["left"], drawn["height"], drawn["width"])
@@ -264,7 +276,8 @@ def _do(picture: Any, name: str, given: Dict[str, Any], drawn: Dict[str, Any]) -
         picture = {
             "RandomGrayscale": lambda: F.to_grayscale(picture, 3), "RandomInvert": lambda: F.invert(picture),
             "RandomAutocontrast": lambda: F.autocontrast(picture), "RandomEqualize": lambda: F.equalize(picture),
-            "RandomPosterize": lambda: F.posterize(picture, given["bits"]), "RandomSolarize": lambda: F.solarize(picture, given["threshold"]),
+            "RandomPosterize": lambda: F.posterize(picture, given["bits"]),
+            "RandomSolarize": lambda: F.solarize(picture, given["threshold"]),
             "RandomAdjustSharpness": lambda: F.adjust_sharpness(picture, given["sharpness_factor"]),
         }[name]()
     return picture

@@ -14,7 +14,8 @@ _UINT, _BOOL, _STR, _BYTES = "uint", "bool", "str", "bytes"
 
 
 class _Field:
-    def __init__(self, name: str, kind: Union[str, _Schema], repeated: bool = False, memo: Optional[Memo] = None) -> None:
+    def __init__(self, name: str, kind: Union[str, _Schema], repeated: bool = False,
+                 memo: Optional[Memo] = None) -> None:
         self.name, self.kind, self.repeated, self.memo = name, kind, repeated, memo
 
 
@@ -51,10 +52,13 @@ OWNERS_REQUEST = _schema(placement=(1, _STR))
 OWNERS_PART = _schema(dataset=(1, _STR), owners=(2, _BYTES))
 STATS = _schema(json=(1, _STR))
 
-OPEN = _schema(session=(1, _STR), client=(2, _STR), order=(3, _STR), batch=(4, _UINT), world=(5, _UINT), rank=(6, _UINT),
-               transform=(7, _STR), seed=(8, _UINT), epoch=(9, _UINT), epochs=(10, _UINT), tail=(11, _STR), bad=(12, _STR),
+OPEN = _schema(session=(1, _STR), client=(2, _STR), order=(3, _STR), batch=(4, _UINT), world=(5, _UINT),
+               rank=(6, _UINT),
+               transform=(7, _STR), seed=(8, _UINT), epoch=(9, _UINT), epochs=(10, _UINT), tail=(11, _STR),
+               bad=(12, _STR),
                state=(13, _STR), credits=(14, _UINT), rebatch=(15, _BOOL), dataset=(16, _STR),
-               weight=(17, _UINT), slots=(18, _UINT), readonly=(19, _BOOL), device=(20, _STR), label=(21, _STR), placement=(22, _STR))
+               weight=(17, _UINT), slots=(18, _UINT), readonly=(19, _BOOL), device=(20, _STR), label=(21, _STR),
+               placement=(22, _STR))
 CREDIT = _schema(n=(1, _UINT))
 RELEASE = _schema(slots=(1, _UINT, True))
 CLIENT_MESSAGE = _schema(open=(1, OPEN), credit=(2, CREDIT), release=(3, RELEASE))
@@ -103,7 +107,8 @@ def encode(schema: _Schema, **values: Any) -> bytes:
                 _put_varint(out, number << 3 | _VARINT)
                 _put_varint(out, int(item))
                 continue
-            body = encode(field.kind, **item) if isinstance(field.kind, _Schema) else item.encode() if field.kind == _STR else bytes(item)
+            body = encode(field.kind, **item) if isinstance(field.kind,
+                                                            _Schema) else item.encode() if field.kind == _STR else bytes(item)
             _put_varint(out, number << 3 | _DELIMITED)
             _put_varint(out, len(body))
             out += body

@@ -53,7 +53,8 @@ def wait(path: Union[str, "os.PathLike[str]"], timeout: Optional[float] = None) 
         if state["whole"]:
             return
         if end is not None and time.monotonic() >= end:
-            raise TimeoutError(f"{path} is not whole in the bucket after {timeout} s: {state['lacks']} is {state['why']}")
+            raise TimeoutError(f"{path} is not whole in the bucket after {timeout} s: {state['lacks']} is "
+                               f"{state['why']}")
 
 
 def _carried(path: str) -> "tuple[str, str]":
@@ -73,7 +74,8 @@ def _carried(path: str) -> "tuple[str, str]":
         except OSError:
             pass
         if folder == os.path.dirname(folder):
-            raise denied or ConnectionError(f"{path}: no shoal ckpt carries it (start one: shoal ckpt DIR s3://BUCKET/PREFIX)")
+            raise denied or ConnectionError(f"{path}: no shoal ckpt carries it (start one: shoal ckpt DIR "
+                                            f"s3://BUCKET/PREFIX)")
         folder = os.path.dirname(folder)
 
 

@@ -1,4 +1,5 @@
-"""The client's side of TestClientModel (internal/shortcut): reads files by shoal.open, amid exceptions, threads and forks."""
+"""The client's side of TestClientModel (internal/shortcut): reads files by shoal.open, amid exceptions, threads and
+forks."""
 
 import json
 import os

@@ -18,7 +18,8 @@ class Server:
         if BINARY is None:
             raise RuntimeError("SHOAL_FEEDSERVER is not set: run the tests by `go test ./loader`, or name the "
                                "binary of `go test -c ./loader` there")
-        self.process = subprocess.Popen([BINARY, "serve", *args], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen([BINARY, "serve", *args], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        text=True)
         self.addr = self.process.stdout.readline().strip()
 
     def kill(self):

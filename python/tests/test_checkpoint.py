@@ -13,7 +13,8 @@ class Wait(unittest.TestCase):
     def test_another_users_socket(self):
         """In a folder like /tmp anybody can make one that says everything is in the bucket."""
         for mode, believed in (0o1777, False), (0o755, True):
-            with self.subTest(mode=oct(mode)), tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+            with self.subTest(mode=oct(mode)), tempfile.TemporaryDirectory() as folder, socket.socket(
+                    socket.AF_UNIX) as listener:
                 os.chmod(folder, mode)
                 home = os.path.join(folder, ".shoal")
                 os.mkdir(home)

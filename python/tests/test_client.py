@@ -34,17 +34,21 @@ class Spec(unittest.TestCase):
 
     def test_dtype_and_layout(self):
         crop = "CenterCrop(8)"
-        for dtype, word in (("fp16", "fp16"), (torch.float16, "fp16"), (np.float16, "fp16"), (np.dtype("float32"), "fp32"), ("float32", "fp32"),
-                            (torch.bfloat16, "bf16"), (torch.float32, "fp32"), (np.uint8, "uint8"), (torch.uint8, "uint8"), ("FP32", "fp32")):
+        for dtype, word in (("fp16", "fp16"), (torch.float16, "fp16"), (np.float16, "fp16"),
+                            (np.dtype("float32"), "fp32"), ("float32", "fp32"),
+                            (torch.bfloat16, "bf16"), (torch.float32, "fp32"), (np.uint8, "uint8"),
+                            (torch.uint8, "uint8"), ("FP32", "fp32")):
             self.assertEqual(with_words(crop, dtype, None), f"{crop}|{word}")
         for layout, word in (("nchw", "nchw"), ("NHWC", "nhwc"), (torch.channels_last, "nhwc")):
             self.assertEqual(with_words(crop, "fp32", layout), f"{crop}|fp32|{word}")
         self.assertEqual(with_words(f"{crop}|fp16|nhwc", "fp16", "nhwc"), f"{crop}|fp16|nhwc")
         self.assertEqual(with_words(f"{crop}|fp16", None, "nhwc"), f"{crop}|fp16|nhwc")
         self.assertIs(with_words(None, None, None), None)
-        for spec, dtype, layout, word in ((f"{crop}|fp16", "fp32", None, "the transform says fp16"), (f"{crop}|nchw", None, "nhwc", "says nchw"),
+        for spec, dtype, layout, word in ((f"{crop}|fp16", "fp32", None, "the transform says fp16"),
+                                          (f"{crop}|nchw", None, "nhwc", "says nchw"),
                                           (None, "fp16", None, "raw samples"), ("raw", None, "nchw", "raw samples"),
-                                          (crop, "int8", None, "uint8, fp16, bf16, fp32"), (crop, None, "cwh", "nchw, nhwc")):
+                                          (crop, "int8", None, "uint8, fp16, bf16, fp32"),
+                                          (crop, None, "cwh", "nchw, nhwc")):
             with self.assertRaisesRegex(ValueError, word):
                 with_words(spec, dtype, layout)
 
@@ -54,21 +58,30 @@ class Torchvision(unittest.TestCase):
         norm = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
         for transform, spec in (
                 (T.Compose([T.RandomResizedCrop(224), T.RandomHorizontalFlip(), T.ToTensor(), norm]),
-                 "RandomResizedCrop((224, 224))|RandomHorizontalFlip(0.5)|fp32|nchw|Normalize((0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))"),
-                (T.Compose([T.Compose([T.Resize(256)]), T.CenterCrop(224), T.PILToTensor()]), "Resize(256)|CenterCrop((224, 224))|uint8|nchw"),
+                 "RandomResizedCrop((224, 224))|RandomHorizontalFlip(0.5)|fp32|nchw|Normalize((0.485, 0.456, 0.406), "
+                 "std=(0.229, 0.224, 0.225))"),
+                (T.Compose([T.Compose([T.Resize(256)]), T.CenterCrop(224), T.PILToTensor()]),
+                 "Resize(256)|CenterCrop((224, 224))|uint8|nchw"),
                 (T.Compose([T.PILToTensor(), T.ConvertImageDtype(torch.float16)]), "fp16|nchw"),
-                (torch.nn.Sequential(T.RandomResizedCrop((8, 9), interpolation=T.InterpolationMode.BICUBIC), T.AutoAugment(), T.ColorJitter(0.25)),
-                 "RandomResizedCrop((8, 9), interpolation='bicubic')|AutoAugment('imagenet')|ColorJitter((0.75, 1.25))|uint8|nchw"),
-                (T.Compose([T.RandomCrop(32, padding=4, pad_if_needed=True), T.ToTensor(), norm, T.RandomErasing(0.25)]),
-                 "RandomCrop((32, 32), padding=4, pad_if_needed=True)|fp32|nchw|Normalize((0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))|RandomErasing(0.25)")):
+                (torch.nn.Sequential(T.RandomResizedCrop((8, 9), interpolation=T.InterpolationMode.BICUBIC),
+                                     T.AutoAugment(), T.ColorJitter(0.25)),
+                 "RandomResizedCrop((8, 9), interpolation='bicubic')|AutoAugment('imagenet')|ColorJitter((0.75, "
+                 "1.25))|uint8|nchw"),
+                (T.Compose([T.RandomCrop(32, padding=4, pad_if_needed=True), T.ToTensor(), norm,
+                            T.RandomErasing(0.25)]),
+                 "RandomCrop((32, 32), padding=4, pad_if_needed=True)|fp32|nchw|Normalize((0.485, 0.456, 0.406), "
+                 "std=(0.229, 0.224, 0.225))|RandomErasing(0.25)")):
             self.assertEqual(of_torchvision(transform), spec)
 
     def test_views(self):
         def view(size, p):
-            return T.Compose([T.RandomResizedCrop(size), T.RandomApply([T.ColorJitter(0.25), T.RandomGrayscale()], p=p), T.ToTensor()])
+            return T.Compose([T.RandomResizedCrop(size), T.RandomApply([T.ColorJitter(0.25), T.RandomGrayscale()], p=p),
+                              T.ToTensor()])
 
-        crops = [f"[RandomResizedCrop(({s}, {s}))|RandomApply([ColorJitter((0.75, 1.25)), RandomGrayscale(0.1)], p={p})]" for s, p in ((8, 0.5), (4, 1.0))]
-        self.assertEqual(of_torchvision([view(8, .5), view(8, .5), view(4, 1)]), f"views(2x{crops[0]}, 1x{crops[1]})|fp32|nchw")
+        crops = [f"[RandomResizedCrop(({s}, {s}))|RandomApply([ColorJitter((0.75, 1.25)), "
+                 f"RandomGrayscale(0.1)], p={p})]" for s, p in ((8, 0.5), (4, 1.0))]
+        self.assertEqual(of_torchvision([view(8, .5), view(8, .5), view(4, 1)]),
+                         f"views(2x{crops[0]}, 1x{crops[1]})|fp32|nchw")
         spec = f"views(2x{crops[0]}, {crops[1]}) | fp32|nchw"
         self.assertEqual(views(spec), [f"{c[1:-1]}|fp32|nchw" for c in (crops[0], crops[0], crops[1])])
         self.assertEqual(views("CenterCrop(8)|fp32"), [])
@@ -76,46 +89,59 @@ class Torchvision(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "one view ends in fp32"):
             of_torchvision([view(8, .5), T.CenterCrop(8)])
         one = T.RandomChoice([T.RandomInvert(), T.RandomEqualize(1.)], p=[1, 2])
-        self.assertEqual(of_torchvision(one), "RandomChoice([RandomInvert(0.5), RandomEqualize(1.0)], p=[1.0, 2.0])|uint8|nchw")
-        for inside, word in ((T.RandomApply([T.RandomInvert()]), "holds RandomApply: in a feed it holds single operations"), (T.Lambda(abs), "Lambda has no equal"),
-                             (T.Compose([T.RandomInvert(), T.RandomEqualize()]), "holds Compose"), (T.ToTensor(), "holds ToTensor")):
+        self.assertEqual(of_torchvision(one),
+                         "RandomChoice([RandomInvert(0.5), RandomEqualize(1.0)], p=[1.0, 2.0])|uint8|nchw")
+        for inside, word in ((T.RandomApply([T.RandomInvert()]), "holds RandomApply: in a feed it holds single "
+                              "operations"), (T.Lambda(abs), "Lambda has no equal"),
+                             (T.Compose([T.RandomInvert(), T.RandomEqualize()]), "holds Compose"),
+                             (T.ToTensor(), "holds ToTensor")):
             with self.assertRaisesRegex(ValueError, word):
                 of_torchvision(T.RandomChoice([inside]))
 
     def test_normalize(self):
         three = "(0.5, 0.25, 0.75)"
         for mean, std, words in (
-                ((.5,), (.5,), "(0.5,), std=(0.5,)"), (.5, 2, "(0.5,), std=(2.0,)"), ([.5, .25, .75], np.float32(.5), f"{three}, std=(0.5,)"),
+                ((.5,), (.5,), "(0.5,), std=(0.5,)"), (.5, 2, "(0.5,), std=(2.0,)"),
+                ([.5, .25, .75], np.float32(.5), f"{three}, std=(0.5,)"),
                 (np.array([.5, .25, .75]), torch.tensor([.5, .25, .75]), f"{three}, std={three}"),
                 (torch.tensor(.5), torch.tensor([.5, .25, .75]).view(3, 1, 1), f"(0.5,), std={three}"),
                 ([np.float64(.5)] * 3, [torch.tensor(.5)] * 3, "(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)")):
-            self.assertEqual(of_torchvision(T.Compose([T.ToTensor(), T.Normalize(mean, std)])), f"fp32|nchw|Normalize({words})")
+            self.assertEqual(of_torchvision(T.Compose([T.ToTensor(), T.Normalize(mean, std)])),
+                             f"fp32|nchw|Normalize({words})")
         for mean in ((.5, .5), torch.zeros(1, 3), "x", None):
             with self.assertRaisesRegex(ValueError, "a number, or three"):
                 of_torchvision(T.Compose([T.ToTensor(), T.Normalize(mean, .5)]))
         norm, half = T.Normalize(.5, .5), T.ConvertImageDtype(torch.float16)
         for steps, spec in (([T.PILToTensor(), half, norm], "fp16|nchw|Normalize((0.5,), std=(0.5,), dtype='fp16')"),
-                            ([T.ToTensor(), half, norm, T.ConvertImageDtype(torch.float32)], "fp32|nchw|Normalize((0.5,), std=(0.5,), dtype='fp16')"),
+                            ([T.ToTensor(), half, norm, T.ConvertImageDtype(torch.float32)],
+                             "fp32|nchw|Normalize((0.5,), std=(0.5,), dtype='fp16')"),
                             ([T.ToTensor(), norm, half], "fp16|nchw|Normalize((0.5,), std=(0.5,))"),
-                            ([T.ToTensor(), norm, T.RandomErasing(), half], "fp16|nchw|Normalize((0.5,), std=(0.5,))|RandomErasing(0.5)")):
+                            ([T.ToTensor(), norm, T.RandomErasing(), half], "fp16|nchw|Normalize((0.5,), "
+                             "std=(0.5,))|RandomErasing(0.5)")):
             self.assertEqual(of_torchvision(T.Compose(steps)), spec)
 
     def test_v2(self):
         def v2(name, **fields):  # Debian's torchvision has none
-            return type(name, (), {"__module__": "torchvision.transforms.v2", "__init__": lambda self: None, **fields})()
+            return type(name, (), {"__module__": "torchvision.transforms.v2", "__init__": lambda self: None,
+                                   **fields})()
 
-        for scale, dtype, word in ((True, torch.float32, "fp32"), (False, torch.uint8, "uint8"), (True, torch.uint8, "uint8")):
+        for scale, dtype, word in ((True, torch.float32, "fp32"), (False, torch.uint8, "uint8"),
+                                   (True, torch.uint8, "uint8")):
             steps = v2("Resize", size=[256]), T.CenterCrop(224), v2("ToImage"), v2("ToDtype", dtype=dtype, scale=scale)
-            self.assertEqual(of_torchvision(T.Compose(steps)), f"Resize(256)|CenterCrop((224, 224))|{word}|nchw" + "|v2" * (word != "uint8"))
+            self.assertEqual(of_torchvision(T.Compose(steps)), f"Resize(256)|CenterCrop((224, 224))|{word}|nchw" +
+                             "|v2" * (word != "uint8"))
         scaled = [v2("ToImage"), v2("ToDtype", dtype=torch.float32, scale=True)]
         trivial = dict(num_magnitude_bins=31, interpolation=T.InterpolationMode.NEAREST, fill=None)
         half = v2("ToDtype", dtype=torch.float16, scale=False)
-        for steps, spec in (([v2("TrivialAugmentWide", **trivial), v2("PILToTensor")], "TrivialAugmentWide(31, interpolation='nearest')|uint8|nchw|v2"),
+        for steps, spec in (([v2("TrivialAugmentWide", **trivial), v2("PILToTensor")],
+                             "TrivialAugmentWide(31, interpolation='nearest')|uint8|nchw|v2"),
                             ([*scaled, T.Normalize(.5, .5), half], "fp16|nchw|Normalize((0.5,), std=(0.5,))|v2"),
-                            ([*scaled, half, T.Normalize(.5, .5)], "fp16|nchw|Normalize((0.5,), std=(0.5,), dtype='fp16')|v2"),
+                            ([*scaled, half, T.Normalize(.5, .5)], "fp16|nchw|Normalize((0.5,), std=(0.5,), "
+                             "dtype='fp16')|v2"),
                             ([T.RandAugment(), *scaled], "RandAugment(2)|fp32|nchw|v2")):
             self.assertEqual(of_torchvision(T.Compose(steps)), spec)
-        for steps in ([v2("TrivialAugmentWide", **trivial), T.ToTensor()], [T.AutoAugment(), *scaled], [T.RandAugment(2, 8), *scaled]):
+        for steps in ([v2("TrivialAugmentWide", **trivial), T.ToTensor()], [T.AutoAugment(), *scaled],
+                      [T.RandAugment(2, 8), *scaled]):
             with self.assertRaisesRegex(ValueError, "take both from one"):
                 of_torchvision(T.Compose(steps))
         with self.assertRaisesRegex(ValueError, "scale=True"):
@@ -123,12 +149,17 @@ class Torchvision(unittest.TestCase):
 
     def test_no_equal(self):
         norm = T.Normalize((0.5,) * 3, (0.5,) * 3)
-        for steps, word in (([T.Lambda(abs)], "Lambda has no equal"), ([T.ToTensor(), T.Resize(8)], "Resize comes after ToTensor"),
-                            ([norm], "put ToTensor"), ([T.ToTensor(), T.RandomErasing(), norm], "put it last"), ([T.FiveCrop(8)], "FiveCrop has no equal"),
+        for steps, word in (([T.Lambda(abs)], "Lambda has no equal"),
+                            ([T.ToTensor(), T.Resize(8)], "Resize comes after ToTensor"),
+                            ([norm], "put ToTensor"), ([T.ToTensor(), T.RandomErasing(), norm], "put it last"),
+                            ([T.FiveCrop(8)], "FiveCrop has no equal"),
                             ([T.PILToTensor(), T.ConvertImageDtype(torch.int32)], "uint8, fp16, bf16 and fp32"),
-                            ([T.PILToTensor(), T.ConvertImageDtype(torch.half), T.ToTensor()], "changes the type of fractions once"),
-                            ([T.ToTensor(), norm, norm], "twice"), ([T.ToTensor(), T.RandomErasing(value="random")], "value='random'"),
-                            ([T.ToTensor(), norm, T.ConvertImageDtype(torch.half), T.ConvertImageDtype(torch.float)], "changes the type"),
+                            ([T.PILToTensor(), T.ConvertImageDtype(torch.half), T.ToTensor()],
+                             "changes the type of fractions once"),
+                            ([T.ToTensor(), norm, norm], "twice"),
+                            ([T.ToTensor(), T.RandomErasing(value="random")], "value='random'"),
+                            ([T.ToTensor(), norm, T.ConvertImageDtype(torch.half), T.ConvertImageDtype(torch.float)],
+                             "changes the type"),
                             ([T.RandomRotation(5, fill=[object()] * 3)], "numbers, strings and tuples")):
             with self.assertRaisesRegex(ValueError, word):
                 of_torchvision(T.Compose(steps))
@@ -136,7 +167,8 @@ class Torchvision(unittest.TestCase):
 
 class Moves(unittest.TestCase):
     def test_keeps_nothing(self):
-        """A batch that was moved gives its memory back at once, not when garbage is collected: its slot waits for that."""
+        """A batch that was moved gives its memory back at once, not when garbage is collected: its slot waits for
+        that."""
         gc.disable()
         self.addCleanup(gc.enable)
         rows = [torch.zeros(4) for _ in range(4)]
@@ -163,7 +195,8 @@ class Arguments(FeedCase):
         self.assertEqual(b.data.dtype, torch.float32)
 
     def test_wrong_ones(self):
-        for wrong, word in ((dict(slots=3), "at least 4"), (dict(slots=-1), "at least 0"), (dict(reconnect=-1), "reconnect"), (dict(device="mps"), "cuda:N"),
+        for wrong, word in ((dict(slots=3), "at least 4"), (dict(slots=-1), "at least 0"),
+                            (dict(reconnect=-1), "reconnect"), (dict(device="mps"), "cuda:N"),
                             (dict(ca="x"), "tls://"), (dict(addr="tls://x:1", cert="x"), "go together")):
             with self.assertRaisesRegex(ValueError, word):
                 self.feed(**wrong)
@@ -182,8 +215,10 @@ class Arguments(FeedCase):
     def test_bad_states(self):
         feed = self.feed(transform="ramp(2,2)")
         good = feed.state_dict()
-        for bad in (None, "x", [], {}, {"v": 1}, {"v": 2}, {**good, "epoch": None}, {**good, "epoch": "1"}, {**good, "epoch": 1.5}, {**good, "epoch": -1},
-                    {**good, "epoch": 1 << 32}, {**good, "cursor": None}, {k: v for k, v in good.items() if k != "cursor"}):
+        for bad in (None, "x", [], {}, {"v": 1}, {"v": 2}, {**good, "epoch": None}, {**good, "epoch": "1"},
+                    {**good, "epoch": 1.5}, {**good, "epoch": -1},
+                    {**good, "epoch": 1 << 32}, {**good, "cursor": None},
+                    {k: v for k, v in good.items() if k != "cursor"}):
             with self.subTest(bad), self.assertRaises(ValueError):
                 feed.load_state_dict(bad)
         feed.load_state_dict(good)
@@ -263,10 +298,13 @@ class Says(FeedCase):
         self.assertGreaterEqual(stats["fetch_seconds"], 0.1)  # a hundred samples, each of which took a millisecond
         self.assertGreater(stats["decode_seconds"], 0)
         self.assertGreater(stats["wait_seconds"], 0)
-        self.assertEqual(set(stats), {"batches", "samples", "bytes", "slot_batches", "epochs", "bad_samples", "reconnects", "wait_seconds", "fetch_seconds",
+        self.assertEqual(set(stats),
+                         {"batches", "samples", "bytes", "slot_batches", "epochs", "bad_samples", "reconnects",
+                          "wait_seconds", "fetch_seconds",
                                       "decode_seconds", "stall_seconds", "credit_seconds", "slots", "held_slots"})
         feed.close()
-        self.assertGreaterEqual(feed.stats()["decode_seconds"], stats["decode_seconds"])  # the session's last, after its end
+        # the session's last, after its end
+        self.assertGreaterEqual(feed.stats()["decode_seconds"], stats["decode_seconds"])
         json.dumps(stats)
         documented = inspect.getdoc(shoal.Feed.stats)
         for name in stats:
@@ -274,8 +312,10 @@ class Says(FeedCase):
 
     def test_types(self):
         for thing in (shoal.Feed, shoal.Batch, shoal.FeedError, shoal.MapError, shoal.BadSample):
-            members = [thing.__init__] + [f for n, f in vars(thing).items() if inspect.isfunction(f) and not n.startswith("_")]
-            members += [p.fget for p in vars(thing).values() if isinstance(p, property) and isinstance(p.fget, type(lambda: 0))]
+            members = [thing.__init__] + [f for n, f in vars(thing).items() if inspect.isfunction(f)
+                                          and not n.startswith("_")]
+            members += [p.fget for p in vars(thing).values() if isinstance(p, property)
+                        and isinstance(p.fget, type(lambda: 0))]
             for f in members:
                 if not inspect.isfunction(f):
                     continue
@@ -326,7 +366,8 @@ class Reconnect(unittest.TestCase):
                 for _ in range(2):
                     for b in feed:
                         got.append((b.epoch, b.index, b.id.tolist()))
-                        if len(got) in (7, 20, 39, 61):  # what was ready is delivered still, then the feed looks for the next one
+                        # what was ready is delivered still, then the feed looks for the next one
+                        if len(got) in (7, 20, 39, 61):
                             server.kill()
                             coming = threading.Timer(0.2, self.start_next)
                             coming.start()
@@ -348,14 +389,16 @@ class Reconnect(unittest.TestCase):
 
     def test_patience_ends(self):
         with shoal.Feed(self.addr, 10, reconnect=0.2) as feed:
-            with self.assertLogs("shoal", "WARNING") as logs, self.assertRaisesRegex(shoal.FeedError, "gave up after 0.2 s") as caught:
+            with self.assertLogs("shoal", "WARNING") as logs, self.assertRaisesRegex(shoal.FeedError,
+                    "gave up after 0.2 s") as caught:
                 iter(feed)
         self.assertEqual(caught.exception.code, "UNAVAILABLE")
         self.assertRegex(logs.output[0], "Retrying for 0.2 s")
 
     def test_what_is_not_waited_for(self):
         self.start()
-        with shoal.Feed(self.addr, 10, transform="nonsense", reconnect=60) as feed, self.assertRaisesRegex(shoal.FeedError, "nonsense") as caught:
+        with shoal.Feed(self.addr, 10, transform="nonsense", reconnect=60) as feed, self.assertRaisesRegex(
+                shoal.FeedError, "nonsense") as caught:
             iter(feed)
         self.assertEqual(caught.exception.code, "INVALID_ARGUMENT")
 

@@ -1,5 +1,6 @@
 """The recipes of docs/python.md, run. The test server's dataset is small: sizes and the transform are
-replaced; where it says Pillow, the samples are JPEG files. Lightning is a stand-in that calls the hooks in Lightning's order."""
+replaced; where it says Pillow, the samples are JPEG files. Lightning is a stand-in that calls the hooks in Lightning's
+order."""
 
 import os
 import re
@@ -52,7 +53,8 @@ class Recipes(unittest.TestCase):
         cls.server = Server("-samples", "100", "-listen", f"unix://{cls.folder.name}/feed.sock")
         for i in range(5):
             Image.linear_gradient("L").resize((90 + i, 70)).save(os.path.join(cls.folder.name, f"{i}.jpg"))
-        cls.pictures = Server("-samples", "40", "-listen", f"unix://{cls.folder.name}/pictures.sock", "-files", os.path.join(cls.folder.name, "*.jpg"))
+        cls.pictures = Server("-samples", "40", "-listen", f"unix://{cls.folder.name}/pictures.sock", "-files",
+                              os.path.join(cls.folder.name, "*.jpg"))
 
     @classmethod
     def tearDownClass(cls):
@@ -66,7 +68,8 @@ class Recipes(unittest.TestCase):
         self.assertEqual(len(found), 1, words)
         addr = (self.pictures if "PIL" in found[0] else self.server).addr
         text = found[0].replace("unix:///run/shoal/feed.sock", addr).replace("256", "20")
-        return text.replace("RandomResizedCrop(224)|RandomHorizontalFlip()", "ramp(8,8)").replace("RandomResizedCrop(224)", "ramp(8,8)")
+        return text.replace("RandomResizedCrop(224)|RandomHorizontalFlip()",
+                            "ramp(8,8)").replace("RandomResizedCrop(224)", "ramp(8,8)")
 
     def run_block(self, *words, more=""):
         """Runs it here, a process for each being dear; returns its variables."""
@@ -95,9 +98,11 @@ class Recipes(unittest.TestCase):
             port = s.getsockname()[1]
         checkpoint = os.path.join(self.folder.name, "checkpoint.pt")
         code = self.block("DistributedDataParallel(model)")
-        env = {**os.environ, "PYTHONPATH": os.path.join(ROOT, "python"), "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+        env = {**os.environ, "PYTHONPATH": os.path.join(ROOT, "python"), "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2",
+               "MASTER_ADDR": "127.0.0.1",
                "MASTER_PORT": str(port), "CHECKPOINT": checkpoint, "GLOO_SOCKET_IFNAME": "lo"}
-        ranks = [subprocess.Popen([sys.executable, "-B", "-c", code], env={**env, "RANK": str(r)}, stderr=subprocess.PIPE, text=True) for r in range(2)]
+        ranks = [subprocess.Popen([sys.executable, "-B", "-c", code], env={**env, "RANK": str(r)},
+                                  stderr=subprocess.PIPE, text=True) for r in range(2)]
         for p in ranks:
             self.addCleanup(p.wait)
             self.addCleanup(p.kill)

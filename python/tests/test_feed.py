@@ -111,7 +111,8 @@ class Batches(FeedCase):
     def test_info_and_stats(self):
         feed = self.feed(transform="ramp(2,2)")
         info = feed.info()
-        self.assertEqual((info["samples"], info["bytes"], info["server"]), (103, sum(len(sample(i)) for i in range(103)), "test"))
+        self.assertEqual((info["samples"], info["bytes"], info["server"]),
+                         (103, sum(len(sample(i)) for i in range(103)), "test"))
         self.assertEqual(feed.classes, [f"class{i}" for i in range(CLASSES)])
         list(feed)
         stats = feed.stats()
@@ -300,7 +301,8 @@ class Failures(FeedCase):
         self.assertEqual(feed.stats()["bad_samples"], 1)
 
     def test_arguments(self):
-        for wrong in (dict(batch_size=0), dict(batch_size=-3), dict(world=0), dict(rank=-1), dict(epochs=0), dict(credits=0)):
+        for wrong in (dict(batch_size=0), dict(batch_size=-3), dict(world=0), dict(rank=-1), dict(epochs=0),
+                      dict(credits=0)):
             with self.assertRaisesRegex(ValueError, "at least|from 1 to"):
                 self.feed(**wrong)
         for wrong in (dict(batch_size=2.5), dict(seed=0.5), dict(world="2")):
@@ -386,7 +388,8 @@ class Failures(FeedCase):
             except KeyboardInterrupt:
                 print("interrupted", flush=True)
         """
-        p = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        p = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE, text=True)
         self.addCleanup(p.kill)
         self.assertEqual(p.stdout.readline(), "ready\n")
         time.sleep(0.5)

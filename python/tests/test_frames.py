@@ -30,7 +30,8 @@ class FramesCase(unittest.TestCase):
         stream = b"".join(map(frame, messages))
         for size in (1, 3, 4, 5, 1000, len(stream)):
             with self.subTest(size=size):
-                sender = threading.Thread(target=lambda: [self.there.sendall(stream[at:at + size]) for at in range(0, len(stream), size)])
+                sender = threading.Thread(
+                    target=lambda: [self.there.sendall(stream[at:at + size]) for at in range(0, len(stream), size)])
                 sender.start()
                 self.assertEqual([self.frames.get(10) for _ in messages], messages)
                 sender.join()

@@ -83,7 +83,8 @@ class StatefulLoader(DataLoader):
     """A DataLoader by the rules of torchdata's StatefulDataLoader that matter to hint."""
 
     def __init__(self, data, batch_size, generator=None, **options):
-        super().__init__(data, batch_size, sampler=StatefulRandomSampler(data, generator), generator=generator, **options)
+        super().__init__(data, batch_size, sampler=StatefulRandomSampler(data, generator), generator=generator,
+                         **options)
         self.next_iter_state, self._initial_iter_for_state_dict, self._made = None, False, None
 
     def state_dict(self):
@@ -190,7 +191,8 @@ class Training(Sampler):
 
 
 def random_state(*generators):
-    return (torch.get_rng_state().tolist(), random.getstate(), repr(np.random.get_state()[1].tolist()), np.random.get_state()[2],
+    return (torch.get_rng_state().tolist(), random.getstate(), repr(np.random.get_state()[1].tolist()),
+            np.random.get_state()[2],
             [g.get_state().tolist() for g in generators])
 
 
@@ -215,7 +217,8 @@ class Predict(unittest.TestCase):
         for workers in (0, 2):
             for drop_last in (False, True):
                 torch.manual_seed(5)
-                loader = DataLoader(Indices(self.n), batch_size=8, shuffle=True, num_workers=workers, drop_last=drop_last)
+                loader = DataLoader(Indices(self.n), batch_size=8, shuffle=True, num_workers=workers,
+                                    drop_last=drop_last)
                 self.assertEqual(len(self.check(loader)), 48 if drop_last else 53)
 
     def test_shuffle_with_a_generator(self):
@@ -243,7 +246,8 @@ class Predict(unittest.TestCase):
         g = torch.Generator().manual_seed(9)
         for sampler in (
             SequentialSampler(data), RandomSampler(data), RandomSampler(data, replacement=True, num_samples=90),
-            RandomSampler(data, num_samples=20), SubsetRandomSampler(range(5, 40)), SubsetRandomSampler(range(5, 40), generator=g),
+            RandomSampler(data, num_samples=20), SubsetRandomSampler(range(5, 40)),
+            SubsetRandomSampler(range(5, 40), generator=g),
             WeightedRandomSampler(torch.arange(53.0), 30), OwnState(self.n), GlobalState(self.n),
         ):
             with self.subTest(type(sampler).__name__):
@@ -284,7 +288,8 @@ class Predict(unittest.TestCase):
         data = Indices(self.n)
         g = torch.Generator().manual_seed(3)
         for loader in (
-            DataLoader(data, 8, shuffle=True, generator=g), DataLoader(data, 8, shuffle=True, generator=g, num_workers=2, persistent_workers=True),
+            DataLoader(data, 8, shuffle=True, generator=g),
+            DataLoader(data, 8, shuffle=True, generator=g, num_workers=2, persistent_workers=True),
             DataLoader(data, 8), DataLoader(data, sampler=InPlace(self.n)),
             DataLoader(data, 8, sampler=SubsetRandomSampler(range(30), generator=g), generator=torch.Generator()),
         ):
@@ -317,12 +322,16 @@ class Predict(unittest.TestCase):
             data, torch_g = Indices(n), torch.Generator().manual_seed(seed)
             sampler = draw.choice((
                 lambda: None, lambda: SequentialSampler(data), lambda: RandomSampler(data),
-                lambda: RandomSampler(data, generator=torch_g), lambda: RandomSampler(data, True, draw.randint(1, 3 * n)),
-                lambda: RandomSampler(data, True, draw.randint(1, 3 * n), torch_g), lambda: GlobalState(n), lambda: OwnState(n),
+                lambda: RandomSampler(data, generator=torch_g),
+                lambda: RandomSampler(data, True, draw.randint(1, 3 * n)),
+                lambda: RandomSampler(data, True, draw.randint(1, 3 * n), torch_g), lambda: GlobalState(n),
+                lambda: OwnState(n),
                 lambda: SubsetRandomSampler(range(0, n, 2)), lambda: SubsetRandomSampler(range(0, n, 2), torch_g),
-                lambda: WeightedRandomSampler(torch.rand(n, generator=torch.Generator().manual_seed(1)), draw.randint(1, 2 * n)),
+                lambda: WeightedRandomSampler(torch.rand(n, generator=torch.Generator().manual_seed(1)),
+                                              draw.randint(1, 2 * n)),
                 lambda: WeightedRandomSampler([1.0] * n, draw.randint(1, n), replacement=False, generator=torch_g),
-                lambda: DistributedSampler(data, 3, draw.randrange(3), draw.random() < 0.7, seed, draw.random() < 0.5), lambda: InPlace(n)))()
+                lambda: DistributedSampler(data, 3, draw.randrange(3), draw.random() < 0.7, seed, draw.random() < 0.5),
+                lambda: InPlace(n)))()
             options = {"num_workers": 2 if seed % 5 == 0 else 0}
             if options["num_workers"] and draw.random() < 0.5:
                 options["persistent_workers"] = True
@@ -331,7 +340,8 @@ class Predict(unittest.TestCase):
             if sampler is None:
                 options["shuffle"] = draw.random() < 0.8
             if sampler is not None and draw.random() < 0.3:
-                loader = DataLoader(data, batch_sampler=BatchSampler(sampler, draw.randint(1, 9), draw.random() < 0.5), **options)
+                loader = DataLoader(data, batch_sampler=BatchSampler(sampler, draw.randint(1, 9), draw.random() < 0.5),
+                                    **options)
             elif draw.random() < 0.2:
                 loader = DataLoader(data, batch_size=None, sampler=sampler, **options)
             else:
@@ -367,7 +377,8 @@ class Predict(unittest.TestCase):
                 torch.manual_seed(5)
                 self.assertEqual(len(self.check(kind(data, size, shuffle=True))), 53)
                 self.check(kind(data, size, shuffle=True, generator=g), g)
-                self.check(kind(data, size, sampler=RandomSampler(data, replacement=True, num_samples=40, generator=g), drop_last=True), g)
+                self.check(kind(data, size, sampler=RandomSampler(data, replacement=True, num_samples=40, generator=g),
+                                drop_last=True), g)
                 self.check(kind(data, size))
                 for name, drop in (("sequential", False), ("shuffled", True)):
                     loader = kind(data, size, shuffle=drop, drop_last=drop, generator=g)
@@ -404,7 +415,8 @@ class Predict(unittest.TestCase):
 
     def test_samplers_without_end(self):
         data, sampler = Indices(self.n), Training(self.n, 7, 1, 2)
-        for loader in (sampler, DataLoader(data, 8, sampler=sampler), DataLoader(data, batch_sampler=BatchSampler(sampler, 8, True))):
+        for loader in (sampler, DataLoader(data, 8, sampler=sampler),
+                       DataLoader(data, batch_sampler=BatchSampler(sampler, 8, True))):
             before = random_state()
             with self.assertRaisesRegex(ValueError, "no length.*limit="):
                 shoal.predict(loader)
@@ -507,7 +519,8 @@ class Plan(unittest.TestCase):
         outside = os.path.join(other.name, "c/3.jpg")
         a, b = Indices(0), Indices(0)
         a.samples = [(os.path.join(self.mount, "a", f"{i}.jpg"), 0) for i in range(4)]
-        b.samples = [(os.path.join(second, "b", "x", "y", "2.jpg"), 1), (outside, 1), (os.path.join(second, "root.jpg"), 1)]
+        b.samples = [(os.path.join(second, "b", "x", "y", "2.jpg"), 1), (outside, 1),
+                     (os.path.join(second, "root.jpg"), 1)]
         both = Subset(torch.utils.data.ConcatDataset([a, Subset(b, [2, 0, 1])]), [6, 4, 5, 0, 3])
         # Each mount gets what it holds, and what is in none is left out.
         self.assertEqual(shoal.hint(range(5), both), 4)
@@ -557,7 +570,8 @@ class Plan(unittest.TestCase):
         self.assertEqual(self.plan(), [data.samples[i][0] for i in (3, 5, 0, 5)])
         shoal.hint(DataLoader(Augmented(joined), 3), mountpoint=self.mount)
         self.assertEqual(self.plan(), [data.samples[i][0] for i in (3, 5, 0, 1, 2, 3, 4, 5)])
-        for listed in ([("a/1.jpg", 3), ("b/2.jpg", 4)], ["a/1.jpg", "./b/2.jpg"], np.array(["a/1.jpg", "b/../b/2.jpg"])):
+        for listed in ([("a/1.jpg", 3), ("b/2.jpg", 4)], ["a/1.jpg", "./b/2.jpg"],
+                       np.array(["a/1.jpg", "b/../b/2.jpg"])):
             shoal.hint([1, 0], listed, self.mount)
             self.assertEqual(self.plan(), ["b/2.jpg", "a/1.jpg"])
         with self.assertRaises(IndexError):
@@ -576,7 +590,8 @@ class Plan(unittest.TestCase):
             roots = rng.choice([[self.mount], [self.mount, two.name], [self.mount, "/elsewhere"], ["/elsewhere"]])
             odd = rng.choice([["/"], ["/"], ["/", "//", "/./", "/c0/../"]])
             paths = [f"{rng.choice(roots)}{rng.choice(odd)}c{i % 7}/é{'x' * rng.randrange(9)}{i}.jpg" for i in range(n)]
-            listing = [[] if rng.random() < 0.1 else rng.sample(paths, rng.randrange(1, 3)) for _ in range(n)] if case % 4 == 0 else paths
+            listing = [[] if rng.random() < 0.1 else rng.sample(paths, rng.randrange(1, 3))
+                       for _ in range(n)] if case % 4 == 0 else paths
             indices = np.array([rng.randrange(-n, n) for _ in range(rng.choice([n, n // 3, n // 9, 2 * n]))], np.int64)
             mounts = _hint._Mounts(None)
 
@@ -588,7 +603,9 @@ class Plan(unittest.TestCase):
                 told = json.loads(_hint._Apart(texts).answer() if case % 3 == 0 else texts(None))
             want = {}
             for i in indices.tolist():
-                for root, line in filter(None, map(mounts.place, listing[i] if isinstance(listing[i], list) else [listing[i]])):
+                for root, line in filter(None,
+                                         map(mounts.place, listing[i] if isinstance(listing[i], list)
+                                             else [listing[i]])):
                     want[root] = want.get(root, "") + line + "\n"
             self.assertEqual(told, want)
         with mock.patch.object(_hint, "_AT_ONCE", 16), self.assertRaises(IndexError):
@@ -627,14 +644,16 @@ class Plan(unittest.TestCase):
             shoal.hint([1], data, self.mount, name="mine")
             del os.environ["RANK"]
             shoal.hint([2], data, self.mount)
-            with mock.patch("torch.distributed.is_initialized", return_value=True), mock.patch("torch.distributed.get_rank", return_value=7):
+            with mock.patch("torch.distributed.is_initialized",
+                            return_value=True), mock.patch("torch.distributed.get_rank", return_value=7):
                 shoal.hint([3], data, self.mount)
         for name, indices in (("rank1", [2]), ("rank5", [0]), ("mine", [1]), ("rank7", [3])):
             self.assertEqual(self.plan(name), [data.samples[i][0] for i in indices], name)
 
     def test_errors(self):
         for paths, error, word in ((["/etc/passwd"], ValueError, "not below"), (["a\nb"], ValueError, "line break"),
-                                   ("ab", TypeError, "list of paths"), (Dataset(), TypeError, "list of paths"), (None, TypeError, "needs paths")):
+                                   ("ab", TypeError, "list of paths"), (Dataset(), TypeError, "list of paths"),
+                                   (None, TypeError, "needs paths")):
             with self.assertRaisesRegex(error, word):
                 shoal.hint([0], paths, self.mount)
         with self.assertRaisesRegex(ValueError, "no path lies below a Shoal mount"):
@@ -653,7 +672,8 @@ class Plan(unittest.TestCase):
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
         others = os.open(os.path.join(self.mount, ".shoal"), os.O_RDONLY)
-        in_line = mock.patch.object(_hint, "_in_line", lambda _: True)  # wherever these few samples came to lie in memory
+        # wherever these few samples came to lie in memory
+        in_line = mock.patch.object(_hint, "_in_line", lambda _: True)
         with mock.patch.object(_hint, "SHORT", 39), in_line:
             fcntl.flock(others, fcntl.LOCK_EX)  # as the copy of another rank of this node
             pid = late(order)
@@ -697,10 +717,12 @@ class Plan(unittest.TestCase):
                 return f
             handle = mock.MagicMock(wraps=f)
             handle.__enter__.return_value = f
-            handle.__exit__.side_effect = lambda *_: f.close() or (_ for _ in ()).throw(OSError(errno.EINVAL, "Invalid argument"))
+            handle.__exit__.side_effect = lambda *_: f.close() or (_
+                for _ in ()).throw(OSError(errno.EINVAL, "Invalid argument"))
             return handle
 
-        with mock.patch("builtins.open", refusing), self.assertRaisesRegex(OSError, "line 1: no such file: a") as caught:
+        with mock.patch("builtins.open", refusing), self.assertRaisesRegex(OSError,
+                "line 1: no such file: a") as caught:
             shoal.hint([0], ["a"], self.mount)
         self.assertEqual(caught.exception.errno, errno.EINVAL)
 

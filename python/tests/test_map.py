@@ -33,7 +33,8 @@ class Map(FeedCase):
                 for b, want in zip(feed, plain):
                     self.assertIsInstance(b.data, torch.Tensor if as_torch else np.ndarray)
                     self.assertEqual((tuple(b.data.shape), str(b.data.dtype)[-7:]), ((10, 20), "float32"))
-                    self.assertEqual((b.index, b.epoch, b.id.tolist(), b.label.tolist()), (want.index, want.epoch, want.id.tolist(), want.label.tolist()))
+                    self.assertEqual((b.index, b.epoch, b.id.tolist(), b.label.tolist()),
+                                     (want.index, want.epoch, want.id.tolist(), want.label.tolist()))
                     for row, i in zip(b.data.tolist(), b.id.tolist()):
                         self.assertEqual(row, list(sample(i)[:20]) if i >= 0 else [0.0] * 20)
 
@@ -49,11 +50,13 @@ class Map(FeedCase):
         feed = self.feed(map=lambda x, label, i: x[:i % 5 + 1], tail="pad", order="sequential")
         *_, last = feed
         self.assertIsInstance(last.data, list)
-        self.assertEqual([None if x is None else len(x) for x in last.data], [i % 5 + 1 for i in range(100, 103)] + [None] * 7)
+        self.assertEqual([None if x is None else len(x) for x in last.data],
+                         [i % 5 + 1 for i in range(100, 103)] + [None] * 7)
         self.assertEqual([bytes(x) for x in last.data[:3]], [sample(i)[:i % 5 + 1] for i in range(100, 103)])
 
     def test_fields_and_tuples(self):
-        feed = self.feed(map=lambda x, label, i: {"data": float(i), "label": label + 100, "pair": (i, np.zeros(3)), "text": str(i)})
+        feed = self.feed(map=lambda x, label,
+                         i: {"data": float(i), "label": label + 100, "pair": (i, np.zeros(3)), "text": str(i)})
         b = next(iter(feed))
         ids = b.id.tolist()
         self.assertEqual((b.data.tolist(), b.label.tolist()), (ids, [i % CLASSES + 100 for i in ids]))
@@ -105,19 +108,23 @@ class Map(FeedCase):
         feed = self.feed(map=fail, threads=4, order="sequential")
         it = iter(feed)
         self.assertEqual([next(it).index for _ in range(3)], [0, 1, 2])
-        with self.assertRaisesRegex(shoal.MapError, "sample 34 in batch 3 of epoch 0: KeyError: 'no mask for 34'") as caught:
+        with self.assertRaisesRegex(shoal.MapError,
+                                    "sample 34 in batch 3 of epoch 0: KeyError: 'no mask for 34'") as caught:
             next(it)
-        self.assertEqual((caught.exception.sample, type(caught.exception.__cause__), feed.state_dict()["cursor"]), (34, KeyError, 30))
+        self.assertEqual((caught.exception.sample, type(caught.exception.__cause__), feed.state_dict()["cursor"]),
+                         (34, KeyError, 30))
         feed = self.feed(map=lambda d, y, i: 1 / 0, map_over="batch")
         with self.assertRaisesRegex(shoal.MapError, "the whole batch in batch 0.*ZeroDivisionError"):
             next(iter(feed))
-        for wrong, error in ((dict(map=3), TypeError), (dict(map=print, threads=0), ValueError), (dict(map=print, map_over="row"), ValueError),
+        for wrong, error in ((dict(map=3), TypeError), (dict(map=print, threads=0), ValueError),
+                             (dict(map=print, map_over="row"), ValueError),
                              (dict(map=print, device="cuda"), ValueError)):
             with self.assertRaises(error):
                 self.feed(**wrong)
 
     def test_interrupt(self):
-        # Ctrl-C in a notebook: next() ends at once, more often than there are credits, and the epoch can then begin again, whole.
+        # Ctrl-C in a notebook: next() ends at once, more often than there are credits, and the epoch can then begin
+        # again, whole.
         quick = threading.Event()
         with self.feed(order="sequential", map=lambda x, label, i: quick.wait(0.3) and i) as feed:
             for _ in range(5):
@@ -165,19 +172,22 @@ class Map(FeedCase):
         self.addCleanup(setattr, Mapper, "put", put)
         Mapper.put = second
         feed = self.feed(1, world=60, rank=59, tail="pad", map=slow, order="sequential")
-        self.assertEqual([(b.data[0].tolist(), b.data[1], b.valid.tolist()) for b in feed], [([[1, 1]], ["text"], [1]), ([[0, 0]], [None], [0])])
+        self.assertEqual([(b.data[0].tolist(), b.data[1], b.valid.tolist()) for b in feed],
+                         [([[1, 1]], ["text"], [1]), ([[0, 0]], [None], [0])])
 
 
 class Collate(unittest.TestCase):
     def test_kinds(self):
         v = [1, 1]
-        for results, want in (([1, 2], np.array([1, 2])), ([1, 2.5], np.array([1, 2.5])), ([True, False], np.array([True, False])),
+        for results, want in (([1, 2], np.array([1, 2])), ([1, 2.5], np.array([1, 2.5])),
+                              ([True, False], np.array([True, False])),
                               ([np.float32(1), np.float32(2)], np.array([1, 2], np.float32)),
                               ([np.zeros((2, 3), np.int8)] * 2, np.zeros((2, 2, 3), np.int8))):
             got = collate(results, v, None)
             self.assertEqual((got.dtype, got.tolist()), (want.dtype, want.tolist()))
             self.assertEqual(collate(results, v, torch).tolist(), want.tolist())
-        for results in (["a", "b"], [b"a", b"b"], [None, 1], [np.zeros(2), np.zeros(3)], [np.zeros(2, np.int8), np.zeros(2)],
+        for results in (["a", "b"], [b"a", b"b"], [None, 1], [np.zeros(2), np.zeros(3)],
+                        [np.zeros(2, np.int8), np.zeros(2)],
                         [torch.zeros(2), torch.zeros(3)], [{"a": 1}, {"b": 1}], [(1,), (1, 2)], [[1], [2]]):
             self.assertIs(type(collate(results, v, torch)), list)
         self.assertEqual(collate([torch.ones(2)], [0, 1, 0], torch).tolist(), [[0, 0], [1, 1], [0, 0]])

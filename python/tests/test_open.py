@@ -33,17 +33,21 @@ class Files(unittest.TestCase):
                 try:
                     before(f)
                     result = act(f)
-                    told.append(("returned", type(result), result if not isinstance(result, io.RawIOBase) else None, None if f.closed else f.tell(), f.closed))
+                    told.append(("returned", type(result), result if not isinstance(result, io.RawIOBase) else None,
+                                 None if f.closed else f.tell(), f.closed))
                 except Exception as e:
                     told.append((type(e), getattr(e, "errno", None)))
         return told
 
     def test_every_method(self):
-        befores = {"begin": lambda f: None, "middle": lambda f: f.seek(9000), "read": lambda f: f.read(100), "end": lambda f: f.read(),
+        befores = {"begin": lambda f: None, "middle": lambda f: f.seek(9000), "read": lambda f: f.read(100),
+                   "end": lambda f: f.read(),
                    "beyond": lambda f: f.seek(10**6), "closed": lambda f: f.close()}
         calls = {}
-        for name in ("read", "read1", "readline", "readlines", "readinto", "readinto1", "peek", "seek", "truncate", "write", "writelines", "flush",
-                     "tell", "readable", "writable", "seekable", "isatty", "close", "__next__", "__iter__", "__enter__", "__exit__"):
+        for name in ("read", "read1", "readline", "readlines", "readinto", "readinto1", "peek", "seek", "truncate",
+                     "write", "writelines", "flush",
+                     "tell", "readable", "writable", "seekable", "isatty", "close", "__next__", "__iter__", "__enter__",
+                     "__exit__"):
             if name == "__iter__" or name == "__enter__":
                 calls[name] = lambda f, name=name: getattr(f, name)() is f
                 continue
@@ -77,7 +81,8 @@ class Files(unittest.TestCase):
         self.assertEqual(caught.exception.errno, errno.EBADF)
 
     def answered(self, offset, owner=None):
-        """What open reads of a file below a folder .shoal, where somebody answers that it lies at an offset of a segment of his."""
+        """What open reads of a file below a folder .shoal, where somebody answers that it lies at an offset of a
+        segment of his."""
         folder = os.path.dirname(self.path)
         cache = tempfile.TemporaryDirectory()
         self.addCleanup(cache.cleanup)

@@ -56,8 +56,10 @@ class Job(unittest.TestCase):
         for server in (*nodes, alone):
             cls.addClassCleanup(server.close)
         with tempfile.TemporaryDirectory() as folder:
-            ranks = [subprocess.Popen([sys.executable, "-B", "-c", RANK, str(rank), os.path.join(folder, "store"), nodes[node].addr, alone.addr],
-                                      stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+            ranks = [subprocess.Popen([sys.executable, "-B", "-c", RANK, str(rank), os.path.join(folder, "store"),
+                                       nodes[node].addr, alone.addr],
+                                      stdout=subprocess.PIPE, env={**os.environ,
+                                          "PYTHONPATH": os.pathsep.join(sys.path)})
                      for rank, node in enumerate(PLACE["ranks"])]
             cls.ranks = [json.loads(p.communicate(timeout=120)[0]) for p in ranks]
 
@@ -102,9 +104,11 @@ class Job(unittest.TestCase):
         for ranks in ([0, 1, 1, 0], [1, 1, 1, 0], [0, 0, 0, 0], [1, 0, 1, 1, 0, 1]):
             place = {**PLACE, "ranks": ranks}
             for rank in range(len(ranks)):
-                sampler = shoal.LocalSampler(range(SAMPLES), BATCH, self.addr, place=place, num_replicas=len(ranks), rank=rank, seed=4)
+                sampler = shoal.LocalSampler(range(SAMPLES), BATCH, self.addr, place=place, num_replicas=len(ranks),
+                                             rank=rank, seed=4)
                 loader = DataLoader(range(SAMPLES), batch_size=BATCH, sampler=sampler)
-                with shoal.Feed(self.addr, BATCH, order="torch", seed=4, world=len(ranks), rank=rank, tail="uneven", place=place, as_torch=False) as feed:
+                with shoal.Feed(self.addr, BATCH, order="torch", seed=4, world=len(ranks), rank=rank, tail="uneven",
+                                place=place, as_torch=False) as feed:
                     self.assertEqual([b.tolist() for b in loader], [b.id.tolist() for b in feed])
 
     def test_errors(self):
@@ -126,7 +130,8 @@ class Job(unittest.TestCase):
             shoal.Feed(self.alone, BATCH, place="local")
         with self.assertRaisesRegex(TypeError, "shoal.placement"):
             feed(place="near")
-        for bad in ({}, {**PLACE, "v": 1}, {**PLACE, "ranks": []}, {**PLACE, "ranks": [2]}, {**PLACE, "ranks": [-1]}, {**PLACE, "nodes": PLACE["nodes"] * 2}):
+        for bad in ({}, {**PLACE, "v": 1}, {**PLACE, "ranks": []}, {**PLACE, "ranks": [2]}, {**PLACE, "ranks": [-1]},
+                    {**PLACE, "nodes": PLACE["nodes"] * 2}):
             with self.assertRaisesRegex(ValueError, "not a placement"):
                 feed(place=bad)
         with self.assertRaisesRegex(ValueError, "num_replicas=2"):
@@ -135,7 +140,9 @@ class Job(unittest.TestCase):
             shoal.LocalSampler(range(100), BATCH, self.addr, place=PLACE, num_replicas=4, rank=0)
         for wrong in (dict(batch_size="4"), dict(seed="7")):
             with self.assertRaisesRegex(TypeError, f"{list(wrong)[0]}=.*whole number"):
-                shoal.LocalSampler(range(SAMPLES), **{"batch_size": BATCH, "addr": self.addr, "place": PLACE, "num_replicas": 4, "rank": 0, **wrong})
+                shoal.LocalSampler(range(SAMPLES),
+                                   **{"batch_size": BATCH, "addr": self.addr, "place": PLACE, "num_replicas": 4,
+                                      "rank": 0, **wrong})
         with self.assertRaisesRegex(ValueError, "batch_size=0"):
             shoal.LocalSampler(range(SAMPLES), 0, self.addr, place=PLACE, num_replicas=4, rank=0)
         with shoal.Feed(self.addr, BATCH, place=PLACE) as wrong:

@@ -90,14 +90,17 @@ class Run(unittest.TestCase):
 
     def python(self, script, hints=True, check=True, **env):
         path = os.pathsep.join(([SITE] if hints else []) + [env.pop("PYTHONPATH", "")]).rstrip(os.pathsep)
-        done = subprocess.run([sys.executable, "-B", "-c", PRELUDE + script if "train(" in script else script, self.mount],
-                              env={**os.environ, "PYTHONPATH": path, **env}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run([sys.executable, "-B", "-c", PRELUDE + script if "train(" in script else script,
+                               self.mount],
+                              env={**os.environ, "PYTHONPATH": path, **env}, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True)
         if check:
             self.assertEqual(done.returncode, 0, done.stderr)
         return done
 
     def trained(self, script, **env):
-        """Runs a trainer with and without hints: what it reads and draws must be the same. Returns its epochs with hints."""
+        """Runs a trainer with and without hints: what it reads and draws must be the same. Returns its epochs with
+        hints."""
         script += "\nend()"
         got, want = (json.loads(self.python(script, hints, **env).stdout) for hints in (True, False))
         self.assertEqual(got["drawn"], want["drawn"])
@@ -218,7 +221,8 @@ train(DataLoader(Subset(files, range(9)), 4, shuffle=True), "default", 1)""")
             self.assertEqual(plan, read)
 
     def test_names(self):
-        for env, name in (({"SHOAL_RUN_NAME": "mine"}, "mine"), ({"RANK": "3"}, "rank3"), ({"SHOAL_RUN_NAME": "mine", "RANK": "3"}, "mine-rank3")):
+        for env, name in (({"SHOAL_RUN_NAME": "mine"}, "mine"), ({"RANK": "3"}, "rank3"),
+                          ({"SHOAL_RUN_NAME": "mine", "RANK": "3"}, "mine-rank3")):
             for told, read in self.trained(f"train(DataLoader(Files(FILES), 4, shuffle=True), {name!r})", **env):
                 self.assertEqual(told, read)
 
@@ -264,7 +268,9 @@ def unused(): train(None)"""
             self.assertEqual(done.stdout, "[]\n" * 4)
             said = [line for line in done.stderr.splitlines() if line.startswith("shoal run:")]
             self.assertEqual(len(said), 4 if debug else 0, said)
-            for line, word in zip(said, ("no file of this Files is in a Shoal mount", "this Files has no list of files", "IterableDataset", "line break")):
+            for line, word in zip(said,
+                                  ("no file of this Files is in a Shoal mount", "this Files has no list of files",
+                                   "IterableDataset", "line break")):
                 self.assertIn(word, line)
 
     def test_what_goes_wrong_does_not_reach_the_trainer(self):
@@ -321,7 +327,9 @@ if __name__ == "__main__":
     sys.exit(max(p.exitcode for p in ranks))
 """)
                 f.flush()
-                done = subprocess.run([sys.executable, "-B", f.name, self.mount], env={**os.environ, "PYTHONPATH": SITE}, stdout=subprocess.PIPE, text=True, check=True)
+                done = subprocess.run([sys.executable, "-B", f.name, self.mount],
+                                      env={**os.environ, "PYTHONPATH": SITE}, stdout=subprocess.PIPE, text=True,
+                                      check=True)
             lines = done.stdout.splitlines()
             self.assertEqual(len(lines), 2)
             for line in lines:
@@ -338,7 +346,9 @@ if __name__ == "__main__":
 
             write("webdataset/__init__.py", "from . import compat, tariterators\n")
             write("webdataset/tariterators.py", "def url_opener(data):\n    for item in data:\n        yield item\n")
-            write("webdataset/cache.py", "class FileCache:\n    def __call__(self, urls):\n        for url in urls:\n            yield url['url']\nclass StreamingOpen(FileCache):\n    pass\n")
+            write("webdataset/cache.py",
+                  "class FileCache:\n    def __call__(self, urls):\n        for url in urls:\n            yield "
+                  "url['url']\nclass StreamingOpen(FileCache):\n    pass\n")
             write("webdataset/compat.py", "from . import cache, tariterators\n")
             script = """
 import webdataset
@@ -362,12 +372,14 @@ for epoch in range(2):
     epochs.append([told, read])
 def unused(): train(None)"""
             for version, workers in (("1.0.2", 0), ("1.0.2", 1), ("9.9.9", 0)):
-                write("webdataset-1.dist-info/METADATA", f"Metadata-Version: 2.1\nName: webdataset\nVersion: {version}\n")
+                write("webdataset-1.dist-info/METADATA",
+                      f"Metadata-Version: 2.1\nName: webdataset\nVersion: {version}\n")
                 name = "webdataset-worker0" if workers else "webdataset"
                 for told, read in self.trained(f"workers, name = {workers}, {name!r}" + script, PYTHONPATH=libraries):
                     self.assertEqual(told, read if version == "1.0.2" else None)
             done = self.python("import webdataset", PYTHONPATH=libraries, SHOAL_DEBUG="run")
-            self.assertEqual(done.stderr, "shoal run: no hint: the adapter of webdataset knows 1.0.2, and this is 9.9.9\n")
+            self.assertEqual(done.stderr,
+                             "shoal run: no hint: the adapter of webdataset knows 1.0.2, and this is 9.9.9\n")
 
     def test_windows(self):
         """An order of ranges is written in windows, each before the one before has been read."""
@@ -413,7 +425,8 @@ run.FIRST = 8
 loader = DataLoader(Files(FILES), 1)
 print([len(list(loader)) for _ in range(2)], os.listdir(MOUNT + "/.shoal/plans"))
 def unused(): train(None)""", SHOAL_DEBUG="run")
-        self.assertEqual((done.stdout, done.stderr), ("[24, 24] []\n", "shoal run: no hint: no file of this Files is in a Shoal mount\n"))
+        self.assertEqual((done.stdout, done.stderr),
+                         ("[24, 24] []\n", "shoal run: no hint: no file of this Files is in a Shoal mount\n"))
 
     def test_windows_of_workers_that_are_ahead(self):
         """Their first batches may be more than a window has."""
@@ -465,7 +478,8 @@ epochs.append([None, read])
 def unused(): train(None)""")
 
     def test_another_users_folder(self):
-        """A folder .shoal that another user has made, in /tmp perhaps, is no mount, and what its links lead to is not written."""
+        """A folder .shoal that another user has made, in /tmp perhaps, is no mount, and what its links lead to is not
+        written."""
         if os.geteuid() != 0:
             self.skipTest("only root can make another user's folder")
         mine = os.path.join(self.mount, "mine")

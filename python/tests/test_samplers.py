@@ -22,7 +22,8 @@ from unittest import mock
 
 import numpy as np
 import torch
-from torch.utils.data import (BatchSampler, DataLoader, Dataset, DistributedSampler, RandomSampler, Sampler, SequentialSampler,
+from torch.utils.data import (BatchSampler, DataLoader, Dataset, DistributedSampler, RandomSampler, Sampler,
+                              SequentialSampler,
                               SubsetRandomSampler, WeightedRandomSampler)
 
 import support  # noqa: F401 (sets the path)
@@ -720,7 +721,8 @@ class Generators(Sized):
         self.all = {"bits": np.random.Philox(3), "pcg": np.random.default_rng(4), "old": np.random.RandomState(5)}
 
     def __iter__(self):
-        return (int(np.random.Generator(self.all["bits"]).integers(N) + self.all["pcg"].integers(N) + self.all["old"].randint(N)) % N for _ in range(N))
+        return (int(np.random.Generator(self.all["bits"]).integers(N) + self.all["pcg"].integers(N) +
+                    self.all["old"].randint(N)) % N for _ in range(N))
 
 
 class Threadlike(Sized):
@@ -787,7 +789,9 @@ class Environment(Sized):
 
 class BitGenerators(Sized):
     def __init__(self):
-        self.all = [np.random.Generator(g(5)) for g in (np.random.MT19937, np.random.PCG64, np.random.PCG64DXSM, np.random.Philox, np.random.SFC64)]
+        self.all = [np.random.Generator(g(5))
+                    for g in (np.random.MT19937, np.random.PCG64, np.random.PCG64DXSM, np.random.Philox,
+                              np.random.SFC64)]
 
     def __iter__(self):
         return iter((sum(g.permutation(N) for g in self.all) % N).tolist())
@@ -827,22 +831,33 @@ def seeded():
     return torch.Generator().manual_seed(6)
 
 
-OWN = (ClassAware, Deque, Matrix, Kept, WithHelper, Counted, Drained, OnClass, OnModule, closed, Defaults, OnDataset, Slots, Itself, Bound, Reduced, Heap, Ordered,
-       Objects, Cycles, ListIterator, RepeatedAugmentation, DistributedWeighted, MPerClass, RandomIdentity, Curriculum, Stateful, Imbalanced, Hard, Reservoir,
-       Subepochs, InPlaceTensor, Shared, Eager, Printing, GlobalEverything, Generators, Threadlike, Prefetched, Temperature,
+OWN = (ClassAware, Deque, Matrix, Kept, WithHelper, Counted, Drained, OnClass, OnModule, closed, Defaults, OnDataset,
+       Slots, Itself, Bound, Reduced, Heap, Ordered,
+       Objects, Cycles, ListIterator, RepeatedAugmentation, DistributedWeighted, MPerClass, RandomIdentity, Curriculum,
+       Stateful, Imbalanced, Hard, Reservoir,
+       Subepochs, InPlaceTensor, Shared, Eager, Printing, GlobalEverything, Generators, Threadlike, Prefetched,
+       Temperature,
        Logged, Locked, InThreads, Environment, BitGenerators, Subclassed, AtExit)
 BATCHES = (LengthBuckets, MaxTokens, BalancedBatch, Episodes, TwoStream, EagerBatches)
 CASES = {
     **{s.__name__: loader(s) for s in OWN}, **{s.__name__: batches(s) for s in BATCHES},
-    "grouped": batches(lambda: GroupedBatch(RandomSampler(Indices()), 4)), "aspect": batches(lambda: AspectRatioBatch(RandomSampler(Indices()), 4)),
+    "grouped": batches(lambda: GroupedBatch(RandomSampler(Indices()), 4)),
+    "aspect": batches(lambda: AspectRatioBatch(RandomSampler(Indices()), 4)),
     "grouped weighted": batches(lambda: GroupedBatch(WeightedRandomSampler([1.0] * N, N), 5)),
-    "cycles in batches": batches(lambda: BatchSampler(ClassAware(3), 7, True)), "kept, unbatched": loader(Kept, None), "eager, unbatched": loader(Eager, None),
-    "eager, workers": loader(Eager, None, num_workers=1), "eager batches, workers": batches(EagerBatches, num_workers=1),
-    "eager batches, persistent": batches(EagerBatches, num_workers=1, persistent_workers=True), "matrix, workers": loader(Matrix, None, num_workers=1),
-    "cycles, workers": loader(ClassAware, num_workers=2), "kept, persistent": loader(Kept, num_workers=1, persistent_workers=True),
-    "random": lambda: DataLoader(Indices(), 8, shuffle=True), "sequential": lambda: DataLoader(Indices(), 8), "generator": lambda: DataLoader(Indices(), 8, True, generator=seeded()),
-    "subset": loader(lambda: SubsetRandomSampler(range(9, 40), generator=seeded())), "replacement": loader(lambda: RandomSampler(Indices(), True, 33)),
-    "distributed": loader(lambda: DistributedSampler(Indices(), 3, 1)), "batched": batches(lambda: BatchSampler(SequentialSampler(Indices()), 9, True)),
+    "cycles in batches": batches(lambda: BatchSampler(ClassAware(3), 7, True)), "kept, unbatched": loader(Kept, None),
+    "eager, unbatched": loader(Eager, None),
+    "eager, workers": loader(Eager, None, num_workers=1),
+    "eager batches, workers": batches(EagerBatches, num_workers=1),
+    "eager batches, persistent": batches(EagerBatches, num_workers=1, persistent_workers=True),
+    "matrix, workers": loader(Matrix, None, num_workers=1),
+    "cycles, workers": loader(ClassAware, num_workers=2),
+    "kept, persistent": loader(Kept, num_workers=1, persistent_workers=True),
+    "random": lambda: DataLoader(Indices(), 8, shuffle=True), "sequential": lambda: DataLoader(Indices(), 8),
+    "generator": lambda: DataLoader(Indices(), 8, True, generator=seeded()),
+    "subset": loader(lambda: SubsetRandomSampler(range(9, 40), generator=seeded())),
+    "replacement": loader(lambda: RandomSampler(Indices(), True, 33)),
+    "distributed": loader(lambda: DistributedSampler(Indices(), 3, 1)),
+    "batched": batches(lambda: BatchSampler(SequentialSampler(Indices()), 9, True)),
 }
 
 
@@ -876,7 +891,8 @@ def states(made):
             except (TypeError, AttributeError, pickle.PicklingError):  # a generator in it; the batches show that
                 objects[role] = None
             role, value = role + ".sampler", getattr(value, "sampler", None)
-    return (random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist(), objects, OnClass.passes, list(PASSES), dict(MANY),
+    return (random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist(), objects, OnClass.passes,
+            list(PASSES), dict(MANY),
             len(Defaults.__iter__.__defaults__[0]), list(made.dataset.labels), os.environ.get("SAMPLER_PASSES"),
             signal.getsignal(signal.SIGCHLD))
 
@@ -900,7 +916,8 @@ class Samplers(unittest.TestCase):
                     self.assertEqual(states(made), before)
                 read = [torch.as_tensor(b).tolist() for b in made]
                 if told:
-                    self.assertEqual(predicted, [i for b in read for i in (b if isinstance(b, list) else [b])], f"epoch {epoch}")
+                    self.assertEqual(predicted, [i for b in read for i in (b if isinstance(b, list) else [b])],
+                                     f"epoch {epoch}")
                 out.append(read)
                 after.append((states(made), random.random(), np.random.rand(), float(torch.rand(()))))
         return out, after, printed.getvalue()
@@ -987,7 +1004,8 @@ class Samplers(unittest.TestCase):
             def __iter__(self):
                 return iter(orders.get())
 
-        with self.leavingNoChild(), mock.patch.object(_hint, "_STILL", 1), self.assertRaisesRegex(TypeError, "waits for other threads"):
+        with self.leavingNoChild(), mock.patch.object(_hint, "_STILL", 1), self.assertRaisesRegex(TypeError,
+                "waits for other threads"):
             shoal.predict(DataLoader(Indices(), 8, sampler=Waiting()))
 
     def test_interrupted(self):
@@ -998,7 +1016,8 @@ class Samplers(unittest.TestCase):
     def test_cuda(self):
         class OnDevice(Sized):
             def __iter__(self):
-                raise RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, ...")
+                raise RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with "
+                                   "multiprocessing, ...")
 
         with self.assertRaisesRegex(TypeError, "uses a CUDA device"):
             shoal.predict(DataLoader(Indices(), 8, sampler=OnDevice()))

@@ -55,7 +55,8 @@ class SharedCase(unittest.TestCase):
         cls.folder.cleanup()
 
     def feed(self, batch_size=10, **kwargs):
-        feed = shoal.Feed(kwargs.pop("addr", self.server.addr), batch_size, **{**dict(transform="ramp(6,5)", tail="uneven"), **kwargs})
+        feed = shoal.Feed(kwargs.pop("addr", self.server.addr), batch_size,
+                          **{**dict(transform="ramp(6,5)", tail="uneven"), **kwargs})
         self.addCleanup(feed.close)
         return feed
 
@@ -67,14 +68,16 @@ class SharedCase(unittest.TestCase):
 class Shared(SharedCase):
     def test_batches(self):
         self.debugged()
-        for kwargs in (dict(as_torch=True), dict(as_torch=False), dict(as_torch=False, readonly=True), dict(as_torch=True, readonly=True)):
+        for kwargs in (dict(as_torch=True), dict(as_torch=False), dict(as_torch=False, readonly=True),
+                       dict(as_torch=True, readonly=True)):
             for slots in (4, 9):
                 feed = self.feed(seed=5, slots=slots, **kwargs)
                 for epoch in range(3):
                     ids = []
                     for b in feed:
                         ids += b.id.tolist()
-                        self.assertEqual((b.data.__array_interface__["data"][0] if isinstance(b.data, np.ndarray) else b.data.data_ptr()) % 64, 0)
+                        self.assertEqual((b.data.__array_interface__["data"][0] if isinstance(b.data, np.ndarray)
+                                          else b.data.data_ptr()) % 64, 0)
                         for row, i, y in zip(b.data.tolist(), b.id.tolist(), b.label.tolist()):
                             self.assertEqual((np.ravel(row).tolist(), y), (ramp(i, 90, 5, epoch), i % 10))
                         if not kwargs.get("readonly"):
@@ -177,16 +180,19 @@ class Shared(SharedCase):
         self.assertEqual(next(it).index, 4)
         self.assertTrue(dropped.is_set())
         self.assertEqual(len(said), 1)
-        self.assertRegex(said[0], r"all 4 of its 4 slots are held.*4 by arrays.*seen: 4 numpy.ndarray \(9, 3, 6, 5\) in a list.*slots=8")
+        self.assertRegex(said[0],
+                         r"all 4 of its 4 slots are held.*4 by arrays.*seen: 4 numpy.ndarray \(9, 3, 6, 5\) in a list.*slots=8")
         for now, was in zip(kept, before):
             self.assertTrue((now == was).all())
 
     def test_little_memory(self):
-        # 5 slots of 12288 bytes fit, and are taken; 3 are too few for 3 credits: the batches come as messages, which is told once.
+        # 5 slots of 12288 bytes fit, and are taken; 3 are too few for 3 credits: the batches come as messages, which is
+        # told once.
         for room, slots in ((5, 5), (3, 0)):
             folder = tempfile.TemporaryDirectory()
             self.addCleanup(folder.cleanup)
-            server = Server("-samples", "403", "-memory", str(room * 12288), "-listen", f"unix://{folder.name}/feed.sock")
+            server = Server("-samples", "403", "-memory", str(room * 12288), "-listen",
+                            f"unix://{folder.name}/feed.sock")
             self.addCleanup(server.close)
             with self.assertLogs("shoal") as logs:
                 logging.getLogger("shoal").warning("-")
@@ -216,7 +222,8 @@ class Shared(SharedCase):
         self.addCleanup(p.stderr.close)
         self.addCleanup(p.wait)
         self.addCleanup(p.kill)
-        self.assertRegex(p.stderr.readline(), r"all 4 of its 4 slots are held in this process: 4 by whole Batch objects.*\.copy\(\).*slots=8")
+        self.assertRegex(p.stderr.readline(),
+                         r"all 4 of its 4 slots are held in this process: 4 by whole Batch objects.*\.copy\(\).*slots=8")
         p.send_signal(signal.SIGINT)  # which ends it all the same
         self.assertRegex(p.stderr.read(), "KeyboardInterrupt")
 
@@ -240,7 +247,8 @@ class Shared(SharedCase):
         self.debugged()
         for fn in (lambda x, label, i: x, lambda x, label, i: x.sum(), lambda x, label, i: x[:, :i % 4 + 1]):
             feed = self.feed(map=fn, threads=3, slots=5, order="sequential")
-            got = [torch.as_tensor(row).tolist() for b in feed for row in b.data]  # and no views, which would keep slots
+            # and no views, which would keep slots
+            got = [torch.as_tensor(row).tolist() for b in feed for row in b.data]
             self.assertEqual(len(got), 403)
             x = torch.tensor(ramp(402, 90, 0, 0), dtype=torch.uint8).reshape(3, 6, 5)
             self.assertEqual(got[-1], torch.as_tensor(fn(x, 2, 402)).tolist())
@@ -341,7 +349,8 @@ class Shared(SharedCase):
         feed = self.feed(epochs=1)
         n = len(list(b.index for b in feed))
         self.assertLessEqual(len(sent), 2 * n + 2)
-        until(lambda: sum(len(v["release"]["slots"]) for v in sent if "release" in v) >= n - 8)  # the rest goes with the stream
+        # the rest goes with the stream
+        until(lambda: sum(len(v["release"]["slots"]) for v in sent if "release" in v) >= n - 8)
         until(lambda: feed._link.pool.memory is None)
 
 

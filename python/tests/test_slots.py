@@ -21,9 +21,12 @@ ROWS = 4
 
 
 def planes():
-    return [SimpleNamespace(name=n, dtype=d, shape=list(s), offset=o, length=int(np.prod(s)) * np.dtype("u2" if d == "bfloat16" else d).itemsize)
-            for n, d, s, o in (("data", "uint8", (ROWS, 3, 8, 8), 0), ("boxes", "float32", (ROWS, 2, 4), 768), ("half", "bfloat16", (ROWS, 2), 896),
-                               ("label", "int64", (ROWS,), 960), ("id", "int64", (ROWS,), 1024), ("valid", "uint8", (ROWS,), 1088))]
+    return [SimpleNamespace(name=n, dtype=d, shape=list(s), offset=o,
+                            length=int(np.prod(s)) * np.dtype("u2" if d == "bfloat16" else d).itemsize)
+            for n, d, s, o in (("data", "uint8", (ROWS, 3, 8, 8), 0), ("boxes", "float32", (ROWS, 2, 4), 768),
+                               ("half", "bfloat16", (ROWS, 2), 896),
+                               ("label", "int64", (ROWS,), 960), ("id", "int64", (ROWS,), 1024),
+                               ("valid", "uint8", (ROWS,), 1088))]
 
 
 TOTAL = 1092
@@ -44,7 +47,8 @@ class SlotCase(unittest.TestCase):
 
     def batch(self, pool, slot=1, sequence=1, index=0):
         payload = bytearray(np.arange(TOTAL, dtype=np.uint8).tobytes())
-        payload[960:1088] = np.concatenate([np.arange(ROWS), np.zeros(4), np.arange(ROWS) + 50, np.zeros(4)]).astype("<i8").tobytes()
+        payload[960:1088] = np.concatenate([np.arange(ROWS), np.zeros(4), np.arange(ROWS) + 50, np.zeros(4)]).astype(
+            "<i8").tobytes()
         payload[1088:1092] = b"\1\1\1\1"
         self.server.fill(slot, bytes(payload), sequence, index=index)
         batch = in_buffer(self.layout, pool.lease(slot, index, 0, TOTAL), index, 0, ())
@@ -192,14 +196,17 @@ class Lifetime(SlotCase):
     def test_what_a_server_must_not_send(self):
         pool = self.open()
         held = pool.lease(1, 0, 0, 10)
-        for slot, total, word in ((0, 1, "slot 0 of 3"), (4, 1, "slot 4 of 3"), (1, 1, "still holds"), (2, 8193, "8193 bytes")):
+        for slot, total, word in ((0, 1, "slot 0 of 3"), (4, 1, "slot 4 of 3"), (1, 1, "still holds"),
+                                  (2, 8193, "8193 bytes")):
             with self.assertRaisesRegex(FeedError, word):
                 pool.lease(slot, 0, 0, total)
         del held
 
     def test_refused_handovers(self):
-        for key, answer, word in (("other", None, "no such pool"), ("k", {"v": 2}, "version 2"), ("k", {"v": 1, "error": "full"}, "full"),
-                                  ("k", {"v": 1, "slots": 9, "slot_bytes": 8192}, "9 slots of 8192 bytes in a memory of")):
+        for key, answer, word in (("other", None, "no such pool"), ("k", {"v": 2}, "version 2"),
+                                  ("k", {"v": 1, "error": "full"}, "full"),
+                                  ("k", {"v": 1, "slots": 9, "slot_bytes": 8192},
+                                   "9 slots of 8192 bytes in a memory of")):
             server = Pool(answer=answer)
             self.addCleanup(server.close)
             gc.collect()  # what other tests left open would be closed in between, and hide a leak
@@ -277,8 +284,11 @@ class Holders(SlotCase):
         kept = [self.batch(pool, s).data[:2] for s in (2, 3)]
         a_variable = self.batch(pool, 4).label.numpy()
         attribute = SimpleNamespace(boxes=self.batch(pool, 5).boxes)
-        text = _holders.told(pool.live, 0, pool.address, pool.slots * pool.slot_bytes, pool.slots, pool.slots, "unix:///x")
-        self.assertIn("--memory: 9 slots", _holders.told(pool.live, 0, pool.address, pool.slots * pool.slot_bytes, pool.slots, 9, "unix:///x"))
+        text = _holders.told(pool.live, 0, pool.address, pool.slots * pool.slot_bytes, pool.slots, pool.slots,
+                             "unix:///x")
+        self.assertIn("--memory: 9 slots",
+                      _holders.told(pool.live, 0, pool.address, pool.slots * pool.slot_bytes, pool.slots, 9,
+                                    "unix:///x"))
         self.assertRegex(text, r"all 5 of its 5 slots are held")
         self.assertRegex(text, r"1 by whole Batch objects; 4 by arrays, tensors or views")
         self.assertRegex(text, r"2 torch.Tensor \(2, 3, 8, 8\) in a list")

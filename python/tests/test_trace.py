@@ -15,7 +15,8 @@ class Headers(unittest.TestCase):
     def test_environment(self):
         self.assertEqual(self.of(), ())
         self.assertEqual(self.of(TRACEPARENT=PARENT), (("traceparent", PARENT),))
-        self.assertEqual(self.of(TRACEPARENT=PARENT, TRACESTATE="a=1,b=2"), (("traceparent", PARENT), ("tracestate", "a=1,b=2")))
+        self.assertEqual(self.of(TRACEPARENT=PARENT, TRACESTATE="a=1,b=2"),
+                         (("traceparent", PARENT), ("tracestate", "a=1,b=2")))
         self.assertEqual(self.of(TRACESTATE="a=1"), ())
 
     def test_what_is_no_context_is_left_out(self):

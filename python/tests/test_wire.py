@@ -9,7 +9,8 @@ from shoal import _wire
 class Codec(unittest.TestCase):
     def test_golden(self):
         # protoc --encode=shoal.feed.v1.ClientMessage, of open{order:"uniform" batch:300 seed:2^64-1 rebatch:true}
-        got = _wire.encode(_wire.CLIENT_MESSAGE, open=dict(order="uniform", batch=300, seed=(1 << 64) - 1, rebatch=True, rank=0))
+        got = _wire.encode(_wire.CLIENT_MESSAGE,
+                           open=dict(order="uniform", batch=300, seed=(1 << 64) - 1, rebatch=True, rank=0))
         self.assertEqual(got.hex(), "0a19" "1a07" + b"uniform".hex() + "20ac02" "40ffffffffffffffffff01" "7801")
         self.assertEqual(_wire.encode(_wire.CLIENT_MESSAGE, credit=dict(n=1)).hex(), "12020801")
         self.assertEqual(_wire.encode(_wire.CLIENT_MESSAGE, credit={}).hex(), "1200")
@@ -26,7 +27,8 @@ class Codec(unittest.TestCase):
 
     def test_planes_are_decoded_once(self):
         def header(offset):
-            return _wire.encode(_wire.BATCH_HEADER, planes=[dict(name="data", shape=[2], offset=offset), dict(name="label", shape=[2])])
+            return _wire.encode(_wire.BATCH_HEADER,
+                                planes=[dict(name="data", shape=[2], offset=offset), dict(name="label", shape=[2])])
 
         first, again, other = (_wire.decode(_wire.BATCH_HEADER, header(n)).planes for n in (64, 64, 128))
         self.assertTrue(all(a is b for a, b in zip(first, again)))

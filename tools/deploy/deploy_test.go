@@ -66,7 +66,8 @@ func validate(stream []byte) (byKind map[string][][]byte, err error) {
 
 func kustomize(t *testing.T, dir string) []byte {
 	t.Helper()
-	m, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), filepath.Join(kubernetes, dir))
+	m, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(),
+		filepath.Join(kubernetes, dir))
 	if err != nil {
 		t.Fatalf("%s: %v", dir, err)
 	}
@@ -102,7 +103,8 @@ func renderAs(t *testing.T, release, values string) ([]byte, error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all, err := chartutil.ToRenderValues(c, v, chartutil.ReleaseOptions{Name: release, Namespace: "training", IsInstall: true}, chartutil.DefaultCapabilities)
+	all, err := chartutil.ToRenderValues(c, v,
+		chartutil.ReleaseOptions{Name: release, Namespace: "training", IsInstall: true}, chartutil.DefaultCapabilities)
 	if err != nil {
 		return nil, err
 	}
@@ -154,28 +156,35 @@ func checkPod(t *testing.T, pod *corev1.PodTemplateSpec, mount bool) {
 	}
 	side, trainer := s.InitContainers[i], s.Containers[0]
 	if side.RestartPolicy == nil || *side.RestartPolicy != corev1.ContainerRestartPolicyAlways {
-		t.Error("the sidecar is no native one: the pod would wait for its end before the trainer, and for ever after it")
+		t.Error(
+			"the sidecar is no native one: the pod would wait for its end before the trainer, and for ever after it")
 	}
 	if s.RestartPolicy == corev1.RestartPolicyAlways || s.RestartPolicy == "" {
 		t.Errorf("restartPolicy %q: the pod cannot complete", s.RestartPolicy)
 	}
-	for name, p := range map[string]*corev1.Probe{"startup": side.StartupProbe, "readiness": side.ReadinessProbe, "liveness": side.LivenessProbe} {
+	for name, p := range map[string]*corev1.Probe{"startup": side.StartupProbe, "readiness": side.ReadinessProbe,
+		"liveness": side.LivenessProbe} {
 		switch {
 		case p == nil || p.Exec == nil || !slices.Contains(p.Exec.Command, "health"):
 			t.Errorf("the %s probe does not ask `shoal health`", name)
-		case !slices.Contains(p.Exec.Command, "unix:///run/shoal/feed.sock"), mount != slices.Contains(p.Exec.Command, "/mnt/shoal/data"):
+		case !slices.Contains(p.Exec.Command, "unix:///run/shoal/feed.sock"),
+			mount != slices.Contains(p.Exec.Command, "/mnt/shoal/data"):
 			t.Errorf("the %s probe asks %v", name, p.Exec.Command)
 		case p.TimeoutSeconds <= 5: // of shoal health
 			t.Errorf("the %s probe is cut off before it can say why", name)
 		}
 	}
 	// Told to end last, whoever cleans up after the sidecar stands before it.
-	if j := slices.IndexFunc(s.InitContainers, func(c corev1.Container) bool { return slices.Contains(c.Args, "--at-exit") }); mount != (j == 0) {
+	if j := slices.IndexFunc(s.InitContainers, func(c corev1.Container) bool {
+		return slices.Contains(c.Args, "--at-exit")
+	}); mount != (j == 0) {
 		t.Errorf("who unmounts what a killed sidecar has left is container %d", j)
 	} else if mount {
 		by := s.InitContainers[j]
-		if by.RestartPolicy == nil || by.SecurityContext.Privileged == nil || by.Image != side.Image || by.VolumeMounts[0].MountPropagation == nil ||
-			*by.VolumeMounts[0].MountPropagation != corev1.MountPropagationBidirectional || by.VolumeMounts[0].MountPath != "/mnt/shoal" || by.Args[2] != "/mnt/shoal/data" {
+		if by.RestartPolicy == nil || by.SecurityContext.Privileged == nil || by.Image != side.Image ||
+			by.VolumeMounts[0].MountPropagation == nil ||
+			*by.VolumeMounts[0].MountPropagation != corev1.MountPropagationBidirectional ||
+			by.VolumeMounts[0].MountPath != "/mnt/shoal" || by.Args[2] != "/mnt/shoal/data" {
 			t.Errorf("it cannot unmount: %+v", by)
 		}
 	}
@@ -188,7 +197,8 @@ func checkPod(t *testing.T, pod *corev1.PodTemplateSpec, mount bool) {
 	if privileged != mount {
 		t.Errorf("privileged: %v", privileged)
 	}
-	if !mount && (c.RunAsNonRoot == nil || !*c.RunAsNonRoot || c.AllowPrivilegeEscalation == nil || *c.AllowPrivilegeEscalation ||
+	if !mount && (c.RunAsNonRoot == nil || !*c.RunAsNonRoot || c.AllowPrivilegeEscalation == nil ||
+		*c.AllowPrivilegeEscalation ||
 		c.Capabilities == nil || !slices.Contains(c.Capabilities.Drop, "ALL") || c.SeccompProfile == nil) {
 		t.Errorf("a feed needs no rights, and has %+v", c)
 	}
@@ -205,7 +215,8 @@ func checkPod(t *testing.T, pod *corev1.PodTemplateSpec, mount bool) {
 	propagation := func(c corev1.Container, path string) corev1.MountPropagationMode {
 		for _, m := range c.VolumeMounts {
 			v := volumes[m.Name]
-			if outlives := v.HostPath != nil || v.PersistentVolumeClaim != nil; !outlives && (v.EmptyDir == nil || v.EmptyDir.SizeLimit == nil) {
+			if outlives := v.HostPath != nil ||
+				v.PersistentVolumeClaim != nil; !outlives && (v.EmptyDir == nil || v.EmptyDir.SizeLimit == nil) {
 				t.Errorf("%s: volume %s is no emptyDir with a limit", c.Name, m.Name)
 			}
 			if m.MountPath == path && m.MountPropagation != nil {
@@ -240,7 +251,8 @@ func checkAdmin(t *testing.T, pod *corev1.PodTemplateSpec, side corev1.Container
 		return // TestKustomize looks into it
 	}
 	asked := pod.Annotations["prometheus.io/scrape"] == "true" || pod.Annotations["test"] == "monitored"
-	if want := map[bool]string{false: "127.0.0.1:7071", true: "0.0.0.0:7071"}[asked]; len(at) != 1 || at[0] != want || (len(side.Ports) == 1) != asked {
+	if want := map[bool]string{false: "127.0.0.1:7071", true: "0.0.0.0:7071"}[asked]; len(at) != 1 || at[0] != want ||
+		(len(side.Ports) == 1) != asked {
 		t.Errorf("the admin address is %v with ports %v, want %s", at, side.Ports, want)
 	}
 	if slices.ContainsFunc(side.Env, func(e corev1.EnvVar) bool { return e.Name == "SHOAL_PPROF" }) {
@@ -249,12 +261,14 @@ func checkAdmin(t *testing.T, pod *corev1.PodTemplateSpec, side corev1.Container
 }
 
 func TestKustomize(t *testing.T) {
-	for dir, mount := range map[string]bool{"base": false, "overlays/feed-only": false, "overlays/mount": true, "overlays/monitored": true} {
+	for dir, mount := range map[string]bool{"base": false, "overlays/feed-only": false, "overlays/mount": true,
+		"overlays/monitored": true} {
 		t.Run(dir, func(t *testing.T) {
 			out := kustomize(t, dir)
 			pod := job(t, out)
 			checkPod(t, pod, mount)
-			if at := map[bool]string{false: "127.0.0.1", true: "0.0.0.0"}[dir == "overlays/monitored"]; !bytes.Contains(out, []byte("SHOAL_ADMIN: "+at+":7071\n")) {
+			if at := map[bool]string{false: "127.0.0.1", true: "0.0.0.0"}[dir == "overlays/monitored"]; !bytes.Contains(
+				out, []byte("SHOAL_ADMIN: "+at+":7071\n")) {
 				t.Errorf("the admin address is not on %s", at)
 			}
 			if got := pod.Annotations["prometheus.io/scrape"] == "true"; got != (dir == "overlays/monitored") {
@@ -268,13 +282,15 @@ func TestHelm(t *testing.T) {
 	for values, mount := range map[string]bool{
 		"{}":                     false,
 		"mount: {enabled: true}": true,
-		"metrics: {enabled: true}\nsource: s3://other/set\nextraArgs: [--order, 'torch:seed=7']\nenvFrom: [{secretRef: {name: s3}}]\nserviceAccountName: reader": false,
+		"metrics: {enabled: true}\nsource: s3://other/set\nextraArgs: [--order, 'torch:seed=7']\nenvFrom: " +
+			"[{secretRef: {name: s3}}]\nserviceAccountName: reader": false,
 	} {
 		t.Run(values, func(t *testing.T) {
 			out := helm(t, values)
 			pod := job(t, out)
 			checkPod(t, pod, mount)
-			if strings.Contains(values, "other") && (!bytes.Contains(out, []byte("s3://other/set")) || pod.Annotations["prometheus.io/port"] != "7071" || pod.Spec.ServiceAccountName != "reader") {
+			if strings.Contains(values, "other") && (!bytes.Contains(out, []byte("s3://other/set")) ||
+				pod.Annotations["prometheus.io/port"] != "7071" || pod.Spec.ServiceAccountName != "reader") {
 				t.Errorf("values are not taken:\n%s", out)
 			}
 		})
@@ -283,9 +299,12 @@ func TestHelm(t *testing.T) {
 
 // A cache that stays, where it may be scheduled, and several pods.
 func TestHelmPlacement(t *testing.T) {
-	const values = "parallelism: 4\nimagePullSecrets: [{name: registry}]\nnodeSelector: {gpu: h100}\ntolerations: [{key: gpu, operator: Exists}]\n"
+	const values = "parallelism: 4\nimagePullSecrets: [{name: registry}]\nnodeSelector: {gpu: h100}\ntolerations: " +
+		"[{key: gpu, operator: Exists}]\n"
 	for cache, check := range map[string]func(v corev1.Volume) bool{
-		"cache: {hostPath: /mnt/nvme}": func(v corev1.Volume) bool { return v.HostPath != nil && v.HostPath.Path == "/mnt/nvme" },
+		"cache: {hostPath: /mnt/nvme}": func(v corev1.Volume) bool {
+			return v.HostPath != nil && v.HostPath.Path == "/mnt/nvme"
+		},
 		"cache: {claim: photos}": func(v corev1.Volume) bool {
 			return v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == "photos"
 		},
@@ -301,17 +320,20 @@ func TestHelmPlacement(t *testing.T) {
 		if !slices.Contains(s.InitContainers[0].Args, "--cache-dir=/var/cache/shoal/run-$(JOB_COMPLETION_INDEX)") {
 			t.Errorf("%s: pods share a folder: %v", cache, s.InitContainers[0].Args)
 		}
-		if s.ImagePullSecrets[0].Name != "registry" || s.NodeSelector["gpu"] != "h100" || s.Tolerations[0].Key != "gpu" || !bytes.Contains(out, []byte("completionMode: Indexed")) ||
+		if s.ImagePullSecrets[0].Name != "registry" || s.NodeSelector["gpu"] != "h100" ||
+			s.Tolerations[0].Key != "gpu" || !bytes.Contains(out, []byte("completionMode: Indexed")) ||
 			!bytes.Contains(out, []byte("parallelism: 4")) {
 			t.Errorf("values are not taken:\n%s", out)
 		}
 	}
-	if args := job(t, helm(t, "cache: {hostPath: /mnt/nvme}")).Spec.InitContainers[0].Args; !slices.Contains(args, "--cache-dir=/var/cache/shoal/run") {
+	if args := job(t, helm(t, "cache: {hostPath: /mnt/nvme}")).Spec.InitContainers[0].Args; !slices.Contains(args,
+		"--cache-dir=/var/cache/shoal/run") {
 		t.Errorf("one pod: %v", args)
 	}
 }
 
-// The API refuses another template for a Job: what changes one makes another Job. What changes none leaves the Job that runs.
+// The API refuses another template for a Job: what changes one makes another Job. What changes none leaves the Job that
+// runs.
 func TestHelmUpgrade(t *testing.T) {
 	of := func(release, values string) (name string) {
 		t.Helper()
@@ -334,7 +356,8 @@ func TestHelmUpgrade(t *testing.T) {
 		t.Errorf("another interval of the PodMonitor makes %s of %s", b, a)
 	}
 	seen := map[string]string{}
-	for _, values := range []string{"{}", "memory: 8Gi", "parallelism: 2", "trainer: {args: [--epochs=2]}", "image: {tag: v2}", "trainer: {backoffLimit: 1}"} {
+	for _, values := range []string{"{}", "memory: 8Gi", "parallelism: 2", "trainer: {args: [--epochs=2]}",
+		"image: {tag: v2}", "trainer: {backoffLimit: 1}"} {
 		name := of("run", values)
 		if other, has := seen[name]; has {
 			t.Errorf("%s and %s make %s", values, other, name)
@@ -342,7 +365,8 @@ func TestHelmUpgrade(t *testing.T) {
 		seen[name] = values
 	}
 	// Helm's longest. The host of a pod is named after the Job and the pod's index.
-	if name := of(strings.Repeat("runs-", 10)+"abc", "parallelism: 99999"); len(name+"-99998") > 63 || strings.Contains(name, "--") {
+	if name := of(strings.Repeat("runs-", 10)+"abc", "parallelism: 99999"); len(name+"-99998") > 63 ||
+		strings.Contains(name, "--") {
 		t.Errorf("%s-99998 is no name of a host", name)
 	}
 }
@@ -432,7 +456,8 @@ func TestFlagsExist(t *testing.T) {
 	if bin == "" {
 		t.Fatal("DEPLOY_BINARY names no binary; `make deploy-check` sets it")
 	}
-	pods := map[string]*corev1.PodTemplateSpec{"helm": job(t, helm(t, "mount: {enabled: true}\nmetrics: {enabled: true}"))}
+	pods := map[string]*corev1.PodTemplateSpec{
+		"helm": job(t, helm(t, "mount: {enabled: true}\nmetrics: {enabled: true}"))}
 	for _, dir := range []string{"base", "overlays/mount", "overlays/monitored"} {
 		pods[dir] = job(t, kustomize(t, dir))
 	}

@@ -64,7 +64,8 @@ func (n note) String() string {
 		}
 		key += "..."
 	}
-	return strings.Join([]string{noteVersion, strconv.FormatInt(n.size, 10), n.id, base64.StdEncoding.EncodeToString(sums), url.QueryEscape(n.etag), key}, " ")
+	return strings.Join([]string{noteVersion, strconv.FormatInt(n.size, 10), n.id,
+		base64.StdEncoding.EncodeToString(sums), url.QueryEscape(n.etag), key}, " ")
 }
 
 // parseNote decodes what programs read of a note, which may be any text. The number of checksums fits its size.

@@ -1,20 +1,21 @@
 // Package near is a store between the cache and the origin: a distributed S3 engine near the GPUs, which several nodes
-// share. What it holds is read there. What it lacks is read from the origin and put there in the background, by the node
-// that read it.
+// share. What it holds is read there. What it lacks is read from the origin and put there in the background, by the
+// node that read it.
 //
 // # Rules
 //
-//   - A unit is an aligned 4 MiB of an object, its end, or a smaller object. A copy of a unit is one object of the tier.
-//   - A copy's key is the hash of the origin, the object's key, ETag and size, and the unit's number. Another version of
-//     the object has other keys, so what is old is never asked for.
-//   - A copy's note has that hash and the CRC32C of each granule (64 KiB), with which every read is verified. A copy that
-//     does not match is not used, and is put again.
-//   - A reader gets the origin's bytes of the version that it asked for, or the origin's own error, whatever the tier does.
-//     Nothing that a reader waits for waits for a PUT. The tier delays a read by [longestDelay] at most.
-//   - A read of a whole unit that the tier lacks is put there. A read of a part is not; but once half of a unit was read
-//     in parts, the unit is read from the origin as a whole, in the background, and put there.
-//   - After an error the tier is not read for a second. One read tries it then, and each further error doubles the pause,
-//     up to a minute. The same holds for PUTs on their own: a tier that is full or read-only is still read.
+//   - A unit is an aligned 4 MiB of an object, its end, or a smaller object. A copy of a unit is one object of the
+//     tier.
+//   - A copy's key is the hash of the origin, the object's key, ETag and size, and the unit's number. Another version
+//     of the object has other keys, so what is old is never asked for.
+//   - A copy's note has that hash and the CRC32C of each granule (64 KiB), with which every read is verified. A copy
+//     that does not match is not used, and is put again.
+//   - A reader gets the origin's bytes of the version that it asked for, or the origin's own error, whatever the tier
+//     does. Nothing that a reader waits for waits for a PUT. The tier delays a read by [longestDelay] at most.
+//   - A read of a whole unit that the tier lacks is put there. A read of a part is not; but once half of a unit was
+//     read in parts, the unit is read from the origin as a whole, in the background, and put there.
+//   - After an error the tier is not read for a second. One read tries it then, and each further error doubles the
+//     pause, up to a minute. The same holds for PUTs on their own: a tier that is full or read-only is still read.
 //   - Requests to the tier have their own places, counters and deadlines. They are tried once.
 package near
 
@@ -96,8 +97,10 @@ func New(cfg Config) *Tier {
 		cfg: cfg, places: semaphore.NewWeighted(readPlaces), ahead: semaphore.NewWeighted(readPlaces - demandPlaces),
 		windows: semaphore.NewWeighted(cfg.Memory / 2),
 	}
-	t.reading = objstore.NewCircuit(time.Now, t.say("the near tier is left out: all is read from the origin", "the near tier is read again"))
-	t.putting = objstore.NewCircuit(time.Now, t.say("nothing is put to the near tier: it is still read", "copies are put to the near tier again"))
+	t.reading = objstore.NewCircuit(time.Now,
+		t.say("the near tier is left out: all is read from the origin", "the near tier is read again"))
+	t.putting = objstore.NewCircuit(time.Now,
+		t.say("nothing is put to the near tier: it is still read", "copies are put to the near tier again"))
 	t.queue.init(t)
 	return t
 }
@@ -115,20 +118,21 @@ func (t *Tier) say(stopped, again string) func(cause error) {
 
 // Stats are counts since the start.
 type Stats struct {
-	Tier     string  `json:"tier"`
-	State    string  `json:"state"`     // on, read-only (nothing is put), away
-	Reads    int64   `json:"reads"`     // of units, or of parts of one
-	Hits     int64   `json:"hits"`      // that the tier answered
-	Misses   int64   `json:"misses"`    // that it had no copy for
-	Passed   int64   `json:"passed"`    // that did not ask it: it was skipped, or had no free place
-	Bytes    int64   `json:"bytes"`     // of hits
-	Puts     int64   `json:"puts"`      // copies stored
-	PutBytes int64   `json:"put_bytes"` // of them
-	Exist    int64   `json:"exist"`     // copies that another node had stored meanwhile
-	Fills    int64   `json:"fills"`     // units read from the origin a second time, to be put: they had been read in parts
-	Dropped  int64   `json:"dropped"`   // copies that were not put: the queue was full, or the tier does not take any
-	Damaged  int64   `json:"damaged"`   // copies that did not match
-	Errors   int64   `json:"errors"`    // requests that failed or had no answer in time
+	Tier     string `json:"tier"`
+	State    string `json:"state"`     // on, read-only (nothing is put), away
+	Reads    int64  `json:"reads"`     // of units, or of parts of one
+	Hits     int64  `json:"hits"`      // that the tier answered
+	Misses   int64  `json:"misses"`    // that it had no copy for
+	Passed   int64  `json:"passed"`    // that did not ask it: it was skipped, or had no free place
+	Bytes    int64  `json:"bytes"`     // of hits
+	Puts     int64  `json:"puts"`      // copies stored
+	PutBytes int64  `json:"put_bytes"` // of them
+	Exist    int64  `json:"exist"`     // copies that another node had stored meanwhile
+	// units read from the origin a second time, to be put: they had been read in parts
+	Fills    int64   `json:"fills"`
+	Dropped  int64   `json:"dropped"` // copies that were not put: the queue was full, or the tier does not take any
+	Damaged  int64   `json:"damaged"` // copies that did not match
+	Errors   int64   `json:"errors"`  // requests that failed or had no answer in time
 	InFlight int64   `json:"in_flight"`
 	Queued   int64   `json:"queued_bytes"` // of memory: copies to be put, and reads to be verified
 	Median   float64 `json:"latency_p50_seconds"`
@@ -139,9 +143,12 @@ type Stats struct {
 func (t *Tier) Stats() Stats {
 	q := t.latency.Quantiles(0.5, 0.99)
 	s := Stats{
-		Tier: t.cfg.Name, State: "on", Reads: t.count.reads.Load(), Hits: t.count.hits.Load(), Misses: t.count.misses.Load(), Passed: t.count.passed.Load(), Bytes: t.count.bytes.Load(),
-		Puts: t.count.puts.Load(), PutBytes: t.count.putBytes.Load(), Exist: t.count.exist.Load(), Fills: t.count.fills.Load(), Dropped: t.count.dropped.Load(),
-		Damaged: t.count.damaged.Load(), Errors: t.count.errs.Load(), InFlight: t.count.inFlight.Load(), Queued: t.held.Load() + t.queue.used(), Median: q[0].Seconds(), P99: q[1].Seconds(),
+		Tier: t.cfg.Name, State: "on", Reads: t.count.reads.Load(), Hits: t.count.hits.Load(),
+		Misses: t.count.misses.Load(), Passed: t.count.passed.Load(), Bytes: t.count.bytes.Load(),
+		Puts: t.count.puts.Load(), PutBytes: t.count.putBytes.Load(), Exist: t.count.exist.Load(),
+		Fills: t.count.fills.Load(), Dropped: t.count.dropped.Load(),
+		Damaged: t.count.damaged.Load(), Errors: t.count.errs.Load(), InFlight: t.count.inFlight.Load(),
+		Queued: t.held.Load() + t.queue.used(), Median: q[0].Seconds(), P99: q[1].Seconds(),
 	}
 	switch {
 	case t.reading.IsOpen():
@@ -243,7 +250,8 @@ func (s *store) partsOf(o objstore.Object, spans []objstore.Span) (parts []*part
 		for len(sp.P) > 0 {
 			unit := sp.Off / unitSize
 			if q == nil || q.off != unit*unitSize {
-				q = &part{o: o, key: s.t.cfg.Prefix + keyOf(s.origin, o, unit), off: unit * unitSize, size: min(unitSize, o.Size-unit*unitSize)}
+				q = &part{o: o, key: s.t.cfg.Prefix + keyOf(s.origin, o, unit), off: unit * unitSize,
+					size: min(unitSize, o.Size-unit*unitSize)}
 				parts = append(parts, q)
 			}
 			n := min(int64(len(sp.P)), q.off+q.size-sp.Off)
@@ -316,7 +324,8 @@ func (t *Tier) read(ctx context.Context, q *part) (answered bool) {
 		t.count.damaged.Add(1)
 		n := t.inARow.Add(1)
 		if n == 1 {
-			t.cfg.Log.Warn("a copy in the near tier is damaged: it is read from the origin, and replaced", "tier", t.cfg.Name, "cause", err)
+			t.cfg.Log.Warn("a copy in the near tier is damaged: it is read from the origin, and replaced",
+				"tier", t.cfg.Name, "cause", err)
 		}
 		if n < mostDamaged {
 			err = nil

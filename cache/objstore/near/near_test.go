@@ -147,7 +147,8 @@ func (w *lockedWriter) Write(p []byte) (int, error) {
 func newBed(e *engine) *bed {
 	b := &bed{origin: memstore.New(), engine: e, log: &strings.Builder{}}
 	b.counted = objstore.NewMeter(b.origin)
-	b.tier = New(Config{Store: e, Prefix: "p/", Name: "near", Memory: 64 << 20, Log: slog.New(slog.NewTextHandler(&lockedWriter{to: b.log}, nil))})
+	b.tier = New(Config{Store: e, Prefix: "p/", Name: "near", Memory: 64 << 20,
+		Log: slog.New(slog.NewTextHandler(&lockedWriter{to: b.log}, nil))})
 	b.r = b.tier.Over(b.counted, "http://origin/bucket")
 	return b
 }
@@ -209,7 +210,8 @@ func TestFilledOnceAndShared(t *testing.T) {
 		t.Errorf("the origin was read %d times, %d bytes", s.Reads, s.Bytes)
 	}
 	b.tier.Close()
-	if s := b.tier.Stats(); s.Puts != 4 || s.Hits != 8 || s.Misses != 4 || s.Reads != 12 || s.Queued != 0 || s.State != "on" {
+	if s := b.tier.Stats(); s.Puts != 4 || s.Hits != 8 || s.Misses != 4 || s.Reads != 12 || s.Queued != 0 ||
+		s.State != "on" {
 		t.Errorf("%+v", s)
 	}
 	// Another node, and parts of units, over two units, by spans.
@@ -299,7 +301,8 @@ func TestDamagedIsReplaced(t *testing.T) {
 			b.settle(t)
 			reads := b.counted.Stats().Reads
 			b.read(t, o, 0, 100_000)
-			if s := b.tier.Stats(); s.Damaged != 1 || s.Puts != 2 || reads != 2 || b.counted.Stats().Reads != 2 || !strings.Contains(b.log.String(), "damaged") {
+			if s := b.tier.Stats(); s.Damaged != 1 || s.Puts != 2 || reads != 2 || b.counted.Stats().Reads != 2 ||
+				!strings.Contains(b.log.String(), "damaged") {
 				t.Errorf("%+v; the origin was read %d times", s, reads)
 			}
 		})
@@ -364,7 +367,8 @@ func TestHangs(t *testing.T) {
 		b.read(t, o, 0, 1000)
 		b.read(t, o, 0, 1000)
 		b.tier.Close()
-		if s := b.tier.Stats(); s.State != "on" || strings.Count(b.log.String(), "left out") != 1 || strings.Count(b.log.String(), "read again") != 1 {
+		if s := b.tier.Stats(); s.State != "on" || strings.Count(b.log.String(), "left out") != 1 ||
+			strings.Count(b.log.String(), "read again") != 1 {
 			t.Errorf("%+v\n%s", s, b.log)
 		}
 	})
@@ -480,7 +484,9 @@ func TestGivesUp(t *testing.T) {
 // TestModel: whatever the tier does, a read has the bytes of the version it asks for, or the origin's own error.
 func TestModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		faults := rapid.SliceOfN(rapid.SampledFrom([]string{"", "", "", "", "fail", "full", "denied", "lose", "flip", "unnoted", "mix up", "cut", "damage", "condition"}), 1, 30).Draw(rt, "faults")
+		faults := rapid.SliceOfN(
+			rapid.SampledFrom([]string{"", "", "", "", "fail", "full", "denied", "lose", "flip", "unnoted", "mix up",
+				"cut", "damage", "condition"}), 1, 30).Draw(rt, "faults")
 		readers := rapid.IntRange(1, 4).Draw(rt, "readers")
 		seed := rapid.Uint64().Draw(rt, "seed")
 		healthy := rapid.Bool().Draw(rt, "healthy")
@@ -550,7 +556,8 @@ func TestModel(t *testing.T) {
 			rt.Errorf("%+v", s)
 		}
 		const units = 8 // of the versions that there are
-		if once := b.counted.Stats().Outcomes["get"].OK; healthy && (s.Errors+s.Damaged+s.Passed+s.Dropped > 0 || s.Puts != once || once > units) {
+		if once := b.counted.Stats().Outcomes["get"].OK; healthy && (s.Errors+s.Damaged+s.Passed+s.Dropped > 0 ||
+			s.Puts != once || once > units) {
 			rt.Errorf("the origin was read %d times: %+v", once, s)
 		}
 	})

@@ -11,8 +11,8 @@ import (
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
-// clock is the time in signatures: this machine's, set right by the store's if that refuses requests whose time is off, as the
-// AWS SDKs do. Stores accept 15 minutes.
+// clock is the time in signatures: this machine's, set right by the store's if that refuses requests whose time is off,
+// as the AWS SDKs do. Stores accept 15 minutes.
 //
 // https://docs.aws.amazon.com/sdkref/latest/guide/feature-gen-config.html (corrects clock skew)
 type clock struct {
@@ -23,8 +23,8 @@ type clock struct {
 	log    *slog.Logger
 }
 
-// skewed is the difference from which on an answer of 400 or 403 is put down to the clock. A HEAD's answer has no text that
-// would say so.
+// skewed is the difference from which on an answer of 400 or 403 is put down to the clock. A HEAD's answer has no text
+// that would say so.
 const skewed = 5 * time.Minute
 
 func (c *clock) now() time.Time { return c.base().Add(time.Duration(c.ahead.Load())) }
@@ -38,8 +38,8 @@ func (c *clock) off() bool {
 	return d < -time.Second || d > time.Second
 }
 
-// refused learns from an answer that refuses a request that was signed at that time. It reports whether the time was off; then
-// the request is worth another try.
+// refused learns from an answer that refuses a request that was signed at that time. It reports whether the time was
+// off; then the request is worth another try.
 func (c *clock) refused(status int, date string, signed time.Time) bool {
 	if status != http.StatusForbidden && status != http.StatusBadRequest {
 		return false
@@ -55,7 +55,8 @@ func (c *clock) refused(status int, date string, signed time.Time) bool {
 	c.ahead.Store(int64(ahead))
 	c.set.Store(time.Now().UnixNano())
 	if !c.warned.Swap(true) {
-		c.log.Warn("this machine's clock is off; requests are signed with the store's time", "store_is_ahead_by", ahead.Round(time.Second),
+		c.log.Warn("this machine's clock is off; requests are signed with the store's time", "store_is_ahead_by",
+			ahead.Round(time.Second),
 			"remedy", "set this machine's clock (NTP)")
 	}
 	return true
@@ -65,7 +66,8 @@ var anew = v4.NewSigner(func(o *v4.SignerOptions) { o.DisableURIPathEscaping = t
 
 // sign signs a request of minio-go anew: at another time, or with more headers.
 func sign(r *http.Request, v *credentials.Value, region string, now time.Time) error {
-	keys := aws.Credentials{AccessKeyID: v.AccessKeyID, SecretAccessKey: v.SecretAccessKey, SessionToken: v.SessionToken}
+	keys := aws.Credentials{AccessKeyID: v.AccessKeyID, SecretAccessKey: v.SecretAccessKey,
+		SessionToken: v.SessionToken}
 	if encodings, ok := r.Header["Accept-Encoding"]; ok { // proxies change it, so minio-go leaves it out, too
 		delete(r.Header, "Accept-Encoding")
 		defer func() { r.Header["Accept-Encoding"] = encodings }()

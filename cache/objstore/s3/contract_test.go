@@ -118,7 +118,9 @@ func (h *harness) keys(t *testing.T, seq iter.Seq2[objstore.Object, error]) []st
 // files returns all keys except markers of folders: a local folder keeps those of removed files.
 func (h *harness) files(t *testing.T) []string {
 	t.Helper()
-	return slices.DeleteFunc(h.keys(t, h.Store.List(h.ctx, h.Prefix, "")), func(key string) bool { return strings.HasSuffix(key, "/") })
+	return slices.DeleteFunc(h.keys(t, h.Store.List(h.ctx, h.Prefix, "")), func(key string) bool {
+		return strings.HasSuffix(key, "/")
+	})
 }
 
 func wantKind(t *testing.T, what string, err error, want objstore.Kind) {
@@ -220,7 +222,8 @@ func testReadRanges(t *testing.T, h *harness) {
 			t.Errorf("read of %d at %d: wrong bytes", n, off)
 		}
 	}
-	for _, r := range [][2]int{{0, size}, {0, 1}, {0, size - 1}, {1, size - 1}, {size - 1, 1}, {0, 0}, {size, 0}, {4096, 4096}, {65_535, 2}} {
+	for _, r := range [][2]int{{0, size}, {0, 1}, {0, size - 1}, {1, size - 1}, {size - 1, 1}, {0, 0}, {size, 0},
+		{4096, 4096}, {65_535, 2}} {
 		check(r[0], r[1])
 	}
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -232,7 +235,8 @@ func testReadRanges(t *testing.T, h *harness) {
 
 func testReadInvalid(t *testing.T, h *harness) {
 	o := h.put(t, "f", pattern(100))
-	for _, r := range []struct{ off, n int64 }{{0, 101}, {100, 1}, {101, 0}, {-1, 1}, {-1, 0}, {1 << 62, 1}, {1<<63 - 1, 1}} {
+	for _, r := range []struct{ off, n int64 }{{0, 101}, {100, 1}, {101, 0}, {-1, 1}, {-1, 0}, {1 << 62, 1},
+		{1<<63 - 1, 1}} {
 		err := h.Store.ReadAt(h.ctx, o, make([]byte, r.n), r.off)
 		wantKind(t, fmt.Sprintf("read of %d at %d", r.n, r.off), err, objstore.KindInvalid)
 	}
@@ -261,7 +265,8 @@ func testReadChanged(t *testing.T, h *harness) {
 		}
 		wantKind(t, c.name+", whole read", h.Store.ReadAt(h.ctx, old, make([]byte, 100), 0), objstore.KindChanged)
 		wantKind(t, c.name+", ranged read", h.Store.ReadAt(h.ctx, old, make([]byte, 10), 3), objstore.KindChanged)
-		wantKind(t, c.name+", read of the old end", h.Store.ReadAt(h.ctx, old, make([]byte, 10), 90), objstore.KindChanged)
+		wantKind(t, c.name+", read of the old end", h.Store.ReadAt(h.ctx, old, make([]byte, 10), 90),
+			objstore.KindChanged)
 		p := make([]byte, c.size)
 		if err := h.Store.ReadAt(h.ctx, now, p, 0); err != nil || !bytes.Equal(p, data) {
 			t.Errorf("%s: read of the new version: %v", c.name, err)
@@ -305,7 +310,8 @@ func testListPrefix(t *testing.T, h *harness) {
 	keys := orderTree()
 	h.putAll(t, keys...)
 	slices.Sort(keys)
-	for _, prefix := range []string{"a", "a/", "a/b", "a/b/", "a/c", "a/c/", "a/c/d/", "c/1", "c/10", "c/100", "ä/", "z/日", "none", "none/", "b/", "b", "~"} {
+	for _, prefix := range []string{"a", "a/", "a/b", "a/b/", "a/c", "a/c/", "a/c/d/", "c/1", "c/10", "c/100", "ä/",
+		"z/日", "none", "none/", "b/", "b", "~"} {
 		want := slices.DeleteFunc(slices.Clone(keys), func(k string) bool { return !strings.HasPrefix(k, prefix) })
 		wantKeys(t, fmt.Sprintf("List(%q)", prefix), h.keys(t, h.Store.List(h.ctx, h.Prefix+prefix, "")), want)
 	}
@@ -347,7 +353,9 @@ func testListAfter(t *testing.T, h *harness) {
 	slices.Sort(keys)
 	for _, prefix := range []string{"", "a/", "c/1"} {
 		for _, after := range append(slices.Clone(keys), "a/", "a/b/", "0", "zzz", "a/c/d/") {
-			want := slices.DeleteFunc(slices.Clone(keys), func(k string) bool { return !strings.HasPrefix(k, prefix) || k <= after })
+			want := slices.DeleteFunc(slices.Clone(keys), func(k string) bool {
+				return !strings.HasPrefix(k, prefix) || k <= after
+			})
 			got := h.keys(t, h.Store.List(h.ctx, h.Prefix+prefix, h.Prefix+after))
 			wantKeys(t, fmt.Sprintf("List(%q, %q)", prefix, after), got, want)
 		}
@@ -436,7 +444,8 @@ func (h *harness) wantKeyAsContent(t *testing.T, o objstore.Object) {
 func testOddKeys(t *testing.T, h *harness) {
 	keys := []string{
 		"with space/a b.jpg", "plus+sign", "percent%20", "q?uery=1&x=2", "hash#tag", "quote'\"", "back\\slash",
-		"brackets[1]{2}<3>", "semi;colon:at@", "comma,dollar$", "tilde~!*()", "ünïcödé/é", "emoji/🐟.png", ".hidden", "trailing.",
+		"brackets[1]{2}<3>", "semi;colon:at@", "comma,dollar$", "tilde~!*()", "ünïcödé/é", "emoji/🐟.png", ".hidden",
+		"trailing.",
 		" leading", "end ", "new\u00a0nbsp", "a...b/c",
 	}
 	h.putAll(t, keys...)
@@ -455,7 +464,8 @@ func testOddKeys(t *testing.T, h *harness) {
 
 // hostileKeys are legal in S3 but impossible in a file system.
 var hostileKeys = []string{
-	"a", "a/b", "a//b", "a///", "a/", "/lead", "//", ".", "..", "../up", "d/./e", "d/../e", "d/..", "new\nline", "tab\there",
+	"a", "a/b", "a//b", "a///", "a/", "/lead", "//", ".", "..", "../up", "d/./e", "d/../e", "d/..", "new\nline",
+	"tab\there",
 }
 
 func testHostileKeys(t *testing.T, h *harness) {
@@ -500,7 +510,8 @@ func testCancel(t *testing.T, h *harness) {
 	if _, err := h.Store.Stat(ctx, o.Key); !errors.Is(err, context.Canceled) {
 		t.Errorf("Stat with a canceled context: %v", err)
 	}
-	if err := h.Store.ReadSpans(ctx, o, []objstore.Span{{Off: 0, P: make([]byte, 10)}}); !errors.Is(err, context.Canceled) {
+	if err := h.Store.ReadSpans(ctx, o, []objstore.Span{{Off: 0, P: make([]byte, 10)}}); !errors.Is(err,
+		context.Canceled) {
 		t.Errorf("ReadSpans with a canceled context: %v", err)
 	}
 	if _, err := h.Store.PutNew(ctx, h.Prefix+"new", []byte("x")); !errors.Is(err, context.Canceled) {

@@ -81,7 +81,8 @@ func testReadSpansChanged(t *testing.T, h *harness) {
 		data := pattern(size)
 		data[0]++
 		h.put(t, "f", data)
-		wantKind(t, fmt.Sprintf("spans of an object that now has %d bytes", size), h.Store.ReadSpans(h.ctx, old, spans), objstore.KindChanged)
+		wantKind(t, fmt.Sprintf("spans of an object that now has %d bytes", size), h.Store.ReadSpans(h.ctx, old, spans),
+			objstore.KindChanged)
 	}
 	h.delete(t, old.Key)
 	wantKind(t, "spans of a deleted object", h.Store.ReadSpans(h.ctx, old, spans), objstore.KindNotFound)
@@ -273,8 +274,10 @@ func testUploadInvalid(t *testing.T, h *harness) {
 		t.Fatal(err)
 	}
 	full := make([]byte, partSize)
-	for _, c := range []struct{ n, length int }{{-1, partSize}, {2, 100}, {0, 100}, {0, partSize - 1}, {1, 99}, {1, partSize}, {1, 0}} {
-		wantKind(t, fmt.Sprintf("part %d with %d bytes", c.n, c.length), u.Part(h.ctx, c.n, full[:c.length]), objstore.KindInvalid)
+	for _, c := range []struct{ n, length int }{{-1, partSize}, {2, 100}, {0, 100}, {0, partSize - 1}, {1, 99},
+		{1, partSize}, {1, 0}} {
+		wantKind(t, fmt.Sprintf("part %d with %d bytes", c.n, c.length), u.Part(h.ctx, c.n, full[:c.length]),
+			objstore.KindInvalid)
 	}
 	_, err = u.Complete(h.ctx)
 	wantKind(t, "Complete without parts", err, objstore.KindInvalid)
@@ -359,7 +362,8 @@ func testAbortUploads(t *testing.T, h *harness) {
 		}
 	}
 	var gone []objstore.Upload
-	for _, key := range []string{"set/shard-0.tar", "set/shard-0.tar", "set/shard-1.tar", "set/deep/x y+.tar", "set/sha/x"} {
+	for _, key := range []string{"set/shard-0.tar", "set/shard-0.tar", "set/shard-1.tar", "set/deep/x y+.tar",
+		"set/sha/x"} {
 		u := begin(key)
 		store(u, 1) // the last part
 		gone = append(gone, u)
@@ -427,7 +431,8 @@ func testResume(t *testing.T, h *harness) {
 	}
 	err = other.Part(h.ctx, 0, ps[0])
 	for tries := 0; tries < 10 && objstore.KindOf(err) == objstore.KindTransient; tries++ {
-		err = other.Part(h.ctx, 0, ps[0]) // versitygw answers without reading it, and on a busy machine the answer may be lost
+		// versitygw answers without reading it, and on a busy machine the answer may be lost
+		err = other.Part(h.ctx, 0, ps[0])
 	}
 	if objstore.KindOf(err) != objstore.KindNotFound {
 		t.Errorf("a part of an aborted upload: %v", err)

@@ -39,7 +39,8 @@ func (s *Store) Copy(ctx context.Context, from objstore.Object, key string) (obj
 		return s.copyParts(ctx, from, key, match)
 	}
 	g := s.keys.generation()
-	info, err := s.core.CopyObject(ctx, s.bucket, from.Key, s.bucket, key, match, minio.CopySrcOptions{}, minio.PutObjectOptions{})
+	info, err := s.core.CopyObject(ctx, s.bucket, from.Key, s.bucket, key, match, minio.CopySrcOptions{},
+		minio.PutObjectOptions{})
 	if err = s.copied(ctx, g, from, key, info.ETag, err); err != nil {
 		return objstore.Object{}, err
 	}
@@ -52,13 +53,15 @@ func (s *Store) copied(ctx context.Context, g uint64, from objstore.Object, key,
 	case err != nil:
 		return s.fail(ctx, g, "put", from.Key+" to "+s.url(key), err)
 	case etag == "" && !s.weakETag:
-		return &objstore.Error{Op: "put", Key: s.url(key), Kind: objstore.KindTransient, Err: errors.New("the store began to copy, and failed")}
+		return &objstore.Error{Op: "put", Key: s.url(key), Kind: objstore.KindTransient,
+			Err: errors.New("the store began to copy, and failed")}
 	}
 	return nil
 }
 
 // copyParts copies by a multipart upload without checksums: the bytes are not here to compute them.
-func (s *Store) copyParts(ctx context.Context, from objstore.Object, key string, match map[string]string) (o objstore.Object, err error) {
+func (s *Store) copyParts(ctx context.Context, from objstore.Object, key string, match map[string]string) (
+	o objstore.Object, err error) {
 	plan, err := objstore.PlanParts(key, from.Size, max(copyPart, from.Size/9_999)) // S3 takes 10,000 parts
 	if err != nil {
 		return o, err
@@ -71,11 +74,16 @@ func (s *Store) copyParts(ctx context.Context, from objstore.Object, key string,
 	group.SetLimit(8)
 	for n := range plan.Parts {
 		group.Go(func() error {
-			return copyRetry.Do(gctx, "put", key, func(ctx context.Context) error { return u.copyPart(ctx, n, from, match) })
+			return copyRetry.Do(gctx, "put", key, func(ctx context.Context) error {
+				return u.copyPart(ctx, n, from, match)
+			})
 		})
 	}
 	if err = group.Wait(); err == nil {
-		err = copyRetry.Do(ctx, "put", key, func(ctx context.Context) (err error) { o, err = u.Complete(ctx); return err })
+		err = copyRetry.Do(ctx, "put", key, func(ctx context.Context) (err error) {
+			o, err = u.Complete(ctx)
+			return err
+		})
 	}
 	if err != nil {
 		_ = objstore.FastFail.Do(context.WithoutCancel(ctx), "delete", key, u.Abort) // else Uploads shows it
@@ -87,7 +95,8 @@ func (s *Store) copyParts(ctx context.Context, from objstore.Object, key string,
 func (u *upload) copyPart(ctx context.Context, n int, from objstore.Object, match map[string]string) error {
 	off := int64(n) * u.PartSize
 	g := u.s.keys.generation()
-	part, err := u.s.core.CopyObjectPart(ctx, u.s.bucket, from.Key, u.s.bucket, u.Key, u.id, n+1, off, min(u.PartSize, u.Size-off), match)
+	part, err := u.s.core.CopyObjectPart(ctx, u.s.bucket, from.Key, u.s.bucket, u.Key, u.id, n+1, off,
+		min(u.PartSize, u.Size-off), match)
 	if err = u.s.copied(ctx, g, from, u.Key, part.ETag, err); err != nil {
 		return err
 	}
@@ -99,7 +108,8 @@ func (u *upload) copyPart(ctx context.Context, n int, from objstore.Object, matc
 }
 
 // Resume implements [objstore.Uploader]: the server's list says which parts are there.
-func (s *Store) Resume(ctx context.Context, key, id string, size, partSize int64) (_ objstore.Upload, stored int, err error) {
+func (s *Store) Resume(ctx context.Context, key, id string, size, partSize int64) (
+	_ objstore.Upload, stored int, err error) {
 	plan, err := objstore.PlanParts(key, size, partSize)
 	if err == nil && id == "" {
 		err = plan.Gone()
@@ -107,7 +117,8 @@ func (s *Store) Resume(ctx context.Context, key, id string, size, partSize int64
 	if err != nil {
 		return nil, 0, err
 	}
-	u := &upload{PartPlan: plan, s: s, id: id, etags: make([]minio.CompletePart, plan.Parts), stored: map[int]minio.ObjectPart{}}
+	u := &upload{PartPlan: plan, s: s, id: id, etags: make([]minio.CompletePart, plan.Parts),
+		stored: map[int]minio.ObjectPart{}}
 	for marker := 0; ; {
 		g := s.keys.generation()
 		page, err := s.core.ListObjectParts(ctx, s.bucket, key, id, marker, 1000)

@@ -22,8 +22,14 @@ func TestDeleteVersionRaces(t *testing.T) {
 		want    objstore.Kind
 		left    string
 	}{
-		{"replaced", func(srv *S3Server, _ http.ResponseWriter) bool { srv.Put("k", []byte("new")); return false }, objstore.KindChanged, "new"},
-		{"deleted", func(srv *S3Server, _ http.ResponseWriter) bool { srv.Delete("k"); return false }, objstore.KindOther, ""},
+		{"replaced", func(srv *S3Server, _ http.ResponseWriter) bool {
+			srv.Put("k", []byte("new"))
+			return false
+		}, objstore.KindChanged, "new"},
+		{"deleted", func(srv *S3Server, _ http.ResponseWriter) bool {
+			srv.Delete("k")
+			return false
+		}, objstore.KindOther, ""},
 		{"conflict", func(_ *S3Server, w http.ResponseWriter) bool {
 			WriteS3Error(w, 409, "ConditionalRequestConflict", "another request is under way")
 			return true

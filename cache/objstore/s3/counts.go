@@ -45,7 +45,8 @@ func (c countedRequests) RoundTrip(r *http.Request) (*http.Response, error) {
 	q := r.URL.Query()
 	switch {
 	case r.Method == http.MethodGet && key != "" && !q.Has("uploadId"):
-	case r.Method == http.MethodGet && (q.Has("list-type") || q.Has("versions") || q.Has("uploads") || q.Has("uploadId")):
+	case r.Method == http.MethodGet && (q.Has("list-type") || q.Has("versions") || q.Has("uploads") ||
+		q.Has("uploadId")):
 		c.counts.list.Add(1)
 	case r.Method == http.MethodPut, r.Method == http.MethodPost:
 		c.counts.put.Add(1)

@@ -19,7 +19,8 @@ func TestRequestsAreCounted(t *testing.T) {
 	p := make([]byte, 4)
 	must(t, s.ReadAt(t.Context(), o, p, 3))
 	must(t, s.ReadSpans(t.Context(), o, []objstore.Span{{Off: 0, P: p[:1]}, {Off: 5, P: p[1:2]}}))
-	_ = s.ReadAt(t.Context(), objstore.Object{Key: "a", Size: 10, ETag: "odd tag"}, p, 0) // by minio-go, and its versions are listed
+	// by minio-go, and its versions are listed
+	_ = s.ReadAt(t.Context(), objstore.Object{Key: "a", Size: 10, ETag: "odd tag"}, p, 0)
 	_, err := s.Stat(t.Context(), "a")
 	must(t, err)
 	if n := len(memstore.Collect(t, s.List(t.Context(), "", ""))); n != 5 {

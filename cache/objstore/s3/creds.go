@@ -38,9 +38,9 @@ import (
 // answers at its address.
 const imdsTimeout = time.Second
 
-// awsChain finds credentials as the AWS tools do, by the providers of AWS' SDK. The SDK's own chain reads this process's
-// environment, and a daemon also opens datasets for others, with theirs. minio-go's hides why a source failed and goes on
-// without credentials, which leads to a puzzling "access denied" much later.
+// awsChain finds credentials as the AWS tools do, by the providers of AWS' SDK. The SDK's own chain reads this
+// process's environment, and a daemon also opens datasets for others, with theirs. minio-go's hides why a source failed
+// and goes on without credentials, which leads to a puzzling "access denied" much later.
 type awsChain struct {
 	getenv func(string) string
 	region string
@@ -59,9 +59,11 @@ var errNoneThere = errors.New("none there")
 // of the environment can change while a store is in use.
 func awsCredentials(ctx context.Context, cfg Config, client *http.Client) (*keyring, error) {
 	denied := func(remedy string, format string, args ...any) error {
-		return &objstore.Error{Op: "open", Key: "s3://" + cfg.Bucket, Kind: objstore.KindDenied, Err: fmt.Errorf(format, args...), Remedy: remedy}
+		return &objstore.Error{Op: "open", Key: "s3://" + cfg.Bucket, Kind: objstore.KindDenied,
+			Err: fmt.Errorf(format, args...), Remedy: remedy}
 	}
-	const how = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or run under an IAM role; AWS_NO_SIGN_REQUEST=1 for a public bucket"
+	const how = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or run under an IAM role; " +
+		"AWS_NO_SIGN_REQUEST=1 for a public bucket"
 	getenv := cfg.Getenv
 	switch {
 	case cfg.Anonymous:
@@ -72,10 +74,11 @@ func awsCredentials(ctx context.Context, cfg Config, client *http.Client) (*keyr
 		}
 		return fixedKeys(keyPair(cfg.AccessKeyID, cfg.SecretAccessKey, cfg.SessionToken)), nil
 	}
-	chain := &awsChain{getenv: getenv, region: cfg.Region, client: client, profile: cfg.profile, imds: &http.Client{Timeout: imdsTimeout, Transport: &http.Transport{
-		// Never through a proxy: the address is link-local.
-		DialContext: (&net.Dialer{Timeout: imdsTimeout}).DialContext, DisableKeepAlives: true,
-	}}}
+	chain := &awsChain{getenv: getenv, region: cfg.Region, client: client, profile: cfg.profile,
+		imds: &http.Client{Timeout: imdsTimeout, Transport: &http.Transport{
+			// Never through a proxy: the address is link-local.
+			DialContext: (&net.Dialer{Timeout: imdsTimeout}).DialContext, DisableKeepAlives: true,
+		}}}
 	v, err := chain.fromEnvironment()
 	if err == nil {
 		return fixedKeys(v), nil
@@ -127,7 +130,8 @@ func awsCredentials(ctx context.Context, cfg Config, client *http.Client) (*keyr
 
 // keyPair returns credentials that do not expire.
 func keyPair(id, secret, token string) credentials.Value {
-	return credentials.Value{AccessKeyID: id, SecretAccessKey: secret, SessionToken: token, SignerType: credentials.SignatureV4}
+	return credentials.Value{AccessKeyID: id, SecretAccessKey: secret, SessionToken: token,
+		SignerType: credentials.SignatureV4}
 }
 
 // sourceError is err without what may be secret: the source's address, the output of a process, and all that an
@@ -206,7 +210,8 @@ func (c *awsChain) ofProfile() (aws.CredentialsProvider, error) {
 func (c *awsChain) provider(p *config.SharedConfig, role bool) (by aws.CredentialsProvider, err error) {
 	switch {
 	case p.RoleARN != "" && p.MFASerial != "":
-		return nil, fmt.Errorf("profile %q: mfa_serial requires a code, which a daemon cannot enter; use a role without it", p.Profile)
+		return nil, fmt.Errorf(
+			"profile %q: mfa_serial requires a code, which a daemon cannot enter; use a role without it", p.Profile)
 	case p.Source != nil:
 		by, err = c.provider(p.Source, true)
 	case p.Credentials.HasKeys():
@@ -214,7 +219,8 @@ func (c *awsChain) provider(p *config.SharedConfig, role bool) (by aws.Credentia
 	case p.CredentialSource == "Environment":
 		by = aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
 			v, err := c.fromEnvironment()
-			return aws.Credentials{AccessKeyID: v.AccessKeyID, SecretAccessKey: v.SecretAccessKey, SessionToken: v.SessionToken}, err
+			return aws.Credentials{AccessKeyID: v.AccessKeyID, SecretAccessKey: v.SecretAccessKey,
+				SessionToken: v.SessionToken}, err
 		})
 	case p.CredentialSource == "Ec2InstanceMetadata":
 		by, err = c.instance()
@@ -225,7 +231,9 @@ func (c *awsChain) provider(p *config.SharedConfig, role bool) (by aws.Credentia
 	case p.SSOSession != nil:
 		o := ssocreds.Options{StartURL: p.SSOSession.SSOStartURL}
 		if o.CachedTokenFilepath, err = ssocreds.StandardCachedTokenFilepath(p.SSOSession.Name); err == nil {
-			o.SSOTokenProvider = ssocreds.NewSSOTokenProvider(ssooidc.New(ssooidc.Options{Region: p.SSOSession.SSORegion, HTTPClient: c.client}), o.CachedTokenFilepath)
+			o.SSOTokenProvider = ssocreds.NewSSOTokenProvider(
+				ssooidc.New(ssooidc.Options{Region: p.SSOSession.SSORegion, HTTPClient: c.client}),
+				o.CachedTokenFilepath)
 			by = c.sso(p, p.SSOSession.SSORegion, o)
 		}
 	case p.SSOStartURL != "":
@@ -233,7 +241,8 @@ func (c *awsChain) provider(p *config.SharedConfig, role bool) (by aws.Credentia
 	case p.CredentialProcess != "":
 		by = processcreds.NewProvider(p.CredentialProcess, func(o *processcreds.Options) { o.Timeout = fetchTimeout })
 	case role:
-		err = errors.New("role_arn needs source_profile, web_identity_token_file, or credential_source = Environment, Ec2InstanceMetadata or EcsContainer")
+		err = errors.New("role_arn needs source_profile, web_identity_token_file, or credential_source = " +
+			"Environment, Ec2InstanceMetadata or EcsContainer")
 	default:
 		err = errNoneThere
 	}
@@ -260,7 +269,8 @@ func (c *awsChain) sso(p *config.SharedConfig, region string, o ssocreds.Options
 	return aws.CredentialsProviderFunc(func(ctx context.Context) (aws.Credentials, error) {
 		v, err := provider.Retrieve(ctx)
 		if err != nil {
-			err = fmt.Errorf("profile %q: SSO: %w (AWS_PROFILE=%s aws sso login)", p.Profile, sourceError(err), p.Profile)
+			err = fmt.Errorf("profile %q: SSO: %w (AWS_PROFILE=%s aws sso login)", p.Profile,
+				sourceError(err), p.Profile)
 		}
 		return v, err
 	})
@@ -287,7 +297,8 @@ func (c *awsChain) ofWebIdentity() (aws.CredentialsProvider, error) {
 	if err == nil && c.getenv("AWS_ROLE_ARN") == "" {
 		err = errors.New("AWS_WEB_IDENTITY_TOKEN_FILE is set, AWS_ROLE_ARN is not")
 	}
-	return c.webIdentity(p, c.getenv("AWS_WEB_IDENTITY_TOKEN_FILE"), c.getenv("AWS_ROLE_ARN"), c.getenv("AWS_ROLE_SESSION_NAME")), err
+	return c.webIdentity(p, c.getenv("AWS_WEB_IDENTITY_TOKEN_FILE"), c.getenv("AWS_ROLE_ARN"),
+		c.getenv("AWS_ROLE_SESSION_NAME")), err
 }
 
 // tokenFile is a token, without the line break at its file's end.
@@ -305,12 +316,13 @@ func (f tokenFile) GetToken() (string, error) {
 
 // webIdentity assumes a role with a token, whose file is read each time.
 func (c *awsChain) webIdentity(p *config.SharedConfig, file, role, session string) aws.CredentialsProvider {
-	provider := stscreds.NewWebIdentityRoleProvider(c.sts(p, nil), role, tokenFile(file), func(o *stscreds.WebIdentityRoleOptions) {
-		o.RoleSessionName = sessionName(session)
-		if p.RoleDurationSeconds != nil {
-			o.Duration = *p.RoleDurationSeconds
-		}
-	})
+	provider := stscreds.NewWebIdentityRoleProvider(c.sts(p, nil), role, tokenFile(file),
+		func(o *stscreds.WebIdentityRoleOptions) {
+			o.RoleSessionName = sessionName(session)
+			if p.RoleDurationSeconds != nil {
+				o.Duration = *p.RoleDurationSeconds
+			}
+		})
 	return aws.CredentialsProviderFunc(func(ctx context.Context) (aws.Credentials, error) {
 		v, err := provider.Retrieve(ctx)
 		if err != nil { // STS quotes what it refuses
@@ -322,7 +334,8 @@ func (c *awsChain) webIdentity(p *config.SharedConfig, file, role, session strin
 }
 
 func (c *awsChain) inContainer() bool {
-	return c.getenv("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI") != "" || c.getenv("AWS_CONTAINER_CREDENTIALS_FULL_URI") != ""
+	return c.getenv("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI") != "" ||
+		c.getenv("AWS_CONTAINER_CREDENTIALS_FULL_URI") != ""
 }
 
 // container is the agent of ECS, or of EKS Pod Identity, whose token file is read each time.
@@ -362,7 +375,8 @@ func trustedHost(endpoint string) error {
 
 // instance is the instance metadata service, version 2, or version 1 if it has no tokens.
 func (c *awsChain) instance() (aws.CredentialsProvider, error) {
-	o := imds.Options{HTTPClient: c.imds, Retryer: aws.NopRetryer{}, ClientEnableState: imds.ClientEnabled, Endpoint: c.getenv("AWS_EC2_METADATA_SERVICE_ENDPOINT")}
+	o := imds.Options{HTTPClient: c.imds, Retryer: aws.NopRetryer{}, ClientEnableState: imds.ClientEnabled,
+		Endpoint: c.getenv("AWS_EC2_METADATA_SERVICE_ENDPOINT")}
 	if strings.EqualFold(c.getenv("AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE"), "IPv6") {
 		o.EndpointMode = imds.EndpointModeStateIPv6
 	}

@@ -65,11 +65,13 @@ func (a *awsServices) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.calls[call]++
 	}()
 	document := func() {
-		fmt.Fprintf(w, `{"Code":"Success","AccessKeyId":%q,"SecretAccessKey":"s","Token":"t","Expiration":%q}`, a.id, expire)
+		fmt.Fprintf(w, `{"Code":"Success","AccessKeyId":%q,"SecretAccessKey":"s","Token":"t","Expiration":%q}`,
+			a.id, expire)
 	}
 	const imds = "/latest/meta-data/iam/security-credentials/"
 	switch {
-	case r.URL.Path == "/latest/api/token" && r.Method == http.MethodPut && r.Header.Get("X-aws-ec2-metadata-token-ttl-seconds") != "":
+	case r.URL.Path == "/latest/api/token" && r.Method == http.MethodPut &&
+		r.Header.Get("X-aws-ec2-metadata-token-ttl-seconds") != "":
 		w.Header().Set("X-aws-ec2-metadata-token-ttl-seconds", "21600")
 		fmt.Fprint(w, "hush-imds")
 	case strings.HasPrefix(r.URL.Path, imds) && r.Header.Get("X-aws-ec2-metadata-token") != "hush-imds":
@@ -93,7 +95,8 @@ func (a *awsServices) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		case r.Form.Get("RoleArn") == "" || r.Form.Get("RoleSessionName") == "":
 			wrong = "ValidationError"
 		case call == "AssumeRoleWithWebIdentity" && r.Form.Get("WebIdentityToken") == "hush-web" && auth == "":
-		case call == "AssumeRole" && strings.Contains(auth, "AWS4-HMAC-SHA256 Credential=") && strings.Contains(auth, "/sts/aws4_request"):
+		case call == "AssumeRole" && strings.Contains(auth, "AWS4-HMAC-SHA256 Credential=") &&
+			strings.Contains(auth, "/sts/aws4_request"):
 			_, scope, _ := strings.Cut(auth, "Credential=")
 			by, _, _ := strings.Cut(scope, "/")
 			if r.Form.Get("ExternalId") != "" && r.Form.Get("ExternalId") != "ext" {
@@ -209,11 +212,14 @@ s3 =
 sts =
   endpoint_url = `+services+`
 `)
-	shared := file("credentials", "[base]\naws_access_key_id = base\naws_secret_access_key = a;b#c/+=%(x)s\n[both]\naws_access_key_id = right\naws_secret_access_key = s\n"+
-		"[default]\naws_access_key_id = right\naws_secret_access_key = s\n")
+	shared := file("credentials",
+		"[base]\naws_access_key_id = base\naws_secret_access_key = a;b#c/+=%(x)s\n[both]\naws_access_key_id = "+
+			"right\naws_secret_access_key = s\n"+
+			"[default]\naws_access_key_id = right\naws_secret_access_key = s\n")
 	files := map[string]string{"AWS_CONFIG_FILE": config, "AWS_SHARED_CREDENTIALS_FILE": shared}
 	profile := func(name string, more ...string) map[string]string {
-		env := map[string]string{"AWS_PROFILE": name, "AWS_ENDPOINT_URL_STS": services, "AWS_EC2_METADATA_SERVICE_ENDPOINT": services}
+		env := map[string]string{"AWS_PROFILE": name, "AWS_ENDPOINT_URL_STS": services,
+			"AWS_EC2_METADATA_SERVICE_ENDPOINT": services}
 		for k, v := range files {
 			env[k] = v
 		}
@@ -228,7 +234,8 @@ sts =
 		want string // of the error; "" for none
 	}{
 		{"default profile", map[string]string{"AWS_CONFIG_FILE": config, "AWS_SHARED_CREDENTIALS_FILE": shared}, ""},
-		{"old name of the profile's variable", map[string]string{"AWS_CONFIG_FILE": config, "AWS_DEFAULT_PROFILE": "process"}, ""},
+		{"old name of the profile's variable",
+			map[string]string{"AWS_CONFIG_FILE": config, "AWS_DEFAULT_PROFILE": "process"}, ""},
 		{"credentials file over config file", profile("both"), ""},
 		{"no such profile", profile("none"), `"none" is in neither`},
 		{"role", profile("role"), ""},
@@ -239,27 +246,37 @@ sts =
 		{"no source", profile("nosource"), "credential_source"},
 		{"STS refuses", profile("external"), "AccessDenied: said STS"},
 		{"web identity of a profile", profile("web"), ""},
-		{"role by the environment", profile("environment", "AWS_EC2_METADATA_DISABLED", "1"), "AWS_ACCESS_KEY_ID is set"},
+		{"role by the environment", profile("environment", "AWS_EC2_METADATA_DISABLED", "1"),
+			"AWS_ACCESS_KEY_ID is set"},
 		{"role by the instance", profile("ec2", "AWS_EC2_METADATA_SERVICE_ENDPOINT", services), "InvalidClientTokenId"},
 		{"process", profile("process"), ""},
 		{"process of another version", profile("process2"), "wrong version"},
 		{"process that fails", profile("processfails"), "exit status 3"},
 		{"half a pair", profile("half"), "partial credentials"},
-		{"STS of the services section", map[string]string{"AWS_PROFILE": "sts", "AWS_CONFIG_FILE": config, "AWS_SHARED_CREDENTIALS_FILE": shared, "AWS_REGION": "eu-west-3"}, ""},
+		{"STS of the services section", map[string]string{"AWS_PROFILE": "sts", "AWS_CONFIG_FILE": config,
+			"AWS_SHARED_CREDENTIALS_FILE": shared, "AWS_REGION": "eu-west-3"}, ""},
 		{"web identity before the default profile", map[string]string{
-			"AWS_SHARED_CREDENTIALS_FILE": file("other", "[default]\naws_access_key_id = wrong\naws_secret_access_key = s\n"),
-			"AWS_WEB_IDENTITY_TOKEN_FILE": token, "AWS_ROLE_ARN": "arn:aws:iam::1:role/x", "AWS_ROLE_SESSION_NAME": "mine", "AWS_ENDPOINT_URL_STS": services,
+			"AWS_SHARED_CREDENTIALS_FILE": file("other",
+				"[default]\naws_access_key_id = wrong\naws_secret_access_key = s\n"),
+			"AWS_WEB_IDENTITY_TOKEN_FILE": token, "AWS_ROLE_ARN": "arn:aws:iam::1:role/x",
+			"AWS_ROLE_SESSION_NAME": "mine", "AWS_ENDPOINT_URL_STS": services,
 		}, ""},
-		{"web identity without a role", map[string]string{"AWS_WEB_IDENTITY_TOKEN_FILE": token, "AWS_ENDPOINT_URL_STS": services}, "AWS_ROLE_ARN is not"},
-		{"web identity that is refused", map[string]string{"AWS_WEB_IDENTITY_TOKEN_FILE": token, "AWS_ROLE_ARN": "arn", "AWS_ENDPOINT_URL_STS": brokenURL}, "ExpiredTokenException: said STS"},
+		{"web identity without a role",
+			map[string]string{"AWS_WEB_IDENTITY_TOKEN_FILE": token, "AWS_ENDPOINT_URL_STS": services},
+			"AWS_ROLE_ARN is not"},
+		{"web identity that is refused", map[string]string{"AWS_WEB_IDENTITY_TOKEN_FILE": token, "AWS_ROLE_ARN": "arn",
+			"AWS_ENDPOINT_URL_STS": brokenURL}, "ExpiredTokenException: said STS"},
 		{"EKS Pod Identity", map[string]string{
-			"AWS_CONTAINER_CREDENTIALS_FULL_URI": services + "/v1/credentials", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": file("eks", "hush-agent"),
+			"AWS_CONTAINER_CREDENTIALS_FULL_URI":     services + "/v1/credentials",
+			"AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": file("eks", "hush-agent"),
 		}, ""},
 		{"Pod Identity's token is wrong", map[string]string{
-			"AWS_CONTAINER_CREDENTIALS_FULL_URI": services + "/v1/credentials", "AWS_CONTAINER_AUTHORIZATION_TOKEN": "hush-other",
+			"AWS_CONTAINER_CREDENTIALS_FULL_URI": services + "/v1/credentials",
+			"AWS_CONTAINER_AUTHORIZATION_TOKEN":  "hush-other",
 		}, "HTTP 404"},
 		{"instance, version 2", map[string]string{"AWS_EC2_METADATA_SERVICE_ENDPOINT": services}, ""},
-		{"session token's old name", map[string]string{"AWS_ACCESS_KEY_ID": "right", "AWS_SECRET_ACCESS_KEY": "s", "AWS_SECURITY_TOKEN": "t"}, ""},
+		{"session token's old name", map[string]string{"AWS_ACCESS_KEY_ID": "right", "AWS_SECRET_ACCESS_KEY": "s",
+			"AWS_SECURITY_TOKEN": "t"}, ""},
 		{"broken file", map[string]string{"AWS_SHARED_CREDENTIALS_FILE": dir}, "AWS_SHARED_CREDENTIALS_FILE"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -273,7 +290,8 @@ sts =
 		})
 	}
 	all := strings.Join(agent.forms, "\n")
-	for _, want := range []string{"RoleSessionName=named", "DurationSeconds=900", "ExternalId=ext", "RoleSessionName=mine"} {
+	for _, want := range []string{"RoleSessionName=named", "DurationSeconds=900", "ExternalId=ext",
+		"RoleSessionName=mine"} {
 		if !strings.Contains(all, want) {
 			t.Errorf("STS was not asked with %s:\n%s", want, all)
 		}
@@ -297,14 +315,18 @@ sso_start_url = https://corp.awsapps.com/start
 `), 0o600))
 	env := map[string]string{"HOME": home, "AWS_PROFILE": "dev", "AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
 	open := func() error {
-		_, _, err := stores.Open(t.Context(), "s3://bucket/x", stores.Options{Getenv: func(name string) string { return env[name] }})
+		_, _, err := stores.Open(t.Context(), "s3://bucket/x", stores.Options{Getenv: func(name string) string {
+			return env[name]
+		}})
 		return err
 	}
 	if err := open(); err == nil || !strings.Contains(err.Error(), "aws sso login") {
 		t.Errorf("without a login: %v", err)
 	}
-	must(t, os.WriteFile(filepath.Join(cache, hex.EncodeToString(sum[:])+".json"), []byte(`{"accessToken":"hush-sso","expiresAt":"2001-01-01T00:00:00Z"}`), 0o600))
-	if err := open(); err == nil || !strings.Contains(err.Error(), "aws sso login") || strings.Contains(err.Error(), "hush") {
+	must(t, os.WriteFile(filepath.Join(cache, hex.EncodeToString(sum[:])+".json"),
+		[]byte(`{"accessToken":"hush-sso","expiresAt":"2001-01-01T00:00:00Z"}`), 0o600))
+	if err := open(); err == nil || !strings.Contains(err.Error(), "aws sso login") ||
+		strings.Contains(err.Error(), "hush") {
 		t.Errorf("with an old login: %v", err)
 	}
 }

@@ -35,7 +35,8 @@ func Describe(getenv func(string) string) ([]Setting, error) {
 		d.add("endpoint", "Amazon S3", "profile "+name)
 	default:
 		endpoint := configuredEndpoint(getenv, d.profile, "s3")
-		d.add("endpoint", cmp.Or(withoutUser(endpoint), "Amazon S3"), d.origin(endpoint, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"))
+		d.add("endpoint", cmp.Or(withoutUser(endpoint), "Amazon S3"),
+			d.origin(endpoint, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"))
 	}
 	region := cmp.Or(getenv("AWS_REGION"), getenv("AWS_DEFAULT_REGION"), d.profile.Region)
 	d.add("region", cmp.Or(region, "as the store says"), d.origin(region, "AWS_REGION", "AWS_DEFAULT_REGION"))
@@ -81,20 +82,25 @@ func (d *description) credentials(name string) {
 	switch {
 	case envTrue(d.getenv, "AWS_NO_SIGN_REQUEST"):
 		d.add("credentials", "none: requests are not signed", "env AWS_NO_SIGN_REQUEST")
-	case d.variable("AWS_ACCESS_KEY_ID", "AWS_ACCESS_KEY") != "" || d.variable("AWS_SECRET_ACCESS_KEY", "AWS_SECRET_KEY") != "":
+	case d.variable("AWS_ACCESS_KEY_ID", "AWS_ACCESS_KEY") != "" ||
+		d.variable("AWS_SECRET_ACCESS_KEY", "AWS_SECRET_KEY") != "":
 		value := "a key pair"
 		if _, err := chain.fromEnvironment(); err != nil {
 			value = "incomplete key pair: " + err.Error()
 		}
-		d.add("credentials", value, cmp.Or(d.variable("AWS_ACCESS_KEY_ID", "AWS_ACCESS_KEY"), d.variable("AWS_SECRET_ACCESS_KEY", "AWS_SECRET_KEY")))
+		d.add("credentials", value,
+			cmp.Or(d.variable("AWS_ACCESS_KEY_ID", "AWS_ACCESS_KEY"),
+				d.variable("AWS_SECRET_ACCESS_KEY", "AWS_SECRET_KEY")))
 	case named != "" && d.profile.Profile == "":
 		d.add("credentials", "none: profile "+name+" is in neither of the shared files", named)
 	case profile != "" && (named != "" || d.getenv("AWS_WEB_IDENTITY_TOKEN_FILE") == ""):
 		d.add("credentials", profile, "profile "+name)
 	case d.getenv("AWS_WEB_IDENTITY_TOKEN_FILE") != "":
-		d.add("credentials", "web identity, role "+cmp.Or(d.getenv("AWS_ROLE_ARN"), "missing: AWS_ROLE_ARN is not set"), "env AWS_WEB_IDENTITY_TOKEN_FILE")
+		d.add("credentials", "web identity, role "+cmp.Or(d.getenv("AWS_ROLE_ARN"), "missing: AWS_ROLE_ARN is not set"),
+			"env AWS_WEB_IDENTITY_TOKEN_FILE")
 	case chain.inContainer():
-		d.add("credentials", "role of the container", d.variable("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"))
+		d.add("credentials", "role of the container",
+			d.variable("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"))
 	case envTrue(d.getenv, "AWS_EC2_METADATA_DISABLED"):
 		d.add("credentials", "none", "default")
 	default:

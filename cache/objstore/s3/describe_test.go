@@ -55,23 +55,28 @@ s3 =
 			"credentials: none (default)",
 		}},
 		{"environment", map[string]string{
-			"AWS_ENDPOINT_URL": "http://user:hush-in-url@host:9000", "AWS_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "hush",
+			"AWS_ENDPOINT_URL": "http://user:hush-in-url@host:9000", "AWS_REGION": "us-east-1",
+			"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "hush",
 			"AWS_SESSION_TOKEN": "hush-token", "AWS_CA_BUNDLE": "/ca.pem",
 		}, []string{
-			"profile: default (default)", "endpoint: http://***@host:9000 (env AWS_ENDPOINT_URL)", "region: us-east-1 (env AWS_REGION)",
+			"profile: default (default)", "endpoint: http://***@host:9000 (env AWS_ENDPOINT_URL)",
+			"region: us-east-1 (env AWS_REGION)",
 			"CA bundle: /ca.pem (env AWS_CA_BUNDLE)", "credentials: a key pair (env AWS_ACCESS_KEY_ID)",
 		}},
 		{"half a pair", map[string]string{"AWS_SECRET_ACCESS_KEY": "hush"}, []string{
 			"profile: default (default)", "endpoint: Amazon S3 (default)", "region: as the store says (default)",
-			"credentials: incomplete key pair: AWS_SECRET_ACCESS_KEY is set, AWS_ACCESS_KEY_ID is not (env AWS_SECRET_ACCESS_KEY)",
+			"credentials: incomplete key pair: AWS_SECRET_ACCESS_KEY is set, AWS_ACCESS_KEY_ID is not (env " +
+				"AWS_SECRET_ACCESS_KEY)",
 		}},
 		{"a role, a service's endpoint", map[string]string{"HOME": home, "AWS_PROFILE": "train"}, []string{
 			"profile: train (env AWS_PROFILE)", "endpoint: http://127.0.0.1:9000 (profile train)",
 			"region: eu-central-1 (profile train)", "CA bundle: /etc/ca.pem (profile train)",
 			"credentials: role arn:aws:iam::1:role/reader (profile train)",
 		}},
-		{"keys of a file", map[string]string{"HOME": home, "AWS_PROFILE": "keys", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "true"}, []string{
-			"profile: keys (env AWS_PROFILE)", "endpoint: Amazon S3 (env AWS_IGNORE_CONFIGURED_ENDPOINT_URLS)", "region: as the store says (default)",
+		{"keys of a file", map[string]string{"HOME": home, "AWS_PROFILE": "keys",
+			"AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "true"}, []string{
+			"profile: keys (env AWS_PROFILE)", "endpoint: Amazon S3 (env AWS_IGNORE_CONFIGURED_ENDPOINT_URLS)",
+			"region: as the store says (default)",
 			"credentials: a key pair (profile keys)",
 		}},
 		{"SSO", map[string]string{"HOME": home, "AWS_PROFILE": "sso"}, []string{
@@ -90,8 +95,10 @@ s3 =
 			"profile: default (default)", "endpoint: Amazon S3 (default)", "region: as the store says (default)",
 			"credentials: web identity, role arn:x (env AWS_WEB_IDENTITY_TOKEN_FILE)",
 		}},
-		{"container", map[string]string{"AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://169.254.170.23/v1", "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1"}, []string{
-			"profile: default (default)", "endpoint: http://127.0.0.1:1 (env AWS_ENDPOINT_URL_S3)", "region: as the store says (default)",
+		{"container", map[string]string{"AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://169.254.170.23/v1",
+			"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1"}, []string{
+			"profile: default (default)", "endpoint: http://127.0.0.1:1 (env AWS_ENDPOINT_URL_S3)",
+			"region: as the store says (default)",
 			"credentials: role of the container (env AWS_CONTAINER_CREDENTIALS_FULL_URI)",
 		}},
 		{"anonymous", map[string]string{"AWS_NO_SIGN_REQUEST": "1", "AWS_ACCESS_KEY_ID": "id"}, []string{
@@ -116,7 +123,8 @@ s3 =
 			if err := cfg.fillFromEnv(); err != nil {
 				t.Fatal(err)
 			}
-			used := map[string]string{"endpoint": cmp.Or(withoutUser(cfg.Endpoint), "Amazon S3"), "region": cmp.Or(cfg.Region, "as the store says"), "CA bundle": cfg.CABundle}
+			used := map[string]string{"endpoint": cmp.Or(withoutUser(cfg.Endpoint), "Amazon S3"),
+				"region": cmp.Or(cfg.Region, "as the store says"), "CA bundle": cfg.CABundle}
 			for _, s := range list {
 				if want, ok := used[s.Name]; ok && s.Value != want {
 					t.Errorf("%s is described as %s, and used as %s", s.Name, s.Value, want)

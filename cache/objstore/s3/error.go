@@ -32,20 +32,24 @@ type verdict struct {
 }
 
 const (
-	remedyKeys    = "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and that they belong to the store at %s"
-	remedyToken   = "get new temporary credentials, and set AWS_SESSION_TOKEN with them"
-	remedyBucket  = "check the bucket's name, and AWS_ENDPOINT_URL (now %s)"
-	remedyRights  = "the credentials need s3:GetObject on the objects and s3:ListBucket on the bucket; where requesters pay, --store requester-pays"
-	remedyWrite   = "the credentials need s3:PutObject, s3:DeleteObject, s3:AbortMultipartUpload, s3:ListMultipartUploadParts and s3:ListBucketMultipartUploads"
+	remedyKeys   = "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and that they belong to the store at %s"
+	remedyToken  = "get new temporary credentials, and set AWS_SESSION_TOKEN with them"
+	remedyBucket = "check the bucket's name, and AWS_ENDPOINT_URL (now %s)"
+	remedyRights = "the credentials need s3:GetObject on the objects and s3:ListBucket on the bucket; where " +
+		"requesters pay, --store requester-pays"
+	remedyWrite = "the credentials need s3:PutObject, s3:DeleteObject, s3:AbortMultipartUpload, " +
+		"s3:ListMultipartUploadParts and s3:ListBucketMultipartUploads"
 	remedyClock   = "set this machine's clock (NTP): the store refuses signatures that are off by more than 15 minutes"
 	remedyRegion  = "set AWS_REGION to the bucket's region"
 	remedyReach   = "check AWS_ENDPOINT_URL (now %s) and that the store is up"
 	remedyScheme  = "set %s=%s"
 	remedyNotS3   = "the server that answers is not an S3 API; check AWS_ENDPOINT_URL (now %s)"
-	remedyListing = "the listing is wrong: the store is faulty, or a proxy in front of it drops parts of requests; check AWS_ENDPOINT_URL (now %s)"
-	remedyLacks   = "the store at %s, or a proxy in front of it, lacks this part of the S3 API; docs/s3.md lists what is needed"
-	remedySSE     = "the objects are encrypted with another key than the one given, or not at all: check SHOAL_SSE_C_KEY"
-	remedyCA      = "set AWS_CA_BUNDLE to the certificate authority of %s"
+	remedyListing = "the listing is wrong: the store is faulty, or a proxy in front of it drops parts of requests; " +
+		"check AWS_ENDPOINT_URL (now %s)"
+	remedyLacks = "the store at %s, or a proxy in front of it, lacks this part of the S3 API; docs/s3.md lists what " +
+		"is needed"
+	remedySSE = "the objects are encrypted with another key than the one given, or not at all: check SHOAL_SSE_C_KEY"
+	remedyCA  = "set AWS_CA_BUNDLE to the certificate authority of %s"
 )
 
 // s3Codes is the one place that says what an error code means.
@@ -56,17 +60,19 @@ var s3Codes = verdicts(map[verdict]string{
 	{objstore.KindChanged, ""}:            "PreconditionFailed InvalidRange", // the range is inside the listed object
 	{objstore.KindDenied, remedyRights}:   "AccessDenied AllAccessDisabled",
 	// The last is versitygw's for an unknown access key.
-	{objstore.KindDenied, remedyKeys}:                                        "InvalidAccessKeyId SignatureDoesNotMatch XAdminUserNotFound",
-	{objstore.KindDenied, remedyToken}:                                       "ExpiredToken ExpiredTokenException InvalidToken TokenRefreshRequired",
+	{objstore.KindDenied, remedyKeys}: "InvalidAccessKeyId " +
+		"SignatureDoesNotMatch XAdminUserNotFound",
+	{objstore.KindDenied, remedyToken}: "ExpiredToken ExpiredTokenException " +
+		"InvalidToken TokenRefreshRequired",
 	{objstore.KindDenied, "restore the object from its archive class first"}: "InvalidObjectState",
-	{objstore.KindDenied, ""}:                                                "AccountProblem",
-	{objstore.KindInvalid, remedyClock}:                                      "RequestTimeTooSkewed RequestExpired",
-	{objstore.KindInvalid, remedyRegion}:                                     "AuthorizationHeaderMalformed PermanentRedirect InvalidRegion",
-	{objstore.KindInvalid, remedyBucket}:                                     "InvalidBucketName",
-	{objstore.KindInvalid, remedyLacks}:                                      "NotImplemented MethodNotAllowed",
-	{objstore.KindInvalid, "choose larger parts"}:                            "EntityTooSmall",
-	{objstore.KindInvalid, "choose smaller parts"}:                           "EntityTooLarge",
-	{objstore.KindInvalid, ""}:                                               "InvalidPart InvalidPartOrder",
+	{objstore.KindDenied, ""}:                      "AccountProblem",
+	{objstore.KindInvalid, remedyClock}:            "RequestTimeTooSkewed RequestExpired",
+	{objstore.KindInvalid, remedyRegion}:           "AuthorizationHeaderMalformed PermanentRedirect InvalidRegion",
+	{objstore.KindInvalid, remedyBucket}:           "InvalidBucketName",
+	{objstore.KindInvalid, remedyLacks}:            "NotImplemented MethodNotAllowed",
+	{objstore.KindInvalid, "choose larger parts"}:  "EntityTooSmall",
+	{objstore.KindInvalid, "choose smaller parts"}: "EntityTooLarge",
+	{objstore.KindInvalid, ""}:                     "InvalidPart InvalidPartOrder",
 	{objstore.KindTransient, ""}: "TemporaryRedirect SlowDown SlowDownRead Throttling ThrottlingException " +
 		"RequestLimitExceeded RequestThrottled RequestTimeout InternalError ServiceUnavailable OperationAborted " +
 		"IncompleteBody BadDigest",
@@ -128,7 +134,8 @@ func (s *Store) fail(ctx context.Context, generation uint64, op, key string, err
 		if resp.Code == "RequestTimeTooSkewed" && s.time.justSet() { // and its body could not be sent again
 			v.kind, again = objstore.KindTransient, true
 		}
-		slow = v.kind == objstore.KindTransient && (resp.StatusCode == http.StatusServiceUnavailable || resp.StatusCode == http.StatusTooManyRequests)
+		slow = v.kind == objstore.KindTransient && (resp.StatusCode == http.StatusServiceUnavailable ||
+			resp.StatusCode == http.StatusTooManyRequests)
 	} else {
 		v, cause = s.transportError(err)
 	}
@@ -145,7 +152,8 @@ func (s *Store) fail(ctx context.Context, generation uint64, op, key string, err
 	return e
 }
 
-// renewed reports whether there are other credentials by now than those of the generation, with which a request got an answer.
+// renewed reports whether there are other credentials by now than those of the generation, with which a request got an
+// answer.
 func (s *Store) renewed(ctx context.Context, generation uint64, r minio.ErrorResponse) bool {
 	why := reasonDenied
 	if refusal(r.Code) {
@@ -214,7 +222,8 @@ func (s *Store) transportError(err error) (verdict, error) {
 	case errors.As(err, &badCert) && badCert.Reason == x509.Expired:
 		return verdict{objstore.KindInvalid, "the certificate or this machine's clock is out of date"}, at(err)
 	case is[x509.HostnameError](err), errors.As(err, &badCert), is[*tls.CertificateVerificationError](err):
-		return verdict{objstore.KindInvalid, "use the host name of the store's certificate in AWS_ENDPOINT_URL"}, at(err)
+		return verdict{objstore.KindInvalid,
+			"use the host name of the store's certificate in AWS_ENDPOINT_URL"}, at(err)
 	case is[tls.RecordHeaderError](err), strings.Contains(err.Error(), "HTTP response to HTTPS client"):
 		return verdict{objstore.KindInvalid, s.remedyScheme()}, at(s.errScheme())
 	case errors.Is(err, errNotXML), errors.Is(err, errOtherXML), errors.Is(err, errLongPage):
@@ -236,7 +245,8 @@ func (s *Store) transportError(err error) (verdict, error) {
 		return verdict{objstore.KindTransient, ""}, at(errors.New("the answer is empty"))
 	case is[*net.DNSError](err):
 		return verdict{objstore.KindTransient, remedyReach}, at(err)
-	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.EHOSTUNREACH),
+		errors.Is(err, syscall.ENETUNREACH):
 		return verdict{objstore.KindTransient, remedyReach}, at(err)
 	case strings.HasPrefix(err.Error(), "Connection closed by foreign host"): // minio-go hides an EOF
 		return verdict{objstore.KindTransient, ""}, at(io.ErrUnexpectedEOF)
@@ -275,7 +285,9 @@ func (s *Store) redact(text string) string {
 // clean makes a server's text safe for one line of a log or a terminal.
 func clean(text string) string {
 	const most = 200
-	text = strings.Join(strings.FieldsFunc(text, func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }), " ")
+	text = strings.Join(strings.FieldsFunc(text, func(r rune) bool {
+		return unicode.IsSpace(r) || !unicode.IsPrint(r)
+	}), " ")
 	if len(text) > most {
 		text = strings.ToValidUTF8(text[:most], "") + "…"
 	}

@@ -35,13 +35,16 @@ type Request struct {
 // slowAnswer is how long the store may take to begin its answer to a request that is forwarded.
 const slowAnswer = 10 * time.Minute
 
-// unasked is the size up to which a body is read before it is sent, so that it can be sent twice, and is sent without asking first, which
-// takes a round trip, or a second with stores that do not reply: so much is written whatever the store does.
+// unasked is the size up to which a body is read before it is sent, so that it can be sent twice, and is sent without
+// asking first, which takes a round trip, or a second with stores that do not reply: so much is written whatever the
+// store does.
 const unasked = 64 << 10
 
-// answered makes connections on which an answer that comes before the whole body was sent is not lost. A store that refuses an upload
-// answers, and closes the connection; net/http then fails the request for the write that broke, unless it has read the answer.
-func answered(dial func(ctx context.Context, network, addr string) (net.Conn, error)) func(ctx context.Context, network, addr string) (net.Conn, error) {
+// answered makes connections on which an answer that comes before the whole body was sent is not lost. A store that
+// refuses an upload answers, and closes the connection; net/http then fails the request for the write that broke,
+// unless it has read the answer.
+func answered(dial func(ctx context.Context, network, addr string) (net.Conn, error)) func(
+	ctx context.Context, network, addr string) (net.Conn, error) {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := dial(ctx, network, addr)
 		if err != nil {
@@ -89,9 +92,9 @@ type hasher struct{ hash.Hash }
 func (hasher) Close() {}
 
 // Forward signs a request with the store's credentials, sends it once, and returns the store's answer, whatever its
-// status. If the store refuses the time of a clock that is off, it is sent again. If its body is gone by then, or if the
-// store refuses credentials that have been replaced, the error is of a kind that the client tries again. The payload's hash
-// is the header's X-Amz-Content-Sha256, which the store checks; without one it is not signed.
+// status. If the store refuses the time of a clock that is off, it is sent again. If its body is gone by then, or if
+// the store refuses credentials that have been replaced, the error is of a kind that the client tries again. The
+// payload's hash is the header's X-Amz-Content-Sha256, which the store checks; without one it is not signed.
 func (s *Store) Forward(ctx context.Context, r Request) (*http.Response, error) {
 	failed := func(err error) error {
 		if ctx.Err() != nil {
@@ -134,7 +137,8 @@ func (s *Store) Forward(ctx context.Context, r Request) (*http.Response, error) 
 	signed := s.time.now()
 	if v := s.keys.get(ctx); v.AccessKeyID != "" && !v.SignerType.IsAnonymous() {
 		if r.Chunks && r.Length > 0 && len(s.sse) == 0 { // else send signs it again, for the key
-			req = miniosigner.StreamingSignV4(req, v.AccessKeyID, v.SecretAccessKey, v.SessionToken, region, r.Length, signed.UTC(), hasher{sha256.New()})
+			req = miniosigner.StreamingSignV4(req, v.AccessKeyID, v.SecretAccessKey, v.SessionToken, region, r.Length,
+				signed.UTC(), hasher{sha256.New()})
 		} else {
 			if req.Header.Get("X-Amz-Content-Sha256") == "" {
 				req.Header.Set("X-Amz-Content-Sha256", "UNSIGNED-PAYLOAD")
@@ -154,15 +158,19 @@ func (s *Store) Forward(ctx context.Context, r Request) (*http.Response, error) 
 	}
 	if r.Length != 0 && req.GetBody == nil && s.time.refused(resp.StatusCode, resp.Header.Get("Date"), signed) {
 		_ = resp.Body.Close()
-		return nil, failed(errors.New("the store refuses requests by this machine's clock; the next ones have the store's time"))
+		return nil, failed(errors.New(
+			"the store refuses requests by this machine's clock; the next ones have the store's time"))
 	}
-	if code := resp.StatusCode; code == http.StatusBadRequest || code == http.StatusUnauthorized || code == http.StatusForbidden {
+	if code := resp.StatusCode; code == http.StatusBadRequest || code == http.StatusUnauthorized ||
+		code == http.StatusForbidden {
 		text, _ := io.ReadAll(io.LimitReader(resp.Body, maxErrorText))
 		_ = resp.Body.Close()
 		resp.Body = io.NopCloser(bytes.NewReader(text))
 		e := minio.ToErrorResponse(errorAnswer(&answerHead{status: code}, text))
-		if theirs := code == http.StatusBadRequest && len(text) > 0 && !refusal(e.Code); !theirs && s.renewed(ctx, g, e) {
-			return nil, failed(errors.New("the store refuses credentials that have changed; the next requests have the new ones"))
+		if theirs := code == http.StatusBadRequest && len(text) > 0 && !refusal(e.Code); !theirs &&
+			s.renewed(ctx, g, e) {
+			return nil, failed(errors.New(
+				"the store refuses credentials that have changed; the next requests have the new ones"))
 		}
 	}
 	return resp, nil

@@ -29,12 +29,14 @@ type getter struct {
 }
 
 // newGetter returns a getter for the bucket at host, or nil.
-func newGetter(cfg Config, host string, secure bool, region string, transport *http.Transport, keys *keyring, time *clock) *getter {
+func newGetter(cfg Config, host string, secure bool, region string, transport *http.Transport, keys *keyring,
+	time *clock) *getter {
 	u := &url.URL{Scheme: "http", Host: host}
 	if secure {
 		u.Scheme = "https"
 	}
-	if proxy, err := transport.Proxy(&http.Request{URL: u}); proxy != nil || err != nil || s3utils.IsAmazonEndpoint(*u) || region == "" {
+	if proxy, err := transport.Proxy(&http.Request{URL: u}); proxy != nil || err != nil ||
+		s3utils.IsAmazonEndpoint(*u) || region == "" {
 		return nil
 	}
 	config := &tls.Config{MinVersion: tls.VersionTLS12}
@@ -43,7 +45,8 @@ func newGetter(cfg Config, host string, secure bool, region string, transport *h
 	}
 	return &getter{
 		wires:  wires{dial: dialer(host, secure, config), maxIdle: maxIdle},
-		signer: signer{region: region, pays: cfg.Store.RequesterPays, sse: keyHeaders(cfg.Store.CustomerKey)}, host: host, root: string(AppendPath(nil, "/"+cfg.Bucket+"/")), keys: keys, time: time,
+		signer: signer{region: region, pays: cfg.Store.RequesterPays, sse: keyHeaders(cfg.Store.CustomerKey)},
+		host:   host, root: string(AppendPath(nil, "/"+cfg.Bucket+"/")), keys: keys, time: time,
 	}
 }
 
@@ -74,7 +77,8 @@ func (g *getter) get(ctx context.Context, key, etag, rangeOf, version string) (a
 // try is get. It also reports whether the clock was off, and is not any more.
 func (g *getter) try(ctx context.Context, key, etag, rangeOf, version string) (a answer, skewed bool, err error) {
 	v := g.keys.get(ctx)
-	if !v.SignerType.IsV4() && !v.SignerType.IsAnonymous() || !visible(etag) || !visible(v.AccessKeyID) || !visible(v.SessionToken) || !visible(version) {
+	if !v.SignerType.IsV4() && !v.SignerType.IsAnonymous() || !visible(etag) || !visible(v.AccessKeyID) ||
+		!visible(v.SessionToken) || !visible(version) {
 		return answer{}, false, errAskOtherwise
 	}
 	var signed time.Time

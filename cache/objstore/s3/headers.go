@@ -56,8 +56,8 @@ func keyHeaders(k objstore.CustomerKey) []header {
 }
 
 // extraHeaders adds to minio-go's requests headers that it cannot add to all of them: requester pays, and the
-// customer's key, even on an unencrypted connection, and If-Match of a deletion or a PUT. S3 requires them to be signed, so the requests are signed again; also if
-// this machine's clock is off.
+// customer's key, even on an unencrypted connection, and If-Match of a deletion or a PUT. S3 requires them to be
+// signed, so the requests are signed again; also if this machine's clock is off.
 type extraHeaders struct {
 	next http.RoundTripper
 	sse  []header
@@ -72,7 +72,8 @@ func (h extraHeaders) RoundTrip(r *http.Request) (*http.Response, error) {
 		signed = h.time.now()
 	}
 	resp, err := h.send(r)
-	if err != nil || !h.time.refused(resp.StatusCode, resp.Header.Get("Date"), signed) || r.Body != nil && r.Body != http.NoBody && r.GetBody == nil {
+	if err != nil || !h.time.refused(resp.StatusCode, resp.Header.Get("Date"), signed) ||
+		r.Body != nil && r.Body != http.NoBody && r.GetBody == nil {
 		return resp, err
 	}
 	_ = resp.Body.Close()
@@ -107,7 +108,9 @@ func (h extraHeaders) send(r *http.Request) (*http.Response, error) {
 	}
 	// Credential=ID/DAY/REGION/s3/aws4_request; anonymous requests have none.
 	_, scope, _ := strings.Cut(r.Header.Get("Authorization"), "Credential=")
-	if parts := strings.SplitN(scope, "/", 4); len(parts) == 4 && !strings.HasPrefix(r.Header.Get("X-Amz-Content-Sha256"), "STREAMING-AWS4") { // signed chunk by chunk with the request
+	// signed chunk by chunk with the request
+	if parts := strings.SplitN(scope, "/", 4); len(parts) == 4 &&
+		!strings.HasPrefix(r.Header.Get("X-Amz-Content-Sha256"), "STREAMING-AWS4") {
 		v := h.keys.held().value
 		r.Header.Del("X-Amz-Security-Token")
 		if err := sign(r, &v, parts[2], h.time.now()); err != nil {

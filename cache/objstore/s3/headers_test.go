@@ -69,7 +69,8 @@ func verifyV4(r *http.Request, secret string) error {
 		key = h.Sum(nil)
 	}
 	h := hmac.New(sha256.New, key)
-	h.Write([]byte("AWS4-HMAC-SHA256\n" + r.Header.Get("X-Amz-Date") + "\n" + scope + "\n" + hex.EncodeToString(digest[:])))
+	h.Write([]byte("AWS4-HMAC-SHA256\n" + r.Header.Get("X-Amz-Date") + "\n" + scope + "\n" +
+		hex.EncodeToString(digest[:])))
 	if hex.EncodeToString(h.Sum(nil)) != fields["Signature"] {
 		return fmt.Errorf("wrong signature over %q", text)
 	}
@@ -101,7 +102,9 @@ func TestHeadersOfEveryRequest(t *testing.T) {
 					t.Errorf("%s %s: payer %q", r.Method, r.RequestURI, got)
 				}
 				h := r.Header
-				got := []string{h.Get("X-Amz-Server-Side-Encryption-Customer-Algorithm"), h.Get("X-Amz-Server-Side-Encryption-Customer-Key"), h.Get("X-Amz-Server-Side-Encryption-Customer-Key-MD5")}
+				got := []string{h.Get("X-Amz-Server-Side-Encryption-Customer-Algorithm"),
+					h.Get("X-Amz-Server-Side-Encryption-Customer-Key"),
+					h.Get("X-Amz-Server-Side-Encryption-Customer-Key-MD5")}
 				want := []string{"AES256", secret, base64.StdEncoding.EncodeToString(sum[:])}
 				if !c.sse || !ofObject {
 					want = []string{"", "", ""}
@@ -110,7 +113,9 @@ func TestHeadersOfEveryRequest(t *testing.T) {
 					t.Errorf("%s %s: key headers %q", r.Method, r.RequestURI, got)
 				}
 				if strings.HasSuffix(r.URL.Path, "/wrong") {
-					WriteS3Error(w, 400, "InvalidRequest", "The object was stored using a form of Server Side Encryption, not with "+h.Get("X-Amz-Server-Side-Encryption-Customer-Key"))
+					WriteS3Error(w, 400, "InvalidRequest",
+						"The object was stored using a form of Server Side Encryption, not with "+
+							h.Get("X-Amz-Server-Side-Encryption-Customer-Key"))
 					return true
 				}
 				return false
@@ -145,7 +150,8 @@ func TestHeadersOfEveryRequest(t *testing.T) {
 			must(t, err)
 			must(t, s.Delete(t.Context(), "new", ""))
 			// minio-go's own GET, where the other cannot: an ETag with a space.
-			if err := s.ReadAt(t.Context(), objstore.Object{Key: o.Key, Size: 10, ETag: "odd tag"}, p, 0); objstore.KindOf(err) != objstore.KindChanged {
+			if err := s.ReadAt(t.Context(), objstore.Object{Key: o.Key, Size: 10, ETag: "odd tag"}, p,
+				0); objstore.KindOf(err) != objstore.KindChanged {
 				t.Errorf("through minio-go: %v", err)
 			}
 			for _, m := range []string{"GET", "HEAD", "PUT", "POST", "DELETE"} {
@@ -154,7 +160,8 @@ func TestHeadersOfEveryRequest(t *testing.T) {
 				}
 			}
 			err = s.ReadAt(t.Context(), objstore.Object{Key: "wrong", Size: 10, ETag: "e"}, p, 0)
-			if objstore.KindOf(err) != objstore.KindInvalid || !strings.Contains(err.Error(), "SHOAL_SSE_C_KEY") || strings.Contains(err.Error(), secret) {
+			if objstore.KindOf(err) != objstore.KindInvalid || !strings.Contains(err.Error(), "SHOAL_SSE_C_KEY") ||
+				strings.Contains(err.Error(), secret) {
 				t.Errorf("the wrong key: %v", err)
 			}
 		})
@@ -163,7 +170,8 @@ func TestHeadersOfEveryRequest(t *testing.T) {
 	var log bytes.Buffer
 	slog.New(slog.NewJSONHandler(&log, nil)).Info("x", "key", key, "options", opts)
 	for _, text := range []string{log.String(), fmt.Sprintf("%v %+v %#v %d %x %q", opts, opts, opts, key, key, key)} {
-		if strings.Contains(text, secret) || strings.Contains(text, string(raw)) || strings.Contains(text, "107 55") || strings.Contains(text, "6b37") {
+		if strings.Contains(text, secret) || strings.Contains(text, string(raw)) || strings.Contains(text, "107 55") ||
+			strings.Contains(text, "6b37") {
 			t.Errorf("the key is in %s", text)
 		}
 	}
@@ -174,11 +182,14 @@ func TestCustomerKeyStaysHere(t *testing.T) {
 	key, err := objstore.ParseCustomerKey(make([]byte, 32))
 	must(t, err)
 	for endpoint, ok := range map[string]bool{
-		"http://127.0.0.1:9000": true, "http://localhost": true, "http://[::1]:9": true, "https://store.example.com": true, "": true,
-		"http://store.example.com": false, "http://10.0.0.1:9000": false, "http://localhost.example.com": false, "http://[fe80::1]": false,
+		"http://127.0.0.1:9000": true, "http://localhost": true, "http://[::1]:9": true,
+		"https://store.example.com": true, "": true,
+		"http://store.example.com": false, "http://10.0.0.1:9000": false, "http://localhost.example.com": false,
+		"http://[fe80::1]": false,
 	} {
-		s, err := s3.New(t.Context(), s3.Config{Endpoint: endpoint, Bucket: "bucket", AccessKeyID: "k", SecretAccessKey: "s",
-			Getenv: func(string) string { return "" }, Store: objstore.StoreOptions{CustomerKey: key}})
+		s, err := s3.New(t.Context(),
+			s3.Config{Endpoint: endpoint, Bucket: "bucket", AccessKeyID: "k", SecretAccessKey: "s",
+				Getenv: func(string) string { return "" }, Store: objstore.StoreOptions{CustomerKey: key}})
 		if (err == nil) != ok || err != nil && !strings.Contains(err.Error(), "https://") {
 			t.Errorf("%q: %v", endpoint, err)
 		}
@@ -186,7 +197,9 @@ func TestCustomerKeyStaysHere(t *testing.T) {
 			s.Close()
 		}
 	}
-	if _, err := s3.New(t.Context(), s3.Config{Bucket: "bucket", Anonymous: true, Getenv: func(string) string { return "" }, Store: objstore.StoreOptions{RequesterPays: true}}); err == nil {
+	if _, err := s3.New(t.Context(), s3.Config{Bucket: "bucket", Anonymous: true, Getenv: func(string) string {
+		return ""
+	}, Store: objstore.StoreOptions{RequesterPays: true}}); err == nil {
 		t.Error("nobody pays, and it was opened")
 	}
 }

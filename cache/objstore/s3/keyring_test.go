@@ -186,8 +186,10 @@ func (e elsewhere) RoundTrip(r *http.Request) (*http.Response, error) {
 // TestSSOPortal: a login of `aws sso login` is exchanged for the keys of the role.
 func TestSSOPortal(t *testing.T) {
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Header.Get("X-Was-For") != "portal.sso.eu-west-3.amazonaws.com" || r.URL.Path != "/federation/credentials" ||
-			r.Header.Get("X-Amz-Sso_bearer_token") != "token" || r.URL.Query().Get("role_name") != "reader" || r.URL.Query().Get("account_id") != "1" {
+		if r.Header.Get("X-Was-For") != "portal.sso.eu-west-3.amazonaws.com" ||
+			r.URL.Path != "/federation/credentials" ||
+			r.Header.Get("X-Amz-Sso_bearer_token") != "token" || r.URL.Query().Get("role_name") != "reader" ||
+			r.URL.Query().Get("account_id") != "1" {
 			w.WriteHeader(http.StatusUnauthorized)
 			return
 		}
@@ -200,18 +202,23 @@ func TestSSOPortal(t *testing.T) {
 	write := func(path, text string) {
 		t.Helper()
 		path = filepath.Join(home, ".aws", path)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700),
+			os.WriteFile(path, []byte(text), 0o600)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	write("config", "[profile dev]\nsso_session = corp\nsso_account_id = 1\nsso_role_name = reader\n[sso-session corp]\nsso_region = eu-west-3\n")
-	write("sso/cache/"+hex.EncodeToString(sum[:])+".json", fmt.Sprintf(`{"accessToken":"token","expiresAt":%q}`, time.Now().Add(time.Hour).UTC().Format(time.RFC3339)))
+	write("config", "[profile dev]\nsso_session = corp\nsso_account_id = 1\nsso_role_name = reader\n[sso-session "+
+		"corp]\nsso_region = eu-west-3\n")
+	write("sso/cache/"+hex.EncodeToString(sum[:])+".json",
+		fmt.Sprintf(`{"accessToken":"token","expiresAt":%q}`, time.Now().Add(time.Hour).UTC().Format(time.RFC3339)))
 	u, err := url.Parse(srv.URL)
 	if err != nil {
 		t.Fatal(err)
 	}
 	env := map[string]string{"HOME": home, "AWS_PROFILE": "dev"}
-	chain := &awsChain{getenv: func(name string) string { return env[name] }, client: &http.Client{Transport: elsewhere{u.Host}}}
+	chain := &awsChain{getenv: func(name string) string {
+		return env[name]
+	}, client: &http.Client{Transport: elsewhere{u.Host}}}
 	v, err := source(chain.ofProfile)(t.Context())
 	if err != nil || v.AccessKeyID != "id" || v.SessionToken != "t" || time.Until(v.Expiration) < 50*time.Minute {
 		t.Errorf("%v until %v: %v", v.AccessKeyID, v.Expiration, err)

@@ -184,7 +184,8 @@ func (k *keyring) renew(why reason) {
 	defer func() { close(k.flight); k.flight = nil }()
 	h := k.held()
 	old := h.value
-	news := err == nil && (v.AccessKeyID != old.AccessKeyID || v.SecretAccessKey != old.SecretAccessKey || v.SessionToken != old.SessionToken || v.Expiration.After(old.Expiration))
+	news := err == nil && (v.AccessKeyID != old.AccessKeyID || v.SecretAccessKey != old.SecretAccessKey ||
+		v.SessionToken != old.SessionToken || v.Expiration.After(old.Expiration))
 	now := k.now()
 	k.pause = now.Add(fetchPause)
 	if news {
@@ -207,7 +208,8 @@ func (k *keyring) renew(why reason) {
 	if err == nil {
 		err = errors.New("they are the same as before")
 	}
-	k.log.Warn("no new credentials", "from", k.name, "wanted_because", why.text, "cause", sourceError(err), "remedy", "renew them at their source; Shoal looks for them until then")
+	k.log.Warn("no new credentials", "from", k.name, "wanted_because", why.text, "cause", sourceError(err), "remedy",
+		"renew them at their source; Shoal looks for them until then")
 }
 
 // close ends a running fetch.

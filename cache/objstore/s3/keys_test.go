@@ -59,7 +59,9 @@ func newKeyed(t *testing.T, status int, code string) (*keyedServer, string) {
 func (k *keyedServer) accept(id string) { k.valid.Store(&id) }
 
 func sharedFile(id string) string {
-	return fmt.Sprintf("[default]\naws_access_key_id = %s\naws_secret_access_key = hush-%s\naws_session_token = hush-token-%s\n", id, id, id)
+	return fmt.Sprintf(
+		"[default]\naws_access_key_id = %s\naws_secret_access_key = hush-%s\naws_session_token = hush-token-%s\n",
+		id, id, id)
 }
 
 // TestKeysRotate: credentials that are replaced in the middle of an epoch, wherever they come from and
@@ -79,13 +81,17 @@ func TestKeysRotate(t *testing.T) {
 		call   string // counted by the services; "" for a file
 	}{
 		{"file, ExpiredToken", 400, "ExpiredToken", map[string]string{"AWS_SHARED_CREDENTIALS_FILE": shared}, ""},
-		{"file, InvalidAccessKeyId", 403, "InvalidAccessKeyId", map[string]string{"AWS_SHARED_CREDENTIALS_FILE": shared}, ""},
+		{"file, InvalidAccessKeyId", 403,
+			"InvalidAccessKeyId", map[string]string{"AWS_SHARED_CREDENTIALS_FILE": shared}, ""},
 		{"file, AccessDenied", 403, "AccessDenied", map[string]string{"AWS_SHARED_CREDENTIALS_FILE": shared}, ""},
 		{"file, nothing but 403", 403, "", map[string]string{"AWS_SHARED_CREDENTIALS_FILE": shared}, ""},
 		{"file, nothing but 400", 400, "", map[string]string{"AWS_SHARED_CREDENTIALS_FILE": shared}, ""},
-		{"web identity", 400, "ExpiredToken", map[string]string{"AWS_WEB_IDENTITY_TOKEN_FILE": token, "AWS_ROLE_ARN": "arn", "AWS_ENDPOINT_URL_STS": services}, "AssumeRoleWithWebIdentity"},
-		{"Pod Identity", 400, "ExpiredToken", map[string]string{"AWS_CONTAINER_CREDENTIALS_FULL_URI": services + "/v1/credentials", "AWS_CONTAINER_AUTHORIZATION_TOKEN": "hush-agent"}, "container"},
-		{"instance", 403, "InvalidAccessKeyId", map[string]string{"AWS_EC2_METADATA_SERVICE_ENDPOINT": services}, "instance"},
+		{"web identity", 400, "ExpiredToken", map[string]string{"AWS_WEB_IDENTITY_TOKEN_FILE": token,
+			"AWS_ROLE_ARN": "arn", "AWS_ENDPOINT_URL_STS": services}, "AssumeRoleWithWebIdentity"},
+		{"Pod Identity", 400, "ExpiredToken", map[string]string{"AWS_CONTAINER_CREDENTIALS_FULL_URI": services +
+			"/v1/credentials", "AWS_CONTAINER_AUTHORIZATION_TOKEN": "hush-agent"}, "container"},
+		{"instance", 403, "InvalidAccessKeyId", map[string]string{"AWS_EC2_METADATA_SERVICE_ENDPOINT": services},
+			"instance"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			must(t, os.WriteFile(shared, []byte(sharedFile("first")), 0o600))
@@ -96,7 +102,8 @@ func TestKeysRotate(t *testing.T) {
 			var list []objstore.Object
 			for i := range objects {
 				key := fmt.Sprintf("o%02d", i)
-				list = append(list, objstore.Object{Key: key, Size: 1000, ETag: srv.Put(key, bytes.Repeat([]byte{byte(i)}, 1000))})
+				list = append(list, objstore.Object{Key: key, Size: 1000,
+					ETag: srv.Put(key, bytes.Repeat([]byte{byte(i)}, 1000))})
 			}
 			srv.at = objects * rounds / 2 // in mid-epoch, with the readers' requests in flight
 			srv.then = func() {
@@ -145,7 +152,8 @@ func TestKeysRotate(t *testing.T) {
 			if c.call != "" && agent.count(c.call)-before != 2 {
 				t.Errorf("%d fetches, want one at start and one more", agent.count(c.call)-before)
 			}
-			if text := log.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, "credentials renewed") || strings.Contains(text, "hush") || strings.Contains(text, "first") || strings.Contains(text, "second") {
+			if text := log.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, "credentials renewed") ||
+				strings.Contains(text, "hush") || strings.Contains(text, "first") || strings.Contains(text, "second") {
 				t.Errorf("the log says %q", text)
 			}
 			// All other operations find the new ones too; HEAD and listings of a store with the old ones.
@@ -198,12 +206,17 @@ func TestKeysRotateElsewhere(t *testing.T) {
 			srv, endpoint := newKeyed(t, 400, "ExpiredToken")
 			srv.Put("k", []byte("x"))
 			env := map[string]string{"AWS_ENDPOINT_URL": endpoint, "AWS_SHARED_CREDENTIALS_FILE": shared}
-			store, _, err := stores.Open(t.Context(), "s3://bucket/", stores.Options{Getenv: func(name string) string { return env[name] }})
+			store, _, err := stores.Open(t.Context(), "s3://bucket/", stores.Options{Getenv: func(name string) string {
+				return env[name]
+			}})
 			must(t, err)
 			defer store.(*s3.Store).Close()
 			must(t, os.WriteFile(shared, []byte(sharedFile("second")), 0o600))
 			srv.accept("second")
-			r := objstore.Retry(store, objstore.RetryPolicy{Sleep: func(context.Context, time.Duration) error { t.Error("a pause"); return nil }})
+			r := objstore.Retry(store, objstore.RetryPolicy{Sleep: func(context.Context, time.Duration) error {
+				t.Error("a pause")
+				return nil
+			}})
 			must(t, c.do(t.Context(), r))
 			if srv.refused.Load() == 0 {
 				t.Error("nothing was refused")
@@ -212,15 +225,16 @@ func TestKeysRotateElsewhere(t *testing.T) {
 	}
 }
 
-// TestKeysRotateUnderForward: a request of somebody else that meets the end of the credentials is to be sent again, and then has the new ones.
-// What is his own mistake he hears.
+// TestKeysRotateUnderForward: a request of somebody else that meets the end of the credentials is to be sent again, and
+// then has the new ones. What is his own mistake he hears.
 func TestKeysRotateUnderForward(t *testing.T) {
 	for _, c := range []struct {
 		status       int
 		code, method string
 		size         int
 	}{
-		{400, "ExpiredToken", http.MethodPut, 1}, {403, "InvalidAccessKeyId", http.MethodPut, 1 << 20}, {403, "AccessDenied", http.MethodGet, 0}, {403, "", http.MethodHead, 0},
+		{400, "ExpiredToken", http.MethodPut, 1}, {403, "InvalidAccessKeyId", http.MethodPut, 1 << 20},
+		{403, "AccessDenied", http.MethodGet, 0}, {403, "", http.MethodHead, 0},
 		{400, "", http.MethodHead, 0}, {400, "InvalidArgument", http.MethodPut, 1},
 	} {
 		t.Run(fmt.Sprint(c), func(t *testing.T) {
@@ -229,7 +243,9 @@ func TestKeysRotateUnderForward(t *testing.T) {
 			srv, endpoint := newKeyed(t, c.status, c.code)
 			srv.Put("k", []byte("x"))
 			env := map[string]string{"AWS_ENDPOINT_URL": endpoint, "AWS_SHARED_CREDENTIALS_FILE": shared}
-			opened, _, err := stores.Open(t.Context(), "s3://bucket/", stores.Options{Getenv: func(name string) string { return env[name] }})
+			opened, _, err := stores.Open(t.Context(), "s3://bucket/", stores.Options{Getenv: func(name string) string {
+				return env[name]
+			}})
 			must(t, err)
 			store := opened.(*s3.Store)
 			defer store.Close()
@@ -278,7 +294,9 @@ func TestKeysLate(t *testing.T) {
 	defer store.(*s3.Store).Close()
 	pauses := 0
 	onPause := func() {}
-	r := objstore.Retry(store, objstore.RetryPolicy{Tries: 1000, Rand: func() float64 { return 1 }, Sleep: func(ctx context.Context, d time.Duration) error {
+	r := objstore.Retry(store, objstore.RetryPolicy{Tries: 1000, Rand: func() float64 {
+		return 1
+	}, Sleep: func(ctx context.Context, d time.Duration) error {
 		if pauses++; pauses == 3 {
 			onPause()
 		}
@@ -296,7 +314,9 @@ func TestKeysLate(t *testing.T) {
 	}
 
 	srv.accept("third")
-	few := objstore.Retry(store, objstore.RetryPolicy{Tries: 3, Sleep: func(context.Context, time.Duration) error { return nil }})
+	few := objstore.Retry(store, objstore.RetryPolicy{Tries: 3, Sleep: func(context.Context, time.Duration) error {
+		return nil
+	}})
 	err = few.ReadAt(t.Context(), o, p, 0)
 	if objstore.KindOf(err) != objstore.KindTransient {
 		t.Fatalf("without new ones: %v", err)
@@ -310,7 +330,8 @@ func TestKeysLate(t *testing.T) {
 		t.Errorf("a key is in: %s", text)
 	}
 	// Once a rotation, however many requests ask. The source is asked a second after the last time.
-	for deadline := time.Now().Add(time.Minute); strings.Count(log.String(), "no new credentials") < 2; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); strings.Count(log.String(), "no new credentials") < 2; time.Sleep(
+		10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("no warning: %s", log.String())
 		}
@@ -336,14 +357,19 @@ func TestKeysWrongFromTheStart(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			srv.accept("first")
-			store, _, err := stores.Open(t.Context(), "s3://bucket/", stores.Options{Getenv: func(name string) string { return env[name] }})
+			store, _, err := stores.Open(t.Context(), "s3://bucket/", stores.Options{Getenv: func(name string) string {
+				return env[name]
+			}})
 			must(t, err)
 			defer store.(*s3.Store).Close()
 			if name == "environment" {
 				must(t, store.Check(t.Context()))
 			}
 			srv.accept("other")
-			r := objstore.Retry(store, objstore.RetryPolicy{Sleep: func(context.Context, time.Duration) error { t.Error("a pause"); return nil }})
+			r := objstore.Retry(store, objstore.RetryPolicy{Sleep: func(context.Context, time.Duration) error {
+				t.Error("a pause")
+				return nil
+			}})
 			if err := r.ReadAt(t.Context(), o, make([]byte, 4), 0); objstore.KindOf(err) != objstore.KindDenied {
 				t.Errorf("error %v", err)
 			}

@@ -37,7 +37,8 @@ func (s *Store) GetNoted(ctx context.Context, key string, size int64, p []byte, 
 		fits = a.status == http.StatusPartialContent && ok && first == off && last == off+n-1 && total == size
 	}
 	if !fits || a.length >= 0 && a.length != n {
-		return "", &objstore.Error{Op: "read", Key: key, Kind: objstore.KindChanged, Err: errors.New("the object has another size, or the answer another range")}
+		return "", &objstore.Error{Op: "read", Key: key, Kind: objstore.KindChanged, Err: errors.New(
+			"the object has another size, or the answer another range")}
 	}
 	body := a.body
 	if a.length < 0 {

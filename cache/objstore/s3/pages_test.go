@@ -36,21 +36,39 @@ func TestListingsEnd(t *testing.T) {
 		text string
 	}{
 		{"sound", func(n int) string { return page([]string{"t1", "t2", ""}[n], fmt.Sprint("d/", n)) }, 3, 0, ""},
-		{"one token for ever", func(n int) string { return page("same", fmt.Sprint("d/", n)) }, 2, objstore.KindInvalid, `continuation token "same" came twice`},
-		{"two tokens in turn", func(n int) string { return page(fmt.Sprint("t", n%2), fmt.Sprint("d/", n)) }, 3, objstore.KindInvalid, `continuation token "t0" came twice`},
-		{"the first page for ever", func(n int) string { return page(fmt.Sprint("t", n), "d/a", "d/b") }, 2, objstore.KindInvalid, `first key of a page "d/a" came twice`},
+		{"one token for ever", func(n int) string {
+			return page("same", fmt.Sprint("d/", n))
+		}, 2, objstore.KindInvalid, `continuation token "same" came twice`},
+		{"two tokens in turn", func(n int) string {
+			return page(fmt.Sprint("t", n%2), fmt.Sprint("d/", n))
+		}, 3, objstore.KindInvalid, `continuation token "t0" came twice`},
+		{"the first page for ever", func(n int) string {
+			return page(fmt.Sprint("t", n), "d/a", "d/b")
+		}, 2, objstore.KindInvalid, `first key of a page "d/a" came twice`},
 		{"another prefix", func(int) string { return page("", "d/a", "e/b") }, 1, objstore.KindInvalid, `"e/b"`},
-		{"truncated without token", func(int) string { return strings.Replace(page(""), "</", "<IsTruncated>true</IsTruncated></", 1) }, 0, objstore.KindInvalid, "continuation token"},
-		{"a page without end", func(int) string { return "<ListBucketResult>" + strings.Repeat(" ", maxPage) }, 0, objstore.KindInvalid, "more than 16 MiB"},
-		{"cut short", func(int) string { return strings.TrimSuffix(page("", "d/a"), "</ListBucketResult>") }, 0, objstore.KindTransient, "cut short"},
+		{"truncated without token", func(int) string {
+			return strings.Replace(page(""), "</", "<IsTruncated>true</IsTruncated></", 1)
+		}, 0, objstore.KindInvalid, "continuation token"},
+		{"a page without end", func(int) string {
+			return "<ListBucketResult>" + strings.Repeat(" ", maxPage)
+		}, 0, objstore.KindInvalid, "more than 16 MiB"},
+		{"cut short", func(int) string {
+			return strings.TrimSuffix(page("", "d/a"), "</ListBucketResult>")
+		}, 0, objstore.KindTransient, "cut short"},
 		{"nothing", func(int) string { return "" }, 0, objstore.KindTransient, "the answer is empty"},
 		{"other XML", func(int) string { return "<?xml version=\"1.0\"?>\n<rss/>" }, 0, objstore.KindInvalid, "<rss>"},
-		{"an error with status 200", func(int) string { return "<Error><Code>InternalError</Code></Error>" }, 0, objstore.KindInvalid, "<Error>"},
+		{"an error with status 200", func(int) string {
+			return "<Error><Code>InternalError</Code></Error>"
+		}, 0, objstore.KindInvalid, "<Error>"},
 		{"keys that are not encoded as it says", func(int) string {
 			return strings.Replace(page("", "d/50%zz"), "<Contents>", "<EncodingType>url</EncodingType><Contents>", 1)
 		}, 0, objstore.KindInvalid, "%zz"},
-		{"a date that is none", func(int) string { return strings.Replace(page("", "d/a"), "2026-01", "yesterday", 1) }, 0, objstore.KindInvalid, "yesterday"},
-		{"a size that is none", func(int) string { return strings.Replace(page("", "d/a"), "<Size>1", "<Size>many", 1) }, 0, objstore.KindInvalid, "many"},
+		{"a date that is none", func(int) string {
+			return strings.Replace(page("", "d/a"), "2026-01", "yesterday", 1)
+		}, 0, objstore.KindInvalid, "yesterday"},
+		{"a size that is none", func(int) string {
+			return strings.Replace(page("", "d/a"), "<Size>1", "<Size>many", 1)
+		}, 0, objstore.KindInvalid, "many"},
 		{"entities in entities", func(int) string {
 			return `<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;">]>` + page("", "d/&b;")
 		}, 0, objstore.KindInvalid, "not XML"},
@@ -63,7 +81,8 @@ func TestListingsEnd(t *testing.T) {
 				n++
 			}))
 			defer srv.Close()
-			s, err := New(t.Context(), Config{Endpoint: srv.URL, Bucket: "bucket", AccessKeyID: "id", SecretAccessKey: "key"})
+			s, err := New(t.Context(),
+				Config{Endpoint: srv.URL, Bucket: "bucket", AccessKeyID: "id", SecretAccessKey: "key"})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -74,7 +93,8 @@ func TestListingsEnd(t *testing.T) {
 					keys++
 				}
 			}
-			if keys != c.keys || objstore.KindOf(err) != c.kind || c.text != "" && !strings.Contains(fmt.Sprint(err), c.text) {
+			if keys != c.keys || objstore.KindOf(err) != c.kind ||
+				c.text != "" && !strings.Contains(fmt.Sprint(err), c.text) {
 				t.Errorf("%d keys, %v; want %d, kind %v with %q", keys, err, c.keys, c.kind, c.text)
 			}
 		})
@@ -123,7 +143,8 @@ func TestPageHasItsTime(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
-			r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://h/bucket/?delimiter=&list-type=2", http.NoBody)
+			r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://h/bucket/?delimiter=&list-type=2",
+				http.NoBody)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -134,7 +155,8 @@ func TestPageHasItsTime(t *testing.T) {
 			}
 			defer resp.Body.Close()
 			_, err = io.Copy(io.Discard, resp.Body)
-			if took, want := time.Since(start), min(patience, pageTimeout); took != want || errors.Is(err, errSlowPage) != (want == pageTimeout) {
+			if took, want := time.Since(start), min(patience, pageTimeout); took != want ||
+				errors.Is(err, errSlowPage) != (want == pageTimeout) {
 				t.Errorf("%v after %v, want the end after %v", err, took, want)
 			}
 		})

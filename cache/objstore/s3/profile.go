@@ -27,7 +27,8 @@ func loadProfile(getenv func(string) string, known *config.SharedConfig) (_ *con
 	files := func(variable, file string) (paths []string) {
 		path := awsFile(getenv, variable, file)
 		if cause := readable(path); cause != nil && err == nil { // the SDK takes it for an empty file
-			err = &objstore.Error{Op: "open", Key: path, Kind: objstore.KindInvalid, Err: cause, Remedy: "correct the file and its mode, or point " + variable + " elsewhere"}
+			err = &objstore.Error{Op: "open", Key: path, Kind: objstore.KindInvalid, Err: cause,
+				Remedy: "correct the file and its mode, or point " + variable + " elsewhere"}
 		}
 		return append([]string{}, path) // not nil, which means the SDK's own
 	}
@@ -49,7 +50,8 @@ func loadProfile(getenv func(string) string, known *config.SharedConfig) (_ *con
 		if role.Profile != "" && role.Err == nil {
 			err = fmt.Errorf("profile %q, which is to assume %s, leads to no credentials", role.Profile, role.RoleARN)
 		}
-		err = &objstore.Error{Op: "open", Key: "profile " + name, Kind: objstore.KindInvalid, Err: errors.New(clean(err.Error())), Remedy: "correct the profile in " + configs[0] + " or " + keys[0]}
+		err = &objstore.Error{Op: "open", Key: "profile " + name, Kind: objstore.KindInvalid,
+			Err: errors.New(clean(err.Error())), Remedy: "correct the profile in " + configs[0] + " or " + keys[0]}
 	}
 	return &p, err
 }

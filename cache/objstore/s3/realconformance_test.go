@@ -57,8 +57,8 @@ func open(t testing.TB, endpoint string) *s3.Store {
 }
 
 // TestSignedHeadersConform runs the store contract's suite against the real server, through the proxy, with latency and
-// faults in one request of ten: under Retry nobody notices. The signatures of all operations stay right with the headers of
-// requester-pays and SSE-C, which the server takes and leaves unread.
+// faults in one request of ten: under Retry nobody notices. The signatures of all operations stay right with the
+// headers of requester-pays and SSE-C, which the server takes and leaves unread.
 func TestSignedHeadersConform(t *testing.T) {
 	s := newBucket(t)
 	p, err := proxy.Start(t.Context(), s.URL, proxy.Options{
@@ -81,12 +81,14 @@ func TestSignedHeadersConform(t *testing.T) {
 	conform(t, func(t *testing.T) Harness {
 		opened++
 		store, err := s3.New(t.Context(), s3.Config{
-			Endpoint: p.URL, Region: s3server.Region, Bucket: bucket, AccessKeyID: s3server.AccessKey, SecretAccessKey: s3server.SecretKey,
-			Store: objstore.StoreOptions{RequesterPays: true, CustomerKey: key},
+			Endpoint: p.URL, Region: s3server.Region, Bucket: bucket, AccessKeyID: s3server.AccessKey,
+			SecretAccessKey: s3server.SecretKey,
+			Store:           objstore.StoreOptions{RequesterPays: true, CustomerKey: key},
 		})
 		must(t, err)
 		t.Cleanup(store.Close)
-		stack := objstore.Retry(objstore.Limit(objstore.NewMeter(store), 64), objstore.RetryPolicy{Base: time.Millisecond, Cap: 5 * time.Millisecond, Tries: 20})
+		stack := objstore.Retry(objstore.Limit(objstore.NewMeter(store), 64),
+			objstore.RetryPolicy{Base: time.Millisecond, Cap: 5 * time.Millisecond, Tries: 20})
 		return Harness{Store: stack, Filler: direct, Resumes: true, Lossy: true, Prefix: fmt.Sprintf("run%d/", opened)}
 	})
 	if st := p.Stats(); st.Faults["503"] == 0 || st.Faults["reset"] == 0 || st.Faults["truncate"] == 0 {
@@ -94,8 +96,8 @@ func TestSignedHeadersConform(t *testing.T) {
 	}
 }
 
-// TestSkewedClock: a machine whose clock is an hour off, either way, works with the store's time, and says so once. An hour is
-// more than the real server accepts.
+// TestSkewedClock: a machine whose clock is an hour off, either way, works with the store's time, and says so once. An
+// hour is more than the real server accepts.
 func TestSkewedClock(t *testing.T) {
 	s := newBucket(t)
 	direct := open(t, s.URL)
@@ -104,8 +106,11 @@ func TestSkewedClock(t *testing.T) {
 		opened := 0
 		skewed := func() *s3.Store {
 			store, err := s3.New(t.Context(), s3.Config{
-				Endpoint: s.URL, Region: s3server.Region, Bucket: bucket, AccessKeyID: s3server.AccessKey, SecretAccessKey: s3server.SecretKey,
-				Clock: func() time.Time { return time.Now().Add(off) }, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+				Endpoint: s.URL, Region: s3server.Region, Bucket: bucket, AccessKeyID: s3server.AccessKey,
+				SecretAccessKey: s3server.SecretKey,
+				Clock: func() time.Time {
+					return time.Now().Add(off)
+				}, Logger: slog.New(slog.NewTextHandler(&log, nil)),
 			})
 			must(t, err)
 			t.Cleanup(store.Close)
@@ -118,12 +123,14 @@ func TestSkewedClock(t *testing.T) {
 		_, err = skewed().Stat(t.Context(), o.Key)     // or a HEAD, whose answer says nothing
 		must(t, err)
 		// A PUT's body cannot be sent again from below: that is left to the retries of the stack.
-		_, err = objstore.Retry(skewed(), objstore.FastFail).PutNew(t.Context(), fmt.Sprint("skewed", off), []byte("hello"))
+		_, err = objstore.Retry(skewed(), objstore.FastFail).PutNew(t.Context(), fmt.Sprint("skewed", off),
+			[]byte("hello"))
 		must(t, err)
 		forwarded(t, skewed, off)
 		conform(t, func(t *testing.T) Harness {
 			opened++
-			stack := objstore.Retry(objstore.Limit(objstore.NewMeter(skewed()), 64), objstore.RetryPolicy{Base: time.Millisecond, Cap: 5 * time.Millisecond, Tries: 20})
+			stack := objstore.Retry(objstore.Limit(objstore.NewMeter(skewed()), 64),
+				objstore.RetryPolicy{Base: time.Millisecond, Cap: 5 * time.Millisecond, Tries: 20})
 			return Harness{Store: stack, Filler: direct, Resumes: true, Prefix: fmt.Sprintf("runs%v/%d/", off, opened)}
 		})
 		if n := strings.Count(log.String(), "clock is off"); (n > 0) != (off.Abs() > 15*time.Minute) || n > opened+7 {
@@ -132,8 +139,8 @@ func TestSkewedClock(t *testing.T) {
 	}
 }
 
-// forwarded: a small upload that is forwarded is sent again; of a larger one, which is gone, the client is told to send it again. The
-// first request of each store is the one that meets the skew.
+// forwarded: a small upload that is forwarded is sent again; of a larger one, which is gone, the client is told to send
+// it again. The first request of each store is the one that meets the skew.
 func forwarded(t *testing.T, skewed func() *s3.Store, off time.Duration) {
 	t.Helper()
 	for _, c := range []struct {
@@ -143,7 +150,9 @@ func forwarded(t *testing.T, skewed func() *s3.Store, off time.Duration) {
 		store := skewed()
 		put := func() (*http.Response, error) {
 			body := io.NopCloser(bytes.NewReader(make([]byte, c.length)))
-			return store.Forward(t.Context(), s3.Request{Method: "PUT", Key: fmt.Sprint("forwarded", off, c), Header: http.Header{}, Body: body, Length: int64(c.length), Chunks: c.chunks})
+			return store.Forward(t.Context(),
+				s3.Request{Method: "PUT", Key: fmt.Sprint("forwarded", off, c), Header: http.Header{}, Body: body,
+					Length: int64(c.length), Chunks: c.chunks})
 		}
 		resp, err := put()
 		if c.length > 64<<10 && off.Abs() > 15*time.Minute {
@@ -171,9 +180,10 @@ func TestServerVerifiesChecksums(t *testing.T) {
 	core := minio.Core{Client: c}
 	const wrong = "AAAAAA=="
 	data := []byte("not zero bytes")
-	_, err = core.PutObject(t.Context(), bucket, "k", bytes.NewReader(data), int64(len(data)), "", "", minio.PutObjectOptions{
-		DisableContentSha256: true, UserMetadata: map[string]string{"x-amz-checksum-crc32c": wrong},
-	})
+	_, err = core.PutObject(t.Context(), bucket, "k", bytes.NewReader(data), int64(len(data)), "",
+		"", minio.PutObjectOptions{
+			DisableContentSha256: true, UserMetadata: map[string]string{"x-amz-checksum-crc32c": wrong},
+		})
 	if code := minio.ToErrorResponse(err).Code; code != "BadDigest" {
 		t.Errorf("PUT: %v", err)
 	}
@@ -183,20 +193,23 @@ func TestServerVerifiesChecksums(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = core.PutObjectPart(t.Context(), bucket, "k", id, 1, bytes.NewReader(data), int64(len(data)), minio.PutObjectPartOptions{
-		DisableContentSha256: true, CustomHeader: http.Header{"X-Amz-Checksum-Crc32c": {wrong}},
-	})
+	_, err = core.PutObjectPart(t.Context(), bucket, "k", id, 1, bytes.NewReader(data), int64(len(data)),
+		minio.PutObjectPartOptions{
+			DisableContentSha256: true, CustomHeader: http.Header{"X-Amz-Checksum-Crc32c": {wrong}},
+		})
 	if code := minio.ToErrorResponse(err).Code; code != "BadDigest" {
 		t.Errorf("part: %v", err)
 	}
 	right := minio.ChecksumCRC32C.ChecksumBytes(data).Encoded()
-	part, err := core.PutObjectPart(t.Context(), bucket, "k", id, 1, bytes.NewReader(data), int64(len(data)), minio.PutObjectPartOptions{
-		DisableContentSha256: true, CustomHeader: http.Header{"X-Amz-Checksum-Crc32c": {right}},
-	})
+	part, err := core.PutObjectPart(t.Context(), bucket, "k", id, 1, bytes.NewReader(data), int64(len(data)),
+		minio.PutObjectPartOptions{
+			DisableContentSha256: true, CustomHeader: http.Header{"X-Amz-Checksum-Crc32c": {right}},
+		})
 	must(t, err)
-	_, err = core.CompleteMultipartUpload(t.Context(), bucket, "k", id, []minio.CompletePart{{PartNumber: 1, ETag: part.ETag, ChecksumCRC32C: right}}, minio.PutObjectOptions{
-		UserMetadata: map[string]string{"x-amz-checksum-crc32c": wrong, "x-amz-checksum-type": "FULL_OBJECT"},
-	})
+	_, err = core.CompleteMultipartUpload(t.Context(), bucket, "k", id,
+		[]minio.CompletePart{{PartNumber: 1, ETag: part.ETag, ChecksumCRC32C: right}}, minio.PutObjectOptions{
+			UserMetadata: map[string]string{"x-amz-checksum-crc32c": wrong, "x-amz-checksum-type": "FULL_OBJECT"},
+		})
 	if code := minio.ToErrorResponse(err).Code; code != "BadDigest" {
 		t.Errorf("whole: %v", err)
 	}
@@ -214,7 +227,8 @@ func TestServerHasTheChecksumOfTheWhole(t *testing.T) {
 	core, store, data := minio.Core{Client: c}, open(t, s.URL), randomBytes(2*partSize+77)
 	whole := map[string]string{"x-amz-checksum-algorithm": "CRC32C", "x-amz-checksum-type": "FULL_OBJECT"}
 	inParts := map[string]string{"x-amz-checksum-algorithm": "CRC32C"}
-	for name, begun := range map[string]map[string]string{"new": nil, "whole": whole, "in parts": inParts, "taken for whole": inParts} {
+	for name, begun := range map[string]map[string]string{"new": nil, "whole": whole, "in parts": inParts,
+		"taken for whole": inParts} {
 		u, err := store.Upload(t.Context(), name, int64(len(data)), partSize)
 		must(t, err)
 		if begun != nil {
@@ -241,8 +255,8 @@ func TestServerHasTheChecksumOfTheWhole(t *testing.T) {
 	}
 }
 
-// What one author has stored, however, another does not delete, nor one whose ETag is right. What nobody is known to have
-// stored stays, unless the ETag is given. The server compares the ETag with the deletion.
+// What one author has stored, however, another does not delete, nor one whose ETag is right. What nobody is known to
+// have stored stays, unless the ETag is given. The server compares the ETag with the deletion.
 func TestAuthors(t *testing.T) {
 	s := newBucket(t)
 	store := open(t, s.URL)

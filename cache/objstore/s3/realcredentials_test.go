@@ -34,7 +34,8 @@ func filled(t *testing.T, n int, o s3server.Options) (*s3server.Server, *minio.C
 	var objects []objstore.Object
 	for i := range n {
 		key := fmt.Sprintf("train/o %02d", i)
-		info, err := client.PutObject(t.Context(), bucket, key, bytes.NewReader(bytes.Repeat([]byte{byte(i + 1)}, 1000)), 1000, minio.PutObjectOptions{})
+		info, err := client.PutObject(t.Context(), bucket, key,
+			bytes.NewReader(bytes.Repeat([]byte{byte(i + 1)}, 1000)), 1000, minio.PutObjectOptions{})
 		must(t, err)
 		objects = append(objects, objstore.Object{Key: key, Size: 1000, ETag: info.ETag})
 	}
@@ -72,14 +73,19 @@ func TestAccountReplaced(t *testing.T) {
 	srv, _, objects := filled(t, 64, s3server.Options{Accounts: true})
 	shared := filepath.Join(t.TempDir(), "credentials")
 	account := func(id string) error {
-		if err := srv.Admin(t.Context(), "create-user", "--access", id, "--secret", "secret of "+id, "--role", "admin"); err != nil {
+		if err := srv.Admin(t.Context(), "create-user", "--access", id, "--secret", "secret of "+id, "--role",
+			"admin"); err != nil {
 			return err
 		}
-		return os.WriteFile(shared, []byte("[default]\naws_access_key_id = "+id+"\naws_secret_access_key = secret of "+id+"\n"), 0o600)
+		return os.WriteFile(shared,
+			[]byte("[default]\naws_access_key_id = "+id+"\naws_secret_access_key = secret of "+id+"\n"), 0o600)
 	}
 	must(t, account("first"))
-	env := map[string]string{"AWS_ENDPOINT_URL": srv.URL, "AWS_REGION": s3server.Region, "AWS_SHARED_CREDENTIALS_FILE": shared}
-	store, _, err := stores.Open(t.Context(), "s3://"+bucket+"/train", stores.Options{Getenv: func(name string) string { return env[name] }})
+	env := map[string]string{"AWS_ENDPOINT_URL": srv.URL, "AWS_REGION": s3server.Region,
+		"AWS_SHARED_CREDENTIALS_FILE": shared}
+	store, _, err := stores.Open(t.Context(), "s3://"+bucket+"/train", stores.Options{Getenv: func(name string) string {
+		return env[name]
+	}})
 	must(t, err)
 	defer store.(*s3.Store).Close()
 	meter := objstore.NewMeter(store)
@@ -102,7 +108,8 @@ func TestVersionsOfTheServer(t *testing.T) {
 	stack := objstore.Retry(store, objstore.RetryPolicy{})
 	readAll(t, stack, objects, func() error {
 		for i, o := range objects {
-			_, err := client.PutObject(t.Context(), bucket, o.Key, strings.NewReader("overwritten"), 11, minio.PutObjectOptions{})
+			_, err := client.PutObject(t.Context(), bucket, o.Key, strings.NewReader("overwritten"), 11,
+				minio.PutObjectOptions{})
 			if err == nil && i%2 == 0 {
 				err = client.RemoveObject(t.Context(), bucket, o.Key, minio.RemoveObjectOptions{})
 			}

@@ -30,7 +30,8 @@ func TestNotes(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, r := range [][2]int{{0, len(data)}, {0, 100}, {65_536, 65_536}, {100_000, 1}} {
-		if _, err := store.GetNoted(ctx, "n/a b", int64(len(data)), make([]byte, r[1]), int64(r[0])); objstore.KindOf(err) != objstore.KindChanged {
+		if _, err := store.GetNoted(ctx, "n/a b", int64(len(data)), make([]byte, r[1]), int64(r[0])); objstore.KindOf(
+			err) != objstore.KindChanged {
 			t.Errorf("%v of an object that is shorter: %v", r, err)
 		}
 	}

@@ -54,11 +54,13 @@ func BenchmarkPart(b *testing.B) {
 		b.Fatal(err)
 	}
 	measure("signed-chunks", func(n int) error {
-		_, err := core.PutObjectPart(b.Context(), bucket, "minio", id, n+1, bytes.NewReader(data), size, minio.PutObjectPartOptions{})
+		_, err := core.PutObjectPart(b.Context(), bucket, "minio", id, n+1, bytes.NewReader(data), size,
+			minio.PutObjectPartOptions{})
 		return err
 	})
 	measure("unsigned", func(n int) error {
-		_, err := core.PutObjectPart(b.Context(), bucket, "minio", id, n+1, bytes.NewReader(data), size, minio.PutObjectPartOptions{DisableContentSha256: true})
+		_, err := core.PutObjectPart(b.Context(), bucket, "minio", id, n+1, bytes.NewReader(data), size,
+			minio.PutObjectPartOptions{DisableContentSha256: true})
 		return err
 	})
 	if err := core.AbortMultipartUpload(b.Context(), bucket, "minio", id); err != nil {

@@ -57,8 +57,8 @@ type Config struct {
 	profile *config.SharedConfig
 }
 
-// maxIdle is how many idle connections are kept: at least the number of requests in flight, or connections are opened and closed
-// all the time.
+// maxIdle is how many idle connections are kept: at least the number of requests in flight, or connections are opened
+// and closed all the time.
 const maxIdle = 1024
 
 // Store is a bucket behind the S3 API.
@@ -87,11 +87,14 @@ type Store struct {
 
 var _ objstore.Store = (*Store)(nil)
 
+const endpointRemedy = "AWS_ENDPOINT_URL is like http://127.0.0.1:9000 or https://s3.eu-central-1.amazonaws.com"
+
 // New prepares access to a bucket. It resolves configuration and credentials and reports their errors. It does not
 // contact the store (only, without other credentials, the instance metadata service, for a second or two).
 func New(ctx context.Context, cfg Config) (*Store, error) {
 	invalid := func(remedy string, err error) error {
-		return &objstore.Error{Op: "open", Key: "s3://" + cfg.Bucket, Kind: objstore.KindInvalid, Err: err, Remedy: remedy}
+		return &objstore.Error{Op: "open", Key: "s3://" + cfg.Bucket, Kind: objstore.KindInvalid, Err: err,
+			Remedy: remedy}
 	}
 	if err := s3utils.CheckValidBucketName(cfg.Bucket); err != nil {
 		return nil, invalid("check the bucket's name", err)
@@ -104,13 +107,14 @@ func New(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	host, secure, err := parseEndpoint(cfg.Endpoint)
 	if err != nil {
-		return nil, invalid("AWS_ENDPOINT_URL is like http://127.0.0.1:9000 or https://s3.eu-central-1.amazonaws.com", err)
+		return nil, invalid(endpointRemedy, err)
 	}
 	if err := checkCustomerKey(cfg.Store.CustomerKey, host, secure); err != nil {
 		return nil, invalid("use an https:// endpoint; the key is sent in the clear to this machine only", err)
 	}
 	if cfg.Store.RequesterPays && cfg.Anonymous {
-		return nil, invalid("give credentials, or omit --store requester-pays", errors.New("the requester cannot pay: requests are not signed"))
+		return nil, invalid("give credentials, or omit --store requester-pays", errors.New(
+			"the requester cannot pay: requests are not signed"))
 	}
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	if cfg.Clock == nil {
@@ -150,7 +154,7 @@ func New(ctx context.Context, cfg Config) (*Store, error) {
 	})
 	if err != nil {
 		transport.CloseIdleConnections()
-		return nil, invalid("AWS_ENDPOINT_URL is like http://127.0.0.1:9000 or https://s3.eu-central-1.amazonaws.com", err)
+		return nil, invalid(endpointRemedy, err)
 	}
 	core.SetAppInfo("shoal", "1")
 	var pinned *versions
@@ -159,8 +163,9 @@ func New(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	return &Store{
 		versions: pinned, counts: counts,
-		core: *core, keys: keys, bucket: cfg.Bucket, weakETag: cfg.Store.WeakETag, transport: transport, slow: slow, forwarder: over(slow),
-		sse: sse, time: clk,
+		core: *core, keys: keys, bucket: cfg.Bucket, weakETag: cfg.Store.WeakETag, transport: transport, slow: slow,
+		forwarder: over(slow),
+		sse:       sse, time: clk,
 		getter:   newGetter(cfg, host, secure, region, transport, keys, clk),
 		variable: endpointVariable(cfg.Getenv),
 		endpoint: core.EndpointURL().Scheme + "://" + core.EndpointURL().Host,
@@ -190,7 +195,8 @@ func (s *Store) Check(ctx context.Context) error {
 		if err != nil && ctx.Err() == nil && !is[*objstore.Error](err) { // the try's own timeout
 			err = &objstore.Error{
 				Op: "check", Key: s.url(""), Kind: objstore.KindTransient,
-				Err: fmt.Errorf("no answer within %v", objstore.FastFail.TryTimeout), Remedy: fmt.Sprintf(remedyReach, s.endpoint),
+				Err:    fmt.Errorf("no answer within %v", objstore.FastFail.TryTimeout),
+				Remedy: fmt.Sprintf(remedyReach, s.endpoint),
 			}
 		}
 		return err
@@ -249,7 +255,8 @@ func (s *Store) object(op string, info minio.ObjectInfo) (objstore.Object, error
 	if info.ETag == "" {
 		if marker := o.Size == 0 && strings.HasSuffix(o.Key, "/"); !s.weakETag && !marker {
 			return objstore.Object{}, &objstore.Error{
-				Op: op, Key: info.Key, Kind: objstore.KindInvalid, Err: errors.New("the store returns no ETag for this object"),
+				Op: op, Key: info.Key, Kind: objstore.KindInvalid,
+				Err:    errors.New("the store returns no ETag for this object"),
 				Remedy: "upload it again through the S3 API, or use --store weak-etag to go by size and time",
 			}
 		}
@@ -388,7 +395,8 @@ func (s *Store) ask(ctx context.Context, key, etag, rangeOf, version string) (an
 	if err != nil {
 		return answer{}, err
 	}
-	return answer{status: status, body: body, length: info.Size, etag: info.ETag, contentRange: header.Get("Content-Range"), modified: info.LastModified, note: header.Get(headerNote)}, nil
+	return answer{status: status, body: body, length: info.Size, etag: info.ETag,
+		contentRange: header.Get("Content-Range"), modified: info.LastModified, note: header.Get(headerNote)}, nil
 }
 
 // checkAnswer checks the head of a 2xx answer to a GET of n bytes of o from off. docs/SEMANTICS.md lists the check of
@@ -408,21 +416,24 @@ func (s *Store) checkAnswer(o objstore.Object, off, n int64, a *answer) error {
 	case !weak && a.etag == "":
 		return fail("the answer has no ETag")
 	case !weak && strings.TrimPrefix(a.etag, `W/"`) == o.ETag && a.etag != o.ETag:
-		return fail(`the answer's ETag is weak (W/"%s"): a proxy in front of the store may have changed the bytes`, o.ETag)
+		return fail(`the answer's ETag is weak (W/"%s"): a proxy in front of the store may have changed the bytes`,
+			o.ETag)
 	case !weak && a.etag != o.ETag:
 		return objstore.Changed(o, a.etag)
 	}
 	if n == o.Size {
 		switch {
 		case a.status != http.StatusOK || a.contentRange != "":
-			return fail("asked for the whole object, the answer is a part of it (HTTP %d, range %.80q)", a.status, a.contentRange)
+			return fail("asked for the whole object, the answer is a part of it (HTTP %d, range %.80q)", a.status,
+				a.contentRange)
 		case weak && a.length >= 0 && a.length != n:
 			return objstore.Changed(o, "")
 		}
 	} else {
 		if a.status == http.StatusOK {
 			return &objstore.Error{
-				Op: "read", Key: o.Key, Kind: objstore.KindInvalid, Err: errors.New("the server answered a request for a range with the whole object"),
+				Op: "read", Key: o.Key, Kind: objstore.KindInvalid,
+				Err:    errors.New("the server answered a request for a range with the whole object"),
 				Remedy: "use a store, and proxies in front of it, that serve Range requests: " + s.endpoint,
 			}
 		}
@@ -506,7 +517,8 @@ func (s *Store) ListLevel(ctx context.Context, prefix string) iter.Seq2[objstore
 }
 
 func (s *Store) listOptions(prefix, after string, recurse bool, maxKeys int) minio.ListObjectsOptions {
-	return minio.ListObjectsOptions{Prefix: prefix, StartAfter: after, Recursive: recurse, MaxKeys: maxKeys, FetchOwner: new(false)}
+	return minio.ListObjectsOptions{Prefix: prefix, StartAfter: after, Recursive: recurse, MaxKeys: maxKeys,
+		FetchOwner: new(false)}
 }
 
 func (s *Store) list(ctx context.Context, prefix, after string, recurse bool) iter.Seq2[objstore.Object, error] {
@@ -517,7 +529,8 @@ func (s *Store) list(ctx context.Context, prefix, after string, recurse bool) it
 		}
 		g := s.keys.generation()
 		seen := &pages{}
-		for info := range s.core.ListObjectsIter(context.WithValue(ctx, pagesKey{}, seen), s.bucket, s.listOptions(prefix, after, recurse, 0)) {
+		for info := range s.core.ListObjectsIter(context.WithValue(ctx, pagesKey{}, seen), s.bucket,
+			s.listOptions(prefix, after, recurse, 0)) {
 			err := info.Err
 			if err == nil && seen.next {
 				err = seen.first(info.Key)

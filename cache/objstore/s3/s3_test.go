@@ -38,7 +38,8 @@ func TestS3Errors(t *testing.T) {
 		want   objstore.Kind
 		text   []string
 	}{
-		{"no bucket", 404, "NoSuchBucket", objstore.KindNotFound, []string{"NoSuchBucket", "check the bucket's name", "AWS_ENDPOINT_URL"}},
+		{"no bucket", 404, "NoSuchBucket", objstore.KindNotFound,
+			[]string{"NoSuchBucket", "check the bucket's name", "AWS_ENDPOINT_URL"}},
 		{"no key", 404, "NoSuchKey", objstore.KindNotFound, nil},
 		{"changed", 412, "PreconditionFailed", objstore.KindChanged, []string{"shoal refresh"}},
 		{"range", 416, "InvalidRange", objstore.KindChanged, nil},
@@ -86,7 +87,8 @@ func TestS3Errors(t *testing.T) {
 				t.Errorf("Stat: %v", err) // HEAD answers have no body: the status decides
 			}
 			for _, err := range s.List(t.Context(), "p/", "") {
-				if objstore.KindOf(err) != c.want || !strings.Contains(err.Error(), "s3://bucket/p/ at http://127.0.0.1") {
+				if objstore.KindOf(err) != c.want ||
+					!strings.Contains(err.Error(), "s3://bucket/p/ at http://127.0.0.1") {
 					t.Errorf("List: %v", err)
 				}
 			}
@@ -107,19 +109,27 @@ func TestS3Broken(t *testing.T) {
 		want      objstore.Kind
 		text      string
 	}{
-		{"reset", func(w http.ResponseWriter, r *http.Request) bool { Reset(w, "", 0); return true }, objstore.KindTransient, ""},
+		{"reset", func(w http.ResponseWriter, r *http.Request) bool {
+			Reset(w, "", 0)
+			return true
+		}, objstore.KindTransient, ""},
 		{"truncated head", answer(head[:30]), objstore.KindTransient, ""},
 		{"truncated body", answer(head[:len(head)-2]), objstore.KindTransient, "after 3 of 5 bytes"},
-		{"other length", answer(strings.Replace(strings.Replace(head, "th: 5", "th: 4", 1), "hello", "hell", 1)), objstore.KindTransient, "the answer has 4"},
+		{"other length", answer(strings.Replace(strings.Replace(head, "th: 5", "th: 4", 1), "hello", "hell", 1)),
+			objstore.KindTransient, "the answer has 4"},
 		{"other range", answer(strings.Replace(head, "2-6/10", "3-7/10", 1)), objstore.KindTransient, "3-7/10"},
 		{"too long a range", answer(strings.Replace(head, "2-6/10", "2-7/10", 1)), objstore.KindTransient, "2-7/10"},
-		{"two ranges", answer(strings.Replace(head, "Content-Range", "Content-Range: bytes 3-7/10\r\nContent-Range", 1)), objstore.KindTransient, "3-7/10"},
-		{"chunked", answer(strings.Replace(strings.Replace(head, "Content-Length: 5", "Transfer-Encoding: chunked", 1), "hello", "5\r\nhello\r\n0\r\n\r\n", 1)), 0, ""},
-		{"wrong range header", answer(strings.Replace(head, "bytes 2-6/10", "nonsense", 1)), objstore.KindTransient, "nonsense"},
+		{"two ranges", answer(strings.Replace(head, "Content-Range", "Content-Range: bytes 3-7/10\r\nContent-Range",
+			1)), objstore.KindTransient, "3-7/10"},
+		{"chunked", answer(strings.Replace(strings.Replace(head, "Content-Length: 5", "Transfer-Encoding: chunked", 1),
+			"hello", "5\r\nhello\r\n0\r\n\r\n", 1)), 0, ""},
+		{"wrong range header", answer(strings.Replace(head, "bytes 2-6/10", "nonsense", 1)), objstore.KindTransient,
+			"nonsense"},
 		{"other size", answer(strings.Replace(head, "2-6/10", "2-6/11", 1)), objstore.KindChanged, ""},
 		{"unknown size", answer(strings.Replace(head, "2-6/10", "2-6/*", 1)), 0, ""},
 		{"other etag", answer(strings.Replace(head, `"e"`, `"f"`, 1)), objstore.KindChanged, "now holds ETag f"},
-		{"200 for a range", answer("HTTP/1.1 200 OK\r\nETag: \"e\"\r\nLast-Modified: Mon, 02 Jan 2006 15:04:05 GMT\r\nContent-Length: 10\r\n\r\n0123456789"), objstore.KindInvalid, "Range"},
+		{"200 for a range", answer("HTTP/1.1 200 OK\r\nETag: \"e\"\r\nLast-Modified: Mon, 02 Jan 2006 15:04:05 " +
+			"GMT\r\nContent-Length: 10\r\n\r\n0123456789"), objstore.KindInvalid, "Range"},
 		{"not HTTP", answer("SSH-2.0-OpenSSH_9.2\r\n"), objstore.KindTransient, ""},
 		{"sound", answer(head), 0, ""},
 	} {
@@ -159,11 +169,15 @@ func TestS3WholeAnswers(t *testing.T) {
 		text         string
 	}{
 		{"whole", whole + length + bytes, 0, ""},
-		{"a part", part + "Content-Range: bytes 500-509/5000\r\n\r\n" + bytes, objstore.KindTransient, "bytes 500-509/5000"},
-		{"the first part", part + "Content-Range: bytes 0-9/5000\r\n\r\n" + bytes, objstore.KindTransient, "bytes 0-9/5000"},
-		{"all of it as a part", part + "Content-Range: bytes 0-9/10\r\n\r\n" + bytes, objstore.KindTransient, "HTTP 206"},
+		{"a part", part + "Content-Range: bytes 500-509/5000\r\n\r\n" + bytes, objstore.KindTransient,
+			"bytes 500-509/5000"},
+		{"the first part", part + "Content-Range: bytes 0-9/5000\r\n\r\n" + bytes, objstore.KindTransient,
+			"bytes 0-9/5000"},
+		{"all of it as a part", part + "Content-Range: bytes 0-9/10\r\n\r\n" + bytes, objstore.KindTransient,
+			"HTTP 206"},
 		{"a part of no range", part + "\r\n" + bytes, objstore.KindTransient, "HTTP 206"},
-		{"200 with a range", whole + "Content-Range: bytes 10-19/20\r\n" + length + bytes, objstore.KindTransient, "bytes 10-19/20"},
+		{"200 with a range", whole + "Content-Range: bytes 10-19/20\r\n" + length + bytes, objstore.KindTransient,
+			"bytes 10-19/20"},
 		{"shorter", whole + "Content-Length: 4\r\n\r\n0123", objstore.KindTransient, "the answer has 4"},
 		{"longer", whole + "Content-Length: 12\r\n\r\n0123456789ab", objstore.KindTransient, "the answer has 12"},
 		{"no ETag", "HTTP/1.1 200 OK\r\n" + date + length + bytes, objstore.KindTransient, "no ETag"},
@@ -171,12 +185,14 @@ func TestS3WholeAnswers(t *testing.T) {
 		{"the ETag, weak", weak + length + bytes, objstore.KindTransient, "proxy"},
 		{"chunked", whole + chunks + "4\r\n0123\r\n6;x=y\r\n456789\r\n0\r\n\r\n", 0, ""},
 		{"chunked, shorter", whole + chunks + "4\r\n0123\r\n0\r\n\r\n", objstore.KindTransient, "after 4 of 10"},
-		{"chunked, longer", whole + chunks + "b\r\n0123456789a\r\n0\r\n\r\n", objstore.KindTransient, "longer than announced"},
+		{"chunked, longer", whole + chunks + "b\r\n0123456789a\r\n0\r\n\r\n", objstore.KindTransient,
+			"longer than announced"},
 		{"chunked, cut before its end", whole + chunks + "a\r\n0123456789\r\n", objstore.KindTransient, ""},
 		{"chunks that are none", whole + chunks + bytes, objstore.KindTransient, ""},
 		{"up to the end of the connection", whole + "Connection: close\r\n\r\n" + bytes, 0, ""},
 		{"up to an early end", whole + "Connection: close\r\n\r\n0123", objstore.KindTransient, "after 4 of 10"},
-		{"up to a late end", whole + "Connection: close\r\n\r\n" + bytes + "a", objstore.KindTransient, "longer than announced"},
+		{"up to a late end", whole + "Connection: close\r\n\r\n" + bytes + "a", objstore.KindTransient,
+			"longer than announced"},
 		{"HTTP/1.0", strings.Replace(whole, "1.1", "1.0", 1) + "\r\n" + bytes, 0, ""},
 	} {
 		for _, etag := range []string{"e", "e e"} {
@@ -192,7 +208,8 @@ func TestS3WholeAnswers(t *testing.T) {
 				for _, read := range []func(p []byte) error{
 					func(p []byte) error { return s.ReadAt(t.Context(), o, p, 0) },
 					func(p []byte) error {
-						return s.ReadSpans(t.Context(), o, []objstore.Span{{Off: 0, P: p[:3]}, {Off: 3, P: p[3:6]}, {Off: 6, P: p[6:]}})
+						return s.ReadSpans(t.Context(), o,
+							[]objstore.Span{{Off: 0, P: p[:3]}, {Off: 3, P: p[3:6]}, {Off: 6, P: p[6:]}})
 					},
 				} {
 					p := make([]byte, 10)
@@ -239,7 +256,8 @@ func TestS3WeakETag(t *testing.T) {
 	srv := &S3Server{NoETag: true}
 	strict := newS3(t, srv, nil)
 	srv.Put("k", []byte("content"))
-	if _, err := strict.Stat(t.Context(), "k"); objstore.KindOf(err) != objstore.KindInvalid || !strings.Contains(err.Error(), "--store weak-etag") {
+	if _, err := strict.Stat(t.Context(), "k"); objstore.KindOf(err) != objstore.KindInvalid ||
+		!strings.Contains(err.Error(), "--store weak-etag") {
 		t.Errorf("Stat of an object without ETag: %v", err)
 	}
 	for _, err := range strict.List(t.Context(), "", "") {
@@ -325,7 +343,8 @@ func TestS3ReusesConnections(t *testing.T) {
 			defer wg.Done()
 			for i := range reads {
 				n := len(data) - i%2*1000 // whole objects and ranges
-				if err := s.ReadAt(t.Context(), objstore.Object{Key: "k", Size: 60_000, ETag: etag}, make([]byte, n), 0); err != nil {
+				if err := s.ReadAt(t.Context(), objstore.Object{Key: "k", Size: 60_000, ETag: etag}, make([]byte, n),
+					0); err != nil {
 					t.Error(err)
 					return
 				}
@@ -398,17 +417,26 @@ func TestS3Check(t *testing.T) {
 		text []string
 	}{
 		{"sound", s3.Config{Endpoint: endpoint}, 0, nil},
-		{"bucket", s3.Config{Endpoint: endpoint, Bucket: "other"}, objstore.KindNotFound, []string{"s3://other/ at " + endpoint, "check the bucket's name"}},
-		{"credential", s3.Config{Endpoint: endpoint, AccessKeyID: "wrong"}, objstore.KindDenied, []string{"InvalidAccessKeyId", "AWS_ACCESS_KEY_ID", endpoint}},
+		{"bucket", s3.Config{Endpoint: endpoint, Bucket: "other"}, objstore.KindNotFound,
+			[]string{"s3://other/ at " + endpoint, "check the bucket's name"}},
+		{"credential", s3.Config{Endpoint: endpoint, AccessKeyID: "wrong"}, objstore.KindDenied,
+			[]string{"InvalidAccessKeyId", "AWS_ACCESS_KEY_ID", endpoint}},
 		{"anonymous", s3.Config{Endpoint: endpoint, Anonymous: true}, objstore.KindDenied, []string{"AccessDenied"}},
-		{"refused", s3.Config{Endpoint: refused}, objstore.KindTransient, []string{"connection refused", "3 tries", "AWS_ENDPOINT_URL", refused}},
-		{"no such host", s3.Config{Endpoint: "http://store.invalid:9000"}, objstore.KindTransient, []string{"store.invalid", "AWS_ENDPOINT_URL"}},
+		{"refused", s3.Config{Endpoint: refused}, objstore.KindTransient,
+			[]string{"connection refused", "3 tries", "AWS_ENDPOINT_URL", refused}},
+		{"no such host", s3.Config{Endpoint: "http://store.invalid:9000"}, objstore.KindTransient,
+			[]string{"store.invalid", "AWS_ENDPOINT_URL"}},
 		{"not S3", s3.Config{Endpoint: html.URL}, objstore.KindInvalid, []string{"not an S3 API", html.URL}},
-		{"http to https", s3.Config{Endpoint: strings.Replace(tlsServer.URL, "https", "http", 1)}, objstore.KindInvalid, []string{"speaks TLS", "set AWS_ENDPOINT_URL=" + tlsServer.URL}},
-		{"https to http", s3.Config{Endpoint: strings.Replace(endpoint, "http", "https", 1)}, objstore.KindInvalid, []string{"speaks plain HTTP", "set AWS_ENDPOINT_URL=" + endpoint}},
-		{"no scheme, to http", s3.Config{Endpoint: strings.TrimPrefix(endpoint, "http://")}, objstore.KindInvalid, []string{"set AWS_ENDPOINT_URL=" + endpoint}},
-		{"https to http that waits for a request", s3.Config{Endpoint: strings.Replace(waits, "http", "https", 1)}, objstore.KindInvalid, []string{"set AWS_ENDPOINT_URL=" + waits}},
-		{"http to TLS that hangs up", s3.Config{Endpoint: strings.Replace(hangsUp, "https", "http", 1)}, objstore.KindInvalid, []string{"set AWS_ENDPOINT_URL=" + hangsUp}},
+		{"http to https", s3.Config{Endpoint: strings.Replace(tlsServer.URL, "https", "http", 1)}, objstore.KindInvalid,
+			[]string{"speaks TLS", "set AWS_ENDPOINT_URL=" + tlsServer.URL}},
+		{"https to http", s3.Config{Endpoint: strings.Replace(endpoint, "http", "https", 1)}, objstore.KindInvalid,
+			[]string{"speaks plain HTTP", "set AWS_ENDPOINT_URL=" + endpoint}},
+		{"no scheme, to http", s3.Config{Endpoint: strings.TrimPrefix(endpoint, "http://")}, objstore.KindInvalid,
+			[]string{"set AWS_ENDPOINT_URL=" + endpoint}},
+		{"https to http that waits for a request", s3.Config{Endpoint: strings.Replace(waits, "http", "https", 1)},
+			objstore.KindInvalid, []string{"set AWS_ENDPOINT_URL=" + waits}},
+		{"http to TLS that hangs up", s3.Config{Endpoint: strings.Replace(hangsUp, "https", "http", 1)},
+			objstore.KindInvalid, []string{"set AWS_ENDPOINT_URL=" + hangsUp}},
 		{"unknown authority", s3.Config{Endpoint: tlsServer.URL}, objstore.KindInvalid, []string{"AWS_CA_BUNDLE"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -502,7 +530,8 @@ func TestS3Environment(t *testing.T) {
 	}
 	write(config, "[default]\nregion = eu-north-1\n\n[profile rig]\nregion = eu-west-3\nendpoint_url = "+fileURL+
 		"\n\n[profile nested]\nservices = local\n\n[services local]\ns3 =\n  endpoint_url = "+fileURL+"\n  other = 1\n")
-	write(creds, "[rig]\naws_access_key_id = from-file\naws_secret_access_key = s\n[nested]\naws_access_key_id = from-file\naws_secret_access_key = s\n")
+	write(creds, "[rig]\naws_access_key_id = from-file\naws_secret_access_key = s\n[nested]\naws_access_key_id = "+
+		"from-file\naws_secret_access_key = s\n")
 
 	for _, c := range []struct {
 		name string
@@ -510,21 +539,32 @@ func TestS3Environment(t *testing.T) {
 		want string // endpoint, or the error's text
 		ok   bool
 	}{
-		{"variables", map[string]string{"AWS_ENDPOINT_URL": envURL, "AWS_ACCESS_KEY_ID": "from-env", "AWS_SECRET_ACCESS_KEY": "s"}, envURL, true},
-		{"S3's own variable first", map[string]string{"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ENDPOINT_URL_S3": envURL, "AWS_ACCESS_KEY_ID": "from-env", "AWS_SECRET_ACCESS_KEY": "s"}, envURL, true},
+		{"variables", map[string]string{"AWS_ENDPOINT_URL": envURL, "AWS_ACCESS_KEY_ID": "from-env",
+			"AWS_SECRET_ACCESS_KEY": "s"}, envURL, true},
+		{"S3's own variable first",
+			map[string]string{"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ENDPOINT_URL_S3": envURL,
+				"AWS_ACCESS_KEY_ID": "from-env", "AWS_SECRET_ACCESS_KEY": "s"}, envURL, true},
 		{"profile", map[string]string{"AWS_PROFILE": "rig"}, fileURL, true},
 		{"services section", map[string]string{"AWS_PROFILE": "nested"}, fileURL, true},
-		{"variable before profile", map[string]string{"AWS_PROFILE": "rig", "AWS_ENDPOINT_URL": envURL, "AWS_ACCESS_KEY_ID": "from-env", "AWS_SECRET_ACCESS_KEY": "s"}, envURL, true},
-		{"half a pair", map[string]string{"AWS_ENDPOINT_URL": envURL, "AWS_ACCESS_KEY_ID": "from-env"}, "AWS_SECRET_ACCESS_KEY is not", false},
-		{"the other half", map[string]string{"AWS_ENDPOINT_URL": envURL, "AWS_SECRET_ACCESS_KEY": "hush"}, "AWS_ACCESS_KEY_ID is not", false},
+		{"variable before profile", map[string]string{"AWS_PROFILE": "rig", "AWS_ENDPOINT_URL": envURL,
+			"AWS_ACCESS_KEY_ID": "from-env", "AWS_SECRET_ACCESS_KEY": "s"}, envURL, true},
+		{"half a pair", map[string]string{"AWS_ENDPOINT_URL": envURL, "AWS_ACCESS_KEY_ID": "from-env"},
+			"AWS_SECRET_ACCESS_KEY is not", false},
+		{"the other half", map[string]string{"AWS_ENDPOINT_URL": envURL, "AWS_SECRET_ACCESS_KEY": "hush"},
+			"AWS_ACCESS_KEY_ID is not", false},
 		{"none", map[string]string{"AWS_ENDPOINT_URL": envURL}, "set AWS_ACCESS_KEY_ID", false},
-		{"no profile of that name", map[string]string{"AWS_ENDPOINT_URL": envURL, "AWS_PROFILE": "typo"}, "typo", false},
+		{"no profile of that name", map[string]string{"AWS_ENDPOINT_URL": envURL, "AWS_PROFILE": "typo"},
+			"typo", false},
 		{"unsigned", map[string]string{"AWS_ENDPOINT_URL": envURL, "AWS_NO_SIGN_REQUEST": "true"}, envURL, true},
-		{"Amazon", map[string]string{"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "s"}, "https://s3.amazonaws.com", true},
+		{"Amazon", map[string]string{"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "s"},
+			"https://s3.amazonaws.com", true},
 		{"endpoint with a path", map[string]string{"AWS_ENDPOINT_URL": envURL + "/bucket"}, "has a path", false},
-		{"endpoint with a password", map[string]string{"AWS_ENDPOINT_URL": "http://me:hush@host"}, "contains a user name", false},
-		{"endpoint of another kind", map[string]string{"AWS_ENDPOINT_URL": "ftp://host"}, "neither http nor https", false},
-		{"no CA bundle", map[string]string{"AWS_ENDPOINT_URL": envURL, "AWS_CA_BUNDLE": "/none.pem"}, "AWS_CA_BUNDLE", false},
+		{"endpoint with a password", map[string]string{"AWS_ENDPOINT_URL": "http://me:hush@host"},
+			"contains a user name", false},
+		{"endpoint of another kind", map[string]string{"AWS_ENDPOINT_URL": "ftp://host"},
+			"neither http nor https", false},
+		{"no CA bundle", map[string]string{"AWS_ENDPOINT_URL": envURL, "AWS_CA_BUNDLE": "/none.pem"},
+			"AWS_CA_BUNDLE", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Setenv("AWS_CONFIG_FILE", config)
@@ -590,7 +630,8 @@ func TestS3InstanceRole(t *testing.T) {
 	defer silent.Close()
 	t.Setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://"+silent.Addr().String())
 	_, err = s3.New(t.Context(), s3.Config{Endpoint: endpoint, Bucket: "bucket"})
-	if objstore.KindOf(err) != objstore.KindDenied || !strings.Contains(err.Error(), "no credentials") || !strings.Contains(err.Error(), "set AWS_ACCESS_KEY_ID") {
+	if objstore.KindOf(err) != objstore.KindDenied || !strings.Contains(err.Error(), "no credentials") ||
+		!strings.Contains(err.Error(), "set AWS_ACCESS_KEY_ID") {
 		t.Errorf("without credentials: %v", err)
 	}
 	t.Log(err)
@@ -628,8 +669,9 @@ func BenchmarkMinioBare(b *testing.B) {
 		b.Fatal(err)
 	}
 	core, err := minio.NewCore(u.Host, &minio.Options{
-		Creds: credentials.NewStaticV4("key-id", "hush-secret", ""), Region: "us-east-1", BucketLookup: minio.BucketLookupPath,
-		MaxRetries: 1, Transport: &http.Transport{MaxIdleConnsPerHost: 512, DisableCompression: true},
+		Creds: credentials.NewStaticV4("key-id", "hush-secret", ""), Region: "us-east-1",
+		BucketLookup: minio.BucketLookupPath,
+		MaxRetries:   1, Transport: &http.Transport{MaxIdleConnsPerHost: 512, DisableCompression: true},
 	})
 	if err != nil {
 		b.Fatal(err)

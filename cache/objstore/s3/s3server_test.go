@@ -28,8 +28,9 @@ import (
 )
 
 // S3Server is the part of the S3 API that Shoal needs, in memory: ListObjectsV2, GET with Range and If-Match, HEAD,
-// PUT with If-None-Match and CRC32C, DELETE with If-Match, copies, and multipart uploads. It supplements a real server: it accepts hostile
-// keys and gives scripted answers. It does not check signatures, only that there is one by AccessKey.
+// PUT with If-None-Match and CRC32C, DELETE with If-Match, copies, and multipart uploads. It supplements a real server:
+// it accepts hostile keys and gives scripted answers. It does not check signatures, only that there is one by
+// AccessKey.
 type S3Server struct {
 	Bucket    string
 	AccessKey string // empty: no credentials are asked for
@@ -178,7 +179,8 @@ func (s *S3Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") == "" {
 			WriteS3Error(w, 403, "AccessDenied", "Access Denied")
 		} else {
-			WriteS3Error(w, 403, "InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist in our records.")
+			WriteS3Error(w, 403, "InvalidAccessKeyId",
+				"The AWS Access Key Id you provided does not exist in our records.")
 		}
 		return
 	}
@@ -292,7 +294,8 @@ func (s *S3Server) source(w http.ResponseWriter, r *http.Request) (data []byte, 
 		WriteS3Error(w, 412, "PreconditionFailed", "At least one of the pre-conditions you specified did not hold")
 		return nil, false
 	}
-	if sse := "Server-Side-Encryption-Customer-Key"; r.Header.Get("X-Amz-"+sse) != r.Header.Get("X-Amz-Copy-Source-"+sse) {
+	if sse := "Server-Side-Encryption-Customer-Key"; r.Header.Get("X-Amz-"+sse) != r.Header.Get(
+		"X-Amz-Copy-Source-"+sse) {
 		WriteS3Error(w, 400, "InvalidRequest", "The object was stored using a form of Server Side Encryption.")
 		return nil, false
 	}
@@ -347,7 +350,8 @@ func (s *S3Server) listParts(w http.ResponseWriter, u *s3Upload, q url.Values) {
 }
 
 func crcOf(p []byte) string {
-	return base64.StdEncoding.EncodeToString(binary.BigEndian.AppendUint32(nil, crc32.Checksum(p, crc32.MakeTable(crc32.Castagnoli))))
+	return base64.StdEncoding.EncodeToString(
+		binary.BigEndian.AppendUint32(nil, crc32.Checksum(p, crc32.MakeTable(crc32.Castagnoli))))
 }
 
 func (s *S3Server) put(w http.ResponseWriter, r *http.Request, key string) {
@@ -385,7 +389,8 @@ func (s *S3Server) receive(w http.ResponseWriter, r *http.Request) (o s3Object, 
 	data, err := io.ReadAll(body)
 	want := r.Header.Get("X-Amz-Decoded-Content-Length")
 	if err != nil || (want != "" && want != strconv.Itoa(len(data))) {
-		WriteS3Error(w, 400, "IncompleteBody", "You did not provide the number of bytes specified by the Content-Length HTTP header.")
+		WriteS3Error(w, 400, "IncompleteBody",
+			"You did not provide the number of bytes specified by the Content-Length HTTP header.")
 		return o, false
 	}
 	if sum := r.Header.Get("Content-Md5"); sum != "" {
@@ -584,7 +589,8 @@ func (s *S3Server) listVersions(w http.ResponseWriter, q url.Values) {
 		}
 		for i, v := range slices.Backward(history[k]) {
 			e := entry{
-				XMLName: xml.Name{Local: "Version"}, Key: url.QueryEscape(k), VersionId: v.id, LastModified: v.mod.Format(layout), ETag: `"` + v.etag + `"`,
+				XMLName: xml.Name{Local: "Version"}, Key: url.QueryEscape(k), VersionId: v.id,
+				LastModified: v.mod.Format(layout), ETag: `"` + v.etag + `"`,
 				IsLatest: i == len(history[k])-1, Size: len(v.data),
 			}
 			if s.NoETag {
@@ -687,7 +693,8 @@ func (s *S3Server) list(w http.ResponseWriter, q url.Values) {
 		encode = url.QueryEscape
 	}
 	res := listResult{
-		Name: s.Bucket, Prefix: encode(prefix), Delimiter: delimiter, EncodingType: q.Get("encoding-type"), MaxKeys: page,
+		Name: s.Bucket, Prefix: encode(prefix), Delimiter: delimiter, EncodingType: q.Get("encoding-type"),
+		MaxKeys: page,
 	}
 	s.mu.Lock()
 	keys := make([]string, 0, len(s.objects))
@@ -722,7 +729,8 @@ func (s *S3Server) list(w http.ResponseWriter, q url.Values) {
 		}
 		o := s.objects[k]
 		c := listContent{
-			Key: encode(k), LastModified: o.mod.Format("2006-01-02T15:04:05.000Z"), Size: len(o.data), StorageClass: "STANDARD",
+			Key: encode(k), LastModified: o.mod.Format("2006-01-02T15:04:05.000Z"), Size: len(o.data),
+			StorageClass: "STANDARD",
 		}
 		if !s.NoETag {
 			c.ETag = `"` + o.etag + `"`

@@ -70,10 +70,11 @@ func (s *Store) speaksOther(ctx context.Context) bool {
 	}
 	defer conn.Close()
 	if !s.secure() {
-		return tls.Client(conn, &tls.Config{InsecureSkipVerify: true}).HandshakeContext(ctx) == nil //nolint:gosec // nothing is sent
+		return tls.Client(conn, &tls.Config{InsecureSkipVerify: true}).HandshakeContext(ctx) == nil //nolint:gosec
 	}
 	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(past) })()
-	if _, err := fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: %s\r\nUser-Agent: shoal\r\nConnection: close\r\n\r\n", addr); err != nil {
+	if _, err := fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: %s\r\nUser-Agent: shoal\r\nConnection: close\r\n\r\n",
+		addr); err != nil {
 		return false
 	}
 	var head [len("HTTP/1.1 400")]byte
@@ -107,11 +108,13 @@ func (s *Store) probeEither(ctx context.Context) error {
 	mistaken := false
 	if !look.Stop() {
 		mistaken = <-other
-	} else if kind := objstore.KindOf(err); kind == objstore.KindTransient || kind == objstore.KindInvalid { // many TLS servers answer 400
+	} else if kind := objstore.KindOf(err); kind == objstore.KindTransient || kind == objstore.KindInvalid {
+		// many TLS servers answer 400
 		mistaken = s.speaksOther(ctx)
 	}
 	if err != nil && mistaken {
-		return &objstore.Error{Op: "check", Key: s.url(""), Kind: objstore.KindInvalid, Err: s.errScheme(), Remedy: s.remedyScheme()}
+		return &objstore.Error{Op: "check", Key: s.url(""), Kind: objstore.KindInvalid, Err: s.errScheme(),
+			Remedy: s.remedyScheme()}
 	}
 	return err
 }

@@ -79,8 +79,8 @@ type signedGet struct {
 	rangeOf string // for Range; empty: none
 }
 
-// addHeader appends a header, whose name comes after those before it, as it is sent and as it is signed, and its name. The
-// parts make its value.
+// addHeader appends a header, whose name comes after those before it, as it is sent and as it is signed, and its name.
+// The parts make its value.
 func addHeader(sent, signed, names []byte, name, lower string, parts ...string) (_, _, _ []byte) {
 	sent = append(append(sent, name...), ": "...)
 	signed = append(append(signed, lower...), ':')
@@ -92,7 +92,8 @@ func addHeader(sent, signed, names []byte, name, lower string, parts ...string) 
 
 // appendHeaders appends g's head, from the Host header to the empty line, to b. scratch is overwritten and returned
 // for the next call. Without keys in v the request is anonymous.
-func (s *signer) appendHeaders(b, scratch []byte, g *signedGet, v *credentials.Value, now time.Time) (head, spare []byte) {
+func (s *signer) appendHeaders(b, scratch []byte, g *signedGet, v *credentials.Value, now time.Time) (
+	head, spare []byte) {
 	var stamp [len(amzTime)]byte
 	date := now.UTC().AppendFormat(stamp[:0], amzTime)
 	anonymous := v.AccessKeyID == "" || v.SecretAccessKey == "" || v.SignerType.IsAnonymous()
@@ -162,7 +163,8 @@ func AppendPath(b []byte, s string) []byte {
 	const digits = "0123456789ABCDEF"
 	for i := range len(s) {
 		switch c := s[i]; {
-		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '_', c == '.', c == '~', c == '/':
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '_', c == '.',
+			c == '~', c == '/':
 			b = append(b, c)
 		default:
 			b = append(b, '%', digits[c>>4], digits[c&15])

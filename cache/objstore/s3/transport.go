@@ -34,7 +34,8 @@ func parseEndpoint(text string) (host string, secure bool, err error) {
 	case u.Scheme != "http" && u.Scheme != "https":
 		return "", false, errors.New("the endpoint's scheme is neither http nor https")
 	case u.User != nil:
-		return "", false, errors.New("the endpoint contains a user name; credentials go into AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+		return "", false, errors.New(
+			"the endpoint contains a user name; credentials go into AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
 	case u.Host == "" || u.Hostname() == "":
 		return "", false, errors.New("the endpoint names no host")
 	case (u.Path != "" && u.Path != "/") || u.RawQuery != "" || u.Fragment != "":
@@ -125,7 +126,8 @@ func (b *pageBody) isResult(contentType string) error {
 // isListing reports whether a GET's query lists keys, versions or uploads of a bucket.
 func isListing(query string) bool {
 	query = "&" + query
-	return strings.Contains(query, "&list-type=") || strings.Contains(query, "&versions=") || strings.Contains(query, "&uploads=")
+	return strings.Contains(query, "&list-type=") || strings.Contains(query, "&versions=") ||
+		strings.Contains(query, "&uploads=")
 }
 
 // pageBody is the body of a page of a listing.

@@ -59,7 +59,8 @@ func (s *Store) refusedCRC(key string, err error) error {
 		return err
 	}
 	s.noCRC.Store(true)
-	return &objstore.Error{Op: "put", Key: s.url(key), Kind: objstore.KindTransient, AtOnce: true, Err: errors.New("the store does not support CRC32C")}
+	return &objstore.Error{Op: "put", Key: s.url(key), Kind: objstore.KindTransient, AtOnce: true,
+		Err: errors.New("the store does not support CRC32C")}
 }
 
 // lentBody reads from a slice that belongs to the caller again after end: net/http may read a body for some time
@@ -171,12 +172,13 @@ func (s *Store) putNew(ctx context.Context, key string, data []byte, note string
 }
 
 func (s *Store) underWay(op, key string) error {
-	return &objstore.Error{Op: op, Key: s.url(key), Kind: objstore.KindTransient, Err: errors.New("another request for this key was under way")}
+	return &objstore.Error{Op: op, Key: s.url(key), Kind: objstore.KindTransient,
+		Err: errors.New("another request for this key was under way")}
 }
 
-// Delete implements [objstore.Uploader]: of one version by a Stat, and a DELETE with If-Match. Amazon S3 (since September
-// 2025), Ceph and versitygw (1.8) honour that. With stores that ignore it, as RustFS and all older ones, a version that
-// is stored between the two requests is deleted, too.
+// Delete implements [objstore.Uploader]: of one version by a Stat, and a DELETE with If-Match. Amazon S3 (since
+// September 2025), Ceph and versitygw (1.8) honour that. With stores that ignore it, as RustFS and all older ones, a
+// version that is stored between the two requests is deleted, too.
 func (s *Store) Delete(ctx context.Context, key, etag string) error {
 	if err := ctx.Err(); err != nil || !validKey(key) {
 		return err
@@ -201,7 +203,8 @@ func (s *Store) Delete(ctx context.Context, key, etag string) error {
 	case err == nil || resp.Code == minio.NoSuchKey:
 		return nil
 	case etag != "" && (resp.StatusCode == http.StatusPreconditionFailed || resp.StatusCode == http.StatusConflict):
-		return objstore.UnlessMissing(cmp.Or(objstore.Current(ctx, s, objstore.Object{Key: key, ETag: etag}), s.underWay("delete", key)))
+		return objstore.UnlessMissing(
+			cmp.Or(objstore.Current(ctx, s, objstore.Object{Key: key, ETag: etag}), s.underWay("delete", key)))
 	}
 	return s.fail(ctx, g, "delete", s.url(key), err)
 }
@@ -246,7 +249,8 @@ func (s *Store) begin(ctx context.Context, plan objstore.PartPlan, crc bool) (*u
 		err = s.refusedCRC(key, err)
 	}
 	if err == nil && u.id == "" {
-		err = &objstore.Error{Op: "put", Key: s.url(key), Kind: objstore.KindTransient, Err: errors.New("the server returned no upload ID")}
+		err = &objstore.Error{Op: "put", Key: s.url(key), Kind: objstore.KindTransient,
+			Err: errors.New("the server returned no upload ID")}
 	}
 	if err != nil {
 		return nil, s.fail(ctx, g, "put", s.url(key), err)
@@ -316,7 +320,8 @@ func (u *upload) Part(ctx context.Context, n int, p []byte) error {
 		return u.s.fail(ctx, g, "put", u.s.url(u.Key), err)
 	case part.ETag == "":
 		return &objstore.Error{
-			Op: "put", Key: u.s.url(u.Key), Kind: objstore.KindInvalid, Err: fmt.Errorf("the server returned no ETag for part %d", n),
+			Op: "put", Key: u.s.url(u.Key), Kind: objstore.KindInvalid,
+			Err:    fmt.Errorf("the server returned no ETag for part %d", n),
 			Remedy: "use a store, and proxies in front of it, that serve multipart uploads",
 		}
 	}
@@ -330,8 +335,8 @@ func (u *upload) Part(ctx context.Context, n int, p []byte) error {
 	return nil
 }
 
-// has reports whether a listed part has these bytes. The last one is sent again if the list has no checksums: the answer
-// shows whether Complete has to name them.
+// has reports whether a listed part has these bytes. The last one is sent again if the list has no checksums: the
+// answer shows whether Complete has to name them.
 func (u *upload) has(part minio.ObjectPart, p []byte) bool {
 	if part.ChecksumCRC32C != "" {
 		return part.ChecksumCRC32C == crc32c(p)
@@ -399,11 +404,13 @@ func (u *upload) complete(ctx context.Context) (objstore.Object, error) {
 		if err == nil {
 			_, err = u.s.core.CompleteMultipartUpload(ctx, u.s.bucket, u.Key, u.id, u.etags, opts)
 		}
-		if no := minio.ToErrorResponse(err); opts.UserMetadata != nil && no.StatusCode == http.StatusBadRequest && no.Code != "BadDigest" {
+		if no := minio.ToErrorResponse(err); opts.UserMetadata != nil && no.StatusCode == http.StatusBadRequest &&
+			no.Code != "BadDigest" {
 			u.whole = false // the store takes it for something else, as S3Mock does
 			return u.complete(ctx)
 		}
-		if u.joined = err == nil; err != nil && (ctx.Err() != nil || minio.ToErrorResponse(err).Code != codeNoSuchUpload) {
+		if u.joined = err == nil; err != nil &&
+			(ctx.Err() != nil || minio.ToErrorResponse(err).Code != codeNoSuchUpload) {
 			return objstore.Object{}, u.s.fail(ctx, g, "put", u.s.url(u.Key), err)
 		}
 	}
@@ -425,7 +432,8 @@ func (u *upload) checked() (o minio.PutObjectOptions, err error) {
 	}
 	parts := make([]minio.ObjectPart, len(u.etags))
 	for n, p := range u.etags {
-		parts[n] = minio.ObjectPart{PartNumber: p.PartNumber, Size: min(u.PartSize, u.Size-int64(n)*u.PartSize), ChecksumCRC32C: p.ChecksumCRC32C}
+		parts[n] = minio.ObjectPart{PartNumber: p.PartNumber, Size: min(u.PartSize, u.Size-int64(n)*u.PartSize),
+			ChecksumCRC32C: p.ChecksumCRC32C}
 	}
 	sum, err := minio.ChecksumCRC32C.FullObjectChecksum(parts)
 	if err == nil {

@@ -44,7 +44,8 @@ func TestS3SpansOneRequest(t *testing.T) {
 	a, b, c := make([]byte, 100), make([]byte, 70_000), make([]byte, 1)
 	spans := []objstore.Span{{Off: 50, P: a}, {Off: 400_000, P: b}, {Off: 1<<20 - 1, P: c}}
 	must(t, s.ReadSpans(t.Context(), o, spans))
-	if srv.Requests("GET") != 1 || !bytes.Equal(a, data[50:150]) || !bytes.Equal(b, data[400_000:470_000]) || c[0] != data[1<<20-1] {
+	if srv.Requests("GET") != 1 || !bytes.Equal(a, data[50:150]) || !bytes.Equal(b, data[400_000:470_000]) ||
+		c[0] != data[1<<20-1] {
 		t.Errorf("%d GETs, or wrong bytes", srv.Requests("GET"))
 	}
 	cut = true
@@ -53,7 +54,8 @@ func TestS3SpansOneRequest(t *testing.T) {
 		{{Off: 2, P: make([]byte, 20)}},                               // in a span
 	} {
 		err := s.ReadSpans(t.Context(), objstore.Object{Key: "k", Size: 100, ETag: "e"}, spans)
-		if objstore.KindOf(err) != objstore.KindTransient || !strings.Contains(err.Error(), "after 5 of 20 bytes") || !strings.Contains(err.Error(), "k") {
+		if objstore.KindOf(err) != objstore.KindTransient || !strings.Contains(err.Error(), "after 5 of 20 bytes") ||
+			!strings.Contains(err.Error(), "k") {
 			t.Errorf("short body: %v", err)
 		}
 	}
@@ -224,7 +226,8 @@ func TestS3UploadFaults(t *testing.T) {
 				}
 				s := newS3(t, srv, nil)
 				if !retry {
-					if _, err := uploadAll(t.Context(), s, "k", data); objstore.KindOf(err) != c.want || !strings.Contains(err.Error(), "bucket/k at http") {
+					if _, err := uploadAll(t.Context(), s, "k", data); objstore.KindOf(err) != c.want ||
+						!strings.Contains(err.Error(), "bucket/k at http") {
 						t.Errorf("error %v, want %v", err, c.want)
 					}
 					return
@@ -239,8 +242,8 @@ func TestS3UploadFaults(t *testing.T) {
 	}
 }
 
-// TestLostAnswerUnderACustomerKey: where ETags tell nothing of the bytes, an object of as many parts is not taken for that of an upload
-// whose end was answered to nobody: it may be an earlier one.
+// TestLostAnswerUnderACustomerKey: where ETags tell nothing of the bytes, an object of as many parts is not taken for
+// that of an upload whose end was answered to nobody: it may be an earlier one.
 func TestLostAnswerUnderACustomerKey(t *testing.T) {
 	key, err := objstore.ParseCustomerKey(make([]byte, 32))
 	must(t, err)
@@ -412,7 +415,8 @@ func TestUploadModel(t *testing.T) {
 		version := uint64(0)
 		content := func() []byte {
 			version++
-			return binary.BigEndian.AppendUint64(make([]byte, rapid.SampledFrom([]int{0, 1, 92}).Draw(rt, "size")), version)
+			return binary.BigEndian.AppendUint64(
+				make([]byte, rapid.SampledFrom([]int{0, 1, 92}).Draw(rt, "size")), version)
 		}
 		// each runs f on all stores, which must agree on the kind of the outcome.
 		each := func(what string, f func(i int, s uploader) error) error {
@@ -466,9 +470,10 @@ func TestUploadModel(t *testing.T) {
 			"": func(*rapid.T) {
 				want := memstore.Collect(rt, model.List(t.Context(), prefix, ""))
 				for i, s := range stores[1:] {
-					got := slices.DeleteFunc(memstore.Collect(rt, s.List(t.Context(), prefix, "")), func(o objstore.Object) bool {
-						return strings.HasSuffix(o.Key, "/") // a folder whose files have gone
-					})
+					got := slices.DeleteFunc(memstore.Collect(rt, s.List(t.Context(), prefix, "")),
+						func(o objstore.Object) bool {
+							return strings.HasSuffix(o.Key, "/") // a folder whose files have gone
+						})
 					if !slices.Equal(keysOf(got), keysOf(want)) {
 						rt.Fatalf("store %d lists %q, the model %q", i+1, keysOf(got), keysOf(want))
 					}
@@ -492,7 +497,8 @@ func TestWordsAreNotSecrets(t *testing.T) {
 		WriteS3Error(w, 400, "InvalidRequest", "the latest test of hush-secret failed")
 		return true
 	}}
-	for id, want := range map[string]string{"e": "the latest test of … failed", "test": "the latest test of … failed", "latest": "the … test of … failed"} {
+	for id, want := range map[string]string{"e": "the latest test of … failed", "test": "the latest test of … failed",
+		"latest": "the … test of … failed"} {
 		s := newS3(t, srv, func(c *s3.Config) { c.AccessKeyID = id })
 		if _, err := s.PutNew(t.Context(), "k", nil); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("access key %q: %v", id, err)

@@ -62,8 +62,8 @@ func TestDirConformance(t *testing.T) {
 	})
 }
 
-// TestStackConformance runs the suite on all decorators at once, over a server that refuses every eighth request the first time:
-// they must not be noticed. (A refused request takes minio-go a tenth of a second.)
+// TestStackConformance runs the suite on all decorators at once, over a server that refuses every eighth request the
+// first time: they must not be noticed. (A refused request takes minio-go a tenth of a second.)
 func TestStackConformance(t *testing.T) {
 	conform(t, func(t *testing.T) Harness {
 		var seen sync.Map
@@ -75,7 +75,8 @@ func TestStackConformance(t *testing.T) {
 			http.Error(w, "<Error><Code>SlowDown</Code></Error>", http.StatusServiceUnavailable)
 			return true
 		}}
-		stack := objstore.Retry(objstore.Limit(objstore.NewMeter(newS3(t, srv, nil)), 4), objstore.RetryPolicy{Base: 1, Cap: 1})
+		stack := objstore.Retry(objstore.Limit(objstore.NewMeter(newS3(t, srv, nil)), 4),
+			objstore.RetryPolicy{Base: 1, Cap: 1})
 		return Harness{Store: stack, HostileKeys: true, Resumes: true}
 	})
 }

@@ -42,8 +42,8 @@ type pinnedVersion struct {
 const (
 	// mostVersions bounds the memory to some 10 MB; forgotten versions are listed again.
 	mostVersions = 100_000
-	// unversioned is the pause between listings for a bucket without older versions, or an object whose version is gone;
-	// forbidden that if versions may not be listed. Otherwise each read would cost a listing.
+	// unversioned is the pause between listings for a bucket without older versions, or an object whose version is
+	// gone; forbidden that if versions may not be listed. Otherwise each read would cost a listing.
 	unversioned = time.Minute
 	forbidden   = 10 * time.Minute
 	// askTimeout bounds a listing of one key's versions. It is shorter than the timeout of a request, after which that
@@ -160,7 +160,8 @@ func (s *Store) findVersion(ctx context.Context, o objstore.Object) (id string, 
 	for info := range s.core.ListObjectsIter(ctx, s.bucket, opts) {
 		if info.Err != nil {
 			err = s.fail(ctx, g, "list", s.url(o.Key), info.Err)
-			if errors.Is(info.Err, io.EOF) || errors.Is(info.Err, errNotXML) || errors.Is(info.Err, errOtherXML) || strings.HasPrefix(info.Err.Error(), "unrecognized option") {
+			if errors.Is(info.Err, io.EOF) || errors.Is(info.Err, errNotXML) || errors.Is(info.Err, errOtherXML) ||
+				strings.HasPrefix(info.Err.Error(), "unrecognized option") {
 				err = &objstore.Error{Op: "list", Key: s.url(o.Key), Kind: objstore.KindInvalid, Err: errNoVersions}
 			}
 			break
@@ -172,7 +173,9 @@ func (s *Store) findVersion(ctx context.Context, o objstore.Object) (id string, 
 		if !info.IsDeleteMarker && etagOf(info) == o.ETag && info.Size == o.Size && info.VersionID != "" {
 			s.versions.remember(o, pinnedVersion{id: info.VersionID})
 			if s.versions.speak() {
-				s.versions.log.Warn("objects were overwritten or deleted in the store; reads go on from the versions that were listed", "key", o.Key,
+				s.versions.log.Warn(
+					"objects were overwritten or deleted in the store; reads go on from the versions that were listed",
+					"key", o.Key,
 					"remedy", "take the new versions with `shoal refresh`, or restore the old ones")
 			}
 			return info.VersionID, nil
@@ -180,15 +183,19 @@ func (s *Store) findVersion(ctx context.Context, o objstore.Object) (id string, 
 	}
 	rest := forbidden
 	if ctx.Err() != nil { // minio-go ends in silence
-		rest, err = unversioned, &objstore.Error{Op: "list", Key: s.url(o.Key), Kind: objstore.KindOther, Err: fmt.Errorf("its versions were not listed in %v", askTimeout)}
+		rest, err = unversioned,
+			&objstore.Error{Op: "list", Key: s.url(o.Key), Kind: objstore.KindOther,
+				Err: fmt.Errorf("its versions were not listed in %v", askTimeout)}
 	}
 	switch {
 	case err != nil && objstore.KindOf(err) == objstore.KindTransient:
 	case err != nil:
 		s.versions.rest(rest)
 		if s.versions.speak() {
-			s.versions.log.Info("the versions of changed objects cannot be listed; reads of these objects fail", "cause", err,
-				"remedy", "to go on reading the listed versions, enable versioning of the bucket and allow s3:ListBucketVersions and s3:GetObjectVersion")
+			s.versions.log.Info("the versions of changed objects cannot be listed; reads of these objects fail",
+				"cause", err,
+				"remedy", "to go on reading the listed versions, enable versioning of the bucket and allow "+
+					"s3:ListBucketVersions and s3:GetObjectVersion")
 		}
 	case versioned:
 		s.versions.remember(o, pinnedVersion{gone: time.Now().Add(unversioned)})

@@ -47,7 +47,8 @@ func TestPinnedVersions(t *testing.T) {
 			var objects []objstore.Object
 			for i := range 20 {
 				key := fmt.Sprintf("dir/o %02d", i)
-				objects = append(objects, objstore.Object{Key: key, Size: 100, ETag: srv.Put(key, bytes.Repeat([]byte{byte(i + 1)}, 100))})
+				objects = append(objects,
+					objstore.Object{Key: key, Size: 100, ETag: srv.Put(key, bytes.Repeat([]byte{byte(i + 1)}, 100))})
 				srv.Put(key+"x", []byte("another key that begins with it"))
 			}
 			readAll := func() {
@@ -83,7 +84,8 @@ func TestPinnedVersions(t *testing.T) {
 			if n := listings.Load(); n != 20 {
 				t.Errorf("%d listings for 20 keys", n)
 			}
-			if n := strings.Count(log.String(), "\n"); n == 0 || n > 3 || !strings.Contains(log.String(), "shoal refresh") {
+			if n := strings.Count(log.String(), "\n"); n == 0 || n > 3 ||
+				!strings.Contains(log.String(), "shoal refresh") {
 				t.Errorf("%d lines: %s", n, log.String())
 			}
 			// What the listing of now says is read as it is now.
@@ -100,7 +102,8 @@ func TestPinnedVersions(t *testing.T) {
 				if n := listings.Load() - before; n > 1 {
 					t.Errorf("%d listings for reads of what is gone", n)
 				}
-				if err := r.ReadAt(t.Context(), o, make([]byte, 25), 0); objstore.KindOf(err) != objstore.KindChanged && objstore.KindOf(err) != objstore.KindNotFound {
+				if err := r.ReadAt(t.Context(), o, make([]byte, 25), 0); objstore.KindOf(err) != objstore.KindChanged &&
+					objstore.KindOf(err) != objstore.KindNotFound {
 					t.Errorf("purged %s: %v", o.Key, err)
 				}
 			}
@@ -123,8 +126,11 @@ func TestVersionsThatCannotBeHad(t *testing.T) {
 		{name: "not versioned", most: 1},
 		{name: "listing denied", versioned: true, list: "AccessDenied", most: 1, log: "s3:ListBucketVersions"},
 		{name: "not implemented", versioned: true, list: "NotImplemented", most: 1, log: "cannot be listed"},
-		{name: "answered as a listing of objects", versioned: true, list: "<ListBucketResult><IsTruncated>true</IsTruncated><Contents><Key>k0</Key></Contents></ListBucketResult>", most: 1, log: "does not list versions"},
-		{name: "answered with a page", versioned: true, list: "<!doctype html><html><head><title>It works!</title></head></html>", most: 1, log: "does not list versions"},
+		{name: "answered as a listing of objects", versioned: true,
+			list: "<ListBucketResult><IsTruncated>true</IsTruncated><Contents><Key>k0</Key></Contents></ListBucketResult>", most: 1, log: "does not list versions"},
+		{name: "answered with a page", versioned: true,
+			list: "<!doctype html><html><head><title>It works!</title></head></html>", most: 1,
+			log: "does not list versions"},
 		{name: "answered with nothing", versioned: true, list: " ", most: 1, log: "does not list versions"},
 		{name: "versionId ignored", versioned: true, get: "ignored", most: 10},
 		{name: "reading denied", versioned: true, get: "AccessDenied", most: 1, inRemedy: "s3:GetObjectVersion"},

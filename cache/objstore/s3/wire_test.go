@@ -30,13 +30,15 @@ import (
 // TestSignAnewAsMinio: signed again at the same time, a request of minio-go has the same signature. In particular
 // headers that proxies change are left out.
 func TestSignAnewAsMinio(t *testing.T) {
-	target := "http://store.example.com:9000" + string(AppendPath(nil, "/bucket/a b+c//ü~(1)")) + "?partNumber=1&uploadId=x%2By%20z"
+	target := "http://store.example.com:9000" + string(AppendPath(nil, "/bucket/a b+c//ü~(1)")) +
+		"?partNumber=1&uploadId=x%2By%20z"
 	req, err := http.NewRequest(http.MethodGet, target, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for name, value := range map[string]string{
-		"Accept-Encoding": "identity", "User-Agent": "boto3", "Range": "bytes=1-2", "X-Amz-Meta-A": "b  c", "X-Amz-Content-Sha256": emptySHA256, "If-Match": `"e"`,
+		"Accept-Encoding": "identity", "User-Agent": "boto3", "Range": "bytes=1-2", "X-Amz-Meta-A": "b  c",
+		"X-Amz-Content-Sha256": emptySHA256, "If-Match": `"e"`,
 	} {
 		req.Header.Set(name, value)
 	}
@@ -71,7 +73,8 @@ func TestSignerAsMinio(t *testing.T) {
 		g.path = AppendPath([]byte("/bucket/"), key)
 		g.etag = rapid.StringMatching(`[!-~]{0,40}`).Draw(rt, "etag")
 		if rapid.Bool().Draw(rt, "ranged") {
-			g.rangeOf = rangeHeader(rapid.Int64Range(0, 1<<40).Draw(rt, "off"), rapid.Int64Range(1, 1<<30).Draw(rt, "n"))
+			g.rangeOf = rangeHeader(rapid.Int64Range(0, 1<<40).Draw(rt, "off"),
+				rapid.Int64Range(1, 1<<30).Draw(rt, "n"))
 		}
 		v := credentials.Value{
 			AccessKeyID:     rapid.StringMatching(`[A-Za-z0-9-]{1,20}`).Draw(rt, "id"),
@@ -128,7 +131,8 @@ func TestSignerAsMinio(t *testing.T) {
 func FuzzParseHead(f *testing.F) {
 	for _, s := range []string{
 		"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nETag: \"e\"\r\n\r\nhello",
-		"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 2-6/10\r\ncontent-length:5\r\nLast-Modified: Mon, 02 Jan 2006 15:04:05 GMT\r\n\r\n",
+		"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 2-6/10\r\ncontent-length:5\r\nLast-Modified: Mon, 02 " +
+			"Jan 2006 15:04:05 GMT\r\n\r\n",
 		"HTTP/1.0 200 OK\nContent-Length: 0\nConnection: Keep-Alive\n\n",
 		"HTTP/1.1 404 Not Found\r\nTransfer-Encoding: chunked\r\nConnection: x, close\r\n\r\n0\r\n\r\n",
 		"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n\r\n",
@@ -251,12 +255,16 @@ func TestWireAnswers(t *testing.T) {
 		{"plain", hello, 200, "hello", false, true},
 		{"empty", "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", 200, "", false, true},
 		{"no content", "HTTP/1.1 204 No Content\r\n\r\n", 204, "", false, true},
-		{"interim answers", "HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n" + hello, 200, "hello", false, true},
-		{"the server closes", strings.Replace(hello, "OK\r\n", "OK\r\nConnection: close\r\n", 1), 200, "hello", false, false},
+		{"interim answers", "HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n" + hello, 200,
+			"hello", false, true},
+		{"the server closes", strings.Replace(hello, "OK\r\n", "OK\r\nConnection: close\r\n", 1), 200, "hello",
+			false, false},
 		{"HTTP/1.0", strings.Replace(hello, "1.1", "1.0", 1), 200, "hello", false, false},
 		{"more than was promised", hello + "and more", 200, "hello", false, false},
-		{"a long head", strings.Replace(hello, "OK\r\n", "OK\r\nX: "+strings.Repeat("x", 40<<10)+"\r\n", 1), 200, "hello", false, true},
-		{"too long a head", strings.Replace(hello, "OK\r\n", "OK\r\nX: "+strings.Repeat("x", 70<<10)+"\r\n", 1), 0, "", true, false},
+		{"a long head", strings.Replace(hello, "OK\r\n", "OK\r\nX: "+strings.Repeat("x", 40<<10)+"\r\n", 1), 200,
+			"hello", false, true},
+		{"too long a head", strings.Replace(hello, "OK\r\n", "OK\r\nX: "+strings.Repeat("x", 70<<10)+"\r\n", 1), 0, "",
+			true, false},
 		{"two lengths", strings.Replace(hello, "OK\r\n", "OK\r\nContent-Length: 6\r\n", 1), 0, "", true, false},
 		{"another protocol", "HTTP/1.1 101 Switching Protocols\r\n\r\n", 0, "", true, false},
 		{"not HTTP", "SSH-2.0-OpenSSH\r\n\r\n", 0, "", true, false},

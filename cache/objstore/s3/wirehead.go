@@ -96,7 +96,8 @@ func (h *answerHead) set(name, value []byte) error {
 	case is("Connection"):
 		for token := range bytes.SplitSeq(value, []byte{','}) {
 			token = bytes.Trim(token, " \t")
-			h.close = h.close && !bytes.EqualFold(token, []byte("keep-alive")) || bytes.EqualFold(token, []byte("close"))
+			h.close = h.close && !bytes.EqualFold(token, []byte("keep-alive")) ||
+				bytes.EqualFold(token, []byte("close"))
 		}
 	case is("Content-Length"):
 		n, err := strconv.ParseUint(string(value), 10, 63)

@@ -38,7 +38,8 @@ func Create(ctx context.Context, text string, o Options) (objstore.Store, objsto
 	}
 	if dst.Shards != "" {
 		return nil, objstore.Source{}, &objstore.Error{
-			Op: "open", Key: dst.String(), Kind: objstore.KindInvalid, Err: errors.New("a destination is a prefix or a folder, not the name of a shard"),
+			Op: "open", Key: dst.String(), Kind: objstore.KindInvalid,
+			Err:    errors.New("a destination is a prefix or a folder, not the name of a shard"),
 			Remedy: "leave out " + dst.Shards + ", or end it with / if it is a folder",
 		}
 	}

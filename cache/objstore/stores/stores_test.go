@@ -82,7 +82,8 @@ func TestCreate(t *testing.T) {
 		"s3://bucket/x/y.tar":  "leave out y.tar",
 		"ftp://host/somewhere": "does not read ftp://",
 	} {
-		if _, _, err := Create(t.Context(), text, Options{}); objstore.KindOf(err) != objstore.KindInvalid || !strings.Contains(err.Error(), want) {
+		if _, _, err := Create(t.Context(), text, Options{}); objstore.KindOf(err) != objstore.KindInvalid ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%q: error %v, want %q", text, err, want)
 		}
 	}

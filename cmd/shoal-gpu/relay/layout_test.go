@@ -26,7 +26,8 @@ func TestHostCopiesAreSmall(t *testing.T) {
 	l.host(host, slot)
 	for _, p := range l.planes[1:] {
 		got := host[int(p.GetOffset())-l.small:][:p.GetLength()]
-		if want := bytes.Repeat([]byte{7}, len(got)); p.GetName() == "view1" && bytes.ContainsRune(got, 7) || p.GetName() != "view1" && !bytes.Equal(got, want) {
+		if want := bytes.Repeat([]byte{7}, len(got)); p.GetName() == "view1" && bytes.ContainsRune(got, 7) ||
+			p.GetName() != "view1" && !bytes.Equal(got, want) {
 			t.Errorf("%s: %v", p.GetName(), got)
 		}
 	}

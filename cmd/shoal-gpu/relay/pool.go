@@ -48,8 +48,10 @@ const maxBuffers = 64
 
 func newPool(d Device, ring Ring, count, hostBytes int, lost func()) (*pool, error) {
 	page := os.Getpagesize()
-	p := &pool{key: rand.Text(), device: d.Name(), uuid: d.UUID(), ring: ring, count: count, bufferBytes: ring.BufferBytes(),
-		hostBytes: (max(hostBytes, 1) + page - 1) / page * page, lost: lost, out: make([]bool, count), wake: make(chan struct{}, 1), claimed: make(chan struct{})}
+	p := &pool{key: rand.Text(), device: d.Name(), uuid: d.UUID(), ring: ring, count: count,
+		bufferBytes: ring.BufferBytes(),
+		hostBytes:   (max(hostBytes, 1) + page - 1) / page * page, lost: lost, out: make([]bool, count),
+		wake: make(chan struct{}, 1), claimed: make(chan struct{})}
 	var err error
 	if p.host, p.hostMem, err = handover.Memfd("shoal-gpu-host", int64(count*p.hostBytes)); err != nil {
 		return nil, err
@@ -178,7 +180,8 @@ func (s *Server) claim(c io.Reader) (*pool, error) {
 	defer s.mu.Unlock()
 	p := s.pools[q.Key]
 	if p == nil {
-		return nil, errors.New("no open session has this key, or it was used before: use the key in Opened.pool of a stream that is open")
+		return nil, errors.New(
+			"no open session has this key, or it was used before: use the key in Opened.pool of a stream that is open")
 	}
 	delete(s.pools, q.Key)
 	return p, nil
@@ -200,7 +203,8 @@ func (p *pool) handOver(c *net.UnixConn) error {
 	if err != nil {
 		return err
 	}
-	r := poolReply{V: handover.Version, Slots: p.count, SlotBytes: p.bufferBytes, Device: p.device, UUID: p.uuid, HostBytes: p.hostBytes}
+	r := poolReply{V: handover.Version, Slots: p.count, SlotBytes: p.bufferBytes, Device: p.device, UUID: p.uuid,
+		HostBytes: p.hostBytes}
 	for i := range ready {
 		r.Events = append(r.Events, event{hex.EncodeToString(ready[i]), hex.EncodeToString(free[i])})
 	}

@@ -1,5 +1,5 @@
-// Package relay is the feed that shoal-gpu serves: for each session of a trainer it opens one at `shoal serve`, finishes
-// the batches on a device, and passes everything else on.
+// Package relay is the feed that shoal-gpu serves: for each session of a trainer it opens one at `shoal serve`,
+// finishes the batches on a device, and passes everything else on.
 //
 //	shoal serve ──slots──► receive ──Ring.Start──► device ──Ring.Wait──► send ──► trainer
 //	     ▲                                                                          │
@@ -34,8 +34,8 @@ import (
 	"github.com/shoalfs/shoal/loader/feedpb"
 )
 
-// Ring processes one stream of batches, from slots to buffers of a device, which another process can import. It is for one
-// goroutine, except Wait, which another one may call.
+// Ring processes one stream of batches, from slots to buffers of a device, which another process can import. It is for
+// one goroutine, except Wait, which another one may call.
 type Ring interface {
 	// Start queues the work that makes the slot's batch in the buffer. From then on until Wait has returned for the
 	// buffer, nobody may write to the slot or read the buffer.
@@ -126,8 +126,10 @@ func New(o Options) (*Server, error) {
 		return nil, fmt.Errorf("feed address %q: %w", o.Feed, err)
 	}
 	s := &Server{o: o, conn: conn, feed: feedpb.NewFeedClient(conn), pools: map[string]*pool{}}
-	s.grpc = grpc.NewServer(grpc.WaitForHandlers(true), grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 20 * time.Second}),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}))
+	s.grpc = grpc.NewServer(grpc.WaitForHandlers(true),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 20 * time.Second}),
+		grpc.KeepaliveEnforcementPolicy(
+			keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}))
 	feedpb.RegisterFeedServer(s.grpc, service{s: s})
 	return s, nil
 }
@@ -150,8 +152,10 @@ func (s *Server) Close() error {
 
 // Stats returns the counters.
 func (s *Server) Stats() Stats {
-	return Stats{Device: s.o.Device.Name(), UUID: s.o.Device.UUID(), Sessions: s.sessions.Load(), Passed: s.passed.Load(), Buffers: s.buffers.Load(),
-		Bytes: s.bytes.Load(), Held: s.held.Load(), Batches: s.batches.Load(), Fallen: s.fallen.Load(), Waited: s.waited.Load(), Finished: s.finished.Load()}
+	return Stats{Device: s.o.Device.Name(), UUID: s.o.Device.UUID(), Sessions: s.sessions.Load(),
+		Passed: s.passed.Load(), Buffers: s.buffers.Load(),
+		Bytes: s.bytes.Load(), Held: s.held.Load(), Batches: s.batches.Load(), Fallen: s.fallen.Load(),
+		Waited: s.waited.Load(), Finished: s.finished.Load()}
 }
 
 type service struct {
@@ -196,7 +200,8 @@ func (v service) Stream(down feedpb.Feed_StreamServer) error {
 		return v.s.pass(down, m)
 	}
 	if o.GetDevice() != v.s.o.Device.Name() {
-		log.Warn("the trainer requests another device: batches go to host memory", "wants", o.GetDevice(), "device", v.s.o.Device.Name())
+		log.Warn("the trainer requests another device: batches go to host memory", "wants", o.GetDevice(),
+			"device", v.s.o.Device.Name())
 		v.s.fallen.Add(1)
 		return v.s.pass(down, m)
 	}

@@ -198,7 +198,9 @@ func startOn(t *testing.T, samples int, feedAt string) *house {
 		}})
 	h.feedAt, h.gpuAt = feedAt, "unix://"+filepath.Join(t.TempDir(), "gpu")
 	var err error
-	if h.relay, err = relay.New(relay.Options{Feed: h.feedAt, Device: h.device, Log: slog.New(slog.NewTextHandler(t.Output(), nil))}); err != nil {
+	if h.relay, err = relay.New(
+		relay.Options{Feed: h.feedAt, Device: h.device,
+			Log: slog.New(slog.NewTextHandler(t.Output(), nil))}); err != nil {
 		t.Fatal(err)
 	}
 	var wg sync.WaitGroup
@@ -212,7 +214,8 @@ func startOn(t *testing.T, samples int, feedAt string) *house {
 				t.Error(err)
 			}
 		})
-		conn, err := grpc.NewClient(strings.Replace(addr, "tcp://", "dns:///", 1), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy())
+		conn, err := grpc.NewClient(strings.Replace(addr, "tcp://", "dns:///", 1),
+			grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -239,7 +242,8 @@ func (h *house) settle(t *testing.T) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		s := h.relay.Stats()
-		if s.Sessions == 0 && s.Passed == 0 && s.Buffers == 0 && s.Bytes == 0 && s.Held == 0 && h.device.open.Load() == 0 {
+		if s.Sessions == 0 && s.Passed == 0 && s.Buffers == 0 && s.Bytes == 0 && s.Held == 0 &&
+			h.device.open.Load() == 0 {
 			return
 		}
 		if time.Now().After(deadline) {
@@ -275,7 +279,8 @@ func dial(t *testing.T, feed feedpb.FeedClient, o *feedpb.Open) (*trainer, error
 	if tr.stream, err = feed.Stream(ctx); err != nil {
 		return nil, err
 	}
-	if err := tr.stream.Send(&feedpb.ClientMessage{Kind: &feedpb.ClientMessage_Open{Open: o}}); err != nil && !errors.Is(err, io.EOF) {
+	if err := tr.stream.Send(&feedpb.ClientMessage{Kind: &feedpb.ClientMessage_Open{Open: o}}); err != nil &&
+		!errors.Is(err, io.EOF) {
 		return nil, err
 	}
 	m, err := tr.stream.Recv()
@@ -295,7 +300,8 @@ func (tr *trainer) take(addr, key string) error {
 	tr.conn = conn
 	tr.t.Cleanup(func() { _ = conn.Close() })
 	text := fmt.Sprintf(`{"v":1,"key":%q}`, key)
-	if _, err := conn.Write(append(binary.LittleEndian.AppendUint32([]byte("SHOALFD1"), uint32(len(text))), text...)); err != nil {
+	if _, err := conn.Write(
+		append(binary.LittleEndian.AppendUint32([]byte("SHOALFD1"), uint32(len(text))), text...)); err != nil {
 		return err
 	}
 	head, oob := make([]byte, 4), make([]byte, 4096)
@@ -409,10 +415,12 @@ func (tr *trainer) next() (event, error) {
 	return e, nil
 }
 
-const spec = "RandomResizedCrop(24)|RandomHorizontalFlip()|fp16|nchw|Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))"
+const spec = "RandomResizedCrop(24)|RandomHorizontalFlip()|fp16|nchw|Normalize((0.485, 0.456, 0.406), (0.229, 0.224, " +
+	"0.225))"
 
 func request(name string, more func(*feedpb.Open)) *feedpb.Open {
-	o := &feedpb.Open{Session: name, Batch: 5, Transform: spec, Seed: 9, Epochs: 2, Tail: "pad", Bad: "skip:50%", Credits: 2}
+	o := &feedpb.Open{Session: name, Batch: 5, Transform: spec, Seed: 9, Epochs: 2, Tail: "pad", Bad: "skip:50%",
+		Credits: 2}
 	if more != nil {
 		more(o)
 	}
@@ -480,7 +488,8 @@ func TestStreamIsTheServers(t *testing.T) {
 				t.Fatalf("%d buffers, %+v", len(got.buffers), got.reply)
 			}
 			a, b := want.opened, got.opened
-			if a.GetState() != b.GetState() || a.GetTransform() != b.GetTransform() || a.GetTransformHash() != b.GetTransformHash() ||
+			if a.GetState() != b.GetState() || a.GetTransform() != b.GetTransform() ||
+				a.GetTransformHash() != b.GetTransformHash() ||
 				a.GetLayout() != b.GetLayout() || fmt.Sprint(a.GetPlanes()) != fmt.Sprint(b.GetPlanes()) {
 				t.Errorf("opened:\n%v\nthe server's:\n%v", b, a)
 			}
@@ -490,14 +499,17 @@ func TestStreamIsTheServers(t *testing.T) {
 			}
 			for i, e := range expect {
 				g := have[i]
-				if e.end.GetState() != g.end.GetState() || e.end.GetBatches() != g.end.GetBatches() || (e.end == nil) != (g.end == nil) {
+				if e.end.GetState() != g.end.GetState() || e.end.GetBatches() != g.end.GetBatches() ||
+					(e.end == nil) != (g.end == nil) {
 					t.Fatalf("%d: end of epoch %v, the server's %v", i, g.end, e.end)
 				}
 				if e.end != nil {
 					continue
 				}
-				if e.header.GetState() != g.header.GetState() || e.header.GetIndex() != g.header.GetIndex() || e.header.GetValid() != g.header.GetValid() ||
-					fmt.Sprint(e.header.GetBad()) != fmt.Sprint(g.header.GetBad()) || fmt.Sprint(e.header.GetPlanes()) != fmt.Sprint(g.header.GetPlanes()) || g.header.GetSlot() == 0 {
+				if e.header.GetState() != g.header.GetState() || e.header.GetIndex() != g.header.GetIndex() ||
+					e.header.GetValid() != g.header.GetValid() ||
+					fmt.Sprint(e.header.GetBad()) != fmt.Sprint(g.header.GetBad()) ||
+					fmt.Sprint(e.header.GetPlanes()) != fmt.Sprint(g.header.GetPlanes()) || g.header.GetSlot() == 0 {
 					t.Fatalf("%d: header\n%v\nthe server's\n%v", i, g.header, e.header)
 				}
 				for name, plane := range e.planes {
@@ -614,7 +626,9 @@ func TestHandoverRefused(t *testing.T) {
 // A trainer that holds every buffer gets no more, whatever its credits, and goes on when it releases one.
 func TestBuffersAreNotRecycled(t *testing.T) {
 	h := start(t, 70)
-	tr, err := dial(t, h.gpu, request("a", func(o *feedpb.Open) { o.Device, o.Slots, o.Epochs, o.Credits = "cuda:0", 2, 0, 8 }))
+	tr, err := dial(t, h.gpu, request("a", func(o *feedpb.Open) {
+		o.Device, o.Slots, o.Epochs, o.Credits = "cuda:0", 2, 0, 8
+	}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -640,7 +654,8 @@ func TestBuffersAreNotRecycled(t *testing.T) {
 	if err != nil || third.header.GetSlot() != second.header.GetSlot() {
 		t.Fatalf("slot %d after the release of %d: %v", third.header.GetSlot(), second.header.GetSlot(), err)
 	}
-	if now := tr.buffers[first.header.GetSlot()-1][:first.header.GetTotalBytes()]; !bytes.Equal(now[:len(first.planes["data"])], first.planes["data"]) {
+	if now := tr.buffers[first.header.GetSlot()-1][:first.header.GetTotalBytes()]; !bytes.Equal(
+		now[:len(first.planes["data"])], first.planes["data"]) {
 		t.Error("a buffer that was not released has changed")
 	}
 	tr.release(first.header.GetSlot(), first.header.GetSlot())
@@ -657,7 +672,9 @@ func TestBuffersAreNotRecycled(t *testing.T) {
 // holds nothing up.
 func TestWorkOnAReleasedBuffer(t *testing.T) {
 	h := start(t, 70)
-	tr, err := dial(t, h.gpu, request("a", func(o *feedpb.Open) { o.Device, o.Slots, o.Epochs, o.Credits = "cuda:0", 2, 0, 8 }))
+	tr, err := dial(t, h.gpu, request("a", func(o *feedpb.Open) {
+		o.Device, o.Slots, o.Epochs, o.Credits = "cuda:0", 2, 0, 8
+	}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -671,7 +688,8 @@ func TestWorkOnAReleasedBuffer(t *testing.T) {
 	}
 	h.device.busy.Store(true)
 	tr.release(1, 2)
-	for deadline := time.Now().Add(patience); h.device.asked.Load() < 4; time.Sleep(time.Millisecond) { // about both, twice
+	// about both, twice
+	for deadline := time.Now().Add(patience); h.device.asked.Load() < 4; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the relay does not ask for the buffers again")
 		}
@@ -716,7 +734,8 @@ func TestFallsBack(t *testing.T) {
 			t.Fatalf("%s: %d, want %d", name, len(have), len(expect))
 		}
 		for i, e := range expect {
-			if e.header.GetState() != have[i].header.GetState() || !bytes.Equal(e.planes["data"], have[i].planes["data"]) {
+			if e.header.GetState() != have[i].header.GetState() ||
+				!bytes.Equal(e.planes["data"], have[i].planes["data"]) {
 				t.Fatalf("%s: batch %d differs from the server's", name, i)
 			}
 		}
@@ -725,7 +744,9 @@ func TestFallsBack(t *testing.T) {
 		t.Errorf("%d sessions fell back, want 2", s.Fallen)
 	}
 	h.device.refuse.Store(false)
-	raw, err := dial(t, h.gpu, request("raw", func(o *feedpb.Open) { o.Device, o.Slots, o.Transform, o.Epochs = "cuda:0", 4, "raw", 1 }))
+	raw, err := dial(t, h.gpu, request("raw", func(o *feedpb.Open) {
+		o.Device, o.Slots, o.Transform, o.Epochs = "cuda:0", 4, "raw", 1
+	}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -741,7 +762,8 @@ func TestErrors(t *testing.T) {
 	onDevice := func(more func(*feedpb.Open)) *feedpb.Open {
 		return request("", func(o *feedpb.Open) { o.Device, o.Slots = "cuda:0", 4; more(o) })
 	}
-	if _, err := dial(t, h.gpu, onDevice(func(o *feedpb.Open) { o.Transform = "Rezise(3)" })); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "Rezise") {
+	if _, err := dial(t, h.gpu, onDevice(func(o *feedpb.Open) { o.Transform = "Rezise(3)" })); status.Code(err) !=
+		codes.InvalidArgument || !strings.Contains(err.Error(), "Rezise") {
 		t.Errorf("a wrong transform: %v", err)
 	}
 	run := func(o *feedpb.Open) (n int, err error) {
@@ -762,11 +784,13 @@ func TestErrors(t *testing.T) {
 		}
 	}
 	// Sample 6 is the first bad one.
-	if n, err := run(onDevice(func(o *feedpb.Open) { o.Bad, o.Order = "error", "sequential" })); n != 1 || status.Code(err) != codes.DataLoss {
+	if n, err := run(onDevice(func(o *feedpb.Open) { o.Bad, o.Order = "error", "sequential" })); n != 1 ||
+		status.Code(err) != codes.DataLoss {
 		t.Errorf("%d batches before %v, want 1 and data loss", n, err)
 	}
 	h.device.failAt.Store(h.device.starts.Load() + 3)
-	if n, err := run(onDevice(func(*feedpb.Open) {})); n != 2 || status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "the device has failed") {
+	if n, err := run(onDevice(func(*feedpb.Open) {})); n != 2 || status.Code(err) != codes.Unavailable ||
+		!strings.Contains(err.Error(), "the device has failed") {
 		t.Errorf("%d batches before %v, want 2 and the device's error", n, err)
 	}
 	h.settle(t)

@@ -72,7 +72,8 @@ func (s *Server) open(ctx context.Context, o *feedpb.Open, log *slog.Logger) (_ 
 	if ses.up, err = s.feed.Stream(ses.ctx); err != nil {
 		return nil, err
 	}
-	if err := ses.send(&feedpb.ClientMessage{Kind: &feedpb.ClientMessage_Open{Open: o}}); err != nil && !errors.Is(err, io.EOF) {
+	if err := ses.send(&feedpb.ClientMessage{Kind: &feedpb.ClientMessage_Open{Open: o}}); err != nil &&
+		!errors.Is(err, io.EOF) {
 		return nil, err
 	}
 	first, err := ses.up.Recv()
@@ -86,7 +87,9 @@ func (s *Server) open(ctx context.Context, o *feedpb.Open, log *slog.Logger) (_ 
 	if err := ses.prepare(buffers, int(o.GetSlots())); err != nil {
 		return nil, &unserved{err}
 	}
-	if err := ses.send(&feedpb.ClientMessage{Kind: &feedpb.ClientMessage_Credit{Credit: &feedpb.Credit{N: credits}}}); err != nil && !errors.Is(err, io.EOF) {
+	if err := ses.send(&feedpb.ClientMessage{
+		Kind: &feedpb.ClientMessage_Credit{Credit: &feedpb.Credit{N: credits}}}); err != nil &&
+		!errors.Is(err, io.EOF) {
 		return nil, err
 	}
 	return ses, nil
@@ -114,7 +117,9 @@ func (ses *session) prepare(buffers, own int) error {
 	if ses.ring, err = dev.Open(ses.slots.mem, ses.slots.bytes, buffers, ses.full.total); err != nil {
 		return err
 	}
-	if ses.pool, err = newPool(dev, ses.ring, buffers, ses.full.total-ses.full.small, func() { ses.cancel(errLost) }); err != nil {
+	if ses.pool, err = newPool(dev, ses.ring, buffers, ses.full.total-ses.full.small, func() {
+		ses.cancel(errLost)
+	}); err != nil {
 		return err
 	}
 	s := ses.srv
@@ -129,7 +134,8 @@ func (ses *session) prepare(buffers, own int) error {
 	if ses.finish != nil {
 		o.Layout = ses.finish.Layout
 	}
-	ses.log.Info("session on the device", "device", dev.Name(), "buffers", buffers, "buffer_bytes", ses.ring.BufferBytes(),
+	ses.log.Info("session on the device", "device", dev.Name(), "buffers", buffers,
+		"buffer_bytes", ses.ring.BufferBytes(),
 		"transform", o.GetTransform(), "kernel", ses.finish != nil, "shared_memory", ses.slots.shared())
 	return nil
 }
@@ -255,7 +261,8 @@ func (ses *session) start(h *feedpb.BatchHeader) (item, error) {
 	if err != nil {
 		return item{}, err
 	}
-	it := item{message: &feedpb.ServerMessage{Kind: &feedpb.ServerMessage_Batch{Batch: h}}, layout: l, buffer: buffer, slot: slot, started: time.Now()}
+	it := item{message: &feedpb.ServerMessage{Kind: &feedpb.ServerMessage_Batch{Batch: h}}, layout: l, buffer: buffer,
+		slot: slot, started: time.Now()}
 	if err := ses.ring.Start(slot, buffer, l.job); err != nil {
 		return item{}, deviceFailed(err)
 	}
@@ -264,7 +271,9 @@ func (ses *session) start(h *feedpb.BatchHeader) (item, error) {
 
 // deviceFailed is the error that a trainer gets when the device fails in the middle of its stream.
 func deviceFailed(err error) error {
-	return status.Errorf(codes.Unavailable, "shoal-gpu: %v: open again with the last state, or at `shoal serve`'s own socket to go on without the device", err)
+	return status.Errorf(codes.Unavailable,
+		"shoal-gpu: %v: open again with the last state, or at `shoal serve`'s own socket to go on without the device",
+		err)
 }
 
 // arrive returns the slot of a batch, once all of the batch is there.
@@ -287,7 +296,8 @@ func (ses *session) arrive(h *feedpb.BatchHeader) (int, error) {
 	}
 	mem := s.slot(slot)
 	if h.GetTotalBytes() > uint64(len(mem)) {
-		return 0, status.Errorf(codes.Internal, "a batch of %d bytes where %d were announced", h.GetTotalBytes(), len(mem))
+		return 0, status.Errorf(codes.Internal, "a batch of %d bytes where %d were announced",
+			h.GetTotalBytes(), len(mem))
 	}
 	for rest := mem[:h.GetTotalBytes()]; len(rest) > 0; {
 		m, err := ses.up.Recv()
@@ -296,7 +306,8 @@ func (ses *session) arrive(h *feedpb.BatchHeader) (int, error) {
 		}
 		data := m.GetChunk().GetData()
 		if m.GetChunk() == nil || len(data) > len(rest) {
-			return 0, status.Errorf(codes.Internal, "the server sent %T of %d bytes in the middle of a batch", m.GetKind(), len(data))
+			return 0, status.Errorf(codes.Internal, "the server sent %T of %d bytes in the middle of a batch",
+				m.GetKind(), len(data))
 		}
 		rest = rest[copy(rest, data):]
 	}
@@ -344,7 +355,8 @@ func (ses *session) deliver(down feedpb.Feed_StreamServer, it item) error {
 	h := it.message.GetBatch()
 	it.layout.host(ses.pool.hostPart(it.buffer), ses.slots.slot(it.slot))
 	if ses.slots.shared() {
-		m := &feedpb.ClientMessage{Kind: &feedpb.ClientMessage_Release{Release: &feedpb.Release{Slots: []uint32{h.GetSlot()}}}}
+		m := &feedpb.ClientMessage{
+			Kind: &feedpb.ClientMessage_Release{Release: &feedpb.Release{Slots: []uint32{h.GetSlot()}}}}
 		if err := ses.send(m); err != nil && !errors.Is(err, io.EOF) {
 			return err
 		}

@@ -38,16 +38,19 @@ type slots struct {
 // openSlots maps the server's slots, or allocates some for batches of total bytes.
 func openSlots(ctx context.Context, feed string, p *feedpb.Pool, own, total int) (*slots, error) {
 	if p != nil {
-		mem, _, c, err := handover.AskSlots(ctx, feed, handover.Request{Key: p.GetKey()}, p.GetSlots(), p.GetSlotBytes())
+		mem, _, c, err := handover.AskSlots(ctx, feed, handover.Request{Key: p.GetKey()}, p.GetSlots(),
+			p.GetSlotBytes())
 		if err != nil {
 			return nil, fmt.Errorf("shared memory: %w", err)
 		}
-		return &slots{mem: mem, bytes: int(p.GetSlotBytes()), count: int(p.GetSlots()), header: handover.SlotHeader, conn: c}, nil
+		return &slots{mem: mem, bytes: int(p.GetSlotBytes()), count: int(p.GetSlots()), header: handover.SlotHeader,
+			conn: c}, nil
 	}
 	page := unix.Getpagesize()
 	s := &slots{bytes: (max(total, 1) + page - 1) / page * page, count: own, free: make(chan int, own)}
 	var err error
-	if s.mem, err = unix.Mmap(-1, 0, own*s.bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
+	if s.mem, err = unix.Mmap(-1, 0, own*s.bytes, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
 		return nil, fmt.Errorf("memory for %d batches of %d bytes: %w", own, total, err)
 	}
 	for i := range own {

@@ -32,7 +32,8 @@ func main() {
 		flag.Usage()
 		os.Exit(2)
 	}
-	open := &feedpb.Open{Session: "consumer", Order: "uniform", Batch: uint32(*batch), Seed: *seed, Epochs: 1, Tail: "uneven"}
+	open := &feedpb.Open{Session: "consumer", Order: "uniform", Batch: uint32(*batch), Seed: *seed, Epochs: 1,
+		Tail: "uneven"}
 	if err := consume(ctx, flag.Arg(0), open, *batches, *state); err != nil {
 		fmt.Fprintln(os.Stderr, "consumer:", err)
 		os.Exit(1)

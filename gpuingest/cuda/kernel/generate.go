@@ -18,15 +18,18 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	cmd := exec.Command("clang-14", "-x", "cuda", "--cuda-device-only", "--cuda-gpu-arch=sm_50", "-nocudainc", "-nocudalib",
-		"-Xclang", "-target-feature", "-Xclang", "+ptx60", "-std=c++17", "-O2", "-Wall", "-Werror", "-Wno-unknown-cuda-version",
+	cmd := exec.Command("clang-14", "-x", "cuda", "--cuda-device-only", "--cuda-gpu-arch=sm_50", "-nocudainc",
+		"-nocudalib",
+		"-Xclang", "-target-feature", "-Xclang", "+ptx60", "-std=c++17", "-O2", "-Wall", "-Werror",
+		"-Wno-unknown-cuda-version",
 		"-S", "finish.cu", "-o", "-")
 	cmd.Stderr = os.Stderr
 	ptx, err := cmd.Output()
 	if err != nil {
 		log.Fatalf("%v: %v", cmd, err)
 	}
-	head := fmt.Sprintf("// Made by `go generate ./gpuingest/cuda/kernel` of finish.cu, SHA-256 %x.\n", sha256.Sum256(source))
+	head := fmt.Sprintf("// Made by `go generate ./gpuingest/cuda/kernel` of finish.cu, SHA-256 %x.\n",
+		sha256.Sum256(source))
 	ptx = append([]byte(head), bytes.TrimSpace(ptx)...)
 	ptx = append(ptx, '\n')
 	if err := os.WriteFile("../../../python/shoal/finish.ptx", ptx, 0o644); err != nil {

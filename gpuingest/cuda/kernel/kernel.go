@@ -16,8 +16,8 @@ var PTX = python.FinishPTX
 
 // Name returns the entry point for elements of elem bytes (1, 2 or 4) in layout nchw or nhwc.
 //
-// Its parameters, in order: (dst, src, rows, table uint64; n, h, w, srcH, srcW uint32). A thread computes four pixels of
-// a line; any grid of one-dimensional blocks works.
+// Its parameters, in order: (dst, src, rows, table uint64; n, h, w, srcH, srcW uint32). A thread computes four pixels
+// of a line; any grid of one-dimensional blocks works.
 func Name(elem int, layout string) (string, error) {
 	if elem != 1 && elem != 2 && elem != 4 || layout != "nchw" && layout != "nhwc" {
 		return "", fmt.Errorf("kernel: no kernel for elements of %d bytes in %s", elem, layout)

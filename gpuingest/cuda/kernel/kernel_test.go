@@ -72,7 +72,8 @@ func TestPTXAssembles(t *testing.T) {
 		}
 	}
 	for _, arch := range []string{"sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90"} {
-		if out, err := exec.Command(ptxas, "-arch="+arch, "-o", t.TempDir()+"/finish.cubin", "../../../python/shoal/finish.ptx").CombinedOutput(); err != nil {
+		if out, err := exec.Command(ptxas, "-arch="+arch, "-o", t.TempDir()+"/finish.cubin",
+			"../../../python/shoal/finish.ptx").CombinedOutput(); err != nil {
 			t.Errorf("%s: %v\n%s", arch, err, out)
 		}
 	}

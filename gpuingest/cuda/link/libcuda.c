@@ -1,5 +1,6 @@
 // The stand-in for the CUDA driver that shoal-gpu is linked against: every driver call of cuda.h (the Makefile makes
-// calls.h of it), each a jump to the driver's function. The driver, libcuda.so.1, is loaded at the first call of cuInit.
+// calls.h of it), each a jump to the driver's function. The driver, libcuda.so.1, is loaded at the first call of
+// cuInit.
 //
 // If linked against the driver itself, a program does not start on a machine without one: the dynamic linker ends
 // it before its first line, and so does package gorgonia.org/cu in its init if there is a driver but no device.

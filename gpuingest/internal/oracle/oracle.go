@@ -61,7 +61,9 @@ func (r *Refused) Error() string { return r.Message }
 func Ask(op string, q Q, payload []byte) (Q, []byte, error) {
 	p := start()
 	if p.err != nil {
-		return nil, nil, fmt.Errorf("oracle: %s with Pillow and torch is needed (apt install python3-pil python3-torchvision): %w", Python, p.err)
+		return nil, nil, fmt.Errorf(
+			"oracle: %s with Pillow and torch is needed (apt install python3-pil python3-torchvision): %w",
+			Python, p.err)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -1,6 +1,7 @@
 """Answers questions about Pillow, torch and torchvision, one a line of JSON with an optional payload behind it.
 
-Question: {"op": ..., "n": payload bytes, ...}\n payload. Answer: {"n": ..., ...}\n payload; {"error": ...} if it raised.
+Question: {"op": ..., "n": payload bytes, ...}\n payload. Answer: {"n": ..., ...}\n payload; {"error": ...} if it
+raised.
 """
 import glob
 import io
@@ -66,7 +67,8 @@ def draft(q, b):
     d = q["denom"]
     im.draft("RGB", (im.width // d, im.height // d))
     im = im.convert("RGB")
-    return {"w": im.width, "h": im.height}, im.resize(q["size"], Image.BILINEAR, box=[v / d for v in q["box"]]).tobytes()
+    return {"w": im.width, "h": im.height}, im.resize(q["size"], Image.BILINEAR,
+                                                      box=[v / d for v in q["box"]]).tobytes()
 
 
 def torchvision(q, _):
@@ -81,8 +83,8 @@ def torchvision(q, _):
 
 
 def functional(q, _):
-    """Calls functions of torchvision.transforms.functional on a picture, one after the other, or the operation of an automatic
-    augmentation ("_apply_op")."""
+    """Calls functions of torchvision.transforms.functional on a picture, one after the other, or the operation of an
+    automatic augmentation ("_apply_op")."""
     from torchvision.transforms import InterpolationMode, autoaugment
     from torchvision.transforms import functional as F
 
@@ -139,7 +141,8 @@ def erase(q, b):
 
     dtype = {"uint8": torch.uint8, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[q["dtype"]]
     x = torch.frombuffer(bytearray(b), dtype=dtype).reshape(3, q["h"], q["w"])
-    y = F.erase(x, q["box"][1], q["box"][0], q["box"][3], q["box"][2], torch.tensor(q["value"])[:, None, None].to(dtype))
+    y = F.erase(x, q["box"][1], q["box"][0], q["box"][3], q["box"][2],
+                torch.tensor(q["value"])[:, None, None].to(dtype))
     return {}, y.view({4: torch.int32, 2: torch.int16, 1: torch.uint8}[y.element_size()]).numpy().tobytes()
 
 
@@ -190,7 +193,8 @@ def run(q, b):
     return scope["answer"], scope["out"]
 
 
-ops = {f.__name__: f for f in (photo, save, load, resample, draft, functional, magnitudes, draws, mix, erase, torchvision, tensor, boxes, versions, run)}
+ops = {f.__name__: f for f in (photo, save, load, resample, draft, functional, magnitudes, draws, mix, erase,
+                               torchvision, tensor, boxes, versions, run)}
 out = sys.stdout.buffer
 for line in sys.stdin.buffer:
     q = json.loads(line)

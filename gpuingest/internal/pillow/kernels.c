@@ -177,7 +177,8 @@ void sp_hue(uint8_t *p, size_t pixels, uint8_t shift) {
 	}
 }
 
-INLINE void sp_sharpen_body(uint8_t *restrict dst, const uint8_t *restrict src, int w, int h, float alpha, uint8_t *restrict row) {
+INLINE void sp_sharpen_body(uint8_t *restrict dst, const uint8_t *restrict src, int w, int h, float alpha,
+	uint8_t *restrict row) {
 	const float k1 = 1.0f / 13, k5 = 5.0f / 13; // ImageFilter.SMOOTH
 	size_t n = (size_t)w * 3;
 	for (int y = 0; y < h; y++) {
@@ -197,7 +198,8 @@ INLINE void sp_sharpen_body(uint8_t *restrict dst, const uint8_t *restrict src, 
 		for (size_t i = 0; i < n; i++) o[i] = (uint8_t)blend(row[i], p[i], alpha);
 	}
 }
-FAST(sp_sharpen, (uint8_t *dst, const uint8_t *src, int w, int h, float alpha, uint8_t *row), (dst, src, w, h, alpha, row))
+FAST(sp_sharpen, (uint8_t *dst, const uint8_t *src, int w, int h, float alpha, uint8_t *row),
+	(dst, src, w, h, alpha, row))
 
 // fits tells whether a corner of the result lies where 16.16 fixed point can say it.
 static int fits(const double *m, int x, int y) {
@@ -316,18 +318,21 @@ __attribute__((target("avx2"))) static inline __m256d pixel(const uint8_t *p, co
 	return _mm256_cvtepi32_pd(_mm_cvtepu8_epi32(_mm_cvtsi32_si128((int)v)));
 }
 
-__attribute__((target("avx2"))) static inline __m256d cubics(__m256d v1, __m256d v2, __m256d v3, __m256d v4, __m256d d) {
+__attribute__((target("avx2"))) static inline __m256d cubics(__m256d v1, __m256d v2, __m256d v3, __m256d v4,
+	__m256d d) {
 	__m256d diff = _mm256_sub_pd(v1, v2), p2 = _mm256_sub_pd(v3, v1);
 	__m256d p3 = _mm256_sub_pd(_mm256_add_pd(_mm256_add_pd(diff, diff), v3), v4);
 	__m256d p4 = _mm256_add_pd(_mm256_sub_pd(_mm256_sub_pd(v2, v1), v3), v4);
-	return _mm256_add_pd(v2, _mm256_mul_pd(d, _mm256_add_pd(p2, _mm256_mul_pd(d, _mm256_add_pd(p3, _mm256_mul_pd(d, p4))))));
+	return _mm256_add_pd(v2,
+		_mm256_mul_pd(d, _mm256_add_pd(p2, _mm256_mul_pd(d, _mm256_add_pd(p3, _mm256_mul_pd(d, p4))))));
 }
 
 __attribute__((target("avx2"))) static inline __m256d lines(__m256d a, __m256d b, __m256d d) {
 	return _mm256_add_pd(a, _mm256_mul_pd(_mm256_sub_pd(b, a), d));
 }
 
-__attribute__((target("avx2"))) static void smooth_avx2(uint8_t *dst, int dw, int dh, const uint8_t *src, int sw, int sh, const double *m, int filter) {
+__attribute__((target("avx2"))) static void smooth_avx2(uint8_t *dst, int dw, int dh, const uint8_t *src, int sw,
+	int sh, const double *m, int filter) {
 	const uint8_t *last = src + ((size_t)sw * sh - 1) * 3;
 	near s;
 	for (int y = 0; y < dh; y++) {
@@ -335,12 +340,14 @@ __attribute__((target("avx2"))) static void smooth_avx2(uint8_t *dst, int dw, in
 			if (!locate(&s, x, y, src, sw, sh, m)) continue;
 			__m256d dx = _mm256_set1_pd(s.dx), dy = _mm256_set1_pd(s.dy), v[4];
 			if (filter == SP_BILINEAR) {
-				for (int i = 1; i < 3; i++) v[i] = lines(pixel(s.rows[i] + s.columns[1], last), pixel(s.rows[i] + s.columns[2], last), dx);
+				for (int i = 1; i < 3; i++) v[i] = lines(pixel(s.rows[i] + s.columns[1], last),
+					pixel(s.rows[i] + s.columns[2], last), dx);
 				v[0] = lines(v[1], v[2], dy);
 			} else {
 				for (int i = 0; i < 4; i++) {
 					const uint8_t *p = s.rows[i];
-					v[i] = cubics(pixel(p + s.columns[0], last), pixel(p + s.columns[1], last), pixel(p + s.columns[2], last), pixel(p + s.columns[3], last), dx);
+					v[i] = cubics(pixel(p + s.columns[0], last), pixel(p + s.columns[1], last),
+						pixel(p + s.columns[2], last), pixel(p + s.columns[3], last), dx);
 				}
 				v[0] = cubics(v[0], v[1], v[2], v[3], dy);
 			}
@@ -372,7 +379,8 @@ static inline int reflect(int i, int n) {
 	return i < n ? i : 2 * (n - 1) - i;
 }
 
-INLINE void sp_blur_body(uint8_t *restrict dst, const uint8_t *restrict src, int w, int h, const float *kx, int nx, const float *ky, int ny, float *restrict tmp, float *restrict line) {
+INLINE void sp_blur_body(uint8_t *restrict dst, const uint8_t *restrict src, int w, int h, const float *kx, int nx,
+	const float *ky, int ny, float *restrict tmp, float *restrict line) {
 	size_t n = (size_t)w * 3;
 	int rx = nx / 2, ry = ny / 2;
 	for (int y = 0; y < h; y++) {
@@ -402,7 +410,8 @@ INLINE void sp_blur_body(uint8_t *restrict dst, const uint8_t *restrict src, int
 		}
 	}
 }
-FAST(sp_blur, (uint8_t *dst, const uint8_t *src, int w, int h, const float *kx, int nx, const float *ky, int ny, float *tmp, float *line),
+FAST(sp_blur, (uint8_t *dst, const uint8_t *src, int w, int h, const float *kx, int nx, const float *ky, int ny,
+	float *tmp, float *line),
      (dst, src, w, h, kx, nx, ky, ny, tmp, line))
 
 INLINE void sp_mix_body(uint8_t *restrict a, const uint8_t *restrict b, size_t n, uint32_t ka) {
@@ -435,7 +444,8 @@ void sp_mix_bf16(uint16_t *restrict a, const uint16_t *restrict b, size_t n, flo
 
 static float widen_f16(uint16_t v) {
 	int exp = v >> 10 & 31, frac = v & 1023;
-	float f = exp == 31 ? (frac ? NAN : INFINITY) : exp ? ldexpf((float)(1024 + frac), exp - 25) : ldexpf((float)frac, -24);
+	float f = exp == 31 ? (frac ? NAN : INFINITY) : exp ? ldexpf((float)(1024 + frac), exp - 25) :
+		ldexpf((float)frac, -24);
 	return v & 0x8000 ? -f : f;
 }
 

@@ -88,7 +88,8 @@ func Affine(dst []byte, to image.Point, src []byte, size image.Point, m *[6]floa
 	check(dst, to)
 	check(src, size)
 	Fill(dst, fill)
-	C.sp_affine(ptr(dst), C.int(to.X), C.int(to.Y), ptr(src), C.int(size.X), C.int(size.Y), (*C.double)(unsafe.Pointer(m)), C.int(f))
+	C.sp_affine(ptr(dst), C.int(to.X), C.int(to.Y), ptr(src), C.int(size.X), C.int(size.Y),
+		(*C.double)(unsafe.Pointer(m)), C.int(f))
 }
 
 // Blur is torchvision's gaussian_blur of a uint8 picture, into dst: reflected borders, float32, half to even. It sums
@@ -100,7 +101,8 @@ func Blur(dst, src []byte, size image.Point, kernel image.Point, sigma float64) 
 	kx, ky := gauss(kernel.X, sigma), gauss(kernel.Y, sigma)
 	tmp, line := make([]float32, 3*size.X*size.Y), make([]float32, 3*(size.X+kernel.X))
 	f := func(s []float32) *C.float { return (*C.float)(unsafe.Pointer(unsafe.SliceData(s))) }
-	C.sp_blur(ptr(dst), ptr(src), C.int(size.X), C.int(size.Y), f(kx), C.int(kernel.X), f(ky), C.int(kernel.Y), f(tmp), f(line))
+	C.sp_blur(ptr(dst), ptr(src), C.int(size.X), C.int(size.Y), f(kx), C.int(kernel.X), f(ky), C.int(kernel.Y),
+		f(tmp), f(line))
 }
 
 // Mix sets a to the weighted mean of a and b, where a's weight is k/65536: (a*k + b*(65536-k) + 32768) >> 16.
@@ -118,13 +120,15 @@ func MixFloat32(a, b []byte, k int) {
 // MixFloat16 is MixFloat32 of widened elements, rounded to nearest, half to even.
 func MixFloat16(a, b []byte, k int) {
 	pair(a, b, k, 2)
-	C.sp_mix_f16((*C.uint16_t)(unsafe.Pointer(ptr(a))), (*C.uint16_t)(unsafe.Pointer(ptr(b))), C.size_t(len(a)/2), weight(k))
+	C.sp_mix_f16((*C.uint16_t)(unsafe.Pointer(ptr(a))), (*C.uint16_t)(unsafe.Pointer(ptr(b))),
+		C.size_t(len(a)/2), weight(k))
 }
 
 // MixBFloat16 is MixFloat16 of bfloat16, whose values must be finite.
 func MixBFloat16(a, b []byte, k int) {
 	pair(a, b, k, 2)
-	C.sp_mix_bf16((*C.uint16_t)(unsafe.Pointer(ptr(a))), (*C.uint16_t)(unsafe.Pointer(ptr(b))), C.size_t(len(a)/2), weight(k))
+	C.sp_mix_bf16((*C.uint16_t)(unsafe.Pointer(ptr(a))), (*C.uint16_t)(unsafe.Pointer(ptr(b))),
+		C.size_t(len(a)/2), weight(k))
 }
 
 func weight(k int) C.float { return C.float(float32(k) / (1 << 16)) }

@@ -7,8 +7,8 @@
 
 enum { SP_BILINEAR = 0, SP_BICUBIC = 1, SP_NEAREST = 2 }; // as jpeg.Filter counts
 
-// Chooses the loops: 1 for AVX2 where the CPU has it, 0 for the portable ones. Returns what is in force. Not safe beside
-// running calls: the package chooses once at start, tests choose again.
+// Chooses the loops: 1 for AVX2 where the CPU has it, 0 for the portable ones. Returns what is in force. Not safe
+// beside running calls: the package chooses once at start, tests choose again.
 int sp_set_simd(int on);
 
 void sp_lookup(uint8_t *p, size_t pixels, const uint8_t *table /* 3 x 256 */);
@@ -23,7 +23,8 @@ void sp_sharpen(uint8_t *dst, const uint8_t *src, int w, int h, float alpha, uin
 // Where m leads out of src, dst is left as it is.
 void sp_affine(uint8_t *dst, int dw, int dh, const uint8_t *src, int sw, int sh, const double *m, int filter);
 // A separable blur of src with borders reflected; n is odd, n/2 less than each side. tmp has 3 * w * h floats.
-void sp_blur(uint8_t *dst, const uint8_t *src, int w, int h, const float *kx, int nx, const float *ky, int ny, float *tmp, float *line);
+void sp_blur(uint8_t *dst, const uint8_t *src, int w, int h, const float *kx, int nx, const float *ky, int ny,
+	float *tmp, float *line);
 // (a*ka + b*kb + 32768) >> 16 with ka + kb = 65536, into a.
 void sp_mix(uint8_t *a, const uint8_t *b, size_t n, uint32_t ka);
 // a*wa + b*(1-wa) in float32, into a; n counts elements.

@@ -170,7 +170,8 @@ func Pad(dst []byte, box image.Rectangle, src []byte, size image.Point, b Border
 	if b == Constant {
 		Fill(dst, fill)
 		for y := inside.Min.Y; y < inside.Max.Y; y++ {
-			copy(dst[((y-box.Min.Y)*to.X+inside.Min.X-box.Min.X)*3:], src[(y*size.X+inside.Min.X)*3:(y*size.X+inside.Max.X)*3])
+			copy(dst[((y-box.Min.Y)*to.X+inside.Min.X-box.Min.X)*3:],
+				src[(y*size.X+inside.Min.X)*3:(y*size.X+inside.Max.X)*3])
 		}
 		return
 	}

@@ -27,7 +27,8 @@ func TestLoopsAgree(t *testing.T) {
 			clear(src[:len(src)/2])
 		}
 		factor, k := r.Float64()*3, r.IntN(1<<16+1)
-		m := &[6]float64{1 + r.NormFloat64()/3, r.NormFloat64() / 3, r.NormFloat64() * 9, r.NormFloat64() / 3, 1 + r.NormFloat64()/3, r.NormFloat64() * 9}
+		m := &[6]float64{1 + r.NormFloat64()/3, r.NormFloat64() / 3, r.NormFloat64() * 9, r.NormFloat64() / 3,
+			1 + r.NormFloat64()/3, r.NormFloat64() * 9}
 		to := image.Pt(1+r.IntN(90), 1+r.IntN(70))
 		kernel := image.Pt(1+2*r.IntN((size.X+1)/2), 1+2*r.IntN((size.Y+1)/2))
 		other := bytes.Clone(src)
@@ -36,8 +37,11 @@ func TestLoopsAgree(t *testing.T) {
 			"saturation": func(pix, _ []byte) []byte { Saturation(pix, factor); return pix },
 			"hue":        func(pix, _ []byte) []byte { Hue(pix, factor/6); return pix },
 			"mix":        func(pix, _ []byte) []byte { Mix(pix, other, k); return pix },
-			"sharpness":  func(pix, dst []byte) []byte { Sharpness(dst, pix, size, factor, make([]byte, 3*size.X)); return dst },
-			"blur":       func(pix, dst []byte) []byte { Blur(dst, pix, size, kernel, 0.1+factor); return dst },
+			"sharpness": func(pix, dst []byte) []byte {
+				Sharpness(dst, pix, size, factor, make([]byte, 3*size.X))
+				return dst
+			},
+			"blur": func(pix, dst []byte) []byte { Blur(dst, pix, size, kernel, 0.1+factor); return dst },
 			"bilinear": func(pix, _ []byte) []byte {
 				dst := make([]byte, 3*to.X*to.Y)
 				Affine(dst, to, pix, size, m, jpeg.Bilinear, [3]uint8{1, 2, 3})
@@ -107,7 +111,8 @@ func TestMix(t *testing.T) {
 	}
 }
 
-// TestMixFloat16Loops compares the vector loop with the portable one, which takes what is left of eight, over all halves.
+// TestMixFloat16Loops compares the vector loop with the portable one, which takes what is left of eight, over all
+// halves.
 func TestMixFloat16Loops(t *testing.T) {
 	const n = 1 << 16
 	make16 := func(f func(i int) uint16) []byte {

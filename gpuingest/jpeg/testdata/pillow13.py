@@ -27,7 +27,8 @@ for w, h in ((60, 400), (131, 300), (200, 200), (300, 97), (9, 500), (333, 251))
     boxes = ((0, 0, w, h), (w // 3, h // 5, w, h), (1, 0, w // 2 + 1, h - 3))
     for box in boxes:
         crop = im.crop(box)
-        for size in ((24, 24), (64, 20), (w, 40), (40, box[3] - box[1]), (2 * w, h // 3), (w // 2 + 1, h // 2), (7, 150), (100, 1)):
+        for size in ((24, 24), (64, 20), (w, 40), (40, box[3] - box[1]), (2 * w, h // 3), (w // 2 + 1, h // 2),
+                     (7, 150), (100, 1)):
             for name in ("BILINEAR", "BICUBIC", "NEAREST"):
                 pix = crop.resize(size, getattr(Image.Resampling, name)).tobytes()
                 print(w, h, *box, *size, name.lower(), hashlib.sha256(pix).hexdigest())

@@ -19,7 +19,8 @@ const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src
 
 // types are those of the files. The machine's own tables may be wrong, and browsers may not guess.
 var types = map[string]string{
-	".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml",
+	".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8",
+	".svg": "image/svg+xml",
 }
 
 // Handler serves the page at / and its files beside it.

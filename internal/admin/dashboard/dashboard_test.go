@@ -35,12 +35,15 @@ func TestFilesAreWhole(t *testing.T) {
 				t.Errorf("%s names %s, which is not there", url, name)
 			}
 		}
-		if i := strings.Index(string(body), "://"); i >= 0 && url != "/icon.svg" && !strings.Contains(string(body[max(0, i-20):i+20]), "www.w3.org") {
+		if i := strings.Index(string(body), "://"); i >= 0 && url != "/icon.svg" &&
+			!strings.Contains(string(body[max(0, i-20):i+20]), "www.w3.org") {
 			t.Errorf("%s loads from elsewhere: %.60s", url, body[max(0, i-20):])
 		}
-		for _, bad := range []string{"innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", " style=", " onclick="} {
+		for _, bad := range []string{"innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(",
+			"new Function", " style=", " onclick="} {
 			if strings.Contains(string(body), bad) {
-				t.Errorf("%s has %q: text of the daemon's must never be markup, and the policy forbids the rest", url, bad)
+				t.Errorf("%s has %q: text of the daemon's must never be markup, and the policy forbids the rest", url,
+					bad)
 			}
 		}
 	}
@@ -57,9 +60,12 @@ func TestHandler(t *testing.T) {
 		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
 		return w
 	}
-	for path, mime := range map[string]string{"/": "text/html; charset=utf-8", "/app.js": "text/javascript; charset=utf-8", "/style.css": "text/css; charset=utf-8", "/icon.svg": "image/svg+xml"} {
+	for path, mime := range map[string]string{"/": "text/html; charset=utf-8",
+		"/app.js": "text/javascript; charset=utf-8", "/style.css": "text/css; charset=utf-8",
+		"/icon.svg": "image/svg+xml"} {
 		w := ask(path)
-		if w.Code != 200 || w.Body.Len() == 0 || w.Header().Get("Content-Type") != mime || w.Header().Get("X-Frame-Options") != "DENY" || w.Header().Get("Content-Security-Policy") != policy {
+		if w.Code != 200 || w.Body.Len() == 0 || w.Header().Get("Content-Type") != mime ||
+			w.Header().Get("X-Frame-Options") != "DENY" || w.Header().Get("Content-Security-Policy") != policy {
 			t.Errorf("%s: %d %v", path, w.Code, w.Header())
 		}
 	}

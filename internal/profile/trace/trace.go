@@ -172,7 +172,8 @@ func (t *Trace) begin(line []byte) error {
 		return fmt.Errorf("%.80q is not the header of a recording (shoal profile --out writes them)", line)
 	}
 	if t.Version > Version {
-		return fmt.Errorf("the recording has version %d, and this program reads %d (use a newer shoal)", t.Version, Version)
+		return fmt.Errorf("the recording has version %d, and this program reads %d (use a newer shoal)",
+			t.Version, Version)
 	}
 	t.Files, t.begun = map[int]File{}, true
 	return nil

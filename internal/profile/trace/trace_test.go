@@ -15,7 +15,8 @@ func TestEventsSurvive(t *testing.T) {
 			return time.Duration(rapid.Int64Range(0, 1<<50).Draw(t, name)) * time.Microsecond
 		}
 		e := Event{
-			At: us("at"), Process: rapid.Uint32().Draw(t, "process"), File: rapid.Int32Range(-1, math.MaxInt32).Draw(t, "file"),
+			At: us("at"), Process: rapid.Uint32().Draw(t, "process"),
+			File: rapid.Int32Range(-1, math.MaxInt32).Draw(t, "file"),
 			Kind: rapid.SampledFrom([]Kind{Open, Read, Close, Lookup, List}).Draw(t, "kind"),
 		}
 		if e.Kind == Read {
@@ -42,7 +43,8 @@ func TestTraceTakesLines(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if tr.Source != "s3://b/p" || tr.Trees[0].Folder != "train" || tr.Header.Files != 3 || tr.Files[2].Path != "a\"b\n.txt" || tr.Files[2].Sample != -1 ||
+	if tr.Source != "s3://b/p" || tr.Trees[0].Folder != "train" || tr.Header.Files != 3 ||
+		tr.Files[2].Path != "a\"b\n.txt" || tr.Files[2].Sample != -1 ||
 		len(tr.Events) != 1 || tr.Lost != 4 || len(tr.Stats) != 1 || tr.Length != 2500*time.Millisecond {
 		t.Errorf("%+v", tr)
 	}
@@ -52,7 +54,8 @@ func TestTraceRefuses(t *testing.T) {
 	header := string(AppendJSON(nil, Header{Version: 1}))
 	for _, c := range []string{
 		`[1,"o",2,3]`, `{"file":1}`, `no JSON`, `{"version":2}`,
-		header + `[1,"x",2,3]`, header + `[1,"o",2]`, header + `[1,"r",2,3]`, header + `[1,"o",2,-2]`, header + `[-1,"o",2,3]`,
+		header + `[1,"x",2,3]`, header + `[1,"o",2]`, header + `[1,"r",2,3]`, header + `[1,"o",2,-2]`, header +
+			`[-1,"o",2,3]`,
 		header + `[1,"oc",2,3]`, header + `[1,"o",4294967296,3]`, header + `[1,"r",2,3,0,-1,0,"keep"]`, header + `{`,
 	} {
 		var tr Trace

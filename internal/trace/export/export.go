@@ -64,13 +64,16 @@ func Start(ctx context.Context, version string, getenv func(string) string) (sto
 		return stop, fmt.Errorf("OpenTelemetry's exporter: %w (see the variables OTEL_EXPORTER_OTLP_*)", err)
 	}
 	// Neither the command line nor the environment is sent.
-	what, err := resource.New(ctx, resource.WithAttributes(attribute.String("service.name", "shoal"), attribute.String("service.version", version)),
+	what, err := resource.New(ctx,
+		resource.WithAttributes(attribute.String("service.name", "shoal"),
+			attribute.String("service.version", version)),
 		resource.WithTelemetrySDK(), resource.WithHost(), resource.WithFromEnv())
 	if err != nil {
 		return stop, errors.Join(fmt.Errorf("OTEL_RESOURCE_ATTRIBUTES: %w", err), to.Shutdown(ctx))
 	}
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
-		slog.Warn("spans were not sent", "cause", err, "remedy", "see the variables OTEL_EXPORTER_OTLP_*, and whether the collector runs")
+		slog.Warn("spans were not sent", "cause", err, "remedy",
+			"see the variables OTEL_EXPORTER_OTLP_*, and whether the collector runs")
 	}))
 	p := sdk.NewTracerProvider(sdk.WithBatcher(to), sdk.WithResource(what))
 	trace.Use(p.Tracer("github.com/shoalfs/shoal"))

@@ -38,8 +38,9 @@ func TestExport(t *testing.T) {
 	c := otlp.Start()
 	defer c.Close()
 	stop, err := Start(t.Context(), "v9", environ(t, map[string]string{
-		"OTEL_EXPORTER_OTLP_ENDPOINT": c.URL, "OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20tok", "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip",
-		"OTEL_SERVICE_NAME": "mine", "OTEL_RESOURCE_ATTRIBUTES": "team=vision",
+		"OTEL_EXPORTER_OTLP_ENDPOINT": c.URL, "OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20tok",
+		"OTEL_EXPORTER_OTLP_COMPRESSION": "gzip",
+		"OTEL_SERVICE_NAME":              "mine", "OTEL_RESOURCE_ATTRIBUTES": "team=vision",
 	}))
 	if err != nil {
 		t.Fatal(err)
@@ -72,7 +73,8 @@ func TestExport(t *testing.T) {
 func TestSampler(t *testing.T) {
 	c := otlp.Start()
 	defer c.Close()
-	stop, err := Start(t.Context(), "v9", environ(t, map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": c.URL, "OTEL_TRACES_SAMPLER": "always_off"}))
+	stop, err := Start(t.Context(), "v9",
+		environ(t, map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": c.URL, "OTEL_TRACES_SAMPLER": "always_off"}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,11 +99,14 @@ func TestOffAndWrong(t *testing.T) {
 		stop()
 	}
 	for want, wrong := range map[string]map[string]string{
-		"OTEL_TRACES_EXPORTER=zipkin: give otlp or none":                    {"OTEL_TRACES_EXPORTER": "zipkin"},
-		"OTEL_EXPORTER_OTLP_PROTOCOL=http/json: give http/protobuf or grpc": {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"},
-		"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=x: give http/protobuf or grpc":  {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "x"},
+		"OTEL_TRACES_EXPORTER=zipkin: give otlp or none": {"OTEL_TRACES_EXPORTER": "zipkin"},
+		"OTEL_EXPORTER_OTLP_PROTOCOL=http/json: give http/protobuf or grpc": {"OTEL_TRACES_EXPORTER": "otlp",
+			"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"},
+		"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=x: give http/protobuf or grpc": {"OTEL_TRACES_EXPORTER": "otlp",
+			"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "x"},
 	} {
-		if _, err := Start(t.Context(), "v", func(name string) string { return wrong[name] }); err == nil || err.Error() != want || trace.On() {
+		if _, err := Start(t.Context(), "v", func(name string) string { return wrong[name] }); err == nil ||
+			err.Error() != want || trace.On() {
 			t.Errorf("%v: %v", wrong, err)
 		}
 	}
@@ -122,7 +127,9 @@ func TestNoCollector(t *testing.T) {
 		var log bytes.Buffer
 		before := slog.Default()
 		slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
-		stop, err := Start(t.Context(), "v", environ(t, map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_EXPORTER_OTLP_HEADERS": "x-key=hunter2"}))
+		stop, err := Start(t.Context(), "v",
+			environ(t, map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": url,
+				"OTEL_EXPORTER_OTLP_HEADERS": "x-key=hunter2"}))
 		if err != nil {
 			t.Fatal(err)
 		}

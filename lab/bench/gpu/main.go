@@ -5,8 +5,8 @@
 //
 //	make bench-gpu && scp bin/shoal-bench-gpu GPU-MACHINE: && ssh GPU-MACHINE ./shoal-bench-gpu
 //
-// The binary needs libc and NVIDIA's driver. On the driver in software it runs too, as a test of itself, and says so: then
-// nothing that it prints is a figure of a GPU, and it ends with exit code 4.
+// The binary needs libc and NVIDIA's driver. On the driver in software it runs too, as a test of itself, and says so:
+// then nothing that it prints is a figure of a GPU, and it ends with exit code 4.
 package main
 
 import (
@@ -76,12 +76,15 @@ func run() (software bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	r := report{Version: 1, Shoal: version, Date: time.Now().UTC().Format(time.RFC3339), Command: fmt.Sprint(os.Args), Device: d.Name(), Model: d.Model(),
-		Of: "GPU", Shape: fmt.Sprintf("%d x %dx%dx3 to %s %s, step %v", s.Rows, s.Height, s.Width, s.DType, s.Layout, s.Step), Figures: f}
+	r := report{Version: 1, Shoal: version, Date: time.Now().UTC().Format(time.RFC3339), Command: fmt.Sprint(os.Args),
+		Device: d.Name(), Model: d.Model(),
+		Of: "GPU", Shape: fmt.Sprintf("%d x %dx%dx3 to %s %s, step %v", s.Rows, s.Height, s.Width, s.DType, s.Layout,
+			s.Step), Figures: f}
 	if d.Software() {
 		r.Of = "software driver: not a GPU"
 	} else {
-		r.Goals = map[string]bool{"h2d at 90% of a plain copy": f.H2DShare >= 0.9, "stall of 1% of a step or less": f.Stall <= 0.01,
+		r.Goals = map[string]bool{"h2d at 90% of a plain copy": f.H2DShare >= 0.9,
+			"stall of 1% of a step or less":           f.Stall <= 0.01,
 			"kernel at 80% of the memory's bandwidth": f.KernelPeak >= 0.8}
 	}
 	out, err := json.MarshalIndent(r, "", "  ")

@@ -34,7 +34,8 @@ def main():
     args = p.parse_args()
 
     record = Recorder()
-    feed = Feed(args.address, batch_size=args.batch, order=f"torch:seed={args.seed}", seed=args.seed, epochs=args.epoch + 1,
+    feed = Feed(args.address, batch_size=args.batch, order=f"torch:seed={args.seed}", seed=args.seed,
+                epochs=args.epoch + 1,
                 transform="RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nchw", tail="drop")
     feed.set_epoch(args.epoch)
     loader = DataLoader(feed, batch_size=None)

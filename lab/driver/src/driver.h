@@ -18,7 +18,8 @@ extern pthread_cond_t changed;
 // script.c
 
 // Every call begins with ENTER: it fails as the script wants, before cuInit, without a context where it needs one,
-// after an operation has failed, as a context does that is lost, and, where it is UNSAFE, while a capture of a graph forbids it.
+// after an operation has failed, as a context does that is lost, and, where it is UNSAFE, while a capture of a graph
+// forbids it.
 enum { ANY, INIT, CONTEXT, UNSAFE };
 CUresult enter(const char *call, int needs);
 #define ENTER(needs)                                                                                                   \
@@ -130,7 +131,8 @@ void event_hold(event_state *);
 void event_drop(event_state *);
 void event_done(event_state *, uint64_t record);
 bool event_is_done(event_state *, uint64_t record);
-void event_wait(event_state *, uint64_t record); // looks again and again: another process, of which it may come, cannot signal
+// looks again and again: another process, of which it may come, cannot signal
+void event_wait(event_state *, uint64_t record);
 CUresult enqueue_event(stream *s, event *e, bool record);
 
 // graph.c
@@ -140,7 +142,8 @@ CUresult capture(stream *s, op *o);
 CUresult capture_record(stream *s, event *e);
 CUresult capture_wait(stream *s, event *e);
 
-bool capture_forbids(void); // whether this thread may not make an unsafe call now; the capture is spoilt then. Takes the lock
+// whether this thread may not make an unsafe call now; the capture is spoilt then. Takes the lock
+bool capture_forbids(void);
 
 // module.c
 

@@ -1,5 +1,5 @@
-// Events. The state of an event says which of its records are done; that of an interprocess event lies in a memfd, which
-// its handle names by process and descriptor.
+// Events. The state of an event says which of its records are done; that of an interprocess event lies in a memfd,
+// which its handle names by process and descriptor.
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -73,7 +73,8 @@ CUresult enqueue_event(stream *s, event *e, bool record) {
 	o->kind = record ? RECORD : WAIT;
 	o->event = e->state;
 	event_hold(e->state);
-	o->record = record ? atomic_fetch_add(&e->state->records->recorded, 1) + 1 : atomic_load(&e->state->records->recorded);
+	o->record = record ? atomic_fetch_add(&e->state->records->recorded, 1) +
+		1 : atomic_load(&e->state->records->recorded);
 	return enqueue(s, o);
 }
 

@@ -113,7 +113,8 @@ API CUresult cuStreamIsCapturing(CUstream handle, int *status) {
 	stream *s = stream_of(handle);
 	if (s == NULL)
 		return CUDA_ERROR_INVALID_HANDLE;
-	// As on hardware: the default stream does not say, since it would wait for the capturing stream. No capture ends of it.
+	// As on hardware: the default stream does not say, since it would wait for the capturing stream. No capture ends of
+	// it.
 	if (s == s->context->standard && blocking_capture(s->context) != NULL)
 		return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
 	*status = s->capture == NULL ? 0 : s->capture->invalid ? 2 : 1;

@@ -37,7 +37,8 @@ void range_remove(range *r) { r->live = false; }
 bool in_use(const char *call, range *r) {
 	if (r->pending == 0)
 		return false;
-	fatal(CUDA_ERROR_ILLEGAL_ADDRESS, "%s of %#llx while %d operations in streams still use it: wait for them first", call,
+	fatal(CUDA_ERROR_ILLEGAL_ADDRESS,
+		"%s of %#llx while %d operations in streams still use it: wait for them first", call,
 	      (unsigned long long)r->base, r->pending);
 	return true;
 }

@@ -1,6 +1,6 @@
-// Modules and kernels: PTX, which ptx.sed and a compiler make into a shared object. The threads of a block run one after
-// the other, each from barrier to barrier, on stacks of their own. Each access to memory is checked: it has to lie in one
-// live allocation, at a multiple of its size.
+// Modules and kernels: PTX, which ptx.sed and a compiler make into a shared object. The threads of a block run one
+// after the other, each from barrier to barrier, on stacks of their own. Each access to memory is checked: it has to
+// lie in one live allocation, at a multiple of its size.
 
 #include <dlfcn.h>
 #include <stdio.h>
@@ -28,7 +28,8 @@ static void *compile(const char *ptx, char *error, size_t size) {
 	if (f == NULL || fputs(ptx, f) < 0 || fclose(f) != 0)
 		return NULL;
 	snprintf(object, sizeof object, "%s.so", text);
-	static const char command[] = "exec 2>&1; sed -Ezf '" SOURCE "/ptx.sed' '%s' | ${CC:-gcc} -O1 -w -Werror=implicit-function-declaration -fwrapv "
+	static const char command[] =
+		"exec 2>&1; sed -Ezf '" SOURCE "/ptx.sed' '%s' | ${CC:-gcc} -O1 -w -Werror=implicit-function-declaration -fwrapv "
 	                              "-fno-strict-aliasing -fPIC -shared -DPTX -include '" SOURCE "/ptx.h' -x c -o '%s' -";
 	char line[sizeof command + sizeof text + sizeof object];
 	snprintf(line, sizeof line, command, text, object);
@@ -163,7 +164,8 @@ static void run_block(unsigned x, unsigned y, unsigned z, unsigned count, char *
 	memset(grid.shared, 0xa5, o->function->shared + o->shared);
 	for (unsigned k = 0; k < count; k++) {
 		unsigned across = o->block[0], down = o->block[1];
-		grid.states[k] = (ptx_thread){{k % across, k / across % down, k / across / down}, {across, down, o->block[2]}, {x, y, z},
+		grid.states[k] = (ptx_thread){{k % across, k / across % down, k / across / down}, {across, down, o->block[2]},
+			{x, y, z},
 		                              {o->grid[0], o->grid[1], o->grid[2]}, at, barrier};
 		getcontext(&grid.threads[k]);
 		grid.threads[k].uc_stack.ss_sp = stacks + (size_t)k * STACK, grid.threads[k].uc_stack.ss_size = STACK;
@@ -178,7 +180,8 @@ static void run_block(unsigned x, unsigned y, unsigned z, unsigned count, char *
 
 void launch(const op *o) {
 	unsigned count = o->block[0] * o->block[1] * o->block[2];
-	char *stacks = mmap(NULL, (size_t)count * STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	char *stacks = mmap(NULL, (size_t)count * STACK, PROT_READ | PROT_WRITE,
+		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (stacks == MAP_FAILED) {
 		fatal(CUDA_ERROR_OUT_OF_MEMORY, "kernel %s: no memory for %u stacks", o->name, count);
 		return;

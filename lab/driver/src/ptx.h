@@ -9,7 +9,8 @@ typedef struct {
 	struct {
 		unsigned x, y, z;
 	} tid, ntid, ctaid, nctaid;
-	// at returns the bytes at an address, of which access (1: read, 2: write) has to be allowed there, or it does not return.
+	// at returns the bytes at an address, of which access (1: read, 2: write) has to be allowed there, or it does not
+	// return.
 	char *(*at)(bool shared, uint64_t address, unsigned bytes, int access, int line);
 	void (*barrier)(void); // returns when all threads of the block have come here, or have ended
 } ptx_thread;

@@ -89,13 +89,16 @@ static void *work(void *arg) {
 			pace(kinds[o->kind], o->name);
 		run(o);
 		if (o->kind == RECORD || o->kind == WAIT)
-			trace("\"op\":\"%s\",\"stream\":%u,\"id\":%llu,\"start\":%lld,\"end\":%lld,\"event\":%llu,\"record\":%llu", kinds[o->kind],
-			      s->id, (unsigned long long)o->id, (long long)start, (long long)now(), (unsigned long long)(uintptr_t)o->event,
+			trace("\"op\":\"%s\",\"stream\":%u,\"id\":%llu,\"start\":%lld,\"end\":%lld,\"event\":%llu,\"record\":%llu",
+			kinds[o->kind],
+			      s->id, (unsigned long long)o->id, (long long)start, (long long)now(),
+			      (unsigned long long)(uintptr_t)o->event,
 			      (unsigned long long)o->record);
 		else
 			trace("\"op\":\"%s\",\"name\":\"%s\",\"stream\":%u,\"id\":%llu,\"start\":%lld,\"end\":%lld,\"bytes\":%llu,\"dst\":%llu,\"src\":%llu",
 			      kinds[o->kind], o->name != NULL ? o->name : "", s->id, (unsigned long long)o->id, (long long)start,
-			      (long long)now(), (unsigned long long)o->bytes, (unsigned long long)o->dst, (unsigned long long)o->src);
+			      (long long)now(), (unsigned long long)o->bytes, (unsigned long long)o->dst,
+			      (unsigned long long)o->src);
 		pthread_mutex_lock(&lock);
 		for (int i = 0; i < o->nused; i++)
 			o->used[i]->pending--;
@@ -273,7 +276,8 @@ static bool locked(uint64_t address, size_t bytes) {
 
 // copy queues a copy. Host memory that is not page-locked is read and written before it returns, as hardware has to do
 // through a buffer of the driver's.
-static CUresult copy(const char *name, uint64_t dst, uint64_t src, size_t bytes, CUstream handle, uint64_t host, bool async) {
+static CUresult copy(const char *name, uint64_t dst, uint64_t src, size_t bytes, CUstream handle, uint64_t host,
+	bool async) {
 	stream *s = stream_of(handle);
 	if (s == NULL)
 		return CUDA_ERROR_INVALID_HANDLE;
@@ -284,7 +288,8 @@ static CUresult copy(const char *name, uint64_t dst, uint64_t src, size_t bytes,
 		if (async) {
 			trace("\"pageable\":\"%s\",\"address\":%llu,\"bytes\":%zu", name, (unsigned long long)host, bytes);
 			if (setting("pageable", 1) == 0)
-				fatal(CUDA_ERROR_INVALID_VALUE, "asynchronous copy %s of %zu bytes at %#llx, which are not page-locked: hardware would wait for it",
+				fatal(CUDA_ERROR_INVALID_VALUE,
+				"asynchronous copy %s of %zu bytes at %#llx, which are not page-locked: hardware would wait for it",
 				      name, bytes, (unsigned long long)host);
 		}
 		if (s->capture != NULL)

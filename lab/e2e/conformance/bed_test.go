@@ -41,16 +41,20 @@ type bed struct {
 
 // names are those that a server may stumble over.
 var names = []string{
-	"a b.jpg", "a+b.jpg", "a&b=c.jpg", "50%.jpg", "%41.jpg", "späße ☃.jpg", "(1)[2]{3}.jpg", "q?x#y.jpg", "o'clock.jpg", `say "hi".jpg`,
-	"a;b:c@d,e!f$g*h.jpg", "~tilde.jpg", "<tag>.jpg", "back\\slash.jpg", ".hidden", "noext", "x.tar.gz", "deep/er/and/deeper/leaf.jpg",
+	"a b.jpg", "a+b.jpg", "a&b=c.jpg", "50%.jpg", "%41.jpg", "späße ☃.jpg", "(1)[2]{3}.jpg", "q?x#y.jpg", "o'clock.jpg",
+	`say "hi".jpg`,
+	"a;b:c@d,e!f$g*h.jpg", "~tilde.jpg", "<tag>.jpg", "back\\slash.jpg", ".hidden", "noext", "x.tar.gz",
+	"deep/er/and/deeper/leaf.jpg",
 }
 
 // bed makes a bucket of a check's own and a tree in it: small files, files of several MB, an empty one, odd names.
 func (r *running) bed(t *testing.T, shoal, dir, check string) *bed {
 	t.Helper()
 	b := &bed{
-		T: t, client: r.client, url: r.url, shoal: shoal, dir: filepath.Join(dir, check), bucket: "check-" + check, tree: make(map[string][]byte),
-		env: append(os.Environ(), append(s3server.Env(r.url), "SHOAL_SETTLED=1")...), // without the settings of who runs this
+		T: t, client: r.client, url: r.url, shoal: shoal, dir: filepath.Join(dir, check), bucket: "check-" + check,
+		tree: make(map[string][]byte),
+		// without the settings of who runs this
+		env: append(os.Environ(), append(s3server.Env(r.url), "SHOAL_SETTLED=1")...),
 	}
 	must := func(err error) {
 		t.Helper()
@@ -86,7 +90,8 @@ func (r *running) bed(t *testing.T, shoal, dir, check string) *bed {
 // put stores a file of the tree.
 func (b *bed) put(path string, data []byte) error {
 	b.tree[path] = data
-	_, err := b.client.PutObject(b.Context(), b.bucket, "train/"+path, bytes.NewReader(data), int64(len(data)), s3server.PutOptions())
+	_, err := b.client.PutObject(b.Context(), b.bucket, "train/"+path, bytes.NewReader(data), int64(len(data)),
+		s3server.PutOptions())
 	if err != nil {
 		return fmt.Errorf("put %s: %w", path, err)
 	}
@@ -139,7 +144,8 @@ func (b *bed) mount(source, name string, flags ...string) (mnt string, err error
 	if err := os.MkdirAll(mnt, 0o755); err != nil {
 		return "", err
 	}
-	args := []string{"mount", source, mnt, "--daemon", "--cache-dir", mnt + "-cache", "--kernel-cache", "off", "--order", "none"}
+	args := []string{"mount", source, mnt, "--daemon", "--cache-dir", mnt + "-cache", "--kernel-cache", "off",
+		"--order", "none"}
 	if _, err := b.verb(append(args, flags...)...); err != nil {
 		return "", err
 	}

@@ -22,8 +22,8 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/subproc"
 )
 
-// checkCarry carries a folder by shoal ckpt: files of several parts and of odd names, changed, renamed and removed; a daemon that
-// is killed amid an upload; another host.
+// checkCarry carries a folder by shoal ckpt: files of several parts and of odd names, changed, renamed and removed; a
+// daemon that is killed amid an upload; another host.
 func checkCarry(b *bed) (note string, err error) {
 	c := &carried{bed: b, at: filepath.Join(b.dir, "carried"), dest: "s3://" + b.bucket + "/run"}
 	if err := c.save("step-1", 18<<20); err != nil {
@@ -69,7 +69,8 @@ func checkCarry(b *bed) (note string, err error) {
 		}
 		<-d.Done()
 		again, err := c.carry(c.at)
-		if _, broken := s3server.Objects(b.Context(), b.client, b.bucket, ""); err != nil && broken != nil { // s3proxy before a folder
+		// s3proxy before a folder
+		if _, broken := s3server.Objects(b.Context(), b.client, b.bucket, ""); err != nil && broken != nil {
 			return fmt.Sprintf("the store cannot be listed any more after %d clients died: %v", i+1, broken), nil
 		} else if err != nil {
 			return "", fmt.Errorf("started after a kill: %w", err)
@@ -105,7 +106,8 @@ type carried struct {
 func (c *carried) save(step string, size int) error {
 	c.seed++
 	dir := filepath.Join(c.at, step)
-	for i, name := range append(slices.Clone(names), "0.bin", "1.bin", "large.bin", ".metadata") { // the last one is a last name
+	// the last one is a last name
+	for i, name := range append(slices.Clone(names), "0.bin", "1.bin", "large.bin", ".metadata") {
 		if slices.Contains(c.lost, name) {
 			continue
 		}

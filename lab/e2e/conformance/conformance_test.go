@@ -1,6 +1,6 @@
-// Package conformance runs Shoal against S3 servers of other makers, each as its makers ship it: every byte of a mount, a
-// pack, a refresh, what changes under a mount, versions, and objects without ETags. It prints a table; docs/SEMANTICS.md has
-// the last one.
+// Package conformance runs Shoal against S3 servers of other makers, each as its makers ship it: every byte of a mount,
+// a pack, a refresh, what changes under a mount, versions, and objects without ETags. It prints a table;
+// docs/SEMANTICS.md has the last one.
 //
 // `make conformance` fetches the servers and runs it.
 package conformance
@@ -19,7 +19,8 @@ import (
 // errNotOffered says that a store does not have something, so that there is nothing to check.
 var errNotOffered = errors.New("not offered")
 
-// TestStores starts each store and runs all checks, each in a bucket of its own. With -artifacts the logs of daemons and servers stay.
+// TestStores starts each store and runs all checks, each in a bucket of its own. With -artifacts the logs of daemons
+// and servers stay.
 func TestStores(t *testing.T) {
 	tools := os.Getenv("SHOAL_CONFORMANCE")
 	if tools == "" {

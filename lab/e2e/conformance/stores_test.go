@@ -38,8 +38,11 @@ func stores(tools string) []store {
 	weed := filepath.Join(venv, "weed")
 	return []store{
 		{"versitygw", s3server.Version, versitygw},
-		{"SeaweedFS", versionOf(weed, "version"), command(func(dir string, port func() string) ([]string, error) { return seaweed(weed, dir, port) })},
-		{"moto", versionOf(filepath.Join(venv, "python"), "-c", "import importlib.metadata as m; print(m.version('moto'))"),
+		{"SeaweedFS", versionOf(weed, "version"), command(func(dir string, port func() string) ([]string, error) {
+			return seaweed(weed, dir, port)
+		})},
+		{"moto", versionOf(filepath.Join(venv, "python"), "-c",
+			"import importlib.metadata as m; print(m.version('moto'))"),
 			command(func(_ string, port func() string) ([]string, error) {
 				return []string{filepath.Join(venv, "moto_server"), "-H", "127.0.0.1", "-p", port()}, nil
 			})},
@@ -49,7 +52,8 @@ func stores(tools string) []store {
 		{"S3Mock", jarVersion(tools, "s3mock"), command(func(dir string, port func() string) ([]string, error) {
 			return []string{
 				"java", "-cp", filepath.Join(tools, "s3mock", "*"), "com.adobe.testing.s3mock.S3MockApplication",
-				"--com.adobe.testing.s3mock.http-port=" + port(), "--server.port=0", "--com.adobe.testing.s3mock.store.root=" + filepath.Join(dir, "data"),
+				"--com.adobe.testing.s3mock.http-port=" + port(), "--server.port=0",
+				"--com.adobe.testing.s3mock.store.root=" + filepath.Join(dir, "data"),
 			}, nil
 		})},
 	}
@@ -97,10 +101,12 @@ func seaweed(weed, dir string, port func() string) ([]string, error) {
 		return nil, err
 	}
 	args := []string{
-		weed, "server", "-dir=" + dir, "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", "-s3.port=" + port(), "-s3.config=" + config,
+		weed, "server", "-dir=" + dir, "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", "-s3.port=" + port(),
+		"-s3.config=" + config,
 		"-volume.max=0", "-master.volumeSizeLimitMB=64",
 	}
-	for _, name := range []string{"master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port", "filer.port.grpc", "s3.port.grpc"} {
+	for _, name := range []string{"master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port",
+		"filer.port.grpc", "s3.port.grpc"} {
 		args = append(args, "-"+name+"="+port())
 	}
 	return args, nil
@@ -125,7 +131,8 @@ jclouds.filesystem.basedir=%s
 }
 
 // command starts a server by its command line, whose first port is that of S3.
-func command(line func(dir string, port func() string) ([]string, error)) func(ctx context.Context, dir string) (*running, error) {
+func command(line func(dir string, port func() string) ([]string, error)) func(ctx context.Context, dir string) (
+	*running, error) {
 	return func(ctx context.Context, dir string) (*running, error) {
 		ctx, cancel := context.WithCancel(ctx) // the ports are held until the server answers
 		defer cancel()

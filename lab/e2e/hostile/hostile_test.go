@@ -1,5 +1,5 @@
-// Package hostile mounts stores that answer wrongly, by the built binary, each as a row of a table says: no row may give a
-// wrong byte, keep one, hang the mount beyond its bound, or fail without a name.
+// Package hostile mounts stores that answer wrongly, by the built binary, each as a row of a table says: no row may
+// give a wrong byte, keep one, hang the mount beyond its bound, or fail without a name.
 //
 // The rows marked core run always; all of them by `make hostile`, some minutes, which prints the table.
 package hostile
@@ -127,7 +127,8 @@ func TestHostile(t *testing.T) {
 		if o.bad != "" {
 			verdict = "NOT AS EXPECTED: " + o.bad
 		}
-		fmt.Printf("%-52s %-12s %-12s %7.1f s %4d GETs  %s\n", o.row.name, o.row.want, o.got, o.took.Seconds(), o.gets, verdict)
+		fmt.Printf("%-52s %-12s %-12s %7.1f s %4d GETs  %s\n", o.row.name, o.row.want, o.got, o.took.Seconds(),
+			o.gets, verdict)
 	}
 	fmt.Print("\n", summary(outcomes))
 }
@@ -189,7 +190,8 @@ func attempt(t *testing.T, r row) (o outcome) {
 			endpoint = r.at(server.Addr())
 		}
 	}
-	m := &mount{t: t, env: append(os.Environ(), "AWS_ENDPOINT_URL="+endpoint, "AWS_REGION=us-east-1", "AWS_ACCESS_KEY_ID=hostile-key-id", "AWS_SECRET_ACCESS_KEY=secret",
+	m := &mount{t: t, env: append(os.Environ(), "AWS_ENDPOINT_URL="+endpoint, "AWS_REGION=us-east-1",
+		"AWS_ACCESS_KEY_ID=hostile-key-id", "AWS_SECRET_ACCESS_KEY=secret",
 		"AWS_CONFIG_FILE=/dev/null", "AWS_SHARED_CREDENTIALS_FILE=/dev/null"), at: t.TempDir(), cache: cacheDir(t)}
 	began := time.Now()
 	if r.want == "interrupted" {
@@ -318,8 +320,8 @@ func again(m *mount, server *hostile.Server, objects map[string][]byte) string {
 	return ""
 }
 
-// cacheDir is a folder until the end of the test. A daemon whose stats could not be read is not waited for by umount, and may still
-// write to it.
+// cacheDir is a folder until the end of the test. A daemon whose stats could not be read is not waited for by umount,
+// and may still write to it.
 func cacheDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "shoal-hostile-")
@@ -347,7 +349,8 @@ type mount struct {
 }
 
 func (m *mount) args(flags ...string) []string {
-	return append([]string{"mount", "s3://bucket/d", m.at, "--cache-dir", m.cache, "--cache-size", "256MiB", "--order", "none"}, flags...)
+	return append([]string{"mount", "s3://bucket/d", m.at, "--cache-dir", m.cache, "--cache-size", "256MiB", "--order",
+		"none"}, flags...)
 }
 
 // up mounts, and returns what was said.
@@ -385,7 +388,8 @@ func (m *mount) interrupt(r row) (got, bad string) {
 		m.t.Fatal(err)
 	}
 	defer func() { _ = cmd.Process.Kill() }()
-	for deadline := time.Now().Add(r.within + slack); !strings.Contains(said.String(), r.text); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(r.within + slack); !strings.Contains(said.String(), r.text); time.Sleep(
+		20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			return "silent", said.String()
 		}

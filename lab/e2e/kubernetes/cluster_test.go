@@ -1,6 +1,6 @@
-// Package kubernetes runs the manifests of deploy/kubernetes in a cluster of one machine: etcd, Kubernetes' own programs,
-// containerd and runc, and the real S3 server outside. The machine has mount, process and network namespaces of its own, so that
-// nothing of it outlives a test.
+// Package kubernetes runs the manifests of deploy/kubernetes in a cluster of one machine: etcd, Kubernetes' own
+// programs, containerd and runc, and the real S3 server outside. The machine has mount, process and network namespaces
+// of its own, so that nothing of it outlives a test.
 //
 // `make kubernetes-test` builds the programs and runs it.
 package kubernetes
@@ -69,7 +69,8 @@ func start(t *testing.T) *cluster {
 	script, err := filepath.Abs("testdata/node.sh")
 	must(t, err)
 	cmd := network.Nodes[0].Command(script, c.dir, bin, c.ip, c.group)
-	cmd.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS}
+	cmd.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC |
+		unix.CLONE_NEWUTS}
 	c.node, err = subproc.Start("the cluster", cmd)
 	must(t, err)
 	t.Cleanup(func() {
@@ -82,7 +83,8 @@ func start(t *testing.T) *cluster {
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
-	for _, args := range []string{"get --raw /readyz", "get serviceaccount default", "wait --for=condition=Ready node/node --timeout=1s"} {
+	for _, args := range []string{"get --raw /readyz", "get serviceaccount default",
+		"wait --for=condition=Ready node/node --timeout=1s"} {
 		must(t, c.node.Until(ctx, func(context.Context) error { _, err := c.try(strings.Fields(args)...); return err }))
 	}
 	t.Logf("the cluster is ready after %.1f s", time.Since(began).Seconds())
@@ -107,7 +109,8 @@ func (c *cluster) configure(t *testing.T) {
 
 	var tokens strings.Builder
 	for _, u := range []struct{ file, user, group string }{
-		{"admin", "admin", "system:masters"}, {"manager", "system:kube-controller-manager", ""}, {"scheduler", "system:kube-scheduler", ""}, {"node", "system:node:node", "system:nodes"},
+		{"admin", "admin", "system:masters"}, {"manager", "system:kube-controller-manager", ""},
+		{"scheduler", "system:kube-scheduler", ""}, {"node", "system:node:node", "system:nodes"},
 	} {
 		fmt.Fprintf(&tokens, "token-%s,%s,%s,%q\n", u.file, u.user, u.user, u.group)
 		c.write(t, u.file+".conf", fmt.Sprintf(`apiVersion: v1
@@ -168,7 +171,8 @@ func (c *cluster) copyFile(t *testing.T, from, name string) {
 
 // try runs kubectl.
 func (c *cluster) try(args ...string) (string, error) {
-	flags := []string{"--kubeconfig", filepath.Join(c.dir, "admin.conf"), "--cache-dir", filepath.Join(c.dir, "kubectl")}
+	flags := []string{"--kubeconfig", filepath.Join(c.dir, "admin.conf"), "--cache-dir",
+		filepath.Join(c.dir, "kubectl")}
 	out, err := exec.Command(filepath.Join(c.bin, "kubectl"), append(flags, args...)...).CombinedOutput()
 	if err != nil {
 		err = fmt.Errorf("kubectl %s: %w\n%s", strings.Join(args, " "), err, out)
@@ -186,14 +190,16 @@ func (c *cluster) kubectl(t *testing.T, args ...string) string {
 // inside runs a program on the machine.
 func (c *cluster) inside(t *testing.T, program string, args ...string) string {
 	t.Helper()
-	out, err := exec.Command("nsenter", append([]string{"-t", fmt.Sprint(c.node.Pid()), "-m", "-n", "-p", "--", program}, args...)...).CombinedOutput()
+	out, err := exec.Command("nsenter",
+		append([]string{"-t", fmt.Sprint(c.node.Pid()), "-m", "-n", "-p", "--", program}, args...)...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%s %s: %v\n%s", program, strings.Join(args, " "), err, out)
 	}
 	return string(out)
 }
 
-// mounts returns those on the machine whose line in mountinfo contains text. Mounts are never touched: their daemons may be dead.
+// mounts returns those on the machine whose line in mountinfo contains text. Mounts are never touched: their daemons
+// may be dead.
 func (c *cluster) mounts(t *testing.T, text string) (lines []string) {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", c.node.Pid()))

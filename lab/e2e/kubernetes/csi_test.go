@@ -50,7 +50,8 @@ patches:
 // noDriver deletes the driver, which no pod uses any more, and checks that nothing is left.
 func (c *cluster) noDriver(t *testing.T) {
 	t.Helper()
-	if left := strings.TrimSpace(c.inside(t, "ls", driverFolder+"/stages", driverFolder+"/tokens")); left != driverFolder+"/stages:\n\n"+driverFolder+"/tokens:" {
+	if left := strings.TrimSpace(c.inside(t, "ls", driverFolder+"/stages", driverFolder+"/tokens")); left !=
+		driverFolder+"/stages:\n\n"+driverFolder+"/tokens:" {
 		t.Errorf("the driver has left %s", left)
 	}
 	c.kubectl(t, "delete", "csidriver", "csi.shoalfs.dev")
@@ -60,7 +61,8 @@ func (c *cluster) noDriver(t *testing.T) {
 // secret makes the Secret of a trainer's volume.
 func (c *cluster) secret(t *testing.T, namespace, key string) {
 	t.Helper()
-	c.kubectl(t, "create", "secret", "generic", "shoal-s3", "-n", namespace, "--from-literal=AWS_ACCESS_KEY_ID="+s3server.AccessKey, "--from-literal=AWS_SECRET_ACCESS_KEY="+key)
+	c.kubectl(t, "create", "secret", "generic", "shoal-s3", "-n", namespace,
+		"--from-literal=AWS_ACCESS_KEY_ID="+s3server.AccessKey, "--from-literal=AWS_SECRET_ACCESS_KEY="+key)
 }
 
 // csiTrainers applies overlays/csi in a namespace, in which every pod must be restricted.
@@ -186,7 +188,8 @@ func testCSIBad(t *testing.T, c *cluster) {
 	c.secret(t, "bad", "wrong")
 	for i, row := range []struct{ attributes, secret, says string }{
 		{`{source: "s3://volume3/train"}`, "", "no credentials"},
-		{`{source: "s3://volume3/train"}`, "shoal-s3", "SignatureDoesNotMatch.*check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"},
+		{`{source: "s3://volume3/train"}`, "shoal-s3",
+			"SignatureDoesNotMatch.*check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"},
 		{`{source: "s3://volume3/train", sauce: x}`, "", `attribute \\?"sauce\\?" is unknown \(there are source`},
 		{`{source: "file:///etc"}`, "", "give s3://BUCKET/PREFIX"},
 		{`{source: "s3://volume3/train", memory: "7MiB"}`, "", "--memory 7.0 MiB: another value is in force"},
@@ -208,7 +211,9 @@ spec:
 		c.kubectl(t, "apply", "-f", filepath.Join(c.dir, "bad.yaml"))
 		var says string
 		c.within(t, 30*time.Second, name+" has an event: "+row.says, func() bool {
-			says = c.kubectl(t, "get", "events", "-n", "bad", "--field-selector=involvedObject.name="+name+",reason=FailedMount", "-o", "jsonpath={.items[*].message}")
+			says = c.kubectl(t, "get", "events", "-n", "bad",
+				"--field-selector=involvedObject.name="+name+",reason=FailedMount", "-o",
+				"jsonpath={.items[*].message}")
 			return regexp.MustCompile(row.says).MatchString(says)
 		})
 		t.Logf("after %.1f s: %s", time.Since(began).Seconds(), says)
@@ -255,7 +260,8 @@ spec:
 		c.write(t, "many.yaml", all.String())
 		c.kubectl(t, "apply", "-f", filepath.Join(c.dir, "many.yaml"))
 		c.within(t, 5*time.Minute, "the pods have read everything", func() bool {
-			return strings.Count(c.kubectl(t, "get", "pods", "-n", "many", "-o", "jsonpath={.items[*].status.phase}"), "Succeeded") == atOnce
+			return strings.Count(c.kubectl(t, "get", "pods", "-n", "many", "-o", "jsonpath={.items[*].status.phase}"),
+				"Succeeded") == atOnce
 		})
 		c.kubectl(t, "delete", "pods", "--all", "-n", "many", "--timeout=2m")
 		c.within(t, time.Minute, "no volume is left", func() bool { return len(c.mounts(t, "fuse.shoal")) == 0 })
@@ -269,7 +275,8 @@ spec:
 		}
 	}
 	_, kib := process()
-	t.Logf("%d pods in %.0f s; the driver's memory grew by %d KiB since the first %d", rounds*atOnce, time.Since(began).Seconds(), kib-memory, atOnce)
+	t.Logf("%d pods in %.0f s; the driver's memory grew by %d KiB since the first %d", rounds*atOnce,
+		time.Since(began).Seconds(), kib-memory, atOnce)
 	c.kubectl(t, "delete", "namespace", "many", "--timeout=2m")
 	c.noDriver(t)
 }
@@ -286,9 +293,13 @@ func testCSISanity(t *testing.T, c *cluster) {
 	var serving sync.WaitGroup
 	serving.Go(func() { _ = s.Serve(l) })
 	defer func() { s.Stop(); serving.Wait() }()
-	c.write(t, "secrets.yaml", fmt.Sprintf("NodePublishVolumeSecret: {AWS_ACCESS_KEY_ID: %s, AWS_SECRET_ACCESS_KEY: %s}\n", s3server.AccessKey, s3server.SecretKey))
-	out := c.inside(t, filepath.Join(c.bin, "csi-sanity"), "--csi.endpoint=unix://"+driverFolder+"/csi.sock", "--csi.controllerendpoint=unix://"+filepath.Join(c.dir, "controller.sock"),
-		"--csi.mountdir=/var/lib/kubelet/sanity-mount", "--csi.stagingdir=/var/lib/kubelet/sanity-stage", "--csi.secrets="+filepath.Join(c.dir, "secrets.yaml"),
+	c.write(t, "secrets.yaml", fmt.Sprintf(
+		"NodePublishVolumeSecret: {AWS_ACCESS_KEY_ID: %s, AWS_SECRET_ACCESS_KEY: %s}\n", s3server.AccessKey,
+		s3server.SecretKey))
+	out := c.inside(t, filepath.Join(c.bin, "csi-sanity"), "--csi.endpoint=unix://"+driverFolder+"/csi.sock",
+		"--csi.controllerendpoint=unix://"+filepath.Join(c.dir, "controller.sock"),
+		"--csi.mountdir=/var/lib/kubelet/sanity-mount", "--csi.stagingdir=/var/lib/kubelet/sanity-stage",
+		"--csi.secrets="+filepath.Join(c.dir, "secrets.yaml"),
 		"--ginkgo.skip=Controller Server", "--ginkgo.no-color")
 	for line := range strings.Lines(out) {
 		if strings.Contains(line, "Passed") || strings.Contains(line, "[FAIL") {
@@ -308,7 +319,8 @@ func (provisioner) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*c
 	return &csi.GetPluginInfoResponse{Name: "provisioner.example.org", VendorVersion: "1"}, nil
 }
 
-func (provisioner) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
+func (provisioner) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (
+	*csi.GetPluginCapabilitiesResponse, error) {
 	return &csi.GetPluginCapabilitiesResponse{}, nil
 }
 
@@ -317,15 +329,18 @@ func (provisioner) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse
 }
 
 func (provisioner) CreateVolume(_ context.Context, r *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
-	return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: r.GetName(), CapacityBytes: r.GetCapacityRange().GetRequiredBytes(),
-		VolumeContext: map[string]string{"source": "s3://sanity/train", "csi.storage.k8s.io/ephemeral": "true"}}}, nil
+	return &csi.CreateVolumeResponse{
+		Volume: &csi.Volume{VolumeId: r.GetName(), CapacityBytes: r.GetCapacityRange().GetRequiredBytes(),
+			VolumeContext: map[string]string{"source": "s3://sanity/train",
+				"csi.storage.k8s.io/ephemeral": "true"}}}, nil
 }
 
 func (provisioner) DeleteVolume(context.Context, *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
 	return &csi.DeleteVolumeResponse{}, nil
 }
 
-func (provisioner) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
+func (provisioner) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (
+	*csi.ControllerGetCapabilitiesResponse, error) {
 	return &csi.ControllerGetCapabilitiesResponse{}, nil
 }
 

@@ -17,8 +17,8 @@ import (
 	"testing"
 )
 
-// images gives containerd the images: Shoal's, which make image has built, a trainer's with Python and Shoal's client, and the one
-// that holds a pod's namespaces.
+// images gives containerd the images: Shoal's, which make image has built, a trainer's with Python and Shoal's client,
+// and the one that holds a pod's namespaces.
 func (c *cluster) images(t *testing.T) {
 	t.Helper()
 	pause := filepath.Join(t.TempDir(), "pause")
@@ -36,7 +36,8 @@ func (c *cluster) images(t *testing.T) {
 
 func (c *cluster) ctr(t *testing.T, args ...string) string {
 	t.Helper()
-	return c.inside(t, "ctr", append([]string{"--address", "/run/containerd/containerd.sock", "-n", "k8s.io"}, args...)...)
+	return c.inside(t, "ctr",
+		append([]string{"--address", "/run/containerd/containerd.sock", "-n", "k8s.io"}, args...)...)
 }
 
 // load makes an image of one layer, which has files and folders under the names that they have there, and imports it.
@@ -54,7 +55,8 @@ func (c *cluster) load(t *testing.T, name string, files map[string]string, confi
 			if err != nil {
 				return err
 			}
-			h := &tar.Header{Name: strings.TrimPrefix(to+strings.TrimPrefix(p, from), "/"), Mode: 0o755, Size: int64(len(b))}
+			h := &tar.Header{Name: strings.TrimPrefix(to+strings.TrimPrefix(p, from), "/"), Mode: 0o755,
+				Size: int64(len(b))}
 			if err = w.WriteHeader(h); err == nil {
 				_, err = w.Write(b)
 			}
@@ -75,7 +77,9 @@ func (c *cluster) load(t *testing.T, name string, files map[string]string, confi
 		{"layer.tar", layer.Bytes()},
 		{"config.json", entry(map[string]any{"architecture": runtime.GOARCH, "os": "linux", "config": config,
 			"rootfs": map[string]any{"type": "layers", "diff_ids": []string{"sha256:" + hex.EncodeToString(sum[:])}}})},
-		{"manifest.json", entry([]any{map[string]any{"Config": "config.json", "Layers": []string{"layer.tar"}, "RepoTags": []string{registry + name + ":" + tag}}})},
+		{"manifest.json", entry(
+			[]any{map[string]any{"Config": "config.json", "Layers": []string{"layer.tar"},
+				"RepoTags": []string{registry + name + ":" + tag}}})},
 	} {
 		must(t, w.WriteHeader(&tar.Header{Name: e.name, Mode: 0o644, Size: int64(len(e.data))}))
 		_, err := io.Copy(w, bytes.NewReader(e.data))
@@ -86,13 +90,17 @@ func (c *cluster) load(t *testing.T, name string, files map[string]string, confi
 	c.ctr(t, "images", "import", path)
 }
 
-// python returns what a trainer needs of this machine: Debian's Python with numpy and grpc, their libraries, and the client.
+// python returns what a trainer needs of this machine: Debian's Python with numpy and grpc, their libraries, and the
+// client.
 func python(t *testing.T) map[string]string {
 	t.Helper()
-	out, err := exec.Command("/usr/bin/python3", "-c", "import sysconfig, numpy, grpc; print(sysconfig.get_path('stdlib'), numpy.__path__[0], grpc.__path__[0])").Output()
+	out, err := exec.Command("/usr/bin/python3", "-c",
+		"import sysconfig, numpy, grpc; print(sysconfig.get_path('stdlib'), numpy.__path__[0], grpc.__path__[0])").
+		Output()
 	must(t, err)
 	folders := strings.Fields(string(out))
-	files := map[string]string{"/usr/bin/python3": "/usr/bin/python", absolute(t, "testdata/train.py"): "/app/train.py", absolute(t, "../../../python/shoal"): filepath.Dir(folders[1]) + "/shoal"}
+	files := map[string]string{"/usr/bin/python3": "/usr/bin/python", absolute(t, "testdata/train.py"): "/app/train.py",
+		absolute(t, "../../../python/shoal"): filepath.Dir(folders[1]) + "/shoal"}
 	programs := []string{"/usr/bin/python3"}
 	for _, folder := range folders {
 		files[folder] = folder

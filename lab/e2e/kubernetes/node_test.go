@@ -17,7 +17,8 @@ func (c *cluster) nodeCache(t *testing.T, bucket string) {
 	t.Helper()
 	c.kubectl(t, "create", "namespace", "cache")
 	cert, key := c.authority.Issue(t, "node", time.Hour)
-	c.kubectl(t, "create", "secret", "generic", "shoal-cluster", "-n", "cache", "--from-file=tls.crt="+cert, "--from-file=tls.key="+key, "--from-file=ca.crt="+c.authority.File)
+	c.kubectl(t, "create", "secret", "generic", "shoal-cluster", "-n", "cache", "--from-file=tls.crt="+cert,
+		"--from-file=tls.key="+key, "--from-file=ca.crt="+c.authority.File)
 	c.apply(t, "node-cache", "cache", bucket, fmt.Sprintf(`
   - target: {kind: DaemonSet}
     patch: |-
@@ -46,7 +47,8 @@ images: [{name: trainer, newName: %strainer, newTag: %s}]
 	}
 }
 
-// allRead waits until the teams' Jobs complete, and checks that each of their pods has read everything twice, by mount and by feed.
+// allRead waits until the teams' Jobs complete, and checks that each of their pods has read everything twice, by mount
+// and by feed.
 func (c *cluster) allRead(t *testing.T, sums map[string]string, paths []string) {
 	t.Helper()
 	for _, team := range teams {
@@ -84,11 +86,12 @@ func (c *cluster) noCache(t *testing.T) {
 // onNode runs shoal in the DaemonSet's container.
 func (c *cluster) onNode(t *testing.T, args ...string) string {
 	t.Helper()
-	return c.kubectl(t, append([]string{"exec", "-n", "cache", "daemonset/shoal-node", "--", "/usr/bin/shoal"}, args...)...)
+	return c.kubectl(t, append([]string{"exec", "-n", "cache", "daemonset/shoal-node", "--", "/usr/bin/shoal"},
+		args...)...)
 }
 
-// The cache of a node: trainers of two namespaces, two pods each and without rights, read one dataset through its mount and its feed,
-// and each file is fetched once.
+// The cache of a node: trainers of two namespaces, two pods each and without rights, read one dataset through its mount
+// and its feed, and each file is fetched once.
 func testNodeCache(t *testing.T, c *cluster) {
 	const size = 30_000
 	sums, paths := c.dataset(t, "shared", 240, size)
@@ -112,7 +115,8 @@ func testNodeCache(t *testing.T, c *cluster) {
 	c.noCache(t)
 }
 
-// The node's daemon is killed while trainers are in mid-epoch, and is started again: they go on, with the successor's mount.
+// The node's daemon is killed while trainers are in mid-epoch, and is started again: they go on, with the successor's
+// mount.
 func testNodeKilled(t *testing.T, c *cluster) {
 	sums, paths := c.dataset(t, "again", 240, 30_000)
 	c.nodeCache(t, "again")
@@ -134,7 +138,8 @@ func testNodeKilled(t *testing.T, c *cluster) {
 	}
 	c.allRead(t, sums, paths)
 	t.Logf("from SIGKILL to completion: %.1f s", time.Since(began).Seconds())
-	if n := c.pods(t, "cache", "app.kubernetes.io/name=shoal-node")[0].Status.ContainerStatuses[0].RestartCount; n != 1 {
+	if n := c.pods(t, "cache",
+		"app.kubernetes.io/name=shoal-node")[0].Status.ContainerStatuses[0].RestartCount; n != 1 {
 		t.Errorf("the daemon was started again %d times", n)
 	}
 	c.noCache(t)

@@ -16,8 +16,8 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/s3server"
 )
 
-// dataset puts files of seeded content into a bucket, and returns their sums by path, and the paths as they are sorted: a
-// sample's number in a feed is its place there.
+// dataset puts files of seeded content into a bucket, and returns their sums by path, and the paths as they are sorted:
+// a sample's number in a feed is its place there.
 func (c *cluster) dataset(t *testing.T, bucket string, count, size int) (sums map[string]string, paths []string) {
 	t.Helper()
 	dir, sums := t.TempDir(), map[string]string{}
@@ -45,16 +45,20 @@ const small = `
       - {op: replace, path: /spec/template/spec/initContainers/%[1]d/args/4, value: --cache-size=1GiB}
 `
 
-// apply makes an overlay of one of ours, as docs/kubernetes.md has a user write it, with the bucket's keys, and applies it.
+// apply makes an overlay of one of ours, as docs/kubernetes.md has a user write it, with the bucket's keys, and applies
+// it.
 func (c *cluster) apply(t *testing.T, overlay, namespace, bucket, patches string) {
 	t.Helper()
 	dir := t.TempDir()
 	base, err := filepath.Rel(dir, absolute(t, "../../../deploy/kubernetes/"+overlay))
 	must(t, err)
-	if _, err := c.try("create", "namespace", namespace); err != nil && !strings.Contains(err.Error(), "AlreadyExists") {
+	if _, err := c.try("create", "namespace", namespace); err != nil && !strings.Contains(err.Error(),
+		"AlreadyExists") {
 		t.Fatal(err)
 	}
-	c.kubectl(t, "create", "secret", "generic", "shoal-s3", "-n", namespace, "--from-literal=AWS_ACCESS_KEY_ID="+s3server.AccessKey, "--from-literal=AWS_SECRET_ACCESS_KEY="+s3server.SecretKey)
+	c.kubectl(t, "create", "secret", "generic", "shoal-s3", "-n", namespace,
+		"--from-literal=AWS_ACCESS_KEY_ID="+s3server.AccessKey, "--from-literal=AWS_SECRET_ACCESS_KEY="+
+			s3server.SecretKey)
 	must(t, os.WriteFile(filepath.Join(dir, "kustomization.yaml"), fmt.Appendf(nil, `resources: [%s]
 namespace: %s
 configMapGenerator:
@@ -143,7 +147,8 @@ func (c *cluster) gone(t *testing.T, namespace string, pods []pod) {
 	}
 }
 
-// succeeded checks what a completed pod says: its sidecars ended in good order, the one named shoal after so many restarts.
+// succeeded checks what a completed pod says: its sidecars ended in good order, the one named shoal after so many
+// restarts.
 func succeeded(t *testing.T, p pod, sidecars, restarts int) {
 	t.Helper()
 	if p.Status.Phase != "Succeeded" || len(p.Status.InitContainerStatuses) != sidecars {
@@ -161,7 +166,9 @@ func succeeded(t *testing.T, p pod, sidecars, restarts int) {
 		}
 	}
 	// They are started in their order, and stopped in the other one.
-	if !slices.IsSortedFunc(p.Status.InitContainerStatuses, func(a, b container) int { return b.State.Terminated.FinishedAt.Compare(a.State.Terminated.FinishedAt) }) {
+	if !slices.IsSortedFunc(p.Status.InitContainerStatuses, func(a, b container) int {
+		return b.State.Terminated.FinishedAt.Compare(a.State.Terminated.FinishedAt)
+	}) {
 		t.Errorf("the sidecars ended in the wrong order: %+v", p.Status.InitContainerStatuses)
 	}
 }
@@ -176,8 +183,8 @@ var sidecars = []struct {
 	{"mount", "overlays/mount", 2, "--data=/mnt/shoal/data"},
 }
 
-// The Jobs of the manifests: the trainer has read everything and ends, the sidecars end in good order, the Job completes, and
-// nothing is left mounted.
+// The Jobs of the manifests: the trainer has read everything and ends, the sidecars end in good order, the Job
+// completes, and nothing is left mounted.
 func testJob(t *testing.T, c *cluster) {
 	sums, paths := c.dataset(t, "job", 240, 30_000)
 	for _, row := range sidecars {
@@ -270,8 +277,8 @@ func failures(lines []line) string {
 	return fmt.Sprintf("%d tries failed: %s", len(errors), strings.Join(slices.Compact(errors), "; "))
 }
 
-// A sidecar that is killed in mid-epoch is started again, and the trainer goes on: it gets errors meanwhile, or waits, and never
-// other bytes. The Job completes, and no dead mount is left.
+// A sidecar that is killed in mid-epoch is started again, and the trainer goes on: it gets errors meanwhile, or waits,
+// and never other bytes. The Job completes, and no dead mount is left.
 func testKilled(t *testing.T, c *cluster) {
 	sums, paths := c.dataset(t, "killed", 240, 30_000)
 	for _, row := range sidecars {
@@ -296,8 +303,8 @@ func testKilled(t *testing.T, c *cluster) {
 	}
 }
 
-// A pod that is deleted ends although its daemon was killed and left a dead mount, which nobody but the second sidecar removes: a
-// daemon is not started again in a pod that ends.
+// A pod that is deleted ends although its daemon was killed and left a dead mount, which nobody but the second sidecar
+// removes: a daemon is not started again in a pod that ends.
 func testDeleted(t *testing.T, c *cluster) {
 	const namespace = "deleted"
 	c.dataset(t, namespace, 240, 30_000)
@@ -311,16 +318,19 @@ func testDeleted(t *testing.T, c *cluster) {
 	daemon, pods := c.sidecar(t, namespace).ContainerID, c.pods(t, namespace, "job-name=train")
 	began := time.Now()
 	c.kubectl(t, "delete", "job", "train", "-n", namespace, "--wait=false") // the trainer does not heed SIGTERM
-	// Until then a daemon that dies is started again, since the kubelet may be at its last look at a pod that shall run.
+	// Until then a daemon that dies is started again, since the kubelet may be at its last look at a pod that shall
+	// run.
 	c.within(t, time.Minute, "the kubelet stops the trainer", func() bool {
-		return strings.Contains(c.kubectl(t, "get", "events", "-n", namespace, "--field-selector=reason=Killing"), "container train")
+		return strings.Contains(c.kubectl(t, "get", "events", "-n", namespace, "--field-selector=reason=Killing"),
+			"container train")
 	})
 	c.kill(t, daemon)
 	if len(c.mounts(t, "fuse.shoal")) == 0 {
 		t.Error("the daemon has left no mount")
 	}
 	c.within(t, time.Minute, "the pod is gone", func() bool { return len(c.pods(t, namespace, "job-name=train")) == 0 })
-	t.Logf("from the deletion to the end of the pod, of which the trainer takes 10 s: %.1f s", time.Since(began).Seconds())
+	t.Logf("from the deletion to the end of the pod, of which the trainer takes 10 s: %.1f s",
+		time.Since(began).Seconds())
 	c.gone(t, namespace, pods)
 }
 

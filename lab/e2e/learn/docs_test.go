@@ -177,7 +177,8 @@ func TestPromisesHaveTheirTests(t *testing.T) {
 			promises = false
 		case last == "test |":
 			promises = true
-		case promises && cells[0] != "| ---" && !slices.ContainsFunc(spans.FindAllString(last, -1), func(s string) bool { return testName.MatchString(strings.Trim(s, "`")) }):
+		case promises && cells[0] != "| ---" && !slices.ContainsFunc(spans.FindAllString(last, -1),
+			func(s string) bool { return testName.MatchString(strings.Trim(s, "`")) }):
 			t.Errorf("docs/SEMANTICS.md: no test is named for: %s", line)
 		}
 	}

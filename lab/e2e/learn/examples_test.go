@@ -38,7 +38,8 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	dir := scratch(t)
-	w := &world{folder: filepath.Join(dir, "photos"), mount: filepath.Join(dir, "mnt"), addr: "unix://" + dir + "/feed.sock"}
+	w := &world{folder: filepath.Join(dir, "photos"), mount: filepath.Join(dir, "mnt"),
+		addr: "unix://" + dir + "/feed.sock"}
 	set, err := photos.Make(t.Context(), w.folder, photos.Options{Count: photographs, Seed: 1}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -48,7 +49,8 @@ func newWorld(t *testing.T) *world {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
-	server, err := s3server.Start(ctx, s3server.Options{Dir: filepath.Join(dir, "s3"), Binary: filepath.Join(clone, "bin", "versitygw")})
+	server, err := s3server.Start(ctx,
+		s3server.Options{Dir: filepath.Join(dir, "s3"), Binary: filepath.Join(clone, "bin", "versitygw")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,8 +61,10 @@ func newWorld(t *testing.T) *world {
 	if err := os.Mkdir(w.mount, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	w.env = environment(dir, append(s3server.Env(server.URL), "PYTHONPATH="+filepath.Join(clone, "python"), "GLOO_SOCKET_IFNAME=lo")...)
-	w.shoal(t, "serve", "s3://photos/train", "--listen", w.addr, "--mount", w.mount, "--cache-dir", filepath.Join(dir, "cache"), "--daemon")
+	w.env = environment(dir,
+		append(s3server.Env(server.URL), "PYTHONPATH="+filepath.Join(clone, "python"), "GLOO_SOCKET_IFNAME=lo")...)
+	w.shoal(t, "serve", "s3://photos/train", "--listen", w.addr, "--mount", w.mount,
+		"--cache-dir", filepath.Join(dir, "cache"), "--daemon")
 	t.Cleanup(func() { w.shoal(t, "stop", w.addr) })
 	return w
 }
@@ -199,7 +203,8 @@ func testDDP(t *testing.T, w *world) {
 		script := fmt.Sprintf(`export MASTER_ADDR=127.0.0.1 MASTER_PORT=%s WORLD_SIZE=%d
 			for r in $(seq 0 %d); do RANK=$r LOCAL_RANK=$r /usr/bin/python3 docs/examples/torch_ddp.py "$@" & pids="$pids $!"; done
 			for p in $pids; do wait $p || exit 1; done`, freePort(t), n, n-1)
-		return w.command(t, "bash", "-c", script, "ranks", w.addr, "--global-batch", "60", "--epochs", strconv.Itoa(epochs), "--checkpoint", checkpoint)
+		return w.command(t, "bash", "-c", script, "ranks", w.addr, "--global-batch", "60",
+			"--epochs", strconv.Itoa(epochs), "--checkpoint", checkpoint)
 	}
 	first := ranks(2, 2)
 	second := ranks(1, 3)
@@ -219,10 +224,12 @@ func freePort(t *testing.T) string {
 	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
 }
 
-// A job that was stopped twice has trained on the samples of one that was not, in the same order, and ends with the same loss.
+// A job that was stopped twice has trained on the samples of one that was not, in the same order, and ends with the
+// same loss.
 func testLightning(t *testing.T, w *world) {
 	run := func(checkpoint string, steps int) string {
-		return w.python(t, "docs/examples/lightning_style.py", w.addr, "--batch", "50", "--max-steps", strconv.Itoa(steps), "--checkpoint", checkpoint)
+		return w.python(t, "docs/examples/lightning_style.py", w.addr, "--batch", "50",
+			"--max-steps", strconv.Itoa(steps), "--checkpoint", checkpoint)
 	}
 	dir := t.TempDir()
 	whole := run(filepath.Join(dir, "whole.pt"), -1)
@@ -241,7 +248,8 @@ func testNumpy(t *testing.T, w *world) {
 // The digest is that of the files, in the order that `shoal order` prints; in parts, the parts have it together.
 func testConsumer(t *testing.T, w *world) {
 	program := filepath.Join(t.TempDir(), "consumer")
-	if out, err := exec.Command("go", "build", "-o", program, "../../../docs/examples/consumer").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-o", program,
+		"../../../docs/examples/consumer").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	numbered, err := filepath.Glob(filepath.Join(w.folder, "*", "*.jpg"))
@@ -250,7 +258,8 @@ func testConsumer(t *testing.T, w *world) {
 	}
 	slices.Sort(numbered) // no folder's name begins with another's: as ImageFolder sorts them
 	digest, size := sha256.New(), 0
-	for line := range strings.Lines(w.shoal(t, "order", fmt.Sprintf("uniform:seed=%d", seed), "--n", strconv.Itoa(photographs))) {
+	for line := range strings.Lines(
+		w.shoal(t, "order", fmt.Sprintf("uniform:seed=%d", seed), "--n", strconv.Itoa(photographs))) {
 		number, err := strconv.Atoi(strings.TrimSpace(line))
 		if err != nil {
 			t.Fatal(err)
@@ -272,7 +281,8 @@ func testConsumer(t *testing.T, w *world) {
 	}
 	samples, bytes := 0, 0
 	for range 5 { // 300 samples are four batches of 64 and one of 44
-		out := w.command(t, program, "-batches", "1", "-state", filepath.Join(filepath.Dir(program), "state.json"), w.addr)
+		out := w.command(t, program, "-batches", "1",
+			"-state", filepath.Join(filepath.Dir(program), "state.json"), w.addr)
 		var n, b int
 		last := out[strings.LastIndexByte(strings.TrimSpace(out), '\n')+1:]
 		if _, err := fmt.Sscanf(last, "%d samples, %d bytes,", &n, &b); err != nil {

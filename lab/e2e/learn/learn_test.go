@@ -98,7 +98,8 @@ func environment(home string, more ...string) []string {
 		}
 	}
 	// Debian's python3 comes first: it has the packages that setup installs.
-	env = append(env, "HOME="+home, "OMP_NUM_THREADS=1", "PYTHONDONTWRITEBYTECODE=1", "PATH=/usr/bin:"+os.Getenv("PATH"))
+	env = append(env, "HOME="+home, "OMP_NUM_THREADS=1", "PYTHONDONTWRITEBYTECODE=1",
+		"PATH=/usr/bin:"+os.Getenv("PATH"))
 	return append(env, more...)
 }
 
@@ -142,8 +143,8 @@ func runLongPage(t *testing.T, path string) {
 	runPage(t, path)
 }
 
-// TestReadme runs what README.md shows of mount and feed, at the paths that it shows, in a mount namespace where these are
-// empty. The bucket is the demo's, epochs are fewer, and the trainer is the one of the tutorial.
+// TestReadme runs what README.md shows of mount and feed, at the paths that it shows, in a mount namespace where these
+// are empty. The bucket is the demo's, epochs are fewer, and the trainer is the one of the tutorial.
 func TestReadme(t *testing.T) {
 	text, err := os.ReadFile("../../../README.md")
 	if err != nil {
@@ -190,7 +191,8 @@ END
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
 	// Without the mounts of tests that run beside this one: a copy of a mount keeps its daemon after umount.
-	apart := []string{"unshare", "-m", "sh", "-c", `findmnt -rno TARGET -t fuse.shoal | xargs -r umount -cl; exec "$@"`, "sh"}
+	apart := []string{"unshare", "-m", "sh", "-c",
+		`findmnt -rno TARGET -t fuse.shoal | xargs -r umount -cl; exec "$@"`, "sh"}
 	session := pageSession{Dir: clone, Scratch: dir, Env: environment(dir), Within: apart}
 	if err := runBlocks(ctx, "README.md", blocks, session); err != nil {
 		t.Fatal(err)

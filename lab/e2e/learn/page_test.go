@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// The commands on a Markdown page are run (pagerun_test.go), and their output is compared with the output on the page. The
-// page is the only source: what a reader copies is what is run.
+// The commands on a Markdown page are run (pagerun_test.go), and their output is compared with the output on the page.
+// The page is the only source: what a reader copies is what is run.
 //
 //   - A block marked sh is run. All of a page's blocks run in one bash, with -e and pipefail, one after the other.
 //   - A block marked python whose first line is "# NAME.py" is saved as NAME.py in the current folder; any other
@@ -71,7 +71,8 @@ func parsePage(page string) ([]docBlock, error) {
 			blocks = append(blocks, docBlock{Kind: pythonBlock, Line: first + 1, Code: code})
 		case "sh not-run":
 			if !strings.Contains(above, notRunWords) {
-				return nil, fmt.Errorf("line %d: the block is not run: the line above it must say %q and why", first, notRunWords)
+				return nil, fmt.Errorf("line %d: the block is not run: the line above it must say %q and why", first,
+					notRunWords)
 			}
 			blocks = append(blocks, docBlock{Kind: notRunBlock, Line: first + 1, Code: code})
 			last = -1
@@ -104,7 +105,8 @@ func matchOutput(want, got string) error {
 			break
 		}
 		if !matchLine(w, gots[i]) {
-			return fmt.Errorf("line %d is not what the page shows\n want: %s\n  got: %s\nthe whole output:\n%s", i+1, w, gots[i], got)
+			return fmt.Errorf("line %d is not what the page shows\n want: %s\n  got: %s\nthe whole output:\n%s", i+1, w,
+				gots[i], got)
 		}
 	}
 	return fmt.Errorf("the output is not what the page shows\nwant:\n%s\ngot:\n%s", want, got)

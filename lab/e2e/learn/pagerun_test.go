@@ -29,8 +29,8 @@ type pageSession struct {
 // idVar marks every process that a page starts, so that processes it leaves behind can be found.
 const idVar = "DOCTEST_ID"
 
-// runBlocks runs the blocks. It fails at the first block that fails or whose output differs from the page, and if a process or
-// a mount is left at the end; when it returns, none is left in any case. name is the page's, for errors.
+// runBlocks runs the blocks. It fails at the first block that fails or whose output differs from the page, and if a
+// process or a mount is left at the end; when it returns, none is left in any case. name is the page's, for errors.
 func runBlocks(ctx context.Context, name string, blocks []docBlock, s pageSession) (err error) {
 	id := rand.Text()
 	script, err := os.CreateTemp(s.Scratch, "page-*.sh")

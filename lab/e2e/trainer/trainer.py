@@ -61,7 +61,8 @@ def train():
         at("open")
         feeds = []
         for rank in job["ranks"]:
-            feed = Feed(job["addr"], job["batch"], transform=job["transform"] or None, order=job["order"], seed=job["seed"],
+            feed = Feed(job["addr"], job["batch"], transform=job["transform"] or None, order=job["order"],
+                        seed=job["seed"],
                         epochs=job["epochs"] - first, world=job["world"], rank=rank, tail=job["tail"], bad=job["bad"],
                         session=job["session"], credits=job["credits"], as_torch=False)
             if state:

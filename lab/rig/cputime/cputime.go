@@ -56,8 +56,8 @@ func Family(pid int) (float64, error) {
 	return own + float64(stat.CUTime+stat.CSTime)/hertz, err
 }
 
-// Cores returns the seconds that all cores together have worked, whoever used them, since the machine's start; 0 where the
-// kernel does not tell.
+// Cores returns the seconds that all cores together have worked, whoever used them, since the machine's start; 0 where
+// the kernel does not tell.
 func Cores() (busy float64) { return cores(procfs.DefaultMountPoint) }
 
 // cores leaves out guests, which are in user. Steal is work: it is somebody else's.

@@ -13,7 +13,8 @@ func TestCores(t *testing.T) {
 	if busy := cores(dir); busy != 0 {
 		t.Errorf("got %v s of nothing", busy)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "stat"), []byte("cpu  100 10 50 9999 777 4 6 30 11 12\ncpu0 1 2 3\n"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "stat"), []byte("cpu  100 10 50 9999 777 4 6 30 11 12\ncpu0 1 2 3\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	if busy := cores(dir); busy != 2 {

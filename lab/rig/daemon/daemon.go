@@ -90,8 +90,8 @@ func (d *Daemon) Close() error {
 	return Unmount(d.at.Mount)
 }
 
-// CacheSize returns the --cache-size that holds this share of a dataset and nothing more: beside the bytes there are headers
-// and checksums of records, and what the daemon keeps for its catalog, 1 MiB and a 32nd part, at most 8 MiB.
+// CacheSize returns the --cache-size that holds this share of a dataset and nothing more: beside the bytes there are
+// headers and checksums of records, and what the daemon keeps for its catalog, 1 MiB and a 32nd part, at most 8 MiB.
 func CacheSize(share float64, bytes int64, files int) string {
 	need := int64(share * float64(bytes+384*int64(files)))
 	return strconv.FormatInt(min(need+8<<20, (need+1<<20)*32/31), 10) + "B"

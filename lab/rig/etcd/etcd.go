@@ -3,9 +3,12 @@
 //
 // Traps:
 //
-//   - Debian's etcd (3.4) cannot be told to do without fsync. Its data lies in /dev/shm, so that a write takes no 30 ms.
-//   - It cannot say which port the kernel gave it. Ports are held while it is down, too, so that it comes back where it was.
-//   - It listens before it can answer, and one that is killed before its first entry is on disk never has a leader again.
+//   - Debian's etcd (3.4) cannot be told to do without fsync. Its data lies in /dev/shm, so that a write takes no 30
+//     ms.
+//   - It cannot say which port the kernel gave it. Ports are held while it is down, too, so that it comes back where it
+//     was.
+//   - It listens before it can answer, and one that is killed before its first entry is on disk never has a leader
+//     again.
 //   - No lease is shorter than one and a half election timeouts, rounded up to seconds.
 package etcd
 
@@ -45,7 +48,8 @@ func FindBinary() (string, error) {
 	}
 	p, err := exec.LookPath("etcd")
 	if err != nil {
-		return "", fmt.Errorf("etcd not found on PATH: get it with `apt-get install etcd-server`, or put its path in SHOAL_ETCD")
+		return "", fmt.Errorf(
+			"etcd not found on PATH: get it with `apt-get install etcd-server`, or put its path in SHOAL_ETCD")
 	}
 	return p, nil
 }
@@ -92,7 +96,8 @@ func StartMembers(ctx context.Context, n int, tls bool, args ...string) (members
 }
 
 // StartAt runs an etcd on a machine of its own, with this address: command runs a program there.
-func StartAt(ctx context.Context, host string, command func(program string, args ...string) *exec.Cmd) (*Server, error) {
+func StartAt(ctx context.Context, host string, command func(program string, args ...string) *exec.Cmd) (
+	*Server, error) {
 	s := &Server{Addr: net.JoinHostPort(host, "2379"), health: net.JoinHostPort(host, "2381"), command: command}
 	err := start(ctx, []*Server{s}, []string{net.JoinHostPort(host, "2380")}, "http://", nil)
 	if err != nil {
@@ -117,8 +122,10 @@ func start(ctx context.Context, members []*Server, peers []string, scheme string
 		if s.dir, err = os.MkdirTemp(memory(), "shoal-etcd-"); err != nil {
 			return err
 		}
-		s.args = append([]string{"--name", fmt.Sprint("member", i), "--listen-client-urls", scheme + s.Addr, "--advertise-client-urls", scheme + s.Addr,
-			"--listen-peer-urls", "http://" + peers[i], "--initial-advertise-peer-urls", "http://" + peers[i], "--initial-cluster", strings.Join(all, ","),
+		s.args = append([]string{"--name", fmt.Sprint("member", i), "--listen-client-urls", scheme + s.Addr,
+			"--advertise-client-urls", scheme + s.Addr,
+			"--listen-peer-urls", "http://" + peers[i], "--initial-advertise-peer-urls", "http://" + peers[i],
+			"--initial-cluster", strings.Join(all, ","),
 			"--listen-metrics-urls", "http://" + s.health,
 			"--heartbeat-interval", "20", "--election-timeout", "200"}, args...)
 		started.Go(func() error { return s.Restart(ctx, false) })
@@ -152,7 +159,8 @@ func (s *Server) Restart(ctx context.Context, empty bool) error {
 		}
 	}
 	var err error
-	if s.proc, err = subproc.Start("etcd", s.command(s.bin, append([]string{"--data-dir", data}, s.args...)...)); err != nil {
+	if s.proc, err = subproc.Start("etcd",
+		s.command(s.bin, append([]string{"--data-dir", data}, s.args...)...)); err != nil {
 		return err
 	}
 	return s.proc.Healthy(ctx, "http://"+s.health+"/health")

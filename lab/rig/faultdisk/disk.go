@@ -269,7 +269,8 @@ func (n *node) Setattr(ctx context.Context, f fusefs.FileHandle, in *fuse.SetAtt
 	return n.disk.grow(name, 0, func() syscall.Errno { return n.LoopbackNode.Setattr(ctx, f, in, out) })
 }
 
-func (n *node) Create(ctx context.Context, name string, flags, mode uint32, out *fuse.EntryOut) (child *fusefs.Inode, f fusefs.FileHandle, fuseFlags uint32, errno syscall.Errno) {
+func (n *node) Create(ctx context.Context, name string, flags, mode uint32, out *fuse.EntryOut) (
+	child *fusefs.Inode, f fusefs.FileHandle, fuseFlags uint32, errno syscall.Errno) {
 	if errno := n.made(name); errno != 0 {
 		return nil, nil, 0, errno
 	}
@@ -310,7 +311,8 @@ func (n *node) Rmdir(ctx context.Context, name string) syscall.Errno {
 	return n.LoopbackNode.Rmdir(ctx, name)
 }
 
-func (n *node) Rename(ctx context.Context, name string, to fusefs.InodeEmbedder, newName string, flags uint32) syscall.Errno {
+func (n *node) Rename(ctx context.Context, name string, to fusefs.InodeEmbedder, newName string,
+	flags uint32) syscall.Errno {
 	target := to.(*node)
 	for _, p := range []string{n.child(name), target.child(newName)} {
 		if errno := n.disk.pass(Make, p); errno != 0 {
@@ -335,11 +337,15 @@ func (n *node) Read(ctx context.Context, f fusefs.FileHandle, dest []byte, off i
 	return f.(fusefs.FileReader).Read(ctx, dest, off)
 }
 
-func (n *node) Write(ctx context.Context, f fusefs.FileHandle, data []byte, off int64) (written uint32, errno syscall.Errno) {
-	return n.write(int64(len(data)), func() (uint32, syscall.Errno) { return f.(fusefs.FileWriter).Write(ctx, data, off) })
+func (n *node) Write(ctx context.Context, f fusefs.FileHandle, data []byte,
+	off int64) (written uint32, errno syscall.Errno) {
+	return n.write(int64(len(data)), func() (uint32, syscall.Errno) {
+		return f.(fusefs.FileWriter).Write(ctx, data, off)
+	})
 }
 
-func (n *node) Writev(ctx context.Context, f fusefs.FileHandle, data [][]byte, off int64) (written uint32, errno syscall.Errno) {
+func (n *node) Writev(ctx context.Context, f fusefs.FileHandle, data [][]byte,
+	off int64) (written uint32, errno syscall.Errno) {
 	var size int64
 	for _, b := range data {
 		size += int64(len(b))
@@ -368,10 +374,13 @@ func (n *node) Allocate(ctx context.Context, f fusefs.FileHandle, off, size uint
 	if mode&unix.FALLOC_FL_PUNCH_HOLE != 0 {
 		need = 0
 	}
-	return n.disk.grow(name, need, func() syscall.Errno { return f.(fusefs.FileAllocater).Allocate(ctx, off, size, mode) })
+	return n.disk.grow(name, need, func() syscall.Errno {
+		return f.(fusefs.FileAllocater).Allocate(ctx, off, size, mode)
+	})
 }
 
-func (n *node) CopyFileRange(ctx context.Context, in fusefs.FileHandle, offIn uint64, out *fusefs.Inode, fout fusefs.FileHandle, offOut, size, flags uint64) (uint32, syscall.Errno) {
+func (n *node) CopyFileRange(ctx context.Context, in fusefs.FileHandle, offIn uint64, out *fusefs.Inode,
+	fout fusefs.FileHandle, offOut, size, flags uint64) (uint32, syscall.Errno) {
 	// The caller falls back to reading and writing.
 	return 0, syscall.ENOSYS
 }

@@ -67,7 +67,8 @@ func TestErrors(t *testing.T) {
 	}
 	f := filepath.Join(d.Dir, "segments/f")
 	do := map[string]func() error{
-		"read":  func() error { _, err := os.ReadFile(f); return err }, // the kernel forgets a file's pages when it is opened
+		// the kernel forgets a file's pages when it is opened
+		"read":  func() error { _, err := os.ReadFile(f); return err },
 		"write": func() error { return os.WriteFile(f, []byte("content"), 0o644) },
 		"make": func() error {
 			return errors.Join(os.WriteFile(f+"new", nil, 0o644), os.Remove(f+"new"))
@@ -110,7 +111,8 @@ func TestErrors(t *testing.T) {
 	if err := os.Mkdir(d.Dir+"/slow", 0o755); err != nil || time.Since(start) < 200*time.Millisecond {
 		t.Errorf("delay: %v after %s", err, time.Since(start))
 	}
-	for _, bad := range []Rule{{}, {Errno: "ENOSUCH"}, {Op: "flip", Errno: "EIO"}, {Errno: "EIO", Path: "/abs"}, {Errno: "EIO", Path: "../x"}, {Delay: -1}} {
+	for _, bad := range []Rule{{}, {Errno: "ENOSUCH"}, {Op: "flip", Errno: "EIO"}, {Errno: "EIO", Path: "/abs"},
+		{Errno: "EIO", Path: "../x"}, {Delay: -1}} {
 		if err := d.Set(t.Context(), Settings{Rules: []Rule{bad}}); err == nil {
 			t.Errorf("%+v was taken", bad)
 		}
@@ -142,7 +144,8 @@ func TestFillsUp(t *testing.T) {
 		t.Errorf("%d blocks of 64 KiB in 1 MiB", n)
 	}
 	var st unix.Statfs_t
-	if err := unix.Statfs(d.Dir, &st); err != nil || st.Blocks*uint64(st.Bsize) != 1<<20 || st.Bavail*uint64(st.Bsize) > 64<<10 {
+	if err := unix.Statfs(d.Dir, &st); err != nil || st.Blocks*uint64(st.Bsize) != 1<<20 ||
+		st.Bavail*uint64(st.Bsize) > 64<<10 {
 		t.Errorf("statfs: %d blocks, %d free, %v", st.Blocks, st.Bavail, err)
 	}
 	// Whoever replaces a file gets its room back, so does who cuts or removes one.

@@ -37,7 +37,8 @@ type Rule struct {
 	Delay time.Duration `json:"delay_ns,omitempty"`
 }
 
-var errnos = map[string]syscall.Errno{"EIO": syscall.EIO, "ENOSPC": syscall.ENOSPC, "EROFS": syscall.EROFS, "EDQUOT": syscall.EDQUOT}
+var errnos = map[string]syscall.Errno{"EIO": syscall.EIO, "ENOSPC": syscall.ENOSPC, "EROFS": syscall.EROFS,
+	"EDQUOT": syscall.EDQUOT}
 
 func (r Rule) validate() error {
 	switch r.Op {

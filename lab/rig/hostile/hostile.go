@@ -1,5 +1,5 @@
-// Package hostile is an S3 server over bare connections that answers soundly, but where a script wants it otherwise: any
-// byte may come, or none. It checks no signatures and takes no writes. It is not for measurements.
+// Package hostile is an S3 server over bare connections that answers soundly, but where a script wants it otherwise:
+// any byte may come, or none. It checks no signatures and takes no writes. It is not for measurements.
 package hostile
 
 import (
@@ -106,7 +106,8 @@ func (s *Server) accept() {
 		}
 		s.conns.Go(func() {
 			defer c.Close()
-			defer context.AfterFunc(s.stopped, func() { _ = c.Close() })() // at once if it was accepted while it stopped
+			// at once if it was accepted while it stopped
+			defer context.AfterFunc(s.stopped, func() { _ = c.Close() })()
 			s.serve(c)
 		})
 	}
@@ -339,7 +340,8 @@ func (x *Exchange) Sound() *Answer {
 
 // Entry is one of a page of a listing, as XML; text goes in as it is.
 func Entry(key, size, etag string) string {
-	return "<Contents><Key>" + key + "</Key><LastModified>" + Modified.Format("2006-01-02T15:04:05.000Z") + "</LastModified><ETag>" + etag +
+	return "<Contents><Key>" + key + "</Key><LastModified>" + Modified.Format("2006-01-02T15:04:05.000Z") +
+		"</LastModified><ETag>" + etag +
 		"</ETag><Size>" + size + "</Size></Contents>"
 }
 
@@ -349,7 +351,8 @@ func Page(token string, entries ...string) string {
 	if token != "" {
 		more = "<IsTruncated>true</IsTruncated><NextContinuationToken>" + token + "</NextContinuationToken>"
 	}
-	return xml.Header + "<ListBucketResult><Name>bucket</Name>" + more + strings.Join(entries, "") + "</ListBucketResult>"
+	return xml.Header + "<ListBucketResult><Name>bucket</Name>" + more + strings.Join(entries, "") +
+		"</ListBucketResult>"
 }
 
 // Entries are those of a sound listing, which has one page. Objects lie in one folder.

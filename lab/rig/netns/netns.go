@@ -4,10 +4,10 @@
 //
 // Traps:
 //
-//   - `ip netns exec` gives a command a mount namespace of its own, too: what it mounts nobody else sees. [Node.Command]
-//     enters the network namespace alone.
-//   - An interface that is taken down inside a namespace loses its routes, and programs see errors at once. [Node.Down] takes
-//     down the bridge's end of the link: packets vanish, as if a cable were pulled.
+//   - `ip netns exec` gives a command a mount namespace of its own, too: what it mounts nobody else sees.
+//     [Node.Command] enters the network namespace alone.
+//   - An interface that is taken down inside a namespace loses its routes, and programs see errors at once. [Node.Down]
+//     takes down the bridge's end of the link: packets vanish, as if a cable were pulled.
 //   - Namespaces and bridges outlive their process. Their names carry its number, and [New] removes those of processes
 //     that have ended.
 //   - A link is shaped in both directions, and the token bucket lets a burst of 4 ms pass at once.
@@ -83,7 +83,8 @@ var made struct {
 	n int
 }
 
-// New makes a network of n nodes whose links carry rate bits a second each way; 0 does not shape them. Close removes it.
+// New makes a network of n nodes whose links carry rate bits a second each way; 0 does not shape them. Close removes
+// it.
 func New(n int, rate int64) (_ *Net, err error) {
 	unlock, err := lock()
 	if err != nil {
@@ -113,7 +114,8 @@ func New(n int, rate int64) (_ *Net, err error) {
 		"addr add " + t.Host + "/24 dev " + t.bridge,
 	}
 	for i := range n {
-		node := &Node{IP: fmt.Sprintf("%s.%d", subnet, 10+i), name: fmt.Sprintf("%s%s.%d", prefix, id, i), link: fmt.Sprintf("%s.%d", short+id, i)}
+		node := &Node{IP: fmt.Sprintf("%s.%d", subnet, 10+i), name: fmt.Sprintf("%s%s.%d", prefix, id, i),
+			link: fmt.Sprintf("%s.%d", short+id, i)}
 		t.Nodes = append(t.Nodes, node)
 		script = append(script, "netns add "+node.name,
 			"link add "+node.link+" type veth peer name eth0 netns "+node.name,
@@ -123,7 +125,8 @@ func New(n int, rate int64) (_ *Net, err error) {
 		return nil, err
 	}
 	for _, node := range t.Nodes {
-		if err := batch("ip", []string{"-n", node.name}, []string{"link set lo up", "link set eth0 up", "addr add " + node.IP + "/24 dev eth0"}); err != nil {
+		if err := batch("ip", []string{"-n", node.name},
+			[]string{"link set lo up", "link set eth0 up", "addr add " + node.IP + "/24 dev eth0"}); err != nil {
 			return nil, err
 		}
 		if err := node.Rate(rate); err != nil {
@@ -144,7 +147,8 @@ func (t *Net) Close() error {
 
 // Command is a command that runs in the node. subproc.Start runs it as any other.
 func (n *Node) Command(program string, args ...string) *exec.Cmd {
-	return exec.Command("nsenter", append([]string{"--net=" + filepath.Join(namespaces, n.name), "--", program}, args...)...)
+	return exec.Command("nsenter",
+		append([]string{"--net=" + filepath.Join(namespaces, n.name), "--", program}, args...)...)
 }
 
 // Down pulls the node's cable: what is sent to it or by it vanishes.
@@ -171,7 +175,8 @@ func (n *Node) Rate(bits int64) error {
 		_ = run("tc", append(there, "del", "dev", "eth0", "root")...)
 		return nil
 	}
-	shape := []string{"root", "tbf", "rate", strconv.FormatInt(bits, 10) + "bit", "burst", strconv.FormatInt(max(bits/8/250, 64<<10), 10), "latency", "50ms"}
+	shape := []string{"root", "tbf", "rate", strconv.FormatInt(bits, 10) + "bit",
+		"burst", strconv.FormatInt(max(bits/8/250, 64<<10), 10), "latency", "50ms"}
 	return errors.Join(
 		run("tc", append(append(here, "replace", "dev", n.link), shape...)...),
 		run("tc", append(append(there, "replace", "dev", "eth0"), shape...)...))
@@ -192,7 +197,8 @@ func (n *Node) Carried() (to, from int64, err error) {
 	return to, from, err
 }
 
-// freeSubnet returns the first three numbers of a network of the range for benchmarks (RFC 2544) that this machine does not use.
+// freeSubnet returns the first three numbers of a network of the range for benchmarks (RFC 2544) that this machine does
+// not use.
 func freeSubnet() (string, error) {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {

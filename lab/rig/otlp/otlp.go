@@ -133,9 +133,11 @@ func decode(r *http.Request) ([]Span, error) {
 
 func span(s *trace.Span, resource map[string]string) Span {
 	out := Span{
-		Name: s.GetName(), Trace: hex.EncodeToString(s.GetTraceId()), ID: hex.EncodeToString(s.GetSpanId()), Parent: hex.EncodeToString(s.GetParentSpanId()),
+		Name: s.GetName(), Trace: hex.EncodeToString(s.GetTraceId()), ID: hex.EncodeToString(s.GetSpanId()),
+		Parent:     hex.EncodeToString(s.GetParentSpanId()),
 		Attributes: attributes(s.GetAttributes()), Failed: s.GetStatus().GetCode() == trace.Status_STATUS_CODE_ERROR,
-		Start: time.Unix(0, int64(s.GetStartTimeUnixNano())), End: time.Unix(0, int64(s.GetEndTimeUnixNano())), Resource: resource,
+		Start: time.Unix(0, int64(s.GetStartTimeUnixNano())), End: time.Unix(0, int64(s.GetEndTimeUnixNano())),
+		Resource: resource,
 	}
 	for _, l := range s.GetLinks() {
 		out.Links = append(out.Links, hex.EncodeToString(l.GetTraceId()))

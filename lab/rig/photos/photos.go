@@ -127,7 +127,8 @@ func Make(ctx context.Context, dir string, o Options, progress func(done, total 
 				if err != nil {
 					return fmt.Errorf("crop %d of %s: %w", k, src.Path, err)
 				}
-				if err := os.WriteFile(filepath.Join(folder, fmt.Sprintf("%s_%05d.jpg", src.Class, begin+k)), b, 0o644); err != nil {
+				if err := os.WriteFile(filepath.Join(folder, fmt.Sprintf("%s_%05d.jpg", src.Class, begin+k)), b,
+					0o644); err != nil {
 					return err
 				}
 				bytes.Add(int64(len(b)))
@@ -161,10 +162,12 @@ func existing(dir string, o Options, sources []Source) (Set, bool, error) {
 	}
 	b, err := os.ReadFile(filepath.Join(dir, marker))
 	if err != nil {
-		return Set{}, false, fmt.Errorf("the folder is not empty and holds no training set of ours; name another one or empty it (%w)", err)
+		return Set{}, false, fmt.Errorf(
+			"the folder is not empty and holds no training set of ours; name another one or empty it (%w)", err)
 	}
 	var st state
-	if json.Unmarshal(b, &st) == nil && st.Algorithm == algorithm && st.Options == o && st.Set.Files == o.Count && st.Set.matches(dir) {
+	if json.Unmarshal(b, &st) == nil && st.Algorithm == algorithm && st.Options == o && st.Set.Files == o.Count &&
+		st.Set.matches(dir) {
 		return st.Set, true, nil
 	}
 	for _, s := range sources {

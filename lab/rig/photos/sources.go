@@ -29,8 +29,10 @@ var packs = []pack{
 		name:   "plasma-workspace-wallpapers",
 		format: "/usr/share/wallpapers/%s/contents/images/2560x1600.jpg",
 		photos: [][2]string{
-			{"by_the_water", "BytheWater"}, {"cold_ripple", "ColdRipple"}, {"colorful_cups", "ColorfulCups"}, {"darkest_hour", "DarkestHour"},
-			{"evening_glow", "EveningGlow"}, {"fallen_leaf", "FallenLeaf"}, {"grey", "Grey"}, {"kite", "Kite"}, // grey is stored in one component
+			{"by_the_water", "BytheWater"}, {"cold_ripple", "ColdRipple"}, {"colorful_cups", "ColorfulCups"},
+			{"darkest_hour", "DarkestHour"},
+			// grey is stored in one component
+			{"evening_glow", "EveningGlow"}, {"fallen_leaf", "FallenLeaf"}, {"grey", "Grey"}, {"kite", "Kite"},
 			{"one_stands_out", "OneStandsOut"}, {"path", "Path"}, {"summer_1am", "summer_1am"},
 		},
 	},
@@ -39,7 +41,8 @@ var packs = []pack{
 		format: "/usr/share/backgrounds/mate/nature/%s.jpg",
 		photos: [][2]string{
 			{"aqua", "Aqua"}, {"blinds", "Blinds"}, {"dune", "Dune"}, {"fresh_flower", "FreshFlower"},
-			{"garden", "Garden"}, {"green_meadow", "GreenMeadow"}, {"lady_bird", "LadyBird"}, {"rain_drops", "RainDrops"},
+			{"garden", "Garden"}, {"green_meadow", "GreenMeadow"}, {"lady_bird", "LadyBird"},
+			{"rain_drops", "RainDrops"},
 			{"storm", "Storm"}, {"two_wings", "TwoWings"}, {"wood", "Wood"}, {"yellow_flower", "YellowFlower"},
 		},
 	},

@@ -33,7 +33,8 @@ func BenchmarkGet(b *testing.B) {
 		b.Fatal(err)
 	}
 	for i := range 64 {
-		if _, err := c.PutObject(b.Context(), bucket, fmt.Sprintf("k%d", i), bytes.NewReader(make([]byte, 63_000)), 63_000, s3server.PutOptions()); err != nil {
+		if _, err := c.PutObject(b.Context(), bucket, fmt.Sprintf("k%d", i), bytes.NewReader(make([]byte, 63_000)),
+			63_000, s3server.PutOptions()); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -58,7 +59,8 @@ func BenchmarkGet(b *testing.B) {
 			for range 64 {
 				wg.Go(func() {
 					for i := range next {
-						r, _, _, err := core.GetObject(b.Context(), bucket, fmt.Sprintf("k%d", i%64), minio.GetObjectOptions{})
+						r, _, _, err := core.GetObject(b.Context(), bucket, fmt.Sprintf("k%d", i%64),
+							minio.GetObjectOptions{})
 						if err != nil {
 							b.Error(err)
 							continue

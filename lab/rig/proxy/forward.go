@@ -36,7 +36,9 @@ func newServer(ctx context.Context, p *Proxy) *http.Server {
 		Handler:                      http.HandlerFunc(p.serve),
 		DisableGeneralOptionsHandler: true,
 		BaseContext:                  func(net.Listener) context.Context { return ctx },
-		ConnContext:                  func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, connKey{}, c)
+		},
 		ConnState: func(_ net.Conn, state http.ConnState) {
 			switch state {
 			case http.StateNew:
@@ -160,8 +162,8 @@ func (x *exchange) answered(resp *http.Response) error {
 		}
 	}
 	d := &download{ReadCloser: resp.Body, x: x}
-	// S3 gives the length of every object. A body without one is a listing or an error: faults strike after its head, and
-	// the bandwidth limit passes it by.
+	// S3 gives the length of every object. A body without one is a listing or an error: faults strike after its head,
+	// and the bandwidth limit passes it by.
 	if resp.ContentLength > 0 {
 		d.bandwidth = x.shape.bandwidth > 0
 		if x.fault != nil {
@@ -284,7 +286,8 @@ func parseRequest(method string, u *url.URL) (op Op, key string) {
 // X-Amz-*, and partNumber and versionId read content.
 func opOf(method, key, query string) Op {
 	if key == "" {
-		if method == "GET" && (query == "" || strings.Contains(query, "list-type") || strings.Contains(query, "prefix=")) {
+		if method == "GET" && (query == "" || strings.Contains(query, "list-type") ||
+			strings.Contains(query, "prefix=")) {
 			return OpList
 		}
 		return OpOther

@@ -15,8 +15,8 @@ import (
 )
 
 // Main runs a proxy as a process of its own until SIGTERM or SIGINT: UPSTREAM (http://host:port) and [Options] in JSON.
-// It prints one line of JSON with its URL and that of its control server, which answers GET /stats ([Stats]), PUT /options
-// ([Options]) and /debug/pprof/.
+// It prints one line of JSON with its URL and that of its control server, which answers GET /stats ([Stats]), PUT
+// /options ([Options]) and /debug/pprof/.
 //
 // It is the body of `go run ./lab/bench s3proxy` and of the hidden verb `shoal-lab rig-proxy`.
 func Main(args []string) error {
@@ -59,7 +59,8 @@ func Spawn(ctx context.Context, command []string, upstream string, o Options) (*
 	if err != nil {
 		return nil, fmt.Errorf("proxy: %w", err)
 	}
-	url, c, err := subproc.SpawnControlled[Stats, Options](ctx, "the S3 proxy", command, "/options", upstream, string(options))
+	url, c, err := subproc.SpawnControlled[Stats, Options](ctx, "the S3 proxy", command, "/options", upstream,
+		string(options))
 	if err != nil {
 		return nil, fmt.Errorf("proxy: %w", err)
 	}

@@ -1,10 +1,10 @@
 // Package proxy makes an S3 server on loopback behave like one far away, and on request like a broken one: it adds
 // lognormal latency to the first byte, limits the bandwidth, and injects scripted faults.
 //
-// The HTTP is net/http/httputil's (forward.go). Heads keep what the client signed (the Host header, path and query). It shares
-// the cores with what is being measured: BenchmarkGet (objects of 63 kB, two cores) gives 95 µs of CPU a GET under load,
-// and 200 when 30 ms of latency leave the cores mostly idle (waking up costs more then); 1,900 GETs a second then, which
-// the latency bounds.
+// The HTTP is net/http/httputil's (forward.go). Heads keep what the client signed (the Host header, path and query). It
+// shares the cores with what is being measured: BenchmarkGet (objects of 63 kB, two cores) gives 95 µs of CPU a GET
+// under load, and 200 when 30 ms of latency leave the cores mostly idle (waking up costs more then); 1,900 GETs a
+// second then, which the latency bounds.
 //
 // Traps:
 //
@@ -208,7 +208,8 @@ type shape struct {
 
 func newShape(o Options) (*shape, error) {
 	if o.Latency < 0 || o.Sigma < 0 || math.IsNaN(o.Sigma) || o.Bandwidth < 0 {
-		return nil, fmt.Errorf("proxy: latency %v, sigma %v and bandwidth %v must not be negative", o.Latency, o.Sigma, o.Bandwidth)
+		return nil, fmt.Errorf("proxy: latency %v, sigma %v and bandwidth %v must not be negative", o.Latency, o.Sigma,
+			o.Bandwidth)
 	}
 	s := &shape{
 		latency:   o.Latency,

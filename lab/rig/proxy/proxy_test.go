@@ -151,7 +151,8 @@ func TestTransparent(t *testing.T) {
 		return answer{resp.StatusCode, resp.Header, b}
 	}
 	for _, method := range []string{"GET", "HEAD", "DELETE"} {
-		for _, path := range []string{"/b/empty", "/b/small", "/b/big", "/b/chunked", "/b/nocontent", "/b/notmodified", "/b/close", "/b/early", "/b/none", "/b"} {
+		for _, path := range []string{"/b/empty", "/b/small", "/b/big", "/b/chunked", "/b/nocontent", "/b/notmodified",
+			"/b/close", "/b/early", "/b/none", "/b"} {
 			direct, via := ask(up, method, path, nil, false, false), ask(p.URL, method, path, nil, false, false)
 			if !reflect.DeepEqual(direct, via) {
 				t.Errorf("%s %s: got %d %v (%d bytes), want %d %v (%d bytes)", method, path,
@@ -166,9 +167,11 @@ func TestTransparent(t *testing.T) {
 				if expect && chunked { // else the client may fail at writing
 					path = "/b/refused"
 				}
-				direct, via := ask(up, "PUT", path, pattern(n), chunked, expect), ask(p.URL, "PUT", path, pattern(n), chunked, expect)
+				direct, via := ask(up, "PUT", path, pattern(n), chunked, expect),
+					ask(p.URL, "PUT", path, pattern(n), chunked, expect)
 				if !reflect.DeepEqual(direct, via) {
-					t.Errorf("PUT %s, %d bytes, chunked %v, expect %v: got %d %v (%d bytes)", path, n, chunked, expect, via.Status, via.Header, len(via.Body))
+					t.Errorf("PUT %s, %d bytes, chunked %v, expect %v: got %d %v (%d bytes)", path, n, chunked, expect,
+						via.Status, via.Header, len(via.Body))
 				}
 			}
 		}
@@ -187,11 +190,13 @@ func waitIdle(t *testing.T, p *Proxy) {
 	}
 }
 
-// TestStaleUpstream: a server that closes idle connections must not show. The client has one connection and asks by hand:
-// net/http dials anew where the goroutine that wrote a request says so 50 ms late.
+// TestStaleUpstream: a server that closes idle connections must not show. The client has one connection and asks by
+// hand: net/http dials anew where the goroutine that wrote a request says so 50 ms late.
 func TestStaleUpstream(t *testing.T) {
 	stale := make(chan bool, 100)
-	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") }))
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, "ok")
+	}))
 	s.Config.IdleTimeout = 5 * time.Millisecond
 	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
 		if state == http.StateClosed {
@@ -517,7 +522,8 @@ func TestSpawn(t *testing.T) {
 		w.Header().Set("Content-Length", fmt.Sprint(len(content)))
 		_, _ = w.Write(content)
 	})
-	p, err := Spawn(t.Context(), []string{os.Args[0]}, up, Options{Faults: []Fault{{Kind: Truncate, Count: 1, At: 0.5}}})
+	p, err := Spawn(t.Context(), []string{os.Args[0]}, up,
+		Options{Faults: []Fault{{Kind: Truncate, Count: 1, At: 0.5}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -558,7 +564,8 @@ func TestSpawn(t *testing.T) {
 	if err := p.Set(t.Context(), Options{Latency: -1}); err == nil || !strings.Contains(err.Error(), "negative") {
 		t.Errorf("bad options: got %v", err)
 	}
-	if _, err := Spawn(t.Context(), []string{os.Args[0]}, "nonsense", Options{}); err == nil || !strings.Contains(err.Error(), "nonsense") {
+	if _, err := Spawn(t.Context(), []string{os.Args[0]}, "nonsense", Options{}); err == nil ||
+		!strings.Contains(err.Error(), "nonsense") {
 		t.Errorf("got %v, want an error with the process's own words", err)
 	}
 }

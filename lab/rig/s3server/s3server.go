@@ -69,7 +69,8 @@ type Server struct {
 func FindBinary() (string, error) {
 	if p := os.Getenv("SHOAL_VERSITYGW"); p != "" {
 		if _, err := exec.LookPath(p); err != nil {
-			return "", fmt.Errorf("versitygw not found: SHOAL_VERSITYGW=%s is not an executable file; get it with %s", p, howToGet)
+			return "", fmt.Errorf(
+				"versitygw not found: SHOAL_VERSITYGW=%s is not an executable file; get it with %s", p, howToGet)
 		}
 		return p, nil
 	}
@@ -99,7 +100,8 @@ func FindBinary() (string, error) {
 }
 
 const howToGet = "`go build -C tools -o ../bin/versitygw github.com/versity/versitygw/cmd/versitygw` in a checkout, or " +
-	"`go install github.com/versity/versitygw/cmd/versitygw@" + Version + "` and its folder on PATH or its path in SHOAL_VERSITYGW"
+	"`go install github.com/versity/versitygw/cmd/versitygw@" + Version +
+	"` and its folder on PATH or its path in SHOAL_VERSITYGW"
 
 // Start runs a server and returns when it answers. ctx bounds only the start.
 func Start(ctx context.Context, o Options) (*Server, error) {
@@ -123,7 +125,8 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 		asked      bool
 		args       *[]string
 		flag, name string
-	}{{side, &backend, "--sidecar", "meta"}, {o.Versioning, &backend, "--versioning-dir", "versions"}, {o.Accounts, &front, "--iam-dir", "accounts"}} {
+	}{{side, &backend, "--sidecar", "meta"}, {o.Versioning, &backend, "--versioning-dir", "versions"},
+		{o.Accounts, &front, "--iam-dir", "accounts"}} {
 		if f.asked {
 			dir := filepath.Join(o.Dir, f.name)
 			if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -167,7 +170,8 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 
 // Admin runs a verb of versitygw admin, such as create-user.
 func (s *Server) Admin(ctx context.Context, args ...string) error {
-	cmd := exec.CommandContext(ctx, s.bin, append([]string{"admin", "--endpoint-url", s.URL, "--region", Region}, args...)...)
+	cmd := exec.CommandContext(ctx, s.bin,
+		append([]string{"admin", "--endpoint-url", s.URL, "--region", Region}, args...)...)
 	cmd.Env = append(os.Environ(), "ADMIN_ACCESS_KEY_ID="+AccessKey, "ADMIN_SECRET_ACCESS_KEY="+SecretKey)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("s3server: %s: %w: %s", args[0], err, out)

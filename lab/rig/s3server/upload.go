@@ -50,23 +50,25 @@ type Object struct {
 	Content func(now minio.ObjectInfo) ([]byte, error)
 }
 
-// Upload makes bucket/prefix on the server equal to the regular files under dir, but those whose names begin with a dot. It
-// sends each file that is missing there or has another content: the ETag of a plain PUT is its MD5.
-func (s *Server) Upload(ctx context.Context, dir, bucket, prefix string, progress func(done, total int)) (Uploaded, error) {
+// Upload makes bucket/prefix on the server equal to the regular files under dir, but those whose names begin with a
+// dot. It sends each file that is missing there or has another content: the ETag of a plain PUT is its MD5.
+func (s *Server) Upload(ctx context.Context, dir, bucket, prefix string, progress func(done, total int)) (
+	Uploaded, error) {
 	var files []Object
 	err := filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() || d.Name()[0] == '.' {
 			return err
 		}
 		rel, err := filepath.Rel(dir, p)
-		files = append(files, Object{path.Join(prefix, filepath.ToSlash(rel)), func(now minio.ObjectInfo) ([]byte, error) {
-			b, err := os.ReadFile(p)
-			sum := md5.Sum(b) //nolint:gosec // see the import
-			if err != nil || strings.Trim(now.ETag, `"`) == hex.EncodeToString(sum[:]) {
-				return nil, err
-			}
-			return b, nil
-		}})
+		files = append(files, Object{path.Join(prefix, filepath.ToSlash(rel)),
+			func(now minio.ObjectInfo) ([]byte, error) {
+				b, err := os.ReadFile(p)
+				sum := md5.Sum(b) //nolint:gosec // see the import
+				if err != nil || strings.Trim(now.ETag, `"`) == hex.EncodeToString(sum[:]) {
+					return nil, err
+				}
+				return b, nil
+			}})
 		return err
 	})
 	if err != nil {
@@ -75,9 +77,10 @@ func (s *Server) Upload(ctx context.Context, dir, bucket, prefix string, progres
 	return s.Fill(ctx, bucket, prefix, files, uploadWorkers, progress)
 }
 
-// Fill makes bucket/prefix on the server hold these objects and no others, with so many PUTs at a time. bucket is made if
-// it is missing. progress, if not nil, is called from several goroutines after each object.
-func (s *Server) Fill(ctx context.Context, bucket, prefix string, objects []Object, workers int, progress func(done, total int)) (Uploaded, error) {
+// Fill makes bucket/prefix on the server hold these objects and no others, with so many PUTs at a time. bucket is made
+// if it is missing. progress, if not nil, is called from several goroutines after each object.
+func (s *Server) Fill(ctx context.Context, bucket, prefix string, objects []Object, workers int,
+	progress func(done, total int)) (Uploaded, error) {
 	fail := func(err error) (Uploaded, error) {
 		return Uploaded{}, fmt.Errorf("upload to %s/%s: %w", bucket, prefix, err)
 	}
@@ -108,7 +111,8 @@ func (s *Server) Fill(ctx context.Context, bucket, prefix string, objects []Obje
 				return err
 			}
 			if b != nil {
-				if _, err := c.PutObject(gctx, bucket, o.Key, bytes.NewReader(b), int64(len(b)), PutOptions()); err != nil {
+				if _, err := c.PutObject(gctx, bucket, o.Key, bytes.NewReader(b), int64(len(b)),
+					PutOptions()); err != nil {
 					return fmt.Errorf("put %s: %w", o.Key, err)
 				}
 				sent.Add(1)

@@ -83,11 +83,13 @@ type Controlled[S, O any] struct {
 	Path string
 }
 
-// SpawnControlled starts command (a program and its first arguments) with further ones, and returns when it has told its
-// URLs as the JSON of [Serving]. It dies with this process.
-func SpawnControlled[S, O any](ctx context.Context, name string, command []string, path string, args ...string) (url string, c Controlled[S, O], err error) {
+// SpawnControlled starts command (a program and its first arguments) with further ones, and returns when it has told
+// its URLs as the JSON of [Serving]. It dies with this process.
+func SpawnControlled[S, O any](ctx context.Context, name string, command []string, path string, args ...string) (
+	url string, c Controlled[S, O], err error) {
 	var r Serving
-	proc, err := StartReady(ctx, name, exec.Command(command[0], append(command[1:len(command):len(command)], args...)...), &r)
+	proc, err := StartReady(ctx, name,
+		exec.Command(command[0], append(command[1:len(command):len(command)], args...)...), &r)
 	return r.URL, Controlled[S, O]{Proc: proc, URL: r.Control, Path: path}, err
 }
 
@@ -134,8 +136,8 @@ func control(ctx context.Context, method, url string, in, out any) error {
 	return json.NewDecoder(resp.Body).Decode(out)
 }
 
-// Serve is the child's side of [Controlled]: until end is called it answers GET /stats by stats, PUT of path by set, and
-// /debug/pprof/.
+// Serve is the child's side of [Controlled]: until end is called it answers GET /stats by stats, PUT of path by set,
+// and /debug/pprof/.
 func Serve[S, O any](stats func() S, path string, set func(O) error) (url string, end func() error, err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

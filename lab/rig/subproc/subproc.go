@@ -43,8 +43,8 @@ type Proc struct {
 }
 
 // Start runs cmd as the leader of a new process group. The child is killed when this process ends in
-// any way; what is left of its group is killed when the child itself ends. name is used in errors. Where cmd.Stdout or cmd.Stderr is nil, that output goes only
-// to the tail (see [Proc.Tail]); otherwise to both.
+// any way; what is left of its group is killed when the child itself ends. name is used in errors. Where cmd.Stdout or
+// cmd.Stderr is nil, that output goes only to the tail (see [Proc.Tail]); otherwise to both.
 func Start(name string, cmd *exec.Cmd) (*Proc, error) {
 	p := &Proc{name: name, cmd: cmd, tail: &tailWriter{}, done: make(chan struct{})}
 	cmd.Stdout = tee(cmd.Stdout, p.tail)
@@ -147,7 +147,8 @@ func (p *Proc) Until(ctx context.Context, ready func(ctx context.Context) error)
 		case <-p.done:
 			return p.Failed()
 		case <-ctx.Done():
-			return fmt.Errorf("%s is not ready: %w: %w; its last output:\n%s", p.name, context.Cause(ctx), err, indent(p.Tail()))
+			return fmt.Errorf("%s is not ready: %w: %w; its last output:\n%s", p.name, context.Cause(ctx), err,
+				indent(p.Tail()))
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
@@ -156,8 +157,8 @@ func (p *Proc) Until(ctx context.Context, ready func(ctx context.Context) error)
 // Signal sends sig to the child's process group, as the function does.
 func (p *Proc) Signal(sig syscall.Signal) error { return Signal(-p.Pid(), sig) }
 
-// Signal sends sig to a process, or to the group -pid. One that is gone is not an error. After SIGSTOP it returns when no thread of
-// the process, or of the group's leader, runs: kill(2) returns before, and it may answer for a while.
+// Signal sends sig to a process, or to the group -pid. One that is gone is not an error. After SIGSTOP it returns when
+// no thread of the process, or of the group's leader, runs: kill(2) returns before, and it may answer for a while.
 func Signal(pid int, sig syscall.Signal) error {
 	if err := syscall.Kill(pid, sig); err != nil && !errors.Is(err, syscall.ESRCH) {
 		return err

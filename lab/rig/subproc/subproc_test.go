@@ -51,7 +51,8 @@ func TestWaitReturnsOutputOfFailedChild(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = p.Wait(t.Context())
-	if err == nil || !strings.Contains(err.Error(), "the child") || !strings.Contains(err.Error(), "why it failed") || !strings.Contains(err.Error(), "hello") {
+	if err == nil || !strings.Contains(err.Error(), "the child") || !strings.Contains(err.Error(), "why it failed") ||
+		!strings.Contains(err.Error(), "hello") {
 		t.Fatalf("got %v, want an error with the name and the output", err)
 	}
 	var exit *exec.ExitError

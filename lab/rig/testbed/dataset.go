@@ -87,16 +87,18 @@ const (
 func (b *Bed) Lay(ctx context.Context, d Dataset, progress func(done, total int)) error {
 	objects := make([]s3server.Object, d.Samples)
 	for s := range objects {
-		objects[s] = s3server.Object{Key: d.Prefix() + "/" + d.Path(s), Content: func(now minio.ObjectInfo) ([]byte, error) {
-			size := d.SizeOf(s)
-			if now.Size == size {
-				return nil, nil
-			}
-			content := make([]byte, size)
-			fill(content, s)
-			return content, nil
-		}}
+		objects[s] = s3server.Object{Key: d.Prefix() + "/" + d.Path(s),
+			Content: func(now minio.ObjectInfo) ([]byte, error) {
+				size := d.SizeOf(s)
+				if now.Size == size {
+					return nil, nil
+				}
+				content := make([]byte, size)
+				fill(content, s)
+				return content, nil
+			}}
 	}
-	_, err := b.Server.Fill(ctx, Bucket, d.Prefix(), objects, int(min(putWorkers, max(1, putBytes/(2*d.Size)))), progress)
+	_, err := b.Server.Fill(ctx, Bucket, d.Prefix(), objects,
+		int(min(putWorkers, max(1, putBytes/(2*d.Size)))), progress)
 	return err
 }

@@ -134,7 +134,8 @@ func (p Pass) Run(ctx context.Context, progress func(done, steps int)) (epochs [
 
 // paths returns what the mount's readers read in an epoch, as paths in it, as its daemon says.
 func (p Pass) paths(ctx context.Context, epoch int) ([]string, error) {
-	cmd := exec.CommandContext(ctx, p.Shoal, "order", p.Order, "--mount", p.Mount, "--epoch", strconv.Itoa(epoch), "--paths")
+	cmd := exec.CommandContext(ctx, p.Shoal, "order", p.Order, "--mount", p.Mount,
+		"--epoch", strconv.Itoa(epoch), "--paths")
 	cmd.Env = append(os.Environ(), settled)
 	out, err := cmd.Output()
 	if failed := (*exec.ExitError)(nil); errors.As(err, &failed) {
@@ -235,7 +236,8 @@ const (
 // warmMemory is --memory of the warming. With little of it, what outruns the disk is let go of unwritten.
 const warmMemory = "1GiB"
 
-// cacheSize returns the --cache-size that holds a part of the dataset. For all of it, it has room to spare: nothing may be left out.
+// cacheSize returns the --cache-size that holds a part of the dataset. For all of it, it has room to spare: nothing may
+// be left out.
 func (c Config) cacheSize() string {
 	share := c.Cached
 	if share == 1 {
@@ -245,7 +247,8 @@ func (c Config) cacheSize() string {
 }
 
 // Measure lays, warms, mounts, runs, and unmounts. The cache of the measurement before is thrown away.
-func (b *Bed) Measure(ctx context.Context, c Config, progress func(step string, done, total int)) (r Result, err error) {
+func (b *Bed) Measure(ctx context.Context, c Config, progress func(step string, done, total int)) (
+	r Result, err error) {
 	if err := b.Proxy.Set(ctx, proxy.Options{}); err != nil {
 		return r, err
 	}
@@ -262,7 +265,9 @@ func (b *Bed) Measure(ctx context.Context, c Config, progress func(step string, 
 	flags := []string{"--cache-dir", cache, "--cache-size", c.cacheSize(), "--samples", "*"}
 	if c.Cached > 0 {
 		progress(Warming, 0, 1)
-		out, err := b.Shoal(ctx, append([]string{"warm", source, "--fraction", fmt.Sprint(min(c.Cached, 1)), "--memory", warmMemory}, flags...)...)
+		out, err := b.Shoal(ctx,
+			append([]string{"warm", source, "--fraction", fmt.Sprint(min(c.Cached, 1)), "--memory", warmMemory},
+				flags...)...)
 		if err != nil {
 			return r, err
 		}
@@ -275,7 +280,8 @@ func (b *Bed) Measure(ctx context.Context, c Config, progress func(step string, 
 		r.Bandwidth = c.Bandwidth.Times * (1 - r.Kept) * r.Demand
 	}
 	// Before the daemon starts, which begins to fetch at once.
-	if err := b.Proxy.Set(ctx, proxy.Options{Latency: c.Latency, Sigma: c.Sigma, Bandwidth: int64(r.Bandwidth), Seed: 1}); err != nil {
+	if err := b.Proxy.Set(ctx,
+		proxy.Options{Latency: c.Latency, Sigma: c.Sigma, Bandwidth: int64(r.Bandwidth), Seed: 1}); err != nil {
 		return r, err
 	}
 	told := cmp.Or(c.Told, c.Order)
@@ -283,7 +289,8 @@ func (b *Bed) Measure(ctx context.Context, c Config, progress func(step string, 
 		flags = append(flags, "--connections", strconv.Itoa(c.Connections))
 	}
 	mnt := filepath.Join(b.Dir, "mnt")
-	args := append([]string{"mount", source, mnt, "--kernel-cache", "off", "--order", told, "--memory", strconv.FormatInt(c.Memory, 10) + "B"}, flags...)
+	args := append([]string{"mount", source, mnt, "--kernel-cache", "off", "--order", told,
+		"--memory", strconv.FormatInt(c.Memory, 10) + "B"}, flags...)
 	d, err := b.Daemon(ctx, daemon.Place{Mount: mnt, Log: mnt + ".log"}, args...)
 	if err != nil {
 		return r, err

@@ -50,8 +50,9 @@ func Missing() (lines []string) {
 	return lines
 }
 
-// Start starts store and proxy in dir, which it makes. shoal is the path of the binary, proxyCommand what runs the rig's
-// proxy (see proxy.Spawn). One testbed can run in a folder at a time. Nothing that it starts outlives this process.
+// Start starts store and proxy in dir, which it makes. shoal is the path of the binary, proxyCommand what runs the
+// rig's proxy (see proxy.Spawn). One testbed can run in a folder at a time. Nothing that it starts outlives this
+// process.
 func Start(ctx context.Context, dir, shoal string, proxyCommand ...string) (_ *Bed, err error) {
 	b := &Bed{shoal: shoal}
 	if b.Dir, err = filepath.Abs(dir); err != nil {
@@ -121,8 +122,8 @@ func (b *Bed) Shoal(ctx context.Context, args ...string) (string, error) {
 	return stdout.String(), err
 }
 
-// Daemon runs a verb in the foreground, so that it ends with this process in every case, and returns when it is ready at
-// its place, whose log begins anew.
+// Daemon runs a verb in the foreground, so that it ends with this process in every case, and returns when it is ready
+// at its place, whose log begins anew.
 func (b *Bed) Daemon(ctx context.Context, at daemon.Place, args ...string) (*daemon.Daemon, error) {
 	if at.Mount != "" {
 		// What a killed run has left is unmounted first.

@@ -1,5 +1,5 @@
-// Package uringswitch turns the kernel's FUSE over io_uring on and off for a test. The switch is the machine's, and concerns all mounts
-// made meanwhile, so tests of all processes take turns: many may need it on, and one at a time off.
+// Package uringswitch turns the kernel's FUSE over io_uring on and off for a test. The switch is the machine's, and
+// concerns all mounts made meanwhile, so tests of all processes take turns: many may need it on, and one at a time off.
 package uringswitch
 
 import (

@@ -18,7 +18,8 @@ import (
 func TestFrames(t *testing.T) {
 	var to bytes.Buffer
 	w := wire.NewFrameWriter(&to)
-	header := &feedpb.ServerMessage{Kind: &feedpb.ServerMessage_Batch{Batch: &feedpb.BatchHeader{Index: 7, TotalBytes: 5000, State: "{}"}}}
+	header := &feedpb.ServerMessage{
+		Kind: &feedpb.ServerMessage_Batch{Batch: &feedpb.BatchHeader{Index: 7, TotalBytes: 5000, State: "{}"}}}
 	payload := bytes.Repeat([]byte{3}, 5000)
 	pool := &counter{}
 	backing := bytes.Clone(payload)

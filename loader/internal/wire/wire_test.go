@@ -41,7 +41,8 @@ func TestChunkIsProtobuf(t *testing.T) {
 			t.Errorf("%d bytes: protobuf reads another chunk", n)
 		}
 		in := wire.Incoming{Dst: make([]byte, n)}
-		if err := wire.Codec().Unmarshal(out, &in); err != nil || !in.IsChunk || in.N != n || !bytes.Equal(in.Dst, payload) {
+		if err := wire.Codec().Unmarshal(out, &in); err != nil || !in.IsChunk || in.N != n ||
+			!bytes.Equal(in.Dst, payload) {
 			t.Errorf("%d bytes: came back as %d, %v", n, in.N, err)
 		}
 		out.Free()
@@ -73,13 +74,15 @@ func TestChunkThatDoesNotFit(t *testing.T) {
 }
 
 func chunk(n int) *feedpb.ServerMessage {
-	return &feedpb.ServerMessage{Kind: &feedpb.ServerMessage_Chunk{Chunk: &feedpb.Chunk{Data: bytes.Repeat([]byte{9}, n)}}}
+	return &feedpb.ServerMessage{
+		Kind: &feedpb.ServerMessage_Chunk{Chunk: &feedpb.Chunk{Data: bytes.Repeat([]byte{9}, n)}}}
 }
 
 // FuzzUnmarshal compares with protobuf, for messages cut into buffers anywhere.
 func FuzzUnmarshal(f *testing.F) {
 	for _, m := range []*feedpb.ServerMessage{
-		{}, chunk(0), chunk(3), chunk(300), {Kind: &feedpb.ServerMessage_EpochEnd{EpochEnd: &feedpb.EpochEnd{Epoch: 3}}},
+		{}, chunk(0), chunk(3), chunk(300),
+		{Kind: &feedpb.ServerMessage_EpochEnd{EpochEnd: &feedpb.EpochEnd{Epoch: 3}}},
 	} {
 		data, err := proto.Marshal(m)
 		if err != nil {
@@ -102,7 +105,8 @@ func FuzzUnmarshal(f *testing.F) {
 		if wantErr != nil {
 			return
 		}
-		if in.IsChunk != (want.GetChunk() != nil) || in.IsChunk && !bytes.Equal(in.Dst[:in.N], want.GetChunk().GetData()) {
+		if in.IsChunk != (want.GetChunk() != nil) ||
+			in.IsChunk && !bytes.Equal(in.Dst[:in.N], want.GetChunk().GetData()) {
 			t.Fatalf("chunk %v of %d bytes, protobuf has %v", in.IsChunk, in.N, &want)
 		}
 		if !in.IsChunk && !proto.Equal(&in.Message, &want) {

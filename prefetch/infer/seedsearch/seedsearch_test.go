@@ -22,7 +22,8 @@ func collect(k kernel, f Filter, lo, hi uint32) (seeds []uint32) {
 // sparse draws a filter that a given seed passes.
 func sparse(t *rapid.T, n int, p []uint32) Filter {
 	f := Filter{N: uint32(n)}
-	for _, pos := range rapid.SliceOfNDistinct(rapid.IntRange(0, min(MaxPos, n-2)), 0, 4, rapid.ID).Draw(t, "positions") {
+	for _, pos := range rapid.SliceOfNDistinct(rapid.IntRange(0, min(MaxPos, n-2)), 0, 4, rapid.ID).Draw(t,
+		"positions") {
 		samples := rapid.SliceOfN(rapid.Uint32Range(0, uint32(n-1)), 0, 40).Draw(t, "others")
 		f.Targets = append(f.Targets, Target{pos, append(samples, p[pos])})
 	}
@@ -130,7 +131,8 @@ func TestSearchByRangesAndStop(t *testing.T) {
 }
 
 func TestSearchPanics(t *testing.T) {
-	for _, f := range []Filter{{N: 0}, {N: MaxN + 1}, {N: 10, Targets: []Target{{Pos: -1}}}, {N: 10, Targets: []Target{{Pos: 9}}}, {N: 1000, Targets: []Target{{Pos: MaxPos + 1}}}} {
+	for _, f := range []Filter{{N: 0}, {N: MaxN + 1}, {N: 10, Targets: []Target{{Pos: -1}}},
+		{N: 10, Targets: []Target{{Pos: 9}}}, {N: 1000, Targets: []Target{{Pos: MaxPos + 1}}}} {
 		func() {
 			defer func() {
 				if recover() == nil {

@@ -21,7 +21,8 @@ def distributed(c):
 
 
 def words(c):
-    """random() and random64(): random_ of a small range takes one word (up to 2^28 in torch 2, 2^32 before), the full range two."""
+    """random() and random64(): random_ of a small range takes one word (up to 2^28 in torch 2, 2^32 before), the full
+    range two."""
     g = torch.Generator()
     g.manual_seed(c["seed"])
     out = []

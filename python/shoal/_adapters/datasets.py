@@ -1,7 +1,8 @@
 """Hugging Face datasets: the rows of a Dataset whose Arrow files are mapped from a mount, as load_from_disk does.
 
-Arrow says at which addresses a row lies, and the process's maps of which file these are. What has at most 8 bytes a row, and the
-offsets of texts and lists, are not told: the copy of the process reads them, for many record batches at once, and the kernel keeps them.
+Arrow says at which addresses a row lies, and the process's maps of which file these are. What has at most 8 bytes a
+row, and the offsets of texts and lists, are not told: the copy of the process reads them, for many record batches at
+once, and the kernel keeps them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def watch(module: Any, run: Any) -> None:
 
 
 def _known(dataset: Any, kind: Any, run: Any) -> Optional[Tuple[str, _Reads]]:
-    if type(dataset) is not kind or not any(run.in_mount(file["filename"]) for file in dataset.cache_files) or _opens(dataset, run):
+    if type(dataset) is not kind or not any(run.in_mount(file["filename"]) for file in dataset.cache_files) or _opens(
+            dataset, run):
         return None
     rows: List[_Rows] = []
 
@@ -43,7 +45,9 @@ def _opens(dataset: Any, run: Any) -> bool:
     elsewhere = any(map(_elsewhere, first.columns))
     if elsewhere or dataset._format_type != "custom":
         return elsewhere
-    texts = [first.column(name)[0].as_py() for name, feature in dataset.features.items() if getattr(feature, "dtype", "") in ("string", "large_string")]
+    texts = [first.column(name)[0].as_py()
+             for name, feature in dataset.features.items() if getattr(feature, "dtype", "") in ("string",
+                     "large_string")]
     return any(text and text.startswith("/") and run.in_mount(text) for text in texts)  # the transform may open them
 
 
@@ -67,7 +71,8 @@ class _Rows:
         table, names = dataset._data, dataset._format_columns
         self._order, self._batches, self._firsts = dataset._indices, table._batches, table._offsets.tolist()
         self._columns = table.column_names if names is None or dataset._output_all_columns else names
-        self._layouts: List[Any] = [None] * len(self._batches)  # of what is not small, in the record batches that were looked at
+        # of what is not small, in the record batches that were looked at
+        self._layouts: List[Any] = [None] * len(self._batches)
         self._libc = ctypes.CDLL(None)
         with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
             parts = [line.rstrip("\n").split(None, 5) for line in maps]
@@ -88,18 +93,23 @@ class _Rows:
                 self._look(which)
             rows.append((self._layouts[which], row - self._firsts[which]))
         columns = range(len(self._columns))
-        return [place for c in columns for layouts, row in rows if layouts[c] is not None for span in layouts[c](row, 1) for place in self._place(*span)]
+        return [place for c in columns for layouts, row in rows if layouts[c] is not None for span in layouts[c](row, 1)
+                for place in self._place(*span)]
 
     def _look(self, which: int) -> None:
-        """Finds how a record batch is laid out, and has the kernel read what is small of it, and of those that follow it."""
+        """Finds how a record batch is laid out, and has the kernel read what is small of it, and of those that follow
+        it."""
         for i in range(which, min(which + _TOGETHER, len(self._batches)) if len(self._batches) <= _FEW else which + 1):
             if self._layouts[i] is None:
-                columns, small = [self._batches[i].column(name) for name in self._columns], 8 * self._batches[i].num_rows + 64  # Arrow pads to that
+                # Arrow pads to that
+                columns, small = [self._batches[i].column(name) for name in self._columns], 8 * self._batches[
+                    i].num_rows + 64
                 ahead = [b for column in columns for b in column.buffers() if b is not None and b.size <= small]
                 self._layouts[i] = [_layout(column, small, ahead) for column in columns]
                 for buffer in ahead:
                     begin = buffer.address & -_PAGE
-                    self._libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(buffer.address + buffer.size - begin), _WILLNEED)
+                    self._libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(buffer.address + buffer.size - begin),
+                                       _WILLNEED)
 
     def _place(self, address: int, size: int) -> List[Tuple[str, int, int]]:
         """Where a span of memory is in a file; nothing for one of no file."""
@@ -108,8 +118,8 @@ class _Rows:
 
 
 def _layout(array: Any, small: int, ahead: List[Any]) -> Optional[_Spans]:
-    """How the values of an array are laid out: what says the addresses and sizes of some of them, from a first one on; None if all is in buffers
-    that are small. Adds the offsets that have to be read for that."""
+    """How the values of an array are laid out: what says the addresses and sizes of some of them, from a first one on;
+    None if all is in buffers that are small. Adds the offsets that have to be read for that."""
     types, numpy = sys.modules["pyarrow"].types, sys.modules["numpy"]
     array = getattr(array, "storage", array)  # of an extension
     kind, at, buffers = array.type, array.offset, array.buffers()
@@ -122,9 +132,11 @@ def _layout(array: Any, small: int, ahead: List[Any]) -> Optional[_Spans]:
     if types.is_null(kind) or buffers[1] is None:
         return None
     lists = types.is_list(kind) or types.is_large_list(kind)
-    if not lists and not (types.is_string(kind) or types.is_binary(kind) or types.is_large_string(kind) or types.is_large_binary(kind)):
+    if not lists and not (types.is_string(kind) or types.is_binary(kind) or types.is_large_string(kind)
+                          or types.is_large_binary(kind)):
         bits, begin = kind.bit_width, buffers[1].address  # an error, if a value has no fixed width
-        return (lambda first, count: [(begin + (at + first) * bits // 8, -(-count * bits // 8))]) if buffers[1].size > small else None
+        return (lambda first, count: [(begin + (at + first) * bits // 8, -(-count * bits // 8))]) if buffers[
+            1].size > small else None
     ahead.append(buffers[1])
     offsets = numpy.frombuffer(buffers[1], "i8" if str(kind).startswith("large") else "i4")
     inner = _layout(array.values, small, ahead) if lists else None

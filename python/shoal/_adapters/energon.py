@@ -1,6 +1,7 @@
 """Megatron-Energon: what each worker is about to read of the tars of a WebDataset, as ranges.
 
-In a copy of the worker the library goes on with its slices, takes samples without reading them, and looks up where they lie.
+In a copy of the worker the library goes on with its slices, takes samples without reading them, and looks up where they
+lie.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def _took(run: Any, module: Any, dataset: Any, sample: Any, samples: Any, ahead:
     if not ahead:
         ahead.append(None)  # whatever goes wrong, goes wrong once
         if len(dataset.join_readers) == 1 and type(reader).__name__ == "ShardInfosITarReader":
-            ahead[0] = run.ahead_of("energon", dataset, str(reader.tar_filepaths[0]), functools.partial(_ranges, dataset, reader, {}))
+            ahead[0] = run.ahead_of("energon", dataset, str(reader.tar_filepaths[0]),
+                                    functools.partial(_ranges, dataset, reader, {}))
         if ahead[0] is not None:
             ahead[0].write(lambda: itertools.chain([sample], rest())).finish(run.WAIT)
     if ahead[0] is not None:
@@ -50,8 +52,9 @@ RUN = 4 << 20  # bytes of a slice that are told at once
 
 
 def _ranges(dataset: Any, reader: Any, told: Dict[int, Tuple[int, int]], sample: Any) -> List[Tuple[str, int, int]]:
-    """What a sample reads, with what follows it in its slice: samples of other slices come in between, and a request for each sample would
-    cost more than the wait. Nothing for a sample that has been told so. The first header of a tar is read when that is opened."""
+    """What a sample reads, with what follows it in its slice: samples of other slices come in between, and a request
+    for each sample would cost more than the wait. Nothing for a sample that has been told so. The first header of a tar
+    is read when that is opened."""
     first = sample.__restore_key__[1]
     which = bisect.bisect_right(dataset.slice_offsets, first) - 1
     if told.get(which, (0, 0))[0] < first < told.get(which, (0, 0))[1]:

@@ -1,4 +1,5 @@
-"""LitData: the chunks that each worker is about to copy from a mount (local:). To tell those that it maps there gained a trainer no time."""
+"""LitData: the chunks that each worker is about to copy from a mount (local:). To tell those that it maps there gained
+a trainer no time."""
 
 from __future__ import annotations
 
@@ -26,8 +27,10 @@ def _tell(run: Any, dataset: Any) -> None:
     if not config._remote_dir:
         raise ValueError("LitData maps its chunks where they are: give input_dir with local: before it")
     folder = config._remote_dir.replace("local:", "")
-    chunks = dataset.worker_chunks[max(dataset.worker_next_chunk_index - 1, 0):]  # a resumed one has begun with its chunk
+    # a resumed one has begun with its chunk
+    chunks = dataset.worker_chunks[max(dataset.worker_next_chunk_index - 1, 0):]
     paths = [os.path.join(folder, config._chunks[chunk]["filename"]) for chunk in chunks]
-    ahead = run.ahead_of("litdata", dataset, paths[0], lambda path: [(path,)], True, run.WINDOW) if paths and "://" not in folder else None
+    ahead = run.ahead_of("litdata", dataset, paths[0], lambda path: [(path,)], True,
+                         run.WINDOW) if paths and "://" not in folder else None
     if ahead is not None:
         ahead.write(lambda: paths).finish(run.WAIT)

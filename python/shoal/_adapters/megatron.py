@@ -1,7 +1,7 @@
 """Megatron-Core: GPTDataset, alone and in a BlendedDataset, over .bin and .idx files in a mount.
 
-The dataset itself says what it reads: in the copy of the process its readers of .bin files note what they are asked for, and
-return nothing of it.
+The dataset itself says what it reads: in the copy of the process its readers of .bin files note what they are asked
+for, and return nothing of it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ def watch(module: Any, run: Any) -> None:
 
 
 def _known(dataset: Any, gpt: Any) -> Optional[Tuple[str, _Reads]]:
-    inner = dataset.dataset if type(dataset).__name__ == "RandomSeedDataset" else dataset  # of Megatron-LM's cyclic loader
+    # of Megatron-LM's cyclic loader
+    inner = dataset.dataset if type(dataset).__name__ == "RandomSeedDataset" else dataset
     blended = sys.modules.get("megatron.core.datasets.blended_dataset")
     parts = inner.datasets if blended is not None and type(inner) is blended.BlendedDataset else [inner]
     if not all(type(p) is gpt and type(p.dataset).__name__ == "IndexedDataset" and
@@ -32,7 +33,8 @@ def _known(dataset: Any, gpt: Any) -> Optional[Tuple[str, _Reads]]:
         nonlocal noting
         if not noting:
             noting = True
-            gpt.__getitem__ = lambda self, i: self._query_document_sample_shuffle_indices(i) and {}  # without masks, which take long
+            # without masks, which take long
+            gpt.__getitem__ = lambda self, i: self._query_document_sample_shuffle_indices(i) and {}
             for part in parts:
                 part.dataset.bin_reader = _Reader(part.dataset.path_prefix + ".bin", read)
         read.clear()

@@ -1,4 +1,5 @@
-"""MosaicML Streaming: the shards that the processes of a node copy from a mount (remote=). What lies in one (local=) is left to readahead.
+"""MosaicML Streaming: the shards that the processes of a node copy from a mount (remote=). What lies in one (local=) is
+left to readahead.
 
 The first process of a node works out all processes' samples, so it tells the node's order, one plan for all.
 """
@@ -47,6 +48,7 @@ def _files(dataset: Any, shards: Any) -> Iterator[List[Tuple[str]]]:
         pairs = dataset.shards[shard].file_pairs
         if stream.remote and "://" not in stream.remote:
             files = [(os.path.join(stream.remote, stream.split or "", (zipped or raw).basename),)
-                     for raw, zipped in pairs if not os.path.exists(os.path.join(stream.local, stream.split or "", raw.basename))]
+                     for raw, zipped in pairs
+                     if not os.path.exists(os.path.join(stream.local, stream.split or "", raw.basename))]
             if files:
                 yield files

@@ -1,5 +1,5 @@
-# `shoal run` puts this folder first on PYTHONPATH, so Python imports this module when it starts. Its folder leaves sys.path
-# at once, and the user's own sitecustomize runs: the program finds everything as it is without Shoal.
+# `shoal run` puts this folder first on PYTHONPATH, so Python imports this module when it starts. Its folder leaves
+# sys.path at once, and the user's own sitecustomize runs: the program finds everything as it is without Shoal.
 import importlib.machinery
 import importlib.util
 import os

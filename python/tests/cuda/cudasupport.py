@@ -85,7 +85,8 @@ class Trainer:
             out = self.device.allocate(4 * n)
             values = ctypes.c_uint64(address), ctypes.c_uint64(out), ctypes.c_uint32(n)
             arguments = (ctypes.c_void_p * 3)(*(ctypes.addressof(v) for v in values))
-            self.device.driver.cuLaunchKernel(self._kernel, (n + 63) // 64, 1, 1, 64, 1, 1, 0, ctypes.c_void_p(self.stream), arguments, None)
+            self.device.driver.cuLaunchKernel(self._kernel, (n + 63) // 64, 1, 1, 64, 1, 1, 0,
+                                              ctypes.c_void_p(self.stream), arguments, None)
         return out
 
     def busy(self):
@@ -109,7 +110,8 @@ class Trainer:
 
 
 class Capture:
-    """A graph that a trainer captures as torch.cuda.graph does by default: no unsafe call of any thread may come between."""
+    """A graph that a trainer captures as torch.cuda.graph does by default: no unsafe call of any thread may come
+    between."""
 
     def __init__(self, device, blocking=False):
         self._device, self.driver = device, device.driver
@@ -130,8 +132,8 @@ class Capture:
 
 
 class TorchCuda:
-    """As much of torch.cuda as the client uses, on the driver. As CUDA's runtime has it, a thread is on device 0 until it is
-    given another, and a call makes the primary context of the device that it is on."""
+    """As much of torch.cuda as the client uses, on the driver. As CUDA's runtime has it, a thread is on device 0 until
+    it is given another, and a call makes the primary context of the device that it is on."""
 
     class Stream:
         def __init__(self, device, number):
@@ -248,7 +250,8 @@ def free_memory(device):
 
 def plane(name, dtype, shape, offset):
     size = 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
-    return types.SimpleNamespace(name=name, dtype=dtype, shape=tuple(shape), offset=offset, length=size * int(np.prod(shape)))
+    return types.SimpleNamespace(name=name, dtype=dtype, shape=tuple(shape), offset=offset,
+                                 length=size * int(np.prod(shape)))
 
 
 def planes(*specs):

@@ -1,5 +1,5 @@
-"""What shoal-gpu does with its buffers, for test_import.py: makes them, hands them over on the socket whose descriptor is the
-argument, then fills and reads one as it is told, a line of JSON each."""
+"""What shoal-gpu does with its buffers, for test_import.py: makes them, hands them over on the socket whose descriptor
+is the argument, then fills and reads one as it is told, a line of JSON each."""
 
 import ctypes
 import json
@@ -11,13 +11,15 @@ import sys
 from cudasupport import _cuda, planes
 
 ROWS, SHAPE = 2, (2, 3, 4, 4)
-PLANES, SIZE = planes(("data", "uint8", SHAPE), ("label", "int64", (ROWS,)), ("id", "int64", (ROWS,)), ("valid", "uint8", (ROWS,)))
+PLANES, SIZE = planes(("data", "uint8", SHAPE), ("label", "int64", (ROWS,)), ("id", "int64", (ROWS,)),
+                      ("valid", "uint8", (ROWS,)))
 FIRST = PLANES[1].offset
 SLOTS, SLOT_BYTES, HOST_BYTES = 2, 2 << 20, SIZE - FIRST
 
 
 class Property(ctypes.Structure):
-    _fields_ = [("type", ctypes.c_int), ("handles", ctypes.c_int), ("where", ctypes.c_int), ("device", ctypes.c_int), ("_", ctypes.c_void_p),
+    _fields_ = [("type", ctypes.c_int), ("handles", ctypes.c_int), ("where", ctypes.c_int), ("device", ctypes.c_int),
+                ("_", ctypes.c_void_p),
                 ("flags", ctypes.c_ubyte * 8)]
 
 
@@ -30,10 +32,13 @@ def main():
         stream = device.stream()
         for _ in range(SLOTS):
             memory, address, fd = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_int()
-            d.cuMemCreate(ctypes.byref(memory), ctypes.c_size_t(SLOT_BYTES), ctypes.byref(Property(1, 1, 1, 0)), ctypes.c_uint64(0))
-            d.cuMemAddressReserve(ctypes.byref(address), ctypes.c_size_t(SLOT_BYTES), ctypes.c_size_t(0), ctypes.c_uint64(0), ctypes.c_uint64(0))
+            d.cuMemCreate(ctypes.byref(memory), ctypes.c_size_t(SLOT_BYTES), ctypes.byref(Property(1, 1, 1, 0)),
+                          ctypes.c_uint64(0))
+            d.cuMemAddressReserve(ctypes.byref(address), ctypes.c_size_t(SLOT_BYTES), ctypes.c_size_t(0),
+                                  ctypes.c_uint64(0), ctypes.c_uint64(0))
             d.cuMemMap(address, ctypes.c_size_t(SLOT_BYTES), ctypes.c_size_t(0), memory, ctypes.c_uint64(0))
-            d.cuMemSetAccess(address, ctypes.c_size_t(SLOT_BYTES), ctypes.byref((ctypes.c_int * 3)(1, 0, 3)), ctypes.c_size_t(1))
+            d.cuMemSetAccess(address, ctypes.c_size_t(SLOT_BYTES), ctypes.byref((ctypes.c_int * 3)(1, 0, 3)),
+                             ctypes.c_size_t(1))
             d.cuMemExportToShareableHandle(ctypes.byref(fd), memory, 1, ctypes.c_uint64(0))
             fds.append(fd.value)
             at.append(address)
@@ -46,7 +51,8 @@ def main():
             events.append(pair)
     host = os.memfd_create("host")
     os.ftruncate(host, SLOTS * HOST_BYTES)
-    answer = json.dumps({"v": 1, "slots": SLOTS, "slot_bytes": SLOT_BYTES, "device": "cuda:0", "uuid": device.uuid, "host_bytes": HOST_BYTES,
+    answer = json.dumps({"v": 1, "slots": SLOTS, "slot_bytes": SLOT_BYTES, "device": "cuda:0", "uuid": device.uuid,
+                         "host_bytes": HOST_BYTES,
                          "events": [{"ready": a, "free": b} for (_, a), (_, b) in events]}).encode()
     socket.send_fds(connection, [struct.pack("<I", len(answer)) + answer], [*fds, host])
     lines = connection.makefile("rw")

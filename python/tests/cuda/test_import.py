@@ -22,7 +22,8 @@ class Server:
     def __init__(self):
         self.connection, theirs = socket.socketpair()
         with theirs:
-            self.process = subprocess.Popen([sys.executable, "-B", "gpuserver.py", str(theirs.fileno())], pass_fds=[theirs.fileno()],
+            self.process = subprocess.Popen([sys.executable, "-B", "gpuserver.py", str(theirs.fileno())],
+                                            pass_fds=[theirs.fileno()],
                                             cwd=os.path.dirname(os.path.abspath(__file__)))
         got, self.fds, _, _ = socket.recv_fds(self.connection, 1 << 16, 16)
         while len(got) < 4 or len(got) < 4 + struct.unpack("<I", got[:4])[0]:
@@ -38,7 +39,8 @@ class Server:
         print(json.dumps({"slot": slot, "value": value}), file=self.lines, flush=True)
         if self.lines.readline() != "queued\n":
             raise AssertionError("the server is gone")
-        return types.SimpleNamespace(slot=slot, planes=gpuserver.PLANES, index=value, epoch=0, total_bytes=gpuserver.SIZE)
+        return types.SimpleNamespace(slot=slot, planes=gpuserver.PLANES, index=value, epoch=0,
+                                     total_bytes=gpuserver.SIZE)
 
     def close(self):
         self.lines.close()
@@ -141,7 +143,8 @@ class ImportTest(unittest.TestCase):
             _cuda.Imported(instance, None, self.server.answer, self.server.fds)
 
     def test_descriptors_of_something_else(self):
-        with self.assertRaisesRegex(_cuda.Unavailable, "cannot be imported: cuMemImportFromShareableHandle: invalid argument"):
+        with self.assertRaisesRegex(_cuda.Unavailable,
+                                    "cannot be imported: cuMemImportFromShareableHandle: invalid argument"):
             _cuda.Imported(self.device, None, self.server.answer, [self.server.fds[-1], *self.server.fds[1:]])
         made = self.imported()  # nothing was left
         self.assertTrue((self.put(made, 1, 6).take()["data"].get() == 6).all())

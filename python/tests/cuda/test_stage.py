@@ -1,6 +1,6 @@
 """Batches from slots to a device. These run against the software driver of lab/driver, whose tests run them:
-the script there holds steps and copies in their streams (cudasupport.Hold), and ends the process at an access to memory that is
-free again, or at an asynchronous copy of memory that is not page-locked."""
+the script there holds steps and copies in their streams (cudasupport.Hold), and ends the process at an access to memory
+that is free again, or at an asynchronous copy of memory that is not page-locked."""
 
 import gc
 import json
@@ -58,14 +58,17 @@ class StageTest(unittest.TestCase):
             for layout in ("nchw", "nhwc"):
                 for width in (7, 8):
                     with self.subTest(dtype=word, layout=layout, width=width):
-                        slots = Slots(width=width, transform=f"{word}|{layout}" + ("" if word == "uint8" else f"|{NORM}"), seed=width)
+                        slots = Slots(width=width,
+                                      transform=f"{word}|{layout}" + ("" if word == "uint8" else f"|{NORM}"),
+                                      seed=width)
                         stage = self.stage(slots)
                         for slot, rows in ((1, None), (2, 2)):  # the last batch of an epoch is smaller
                             staged, content = self.put(stage, slots, slot, rows)
                             got = staged.take()
                             finish = _cuda.Finish.of(slots.transform, content["data"].shape)
                             self.assertEqual(got["data"].dtype, dtype)
-                            np.testing.assert_array_equal(got["data"].get(), finish.on_host(content["data"], content["finish"]))
+                            np.testing.assert_array_equal(got["data"].get(),
+                                                          finish.on_host(content["data"], content["finish"]))
                             np.testing.assert_array_equal(got["label"].get(), content["label"])
                             for name in ("id", "valid"):
                                 self.assertIsInstance(got[name], np.ndarray)
@@ -77,9 +80,11 @@ class StageTest(unittest.TestCase):
         from torchvision.transforms.functional import normalize
         pictures = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 256, 1).expand(1, 1, 256, 3).numpy()
         params = np.array([[0, 0, 2, 0]], np.uint16)
-        want = normalize(torch.from_numpy(pictures.copy()).permute(0, 3, 1, 2).float() / 255, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+        want = normalize(torch.from_numpy(pictures.copy()).permute(0, 3, 1, 2).float() / 255, (0.485, 0.456, 0.406),
+                         (0.229, 0.224, 0.225))
         for word, dtype in (("fp32", torch.float32), ("fp16", torch.float16), ("bf16", torch.bfloat16)):
-            got = _cuda.Finish.of(f"CenterCrop(size=(1, 256))|{word}|nchw|{NORM}|pillow(9.4)|device", pictures.shape).on_host(pictures, params)
+            got = _cuda.Finish.of(f"CenterCrop(size=(1, 256))|{word}|nchw|{NORM}|pillow(9.4)|device",
+                                  pictures.shape).on_host(pictures, params)
             bits = want.to(dtype).contiguous().view(torch.int32 if word == "fp32" else torch.int16).numpy()
             np.testing.assert_array_equal(got.view(bits.dtype), bits, err_msg=word)
 
@@ -92,7 +97,8 @@ class StageTest(unittest.TestCase):
 
     def test_raw_samples(self):
         slots = Slots(device=False)
-        made, size = planes(("data", "uint8", (10,)), ("label", "int64", (2,)), ("id", "int64", (2,)), ("valid", "uint8", (2,)),
+        made, size = planes(("data", "uint8", (10,)), ("label", "int64", (2,)), ("id", "int64", (2,)),
+                            ("valid", "uint8", (2,)),
                             ("offsets", "uint64", (3,)))
         slots.opened.planes = [plane("data", "uint8", (0,), 0), *made[1:]]
         slots.array(1, made[0])[:] = range(10)
@@ -268,7 +274,8 @@ class StageTest(unittest.TestCase):
         self.assertEqual(self.released, [1])
         slots.memory.close()  # nothing refers to the mapping any more
         finish = _cuda.Finish.of(slots.transform, content["data"].shape)
-        np.testing.assert_array_equal(data.get(), finish.on_host(content["data"], content["finish"]))  # it outlives the stage
+        # it outlives the stage
+        np.testing.assert_array_equal(data.get(), finish.on_host(content["data"], content["finish"]))
         del staged, data
         gc.collect()
         self.assertEqual(free_memory(self.device), self.before)
@@ -323,7 +330,8 @@ class ArrayTest(unittest.TestCase):
     def test_interface(self):
         a = self.array
         face = a.__cuda_array_interface__
-        self.assertEqual((face["shape"], face["typestr"], face["version"], face["strides"]), ((3, 3, 5, 7), "<f4", 3, None))
+        self.assertEqual((face["shape"], face["typestr"], face["version"], face["strides"]),
+                         ((3, 3, 5, 7), "<f4", 3, None))
         self.assertEqual((face["data"][1], face["stream"]), (False, 1))
         self.assertEqual((len(a), a.ndim, a.size, a.nbytes, a.device), (3, 4, 315, 1260, "cuda:0"))
         self.assertEqual(a[1].__cuda_array_interface__["data"][0], face["data"][0] + 420)
@@ -344,7 +352,8 @@ class ArrayTest(unittest.TestCase):
         get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
         managed = module._Managed.from_address(get(capsule, b"dltensor"))
         t = managed.tensor
-        self.assertEqual((t.data, t.device_type, t.device_id, t.ndim), (self.array.__cuda_array_interface__["data"][0], 2, 0, 4))
+        self.assertEqual((t.data, t.device_type, t.device_id, t.ndim),
+                         (self.array.__cuda_array_interface__["data"][0], 2, 0, 4))
         self.assertEqual((t.code, t.bits, t.lanes, t.byte_offset), (2, 32, 1, 0))
         self.assertEqual((t.shape[:4], t.strides[:4]), ([3, 3, 5, 7], [105, 35, 7, 1]))
         # A capsule that nobody took gives its reference up.
@@ -398,7 +407,8 @@ class FaultTest(unittest.TestCase):
                 print("Unavailable:", e)
             """).format(textwrap.indent(textwrap.dedent(code), "    "))
         here = os.path.dirname(os.path.abspath(__file__))
-        run = subprocess.run([sys.executable, "-B", "-c", body], cwd=here, env={**os.environ, "SHOAL_CUDA_SCRIPT": script, **env},
+        run = subprocess.run([sys.executable, "-B", "-c", body], cwd=here,
+                             env={**os.environ, "SHOAL_CUDA_SCRIPT": script, **env},
                              capture_output=True, text=True, timeout=120)
         self.assertEqual(run.returncode, 0, run.stderr)
         return run.stdout.strip()
@@ -408,22 +418,27 @@ class FaultTest(unittest.TestCase):
         self.addCleanup(shutil.rmtree, folder)
         with open(os.path.join(folder, "libcuda.so.1"), "w"):
             pass  # found before one that the machine may have
-        self.assertRegex(self.outcome("", "", LD_LIBRARY_PATH=folder), "Unavailable: there is no NVIDIA driver here .* Install it")
+        self.assertRegex(self.outcome("", "", LD_LIBRARY_PATH=folder),
+                         "Unavailable: there is no NVIDIA driver here .* Install it")
 
     def test_no_device(self):
         self.assertRegex(self.outcome("devices=0", ""), "Unavailable: the driver sees no GPU: .*CUDA_VISIBLE_DEVICES")
 
     def test_no_such_device(self):
-        self.assertRegex(self.outcome("", "_cuda.Device.open('cuda:1')"), "Unavailable: there is no device cuda:1: the driver sees 1")
+        self.assertRegex(self.outcome("", "_cuda.Device.open('cuda:1')"),
+                         "Unavailable: there is no device cuda:1: the driver sees 1")
 
     def test_old_driver(self):
-        self.assertRegex(self.outcome("version=8000", ""), "Unavailable: the driver supports CUDA 8.0; 10.1 or newer is needed: update it")
+        self.assertRegex(self.outcome("version=8000", ""),
+                         "Unavailable: the driver supports CUDA 8.0; 10.1 or newer is needed: update it")
 
     def test_old_device(self):
-        self.assertRegex(self.outcome("attr.75=3;attr.76=5", ""), "Unavailable: cuda:0 has compute capability 3.5; 5.0 or newer is needed")
+        self.assertRegex(self.outcome("attr.75=3;attr.76=5", ""),
+                         "Unavailable: cuda:0 has compute capability 3.5; 5.0 or newer is needed")
 
     def test_no_context(self):
-        self.assertRegex(self.outcome("cuDevicePrimaryCtxRetain:1=2", ""), "Unavailable: cuda:0 gives no context: .*out of memory")
+        self.assertRegex(self.outcome("cuDevicePrimaryCtxRetain:1=2", ""),
+                         "Unavailable: cuda:0 gives no context: .*out of memory")
 
     # What fails in between leaves nothing behind: the same works the next time.
     again = """
@@ -444,11 +459,13 @@ class FaultTest(unittest.TestCase):
             self.assertRegex(got, r"\AUnavailable: cuda:0: cuMemAlloc_v2: out of memory .*: 2 batches do not fit.*smaller batch\n\(3, 3, 5, 7\)\Z")
 
     def test_no_page_locking(self):
-        self.assertRegex(self.outcome("cuMemHostRegister:1=800", self.again), r"\AUnavailable: cuda:0: cuMemHostRegister_v2: operation not permitted")
+        self.assertRegex(self.outcome("cuMemHostRegister:1=800", self.again),
+                         r"\AUnavailable: cuda:0: cuMemHostRegister_v2: operation not permitted")
 
     def test_no_stream_event_or_module(self):
         for call in ("cuStreamCreate", "cuEventCreate", "cuModuleLoadData", "cuModuleGetFunction"):
-            self.assertRegex(self.outcome(f"{call}:1=999", self.again), rf"\AUnavailable: cuda:0: {call}: unknown error .*\n\(3, 3, 5, 7\)\Z")
+            self.assertRegex(self.outcome(f"{call}:1=999", self.again),
+                             rf"\AUnavailable: cuda:0: {call}: unknown error .*\n\(3, 3, 5, 7\)\Z")
 
     def test_a_copy_that_fails_loses_the_context(self):
         got = self.outcome("copy:2=719", """

@@ -1,5 +1,5 @@
-"""Slots in host memory that a device copies from, with torch.cuda as it is on several devices: see test_stage.py for how these
-run."""
+"""Slots in host memory that a device copies from, with torch.cuda as it is on several devices: see test_stage.py for
+how these run."""
 
 import ctypes
 import mmap
@@ -49,7 +49,8 @@ class StreamsTest(unittest.TestCase):
         with self.cuda.stream(self.stream):
             self.streams.taken()
             self.cuda.context()
-            self.cuda.driver.cuMemcpyHtoDAsync_v2(self.to, ctypes.c_void_p(self.at), ctypes.c_size_t(4096), ctypes.c_void_p(self.stream.cuda_stream))
+            self.cuda.driver.cuMemcpyHtoDAsync_v2(self.to, ctypes.c_void_p(self.at), ctypes.c_size_t(4096),
+                                                  ctypes.c_void_p(self.stream.cuda_stream))
 
     def test_no_thread_makes_a_context_on_another_device(self):
         for death in (elsewhere, lambda call: call()):
@@ -91,7 +92,8 @@ class StreamsTest(unittest.TestCase):
                 elsewhere(lambda: self.streams.idle(2))
                 hold.go()
                 got = []
-                eventually(lambda: got.extend(elsewhere(self.streams.done)) or sorted(got) == [1, 2], "the slots are given back")
+                eventually(lambda: got.extend(elsewhere(self.streams.done)) or sorted(got) == [1, 2],
+                           "the slots are given back")
 
 
 if __name__ == "__main__":

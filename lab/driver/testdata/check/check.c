@@ -465,7 +465,8 @@ static void lost_context(void) { // launch:2=719
 
 static void bad_ptx(void) {
 	start();
-	static const char text[] = ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry f()\n{\n.reg .b32 %r<2>;\nsin.approx.f32 %r1, %r0;\nret;\n}\n";
+	static const char text[] =
+		".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry f()\n{\n.reg .b32 %r<2>;\nsin.approx.f32 %r1, %r0;\nret;\n}\n";
 	char log[1024] = "";
 	int options[] = {5, 6};
 	void *values[] = {log, (void *)sizeof log};
@@ -586,12 +587,16 @@ static const struct {
 	const char *name;
 	void (*run)(void);
 } scenarios[] = {
-    {"in_order", in_order}, {"late_read", late_read}, {"events", events}, {"records", records}, {"default_stream", default_stream},
-    {"timing", timing}, {"graph", graph}, {"capture_modes", capture_modes}, {"mapping", mapping}, {"exchange", exchange},
+    {"in_order", in_order}, {"late_read", late_read}, {"events", events}, {"records", records},
+        {"default_stream", default_stream},
+    {"timing", timing}, {"graph", graph}, {"capture_modes", capture_modes}, {"mapping", mapping},
+    {"exchange", exchange},
     {"exchange-child", exchange_child}, {"third_create_fails", third_create_fails}, {"memory_ends", memory_ends},
     {"no_device", no_device}, {"before_init", before_init}, {"lost_context", lost_context}, {"bad_ptx", bad_ptx},
-    {"registration", registration}, {"pageable", pageable}, {"free_in_use", free_in_use}, {"unregister_in_use", unregister_in_use},
-    {"unmap_in_use", unmap_in_use}, {"copy_too_long", copy_too_long}, {"no_access", no_access}, {"kernel_too_far", kernel_too_far},
+    {"registration", registration}, {"pageable", pageable}, {"free_in_use", free_in_use},
+    {"unregister_in_use", unregister_in_use},
+    {"unmap_in_use", unmap_in_use}, {"copy_too_long", copy_too_long}, {"no_access", no_access},
+    {"kernel_too_far", kernel_too_far},
     {"kernel_askew", kernel_askew}, {"used_after_free", used_after_free}, {"read_by_host", read_by_host},
 };
 

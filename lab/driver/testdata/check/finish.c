@@ -1,6 +1,6 @@
-// Runs the device kernel on jobs from standard input: `finish PTX`. A job is nine numbers of 32 bits (element size, 1 for
-// nchw, n, h, w, srcH, srcW, grid, block), one for the source's distance from a multiple of 4, one that says whether there
-// is a table, then rows, table and source. The result goes to standard output.
+// Runs the device kernel on jobs from standard input: `finish PTX`. A job is nine numbers of 32 bits (element size, 1
+// for nchw, n, h, w, srcH, srcW, grid, block), one for the source's distance from a multiple of 4, one that says
+// whether there is a table, then rows, table and source. The result goes to standard output.
 
 #include "check.h"
 

@@ -52,7 +52,8 @@ if args.data:
 if args.feed:
     from shoal import Feed
 
-    feed = Feed(args.feed, 8 * args.world, order="torch:seed=3", seed=3, epochs=1, world=args.world, rank=rank, tail="pad",
+    feed = Feed(args.feed, 8 * args.world, order="torch:seed=3", seed=3, epochs=1, world=args.world, rank=rank,
+                tail="pad",
                 reconnect=120, as_torch=False)
     for batch in feed:
         for i, data, valid in zip(batch.id, batch.data, batch.valid):
