@@ -36,8 +36,7 @@
 // A thread that waits for the disk in read(2) keeps its P until sysmon retakes it, which is late on a busy machine.
 // On two busy cores a whole daemon with GOMAXPROCS=2 gave 3,567 files/s, p99 21 ms; with 8 it gave 5,891 and 8 ms;
 // the ceiling was 5,535 and 10 ms; all for 100 to 107 us of CPU a file. 4 and 8 measured alike. So a program that
-// mounts should have at least 4, even in a container limited to two cores, because as many goroutines wait for
-// requests.
+// mounts should have at least 4, even in a container limited to two cores, since as many goroutines wait for requests.
 //
 // Over io_uring a warm file of 63 KB takes 30 to 48 us of this process's CPU instead of 43 to 87, and 8 readers get
 // 1.35 times the files (BenchmarkTransport, lab/bench/results/uring.md).

@@ -29,8 +29,7 @@ import (
 //     again what was read and not answered (FUSE_NOTIFY_RESEND, Linux 6.9).
 //   - gone: it was unmounted or aborted, or nobody has the descriptors any more. Requests fail.
 //
-// Whoever holds a mount neither reads /dev/fuse nor asks the mount. The descriptors of an unmounted mount keep nothing
-// alive.
+// Whoever holds a mount neither reads /dev/fuse nor asks it. Descriptors of an unmounted mount keep nothing alive.
 //
 // Handles of the dataset's files mean nothing, so they stay valid. Those of .shoal name a life of the mount: what was
 // written to a plan and not closed is lost with its life, and write, close and read fail with EIO.

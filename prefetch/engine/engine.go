@@ -392,8 +392,7 @@ func (e *Engine) remotes() []*remote {
 // placesOf returns the limit of requests in flight to a version's store.
 func (e *Engine) placesOf(v *view) func() int { return e.remoteOf(v).limiter.Places }
 
-// enter adds the dataset to the host. If it is open already with the same settings, it returns that engine with one
-// more user.
+// enter adds the dataset to the host. If it is open already with the same settings, that engine gets one more user.
 func (h *Host) enter(ctx context.Context, e *Engine) (*Engine, error) {
 	for {
 		h.mu.Lock()
@@ -759,8 +758,7 @@ func (e *Engine) Permissions(m *catalog.Manifest, file int) (bits uint32, ok boo
 // volumeOf returns the volume of a version that is or was in force.
 func (e *Engine) volumeOf(m *catalog.Manifest) *cache.Volume { return m.Owner.(*view).volume }
 
-// Opened is the position signal: a reader of the mount has opened a file. process identifies the reader; 0 if
-// unknown.
+// Opened is the position signal: a reader of the mount has opened a file. process is that of the reader, or 0.
 func (e *Engine) Opened(m *catalog.Manifest, file int, process uint32) {
 	e.counted.opens.Add(1)
 	e.counted.readers.opened(process)

@@ -6,8 +6,7 @@ import (
 	"github.com/shoalfs/shoal/prefetch/run"
 )
 
-// Forecast is a prediction's input about a dataset, by file number, as in streams. It is valid until the engine is
-// closed.
+// Forecast is a prediction's input about a dataset, by file number, as in streams. It is valid until the engine ends.
 type Forecast struct {
 	Files   int
 	Samples int

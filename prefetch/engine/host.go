@@ -23,8 +23,7 @@ type HostConfig struct {
 	cachedir.Options
 	// Audit configures the log of opens; without a path there is none.
 	Audit audit.Options
-	// Searcher is a command line that calls ServeSearch with its standard input and output. Without one seeds are not
-	// searched.
+	// Searcher is a command line that calls ServeSearch with its standard input and output. Without one none is found.
 	Searcher []string
 	Cluster  ClusterConfig
 	// Coder has a shorter form of some files for the cache's disk; nil: none.

@@ -16,8 +16,7 @@ import (
 	"github.com/shoalfs/shoal/prefetch/run"
 )
 
-// inference watches the opens of the mount's readers, finds out their order, and prefetches by it as long as they
-// follow it.
+// inference watches the opens of the mount's readers, finds out their order, and prefetches by it while they follow it.
 //
 // One goroutine owns the detector. Searches run in other processes, so that readers are served first (search.go).
 // Findings are stored in the catalog, for the next start of the mount. close ends everything and waits for it.

@@ -354,8 +354,7 @@ func (r *orders) watch(ctx context.Context) {
 	}
 }
 
-// look records which plans are stale. While all are, the order is inferred as well, if enabled. e.orders.planning is
-// held.
+// look records which plans are stale. While all are, the order is inferred as well, if enabled. planning is held.
 func (r *orders) look(now time.Time) {
 	v, live := r.engine.cur.Load(), 0
 	opened := map[string]int{}

@@ -63,16 +63,26 @@ func (o *opened) close(h *Host) (err error) {
 const sweepEvery = 30 * time.Second
 
 func (e *Engine) sweep() {
+	var past []*view
+	var gone []*opened
 	e.mu.Lock()
-	defer e.mu.Unlock()
 	e.views = slices.DeleteFunc(e.views, func(o *opened) bool {
-		if o.unused {
-			_ = o.close(e.host)
-			return true
+		v, unused := o.view.Value(), o.unused
+		switch o.unused = v == nil; {
+		case unused:
+			gone = append(gone, o)
+		case v != nil && o.held == nil:
+			past = append(past, v)
 		}
-		o.unused = o.view.Value() == nil
-		return false
+		return unused
 	})
+	e.mu.Unlock()
+	for _, v := range past {
+		v.volume.Retire() // again: what was under way then has come since
+	}
+	for _, o := range gone {
+		_ = o.close(e.host)
+	}
 }
 
 func closeList(m *catalog.Manifest, layout *catalog.Layout) error {
@@ -129,8 +139,7 @@ func (s *versions) openVersions() (names []string) {
 	return names
 }
 
-// VersionName returns the name by which another process finds a version that is or was in force, as long as that is not
-// removed.
+// VersionName returns the name by which another process finds a version that is or was in force, unless it is removed.
 func (e *Engine) VersionName(m *catalog.Manifest) string {
 	return m.Owner.(*view).name()
 }

@@ -30,8 +30,7 @@ template <typename T> using Vec4 = T __attribute__((ext_vector_type(4)));
 static __attribute__((shared, aligned(16))) u32 shared[3 * 256];
 
 template <typename T, bool NCHW>
-static __attribute__((device, always_inline)) void finish(T *dst, const u8 *src, const Row *rows, const T *table, u32 n,
-u32 h, u32 w, u32 srcH, u32 srcW) {
+static __attribute__((device, always_inline)) void finish(T *dst, const u8 *src, const Row *rows, const T *table, u32 n, u32 h, u32 w, u32 srcH, u32 srcW) {
 	T *lut = (T *)shared;
 	const bool identity = sizeof(T) == 1 && table == nullptr;
 	const u32 thread = __nvvm_read_ptx_sreg_tid_x(), threads = __nvvm_read_ptx_sreg_ntid_x();
