@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"syscall"
@@ -180,12 +181,15 @@ func TestEtcdTurnedBackToALock(t *testing.T) {
 	}
 	unlock()
 	lock(cs[1])()
-	publish(t, cs[1], t.Context(), "k", []byte("later"))
+	const later = 200 // more than is written anew after the restore: by then the revision shows it
+	for i := range later {
+		publish(t, cs[1], t.Context(), "k", fmt.Appendf(nil, "later%d.", i))
+	}
 	for _, c := range cs {
 		eventually(t, "a later revision", func() bool {
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			return strings.Contains(c.last, "later")
+			return strings.Contains(c.last, fmt.Sprintf("later%d.", later-1))
 		})
 	}
 	if err := restore(within(t, patience)); err != nil {
