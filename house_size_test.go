@@ -94,12 +94,12 @@ func TestTheHouseDoesNotGrow(t *testing.T) {
 		}
 	}
 	if len(long) > longFunctions {
-		t.Errorf("%d functions are longer than %d lines, where there were %d:\n%s", len(long), longestFunction,
-			longFunctions, strings.Join(long, "\n"))
+		t.Errorf("%d functions are longer than %d lines, where there were %d:\n%s",
+			len(long), longestFunction, longFunctions, strings.Join(long, "\n"))
 	}
 	if len(wide) > wideStructs {
-		t.Errorf("%d structs have more than %d fields, where there were %d:\n%s", len(wide), mostFields, wideStructs,
-			strings.Join(wide, "\n"))
+		t.Errorf("%d structs have more than %d fields, where there were %d:\n%s",
+			len(wide), mostFields, wideStructs, strings.Join(wide, "\n"))
 	}
 }
 
@@ -213,7 +213,7 @@ func TestLinesFit(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(wide) > wideLines {
-		t.Errorf("%d lines are wider than %d columns, where there were %d:\n%s", len(wide), widest, wideLines,
-			strings.Join(wide, "\n"))
+		t.Errorf("%d lines are wider than %d columns, where there were %d:\n%s",
+			len(wide), widest, wideLines, strings.Join(wide, "\n"))
 	}
 }

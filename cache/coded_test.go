@@ -180,8 +180,8 @@ func TestRecode(t *testing.T) {
 		s := f.v.Stats()
 		if s.Coded != 80 || s.Kept != 100 || s.CodedAfter > s.CodedBefore*51/100 || s.DiskUsed > used*7/10 ||
 			s.Restored != 0 {
-			t.Errorf("%d coded of %d kept, %d bytes in %d, %d on disk of %d, %d restored", s.Coded, s.Kept,
-				s.CodedBefore, s.CodedAfter, s.DiskUsed, used, s.Restored)
+			t.Errorf("%d coded of %d kept, %d bytes in %d, %d on disk of %d, %d restored",
+				s.Coded, s.Kept, s.CodedBefore, s.CodedAfter, s.DiskUsed, used, s.Restored)
 		}
 		gets := f.gets()
 		f.readAll(f.v)

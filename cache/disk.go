@@ -466,8 +466,8 @@ func (d *disk) sync() error {
 			return err
 		}
 	}
-	return fmt.Errorf("cache: fsync of %s did not finish within %v (check the disk)", d.dir,
-		time.Since(start).Round(time.Second))
+	return fmt.Errorf("cache: fsync of %s did not finish within %v (check the disk)",
+		d.dir, time.Since(start).Round(time.Second))
 }
 
 // close writes the queue and closes the segments, but does not wait for a disk that hangs. No flight or reader uses

@@ -76,8 +76,8 @@ func TestGiftsPay(t *testing.T) {
 			}
 		}
 		if pays := g.phase.Load().pays; pays != test.pays || detours > test.most {
-			t.Errorf("%s: it pays: %v, after %d fetches, want %v after at most %d", test.name, pays, detours,
-				test.pays, test.most)
+			t.Errorf("%s: it pays: %v, after %d fetches, want %v after at most %d",
+				test.name, pays, detours, test.pays, test.most)
 		}
 	}
 }

@@ -140,8 +140,8 @@ func TestGiveBackModel(t *testing.T) {
 			for _, g := range segs {
 				if gone[g.ID] && !gone[s.ID] && float64(wanted[g.ID])/float64(g.Bytes) > float64(wanted[s.ID])/
 					float64(s.Bytes) {
-					r.Fatalf("segment %d went with %d of %d bytes of the kept set, and %d stayed with %d of %d", g.ID,
-						wanted[g.ID], g.Bytes, s.ID, wanted[s.ID], s.Bytes)
+					r.Fatalf("segment %d went with %d of %d bytes of the kept set, and %d stayed with %d of %d",
+						g.ID, wanted[g.ID], g.Bytes, s.ID, wanted[s.ID], s.Bytes)
 				}
 			}
 		}

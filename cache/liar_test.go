@@ -210,8 +210,8 @@ func TestAudits(t *testing.T) {
 		}
 		read := float64(min(c.size, granuleSize)) / float64(c.size) // of a piece
 		audits, want := float64(store.bytes)/2/float64(c.size)/read, pieces/c.found
-		t.Logf("%d bytes, %d nodes: %.4f of the dataset is compared", c.size, c.nodes,
-			audits/pieces*read*float64(c.nodes-1))
+		t.Logf("%d bytes, %d nodes: %.4f of the dataset is compared",
+			c.size, c.nodes, audits/pieces*read*float64(c.nodes-1))
 		for _, got := range []float64{audits, float64(found)} {
 			if math.Abs(got-want) > 5*math.Sqrt(want)+5 {
 				t.Errorf("%d bytes, %d nodes: %.0f of %d pieces, want %.0f", c.size, c.nodes, got, pieces, want)

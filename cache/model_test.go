@@ -245,8 +245,8 @@ func (w *world) judge(s *side, file, off, n int, got []byte, err error) error {
 		w.changed(s, file) {
 		return nil
 	}
-	return fmt.Errorf("%s file %d at %d: %d bytes, want %d, changed %v, %w", s.name, file, off, len(got), len(want),
-		w.changed(s, file), err)
+	return fmt.Errorf("%s file %d at %d: %d bytes, want %d, changed %v, %w",
+		s.name, file, off, len(got), len(want), w.changed(s, file), err)
 }
 
 func (w *world) changed(s *side, file int) bool {

@@ -515,7 +515,7 @@ func TestOwnersChangeUnderReaders(t *testing.T) {
 		}
 	}
 	if a.missing.Load() != missing || a.outside.Load() != outside || missing > 0 {
-		t.Errorf("%d missing, %d bytes outside; want 0 = %d and %d", a.missing.Load(), a.outside.Load(),
-			missing, outside)
+		t.Errorf("%d missing, %d bytes outside; want 0 = %d and %d",
+			a.missing.Load(), a.outside.Load(), missing, outside)
 	}
 }

@@ -235,8 +235,8 @@ func (w *world) next(t *rapid.T, h *simHost) {
 		}
 		for p, n := range g.here {
 			if at := w.closed[n.Print]; n.State == folder.Whole && !isLast(p) && at < closed && w.bucket[p] != n.Print {
-				t.Fatalf("%s of %s, closed at %d, is published before %s of %s, closed at %d", c.Path, h.id, closed,
-					p, g.id, at)
+				t.Fatalf("%s of %s, closed at %d, is published before %s of %s, closed at %d",
+					c.Path, h.id, closed, p, g.id, at)
 			}
 			if g.torn[p] > 0 && g.torn[p] < closed && beside(&file{path: p}, &file{path: c.Path}) {
 				t.Fatalf("%s of %s is published beside %s, which is torn", c.Path, h.id, p)
@@ -254,8 +254,8 @@ func (w *world) made(t *rapid.T, h *simHost, hears bool) {
 	if !c.Put {
 		delete(w.bucket, c.Path)
 	} else if was := w.bucket[c.Path]; w.closed[was] > w.closed[c.Print] {
-		t.Fatalf("%s: %s, closed at %d, is published over what was closed at %d", h.id, c.Path, w.closed[c.Print],
-			w.closed[was])
+		t.Fatalf("%s: %s, closed at %d, is published over what was closed at %d",
+			h.id, c.Path, w.closed[c.Print], w.closed[was])
 	} else {
 		w.bucket[c.Path] = c.Print
 	}

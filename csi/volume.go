@@ -69,8 +69,8 @@ func volumeOf(attributes, secrets map[string]string) (v Volume, err error) {
 			v.Own[variables[name]] = value
 		case !strings.HasPrefix(name, pod) && !strings.Contains(name, kubernetes):
 			known := slices.Sorted(maps.Keys(flags))
-			return v, fmt.Errorf("volume attribute %q is unknown (there are source, role, endpoint, region, %s)", name,
-				strings.Join(known, ", "))
+			return v, fmt.Errorf("volume attribute %q is unknown (there are source, role, endpoint, region, %s)",
+				name, strings.Join(known, ", "))
 		}
 	}
 	for _, at := range []string{v.Source, v.Flags["shards"]} {
@@ -190,8 +190,8 @@ func bindFlags(c *csi.VolumeCapability, readOnly, ephemeral bool) (flags uintptr
 	for _, o := range c.GetMount().GetMountFlags() {
 		flag, ok := mountFlags[o]
 		if !ok {
-			return 0, fmt.Errorf("mount option %q (there are %s)", o,
-				strings.Join(slices.Sorted(maps.Keys(mountFlags)), ", "))
+			return 0, fmt.Errorf("mount option %q (there are %s)",
+				o, strings.Join(slices.Sorted(maps.Keys(mountFlags)), ", "))
 		}
 		flags |= flag
 	}

@@ -64,8 +64,8 @@ func race(b *testing.B, arms []*arm) {
 	}
 	first := median(arms[0].rates)
 	for _, a := range arms {
-		b.Logf("%-8s %6.0f files/s %3.0f%%, daemon %3.0f us CPU a file", a.name, median(a.rates),
-			100*median(a.rates)/first, median(a.cpu))
+		b.Logf("%-8s %6.0f files/s %3.0f%%, daemon %3.0f us CPU a file",
+			a.name, median(a.rates), 100*median(a.rates)/first, median(a.cpu))
 		if a != arms[0] {
 			b.ReportMetric(median(a.rates)/first, a.name+"/"+arms[0].name)
 		}

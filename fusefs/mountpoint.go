@@ -210,8 +210,8 @@ func Unmount(mountpoint string, lazy bool) error {
 		return fmt.Errorf("unmount %s: %w there (`findmnt -t fuse.shoal` lists the mounts)", mountpoint, ErrNotMounted)
 	}
 	if !strings.HasPrefix(mi.Type, "fuse.shoal") {
-		return fmt.Errorf("unmount %s: it is a mount of %s, type %s, not of shoal (use umount)", mountpoint,
-			mi.Source, mi.Type)
+		return fmt.Errorf("unmount %s: it is a mount of %s, type %s, not of shoal (use umount)",
+			mountpoint, mi.Source, mi.Type)
 	}
 	return unmountOrTell(path, lazy, time.Second)
 }
@@ -228,8 +228,8 @@ func unmountOrTell(path string, lazy bool, patience time.Duration) error {
 			return fmt.Errorf("unmount %s: %w", path, err)
 		}
 		if who := users(path); who != "" || time.Since(start) > patience {
-			return fmt.Errorf("unmount %s: in use by %s (end that first, or detach it with --lazy)", path,
-				cmp.Or(who, "another process, or a mount below it"))
+			return fmt.Errorf("unmount %s: in use by %s (end that first, or detach it with --lazy)",
+				path, cmp.Or(who, "another process, or a mount below it"))
 		}
 	}
 }

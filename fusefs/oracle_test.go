@@ -297,8 +297,8 @@ func statx(dirfd int, path string, flags int) string {
 	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
 		st.Size = 0
 	}
-	return fmt.Sprintf("%o, %d links, %d:%d, %d bytes, %d.%09d", st.Mode, st.Nlink, st.Uid, st.Gid, st.Size,
-		st.Mtime.Sec, st.Mtime.Nsec)
+	return fmt.Sprintf("%o, %d links, %d:%d, %d bytes, %d.%09d",
+		st.Mode, st.Nlink, st.Uid, st.Gid, st.Size, st.Mtime.Sec, st.Mtime.Nsec)
 }
 
 func nameOperations(data []testFile) (ops []operation) {

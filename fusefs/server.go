@@ -321,8 +321,8 @@ func mountError(path string, root bool, err error) error {
 			"SYS_ADMIN --device /dev/fuse, and an AppArmor profile that lets it mount)", path, err)
 	}
 	if !root {
-		return fmt.Errorf("mount on %s: %w (fusermount3's own message is above; the folder must belong to you)", path,
-			err)
+		return fmt.Errorf("mount on %s: %w (fusermount3's own message is above; the folder must belong to you)",
+			path, err)
 	}
 	return fmt.Errorf("mount on %s: %w", path, err)
 }

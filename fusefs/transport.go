@@ -38,8 +38,8 @@ type Transport struct {
 func (t Transport) String() string {
 	switch {
 	case t.Name == TransportURing:
-		return fmt.Sprintf("io_uring: %d threads, %d requests in flight at most, buffers of %d MiB", t.Threads,
-			t.Entries, t.Buffers>>20)
+		return fmt.Sprintf("io_uring: %d threads, %d requests in flight at most, buffers of %d MiB",
+			t.Threads, t.Entries, t.Buffers>>20)
 	case t.Why != "":
 		return "/dev/fuse: " + t.Why
 	}

@@ -79,8 +79,8 @@ func BenchmarkTransport(b *testing.B) {
 			}
 			b.ReportMetric(median(rings.rates)/median(dev.rates), "rate")
 			b.ReportMetric(median(rings.cpu)/median(dev.cpu), "CPU")
-			b.Logf("| %s | %.0f | %.0f | %.2f | %.1f | %.1f | %.2f |", bm.name, median(dev.rates), median(rings.rates),
-				median(rings.rates)/median(dev.rates),
+			b.Logf("| %s | %.0f | %.0f | %.2f | %.1f | %.1f | %.2f |",
+				bm.name, median(dev.rates), median(rings.rates), median(rings.rates)/median(dev.rates),
 				median(dev.cpu), median(rings.cpu), median(rings.cpu)/median(dev.cpu))
 		})
 	}

@@ -92,8 +92,8 @@ func TestAudioEqualsNumpy(t *testing.T) {
 					for c := range channels {
 						for k := range 4000 {
 							if got[4000*c+k] != want[c][from+k] {
-								t.Fatalf("%s of %d bits, crop %s: channel %d, sample %d is %v, numpy has %v", as, bits,
-									crop, c, k, got[4000*c+k], want[c][from+k])
+								t.Fatalf("%s of %d bits, crop %s: channel %d, sample %d is %v, numpy has %v",
+									as, bits, crop, c, k, got[4000*c+k], want[c][from+k])
 							}
 						}
 					}

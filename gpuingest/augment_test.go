@@ -75,8 +75,8 @@ func (s subject) same(t testing.TB, steps []step, name string, kwargs oracle.Q) 
 				n, worst = n+1, max(worst, d, -d)
 			}
 		}
-		t.Errorf("%s %v of %v: %d of %d values differ from torchvision's, by up to %d", name, kwargs, s.size, n,
-			len(got), worst)
+		t.Errorf("%s %v of %v: %d of %d values differ from torchvision's, by up to %d",
+			name, kwargs, s.size, n, len(got), worst)
 	}
 }
 
@@ -143,8 +143,8 @@ func TestBlur(t *testing.T) {
 				for i := range got {
 					d := int(got[i]) - int(want[i])
 					if d < -1 || d > 1 {
-						t.Fatalf("kernel %v, sigma %v of %v: value %d is %d, torchvision's %d", k, sigma, s.size, i,
-							got[i], want[i])
+						t.Fatalf("kernel %v, sigma %v of %v: value %d is %d, torchvision's %d",
+							k, sigma, s.size, i, got[i], want[i])
 					}
 					values, off = values+1, off+d*d
 				}
@@ -235,8 +235,8 @@ func TestDeeds(t *testing.T) {
 				for i, m := range list {
 					// torch.linspace rounds differently with the width of the machine's vectors.
 					if got := c.space.magnitude(d, c.bins, i, s.size); math.Abs(got-m.(float64)) > 4e-7*math.Abs(got) {
-						t.Errorf("%s of %v: %s %d of %d is %v, torchvision %v", c.class, s.size, name, i,
-							c.bins, got, m)
+						t.Errorf("%s of %v: %s %d of %d is %v, torchvision %v",
+							c.class, s.size, name, i, c.bins, got, m)
 					}
 				}
 				for k, m := range list {

@@ -35,8 +35,8 @@ type Copy struct{ From, To, Bytes int }
 func (j *Job) Check(slotBytes, bufferBytes int) error {
 	inside := func(what string, at, n, of int) error {
 		if at < 0 || n < 0 || at > of || n > of-at {
-			return fmt.Errorf("gpuingest: %s, %d bytes at %d, of a batch of %d rows lie outside its %d bytes", what, n,
-				at, j.Rows, of)
+			return fmt.Errorf("gpuingest: %s, %d bytes at %d, of a batch of %d rows lie outside its %d bytes",
+				what, n, at, j.Rows, of)
 		}
 		return nil
 	}
@@ -86,8 +86,8 @@ func (f *Finish) check() error {
 	}
 	if f.Height < 1 || f.Width < 1 || f.Height > f.SourceHeight || f.Width > f.SourceWidth ||
 		f.SourceHeight > maxSide || f.SourceWidth > maxSide {
-		return fmt.Errorf("gpuingest: rows of %dx%d cannot be cut from %dx%d", f.Width, f.Height, f.SourceWidth,
-			f.SourceHeight)
+		return fmt.Errorf("gpuingest: rows of %dx%d cannot be cut from %dx%d",
+			f.Width, f.Height, f.SourceWidth, f.SourceHeight)
 	}
 	if len(f.Table) != 3*256*n && (n != 1 || f.Table != nil) {
 		return fmt.Errorf("gpuingest: a table of %d bytes for %s", len(f.Table), f.DType)
@@ -133,8 +133,8 @@ func (j *Job) CheckRows(slot []byte) error {
 	for i := range j.Rows {
 		r := j.Row(slot, i)
 		if int(r.X) > f.SourceWidth-f.Width || int(r.Y) > f.SourceHeight-f.Height {
-			return fmt.Errorf("gpuingest: row %d is to be cut at (%d, %d), %dx%d from %dx%d", i, r.X, r.Y, f.Width,
-				f.Height, f.SourceWidth, f.SourceHeight)
+			return fmt.Errorf("gpuingest: row %d is to be cut at (%d, %d), %dx%d from %dx%d",
+				i, r.X, r.Y, f.Width, f.Height, f.SourceWidth, f.SourceHeight)
 		}
 	}
 	return nil

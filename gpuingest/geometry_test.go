@@ -64,8 +64,8 @@ func TestMoveFollowsPixels(t *testing.T) {
 			sum += v
 		}
 		if math.Abs(sx/sum-x) > 1 || math.Abs(sy/sum-y) > 1 {
-			t.Errorf("trial %d: the spot's middle is at %.2f, %.2f and should be at %.2f, %.2f: %+v", trial, sx/sum,
-				sy/sum, x, y, steps)
+			t.Errorf("trial %d: the spot's middle is at %.2f, %.2f and should be at %.2f, %.2f: %+v",
+				trial, sx/sum, sy/sum, x, y, steps)
 		}
 	}
 	if found < 100 {

@@ -199,8 +199,8 @@ func add(boxes []box, b box) ([]box, error) {
 		}
 	}
 	if b.x2 < b.x1 || b.y2 < b.y1 {
-		return boxes, fmt.Errorf("box %d has its corners reversed: (%g, %g) to (%g, %g)", len(boxes)+1, b.x1, b.y1,
-			b.x2, b.y2)
+		return boxes, fmt.Errorf("box %d has its corners reversed: (%g, %g) to (%g, %g)",
+			len(boxes)+1, b.x1, b.y1, b.x2, b.y2)
 	}
 	if len(boxes) == maxBoxes {
 		return boxes, errTooMany

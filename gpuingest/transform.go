@@ -269,8 +269,8 @@ func (p *picture) resizeTo(to image.Point, f jpeg.Filter) error {
 		return nil
 	}
 	if to.X < 1 || to.Y < 1 || to.X > 4*maxSide || to.Y > 4*maxSide {
-		return fmt.Errorf("%w: a picture of %v would be resized to %v, sides must lie between 1 and %d", ErrBadSample,
-			p.size(), to, 4*maxSide)
+		return fmt.Errorf("%w: a picture of %v would be resized to %v, sides must lie between 1 and %d",
+			ErrBadSample, p.size(), to, 4*maxSide)
 	}
 	if !p.foldable() {
 		if err := p.pixels(); err != nil {

@@ -264,8 +264,8 @@ func TestViewsOfTorchvision(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d photos: %d views equal, byte for byte; %d blurred views with %d of %d values off by 1", photos, exact,
-		blurred, off, values)
+	t.Logf("%d photos: %d views equal, byte for byte; %d blurred views with %d of %d values off by 1",
+		photos, exact, blurred, off, values)
 	if off > values/20_000 {
 		t.Error("too many")
 	}

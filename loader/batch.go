@@ -486,8 +486,8 @@ func (b *batch) settle(sp *spec, quota int, badSoFar *int) error {
 			if quota == 0 {
 				return fmt.Errorf(`%w (repair or remove it, or open the feed with bad="skip:0.1%%")`, bad)
 			}
-			return fmt.Errorf("%w: more than the %d that %s allows in epoch %d", bad, quota, sp.bad.text,
-				b.header.GetEpoch())
+			return fmt.Errorf("%w: more than the %d that %s allows in epoch %d",
+				bad, quota, sp.bad.text, b.header.GetEpoch())
 		}
 	}
 	return nil

@@ -89,8 +89,8 @@ func TestExactlyOncePlaced(t *testing.T) {
 						plain++
 					}
 					if len(ids) != plain {
-						rt.Fatalf("rank %d has %d samples of batch %d, and %d without a placement", rank,
-							len(ids), k, plain)
+						rt.Fatalf("rank %d has %d samples of batch %d, and %d without a placement",
+							rank, len(ids), k, plain)
 					}
 					next = s.State()
 					b.Release()

@@ -157,15 +157,15 @@ func TestPlacedPlan(t *testing.T) {
 				t.Fatal(err)
 			}
 			if p.batches() != q.batches() || p.start != q.start || p.seq.Len() != q.seq.Len() {
-				t.Fatalf("rank %d: %d batches from %d of %d, and plain %d from %d of %d", rank, q.batches(), q.start,
-					q.seq.Len(), p.batches(), p.start, p.seq.Len())
+				t.Fatalf("rank %d: %d batches from %d of %d, and plain %d from %d of %d",
+					rank, q.batches(), q.start, q.seq.Len(), p.batches(), p.start, p.seq.Len())
 			}
 			l := q.seq.(order.Locator)
 			for pos := range q.seq.Len() {
 				sample := q.seq.At(pos)
 				if g := q.globalPos(pos); whole.At(g) != sample {
-					t.Fatalf("position %d of rank %d is sample %d, and at %d in the order is %d", pos, rank, sample, g,
-						whole.At(g))
+					t.Fatalf("position %d of rank %d is sample %d, and at %d in the order is %d",
+						pos, rank, sample, g, whole.At(g))
 				}
 				if at := l.Find(sample, 0); at != pos || l.Find(sample, pos+1) >= 0 {
 					t.Fatalf("sample %d of rank %d is at %d, found at %d", sample, rank, pos, at)
@@ -173,8 +173,8 @@ func TestPlacedPlan(t *testing.T) {
 			}
 			for k := range p.batches() {
 				if p.rows(k) != q.rows(k) || p.samples(k) != q.samples(k) || p.after(k) != q.after(k) {
-					t.Fatalf("batch %d of rank %d has %d rows and %d samples, plain %d and %d", k, rank, q.rows(k),
-						q.samples(k), p.rows(k), p.samples(k))
+					t.Fatalf("batch %d of rank %d has %d rows and %d samples, plain %d and %d",
+						k, rank, q.rows(k), q.samples(k), p.rows(k), p.samples(k))
 				}
 				for i := range p.samples(k) {
 					sample := q.seq.At(q.pos(k) + i)

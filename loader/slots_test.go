@@ -133,8 +133,8 @@ func check(b *feedclient.Batch, seed uint64) error {
 		draw := loader.Draw{Seed: seed, Epoch: b.Header.GetEpoch(), Sample: uint64(id)}
 		for k, v := range row {
 			if v != rampValue(src, draw, k) {
-				return fmt.Errorf("epoch %d, batch %d, row %d, sample %d: element %d is wrong", b.Header.GetEpoch(),
-					b.Header.GetIndex(), i, id, k)
+				return fmt.Errorf("epoch %d, batch %d, row %d, sample %d: element %d is wrong",
+					b.Header.GetEpoch(), b.Header.GetIndex(), i, id, k)
 			}
 		}
 	}

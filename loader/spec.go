@@ -229,12 +229,12 @@ func (s *spec) agrees(from *State) error {
 			from.Order, s.orderName)
 	}
 	if from.Seed != s.seed {
-		return fmt.Errorf("the state was taken with seed %d, the session asks for seed %d: pass seed=%d", from.Seed,
-			s.seed, from.Seed)
+		return fmt.Errorf("the state was taken with seed %d, the session asks for seed %d: pass seed=%d",
+			from.Seed, s.seed, from.Seed)
 	}
 	if from.Tail != string(s.tail) {
-		return fmt.Errorf("the state was taken with tail %q, the session asks for %q: pass tail=%q", from.Tail,
-			s.tail, from.Tail)
+		return fmt.Errorf("the state was taken with tail %q, the session asks for %q: pass tail=%q",
+			from.Tail, s.tail, from.Tail)
 	}
 	return nil
 }

@@ -184,12 +184,12 @@ func TestHorizon(t *testing.T) {
 			t.Errorf("%s: %.4f requests a sample, want at most %.3f", k.name, got.requestsPerSample(n), k.most)
 		}
 		if got.spans != got.samples+got.gaps || got.widestGap > c.MaxGap || got.gaps > int64(n-got.requests)*c.MaxGap {
-			t.Errorf("%s: %d bytes fetched for %d, gaps %d up to %d", k.name, got.spans, got.samples, got.gaps,
-				got.widestGap)
+			t.Errorf("%s: %d bytes fetched for %d, gaps %d up to %d",
+				k.name, got.spans, got.samples, got.gaps, got.widestGap)
 		}
 		if got.peak > k.memory || got.waited > 0 {
-			t.Errorf("%s: %d of %d bytes of memory, the reader waited for %d samples", k.name, got.peak, k.memory,
-				got.waited)
+			t.Errorf("%s: %d of %d bytes of memory, the reader waited for %d samples",
+				k.name, got.peak, k.memory, got.waited)
 		}
 		if k.naive == 0 {
 			continue
@@ -197,8 +197,8 @@ func TestHorizon(t *testing.T) {
 		naive := fetch(k.order, s, c, k.memory, nil, nil)
 		t.Logf("%-11s %2d shards of memory, no horizon: %.4f", k.name, k.memory/shard, naive.requestsPerSample(n))
 		if naive.requestsPerSample(n) < k.naive {
-			t.Errorf("%s: without a horizon %.4f requests a sample: what it is for is gone", k.name,
-				naive.requestsPerSample(n))
+			t.Errorf("%s: without a horizon %.4f requests a sample: what it is for is gone",
+				k.name, naive.requestsPerSample(n))
 		}
 	}
 }
@@ -257,8 +257,8 @@ func TestHorizonKeep(t *testing.T) {
 			share,
 			a.requestsPerSample(n), flat(apart), r.requestsPerSample(n), flat(runs))
 		if r.requestsPerSample(n) > 0.03 || r.waited > 0 || a.requestsPerSample(n) < 0.1 {
-			t.Errorf("%.2f kept: %.3f requests a sample in runs, %.3f apart, %d waited for", share,
-				r.requestsPerSample(n), a.requestsPerSample(n), r.waited)
+			t.Errorf("%.2f kept: %.3f requests a sample in runs, %.3f apart, %d waited for",
+				share, r.requestsPerSample(n), a.requestsPerSample(n), r.waited)
 		}
 		if flat(runs) > 2 {
 			t.Errorf("%.2f kept in runs: peak %.2f", share, flat(runs))

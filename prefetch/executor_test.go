@@ -310,13 +310,13 @@ func (m *world) atRest() {
 				soon = w.cur.order.Len()+pos-w.cur.head < 3
 			}
 			if m.gate.flying <= most-max(1, most/16) && (soon || m.gate.flying < m.ease) {
-				m.t.Fatalf("walk %d waits while %d of %d are in flight, %d if not needed soon, as it is: %v", w.id,
-					m.gate.flying, most, m.ease, !soon)
+				m.t.Fatalf("walk %d waits while %d of %d are in flight, %d if not needed soon, as it is: %v",
+					w.id, m.gate.flying, most, m.ease, !soon)
 			}
 		case Starved:
 			if w.walk.short > 0 && m.used+w.walk.short <= m.limit {
-				m.t.Fatalf("walk %d at %d is starved of %d bytes with %d of %d in use", w.id, pos, w.walk.short,
-					m.used, m.limit)
+				m.t.Fatalf("walk %d at %d is starved of %d bytes with %d of %d in use",
+					w.id, pos, w.walk.short, m.used, m.limit)
 			}
 		case Yielding:
 			if !slices.ContainsFunc(m.walkers, func(v *walker) bool { return v != w && v.walk.State() == Starved }) {
@@ -327,12 +327,12 @@ func (m *world) atRest() {
 			if w.walk.Layout == nil {
 				lead := cur.Reader.Unread(from, max(cur.pos, from)) + w.walk.next.pos
 				if ahead := w.Ahead(); w.walk.until < 0 || lead < ahead-ahead/4 {
-					m.t.Fatalf("walk %d rests at %d, %d of %d ahead, for %d opens", w.id, pos, lead, ahead,
-						w.walk.until)
+					m.t.Fatalf("walk %d rests at %d, %d of %d ahead, for %d opens",
+						w.id, pos, lead, ahead, w.walk.until)
 				}
 			} else if from >= w.walk.until {
-				m.t.Fatalf("walk %d rests at %d until its reader is at %d, where it is: %d", w.id, pos,
-					w.walk.until, from)
+				m.t.Fatalf("walk %d rests at %d until its reader is at %d, where it is: %d",
+					w.id, pos, w.walk.until, from)
 			}
 		default:
 			m.t.Fatalf("walk %d is %v at rest", w.id, w.walk.State())

@@ -297,14 +297,14 @@ func TestKeepTable(t *testing.T) {
 					}
 					u105, u110 := at(1.05), at(1.1)
 					flat := float64(peak(missed, window)) / (window * mean * (1 - f))
-					line += fmt.Sprintf(" | %.3f %5.2f %5.1f %5.1f", float64(sum)/float64(2*total), flat,
-						100*u105, 100*u110)
+					line += fmt.Sprintf(" | %.3f %5.2f %5.1f %5.1f",
+						float64(sum)/float64(2*total), flat, 100*u105, 100*u110)
 					switch {
 					case p.name == "keep" && (u105 < 0.985 || u110 < 0.99 || flat > 2):
 						t.Errorf("σ=%.1f %s f=%.2f: busy %.4f at 1.05, peak %.2f", sigma, o.name, f, u105, flat)
 					case p.name != "keep" && p.name != "first come" && u110 > 0.93:
-						t.Errorf("σ=%.1f %s f=%.2f, %s: busy %.4f: the comparison is not one", sigma, o.name, f,
-							p.name, u110)
+						t.Errorf("σ=%.1f %s f=%.2f, %s: busy %.4f: the comparison is not one",
+							sigma, o.name, f, p.name, u110)
 					}
 				}
 				t.Log(line)

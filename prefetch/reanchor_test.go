@@ -94,8 +94,8 @@ func TestTrackerGoesBack(t *testing.T) {
 			for i, p := range opens {
 				tk.Open(o.At(back + p))
 				if i == 2*settled && (tk.Count(Jump) != 1 || tk.Frontier() < back || tk.Frontier() > back+i+1) {
-					t.Fatalf("n=%d %+v: after %d opens %d jumps, %+v, %+v", n, d, i, tk.Count(Jump), tk.LastMove(),
-						tk.Position())
+					t.Fatalf("n=%d %+v: after %d opens %d jumps, %+v, %+v",
+						n, d, i, tk.Count(Jump), tk.LastMove(), tk.Position())
 				}
 			}
 			if tk.Pass() != 1 || tk.Epoch() != 0 || tk.Frontier() < back || tk.Head() != n || tk.Count(Jump) != 1 {

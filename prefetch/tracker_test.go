@@ -454,8 +454,8 @@ func TestTrackerScanOfShards(t *testing.T) {
 					}
 				}
 				if tk.Epoch() != epoch {
-					t.Errorf("%+v, %d files scanned for each read: in epoch %d the tracker is in %+v", c, pace, epoch,
-						tk.Position())
+					t.Errorf("%+v, %d files scanned for each read: in epoch %d the tracker is in %+v",
+						c, pace, epoch, tk.Position())
 				}
 			}
 			if astray > total/40 {

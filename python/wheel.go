@@ -116,8 +116,8 @@ func (w *Wheel) Write(out io.Writer) error {
 	for _, f := range w.Notes {
 		files = append(files, File{info + f.Name, 0o644, f.Data})
 	}
-	about := fmt.Sprintf("Wheel-Version: 1.0\nGenerator: shoal\nRoot-Is-Purelib: %v\nTag: %s\n", len(w.Scripts) == 0,
-		strings.Join(w.Tags, "\nTag: "))
+	about := fmt.Sprintf("Wheel-Version: 1.0\nGenerator: shoal\nRoot-Is-Purelib: %v\nTag: %s\n",
+		len(w.Scripts) == 0, strings.Join(w.Tags, "\nTag: "))
 	files = append(files, File{info + "METADATA", 0o644, w.Metadata()}, File{info + "WHEEL", 0o644, []byte(about)},
 		// as in pyproject.toml
 		File{info + "entry_points.txt", 0o644, []byte("[fsspec.specs]\nshoal = shoal._fsspec:ShoalFileSystem\n")})

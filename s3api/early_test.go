@@ -42,8 +42,8 @@ func TestRefusedUploads(t *testing.T) {
 				want, _ := origin.ask(t, "PUT", c.path, c.query, c.header, body[:1])
 				resp, text := shoal.ask(t, "PUT", c.path, c.query, c.header, body)
 				if resp.StatusCode != want.StatusCode || resp.StatusCode/100 != 4 {
-					t.Errorf("%d bytes to %s?%s %v: HTTP %d %.300s, want %d as the origin", size, c.path, c.query,
-						c.header, resp.StatusCode, text, want.StatusCode)
+					t.Errorf("%d bytes to %s?%s %v: HTTP %d %.300s, want %d as the origin",
+						size, c.path, c.query, c.header, resp.StatusCode, text, want.StatusCode)
 				}
 			}
 		}
@@ -105,8 +105,8 @@ func TestEarlyAnswers(t *testing.T) {
 					resp, text := shoal.ask(t, "PUT", "/photos/train/new",
 						"", map[string]string{"X-Amz-Content-Sha256": "UNSIGNED-PAYLOAD"}, make([]byte, size))
 					if resp.StatusCode != 412 || !bytes.Contains(text, []byte("early")) {
-						t.Errorf("%d of %d bytes read, asks %v: HTTP %d %.200s", read, size, asks,
-							resp.StatusCode, text)
+						t.Errorf("%d of %d bytes read, asks %v: HTTP %d %.200s",
+							read, size, asks, resp.StatusCode, text)
 					}
 				}
 				body := bytes.NewReader(make([]byte, size)) // minio-go signs each chunk

@@ -146,8 +146,8 @@ func TestPagesOfAnyTree(t *testing.T) {
 			}
 			slices.Sort(got) // of a page, keys and prefixes come apart
 			if want := model(keys, l.prefix, l.delimiter); !slices.Equal(got, want) {
-				t.Fatalf("prefix %q, delimiter %q, %d a page, of %q:\n%q, want\n%q", l.prefix, l.delimiter, l.max,
-					keys, got, want)
+				t.Fatalf("prefix %q, delimiter %q, %d a page, of %q:\n%q, want\n%q",
+					l.prefix, l.delimiter, l.max, keys, got, want)
 			}
 		}
 	}

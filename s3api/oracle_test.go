@@ -228,8 +228,8 @@ func same(t *testing.T, a, b side, method, path, query string, header map[string
 	gotResp, got := b.ask(t, method, path, query, header, nil)
 	name := fmt.Sprintf("%s %s?%s %v", method, path, query, header)
 	if gotResp.StatusCode != wantResp.StatusCode {
-		t.Errorf("%s: HTTP %d (%.300s), the store answers %d (%.300s)", name, gotResp.StatusCode, got,
-			wantResp.StatusCode, want)
+		t.Errorf("%s: HTTP %d (%.300s), the store answers %d (%.300s)",
+			name, gotResp.StatusCode, got, wantResp.StatusCode, want)
 		return
 	}
 	if wantResp.StatusCode >= 300 {

@@ -189,8 +189,8 @@ func TestIfRange(t *testing.T) {
 			resp, body := shoal.ask(t, method, path, "", map[string]string{"Range": "bytes=0-3", "If-Range": of}, nil)
 			if resp.StatusCode != status || resp.ContentLength != int64(len(want)) ||
 				method == "GET" && string(body) != want {
-				t.Errorf("%s If-Range: %s: HTTP %d, %d bytes, %q", method, of, resp.StatusCode,
-					resp.ContentLength, body)
+				t.Errorf("%s If-Range: %s: HTTP %d, %d bytes, %q",
+					method, of, resp.StatusCode, resp.ContentLength, body)
 			}
 		}
 	}
@@ -259,8 +259,8 @@ func TestRefused(t *testing.T) {
 	} {
 		resp, body := shoal.ask(t, c.method, c.path, c.query, c.header, nil)
 		if resp.StatusCode != c.status || code(body) != c.code {
-			t.Errorf("%s %s?%s %v: HTTP %d %s, want %d %s", c.method, c.path, c.query, c.header, resp.StatusCode, body,
-				c.status, c.code)
+			t.Errorf("%s %s?%s %v: HTTP %d %s, want %d %s",
+				c.method, c.path, c.query, c.header, resp.StatusCode, body, c.status, c.code)
 		}
 	}
 }
@@ -303,8 +303,8 @@ func TestUnsigned(t *testing.T) {
 				status = 403
 			}
 			if resp, body := s.do(t, req); resp.StatusCode != status {
-				t.Errorf("%s %s at %s %v: HTTP %d %s, want %d", c.method, c.path, c.host, c.header, resp.StatusCode,
-					body, status)
+				t.Errorf("%s %s at %s %v: HTTP %d %s, want %d",
+					c.method, c.path, c.host, c.header, resp.StatusCode, body, status)
 			}
 		}
 	}

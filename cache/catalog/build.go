@@ -349,8 +349,8 @@ func (b *builder) finish() (*Manifest, error) {
 	if files == 0 && !b.opts.Empty {
 		var what string
 		if n := b.skipped.Total(); n > 0 {
-			what = fmt.Sprintf(" that a file system can show (%d cannot: %s)", n,
-				strings.Join(b.skipped.Examples, ", "))
+			what = fmt.Sprintf(" that a file system can show (%d cannot: %s)",
+				n, strings.Join(b.skipped.Examples, ", "))
 		}
 		return nil, fmt.Errorf("no objects under %q%s; check bucket and prefix", b.opts.Prefix, what)
 	}

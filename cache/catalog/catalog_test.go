@@ -324,8 +324,8 @@ func TestCatalogSegments(t *testing.T) {
 				got = append(got, id)
 				if e, ok := model[key{ds, id}]; !ok || e.size != size || e.sealed != sealed ||
 					!bytes.Equal(e.table, table) {
-					rt.Fatalf("segment %d: size %d, sealed %v, table of %d bytes; want %d, %v, %d", id, size, sealed,
-						len(table), e.size, e.sealed, len(e.table))
+					rt.Fatalf("segment %d: size %d, sealed %v, table of %d bytes; want %d, %v, %d",
+						id, size, sealed, len(table), e.size, e.sealed, len(e.table))
 				}
 				return nil
 			})
@@ -889,8 +889,8 @@ func TestFilesWithoutFoldersAreSamples(t *testing.T) {
 	s := flat.Samples(images)
 	if s.Len() != 2 || flat.Path(s.File(0)) != "000.jpg" || flat.Path(s.File(1)) != "001.jpg" || s.Label(0) != -1 ||
 		len(s.Classes()) != 0 {
-		t.Errorf("%d samples, first %q with label %d, classes %v", s.Len(), flat.Path(s.File(0)), s.Label(0),
-			s.Classes())
+		t.Errorf("%d samples, first %q with label %d, classes %v",
+			s.Len(), flat.Path(s.File(0)), s.Label(0), s.Classes())
 	}
 	if s := flat.Samples(nil); s.Len() != 4 {
 		t.Errorf("%d samples of all files", s.Len())

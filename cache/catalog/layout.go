@@ -139,8 +139,8 @@ func BuildLayout(m *Manifest, shards []objstore.Object, places iter.Seq2[Place, 
 				shard.Key, shard.Size)
 		}
 		if shardOf[f] != nowhere {
-			return nil, fmt.Errorf("layout: %q has two places: %d in shard %q and %d in shard %q", p.Path, offs[f],
-				shards[shardOf[f]].Key, p.Off, shard.Key)
+			return nil, fmt.Errorf("layout: %q has two places: %d in shard %q and %d in shard %q",
+				p.Path, offs[f], shards[shardOf[f]].Key, p.Off, shard.Key)
 		}
 		shardOf[f], offs[f] = uint32(p.Shard), p.Off
 		if x := Extents(m.Size(f)); x > 0 && x == len(p.Sums) {
@@ -158,8 +158,8 @@ func BuildLayout(m *Manifest, shards []objstore.Object, places iter.Seq2[Place, 
 	}
 	if len(order) != n {
 		f := slices.Index(shardOf, nowhere)
-		return nil, fmt.Errorf("layout: %d of %d files have no place in a shard, %q is the first", n-len(order),
-			n, m.Path(f))
+		return nil, fmt.Errorf("layout: %d of %d files have no place in a shard, %q is the first",
+			n-len(order), n, m.Path(f))
 	}
 	if !sorted {
 		slices.SortFunc(order, byPlace)

@@ -133,8 +133,8 @@ func TestLayoutModel(t *testing.T) {
 				o, at := l.Locate(f)
 				if l.At(r) != f || l.Rank(f) != r || shard != places[f].Shard || off != places[f].Off ||
 					o != shards[shard] || at != off {
-					rt.Fatalf("file %d: rank %d, shard %d, offset %d, object %+v at %d; want %d, %+v", f, l.Rank(f),
-						shard, off, o, at, r, places[f])
+					rt.Fatalf("file %d: rank %d, shard %d, offset %d, object %+v at %d; want %d, %+v",
+						f, l.Rank(f), shard, off, o, at, r, places[f])
 				}
 			}
 		}

@@ -68,8 +68,8 @@ func Lock(cacheDir string, secret *crypt.Secret, resetOld bool) (key *crypt.Key,
 	if err := f.Truncate(0); err != nil {
 		return nil, nil, fmt.Errorf("cache folder: %w", err)
 	}
-	if _, err := fmt.Fprintf(f, "pid %d: %s\n", os.Getpid(),
-		passwords.ReplaceAllString(strings.Join(os.Args, " "), "$1@")); err != nil {
+	if _, err := fmt.Fprintf(f, "pid %d: %s\n",
+		os.Getpid(), passwords.ReplaceAllString(strings.Join(os.Args, " "), "$1@")); err != nil {
 		return nil, nil, fmt.Errorf("cache folder: %w", err)
 	}
 	// Temporary files of a FORMAT, left by a crash.

@@ -230,8 +230,8 @@ func TestManifestModel(t *testing.T) {
 		}
 		if bare.Version() != m.Version() || bare.FileName() != m.Version() ||
 			(m.FileName() == m.Version()) != (len(isDir) == holding) || m.Skipped().Markers != len(markers) {
-			t.Fatalf("version %s, file %s, %+v; without markers %s, file %s", m.Version(), m.FileName(), m.Skipped(),
-				bare.Version(), bare.FileName())
+			t.Fatalf("version %s, file %s, %+v; without markers %s, file %s",
+				m.Version(), m.FileName(), m.Skipped(), bare.Version(), bare.FileName())
 		}
 
 		// The order of the listing makes no difference; double keys and examples aside.

@@ -87,8 +87,8 @@ func TestManyNodes(t *testing.T) {
 		took = time.Since(began)
 		after := useOf(t, s)
 		bytes = after.bytes - before.bytes
-		t.Logf("%d nodes, %s: %.2f MB, %.2f s of etcd's CPU time, after %v", n, what, bytes/1e6, after.cpu-before.cpu,
-			took.Round(10*time.Millisecond))
+		t.Logf("%d nodes, %s: %.2f MB, %.2f s of etcd's CPU time, after %v",
+			n, what, bytes/1e6, after.cpu-before.cpu, took.Round(10*time.Millisecond))
 		return bytes, took
 	}
 	there := func(n int) func(View) bool { return func(v View) bool { return len(v.Nodes) == n } }

@@ -152,8 +152,8 @@ func Open(dir string, s Secret) (*Key, error) {
 	raw, err := wrapAEAD(s).Open(nil, nil, e.Key, []byte(e.KeyID))
 	if err != nil || len(raw) != secretLen {
 		if e.KeyID == s.ID() {
-			return nil, fmt.Errorf("%s is %w (restore that file from a backup, or remove the whole folder)", path,
-				ErrDamaged)
+			return nil, fmt.Errorf("%s is %w (restore that file from a backup, or remove the whole folder)",
+				path, ErrDamaged)
 		}
 		return nil, fmt.Errorf("%w for the cache in %s: it needs the key %s, but was given %s (give the key that it "+
 			"was made with, or another --cache-dir)", ErrWrongSecret, dir, e.KeyID, s.ID())

@@ -119,8 +119,8 @@ func TestLimitModel(t *testing.T) {
 				s := l.Stats()
 				if s.InFlight != len(running) || s.WaitingDemand != len(queues[1]) ||
 					s.WaitingPrefetch != len(queues[0]) || s.Limit != n {
-					rt.Fatalf("stats %+v, the model has %d running and %d, %d waiting", s, len(running), len(queues[1]),
-						len(queues[0]))
+					rt.Fatalf("stats %+v, the model has %d running and %d, %d waiting",
+						s, len(running), len(queues[1]), len(queues[0]))
 				}
 			}
 			waiting := func() []*modelRequest { return append(slices.Clone(queues[0]), queues[1]...) }

@@ -180,8 +180,8 @@ func CheckSpans(o Object, spans []Span) error {
 		if len(s.P) == 0 || s.Off < end {
 			return &Error{
 				Op: "read", Key: o.Key, Kind: KindInvalid,
-				Err: fmt.Errorf("span %d of %d, %d bytes at %d, is empty or begins before %d", i, len(spans), len(s.P),
-					s.Off, end),
+				Err: fmt.Errorf("span %d of %d, %d bytes at %d, is empty or begins before %d",
+					i, len(spans), len(s.P), s.Off, end),
 			}
 		}
 		end = s.Off + int64(len(s.P))

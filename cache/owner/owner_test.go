@@ -83,8 +83,8 @@ func FuzzLogarithm(f *testing.F) {
 			lo, hi := o.bounds(0, h)
 			if draw := float64(exponential(h)) * 0x1p-57 / float64(weight); lo >= draw || hi <= draw ||
 				h > 1<<21 && float64(h>>1)*o.rates[0] > draw {
-				t.Errorf("%x of weight %d: %g is not between %g and %g, or below %g", h, weight, draw, lo, hi,
-					float64(h>>1)*o.rates[0])
+				t.Errorf("%x of weight %d: %g is not between %g and %g, or below %g",
+					h, weight, draw, lo, hi, float64(h>>1)*o.rates[0])
 			}
 		}
 		if g := h + more; g >= h && exponential(g) < exponential(h) {

@@ -140,11 +140,11 @@ func TestLocality(t *testing.T) {
 	} {
 		batches := 150_000 / (len(c.weights) * c.ranks * c.batch)
 		placed, chance := locality(t, c.weights, c.ranks, c.batch, batches)
-		t.Logf("| %d | %s | %d | %d | %.1f%% | %.1f%% | %.3f |", len(c.weights), c.name, c.ranks, c.batch, 100*placed,
-			100*chance, (1-placed)/(1-chance))
+		t.Logf("| %d | %s | %d | %d | %.1f%% | %.1f%% | %.3f |",
+			len(c.weights), c.name, c.ranks, c.batch, 100*placed, 100*chance, (1-placed)/(1-chance))
 		if placed < c.least {
-			t.Errorf("%d nodes, caches %s, batch %d: %.1f%% of the reads are local, want %.0f%%", len(c.weights),
-				c.name, c.batch, 100*placed, 100*c.least)
+			t.Errorf("%d nodes, caches %s, batch %d: %.1f%% of the reads are local, want %.0f%%",
+				len(c.weights), c.name, c.batch, 100*placed, 100*c.least)
 		}
 	}
 }

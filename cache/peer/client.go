@@ -655,8 +655,8 @@ func (c *clientConn) upgrade(node Node) error {
 	_ = answer.Body.Close()
 	switch {
 	case answer.StatusCode == http.StatusUpgradeRequired, answer.StatusCode == http.StatusNotFound:
-		return fmt.Errorf("the node does not speak %s, but %q: run one version of Shoal on all nodes", upgradeTo,
-			answer.Header.Get("Upgrade"))
+		return fmt.Errorf("the node does not speak %s, but %q: run one version of Shoal on all nodes",
+			upgradeTo, answer.Header.Get("Upgrade"))
 	case answer.StatusCode == http.StatusBadRequest:
 		return errWantsTLS
 	case answer.StatusCode == http.StatusTooManyRequests:

@@ -220,8 +220,8 @@ func TestSilence(t *testing.T) {
 				s.readers(ctx, t, tt.readers, 8*time.Second, 10*time.Millisecond)
 				if n := s.missed.Load(); n > tt.most || n < tt.least || time.Duration(s.slowest.Load()) > tt.slowest ||
 					away.Load() != tt.away {
-					t.Errorf("%d of %d reads went to the store, the slowest took %v; away: %v; %+v", n, s.asked.Load(),
-						time.Duration(s.slowest.Load()), away.Load(), s.client.Stats())
+					t.Errorf("%d of %d reads went to the store, the slowest took %v; away: %v; %+v",
+						n, s.asked.Load(), time.Duration(s.slowest.Load()), away.Load(), s.client.Stats())
 				}
 			})
 		})
@@ -302,8 +302,8 @@ func TestPingTime(t *testing.T) {
 			start := time.Now()
 			err := r.ping()
 			if got := time.Since(start); !isSilence(err) || got < tt.want || got > tt.want+tt.want/20 {
-				t.Errorf("answers of %v, timers late by %v: a ping took %v, want %v: %v", tt.answers, tt.late, got,
-					tt.want, err)
+				t.Errorf("answers of %v, timers late by %v: a ping took %v, want %v: %v",
+					tt.answers, tt.late, got, tt.want, err)
 			}
 		})
 	}

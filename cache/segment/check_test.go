@@ -195,8 +195,8 @@ func TestCheckRepairsAnything(t *testing.T) {
 			t.Fatal(err)
 		}
 		if r.Repaired != len(r.Findings) || len(r.Findings) != len(looked.Findings) {
-			t.Fatalf("%d findings at first, %d in the repair, %d repaired:\n%v", len(looked.Findings), len(r.Findings),
-				r.Repaired, r.Findings)
+			t.Fatalf("%d findings at first, %d in the repair, %d repaired:\n%v",
+				len(looked.Findings), len(r.Findings), r.Repaired, r.Findings)
 		}
 		again, err := Check("/s", CheckOptions{FS: fsys, Index: idx, Key: o.Key})
 		if err != nil || !again.Clean() || len(again.Findings) != 0 {

@@ -101,8 +101,8 @@ func (m *machine) append(t *rapid.T) {
 		own := m.o.MaxBytes == 0 || m.s.Used()+most <= m.o.MaxBytes
 		shared := m.budget.Limit() == 0 || m.budget.Used()+most <= m.budget.Limit()
 		if own && shared {
-			t.Fatalf("full at %d of %d bytes, budget %d of %d", m.s.Used(), m.o.MaxBytes, m.budget.Used(),
-				m.budget.Limit())
+			t.Fatalf("full at %d of %d bytes, budget %d of %d",
+				m.s.Used(), m.o.MaxBytes, m.budget.Used(), m.budget.Limit())
 		}
 		return
 	}

@@ -195,8 +195,8 @@ func TestCodedMembers(t *testing.T) {
 		known += uintptr(cap(c.coded)) * unsafe.Sizeof(codedMember{})
 	}
 	if len(r.shards) != len(objects) || known == 0 || int64(known) > CodedBytes(layout) {
-		t.Errorf("%d bytes for the coded members of %d shards, %d are reserved for %d", known, len(r.shards),
-			CodedBytes(layout), len(objects))
+		t.Errorf("%d bytes for the coded members of %d shards, %d are reserved for %d",
+			known, len(r.shards), CodedBytes(layout), len(objects))
 	}
 	// tar lists all by their names.
 	listed := 0

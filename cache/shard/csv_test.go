@@ -104,8 +104,8 @@ func TestRows(t *testing.T) {
 	for k := range 6 {
 		b := []byte("id,text\n")
 		for i := range rows * (k % 2) {
-			row := fmt.Sprintf("%d,\"line one %d\nline two, of object %d, and some more text to make it long\"", i, i,
-				k)
+			row := fmt.Sprintf("%d,\"line one %d\nline two, of object %d, and some more text to make it long\"",
+				i, i, k)
 			want = append(want, row)
 			b = append(append(b, row...), '\n')
 		}

@@ -131,8 +131,8 @@ func (s *Rows) addMDS(ix string, sh *mdsShard, there map[string]objstore.Object)
 // columns checks the columns' encodings and lengths.
 func (sh *mdsShard) columns() (*mdsColumns, error) {
 	if len(sh.Names) == 0 || len(sh.Names) != len(sh.Encodings) || len(sh.Names) != len(sh.Sizes) {
-		return nil, fmt.Errorf("%d column_names, %d column_encodings, %d column_sizes", len(sh.Names),
-			len(sh.Encodings), len(sh.Sizes))
+		return nil, fmt.Errorf("%d column_names, %d column_encodings, %d column_sizes",
+			len(sh.Names), len(sh.Encodings), len(sh.Sizes))
 	}
 	c := &mdsColumns{}
 	for i, name := range sh.Names {
@@ -143,8 +143,8 @@ func (sh *mdsShard) columns() (*mdsColumns, error) {
 				"used twice, has a slash or over %d bytes", name, sh.Encodings[i], maxMDSName)
 		}
 		if sh.Sizes[i] != max(size, 0) {
-			return nil, fmt.Errorf("column %q has %d bytes, but %s has %d", name, sh.Sizes[i], sh.Encodings[i],
-				max(size, 0))
+			return nil, fmt.Errorf("column %q has %d bytes, but %s has %d",
+				name, sh.Sizes[i], sh.Encodings[i], max(size, 0))
 		}
 		c.names, c.sizes = append(c.names, name+ext), append(c.sizes, size)
 		if size < 0 {

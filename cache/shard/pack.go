@@ -179,8 +179,8 @@ func (o *PackOptions) setDefaults() error {
 	o.Memory = cmp.Or(o.Memory, defaultMemory)
 	if o.partSize == 0 {
 		if o.Memory < 4*minPartSize {
-			return fmt.Errorf("pack: %d bytes of memory are too few (set --memory to %d or more)", o.Memory,
-				4*minPartSize)
+			return fmt.Errorf("pack: %d bytes of memory are too few (set --memory to %d or more)",
+				o.Memory, 4*minPartSize)
 		}
 		// At least four parts fit.
 		o.partSize = min(partSize, o.Memory/4)
@@ -344,8 +344,8 @@ func (k *packer) already(ctx context.Context, data []byte) error {
 func (k *packer) sameMarker(data []byte) error {
 	old, err := parseMarker(data)
 	if err != nil {
-		return fmt.Errorf("pack: %s%s: %w (remove everything under the prefix, or pack into another one)", k.prefix,
-			MarkerName, err)
+		return fmt.Errorf("pack: %s%s: %w (remove everything under the prefix, or pack into another one)",
+			k.prefix, MarkerName, err)
 	}
 	if d := difference(old, k.params); d != "" {
 		return fmt.Errorf("pack: %s%s: an unfinished pack has other parameters: %s (use those, or remove everything "+
@@ -655,8 +655,8 @@ func (k *packer) complete(ctx context.Context, j *job) error {
 	k.mu.Unlock()
 	killpoint.Pass("shard.pack.complete")
 	if o.Size != j.size || o.ETag == "" {
-		return fmt.Errorf("pack: %s: %d bytes were uploaded, but the store has %d with ETag %q", j.key, j.size,
-			o.Size, o.ETag)
+		return fmt.Errorf("pack: %s: %d bytes were uploaded, but the store has %d with ETag %q",
+			j.key, j.size, o.Size, o.ETag)
 	}
 	if err := k.verify(ctx, j, o); err != nil {
 		return err

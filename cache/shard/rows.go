@@ -117,8 +117,8 @@ func OpenRows(ctx context.Context, r objstore.Reader, src objstore.Source, o Ope
 	named := append(append(tables, indexes...), mds...)
 	switch {
 	case len(tables) > 0 && len(indexes)+len(mds) > 0, len(indexes) > 0 && len(mds) > 0:
-		return nil, fmt.Errorf("%s contains %s and %s: name a prefix with one kind of samples", src, named[0].Key,
-			named[len(named)-1].Key)
+		return nil, fmt.Errorf("%s contains %s and %s: name a prefix with one kind of samples",
+			src, named[0].Key, named[len(named)-1].Key)
 	case len(named) == 0:
 		return nil, fmt.Errorf("%s contains no .csv and .tsv, no .idx beside a .bin, and no %s beside .mds (give "+
 			"--samples as for files to read it file by file)", src, mdsIndexName)

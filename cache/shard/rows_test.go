@@ -56,8 +56,8 @@ func readRows(t testing.TB, r objstore.Reader, prefix string, o OpenOptions) (
 		}
 		object := s.Objects()[m.Shard]
 		if m.Shard < shard || m.Shard == shard && m.Off < off || m.Off < 0 || m.Size < 0 || m.Off > object.Size-m.Size {
-			t.Fatalf("%s: %d bytes at %d of object %d, %s, of %d bytes, after %d at %d", m.Path, m.Size, m.Off, m.Shard,
-				object.Key, object.Size, off, shard)
+			t.Fatalf("%s: %d bytes at %d of object %d, %s, of %d bytes, after %d at %d",
+				m.Path, m.Size, m.Off, m.Shard, object.Key, object.Size, off, shard)
 		}
 		if m.ETag != fmt.Sprintf("%s+%d", object.ETag, m.Off) {
 			t.Fatalf("%s has the ETag %s, its object %s", m.Path, m.ETag, object.ETag)

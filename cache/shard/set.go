@@ -200,8 +200,8 @@ func (s *Set) openOwn(ctx context.Context, prefix string, data []byte) error {
 		switch {
 		case !ok:
 			o = objstore.Object{Key: tar, Size: m.Size}
-			err = fmt.Errorf("%s names %s, which is not there (restore it, or pack again into another prefix)", key,
-				tar)
+			err = fmt.Errorf("%s names %s, which is not there (restore it, or pack again into another prefix)",
+				key, tar)
 		case there[index].Key == "":
 			err = fmt.Errorf("%s names %s, which is not there (restore it, or pack again into another prefix)",
 				key, index)
@@ -400,8 +400,8 @@ func (e *emitter) emit(shard int, l loaded, yield func(Member, error) bool) bool
 		if !own && !e.take(out.Path) {
 			out.Path = e.rename(m.path, strings.TrimSuffix(path.Base(o.Key), tarSuffix))
 			e.report.Renamed++
-			e.example(fmt.Sprintf("%.300q in %s: an earlier shard has it, so it is shown as %.300q", m.path,
-				o.Key, out.Path))
+			e.example(fmt.Sprintf("%.300q in %s: an earlier shard has it, so it is shown as %.300q",
+				m.path, o.Key, out.Path))
 		}
 		e.report.Members++
 		ok = yield(out, nil)

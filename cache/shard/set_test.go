@@ -703,8 +703,8 @@ func TestScanRequests(t *testing.T) {
 		if err != nil || len(list) != c.n {
 			t.Fatal(len(list), err)
 		}
-		t.Logf("%d members of %d bytes: %d GETs, %d bytes, %v", c.n, c.size, s.gets, s.read,
-			time.Since(begin).Round(time.Millisecond))
+		t.Logf("%d members of %d bytes: %d GETs, %d bytes, %v",
+			c.n, c.size, s.gets, s.read, time.Since(begin).Round(time.Millisecond))
 		if s.gets > c.maxGets || s.read > c.maxRead {
 			t.Errorf("%d members of %d bytes took %d GETs of %d bytes", c.n, c.size, s.gets, s.read)
 		}

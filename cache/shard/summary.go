@@ -67,8 +67,8 @@ func (p *params) check(format string) error {
 	case p.Format != format:
 		return corrupt("format %.40q, want %q", p.Format, format)
 	case p.Version > codedSummary, p.Coding != "" && p.Coding != codingJPEG:
-		return fmt.Errorf("%w: format version %d, coding %.40q, but this version reads %d, %s", catalog.ErrNewerFormat,
-			p.Version, p.Coding, codedSummary, codingJPEG)
+		return fmt.Errorf("%w: format version %d, coding %.40q, but this version reads %d, %s",
+			catalog.ErrNewerFormat, p.Version, p.Coding, codedSummary, codingJPEG)
 	case p.Version < summaryVersion, (p.Version == codedSummary) != (p.Coding != ""):
 		return corrupt("format version %d", p.Version)
 	case p.Files <= 0 || p.Bytes < 0 || p.ShardSize <= 0:
@@ -139,8 +139,8 @@ func decodeJSON(data []byte, into any) error {
 		return corrupt("%v", err)
 	}
 	if v.Version > codedSummary {
-		return fmt.Errorf("%w: format version %d, but this version reads %d", catalog.ErrNewerFormat, v.Version,
-			codedSummary)
+		return fmt.Errorf("%w: format version %d, but this version reads %d",
+			catalog.ErrNewerFormat, v.Version, codedSummary)
 	}
 	if err := json.Unmarshal(data, into); err != nil {
 		return corrupt("%v", err)

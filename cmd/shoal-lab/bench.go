@@ -438,8 +438,8 @@ func (r *benchReport) where() string {
 	if r.Store.Bandwidth > 0 {
 		speed = humanize.Bytes(uint64(r.Store.Bandwidth)) + "/s"
 		if need := r.Demand * (1 - r.Kept); need > 0 {
-			speed += fmt.Sprintf(", %.2f times what the %.0f%% that are not cached need", r.Store.Bandwidth/need,
-				100*(1-r.Kept))
+			speed += fmt.Sprintf(", %.2f times what the %.0f%% that are not cached need",
+				r.Store.Bandwidth/need, 100*(1-r.Kept))
 		}
 	}
 	return fmt.Sprintf("%v away, %s", time.Duration(r.Store.Latency*1e9), speed)

@@ -43,8 +43,8 @@ func TestBenchSize(t *testing.T) {
 				o.fit()
 				steps, bytes := o.Job.Steps(o.Dataset.Samples), int64(o.Dataset.Samples)*o.Dataset.Size
 				if steps < fewestSteps || steps > mostSteps || bytes > 2<<30 {
-					t.Errorf("%s, %d accelerators: %d steps of %d B each: %d B", s.Name, n, steps,
-						o.Dataset.Size, bytes)
+					t.Errorf("%s, %d accelerators: %d steps of %d B each: %d B",
+						s.Name, n, steps, o.Dataset.Size, bytes)
 				}
 				if o.scale < 1 || o.scale != math.Trunc(o.scale) || o.shrink < 1 || o.Job.Step < s.Step {
 					t.Errorf("%s: %+v", s.Name, o)

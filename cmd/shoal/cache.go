@@ -218,8 +218,8 @@ func listCache(h *engine.Host, out io.Writer, asJSON bool) error {
 			used = humanize.Time(e.LastUsed)
 		}
 		source, _, _ := strings.Cut(e.Source, "?")
-		fmt.Fprintf(w, "%.8s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", e.ID, source, humanize.Comma(int64(e.Files)),
-			humanize.IBytes(uint64(e.Bytes)),
+		fmt.Fprintf(w, "%.8s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
+			e.ID, source, humanize.Comma(int64(e.Files)), humanize.IBytes(uint64(e.Bytes)),
 			humanize.IBytes(uint64(e.Disk)), quota, strings.Join(state, ","), used)
 	}
 	return w.Flush()
@@ -250,8 +250,8 @@ func (cache *cacheFlags) verb(name, short, long string,
 func removeCached(_ context.Context, h *engine.Host, d cachedir.Info, out io.Writer) error {
 	err := h.Remove(d.ID)
 	if err == nil {
-		fmt.Fprintf(out, "removed %s of %s\n", humanize.IBytes(uint64(d.DiskBytes)),
-			titles.ReplaceAllString(d.Source, "$1$3"))
+		fmt.Fprintf(out, "removed %s of %s\n",
+			humanize.IBytes(uint64(d.DiskBytes)), titles.ReplaceAllString(d.Source, "$1$3"))
 	}
 	return err
 }

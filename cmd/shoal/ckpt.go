@@ -245,8 +245,8 @@ DEST (s3://… or file://…) it lists what the bucket has.`,
 				if r.Complete {
 					state = "complete"
 				}
-				fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\n", r.Path, r.Files, humanize.IBytes(uint64(r.Bytes)),
-					r.Time.Local().Format(time.DateTime), state)
+				fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\n",
+					r.Path, r.Files, humanize.IBytes(uint64(r.Bytes)), r.Time.Local().Format(time.DateTime), state)
 			}
 			return w.Flush()
 		},
@@ -425,8 +425,8 @@ Without any last name in DEST nothing says that a folder is complete: then it is
 				}
 				newest, sure, ok := ckpt.Latest(all)
 				if !ok {
-					return fmt.Errorf("%s has no complete checkpoint (%s there; see: shoal ckpt ls %s)", src,
-						human.Count(len(all), "incomplete one"), args[0])
+					return fmt.Errorf("%s has no complete checkpoint (%s there; see: shoal ckpt ls %s)",
+						src, human.Count(len(all), "incomplete one"), args[0])
 				}
 				if !sure {
 					invocationOf(c.Context()).Notice(

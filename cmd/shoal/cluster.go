@@ -171,8 +171,8 @@ func printNodes(out io.Writer, nodes []seenNode) error {
 		case n.Draining:
 			state = "draining"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%.1f%%\t%s\n", n.ID, n.Address, n.Zone, human.Bytes(int64(n.Weight)<<20),
-			100*n.Share, state)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%.1f%%\t%s\n",
+			n.ID, n.Address, n.Zone, human.Bytes(int64(n.Weight)<<20), 100*n.Share, state)
 	}
 	for _, source := range sourcesOf(nodes) {
 		fmt.Fprintf(w, "\n%s\n", source)

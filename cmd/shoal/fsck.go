@@ -65,8 +65,8 @@ daemon verifies what it reads. The directory must not be in use.`,
 			case repair:
 				return fmt.Errorf("%s: %d places were damaged; what was lost with them is fetched again", args[0], n)
 			default:
-				return fmt.Errorf("%s: %d places are damaged (repair them with: shoal fsck %s --repair)", args[0],
-					n, args[0])
+				return fmt.Errorf("%s: %d places are damaged (repair them with: shoal fsck %s --repair)",
+					args[0], n, args[0])
 			}
 		},
 	}

@@ -91,8 +91,8 @@ func (a *amount) memory(m machine.Memory) (n int64, remarks []remark, err error)
 				"--memory %s: the kernel reports neither a limit nor the machine's memory; give a size", a)
 		}
 		if m.Most() < cachedir.LeastMemory {
-			return 0, fmt.Errorf("%s allows %s of memory, and Shoal needs %s (raise the container's limit)", of,
-				humanize.IBytes(uint64(m.Most())), cachedir.RoundUp(cachedir.LeastMemory))
+			return 0, fmt.Errorf("%s allows %s of memory, and Shoal needs %s (raise the container's limit)",
+				of, humanize.IBytes(uint64(m.Most())), cachedir.RoundUp(cachedir.LeastMemory))
 		}
 		return max(int64(part*float64(m.Most())), cachedir.LeastMemory), nil
 	}

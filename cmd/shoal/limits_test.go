@@ -122,8 +122,8 @@ func TestDiskLimits(t *testing.T) {
 		}
 		if (err == nil) != (tc.want > 0) || err == nil && n != tc.want || !strings.Contains(said, tc.says) ||
 			tc.says == "" && said != "" {
-			t.Errorf("--cache-size %q with room for %d is %d, want %d; says %q, %v", tc.flag, tc.room, n,
-				tc.want, said, err)
+			t.Errorf("--cache-size %q with room for %d is %d, want %d; says %q, %v",
+				tc.flag, tc.room, n, tc.want, said, err)
 		}
 	}
 }

@@ -363,8 +363,8 @@ func refresh(ctx context.Context, e *engine.Engine, name, label string, out io.W
 	if after := e.Stats(); before.Dataset == after.Dataset {
 		fmt.Fprintf(out, "%sunchanged: %s, version %.12s\n", label, human.Count(after.Files, "file"), after.Dataset)
 	} else {
-		fmt.Fprintf(out, "%sversion %.12s -> %.12s: %s, before %d\n", label, before.Dataset, after.Dataset,
-			human.Count(after.Files, "file"), before.Files)
+		fmt.Fprintf(out, "%sversion %.12s -> %.12s: %s, before %d\n",
+			label, before.Dataset, after.Dataset, human.Count(after.Files, "file"), before.Files)
 	}
 	return nil
 }

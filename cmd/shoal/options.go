@@ -321,8 +321,8 @@ func openEngine(ctx context.Context, inv *invocation, h *engine.Host, cfg engine
 				inv.Notice("listing %s: %s", cfg.Source, human.Count(n, "object"))
 			} else if silent == 10 {
 				silent = 0
-				inv.Notice("opening %s: %.0f s so far, %s listed", cfg.Source, time.Since(begun).Seconds(),
-					human.Count(n, "object"))
+				inv.Notice("opening %s: %.0f s so far, %s listed",
+					cfg.Source, time.Since(begun).Seconds(), human.Count(n, "object"))
 			}
 		}
 	}()
@@ -338,8 +338,8 @@ func openEngine(ctx context.Context, inv *invocation, h *engine.Host, cfg engine
 // cacheOutside fails if the cache directory is inside a folder where it must not be.
 func (o *engineOptions) cacheOutside(folder, what, why string) error {
 	if within(o.cacheDir, folder) {
-		return cli.Usagef("the cache directory %s lies in %s %s and %s (give a --cache-dir outside of it)", o.cacheDir,
-			what, folder, why)
+		return cli.Usagef("the cache directory %s lies in %s %s and %s (give a --cache-dir outside of it)",
+			o.cacheDir, what, folder, why)
 	}
 	return nil
 }

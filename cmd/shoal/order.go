@@ -134,8 +134,8 @@ func (o *orderOptions) check(batchGiven bool) error {
 	case !o.certify && (batchGiven || o.json || o.epochs != 1):
 		return cli.Usagef("--batch, --epochs and --json are for --certificate: give it too, or leave them out")
 	case o.shardSamples < 0 || o.classSamples < 0:
-		return cli.Usagef("--shard-samples %d, --class-samples %d: give numbers of samples", o.shardSamples,
-			o.classSamples)
+		return cli.Usagef("--shard-samples %d, --class-samples %d: give numbers of samples",
+			o.shardSamples, o.classSamples)
 	case o.mountpoint != "" && (o.shardSamples > 0 || o.classSamples > 0 || o.sizes != ""):
 		return cli.Usagef(
 			"--mount already gives shards, classes and sizes: leave out --shard-samples, --class-samples and --sizes")

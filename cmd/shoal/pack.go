@@ -294,8 +294,8 @@ func pack(ctx context.Context, from, to string, fromStore, toStore stores.Option
 	}
 	if o.Memory -= packOverhead + m.FileSize() + 16*int64(m.Len()); o.Memory < 32<<20 {
 		return shard.Result{}, "", cost,
-			fmt.Errorf("--memory is too little for %s files (give at least %s)", humanize.Comma(int64(m.Len())),
-				cachedir.RoundUp(packOverhead+m.FileSize()+16*int64(m.Len())+32<<20))
+			fmt.Errorf("--memory is too little for %s files (give at least %s)",
+				humanize.Comma(int64(m.Len())), cachedir.RoundUp(packOverhead+m.FileSize()+16*int64(m.Len())+32<<20))
 	}
 	if o.Recoded = re.String(); o.Recoded != "" {
 		made, anew, failed := re.all(ctx, src, m, o.Connections)
@@ -334,8 +334,8 @@ func packInto(ctx context.Context, m *catalog.Manifest, src objstore.ReaderAt, d
 	bar := daemon.Own.Step("packing")
 	o.Progress = func(p shard.Progress) {
 		bar.Set(p.Files, p.TotalFiles,
-			fmt.Sprintf("%s of %s, %d of %d shards", humanize.IBytes(uint64(p.Bytes)),
-				humanize.IBytes(uint64(p.TotalBytes)), p.Shards, p.TotalShards))
+			fmt.Sprintf("%s of %s, %d of %d shards",
+				humanize.IBytes(uint64(p.Bytes)), humanize.IBytes(uint64(p.TotalBytes)), p.Shards, p.TotalShards))
 	}
 	res, err = shard.Pack(ctx, m, src, dst, prefix, o)
 	if err != nil {

@@ -197,8 +197,8 @@ func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
 	case o.epochs < 1:
 		return cli.Usagef("--epochs %d: give 1 or more", o.epochs)
 	case o.latency < 0 || o.requestCPU < 0 || o.read < 0:
-		return cli.Usagef("--latency %s, --request-cpu %s, --read-time %s: none of them may be negative", o.latency,
-			o.requestCPU, o.read)
+		return cli.Usagef("--latency %s, --request-cpu %s, --read-time %s: none of them may be negative",
+			o.latency, o.requestCPU, o.read)
 	case !(o.sigma >= 0 && o.sigma <= 4):
 		return cli.Usagef("--latency-sigma %g: give a number from 0 to 4", o.sigma)
 	case !(o.requestRate >= 0 && o.requestRate <= math.MaxFloat32):
@@ -238,8 +238,8 @@ func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
 	case !c.Flags().Changed("samples"):
 		return cli.Usagef("give a SOURCE, or --samples and --sample-size of a dataset that does not exist yet")
 	case err != nil || o.synthetic < 1 || o.synthetic > maxSynthetic:
-		return cli.Usagef("--samples %q: without SOURCE give the number of samples, from 1 to %s", o.samples,
-			humanize.Comma(maxSynthetic))
+		return cli.Usagef("--samples %q: without SOURCE give the number of samples, from 1 to %s",
+			o.samples, humanize.Comma(maxSynthetic))
 	case o.sampleSize < 1:
 		return cli.Usagef("--sample-size: give the mean size of a sample, such as 100KB, or a --workload")
 	}
@@ -337,8 +337,8 @@ func (p *predictor) source(ctx context.Context, source string) (err error) {
 	defer func() { err = errors.Join(err, e.Close()) }()
 	f := e.Forecast()
 	if f.Samples == 0 {
-		return fmt.Errorf("%s: none of its %s files matches --samples %s (give --samples '*' for all)", e.Source(),
-			humanize.Comma(int64(f.Files)), p.o.samples)
+		return fmt.Errorf("%s: none of its %s files matches --samples %s (give --samples '*' for all)",
+			e.Source(), humanize.Comma(int64(f.Files)), p.o.samples)
 	}
 	c := p.config()
 	c.Samples, c.Sizes, c.Places, c.Key, c.Memory = f.Files, f.Sizes, f.Places, f.Key, f.Memory
@@ -552,8 +552,8 @@ func (p *predictor) print(r planReport) error {
 		"cached\tahead\twaited for\tbound by\t")
 	for _, e := range r.Epochs {
 		share := func(n int64) string { return fmt.Sprintf("%.1f%%", 100*float64(n)/float64(e.Samples)) }
-		fmt.Fprintf(w, "%d\t%.1f%%\t%s\t%s\t%s\t%s\t", e.Epoch.Epoch, 100*e.Utilisation, seconds(e.Seconds),
-			seconds(e.Stall),
+		fmt.Fprintf(w, "%d\t%.1f%%\t%s\t%s\t%s\t%s\t",
+			e.Epoch.Epoch, 100*e.Utilisation, seconds(e.Seconds), seconds(e.Stall),
 			humanize.IBytes(uint64(e.Bytes)), humanize.Comma(e.Requests))
 		for _, n := range what.values(e.Epoch) {
 			fmt.Fprintf(w, "%s\t", humanize.IBytes(uint64(n)))

@@ -145,8 +145,8 @@ func (q *quickstart) say(reached, code string, mounted bool) {
 	literal := strconv.Quote(reached)
 	fmt.Fprintf(q.out, "\nSave as train.py:\n\n%s\nRun it:      %s\n",
 		strings.ReplaceAll(code, "ADDRESS", literal[1:len(literal)-1]), run)
-	fmt.Fprintf(q.out, "Look at it:  shoal stat %[1]s, shoal top %[1]s\nEnd it:      %s\nRemove it:   %s\n", words,
-		end, remove)
+	fmt.Fprintf(q.out, "Look at it:  shoal stat %[1]s, shoal top %[1]s\nEnd it:      %s\nRemove it:   %s\n",
+		words, end, remove)
 }
 
 var shellChars = regexp.MustCompile(`[^\pL\pN_@%+=:,./\x00-]`)

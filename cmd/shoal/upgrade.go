@@ -63,8 +63,8 @@ const upgradePatience = time.Minute
 // upgraded says which process this is, or why it is not of the new program.
 func upgraded(inv *invocation) error {
 	if failed := daemon.RenewalFailed(); failed != "" {
-		return fmt.Errorf("the new program did not serve, and the old one (%s) goes on, as pid %d: %s", version,
-			os.Getpid(), failed)
+		return fmt.Errorf("the new program did not serve, and the old one (%s) goes on, as pid %d: %s",
+			version, os.Getpid(), failed)
 	}
 	inv.Notice("shoal %s serves, as pid %d", version, os.Getpid())
 	return nil

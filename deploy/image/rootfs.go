@@ -36,8 +36,8 @@ type file struct {
 // baseFiles are those that no version of shoal changes: users, folders to write to, who may sign a certificate.
 // There is no shell, no libc and no fusermount3 (docs/adr/0033-the-image.md).
 func baseFiles(r *release) ([]file, error) {
-	passwd := fmt.Sprintf("root:x:0:0:root:/root:/sbin/nologin\nshoal:x:%d:%d:shoal:%s:/sbin/nologin\n", userID,
-		userID, home)
+	passwd := fmt.Sprintf("root:x:0:0:root:/root:/sbin/nologin\nshoal:x:%d:%d:shoal:%s:/sbin/nologin\n",
+		userID, userID, home)
 	group := fmt.Sprintf("root:x:0:\nshoal:x:%d:\n", userID)
 	files := []file{
 		{name: "etc/passwd", mode: 0o644, data: []byte(passwd)},

@@ -103,8 +103,8 @@ func mountDirect(dir string, mo *fuse.MountOptions) (fd int, err error) {
 	if fd, err = unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
 		return 0, os.NewSyscallError("open /dev/fuse", err)
 	}
-	data := fmt.Sprintf("fd=%d,rootmode=%o,user_id=%d,group_id=%d,max_read=%d", fd, st.Mode&unix.S_IFMT, os.Geteuid(),
-		os.Getegid(), mo.MaxWrite)
+	data := fmt.Sprintf("fd=%d,rootmode=%o,user_id=%d,group_id=%d,max_read=%d",
+		fd, st.Mode&unix.S_IFMT, os.Geteuid(), os.Getegid(), mo.MaxWrite)
 	for _, option := range mo.Options {
 		data += "," + escape(option)
 	}

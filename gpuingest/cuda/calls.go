@@ -67,8 +67,8 @@ func loaded() error {
 		return fmt.Errorf("cuda: %w: the driver sees none (see `nvidia-smi -L`; CUDA_VISIBLE_DEVICES hides devices)",
 			gpuingest.ErrNoDevice)
 	default:
-		return fmt.Errorf("cuda: %w: %w (check that `nvidia-smi` works)", gpuingest.ErrNoDriver,
-			check("cuInit", C.CUresult(r)))
+		return fmt.Errorf("cuda: %w: %w (check that `nvidia-smi` works)",
+			gpuingest.ErrNoDriver, check("cuInit", C.CUresult(r)))
 	}
 }
 

@@ -84,8 +84,8 @@ func (d *Device) describe() error {
 		if has, err := d.dev.Attribute(a.attr); err != nil {
 			return fail("cuDeviceGetAttribute", err)
 		} else if has == 0 {
-			return fmt.Errorf("%s: %w with %s: use the GPU in the trainer instead (docs/gpu.md)", d.Name(),
-				gpuingest.ErrNoDevice, a.what)
+			return fmt.Errorf("%s: %w with %s: use the GPU in the trainer instead (docs/gpu.md)",
+				d.Name(), gpuingest.ErrNoDevice, a.what)
 		}
 	}
 	sms, err := d.dev.Attribute(cu.MultiprocessorCount)

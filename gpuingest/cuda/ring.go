@@ -49,8 +49,8 @@ type graphKey struct {
 // stay mapped until the ring is closed. If it fails it holds nothing, and the caller can go on without the device.
 func (d *Device) NewRing(slots []byte, slotBytes, buffers, bufferBytes int) (*Ring, error) {
 	if slotBytes < 1 || len(slots) == 0 || len(slots)%slotBytes != 0 || buffers < 1 || bufferBytes < 1 {
-		return nil, fmt.Errorf("cuda: a ring of %d buffers of %d bytes over slots of %d in %d bytes", buffers,
-			bufferBytes, slotBytes, len(slots))
+		return nil, fmt.Errorf("cuda: a ring of %d buffers of %d bytes over slots of %d in %d bytes",
+			buffers, bufferBytes, slotBytes, len(slots))
 	}
 	r := &Ring{d: d, slots: slots, slotBytes: slotBytes, graphs: map[graphKey]*graph{},
 		tables: map[*gpuingest.Finish]cu.DevicePtr{}, ran: map[*gpuingest.Finish]bool{}}

@@ -93,8 +93,8 @@ func TestMetadataIsIgnored(t *testing.T) {
 		_, pil := ask(t, "load", oracle.Q{"key": "meta", "pixels": true}, data)
 		got, gw, gh, err := DecodeRGB(data)
 		if err != nil || gw != w || gh != h || !bytes.Equal(got, want) || !bytes.Equal(got, pil) {
-			t.Errorf("%s: %dx%d, %v; equal to the plain file's: %v, to Pillow's: %v", name, gw, gh, err,
-				bytes.Equal(got, want), bytes.Equal(got, pil))
+			t.Errorf("%s: %dx%d, %v; equal to the plain file's: %v, to Pillow's: %v",
+				name, gw, gh, err, bytes.Equal(got, want), bytes.Equal(got, pil))
 		}
 	}
 }

@@ -110,8 +110,8 @@ func Decode(dst, src []byte, j *Job) error {
 // CheckSize reports a picture of too many pixels.
 func CheckSize(size image.Point) error {
 	if n := int64(size.X) * int64(size.Y); n > MaxPixels {
-		return fmt.Errorf("%w: %dx%d is %d pixels, the limit is %d, which is Pillow's", ErrTooLarge, size.X, size.Y,
-			n, MaxPixels)
+		return fmt.Errorf("%w: %dx%d is %d pixels, the limit is %d, which is Pillow's",
+			ErrTooLarge, size.X, size.Y, n, MaxPixels)
 	}
 	return nil
 }

@@ -152,8 +152,8 @@ func (j *Job) fill(q *C.sj_request, size image.Point, dst int) error {
 	}
 	want := int64(win.Dx()) * int64(win.Dy()) * 3 * int64(elem)
 	if want > math.MaxInt32 || int64(dst) != want {
-		return fmt.Errorf("jpeg: destination of %d bytes: a window of %dx%d with elements of %d bytes takes %d", dst,
-			win.Dx(), win.Dy(), elem, want)
+		return fmt.Errorf("jpeg: destination of %d bytes: a window of %dx%d with elements of %d bytes takes %d",
+			dst, win.Dx(), win.Dy(), elem, want)
 	}
 	*q = C.sj_request{
 		img_w: C.int(size.X), img_h: C.int(size.Y),
@@ -227,8 +227,8 @@ func EncodeWith(dst, pix []byte, w, h int, e Encoding) ([]byte, error) {
 		progressive: cbool(e.Progressive), optimize: cbool(e.Optimize), restart_rows: C.int(e.RestartRows),
 	}
 	if rc := C.sj_encode(s, &c, bytePtr(pix)); rc != C.SJ_OK {
-		return dst, fmt.Errorf("jpeg: encoding a %dx%d picture failed: %s (code %d)", w, h,
-			C.GoString(C.sj_message(s)), int(rc))
+		return dst, fmt.Errorf("jpeg: encoding a %dx%d picture failed: %s (code %d)",
+			w, h, C.GoString(C.sj_message(s)), int(rc))
 	}
 	var n C.size_t
 	p := C.sj_output(s, &n)

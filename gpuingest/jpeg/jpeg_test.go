@@ -203,8 +203,8 @@ func TestResampleIsPillow(t *testing.T) {
 				t.Fatalf("%s %+v: %v", v.name, j, err)
 			}
 			if !bytes.Equal(dst, want) {
-				t.Fatalf("%s: box %v to %v window %v %s flip %v turn %v loops %v differs from Pillow", v.name, j.Box,
-					j.Size, j.Window, j.Filter, j.Flip, j.Turn, simd)
+				t.Fatalf("%s: box %v to %v window %v %s flip %v turn %v loops %v differs from Pillow",
+					v.name, j.Box, j.Size, j.Window, j.Filter, j.Flip, j.Turn, simd)
 			}
 		}
 	}

@@ -267,8 +267,8 @@ func ParseSize(text, remedy string) (int64, error) {
 		return 0, fmt.Errorf("%q is not a size (%s)", text, remedy)
 	}
 	if _, err := strconv.ParseFloat(text, 64); err == nil && n > 0 && n < leastBare {
-		return 0, fmt.Errorf("%q has no unit and would be %s bytes (write %sGiB, %sMiB, or %sB if you mean it)", text,
-			text, text, text, text)
+		return 0, fmt.Errorf("%q has no unit and would be %s bytes (write %sGiB, %sMiB, or %sB if you mean it)",
+			text, text, text, text, text)
 	}
 	return int64(n), nil
 }

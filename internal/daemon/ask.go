@@ -50,8 +50,8 @@ type Silence struct {
 }
 
 func (s Silence) Error() string {
-	waited := fmt.Sprintf("of %s does not answer since %s, for %s", s.At, s.since.Format(time.TimeOnly),
-		time.Since(s.since).Round(100*time.Millisecond))
+	waited := fmt.Sprintf("of %s does not answer since %s, for %s",
+		s.At, s.since.Format(time.TimeOnly), time.Since(s.since).Round(100*time.Millisecond))
 	then := ""
 	if s.Then != "" {
 		then = ", then " + s.Then
@@ -208,8 +208,8 @@ func (a *asking) quiet(ctx context.Context) error {
 	}
 	if !a.bid && !a.told && !a.wasReady && a.bar == nil && time.Since(a.wordAt) > Patience {
 		a.bid = true
-		Own.Notice("the daemon (pid %d) of %s is alive, and at `%s` since %s; waiting for it", a.pid, a.At, a.verb,
-			a.wordAt.Format(time.TimeOnly))
+		Own.Notice("the daemon (pid %d) of %s is alive, and at `%s` since %s; waiting for it",
+			a.pid, a.At, a.verb, a.wordAt.Format(time.TimeOnly))
 	}
 	return nil
 }

@@ -149,8 +149,8 @@ func TestLinesInPieces(t *testing.T) {
 		text := fmt.Sprintf(`{"id":%q,"out":"one"}`, q.ID)
 		fmt.Fprint(conn, text[:9])
 		<-time.After(beat * 3 / 2)
-		fmt.Fprintf(conn, "%s\n{\"id\":%q,\"out\":\" two\"}\n{\"id\":%q,\"ended\":{\"code\":0}}\n", text[9:],
-			q.ID, q.ID)
+		fmt.Fprintf(conn, "%s\n{\"id\":%q,\"out\":\" two\"}\n{\"id\":%q,\"ended\":{\"code\":0}}\n",
+			text[9:], q.ID, q.ID)
 	})
 	var out strings.Builder
 	if err := list(t, dir, &out); err != nil || out.String() != "one two" {

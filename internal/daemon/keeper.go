@@ -150,8 +150,8 @@ func Connect(address, folder string) error {
 	for begun := time.Now(); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED); c, left, until,
 		err = connect(address, name) {
 		if time.Since(begun) > handover.Timeout {
-			return fmt.Errorf("%s=%s: %w (start `shoal keeper %s`, whose folder must be the same one here)", KeeperEnv,
-				address, err, address)
+			return fmt.Errorf("%s=%s: %w (start `shoal keeper %s`, whose folder must be the same one here)",
+				KeeperEnv, address, err, address)
 		}
 		time.Sleep(redial / 10) // a node that boots starts both
 	}

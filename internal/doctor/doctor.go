@@ -157,7 +157,7 @@ func (c Check) run(parent context.Context) (f findings.Finding) {
 
 // Print writes a report for people.
 func (r *Report) Print(w io.Writer) error {
-	_, err := fmt.Fprintf(w, "%s\n%d ok, %s, %d failed, %d skipped; %.1f s\n", findings.Text(r.Findings), r.OK,
-		human.Count(r.Warn, "warning"), r.Fail, r.Skipped, r.Seconds)
+	_, err := fmt.Fprintf(w, "%s\n%d ok, %s, %d failed, %d skipped; %.1f s\n",
+		findings.Text(r.Findings), r.OK, human.Count(r.Warn, "warning"), r.Fail, r.Skipped, r.Seconds)
 	return err
 }

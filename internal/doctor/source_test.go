@@ -281,8 +281,8 @@ func TestKnee(t *testing.T) {
 			})
 			_, knee := findings.Knee(ladder)
 			if knee.Connections != c.knee || rising != c.rising || len(ladder) != c.rungs {
-				t.Errorf("knee at %d, rising %t, %d rungs; want %d, %t, %d", knee.Connections, rising, len(ladder),
-					c.knee, c.rising, c.rungs)
+				t.Errorf("knee at %d, rising %t, %d rungs; want %d, %t, %d",
+					knee.Connections, rising, len(ladder), c.knee, c.rising, c.rungs)
 			}
 			for i, s := range sizes {
 				if s < c.smallest || s > c.top || s*int64(ladder[i].Connections) > largestTotal {

@@ -86,8 +86,8 @@ var trainerRules = []Rule[*trainer]{
 	{"one-reader", func(t *trainer) Finding { // each read waits for the previous one
 		return when(t.trains() && t.AtOnce <= 1.3 && t.WaitShare >= 0.3, Warn,
 			"One process reads, file after file: the latency of the store is the limit",
-			fmt.Sprintf("%.1f processes at a time, which wait for reads %s of their time", t.AtOnce,
-				human.Percent(t.WaitShare)),
+			fmt.Sprintf("%.1f processes at a time, which wait for reads %s of their time",
+				t.AtOnce, human.Percent(t.WaitShare)),
 			"use twice the workers, if there are cores for them: DataLoader(..., num_workers=8)")
 	}},
 	{"page-cache", func(t *trainer) Finding { // opens whose reads are served by the kernel

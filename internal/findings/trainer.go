@@ -323,8 +323,8 @@ func (t *trainer) verdict() string {
 	head := fmt.Sprintf("%.0f files/s; reads wait %.0f%% of the readers' time.", t.FilesPerSecond, 100*t.WaitShare)
 	switch {
 	case !t.trains():
-		return fmt.Sprintf("%s read by %s: too few for an estimate.", human.Bytes(t.Bytes),
-			human.Count(t.Opens, "open"))
+		return fmt.Sprintf("%s read by %s: too few for an estimate.",
+			human.Bytes(t.Bytes), human.Count(t.Opens, "open"))
 	case t.WaitShare < idleShare:
 		return head + " Faster storage would gain almost nothing."
 	case max(e.Cold, e.Warm) <= 1.1*e.Now:

@@ -222,8 +222,8 @@ func (w *window) late() bool {
 
 func storeSlow(w *window) Finding {
 	s, r, places := &w.now, &w.rates, int64(w.now.Connections)
-	cause := fmt.Sprintf("It waits %s of the time. The store delivers %s/s in %.0f requests/s", human.Percent(r.Stall),
-		human.Bytes(int64(r.Bytes)), r.Requests)
+	cause := fmt.Sprintf("It waits %s of the time. The store delivers %s/s in %.0f requests/s",
+		human.Percent(r.Stall), human.Bytes(int64(r.Bytes)), r.Requests)
 	if w.inFlightMost > 0 { // otherwise the run is over
 		cause += fmt.Sprintf(", with %d of %d connections in use", w.inFlightMost, places)
 	}
@@ -273,8 +273,8 @@ var calm = []Rule[*window]{
 	}},
 	{"idle", func(w *window) Finding {
 		thing := "Idle"
-		cause := fmt.Sprintf("No reads for %.0f s; %s can be read without waiting.", w.did.Uptime,
-			human.Count(w.rates.Lead, "sample"))
+		cause := fmt.Sprintf("No reads for %.0f s; %s can be read without waiting.",
+			w.did.Uptime, human.Count(w.rates.Lead, "sample"))
 		switch {
 		case w.now.Reads == 0 && w.now.Opens == 0:
 			thing = "Waiting for the trainer"

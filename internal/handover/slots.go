@@ -69,15 +69,15 @@ func AskSlots(ctx context.Context, addr string, q Request, slots uint32, slotByt
 	case len(files) != 1:
 		return nil, false, c, fmt.Errorf("the server sent %d descriptors instead of 1", len(files))
 	case r.Slots != slots || r.SlotBytes != slotBytes || r.SlotBytes <= SlotHeader || r.Slots == 0:
-		return nil, false, c, fmt.Errorf("the server handed over %d slots of %d bytes, but announced %d of %d", r.Slots,
-			r.SlotBytes, slots, slotBytes)
+		return nil, false, c, fmt.Errorf("the server handed over %d slots of %d bytes, but announced %d of %d",
+			r.Slots, r.SlotBytes, slots, slotBytes)
 	}
 	if err := unix.Fstat(files[0], &st); err != nil {
 		return nil, false, c, err
 	}
 	if want := int64(r.Slots) * int64(r.SlotBytes); want/int64(r.Slots) != int64(r.SlotBytes) || st.Size != want {
-		return nil, false, c, fmt.Errorf("the descriptor's file has %d bytes for %d slots of %d", st.Size, r.Slots,
-			r.SlotBytes)
+		return nil, false, c, fmt.Errorf("the descriptor's file has %d bytes for %d slots of %d",
+			st.Size, r.Slots, r.SlotBytes)
 	}
 	if seals, err := unix.FcntlInt(uintptr(files[0]), unix.F_GET_SEALS, 0); err != nil ||
 		seals&unix.F_SEAL_SHRINK == 0 {

@@ -46,8 +46,8 @@ func (s *Schema) Apply(c *cobra.Command, environ []string, file *File) error {
 		}
 		if _, ok := env[s.EnvName(name)]; ok {
 			errs = append(errs, wrong{
-				fmt.Sprintf("%s was removed from %s: %s; unset it here", s.EnvName(name), c.CommandPath(),
-					s.Removed[name])})
+				fmt.Sprintf("%s was removed from %s: %s; unset it here",
+					s.EnvName(name), c.CommandPath(), s.Removed[name])})
 		} else if e, ok := file.find(c, name); ok {
 			errs = append(errs, s.lostIn(file, e, c))
 		}

@@ -303,8 +303,8 @@ func (w *world) check(r read) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if version >= len(w.began) || r.End < w.began[version] || version < len(w.ended) && r.Begin > w.ended[version] {
-		return fmt.Errorf("%s: version %d of %d was not in force: read from %d to %d, in force from %d to %v", r.Path,
-			version, len(w.began), r.Begin, r.End, w.began[version], w.ended)
+		return fmt.Errorf("%s: version %d of %d was not in force: read from %d to %d, in force from %d to %v",
+			r.Path, version, len(w.began), r.Begin, r.End, w.began[version], w.ended)
 	}
 	return nil
 }
@@ -435,8 +435,8 @@ func TestClientModel(t *testing.T) {
 		refreshed += len(w.began) - 1
 		killed += w.killed
 	})
-	t.Logf("%d reads, %d of them round the mount, %d interrupted; %d versions, %d kills", total, round, raised,
-		refreshed, killed)
+	t.Logf("%d reads, %d of them round the mount, %d interrupted; %d versions, %d kills",
+		total, round, raised, refreshed, killed)
 	if round < total/8 || raised < total/100 || refreshed < total/100 {
 		t.Error("it tried nothing")
 	}

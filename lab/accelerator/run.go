@@ -96,8 +96,8 @@ func (j Job) Run(ctx context.Context, positions int, r Reader, progress func(don
 	}
 	steps := j.Steps(positions)
 	if steps == 0 {
-		return Epoch{}, fmt.Errorf("accelerator: %d samples are no global batch of %d × %d", positions,
-			j.Accelerators, j.Batch)
+		return Epoch{}, fmt.Errorf("accelerator: %d samples are no global batch of %d × %d",
+			positions, j.Accelerators, j.Batch)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -120,8 +120,8 @@ func TestRun(t *testing.T) {
 				steps := c.job.Steps(c.positions)
 				compute := time.Duration(steps) * c.job.Step
 				if e.FirstBatch != c.first.Seconds() || e.Seconds != c.run.Seconds() || e.Compute != compute.Seconds() {
-					t.Errorf("first batch %v, run %v, compute %v, want %v, %v, %v", e.FirstBatch, e.Seconds, e.Compute,
-						c.first, c.run, compute)
+					t.Errorf("first batch %v, run %v, compute %v, want %v, %v, %v",
+						e.FirstBatch, e.Seconds, e.Compute, c.first, c.run, compute)
 				}
 				if want := compute.Seconds() / c.run.Seconds(); e.Utilisation != want ||
 					e.Stall != e.Seconds-e.Compute {
@@ -141,8 +141,8 @@ func TestRun(t *testing.T) {
 				samples := steps * c.job.Batch * c.job.Accelerators
 				if e.Samples != samples || e.Bytes != int64(samples)*r.size || len(r.reads) != samples ||
 					len(e.Steps) != steps || last != steps {
-					t.Errorf("%d samples, %d bytes, %d reads, %d steps, %d told", e.Samples, e.Bytes, len(r.reads),
-						len(e.Steps), last)
+					t.Errorf("%d samples, %d bytes, %d reads, %d steps, %d told",
+						e.Samples, e.Bytes, len(r.reads), len(e.Steps), last)
 				}
 				if e.Oversleep != 0 {
 					t.Errorf("overslept %v in virtual time", e.Oversleep)

@@ -169,8 +169,8 @@ func machine() string {
 	}
 	var uts unix.Utsname
 	_ = unix.Uname(&uts)
-	return fmt.Sprintf("%d cores (%s), Linux %s, %s, load %s at the start", runtime.NumCPU(), model,
-		unix.ByteSliceToString(uts.Release[:]), runtime.Version(), load())
+	return fmt.Sprintf("%d cores (%s), Linux %s, %s, load %s at the start",
+		runtime.NumCPU(), model, unix.ByteSliceToString(uts.Release[:]), runtime.Version(), load())
 }
 
 func load() string {

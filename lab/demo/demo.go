@@ -69,8 +69,8 @@ func (o Options) check() (_ Options, err error) {
 		return o, errors.New("demo: Options.Proxy, the command that runs the rig's proxy, is empty")
 	}
 	if o.Steps < 0 || o.Batch < 1 || o.Workers < 0 || o.Photos < 2*o.Batch || o.Latency < 0 || o.Sigma < 0 {
-		return o, fmt.Errorf("demo: steps %d, batch %d, workers %d, photos %d, latency %v: out of range", o.Steps,
-			o.Batch, o.Workers, o.Photos, o.Latency)
+		return o, fmt.Errorf("demo: steps %d, batch %d, workers %d, photos %d, latency %v: out of range",
+			o.Steps, o.Batch, o.Workers, o.Photos, o.Latency)
 	}
 	if o.WorkDir, err = filepath.Abs(o.WorkDir); err == nil && o.Shoal != "" {
 		o.Shoal, err = filepath.Abs(o.Shoal)
@@ -177,8 +177,8 @@ func (j *job) fill(ctx context.Context) error {
 	set, err := photos.Make(ctx, j.path("photos"), photos.Options{Count: j.Photos, Seed: 1}, func(done, total int) {
 		bar.Set(done, total, "")
 	})
-	result := fmt.Sprintf("%s files in %d classes, %s", humanize.Comma(int64(set.Files)), set.Classes,
-		humanize.Bytes(uint64(set.Bytes)))
+	result := fmt.Sprintf("%s files in %d classes, %s",
+		humanize.Comma(int64(set.Files)), set.Classes, humanize.Bytes(uint64(set.Bytes)))
 	switch {
 	case err != nil:
 		result = "failed"
@@ -193,8 +193,8 @@ func (j *job) fill(ctx context.Context) error {
 	up, err := j.bed.Server.Upload(ctx, j.path("photos"), bucket, prefix, func(done, total int) {
 		bar.Set(done, total, "")
 	})
-	result = fmt.Sprintf("%s objects sent, %s there before", humanize.Comma(int64(up.Sent)),
-		humanize.Comma(int64(up.Files-up.Sent)))
+	result = fmt.Sprintf("%s objects sent, %s there before",
+		humanize.Comma(int64(up.Sent)), humanize.Comma(int64(up.Files-up.Sent)))
 	if err != nil {
 		result = "failed"
 	}

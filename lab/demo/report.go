@@ -46,13 +46,13 @@ func (r *report) notes() []string {
 	var notes []string
 	for _, s := range r.Results {
 		if off := math.Abs(float64(s.Gets - s.StoreGets)); off > 0.01*float64(max(s.StoreGets, 100)) {
-			notes = append(notes, fmt.Sprintf("%s: Shoal counts %s GETs and %s, the store saw %s and %s", s.Title,
-				humanize.Comma(s.Gets), humanize.Bytes(uint64(s.GetBytes)), humanize.Comma(s.StoreGets),
+			notes = append(notes, fmt.Sprintf("%s: Shoal counts %s GETs and %s, the store saw %s and %s",
+				s.Title, humanize.Comma(s.Gets), humanize.Bytes(uint64(s.GetBytes)), humanize.Comma(s.StoreGets),
 				humanize.Bytes(uint64(s.StoreGetBytes))))
 		}
 		if share := s.OtherCPU / (s.Seconds * float64(r.Cores)); share > 0.1 {
-			notes = append(notes, fmt.Sprintf("%s: other processes took %.0f%% of the cores meanwhile", s.Title,
-				100*share))
+			notes = append(notes, fmt.Sprintf("%s: other processes took %.0f%% of the cores meanwhile",
+				s.Title, 100*share))
 		}
 	}
 	if len(r.Results) > 2 {
@@ -76,8 +76,8 @@ func (j *job) explain(r *Result, s scenario) string {
 	cores := float64(runtime.NumCPU())
 	busy := (r.TrainerCPU + r.ShoalCPU + r.StoreCPU) / (r.Seconds * cores)
 	per := func(cpu float64) string { return fmt.Sprintf("%.1f", 1e3*cpu/float64(r.Samples)) }
-	split := fmt.Sprintf("CPU a sample: trainer %s ms, shoal %s ms, S3 server and proxy %s ms", per(r.TrainerCPU),
-		per(r.ShoalCPU), per(r.StoreCPU))
+	split := fmt.Sprintf("CPU a sample: trainer %s ms, shoal %s ms, S3 server and proxy %s ms",
+		per(r.TrainerCPU), per(r.ShoalCPU), per(r.StoreCPU))
 	switch {
 	case r.WaitShare() < 0.1:
 		return fmt.Sprintf("bound by the model itself, which computes %.0f%% of the time (%s)",

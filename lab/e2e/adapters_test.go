@@ -66,8 +66,8 @@ func TestAdapters(t *testing.T) {
 			}
 			without, with := forMount("none"), forMount("auto", shoalBin, "run", "-v", "--")
 			if with.Digest != local.Digest || without.Digest != local.Digest {
-				t.Errorf("batches or random numbers differ: local %.8s, without hints %.8s, with %.8s", local.Digest,
-					without.Digest, with.Digest)
+				t.Errorf("batches or random numbers differ: local %.8s, without hints %.8s, with %.8s",
+					local.Digest, without.Digest, with.Digest)
 			}
 			told := with.told(t, c.plan)
 			for i, read := range with.Read {

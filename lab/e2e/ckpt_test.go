@@ -172,8 +172,8 @@ func TestCkptOrder(t *testing.T) {
 		before := true
 		for _, p := range order {
 			if _, ok := there[p]; ok && !before && p != "step-2/a.bin" {
-				t.Fatalf("%s is visible before another that was closed before it: %v", p,
-					slices.Sorted(maps.Keys(there)))
+				t.Fatalf("%s is visible before another that was closed before it: %v",
+					p, slices.Sorted(maps.Keys(there)))
 			} else if !ok && p != "step-1/.metadata" {
 				before = false
 			}

@@ -81,8 +81,8 @@ func TestCkptBesideData(t *testing.T) {
 			took := time.Since(began)
 			close(stop)
 			<-stopped
-			t.Logf("%.0f MB/s: uploads of some %.0f MB/s beside", rate/1e6,
-				float64(uploaded*len(saved))/1e6/took.Seconds())
+			t.Logf("%.0f MB/s: uploads of some %.0f MB/s beside",
+				rate/1e6, float64(uploaded*len(saved))/1e6/took.Seconds())
 			d.signal(t, syscall.SIGKILL)
 			<-d.exited
 		}

@@ -169,8 +169,8 @@ func TestCkptRate(t *testing.T) {
 	must(shoalBin, "ckpt", "wait", filepath.Join(carried, "many"))
 	took := time.Since(began)
 	sent := p.Stats().Sub(before)
-	t.Logf("%d files of 64 KiB: whole after %.1f s, %.2f of the latency each; %d requests", many, took.Seconds(),
-		took.Seconds()/many/0.015, sent.Requests)
+	t.Logf("%d files of 64 KiB: whole after %.1f s, %.2f of the latency each; %d requests",
+		many, took.Seconds(), took.Seconds()/many/0.015, sent.Requests)
 	if sent.Requests > many*12/10 {
 		t.Errorf("%d requests for %d files", sent.Requests, many)
 	}
@@ -183,8 +183,8 @@ func TestCkptRate(t *testing.T) {
 	d.signal(t, syscall.SIGTERM)
 	d.ended(t)
 	used := d.cmd.ProcessState.UserTime() + d.cmd.ProcessState.SystemTime()
-	t.Logf("the daemon took %.1f s of processor time for 12 GiB and %d files, and%s of memory at most", used.Seconds(),
-		many, strings.ReplaceAll(peak, "\t", ""))
+	t.Logf("the daemon took %.1f s of processor time for 12 GiB and %d files, and%s of memory at most",
+		used.Seconds(), many, strings.ReplaceAll(peak, "\t", ""))
 }
 
 func median(of []float64) float64 {

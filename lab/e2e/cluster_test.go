@@ -259,8 +259,8 @@ func (c *cluster) during(what string, f func()) float64 {
 		hedges += max(after[i].Hedges.Sent-before[i].Hedges.Sent, 0)
 	}
 	all -= float64(hedges) / float64(len(c.paths))
-	c.t.Logf("%s in %.1f s: %.3f of the dataset from the store without hedges\n%s", what, took.Seconds(), all,
-		c.table(nodes, before, after))
+	c.t.Logf("%s in %.1f s: %.3f of the dataset from the store without hedges\n%s",
+		what, took.Seconds(), all, c.table(nodes, before, after))
 	return all
 }
 
@@ -296,8 +296,8 @@ func (c *cluster) atMost(most, got float64, what string) {
 		most += 2 * float64(late-c.late) / float64(len(c.paths)) // by the reader, and by the owner for the next one
 	}
 	if hung > c.hung {
-		c.t.Logf("%s: %d operations of disks hung: %.3f of the dataset from the store is not judged", what,
-			hung-c.hung, got)
+		c.t.Logf("%s: %d operations of disks hung: %.3f of the dataset from the store is not judged",
+			what, hung-c.hung, got)
 		most = math.Inf(1)
 	}
 	c.late, c.hung = late, hung
@@ -995,8 +995,8 @@ func TestClusterRanksFetchForThemselves(t *testing.T) {
 		kept += before[i].Disk.Kept
 	}
 	// 0.167 if owners fetch nothing else, and 0.65 if they fetch everything.
-	if t.Logf("%.4f of the dataset went from node to node in an epoch, with %d of %d files kept", share, kept,
-		len(c.paths)); share > 0.2 {
+	if t.Logf("%.4f of the dataset went from node to node in an epoch, with %d of %d files kept",
+		share, kept, len(c.paths)); share > 0.2 {
 		t.Errorf("%.4f of the dataset went from node to node in an epoch, want at most 0.2", share)
 	}
 }

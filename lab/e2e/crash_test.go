@@ -383,8 +383,8 @@ func TestKillPoints(t *testing.T) {
 		}
 		s.check(t, at)
 	}
-	t.Logf("%d points, %d of them in a scenario: %s", len(all), len(visits),
-		strings.Join(slices.Sorted(maps.Keys(all)), " "))
+	t.Logf("%d points, %d of them in a scenario: %s",
+		len(all), len(visits), strings.Join(slices.Sorted(maps.Keys(all)), " "))
 
 	// Every visit once; what is left of the number goes round by round to further passings.
 	total := killCount(t)
@@ -438,8 +438,8 @@ func TestKillPoints(t *testing.T) {
 			t.Logf("again with: SHOAL_KILLPOINT=%s:%d in %q", k.point, k.count, s.name)
 		}
 	}
-	t.Logf("%d of %d runs died, at %d points, in %s", died, len(kills), len(visited),
-		time.Since(start).Round(time.Second))
+	t.Logf("%d of %d runs died, at %d points, in %s",
+		died, len(kills), len(visited), time.Since(start).Round(time.Second))
 	if died < len(kills)*8/10 {
 		t.Errorf("only %d of %d runs died where they should", died, len(kills))
 	}

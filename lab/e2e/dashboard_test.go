@@ -497,8 +497,8 @@ func (b *browser) until(what, js string) {
 			var title, detail string
 			b.eval("document.title", &title)
 			b.eval(`document.getElementById("v-detail").textContent`, &detail)
-			b.t.Fatalf("not within two minutes: %s (%s: %s)\n%s", what, title, detail,
-				strings.Join(b.complaints(), "\n"))
+			b.t.Fatalf("not within two minutes: %s (%s: %s)\n%s",
+				what, title, detail, strings.Join(b.complaints(), "\n"))
 		}
 	}
 }

@@ -332,8 +332,8 @@ func TestHundredth(t *testing.T) {
 		})
 		files, longest := r.end()
 		s := readStats(t, mnt)
-		t.Logf("--order %s: %d reads, the slowest %s, RSS %d MiB, kept %d", order, files,
-			longest.Round(time.Millisecond), s.Memory.RSS>>20, s.Disk.Kept)
+		t.Logf("--order %s: %d reads, the slowest %s, RSS %d MiB, kept %d",
+			order, files, longest.Round(time.Millisecond), s.Memory.RSS>>20, s.Disk.Kept)
 		if s.Memory.RSS > memory+100<<20 || s.Memory.Peak > s.Memory.Limit {
 			t.Errorf("--order %s: RSS %d, ledger %d of %d", order, s.Memory.RSS, s.Memory.Peak, s.Memory.Limit)
 		}

@@ -159,8 +159,8 @@ func TestDLIO(t *testing.T) {
 					before := far.Stats()
 					e := way.run(t)
 					by := far.Stats().Sub(before)
-					fmt.Printf("| %s | %.1f%% | %.1f%% | %.1f | %.1f | %d | %.0f |\n", way.name, e.busy[0], e.busy[1],
-						e.seconds[0], e.seconds[1], by.Gets, float64(by.GetBytes)/1e6)
+					fmt.Printf("| %s | %.1f%% | %.1f%% | %.1f | %.1f | %d | %.0f |\n",
+						way.name, e.busy[0], e.busy[1], e.seconds[0], e.seconds[1], by.Gets, float64(by.GetBytes)/1e6)
 					if size := folderSize(t, filepath.Join(dir, "train")); way.name != "boto3" &&
 						by.GetBytes > size+size/50 {
 						t.Errorf("%d bytes fetched of %d", by.GetBytes, size)

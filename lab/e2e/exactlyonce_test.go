@@ -80,8 +80,8 @@ func TestExactlyOnce(t *testing.T) {
 	for _, what := range slices.Sorted(maps.Keys(book.by)) {
 		t.Logf("%5d %s", book.by[what], what)
 	}
-	t.Logf("%d kills in %d runs, %d of %d lives by the Python client, %d batches, in %s", book.total(), book.runs,
-		book.python, book.lives, book.steps, time.Since(start).Round(time.Second))
+	t.Logf("%d kills in %d runs, %d of %d lives by the Python client, %d batches, in %s",
+		book.total(), book.runs, book.python, book.lives, book.steps, time.Since(start).Round(time.Second))
 }
 
 // killBook counts.

@@ -277,8 +277,8 @@ print(json.dumps(out))`, addr)
 	}
 	for _, name := range []string{"fetch_seconds", "decode_seconds", "stall_seconds", "credit_seconds"} {
 		if got.After[name] == 0 || got.After[name] < got.During[name] || got.After[name] != st.Feed.Ended[0][name] {
-			t.Errorf("%s: %g in mid-epoch, %g at the end; the server says %v", name, got.During[name], got.After[name],
-				st.Feed.Ended[0][name])
+			t.Errorf("%s: %g in mid-epoch, %g at the end; the server says %v",
+				name, got.During[name], got.After[name], st.Feed.Ended[0][name])
 		}
 	}
 }

@@ -87,8 +87,8 @@ func TestFeedStaysFlat(t *testing.T) {
 		t.Errorf("after the last epoch: %v", err)
 	}
 	long.Close()
-	t.Logf("after 1 epoch %+v, after %d %+v: %.2f MiB an epoch", first, epochs, last,
-		float64(last.RSS-first.RSS)/(epochs-1)/(1<<20))
+	t.Logf("after 1 epoch %+v, after %d %+v: %.2f MiB an epoch",
+		first, epochs, last, float64(last.RSS-first.RSS)/(epochs-1)/(1<<20))
 
 	// What one epoch needs at its busiest is what twenty need. The store's connections come and go.
 	within(t, 2*time.Minute, "the server holds no more than after the first epoch, and nothing of any batch",

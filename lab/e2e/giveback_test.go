@@ -62,8 +62,8 @@ func TestGiveBack(t *testing.T) {
 		readAll(t, mnt, dir, paths)
 		gets := p.Stats().Sub(before).Gets - readStats(t, mnt).Hedges.Sent
 		per := held / int64(len(paths))
-		t.Logf("of %d files in %.1f MiB, %d are served without a GET from %.1f MiB, limit %.1f MiB", len(paths),
-			float64(held)/(1<<20), int64(len(paths))-gets, float64(used)/(1<<20), float64(limit)/(1<<20))
+		t.Logf("of %d files in %.1f MiB, %d are served without a GET from %.1f MiB, limit %.1f MiB",
+			len(paths), float64(held)/(1<<20), int64(len(paths))-gets, float64(used)/(1<<20), float64(limit)/(1<<20))
 		if used > limit || used < min(held, limit)-2*largest {
 			t.Errorf("%d bytes are left of %d, the limit is %d", used, held, limit)
 		}

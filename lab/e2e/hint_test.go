@@ -123,8 +123,8 @@ print(json.dumps(n))`, mnt, meet, fmt.Sprint(rank), fmt.Sprint(epochs))
 	}
 	ranks.Wait()
 	s := readStats(t, mnt)
-	t.Logf("%d opens, %d reads, %d misses, %d joined, %d GETs, hits %+v", s.Opens, s.Reads, s.Misses, s.Joined,
-		s.Gets, s.Hits)
+	t.Logf("%d opens, %d reads, %d misses, %d joined, %d GETs, hits %+v",
+		s.Opens, s.Reads, s.Misses, s.Joined, s.Gets, s.Hits)
 	for rank, n := range images {
 		if want := epochs * len(paths) / world; n != want {
 			t.Errorf("rank %d saw %d images, want %d", rank, n, want)

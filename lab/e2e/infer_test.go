@@ -201,8 +201,8 @@ func TestInfer(t *testing.T) {
 				p.goOn()
 				p.at("epoch")
 				s := readStats(t, mnt)
-				t.Logf("epoch %d: %d opens, %d misses, %d joined, %+v", epoch, s.Opens-before.Opens,
-					s.Misses-before.Misses, s.Joined-before.Joined, s.Order)
+				t.Logf("epoch %d: %d opens, %d misses, %d joined, %+v",
+					epoch, s.Opens-before.Opens, s.Misses-before.Misses, s.Joined-before.Joined, s.Order)
 				if opens, misses := s.Opens-before.Opens, s.Misses-before.Misses; misses > opens/10 {
 					t.Errorf("epoch %d: %d of %d reads had to start their own fetch", epoch, misses, opens)
 				}

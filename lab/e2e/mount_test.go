@@ -132,8 +132,8 @@ func TestLimitsHold(t *testing.T) {
 	for epoch := range 3 {
 		readAll(t, mnt, dir, torchOrder(t, "torch:seed=3", paths, "--epoch", fmt.Sprint(epoch)))
 		s := readStats(t, mnt)
-		t.Logf("epoch %d: %d GETs, %d kept, hits %+v, misses %d, RSS %d MiB, peak ledger %d MiB", epoch,
-			s.Gets-last.Gets, s.Disk.Kept, s.Hits, s.Misses, s.Memory.RSS>>20, s.Memory.Peak>>20)
+		t.Logf("epoch %d: %d GETs, %d kept, hits %+v, misses %d, RSS %d MiB, peak ledger %d MiB",
+			epoch, s.Gets-last.Gets, s.Disk.Kept, s.Hits, s.Misses, s.Memory.RSS>>20, s.Memory.Peak>>20)
 		if s.Memory.RSS > memory+100<<20 {
 			t.Errorf("RSS %d with --memory %d", s.Memory.RSS, memory)
 		}

@@ -191,8 +191,8 @@ func followStar(t *testing.T, set *clusterSet, share float64, lasts time.Duratio
 	away := 1 / lasts.Seconds()
 	lack = s.lacks(0, 1, 2, 3)
 	got = s.during("the epoch after", func() { s.whole(epoch+1, false) }) // in which the new node's disk fills
-	t.Logf("the epoch after: %.3f of the dataset from the store, all disks lacked %.3f, ratio %.3f", got,
-		lack, got/lack)
+	t.Logf("the epoch after: %.3f of the dataset from the store, all disks lacked %.3f, ratio %.3f",
+		got, lack, got/lack)
 
 	local = (local + s.whole(2, true)) / 2
 	t.Logf("waited %.4f of the time, %.4f over a local disk, %.4f while a node was replaced, for whose bytes the "+

@@ -186,8 +186,8 @@ func TestDetectionFeed(t *testing.T) {
 								want = 2
 							}
 							if got := le.Uint64(p["mask"][8*((i*75+40)*100+x):]); got != want {
-								t.Fatalf("sample %d: mask %d in column %d, want %d: it is cut at %d", b.ID(i), got, x,
-									want, a.cut)
+								t.Fatalf("sample %d: mask %d in column %d, want %d: it is cut at %d",
+									b.ID(i), got, x, want, a.cut)
 							}
 						}
 					}

@@ -96,11 +96,11 @@ func TestRangePlansFetchOnce(t *testing.T) {
 				}
 				s := readStats(t, mnt)
 				got := s.Bytes - before.Bytes
-				t.Logf("%s, daemon %d: %d of %d bytes fetched, %s of %d ranges waited", how, k, got, size,
-					strings.TrimSpace(string(out)), size/each)
+				t.Logf("%s, daemon %d: %d of %d bytes fetched, %s of %d ranges waited",
+					how, k, got, size, strings.TrimSpace(string(out)), size/each)
 				if got > most+s.Hedges.Sent<<16 {
-					t.Errorf("%s, daemon %d: %d bytes fetched of %d, with %d second requests", how, k, got, size,
-						s.Hedges.Sent)
+					t.Errorf("%s, daemon %d: %d bytes fetched of %d, with %d second requests",
+						how, k, got, size, s.Hedges.Sent)
 				}
 			}
 			if k == 0 {

@@ -72,12 +72,12 @@ func TestReaders(t *testing.T) {
 			before := far.Stats()
 			run(t, &direct, c.name, url+"/"+c.set)
 			by := far.Stats().Sub(before)
-			fmt.Printf("| %s | %.2f | %.2f | %.2f | %d | %.1f | %.2f | %d | %.1f |\n", c.name, float64(local.Asked)/1e6,
-				local.Seconds,
+			fmt.Printf("| %s | %.2f | %.2f | %.2f | %d | %.1f | %.2f | %d | %.1f |\n",
+				c.name, float64(local.Asked)/1e6, local.Seconds,
 				mounted.Seconds, s.Gets, float64(s.Bytes)/1e6, direct.Seconds, by.Gets, float64(by.GetBytes)/1e6)
 			if mounted.Digest != local.Digest || direct.Digest != local.Digest {
-				t.Errorf("values differ: local %.8s, mount %.8s, S3 client %.8s", local.Digest, mounted.Digest,
-					direct.Digest)
+				t.Errorf("values differ: local %.8s, mount %.8s, S3 client %.8s",
+					local.Digest, mounted.Digest, direct.Digest)
 			}
 			if s.Bytes > c.most*local.Asked {
 				t.Errorf("%d bytes fetched for %d", s.Bytes, local.Asked)

@@ -93,8 +93,8 @@ os.system("cat %s/.shoal/stats" % sys.argv[1])
 	if err != nil {
 		t.Fatalf("%v\n%s", err, errs.String())
 	}
-	if want := fmt.Sprintf("shoal run: told %s the order of %d files, as plan job, in", mnt,
-		len(paths)); !strings.Contains(errs.String(), want) || strings.Count(errs.String(), "\n") != 2 {
+	if want := fmt.Sprintf("shoal run: told %s the order of %d files, as plan job, in",
+		mnt, len(paths)); !strings.Contains(errs.String(), want) || strings.Count(errs.String(), "\n") != 2 {
 		t.Errorf("%s", errs.String())
 	}
 	st := streamsIn(t, out)

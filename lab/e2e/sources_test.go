@@ -111,8 +111,8 @@ func TestSources(t *testing.T) {
 			func(t *testing.T, b *feedclient.Batch, row int, want sourceSample) {
 				if got := plane(t, b, "data")[6*8*3*row:][:6*8*3]; !slices.Equal(got, want.Columns.Image.Pixels) ||
 					b.Label(row) != want.Columns.Label {
-					t.Errorf("row %d: label %d, want %d, pixels %d, want %d", want.Row, b.Label(row),
-						want.Columns.Label, got, want.Columns.Image.Pixels)
+					t.Errorf("row %d: label %d, want %d, pixels %d, want %d",
+						want.Row, b.Label(row), want.Columns.Label, got, want.Columns.Image.Pixels)
 				}
 			}},
 		{"text", "mds", "rows:caption", &feedpb.Open{},

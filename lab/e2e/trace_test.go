@@ -112,8 +112,8 @@ for batch in shoal.Feed(sys.argv[1], batch_size=8, epochs=1, order="sequential")
 		}
 	}
 	if under != batches || beside != batches {
-		t.Errorf("%d batches in the client's trace, %d that link to the session without; want %d each", under,
-			beside, batches)
+		t.Errorf("%d batches in the client's trace, %d that link to the session without; want %d each",
+			under, beside, batches)
 	}
 	// The mount's readers waited, each for a GET of its own, and six of these were refused at first.
 	waits, refused := 0, 0

@@ -66,8 +66,8 @@ func handOver(ctx context.Context, addr string, p *feedpb.Pool, limit int) (*map
 // buffer returns the n bytes of the batch in a slot.
 func (m *mapping) buffer(slot uint32, n uint64) ([]byte, error) {
 	if slot > m.slots || n > m.bytes-handover.SlotHeader {
-		return nil, fmt.Errorf("the server put a batch of %d bytes into slot %d; there are %d slots of %d bytes", n,
-			slot, m.slots, m.bytes)
+		return nil, fmt.Errorf("the server put a batch of %d bytes into slot %d; there are %d slots of %d bytes",
+			n, slot, m.slots, m.bytes)
 	}
 	off := uint64(slot-1)*m.bytes + handover.SlotHeader
 	return m.data[off : off+n : off+n], nil

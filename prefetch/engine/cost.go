@@ -46,12 +46,12 @@ func (c Cost) Since(before Cost) Cost {
 
 // String formats the requests, and their cost if there are prices.
 func (c Cost) String() string {
-	text := fmt.Sprintf("%s GETs, %s HEADs, %s LISTs, %s received", humanize.Comma(c.Get), humanize.Comma(c.Head),
-		humanize.Comma(c.List),
+	text := fmt.Sprintf("%s GETs, %s HEADs, %s LISTs, %s received",
+		humanize.Comma(c.Get), humanize.Comma(c.Head), humanize.Comma(c.List),
 		humanize.IBytes(uint64(max(0, c.Received))))
 	if c.Put+c.Delete > 0 {
-		text += fmt.Sprintf(", %s PUTs, %s DELETEs, %s sent", humanize.Comma(c.Put), humanize.Comma(c.Delete),
-			humanize.IBytes(uint64(max(0, c.Sent))))
+		text += fmt.Sprintf(", %s PUTs, %s DELETEs, %s sent",
+			humanize.Comma(c.Put), humanize.Comma(c.Delete), humanize.IBytes(uint64(max(0, c.Sent))))
 	}
 	if c.Priced {
 		text += ": " + humanize.FtoaWithDigits(c.Amount, costDigits) + " " + c.Currency

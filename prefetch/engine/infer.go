@@ -468,8 +468,8 @@ func (i *inference) text(w io.Writer) {
 	i.mu.Unlock()
 	if !said.locked {
 		if len(ahead) == 0 {
-			fmt.Fprintf(w, "order: none yet (--order %s)\n  %d files opened, not in sequence", i.engine.order(),
-				said.reads)
+			fmt.Fprintf(w, "order: none yet (--order %s)\n  %d files opened, not in sequence",
+				i.engine.order(), said.reads)
 			switch {
 			case said.active:
 				fmt.Fprintf(w, "; searching %s for a torch shuffle", said.depth)

@@ -103,8 +103,8 @@ func TestOrderCostsNoGets(t *testing.T) {
 					got[i] = memoryCase{jobs: n, disk: disk, memory: memory, order: order}.gets(t, dir)
 					of[i] = float64(got[i]) / float64(got[0])
 				}
-				t.Logf("| %.3f | %.2f | %d | %d | %d | %d | %.3f | %.3f |", disk, memory, n, got[0], got[1], got[2],
-					of[1], of[2])
+				t.Logf("| %.3f | %.2f | %d | %d | %d | %d | %.3f | %.3f |",
+					disk, memory, n, got[0], got[1], got[2], of[1], of[2])
 				if max(of[1], of[2]) > 1.02 {
 					t.Errorf("cache %.3f, memory %.2f, %d jobs: an order cost GETs", disk, memory, n)
 				}

@@ -112,8 +112,8 @@ func (r *orders) restart(spec order.Spec) error {
 	var streams []*run.Stream
 	if spec.Computed() && v.manifest.Len() > 0 {
 		if v.samples.Len() == 0 {
-			return fmt.Errorf("--order %s: %w", spec,
-				noSamples(r.engine.source.String(), r.engine.cfg.Samples, v.manifest))
+			return fmt.Errorf("--order %s: %w",
+				spec, noSamples(r.engine.source.String(), r.engine.cfg.Samples, v.manifest))
 		}
 		if _, err := v.orderOf(spec, spec.Epoch()); err != nil {
 			return fmt.Errorf("--%w", err) // it begins with the order: the spec was checked before
@@ -318,8 +318,8 @@ func (r *orders) remove(name string) error {
 		}
 		if read := s.Progress(); read.Consumed > 0 { // said while nothing else is known
 			r.mu.Lock()
-			r.plans[name] = &plan{rejected: fmt.Sprintf("ended in epoch %d: %d of %d read", read.Epoch, read.Consumed,
-				read.Len), ended: true}
+			r.plans[name] = &plan{rejected: fmt.Sprintf("ended in epoch %d: %d of %d read",
+				read.Epoch, read.Consumed, read.Len), ended: true}
 			r.mu.Unlock()
 		}
 	}

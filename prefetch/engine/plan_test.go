@@ -205,8 +205,8 @@ func TestPlanDepartsAtTheEnd(t *testing.T) {
 	used := e.cache.Ledger().Used()
 	e.orders.withdraw("default", s, 0, 32)
 	if now := e.cache.Ledger().Used(); now != used || e.orders.inference.Load() != nil {
-		t.Errorf("%d bytes of the ledger are used, before it was %d; inferring: %t", now, used,
-			e.orders.inference.Load() != nil)
+		t.Errorf("%d bytes of the ledger are used, before it was %d; inferring: %t",
+			now, used, e.orders.inference.Load() != nil)
 		e.orders.stopInferring()
 	}
 	if err := e.host.Close(); err != nil {

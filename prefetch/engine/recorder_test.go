@@ -102,8 +102,8 @@ func TestRecordingHoldsWhatReadersDo(t *testing.T) {
 	r.Close()
 	r.Close()
 	if e.Recording() || e.Cache().Ledger().Used() != used {
-		t.Errorf("after its end: recording %t, %d bytes held, before %d", e.Recording(),
-			e.Cache().Ledger().Used(), used)
+		t.Errorf("after its end: recording %t, %d bytes held, before %d",
+			e.Recording(), e.Cache().Ledger().Used(), used)
 	}
 }
 

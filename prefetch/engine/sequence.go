@@ -173,8 +173,8 @@ func (a *follower) spec() string {
 func (a *follower) text(w io.Writer) {
 	r := a.run
 	window := *a.window.Load()
-	fmt.Fprintf(w, "order: %s (inferred: file after file of %s, from %s on", a.spec(), r.List,
-		a.stream.Volume.Manifest().Path(window.At(0)))
+	fmt.Fprintf(w, "order: %s (inferred: file after file of %s, from %s on",
+		a.spec(), r.List, a.stream.Volume.Manifest().Path(window.At(0)))
 	if r.World > 1 {
 		fmt.Fprintf(w, "; rank %s of %d", order.Ranks{First: r.First, Last: r.Last}, r.World)
 	}

@@ -52,8 +52,8 @@ func (s *shardStore) layout(ctx context.Context, e *Engine, m *catalog.Manifest)
 	}
 	_, layout, err := e.listPacked(ctx, s.store, s.source, m)
 	if errors.Is(err, errOtherVersion) {
-		s.instead(e, fmt.Sprintf("holds another version of the dataset than %s, which is at %.12s", e.source,
-			m.Version()), "pack the source again, to another place: shoal pack "+e.source.String()+" DEST")
+		s.instead(e, fmt.Sprintf("holds another version of the dataset than %s, which is at %.12s",
+			e.source, m.Version()), "pack the source again, to another place: shoal pack "+e.source.String()+" DEST")
 		return nil, nil
 	}
 	if errors.Is(err, errBadShards) {

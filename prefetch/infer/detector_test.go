@@ -35,8 +35,8 @@ func TestLocksWithin64Reads(t *testing.T) {
 		{1281167, 8, []int{7}, 256, 8, true, 2024},
 		{300, 2, upTo(2), 8, 2, true, 0},
 	} {
-		t.Run(fmt.Sprintf("n=%d,world=%d,ranks=%v,batch=%d,workers=%d,pids=%v,seed=%d", c.n, c.world, c.ranks, c.batch,
-			c.workers, c.pids, c.seed), func(t *testing.T) {
+		t.Run(fmt.Sprintf("n=%d,world=%d,ranks=%v,batch=%d,workers=%d,pids=%v,seed=%d",
+			c.n, c.world, c.ranks, c.batch, c.workers, c.pids, c.seed), func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(1, uint64(c.n)))
 			d := NewDetector(whole(c.n))
 			l := loader{world: c.world, ranks: c.ranks, batch: c.batch, workers: c.workers, ahead: 2, pids: c.pids,
@@ -51,8 +51,8 @@ func TestLocksWithin64Reads(t *testing.T) {
 				}
 				changes := watch(d, opens, Usual)
 				f, e, ok := d.Finding()
-				t.Logf("epoch %d: %v, %.0f bits from %d reads, world %d ranks %d-%d", epoch, changes, f.Bits, f.Reads,
-					f.World, f.First, f.Last)
+				t.Logf("epoch %d: %v, %.0f bits from %d reads, world %d ranks %d-%d",
+					epoch, changes, f.Bits, f.Reads, f.World, f.First, f.Last)
 				want := Locked
 				if epoch > 0 {
 					want = Followed

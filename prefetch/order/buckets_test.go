@@ -58,8 +58,8 @@ func TestBucketsModel(t *testing.T) {
 				}
 			}
 			if between > bucket {
-				t.Fatalf("a batch from %d to %d spans %d samples, more than a bucket of %d", least, most,
-					between, bucket)
+				t.Fatalf("a batch from %d to %d spans %d samples, more than a bucket of %d",
+					least, most, between, bucket)
 			}
 			turns := 0 // of the batch, gone round: from a longer one to a shorter one
 			for i := range of {

@@ -118,8 +118,8 @@ func TestRandPermAgainstTorch(t *testing.T) {
 			t.Errorf("randperm(%d), seed %s: another permutation", cases[i].N, cases[i].Seed)
 		}
 		if after := g.Int63(); after != want.After {
-			t.Errorf("randperm(%d), seed %s: the generator draws %d next, torch's %d", cases[i].N, cases[i].Seed, after,
-				want.After)
+			t.Errorf("randperm(%d), seed %s: the generator draws %d next, torch's %d",
+				cases[i].N, cases[i].Seed, after, want.After)
 		}
 	}
 }

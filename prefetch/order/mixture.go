@@ -62,8 +62,8 @@ func parseWeights(text string) (weights, error) {
 		micro = append(micro, m)
 	}
 	if len(w) > maxSources {
-		return nil, fmt.Errorf("weights: %d sources, but the maximum is %d: let a glob match several classes", len(w),
-			maxSources)
+		return nil, fmt.Errorf("weights: %d sources, but the maximum is %d: let a glob match several classes",
+			len(w), maxSources)
 	}
 	factor, sum := int64(0), int64(0)
 	for _, m := range micro {

@@ -241,8 +241,8 @@ func TestMixtureRanks(t *testing.T) {
 			}
 			for j, l := range lean {
 				if l /= math.Sqrt(seeds * stretches); math.Abs(l) > 5 {
-					t.Errorf("weights %s: rank %d of %d leans %.1f standard deviations on source %d", weights,
-						j/len(ws), world, l, j%len(ws))
+					t.Errorf("weights %s: rank %d of %d leans %.1f standard deviations on source %d",
+						weights, j/len(ws), world, l, j%len(ws))
 				}
 			}
 		}

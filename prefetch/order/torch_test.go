@@ -155,8 +155,8 @@ func TestAgainstTorch(t *testing.T) {
 		for e, want := range decode[[]epoch](t, answers[loader+i]) {
 			base, sampler := LoaderSeeds(c.Seed, e, c.Workers > 0)
 			if base != want.Base {
-				t.Errorf("manual_seed(%d), %d workers, epoch %d: base seed %d, want %d", c.Seed, c.Workers, e,
-					base, want.Base)
+				t.Errorf("manual_seed(%d), %d workers, epoch %d: base seed %d, want %d",
+					c.Seed, c.Workers, e, base, want.Base)
 			}
 			s, err := Parse(fmt.Sprintf("torch-loader:seed=%d", sampler))
 			if err != nil {

@@ -287,8 +287,8 @@ func TestWindowedDesignEffect(t *testing.T) {
 		want := 1 + (batch-1)*(s-1)/(w*s-1)*(1-w/g)
 		t.Logf("%d of %d groups of %d: D = %.2f, formula %.2f", c.window, c.groups, c.size, d, want)
 		if math.Abs(d-want) > c.tolerance*want {
-			t.Errorf("%d of %d groups of %d open: D = %.2f, want %.2f ± %.0f%%", c.window, c.groups, c.size, d, want,
-				100*c.tolerance)
+			t.Errorf("%d of %d groups of %d open: D = %.2f, want %.2f ± %.0f%%",
+				c.window, c.groups, c.size, d, want, 100*c.tolerance)
 		}
 	}
 	// The certificate itself: a uniform order has D = 1, a sequential one the batch.

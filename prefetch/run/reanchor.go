@@ -55,8 +55,8 @@ func moveText(m prefetch.Move, epoch int) string {
 		if m.Unread > 0 {
 			return fmt.Sprintf("jumped to position %s: the reader skipped %s samples", count(m.To), count(m.Unread))
 		}
-		return fmt.Sprintf("went back to position %s from %s: the reader repeats what it had read", count(m.To),
-			count(m.From))
+		return fmt.Sprintf("went back to position %s from %s: the reader repeats what it had read",
+			count(m.To), count(m.From))
 	case prefetch.NextEpoch:
 		return fmt.Sprintf("went on to epoch %d%s", epoch, early)
 	case prefetch.Restart:

@@ -59,8 +59,8 @@ func TestMemoryOfManySamples(t *testing.T) {
 			}
 			run(t, c)
 			beside := float64(peak-orders) / float64(n)
-			t.Logf("%d samples: %.1f MB at most, of which the orders take %.1f MB: %.2f bytes a sample beside", n,
-				float64(peak)/1e6, float64(orders)/1e6, beside)
+			t.Logf("%d samples: %.1f MB at most, of which the orders take %.1f MB: %.2f bytes a sample beside",
+				n, float64(peak)/1e6, float64(orders)/1e6, beside)
 			if fixed := 1e6 / float64(n); beside > test.most+fixed { // what lies in memory and flies
 				t.Errorf("%.2f bytes a sample beside the orders, want %.2f", beside, test.most+fixed)
 			}

@@ -595,8 +595,8 @@ func TestRemains(t *testing.T) {
 		t.Fatal(err)
 	}
 	if e[2].Requests < n*3/4 || e[2].Requests > n || e[2].MemoryPeak > c.Memory {
-		t.Errorf("a quarter of the memory: %d requests for %d samples, %d B of %d", e[2].Requests, n,
-			e[2].MemoryPeak, c.Memory)
+		t.Errorf("a quarter of the memory: %d requests for %d samples, %d B of %d",
+			e[2].Requests, n, e[2].MemoryPeak, c.Memory)
 	}
 }
 

@@ -269,8 +269,8 @@ func (c *awsChain) sso(p *config.SharedConfig, region string, o ssocreds.Options
 	return aws.CredentialsProviderFunc(func(ctx context.Context) (aws.Credentials, error) {
 		v, err := provider.Retrieve(ctx)
 		if err != nil {
-			err = fmt.Errorf("profile %q: SSO: %w (AWS_PROFILE=%s aws sso login)", p.Profile,
-				sourceError(err), p.Profile)
+			err = fmt.Errorf("profile %q: SSO: %w (AWS_PROFILE=%s aws sso login)",
+				p.Profile, sourceError(err), p.Profile)
 		}
 		return v, err
 	})

@@ -424,8 +424,8 @@ func (s *Store) checkAnswer(o objstore.Object, off, n int64, a *answer) error {
 	if n == o.Size {
 		switch {
 		case a.status != http.StatusOK || a.contentRange != "":
-			return fail("asked for the whole object, the answer is a part of it (HTTP %d, range %.80q)", a.status,
-				a.contentRange)
+			return fail("asked for the whole object, the answer is a part of it (HTTP %d, range %.80q)",
+				a.status, a.contentRange)
 		case weak && a.length >= 0 && a.length != n:
 			return objstore.Changed(o, "")
 		}

@@ -42,8 +42,8 @@ func TestFilesAreWhole(t *testing.T) {
 		for _, bad := range []string{"innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(",
 			"new Function", " style=", " onclick="} {
 			if strings.Contains(string(body), bad) {
-				t.Errorf("%s has %q: text of the daemon's must never be markup, and the policy forbids the rest", url,
-					bad)
+				t.Errorf("%s has %q: text of the daemon's must never be markup, and the policy forbids the rest",
+					url, bad)
 			}
 		}
 	}

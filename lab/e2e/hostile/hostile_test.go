@@ -127,8 +127,8 @@ func TestHostile(t *testing.T) {
 		if o.bad != "" {
 			verdict = "NOT AS EXPECTED: " + o.bad
 		}
-		fmt.Printf("%-52s %-12s %-12s %7.1f s %4d GETs  %s\n", o.row.name, o.row.want, o.got, o.took.Seconds(),
-			o.gets, verdict)
+		fmt.Printf("%-52s %-12s %-12s %7.1f s %4d GETs  %s\n",
+			o.row.name, o.row.want, o.got, o.took.Seconds(), o.gets, verdict)
 	}
 	fmt.Print("\n", summary(outcomes))
 }

@@ -275,8 +275,8 @@ spec:
 		}
 	}
 	_, kib := process()
-	t.Logf("%d pods in %.0f s; the driver's memory grew by %d KiB since the first %d", rounds*atOnce,
-		time.Since(began).Seconds(), kib-memory, atOnce)
+	t.Logf("%d pods in %.0f s; the driver's memory grew by %d KiB since the first %d",
+		rounds*atOnce, time.Since(began).Seconds(), kib-memory, atOnce)
 	c.kubectl(t, "delete", "namespace", "many", "--timeout=2m")
 	c.noDriver(t)
 }

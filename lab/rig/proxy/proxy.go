@@ -208,8 +208,8 @@ type shape struct {
 
 func newShape(o Options) (*shape, error) {
 	if o.Latency < 0 || o.Sigma < 0 || math.IsNaN(o.Sigma) || o.Bandwidth < 0 {
-		return nil, fmt.Errorf("proxy: latency %v, sigma %v and bandwidth %v must not be negative", o.Latency, o.Sigma,
-			o.Bandwidth)
+		return nil, fmt.Errorf("proxy: latency %v, sigma %v and bandwidth %v must not be negative",
+			o.Latency, o.Sigma, o.Bandwidth)
 	}
 	s := &shape{
 		latency:   o.Latency,

@@ -155,8 +155,8 @@ func TestTransparent(t *testing.T) {
 			"/b/close", "/b/early", "/b/none", "/b"} {
 			direct, via := ask(up, method, path, nil, false, false), ask(p.URL, method, path, nil, false, false)
 			if !reflect.DeepEqual(direct, via) {
-				t.Errorf("%s %s: got %d %v (%d bytes), want %d %v (%d bytes)", method, path,
-					via.Status, via.Header, len(via.Body), direct.Status, direct.Header, len(direct.Body))
+				t.Errorf("%s %s: got %d %v (%d bytes), want %d %v (%d bytes)",
+					method, path, via.Status, via.Header, len(via.Body), direct.Status, direct.Header, len(direct.Body))
 			}
 		}
 	}
@@ -170,8 +170,8 @@ func TestTransparent(t *testing.T) {
 				direct, via := ask(up, "PUT", path, pattern(n), chunked, expect),
 					ask(p.URL, "PUT", path, pattern(n), chunked, expect)
 				if !reflect.DeepEqual(direct, via) {
-					t.Errorf("PUT %s, %d bytes, chunked %v, expect %v: got %d %v (%d bytes)", path, n, chunked, expect,
-						via.Status, via.Header, len(via.Body))
+					t.Errorf("PUT %s, %d bytes, chunked %v, expect %v: got %d %v (%d bytes)",
+						path, n, chunked, expect, via.Status, via.Header, len(via.Body))
 				}
 			}
 		}

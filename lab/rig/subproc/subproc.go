@@ -147,8 +147,8 @@ func (p *Proc) Until(ctx context.Context, ready func(ctx context.Context) error)
 		case <-p.done:
 			return p.Failed()
 		case <-ctx.Done():
-			return fmt.Errorf("%s is not ready: %w: %w; its last output:\n%s", p.name, context.Cause(ctx), err,
-				indent(p.Tail()))
+			return fmt.Errorf("%s is not ready: %w: %w; its last output:\n%s",
+				p.name, context.Cause(ctx), err, indent(p.Tail()))
 		case <-time.After(20 * time.Millisecond):
 		}
 	}

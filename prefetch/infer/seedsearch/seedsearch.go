@@ -62,8 +62,8 @@ func search(k kernel, f Filter, lo, hi uint32, found func(seed uint32) bool) {
 	var tests []test
 	for _, t := range f.Targets {
 		if t.Pos < 0 || t.Pos > MaxPos || t.Pos+1 >= int(f.N) {
-			panic(fmt.Sprintf("seedsearch: position %d of %d samples: must be 0..%d and not the last", t.Pos,
-				f.N, MaxPos))
+			panic(fmt.Sprintf("seedsearch: position %d of %d samples: must be 0..%d and not the last",
+				t.Pos, f.N, MaxPos))
 		}
 		tests = append(tests, newTest(f.N, t))
 	}
