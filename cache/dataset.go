@@ -78,8 +78,7 @@ func (ds *dataset) readable() *disk {
 	return nil
 }
 
-// close takes the dataset out of the cache: flights end, queued writes are done, the segments are closed, and memory
-// is freed.
+// close takes the dataset out of the cache: flights end, queued writes are done, segments are closed, memory is freed.
 func (ds *dataset) close() error {
 	ds.mu.Lock()
 	open := ds.ctx.Err() == nil

@@ -15,12 +15,10 @@ import (
 	"github.com/shoalfs/shoal/internal/pause"
 )
 
-// leastCodable is the share of a segment that may be coded from which it is recoded: what is left of it is written
-// anew.
+// leastCodable is the share of a segment that may be coded from which it is recoded: the rest is written anew.
 const leastCodable = 0.25
 
-// Recoder brings the kept files of a volume's dataset into their coded form, a segment at a time. One goroutine uses
-// it.
+// Recoder brings the kept files of a dataset into their coded form, a segment at a time. One goroutine uses it.
 type Recoder struct {
 	v       *Volume
 	threads int

@@ -184,8 +184,7 @@ func newRing(cleanLimit int64) *ring {
 	return r
 }
 
-// put adds the extent, of which some bytes were read already; the ring takes its own reference. An existing entry
-// stays.
+// put adds the extent, of which some bytes were read already; the ring takes a reference. An existing entry stays.
 func (r *ring) put(k extentKey, b *buffer, a *Account, read int64, spent, dirty bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

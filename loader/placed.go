@@ -86,19 +86,24 @@ func (s *Server) place(sp *spec) error {
 	return nil
 }
 
+// besides reports whether the session is of another rank of a job, and open.
+func (s *session) besides(job string, world, rank int) bool {
+	return s.spec.session == job && s.spec.world == world && s.spec.rank != rank && s.ctx.Err() == nil
+}
+
 // agree refuses a session whose placement or version is not that of the job's other ranks: samples would be read twice,
 // and others not at all. The caller holds s.mu.
 func (s *Server) agree(by *session) error {
 	for open := range s.sessions {
 		o, sp := open.spec, by.spec
-		if o.session != sp.session || o.world != sp.world || o.rank == sp.rank || open.ctx.Err() != nil {
+		if !open.besides(sp.session, sp.world, sp.rank) {
 			continue
 		}
 		if mine, other := by.ds.Version(), open.ds.Version(); mine != other { // it changed while both were being opened
 			return coded(codes.FailedPrecondition, fmt.Errorf(
 				"rank %d has dataset %.12s, and rank %d of session %s dataset %.12s: "+
-					"the dataset was refreshed meanwhile; open the session again", sp.rank, mine, o.rank,
-				o.session, other))
+					"it was refreshed meanwhile; close the feeds of all ranks, and open them again",
+				sp.rank, mine, o.rank, o.session, other))
 		}
 		if o.placement.name() != sp.placement.name() {
 			return coded(codes.FailedPrecondition, fmt.Errorf(

@@ -382,8 +382,7 @@ func (s *Server) versionFor(o *feedpb.Open) Dataset {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for open := range s.sessions {
-		if other := open.spec; other.session == o.GetSession() && other.world == int(o.GetWorld()) &&
-			other.rank != int(o.GetRank()) && open.ctx.Err() == nil {
+		if open.besides(o.GetSession(), int(o.GetWorld()), int(o.GetRank())) {
 			return open.served
 		}
 	}

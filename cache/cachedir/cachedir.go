@@ -37,8 +37,7 @@ type Options struct {
 	// Secret is the key that encrypts the directory; nil: it is not encrypted. A new directory is made accordingly; an
 	// existing one of the other kind, or with another key, is refused.
 	Secret   *crypt.Secret
-	ResetOld bool            // empty a directory of an older format, which is refused otherwise
-	Held     func() []string // catalog.Options.Held
+	ResetOld bool // empty a directory of an older format, which is refused otherwise
 	Logger   *slog.Logger
 }
 
@@ -139,7 +138,7 @@ func Open(o Options) (_ *Dir, err error) {
 		return nil, err
 	}
 	d.o.Secret = nil // not needed any more; Rekey may replace it
-	if d.Catalog, err = catalog.Open(o.Path, catalog.Options{Logger: o.Logger, Key: d.Key, Held: o.Held}); err != nil {
+	if d.Catalog, err = catalog.Open(o.Path, catalog.Options{Logger: o.Logger, Key: d.Key}); err != nil {
 		return nil, err
 	}
 	d.Cache = cache.New(cache.Options{Memory: ledgerOf(o.Memory), Disk: max(d.diskLimit(), 1), OnFull: d.makeRoom,

@@ -175,7 +175,7 @@ func TestWhatIsOpenedCounts(t *testing.T) {
 		if !strings.HasPrefix(message, "header of a cache segment rewritten") {
 			return
 		}
-		mended = true // in the midst of it
+		mended = true // while it is opened
 		if used, _ := d.Usage(); used != before {
 			t.Errorf("%d bytes count, of %d", used, before)
 		}

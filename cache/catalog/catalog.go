@@ -30,10 +30,6 @@ type Options struct {
 
 	// Key encrypts all names of files and sources; nil: no encryption.
 	Key *crypt.Key
-
-	// Held returns the names of further files that GC leaves: those of versions that were in force before this process,
-	// of datasets that it has still to open. nil: none.
-	Held func() []string
 }
 
 // Catalog is the index of a cache folder. It is safe for concurrent use. Facts of sources and datasets are in memory,
@@ -42,7 +38,6 @@ type Catalog struct {
 	dir     string // the cache folder
 	key     *crypt.Key
 	log     *slog.Logger
-	held    func() []string
 	rebuilt string
 	mended  []string // guarded by mu
 	db      *badger.DB
@@ -66,7 +61,7 @@ type Source struct {
 // them, except quotas and pins.
 func Open(cacheDir string, o Options) (*Catalog, error) {
 	o.Logger = cmp.Or(o.Logger, slog.Default())
-	c := &Catalog{dir: cacheDir, key: o.Key, log: o.Logger, held: o.Held, tables: make(map[[16]byte]*tables)}
+	c := &Catalog{dir: cacheDir, key: o.Key, log: o.Logger, tables: make(map[[16]byte]*tables)}
 	err := c.openFacts()
 	if errors.Is(err, ErrCorrupt) {
 		aside := c.factsPath() + ".corrupt"
@@ -300,14 +295,11 @@ func (c *Catalog) Sources() (sources []Source, err error) {
 	return sources, err
 }
 
-// GC removes manifest and layout files that no source names and that are not in keep, a list of file names, nor held
-// (Options.Held). It returns how many.
+// GC removes manifest and layout files that no source names and that are not in keep, a list of file names. It
+// returns how many.
 func (c *Catalog) GC(keep ...string) (removed int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.held != nil {
-		keep = slices.Concat(keep, c.held())
-	}
 	kept := make(map[string]bool)
 	for _, v := range keep {
 		kept[v] = true

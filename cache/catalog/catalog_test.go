@@ -142,41 +142,6 @@ func TestCatalogKeepsManifests(t *testing.T) {
 	}
 }
 
-// What a dataset needs that is not open yet, of a version that is not in force any more, stays when another one's old
-// lists go.
-func TestGCLeavesWhatIsHeld(t *testing.T) {
-	old, now, other := build(t, "", "a/1.jpg"), build(t, "", "a/1.jpg", "b/2.jpg"),
-		build(t, "", "c/3.jpg", "d/4.jpg", "e/5.jpg")
-	held := []string{old.Version(), old.FileName(), ""}
-	c, err := catalog.Open(t.TempDir(), catalog.Options{Logger: quiet(), Held: func() []string { return held }})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = c.Close() })
-	for _, m := range []*catalog.Manifest{old, now} {
-		if err := c.SetManifest("s3://held", m, nil, 0); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := c.SetManifest("s3://open", other, nil, 0); err != nil {
-		t.Fatal(err)
-	}
-	if n, err := c.GC(other.FileName()); n != 0 || err != nil {
-		t.Fatal(n, err)
-	}
-	m, _, err := c.Past("s3://held", held[0], held[1], held[2])
-	if err != nil || m == nil || m.Version() != old.Version() {
-		t.Fatal(m, err)
-	}
-	if err := m.Close(); err != nil {
-		t.Fatal(err)
-	}
-	held = nil // it is open
-	if n, err := c.GC(other.FileName()); n != 1 || err != nil {
-		t.Fatal(n, err)
-	}
-}
-
 // Sources that hold one version, and differ in empty folders only, do not show each other's.
 func TestCatalogKeepsEmptyFolders(t *testing.T) {
 	dir := t.TempDir()

@@ -19,8 +19,7 @@ import (
 	"github.com/shoalfs/shoal/internal/durable"
 )
 
-// content is the file that a manifest or a layout reads from: on the heap if it was built here, beside it if it was
-// loaded.
+// content is the file that a manifest or a layout reads from: on the heap if it was built here, beside it if loaded.
 type content struct {
 	data   []byte
 	loaded bool
@@ -35,8 +34,7 @@ func (c *content) Content() io.Closer { return c }
 // FileSize returns the length of the file in bytes, which is also its size in memory.
 func (c *content) FileSize() int64 { return int64(len(c.data)) }
 
-// Close frees the memory. No other method may be running or be called afterwards. For what was built here it does
-// nothing.
+// Close frees the memory. No other method may be running or be called afterwards. What was built here stays.
 func (c *content) Close() error {
 	if !c.loaded {
 		return nil

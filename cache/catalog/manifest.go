@@ -117,8 +117,7 @@ func corrupt(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrCorrupt, fmt.Sprintf(format, args...))
 }
 
-// parse checks data and returns a manifest that reads from it. It trusts nothing: it checks every index that a method
-// follows later.
+// parse checks data and returns a manifest that reads from it. It trusts nothing: it checks each index that is used.
 func parse(data []byte) (*Manifest, error) {
 	if _, err := CheckHeader(data, manifestMagic, manifestVersion, manifestVersion, "a manifest"); err != nil {
 		return nil, err
@@ -530,8 +529,7 @@ func (m *Manifest) Lookup(dir int, name string) (Node, bool) {
 	return Node{}, false
 }
 
-// Find finds a path; "" is the root. Paths have no leading, trailing or double slash. It does not
-// allocate.
+// Find finds a path; "" is the root. Paths have no leading, trailing or double slash. It does not allocate.
 func (m *Manifest) Find(path string) (Node, bool) {
 	at := Node{IsDir: true}
 	for path != "" {

@@ -30,8 +30,7 @@ type Address struct {
 
 var nameOf = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
 
-// Parse reads etcd://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]…]/NAME, or etcds:// for TLS. Its errors do not repeat a
-// password.
+// Parse reads etcd://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]…]/NAME, or etcds:// for TLS. Its errors have no password.
 func Parse(s string) (Address, error) {
 	var a Address
 	scheme, rest, ok := strings.Cut(s, "://")

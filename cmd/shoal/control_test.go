@@ -11,7 +11,7 @@ import (
 )
 
 // A flag of a verb that attaches is of the whole process, and compared with what is in force; or of the dataset, and
-// compared by engine.join or applied; or the verb's own. One that is none of these would be ignored in silence.
+// compared by engine.join or applied; or the verb's own. Any other would be silently ignored.
 func TestEveryFlagIsHeeded(t *testing.T) {
 	heeded := map[string]bool{}
 	var tagged func(c reflect.Type)

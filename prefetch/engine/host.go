@@ -28,6 +28,8 @@ type HostConfig struct {
 	Cluster  ClusterConfig
 	// Coder has a shorter form of some files for the cache's disk; nil: none.
 	Coder Coder
+	// Held names the lists of versions that mounts need whose datasets are still to be opened; nil: none.
+	Held func() []string
 	// Log is how the process logs; it is compared alone.
 	Log struct {
 		Level string `flag:"log-level"`
@@ -167,8 +169,11 @@ func (h *Host) Remove(id [16]byte) error {
 	return err
 }
 
-// versions returns the versions of manifests and layouts that are open. h.mu is held.
+// versions returns the versions of manifests and layouts that are open, or are to be. h.mu is held.
 func (h *Host) versions() (versions []string) {
+	if h.cfg.Held != nil {
+		versions = h.cfg.Held()
+	}
 	for _, e := range h.open {
 		versions = append(versions, e.openVersions()...)
 	}

@@ -288,6 +288,44 @@ func (h stopping) Handle(ctx context.Context, r slog.Record) error {
 	return h.Handler.Handle(ctx, r)
 }
 
+// What a dataset needs that is not open yet, of a version that is not in force any more, stays when another one's old
+// lists go.
+func TestListsOfHeldMountsStay(t *testing.T) {
+	held, _ := folder(t, 1, 2)
+	other, _ := folder(t, 1, 3)
+	change := func(e *Engine, dir, name string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, "c00", name), []byte("new"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if changed, err := e.Refresh(t.Context()); !changed || err != nil {
+			t.Fatal(changed, err)
+		}
+	}
+	host := HostConfig{Options: cachedir.Options{Path: t.TempDir(), Size: 64 << 20, Memory: 256 << 20}}
+	e := open(t, host, Config{Source: held, Order: spec(t, "none")})
+	old := e.VersionName(e.Manifest())
+	version := e.Manifest().Version()
+	change(e, held, "a.jpg")
+	names, name, list := strings.Split(old, "/"), e.name, strings.Split(old, "/")[1]
+	closeEngine(t, e)
+	host.Held = func() []string { return names }
+	e = open(t, host, Config{Source: other, Order: spec(t, "none")})
+	m, _, err := e.catalog.Past(name, version, names[1], names[2])
+	if err != nil || m == nil || m.Version() != version {
+		t.Fatal(m, err)
+	}
+	if err := m.Close(); err != nil {
+		t.Fatal(err)
+	}
+	defer closeEngine(t, e)
+	names = nil // it is open
+	change(e, other, "b.jpg")
+	if _, _, err := e.catalog.Past(name, version, list, ""); err == nil {
+		t.Error("the list of a version that nobody needs is there")
+	}
+}
+
 // A disk that takes its time over a removal holds up nobody else.
 func TestRemoveOnASlowDisk(t *testing.T) {
 	dir, paths := folder(t, 1, 2)

@@ -63,10 +63,10 @@ func TestListingsEnd(t *testing.T) {
 		{"keys that are not encoded as it says", func(int) string {
 			return strings.Replace(page("", "d/50%zz"), "<Contents>", "<EncodingType>url</EncodingType><Contents>", 1)
 		}, 0, objstore.KindInvalid, "%zz"},
-		{"a date that is none", func(int) string {
+		{"not a date", func(int) string {
 			return strings.Replace(page("", "d/a"), "2026-01", "yesterday", 1)
 		}, 0, objstore.KindInvalid, "yesterday"},
-		{"a size that is none", func(int) string {
+		{"not a size", func(int) string {
 			return strings.Replace(page("", "d/a"), "<Size>1", "<Size>many", 1)
 		}, 0, objstore.KindInvalid, "many"},
 		{"entities in entities", func(int) string {
