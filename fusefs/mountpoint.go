@@ -216,20 +216,20 @@ func Unmount(mountpoint string, lazy bool) error {
 	return unmountOrTell(path, lazy, time.Second)
 }
 
-// unmountOrTell unmounts, or names the users. Where none is found it tries until patience has passed: the kernel lets
-// go of a file a moment after its last reader has ended.
+// unmountOrTell unmounts, or names the users once patience has passed: the kernel lets go of a file a moment after its
+// last reader has ended, and who looks through all mounts uses each for a moment.
 func unmountOrTell(path string, lazy bool, patience time.Duration) error {
 	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		late := time.Since(start) >= patience // before the attempt: with any patience there are two
 		err := unmount(path, lazy)
-		if err == nil {
+		switch {
+		case err == nil:
 			return nil
-		}
-		if !errors.Is(err, unix.EBUSY) {
+		case !errors.Is(err, unix.EBUSY):
 			return fmt.Errorf("unmount %s: %w", path, err)
-		}
-		if who := users(path); who != "" || time.Since(start) > patience {
+		case late:
 			return fmt.Errorf("unmount %s: in use by %s (end that first, or detach it with --lazy)",
-				path, cmp.Or(who, "another process, or a mount below it"))
+				path, cmp.Or(users(path), "another process, or a mount below it"))
 		}
 	}
 }

@@ -479,7 +479,12 @@ func serve(text string) error {
 				fmt.Println("ok")
 			}
 		default:
-			if err := s.Unmount(false); err != nil {
+			err := s.Unmount(false)
+			// As the daemon does: a process that looks through all mounts uses this one for a moment, too.
+			for begun := time.Now(); err != nil && time.Since(begun) < time.Minute; time.Sleep(10 * time.Millisecond) {
+				err = s.Unmount(false)
+			}
+			if err != nil {
 				fmt.Println(err)
 				if err := s.Unmount(true); err != nil {
 					return err
