@@ -33,10 +33,7 @@ func (c *clock) now() time.Time { return c.base().Add(time.Duration(c.ahead.Load
 func (c *clock) justSet() bool { return time.Now().UnixNano()-c.set.Load() < int64(time.Minute) }
 
 // off reports whether this process's time, which minio-go signs with, is not the one to sign with.
-func (c *clock) off() bool {
-	d := time.Until(c.now())
-	return d < -time.Second || d > time.Second
-}
+func (c *clock) off() bool { return time.Until(c.now()).Abs() > time.Second }
 
 // refused learns from an answer that refuses a request that was signed at that time. It reports whether the time was
 // off; then the request is worth another try.

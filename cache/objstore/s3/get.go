@@ -61,8 +61,7 @@ type answer struct {
 	note         string    // of an object that [Store.PutNoted] stored
 }
 
-// errAskOtherwise means that minio-go should send a request: it follows redirects, and rejects text that no header
-// can contain.
+// errAskOtherwise means that minio-go should send a request: it rejects text that no header can contain.
 var errAskOtherwise = errors.New("not a request for our own connections")
 
 // get requests bytes of an object; etag, rangeOf or version may be empty. Its errors are those of minio-go.
@@ -100,20 +99,14 @@ func (g *getter) try(ctx context.Context, key, etag, rangeOf, version string) (a
 		return answer{}, false, err
 	}
 	h := &w.head
-	switch {
-	case h.status == http.StatusOK || h.status == http.StatusPartialContent:
+	if h.status == http.StatusOK || h.status == http.StatusPartialContent {
 		a = answer{
 			status: h.status, body: w.body(), length: h.length,
 			etag:         string(bytes.TrimSuffix(bytes.TrimPrefix(h.etag, []byte{'"'}), []byte{'"'})),
 			contentRange: string(h.contentRange), note: string(h.note),
 		}
-		if t, err := http.ParseTime(string(h.lastModified)); err == nil {
-			a.modified = t
-		}
+		a.modified, _ = http.ParseTime(string(h.lastModified)) // zero if it is none
 		return a, false, nil
-	case h.status >= 300 && h.status < 400:
-		_ = w.Close()
-		return answer{}, false, errAskOtherwise
 	}
 	err = errorAnswer(h, w.text(maxErrorText))
 	skewed = g.time.refused(h.status, string(h.date), signed)
@@ -123,12 +116,7 @@ func (g *getter) try(ctx context.Context, key, etag, rangeOf, version string) (a
 
 // visible reports whether s can be in a header, and signed, without escapes.
 func visible(s string) bool {
-	for i := range len(s) {
-		if s[i] <= ' ' || s[i] > '~' {
-			return false
-		}
-	}
-	return true
+	return strings.IndexFunc(s, func(r rune) bool { return r <= ' ' || r > '~' }) < 0
 }
 
 // maxErrorText is the most bytes read of an error's body. S3's errors have 300.

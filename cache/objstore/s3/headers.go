@@ -19,10 +19,7 @@ func checkCustomerKey(k objstore.CustomerKey, host string, secure bool) error {
 	if k.IsZero() || secure {
 		return nil
 	}
-	name, _, err := net.SplitHostPort(host)
-	if err != nil {
-		name = strings.Trim(host, "[]")
-	}
+	name, _, _ := net.SplitHostPort(withPort(host, "80"))
 	if addr, err := netip.ParseAddr(name); err == nil && addr.IsLoopback() || name == "localhost" {
 		return nil
 	}

@@ -17,6 +17,8 @@ import (
 
 // TestListingsEnd: a listing that would go on for ever, or is not of what was asked for, is an error that says so.
 func TestListingsEnd(t *testing.T) {
+	defer func(n int64) { maxPage = n }(maxPage)
+	maxPage = 1 << 20 // more takes long to parse
 	page := func(token string, keys ...string) string {
 		var b strings.Builder
 		b.WriteString("<ListBucketResult>")
@@ -50,7 +52,7 @@ func TestListingsEnd(t *testing.T) {
 			return strings.Replace(page(""), "</", "<IsTruncated>true</IsTruncated></", 1)
 		}, 0, objstore.KindInvalid, "continuation token"},
 		{"a page without end", func(int) string {
-			return "<ListBucketResult>" + strings.Repeat(" ", maxPage)
+			return "<ListBucketResult>" + strings.Repeat(" ", int(maxPage))
 		}, 0, objstore.KindInvalid, "more than 16 MiB"},
 		{"cut short", func(int) string {
 			return strings.TrimSuffix(page("", "d/a"), "</ListBucketResult>")
@@ -120,6 +122,44 @@ func TestUploadsEnd(t *testing.T) {
 	defer s.Close()
 	if list, err := s.Uploads(t.Context(), ""); err != nil || n != 3 {
 		t.Errorf("%d pages, %v, %v", n, list, err)
+	}
+	n = 0
+	// This store does not heed the prefix: others' uploads, which a pack would abort, are left out.
+	if list, err := s.Uploads(t.Context(), "k1"); err != nil || len(list) != 2 || list[0].Key != "k1" {
+		t.Errorf("of k1: %v, %v", list, err)
+	}
+}
+
+// TestAnswersToUploadsEnd: what a store says about an upload is not kept in memory without a bound.
+func TestAnswersToUploadsEnd(t *testing.T) {
+	defer func(n int64) { maxPage = n }(maxPage)
+	maxPage = 1 << 20
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		what := "ListPartsResult"
+		if r.Method == http.MethodPost {
+			what = "InitiateMultipartUploadResult"
+		}
+		_, _ = io.WriteString(w, "<"+what+"><UploadId>")
+		for more := []byte(strings.Repeat("x", 1<<20)); r.Context().Err() == nil; {
+			_, _ = w.Write(more)
+		}
+	}))
+	defer srv.Close()
+	s, err := New(t.Context(), Config{Endpoint: srv.URL, Bucket: "bucket", AccessKeyID: "id", SecretAccessKey: "key"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	for name, ask := range map[string]func() error{
+		"a new one": func() error { _, err := s.Upload(ctx, "k", 10<<20, 5<<20); return err },
+		"its parts": func() error { _, _, err := s.Resume(ctx, "k", "id", 10<<20, 5<<20); return err },
+	} {
+		if err := ask(); !strings.Contains(fmt.Sprint(err), errLongPage.Error()) {
+			t.Errorf("%s: %.300v", name, err)
+		}
 	}
 }
 

@@ -252,13 +252,11 @@ const weakPrefix = "weak-"
 // no bytes that could change.
 func (s *Store) object(op string, info minio.ObjectInfo) (objstore.Object, error) {
 	o := objstore.Object{Key: info.Key, Size: info.Size, ETag: etagOf(info), ModTime: info.LastModified}
-	if info.ETag == "" {
-		if marker := o.Size == 0 && strings.HasSuffix(o.Key, "/"); !s.weakETag && !marker {
-			return objstore.Object{}, &objstore.Error{
-				Op: op, Key: info.Key, Kind: objstore.KindInvalid,
-				Err:    errors.New("the store returns no ETag for this object"),
-				Remedy: "upload it again through the S3 API, or use --store weak-etag to go by size and time",
-			}
+	if marker := o.Size == 0 && strings.HasSuffix(o.Key, "/"); info.ETag == "" && !s.weakETag && !marker {
+		return objstore.Object{}, &objstore.Error{
+			Op: op, Key: info.Key, Kind: objstore.KindInvalid,
+			Err:    errors.New("the store returns no ETag for this object"),
+			Remedy: "upload it again through the S3 API, or use --store weak-etag to go by size and time",
 		}
 	}
 	return o, nil
@@ -392,6 +390,12 @@ func (s *Store) ask(ctx context.Context, key, etag, rangeOf, version string) (an
 	}
 	var status int
 	body, info, header, err := s.core.GetObject(withStatus(ctx, &status), s.bucket, key, opts)
+	for _, name := range []string{"ETag", "Content-Range"} {
+		if v := header.Values(name); err == nil && len(v) > 1 && v[0] != v[1] {
+			_ = body.Close()
+			err = fmt.Errorf("%w: %s %.40q", errBadHead, name, v)
+		}
+	}
 	if err != nil {
 		return answer{}, err
 	}
@@ -481,12 +485,7 @@ func (b *sizedBody) Read(p []byte) (int, error) {
 
 // rangeHeader returns bytes=FIRST-LAST.
 func rangeHeader(off, n int64) string {
-	b := make([]byte, 0, 48)
-	b = append(b, "bytes="...)
-	b = strconv.AppendInt(b, off, 10)
-	b = append(b, '-')
-	b = strconv.AppendInt(b, off+n-1, 10)
-	return string(b)
+	return "bytes=" + strconv.FormatInt(off, 10) + "-" + strconv.FormatInt(off+n-1, 10)
 }
 
 // parseContentRange parses "bytes FIRST-LAST/SIZE"; size is -1 for "*".

@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -50,6 +51,8 @@ func TestS3Errors(t *testing.T) {
 		{"clock", 403, "RequestTimeTooSkewed", objstore.KindInvalid, []string{"clock", "NTP"}},
 		{"archived", 403, "InvalidObjectState", objstore.KindDenied, []string{"archive"}},
 		{"region", 301, "PermanentRedirect", objstore.KindInvalid, []string{"AWS_REGION=eu-west-9"}},
+		{"elsewhere", 302, "Strange", objstore.KindInvalid, []string{"AWS_REGION=eu-west-9"}},
+		{"elsewhere for now", 307, "TemporaryRedirect", objstore.KindTransient, nil},
 		{"slow down", 503, "SlowDown", objstore.KindTransient, nil},
 		{"internal", 500, "InternalError", objstore.KindTransient, nil},
 		{"unknown 503", 503, "Strange", objstore.KindTransient, []string{"Strange", "503"}},
@@ -59,8 +62,11 @@ func TestS3Errors(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel() // minio-go sleeps after a failure
-			srv := &S3Server{}
+			srv, gets := &S3Server{}, atomic.Int64{}
 			srv.Intercept = func(w http.ResponseWriter, r *http.Request) bool {
+				if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/some/key") {
+					gets.Add(1)
+				}
 				w.Header().Set("X-Amz-Bucket-Region", "eu-west-9")
 				WriteS3Error(w, c.status, c.code, "Said by the server for hush-secret, Signature=abcdef0123")
 				return true
@@ -69,6 +75,9 @@ func TestS3Errors(t *testing.T) {
 			err := s.ReadAt(t.Context(), objstore.Object{Key: "some/key", Size: 10, ETag: "e"}, make([]byte, 5), 0)
 			if got := objstore.KindOf(err); err == nil || got != c.want {
 				t.Fatalf("kind %v, want %v: %v", got, c.want, err)
+			}
+			if sent := s.Requests().Get; sent != 1 || gets.Load() != 1 {
+				t.Errorf("%d GETs are told, and %d came, of one", sent, gets.Load())
 			}
 			if strings.Contains(err.Error(), "not an S3 API") {
 				t.Errorf("it answers as one: %v", err)
@@ -183,6 +192,13 @@ func TestS3WholeAnswers(t *testing.T) {
 		{"no ETag", "HTTP/1.1 200 OK\r\n" + date + length + bytes, objstore.KindTransient, "no ETag"},
 		{"another ETag", strings.Replace(whole, `"e"`, `"f"`, 1) + length + bytes, objstore.KindChanged, "ETag f"},
 		{"the ETag, weak", weak + length + bytes, objstore.KindTransient, "proxy"},
+		{"two ETags", strings.Replace(whole, `"e"`, "\"e\"\r\nETag: \"f\"", 1) + length + bytes, objstore.KindTransient,
+			"ETag"},
+		{"one ETag, twice", strings.Replace(whole, `"e"`, "\"e\"\r\nETag: \"e\"", 1) + length + bytes, 0, ""},
+		{"two ranges", whole + "Content-Range: bytes 0-9/10\r\nContent-Range: bytes 1-9/10\r\n" + length + bytes,
+			objstore.KindTransient, "Content-Range"},
+		{"a head of 100 KB", whole + "X: " + strings.Repeat("x", 100<<10) + "\r\n" + length + bytes,
+			objstore.KindTransient, ""},
 		{"chunked", whole + chunks + "4\r\n0123\r\n6;x=y\r\n456789\r\n0\r\n\r\n", 0, ""},
 		{"chunked, shorter", whole + chunks + "4\r\n0123\r\n0\r\n\r\n", objstore.KindTransient, "after 4 of 10"},
 		{"chunked, longer", whole + chunks + "b\r\n0123456789a\r\n0\r\n\r\n", objstore.KindTransient,
@@ -197,7 +213,7 @@ func TestS3WholeAnswers(t *testing.T) {
 	} {
 		for _, etag := range []string{"e", "e e"} {
 			t.Run(c.name+"/"+etag, func(t *testing.T) {
-				answer := strings.Replace(c.answer, `"e"`, `"`+etag+`"`, 1)
+				answer := strings.ReplaceAll(c.answer, `"e"`, `"`+etag+`"`)
 				s := newS3(t, &S3Server{Intercept: func(w http.ResponseWriter, r *http.Request) bool {
 					if !r.URL.Query().Has("versions") {
 						Reset(w, answer, len(answer))

@@ -51,40 +51,39 @@ func parseEndpoint(text string) (host string, secure bool, err error) {
 }
 
 // answerGuard sits between minio-go and the transport and checks what minio-go does not: the status of an answer
-// ([withStatus]), and that a listing is one and ends. minio-go takes any XML for an empty listing, so a wrong
-// endpoint's "It works!" page, or a captive portal, would look like an empty bucket. It also reads a page as long as
-// bytes come, and pages as long as the store says that there are more ([pages]).
+// ([withStatus]), and that a listing is one and ends. minio-go takes any XML for an empty listing, even a wrong
+// endpoint's "It works!", and reads a page as long as bytes come, and pages as long as there are more ([pages]).
 type answerGuard struct {
 	http.RoundTripper
 	slow http.RoundTripper // for copies, and completed uploads, whose parts some stores copy
 }
 
-const (
-	// pageTimeout bounds one page of a listing, from the request to its last byte. Stores take 0.1 to 1 s.
-	pageTimeout = 30 * time.Second
-	// maxPage bounds a page's bytes. 1,000 keys of 1,024 bytes, percent-encoded, take under 5 MiB.
-	maxPage = 16 << 20
-)
+// pageTimeout bounds one page of a listing, from the request to its last byte, and the answer that begins an upload.
+// Stores take 0.1 to 1 s.
+const pageTimeout = 30 * time.Second
+
+// maxPage bounds a page's bytes. 1,000 keys of 1,024 bytes, percent-encoded, take under 5 MiB. Tests lower it.
+var maxPage int64 = 16 << 20
 
 var (
-	errNotXML   = errors.New("the answer to a listing is a web page")
-	errOtherXML = errors.New("the answer to a listing is other XML")
-	errSlowPage = fmt.Errorf("no page of the listing arrived within %v", pageTimeout)
-	errLongPage = fmt.Errorf("a page of a listing has more than %d MiB", maxPage>>20)
+	errNotXML   = errors.New("the answer is a web page")
+	errOtherXML = errors.New("the answer is other XML")
+	errSlowPage = fmt.Errorf("no whole answer arrived within %v", pageTimeout)
+	errLongPage = fmt.Errorf("the answer has more than %d MiB", maxPage>>20)
 )
 
 func (g answerGuard) RoundTrip(r *http.Request) (*http.Response, error) {
 	if isCopy(r) || r.Method == http.MethodPost && r.URL.Query().Has("uploadId") {
 		return g.slow.RoundTrip(r)
 	}
-	if r.Method != http.MethodGet || !isListing(r.URL.RawQuery) {
+	if !isListing(r) {
 		resp, err := g.RoundTripper.RoundTrip(r)
 		if status, ok := r.Context().Value(statusKey{}).(*int); ok && err == nil {
 			*status = resp.StatusCode
 		}
 		return resp, err
 	}
-	if p, ok := r.Context().Value(pagesKey{}).(*pages); ok && r.Response == nil { // not after a redirect
+	if p, ok := r.Context().Value(pagesKey{}).(*pages); ok {
 		if err := p.turn(r.URL.Query().Get("continuation-token")); err != nil {
 			return nil, err
 		}
@@ -123,11 +122,12 @@ func (b *pageBody) isResult(contentType string) error {
 	return nil
 }
 
-// isListing reports whether a GET's query lists keys, versions or uploads of a bucket.
-func isListing(query string) bool {
-	query = "&" + query
-	return strings.Contains(query, "&list-type=") || strings.Contains(query, "&versions=") ||
-		strings.Contains(query, "&uploads=")
+// isListing reports whether a request lists keys, versions, uploads or their parts, or begins an upload.
+func isListing(r *http.Request) bool {
+	query := "&" + r.URL.RawQuery
+	return r.Method == http.MethodGet && (strings.Contains(query, "&list-type=") ||
+		strings.Contains(query, "&versions=") || strings.Contains(query, "&uploadId=")) ||
+		r.Method != http.MethodHead && strings.Contains(query, "&uploads=")
 }
 
 // pageBody is the body of a page of a listing.
@@ -223,7 +223,7 @@ func newTransport(cfg Config) (*http.Transport, error) {
 		// Loaded stores answer slowly, but after 20 s without an answer it is better to ask again. The retry policy
 		// ends bodies that stall.
 		ResponseHeaderTimeout: 20 * time.Second,
-		MaxIdleConns:          2 * maxIdle, // the endpoint, and a region's endpoint after a redirect
+		MaxIdleConns:          2 * maxIdle, // the endpoint, and a region's
 		MaxIdleConnsPerHost:   maxIdle,
 		IdleConnTimeout:       90 * time.Second,
 		// Objects are delivered as they are stored; gzip would also make their length unknown.
@@ -233,8 +233,9 @@ func newTransport(cfg Config) (*http.Transport, error) {
 		TLSNextProto:      map[string]func(string, *tls.Conn) http.RoundTripper{},
 		// A body passes through the read buffer only if a read is smaller than it; ReadAt reads large slices past it.
 		// 16 KiB holds the headers and a small object in one read, and costs 16 MiB for 1,024 connections.
-		ReadBufferSize:  16 << 10,
-		WriteBufferSize: 4 << 10, // a request's head is 1 KiB
+		ReadBufferSize:         16 << 10,
+		WriteBufferSize:        4 << 10, // a request's head is 1 KiB
+		MaxResponseHeaderBytes: maxHead,
 	}
 	if cfg.CABundle != "" {
 		pem, err := os.ReadFile(cfg.CABundle)

@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -499,7 +500,9 @@ func (s *Store) Uploads(ctx context.Context, prefix string) (list []objstore.Unf
 			return list, s.fail(ctx, g, "list", s.url(prefix), err)
 		}
 		for _, u := range page.Uploads {
-			list = append(list, objstore.Unfinished{Key: u.Key, ID: u.UploadID})
+			if strings.HasPrefix(u.Key, prefix) { // a store may not heed it: others' uploads go on
+				list = append(list, objstore.Unfinished{Key: u.Key, ID: u.UploadID})
+			}
 		}
 		keyMarker, idMarker = page.NextKeyMarker, page.NextUploadIDMarker
 		if !page.IsTruncated || len(page.Uploads) == 0 || seen.once("markers", keyMarker+"\x00"+idMarker) != nil {

@@ -8,6 +8,9 @@ import (
 	"io"
 	"net"
 	"net/http/httputil"
+	"os"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -79,9 +82,17 @@ func (ws *wires) get(ctx context.Context, fresh bool) (*wire, error) {
 }
 
 // silent reports whether an idle connection received nothing: neither its end, nor an unexpected answer that would be
-// taken for the next one's. With TLS that is unknown.
+// taken for the next one's. TLS has read ahead, and gives that at once; with this deadline it reads no more.
 func (w *wire) silent() bool {
-	c, ok := w.conn.(syscall.Conn)
+	conn := w.conn
+	if t, ok := conn.(*tls.Conn); ok {
+		_ = t.SetReadDeadline(past)
+		if _, err := t.Read(w.in[:1]); !errors.Is(err, os.ErrDeadlineExceeded) {
+			return false
+		}
+		conn = t.NetConn()
+	}
+	c, ok := conn.(syscall.Conn)
 	if !ok {
 		return true
 	}
@@ -123,11 +134,8 @@ func (ws *wires) reap() {
 		_ = ws.idle[n].conn.Close()
 		n++
 	}
-	left := copy(ws.idle, ws.idle[n:])
-	clear(ws.idle[left:])
-	ws.idle = ws.idle[:left]
-	ws.reaper = nil
-	if left > 0 {
+	ws.idle, ws.reaper = slices.Delete(ws.idle, 0, n), nil
+	if len(ws.idle) > 0 {
 		ws.reaper = time.AfterFunc(time.Until(ws.idle[0].free.Add(idleTimeout)), ws.reap)
 	}
 }
@@ -322,10 +330,7 @@ func withPort(host, port string) string {
 	if _, _, err := net.SplitHostPort(host); err == nil {
 		return host
 	}
-	if len(host) > 1 && host[0] == '[' {
-		host = host[1 : len(host)-1]
-	}
-	return net.JoinHostPort(host, port)
+	return net.JoinHostPort(strings.Trim(host, "[]"), port)
 }
 
 // reset reports whether err means that the other side closed the connection.

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -197,6 +198,11 @@ func serve(t *testing.T, answer func(conn, request int64) string) *scriptedServe
 	if err != nil {
 		t.Fatal(err)
 	}
+	return serveOn(t, l, answer)
+}
+
+func serveOn(t *testing.T, l net.Listener, answer func(conn, request int64) string) *scriptedServer {
+	t.Helper()
 	s := &scriptedServer{Listener: l}
 	t.Cleanup(func() { l.Close() })
 	go func() {
@@ -288,6 +294,48 @@ func TestWireAnswers(t *testing.T) {
 				t.Errorf("%d connections for %d requests, want %d", got, times, want)
 			}
 		})
+	}
+}
+
+// TestWireUnasked: over TLS, too, what a server sends behind an answer is not taken for the next answer: the end of a
+// record that was read with the answer.
+func TestWireUnasked(t *testing.T) {
+	web := httptest.NewUnstartedServer(nil)
+	web.StartTLS() // for its certificate
+	defer web.Close()
+	config := &tls.Config{InsecureSkipVerify: true} //nolint:gosec // nothing is secured by it
+	for _, n := range []int{5, 8 << 10, 40 << 10} {
+		for _, over := range []string{"HTTP", "TLS"} {
+			t.Run(fmt.Sprint(n, " bytes over ", over), func(t *testing.T) {
+				l, err := net.Listen("tcp", "127.0.0.1:0")
+				if err != nil {
+					t.Fatal(err)
+				}
+				if over == "TLS" {
+					l = tls.NewListener(l, &tls.Config{Certificates: web.TLS.Certificates,
+						DynamicRecordSizingDisabled: true}) // records of 16 KiB
+				}
+				sent := func(c string) string {
+					return fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n", n) + strings.Repeat(c, n)
+				}
+				s := serveOn(t, l, func(_, request int64) string {
+					if request == 2 {
+						return sent("a") + hello
+					}
+					return sent("a")
+				})
+				ws := &wires{dial: dialer(s.Addr().String(), over == "TLS", config), maxIdle: 8}
+				t.Cleanup(ws.close)
+				for range 3 {
+					if _, body, err := fetch(t.Context(), ws); err != nil || body != strings.Repeat("a", n) {
+						t.Fatalf("%d bytes %.20q, %v", len(body), body, err)
+					}
+				}
+				if got := s.conns.Load(); got != 2 {
+					t.Errorf("%d connections, want 2: the first serves two requests", got)
+				}
+			})
+		}
 	}
 }
 

@@ -134,10 +134,9 @@ func cutLine(b []byte) (line, rest []byte) {
 
 // cutVersion removes "HTTP/1.0 " or "HTTP/1.1 ".
 func cutVersion(line []byte) (minor byte, rest []byte, ok bool) {
-	const version = "HTTP/1."
-	n := len(version)
-	if len(line) < n+2 || string(line[:n]) != version || line[n] != '0' && line[n] != '1' || line[n+1] != ' ' {
+	rest, ok = bytes.CutPrefix(line, []byte("HTTP/1."))
+	if !ok || len(rest) < 2 || rest[0] != '0' && rest[0] != '1' || rest[1] != ' ' {
 		return 0, nil, false
 	}
-	return line[n], line[n+2:], true
+	return rest[0], rest[2:], true
 }
