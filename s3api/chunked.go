@@ -164,8 +164,14 @@ func (c *chunked) next() error {
 	if c.trailer {
 		c.buf = append(c.buf, "\r\n"...)
 	}
-	c.chunk = c.buf
-	return nil
+	// With its last byte the origin stores the object: that waits for the end and its signature.
+	if c.chunk = c.buf; c.left > 0 || c.trailer {
+		return nil
+	}
+	if err = c.next(); err != io.EOF { //nolint:errorlint // of next
+		c.chunk = nil
+	}
+	return err
 }
 
 // end reads the trailer behind the last chunk: a checksum and a signature.

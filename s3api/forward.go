@@ -57,6 +57,11 @@ func (d *dataset) forward(w http.ResponseWriter, r *http.Request, key string, q 
 			"The origin answers with a redirect, HTTP %d: check AWS_ENDPOINT_URL and AWS_REGION of the daemon",
 			resp.StatusCode)}
 	}
+	if r.Method == http.MethodGet && key != "" && resp.StatusCode < 300 && resp.ContentLength < 0 &&
+		len(resp.TransferEncoding) == 0 { // ours would have an end, however it is sent
+		return &apiError{http.StatusBadGateway, "InternalError",
+			"The origin's answer has no length, and may have been cut off: check the proxies before the origin"}
+	}
 	for _, name := range dropped {
 		resp.Header.Del(name)
 	}
@@ -116,15 +121,13 @@ func (d *dataset) write(w http.ResponseWriter, r *http.Request, key string, q ur
 	}
 	if sources, copies := r.Header["X-Amz-Copy-Source"]; copies {
 		from, _ := url.PathUnescape(sources[0])
+		_, version, _ := strings.Cut(from, "versionId=")
 		if bucket, key, _ := strings.Cut(strings.TrimPrefix(from, "/"), "/"); len(sources) > 1 || bucket != d.Bucket ||
-			key == "" || !within(bucket, key) {
+			key == "" || !within(bucket, key) || dotted(version) {
 			return denied("The endpoint copies within bucket %s only: copy from others at %s", d.Bucket, d.Where)
 		}
 	}
 	keys := []string{key}
-	if clean := strings.TrimPrefix(path.Join("/", key), "/"); clean != key { // what it may become on the way
-		keys = append(keys, clean)
-	}
 	if key == "" {
 		if r.Method == http.MethodPut && plain(r, q) { // rclone makes sure of the bucket before it writes
 			return errBucketOwned
@@ -133,8 +136,13 @@ func (d *dataset) write(w http.ResponseWriter, r *http.Request, key string, q ur
 			return denied("The endpoint does not change the bucket's settings: do it at %s", d.Where)
 		}
 		var err error
-		if keys, err = deleted(r); err != nil {
+		if keys, err = deleted(r, d.Bucket); err != nil {
 			return err
+		}
+	}
+	for _, key := range keys {
+		if clean := strings.TrimPrefix(path.Join("/", key), "/"); clean != key { // what it may become on the way
+			keys = append(keys, clean)
 		}
 	}
 	end, err := d.changing(keys)
@@ -146,20 +154,22 @@ func (d *dataset) write(w http.ResponseWriter, r *http.Request, key string, q ur
 }
 
 // deleted returns the keys that a request for several deletions names. Its body can be read again.
-func deleted(r *http.Request) (keys []string, err error) {
+func deleted(r *http.Request, bucket string) (keys []string, err error) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxDelete+1))
 	if err != nil {
 		return nil, &apiError{http.StatusBadRequest, "IncompleteBody", "The body ended early"}
 	}
 	var list struct {
-		Object []struct{ Key string }
+		Object []struct{ Key, VersionId string }
 	}
 	if len(body) > maxDelete || xml.Unmarshal(body, &list) != nil {
 		return nil, &apiError{http.StatusBadRequest, "MalformedXML",
 			"The XML you provided was not well-formed or did not validate against our published schema"}
 	}
 	for _, o := range list.Object {
-		keys = append(keys, o.Key)
+		if keys = append(keys, o.Key); !within(bucket, o.Key) || dotted(o.VersionId) {
+			return nil, denied("The endpoint deletes in bucket %s only: %q may leave it", bucket, o.Key)
+		}
 	}
 	r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 	return keys, nil

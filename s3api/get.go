@@ -187,12 +187,11 @@ func preconditions(h http.Header, etag string, mod time.Time) error {
 
 // timeIn parses a header, which most requests lack.
 func timeIn(h http.Header, name string) (t time.Time, ok bool) {
-	text := h.Get(name)
-	if text == "" {
-		return t, false
+	if text := h.Get(name); text != "" {
+		t, err := http.ParseTime(text)
+		return t, err == nil
 	}
-	t, err := http.ParseTime(text)
-	return t, err == nil
+	return t, false
 }
 
 // anyTag reports whether a list of ETags, with or without quotes, has one.

@@ -22,22 +22,30 @@ func (o *recorded) Forward(_ context.Context, r s3.Request) (*http.Response, err
 		Body: http.NoBody}, nil
 }
 
-// What the checks have seen is what the origin gets: one source of a copy, no path that an origin may take for the
-// bucket's, and no leave for web pages to read.
+// What the checks have seen is what the origin gets: one source of a copy, nothing that an origin, which keeps objects
+// in folders, may take for the bucket or a place outside it, and no leave for web pages to read.
 func TestNoWayAround(t *testing.T) {
 	_, _, e := served(t, oddKeys[:3])
 	origin := &recorded{}
-	s := serveWith(t, nil, e, origin, bucket)
+	s := serveLimited(t, nil, s3api.Limits{Connections: 8}, e, origin, bucket)
+	list := func(object string) string { return "<Delete><Object>" + object + "</Object></Delete>" }
 	for _, c := range []struct {
 		method, path string
 		header       http.Header
+		body         string
 	}{
-		{"PUT", "/photos/train/x", http.Header{"X-Amz-Copy-Source": {"/photos/a", "/secret/x"}}},
-		{"PUT", "/photos/train/x", http.Header{"X-Amz-Copy-Source": {"", "/secret/x"}}},
-		{"PUT", "/photos//?policy=", nil},
-		{"DELETE", "/photos//", nil},
+		{"PUT", "/photos/train/x", http.Header{"X-Amz-Copy-Source": {"/photos/a", "/secret/x"}}, ""},
+		{"PUT", "/photos/train/x", http.Header{"X-Amz-Copy-Source": {"", "/secret/x"}}, ""},
+		{"PUT", "/photos/train/x", http.Header{"X-Amz-Copy-Source": {"/photos/a?versionId=../../secret/x"}}, ""},
+		{"PUT", "/photos//?policy=", nil, ""},
+		{"DELETE", "/photos//", nil, ""},
+		{"DELETE", "/photos/train/x?uploadId=../../../../secret", nil, ""},
+		{"GET", "/photos/train/x?versionId=1&versionId=..%2Fx", nil, ""},
+		{"POST", "/photos?delete=", nil, list("<Key>../secret/x</Key>")},
+		{"POST", "/photos?delete=", nil, list("<Key>train/x</Key></Object><Object><Key>train/../../secret/x</Key>")},
+		{"POST", "/photos?delete=", nil, list("<Key>train/x</Key><VersionId>../../secret/x</VersionId>")},
 	} {
-		req, err := http.NewRequestWithContext(t.Context(), c.method, s.url+c.path, strings.NewReader(""))
+		req, err := http.NewRequestWithContext(t.Context(), c.method, s.url+c.path, strings.NewReader(c.body))
 		must(t, err)
 		if req.Header = c.header; c.header == nil {
 			req.Header = http.Header{}
@@ -122,6 +130,33 @@ func TestPartsThatMayNotBeListed(t *testing.T) {
 		_ = resp.Body.Close()
 		if resp.StatusCode != http.StatusForbidden || string(text) != "no mine" || err != nil {
 			t.Errorf("HTTP %d: %q, %v", resp.StatusCode, text, err)
+		}
+	}
+}
+
+// unsized is an origin whose answers have no length.
+type unsized struct{ coding []string }
+
+func (o unsized) Forward(context.Context, s3.Request) (*http.Response, error) {
+	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, ContentLength: -1,
+		TransferEncoding: o.coding, Body: io.NopCloser(strings.NewReader("half"))}, nil
+}
+
+// An object that ends with the origin's connection may have been cut off, which an answer of our own would hide.
+func TestObjectsWithoutAnEnd(t *testing.T) {
+	_, _, e := served(t, oddKeys[:3])
+	for _, c := range []struct {
+		path   string
+		coding []string
+		status int
+	}{
+		{"/photos/train/new", nil, 502}, {"/photos/train/new", []string{"chunked"}, 200},
+		{"/photos/", nil, 200}, // XML has an end
+	} {
+		s := serve(t, e, unsized{c.coding}, bucket)
+		if resp, text := s.ask(t, "GET", c.path, "", nil, nil); resp.StatusCode != c.status ||
+			c.status == 200 && string(text) != "half" {
+			t.Errorf("%v: HTTP %d: %s", c, resp.StatusCode, text)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package s3api
 
 import (
+	"cmp"
 	"encoding/base64"
 	"encoding/xml"
 	"net/http"
@@ -231,10 +232,7 @@ func (t *tree) page(l *listing, bucket, root string, unknown time.Time) listResu
 
 // modified is a file's time, or the one for files without.
 func modified(t, unknown time.Time) time.Time {
-	if t.IsZero() {
-		t = unknown
-	}
-	return t.UTC()
+	return cmp.Or(t, unknown).UTC()
 }
 
 // list answers a listing from the manifest, if that shows all that the origin has there.

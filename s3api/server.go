@@ -113,10 +113,9 @@ func New(keys Keys, may Limits, log *slog.Logger) *Server {
 			return context.WithValue(ctx, readerKey{}, &reader{number: s.readers.Add(1), conn: c})
 		},
 		ConnState: func(_ net.Conn, state http.ConnState) {
-			switch state {
-			case http.StateNew:
+			if state == http.StateNew {
 				s.count.connections.Add(1)
-			case http.StateClosed, http.StateHijacked:
+			} else if state == http.StateClosed || state == http.StateHijacked {
 				s.count.connections.Add(-1)
 			}
 		},
@@ -346,14 +345,13 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) error {
 	}
 	read := r.Method == http.MethodGet || r.Method == http.MethodHead
 	switch {
-	case !read && r.Method != http.MethodPut && r.Method != http.MethodPost && r.Method != http.MethodDelete:
-		return errMethod
-	case bucket == "" && r.Method == http.MethodGet:
+	case path == "" && r.Method == http.MethodGet: // not //BUCKET/KEY: the list would be taken for the object
 		s.buckets(w)
 		return nil
-	case bucket == "":
+	case bucket == "",
+		!read && r.Method != http.MethodPut && r.Method != http.MethodPost && r.Method != http.MethodDelete:
 		return errMethod
-	case !within(bucket, key):
+	case !within(bucket, key), slices.ContainsFunc(slices.Concat(query["uploadId"], query["versionId"]), dotted):
 		return errURI
 	case !read && s.may.ReadOnly && s.keys == nil:
 		return denied("Unsigned requests only read: start the endpoint with --s3-anonymous=write, or with --s3-keys")
@@ -448,7 +446,7 @@ func within(bucket, key string) bool {
 		"/"+bucket+"/")
 }
 
-// dotted reports whether a key may become another on the way to the origin.
+// dotted reports whether a key may become another on the way to the origin, or an ID the path of something else there.
 func dotted(key string) bool {
 	return slices.ContainsFunc(strings.Split(key, "/"), func(part string) bool { return part == "." || part == ".." })
 }
