@@ -32,10 +32,7 @@ func (o *auditOptions) auditConfig(inv *invocation) (audit.Options, error) {
 
 // The audit log is rotated at auditSize, and auditKeep old files are kept: months of mounts and sessions, and never a
 // full disk. Who wants more has a log collector, which may move the file away.
-const (
-	auditSize = 100 << 20
-	auditKeep = 5
-)
+const auditSize, auditKeep = 100 << 20, 5
 
 // outcome adds the result of its action to an event.
 func outcome(e audit.Event, err error) audit.Event {

@@ -220,11 +220,10 @@ again is not drained.`,
 			if err == nil {
 				err = l.Drain(c.Context(), n.ID)
 			}
-			if err != nil {
-				return err
+			if err == nil {
+				_, err = fmt.Fprintf(c.OutOrStdout(), "%s at %s owns nothing any more\n", n.ID, n.Address)
 			}
-			fmt.Fprintf(c.OutOrStdout(), "%s at %s owns nothing any more\n", n.ID, n.Address)
-			return nil
+			return err
 		}),
 	}
 	o.add(c)

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -37,11 +38,7 @@ hundreds to thousands of GETs. It takes about 20 s, or a third of that with --qu
   shoal doctor s3://photos/train --quick --json`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			source := ""
-			if len(args) == 1 {
-				source = args[0]
-			}
-			return runDoctor(c, &o, source)
+			return runDoctor(c, &o, strings.Join(args, ""))
 		},
 	}
 	f := c.Flags()

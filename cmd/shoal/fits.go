@@ -22,11 +22,10 @@ var fitting sync.Mutex
 
 // fitTable gives a table's transform the statistics of the whole dataset: from the cache directory, or from one pass
 // over the rows.
-func fitTable(ctx context.Context, t *gpuingest.Table, ds feedDataset) (*gpuingest.Table, error) {
+func fitTable(ctx context.Context, t *gpuingest.Table, ds feedDataset) (_ *gpuingest.Table, err error) {
 	var header []byte
 	var path string
 	if ds.Len() > 0 {
-		var err error
 		if header, path, err = ds.Columns(ctx); err != nil {
 			return nil, err
 		}
@@ -40,10 +39,7 @@ func fitTable(ctx context.Context, t *gpuingest.Table, ds feedDataset) (*gpuinge
 	fitting.Lock()
 	defer fitting.Unlock()
 	if b, err := os.ReadFile(file); err == nil {
-		b, err = ds.OpenFit(name, b)
-		if err != nil { // damaged: compute it again
-			b = nil
-		}
+		b, _ = ds.OpenFit(name, b) // nil if it is damaged: it is computed again
 		if fit, err := gpuingest.ParseFit(b); err == nil && fit.Dataset == ds.Version() {
 			if fitted, err := t.With(fit); err == nil {
 				return fitted, nil
@@ -65,8 +61,7 @@ func fitTable(ctx context.Context, t *gpuingest.Table, ds feedDataset) (*gpuinge
 	if err != nil {
 		return nil, err
 	}
-	err = os.MkdirAll(ds.FitsDir(), 0o700)
-	if err == nil {
+	if err = os.MkdirAll(ds.FitsDir(), 0o700); err == nil {
 		err = writeWhole(file, ds.SealFit(name, fit.JSON()))
 	}
 	if err != nil {

@@ -81,7 +81,7 @@ var endpoints struct {
 }
 
 // listen checks the flags and opens the address, if there is one that no other verb has opened.
-func (o *s3Options) listen(inv *invocation, log *slog.Logger) (*endpoint, error) {
+func (o *s3Options) listen(inv *invocation, log *slog.Logger) (_ *endpoint, err error) {
 	switch {
 	case o.addr == "" && (o.keys != "" || o.anonymous != no):
 		return nil, cli.Usagef("--s3-keys and --s3-anonymous: give the endpoint's address, too: --%s 127.0.0.1:9000",
@@ -98,7 +98,6 @@ func (o *s3Options) listen(inv *invocation, log *slog.Logger) (*endpoint, error)
 	}
 	o.limits = s3api.Limits{ReadOnly: o.readOnly || o.anonymous == yes, Connections: s3Connections}
 	if text := inv.environ(s3ConnectionsEnv); text != "" {
-		var err error
 		if o.limits.Connections, err = strconv.Atoi(text); err != nil || o.limits.Connections < 1 {
 			return nil, cli.Usagef("%s=%s: give a number of at least 1", s3ConnectionsEnv, text)
 		}
@@ -128,7 +127,7 @@ func (o *s3Options) listen(inv *invocation, log *slog.Logger) (*endpoint, error)
 }
 
 // open opens the address.
-func (o *s3Options) open(log *slog.Logger) (*sharedEndpoint, error) {
+func (o *s3Options) open(log *slog.Logger) (_ *sharedEndpoint, err error) {
 	var keys s3api.Keys
 	if o.keys != "" {
 		f, err := os.Open(o.keys)
@@ -145,7 +144,6 @@ func (o *s3Options) open(log *slog.Logger) (*sharedEndpoint, error) {
 	if secure {
 		files := *o.tls
 		files.Protocol = "http/1.1"
-		var err error
 		if config, err = loader.ServerTLS(files, log); err != nil {
 			return nil, fmt.Errorf("S3 endpoint %s: %w", o.addr, err)
 		}

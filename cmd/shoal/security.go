@@ -33,7 +33,8 @@ func (s *feedSecurity) add(c *cobra.Command) {
 }
 
 // resolve checks the flags and reads the files.
-func (s *feedSecurity) resolve(inv *invocation, log *slog.Logger, lo *loader.ListenOptions) (*loader.Tokens, error) {
+func (s *feedSecurity) resolve(inv *invocation, log *slog.Logger, lo *loader.ListenOptions) (
+	_ *loader.Tokens, err error) {
 	if _, err := inv.absAll(&s.files.Cert, &s.files.Key, &s.files.ClientCA, &s.tokenFile); err != nil {
 		return nil, err
 	}
@@ -41,7 +42,6 @@ func (s *feedSecurity) resolve(inv *invocation, log *slog.Logger, lo *loader.Lis
 		if s.files.Cert == "" || s.files.Key == "" {
 			return nil, cli.Usagef("TLS needs a certificate and its key: pass both --tls-cert and --tls-key")
 		}
-		var err error
 		if lo.TLS, err = loader.ServerTLS(s.files, log); err != nil {
 			return nil, err
 		}
@@ -71,10 +71,9 @@ func (s *clientSecurity) add(c *cobra.Command) {
 }
 
 // dial prepares a connection to a feed. Wrong flags are wrong usage.
-func (s *clientSecurity) dial(addr string) (*feedclient.Client, error) {
+func (s *clientSecurity) dial(addr string) (_ *feedclient.Client, err error) {
 	s.s.Token = os.Getenv(tokenEnv)
 	if s.tokenFile != "" {
-		var err error
 		if s.s.Token, err = feedclient.ReadToken(s.tokenFile); err != nil {
 			return nil, err
 		}

@@ -53,10 +53,10 @@ continues an unpack that was interrupted, in whatever way. A file that is there 
 			if asJSON {
 				return json.NewEncoder(c.OutOrStdout()).Encode(done)
 			}
-			fmt.Fprintf(c.OutOrStdout(), "%s, %s, of %s in %s; %s were there already\n",
+			_, err = fmt.Fprintf(c.OutOrStdout(), "%s, %s, of %s in %s; %s were there already\n",
 				human.Count(done.Files, "file"), humanize.IBytes(uint64(done.Bytes)), source, dir,
 				humanize.Comma(int64(done.Kept)))
-			return nil
+			return err
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print the result as JSON")
