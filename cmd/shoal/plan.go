@@ -304,7 +304,7 @@ func (p *predictor) synthetic(ctx context.Context) error {
 			human.Count(n, "sample"), n/part, cachedir.RoundUp(int64(o.cacheSize)/int64(part)))
 	}
 	return p.predict(ctx, c, func(epoch int) (order.Order, error) { return o.spec.Order(n, epoch) }, planDataset{
-		Samples: n, Bytes: int64(n) * int64(o.sampleSize),
+		Samples: n, Bytes: int64(n) * int64(o.sampleSize), read: int64(n) * int64(o.sampleSize),
 	})
 }
 
@@ -344,7 +344,7 @@ func (p *predictor) source(ctx context.Context, source string) (err error) {
 	c.Samples, c.Sizes, c.Places, c.Key, c.Memory = f.Files, f.Sizes, f.Places, f.Key, f.Memory
 	c.Bulk = p.o.spec.NeedsGroups() || f.Bytes <= 2*f.Memory
 	return p.predict(ctx, c, func(epoch int) (order.Order, error) { return f.Order(p.o.spec, epoch) },
-		planDataset{Source: e.Source(), Samples: f.Samples, Bytes: f.Bytes, Packed: f.Places != nil})
+		planDataset{Source: e.Source(), Samples: f.Samples, Bytes: f.Bytes, Packed: f.Places != nil, read: f.Read})
 }
 
 // roundTrip is the assumed time in seconds to the first byte of a near tier and of another node.
@@ -382,6 +382,7 @@ type (
 		Samples int    `json:"samples"`
 		Bytes   int64  `json:"bytes"`
 		Packed  bool   `json:"packed"`
+		read    int64  // bytes of the samples
 	}
 	planEpoch struct {
 		sim.Epoch
@@ -445,7 +446,7 @@ func (p *predictor) predict(ctx context.Context, c sim.Config, of func(epoch int
 	}
 	r := planReport{
 		Version: planVersion, Nodes: p.o.nodes, Dataset: d, CacheBytes: c.CacheBytes,
-		Demand: float64(d.Bytes) / float64(d.Samples) * float64(p.o.nodes*c.Accelerators*c.Batch) / c.Step,
+		Demand: float64(d.read) / float64(d.Samples) * float64(p.o.nodes*c.Accelerators*c.Batch) / c.Step,
 	}
 	bar := late(p.inv.Voice, "simulating")
 	run := c

@@ -137,6 +137,17 @@ func TestPlanSource(t *testing.T) {
 	if r.Dataset.Samples != 60 || r.Dataset.Bytes != bytes || r.Dataset.Packed {
 		t.Errorf("%+v", r.Dataset)
 	}
+	// What is no sample is in the dataset, and accelerators do not read it.
+	if err := os.WriteFile(filepath.Join(dir, "train", "class0", "notes.txt"), make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	more := planned(t, append([]string{"file://" + dir + "/train"}, job...)...)
+	if more.Demand != r.Demand || more.Dataset.Bytes != bytes+1<<20 || more.Dataset.Samples != 60 {
+		t.Errorf("with a file that is no sample: %v bytes/s, want %v; %+v", more.Demand, r.Demand, more.Dataset)
+	}
+	if err := os.Remove(filepath.Join(dir, "train", "class0", "notes.txt")); err != nil {
+		t.Fatal(err)
+	}
 	e := r.Epochs[0]
 	if e.Bytes < bytes-20_000 || e.Bytes > bytes-18_000 || e.KeepHits == 0 || e.Requests != 60-e.KeepHits {
 		t.Errorf("with 20 of %d bytes kept: %+v", bytes, e)

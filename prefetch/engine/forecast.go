@@ -11,6 +11,7 @@ type Forecast struct {
 	Files   int
 	Samples int
 	Bytes   int64
+	Read    int64 // bytes of the samples
 	Memory  int64 // the daemon's memory for samples
 	Sizes   prefetch.Sizes
 	Places  prefetch.Places // nil where each file is an object of its own
@@ -25,6 +26,9 @@ func (e *Engine) Forecast() Forecast {
 	f := Forecast{
 		Files: v.manifest.Len(), Samples: v.samples.Len(), Bytes: v.manifest.Bytes(), Memory: e.cache.Ledger().Limit(),
 		Sizes: v.volume, Key: keepKey(v.manifest, v.layout), v: v,
+	}
+	for sample := range f.Samples {
+		f.Read += v.manifest.Size(v.samples.File(sample))
 	}
 	if v.layout != nil {
 		f.Places = run.Packed(v.layout, v.volume)
