@@ -53,6 +53,25 @@ func (s Source) Canonical() string {
 	return s.String() + "?endpoint=" + url.QueryEscape(s.Endpoint)
 }
 
+// Overlaps reports whether one place contains the other, so that writing to one changes the other.
+func (s Source) Overlaps(o Source) bool {
+	of := func(s Source) string { return strings.TrimSuffix(RealPath(s.Dir), "/") + "/" + s.Prefix }
+	a, b := of(s), of(o)
+	return s.Scheme == o.Scheme && s.Bucket == o.Bucket && s.Endpoint == o.Endpoint &&
+		(strings.HasPrefix(a, b) || strings.HasPrefix(b, a))
+}
+
+// RealPath returns a path without symbolic links, as far as it exists.
+func RealPath(path string) string {
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		return real
+	}
+	if parent := filepath.Dir(path); parent != path {
+		return filepath.Join(RealPath(parent), filepath.Base(path))
+	}
+	return path
+}
+
 // ShardKeys returns the full keys of the shards in the pattern's order; nil for a tree of files.
 func (s Source) ShardKeys() []string {
 	if s.Shards == "" {

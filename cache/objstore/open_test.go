@@ -72,6 +72,37 @@ func TestParseSource(t *testing.T) {
 	}
 }
 
+// What would write into a source is found, by links too, before anything is made.
+func TestOverlaps(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.MkdirAll(dir+"/train", 0o700))
+	must(t, os.Symlink(dir+"/train", dir+"/link"))
+	for _, c := range []struct {
+		a, b string
+		want bool
+	}{
+		{dir + "/train/new", dir + "/train", true},
+		{dir + "/link/new", dir + "/train", true},
+		{dir, dir + "/train", true},
+		{dir + "/train", dir + "/train", true},
+		{"/", dir + "/train", true},
+		{dir + "/train2", dir + "/train", false},
+		{"s3://bucket/train/new", "s3://bucket/train", true},
+		{"s3://bucket", "s3://bucket/train", true},
+		{"s3://bucket/train2", "s3://bucket/train", false},
+		{"s3://other/train", "s3://bucket/train", false},
+		{"s3://bucket/train", dir, false},
+	} {
+		a, err := objstore.ParseSource(c.a)
+		must(t, err)
+		b, err := objstore.ParseSource(c.b)
+		must(t, err)
+		if a.Overlaps(b) != c.want || b.Overlaps(a) != c.want {
+			t.Errorf("%s and %s: want %v", a, b, c.want)
+		}
+	}
+}
+
 func TestParseShards(t *testing.T) {
 	cwd, err := os.Getwd()
 	must(t, err)

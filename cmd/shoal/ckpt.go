@@ -164,12 +164,12 @@ func (o *ckptOptions) run(c *cobra.Command, dir, dest string) (err error) {
 	if cfg.Dir, err = filepath.Abs(dir); err != nil {
 		return err
 	}
+	if to, err := objstore.ParseSource(dest); err == nil && to.Overlaps(objstore.Source{Scheme: "file", Dir: cfg.Dir}) {
+		return cli.Usagef("%s and %s lie in each other: give another folder", cfg.Dir, to)
+	}
 	store, src, err := o.destination(c.Context(), inv, dest, true, log)
 	if err != nil {
 		return err
-	}
-	if src.Scheme == "file" && (within(src.Dir, cfg.Dir) || within(cfg.Dir, src.Dir)) {
-		return cli.Usagef("%s and %s lie in each other: give another folder", cfg.Dir, src)
 	}
 	cfg.Store, cfg.Prefix, cfg.Dest = store, src.Prefix, src.String()
 	if o.link != "" {
@@ -316,7 +316,7 @@ func ckptStatus(c *cobra.Command, dir string, asJSON bool) error {
 		n    int
 		what string
 	}{{s.Here.Writing, "being written"}, {s.Here.Temporary, "with a temporary name"},
-		{s.Here.Torn, "not whole (see the log)"}, {s.Here.Skipped, "that cannot be objects"}} {
+		{s.Here.Torn, "not whole (see the log)"}, {s.Here.Skipped, "left out (see the log)"}} {
 		if h.n > 0 {
 			fmt.Fprintf(out, "%s %s\n", human.Count(h.n, "file"), h.what)
 		}
@@ -433,8 +433,8 @@ Without any last name in DEST nothing says that a folder is complete: then it is
 						"no last name is in %s: nothing says that %s is complete (name yours with --last)", src,
 						newest.Path)
 				}
-				fmt.Fprintln(c.OutOrStdout(), src.String()+newest.Path)
-				return nil
+				_, err = fmt.Fprintln(c.OutOrStdout(), src.String()+newest.Path)
+				return err
 			}
 			s, err := statusOf(c.Context(), args[0])
 			if err != nil {
@@ -442,8 +442,8 @@ Without any last name in DEST nothing says that a folder is complete: then it is
 			}
 			for i := len(s.Checkpoints) - 1; i >= 0; i-- {
 				if s.Checkpoints[i].Lacks == "" {
-					fmt.Fprintln(c.OutOrStdout(), filepath.Join(s.Dir, s.Checkpoints[i].Path))
-					return nil
+					_, err = fmt.Fprintln(c.OutOrStdout(), filepath.Join(s.Dir, s.Checkpoints[i].Path))
+					return err
 				}
 			}
 			return fmt.Errorf("no checkpoint of %s is complete in %s (see: shoal ckpt ls %s)", s.Dir, s.Dest, args[0])

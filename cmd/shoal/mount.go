@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -17,6 +16,7 @@ import (
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/admin"
 	"github.com/shoalfs/shoal/internal/audit"
@@ -33,6 +33,7 @@ type mountOptions struct {
 	kernelCache string
 	transport   string
 	allowOther  bool
+	made        bool // the mount point was not there
 }
 
 func (o *mountOptions) add(c *cobra.Command) {
@@ -78,8 +79,13 @@ func (o *mountOptions) check(inv *invocation, eo *engineOptions, mountpoint stri
 	if err := eo.cacheOutside(path, "the mount point", "would be hidden by the mount"); err != nil {
 		return "", err
 	}
+	if eo.folder != "" && within(path, eo.folder) {
+		return "", cli.Usagef("the mount point %s lies in the source %s and would be listed with it (mount elsewhere)",
+			path, eo.folder)
+	}
 	// A dead mount, which will be replaced, exists but cannot be inspected.
-	if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+	err = os.Mkdir(path, 0o755)
+	if o.made = err == nil; err != nil && !errors.Is(err, os.ErrExist) {
 		return "", fmt.Errorf("mount point: %w (its parent folder must exist, and be yours to write)", err)
 	}
 	return path, fusefs.Check(path)
@@ -186,13 +192,9 @@ func mountEngine(inv *invocation, h *engine.Host, e *engine.Engine, mo *mountOpt
 		}
 	})
 	mount := audit.Event{Event: "mount", Dataset: e.Manifest().Version(), Order: cfg.Order.String(), Peer: inv.who()}
-	if dir, err := filepath.Abs(mountpoint); err == nil {
-		e.MountedAt(dir)
-	}
+	e.MountedAt(mountpoint)
 	if !(daemon.Holder{}).Has(mountpoint) { // which has no links, and would wait for this process
-		if dir, err := filepath.EvalSymlinks(mountpoint); err == nil {
-			e.MountedAt(dir)
-		}
+		e.MountedAt(objstore.RealPath(mountpoint))
 	}
 	holder, note, err := holderFor(inv)
 	if err != nil {
@@ -255,8 +257,7 @@ ends after the daemon's (docs/kubernetes.md).`,
 			if pid == 0 && stats.PID != 0 && daemon.OfCache(stats.CacheDir).PID() == stats.PID {
 				pid = stats.PID
 			}
-			var of daemon.Silence
-			hangs := errors.As(silent, &of)
+			of, hangs := errors.AsType[daemon.Silence](silent)
 			if err := fusefs.Unmount(mountpoint, lazy || hangs); err != nil {
 				return err
 			}

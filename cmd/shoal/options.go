@@ -102,6 +102,7 @@ func (c choice) Set(text string) error {
 // engineOptions are the flags of every verb with a dataset.
 type engineOptions struct {
 	store       storeOptions
+	folder      string // of the source; "" for one that is none
 	cacheDir    string
 	resetOld    bool
 	cacheSize   amount
@@ -241,6 +242,7 @@ func (o *engineOptions) config(inv *invocation, source string) (c engine.Config,
 		}
 	}
 	if src, err := objstore.ParseSource(c.Source); err == nil && src.Scheme == "file" && src.Shards == "" {
+		o.folder = src.Dir
 		if err := o.cacheOutside(src.Dir, "the source", "would be listed with it"); err != nil {
 			return c, h, err
 		}
@@ -345,21 +347,10 @@ func (o *engineOptions) cacheOutside(folder, what, why string) error {
 }
 
 // within reports whether a path is dir, or lies below it.
-func within(path, dir string) bool { return inside(resolved(path), resolved(dir)) }
+func within(path, dir string) bool { return inside(objstore.RealPath(path), objstore.RealPath(dir)) }
 
 // inside is within, by the names alone.
 func inside(path, dir string) bool {
 	rel, err := filepath.Rel(dir, path)
 	return err == nil && rel != ".." && !strings.HasPrefix(rel, "../")
-}
-
-// resolved returns a path without symbolic links, as far as it exists.
-func resolved(path string) string {
-	if real, err := filepath.EvalSymlinks(path); err == nil {
-		return real
-	}
-	if parent := filepath.Dir(path); parent != path {
-		return filepath.Join(resolved(parent), filepath.Base(path))
-	}
-	return path
 }

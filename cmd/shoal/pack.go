@@ -106,10 +106,12 @@ func (o *packOptions) run(c *cobra.Command, args []string) error {
 	if err := o.store.checkNear(); err != nil {
 		return err
 	}
-	for _, text := range args {
-		if _, err := objstore.ParseSource(text); err != nil {
-			return cli.Usage(err)
-		}
+	source, err := objstore.ParseSource(args[0])
+	dest, failed := objstore.ParseSource(args[1])
+	if err = cmp.Or(err, failed); err != nil {
+		return cli.Usage(err)
+	} else if dest.Overlaps(source) {
+		return cli.Usagef("%s and the source %s lie in each other: give another destination", dest, source)
 	}
 	unlock, err := o.cluster.only(c.Context(), invocationOf(c.Context()), "pack/"+strings.TrimSuffix(args[1], "/"))
 	if err != nil {
@@ -252,10 +254,6 @@ func pack(ctx context.Context, from, to string, fromStore, toStore stores.Option
 		return shard.Result{}, "", cost, err
 	}
 	budget := objstore.NewBudget(fromStore.Store.GetsPerHour, o.Logger)
-	if engine.Inside(where, source) {
-		return shard.Result{}, "", cost,
-			fmt.Errorf("%s lies inside the source %s, which it would change (give another destination)", where, source)
-	}
 	store, tier, err := packSource(ctx, base, source, fromStore, nearby, budget, to, &o)
 	if err != nil {
 		return shard.Result{}, "", cost, err
@@ -306,11 +304,7 @@ func pack(ctx context.Context, from, to string, fromStore, toStore stores.Option
 			return shard.Result{}, "", cost, err
 		}
 		src, m = made, anew
-		defer func() {
-			if err == nil { // otherwise the same command continues with them
-				err = made.remove()
-			}
-		}()
+		defer removeSpool(made.dir, &err)
 	}
 	res, err := packInto(ctx, m, src, objstore.Retry(dst, budget.Policy(dst)), where.Prefix, o, re)
 	if err != nil {
@@ -329,7 +323,7 @@ func packInto(ctx context.Context, m *catalog.Manifest, src objstore.ReaderAt, d
 			return res, failed
 		}
 		src, o.Coded = stored, stored.coded()
-		defer stored.remove(&err)
+		defer removeSpool(stored.dir, &err)
 	}
 	bar := daemon.Own.Step("packing")
 	o.Progress = func(p shard.Progress) {

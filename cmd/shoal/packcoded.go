@@ -34,9 +34,8 @@ const (
 
 // storeCoded codes the files of m into a folder under spool. What an earlier run has coded is kept.
 func storeCoded(ctx context.Context, src objstore.ReaderAt, m *catalog.Manifest, spool string, connections int) (
-	*storedCoded, error) {
-	s := &storedCoded{ReaderAt: src, m: m, length: make([]int64, m.Len()), sums: make([]uint32, m.Len())}
-	var err error
+	s *storedCoded, err error) {
+	s = &storedCoded{ReaderAt: src, m: m, length: make([]int64, m.Len()), sums: make([]uint32, m.Len())}
 	if s.dir, err = spoolFolder(spool, m, "recode 1"); err != nil {
 		return nil, err
 	}
@@ -125,16 +124,8 @@ func (s *storedCoded) coded() *shard.Coded {
 	if !slices.ContainsFunc(s.sums, func(sum uint32) bool { return sum != 0 }) {
 		return nil
 	}
-	return &shard.Coded{Tables: s.tables, Length: func(i int) int64 {
-		return s.length[i]
-	}, Sum: func(i int) uint32 { return s.sums[i] }}
-}
-
-// remove deletes the spool of a pack that ended with *err, unless the same command is to continue with it.
-func (s *storedCoded) remove(err *error) {
-	if *err == nil {
-		*err = os.RemoveAll(s.dir)
-	}
+	return &shard.Coded{Tables: s.tables, Length: func(i int) int64 { return s.length[i] },
+		Sum: func(i int) uint32 { return s.sums[i] }}
 }
 
 func (s *storedCoded) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int64) error {

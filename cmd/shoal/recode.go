@@ -52,11 +52,10 @@ func recode(ctx context.Context, src objstore.ReaderAt, m *catalog.Manifest, r g
 			out.objects[i] = o
 			return o.Size, err
 		})
+	bar.Done(said)
 	if err != nil {
-		bar.Done("")
 		return nil, err
 	}
-	bar.Done(said)
 	out.kept = int(kept.Load())
 	slices.SortFunc(out.objects, func(a, b objstore.Object) int { return strings.Compare(a.Key, b.Key) })
 	return out, nil
@@ -141,9 +140,8 @@ func (s *recoded) file(ctx context.Context, src objstore.ReaderAt, m *catalog.Ma
 	<-cpu
 	kept := errors.Is(err, gpuingest.ErrBadSample)
 	if kept {
-		made, suffix, err = *buf, "", nil
-	}
-	if err != nil {
+		made, suffix = *buf, ""
+	} else if err != nil {
 		return fail(err)
 	}
 	sum := sha256.Sum256(made)
@@ -218,5 +216,9 @@ func (s *recoded) list(yield func(objstore.Object, error) bool) {
 	}
 }
 
-// remove deletes the spool.
-func (s *recoded) remove() error { return os.RemoveAll(s.dir) }
+// removeSpool deletes the spool of a pack that ended with *err, unless the same command is to continue with it.
+func removeSpool(dir string, err *error) {
+	if *err == nil {
+		*err = os.RemoveAll(dir)
+	}
+}

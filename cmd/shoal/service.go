@@ -115,6 +115,11 @@ func (s *service) start(c *cobra.Command, source, mountpoint string) (err error)
 	}
 	// who writes through an endpoint begins with nothing
 	s.config, s.config.Empty = config, s.feed == nil && mountpoint == ""
+	defer func() {
+		if err != nil && s.mount.made {
+			_ = os.Remove(s.mountpoint) // unless something is mounted there
+		}
+	}()
 	if s.mountpoint, err = s.mount.check(s.inv, s.options, mountpoint); err != nil {
 		return err
 	}

@@ -124,6 +124,43 @@ func TestWrongFolder(t *testing.T) {
 	}
 }
 
+// A destination in the source is refused before a folder is made there.
+func TestNothingIsMadeInASource(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dir, "train", "class"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("train", filepath.Join(dir, "link")); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	for verb, want := range map[string]string{"pack": "lie in each other", "ckpt": "lie in each other",
+		"mount": "and would be listed with it"} {
+		for _, dest := range []string{"train/new", "link/new"} {
+			_, err := shoal(t, verb, filepath.Join(dir, "train"), filepath.Join(dir, dest))
+			if !cli.IsUsage(err) || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s to %s: %v", verb, dest, err)
+			}
+			if _, err := os.Lstat(filepath.Join(dir, "train", "new")); err == nil {
+				t.Fatalf("%s to %s made a folder in the source", verb, dest)
+			}
+		}
+	}
+}
+
+// A mount that fails leaves no mount point that it has made.
+func TestAFailedMountLeavesNoFolder(t *testing.T) {
+	s := newShell(t)
+	for _, flags := range [][]string{nil, {"--daemon"}} {
+		if _, errs, code := s.run(nil, append([]string{"mount", s.path("none"), "m"}, flags...)...); code != 1 {
+			t.Errorf("exit code %d, %s", code, errs)
+		}
+		if _, err := os.Lstat(s.path("m")); err == nil {
+			t.Errorf("%v: the mount point is there", flags)
+		}
+	}
+}
+
 // What a verb's Use names is what it takes: every verb says so of an argument too many, and none blames cobra's count.
 func TestArgumentsAreNamed(t *testing.T) {
 	commands(root(), func(c *cobra.Command) {

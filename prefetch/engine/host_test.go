@@ -572,10 +572,13 @@ func TestPublish(t *testing.T) {
 	}
 	h := newHost(t, t.TempDir(), 64<<20)
 	if _, err := h.Open(context.Background(),
-		Config{Source: dir, Publish: filepath.Join(dir, "c00"), Order: spec(t, "none"), Samples: "*",
+		Config{Source: dir, Publish: filepath.Join(dir, "new"), Order: spec(t, "none"), Samples: "*",
 			Connections: 1}); err == nil ||
-		!strings.Contains(err.Error(), "inside the source") {
+		!strings.Contains(err.Error(), "lie in each other") {
 		t.Errorf("publishing into the source: %v", err)
+	}
+	if _, err := os.Lstat(filepath.Join(dir, "new")); err == nil {
+		t.Error("a folder was made in the source")
 	}
 	if err := h.Close(); err != nil {
 		t.Fatal(err)

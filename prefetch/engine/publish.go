@@ -3,7 +3,6 @@ package engine
 import (
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/shoalfs/shoal/cache"
@@ -29,13 +28,14 @@ const (
 
 // startPublish packs the dataset to Config.Publish once a pass over it is complete.
 func (e *Engine) startPublish(ctx context.Context) error {
+	where, err := objstore.ParseSource(e.cfg.Publish)
+	where.Endpoint = e.source.Endpoint
+	if err == nil && where.Overlaps(e.source) {
+		return fmt.Errorf("--publish %s and the source %s lie in each other (give another place)", where, e.source)
+	}
 	dst, where, err := stores.Create(ctx, e.cfg.Publish, e.storeOptions())
 	if err != nil {
 		return fmt.Errorf("--publish: %w", err)
-	}
-	if Inside(where, e.source) {
-		return fmt.Errorf("--publish %s lies inside the source %s, which it would change (give another place)",
-			where, e.source)
 	}
 	e.published.Store(&dst)
 	e.background.Go(func() {
@@ -99,13 +99,4 @@ func (r volumeReader) ReadAt(ctx context.Context, o objstore.Object, p []byte, o
 	}
 	_, err := r.v.volume.ReadAt(ctx, node.Index, p, off)
 	return err
-}
-
-// Inside reports whether one place contains the other, so that writing to one changes the other.
-func Inside(a, b objstore.Source) bool {
-	if a.Scheme != b.Scheme || a.Bucket != b.Bucket || a.Endpoint != b.Endpoint {
-		return false
-	}
-	x, y := a.Dir+"/"+a.Prefix, b.Dir+"/"+b.Prefix
-	return strings.HasPrefix(x, y) || strings.HasPrefix(y, x)
 }
