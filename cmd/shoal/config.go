@@ -150,7 +150,7 @@ func apply(schema *settings.Schema, verb *cobra.Command, file *settings.File) (
 		list := slices.DeleteFunc(schema.Settings(c), func(s settings.Setting) bool {
 			return s.From == settings.Default.String()
 		})
-		if len(list) > 0 && !c.HasSubCommands() {
+		if len(list) > 0 && (!c.HasSubCommands() || len(cli.ArgumentsOf(c)) > 0) { // shoal ckpt works itself, too
 			verbs, all[c] = append(verbs, c), list
 		}
 	})
@@ -166,7 +166,7 @@ func parts(err error) []error {
 }
 
 func (o *configOptions) report(out io.Writer, schema *settings.Schema, file *settings.File, verb *cobra.Command,
-	verbs []*cobra.Command, all map[*cobra.Command][]settings.Setting) error {
+	verbs []*cobra.Command, all map[*cobra.Command][]settings.Setting) (err error) {
 	r := configReport{Version: 1}
 	if file != nil {
 		r.File = file.Path
@@ -176,7 +176,6 @@ func (o *configOptions) report(out io.Writer, schema *settings.Schema, file *set
 			r.Secrets = append(r.Secrets, secretSetting{name, "***"})
 		}
 	}
-	var err error
 	if r.AWS, err = s3.Describe(os.Getenv); err != nil {
 		r.AWSError = cli.OneLine(err)
 	}
@@ -241,8 +240,8 @@ func (o *configOptions) report(out io.Writer, schema *settings.Schema, file *set
 // checkFile checks names and values of a file.
 func checkFile(out io.Writer, schema *settings.Schema, path string) error {
 	file, err := configFile(schema, path)
-	if err == nil {
-		err = wrongUse(schema.Check(file))
+	if file != nil {
+		err = errors.Join(err, wrongUse(schema.Check(file)))
 	}
 	if err != nil {
 		return err

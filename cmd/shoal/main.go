@@ -31,7 +31,11 @@ func main() {
 	ctx, stop := daemon.Signals()
 	stopTracing, err := export.Start(ctx, version, os.Getenv)
 	if err == nil {
-		err = root().ExecuteContext(ctx)
+		var c *cobra.Command
+		c, err = root().ExecuteContextC(ctx)
+		if level := c.Flags().Lookup("log-level"); err != nil && level != nil { // for a verb that has no log yet
+			_, _ = (&logOptions{level.Value.String()}).logger(&invocation{Voice: daemon.Own})
+		}
 	} else {
 		err = cli.Usage(err)
 	}

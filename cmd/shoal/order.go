@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,6 +11,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"os/signal"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -95,19 +97,20 @@ func (o *orderOptions) run(c *cobra.Command, text string) error {
 		return err
 	}
 	inv := invocationOf(c.Context())
+	if !inv.attached() {
+		signal.Reset() // an order holds nothing that needs an orderly end, and may be long
+	}
 	if spec, err = inv.order(spec); err != nil {
 		return cli.Usage(err)
 	}
 	switch {
 	case inv.mount != nil:
-		e := inv.mount.door
-		if o.paths {
-			if err := e.WriteOrder(c.OutOrStdout(), spec, true); err != nil {
-				return cli.Usage(err)
-			}
-			return nil
+		if e := inv.mount.door; !o.paths {
+			return o.print(c, inv, spec, e.Dataset().Facts())
+		} else if err := e.WriteOrder(c.OutOrStdout(), spec, true); err != nil {
+			return cli.Usage(err)
 		}
-		return o.print(c, inv, spec, e.Dataset().Facts())
+		return nil
 	case o.mountpoint != "":
 		return o.ofMount(c.Context(), spec, c.OutOrStdout())
 	case o.paths:
@@ -204,22 +207,16 @@ func readSizes(path string, n int) ([]int64, error) {
 	return sizes, nil
 }
 
-func (o *orderOptions) print(c *cobra.Command, inv *invocation, spec order.Spec, facts order.Facts) error {
+func (o *orderOptions) print(c *cobra.Command, inv *invocation, spec order.Spec, facts order.Facts) (err error) {
 	out := bufio.NewWriterSize(c.OutOrStdout(), 1<<16)
 	if o.certify {
-		if err := o.certificates(out, inv, spec, facts); err != nil {
-			return err
-		}
-		return out.Flush()
+		err = o.certificates(out, inv, spec, facts)
+	} else if seq, failed := spec.Over(facts, spec.Epoch()); failed != nil {
+		err = orderError(failed)
+	} else {
+		err = engine.WriteNumbers(out, seq)
 	}
-	seq, err := spec.Over(facts, spec.Epoch())
-	if err != nil {
-		return orderError(err)
-	}
-	if err := engine.WriteNumbers(out, seq); err != nil {
-		return err
-	}
-	return out.Flush()
+	return cmp.Or(err, out.Flush())
 }
 
 // orderError separates wrong usage from the few failures that can occur.
@@ -243,9 +240,8 @@ type epochCertificate struct {
 }
 
 // certificates measures each epoch. The batch is that of all ranks.
-func (o *orderOptions) certificates(out io.Writer, inv *invocation, spec order.Spec, facts order.Facts) error {
+func (o *orderOptions) certificates(out io.Writer, inv *invocation, spec order.Spec, facts order.Facts) (err error) {
 	if spec.World() > 1 {
-		var err error
 		if spec, err = spec.With("rank", fmt.Sprintf("0-%d", spec.World()-1)); err != nil {
 			return cli.Usage(err)
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -30,11 +31,12 @@ The command takes the place of this process, so its exit code, signals, input an
 		Example: `  shoal run -- python train.py /mnt/train
   shoal run --name ablation-3 -- torchrun train.py`,
 		Args: cobra.MinimumNArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
+		RunE: func(c *cobra.Command, args []string) error {
 			if strings.Contains(name, "/") || strings.HasPrefix(name, ".") || len(name) > 200 {
 				return cli.Usagef("--name %.40q: it becomes a file's name in .shoal/plans of the mount: at most 200 "+
 					"bytes, without / and no dot first", name)
 			}
+			signal.Reset() // the command's own; one that came before this is seen below
 			path, err := exec.LookPath(args[0])
 			if err != nil {
 				return notStarted(args[0], err)
@@ -44,6 +46,9 @@ The command takes the place of this process, so its exit code, signals, input an
 				fmt.Fprintf(os.Stderr, "shoal: run: no hints: %s\n", cli.OneLine(err)) // but the trainer runs
 			} else {
 				env = withHints(env, dir, name, verbose)
+			}
+			if err := c.Context().Err(); err != nil {
+				return err
 			}
 			return notStarted(args[0], syscall.Exec(path, args, env))
 		},

@@ -1,7 +1,11 @@
 package main
 
 import (
+	"context"
+	"encoding/json"
+	"errors"
 	"slices"
+	"syscall"
 	"testing"
 )
 
@@ -12,6 +16,53 @@ func TestRunHandsOnThePath(t *testing.T) {
 		t.Setenv("PYTHONPATH", own)
 		if env := withHints(nil, "/c", "", false); !slices.Contains(env, "PYTHONPATH="+want) {
 			t.Errorf("%q: %q", own, env)
+		}
+	}
+}
+
+// A signal that comes before the command has begun is not lost to it.
+func TestRunHeedsASignalBefore(t *testing.T) {
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	c := root()
+	c.SetArgs([]string{"run", "--", "false"}) // which would take this process's place
+	if err := c.ExecuteContext(ctx); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+// A signal ends an order at once, wherever it is: while nobody reads what it has printed, too.
+func TestASignalEndsAnOrder(t *testing.T) {
+	cmd := newShell(t).command(nil, "order", "uniform:seed=1", "--n=4000000000")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill() }()
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	state, err := cmd.Process.Wait()
+	if err != nil || state.Sys().(syscall.WaitStatus).Signal() != syscall.SIGINT {
+		t.Errorf("%v, %v", state, err)
+	}
+}
+
+// What is wrong on a command line that asks for JSON is said in JSON, too.
+func TestWrongUseInJSON(t *testing.T) {
+	s := newShell(t)
+	for _, wrong := range []string{"--order=none-such", "--nonesuch", "--memory=x", "one-too-many"} {
+		_, errs, code := s.run(nil, "mount", "file:///none", "m", "--log-level=info,json", wrong)
+		var said struct{ Level, Msg string }
+		if err := json.Unmarshal([]byte(errs), &said); err != nil || code != 2 || said.Level != "ERROR" {
+			t.Errorf("%s: exit code %d, %s", wrong, code, errs)
 		}
 	}
 }

@@ -69,13 +69,18 @@ func (s *shell) write(name, text string) string {
 	return s.path(name)
 }
 
-// run runs a verb with variables beside the home.
-func (s *shell) run(env []string, args ...string) (stdout, stderr string, code int) {
-	s.t.Helper()
+// command is a verb with variables beside the home.
+func (s *shell) command(env []string, args ...string) *exec.Cmd {
 	cmd := exec.Command(s.bin, args...)
 	cmd.Dir = s.dir
 	cmd.Env = append([]string{"HOME=" + s.dir, "PATH=" + os.Getenv("PATH"),
 		"AWS_EC2_METADATA_DISABLED=true", mainEnv + "=1", "GORACE=atexit_sleep_ms=0 " + os.Getenv("GORACE")}, env...)
+	return cmd
+}
+
+func (s *shell) run(env []string, args ...string) (stdout, stderr string, code int) {
+	s.t.Helper()
+	cmd := s.command(env, args...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err := cmd.Run()
@@ -135,6 +140,7 @@ func TestWrongSettingsInTheBinary(t *testing.T) {
 	s.write("late.yaml", "near: file:///x\n")
 	s.write("removed.yaml", "mount:\n  gets-per-hour: 5000\n")
 	s.write("top.yaml", "memory: auto\nepoch: 3\nrefresh: true\nfeed: {epoch: 2}\n")
+	s.write("all.yaml", "warm:\n  cache-size: much\n  ordr: torch\n")
 	s.write("good.yaml", "cache-dir: /x\nmemory: auto\nserve: {listen: [unix:///a, unix:///b]}\n")
 	for _, tc := range []struct {
 		env  []string
@@ -182,6 +188,8 @@ func TestWrongSettingsInTheBinary(t *testing.T) {
 			"shoal: SHOAL_CONFIG none.yaml: there is no such file\n"},
 		{nil, []string{"config", "--check", "unknown.yaml"},
 			"shoal: unknown.yaml:3: ordr: no such setting; did you mean order?\n"},
+		{nil, []string{"config", "--check", "all.yaml"}, "shoal: all.yaml:3: ordr: no such setting (see: shoal " +
+			"config --example); all.yaml:2: cache-size: \"much\" is not a size"},
 		{nil, []string{"config", "--check", "value.yaml"}, "shoal: value.yaml:2: cache-size: "},
 		{nil, []string{"config", "--check", "none.yaml"}, "shoal: --config none.yaml: there is no such file\n"},
 		{nil, []string{"config", "nonesuch"}, "shoal: there is no verb \"nonesuch\" (see: shoal --help)\n"},
@@ -245,7 +253,7 @@ func TestConfigShows(t *testing.T) {
 			t.Errorf("shoal %v shows a secret:\n%s", args, out)
 		}
 	}
-	if out := s.must(env, "config"); !regexp.MustCompile(`(?m)^cache-dir +/nvme +c\.yaml:1 +.*mount.*warm`).MatchString(
+	if out := s.must(env, "config"); !regexp.MustCompile(`(?m)^cache-dir +/nvme +c\.yaml:1 +.*, ckpt, .*mount.*warm`).MatchString(
 		out) || !strings.Contains(out, "SHOAL_FEED_TOKEN") {
 		t.Errorf("shoal config shows\n%s", out)
 	}

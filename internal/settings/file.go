@@ -81,7 +81,7 @@ func (s *Schema) Find(paths []string) (*File, error) {
 }
 
 // Parse parses a file. Unknown names, duplicate keys, and values of the wrong form are errors that wrap [ErrWrong] and
-// name path and line. Whether values are valid is not checked yet.
+// name path and line; the file then has the rest. Whether values are valid is not checked yet.
 func (s *Schema) Parse(path string, data []byte) (*File, error) {
 	p := parser{schema: s, file: &File{Path: path}, known: map[*cobra.Command][]string{}}
 	if len(data) > maxFile {
@@ -103,10 +103,7 @@ func (s *Schema) Parse(path string, data []byte) (*File, error) {
 		return nil, notYAML(path, err)
 	}
 	p.section(s.Root, nil, doc.Content[0], 0)
-	if err := errors.Join(p.errs...); err != nil {
-		return nil, err
-	}
-	return p.file, nil
+	return p.file, errors.Join(p.errs...)
 }
 
 // notYAML returns the library's error, with line 1 if it names no line.
