@@ -66,7 +66,7 @@ func (s *Set) Unpack(ctx context.Context, dir string, progress func(Unpacked)) (
 		err = root.Mkdir(unpackFolder, 0o700)
 	}
 	if err != nil {
-		return Unpacked{}, fmt.Errorf("unpack: %w", err)
+		return Unpacked{}, fmt.Errorf("unpack to %s: %w (give a folder that this user can write)", dir, err)
 	}
 	err = errors.Join(u.run(ctx), root.RemoveAll(unpackFolder))
 	if err == nil {
@@ -99,7 +99,7 @@ type unpacker struct {
 }
 
 // run hands neighbours to goroutines that restore them.
-func (u *unpacker) run(ctx context.Context) error {
+func (u *unpacker) run(ctx context.Context) (err error) {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(unpackers)
 	var group []Member
@@ -109,7 +109,6 @@ func (u *unpacker) run(ctx context.Context) error {
 		}
 		group = nil
 	}
-	var err error
 	for m, failed := range u.Members(ctx) {
 		if err = failed; err != nil {
 			break

@@ -304,7 +304,7 @@ func verifyCached(ctx context.Context, h *engine.Host, d cachedir.Info, out io.W
 	e, ok := h.Use(d.ID)
 	if !ok {
 		endpoint, _ := url.QueryUnescape(title[2])
-		cfg := engine.Config{Source: source, Order: none, Samples: "*", Scope: title[5], Logger: slog.Default()}
+		cfg := engine.Config{Source: source, Order: none, Samples: "*", Scope: title[5]}
 		cfg.Getenv = func(name string) string {
 			return cmp.Or(map[string]string{"AWS_ENDPOINT_URL_S3": endpoint}[name], inv.environ(name))
 		}

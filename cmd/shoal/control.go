@@ -12,6 +12,7 @@ import (
 
 	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/audit"
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/daemon"
 	"github.com/shoalfs/shoal/internal/machine"
 	"github.com/shoalfs/shoal/prefetch/engine"
@@ -68,6 +69,9 @@ func askNext(ctx context.Context, patience time.Duration, target string, out io.
 }
 
 func notMounted(target string) error {
+	if target == "" { // a variable that is not set
+		return cli.Usagef("the name of the mount is empty: give its folder")
+	}
 	return fmt.Errorf(
 		"%s is not a live shoal mount: nothing of Shoal is mounted there (mount it with `shoal mount SOURCE %s`)",
 		target, target)

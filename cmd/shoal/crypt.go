@@ -76,13 +76,12 @@ directory and fill a new one.`,
 			if newFile == "" {
 				return cli.Usagef("give the new key: --new-encryption-key-file FILE")
 			}
-			next := cryptOptions{keyFile: newFile}
-			s, err := next.secret(invocationOf(c.Context()))
+			s, _, err := keyOf(invocationOf(c.Context()), newFile, "", crypt.ReadSecret, crypt.ParseSecret)
 			if err != nil {
 				return fmt.Errorf("--new-encryption-key-file: %w", err)
 			}
 			return withCache(c, cache, cacheDir, func(h *engine.Host, out io.Writer) error {
-				err := h.Rekey(*s)
+				err := h.Rekey(s)
 				h.Audit().Write(outcome(audit.Event{Event: "cache_rekey", KeyID: s.ID(), Peer: peerOf(c)}, err))
 				if err != nil {
 					return err

@@ -85,7 +85,7 @@ func cutShort(ctx context.Context, err error, r *feedReport, state string) error
 // feedOptions are the flags of shoal feed.
 type feedOptions struct {
 	open      feedpb.Open
-	batches   int
+	batches   uint
 	transport string
 	asJSON    bool
 	security  clientSecurity
@@ -107,7 +107,7 @@ SHA-256 over (sample u64, length u64, bytes), little-endian, of all valid rows i
 	o.security.add(c)
 	f := c.Flags()
 	f.Uint32Var(&open.Batch, "batch", 256, "samples per batch and rank")
-	f.Uint32Var(&open.Epochs, "epochs", 1, "epochs to consume")
+	f.Uint32Var(&open.Epochs, "epochs", 1, "epochs to consume (0: without end)")
 	f.Uint32Var(&open.Epoch, "epoch", 0, "first epoch")
 	f.StringVar(&open.Transform, "transform", "",
 		`transform of each sample, such as "RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nchw" (default: raw bytes)`)
@@ -131,7 +131,7 @@ SHA-256 over (sample u64, length u64, bytes), little-endian, of all valid rows i
 	f.StringVar(&o.transport, "transport", "auto",
 		"how batches are transferred: slots (memory shared with a server on this host), chunks (over the "+
 			"connection), or auto")
-	f.IntVar(&o.batches, "batches", 0, "stop after so many batches (0: at the end)")
+	f.UintVar(&o.batches, "batches", 0, "stop after so many batches (0: at the end)")
 	f.BoolVar(&o.asJSON, "json", false, "print the versioned JSON (docs/stats.md)")
 	c.PreRun = func(c *cobra.Command, _ []string) {
 		if open.State != "" { // defaults and standing settings must not contradict the state
@@ -173,7 +173,7 @@ func (o *feedOptions) run(c *cobra.Command, addr string) error {
 	digest := feedclient.NewDigest()
 	start := time.Now()
 	bar, total := late(daemon.Own, "consuming"), int(opened.GetBatches())+int(opened.GetPerEpoch())*(int(open.Epochs)-1)
-	for o.batches == 0 || r.Batches < o.batches {
+	for o.batches == 0 || uint(r.Batches) < o.batches {
 		b, err := stream.Next()
 		if errors.Is(err, io.EOF) {
 			r.Order.State = "finished"

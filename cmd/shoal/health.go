@@ -53,8 +53,8 @@ With --wait it asks until all answer: a trainer that may start before its data d
 			for began := time.Now(); ; {
 				asked, err := health(c.Context(), targets, timeout, &security)
 				if err == nil {
-					fmt.Fprintln(c.OutOrStdout(), "healthy: "+strings.Join(asked, ", "))
-					return nil
+					_, err = fmt.Fprintln(c.OutOrStdout(), "healthy: "+strings.Join(asked, ", "))
+					return err
 				}
 				if wait <= 0 || cli.IsUsage(err) {
 					return err

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"fmt"
 	"os"
@@ -36,7 +37,7 @@ func pythonCommand() *cobra.Command {
 			case path:
 				dir, err := unpackedClient()
 				if err == nil {
-					fmt.Fprintln(c.OutOrStdout(), dir)
+					_, err = fmt.Fprintln(c.OutOrStdout(), dir)
 				}
 				return err
 			}
@@ -52,7 +53,12 @@ func pythonCommand() *cobra.Command {
 }
 
 // unpackedClient returns a folder that holds the package, named by its content: other versions may be in use beside it.
-func unpackedClient() (string, error) {
+func unpackedClient() (_ string, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("unpack the Python client: %w (set XDG_CACHE_HOME to a folder of yours)", err)
+		}
+	}()
 	files, err := python.Client(version)
 	if err != nil {
 		return "", err
@@ -77,19 +83,15 @@ func unpackedClient() (string, error) {
 	whole := filepath.Join(tmp, "whole")
 	for _, f := range files {
 		path := filepath.Join(whole, f.Name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			return "", err
-		}
-		if err := os.WriteFile(path, f.Data, f.Mode); err != nil {
+		if err := cmp.Or(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, f.Data, f.Mode)); err != nil {
 			return "", err
 		}
 	}
-	if err := os.Rename(whole, dir); err != nil {
-		if _, there := os.Stat(dir); there != nil { // else another process was faster
-			return "", err
-		}
+	err = os.Rename(whole, dir)
+	if _, there := os.Stat(dir); there == nil { // if not by this process, by a faster one
+		err = nil
 	}
-	return dir, nil
+	return dir, err
 }
 
 // installClient has an interpreter's pip install the package from a wheel.

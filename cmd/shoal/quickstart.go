@@ -120,7 +120,8 @@ func (q *quickstart) run(ctx context.Context, inv *invocation, source string) (e
 	var exit *exec.ExitError
 	switch err := cmd.Run(); {
 	case errors.As(err, &exit):
-		return fmt.Errorf("%s could not be served (see the line above; shoal doctor %s tells more)", source, source)
+		return fmt.Errorf("%s could not be served (see the line above; shoal doctor %s tells more)", source,
+			shellWords(source))
 	case err != nil:
 		return err
 	}
@@ -241,7 +242,7 @@ func (q *quickstart) source(ctx context.Context, given string) (string, error) {
 	if fi, err := os.Stat(dir); err != nil || !fi.IsDir() {
 		return "", fmt.Errorf("%s is no folder (give s3://bucket/prefix, or a folder of samples)", dir)
 	}
-	return "file://" + dir, nil
+	return dir, nil
 }
 
 // laboratory returns the program shoal-lab, if it is in a folder or on PATH.

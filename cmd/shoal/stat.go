@@ -20,6 +20,7 @@ import (
 	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/admin"
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/daemon"
 	"github.com/shoalfs/shoal/internal/findings"
 	"github.com/shoalfs/shoal/internal/human"
@@ -64,6 +65,9 @@ carries how far the bucket is behind.`,
 				return inv.mount.stats(c.OutOrStdout())
 			} else if inv.attached() {
 				return ownStats(c.OutOrStdout())
+			}
+			if live && asJSON {
+				return cli.Usagef("--watch and --json: leave one out (docs/stats.md: the last 15 minutes)")
 			}
 			if len(args) == 1 && isCarried(args[0]) {
 				return ckptStatus(c, args[0], asJSON)

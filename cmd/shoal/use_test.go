@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -14,6 +15,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -21,6 +23,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/internal/admin"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/human"
@@ -72,6 +75,11 @@ func TestWrongUse(t *testing.T) {
 		"warm file:///x --cluster etcd://h/c --cluster-insecure --advertise h:99999":      `--advertise "h:99999": give HOST:PORT`,
 		"warm file:///x --cluster etcd://h/c --cluster-insecure --advertise 0.0.0.0:7073": `--advertise "0.0.0.0:7073": other nodes cannot reach that: give an address of this machine`,
 		"warm file:///x --fraction two":                                                   `--fraction: "two" is not a number (see: shoal warm --help)`,
+
+		"warm file:///x --fraction NaN": "--fraction NaN: give a number above 0, up to 1",
+		"feed x --batches -1":           "--batches: -1: it must be at least 0 (see: shoal feed --help)",
+		"stat m --watch --json":         "--watch and --json: leave one out (docs/stats.md: the last 15 minutes)",
+		"python x":                      `shoal python takes no arguments, and "x" is one (see: shoal python --help)`,
 	} {
 		c := root()
 		c.SetArgs(strings.Fields(line))
@@ -161,6 +169,34 @@ func TestAFailedMountLeavesNoFolder(t *testing.T) {
 	}
 }
 
+// What nobody can read was not done.
+func TestFullOutput(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	dest := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dest, "step-1"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dest, "step-1", ".metadata"), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ready := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	defer ready.Close()
+	for _, line := range []string{"version", "python --path", "ckpt latest file://" + dest, "health " + ready.URL,
+		"order sequential --n 1"} {
+		c := root()
+		c.SetArgs(strings.Fields(line))
+		c.SetOut(full)
+		if err := c.ExecuteContext(t.Context()); !errors.Is(err, syscall.ENOSPC) {
+			t.Errorf("shoal %s: %v", line, err)
+		}
+	}
+}
+
 // What a verb's Use names is what it takes: every verb says so of an argument too many, and none blames cobra's count.
 func TestArgumentsAreNamed(t *testing.T) {
 	commands(root(), func(c *cobra.Command) {
@@ -198,6 +234,11 @@ func TestOnly(t *testing.T) {
 	if _, err := shoal(t, "mount", "file:///data", ""); err == nil ||
 		!strings.Contains(err.Error(), "the MOUNTPOINT is empty") {
 		t.Errorf("mount at nothing: %v", err)
+	}
+	for _, verb := range []string{"stat", "top", "health", "refresh", "stop"} {
+		if _, err := shoal(t, verb, ""); err == nil || !strings.Contains(err.Error(), "name of the mount is empty") {
+			t.Errorf("%s of nothing: %v", verb, err)
+		}
 	}
 	for _, verb := range []string{"umount", "refresh"} {
 		if _, err := shoal(t, verb, "s3://photos/train"); err == nil ||
@@ -354,5 +395,17 @@ func TestDefaultDirs(t *testing.T) {
 	}
 	if found, err := defaultDirs(); err != nil || !slices.Equal(found, []string{dir}) {
 		t.Errorf("%q, %v", found, err)
+	}
+}
+
+// A folder is served whatever its name: it is no URL.
+func TestQuickstartOfAnyFolder(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "100% {a}")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	text, err := new(quickstart).source(t.Context(), dir)
+	if src, failed := objstore.ParseSource(text); err != nil || failed != nil || src.Dir != dir {
+		t.Errorf("%q, %v: %+v, %v", text, err, src, failed)
 	}
 }

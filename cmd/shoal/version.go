@@ -32,8 +32,8 @@ func versionCommand() *cobra.Command {
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if !asJSON {
-				fmt.Fprintf(c.OutOrStdout(), "shoal %s\n", c.Root().Version)
-				return nil
+				_, err := fmt.Fprintf(c.OutOrStdout(), "shoal %s\n", c.Root().Version)
+				return err
 			}
 			return json.NewEncoder(c.OutOrStdout()).Encode(struct {
 				Version string `json:"version"`

@@ -31,7 +31,7 @@ daemon uses the directory, that daemon does the work. If interrupted, it keeps w
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			inv := invocationOf(c.Context())
-			if fraction <= 0 || fraction > 1 {
+			if !(fraction > 0 && fraction <= 1) {
 				return cli.Usagef("--fraction %g: give a number above 0, up to 1", fraction)
 			}
 			if list != "" && given(c, "fraction") {

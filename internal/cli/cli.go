@@ -132,7 +132,7 @@ func helpCommand() *cobra.Command {
 // ArgumentsOf returns the arguments in a verb's Use.
 func ArgumentsOf(c *cobra.Command) (names []string) {
 	for _, word := range strings.Fields(c.Use)[1:] {
-		if strings.HasPrefix(word, "--") {
+		if strings.HasPrefix(strings.TrimPrefix(word, "["), "--") {
 			break
 		}
 		names = append(names, word)
@@ -186,15 +186,11 @@ func tellDefaults(c *cobra.Command) {
 
 // flagError explains what is wrong with a flag.
 func flagError(c *cobra.Command, err error) error {
-	var unknown *pflag.NotExistError
-	var invalid *pflag.InvalidValueError
-	var missing *pflag.ValueRequiredError
-	switch {
-	case errors.As(err, &unknown):
+	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
 		return unknownFlag(c, unknown)
-	case errors.As(err, &invalid):
+	} else if invalid, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
 		return Usagef("--%s: %w %s", invalid.GetFlag().Name, settings.ValueError(invalid), SeeHelp(c))
-	case errors.As(err, &missing):
+	} else if missing, ok := errors.AsType[*pflag.ValueRequiredError](err); ok {
 		return Usagef("--%s needs a value %s", missing.GetFlag().Name, SeeHelp(c))
 	}
 	return Usagef("%w %s", err, SeeHelp(c))

@@ -145,8 +145,8 @@ type asking struct {
 
 func (a *asking) send(args []string, env map[string]string) error {
 	dir, err := os.Getwd()
-	if err != nil {
-		return err
+	if err != nil { // it was removed, and paths may be absolute
+		dir, _ = os.Readlink("/proc/self/cwd")
 	}
 	a.id = rand.Text()
 	b, err := json.Marshal(question{ID: a.id, Args: args, Dir: dir, Env: env, Detach: Own.remote()})

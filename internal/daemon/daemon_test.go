@@ -54,6 +54,27 @@ func list(t *testing.T, cacheDir string, out io.Writer) error {
 	return Ask(t.Context(), OfCache(cacheDir), []string{"cache", "ls"}, nil, out)
 }
 
+// Who stands in a folder that was removed may still name another by its path.
+func TestAskFromNowhere(t *testing.T) {
+	var said bytes.Buffer
+	dir := fakeDaemon(t, func(q question, conn net.Conn) {
+		b, _ := json.Marshal(line{ID: q.ID, Out: q.Dir})
+		end, _ := json.Marshal(line{ID: q.ID, Ended: &ending{}})
+		_, _ = fmt.Fprintf(conn, "%s\n%s\n", b, end)
+	})
+	gone := filepath.Join(t.TempDir(), "gone")
+	if err := os.Mkdir(gone, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(gone)
+	if err := os.Remove(gone); err != nil {
+		t.Fatal(err)
+	}
+	if err := list(t, dir, &said); err != nil || !strings.HasPrefix(said.String(), gone) {
+		t.Errorf("%q, %v", &said, err)
+	}
+}
+
 // A moment without descriptors does not make a daemon deaf.
 func TestAcceptWithoutDescriptors(t *testing.T) {
 	l, err := listenUnix(filepath.Join(t.TempDir(), "s"))

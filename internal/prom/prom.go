@@ -136,6 +136,9 @@ func Serve(addr string, h http.Handler, log *slog.Logger) (at net.Addr, stop fun
 	if errors.Is(err, syscall.EADDRINUSE) {
 		return nil, nil, fmt.Errorf("--admin %s: another process listens there: stop it or choose another port", addr)
 	}
+	if wrong, ok := errors.AsType[*net.AddrError](err); ok {
+		return nil, nil, cli.Usagef("--admin %s: %s (give HOST:PORT, such as 127.0.0.1:7071)", addr, wrong.Err)
+	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("--admin %s: %w (give another port)", addr, err)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/shoalfs/shoal/ckpt"
 	"github.com/shoalfs/shoal/cmd/shoal-gpu/relay"
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/prom"
 )
 
@@ -82,6 +83,11 @@ func TestListen(t *testing.T) {
 		}
 	}
 	stop()
+	for _, wrong := range []string{"nonsense", "h:1:2", "127.0.0.1:99999"} {
+		if _, _, err := prom.Serve(wrong, nil, log); !cli.IsUsage(err) || !strings.Contains(err.Error(), "HOST:PORT") {
+			t.Errorf("%s: %v", wrong, err)
+		}
+	}
 	for _, wrong := range []string{":7072", "7072", "nonsense"} {
 		if _, _, err := prom.Listen(wrong, table, log); err == nil || !strings.Contains(err.Error(), "127.0.0.1:7072") {
 			t.Errorf("%s: %v", wrong, err)

@@ -181,6 +181,13 @@ func TestPlans(t *testing.T) {
 	if names := e.Plans(); len(names) != 2 {
 		t.Errorf("plans %v", names)
 	}
+	// Whatever the name, a plan has one line.
+	if err := e.PutPlan("x)\norder: y\xff", []byte(paths[0]+"\n")); err != nil {
+		t.Fatal(err)
+	}
+	if text := string(e.orders.text()); !strings.Contains(text, `.shoal/plans/x)\norder: y\xff)`) {
+		t.Errorf("a name with a line break:\n%s", text)
+	}
 	if _, err := e.Get("plans/none"); !os.IsNotExist(err) {
 		t.Errorf("a plan that nobody wrote: %v", err)
 	}

@@ -8,6 +8,7 @@ import (
 	"maps"
 	slashpath "path"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -549,7 +550,7 @@ func (r *orders) text() []byte {
 		case p.Name == "mount":
 			fmt.Fprintf(&b, "order: %s (by --order)\n", r.engine.order())
 		default:
-			fmt.Fprintf(&b, "order: plan (written to .shoal/%s)\n", p.Name)
+			fmt.Fprintf(&b, "order: plan (written to .shoal/%s)\n", oneLine(p.Name))
 		}
 		fmt.Fprintf(&b, "  epoch %d, position %d of %d, %d read, %d ahead of the reader\n", p.Epoch, p.Position, p.Len,
 			p.Consumed, p.Lead)
@@ -563,7 +564,7 @@ func (r *orders) text() []byte {
 		}
 		if stale[p.Name] {
 			fmt.Fprintf(&b, "  stale: no reader has followed it for %v, so the order is inferred, too; rm .shoal/%s "+
-				"ends it\n", staleAfter, p.Name)
+				"ends it\n", staleAfter, oneLine(p.Name))
 		}
 		if s.Behind() {
 			fmt.Fprintf(&b, "  another plan was written, and takes effect when the reader begins it\n")
@@ -573,8 +574,11 @@ func (r *orders) text() []byte {
 	defer r.mu.Unlock()
 	for name, p := range r.plans {
 		if p.rejected != "" {
-			fmt.Fprintf(&b, "plan %s %s\n", name, p.rejected)
+			fmt.Fprintf(&b, "plan %s %s\n", oneLine(name), p.rejected)
 		}
 	}
 	return b.Bytes()
 }
+
+// oneLine is a plan's name as a part of a line: anybody may choose it.
+func oneLine(name string) string { quoted := strconv.Quote(name); return quoted[1 : len(quoted)-1] }
