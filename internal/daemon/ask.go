@@ -383,6 +383,7 @@ func stateOf(pid int) string {
 func Gone(ctx context.Context, pid int, wait time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
+	defer time.AfterFunc(Patience, func() { Own.Notice("waiting for the daemon (pid %d) to end", pid) }).Stop()
 	for s := stateOf(pid); s != "" && s != "Z"; s = stateOf(pid) {
 		if pause.For(ctx, 20*time.Millisecond) != nil {
 			return false

@@ -16,6 +16,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/shoalfs/shoal/internal/cli"
@@ -73,6 +74,25 @@ func TestAskFromNowhere(t *testing.T) {
 	if err := list(t, dir, &said); err != nil || !strings.HasPrefix(said.String(), gone) {
 		t.Errorf("%q, %v", &said, err)
 	}
+}
+
+// Who waits for a daemon's end is told so.
+func TestGoneSaysThatItWaits(t *testing.T) {
+	var said bytes.Buffer
+	defer slog.SetDefault(slog.Default())
+	slog.SetDefault(slog.New(slog.NewJSONHandler(&said, nil)))
+	JSON.Store(true)
+	defer JSON.Store(false)
+	synctest.Test(t, func(t *testing.T) {
+		if Gone(t.Context(), os.Getpid(), 2*Patience) {
+			t.Error("this process has ended")
+		}
+		synctest.Wait()
+		text := fmt.Sprintf("waiting for the daemon (pid %d) to end", os.Getpid())
+		if strings.Count(said.String(), text) != 1 {
+			t.Errorf("%q", &said)
+		}
+	})
 }
 
 // A moment without descriptors does not make a daemon deaf.

@@ -16,7 +16,7 @@ import (
 // Errors that Spec.Order, Spec.Over and Parse wrap.
 var (
 	// ErrNotComputed: the spec names no algorithm (plan, auto, none).
-	ErrNotComputed = errors.New("not a computed order")
+	ErrNotComputed = errors.New("not a computed order: give one that is, such as uniform:seed=0")
 	// ErrEpochUnknown: the order of this epoch cannot be known in advance (torch-loader).
 	ErrEpochUnknown = errors.New("the order of this epoch is not known in advance")
 	// ErrNeedsShards: the order is over shards, and the caller has none (Spec.NeedsGroups).
