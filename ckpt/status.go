@@ -50,7 +50,7 @@ func (q *Queue) Behind() (b Behind) {
 }
 
 func (s state) String() string {
-	return [...]string{"gone", "being written", "torn", "closed, not in the bucket yet"}[s]
+	return [...]string{"gone", "being written", "torn or unreadable", "closed, not in the bucket yet"}[s]
 }
 
 // Lacks returns a path at or below p that is not in the bucket as it is here, and why; "" if there is none. known is

@@ -26,8 +26,7 @@ import (
 // DefaultLast are patterns of names that say that others are whole: they are published after all that was closed
 // before.
 var DefaultLast = []string{".metadata", "*.index.json", "latest*", "commit_success.txt", "_SUCCESS",
-	"trainer_state.json",
-	"_CHECKPOINT_METADATA", "metadata.json", "metadata.pkl"}
+	"trainer_state.json", "_CHECKPOINT_METADATA", "metadata.json", "metadata.pkl"}
 
 // NoFile is why a path is skipped that is neither a file nor a folder.
 const NoFile = "it is a link, a pipe, a socket or a device"
@@ -110,8 +109,7 @@ var (
 	ErrGone    error = refusal{Gone, "it is no more"}
 
 	refusals = map[error]error{unix.EAGAIN: ErrWriting, unix.ENOENT: ErrGone, unix.ENOTDIR: ErrGone,
-		unix.ELOOP:  ErrGone,
-		unix.EXDEV:  refusal{Skipped, "another file system is mounted there"},
+		unix.ELOOP: ErrGone, unix.EXDEV: refusal{Skipped, "another file system is mounted there"},
 		unix.EACCES: refusal{Skipped, "it belongs to another user (run shoal ckpt as the trainer's user)"}}
 )
 
@@ -134,7 +132,8 @@ func (f *Folder) lease(p string) (file *os.File, print Print, err error) {
 	return file, print, err
 }
 
-// look says what a path is. It waits, some ms at most, until the clock has passed the file's Print.
+// look says what a path is. It waits until the clock has passed the file's Print, some ms at most, and until an empty
+// file is 0.1 s old, unless an event has said that it was closed: what comes after it may be a last name.
 func (f *Folder) look(t turn) (now News, err error) {
 	now.Path = t.path
 	st, err := stat(f.at, t.path)
@@ -158,6 +157,9 @@ func (f *Folder) look(t turn) (now News, err error) {
 	}
 	if r, ok := errors.AsType[refusal](cmp.Or(refusals[err], err)); ok {
 		now, err = News{Path: t.path, State: r.state, Why: r.why}, nil
+		if r.state == Skipped && kind == unix.S_IFREG {
+			now.State = Torn // the last names of its folder may name it
+		}
 	}
 	// its other names have changed too
 	f.stale = f.stale || st.Nlink > 1 && !now.Print.SameContent(f.known[t.path].Print)
@@ -191,7 +193,7 @@ func (f *Folder) inspect(t turn, now *News) (early time.Duration, err error) {
 		}
 	}
 	if print.Size == 0 && !t.closed && age > 0 && age < time.Second/10 {
-		return 0, ErrWriting // it was made, and not opened yet
+		return time.Second/10 - age, nil // perhaps it was made, and not opened yet
 	}
 	return 0, nil
 }
@@ -320,8 +322,7 @@ func AtSocket(dir string, f func(address string) error) error {
 // shared are file systems that others write unnoticed: a lease or inotify says nothing of other hosts.
 var shared = map[uint32]string{0x6969: "NFS", 0x65735546: "FUSE", 0x517B: "SMB", 0xFF534D42: "CIFS", 0xFE534D42: "SMB",
 	0x00C36400: "CephFS", 0x01021997: "9p", 0x0BD00BD0: "Lustre", 0x47504653: "GPFS", 0x5346414F: "AFS",
-	0x19830326: "BeeGFS",
-	0x7461636F: "OCFS2", 0x01161970: "GFS2"}
+	0x19830326: "BeeGFS", 0x7461636F: "OCFS2", 0x01161970: "GFS2"}
 
 // refuse fails if the folder cannot be followed, or another daemon does. It locks it.
 func (f *Folder) refuse() error {

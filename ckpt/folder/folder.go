@@ -78,7 +78,7 @@ const (
 	Whole           // nobody can write it, and its form is right
 	Writing         // somebody can write it
 	Gone            // it was reported, and is no more
-	Torn            // nobody can write it, and it isn't what its name says
+	Torn            // nobody can write it, and it isn't what its name says; or it cannot be read
 	Skipped         // it cannot become an object
 	temporary       // it waits for its rename
 	aFolder
@@ -131,8 +131,7 @@ type Folder struct {
 // makes the folder .shoal in it, which is not reported.
 func Open(dir string, o Options) (_ *Folder, err error) {
 	f := &Folder{Options: o, queue: -1, known: map[string]News{}, formed: map[string]Print{},
-		watches: map[int32]string{}, places: map[string]*turn{},
-		pause: time.Second}
+		watches: map[int32]string{}, places: map[string]*turn{}, pause: time.Second}
 	if f.at, err = unix.Open(dir, unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
 		return nil, fmt.Errorf("folder %s: %w (name the folder that the trainer saves into)", dir, err)
 	}
@@ -397,9 +396,10 @@ func (f *Folder) scan(dir string) error {
 // walk lists what is below a folder, but folders that can be entered: by ctime; its own last names, which may name all,
 // last. It watches each before it reads it.
 func (f *Folder) walk(dir string) (all []turn, err error) {
-	err = filepath.WalkDir(filepath.Join(f.Dir, dir), func(at string, d fs.DirEntry, err error) error {
+	root := fmt.Sprintf("/proc/self/fd/%d/", f.at) // another folder, or a link, may have its name by now
+	err = filepath.WalkDir(root+dir, func(at string, d fs.DirEntry, err error) error {
 		var t turn
-		if t.path, _ = filepath.Rel(f.Dir, at); Own(t.path) {
+		if t.path, _ = filepath.Rel(root, at); Own(t.path) {
 			return fs.SkipDir
 		}
 		if err == nil && d.IsDir() {
@@ -410,10 +410,10 @@ func (f *Folder) walk(dir string) (all []turn, err error) {
 					return fs.SkipDir // it has an event
 				} else if err != nil {
 					return fmt.Errorf("inotify: %s: %w (is no watch left, raise sysctl fs.inotify.max_user_watches)",
-						at, err)
+						t.path, err)
 				}
 				if f.watches[int32(wd)] = t.path; t.path != "." {
-					err = ours(at)
+					err = ours(filepath.Join(f.Dir, t.path))
 				}
 				return err
 			}

@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -279,6 +280,32 @@ func TestStart(t *testing.T) {
 	})
 }
 
+// What cannot be read is not left out: a last name beside it may name it.
+func TestUnreadable(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "x"), "x")
+	f, err := Open(dir, options())
+	if err = errors.Join(err, os.Chmod(filepath.Join(dir, "x"), 0)); err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	looked := make(chan error)
+	go func() {
+		runtime.LockOSThread() // which ends with the goroutine
+		if os.Geteuid() == 0 { // who reads all
+			_, err = unix.SetfsuidRetUid(65534)
+		}
+		news, lookErr := f.Look()
+		if err = errors.Join(err, lookErr); len(news) != 1 || news[0].State != Torn {
+			err = fmt.Errorf("%+v, %v", news, err)
+		}
+		looked <- err
+	}()
+	if err := <-looked; err != nil {
+		t.Error(err)
+	}
+}
+
 // A tree is reported in the order of ctime, with last ones after others of the same age.
 func TestStartOrder(t *testing.T) {
 	dir := t.TempDir()
@@ -316,11 +343,12 @@ func TestFolders(t *testing.T) {
 		}
 		write(t, filepath.Join(dir, "mark"), "")
 		w.awaitState("mark", Whole)
+		write(t, filepath.Join(dir, "step.tmp/empty"), "")
 		if err := os.Rename(filepath.Join(dir, "step.tmp"), filepath.Join(dir, "step")); err != nil {
 			t.Fatal(err)
 		}
 		w.awaitState("step/.metadata", Whole)
-		if got := w.whole(); len(got) != 4 || got[3] != "step/.metadata" {
+		if got := w.whole(); len(got) != 5 || got[4] != "step/.metadata" {
 			t.Errorf("%v: the last one isn't last", got)
 		}
 		write(t, filepath.Join(dir, "step/deep/er/new"), "")
@@ -372,6 +400,38 @@ func TestRemoved(t *testing.T) {
 			}
 			if !strings.Contains(err.Error(), "was removed, renamed or unmounted") {
 				t.Error(err)
+			}
+		})
+	}
+}
+
+// A folder that has been moved is still the one that is looked at, whatever has its name.
+func TestMoved(t *testing.T) {
+	for what, replace := range map[string]func(dir string) error{"nothing": func(string) error { return nil },
+		"a folder": func(dir string) error { return os.Mkdir(dir, 0o700) },
+		"a link":   func(dir string) error { return os.Symlink(dir+"2", dir) }} {
+		t.Run(what, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "dir")
+			write(t, filepath.Join(dir, "x"), "x")
+			f, err := Open(dir, options())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			if err := errors.Join(os.Rename(dir, dir+"2"), replace(dir)); err != nil {
+				t.Fatal(err)
+			}
+			news, err := f.Look()
+			if err != nil || len(news) != 1 || news[0].Path != "x" || news[0].State != Whole {
+				t.Errorf("%+v, %v", news, err)
+			}
+			if what != "a link" { // Next says so
+				return
+			}
+			for seen := ""; seen != "x"; seen = news[0].Path {
+				if news, err = f.Next(t.Context()); err != nil {
+					t.Fatal(err)
+				}
 			}
 		})
 	}
