@@ -213,6 +213,7 @@ func (c *Carrier) Run(ctx context.Context, ready func()) error {
 			}
 		}
 	})
+	c.keepLocal()
 	c.running.Go(func() { c.serve(work, l) })
 	c.running.Go(func() { c.follow(work, stop) })
 	c.running.Go(func() { c.lock.keep(work, stop) })
@@ -318,7 +319,7 @@ func (c *Carrier) hear(news []folder.News, take func([]folder.News, time.Time)) 
 			}
 		}
 		if f := c.q.files[n.Path]; n.State == folder.Torn && (f == nil || f.state != torn) {
-			c.Log.Warn("a file is not whole, and waits to be written again", "file", n.Path, "why", n.Why)
+			c.Log.Warn("a file is not published, nor are the last names of its folder", "file", n.Path, "why", n.Why)
 		}
 	}
 	take(news, time.Now())
@@ -491,9 +492,7 @@ func (c *Carrier) made(ctx context.Context, change Change, r result) {
 		return
 	}
 	c.Log.Info("published, with all that was closed before", "key", c.key(change.Path))
-	if c.KeepLocal > 0 {
-		c.keepLocal()
-	}
+	c.keepLocal()
 }
 
 // failed notes why a change was not made.
@@ -599,7 +598,7 @@ func put(ctx context.Context, store objstore.Uploader, key string, b []byte) (et
 // keepLocal removes the oldest complete checkpoints here, if more than KeepLocal are complete.
 func (c *Carrier) keepLocal() {
 	complete := slices.DeleteFunc(c.q.Checkpoints(), func(k Checkpoint) bool { return k.Lacks != "" })
-	for _, k := range complete[:max(0, len(complete)-c.KeepLocal)] {
+	for _, k := range complete[:max(0, len(complete)-cmp.Or(c.KeepLocal, len(complete)))] {
 		if err := c.removeLocal(k.Path); err != nil {
 			c.Log.Warn("a complete checkpoint stays here", "folder", k.Path, "cause", err)
 			continue

@@ -517,11 +517,26 @@ func TestWaitForALastName(t *testing.T) {
 	}
 }
 
-// A chmod of what the bucket has does not keep it here.
+// A chmod of what the bucket has does not keep it here, nor does a daemon that ended before it removed it.
 func TestKeepLocalAfterChmod(t *testing.T) {
 	store, dest := toFolder(t)
 	dir := t.TempDir()
-	err := carryTo(t, Config{Dir: dir, Store: store, KeepLocal: 1}, func(*Client) {
+	err := carryTo(t, Config{Dir: dir, Store: store}, func(client *Client) {
+		for _, p := range []string{"before/last", "first/last", "second/last"} {
+			save(t, filepath.Join(dir, p), 1)
+			isWhole(t, client, p)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = carryTo(t, Config{Dir: dir, Store: store, KeepLocal: 1}, func(*Client) {
+		until(t, "older ones have gone here", func() bool {
+			return !there(filepath.Join(dir, "before")) && !there(filepath.Join(dir, "first"))
+		})
+		if !there(filepath.Join(dir, "second")) {
+			t.Error("the newest has gone, too")
+		}
 		for _, step := range []string{"s0", "s1", "s2"} {
 			save(t, filepath.Join(dir, step, "a"), 1)
 			save(t, filepath.Join(dir, step, "last"), 1)
