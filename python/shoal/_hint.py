@@ -5,10 +5,12 @@ from __future__ import annotations
 import array
 import bisect
 import builtins
+import contextlib
 import errno
 import fcntl
 import functools
 import gc
+import inspect
 import io
 import itertools
 import json
@@ -21,6 +23,7 @@ import select
 import signal
 import sys
 import time
+import types
 import warnings
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
@@ -95,14 +98,15 @@ def hint(sampler: Optional[Iterable[Any]] = None, paths: Any = None,
         if paths is None:
             raise TypeError("hint needs paths, or a DataLoader whose dataset has them")
     listed = isinstance(paths, (list, tuple, np.ndarray))
-    listing = _paths(paths)
-    name = name or _name(sampler)
-    mounts, long = _Mounts(mountpoint), (limit or epochs * len(listing)) > SHORT
+    name, mounts = name or _name(sampler), _Mounts(mountpoint)
     _positive(epochs, limit)
     _end_late(name)
 
     def work(apart: _Apart) -> bytes:
+        listing = _paths(paths)  # here, since a dataset's attributes and its length may be code
+        long = (limit or epochs * len(listing)) > SHORT
         if long:
+            apart.is_long()
             apart.take_turn(mounts, listing)
         indices = _indices(sampler, epochs, limit)
         if not listed and not _agrees(listing, _opened(apart, paths, indices, mounts)):
@@ -117,7 +121,7 @@ def hint(sampler: Optional[Iterable[Any]] = None, paths: Any = None,
         return str(sum(plan.lines() for plan in plans.values())).encode()
 
     apart = _Apart(work)
-    written = apart.answer(0 if long else None)
+    written = apart.answer()
     if written is None:
         _late[os.getpid(), name] = apart
     return int(written or 0)
@@ -327,26 +331,36 @@ def _name(sampler: Any) -> str:
 
 
 def _rank(sampler: Any) -> object:
-    """The rank that reads, None if there seems to be only one."""
-    for s in _nested(sampler):
-        if getattr(s, "num_replicas", 1) > 1 and hasattr(s, "rank"):
-            return s.rank
+    """The rank that reads, None if there seems to be only one. Nothing of the trainer's is called for it."""
+    for s in _nested(sampler, _stored):
+        replicas, rank = _stored(s, "num_replicas"), _stored(s, "rank")
+        if isinstance(rank, (int, np.integer)) and isinstance(replicas, (int, np.integer)) and replicas > 1:
+            return rank
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank()
     return os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or None
 
 
-def _nested(sampler: Any) -> List[Any]:
-    """sampler and the samplers it wraps, the outermost first."""
+def _nested(sampler: Any, get: Callable[[Any, str], Any]) -> List[Any]:
+    """sampler and the samplers it wraps, the outermost first. Some have any attribute, a new object each time."""
     seen: List[Any] = []
-    while sampler is not None and not any(sampler is s for s in seen):
+    while sampler is not None and len(seen) < 100 and not any(sampler is s for s in seen):
         seen.append(sampler)
         outer = sampler
-        sampler = getattr(outer, "batch_sampler", None)
+        sampler = get(outer, "batch_sampler")
         if sampler is None:
-            sampler = getattr(outer, "sampler", None)
+            sampler = get(outer, "sampler")
     return seen
+
+
+def _stored(o: Any, name: str) -> Any:
+    """An attribute of an object that is there without a call of a property or of __getattr__; else None."""
+    value = inspect.getattr_static(o, name, None)
+    if isinstance(value, types.MemberDescriptorType):  # a slot
+        with contextlib.suppress(AttributeError):  # that is empty
+            return value.__get__(o)
+    return None if hasattr(type(value), "__get__") else value
 
 
 def _paths(dataset: Any, unknown: Optional[Callable[[Any], Any]] = None) -> Any:
@@ -546,7 +560,8 @@ class _Order:
             raise TypeError(f"hint: iterating this {type(sampler).__name__} would use it up; pass a list or a sampler")
         self._sampler = sampler
         self._length = None if bounded else _length(loader)
-        self._epochs = [s for s in _nested(sampler) if hasattr(s, "set_epoch") and hasattr(s, "epoch")]
+        self._epochs = [s for s in _nested(sampler, lambda s, name: getattr(s, name, None))
+                        if hasattr(s, "set_epoch") and hasattr(s, "epoch")]
         self._first = [s.epoch for s in self._epochs]
         self._items = None if self._made is None else self._rest()
 
@@ -641,6 +656,10 @@ _HARMLESS = {"os.listdir", "os.scandir", "os.walk", "os.putenv", "os.unsetenv", 
 _OUTSIDE = ("os.", "shutil.", "socket.", "subprocess.", "tempfile.", "sqlite3.", "urllib.", "fcntl.", "signal.", "pty.",
             "webbrowser.")
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+# What reaches out without an event for the hook.
+_UNSEEN = {"os": ("mkfifo", "mknod"), "_posixshmem": ("shm_open", "shm_unlink"), "torch": ("from_file",)}
+# A filter for Python's warning of a fork in a process with threads.
+_NO_WARNING = ("ignore", None, DeprecationWarning, re.compile(re.escape(__name__) + r"\Z"), 0)
 
 
 class _Opened(BaseException):
@@ -665,29 +684,33 @@ class _Apart:
         self.opened: Optional[str] = None
         self._locked = True
         self._pipe, self._parent, self.pid = -1, os.getpid(), 0
+        self.long, self._said = False, bytearray()
         state = random.getstate()  # Python seeds the copy's anew
-        self._pipe, end = os.pipe()
+        self._pipe, self._end = os.pipe()
         # no handler of the trainer's runs in the copy
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        filters: Any = warnings.filters
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of forks in processes with threads
-                self.pid = os.fork()
+            # not by catch_warnings, after which Python shows each of the trainer's warnings once more
+            filters.insert(0, _NO_WARNING)
+            self.pid = os.fork()
             if os.getpid() != self._parent:
-                self._try(work, end, state)
+                self._try(work, state)
         finally:
-            os.close(end)
+            os.close(self._end)
+            with contextlib.suppress(ValueError):  # another thread has changed them
+                filters.remove(_NO_WARNING)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def __del__(self) -> None:
         if self._pipe >= 0 and os.getpid() == self._parent:
             self.end()
 
-    def _try(self, work: Callable[[_Apart], bytes], end: int, state: Any) -> None:
+    def _try(self, work: Callable[[_Apart], bytes], state: Any) -> None:
         """Works in the copy, and ends it."""
         try:
             random.setstate(state)
-            self._isolate(end)
+            self._isolate()
             try:
                 answer = work(self)
             except BaseException as e:
@@ -706,11 +729,11 @@ class _Apart:
                                             "its order is not predicted"]).encode()
             view = memoryview(len(answer).to_bytes(8, "little") + answer)
             while view:
-                view = view[os.write(end, view[:1 << 20]):]
+                view = view[os.write(self._end, view[:1 << 20]):]
         finally:
             os._exit(0)
 
-    def _isolate(self, end: int) -> None:
+    def _isolate(self) -> None:
         import ctypes
         gc.disable()  # no finalizer of the trainer's runs here
         for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):
@@ -731,13 +754,25 @@ class _Apart:
             libc.mprotect(ctypes.c_void_p(int(low, 16)), ctypes.c_size_t(int(high, 16) - int(low, 16)), _PROT_READ)
         null = os.open(os.devnull, os.O_WRONLY)
         for fd in map(int, os.listdir("/proc/self/fd")):
-            if fd not in (end, null):
+            if fd not in (self._end, null):
                 os.dup2(null, fd)
         sys.stdout = sys.stderr = open(os.dup(null), "w", encoding="utf-8", errors="replace")  # wherever they went
         torch = sys.modules.get("torch")
         if torch is not None:
             torch.set_num_threads(1)  # as in a DataLoader's worker: the pool's threads are not here
+        for module, names in _UNSEEN.items():
+            for name in names:
+                if hasattr(sys.modules.get(module), name):
+                    setattr(sys.modules[module], name, functools.partial(self._refuse, f"{module}.{name}"))
         sys.addaudithook(self._audit)
+
+    def _refuse(self, what: str, *args: Any, **_: Any) -> None:
+        self.refused.append(f"{what}{args!r:.80}")
+        raise PermissionError(f"{what}: not while an order is predicted")
+
+    def is_long(self) -> None:
+        """Says, in the copy, that it takes long."""
+        os.write(self._end, bytes(8))
 
     def _audit(self, event: str, args: Any) -> None:
         if not self._locked:
@@ -751,8 +786,7 @@ class _Apart:
                 return
         elif not event.startswith(_OUTSIDE) or event in _HARMLESS:
             return
-        self.refused.append(f"{event}{args!r:.80}")
-        raise PermissionError(f"{event}: not while an order is predicted")
+        self._refuse(event, *args)
 
     def unlocked(self, do: Callable[..., Any], *args: Any) -> Any:
         """Does something of Shoal's in the copy."""
@@ -802,8 +836,8 @@ class _Apart:
         return self.opened
 
     def answer(self, timeout: Optional[float] = None) -> Optional[bytearray]:
-        """What work returned; None if it is not there within timeout seconds. Raises what work raised. Whatever ends
-        the wait early, Ctrl-C for one, ends the copy."""
+        """What work returned; None if it is not there within timeout seconds, or the copy says that it is long. Raises
+        what work raised. Whatever ends the wait early, Ctrl-C for one, ends the copy."""
         try:
             return self._answer(timeout)
         except BaseException:
@@ -811,8 +845,6 @@ class _Apart:
             raise
 
     def _answer(self, timeout: Optional[float]) -> Optional[bytearray]:
-        if not hasattr(self, "_said"):
-            self._said = bytearray()
         until = None if timeout is None else time.monotonic() + timeout
         poll = select.poll()
         poll.register(self._pipe, select.POLLIN)
@@ -831,6 +863,10 @@ class _Apart:
                 continue
             part = os.read(self._pipe, 1 << 20)
             self._said += part
+            if self._said[:8] == bytes(8):
+                del self._said[:8]
+                self.long = True
+                return None
             whole = len(self._said) >= 8 and len(self._said) == 8 + int.from_bytes(self._said[:8], "little")
             if whole or not part:
                 break

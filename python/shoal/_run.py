@@ -44,6 +44,7 @@ _iterators: Dict[int, Any] = {}  # by id of a loader: a weak reference to the la
 _numbers: Dict[int, int] = {}
 _written: Dict[int, Set[Tuple[str, str]]] = {}  # by process: the mounts and names of its plans
 _of_workers: Dict[int, int] = {}  # by process: a file in which its workers, which end without notice, note their plans
+_refs: Dict[int, Any] = {}  # by their ids: the weak references of _when_gone
 _said: Set[str] = set()
 _adapted: Set[str] = set()  # the packages that an adapter watches
 
@@ -219,8 +220,7 @@ def _tell(loader: Any, applies: Callable[[Any], bool]) -> None:
     adapter, reads = next(filter(None, (known(loader.dataset) for known in READING)), ("", None))
     name, what = _name(hint, loader, adapter), type(loader.dataset).__name__
     if reads is None:
-        job = _Job(hint, name, what, lambda apart: _plans(hint, apart, loader, name), id(loader),
-                   _size(loader.dataset) <= hint.SHORT)
+        job = _Job(hint, name, what, lambda apart: _plans(hint, apart, loader, name), id(loader))
         job.begun, job.new = begun, new
     else:
         kept = getattr(loader, "_iterator", None)  # of persistent workers: it begins this epoch, too
@@ -231,8 +231,8 @@ def _tell(loader: Any, applies: Callable[[Any], bool]) -> None:
                                                          loader, "ranges")
         job = ahead.write(lambda: hint._Order(loader).epoch(0, last=True))
     _jobs[os.getpid(), id(loader)] = job
-    job.finish(WAIT if job.short and not late else 0)
-    job.late = late or job.short and not job.done  # this sampler's epochs are not waited for again
+    job.finish(0 if late else WAIT)
+    job.late = late or not job.done and not job.apart.long  # this sampler's epochs are not waited for again
 
 
 def _begun(loader: Any, iterator: Any) -> None:
@@ -275,9 +275,9 @@ class _Job:
     """A plan that a copy of this process finds and writes: work returns in it the mounts and numbers of lines, and what
     went wrong."""
 
-    def __init__(self, hint: Any, name: str, what: str, work: Callable[[Any], Any], of: int, short: bool,
+    def __init__(self, hint: Any, name: str, what: str, work: Callable[[Any], Any], of: int,
                  things: str = "files") -> None:
-        self.short, self.done, self.late, self.begun, self.new = short, False, False, time.monotonic(), False
+        self.done, self.late, self.begun, self.new = False, False, time.monotonic(), False
         self._key, self._name, self._what, self._things = of, name, what, things
         self.rest: List[Any] = []  # what else work has returned
         if os.getpid() not in _written:
@@ -344,7 +344,7 @@ class Ahead:
             self._hint, self._name, self._what,
             lambda apart: _window(self._hint, apart, self._name,
                                   itertools.islice(itertools.chain(last, items()), skip, None), self._reads, most),
-            self._of, True, self._things)
+            self._of, self._things)
         self._job.late = late  # this order's windows are not waited for again
         return self._job
 
@@ -426,8 +426,19 @@ def ahead_of(adapter: str, of: Any, path: str, reads: Callable[[Any], Any], work
                                                               "plans", name))):
             break
     _of_shards[key] = id(of)
-    weakref.finalize(of, _end, key, (os.getpid(), id(of))).atexit = False
+    _when_gone(of, _end, key, (os.getpid(), id(of)))
     return Ahead(hint, name, adapter, reads, of, "files", first)
+
+
+def _when_gone(of: Any, do: Callable[..., Any], *args: Any) -> None:
+    """Calls a function when an object has gone. weakref.finalize would do something at exit, so that functions of the
+    trainer's were called in another order there."""
+    def gone(ref: Any) -> None:
+        del _refs[id(ref)]
+        guarded(do, *args)
+
+    ref = weakref.ref(of, gone)
+    _refs[id(ref)] = ref
 
 
 def _end(plan: Tuple[int, str, str], key: Tuple[int, int]) -> None:
@@ -478,6 +489,8 @@ def _plans(hint: Any, apart: Any, loader: Any, name: str) -> Tuple[List[Tuple[st
     numbers of files, and what went wrong with them."""
     mounts, dataset, listing = hint._Mounts(None), loader.dataset, None
     unlisted = None
+    if _size(dataset) > hint.SHORT:
+        apart.is_long()
     try:
         listing = hint._paths(dataset, lambda dataset: _Found(dataset, mounts))
     except TypeError as e:
@@ -538,7 +551,7 @@ def _number(loader: Any) -> int:
     """The number of a loader among those that are alive, so that each has a plan of its own."""
     if id(loader) not in _numbers:
         _numbers[id(loader)] = next(n for n in itertools.count(1) if n not in _numbers.values())
-        weakref.finalize(loader, _gone, id(loader)).atexit = False
+        _when_gone(loader, _gone, id(loader))
     return _numbers[id(loader)]
 
 
@@ -548,7 +561,7 @@ def _gone(loader: int) -> None:
     number, iterator = _numbers.pop(loader, 0), _iterators.pop(loader, lambda: None)()
     if number and iterator is not None:
         _numbers[-id(iterator)] = number
-        weakref.finalize(iterator, _numbers.pop, -id(iterator), None).atexit = False
+        _when_gone(iterator, _numbers.pop, -id(iterator), None)
     _aheads.pop((os.getpid(), loader), None)
     job = _jobs.pop((os.getpid(), loader), None)
     if job is not None and not job.done:

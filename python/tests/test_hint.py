@@ -634,6 +634,19 @@ class Plan(unittest.TestCase):
         self.assertLess(grown(paths), 20 << 20)
         self.assertGreater(grown(shuffled), 50 << 20)  # each band would touch most pages
 
+    def test_a_dataset_is_asked_in_the_copy(self):
+        class Drawing(Dataset):
+            @property
+            def samples(self):
+                return [(f"{random.randrange(9)}.jpg", 0) for _ in range(4)]
+
+            def __len__(self):
+                return 4 + 0 * random.randrange(9)
+
+        before = random.getstate()
+        self.assertEqual(shoal.hint([3, 0], Drawing(), self.mount), 2)
+        self.assertEqual(random.getstate(), before)
+
     def test_names(self):
         data = Indices(4)
         loader = DataLoader(data, 2, sampler=DistributedSampler(data, 2, 1, shuffle=False))

@@ -579,9 +579,34 @@ class Threads(dataloader._SingleProcessDataLoaderIter):
 class Own(DataLoader):
     def __iter__(self):
         return Threads(self)
-train(Own(Files(FILES), 4))""")
+train(Own(Files(FILES), 4))
+class Code(Files):
+    def __len__(self):
+        return 24 + 0 * random.randrange(9)
+    def __getattr__(self, name):
+        random.random()
+        raise AttributeError(name)
+class Asked(Sampler):
+    def __init__(self): # torch 1 wants the data there, torch 2.15 nothing
+        pass
+    rank = sampler = property(lambda self: random.randrange(9))
+    num_replicas = property(lambda self: 2 + random.randrange(9))
+    def __iter__(self):
+        return iter(range(24))
+    def __len__(self):
+        return 24
+train(DataLoader(Code(FILES), 4, sampler=Asked()))""")
         done = self.python("sys.stderr.close(); train(DataLoader(Files(FILES), 4)); end()", SHOAL_DEBUG="run")
         self.assertEqual(len(json.loads(done.stdout)["epochs"]), 2)
+
+    def test_order_at_exit(self):
+        script = """
+import atexit, weakref
+train(DataLoader(Files(FILES), 4))
+atexit.register(print, "first registered")
+last = Files(FILES)
+weakref.finalize(last, print, "last registered")"""
+        self.assertEqual(*(self.python(script, hints).stdout for hints in (True, False)))
 
     def test_interrupt(self):
         done = self.python("""

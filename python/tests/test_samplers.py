@@ -18,6 +18,8 @@ import signal
 import tempfile
 import threading
 import unittest
+import warnings
+from multiprocessing import shared_memory
 from unittest import mock
 
 import numpy as np
@@ -960,14 +962,75 @@ class Samplers(unittest.TestCase):
                     self.passes += 1
                     return iter(range(int(self.passes), N))
 
-            with open(path("mark"), "w", encoding="utf-8"):
-                pass
-            for make in (Writing, Removing, Commanding, Memory):
-                with self.subTest(make.__name__), self.assertRaisesRegex(TypeError, "not predicted"):
+            class Pipe(Sized):
+                def __iter__(self):
+                    os.mkfifo(path("pipe"))
+                    return iter(range(N))
+
+            class Mapped(Sized):
+                def __iter__(self):
+                    torch.from_file(path("mark"), shared=True, size=8, dtype=torch.uint8)[0] += 1
+                    return iter(range(N))
+
+            class Named(Sized):
+                """Finds by its name what others have made."""
+
+                def __init__(self):
+                    self.memory = shared_memory.SharedMemory(create=True, size=1)
+
+                @property
+                def passes(self):
+                    return self.memory.buf[0]
+
+                def __iter__(self):
+                    again = shared_memory.SharedMemory(self.memory.name)
+                    again.buf[0] += 1
+                    return iter(range(again.buf[0], N))
+
+            class Renewed(Named):
+                def __iter__(self):
+                    self.memory.unlink()
+                    return iter(range(N))
+
+            with open(path("mark"), "wb") as f:
+                f.write(bytes(8))
+            for make in (Writing, Removing, Commanding, Memory, Pipe, Mapped, Named, Renewed):
+                with self.subTest(make.__name__):
                     sampler = make()
-                    shoal.predict(DataLoader(Indices(), 8, sampler=sampler))
-                self.assertEqual(os.listdir(folder), ["mark"])
-                self.assertEqual(int(getattr(sampler, "passes", torch.zeros(1))), 0)
+                    with self.assertRaisesRegex(TypeError, "not predicted"):
+                        shoal.predict(DataLoader(Indices(), 8, sampler=sampler))
+                    self.assertEqual(os.listdir(folder), ["mark"])
+                    with open(path("mark"), "rb") as f:
+                        self.assertEqual(f.read(), bytes(8))
+                    self.assertEqual(int(getattr(sampler, "passes", torch.zeros(1))), 0)
+                    if isinstance(sampler, Named):
+                        sampler.memory.close()
+                        sampler.memory.unlink()
+
+    def test_warnings_are_shown_as_often(self):
+        with warnings.catch_warnings(record=True) as shown:
+            warnings.simplefilter("default")
+            filters = list(warnings.filters)
+            for _ in range(3):
+                shoal.predict(DataLoader(Indices(), 8))
+                warnings.warn("once", UserWarning)
+            self.assertEqual(warnings.filters, filters)
+        self.assertEqual([str(w.message) for w in shown], ["once"])
+
+    def test_samplers_with_any_attribute(self):
+        class Any:
+            def __getattr__(self, name):
+                return Any()
+
+            def __iter__(self):
+                return iter(range(N))
+
+            def __len__(self):
+                return N
+
+        loader = DataLoader(Indices(), 8, sampler=Any())
+        self.assertEqual(shoal.predict(loader), list(range(N)))
+        self.assertIsNone(_hint._rank(loader))
 
     def test_c_code_writes_no_files(self):
         with tempfile.NamedTemporaryFile() as f:
