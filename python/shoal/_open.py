@@ -28,7 +28,7 @@ import threading
 import time
 import traceback
 import weakref
-from typing import IO, Callable, Deque, Dict, NamedTuple, Optional, Tuple, Union
+from typing import IO, Callable, Deque, Dict, NamedTuple, NoReturn, Optional, Tuple, Union
 
 from ._hint import genuine
 
@@ -73,6 +73,19 @@ class _Bytes(io.BytesIO):
 
     def writable(self) -> bool:
         return False
+
+    def write(self, _: object) -> NoReturn:
+        self._refuse()
+
+    def truncate(self, _: object = None) -> NoReturn:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        self.tell()  # fails if it is closed
+        raise io.UnsupportedOperation("File not open for writing")
+
+    def readall(self) -> bytes:
+        return self.read()
 
     def fileno(self) -> int:
         """A descriptor of the same bytes, which were those of the file when it was opened."""

@@ -60,6 +60,8 @@ class Files(unittest.TestCase):
                 calls[f"seek({offset!r}, {whence!r})"] = lambda f, offset=offset, whence=whence: f.seek(offset, whence)
         for name in ("name", "mode", "closed", "getvalue", "getbuffer", "nothing"):
             calls[name] = lambda f, name=name: getattr(f, name)
+        for name, args in (("readall", ()), ("read", (7,)), ("write", (b"x",)), ("truncate", (1,)), ("seek", (-1,))):
+            calls[f"raw.{name}"] = lambda f, name=name, args=args: getattr(f.raw, name)(*args)
         calls["fileno"] = lambda f: isinstance(f.fileno(), int)
         for when, before in befores.items():
             for what, act in calls.items():
