@@ -74,14 +74,7 @@ func OneLine(err error) string {
 // instead of flags that are no more.
 func Prepare(root *cobra.Command, removed map[string]string) {
 	root.SilenceUsage, root.SilenceErrors = true, true
-	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
-			if instead, ok := removed[unknown.GetSpecifiedName()]; ok {
-				return Usagef("--%s was removed: %s", unknown.GetSpecifiedName(), instead)
-			}
-		}
-		return flagError(c, err)
-	})
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return flagError(c, err, removed) })
 	root.SetHelpCommand(helpCommand())
 	nameArguments(root)
 	tellDefaults(root)
@@ -185,8 +178,11 @@ func tellDefaults(c *cobra.Command) {
 }
 
 // flagError explains what is wrong with a flag.
-func flagError(c *cobra.Command, err error) error {
+func flagError(c *cobra.Command, err error, removed map[string]string) error {
 	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
+		if instead, ok := removed[unknown.GetSpecifiedName()]; ok {
+			return Usagef("--%s was removed: %s", unknown.GetSpecifiedName(), instead)
+		}
 		return unknownFlag(c, unknown)
 	} else if invalid, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
 		return Usagef("--%s: %w %s", invalid.GetFlag().Name, settings.ValueError(invalid), SeeHelp(c))

@@ -23,14 +23,14 @@ func (s *Schema) Apply(c *cobra.Command, environ []string, file *File) error {
 		if f.Changed {
 			continue
 		}
-		o := Origin{Kind: Env, Name: s.EnvName(f.Name)}
+		o := Origin{Env, s.EnvName(f.Name)}
 		var texts []string
-		if text, ok := env[o.Name]; ok {
+		if text, ok := env[o.Where]; ok {
 			if texts = []string{text}; isList(f) {
 				texts = strings.Split(text, ",")
 			}
 		} else if e, ok := file.find(c, f.Name); ok {
-			o, texts = Origin{Kind: InFile, File: file.Path, Line: e.line}, e.texts
+			o, texts = file.origin(e), e.texts
 		} else {
 			continue
 		}
@@ -57,8 +57,8 @@ func (s *Schema) Apply(c *cobra.Command, environ []string, file *File) error {
 
 // lostIn is the error of a setting at the top of a file that one verb has no more.
 func (s *Schema) lostIn(file *File, e entry, c *cobra.Command) error {
-	return wrong{fmt.Sprintf("%s:%d: %s was removed from %s: %s; move this line into the section of a verb that has it",
-		file.Path, e.line, e.name, c.CommandPath(), s.Removed[e.name])}
+	return wrong{fmt.Sprintf("%s: %s was removed from %s: %s; move this line into the section of a verb that has it",
+		file.origin(e), e.name, c.CommandPath(), s.Removed[e.name])}
 }
 
 // set sets a flag like its command line would.
@@ -109,7 +109,7 @@ func ValueError(err *pflag.InvalidValueError) error {
 // place says where an invalid value comes from.
 func place(o Origin, name string, texts []string, err error) error {
 	if o.Kind == Env {
-		return wrong{fmt.Sprintf("%s=%s: %v", o.Name, strings.Join(texts, ","), err)}
+		return wrong{fmt.Sprintf("%s=%s: %v", o.Where, strings.Join(texts, ","), err)}
 	}
 	return wrong{fmt.Sprintf("%s: %s: %v", o, name, err)}
 }
@@ -187,26 +187,12 @@ func Standing(c *cobra.Command, names []string) error {
 // Mentioned returns the flags named in a text (--NAME) whose values do not come from the command line.
 func Mentioned(c *cobra.Command, text string) (list []*pflag.Flag) {
 	for _, f := range Flags(c) {
-		if o := OriginOf(f); o.Kind != Env && o.Kind != InFile {
-			continue
-		}
-		for rest := text; ; {
-			_, after, found := strings.Cut(rest, "--"+f.Name)
-			if !found {
-				break
-			}
-			if after == "" || !isNameByte(after[0]) {
-				list = append(list, f)
-				break
-			}
-			rest = after
+		o := OriginOf(f)
+		if (o.Kind == Env || o.Kind == InFile) && regexp.MustCompile("--"+f.Name+"([^-a-z0-9]|$)").MatchString(text) {
+			list = append(list, f)
 		}
 	}
 	return list
-}
-
-func isNameByte(b byte) bool {
-	return b == '-' || b >= 'a' && b <= 'z' || b >= '0' && b <= '9'
 }
 
 // Check returns all errors in a file's values, for each command that they apply to. It sets the flags of the schema's
@@ -228,7 +214,7 @@ func (s *Schema) Check(file *File) error {
 				return
 			}
 			if err := s.set(c, f, e.texts); err != nil {
-				first = place(Origin{Kind: InFile, File: file.Path, Line: e.line}, e.name, e.texts,
+				first = place(file.origin(e), e.name, e.texts,
 					fmt.Errorf("%w (for %s)", err, c.CommandPath()))
 			}
 		})

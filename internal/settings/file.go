@@ -49,6 +49,8 @@ type File struct {
 // Len returns how many settings the file holds.
 func (f *File) Len() int { return len(f.entries) }
 
+func (f *File) origin(e entry) Origin { return Origin{InFile, fmt.Sprintf("%s:%d", f.Path, e.line)} }
+
 // Load reads a file. The error wraps fs.ErrNotExist if there is none.
 func (s *Schema) Load(path string) (*File, error) {
 	r, err := os.Open(path)

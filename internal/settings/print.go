@@ -46,13 +46,8 @@ func (s *Schema) Settings(c *cobra.Command) (list []Setting) {
 
 func (s *Schema) setting(f *pflag.Flag) Setting {
 	o := OriginOf(f)
-	row := Setting{Name: f.Name, Env: s.EnvName(f.Name), From: o.Kind.String(), Usage: f.Usage, Origin: o.String()}
-	switch o.Kind {
-	case Env:
-		row.Where = o.Name
-	case InFile:
-		row.Where = fmt.Sprintf("%s:%d", o.File, o.Line)
-	}
+	row := Setting{Name: f.Name, Env: s.EnvName(f.Name), From: o.Kind.String(), Where: o.Where, Usage: f.Usage,
+		Origin: o.String()}
 	row.Value = Redact(f.Value.String())
 	if texts := f.Annotations[textKey]; len(texts) == 1 { // exact; String may round
 		row.Value = Redact(texts[0])

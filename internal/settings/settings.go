@@ -41,36 +41,33 @@ func (k Kind) String() string { return [...]string{"default", "file", "env", "fl
 
 // Origin is the source of a flag's value.
 type Origin struct {
-	Kind Kind
-	Name string // of the variable
-	File string
-	Line int
+	Kind  Kind
+	Where string // the variable, or FILE:LINE
 }
 
 // String returns flag, env NAME, FILE:LINE or default.
 func (o Origin) String() string {
 	switch o.Kind {
 	case Env:
-		return "env " + o.Name
+		return "env " + o.Where
 	case InFile:
-		return o.File + ":" + strconv.Itoa(o.Line)
+		return o.Where
 	}
 	return o.Kind.String()
 }
 
 // The annotations of an applied flag, since pflag keeps neither texts nor origins.
 const (
-	originKey = "settings-origin" // kind, name, file, line
+	originKey = "settings-origin" // kind, where
 	textKey   = "settings-text"   // what was passed to Set
 	noneKey   = "settings-none"
 )
 
 // OriginOf returns the origin of a flag's value, after the settings were applied.
 func OriginOf(f *pflag.Flag) Origin {
-	if a := f.Annotations[originKey]; len(a) == 4 {
+	if a := f.Annotations[originKey]; len(a) == 2 {
 		kind, _ := strconv.Atoi(a[0])
-		line, _ := strconv.Atoi(a[3])
-		return Origin{Kind(kind), a[1], a[2], line}
+		return Origin{Kind(kind), a[1]}
 	}
 	if f.Changed {
 		return Origin{Kind: Flag}
@@ -79,7 +76,7 @@ func OriginOf(f *pflag.Flag) Origin {
 }
 
 func note(f *pflag.Flag, o Origin, texts []string) {
-	annotate(f, originKey, strconv.Itoa(int(o.Kind)), o.Name, o.File, strconv.Itoa(o.Line))
+	annotate(f, originKey, strconv.Itoa(int(o.Kind)), o.Where)
 	annotate(f, textKey, texts...)
 }
 
