@@ -10,7 +10,8 @@ import (
 // Array is the Ingest of samples that are one array each: npy, npz, safetensors, or bare numbers. Without crop and
 // pad, an array of another shape is a bad sample. Shapes and values are numpy's, bit for bit.
 type Array struct {
-	source  string // npy, npz, safetensors or raw_array
+	source string // npy, npz, safetensors or raw_array
+	canonical
 	key     string // the member of an npz, the tensor's name
 	shape   []int  // of the row: the stored array after crop and padding
 	dtype   string // of the row: numpy's name, or bfloat16
@@ -19,7 +20,6 @@ type Array struct {
 	axes    []int  // of the row, as in numpy's transpose; nil: as stored
 	rawType string // raw_array's
 	stored  []int  // raw_array's, with one -1 at most
-	text    string // the source's canonical form
 	out     []int
 }
 
@@ -77,7 +77,6 @@ func compileArray(p *parser, calls []call) (Ingest, error) {
 	if t.fit(a); a.err != nil {
 		return nil, a.err
 	}
-	t.text = a.String()
 	for _, c := range calls[1:] {
 		if err := t.step(p, c); err != nil {
 			return nil, err
@@ -89,7 +88,11 @@ func compileArray(p *parser, calls []call) (Ingest, error) {
 				"%s: the type of the rows is missing", c.name)
 		}
 	}
-	t.out = slices.Clone(t.shape)
+	t.out, t.canonical = slices.Clone(t.shape), canonical(a.String())
+	if t.axes != nil {
+		t.canonical += canonical("|transpose" + tuple(number, t.axes...).String())
+	}
+	t.canonical += canonical("|" + shortType(t.dtype))
 	for i, axis := range t.axes {
 		t.out[i] = t.shape[axis]
 	}
@@ -197,21 +200,6 @@ func byteSize(shape []int, dtype string) (int64, bool) {
 	}
 	return n, true
 }
-
-// String implements Ingest.
-func (t *Array) String() string {
-	s := t.text
-	if t.axes != nil {
-		s += "|transpose" + tuple(number, t.axes...).String()
-	}
-	return s + "|" + shortType(t.dtype)
-}
-
-// Hash implements Ingest.
-func (t *Array) Hash() string { return hashOf(t.String()) }
-
-// Layout implements Ingest.
-func (t *Array) Layout() string { return "" }
 
 // Fields implements Ingest.
 func (t *Array) Fields() []Field {

@@ -14,7 +14,7 @@ import (
 // Audio is the Ingest of sound: WAV and FLAC become fp32 of channels x samples in [-1, 1], cut or padded to one
 // length. The field "length" is the number of samples that belong to the recording.
 type Audio struct {
-	text     string // the canonical form
+	canonical
 	rate     int
 	channels int
 	samples  int
@@ -51,18 +51,9 @@ func compileAudio(p *parser, calls []call) (Ingest, error) {
 	a.val["seconds"] = float(v.num)
 	t.samples, t.crop = int(n), a.crop("random", "center", "start")
 	t.pad, t.resample = a.truth("pad"), a.truth("resample")
-	t.text = a.String()
+	t.canonical = canonical(a.String())
 	return t, a.err
 }
-
-// String implements Ingest.
-func (t *Audio) String() string { return t.text }
-
-// Hash implements Ingest.
-func (t *Audio) Hash() string { return hashOf(t.text) }
-
-// Layout implements Ingest.
-func (t *Audio) Layout() string { return "" }
 
 // Fields implements Ingest.
 func (t *Audio) Fields() []Field {

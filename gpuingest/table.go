@@ -13,6 +13,7 @@ import (
 // Table is the Ingest of samples that are rows of a table, as in CSV: named columns become numbers. Statistics of the
 // whole table, such as means and categories, come from a [Fit].
 type Table struct {
+	canonical
 	ops   []tableOp
 	dtype string // of the numbers
 	fit   *Fit
@@ -26,7 +27,6 @@ type tableOp struct {
 	LowP    float64 `json:"low_p,omitempty"`  // outliers: the quantiles that values are clipped to
 	HighP   float64 `json:"high_p,omitempty"` //
 	Missing string  `json:"missing"`          // error, mean, category, or a number
-	text    string  // the canonical form
 }
 
 var tableOps = map[string][]param{
@@ -54,7 +54,7 @@ func compileTable(p *parser, calls []call) (Ingest, error) {
 		return nil, p.fail(calls[0].pos, len(calls[0].name),
 			"add an operation for each column, such as table()|zscore('age')", "table takes no arguments")
 	}
-	t := &Table{}
+	t := &Table{canonical: "table()"}
 	numbers := false
 	for _, c := range calls[1:] {
 		if c.name == "fp32" || c.name == "float32" || c.name == "fp64" || c.name == "float64" {
@@ -84,12 +84,14 @@ func compileTable(p *parser, calls []call) (Ingest, error) {
 		if t.ops = append(t.ops, o); len(t.ops) > 1024 {
 			return nil, p.fail(c.pos, len(c.name), "", "more than 1024 columns")
 		}
+		t.canonical += canonical("|" + a.String())
 	}
 	if !numbers {
 		return nil, p.fail(calls[0].pos, len(calls[0].name), "add one, such as |zscore('age')",
 			"there is no operation on a column")
 	}
 	t.dtype = cmp.Or(t.dtype, "float32")
+	t.canonical += "|" + map[string]canonical{"float32": "fp32", "float64": "fp64"}[t.dtype]
 	return t, nil
 }
 
@@ -119,18 +121,7 @@ func tableOpOf(a *args) (tableOp, error) {
 	default:
 		a.bad(v, "missing must be 'error' or 'category'")
 	}
-	o.text = a.String()
 	return o, a.err
-}
-
-// String implements Ingest.
-func (t *Table) String() string {
-	var b strings.Builder
-	b.WriteString("table()")
-	for i := range t.ops {
-		b.WriteString("|" + t.ops[i].text)
-	}
-	return b.String() + "|" + map[string]string{"float32": "fp32", "float64": "fp64"}[t.dtype]
 }
 
 // Hash implements Ingest: with a fit, it identifies the fit too.
@@ -140,9 +131,6 @@ func (t *Table) Hash() string {
 	}
 	return hashOf(t.String() + " fitted by " + string(t.fit.JSON()))
 }
-
-// Layout implements Ingest.
-func (t *Table) Layout() string { return "" }
 
 // Fields implements Ingest: the numbers and, with ordinal columns, their categories. Without a fit the number of
 // one-hot categories is unknown, and assumed to be 1.

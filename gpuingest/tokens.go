@@ -13,6 +13,7 @@ import (
 // of its own tokens in the field "length". With a dataset of packed rows (see [Tokens.Packing]) a row holds several
 // documents, which the fields distinguish.
 type Tokens struct {
+	canonical
 	length int
 	dtype  string // of the row: an integer
 	pad    int64
@@ -21,8 +22,7 @@ type Tokens struct {
 	given  bool   // stored was: the dataset's names do not count
 	crop   string // start, end or random; "" where longer documents are bad
 	packed bool
-	most   int    // documents in a packed row
-	text   string // the canonical form
+	most   int // documents in a packed row
 }
 
 // The npy header that numpy writes for a list of integers, of every length below 10^20.
@@ -46,7 +46,7 @@ func compileTokens(p *parser, calls []call) (Ingest, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Tokens{packed: c.name == "packed", most: 1, text: a.String()}
+	t := &Tokens{packed: c.name == "packed", most: 1, canonical: canonical(a.String())}
 	v := a.val["length"]
 	if v.kind != 'i' || v.num < 1 || v.num > maxOut/32 {
 		a.bad(v, "length must be a number of tokens from 1 to %d", maxOut/32)
@@ -112,7 +112,7 @@ func (t *Tokens) Of(name string) (*Tokens, error) {
 	}
 	if stored != "" {
 		old := map[bool]string{true: "stored=None", false: "stored='npy'"}[t.packed]
-		u.text = strings.Replace(t.text, old, "stored='"+stored+"'", 1)
+		u.canonical = canonical(strings.Replace(t.String(), old, "stored='"+stored+"'", 1))
 	}
 	return &u, nil
 }
@@ -155,15 +155,6 @@ func (t *Tokens) Packed(most int) *Tokens {
 	u.most = max(1, most)
 	return &u
 }
-
-// String implements Ingest.
-func (t *Tokens) String() string { return t.text }
-
-// Hash implements Ingest.
-func (t *Tokens) Hash() string { return hashOf(t.text) }
-
-// Layout implements Ingest.
-func (t *Tokens) Layout() string { return "" }
 
 // Fields implements Ingest. Packed rows have the tokens; each token's document in the row, from 1 on, 0 for padding;
 // its position in that document; and the documents' sample numbers, -1 after the last.
