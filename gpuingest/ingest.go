@@ -41,13 +41,10 @@ type Ingest interface {
 // canonical is the canonical form of an Ingest whose rows have no layout of pictures.
 type canonical string
 
-// String implements Ingest.
 func (c canonical) String() string { return string(c) }
 
-// Hash implements Ingest.
 func (c canonical) Hash() string { return hashOf(string(c)) }
 
-// Layout implements Ingest.
 func (canonical) Layout() string { return "" }
 
 // families are the kinds of samples other than pictures, by the first word of a SPEC.

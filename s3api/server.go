@@ -295,7 +295,6 @@ func (s *Server) Stats() Stats {
 	return st
 }
 
-// ServeHTTP implements [http.Handler].
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.count.requests.Add(1)
 	if !s.conns.work(readerOf(r).conn, true) {

@@ -131,7 +131,6 @@ type Error struct {
 	AtOnce bool
 }
 
-// Error implements error.
 func (e *Error) Error() string {
 	s := e.Op + " " + e.Key + ": " + e.Kind.String()
 	if e.Err != nil {

@@ -117,7 +117,6 @@ func NewServer(cfg ServerConfig) *Server {
 	return s
 }
 
-// ServeHTTP implements [http.Handler].
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.mux.ServeHTTP(w, r) }
 
 // Stats returns a snapshot.

@@ -93,7 +93,6 @@ const (
 	numReasons
 )
 
-// String implements fmt.Stringer.
 func (r Reason) String() string {
 	if r == 0 || r >= numReasons {
 		return fmt.Sprintf("reason %d", uint8(r))

@@ -109,7 +109,6 @@ type Error struct {
 	Text string
 }
 
-// Error implements error.
 func (e *Error) Error() string {
 	if e.Code == codes.Unavailable && strings.HasSuffix(e.Text, syscall.EACCES.Error()) {
 		return fmt.Sprintf("feed %s: %s (this user may not connect: see --socket-group of `shoal serve`)",

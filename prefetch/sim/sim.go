@@ -91,7 +91,6 @@ var ErrStopped = errors.New("sim: stopped")
 // MemoryError is returned if Memory is less than eight times the largest extent.
 type MemoryError struct{ Have, Need int64 } // in bytes
 
-// Error implements error.
 func (e *MemoryError) Error() string {
 	return fmt.Sprintf("sim: %d bytes of memory where %d are needed", e.Have, e.Need)
 }
