@@ -21,6 +21,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/shoalfs/shoal/cache/objstore/s3"
 	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/machine"
 )
@@ -105,7 +106,7 @@ func (q *quickstart) run(ctx context.Context, inv *invocation, source string) (e
 
 	fmt.Fprintf(q.out, "source       %s\n", source)
 	if strings.HasPrefix(source, "s3://") {
-		fmt.Fprintf(q.out, "credentials  %s\n", q.credentials(home))
+		fmt.Fprintf(q.out, "credentials  %s\n", q.credentials())
 	}
 	fmt.Fprintf(q.out, "cache        %s, %s free\n", base, humanize.IBytes(uint64(room)))
 	fmt.Fprintf(q.out, "FUSE         %s\n\n$ shoal %s\n", how, shellWords(args...))
@@ -275,20 +276,17 @@ func (q *quickstart) startStore(ctx context.Context, lab string) (string, error)
 	return "s3://photos/train", nil
 }
 
-// credentials says where the AWS tools would take credentials from, in their order.
-func (q *quickstart) credentials(home string) string {
-	file := cmp.Or(os.Getenv("AWS_SHARED_CREDENTIALS_FILE"), filepath.Join(home, ".aws", "credentials"))
-	switch _, err := os.Stat(file); {
-	case len(q.env) > 0:
+// credentials says where credentials come from, as shoal config does.
+func (q *quickstart) credentials() string {
+	if len(q.env) > 0 {
 		return "those of the store"
-	case os.Getenv("AWS_ACCESS_KEY_ID") != "":
-		return "AWS_ACCESS_KEY_ID"
-	case os.Getenv("AWS_PROFILE") != "":
-		return "the profile " + os.Getenv("AWS_PROFILE")
-	case err == nil:
-		return "the profile default in " + file
 	}
-	return "this machine's role: no AWS_ACCESS_KEY_ID, AWS_PROFILE or " + file + " was found"
+	all, err := s3.Describe(os.Getenv)
+	if err != nil {
+		return err.Error()
+	}
+	of := all[slices.IndexFunc(all, func(s s3.Setting) bool { return s.Name == "credentials" })]
+	return of.Value + ", " + of.From
 }
 
 // roomiest returns the folder for caches: usual, unless a disk of its own, mounted where data go, has at least twice as

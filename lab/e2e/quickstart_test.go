@@ -48,7 +48,7 @@ func TestQuickstart(t *testing.T) {
 			t.Fatalf("%v\n%s", err, out)
 		}
 		if want := map[bool]string{true: "yes: a mount", false: ": a feed"}[mounts]; !strings.Contains(out, want) ||
-			!strings.Contains(out, "credentials  AWS_ACCESS_KEY_ID") {
+			!strings.Contains(out, "credentials  a key pair, env AWS_ACCESS_KEY_ID") {
 			t.Errorf("it does not say %q and whose credentials it has:\n%s", want, out)
 		}
 		_, code, _ := strings.Cut(out, "Save as train.py:\n\n")
