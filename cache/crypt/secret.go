@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 )
 
 // secretLen is the length of a secret and of every key here, in bytes: AES-256.
@@ -53,24 +52,6 @@ func secretOf(raw []byte) (Secret, error) {
 		return Secret{}, fmt.Errorf("%w; all its bytes are the same", errSecret)
 	}
 	return Secret{[secretLen]byte(raw)}, nil
-}
-
-// ReadSecret reads a secret from a file. Its error names the file, and reveals nothing of its content.
-func ReadSecret(path string) (Secret, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return Secret{}, err
-	}
-	defer func() { _ = f.Close() }()
-	b, err := io.ReadAll(io.LimitReader(f, 4096))
-	if err != nil {
-		return Secret{}, err
-	}
-	s, err := ParseSecret(b)
-	if err != nil {
-		return Secret{}, fmt.Errorf("%s: %w", path, err)
-	}
-	return s, nil
 }
 
 // ID names the secret in 16 hex digits that reveal nothing else about it. Messages use it to say which key a cache

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
 )
 
 // CustomerKey is the user's key with which the store encrypts and decrypts objects (SSE-C). The store does not keep
@@ -64,17 +63,4 @@ func ParseCustomerKey(text []byte) (CustomerKey, error) {
 	return CustomerKey{}, errors.New(
 		"a key for SSE-C is 32 bytes as they are, in base64 (44 characters), or in hexadecimal digits (64); " +
 			"make one with `openssl rand 32`")
-}
-
-// ReadCustomerKey reads a key from a file.
-func ReadCustomerKey(path string) (CustomerKey, error) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return CustomerKey{}, err
-	}
-	k, err := ParseCustomerKey(text)
-	if err != nil {
-		err = fmt.Errorf("%s: %w", path, err)
-	}
-	return k, err
 }

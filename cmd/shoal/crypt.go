@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"os"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -28,7 +29,7 @@ func (o *cryptOptions) add(f *pflag.FlagSet) {
 
 // secret returns the user's key; nil if there is none.
 func (o *cryptOptions) secret(inv *invocation) (*crypt.Secret, error) {
-	s, given, err := keyOf(inv, o.keyFile, keyEnv, crypt.ReadSecret, crypt.ParseSecret)
+	s, given, err := keyOf(inv, o.keyFile, keyEnv, crypt.ParseSecret)
 	switch {
 	case err != nil && o.keyFile != "":
 		return nil, fmt.Errorf("--encryption-key-file: %w", err)
@@ -38,21 +39,23 @@ func (o *cryptOptions) secret(inv *invocation) (*crypt.Secret, error) {
 	return &s, nil
 }
 
-// keyOf reads a key from a file or, if none is named, from a variable. given is whether there is one.
-func keyOf[T any](inv *invocation, file, variable string, read func(path string) (T, error),
-	parse func(text []byte) (T, error)) (key T, given bool, err error) {
+// keyOf reads a key from a file or, if none is named, from a variable. given is whether there is one. Errors name the
+// file or the variable, and reveal nothing of the content.
+func keyOf[T any](inv *invocation, file, variable string, parse func(text []byte) (T, error)) (
+	key T, given bool, err error) {
+	text, from := []byte(inv.environ(variable)), variable
 	if file != "" {
-		if file, err = inv.abs(file); err == nil {
-			key, err = read(file)
+		if from, err = inv.abs(file); err != nil {
+			return key, true, err
 		}
-		return key, true, err
-	}
-	text := inv.environ(variable)
-	if text == "" {
+		if text, err = os.ReadFile(from); err != nil {
+			return key, true, err
+		}
+	} else if len(text) == 0 {
 		return key, false, nil
 	}
-	if key, err = parse([]byte(text)); err != nil {
-		err = fmt.Errorf("%s: %w", variable, err)
+	if key, err = parse(text); err != nil {
+		err = fmt.Errorf("%s: %w", from, err)
 	}
 	return key, true, err
 }
@@ -76,7 +79,7 @@ directory and fill a new one.`,
 			if newFile == "" {
 				return cli.Usagef("give the new key: --new-encryption-key-file FILE")
 			}
-			s, _, err := keyOf(invocationOf(c.Context()), newFile, "", crypt.ReadSecret, crypt.ParseSecret)
+			s, _, err := keyOf(invocationOf(c.Context()), newFile, "", crypt.ParseSecret)
 			if err != nil {
 				return fmt.Errorf("--new-encryption-key-file: %w", err)
 			}

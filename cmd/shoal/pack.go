@@ -169,8 +169,7 @@ func packStores(inv *invocation, o storeOptions, destKeyFile string) (from, to s
 	case "none":
 		to.Store.CustomerKey = objstore.CustomerKey{}
 	default:
-		if to.Store.CustomerKey, _,
-			err = keyOf(inv, destKeyFile, "", objstore.ReadCustomerKey, objstore.ParseCustomerKey); err != nil {
+		if to.Store.CustomerKey, _, err = keyOf(inv, destKeyFile, "", objstore.ParseCustomerKey); err != nil {
 			err = fmt.Errorf("--dest-sse-c-key-file: %w", err)
 		}
 	}

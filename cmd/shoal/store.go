@@ -94,7 +94,7 @@ func (o *storeOptions) checkNear() error {
 // options reads the key.
 func (o *storeOptions) options(inv *invocation) (all objstore.StoreOptions, err error) {
 	all = o.rare.options
-	all.CustomerKey, _, err = keyOf(inv, "", customerKeyVariable, objstore.ReadCustomerKey, objstore.ParseCustomerKey)
+	all.CustomerKey, _, err = keyOf(inv, "", customerKeyVariable, objstore.ParseCustomerKey)
 	return all, err
 }
 
