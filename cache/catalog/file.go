@@ -11,8 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"sync"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/shoalfs/shoal/cache/crypt"
@@ -134,19 +134,15 @@ func readFile(path, what string, key *crypt.Key, alloc func(n int64) ([]byte, er
 // memory.
 func readParallel(f *os.File, data []byte) error {
 	const piece = 16 << 20
-	errs := make([]error, (len(data)+piece-1)/piece)
-	var wg sync.WaitGroup
-	places := make(chan struct{}, runtime.GOMAXPROCS(0))
-	for i := range errs {
-		places <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-places }()
-			from := i * piece
-			_, errs[i] = f.ReadAt(data[from:min(from+piece, len(data))], int64(from))
+	var g errgroup.Group
+	g.SetLimit(runtime.GOMAXPROCS(0))
+	for from := 0; from < len(data); from += piece {
+		g.Go(func() error {
+			_, err := f.ReadAt(data[from:min(from+piece, len(data))], int64(from))
+			return err
 		})
 	}
-	wg.Wait()
-	return errors.Join(errs...)
+	return g.Wait()
 }
 
 // CheckHeader checks what the headers of manifests, layouts and the indexes of shards have in common, and returns the
