@@ -459,17 +459,18 @@ func (e *Engine) join(cfg Config) error {
 			"%s is open in this cache directory with %s %q, not %q: %w (give the same, or another --cache-dir)",
 			e.source, flag, is, asked, ErrOther)
 	}
+	another := func(flag string) error {
+		return fmt.Errorf(
+			"%s is open in this cache directory with another %s: %w (give the same, or another --cache-dir)",
+			e.source, flag, ErrOther)
+	}
 	switch {
 	case cfg.Samples != e.cfg.Samples:
-		return fmt.Errorf(
-			"%s is open in this cache directory with another --samples: %w (give the same, or another --cache-dir)",
-			e.source, ErrOther)
+		return another("--samples")
 	case cfg.Shards != e.cfg.Shards:
 		return other("--shards", e.cfg.Shards, cfg.Shards)
 	case cfg.SkipBadShards != e.cfg.SkipBadShards:
-		return fmt.Errorf(
-			"%s is open in this cache directory with another --bad-shards (give the same, or another --cache-dir)",
-			e.source)
+		return another("--bad-shards")
 	case !e.recoding.join(cfg.Recode):
 		return other("--recode", *e.recoding.mode.Load(), cfg.Recode)
 	case cfg.Near != e.cfg.Near:
@@ -480,9 +481,7 @@ func (e *Engine) join(cfg Config) error {
 	case cfg.Store.RequesterPays != e.cfg.Store.RequesterPays || cfg.Store.LinksOutside != e.cfg.Store.LinksOutside ||
 		!cfg.Store.Prices.IsZero() && cfg.Store.Prices != e.cfg.Store.Prices ||
 		cfg.Store.GetsPerHour != 0 && cfg.Store.GetsPerHour != e.cfg.Store.GetsPerHour:
-		return fmt.Errorf(
-			"%s is open in this cache directory with another --store: %w (give the same, or another --cache-dir)",
-			e.source, ErrOther)
+		return another("--store")
 	case cfg.ConnectionsGiven && (cfg.Connections != e.cfg.Connections ||
 		cfg.AdaptConnections != e.cfg.AdaptConnections):
 		return other("--connections", e.cfg.connections(), cfg.connections())
