@@ -66,7 +66,7 @@ var mayImport = map[string][]string{
 		"internal/pause"},
 	"internal/handover":  {},
 	"internal/shortcut":  {"cache/catalog", "cache/segment", "internal/audit"},
-	"internal/progress":  {},
+	"internal/progress":  {"internal/pause"},
 	"internal/killpoint": {},
 	"internal/pause":     {},
 	"internal/durable":   {"internal/killpoint"},

@@ -161,10 +161,14 @@ func Supervise(ctx context.Context, again Again, unmount func(mountpoint string)
 // superviseOnce runs one child to its end. failure is what it said of its start.
 func superviseOnce(ctx context.Context, again Again, k *keeper) (wasReady bool, failure, err error) {
 	cmd := &exec.Cmd{
-		Path: k.program, Env: withoutManager(os.Environ()), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
+		Path: k.program, Env: os.Environ(), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
 		// so that a terminal's signals reach the child only through this process
 		SysProcAttr: &syscall.SysProcAttr{Setpgid: true},
 	}
+	cmd.Env = slices.DeleteFunc(cmd.Env, func(kv string) bool {
+		name, _, _ := strings.Cut(kv, "=")
+		return slices.Contains(managerEnv, name)
+	})
 	k.Lock()
 	ours, theirs, err := k.gift(cmd)
 	if err != nil {
@@ -281,12 +285,4 @@ func feedWatchdog(interval time.Duration) {
 			slog.Warn("the daemon does not answer; its watchdog is not fed", "cause", err)
 		}
 	}
-}
-
-// withoutManager returns an environment for child processes.
-func withoutManager(environ []string) []string {
-	return slices.DeleteFunc(slices.Clone(environ), func(kv string) bool {
-		name, _, _ := strings.Cut(kv, "=")
-		return slices.Contains(managerEnv, name)
-	})
 }

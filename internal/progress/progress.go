@@ -3,6 +3,7 @@
 package progress
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -11,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/shoalfs/shoal/internal/pause"
 )
 
 const (
@@ -51,44 +54,36 @@ func (p *Printer) Printf(format string, args ...any) {
 
 // Bar is the progress of one step. Its methods may be called from several goroutines.
 type Bar struct {
-	p       *Printer
-	label   string
-	start   time.Time
-	mu      sync.Mutex
-	done    int
-	total   int
-	note    string
-	last    time.Time // when something was shown last
-	stop    chan struct{}
-	stopped chan struct{}
+	p     *Printer
+	label string
+	start time.Time
+	mu    sync.Mutex
+	done  int
+	total int
+	note  string
+	last  time.Time // when something was shown last
+	stop  func()    // its clock
 }
 
 // Start begins a step of total units; 0 means that the number is unknown. The step is shown at once and its clock runs
 // by itself, so that a long wait is visible.
 func (p *Printer) Start(label string, total int) *Bar {
-	b := &Bar{p: p, label: label, total: total, start: p.now(), stop: make(chan struct{}), stopped: make(chan struct{})}
+	b := &Bar{p: p, label: label, total: total, start: p.now()}
 	b.last = b.start
 	if p.tty {
 		b.draw()
 	} else {
 		p.Printf("%s ...", label)
 	}
-	go b.tick()
-	return b
-}
-
-func (b *Bar) tick() {
-	defer close(b.stopped)
-	t := time.NewTicker(redraw)
-	defer t.Stop()
-	for {
-		select {
-		case <-b.stop:
-			return
-		case <-t.C:
+	ctx, cancel := context.WithCancel(context.Background())
+	var ticking sync.WaitGroup
+	ticking.Go(func() {
+		for range pause.Every(ctx, redraw) {
 			b.show()
 		}
-	}
+	})
+	b.stop = func() { cancel(); ticking.Wait() }
+	return b
 }
 
 // show draws the bar, or prints a line if the last one is old enough.
@@ -153,8 +148,7 @@ func (b *Bar) draw() {
 // Done ends the step with a line that has its time and result ("" for none). It must be called once, also after a
 // failure.
 func (b *Bar) Done(result string) {
-	close(b.stop)
-	<-b.stopped
+	b.stop()
 	b.mu.Lock()
 	elapsed := b.p.now().Sub(b.start).Round(100 * time.Millisecond)
 	b.mu.Unlock()
