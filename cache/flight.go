@@ -82,12 +82,6 @@ func (p *part) join(n int) {
 	}
 }
 
-func (p *part) hurry(now bool) {
-	if now && p.fl.urgency != nil {
-		p.fl.urgency.Raise()
-	}
-}
-
 // leave takes a waiter away that no longer waits.
 func (p *part) leave() {
 	p.key.v.mu.Lock()
@@ -298,9 +292,6 @@ const (
 	mostFailures = 1024 // remembered; a store that is gone fails everything
 )
 
-// failures are by extent.
-type failures map[uint32]failure
-
 // remember keeps a store's error for readers that ask again soon. The volume's lock is held.
 func (p *part) remember(err error) {
 	v := p.key.v
@@ -309,16 +300,16 @@ func (p *part) remember(err error) {
 		return
 	}
 	if v.failed == nil || len(v.failed) >= mostFailures {
-		v.failed = failures{}
+		v.failed = map[uint32]failure{}
 	}
 	v.failed[p.key.extent()] = failure{v.store.named(p.file, err), time.Now().Add(failureTime)}
 }
 
 // lately returns the error of readers who asked for the extent a moment ago. The volume's lock is held.
-func (f failures) lately(e uint32) error {
-	if one, ok := f[e]; ok && time.Now().Before(one.until) {
+func (v *Volume) lately(e uint32) error {
+	if one, ok := v.failed[e]; ok && time.Now().Before(one.until) {
 		return one.err
 	}
-	delete(f, e)
+	delete(v.failed, e)
 	return nil
 }

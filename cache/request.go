@@ -358,7 +358,7 @@ func (q *query) board() (boarding, error) {
 	if q.purpose == serving && (q.heldOnly || !q.v.gives(q.file, q.x) || !q.fetchesPart(e)) {
 		return boarding{}, ErrNotHeld
 	}
-	if err := q.v.failed.lately(e); err != nil {
+	if err := q.v.lately(e); err != nil {
 		return boarding{}, err
 	}
 	return q.depart(q.missing(e), nil)
@@ -393,7 +393,9 @@ func (q *query) ride(p *part) (parts []*part) {
 	}
 	for ; p != nil; p = q.v.flights[p.key.granule(int(p.key.kind())).piece] {
 		p.join(n)
-		p.hurry(q.purpose != serving || !q.due.After(time.Now()))
+		if p.fl.urgency != nil && (q.purpose != serving || !q.due.After(time.Now())) {
+			p.fl.urgency.Raise()
+		}
 		parts = append(parts, p)
 		if !p.key.isGranule() || p.key.off()+granuleSize >= int64(q.off+q.n) {
 			break

@@ -50,8 +50,8 @@ type Volume struct {
 	inRing []atomic.Uint32 // a bit an extent: it is in the ring
 
 	mu      sync.Mutex
-	flights map[piece]*part // what is on its way
-	failed  failures
+	flights map[piece]*part    // what is on its way
+	failed  map[uint32]failure // by extent
 	parts   map[uint32]partial // of extents that are not here whole; see partial.go
 	retired bool
 }
