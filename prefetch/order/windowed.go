@@ -27,13 +27,7 @@ func Contiguous(n, size int) Groups {
 
 type contiguous struct{ n, size int }
 
-func (c contiguous) Len() int {
-	k := c.n / c.size
-	if k*c.size < c.n {
-		k++
-	}
-	return k
-}
+func (c contiguous) Len() int { return c.n/c.size + min(c.n%c.size, 1) }
 
 func (c contiguous) Size(g int) int {
 	check(g, c.Len())
