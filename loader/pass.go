@@ -3,7 +3,6 @@ package loader
 import (
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"net"
@@ -167,9 +166,7 @@ func (p *pass) lease(limit int, s *session) *lease {
 	if p.mem == nil {
 		return nil
 	}
-	var key [16]byte
-	_, _ = rand.Read(key[:]) // never fails
-	l := &lease{pass: p, key: hex.EncodeToString(key[:]), limit: min(limit, p.mem.count()), session: s,
+	l := &lease{pass: p, key: rand.Text(), limit: min(limit, p.mem.count()), session: s,
 		ready: make(chan struct{}), refs: map[uint32]*ref{}}
 	p.mu.Lock()
 	p.leases[l] = struct{}{}
