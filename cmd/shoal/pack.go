@@ -259,17 +259,17 @@ func pack(ctx context.Context, from, to string, fromStore, toStore stores.Option
 	}
 	defer tier.Close()
 	var src objstore.ReaderAt = store
-	// Checked during the listing; their errors are reported first.
-	var asked errgroup.Group
-	asked.Go(func() error { return base.Check(ctx) })
+	// Checked during the listing, which their errors end.
+	asked, listing := errgroup.WithContext(ctx)
+	asked.Go(func() error { return base.Check(listing) })
 	asked.Go(func() error {
-		if set, err := shard.IsSet(ctx, store, source); err != nil || !set {
+		if set, err := shard.IsSet(listing, store, source); err != nil || !set {
 			return err
 		}
 		return fmt.Errorf("%s is already a shard set", source)
 	})
 	bar := daemon.Own.Step("listing " + source.String())
-	objects := objstore.ListParallel(ctx, store, source.Prefix, 16, func(n int) {
+	objects := objstore.ListParallel(listing, store, source.Prefix, 16, func(n int) {
 		bar.Set(0, 0, humanize.Comma(int64(n))+" objects")
 	})
 	built, err := catalog.Build(objects, catalog.BuildOptions{Prefix: source.Prefix})
