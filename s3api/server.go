@@ -113,9 +113,10 @@ func New(keys Keys, may Limits, log *slog.Logger) *Server {
 			return context.WithValue(ctx, readerKey{}, &reader{number: s.readers.Add(1), conn: c})
 		},
 		ConnState: func(_ net.Conn, state http.ConnState) {
-			if state == http.StateNew {
+			switch state {
+			case http.StateNew:
 				s.count.connections.Add(1)
-			} else if state == http.StateClosed || state == http.StateHijacked {
+			case http.StateClosed, http.StateHijacked:
 				s.count.connections.Add(-1)
 			}
 		},

@@ -297,7 +297,7 @@ func TestUnreadable(t *testing.T) {
 		}
 		news, lookErr := f.Look()
 		if err = errors.Join(err, lookErr); len(news) != 1 || news[0].State != Torn {
-			err = fmt.Errorf("%+v, %v", news, err)
+			err = fmt.Errorf("%+v, %w", news, err)
 		}
 		looked <- err
 	}()

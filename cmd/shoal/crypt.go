@@ -48,7 +48,12 @@ func keyOf[T any](inv *invocation, file, variable string, parse func(text []byte
 		if from, err = inv.abs(file); err != nil {
 			return key, true, err
 		}
-		if text, err = os.ReadFile(from); err != nil {
+		f, err := os.Open(from)
+		if err == nil {
+			text, err = io.ReadAll(io.LimitReader(f, 4096)) // more is no key
+			_ = f.Close()
+		}
+		if err != nil {
 			return key, true, err
 		}
 	} else if len(text) == 0 {
