@@ -109,7 +109,8 @@ var (
 	ErrGone    error = refusal{Gone, "it is no more"}
 
 	refusals = map[error]error{unix.EAGAIN: ErrWriting, unix.ENOENT: ErrGone, unix.ENOTDIR: ErrGone,
-		unix.ELOOP: ErrGone, unix.EXDEV: refusal{Skipped, "another file system is mounted there"},
+		unix.ELOOP: ErrGone, unix.EINVAL: ErrGone, unix.ENXIO: ErrGone, // which is no file any more
+		unix.EXDEV:  refusal{Skipped, "another file system is mounted there"},
 		unix.EACCES: refusal{Skipped, "it belongs to another user (run shoal ckpt as the trainer's user)"}}
 )
 
@@ -170,11 +171,10 @@ func (f *Folder) look(t turn) (now News, err error) {
 // is.
 func (f *Folder) inspect(t turn, now *News) (early time.Duration, err error) {
 	file, print, err := f.lease(t.path)
+	defer file.Close()
 	if err != nil {
-		file.Close()
 		return 0, err
 	}
-	defer file.Close()
 	var clock unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &clock) // every kernel has it
 	age := time.Duration(clock.Nano() - print.Ctime)

@@ -425,16 +425,15 @@ func (f *Folder) walk(dir string) (all []turn, err error) {
 				t.own = 1
 			}
 		}
-		if all = append(all, t); errors.Is(err, fs.ErrNotExist) {
-			err = nil // it comes as gone
+		all = append(all, t)
+		if is, ok := errors.AsType[unix.Errno](err); ok && refusals[is] != nil {
+			err = nil // it comes as what it is by then
 		}
 		return err
 	})
 	slices.SortFunc(all, func(a, b turn) int {
-		own, age, last := cmp.Compare(a.own, b.own), cmp.Compare(a.print.Ctime, b.print.Ctime),
-			cmp.Compare(a.last, b.last)
-		deep := cmp.Compare(strings.Count(b.path, "/"), strings.Count(a.path, "/"))
-		return cmp.Or(own, age, last, deep, cmp.Compare(a.path, b.path))
+		return cmp.Or(a.own-b.own, cmp.Compare(a.print.Ctime, b.print.Ctime), a.last-b.last,
+			strings.Count(b.path, "/")-strings.Count(a.path, "/"), cmp.Compare(a.path, b.path))
 	})
 	return all, err
 }

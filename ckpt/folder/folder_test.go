@@ -405,6 +405,28 @@ func TestRemoved(t *testing.T) {
 	}
 }
 
+// What was a file when it was looked at, and is something else by the time that it is opened, stops nothing.
+func TestFileToFolder(t *testing.T) {
+	dir := t.TempDir()
+	w := follow(t, dir)
+	a := filepath.Join(dir, "a")
+	for range 200 {
+		write(t, a, "a")
+		if err := errors.Join(os.Remove(a), os.Mkdir(a, 0o777), os.Remove(a), unix.Mkfifo(a, 0o666),
+			os.Remove(a)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(a, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.f.Unchanged("a", Print{}); !errors.Is(err, ErrGone) {
+		t.Error(err)
+	}
+	write(t, filepath.Join(dir, "end"), "")
+	w.awaitState("end", Whole)
+}
+
 // A folder that has been moved is still the one that is looked at, whatever has its name.
 func TestMoved(t *testing.T) {
 	for what, replace := range map[string]func(dir string) error{"nothing": func(string) error { return nil },
