@@ -355,10 +355,9 @@ func (c *Carrier) leftOver() error {
 		}
 	}
 	why := ""
-	switch {
-	case c.trouble.err != nil:
+	if c.trouble.err != nil {
 		why = ": " + c.trouble.err.Error()
-	case b.WaitsFor != "":
+	} else if b.WaitsFor != "" {
 		why = ": " + b.Next + " waits for " + b.WaitsFor
 	}
 	return fmt.Errorf(

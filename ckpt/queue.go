@@ -389,6 +389,13 @@ func (q *Queue) Next() (c Change, ok bool) {
 			}
 		}
 	}
+	if next != nil && next.failed {
+		for f := range q.waiting.all { // a removal: a store that is a folder has no a beside a/b
+			if f.state != whole && (under(f.path, next.path) || under(next.path, f.path)) && !q.dropping() {
+				next = f
+			}
+		}
+	}
 	if next == nil || next.stale() { // until it is replaced there
 		return c, false
 	}
@@ -417,11 +424,8 @@ func (q *Queue) waitsFor(f *file, copies bool) *file {
 
 // tornBy returns a torn file that a last name waits for; nil if there is none. Others do not wait for such a last name.
 func (q *Queue) tornBy(f *file) (first *file) {
-	if !f.last || f.state != whole {
-		return nil
-	}
 	for g := range q.broken {
-		if beside(g, f) && (first == nil || g.path < first.path) {
+		if f.last && f.state == whole && beside(g, f) && (first == nil || g.path < first.path) {
 			first = g
 		}
 	}
@@ -495,12 +499,7 @@ func (q *Queue) NextCopy() (c Change, ok bool) {
 // dropping reports whether the neighbour may still have what is no more here: until then nothing is removed, or it
 // could publish a last name whose files have been removed.
 func (q *Queue) dropping() bool {
-	for f := range q.copies {
-		if f.state == absent {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(slices.Collect(maps.Keys(q.copies)), func(f *file) bool { return f.state == absent })
 }
 
 // Copy tells what the neighbour has of a file.

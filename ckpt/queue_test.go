@@ -457,3 +457,29 @@ func TestRemovalPerhaps(t *testing.T) {
 		t.Errorf("%t, %+v", ok, c)
 	}
 }
+
+// A removal lets all files pass, but those that a store which is a folder cannot take before it.
+func TestRemovalInTheWay(t *testing.T) {
+	for _, c := range [][2]string{{"a", "a/b"}, {"a/b", "a"}, {"a", "a/last"}, {"a/last", "a"}} {
+		q := NewQueue(isLast, true)
+		q.HearAll(nil, time.Time{})
+		q.Hear([]folder.News{{Path: c[0], State: folder.Whole, Print: folder.Print{Ino: 1}}}, time.Time{})
+		first, _ := q.Next()
+		q.Made(first, Published{Print: first.Print, ETag: "e"})
+		q.Hear([]folder.News{{Path: c[0], State: folder.Gone}, {Path: c[1], State: folder.Whole,
+			Print: folder.Print{Ino: 2}}}, time.Time{})
+		put, _ := q.Next()
+		if q.Failed(put, false); put.Path != c[1] {
+			t.Errorf("%v: %+v", c, put)
+		}
+		away, ok := q.Next()
+		if !ok || away.Put || away.Path != c[0] {
+			t.Errorf("%v: %t, %+v", c, ok, away)
+			continue
+		}
+		q.Made(away, Published{})
+		if put, ok = q.Next(); !ok || put.Path != c[1] {
+			t.Errorf("%v: %t, %+v", c, ok, put)
+		}
+	}
+}
