@@ -126,8 +126,10 @@ func (o *ckptOptions) destination(ctx context.Context, inv *invocation, text str
 }
 
 // check checks the flags.
-func (o *ckptOptions) check(inv *invocation) error {
+func (o *ckptOptions) check(c *cobra.Command, dir string) error {
 	switch {
+	case dir == "":
+		return cli.Usagef("the DIR is empty: give a folder %s", cli.SeeHelp(c))
 	case o.keepLocal < 0:
 		return cli.Usagef("--keep-local %d: give a number of checkpoints", o.keepLocal)
 	case o.drain <= 0:
@@ -141,7 +143,7 @@ func (o *ckptOptions) check(inv *invocation) error {
 	case o.copies == 1 && (o.cluster.Insecure || o.cluster.Advertise != ""):
 		return cli.Usagef("--advertise and --cluster-insecure are for --copies 2")
 	case o.copies == 2:
-		return o.cluster.check(inv, "")
+		return o.cluster.check(invocationOf(c.Context()), "")
 	}
 	return nil
 }
@@ -149,7 +151,7 @@ func (o *ckptOptions) check(inv *invocation) error {
 func (o *ckptOptions) run(c *cobra.Command, dir, dest string) (err error) {
 	inv := invocationOf(c.Context())
 	log, err := o.log.logger(inv)
-	if err = cmp.Or(err, o.check(inv)); err != nil {
+	if err = cmp.Or(err, o.check(c, dir)); err != nil {
 		return err
 	}
 	last, err := o.lastNames()

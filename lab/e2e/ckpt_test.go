@@ -323,6 +323,7 @@ func TestCkptRefuses(t *testing.T) {
 		{[]string{dir, dest}, 1, "another process follows it"},
 		{[]string{filepath.Join(dir, "none"), dest}, 1, "no such file"},
 		{[]string{"/dev/null", dest}, 1, "not a directory"},
+		{[]string{"", dest}, 2, "the DIR is empty"},
 		{[]string{dir, "s3://" + name + "/x.tar"}, 2, "tar shard"},
 		{[]string{dir, "file://" + dir + "/copy"}, 2, "lie in each other"},
 		{[]string{dir, dest, "--last", "["}, 2, "--last"},
