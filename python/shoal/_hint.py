@@ -685,6 +685,7 @@ class _Apart:
         self._locked = True
         self._pipe, self._parent, self.pid = -1, os.getpid(), 0
         self.long, self._said = False, bytearray()
+        self._began: List[bytes] = []  # when, in ticks
         state = random.getstate()  # Python seeds the copy's anew
         self._pipe, self._end = os.pipe()
         # no handler of the trainer's runs in the copy
@@ -700,6 +701,7 @@ class _Apart:
             os.close(self._end)
             with contextlib.suppress(ValueError):  # another thread has changed them
                 filters.remove(_NO_WARNING)
+            self._began = self._stat()[19:20]
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def __del__(self) -> None:
@@ -884,11 +886,15 @@ class _Apart:
 
     def _used(self) -> int:
         """The copy's processor time, in ticks; 0 if it is gone."""
+        return sum(map(int, self._stat()[11:13]))
+
+    def _stat(self) -> List[bytes]:
+        """What the kernel says of the process with the copy's number, from its state on."""
         try:
             with open(f"/proc/{self.pid}/stat", "rb") as f:
-                return sum(map(int, f.read().rpartition(b")")[2].split()[11:13]))
+                return f.read().rpartition(b")")[2].split()
         except OSError:
-            return 0
+            return []
 
     def end(self) -> None:
         """Ends the copy."""
@@ -896,9 +902,8 @@ class _Apart:
             return
         pipe, self._pipe = self._pipe, -1
         os.close(pipe)
-        try:
-            if self.pid:  # 0: there was no fork
+        # When the trainer has waited for any child, another process may have got the number.
+        if self._began and self._stat()[19:20] == self._began:
+            with contextlib.suppress(ChildProcessError, ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
                 os.waitpid(self.pid, 0)
-        except (ChildProcessError, ProcessLookupError, PermissionError):  # the trainer has waited for all its children
-            pass

@@ -1071,6 +1071,14 @@ class Samplers(unittest.TestCase):
                 "waits for other threads"):
             shoal.predict(DataLoader(Indices(), 8, sampler=Waiting()))
 
+    def test_a_number_that_another_process_got(self):
+        apart = _hint._Apart(lambda _: b"found")
+        os.waitpid(apart.pid, 0)  # as a trainer that waits for any child
+        apart.pid = os.getpid()
+        with mock.patch("os.kill") as kill:
+            apart.end()
+        kill.assert_not_called()
+
     def test_interrupted(self):
         with self.leavingNoChild(), mock.patch("select.poll") as poll, self.assertRaises(KeyboardInterrupt):
             poll.return_value.poll.side_effect = KeyboardInterrupt
