@@ -686,6 +686,7 @@ class _Apart:
         self._pipe, self._parent, self.pid = -1, os.getpid(), 0
         self.long, self._said = False, bytearray()
         self._began: List[bytes] = []  # when, in ticks
+        self._own: Optional[OSError] = None  # of Shoal's doing, not of the sampler's
         state = random.getstate()  # Python seeds the copy's anew
         self._pipe, self._end = os.pipe()
         # no handler of the trainer's runs in the copy
@@ -721,6 +722,9 @@ class _Apart:
                 text = str(e) if kind == type(e).__name__ and str(e) else repr(e)
                 if "forked subprocess" in text:  # of torch.cuda
                     kind, text = "TypeError", "hint: this sampler uses a CUDA device, which a copy of the process cannot; its order is not predicted"
+                if isinstance(e, OSError) and e is not self._own:
+                    kind, text = "TypeError", (f"hint: this sampler failed in a copy of the process, which has none of "
+                                               f"its open files and sockets ({text}); its order is not predicted")
                 why = [kind, e.errno, e.strerror, e.filename] if isinstance(e,
                     OSError) and kind != "TypeError" and e.errno else [kind, text]
                 answer = b"!" + json.dumps(why, default=str).encode()
@@ -799,6 +803,9 @@ class _Apart:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
         try:
             return do(*args)
+        except OSError as e:
+            self._own = e
+            raise
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
             self._locked = True

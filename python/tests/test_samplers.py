@@ -1102,7 +1102,7 @@ class Samplers(unittest.TestCase):
                 def __iter__(self):
                     return iter(list(f.read(N)))
 
-            with self.assertRaises(OSError):
+            with self.assertRaisesRegex(TypeError, "none of its open files and sockets .*Bad file descriptor"):
                 shoal.predict(DataLoader(Indices(), 8, sampler=Reading()))
             self.assertEqual(f.tell(), 0)
 
