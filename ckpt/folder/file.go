@@ -171,10 +171,11 @@ func (f *Folder) look(t turn) (now News, err error) {
 // is.
 func (f *Folder) inspect(t turn, now *News) (early time.Duration, err error) {
 	file, print, err := f.lease(t.path)
-	defer file.Close()
 	if err != nil {
+		file.Close()
 		return 0, err
 	}
+	defer file.Close()
 	var clock unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &clock) // every kernel has it
 	age := time.Duration(clock.Nano() - print.Ctime)
