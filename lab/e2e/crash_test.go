@@ -66,15 +66,11 @@ func TestUnmountAtExit(t *testing.T) {
 	for left := range 3 {
 		volume := tmpfs(t, unix.MS_SHARED)
 		at := filepath.Join(volume, "data")
-		by := exec.Command(shoalBin, "umount", "--at-exit", at)
-		by.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
-		standby := startForeground(t, by)
+		standby := startForeground(t, apart(volume, shoalBin, "umount", "--at-exit", at))
 		within(t, patience, "the process stands by", func() bool { return strings.Contains(standby.log(), "SIGTERM") })
 		for range left {
-			daemon := exec.Command(shoalBin, "mount", "file://"+dir, at, "--cache-dir", t.TempDir(),
-				"--kernel-cache", "off")
-			daemon.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
-			d := startForeground(t, daemon)
+			d := startForeground(t, apart(volume, shoalBin, "mount", "file://"+dir, at, "--cache-dir", t.TempDir(),
+				"--kernel-cache", "off"))
 			within(t, patience, "the mount", func() bool {
 				_, err := os.Stat(filepath.Join(at, paths[0]))
 				return err == nil

@@ -110,7 +110,8 @@ type pod struct {
 // that goes on as the rest of its line, with fewer rights.
 func (p *pod) start(t testing.TB, cache, become string, readOnly bool, args ...string) *foreground {
 	t.Helper()
-	script := `set -e
+	script := alone + `alone "$2"
+set -e
 root=$1 mnt=$2 run=$3 cache=$4 become=$5 ro=$6; shift 6
 mount -t proc proc "$root/proc"
 mount -t tmpfs -o mode=755 tmpfs "$root/dev"
@@ -244,10 +245,8 @@ func TestImage(t *testing.T) {
 	health := config.Config.Healthcheck.Test[1:]
 
 	// The trainer is there first, as another user in the group of the sockets.
-	trainer := exec.Command("sh", "-c",
-		`mount --make-rslave "$1" && cd "$1" && exec setpriv --reuid 1000 --regid 1000 --groups 65532 /usr/bin/python3 -u -c "$2" data`, "sh", p.mnt, stepsScript)
-	trainer.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
-	reader := startSteps(t, trainer)
+	reader := startSteps(t, apart(p.mnt, "sh", "-c",
+		`mount --make-rslave "$1" && cd "$1" && exec setpriv --reuid 1000 --regid 1000 --groups 65532 /usr/bin/python3 -u -c "$2" data`, "sh", p.mnt, stepsScript))
 	reader.want("sha256 "+paths[0], errno(syscall.ENOENT))
 	readThere := func() {
 		t.Helper()
