@@ -332,10 +332,11 @@ func (c *Carrier) tell() {
 	c.changed = make(chan struct{})
 }
 
-// idle reports whether the bucket has all that it can have now, and no upload of ours, and no host waits for this one.
+// idle reports whether the bucket has all that it can have now, and no upload of ours but those that could not be
+// aborted, and no host waits for this one.
 func (c *Carrier) idle() bool {
-	b := c.q.Behind()
-	return b.Files+b.Removals == 0 && c.q.busy == nil && len(c.closing) == 0 && (c.hosts == nil || c.hosts.left)
+	b, ours := c.q.Behind(), len(c.journal.uploads()) > 0 && time.Until(c.abortAt) <= lateAnswer
+	return b.Files+b.Removals == 0 && c.q.busy == nil && !ours && len(c.closing) == 0 && (c.hosts == nil || c.hosts.left)
 }
 
 // leftOver names what the bucket lacks at the end.
