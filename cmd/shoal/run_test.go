@@ -46,11 +46,11 @@ func TestASignalEndsAnOrder(t *testing.T) {
 	if _, err := out.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	state, err := cmd.Process.Wait()
-	if err != nil || state.Sys().(syscall.WaitStatus).Signal() != syscall.SIGINT {
+	if err != nil || state.Sys().(syscall.WaitStatus).Signal() != syscall.SIGTERM {
 		t.Errorf("%v, %v", state, err)
 	}
 }
