@@ -770,10 +770,11 @@ func (e *Engine) Opened(m *catalog.Manifest, file int, process uint32) {
 	}
 	e.counted.goodput.opened(file, cur.samples)
 	cur.keeping.Opened(file)
-	e.host.runner.Opened(v, file, process, e.orders.mounted()...)
+	// First, so that a stream that it begins meanwhile hears of this open twice, rather than never.
 	if i := e.orders.inference.Load(); i != nil && i.view.manifest == m {
 		i.opened(process, file)
 	}
+	e.host.runner.Opened(v, file, process, e.orders.mounted()...)
 }
 
 // SetPages says whom to ask whether the kernel has a file, so that it is not fetched for readers of the mount.
