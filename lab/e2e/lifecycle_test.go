@@ -46,7 +46,8 @@ func inForeground(t testing.TB, env []string, args ...string) *foreground {
 // alone is a function of the shell that has a new mount namespace forget the mounts of tests that run beside this one,
 // but those below $1: a copy of a mount keeps its daemon after umount. Where / is shared, copies go by themselves.
 const alone = `alone() {
-	[ "$(findmnt -no PROPAGATION /)" = shared ] || findmnt -rno TARGET -t fuse.shoal | grep -v "^$1" | xargs -r umount -cl
+	[ "$(findmnt -no PROPAGATION /)" = shared ] || findmnt -rno TARGET -t fuse.shoal | grep -v "^$1" |
+		xargs -r umount -cl
 }
 `
 

@@ -57,8 +57,8 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	// Under nohup the programs started here would ignore SIGHUP, as they should, and beside others SIGINT, which a shell
-	// has those ignore that it does not wait for. A signal that is caught here is not ignored by them.
+	// Under nohup the programs started here would ignore SIGHUP, as they should, and beside others SIGINT, which a
+	// shell has those ignore that it does not wait for. A signal that is caught here is not ignored by them.
 	for _, s := range []os.Signal{unix.SIGHUP, unix.SIGINT} {
 		if signal.Ignored(s) {
 			signal.Notify(make(chan os.Signal, 1), s)
