@@ -389,9 +389,9 @@ func (q *Queue) Next() (c Change, ok bool) {
 			}
 		}
 	}
-	if next != nil && next.failed {
+	if next != nil && next.failed && !q.dropping() {
 		for f := range q.waiting.all { // a removal: a store that is a folder has no a beside a/b
-			if f.state != whole && (under(f.path, next.path) || under(next.path, f.path)) && !q.dropping() {
+			if f.state != whole && (under(f.path, next.path) || under(next.path, f.path)) {
 				next = f
 			}
 		}

@@ -102,7 +102,7 @@ func (c choice) Set(text string) error {
 // engineOptions are the flags of every verb with a dataset.
 type engineOptions struct {
 	store       storeOptions
-	folder      string // of the source; "" for one that is none
+	folder      string // of a source that is a tree of files there, else ""
 	cacheDir    string
 	resetOld    bool
 	cacheSize   amount

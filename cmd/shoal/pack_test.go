@@ -15,7 +15,7 @@ import (
 	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
-// A source that does not answer is told when the first contact has failed, and not when the listing gives up.
+// A pack fails when the first contact with its source has failed, and does not wait until the listing gives up.
 func TestPackTellsOfASilentSource(t *testing.T) {
 	env := map[string]string{"AWS_ENDPOINT_URL": "http://" + hostile.Listen(t, func(c net.Conn) {
 		_, _ = io.Copy(io.Discard, c)

@@ -76,7 +76,7 @@ func TestAskFromNowhere(t *testing.T) {
 	}
 }
 
-// Who waits for a daemon's end is told so.
+// A verb that waits for a daemon to end says so.
 func TestGoneSaysThatItWaits(t *testing.T) {
 	var said bytes.Buffer
 	defer slog.SetDefault(slog.Default())
