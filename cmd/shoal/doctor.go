@@ -55,7 +55,7 @@ hundreds to thousands of GETs. It takes about 20 s, or a third of that with --qu
 
 func runDoctor(c *cobra.Command, o *doctorOptions, source string) (err error) {
 	inv := invocationOf(c.Context())
-	opts := doctor.Options{FeedOnly: o.feedOnly, Quick: o.quick}
+	opts := doctor.Options{FeedOnly: o.feedOnly, Pod: inv.environ("KUBERNETES_SERVICE_HOST") != "", Quick: o.quick}
 	if opts.CacheDir = cacheBase(); source != "" || o.cacheDir != "" {
 		eo := engineOptions{cacheDir: o.cacheDir}
 		if err := eo.resolveCacheDir(inv, source); err != nil {

@@ -26,6 +26,7 @@ type Options struct {
 	CacheSize int64          // bytes of --cache-size
 	Memory    int64          // bytes of --memory
 	FeedOnly  bool           // nothing will be mounted
+	Pod       bool           // this is a container of Kubernetes
 	Quick     bool           // a third of the time
 	Source    string         // "": only the machine
 	Store     stores.Options // of the source

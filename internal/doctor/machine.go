@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -36,6 +37,10 @@ func (p *patient) mounts(ctx context.Context) error {
 		return feedOnly
 	}
 	all, err := fusefs.Mounts()
+	if p.Pod && err == nil {
+		every, _ := machine.Mounts("/")
+		p.facts.Private = !slices.ContainsFunc(every, func(m machine.Mount) bool { return m.Shared })
+	}
 	found := make([]chan error, len(all))
 	for i, m := range all { // all at once: one that hangs takes none of the others' time
 		found[i] = make(chan error, 1)

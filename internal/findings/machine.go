@@ -17,6 +17,7 @@ import (
 type Machine struct {
 	Device     error    // what mounting lacks
 	Live, Dead []string // mounts of Shoal's whose daemon answers, and does not
+	Private    bool     // a container of a pod, none of whose volumes passes on what is mounted in it
 	Limits     Limits
 	Disk       Disk
 }
@@ -64,6 +65,11 @@ var machineRules = []Rule[*Site]{
 			return ok("%s: no daemon answers", strings.Join(m.Dead, ", ")).
 				but(Fail, "every access to the folder fails or hangs",
 					"shoal umount --lazy "+m.Dead[0]+", or mount there again")
+		case m.Private:
+			return ok("no volume of this container passes on what is mounted in it").
+				but(Warn, "the trainer's container would see an empty folder in place of a mount",
+					"mountPropagation: Bidirectional on the volume of MOUNTPOINT here, and HostToContainer there; "+
+						"--feed-only if nothing is mounted")
 		case len(m.Live) > 0:
 			return ok("%d of Shoal's mounts answer: %s", len(m.Live), strings.Join(m.Live, ", "))
 		}

@@ -57,6 +57,8 @@ func TestMachine(t *testing.T) {
 		{"odd fuse", func(m *Site) { m.Device = unix.EIO }, "fuse/device", Fail, "|dmesg | tail"},
 		{"dead mount", func(m *Site) { m.Live, m.Dead = []string{"/a"}, []string{"/mnt/de ad"} }, "fuse/mounts", Fail,
 			"shoal umount --lazy /mnt/de ad"},
+		{"mounts stay in the container", func(m *Site) { m.Private = true }, "fuse/mounts", Warn,
+			"|mountPropagation: Bidirectional"},
 		{"live mounts", func(m *Site) { m.Live = []string{"/a", "/b"} }, "fuse/mounts", OK, "2 of"},
 		{"limits", nil, "limits/machine", OK, "4 cores, load 3.1; 16 GiB, 8.0 GiB available"},
 		{"too little memory", func(m *Site) { m.Limits.Memory.Available = 1 << 30 }, "limits/machine", Fail,
