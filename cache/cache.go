@@ -178,9 +178,7 @@ func (c *Cache) reclaim(need int64, all, hard bool) (lost []extentKey) {
 }
 
 // evict tries to free need bytes, if necessary from prefetched data. The caller must hold no lock of a prefetcher.
-func (c *Cache) evict(need int64) {
-	c.tellLost(c.reclaim(need, true, true))
-}
+func (c *Cache) evict(need int64) { c.tellLost(c.reclaim(need, true, true)) }
 
 // reserve waits for n bytes that a reader needs. Prefetched data gives way, even if it is still in flight or being
 // read when the wait begins: it may never be read.
@@ -232,11 +230,13 @@ func (c *Cache) get(k extentKey, n int, f form) (b *buffer) {
 		b, freed = c.ring.get(k, n)
 	}
 	if freed {
-		c.relieve()
-		c.ledger.freed() // a prefetch may take spent bytes
+		c.spent()
 	}
 	return b
 }
+
+// spent says that bytes in memory were spent, which a prefetch may take.
+func (c *Cache) spent() { c.relieve(); c.ledger.freed() }
 
 func freeSpace(dir string) (free, size int64, err error) {
 	var st unix.Statfs_t
@@ -280,9 +280,8 @@ func (c *Counts) addTo(n *Counts) {
 func (c *Counts) counted() []*int64 {
 	return []*int64{
 		&c.KeepHits, &c.RingHits, &c.Joined, &c.Misses, &c.Prefetched, &c.FetchErrors, (*int64)(&c.Stall), &c.Corrupt,
-		&c.DiskErrors,
-		&c.Declined, &c.DiskWaits, &c.DiskGaveUp, &c.ReadBytes, &c.PeerBytes, &c.KeptBytes, &c.Restored,
-		(*int64)(&c.Restore),
+		&c.DiskErrors, &c.Declined, &c.DiskWaits, &c.DiskGaveUp, &c.ReadBytes, &c.PeerBytes, &c.KeptBytes,
+		&c.Restored, (*int64)(&c.Restore),
 	}
 }
 

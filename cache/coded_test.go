@@ -158,7 +158,7 @@ func (f *codedFixture) readAll(v *Volume) {
 
 // recode recodes all there is.
 func (f *codedFixture) recode() {
-	r := f.v.NewRecoder(2, func(time.Duration) {})
+	r := NewRecoder(f.v, 2, func(time.Duration) {})
 	for quiet := 0; quiet < 2; {
 		if quiet++; r.Next(f.t.Context()) {
 			quiet = 0
@@ -255,7 +255,7 @@ func TestRestoreOnce(t *testing.T) {
 func TestRecodeIdle(t *testing.T) {
 	f := newCoded(t, 20, 60<<10)
 	f.fill()
-	r := f.v.NewRecoder(1, func(time.Duration) {})
+	r := NewRecoder(f.v, 1, func(time.Duration) {})
 	for r.Next(t.Context()) || r.growing != 0 || len(r.queue) > 0 {
 	}
 	again := func() bool {

@@ -182,7 +182,7 @@ func (d *disk) keep(k extentKey, buf *buffer) bool {
 	if !v.wanted(file, x) {
 		return false
 	}
-	extra, rec := !v.Chooses(file, x), v.describe(file, x, n)
+	extra, rec := !v.Chooses(file, x), k.describe(n)
 	loc := d.append(rec, buf.data, func() (loc segment.Loc, err error) {
 		if d.freeUp(extra, int64(n)) {
 			return d.store.Append(rec, buf.data)

@@ -51,24 +51,24 @@ func (q *diskRead) read() {
 
 // keptRecord is where an extent is kept.
 type keptRecord struct {
-	v     *Volume
+	extentKey
 	d     *disk // nil: it is not kept, or the disk is in trouble
 	file  int
-	e     uint32
 	loc   segment.Loc
 	n     int // bytes at loc
 	coded bool
 }
 
-func (v *Volume) keptRecord(file, x int) keptRecord {
-	k := keptRecord{v: v, file: file, e: v.extent(file, x)}
-	if k.loc, k.n = v.at(k.e); k.loc != 0 {
-		k.d = v.ds.readable()
+// record returns where an extent of the file is kept.
+func (k extentKey) record(file int) keptRecord {
+	r := keptRecord{extentKey: k, file: file}
+	if r.loc, r.n = k.v.at(k.extent()); r.loc != 0 {
+		r.d = k.v.ds.readable()
 	}
-	if k.coded = k.n > 0; !k.coded {
-		k.n = int(v.ExtentBytes(file, x))
+	if r.coded = r.n > 0; !r.coded {
+		r.n = k.v.bytes(file, k.piece)
 	}
-	return k
+	return r
 }
 
 // read fills p from off of the record. One that cannot be read is forgotten, and so fetched again. Its error is the
@@ -95,7 +95,7 @@ func (d *disk) unread(ctx context.Context, err error, forget func(error)) (bool,
 
 // forget gives up a record that cannot be read, or from which the file does not come back.
 func (k keptRecord) forget(err error) {
-	if !k.v.unplace(k.e, k.loc) {
+	if !k.v.unplace(k.extent(), k.loc) {
 		return
 	}
 	k.d.free(k.loc)

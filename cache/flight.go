@@ -158,8 +158,8 @@ func (v *Volume) begin(r request, span trace.Span, parts []part, sources []Sourc
 		v.flights[p.key.piece] = p
 		switch e := p.key.extent(); {
 		case p.key.isGranule() && r.purpose == reading:
-			v.fetched(e, p.key.bit())
-		case !p.key.isGranule() && !v.hasSlot(e):
+			p.key.fetched(p.key.bit())
+		case !p.key.isGranule() && !p.key.hasSlot():
 			delete(v.parts, e)
 		}
 	}
@@ -220,7 +220,7 @@ func (fl *flight) land(v *Volume, purpose purpose, err error) {
 	for i := range fl.parts {
 		p := &fl.parts[i]
 		if err == nil {
-			if v.lends(p.file, p.x()) {
+			if p.lends() {
 				p.buf.lent, p.buf.detour = v.gifts.phase.Load(), purpose == serving && fl.restores() == nil
 			}
 			p.buf.refs.Add(int32(p.waiters))
@@ -254,7 +254,7 @@ func (p *part) fits(d *disk) bool {
 		return false
 	}
 	if p.key.isGranule() {
-		return v.takesGranules(p.file, p.x())
+		return p.key.takesGranules()
 	}
 	return v.wanted(p.file, p.x())
 }
@@ -306,10 +306,11 @@ func (p *part) remember(err error) {
 }
 
 // lately returns the error of readers who asked for the extent a moment ago. The volume's lock is held.
-func (v *Volume) lately(e uint32) error {
-	if one, ok := v.failed[e]; ok && time.Now().Before(one.until) {
+func (k extentKey) lately() error {
+	e := k.extent()
+	if one, ok := k.v.failed[e]; ok && time.Now().Before(one.until) {
 		return one.err
 	}
-	delete(v.failed, e)
+	delete(k.v.failed, e)
 	return nil
 }

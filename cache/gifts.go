@@ -50,7 +50,10 @@ func (g *gifts) begin(pays bool) {
 }
 
 // SetGiven says how many extents others may ask this node for that it does not keep.
-func (v *Volume) SetGiven(n int) { v.gifts.most.Store(int64(n / 4)) }
+func (g *gifts) SetGiven(n int) { g.most.Store(int64(n / 4)) }
+
+// Gives reports whether what this node does not keep is fetched for others all the same.
+func (g *gifts) Gives() bool { return g.phase.Load().pays }
 
 // judge counts a read saved, or a detour.
 func (p *phase) judge(saved bool) {
@@ -74,14 +77,11 @@ func (p *phase) judge(saved bool) {
 	}
 }
 
-// lends reports whether other nodes ask this one for an extent that it is not to keep.
-func (v *Volume) lends(file, x int) bool {
-	p := *v.peers.Load()
-	return p != nil && p.Owns(file, x) && !v.Chooses(file, x)
+// lends reports whether other nodes ask this one for the extent, which it is not to keep.
+func (p *part) lends() bool {
+	peers := *p.key.v.peers.Load()
+	return peers != nil && peers.Owns(p.file, p.x()) && !p.key.v.Chooses(p.file, p.x())
 }
-
-// Gives reports whether what this node does not keep is fetched for others all the same.
-func (v *Volume) Gives() bool { return v.gifts.phase.Load().pays }
 
 // gives reports whether an extent is fetched for another node.
 func (v *Volume) gives(file, x int) bool {

@@ -124,7 +124,7 @@ func (d *disk) survey() (all []share) {
 				d.progress() // of a large version it may take seconds
 			}
 			for x := range v.Extents(f) {
-				if k := v.keptRecord(f, x); k.loc != 0 && v.Chooses(f, x) {
+				if k := v.key(f, x).record(f); k.loc != 0 && v.Chooses(f, x) {
 					wanted[k.loc.Segment()] += k.loc.Bytes(k.n)
 				}
 			}
@@ -150,7 +150,7 @@ func (d *disk) owners(id uint32) (in owners) {
 		}
 		for e := range v.locs {
 			if loc, _ := v.at(uint32(e)); loc != 0 && loc.Segment() == id {
-				in[loc] = v.key(uint32(e))
+				in[loc] = extentKey{v, piece(e) << 8}
 			}
 		}
 	}
@@ -253,7 +253,7 @@ func (d *disk) purge(id uint32, all bool) (freed int64, err error) {
 	wanted := int64(overhead)
 	for loc, k := range in {
 		if all || in.wants(loc) {
-			wanted += loc.Bytes(k.v.keptRecord(k.v.Numbered(int(k.extent()))).n)
+			wanted += loc.Bytes(k.record(k.v.fileOf(k.extent())).n)
 		}
 	}
 	switch room, err := d.room(); {

@@ -44,28 +44,29 @@ func (q *query) boardGranule(k extentKey) (b boarding, ok bool) {
 		b, _ = q.joining(p)
 		return b, true
 	}
-	b.kept = q.v.granuleOnDisk(k)
+	b.kept = k.granuleOnDisk()
 	return b, b.kept.d != nil
 }
 
-// missing is what is fetched for a request of which the beginning is nowhere: granules, or the extent. v.mu is held.
-func (q *query) missing(e uint32) (parts []part) {
+// missing is what is fetched for a request of which the beginning is nowhere: granules of extent e, or all of it. v.mu
+// is held.
+func (q *query) missing(e extentKey) (parts []part) {
 	if q.p == nil || !q.v.hasGranules(q.file, q.x) {
 		return q.whole()
 	}
 	size := q.v.ExtentBytes(q.file, q.x)
 	lo, hi, all := q.off/granuleSize, (q.off+q.n-1)/granuleSize+1, int((size+granuleSize-1)/granuleSize)
 	run := q.runBefore(e, lo)
-	if lo == 0 && (q.x == 0 || max(hi, 2*run) >= all) && !q.v.hasSlot(e) {
+	if lo == 0 && (q.x == 0 || max(hi, 2*run) >= all) && !e.hasSlot() {
 		return q.whole()
 	}
 	for g := lo; g < min(max(hi, lo+min(2*run, mostSparse)), all); g++ {
 		// the first was not, though the disk may be in use again by now
-		if k := q.v.key(e).granule(g); g == lo || !k.here() {
+		if k := e.granule(g); g == lo || !k.here() {
 			parts = append(parts, part{key: k, file: q.file, spent: true})
 		}
 	}
-	if q.v.isWorthAll(q.file, q.x, granulesOf(parts), min(run, lo)) {
+	if e.isWorthAll(granulesOf(parts), min(run, lo)) {
 		return q.whole()
 	}
 	return parts
@@ -80,39 +81,40 @@ func granulesOf(parts []part) (bits uint64) {
 
 // fetchesPart reports whether an extent is fetched for a peer that asks for a part of it, and notes the part. v.mu is
 // held.
-func (q *query) fetchesPart(e uint32) bool {
+func (q *query) fetchesPart(e extentKey) bool {
 	if q.n == int(q.v.ExtentBytes(q.file, q.x)) || q.v.Extents(q.file) == 1 {
 		return true
 	}
 	now := uint64(1)<<((q.off+q.n-1)/granuleSize+1) - 1<<(q.off/granuleSize) // from the first to the last
-	if q.v.isWorthAll(q.file, q.x, now, 0) {
+	if e.isWorthAll(now, 0) {
 		return true
 	}
-	q.v.fetched(e, now)
+	e.fetched(now)
 	return false
 }
 
 // isWorthAll reports whether the extent is to be fetched whole for these granules, because so much of it was fetched,
-// without a run that the read continues, and the disk would keep it. v.mu is held.
-func (v *Volume) isWorthAll(file, x int, granules uint64, run int) bool {
-	before := v.parts[v.extent(file, x)].fetched
+// without a run that the read continues, and the disk would keep it. The volume's lock is held.
+func (k extentKey) isWorthAll(granules uint64, run int) bool {
+	before := k.v.parts[k.extent()].fetched
 	if before&granules == 0 && bits.OnesCount64(before|granules)-run <= mostSparse {
 		return false
 	}
-	return v.wanted(file, x) && v.DiskRoom() >= ExtentSize
+	return k.v.wanted(k.v.Numbered(int(k.extent()))) && k.v.DiskRoom() >= ExtentSize
 }
 
 // runBefore returns how many granules that were fetched lie before granule lo without a gap, in this extent and the one
 // before it. v.mu is held.
-func (q *query) runBefore(e uint32, lo int) int {
-	run := min(bits.LeadingZeros64(^(q.v.parts[e].fetched << (64 - lo))), lo)
+func (q *query) runBefore(e extentKey, lo int) int {
+	run := min(bits.LeadingZeros64(^(q.v.parts[e.extent()].fetched << (64 - lo))), lo)
 	if run < lo || q.x == 0 {
 		return run
 	}
-	if q.v.key(e - 1).here() {
+	before := q.v.key(q.file, q.x-1)
+	if before.here() {
 		return run + 64
 	}
-	return run + bits.LeadingZeros64(^q.v.parts[e-1].fetched)
+	return run + bits.LeadingZeros64(^q.v.parts[before.extent()].fetched)
 }
 
 // readAhead prefetches what follows an extent that a sequential reader has reached: as many extents as it has read, up
@@ -122,14 +124,13 @@ func (q *query) readAhead() {
 	if q.off > 0 || x == 0 {
 		return
 	}
-	e := v.extent(file, x)
 	most := int(min(int64(x), mostAhead, v.c.ledger.Limit()/8/ExtentSize))
 	v.mu.Lock()
 	read, ahead := 0, 0
-	for read < most && v.key(e-uint32(read)-1).here() {
+	for read < most && v.key(file, x-read-1).here() {
 		read++
 	}
-	for ahead < read && x+1+ahead < v.Extents(file) && !v.hasSlot(e+1+uint32(ahead)) {
+	for ahead < read && x+1+ahead < v.Extents(file) && !v.key(file, x+1+ahead).hasSlot() {
 		ahead++
 	}
 	v.mu.Unlock()
@@ -151,8 +152,8 @@ func (v *Volume) WillReadRange(file int, off, n int64) {
 			continue
 		}
 		v.mu.Lock()
-		if k := v.key(v.extent(file, x)); !k.here() && v.flights[k.piece] == nil {
-			v.fetched(k.extent(), math.MaxUint64) // each granule of it comes for the second time
+		if k := v.key(file, x); !k.here() && v.flights[k.piece] == nil {
+			k.fetched(math.MaxUint64) // each granule of it comes for the second time
 		}
 		v.mu.Unlock()
 		if most--; most >= 0 {

@@ -245,7 +245,7 @@ func TestGroupUrgency(t *testing.T) {
 	}
 	<-flying
 	v.mu.Lock()
-	fl := v.flights[v.key(1).piece].fl
+	fl := v.flights[1<<8].fl
 	v.mu.Unlock()
 	if fl.urgency.Raised() {
 		t.Error("urgent from the beginning")

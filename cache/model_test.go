@@ -443,7 +443,7 @@ func (w *world) steps() map[string]func(*rapid.T) {
 				w.readAll(s)
 				settled(w.t, w.c)
 			}
-			r := s.v.NewRecoder(rapid.IntRange(1, 3).Draw(w.t, "threads"), func(time.Duration) {})
+			r := NewRecoder(s.v, rapid.IntRange(1, 3).Draw(w.t, "threads"), func(time.Duration) {})
 			for range 3 {
 				ctx, cancel := context.WithTimeout(context.Background(), time.Second) // the disk may hang
 				r.Next(ctx)

@@ -59,31 +59,32 @@ const (
 	mostParts = 1 << 16
 )
 
-// fetched notes granules of an extent that readers fetch. v.mu is held.
-func (v *Volume) fetched(e uint32, granules uint64) {
-	p := v.parts[e]
+// fetched notes granules of the extent that readers fetch. The volume's lock is held.
+func (k extentKey) fetched(granules uint64) {
+	parts, e := k.v.parts, k.extent()
+	p := parts[e]
 	p.fetched |= granules
-	v.parts[e] = p
-	if len(v.parts) <= mostParts {
+	parts[e] = p
+	if len(parts) <= mostParts {
 		return
 	}
 	tried := 0
-	for other, p := range v.parts { // any of them: if it is forgotten a granule may be fetched again
+	for other, p := range parts { // any of them: if it is forgotten a granule may be fetched again
 		if tried++; tried > 4 {
 			break
 		}
 		if other != e && p.at == (slot{}) && !p.planned {
-			delete(v.parts, other)
+			delete(parts, other)
 		}
 	}
 }
 
-func (v *Volume) hasSlot(e uint32) bool { return v.parts[e].at != slot{} }
+func (k extentKey) hasSlot() bool { return k.v.parts[k.extent()].at != slot{} }
 
-// takesGranules reports whether the disk would take granules of an extent.
-func (v *Volume) takesGranules(file, x int) bool {
-	d := v.ds.disk.Load()
-	return d != nil && !d.noWrites.Load() && !d.writer.slots.off.Load() && v.Chooses(file, x)
+// takesGranules reports whether the disk would take granules of the extent.
+func (k extentKey) takesGranules() bool {
+	d := k.v.ds.disk.Load()
+	return d != nil && !d.noWrites.Load() && !d.writer.slots.off.Load() && k.v.Chooses(k.v.Numbered(int(k.extent())))
 }
 
 // keptGranule is where a granule is on disk.
@@ -93,10 +94,10 @@ type keptGranule struct {
 	from slot
 }
 
-// granuleOnDisk looks in the slot of an extent. v.mu is held.
-func (v *Volume) granuleOnDisk(k extentKey) (g keptGranule) {
-	if p := v.parts[k.extent()]; p.kept&k.bit() != 0 {
-		g = keptGranule{k, v.ds.readable(), p.at}
+// granuleOnDisk looks for a granule in the slot of its extent. The volume's lock is held.
+func (k extentKey) granuleOnDisk() (g keptGranule) {
+	if p := k.v.parts[k.extent()]; p.kept&k.bit() != 0 {
+		g = keptGranule{k, k.v.ds.readable(), p.at}
 	}
 	return g
 }
@@ -176,7 +177,7 @@ func (d *disk) keepGranule(k extentKey, buf *buffer) bool {
 	v, e, s := k.v, k.extent(), &d.writer.slots
 	file, x := v.Numbered(int(e))
 	v.mu.Lock()
-	at, ok := v.parts[e].at, v.takesGranules(file, x)
+	at, ok := v.parts[e].at, k.takesGranules()
 	v.mu.Unlock()
 	if !ok {
 		return false
@@ -266,7 +267,7 @@ func (d *disk) complete(k extentKey, at slot) {
 	}
 	d.progress()
 	d.store.Give(slotSize) // before, so that the record has room
-	if loc := d.append(v.describe(file, x, n), s.whole[:n], func() (segment.Loc, error) {
+	if loc := d.append(k.describe(n), s.whole[:n], func() (segment.Loc, error) {
 		return 0, segment.ErrFull
 	}); loc != 0 {
 		d.place(k, loc, 0)
@@ -303,7 +304,7 @@ func (d *disk) emptySlots(v *Volume, of func(e uint32) bool) (freed int64) {
 	v.mu.Unlock()
 	for _, e := range all {
 		if d.progress(); of == nil || of(e) {
-			freed += d.emptySlot(v.key(e), false)
+			freed += d.emptySlot(extentKey{v, piece(e) << 8}, false)
 		}
 	}
 	return freed

@@ -200,7 +200,7 @@ func TestServe(t *testing.T) {
 	if err := v.Flush(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if e := v.key(0); e.maybe() || !e.onDisk() {
+	if e := v.key(0, 0); e.maybe() || !e.onDisk() {
 		t.Error("what was fetched for a peer is not spent, or not kept")
 	}
 	serve(0, 3, 69<<10, true, nil)

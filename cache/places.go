@@ -65,6 +65,9 @@ func (ps *places) number() {
 	ps.locs = make([]uint64, n)
 }
 
+// Manifest returns the version that the volume serves.
+func (ps *places) Manifest() *catalog.Manifest { return ps.m }
+
 // Extents implements prefetch.Sizes over file numbers.
 func (ps *places) Extents(file int) int { return catalog.Extents(ps.m.Size(file)) }
 

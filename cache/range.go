@@ -15,14 +15,14 @@ type Range struct {
 }
 
 // hasGranules reports whether parts of an extent are fetched by granules.
-func (v *Volume) hasGranules(file, x int) bool {
-	return v.Extents(file) > 1 && v.ExtentBytes(file, x) > granuleSize
+func (ps *places) hasGranules(file, x int) bool {
+	return ps.Extents(file) > 1 && ps.ExtentBytes(file, x) > granuleSize
 }
 
 // pieces yields what a range stands for: granules, or its extent.
-func (v *Volume) pieces(r Range) iter.Seq[extentKey] {
+func (r Range) pieces(v *Volume) iter.Seq[extentKey] {
 	return func(yield func(extentKey) bool) {
-		k := v.key(v.extent(r.File, r.Extent))
+		k := v.key(r.File, r.Extent)
 		if r.N == 0 || !v.hasGranules(r.File, r.Extent) {
 			yield(k)
 			return
@@ -35,9 +35,9 @@ func (v *Volume) pieces(r Range) iter.Seq[extentKey] {
 	}
 }
 
-// RangeBytes returns what is fetched for a range, if nothing of it is here.
-func (v *Volume) RangeBytes(r Range) (n int64) {
-	for k := range v.pieces(r) {
+// Bytes returns what is fetched for a range, if nothing of it is here.
+func (r Range) Bytes(v *Volume) (n int64) {
+	for k := range r.pieces(v) {
 		n += int64(v.bytes(r.File, k.piece))
 	}
 	return n
@@ -50,16 +50,16 @@ func (v *Volume) ClaimRange(a *Account, r Range) bool {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return len(v.lacks(a, r)) == 0
+	return len(r.lacks(v, a)) == 0
 }
 
 // lacks claims what is here or on its way of a range, and returns what is not. v.mu is held.
-func (v *Volume) lacks(a *Account, r Range) (parts []part) {
-	for k := range v.pieces(r) {
+func (r Range) lacks(v *Volume, a *Account) (parts []part) {
+	for k := range r.pieces(v) {
 		switch {
 		case k.isGranule() && k.as(whole).here():
 			return nil
-		case !v.claim(a, k, false):
+		case !k.claim(a, false):
 			parts = append(parts, part{key: k, file: r.File, form: anyForm, account: a})
 		}
 	}
@@ -68,7 +68,7 @@ func (v *Volume) lacks(a *Account, r Range) (parts []part) {
 
 // WhereRange is Where of a range.
 func (v *Volume) WhereRange(r Range) Residence {
-	k := v.key(v.extent(r.File, r.Extent))
+	k := v.key(r.File, r.Extent)
 	if at := k.staged(); at > InStore {
 		return at
 	}
@@ -77,7 +77,7 @@ func (v *Volume) WhereRange(r Range) Residence {
 	at := k.where()
 	if at == InStore {
 		at = OnDisk
-		for k := range v.pieces(r) {
+		for k := range r.pieces(v) {
 			at = min(at, k.where())
 		}
 	}
@@ -97,24 +97,24 @@ func (v *Volume) PrefetchRange(a *Account, r Range, due time.Time, done func(fil
 	started int, out Outcome) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	parts := v.lacks(a, r)
+	parts := r.lacks(v, a)
 	if len(parts) == 0 {
 		return 0, Present
 	}
 	if k := parts[0].key; k.isGranule() {
-		if v.takesGranules(r.File, r.Extent) {
+		if k.takesGranules() {
 			p := v.parts[k.extent()]
 			p.planned = true
 			v.parts[k.extent()] = p
 		}
-		if v.isWorthAll(r.File, r.Extent, granulesOf(parts), 0) {
+		if k.isWorthAll(granulesOf(parts), 0) {
 			parts = []part{{key: k.as(whole), file: r.File, spent: true}} // the disk is about to have it
 		}
 	}
 	if !v.c.ledger.TryReserve(sizeOf(parts), ForPrefetch) {
 		return 0, NoMemory
 	}
-	if v.begin(request{purpose: ahead, due: due}, trace.Span{}, parts, v.sources(ahead, r.File, r.Extent),
+	if v.begin(request{purpose: ahead, due: due}, trace.Span{}, parts, ahead.sources(v, r.File, r.Extent),
 		done) == nil {
 		return 0, Closed
 	}
@@ -124,7 +124,7 @@ func (v *Volume) PrefetchRange(a *Account, r Range, due time.Time, done func(fil
 // SpendRange is Spend of a range, but for what others want: it asks for what lies in the file from off to end.
 func (v *Volume) SpendRange(r Range, wanted func(off, end int64) bool) {
 	recycled := false
-	for k := range v.pieces(r) {
+	for k := range r.pieces(v) {
 		off := int64(r.Extent)*ExtentSize + k.off()
 		if wanted(off, off+int64(v.bytes(r.File, k.piece))) {
 			continue
@@ -138,7 +138,6 @@ func (v *Volume) SpendRange(r Range, wanted func(off, end int64) bool) {
 		recycled = v.c.ring.spend(k) || recycled
 	}
 	if recycled {
-		v.c.relieve()
-		v.c.ledger.freed() // a prefetch may take spent bytes
+		v.c.spent()
 	}
 }

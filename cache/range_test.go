@@ -21,7 +21,7 @@ func TestRangeUrgency(t *testing.T) {
 		t.Fatal(n, out)
 	}
 	v.mu.Lock()
-	fl := v.flights[v.key(1).granule(1).piece].fl
+	fl := v.flights[extentKey{v, 1 << 8}.granule(1).piece].fl
 	v.mu.Unlock()
 	if fl.urgency.Raised() {
 		t.Error("urgent from the beginning")

@@ -32,7 +32,7 @@ type Recoder struct {
 
 // NewRecoder returns a recoder that encodes on so many threads at once. rest is called by each after some work, and may
 // sleep.
-func (v *Volume) NewRecoder(threads int, rest func(worked time.Duration)) *Recoder {
+func NewRecoder(v *Volume, threads int, rest func(worked time.Duration)) *Recoder {
 	return &Recoder{v: v, threads: threads, rest: rest, tried: make([]atomic.Uint32, (len(v.locs)+31)/32)}
 }
 
@@ -52,7 +52,8 @@ func (r *Recoder) Some(ctx context.Context, n int) (files [][]byte) {
 	}
 	left := 16 << 20
 	for i := range min(n, len(all)) {
-		k := v.keptRecord(all[i*len(all)/min(n, len(all))], 0)
+		file := all[i*len(all)/min(n, len(all))]
+		k := v.key(file, 0).record(file)
 		if left -= k.n; left < 0 {
 			break
 		}
@@ -132,8 +133,8 @@ func (r *Recoder) files(yield func(k keptRecord) bool) {
 		if r.v.Extents(file) != 1 {
 			continue
 		}
-		k := r.v.keptRecord(file, 0)
-		if k.d != nil && !k.coded && r.tried[k.e/32].Load()&(1<<(k.e%32)) == 0 && !yield(k) {
+		k := r.v.key(file, 0).record(file)
+		if k.d != nil && !k.coded && r.tried[k.extent()/32].Load()&(1<<(k.extent()%32)) == 0 && !yield(k) {
 			return
 		}
 	}
@@ -190,7 +191,7 @@ func (r *Recoder) recode(ctx context.Context, k keptRecord) bool {
 	made, ok := v.codec.Encode(out[:0], plain)
 	if !ok || len(made) == 0 || len(made) >= n {
 		putBytes(out)
-		r.tried[k.e/32].Or(1 << (k.e % 32))
+		r.tried[k.extent()/32].Or(1 << (k.extent() % 32))
 		return false
 	}
 	used := false
@@ -204,7 +205,7 @@ func (r *Recoder) recode(ctx context.Context, k keptRecord) bool {
 // recoded appends the coded record of a file, and has it take the place of the plain one, in all versions. Only the
 // writer calls it.
 func (k keptRecord) recoded(payload []byte) (used bool) {
-	d, rec, from := k.d, k.v.describe(k.file, 0, len(payload)), k.loc
+	d, rec, from := k.d, k.describe(len(payload)), k.loc
 	to := d.append(rec, payload, func() (segment.Loc, error) {
 		return d.store.AppendBeyond(rec, payload) // until the plain record's segment is dropped
 	})
@@ -212,7 +213,7 @@ func (k keptRecord) recoded(payload []byte) (used bool) {
 		return false
 	}
 	killpoint.Pass("cache.recode.appended")
-	used = k.v.key(k.e).moved(from, to, rec.Length)
+	used = k.moved(from, to, rec.Length)
 	killpoint.Pass("cache.recode.moved")
 	if !used { // it was lost, or copied elsewhere, meanwhile
 		from = to

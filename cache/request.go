@@ -40,8 +40,8 @@ type query struct {
 	counted bool // not all was in memory
 }
 
-// query asks for bytes of the file from off, as many of n as lie in one extent.
-func (v *Volume) query(ctx context.Context, file int, off int64, n int) *query {
+// newQuery asks for bytes of the file from off, as many of n as lie in one extent.
+func newQuery(ctx context.Context, v *Volume, file int, off int64, n int) *query {
 	q := &query{request: request{file: file, x: int(off / ExtentSize), off: int(off % ExtentSize)}, v: v, ctx: ctx}
 	q.n = int(min(int64(n), v.ExtentBytes(file, q.x)-int64(q.off)))
 	return q
@@ -90,7 +90,7 @@ var (
 func (v *Volume) ReadAt(ctx context.Context, file int, p []byte, off int64) (int, error) {
 	p = p[:max(0, min(int64(len(p)), v.m.Size(file)-off))]
 	for n := 0; n < len(p); {
-		q := v.query(ctx, file, off+int64(n), len(p)-n)
+		q := newQuery(ctx, v, file, off+int64(n), len(p)-n)
 		q.p = p[n : n+q.n]
 		q.readAhead()
 		for q.n > 0 {
@@ -114,7 +114,7 @@ func (v *Volume) ReadAt(ctx context.Context, file int, p []byte, off int64) (int
 // Lend returns n bytes of the file from off if they are in memory in one piece. They do not change until release,
 // which must be called once.
 func (v *Volume) Lend(file int, off int64, n int) (data []byte, release func(), ok bool) {
-	q := v.query(context.Background(), file, off, n)
+	q := newQuery(context.Background(), v, file, off, n)
 	if q.n < n {
 		return nil, nil, false
 	}
@@ -130,8 +130,8 @@ func (v *Volume) Lend(file int, off int64, n int) (data []byte, release func(), 
 // ReadNow fills p from off, inside the file, if the disk has it as it came and need not be waited for. A record that
 // cannot be read, or must be restored, is left to ReadAt.
 func (v *Volume) ReadNow(file int, p []byte, off int64) bool {
-	q := v.query(context.Background(), file, off, len(p))
-	k := v.keptRecord(file, q.x)
+	q := newQuery(context.Background(), v, file, off, len(p))
+	k := v.key(file, q.x).record(file)
 	if k.d == nil || k.coded || q.n < len(p) || k.d.store.ReadAtNow(k.loc, k.n, p, int64(q.off)) != nil {
 		return false
 	}
@@ -157,7 +157,7 @@ func (v *Volume) SampleCoded(ctx context.Context, file int) (data []byte, releas
 }
 
 func (v *Volume) sample(ctx context.Context, file int, f form) (data []byte, release func(), err error) {
-	q := v.query(ctx, file, 0, ExtentSize)
+	q := newQuery(ctx, v, file, 0, ExtentSize)
 	if v.codec != nil {
 		q.form = f
 	}
@@ -194,7 +194,7 @@ func (v *Volume) Serve(ctx context.Context, file int, off int64, n int, due time
 		off%ExtentSize+int64(n) > ExtentSize {
 		return nil, nil, fmt.Errorf("cache: there are no %d bytes at %d of file %d in one extent", n, off, file)
 	}
-	q := v.query(ctx, file, off, n)
+	q := newQuery(ctx, v, file, off, n)
 	q.purpose, q.due, q.heldOnly = serving, due, held
 	l, err := q.get()
 	return l.data, l.buf.Release, err
@@ -208,7 +208,7 @@ func (v *Volume) ServeCoded(ctx context.Context, file int, off int64, n int, for
 		int64(n) != v.m.Size(file) {
 		return nil, nil, false
 	}
-	q := v.query(ctx, file, 0, n)
+	q := newQuery(ctx, v, file, 0, n)
 	q.form, q.purpose, q.heldOnly = codedForm, serving, true
 	l, err := q.get()
 	if err == nil && v.codec.Form(l.data) != form {
@@ -244,7 +244,7 @@ func (q *query) inMemory() (l lease, ok bool) {
 	if q.purpose == serving {
 		read = 0
 	}
-	b := q.v.c.get(q.v.key(q.v.extent(q.file, q.x)), read, q.form)
+	b := q.v.c.get(q.v.key(q.file, q.x), read, q.form)
 	if b == nil {
 		return lease{}, false
 	}
@@ -285,7 +285,7 @@ func (q *query) room(n int) (lease, error) {
 
 // fromDisk reads the bytes of a request from the kept record, if that has the form.
 func (q *query) fromDisk() (l lease, ok bool, err error) {
-	k := q.v.keptRecord(q.file, q.x)
+	k := q.v.key(q.file, q.x).record(q.file)
 	if k.d == nil || k.coded && q.form == plainForm || !k.coded && q.form == codedForm {
 		return lease{}, false, nil
 	}
@@ -328,15 +328,14 @@ type boarding struct {
 
 // board finds what to wait for. It joins the flight that brings the extent, or begins one.
 func (q *query) board() (boarding, error) {
-	e := q.v.extent(q.file, q.x)
-	k := q.v.key(e)
+	k := q.v.key(q.file, q.x)
 	q.v.mu.Lock()
 	defer q.v.mu.Unlock()
 	if p := q.v.flights[k.piece]; p != nil {
 		return q.joining(p)
 	}
 	inRing, staged := q.v.c.ring.forms(k)
-	kept := q.v.keptRecord(q.file, q.x)
+	kept := k.record(q.file)
 	onDisk := kept.d != nil
 	restorable := staged || onDisk && kept.coded
 	switch {
@@ -355,17 +354,17 @@ func (q *query) board() (boarding, error) {
 	if b, ok := q.boardGranule(k.granule(q.off / granuleSize)); ok {
 		return b, nil
 	}
-	if q.purpose == serving && (q.heldOnly || !q.v.gives(q.file, q.x) || !q.fetchesPart(e)) {
+	if q.purpose == serving && (q.heldOnly || !q.v.gives(q.file, q.x) || !q.fetchesPart(k)) {
 		return boarding{}, ErrNotHeld
 	}
-	if err := q.v.lately(e); err != nil {
+	if err := k.lately(); err != nil {
 		return boarding{}, err
 	}
-	return q.depart(q.missing(e), nil)
+	return q.depart(q.missing(k), nil)
 }
 
 func (q *query) whole() []part {
-	return []part{{key: q.v.key(q.v.extent(q.file, q.x)), file: q.file, form: q.form, spent: q.purpose == serving}}
+	return []part{{key: q.v.key(q.file, q.x), file: q.file, form: q.form, spent: q.purpose == serving}}
 }
 
 // joining waits for a part that is on its way. v.mu is held.
@@ -407,7 +406,7 @@ func (q *query) ride(p *part) (parts []*part) {
 // depart begins a flight of parts, which are restored unless from is nil, and waits for those that the request begins
 // with. v.mu is held.
 func (q *query) depart(parts []part, from *restorer) (b boarding, err error) {
-	sources := q.v.sources(q.purpose, q.file, q.x)
+	sources := q.purpose.sources(q.v, q.file, q.x)
 	if from != nil {
 		sources = append([]Source{from}, sources...)
 	}
@@ -535,13 +534,13 @@ func (v *Volume) start(r request, a *Account, files []int, done func(file int, e
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for i, file := range files {
-		p := part{key: v.key(v.extent(file, 0)), file: file, form: r.form, account: a, spent: r.purpose == serving}
-		if v.Extents(file) != 1 || r.purpose == ahead && v.claim(a, p.key, false) ||
+		p := part{key: v.key(file, 0), file: file, form: r.form, account: a, spent: r.purpose == serving}
+		if v.Extents(file) != 1 || r.purpose == ahead && p.key.claim(a, false) ||
 			r.purpose == serving && (p.key.here() || !v.gives(file, 0)) {
 			continue
 		}
 		at, off := v.store.object(file)
-		from := v.sources(r.purpose, file, 0)
+		from := r.purpose.sources(v, file, 0)
 		behind := len(parts) == 0 || at.Key == o.Key && at.ETag == o.ETag && off >= end && from[0] == sources[0]
 		if behind && !v.c.ledger.TryReserve(p.size(), r.purpose.class()) {
 			behind, out = false, NoMemory

@@ -58,13 +58,13 @@ func (k extentKey) here() bool { return k.where() > InStore }
 // onDisk reports whether a piece can be read from the disk; for a granule the volume's lock is held.
 func (k extentKey) onDisk() bool {
 	if k.isGranule() {
-		return k.v.granuleOnDisk(k).d != nil
+		return k.granuleOnDisk().d != nil
 	}
 	return k.v.loc(k.extent()) != 0 && k.v.ds.readable() != nil
 }
 
 // KeptExtent reports whether the extent is on disk.
-func (v *Volume) KeptExtent(file, x int) bool { return v.key(v.extent(file, x)).onDisk() }
+func (v *Volume) KeptExtent(file, x int) bool { return v.key(file, x).onDisk() }
 
 // Place returns where the bytes of a whole file lie on disk, in one piece and verified, for readers in other processes.
 // They stay right: for another version of the file there is another volume. With check it verifies what is in memory.
@@ -72,7 +72,7 @@ func (v *Volume) Place(file int, check bool) (segment.Place, bool) {
 	if v.Extents(file) != 1 {
 		return segment.Place{}, false
 	}
-	k := v.keptRecord(file, 0)
+	k := v.key(file, 0).record(file)
 	if k.d == nil || k.coded {
 		return segment.Place{}, false
 	}
@@ -100,7 +100,7 @@ func (v *Volume) WillRead(file int) {
 	if v.Extents(file) == 0 {
 		return
 	}
-	if k := v.keptRecord(file, 0); k.d != nil && !v.key(k.e).maybe() {
+	if k := v.key(file, 0).record(file); k.d != nil && !k.maybe() {
 		k.d.store.Fetch(k.loc, min(k.n, maxFetch))
 	}
 }

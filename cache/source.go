@@ -55,7 +55,7 @@ var ErrOtherBytes = errors.New("other bytes than the store has")
 func (v *Volume) SetPeers(p Peers) { v.peers.Store(&p) }
 
 // sources returns what a flight of the extent asks: for a peer, no node that would have to fetch.
-func (v *Volume) sources(p purpose, file, x int) []Source {
+func (p purpose) sources(v *Volume, file, x int) []Source {
 	peers := *v.peers.Load()
 	if peers == nil {
 		return []Source{&v.store}
@@ -229,8 +229,8 @@ func (r *restorer) Fill(ctx context.Context, wants []Want) (rest []Want, err err
 		return wants, nil
 	}
 	count(&v.ds.count.Corrupt, 1)
-	v.c.ring.take(v.key(r.e).as(coded), nil)
-	if loc, n := v.at(r.e); n > 0 && v.unplace(r.e, loc) { // written from there
+	v.c.ring.take(r.as(coded), nil)
+	if loc, n := v.at(r.extent()); n > 0 && v.unplace(r.extent(), loc) { // written from there
 		v.ds.disk.Load().free(loc)
 	}
 	v.c.log.Warn("a file from another node cannot be restored; it is fetched again", "path", v.m.Path(r.file),

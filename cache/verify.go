@@ -34,9 +34,9 @@ func (v *Volume) Verify(ctx context.Context, progress func(done, total int)) (Ve
 	r := verification{v: v, ctx: ctx}
 	for file := range v.m.Len() {
 		for x := range v.Extents(file) {
-			k := v.key(v.extent(file, x))
+			k := v.key(file, x)
 			if err := errors.Join(r.staged(k, file, x), r.staged(k.other(), file, x), ctx.Err(),
-				r.kept(file, x)); err != nil {
+				r.kept(k, file, x)); err != nil {
 				return r.Verified, err
 			}
 			if progress != nil && r.Extents%64 == 0 {
@@ -67,8 +67,8 @@ func (r *verification) staged(k extentKey, file, x int) error {
 	return r.compare(w, func() error { r.v.c.ring.take(k, nil); return nil })
 }
 
-func (r *verification) kept(file, x int) error {
-	k := r.v.keptRecord(file, x)
+func (r *verification) kept(at extentKey, file, x int) error {
+	k := at.record(file)
 	if k.d == nil {
 		return nil
 	}
@@ -81,8 +81,8 @@ func (r *verification) kept(file, x int) error {
 	}
 	r.Extents++
 	return r.compare(w, func() error {
-		for loc, _ := r.v.at(k.e); loc != 0; loc, _ = r.v.at(k.e) { // it may have been written anew
-			if r.v.unplace(k.e, loc) {
+		for loc, _ := r.v.at(k.extent()); loc != 0; loc, _ = r.v.at(k.extent()) { // it may have been written anew
+			if r.v.unplace(k.extent(), loc) {
 				return k.d.void(r.ctx, loc)
 			}
 		}

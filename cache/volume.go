@@ -46,7 +46,7 @@ type Volume struct {
 	store  store
 	peers  atomic.Pointer[Peers]
 	rankOf func(file, extent int) uint8
-	gifts  gifts
+	gifts
 	inRing []atomic.Uint32 // a bit an extent: it is in the ring
 
 	mu      sync.Mutex
@@ -91,11 +91,8 @@ func (v *Volume) SetOwned(admit func(file, extent int) bool) {
 	}
 }
 
-// Manifest returns the version that the volume serves.
-func (v *Volume) Manifest() *catalog.Manifest { return v.m }
-
-// key names an extent as a whole.
-func (v *Volume) key(extent uint32) extentKey { return extentKey{v, piece(extent) << 8} }
+// key names an extent of a file as a whole.
+func (v *Volume) key(file, x int) extentKey { return extentKey{v, piece(v.extent(file, x)) << 8} }
 
 // Inherit takes over the unchanged kept records of an older version of the same dataset, which keeps nothing new from
 // then on. The records of files that changed or vanished are freed.
@@ -154,35 +151,38 @@ func (v *Volume) Stats() VolumeStats {
 // Claim reports whether the extent is kept, staged, or in flight. A staged extent then stays staged until it is
 // spent, even if it was spent before. Its bytes move to account a, unless they are on one with less load. a may be
 // nil.
-func (v *Volume) Claim(a *Account, file, extent int) bool {
-	return v.ClaimRange(a, Range{File: file, Extent: extent})
+func (v *Volume) Claim(a *Account, file, x int) bool {
+	return v.ClaimRange(a, Range{File: file, Extent: x})
 }
 
-// claim is Claim of a piece, or Hand if the account's owner reads it next. v.mu is held. It looks in the order in which
-// a piece moves, so it misses none that is moving.
-func (v *Volume) claim(a *Account, k extentKey, next bool) bool {
-	if p := v.flights[k.piece]; p != nil {
+// claim is Claim of a piece, or Hand if the account's owner reads it next. The volume's lock is held. It looks in the
+// order in which a piece moves, so it misses none that is moving.
+func (k extentKey) claim(a *Account, next bool) bool {
+	if p := k.v.flights[k.piece]; p != nil {
 		if next || p.spent || a.takes(p.account, p.size()) {
 			p.assign(a)
 		}
 		return true
 	}
-	return v.c.ring.claim(k, a, next) || k.onDisk()
+	return k.v.c.ring.claim(k, a, next) || k.onDisk()
 }
 
 // Hand says that one reader is done with the file, and that the owner of account a reads its staged extents next.
 func (v *Volume) Hand(a *Account, file int) {
 	for x := range v.Extents(file) {
 		v.mu.Lock()
-		v.claim(a, v.key(v.extent(file, x)), true)
+		v.key(file, x).claim(a, true)
 		v.mu.Unlock()
 	}
 }
 
-func (v *Volume) describe(file, x, n int) segment.Record {
+// describe returns the header of a record of n bytes.
+func (k extentKey) describe(n int) segment.Record {
+	m := k.v.m
+	file, x := k.v.Numbered(int(k.extent()))
 	return segment.Record{
-		Dataset: v.ds.id, File: uint32(file), KeyHash: v.m.PathHash(file), ETag: v.m.ETag(file),
-		ObjectSize: v.m.Size(file), Offset: int64(x) * ExtentSize, Length: n,
+		Dataset: k.v.ds.id, File: uint32(file), KeyHash: m.PathHash(file), ETag: m.ETag(file),
+		ObjectSize: m.Size(file), Offset: int64(x) * ExtentSize, Length: n,
 	}
 }
 

@@ -322,7 +322,7 @@ func TestNodesExchangeCoded(t *testing.T) {
 		nodes[i].start(t)
 	}
 	read(0)
-	for r, idle := nodes[0].NewRecoder(2, func(time.Duration) {}), 0; idle < 2; {
+	for r, idle := cache.NewRecoder(nodes[0].Volume, 2, func(time.Duration) {}), 0; idle < 2; {
 		if idle++; r.Next(t.Context()) {
 			idle = 0
 		}

@@ -152,7 +152,7 @@ func (e *Engine) recodeLoop(ctx context.Context) {
 	for range pause.Every(ctx, recodeEvery) {
 		for ctx.Err() == nil && e.recodes() {
 			if v := e.cur.Load(); v != of {
-				of, recoder = v, v.volume.NewRecoder(pace.threads, rest)
+				of, recoder = v, cache.NewRecoder(v.volume, pace.threads, rest)
 			}
 			if e.recoding.encode.Load() == nil && !e.train(ctx, of, recoder) {
 				break

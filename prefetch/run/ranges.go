@@ -174,7 +174,7 @@ func (r *Ranges) Extents(n int) int {
 }
 
 // ExtentBytes implements things.
-func (r *Ranges) ExtentBytes(n, x int) int64 { return r.volume.RangeBytes(r.piece(n, x)) }
+func (r *Ranges) ExtentBytes(n, x int) int64 { return r.piece(n, x).Bytes(r.volume) }
 
 // Claim implements things.
 func (r *Ranges) Claim(a *cache.Account, n, x int) bool {
