@@ -115,10 +115,9 @@ type Stats struct {
 // Open takes the folder and the prefix, and reads the journal.
 func Open(ctx context.Context, cfg Config) (_ *Carrier, err error) {
 	c := &Carrier{Config: cfg, q: NewQueue(cfg.Last, cfg.Delete), do: make(chan func()),
-		memory: semaphore.NewWeighted(partsBytes), wake: time.NewTimer(0), since: time.Now(),
-		changed: make(chan struct{}),
-		links:   links{skipped: map[string]bool{}, look: make(chan struct{}, 1)}, sends: map[string]*send{},
-		closing: map[string]bool{}, notCopied: map[string]uint64{}}
+		memory: semaphore.NewWeighted(partsBytes), wake: time.NewTimer(0), since: time.Now(), sends: map[string]*send{},
+		changed: make(chan struct{}), closing: map[string]bool{}, notCopied: map[string]uint64{},
+		links: links{skipped: map[string]bool{}, look: make(chan struct{}, 1)}}
 	c.folder, err = folder.Open(cfg.Dir,
 		folder.Options{Inner: cfg.stead != nil, Last: cfg.Last, Prefix: len(cfg.Prefix), Looked: cfg.Looked,
 			Log: cfg.Log})
@@ -505,8 +504,7 @@ func (c *Carrier) failed(change Change, err error) {
 		c.trouble = trouble{path: change.Path, turn: change.Turn, since: time.Now(), tries: 1}
 		return
 	}
-	c.trouble.path, c.trouble.turn, c.trouble.err = change.Path, change.Turn, err
-	c.trouble.since = time.Now()
+	c.trouble.path, c.trouble.turn, c.trouble.err, c.trouble.since = change.Path, change.Turn, err, time.Now()
 	if c.trouble.tries++; c.trouble.tries == 1 {
 		c.Log.Error("cannot publish; it is tried again", "file", change.Path, "cause", err)
 	}

@@ -14,7 +14,7 @@
 //     bucket never had. A last name that is written again goes to the end, and those above its folder that waited for
 //     it follow it. Other files pass last names that wait, or have failed, so nothing waits in a circle.
 //  4. What is removed here stays in the bucket, unless Delete was asked for. Then the removal takes a turn: it waits
-//     for everything before it, and lets all files pass.
+//     for everything before it, and lets all files pass, but such above or below it as the store has refused.
 //  5. A folder that is removed before its last name was visible is withdrawn: what the bucket has of it is removed,
 //     last names first.
 //  6. Another name of a file that the bucket has (a rename, a hard link) is a copy in the bucket.

@@ -50,6 +50,7 @@ type file struct {
 	seen       bool         // by HearAll
 	withdrawn  bool         // rule 5
 	failed     bool         // its change was tried, and not made
+	refused    uint64       // when the store did not make it: a turn, or 0
 	asked      bool         // another host's
 	cleared    uint64       // the turn for which Clear was told
 	held       string       // why it was not told yet
@@ -158,7 +159,7 @@ func (q *Queue) file(p string) *file {
 // take gives f's change the next turn.
 func (q *Queue) take(f *file) {
 	q.turn++
-	f.turn, f.vouched, f.failed = q.turn, false, false
+	f.turn, f.vouched, f.failed, f.refused = q.turn, false, false, 0
 	q.waiting.add(f)
 }
 
@@ -389,9 +390,9 @@ func (q *Queue) Next() (c Change, ok bool) {
 			}
 		}
 	}
-	if next != nil && next.failed && !q.dropping() {
+	if next != nil && next.refused > 0 && !q.dropping() {
 		for f := range q.waiting.all { // a removal: a store that is a folder has no a beside a/b
-			if f.state != whole && (under(f.path, next.path) || under(next.path, f.path)) {
+			if f.state != whole && f.refused < next.refused && (under(f.path, next.path) || under(next.path, f.path)) {
 				next = f
 			}
 		}
@@ -589,7 +590,11 @@ func (q *Queue) arrived(f *file, there Published) {
 func (q *Queue) Failed(c Change, perhaps bool) {
 	q.busy = nil
 	f := q.files[c.Path]
-	if f.failed = f.turn == c.Turn; c.Put && perhaps {
+	if f.failed = f.turn == c.Turn; f.failed && perhaps {
+		q.turn++
+		f.refused = q.turn
+	}
+	if c.Put && perhaps {
 		q.arrived(f, Published{})
 	} else if perhaps && f.there != nil {
 		q.publish(f, Published{ETag: f.there.ETag}) // it may have gone: what comes back is published

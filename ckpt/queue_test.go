@@ -458,7 +458,8 @@ func TestRemovalPerhaps(t *testing.T) {
 	}
 }
 
-// A removal lets all files pass, but those that a store which is a folder cannot take before it.
+// A removal lets all files pass, but those that the store has refused: it may be a folder, which cannot take them
+// before. If it refuses the removal, too, both are tried in turn.
 func TestRemovalInTheWay(t *testing.T) {
 	for _, c := range [][2]string{{"a", "a/b"}, {"a/b", "a"}, {"a", "a/last"}, {"a/last", "a"}} {
 		q := NewQueue(isLast, true)
@@ -468,9 +469,20 @@ func TestRemovalInTheWay(t *testing.T) {
 		q.Made(first, Published{Print: first.Print, ETag: "e"})
 		q.Hear([]folder.News{{Path: c[0], State: folder.Gone}, {Path: c[1], State: folder.Whole,
 			Print: folder.Print{Ino: 2}}}, time.Time{})
-		put, _ := q.Next()
-		if q.Failed(put, false); put.Path != c[1] {
-			t.Errorf("%v: %+v", c, put)
+		for _, asked := range []bool{false, true} { // a writer was in the way first
+			put, _ := q.Next()
+			if q.Failed(put, asked); put.Path != c[1] {
+				t.Errorf("%v: %+v", c, put)
+			}
+		}
+		for range 3 {
+			for _, path := range c {
+				change, ok := q.Next()
+				if !ok || change.Path != path || change.Put != (path == c[1]) {
+					t.Fatalf("%v: %t, %+v, not %s", c, ok, change, path)
+				}
+				q.Failed(change, true)
+			}
 		}
 		away, ok := q.Next()
 		if !ok || away.Put || away.Path != c[0] {
@@ -478,7 +490,7 @@ func TestRemovalInTheWay(t *testing.T) {
 			continue
 		}
 		q.Made(away, Published{})
-		if put, ok = q.Next(); !ok || put.Path != c[1] {
+		if put, ok := q.Next(); !ok || put.Path != c[1] {
 			t.Errorf("%v: %t, %+v", c, ok, put)
 		}
 	}

@@ -1,6 +1,7 @@
 package ckpt
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -231,10 +232,7 @@ func (c *Carrier) sendParts(ctx context.Context, s *send, size, part int64) erro
 			return s.upload.Part(s.work, n, b)
 		})
 	}
-	if err := g.Wait(); err != nil {
-		return err
-	}
-	return ctx.Err()
+	return cmp.Or(g.Wait(), ctx.Err())
 }
 
 var buffers sync.Pool // for parts
