@@ -130,16 +130,14 @@ func TestUploadsEnd(t *testing.T) {
 	}
 }
 
-// TestAnswersToUploadsEnd: what a store says about an upload is not kept in memory without a bound.
+// TestAnswersToUploadsEnd: what a store says about an upload or a copy is not kept in memory without a bound.
 func TestAnswersToUploadsEnd(t *testing.T) {
 	defer func(n int64) { maxPage = n }(maxPage)
 	maxPage = 1 << 20
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
-		what := "ListPartsResult"
-		if r.Method == http.MethodPost {
-			what = "InitiateMultipartUploadResult"
-		}
+		what := map[string]string{http.MethodGet: "ListPartsResult", http.MethodPut: "CopyObjectResult",
+			http.MethodPost: "InitiateMultipartUploadResult"}[r.Method]
 		_, _ = io.WriteString(w, "<"+what+"><UploadId>")
 		for more := []byte(strings.Repeat("x", 1<<20)); r.Context().Err() == nil; {
 			_, _ = w.Write(more)
@@ -156,6 +154,7 @@ func TestAnswersToUploadsEnd(t *testing.T) {
 	for name, ask := range map[string]func() error{
 		"a new one": func() error { _, err := s.Upload(ctx, "k", 10<<20, 5<<20); return err },
 		"its parts": func() error { _, _, err := s.Resume(ctx, "k", "id", 10<<20, 5<<20); return err },
+		"a copy":    func() error { _, err := s.Copy(ctx, objstore.Object{Key: "a", ETag: "e"}, "k"); return err },
 	} {
 		if err := ask(); !strings.Contains(fmt.Sprint(err), errLongPage.Error()) {
 			t.Errorf("%s: %.300v", name, err)

@@ -41,13 +41,8 @@ func parseEndpoint(text string) (host string, secure bool, err error) {
 	case (u.Path != "" && u.Path != "/") || u.RawQuery != "" || u.Fragment != "":
 		return "", false, errors.New("the endpoint has a path; the bucket is part of the source, s3://BUCKET/PREFIX")
 	}
-	host = strings.ToLower(u.Host)
-	if u.Scheme == "http" {
-		host = strings.TrimSuffix(host, ":80")
-	} else {
-		host = strings.TrimSuffix(host, ":443")
-	}
-	return host, u.Scheme == "https", nil
+	usual := map[string]string{"http": ":80", "https": ":443"}[u.Scheme]
+	return strings.TrimSuffix(strings.ToLower(u.Host), usual), u.Scheme == "https", nil
 }
 
 // answerGuard sits between minio-go and the transport and checks what minio-go does not: the status of an answer
@@ -74,7 +69,11 @@ var (
 
 func (g answerGuard) RoundTrip(r *http.Request) (*http.Response, error) {
 	if isCopy(r) || r.Method == http.MethodPost && r.URL.Query().Has("uploadId") {
-		return g.slow.RoundTrip(r)
+		resp, err := g.slow.RoundTrip(r)
+		if err == nil { // as long as bytes come: some stores send spaces while they copy
+			resp.Body = &pageBody{bufio.NewReader(resp.Body), resp.Body, r.Context(), r.Context(), func() {}, maxPage}
+		}
+		return resp, err
 	}
 	if !isListing(r) {
 		resp, err := g.RoundTripper.RoundTrip(r)
