@@ -23,9 +23,8 @@ const maxDelete = 2 << 20
 var (
 	kept = []string{"Authorization", "X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-Expires", "X-Amz-Signedheaders",
 		"X-Amz-Signature", "X-Amz-Date", "Date", "X-Amz-Security-Token", "Connection", "Keep-Alive",
-		"Proxy-Connection", "Te",
-		"Trailer", "Transfer-Encoding", "Upgrade", "Expect", "Content-Length", "Proxy-Authorization", "Forwarded",
-		"X-Forwarded-For", "X-Real-Ip"}
+		"Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade", "Expect", "Content-Length",
+		"Proxy-Authorization", "Forwarded", "X-Forwarded-For", "X-Real-Ip"}
 	dropped = []string{"Connection", "Keep-Alive", "Transfer-Encoding", "Trailer", "Upgrade", "Proxy-Authenticate",
 		"Location"}
 )
@@ -123,7 +122,7 @@ func (d *dataset) write(w http.ResponseWriter, r *http.Request, key string, q ur
 		from, _ := url.PathUnescape(sources[0])
 		_, version, _ := strings.Cut(from, "versionId=")
 		if bucket, key, _ := strings.Cut(strings.TrimPrefix(from, "/"), "/"); len(sources) > 1 || bucket != d.Bucket ||
-			key == "" || !within(bucket, key) || dotted(version) {
+			key == "" || !within(bucket, key) || dotted(strings.ReplaceAll(version, "=", "/")) { // any of several
 			return denied("The endpoint copies within bucket %s only: copy from others at %s", d.Bucket, d.Where)
 		}
 	}
@@ -140,8 +139,8 @@ func (d *dataset) write(w http.ResponseWriter, r *http.Request, key string, q ur
 			return err
 		}
 	}
-	for _, key := range keys {
-		if clean := strings.TrimPrefix(path.Join("/", key), "/"); clean != key { // what it may become on the way
+	for _, key := range keys { // and what they may become on the way
+		if clean := strings.TrimPrefix(path.Join(d.Bucket, key), d.Bucket+"/"); clean != key {
 			keys = append(keys, clean)
 		}
 	}

@@ -37,6 +37,7 @@ func TestNoWayAround(t *testing.T) {
 		{"PUT", "/photos/train/x", http.Header{"X-Amz-Copy-Source": {"/photos/a", "/secret/x"}}, ""},
 		{"PUT", "/photos/train/x", http.Header{"X-Amz-Copy-Source": {"", "/secret/x"}}, ""},
 		{"PUT", "/photos/train/x", http.Header{"X-Amz-Copy-Source": {"/photos/a?versionId=../../secret/x"}}, ""},
+		{"PUT", "/photos/train/x", http.Header{"X-Amz-Copy-Source": {"/photos/versionId=a?versionId=../x"}}, ""},
 		{"PUT", "/photos//?policy=", nil, ""},
 		{"DELETE", "/photos//", nil, ""},
 		{"DELETE", "/photos/train/x?uploadId=../../../../secret", nil, ""},
