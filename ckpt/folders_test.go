@@ -186,3 +186,25 @@ func TestWaitingAtTheEnd(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// With Delete a file becomes a folder, and a folder a file, where the bucket is a folder, too.
+func TestFileAndFolder(t *testing.T) {
+	for _, size := range []int{1, smallFile + 1} {
+		store, dest := toFolder(t)
+		dir := t.TempDir()
+		must(t, carryTo(t, Config{Dir: dir, Store: store, Delete: true}, func(c *Client) {
+			for _, paths := range [][]string{{"a", "d/e/1", "d/2"}, {"a/b", "d"}} {
+				must(t, errors.Join(os.RemoveAll(filepath.Join(dir, "a")), os.RemoveAll(filepath.Join(dir, "d"))))
+				for _, p := range paths {
+					save(t, filepath.Join(dir, p), size)
+				}
+				for _, p := range paths {
+					isWhole(t, c, p)
+				}
+			}
+		}))
+		if !there(filepath.Join(dest, "a/b")) || there(filepath.Join(dest, "d/2")) {
+			t.Error("a is no folder, or d is one")
+		}
+	}
+}

@@ -43,33 +43,41 @@ func discardTemp(f *os.File) {
 // commitTemp makes a file of createTemp the object: fsync, rename, fsync the folder. After success the file is closed
 // and its old name gone.
 func commitTemp(f *os.File, key, path string, rename func(from, to string) error) (Object, error) {
-	if err := f.Sync(); err != nil {
-		return Object{}, err
+	err := f.Sync()
+	fi, failed := f.Stat()
+	if err = cmp.Or(err, failed, f.Close()); err == nil {
+		if err = rename(f.Name(), path); err == nil {
+			err = durable.SyncDir(filepath.Dir(path))
+		}
 	}
-	fi, err := f.Stat()
 	if err != nil {
 		return Object{}, err
 	}
-	if err := f.Close(); err != nil {
-		return Object{}, err
-	}
-	if err := rename(f.Name(), path); err != nil {
-		return Object{}, err
-	}
-	if err := durable.SyncDir(filepath.Dir(path)); err != nil {
-		return Object{}, err
-	}
 	return fileObject(key, fi), nil
+}
+
+// replace renames from to to, in place of folders, too, if no file is below: Delete leaves them.
+func replace(from, to string) error {
+	var folders []string
+	err := filepath.WalkDir(to, func(path string, e fs.DirEntry, err error) error {
+		if folders = append(folders, path); err == nil && !e.IsDir() {
+			return fs.ErrExist
+		}
+		return err
+	})
+	for n := len(folders); n > 0 && err == nil; n-- {
+		err = unix.Rmdir(folders[n-1])
+	}
+	return os.Rename(from, to)
 }
 
 // renameNew renames from to to and fails with EEXIST if to exists. A link is the oldest way to do that atomically;
 // file systems without links have renameat2.
 func renameNew(from, to string) error {
 	err := unix.Link(from, to)
-	switch {
-	case err == nil:
+	if err == nil {
 		return os.Remove(from)
-	case errors.Is(err, unix.EEXIST):
+	} else if errors.Is(err, unix.EEXIST) {
 		return err
 	}
 	if err2 := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE); err2 == nil ||
@@ -156,8 +164,7 @@ func (d *Dir) Delete(ctx context.Context, key, etag string) error {
 	if !ok {
 		return nil // this key cannot be the name of a file
 	}
-	err = unix.Unlink(path)
-	if err == nil {
+	if err = unix.Unlink(path); err == nil {
 		err = durable.SyncDir(filepath.Dir(path))
 	} else if fi, serr := os.Lstat(path); isAbsent(err) || (serr == nil && fi.IsDir()) {
 		return nil
@@ -181,7 +188,7 @@ func (d *Dir) Copy(ctx context.Context, from Object, key string) (Object, error)
 	}
 	in := os.NewFile(uintptr(fd), source)
 	defer in.Close()
-	return makeFile(ctx, key, path, os.Rename, func(out *os.File) error {
+	return makeFile(ctx, key, path, replace, func(out *os.File) error {
 		const step = 64 << 20 // cancellable
 		for done := int64(0); done < from.Size; done += step {
 			_, err := io.CopyN(out, in, min(step, from.Size-done))
@@ -227,10 +234,7 @@ type dirUpload struct {
 func (u *dirUpload) ID() string { return pathpkg.Join(pathpkg.Dir(u.Key), filepath.Base(u.f.Name())) }
 
 func (u *dirUpload) Part(ctx context.Context, n int, p []byte) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if err := u.Check(n, len(p)); err != nil {
+	if err := cmp.Or(ctx.Err(), u.Check(n, len(p))); err != nil {
 		return err
 	}
 	if u.over() {
@@ -293,7 +297,7 @@ func (u *dirUpload) Complete(ctx context.Context) (Object, error) {
 			return Object{}, err
 		}
 	}
-	o, err := commitTemp(u.f, u.Key, u.path, os.Rename)
+	o, err := commitTemp(u.f, u.Key, u.path, replace)
 	if err != nil {
 		// A failed fsync may have dropped pages, and a second one would not report that: everything must be written
 		// again.

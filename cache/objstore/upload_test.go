@@ -216,3 +216,29 @@ func TestDirUpload(t *testing.T) {
 		}
 	}
 }
+
+// What is put replaces folders that removals have left, and none with a file.
+func TestDirOverFolders(t *testing.T) {
+	d, root := newDir(t)
+	put := func(key string) error {
+		u, err := d.Upload(t.Context(), key, 1, 1)
+		must(t, err)
+		must(t, u.Part(t.Context(), 0, []byte("x")))
+		_, err = u.Complete(t.Context())
+		return err
+	}
+	must(t, put("a/c/d"))
+	must(t, os.MkdirAll(root+"/a/b/empty", 0o700))
+	over := put("a")
+	if _, err := os.Stat(root + "/a/b/empty"); over == nil || err != nil {
+		t.Errorf("a file took the place of another one below it, or of a folder beside that: %v", err)
+	}
+	must(t, d.Delete(t.Context(), "a/c/d", ""))
+	must(t, put("a"))
+	o, err := d.Stat(t.Context(), "a")
+	must(t, err)
+	must(t, os.Mkdir(root+"/e", 0o700))
+	if _, err := d.Copy(t.Context(), o, "e"); err != nil {
+		t.Error(err)
+	}
+}

@@ -278,10 +278,7 @@ type upload struct {
 func (u *upload) ID() string { return u.id }
 
 func (u *upload) Part(ctx context.Context, n int, p []byte) error {
-	if err := u.Check(n, len(p)); err != nil {
-		return err
-	}
-	if err := ctx.Err(); err != nil {
+	if err := cmp.Or(u.Check(n, len(p)), ctx.Err()); err != nil {
 		return err
 	}
 	u.mu.Lock()
