@@ -24,6 +24,7 @@ import (
 	"github.com/shoalfs/shoal/cache/cluster"
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/ckpt/folder"
+	"github.com/shoalfs/shoal/internal/pause"
 )
 
 // Config says what to carry where.
@@ -602,7 +603,7 @@ func (c *Carrier) keepLocal() {
 			continue
 		}
 		c.q.Release(k.Path)
-		poke(c.links.look)
+		pause.Poke(c.links.look)
 		c.stats.Local++
 		c.Log.Info("removed here; the bucket has it", "folder", k.Path, "files", k.Files)
 	}

@@ -122,15 +122,7 @@ func (o *order) stir() {
 		stirs = stirs || o.asked[o.name(p)] == nil
 	}
 	if stirs {
-		poke(o.wake)
-	}
-}
-
-// poke wakes who waits for c, which has room for one.
-func poke(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
+		pause.Poke(o.wake)
 	}
 }
 
@@ -329,7 +321,7 @@ func (c *Carrier) connect(ctx context.Context) error {
 			for seen := range client.Watch(v3.WithRequireLeader(ctx), c.hosts.root+at, v3.WithPrefix(),
 				v3.WithCreatedNotify()) {
 				err = cmp.Or(seen.Err(), err)
-				poke(c.hosts.wake)
+				pause.Poke(c.hosts.wake)
 			}
 			end(err)
 		})
@@ -399,7 +391,7 @@ func (c *Carrier) turn(ctx context.Context, client *v3.Client, lease v3.LeaseID)
 			return err
 		}
 		c.in(ctx, func() { delete(o.q.asks, d.answers) })
-		poke(o.wake)
+		pause.Poke(o.wake)
 	}
 	return cmp.Or(err, c.tend(ctx, client, lease, b, kept))
 }

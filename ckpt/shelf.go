@@ -20,6 +20,7 @@ import (
 
 	"github.com/shoalfs/shoal/ckpt/folder"
 	"github.com/shoalfs/shoal/internal/durable"
+	"github.com/shoalfs/shoal/internal/pause"
 )
 
 // shelf is what other hosts have copied here, DIR/ID/NAME by host and name. It serves
@@ -251,7 +252,7 @@ func (s *shelf) publish(ctx context.Context, k *shelved, of stead) {
 	cfg.Log = cfg.Log.With("for", of.id)
 	s.c.running.Go(func() {
 		defer close(ended)
-		defer poke(s.c.hosts.wake)
+		defer pause.Poke(s.c.hosts.wake)
 		carrier, err := Open(ctx, cfg)
 		if err == nil {
 			cfg.Log.Warn("a host's lease has ended: its copies are published here", "host", of.self)

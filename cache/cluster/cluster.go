@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
+
+	"github.com/shoalfs/shoal/internal/pause"
 )
 
 // Options say which cluster to join, and as whom.
@@ -195,12 +197,7 @@ func (c *Cluster) run(ctx context.Context) {
 }
 
 // poke wakes who waits in a pause.
-func (c *Cluster) poke() {
-	select {
-	case c.wake <- struct{}{}:
-	default:
-	}
-}
+func (c *Cluster) poke() { pause.Poke(c.wake) }
 
 // pause waits for d or until a beat is wanted, and tells whether ctx is still there.
 func (c *Cluster) pause(ctx context.Context, d time.Duration) bool {

@@ -1,4 +1,4 @@
-// Package pause waits, but not for longer than a context lasts.
+// Package pause waits, but not for longer than a context lasts, and wakes who waits.
 package pause
 
 import (
@@ -32,5 +32,13 @@ func Every(ctx context.Context, d time.Duration) iter.Seq[time.Time] {
 				return
 			}
 		}
+	}
+}
+
+// Poke wakes who waits for c, which has room for one.
+func Poke(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/cache"
+	"github.com/shoalfs/shoal/internal/pause"
 	"github.com/shoalfs/shoal/prefetch/infer"
 	"github.com/shoalfs/shoal/prefetch/order"
 	"github.com/shoalfs/shoal/prefetch/run"
@@ -152,10 +153,7 @@ func (i *inference) queue(q *[]run.Opening, process uint32, file int) {
 	if len(*q) < maxWaiting {
 		*q = append(*q, run.Opening{Process: process, File: file})
 	}
-	select {
-	case i.wake <- struct{}{}:
-	default:
-	}
+	pause.Poke(i.wake)
 }
 
 func (i *inference) run(ctx context.Context) {

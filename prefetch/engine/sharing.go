@@ -14,6 +14,7 @@ import (
 	"github.com/shoalfs/shoal/cache/cluster"
 	"github.com/shoalfs/shoal/cache/owner"
 	"github.com/shoalfs/shoal/cache/peer"
+	"github.com/shoalfs/shoal/internal/pause"
 	"github.com/shoalfs/shoal/prefetch"
 )
 
@@ -174,12 +175,7 @@ func (e *Engine) share(v *view) {
 // shareLoop follows the cluster's changes until ctx ends, and those that came while another version was made ready.
 func (e *Engine) shareLoop(ctx context.Context) {
 	moved := make(chan struct{}, 1)
-	defer e.OnMoved(func([]int) {
-		select {
-		case moved <- struct{}{}:
-		default:
-		}
-	})()
+	defer e.OnMoved(func([]int) { pause.Poke(moved) })()
 	for {
 		changed := e.host.node.cluster.Changed()
 		view := e.host.node.cluster.View()
@@ -374,10 +370,7 @@ func (s *sharing) distrust(n cluster.Node, file int) {
 		"node", n.ID, "address", n.Address, "path", s.v.manifest.Path(file), "remedy",
 		"stop that node, and run `shoal fsck` and `shoal cache verify` there")
 	for _, e := range s.e.host.engines() {
-		select {
-		case e.lied <- struct{}{}:
-		default:
-		}
+		pause.Poke(e.lied)
 	}
 }
 

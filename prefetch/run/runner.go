@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/cache"
+	"github.com/shoalfs/shoal/internal/pause"
 	"github.com/shoalfs/shoal/prefetch"
 )
 
@@ -64,12 +65,7 @@ func New(c *cache.Cache) *Runner {
 	return r
 }
 
-func (r *Runner) poke() {
-	select {
-	case r.wake <- struct{}{}:
-	default:
-	}
-}
+func (r *Runner) poke() { pause.Poke(r.wake) }
 
 // Run walks until ctx ends.
 func (r *Runner) Run(ctx context.Context) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/internal/pause"
 	"github.com/shoalfs/shoal/prefetch"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
@@ -166,12 +167,7 @@ func (s *Stream) Epoch() int {
 	return s.tracker.Epoch()
 }
 
-func (s *Stream) poke() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
-}
+func (s *Stream) poke() { pause.Poke(s.wake) }
 
 func (s *Stream) run(ctx context.Context) {
 	defer close(s.done)
