@@ -24,10 +24,7 @@ func (c *Cache) GiveBack(dir string, o segment.Options, need int64) (segments in
 
 // over returns by how much n bytes more would exceed the budget of all datasets; 0 or less if they would not.
 func (c *Cache) over(n int64) int64 {
-	limit := c.budget.Limit()
-	if limit == 0 {
-		limit = math.MaxInt64 / 2 // who subtracts from it does not overflow
-	}
+	limit := cmp.Or(c.budget.Limit(), math.MaxInt64/2) // who subtracts from it does not overflow
 	return c.budget.Used() + n - limit
 }
 

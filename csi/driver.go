@@ -127,12 +127,10 @@ func (d *Driver) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolume
 	if err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
 	}
-	soon := time.NewTimer(d.patience)
-	defer soon.Stop()
 	select {
 	case <-s.Ready:
 	case <-s.Ended:
-	case <-soon.C:
+	case <-time.After(d.patience):
 	case <-ctx.Done():
 	}
 	d.mu.Lock()

@@ -296,14 +296,12 @@ func (s *session) handedOver() error {
 	}
 	s.window.busy(true)
 	defer s.window.busy(false)
-	late := time.NewTimer(handoverPatience)
-	defer late.Stop()
 	select {
 	case <-s.lease.ready:
 		return nil
 	case <-s.ctx.Done():
 		return context.Cause(s.ctx)
-	case <-late.C:
+	case <-time.After(handoverPatience):
 		return coded(codes.FailedPrecondition, fmt.Errorf(
 			"the client asked for slots and did not fetch them within %v: open with slots 0", handoverPatience))
 	}

@@ -41,8 +41,7 @@ func ListParallel(ctx context.Context, r Layer, prefix string, workers int,
 		}()
 		defer func() {
 			cancel()
-			for open := true; open; { // until the workers have ended
-				_, open = <-out
+			for range out { // until the workers have ended
 			}
 		}()
 

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/shoalfs/shoal/internal/pause"
 )
 
 // Reader delivers one epoch's samples. It is called by all loaders' workers at once, for each position
@@ -132,8 +134,6 @@ func (j Job) Run(ctx context.Context, positions int, r Reader, progress func(don
 // compute is the accelerators' side of Run.
 func (j Job) compute(ctx context.Context, e *Epoch, loaders []*loader, begin time.Time, steps int,
 	progress func(done, steps int)) error {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
 	var first, end time.Time // of the first step; of the step before
 	for k := range steps {
 		start := end
@@ -160,10 +160,7 @@ func (j Job) compute(ctx context.Context, e *Epoch, loaders []*loader, begin tim
 		}
 		e.Steps = append(e.Steps, Step{start.Sub(first).Seconds(), stall.Seconds()})
 		end = start.Add(j.Step)
-		timer.Reset(time.Until(end))
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
+		if pause.For(ctx, time.Until(end)) != nil {
 			return context.Cause(ctx)
 		}
 		e.Oversleep += time.Since(end).Seconds()

@@ -7,6 +7,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -119,10 +120,7 @@ func (b *bench) prepare(ctx context.Context, dir, old, now string, count int) (b
 			return binaries, fmt.Errorf("build: %w\n%s", err, out)
 		}
 	}
-	if old == "" {
-		old = now
-	}
-	for i, path := range []string{old, now} {
+	for i, path := range []string{cmp.Or(old, now), now} {
 		if binaries[i], err = filepath.Abs(path); err != nil {
 			return binaries, err
 		}

@@ -11,6 +11,7 @@
 package driver
 
 import (
+	"cmp"
 	"embed"
 	"errors"
 	"fmt"
@@ -41,10 +42,7 @@ func Build(dir string, flags ...string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	cc := os.Getenv("CC")
-	if cc == "" {
-		cc = "gcc"
-	}
+	cc := cmp.Or(os.Getenv("CC"), "gcc")
 	lib := filepath.Join(dir, "libcuda.so.1")
 	args := append([]string{
 		"-std=c11", "-D_GNU_SOURCE", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared",

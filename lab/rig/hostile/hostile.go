@@ -19,6 +19,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/shoalfs/shoal/internal/pause"
 )
 
 // Op is what a request asks for.
@@ -205,20 +207,13 @@ func (x *Exchange) HalfClose() {
 	x.Stall()
 }
 
-// Drip sends b, a byte each pause.
-func (x *Exchange) Drip(b []byte, pause time.Duration) {
-	t := time.NewTicker(pause)
-	defer t.Stop()
+// Drip sends b, a byte every so often.
+func (x *Exchange) Drip(b []byte, every time.Duration) {
 	for i := range b {
-		select {
-		case <-t.C:
-			x.Send(b[i : i+1])
-		case <-x.server.stopped.Done():
-			x.closed = true
-		}
-		if x.closed {
+		if x.closed = x.closed || pause.For(x.server.stopped, every) != nil; x.closed {
 			return
 		}
+		x.Send(b[i : i+1])
 	}
 }
 

@@ -23,7 +23,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -77,11 +77,7 @@ type Node struct {
 	link string // the bridge's end of its link; the other one is eth0
 }
 
-// made counts the networks of this process.
-var made struct {
-	sync.Mutex
-	n int
-}
+var made atomic.Int64 // networks of this process
 
 // New makes a network of n nodes whose links carry rate bits a second each way; 0 does not shape them. Close removes
 // it.
@@ -98,10 +94,7 @@ func New(n int, rate int64) (_ *Net, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("netns: %w", err)
 	}
-	made.Lock()
-	id := fmt.Sprintf("%d.%d", os.Getpid(), made.n)
-	made.n++
-	made.Unlock()
+	id := fmt.Sprintf("%d.%d", os.Getpid(), made.Add(1)-1)
 	t := &Net{Host: subnet + ".1", bridge: short + id}
 	defer func() {
 		if err != nil {

@@ -92,13 +92,11 @@ type rule struct {
 }
 
 func (r *rule) fires(op Op, key string, rng *rand.Rand) bool {
-	want := r.Op
-	want = cmp.Or(want, OpGet)
+	want := cmp.Or(r.Op, OpGet)
 	if want != OpAny && want != op || !r.matches(key) {
 		return false
 	}
-	r.selected++
-	if r.selected <= r.After || r.Count > 0 && r.fired >= r.Count {
+	if r.selected++; r.selected <= r.After || r.Count > 0 && r.fired >= r.Count {
 		return false
 	}
 	if r.P > 0 && rng.Float64() >= r.P {

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/shoalfs/shoal/internal/pause"
 )
 
 // exchange is one request with its answer. The reverse proxy's hooks find it in the request's context.
@@ -113,14 +115,7 @@ func (x *exchange) sleep(d time.Duration) error {
 	if d <= 0 {
 		return nil
 	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-x.r.Context().Done():
-		return x.r.Context().Err()
-	}
+	return pause.For(x.r.Context(), d)
 }
 
 // refuse answers with an S3 error of the proxy's own.

@@ -186,11 +186,9 @@ func (p *Proc) Stop(grace time.Duration) {
 	default:
 	}
 	_ = p.Signal(syscall.SIGTERM)
-	t := time.NewTimer(grace)
-	defer t.Stop()
 	select {
 	case <-p.done:
-	case <-t.C:
+	case <-time.After(grace):
 		_ = p.Signal(syscall.SIGKILL)
 		<-p.done
 	}
