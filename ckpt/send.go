@@ -188,11 +188,26 @@ func (c *Carrier) newUpload(ctx context.Context, s *send, change Change, part in
 	if err != nil {
 		return err
 	}
-	if s.upload, err = c.Store.Upload(s.work, c.key(change.Path), change.Print.Size, part); err != nil {
+	key, before := c.key(change.Path), c.retries()
+	if s.upload, err = c.Store.Upload(s.work, key, change.Print.Size, part); err != nil {
 		return err
 	}
-	b.ID, b.Others = s.upload.ID(), nil
+	b.ID = s.upload.ID()
+	if c.retries() != before { // a try whose answer was lost may have begun one, too
+		if err := c.abortAllBut(ctx, key, append(b.Others, b.ID)); err != nil {
+			return err
+		}
+	}
+	b.Others = nil
 	return c.journal.write(entry{Path: change.Path, Upload: &b}, true)
+}
+
+// retries is how many requests were tried again so far.
+func (c *Carrier) retries() int64 {
+	if r, ok := c.Store.(*objstore.Retrier); ok {
+		return r.Stats().Retries
+	}
+	return 0
 }
 
 // uploads returns the ids of the unfinished uploads of a key; none, with a warning, if the store does not tell them.
@@ -261,20 +276,25 @@ func (s *send) complete(ctx context.Context) (objstore.Object, error) {
 }
 
 // endUpload aborts an upload of this daemon, now or of an earlier process.
-func (c *Carrier) endUpload(ctx context.Context, p string, b begun) error {
-	key := c.key(p)
-	ids := []string{b.ID}
+func (c *Carrier) endUpload(ctx context.Context, p string, b begun) (err error) {
 	if b.ID == "" {
-		var err error
-		if ids, err = c.uploads(ctx, key); err != nil {
-			return err
-		}
-		ids = slices.DeleteFunc(ids, func(id string) bool { return slices.Contains(b.Others, id) })
+		err = c.abortAllBut(ctx, c.key(p), b.Others)
+	} else {
+		err = c.Store.AbortUpload(ctx, c.key(p), b.ID)
 	}
-	for _, id := range ids {
-		if err := c.Store.AbortUpload(ctx, key, id); err != nil {
-			return err
-		}
+	if err != nil {
+		return err
 	}
 	return c.journal.write(entry{Path: p, Ended: true}, false)
+}
+
+// abortAllBut aborts the unfinished uploads of a key, but these.
+func (c *Carrier) abortAllBut(ctx context.Context, key string, these []string) error {
+	ids, err := c.uploads(ctx, key)
+	for _, id := range ids {
+		if err == nil && !slices.Contains(these, id) {
+			err = c.Store.AbortUpload(ctx, key, id)
+		}
+	}
+	return err
 }

@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -415,6 +416,36 @@ func TestKilledAmidCopy(t *testing.T) {
 		if n := left(); n != 1 {
 			t.Errorf("the file stays: %t; %d uploads, not one of others", stays, n)
 		}
+	}
+}
+
+// loses is a store that begins the first upload of parts, and whose answer is lost.
+type loses struct {
+	objstore.Layer
+	once sync.Once
+}
+
+func (l *loses) Upload(ctx context.Context, key string, size, partSize int64) (u objstore.Upload, err error) {
+	u, err = l.Layer.Upload(ctx, key, size, partSize)
+	if size > smallFile {
+		l.once.Do(func() { u, err = nil, &objstore.Error{Kind: objstore.KindTransient} })
+	}
+	return u, err
+}
+
+// An upload whose beginning was not answered, and was asked for again, does not stay; another's does.
+func TestLostAnswerOfAnUpload(t *testing.T) {
+	mem, dir := memstore.New(), t.TempDir()
+	others, err := mem.Upload(t.Context(), "a", 1, 1)
+	must(t, err)
+	store := objstore.Retry(&loses{Layer: mem}, objstore.RetryPolicy{Base: time.Nanosecond})
+	must(t, carryTo(t, Config{Dir: dir, Store: store}, func(c *Client) {
+		save(t, filepath.Join(dir, "a"), smallFile+1)
+		isWhole(t, c, "a")
+	}))
+	left, err := mem.Uploads(t.Context(), "a")
+	if err != nil || len(left) != 1 || left[0].ID != others.ID() || store.Stats().Retries != 1 {
+		t.Errorf("%v are left, not %s alone; %v, %+v", left, others.ID(), err, store.Stats())
 	}
 }
 

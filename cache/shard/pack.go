@@ -788,6 +788,8 @@ func (k *packer) finish(ctx context.Context) error {
 	if _, err := ParseSummary(data); err != nil {
 		return fmt.Errorf("pack: a bug made an invalid manifest: %w", err)
 	}
+	// A try whose answer was lost may have begun an upload that nobody knows of. begin warns if they cannot be listed.
+	_, _ = objstore.AbortUploads(ctx, k.dst, k.prefix+"shard-")
 	if err := k.putNew(ctx, k.prefix+SummaryName, data); err != nil {
 		return err
 	}

@@ -252,6 +252,29 @@ func TestPackWithoutListingUploads(t *testing.T) {
 	}
 }
 
+// twice begins each upload twice: the first answer was lost.
+type twice struct{ *store }
+
+func (s twice) Upload(ctx context.Context, key string, size, partSize int64) (objstore.Upload, error) {
+	_, _ = s.store.Upload(ctx, key, size, partSize)
+	return s.store.Upload(ctx, key, size, partSize)
+}
+
+// Uploads that a lost answer hid do not outlive the pack, others' do.
+func TestPackEndsLostUploads(t *testing.T) {
+	s := newStore()
+	m := fill(t, s, manyFiles(30))
+	if _, err := s.Upload(t.Context(), "other/shard-000000.tar", 1, 1); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Pack(t.Context(), m, s, twice{s}, "out/", small(1)); err != nil {
+		t.Fatal(err)
+	}
+	if checkSet(t, s, m); len(s.uploads) != 1 {
+		t.Errorf("%d uploads are left, not the one of others", len(s.uploads))
+	}
+}
+
 // A pack that dies at any request, with or without that request having happened, is finished by the next
 // one; the set is the same as one made at once, and nothing else is left.
 func TestPackResumes(t *testing.T) {
