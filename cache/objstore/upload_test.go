@@ -183,9 +183,22 @@ func TestDirUpload(t *testing.T) {
 		}
 		must(t, d.Delete(t.Context(), key, ""))
 	}
+	// A folder becomes a file when no file is below it.
+	_, err := d.PutNew(t.Context(), "a/b/x.tar", nil)
+	must(t, err)
+	for _, can := range []bool{false, true} {
+		u, err := d.Upload(t.Context(), "a", 1, 1)
+		must(t, err)
+		must(t, u.Part(t.Context(), 0, []byte("x")))
+		if _, err := u.Complete(t.Context()); (err == nil) != can {
+			t.Errorf("of a folder %t: %v", can, err)
+		}
+		must(t, d.Delete(t.Context(), "a/b/x.tar", ""))
+	}
+	must(t, d.Delete(t.Context(), "a", ""))
 	// Those of a process that has died, of today and of older versions.
 	must(t, os.WriteFile(root+"/.shoal-put-123", nil, 0o644))
-	_, err := d.Upload(t.Context(), "a/b/"+long, 1, 1)
+	_, err = d.Upload(t.Context(), "a/b/"+long, 1, 1)
 	must(t, err)
 	for _, c := range []struct {
 		prefix string
