@@ -205,11 +205,11 @@ func (c *Carrier) Run(ctx context.Context, ready func()) error {
 	if err != nil {
 		return err
 	}
-	old, _ := fs.Glob(os.DirFS(filepath.Join(c.Dir, folder.Home)), removing+"*")
+	old, _ := filepath.Glob(c.folder.At(folder.Home + "/" + removing + "*"))
 	c.running.Go(func() {
-		for _, name := range old { // what removeLocal had taken away
-			if err := os.RemoveAll(filepath.Join(c.Dir, folder.Home, name)); err != nil {
-				c.Log.Error("cannot remove what the bucket has", "folder", name, "cause", err)
+		for _, at := range old { // what removeLocal had taken away
+			if err := os.RemoveAll(at); err != nil {
+				c.Log.Error("cannot remove what the bucket has", "folder", filepath.Base(at), "cause", err)
 			}
 		}
 	})
@@ -485,7 +485,7 @@ func (c *Carrier) made(ctx context.Context, change Change, r result) {
 		c.note(entry{Path: change.Path, Ended: true})
 	}
 	if c.stead != nil {
-		_ = os.Remove(filepath.Join(c.Dir, filepath.FromSlash(change.Path)))
+		_ = os.Remove(c.folder.At(change.Path))
 	}
 	if !c.q.isLast(change.Path) {
 		c.Log.Debug("published", "key", c.key(change.Path), "bytes", change.Print.Size)
@@ -611,9 +611,8 @@ func (c *Carrier) keepLocal() {
 
 // removeLocal takes away a folder that the bucket has.
 func (c *Carrier) removeLocal(dir string) error {
-	at := filepath.Join(c.Dir, filepath.FromSlash(dir))
-	bin := filepath.Join(c.Dir, folder.Home, removing+strconv.FormatInt(time.Now().UnixNano(), 36))
-	all, err := c.published(at, dir)
+	bin := path.Join(folder.Home, removing+strconv.FormatInt(time.Now().UnixNano(), 36))
+	all, err := c.published(dir, dir)
 	if err != nil {
 		return err
 	}
@@ -625,14 +624,14 @@ func (c *Carrier) removeLocal(dir string) error {
 		err = c.journal.write(entry{Path: files[i], Removed: true}, i == len(files)-1)
 	}
 	if err == nil {
-		err = os.Rename(at, bin)
+		err = os.Rename(c.folder.At(dir), c.folder.At(bin))
 	}
 	if err == nil {
 		if all, err = c.published(bin, dir); err == nil {
-			c.running.Go(func() { c.discard(all, at) })
+			c.running.Go(func() { c.discard(all, dir) })
 			return nil
 		}
-		if c.putBack(bin, at) {
+		if c.putBack(bin, dir) {
 			return nil
 		}
 	}
@@ -644,22 +643,22 @@ func (c *Carrier) removeLocal(dir string) error {
 
 // discard removes what published found in a folder. What has come since, by a writer who was on the way to it, has its
 // place back.
-func (c *Carrier) discard(all []string, at string) {
+func (c *Carrier) discard(all []string, dir string) {
 	for _, p := range slices.Backward(all) {
-		if err := os.Remove(p); err != nil && !errors.Is(err, unix.ENOTEMPTY) {
+		if err := os.Remove(c.folder.At(p)); err != nil && !errors.Is(err, unix.ENOTEMPTY) {
 			c.Log.Error("cannot remove what the bucket has", "path", p, "cause", err)
 			return
 		}
 	}
-	c.putBack(all[0], at)
+	c.putBack(all[0], dir)
 }
 
 // putBack gives a folder its place back. If there is another one by now, it is kept, which is reported.
-func (c *Carrier) putBack(bin, at string) (kept bool) {
-	to := filepath.Join(filepath.Dir(bin), "kept-"+strings.TrimPrefix(filepath.Base(bin), removing))
-	if os.Rename(bin, at) != nil && os.Rename(bin, to) == nil {
+func (c *Carrier) putBack(bin, dir string) (kept bool) {
+	to := path.Join(folder.Home, "kept-"+strings.TrimPrefix(path.Base(bin), removing))
+	if os.Rename(c.folder.At(bin), c.folder.At(dir)) != nil && os.Rename(c.folder.At(bin), c.folder.At(to)) == nil {
 		c.Log.Error("a folder was made again while it was removed here; what it had had is kept",
-			"folder", at, "at", to)
+			"folder", filepath.Join(c.Dir, dir), "at", filepath.Join(c.Dir, to))
 		return true
 	}
 	return false
@@ -668,7 +667,8 @@ func (c *Carrier) putBack(bin, at string) (kept bool) {
 // published returns what is at a place, folders before what is in them, or an error if the bucket does not have all of
 // it under dir, also what no news tell of yet.
 func (c *Carrier) published(at, dir string) (all []string, err error) {
-	err = filepath.WalkDir(at, func(p string, e fs.DirEntry, err error) error {
+	err = filepath.WalkDir(c.folder.At(at), func(p string, e fs.DirEntry, err error) error {
+		p = strings.TrimPrefix(p, c.folder.At(""))
 		if all = append(all, p); err != nil || e.IsDir() {
 			return err
 		}
@@ -677,7 +677,7 @@ func (c *Carrier) published(at, dir string) (all []string, err error) {
 		if f == nil || f.state != whole || f.turn != 0 {
 			return errors.New("the bucket lacks " + name)
 		}
-		if err := c.folder.Unchanged(strings.TrimPrefix(p, c.Dir+"/"), f.print); err != nil {
+		if err := c.folder.Unchanged(p, f.print); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 		return nil

@@ -160,6 +160,51 @@ func TestFolderBehindALink(t *testing.T) {
 	}
 }
 
+// Nor does another folder that has taken the name: what is removed, and put back, is in the one that is carried.
+func TestFolderThatMoved(t *testing.T) {
+	store, _ := toFolder(t)
+	dir := filepath.Join(t.TempDir(), "dir")
+	old := dir + ".old"
+	must(t, os.Mkdir(dir, 0o700))
+	c, err := Open(t.Context(), Config{Dir: dir, Store: store, Last: isLast, Log: slog.New(slog.DiscardHandler)})
+	must(t, err)
+	defer c.Close()
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx, func() {}) }()
+	save(t, filepath.Join(dir, "1/a"), 1)
+	save(t, filepath.Join(dir, "1/last"), 1)
+	until(t, "it is whole", func() (whole bool) {
+		c.in(ctx, func() { lacks, _, known := c.q.Lacks("1/last", false); whole = known && lacks == "" })
+		return whole
+	})
+	stop()
+	must(t, <-ended)
+	must(t, errors.Join(os.Rename(dir, old), os.MkdirAll(filepath.Join(dir, "1/others"), 0o700),
+		os.Mkdir(filepath.Join(dir, folder.Home), 0o700)))
+	must(t, c.removeLocal("1"))
+	c.running.Wait()
+	if there(filepath.Join(old, "1")) || !there(filepath.Join(dir, "1/others")) {
+		t.Errorf("%v is there, and %v here", there(filepath.Join(old, "1")), there(filepath.Join(dir, "1/others")))
+	}
+}
+
+// A folder that becomes a file does so in a destination that is a folder, too.
+func TestFolderBecomesAFile(t *testing.T) {
+	store, dest := toFolder(t)
+	dir := t.TempDir()
+	must(t, carryTo(t, Config{Dir: dir, Store: store, Delete: true}, func(c *Client) {
+		save(t, filepath.Join(dir, "a/b/c"), 1)
+		isWhole(t, c, "a")
+		must(t, os.RemoveAll(filepath.Join(dir, "a")))
+		save(t, filepath.Join(dir, "a"), 2)
+		isWhole(t, c, "a")
+	}))
+	if b, err := os.ReadFile(filepath.Join(dest, "a")); err != nil || len(b) != 2 {
+		t.Errorf("%q, %v", b, err)
+	}
+}
+
 // Who waits when the daemon ends hears that there is none, as one who comes later.
 func TestWaitingAtTheEnd(t *testing.T) {
 	store, _ := toFolder(t)

@@ -39,7 +39,7 @@ func (c *Carrier) keepLinks(ctx context.Context) {
 // link makes and removes links (rule 18). in has Run do something.
 func (c *Carrier) link(ctx context.Context, in func(f func()) bool) {
 	all, err := List(ctx, c.Store, c.Prefix, c.Last)
-	root, openErr := os.OpenRoot(c.Dir) // which never follows a link out of the folder
+	root, openErr := os.OpenRoot(c.folder.At("")) // which never follows a link out of the folder
 	if openErr == nil {
 		defer func() { _ = root.Close() }()
 	}

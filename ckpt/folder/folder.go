@@ -155,6 +155,9 @@ func (f *Folder) Close() error {
 	return errors.Join(f.inotify.Close(), unix.Close(f.at))
 }
 
+// At is a path below the folder, whose own name another folder, or a link, may have by now. It holds until Close.
+func (f *Folder) At(p string) string { return fmt.Sprintf("/proc/self/fd/%d/", f.at) + p }
+
 // Counts says how much waits, or is left out.
 func (f *Folder) Counts() Counts {
 	f.mu.Lock()
@@ -396,7 +399,7 @@ func (f *Folder) scan(dir string) error {
 // walk lists what is below a folder, but folders that can be entered: by ctime; its own last names, which may name all,
 // last. It watches each before it reads it.
 func (f *Folder) walk(dir string) (all []turn, err error) {
-	root := fmt.Sprintf("/proc/self/fd/%d/", f.at) // another folder, or a link, may have its name by now
+	root := f.At("")
 	err = filepath.WalkDir(root+dir, func(at string, d fs.DirEntry, err error) error {
 		var t turn
 		if t.path, _ = filepath.Rel(root, at); Own(t.path) {
