@@ -346,7 +346,7 @@ func (f *Folder) refuse() error {
 	at := filepath.Join(f.Dir, Home)
 	MakeHome(at)
 	file, err := os.CreateTemp(at, "probe-*")
-	if err != nil {
+	if err = cmp.Or(os.MkdirAll(at, 0o755), err); err != nil { // which says why there is no Home, if there is none
 		return fmt.Errorf("%w (free some space, if there is none; and run shoal ckpt as the trainer's user)", err)
 	}
 	name := filepath.Join(Home, filepath.Base(file.Name()))

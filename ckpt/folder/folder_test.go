@@ -306,6 +306,28 @@ func TestUnreadable(t *testing.T) {
 	}
 }
 
+// A folder that may not be written is refused for that.
+func TestUnwritable(t *testing.T) {
+	dir := t.TempDir()
+	if err := errors.Join(os.Chmod(filepath.Dir(dir), 0o755), os.Chmod(dir, 0o555)); err != nil {
+		t.Fatal(err)
+	}
+	opened := make(chan error)
+	go func() {
+		runtime.LockOSThread() // which ends with the goroutine
+		if os.Geteuid() == 0 { // who writes all
+			_, _ = unix.SetfsuidRetUid(65534)
+		}
+		_, err := Open(dir, options())
+		opened <- err
+	}()
+	err := <-opened
+	if !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), filepath.Join(dir, Home)) ||
+		!strings.Contains(err.Error(), "as the trainer's user") {
+		t.Error(err)
+	}
+}
+
 // A tree is reported in the order of ctime, with last ones after others of the same age.
 func TestStartOrder(t *testing.T) {
 	dir := t.TempDir()
