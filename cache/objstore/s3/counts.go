@@ -34,7 +34,7 @@ func (b countedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// countedRequests counts minio-go's requests, except GETs of objects: [Store.ask] counts all of those.
+// countedRequests counts requests that net/http sends. A [getter] counts its own.
 type countedRequests struct {
 	next   http.RoundTripper
 	counts *requestCounts
@@ -45,6 +45,7 @@ func (c countedRequests) RoundTrip(r *http.Request) (*http.Response, error) {
 	q := r.URL.Query()
 	switch {
 	case r.Method == http.MethodGet && key != "" && !q.Has("uploadId"):
+		c.counts.get.Add(1)
 	case r.Method == http.MethodGet && (q.Has("list-type") || q.Has("versions") || q.Has("uploads") ||
 		q.Has("uploadId")):
 		c.counts.list.Add(1)

@@ -1,7 +1,10 @@
 package s3_test
 
 import (
+	"net/http"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/lab/rig/memstore"
@@ -47,5 +50,25 @@ func TestRequestsAreCounted(t *testing.T) {
 	}
 	if n := srv.Requests("PUT") + srv.Requests("POST"); n != 4 {
 		t.Errorf("the server had %d PUTs and POSTs", n)
+	}
+}
+
+// TestSecondTriesAreCounted: a request that is sent again, by the store's time, is two, whoever sends it.
+func TestSecondTriesAreCounted(t *testing.T) {
+	for _, etag := range []string{"plain", "odd tag"} { // the second by minio-go
+		var refused atomic.Bool
+		srv := &S3Server{Intercept: func(w http.ResponseWriter, r *http.Request) bool {
+			if refused.Swap(true) {
+				return false
+			}
+			w.Header().Set("Date", time.Now().Add(time.Hour).UTC().Format(http.TimeFormat))
+			WriteS3Error(w, http.StatusForbidden, "RequestTimeTooSkewed", "")
+			return true
+		}}
+		s := newS3(t, srv, nil)
+		_ = s.ReadAt(t.Context(), objstore.Object{Key: "a", Size: 10, ETag: etag}, make([]byte, 4), 3) // it has none
+		if got, n := s.Requests(), srv.Requests("GET"); got.Get != 2 || int64(n) != got.Get+got.List {
+			t.Errorf("%s: %+v, and the server had %d GETs", etag, got, n)
+		}
 	}
 }

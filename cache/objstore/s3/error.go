@@ -44,6 +44,7 @@ const (
 	remedyReach   = "check AWS_ENDPOINT_URL (now %s) and that the store is up"
 	remedyScheme  = "set %s=%s"
 	remedyNotS3   = "the server that answers is not an S3 API; check AWS_ENDPOINT_URL (now %s)"
+	remedyHeader  = "it has a control character: upload the object again if it is its ETag, or check the credentials"
 	remedyListing = "the listing is wrong: the store is faulty, or a proxy in front of it drops parts of requests; " +
 		"check AWS_ENDPOINT_URL (now %s)"
 	remedyLacks = "the store at %s, or a proxy in front of it, lacks this part of the S3 API; docs/s3.md lists what " +
@@ -241,6 +242,8 @@ func (s *Store) transportError(err error) (verdict, error) {
 			return verdict{objstore.KindTransient, ""}, at(errors.New("the answer is cut short"))
 		}
 		return verdict{objstore.KindInvalid, remedyNotS3}, at(errors.New("the answer is not XML"))
+	case strings.Contains(err.Error(), "net/http: invalid header field value"): // and so nothing was sent
+		return verdict{objstore.KindInvalid, remedyHeader}, at(err)
 	case errors.Is(err, io.EOF):
 		return verdict{objstore.KindTransient, ""}, at(errors.New("the answer is empty"))
 	case is[*net.DNSError](err):

@@ -149,9 +149,6 @@ func (s *Store) Forward(ctx context.Context, r Request) (*http.Response, error) 
 	if r.Length < 0 || r.Length > unasked { // the store may refuse before it has the body
 		req.Header.Set("Expect", "100-continue")
 	}
-	if r.Method == http.MethodGet && r.Key != "" {
-		s.counts.get.Add(1)
-	}
 	resp, err := s.forwarder.RoundTrip(req)
 	if err != nil {
 		return nil, failed(err)

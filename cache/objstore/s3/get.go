@@ -26,11 +26,12 @@ type getter struct {
 	root   string // "/BUCKET/", percent-encoded
 	keys   *keyring
 	time   *clock
+	counts *requestCounts
 }
 
 // newGetter returns a getter for the bucket at host, or nil.
 func newGetter(cfg Config, host string, secure bool, region string, transport *http.Transport, keys *keyring,
-	time *clock) *getter {
+	time *clock, counts *requestCounts) *getter {
 	u := &url.URL{Scheme: "http", Host: host}
 	if secure {
 		u.Scheme = "https"
@@ -46,7 +47,7 @@ func newGetter(cfg Config, host string, secure bool, region string, transport *h
 	return &getter{
 		wires:  wires{dial: dialer(host, secure, config), maxIdle: maxIdle},
 		signer: signer{region: region, pays: cfg.Store.RequesterPays, sse: keyHeaders(cfg.Store.CustomerKey)},
-		host:   host, root: string(AppendPath(nil, "/"+cfg.Bucket+"/")), keys: keys, time: time,
+		host:   host, root: string(AppendPath(nil, "/"+cfg.Bucket+"/")), keys: keys, time: time, counts: counts,
 	}
 }
 
@@ -64,24 +65,17 @@ type answer struct {
 // errAskOtherwise means that minio-go should send a request: it rejects text that no header can contain.
 var errAskOtherwise = errors.New("not a request for our own connections")
 
-// get requests bytes of an object; etag, rangeOf or version may be empty. Its errors are those of minio-go.
-func (g *getter) get(ctx context.Context, key, etag, rangeOf, version string) (answer, error) {
-	a, skewed, err := g.try(ctx, key, etag, rangeOf, version)
-	if skewed {
-		a, _, err = g.try(ctx, key, etag, rangeOf, version)
-	}
-	return a, err
-}
-
-// try is get. It also reports whether the clock was off, and is not any more.
-func (g *getter) try(ctx context.Context, key, etag, rangeOf, version string) (a answer, skewed bool, err error) {
+// get requests bytes of an object; etag, rangeOf or version may be empty. Its errors are those of minio-go. It also
+// reports whether the clock was off, and is not any more.
+func (g *getter) get(ctx context.Context, key, etag, rangeOf, version string) (a answer, skewed bool, err error) {
 	v := g.keys.get(ctx)
 	if !v.SignerType.IsV4() && !v.SignerType.IsAnonymous() || !visible(etag) || !visible(v.AccessKeyID) ||
 		!visible(v.SessionToken) || !visible(version) {
 		return answer{}, false, errAskOtherwise
 	}
 	var signed time.Time
-	w, err := g.wires.do(ctx, func(b, scratch []byte) (head, spare []byte) {
+	g.counts.get.Add(1)
+	w, err := g.wires.do(ctx, etag, func(b, scratch []byte) (head, spare []byte) {
 		signed = g.time.now()
 		b = append(b, "GET "...)
 		b = append(b, g.root...)

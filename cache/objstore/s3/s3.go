@@ -166,7 +166,7 @@ func New(ctx context.Context, cfg Config) (*Store, error) {
 		core: *core, keys: keys, bucket: cfg.Bucket, weakETag: cfg.Store.WeakETag, transport: transport, slow: slow,
 		forwarder: over(slow),
 		sse:       sse, time: clk,
-		getter:   newGetter(cfg, host, secure, region, transport, keys, clk),
+		getter:   newGetter(cfg, host, secure, region, transport, keys, clk, counts),
 		variable: endpointVariable(cfg.Getenv),
 		endpoint: core.EndpointURL().Scheme + "://" + core.EndpointURL().Host,
 	}, nil
@@ -374,9 +374,11 @@ func (s *Store) get(ctx context.Context, o objstore.Object, off, length int64) (
 
 // ask sends a GET. etag, rangeOf or version may be empty. Its errors are minio-go's.
 func (s *Store) ask(ctx context.Context, key, etag, rangeOf, version string) (answer, error) {
-	s.counts.get.Add(1)
 	if s.getter != nil {
-		a, err := s.getter.get(ctx, key, etag, rangeOf, version)
+		a, skewed, err := s.getter.get(ctx, key, etag, rangeOf, version)
+		if skewed {
+			a, _, err = s.getter.get(ctx, key, etag, rangeOf, version)
+		}
 		if !errors.Is(err, errAskOtherwise) {
 			return a, err
 		}

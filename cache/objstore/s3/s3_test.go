@@ -159,6 +159,19 @@ func TestS3Broken(t *testing.T) {
 	}
 }
 
+// TestS3Unsendable: a request that no header can hold is refused, and not tried again.
+func TestS3Unsendable(t *testing.T) {
+	for _, c := range []struct{ etag, token, header string }{
+		{"e\x01", "", "If-Match"}, {"e", "hush-token\n", "X-Amz-Security-Token"}} {
+		s := newS3(t, &S3Server{}, func(cfg *s3.Config) { cfg.SessionToken = c.token })
+		err := s.ReadAt(t.Context(), objstore.Object{Key: "k", Size: 10, ETag: c.etag}, make([]byte, 5), 2)
+		if objstore.KindOf(err) != objstore.KindInvalid || !strings.Contains(err.Error(), c.header) ||
+			!strings.Contains(err.Error(), "control character") || strings.Contains(err.Error(), "hush") {
+			t.Error(err)
+		}
+	}
+}
+
 // TestS3WholeAnswers: what may come as the answer to a GET without Range. Each goes over a bare connection and,
 // for an ETag that cannot be sent there, over net/http.
 func TestS3WholeAnswers(t *testing.T) {

@@ -2,6 +2,7 @@ package s3
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -156,22 +157,26 @@ func (ws *wires) close() {
 }
 
 // do sends the request whose head build appends, and returns the connection after reading the answer's head. A server
-// may close an idle connection at any time. So a request on a reused one that received no byte of an answer is sent
-// once more, on a new one; all requests here may be repeated.
-func (ws *wires) do(ctx context.Context, build func(b, scratch []byte) (head, spare []byte)) (*wire, error) {
+// may close an idle connection at any time, or send an answer there that nobody asked for. So a request on a reused one
+// that received no byte of an answer, or one of another ETag than etag, unless that is "", is sent once more, on a new
+// one; all requests here may be repeated.
+func (ws *wires) do(ctx context.Context, etag string, build func(b, scratch []byte) (head, spare []byte)) (
+	*wire, error) {
 	for fresh := false; ; fresh = true {
 		w, err := ws.get(ctx, fresh)
 		if err != nil {
 			return nil, err
 		}
-		if err = w.exchange(ctx, build); err == nil {
+		err = w.exchange(ctx, build)
+		stray := w.used && w.head.status/100 == 2 && !bytes.Contains(w.head.etag, []byte(etag))
+		if err == nil && !stray {
 			return w, nil
 		}
-		again := w.used && len(w.in) == 0 && reset(err) && ctx.Err() == nil
+		again := w.used && (err == nil || len(w.in) == 0 && reset(err)) && ctx.Err() == nil
 		w.left = 1 // the connection is in an unknown state
 		_ = w.Close()
 		if !again {
-			return nil, err
+			return nil, cmp.Or(err, ctx.Err())
 		}
 	}
 }
@@ -317,12 +322,8 @@ func dialer(host string, secure bool, config *tls.Config) func(ctx context.Conte
 		return func(ctx context.Context) (net.Conn, error) { return netDialer.DialContext(ctx, "tcp", addr) }
 	}
 	addr := withPort(host, "443")
-	t := &tls.Dialer{NetDialer: netDialer, Config: config}
-	return func(ctx context.Context) (net.Conn, error) {
-		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-		defer cancel()
-		return t.DialContext(ctx, "tcp", addr)
-	}
+	t := &tls.Dialer{NetDialer: netDialer, Config: config} // whose Timeout bounds the handshake, too
+	return func(ctx context.Context) (net.Conn, error) { return t.DialContext(ctx, "tcp", addr) }
 }
 
 // withPort adds the port if host has none.

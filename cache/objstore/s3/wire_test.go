@@ -237,7 +237,7 @@ func (s *scriptedServer) wires(t *testing.T) *wires {
 
 // fetch sends a GET and reads the body.
 func fetch(ctx context.Context, ws *wires) (status int, body string, err error) {
-	w, err := ws.do(ctx, func(b, scratch []byte) ([]byte, []byte) {
+	w, err := ws.do(ctx, "", func(b, scratch []byte) ([]byte, []byte) {
 		return append(b, "GET / HTTP/1.1\r\nHost: h\r\n\r\n"...), scratch
 	})
 	if err != nil {
@@ -371,7 +371,7 @@ func TestWireBodyWithoutEnd(t *testing.T) {
 
 	// One that is left in the middle is not used again either.
 	ws = s.wires(t)
-	w, err := ws.do(t.Context(), func(b, scratch []byte) ([]byte, []byte) {
+	w, err := ws.do(t.Context(), "", func(b, scratch []byte) ([]byte, []byte) {
 		return append(b, "GET / HTTP/1.1\r\nHost: h\r\n\r\n"...), scratch
 	})
 	if err != nil {
@@ -457,7 +457,7 @@ func TestWireMany(t *testing.T) {
 				if i%5 == 0 {
 					go cancel()
 				}
-				w, err := ws.do(ctx, func(b, scratch []byte) ([]byte, []byte) {
+				w, err := ws.do(ctx, "", func(b, scratch []byte) ([]byte, []byte) {
 					return fmt.Appendf(b, "GET /%d HTTP/1.1\r\nHost: h\r\n\r\n", n), scratch
 				})
 				if err == nil {
@@ -509,5 +509,36 @@ func TestWireReap(t *testing.T) {
 	}
 	if _, err := open[0].conn.Write([]byte("x")); err == nil {
 		t.Error("a reaped connection is open")
+	}
+}
+
+// TestWireStray: an answer of another version that comes after a request was sent on a used connection is not that
+// request's: it is asked for on another one. There the answer counts.
+func TestWireStray(t *testing.T) {
+	tagged := func(etag string) string {
+		return strings.Replace(hello, "OK\r\n", "OK\r\nETag: \""+etag+"\"\r\n", 1)
+	}
+	s := serve(t, func(conn, request int64) string {
+		if request == 2 {
+			return tagged("b")
+		}
+		return tagged("a")
+	})
+	ws := s.wires(t)
+	for i, etag := range []string{"a", "a", "gone"} {
+		w, err := ws.do(t.Context(), etag, func(b, scratch []byte) ([]byte, []byte) {
+			return append(b, "GET / HTTP/1.1\r\nHost: h\r\n\r\n"...), scratch
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(w)
+		if string(w.head.etag) != `"a"` || string(body) != "hello" || err != nil {
+			t.Errorf("request %d: ETag %s, %q, %v", i, w.head.etag, body, err)
+		}
+		_ = w.Close()
+	}
+	if conns, requests := s.conns.Load(), s.requests.Load(); conns != 3 || requests != 5 {
+		t.Errorf("%d connections, %d requests; want 3 and 5", conns, requests)
 	}
 }
