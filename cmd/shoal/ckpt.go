@@ -247,8 +247,8 @@ DEST (s3://… or file://…) it lists what the bucket has.`,
 				if r.Complete {
 					state = "complete"
 				}
-				fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\n",
-					r.Path, r.Files, humanize.IBytes(uint64(r.Bytes)), r.Time.Local().Format(time.DateTime), state)
+				fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\n", oneLine(r.Path), r.Files,
+					humanize.IBytes(uint64(r.Bytes)), r.Time.Local().Format(time.DateTime), state)
 			}
 			return w.Flush()
 		},
@@ -310,9 +310,9 @@ func ckptStatus(c *cobra.Command, dir string, asJSON bool) error {
 		return err
 	}
 	out := c.OutOrStdout()
-	fmt.Fprintf(out, "%s to %s: %s\n", s.Dir, s.Dest, behind(s.Behind))
+	fmt.Fprintln(out, oneLine(fmt.Sprintf("%s to %s: %s", s.Dir, s.Dest, behind(s.Behind))))
 	if s.Trouble != "" {
-		fmt.Fprintf(out, "trouble: %s\n", s.Trouble)
+		fmt.Fprintf(out, "trouble: %s\n", oneLine(s.Trouble))
 	}
 	for _, h := range []struct {
 		n    int
@@ -335,7 +335,7 @@ func ckptStatus(c *cobra.Command, dir string, asJSON bool) error {
 		} else if k.Lacks != "" {
 			state = k.Lacks + ": " + k.Why
 		}
-		fmt.Fprintf(w, "%s\t%d\t%s\t%s\n", k.Path, k.Files, humanize.IBytes(uint64(k.Bytes)), state)
+		fmt.Fprintf(w, "%s\t%d\t%s\t%s\n", oneLine(k.Path), k.Files, humanize.IBytes(uint64(k.Bytes)), oneLine(state))
 	}
 	return w.Flush()
 }

@@ -155,6 +155,9 @@ func printable(text string) string {
 	}, text)
 }
 
+// oneLine is a name, or a text that has some, as a part of a line.
+func oneLine(text string) string { return strings.ReplaceAll(printable(text), "\n", "·") }
+
 // fromAdmin gets a page of an admin address.
 func fromAdmin(ctx context.Context, base, page string) ([]byte, error) {
 	const remedy = "give the daemon's --admin address"

@@ -197,6 +197,20 @@ func TestFullOutput(t *testing.T) {
 	}
 }
 
+// A checkpoint has one line, whatever its name: it makes no others, and has no commands for a terminal.
+func TestNamesInOneLine(t *testing.T) {
+	dest := t.TempDir()
+	at := filepath.Join(dest, "step-1\nstep-2\t9\x1b[2J")
+	if err := errors.Join(os.Mkdir(at, 0o700), os.WriteFile(filepath.Join(at, ".metadata"), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	out, err := shoal(t, "ckpt", "ls", "file://"+dest)
+	if lines := strings.Split(out, "\n"); err != nil || len(lines) != 3 ||
+		!strings.HasPrefix(lines[1], "step-1·step-2·9·[2J  1  ") {
+		t.Errorf("%q, %v", out, err)
+	}
+}
+
 // What a verb's Use names is what it takes: every verb says so of an argument too many, and none blames cobra's count.
 func TestArgumentsAreNamed(t *testing.T) {
 	commands(root(), func(c *cobra.Command) {
