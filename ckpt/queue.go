@@ -425,8 +425,11 @@ func (q *Queue) waitsFor(f *file, copies bool) *file {
 
 // tornBy returns a torn file that a last name waits for; nil if there is none. Others do not wait for such a last name.
 func (q *Queue) tornBy(f *file) (first *file) {
+	if !f.last || f.state != whole {
+		return nil
+	}
 	for g := range q.broken {
-		if f.last && f.state == whole && beside(g, f) && (first == nil || g.path < first.path) {
+		if beside(g, f) && (first == nil || g.path < first.path) {
 			first = g
 		}
 	}
@@ -500,7 +503,12 @@ func (q *Queue) NextCopy() (c Change, ok bool) {
 // dropping reports whether the neighbour may still have what is no more here: until then nothing is removed, or it
 // could publish a last name whose files have been removed.
 func (q *Queue) dropping() bool {
-	return slices.ContainsFunc(slices.Collect(maps.Keys(q.copies)), func(f *file) bool { return f.state == absent })
+	for f := range q.copies {
+		if f.state == absent {
+			return true
+		}
+	}
+	return false
 }
 
 // Copy tells what the neighbour has of a file.

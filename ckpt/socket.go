@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/ckpt/folder"
 	"github.com/shoalfs/shoal/internal/pause"
 )
@@ -195,9 +196,7 @@ func Find(path string) (c *Client, rel string, err error) {
 	if path, err = filepath.Abs(path); err != nil {
 		return nil, "", err
 	}
-	if real, err := filepath.EvalSymlinks(filepath.Dir(path)); err == nil {
-		path = filepath.Join(real, filepath.Base(path))
-	}
+	path = filepath.Join(objstore.RealPath(filepath.Dir(path)), filepath.Base(path))
 	for dir := path; ; dir = filepath.Dir(dir) {
 		sockErr := folder.CheckSocket(dir)
 		if sockErr == nil {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"crypto/sha256"
 	"fmt"
 	"os"
@@ -83,7 +82,10 @@ func unpackedClient() (_ string, err error) {
 	whole := filepath.Join(tmp, "whole")
 	for _, f := range files {
 		path := filepath.Join(whole, f.Name)
-		if err := cmp.Or(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, f.Data, f.Mode)); err != nil {
+		if err = os.MkdirAll(filepath.Dir(path), 0o755); err == nil {
+			err = os.WriteFile(path, f.Data, f.Mode)
+		}
+		if err != nil {
 			return "", err
 		}
 	}
