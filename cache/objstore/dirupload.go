@@ -11,7 +11,6 @@ import (
 	"os"
 	pathpkg "path"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -84,24 +83,6 @@ func renameNew(from, to string) error {
 	if err2 := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE); err2 == nil ||
 		errors.Is(err2, unix.EEXIST) {
 		return err2
-	}
-	return err
-}
-
-// replace is os.Rename of a file. Folders without files, as Delete leaves them, give way: a bucket has none.
-func replace(from, to string) error {
-	var folders []string
-	err := os.Rename(from, to)
-	if errors.Is(err, fs.ErrExist) && filepath.WalkDir(to, func(path string, e fs.DirEntry, err error) error {
-		if folders = append(folders, path); err == nil && !e.IsDir() {
-			err = fs.ErrExist
-		}
-		return err
-	}) == nil {
-		for _, path := range slices.Backward(folders) {
-			_ = unix.Rmdir(path) // what has come into it since keeps it
-		}
-		err = os.Rename(from, to)
 	}
 	return err
 }
