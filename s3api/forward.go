@@ -159,16 +159,20 @@ func deleted(r *http.Request, bucket string) (keys []string, err error) {
 		return nil, &apiError{http.StatusBadRequest, "IncompleteBody", "The body ended early"}
 	}
 	var list struct {
-		Object []struct{ Key, VersionId string }
+		Object []struct{ Key, VersionId []string }
 	}
-	if len(body) > maxDelete || xml.Unmarshal(body, &list) != nil {
+	bad := len(body) > maxDelete || xml.Unmarshal(body, &list) != nil
+	for _, o := range list.Object {
+		if bad = bad || len(o.Key) != 1 || len(o.VersionId) > 1; bad { // of two the origin may take the other one
+			break
+		}
+		if keys = append(keys, o.Key[0]); !within(bucket, o.Key[0]) || dotted(strings.Join(o.VersionId, "")) {
+			return nil, denied("The endpoint deletes in bucket %s only: %q may leave it", bucket, o.Key[0])
+		}
+	}
+	if bad {
 		return nil, &apiError{http.StatusBadRequest, "MalformedXML",
 			"The XML you provided was not well-formed or did not validate against our published schema"}
-	}
-	for _, o := range list.Object {
-		if keys = append(keys, o.Key); !within(bucket, o.Key) || dotted(o.VersionId) {
-			return nil, denied("The endpoint deletes in bucket %s only: %q may leave it", bucket, o.Key)
-		}
 	}
 	r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 	return keys, nil

@@ -45,6 +45,7 @@ func TestNoWayAround(t *testing.T) {
 		{"POST", "/photos?delete=", nil, list("<Key>../secret/x</Key>")},
 		{"POST", "/photos?delete=", nil, list("<Key>train/x</Key></Object><Object><Key>train/../../secret/x</Key>")},
 		{"POST", "/photos?delete=", nil, list("<Key>train/x</Key><VersionId>../../secret/x</VersionId>")},
+		{"POST", "/photos?delete=", nil, list("<Key>../secret/x</Key><Key>train/x</Key>")},
 	} {
 		req, err := http.NewRequestWithContext(t.Context(), c.method, s.url+c.path, strings.NewReader(c.body))
 		must(t, err)
