@@ -245,6 +245,10 @@ func TestVerdicts(t *testing.T) {
 			session(s, loader.SessionStats{Samples: 5000, Batches: 50, Bytes: 1 << 30, Stall: 1.5, Decode: 2, Send: 8,
 				Fetch: 0.1})
 		}, "link-slow", Warn, "80% of the time, at 102 MiB/s", "unix://"},
+		"link, in shared memory": {func(s *Snapshot) {
+			session(s, loader.SessionStats{Samples: 5000, Batches: 50, InSlots: 50, Stall: 1.5, Decode: 2, Send: 8,
+				Fetch: 0.1})
+		}, "link-slow", Warn, "80% of the time", "Send uint8"},
 		"feed store": {func(s *Snapshot) {
 			session(s, loader.SessionStats{Samples: 3000, Stall: 7, Decode: 5, Fetch: 60})
 			reads(s, 3000, 2000, 60)

@@ -179,11 +179,15 @@ var causes = []Rule[*window]{
 				"--resize short=400.")
 	}},
 	{"link-slow", func(w *window) Finding {
+		remedy := "Send uint8, not float32."
+		if w.feed.InSlots < w.feed.Batches {
+			remedy = "On one machine listen on unix://, with enough --memory, so that batches go through shared " +
+				"memory; over a network send uint8, not float32."
+		}
 		return when(w.served() && !w.late(), w.level(waitsBad), "The trainer waits for its connection",
 			fmt.Sprintf("Batches are ready; sending them takes %s of the time, at %s/s.",
 				human.Percent(w.feed.Send/w.feed.Age), human.Bytes(int64(float64(w.feed.Bytes)/w.feed.Age))),
-			"On one machine listen on unix:// so that batches go through shared memory; over a network send uint8, "+
-				"not float32.")
+			remedy)
 	}},
 	{"store-slow", storeSlow},
 }

@@ -150,9 +150,14 @@ func (h *Host) Fetched() int64 {
 // Remove deletes a dataset from the cache directory. It must not be open; who opens it now waits.
 func (h *Host) Remove(id [16]byte) error {
 	h.mu.Lock()
-	if e := h.open[id]; e != nil {
+	for e := h.open[id]; e != nil; e = h.open[id] {
+		users := e.users
 		h.mu.Unlock()
-		return fmt.Errorf("%s is open (unmount it first)", e.source)
+		if users > 0 {
+			return fmt.Errorf("%s is open (unmount it first)", e.source)
+		}
+		<-e.gone // it is on its way out, or being removed
+		h.mu.Lock()
 	}
 	nobody := &Engine{lifetime: lifetime{gone: make(chan struct{})}} // without users, as one on its way out
 	h.open[id] = nobody

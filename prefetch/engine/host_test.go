@@ -381,6 +381,11 @@ func TestRemoveOnASlowDisk(t *testing.T) {
 	if same, err := h.enter(early, &Engine{identity: e.identity}); same != nil || !errors.Is(err, context.Canceled) {
 		t.Errorf("who opens what is being removed does not wait: %v, %v", same, err)
 	}
+	all.Go(func() { // waits for the first, and finds nothing left to do
+		if err := h.Remove(e.dataset); err != nil {
+			t.Error(err)
+		}
+	})
 	close(log.stop)
 	all.Wait()
 	if infos, err := h.Datasets(); err != nil || len(infos) > 0 {
