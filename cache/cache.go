@@ -255,7 +255,7 @@ type Counts struct {
 	Misses      int64         // had to start a fetch and wait for it
 	Prefetched  int64         // fetched before anybody asked
 	FetchErrors int64         // prefetches that failed; a later read tries again
-	Stall       time.Duration // sum of the time that readers waited for the store
+	Stall       time.Duration // sum of the time that readers waited for the store, or wait
 	Corrupt     int64         // records that failed their checksum; refetched, never served
 	DiskErrors  int64         // failed operations of the disk tier, hangs among them
 	Declined    int64         // extents that found the kept set full
@@ -279,9 +279,9 @@ func (c *Counts) addTo(n *Counts) {
 
 func (c *Counts) counted() []*int64 {
 	return []*int64{
-		&c.KeepHits, &c.RingHits, &c.Joined, &c.Misses, &c.Prefetched, &c.FetchErrors, (*int64)(&c.Stall), &c.Corrupt,
-		&c.DiskErrors, &c.Declined, &c.DiskWaits, &c.DiskGaveUp, &c.ReadBytes, &c.PeerBytes, &c.KeptBytes,
-		&c.Restored, (*int64)(&c.Restore),
+		&c.KeepHits, &c.RingHits, &c.Joined, &c.Misses, &c.Prefetched, &c.FetchErrors, &c.Corrupt, &c.DiskErrors,
+		&c.Declined, &c.DiskWaits, &c.DiskGaveUp, &c.ReadBytes, &c.PeerBytes, &c.KeptBytes, &c.Restored,
+		(*int64)(&c.Restore),
 	}
 }
 
@@ -326,7 +326,7 @@ func (c *Cache) Stats() Stats {
 	defer c.mu.Unlock()
 	s.Counts = c.gone
 	for _, ds := range c.datasets {
-		ds.count.addTo(&s.Counts)
+		ds.addTo(&s.Counts)
 		if d := ds.disk.Load(); d != nil {
 			one := d.stats()
 			s.DiskDown = s.DiskDown || one.DiskDown

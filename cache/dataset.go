@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/shoalfs/shoal/cache/segment"
+	"github.com/shoalfs/shoal/internal/pause"
 )
 
 // dataset is the state that the versions of one dataset share.
@@ -17,6 +18,7 @@ type dataset struct {
 	name   string               // in the log
 	disk   atomic.Pointer[disk] // nil: memory only
 	count  Counts
+	stall  pause.Total     // of readers, for the store
 	ctx    context.Context // ends at close; flights run under it, not under their readers
 	cancel context.CancelFunc
 
@@ -96,10 +98,16 @@ func (ds *dataset) close() error {
 	ds.c.mu.Lock()
 	if ds.c.datasets[ds.id] == ds {
 		delete(ds.c.datasets, ds.id)
-		ds.count.addTo(&ds.c.gone)
+		ds.addTo(&ds.c.gone)
 	}
 	ds.c.mu.Unlock()
 	return err
+}
+
+// addTo adds its counts to n, with the waits that go on.
+func (ds *dataset) addTo(n *Counts) {
+	ds.count.addTo(n)
+	n.Stall += ds.stall.Sum()
 }
 
 // Close takes the volume's dataset, with all its versions, out of the cache; other datasets go on. It must have no

@@ -446,7 +446,11 @@ func (q *query) collect(b boarding) (l lease, ok bool, err error) {
 	case len(b.parts) == 0:
 		return lease{}, false, nil
 	}
-	start, first, got := time.Now(), b.parts[0], 0
+	first, got := b.parts[0], 0
+	if q.purpose == reading && first.fl.restores() == nil { // otherwise it does not wait for the store
+		q.v.ds.stall.Add(1)
+		defer q.v.ds.stall.Add(-1)
+	}
 	for i, p := range b.parts {
 		if err = p.await(q.ctx); err != nil {
 			for _, p := range b.parts[i+1:] {
@@ -458,9 +462,6 @@ func (q *query) collect(b boarding) (l lease, ok bool, err error) {
 			got += copy(q.p[got:], p.buf.data[(q.off+got)%granuleSize:])
 			p.buf.Release()
 		}
-	}
-	if q.purpose == reading && first.fl.restores() == nil { // otherwise it did not wait for the store
-		count((*int64)(&q.v.ds.count.Stall), int(time.Since(start)))
 	}
 	b.span.End(err)
 	switch {

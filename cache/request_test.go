@@ -86,3 +86,29 @@ func copied(data []byte, release func(), err error) ([]byte, error) {
 	defer release()
 	return bytes.Clone(data), nil
 }
+
+// A reader who waits for the store shows while he does, not only once he has been served.
+func TestAWaitCountsWhileItLasts(t *testing.T) {
+	f := newFixture(t, 70<<10)
+	c := newPatient(Options{Memory: 64 << 20, Logger: quiet})
+	v := f.volume(c)
+	opened := f.gate.close()
+	read := make(chan error)
+	go func() {
+		_, err := v.ReadAt(t.Context(), 0, make([]byte, 1), 0)
+		read <- err
+	}()
+	eventually(t, "the wait counts", func() bool { return v.Stats().Stall > 0 && c.Stats().Stall > 0 })
+	opened()
+	if err := <-read; err != nil {
+		t.Error(err)
+	}
+	before := v.Stats().Stall
+	if err := v.Close(); err != nil {
+		t.Error(err)
+	}
+	if after := c.Stats().Stall; after != before { // of a dataset that is gone
+		t.Errorf("a wait of %v is one of %v after its end", before, after)
+	}
+	closeCache(t, c)
+}

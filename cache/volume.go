@@ -139,7 +139,7 @@ func (v *Volume) Retire() {
 // Stats returns a snapshot of the volume's dataset. It never waits for the disk.
 func (v *Volume) Stats() VolumeStats {
 	var s VolumeStats
-	v.ds.count.addTo(&s.Counts)
+	v.ds.addTo(&s.Counts)
 	s.Kept, s.Extents = v.Kept()
 	s.Coded, s.CodedBefore, s.CodedAfter = int(v.coded.files.Load()), v.coded.before.Load(), v.coded.after.Load()
 	if d := v.ds.disk.Load(); d != nil {

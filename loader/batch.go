@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -418,7 +417,7 @@ func (b *batch) mix(m Mixer, sp *spec) {
 
 func (r *row) read(ctx context.Context, s *session) error {
 	id := int(r.draw.Sample)
-	s.count.fetch.begin()
+	s.count.fetch.Add(1)
 	data, release, err := r.batch.source.read(ctx, r.pos)
 	beside := parts{s: s, r: r}
 	if err == nil {
@@ -426,7 +425,7 @@ func (r *row) read(ctx context.Context, s *session) error {
 		defer beside.release()
 		err = beside.read(ctx)
 	}
-	s.count.fetch.end()
+	s.count.fetch.Add(-1)
 	if err != nil {
 		return fmt.Errorf("sample %d (%s): %w", id, s.ds.Path(id), err)
 	}
@@ -453,12 +452,12 @@ func (r *row) read(ctx context.Context, s *session) error {
 		return ctx.Err()
 	}
 	start := time.Now()
-	s.count.decode.begin()
+	s.count.decode.Add(1)
 	if err = ctx.Err(); err == nil {
 		part := func(ext string) ([]byte, error) { return beside.apply(ctx, ext) }
 		err = s.spec.transform.Make(Sample{Data: data, Part: part}, r.draw, &r.out)
 	}
-	s.count.decode.end()
+	s.count.decode.Add(-1)
 	s.srv.decoding.Record(time.Since(start))
 	<-s.srv.cpu
 	if beside.err != nil {
@@ -504,42 +503,4 @@ func (b *batch) headerAfter(bad int) *feedpb.BatchHeader {
 	state.Bad = bad
 	h.State = state.JSON()
 	return h
-}
-
-// duration is a sum of times. Those that have not ended count too: a wait shows while it lasts.
-type duration struct {
-	mu      sync.Mutex
-	ended   int64 // in nanoseconds, less the starts of those that have not
-	running int64 // how many these are
-}
-
-// started is what times count from.
-var started = time.Now()
-
-func (d *duration) begin() { d.count(1) }
-
-func (d *duration) end() { d.count(-1) }
-
-func (d *duration) count(n int64) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.running += n
-	d.ended -= n * int64(time.Since(started))
-}
-
-// set begins or ends the one time that may run. Its calls do not overlap.
-func (d *duration) set(on bool) {
-	switch running := d.running > 0; {
-	case on && !running:
-		d.begin()
-	case !on && running:
-		d.end()
-	}
-}
-
-// seconds is rounded to the microsecond.
-func (d *duration) seconds() float64 {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return time.Duration(d.ended + d.running*int64(time.Since(started))).Round(time.Microsecond).Seconds()
 }

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/shoalfs/shoal/internal/audit"
+	"github.com/shoalfs/shoal/internal/pause"
 	"github.com/shoalfs/shoal/internal/trace"
 	"github.com/shoalfs/shoal/loader/feedpb"
 	"github.com/shoalfs/shoal/loader/internal/wire"
@@ -55,8 +56,8 @@ type counters struct {
 	batches, samples, bad atomic.Int64
 	bytes                 atomic.Int64 // sent
 	sourceBytes           atomic.Int64 // of samples read
-	fetch, decode         duration     // of all readers together
-	send, credit, reserve duration
+	fetch, decode         pause.Total  // of all readers together
+	send, credit, reserve pause.Total
 	epoch, index          atomic.Int64
 	inSlots               atomic.Int64 // of batches, those delivered in slots
 	shared                atomic.Int64 // of batches, those built for another session
@@ -201,9 +202,9 @@ func (s *session) produceEpoch(p plan, epoch int, put func(item) bool) error {
 		if err := s.window.start(s.ctx); err != nil {
 			return err
 		}
-		s.count.reserve.begin()
+		s.count.reserve.Add(1)
 		b, err := s.newBatch(s.ctx, p, k, epoch)
-		s.count.reserve.end()
+		s.count.reserve.Add(-1)
 		if err != nil {
 			return err
 		}
@@ -253,9 +254,9 @@ func (s *session) deliver(stream feedStream, items <-chan item) (err error) {
 			}
 			continue
 		}
-		s.count.credit.begin()
+		s.count.credit.Add(1)
 		ok, err := s.window.send(s.ctx)
-		s.count.credit.end()
+		s.count.credit.Add(-1)
 		if err != nil || !ok {
 			return err
 		}
@@ -271,9 +272,9 @@ func (s *session) deliver(stream feedStream, items <-chan item) (err error) {
 		if err := it.batch.settle(s.spec, it.quota, &bad); err != nil {
 			return err
 		}
-		s.count.send.begin()
+		s.count.send.Add(1)
 		err = s.send(to, it.batch, it.batch.headerAfter(bad))
-		s.count.send.end()
+		s.count.send.Add(-1)
 		if err != nil {
 			return err
 		}

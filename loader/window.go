@@ -4,6 +4,8 @@ import (
 	"context"
 	"math"
 	"sync"
+
+	"github.com/shoalfs/shoal/internal/pause"
 )
 
 // window limits how many batches of one session may be started and sent.
@@ -22,7 +24,7 @@ type window struct {
 	starved bool // the client holds all its slots
 
 	// Time in which the client had credit and nothing was sent: because no batch was ready, or for want of slots.
-	stall, slots duration
+	stall, slots pause.Total
 }
 
 func newWindow(ahead, most int) *window {
@@ -37,8 +39,8 @@ func (w *window) change(f func()) {
 	defer w.mu.Unlock()
 	f()
 	waits := w.granted > w.sent && !w.sending
-	w.stall.set(waits && !w.starved)
-	w.slots.set(waits && w.starved)
+	w.stall.Set(waits && !w.starved)
+	w.slots.Set(waits && w.starved)
 	w.cond.Broadcast()
 }
 

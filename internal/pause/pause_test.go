@@ -41,3 +41,27 @@ func TestEvery(t *testing.T) {
 		}
 	})
 }
+
+func TestTotal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var total Total
+		is := func(want time.Duration) {
+			t.Helper()
+			time.Sleep(time.Second)
+			if sum := total.Sum(); sum != want {
+				t.Errorf("%v, want %v", sum, want)
+			}
+		}
+		is(0)
+		total.Add(2)
+		is(2 * time.Second)
+		total.Add(-1)
+		is(3 * time.Second)
+		total.Set(true) // one runs
+		is(4 * time.Second)
+		total.Set(false)
+		is(4 * time.Second)
+		total.Set(true)
+		is(5 * time.Second)
+	})
+}
