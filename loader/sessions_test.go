@@ -171,11 +171,15 @@ func TestRanksHaveOneVersion(t *testing.T) {
 	if s := other.State(); !strings.Contains(s, next.Version()) {
 		t.Errorf("another job has state %s, and the dataset is %s", s, next.Version())
 	}
+	keyed := r.open(t, &feedpb.Open{Session: "job", Batch: 5, Order: "uniform:world=2,rank=1", Credits: 1})
+	if a, b := second.State(), keyed.State(); a != b {
+		t.Errorf("a rank that its order names has state %s, by its fields %s", b, a)
+	}
 	again := open("job", 0)
 	if a, b := again.State(), second.State(); a != b {
 		t.Errorf("a rank came back with state %s, the other has %s", a, b)
 	}
-	for _, s := range []*feedclient.Stream{again, second} {
+	for _, s := range []*feedclient.Stream{again, second, keyed} {
 		s.Close()
 	}
 	eventually(t, "the job has ended", func() bool { return r.server.Stats().Open == 1 })
