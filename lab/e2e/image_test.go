@@ -110,8 +110,7 @@ type pod struct {
 // that goes on as the rest of its line, with fewer rights.
 func (p *pod) start(t testing.TB, cache, become string, readOnly bool, args ...string) *foreground {
 	t.Helper()
-	script := alone + `alone "$2"
-set -e
+	script := `set -e
 root=$1 mnt=$2 run=$3 cache=$4 become=$5 ro=$6; shift 6
 mount -t proc proc "$root/proc"
 mount -t tmpfs -o mode=755 tmpfs "$root/dev"
@@ -125,7 +124,8 @@ exec $become "$root" /usr/bin/shoal "$@"`
 	if readOnly {
 		ro = "ro"
 	}
-	cmd := exec.Command("sh", append([]string{"-c", script, "sh", p.root, p.mnt, p.run, cache, become, ro}, args...)...)
+	cmd := exec.Command("sh", append([]string{alone, p.mnt, "sh", "-c", script,
+		"sh", p.root, p.mnt, p.run, cache, become, ro}, args...)...)
 	cmd.Env = p.env
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC |
 		unix.CLONE_NEWUTS}

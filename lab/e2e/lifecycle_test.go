@@ -43,17 +43,12 @@ func inForeground(t testing.TB, env []string, args ...string) *foreground {
 	return startForeground(t, cmd)
 }
 
-// alone is a function of the shell that has a new mount namespace forget the mounts of tests that run beside this one,
-// but those below $1: a copy of a mount keeps its daemon after umount. Where / is shared, copies go by themselves.
-const alone = `alone() {
-	[ "$(findmnt -no PROPAGATION /)" = shared ] || findmnt -rno TARGET -t fuse.shoal | grep -v "^$1" |
-		xargs -r umount -cl
-}
-`
+// alone runs a command without the mounts of tests that run beside this one.
+const alone = "../rig/alone.sh"
 
 // apart is a command in a mount namespace of its own, which has none of the others' mounts but those below dir.
 func apart(dir string, args ...string) *exec.Cmd {
-	cmd := exec.Command("sh", append([]string{"-c", alone + `alone "$1"; shift; exec "$@"`, "sh", dir}, args...)...)
+	cmd := exec.Command("sh", append([]string{alone, dir}, args...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
 	return cmd
 }

@@ -190,10 +190,12 @@ END
 	dir := scratch(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
-	// Without the mounts of tests that run beside this one: a copy of a mount keeps its daemon after umount.
-	apart := []string{"unshare", "-m", "sh", "-c",
-		`findmnt -rno TARGET -t fuse.shoal | xargs -r umount -cl; exec "$@"`, "sh"}
-	session := pageSession{Dir: clone, Scratch: dir, Env: environment(dir), Within: apart}
+	alone, err := filepath.Abs("../../rig/alone.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	session := pageSession{Dir: clone, Scratch: dir, Env: environment(dir),
+		Within: []string{"unshare", "-m", "sh", alone, ""}}
 	if err := runBlocks(ctx, "README.md", blocks, session); err != nil {
 		t.Fatal(err)
 	}
