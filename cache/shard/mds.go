@@ -67,8 +67,8 @@ type mdsColumns struct {
 	free  int      // how many have none
 }
 
-// openMDS adds the shards of an index. Those that another one has named, as of a folder that was merged into one above,
-// are left to it: there has no key of them.
+// openMDS adds the shards of an index, each once. Those that another one has named, as of a folder that was merged into
+// one above, are left to it: there has no key of them.
 func (s *Rows) openMDS(ctx context.Context, ix objstore.Object, there map[string]objstore.Object) error {
 	data, err := readWhole(ctx, s.r, ix, maxMDSIndex)
 	if err != nil {

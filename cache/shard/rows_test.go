@@ -360,6 +360,19 @@ func TestKindsOfSources(t *testing.T) {
 	if err != nil || len(all) != len(one) || all["mds/shard_00000-000000000001.caption.txt"] == nil {
 		t.Errorf("a merged index: %v, %d files, want %d", err, len(all), len(one))
 	}
+	twice := change(t, "mds", "index.json", func(b []byte) []byte { // which the library reads twice
+		var ix map[string]any
+		if err := json.Unmarshal(b, &ix); err != nil {
+			t.Fatal(err)
+		}
+		shards := ix["shards"].([]any)
+		ix["shards"] = append(shards, shards...)
+		b, _ = json.Marshal(ix)
+		return b
+	})
+	if all, _, err := readRows(t, twice, "mds/", OpenOptions{}); err != nil || len(all) != len(one) {
+		t.Errorf("an index that names each shard twice: %v, %d files, want %d", err, len(all), len(one))
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	s, err := OpenRows(ctx, mds, objstore.Source{Prefix: "mds/"}, OpenOptions{})
 	if err != nil {
