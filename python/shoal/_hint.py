@@ -888,7 +888,11 @@ class _Apart:
                             "threads, or took too long; its order is not predicted")
         if data[:1] == b"!":
             kind, *why = json.loads(data[1:])
-            raise getattr(builtins, kind)(*why)
+            try:
+                error = getattr(builtins, kind)(*why)
+            except TypeError:  # it is made of more than a text, as UnicodeDecodeError is
+                error = TypeError(f"{kind}: {why[0]}")
+            raise error
         return data
 
     def _used(self) -> int:

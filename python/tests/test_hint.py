@@ -446,6 +446,17 @@ class Predict(unittest.TestCase):
         with self.assertRaisesRegex(TypeError, "IterableDataset"):
             shoal.predict(DataLoader(Stream()))
 
+        class Garbled:
+            def __len__(self):
+                return 1
+
+            def __iter__(self):
+                return iter([int(b"\xff".decode())])
+
+        # An error that cannot be made of its text alone is named.
+        with self.assertRaisesRegex(TypeError, "UnicodeDecodeError: 'utf-8' codec can't decode"):
+            shoal.predict(Garbled())
+
     def test_training_is_unchanged(self):
         # The whole stream of random numbers of a run, with and without hints, is the same.
         def run(hinted):
