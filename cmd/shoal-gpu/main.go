@@ -24,6 +24,7 @@ import (
 	"github.com/shoalfs/shoal/gpuingest"
 	"github.com/shoalfs/shoal/gpuingest/cuda"
 	"github.com/shoalfs/shoal/gpuingest/cuda/nvtx"
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/logs"
 	"github.com/shoalfs/shoal/internal/prom"
 	"github.com/shoalfs/shoal/loader"
@@ -31,17 +32,11 @@ import (
 
 var version = "dev"
 
-// The exit codes other than 0: failed, wrong usage, and no usable device, so that a script can go on without one.
-const (
-	exitFailed   = 1
-	exitUsage    = 2
-	exitNoDevice = 3
-)
+// exitNoDevice is the exit code without a usable device, so that a script can go on.
+const exitNoDevice = 3
 
 // defaultListen is the address that trainers use by default.
 const defaultListen = "unix:///run/shoal/gpu.sock"
-
-type usageError struct{ error }
 
 func main() {
 	err := command().Execute()
@@ -49,15 +44,11 @@ func main() {
 		return
 	}
 	fmt.Fprintln(os.Stderr, "shoal-gpu:", err)
-	var wrong usageError
-	switch {
-	case errors.As(err, &wrong):
-		os.Exit(exitUsage)
-	case errors.Is(err, gpuingest.ErrNoDriver), errors.Is(err, gpuingest.ErrNoDevice),
-		errors.Is(err, gpuingest.ErrDeviceMemory):
+	if errors.Is(err, gpuingest.ErrNoDriver) || errors.Is(err, gpuingest.ErrNoDevice) ||
+		errors.Is(err, gpuingest.ErrDeviceMemory) {
 		os.Exit(exitNoDevice)
 	}
-	os.Exit(exitFailed)
+	os.Exit(cli.Code(err))
 }
 
 func command() *cobra.Command {
@@ -73,18 +64,18 @@ func command() *cobra.Command {
 		Version: version, SilenceErrors: true, SilenceUsage: true,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return usageError{fmt.Errorf(
-					"%d arguments: give the address of the feed, such as unix:///run/shoal/feed.sock", len(args))}
+				return cli.Usagef("%d arguments: give the address of the feed, such as unix:///run/shoal/feed.sock",
+					len(args))
 			}
 			return nil
 		},
 		RunE: func(_ *cobra.Command, args []string) error {
 			lv, format, err := logs.Parse(level)
 			if err != nil {
-				return usageError{fmt.Errorf("--log-level: %w", err)}
+				return cli.Usagef("--log-level: %w", err)
 			}
 			if !strings.HasPrefix(listen, "unix://") {
-				return usageError{fmt.Errorf("--listen %q: device memory is handed over on unix:///PATH only", listen)}
+				return cli.Usagef("--listen %q: device memory is handed over on unix:///PATH only", listen)
 			}
 			limiter := logs.NewLimiter()
 			defer limiter.Flush()
@@ -98,7 +89,7 @@ func command() *cobra.Command {
 	f.StringVar(&group, "socket-group", "", "group of the socket, by name or number")
 	f.StringVar(&level, "log-level", "info", logs.Help)
 	f.StringVar(&admin, "admin", "", "HOST:PORT for /metrics and /healthz, such as 127.0.0.1:7072 (default: none)")
-	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return cli.Usage(err) })
 	c.AddCommand(deviceCommand())
 	return c
 }
@@ -110,7 +101,7 @@ func deviceCommand() *cobra.Command {
 		Use: "check", Short: "Tells which device there is, as JSON, or what is missing",
 		Args: func(c *cobra.Command, args []string) error {
 			if err := cobra.NoArgs(c, args); err != nil {
-				return usageError{err}
+				return cli.Usage(err)
 			}
 			return nil
 		},
@@ -151,21 +142,21 @@ func serve(feed, listen, admin string, o loader.ListenOptions, number int, log *
 	defer func() { err = errors.Join(err, d.Close()) }()
 	srv, err := relay.New(relay.Options{Feed: feed, Device: device{d}, Log: log, Range: nvtx.Range})
 	if err != nil {
-		return usageError{err}
+		return cli.Usage(err)
 	}
 	stop := sync.OnceValue(srv.Close)
 	defer func() { err = errors.Join(err, stop()) }()
 	if admin != "" {
 		_, stopAdmin, err := prom.Listen(admin, srv.Metrics(version), log)
 		if err != nil {
-			return usageError{err}
+			return err
 		}
 		defer stopAdmin()
 	}
 	l, err := loader.Listen(listen, o)
 	if err != nil {
 		if errors.Is(err, loader.ErrAddress) {
-			err = usageError{err}
+			err = cli.Usage(err)
 		}
 		return err
 	}
