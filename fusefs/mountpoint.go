@@ -32,19 +32,14 @@ func Check(mountpoint string) error {
 
 // check returns the kernel's path of the mount point, and whether there is a dead mount on it.
 func check(mountpoint string) (path string, dead bool, err error) {
-	type answer struct {
-		path string
-		dead bool
-		err  error
-	}
-	c := make(chan answer, 1)
+	done := make(chan func() (path string, dead bool, err error), 1)
 	go func() {
 		path, dead, err := checkNow(mountpoint)
-		c <- answer{path, dead, err}
+		done <- func() (string, bool, error) { return path, dead, err }
 	}()
 	select {
-	case a := <-c:
-		return a.path, a.dead, a.err
+	case answer := <-done:
+		return answer()
 	case <-time.After(statPatience):
 		return "", false, fmt.Errorf(
 			"mount point %s: no answer for %v (a filesystem mounted there hangs: end its daemon, or umount -l %s)",

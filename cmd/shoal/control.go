@@ -57,12 +57,11 @@ func askNext(ctx context.Context, patience time.Duration, target string, out io.
 	for begun := time.Now(); ; time.Sleep(20 * time.Millisecond) {
 		err := askMount(ctx, target, out, args...)
 		switch {
+		case ctx.Err() != nil:
+			return err
 		case errors.Is(err, daemon.ErrEnding):
 			begun = time.Now()
 		case !errors.Is(err, daemon.ErrNobody) || time.Since(begun) > patience:
-			return err
-		}
-		if ctx.Err() != nil {
 			return err
 		}
 	}

@@ -29,9 +29,6 @@ var defaultFeed = func() string {
 
 const rootsFeed = "unix:///run/shoal/feed.sock"
 
-// healthTick is the interval of attempts of `shoal health --wait`.
-const healthTick = 100 * time.Millisecond
-
 func healthCommand() *cobra.Command {
 	var wait, timeout time.Duration
 	var security clientSecurity
@@ -59,7 +56,7 @@ With --wait it asks until all answer: a trainer that may start before its data d
 				if wait <= 0 || cli.IsUsage(err) {
 					return err
 				}
-				if err := pause.For(c.Context(), healthTick); err != nil {
+				if err := pause.For(c.Context(), 100*time.Millisecond); err != nil {
 					return err
 				}
 				if time.Since(began) > wait {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -165,11 +166,8 @@ func (o *engineOptions) limits(inv *invocation) (disk, memory int64, err error) 
 	}
 	ownLimits.disk, ownLimits.memory = o.cacheSize, o.memory
 	disk, remarks, err := o.cacheSize.disk(o.cacheDir, machine.Room)
-	if err != nil {
-		return 0, 0, err
-	}
-	memory, more, err := o.memory.memory(machine.ReadMemory())
-	if err != nil {
+	memory, more, failed := o.memory.memory(machine.ReadMemory())
+	if err = cmp.Or(err, failed); err != nil {
 		return 0, 0, err
 	}
 	inv.remarks = append(remarks, more...)

@@ -74,14 +74,12 @@ cache is closed. If the daemon serves several mounts and feeds, only that feed s
 func stopServing(ctx context.Context, addr string, wait time.Duration) error {
 	services.Lock()
 	i := slices.IndexFunc(services.all, func(s *service) bool { return s.feed != nil && s.addrs[0] == addr })
-	var s *service
-	if i >= 0 {
-		s = services.all[i]
-	}
-	services.Unlock()
-	if s == nil {
+	if i < 0 {
+		services.Unlock()
 		return fmt.Errorf("nothing is served at %s any longer", addr)
 	}
+	s := services.all[i]
+	services.Unlock()
 	s.cancel()
 	select {
 	case <-s.ended:

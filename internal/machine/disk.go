@@ -12,17 +12,12 @@ import (
 // space of the folder. The folder need not exist.
 func Room(dir string) (int64, error) {
 	var st syscall.Statfs_t
-	at := dir
-	for {
-		err := syscall.Statfs(at, &st)
-		if err == nil {
-			break
-		}
-		if parent := filepath.Dir(at); parent != at &&
-			(errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)) {
-			at = parent
-			continue
-		}
+	at, err := dir, syscall.Statfs(dir, &st)
+	for (errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)) && at != filepath.Dir(at) {
+		at = filepath.Dir(at)
+		err = syscall.Statfs(at, &st)
+	}
+	if err != nil {
 		return 0, fmt.Errorf("free space of %s: %w", at, err)
 	}
 	return int64(st.Bavail)*st.Bsize + taken(dir), nil
