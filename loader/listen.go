@@ -34,10 +34,7 @@ const addressForms = "unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT"
 // Listen opens unix:///path, tcp://host:port or tls://host:port. A unix socket without a server is replaced; one with
 // a server is an error.
 func Listen(addr string, o ListenOptions) (net.Listener, error) {
-	scheme, rest, ok := strings.Cut(addr, "://")
-	if !ok {
-		return nil, fmt.Errorf("listen on %q: %w: it must be %s", addr, ErrAddress, addressForms)
-	}
+	scheme, rest, _ := strings.Cut(addr, "://")
 	switch scheme {
 	case "unix":
 		return listenUnix(rest, o)

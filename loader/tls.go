@@ -23,16 +23,14 @@ type TLSFiles struct {
 	Protocol string // in ALPN; "": h2, which gRPC's clients require
 }
 
+// ErrTLS says that one of the two files is missing.
+var ErrTLS = errors.New("TLS needs a certificate and its key: pass both --tls-cert and --tls-key")
+
 // ServerTLS returns a TLS configuration for a feed. The files are checked at every new connection, so that a renewed
 // certificate is in force at once; existing connections go on.
 func ServerTLS(f TLSFiles, log *slog.Logger) (*tls.Config, error) {
-	switch {
-	case f.Cert == "" && f.Key == "":
-		return nil, errors.New("TLS needs a certificate and its key: pass --tls-cert and --tls-key")
-	case f.Key == "":
-		return nil, fmt.Errorf("TLS with certificate %s needs its key: pass --tls-key", f.Cert)
-	case f.Cert == "":
-		return nil, fmt.Errorf("TLS with key %s needs its certificate: pass --tls-cert", f.Key)
+	if f.Cert == "" || f.Key == "" {
+		return nil, ErrTLS
 	}
 	paths := []string{f.Cert, f.Key}
 	if f.ClientCA != "" {

@@ -130,9 +130,7 @@ func (o *ckptOptions) check(c *cobra.Command, dir string) error {
 	switch {
 	case dir == "":
 		return cli.Usagef("the DIR is empty: give a folder %s", cli.SeeHelp(c))
-	case o.keepLocal < 0:
-		return cli.Usagef("--keep-local %d: give a number of checkpoints", o.keepLocal)
-	case o.drain <= 0:
+	case o.drain == 0:
 		return cli.Usagef("--drain-timeout %s: give a time", o.drain)
 	case o.unordered && o.cluster.URL != "":
 		return cli.Usagef("--hosts-unordered and --cluster: give one or the other")
@@ -371,9 +369,7 @@ one lost host would lose nothing of it.`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			ctx := c.Context()
-			if timeout < 0 {
-				return cli.Usagef("--timeout %s: give a time", timeout)
-			} else if copies != 1 && copies != 2 {
+			if copies != 1 && copies != 2 {
 				return cli.Usagef("--copies %d: give 1 or 2", copies)
 			} else if timeout > 0 {
 				var cancel func()

@@ -63,10 +63,11 @@ daemon verifies what it reads. The directory must not be in use.`,
 			case n == 0 || err != nil:
 				return err
 			case repair:
-				return fmt.Errorf("%s: %d places were damaged; what was lost with them is fetched again", args[0], n)
+				return fmt.Errorf("%s: damage was found in %s; what was lost with it is fetched again", args[0],
+					human.Count(n, "place"))
 			default:
-				return fmt.Errorf("%s: %d places are damaged (repair them with: shoal fsck %s --repair)",
-					args[0], n, args[0])
+				return fmt.Errorf("%s: damage in %s (repair it with: shoal fsck %s --repair)",
+					args[0], human.Count(n, "place"), args[0])
 			}
 		},
 	}

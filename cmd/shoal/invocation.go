@@ -13,7 +13,6 @@ import (
 
 	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/internal/audit"
-	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/daemon"
 	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/prefetch/order"
@@ -108,10 +107,8 @@ func withHost(c *cobra.Command, cfg engine.HostConfig,
 	if inv.attached() {
 		if err := inv.host.Accepts(cfg, func(flag string) bool {
 			return given(c, flag)
-		}); errors.Is(err, engine.ErrOther) {
-			return cli.Usage(err)
-		} else if err != nil {
-			return err
+		}); err != nil {
+			return wrongUse(err)
 		}
 		return do(c.Context(), inv.host, c.OutOrStdout())
 	}

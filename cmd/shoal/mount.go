@@ -14,7 +14,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/cache"
-	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/fusefs"
@@ -298,6 +297,9 @@ func detachAll(mountpoint string) error {
 
 // waitUsers waits until a daemon has fewer mounts and feeds than before.
 func waitUsers(ctx context.Context, cacheDir string, before int, wait time.Duration) error {
+	defer time.AfterFunc(time.Second, func() {
+		daemon.Own.Notice("unmounted; waiting for the daemon of %s to let go of the dataset", cacheDir)
+	}).Stop()
 	for deadline := time.Now().Add(wait); ; time.Sleep(20 * time.Millisecond) {
 		var out bytes.Buffer
 		err := attach(ctx, cacheDir, []string{"cache", "ls", cacheDir, "--json"}, &out)
@@ -347,7 +349,7 @@ func refreshCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if m, err := fusefs.At(target); err == nil && m == nil && cachedir.Is(target) == nil {
+			if m, err := fusefs.At(target); err == nil && m == nil && isCache(target) {
 				return attach(c.Context(), target, []string{"refresh"}, c.OutOrStdout())
 			}
 			return askNext(c.Context(), silentPatience, target, c.OutOrStdout(), "refresh") // an upgrade takes a moment

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -331,10 +330,7 @@ func openEngine(ctx context.Context, inv *invocation, h *engine.Host, cfg engine
 	e, err := h.Open(ctx, cfg)
 	stop()
 	<-stopped
-	if errors.Is(err, engine.ErrOther) {
-		err = cli.Usage(err)
-	}
-	return e, err
+	return e, wrongUse(err)
 }
 
 // cacheOutside fails if the cache directory is inside a folder where it must not be.

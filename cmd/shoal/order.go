@@ -93,7 +93,7 @@ func (o *orderOptions) run(c *cobra.Command, text string) error {
 			return cli.Usagef("--%s: %w", key, err)
 		}
 	}
-	if err := o.check(f.Changed("batch")); err != nil {
+	if err := o.check(c); err != nil {
 		return err
 	}
 	inv := invocationOf(c.Context())
@@ -115,8 +115,8 @@ func (o *orderOptions) run(c *cobra.Command, text string) error {
 		return o.ofMount(c.Context(), spec, c.OutOrStdout())
 	case o.paths:
 		return cli.Usagef("--paths: give --mount too, which has the paths")
-	case o.n < 0 || !f.Changed("n"):
-		return cli.Usagef("--n: give the number of samples, 0 or more, or --mount")
+	case !f.Changed("n"):
+		return cli.Usagef("--n: give the number of samples, or --mount")
 	}
 	facts, err := o.facts(inv)
 	if err != nil {
@@ -126,7 +126,7 @@ func (o *orderOptions) run(c *cobra.Command, text string) error {
 }
 
 // check reports flags that do not fit each other.
-func (o *orderOptions) check(batchGiven bool) error {
+func (o *orderOptions) check(c *cobra.Command) error {
 	switch {
 	case o.certify && o.batch < 1:
 		return cli.Usagef("--certificate: give --batch too, the samples in a batch of all ranks together, 1 or more")
@@ -134,14 +134,11 @@ func (o *orderOptions) check(batchGiven bool) error {
 		return cli.Usagef("--epochs %d: give 1 or more", o.epochs)
 	case o.certify && o.paths:
 		return cli.Usagef("--certificate and --paths: leave one out")
-	case !o.certify && (batchGiven || o.json || o.epochs != 1):
+	case !o.certify && (c.Flags().Changed("batch") || o.json || o.epochs != 1):
 		return cli.Usagef("--batch, --epochs and --json are for --certificate: give it too, or leave them out")
-	case o.shardSamples < 0 || o.classSamples < 0:
-		return cli.Usagef("--shard-samples %d, --class-samples %d: give numbers of samples",
-			o.shardSamples, o.classSamples)
-	case o.mountpoint != "" && (o.shardSamples > 0 || o.classSamples > 0 || o.sizes != ""):
-		return cli.Usagef(
-			"--mount already gives shards, classes and sizes: leave out --shard-samples, --class-samples and --sizes")
+	case o.mountpoint != "" && (given(c, "n") || o.shardSamples > 0 || o.classSamples > 0 || o.sizes != ""):
+		return cli.Usagef("--mount already gives samples, shards, classes and sizes: leave out --n, --shard-samples, " +
+			"--class-samples and --sizes")
 	}
 	return nil
 }

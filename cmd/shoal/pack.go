@@ -266,7 +266,7 @@ func pack(ctx context.Context, from, to string, fromStore, toStore stores.Option
 		if set, err := shard.IsSet(listing, store, source); err != nil || !set {
 			return err
 		}
-		return fmt.Errorf("%s is already a shard set", source)
+		return fmt.Errorf("%s is a shard set (mount it as it is, or restore its files: shoal unpack)", source)
 	})
 	bar := daemon.Own.Step("listing " + source.String())
 	objects := objstore.ListParallel(listing, store, source.Prefix, 16, func(n int) {

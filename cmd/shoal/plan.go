@@ -190,15 +190,12 @@ func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
 		return cli.Usagef("--step-time %s: give the compute time of a step, such as 224ms, or a --workload", o.step)
 	case o.accelerators < 1 || o.accelerators > maxAccelerators:
 		return cli.Usagef("--accelerators %d: give a number from 1 to %d", o.accelerators, maxAccelerators)
-	case o.workers < 0 || o.workers > maxWorkers:
+	case o.workers > maxWorkers:
 		return cli.Usagef("--workers %d: give a number from 0 to %d", o.workers, maxWorkers)
 	case o.prefetch < 1 || o.prefetch > maxWorkers:
 		return cli.Usagef("--prefetch %d: give a number from 1 to %d", o.prefetch, maxWorkers)
 	case o.epochs < 1:
 		return cli.Usagef("--epochs %d: give 1 or more", o.epochs)
-	case o.latency < 0 || o.requestCPU < 0 || o.read < 0:
-		return cli.Usagef("--latency %s, --request-cpu %s, --read-time %s: none of them may be negative",
-			o.latency, o.requestCPU, o.read)
 	case !(o.sigma >= 0 && o.sigma <= 4):
 		return cli.Usagef("--latency-sigma %g: give a number from 0 to 4", o.sigma)
 	case !(o.requestRate >= 0 && o.requestRate <= math.MaxFloat32):
@@ -321,7 +318,7 @@ func (p *predictor) source(ctx context.Context, source string) (err error) {
 		engine.HostConfig{Options: cachedir.Options{Path: dir, Size: 1 << 50, Memory: int64(p.o.memory),
 			Logger: logger}})
 	if err != nil {
-		return err
+		return wrongUse(err)
 	}
 	defer func() { err = errors.Join(err, h.Close()) }()
 	if source, err = p.inv.source(source); err != nil {

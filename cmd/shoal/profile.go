@@ -50,8 +50,6 @@ recording as JSON lines; --from reads one.`,
 				return cli.Usagef("give a MOUNTPOINT or --from, not both")
 			case o.from != "" && o.out != "":
 				return cli.Usagef("--out: %s is already a recording", o.from)
-			case o.duration < 0:
-				return cli.Usagef("--duration %s: it may not be negative", o.duration)
 			}
 			r := recording{name: o.from, out: io.Discard}
 			if o.from != "" {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -145,11 +146,13 @@ func (o *s3Options) open(log *slog.Logger) (_ *sharedEndpoint, err error) {
 		files := *o.tls
 		files.Protocol = "http/1.1"
 		if config, err = loader.ServerTLS(files, log); err != nil {
-			return nil, fmt.Errorf("S3 endpoint %s: %w", o.addr, err)
+			return nil, wrongUse(fmt.Errorf("S3 endpoint %s: %w", o.addr, err))
 		}
 	}
 	l, err := s3api.Listen(strings.TrimPrefix(addr, "http://"), keys != nil)
-	if err != nil {
+	if _, form := errors.AsType[*net.AddrError](err); form {
+		return nil, cli.Usage(err)
+	} else if err != nil {
 		return nil, err
 	}
 	if secure {

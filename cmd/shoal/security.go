@@ -39,11 +39,8 @@ func (s *feedSecurity) resolve(inv *invocation, log *slog.Logger, lo *loader.Lis
 		return nil, err
 	}
 	if s.files != (loader.TLSFiles{}) {
-		if s.files.Cert == "" || s.files.Key == "" {
-			return nil, cli.Usagef("TLS needs a certificate and its key: pass both --tls-cert and --tls-key")
-		}
 		if lo.TLS, err = loader.ServerTLS(s.files, log); err != nil {
-			return nil, err
+			return nil, wrongUse(err)
 		}
 	}
 	token := ""

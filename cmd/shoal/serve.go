@@ -2,14 +2,12 @@ package main
 
 import (
 	"context"
-	"errors"
 	"net"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/cache"
-	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/prefetch/order"
@@ -67,11 +65,8 @@ func listenAll(addrs []string, lo loader.ListenOptions) (
 	for _, addr := range addrs {
 		l, err := loader.Listen(addr, lo)
 		if err != nil {
-			if errors.Is(err, loader.ErrAddress) {
-				err = cli.Usage(err)
-			}
 			closeAll()
-			return nil, nil, nil, err
+			return nil, nil, nil, wrongUse(err)
 		}
 		if scheme, rest, _ := strings.Cut(addr, "://"); strings.HasSuffix(rest, ":0") {
 			addr = scheme + "://" + l.Addr().String()

@@ -17,6 +17,7 @@ import (
 	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/admin"
 	"github.com/shoalfs/shoal/internal/audit"
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/daemon"
 	"github.com/shoalfs/shoal/internal/findings"
 	"github.com/shoalfs/shoal/loader"
@@ -97,13 +98,23 @@ func ownStats(w io.Writer) error {
 			return json.NewEncoder(w).Encode(s.snapshot())
 		}
 	}
-	return errors.New("the daemon serves nothing now")
+	return errors.New("the daemon serves nothing now (shoal cache ls shows what its cache directory holds)")
 }
 
 // start checks the flags, and runs the verb as they say: here or in the background, under a supervisor, or in the
 // daemon that it attached to.
 func (s *service) start(c *cobra.Command, source, mountpoint string) (err error) {
 	s.inv = invocationOf(c.Context())
+	if s.feed != nil {
+		s.addrs = s.feed.listen
+	}
+	addrs := strings.Join(append(slices.Clone(s.addrs), s.options.s3.addr), " ")
+	for _, flag := range []string{"tls-cert", "tls-key", "tls-client-ca"} { // set elsewhere they may be for other verbs
+		if given(c, flag) && !strings.Contains(addrs, "s://") {
+			return cli.Usagef("--%s: no address is https:// or tls://, so nothing would use it (give such an address, "+
+				"or leave it out)", flag)
+		}
+	}
 	config, host, err := s.options.config(s.inv, source)
 	if err != nil {
 		return err
@@ -122,9 +133,6 @@ func (s *service) start(c *cobra.Command, source, mountpoint string) (err error)
 	}()
 	if s.mountpoint, err = s.mount.check(s.inv, s.options, mountpoint); err != nil {
 		return err
-	}
-	if s.feed != nil {
-		s.addrs = s.feed.listen
 	}
 	if !s.inv.attached() {
 		daemon.Serves(s.watched())

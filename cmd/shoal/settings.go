@@ -10,11 +10,14 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
+	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/daemon"
 	"github.com/shoalfs/shoal/internal/logs"
 	"github.com/shoalfs/shoal/internal/settings"
+	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
@@ -125,7 +128,18 @@ func addSettings(root *cobra.Command) {
 	}
 	settings.Walk(root, func(c *cobra.Command) {
 		if run := c.RunE; run != nil {
-			c.RunE = func(c *cobra.Command, args []string) error { return withOrigins(c, run(c, args)) }
+			c.RunE = func(c *cobra.Command, args []string) (err error) {
+				c.Flags().Visit(func(f *pflag.Flag) {
+					kind, text := f.Value.Type(), f.Value.String()
+					if (kind == "int" || kind == "duration") && strings.HasPrefix(text, "-") {
+						err = cli.Usagef("--%s %s: it must be at least 0", f.Name, text)
+					}
+				})
+				if err == nil {
+					err = run(c, args)
+				}
+				return withOrigins(c, err)
+			}
 		}
 	})
 }
@@ -134,9 +148,10 @@ func addSettings(root *cobra.Command) {
 // environment and file.
 func passedOn(c *cobra.Command) bool { return settled || invocationOf(c.Context()).attached() }
 
-// wrongUse makes errors about settings usage errors.
+// wrongUse makes errors about a setting usage errors, of whatever part of Shoal.
 func wrongUse(err error) error {
-	if errors.Is(err, settings.ErrWrong) {
+	if slices.ContainsFunc([]error{settings.ErrWrong, loader.ErrAddress, loader.ErrTLS, engine.ErrOther,
+		cachedir.ErrMemory}, func(e error) bool { return errors.Is(err, e) }) {
 		return cli.Usage(err)
 	}
 	return err

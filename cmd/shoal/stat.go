@@ -17,7 +17,6 @@ import (
 	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/admin"
 	"github.com/shoalfs/shoal/internal/cli"
@@ -119,7 +118,7 @@ func anyStats(ctx context.Context, target string, security *clientSecurity) ([]b
 			return nil, err
 		case m != nil:
 			return rawStats(ctx, target)
-		case cachedir.Is(target) == nil:
+		case isCache(target):
 			var out bytes.Buffer
 			err := attach(ctx, target, []string{"stat"}, &out)
 			return out.Bytes(), err

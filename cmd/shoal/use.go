@@ -2,24 +2,36 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
 
+	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/machine"
 	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
+// isCache reports whether a folder is a cache directory, or may be one that this user must not look into.
+func isCache(dir string) bool {
+	err := cachedir.Is(dir)
+	return err == nil || errors.Is(err, fs.ErrPermission)
+}
+
 // oneMount returns the mount that args name, or the only one on this machine.
 func oneMount(args []string) (string, error) {
-	if len(args) > 0 {
-		if strings.Contains(args[0], "://") {
-			return "", cli.Usagef("%s is a URL, not a mount point: give the folder (findmnt -t fuse.shoal lists the "+
-				"mounts), or a feed's cache directory", args[0])
-		}
+	switch {
+	case len(args) == 0:
+	case args[0] == "": // which would be the current folder
+		return "", notMounted("")
+	case strings.Contains(args[0], "://"):
+		return "", cli.Usagef("%s is a URL, not a mount point: give the folder (findmnt -t fuse.shoal lists the "+
+			"mounts), or a feed's cache directory", args[0])
+	default:
 		return args[0], nil
 	}
 	mounts, err := fusefs.Mounts()
@@ -40,7 +52,9 @@ func pointsOf(mounts []machine.Mount) (points []string) {
 // oneDaemon returns the mount or feed in args, or the only daemon on this machine that has a mount or serves the
 // default feed.
 func oneDaemon(ctx context.Context, args []string, security *clientSecurity) (string, error) {
-	if len(args) > 0 {
+	if len(args) > 0 && args[0] == "" {
+		return "", notMounted("")
+	} else if len(args) > 0 {
 		return args[0], nil
 	}
 	found, err := foundTargets()

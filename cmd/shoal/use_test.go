@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -23,10 +25,13 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/shoalfs/shoal/cache/crypt"
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/internal/admin"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/daemon"
 	"github.com/shoalfs/shoal/internal/human"
+	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/prefetch/run"
 	"github.com/shoalfs/shoal/s3api"
@@ -34,6 +39,10 @@ import (
 
 // A wrong command line is told what is wrong with it: by the names that the help has, and with what may be meant.
 func TestWrongUse(t *testing.T) {
+	unused := func(flag string) string {
+		return "--" + flag + ": no address is https:// or tls://, so nothing would use it (give such an address, or " +
+			"leave it out)"
+	}
 	for line, want := range map[string]string{
 		"mount": "shoal mount takes SOURCE MOUNTPOINT: SOURCE is missing (see: shoal mount " +
 			"--help)",
@@ -76,6 +85,17 @@ func TestWrongUse(t *testing.T) {
 		"warm file:///x --cluster etcd://h/c --cluster-insecure --advertise 0.0.0.0:7073": `--advertise "0.0.0.0:7073": other nodes cannot reach that: give an address of this machine`,
 		"warm file:///x --fraction two":                                                   `--fraction: "two" is not a number (see: shoal warm --help)`,
 
+		"mount file:///x m --tls-cert c --tls-key k":                    unused("tls-cert"),
+		"mount file:///x m --s3 127.0.0.1:0 --s3-anonymous --tls-key k": unused("tls-key"),
+		"serve file:///x --listen tcp://127.0.0.1:0 --tls-client-ca c":  unused("tls-client-ca"),
+		"order sequential --mount m --n 5": "--mount already gives samples, shards, classes and sizes: leave out " +
+			"--n, --shard-samples, --class-samples and --sizes",
+		"warm file:///x --cache-dir /nonexistent --memory 0": "--memory 0 B is too little for the daemon itself; " +
+			"give at least 107MiB",
+		"keeper x":                "keeper x: give unix:///PATH",
+		"umount m --wait -1s":     "--wait -1s: it must be at least 0",
+		"order sequential --n -1": "--n -1: it must be at least 0",
+
 		"warm file:///x --fraction NaN": "--fraction NaN: give a number above 0, up to 1",
 		"feed x --batches -1":           "--batches: -1: it must be at least 0 (see: shoal feed --help)",
 		"stat m --watch --json":         "--watch and --json: leave one out (docs/stats.md: the last 15 minutes)",
@@ -101,6 +121,12 @@ func TestWrongFolder(t *testing.T) {
 		}
 	}
 	missing := filepath.Join(plain, "missing")
+	// of which no more is read than a key can have
+	key, notRead := filepath.Join(plain, "key"), strings.Repeat(" ", 4096)+strings.Repeat("0f", 32)
+	if err := os.WriteFile(key, []byte(notRead), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, noKey := crypt.ParseSecret(nil)
 	nobody := func(dir string) string {
 		return "no daemon answers at the cache directory " + dir +
 			": there is none to stop or to ask (shoal cache ls " + dir +
@@ -121,6 +147,8 @@ func TestWrongFolder(t *testing.T) {
 		"cache ls " + plain:   notACache(plain),
 		"fsck " + missing:     notACache(missing),
 		"fsck " + plain:       notACache(plain),
+		"cache rekey " + cache + " --new-encryption-key-file " + key: "--new-encryption-key-file: " + key + ": " +
+			noKey.Error(),
 	} {
 		c := root()
 		c.SetArgs(strings.Fields(line))
@@ -128,6 +156,38 @@ func TestWrongFolder(t *testing.T) {
 		c.SetErr(io.Discard)
 		if err := c.ExecuteContext(t.Context()); err == nil || err.Error() != want {
 			t.Errorf("shoal %s: %v\nwant %s", line, err, want)
+		}
+	}
+}
+
+// An address or a certificate of an S3 endpoint that can never work is wrong use.
+func TestWrongEndpoint(t *testing.T) {
+	for addr, want := range map[string]string{"x": "missing port", "https://127.0.0.1:0": "--tls-cert and --tls-key"} {
+		o := s3Options{addr: addr, anonymous: yes, tls: &loader.TLSFiles{}}
+		_, err := o.listen(&invocation{}, slog.New(slog.DiscardHandler))
+		if !cli.IsUsage(err) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", addr, err)
+		}
+	}
+}
+
+// Of a folder that this user must not look into nobody says that it is none of Shoal's.
+func TestAnothersFolder(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0); err != nil {
+		t.Fatal(err)
+	}
+	s := newShell(t)
+	for _, verb := range []string{"stat", "stop", "refresh"} {
+		cmd := s.command(nil, verb, dir)
+		if os.Geteuid() == 0 { // who may look into all
+			cmd.Path, cmd.Dir = "/proc/self/exe", "/"
+			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		}
+		out, err := cmd.CombinedOutput()
+		const want = "permission denied (run this as its owner"
+		if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), want) {
+			t.Errorf("%s: %v\n%s", verb, err, out)
 		}
 	}
 }
@@ -166,6 +226,39 @@ func TestAFailedMountLeavesNoFolder(t *testing.T) {
 		if _, err := os.Lstat(s.path("m")); err == nil {
 			t.Errorf("%v: the mount point is there", flags)
 		}
+	}
+}
+
+// Who unmounts is told what is waited for, if that takes more than a second.
+func TestUmountSaysWhatItWaitsFor(t *testing.T) {
+	dir := t.TempDir()
+	var told atomic.Bool
+	a := &daemon.Answers{Verbs: []string{"cache"}, Most: 1, Run: func(_ context.Context, v *daemon.Verb) error {
+		users := 2
+		if told.Load() {
+			users = 1
+		}
+		_, err := fmt.Fprintf(v, `[{"users": %d}]`, users)
+		return err
+	}}
+	if _, err := a.ListenIn(t.Context(), dir); err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	defer func(was *os.File) { os.Stderr = was }(os.Stderr)
+	os.Stderr = w
+	go func() {
+		line, _ := bufio.NewReader(r).ReadString('\n')
+		told.Store(strings.Contains(line, "waiting for the daemon of "+dir))
+	}()
+	if err := waitUsers(t.Context(), dir, 2, time.Minute); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -249,7 +342,7 @@ func TestOnly(t *testing.T) {
 		!strings.Contains(err.Error(), "the MOUNTPOINT is empty") {
 		t.Errorf("mount at nothing: %v", err)
 	}
-	for _, verb := range []string{"stat", "top", "health", "refresh", "stop"} {
+	for _, verb := range []string{"stat", "top", "health", "refresh", "stop", "umount", "profile"} {
 		if _, err := shoal(t, verb, ""); err == nil || !strings.Contains(err.Error(), "name of the mount is empty") {
 			t.Errorf("%s of nothing: %v", verb, err)
 		}

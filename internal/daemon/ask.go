@@ -9,11 +9,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -78,18 +80,11 @@ func Unanswered(target string, since time.Time) error {
 
 // soon returns what do returns, which may wait for a disk that hangs, or the end of ctx.
 func soon[T any](ctx context.Context, do func() (T, error)) (T, error) {
-	type result struct {
-		of  T
-		err error
-	}
-	c := make(chan result, 1)
-	go func() {
-		of, err := do()
-		c <- result{of, err}
-	}()
+	get, done := sync.OnceValues(do), make(chan struct{})
+	go func() { _, _ = get(); close(done) }()
 	select {
-	case r := <-c:
-		return r.of, r.err
+	case <-done:
+		return get()
 	case <-ctx.Done():
 		return *new(T), ctx.Err()
 	}
@@ -108,6 +103,8 @@ func Ask(ctx context.Context, to Asked, args []string, env map[string]string, ou
 		return a.Silence
 	case errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("the disk of %s does not answer since %s", to.At, a.since.Format(time.TimeOnly))
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("%s: %w (run this as its owner or as root, or name another)", to.At, err)
 	case err != nil:
 		return errors.Join(ctx.Err(), ErrNobody)
 	}

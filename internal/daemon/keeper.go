@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/handover"
 )
 
@@ -49,7 +50,7 @@ type kept struct {
 func ServeKeeper(ctx context.Context, address string) error {
 	path, ok := strings.CutPrefix(address, "unix://")
 	if !ok || path == "" {
-		return fmt.Errorf("keeper %s: give unix:///PATH", address)
+		return cli.Usagef("keeper %s: give unix:///PATH", address)
 	}
 	if conn, err := dialUnix(path); err == nil {
 		_ = conn.Close()
