@@ -323,7 +323,7 @@ func AtSocket(dir string, f func(address string) error) error {
 // shared are file systems that others write unnoticed: a lease or inotify says nothing of other hosts.
 var shared = map[uint32]string{0x6969: "NFS", 0x65735546: "FUSE", 0x517B: "SMB", 0xFF534D42: "CIFS", 0xFE534D42: "SMB",
 	0x00C36400: "CephFS", 0x01021997: "9p", 0x0BD00BD0: "Lustre", 0x47504653: "GPFS", 0x5346414F: "AFS",
-	0x19830326: "BeeGFS", 0x7461636F: "OCFS2", 0x01161970: "GFS2"}
+	0x19830326: "BeeGFS", 0x7461636F: "OCFS2", 0x01161970: "GFS2", 0x6B414653: "AFS", 0x73757245: "Coda"}
 
 // refuse fails if the folder cannot be followed, or another daemon does. It locks it.
 func (f *Folder) refuse() error {

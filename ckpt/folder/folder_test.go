@@ -555,6 +555,8 @@ func TestRefuse(t *testing.T) {
 	write(t, filepath.Join(dir, "cache/segments/in/x"), "")
 	write(t, filepath.Join(dir, "busy/in/x"), "")
 	os.Symlink("busy", filepath.Join(dir, "alias"))
+	write(t, filepath.Join(dir, "linked/x"), "")
+	os.Symlink(t.TempDir(), filepath.Join(dir, "linked", Home)) // what is beyond has no lease
 	busy, err := Open(filepath.Join(dir, "busy"), options())
 	if err != nil {
 		t.Fatal(err)
@@ -574,6 +576,7 @@ func TestRefuse(t *testing.T) {
 		"busy":              "another process follows it already: end that one, or name another folder",
 		"alias":             "another process follows it already",
 		"busy/in":           "another daemon follows",
+		"linked":            "a lease or inotify does not work there",
 		"/proc":             "",
 	} {
 		if !filepath.IsAbs(p) {
@@ -598,6 +601,22 @@ func TestRefuse(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.Close()
+}
+
+// File systems that others write unnoticed are refused by name, and those of one machine are not.
+func TestSharedFileSystems(t *testing.T) {
+	for magic, name := range map[uint32]string{
+		unix.NFS_SUPER_MAGIC: "NFS", unix.FUSE_SUPER_MAGIC: "FUSE", unix.SMB_SUPER_MAGIC: "SMB",
+		unix.SMB2_SUPER_MAGIC: "SMB", unix.CIFS_SUPER_MAGIC: "CIFS", unix.CEPH_SUPER_MAGIC: "CephFS",
+		unix.V9FS_MAGIC: "9p", unix.OCFS2_SUPER_MAGIC: "OCFS2", unix.AFS_SUPER_MAGIC: "AFS",
+		unix.AFS_FS_MAGIC: "AFS", unix.CODA_SUPER_MAGIC: "Coda",
+		unix.EXT4_SUPER_MAGIC: "", unix.XFS_SUPER_MAGIC: "", unix.BTRFS_SUPER_MAGIC: "", unix.TMPFS_MAGIC: "",
+		unix.OVERLAYFS_SUPER_MAGIC: "",
+	} {
+		if shared[magic] != name {
+			t.Errorf("%#x is %q, not %q", magic, shared[magic], name)
+		}
+	}
 }
 
 func TestOverflow(t *testing.T) {

@@ -109,6 +109,10 @@ func TestCkptLink(t *testing.T) {
 		t.Errorf("here: %v", got)
 	}
 	stop()
+	if _, errs, code := shoal(t, env, "ckpt", mnt, "s3://"+name+"/other"); code != 1 ||
+		!strings.Contains(errs, "it is on FUSE: writers of other hosts are not noticed (use a folder on a local disk") {
+		t.Errorf("a mount is carried: exit %d, %s", code, errs)
+	}
 
 	pid := readStats(t, mnt).PID
 	if err := subproc.Signal(pid, syscall.SIGSTOP); err != nil {
