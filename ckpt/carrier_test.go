@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/minio/minio-go/v7"
+
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/objstore/stores"
 	"github.com/shoalfs/shoal/ckpt/folder"
@@ -133,19 +135,32 @@ func TestCarrier(t *testing.T) {
 // bucketOf returns a destination on a real server.
 func bucketOf(t *testing.T) (objstore.Layer, objstore.Source) {
 	t.Helper()
+	at, _ := serverOf(t)
+	return bucketAt(t, at, objstore.RetryPolicy{})
+}
+
+// serverOf starts a real server, and makes the bucket.
+func serverOf(t *testing.T) (at string, client *minio.Client) {
+	t.Helper()
 	server, err := s3server.Start(t.Context(), s3server.Options{Dir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(server.Stop)
-	client, err := s3server.Client(server.URL, 4)
+	client, err = s3server.Client(server.URL, 4)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := s3server.MakeBucket(t.Context(), client, "bucket"); err != nil {
 		t.Fatal(err)
 	}
-	for _, e := range s3server.Env(server.URL) {
+	return server.URL, client
+}
+
+// bucketAt is the destination at a server.
+func bucketAt(t *testing.T, at string, policy objstore.RetryPolicy) (objstore.Layer, objstore.Source) {
+	t.Helper()
+	for _, e := range s3server.Env(at) {
 		name, value, _ := strings.Cut(e, "=")
 		t.Setenv(name, value)
 	}
@@ -153,8 +168,7 @@ func bucketOf(t *testing.T) (objstore.Layer, objstore.Source) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	store := objstore.Retry(objstore.Limit(base, 32), objstore.RetryPolicy{})
-	return store, src
+	return objstore.Retry(objstore.Limit(base, 32), policy), src
 }
 
 func save(t *testing.T, path string, size int) {

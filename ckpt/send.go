@@ -168,23 +168,23 @@ func (c *Carrier) send(ctx context.Context, s *send, change Change) (err error) 
 }
 
 // announce writes down that an upload is about to begin, with those that others have under its key, so that ours is
-// found after a crash. It aborts the one before.
-func (c *Carrier) announce(ctx context.Context, change Change, part int64) (b begun, err error) {
+// found after a crash; not if theirs are not told, which would be taken for ours. It aborts the one before.
+func (c *Carrier) announce(ctx context.Context, change Change, part int64) (b begun, listed bool, err error) {
 	if before, known := c.journal.uploads()[change.Path]; known {
 		if err := c.endUpload(ctx, change.Path, before); err != nil {
-			return b, err
+			return b, false, err
 		}
 	}
 	b = begun{Print: change.Print, Part: part}
-	if b.Others, err = c.uploads(ctx, c.key(change.Path)); err == nil {
+	if b.Others, listed, err = c.uploads(ctx, c.key(change.Path)); err == nil && listed {
 		err = c.journal.write(entry{Path: change.Path, Upload: &b}, true)
 	}
-	return b, err
+	return b, listed, err
 }
 
 // newUpload begins an upload.
 func (c *Carrier) newUpload(ctx context.Context, s *send, change Change, part int64) error {
-	b, err := c.announce(ctx, change, part)
+	b, listed, err := c.announce(ctx, change, part)
 	if err != nil {
 		return err
 	}
@@ -193,7 +193,7 @@ func (c *Carrier) newUpload(ctx context.Context, s *send, change Change, part in
 		return err
 	}
 	b.ID = s.upload.ID()
-	if c.retries() != before { // a try whose answer was lost may have begun one, too
+	if listed && c.retries() != before { // a try whose answer was lost may have begun one, too
 		if err := c.abortAllBut(ctx, key, append(b.Others, b.ID)); err != nil {
 			return err
 		}
@@ -210,23 +210,22 @@ func (c *Carrier) retries() int64 {
 	return 0
 }
 
-// uploads returns the ids of the unfinished uploads of a key; none, with a warning, if the store does not tell them.
-func (c *Carrier) uploads(ctx context.Context, key string) (ids []string, err error) {
+// uploads returns the ids of a key's unfinished uploads. listed is false, with a warning, if they cannot be listed.
+func (c *Carrier) uploads(ctx context.Context, key string) (ids []string, listed bool, err error) {
 	all, err := c.Store.Uploads(ctx, key)
-	switch objstore.KindOf(err) {
-	case objstore.KindInvalid, objstore.KindDenied:
+	if k := objstore.KindOf(err); k == objstore.KindInvalid || k == objstore.KindDenied {
 		c.noList.Do(func() {
 			c.Log.Warn("after a crash an upload may be left unfinished: the store does not list uploads", "cause", err,
 				"remedy", "have a lifecycle rule of the bucket abort them")
 		})
-		return nil, nil
+		return nil, false, nil
 	}
 	for _, u := range all {
 		if u.Key == key {
 			ids = append(ids, u.ID)
 		}
 	}
-	return ids, err
+	return ids, true, err
 }
 
 func (c *Carrier) sendParts(ctx context.Context, s *send, size, part int64) error {
@@ -290,7 +289,7 @@ func (c *Carrier) endUpload(ctx context.Context, p string, b begun) (err error) 
 
 // abortAllBut aborts the unfinished uploads of a key, but these.
 func (c *Carrier) abortAllBut(ctx context.Context, key string, these []string) error {
-	ids, err := c.uploads(ctx, key)
+	ids, _, err := c.uploads(ctx, key)
 	for _, id := range ids {
 		if err == nil && !slices.Contains(these, id) {
 			err = c.Store.AbortUpload(ctx, key, id)
