@@ -136,9 +136,10 @@ FOR ?= 10m
 soak: setup build ## one daemon for FOR=10m with varying trainers and faults: no errors, no leaks
 	SHOAL_SOAK=$(FOR) $(GO) test -count=1 -v -timeout 0 -run 'TestSoak$$' ./lab/e2e
 
-night: setup build gpu-tests ## every test with the race detector, then the long ones: hundreds of kills, a disk that hangs for 30 s, long models (about two hours)
+night: setup build gpu-tests ## every test with the race detector, then the long ones: hundreds of kills, a disk that hangs for 30 s, long models (over two hours)
 	$(GO) test -race -vet=off -count=1 -timeout 60m ./...
 	SHOAL_KILLS=400 SHOAL_HANG=30s SHOAL_STEPS=2000 SHOAL_SAVES=200 $(GO) test -timeout 60m -run 'TestKillPoints|TestDiskTrouble|TestModel|TestCkptHosts' ./lab/e2e
+	SHOAL_KILLS=200 $(GO) test -timeout 60m -run 'TestCkptKills$$|TestCkptKilled$$|TestCkptPowerCut$$' ./lab/e2e
 	$(GO) test -count=1 -timeout 30m -run 'Model$$' ./ckpt -rapid.checks=100000 -rapid.steps=100
 	SHOAL_MEMORY_FOR=10m $(GO) test -timeout 30m -run 'TestMemoryHolds$$' ./lab/e2e
 	SHOAL_MEMORY=all $(GO) test -timeout 30m -run 'TestOrderCostsNoGets' ./prefetch/engine
