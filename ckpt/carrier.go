@@ -531,7 +531,7 @@ func (c *Carrier) make(ctx context.Context, change Change, s *send) (r result) {
 			return r
 		}
 		if copiedInParts(change) { // an upload that a failed try leaves is ended by sendAhead
-			if _, r.err = c.announce(ctx, change, 0); r.err != nil {
+			if _, _, r.err = c.announce(ctx, change, 0); r.err != nil {
 				return r
 			}
 		}
