@@ -23,6 +23,7 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/etcd"
 	"github.com/shoalfs/shoal/lab/rig/netns"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
+	"github.com/shoalfs/shoal/lab/rig/subproc"
 )
 
 // Four daemons, each on a machine of its own as far as the network goes, and the S3 server on another. What each of
@@ -236,10 +237,27 @@ func (c *cluster) epoch(epoch, world int) float64 {
 
 // consume has a node's consumer read its rank of an epoch, and compares the digest.
 func (c *cluster) consume(n *fleetNode, epoch, world int) error {
-	rank := n.Number % world
-	got, err := n.Feed(c.t.Context(), "--order", clusterOrder, "--batch", "50", "--epoch", fmt.Sprint(epoch),
-		"--world", fmt.Sprint(world), "--rank", fmt.Sprint(rank))
-	if err == nil && got.Digest != c.want(c.t, clusterOrder, world, rank, epoch) {
+	p, out, err := c.begin(n, epoch, world)
+	if err == nil {
+		err = p.Wait(c.t.Context())
+	}
+	if err != nil {
+		return err
+	}
+	return c.consumed(n, out, epoch, world)
+}
+
+// begin starts a node's consumer.
+func (c *cluster) begin(n *fleetNode, epoch, world int) (*subproc.Proc, *bytes.Buffer, error) {
+	return n.Begin("feed", n.Addr, "--json", "--order", clusterOrder, "--batch", "50", "--epoch", fmt.Sprint(epoch),
+		"--world", fmt.Sprint(world), "--rank", fmt.Sprint(n.Number%world))
+}
+
+// consumed compares the digest that a consumer has printed.
+func (c *cluster) consumed(n *fleetNode, out *bytes.Buffer, epoch, world int) error {
+	var got fleetFed
+	err := json.Unmarshal(out.Bytes(), &got)
+	if err == nil && got.Digest != c.want(c.t, clusterOrder, world, n.Number%world, epoch) {
 		err = fmt.Errorf("node %d: %d samples with another digest than the order's", n.Number, got.Samples)
 	}
 	return err
@@ -948,30 +966,56 @@ func TestClusterAtRandom(t *testing.T) {
 // all, also if each is a tenth of an epoch behind another.
 func TestClusterOwnersFetchForAll(t *testing.T) {
 	c := newCluster(t, 0.0625)
+	// A quarter of the memory for data, 17 MiB, is for what others are still to ask for. A turn of it is 1.2 epochs.
+	c.flags[slices.Index(c.flags, "--memory")+1] = "144MiB"
 	c.start()
 	c.epoch(0, 1)
 	for e := 1; e <= atMost(2, 4); e++ {
 		c.atMost(1.3, c.epoch(e, 1), "an epoch of four jobs")
 	}
 	for e := 5; e < 5+atMost(1, 2); e++ {
-		before := c.stats()[0].Delivered
-		got := c.during("an epoch in which each is behind another", func() {
-			c.each(func(n *fleetNode) error {
-				for n.Number > 0 {
-					first, err := c.Nodes[0].Stats(t.Context())
-					if err != nil {
-						return err
-					}
-					if first.Delivered-before >= int64(len(c.paths)*n.Number/10) {
-						break
-					}
-					time.Sleep(10 * time.Millisecond)
-				}
-				return c.consume(n, e, 1)
-			})
-		})
+		got := c.during("an epoch in which each is behind another", func() { c.staggered(e) })
 		c.atMost(1.3, got, "four jobs, each behind another")
 	}
+}
+
+// staggered has the consumers read an epoch, each a tenth of it behind another. While one starts, which takes as long
+// as it takes, those before it stand still.
+func (c *cluster) staggered(epoch int) {
+	c.t.Helper()
+	before := c.stats()
+	reaches := func(i int, samples int64) {
+		within(c.t, patience, fmt.Sprintf("the consumer of node %d has %d samples", i, samples), func() bool {
+			s, err := c.Nodes[i].Stats(c.t.Context())
+			return err == nil && s.Delivered-before[i].Delivered >= samples
+		})
+	}
+	procs, outs := make([]*subproc.Proc, len(c.Nodes)), make([]*bytes.Buffer, len(c.Nodes))
+	all := func(s syscall.Signal) {
+		for _, p := range procs {
+			if p != nil {
+				_ = p.Signal(s) // it may have ended
+			}
+		}
+	}
+	defer all(syscall.SIGCONT)
+	for i, n := range c.Nodes {
+		var err error
+		if procs[i], outs[i], err = c.begin(n, epoch, 1); err != nil {
+			c.t.Fatal(err)
+		}
+		reaches(i, 1)
+		if all(syscall.SIGCONT); i < len(c.Nodes)-1 {
+			reaches(0, int64(len(c.paths)*(i+1)/10))
+			all(syscall.SIGSTOP)
+		}
+	}
+	c.each(func(n *fleetNode) error {
+		if err := procs[n.Number].Wait(c.t.Context()); err != nil {
+			return err
+		}
+		return c.consumed(n, outs[n.Number], epoch, 1)
+	})
 }
 
 // Four ranks that read different samples, of which the caches hold a quarter, and memory little more: nothing is

@@ -324,12 +324,6 @@ type fleetFed struct {
 	Digest  string
 }
 
-// Feed consumes the node's feed. flags are those of `shoal feed`.
-func (n *fleetNode) Feed(ctx context.Context, flags ...string) (r fleetFed, err error) {
-	err = n.verb(ctx, &r, append([]string{"feed", n.Addr, "--json"}, flags...)...)
-	return r, err
-}
-
 // verb runs a verb of shoal in the node and decodes its JSON.
 func (n *fleetNode) verb(ctx context.Context, into any, args ...string) error {
 	out, err := n.Shoal(ctx, args...)
@@ -341,14 +335,20 @@ func (n *fleetNode) verb(ctx context.Context, into any, args ...string) error {
 
 // Shoal runs a verb of shoal in the node, and returns what it prints.
 func (n *fleetNode) Shoal(ctx context.Context, args ...string) ([]byte, error) {
-	var out bytes.Buffer
-	cmd := n.Command(n.o.Shoal, args...)
-	cmd.Env, cmd.Stdout = n.Env(), &out
-	p, err := subproc.Start(fmt.Sprintf("node %d: shoal %s", n.Number, args[0]), cmd)
+	p, out, err := n.Begin(args...)
 	if err == nil {
 		err = p.Wait(ctx)
 	}
 	return out.Bytes(), err
+}
+
+// Begin starts a verb of shoal in the node, which prints to out.
+func (n *fleetNode) Begin(args ...string) (p *subproc.Proc, out *bytes.Buffer, err error) {
+	out = new(bytes.Buffer)
+	cmd := n.Command(n.o.Shoal, args...)
+	cmd.Env, cmd.Stdout = n.Env(), out
+	p, err = subproc.Start(fmt.Sprintf("node %d: shoal %s", n.Number, args[0]), cmd)
+	return p, out, err
 }
 
 // door is the one address of the store: it hands each connection to the proxy of the node that it comes from.
