@@ -221,7 +221,7 @@ func (fl *flight) land(v *Volume, purpose purpose, err error) {
 		p := &fl.parts[i]
 		if err == nil {
 			if p.lends() {
-				p.buf.lent, p.buf.detour = v.gifts.phase.Load(), purpose == serving && fl.restores() == nil
+				p.buf.lent, p.buf.detour = v.phase.Load(), purpose == serving && fl.restores() == nil
 			}
 			p.buf.refs.Add(int32(p.waiters))
 			p.stow(d, write[i])
