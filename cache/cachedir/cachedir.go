@@ -115,14 +115,14 @@ func memoryFor(n int64) int64 { return overhead + (n*4+2)/3 }
 var (
 	ErrInUse      = catalog.ErrInUse // another process owns the directory
 	ErrEncryption = catalog.ErrKey   // the directory needs a key, another key, or none
-	ErrMemory     = errors.New("is too little for the daemon itself; give at least " + RoundUp(LeastMemory))
 )
 
 // Open locks and opens the directory. Its errors name the thing, the cause and the remedy.
 func Open(o Options) (_ *Dir, err error) {
 	o.Logger = cmp.Or(o.Logger, slog.Default())
 	if o.Memory < LeastMemory {
-		return nil, fmt.Errorf("--memory %s %w", humanize.IBytes(uint64(max(o.Memory, 0))), ErrMemory)
+		return nil, fmt.Errorf("--memory %s is too little for the daemon itself; give at least %s",
+			humanize.IBytes(uint64(max(o.Memory, 0))), RoundUp(LeastMemory))
 	}
 	d := &Dir{o: o, open: map[[16]byte]bool{}, idle: map[[16]byte]int64{}}
 	d.limitHeap()

@@ -42,7 +42,7 @@ type owner struct {
 func ownHost(ctx context.Context, cfg engine.HostConfig) (*owner, error) {
 	h, err := engine.OpenHost(cfg)
 	if err != nil {
-		return nil, wrongUse(err)
+		return nil, err
 	}
 	o := &owner{host: h, answers: answers(h, nil), replayed: map[string]*daemon.Running{}}
 	ctx, o.cancel = context.WithCancel(ctx)

@@ -318,7 +318,7 @@ func (p *predictor) source(ctx context.Context, source string) (err error) {
 		engine.HostConfig{Options: cachedir.Options{Path: dir, Size: 1 << 50, Memory: int64(p.o.memory),
 			Logger: logger}})
 	if err != nil {
-		return wrongUse(err)
+		return err
 	}
 	defer func() { err = errors.Join(err, h.Close()) }()
 	if source, err = p.inv.source(source); err != nil {

@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/daemon"
 	"github.com/shoalfs/shoal/internal/logs"
@@ -150,8 +149,8 @@ func passedOn(c *cobra.Command) bool { return settled || invocationOf(c.Context(
 
 // wrongUse makes errors about a setting usage errors, of whatever part of Shoal.
 func wrongUse(err error) error {
-	if slices.ContainsFunc([]error{settings.ErrWrong, loader.ErrAddress, loader.ErrTLS, engine.ErrOther,
-		cachedir.ErrMemory}, func(e error) bool { return errors.Is(err, e) }) {
+	if slices.ContainsFunc([]error{settings.ErrWrong, loader.ErrAddress, loader.ErrTLS, engine.ErrOther},
+		func(e error) bool { return errors.Is(err, e) }) {
 		return cli.Usage(err)
 	}
 	return err

@@ -90,8 +90,6 @@ func TestWrongUse(t *testing.T) {
 		"serve file:///x --listen tcp://127.0.0.1:0 --tls-client-ca c":  unused("tls-client-ca"),
 		"order sequential --mount m --n 5": "--mount already gives samples, shards, classes and sizes: leave out " +
 			"--n, --shard-samples, --class-samples and --sizes",
-		"warm file:///x --cache-dir /nonexistent --memory 0": "--memory 0 B is too little for the daemon itself; " +
-			"give at least 107MiB",
 		"keeper x":                "keeper x: give unix:///PATH",
 		"umount m --wait -1s":     "--wait -1s: it must be at least 0",
 		"order sequential --n -1": "--n -1: it must be at least 0",
