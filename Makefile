@@ -151,7 +151,7 @@ night: setup build gpu-tests ## every test with the race detector, then the long
 	$(GO) test -timeout 60m -run 'TestClientModel' ./internal/shortcut -rapid.checks=10000
 	@$(MAKE) --no-print-directory conformance
 	@$(MAKE) --no-print-directory conformance-dlio
-	@$(MAKE) --no-print-directory kubernetes-test
+	@SHOAL_KUBERNETES_PODS=200 $(MAKE) --no-print-directory kubernetes-test
 	@$(MAKE) --no-print-directory types
 	@$(MAKE) --no-print-directory arm64-test
 
@@ -241,7 +241,7 @@ KUBERNETES := kube-apiserver kube-controller-manager kube-scheduler kubelet kube
 .PHONY: kubernetes-test
 kubernetes-test: setup image bin/kubernetes/ready ## deploy/kubernetes in a cluster of one machine, made of Kubernetes' own programs
 	@GO='$(GO)' ./setup.sh kubernetes
-	cd lab/e2e/kubernetes && SHOAL_KUBERNETES=$(CURDIR)/bin/kubernetes $(GO) test -count=1 -v -timeout 30m
+	cd lab/e2e/kubernetes && SHOAL_KUBERNETES=$(CURDIR)/bin/kubernetes $(GO) test -count=1 -v -timeout 45m
 
 bin/kubernetes/ready: tools/kubernetes/go.mod tools/csi/go.mod
 	@mkdir -p $(@D)

@@ -35,11 +35,19 @@ const registry, tag = "registry.example.org/", "test"
 
 // cluster is a machine that runs Kubernetes, and the S3 server beside it.
 type cluster struct {
-	bin, dir, group, ip string
-	node                *subproc.Proc
-	authority           *certtest.Authority
-	server              *s3server.Server
-	store               *proxy.Proxy // the server, as pods reach it
+	machine   // with the control plane
+	bin       string
+	network   *netns.Net
+	authority *certtest.Authority
+	server    *s3server.Server
+	store     *proxy.Proxy // the server, as pods reach it
+	archives  []string     // the images
+}
+
+// machine is a node of the cluster, in namespaces of its own.
+type machine struct {
+	name, dir, group, ip string
+	node                 *subproc.Proc
 }
 
 func start(t *testing.T) *cluster {
@@ -52,10 +60,11 @@ func start(t *testing.T) *cluster {
 		t.Fatal(m)
 	}
 	began := time.Now()
-	network, err := netns.New(1, 0)
+	network, err := netns.New(2, 0)
 	must(t, err)
 	t.Cleanup(func() { must(t, network.Close()) })
-	c := &cluster{bin: bin, dir: t.TempDir(), group: fmt.Sprintf("shoal-test-%d", os.Getpid()), ip: network.Nodes[0].IP}
+	c := &cluster{bin: bin, network: network}
+	c.machine = c.newMachine(t, 0)
 	c.server, err = s3server.Start(t.Context(), s3server.Options{Dir: t.TempDir()})
 	must(t, err)
 	t.Cleanup(c.server.Stop)
@@ -66,41 +75,64 @@ func start(t *testing.T) *cluster {
 	t.Cleanup(c.store.Stop)
 	c.configure(t)
 
-	script, err := filepath.Abs("testdata/node.sh")
-	must(t, err)
-	cmd := network.Nodes[0].Command(script, c.dir, bin, c.ip, c.group)
-	cmd.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC |
-		unix.CLONE_NEWUTS}
-	c.node, err = subproc.Start("the cluster", cmd)
-	must(t, err)
-	t.Cleanup(func() {
-		if t.Failed() {
-			c.keepLogs(t)
-		}
-		_ = c.node.Signal(unix.SIGKILL)
-		<-c.node.Done()
-		c.removeGroups(t)
-	})
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-	defer cancel()
-	for _, args := range []string{"get --raw /readyz", "get serviceaccount default",
-		"wait --for=condition=Ready node/node --timeout=1s"} {
-		must(t, c.node.Until(ctx, func(context.Context) error { _, err := c.try(strings.Fields(args)...); return err }))
-	}
+	c.boot(t, &c.machine, 0)
+	c.until(t, &c.machine, "get --raw /readyz", "get serviceaccount default")
+	c.until(t, &c.machine, "wait --for=condition=Ready node/node0 --timeout=1s")
 	t.Logf("the cluster is ready after %.1f s", time.Since(began).Seconds())
 	c.images(t)
 	t.Logf("its images are there after %.1f s", time.Since(began).Seconds())
 	return c
 }
 
-// configure writes what the machine's programs are started with.
+func (c *cluster) newMachine(t *testing.T, number int) machine {
+	return machine{name: fmt.Sprint("node", number), dir: t.TempDir(), ip: c.network.Nodes[number].IP,
+		group: fmt.Sprintf("shoal-test-%d-%d", os.Getpid(), number)}
+}
+
+// boot starts a machine.
+func (c *cluster) boot(t *testing.T, m *machine, number int) {
+	t.Helper()
+	cmd := c.network.Nodes[number].Command(absolute(t, "testdata/node.sh"), m.dir, c.bin, m.ip, m.group, m.name)
+	cmd.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC |
+		unix.CLONE_NEWUTS}
+	var err error
+	m.node, err = subproc.Start(m.name, cmd)
+	must(t, err)
+	t.Cleanup(func() {
+		if t.Failed() {
+			c.keepLogs(t, m)
+		}
+		_ = m.node.Signal(unix.SIGKILL)
+		<-m.node.Done()
+		m.removeGroups(t)
+	})
+}
+
+// until waits until all of these succeed.
+func (c *cluster) until(t *testing.T, m *machine, commands ...string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	for _, args := range commands {
+		must(t, m.node.Until(ctx, func(context.Context) error { _, err := c.try(strings.Fields(args)...); return err }))
+	}
+}
+
+// join adds another machine, which only runs pods.
+func (c *cluster) join(t *testing.T) *machine {
+	t.Helper()
+	m := c.newMachine(t, 1)
+	c.describe(t, &m, 1)
+	c.boot(t, &m, 1)
+	c.until(t, &m, "wait --for=condition=Ready node/"+m.name+" --timeout=1s")
+	c.imports(t, &m)
+	return &m
+}
+
+// configure writes what the first machine's programs are started with.
 func (c *cluster) configure(t *testing.T) {
 	t.Helper()
-	for _, d := range []string{"lib", "log", "cni"} {
-		must(t, os.Mkdir(filepath.Join(c.dir, d), 0o755))
-	}
 	c.authority = certtest.New(t, "cluster")
-	c.copyFile(t, c.authority.File, "ca.crt")
 	cert, key := c.authority.Issue(t, c.ip, time.Hour)
 	c.copyFile(t, cert, "apiserver.crt")
 	c.copyFile(t, key, "apiserver.key")
@@ -110,23 +142,40 @@ func (c *cluster) configure(t *testing.T) {
 	var tokens strings.Builder
 	for _, u := range []struct{ file, user, group string }{
 		{"admin", "admin", "system:masters"}, {"manager", "system:kube-controller-manager", ""},
-		{"scheduler", "system:kube-scheduler", ""}, {"node", "system:node:node", "system:nodes"},
+		{"scheduler", "system:kube-scheduler", ""}, {"node0", "system:node:node0", "system:nodes"},
+		{"node1", "system:node:node1", "system:nodes"},
 	} {
 		fmt.Fprintf(&tokens, "token-%s,%s,%s,%q\n", u.file, u.user, u.user, u.group)
-		c.write(t, u.file+".conf", fmt.Sprintf(`apiVersion: v1
+		c.kubeconfig(t, &c.machine, u.file)
+	}
+	c.write(t, "tokens.csv", tokens.String())
+	c.describe(t, &c.machine, 0)
+}
+
+func (c *cluster) kubeconfig(t *testing.T, m *machine, user string) {
+	t.Helper()
+	m.write(t, user+".conf", fmt.Sprintf(`apiVersion: v1
 kind: Config
 clusters: [{name: it, cluster: {server: "https://%s:6443", certificate-authority: %q}}]
 users: [{name: it, user: {token: token-%s}}]
 contexts: [{name: it, context: {cluster: it, user: it}}]
 current-context: it
-`, c.ip, filepath.Join(c.dir, "ca.crt"), u.file))
+`, c.ip, c.authority.File, user))
+}
+
+// describe writes what the kubelet and containerd of a machine are started with.
+func (c *cluster) describe(t *testing.T, m *machine, number int) {
+	t.Helper()
+	for _, d := range []string{"lib", "log", "cni"} {
+		must(t, os.Mkdir(filepath.Join(m.dir, d), 0o755))
 	}
-	c.write(t, "tokens.csv", tokens.String())
-	subnet := c.ip[:strings.LastIndexByte(c.ip, '.')]
-	c.write(t, "cni/pods.conflist", fmt.Sprintf(`{"cniVersion": "0.4.0", "name": "pods", "plugins": [{"type": "bridge", "bridge": "pods", "ipam": {"type": "host-local",
-"dataDir": %q, "ranges": [[{"subnet": "%s.0/24", "rangeStart": "%[2]s.100", "rangeEnd": "%[2]s.200", "gateway": %[3]q}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}`,
-		filepath.Join(c.dir, "addresses"), subnet, c.ip))
-	c.write(t, "containerd.toml", fmt.Sprintf(`version = 2
+	m.copyFile(t, c.authority.File, "ca.crt")
+	c.kubeconfig(t, m, m.name)
+	subnet, first := m.ip[:strings.LastIndexByte(m.ip, '.')], 100+60*number
+	m.write(t, "cni/pods.conflist", fmt.Sprintf(`{"cniVersion": "0.4.0", "name": "pods", "plugins": [{"type": "bridge", "bridge": "pods", "ipam": {"type": "host-local",
+"dataDir": %q, "ranges": [[{"subnet": "%s.0/24", "rangeStart": "%[2]s.%[4]d", "rangeEnd": "%[2]s.%[5]d", "gateway": %[3]q}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}`,
+		filepath.Join(m.dir, "addresses"), subnet, m.ip, first, first+59))
+	m.write(t, "containerd.toml", fmt.Sprintf(`version = 2
 root = "%[1]s/containerd"
 state = "/run/containerd"
 [grpc]
@@ -139,8 +188,8 @@ bin_dir = "/usr/lib/cni"
 conf_dir = "%[1]s/cni"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
-`, c.dir, registry, tag))
-	c.write(t, "kubelet.yaml", fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
+`, m.dir, registry, tag))
+	m.write(t, "kubelet.yaml", fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 address: %[1]s
 authentication: {anonymous: {enabled: false}, webhook: {enabled: false}, x509: {clientCAFile: %[2]s/ca.crt}}
@@ -154,19 +203,19 @@ resolvConf: ""
 evictionHard: {memory.available: 100Mi, nodefs.available: 1Gi, imagefs.available: 1Gi}
 imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99
-`, c.ip, c.dir, c.group))
+`, m.ip, m.dir, m.group))
 }
 
-func (c *cluster) write(t *testing.T, name, text string) {
+func (m *machine) write(t *testing.T, name, text string) {
 	t.Helper()
-	must(t, os.WriteFile(filepath.Join(c.dir, name), []byte(text), 0o600))
+	must(t, os.WriteFile(filepath.Join(m.dir, name), []byte(text), 0o600))
 }
 
-func (c *cluster) copyFile(t *testing.T, from, name string) {
+func (m *machine) copyFile(t *testing.T, from, name string) {
 	t.Helper()
 	b, err := os.ReadFile(from)
 	must(t, err)
-	c.write(t, name, string(b))
+	m.write(t, name, string(b))
 }
 
 // try runs kubectl.
@@ -188,10 +237,10 @@ func (c *cluster) kubectl(t *testing.T, args ...string) string {
 }
 
 // inside runs a program on the machine.
-func (c *cluster) inside(t *testing.T, program string, args ...string) string {
+func (m *machine) inside(t *testing.T, program string, args ...string) string {
 	t.Helper()
 	out, err := exec.Command("nsenter",
-		append([]string{"-t", fmt.Sprint(c.node.Pid()), "-m", "-n", "-p", "--", program}, args...)...).CombinedOutput()
+		append([]string{"-t", fmt.Sprint(m.node.Pid()), "-m", "-n", "-p", "--", program}, args...)...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%s %s: %v\n%s", program, strings.Join(args, " "), err, out)
 	}
@@ -200,9 +249,9 @@ func (c *cluster) inside(t *testing.T, program string, args ...string) string {
 
 // mounts returns those on the machine whose line in mountinfo contains text. Mounts are never touched: their daemons
 // may be dead.
-func (c *cluster) mounts(t *testing.T, text string) (lines []string) {
+func (m *machine) mounts(t *testing.T, text string) (lines []string) {
 	t.Helper()
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", c.node.Pid()))
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", m.node.Pid()))
 	must(t, err)
 	for line := range strings.Lines(string(b)) {
 		if strings.Contains(line, text) {
@@ -226,15 +275,15 @@ func (c *cluster) within(t *testing.T, d time.Duration, what string, ok func() b
 	}
 }
 
-func (c *cluster) keepLogs(t *testing.T) {
+func (c *cluster) keepLogs(t *testing.T, m *machine) {
 	events, _ := c.try("get", "events", "--all-namespaces")
 	must(t, os.WriteFile(filepath.Join(t.ArtifactDir(), "events"), []byte(events), 0o600))
-	must(t, os.CopyFS(filepath.Join(t.ArtifactDir(), "log"), os.DirFS(filepath.Join(c.dir, "log"))))
+	must(t, os.CopyFS(filepath.Join(t.ArtifactDir(), m.name), os.DirFS(filepath.Join(m.dir, "log"))))
 }
 
 // removeGroups removes the control groups that containers have left, each after those in it.
-func (c *cluster) removeGroups(t *testing.T) {
-	tops, err := filepath.Glob("/sys/fs/cgroup/*/" + c.group)
+func (m *machine) removeGroups(t *testing.T) {
+	tops, err := filepath.Glob("/sys/fs/cgroup/*/" + m.group)
 	must(t, err)
 	var all []string
 	for _, top := range tops {
@@ -259,6 +308,7 @@ func (c *cluster) removeGroups(t *testing.T) {
 // pod is what the tests look at of a pod.
 type pod struct {
 	Metadata struct{ Name, UID string }
+	Spec     struct{ NodeName string }
 	Status   struct {
 		Phase, Reason, PodIP                     string
 		InitContainerStatuses, ContainerStatuses []container
@@ -288,21 +338,21 @@ func (c *cluster) pods(t *testing.T, namespace, label string) []pod {
 }
 
 // kill kills a container's first process.
-func (c *cluster) kill(t *testing.T, containerID string) {
+func (m *machine) kill(t *testing.T, containerID string) {
 	t.Helper()
-	c.inside(t, "kill", "-KILL", c.pidOf(t, containerID))
+	m.inside(t, "kill", "-KILL", m.pidOf(t, containerID))
 }
 
 // pidOf returns a container's first process.
-func (c *cluster) pidOf(t *testing.T, containerID string) string {
+func (m *machine) pidOf(t *testing.T, containerID string) string {
 	t.Helper()
 	_, id, _ := strings.Cut(containerID, "://")
-	out := c.inside(t, "ctr", "--address", "/run/containerd/containerd.sock", "-n", "k8s.io", "tasks", "ls")
-	m := regexp.MustCompile(`(?m)^` + id + ` +(\d+) +RUNNING`).FindStringSubmatch(out)
-	if m == nil {
+	out := m.inside(t, "ctr", "--address", "/run/containerd/containerd.sock", "-n", "k8s.io", "tasks", "ls")
+	running := regexp.MustCompile(`(?m)^` + id + ` +(\d+) +RUNNING`).FindStringSubmatch(out)
+	if running == nil {
 		t.Fatalf("%s does not run:\n%s", id, out)
 	}
-	return m[1]
+	return running[1]
 }
 
 func must(t testing.TB, err error) {

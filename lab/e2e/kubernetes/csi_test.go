@@ -3,10 +3,13 @@ package kubernetes
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -149,6 +152,49 @@ spec:
 	c.noDriver(t)
 }
 
+// The commands of docs/kubernetes.md, as they stand there, lead from a cluster without Shoal to an epoch.
+func testFiveCommands(t *testing.T, c *cluster) {
+	page, err := os.ReadFile("../../../docs/kubernetes.md")
+	must(t, err)
+	block := regexp.MustCompile("(?s)## A volume.*?```sh\n(.*?)```").FindSubmatch(page)
+	commands := strings.Split(strings.TrimSpace(string(block[1])), "\n")
+	if len(commands) != 5 {
+		t.Fatalf("the page has the commands %q", commands)
+	}
+	sums, paths := c.dataset(t, "photos", 240, 30_000)
+	dir := t.TempDir()
+	manifests := filepath.Join(dir, "deploy/kubernetes")
+	must(t, os.CopyFS(manifests, os.DirFS("../../../deploy/kubernetes")))
+	for _, name := range []string{"csi", "overlays/csi"} { // what the page has a user name
+		path := filepath.Join(manifests, name, "kustomization.yaml")
+		text, err := os.ReadFile(path)
+		must(t, err)
+		must(t, os.WriteFile(path, []byte(strings.NewReplacer("newTag: latest", "newTag: "+tag,
+			"- AWS_REGION=us-east-1", "- AWS_REGION=us-east-1\n      - AWS_ENDPOINT_URL="+c.store.URL).
+			Replace(string(text))), 0o600))
+	}
+	script := fmt.Appendf(nil, "#!/bin/sh\nexec %s --kubeconfig %s/admin.conf --cache-dir %[2]s/kubectl \"$@\"\n",
+		filepath.Join(c.bin, "kubectl"), c.dir)
+	must(t, os.WriteFile(filepath.Join(dir, "kubectl"), script, 0o700)) //nolint:gosec // it is run
+	began := time.Now()
+	var out []byte
+	for _, command := range commands {
+		command = strings.Replace(command, "…", s3server.AccessKey, 1)
+		command = strings.Replace(command, "…", s3server.SecretKey, 1)
+		cmd := exec.Command("sh", "-c", command)
+		cmd.Dir, cmd.Env = dir, append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
+		if out, err = cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", command, err, out)
+		}
+	}
+	check(t, sums, paths, parse(string(out)))
+	t.Logf("from an empty cluster to an epoch: %.1f s", time.Since(began).Seconds())
+	c.kubectl(t, "delete", "job", "train", "--timeout=2m")
+	c.kubectl(t, "delete", "secret", "shoal-s3")
+	c.within(t, time.Minute, "no volume is left", func() bool { return len(c.mounts(t, "fuse.shoal")) == 0 })
+	c.noDriver(t)
+}
+
 // The driver is killed, and then updated, while trainers are in mid-epoch: they see nothing of it.
 func testCSIReplaced(t *testing.T, c *cluster) {
 	sums, paths := c.dataset(t, "volume2", 240, 30_000)
@@ -177,6 +223,123 @@ func testCSIReplaced(t *testing.T, c *cluster) {
 		t.Logf("%s: %s, the longest read took %.2f s", p.Metadata.Name, failures(lines), slowest(lines))
 	}
 	c.kubectl(t, "delete", "namespace", teams[0], "--timeout=2m")
+	c.noDriver(t)
+}
+
+// The driver is killed and updated, and then the kubelet and containerd are killed, again and again and at random
+// moments, while three pods read on: none gets an error or another byte.
+func testCSIShaken(t *testing.T, c *cluster) {
+	rounds, kills := 2, 2
+	if os.Getenv("SHOAL_KUBERNETES_KILLS") == "100" {
+		rounds, kills = 50, 20
+	}
+	const readers = 3
+	sums, paths := c.dataset(t, "volume5", 240, 30_000)
+	c.csiDriver(t)
+	c.csiTrainers(t, teams[0], "volume5", fmt.Sprintf(`
+      - {op: replace, path: /spec/parallelism, value: 3}
+      - {op: replace, path: /spec/completions, value: 3}
+      - {op: add, path: /spec/template/spec/containers/0/args/-, value: --readers=%d}
+`, readers))
+	pods := c.half(t, teams[0])
+	began := time.Now()
+	for range rounds {
+		time.Sleep(rand.N(2 * time.Second)) // a random moment of the readers
+		// The kubelet starts a container again at once only if that is the first time: so each pod has it once.
+		c.kill(t, c.pods(t, "shoal-csi", driverPods)[0].Status.ContainerStatuses[0].ContainerID)
+		c.within(t, time.Minute, "the driver runs again", func() bool {
+			s := c.pods(t, "shoal-csi", driverPods)[0].Status.ContainerStatuses[0]
+			return s.RestartCount == 1 && s.Ready
+		})
+		time.Sleep(rand.N(2 * time.Second))
+		c.kubectl(t, "rollout", "restart", "daemonset/shoal-csi", "-n", "shoal-csi")
+		c.kubectl(t, "rollout", "status", "daemonset/shoal-csi", "-n", "shoal-csi", "--timeout=3m")
+	}
+	t.Logf("%d kills and %[1]d updates of the driver in %.0f s", rounds, time.Since(began).Seconds())
+	began = time.Now()
+	for range kills {
+		time.Sleep(rand.N(2 * time.Second))
+		killed := time.Now()
+		c.inside(t, "pkill", "-KILL", "-x", "kubelet")
+		c.within(t, time.Minute, "the kubelet runs again", func() bool {
+			renewed, err := time.Parse(time.RFC3339, c.kubectl(t, "get", "lease", c.name, "-n", "kube-node-lease", "-o",
+				"jsonpath={.spec.renewTime}"))
+			return err == nil && renewed.After(killed)
+		})
+		time.Sleep(rand.N(2 * time.Second))
+		c.inside(t, "pkill", "-KILL", "-x", "containerd")
+		c.within(t, time.Minute, "containerd runs again", func() bool {
+			return c.inside(t, "sh", "-c", "ctr --address /run/containerd/containerd.sock version >/dev/null 2>&1 && "+
+				"echo yes || true") != ""
+		})
+	}
+	t.Logf("%d kills of the kubelet and %[1]d of containerd in %.0f s", kills, time.Since(began).Seconds())
+	for _, pod := range pods { // the kubelet may not know it again yet
+		c.within(t, time.Minute, pod+" hears that it is to stop", func() bool {
+			_, err := c.try("exec", "-n", teams[0], pod, "-c", "train", "--", "python", "-c", "open('/tmp/stop', 'w')")
+			return err == nil
+		})
+	}
+	for _, p := range c.complete(t, teams[0]) {
+		lines := c.trained(t, teams[0], p.Metadata.Name)
+		check(t, sums, paths, lines)
+		if p.Status.ContainerStatuses[0].RestartCount != 0 || !strings.HasPrefix(failures(lines), "0 ") {
+			t.Errorf("%s: %s", p.Metadata.Name, failures(lines))
+		}
+		t.Logf("%s: %d reads, %s, the longest took %.2f s", p.Metadata.Name, lines[len(lines)-1].Done,
+			failures(lines), slowest(lines))
+	}
+	c.kubectl(t, "delete", "namespace", teams[0], "--timeout=2m")
+	c.noDriver(t)
+}
+
+// From kubectl apply to the first bytes of a warm volume, beside a folder of the node.
+func testCSIFirstByte(t *testing.T, c *cluster) {
+	c.dataset(t, "volume6", 8, 30_000)
+	c.csiDriver(t)
+	c.kubectl(t, "create", "namespace", "first")
+	c.secret(t, "first", s3server.SecretKey)
+	folder := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(folder, "a"), make([]byte, 30_000), 0o600))
+	volumes := map[string]string{
+		"csi": `csi: {driver: csi.shoalfs.dev, readOnly: true, volumeAttributes: {source: "s3://volume6/train"}, ` +
+			`nodePublishSecretRef: {name: shoal-s3}}`,
+		"folder": "hostPath: {path: " + folder + "}",
+	}
+	took := map[string][]float64{}
+	for round := range 6 { // the first one warms, and does not count
+		for name, volume := range volumes {
+			c.write(t, "first.yaml", fmt.Sprintf(`
+apiVersion: v1
+kind: Pod
+metadata: {name: %s, namespace: first}
+spec:
+  restartPolicy: Never
+  terminationGracePeriodSeconds: 0
+  containers:
+    - {name: train, image: "%strainer:%s", command: [python, train.py, --data=/data],
+       volumeMounts: [{name: data, mountPath: /data}]}
+  volumes: [{name: data, %s}]
+`, name, registry, tag, volume))
+			began := time.Now()
+			c.kubectl(t, "apply", "-f", filepath.Join(c.dir, "first.yaml"))
+			var log string
+			c.within(t, time.Minute, name+" has read a file", func() bool {
+				log, _ = c.try("logs", "-n", "first", name)
+				return strings.Contains(log, `"sha"`)
+			})
+			if round > 0 {
+				took[name] = append(took[name], time.Since(began).Seconds())
+			}
+			c.kubectl(t, "delete", "pod", name, "-n", "first", "--timeout=1m")
+		}
+	}
+	for name, seconds := range took {
+		slices.Sort(seconds)
+		t.Logf("from apply to the first file, %s: median %.2f s, %.2f to %.2f", name, seconds[len(seconds)/2],
+			seconds[0], seconds[len(seconds)-1])
+	}
+	c.kubectl(t, "delete", "namespace", "first", "--timeout=2m")
 	c.noDriver(t)
 }
 
@@ -210,7 +373,7 @@ spec:
 		began := time.Now()
 		c.kubectl(t, "apply", "-f", filepath.Join(c.dir, "bad.yaml"))
 		var says string
-		c.within(t, 30*time.Second, name+" has an event: "+row.says, func() bool {
+		c.within(t, 10*time.Second, name+" has an event: "+row.says, func() bool {
 			says = c.kubectl(t, "get", "events", "-n", "bad",
 				"--field-selector=involvedObject.name="+name+",reason=FailedMount", "-o",
 				"jsonpath={.items[*].message}")

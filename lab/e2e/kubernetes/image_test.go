@@ -29,14 +29,23 @@ func (c *cluster) images(t *testing.T) {
 	}
 	c.load(t, "pause", map[string]string{pause: "/pause"}, map[string]any{"Entrypoint": []string{"/pause"}})
 	c.load(t, "trainer", python(t), map[string]any{"WorkingDir": "/app", "Env": []string{"PATH=/usr/bin"}})
-	c.ctr(t, "images", "import", absolute(t, "../../../bin/shoal-image.tar"))
-	name := regexp.MustCompile(`\S+/shoal:\S+`).FindString(c.ctr(t, "images", "ls", "-q"))
-	c.ctr(t, "images", "tag", name, registry+"shoal:"+tag)
+	c.archives = append(c.archives, absolute(t, "../../../bin/shoal-image.tar"))
+	c.imports(t, &c.machine)
 }
 
-func (c *cluster) ctr(t *testing.T, args ...string) string {
+// imports gives a machine the images.
+func (c *cluster) imports(t *testing.T, m *machine) {
 	t.Helper()
-	return c.inside(t, "ctr",
+	for _, path := range c.archives {
+		m.ctr(t, "images", "import", path)
+	}
+	name := regexp.MustCompile(`\S+/shoal:\S+`).FindString(m.ctr(t, "images", "ls", "-q"))
+	m.ctr(t, "images", "tag", name, registry+"shoal:"+tag)
+}
+
+func (m *machine) ctr(t *testing.T, args ...string) string {
+	t.Helper()
+	return m.inside(t, "ctr",
 		append([]string{"--address", "/run/containerd/containerd.sock", "-n", "k8s.io"}, args...)...)
 }
 
@@ -87,7 +96,7 @@ func (c *cluster) load(t *testing.T, name string, files map[string]string, confi
 	}
 	must(t, w.Close())
 	must(t, f.Close())
-	c.ctr(t, "images", "import", path)
+	c.archives = append(c.archives, path)
 }
 
 // python returns what a trainer needs of this machine: Debian's Python with numpy and grpc, their libraries, and the

@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // teams are namespaces whose trainers share the cache of a node.
@@ -143,4 +146,60 @@ func testNodeKilled(t *testing.T, c *cluster) {
 		t.Errorf("the daemon was started again %d times", n)
 	}
 	c.noCache(t)
+}
+
+// Two nodes share a cache: trainers of two namespaces, one of each on each node, read one dataset, and each file is
+// fetched once for both nodes. After a restart of a node they fetch nothing.
+func testTwoNodes(t *testing.T, c *cluster) {
+	const size, count = 30_000, 480
+	sums, paths := c.dataset(t, "both", count, size)
+	began := time.Now()
+	m := c.join(t)
+	t.Logf("the second node has its images after %.1f s", time.Since(began).Seconds())
+	before := c.store.Stats()
+	c.nodeCache(t, "both")
+	read := func(most int64) {
+		t.Helper()
+		c.trainers(t, `patches:
+  - target: {kind: Job}
+    patch: |-
+      - op: add
+        path: /spec/template/spec/topologySpreadConstraints
+        value:
+          - {maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: DoNotSchedule,
+             labelSelector: {matchLabels: {job-name: train}}}
+`)
+		c.allRead(t, sums, paths)
+		for _, team := range teams {
+			if p := c.pods(t, team, "job-name=train"); p[0].Spec.NodeName == p[1].Spec.NodeName {
+				t.Errorf("all trainers of %s ran on %s", team, p[0].Spec.NodeName)
+			}
+		}
+		fetched := c.store.Stats().Sub(before).GetBytes
+		t.Logf("%.3f of the dataset were fetched", float64(fetched)/(size*count))
+		if fetched > most {
+			t.Errorf("%d bytes were fetched, %d at most were to be", fetched, most)
+		}
+		before = c.store.Stats()
+	}
+	read(size * count * 103 / 100)
+	for _, team := range teams {
+		c.kubectl(t, "delete", "namespace", team, "--timeout=2m")
+	}
+	_ = m.node.Signal(unix.SIGKILL)
+	<-m.node.Done()
+	c.boot(t, m, 1)
+	c.within(t, 3*time.Minute, "the daemon runs again on the second node", func() bool {
+		must(t, m.node.Failed())
+		return slices.ContainsFunc(c.pods(t, "cache", "app.kubernetes.io/name=shoal-node"), func(p pod) bool {
+			s := p.Status.ContainerStatuses
+			return p.Spec.NodeName == m.name && len(s) == 1 && s[0].RestartCount > 0 && s[0].Ready
+		})
+	})
+	read(size * count / 100) // an audit of what the other node gives reads a granule now and then
+	c.noCache(t)
+	if left := m.mounts(t, "fuse.shoal"); len(left) > 0 {
+		t.Errorf("mounts are left on the second node:\n%s", left)
+	}
+	c.kubectl(t, "delete", "node", m.name)
 }

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -84,7 +85,11 @@ type line struct {
 
 func (c *cluster) trained(t *testing.T, namespace, pod string) (lines []line) {
 	t.Helper()
-	for text := range strings.Lines(c.kubectl(t, "logs", "-n", namespace, pod, "-c", "train")) {
+	return parse(c.kubectl(t, "logs", "-n", namespace, pod, "-c", "train"))
+}
+
+func parse(log string) (lines []line) {
+	for text := range strings.Lines(log) {
 		var l line
 		if json.Unmarshal([]byte(text), &l) == nil {
 			lines = append(lines, l)
@@ -177,10 +182,10 @@ func succeeded(t *testing.T, p pod, sidecars, restarts int) {
 var sidecars = []struct {
 	name, overlay string
 	count         int    // of sidecars
-	args          string // of the trainer
+	doctor        string // what shoal doctor finds in it
 }{
-	{"feed", "overlays/feed-only", 1, "--feed=unix:///run/shoal/feed.sock"},
-	{"mount", "overlays/mount", 2, "--data=/mnt/shoal/data"},
+	{"feed", "overlays/feed-only", 1, `fail +fuse/device +/dev/fuse`},
+	{"mount", "overlays/mount", 2, `ok +fuse/mounts +1 of`},
 }
 
 // The Jobs of the manifests: the trainer has read everything and ends, the sidecars end in good order, the Job
@@ -290,6 +295,10 @@ func testKilled(t *testing.T, c *cluster) {
       - {op: add, path: /spec/template/spec/containers/0/args/-, value: --half=100}
 `)
 			name := c.half(t, namespace)[0]
+			found, _ := c.try("exec", "-n", namespace, name, "-c", "shoal", "--", "/usr/bin/shoal", "doctor", "--quick")
+			if !regexp.MustCompile(row.doctor).MatchString(found) {
+				t.Errorf("shoal doctor says\n%s", found)
+			}
 			c.kill(t, c.sidecar(t, namespace).ContainerID)
 			began := time.Now()
 			c.goOn(t, namespace, name)
@@ -344,8 +353,12 @@ func TestCluster(t *testing.T) {
 	t.Run("node cache", func(t *testing.T) { testNodeCache(t, c) })
 	t.Run("node killed", func(t *testing.T) { testNodeKilled(t, c) })
 	t.Run("csi", func(t *testing.T) { testCSI(t, c) })
+	t.Run("five commands", func(t *testing.T) { testFiveCommands(t, c) })
 	t.Run("csi replaced", func(t *testing.T) { testCSIReplaced(t, c) })
+	t.Run("csi shaken", func(t *testing.T) { testCSIShaken(t, c) })
+	t.Run("csi first byte", func(t *testing.T) { testCSIFirstByte(t, c) })
 	t.Run("csi bad", func(t *testing.T) { testCSIBad(t, c) })
 	t.Run("csi many", func(t *testing.T) { testCSIMany(t, c) })
 	t.Run("csi sanity", func(t *testing.T) { testCSISanity(t, c) })
+	t.Run("two nodes", func(t *testing.T) { testTwoNodes(t, c) }) // the last one: pods may be on either
 }

@@ -1,8 +1,8 @@
 #!/bin/bash
-# Process 1 of the cluster's only machine, in namespaces of its own: what is mounted, started or bridged here ends with it.
+# Process 1 of a machine of the cluster, in namespaces of its own: what is mounted, started or bridged here ends with it.
 # DIR has what the test has written: certificates, kubeconfigs, configurations; each program's log comes to DIR/log.
 set -eu
-dir=$1 bin=$2 ip=$3 group=$4
+dir=$1 bin=$2 ip=$3 group=$4 name=$5
 
 # The host sees none of the mounts. Here they are shared, as mountPropagation: Bidirectional asks for. Daemons that serve the
 # host's mounts shall end with those, and not with their copies here.
@@ -33,28 +33,33 @@ done
 
 # Pods are on the bridge that the test's host is on: nothing is routed or translated. With an address of its own it does not take
 # those of pods that come and go.
-ip link add pods address 02:00:00:00:00:01 type bridge stp_state 0 forward_delay 0
+ip link del pods 2>/dev/null || true # of the machine before it was started again
+ip link add pods address "02:00:00:00:00:1${name#node}" type bridge stp_state 0 forward_delay 0
 ip addr flush dev eth0
 ip link set eth0 master pods
 ip addr add "$ip/24" dev pods
 ip link set pods up
 
 run() { "$@" >"$dir/log/$(basename "$1").log" 2>&1 & }
-run etcd --data-dir "$dir/etcd" --unsafe-no-fsync --listen-client-urls "http://$ip:2379" --advertise-client-urls "http://$ip:2379" --listen-peer-urls http://127.0.0.1:2380
-run containerd --config "$dir/containerd.toml"
-run "$bin/kube-apiserver" --etcd-servers="http://$ip:2379" --bind-address="$ip" --advertise-address="$ip" --secure-port=6443 \
-	--tls-cert-file="$dir/apiserver.crt" --tls-private-key-file="$dir/apiserver.key" --token-auth-file="$dir/tokens.csv" --anonymous-auth=false \
-	--authorization-mode=Node,RBAC --enable-admission-plugins=NodeRestriction --allow-privileged=true --service-cluster-ip-range=10.96.0.0/24 \
-	--service-account-key-file="$dir/accounts.key" --service-account-signing-key-file="$dir/accounts.key" --service-account-issuer=https://kubernetes.default.svc \
-	--kubelet-client-certificate="$dir/apiserver.crt" --kubelet-client-key="$dir/apiserver.key" --kubelet-preferred-address-types=InternalIP
-until "$bin/kubectl" --kubeconfig "$dir/admin.conf" get --raw /readyz >/dev/null 2>&1; do
-	sleep 0.2
-	kill -0 $!
-done
-run "$bin/kube-controller-manager" --kubeconfig="$dir/manager.conf" --leader-elect=false --bind-address=127.0.0.1 --use-service-account-credentials \
-	--service-account-private-key-file="$dir/accounts.key" --root-ca-file="$dir/ca.crt"
-run "$bin/kube-scheduler" --kubeconfig="$dir/scheduler.conf" --leader-elect=false --bind-address=127.0.0.1
-run "$bin/kubelet" --config="$dir/kubelet.yaml" --kubeconfig="$dir/node.conf" --hostname-override=node --node-ip="$ip" --v=2
+# What the test kills is started again, as systemd would.
+again() { while :; do "$@" >>"$dir/log/$(basename "$1").log" 2>&1 || sleep 0.1; done & }
+again containerd --config "$dir/containerd.toml"
+if [ "$name" = node0 ]; then
+	run etcd --data-dir "$dir/etcd" --unsafe-no-fsync --listen-client-urls "http://$ip:2379" --advertise-client-urls "http://$ip:2379" --listen-peer-urls http://127.0.0.1:2380
+	run "$bin/kube-apiserver" --etcd-servers="http://$ip:2379" --bind-address="$ip" --advertise-address="$ip" --secure-port=6443 \
+		--tls-cert-file="$dir/apiserver.crt" --tls-private-key-file="$dir/apiserver.key" --token-auth-file="$dir/tokens.csv" --anonymous-auth=false \
+		--authorization-mode=Node,RBAC --enable-admission-plugins=NodeRestriction --allow-privileged=true --service-cluster-ip-range=10.96.0.0/24 \
+		--service-account-key-file="$dir/accounts.key" --service-account-signing-key-file="$dir/accounts.key" --service-account-issuer=https://kubernetes.default.svc \
+		--kubelet-client-certificate="$dir/apiserver.crt" --kubelet-client-key="$dir/apiserver.key" --kubelet-preferred-address-types=InternalIP
+	until "$bin/kubectl" --kubeconfig "$dir/admin.conf" get --raw /readyz >/dev/null 2>&1; do
+		sleep 0.2
+		kill -0 $!
+	done
+	run "$bin/kube-controller-manager" --kubeconfig="$dir/manager.conf" --leader-elect=false --bind-address=127.0.0.1 --use-service-account-credentials \
+		--service-account-private-key-file="$dir/accounts.key" --root-ca-file="$dir/ca.crt"
+	run "$bin/kube-scheduler" --kubeconfig="$dir/scheduler.conf" --leader-elect=false --bind-address=127.0.0.1
+fi
+again "$bin/kubelet" --config="$dir/kubelet.yaml" --kubeconfig="$dir/$name.conf" --hostname-override="$name" --node-ip="$ip" --v=2
 # One that ends is missed: the machine ends with it.
 wait -n
 tail -n 3 "$dir"/log/*.log

@@ -1,12 +1,14 @@
 """A trainer: reads every file below --data, or an epoch of --feed, and prints what it has read, a line of JSON each.
 
-With --half it waits in mid-epoch until the file /tmp/go is there.
+With --half it waits in mid-epoch until the file /tmp/go is there. With --readers so many threads read everything again
+and again, past the page cache, until the file /tmp/stop is there; each content that a file had is a line.
 """
 
 import argparse
 import hashlib
 import json
 import os
+import threading
 import time
 
 p = argparse.ArgumentParser()
@@ -14,6 +16,7 @@ p.add_argument("--data")
 p.add_argument("--feed")
 p.add_argument("--world", type=int, default=1)
 p.add_argument("--half", type=int)
+p.add_argument("--readers", type=int)
 args = p.parse_args()
 rank = int(os.environ.get("JOB_COMPLETION_INDEX", 0)) % args.world
 count = 0
@@ -43,8 +46,34 @@ def again(path):
             time.sleep(0.5)
 
 
+def endless(paths):
+    global count, slowest
+    while not os.path.exists("/tmp/stop"):
+        for path in paths:
+            begun = time.monotonic()
+            try:
+                with open(os.path.join(args.data, path), "rb") as f:
+                    os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                    seen.add((path, hashlib.sha256(f.read()).hexdigest()))
+            except OSError as e:
+                print(json.dumps({"error": str(e)}), flush=True)
+            slowest, count = max(slowest, time.monotonic() - begun), count + 1
+            time.sleep(0.01)  # the other processes of the cluster are on the same two cores
+        print(json.dumps({"half": count}), flush=True)
+
+
 if args.data:
     paths = sorted(os.path.relpath(os.path.join(d, f), args.data) for d, _, files in os.walk(args.data) for f in files)
+if args.readers:
+    seen, slowest = set(), 0.0
+    threads = [threading.Thread(target=endless, args=(paths,)) for _ in range(args.readers)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for path, sha in sorted(seen):
+        print(json.dumps({"name": path, "sha": sha, "took": slowest}), flush=True)
+elif args.data:
     for path in paths[rank::args.world]:
         begun = time.monotonic()
         content = again(os.path.join(args.data, path))
