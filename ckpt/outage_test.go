@@ -301,8 +301,8 @@ func (w *atWork) quiet() (quiet bool) {
 	return quiet
 }
 
-// While the store refuses all, or is away for long, it is told what waits and why. Then all arrives, whole and in
-// order. What was stored before is not sent again, and no upload is left but another program's.
+// While the store refuses all, or is away for long, status and log say what waits and why. Then all arrives, whole and
+// in order. What was stored before is not sent again, and no upload is left but another program's.
 func TestOutage(t *testing.T) {
 	beat := lockBeat
 	lockBeat = 20 * time.Millisecond
@@ -335,7 +335,7 @@ func TestOutage(t *testing.T) {
 			saveAs(t, filepath.Join(dir, "step/a"), differs(2, 1000))
 			saveAs(t, filepath.Join(dir, "step/last"), []byte("l"))
 			saveAs(t, filepath.Join(dir, "next"), differs(3, 9<<20))
-			until(t, "it is told", func() bool {
+			until(t, "the status says so", func() bool {
 				s := w.status()
 				return s.Behind.Files == 4 && strings.Contains(s.Trouble, c.reason)
 			})
@@ -517,8 +517,8 @@ func TestWrittenAgainAndAgain(t *testing.T) {
 	}
 }
 
-// A journal that cannot be written, as its disk is full, holds up what needs it, which is told with the remedy, and
-// loses nothing: all arrives when there is space.
+// A journal that cannot be written, as its disk is full, holds up what needs it. The log says so, with the remedy, and
+// nothing is lost: all arrives when there is space.
 func TestJournalOnAFullDisk(t *testing.T) {
 	g, dir := newGate(t), t.TempDir()
 	w := g.carry(Config{Dir: dir, State: t.TempDir()})
@@ -536,7 +536,7 @@ func TestJournalOnAFullDisk(t *testing.T) {
 	until(t, "a small file needs no journal", func() bool { return w.status().Stats.Files == 1 })
 	saveAs(t, filepath.Join(dir, "step/large"), differs(1, 9<<20))
 	saveAs(t, filepath.Join(dir, "step/last"), []byte("l"))
-	until(t, "it is told", func() bool {
+	until(t, "the status says so", func() bool {
 		s := w.status()
 		return s.Behind.Files == 2 && strings.Contains(s.Trouble, "no space left on device") &&
 			strings.Contains(s.Trouble, "free some space")

@@ -380,7 +380,7 @@ func (s *Server) open(ctx context.Context, o *feedpb.Open) (*session, error) {
 // versionFor returns the dataset for a session: that of the job's other ranks, even if there is a newer one by now.
 func (s *Server) versionFor(o *feedpb.Open) Dataset {
 	of := spec{world: int(o.GetWorld()), rank: int(o.GetRank())}
-	_ = of.resolveOrder(o, nil) // its keys may name them, too; what is wrong with it is told later
+	_ = of.resolveOrder(o, nil) // its keys may name them, too; what is wrong with it is an error later
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for open := range s.sessions {
