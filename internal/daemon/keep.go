@@ -27,8 +27,9 @@ import (
 // whose supervisor was killed: it executes its own program anew, as the same process.
 //
 // After a death nothing answers. So that nobody waits for ever, keepsakes that are not taken are let go after letGo, by
-// the supervisor and by a child that is still starting. If a child dies within letGo of its start, that time goes on
-// from where all was taken.
+// the supervisor and by a child that is still starting. A child that takes all and dies does not begin that time anew:
+// each second in which all is taken makes up for forgiven in which it was not. So what answers now and then goes on,
+// however many deaths there are, and what dies of its first read ends.
 //
 // A container has no supervisor that outlives it. There a keeper, a process of another container, has the supervisor's
 // part for all that can reach its socket (keeper.go).
@@ -36,6 +37,9 @@ import (
 // letGo is how long a keepsake may wait for a process that serves it. A start takes far less; if it takes longer,
 // something is wrong that waiting does not mend, and who waits should hear of it. Eight starts that fail at once fit.
 const letGo = 30 * time.Second
+
+// forgiven is how many seconds of waiting a second of service makes up for: a fifth of the time is enough.
+const forgiven = 4
 
 // KeptEnv describes what a process inherits.
 const KeptEnv = "SHOAL_KEPT"
@@ -288,8 +292,9 @@ type keeper struct {
 	failed  string        // why it runs the old program
 	program string        // to run; "": what is where this process's program was
 	good    *os.File      // the program of the last child that was ready
-	trouble time.Time     // since when something is not served, less waited; zero: all is
-	waited  time.Duration // how long it was not, in deaths in quick succession
+	waiting bool          // something is not served
+	since   time.Time     // when waiting last changed
+	waited  time.Duration // at since: how long something was not served, less what is forgiven
 	patient time.Duration // how long a keepsake may wait
 	timer   *time.Timer
 }
@@ -319,7 +324,7 @@ func (k *keeper) gift(cmd *exec.Cmd) (ours *net.UnixConn, theirs *os.File, err e
 		return nil, nil, err
 	}
 	const first = 4 // descriptor, after the pipe of ReadyEnv
-	heir := inheritance{To: first, Until: k.trouble.Add(k.patient), Renewed: k.renewed, Failed: k.failed,
+	heir := inheritance{To: first, Until: k.until(), Renewed: k.renewed, Failed: k.failed,
 		Program: own.Program, Parent: os.Getpid()}
 	cmd.ExtraFiles = []*os.File{theirs}
 	for _, o := range k.all {
@@ -337,8 +342,9 @@ func (k *keeper) gift(cmd *exec.Cmd) (ours *net.UnixConn, theirs *os.File, err e
 
 // begin begins the time in which keepsakes must be taken, or goes on with it. k is locked.
 func (k *keeper) begin() {
-	if k.trouble.IsZero() {
-		k.trouble = time.Now().Add(-k.waited)
+	if !k.waiting {
+		k.waited = max(k.waited-forgiven*min(time.Since(k.since), k.patient), 0)
+		k.waiting, k.since = true, time.Now()
 	}
 	if k.timer != nil {
 		k.timer.Stop()
@@ -346,7 +352,7 @@ func (k *keeper) begin() {
 	for _, o := range k.all {
 		o.taken = false
 	}
-	k.timer = time.AfterFunc(time.Until(k.trouble.Add(k.patient)), func() {
+	k.timer = time.AfterFunc(time.Until(k.until()), func() {
 		k.remove(func(o *keepsake) bool {
 			if !o.taken {
 				slog.Error("nothing has served it for too long, so it ends", "what", o.Name, "waited", k.patient)
@@ -354,6 +360,14 @@ func (k *keeper) begin() {
 			return !o.taken
 		})
 	})
+}
+
+// until is when what is not taken by then is let go. k is locked.
+func (k *keeper) until() time.Time {
+	if !k.waiting {
+		return time.Now().Add(k.patient)
+	}
+	return k.since.Add(k.patient - k.waited)
 }
 
 // serve takes what a child keeps, until it ends.
@@ -379,14 +393,15 @@ func (k *keeper) serve(c *net.UnixConn) {
 func (k *keeper) take(n *keepsake) {
 	k.Lock()
 	if len(k.all) == 0 { // nothing was kept, so nothing has waited
-		k.trouble, k.waited = time.Time{}, 0
+		k.waiting, k.waited = false, 0
 	}
 	k.Unlock()
 	k.put(n)
 	k.Lock()
 	defer k.Unlock()
-	if !k.trouble.IsZero() && !slices.ContainsFunc(k.all, func(o *keepsake) bool { return !o.taken }) {
-		k.waited, k.trouble = time.Since(k.trouble), time.Time{}
+	if k.waiting && !slices.ContainsFunc(k.all, func(o *keepsake) bool { return !o.taken }) {
+		k.waited += time.Since(k.since)
+		k.waiting, k.since = false, time.Now()
 	}
 }
 
@@ -401,12 +416,12 @@ func (k *keeper) ready(pid int) {
 }
 
 // died says what to do after a child's death: start another at once, or as after any death.
-func (k *keeper) died(wasReady bool, exit *exec.ExitError, cause string, life time.Duration) (atOnce bool) {
+func (k *keeper) died(wasReady bool, exit *exec.ExitError, cause string) (atOnce bool) {
 	k.Lock()
 	defer k.Unlock()
 	renew := wasReady && exit != nil && exit.ExitCode() == codeRenewed
-	if life > k.patient || renew {
-		k.trouble, k.waited = time.Time{}, 0
+	if renew {
+		k.waiting, k.waited = false, 0
 	}
 	k.begin()
 	switch {

@@ -100,7 +100,7 @@ func TestKeeperModel(t *testing.T) {
 					code = codeRenewed
 				}
 				renewed, failed := k.renewed, k.failed
-				atOnce := k.died(step != "fail", exitOf(t, code), "cause", time.Second)
+				atOnce := k.died(step != "fail", exitOf(t, code), "cause")
 				if want := step == "renew" ||
 					step == "fail" && renewed && failed == "" && k.good != nil; atOnce != want {
 					t.Fatalf("%s: another child at once: %v", step, atOnce)
@@ -138,37 +138,45 @@ func TestKeeperModel(t *testing.T) {
 	})
 }
 
-// What is served between deaths in quick succession is kept, however many they are. Not served for letGo in all, it
-// ends.
+// What is served for a fifth of the time is kept, however many deaths there are. What is served for less ends, and in
+// any case letGo after the last death.
 func TestDeathsInQuickSuccession(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		k := newKeeper()
-		is := func() int {
-			synctest.Wait()
-			k.Lock()
-			defer k.Unlock()
-			return len(k.all)
-		}
-		for range 20 {
-			k.take(&keepsake{ID: "1", Name: "a", taken: true})
-			time.Sleep(letGo * 2 / 3)
-			k.died(true, nil, "", letGo*2/3)
-			time.Sleep(letGo / 40)
-			if is() != 1 {
-				t.Fatal("it has ended, though it was served")
+	for _, c := range []struct {
+		life, gap time.Duration // served, and not
+		deaths    int           // the last of them, in which it ends; 0: in none of 200
+	}{
+		{letGo / 6, letGo / 10, 0},
+		{letGo / 40, letGo / 11, 0},
+		{0, letGo / 8, 8},
+		{letGo / 100, letGo / 20, 96},
+		{2 * letGo, letGo - 1, 0},
+		{letGo, letGo, 1},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			k := newKeeper()
+			is := func() int {
+				synctest.Wait()
+				k.Lock()
+				defer k.Unlock()
+				return len(k.all)
 			}
-		}
-		time.Sleep(letGo * 3 / 5)
-		if is() != 0 {
-			t.Error("it has not ended")
-		}
-		k.take(&keepsake{ID: "2", Name: "a", taken: true})
-		k.died(true, nil, "", letGo+1)
-		time.Sleep(letGo - 1)
-		if is() != 1 {
-			t.Error("it had not all the time after a long life")
-		}
-	})
+			for death := 1; death <= 200; death++ {
+				k.take(&keepsake{ID: "1", Name: "a", taken: true})
+				time.Sleep(c.life)
+				k.died(true, nil, "")
+				time.Sleep(c.gap)
+				if ended := is() == 0; ended != (death == c.deaths) {
+					t.Fatalf("%v served and %v not: after %d deaths it has ended: %v", c.life, c.gap, death, ended)
+				} else if ended {
+					return
+				}
+			}
+			time.Sleep(letGo)
+			if is() != 0 {
+				t.Errorf("%v served and %v not: it has not ended %v after the last death", c.life, c.gap, letGo)
+			}
+		})
+	}
 }
 
 // exits are the ends of processes with an exit code.

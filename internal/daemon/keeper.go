@@ -110,11 +110,10 @@ func (all *keepers) serve(c *net.UnixConn) error {
 	if err := k.hand(c); err != nil {
 		return err
 	}
-	begun := time.Now()
 	slog.Info("connected", "client", who.Name)
 	_ = c.SetDeadline(time.Time{})
 	k.serve(c)
-	k.died(true, nil, "", time.Since(begun))
+	k.died(true, nil, "")
 	slog.Info("disconnected; what it served waits for the next one", "client", who.Name)
 	return nil
 }
@@ -123,16 +122,12 @@ func (all *keepers) serve(c *net.UnixConn) error {
 func (k *kept) hand(c *net.UnixConn) error {
 	k.Lock()
 	defer k.Unlock()
-	until := k.trouble.Add(k.patient)
-	if k.trouble.IsZero() {
-		until = time.Now().Add(k.patient)
-	}
 	for _, o := range k.all {
 		if err := o.send(c, o.files); err != nil {
 			return err
 		}
 	}
-	return handover.WriteReply(c, inheritance{Until: until})
+	return handover.WriteReply(c, inheritance{Until: k.until()})
 }
 
 // Connect lets the keeper at address, if there is one, have what this process will keep, and takes what a predecessor

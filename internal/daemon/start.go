@@ -141,7 +141,7 @@ func Supervise(ctx context.Context, again Again, unmount func(mountpoint string)
 		case first && !wasReady:
 			// The child has reported the error, on the same standard error or to the parent of the daemon.
 			os.Exit(exit.ExitCode())
-		case k.died(wasReady, exit, cmp.Or(failure, err).Error(), time.Since(start)):
+		case k.died(wasReady, exit, cmp.Or(failure, err).Error()):
 			rest = firstPause
 			continue
 		case exit == nil:
