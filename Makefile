@@ -190,6 +190,7 @@ conformance: setup build conformance-packages $(SERVERS) $(CLIENTS) ## other S3 
 	cd lab/e2e && SHOAL_READERS=$(CURDIR)/bin/conformance/readers/bin/python $(GO) test -count=1 -timeout 20m -run 'TestReaders$$'
 	cd lab/e2e && SHOAL_SAVERS=$(CURDIR)/bin/conformance/savers/bin/python $(GO) test -count=1 -v -timeout 20m -run TestCkptSavers
 	cd lab/e2e && SHOAL_ADAPTERS=$(CURDIR)/bin/conformance/adapters/bin/python $(GO) test -count=1 -v -timeout 30m -run 'TestAdapters|TestRunTrainers$$'
+	cd python/tests && $(CURDIR)/bin/conformance/adapters/bin/python -B -m unittest -v test_adapters
 
 conformance-packages:
 	@GO='$(GO)' ./setup.sh conformance
@@ -216,7 +217,7 @@ bin/conformance/clients-torch/ready: tools/conformance/clients-torch.txt | packa
 bin/conformance/adapters/ready: tools/conformance/adapters.txt | conformance-packages
 	@rm -rf $(@D)
 	@mkdir -p $(@D)
-	@tools/tick "fetching Hugging Face datasets, LitData, Megatron-Core, Megatron-Energon, WebDataset, MosaicML Streaming, Lightning and Transformers (once, gigabytes)" sh -c 'python3 -m venv $(@D) && $(@D)/bin/pip install --quiet --disable-pip-version-check -r $< && $(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps megatron-bridge==0.3.1'
+	@tools/tick "fetching Hugging Face datasets, Grain, LitData, Megatron-Core, Megatron-Energon, WebDataset, MosaicML Streaming, Lightning and Transformers (once, gigabytes)" sh -c 'python3 -m venv $(@D) && $(@D)/bin/pip install --quiet --disable-pip-version-check -r $< && $(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps megatron-bridge==0.3.1'
 	@touch $@
 
 bin/conformance/%/ready: tools/conformance/%.xml | conformance-packages

@@ -30,7 +30,8 @@ import weakref
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 # The modules whose import is waited for, and the adapters that this brings.
-_ADAPTERS = {"datasets.arrow_dataset": "datasets", "litdata.streaming.dataset": "litdata",
+_ADAPTERS = {"datasets.arrow_dataset": "datasets", "datasets.packaged_modules.parquet.parquet": "parquet",
+             "grain._src.python.dataset.sources.parquet_dataset": "grain", "litdata.streaming.dataset": "litdata",
              "megatron.core.datasets.gpt_dataset": "megatron",
              "megatron.energon.flavors.webdataset.sample_loader": "energon", "streaming.base.dataset": "streaming",
              "webdataset.compat": "webdataset"}
