@@ -26,6 +26,9 @@ type Coalescing struct {
 	MaxFiles int
 }
 
+// chunkFiles is the most files of a chunk that are fetched at once: a thousand rows of a column are usual.
+const chunkFiles = 16384
+
 // maxPassed is how many unwanted files in a row are passed over. That many tiny members of a tar take 32 KiB of
 // headers, so with small gaps the bytes end the search first. With large gaps this bounds the number of calls to
 // wanted, each of which takes a lock.
@@ -80,6 +83,8 @@ type Horizon struct {
 	Spread int
 	// Reserve is the part of the memory that files fetched along may not take.
 	Reserve int64
+	// Chunk is how many bytes of an object are fetched in any case, whatever is wanted of them; 0: there are no such.
+	Chunk int64
 }
 
 // NewHorizon returns the horizon of an executor with budget bytes of memory for prefetches, of files of mean bytes
@@ -107,8 +112,12 @@ func (h Horizon) Front(frontier, head int) int {
 	return frontier + min(max(head-frontier, 0), h.Spread)
 }
 
-// Bound returns c with its span limited to the files that may be fetched along with free bytes of memory free.
+// Bound returns c for a chunk, with its span limited to the files that may be fetched along with free bytes of memory
+// free.
 func (h Horizon) Bound(c Coalescing, free int64) Coalescing {
+	if h.Chunk > 0 {
+		c.MaxBytes, c.MaxGap, c.MaxFiles = max(c.MaxBytes, h.Chunk), max(c.MaxGap, h.Chunk), chunkFiles
+	}
 	c.MaxBytes = min(c.MaxBytes, free-h.Reserve)
 	return c
 }

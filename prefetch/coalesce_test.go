@@ -124,6 +124,22 @@ func TestCoalesceModel(t *testing.T) {
 }
 
 // Looking for neighbours ends after 64 files that are not wanted, however large the gaps may be.
+// Files of a chunk are fetched with one request, however many bytes of others lie between them: a chunk comes whole.
+func TestCoalesceChunk(t *testing.T) {
+	const n, size = 100, 100 << 10
+	s := &scattered{}
+	for r := range n {
+		off := int64(r%50)*size + int64(r/50)<<32 // two chunks
+		s.rank, s.file, s.objects = append(s.rank, r), append(s.file, r), append(s.objects, 0)
+		s.offs, s.ends = append(s.offs, off), append(s.ends, off+size)
+	}
+	h := Horizon{Chunk: 50 * size}
+	bounds := h.Bound(Coalescing{MaxBytes: GroupBytes, MaxGap: groupGap, MaxFiles: groupFiles}, 1<<30)
+	if got := Coalesce(1, s, bounds, func(f int) bool { return f%2 == 1 }); len(got) != 25 || got[24] != 49 {
+		t.Errorf("%d files of a chunk that has 25: %v", len(got), got)
+	}
+}
+
 func TestCoalesceIsBounded(t *testing.T) {
 	s := pack(make([]int64, 100_000), 100_000)
 	for _, far := range []int{maxPassed, maxPassed + 1} {

@@ -77,6 +77,10 @@ type Layout struct {
 	offs, sums       []byte   // sums is empty if they are not known
 	ranks            []byte
 	order            []byte
+
+	// Chunk is how many bytes of a shard are fetched in any case, whatever is wanted of them, set by who has opened the
+	// layout; 0: there are no such.
+	Chunk int64
 }
 
 // Place is where the bytes of a file begin.
@@ -383,6 +387,13 @@ func (l *Layout) Where(file int) (shard int, off int64) {
 	// The last shard that begins at or before r; shards without files have an empty range.
 	shard = sort.Search(len(l.shards), func(i int) bool { return l.firstRank[i+1] > r })
 	return shard, l.off(file)
+}
+
+// Extent returns the shard of the file at a rank, and its bytes [off, end) there.
+func (l *Layout) Extent(rank int) (shard int, off, end int64) {
+	file := l.At(rank)
+	shard, off = l.Where(file)
+	return shard, off, off + l.m.Size(file)
 }
 
 // Locate returns the object that holds a file's bytes, and their offset.

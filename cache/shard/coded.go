@@ -52,7 +52,7 @@ func (s *Set) Objects() []objstore.Object {
 	out := make([]objstore.Object, len(s.Shards))
 	for i, o := range s.Shards {
 		if o.ETag != "" {
-			o.ETag = codedTag + strconv.FormatInt(o.Size, 10) + ":" + o.ETag
+			o.ETag = tagged(codedTag, o)
 		}
 		o.Size += s.Bytes // at least what the files would need
 		out[i] = o
@@ -60,9 +60,28 @@ func (s *Set) Objects() []objstore.Object {
 	return out
 }
 
-// Restorer is a store that restores the coded members of [Set.Objects]. All else it passes on.
+// tagged returns the ETag of an object that is shown otherwise than it is stored.
+func tagged(tag string, o objstore.Object) string {
+	return tag + strconv.FormatInt(o.Size, 10) + ":" + o.ETag
+}
+
+// untagged returns what is stored. It fails without the tag.
+func untagged(tag string, o objstore.Object) (objstore.Object, error) {
+	text, ok := strings.CutPrefix(o.ETag, tag)
+	size, etag, _ := strings.Cut(text, ":")
+	n, err := strconv.ParseInt(size, 10, 64)
+	if !ok {
+		err = corrupt("the ETag %.80q does not begin with %s", o.ETag, tag)
+	}
+	o.Size, o.ETag = n, etag
+	return o, err
+}
+
+// Restorer is a store that restores the coded members of [Set.Objects], and decodes what [Rows] shows decoded. All else
+// it passes on.
 type Restorer struct {
 	objstore.Reader
+	parquets
 	decoder Decoder
 	asIs    func() bool
 	turn    chan struct{}
@@ -74,12 +93,15 @@ type Restorer struct {
 }
 
 // NewRestorer returns a Restorer. decoder may be nil: then such sets cannot be read. asIs tells whether ReadCoded may
-// return coded members as they are; nil: it may not.
-func NewRestorer(r objstore.Reader, decoder Decoder, asIs func() bool) *Restorer {
+// return coded members as they are; nil: it may not. chunk is the layout's Chunk.
+func NewRestorer(r objstore.Reader, decoder Decoder, asIs func() bool, chunk int64) *Restorer {
 	if asIs == nil {
 		asIs = func() bool { return false }
 	}
-	return &Restorer{Reader: r, decoder: decoder, asIs: asIs, turn: make(chan struct{}, runtime.GOMAXPROCS(0)),
+	return &Restorer{Reader: r,
+		parquets: parquets{decoding: make(chan struct{}, chunksAtOnce(chunk)), largest: chunk,
+			room: chunksKept(max(chunk, 1))},
+		decoder: decoder, asIs: asIs, turn: make(chan struct{}, runtime.GOMAXPROCS(0)),
 		shards: map[string]*codedShard{}, learned: map[string]bool{}}
 }
 
@@ -98,11 +120,14 @@ type codedMember struct {
 
 const codedBytes = 32 // of a codedMember
 
-// CodedBytes returns how much memory a [Restorer] takes for the coded members of a layout, which may be nil. It knows
-// all of them in the end: a random order comes back to each shard soon.
+// CodedBytes returns how much memory a [Restorer] takes for a layout, which may be nil. It knows all coded members in
+// the end: a random order comes back to each shard soon.
 func CodedBytes(l *catalog.Layout) (n int64) {
 	if l == nil {
 		return 0
+	}
+	if chunk := l.Chunk; chunk > 0 {
+		return int64(chunksAtOnce(chunk))*3*chunk + chunksKept(chunk) // stored, a page of it, and decoded; kept
 	}
 	for i := range l.Shards() {
 		if strings.HasPrefix(l.Shard(i).ETag, codedTag) {
@@ -150,7 +175,10 @@ func (r *Restorer) ReadSpans(ctx context.Context, o objstore.Object, spans []obj
 // ReadCoded implements [objstore.CodedReader]. A member that comes coded has been restored, too, to check it: a set has
 // checksums of its files only.
 func (r *Restorer) ReadCoded(ctx context.Context, o objstore.Object, spans []objstore.Span, coded []*int) error {
-	if !strings.HasPrefix(o.ETag, codedTag) {
+	switch {
+	case strings.HasPrefix(o.ETag, parquetTag):
+		return r.readChunks(ctx, o, spans)
+	case !strings.HasPrefix(o.ETag, codedTag):
 		return objstore.ReadSpans(ctx, r.Reader, o, spans)
 	}
 	if err := objstore.CheckSpans(o, spans); err != nil {
@@ -274,8 +302,7 @@ func (r *Restorer) once(ctx context.Context, name string, load func(ctx context.
 
 // load reads the index of an object.
 func (r *Restorer) load(ctx context.Context, o objstore.Object) (*codedShard, error) {
-	size, tag, _ := strings.Cut(strings.TrimPrefix(o.ETag, codedTag), ":")
-	n, err := strconv.ParseInt(size, 10, 64)
+	tar, err := untagged(codedTag, o)
 	if err == nil {
 		_, err = r.once(ctx, path.Dir(o.Key), func(ctx context.Context) (any, error) {
 			return nil, r.learn(ctx, path.Dir(o.Key))
@@ -289,14 +316,13 @@ func (r *Restorer) load(ctx context.Context, o objstore.Object) (*codedShard, er
 		return nil, err
 	}
 	ix, err := parseIndex(data)
-	if err == nil && (!ix.coded || ix.size != n) {
+	if err == nil && (!ix.coded || ix.size != tar.Size) {
 		err = corrupt("it belongs to another tar than %s", o.Key)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("index %s: %w (restore it, or remove the set and pack again)", o.Key+indexSuffix, err)
 	}
-	t := &codedShard{tar: objstore.Object{Key: o.Key, ETag: tag, Size: n, ModTime: o.ModTime},
-		coded: make([]codedMember, 0, ix.len())}
+	t := &codedShard{tar: tar, coded: make([]codedMember, 0, ix.len())}
 	ix.members(func(_ int, m indexMember) bool {
 		if m.stored < m.size {
 			t.coded = append(t.coded, codedMember{m.off + t.growth, m.off, int32(m.size), int32(m.stored), m.crc})

@@ -99,7 +99,7 @@ func TestCodedMembers(t *testing.T) {
 	if res, err := Pack(t.Context(), m, coded, s, "out/", o); err != nil || !res.Complete {
 		t.Errorf("again: %+v, %v", res, err)
 	}
-	r := NewRestorer(s, new(halves), nil)
+	r := NewRestorer(s, new(halves), nil, 0)
 	set, err := Open(t.Context(), r, out, OpenOptions{})
 	if err != nil || set.Version != m.Version() {
 		t.Fatalf("%+v, %v", set, err)
@@ -153,7 +153,7 @@ func TestCodedMembers(t *testing.T) {
 	}
 	// A reader that asks for it gets coded members as they are, if it may have them.
 	for _, asIs := range []bool{false, true} {
-		r := NewRestorer(s, new(halves), func() bool { return asIs })
+		r := NewRestorer(s, new(halves), func() bool { return asIs }, 0)
 		lengths, ask := make([]int, len(spans)), make([]*int, len(spans))
 		for i := range spans {
 			if i%3 > 0 {
@@ -217,7 +217,8 @@ func TestCodedMembers(t *testing.T) {
 		t.Errorf("tar lists %d members", listed)
 	}
 	// Not to be restored.
-	if _, err := openAnd(t, NewRestorer(s, nil, nil)); err == nil || !strings.Contains(err.Error(), "built with cgo") {
+	_, err = openAnd(t, NewRestorer(s, nil, nil, 0))
+	if err == nil || !strings.Contains(err.Error(), "built with cgo") {
 		t.Errorf("without a decoder: %v", err)
 	}
 	s.onRead = func(o objstore.Object, p []byte, off int64) {
@@ -225,7 +226,7 @@ func TestCodedMembers(t *testing.T) {
 			p[len(p)/2] ^= 1
 		}
 	}
-	r = NewRestorer(struct{ objstore.Reader }{s}, new(halves), nil)
+	r = NewRestorer(struct{ objstore.Reader }{s}, new(halves), nil, 0)
 	for member := range set.Members(t.Context()) {
 		if _, ok := coded.stored["src/"+member.Path]; !ok {
 			continue
@@ -237,7 +238,7 @@ func TestCodedMembers(t *testing.T) {
 	}
 	// While the store is away who waits for the same index waits once.
 	away := &awayStore{Reader: s, came: make(chan struct{}, 100), back: make(chan struct{})}
-	waiting := NewRestorer(away, new(halves), nil)
+	waiting := NewRestorer(away, new(halves), nil, 0)
 	failed := make(chan error)
 	for range 8 {
 		go func() { failed <- waiting.ReadAt(t.Context(), objects[0], make([]byte, 1), 0) }()

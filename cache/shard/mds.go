@@ -197,6 +197,9 @@ func Suffixes(column string) string {
 		for dtype := range lengthOf {
 			list = append(list, "."+column+"."+dtype+mdsSuffix)
 		}
+		for _, t := range contents {
+			list = append(list, "."+column+t.ext)
+		}
 	}
 	return strings.Join(list, ",")
 }

@@ -9,6 +9,7 @@ import (
 	"iter"
 	"maps"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -63,11 +64,12 @@ const (
 )
 
 // Rows finds the samples in the objects under a prefix: rows of .csv and .tsv, documents of .bin beside an .idx,
-// samples of MDS.
+// samples of MDS, rows of .parquet.
 type Rows struct {
 	badShards
-	r      objstore.Reader
-	prefix string
+	r       objstore.Reader
+	prefix  string
+	columns []string // OpenOptions.Columns
 
 	objects []objstore.Object
 	finders []finder // of each object
@@ -91,9 +93,9 @@ func (s *Rows) Objects() []objstore.Object { return s.objects }
 
 // OpenRows lists the objects, and reads the indexes of MDS. It ignores other objects.
 func OpenRows(ctx context.Context, r objstore.Reader, src objstore.Source, o OpenOptions) (*Rows, error) {
-	s := &Rows{r: r, prefix: src.Prefix, badShards: badShards{o.SkipBad, map[int]error{}}}
+	s := &Rows{r: r, prefix: src.Prefix, columns: o.Columns, badShards: badShards{o.SkipBad, map[int]error{}}}
 	there := map[string]objstore.Object{} // by key: .bin and .mds
-	var tables, indexes, mds []objstore.Object
+	var tables, indexes, mds, parquets []objstore.Object
 	shards := false
 	for o, err := range r.List(ctx, src.Prefix, "") {
 		if err != nil {
@@ -106,6 +108,8 @@ func OpenRows(ctx context.Context, r objstore.Reader, src objstore.Source, o Ope
 			indexes = append(indexes, o)
 		case path.Base(o.Key) == mdsIndexName:
 			mds = append(mds, o)
+		case ext == parquetSuffix:
+			parquets = append(parquets, parquetObject(o))
 		case ext == ".bin" || strings.Contains(path.Base(o.Key), mdsSuffix):
 			shards = shards || ext != ".bin"
 			there[o.Key] = o
@@ -114,20 +118,23 @@ func OpenRows(ctx context.Context, r objstore.Reader, src objstore.Source, o Ope
 	if !shards {
 		mds = nil // another index.json
 	}
-	named := append(append(tables, indexes...), mds...)
-	switch {
-	case len(tables) > 0 && len(indexes)+len(mds) > 0, len(indexes) > 0 && len(mds) > 0:
+	named := slices.Concat(tables, indexes, mds, parquets)
+	var open func(o objstore.Object) error
+	switch len(named) {
+	case 0:
+		return nil, fmt.Errorf("%s contains no .csv and .tsv, no .idx beside a .bin, no %s beside .mds, and no %s "+
+			"(give --samples as for files to read it file by file)", src, mdsIndexName, parquetSuffix)
+	case len(tables):
+		open = func(o objstore.Object) error { return s.add(o, s.rows, nil) }
+	case len(indexes):
+		open = func(o objstore.Object) error { return s.openDocuments(o, there) }
+	case len(mds):
+		open = func(o objstore.Object) error { return s.openMDS(ctx, o, there) }
+	case len(parquets):
+		open = func(o objstore.Object) error { return s.add(o, s.rowGroups, nil) }
+	default:
 		return nil, fmt.Errorf("%s contains %s and %s: name a prefix with one kind of samples",
 			src, named[0].Key, named[len(named)-1].Key)
-	case len(named) == 0:
-		return nil, fmt.Errorf("%s contains no .csv and .tsv, no .idx beside a .bin, and no %s beside .mds (give "+
-			"--samples as for files to read it file by file)", src, mdsIndexName)
-	}
-	open := func(o objstore.Object) error { return s.openMDS(ctx, o, there) }
-	if len(tables) > 0 {
-		open = func(o objstore.Object) error { return s.add(o, s.rows, nil) }
-	} else if len(indexes) > 0 {
-		open = func(o objstore.Object) error { return s.openDocuments(o, there) }
 	}
 	for _, o := range named {
 		if err := open(o); err != nil {
@@ -150,9 +157,13 @@ func (s *Rows) Members(ctx context.Context) iter.Seq2[Member, error] {
 		done := inTurn(ctx, len(s.objects), rowsObjects, rowsBuffer,
 			func(ctx context.Context, i int, put func(found) bool) {
 				o, err := s.objects[i], missing[i]
+				etag := o.ETag
+				if stored, err := untagged(parquetTag, o); err == nil {
+					etag = stored.ETag
+				}
 				if err == nil {
 					if kinds[i], err = s.finders[i](ctx, o, func(m Member) bool {
-						m.Shard, m.ModTime, m.ETag = i, o.ModTime, o.ETag+"+"+strconv.FormatInt(m.Off, 10)
+						m.Shard, m.ModTime, m.ETag = i, o.ModTime, etag+"+"+strconv.FormatInt(m.Off, 10)
 						return put(found{m: m})
 					}); err != nil {
 						err = fmt.Errorf("%s: %w", o.Key, err)

@@ -56,6 +56,8 @@ type OpenOptions struct {
 	// truncated or compressed. Without it one of them is an error. A store that does not answer and an index of a
 	// later version are errors in any case.
 	SkipBad bool
+	// Columns are those of Parquet files that are shown; none: all.
+	Columns []string
 	Logger  *slog.Logger
 }
 

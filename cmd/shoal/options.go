@@ -178,7 +178,7 @@ func (o *engineOptions) addData(c *cobra.Command) {
 	f.StringVar(&o.samples, "samples", "images",
 		"which files are numbered: images, *, extensions after the first dot such as .jpg,.png, or a glob on the "+
 			"name; rows: what lies in the objects: rows of .csv and .tsv, documents of .bin and .idx, pictures of "+
-			"MDS; rows:COLUMN: a column of MDS (docs/records.md)")
+			"MDS and Parquet; rows:COLUMN: a column of those (docs/records.md)")
 	f.Var(&o.connections, "connections",
 		"requests in flight to the object store: up to 512, or auto (adapts to the highest throughput)")
 	o.store.add(c)

@@ -88,7 +88,7 @@ func unpack(ctx context.Context, from, dir string, o stores.Options) (
 	if jpeg.Available {
 		decoder = jpegCoder{}
 	}
-	set, err := shard.Open(ctx, shard.NewRestorer(src, decoder, nil), source, shard.OpenOptions{Logger: log})
+	set, err := shard.Open(ctx, shard.NewRestorer(src, decoder, nil, 0), source, shard.OpenOptions{Logger: log})
 	if err != nil {
 		return done, source, err
 	}

@@ -34,9 +34,9 @@ type sourceSample struct {
 	}
 }
 
-// TestSources feeds documents of .bin and .idx and columns of MDS, over kills of the server at every batch, and
-// compares each with what the libraries read that wrote them. With SHOAL_CLIENTS (make conformance) they write other
-// ones now.
+// TestSources feeds documents of .bin and .idx, and columns of MDS and Parquet, over kills of the server at every
+// batch, and compares each with what the libraries read that wrote them. With SHOAL_CLIENTS (make conformance) they
+// write other ones now.
 func TestSources(t *testing.T) {
 	dir := "../../cache/shard/testdata/sources"
 	if clients := os.Getenv("SHOAL_CLIENTS"); clients != "" {
@@ -73,9 +73,10 @@ func TestSources(t *testing.T) {
 		}
 		want[folder] = append(want[folder], s)
 	}
-	if len(want["megatron"]) == 0 || len(want["mds"]) == 0 || len(want["tokens"]) == 0 {
-		t.Fatalf("%d documents, %d and %d samples, %v", len(want["megatron"]), len(want["mds"]), len(want["tokens"]),
-			lines.Err())
+	for _, folder := range []string{"megatron", "mds", "tokens", "parquet"} {
+		if len(want[folder]) == 0 {
+			t.Fatalf("%s has no samples, %v", folder, lines.Err())
+		}
 	}
 	_, env := far(t, proxy.Options{Latency: time.Millisecond})
 	source := bucket(t, dir)
@@ -89,6 +90,13 @@ func TestSources(t *testing.T) {
 			if got := int64(binary.LittleEndian.Uint64(data[8*(row*length+k):])); got != want[k] {
 				t.Fatalf("sample %d, token %d is %d, want %d", b.ID(row), k, got, want[k])
 			}
+		}
+	}
+	pictures := func(t *testing.T, b *feedclient.Batch, row int, want sourceSample) {
+		if got := plane(t, b, "data")[6*8*3*row:][:6*8*3]; !slices.Equal(got, want.Columns.Image.Pixels) ||
+			b.Label(row) != want.Columns.Label {
+			t.Errorf("row %d: label %d, want %d, pixels %d, want %d",
+				want.Row, b.Label(row), want.Columns.Label, got, want.Columns.Image.Pixels)
 		}
 	}
 	for _, c := range []struct {
@@ -108,12 +116,12 @@ func TestSources(t *testing.T) {
 				tokens(t, b, row, 100, want.Tokens)
 			}},
 		{"pictures", "mds", "rows:image", &feedpb.Open{Transform: "Resize((6, 8))|uint8|nhwc", Label: "label.int64"},
+			pictures},
+		{"pictures of Parquet", "parquet", "rows",
+			&feedpb.Open{Transform: "Resize((6, 8))|uint8|nhwc", Label: "label.int64"}, pictures},
+		{"tokens of Parquet", "parquet", "rows:tokens,", &feedpb.Open{Transform: "tokens(5)"},
 			func(t *testing.T, b *feedclient.Batch, row int, want sourceSample) {
-				if got := plane(t, b, "data")[6*8*3*row:][:6*8*3]; !slices.Equal(got, want.Columns.Image.Pixels) ||
-					b.Label(row) != want.Columns.Label {
-					t.Errorf("row %d: label %d, want %d, pixels %d, want %d",
-						want.Row, b.Label(row), want.Columns.Label, got, want.Columns.Image.Pixels)
-				}
+				tokens(t, b, row, 5, want.Columns.Tokens)
 			}},
 		{"text", "mds", "rows:caption", &feedpb.Open{},
 			func(t *testing.T, b *feedclient.Batch, row int, want sourceSample) {

@@ -163,14 +163,22 @@ func CheckSamples(pattern string) error {
 	return err
 }
 
+// columns returns which columns are shown, if there is a list of them; nil: all. The first is numbered.
+func (c Config) columns() []string {
+	if list, ok := strings.CutPrefix(c.Samples, Rows+":"); ok && strings.Contains(list, ",") {
+		return strings.Split(strings.TrimSuffix(list, ","), ",")
+	}
+	return nil
+}
+
 // matchOf returns the filter of Config.Samples.
 func matchOf(samples string) (*catalog.Filter, error) {
 	if samples == Rows {
 		return catalog.Match(shard.Suffixes(""))
 	}
-	if column, ok := strings.CutPrefix(samples, Rows+":"); ok {
-		if samples = column; column != "" { // or it is refused
-			samples = shard.Suffixes(column)
+	if list, ok := strings.CutPrefix(samples, Rows+":"); ok {
+		if samples, _, _ = strings.Cut(list, ","); samples != "" { // or it is refused
+			samples = shard.Suffixes(samples)
 		}
 	}
 	return catalog.Match(samples)
@@ -181,6 +189,9 @@ func (c Config) title(source objstore.Source) string {
 	title := source.Canonical()
 	if c.rows() {
 		title += " as csv" // and others since
+		if list := c.columns(); list != nil {
+			title += " of " + strings.Join(list, ",")
+		}
 	}
 	if c.Scope != "" {
 		title += " for " + c.Scope

@@ -3,7 +3,6 @@ package engine
 import (
 	"github.com/shoalfs/shoal/prefetch"
 	"github.com/shoalfs/shoal/prefetch/order"
-	"github.com/shoalfs/shoal/prefetch/run"
 )
 
 // Forecast is a prediction's input about a dataset, by file number, as in streams. It is valid until the engine ends.
@@ -31,7 +30,7 @@ func (e *Engine) Forecast() Forecast {
 		f.Read += v.manifest.Size(v.samples.File(sample))
 	}
 	if v.layout != nil {
-		f.Places = run.Packed(v.layout, v.volume)
+		f.Places = v.layout
 	}
 	return f
 }

@@ -7,8 +7,10 @@ import (
 
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/owner"
 	"github.com/shoalfs/shoal/cache/segment"
+	"github.com/shoalfs/shoal/cache/shard"
 	"github.com/shoalfs/shoal/prefetch"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
@@ -33,6 +35,11 @@ func newKeeping(e *Engine, v *view) *keeping {
 	k := &keeping{e: e, v: v}
 	if v.manifest.Bytes() >= k.capacity()*9/10 {
 		k.read = make([]atomic.Uint32, (v.manifest.Len()+31)/32)
+		if v.layout != nil && v.layout.Chunk > 0 {
+			e.log.Warn("not all rows fit into the cache: of the others a full shuffle decodes a chunk for each",
+				"bytes", v.manifest.Bytes(), "cache", k.capacity(), "chunk", v.layout.Chunk,
+				"remedy", "a larger --cache-size, more nodes, or an order such as windowed:seed=1,window=4")
+		}
 	}
 	return k
 }
@@ -149,6 +156,9 @@ const usualETag = 38
 // keepRun is the run of a shard whose files are kept together or not at all: the size of a request.
 const keepRun = prefetch.GroupBytes
 
+// runOf returns keepRun, or a chunk, if the object has those.
+func runOf(o objstore.Object) int64 { return max(keepRun, shard.Run(o)) }
+
 // keepOf chooses files of about capacity bytes, with the sizes of size, spread evenly over every order, and adjacent
 // if they are in shards.
 func keepOf(m *catalog.Manifest, l *catalog.Layout, capacity int64, size func(file int) int64) func(file int) bool {
@@ -162,8 +172,8 @@ func bucketKey(bucket int) uint64 { return uint64(bucket) }
 func keepKey(m *catalog.Manifest, l *catalog.Layout) func(file int) uint64 {
 	if l != nil {
 		return func(file int) uint64 {
-			shard, off := l.Where(file)
-			return uint64(shard)<<32 | uint64(off/keepRun)
+			i, off := l.Where(file)
+			return uint64(i)<<32 | uint64(off/runOf(l.Shard(i)))
 		}
 	}
 	return func(file int) uint64 {

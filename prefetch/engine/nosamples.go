@@ -15,17 +15,17 @@ import (
 
 // formats are the possible formats of samples (docs/samples.md, docs/records.md).
 const formats = "samples are pictures (.jpg, .png and so on), any other files by --samples, rows of .csv and .tsv, " +
-	"documents of .bin and .idx and columns of MDS by --samples rows, and members of uncompressed tars"
+	"documents of .bin and .idx and columns of MDS and .parquet by --samples rows, and members of uncompressed tars"
 
 // foreign says what to do with files that contain samples in other formats, by extension.
 var foreign = []struct {
 	remedy string
 	ext    []string
 }{
-	{"what lies in these is samples with --samples rows", []string{".csv", ".tsv", ".idx", ".bin", ".mds"}},
-	{"Parquet and its like are not read by the row: write the rows as a .csv for --samples rows, or as files in " +
+	{"what lies in these is samples with --samples rows", []string{".csv", ".tsv", ".idx", ".bin", ".mds", ".parquet"}},
+	{"Arrow and its like are not read by the row: write the rows as a .csv for --samples rows, or as files in " +
 		"tars, or serve SOURCE by shoal mount or shoal s3 to a reader that knows the format",
-		[]string{".parquet", ".arrow", ".feather", ".orc"}},
+		[]string{".arrow", ".feather", ".orc"}},
 	{"lines of JSON are no samples: write them as a .csv for --samples rows, or each as a file of its own, in tars",
 		[]string{".jsonl", ".ndjson"}},
 	{"single files cannot be read from a compressed tar: decompress the tars, and name them: " +

@@ -12,7 +12,8 @@ import (
 // A dataset without samples says what its files are, what samples can be, and what to do with formats that are none.
 func TestNoSamples(t *testing.T) {
 	for name, want := range map[string]string{
-		"part-0.parquet":   "matches none (3 .parquet, 1 .txt); samples are pictures",
+		"part-0.parquet":   "what lies in these is samples with --samples rows",
+		"part-0.arrow":     "matches none (3 .arrow, 1 .txt); samples are pictures",
 		"part-0.jsonl":     "lines of JSON are no samples",
 		"table.csv":        "--samples rows)",
 		"shard-0.tar.gz":   "decompress the tars, and name them: SOURCE/shard-{000000..000127}.tar",

@@ -226,12 +226,13 @@ func (e *Engine) encodeBy(tables []byte) error {
 
 // restoring returns a store that restores the recoded files of shards. Their tables become the dataset's, so that the
 // cache can keep such files as they come.
-func (e *Engine) restoring(store objstore.Reader) *shard.Restorer {
+func (e *Engine) restoring(store objstore.Reader, chunk int64) *shard.Restorer {
 	if e.recoding.Coder == nil {
-		return shard.NewRestorer(store, nil, nil)
+		return shard.NewRestorer(store, nil, nil, chunk)
 	}
 	c := &setCoder{Coder: e.recoding.Coder, e: e}
-	return shard.NewRestorer(store, c, func() bool { return c.known.Load() && !c.failed.Load() && e.recodes() })
+	return shard.NewRestorer(store, c, func() bool { return c.known.Load() && !c.failed.Load() && e.recodes() },
+		chunk)
 }
 
 type setCoder struct {

@@ -15,8 +15,8 @@ func units(m *catalog.Manifest, l *catalog.Layout) func(file, extent int) uint64
 			run[i] = owner.ShardUnits(l.Shard(i).Key)
 		}
 		return func(file, extent int) uint64 {
-			shard, off := l.Where(file)
-			return run[shard]((off + int64(extent)*cache.ExtentSize) / keepRun)
+			i, off := l.Where(file)
+			return run[i]((off + int64(extent)*cache.ExtentSize) / runOf(l.Shard(i)))
 		}
 	}
 	return func(file, extent int) uint64 {

@@ -91,6 +91,9 @@ func closeList(m *catalog.Manifest, layout *catalog.Layout) error {
 
 // newView reserves a version's metadata and adds it to the cache.
 func (e *Engine) newView(m *catalog.Manifest, layout *catalog.Layout, match *catalog.Filter) (*view, error) {
+	if layout != nil {
+		layout.Chunk = shard.ChunkBytes(layout)
+	}
 	need, err := e.host.Reserve(m, layout, shard.CodedBytes(layout))
 	if err != nil {
 		return nil, errors.Join(err, closeList(m, layout))
@@ -113,7 +116,7 @@ func (e *Engine) newView(m *catalog.Manifest, layout *catalog.Layout, match *cat
 		if e.shards != nil {
 			o.Store = e.shards.store
 		}
-		o.Store = e.restoring(o.Store)
+		o.Store = e.restoring(o.Store, layout.Chunk)
 		v.groups = sync.OnceValue(func() order.Groups { return groupsOf(layout, v.samples) })
 	} else if e.shards != nil {
 		v.unpacked = e.shards.unused
@@ -301,7 +304,8 @@ func (e *Engine) listIndex(ctx context.Context, index shard.Index, m *catalog.Ma
 
 // listRows finds the samples in the objects, each a file.
 func (e *Engine) listRows(ctx context.Context) (*catalog.Manifest, *catalog.Layout, error) {
-	rows, err := shard.OpenRows(ctx, e.store, e.source, shard.OpenOptions{Logger: e.log, SkipBad: e.cfg.SkipBadShards})
+	rows, err := shard.OpenRows(ctx, e.store, e.source,
+		shard.OpenOptions{Logger: e.log, SkipBad: e.cfg.SkipBadShards, Columns: e.cfg.columns()})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -445,19 +449,22 @@ func (p *places) places(m *catalog.Manifest) iter.Seq2[catalog.Place, error] {
 	}
 }
 
-// groupsOf returns the samples by shard, in the order of their offsets.
+// groupsOf returns the samples by shard, or by its chunks if it has those, in the order of their offsets.
 func groupsOf(l *catalog.Layout, s *catalog.Samples) order.Groups {
 	g := &shardGroups{first: make([]int, 1, l.Shards()+1), samples: make([]uint32, 0, s.Len())}
-	for shard := range l.Shards() {
-		from, to := l.ShardRanks(shard)
+	for i := range l.Shards() {
+		from, to := l.ShardRanks(i)
+		run, chunk := shard.Run(l.Shard(i)), int64(0)
 		for rank := from; rank < to; rank++ {
+			if _, off, _ := l.Extent(rank); run > 0 && off/run != chunk {
+				g.end()
+				chunk = off / run
+			}
 			if sample, ok := s.Sample(l.At(rank)); ok {
 				g.samples = append(g.samples, uint32(sample))
 			}
 		}
-		if last := g.first[len(g.first)-1]; last < len(g.samples) { // a shard without samples is no group
-			g.first = append(g.first, len(g.samples))
-		}
+		g.end()
 	}
 	return g
 }
@@ -466,6 +473,13 @@ func groupsOf(l *catalog.Layout, s *catalog.Samples) order.Groups {
 type shardGroups struct {
 	first   []int // of each group in samples, and the end
 	samples []uint32
+}
+
+// end ends a group. One without samples is none.
+func (g *shardGroups) end() {
+	if g.first[len(g.first)-1] < len(g.samples) {
+		g.first = append(g.first, len(g.samples))
+	}
 }
 
 func (g *shardGroups) Len() int         { return len(g.first) - 1 }

@@ -301,7 +301,7 @@ func (r *Runner) add(s *Stream, start int) {
 		Weight: float64(s.Weight), Horizon: s.horizon,
 	}
 	if s.Layout != nil {
-		o.Layout = Packed(s.Layout, s.Volume)
+		o.Layout = s.Layout
 	}
 	if len(s.Parts) > 0 {
 		o.Parts = units{s}

@@ -125,6 +125,7 @@ func (r *Runner) begin(o Options, told *atomic.Pointer[order.Locator]) (*Stream,
 	}
 	if b.mean = b.meanOf(); o.Layout != nil {
 		b.horizon = prefetch.NewHorizon(r.cache.Ledger().Limit()*7/8, b.mean)
+		b.horizon.Chunk = o.Layout.Chunk
 	}
 	s := &Stream{
 		brief: b, runner: r, account: r.cache.NewAccount(float64(o.Weight)), told: told, known: o.First - 1,
@@ -220,20 +221,6 @@ func (s *Stream) prepareNext() {
 		r.x.Known(s.walk, prefetch.Route{Order: s.tracker.Upcoming()})
 	}
 	r.poke()
-}
-
-// Packed returns where the files of a packed dataset lie together.
-func Packed(l *catalog.Layout, v *cache.Volume) prefetch.Places { return packed{l, v} }
-
-type packed struct {
-	*catalog.Layout
-	v *cache.Volume
-}
-
-func (p packed) Extent(rank int) (object int, off, end int64) {
-	file := p.At(rank)
-	object, off = p.Where(file)
-	return object, off, off + p.v.Manifest().Size(file)
 }
 
 // Heard passes the stream an open from before Runner.Opened knew the stream.

@@ -1,0 +1,265 @@
+package shard
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/cache/objstore"
+)
+
+// A Parquet file has its rows in groups, and the values of a column in a group as a chunk, which is compressed. A row's
+// columns are files, FOLDER/FILE-000000000000.COLUMN.EXT, as those of MDS are; null has no file. Objects of [Rows] have
+// the values of chunk K, one after the other, from byte K<<32 on, where K counts all columns of the first group, then
+// of the next. A [Restorer] reads from such an object: it fetches the chunk by one request, and decodes all of it. So
+// whoever wants one row of a chunk should want the others, too ([catalog.Layout.Chunk]).
+//
+// The first list of a dataset decodes all of it once: a Parquet file does not say how long its values are.
+//
+// Of lists those of numbers are read, as numbers one after the other. Other nested columns, and times of 96 bits, have
+// no files.
+const (
+	parquetSuffix = ".parquet"
+	// parquetTag begins the ETag of an object that is shown decoded; the size and the ETag of the file follow.
+	parquetTag   = "shoal-parquet:"
+	chunkShift   = 32
+	parquetFiles = 64       // footers in memory
+	chunksBytes  = 32 << 20 // of chunks that are decoded at once, but at least one, and at most
+	mostChunks   = 8
+)
+
+// parquetObject returns an object as Rows shows it. Its size is larger than any that has as many chunks as can be.
+func parquetObject(o objstore.Object) objstore.Object {
+	o.ETag, o.Size = tagged(parquetTag, o), 1<<62
+	return o
+}
+
+// rowGroups finds the columns of the rows of a file.
+func (s *Rows) rowGroups(ctx context.Context, shown objstore.Object, emit func(Member) bool) (string, error) {
+	o, err := untagged(parquetTag, shown)
+	if err != nil {
+		return "", err
+	}
+	f, err := openParquet(ctx, s.r, o)
+	if err != nil {
+		return "", err
+	}
+	var kinds []string
+	of := map[string]int{} // the columns of files
+	for i := range f.columns {
+		c := &f.columns[i]
+		if s.columns != nil && !slices.Contains(s.columns, c.name) || c.name == "" && c.err == nil {
+			c.name = ""
+			continue
+		}
+		for _, name := range c.files() {
+			if other, ok := of[name]; ok && other != i {
+				c.err = fmt.Errorf("two columns have files called %q", name)
+			}
+			of[name] = i
+		}
+		if c.err != nil {
+			return "", c.err
+		}
+		kinds = append(kinds, c.name+c.ext)
+	}
+	for _, name := range s.columns {
+		if !slices.ContainsFunc(f.columns, func(c parquetColumn) bool { return c.name == name }) {
+			return "", fmt.Errorf("it has no column %q with files", name)
+		}
+	}
+	slices.Sort(kinds)
+	dir, base := path.Split(strings.TrimPrefix(o.Key, s.prefix))
+	stem := dir + strings.ReplaceAll(base[:len(base)-len(parquetSuffix)], ".", "_")
+	first := int64(0)
+	for chunk := range len(f.columns) * len(f.meta.RowGroups) {
+		c := &f.columns[chunk%len(f.columns)]
+		if chunk > 0 && chunk%len(f.columns) == 0 {
+			first += f.meta.RowGroup(chunk/len(f.columns) - 1).NumRows()
+		}
+		if c.name == "" {
+			continue
+		}
+		at := int64(chunk) << chunkShift
+		more := true
+		err := f.decode(ctx, s.r, chunk, func(row int64, value []byte) bool {
+			m := Member{Path: fmt.Sprintf("%s-%012d.%s", stem, first+row, c.file(value)), Off: at,
+				Size: int64(len(value)), Summed: true, Sum: crc32.Checksum(value, castagnoli)}
+			if m.Size > catalog.ExtentSize {
+				var sums []byte
+				for extent := range slices.Chunk(value, catalog.ExtentSize) {
+					sums = binary.LittleEndian.AppendUint32(sums, crc32.Checksum(extent, castagnoli))
+				}
+				m.sums = string(sums)
+			}
+			at += m.Size
+			more = emit(m)
+			return more
+		})
+		if err != nil || !more {
+			return "", errors.Join(err, ctx.Err())
+		}
+	}
+	return "the columns " + strings.Join(kinds, " "), nil
+}
+
+// ChunkBytes returns how many bytes the largest chunk of a layout has; 0: there is none.
+func ChunkBytes(l *catalog.Layout) (largest int64) {
+	for i := range l.Shards() {
+		if Run(l.Shard(i)) == 0 {
+			continue
+		}
+		from, to := l.ShardRanks(i)
+		for r := from; r < to; r++ {
+			_, off, end := l.Extent(r)
+			largest = max(largest, end-off>>chunkShift<<chunkShift)
+		}
+	}
+	return largest
+}
+
+// Run returns how many bytes of an object to keep together: a chunk; 0: it has none.
+func Run(o objstore.Object) int64 {
+	if strings.HasPrefix(o.ETag, parquetTag) {
+		return 1 << chunkShift
+	}
+	return 0
+}
+
+// chunksAtOnce returns how many chunks of at most so many bytes are decoded at once.
+func chunksAtOnce(chunk int64) int { return int(min(max(chunksBytes/max(chunk, 1), 1), mostChunks)) }
+
+// chunksKept returns how many bytes of decoded chunks are kept: a reader that goes by rows comes back to the chunks of
+// all columns, of which a few are large.
+func chunksKept(chunk int64) int64 { return min(chunk+chunksBytes, 64*chunk) }
+
+// parquets is the part of a [Restorer] that decodes chunks.
+type parquets struct {
+	decoding chan struct{}
+	largest  int64 // chunk
+	room     int64 // chunksKept
+
+	latest sync.Mutex
+	files  []named[*parquetFile] // the latest
+	chunks []named[[]byte]
+}
+
+type named[T any] struct {
+	name string
+	v    T
+}
+
+// latest returns what has a name, or loads it, once for all who want it. It keeps what was used last, up to most of
+// what size says.
+func latest[T any](ctx context.Context, r *Restorer, of *[]named[T], most int64, size func(T) int64, name string,
+	load func(ctx context.Context) (T, error)) (v T, err error) {
+	find := func() (v T, ok bool) {
+		r.latest.Lock()
+		defer r.latest.Unlock()
+		i := slices.IndexFunc(*of, func(n named[T]) bool { return n.name == name })
+		if i < 0 {
+			return v, false
+		}
+		found := (*of)[i]
+		*of = append(slices.Delete(*of, i, i+1), found)
+		return found.v, true
+	}
+	if v, ok := find(); ok {
+		return v, nil
+	}
+	loaded, err := any(nil), errLeft
+	for errors.Is(err, errLeft) && ctx.Err() == nil {
+		loaded, err = r.once(ctx, name, func(ctx context.Context) (any, error) {
+			if v, ok := find(); ok { // it came meanwhile
+				return v, nil
+			}
+			v, err := load(ctx)
+			r.latest.Lock()
+			defer r.latest.Unlock()
+			if err == nil {
+				left := most - size(v)
+				i := len(*of)
+				for ; i > 0 && left >= size((*of)[i-1].v); i-- {
+					left -= size((*of)[i-1].v)
+				}
+				*of = append(slices.Delete(*of, 0, i), named[T]{name, v})
+			}
+			return v, err
+		})
+	}
+	v, _ = loaded.(T)
+	return v, cmp.Or(ctx.Err(), err)
+}
+
+var errLeft = errors.New("who asked for it has left")
+
+// readChunks reads from an object of Rows.
+func (r *Restorer) readChunks(ctx context.Context, o objstore.Object, spans []objstore.Span) error {
+	if err := objstore.CheckSpans(o, spans); err != nil {
+		return err
+	}
+	var data []byte
+	for i, s := range spans {
+		chunk := int(s.Off >> chunkShift)
+		if i == 0 || chunk != int(spans[i-1].Off>>chunkShift) {
+			var err error
+			if data, err = r.chunk(ctx, o, chunk); err != nil {
+				return err
+			}
+		}
+		at := s.Off - int64(chunk)<<chunkShift
+		if at+int64(len(s.P)) > int64(len(data)) {
+			return &objstore.Error{Op: "restore", Key: o.Key, Kind: objstore.KindInvalid,
+				Err: fmt.Errorf("chunk %d has %d bytes, %d at %d are wanted", chunk, len(data), len(s.P), at)}
+		}
+		copy(s.P, data[at:])
+	}
+	return nil
+}
+
+// chunk returns the decoded values of a chunk.
+func (r *Restorer) chunk(asked context.Context, shown objstore.Object, chunk int) ([]byte, error) {
+	name := shown.ETag + " " + shown.Key
+	length := func(data []byte) int64 { return int64(len(data)) }
+	return latest(asked, r, &r.chunks, r.room, length, fmt.Sprint(chunk, " ", name),
+		func(ctx context.Context) (data []byte, err error) {
+			one := func(*parquetFile) int64 { return 1 }
+			f, err := latest(ctx, r, &r.files, parquetFiles, one, name,
+				func(ctx context.Context) (*parquetFile, error) {
+					o, err := untagged(parquetTag, shown)
+					if err != nil {
+						return nil, err
+					}
+					return openParquet(ctx, r.Reader, o)
+				})
+			if err == nil && chunk >= len(f.columns)*len(f.meta.RowGroups) {
+				err = corrupt("it has no chunk %d", chunk)
+			}
+			if err == nil {
+				select {
+				case r.decoding <- struct{}{}:
+				case <-asked.Done():
+					return nil, errLeft
+				}
+				defer func() { <-r.decoding }()
+				data = make([]byte, 0, min(f.length(chunk), r.largest))
+				err = f.decode(ctx, r.Reader, chunk, func(_ int64, value []byte) bool {
+					data = append(data, value...)
+					return true
+				})
+			}
+			if err != nil && isBad(err) {
+				err = &objstore.Error{Op: "restore", Key: shown.Key, Kind: objstore.KindInvalid, Err: err,
+					Remedy: "restore the file from a copy, or write it again"}
+			}
+			return data, err
+		})
+}
