@@ -31,7 +31,11 @@ func inColumn(t testing.TB, values ...string) []byte {
 	var out bytes.Buffer
 	w := file.NewParquetWriter(&out, root,
 		file.WithWriterProps(parquet.NewWriterProperties(parquet.WithCompression(compress.Codecs.Zstd))))
-	column, err := w.AppendRowGroup().NextColumn()
+	group, err := w.AppendRowGroupChecked()
+	if err != nil {
+		t.Fatal(err)
+	}
+	column, err := group.NextColumn()
 	if err != nil {
 		t.Fatal(err)
 	}

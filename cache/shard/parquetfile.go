@@ -165,7 +165,8 @@ func checkFooter(footer []byte) error {
 	open, pending := []int32{1}, 1 // fields to come: by level, and their sum
 	for ; left > 0 && pending > 0 && err == nil; left-- {
 		_, _ = p.ReadStructBegin(ctx)
-		n, ok := int32(0), false
+		var n int32
+		var ok bool
 		for ok, err = field(5, thrift.I32); ok; ok, err = field(5, thrift.I32) { // SchemaElement.num_children
 			n, _ = p.ReadI32(ctx)
 		}
@@ -315,8 +316,17 @@ func init() {
 			}
 			return snappy.Decode(dst, src)
 		},
+		compress.Codecs.Gzip: nil, compress.Codecs.Brotli: nil,
 	} {
 		if codec, err := compress.GetCodec(id); err == nil {
+			if decode == nil {
+				decode = func(dst, src []byte) ([]byte, error) {
+					if dst == nil { // 0 bytes; to these two: as many as there are
+						dst = []byte{}
+					}
+					return compress.Decode(codec, dst, src)
+				}
+			}
 			compress.RegisterCodec(id, boundedCodec{codec, decode})
 		}
 	}

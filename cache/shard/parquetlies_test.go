@@ -32,7 +32,10 @@ func parquetFileOf(t testing.TB, fields schema.FieldList, groups int,
 	var out bytes.Buffer
 	w := file.NewParquetWriter(&out, root, file.WithWriterProps(parquet.NewWriterProperties(o...)))
 	for g := range groups {
-		group := w.AppendRowGroup()
+		group, err := w.AppendRowGroupChecked()
+		if err != nil {
+			t.Fatal(err)
+		}
 		for c := range schema.NewSchema(root).NumColumns() {
 			column, err := group.NextColumn()
 			if err == nil {
@@ -501,6 +504,29 @@ func TestParquetContents(t *testing.T) {
 			if !slices.Contains(samples, name[strings.Index(name, "."):]) {
 				t.Errorf("%q: %s is no sample of rows:raw", value, name)
 			}
+		}
+	}
+}
+
+// A page of which the header says that it is empty, decompressed, takes no memory, whatever it has.
+func TestParquetPageOfNothing(t *testing.T) {
+	for _, id := range []compress.Compression{compress.Codecs.Gzip, compress.Codecs.Brotli} {
+		b := parquetFileOf(t, schema.FieldList{schema.NewByteArrayNode("text", parquet.Repetitions.Required, -1)}, 1,
+			func(_, _ int, w file.ColumnChunkWriter) error {
+				_, err := w.(*file.ByteArrayColumnChunkWriter).WriteBatch([]parquet.ByteArray{[]byte("abc")}, nil, nil)
+				return err
+			}, parquet.WithDictionaryDefault(false), parquet.WithCompression(id))
+		body := must[compress.Codec](t)(compress.GetCodec(id)).Encode(nil, make([]byte, 32<<20))
+		page := binary.AppendVarint([]byte{0x15, 0, 0x15, 0, 0x15}, int64(len(body)))
+		page = slices.Concat(page, []byte{0x2c, 0x15, 2, 0x15, 0, 0x15, 6, 0x15, 6, 0, 0}, body)
+		b = relabel(t, b, func(m *metadata.FileMetaData) {
+			m.RowGroups[0].Columns[0].MetaData.TotalCompressedSize += int64(len(page))
+		})
+		mem := memstore.New()
+		mem.PutBytes("a.parquet", slices.Insert(b, 4, page...))
+		var err error
+		if n := allocated(func() { _, _, err = readRows(t, mem, "", OpenOptions{}) }); n > 16<<20 || err == nil {
+			t.Errorf("%v: %d MiB were allocated for a page of nothing, of %d bytes: %v", id, n>>20, len(body), err)
 		}
 	}
 }

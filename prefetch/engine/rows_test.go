@@ -31,7 +31,10 @@ func parquetOf(t testing.TB, path string, groups, rows int, value func(row int) 
 	}
 	w := file.NewParquetWriter(out, root)
 	for g := range groups {
-		group := w.AppendRowGroup()
+		group, err := w.AppendRowGroupChecked()
+		if err != nil {
+			t.Fatal(err)
+		}
 		for range fields {
 			values := make([]parquet.ByteArray, rows)
 			for i := range values {
