@@ -52,7 +52,7 @@ func askMount(ctx context.Context, target string, out io.Writer, args ...string)
 	return err
 }
 
-// askNext is askMount of a daemon, or of the one that follows on it. patience is how long there may be none.
+// askNext is askMount of a daemon, or of the one that follows on it. patience is how long there may be none at first.
 func askNext(ctx context.Context, patience time.Duration, target string, out io.Writer, args ...string) error {
 	for begun := time.Now(); ; time.Sleep(20 * time.Millisecond) {
 		err := askMount(ctx, target, out, args...)
@@ -60,7 +60,7 @@ func askNext(ctx context.Context, patience time.Duration, target string, out io.
 		case ctx.Err() != nil:
 			return err
 		case errors.Is(err, daemon.ErrEnding):
-			begun = time.Now()
+			begun, patience = time.Now(), upgradePatience
 		case !errors.Is(err, daemon.ErrNobody) || time.Since(begun) > patience:
 			return err
 		}

@@ -83,7 +83,7 @@ func upgradeSelf(ctx context.Context, inv *invocation) error {
 		return err
 	}
 	program := daemon.Program()
-	trying, cancel := context.WithTimeout(ctx, daemon.Patience)
+	trying, cancel := context.WithTimeout(ctx, upgradePatience/2) // a busy machine takes seconds to load a program
 	defer cancel()
 	says, err := exec.CommandContext(trying, program, "version").Output()
 	if err != nil {
