@@ -151,7 +151,7 @@ night: setup build gpu-tests ## every test with the race detector, then the long
 	$(GO) test -timeout 60m -run 'TestClientModel' ./internal/shortcut -rapid.checks=10000
 	@$(MAKE) --no-print-directory conformance
 	@$(MAKE) --no-print-directory conformance-dlio
-	@SHOAL_KUBERNETES_PODS=200 $(MAKE) --no-print-directory kubernetes-test
+	@SHOAL_KUBERNETES_PODS=200 SHOAL_KUBERNETES_KILLS=100 $(MAKE) --no-print-directory kubernetes-test
 	@$(MAKE) --no-print-directory types
 	@$(MAKE) --no-print-directory arm64-test
 
