@@ -342,7 +342,7 @@ func (k *keeper) gift(cmd *exec.Cmd) (ours *net.UnixConn, theirs *os.File, err e
 
 // begin begins the time in which keepsakes must be taken, or goes on with it. k is locked.
 func (k *keeper) begin() {
-	if !k.waiting {
+	if !k.waiting && len(k.all) > 0 { // or nothing waits
 		k.waited = max(k.waited-forgiven*min(time.Since(k.since), k.patient), 0)
 		k.waiting, k.since = true, time.Now()
 	}
@@ -353,7 +353,7 @@ func (k *keeper) begin() {
 		o.taken = false
 	}
 	k.timer = time.AfterFunc(time.Until(k.until()), func() {
-		k.remove(func(o *keepsake) bool {
+		k.drop(func(o *keepsake) bool {
 			if !o.taken {
 				slog.Error("nothing has served it for too long, so it ends", "what", o.Name, "waited", k.patient)
 			}
@@ -382,7 +382,7 @@ func (k *keeper) serve(c *net.UnixConn) {
 			n.close()
 			return
 		case len(n.files) == 0:
-			k.remove(func(o *keepsake) bool { return o.ID == n.ID })
+			k.drop(func(o *keepsake) bool { return o.ID == n.ID })
 		default:
 			k.take(n)
 		}
@@ -391,12 +391,18 @@ func (k *keeper) serve(c *net.UnixConn) {
 
 // take notes what a child serves.
 func (k *keeper) take(n *keepsake) {
-	k.Lock()
-	if len(k.all) == 0 { // nothing was kept, so nothing has waited
-		k.waiting, k.waited = false, 0
-	}
-	k.Unlock()
 	k.put(n)
+	k.settle()
+}
+
+// drop removes what is. What is left may be all taken.
+func (k *keeper) drop(is func(o *keepsake) bool) {
+	k.remove(is)
+	k.settle()
+}
+
+// settle ends the waiting if all is taken.
+func (k *keeper) settle() {
 	k.Lock()
 	defer k.Unlock()
 	if k.waiting && !slices.ContainsFunc(k.all, func(o *keepsake) bool { return !o.taken }) {

@@ -179,6 +179,33 @@ func TestDeathsInQuickSuccession(t *testing.T) {
 	}
 }
 
+// What was not taken is let go, or dropped, and no longer counts: what is left has all the time after the next death.
+func TestDeathAfterOneWasLetGo(t *testing.T) {
+	for _, dropped := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			k := newKeeper()
+			for _, name := range []string{"a", "b"} {
+				k.take(&keepsake{ID: name, Name: name, taken: true})
+			}
+			k.died(true, nil, "")
+			k.take(&keepsake{ID: "c", Name: "a", taken: true})
+			if dropped {
+				k.drop(func(o *keepsake) bool { return o.Name == "b" })
+			}
+			time.Sleep(10 * letGo)
+			k.died(true, nil, "")
+			time.Sleep(letGo - 1)
+			synctest.Wait()
+			k.Lock()
+			if len(k.all) != 1 {
+				t.Errorf("dropped: %v: %d are kept, want 1", dropped, len(k.all))
+			}
+			k.Unlock()
+			time.Sleep(letGo)
+		})
+	}
+}
+
 // exits are the ends of processes with an exit code.
 var exits = map[int]*exec.ExitError{}
 
