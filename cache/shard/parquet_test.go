@@ -24,32 +24,14 @@ import (
 func inColumn(t testing.TB, values ...string) []byte {
 	t.Helper()
 	text := schema.NewByteArrayNode("text", parquet.Repetitions.Required, -1)
-	root, err := schema.NewGroupNode("schema", parquet.Repetitions.Required, schema.FieldList{text}, -1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var out bytes.Buffer
-	w := file.NewParquetWriter(&out, root,
-		file.WithWriterProps(parquet.NewWriterProperties(parquet.WithCompression(compress.Codecs.Zstd))))
-	group, err := w.AppendRowGroupChecked()
-	if err != nil {
-		t.Fatal(err)
-	}
-	column, err := group.NextColumn()
-	if err != nil {
-		t.Fatal(err)
-	}
-	all := make([]parquet.ByteArray, len(values))
-	for i, v := range values {
-		all[i] = parquet.ByteArray(v)
-	}
-	if _, err := column.(*file.ByteArrayColumnChunkWriter).WriteBatch(all, nil, nil); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return out.Bytes()
+	return parquetFileOf(t, schema.FieldList{text}, 1, func(_, _ int, w file.ColumnChunkWriter) error {
+		all := make([]parquet.ByteArray, len(values))
+		for i, v := range values {
+			all[i] = parquet.ByteArray(v)
+		}
+		_, err := w.(*file.ByteArrayColumnChunkWriter).WriteBatch(all, nil, nil)
+		return err
+	}, parquet.WithCompression(compress.Codecs.Zstd))
 }
 
 // TestParquetThatLies has an error that names the file for each lie. With SkipBad that file is left out.

@@ -438,8 +438,7 @@ func TestParquetNoSuchColumn(t *testing.T) {
 func TestParquetEmptyPage(t *testing.T) {
 	b := parquetFileOf(t, schema.FieldList{schema.NewByteArrayNode("text", parquet.Repetitions.Required, -1)}, 1,
 		func(_, _ int, w file.ColumnChunkWriter) error {
-			_, err := w.(*file.ByteArrayColumnChunkWriter).WriteBatch([]parquet.ByteArray{[]byte("abc")}, nil, nil)
-			return err
+			return writeOne(w, "abc")
 		}, parquet.WithDictionaryDefault(false))
 	empty := []byte{0x15, 0, 0x15, 0, 0x15, 0, 0x2c, 0x15, 0, 0x15, 0, 0x15, 6, 0x15, 6, 0, 0} // a page's header
 	b = relabel(t, b, func(m *metadata.FileMetaData) {
@@ -493,8 +492,7 @@ func TestParquetContents(t *testing.T) {
 		mem.PutBytes("a.parquet", parquetFileOf(t,
 			schema.FieldList{schema.NewByteArrayNode("raw", parquet.Repetitions.Required, -1)}, 1,
 			func(_, _ int, w file.ColumnChunkWriter) error {
-				_, err := w.(*file.ByteArrayColumnChunkWriter).WriteBatch([]parquet.ByteArray{[]byte(value)}, nil, nil)
-				return err
+				return writeOne(w, value)
 			}))
 		files, _, err := readRows(t, mem, "", OpenOptions{})
 		if got, ok := files["a-000000000000.raw"+ext]; err != nil || !ok || string(got) != value {
@@ -513,8 +511,7 @@ func TestParquetPageOfNothing(t *testing.T) {
 	for _, id := range []compress.Compression{compress.Codecs.Gzip, compress.Codecs.Brotli} {
 		b := parquetFileOf(t, schema.FieldList{schema.NewByteArrayNode("text", parquet.Repetitions.Required, -1)}, 1,
 			func(_, _ int, w file.ColumnChunkWriter) error {
-				_, err := w.(*file.ByteArrayColumnChunkWriter).WriteBatch([]parquet.ByteArray{[]byte("abc")}, nil, nil)
-				return err
+				return writeOne(w, "abc")
 			}, parquet.WithDictionaryDefault(false), parquet.WithCompression(id))
 		body := must[compress.Codec](t)(compress.GetCodec(id)).Encode(nil, make([]byte, 32<<20))
 		page := binary.AppendVarint([]byte{0x15, 0, 0x15, 0, 0x15}, int64(len(body)))
@@ -535,8 +532,7 @@ func TestParquetPageOfNothing(t *testing.T) {
 func TestParquetDictionaryThatLies(t *testing.T) {
 	b := parquetFileOf(t, schema.FieldList{schema.NewByteArrayNode("text", parquet.Repetitions.Required, -1)}, 1,
 		func(_, _ int, w file.ColumnChunkWriter) error {
-			_, err := w.(*file.ByteArrayColumnChunkWriter).WriteBatch([]parquet.ByteArray{[]byte("abc")}, nil, nil)
-			return err
+			return writeOne(w, "abc")
 		}, parquet.WithDictionaryDefault(false))
 	page := func(typ int64, body []byte, header ...byte) []byte {
 		b := binary.AppendVarint([]byte{0x15}, typ)

@@ -12,11 +12,12 @@ func units(m *catalog.Manifest, l *catalog.Layout) func(file, extent int) uint64
 	if l != nil {
 		run := make([]func(int64) uint64, l.Shards())
 		for i := range run {
-			run[i] = owner.ShardUnits(l.Shard(i).Key)
+			unit, length := owner.ShardUnits(l.Shard(i).Key), runOf(l.Shard(i))
+			run[i] = func(off int64) uint64 { return unit(off / length) }
 		}
 		return func(file, extent int) uint64 {
-			i, off := l.Where(file)
-			return run[i]((off + int64(extent)*cache.ExtentSize) / runOf(l.Shard(i)))
+			shard, off := l.Where(file)
+			return run[shard](off + int64(extent)*cache.ExtentSize)
 		}
 	}
 	return func(file, extent int) uint64 {

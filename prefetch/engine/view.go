@@ -456,9 +456,11 @@ func groupsOf(l *catalog.Layout, s *catalog.Samples) order.Groups {
 		from, to := l.ShardRanks(i)
 		run, chunk := shard.Run(l.Shard(i)), int64(0)
 		for rank := from; rank < to; rank++ {
-			if _, off, _ := l.Extent(rank); run > 0 && off/run != chunk {
-				g.end()
-				chunk = off / run
+			if run > 0 {
+				if _, off, _ := l.Extent(rank); off/run != chunk {
+					g.end()
+					chunk = off / run
+				}
 			}
 			if sample, ok := s.Sample(l.At(rank)); ok {
 				g.samples = append(g.samples, uint32(sample))

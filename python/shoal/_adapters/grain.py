@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 LIBRARY, VERSIONS = "grain", ("0.2.18",)
 
 _BUFFER = 1 << 15  # a read goes on to a multiple of it
-FIRST, _ROWS = 16, 5_000_000  # ranges of Parquet that a trainer waits for; rows after which no more is told
+FIRST, _ROWS = 16, 5_000_000  # ranges of Parquet that a trainer waits for; rows after which the plan ends
 _KNOWN = {"BatchMapDataset", "ConcatenateMapDataset", "FilterMapDataset", "MapMapDataset", "MapWithIndexMapDataset",
           "MixedMapDataset", "RandomMapMapDataset", "RepeatMapDataset", "ShuffleMapDataset", "SliceMapDataset",
           "SourceMapDataset", "WindowShuffleMapDataset", "_SamplerMapDataset", "_WithSeedMapDataset"}

@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 LIBRARY, VERSIONS = "datasets", ("5.0.1", "5.2.0")
 
 FIRST, _TOGETHER = 16, 16  # ranges that a trainer waits for; footers that are read at once
-_STEPS = 5_000_000  # tables, or rows, which take time, after which nothing is told
+_STEPS = 5_000_000  # tables, or rows, which take time, after which the plan ends
 # The stages that keep the order of what they take, and take it to its end, whatever they do with rows; and all that may
 # be between the files and one whose order depends on numbers of rows.
 _THROUGH = {"BufferShuffled", "Filtered", "Formatted", "Mapped", "RebatchedArrow", "SelectColumns", "Skip", "Step"}
