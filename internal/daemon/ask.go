@@ -91,8 +91,8 @@ func soon[T any](ctx context.Context, do func() (T, error)) (T, error) {
 }
 
 // Ask runs a verb in a daemon, with variables of this process. It fails with ErrNobody or ErrEnding if there is no
-// daemon, or if it is about to end. One that says nothing for Patience is an error; if it falls silent later, the user
-// gets a notice.
+// daemon, or if it is about to end. One that says nothing for Patience is an error. If it is at work, or falls silent
+// later, the user gets a notice.
 func Ask(ctx context.Context, to Asked, args []string, env map[string]string, out io.Writer) error {
 	a := &asking{Silence: Silence{Asked: to, since: time.Now()}, verb: args[0], out: out}
 	dialing, cancel := context.WithTimeout(ctx, Patience)
@@ -111,7 +111,7 @@ func Ask(ctx context.Context, to Asked, args []string, env map[string]string, ou
 	defer conn.Close()
 	a.conn = conn.(*net.UnixConn)
 	who := audit.Unix(a.conn)
-	if a.pid = who.PID; to.Owner != "" && to.Owner != fmt.Sprint(*who.UID) {
+	if a.pid, a.ran = who.PID, ranOf(who.PID); to.Owner != "" && to.Owner != fmt.Sprint(*who.UID) {
 		return fmt.Errorf(
 			"%s: what listens for its daemon is user %d's (pid %d) and not the mount's (end that process)", to.At,
 			*who.UID, who.PID)
@@ -136,7 +136,9 @@ type asking struct {
 	bar       Step
 	wasReady  bool
 	wordAt    time.Time // when there was something for the user
-	lastAt    time.Time // when there was anything
+	spoke     bool      // there was a line
+	ran       string    // ranOf the daemon when it was last seen at work
+	ranAt     time.Time // when that was
 	told, bid bool      // the user, of a silence, and of a verb that takes its time
 }
 
@@ -197,7 +199,7 @@ func (a *asking) listen(ctx context.Context) error {
 func (a *asking) quiet(ctx context.Context) error {
 	switch {
 	case time.Since(a.since) <= Patience:
-	case a.lastAt.IsZero() || ctx.Err() != nil:
+	case ctx.Err() != nil || !a.spoke && !a.works():
 		return a.Silence
 	case !a.told:
 		a.told = true
@@ -209,6 +211,14 @@ func (a *asking) quiet(ctx context.Context) error {
 			a.pid, a.At, a.verb, a.wordAt.Format(time.TimeOnly))
 	}
 	return nil
+}
+
+// works is whether a daemon that has not said a word may only be slow: it ran lately, and is given a minute.
+func (a *asking) works() bool {
+	if ran := ranOf(a.pid); ran != a.ran {
+		a.ran, a.ranAt = ran, time.Now()
+	}
+	return time.Since(a.ranAt) <= Patience && time.Since(a.since) <= time.Minute
 }
 
 // hear takes one line from the daemon. end is whether it is the last one.
@@ -225,10 +235,8 @@ func (a *asking) hear(ctx context.Context, said []byte) (end bool, err error) {
 	if a.told {
 		Own.Notice("the daemon of %s answers again", a.At)
 	}
-	now := time.Now()
-	a.since, a.lastAt, a.told = now, now, false
-	if l != (line{ID: a.id}) {
-		a.wordAt = now
+	if a.since, a.spoke, a.told = time.Now(), true, false; l != (line{ID: a.id}) {
+		a.wordAt = a.since
 	}
 	switch {
 	case l.Notice != "":
@@ -365,15 +373,16 @@ func listenerOf(path string) (pid int) {
 }
 
 // stateOf returns a process's state as ps(1) shows it, "" if there is none.
-func stateOf(pid int) string {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return ""
-	}
-	// Field 2 is the command in parentheses, field 3 the state.
+func stateOf(pid int) string { return statOf(pid)[0] }
+
+// ranOf returns the processor time that a process has had, in ticks: the user's and the system's.
+func ranOf(pid int) string { return strings.Join(statOf(pid)[11:13], "+") }
+
+// statOf returns what proc(5) says of a process, from field 3 on: field 2 is the command in parentheses.
+func statOf(pid int) []string {
+	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	_, rest, _ := strings.Cut(string(b), ") ")
-	state, _, _ := strings.Cut(rest, " ")
-	return state
+	return append(strings.Fields(rest), make([]string, 13)...)
 }
 
 // Gone waits for a process to end, and reports whether it has. A zombie has: it holds nothing.

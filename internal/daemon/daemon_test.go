@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/handover"
+	"github.com/shoalfs/shoal/internal/pause"
 )
 
 // fakeDaemon listens as the daemon of a cache directory, and does with each question what answer does.
@@ -146,16 +148,42 @@ type writerFunc func(p []byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
-// A daemon that takes the question and says nothing: who it is, and what helps.
+// A daemon that takes the question and says nothing: one that does nothing hangs, one at work gets a minute.
 func TestSilence(t *testing.T) {
 	t.Parallel()
-	held := make(chan struct{})
-	t.Cleanup(func() { close(held) })
-	dir := fakeDaemon(t, func(question, net.Conn) { <-held })
-	err := list(t, dir, io.Discard)
-	if !errors.As(err, new(Silence)) ||
-		!strings.Contains(err.Error(), fmt.Sprintf("(pid %d) of %s does not answer since", os.Getpid(), dir)) {
-		t.Errorf("%v", err)
+	for _, c := range []struct {
+		program string
+		silent  time.Duration
+		hangs   bool
+	}{
+		{"while :; do :; done", Patience - time.Second, false},
+		{"while :; do :; done", Patience + time.Second, false},
+		{"while :; do :; done", time.Minute + time.Second, true},
+		{"kill -STOP $$", Patience - time.Second, false},
+		{"kill -STOP $$", Patience + time.Second, true},
+	} {
+		daemon := exec.Command("sh", "-c", c.program)
+		if err := daemon.Start(); err != nil {
+			t.Fatal(err)
+		}
+		pid := daemon.Process.Pid
+		if strings.HasPrefix(c.program, "kill") {
+			for stateOf(pid) != "T" {
+				_ = pause.For(t.Context(), time.Millisecond)
+			}
+		}
+		since := time.Now().Add(-c.silent)
+		a := &asking{Silence: Silence{Asked: OfCache("/c"), pid: pid, since: since}, ran: ranOf(pid)}
+		for !strings.HasPrefix(c.program, "kill") && ranOf(pid) == a.ran {
+			_ = pause.For(t.Context(), time.Millisecond)
+		}
+		err := a.quiet(t.Context())
+		if errors.As(err, new(Silence)) != c.hangs || err != nil &&
+			!strings.Contains(err.Error(), fmt.Sprintf("(pid %d) of /c does not answer since", pid)) {
+			t.Errorf("%s, silent for %v: %v", c.program, c.silent, err)
+		}
+		_ = daemon.Process.Kill()
+		_ = daemon.Wait()
 	}
 }
 

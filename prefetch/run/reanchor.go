@@ -6,6 +6,7 @@ import (
 
 	humanize "github.com/dustin/go-humanize"
 
+	"github.com/shoalfs/shoal/internal/pause"
 	"github.com/shoalfs/shoal/prefetch"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
@@ -141,13 +142,13 @@ func (s *Stream) moveTo(event prefetch.Event) {
 	s.plan()
 	s.reanchored(event)
 	s.through.Store(s.through.Load() || event == prefetch.NextEpoch || event == prefetch.Restart)
-	s.poke()
+	pause.Poke(s.wake)
 }
 
 // plan plans from the tracker's new place. The runner's lock is held.
 func (s *Stream) plan() {
 	s.runner.x.Moved(s.walk, s.route(), prefetch.Route{Order: s.tracker.Upcoming()})
-	s.runner.poke()
+	pause.Poke(s.runner.wake)
 }
 
 // Followed returns how many opens were by the stream's order, including repeats.
@@ -179,7 +180,7 @@ func (s *Stream) Retell(plan order.Locator) (waits bool) {
 	extends := extendsPlan(old, plan)
 	s.runner.mu.Lock()
 	defer s.runner.mu.Unlock()
-	defer s.poke()
+	defer pause.Poke(s.wake)
 	s.told.Store(&plan)
 	s.known = s.tracker.Epoch() - 1 // the order after the current one has changed
 	switch t := s.tracker; {
@@ -205,7 +206,7 @@ func (s *Stream) Retell(plan order.Locator) (waits bool) {
 	s.tracker.ExpectNext()
 	s.known = s.tracker.Epoch()
 	s.runner.x.Waits(s.walk, prefetch.Route{Order: plan})
-	s.runner.poke()
+	pause.Poke(s.runner.wake)
 	return true
 }
 
@@ -223,7 +224,7 @@ func (s *Stream) Extend(more func(at prefetch.Position) order.Locator) {
 func (s *Stream) extendTo(longer order.Locator) {
 	s.tracker.Extend(longer)
 	s.runner.x.Extended(s.walk, s.route())
-	s.runner.poke()
+	pause.Poke(s.runner.wake)
 }
 
 // extendsPlan reports whether plan begins with all of old and is longer. An equal plan is for another epoch.

@@ -52,7 +52,7 @@ func New(c *cache.Cache) *Runner {
 	c.OnFreed(func() {
 		r.freed.Add(1)
 		if r.hungry.Load() {
-			r.poke()
+			pause.Poke(r.wake)
 		}
 	})
 	c.OnLost(func(v *cache.Volume, file int) {
@@ -60,12 +60,10 @@ func New(c *cache.Cache) *Runner {
 		r.lost = append(r.lost, volumeFile{v, file})
 		r.lostMu.Unlock()
 		r.freed.Add(1) // so that its walk tries again
-		r.poke()
+		pause.Poke(r.wake)
 	})
 	return r
 }
-
-func (r *Runner) poke() { pause.Poke(r.wake) }
 
 // Run walks until ctx ends.
 func (r *Runner) Run(ctx context.Context) {
@@ -185,7 +183,7 @@ func (r *Runner) event(bring func(x *prefetch.Executor)) {
 	ready := r.x.Ready()
 	r.mu.Unlock()
 	if ready {
-		r.poke()
+		pause.Poke(r.wake)
 	}
 }
 
@@ -255,7 +253,7 @@ func (q *request) landed(file int, err error) {
 	more := r.work() // starting the next request is cheaper than waking another goroutine for it
 	r.mu.Unlock()
 	if more {
-		r.poke()
+		pause.Poke(r.wake)
 	}
 }
 
@@ -307,7 +305,7 @@ func (r *Runner) add(s *Stream, start int) {
 		o.Parts = units{s}
 	}
 	s.walk = r.x.Begin(o, s.route(), start)
-	r.poke()
+	pause.Poke(r.wake)
 }
 
 // claim lets a new stream walk until it stops: then it has claimed the staged files that it can use.
@@ -338,7 +336,7 @@ func (r *Runner) remove(s *Stream) {
 		r.mu.Lock()
 	}
 	r.mu.Unlock()
-	r.poke()
+	pause.Poke(r.wake)
 }
 
 // share returns the share of the memory for prefetching that s gets when all streams with something to fetch want

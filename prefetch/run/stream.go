@@ -168,8 +168,6 @@ func (s *Stream) Epoch() int {
 	return s.tracker.Epoch()
 }
 
-func (s *Stream) poke() { pause.Poke(s.wake) }
-
 func (s *Stream) run(ctx context.Context) {
 	defer close(s.done)
 	if s.Choose {
@@ -207,7 +205,7 @@ func (s *Stream) prepareNext() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if s.tracker.Epoch() != epoch {
-		s.poke() // the reader moved on meanwhile
+		pause.Poke(s.wake) // the reader moved on meanwhile
 		return
 	}
 	s.known = epoch
@@ -220,7 +218,7 @@ func (s *Stream) prepareNext() {
 		s.tracker.SetNext(next)
 		r.x.Known(s.walk, prefetch.Route{Order: s.tracker.Upcoming()})
 	}
-	r.poke()
+	pause.Poke(r.wake)
 }
 
 // Heard passes the stream an open from before Runner.Opened knew the stream.
@@ -288,7 +286,7 @@ func (s *Stream) follow(file int) {
 	}
 	s.runner.x.Opened(s.walk)
 	if s.isLost() {
-		s.poke()
+		pause.Poke(s.wake)
 	}
 }
 

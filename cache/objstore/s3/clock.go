@@ -29,9 +29,6 @@ const skewed = 5 * time.Minute
 
 func (c *clock) now() time.Time { return c.base().Add(time.Duration(c.ahead.Load())) }
 
-// justSet reports whether requests that were refused lately are worth another try.
-func (c *clock) justSet() bool { return time.Now().UnixNano()-c.set.Load() < int64(time.Minute) }
-
 // off reports whether this process's time, which minio-go signs with, is not the one to sign with.
 func (c *clock) off() bool { return time.Until(c.now()).Abs() > time.Second }
 

@@ -129,11 +129,11 @@ func (s *Store) fail(ctx context.Context, generation uint64, op, key string, err
 		if again = s.renewed(ctx, generation, resp); ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if again || refusal(resp.Code) && s.keys.mayChange() {
+		if again || refusal(resp.Code) && s.keys.fetch != nil && s.keys.accepted.Load() {
 			v.kind = objstore.KindTransient
 		}
-		if resp.Code == "RequestTimeTooSkewed" && s.time.justSet() { // and its body could not be sent again
-			v.kind, again = objstore.KindTransient, true
+		if resp.Code == "RequestTimeTooSkewed" && time.Since(time.Unix(0, s.time.set.Load())) < time.Minute {
+			v.kind, again = objstore.KindTransient, true // its body could not be sent again
 		}
 		slow = v.kind == objstore.KindTransient && (resp.StatusCode == http.StatusServiceUnavailable ||
 			resp.StatusCode == http.StatusTooManyRequests)

@@ -152,9 +152,6 @@ func (k *keyring) accept() {
 	}
 }
 
-// mayChange reports whether there were valid credentials, and may be again.
-func (k *keyring) mayChange() bool { return k.fetch != nil && k.accepted.Load() }
-
 // begin starts a fetch, unless there are other credentials already, or joins the running one. It returns nil if it is
 // too soon after the last fetch.
 func (k *keyring) begin(generation uint64, why reason) (over <-chan struct{}) {

@@ -122,9 +122,6 @@ func (p *pool) abandon() (n int) {
 	return n
 }
 
-// hostPart is the host's memory of a buffer.
-func (p *pool) hostPart(b int) []byte { return p.hostMem[b*p.hostBytes:][:p.hostBytes] }
-
 // close frees the host's memory. The ring may be closed after it.
 func (p *pool) close() error {
 	p.export.Lock()

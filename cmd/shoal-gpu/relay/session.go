@@ -353,7 +353,8 @@ func (ses *session) deliver(down feedpb.Feed_StreamServer, it item) error {
 		return deviceFailed(err)
 	}
 	h := it.message.GetBatch()
-	it.layout.host(ses.pool.hostPart(it.buffer), ses.slots.slot(it.slot))
+	p := ses.pool
+	it.layout.host(p.hostMem[it.buffer*p.hostBytes:][:p.hostBytes], ses.slots.slot(it.slot))
 	if ses.slots.shared() {
 		m := &feedpb.ClientMessage{
 			Kind: &feedpb.ClientMessage_Release{Release: &feedpb.Release{Slots: []uint32{h.GetSlot()}}}}
