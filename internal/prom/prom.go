@@ -20,93 +20,38 @@ import (
 	"github.com/shoalfs/shoal/internal/cli"
 )
 
-// Family is one metric: what it has of a snapshot, which may be nothing.
-type Family[S any] struct {
-	desc *prometheus.Desc
-	of   func(s *S, put func(prometheus.Metric))
-}
+// Collector sends metrics, all of one snapshot, each time that it is asked. It is an unchecked
+// [prometheus.Collector]: which metrics there are depends on the snapshot.
+type Collector func(to Sink)
 
-// Gauge is what goes up and down.
-func Gauge[S any, T int | int64 | float64](name, help string, of func(s *S) T) Family[S] {
-	return one(prometheus.GaugeValue, name, help, of)
-}
-
-// Counter is what only grows. Its name ends in _total.
-func Counter[S any, T int | int64 | float64](name, help string, of func(s *S) T) Family[S] {
-	return one(prometheus.CounterValue, name, help, of)
-}
-
-func one[S any, T int | int64 | float64](kind prometheus.ValueType, name, help string, of func(s *S) T) Family[S] {
-	return Labeled(kind, name, help, nil, func(s *S, put func(float64, ...string)) { put(float64(of(s))) })
-}
-
-// Labeled is a family whose samples have labels. of puts each of them.
-func Labeled[S any](kind prometheus.ValueType, name, help string, labels []string,
-	of func(s *S, put func(value float64, labels ...string))) Family[S] {
-	desc := prometheus.NewDesc(name, help, labels, nil)
-	return Family[S]{desc, func(s *S, put func(prometheus.Metric)) {
-		of(s, func(v float64, labels ...string) {
-			for i := range labels { // a path may be any bytes
-				labels[i] = strings.ToValidUTF8(labels[i], "\uFFFD")
-			}
-			put(prometheus.MustNewConstMetric(desc, kind, v, labels...))
-		})
-	}}
-}
-
-// Info is 1, with labels.
-func Info[S any](name, help string, labels []string, of func(s *S) []string) Family[S] {
-	return Labeled(prometheus.GaugeValue, name, help, labels, func(s *S, put func(float64, ...string)) {
-		put(1, of(s)...)
-	})
-}
-
-// Histogram has so many values up to each of some bounds.
-func Histogram[S any](name, help string,
-	of func(s *S) (count uint64, sum float64, below map[float64]uint64)) Family[S] {
-	desc := prometheus.NewDesc(name, help, nil, nil)
-	return Family[S]{desc, func(s *S, put func(prometheus.Metric)) {
-		count, sum, below := of(s)
-		put(prometheus.MustNewConstHistogram(desc, count, sum, below))
-	}}
-}
-
-// Part are the families of a part of a snapshot, which are absent without it.
-func Part[S, P any](part func(s *S) *P, families ...Family[P]) (all []Family[S]) {
-	for _, f := range families {
-		all = append(all, Family[S]{f.desc, func(s *S, put func(prometheus.Metric)) {
-			if p := part(s); p != nil {
-				f.of(p, put)
-			}
-		}})
-	}
-	return all
-}
-
-// Table is a [prometheus.Collector] of families over a snapshot.
-type Table[S any] struct {
-	Families []Family[S]
-	Snapshot func() (s S, ok bool) // not ok: there is none now, and no metric
-}
-
-// Always is the Snapshot of what has one at any time.
-func Always[S any](of func() S) func() (S, bool) { return func() (S, bool) { return of(), true } }
+// Sink takes metrics.
+type Sink chan<- prometheus.Metric
 
 // Describe implements prometheus.Collector.
-func (t *Table[S]) Describe(ch chan<- *prometheus.Desc) {
-	for _, f := range t.Families {
-		ch <- f.desc
-	}
-}
+func (Collector) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
-func (t *Table[S]) Collect(ch chan<- prometheus.Metric) {
-	s, ok := t.Snapshot()
-	if !ok {
-		return
-	}
-	for _, f := range t.Families {
-		f.of(&s, func(m prometheus.Metric) { ch <- m })
+func (c Collector) Collect(to chan<- prometheus.Metric) { c(to) }
+
+// Gauge sends what goes up and down.
+func Gauge[T int | int64 | float64](to Sink, name, help string, value T) {
+	Labeled(to, prometheus.GaugeValue, name, help)(float64(value))
+}
+
+// Counter sends what only grows. Its name ends in _total.
+func Counter[T int | int64 | float64](to Sink, name, help string, value T) {
+	Labeled(to, prometheus.CounterValue, name, help)(float64(value))
+}
+
+// Labeled returns what sends each sample of a metric with labels.
+func Labeled(to Sink, kind prometheus.ValueType, name, help string, labels ...string) (
+	put func(value float64, labels ...string)) {
+	desc := prometheus.NewDesc(name, help, labels, nil)
+	return func(value float64, labels ...string) {
+		for i := range labels { // a path may be any bytes
+			labels[i] = strings.ToValidUTF8(labels[i], "\uFFFD")
+		}
+		to <- prometheus.MustNewConstMetric(desc, kind, value, labels...)
 	}
 }
 

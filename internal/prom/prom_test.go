@@ -25,10 +25,10 @@ func TestMetrics(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	of, device := new(ckpt.Carrier).Metrics("v1"), new(relay.Server).Metrics("v1")
-	of.Snapshot = func() (s ckpt.Status, ok bool) { return s, true } // none runs
-	device.Snapshot = func() (s relay.Stats, ok bool) { return s, true }
-	for prefix, metrics := range map[string]prometheus.Collector{"shoal_ckpt_": of, "shoal_gpu_": device} {
+	for prefix, metrics := range map[string]prom.Collector{
+		"shoal_ckpt_": func(to prom.Sink) { new(ckpt.Status).Metrics(to, "v1") },
+		"shoal_gpu_":  func(to prom.Sink) { relay.Stats{}.Metrics(to, "v1") },
+	} {
 		reg := prometheus.NewPedanticRegistry()
 		reg.MustRegister(metrics)
 		problems, err := testutil.GatherAndLint(reg)
@@ -54,18 +54,12 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// A table is served, with the metrics of Go; an address without a host is refused.
+// What a collector sends is served, with the metrics of Go; an address without a host is refused.
 func TestListen(t *testing.T) {
-	type counts struct{ eaten int }
-	table := &prom.Table[counts]{
-		Families: []prom.Family[counts]{
-			prom.Counter("fish_eaten_total", "Eaten.", func(c *counts) int { return c.eaten }),
-			prom.Info("fish_info", "1.", []string{"goversion"}, func(*counts) []string {
-				return []string{runtime.Version()}
-			}),
-		},
-		Snapshot: prom.Always(func() counts { return counts{7} }),
-	}
+	table := prom.Collector(func(to prom.Sink) {
+		prom.Counter(to, "fish_eaten_total", "Eaten.", 7)
+		prom.Labeled(to, prometheus.GaugeValue, "fish_info", "1.", "goversion")(1, runtime.Version())
+	})
 	log := slog.New(slog.DiscardHandler)
 	addr, stop, err := prom.Listen("127.0.0.1:0", table, log)
 	if err != nil {
