@@ -136,8 +136,7 @@ var machineRules = []Rule[*Site]{
 		switch {
 		case d.Random < slow:
 			return f.but(Warn, "kept samples are read at random: at most "+reads+
-				" of 128 KiB a second, however fast the "+
-				"store is", another)
+				" of 128 KiB a second, however fast the store is", another)
 		case d.Write < slow:
 			return f.but(Warn, "a cold epoch is kept no faster than the disk writes; data beyond that is fetched again",
 				another)

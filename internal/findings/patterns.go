@@ -25,8 +25,7 @@ var trainerRules = []Rule[*trainer]{
 			percent(c.reads-c.jumps, c.reads)+" of the reads go on where the one before ended", "")
 		if c.ext == ".tar" {
 			f = f.gain(t, 0, "give Shoal the shards as a source: members appear as files, orders are known, and each "+
-				"is one "+
-				"ranged GET: shoal mount '"+strings.TrimSuffix(t.trace.Source, "/")+
+				"is one ranged GET: shoal mount '"+strings.TrimSuffix(t.trace.Source, "/")+
 				"/shard-{000000..000127}.tar' MOUNTPOINT")
 		}
 		return f.gain(t, t.estimate.Cold, "write the shards' paths, in the trainer's order, to MOUNTPOINT/.shoal/plan")

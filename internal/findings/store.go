@@ -189,8 +189,7 @@ var storeRules = []Rule[*Site]{
 			human.Rate(cold), bound, n/warm)
 		f.Values = map[string]float64{"cold_epoch_seconds": n / cold, "warm_epoch_seconds": n / warm}
 		return f.but(OK, "--cache-size "+human.Bytes(s.Cache)+" holds "+human.Percent(held)+
-			" of it; a slower trainer never "+
-			"waits, if the order is known", plan)
+			" of it; a slower trainer never waits, if the order is known", plan)
 	}},
 }
 

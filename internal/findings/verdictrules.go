@@ -126,9 +126,8 @@ var trouble = []Rule[*window]{
 		return when(w.otherVersion > 0, w.level(waits), "The nodes have different versions of a dataset",
 			human.Count(w.otherVersion, "piece")+
 				" of a file came from the store instead of from the node that keeps it.",
-			"If it does not pass within a minute: shoal refresh on one node moves all of them; shoal cluster ls "+
-				"shows who has "+
-				"which version.")
+			"If it does not pass within a minute: shoal refresh on one node moves all of them; shoal cluster ls shows "+
+				"who has which version.")
 	}},
 }
 
@@ -303,8 +302,7 @@ var calm = []Rule[*window]{
 		if !w.orderKnown() && !w.served() && late > 0.02 {
 			return when(true, Warn, "The GPU has data, but Shoal does not know the order", cause,
 				"Run the trainer by `shoal run`, so that no read waits; or pass the order: shoal.hint(sampler) in "+
-					"the trainer, "+
-					"or --order torch:seed=…")
+					"the trainer, or --order torch:seed=…")
 		}
 		return when(true, OK, "The GPU has data", cause, "")
 	}},
