@@ -371,3 +371,30 @@ func refresh(ctx context.Context, e *engine.Engine, name, label string, out io.W
 	}
 	return nil
 }
+
+// door adapts the engine to the mount: it is fusefs.Volume and fusefs.Control.
+type door struct {
+	*engine.Engine
+	snapshot func() admin.Snapshot // for the stats; includes the feed if one is served beside the mount
+	shortcut *shortcut.Server
+}
+
+func (d *door) Get(name string) ([]byte, error) {
+	if name != "stats" {
+		return d.Engine.Get(name)
+	}
+	s := d.snapshot()
+	s.Shortcut = d.shortcut.Key()
+	b, err := json.MarshalIndent(s, "", "  ")
+	return append(b, '\n'), err
+}
+
+// Release implements fusefs.Memory, with engine.Engine.Reserve: staged plans count in the ledger too.
+func (d *door) Release(n int64) { d.Cache().Ledger().Release(n, cache.ForDemand) }
+
+func (d *door) Record() (fusefs.Recording, error) { return d.Engine.Record() }
+
+func (d *door) Refresh(ctx context.Context) error {
+	_, err := d.Engine.Refresh(ctx)
+	return err
+}

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,6 +22,7 @@ import (
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/daemon"
 	"github.com/shoalfs/shoal/internal/human"
+	"github.com/shoalfs/shoal/internal/logs"
 	"github.com/shoalfs/shoal/internal/pause"
 	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/prefetch/order"
@@ -349,4 +351,29 @@ func within(path, dir string) bool { return inside(objstore.RealPath(path), objs
 func inside(path, dir string) bool {
 	rel, err := filepath.Rel(dir, path)
 	return err == nil && rel != ".." && !strings.HasPrefix(rel, "../")
+}
+
+// limiter is shared by all loggers of the process, including those of attached verbs.
+var limiter = logs.NewLimiter()
+
+// logOptions are the flags of a daemon's log.
+type logOptions struct{ level string }
+
+func (o *logOptions) add(c *cobra.Command) {
+	c.Flags().StringVar(&o.level, "log-level", "info", logs.Help)
+}
+
+// logger returns the logger. In a process of its own it becomes slog's and the log package's default.
+func (o *logOptions) logger(inv *invocation) (*slog.Logger, error) {
+	level, format, err := logs.Parse(o.level)
+	if err != nil {
+		return nil, cli.Usagef("--log-level: %w", err)
+	}
+	log := slog.New(daemon.Warner{Handler: limiter.New(os.Stderr, format, level).Handler(), Voice: inv.Voice})
+	if !inv.attached() {
+		daemon.Outlive()
+		slog.SetDefault(log)
+		daemon.JSON.Store(format == logs.JSON)
+	}
+	return log, nil
 }
