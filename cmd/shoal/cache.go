@@ -212,15 +212,15 @@ func listCache(h *engine.Host, out io.Writer, asJSON bool) error {
 		}
 		quota, used := "-", "now"
 		if e.Quota > 0 {
-			quota = humanize.IBytes(uint64(e.Quota))
+			quota = human.Bytes(e.Quota)
 		}
 		if !e.Open {
 			used = humanize.Time(e.LastUsed)
 		}
 		source, _, _ := strings.Cut(e.Source, "?")
 		fmt.Fprintf(w, "%.8s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
-			e.ID, source, humanize.Comma(int64(e.Files)), humanize.IBytes(uint64(e.Bytes)),
-			humanize.IBytes(uint64(e.Disk)), quota, strings.Join(state, ","), used)
+			e.ID, source, human.Number(e.Files), human.Bytes(e.Bytes),
+			human.Bytes(e.Disk), quota, strings.Join(state, ","), used)
 	}
 	return w.Flush()
 }
@@ -251,7 +251,7 @@ func removeCached(_ context.Context, h *engine.Host, d cachedir.Info, out io.Wri
 	err := h.Remove(d.ID)
 	if err == nil {
 		fmt.Fprintf(out, "removed %s of %s\n",
-			humanize.IBytes(uint64(d.DiskBytes)), titles.ReplaceAllString(d.Source, "$1$3"))
+			human.Bytes(d.DiskBytes), titles.ReplaceAllString(d.Source, "$1$3"))
 	}
 	return err
 }
@@ -330,7 +330,7 @@ func verifyCached(ctx context.Context, h *engine.Host, d cachedir.Info, out io.W
 	}
 	if err == nil {
 		fmt.Fprintf(out, "%s of %s are as in the store; %s compared byte by byte\n", human.Count(r.Extents, "extent"),
-			source, humanize.Comma(int64(r.Asked)))
+			source, human.Number(r.Asked))
 	}
 	return err
 }

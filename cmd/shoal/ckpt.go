@@ -14,7 +14,6 @@ import (
 	"text/tabwriter"
 	"time"
 
-	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/cache/objstore"
@@ -246,7 +245,7 @@ DEST (s3://… or file://…) it lists what the bucket has.`,
 					state = "complete"
 				}
 				fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\n", oneLine(r.Path), r.Files,
-					humanize.IBytes(uint64(r.Bytes)), r.Time.Local().Format(time.DateTime), state)
+					human.Bytes(r.Bytes), r.Time.Local().Format(time.DateTime), state)
 			}
 			return w.Flush()
 		},
@@ -333,7 +332,7 @@ func ckptStatus(c *cobra.Command, dir string, asJSON bool) error {
 		} else if k.Lacks != "" {
 			state = k.Lacks + ": " + k.Why
 		}
-		fmt.Fprintf(w, "%s\t%d\t%s\t%s\n", oneLine(k.Path), k.Files, humanize.IBytes(uint64(k.Bytes)), oneLine(state))
+		fmt.Fprintf(w, "%s\t%d\t%s\t%s\n", oneLine(k.Path), k.Files, human.Bytes(k.Bytes), oneLine(state))
 	}
 	return w.Flush()
 }
@@ -343,7 +342,7 @@ func behind(b ckpt.Behind) string {
 	if b.Files+b.Removals == 0 {
 		return "nothing is behind"
 	}
-	text := fmt.Sprintf("behind by %s, %s", human.Count(b.Files, "file"), humanize.IBytes(uint64(b.Bytes)))
+	text := fmt.Sprintf("behind by %s, %s", human.Count(b.Files, "file"), human.Bytes(b.Bytes))
 	if b.Removals > 0 {
 		text += fmt.Sprintf(" and %s", human.Count(b.Removals, "removal"))
 	}

@@ -10,7 +10,6 @@ import (
 	"os"
 	"time"
 
-	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
 
@@ -203,8 +202,8 @@ func (o *feedOptions) run(c *cobra.Command, addr string) error {
 	r.Digest, r.State = hex.EncodeToString(digest.Sum()), stream.State()
 	if !o.asJSON {
 		fmt.Fprintf(c.OutOrStdout(), "%s in %s, %s, in %.2f s: %s samples/s, %.1f%% of the time waiting\n",
-			human.Count(r.Samples, "sample"), human.Count(r.Batches, "batch"), humanize.IBytes(uint64(r.Bytes)),
-			r.Seconds, humanize.Comma(int64(r.SamplesPerS)), 100*r.Stall/r.Seconds)
+			human.Count(r.Samples, "sample"), human.Count(r.Batches, "batch"), human.Bytes(r.Bytes),
+			r.Seconds, human.Number(int64(r.SamplesPerS)), 100*r.Stall/r.Seconds)
 		fmt.Fprintf(c.OutOrStdout(), "dataset %.12s, order %s, transform %s\ndigest %s\n", r.Dataset, r.Order.Spec,
 			r.Transform, r.Digest)
 		return nil

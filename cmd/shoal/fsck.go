@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 
-	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/cache/cachedir"
@@ -49,7 +48,7 @@ daemon verifies what it reads. The directory must not be in use.`,
 			} else {
 				fmt.Fprintf(out, "%s, %s, %s, %s\n", human.Count(r.Datasets, "dataset"),
 					human.Count(r.Segments, "segment"), human.Count(r.Records, "record"),
-					humanize.IBytes(uint64(r.Bytes)))
+					human.Bytes(r.Bytes))
 				for _, f := range r.Findings {
 					fmt.Fprintln(out, f)
 				}

@@ -9,10 +9,9 @@ import (
 	"strconv"
 	"strings"
 
-	humanize "github.com/dustin/go-humanize"
-
 	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/internal/machine"
 )
 
@@ -40,7 +39,7 @@ func (a *amount) String() string {
 	case a.part > 0:
 		return strconv.FormatFloat(a.part*100, 'g', -1, 64) + "%"
 	}
-	return humanize.IBytes(uint64(a.bytes))
+	return human.Bytes(a.bytes)
 }
 
 // same reports whether two values mean the same in any process.
@@ -83,7 +82,7 @@ func (a *amount) memory(m machine.Memory) (n int64, remarks []remark, err error)
 	}
 	say := func(level slog.Level, text string) {
 		remarks = append(remarks,
-			remark{level, text, []any{"memory", humanize.IBytes(uint64(n)), "limit", humanize.IBytes(uint64(m.Most())),
+			remark{level, text, []any{"memory", human.Bytes(n), "limit", human.Bytes(m.Most()),
 				"of", of}})
 	}
 	share := func(part float64) (int64, error) {
@@ -93,7 +92,7 @@ func (a *amount) memory(m machine.Memory) (n int64, remarks []remark, err error)
 		}
 		if m.Most() < cachedir.LeastMemory {
 			return 0, fmt.Errorf("%s allows %s of memory, and Shoal needs %s (raise the container's limit)",
-				of, humanize.IBytes(uint64(m.Most())), cachedir.RoundUp(cachedir.LeastMemory))
+				of, human.Bytes(m.Most()), cachedir.RoundUp(cachedir.LeastMemory))
 		}
 		return max(int64(part*float64(m.Most())), cachedir.LeastMemory), nil
 	}
@@ -132,7 +131,7 @@ func (a *amount) disk(dir string, roomOf func(dir string) (int64, error)) (n int
 		part = autoShare
 	}
 	args := func() []any {
-		return []any{"cache_size", humanize.IBytes(uint64(n)), "room", humanize.IBytes(uint64(room)), "dir", dir}
+		return []any{"cache_size", human.Bytes(n), "room", human.Bytes(room), "dir", dir}
 	}
 	switch {
 	case part == 0:

@@ -11,7 +11,6 @@ import (
 	"runtime/debug"
 	"strings"
 
-	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
@@ -140,11 +139,11 @@ func (o *packOptions) run(c *cobra.Command, args []string) error {
 	case res.Complete:
 		fmt.Fprintf(c.OutOrStdout(), "%s holds this set already: nothing to do\n", args[1])
 	case res.Resumed > 0:
-		fmt.Fprintf(c.OutOrStdout(), "resumed: %s of %s were there already\n", humanize.Comma(int64(res.Resumed)),
+		fmt.Fprintf(c.OutOrStdout(), "resumed: %s of %s were there already\n", human.Number(res.Resumed),
 			human.Count(res.Shards, "shard"))
 	}
 	fmt.Fprintf(c.OutOrStdout(), "%s, %s, in %s under %s; dataset version %.12s\n",
-		human.Count(res.Files, "file"), humanize.IBytes(uint64(res.Bytes)), human.Count(res.Shards, "shard"),
+		human.Count(res.Files, "file"), human.Bytes(res.Bytes), human.Count(res.Shards, "shard"),
 		args[1], version)
 	if cost.Priced {
 		fmt.Fprintf(c.OutOrStdout(), "sent: %s\n", cost)
@@ -152,7 +151,7 @@ func (o *packOptions) run(c *cobra.Command, args []string) error {
 	if n := res.Escaped.Files; n > 0 {
 		fmt.Fprintf(c.OutOrStdout(),
 			"%s names were escaped in the tars, which WebDataset would have merged or left out; a mount shows the "+
-				"original ones\n", humanize.Comma(int64(n)))
+				"original ones\n", human.Number(n))
 	}
 	return nil
 }
@@ -211,7 +210,7 @@ func (r *recoding) all(ctx context.Context, src objstore.ReaderAt, m *catalog.Ma
 		return nil, nil, err
 	}
 	if made.kept > 0 {
-		daemon.Own.Notice("%s files are not readable pictures and stay as they are", humanize.Comma(int64(made.kept)))
+		daemon.Own.Notice("%s files are not readable pictures and stay as they are", human.Number(made.kept))
 	}
 	built, err := catalog.Build(made.list, catalog.BuildOptions{})
 	if err != nil {
@@ -270,7 +269,7 @@ func pack(ctx context.Context, from, to string, fromStore, toStore stores.Option
 	})
 	bar := daemon.Own.Step("listing " + source.String())
 	objects := objstore.ListParallel(listing, store, source.Prefix, 16, func(n int) {
-		bar.Set(0, 0, humanize.Comma(int64(n))+" objects")
+		bar.Set(0, 0, human.Number(n)+" objects")
 	})
 	built, err := catalog.Build(objects, catalog.BuildOptions{Prefix: source.Prefix})
 	bar.Done("")
@@ -292,7 +291,7 @@ func pack(ctx context.Context, from, to string, fromStore, toStore stores.Option
 	if o.Memory -= packOverhead + m.FileSize() + 16*int64(m.Len()); o.Memory < 32<<20 {
 		return shard.Result{}, "", cost,
 			fmt.Errorf("--memory is too little for %s files (give at least %s)",
-				humanize.Comma(int64(m.Len())), cachedir.RoundUp(packOverhead+m.FileSize()+16*int64(m.Len())+32<<20))
+				human.Number(m.Len()), cachedir.RoundUp(packOverhead+m.FileSize()+16*int64(m.Len())+32<<20))
 	}
 	if o.Recoded = re.String(); o.Recoded != "" {
 		made, anew, failed := re.all(ctx, src, m, o.Connections)
@@ -328,7 +327,7 @@ func packInto(ctx context.Context, m *catalog.Manifest, src objstore.ReaderAt, d
 	o.Progress = func(p shard.Progress) {
 		bar.Set(p.Files, p.TotalFiles,
 			fmt.Sprintf("%s of %s, %d of %d shards",
-				humanize.IBytes(uint64(p.Bytes)), humanize.IBytes(uint64(p.TotalBytes)), p.Shards, p.TotalShards))
+				human.Bytes(p.Bytes), human.Bytes(p.TotalBytes), p.Shards, p.TotalShards))
 	}
 	res, err = shard.Pack(ctx, m, src, dst, prefix, o)
 	if err != nil {

@@ -14,7 +14,6 @@ import (
 	"text/tabwriter"
 	"time"
 
-	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/cache/cachedir"
@@ -236,7 +235,7 @@ func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
 		return cli.Usagef("give a SOURCE, or --samples and --sample-size of a dataset that does not exist yet")
 	case err != nil || o.synthetic < 1 || o.synthetic > maxSynthetic:
 		return cli.Usagef("--samples %q: without SOURCE give the number of samples, from 1 to %s",
-			o.samples, humanize.Comma(maxSynthetic))
+			o.samples, human.Number(maxSynthetic))
 	case o.sampleSize < 1:
 		return cli.Usagef("--sample-size: give the mean size of a sample, such as 100KB, or a --workload")
 	}
@@ -249,7 +248,7 @@ func (o *planOptions) checkNodes(c *cobra.Command) error {
 	all := order.Ranks{Last: o.spec.World() - 1}
 	switch {
 	case o.nodes < 1 || o.nodes > maxNodes:
-		return cli.Usagef("--nodes %d: give a number from 1 to %s", o.nodes, humanize.Comma(maxNodes))
+		return cli.Usagef("--nodes %d: give a number from 1 to %s", o.nodes, human.Number(maxNodes))
 	case o.nodes == 1 && given(c, "link"):
 		return cli.Usagef("--link %s is between nodes: give --nodes, too", o.link.String())
 	case o.nodes > 1 && o.spec.Ranks() != all:
@@ -335,7 +334,7 @@ func (p *predictor) source(ctx context.Context, source string) (err error) {
 	f := e.Forecast()
 	if f.Samples == 0 {
 		return fmt.Errorf("%s: none of its %s files matches --samples %s (give --samples '*' for all)",
-			e.Source(), humanize.Comma(int64(f.Files)), p.o.samples)
+			e.Source(), human.Number(f.Files), p.o.samples)
 	}
 	c := p.config()
 	c.Samples, c.Sizes, c.Places, c.Key, c.Memory = f.Files, f.Sizes, f.Places, f.Key, f.Memory
@@ -422,7 +421,7 @@ func (p *predictor) predict(ctx context.Context, c sim.Config, of func(epoch int
 		return cli.Usagef("%s are less than one step: %s of a batch of %d take %s (give fewer --nodes or "+
 			"--accelerators, a smaller --batch, or more samples)",
 			human.Count(d.Samples, "sample"), human.Count(p.o.nodes*c.Accelerators, "accelerator"), c.Batch,
-			humanize.Comma(int64(step)))
+			human.Number(step))
 	}
 	c.Watch = func(int, int, int) bool { return ctx.Err() == nil }
 	explain := func(err error) error {
@@ -435,8 +434,8 @@ func (p *predictor) predict(ctx context.Context, c sim.Config, of func(epoch int
 		if little, ok := errors.AsType[*sim.MemoryError](err); ok {
 			return fmt.Errorf("--memory %s leaves %s for data beside the metadata of %s, and simulating it takes %s "+
 				"(give at least %s)", p.o.memory.String(),
-				humanize.IBytes(uint64(max(little.Have, 0))), human.Count(d.Samples, "sample"),
-				humanize.IBytes(uint64(little.Need)),
+				human.Bytes(little.Have), human.Count(d.Samples, "sample"),
+				human.Bytes(little.Need),
 				cachedir.RoundUp(int64(p.o.memory)+(little.Need-little.Have)*4/3+1))
 		}
 		return err
@@ -538,11 +537,11 @@ func (p *predictor) print(r planReport) error {
 		kind = "in shards"
 	}
 	what := p.o.words(r)
-	samples := humanize.Comma(int64(r.Dataset.Samples)) + " samples"
+	samples := human.Number(r.Dataset.Samples) + " samples"
 	if r.Dataset.Source != "" {
 		samples = r.Dataset.Source + ": " + samples
 	}
-	fmt.Fprintf(p.out, "%s, %s, %s\n", samples, humanize.IBytes(uint64(r.Dataset.Bytes)), kind)
+	fmt.Fprintf(p.out, "%s, %s, %s\n", samples, human.Bytes(r.Dataset.Bytes), kind)
 	fmt.Fprintf(p.out, "%s %s; %s; %s %.0f%% of the dataset\n\n", what.take, demand.words(), what.lines, what.hold,
 		100*min(float64(p.o.nodes)*float64(r.CacheBytes)/float64(max(r.Dataset.Bytes, 1)), 1))
 	w := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', tabwriter.AlignRight)
@@ -552,9 +551,9 @@ func (p *predictor) print(r planReport) error {
 		share := func(n int64) string { return fmt.Sprintf("%.1f%%", 100*float64(n)/float64(e.Samples)) }
 		fmt.Fprintf(w, "%d\t%.1f%%\t%s\t%s\t%s\t%s\t",
 			e.Epoch.Epoch, 100*e.Utilisation, seconds(e.Seconds), seconds(e.Stall),
-			humanize.IBytes(uint64(e.Bytes)), humanize.Comma(e.Requests))
+			human.Bytes(e.Bytes), human.Number(e.Requests))
 		for _, n := range what.values(e.Epoch) {
-			fmt.Fprintf(w, "%s\t", humanize.IBytes(uint64(n)))
+			fmt.Fprintf(w, "%s\t", human.Bytes(n))
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t\n", share(e.KeepHits), share(e.RingHits), share(e.Waits), e.Bound)
 	}

@@ -17,12 +17,12 @@ import (
 	"strings"
 	"syscall"
 
-	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
 	"github.com/shoalfs/shoal/cache/objstore/s3"
 	"github.com/shoalfs/shoal/fusefs"
+	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/internal/machine"
 )
 
@@ -108,7 +108,7 @@ func (q *quickstart) run(ctx context.Context, inv *invocation, source string) (e
 	if strings.HasPrefix(source, "s3://") {
 		fmt.Fprintf(q.out, "credentials  %s\n", q.credentials())
 	}
-	fmt.Fprintf(q.out, "cache        %s, %s free\n", base, humanize.IBytes(uint64(room)))
+	fmt.Fprintf(q.out, "cache        %s, %s free\n", base, human.Bytes(room))
 	fmt.Fprintf(q.out, "FUSE         %s\n\n$ shoal %s\n", how, shellWords(args...))
 	self, err := os.Executable()
 	if err != nil {

@@ -15,13 +15,13 @@ import (
 	"sync"
 	"sync/atomic"
 
-	humanize "github.com/dustin/go-humanize"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/gpuingest"
 	"github.com/shoalfs/shoal/internal/daemon"
+	"github.com/shoalfs/shoal/internal/human"
 )
 
 // recoded is a dataset of recoded files in a spool folder: it is objstore.ReaderAt. ETags are hashes of the content, so
@@ -77,7 +77,7 @@ func recodeEach(ctx context.Context, m *catalog.Manifest, bar daemon.Step, most 
 	one func(ctx context.Context, i int) (made int64, err error)) (said string, err error) {
 	var done, in, out atomic.Int64
 	text := func(in, out int64) string {
-		return fmt.Sprintf("%s made %s", humanize.IBytes(uint64(in)), humanize.IBytes(uint64(out)))
+		return fmt.Sprintf("%s made %s", human.Bytes(in), human.Bytes(out))
 	}
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(most)
@@ -123,7 +123,7 @@ func (s *recoded) file(ctx context.Context, src objstore.ReaderAt, m *catalog.Ma
 	}
 	o := m.Object(i)
 	if o.Size > spoolBytes {
-		return fail(fmt.Errorf("%s are more than %s", humanize.IBytes(uint64(o.Size)), humanize.IBytes(spoolBytes)))
+		return fail(fmt.Errorf("%s are more than %s", human.Bytes(o.Size), human.Bytes(spoolBytes)))
 	}
 	buf := recodeBuffers.Get().(*[]byte)
 	defer recodeBuffers.Put(buf)

@@ -14,7 +14,6 @@ import (
 	"strings"
 	"time"
 
-	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/fusefs"
@@ -146,7 +145,7 @@ func printStats(w io.Writer, s *admin.Snapshot) {
 	share := func(n int64) float64 { return 100 * float64(n) / float64(max(s.Reads, 1)) }
 	row("source", "%s", s.Source)
 	row("dataset", "%.12s, %s, %s numbered, %s", s.Dataset, human.Count(s.Files, "file"),
-		humanize.Comma(int64(s.Samples)), human.Bytes(s.Bytes))
+		human.Number(s.Samples), human.Bytes(s.Bytes))
 	row("up", "%s (pid %d)", (time.Duration(s.Uptime) * time.Second), s.PID)
 	if s.Transport != "" {
 		row("mount", "by %s", s.Transport)
@@ -160,15 +159,15 @@ func printStats(w io.Writer, s *admin.Snapshot) {
 		row("order", "%s, epoch %d, position %d, %s; %s ahead of the reader", s.Order.Spec, s.Order.Epoch,
 			s.Order.Position, s.Order.State, human.Count(s.Lead, "sample"))
 	}
-	row("reads", "%s of %s: %.1f%% keep, %.1f%% ring, %.1f%% joined a fetch, %.1f%% missed", humanize.Comma(s.Reads),
+	row("reads", "%s of %s: %.1f%% keep, %.1f%% ring, %.1f%% joined a fetch, %.1f%% missed", human.Number(s.Reads),
 		human.Count(s.Opens, "opened file"), share(s.Hits.Keep), share(s.Hits.Ring), share(s.Joined), share(s.Misses))
 	row("stall", "%.2f s, summed over readers", s.Stall)
 	row("store", "%s, %s, p50 %.0f ms, p99 %.0f ms, %d in flight, %s", human.Count(s.GetRequests, "GET"),
 		human.Bytes(s.GetBytes), s.LatencyP50*1e3, s.LatencyP99*1e3, s.InFlight, storeErrors(s.StoreErrors))
 	if n := s.Near; n != nil {
 		row("near", "%s, %s: %s of %s answered, %s; %s put, %s dropped, %s damaged, %s; p50 %.1f ms", n.Tier, n.State,
-			humanize.Comma(n.Hits), human.Count(n.Reads, "read"),
-			human.Bytes(n.Bytes), human.Count(n.Puts, "copy"), humanize.Comma(n.Dropped), humanize.Comma(n.Damaged),
+			human.Number(n.Hits), human.Count(n.Reads, "read"),
+			human.Bytes(n.Bytes), human.Count(n.Puts, "copy"), human.Number(n.Dropped), human.Number(n.Damaged),
 			human.Count(n.Errors, "error"), n.Median*1e3)
 	}
 	if n := s.Cluster; n != nil {
@@ -190,7 +189,7 @@ func printStats(w io.Writer, s *admin.Snapshot) {
 	if s.Disk.Reason != "" {
 		used += ", out of use (" + s.Disk.Reason + ")"
 	}
-	row("disk", "%s, %s of %s kept", used, humanize.Comma(int64(s.Disk.Kept)), human.Count(s.Disk.Extents, "extent"))
+	row("disk", "%s, %s of %s kept", used, human.Number(s.Disk.Kept), human.Count(s.Disk.Extents, "extent"))
 	if n := s.Recoded; n.Files > 0 {
 		row("recoded", "%s, %s in %s; %s, %.2f s", human.Count(n.Files, "file"), human.Bytes(n.Before),
 			human.Bytes(n.After), human.Count(n.Restored, "restore"), n.Restore)
@@ -209,7 +208,7 @@ func printStats(w io.Writer, s *admin.Snapshot) {
 	if d := s.S3; d != nil {
 		row("S3", "%s at %s, %s: %s to the origin, %s refused or failed; %s sent",
 			human.Count(d.Requests, "request"), d.Listen,
-			human.Count(d.Connections, "connection"), humanize.Comma(d.Forwarded), humanize.Comma(d.Errors),
+			human.Count(d.Connections, "connection"), human.Number(d.Forwarded), human.Number(d.Errors),
 			human.Bytes(d.Sent))
 	}
 	if n := s.Skipped.Hostile + s.Skipped.Shadowed + s.Skipped.Bad; n > 0 {
@@ -229,7 +228,7 @@ func storeErrors(kinds map[string]int64) string {
 		return cmp.Or(cmp.Compare(kinds[b], kinds[a]), strings.Compare(a, b))
 	})
 	for i, name := range names {
-		names[i] = fmt.Sprintf("%s %s", humanize.Comma(kinds[name]), name)
+		names[i] = fmt.Sprintf("%s %s", human.Number(kinds[name]), name)
 	}
 	return "errors: " + strings.Join(names, ", ")
 }

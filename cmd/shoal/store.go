@@ -5,11 +5,11 @@ import (
 	"strconv"
 	"strings"
 
-	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
@@ -103,7 +103,7 @@ func printCost(row func(name, format string, args ...any), c engine.Cost) {
 	row("requests", "%s", c)
 	if b := c.Budget; b != nil {
 		row("budget", "%s GETs an hour, %s free now; %d reads waiting, %d prefetches; readers waited %.1f s in %s waits",
-			humanize.Comma(b.PerHour), humanize.Comma(b.Left), b.WaitingDemand, b.WaitingPrefetch, b.WaitSeconds,
-			humanize.Comma(b.Waits))
+			human.Number(b.PerHour), human.Number(b.Left), b.WaitingDemand, b.WaitingPrefetch, b.WaitSeconds,
+			human.Number(b.Waits))
 	}
 }

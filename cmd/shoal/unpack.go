@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"os"
 
-	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/cache/objstore"
@@ -54,8 +53,8 @@ continues an unpack that was interrupted, in whatever way. A file that is there 
 				return json.NewEncoder(c.OutOrStdout()).Encode(done)
 			}
 			_, err = fmt.Fprintf(c.OutOrStdout(), "%s, %s, of %s in %s; %s were there already\n",
-				human.Count(done.Files, "file"), humanize.IBytes(uint64(done.Bytes)), source, dir,
-				humanize.Comma(int64(done.Kept)))
+				human.Count(done.Files, "file"), human.Bytes(done.Bytes), source, dir,
+				human.Number(done.Kept))
 			return err
 		},
 	}
@@ -94,7 +93,7 @@ func unpack(ctx context.Context, from, dir string, o stores.Options) (
 	}
 	bar := daemon.Own.Step("unpacking " + source.String())
 	done, err = set.Unpack(ctx, dir, func(p shard.Unpacked) {
-		bar.Set(p.Files, set.Files, fmt.Sprintf("%s, %d kept", humanize.IBytes(uint64(p.Bytes)), p.Kept))
+		bar.Set(p.Files, set.Files, fmt.Sprintf("%s, %d kept", human.Bytes(p.Bytes), p.Kept))
 	})
 	bar.Done("")
 	return done, source, err

@@ -8,7 +8,6 @@ import (
 	"os"
 	"time"
 
-	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/internal/cli"
@@ -75,11 +74,11 @@ func runWarm(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.Co
 	bar := inv.Step("warming")
 	start := time.Now()
 	p, err := e.Warm(ctx, fraction, lines, func(p engine.WarmProgress) {
-		bar.Set(p.FilesDone, p.Files, humanize.IBytes(uint64(p.BytesDone))+" of "+humanize.IBytes(uint64(p.Bytes)))
+		bar.Set(p.FilesDone, p.Files, human.Bytes(p.BytesDone)+" of "+human.Bytes(p.Bytes))
 	})
 	rate := float64(p.BytesDone) / max(time.Since(start).Seconds(), 1e-3)
-	bar.Done(fmt.Sprintf("%s, %s, %s/s", human.Count(p.FilesDone, "file"), humanize.IBytes(uint64(p.BytesDone)),
-		humanize.IBytes(uint64(rate))))
+	bar.Done(fmt.Sprintf("%s, %s, %s/s", human.Count(p.FilesDone, "file"), human.Bytes(p.BytesDone),
+		human.Bytes(int64(rate))))
 	if err != nil {
 		return err
 	}
@@ -87,7 +86,7 @@ func runWarm(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.Co
 	if c := e.Stats().Cluster; c != nil {
 		where = fmt.Sprintf(" here, and the rest by the owners among %s", human.Count(len(c.Nodes), "node"))
 	}
-	fmt.Fprintf(out, "%s of %s of %s are kept%s\n", humanize.Comma(int64(p.Kept)), human.Count(p.Extents, "extent"),
+	fmt.Fprintf(out, "%s of %s of %s are kept%s\n", human.Number(p.Kept), human.Count(p.Extents, "extent"),
 		e.Source(), where)
 	if cost := e.Cost().Since(before); cost.Priced {
 		fmt.Fprintf(out, "sent meanwhile: %s\n", cost)

@@ -13,11 +13,11 @@ import (
 func Bytes(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
 
 // Number formats a whole number: 1,024.
-func Number(n int) string { return humanize.Comma(int64(n)) }
+func Number[N int | int64](n N) string { return humanize.Comma(int64(n)) }
 
 // Count formats a number of things: 1,024 samples.
 func Count[N int | int64](n N, thing string) string {
-	return humanize.Comma(int64(n)) + " " + english.PluralWord(int(n), thing, "")
+	return Number(n) + " " + english.PluralWord(int(n), thing, "")
 }
 
 // Rate formats a number, with one decimal if it is small.
