@@ -12,7 +12,6 @@ import (
 	"github.com/shoalfs/shoal/internal/cli"
 )
 
-// auditOptions are the flags of the audit log.
 type auditOptions struct{ auditLog string }
 
 func (o *auditOptions) add(f *pflag.FlagSet) {
@@ -21,7 +20,6 @@ func (o *auditOptions) add(f *pflag.FlagSet) {
 			"docs/security.md)")
 }
 
-// auditConfig checks the flags.
 func (o *auditOptions) auditConfig(inv *invocation) (audit.Options, error) {
 	if o.auditLog == "" {
 		return audit.Options{}, nil

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -21,13 +20,11 @@ func (b *bandwidth) String() string {
 	if *b == 0 {
 		return "unlimited"
 	}
-	bits := float64(*b) * 8
-	for _, u := range bitUnits {
-		if bits >= u.factor*0.9995 {
-			return fmt.Sprintf("%.3g%s", bits/u.factor, u.name)
-		}
+	bits, i := float64(*b)*8, 0
+	for ; i < len(prefixes)-1 && bits >= 999.5; i++ {
+		bits /= 1000
 	}
-	return fmt.Sprintf("%.3gbit", bits)
+	return fmt.Sprintf("%.3g%s", bits, strings.TrimSpace(prefixes[i:i+1]+"bit"))
 }
 
 // words is String for sentences: 10 Gbit/s.
@@ -39,45 +36,35 @@ func (b *bandwidth) words() string {
 	return s
 }
 
-type bitUnit struct {
-	name   string
-	factor float64
-}
+// prefixes are those of bits, each a thousand times the one before.
+const prefixes = " kMGT"
 
-// bitUnits are decimal, the largest first.
-var bitUnits = []bitUnit{{"Tbit", 1e12}, {"Gbit", 1e9}, {"Mbit", 1e6}, {"kbit", 1e3}, {"bit", 1}}
-
-// inBits is a number, and a letter of bitUnits or none.
+// inBits is a number, and a letter of prefixes or none.
 var inBits = regexp.MustCompile(`^(.*?)\s*([tgmk]?)(?:bit|bits?/s|bps)$`)
 
 // maxBandwidth is above any real link.
 const maxBandwidth = 1 << 60
 
 func (b *bandwidth) Set(text string) error {
-	wrong := fmt.Errorf("%q is not a bandwidth (write 10Gbit, 1GiB/s, 500MB/s or unlimited)", text)
 	word := strings.ToLower(strings.TrimSpace(text))
 	if word == "unlimited" {
 		*b = 0
 		return nil
 	}
 	var bytes float64
+	var err error
 	if bits := inBits.FindStringSubmatch(word); bits != nil {
-		i := slices.IndexFunc(bitUnits, func(u bitUnit) bool { return strings.ToLower(u.name) == bits[2]+"bit" })
-		n, err := strconv.ParseFloat(bits[1], 64)
-		if err != nil {
-			return wrong
-		}
-		bytes = n * bitUnits[i].factor / 8
-	} else {
-		number, ok := strings.CutSuffix(word, "/s")
-		if !ok || !strings.HasSuffix(number, "b") {
-			return wrong
-		}
-		n, err := humanize.ParseBytes(number)
-		if err != nil {
-			return wrong
-		}
+		bytes, err = strconv.ParseFloat(bits[1], 64)
+		bytes *= math.Pow(1000, float64(strings.Index(strings.ToLower(prefixes), bits[2]))) / 8
+	} else if number, ok := strings.CutSuffix(word, "/s"); ok && strings.HasSuffix(number, "b") {
+		var n uint64
+		n, err = humanize.ParseBytes(number)
 		bytes = float64(n)
+	} else {
+		err = strconv.ErrSyntax
+	}
+	if err != nil {
+		return fmt.Errorf("%q is not a bandwidth (write 10Gbit, 1GiB/s, 500MB/s or unlimited)", text)
 	}
 	if math.IsNaN(bytes) || bytes < 1 || bytes > maxBandwidth {
 		return fmt.Errorf("bandwidth %q: give at least 1B/s, or unlimited", text)

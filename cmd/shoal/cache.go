@@ -31,7 +31,6 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// cacheFlags are the common flags of the verbs of cache.
 type cacheFlags struct {
 	dir   string
 	crypt cryptOptions

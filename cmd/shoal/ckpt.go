@@ -28,18 +28,13 @@ import (
 )
 
 type ckptOptions struct {
-	store     storeOptions
-	log       logOptions
-	stateDir  string
-	admin     string
-	last      []string
-	remove    bool
-	keepLocal int
-	link      string
-	unordered bool
-	cluster   clusterOptions
-	copies    int
-	drain     time.Duration
+	config   ckpt.Config // what the flags give in its form
+	store    storeOptions
+	log      logOptions
+	stateDir string
+	admin    string
+	last     []string
+	cluster  clusterOptions
 }
 
 func ckptCommand() *cobra.Command {
@@ -63,16 +58,16 @@ What is removed in DIR stays in DEST, unless --delete is given (docs/checkpoints
 	f.StringVar(&o.stateDir, "cache-dir", "", "folder for the journal of uploads (default: DIR/"+folder.Home+")")
 	f.StringArrayVar(&o.last, "last", folder.DefaultLast,
 		"glob of a last name, such as DONE or meta/*.json, in addition to the usual ones (repeatable)")
-	f.BoolVar(&o.remove, "delete", false, "remove in DEST what is removed in DIR, after all that was closed before")
-	f.IntVar(&o.keepLocal, "keep-local", 0,
+	f.BoolVar(&o.config.Delete, "delete", false, "remove in DEST what is removed in DIR, after all that was closed before")
+	f.IntVar(&o.config.KeepLocal, "keep-local", 0,
 		"keep only the N newest complete checkpoints in DIR; DEST has all (0: keep all)")
-	f.StringVar(&o.link, "link", "",
+	f.StringVar(&o.config.Link, "link", "",
 		"mount of DEST (or a folder in one): complete checkpoints that only DEST has appear in DIR as links into it")
-	f.BoolVar(&o.unordered, "hosts-unordered", false,
+	f.BoolVar(&o.config.Unordered, "hosts-unordered", false,
 		"other hosts may carry to DEST, too, if they say the same; last names wait for this host's files only")
 	o.cluster.addEtcd(c, "etcd://HOST:PORT[,…]/NAME: other hosts may carry to DEST, too, if they say the same; last "+
 		"names wait for the files of all (docs/checkpoints.md)")
-	f.IntVar(&o.copies, "copies", 1,
+	f.IntVar(&o.config.Copies, "copies", 1,
 		"2: what is closed goes to another host of --cluster, too, which publishes it if this one is lost (give "+
 			"--cache-dir, or DIR's disk keeps the other's)")
 	f.StringVar(&o.cluster.Advertise, "advertise", "",
@@ -81,7 +76,8 @@ What is removed in DIR stays in DEST, unless --delete is given (docs/checkpoints
 	f.BoolVar(&o.cluster.Insecure, "cluster-insecure", false,
 		"--copies without encryption: everybody in this network can read and replace them")
 	f.StringVar(&o.admin, "admin", "", "HOST:PORT for /metrics and /healthz, such as 127.0.0.1:7073 (docs/metrics.md)")
-	f.DurationVar(&o.drain, "drain-timeout", time.Minute, "how long the end may take to upload what was closed before")
+	f.DurationVar(&o.config.Drain, "drain-timeout", time.Minute,
+		"how long the end may take to upload what was closed before")
 	o.store.add(c)
 	o.log.add(c)
 	c.AddCommand(ckptListCommand(), ckptWaitCommand(), ckptLatestCommand())
@@ -124,22 +120,22 @@ func (o *ckptOptions) destination(ctx context.Context, inv *invocation, text str
 	return objstore.Retry(objstore.Limit(base, requests), objstore.RetryPolicy{}), src, nil
 }
 
-// check checks the flags.
 func (o *ckptOptions) check(c *cobra.Command, dir string) error {
+	copies := o.config.Copies
 	switch {
 	case dir == "":
 		return cli.Usagef("the DIR is empty: give a folder %s", cli.SeeHelp(c))
-	case o.drain == 0:
-		return cli.Usagef("--drain-timeout %s: give a time", o.drain)
-	case o.unordered && o.cluster.URL != "":
+	case o.config.Drain == 0:
+		return cli.Usagef("--drain-timeout %s: give a time", o.config.Drain)
+	case o.config.Unordered && o.cluster.URL != "":
 		return cli.Usagef("--hosts-unordered and --cluster: give one or the other")
-	case o.copies != 1 && o.copies != 2:
-		return cli.Usagef("--copies %d: give 1 or 2", o.copies)
-	case o.copies == 2 && o.cluster.URL == "":
+	case copies != 1 && copies != 2:
+		return cli.Usagef("--copies %d: give 1 or 2", copies)
+	case copies == 2 && o.cluster.URL == "":
 		return cli.Usagef("--copies 2: give the hosts' --cluster, too")
-	case o.copies == 1 && (o.cluster.Insecure || o.cluster.Advertise != ""):
+	case copies == 1 && (o.cluster.Insecure || o.cluster.Advertise != ""):
 		return cli.Usagef("--advertise and --cluster-insecure are for --copies 2")
-	case o.copies == 2:
+	case copies == 2:
 		return o.cluster.check(invocationOf(c.Context()), "")
 	}
 	return nil
@@ -151,12 +147,11 @@ func (o *ckptOptions) run(c *cobra.Command, dir, dest string) (err error) {
 	if err = cmp.Or(err, o.check(c, dir)); err != nil {
 		return err
 	}
-	last, err := o.lastNames()
-	if err != nil {
+	cfg := o.config
+	if cfg.Last, err = o.lastNames(); err != nil {
 		return err
 	}
-	cfg := ckpt.Config{Last: last, Delete: o.remove, KeepLocal: o.keepLocal, Unordered: o.unordered, Copies: o.copies,
-		Advertise: o.cluster.Advertise, Drain: o.drain, Hurried: daemon.Hurried(), Log: log}
+	cfg.Advertise, cfg.Hurried, cfg.Log = o.cluster.Advertise, daemon.Hurried(), log
 	if cfg.Cluster, cfg.TLS, err = o.cluster.etcd(inv); err != nil {
 		return err
 	}
@@ -171,8 +166,8 @@ func (o *ckptOptions) run(c *cobra.Command, dir, dest string) (err error) {
 		return err
 	}
 	cfg.Store, cfg.Prefix, cfg.Dest = store, src.Prefix, src.String()
-	if o.link != "" {
-		if cfg.Link, err = filepath.Abs(o.link); err != nil {
+	if cfg.Link != "" {
+		if cfg.Link, err = filepath.Abs(cfg.Link); err != nil {
 			return err
 		}
 		if inside(cfg.Link, cfg.Dir) || inside(cfg.Dir, cfg.Link) { // by name: the mount may hang
@@ -262,7 +257,6 @@ func (o *ckptOptions) addList(c *cobra.Command) {
 	o.store.add(c)
 }
 
-// list lists a destination.
 func (o *ckptOptions) list(c *cobra.Command, text string) ([]ckpt.Remote, objstore.Source, error) {
 	last, err := o.lastNames()
 	if err != nil {
@@ -337,7 +331,6 @@ func ckptStatus(c *cobra.Command, dir string, asJSON bool) error {
 	return w.Flush()
 }
 
-// behind says how far a bucket is behind.
 func behind(b ckpt.Behind) string {
 	if b.Files+b.Removals == 0 {
 		return "nothing is behind"

@@ -95,7 +95,6 @@ type seenNode struct {
 	Problem  string               `json:"problem,omitempty"`
 }
 
-// nodes asks all nodes for what they have.
 func (l *onlooker) nodes(ctx context.Context) []seenNode {
 	view := l.View()
 	nodes, shares := make([]seenNode, len(view.Nodes)), cluster.Shares(view.Nodes)

@@ -30,13 +30,11 @@ type configReport struct {
 	AWSError string                        `json:"aws_error,omitempty"` // why a source on s3:// could not be opened
 }
 
-// secretSetting is a secret that is set in a variable.
 type secretSetting struct {
 	Env   string `json:"env"`
 	Value string `json:"value"` // not the secret
 }
 
-// configOptions are the flags of shoal config.
 type configOptions struct {
 	check           string
 	example, asJSON bool
@@ -157,7 +155,6 @@ func apply(schema *settings.Schema, verb *cobra.Command, file *settings.File) (
 	return verbs, all, wrongUse(errors.Join(errs...))
 }
 
-// parts returns the errors of a joined error.
 func parts(err error) []error {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // its parts are wanted
 		return joined.Unwrap()
@@ -237,7 +234,6 @@ func (o *configOptions) report(out io.Writer, schema *settings.Schema, file *set
 	return w.Flush()
 }
 
-// checkFile checks names and values of a file.
 func checkFile(out io.Writer, schema *settings.Schema, path string) error {
 	file, err := configFile(schema, path)
 	if file != nil {

@@ -24,7 +24,6 @@ import (
 // mostAsking is how many may ask about one mount at a time: not all of them are the daemon's user.
 const mostAsking = 64
 
-// asMount is a question to the daemon of a mount.
 func asMount(m *machine.Mount) daemon.Asked {
 	owner := ""
 	for option := range strings.SplitSeq(m.Super, ",") {
@@ -36,7 +35,6 @@ func asMount(m *machine.Mount) daemon.Asked {
 		Then: "shoal umount " + m.Point}
 }
 
-// askMount asks the daemon of a mount.
 func askMount(ctx context.Context, target string, out io.Writer, args ...string) error {
 	m, err := fusefs.At(target)
 	if err != nil {
@@ -151,7 +149,6 @@ func oneMount(args []string) (string, error) {
 	return only(pointsOf(mounts), "give a mount point")
 }
 
-// pointsOf returns the mount points.
 func pointsOf(mounts []machine.Mount) (points []string) {
 	for _, m := range mounts {
 		points = append(points, m.Point)

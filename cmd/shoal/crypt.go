@@ -18,7 +18,6 @@ import (
 // machine can read.
 const keyEnv = "SHOAL_ENCRYPTION_KEY"
 
-// cryptOptions are the flags of encryption on disk.
 type cryptOptions struct{ keyFile string }
 
 func (o *cryptOptions) add(f *pflag.FlagSet) {

@@ -13,12 +13,11 @@ import (
 	"github.com/shoalfs/shoal/internal/machine"
 )
 
-// doctorOptions are the flags of shoal doctor.
 type doctorOptions struct {
-	cacheDir                string
-	cacheSize, memory       amount
-	quick, feedOnly, asJSON bool
-	store                   storeOptions
+	doctor.Options    // what the flags give in its form
+	cacheSize, memory amount
+	asJSON            bool
+	store             storeOptions
 }
 
 func doctorCommand() *cobra.Command {
@@ -42,12 +41,12 @@ hundreds to thousands of GETs. It takes about 20 s, or a third of that with --qu
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.cacheDir, "cache-dir", "",
+	f.StringVar(&o.CacheDir, "cache-dir", "",
 		"cache folder whose disk is measured (default: the one for SOURCE in the user's cache folder)")
 	f.Var(&o.cacheSize, "cache-size", "the --cache-size that you will give to mount")
 	f.Var(&o.memory, "memory", "the --memory that you will give to mount")
-	f.BoolVar(&o.feedOnly, "feed-only", false, "skip the FUSE checks")
-	f.BoolVar(&o.quick, "quick", false, "measure for a third of the time, and up to 64 connections")
+	f.BoolVar(&o.FeedOnly, "feed-only", false, "skip the FUSE checks")
+	f.BoolVar(&o.Quick, "quick", false, "measure for a third of the time, and up to 64 connections")
 	o.store.add(c)
 	f.BoolVar(&o.asJSON, "json", false, "print the versioned JSON (docs/doctor.md)")
 	return c
@@ -55,9 +54,11 @@ hundreds to thousands of GETs. It takes about 20 s, or a third of that with --qu
 
 func runDoctor(c *cobra.Command, o *doctorOptions, source string) (err error) {
 	inv := invocationOf(c.Context())
-	opts := doctor.Options{FeedOnly: o.feedOnly, Pod: inv.environ("KUBERNETES_SERVICE_HOST") != "", Quick: o.quick}
-	if opts.CacheDir = cacheBase(); source != "" || o.cacheDir != "" {
-		eo := engineOptions{cacheDir: o.cacheDir}
+	opts := &o.Options
+	opts.Pod = inv.environ("KUBERNETES_SERVICE_HOST") != ""
+	if eo := (engineOptions{cacheDir: opts.CacheDir}); source == "" && eo.cacheDir == "" {
+		opts.CacheDir = cacheBase()
+	} else {
 		if err := eo.resolveCacheDir(inv, source); err != nil {
 			return err
 		}
@@ -80,7 +81,7 @@ func runDoctor(c *cobra.Command, o *doctorOptions, source string) (err error) {
 		opts.Data = func(files int) int64 { return cachedir.ForecastMemory(opts.Memory, files) }
 	}
 	begin := func(code string) func(string) { return inv.Step(code).Done }
-	report, err := doctor.Run(c.Context(), doctor.Checks(opts), begin)
+	report, err := doctor.Run(c.Context(), doctor.Checks(*opts), begin)
 	if err != nil {
 		return err
 	}

@@ -70,7 +70,6 @@ func refused(err error, open *feedpb.Open) error {
 	return err
 }
 
-// cutShort explains an early end.
 func cutShort(ctx context.Context, err error, r *feedReport, state string) error {
 	if ctx.Err() != nil {
 		err = errors.New("interrupted")
@@ -81,7 +80,6 @@ func cutShort(ctx context.Context, err error, r *feedReport, state string) error
 		human.Count(r.Batches, "batch"), state)
 }
 
-// feedOptions are the flags of shoal feed.
 type feedOptions struct {
 	open      feedpb.Open
 	batches   uint

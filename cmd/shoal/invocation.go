@@ -31,7 +31,6 @@ type invocation struct {
 
 type invocationKey struct{}
 
-// invocationOf returns how the command was invoked.
 func invocationOf(ctx context.Context) *invocation {
 	if inv, ok := ctx.Value(invocationKey{}).(*invocation); ok {
 		return inv
@@ -39,7 +38,6 @@ func invocationOf(ctx context.Context) *invocation {
 	return &invocation{Voice: daemon.Own}
 }
 
-// peerOf returns the peer that invoked a command.
 func peerOf(c *cobra.Command) *audit.Peer { return invocationOf(c.Context()).who() }
 
 func (inv *invocation) who() *audit.Peer {

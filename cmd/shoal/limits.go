@@ -76,48 +76,40 @@ type remark struct {
 
 // memory returns the value of --memory in bytes on a machine.
 func (a *amount) memory(m machine.Memory) (n int64, remarks []remark, err error) {
-	of := "the machine"
+	of, most, part := "the machine", m.Most(), a.part
 	if m.Limit > 0 {
 		of = m.From
 	}
-	say := func(level slog.Level, text string) {
-		remarks = append(remarks,
-			remark{level, text, []any{"memory", human.Bytes(n), "limit", human.Bytes(m.Most()),
-				"of", of}})
-	}
-	share := func(part float64) (int64, error) {
-		if m.Most() <= 0 {
-			return 0, fmt.Errorf(
-				"--memory %s: the kernel reports neither a limit nor the machine's memory; give a size", a)
-		}
-		if m.Most() < cachedir.LeastMemory {
-			return 0, fmt.Errorf("%s allows %s of memory, and Shoal needs %s (raise the container's limit)",
-				of, human.Bytes(m.Most()), cachedir.RoundUp(cachedir.LeastMemory))
-		}
-		return max(int64(part*float64(m.Most())), cachedir.LeastMemory), nil
-	}
+	level, text := slog.LevelInfo, "--memory "+a.String()
 	switch {
 	case a.auto && m.Limit > 0:
-		n, err = share(autoShare)
+		part = autoShare
 	case a.auto:
-		n, err = share(sharedShare)
-	case a.part > 0:
-		n, err = share(a.part)
-	case a.text == "" && m.Most() > 0 && float64(a.bytes) > autoShare*float64(m.Most()):
-		if n, err = share(autoShare); err == nil {
-			say(slog.LevelWarn, "--memory is set below its default, which exceeds the limit")
-		}
-		return n, remarks, err
+		part = sharedShare
+	case part > 0:
+	case a.text == "" && most > 0 && float64(a.bytes) > autoShare*float64(most):
+		level, text = slog.LevelWarn, "--memory is set below its default, which exceeds the limit"
+		part = autoShare
+	case most > 0 && a.bytes > most:
+		level = slog.LevelWarn
+		text = "--memory exceeds the limit at which the kernel kills the daemon: give less, or auto"
 	default:
-		if n = a.bytes; m.Most() > 0 && n > m.Most() {
-			say(slog.LevelWarn, "--memory exceeds the limit at which the kernel kills the daemon: give less, or auto")
-		}
-		return n, remarks, nil
+		return a.bytes, nil, nil
 	}
-	if err == nil {
-		say(slog.LevelInfo, "--memory "+a.String())
+	switch {
+	case part == 0:
+		n = a.bytes
+	case most <= 0:
+		return 0, nil, fmt.Errorf(
+			"--memory %s: the kernel reports neither a limit nor the machine's memory; give a size", a)
+	case most < cachedir.LeastMemory:
+		return 0, nil, fmt.Errorf("%s allows %s of memory, and Shoal needs %s (raise the container's limit)",
+			of, human.Bytes(most), cachedir.RoundUp(cachedir.LeastMemory))
+	default:
+		n = max(int64(part*float64(most)), cachedir.LeastMemory)
 	}
-	return n, remarks, err
+	args := []any{"memory", human.Bytes(n), "limit", human.Bytes(most), "of", of}
+	return n, []remark{{level, text, args}}, nil
 }
 
 // disk returns the value of --cache-size in bytes for a folder. roomOf is machine.Room.

@@ -27,7 +27,6 @@ import (
 	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
-// mountOptions are the flags of the mount.
 type mountOptions struct {
 	kernelCache string
 	transport   string
@@ -123,7 +122,6 @@ Control files, not listed in the mount: .shoal/stats, .shoal/order, .shoal/plan,
 	return c
 }
 
-// mounted is a mount of an engine.
 type mounted struct {
 	server  *fusefs.Server
 	path    string

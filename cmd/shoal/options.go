@@ -123,7 +123,6 @@ type engineOptions struct {
 	cluster clusterOptions
 }
 
-// supervised is --daemon with a supervisor.
 const supervised = "supervised"
 
 // packedOptions are the flags of tar shards: those that replace SOURCE, the destination of a pass, and the handling of
@@ -356,7 +355,6 @@ func inside(path, dir string) bool {
 // limiter is shared by all loggers of the process, including those of attached verbs.
 var limiter = logs.NewLimiter()
 
-// logOptions are the flags of a daemon's log.
 type logOptions struct{ level string }
 
 func (o *logOptions) add(c *cobra.Command) {

@@ -23,7 +23,6 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// orderOptions are the flags of shoal order.
 type orderOptions struct {
 	n, shardSamples, classSamples int
 	sizes                         string
@@ -216,7 +215,6 @@ func (o *orderOptions) print(c *cobra.Command, inv *invocation, spec order.Spec,
 	return cmp.Or(err, out.Flush())
 }
 
-// orderError separates wrong usage from the few failures that can occur.
 func orderError(err error) error {
 	switch {
 	case errors.Is(err, order.ErrNeedsShards):

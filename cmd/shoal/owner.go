@@ -19,7 +19,6 @@ import (
 	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
-// attachVerbs are the verbs that can run in a daemon.
 var attachVerbs = []string{"mount", "serve", "warm", "cache", "order", "stop", "s3", "stat", "refresh", "upgrade"}
 
 // anyNumber of verbs may run in the daemon of a cache directory, whose user they are.

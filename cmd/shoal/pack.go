@@ -28,7 +28,6 @@ import (
 	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
-// packOptions are the flags of shoal pack.
 type packOptions struct {
 	shardSize   cli.Size
 	most        amount
@@ -156,7 +155,6 @@ func (o *packOptions) run(c *cobra.Command, args []string) error {
 	return nil
 }
 
-// packStores returns the options of the source's and the destination's stores.
 func packStores(inv *invocation, o storeOptions, destKeyFile string) (from, to stores.Options, err error) {
 	store, err := o.options(inv)
 	if err != nil {

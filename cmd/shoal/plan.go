@@ -28,48 +28,33 @@ import (
 	"github.com/shoalfs/shoal/prefetch/sim"
 )
 
-// planOptions are the flags of shoal plan.
 type planOptions struct {
-	cacheSize, memory, sampleSize    cli.Size
+	model                            sim.Config // what the flags give in its form
+	bandwidth, near, link            bandwidth
+	latency, requestCPU, step, read  time.Duration
+	connections                      connections
+	nodes                            int
+	sampleSize                       cli.Size
 	mostDisk, mostMemory             amount
 	order, workload, target, samples string
-	epochs                           int
-	seed                             uint64
-	warm, asJSON                     bool
+	asJSON                           bool
 	store                            storeOptions
-	modelledStore
-	modelledTrainer
 	parsedPlan
-}
-
-// modelledStore is the store as the model has it.
-type modelledStore struct {
-	bandwidth           bandwidth
-	latency, requestCPU time.Duration
-	sigma, requestRate  float64
-	connections         connections
-	near, link          bandwidth
-	tiered              bool // there is a near tier
-	nodes               int
-}
-
-// modelledTrainer is the trainer as the model has it.
-type modelledTrainer struct {
-	batch, accelerators, workers, prefetch int
-	step, read                             time.Duration
 }
 
 // parsedPlan is what the texts of the flags say.
 type parsedPlan struct {
+	memory      int64
 	asked       objstore.StoreOptions // from the store's flags
+	tiered      bool                  // there is a near tier
 	spec        order.Spec
 	utilisation float64 // of --target; 0: not given
 	synthetic   int     // samples of a dataset that does not exist yet
 }
 
 func planCommand() *cobra.Command {
-	o := planOptions{mostDisk: amount{bytes: 20 << 30}, mostMemory: amount{bytes: 2 << 30},
-		modelledStore: modelledStore{bandwidth: 10e9 / 8, link: 10e9 / 8}}
+	o := planOptions{mostDisk: amount{bytes: 20 << 30}, mostMemory: amount{bytes: 2 << 30}, bandwidth: 10e9 / 8,
+		link: 10e9 / 8}
 	c := &cobra.Command{
 		Use:   "plan [SOURCE]",
 		Short: "Predict how busy accelerators will be, before a byte is fetched",
@@ -105,51 +90,47 @@ Without SOURCE, --samples and --sample-size describe a dataset that does not exi
 	f.Var(&o.mostMemory, "memory", "maximum memory of the daemon, as for mount; shares and auto refer to this machine")
 	f.Var(&o.bandwidth, "bandwidth", "bandwidth to the object store: 10Gbit, 1GiB/s or unlimited")
 	f.DurationVar(&o.latency, "latency", 30*time.Millisecond, "median time to an answer's first byte")
-	f.Float64Var(&o.sigma, "latency-sigma", 0.3, "sigma of the latency's lognormal distribution")
+	f.Float64Var(&o.model.LatencySigma, "latency-sigma", 0.3, "sigma of the latency's lognormal distribution")
 	f.Var(&o.near, "near-bandwidth", "bandwidth to a near tier, as of --near of mount (default: there is none)")
 	f.Lookup("near-bandwidth").DefValue = ""
 	f.IntVar(&o.nodes, "nodes", 1, "nodes that share their caches, each with these accelerators, memory and disk")
 	f.Var(&o.link, "link", "bandwidth of a node to the other --nodes")
-	f.Float64Var(&o.requestRate, "request-rate", 0, "requests per second that the store answers (default: no limit)")
+	f.Float64Var(&o.model.RequestRate, "request-rate", 0,
+		"requests per second that the store answers (default: no limit)")
 	f.DurationVar(&o.requestCPU, "request-cpu", 0,
 		"CPU time of the daemon per request; requests are processed one after the other")
 	f.Var(&o.connections, "connections", "maximum requests in flight to the object store, as for mount")
 	f.StringVar(&o.workload, "workload", "",
 		"take --batch, --step-time and --sample-size from: "+strings.Join(workload.Names(), ", "))
-	f.IntVar(&o.batch, "batch", 0, "samples per step of one accelerator")
+	f.IntVar(&o.model.Batch, "batch", 0, "samples per step of one accelerator")
 	f.DurationVar(&o.step, "step-time", 0, "compute time of a step")
-	f.IntVar(&o.accelerators, "accelerators", 1, "accelerators that step together")
-	f.IntVar(&o.workers, "workers", 8, "loader workers per accelerator; 0: it reads between steps")
-	f.IntVar(&o.prefetch, "prefetch", 2, "batches that each worker reads ahead")
+	f.IntVar(&o.model.Accelerators, "accelerators", 1, "accelerators that step together")
+	f.IntVar(&o.model.Workers, "workers", 8, "loader workers per accelerator; 0: it reads between steps")
+	f.IntVar(&o.model.Prefetch, "prefetch", 2, "batches that each worker reads ahead")
 	f.DurationVar(&o.read, "read-time", 0, "time that a worker spends on a sample once it has the bytes (decoding)")
 	f.StringVar(&o.order, "order", "uniform:seed=0", "order in which the samples are read, as for mount")
-	f.IntVar(&o.epochs, "epochs", 2, "epochs to simulate")
-	f.BoolVar(&o.warm, "warm", false, "start with a filled cache (as after shoal warm)")
+	f.IntVar(&o.model.Epochs, "epochs", 2, "epochs to simulate")
+	f.BoolVar(&o.model.Warm, "warm", false, "start with a filled cache (as after shoal warm)")
 	f.StringVar(&o.target, "target", "",
 		"find the smallest cache and the lowest bandwidth for this utilisation, such as 95%")
 	f.StringVar(&o.samples, "samples", "images",
 		"with SOURCE: which files are samples: images, * or a glob on the name;\nwithout SOURCE: number of samples")
 	f.Var(&o.sampleSize, "sample-size", "without SOURCE: mean size of a sample")
-	f.Uint64Var(&o.seed, "seed", 0, "seed of the model's random numbers")
+	f.Uint64Var(&o.model.Seed, "seed", 0, "seed of the model's random numbers")
 	f.BoolVar(&o.asJSON, "json", false, "print the prediction as JSON (docs/plan.md)")
 	o.store.add(c)
 	return c
 }
 
 // limits sets the values of mount's flags on this machine, except the default of --memory, which stays.
-func (o *planOptions) limits() error {
-	disk, _, err := o.mostDisk.disk(cacheBase(), machine.Room)
-	if err != nil {
+func (o *planOptions) limits() (err error) {
+	if o.model.CacheBytes, _, err = o.mostDisk.disk(cacheBase(), machine.Room); err != nil {
 		return err
 	}
-	memory := o.mostMemory.bytes
-	if o.mostMemory.text != "" {
-		if memory, _, err = o.mostMemory.memory(machine.ReadMemory()); err != nil {
-			return err
-		}
+	if o.memory = o.mostMemory.bytes; o.mostMemory.text != "" {
+		o.memory, _, err = o.mostMemory.memory(machine.ReadMemory())
 	}
-	o.cacheSize, o.memory = cli.Size(disk), cli.Size(memory)
-	return nil
+	return err
 }
 
 // takeWorkload sets the values that no flag sets from --workload.
@@ -162,7 +143,7 @@ func (o *planOptions) takeWorkload(c *cobra.Command) error {
 		return cli.Usagef("--workload %q: give one of %s", o.workload, strings.Join(workload.Names(), ", "))
 	}
 	if !outranks(c, "batch", "workload") {
-		o.batch = shape.Batch
+		o.model.Batch = shape.Batch
 	}
 	if !outranks(c, "step-time", "workload") {
 		o.step = shape.Step
@@ -173,7 +154,6 @@ func (o *planOptions) takeWorkload(c *cobra.Command) error {
 	return nil
 }
 
-// check checks the flags.
 func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
 	if err := o.limits(); err != nil {
 		return err
@@ -181,24 +161,25 @@ func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
 	if err := o.takeWorkload(c); err != nil {
 		return err
 	}
+	m := &o.model
 	switch {
-	case o.batch < 1:
+	case m.Batch < 1:
 		return cli.Usagef("--batch %d: give the samples per step of an accelerator, 1 or more, or a --workload",
-			o.batch)
+			m.Batch)
 	case o.step <= 0:
 		return cli.Usagef("--step-time %s: give the compute time of a step, such as 224ms, or a --workload", o.step)
-	case o.accelerators < 1 || o.accelerators > maxAccelerators:
-		return cli.Usagef("--accelerators %d: give a number from 1 to %d", o.accelerators, maxAccelerators)
-	case o.workers > maxWorkers:
-		return cli.Usagef("--workers %d: give a number from 0 to %d", o.workers, maxWorkers)
-	case o.prefetch < 1 || o.prefetch > maxWorkers:
-		return cli.Usagef("--prefetch %d: give a number from 1 to %d", o.prefetch, maxWorkers)
-	case o.epochs < 1:
-		return cli.Usagef("--epochs %d: give 1 or more", o.epochs)
-	case !(o.sigma >= 0 && o.sigma <= 4):
-		return cli.Usagef("--latency-sigma %g: give a number from 0 to 4", o.sigma)
-	case !(o.requestRate >= 0 && o.requestRate <= math.MaxFloat32):
-		return cli.Usagef("--request-rate %g: give requests per second, or 0 for no limit", o.requestRate)
+	case m.Accelerators < 1 || m.Accelerators > maxAccelerators:
+		return cli.Usagef("--accelerators %d: give a number from 1 to %d", m.Accelerators, maxAccelerators)
+	case m.Workers > maxWorkers:
+		return cli.Usagef("--workers %d: give a number from 0 to %d", m.Workers, maxWorkers)
+	case m.Prefetch < 1 || m.Prefetch > maxWorkers:
+		return cli.Usagef("--prefetch %d: give a number from 1 to %d", m.Prefetch, maxWorkers)
+	case m.Epochs < 1:
+		return cli.Usagef("--epochs %d: give 1 or more", m.Epochs)
+	case !(m.LatencySigma >= 0 && m.LatencySigma <= 4):
+		return cli.Usagef("--latency-sigma %g: give a number from 0 to 4", m.LatencySigma)
+	case !(m.RequestRate >= 0 && m.RequestRate <= math.MaxFloat32):
+		return cli.Usagef("--request-rate %g: give requests per second, or 0 for no limit", m.RequestRate)
 	}
 	if o.spec, err = order.Parse(o.order); err == nil {
 		err = o.spec.Check()
@@ -257,7 +238,6 @@ func (o *planOptions) checkNodes(c *cobra.Command) error {
 	return nil
 }
 
-// planVersion is the version of the output of --json.
 const planVersion = 3
 
 // Bounds of the simulation.
@@ -282,7 +262,6 @@ func parseTarget(text string) (float64, error) {
 	return v, nil
 }
 
-// predictor computes a prediction.
 type predictor struct {
 	o   *planOptions
 	inv *invocation
@@ -293,11 +272,11 @@ func (p *predictor) synthetic(ctx context.Context) error {
 	o, n := p.o, p.o.synthetic
 	c := p.config()
 	c.Samples, c.Sizes = n, sim.Files{int64(o.sampleSize)}
-	c.Memory = cachedir.ForecastMemory(int64(o.memory), n)
+	c.Memory = cachedir.ForecastMemory(o.memory, n)
 	if part := n / fewSamples; part > 10 && c.Memory > 0 {
 		p.inv.Notice("simulating %s takes long: the same fraction of samples and cache predicts about the same "+
 			"utilisation (--samples %d --cache-size %s)",
-			human.Count(n, "sample"), n/part, cachedir.RoundUp(int64(o.cacheSize)/int64(part)))
+			human.Count(n, "sample"), n/part, cachedir.RoundUp(c.CacheBytes/int64(part)))
 	}
 	return p.predict(ctx, c, func(epoch int) (order.Order, error) { return o.spec.Order(n, epoch) }, planDataset{
 		Samples: n, Bytes: int64(n) * int64(o.sampleSize), read: int64(n) * int64(o.sampleSize),
@@ -314,8 +293,7 @@ func (p *predictor) source(ctx context.Context, source string) (err error) {
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	h, err := engine.OpenHost(
-		engine.HostConfig{Options: cachedir.Options{Path: dir, Size: 1 << 50, Memory: int64(p.o.memory),
-			Logger: logger}})
+		engine.HostConfig{Options: cachedir.Options{Path: dir, Size: 1 << 50, Memory: p.o.memory, Logger: logger}})
 	if err != nil {
 		return err
 	}
@@ -346,25 +324,16 @@ func (p *predictor) source(ctx context.Context, source string) (err error) {
 // roundTrip is the assumed time in seconds to the first byte of a near tier and of another node.
 const roundTrip = 1e-3
 
-// config is the configuration in the flags.
 func (p *predictor) config() sim.Config {
-	o := p.o
-	requestRate := o.requestRate
-	nodes := max(o.nodes, 1)
-	if n := o.asked.GetsPerHour * int64(nodes); n > 0 && (requestRate == 0 || float64(n)/3600 < requestRate) {
-		requestRate = float64(n) / 3600
+	o, c := p.o, p.o.model
+	c.Step, c.Read, c.Prefetch = o.step.Seconds(), o.read.Seconds(), c.Prefetch*max(c.Workers, 1)
+	c.Bandwidth, c.Latency, c.CPU = float64(o.bandwidth), o.latency.Seconds(), o.requestCPU.Seconds()
+	c.Connections = o.connections.most()
+	if n := float64(o.asked.GetsPerHour*int64(o.nodes)) / 3600; n > 0 && (c.RequestRate == 0 || n < c.RequestRate) {
+		c.RequestRate = n
 	}
-	c := sim.Config{
-		Job: sim.Job{Accelerators: o.accelerators, Batch: o.batch, Workers: o.workers, Step: o.step.Seconds(),
-			Prefetch: o.prefetch * max(o.workers, 1), Read: o.read.Seconds()},
-		Store: sim.Store{
-			Bandwidth: float64(o.bandwidth), Latency: o.latency.Seconds(), LatencySigma: o.sigma,
-			Connections: o.connections.most(), RequestRate: requestRate, CPU: o.requestCPU.Seconds(),
-		},
-		CacheBytes: int64(o.cacheSize), Epochs: o.epochs, Warm: o.warm, Seed: o.seed,
-	}
-	if nodes > 1 {
-		c.Peers = &sim.Peers{Nodes: nodes, Line: sim.Line{Bandwidth: float64(o.link), Latency: roundTrip}}
+	if o.nodes > 1 {
+		c.Peers = &sim.Peers{Nodes: o.nodes, Line: sim.Line{Bandwidth: float64(o.link), Latency: roundTrip}}
 	}
 	if o.tiered {
 		c.Near = &sim.Line{Bandwidth: float64(o.near), Latency: roundTrip}
@@ -433,10 +402,10 @@ func (p *predictor) predict(ctx context.Context, c sim.Config, of func(epoch int
 		}
 		if little, ok := errors.AsType[*sim.MemoryError](err); ok {
 			return fmt.Errorf("--memory %s leaves %s for data beside the metadata of %s, and simulating it takes %s "+
-				"(give at least %s)", p.o.memory.String(),
+				"(give at least %s)", human.Bytes(p.o.memory),
 				human.Bytes(little.Have), human.Count(d.Samples, "sample"),
 				human.Bytes(little.Need),
-				cachedir.RoundUp(int64(p.o.memory)+(little.Need-little.Have)*4/3+1))
+				cachedir.RoundUp(p.o.memory+(little.Need-little.Have)*4/3+1))
 		}
 		return err
 	}
@@ -529,7 +498,6 @@ func (l *lateStep) Done(result string) {
 	}
 }
 
-// print prints a report as a table and some sentences.
 func (p *predictor) print(r planReport) error {
 	demand := bandwidth(r.Demand)
 	kind := "each an object"
@@ -580,13 +548,13 @@ type planWords struct {
 }
 
 func (o *planOptions) words(r planReport) planWords {
-	w := planWords{take: human.Count(o.accelerators, "accelerator") + " take", lines: "bandwidth: " +
+	w := planWords{take: human.Count(o.model.Accelerators, "accelerator") + " take", lines: "bandwidth: " +
 		o.bandwidth.words(), hold: "the cache holds"}
 	switch {
 	case r.Nodes > 1:
 		w.take = fmt.Sprintf("%d nodes of %s", r.Nodes, w.take)
 		w.hold = "the caches hold"
-	case o.accelerators == 1:
+	case o.model.Accelerators == 1:
 		w.take += "s"
 	}
 	if o.tiered {
@@ -613,7 +581,6 @@ func (o *planOptions) words(r planReport) planWords {
 // the accelerators at others.
 const uneven = "unevenness"
 
-// boundOf names the bound of an epoch.
 func boundOf(e sim.Epoch, l sim.Limits) string {
 	if limit := l.Binding(); e.Seconds <= 1.03*limit.Seconds {
 		return limit.Name
@@ -657,10 +624,11 @@ func (p *predictor) advice(t planTarget) string {
 	switch {
 	case t.Bandwidth == nil:
 	case *t.Bandwidth == 0:
-		ways = append(ways, fmt.Sprintf("a filled cache of %s alone", p.o.cacheSize.String()))
+		ways = append(ways, fmt.Sprintf("a filled cache of %s alone", human.Bytes(p.o.model.CacheBytes)))
 	default:
 		b := bandwidth(*t.Bandwidth)
-		ways = append(ways, fmt.Sprintf("--bandwidth %s with --cache-size %s", b.String(), p.o.cacheSize.String()))
+		ways = append(ways, fmt.Sprintf("--bandwidth %s with --cache-size %s", b.String(),
+			human.Bytes(p.o.model.CacheBytes)))
 	}
 	if len(ways) == 0 {
 		return goal + "neither cache nor bandwidth is enough (look at latency, --connections, --workers and --memory)"

@@ -21,7 +21,6 @@ import (
 	"github.com/shoalfs/shoal/internal/profile/trace"
 )
 
-// profileOptions are the flags of shoal profile.
 type profileOptions struct {
 	duration  time.Duration
 	bandwidth bandwidth
@@ -83,7 +82,6 @@ recording as JSON lines; --from reads one.`,
 // pollEvery is much shorter than the time in which a recording's ring fills up.
 const pollEvery = 100 * time.Millisecond
 
-// recording is the reading end of a recording.
 type recording struct {
 	trace.Trace
 	name string        // file or mount point

@@ -158,7 +158,6 @@ func shellWords(words ...string) string {
 	return strings.ReplaceAll(shellChars.ReplaceAllString(strings.Join(words, "\x00"), `\$0`), "\x00", " ")
 }
 
-// undo removes what it has made.
 func (q *quickstart) undo() {
 	if q.store != 0 {
 		_ = syscall.Kill(q.store, syscall.SIGTERM)
@@ -171,7 +170,6 @@ func (q *quickstart) undo() {
 	}
 }
 
-// firstExt is the extension of a mount's first file.
 func firstExt(mountpoint string) (ext string) {
 	_ = filepath.WalkDir(mountpoint, func(p string, d fs.DirEntry, err error) error {
 		switch {

@@ -61,7 +61,6 @@ func recode(ctx context.Context, src objstore.ReaderAt, m *catalog.Manifest, r g
 	return out, nil
 }
 
-// spoolFolder makes the folder for a recoding of m.
 func spoolFolder(spool string, m *catalog.Manifest, how string) (dir string, err error) {
 	name := sha256.Sum256([]byte(m.Version() + "\n" + how))
 	dir = filepath.Join(spool, "shoal-recode-"+hex.EncodeToString(name[:8]))
@@ -207,7 +206,6 @@ func readSpooled(path string, o objstore.Object, p []byte, off int64) error {
 	return nil
 }
 
-// list yields the files.
 func (s *recoded) list(yield func(objstore.Object, error) bool) {
 	for _, o := range s.objects {
 		if !yield(o, nil) {

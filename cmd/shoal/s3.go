@@ -24,7 +24,6 @@ import (
 	"github.com/shoalfs/shoal/s3api"
 )
 
-// s3Options are the flags of the S3 endpoint.
 type s3Options struct {
 	addr      string
 	flag      string // that sets addr
@@ -127,7 +126,6 @@ func (o *s3Options) listen(inv *invocation, log *slog.Logger) (_ *endpoint, err 
 	return &endpoint{sharedEndpoint: shared}, nil
 }
 
-// open opens the address.
 func (o *s3Options) open(log *slog.Logger) (_ *sharedEndpoint, err error) {
 	var keys s3api.Keys
 	if o.keys != "" {
@@ -239,7 +237,6 @@ func (ep *endpoint) end(ctx context.Context) {
 	})
 }
 
-// stop ends at once.
 func (ep *endpoint) stop() {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()

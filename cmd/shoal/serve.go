@@ -14,7 +14,6 @@ import (
 	"github.com/shoalfs/shoal/prefetch/run"
 )
 
-// feedFlags are the flags of a feed.
 type feedFlags struct {
 	listen   []string
 	group    string

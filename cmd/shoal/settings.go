@@ -72,7 +72,6 @@ func selfArgs() []string {
 	return os.Args[1:]
 }
 
-// schemaOf returns the settings of a root command.
 func schemaOf(root *cobra.Command) *settings.Schema {
 	return &settings.Schema{Root: root, Reserved: reserved, Removed: removed, RemovedFrom: removedFrom,
 		Checks: map[string]func(string) error{

@@ -91,7 +91,6 @@ func (o *storeOptions) checkNear() error {
 	return nil
 }
 
-// options reads the key.
 func (o *storeOptions) options(inv *invocation) (all objstore.StoreOptions, err error) {
 	all = o.rare.options
 	all.CustomerKey, _, err = keyOf(inv, "", customerKeyVariable, objstore.ParseCustomerKey)
