@@ -57,7 +57,6 @@ type Options struct {
 	Log *slog.Logger
 }
 
-// server serves one listener.
 type server struct {
 	o    Options
 	past history
@@ -77,7 +76,6 @@ func Listen(addr string, o Options) (at net.Addr, stop func(), err error) {
 	return at, func() { end(); cancel(); keeping.Wait() }, nil
 }
 
-// local adds loopback to an address without a host.
 func local(addr string) string {
 	host, port, err := net.SplitHostPort(addr)
 	switch {

@@ -79,15 +79,11 @@ type History struct {
 	Points  []Point `json:"points"` // oldest first
 }
 
-// history keeps the latest points, as many as the page shows, in a ring of fixed size, and judges snapshots as they
-// arrive.
+// history keeps the latest points, as many as the page shows, and judges snapshots as they arrive.
 type history struct {
-	mu   sync.Mutex
-	ring []Point
-	next int // index of the oldest point, which the next one replaces once the ring is full
-
-	snapshots [judged]findings.Snapshot // the latest
-	taken     int                       // snapshots so far
+	mu        sync.Mutex
+	points    []Point             // at most historyPoints
+	snapshots []findings.Snapshot // the latest, at most judged
 	last      findings.Verdict
 }
 
@@ -108,29 +104,22 @@ func (h *history) keep(ctx context.Context, stats func() Snapshot) {
 func (h *history) add(p Point) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if len(h.ring) < historyPoints {
-		h.ring = append(h.ring, p)
-		return
-	}
-	h.ring[h.next] = p
-	h.next = (h.next + 1) % historyPoints
+	h.points = append(h.points[max(0, len(h.points)-historyPoints+1):], p)
 }
 
 // judge returns the verdict over the time from the oldest of the last snapshots to this one.
 func (h *history) judge(s Snapshot) findings.Verdict {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	oldest := h.snapshots[h.taken%judged]
-	if h.taken < judged {
-		oldest = h.snapshots[0] // the zero snapshot before the first one: since the daemon's start
+	var oldest findings.Snapshot // before the first one: since the daemon's start
+	if len(h.snapshots) > 0 {
+		oldest = h.snapshots[0]
 	}
-	h.snapshots[h.taken%judged] = s.Snapshot
-	h.taken++
+	h.snapshots = append(h.snapshots[max(0, len(h.snapshots)-judged+1):], s.Snapshot)
 	h.last = findings.Of(oldest, s.Snapshot)
 	return h.last
 }
 
-// verdict answers with the latest verdict.
 func (h *history) verdict(w http.ResponseWriter, _ *http.Request) {
 	h.mu.Lock()
 	last := h.last
@@ -139,16 +128,11 @@ func (h *history) verdict(w http.ResponseWriter, _ *http.Request) {
 	_ = json.NewEncoder(w).Encode(last) // the client may be gone
 }
 
-// points returns a copy, oldest first.
-func (h *history) points() []Point {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return append(append(make([]Point, 0, len(h.ring)), h.ring[h.next:]...), h.ring[:h.next]...)
-}
-
 // ServeHTTP answers with all points, or with those later than the parameter since (Unix seconds).
 func (h *history) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	points := h.points()
+	h.mu.Lock()
+	points := append([]Point{}, h.points...)
+	h.mu.Unlock()
 	if text := r.URL.Query().Get("since"); text != "" {
 		since, err := strconv.ParseFloat(text, 64)
 		if err != nil {

@@ -15,7 +15,7 @@ func TestHistoryRing(t *testing.T) {
 	var h history
 	for n := range 2*historyPoints + 7 {
 		h.add(Point{Time: float64(n)})
-		got := h.points()
+		got := h.points
 		if want := min(n+1, historyPoints); len(got) != want {
 			t.Fatalf("after %d points: %d are kept, want %d", n+1, len(got), want)
 		}
@@ -25,8 +25,8 @@ func TestHistoryRing(t *testing.T) {
 			}
 		}
 	}
-	if cap(h.ring) > 2*historyPoints {
-		t.Errorf("the ring has room for %d points", cap(h.ring))
+	if cap(h.points) > 2*historyPoints {
+		t.Errorf("there is room for %d points", cap(h.points))
 	}
 }
 

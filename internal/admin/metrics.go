@@ -53,7 +53,6 @@ func putHistogram(to prom.Sink, name, help string, c objstore.HistogramCounts) {
 		below)
 }
 
-// is is 1 if something holds.
 func is(b bool) int {
 	if b {
 		return 1
