@@ -119,9 +119,7 @@ func (l *Limiter) pass(key string, next slog.Handler, r slog.Record) bool {
 		if len(l.kinds) == mostKinds {
 			return true
 		}
-		k = &kind{}
-		k.end = time.AfterFunc(window, func() { l.over(key, k) })
-		l.kinds[key] = k
+		k = l.begin(key, 0)
 	}
 	if k.written < burst {
 		k.written++
@@ -130,6 +128,14 @@ func (l *Limiter) pass(key string, next slog.Handler, r slog.Record) bool {
 	k.held++
 	k.next, k.last = next, r.Clone()
 	return false
+}
+
+// begin begins a window of a kind of which so many events were written.
+func (l *Limiter) begin(key string, written int) *kind {
+	k := &kind{written: written}
+	k.end = time.AfterFunc(window, func() { l.over(key, k) })
+	l.kinds[key] = k
+	return k
 }
 
 // over ends a window. A continuing flood gets one line for each window.
@@ -141,9 +147,7 @@ func (l *Limiter) over(key string, k *kind) {
 	}
 	delete(l.kinds, key)
 	if k.held > 0 {
-		again := &kind{written: burst}
-		again.end = time.AfterFunc(window, func() { l.over(key, again) })
-		l.kinds[key] = again
+		l.begin(key, burst)
 	}
 	l.mu.Unlock()
 	k.summarise()
@@ -178,10 +182,7 @@ func (h *handler) Handle(ctx context.Context, r slog.Record) error {
 
 func (h *handler) key(r slog.Record) string {
 	var b strings.Builder
-	b.WriteString(r.Level.String())
-	b.WriteByte(0)
-	b.WriteString(r.Message)
-	b.WriteString(h.with)
+	b.WriteString(r.Level.String() + "\x00" + r.Message + h.with)
 	r.Attrs(func(a slog.Attr) bool {
 		addKey(&b, a)
 		return true
@@ -191,10 +192,7 @@ func (h *handler) key(r slog.Record) string {
 
 func addKey(b *strings.Builder, a slog.Attr) {
 	if identity[a.Key] {
-		b.WriteByte(0)
-		b.WriteString(a.Key)
-		b.WriteByte(0)
-		b.WriteString(a.Value.String())
+		b.WriteString("\x00" + a.Key + "\x00" + a.Value.String())
 	}
 }
 
