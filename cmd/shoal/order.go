@@ -257,14 +257,10 @@ func (o *orderOptions) certificates(out io.Writer, inv *invocation, spec order.S
 		if m, ok := seq.(order.Mixed); ok && (facts.Classes == nil || len(facts.Classes()) == 0) {
 			subject.Label = m.Source
 		}
-		done := func() {}
-		if seq.Len() > certificateBar {
-			bar := inv.Step(fmt.Sprintf("epoch %d", epoch))
-			subject.Progress = func(n int) { bar.Set(n, seq.Len(), "") }
-			done = func() { bar.Done("") }
-		}
+		bar := late(inv.Voice, fmt.Sprintf("epoch %d", epoch))
+		subject.Progress = func(n int) { bar.Set(n, seq.Len(), "") }
 		cert, err := certificate.Of(subject)
-		done()
+		bar.Done("")
 		if err != nil {
 			return cli.Usage(err)
 		}
@@ -280,9 +276,6 @@ func (o *orderOptions) certificates(out io.Writer, inv *invocation, spec order.S
 	}
 	return nil
 }
-
-// certificateBar is the number of positions from which measuring takes more than about a second.
-const certificateBar = 5_000_000
 
 // shardOf inverts groups.
 func shardOf(g order.Groups, n int) func(sample int) int {
