@@ -27,7 +27,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// release is what is known of the build.
 type release struct {
 	version  string
 	revision string
@@ -123,11 +122,7 @@ func newBinary(arg string) (*binary, error) {
 		return nil, fmt.Errorf("%s: %w (build it first: make build)", b.path, err)
 	}
 	defer func() { _ = e.Close() }()
-	for machine, arch := range map[elf.Machine]string{elf.EM_X86_64: "amd64", elf.EM_AARCH64: "arm64"} {
-		if e.Machine == machine {
-			b.arch = arch
-		}
-	}
+	b.arch = map[elf.Machine]string{elf.EM_X86_64: "amd64", elf.EM_AARCH64: "arm64"}[e.Machine]
 	if b.arch == "" {
 		return nil, fmt.Errorf("%s is for %v, for which no image was ever made (amd64 and arm64 are known)",
 			b.path, e.Machine)
@@ -203,7 +198,6 @@ func image(r *release, b *binary, bill []byte) (v1.Image, error) {
 	return mutate.ConfigFile(img, cf)
 }
 
-// labels are those of the OCI image specification.
 func labels(r *release) map[string]string {
 	const prefix, project = "org.opencontainers.image.", "https://github.com/shoalfs/shoal"
 	l := map[string]string{
@@ -264,7 +258,6 @@ func writeLayout(r *release, index v1.ImageIndex, bills []v1.Image, dir string) 
 	return nil
 }
 
-// report prints what the image weighs: as it travels, and unpacked.
 func report(b *binary, img v1.Image) error {
 	layers, err := img.Layers()
 	if err != nil {

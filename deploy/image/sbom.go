@@ -7,6 +7,8 @@ import (
 	"encoding/hex"
 	"fmt"
 	"os"
+	"path"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -44,13 +46,7 @@ func billOfMaterials(r *release, b *binary) ([]byte, error) {
 		if d.Replace != nil {
 			d = d.Replace
 		}
-		dir, name := "", d.Path
-		if i := strings.LastIndexByte(d.Path, '/'); i >= 0 {
-			dir, name = d.Path[:i], d.Path[i+1:]
-		}
-		c := library("golang", dir, name, d.Version)
-		c.Name = d.Path
-		parts = append(parts, c)
+		parts = append(parts, goModule(d))
 	}
 	for _, p := range b.debian {
 		name, version, ok := strings.Cut(p, "=")
@@ -65,9 +61,7 @@ func billOfMaterials(r *release, b *binary) ([]byte, error) {
 	}
 	for _, d := range own.Deps {
 		if d.Path == "golang.org/x/crypto/x509roots/fallback" { // etc/ssl/certs
-			c := library("golang", "golang.org/x/crypto/x509roots", "fallback", d.Version)
-			c.Name = d.Path
-			parts = append(parts, c)
+			parts = append(parts, goModule(d))
 		}
 	}
 	refs := make([]string, len(parts))
@@ -84,6 +78,13 @@ func billOfMaterials(r *release, b *binary) ([]byte, error) {
 		return nil, err
 	}
 	return out.Bytes(), nil
+}
+
+func goModule(m *debug.Module) cdx.Component {
+	dir, name := path.Split(m.Path)
+	c := library("golang", strings.TrimSuffix(dir, "/"), name, m.Version)
+	c.Name = m.Path
+	return c
 }
 
 func library(kind, namespace, name, version string) cdx.Component {
