@@ -152,7 +152,6 @@ func (d *Driver) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolume
 // errUnmounted says that somebody has unmounted a stage.
 var errUnmounted = errors.New("it was unmounted meanwhile (the kubelet asks again)")
 
-// is reports whether a channel is closed.
 func is(c <-chan struct{}) bool {
 	select {
 	case <-c:

@@ -62,7 +62,6 @@ func (d *Driver) Serve(ctx context.Context, kubelet string, ready func() error) 
 	}
 }
 
-// registrar tells the kubelet what the driver is.
 type registrar struct {
 	registrationpb.UnimplementedRegistrationServer
 	endpoint string

@@ -86,7 +86,6 @@ func (cs *conns) leave(c net.Conn) {
 	}
 }
 
-// listener gives each connection a place.
 type listener struct {
 	net.Listener
 	conns *conns
@@ -102,7 +101,6 @@ func (l *listener) Accept() (net.Conn, error) {
 	return p, nil
 }
 
-// placed is a connection with a place.
 type placed struct {
 	net.Conn
 	conns *conns

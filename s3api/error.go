@@ -11,7 +11,6 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 )
 
-// apiError is an error of S3.
 type apiError struct {
 	status  int
 	code    string
@@ -82,7 +81,6 @@ func errorOf(err error) *apiError {
 	return &apiError{http.StatusInternalServerError, "InternalError", err.Error()}
 }
 
-// errorBody is an error's XML.
 type errorBody struct {
 	XMLName   xml.Name `xml:"Error"`
 	Code      string
@@ -93,7 +91,6 @@ type errorBody struct {
 	Size string `xml:"ActualObjectSize,omitempty"`
 }
 
-// fail answers with an error.
 func fail(w http.ResponseWriter, r *http.Request, err error) {
 	e := errorOf(err)
 	if r.Method == http.MethodHead || e.status == http.StatusNotModified {

@@ -29,7 +29,6 @@ var (
 		"Location"}
 )
 
-// forward sends a request to the origin and its answer to the client.
 func (d *dataset) forward(w http.ResponseWriter, r *http.Request, key string, q url.Values) error {
 	if d.Origin == nil {
 		return &apiError{http.StatusNotImplemented, "NotImplemented", "A folder is served, which has no such resource"}

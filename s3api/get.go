@@ -28,7 +28,6 @@ var pieces = sync.Pool{New: func() any { return new([piece]byte) }}
 // defaultType is the Content-Type of S3 for objects that were stored without one.
 const defaultType = "binary/octet-stream"
 
-// object answers a GET or HEAD of a held key.
 func (d *dataset) object(w http.ResponseWriter, r *http.Request, m *catalog.Manifest, file int) error {
 	size, etag, mod := m.Size(file), m.ETag(file), modified(m.ModTime(file), d.server.began).Truncate(time.Second)
 	h := w.Header()

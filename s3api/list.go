@@ -15,7 +15,6 @@ import (
 	"github.com/shoalfs/shoal/cache/catalog"
 )
 
-// maxKeys is the most keys of a page.
 const maxKeys = 1000
 
 // tokenPrefix begins the continuation tokens of listings from the manifest; the origin's go to the origin.

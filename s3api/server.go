@@ -227,7 +227,6 @@ func (d *dataset) mark(keys []string) (end func(), err error) {
 	}, err
 }
 
-// dataset is one that a server serves.
 type dataset struct {
 	Served
 	server  *Server
@@ -259,7 +258,6 @@ func (d *dataset) remove(ctx context.Context) {
 // readerKey finds the reader in a request's context.
 type readerKey struct{}
 
-// reader is a connection.
 type reader struct {
 	number uint32
 	conn   net.Conn
@@ -384,7 +382,6 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) error {
 	return d.forward(w, r, key, query)
 }
 
-// admit checks who asks.
 func (s *Server) admit(r *http.Request, query url.Values) error {
 	if s.keys != nil {
 		return s.keys.verify(r, query, time.Now())
@@ -503,7 +500,6 @@ func (d *dataset) catchUp() {
 	}
 }
 
-// treeOf returns the tree of a manifest.
 func (d *dataset) treeOf(m *catalog.Manifest) *tree {
 	d.mu.Lock()
 	defer d.mu.Unlock()

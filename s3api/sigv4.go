@@ -32,7 +32,6 @@ const (
 // Keys are secrets by access key.
 type Keys map[string]*secret
 
-// secret is that of an access key.
 type secret struct {
 	text string
 	last atomic.Pointer[signingKey]
@@ -44,7 +43,6 @@ type signingKey struct {
 	key         []byte
 }
 
-// signingKey returns the key of a scope.
 func (s *secret) signingKey(day, region string) []byte {
 	k := s.last.Load()
 	if k == nil || k.day != day || k.region != region {
@@ -147,7 +145,6 @@ func parseSignature(r *http.Request, query url.Values) (s signature, err error) 
 	return s, s.checkDay()
 }
 
-// parseAuthorization parses an Authorization header.
 func parseAuthorization(text string) (s signature, err error) {
 	rest, ok := strings.CutPrefix(text, algorithm+" ")
 	if !ok {
@@ -165,7 +162,6 @@ func parseAuthorization(text string) (s signature, err error) {
 	return s, s.fill(fields["Credential"], fields["SignedHeaders"], fields["Signature"])
 }
 
-// parsePresigned parses a presigned query.
 func parsePresigned(query url.Values) (s signature, err error) {
 	malformed := func(text string) error {
 		return &apiError{http.StatusBadRequest, "AuthorizationQueryParametersError", text}
@@ -222,7 +218,6 @@ func (s *signature) checkDay() error {
 	return nil
 }
 
-// inTime checks the date.
 func (s *signature) inTime(now time.Time) error {
 	switch age := now.Sub(s.date); {
 	case !s.presigned && (age > window || age < -window):
@@ -245,7 +240,6 @@ func (s *signature) covers(r *http.Request) error {
 	return nil
 }
 
-// canonical returns the canonical request.
 func (s *signature) canonical(r *http.Request, query url.Values) string {
 	var b strings.Builder
 	b.WriteString(r.Method + "\n")

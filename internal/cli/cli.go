@@ -22,7 +22,6 @@ import (
 	"github.com/shoalfs/shoal/internal/settings"
 )
 
-// wrongUse is the code of an error of the command line.
 const wrongUse = 2
 
 // Usage marks an error as one of the command line.
@@ -46,7 +45,6 @@ func Code(err error) int {
 	return 1
 }
 
-// coded is an error with an exit code of its own.
 type coded struct {
 	error
 	code int
@@ -177,7 +175,6 @@ func tellDefaults(c *cobra.Command) {
 	}
 }
 
-// flagError explains what is wrong with a flag.
 func flagError(c *cobra.Command, err error, removed map[string]string) error {
 	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
 		if instead, ok := removed[unknown.GetSpecifiedName()]; ok {

@@ -200,7 +200,6 @@ func (v *verbs) ended() <-chan struct{} {
 	return v.idle
 }
 
-// answer runs one verb.
 func (a *Answers) answer(ctx context.Context, conn *net.UnixConn) {
 	defer func() { _ = conn.Close() }()
 	verbCtx, cancel := context.WithCancel(ctx)

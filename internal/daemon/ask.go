@@ -125,7 +125,6 @@ func Ask(ctx context.Context, to Asked, args []string, env map[string]string, ou
 	return a.listen(ctx)
 }
 
-// asking is a question that was sent.
 type asking struct {
 	Silence
 	conn *net.UnixConn
@@ -275,7 +274,6 @@ func (a *asking) hear(ctx context.Context, said []byte) (end bool, err error) {
 	return false, nil
 }
 
-// show shows the progress of a long step.
 func (a *asking) show(b *bar) {
 	if a.bar == nil {
 		a.bar = Own.Step(b.Label)

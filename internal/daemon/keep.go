@@ -389,7 +389,6 @@ func (k *keeper) serve(c *net.UnixConn) {
 	}
 }
 
-// take notes what a child serves.
 func (k *keeper) take(n *keepsake) {
 	k.put(n)
 	k.settle()
@@ -411,7 +410,6 @@ func (k *keeper) settle() {
 	}
 }
 
-// ready notes the program of a child that is ready.
 func (k *keeper) ready(pid int) {
 	if program, err := os.Open("/proc/" + strconv.Itoa(pid) + "/exe"); err == nil {
 		if k.good != nil {

@@ -34,7 +34,6 @@ const (
 	redial = time.Second
 )
 
-// keepers are a keeper's parts by name.
 type keepers struct {
 	sync.Mutex
 	of map[string]*kept
@@ -118,7 +117,6 @@ func (all *keepers) serve(c *net.UnixConn) error {
 	return nil
 }
 
-// hand gives a client all there is.
 func (k *kept) hand(c *net.UnixConn) error {
 	k.Lock()
 	defer k.Unlock()

@@ -51,7 +51,6 @@ func RotateLog(cacheDir string) (stop func()) {
 	return func() { cancel(); looking.Wait() }
 }
 
-// isStderr reports whether a file is standard error.
 func isStderr(path string) bool {
 	a, _ := os.Stderr.Stat()
 	b, _ := os.Stat(path)

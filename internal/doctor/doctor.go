@@ -44,7 +44,6 @@ type patient struct {
 	objects []objstore.Object // some of the source's
 }
 
-// step gathers the facts of a rule.
 type step struct {
 	// takes is its usual duration; 0 for a short one. It gets three times as long, plus 3 s, before it is abandoned.
 	takes  time.Duration

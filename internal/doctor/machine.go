@@ -141,7 +141,6 @@ func (p *patient) speed(ctx context.Context) error {
 	return nil
 }
 
-// aligned returns n bytes that are aligned for O_DIRECT.
 func aligned(n int) []byte {
 	const page = 4096
 	b := make([]byte, n+page)

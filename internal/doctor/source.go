@@ -166,7 +166,6 @@ func (p *patient) climb(ctx context.Context, connections int, size int64, window
 	return findings.Rung{Connections: connections, Bytes: float64(got) / took, Gets: float64(len(l.Took)) / took}, l
 }
 
-// get reads at random, within one of the objects that are not empty.
 func (p *patient) get(ctx context.Context, into []byte) (n int64, err error) {
 	first := rand.IntN(len(p.objects))
 	for i := range p.objects {

@@ -48,7 +48,6 @@ type Rule[F any] struct {
 	Of   func(F) Finding
 }
 
-// judge returns what rules find.
 func judge[F any](rules []Rule[F], facts F) (found []Finding) {
 	for _, r := range rules {
 		if f := r.Of(facts); f.Thing != "" {
@@ -59,7 +58,6 @@ func judge[F any](rules []Rule[F], facts F) (found []Finding) {
 	return found
 }
 
-// when is a finding if it applies, and otherwise none.
 func when(applies bool, level Level, thing, cause, remedy string) Finding {
 	if !applies {
 		return Finding{}

@@ -211,7 +211,6 @@ func (t *trainer) classify() {
 // change the order by little.
 const same = 0.9
 
-// compare compares the second pass with the first.
 func (t *trainer) compare() {
 	if len(t.passes) < 2 || len(t.passes[1]) < fewest {
 		return
@@ -260,7 +259,6 @@ func (t *trainer) recognise() {
 	}
 }
 
-// search searches common seeds.
 func search(s *infer.Search) (best infer.Finding, ok bool) {
 	for step := 0; step < s.Steps() && !ok; step++ {
 		s.Run(step, func() bool { return ok }, func(f infer.Finding) {

@@ -52,7 +52,6 @@ type Figures struct {
 	served
 }
 
-// served counts reads by where the bytes were.
 type served struct {
 	Keep   int `json:"keep"`
 	Ring   int `json:"ring"`
@@ -106,7 +105,6 @@ func Analyse(t *trace.Trace, o ProfileOptions) (p Profile, err error) {
 	return p, nil
 }
 
-// trainer is what a recording shows.
 type trainer struct {
 	Figures
 	trace    *trace.Trace
@@ -129,7 +127,6 @@ type trainer struct {
 	estimate Estimate
 }
 
-// visit is one open of a file, with its reads.
 type visit struct {
 	file       int32
 	process    uint32
@@ -141,7 +138,6 @@ type visit struct {
 	again      bool  // the same process had this file open just before
 }
 
-// digest fills the trainer from the events.
 func (t *trainer) digest() {
 	events := slices.Clone(t.trace.Events)
 	slices.SortStableFunc(events, func(a, b trace.Event) int { return cmp.Compare(a.At, b.At) })
@@ -296,7 +292,6 @@ func (t *trainer) ordered() bool {
 // ceiling is the approximate rate of a mount on two cores with warm data; the model does not include it.
 const ceiling = 12_000.0
 
-// predict simulates the recorded job with its order known.
 func (t *trainer) predict() (err error) {
 	e := &t.estimate
 	*e = Estimate{
@@ -317,7 +312,6 @@ func (t *trainer) predict() (err error) {
 // idleShare is the share of waiting that is negligible.
 const idleShare = 0.05
 
-// verdict is the profile in one sentence.
 func (t *trainer) verdict() string {
 	e := &t.estimate
 	head := fmt.Sprintf("%.0f files/s; reads wait %.0f%% of the readers' time.", t.FilesPerSecond, 100*t.WaitShare)

@@ -81,7 +81,6 @@ func readMemory(root string) Memory {
 	return m
 }
 
-// cgroup is a cgroup of this process.
 type cgroup struct {
 	files cgroupFiles
 	mount string // where its hierarchy is mounted

@@ -149,7 +149,6 @@ func (s *Server) Serve(conn *net.UnixConn) error {
 	return err
 }
 
-// client is one connection.
 type client struct {
 	server   *Server
 	conn     *net.UnixConn
@@ -166,7 +165,6 @@ func (c *client) end() {
 	_ = c.conn.CloseRead()
 }
 
-// send sends a message.
 func (c *client) send(kind byte, body []byte) error {
 	c.out = append(append(binary.LittleEndian.AppendUint32(c.out[:0], uint32(len(body))), kind), body...)
 	_ = c.conn.SetWriteDeadline(time.Now().Add(patience))
@@ -178,7 +176,6 @@ func write(conn *net.UnixConn, message []byte) error {
 	return err
 }
 
-// serve answers one message.
 func (c *client) serve() error {
 	var head [5]byte
 	if _, err := io.ReadFull(c.conn, head[:]); err != nil {
@@ -235,7 +232,6 @@ func (c *client) places(question []byte, path string) error {
 	return c.send('P', body)
 }
 
-// opened passes the positions of the reader on.
 func (c *client) opened(body []byte) error {
 	for ; len(body) > 0; body = body[4:] {
 		file := int(binary.LittleEndian.Uint32(body))
