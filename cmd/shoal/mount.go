@@ -116,7 +116,7 @@ Control files, not listed in the mount: .shoal/stats, .shoal/order, .shoal/plan,
 	}
 	eo.add(c)
 	s.mount.add(c)
-	c.Flags().StringVar(&eo.publish, "publish", "",
+	c.Flags().StringVar(&eo.data.Publish, "publish", "",
 		"pack the dataset to this destination once one pass over it is complete")
 	eo.s3.add(c.Flags(), "s3", alsoS3, nil)
 	return c

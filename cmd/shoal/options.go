@@ -102,6 +102,7 @@ func (c choice) Set(text string) error {
 
 // engineOptions are the flags of every verb with a dataset.
 type engineOptions struct {
+	data        engine.Config // what the flags give in its form
 	store       storeOptions
 	folder      string // of a source that is a tree of files there, else ""
 	cacheDir    string
@@ -109,13 +110,10 @@ type engineOptions struct {
 	cacheSize   amount
 	memory      amount
 	order       string
-	samples     string
-	refresh     bool
+	badShards   string
 	connections connections
 	daemon      string // no, yes or supervised
 	admin       string
-	packedOptions
-	recode string
 	cryptOptions
 	log logOptions
 	auditOptions
@@ -124,10 +122,6 @@ type engineOptions struct {
 }
 
 const supervised = "supervised"
-
-// packedOptions are the flags of tar shards: those that replace SOURCE, the destination of a pass, and the handling of
-// bad shards.
-type packedOptions struct{ shards, publish, badShards string }
 
 // add adds the flags of a daemon.
 func (o *engineOptions) add(c *cobra.Command) {
@@ -139,7 +133,7 @@ func (o *engineOptions) add(c *cobra.Command) {
 			"uniform:seed=S,\nwindowed:seed=S,window=W (packed sources), "+
 			"mixture:seed=S,weights=GLOB:W+GLOB:W,\nbuckets:seed=S,batch=B, sequential, list:PATH, plan, auto, none "+
 			"(docs/orders.md)")
-	addChoice(f, &o.recode, "recode",
+	addChoice(f, &o.data.Recode, "recode",
 		"keep JPEG files on disk in a form that is smaller and quicker to decode, made by spare processors: auto "+
 			"(once a feed decodes them), on, off (docs/recode.md)", "auto", "on", "off")
 	addChoice(f, &o.daemon, "daemon",
@@ -173,10 +167,11 @@ func (o *engineOptions) addHost(c *cobra.Command) {
 func (o *engineOptions) addData(c *cobra.Command) {
 	o.addHost(c)
 	f := c.Flags()
-	f.StringVar(&o.shards, "shards", "", "read SOURCE from this shard set (shoal pack) where it holds the same version")
+	f.StringVar(&o.data.Shards, "shards", "",
+		"read SOURCE from this shard set (shoal pack) where it holds the same version")
 	addChoice(f, &o.badShards, "bad-shards",
 		"damaged or missing shards: error, or skip (leave out their samples, with a warning)", "error", "skip")
-	f.StringVar(&o.samples, "samples", "images",
+	f.StringVar(&o.data.Samples, "samples", "images",
 		"which files are numbered: images, *, extensions after the first dot such as .jpg,.png, or a glob on the "+
 			"name; rows: what lies in the objects: rows of .csv and .tsv, documents of .bin and .idx, pictures of "+
 			"MDS and Parquet; rows:COLUMN: a column of those (docs/records.md)")
@@ -188,7 +183,7 @@ func (o *engineOptions) addData(c *cobra.Command) {
 
 // check checks the flags as far as possible without I/O.
 func (o *engineOptions) check(source string) error {
-	for _, text := range []string{source, o.shards, o.publish} {
+	for _, text := range []string{source, o.data.Shards, o.data.Publish} {
 		if _, err := objstore.ParseSource(text); err != nil && (text != "" || text == source) {
 			return cli.Usage(err)
 		}
@@ -199,13 +194,12 @@ func (o *engineOptions) check(source string) error {
 	if err := o.store.checkNear(); err != nil {
 		return err
 	}
-	if err := engine.CheckSamples(o.samples); err != nil {
+	if err := engine.CheckSamples(o.data.Samples); err != nil {
 		return cli.Usagef("--samples: %w", err)
 	}
 	return nil
 }
 
-// spec returns the order in the flags.
 func (o *engineOptions) spec(inv *invocation) (order.Spec, error) {
 	spec, err := order.Parse(o.order)
 	if err == nil {
@@ -225,6 +219,7 @@ func (o *engineOptions) config(inv *invocation, source string) (c engine.Config,
 	if err := o.check(source); err != nil {
 		return c, h, err
 	}
+	c = o.data
 	if c.Order, err = o.spec(inv); err != nil {
 		return c, h, err
 	}
@@ -234,8 +229,7 @@ func (o *engineOptions) config(inv *invocation, source string) (c engine.Config,
 	if h, err = o.host(inv); err != nil {
 		return c, h, err
 	}
-	c.Logger = h.Logger
-	c.Source, c.Shards, c.Publish = source, o.shards, o.publish
+	c.Source, c.Logger = source, h.Logger
 	for _, text := range []*string{&c.Source, &c.Shards, &c.Publish} {
 		if *text, err = inv.source(*text); err != nil {
 			return c, h, err
@@ -248,8 +242,7 @@ func (o *engineOptions) config(inv *invocation, source string) (c engine.Config,
 		}
 	}
 	c.Store, err = o.store.options(inv)
-	c.Near, c.Recode = o.store.near, o.recode
-	c.SkipBadShards, c.Samples, c.Refresh = o.badShards == "skip", o.samples, o.refresh
+	c.Near, c.SkipBadShards = o.store.near, o.badShards == "skip"
 	c.Connections, c.AdaptConnections, c.ConnectionsGiven, c.Getenv = o.connections.most(), o.connections <= 0,
 		o.connections != 0, inv.environ
 	c.Past, c.Scope = pastVersions, inv.environ(scopeEnv)

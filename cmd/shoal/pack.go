@@ -120,7 +120,7 @@ func (o *packOptions) run(c *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	res, version, cost, err := pack(c.Context(), args[0], args[1], from, to, shard.PackOptions{
+	res, err := pack(c.Context(), args[0], args[1], from, to, shard.PackOptions{
 		ShardSize: int64(o.shardSize), Seed: o.seed, Permute: engine.PackOrder(o.seed),
 		Connections: o.connections.most(), Memory: memory,
 	}, o.re, o.store.near)
@@ -128,11 +128,7 @@ func (o *packOptions) run(c *cobra.Command, args []string) error {
 		return err
 	}
 	if o.asJSON {
-		return json.NewEncoder(c.OutOrStdout()).Encode(struct {
-			shard.Result
-			Version string
-			Cost    engine.Cost
-		}{res, version, cost})
+		return json.NewEncoder(c.OutOrStdout()).Encode(res)
 	}
 	switch {
 	case res.Complete:
@@ -143,9 +139,9 @@ func (o *packOptions) run(c *cobra.Command, args []string) error {
 	}
 	fmt.Fprintf(c.OutOrStdout(), "%s, %s, in %s under %s; dataset version %.12s\n",
 		human.Count(res.Files, "file"), human.Bytes(res.Bytes), human.Count(res.Shards, "shard"),
-		args[1], version)
-	if cost.Priced {
-		fmt.Fprintf(c.OutOrStdout(), "sent: %s\n", cost)
+		args[1], res.Version)
+	if res.Cost.Priced {
+		fmt.Fprintf(c.OutOrStdout(), "sent: %s\n", res.Cost)
 	}
 	if n := res.Escaped.Files; n > 0 {
 		fmt.Fprintf(c.OutOrStdout(),
@@ -207,8 +203,8 @@ func (r *recoding) all(ctx context.Context, src objstore.ReaderAt, m *catalog.Ma
 	if err != nil {
 		return nil, nil, err
 	}
-	if made.kept > 0 {
-		daemon.Own.Notice("%s files are not readable pictures and stay as they are", human.Number(made.kept))
+	if n := made.kept.Load(); n > 0 {
+		daemon.Own.Notice("%s files are not readable pictures and stay as they are", human.Number(n))
 	}
 	built, err := catalog.Build(made.list, catalog.BuildOptions{})
 	if err != nil {
@@ -237,22 +233,29 @@ func packSource(ctx context.Context, base objstore.Store, source objstore.Source
 	return tier.Before(objstore.Retry(objstore.Limit(base, o.Connections), budget.Policy(base)), source), tier, err
 }
 
+// packed is what --json prints.
+type packed struct {
+	shard.Result
+	Version string
+	Cost    engine.Cost
+}
+
 func pack(ctx context.Context, from, to string, fromStore, toStore stores.Options, o shard.PackOptions, re recoding,
-	nearby engine.NearTier) (_ shard.Result, version string, cost engine.Cost, err error) {
+	nearby engine.NearTier) (res packed, err error) {
 	o.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	fromStore.Logger, toStore.Logger = o.Logger, o.Logger
 	base, source, err := stores.Open(ctx, from, fromStore)
 	if err != nil {
-		return shard.Result{}, "", cost, err
+		return res, err
 	}
 	dst, where, err := stores.Create(ctx, to, toStore)
 	if err != nil {
-		return shard.Result{}, "", cost, err
+		return res, err
 	}
 	budget := objstore.NewBudget(fromStore.Store.GetsPerHour, o.Logger)
 	store, tier, err := packSource(ctx, base, source, fromStore, nearby, budget, to, &o)
 	if err != nil {
-		return shard.Result{}, "", cost, err
+		return res, err
 	}
 	defer tier.Close()
 	var src objstore.ReaderAt = store
@@ -272,14 +275,14 @@ func pack(ctx context.Context, from, to string, fromStore, toStore stores.Option
 	built, err := catalog.Build(objects, catalog.BuildOptions{Prefix: source.Prefix})
 	bar.Done("")
 	if err := asked.Wait(); err != nil {
-		return shard.Result{}, "", cost, err
+		return res, err
 	}
 	if err != nil {
-		return shard.Result{}, "", cost, fmt.Errorf("list %s: %w", source, err)
+		return res, fmt.Errorf("list %s: %w", source, err)
 	}
 	m, err := mapped(built)
 	if err != nil {
-		return shard.Result{}, "", cost, err
+		return res, err
 	}
 	defer func() { _ = m.Close() }()
 	if s := m.Skipped(); s.Total() > 0 {
@@ -287,27 +290,27 @@ func pack(ctx context.Context, from, to string, fromStore, toStore stores.Option
 			strings.Join(s.Examples, ", "))
 	}
 	if o.Memory -= packOverhead + m.FileSize() + 16*int64(m.Len()); o.Memory < 32<<20 {
-		return shard.Result{}, "", cost,
-			fmt.Errorf("--memory is too little for %s files (give at least %s)",
-				human.Number(m.Len()), cachedir.RoundUp(packOverhead+m.FileSize()+16*int64(m.Len())+32<<20))
+		return res, fmt.Errorf("--memory is too little for %s files (give at least %s)",
+			human.Number(m.Len()), cachedir.RoundUp(packOverhead+m.FileSize()+16*int64(m.Len())+32<<20))
 	}
 	if o.Recoded = re.String(); o.Recoded != "" {
 		made, anew, failed := re.all(ctx, src, m, o.Connections)
 		if failed != nil {
-			return shard.Result{}, "", cost, failed
+			return res, failed
 		}
 		if err := m.Close(); err != nil {
-			return shard.Result{}, "", cost, err
+			return res, err
 		}
 		src, m = made, anew
 		defer removeSpool(made.dir, &err)
 	}
-	res, err := packInto(ctx, m, src, objstore.Retry(dst, budget.Policy(dst)), where.Prefix, o, re)
+	res.Result, err = packInto(ctx, m, src, objstore.Retry(dst, budget.Policy(dst)), where.Prefix, o, re)
 	if err != nil {
-		return res, "", cost, err
+		return res, err
 	}
 	total := objstore.RequestsOf(base).Plus(objstore.RequestsOf(dst))
-	return res, m.Version(), engine.CostOf(total, fromStore.Store.Prices), nil
+	res.Version, res.Cost = m.Version(), engine.CostOf(total, fromStore.Store.Prices)
+	return res, nil
 }
 
 // packInto packs m, and recodes its files first if that is wanted.

@@ -23,7 +23,7 @@ func TestPackTellsOfASilentSource(t *testing.T) {
 	from := stores.Options{Getenv: func(name string) string { return env[name] }}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	_, _, _, err := pack(ctx, "s3://photos/train", "file://"+t.TempDir()+"/set", from, stores.Options{},
+	_, err := pack(ctx, "s3://photos/train", "file://"+t.TempDir()+"/set", from, stores.Options{},
 		shard.PackOptions{Memory: debug.SetMemoryLimit(-1), Connections: 4}, recoding{}, engine.NearTier{})
 	if err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), "AWS_ENDPOINT_URL") {
 		t.Errorf("it says %v, %v", err, ctx.Err())

@@ -29,7 +29,7 @@ import (
 type recoded struct {
 	dir     string
 	objects []objstore.Object // by key
-	kept    int               // unchanged files: not pictures, or broken ones
+	kept    atomic.Int64      // unchanged files: not pictures, or broken ones
 }
 
 // recode recodes all files of m into a folder under spool. Files of an earlier run of the same recoding are
@@ -40,14 +40,13 @@ func recode(ctx context.Context, src objstore.ReaderAt, m *catalog.Manifest, r g
 	if out.dir, err = spoolFolder(spool, m, r.String()); err != nil {
 		return nil, err
 	}
-	var kept atomic.Int64
 	cpu := make(chan struct{}, runtime.GOMAXPROCS(0))
 	bar := daemon.Own.Step("recoding")
 	said, err := recodeEach(ctx, m, bar, min(connections, 16*cap(cpu)),
 		func(ctx context.Context, i int) (int64, error) {
 			o, same, err := out.file(ctx, src, m, i, r, cpu)
 			if same {
-				kept.Add(1)
+				out.kept.Add(1)
 			}
 			out.objects[i] = o
 			return o.Size, err
@@ -56,7 +55,6 @@ func recode(ctx context.Context, src objstore.ReaderAt, m *catalog.Manifest, r g
 	if err != nil {
 		return nil, err
 	}
-	out.kept = int(kept.Load())
 	slices.SortFunc(out.objects, func(a, b objstore.Object) int { return strings.Compare(a.Key, b.Key) })
 	return out, nil
 }

@@ -57,7 +57,7 @@ daemon uses the directory, that daemon does the work. If interrupted, it keeps w
 	}
 	eo.addData(c)
 	f := c.Flags()
-	f.BoolVar(&eo.refresh, "refresh", false, "list the source again instead of using the saved listing")
+	f.BoolVar(&eo.data.Refresh, "refresh", false, "list the source again instead of using the saved listing")
 	f.Float64Var(&fraction, "fraction", 1, "share of the dataset's bytes to keep")
 	f.StringVar(&list, "list", "", "file with the paths to keep, relative to SOURCE, one per line")
 	return c
