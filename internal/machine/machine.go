@@ -5,11 +5,19 @@ package machine
 import (
 	"bufio"
 	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Memory is the memory that this process may use, in bytes.
@@ -178,4 +186,153 @@ func Fields(file string) map[string]int64 {
 		}
 	}
 	return list
+}
+
+// IdleCPU returns how long the processors that this process may use have been idle, apart from this process, since some
+// fixed moment: use differences of two calls. Its resolution is 10 ms for each processor.
+func IdleCPU() (idle time.Duration) {
+	var mine unix.CPUSet
+	if unix.SchedGetaffinity(0, &mine) != nil {
+		return 0
+	}
+	f, err := os.Open("/proc/stat")
+	if err != nil {
+		return 0
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		// cpuN user nice system idle iowait ..., in hundredths of a second
+		fields := strings.Fields(lines.Text())
+		if len(fields) < 6 || !strings.HasPrefix(fields[0], "cpu") {
+			continue
+		}
+		if n, err := strconv.Atoi(fields[0][3:]); err != nil || !mine.IsSet(n) {
+			continue
+		}
+		for _, ticks := range fields[4:6] {
+			n, _ := strconv.ParseInt(ticks, 10, 64)
+			idle += time.Duration(n) * 10 * time.Millisecond
+		}
+	}
+	var own syscall.Rusage
+	if syscall.Getrusage(syscall.RUSAGE_SELF, &own) == nil {
+		idle += time.Duration(own.Utime.Nano() + own.Stime.Nano())
+	}
+	return idle
+}
+
+// CPUQuota returns the number of cores that this process's cgroups allow, the smallest of them; 0 without a quota. root
+// is the prefix of /proc and /sys.
+func CPUQuota(root string) (cores float64) {
+	for _, dir := range Cgroups(root, "cpu") {
+		file := func(name string) string {
+			b, _ := os.ReadFile(filepath.Join(root, dir, name))
+			return strings.TrimSpace(string(b))
+		}
+		quota, period, _ := strings.Cut(file("cpu.max"), " ") // version 2: "QUOTA PERIOD", "max" for none
+		if quota == "" {
+			quota, period = file("cpu.cfs_quota_us"), file("cpu.cfs_period_us") // version 1: -1 for none
+		}
+		q, err := strconv.ParseFloat(quota, 64)
+		p, periodErr := strconv.ParseFloat(period, 64)
+		if err == nil && periodErr == nil && q > 0 && p > 0 && (cores == 0 || q/p < cores) {
+			cores = q / p
+		}
+	}
+	return cores
+}
+
+// Room returns how many bytes a folder can hold, including the files in it: the space left for this user, and the
+// space of the folder. The folder need not exist.
+func Room(dir string) (int64, error) {
+	var st syscall.Statfs_t
+	at, err := dir, syscall.Statfs(dir, &st)
+	for (errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)) && at != filepath.Dir(at) {
+		at = filepath.Dir(at)
+		err = syscall.Statfs(at, &st)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("free space of %s: %w", at, err)
+	}
+	return int64(st.Bavail)*st.Bsize + taken(dir), nil
+}
+
+// taken returns the disk space of a folder's files. Unreadable files count as 0.
+func taken(dir string) (n int64) {
+	_ = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return nil //nolint:nilerr // a file removed in the meantime uses nothing
+		}
+		if info, err := d.Info(); err == nil {
+			if st, ok := info.Sys().(*syscall.Stat_t); ok {
+				n += st.Blocks * 512
+			}
+		}
+		return nil
+	})
+	return n
+}
+
+// Mount is a line of /proc/self/mountinfo.
+type Mount struct {
+	Device string // MAJOR:MINOR
+	Root   string // the mounted folder of the file system
+	Point  string
+	Type   string
+	Source string
+	Super  string // options of the file system
+	Shared bool   // with other namespaces
+}
+
+// Mounts reads the mounts, in the order in which they were made: of two at one place the later one is on top. root is
+// the prefix of /proc.
+func Mounts(root string) ([]Mount, error) {
+	b, err := os.ReadFile(filepath.Join(root, "proc/self/mountinfo"))
+	return parseMounts(string(b)), err
+}
+
+// Top returns what is mounted at a path, the topmost, or nil.
+func Top(mounts []Mount, path string) *Mount {
+	for i, m := range slices.Backward(mounts) {
+		if m.Point == path {
+			return &mounts[i]
+		}
+	}
+	return nil
+}
+
+// parseMounts parses lines as described in proc(5):
+//
+//	36 35 98:0 /root /point rw,noatime shared:1 master:2 - ext4 /dev/root rw
+func parseMounts(text string) (list []Mount) {
+	for line := range strings.Lines(text) {
+		left, right, _ := strings.Cut(line, " - ")
+		l, r := strings.Fields(left), strings.Fields(right)
+		if len(l) < 6 || len(r) < 2 {
+			continue
+		}
+		m := Mount{Device: l[2], Root: unescape(l[3]), Point: unescape(l[4]), Type: r[0], Source: unescape(r[1]),
+			Super: strings.Join(r[2:], " ")}
+		for _, o := range l[6:] {
+			m.Shared = m.Shared || strings.HasPrefix(o, "shared:")
+		}
+		list = append(list, m)
+	}
+	return list
+}
+
+// unescape decodes the kernel's \040 for a space, and the like.
+func unescape(text string) string {
+	var b strings.Builder
+	for i := 0; i < len(text); i++ {
+		if text[i] == '\\' && i+3 < len(text) {
+			if n, err := strconv.ParseUint(text[i+1:i+4], 8, 8); err == nil {
+				b.WriteByte(byte(n))
+				i += 3
+				continue
+			}
+		}
+		b.WriteByte(text[i])
+	}
+	return b.String()
 }
