@@ -192,13 +192,18 @@ func (d *dataset) changing(keys []string) (end func(), err error) {
 	}
 	return func() {
 		again, err := d.mark(keys)
-		if err != nil {
-			d.server.log.Warn(
-				"the saved listing could not be marked as stale: run shoal refresh after the next start", "cause", err)
-		}
+		d.unmarked(err)
 		begun()
 		again()
 	}, nil
+}
+
+// unmarked logs that MarkStale has failed, if it has.
+func (d *dataset) unmarked(err error) {
+	if err != nil {
+		d.server.log.Warn("the saved listing could not be marked as stale: run shoal refresh after the next start",
+			"cause", err)
+	}
 }
 
 func (d *dataset) mark(keys []string) (end func(), err error) {
@@ -493,10 +498,7 @@ func (d *dataset) catchUp() {
 	}
 	d.written.listed(at)
 	if d.written.below("") { // after the listing began: what it saved is stale again
-		if err := d.MarkStale([]string{d.Prefix}); err != nil {
-			d.server.log.Warn(
-				"the saved listing could not be marked as stale: run shoal refresh after the next start", "cause", err)
-		}
+		d.unmarked(d.MarkStale([]string{d.Prefix}))
 	}
 }
 

@@ -3,8 +3,6 @@
 package machine
 
 import (
-	"bufio"
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -118,10 +116,7 @@ func Cgroups(root, controller string) (dirs []string) {
 // cgroups returns the cgroups of this process that can limit a controller's resource: one of version 2, one of version
 // 1 or, if both are mounted, both.
 func cgroups(root, controller string) (list []cgroup) {
-	own, err := os.ReadFile(filepath.Join(root, "proc/self/cgroup"))
-	if err != nil {
-		return nil
-	}
+	own, _ := os.ReadFile(filepath.Join(root, "proc/self/cgroup"))
 	paths := map[string]string{} // by controller; version 2 has the name ""
 	for line := range strings.Lines(string(own)) {
 		// hierarchy:controllers:path
@@ -174,12 +169,9 @@ func number(file string) (n int64, ok bool) {
 // Fields reads lines of a name and a number.
 func Fields(file string) map[string]int64 {
 	list := map[string]int64{}
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return list
-	}
-	for lines := bufio.NewScanner(bytes.NewReader(b)); lines.Scan(); {
-		if f := strings.Fields(lines.Text()); len(f) >= 2 {
+	b, _ := os.ReadFile(file)
+	for line := range strings.Lines(string(b)) {
+		if f := strings.Fields(line); len(f) >= 2 {
 			if n, err := strconv.ParseInt(f[1], 10, 64); err == nil {
 				list[f[0]] = n
 			}
@@ -195,14 +187,13 @@ func IdleCPU() (idle time.Duration) {
 	if unix.SchedGetaffinity(0, &mine) != nil {
 		return 0
 	}
-	f, err := os.Open("/proc/stat")
+	stat, err := os.ReadFile("/proc/stat")
 	if err != nil {
 		return 0
 	}
-	defer f.Close()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
+	for line := range strings.Lines(string(stat)) {
 		// cpuN user nice system idle iowait ..., in hundredths of a second
-		fields := strings.Fields(lines.Text())
+		fields := strings.Fields(line)
 		if len(fields) < 6 || !strings.HasPrefix(fields[0], "cpu") {
 			continue
 		}

@@ -149,9 +149,7 @@ func (b *Bar) draw() {
 // failure.
 func (b *Bar) Done(result string) {
 	b.stop()
-	b.mu.Lock()
 	elapsed := b.p.now().Sub(b.start).Round(100 * time.Millisecond)
-	b.mu.Unlock()
 	line := fmt.Sprintf("%-34s %v", b.label, elapsed)
 	if result != "" {
 		line += "  " + result
