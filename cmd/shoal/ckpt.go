@@ -84,7 +84,6 @@ What is removed in DIR stays in DEST, unless --delete is given (docs/checkpoints
 	return c
 }
 
-// lastNames is --last as a function.
 func (o *ckptOptions) lastNames() (func(path string) bool, error) {
 	last, err := folder.LastNames(o.last...)
 	if err != nil {

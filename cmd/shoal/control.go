@@ -186,7 +186,6 @@ func daemonOf(ctx context.Context, target string, security *clientSecurity) int 
 	return s.PID
 }
 
-// only returns the only element of found.
 func only(found []string, remedy string) (string, error) {
 	switch len(found) {
 	case 0:

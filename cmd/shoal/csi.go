@@ -66,7 +66,7 @@ It needs a keeper (shoal keeper) at the address in SHOAL_KEEPER, which holds the
 				return err
 			}
 			if eo.admin != "" {
-				_, stop, err := prom.Listen(eo.admin, datasets{}, host.Logger)
+				_, stop, err := prom.Listen(eo.admin, prom.Collector(datasets), host.Logger)
 				if err != nil {
 					return o.closeAfter(c.Context(), err)
 				}
@@ -87,13 +87,8 @@ It needs a keeper (shoal keeper) at the address in SHOAL_KEEPER, which holds the
 	return c
 }
 
-// datasets are the metrics of all that this process serves, each with the label dataset: prometheus.Collector.
-type datasets struct{}
-
-// Describe implements prometheus.Collector: which there will be is not known.
-func (datasets) Describe(chan<- *prometheus.Desc) {}
-
-func (datasets) Collect(ch chan<- prometheus.Metric) {
+// datasets sends the metrics of all that this process serves, each with the label dataset.
+func datasets(to prom.Sink) {
 	of := map[string]admin.Snapshot{} // volumes may share one
 	services.Lock()
 	for _, s := range services.all {
@@ -105,7 +100,7 @@ func (datasets) Collect(ch chan<- prometheus.Metric) {
 	services.Unlock()
 	for id, stats := range of {
 		c := admin.Collector(version, func() admin.Snapshot { return stats })
-		prometheus.WrapCollectorWith(prometheus.Labels{"dataset": id[:12]}, c).Collect(ch)
+		prometheus.WrapCollectorWith(prometheus.Labels{"dataset": id[:12]}, c).Collect(to)
 	}
 }
 

@@ -89,7 +89,6 @@ func (inv *invocation) order(spec order.Spec) (order.Spec, error) {
 	return spec.With("path", path)
 }
 
-// environ returns a variable of the user's environment.
 func (inv *invocation) environ(name string) string {
 	if inv.verb != nil {
 		return inv.verb.Env[name]

@@ -132,7 +132,6 @@ type mounted struct {
 	unheard func() // ends the answers on the mount's socket
 }
 
-// gone returns a channel that is closed when the mount is gone.
 func (m *mounted) gone() <-chan struct{} {
 	gone := make(chan struct{})
 	go func() { m.server.Wait(); close(gone) }()
@@ -153,7 +152,6 @@ func (m *mounted) drain(d *daemon.Drain, gone <-chan struct{}) error {
 	return err
 }
 
-// left records that the mount is gone.
 func (m *mounted) left() {
 	m.unheard()
 	m.forget()

@@ -124,7 +124,6 @@ func (o *orderOptions) run(c *cobra.Command, text string) error {
 	return o.print(c, inv, spec, facts)
 }
 
-// check reports flags that do not fit each other.
 func (o *orderOptions) check(c *cobra.Command) error {
 	switch {
 	case o.certify && o.batch < 1:

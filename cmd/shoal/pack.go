@@ -169,7 +169,6 @@ func packStores(inv *invocation, o storeOptions, destKeyFile string) (from, to s
 	return from, to, err
 }
 
-// recoding is the conversion of files before packing.
 type recoding struct {
 	gpuingest.Recode
 	resize, spool string
@@ -196,7 +195,6 @@ func (r *recoding) check(quality bool) (err error) {
 	return nil
 }
 
-// all recodes the files of m, and returns a reader of the results and their manifest.
 func (r *recoding) all(ctx context.Context, src objstore.ReaderAt, m *catalog.Manifest, connections int) (
 	*recoded, *catalog.Manifest, error) {
 	made, err := recode(ctx, src, m, r.Recode, r.spool, connections)

@@ -223,7 +223,6 @@ func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
 	return nil
 }
 
-// checkNodes checks the flags of a cluster and of a near tier.
 func (o *planOptions) checkNodes(c *cobra.Command) error {
 	o.tiered = c.Flags().Changed("near-bandwidth")
 	all := order.Ranks{Last: o.spec.World() - 1}

@@ -121,7 +121,6 @@ func (s *storedCoded) note(i int, spooled []byte) {
 
 func (s *storedCoded) path(i int) string { return filepath.Join(s.dir, fmt.Sprintf("%08d", i)) }
 
-// coded returns what the packer must know.
 func (s *storedCoded) coded() *shard.Coded {
 	if !slices.ContainsFunc(s.sums, func(sum uint32) bool { return sum != 0 }) {
 		return nil

@@ -243,7 +243,6 @@ func (ep *endpoint) stop() {
 	ep.end(ctx)
 }
 
-// stats returns the counters; nil without an endpoint.
 func (ep *endpoint) stats() *s3api.Stats {
 	if ep == nil {
 		return nil

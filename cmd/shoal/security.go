@@ -32,7 +32,6 @@ func (s *feedSecurity) add(c *cobra.Command) {
 		"file with tokens, one per line: clients must present one of them (default: the token in "+tokenEnv+", if set)")
 }
 
-// resolve checks the flags and reads the files.
 func (s *feedSecurity) resolve(inv *invocation, log *slog.Logger, lo *loader.ListenOptions) (
 	_ *loader.Tokens, err error) {
 	if _, err := inv.absAll(&s.files.Cert, &s.files.Key, &s.files.ClientCA, &s.tokenFile); err != nil {

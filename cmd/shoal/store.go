@@ -97,7 +97,6 @@ func (o *storeOptions) options(inv *invocation) (all objstore.StoreOptions, err 
 	return all, err
 }
 
-// printCost adds the rows about requests sent to the store.
 func printCost(row func(name, format string, args ...any), c engine.Cost) {
 	row("requests", "%s", c)
 	if b := c.Budget; b != nil {

@@ -158,7 +158,6 @@ func printable(text string) string {
 // oneLine is a name, or a text that has some, as a part of a line.
 func oneLine(text string) string { return strings.ReplaceAll(printable(text), "\n", "·") }
 
-// fromAdmin gets a page of an admin address.
 func fromAdmin(ctx context.Context, base, page string) ([]byte, error) {
 	const remedy = "give the daemon's --admin address"
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimRight(base, "/")+page, nil)
