@@ -152,7 +152,6 @@ func (d *Driver) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolume
 	return &csi.NodePublishVolumeResponse{}, nil
 }
 
-// errUnmounted says that somebody has unmounted a stage.
 var errUnmounted = errors.New("it was unmounted meanwhile (the kubelet asks again)")
 
 func is(c <-chan struct{}) bool {

@@ -169,7 +169,6 @@ var mountFlags = map[string]uintptr{
 	"nodiratime": unix.MS_NODIRATIME, "relatime": unix.MS_RELATIME,
 }
 
-// bindFlags checks how a volume is to be mounted.
 func bindFlags(c *csi.VolumeCapability, readOnly, ephemeral bool) (flags uintptr, err error) {
 	if c.GetMount() == nil {
 		return 0, fmt.Errorf("a volume is a file system and no block device (volumeMode: Filesystem)")

@@ -24,7 +24,6 @@ type conns struct {
 	all map[net.Conn]*place
 }
 
-// place is what is known of a connection.
 type place struct {
 	since time.Time // when it came, or its last request ended
 	busy  bool      // a request is at work

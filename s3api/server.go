@@ -1,6 +1,7 @@
 package s3api
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -260,7 +261,6 @@ func (d *dataset) remove(ctx context.Context) {
 	everywhere.Unlock()
 }
 
-// readerKey finds the reader in a request's context.
 type readerKey struct{}
 
 type reader struct {
@@ -342,10 +342,6 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) error {
 	}
 	unhoist(r.Header, query)
 	bucket, key, _ := strings.Cut(path, "/")
-	at := key
-	if key == "" {
-		at = query.Get("prefix")
-	}
 	read := r.Method == http.MethodGet || r.Method == http.MethodHead
 	switch {
 	case path == "" && r.Method == http.MethodGet: // not //BUCKET/KEY: the list would be taken for the object
@@ -361,7 +357,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) error {
 	case !read && s.may.ReadOnly:
 		return denied("The endpoint is read-only (--s3-read-only)")
 	}
-	d, ok := s.enter(bucket, at)
+	d, ok := s.enter(bucket, cmp.Or(key, query.Get("prefix")))
 	if !ok {
 		return errNoSuchBucket
 	}
@@ -536,7 +532,6 @@ func (d *dataset) bucket(w http.ResponseWriter, r *http.Request, query url.Value
 	return d.list(w, r, query)
 }
 
-// buckets answers ListBuckets.
 func (s *Server) buckets(w http.ResponseWriter) {
 	type bucket struct{ Name, CreationDate string }
 	names := map[string]bool{}

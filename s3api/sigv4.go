@@ -79,7 +79,6 @@ func ParseKeys(r io.Reader) (Keys, error) {
 	return keys, nil
 }
 
-// signature is what a request says about its signature.
 type signature struct {
 	access    string
 	scope     [4]string // day, region, s3, aws4_request

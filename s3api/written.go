@@ -18,7 +18,6 @@ type written struct {
 	all  *change // of keys beyond maxWritten; nil: none
 }
 
-// change is what was done to a key.
 type change struct {
 	running int       // requests
 	ended   time.Time // the last of them

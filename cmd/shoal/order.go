@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"cmp"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -111,7 +110,7 @@ func (o *orderOptions) run(c *cobra.Command, text string) error {
 		}
 		return nil
 	case o.mountpoint != "":
-		return o.ofMount(c.Context(), spec, c.OutOrStdout())
+		return o.ofMount(c, spec)
 	case o.paths:
 		return cli.Usagef("--paths: give --mount too, which has the paths")
 	case !f.Changed("n"):
@@ -320,16 +319,12 @@ func (c epochCertificate) write(w io.Writer) error {
 }
 
 // ofMount asks the daemon of a mount, which has the manifest and the shards.
-func (o *orderOptions) ofMount(ctx context.Context, spec order.Spec, out io.Writer) error {
+func (o *orderOptions) ofMount(c *cobra.Command, spec order.Spec) error {
 	args := []string{"order", spec.String()}
-	if o.paths {
-		args = append(args, "--paths")
+	for _, name := range []string{"paths", "certificate", "batch", "epochs", "json"} {
+		if f := c.Flags().Lookup(name); f.Changed {
+			args = append(args, "--"+name+"="+f.Value.String())
+		}
 	}
-	if o.certify {
-		args = append(args, "--certificate", "--batch", strconv.Itoa(o.batch), "--epochs", strconv.Itoa(o.epochs))
-	}
-	if o.json {
-		args = append(args, "--json")
-	}
-	return askMount(ctx, o.mountpoint, out, args...)
+	return askMount(c.Context(), o.mountpoint, c.OutOrStdout(), args...)
 }

@@ -189,7 +189,6 @@ func (v *verbs) Go(do func()) {
 	}()
 }
 
-// ended returns a channel that is closed once no verb runs.
 func (v *verbs) ended() <-chan struct{} {
 	v.mu.Lock()
 	defer v.mu.Unlock()

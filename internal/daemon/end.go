@@ -125,7 +125,6 @@ func (d *Drain) cutOff() {
 	}
 }
 
-// waited is an attribute of the log.
 func (d *Drain) waited() slog.Attr {
 	return slog.Duration("waited", time.Since(d.start).Round(time.Millisecond))
 }

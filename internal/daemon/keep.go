@@ -98,7 +98,6 @@ type keeping struct {
 	all []*keepsake
 }
 
-// remove removes what is, and closes it.
 func (k *keeping) remove(is func(k *keepsake) bool) {
 	k.Lock()
 	defer k.Unlock()
@@ -154,7 +153,6 @@ func init() {
 	}
 }
 
-// letGoAt lets go what has not been taken by then.
 func letGoAt(until time.Time) {
 	time.AfterFunc(time.Until(until), func() { own.left.remove(func(*keepsake) bool { return true }) })
 }

@@ -162,7 +162,6 @@ func (k *kind) summarise() {
 	_ = k.next.Handle(context.Background(), k.last) // like slog.Logger: the error has nowhere to go
 }
 
-// handler is a slog.Handler that consults the limiter.
 type handler struct {
 	l    *Limiter
 	next slog.Handler

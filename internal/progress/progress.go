@@ -111,7 +111,6 @@ func (b *Bar) Set(done, total int, note string) {
 	b.done, b.total, b.note = max(done, b.done), total, note
 }
 
-// text is the step's state in one line.
 func (b *Bar) text() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
