@@ -70,7 +70,7 @@ func command() *cobra.Command {
 			return nil
 		},
 		RunE: func(_ *cobra.Command, args []string) error {
-			lv, format, err := logs.Parse(level)
+			lv, asJSON, err := logs.Parse(level)
 			if err != nil {
 				return cli.Usagef("--log-level: %w", err)
 			}
@@ -80,7 +80,7 @@ func command() *cobra.Command {
 			limiter := logs.NewLimiter()
 			defer limiter.Flush()
 			return serve(args[0], listen, admin, loader.ListenOptions{SocketGroup: group}, device,
-				limiter.New(os.Stderr, format, lv))
+				limiter.New(os.Stderr, asJSON, lv))
 		},
 	}
 	f := c.Flags()

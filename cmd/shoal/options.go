@@ -356,15 +356,15 @@ func (o *logOptions) add(c *cobra.Command) {
 
 // logger returns the logger. In a process of its own it becomes slog's and the log package's default.
 func (o *logOptions) logger(inv *invocation) (*slog.Logger, error) {
-	level, format, err := logs.Parse(o.level)
+	level, asJSON, err := logs.Parse(o.level)
 	if err != nil {
 		return nil, cli.Usagef("--log-level: %w", err)
 	}
-	log := slog.New(daemon.Warner{Handler: limiter.New(os.Stderr, format, level).Handler(), Voice: inv.Voice})
+	log := slog.New(daemon.Warner{Handler: limiter.New(os.Stderr, asJSON, level).Handler(), Voice: inv.Voice})
 	if !inv.attached() {
 		daemon.Outlive()
 		slog.SetDefault(log)
-		daemon.JSON.Store(format == logs.JSON)
+		daemon.JSON.Store(asJSON)
 	}
 	return log, nil
 }

@@ -16,26 +16,17 @@ import (
 	"time"
 )
 
-// The formats of a log.
-const (
-	Text = "text" // logfmt, as slog writes it
-	JSON = "json" // an object a line
-)
-
 // Help explains a flag that Parse understands.
 const Help = "debug, info, warn or error; with \",json\", such as info,json: one JSON object a line"
 
-// Parse parses the level of a log, and its format.
-func Parse(text string) (level slog.Level, format string, err error) {
-	name, format, given := strings.Cut(text, ",")
-	if !given {
-		format = Text
-	}
-	if err := level.UnmarshalText([]byte(name)); err != nil || given && format != JSON {
-		return 0, "", fmt.Errorf(
+// Parse parses the level of a log, and whether each line is to be a JSON object instead of slog's text.
+func Parse(text string) (level slog.Level, asJSON bool, err error) {
+	name, asJSON := strings.CutSuffix(text, ",json")
+	if level.UnmarshalText([]byte(name)) != nil {
+		return 0, false, fmt.Errorf(
 			"%q is not a log level: give debug, info, warn or error, or one of them with \",json\"", text)
 	}
-	return level, format, nil
+	return level, asJSON, nil
 }
 
 const (
@@ -73,10 +64,10 @@ type kind struct {
 // NewLimiter returns an empty limiter.
 func NewLimiter() *Limiter { return &Limiter{kinds: map[string]*kind{}} }
 
-// New returns a logger that writes events of at least level to w, in one of the formats.
-func (l *Limiter) New(w io.Writer, format string, level slog.Leveler) *slog.Logger {
+// New returns a logger that writes events of at least level to w.
+func (l *Limiter) New(w io.Writer, asJSON bool, level slog.Leveler) *slog.Logger {
 	var h slog.Handler = slog.NewTextHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: present})
-	if format == JSON {
+	if asJSON {
 		h = slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: plain})
 	}
 	return slog.New(&handler{l: l, next: h})

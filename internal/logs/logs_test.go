@@ -40,7 +40,7 @@ func TestHandler(t *testing.T) {
 	var buf bytes.Buffer
 	slogtest.Run(t, func(t *testing.T) slog.Handler {
 		buf.Reset()
-		return NewLimiter().New(&buf, JSON, slog.LevelInfo).Handler()
+		return NewLimiter().New(&buf, true, slog.LevelInfo).Handler()
 	}, func(t *testing.T) map[string]any {
 		var m map[string]any
 		if err := json.Unmarshal(buf.Bytes(), &m); err != nil {
@@ -53,17 +53,17 @@ func TestHandler(t *testing.T) {
 // A hostile value makes no second line, in no format, and JSON stays JSON.
 func TestOneLineAnEvent(t *testing.T) {
 	hostile := "a\nlevel=ERROR msg=forged\r\n\x00\x1b[31m\u2028\xff{\"x\":1}"
-	for _, format := range []string{Text, JSON} {
+	for _, asJSON := range []bool{false, true} {
 		var w lines
-		log := NewLimiter().New(&w, format, slog.LevelDebug)
+		log := NewLimiter().New(&w, asJSON, slog.LevelDebug)
 		log.With(hostile, hostile).WithGroup("g\n").Error(hostile, "k", hostile, "cause", errors.New(hostile),
 			"many", []string{hostile})
 		got := w.take()
 		if len(got) != 1 || strings.Count(got[0], "\n") != 1 || !strings.HasSuffix(got[0], "\n") ||
 			strings.ContainsAny(got[0], "\r\x00\x1b") {
-			t.Errorf("%s: %q", format, got)
+			t.Errorf("JSON: %v: %q", asJSON, got)
 		}
-		if format == JSON && !json.Valid([]byte(got[0])) {
+		if asJSON && !json.Valid([]byte(got[0])) {
 			t.Errorf("no JSON: %q", got[0])
 		}
 	}
@@ -73,7 +73,7 @@ func TestFlood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var w lines
 		l := NewLimiter()
-		log := l.New(&w, JSON, slog.LevelDebug)
+		log := l.New(&w, true, slog.LevelDebug)
 		event := func(line string) (msg, path string, repeated int) {
 			var e struct {
 				Msg, Path string
@@ -142,7 +142,7 @@ func TestKindsAreBounded(t *testing.T) { synctest.Test(t, kindsAreBounded) } // 
 func kindsAreBounded(t *testing.T) {
 	var w lines
 	l := NewLimiter()
-	log := l.New(&w, Text, slog.LevelInfo)
+	log := l.New(&w, false, slog.LevelInfo)
 	for i := range mostKinds + 100 {
 		log.Info(fmt.Sprint("kind ", i))
 	}
@@ -157,7 +157,7 @@ func TestManyLoggers(t *testing.T) { synctest.Test(t, manyLoggers) }
 func manyLoggers(t *testing.T) {
 	var w lines
 	l := NewLimiter()
-	log := l.New(&w, JSON, slog.LevelInfo)
+	log := l.New(&w, true, slog.LevelInfo)
 	var wg sync.WaitGroup
 	for i := range 8 {
 		wg.Go(func() {
@@ -176,14 +176,14 @@ func manyLoggers(t *testing.T) {
 
 // A cause that there is not is not told.
 func TestNothingIsLeftOut(t *testing.T) {
-	for _, format := range []string{Text, JSON} {
+	for _, asJSON := range []bool{false, true} {
 		var w lines
 		var none error
-		NewLimiter().New(&w, format, slog.LevelInfo).Info("ended", "cause", none, "n", 0, "took", time.Second)
+		NewLimiter().New(&w, asJSON, slog.LevelInfo).Info("ended", "cause", none, "n", 0, "took", time.Second)
 		got := strings.Join(w.take(), "\n")
 		if strings.Contains(got, "cause") || strings.Contains(got, "nil") || strings.Contains(got, "null") ||
 			!strings.Contains(got, "took") {
-			t.Errorf("%s: %s", format, got)
+			t.Errorf("JSON: %v: %s", asJSON, got)
 		}
 	}
 }
@@ -192,7 +192,7 @@ func TestNothingIsLeftOut(t *testing.T) {
 func TestFailedReads(t *testing.T) {
 	var w lines
 	l := NewLimiter()
-	log := l.New(&w, Text, slog.LevelInfo)
+	log := l.New(&w, false, slog.LevelInfo)
 	for i := range 100 {
 		log.Warn("read failed", "path", i, "errno", []string{"stale file handle", "input/output error"}[i%2])
 	}
