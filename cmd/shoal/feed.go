@@ -207,10 +207,10 @@ func (o *feedOptions) run(c *cobra.Command, addr string) error {
 		return nil
 	}
 	raw, err := client.Stats(c.Context())
-	s, err := parseStats[engine.Stats](raw, err)
+	s, err := parseStats[daemonReport](raw, err)
 	if err != nil {
 		return err
 	}
-	r.daemonReport = daemonReport{s.Opens, s.Reads, s.GetRequests, s.GetBytes, s.Hits, s.Lead, s.Errors, raw}
+	r.daemonReport, r.Daemon = *s, raw
 	return json.NewEncoder(c.OutOrStdout()).Encode(r)
 }

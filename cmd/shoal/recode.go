@@ -41,17 +41,14 @@ func recode(ctx context.Context, src objstore.ReaderAt, m *catalog.Manifest, r g
 		return nil, err
 	}
 	cpu := make(chan struct{}, runtime.GOMAXPROCS(0))
-	bar := daemon.Own.Step("recoding")
-	said, err := recodeEach(ctx, m, bar, min(connections, 16*cap(cpu)),
-		func(ctx context.Context, i int) (int64, error) {
-			o, same, err := out.file(ctx, src, m, i, r, cpu)
-			if same {
-				out.kept.Add(1)
-			}
-			out.objects[i] = o
-			return o.Size, err
-		})
-	bar.Done(said)
+	err = recodeEach(ctx, m, min(connections, 16*cap(cpu)), func(ctx context.Context, i int) (int64, error) {
+		o, same, err := out.file(ctx, src, m, i, r, cpu)
+		if same {
+			out.kept.Add(1)
+		}
+		out.objects[i] = o
+		return o.Size, err
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -68,10 +65,11 @@ func spoolFolder(spool string, m *catalog.Manifest, how string) (dir string, err
 	return dir, nil
 }
 
-// recodeEach calls one for each file of m, so many at a time. one returns the length of what it has made. bar shows
-// that, and so does said.
-func recodeEach(ctx context.Context, m *catalog.Manifest, bar daemon.Step, most int,
-	one func(ctx context.Context, i int) (made int64, err error)) (said string, err error) {
+// recodeEach calls one for each file of m, so many at a time. one returns the length of what it has made, which is
+// shown.
+func recodeEach(ctx context.Context, m *catalog.Manifest, most int,
+	one func(ctx context.Context, i int) (made int64, err error)) error {
+	bar := daemon.Own.Step("recoding")
 	var done, in, out atomic.Int64
 	text := func(in, out int64) string {
 		return fmt.Sprintf("%s made %s", human.Bytes(in), human.Bytes(out))
@@ -92,8 +90,9 @@ func recodeEach(ctx context.Context, m *catalog.Manifest, bar daemon.Step, most 
 			return nil
 		})
 	}
-	err = errors.Join(g.Wait(), ctx.Err())
-	return text(in.Load(), out.Load()), err
+	err := errors.Join(g.Wait(), ctx.Err())
+	bar.Done(text(in.Load(), out.Load()))
+	return err
 }
 
 // spoolBytes bounds the size of a file to recode.

@@ -15,7 +15,6 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/shard"
 	"github.com/shoalfs/shoal/gpuingest/jpeg"
-	"github.com/shoalfs/shoal/internal/daemon"
 )
 
 // storedCoded is what pack --recode stores, in place of the files of src: some are coded, in a spool folder. It is
@@ -45,14 +44,11 @@ func storeCoded(ctx context.Context, src objstore.ReaderAt, m *catalog.Manifest,
 	if err != nil {
 		return nil, err
 	}
-	bar := daemon.Own.Step("recoding")
-	defer bar.Done("")
-	_, err = recodeEach(ctx, m, bar, min(connections, 4*runtime.GOMAXPROCS(0)),
+	return s, recodeEach(ctx, m, min(connections, 4*runtime.GOMAXPROCS(0)),
 		func(ctx context.Context, i int) (int64, error) {
 			err := s.code(ctx, i, encode)
 			return s.length[i], err
 		})
-	return s, err
 }
 
 // learn makes tables of files from all over the dataset, or takes those of an earlier run.
