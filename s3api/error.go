@@ -53,8 +53,8 @@ func badAuth(text string) *apiError {
 	return &apiError{http.StatusBadRequest, "AuthorizationHeaderMalformed", "The authorization is malformed; " + text}
 }
 
-func badArgument(format string, args ...any) *apiError {
-	return &apiError{http.StatusBadRequest, "InvalidArgument", fmt.Sprintf(format, args...)}
+func badArgument(text string) *apiError {
+	return &apiError{http.StatusBadRequest, "InvalidArgument", text}
 }
 
 func denied(format string, args ...any) *apiError {
