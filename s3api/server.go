@@ -177,90 +177,6 @@ func (s *Server) enter(bucket, key string) (d *dataset, ok bool) {
 	return d, true
 }
 
-// everywhere has the datasets of all servers of this process: a key that is written through one is written for all.
-var everywhere struct {
-	sync.RWMutex
-	sets []*dataset
-}
-
-// changing marks keys of the bucket before they are written, in the datasets that may have them. The returned function
-// is called when they are, and marks them again: datasets may have been added, or listings saved, meanwhile.
-func (d *dataset) changing(keys []string) (end func(), err error) {
-	begun, err := d.mark(keys)
-	if err != nil {
-		begun()
-		return nil, err
-	}
-	return func() {
-		again, err := d.mark(keys)
-		d.unmarked(err)
-		begun()
-		again()
-	}, nil
-}
-
-// unmarked logs that MarkStale has failed, if it has.
-func (d *dataset) unmarked(err error) {
-	if err != nil {
-		d.server.log.Warn("the saved listing could not be marked as stale: run shoal refresh after the next start",
-			"cause", err)
-	}
-}
-
-func (d *dataset) mark(keys []string) (end func(), err error) {
-	var ends []func()
-	everywhere.RLock()
-	defer everywhere.RUnlock()
-	err = d.MarkStale(keys)
-	for _, x := range everywhere.sets {
-		if x.Bucket != d.Bucket || x.Where != d.Where {
-			continue
-		}
-		var theirs []string
-		for _, key := range keys {
-			if strings.HasPrefix(key, x.Prefix) && len(key) <= 1024 { // S3 has no longer ones
-				theirs = append(theirs, key)
-			}
-		}
-		if len(theirs) > 0 {
-			ends = append(ends, x.written.begin(theirs))
-		}
-	}
-	return func() {
-		for _, f := range ends {
-			f()
-		}
-	}, err
-}
-
-type dataset struct {
-	Served
-	server  *Server
-	opens   opens
-	written written
-	meta    meta
-	running sync.WaitGroup  // requests
-	left    context.Context // ends when they must
-	cut     func()          // ends it
-
-	mu   sync.Mutex
-	tree *tree     // of the last listing
-	seen time.Time // the listing that written knows
-}
-
-func (d *dataset) remove(ctx context.Context) {
-	d.server.mu.Lock()
-	d.server.sets = slices.DeleteFunc(slices.Clone(d.server.sets), func(x *dataset) bool { return x == d })
-	d.server.mu.Unlock()
-	defer context.AfterFunc(ctx, d.cut)()
-	d.running.Wait()
-	d.opens.close()
-	d.cut()
-	everywhere.Lock()
-	everywhere.sets = slices.DeleteFunc(everywhere.sets, func(x *dataset) bool { return x == d })
-	everywhere.Unlock()
-}
-
 type readerKey struct{}
 
 type reader struct {
@@ -465,46 +381,6 @@ func unhoist(h http.Header, query url.Values) {
 func plain(r *http.Request, query url.Values) bool {
 	return len(query) == 0 && r.Header.Get("X-Amz-Server-Side-Encryption-Customer-Key") == "" &&
 		r.Header.Get("X-Amz-Expected-Bucket-Owner") == ""
-}
-
-// held finds a key in the manifest, if the endpoint may answer for it.
-func (d *dataset) held(key string) (m *catalog.Manifest, file int, ok bool) {
-	d.catchUp()
-	if d.written.has(key) {
-		return nil, 0, false
-	}
-	m = d.Manifest()
-	path, below := strings.CutPrefix(key, m.Prefix())
-	if !below || d.Members() {
-		return nil, 0, false
-	}
-	node, found := m.Find(path)
-	return m, node.Index, found && !node.IsDir
-}
-
-// catchUp lets go of written keys that the version in force has. It is called before Manifest.
-func (d *dataset) catchUp() {
-	at := d.Listed()
-	d.mu.Lock()
-	news := at.After(d.seen)
-	d.seen = at
-	d.mu.Unlock()
-	if !news {
-		return
-	}
-	d.written.listed(at)
-	if d.written.below("") { // after the listing began: what it saved is stale again
-		d.unmarked(d.MarkStale([]string{d.Prefix}))
-	}
-}
-
-func (d *dataset) treeOf(m *catalog.Manifest) *tree {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.tree == nil || d.tree.m != m {
-		d.tree = &tree{m: m}
-	}
-	return d.tree
 }
 
 // listParameters are those of a listing. Any other makes a GET of the bucket one of a sub-resource.
