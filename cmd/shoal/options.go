@@ -178,7 +178,7 @@ func (o *engineOptions) addData(c *cobra.Command) {
 	f.Var(&o.connections, "connections",
 		"requests in flight to the object store: up to 512, or auto (adapts to the highest throughput)")
 	o.store.add(c)
-	o.store.addNear(c)
+	addNear(c, &o.data.Near)
 }
 
 // check checks the flags as far as possible without I/O.
@@ -191,7 +191,7 @@ func (o *engineOptions) check(source string) error {
 	if daemon.DrainTime() <= 0 {
 		return cli.Usagef("%s=%s: give a duration such as 30s or 2m", daemon.DrainEnv, os.Getenv(daemon.DrainEnv))
 	}
-	if err := o.store.checkNear(); err != nil {
+	if err := checkNear(o.data.Near); err != nil {
 		return err
 	}
 	if err := engine.CheckSamples(o.data.Samples); err != nil {
@@ -242,7 +242,7 @@ func (o *engineOptions) config(inv *invocation, source string) (c engine.Config,
 		}
 	}
 	c.Store, err = o.store.options(inv)
-	c.Near, c.SkipBadShards = o.store.near, o.badShards == "skip"
+	c.SkipBadShards = o.badShards == "skip"
 	c.Connections, c.AdaptConnections, c.ConnectionsGiven, c.Getenv = o.connections.most(), o.connections <= 0,
 		o.connections != 0, inv.environ
 	c.Past, c.Scope = pastVersions, inv.environ(scopeEnv)
@@ -369,75 +369,68 @@ func (o *logOptions) logger(inv *invocation) (*slog.Logger, error) {
 	return log, nil
 }
 
-// storeOptions are the flags of the object store (docs/s3.md).
+// storeOptions is the flag of the object store (docs/s3.md), and its value.
 type storeOptions struct {
-	rare rareStore
-	near engine.NearTier // of verbs that read through the cache
+	text  string
+	value objstore.StoreOptions
 }
 
 // customerKeyVariable holds the SSE-C key of the objects, in base64 or hexadecimal digits.
 const customerKeyVariable = "SHOAL_SSE_C_KEY"
 
 func (o *storeOptions) add(c *cobra.Command) {
-	f := c.Flags()
-	f.Var(&o.rare, "store", "what few stores need, with commas between: requester-pays; links-outside (follow links "+
+	c.Flags().Var(o, "store", "what few stores need, with commas between: requester-pays; links-outside (follow links "+
 		"out of a file:// source);\nweak-etag (accept objects without an ETag, by size and time);\ngets-per-hour=N, "+
 		"the most GETs and HEADs in any hour: readers wait at it, and prefetching before "+
 		"it;\nget=0.0004/1000,list=0.005/1000,gb=0.09,currency=USD: prices, for reports")
 }
 
-// rareStore is the value of --store.
-type rareStore struct {
-	text    string
-	options objstore.StoreOptions
-}
-
-func (r *rareStore) String() string { return r.text }
-func (r *rareStore) Type() string   { return "string" }
-func (r *rareStore) Set(text string) (err error) {
-	var o objstore.StoreOptions
+func (o *storeOptions) String() string { return o.text }
+func (o *storeOptions) Type() string   { return "string" }
+func (o *storeOptions) Set(text string) (err error) {
+	var v objstore.StoreOptions
 	var prices []string
-	text = strings.TrimPrefix(r.text+","+text, ",") // given again, it adds
+	text = strings.TrimPrefix(o.text+","+text, ",") // given again, it adds
 	for word := range strings.SplitSeq(text, ",") {
 		switch key, value, _ := strings.Cut(word, "="); {
 		case word == "requester-pays":
-			o.RequesterPays = true
+			v.RequesterPays = true
 		case word == "links-outside":
-			o.LinksOutside = true
+			v.LinksOutside = true
 		case word == "weak-etag":
-			o.WeakETag = true
+			v.WeakETag = true
 		case key == "gets-per-hour":
-			if o.GetsPerHour, err = strconv.ParseInt(value, 10, 64); err != nil ||
-				o.GetsPerHour < objstore.LeastBudget {
+			if v.GetsPerHour, err = strconv.ParseInt(value, 10, 64); err != nil ||
+				v.GetsPerHour < objstore.LeastBudget {
 				return fmt.Errorf("%q: give a number of at least %d", word, objstore.LeastBudget)
 			}
 		default:
 			prices = append(prices, word)
 		}
 	}
-	if o.Prices, err = objstore.ParsePrices(strings.Join(prices, ",")); err != nil {
+	if v.Prices, err = objstore.ParsePrices(strings.Join(prices, ",")); err != nil {
 		return fmt.Errorf("%w, or give requester-pays, links-outside, weak-etag or gets-per-hour=N", err)
 	}
-	*r = rareStore{text, o}
+	*o = storeOptions{text, v}
 	return nil
 }
 
 // addNear adds the flags of the near tier (docs/near.md).
-func (o *storeOptions) addNear(c *cobra.Command) {
+func addNear(c *cobra.Command, near *engine.NearTier) {
 	f := c.Flags()
-	f.StringVar(&o.near.URL, "near", "",
+	f.StringVar(&near.URL, "near", "",
 		"s3://BUCKET/PREFIX of an S3 engine near the GPUs, shared by all nodes: read first, and filled with what "+
 			"SOURCE is read for (docs/near.md)")
-	f.StringVar(&o.near.Endpoint, "near-endpoint", "", "URL of the --near engine (default: SOURCE's endpoint)")
-	f.StringVar(&o.near.Profile, "near-profile", "",
+	f.StringVar(&near.Endpoint, "near-endpoint", "", "URL of the --near engine (default: SOURCE's endpoint)")
+	f.StringVar(&near.Profile, "near-profile", "",
 		"profile with the credentials of the --near engine (default: SOURCE's credentials)")
 }
 
-func (o *storeOptions) checkNear() error {
-	at, err := objstore.ParseSource(o.near.URL)
+func checkNear(near engine.NearTier) error {
+	at, err := objstore.ParseSource(near.URL)
 	switch {
-	case o.near == engine.NearTier{}:
-	case o.near.URL == "":
+	case near == engine.NearTier{}:
+	case near.URL == "":
 		return cli.Usagef("--near-endpoint, --near-profile: give --near s3://BUCKET/PREFIX, too")
 	case err != nil:
 		return cli.Usagef("--near: %w", err)
@@ -448,7 +441,7 @@ func (o *storeOptions) checkNear() error {
 }
 
 func (o *storeOptions) options(inv *invocation) (all objstore.StoreOptions, err error) {
-	all = o.rare.options
+	all = o.value
 	all.CustomerKey, _, err = keyOf(inv, "", customerKeyVariable, objstore.ParseCustomerKey)
 	return all, err
 }

@@ -36,6 +36,7 @@ type packOptions struct {
 	asJSON      bool
 	re          recoding
 	store       storeOptions
+	near        engine.NearTier
 	destKeyFile string
 	cluster     clusterOptions
 }
@@ -80,7 +81,7 @@ the S3 endpoint and shoal unpack give the originals, under the version of SOURCE
 		"folder for the temporary files of --resize, --decode and --recode (default: the system's)")
 	f.BoolVar(&o.asJSON, "json", false, "print the result as JSON")
 	o.store.add(c)
-	o.store.addNear(c)
+	addNear(c, &o.near)
 	o.cluster.addNode(c)
 	f.StringVar(&o.destKeyFile, "dest-sse-c-key-file", "",
 		"file with the key that S3 encrypts the shards with, or none (default: "+customerKeyVariable+")")
@@ -101,7 +102,7 @@ func (o *packOptions) run(c *cobra.Command, args []string) error {
 	if err := o.re.check(given(c, "quality")); err != nil {
 		return cli.Usage(err)
 	}
-	if err := o.store.checkNear(); err != nil {
+	if err := checkNear(o.near); err != nil {
 		return err
 	}
 	source, err := objstore.ParseSource(args[0])
@@ -123,7 +124,7 @@ func (o *packOptions) run(c *cobra.Command, args []string) error {
 	res, err := pack(c.Context(), args[0], args[1], from, to, shard.PackOptions{
 		ShardSize: int64(o.shardSize), Seed: o.seed, Permute: engine.PackOrder(o.seed),
 		Connections: o.connections.most(), Memory: memory,
-	}, o.re, o.store.near)
+	}, o.re, o.near)
 	if err != nil {
 		return err
 	}
