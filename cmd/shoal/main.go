@@ -75,16 +75,10 @@ or as a sidecar container.`,
 	}
 	c.SetVersionTemplate("shoal {{.Version}}\n")
 	c.AddCommand(mountCommand(), umountCommand(), upgradeCommand(), refreshCommand(), serveCommand(), s3Command(),
-		stopCommand(), feedCommand(), verifyCommand(),
-		orderCommand(), planCommand(), packCommand(), unpackCommand(), ckptCommand(), warmCommand(), fsckCommand(),
-		cacheCommand(),
-		statCommand(), topCommand(), clusterCommand(),
-		healthCommand(),
-		doctorCommand(), profileCommand(),
-		configCommand(), docsCommand(),
-		csiCommand(), keeperCommand(),
-		quickstartCommand(), pythonCommand(), runCommand(),
-		versionCommand())
+		stopCommand(), feedCommand(), verifyCommand(), orderCommand(), planCommand(), packCommand(), unpackCommand(),
+		ckptCommand(), warmCommand(), fsckCommand(), cacheCommand(), statCommand(), topCommand(), clusterCommand(),
+		healthCommand(), doctorCommand(), profileCommand(), configCommand(), docsCommand(), csiCommand(),
+		keeperCommand(), quickstartCommand(), pythonCommand(), runCommand(), versionCommand())
 	cli.Prepare(c, removed)
 	addSettings(c)
 	return c
