@@ -113,23 +113,30 @@ func (o *configOptions) run(c *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	verbs, all, err := apply(schema, verb, file)
-	if err != nil {
-		return err
+	r := configReport{Version: 1}
+	if file != nil {
+		r.File = file.Path
 	}
-	return o.report(out, schema, file, verb, verbs, all)
+	verbs, err := r.apply(schema, verb, file)
+	if err == nil {
+		err = r.print(out, verbs, o.asJSON)
+	}
+	return err
 }
 
-// apply applies environment and file to a verb or, for the root, to all verbs. It then returns those that have a value
-// from either, with the settings.
-func apply(schema *settings.Schema, verb *cobra.Command, file *settings.File) (
-	verbs []*cobra.Command, all map[*cobra.Command][]settings.Setting, err error) {
-	all = map[*cobra.Command][]settings.Setting{}
+// apply applies environment and file to a verb or, for the root, to all verbs. Of these it returns those that have a
+// value from either.
+func (r *configReport) apply(schema *settings.Schema, verb *cobra.Command, file *settings.File) (
+	verbs []string, err error) {
+	name := func(c *cobra.Command) string {
+		return strings.TrimPrefix(c.CommandPath(), schema.Root.Name()+" ")
+	}
 	if verb != schema.Root {
 		err := wrongUse(schema.Apply(verb, os.Environ(), file))
-		all[verb] = schema.Settings(verb)
-		return []*cobra.Command{verb}, all, err
+		r.Verb, r.Settings = name(verb), schema.Settings(verb)
+		return nil, err
 	}
+	r.Verbs = map[string][]settings.Setting{}
 	told := map[string]bool{} // an unknown variable is reported once, not for each verb
 	var errs []error
 	settings.Walk(verb, func(c *cobra.Command) {
@@ -149,10 +156,11 @@ func apply(schema *settings.Schema, verb *cobra.Command, file *settings.File) (
 			return s.From == settings.Default.String()
 		})
 		if len(list) > 0 && (!c.HasSubCommands() || len(cli.ArgumentsOf(c)) > 0) { // shoal ckpt works itself, too
-			verbs, all[c] = append(verbs, c), list
+			verbs = append(verbs, name(c))
+			r.Verbs[name(c)] = list
 		}
 	})
-	return verbs, all, wrongUse(errors.Join(errs...))
+	return verbs, wrongUse(errors.Join(errs...))
 }
 
 func parts(err error) []error {
@@ -162,12 +170,8 @@ func parts(err error) []error {
 	return []error{err}
 }
 
-func (o *configOptions) report(out io.Writer, schema *settings.Schema, file *settings.File, verb *cobra.Command,
-	verbs []*cobra.Command, all map[*cobra.Command][]settings.Setting) (err error) {
-	r := configReport{Version: 1}
-	if file != nil {
-		r.File = file.Path
-	}
+// print prints the report. verbs are those of Verbs, in order.
+func (r *configReport) print(out io.Writer, verbs []string, asJSON bool) (err error) {
 	for _, name := range secretEnv {
 		if os.Getenv(name) != "" {
 			r.Secrets = append(r.Secrets, secretSetting{name, "***"})
@@ -176,18 +180,7 @@ func (o *configOptions) report(out io.Writer, schema *settings.Schema, file *set
 	if r.AWS, err = s3.Describe(os.Getenv); err != nil {
 		r.AWSError = cli.OneLine(err)
 	}
-	name := func(c *cobra.Command) string {
-		return strings.TrimPrefix(c.CommandPath(), schema.Root.Name()+" ")
-	}
-	if verb != schema.Root {
-		r.Verb, r.Settings = name(verb), all[verb]
-	} else {
-		r.Verbs = map[string][]settings.Setting{}
-		for _, v := range verbs {
-			r.Verbs[name(v)] = all[v]
-		}
-	}
-	if o.asJSON {
+	if asJSON {
 		return settings.WriteJSON(out, r)
 	}
 	if r.File == "" {
@@ -197,7 +190,7 @@ func (o *configOptions) report(out io.Writer, schema *settings.Schema, file *set
 	}
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	switch {
-	case verb != schema.Root:
+	case r.Verb != "":
 		fmt.Fprintln(out)
 		if err := settings.WriteTable(out, r.Settings); err != nil {
 			return err
@@ -207,14 +200,14 @@ func (o *configOptions) report(out io.Writer, schema *settings.Schema, file *set
 	default:
 		fmt.Fprintln(w, "\nSETTING\tVALUE\tFROM\tVERBS")
 		for _, v := range verbs {
-			for _, s := range all[v] {
-				of, same := []string{name(v)}, func(o settings.Setting) bool {
+			for _, s := range r.Verbs[v] {
+				of, same := []string{v}, func(o settings.Setting) bool {
 					return o.Name == s.Name && o.Value == s.Value && o.Where == s.Where
 				}
 				for _, other := range verbs {
-					if i := slices.IndexFunc(all[other], same); other != v && i >= 0 {
-						of = append(of, name(other))
-						all[other] = slices.Delete(slices.Clone(all[other]), i, i+1)
+					if i := slices.IndexFunc(r.Verbs[other], same); other != v && i >= 0 {
+						of = append(of, other)
+						r.Verbs[other] = slices.Delete(r.Verbs[other], i, i+1)
 					}
 				}
 				fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", s.Name, cmp.Or(s.Value, "-"), s.Origin, strings.Join(of, ", "))
