@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"log/slog"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -96,7 +95,7 @@ func withCache(c *cobra.Command, cache *cacheFlags, dir string, do func(h *engin
 	if err := cachedir.Is(dir); err != nil {
 		return err
 	}
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	log := warnings()
 	secret, err := cache.crypt.secret(inv)
 	if err != nil {
 		return err

@@ -261,7 +261,7 @@ func (o *ckptOptions) list(c *cobra.Command, text string) ([]ckpt.Remote, objsto
 	if err != nil {
 		return nil, objstore.Source{}, err
 	}
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	log := warnings()
 	store, src, err := o.destination(c.Context(), invocationOf(c.Context()), text, false, log)
 	if err != nil {
 		return nil, src, err

@@ -354,6 +354,11 @@ func (o *logOptions) add(c *cobra.Command) {
 	c.Flags().StringVar(&o.level, "log-level", "info", logs.Help)
 }
 
+// warnings is the log of a verb that is no daemon.
+func warnings() *slog.Logger {
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+}
+
 // logger returns the logger. In a process of its own it becomes slog's and the log package's default.
 func (o *logOptions) logger(inv *invocation) (*slog.Logger, error) {
 	level, asJSON, err := logs.Parse(o.level)

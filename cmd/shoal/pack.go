@@ -241,7 +241,7 @@ type packed struct {
 
 func pack(ctx context.Context, from, to string, fromStore, toStore stores.Options, o shard.PackOptions, re recoding,
 	nearby engine.NearTier) (res packed, err error) {
-	o.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	o.Logger = warnings()
 	fromStore.Logger, toStore.Logger = o.Logger, o.Logger
 	base, source, err := stores.Open(ctx, from, fromStore)
 	if err != nil {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"math"
 	"os"
 	"strconv"
@@ -290,7 +289,7 @@ func (p *predictor) source(ctx context.Context, source string) (err error) {
 		return fmt.Errorf("cannot create a temporary folder: %w (set TMPDIR to a writable folder)", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	logger := warnings()
 	h, err := engine.OpenHost(
 		engine.HostConfig{Options: cachedir.Options{Path: dir, Size: 1 << 50, Memory: p.o.memory, Logger: logger}})
 	if err != nil {

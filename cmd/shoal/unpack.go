@@ -4,8 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"log/slog"
-	"os"
 
 	"github.com/spf13/cobra"
 
@@ -65,7 +63,7 @@ continues an unpack that was interrupted, in whatever way. A file that is there 
 
 func unpack(ctx context.Context, from, dir string, o stores.Options) (
 	done shard.Unpacked, _ objstore.Source, err error) {
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	log := warnings()
 	o.Logger = log
 	base, source, err := stores.Open(ctx, from, o)
 	if err != nil {
