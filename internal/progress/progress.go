@@ -57,12 +57,12 @@ type Bar struct {
 	p     *Printer
 	label string
 	start time.Time
-	mu    sync.Mutex
-	done  int
-	total int
-	note  string
-	last  time.Time // when something was shown last
-	stop  func()    // its clock
+	last  time.Time // when something was shown last; the clock's
+	stop  func()    // ends the clock
+
+	mu          sync.Mutex
+	done, total int
+	note        string
 }
 
 // Start begins a step of total units; 0 means that the number is unknown. The step is shown at once and its clock runs
@@ -92,14 +92,8 @@ func (b *Bar) show() {
 		b.draw()
 		return
 	}
-	b.mu.Lock()
-	now := b.p.now()
-	due := now.Sub(b.last) >= lineEvery
-	if due {
+	if now := b.p.now(); now.Sub(b.last) >= lineEvery {
 		b.last = now
-	}
-	b.mu.Unlock()
-	if due {
 		b.p.Printf("%s", b.text())
 	}
 }
