@@ -9,7 +9,7 @@ type keepSet struct {
 	kept  bits                  // extents that their owner has
 }
 
-func newKeepSet(s *simulation, v *volume, total int64) *keepSet {
+func newKeepSet(s *simulation, v *volume) *keepSet {
 	k := &keepSet{admit: func(int) bool { return false }, owns: s.owns(), kept: newBits(len(v.states))}
 	if s.CacheBytes == 0 {
 		return k
@@ -18,7 +18,7 @@ func newKeepSet(s *simulation, v *volume, total int64) *keepSet {
 	first, capacity := s.whole(0), s.CacheBytes*int64(s.nodes())
 	reads := func(sample int) bool { return first.Find(sample, 0) >= 0 }
 	k.admit = reads
-	if total > capacity {
+	if v.total > capacity {
 		chosen := prefetch.NewKeep(s.Samples, func(sample int) int64 {
 			if !reads(sample) {
 				return 0

@@ -1,10 +1,6 @@
 package sim
 
-import (
-	"math/rand/v2"
-
-	"github.com/shoalfs/shoal/prefetch/order"
-)
+import "math/rand/v2"
 
 // sharing is what the nodes of a job have in common: its order, their caches, and the near tier. One of the nodes is
 // simulated. The others do as it does, each with its part of the order, so they have read as far as it has.
@@ -43,15 +39,6 @@ func (c *Config) nodes() int {
 	return c.Peers.Nodes
 }
 
-// whole returns the order of all nodes for an epoch whose order is known.
-func (s *simulation) whole(epoch int) order.Locator {
-	o := s.order(epoch)
-	if d, ok := o.(dealt); ok {
-		return d.Locator
-	}
-	return o
-}
-
 // owns returns which samples the node owns: an equal part, by a hash of what the kept set is chosen by.
 func (s *simulation) owns() func(sample int) bool {
 	n, key := uint64(s.nodes()), s.key()
@@ -78,16 +65,20 @@ func (s *simulation) source(p *reader, sample int, e uint32) (from source) {
 
 // follow records what the others have fetched while the node came to a position of its part.
 func (s *simulation) follow(frontier int) {
-	d, ok := s.stream.cur.order.(dealt)
-	if !ok {
+	if s.nodes() == 1 {
 		return
 	}
-	h := &s.sharing
-	for until := d.row(frontier); h.at < until; h.at++ {
-		if h.at%d.of < d.mine {
+	h, mine, of := &s.sharing, s.Accelerators, s.Accelerators*s.nodes()
+	whole := s.whole(s.stream.cur.epoch)
+	until := whole.Len()
+	if frontier < s.stream.cur.order.Len() {
+		until = frontier / mine * of // the round of a position begins there
+	}
+	for ; h.at < until; h.at++ {
+		if h.at%of < mine {
 			continue
 		}
-		sample := d.Locator.At(h.at)
+		sample := whole.At(h.at)
 		for x := range s.Sizes.Extents(sample) {
 			e := s.volume.extent(sample, x)
 			s.volume.cache.landed(sample, e)
@@ -100,20 +91,15 @@ func (s *simulation) follow(frontier int) {
 
 // put records that what a request has brought from the store is in the near tier.
 func (s *simulation) put(r *request) {
-	near := s.sharing.near
-	switch {
-	case near == nil:
-	case r.files == nil:
-		near.set(s.volume.extent(int(r.sample), int(r.extent)))
-	default:
-		for _, f := range r.files {
-			near.set(s.volume.extent(int(f), 0))
-		}
+	if s.sharing.near == nil {
+		return
+	}
+	for _, f := range r.files {
+		s.sharing.near.set(s.volume.extent(int(f), int(r.extent)))
 	}
 }
 
-// count counts a request.
-func (e *Epoch) count(r request) {
+func (e *Epoch) count(r *request) {
 	switch r.from.at {
 	case atStore:
 		e.Requests++
@@ -140,38 +126,6 @@ func (e *Epoch) ofAll(samples int) {
 	}
 	e.Samples = samples
 	e.Waits = int64(samples) - e.KeepHits - e.RingHits
-}
-
-// dealt is a node's part of an order: of each round of positions the first.
-type dealt struct {
-	order.Locator
-	mine, of int // positions of a round: the node's, and all
-}
-
-func (d dealt) Len() int {
-	n := d.Locator.Len()
-	return n/d.of*d.mine + min(n%d.of, d.mine)
-}
-
-func (d dealt) At(pos int) int { return d.Locator.At(d.whole(pos)) }
-
-func (d dealt) whole(pos int) int { return pos/d.mine*d.of + pos%d.mine }
-
-// row returns the position of the whole order at which the round of a position begins; the end for the last ones.
-func (d dealt) row(pos int) int {
-	if pos >= d.Len() {
-		return d.Locator.Len()
-	}
-	return pos / d.mine * d.of
-}
-
-func (d dealt) Find(sample, from int) int {
-	for at := d.Locator.Find(sample, d.whole(max(from, 0))); at >= 0; at = d.Locator.Find(sample, at+1) {
-		if at%d.of < d.mine {
-			return at/d.of*d.mine + at%d.of
-		}
-	}
-	return -1
 }
 
 // bits is a set of extents, or of positions.

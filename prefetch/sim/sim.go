@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"sort"
 
 	"github.com/shoalfs/shoal/prefetch"
 	"github.com/shoalfs/shoal/prefetch/order"
@@ -102,13 +103,7 @@ var StallBounds = [...]float64{1e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.
 type Histogram [len(StallBounds) + 1]int64
 
 // Add counts a wait.
-func (h *Histogram) Add(seconds float64) {
-	i := 0
-	for i < len(StallBounds) && seconds > StallBounds[i] {
-		i++
-	}
-	h[i]++
-}
+func (h *Histogram) Add(seconds float64) { h[sort.SearchFloat64s(StallBounds[:], seconds)]++ }
 
 // Epoch is the result of an epoch. Its bytes and requests are those that fetch its samples, whenever they were sent:
 // those for the head of the next epoch belong to the next epoch. Samples, bytes and requests are those of all nodes.
@@ -174,7 +169,6 @@ func (c *Config) check() error {
 
 func finite(v float64) bool { return v >= 0 && !math.IsInf(v, 1) }
 
-// simulation is a running simulation.
 type simulation struct {
 	Config
 	now    float64
@@ -187,7 +181,7 @@ type simulation struct {
 	volume  volume
 	trainer trainer
 
-	orders map[int]order.Locator // by epoch: those in use
+	orders map[int]order.Locator // of all nodes, by epoch: those in use
 	epochs []Epoch
 }
 
@@ -224,18 +218,25 @@ func Run(c Config) ([]Epoch, error) {
 	return s.epochs[:c.Epochs], nil
 }
 
-// order returns the node's part of an epoch's order, searchable, or nil.
-func (s *simulation) order(epoch int) order.Locator {
+// whole returns the order of all nodes for an epoch, searchable, or nil.
+func (s *simulation) whole(epoch int) order.Locator {
 	o, ok := s.orders[epoch]
 	if !ok {
 		if made := s.Order(epoch); made != nil {
-			if o = order.Index(made); s.Peers != nil {
-				o = dealt{Locator: o, mine: s.Accelerators, of: s.Accelerators * s.Peers.Nodes}
-			}
+			o = order.Index(made)
 		}
 		s.orders[epoch] = o
 	}
 	return o
+}
+
+// order returns the node's part of an epoch's order, searchable, or nil: of each round of positions the first.
+func (s *simulation) order(epoch int) order.Locator {
+	whole := s.whole(epoch)
+	if whole == nil {
+		return nil
+	}
+	return order.Stripe(whole, s.Accelerators*s.nodes(), 0, s.Accelerators-1).(order.Locator)
 }
 
 // result returns the Epoch for an epoch's counts.
@@ -246,7 +247,6 @@ func (s *simulation) result(epoch int) *Epoch {
 	return &s.epochs[epoch]
 }
 
-// run runs an epoch to the end of its last step.
 func (s *simulation) run(epoch int) error {
 	began := s.now
 	s.volume.peak = s.volume.used
@@ -267,6 +267,8 @@ func (s *simulation) run(epoch int) error {
 	r := s.result(epoch)
 	r.Samples = s.trainer.samples
 	r.ofAll(s.whole(epoch).Len())
+	s.follow(math.MaxInt)
+	s.sharing.at = 0
 	delete(s.orders, epoch)
 	r.Seconds = s.now - began
 	r.Stall = max(r.Seconds-r.Compute, 0)
@@ -277,24 +279,23 @@ func (s *simulation) run(epoch int) error {
 
 // next processes the next event. It reports whether there was one.
 func (s *simulation) next() bool {
-	e, planned := s.agenda.peek()
-	if w := s.store.soonest(); w != nil && (!planned || w.turnEnds < e.at) {
+	if w := s.store.soonest(); w != nil && (len(s.agenda) == 0 || w.turnEnds < s.agenda[0].at) {
 		s.now = w.turnEnds
 		s.store.turnEnded(w)
 		return true
 	}
-	if !planned {
+	if len(s.agenda) == 0 {
 		return false
 	}
-	s.agenda.pop()
-	s.now = e.at
+	e := s.agenda[0]
+	s.agenda, s.now = s.agenda[1:], e.at
 	switch e.kind {
 	case firstByte:
-		s.store.arrived(e.id)
+		s.store.arrived(e.request)
 	case stepEnd:
 		s.trainer.stepEnded()
 	case workerReady:
-		s.trainer.advance(int(e.id))
+		s.trainer.advance(e.worker)
 	}
 	return true
 }

@@ -6,8 +6,7 @@ import "math"
 type request struct {
 	epoch   int // that it fetches for
 	files   []int32
-	sample  int32
-	extent  int32
+	extent  int32 // of each
 	bytes   int64 // over the line
 	left    int64 // of them, and of the answer's head
 	from    source
@@ -24,7 +23,6 @@ type source struct {
 	via bool
 }
 
-// line is one of the lines.
 type line uint8
 
 const (
@@ -36,9 +34,9 @@ const (
 // wire is a line on which transfers take turns.
 type wire struct {
 	bandwidth float64
-	transfers []int32 // that wait for their turn, or have begun
-	sending   int32   // the transfer whose turn it is; -1: none
-	grain     int64   // what it sends
+	transfers []*request // that wait for their turn, or have begun
+	sending   *request   // the transfer whose turn it is; nil: none
+	grain     int64      // what it sends
 	turnEnds  float64
 }
 
@@ -47,13 +45,11 @@ type wire struct {
 // for its bytes, over a line on which all transfers take turns. Near tier and peers have lines only.
 type store struct {
 	s        *simulation
-	requests []request
-	unused   []int32
-	places   int        // in use
-	aheads   int        // of them, started as prefetches
-	waiting  [2][]int32 // for a place; a demand's before those ahead
-	cpuFree  float64    // when the serial work is free
-	rateFree float64    // when the next request may go
+	places   int           // in use
+	aheads   int           // of them, started as prefetches
+	waiting  [2][]*request // for a place; a demand's before those ahead
+	cpuFree  float64       // when the serial work is free
+	rateFree float64       // when the next request may go
 	wires    [atPeer + 1]wire
 }
 
@@ -78,44 +74,33 @@ const (
 func (st *store) init(s *simulation) {
 	near, peers := s.others()
 	st.s = s
-	for at, bandwidth := range [...]float64{atStore: s.Bandwidth / float64(s.nodes()),
-		atNear: near.Bandwidth / float64(s.nodes()), atPeer: peers.Bandwidth} {
-		st.wires[at] = wire{bandwidth: bandwidth, sending: -1}
-	}
+	st.wires[atStore].bandwidth = s.Bandwidth / float64(s.nodes())
+	st.wires[atNear].bandwidth = near.Bandwidth / float64(s.nodes())
+	st.wires[atPeer].bandwidth = peers.Bandwidth
 }
 
 // send sends a request whose memory is reserved.
-func (st *store) send(r request) int32 {
-	var id int32
-	if n := len(st.unused); n > 0 {
-		id = st.unused[n-1]
-		st.unused = st.unused[:n-1]
-	} else {
-		id = int32(len(st.requests))
-		st.requests = append(st.requests, request{})
-	}
+func (st *store) send(r *request) {
 	r.left = r.bytes + head
-	st.requests[id] = r
 	st.s.result(r.epoch).count(r)
 	if r.from.at != atStore {
-		st.requests[id].started = true
-		st.start(id)
-		return id
+		r.started = true
+		st.start(r)
+		return
 	}
+	q := ahead
 	if r.demand {
-		st.waiting[demand] = append(st.waiting[demand], id)
-	} else {
-		st.waiting[ahead] = append(st.waiting[ahead], id)
+		q = demand
 	}
+	st.waiting[q] = append(st.waiting[q], r)
 	st.admit()
-	return id
 }
 
 // raise makes a request urgent that a reader now waits for.
-func (st *store) raise(id int32) {
-	if r := &st.requests[id]; !r.demand && !r.started {
+func (st *store) raise(r *request) {
+	if !r.demand && !r.started {
 		r.demand = true
-		st.waiting[demand] = append(st.waiting[demand], id)
+		st.waiting[demand] = append(st.waiting[demand], r)
 		st.admit()
 	}
 }
@@ -125,22 +110,22 @@ func (st *store) admit() {
 	for q := range st.waiting {
 		for len(st.waiting[q]) > 0 && st.places < st.s.Connections &&
 			(q == demand || st.aheads < max(1, st.s.Connections-st.s.Connections/8)) {
-			id := st.waiting[q][0]
+			r := st.waiting[q][0]
 			st.waiting[q] = st.waiting[q][1:]
-			if r := &st.requests[id]; !r.started { // it may have been raised, and so be in both queues
+			if !r.started { // it may have been raised, and so be in both queues
 				r.started = true
 				st.places++
 				if !r.demand {
 					st.aheads++
 				}
-				st.start(id)
+				st.start(r)
 			}
 		}
 	}
 }
 
-func (st *store) start(id int32) {
-	s, from := st.s, st.requests[id].from
+func (st *store) start(r *request) {
+	s, from := st.s, r.from
 	near, peers := s.others()
 	at := s.now
 	if s.CPU > 0 {
@@ -167,29 +152,29 @@ func (st *store) start(id int32) {
 		}
 		at += latency
 	}
-	s.agenda.add(at, firstByte, id)
+	s.agenda.add(event{at: at, kind: firstByte, request: r})
 }
 
 // arrived handles the first byte of an answer.
-func (st *store) arrived(id int32) {
-	w := &st.wires[st.requests[id].from.at]
+func (st *store) arrived(r *request) {
+	w := &st.wires[r.from.at]
 	if w.bandwidth == 0 {
-		st.came(id)
+		st.came(r)
 		return
 	}
-	w.transfers = append(w.transfers, id)
-	if w.sending < 0 {
+	w.transfers = append(w.transfers, r)
+	if w.sending == nil {
 		st.nextTurn(w)
 	}
 }
 
 func (st *store) nextTurn(w *wire) {
 	if len(w.transfers) == 0 {
-		w.sending = -1
+		w.sending = nil
 		return
 	}
-	w.sending, w.transfers = w.transfers[0], w.transfers[1:]
-	r := &st.requests[w.sending]
+	r := w.transfers[0]
+	w.sending, w.transfers = r, w.transfers[1:]
 	w.grain = min(r.left, max(turn, r.bytes/turns)+head) // no turn for the head alone
 	w.turnEnds = st.s.now + float64(w.grain)/w.bandwidth
 }
@@ -197,7 +182,7 @@ func (st *store) nextTurn(w *wire) {
 // soonest returns the line whose turn ends first, nil if all are idle.
 func (st *store) soonest() (first *wire) {
 	for i := range st.wires {
-		if w := &st.wires[i]; w.sending >= 0 && (first == nil || w.turnEnds < first.turnEnds) {
+		if w := &st.wires[i]; w.sending != nil && (first == nil || w.turnEnds < first.turnEnds) {
 			first = w
 		}
 	}
@@ -206,20 +191,18 @@ func (st *store) soonest() (first *wire) {
 
 // turnEnded is called at turnEnds.
 func (st *store) turnEnded(w *wire) {
-	id := w.sending
-	r := &st.requests[id]
+	r := w.sending
 	if r.left -= w.grain; r.left > 0 {
-		w.transfers = append(w.transfers, id)
+		w.transfers = append(w.transfers, r)
 		st.nextTurn(w)
 		return
 	}
 	st.nextTurn(w)
-	st.came(id)
+	st.came(r)
 }
 
 // came handles an answer that has come over one line, and may have to go over another.
-func (st *store) came(id int32) {
-	r := &st.requests[id]
+func (st *store) came(r *request) {
 	if r.from.at == atStore {
 		st.places--
 		if !r.demand {
@@ -227,27 +210,15 @@ func (st *store) came(id int32) {
 		}
 		st.s.put(r)
 		st.admit()
-		r = &st.requests[id]
 	}
 	if r.from.via {
 		r.from = source{at: atPeer}
 		r.left = r.bytes + head
-		st.arrived(id)
+		st.arrived(r)
 		return
 	}
-	st.land(id)
-}
-
-func (st *store) land(id int32) {
-	r := st.requests[id]
-	st.requests[id].files = nil
-	st.unused = append(st.unused, id)
 	st.s.stream.landed(r)
-	if r.files == nil {
-		st.s.volume.landed(int(r.sample), int(r.extent))
-		return
-	}
 	for _, f := range r.files {
-		st.s.volume.landed(int(f), 0)
+		st.s.volume.landed(int(f), int(r.extent))
 	}
 }

@@ -1,8 +1,6 @@
 package sim
 
 import (
-	"math"
-
 	"github.com/shoalfs/shoal/prefetch"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
@@ -54,16 +52,12 @@ func (r *reader) mark(pos int) {
 
 func (st *stream) init(s *simulation) {
 	st.s, st.Sizes = s, s.Sizes
-	var total int64
-	for f := range s.Samples {
-		total += s.volume.size(f)
-	}
-	st.mean = max(total/int64(s.Samples), 1)
+	st.mean = max(s.volume.total/int64(s.Samples), 1)
 	o := prefetch.WalkOptions{Source: st, Gate: &st.gate, Connections: func() int {
 		return s.Connections
 	}, Ease: func() int { return s.Connections }, Weight: 1, Layout: s.Places}
 	if s.Places != nil {
-		st.bulk = s.Bulk && s.CacheBytes >= total
+		st.bulk = s.Bulk && s.CacheBytes >= s.volume.total
 		o.Horizon = prefetch.NewHorizon(s.Memory*7/8, st.mean)
 	}
 	st.cur, st.next = st.reader(0), st.reader(1)
@@ -84,13 +78,10 @@ func (st *stream) begin(epoch int) {
 	if epoch == st.cur.epoch {
 		return
 	}
-	st.s.follow(math.MaxInt)
-	st.s.sharing.at = 0
 	st.cur, st.next = st.next, st.reader(epoch+1)
 	st.x.Moved(st.walk, prefetch.Route{Order: st.cur.order, Reader: st.cur}, prefetch.Route{Order: st.next.order})
 }
 
-// act carries out the executor's actions until there is none.
 func (st *stream) act() {
 	for {
 		switch a := st.x.Next(); a.Do {
@@ -127,7 +118,7 @@ func (st *stream) fetch(a prefetch.Action) {
 // fetchGroup starts one request for several files, as many from the front as fit in memory.
 func (st *stream) fetchGroup(p *reader, files []int) (out prefetch.Outcome, bytes int64) {
 	v, places := &st.s.volume, st.s.Places
-	r := request{epoch: p.epoch, ahead: true}
+	r := &request{epoch: p.epoch, ahead: true}
 	var first, to int64
 	out = prefetch.Present
 	for _, f := range files {
@@ -155,21 +146,16 @@ func (st *stream) fetchGroup(p *reader, files []int) (out prefetch.Outcome, byte
 		return out, 0
 	}
 	r.bytes = to - first
-	flown := r.files
-	id := st.s.store.send(r)
-	for _, f := range flown {
-		v.remember(v.extent(int(f), 0), id)
+	st.s.store.send(r)
+	for _, f := range r.files {
+		v.remember(v.extent(int(f), 0), r)
 	}
 	return prefetch.Started, bytes
 }
 
 // landed handles a request's answer, before its files.
-func (st *stream) landed(r request) {
+func (st *stream) landed(r *request) {
 	if !r.ahead {
-		return
-	}
-	if r.files == nil {
-		st.x.Landed(st.walk, int(r.sample), true)
 		return
 	}
 	for i, f := range r.files {

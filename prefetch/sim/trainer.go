@@ -106,7 +106,7 @@ func (t *trainer) advance(i int) {
 		}
 		w.at++
 		if t.s.Read > 0 {
-			t.s.agenda.add(t.s.now+t.s.Read, workerReady, int32(i))
+			t.s.agenda.add(event{at: t.s.now + t.s.Read, kind: workerReady, worker: i})
 			return
 		}
 	}
@@ -127,8 +127,8 @@ func (t *trainer) read(i, pos int) bool {
 		case st&staged != 0:
 			w.class = max(w.class, ringHit)
 		case st&flying != 0:
-			if id, ok := v.flight[e]; ok {
-				t.s.store.raise(id)
+			if r := v.flight[e]; r != nil {
+				t.s.store.raise(r)
 			}
 			t.wait(w, e)
 			return false
@@ -211,7 +211,7 @@ func (t *trainer) tryStep() {
 	r := t.s.result(t.epoch)
 	r.Stalls.Add(t.s.now - t.since)
 	r.Compute += seconds
-	t.s.agenda.add(t.s.now+seconds, stepEnd, 0)
+	t.s.agenda.add(event{at: t.s.now + seconds, kind: stepEnd})
 	t.goOn()
 }
 

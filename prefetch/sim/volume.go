@@ -20,9 +20,10 @@ type volume struct {
 	s      *simulation
 	sizes  prefetch.Sizes
 	first  []uint32 // number of each sample's first extent; nil if none has more than one
+	total  int64    // bytes of all samples
 	states []state
 	cache  *keepSet
-	flight map[uint32]int32 // request by extent, of those that queue for a place: readers raise them
+	flight map[uint32]*request // request by extent, of those that queue for a place: readers raise them
 
 	used, peak int64
 	remains    remains
@@ -31,35 +32,28 @@ type volume struct {
 }
 
 func (v *volume) init(s *simulation) error {
-	v.s, v.sizes, v.key, v.flight = s, s.Sizes, s.key(), map[uint32]int32{}
-	extents, several := 0, false
-	var largest, total int64
+	v.s, v.sizes, v.key, v.flight = s, s.Sizes, s.key(), map[uint32]*request{}
+	extents, largest := 0, int64(0)
 	for f := range s.Samples {
 		n := v.sizes.Extents(f)
-		several = several || n > 1
-		extents += n
+		extents += max(n, 1) // an empty sample has a place, too
 		for x := range n {
 			b := v.sizes.ExtentBytes(f, x)
 			largest = max(largest, b)
-			total += b
+			v.total += b
 		}
 	}
 	if s.Memory < extentLimit*largest {
 		return &MemoryError{Have: s.Memory, Need: extentLimit * largest}
 	}
-	if several {
-		v.first = make([]uint32, s.Samples+1)
-		at := uint32(0)
-		for f := range s.Samples {
-			v.first[f] = at
-			at += uint32(v.sizes.Extents(f))
+	if extents > s.Samples {
+		v.first = make([]uint32, s.Samples)
+		for f := range s.Samples - 1 {
+			v.first[f+1] = v.first[f] + uint32(max(v.sizes.Extents(f), 1))
 		}
-		v.first[s.Samples] = at
-	} else {
-		extents = s.Samples // an empty sample has a place, too
 	}
 	v.states = make([]state, extents)
-	v.cache = newKeepSet(s, v, total)
+	v.cache = newKeepSet(s, v)
 	return nil
 }
 
@@ -70,7 +64,6 @@ func (v *volume) extent(sample, x int) uint32 {
 	return v.first[sample] + uint32(x)
 }
 
-// size returns a sample's bytes.
 func (v *volume) size(sample int) (n int64) {
 	for x := range v.sizes.Extents(sample) {
 		n += v.sizes.ExtentBytes(sample, x)
@@ -134,19 +127,19 @@ func (v *volume) release(n int64) {
 func (v *volume) fetch(p *reader, sample, x int, demand bool) {
 	e := v.extent(sample, x)
 	v.states[e] |= flying
-	id := v.s.store.send(request{epoch: p.epoch, sample: int32(sample), extent: int32(x),
-		bytes: v.sizes.ExtentBytes(sample, x), from: v.s.source(p, sample, e), demand: demand, ahead: !demand})
-	v.remember(e, id)
+	r := &request{epoch: p.epoch, files: []int32{int32(sample)}, extent: int32(x),
+		bytes: v.sizes.ExtentBytes(sample, x), from: v.s.source(p, sample, e), demand: demand, ahead: !demand}
+	v.s.store.send(r)
+	v.remember(e, r)
 }
 
 // remember records the request of an extent while that may still have to be raised.
-func (v *volume) remember(e uint32, id int32) {
-	if !v.s.store.requests[id].started {
-		v.flight[e] = id
+func (v *volume) remember(e uint32, r *request) {
+	if !r.started {
+		v.flight[e] = r
 	}
 }
 
-// landed handles the arrival of an extent.
 func (v *volume) landed(sample, x int) {
 	e := v.extent(sample, x)
 	delete(v.flight, e)
