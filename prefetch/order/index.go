@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"sort"
 )
 
 // Index makes an order searchable. An order that is a Locator already is returned as it is;
@@ -59,10 +58,8 @@ func (t *table) Find(sample, from int) int {
 	if p := int(t.first[sample]) - 1; p >= from {
 		return p
 	}
-	i := sort.Search(len(t.again), func(i int) bool {
-		a := t.again[i]
-		return int(a.sample) > sample || int(a.sample) == sample && int(a.pos) >= from
-	})
+	least := occurrence{uint32(sample), uint32(min(from, math.MaxUint32))}
+	i, _ := slices.BinarySearchFunc(t.again, least, occurrence.compare)
 	if i < len(t.again) && int(t.again[i].sample) == sample {
 		return int(t.again[i].pos)
 	}

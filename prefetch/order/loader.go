@@ -14,7 +14,7 @@ type LoaderSource string
 const (
 	// SamplerSeed: S is what the RandomSampler drew for its epoch. The next epoch draws another, so
 	// only epoch 0 is known.
-	SamplerSeed LoaderSource = "sampler"
+	SamplerSeed LoaderSource = ""
 	// ManualSeed: S is the argument of torch.manual_seed, after which nothing but this loader draws
 	// from the default generator (see LoaderSeeds).
 	ManualSeed LoaderSource = "manual_seed"
@@ -33,24 +33,18 @@ const (
 	StatefulManualSeed LoaderSource = "stateful_manual_seed"
 )
 
-// samplerSeed stands for SamplerSeed in a Spec, which is the default.
-const samplerSeed LoaderSource = ""
-
-var loaderSources = []LoaderSource{SamplerSeed, ManualSeed, GivenGenerator, Stateful, StatefulManualSeed}
+// loaderSources are their names; the first is that of SamplerSeed.
+var loaderSources = []string{"sampler", string(ManualSeed), string(GivenGenerator), string(Stateful),
+	string(StatefulManualSeed)}
 
 func parseLoaderSource(value string) (LoaderSource, error) {
-	from := LoaderSource(value)
-	if !slices.Contains(loaderSources, from) {
-		names := make([]string, len(loaderSources))
-		for i, s := range loaderSources {
-			names[i] = string(s)
-		}
-		return "", fmt.Errorf("from=%q: %s", value, suggest(value, names))
+	switch slices.Index(loaderSources, value) {
+	case -1:
+		return "", fmt.Errorf("from=%q: %s", value, suggest(value, loaderSources))
+	case 0:
+		return SamplerSeed, nil
 	}
-	if from == SamplerSeed {
-		return samplerSeed, nil
-	}
-	return from, nil
+	return LoaderSource(value), nil
 }
 
 // Loader describes the RandomSampler of a DataLoader(shuffle=True), or of one that is made with
@@ -62,10 +56,10 @@ func parseLoaderSource(value string) (LoaderSource, error) {
 // permutations from there on.
 type Loader struct {
 	Seed        uint64
-	From        LoaderSource // empty: SamplerSeed
-	Persistent  bool         // persistent_workers=True: the base seed is drawn only once
-	Workers     bool         // num_workers > 0; matters to StatefulManualSeed only
-	Samples     int          // num_samples; 0: the number of samples of the dataset
+	From        LoaderSource
+	Persistent  bool // persistent_workers=True: the base seed is drawn only once
+	Workers     bool // num_workers > 0; matters to StatefulManualSeed only
+	Samples     int  // num_samples; 0: the number of samples of the dataset
 	Replacement bool
 }
 
@@ -79,7 +73,7 @@ const maxReplacement = 1 << 28
 func (l Loader) check(epoch int) error {
 	stateful := strings.HasPrefix(string(l.From), string(Stateful))
 	switch {
-	case epoch > 0 && (l.From == samplerSeed || l.From == SamplerSeed):
+	case epoch > 0 && l.From == SamplerSeed:
 		return fmt.Errorf("epoch %d: %w: each epoch's sampler draws a new seed; use from=manual_seed or "+
 			"from=generator if that is where its seeds come from, DistributedSampler with torch:seed=S, or write a plan",
 			epoch, ErrEpochUnknown)
@@ -118,7 +112,7 @@ func (l Loader) Order(n, epoch int) (Order, error) {
 				"DistributedSampler with torch:seed=S, or write a plan", epoch, samples, ErrEpochUnknown)
 	}
 	switch l.From {
-	case samplerSeed, SamplerSeed:
+	case SamplerSeed:
 		return p.draw(NewGenerator(l.Seed)), nil
 	case ManualSeed:
 		_, seed := LoaderSeeds(l.Seed, epoch, l.Persistent)

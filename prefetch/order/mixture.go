@@ -187,7 +187,6 @@ type span struct {
 	source     int
 }
 
-// newMixture resolves the weights of s against the dataset.
 func newMixture(f Facts, s Spec, epoch int) (*mixture, error) {
 	w, err := parseWeights(s.weights)
 	if err != nil {

@@ -219,7 +219,6 @@ func ParseLines(data []byte, most int, of func(line string) (int, error)) (list 
 	return list, bad
 }
 
-// maxListErrors is how many bad lines of a list are reported.
 const maxListErrors = 5
 
 func check(pos, n int) {

@@ -56,7 +56,7 @@ type Spec struct {
 	hasRanks bool
 	dropLast bool
 
-	from        LoaderSource // of torch-loader; samplerSeed if empty
+	from        LoaderSource // of torch-loader
 	persistent  bool
 	workers     bool
 	replacement bool
@@ -194,7 +194,9 @@ func (s *Spec) set(key, value string) (err error) {
 		*f, err = parseRanks(value)
 		s.hasRanks = s.hasRanks || err == nil
 	case *bool:
-		*f, err = parseFlag(key, value)
+		if *f = value == "1"; !*f && value != "0" {
+			err = fmt.Errorf("%s=%q: must be 0 or 1", key, value)
+		}
 	case *LoaderSource:
 		*f, err = parseLoaderSource(value)
 	case *string:
@@ -342,7 +344,6 @@ func (s Spec) Check() error {
 	return nil
 }
 
-// loader returns the parameters of a torch-loader spec.
 func (s Spec) loader() Loader {
 	return Loader{Seed: s.seed, From: s.from, Persistent: s.persistent, Workers: s.workers, Samples: s.samples,
 		Replacement: s.replacement}
@@ -378,10 +379,8 @@ func (s Spec) Order(n, epoch int) (Order, error) { return s.Over(Facts{Samples: 
 // Ranks of our own orders read the positions r, r+W, … of the unpadded order, so that the last step may be
 // incomplete.
 //
-// Errors: those of Check; ErrNotComputed; ErrNeedsShards and ErrNeedsFacts where the facts lack what
-// the order needs; ErrEpochUnknown for a torch-loader of which only epoch 0 is known; a dataset too
-// large to permute in memory (2^32-1 positions; uniform and sequential orders have no such limit);
-// what Facts.List returns.
+// Errors: those of Check, and those above; a dataset too large to permute in memory (2^32-1 positions; uniform and
+// sequential orders have no such limit); what Facts.List returns.
 func (s Spec) Over(f Facts, epoch int) (Order, error) {
 	if err := s.Check(); err != nil {
 		return nil, err
@@ -444,13 +443,6 @@ func (s Spec) whole(f Facts, epoch int) (Order, error) {
 		return List(l), nil
 	}
 	return nil, ErrNotComputed
-}
-
-func parseFlag(key, value string) (bool, error) {
-	if value != "0" && value != "1" {
-		return false, fmt.Errorf("%s=%q: must be 0 or 1", key, value)
-	}
-	return value == "1", nil
 }
 
 func parseSeed(value string) (uint64, error) {

@@ -154,7 +154,6 @@ func Windowed(g Groups, seed uint64, epoch, window int) (Locator, error) {
 	return &table{Order: samples, first: places}, nil
 }
 
-// total returns the number of samples in all groups.
 func total(g Groups) (int, error) {
 	n := 0
 	for i := range g.Len() {
