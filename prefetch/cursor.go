@@ -68,21 +68,13 @@ func (c *cursor) reach(floor int) {
 func (c *cursor) isRead(pos int) bool { return c.words[pos/64]>>(pos%64)&1 != 0 }
 
 // unread returns the smallest unread position from pos on, or n.
-func (c *cursor) unread(pos int) int {
-	for pos < c.n {
-		if w := ^c.words[pos/64] >> (pos % 64); w != 0 {
-			return min(pos+bits.TrailingZeros64(w), c.n)
-		}
-		pos = (pos/64 + 1) * 64
-	}
-	return c.n
-}
+func (c *cursor) unread(pos int) int { return c.next(pos, math.MaxUint64) }
 
-// nextRead returns the smallest read position from pos on, or n.
-func (c *cursor) nextRead(pos int) int {
+// next returns the smallest position from pos on that is set after the words were xored with flip, or n.
+func (c *cursor) next(pos int, flip uint64) int {
 	for pos < c.n {
-		if w := c.words[pos/64] >> (pos % 64); w != 0 {
-			return pos + bits.TrailingZeros64(w)
+		if w := (c.words[pos/64] ^ flip) >> (pos % 64); w != 0 {
+			return min(pos+bits.TrailingZeros64(w), c.n)
 		}
 		pos = (pos/64 + 1) * 64
 	}
@@ -205,7 +197,6 @@ func (c *cursor) plausible(pos int) float64 {
 	return p
 }
 
-// unreadIn counts the positions from one up to another that have not been read.
 func (c *cursor) unreadIn(from, to int) int {
 	sum := max(to-from, 0)
 	for i := from / 64; i*64 < to; i++ {

@@ -81,7 +81,6 @@ type Executor struct {
 	worked  int // since Next last said Again or Idle, in positions
 }
 
-// item is a file of a dataset.
 type item struct {
 	data any
 	file int
@@ -346,7 +345,9 @@ func (x *Executor) Opened(w *Walk) {
 		w.trusts && w.lacks(w.cur.Reader.Head()): // the reader has not what it was believed to have
 		w.trusts = false
 		w.cur.claimed, w.cur.pos = max(w.cur.claimed, w.cur.pos), w.frontier
-		w.wake()
+		if w.state != Starved && w.state != Retrying {
+			w.state = Walking
+		}
 	case w.state == Resting && w.Layout == nil:
 		if w.until--; w.until < 0 {
 			w.state = Walking
@@ -368,13 +369,6 @@ func (w *Walk) lacks(pos int) bool {
 	}
 	_, _, lacks := w.missing(w.cur.Order.At(pos))
 	return lacks
-}
-
-// wake makes the walk check its positions again, unless it is short of memory.
-func (w *Walk) wake() {
-	if w.state != Starved && w.state != Retrying {
-		w.state = Walking
-	}
 }
 
 // Open says that a file is being read, until Close.
@@ -687,7 +681,6 @@ func (w *Walk) extents(file int) (n int) {
 	return n
 }
 
-// unit returns a file of the order, and those that are read with it.
 func (w *Walk) unit(file int) []int {
 	if w.Parts == nil {
 		return []int{file}
@@ -758,7 +751,6 @@ func (w *Walk) resume() {
 	}
 }
 
-// refused makes the walk wait for memory.
 func (x *Executor) refused(w *Walk) {
 	frontier := w.cur.Reader.Frontier()
 	if w.next.pos < w.head && !w.halved { // for the head of a waiting plan
@@ -990,7 +982,6 @@ func (p *phase) find(file, from int) int {
 	return pos
 }
 
-// with yields the files of the order whose units the file may belong to.
 func (w *Walk) with(file int) iter.Seq[int] {
 	if w.Parts != nil {
 		return w.Parts.With(file)
@@ -1008,7 +999,7 @@ func (w *Walk) State() State { return w.state }
 func (w *Walk) Planned() int { return w.cur.pos }
 
 // Served returns the bytes requested.
-func (w *Walk) Served() int64 { return w.flow.Served() }
+func (w *Walk) Served() int64 { return w.flow.Served }
 
 // Lead returns how many unread positions of the next limit ones are staged, before the first that needs a fetch. What
 // is gone that the walk has passed, and the reader too, was read unseen.

@@ -17,8 +17,8 @@ type Fair struct {
 // Flow is one of the sharing flows.
 type Flow struct {
 	Weight float64 // more than 0
+	Served int64   // bytes of all its requests
 	finish float64 // tag at which its last request ends
-	served int64
 }
 
 // Tag returns the start tag of the flow's next request.
@@ -29,8 +29,5 @@ func (f *Fair) Serve(w *Flow, bytes int64) {
 	start := f.Tag(w)
 	f.now = start
 	w.finish = start + float64(bytes)/w.Weight
-	w.served += bytes
+	w.Served += bytes
 }
-
-// Served returns the bytes of all the flow's requests.
-func (w *Flow) Served() int64 { return w.served }

@@ -27,10 +27,10 @@ func TestFair(t *testing.T) {
 			}
 			f.Serve(next, rapid.Int64Range(1, largest).Draw(t, "bytes"))
 			if step == 0 {
-				start = [2]int64{flows[0].Served(), flows[1].Served()}
+				start = [2]int64{flows[0].Served, flows[1].Served}
 			}
-			a := float64(flows[0].Served()-start[0]) / flows[0].Weight
-			b := float64(flows[1].Served()-start[1]) / flows[1].Weight
+			a := float64(flows[0].Served-start[0]) / flows[0].Weight
+			b := float64(flows[1].Served-start[1]) / flows[1].Weight
 			if bound := 2 * (largest/flows[0].Weight + largest/flows[1].Weight); a-b > bound || b-a > bound {
 				t.Fatalf("step %d: %v and %v, at most %v apart", step, a, b, bound)
 			}
@@ -51,27 +51,27 @@ func TestFairComesBack(t *testing.T) {
 		} else {
 			f.Serve(&a, 100)
 		}
-		if i == 9 && (b.Served() < 400 || b.Served() > 600) {
-			t.Errorf("%d of 1000 bytes for the one that came back", b.Served())
+		if i == 9 && (b.Served < 400 || b.Served > 600) {
+			t.Errorf("%d of 1000 bytes for the one that came back", b.Served)
 		}
 	}
 }
 
-func TestPaceDue(t *testing.T) {
+func TestDue(t *testing.T) {
 	for _, c := range []struct {
-		pace Pace
-		pos  int
-		want float64
-		ok   bool
+		pos, head int
+		rate      float64
+		want      float64
+		ok        bool
 	}{
-		{Pace{Head: 10, Rate: 5}, 20, 2, true},
-		{Pace{Head: 10, Rate: 5}, 10, 0, true},
-		{Pace{Head: 10, Rate: 5}, 3, 0, true}, // a slow worker's
-		{Pace{Head: 10}, 20, 0, false},
-		{Pace{Head: 10}, 3, 0, true},
+		{20, 10, 5, 2, true},
+		{10, 10, 5, 0, true},
+		{3, 10, 5, 0, true}, // a slow worker's
+		{20, 10, 0, 0, false},
+		{3, 10, 0, 0, true},
 	} {
-		if got, ok := c.pace.Due(c.pos); got != c.want || ok != c.ok {
-			t.Errorf("%+v.Due(%d) = %v, %v", c.pace, c.pos, got, ok)
+		if got, ok := Due(c.pos, c.head, c.rate); got != c.want || ok != c.ok {
+			t.Errorf("Due(%d, %d, %v) = %v, %v", c.pos, c.head, c.rate, got, ok)
 		}
 	}
 }

@@ -48,11 +48,9 @@ func NewKeep(n int, size func(file int) int64, key func(file int) uint64, capaci
 		for ; value < uint64(len(sums)) && sums[value] <= capacity; value++ {
 			capacity -= sums[value]
 		}
-		if value == uint64(len(sums)) {
-			if round == 0 {
-				k.below = math.MaxUint64
-				return k
-			}
+		if value == uint64(len(sums)) && round == 0 {
+			k.below = math.MaxUint64
+			return k
 		}
 		found = found<<16 | value
 	}

@@ -19,7 +19,7 @@ func TestTrackerResumeInShortOrders(t *testing.T) {
 					continue // less than this a slow worker explains
 				}
 				o := order.Torch(n, 3, 0, 1, 0, 0, false)
-				tk := NewTracker(o, TrackerOptions{})
+				tk := NewTracker(o, 0, DefaultSpan)
 				jumped := -1
 				for i, p := range d.opens(n-from, (n-from)/d.batch+1, newSource(uint64(n))) {
 					if e, _ := tk.Open(o.At(from + p)); e == Jump && jumped < 0 {
@@ -44,7 +44,7 @@ func TestTrackerSkipsAhead(t *testing.T) {
 	const n, at, skipped = 12_000, 4096, 3000
 	d := trainer{2, 32, 2}
 	o := order.Torch(n, 3, 0, 1, 0, 0, false)
-	tk := NewTracker(o, TrackerOptions{})
+	tk := NewTracker(o, 0, DefaultSpan)
 	for _, p := range d.opens(at, at/32, newSource(1)) {
 		tk.Open(o.At(p))
 	}
@@ -66,7 +66,7 @@ func TestTrackerSkipsAhead(t *testing.T) {
 func TestTrackerLateWorker(t *testing.T) {
 	const n = 10_000
 	o := order.Torch(n, 3, 0, 1, 0, 0, false)
-	tk := NewTracker(o, TrackerOptions{})
+	tk := NewTracker(o, 0, DefaultSpan)
 	for p := 2000; p < 2100; p++ {
 		tk.Open(o.At(p))
 	}
@@ -84,7 +84,7 @@ func TestTrackerGoesBack(t *testing.T) {
 		for _, d := range []trainer{{0, 32, 1}, {2, 16, 2}, {4, 32, 2}} {
 			orders := torchOrders(n, 4)
 			o := orders(0)
-			tk := NewTracker(o, TrackerOptions{Span: 1024}) // of the longer order the beginning is out of reach
+			tk := NewTracker(o, 0, 1024) // of the longer order the beginning is out of reach
 			tk.SetNext(orders(1))
 			read, back := n*3/4, n/3
 			for p := range read {
@@ -117,7 +117,7 @@ func TestTrackerNoiseIsNoPlace(t *testing.T) {
 		n := rapid.IntRange(1000, 20_000).Draw(t, "n")
 		draw := newSource(rapid.Uint64().Draw(t, "seed"))
 		orders := torchOrders(n, 6)
-		tk := NewTracker(orders(0), TrackerOptions{})
+		tk := NewTracker(orders(0), 0, DefaultSpan)
 		tk.SetNext(orders(1))
 		for p := range rapid.IntRange(0, n).Draw(t, "read") {
 			tk.Open(orders(0).At(p))
@@ -142,7 +142,7 @@ func TestTrackerAdopt(t *testing.T) {
 	orders := torchOrders(n, 12)
 	for _, d := range []trainer{{0, 32, 1}, {4, 32, 2}, {8, 64, 2}} {
 		for _, from := range []int{0, 9000} {
-			tk := NewTracker(orders(0), TrackerOptions{})
+			tk := NewTracker(orders(0), 0, DefaultSpan)
 			tk.SetNext(orders(1))
 			opens := samplesOf(orders(7), d.opens(n-from, 60, newSource(3)))
 			if from > 0 {
@@ -192,7 +192,7 @@ func TestTrackerIsNotLost(t *testing.T) {
 	orders := torchOrders(n, 12)
 	for _, d := range []trainer{{0, 32, 1}, {4, 32, 2}, {8, 64, 2}} {
 		for epoch := range 2 {
-			tk := NewTracker(orders(0), TrackerOptions{})
+			tk := NewTracker(orders(0), 0, DefaultSpan)
 			tk.SetNext(orders(1))
 			for _, p := range d.opens(n, 200, newSource(3)) {
 				tk.Open(orders(epoch).At(p))
@@ -215,7 +215,7 @@ func TestTrackerExtend(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		samples := rapid.SliceOfN(rapid.Uint32Range(0, 60), 1, 150).Draw(t, "samples")
 		cut := rapid.IntRange(1, len(samples)).Draw(t, "cut")
-		tk := NewTracker(order.List(samples[:cut]), TrackerOptions{Span: 16})
+		tk := NewTracker(order.List(samples[:cut]), 0, 16)
 		var opened []int
 		for range rapid.IntRange(0, cut*2).Draw(t, "opens") {
 			s := int(samples[rapid.IntRange(0, cut-1).Draw(t, "position")])

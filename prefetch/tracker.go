@@ -8,19 +8,11 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// DefaultSpan is how many positions a reader may be ahead of its own slowest part by default: 16 workers with batches
-// of 256 and 4 of them prefetched, or 8 ranks with 4 workers, batches of 256 and PyTorch's default of 2.
+// DefaultSpan is how many positions a reader may be ahead of its own slowest part: ranks × workers × prefetch_factor ×
+// batch size of the largest expected trainer, which is 16 workers with batches of 256 and 4 of them prefetched, or 8
+// ranks with 4 workers, batches of 256 and PyTorch's default of 2. A larger span keeps the frontier longer at positions
+// that the trainer skips; a smaller one takes a slow worker's samples for skipped, and a fast one's for noise.
 const DefaultSpan = 16384
-
-// TrackerOptions adjust a Tracker. The zero value is good for most trainers.
-type TrackerOptions struct {
-	// Epoch is the number of the epoch of the first order.
-	Epoch int
-	// Span is the reorder span in positions: ranks × workers × prefetch_factor × batch size of the largest expected
-	// trainer, or more. A larger span keeps the frontier longer at positions that the trainer skips; a smaller one
-	// takes a slow worker's samples for skipped, and a fast one's for noise. 0 means DefaultSpan.
-	Span int
-}
 
 // Event classifies an open.
 type Event uint8
@@ -53,12 +45,7 @@ const (
 var eventNames = [...]string{"stray", "consumed", "repeat", "ahead", "jump", "next epoch", "restart",
 	"previous epoch", "found"}
 
-func (e Event) String() string {
-	if int(e) < len(eventNames) {
-		return eventNames[e]
-	}
-	return fmt.Sprintf("event %d", uint8(e))
-}
+func (e Event) String() string { return eventNames[e] }
 
 // Moved reports whether the event changed the position by more than one sample, so that earlier planning is out of
 // date.
@@ -178,13 +165,10 @@ var (
 	oddsBetween   = math.Log(20)
 )
 
-// NewTracker returns a tracker for a reader that is expected to begin cur. The order is indexed (order.Index), which
-// takes time unless it is an order.Locator already.
-func NewTracker(cur order.Order, o TrackerOptions) *Tracker {
-	t := &Tracker{span: o.Span, epoch: o.Epoch}
-	if t.span <= 0 {
-		t.span = DefaultSpan
-	}
+// NewTracker returns a tracker for a reader that is expected to begin cur, which is the order of an epoch. The order is
+// indexed (order.Index), which takes time unless it is an order.Locator already.
+func NewTracker(cur order.Order, epoch, span int) *Tracker {
+	t := &Tracker{span: span, epoch: epoch}
 	t.begin(newCursor(order.Index(cur), t.span))
 	t.scans = t.unlikeScan()
 	return t
@@ -255,9 +239,7 @@ func (t *Tracker) Open(sample int) (Event, int) {
 	before := t.left()
 	event, pos := t.open(sample)
 	if !event.Moved() {
-		if e := t.settle(sample, event, pos); e.Moved() {
-			event = e
-		}
+		event = t.settle(sample, event, pos)
 	}
 	if event.Moved() {
 		t.moved(event, before)
@@ -282,7 +264,7 @@ func (t *Tracker) moved(event Event, before left) {
 	t.last = m
 }
 
-// settle detects from the last opens together what no test of single ones has shown.
+// settle detects from the last opens together what no test of single ones has shown: a Jump.
 func (t *Tracker) settle(sample int, event Event, pos int) Event {
 	if pos < 0 {
 		return event
@@ -341,7 +323,7 @@ func (t *Tracker) cluster(o order.Locator) (lowest, spread int) {
 // passedOver gives up the gap before the latest reads, if the reader must have left it out.
 func (t *Tracker) passedOver() bool {
 	c := t.cur
-	next := c.nextRead(c.low)
+	next := c.next(c.low, 0)
 	if next >= c.n || next-c.low < clearOf*(c.head-next) {
 		return false
 	}

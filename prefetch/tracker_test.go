@@ -45,7 +45,7 @@ func TestTrackerFollowsTrainers(t *testing.T) {
 					name := fmt.Sprintf("n=%d %+v steps=%d same=%v", n, d, steps, same)
 					draw := newSource(uint64(n))
 					orders := torchOrders(n, 7)
-					tk := NewTracker(orders(0), TrackerOptions{})
+					tk := NewTracker(orders(0), 0, DefaultSpan)
 					tk.SetNext(orders(1))
 					epoch := 0
 					for pass := range 4 {
@@ -78,7 +78,7 @@ func TestTrackerFollowsTrainers(t *testing.T) {
 }
 
 func TestTrackerOrdinaryPass(t *testing.T) {
-	tk := NewTracker(order.List([]uint32{4, 2, 9, 2, 7}), TrackerOptions{Epoch: 3})
+	tk := NewTracker(order.List([]uint32{4, 2, 9, 2, 7}), 3, DefaultSpan)
 	for _, c := range []struct {
 		sample   int
 		event    Event
@@ -118,7 +118,7 @@ func TestTrackerTinyOrders(t *testing.T) {
 			"torch":      torchOrders(n, 1),
 			"sequential": func(int) order.Order { return order.Sequential(n) },
 		} {
-			tk := NewTracker(orders(0), TrackerOptions{})
+			tk := NewTracker(orders(0), 0, DefaultSpan)
 			tk.SetNext(orders(1))
 			for epoch := range 5 {
 				for pos := range n {
@@ -137,7 +137,7 @@ func TestTrackerTinyOrders(t *testing.T) {
 
 func TestTrackerSameOrderEveryEpoch(t *testing.T) {
 	orders := func(int) order.Order { return order.Sequential(5000) }
-	tk := NewTracker(orders(0), TrackerOptions{})
+	tk := NewTracker(orders(0), 0, DefaultSpan)
 	tk.SetNext(orders(1))
 	for epoch := range 5 {
 		follow(tk, orders, trainer{4, 32, 2}.opens(5000, 40+1000*(epoch%2), newSource(1)))
@@ -150,7 +150,7 @@ func TestTrackerSameOrderEveryEpoch(t *testing.T) {
 func TestTrackerValidationPass(t *testing.T) {
 	const n = 2000
 	orders := torchOrders(n, 5)
-	tk := NewTracker(orders(0), TrackerOptions{})
+	tk := NewTracker(orders(0), 0, DefaultSpan)
 	tk.SetNext(orders(1))
 	for epoch := range 3 {
 		follow(tk, orders, samplesOf(orders(epoch), trainer{2, 32, 2}.opens(n, 20, newSource(2))))
@@ -173,7 +173,7 @@ func TestTrackerNoise(t *testing.T) {
 	d := trainer{4, 32, 2}
 	orders := torchOrders(n, 11)
 	draw := newSource(3)
-	tk := NewTracker(orders(0), TrackerOptions{Span: 1024})
+	tk := NewTracker(orders(0), 0, 1024)
 	tk.SetNext(orders(1))
 	file := 0
 	for epoch := range 2 {
@@ -218,7 +218,7 @@ func TestTrackerResumeInMidEpoch(t *testing.T) {
 	d := trainer{8, 64, 2}
 	orders := torchOrders(n, 2)
 	for seed := range uint64(10) {
-		tk := NewTracker(orders(0), TrackerOptions{Span: 4096})
+		tk := NewTracker(orders(0), 0, 4096)
 		tk.SetNext(orders(1))
 		opens := d.opens(n-from, 100, newSource(seed))
 		jumped := -1
@@ -250,7 +250,7 @@ func TestTrackerSkips(t *testing.T) {
 	const n, span = 20_000, 512
 	d := trainer{4, 32, 2}
 	o := order.Torch(n, 1, 0, 1, 0, 0, false)
-	tk := NewTracker(o, TrackerOptions{Span: span})
+	tk := NewTracker(o, 0, span)
 	for _, p := range d.opens(n, n, newSource(4)) {
 		if p%10 == 3 {
 			continue
@@ -274,7 +274,7 @@ func TestTrackerRanksOnOneMount(t *testing.T) {
 	d := trainer{4, 32, 2}
 	orders := func(epoch int) order.Order { return order.Torch(n, 9, epoch, world, 0, world-1, false) }
 	draw := newSource(5)
-	tk := NewTracker(orders(0), TrackerOptions{})
+	tk := NewTracker(orders(0), 0, DefaultSpan)
 	tk.SetNext(orders(1))
 	for epoch := range 3 {
 		ranks := make([][]int, world)
@@ -292,7 +292,7 @@ func TestTrackerRanksOnOneMount(t *testing.T) {
 func TestTrackerPrevEpoch(t *testing.T) {
 	const n = 10_000
 	orders := torchOrders(n, 3)
-	tk := NewTracker(orders(0), TrackerOptions{})
+	tk := NewTracker(orders(0), 0, DefaultSpan)
 	tk.SetNext(orders(1))
 	for _, epoch := range []int{0, 1, 0, 1, 1, 0} {
 		for pos := range 100 {
@@ -312,7 +312,7 @@ func TestTrackerOneOpenIsNotEnough(t *testing.T) {
 	const n = 100_000
 	orders := torchOrders(n, 8)
 	for pos := range 200 {
-		tk := NewTracker(orders(0), TrackerOptions{Span: 1000})
+		tk := NewTracker(orders(0), 0, 1000)
 		tk.SetNext(orders(1))
 		for p := range 5000 {
 			tk.Open(orders(0).At(p))
@@ -346,7 +346,7 @@ func TestTrackerModel(t *testing.T) {
 		near := n < 8*span
 		seed := rapid.Uint64().Draw(t, "order seed")
 		orders := func(epoch int) order.Order { return order.Torch(n, seed, epoch, world, 0, world-1, false) }
-		tk := NewTracker(orders(0), TrackerOptions{Span: span})
+		tk := NewTracker(orders(0), 0, span)
 		tk.SetNext(orders(1))
 		epoch, length := 0, orders(0).Len()
 		for pass := range rapid.IntRange(1, 5).Draw(t, "passes") {
@@ -412,7 +412,7 @@ func TestTrackerModel(t *testing.T) {
 func BenchmarkTrackerOpen(b *testing.B) {
 	const n = 1_000_000
 	orders := torchOrders(n, 1)
-	tk := NewTracker(orders(0), TrackerOptions{})
+	tk := NewTracker(orders(0), 0, DefaultSpan)
 	tk.SetNext(orders(1))
 	opens := samplesOf(orders(0), trainer{16, 256, 2}.opens(n, n, newSource(1)))
 	b.ReportAllocs()
@@ -433,7 +433,7 @@ func TestTrackerScanOfShards(t *testing.T) {
 		{1000, 4, 16384}} {
 		orders := func(e int) order.Order { return windowed(order.Contiguous(n, c.perShard), 11, e, c.window) }
 		for _, pace := range []int{0, 1, 4} {
-			tk := NewTracker(orders(0), TrackerOptions{Span: c.span})
+			tk := NewTracker(orders(0), 0, c.span)
 			tk.SetNext(orders(1))
 			file, total, astray := 0, 0, 0
 			for epoch := range 2 {
@@ -480,7 +480,7 @@ func TestTrackerKnowsScans(t *testing.T) {
 		"tiny window": {windowed(order.Contiguous(n, 20), 1, 0, 1), false},
 		"short":       {order.Sequential(5), false},
 	} {
-		if tk := NewTracker(c.o, TrackerOptions{}); tk.scans != c.want {
+		if tk := NewTracker(c.o, 0, DefaultSpan); tk.scans != c.want {
 			t.Errorf("%s: %v", name, tk.scans)
 		}
 	}

@@ -97,7 +97,7 @@ type feedStream struct {
 }
 
 func (s feedStream) ReadCoded(ctx context.Context, pos int) (data []byte, release func(), err error) {
-	data, release, err = s.Stream.ReadCoded(ctx, pos)
+	data, release, err = s.ReadBy(ctx, pos, s.Volume.SampleCoded)
 	s.dataset.CountDecoded(len(data))
 	return data, release, err
 }

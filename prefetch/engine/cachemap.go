@@ -50,7 +50,7 @@ func (r *orders) following() (mount, sessions []*run.Stream) {
 	r.mu.Unlock()
 	over := map[*run.Stream]int{}
 	for _, s := range sessions {
-		if s.Over() {
+		if at := s.Position(); at.Head >= at.Len {
 			over[s] = 1
 		}
 	}

@@ -58,32 +58,26 @@ type inferred struct {
 	took    time.Duration
 }
 
-// searching is a running search.
 type searching struct {
 	search *infer.Search
 	cancel context.CancelFunc
 }
 
-// result is the result of a search.
 type result struct {
 	*searching
-	searchAnswer
-	used time.Duration
-	err  error
+	finding infer.Finding // without Reads: none
+	used    time.Duration
+	err     error
 }
 
-// maxLooked bounds the opens that are kept to find a reader's position in an inferred order.
-const maxLooked = 1 << 16
-
-// maxWaiting bounds the queue of opens: some seconds of them.
-const maxWaiting = 1 << 18
-
-// maxParts bounds the large files of which somebody reads.
-const maxParts = 1 << 12
-
-// maxFruitless bounds the CPU time of searches without a finding. All seeds take some two minutes with AVX-512, and
-// half an hour without.
-const maxFruitless = 40 * time.Minute
+// Bounds.
+const (
+	maxLooked  = 1 << 16 // opens that are kept to find a reader's position in an inferred order
+	maxWaiting = 1 << 18 // queued opens: some seconds of them
+	maxParts   = 1 << 12 // large files of which somebody reads
+	// CPU time of searches without a finding. All seeds take some two minutes with AVX-512, and half an hour without.
+	maxFruitless = 40 * time.Minute
+)
 
 // infer begins to watch readers of the version in force.
 func (r *orders) infer(v *view) {
@@ -177,8 +171,8 @@ func (i *inference) run(ctx context.Context) {
 		case r := <-i.found:
 			i.end(r.searching)
 			i.spent(r)
-			if r.Found {
-				i.changed(i.detector.Lock(r.search, r.Finding), r.search.Depth)
+			if r.finding.Reads > 0 {
+				i.changed(i.detector.Lock(r.search, r.finding), r.search.Depth)
 			}
 		}
 	}
@@ -243,19 +237,18 @@ func (i *inference) search(ctx context.Context) {
 	}
 	request := searchRequest{s.Task, int(i.left.Seconds()) + 1}
 	go func() {
-		a, used, err := i.engine.host.searchElsewhere(ctx, request)
+		finding, used, err := i.engine.host.searchElsewhere(ctx, request)
 		if ctx.Err() != nil {
 			err = nil // the result is no longer needed
 		}
-		i.found <- result{r, a, used, err}
+		i.found <- result{r, finding, used, err}
 	}()
 }
 
-// spent accounts for a finished search.
 func (i *inference) spent(r result) {
 	why := ""
 	switch {
-	case r.Found:
+	case r.finding.Reads > 0:
 		i.left = maxFruitless
 		return
 	case r.err != nil && r.used < i.left:
@@ -271,7 +264,6 @@ func (i *inference) spent(r result) {
 	}
 }
 
-// remember passes earlier findings to the detector.
 func (i *inference) remember() {
 	var known []infer.Known
 	b, err := i.engine.catalog.Shuffles(i.engine.dataset)
@@ -284,7 +276,6 @@ func (i *inference) remember() {
 	i.detector.Remember(known)
 }
 
-// keep stores the findings in the catalog.
 func (i *inference) keep() {
 	b, err := json.Marshal(i.detector.Known())
 	if err == nil {
@@ -308,14 +299,12 @@ func (i *inference) end(r *searching) {
 	})
 }
 
-// say changes what is reported.
 func (i *inference) say(change func(*inferred)) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	change(&i.said)
 }
 
-// changed acts on a change of the detector.
 func (i *inference) changed(c infer.Change, depth infer.Depth) {
 	f, epoch, locked := i.detector.Finding()
 	log := i.engine.log
@@ -332,7 +321,7 @@ func (i *inference) changed(c infer.Change, depth infer.Depth) {
 		return
 	}
 	// Mostly the stream has noticed by itself that the reader is in another epoch.
-	if c != infer.Followed || i.stream == nil || i.stream.Epoch() != epoch {
+	if c != infer.Followed || i.stream == nil || i.stream.Position().Epoch != epoch {
 		i.install(f, epoch)
 	}
 	i.say(func(said *inferred) {
@@ -354,13 +343,11 @@ func (i *inference) changed(c infer.Change, depth infer.Depth) {
 func (i *inference) install(f infer.Finding, epoch int) {
 	samples := i.view.samples
 	opened := i.looked // the detector did not get those in sequence
-	if first, ok := i.detector.First(); ok {
-		at := run.Opening{Process: first.Process, File: samples.File(int(first.Sample))}
-		for k := len(opened) - 1; k >= 0; k-- {
-			if opened[k] == at {
-				opened = opened[k:]
-				break
-			}
+	at := run.Opening{Process: f.Opened.Process, File: samples.File(int(f.Opened.Sample))}
+	for k, o := range slices.Backward(opened) {
+		if o == at {
+			opened = opened[k:]
+			break
 		}
 	}
 	o := i.engine.orders.options("mount", i.view, func(epoch int) order.Order {
@@ -406,7 +393,6 @@ func (i *inference) begin(s *run.Stream, first bool) {
 	}
 }
 
-// drop closes the stream, if there is one.
 func (i *inference) drop() {
 	if i.stream != nil {
 		i.forget(i.stream)
@@ -414,7 +400,6 @@ func (i *inference) drop() {
 	}
 }
 
-// forget ends a stream.
 func (i *inference) forget(s *run.Stream) {
 	i.engine.orders.drop(func(m *run.Stream) bool { return m == s })
 }
@@ -459,7 +444,6 @@ func (i *inference) hopeless() bool {
 	return i.said.active && !i.said.pays(i.view.samples.Len(), time.Now(), runtime.GOMAXPROCS(0))
 }
 
-// text describes the inferred order, and the evidence.
 func (i *inference) text(w io.Writer) {
 	i.mu.Lock()
 	said, ahead, hopeless := i.said, slices.Clone(i.ahead), i.hopeless()

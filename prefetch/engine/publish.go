@@ -82,7 +82,7 @@ func (e *Engine) passed() bool {
 		return true
 	}
 	for _, s := range e.orders.mounted() {
-		if p := s.Progress(); p.Epoch > s.First || p.Pass > 0 || p.Consumed == p.Len {
+		if p := s.Position(); p.Epoch > s.First || p.Pass > 0 || p.Consumed == p.Len {
 			return true
 		}
 	}

@@ -14,7 +14,6 @@ import (
 // rangesLine begins a plan whose lines are ranges of files: PATH, OFFSET and LENGTH in bytes, with tabs between them.
 const rangesLine = "#ranges"
 
-// ofRanges reports whether a plan is one of ranges.
 func ofRanges(plan []byte) bool {
 	first, _, _ := bytes.Cut(plan, []byte("\n"))
 	return string(bytes.TrimSuffix(first, []byte("\r"))) == rangesLine
@@ -30,7 +29,7 @@ func (r *orders) readRanges(v *view, w written, data []byte) (written, error) {
 		return w, err
 	}
 	w.lines = len(ranges)
-	w.options.Layout, w.options.Has, w.options.Keep, w.options.Choose = nil, nil, ignored{}, false
+	w.options.Layout, w.options.Has, w.options.Keep, w.options.Choose = nil, nil, nil, false
 	number := func() []uint32 { return w.stream.Renumber(ranges) }
 	if w.stream = r.ofPlan(w.options.Name, v, true); w.stream == nil {
 		var numbers []uint32
@@ -41,7 +40,6 @@ func (r *orders) readRanges(v *view, w written, data []byte) (written, error) {
 	return w, nil
 }
 
-// parseRanges reads a plan of ranges.
 func parseRanges(m *catalog.Manifest, data []byte, mountPoints []string) (ranges []run.Range, err error) {
 	first := true
 	_, bad := order.ParseLines(data, maxPlanErrors, func(line string) (int, error) {
@@ -89,9 +87,3 @@ func parseRange(m *catalog.Manifest, line string, mountPoints []string) (r run.R
 	}
 	return r, nil
 }
-
-// ignored is run.Keep for streams that say nothing of which files are read again.
-type ignored struct{}
-
-func (ignored) Opened(int)         {}
-func (ignored) Choose(order.Order) {}

@@ -26,35 +26,19 @@ import (
 // readers wait for, whatever the priority of its threads.
 //
 //	daemon ── searchRequest ──► stdin   HostConfig.Searcher, which calls ServeSearch
-//	       ◄── searchAnswer ─── stdout
+//	       ◄── infer.Finding ── stdout; without Reads there is none
 //
 // The process ends when it has answered, when its standard input ends, when the thread that started it does, when it
 // is killed because the search is too late, and when it has used its CPU time. It has no state but the request, so
 // nothing is lost when it ends.
 
-// searchRequest is the input of a search process.
 type searchRequest struct {
 	Task    infer.Task
 	Seconds int // of CPU time at most
 }
 
-// searchAnswer is its output.
-type searchAnswer struct {
-	Finding infer.Finding
-	Found   bool
-}
-
-// soonOpens is the number of opens by which a trainer should be recognised. Such a search takes a fraction of a
-// second of one thread.
-const soonOpens = 64
-
-// soon reports whether a search deserves a share of a busy machine. Others use idle time only.
-func soon(t infer.Task) bool {
-	return t.Depth == infer.Usual && len(t.Opens) <= soonOpens
-}
-
 // searchElsewhere runs a search in a process, and returns its CPU time.
-func (h *Host) searchElsewhere(ctx context.Context, r searchRequest) (a searchAnswer, used time.Duration, err error) {
+func (h *Host) searchElsewhere(ctx context.Context, r searchRequest) (f infer.Finding, used time.Duration, err error) {
 	// The kernel ends the child with the thread that started it.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -67,7 +51,7 @@ func (h *Host) searchElsewhere(ctx context.Context, r searchRequest) (a searchAn
 		err = cmd.Start()
 	}
 	if err != nil {
-		return a, 0, err
+		return f, 0, err
 	}
 	err = gob.NewEncoder(in).Encode(r)
 	if waitErr := cmd.Wait(); waitErr != nil {
@@ -75,12 +59,12 @@ func (h *Host) searchElsewhere(ctx context.Context, r searchRequest) (a searchAn
 	}
 	used = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 	if err == nil {
-		err = gob.NewDecoder(&out).Decode(&a)
+		err = gob.NewDecoder(&out).Decode(&f)
 	}
 	if err != nil && complaint.Len() > 0 {
 		err = fmt.Errorf("%w: %.200s", err, complaint.Bytes())
 	}
-	return a, used, err
+	return f, used, err
 }
 
 // ServeSearch is the search process: it reads one request, and writes the answer. The end of in ends the process.
@@ -99,11 +83,9 @@ func ServeSearch(in io.Reader, out io.Writer) error {
 	}
 	// If memory runs out, the search is killed first.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("500"), 0)
-	p := newSearchPace(soon(r.Task))
+	p := newSearchPace(r.Task.Depth == infer.Usual && len(r.Task.Opens) <= soonOpens)
 	runtime.GOMAXPROCS(p.threads + 1)
-	var a searchAnswer
-	a.Finding, a.Found = runSearch(infer.NewSearch(r.Task), p)
-	return gob.NewEncoder(out).Encode(a)
+	return gob.NewEncoder(out).Encode(runSearch(infer.NewSearch(r.Task), p))
 }
 
 // searchPace is how much of the machine a search may use: half of the recent idle time of the cores, on half of them
@@ -117,6 +99,9 @@ type searchPace struct {
 }
 
 const (
+	// soonOpens is the number of opens by which a trainer should be recognised. Such a search takes a fraction of a
+	// second of one thread, and deserves a share of a busy machine. Others use idle time only.
+	soonOpens = 64
 	// leastSoon is the least share of one core for a search that may recognise the trainer at once, a fifth of a
 	// second of work: the next epoch's search must end before the reader is far into it, even on a busy machine.
 	leastSoon       = 0.2
@@ -159,8 +144,7 @@ func (p *searchPace) pause(worked time.Duration) time.Duration {
 	return time.Duration(float64(worked) * (1/share - 1))
 }
 
-// runSearch runs a search.
-func runSearch(s *infer.Search, p *searchPace) (best infer.Finding, found bool) {
+func runSearch(s *infer.Search, p *searchPace) (best infer.Finding) {
 	var next atomic.Int64
 	var done atomic.Bool
 	var mu sync.Mutex
@@ -180,8 +164,8 @@ func runSearch(s *infer.Search, p *searchPace) (best infer.Finding, found bool) 
 				s.Run(step, done.Load, func(f infer.Finding) {
 					mu.Lock()
 					defer mu.Unlock()
-					if !found || f.Bits > best.Bits {
-						best, found = f, true
+					if best.Reads == 0 || f.Bits > best.Bits {
+						best = f
 					}
 					done.Store(true)
 				})
@@ -190,5 +174,5 @@ func runSearch(s *infer.Search, p *searchPace) (best infer.Finding, found bool) 
 		})
 	}
 	wg.Wait()
-	return best, found
+	return best
 }

@@ -45,7 +45,6 @@ type Known struct {
 	Source Source `json:"source"`
 }
 
-// maxKnown bounds the remembered sources.
 const maxKnown = 64
 
 // Remember sets the findings of an earlier run, the latest first.
@@ -54,13 +53,11 @@ func (d *Detector) Remember(known []Known) { d.known = slices.Clone(known[:min(l
 // Known returns the findings to pass to Remember in a later run. They change with a Lock only.
 func (d *Detector) Known() []Known { return slices.Clone(d.known) }
 
-// learn records a source that was found.
 func (d *Detector) learn(k Known) {
 	d.known = slices.DeleteFunc(d.known, func(o Known) bool { return o == k })
 	d.known = slices.Insert(d.known, 0, k)[:min(len(d.known)+1, maxKnown)]
 }
 
-// sources returns the known sources of a folder.
 func (d *Detector) sources(folder string) (list []Source) {
 	for _, k := range d.known {
 		if k.Folder == folder {
@@ -77,7 +74,6 @@ type lock struct {
 	place   []uint32 // position of each sample in the permutation, whatever the rank
 	model   *model
 	outside int // opens of ranks that are not among the finding's
-	first   Open
 }
 
 // tries says when the next search of a trace is due.
@@ -308,15 +304,8 @@ func (d *Detector) search(t *trace, depth Depth) *Search {
 	if *due = again; n > maxLook && depth != Whole {
 		*due = maxTrace + 1
 	}
-	return t.task(depth, d.sources(t.subset.Folder))
-}
-
-// task returns a search of the current trace.
-func (t *trace) task(depth Depth, known []Source) *Search {
-	s := NewSearch(Task{Depth: depth, Subset: t.subset, Opens: slices.Clone(t.opens[:min(len(t.opens), maxLook)]),
-		Known: known})
-	s.trace, s.epoch = t, t.epoch
-	return s
+	return &Search{trace: t, epoch: t.epoch, Task: Task{Depth: depth, Subset: t.subset,
+		Opens: slices.Clone(t.opens[:min(n, maxLook)]), Known: d.sources(t.subset.Folder)}}
 }
 
 // follow looks for the start of another epoch: in consecutive opens against this one, and, if other opens come in
@@ -377,7 +366,7 @@ func (d *Detector) adopt(opens []Open, f Finding) Change {
 	for i, o := range opens {
 		o.Sample += uint32(f.Subset.First)
 		if i == 0 {
-			d.lock.first = o
+			d.lock.finding.Opened = o
 		}
 		d.run, d.scans = min(d.run, maxDoubt/2), 0 // opens already examined do not end it
 		d.check(o)
@@ -403,12 +392,4 @@ func (d *Detector) Finding() (f Finding, epoch int, ok bool) {
 		return Finding{}, 0, false
 	}
 	return d.lock.finding, d.lock.epoch, true
-}
-
-// First returns the first of the opens by which the finding in force was found.
-func (d *Detector) First() (o Open, ok bool) {
-	if d.lock == nil {
-		return Open{}, false
-	}
-	return d.lock.first, true
 }

@@ -129,6 +129,8 @@ type Finding struct {
 	Bits  float64
 	Reads int // opens, from the epoch's beginning, until the evidence was enough
 
+	Opened Open // the first of the opens by which the Detector has it in force
+
 	Together bool // all processes are one reader
 }
 

@@ -200,7 +200,6 @@ func (l *look) trySeed(s *scratch, seed uint32, source Source, found func(Findin
 // reach is how far ahead of its slowest part a reader may be: four times prefetch.DefaultSpan.
 const reach = 1 << 16
 
-// verify weighs the evidence for a shuffle.
 func (l *look) verify(s *scratch, source Source, found func(Finding)) {
 	if s.stopped() {
 		return
@@ -227,13 +226,13 @@ func (l *look) verify(s *scratch, source Source, found func(Finding)) {
 		}
 	}
 	if float64(hits)*math.Log2(float64(n)) >= l.wanted {
-		f, ok := l.weigh(s, source, l.blind)
+		f := l.weigh(s, source, l.blind)
 		if !l.blind && l.many(near) { // threads that take turns are one reader
-			if together, okTogether := l.weigh(s, source, true); okTogether && (!ok || together.Bits > f.Bits) {
-				f, ok = together, true
+			if t := l.weigh(s, source, true); t.Reads > 0 && (f.Reads == 0 || t.Bits > f.Bits) {
+				f = t
 			}
 		}
-		if ok {
+		if f.Reads > 0 {
 			found(f)
 		}
 	}
@@ -242,8 +241,8 @@ func (l *look) verify(s *scratch, source Source, found func(Finding)) {
 	}
 }
 
-// weigh sums the evidence of the opens at the positions s.at.
-func (l *look) weigh(s *scratch, source Source, together bool) (f Finding, ok bool) {
+// weigh sums the evidence of the opens at the positions s.at. Without Reads it was never enough.
+func (l *look) weigh(s *scratch, source Source, together bool) (f Finding) {
 	m := newModel(l.subset.Len, len(s.farHead), together)
 	f = Finding{Subset: l.subset, Source: source, Together: together}
 	for i, o := range l.opens {
@@ -257,7 +256,7 @@ func (l *look) weigh(s *scratch, source Source, together bool) (f Finding, ok bo
 	if source.Kind == Drawn && m.usualPace() > 1 {
 		f.Source.Kind = Successive // several ranks have agreed on it
 	}
-	return f, f.Reads > 0
+	return f
 }
 
 // near lists the possible successors of a known source's epoch in a trainer's next one, including the same again.
@@ -290,7 +289,6 @@ func near(last Source, n int) (list []Source) {
 	return list
 }
 
-// tryNear tries the possible successors of a source.
 func (l *look) tryNear(last Source, stopped func() bool, found func(Finding)) {
 	mem := l.scratch(stopped)
 	for _, source := range near(last, l.subset.Len) {
@@ -382,12 +380,9 @@ func (s *Search) addUsual(l *look) {
 		})
 	}
 	// A rank of a large world has few samples in a permutation's head.
-	for chunk := range slices.Chunk(append(all[:someSmall:someSmall], usualSeeds...), 1) {
+	for _, seed := range append(all[:someSmall:someSmall], usualSeeds...) {
 		s.steps = append(s.steps, func(stopped func() bool, found func(Finding)) {
-			mem := l.scratch(stopped)
-			for _, seed := range chunk {
-				l.verify(mem, Source{Kind: Successive, Seed: seed}, found)
-			}
+			l.verify(l.scratch(stopped), Source{Kind: Successive, Seed: seed}, found)
 		})
 	}
 	for chunk := range slices.Chunk(all, 8) {
@@ -420,7 +415,6 @@ func (s *Search) addWords(l *look, seeds []uint32, from, to int) {
 	})
 }
 
-// addSmall appends the steps of a Small search.
 func (s *Search) addSmall(l *look) {
 	const chunk = 1 << 8
 	for first := uint32(0); first < allSmall; first += chunk {

@@ -112,8 +112,12 @@ func (s *Sequences) Open(process uint32, file int) (run Run, found, fits bool) {
 	}
 	epoch, before := s.pass.epoch, s.pass.opens
 	s.pass.add(Open{process, uint32(file)})
-	if s.pass.epoch != epoch { // a new pass has begun, some opens ago
-		s.again = s.repeated(before)
+	if s.pass.epoch != epoch { // a new pass has begun, some opens ago: they belong to both
+		files := make([]uint32, len(before))
+		for i, o := range before {
+			files[i] = o.Sample
+		}
+		s.again = newListOf(Repeated, order.Index(order.List(files)))
 		for _, o := range s.pass.opens {
 			hear(s.again, o.Process, int(o.Sample))
 		}
@@ -126,16 +130,6 @@ func (s *Sequences) Open(process uint32, file int) (run Run, found, fits bool) {
 	return run, found, fits
 }
 
-// repeated makes a list of the opens of a pass. Its tail, which showed the end of the pass, belongs to the next one.
-func (s *Sequences) repeated(opens []Open) *listing {
-	files := make([]uint32, 0, len(opens))
-	for _, o := range opens {
-		files = append(files, o.Sample)
-	}
-	return newListOf(Repeated, order.Index(order.List(files)))
-}
-
-// open processes an open.
 func (l *listing) open(process uint32, file int) (run Run, found, fits bool) {
 	pos := l.over.Find(file, 0)
 	if pos < 0 {
@@ -182,7 +176,6 @@ func (l *listing) open(process uint32, file int) (run Run, found, fits bool) {
 	return run, true, true
 }
 
-// less subtracts from the evidence.
 func (l *listing) less(bits float64) {
 	if l.bits = max(leastBits, l.bits-bits); l.bits <= 0 {
 		l.since = l.since[:0]

@@ -57,19 +57,15 @@ func (s *swapped) slot(place uint32) *slot {
 	}
 }
 
-func (s *swapped) get(place uint32) uint32 {
-	if x := s.slot(place); x.place != 0 {
-		return x.sample
-	}
-	return place
-}
-
 // head writes the first samples of torch.randperm(n), which draws by the given words, into out, which
 // holds as many.
 func (s *swapped) head(n int, draws, out []uint32) {
 	clear(s.slots)
 	for i := range out {
-		here := s.get(uint32(i))
+		here := uint32(i)
+		if x := s.slot(here); x.place != 0 {
+			here = x.sample
+		}
 		if i == n-1 {
 			out[i] = here
 			return

@@ -47,38 +47,32 @@ func (s *brief) appendUnit(dst []int, file int) []int {
 	return dst
 }
 
-// unitOf is appendUnit for planning, which requests the same file several times in a row. The result is valid until
-// the next call. The runner's lock is held.
-func (s *Stream) unitOf(file int) []int {
-	if len(s.unit) == 0 || s.unit[0] != file {
-		s.unit = s.appendUnit(s.unit[:0], file)
+// units is a stream as prefetch.Parts. The runner's lock is held.
+type units struct{ *Stream }
+
+// Unit is appendUnit for planning, which requests the same file several times in a row.
+func (u units) Unit(file int) []int {
+	if len(u.unit) == 0 || u.unit[0] != file {
+		u.unit = u.appendUnit(u.unit[:0], file)
 	}
-	return s.unit
+	return u.unit
 }
 
-// readWith yields the files of the order whose units a file may belong to.
-func (s *Stream) readWith(file int) iter.Seq[int] {
+func (u units) With(file int) iter.Seq[int] {
 	return func(yield func(int) bool) {
-		if !yield(file) || len(s.Parts) == 0 {
+		if !yield(file) {
 			return
 		}
-		if _, ext, _ := catalog.Cut(s.Volume.Manifest().Name(file)); !slices.Contains(s.Parts, ext) {
+		if _, ext, _ := catalog.Cut(u.Volume.Manifest().Name(file)); !slices.Contains(u.Parts, ext) {
 			return
 		}
-		for f := range s.Samples.Beside(file) {
+		for f := range u.Samples.Beside(file) {
 			if f != file && !yield(f) {
 				return
 			}
 		}
 	}
 }
-
-// units is a stream as prefetch.Parts.
-type units struct{ s *Stream }
-
-func (u units) Unit(file int) []int { return u.s.unitOf(file) }
-
-func (u units) With(file int) iter.Seq[int] { return u.s.readWith(file) }
 
 // meanOf returns roughly how many bytes the stream reads per position.
 func (s *brief) meanOf() int64 {

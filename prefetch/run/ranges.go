@@ -42,13 +42,13 @@ type Ranges struct {
 	before, after atomic.Int64
 
 	// Guarded by the runner's lock.
-	staged map[int]struct{} // numbers of which something was fetched since they were spent
-	open   []int            // those that a read has reached, and may go on in; the latest last
+	staged map[int]bool // numbers of which something was fetched since they were spent
+	open   []int        // those that a read has reached, and may go on in; the latest last
 	// the position of what was read last: the head may be further, at what the kernel has read around that
 	at    int
 	reads int
-	far   bool             // the last read was far from what was due: one alone is the kernel's, which reads on
-	known map[int]struct{} // those of which the kernel has got all bytes before they were due: it will not ask for them
+	far   bool         // the last read was far from what was due: one alone is the kernel's, which reads on
+	known map[int]bool // those of which the kernel has got all bytes before they were due: it will not ask for them
 }
 
 // rangeTable has the ranges by number, and the numbers by file and offset. It does not change.
@@ -72,7 +72,7 @@ const mostSoon = 1 << 10
 // NewRanges returns a set of ranges of files of a volume, and their numbers.
 func NewRanges(v *cache.Volume, list []Range) (*Ranges, []uint32) {
 	t, numbers := (&rangeTable{}).renumber(list, nil)
-	r := &Ranges{volume: v, staged: map[int]struct{}{}, known: map[int]struct{}{}}
+	r := &Ranges{volume: v, staged: map[int]bool{}, known: map[int]bool{}}
 	r.table.Store(t)
 	return r, numbers
 }
@@ -146,10 +146,7 @@ func (r *Ranges) mean() int64 {
 }
 
 // kernelHas is Options.Has.
-func (r *Ranges) kernelHas(n int) bool {
-	_, ok := r.known[n]
-	return ok
-}
+func (r *Ranges) kernelHas(n int) bool { return r.known[n] }
 
 // around is range n with what the kernel reads around it.
 func (r *Ranges) around(n int) (file int, off, end int64) {
@@ -178,7 +175,7 @@ func (r *Ranges) ExtentBytes(n, x int) int64 { return r.piece(n, x).Bytes(r.volu
 
 // Claim implements things.
 func (r *Ranges) Claim(a *cache.Account, n, x int) bool {
-	r.staged[n] = struct{}{}
+	r.staged[n] = true
 	return r.volume.ClaimRange(a, r.piece(n, x))
 }
 
@@ -209,7 +206,7 @@ func (r *Ranges) spend(n, x int) {
 	p, t := r.piece(n, x), r.table.Load()
 	r.volume.SpendRange(p, func(off, end int64) bool {
 		for m := range t.touching(p.File, off-r.after.Load(), end+r.before.Load()) {
-			if _, staged := r.staged[m]; staged && m != n {
+			if r.staged[m] && m != n {
 				return true
 			}
 		}
@@ -337,7 +334,7 @@ func (s *Stream) readTo(file int, off, end int64) {
 	s.closeRanges(s.mostOpen())
 	s.leaveBehind(2 * reach)
 	for _, n := range covered {
-		if r.known[n] = struct{}{}; len(reached) == 0 || reached[0].n != n { // one far ahead is reached alone
+		if r.known[n] = true; len(reached) == 0 || reached[0].n != n { // one far ahead is reached alone
 			r.Spend(n)
 		}
 	}

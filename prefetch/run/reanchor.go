@@ -39,8 +39,7 @@ func (s *Stream) reanchored(event prefetch.Event) {
 	m := s.tracker.LastMove()
 	s.anchor = &Reanchored{
 		Time: time.Now().UTC(), Event: event.String(), Epoch: s.tracker.Epoch(), From: m.From, Position: m.To,
-		Unread: m.Unread,
-		Text:   moveText(m, s.tracker.Epoch()),
+		Unread: m.Unread, Text: moveText(m, s.tracker.Epoch()),
 	}
 }
 

@@ -395,7 +395,7 @@ func (o source) Bulk() bool {
 
 // due returns when the reader will need the position, zero if unknown. r.mu is held.
 func (s *Stream) due(pos int) time.Time {
-	in, ok := prefetch.Pace{Head: s.tracker.Head(), Rate: s.pace.rate}.Due(pos)
+	in, ok := prefetch.Due(pos, s.tracker.Head(), s.pace.rate)
 	if !ok {
 		return time.Time{}
 	}

@@ -24,10 +24,10 @@ type Options struct {
 	Places  func() int       // limit of requests in flight to the store, including readers'
 	Ease    func() int       // limit while what comes next is not needed soon
 	Grouped func() bool      // the mount's order needs all of a shard soon
-	Keep    Keep
-	Choose  bool // keep the samples of the first epoch
-	Search  bool // search for the reader in other epochs than the expected one
-	Weight  int  // against other streams; 0 is 1
+	Keep    Keep             // nil for ranges: which files are read again says nothing of those
+	Choose  bool             // keep the samples of the first epoch
+	Search  bool             // search for the reader in other epochs than the expected one
+	Weight  int              // against other streams; 0 is 1
 
 	Epochs func(epoch int) order.Order // over file numbers; nil for an unknown epoch
 	First  int                         // epoch to begin with
@@ -129,7 +129,7 @@ func (r *Runner) begin(o Options, told *atomic.Pointer[order.Locator]) (*Stream,
 	}
 	s := &Stream{
 		brief: b, runner: r, account: r.cache.NewAccount(float64(o.Weight)), told: told, known: o.First - 1,
-		tracker: prefetch.NewTracker(first, prefetch.TrackerOptions{Epoch: o.First}),
+		tracker: prefetch.NewTracker(first, o.First, prefetch.DefaultSpan),
 		wake:    make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	at := s.tracker.Order()
@@ -161,11 +161,11 @@ func (s *Stream) Close() {
 	s.runner.remove(s)
 }
 
-// Epoch returns the epoch that the reader is in.
-func (s *Stream) Epoch() int {
+// Position returns where the reader stands.
+func (s *Stream) Position() prefetch.Position {
 	s.runner.mu.Lock()
 	defer s.runner.mu.Unlock()
-	return s.tracker.Epoch()
+	return s.tracker.Position()
 }
 
 func (s *Stream) run(ctx context.Context) {
@@ -174,7 +174,7 @@ func (s *Stream) run(ctx context.Context) {
 		s.Keep.Choose(s.first)
 	}
 	for {
-		if s.through.Swap(false) {
+		if s.through.Swap(false) && s.Keep != nil {
 			s.Keep.Choose(nil)
 		}
 		s.prepareNext()
@@ -296,11 +296,6 @@ func (s *Stream) Read(ctx context.Context, pos int) (data []byte, release func()
 	return s.ReadBy(ctx, pos, s.Volume.Sample)
 }
 
-// ReadCoded is Read for a reader that knows the volume's codec, as [cache.Volume.SampleCoded] is Sample.
-func (s *Stream) ReadCoded(ctx context.Context, pos int) (data []byte, release func(), err error) {
-	return s.ReadBy(ctx, pos, s.Volume.SampleCoded)
-}
-
 // ReadBy is Read of what sample returns for the file.
 func (s *Stream) ReadBy(ctx context.Context, pos int, sample func(context.Context, int) ([]byte, func(), error)) (
 	data []byte, release func(), err error) {
@@ -370,13 +365,11 @@ func (s *Stream) Progress() Progress {
 	defer s.runner.mu.Unlock()
 	at := s.tracker.Position()
 	p := Progress{
-		Name: s.Name, Epoch: at.Epoch, Pass: at.Pass, Position: s.tracker.Head(), Consumed: s.tracker.Consumed(),
-		Len:     s.tracker.Order().Len(),
+		Name: s.Name, Epoch: at.Epoch, Pass: at.Pass, Position: at.Head, Consumed: at.Consumed, Len: at.Len,
 		Planned: s.walk.Planned(), InFlight: s.flying, Failed: s.failed, Skipped: s.tracker.Skipped(),
-		Strays: s.tracker.Count(prefetch.Stray),
-		Events: s.events(), Reanchored: s.anchor,
-		Lead:   s.walk.Lead(100_000, s.where),
-		Weight: s.Weight, Share: s.runner.share(s), Held: s.account.Held(), Fetched: s.walk.Served(), Pace: s.pace.rate,
+		Strays: s.tracker.Count(prefetch.Stray), Events: s.events(), Reanchored: s.anchor,
+		Lead: s.walk.Lead(100_000, s.where), Pace: s.pace.rate,
+		Weight: s.Weight, Share: s.runner.share(s), Held: s.account.Held(), Fetched: s.walk.Served(),
 	}
 	if p.Pace > 0 {
 		p.LeadSeconds = float64(p.Lead) / p.Pace

@@ -27,13 +27,6 @@ type Strip struct {
 // cellProbes is how many samples of a cell are checked: a strip costs some milliseconds for any dataset.
 const cellProbes = 16
 
-// Over reports whether the reader has finished the epoch.
-func (s *Stream) Over() bool {
-	s.runner.mu.Lock()
-	defer s.runner.mu.Unlock()
-	return s.tracker.Head() >= s.tracker.Order().Len()
-}
-
 // Strip returns the map of the epoch that the stream's reader is in.
 func (s *Stream) Strip(cells int) Strip {
 	s.runner.mu.Lock()
@@ -41,9 +34,8 @@ func (s *Stream) Strip(cells int) Strip {
 	m := newStrip(s.Name, o.Len(), cells)
 	m.Epoch, m.Frontier, m.Position, m.Planned = s.tracker.Epoch(), s.tracker.Frontier(), s.tracker.Head(),
 		s.walk.Planned()
-	frontier := m.Frontier
 	s.runner.mu.Unlock()
-	m.fill(frontier, func(pos []int, was []bool) {
+	m.fill(func(pos []int, was []bool) {
 		s.runner.mu.Lock() // per cell, since every open takes it
 		defer s.runner.mu.Unlock()
 		for i, p := range pos {
@@ -56,7 +48,7 @@ func (s *Stream) Strip(cells int) Strip {
 // NewStrip checks n samples, each at the place that where returns.
 func NewStrip(name string, n, cells int, where func(sample int) cache.Residence) Strip {
 	m := newStrip(name, n, cells)
-	m.fill(0, nil, where)
+	m.fill(nil, where)
 	return m
 }
 
@@ -65,8 +57,8 @@ func newStrip(name string, n, cells int) Strip {
 }
 
 // fill checks the strip's samples. read, which may be nil, tells which positions were read; it is not called for
-// those before frontier, which all were.
-func (m *Strip) fill(frontier int, read func(pos []int, was []bool), where func(pos int) cache.Residence) {
+// those before Frontier, which all were.
+func (m *Strip) fill(read func(pos []int, was []bool), where func(pos int) cache.Residence) {
 	m.Kept, m.Ring, m.Flying = make([]byte, m.Cells), make([]byte, m.Cells), make([]byte, m.Cells)
 	if read != nil {
 		m.Read = make([]byte, m.Cells)
@@ -79,13 +71,13 @@ func (m *Strip) fill(frontier int, read func(pos []int, was []bool), where func(
 		for i := range n {
 			pos[i], was[i] = from+i*(to-from)/n, false
 		}
-		if read != nil && to > frontier {
+		if read != nil && to > m.Frontier {
 			read(pos[:n], was[:n])
 		}
 		var count [cache.OnDisk + 1]int
 		have := 0
 		for i := range n {
-			if read != nil && (was[i] || pos[i] < frontier) {
+			if read != nil && (was[i] || pos[i] < m.Frontier) {
 				have++
 				continue
 			}
