@@ -385,7 +385,9 @@ func (d *door) Get(name string) ([]byte, error) {
 	return append(b, '\n'), err
 }
 
-// Release implements fusefs.Memory, with engine.Engine.Reserve: staged plans count in the ledger too.
+// Reserve and Release implement fusefs.Memory: staged plans count in the ledger too.
+func (d *door) Reserve(n int64) bool { return d.Cache().TryReserve(n) }
+
 func (d *door) Release(n int64) { d.Cache().Ledger().Release(n, cache.ForDemand) }
 
 func (d *door) Record() (fusefs.Recording, error) { return d.Engine.Record() }

@@ -61,11 +61,3 @@ func (c Cost) String() string {
 
 // costDigits show a hundred GETs at S3's prices.
 const costDigits = 5
-
-// logCost logs the dataset's cost at the end, if prices were given.
-func (e *Engine) logCost() {
-	if e.cfg.Store.Prices.IsZero() && e.budget == nil {
-		return
-	}
-	e.log.Info("requests to the object store", "source", e.source.String(), "sum", e.Cost().String())
-}

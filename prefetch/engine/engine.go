@@ -171,7 +171,6 @@ func (c Config) columns() []string {
 	return nil
 }
 
-// matchOf returns the filter of Config.Samples.
 func matchOf(samples string) (*catalog.Filter, error) {
 	if samples == Rows {
 		return catalog.Match(shard.Suffixes(""))
@@ -217,7 +216,7 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	e.log = slog.New(&e.counted.errs)
 	e.counted.errs.next = cfg.Logger.Handler()
 	e.orders.spec.Store(&cfg.Order)
-	e.guests.init()
+	e.guests.ctx, e.guests.cancel = context.WithCancel(context.Background())
 
 	base, source, err := stores.Open(ctx, cfg.Source, e.storeOptions())
 	if err != nil {
@@ -280,7 +279,6 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	return e, nil
 }
 
-// startBackground starts what runs for as long as the dataset is open.
 func (e *Engine) startBackground() error {
 	ctx, stop := context.WithCancel(context.Background())
 	e.stop = stop
@@ -359,7 +357,6 @@ func (e *Engine) newRemote(base objstore.Layer, source objstore.Source) remote {
 	return r
 }
 
-// retryPolicy is the policy for a store of the dataset.
 func (e *Engine) retryPolicy(base objstore.Reader) objstore.RetryPolicy {
 	p := e.budget.Policy(base)
 	p.Tries = tries
@@ -392,7 +389,6 @@ func (e *Engine) remoteOf(v *view) *remote {
 	return &e.remote
 }
 
-// remotes are the stores that the dataset is read from.
 func (e *Engine) remotes() []*remote {
 	if e.shards == nil {
 		return []*remote{&e.remote}
@@ -418,44 +414,41 @@ func (h *Host) enter(ctx context.Context, e *Engine) (*Engine, error) {
 			h.mu.Unlock()
 			return nil, nil
 		}
-		opened, closed := same.opened, same.gone
-		if same.users == 0 { // on its way out
-			h.mu.Unlock()
-			select {
-			case <-closed:
-				continue
-			case <-ctx.Done():
-				return nil, ctx.Err()
-			}
+		stays := same.users > 0
+		if stays {
+			same.users++
 		}
-		same.users++
 		h.mu.Unlock()
-		select {
-		case <-opened:
-		case <-ctx.Done():
-			return nil, errors.Join(ctx.Err(), same.Close())
-		}
-		if same.failed.Load() { // it could not be opened
-			_ = same.Close()
-			select {
-			case <-closed: // others may have it still
-				continue
-			case <-ctx.Done():
-				return nil, ctx.Err()
+		if stays {
+			err := await(ctx, same.opened)
+			if err == nil && !same.failed.Load() {
+				if err = same.join(e.cfg); err == nil && e.cfg.Refresh {
+					_, err = same.Refresh(ctx)
+				}
+				if err == nil {
+					return same, nil
+				}
+			}
+			if left := same.Close(); err != nil {
+				return nil, errors.Join(err, left)
 			}
 		}
-		err := same.join(e.cfg)
-		if err == nil && e.cfg.Refresh {
-			_, err = same.Refresh(ctx)
+		// It is on its way out, or could not be opened, and others may have it still.
+		if err := await(ctx, same.gone); err != nil {
+			return nil, err
 		}
-		if err != nil {
-			return nil, errors.Join(err, same.Close())
-		}
-		return same, nil
 	}
 }
 
-// connections shows how many GETs may be in flight.
+func await(ctx context.Context, c <-chan struct{}) error {
+	select {
+	case <-c:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
 func (c Config) connections() string {
 	if c.AdaptConnections {
 		return "auto"
@@ -465,16 +458,12 @@ func (c Config) connections() string {
 
 // join checks that a further user of the dataset has the same settings as the first.
 func (e *Engine) join(cfg Config) error {
-	other := func(flag, is, asked string) error {
-		return fmt.Errorf(
-			"%s is open in this cache directory with %s %q, not %q: %w (give the same, or another --cache-dir)",
-			e.source, flag, is, asked, ErrOther)
+	open := func(with string) error {
+		return fmt.Errorf("%s is open in this cache directory with %s: %w (give the same, or another --cache-dir)",
+			e.source, with, ErrOther)
 	}
-	another := func(flag string) error {
-		return fmt.Errorf(
-			"%s is open in this cache directory with another %s: %w (give the same, or another --cache-dir)",
-			e.source, flag, ErrOther)
-	}
+	other := func(flag, is, asked string) error { return open(fmt.Sprintf("%s %q, not %q", flag, is, asked)) }
+	another := func(flag string) error { return open("another " + flag) }
 	switch {
 	case cfg.Samples != e.cfg.Samples:
 		return another("--samples")
@@ -509,7 +498,6 @@ func (e *Engine) join(cfg Config) error {
 	return e.orders.start(cfg.Order)
 }
 
-// openDisk attaches the dataset's segments.
 func (e *Engine) openDisk(v *view) error {
 	e.host.mu.Lock()
 	versions := len(e.host.versions())
@@ -517,7 +505,6 @@ func (e *Engine) openDisk(v *view) error {
 	return e.host.OpenDisk(v.volume, e.dataset, e.title, e.quota.Load(), versions, e.log)
 }
 
-// readQuota takes the quota that the dataset has.
 func (e *Engine) readQuota() error {
 	all, err := e.catalog.Datasets()
 	for _, d := range all {
@@ -651,7 +638,6 @@ func (e *Engine) refresh(ctx context.Context, afresh bool,
 	return true, err
 }
 
-// tellMoved calls what OnMoved was given.
 func (s *versions) tellMoved(dropped []int) {
 	s.mu.Lock()
 	told := slices.Clone(s.moved)
@@ -684,10 +670,6 @@ func (e *Engine) Logger() *slog.Logger { return e.log }
 
 // Manifest returns the version in force.
 func (e *Engine) Manifest() *catalog.Manifest { return e.cur.Load().manifest }
-
-// Reserve reserves n bytes of memory for a reader's request, and reports whether it could. The cache's ledger returns
-// them, as cache.ForDemand.
-func (e *Engine) Reserve(n int64) bool { return e.cache.TryReserve(n) }
 
 // Cache returns what has the account of memory.
 func (e *Engine) Cache() *cache.Cache { return e.cache }
@@ -779,7 +761,9 @@ func (e *Engine) Opened(m *catalog.Manifest, file int, process uint32) {
 		e.host.runner.Opened(v, file, process)
 		return
 	}
-	e.counted.goodput.opened(file, cur.samples)
+	if _, ok := cur.samples.Sample(file); ok {
+		e.CountDelivered(1)
+	}
 	cur.keeping.Opened(file)
 	// First, so that a stream that it begins meanwhile hears of this open twice, rather than never.
 	if i := e.orders.inference.Load(); i != nil && i.view.manifest == m {
@@ -818,7 +802,9 @@ func (e *Engine) Close() error {
 		e.background.Wait() // it may begin an inference
 	}
 	e.orders.close()
-	e.logCost()
+	if !e.cfg.Store.Prices.IsZero() || e.budget != nil {
+		e.log.Info("requests to the object store", "source", e.source.String(), "sum", e.Cost().String())
+	}
 	return e.host.leave(e)
 }
 

@@ -170,7 +170,7 @@ func TestPlans(t *testing.T) {
 	if text := string(e.orders.text()); !strings.Contains(text, "line 21") || !strings.Contains(text, "/etc/passwd") {
 		t.Errorf("the refusal does not name the line:\n%s", text)
 	}
-	got, err := e.Get("plan")
+	got, err := e.Get("plans/default")
 	if err != nil || string(got) != plan {
 		t.Errorf("after refusals the plan is %d bytes, %v", len(got), err)
 	}
@@ -319,7 +319,7 @@ func TestRefreshBesideOthers(t *testing.T) {
 		if s := e.orders.mounted(); len(s) != 1 || s[0].Volume != e.cur.Load().volume {
 			t.Errorf("%d streams, or one of a version that is gone", len(s))
 		}
-		if plan, err := e.Get("plan"); err != nil || string(plan) != paths[(i+4)%len(paths)] {
+		if plan, err := e.Get("plans/default"); err != nil || string(plan) != paths[(i+4)%len(paths)] {
 			t.Errorf("the plan in force is %s, %v, and not the last one", plan, err)
 		}
 		if e.orders.inference.Load() != nil {

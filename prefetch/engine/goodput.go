@@ -4,8 +4,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/shoalfs/shoal/cache/catalog"
 )
 
 // GoodputStats is what trainers received: it does not count reads of files that are not samples, samples that were
@@ -37,13 +35,6 @@ const (
 	goodputWindow = time.Minute
 	goodputStep   = time.Second
 )
-
-// opened counts a file opened through the mount, if it is a sample.
-func (g *goodput) opened(file int, samples *catalog.Samples) {
-	if _, ok := samples.Sample(file); ok {
-		g.delivered.Add(1)
-	}
-}
 
 // rate returns how many samples were delivered, and how many a second. It may be called at any time and rate: it
 // needs no timer.

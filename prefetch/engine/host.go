@@ -231,7 +231,6 @@ func (h *Host) sameFields(in, asked reflect.Value, given func(flag string) bool)
 	return nil
 }
 
-// shown shows the value of a flag.
 func shown(v reflect.Value) string {
 	switch {
 	case v.Kind() == reflect.Int64:

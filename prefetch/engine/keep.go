@@ -108,7 +108,6 @@ func (k *keeping) again() {
 	k.below.Store(below)
 }
 
-// onDisk returns what an extent of n bytes takes on the disk.
 func (k *keeping) onDisk(n int64) int64 {
 	return segment.RecordBytes(usualETag, int(n), k.e.host.Key != nil)
 }

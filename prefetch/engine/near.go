@@ -25,26 +25,21 @@ func (n NearTier) String() string { return strings.TrimSuffix(n.URL+" at "+n.End
 
 // getenv is the environment of the tier's store.
 func (n NearTier) getenv(origin func(string) string) func(string) string {
+	own := map[string]string{}
+	if n.Endpoint != "" {
+		own["AWS_ENDPOINT_URL_S3"], own["AWS_ENDPOINT_URL"] = n.Endpoint, n.Endpoint
+		own["AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"] = ""
+	}
+	if n.Profile != "" {
+		own["AWS_PROFILE"] = n.Profile
+		for _, name := range []string{"AWS_ACCESS_KEY_ID", "AWS_ACCESS_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_SECRET_KEY",
+			"AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_NO_SIGN_REQUEST"} {
+			own[name] = "" // it would come before the profile's
+		}
+	}
 	return func(name string) string {
-		switch name {
-		case "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL":
-			if n.Endpoint != "" {
-				return n.Endpoint
-			}
-		case "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS":
-			if n.Endpoint != "" {
-				return ""
-			}
-		case "AWS_PROFILE":
-			if n.Profile != "" {
-				return n.Profile
-			}
-		case "AWS_ACCESS_KEY_ID", "AWS_ACCESS_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_SECRET_KEY", "AWS_SESSION_TOKEN",
-			"AWS_SECURITY_TOKEN",
-			"AWS_REGION", "AWS_DEFAULT_REGION", "AWS_NO_SIGN_REQUEST":
-			if n.Profile != "" { // they would come before the profile's
-				return ""
-			}
+		if value, ok := own[name]; ok {
+			return value
 		}
 		return origin(name)
 	}
@@ -72,7 +67,6 @@ const mostNearMemory = 64 << 20
 // NearMemory is the tier's part of the memory for data.
 func NearMemory(of int64) int64 { return min(max(of/16, near.LeastMemory), mostNearMemory) }
 
-// refuse returns an error about the tier.
 func (n NearTier) refuse(remedy, format string, args ...any) error {
 	return &objstore.Error{Op: "open", Key: "--near " + n.URL, Kind: objstore.KindInvalid,
 		Err: fmt.Errorf(format, args...), Remedy: remedy}
@@ -117,7 +111,6 @@ func (n NearTier) Open(ctx context.Context, o NearOptions) (*Near, error) {
 		store}, nil
 }
 
-// openNear opens the dataset's tier.
 func (e *Engine) openNear(ctx context.Context) (err error) {
 	n := e.cfg.Near
 	if n.URL != "" && e.host.Key != nil {
@@ -148,12 +141,4 @@ func (n *Near) Close() {
 		n.Tier.Close()
 		n.store.Close()
 	}
-}
-
-// stats returns the tier's counts; nil without one.
-func (n *Near) stats() *near.Stats {
-	if n == nil {
-		return nil
-	}
-	return new(n.Stats())
 }

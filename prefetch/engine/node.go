@@ -233,8 +233,6 @@ type guests struct {
 	inside sync.RWMutex // read-locked by each; locked for good by close
 }
 
-func (g *guests) init() { g.ctx, g.cancel = context.WithCancel(context.Background()) }
-
 func (g *guests) enter() bool { return g.inside.TryRLock() }
 
 func (g *guests) leave() { g.inside.RUnlock() }

@@ -45,7 +45,6 @@ const (
 	staleAfter = 10 * time.Minute
 )
 
-// maxPlanErrors is how many bad lines of a plan are named.
 const maxPlanErrors = 20
 
 // orders are what the readers of a dataset follow: --order, written plans, or what was inferred from their opens; and
@@ -67,7 +66,6 @@ type orders struct {
 	sessions  map[*run.Stream]struct{} // the feed's
 }
 
-// mounted returns the streams of the mount.
 func (r *orders) mounted() []*run.Stream {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -93,10 +91,9 @@ func (r *orders) close() {
 func (r *orders) options(name string, v *view, epochs func(epoch int) order.Order) run.Options {
 	return run.Options{
 		Name: name, Volume: v.volume, Layout: v.layout, Samples: v.samples, Gate: &r.gate, Places: r.engine.placesOf(v),
-		Ease:    r.engine.remoteOf(v).limiter.Ease,
-		Grouped: func() bool { return r.engine.order().NeedsGroups() }, Keep: v.keeping, Choose: true, Weight: 1,
-		Epochs: epochs,
-		Has:    func(file int) bool { return v.inPages(r.engine, file) },
+		Ease: r.engine.remoteOf(v).limiter.Ease, Grouped: func() bool { return r.engine.order().NeedsGroups() },
+		Keep: v.keeping, Choose: true, Weight: 1, Epochs: epochs,
+		Has: func(file int) bool { return v.inPages(r.engine, file) },
 	}
 }
 
@@ -466,7 +463,13 @@ func parsePlan(m *catalog.Manifest, data []byte, mountPoints []string) ([]uint32
 func findFile(m *catalog.Manifest, path string, mountPoints []string) (file int, err error) {
 	node, ok := m.Find(path) // a name may end with CR
 	if !ok {
-		path = planPath(path, mountPoints)
+		path = slashpath.Clean(strings.TrimSuffix(path, "\r"))
+		for _, dir := range mountPoints {
+			if below, in := strings.CutPrefix(path, dir+"/"); in {
+				path = below
+				break
+			}
+		}
 		node, ok = m.Find(path)
 	}
 	switch {
@@ -480,26 +483,13 @@ func findFile(m *catalog.Manifest, path string, mountPoints []string) (file int,
 	return node.Index, nil
 }
 
-// planPath returns the path in a line of a plan, relative to the mount point.
-func planPath(line string, mountPoints []string) string {
-	line = slashpath.Clean(strings.TrimSuffix(line, "\r"))
-	for _, dir := range mountPoints {
-		if below, ok := strings.CutPrefix(line, dir+"/"); ok {
-			return below
-		}
-	}
-	return line
-}
-
-// Get returns the content of a control file: order, refresh, plan or plans/NAME.
+// Get returns the content of a control file: order, refresh or plans/NAME.
 func (e *Engine) Get(name string) ([]byte, error) {
 	switch name {
 	case "order":
 		return e.orders.text(), nil
 	case "refresh":
 		return []byte("Write anything to this file to list the source again.\n"), nil
-	case "plan":
-		name = "plans/default"
 	}
 	plainName, ok := strings.CutPrefix(name, "plans/")
 	e.orders.mu.Lock()
@@ -524,7 +514,6 @@ func (e *Engine) Plans() []string {
 	return names
 }
 
-// text describes the order in force, and its origin.
 func (r *orders) text() []byte {
 	var b bytes.Buffer
 	streams := r.mounted()

@@ -105,7 +105,7 @@ func TestPlansModel(t *testing.T) {
 			if plan == nil {
 				continue
 			}
-			if got, err := e.Get("plan"); err != nil || string(got) != strings.Join(plan, "\n") {
+			if got, err := e.Get("plans/default"); err != nil || string(got) != strings.Join(plan, "\n") {
 				rt.Fatalf("the plan in force has %d bytes, %v", len(got), err)
 			}
 			if n := len(e.orders.mounted()); n != 1 {

@@ -92,14 +92,6 @@ func (r *recoding) use(encode func(dst, file []byte) ([]byte, bool), tables []by
 	r.encode.Store(e)
 }
 
-// codec returns the codec of the dataset's volumes, nil if the host has none.
-func (e *Engine) codec() cache.Codec {
-	if e.recoding.Coder == nil {
-		return nil
-	}
-	return &e.recoding
-}
-
 // join reports whether a user of the dataset may say mode. The first one decides; auto, the default, agrees with all.
 func (r *recoding) join(mode string) bool {
 	return mode == "" || r.mode.CompareAndSwap(nil, &mode) || mode == "auto" || *r.mode.Load() == mode

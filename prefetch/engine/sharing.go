@@ -115,11 +115,6 @@ func (m *members) still(view cluster.View, dataset string) *members {
 	return &now
 }
 
-// others returns the members other than this node, which is one.
-func (m *members) others() *members {
-	return &members{self: -1, nodes: slices.Delete(slices.Clone(m.nodes), m.self, m.self+1)}
-}
-
 // enterCluster says that this node has the dataset open, and waits until the others know it and have agreed on who else
 // has. A node that does not reach etcd begins alone.
 func (e *Engine) enterCluster(ctx context.Context) error {
@@ -220,7 +215,7 @@ func (s *sharing) follow(view cluster.View) {
 		m.former = before.still(view, s.e.datasetID())
 		m.former.former = nil
 	case m.self >= 0 && s.e.cur.Load() == nil: // this node has just come
-		m.former = m.others()
+		m.former = &members{self: -1, nodes: slices.Delete(slices.Clone(m.nodes), m.self, m.self+1)}
 		m.former.table = owner.NewTable(s.owners(m.former.nodes))
 	}
 	owners := s.owners(m.nodes)

@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"encoding/hex"
 	"os"
 	"runtime"
 	"time"
@@ -159,13 +158,12 @@ func (e *Engine) Stats() Stats {
 	m := e.remoteOf(v).meter.Stats()
 	s := Stats{
 		Version: StatsVersion, PID: os.Getpid(), Source: e.source.String(), Dataset: v.manifest.Version(),
-		Files:   v.manifest.Len(),
-		Samples: v.samples.Len(), Bytes: v.manifest.Bytes(), Uptime: time.Since(e.started).Seconds(),
-		Packed: v.layout != nil, CacheDir: e.host.Path(), DatasetID: hex.EncodeToString(e.dataset[:]),
-		Users: e.host.users(),
+		Files: v.manifest.Len(), Samples: v.samples.Len(), Bytes: v.manifest.Bytes(),
+		Uptime: time.Since(e.started).Seconds(), Packed: v.layout != nil,
+		CacheDir: e.host.Path(), DatasetID: e.datasetID(), Users: e.host.users(),
 		Opens: e.counted.opens.Load(), Reads: c.Reads, ReadBytes: c.ReadBytes, Hits: Hits{c.KeepHits, c.RingHits},
-		Joined: c.Joined, Misses: c.Misses,
-		Stall: c.Stall.Seconds(), Prefetched: c.Prefetched, FetchErrors: c.FetchErrors,
+		Joined: c.Joined, Misses: c.Misses, Stall: c.Stall.Seconds(),
+		Prefetched: c.Prefetched, FetchErrors: c.FetchErrors,
 		StoreErrors: map[string]int64{}, Store: StoreStats{Outcomes: map[string]objstore.Outcomes{}},
 		LatencyP50: m.Median.Seconds(), LatencyP99: m.P99.Seconds(),
 		Memory: MemoryStats{Used: all.MemoryUsed, Peak: all.MemoryPeak, Limit: all.MemoryLimit,
@@ -186,7 +184,9 @@ func (e *Engine) Stats() Stats {
 	s.Cost = e.Cost()
 	s.Audit.Written, s.Audit.Lost = e.host.audit.Counts()
 	s.Connections = e.placesOf(v)()
-	s.Near = e.near.stats()
+	if e.near != nil {
+		s.Near = new(e.near.Stats())
+	}
 	s.Cluster = e.clusterStats(c.PeerBytes, c.KeptBytes)
 	s.Slowest, s.Readers = e.remoteOf(v).slowest.snapshot(), e.counted.readers.count()
 	s.ReaderTime = e.counted.readers.seconds()
@@ -247,7 +247,6 @@ type StoreStats struct {
 	GetLatency      objstore.HistogramCounts `json:"-"`                // of successful GETs, up to the last byte
 }
 
-// addStores adds up what the stores have counted.
 func (e *Engine) addStores(s *Stats) {
 	for _, r := range e.remotes() {
 		m, l, t, of := r.meter.Stats(), r.limiter.Stats(), r.retrier.Stats(), &s.Store

@@ -103,7 +103,10 @@ func (e *Engine) newView(m *catalog.Manifest, layout *catalog.Layout, match *cat
 	v.samples = m.Samples(match)
 	v.keeping = newKeeping(e, v)
 	o := cache.VolumeOptions{Manifest: m, Dataset: e.dataset, Name: e.source.String(), Store: e.store,
-		Admit: v.keeping.admit(), Codec: e.codec()}
+		Admit: v.keeping.admit()}
+	if e.recoding.Coder != nil {
+		o.Codec = &e.recoding
+	}
 	key := keepKey(m, layout)
 	o.Rank = func(file, extent int) uint8 {
 		if v.sharing.kept(file, extent) || v.inPages(e, file) {
@@ -493,7 +496,6 @@ func (v *view) orderOf(spec order.Spec, epoch int) (order.Order, error) {
 	return spec.Over(v.facts(), epoch)
 }
 
-// facts returns the facts that orders may depend on.
 func (v *view) facts() order.Facts {
 	return order.Facts{
 		Samples: v.samples.Len(), Shards: v.groups, Unpacked: v.unpacked, List: v.list,
