@@ -37,6 +37,10 @@ var controlFiles = [...]string{
 	controlPlans: "plans", controlStats: "stats", controlOrder: "order", controlRefresh: "refresh",
 	controlProfile: "profile", controlPlan: "plan"}
 
+// controlBits are who may read and write the files.
+var controlBits = [...]uint32{controlStats: 0o444, controlOrder: 0o444, controlRefresh: 0o644, controlProfile: 0o400,
+	controlPlan: 0o666}
+
 // maxPlanBytes limits the size of a plan: ten million paths of 100 bytes.
 const maxPlanBytes = 1 << 30
 
@@ -64,7 +68,6 @@ type controlFolder struct {
 	nextFh  uint64 // even; the handle of a writer is one more
 }
 
-// add makes a handle.
 func (f *controlFolder) add(h *controlHandle, writing bool) (fh uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -112,7 +115,6 @@ func (f *controlFolder) fileName(index int) string {
 	return ""
 }
 
-// planNode returns the number of a plan's node.
 func planNode(name string) int {
 	if name == "default" {
 		return controlPlan
@@ -121,17 +123,10 @@ func planNode(name string) int {
 }
 
 func (f *controlFolder) mode(index int) uint32 {
-	switch index {
-	case controlRoot, controlPlans: // plans can be removed there
+	if index == controlRoot || index == controlPlans { // plans can be removed there
 		return syscall.S_IFDIR | 0o777
-	case controlStats, controlOrder:
-		return syscall.S_IFREG | 0o444
-	case controlRefresh:
-		return syscall.S_IFREG | 0o644
-	case controlProfile:
-		return syscall.S_IFREG | 0o400
 	}
-	return syscall.S_IFREG | 0o666
+	return syscall.S_IFREG | controlBits[min(index, controlPlan)]
 }
 
 // attr fills in attributes without a validity time. The length of stats and order is 0, as in /proc: it is unknown
@@ -217,7 +212,7 @@ func (f *controlFolder) open(index int, flags uint32, out *fuse.OpenOut) fuse.St
 		return fuse.Status(syscall.EISDIR)
 	}
 	writing := flags&syscall.O_ACCMODE != syscall.O_RDONLY
-	if writing && (index == controlStats || index == controlOrder || index == controlProfile) {
+	if writing && f.mode(index)&0o222 == 0 {
 		return fuse.EROFS
 	}
 	if index == controlProfile {
@@ -440,7 +435,6 @@ func planAt(dir int, name string) string {
 	return ""
 }
 
-// unlink ends a plan.
 func (f *controlFolder) unlink(who Caller, dir int, name string) fuse.Status {
 	if name = planAt(dir, name); name == "" {
 		return fuse.EROFS

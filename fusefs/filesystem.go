@@ -263,7 +263,6 @@ func wanted(m *catalog.Manifest, file int, in *fuse.ReadIn, buf []byte) []byte {
 	return buf[:max(0, min(int64(len(buf)), int64(in.Size), left))]
 }
 
-// readError maps and logs a failed read.
 func (f *filesystem) readError(cancel <-chan struct{}, m *catalog.Manifest, file int, err error) fuse.Status {
 	errno := errnoOf(err)
 	if errno == syscall.EINTR {

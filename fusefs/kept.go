@@ -140,7 +140,6 @@ func ReadMemo(memo *os.File) (m Memo, words []Word, err error) {
 	return m, words, nil
 }
 
-// write appends a line to the memo.
 func (k *kept) write(line any) error {
 	b, err := json.Marshal(line)
 	if err != nil {
@@ -154,7 +153,6 @@ func (k *kept) write(line any) error {
 	return err
 }
 
-// close ends the keeping, if there is any.
 func (k *kept) close() {
 	if k != nil {
 		k.drop()
@@ -235,9 +233,7 @@ func (s *Server) keep() error {
 	f.control.nextFh = uint64(k.lives.Load()) << 32 // no earlier life has given such handles
 	f.gens.note = f.note
 	newest := f.gens.newest()
-	if n := len(k.words); n == 0 || !slices.ContainsFunc(k.words, func(w Word) bool {
-		return w.Generation == newest.number
-	}) {
+	if !slices.ContainsFunc(k.words, func(w Word) bool { return w.Generation == newest.number }) {
 		if err := f.note(newest, false); err != nil {
 			return fmt.Errorf("mount %s: %w", s.mountpoint, err)
 		}

@@ -48,21 +48,18 @@ func check(mountpoint string) (path string, dead bool, err error) {
 }
 
 func checkNow(mountpoint string) (path string, dead bool, err error) {
-	path, err = resolve(mountpoint)
-	if errors.Is(err, os.ErrNotExist) {
-		return "", false, fmt.Errorf("mount point %s does not exist (create it: mkdir -p %s)", mountpoint, mountpoint)
-	} else if err != nil {
-		return "", false, fmt.Errorf("mount point: %w", err)
+	var fi os.FileInfo
+	if path, err = resolve(mountpoint); err == nil {
+		// statfs always reaches the daemon. A stat of a dead mount may be answered for hours from attributes that the
+		// kernel still trusts.
+		if err := unix.Statfs(path, new(unix.Statfs_t)); died(err) {
+			return path, true, nil
+		}
+		if fi, err = os.Stat(path); died(err) { // at this moment
+			return path, true, nil
+		}
 	}
-	// statfs always reaches the daemon. A stat of a dead mount may be answered for hours from attributes that the
-	// kernel still trusts.
-	if err := unix.Statfs(path, new(unix.Statfs_t)); died(err) {
-		return path, true, nil
-	}
-	fi, err := os.Stat(path)
 	switch {
-	case died(err): // at this moment
-		return path, true, nil
 	case errors.Is(err, os.ErrNotExist):
 		return "", false, fmt.Errorf("mount point %s does not exist (create it: mkdir -p %s)", mountpoint, mountpoint)
 	case err != nil:

@@ -127,7 +127,6 @@ func (s *generations) current() *generation {
 	return next
 }
 
-// find returns the generation with the given number, or nil.
 func (s *generations) find(number uint64) *generation {
 	for _, g := range slices.Backward(*s.all.Load()) {
 		if g.number == number {
@@ -137,7 +136,6 @@ func (s *generations) find(number uint64) *generation {
 	return nil
 }
 
-// release removes n references.
 func (s *generations) release(g *generation, n int64) {
 	if g.refs.Add(-n) == 0 && g != s.newest() {
 		s.mu.Lock()

@@ -60,15 +60,13 @@ func possibleCPUs() (int, error) {
 func countCPUs(list string) (n int, err error) {
 	for part := range strings.SplitSeq(list, ",") {
 		first, last, ranged := strings.Cut(part, "-")
-		a, err := strconv.Atoi(first)
-		if err != nil {
-			return 0, err
+		if !ranged {
+			last = first
 		}
-		b := a
-		if ranged {
-			if b, err = strconv.Atoi(last); err != nil {
-				return 0, err
-			}
+		a, err := strconv.Atoi(first)
+		b, err2 := strconv.Atoi(last)
+		if err := errors.Join(err, err2); err != nil {
+			return 0, err
 		}
 		n += b - a + 1
 	}

@@ -61,21 +61,16 @@ type cqe struct {
 	flags    uint32
 }
 
-type sqOffsets struct {
-	head, tail, ringMask, ringEntries, flags, dropped, array, resv1 uint32
-	userAddr                                                        uint64
-}
-
-type cqOffsets struct {
-	head, tail, ringMask, ringEntries, overflow, cqes, flags, resv1 uint32
-	userAddr                                                        uint64
+// ringOffsets is struct io_sqring_offsets, and io_cqring_offsets, which alone has cqes.
+type ringOffsets struct {
+	head, tail, ringMask, ringEntries, _, cqes, _, _ uint32
+	userAddr                                         uint64
 }
 
 type params struct {
 	sqEntries, cqEntries, flags, sqThreadCPU, sqThreadIdle, features, wqFd uint32
 	resv                                                                   [3]uint32
-	sqOff                                                                  sqOffsets
-	cqOff                                                                  cqOffsets
+	sqOff, cqOff                                                           ringOffsets
 }
 
 // ringUpdate is struct io_uring_rsrc_update.

@@ -162,7 +162,6 @@ func (s *Server) beginLanes(use bool) {
 	}
 }
 
-// endLanes waits for the lanes.
 func (s *Server) endLanes() {
 	s.wg.Wait()
 	for _, l := range s.lanes {
@@ -257,7 +256,6 @@ func (s *Server) serveDevice() {
 	}
 }
 
-// input returns a buffer for a request.
 func (s *Server) input() []byte {
 	if buf, ok := s.inputs.Get().(*[]byte); ok {
 		return *buf
@@ -311,14 +309,12 @@ func (s *Server) handle(h *fuse.InHeader, in, out [][]byte) (n int) {
 	return n
 }
 
-// reply writes a reply to /dev/fuse.
 func (s *Server) reply(head, payload []byte) {
 	if err := s.write(head, payload); err != nil && err != syscall.ENOENT && err != syscall.ENODEV { //nolint:errorlint
 		s.log.Printf("fuseio: write /dev/fuse: %v", err)
 	}
 }
 
-// interrupt passes an INTERRUPT on.
 func (s *Server) interrupt(request []byte) {
 	var reply [64]byte
 	n, _ := s.main.HandleRequest([][]byte{request}, [][]byte{reply[:]})
@@ -388,7 +384,6 @@ func (s *Server) Rings() (r Rings, err error) {
 	return r, nil
 }
 
-// read reads one request of /dev/fuse.
 func (s *Server) read(buf []byte) (n int, err error) {
 	for {
 		if n, err = syscall.Read(s.fd, buf); err != syscall.EINTR { //nolint:errorlint // the plain number
@@ -397,13 +392,11 @@ func (s *Server) read(buf []byte) (n int, err error) {
 	}
 }
 
-// write writes one message to /dev/fuse.
 func (s *Server) write(msg ...[]byte) error {
 	_, err := unix.Writev(s.fd, msg)
 	return err
 }
 
-// pages rounds up to whole pages.
 func pages(n int) int {
 	size := os.Getpagesize()
 	return (n + size - 1) / size * size
