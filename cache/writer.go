@@ -16,17 +16,11 @@ type writer struct {
 	slots slots
 
 	mu     sync.Mutex
-	queue  []job
+	queue  []func()
 	wake   sync.Cond
 	closed bool
 	done   chan struct{}
 	depth  atomic.Int64 // extents that are still to be written
-}
-
-// job is a task, or an extent in the ring that the disk is to take.
-type job struct {
-	key  extentKey
-	task func()
 }
 
 func newWriter(d *disk) *writer {
@@ -39,10 +33,20 @@ func newWriter(d *disk) *writer {
 // add queues an extent that is in the ring, dirty.
 func (w *writer) add(k extentKey) {
 	w.depth.Add(1)
-	w.push(job{key: k})
+	w.start(func() {
+		w.write(k)
+		w.depth.Add(-1)
+	})
 }
 
-func (w *writer) start(task func()) { w.push(job{task: task}) }
+// start queues a task.
+func (w *writer) start(task func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.queue = append(w.queue, task); len(w.queue) == 1 {
+		w.wake.Signal()
+	}
+}
 
 // do queues a task and waits for its end. If it fails, because ctx has ended or the disk is closed, the task may still
 // be run.
@@ -59,14 +63,6 @@ func (w *writer) do(ctx context.Context, task func()) error {
 	}
 }
 
-func (w *writer) push(j job) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.queue = append(w.queue, j); len(w.queue) == 1 {
-		w.wake.Signal()
-	}
-}
-
 // close does what is queued and ends the goroutine.
 func (w *writer) close() {
 	w.mu.Lock()
@@ -78,7 +74,7 @@ func (w *writer) close() {
 
 func (w *writer) run() {
 	defer close(w.done)
-	var batch []job
+	var batch []func()
 	for {
 		w.mu.Lock()
 		for len(w.queue) == 0 && !w.closed {
@@ -89,14 +85,9 @@ func (w *writer) run() {
 		if len(batch) == 0 {
 			return
 		}
-		for _, j := range batch {
+		for _, task := range batch {
 			w.d.begin()
-			if j.task != nil {
-				j.task()
-			} else {
-				w.write(j.key)
-				w.depth.Add(-1)
-			}
+			task()
 			w.d.end()
 		}
 		clear(batch)
