@@ -109,7 +109,7 @@ func (v *Volume) OpenDisk(dir string, o segment.Options) error {
 	d.chosen.Store(true)
 	d.late = time.AfterFunc(time.Hour, func() {
 		d.stuck.Add(1)
-		d.drop("hang: write", fmt.Errorf("no answer within %v", c.hangAfter), false)
+		d.heed("write", fmt.Errorf("%w within %v", errHangs, c.hangAfter))
 	})
 	d.late.Stop()
 	for _, loc := range a.finish() {
@@ -139,9 +139,7 @@ func (d *disk) enforce() {
 	for _, v := range d.ds.list() { // an extent that is not of the set any more gets no more granules
 		d.emptySlots(v, func(e uint32) bool { return !v.Chooses(v.Numbered(int(e))) })
 	}
-	if err := d.shrink(); err != nil {
-		d.failed("shrink", err, false)
-	}
+	d.heed("shrink", d.shrink())
 	d.requeue()
 }
 
@@ -232,13 +230,15 @@ func (d *disk) append(rec segment.Record, payload []byte, full func() (segment.L
 	case errors.Is(err, segment.ErrFull):
 		count(&d.ds.count.Declined, 1)
 	case !errors.Is(err, segment.ErrClosed):
-		d.failed("write", err, false)
+		d.heed("write", err)
 	}
 	return 0
 }
 
-// checkSpace fails with ENOSPC if n bytes more would leave too little free space on the disk for the catalog and for
-// others. Only the writer calls it.
+// errNoRoom says that too little free space is left on the disk for the catalog and for others.
+var errNoRoom = fmt.Errorf("%w", syscall.ENOSPC)
+
+// checkSpace fails with errNoRoom if n bytes more do. Only the writer calls it.
 func (d *disk) checkSpace(n int64) error {
 	if d.unchecked >= n {
 		d.unchecked -= n
@@ -254,7 +254,7 @@ func (d *disk) checkSpace(n int64) error {
 func (d *disk) roomFor(n int64) (room int64, err error) {
 	if room, err = d.room(); err == nil && room < n {
 		err = fmt.Errorf("%w: only %s free on the disk of %s beyond the reserve for the catalog",
-			syscall.ENOSPC, humanize.IBytes(uint64(max(room, 0))), d.dir)
+			errNoRoom, humanize.IBytes(uint64(max(room, 0))), d.dir)
 	}
 	return room, err
 }
@@ -275,10 +275,7 @@ func (d *disk) room() (int64, error) {
 func (d *disk) freeUp(extra bool, n int64) bool {
 	if d.freed.Swap(false) {
 		n, err := d.store.Reclaim()
-		if err != nil {
-			d.failed("reclaim", err, false)
-		}
-		if n > 0 {
+		if d.heed("reclaim", err); n > 0 {
 			return true
 		}
 	}
@@ -289,9 +286,7 @@ func (d *disk) freeUp(extra bool, n int64) bool {
 		return true
 	}
 	freed, err := d.evict(n)
-	if err != nil {
-		d.failed("reclaim", err, false)
-	}
+	d.heed("reclaim", err)
 	return freed > 0 || d.ask(n)
 }
 
@@ -310,7 +305,7 @@ func (d *disk) rewriteWasteful() bool {
 	if err == nil {
 		d.garbage.Store(true) // there may be more
 	} else if !errors.Is(err, errNoRoom) {
-		d.failed("reclaim", err, false)
+		d.heed("reclaim", err)
 	}
 	return err == nil
 }
@@ -343,19 +338,24 @@ func (d *disk) askHost(need int64) bool {
 	return d.c.onFull(need)
 }
 
-// failed drops the tier, or only writing to it, after an operation that failed.
-func (d *disk) failed(op string, err error, reads bool) { d.drop(reasonOf(op, err), err, reads) }
-
 func reasonOf(op string, err error) string {
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+	switch {
+	case errors.Is(err, errHangs):
+		return "hang: " + op
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return "full: " + op
 	}
 	return "error: " + op
 }
 
-// drop takes the tier out of use until a probe succeeds: reads go on from memory and the store.
-func (d *disk) drop(reason string, cause error, reads bool) {
+// heed takes the tier out of use after an operation that failed, or only writing to it unless that was a read. It is
+// used again when a probe has succeeded: reads go on from memory and the store.
+func (d *disk) heed(op string, err error) {
+	if err == nil {
+		return
+	}
 	count(&d.ds.count.DiskErrors, 1)
+	reads, reason := op == "read", reasonOf(op, err)
 	d.mu.Lock()
 	first := d.reason == "" || reads && !d.noReads.Load()
 	d.noWrites.Store(true)
@@ -371,11 +371,10 @@ func (d *disk) drop(reason string, cause error, reads bool) {
 	d.mu.Unlock()
 	// Queued writes must not keep memory from fetches.
 	d.c.ring.undirty(d.ds)
-	d.c.relieve()
-	d.c.ledger.freed()
+	d.c.spent()
 	if first {
 		d.c.log.Error("disk tier dropped; reads go on from memory and the object store", "dir", d.dir,
-			"reason", reason, "cause", cause, "reads_too", reads, "remedy",
+			"reason", reason, "cause", err, "reads_too", reads, "remedy",
 			"free space in, or repair, the disk of the cache directory")
 	}
 }

@@ -20,8 +20,8 @@ const (
 	diskPiece = 2 * segment.BlockSize
 )
 
-// errHangs says that the disk has not answered in time.
-var errHangs = errors.New("the disk does not answer")
+// errHangs is wrapped by the errors of operations that the disk has not ended in time.
+var errHangs = errors.New("no answer")
 
 // diskRead is one piece that another goroutine reads, into a buffer of its own: a caller that waits too long can leave,
 // and the read may return at any time. Then nobody uses it again.
@@ -106,33 +106,28 @@ func (k keptRecord) forget(err error) {
 		k.v.c.log.Warn("corrupt record in the cache; the object is fetched again", "path", k.v.m.Path(k.file),
 			"cause", err)
 	default:
-		k.d.failed("read", err, true)
+		k.d.heed("read", err)
 	}
 }
 
 // read fills p from the record at loc, which is length bytes long. It fails with errHangs if the disk does not answer
 // in time; then p may be reused at once.
 func (d *disk) read(ctx context.Context, loc segment.Loc, length int, p []byte, off int64) error {
-	err := d.store.ReadAtNow(loc, length, p, off)
-	if !errors.Is(err, segment.ErrWouldBlock) {
-		return err
-	}
-	for first := true; len(p) > 0; first = false {
-		n := min(len(p), int(diskPiece-off%segment.BlockSize))
-		err := segment.ErrWouldBlock
-		if !first { // the kernel's read-ahead may have brought it
-			err = d.store.ReadAtNow(loc, length, p[:n], off)
-		}
+	// First all of it; then each piece, since the kernel's read-ahead may have brought it.
+	for n := len(p); ; n = min(len(p), int(diskPiece-off%segment.BlockSize)) {
+		err := d.store.ReadAtNow(loc, length, p[:n], off)
 		if errors.Is(err, segment.ErrWouldBlock) {
 			at := off
+			n = min(n, int(diskPiece-off%segment.BlockSize))
 			err = d.handOver(ctx, p[:n], func(p []byte) error { return d.store.ReadAt(loc, length, p, at) })
 		}
 		if err != nil {
 			return err
 		}
-		p, off = p[n:], off+int64(n)
+		if p, off = p[n:], off+int64(n); len(p) == 0 {
+			return nil
+		}
 	}
-	return nil
 }
 
 // handOver fills p, of diskPiece bytes at most, by a read that another goroutine waits for.
@@ -144,9 +139,9 @@ func (d *disk) handOver(ctx context.Context, p []byte, from func(p []byte) error
 	select {
 	case d.reading <- struct{}{}:
 	case <-q.late.C:
-		d.drop("hang: read", fmt.Errorf("all %d disk readers wait for more than %v", maxDiskReaders,
-			d.c.hangAfter), true)
-		return errHangs
+		err := fmt.Errorf("%w: all %d disk readers wait for more than %v", errHangs, maxDiskReaders, d.c.hangAfter)
+		d.heed("read", err)
+		return err
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -161,8 +156,9 @@ func (d *disk) handOver(ctx context.Context, p []byte, from func(p []byte) error
 		default:
 			d.stuck.Add(1)
 			go func() { <-q.done; d.stuck.Add(-1) }() //nolint:errcheck // whatever came of it
-			d.drop("hang: read", fmt.Errorf("no answer within %v", d.c.hangAfter), true)
-			return errHangs
+			err = fmt.Errorf("%w within %v", errHangs, d.c.hangAfter)
+			d.heed("read", err)
+			return err
 		}
 	case <-ctx.Done():
 		return ctx.Err()

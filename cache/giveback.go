@@ -241,10 +241,8 @@ func (d *disk) evict(n int64) (freed int64, err error) {
 	return freed, nil
 }
 
-// errNoRoom says that the disk has no room for copies, for which no part of the set is given up.
-var errNoRoom = errors.New("no room for copies")
-
-// purge drops a segment; what it holds of the sets, or all that is live, is written anew.
+// purge drops a segment; what it holds of the sets, or all that is live, is written anew. If the disk has no room for
+// that it fails with errNoRoom: no part of the set is given up for it.
 func (d *disk) purge(id uint32, all bool) (freed int64, err error) {
 	in := d.owners(id)
 	wanted := int64(overhead)
@@ -253,11 +251,8 @@ func (d *disk) purge(id uint32, all bool) (freed int64, err error) {
 			wanted += loc.Bytes(k.record(k.v.fileOf(k.extent())).n)
 		}
 	}
-	switch room, err := d.room(); {
-	case err != nil:
+	if _, err := d.roomFor(wanted); err != nil {
 		return 0, err
-	case wanted > room:
-		return 0, errNoRoom
 	}
 	return d.condense(id, in, wanted)
 }

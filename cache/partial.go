@@ -132,7 +132,7 @@ func (g keptGranule) read(ctx context.Context, p []byte, off int) (bool, error) 
 func (g keptGranule) forget(err error) {
 	v := g.k.v
 	if !errors.Is(err, segment.ErrCorrupt) {
-		g.d.failed("read", err, true)
+		g.d.heed("read", err)
 		return
 	}
 	v.mu.Lock()
@@ -196,7 +196,7 @@ func (d *disk) keepGranule(k extentKey, buf *buffer) bool {
 	defer sealedGranules.Put(sealed)
 	if _, err := s.file.WriteAt(s.aead.Seal(sealed[:0], at.nonce(k.kind()), buf.data, nil),
 		at.granule(k.kind())); err != nil {
-		d.failed("write", err, false)
+		d.heed("write", err)
 		return false
 	}
 	v.mu.Lock()
@@ -223,12 +223,12 @@ func (d *disk) takeSlot() (at slot) {
 				"remedy", "put the cache on a file system that can punch holes: ext4, XFS, Btrfs, tmpfs")
 			return at
 		} else if err != nil {
-			d.failed("write", err, false)
+			d.heed("write", err)
 			return at
 		}
 	}
 	if err := d.checkSpace(slotSize); err != nil {
-		d.failed("write", err, false)
+		d.heed("write", err)
 		return at
 	}
 	if !d.store.Take(slotSize) && (!d.freeUp(false, slotSize) || !d.store.Take(slotSize)) {
@@ -287,9 +287,7 @@ func (d *disk) emptySlot(k extentKey, given bool) (freed int64) {
 		return 0
 	}
 	s := &d.writer.slots
-	if err := s.file.Punch(p.at.place, slotSize); err != nil {
-		d.failed("write", err, false)
-	}
+	d.heed("write", s.file.Punch(p.at.place, slotSize))
 	s.free = append(s.free, p.at.place)
 	if !given {
 		d.store.Give(slotSize)

@@ -115,9 +115,7 @@ func (r *Recoder) Next(ctx context.Context) (more bool) {
 			if errors.Is(err, errNoRoom) {
 				err = nil
 			}
-			if err = errors.Join(err, d.shrink()); err != nil {
-				d.failed("reclaim", err, false)
-			}
+			d.heed("reclaim", errors.Join(err, d.shrink()))
 		})
 	}
 	if ctx.Err() == nil && !d.noWrites.Load() && !d.noReads.Load() {
