@@ -18,7 +18,7 @@ import (
 //	   └──────────┴──────────┴─────► failed
 //
 //	queued   it waits for memory, as a flight for a reader may have to
-//	funded   the memory for its parts is reserved (flight.memory); a flight that nobody waits for begins here
+//	funded   the memory for its parts is reserved; a flight that nobody waits for begins here
 //	flying   its sources are asked, one after the other
 //	landed   in one step its parts went to the ring, to the writer's queue if the disk takes them, and to who waits
 //	failed   who waits got the error
@@ -26,12 +26,13 @@ import (
 // It is in Volume.flights, by each of its parts, until it has landed or failed.
 type flight struct {
 	parts   []part
+	from    *restorer // the coded copy that its part is to be restored from; nil: it fetches
 	sources []Source
 	ctx     context.Context   // the dataset's, with the urgency of the request or the span of its reader
 	urgency *objstore.Urgency // raised when a reader joins; nil: a reader began it
-	class   Class             // of its memory
-	memory  atomic.Int64      // that is reserved for its parts, or was; 0 while it waits for that
-	done    chan struct{}     // closed when it has landed or failed; nil while nobody waits
+	purpose purpose
+	funded  atomic.Bool   // the memory for its parts is reserved
+	done    chan struct{} // closed when it has landed or failed
 	err     error
 }
 
@@ -40,7 +41,7 @@ type part struct {
 	fl      *flight
 	key     extentKey
 	file    int
-	form    form     // that it may come in
+	form    form     // that a reader wants
 	buf     *buffer  // nil before there is memory
 	waiters int      // readers who get a reference when it lands
 	read    int64    // bytes that they are to read
@@ -65,7 +66,7 @@ func (p *part) assign(a *Account) {
 func (p *part) want() Want {
 	v := p.key.v
 	w := Want{File: p.file, Off: int64(p.x())*ExtentSize + p.key.off(), P: p.buf.data}
-	if p.form == anyForm && v.codec != nil && v.Extents(p.file) == 1 {
+	if (p.form == anyForm || p.fl.purpose == ahead) && v.codec != nil && v.Extents(p.file) == 1 {
 		w.Coded = &p.buf.coded
 	}
 	return w
@@ -76,9 +77,6 @@ func (p *part) join(n int) {
 	p.waiters++
 	if !p.key.isGranule() {
 		p.read += int64(n)
-	}
-	if p.fl.done == nil {
-		p.fl.done = make(chan struct{})
 	}
 }
 
@@ -113,42 +111,31 @@ func (p *part) blames(err error) bool {
 		objstore.KindOf(err) != objstore.KindTransient
 }
 
-// restores returns what the flight is to restore its part from; nil if it is fetched.
-func (fl *flight) restores() *restorer {
-	r, _ := fl.sources[0].(*restorer)
-	return r
-}
-
-// restored reports whether the part came from a coded copy.
-func (fl *flight) restored() bool {
-	r := fl.restores()
-	return r != nil && r.restored
-}
-
 // begin sends off a flight for parts that are nowhere, and that nobody fetches yet. It is the only place that makes
 // flights. v.mu is held, and the memory is reserved unless a reader waits. If the dataset is closed it gives that back
 // and returns nil. done, unless nil, is called for each part, from another goroutine.
-func (v *Volume) begin(r request, span trace.Span, parts []part, sources []Source,
+func (v *Volume) begin(purpose purpose, due time.Time, span trace.Span, parts []part, from *restorer,
 	done func(file int, err error)) *flight {
-	fl := &flight{parts: parts, sources: sources, class: r.purpose.class()}
-	need := fl.need()
+	sources := purpose.sources(v, parts[0].file, parts[0].x())
+	if from != nil {
+		sources = append([]Source{from}, sources...)
+	}
+	fl := &flight{parts: parts, from: from, sources: sources, purpose: purpose, done: make(chan struct{})}
 	if !v.ds.enter() {
-		if r.purpose != reading {
-			v.c.ledger.Release(need, fl.class)
+		if purpose != reading {
+			v.c.ledger.Release(fl.need(), purpose.class())
 		}
 		return nil
 	}
-	if r.purpose == reading {
+	if purpose == reading {
 		fl.ctx = trace.With(v.ds.ctx, span)
-		if v.c.ledger.TryReserve(need, fl.class) { // now, so that peers can join
-			fl.memory.Store(need)
-		}
+		fl.funded.Store(v.c.ledger.TryReserve(fl.need(), purpose.class())) // now, so that peers can join
 	} else {
-		fl.urgency = objstore.NewUrgency(r.due)
+		fl.urgency = objstore.NewUrgency(due)
 		fl.ctx = objstore.WithUrgency(v.ds.ctx, fl.urgency)
-		fl.memory.Store(need)
+		fl.funded.Store(true)
 	}
-	if r.purpose == ahead {
+	if purpose == ahead {
 		count(&v.ds.count.Prefetched, len(parts))
 	}
 	for i := range parts {
@@ -156,39 +143,38 @@ func (v *Volume) begin(r request, span trace.Span, parts []part, sources []Sourc
 		p.fl = fl
 		p.account.add(p.size())
 		v.flights[p.key.piece] = p
-		switch e := p.key.extent(); {
-		case p.key.isGranule() && r.purpose == reading:
+		switch {
+		case p.key.isGranule() && purpose == reading:
 			p.key.fetched(p.key.bit())
 		case !p.key.isGranule() && !p.key.hasSlot():
-			delete(v.parts, e)
+			delete(v.parts, p.key.extent())
 		}
 	}
-	go fl.fly(v, r.purpose, done)
+	go fl.fly(v, done)
 	return fl
 }
 
 // fly takes a flight from its first state to its last.
-func (fl *flight) fly(v *Volume, purpose purpose, done func(file int, err error)) {
+func (fl *flight) fly(v *Volume, done func(file int, err error)) {
 	defer v.ds.flights.Done()
 	var err error
-	if need := fl.need(); fl.memory.Load() == 0 {
-		if err = v.c.reserve(fl.ctx, need, fl.class); err == nil {
-			fl.memory.Store(need)
-		}
+	if !fl.funded.Load() {
+		err = v.c.reserve(fl.ctx, fl.need(), fl.purpose.class())
 	}
 	if err == nil {
+		fl.funded.Store(true)
 		wants := make([]Want, len(fl.parts))
 		for i := range fl.parts {
 			p := &fl.parts[i]
-			p.buf = newBuffer(v.c.ledger, p.bytes(), fl.class)
+			p.buf = newBuffer(v.c.ledger, p.bytes(), fl.purpose.class())
 			wants[i] = p.want()
 		}
 		for i := 0; i < len(fl.sources) && len(wants) > 0 && err == nil; i++ {
 			wants, err = fl.sources[i].Fill(fl.ctx, wants)
 		}
 	}
-	fl.land(v, purpose, err)
-	fl.restores().close()
+	fl.land(v, err)
+	fl.from.close()
 	if done != nil {
 		for i := range fl.parts {
 			done(fl.parts[i].file, v.store.named(fl.parts[i].file, err))
@@ -198,7 +184,7 @@ func (fl *flight) fly(v *Volume, purpose purpose, done func(file int, err error)
 
 // need returns the memory for the parts of a flight, and for what they are restored from.
 func (fl *flight) need() int64 {
-	return fl.restores().need() + sizeOf(fl.parts)
+	return fl.from.need() + sizeOf(fl.parts)
 }
 
 func sizeOf(parts []part) (n int64) {
@@ -209,11 +195,11 @@ func sizeOf(parts []part) (n int64) {
 }
 
 // land ends a flight. Each part is in its next place before it leaves v.flights.
-func (fl *flight) land(v *Volume, purpose purpose, err error) {
+func (fl *flight) land(v *Volume, err error) {
 	d := v.ds.disk.Load()
 	write := make([]bool, len(fl.parts)) // asked without the lock
 	for i := range fl.parts {
-		write[i] = err == nil && d != nil && !fl.restored() && fl.parts[i].fits(d)
+		write[i] = err == nil && d != nil && !fl.from.done() && fl.parts[i].fits(d)
 	}
 	v.mu.Lock()
 	fl.err = err
@@ -221,7 +207,7 @@ func (fl *flight) land(v *Volume, purpose purpose, err error) {
 		p := &fl.parts[i]
 		if err == nil {
 			if p.lends() {
-				p.buf.lent, p.buf.detour = v.phase.Load(), purpose == serving && fl.restores() == nil
+				p.buf.lent, p.buf.detour = v.phase.Load(), fl.purpose == serving && fl.from == nil
 			}
 			p.buf.refs.Add(int32(p.waiters))
 			p.stow(d, write[i])
@@ -231,9 +217,7 @@ func (fl *flight) land(v *Volume, purpose purpose, err error) {
 		p.account.add(-p.size())
 		delete(v.flights, p.key.piece)
 	}
-	if fl.done != nil {
-		close(fl.done)
-	}
+	close(fl.done)
 	v.mu.Unlock()
 	for i := range fl.parts {
 		fl.parts[i].buf.Release()
@@ -241,7 +225,7 @@ func (fl *flight) land(v *Volume, purpose purpose, err error) {
 	if slices.Contains(write, true) && d.noWrites.Load() { // set a moment ago: the sweep may have missed these
 		v.c.ring.undirty(v.ds)
 	}
-	if err != nil && purpose == ahead {
+	if err != nil && fl.purpose == ahead {
 		count(&v.ds.count.FetchErrors, len(fl.parts))
 	}
 	v.c.relieve()
@@ -264,7 +248,7 @@ func (p *part) stow(d *disk, write bool) {
 	v := p.key.v
 	granule := p.key.isGranule()
 	done := p.spent || v.retired || p.account == nil && p.read >= int64(p.bytes())
-	if v.retired && granule || done && p.fl.restored() { // what was restored and read can be restored again
+	if v.retired && granule || done && p.fl.from.done() { // what was restored and read can be restored again
 		return
 	}
 	key := p.key

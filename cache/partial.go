@@ -102,8 +102,6 @@ func (k extentKey) granuleOnDisk() (g keptGranule) {
 	return g
 }
 
-func (g keptGranule) bytes() int { return g.k.v.bytes(g.k.v.fileOf(g.k.extent()), g.k.piece) }
-
 var sealedGranules = sync.Pool{New: func() any { return new([sealedGranule]byte) }}
 
 // read fills p from off of the granule. One that cannot be read is forgotten. Its error is the context's.
@@ -111,7 +109,7 @@ func (g keptGranule) read(ctx context.Context, p []byte, off int) (bool, error) 
 	s := &g.d.writer.slots
 	buf := sealedGranules.Get().(*[sealedGranule]byte)
 	defer sealedGranules.Put(buf)
-	sealed := buf[:g.bytes()+overheadSealed]
+	sealed := buf[:g.k.v.bytes(g.k.v.fileOf(g.k.extent()), g.k.piece)+overheadSealed]
 	err := segment.ReadNow(s.file, [][]byte{sealed}, g.from.granule(g.k.kind()))
 	if err != nil {
 		err = g.d.handOver(ctx, sealed, func(p []byte) error {

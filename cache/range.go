@@ -60,7 +60,7 @@ func (r Range) lacks(v *Volume, a *Account) (parts []part) {
 		case k.isGranule() && k.as(whole).here():
 			return nil
 		case !k.claim(a, false):
-			parts = append(parts, part{key: k, file: r.File, form: anyForm, account: a})
+			parts = append(parts, part{key: k, file: r.File, account: a})
 		}
 	}
 	return parts
@@ -114,8 +114,7 @@ func (v *Volume) PrefetchRange(a *Account, r Range, due time.Time, done func(fil
 	if !v.c.ledger.TryReserve(sizeOf(parts), ForPrefetch) {
 		return 0, NoMemory
 	}
-	if v.begin(request{purpose: ahead, due: due}, trace.Span{}, parts, ahead.sources(v, r.File, r.Extent),
-		done) == nil {
+	if v.begin(ahead, due, trace.Span{}, parts, nil, done) == nil {
 		return 0, Closed
 	}
 	return len(parts), Started

@@ -10,7 +10,7 @@ import (
 	"github.com/shoalfs/shoal/internal/trace"
 )
 
-// request asks for bytes of one extent. Every read and every fetch is one:
+// query asks for bytes of one extent, and somebody waits for them:
 //
 //	inMemory   looks in the ring, and
 //	fromDisk   reads what is kept, both without the volume's lock;
@@ -21,20 +21,15 @@ import (
 // misses nothing, since it looks in that order under the lock under which flights land.
 //
 // A read of granules (granules.go) is answered in parts: it goes on with what it lacks.
-type request struct {
+type query struct {
+	v        *Volume
+	ctx      context.Context
 	file, x  int
 	off, n   int // which bytes of the extent
 	form     form
 	purpose  purpose
 	heldOnly bool      // what would have to be fetched is not
-	due      time.Time // when a reader needs them; zero: unknown
-}
-
-// query is a request that somebody waits for.
-type query struct {
-	request
-	v   *Volume
-	ctx context.Context
+	due      time.Time // when another node's reader needs them; zero: now
 	// for the bytes, which may come in parts; nil: all at once, those from the disk in memory that is reserved for them
 	p       []byte
 	counted bool // not all was in memory
@@ -42,7 +37,7 @@ type query struct {
 
 // newQuery asks for bytes of the file from off, as many of n as lie in one extent.
 func newQuery(ctx context.Context, v *Volume, file int, off int64, n int) *query {
-	q := &query{request: request{file: file, x: int(off / ExtentSize), off: int(off % ExtentSize)}, v: v, ctx: ctx}
+	q := &query{v: v, ctx: ctx, file: file, x: int(off / ExtentSize), off: int(off % ExtentSize)}
 	q.n = int(min(int64(n), v.ExtentBytes(file, q.x)-int64(q.off)))
 	return q
 }
@@ -377,7 +372,7 @@ func (q *query) joining(p *part) (b boarding, err error) {
 		return boarding{}, ErrNotHeld
 	case p.fl.asks(): // a peer waits for no other node
 		return boarding{}, ErrBusy
-	case p.fl.memory.Load() == 0:
+	case !p.fl.funded.Load():
 		return boarding{}, ErrMemory
 	}
 	b.parts = q.ride(p)
@@ -406,10 +401,6 @@ func (q *query) ride(p *part) (parts []*part) {
 // depart begins a flight of parts, which are restored unless from is nil, and waits for those that the request begins
 // with. v.mu is held.
 func (q *query) depart(parts []part, from *restorer) (b boarding, err error) {
-	sources := q.purpose.sources(q.v, q.file, q.x)
-	if from != nil {
-		sources = append([]Source{from}, sources...)
-	}
 	switch {
 	case q.purpose == serving:
 		if !q.v.c.ledger.TryReserve(sizeOf(parts)+from.need(), ForDemand) {
@@ -422,7 +413,7 @@ func (q *query) depart(parts []part, from *restorer) (b boarding, err error) {
 	case from.staged == nil:
 		q.kept(q.n)
 	}
-	fl := q.v.begin(q.request, b.span, parts, sources, nil)
+	fl := q.v.begin(q.purpose, q.due, b.span, parts, from, nil)
 	if fl == nil {
 		from.close()
 		b.span.End(ErrClosed)
@@ -438,7 +429,7 @@ func (q *query) collect(b boarding) (l lease, ok bool, err error) {
 	case b.buf != nil:
 		return q.lend(b.buf, off), true, nil
 	case b.kept.d != nil:
-		l.data = q.p[:min(q.n, b.kept.bytes()-off)]
+		l.data = q.p[:min(q.n, granuleSize-off)]
 		if ok, err = b.kept.read(q.ctx, l.data, off); ok {
 			q.kept(len(l.data))
 		}
@@ -447,7 +438,7 @@ func (q *query) collect(b boarding) (l lease, ok bool, err error) {
 		return lease{}, false, nil
 	}
 	first, got := b.parts[0], 0
-	if q.purpose == reading && first.fl.restores() == nil { // otherwise it does not wait for the store
+	if q.purpose == reading && first.fl.from == nil { // otherwise it does not wait for the store
 		q.v.ds.stall.Add(1)
 		defer q.v.ds.stall.Add(-1)
 	}
@@ -512,7 +503,7 @@ const (
 // with its own request, unless the store is in trouble.
 func (v *Volume) PrefetchGroup(a *Account, files []int, due time.Time, done func(file int, err error)) (
 	started int, out Outcome) {
-	started, _, out = v.start(request{form: anyForm, purpose: ahead, due: due}, a, files, done)
+	started, _, out = v.start(ahead, due, a, files, done)
 	return started, out
 }
 
@@ -520,43 +511,43 @@ func (v *Volume) PrefetchGroup(a *Account, files []int, due time.Time, done func
 // missing and of one extent, by as few requests as PrefetchGroup would. It never blocks.
 func (v *Volume) Gather(files []int, due time.Time) {
 	for out := Started; len(files) > 0 && (out == Started || out == Present); {
-		_, files, out = v.start(request{purpose: serving, due: due}, nil, files, nil)
+		_, files, out = v.start(serving, due, nil, files, nil)
 	}
 }
 
 // start begins a flight of files, as PrefetchGroup says. It also returns the files from which on it left all out.
-func (v *Volume) start(r request, a *Account, files []int, done func(file int, err error)) (
+func (v *Volume) start(purpose purpose, due time.Time, a *Account, files []int, done func(file int, err error)) (
 	started int, rest []int, out Outcome) {
 	var parts []part
-	var sources []Source
+	var from Source // whom the last of them asks first
 	var o objstore.Object
 	var end int64
 	out = Present
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for i, file := range files {
-		p := part{key: v.key(file, 0), file: file, form: r.form, account: a, spent: r.purpose == serving}
-		if v.Extents(file) != 1 || r.purpose == ahead && p.key.claim(a, false) ||
-			r.purpose == serving && (p.key.here() || !v.gives(file, 0)) {
+		p := part{key: v.key(file, 0), file: file, account: a, spent: purpose == serving}
+		if v.Extents(file) != 1 || purpose == ahead && p.key.claim(a, false) ||
+			purpose == serving && (p.key.here() || !v.gives(file, 0)) {
 			continue
 		}
 		at, off := v.store.object(file)
-		from := r.purpose.sources(v, file, 0)
-		behind := len(parts) == 0 || at.Key == o.Key && at.ETag == o.ETag && off >= end && from[0] == sources[0]
-		if behind && !v.c.ledger.TryReserve(p.size(), r.purpose.class()) {
+		asked := purpose.sources(v, file, 0)[0]
+		behind := len(parts) == 0 || at.Key == o.Key && at.ETag == o.ETag && off >= end && asked == from
+		if behind && !v.c.ledger.TryReserve(p.size(), purpose.class()) {
 			behind, out = false, NoMemory
 		}
 		if !behind {
 			rest = files[i:]
 			break
 		}
-		o, end, sources = at, off+v.m.Size(file), from
+		o, end, from = at, off+v.m.Size(file), asked
 		parts = append(parts, p)
 	}
 	switch {
 	case len(parts) == 0:
 		return 0, rest, out
-	case v.begin(r, trace.Span{}, parts, sources, done) == nil:
+	case v.begin(purpose, due, trace.Span{}, parts, nil, done) == nil:
 		return 0, nil, Closed
 	}
 	return len(parts), rest, Started

@@ -199,6 +199,9 @@ type restorer struct {
 	restored bool
 }
 
+// done reports whether the file was restored.
+func (r *restorer) done() bool { return r != nil && r.restored }
+
 // need returns the memory for coded bytes that are read from the disk.
 func (r *restorer) need() int64 {
 	if r == nil || r.staged != nil {
