@@ -12,8 +12,6 @@ import (
 // Extents that several streams claimed are on the account with the least load among theirs. So streams that follow
 // each other through one order share the cost of what all of them will read, and the last one alone pays for what
 // only it still needs.
-//
-// An Account belongs to one Cache.
 type Account struct {
 	weight float64
 	held   atomic.Int64
@@ -27,7 +25,7 @@ type Account struct {
 // same amount per unit of weight.
 func (c *Cache) NewAccount(weight float64) *Account {
 	a := &Account{weight: weight}
-	a.staged.account = a
+	a.staged.also = &a.held
 	c.ring.mu.Lock()
 	defer c.ring.mu.Unlock()
 	c.ring.accounts = append(c.ring.accounts, a)

@@ -101,8 +101,7 @@ type entry struct {
 type entries struct {
 	front, back *entry
 	bytes       int64
-	account     *Account      // that the entries' bytes are on; nil: on none
-	idle        *atomic.Int64 // counts their bytes; nil: none does
+	also        *atomic.Int64 // what counts them, too: ring.idle or Account.held; nil: nothing
 }
 
 // insert puts an entry before another one of the list; at the end if that is nil.
@@ -123,16 +122,15 @@ func (l *entries) insert(e, before *entry) {
 
 func (l *entries) count(n int64) {
 	l.bytes += n
-	l.account.add(n)
-	if l.idle != nil {
-		l.idle.Add(n)
+	if l.also != nil {
+		l.also.Add(n)
 	}
 }
 
 // latestFree returns the last entry that is not being read and that only the ring refers to. Dropping any other entry
 // frees nothing, and loses it if it waits for the disk.
-func (l *entries) latestFree(now time.Time) *entry {
-	e := l.back
+func (l *entries) latestFree() *entry {
+	e, now := l.back, time.Now()
 	for e != nil && (e.buf.refs.Load() > 1 || e.beingRead(now)) {
 		e = e.prev
 	}
@@ -177,9 +175,9 @@ func (e *entry) unlist() {
 
 func newRing(cleanLimit int64) *ring {
 	r := &ring{entries: map[extentKey]*entry{}, cleanLimit: cleanLimit}
-	r.spent.idle, r.clean.idle, r.awaited.idle = &r.idle, &r.idle, &r.idle
+	r.spent.also, r.clean.also, r.awaited.also = &r.idle, &r.idle, &r.idle
 	for i := range r.rest {
-		r.rest[i].idle = &r.idle
+		r.rest[i].also = &r.idle
 	}
 	return r
 }
@@ -261,14 +259,26 @@ func (k extentKey) maybe() bool {
 
 func (k extentKey) isGranule() bool { return k.kind() != whole && k.kind() != coded }
 
-// forms reports in which forms the ring has an extent.
-func (r *ring) forms(k extentKey) (plain, isCoded bool) {
+// eachForm has do look at the entries of an extent in its forms, or of a granule, under the lock. It may remove them.
+func (r *ring) eachForm(k extentKey, do func(e *entry)) {
 	if !k.maybe() {
-		return false, false
+		return
 	}
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.entries[k] != nil, r.entries[k.as(coded)] != nil
+	defer r.unlock()
+	for _, k := range [...]extentKey{k, k.other()} {
+		if e := r.entries[k]; e != nil {
+			do(e)
+		}
+	}
+}
+
+// forms reports in which forms the ring has an extent.
+func (r *ring) forms(k extentKey) (plain, isCoded bool) {
+	r.eachForm(k, func(e *entry) {
+		plain, isCoded = plain || e.key == k, isCoded || e.key != k
+	})
+	return plain, isCoded
 }
 
 // get returns a piece, of which the caller reads n bytes, with a reference for the caller; or nil. freed says that it
@@ -311,16 +321,7 @@ func (r *ring) getDirty(k extentKey) *buffer {
 // spent or a has less load; or, if a reads it next, in any case, before what a has prefetched. It reports whether the
 // extent is there, in some form.
 func (r *ring) claim(k extentKey, a *Account, next bool) (ok bool) {
-	if !k.maybe() {
-		return false
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, k := range [...]extentKey{k, k.other()} {
-		e := r.entries[k]
-		if e == nil {
-			continue
-		}
+	r.eachForm(k, func(e *entry) {
 		ok = true
 		if (e.account != a || e.spent) && !e.kept && (next || e.spent || a.takes(e.account, e.buf.size)) {
 			e.spent, e.account, e.left = false, a, int64(len(e.buf.data)) // its reader has all of it to read
@@ -330,7 +331,7 @@ func (r *ring) claim(k extentKey, a *Account, next bool) (ok bool) {
 				to.insert(e, to.front)
 			}
 		}
-	}
+	})
 	return ok
 }
 
@@ -373,20 +374,13 @@ func (r *ring) redirty(ds *dataset) (keys []extentKey) {
 
 // spend marks the extent as read, in each form. It reports whether that made memory reclaimable.
 func (r *ring) spend(k extentKey) (free bool) {
-	if !k.maybe() {
-		return false
-	}
-	r.mu.Lock()
-	defer r.unlock()
-	for _, k := range [...]extentKey{k, k.other()} {
-		e := r.entries[k]
-		if e == nil || e.spent {
-			continue
+	r.eachForm(k, func(e *entry) {
+		if !e.spent {
+			e.spent = true
+			r.file(e)
+			free = free || e.kept || !e.dirty
 		}
-		e.spent = true
-		r.file(e)
-		free = free || e.kept || !e.dirty
-	}
+	})
 	return free
 }
 
@@ -439,18 +433,14 @@ func (k extentKey) rank() uint8 {
 // spent entries, unless all may go. Extents that are nowhere else go only if hard is set; those lost before they
 // were read are returned.
 func (r *ring) reclaim(need int64, few int64, all, hard bool) (lost []extentKey) {
-	var now time.Time
-	if hard {
-		now = time.Now()
-	}
 	r.mu.Lock()
 	defer r.unlock()
 	for need > 0 {
 		e := r.least(few, all)
 		if e == nil && hard {
-			if e = r.held.latestFree(now); e == nil {
+			if e = r.held.latestFree(); e == nil {
 				if a := r.mostLoaded(); a != nil {
-					e = a.staged.latestFree(now)
+					e = a.staged.latestFree()
 				}
 			}
 		}
