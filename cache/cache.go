@@ -7,14 +7,14 @@
 //	 (one request for     (recycled once   (one a     file, never evicted while
 //	  all who wait)        it was read)     dataset)   the dataset stands
 //
-// It is in its next place before it leaves the last. Reads are requests (request.go), fetches are flights (flight.go),
+// It is in its next place before it leaves the last. Reads are queries (request.go), fetches are flights (flight.go),
 // and what they ask are sources (source.go): the store, other nodes, the coded copy of a recoded file.
 //
 // What readers read at random places of files of several extents is fetched in granules of 64 KiB (granules.go). The
 // disk keeps those that an order of ranges reads, until they make an extent (partial.go).
 //
-// Readers are answered from the flight, the ring or the kept record, whichever exists. An extent that does not fit on
-// the full disk stays in the ring until it was read, and after that as long as memory has room for it (ring.go).
+// An extent that does not fit on the full disk stays in the ring until it was read, and after that as long as memory
+// has room for it (ring.go).
 //
 // A [Cache] holds several datasets under one memory budget and one disk budget. Each dataset has its own segments and
 // writer ([Volume.OpenDisk]). A [Volume] is one version of a dataset; the versions share the segments. One dataset
@@ -78,6 +78,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"reflect"
 	"runtime"
 	"slices"
 	"sync"
@@ -270,19 +271,12 @@ type Counts struct {
 
 // addTo adds the counts to n, while they may change.
 func (c *Counts) addTo(n *Counts) {
-	to := n.counted()
-	for i, from := range c.counted() {
-		*to[i] += atomic.LoadInt64(from)
+	from, to := reflect.ValueOf(c).Elem(), reflect.ValueOf(n).Elem()
+	for i := range from.NumField() {
+		more := atomic.LoadInt64((*int64)(from.Field(i).Addr().UnsafePointer()))
+		to.Field(i).SetInt(to.Field(i).Int() + more)
 	}
 	n.Reads = n.KeepHits + n.RingHits + n.Joined + n.Misses
-}
-
-func (c *Counts) counted() []*int64 {
-	return []*int64{
-		&c.KeepHits, &c.RingHits, &c.Joined, &c.Misses, &c.Prefetched, &c.FetchErrors, &c.Corrupt, &c.DiskErrors,
-		&c.Declined, &c.DiskWaits, &c.DiskGaveUp, &c.ReadBytes, &c.PeerBytes, &c.KeptBytes, &c.Restored,
-		(*int64)(&c.Restore),
-	}
 }
 
 func count(c *int64, n int) { atomic.AddInt64(c, int64(n)) }

@@ -96,10 +96,8 @@ func (ds *dataset) close() error {
 	}
 	ds.c.ring.drop(func(k extentKey) bool { return k.v.ds == ds })
 	ds.c.mu.Lock()
-	if ds.c.datasets[ds.id] == ds {
-		delete(ds.c.datasets, ds.id)
-		ds.addTo(&ds.c.gone)
-	}
+	delete(ds.c.datasets, ds.id)
+	ds.addTo(&ds.c.gone)
 	ds.c.mu.Unlock()
 	return err
 }
