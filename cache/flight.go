@@ -263,38 +263,26 @@ func (p *part) stow(d *disk, write bool) {
 	}
 }
 
-// failure is the error that readers of an extent got, and until when it is repeated without another fetch. After a
-// failed read the kernel asks again, page by page, and each time would cost all the retries and the time that the
-// store had.
-type failure struct {
-	err   error
-	until time.Time
-}
-
 const (
 	failureTime  = time.Second
 	mostFailures = 1024 // remembered; a store that is gone fails everything
 )
 
-// remember keeps a store's error for readers that ask again soon. The volume's lock is held.
+// remember keeps a store's error for who asks for the extent again soon. After a failed read the kernel does, page by
+// page, and each time would cost all the retries and the time that the store had. The volume's lock is held.
 func (p *part) remember(err error) {
-	v := p.key.v
+	v, e := p.key.v, p.key.extent()
 	var of *objstore.Error
 	if p.waiters == 0 || p.blames(err) || !errors.As(err, &of) {
 		return
 	}
-	if v.failed == nil || len(v.failed) >= mostFailures {
-		v.failed = map[uint32]failure{}
+	if len(v.failed) >= mostFailures {
+		clear(v.failed)
 	}
-	v.failed[p.key.extent()] = failure{v.store.named(p.file, err), time.Now().Add(failureTime)}
-}
-
-// lately returns the error of readers who asked for the extent a moment ago. The volume's lock is held.
-func (k extentKey) lately() error {
-	e := k.extent()
-	if one, ok := k.v.failed[e]; ok && time.Now().Before(one.until) {
-		return one.err
-	}
-	delete(k.v.failed, e)
-	return nil
+	v.failed[e] = v.store.named(p.file, err)
+	time.AfterFunc(failureTime, func() {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		delete(v.failed, e)
+	})
 }

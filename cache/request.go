@@ -352,7 +352,7 @@ func (q *query) board() (boarding, error) {
 	if q.purpose == serving && (q.heldOnly || !q.v.gives(q.file, q.x) || !q.fetchesPart(k)) {
 		return boarding{}, ErrNotHeld
 	}
-	if err := k.lately(); err != nil {
+	if err := q.v.failed[k.extent()]; err != nil {
 		return boarding{}, err
 	}
 	return q.depart(q.missing(k), nil)

@@ -244,6 +244,7 @@ func TestFailedFetch(t *testing.T) {
 		}
 		f.gate.fail.Store(nil)
 		time.Sleep(failureTime)
+		synctest.Wait()
 		if n, err := v.ReadAt(t.Context(), 0, make([]byte, 10), 0); n != 10 || err != nil {
 			t.Errorf("once the store is well again: %d, %v", n, err)
 		}
