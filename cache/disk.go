@@ -210,8 +210,8 @@ func (d *disk) place(k extentKey, loc segment.Loc, coded int) {
 	}
 }
 
-// append appends a record, if the disk is in use, or has full do it if the store is full. It returns 0 if it did not.
-// Only the writer calls it.
+// append appends a record, if the disk is in use, or has full do it if the store is full; nil: nobody does. It returns
+// 0 if it did not. Only the writer calls it.
 func (d *disk) append(rec segment.Record, payload []byte, full func() (segment.Loc, error)) segment.Loc {
 	if d.noWrites.Load() {
 		return 0
@@ -221,7 +221,7 @@ func (d *disk) append(rec segment.Record, payload []byte, full func() (segment.L
 	if err == nil {
 		loc, err = d.store.Append(rec, payload)
 	}
-	if errors.Is(err, segment.ErrFull) {
+	if errors.Is(err, segment.ErrFull) && full != nil {
 		loc, err = full()
 	}
 	switch {

@@ -159,7 +159,8 @@ func (in owners) wants(loc segment.Loc) bool {
 	return ok && k.v.Chooses(k.v.Numbered(int(k.extent())))
 }
 
-// condense drops a segment except for spare bytes of it, kept set first.
+// condense drops a segment except for spare bytes of it, kept set first. The places of the rest are still to be
+// forgotten.
 func (d *disk) condense(id uint32, in owners, spare int64) (freed int64, err error) {
 	room, err := d.room() // the copies are written before the segment goes
 	if err != nil {
@@ -169,42 +170,31 @@ func (d *disk) condense(id uint32, in owners, spare int64) (freed int64, err err
 		d.progress() // a header was read
 		return in.wants(loc)
 	}
-	freed, err = d.store.Condense(id, min(spare, room), first, func(from, to segment.Loc) {
+	return d.store.Condense(id, min(spare, room), first, func(from, to segment.Loc) {
 		d.progress()
 		// a reader, or a verification, found it damaged meanwhile
 		if k, ok := in[from]; in != nil && (!ok || !k.moved(from, to, 0)) {
 			_ = d.store.Void(to) // so that it does not come back; if that fails, it is freed
 		}
 	})
-	for loc, k := range in {
-		if !d.store.Has(loc) { // unless it was copied, it is gone
-			k.everywhere(func(v *Volume, e uint32) { v.unplace(e, loc) })
-		}
-	}
-	return freed, err
 }
 
-// everywhere calls do with the extent in each version that has its path, also in one that inherits meanwhile.
-func (k extentKey) everywhere(do func(v *Volume, e uint32)) {
+// moved says that the record of an extent at from has a copy at to, or its coded form, of so many bytes. Every version
+// that has the record gets that instead, also one that inherits meanwhile. It reports whether there is any.
+func (k extentKey) moved(from, to segment.Loc, coded int) (used bool) {
 	file, x := k.v.Numbered(int(k.extent()))
 	path, ds := k.v.m.Path(file), k.v.ds
 	ds.moving.Lock()
 	defer ds.moving.Unlock()
 	for _, v := range ds.list() {
-		if node, ok := v.m.Find(path); ok && !node.IsDir && x < v.Extents(node.Index) {
-			do(v, v.extent(node.Index, x))
+		node, ok := v.m.Find(path)
+		if !ok || node.IsDir || x >= v.Extents(node.Index) || coded > 0 && v.codec == nil {
+			continue
 		}
+		e := v.extent(node.Index, x)
+		_, was := v.at(e)
+		used = v.move(e, from, to, cmp.Or(coded, was)) || used
 	}
-}
-
-// moved says that the record of an extent at from has a copy at to, or its coded form, of so many bytes. Every version
-// that has the record gets that instead. It reports whether there is any.
-func (k extentKey) moved(from, to segment.Loc, coded int) (used bool) {
-	k.everywhere(func(v *Volume, e uint32) {
-		if _, was := v.at(e); coded == 0 || v.codec != nil {
-			used = v.move(e, from, to, cmp.Or(coded, was)) || used
-		}
-	})
 	return used
 }
 
@@ -254,6 +244,7 @@ func (d *disk) purge(id uint32, all bool) (freed int64, err error) {
 	if _, err := d.roomFor(wanted); err != nil {
 		return 0, err
 	}
+	defer d.forget()
 	return d.condense(id, in, wanted)
 }
 

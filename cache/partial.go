@@ -265,9 +265,7 @@ func (d *disk) complete(k extentKey, at slot) {
 	}
 	d.progress()
 	d.store.Give(slotSize) // before, so that the record has room
-	if loc := d.append(k.describe(n), s.whole[:n], func() (segment.Loc, error) {
-		return 0, segment.ErrFull
-	}); loc != 0 {
+	if loc := d.append(k.describe(n), s.whole[:n], nil); loc != 0 {
 		d.place(k, loc, 0)
 	}
 	d.emptySlot(k, true)
