@@ -17,7 +17,6 @@
 	X(ERROR_INVALID_IMAGE, 200, "device kernel image is invalid")                                                      \
 	X(ERROR_INVALID_CONTEXT, 201, "invalid device context")                                                            \
 	X(ERROR_INVALID_PTX, 218, "a PTX JIT compilation failed")                                                          \
-	X(ERROR_UNSUPPORTED_PTX_VERSION, 222, "the provided PTX was compiled with an unsupported toolchain")               \
 	X(ERROR_INVALID_HANDLE, 400, "invalid resource handle")                                                            \
 	X(ERROR_NOT_FOUND, 500, "named symbol not found")                                                                  \
 	X(ERROR_NOT_READY, 600, "device not ready")                                                                        \
@@ -27,8 +26,6 @@
 	X(ERROR_MISALIGNED_ADDRESS, 716, "misaligned address")                                                             \
 	X(ERROR_LAUNCH_FAILED, 719, "unspecified launch failure")                                                          \
 	X(ERROR_NOT_PERMITTED, 800, "operation not permitted")                                                             \
-	X(ERROR_NOT_SUPPORTED, 801, "operation not supported")                                                             \
-	X(ERROR_SYSTEM_DRIVER_MISMATCH, 803, "system has unsupported display driver / cuda driver combination")            \
 	X(ERROR_STREAM_CAPTURE_UNSUPPORTED, 900, "operation not permitted when stream is capturing")                       \
 	X(ERROR_STREAM_CAPTURE_INVALIDATED, 901, "operation failed due to a previous error during capture")                \
 	X(ERROR_STREAM_CAPTURE_UNJOINED, 904, "capturing stream has unjoined work")                                        \

@@ -86,22 +86,15 @@ API CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device) {
 	ENTER(INIT);
 	if (device < 0 || device >= devices())
 		return CUDA_ERROR_INVALID_DEVICE;
+	static const int usual[] = {
+		[16] = 4,  // multiprocessors
+		[75] = 8,  // compute capability, major
+		[102] = 1, // virtual memory management
+		[103] = 1, // POSIX descriptors of it
+	};
 	char key[32];
 	snprintf(key, sizeof key, "attr.%d", attribute);
-	int v = 0;
-	switch (attribute) {
-	case 16: // multiprocessors
-		v = 4;
-		break;
-	case 75: // compute capability, major
-		v = 8;
-		break;
-	case 102: // virtual memory management
-	case 103: // POSIX descriptors of it
-		v = 1;
-		break;
-	}
-	*value = (int)setting(key, v);
+	*value = (int)setting(key, (size_t)attribute < sizeof usual / sizeof usual[0] ? usual[attribute] : 0);
 	return CUDA_SUCCESS;
 }
 
@@ -117,7 +110,6 @@ API CUresult cuDevicePrimaryCtxRetain(CUcontext *c, CUdevice device) {
 	*c = primaries[device];
 	(*c)->retained++;
 	pthread_mutex_unlock(&lock);
-	trace("\"call\":\"cuDevicePrimaryCtxRetain\"");
 	return CUDA_SUCCESS;
 }
 

@@ -30,8 +30,8 @@ CUresult enter(const char *call, int needs);
 	} while (0)
 
 long long setting(const char *name, long long otherwise); // NAME=NUMBER of the script
-void pace(const char *kind, const char *name);            // the script's delay and hold for such an operation
-CUresult operation_fault(const char *kind);
+void pace(const char *name);                              // the script's delay and hold for a kind, or a name
+CUresult fault(const char *name);                         // counts it against all entries NAME:N and NAME:*
 int64_t now(void);                                        // ns, monotonic, comparable between processes
 void trace(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -59,10 +59,8 @@ typedef struct range {
 
 range *range_at(uint64_t address);                                         // live, or NULL
 range *range_add(uint64_t base, uint64_t size, char *alias, memory_kind);  // takes the lock
-void range_remove(range *r);                                               // with the lock held
 bool in_use(const char *call, range *r);                                   // fatal if operations in queues use it
 char *reach(uint64_t address, uint64_t size, int access, const char *who); // the bytes, or fatal and NULL
-const char *where(uint64_t address, char *text, size_t size);              // for messages
 bool reserve_memory(uint64_t bytes);                                       // of the device's, by setting memory=
 void return_memory(uint64_t bytes);
 
@@ -90,7 +88,6 @@ typedef struct op {
 	int nused;
 	dependency *deps;
 	int ndeps;
-	uint64_t id, number; // in all streams, in this one
 	struct op *next;
 } op;
 
@@ -106,11 +103,13 @@ typedef struct stream {
 } stream;
 
 stream *stream_of(CUstream handle); // resolves the default streams; NULL if there is no such stream
+#define STREAM(s, handle)                                                                                              \
+	stream *s = stream_of(handle);                                                                                     \
+	if (s == NULL)                                                                                                     \
+		return CUDA_ERROR_INVALID_HANDLE
 CUresult enqueue(stream *s, op *o); // takes the operation; to the graph while the stream is captured
-CUresult drain(stream *s);
 CUresult cuCtxSynchronize(void);
-CUresult cuCtxSetCurrent(CUcontext);
-stream *first_stream(void); // of all, by next; with the lock held
+extern stream *streams; // of all contexts, by next; with the lock held
 op *op_copy(const op *o);
 void op_free(op *o);
 
@@ -130,10 +129,8 @@ typedef struct event {
 void event_hold(event_state *);
 void event_drop(event_state *);
 void event_done(event_state *, uint64_t record);
-bool event_is_done(event_state *, uint64_t record);
 // looks again and again: another process, of which it may come, cannot signal
 void event_wait(event_state *, uint64_t record);
-CUresult enqueue_event(stream *s, event *e, bool record);
 
 // graph.c
 

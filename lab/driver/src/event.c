@@ -21,7 +21,6 @@ typedef struct {
 
 struct event_state {
 	records *records;
-	bool mapped;
 	_Atomic int references;
 };
 
@@ -30,10 +29,7 @@ void event_hold(event_state *s) { atomic_fetch_add(&s->references, 1); }
 void event_drop(event_state *s) {
 	if (atomic_fetch_sub(&s->references, 1) != 1)
 		return;
-	if (s->mapped)
-		munmap(s->records, sizeof *s->records);
-	else
-		free(s->records);
+	munmap(s->records, sizeof *s->records);
 	free(s);
 }
 
@@ -42,7 +38,7 @@ void event_done(event_state *s, uint64_t record) {
 	atomic_store(&s->records->done[record % RECORDS], record);
 }
 
-bool event_is_done(event_state *s, uint64_t record) {
+static bool event_is_done(event_state *s, uint64_t record) {
 	return record == 0 || atomic_load(&s->records->done[record % RECORDS]) >= record;
 }
 
@@ -59,7 +55,10 @@ void event_wait(event_state *s, uint64_t record) {
 	}
 }
 
-CUresult enqueue_event(stream *s, event *e, bool record) {
+static CUresult enqueue_event(CUevent e, CUstream handle, bool record) {
+	STREAM(s, handle);
+	if (e == NULL || e->context->device != s->context->device)
+		return CUDA_ERROR_INVALID_HANDLE;
 	pthread_mutex_lock(&lock);
 	if (s->capture != NULL || (!record && e->capture != NULL)) {
 		CUresult result = record ? capture_record(s, e) : capture_wait(s, e);
@@ -78,18 +77,24 @@ CUresult enqueue_event(stream *s, event *e, bool record) {
 	return enqueue(s, o);
 }
 
+API CUresult cuEventRecord(CUevent e, CUstream s) {
+	ENTER(CONTEXT);
+	return enqueue_event(e, s, true);
+}
+
+API CUresult cuStreamWaitEvent(CUstream s, CUevent e, unsigned flags) {
+	ENTER(CONTEXT);
+	return flags != 0 ? CUDA_ERROR_INVALID_VALUE : enqueue_event(e, s, false);
+}
+
 static event *new_event(unsigned flags, int fd) {
 	event *e = calloc(1, sizeof *e);
 	e->state = calloc(1, sizeof *e->state);
 	e->flags = flags, e->fd = fd, e->context = current();
 	atomic_store(&e->state->references, 1);
-	if (fd < 0)
-		e->state->records = calloc(1, sizeof *e->state->records);
-	else {
-		e->state->records = mmap(NULL, sizeof *e->state->records, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-		e->state->mapped = true;
-	}
-	if (e->state->records == MAP_FAILED || e->state->records == NULL) {
+	e->state->records = mmap(NULL, sizeof *e->state->records, PROT_READ | PROT_WRITE,
+		MAP_SHARED | (fd < 0 ? MAP_ANONYMOUS : 0), fd, 0);
+	if (e->state->records == MAP_FAILED) {
 		free(e->state);
 		free(e);
 		return NULL;

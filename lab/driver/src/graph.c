@@ -34,7 +34,7 @@ API CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
 bool capture_forbids(void) {
 	bool forbidden = false;
 	pthread_mutex_lock(&lock);
-	for (stream *s = first_stream(); s != NULL && thread_mode != RELAXED; s = s->next) {
+	for (stream *s = streams; s != NULL && thread_mode != RELAXED; s = s->next) {
 		graph *g = s->capture;
 		if (g == NULL || g->origin != s || g->mode == RELAXED)
 			continue;
@@ -69,7 +69,7 @@ CUresult capture_record(stream *s, event *e) {
 
 CUresult capture_wait(stream *s, event *e) {
 	if (s->capture == NULL) { // the event's capture takes this stream in, if it goes on still
-		for (stream *other = first_stream(); other != NULL; other = other->next)
+		for (stream *other = streams; other != NULL; other = other->next)
 			if (other->capture != NULL && other->capture == e->capture && other->capture->id == e->capture_id) {
 				s->capture = e->capture, s->joined = false;
 				return CUDA_SUCCESS;
@@ -98,24 +98,22 @@ API CUresult cuStreamBeginCapture_v2(CUstream handle, int mode) {
 	return CUDA_SUCCESS;
 }
 
-// blocking_capture returns a stream that captures and that the default stream waits for.
-static stream *blocking_capture(context *c) {
+// blocking_capture tells whether a stream captures that the default stream waits for.
+static bool blocking_capture(context *c) {
 	pthread_mutex_lock(&lock);
-	stream *s = first_stream();
+	stream *s = streams;
 	while (s != NULL && (s->context != c || s->capture == NULL || (s->flags & STREAM_NON_BLOCKING) != 0))
 		s = s->next;
 	pthread_mutex_unlock(&lock);
-	return s;
+	return s != NULL;
 }
 
 API CUresult cuStreamIsCapturing(CUstream handle, int *status) {
 	ENTER(CONTEXT);
-	stream *s = stream_of(handle);
-	if (s == NULL)
-		return CUDA_ERROR_INVALID_HANDLE;
+	STREAM(s, handle);
 	// As on hardware: the default stream does not say, since it would wait for the capturing stream. No capture ends of
 	// it.
-	if (s == s->context->standard && blocking_capture(s->context) != NULL)
+	if (s == s->context->standard && blocking_capture(s->context))
 		return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
 	*status = s->capture == NULL ? 0 : s->capture->invalid ? 2 : 1;
 	return CUDA_SUCCESS;
@@ -138,7 +136,7 @@ API CUresult cuStreamEndCapture(CUstream handle, CUgraph *to) {
 	graph *g = s->capture;
 	bool unjoined = false;
 	pthread_mutex_lock(&lock);
-	for (stream *other = first_stream(); other != NULL; other = other->next)
+	for (stream *other = streams; other != NULL; other = other->next)
 		if (other->capture == g) {
 			unjoined = unjoined || (other != s && !other->joined);
 			other->capture = NULL;

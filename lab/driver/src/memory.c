@@ -32,8 +32,6 @@ range *range_add(uint64_t base, uint64_t size, char *alias, memory_kind kind) {
 	return r;
 }
 
-void range_remove(range *r) { r->live = false; }
-
 bool in_use(const char *call, range *r) {
 	if (r->pending == 0)
 		return false;
@@ -43,27 +41,24 @@ bool in_use(const char *call, range *r) {
 	return true;
 }
 
-const char *where(uint64_t address, char *text, size_t size) {
-	range *nearest = NULL;
-	for (range *r = ranges; r != NULL && nearest == NULL; r = r->next)
-		if (address >= r->base && address - r->base < r->size)
-			nearest = r;
-	if (nearest != NULL) {
-		snprintf(text, size, "byte %llu of %llu at %#llx, which %s", (unsigned long long)(address - nearest->base),
-		         (unsigned long long)nearest->size, (unsigned long long)nearest->base,
-		         nearest->live ? "ends too early, or may not be used so" : "is free again");
-		return text;
-	}
+// where describes an address, for messages.
+static void where(uint64_t address, char *text, size_t size) {
+	range *in = NULL, *below = NULL;
 	for (range *r = ranges; r != NULL; r = r->next)
-		if (r->live && address >= r->base + r->size && (nearest == NULL || r->base > nearest->base))
-			nearest = r;
-	if (nearest == NULL)
-		snprintf(text, size, "no memory of the device, and none that is registered");
-	else
+		if (in == NULL && address >= r->base && address - r->base < r->size)
+			in = r;
+		else if (r->live && address >= r->base + r->size && (below == NULL || r->base > below->base))
+			below = r;
+	if (in != NULL)
+		snprintf(text, size, "byte %llu of %llu at %#llx, which %s", (unsigned long long)(address - in->base),
+		         (unsigned long long)in->size, (unsigned long long)in->base,
+		         in->live ? "ends too early, or may not be used so" : "is free again");
+	else if (below != NULL)
 		snprintf(text, size, "%llu bytes beyond the %llu at %#llx",
-		         (unsigned long long)(address - nearest->base - nearest->size), (unsigned long long)nearest->size,
-		         (unsigned long long)nearest->base);
-	return text;
+		         (unsigned long long)(address - below->base - below->size), (unsigned long long)below->size,
+		         (unsigned long long)below->base);
+	else
+		snprintf(text, size, "no memory of the device, and none that is registered");
 }
 
 char *reach(uint64_t address, uint64_t size, int access, const char *who) {
@@ -122,7 +117,6 @@ API CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size) {
 	memset(alias, 0xa5, room); // fresh memory is not zero
 	range_add((uint64_t)view, size, alias, DEVICE_MEMORY)->allocated = true;
 	*address = (CUdeviceptr)view;
-	trace("\"call\":\"cuMemAlloc\",\"address\":%llu,\"bytes\":%zu", *address, size);
 	return CUDA_SUCCESS;
 }
 
@@ -138,13 +132,12 @@ API CUresult cuMemFree_v2(CUdeviceptr address) {
 	}
 	bool used = in_use("cuMemFree", r);
 	if (!used) {
-		range_remove(r);
+		r->live = false;
 		munmap((void *)r->base, up(r->size, 4096));
 		munmap(r->alias, up(r->size, 4096));
 		taken -= up(r->size, 4096);
 	}
 	pthread_mutex_unlock(&lock);
-	trace("\"call\":\"cuMemFree\",\"address\":%llu", address);
 	return used ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
 }
 
@@ -172,7 +165,6 @@ API CUresult cuMemHostRegister_v2(void *p, size_t size, unsigned flags) {
 	pthread_mutex_unlock(&lock);
 	(void)flags;
 	range_add(base, size, p, HOST_MEMORY);
-	trace("\"call\":\"cuMemHostRegister\",\"address\":%llu,\"bytes\":%zu", (unsigned long long)base, size);
 	return CUDA_SUCCESS;
 }
 
@@ -186,9 +178,8 @@ API CUresult cuMemHostUnregister(void *p) {
 	}
 	bool used = in_use("cuMemHostUnregister", r);
 	if (!used)
-		range_remove(r);
+		r->live = false;
 	pthread_mutex_unlock(&lock);
-	trace("\"call\":\"cuMemHostUnregister\",\"address\":%llu", (unsigned long long)(uintptr_t)p);
 	return used ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
 }
 

@@ -53,7 +53,6 @@ static CUresult load(CUmodule *handle, const void *image, unsigned count, const 
 	if (library != NULL) {
 		*handle = calloc(1, sizeof **handle);
 		(*handle)->library = library;
-		trace("\"call\":\"cuModuleLoadData\"");
 		return CUDA_SUCCESS;
 	}
 	size_t size = 0;

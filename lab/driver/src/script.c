@@ -70,8 +70,7 @@ long long setting(const char *name, long long otherwise) {
 	return e == NULL ? otherwise : strtoll(e->value, NULL, 0);
 }
 
-// fault counts a call against all entries NAME:N and NAME:*.
-static CUresult fault(const char *name) {
+CUresult fault(const char *name) {
 	pthread_once(&once, load);
 	size_t length = strlen(name);
 	if (length > 3 && name[length - 3] == '_' && name[length - 2] == 'v')
@@ -87,8 +86,6 @@ static CUresult fault(const char *name) {
 	}
 	return result;
 }
-
-CUresult operation_fault(const char *kind) { return fault(kind); }
 
 static _Atomic bool initialised;
 
@@ -115,7 +112,7 @@ CUresult enter(const char *call, int needs) {
 	return CUDA_SUCCESS;
 }
 
-static void delay(const char *name) {
+void pace(const char *name) {
 	char key[256];
 	snprintf(key, sizeof key, "delay.%s", name);
 	long long ns = setting(key, 0);
@@ -125,12 +122,6 @@ static void delay(const char *name) {
 	entry *e = find(key);
 	while (e != NULL && access(e->value, F_OK) != 0)
 		nanosleep(&(struct timespec){0, 1000000}, NULL);
-}
-
-void pace(const char *kind, const char *name) {
-	delay(kind);
-	if (name != NULL)
-		delay(name);
 }
 
 int64_t now(void) {

@@ -7,9 +7,8 @@
 
 #include "driver.h"
 
-static stream *streams; // of all contexts; they stay, since operations of others may name them
+stream *streams; // they stay, since operations of others may name them
 static unsigned stream_ids;
-static uint64_t op_ids;
 
 static const char *const kinds[] = {"copy", "set", "launch", "record", "wait"};
 
@@ -38,10 +37,10 @@ void op_free(op *o) {
 static void run(op *o) {
 	if (atomic_load(&lost) != 0 && o->kind != RECORD)
 		return; // nothing is done in a lost context, but queues go on, and events come, so that waiting ends
-	CUresult fault = o->kind == RECORD || o->kind == WAIT ? CUDA_SUCCESS : operation_fault(kinds[o->kind]);
-	if (fault != CUDA_SUCCESS) {
+	CUresult failed = o->kind < RECORD ? fault(kinds[o->kind]) : CUDA_SUCCESS;
+	if (failed != CUDA_SUCCESS) {
 		int none = 0;
-		atomic_compare_exchange_strong(&lost, &none, fault);
+		atomic_compare_exchange_strong(&lost, &none, failed);
 		return;
 	}
 	char *dst, *src;
@@ -85,20 +84,13 @@ static void *work(void *arg) {
 		if (o->kind == WAIT)
 			event_wait(o->event, o->record);
 		int64_t start = now();
-		if (o->kind < RECORD)
-			pace(kinds[o->kind], o->name);
+		if (o->kind < RECORD) {
+			pace(kinds[o->kind]);
+			pace(o->name);
+		}
 		run(o);
-		if (o->kind == RECORD || o->kind == WAIT)
-			trace("\"op\":\"%s\",\"stream\":%u,\"id\":%llu,\"start\":%lld,\"end\":%lld,\"event\":%llu,\"record\":%llu",
-			kinds[o->kind],
-			      s->id, (unsigned long long)o->id, (long long)start, (long long)now(),
-			      (unsigned long long)(uintptr_t)o->event,
-			      (unsigned long long)o->record);
-		else
-			trace("\"op\":\"%s\",\"name\":\"%s\",\"stream\":%u,\"id\":%llu,\"start\":%lld,\"end\":%lld,\"bytes\":%llu,\"dst\":%llu,\"src\":%llu",
-			      kinds[o->kind], o->name != NULL ? o->name : "", s->id, (unsigned long long)o->id, (long long)start,
-			      (long long)now(), (unsigned long long)o->bytes, (unsigned long long)o->dst,
-			      (unsigned long long)o->src);
+		trace("\"op\":\"%s\",\"name\":\"%s\",\"stream\":%u,\"start\":%lld,\"end\":%lld,\"bytes\":%llu", kinds[o->kind],
+		      o->name != NULL ? o->name : "", s->id, (long long)start, (long long)now(), (unsigned long long)o->bytes);
 		pthread_mutex_lock(&lock);
 		for (int i = 0; i < o->nused; i++)
 			o->used[i]->pending--;
@@ -144,8 +136,6 @@ stream *stream_of(CUstream handle) {
 	return found;
 }
 
-stream *first_stream(void) { return streams; }
-
 static void depend(op *o, stream *on) {
 	if (on == NULL || on->queued == on->done)
 		return;
@@ -187,7 +177,7 @@ CUresult enqueue(stream *s, op *o) {
 			memcpy(&address, (char *)o->params + at, 8);
 			use(o, address);
 		}
-	o->id = ++op_ids, o->number = ++s->queued;
+	++s->queued;
 	if (s->tail != NULL)
 		s->tail->next = o;
 	else
@@ -199,7 +189,7 @@ CUresult enqueue(stream *s, op *o) {
 }
 
 // drain waits until all that is in the stream now is done.
-CUresult drain(stream *s) {
+static CUresult drain(stream *s) {
 	pthread_mutex_lock(&lock);
 	for (uint64_t until = s->queued; s->done < until;)
 		pthread_cond_wait(&changed, &lock);
@@ -235,17 +225,13 @@ API CUresult cuStreamDestroy_v2(CUstream handle) {
 
 API CUresult cuStreamSynchronize(CUstream handle) {
 	ENTER(UNSAFE);
-	stream *s = stream_of(handle);
-	if (s == NULL)
-		return CUDA_ERROR_INVALID_HANDLE;
+	STREAM(s, handle);
 	return s->capture != NULL ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : drain(s);
 }
 
 API CUresult cuStreamQuery(CUstream handle) {
 	ENTER(UNSAFE);
-	stream *s = stream_of(handle);
-	if (s == NULL)
-		return CUDA_ERROR_INVALID_HANDLE;
+	STREAM(s, handle);
 	if (s->capture != NULL)
 		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 	pthread_mutex_lock(&lock);
@@ -278,9 +264,7 @@ static bool locked(uint64_t address, size_t bytes) {
 // through a buffer of the driver's.
 static CUresult copy(const char *name, uint64_t dst, uint64_t src, size_t bytes, CUstream handle, uint64_t host,
 	bool async) {
-	stream *s = stream_of(handle);
-	if (s == NULL)
-		return CUDA_ERROR_INVALID_HANDLE;
+	STREAM(s, handle);
 	if (bytes == 0)
 		return CUDA_SUCCESS;
 	range *temporary = NULL;
@@ -303,7 +287,7 @@ static CUresult copy(const char *name, uint64_t dst, uint64_t src, size_t bytes,
 		result = drain(s);
 	if (temporary != NULL) {
 		pthread_mutex_lock(&lock);
-		range_remove(temporary);
+		temporary->live = false;
 		pthread_mutex_unlock(&lock);
 	}
 	return result;
@@ -336,9 +320,7 @@ API CUresult cuMemcpyDtoH_v2(void *dst, CUdeviceptr src, size_t bytes) {
 
 API CUresult cuMemsetD8Async(CUdeviceptr dst, unsigned char value, size_t count, CUstream handle) {
 	ENTER(CONTEXT);
-	stream *s = stream_of(handle);
-	if (s == NULL)
-		return CUDA_ERROR_INVALID_HANDLE;
+	STREAM(s, handle);
 	if (count == 0)
 		return CUDA_SUCCESS;
 	op *o = new_op(SET, "memset");
@@ -362,21 +344,4 @@ API CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz,
 	o->params = calloc(1, f->bytes + 1);
 	f->gather(params, o->params);
 	return enqueue(s, o);
-}
-
-static CUresult queue_event(CUevent e, CUstream handle, kind k) {
-	stream *s = stream_of(handle);
-	if (e == NULL || s == NULL || e->context->device != s->context->device)
-		return CUDA_ERROR_INVALID_HANDLE;
-	return enqueue_event(s, e, k == RECORD);
-}
-
-API CUresult cuEventRecord(CUevent e, CUstream s) {
-	ENTER(CONTEXT);
-	return queue_event(e, s, RECORD);
-}
-
-API CUresult cuStreamWaitEvent(CUstream s, CUevent e, unsigned flags) {
-	ENTER(CONTEXT);
-	return flags != 0 ? CUDA_ERROR_INVALID_VALUE : queue_event(e, s, WAIT);
 }

@@ -58,31 +58,44 @@ API CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t align
 	reservations = r;
 	pthread_mutex_unlock(&lock);
 	*address = r->base;
-	trace("\"call\":\"cuMemAddressReserve\",\"address\":%llu,\"bytes\":%zu", *address, size);
 	return CUDA_SUCCESS;
+}
+
+// occupied tells whether anything is mapped in a reservation; with the lock held.
+static bool occupied(uint64_t address, size_t size) {
+	for (uint64_t at = address; at < address + size; at += GRANULARITY)
+		if (range_at(at) != NULL)
+			return true;
+	return false;
 }
 
 API CUresult cuMemAddressFree(CUdeviceptr address, size_t size) {
 	ENTER(CONTEXT);
 	pthread_mutex_lock(&lock);
-	CUresult result = CUDA_ERROR_INVALID_VALUE;
-	for (reservation **at = &reservations; *at != NULL; at = &(*at)->next) {
-		reservation *r = *at;
-		if (r->base != address || r->size != size)
-			continue;
-		bool free_of_mappings = true;
-		for (uint64_t a = r->base; a < r->base + r->size; a += GRANULARITY)
-			free_of_mappings = free_of_mappings && range_at(a) == NULL;
-		if (free_of_mappings) {
-			*at = r->next;
-			munmap(r->whole, r->whole_size);
-			free(r);
-			result = CUDA_SUCCESS;
-		}
-		break;
+	reservation **at = &reservations;
+	while (*at != NULL && ((*at)->base != address || (*at)->size != size))
+		at = &(*at)->next;
+	reservation *r = *at;
+	bool ok = r != NULL && !occupied(address, size);
+	if (ok) {
+		*at = r->next;
+		munmap(r->whole, r->whole_size);
+		free(r);
 	}
 	pthread_mutex_unlock(&lock);
-	return result;
+	return ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static void drop(allocation *a) {
+	pthread_mutex_lock(&lock);
+	bool last = --a->references == 0;
+	pthread_mutex_unlock(&lock);
+	if (!last)
+		return;
+	close(a->fd);
+	if (!a->imported)
+		return_memory(a->size);
+	free(a);
 }
 
 API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
@@ -97,27 +110,11 @@ API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, cons
 	a->fd = memfd_create(MEMFD_NAME, MFD_CLOEXEC);
 	a->size = size, a->references = 1, a->exportable = prop->requestedHandleTypes == 1;
 	if (a->fd < 0 || ftruncate(a->fd, (off_t)size) != 0) {
-		if (a->fd >= 0)
-			close(a->fd);
-		free(a);
-		return_memory(size);
+		drop(a);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	*handle = (CUmemGenericAllocationHandle)a;
-	trace("\"call\":\"cuMemCreate\",\"bytes\":%zu", size);
 	return CUDA_SUCCESS;
-}
-
-static void drop(allocation *a) {
-	pthread_mutex_lock(&lock);
-	bool last = --a->references == 0;
-	pthread_mutex_unlock(&lock);
-	if (!last)
-		return;
-	close(a->fd);
-	if (!a->imported)
-		return_memory(a->size);
-	free(a);
 }
 
 API CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
@@ -136,13 +133,12 @@ API CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGene
 	    size > a->size)
 		return CUDA_ERROR_INVALID_VALUE;
 	pthread_mutex_lock(&lock);
-	bool reserved = false, mapped = false;
+	bool reserved = false;
 	for (reservation *r = reservations; r != NULL; r = r->next)
 		reserved = reserved || (address >= r->base && address + size <= r->base + r->size);
-	for (uint64_t at = address; at < address + size; at += GRANULARITY)
-		mapped = mapped || range_at(at) != NULL;
+	bool free_there = reserved && !occupied(address, size);
 	pthread_mutex_unlock(&lock);
-	if (!reserved || mapped)
+	if (!free_there)
 		return CUDA_ERROR_INVALID_VALUE;
 	char *alias = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, a->fd, 0);
 	if (alias == MAP_FAILED)
@@ -152,46 +148,44 @@ API CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGene
 	r->allocation = a;
 	a->references++;
 	pthread_mutex_unlock(&lock);
-	trace("\"call\":\"cuMemMap\",\"address\":%llu,\"bytes\":%zu", address, size);
 	return CUDA_SUCCESS;
 }
 
-// every applies f to the mappings that make up [address, address+size), and tells whether they do.
-static bool every(CUdeviceptr address, size_t size, void (*f)(range *, int), int value) {
-	for (uint64_t at = address; at < address + size;) {
-		range *r = range_at(at);
-		if (r == NULL || r->kind != MAPPED_MEMORY || r->base != at || at + r->size > address + size)
-			return false;
-		at += r->size;
-		if (f != NULL)
-			f(r, value);
-	}
-	return true;
+// mapping returns what is mapped at an address, and ends with end or before; else NULL.
+static range *mapping(uint64_t at, uint64_t end) {
+	range *r = range_at(at);
+	return r != NULL && r->kind == MAPPED_MEMORY && r->base == at && at + r->size <= end ? r : NULL;
 }
-
-static void set_access(range *r, int access) { r->access = access; }
 
 API CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *desc, size_t count) {
 	ENTER(UNSAFE);
 	if (count != 1 || desc->location.type != 1 || (desc->flags & ~3) != 0)
 		return CUDA_ERROR_INVALID_VALUE;
+	CUresult result = CUDA_SUCCESS;
 	pthread_mutex_lock(&lock);
-	bool ok = every(address, size, NULL, 0) && every(address, size, set_access, desc->flags);
+	for (uint64_t at = address; at < address + size;) {
+		range *r = mapping(at, address + size);
+		if (r == NULL) {
+			result = CUDA_ERROR_INVALID_VALUE;
+			break;
+		}
+		r->access = desc->flags;
+		at += r->size;
+	}
 	pthread_mutex_unlock(&lock);
-	return ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	return result;
 }
 
 API CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
 	ENTER(UNSAFE);
 	for (uint64_t at = address; at < address + size;) {
 		pthread_mutex_lock(&lock);
-		range *r = range_at(at);
-		bool ok = r != NULL && r->kind == MAPPED_MEMORY && r->base == at && at + r->size <= address + size;
-		bool used = ok && in_use("cuMemUnmap", r);
-		if (ok && !used)
-			range_remove(r);
+		range *r = mapping(at, address + size);
+		bool used = r != NULL && in_use("cuMemUnmap", r);
+		if (r != NULL && !used)
+			r->live = false;
 		pthread_mutex_unlock(&lock);
-		if (!ok)
+		if (r == NULL)
 			return CUDA_ERROR_INVALID_VALUE;
 		if (used)
 			return CUDA_ERROR_ILLEGAL_ADDRESS;
@@ -232,6 +226,5 @@ API CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle
 	a->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
 	a->size = (uint64_t)st.st_size, a->references = 1, a->exportable = true, a->imported = true;
 	*handle = (CUmemGenericAllocationHandle)a;
-	trace("\"call\":\"cuMemImportFromShareableHandle\",\"bytes\":%llu", (unsigned long long)a->size);
 	return CUDA_SUCCESS;
 }
