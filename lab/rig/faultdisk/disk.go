@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -34,12 +33,8 @@ type disk struct {
 
 // mountDisk mounts the folder backing at mountpoint.
 func mountDisk(backing, mountpoint string) (*disk, *fuse.Server, error) {
-	d := &disk{backing: backing, counters: Stats{Operations: map[Op]int64{}}}
-	none, err := newSettings(Settings{})
-	if err != nil {
-		return nil, nil, err
-	}
-	d.cur.Store(none)
+	d := &disk{backing: backing}
+	d.cur.Store(&settings{ended: make(chan struct{})})
 	loop, err := fusefs.NewLoopbackRoot(backing)
 	if err != nil {
 		return nil, nil, err
@@ -66,9 +61,10 @@ func mountDisk(backing, mountpoint string) (*disk, *fuse.Server, error) {
 
 // set puts settings in force; what hangs under the old ones goes on under the new ones.
 func (d *disk) set(s Settings) error {
-	next, err := newSettings(s)
-	if err != nil {
-		return err
+	for _, r := range s.Rules {
+		if err := r.validate(); err != nil {
+			return fmt.Errorf("faultdisk: %w", err)
+		}
 	}
 	if s.Capacity > 0 {
 		used, err := blocks(d.backing)
@@ -79,14 +75,13 @@ func (d *disk) set(s Settings) error {
 		d.used = used
 		d.mu.Unlock()
 	}
-	close(d.cur.Swap(next).ended)
+	close(d.cur.Swap(&settings{s, make(chan struct{})}).ended)
 	return nil
 }
 
 func (d *disk) stats() Stats {
 	d.countMu.Lock()
 	s := d.counters
-	s.Operations = maps.Clone(s.Operations)
 	d.countMu.Unlock()
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -115,7 +110,6 @@ func blocks(dir string) (sum int64, err error) {
 
 // pass lets an operation through, late or not at all.
 func (d *disk) pass(op Op, name string) syscall.Errno {
-	d.count(func(s *Stats) { s.Operations[op]++ })
 again:
 	s := d.cur.Load()
 	for _, r := range s.Rules {
@@ -204,11 +198,6 @@ func (n *node) name() string {
 
 func (n *node) child(name string) string { return path.Join(n.name(), name) }
 
-func (n *node) opened() {
-	p := n.name()
-	n.last.Store(&p)
-}
-
 // Lookup and the methods below implement the interfaces of package fs of the same names.
 func (n *node) Lookup(ctx context.Context, name string, out *fuse.EntryOut) (*fusefs.Inode, syscall.Errno) {
 	if errno := n.disk.pass(Look, n.child(name)); errno != 0 {
@@ -225,10 +214,11 @@ func (n *node) Getattr(ctx context.Context, f fusefs.FileHandle, out *fuse.AttrO
 }
 
 func (n *node) Open(ctx context.Context, flags uint32) (fusefs.FileHandle, uint32, syscall.Errno) {
-	if errno := n.disk.pass(Look, n.name()); errno != 0 {
+	name := n.name()
+	if errno := n.disk.pass(Look, name); errno != 0 {
 		return nil, 0, errno
 	}
-	n.opened()
+	n.last.Store(&name)
 	f, fuseFlags, errno := n.LoopbackNode.Open(ctx, flags)
 	return wrapped(f), fuseFlags, errno
 }
@@ -389,16 +379,7 @@ func (n *node) Fsync(ctx context.Context, f fusefs.FileHandle, flags uint32) sys
 	if errno := n.disk.pass(Sync, n.name()); errno != 0 {
 		return errno
 	}
-	if file, ok := f.(fusefs.FileFsyncer); ok {
-		return file.Fsync(ctx, flags)
-	}
-	// A folder.
-	fd, err := unix.Open(filepath.Join(n.disk.backing, n.name()), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return fusefs.ToErrno(err)
-	}
-	defer func() { _ = unix.Close(fd) }()
-	return fusefs.ToErrno(unix.Fsync(fd))
+	return f.(fusefs.FileFsyncer).Fsync(ctx, flags)
 }
 
 func (n *node) Flush(ctx context.Context, f fusefs.FileHandle) syscall.Errno {

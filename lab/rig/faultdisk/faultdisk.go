@@ -15,11 +15,11 @@ package faultdisk
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"os/signal"
+	"path"
+	"strings"
 	"syscall"
 	"time"
 
@@ -28,10 +28,87 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/subproc"
 )
 
-// Main runs a faultdisk until SIGTERM, SIGINT or an unmount: faultdisk BACKING MOUNTPOINT. It prints
-// one line of JSON with the URL of its control server, which answers GET /stats ([Stats]) and PUT
-// /settings ([Settings]).
-func Main(args []string) (err error) {
+// Op is a kind of operation.
+type Op string
+
+// The kinds of operations that rules tell apart.
+const (
+	Read  Op = "read"  // the content of a file
+	Write Op = "write" // content, and what takes blocks: fallocate, copy_file_range
+	Sync  Op = "sync"  // fsync and the flush of a close
+	Make  Op = "make"  // names: create, mkdir, rename, unlink, truncate
+	Look  Op = "look"  // lookup, stat, open, list
+	Any   Op = "any"   // only in rules
+)
+
+// Rule says which operations fail or wait.
+type Rule struct {
+	Op    Op     // selects by kind; empty means Any
+	Path  string // selects what lies at or below this path of the mount; empty means everything
+	Errno string // what a selected operation fails with: EIO, ENOSPC, EROFS, EDQUOT; empty: it does not fail
+	// Hang makes a selected operation wait until the settings are changed. The process that waits
+	// cannot be killed meanwhile, as with a disk.
+	Hang  bool
+	Delay time.Duration // how much longer a selected operation takes
+}
+
+var errnos = map[string]syscall.Errno{"EIO": syscall.EIO, "ENOSPC": syscall.ENOSPC, "EROFS": syscall.EROFS,
+	"EDQUOT": syscall.EDQUOT}
+
+func (r Rule) validate() error {
+	switch r.Op {
+	case "", Any, Read, Write, Sync, Make, Look:
+	default:
+		return fmt.Errorf("rule: unknown operation %q", r.Op)
+	}
+	if _, ok := errnos[r.Errno]; !ok && r.Errno != "" {
+		return fmt.Errorf("rule: unknown error %q; known: EIO, ENOSPC, EROFS, EDQUOT", r.Errno)
+	}
+	if r.Errno == "" && !r.Hang && r.Delay == 0 {
+		return errors.New("rule: does nothing; set Errno, Hang or Delay")
+	}
+	if r.Delay < 0 {
+		return errors.New("rule: Delay must not be negative")
+	}
+	if r.Path != "" && (path.IsAbs(r.Path) || path.Clean(r.Path) != r.Path || strings.HasPrefix(r.Path, "..")) {
+		return fmt.Errorf("rule: path %q: give a clean path relative to the mount", r.Path)
+	}
+	return nil
+}
+
+func (r Rule) selects(op Op, name string) bool {
+	if r.Op != "" && r.Op != Any && r.Op != op {
+		return false
+	}
+	rest, ok := strings.CutPrefix(name, r.Path)
+	return ok && (r.Path == "" || rest == "" || rest[0] == '/')
+}
+
+// Settings say how the disk behaves. The zero value is a healthy one.
+type Settings struct {
+	Rules []Rule // in order; each that selects an operation strikes it
+	// Capacity is how many bytes of blocks the folder may take before writes fail with ENOSPC; 0 is
+	// no limit.
+	Capacity int64
+}
+
+// settings is one Settings in force.
+type settings struct {
+	Settings
+	ended chan struct{} // closed when other settings are in force
+}
+
+// Stats counts since the start.
+type Stats struct {
+	Failed  int64 // by rule or for want of space
+	Hanging int64 // now
+	Hung    int64 // in all
+	Used    int64 // bytes of blocks; counted only under a capacity
+}
+
+// Main runs a faultdisk until SIGTERM, SIGINT or an unmount: faultdisk BACKING MOUNTPOINT. It prints one line of JSON
+// with the URL of its control server (see [subproc.Serve]).
+func Main(args []string) error {
 	if len(args) != 2 {
 		return errors.New("faultdisk: give BACKING and MOUNTPOINT, two folders")
 	}
@@ -41,22 +118,11 @@ func Main(args []string) (err error) {
 	if err != nil {
 		return fmt.Errorf("faultdisk: mount %s: %w", args[1], err)
 	}
-	gone := make(chan struct{})
-	go func() { server.Wait(); close(gone) }()
-	control, end, err := subproc.Serve(d.stats, "/settings", d.set)
-	if err == nil {
-		defer func() { err = errors.Join(err, end()) }()
-		err = server.WaitMount()
-	}
-	if err == nil {
-		err = json.NewEncoder(os.Stdout).Encode(subproc.Serving{Control: control})
-	}
-	if err == nil {
-		select {
-		case <-ctx.Done():
-		case <-gone:
-		}
-	}
+	go func() {
+		server.Wait()
+		stop()
+	}()
+	err = subproc.Serve(ctx, "", d.stats, d.set)
 	_ = d.set(Settings{}) // whoever hangs goes on
 	if e := server.Unmount(); e != nil {
 		_ = unix.Unmount(args[1], unix.MNT_DETACH)
@@ -66,8 +132,7 @@ func Main(args []string) (err error) {
 
 // Disk is a running faultdisk.
 type Disk struct {
-	// Dir is the mount point: what is stored there lies on the disk.
-	Dir string
+	Dir string // the mount point: what is stored there lies on the disk
 	// After Set of settings, what hangs goes on under the new ones.
 	subproc.Controlled[Stats, Settings]
 }
@@ -76,7 +141,7 @@ type Disk struct {
 // backing at the mount point dir, both of which exist, and returns when it is mounted. It dies with
 // this process.
 func Spawn(ctx context.Context, command []string, backing, dir string) (*Disk, error) {
-	_, c, err := subproc.SpawnControlled[Stats, Settings](ctx, "faultdisk", command, "/settings", backing, dir)
+	_, c, err := subproc.SpawnControlled[Stats, Settings](ctx, "faultdisk", command, backing, dir)
 	if err != nil {
 		_ = unix.Unmount(dir, unix.MNT_DETACH) // if it came as far as that
 		return nil, fmt.Errorf("faultdisk: %w", err)

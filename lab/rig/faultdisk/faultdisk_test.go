@@ -117,7 +117,7 @@ func TestErrors(t *testing.T) {
 			t.Errorf("%+v was taken", bad)
 		}
 	}
-	if s, err := d.Stats(t.Context()); err != nil || s.Failed < 6 || s.Operations[Write] == 0 {
+	if s, err := d.Stats(t.Context()); err != nil || s.Failed < 6 {
 		t.Errorf("%+v, %v", s, err)
 	}
 }

@@ -86,18 +86,15 @@ func (c *Collector) Headers() []http.Header {
 func (c *Collector) take(w http.ResponseWriter, r *http.Request) {
 	spans, err := decode(r)
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.headers = append(c.headers, r.Header.Clone())
-	refuse := c.refuse
-	if err == nil && !refuse {
-		c.spans = append(c.spans, spans...)
-	}
-	c.mu.Unlock()
 	switch {
-	case refuse:
+	case c.refuse:
 		http.Error(w, "refused", http.StatusForbidden)
 	case err != nil:
 		http.Error(w, err.Error(), http.StatusBadRequest)
 	default:
+		c.spans = append(c.spans, spans...)
 		w.Header().Set("Content-Type", "application/x-protobuf") // an empty body is an empty answer
 	}
 }

@@ -123,7 +123,6 @@ func (x *exchange) refuse(status int, code, message string) {
 	if x.r.Context().Err() != nil {
 		panic(http.ErrAbortHandler) // nobody listens
 	}
-	x.p.count(func(c *Stats) { c.Errors++ })
 	x.w.Header().Set("Content-Type", "application/xml")
 	x.w.WriteHeader(status)
 	_ = xml.NewEncoder(x.w).Encode(struct {
@@ -148,9 +147,6 @@ func (x *exchange) answered(resp *http.Response) error {
 	if err := x.sleep(time.Until(x.due)); err != nil {
 		return err
 	}
-	if resp.StatusCode >= 400 {
-		x.p.count(func(c *Stats) { c.Errors++ })
-	}
 	if x.fault != nil && x.fault.Kind == ETag {
 		if tag := resp.Header.Get("ETag"); tag != "" {
 			resp.Header.Set("ETag", changedETag(tag))
@@ -160,7 +156,7 @@ func (x *exchange) answered(resp *http.Response) error {
 	// S3 gives the length of every object. A body without one is a listing or an error: faults strike after its head,
 	// and the bandwidth limit passes it by.
 	if resp.ContentLength > 0 {
-		d.bandwidth = x.shape.bandwidth > 0
+		d.bandwidth = x.shape.Bandwidth > 0
 		if x.fault != nil {
 			d.strikeAt = min(int64(x.fault.At*float64(resp.ContentLength)), resp.ContentLength-1)
 		}
@@ -187,24 +183,19 @@ var errStruck = errors.New("fault injected")
 // strike carries out the faults that break or delay a response at a point. It returns an error when the connection must
 // end.
 func (x *exchange) strike(fault *Fault) error {
-	switch fault.Kind {
-	case Reset, Truncate, Stall:
-		if err := http.NewResponseController(x.w).Flush(); err != nil { // what came before
-			return err
-		}
+	if fault.Kind != Stall && fault.Kind != Reset && fault.Kind != Truncate {
+		return nil
 	}
-	switch fault.Kind {
-	case Stall:
+	if err := http.NewResponseController(x.w).Flush(); err != nil { // what came before
+		return err
+	}
+	if fault.Kind == Stall {
 		return x.sleep(fault.For)
-	case Reset:
-		if c, ok := x.r.Context().Value(connKey{}).(*net.TCPConn); ok {
-			_ = c.SetLinger(0)
-		}
-		return errStruck
-	case Truncate:
-		return errStruck
 	}
-	return nil
+	if c, ok := x.r.Context().Value(connKey{}).(*net.TCPConn); ok && fault.Kind == Reset {
+		_ = c.SetLinger(0)
+	}
+	return errStruck
 }
 
 // download is a response's body on its way to the client: limited, counted, and struck by the fault at its place.

@@ -5,9 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 	"time"
 
@@ -15,16 +13,15 @@ import (
 )
 
 // Main runs a proxy as a process of its own until SIGTERM or SIGINT: UPSTREAM (http://host:port) and [Options] in JSON.
-// It prints one line of JSON with its URL and that of its control server, which answers GET /stats ([Stats]), PUT
-// /options ([Options]) and /debug/pprof/.
+// It prints one line of JSON with its URL and that of its control server (see [subproc.Serve]).
 //
 // It is the body of `go run ./lab/bench s3proxy` and of the hidden verb `shoal-lab rig-proxy`.
 func Main(args []string) error {
 	if len(args) != 2 {
 		return errors.New("s3proxy: give http://host:port and the options, in JSON")
 	}
-	o, err := subproc.Decode[Options](strings.NewReader(args[1]))
-	if err != nil {
+	var o Options
+	if err := json.Unmarshal([]byte(args[1]), &o); err != nil {
 		return fmt.Errorf("s3proxy: %w", err)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
@@ -34,22 +31,13 @@ func Main(args []string) error {
 		return err
 	}
 	defer p.Stop()
-	control, end, err := subproc.Serve(p.Stats, "/options", p.Set)
-	if err != nil {
-		return fmt.Errorf("proxy: %w", err)
-	}
-	err = json.NewEncoder(os.Stdout).Encode(subproc.Serving{URL: p.URL, Control: control})
-	if err == nil {
-		<-ctx.Done()
-	}
-	return errors.Join(err, end())
+	return subproc.Serve(ctx, p.URL, p.Stats, p.Set)
 }
 
 // Process is a proxy that runs in a process of its own.
 type Process struct {
-	// URL is the endpoint to give to clients.
-	URL                                string
-	subproc.Controlled[Stats, Options] // see [Main]
+	URL string // the endpoint to give to clients
+	subproc.Controlled[Stats, Options]
 }
 
 // Spawn runs command (a program and its first arguments: {"bench", "s3proxy"} or {"shoal-lab", "rig-proxy"})
@@ -59,8 +47,7 @@ func Spawn(ctx context.Context, command []string, upstream string, o Options) (*
 	if err != nil {
 		return nil, fmt.Errorf("proxy: %w", err)
 	}
-	url, c, err := subproc.SpawnControlled[Stats, Options](ctx, "the S3 proxy", command, "/options", upstream,
-		string(options))
+	url, c, err := subproc.SpawnControlled[Stats, Options](ctx, "the S3 proxy", command, upstream, string(options))
 	if err != nil {
 		return nil, fmt.Errorf("proxy: %w", err)
 	}

@@ -28,41 +28,31 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/shoalfs/shoal/lab/rig/cputime"
 )
 
 // Options says how the far store behaves.
 type Options struct {
-	// Latency is the median time from a request's arrival to the first byte of its response.
-	Latency time.Duration `json:"latency_ns,omitempty"`
+	Latency time.Duration // the median time from a request's arrival to the first byte of its response
 	// Sigma is the standard deviation of the latency's logarithm; 0 makes every request take
 	// exactly Latency. At 0.3 the 99th percentile is twice the median.
-	Sigma float64 `json:"sigma,omitempty"`
+	Sigma float64
 	// Bandwidth limits responses of known length (all objects are), all connections together, in
 	// bytes/s; 0 is no limit.
-	Bandwidth int64 `json:"bandwidth,omitempty"`
-	// Faults are tried in order for each request.
-	Faults []Fault `json:"faults,omitempty"`
-	// Seed makes latencies and random faults repeatable, as far as the order of requests is.
-	Seed uint64 `json:"seed,omitempty"`
+	Bandwidth int64
+	Faults    []Fault // are tried in order for each request
+	Seed      uint64  // makes latencies and random faults repeatable, as far as the order of requests is
 }
 
 // Stats counts what has passed since the start. An object GET is a GET of one key's content, not a
 // listing or another sub-resource.
 type Stats struct {
-	Requests    int64            `json:"requests"`
-	Gets        int64            `json:"gets"`      // object GETs received
-	GetBytes    int64            `json:"get_bytes"` // body bytes sent in answer to object GETs
-	Heads       int64            `json:"heads"`
-	Lists       int64            `json:"lists"`
-	Puts        int64            `json:"puts"`
-	PutBytes    int64            `json:"put_bytes"`
-	Errors      int64            `json:"errors"` // responses with status 400 or more, injected ones included
-	InFlight    int64            `json:"in_flight"`
-	MaxInFlight int64            `json:"max_in_flight"`
-	Faults      map[string]int64 `json:"faults"`      // injected, by kind
-	CPUSeconds  float64          `json:"cpu_seconds"` // of the whole process
+	Requests              int64
+	Gets                  int64 // object GETs received
+	GetBytes              int64 // body bytes sent in answer to object GETs
+	Heads, Lists, Puts    int64
+	PutBytes              int64
+	InFlight, MaxInFlight int64
+	Faults                map[string]int64 // injected, by kind
 }
 
 // Sub returns the difference of the counters s - o. The gauges InFlight and MaxInFlight stay s's.
@@ -75,8 +65,6 @@ func (s Stats) Sub(o Stats) Stats {
 	d.Lists -= o.Lists
 	d.Puts -= o.Puts
 	d.PutBytes -= o.PutBytes
-	d.Errors -= o.Errors
-	d.CPUSeconds -= o.CPUSeconds
 	d.Faults = make(map[string]int64, len(s.Faults))
 	for k, n := range s.Faults {
 		if n -= o.Faults[k]; n != 0 {
@@ -108,8 +96,7 @@ func (s *Stats) received(op Op, fault *Fault) {
 
 // Proxy is a running proxy.
 type Proxy struct {
-	// URL is the endpoint to give to clients, "http://HOST:PORT".
-	URL string
+	URL string // the endpoint to give to clients, "http://HOST:PORT"
 
 	server  *http.Server
 	forward *httputil.ReverseProxy
@@ -180,10 +167,9 @@ func (p *Proxy) Stop() {
 // Stats returns the counters.
 func (p *Proxy) Stats() Stats {
 	p.statsMu.Lock()
+	defer p.statsMu.Unlock()
 	s := p.stats
 	s.Faults = maps.Clone(s.Faults)
-	p.statsMu.Unlock()
-	s.CPUSeconds = cputime.Own()
 	return s
 }
 
@@ -196,9 +182,7 @@ func (p *Proxy) count(change func(s *Stats)) {
 
 // shape is one setting of the behaviour, with the state that belongs to it.
 type shape struct {
-	latency   time.Duration
-	sigma     float64
-	bandwidth int64
+	Options
 
 	mu    sync.Mutex
 	rng   *rand.Rand
@@ -211,16 +195,8 @@ func newShape(o Options) (*shape, error) {
 		return nil, fmt.Errorf("proxy: latency %v, sigma %v and bandwidth %v must not be negative",
 			o.Latency, o.Sigma, o.Bandwidth)
 	}
-	s := &shape{
-		latency:   o.Latency,
-		sigma:     o.Sigma,
-		bandwidth: o.Bandwidth,
-		rng:       rand.New(rand.NewPCG(o.Seed, 0x73686f616c)),
-	}
+	s := &shape{Options: o, rng: rand.New(rand.NewPCG(o.Seed, 0x73686f616c))}
 	for _, f := range o.Faults {
-		if err := f.validate(); err != nil {
-			return nil, fmt.Errorf("proxy: %w", err)
-		}
 		s.rules = append(s.rules, rule{Fault: f})
 	}
 	return s, nil
@@ -228,13 +204,13 @@ func newShape(o Options) (*shape, error) {
 
 // delay draws one request's latency: median · e^(σ·N(0,1)).
 func (s *shape) delay() time.Duration {
-	if s.latency == 0 || s.sigma == 0 {
-		return s.latency
+	if s.Latency == 0 || s.Sigma == 0 {
+		return s.Latency
 	}
 	s.mu.Lock()
 	z := s.rng.NormFloat64()
 	s.mu.Unlock()
-	return time.Duration(float64(s.latency) * math.Exp(s.sigma*z))
+	return time.Duration(float64(s.Latency) * math.Exp(s.Sigma*z))
 }
 
 // burst is how much unused bandwidth is kept for later.
@@ -248,7 +224,7 @@ func (s *shape) reserve(n int, now time.Time) time.Duration {
 		s.free = earliest
 	}
 	wait := s.free.Sub(now)
-	s.free = s.free.Add(time.Duration(float64(n) / float64(s.bandwidth) * float64(time.Second)))
+	s.free = s.free.Add(time.Duration(float64(n) / float64(s.Bandwidth) * float64(time.Second)))
 	return max(wait, 0)
 }
 

@@ -10,8 +10,9 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/http/pprof"
+	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"time"
 )
@@ -57,18 +58,14 @@ func StartReady(ctx context.Context, name string, cmd *exec.Cmd, ready any) (*Pr
 // Healthy waits, as [Proc.Until] does, until a GET of url is answered by 200.
 func (p *Proc) Healthy(ctx context.Context, url string) error {
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 2 * time.Second}
-	return p.Until(ctx, func(ctx context.Context) error {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-		if err != nil {
-			return err
-		}
-		resp, err := client.Do(req)
+	return p.Until(ctx, func(context.Context) error {
+		resp, err := client.Get(url)
 		if err != nil {
 			return err
 		}
 		_ = resp.Body.Close()
 		if resp.StatusCode != http.StatusOK {
-			return fmt.Errorf("GET %s: %s", req.URL.Path, resp.Status)
+			return fmt.Errorf("GET %s: %s", url, resp.Status)
 		}
 		return nil
 	})
@@ -77,37 +74,30 @@ func (p *Proc) Healthy(ctx context.Context, url string) error {
 // Controlled is a child whose control server answers with an S and takes an O; see [Serve].
 type Controlled[S, O any] struct {
 	*Proc
-	// URL is that of the control server.
-	URL string
-	// Path is where it takes an O.
-	Path string
+	control string // URL
 }
 
 // SpawnControlled starts command (a program and its first arguments) with further ones, and returns when it has told
-// its URLs as the JSON of [Serving]. It dies with this process.
-func SpawnControlled[S, O any](ctx context.Context, name string, command []string, path string, args ...string) (
+// its URLs as a line of JSON. It dies with this process.
+func SpawnControlled[S, O any](ctx context.Context, name string, command []string, args ...string) (
 	url string, c Controlled[S, O], err error) {
-	var r Serving
-	proc, err := StartReady(ctx, name,
-		exec.Command(command[0], append(command[1:len(command):len(command)], args...)...), &r)
-	return r.URL, Controlled[S, O]{Proc: proc, URL: r.Control, Path: path}, err
+	var r serving
+	proc, err := StartReady(ctx, name, exec.Command(command[0], slices.Concat(command[1:], args)...), &r)
+	return r.URL, Controlled[S, O]{proc, r.Control}, err
 }
 
-// Serving is the line that a child prints when it is ready.
-type Serving struct {
-	URL     string `json:"url,omitempty"`
-	Control string `json:"control"`
-}
+// serving is the line that a child prints when it is ready.
+type serving struct{ URL, Control string }
 
 // Stats asks the child for its counters.
 func (c Controlled[S, O]) Stats(ctx context.Context) (s S, err error) {
-	err = control(ctx, http.MethodGet, c.URL+"/stats", nil, &s)
+	err = control(ctx, http.MethodGet, c.control+"/stats", nil, &s)
 	return s, err
 }
 
 // Set has the child take o from now on.
 func (c Controlled[S, O]) Set(ctx context.Context, o O) error {
-	return control(ctx, http.MethodPut, c.URL+c.Path, o, nil)
+	return control(ctx, http.MethodPut, c.control+"/options", o, nil)
 }
 
 // control sends a request to a child's control server: in as JSON, and the answer, unless out is nil, from
@@ -136,20 +126,20 @@ func control(ctx context.Context, method, url string, in, out any) error {
 	return json.NewDecoder(resp.Body).Decode(out)
 }
 
-// Serve is the child's side of [Controlled]: until end is called it answers GET /stats by stats, PUT of path by set,
-// and /debug/pprof/.
-func Serve[S, O any](stats func() S, path string, set func(O) error) (url string, end func() error, err error) {
+// Serve is the child's side of [Controlled]: it prints that it is ready at url, which may be empty, and until ctx ends
+// it answers GET /stats by stats, and PUT /options by set.
+func Serve[S, O any](ctx context.Context, url string, stats func() S, set func(O) error) error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		return "", nil, err
+		return err
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /stats", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(stats())
 	})
-	mux.HandleFunc("PUT "+path, func(w http.ResponseWriter, r *http.Request) {
-		o, err := Decode[O](r.Body)
+	mux.HandleFunc("PUT /options", func(w http.ResponseWriter, r *http.Request) {
+		var o O
+		err := json.NewDecoder(r.Body).Decode(&o)
 		if err == nil {
 			err = set(o)
 		}
@@ -157,24 +147,13 @@ func Serve[S, O any](stats func() S, path string, set func(O) error) (url string
 			http.Error(w, err.Error(), http.StatusBadRequest)
 		}
 	})
-	mux.HandleFunc("/debug/pprof/", pprof.Index)
-	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
-	served := make(chan error, 1)
-	go func() { served <- srv.Serve(l) }()
-	return "http://" + l.Addr().String(), func() error {
-		_ = srv.Close()
-		if err := <-served; !errors.Is(err, http.ErrServerClosed) {
-			return err
-		}
-		return nil
-	}, nil
-}
-
-// Decode reads JSON that has no other fields than O.
-func Decode[O any](r io.Reader) (o O, err error) {
-	dec := json.NewDecoder(r)
-	dec.DisallowUnknownFields()
-	err = dec.Decode(&o)
-	return o, err
+	defer context.AfterFunc(ctx, func() { _ = srv.Close() })()
+	if err := json.NewEncoder(os.Stdout).Encode(serving{url, "http://" + l.Addr().String()}); err != nil {
+		return errors.Join(err, l.Close())
+	}
+	if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
 }
