@@ -29,9 +29,9 @@ func (j *job) missing(ctx context.Context) []string {
 	if _, err := os.Stat(j.Python); err != nil {
 		packages = append([]string{"python3"}, packages...)
 	}
-	if _, err := photos.Sources(); errors.Is(err, photos.ErrNoSources) {
-		packages = append(packages, photos.Packages()...)
-	}
+	_, err := photos.Sources()
+	wallpapers, _ := errors.AsType[photos.Missing](err)
+	packages = append(packages, wallpapers...)
 	if _, err := os.Stat(j.Shoal); err != nil {
 		other = append(other, fmt.Sprintf("%s is not there: run make build", j.Shoal))
 	}

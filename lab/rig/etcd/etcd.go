@@ -34,6 +34,7 @@ type Server struct {
 	Addr string // HOST:PORT for clients
 
 	bin, dir string
+	peer     string // where the others find it
 	health   string // where it says that it has a leader, by HTTP without certificates
 	args     []string
 	command  func(program string, args ...string) *exec.Cmd
@@ -77,7 +78,6 @@ func StartMembers(ctx context.Context, n int, tls bool, args ...string) (members
 			}
 		}
 	}()
-	var peers []string
 	for range n {
 		s := &Server{command: exec.Command}
 		members = append(members, s)
@@ -89,56 +89,48 @@ func StartMembers(ctx context.Context, n int, tls bool, args ...string) (members
 			}
 			addrs[j], s.release = addr, append(s.release, release)
 		}
-		s.Addr, s.health = addrs[0], addrs[2]
-		peers = append(peers, addrs[1])
+		s.Addr, s.peer, s.health = addrs[0], addrs[1], addrs[2]
 	}
-	return members, start(ctx, members, peers, scheme, args)
+	return members, start(ctx, members, scheme, args)
 }
 
 // StartAt runs an etcd on a machine of its own, with this address: command runs a program there.
 func StartAt(ctx context.Context, host string, command func(program string, args ...string) *exec.Cmd) (
 	*Server, error) {
-	s := &Server{Addr: net.JoinHostPort(host, "2379"), health: net.JoinHostPort(host, "2381"), command: command}
-	err := start(ctx, []*Server{s}, []string{net.JoinHostPort(host, "2380")}, "http://", nil)
+	s := &Server{Addr: net.JoinHostPort(host, "2379"), peer: net.JoinHostPort(host, "2380"),
+		health: net.JoinHostPort(host, "2381"), command: command}
+	err := start(ctx, []*Server{s}, "http://", nil)
 	if err != nil {
 		s.Close()
 	}
 	return s, err
 }
 
-// start runs the members, which find each other at peers.
-func start(ctx context.Context, members []*Server, peers []string, scheme string, args []string) error {
+// start runs the members.
+func start(ctx context.Context, members []*Server, scheme string, args []string) error {
 	bin, err := FindBinary()
 	if err != nil {
 		return err
 	}
 	all := make([]string, len(members))
-	for i := range members {
-		all[i] = fmt.Sprintf("member%d=http://%s", i, peers[i])
+	for i, s := range members {
+		all[i] = fmt.Sprintf("member%d=http://%s", i, s.peer)
 	}
 	var started errgroup.Group // a member answers when most are there
 	for i, s := range members {
 		s.bin = bin
-		if s.dir, err = os.MkdirTemp(memory(), "shoal-etcd-"); err != nil {
+		if s.dir, err = os.MkdirTemp("/dev/shm", "shoal-etcd-"); err != nil {
 			return err
 		}
-		s.args = append([]string{"--name", fmt.Sprint("member", i), "--listen-client-urls", scheme + s.Addr,
-			"--advertise-client-urls", scheme + s.Addr,
-			"--listen-peer-urls", "http://" + peers[i], "--initial-advertise-peer-urls", "http://" + peers[i],
+		s.args = append([]string{"--data-dir", filepath.Join(s.dir, "data"), "--name", fmt.Sprint("member", i),
+			"--listen-client-urls", scheme + s.Addr, "--advertise-client-urls", scheme + s.Addr,
+			"--listen-peer-urls", "http://" + s.peer, "--initial-advertise-peer-urls", "http://" + s.peer,
 			"--initial-cluster", strings.Join(all, ","),
 			"--listen-metrics-urls", "http://" + s.health,
 			"--heartbeat-interval", "20", "--election-timeout", "200"}, args...)
 		started.Go(func() error { return s.Restart(ctx, false) })
 	}
 	return started.Wait()
-}
-
-// memory is a folder in memory, or "" if there is none.
-func memory() string {
-	if fi, err := os.Stat("/dev/shm"); err == nil && fi.IsDir() {
-		return "/dev/shm"
-	}
-	return ""
 }
 
 // Stop kills it, and keeps its data.
@@ -150,17 +142,14 @@ func (s *Server) Stop() {
 }
 
 // Restart kills it and starts it where it was, with its data or without, and returns when it answers.
-func (s *Server) Restart(ctx context.Context, empty bool) error {
+func (s *Server) Restart(ctx context.Context, empty bool) (err error) {
 	s.Stop()
-	data := filepath.Join(s.dir, "data")
 	if empty {
-		if err := os.RemoveAll(data); err != nil {
+		if err := os.RemoveAll(filepath.Join(s.dir, "data")); err != nil {
 			return err
 		}
 	}
-	var err error
-	if s.proc, err = subproc.Start("etcd",
-		s.command(s.bin, append([]string{"--data-dir", data}, s.args...)...)); err != nil {
+	if s.proc, err = subproc.Start("etcd", s.command(s.bin, s.args...)); err != nil {
 		return err
 	}
 	return s.proc.Healthy(ctx, "http://"+s.health+"/health")

@@ -8,7 +8,6 @@ import (
 	"context"
 	"crypto/md5" //nolint:gosec // ETags are MD5s
 	"crypto/tls"
-	"encoding/hex"
 	"encoding/xml"
 	"fmt"
 	"maps"
@@ -18,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"testing"
 	"time"
 
 	"github.com/shoalfs/shoal/internal/pause"
@@ -39,10 +39,7 @@ const (
 var Modified = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 // ETag returns the ETag of an object, without quotes.
-func ETag(data []byte) string {
-	sum := md5.Sum(data) //nolint:gosec // see the import
-	return hex.EncodeToString(sum[:])
-}
+func ETag(data []byte) string { return fmt.Sprintf("%x", md5.Sum(data)) } //nolint:gosec // see the import
 
 // Server is one bucket, of any name. Its methods are safe for concurrent use.
 type Server struct {
@@ -174,9 +171,6 @@ func (x *Exchange) Send(b []byte) {
 	}
 }
 
-// Gone reports whether the client has gone, or the server stops.
-func (x *Exchange) Gone() bool { return x.closed || x.server.stopped.Err() != nil }
-
 // Close ends the connection in good order.
 func (x *Exchange) Close() { x.closed = true }
 
@@ -217,10 +211,10 @@ func (x *Exchange) Drip(b []byte, every time.Duration) {
 	}
 }
 
-// Pour sends b again and again until the client has gone.
+// Pour sends b again and again until the client has gone or the server stops.
 func (x *Exchange) Pour(b []byte) {
 	b = bytes.Repeat(b, 1+(16<<10)/len(b))
-	for !x.Gone() {
+	for !x.closed && x.server.stopped.Err() == nil {
 		x.Send(b)
 	}
 }
@@ -359,4 +353,27 @@ func (x *Exchange) Entries() []string {
 		}
 	}
 	return entries
+}
+
+// Listen serves each connection until the test ends and returns the address.
+func Listen(t testing.TB, serve func(c net.Conn)) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				serve(c)
+			}()
+		}
+	}()
+	return l.Addr().String()
 }

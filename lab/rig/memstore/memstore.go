@@ -271,16 +271,22 @@ func Collect(t tb, seq iter.Seq2[objstore.Object, error]) (list []objstore.Objec
 	return list
 }
 
-// List implements [objstore.Reader]. It lists a snapshot from the start of the loop.
+// List implements [objstore.Reader]. It lists a snapshot from the start of the loop, in key order.
 func (m *Mem) List(ctx context.Context, prefix, after string) iter.Seq2[objstore.Object, error] {
 	return func(yield func(objstore.Object, error) bool) {
-		for _, o := range m.sorted(prefix) {
+		var all []objstore.Object
+		m.mu.RLock()
+		for key, o := range m.objects {
+			if strings.HasPrefix(key, prefix) && (after == "" || key > after) {
+				all = append(all, o.Object)
+			}
+		}
+		m.mu.RUnlock()
+		slices.SortFunc(all, func(a, b objstore.Object) int { return strings.Compare(a.Key, b.Key) })
+		for _, o := range all {
 			if err := ctx.Err(); err != nil {
 				yield(objstore.Object{}, err)
 				return
-			}
-			if after != "" && o.Key <= after {
-				continue
 			}
 			if !yield(o, nil) {
 				return
@@ -311,18 +317,4 @@ func (m *Mem) ListLevel(ctx context.Context, prefix string) iter.Seq2[objstore.O
 			}
 		}
 	}
-}
-
-// sorted returns the objects under prefix in key order.
-func (m *Mem) sorted(prefix string) []objstore.Object {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	var out []objstore.Object
-	for k, o := range m.objects {
-		if strings.HasPrefix(k, prefix) {
-			out = append(out, o.Object)
-		}
-	}
-	slices.SortFunc(out, func(a, b objstore.Object) int { return strings.Compare(a.Key, b.Key) })
-	return out
 }

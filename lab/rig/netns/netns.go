@@ -61,8 +61,7 @@ const namespaces = "/run/netns"
 
 // Net is a network of namespaces.
 type Net struct {
-	// Host is the host's address in the network.
-	Host  string
+	Host  string // the host's address in the network
 	Nodes []*Node
 
 	bridge string
@@ -70,8 +69,7 @@ type Net struct {
 
 // Node is a machine of the network.
 type Node struct {
-	// IP is its address.
-	IP string
+	IP string // its address
 
 	name string // of the namespace
 	link string // the bridge's end of its link; the other one is eth0
@@ -114,11 +112,11 @@ func New(n int, rate int64) (_ *Net, err error) {
 			"link add "+node.link+" type veth peer name eth0 netns "+node.name,
 			"link set "+node.link+" master "+t.bridge+" up")
 	}
-	if err := batch("ip", nil, script); err != nil {
+	if err := batch(nil, script); err != nil {
 		return nil, err
 	}
 	for _, node := range t.Nodes {
-		if err := batch("ip", []string{"-n", node.name},
+		if err := batch([]string{"-n", node.name},
 			[]string{"link set lo up", "link set eth0 up", "addr add " + node.IP + "/24 dev eth0"}); err != nil {
 			return nil, err
 		}
@@ -173,21 +171,6 @@ func (n *Node) Rate(bits int64) error {
 	return errors.Join(
 		run("tc", append(append(here, "replace", "dev", n.link), shape...)...),
 		run("tc", append(append(there, "replace", "dev", "eth0"), shape...)...))
-}
-
-// Carried returns the bytes that the link has carried: to the node and from it, headers included.
-func (n *Node) Carried() (to, from int64, err error) {
-	for _, c := range []struct {
-		file string
-		into *int64
-	}{{"tx_bytes", &to}, {"rx_bytes", &from}} {
-		b, e := os.ReadFile(filepath.Join("/sys/class/net", n.link, "statistics", c.file))
-		if e == nil {
-			*c.into, e = strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
-		}
-		err = errors.Join(err, e)
-	}
-	return to, from, err
 }
 
 // freeSubnet returns the first three numbers of a network of the range for benchmarks (RFC 2544) that this machine does
@@ -277,19 +260,18 @@ func lock() (unlock func(), err error) {
 	return func() { _ = f.Close() }, nil
 }
 
-func run(program string, args ...string) error {
-	if out, err := exec.Command(program, args...).CombinedOutput(); err != nil {
-		return fmt.Errorf("%s %s: %w: %s", program, strings.Join(args, " "), err, strings.TrimSpace(string(out)))
-	}
-	return nil
-}
+func run(program string, args ...string) error { return finish(exec.Command(program, args...)) }
 
 // batch runs many commands of ip in one process.
-func batch(program string, flags, lines []string) error {
-	cmd := exec.Command(program, append(flags, "-batch", "-")...)
+func batch(flags, lines []string) error {
+	cmd := exec.Command("ip", append(flags, "-batch", "-")...)
 	cmd.Stdin = strings.NewReader(strings.Join(lines, "\n") + "\n")
+	return finish(cmd)
+}
+
+func finish(cmd *exec.Cmd) error {
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%s: %w: %s", program, err, strings.TrimSpace(string(out)))
+		return fmt.Errorf("%s: %w: %s", cmd, err, strings.TrimSpace(string(out)))
 	}
 	return nil
 }

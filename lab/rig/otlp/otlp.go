@@ -37,11 +37,9 @@ type Event struct {
 	Attributes map[string]string
 }
 
-// Collector listens on loopback. Close it.
+// Collector listens on loopback, at URL, as OTEL_EXPORTER_OTLP_ENDPOINT takes it. Close it.
 type Collector struct {
-	URL string // of the endpoint, as OTEL_EXPORTER_OTLP_ENDPOINT takes it
-
-	http *httptest.Server
+	*httptest.Server
 
 	mu      sync.Mutex
 	spans   []Span
@@ -54,13 +52,9 @@ func Start() *Collector {
 	c := &Collector{}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1/traces", c.take)
-	c.http = httptest.NewServer(mux)
-	c.URL = c.http.URL
+	c.Server = httptest.NewServer(mux)
 	return c
 }
-
-// Close ends the collector.
-func (c *Collector) Close() { c.http.Close() }
 
 // Refuse makes it answer 403 to everything from now on.
 func (c *Collector) Refuse() {

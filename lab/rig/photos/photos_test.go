@@ -152,12 +152,12 @@ func TestForeignFolderIsRefused(t *testing.T) {
 
 func TestMissingSources(t *testing.T) {
 	_, err := sourcesIn(t.TempDir())
-	if !errors.Is(err, ErrNoSources) || !strings.Contains(err.Error(), "apt-get install") {
+	if _, ok := errors.AsType[Missing](err); !ok || !strings.Contains(err.Error(), "apt-get install") {
 		t.Fatalf("got %v", err)
 	}
-	for _, p := range Packages() {
-		if !strings.Contains(err.Error(), p) {
-			t.Errorf("%v does not name %s", err, p)
+	for _, p := range packs {
+		if !strings.Contains(err.Error(), p.name) {
+			t.Errorf("%v does not name %s", err, p.name)
 		}
 	}
 }

@@ -1,7 +1,6 @@
 package photos
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -48,25 +47,20 @@ var packs = []pack{
 	},
 }
 
-// ErrNoSources says that wallpaper packages are missing; errors that wrap it name them.
-var ErrNoSources = errors.New("photographs are missing")
+// Missing are the packages whose photographs are not there.
+type Missing []string
 
-// Packages returns the Debian packages that hold the photographs.
-func Packages() []string {
-	var names []string
-	for _, p := range packs {
-		names = append(names, p.name)
-	}
-	return names
+func (m Missing) Error() string {
+	return "photographs are missing: install the wallpaper packages: apt-get install --no-install-recommends " +
+		strings.Join(m, " ")
 }
 
-// Sources returns the photographs, in the order of their classes' numbers. If one is missing the
-// error wraps [ErrNoSources] and gives the apt-get line.
+// Sources returns the photographs, in the order of their classes' numbers. If one is not there the error is [Missing].
 func Sources() ([]Source, error) { return sourcesIn("/") }
 
 func sourcesIn(root string) ([]Source, error) {
 	var found []Source
-	var missing []string
+	var missing Missing
 	for _, p := range packs {
 		complete := true
 		for _, photo := range p.photos {
@@ -82,8 +76,7 @@ func sourcesIn(root string) ([]Source, error) {
 		}
 	}
 	if len(missing) > 0 {
-		return nil, fmt.Errorf("%w: install the wallpaper packages: apt-get install --no-install-recommends %s",
-			ErrNoSources, strings.Join(missing, " "))
+		return nil, missing
 	}
 	return found, nil
 }

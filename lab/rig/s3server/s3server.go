@@ -15,7 +15,6 @@ package s3server
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -45,27 +44,22 @@ const (
 
 // Options says how to start a server.
 type Options struct {
-	// Dir holds the objects; it is made if it is missing, and kept at Stop. Required.
-	Dir string
-	// Binary is the path of versitygw; empty means [FindBinary].
-	Binary string
-	// Versioning lets buckets be versioned; each must be told to.
-	Versioning bool
-	// Accounts lets further accounts be made ([Server.Admin]).
-	Accounts bool
+	Dir        string // holds the objects; it is made if it is missing, and kept at Stop
+	Binary     string // the path of versitygw; empty means [FindBinary]
+	Versioning bool   // lets buckets be versioned; each must be told to
+	Accounts   bool   // lets further accounts be made ([Server.Admin])
 }
 
 // Server is a running S3 server.
 type Server struct {
-	// URL is the endpoint, "http://127.0.0.1:PORT".
-	URL string
+	URL string // the endpoint, "http://127.0.0.1:PORT"
 	*subproc.Proc
 	bin string
 }
 
-// FindBinary returns the path of versitygw: $SHOAL_VERSITYGW, else bin/versitygw in the folder of
-// the running executable, beside it, or in the current folder or one above it (a checkout), else
-// the one on $PATH. The error names the command that installs it.
+// FindBinary returns the path of versitygw: $SHOAL_VERSITYGW, else the one beside the running executable, else
+// bin/versitygw in the current folder or one above it (a checkout), else the one on $PATH. The error names the command
+// that installs it.
 func FindBinary() (string, error) {
 	if p := os.Getenv("SHOAL_VERSITYGW"); p != "" {
 		if _, err := exec.LookPath(p); err != nil {
@@ -74,27 +68,19 @@ func FindBinary() (string, error) {
 		}
 		return p, nil
 	}
-	var roots []string
+	var places []string
 	if exe, err := os.Executable(); err == nil {
-		roots = append(roots, filepath.Dir(exe), filepath.Dir(filepath.Dir(exe)))
+		places = append(places, filepath.Join(filepath.Dir(exe), "versitygw"))
 	}
-	if wd, err := os.Getwd(); err == nil {
-		for d := wd; ; d = filepath.Dir(d) {
-			roots = append(roots, d)
-			if d == filepath.Dir(d) {
-				break
-			}
+	if dir, err := os.Getwd(); err == nil {
+		for below := ""; dir != below; dir, below = filepath.Dir(dir), dir {
+			places = append(places, filepath.Join(dir, "bin", "versitygw"))
 		}
 	}
-	for _, r := range roots {
-		for _, p := range []string{filepath.Join(r, "bin", "versitygw"), filepath.Join(r, "versitygw")} {
-			if path, err := exec.LookPath(p); err == nil {
-				return path, nil
-			}
+	for _, p := range append(places, "versitygw") {
+		if path, err := exec.LookPath(p); err == nil {
+			return path, nil
 		}
-	}
-	if p, err := exec.LookPath("versitygw"); err == nil {
-		return p, nil
 	}
 	return "", fmt.Errorf("versitygw not found in bin/, beside the executable or on PATH; get it with %s", howToGet)
 }
@@ -104,35 +90,17 @@ const howToGet = "`go build -C tools -o ../bin/versitygw github.com/versity/vers
 	"` and its folder on PATH or its path in SHOAL_VERSITYGW"
 
 // Start runs a server and returns when it answers. ctx bounds only the start.
-func Start(ctx context.Context, o Options) (*Server, error) {
-	if o.Dir == "" {
-		return nil, errors.New("s3server: Options.Dir is empty")
-	}
+func Start(ctx context.Context, o Options) (_ *Server, err error) {
 	binary := o.Binary
 	if binary == "" {
-		var err error
 		if binary, err = FindBinary(); err != nil {
 			return nil, err
 		}
 	}
-	data := filepath.Join(o.Dir, "data")
-	if err := os.MkdirAll(data, 0o755); err != nil {
-		return nil, fmt.Errorf("s3server: %w", err)
-	}
-	side := !hasXattr(data)
-	var front, backend []string
-	for _, f := range []struct {
-		asked      bool
-		args       *[]string
-		flag, name string
-	}{{side, &backend, "--sidecar", "meta"}, {o.Versioning, &backend, "--versioning-dir", "versions"},
-		{o.Accounts, &front, "--iam-dir", "accounts"}} {
-		if f.asked {
-			dir := filepath.Join(o.Dir, f.name)
-			if err := os.MkdirAll(dir, 0o755); err != nil {
-				return nil, fmt.Errorf("s3server: %w", err)
-			}
-			*f.args = append(*f.args, f.flag, dir)
+	dir := func(name string) string { return filepath.Join(o.Dir, name) }
+	for _, name := range []string{"data", "meta", "versions", "accounts"} {
+		if err := os.MkdirAll(dir(name), 0o755); err != nil {
+			return nil, fmt.Errorf("s3server: %w", err)
 		}
 	}
 	// versitygw does not report a port that the kernel chose, so one is held for it here until it listens.
@@ -141,17 +109,20 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 		return nil, fmt.Errorf("s3server: %w", err)
 	}
 	defer release()
-	args := append([]string{
-		"--port", addr,
-		"--region", Region,
-		"--keep-alive",
-		"--quiet",
-		"--health", "/health",
-		"--iam-cache-disable",
-	}, front...)
+	args := []string{"--port", addr, "--region", Region, "--keep-alive", "--quiet", "--health", "/health",
+		"--iam-cache-disable"}
+	if o.Accounts {
+		args = append(args, "--iam-dir", dir("accounts"))
+	}
 	// One process owns the folder: lock files between gateways are pure cost.
 	args = append(args, "posix", "--disable-object-lock-file")
-	cmd := exec.Command(binary, append(append(args, backend...), data)...)
+	if !hasXattr(dir("data")) {
+		args = append(args, "--sidecar", dir("meta"))
+	}
+	if o.Versioning {
+		args = append(args, "--versioning-dir", dir("versions"))
+	}
+	cmd := exec.Command(binary, append(args, dir("data"))...)
 	// By environment: arguments are visible to every user of the machine.
 	cmd.Env = append(os.Environ(), "ROOT_ACCESS_KEY_ID="+AccessKey, "ROOT_SECRET_ACCESS_KEY="+SecretKey)
 	p, err := subproc.Start("versitygw", cmd)
