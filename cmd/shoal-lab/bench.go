@@ -38,21 +38,7 @@ type benchOptions struct {
 
 // benchReport is what `shoal-lab bench --json` prints (docs/bench.md).
 type benchReport struct {
-	Version int `json:"version"` // of this schema
-	benchJob
-	testbed.Result
-	Order       string        `json:"order"`
-	Told        string        `json:"told"`            // what the mount was told; "" for a mount that was there
-	Mount       string        `json:"mount,omitempty"` // that was there
-	Store       *far          `json:"store,omitempty"` // null for a mount that was there
-	Bound       float64       `json:"bound,omitempty"` // highest utilisation that the store allows
-	Utilisation float64       `json:"utilisation"`     // of all epochs together
-	Rate        float64       `json:"samples_per_second"`
-	Epochs      []epochReport `json:"epochs"`
-}
-
-// benchJob is what the accelerators did.
-type benchJob struct {
+	Version      int     `json:"version"` // of this schema
 	Workload     string  `json:"workload"`
 	Cores        int     `json:"cores"`
 	Accelerators int     `json:"accelerators"`
@@ -63,6 +49,15 @@ type benchJob struct {
 	Shrink       float64 `json:"shrink"`       // the real samples are this many times as large
 	Workers      int     `json:"workers"`
 	Ahead        int     `json:"batches_ahead"`
+	testbed.Result
+	Order       string        `json:"order"`
+	Told        string        `json:"told"`            // what the mount was told; "" for a mount that was there
+	Mount       string        `json:"mount,omitempty"` // that was there
+	Store       *far          `json:"store,omitempty"` // null for a mount that was there
+	Bound       float64       `json:"bound,omitempty"` // highest utilisation that the store allows
+	Utilisation float64       `json:"utilisation"`     // of all epochs together
+	Rate        float64       `json:"samples_per_second"`
+	Epochs      []epochReport `json:"epochs"`
 }
 
 // far is the store of a benchmark's own rig.
@@ -160,14 +155,6 @@ rate is helped by slower steps (--scale), which is said.`,
 // custom is the workload without a name.
 const custom = "custom"
 
-// title names the workload, and what its result is not.
-func (r *benchReport) title() string {
-	if r.Workload == custom {
-		return custom
-	}
-	return r.Workload + ", MLPerf-shaped, no MLPerf result"
-}
-
 // check fills in what the arguments leave to the workload, before anything is scaled.
 func (o *benchOptions) check(c *cobra.Command, args []string) error {
 	f := c.Flags()
@@ -246,16 +233,10 @@ func (o *benchOptions) runMounted(ctx context.Context, show func(stage string, d
 	if err != nil {
 		return nil, err
 	}
-	if o.Order == "" {
-		if spec, err := order.Parse(stats.Order.Spec); err != nil || !spec.Computed() {
-			return nil, cli.Usagef("--order: the mount has none (it has %q): give one, such as torch:seed=7",
-				stats.Order.Spec)
-		}
-		o.Order = stats.Order.Spec
-	}
+	o.Order = cmp.Or(o.Order, stats.Order.Spec)
 	spec, err := order.Parse(o.Order)
-	if err != nil {
-		return nil, cli.Usage(err)
+	if err != nil || !spec.Computed() { // the flag was checked
+		return nil, cli.Usagef("--order: the mount has none (it has %q): give one, such as torch:seed=7", o.Order)
 	}
 	o.scale = cmp.Or(o.scale, 1)
 	o.Job.Step = time.Duration(float64(o.Job.Step) * o.scale)
@@ -368,38 +349,31 @@ func (s *stages) set(name string, done, total int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.name != name || done < 2 && name == testbed.Running {
-		s.close()
+		s.end()
 		s.name, s.bar = name, s.p.Start(name, total)
 	}
 	s.bar.Set(done, total, "")
 }
 
+// end is called by set, or when nobody calls that any more.
 func (s *stages) end() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.close()
-}
-
-func (s *stages) close() {
 	if s.bar != nil {
 		s.bar.Done("")
-		s.bar = nil
 	}
 }
 
 // report says what was run, and what became of it.
 func (o *benchOptions) report(m testbed.Result) *benchReport {
-	r := &benchReport{Version: 2, Result: m, Order: o.Order, benchJob: benchJob{
+	r := &benchReport{Version: 2, Result: m, Order: o.Order,
 		Workload: o.Dataset.Name, Cores: runtime.NumCPU(), Accelerators: o.Job.Accelerators, Batch: o.Job.Batch,
-		StepSeconds: o.Job.Step.Seconds(),
-		SampleBytes: float64(o.Dataset.Size), Scale: o.scale, Shrink: o.shrink, Workers: o.Job.Workers,
-		Ahead: o.Job.Prefetch,
-	}}
+		StepSeconds: o.Job.Step.Seconds(), SampleBytes: float64(o.Dataset.Size), Scale: o.scale, Shrink: o.shrink,
+		Workers: o.Job.Workers, Ahead: o.Job.Prefetch,
+	}
 	var compute, seconds float64
 	samples := 0
 	for _, e := range m.Epochs {
 		var stalls []float64
-		one := epochReport{Epoch: e, Rate: e.SamplesPerSecond()}
+		one := epochReport{Epoch: e, Rate: float64(e.Samples) / e.Seconds}
 		for _, s := range e.Steps {
 			stalls = append(stalls, s.Stall)
 			if s.Stall > 0 {
@@ -449,7 +423,11 @@ func (r *benchReport) print(out io.Writer) error {
 	row := func(name, format string, args ...any) {
 		fmt.Fprintf(out, "%-12s "+format+"\n", append([]any{name}, args...)...)
 	}
-	row("workload", "%s", r.title())
+	title := r.Workload
+	if title != custom {
+		title += ", MLPerf-shaped, no MLPerf result"
+	}
+	row("workload", "%s", title)
 	row("accelerators", "%s", r.what())
 	row("store", "%s", r.where())
 	row("dataset", "%s samples, %s; order %s", humanize.Comma(int64(r.Samples)),
@@ -464,7 +442,7 @@ func (r *benchReport) print(out io.Writer) error {
 	for _, e := range r.Epochs {
 		fmt.Fprintf(t, "%d\t%.1f%%\t%.0f\t%.1f\t%d\t%.0f\t%.2f s\t%.2f s\t%d of %d\t%.0f ms\t%.0f ms\t%.0f ms\t\n",
 			e.Number, 100*e.Utilisation, e.Rate,
-			e.BytesPerSecond()/1e6, e.Requests, float64(e.RemoteBytes)/1e6, e.FirstBatch, e.Stall, e.Stalled,
+			float64(e.Bytes)/e.Seconds/1e6, e.Requests, float64(e.RemoteBytes)/1e6, e.FirstBatch, e.Stall, e.Stalled,
 			len(e.Steps), 1e3*e.StallP50, 1e3*e.StallP99, 1e3*e.StallMax)
 	}
 	if err := t.Flush(); err != nil {

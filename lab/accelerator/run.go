@@ -6,6 +6,9 @@ package accelerator
 import (
 	"context"
 	"fmt"
+	"io"
+	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -19,6 +22,39 @@ type Reader interface {
 	// It returns when the bytes have arrived, and soon after ctx has ended if it can. An error ends
 	// the run; Read does not try again on its caller's behalf.
 	Read(ctx context.Context, pos int) (int64, error)
+}
+
+// Files reads samples from files, as a Dataset's __getitem__ does: open, read to the end, close. A read
+// of a mount whose daemon hangs cannot be ended by a context.
+type Files struct {
+	Dir   string
+	Paths []string // below Dir, by position in the epoch's order
+
+	buffers sync.Pool
+}
+
+// fileBuffer is what one read asks for, as Python's buffered reads of a known size do.
+const fileBuffer = 1 << 20
+
+// Read reads a file. An empty one is an error, since no sample is.
+func (f *Files) Read(_ context.Context, pos int) (n int64, err error) {
+	file, err := os.Open(filepath.Join(f.Dir, f.Paths[pos]))
+	if err != nil {
+		return 0, err
+	}
+	defer file.Close()
+	buf, ok := f.buffers.Get().(*[]byte)
+	if !ok {
+		b := make([]byte, fileBuffer)
+		buf = &b
+	}
+	defer f.buffers.Put(buf)
+	// Neither shows that it could copy by itself, with reads of another size.
+	n, err = io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{file}, *buf)
+	if err == nil && n == 0 {
+		err = fmt.Errorf("%s is empty: no sample is", file.Name())
+	}
+	return n, err
 }
 
 // Job is what n equal accelerators do together: in each step every one of them takes a batch and
@@ -43,16 +79,6 @@ func (j Job) Steps(positions int) int { return positions / (j.Accelerators * j.B
 
 // Rate returns the samples a second that the accelerators take together when they never wait.
 func (j Job) Rate() float64 { return float64(j.Accelerators*j.Batch) / j.Step.Seconds() }
-
-// check says what is wrong with a job.
-func (j Job) check() error {
-	if j.Accelerators < 1 || j.Batch < 1 || j.Workers < 1 || j.Prefetch < 1 || j.Step <= 0 {
-		return fmt.Errorf(
-			"accelerator: %d accelerators, batch %d, step %v, %d workers, %d batches ahead: all must be above 0",
-			j.Accelerators, j.Batch, j.Step, j.Workers, j.Prefetch)
-	}
-	return nil
-}
 
 // Step is what one step of an epoch was like. Times are in seconds.
 type Step struct {
@@ -79,12 +105,6 @@ type Epoch struct {
 	Steps     []Step  `json:"steps"`
 }
 
-// SamplesPerSecond is the rate over Seconds.
-func (e Epoch) SamplesPerSecond() float64 { return float64(e.Samples) / e.Seconds }
-
-// BytesPerSecond is the rate over Seconds.
-func (e Epoch) BytesPerSecond() float64 { return float64(e.Bytes) / e.Seconds }
-
 // Run runs one epoch of so many positions and returns when all that it has started has ended. progress,
 // which may be nil, is called after each step, from this goroutine.
 //
@@ -93,8 +113,10 @@ func (e Epoch) BytesPerSecond() float64 { return float64(e.Bytes) / e.Seconds }
 // before should have ended, or when the last of its batches arrived, whichever is later. An accelerator
 // that wakes up late, to find a batch that has arrived meanwhile, has not waited for data.
 func (j Job) Run(ctx context.Context, positions int, r Reader, progress func(done, steps int)) (Epoch, error) {
-	if err := j.check(); err != nil {
-		return Epoch{}, err
+	if j.Accelerators < 1 || j.Batch < 1 || j.Workers < 1 || j.Prefetch < 1 || j.Step <= 0 {
+		return Epoch{}, fmt.Errorf(
+			"accelerator: %d accelerators, batch %d, step %v, %d workers, %d batches ahead: all must be above 0",
+			j.Accelerators, j.Batch, j.Step, j.Workers, j.Prefetch)
 	}
 	steps := j.Steps(positions)
 	if steps == 0 {
@@ -124,9 +146,7 @@ func (j Job) Run(ctx context.Context, positions int, r Reader, progress func(don
 			close(q)
 		}
 	}
-	if err != nil {
-		cancel(err) // workers that read must not go on with their batches
-	}
+	cancel(err) // workers that read must not go on with their batches
 	workers.Wait()
 	return e, err
 }

@@ -21,6 +21,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
 	"github.com/shoalfs/shoal/lab/rig/photos"
@@ -158,12 +159,9 @@ func (b *bench) say(format string, args ...any) {
 // machine describes where this runs.
 func machine() string {
 	model := "unknown processor"
-	info, _ := os.ReadFile("/proc/cpuinfo")
-	for line := range strings.Lines(string(info)) {
-		if name, ok := strings.CutPrefix(line, "model name"); ok {
-			model = strings.TrimSpace(strings.TrimLeft(name, "\t :"))
-			break
-		}
+	proc, _ := procfs.NewDefaultFS() // the next call tells
+	if cores, err := proc.CPUInfo(); err == nil && len(cores) > 0 {
+		model = cores[0].ModelName
 	}
 	var uts unix.Utsname
 	_ = unix.Uname(&uts)

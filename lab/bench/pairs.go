@@ -16,6 +16,7 @@ import (
 
 	"github.com/shoalfs/shoal/lab/accelerator"
 	"github.com/shoalfs/shoal/lab/rig/cputime"
+	"github.com/shoalfs/shoal/lab/rig/daemon"
 	"github.com/shoalfs/shoal/lab/rig/testbed"
 )
 
@@ -25,15 +26,15 @@ type side struct {
 	bed       *testbed.Bed // with its binary
 	name      string
 	flags     []string             // of its daemons
-	warm      *daemon              // whose cache stays warm
+	warm      *server              // whose cache stays warm
 	rate, cpu map[string][]float64 // by situation: files/s, µs a file
 }
 
-// daemon serves a mount and a feed.
-type daemon struct {
+// server serves a mount and a feed.
+type server struct {
 	*side
+	*daemon.Daemon
 	mnt, feed string
-	pid       int
 }
 
 // cost is what it took to read so many files.
@@ -75,7 +76,7 @@ func (b *bench) run(ctx context.Context, sides [2]*side, pairs int, only []strin
 		if s.warm, err = s.serve(ctx, source, "mnt-"+s.name, "--order", cold, "--cache-dir", cache); err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, s.warm.close()) }()
+		defer func() { err = errors.Join(err, s.warm.Close()) }()
 	}
 	paths, err := sides[1].bed.Shoal(ctx, "order", cold, "--mount", sides[1].warm.mnt, "--epoch", "0", "--paths")
 	if err != nil {
@@ -135,34 +136,21 @@ func take(ctx context.Context, sides [2]*side, only []string, pairs int) error {
 	return nil
 }
 
-// serve starts a daemon of the side's in the background.
-func (s *side) serve(ctx context.Context, source, name string, flags ...string) (*daemon, error) {
-	dir := filepath.Join(s.bed.Dir, name)
-	d := &daemon{side: s, mnt: dir, feed: "unix://" + dir + ".sock"}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, err
-	}
-	args := append([]string{"serve", source, "--listen", d.feed, "--mount", dir, "--daemon", "--kernel-cache",
-		"off"}, flags...)
-	if _, err := s.bed.Shoal(ctx, append(args, s.flags...)...); err != nil {
-		return nil, err
-	}
-	st, err := testbed.ReadStats(dir)
-	d.pid = st.PID
+// serve starts a daemon of the side's.
+func (s *side) serve(ctx context.Context, source, name string, flags ...string) (_ *server, err error) {
+	at := filepath.Join(s.bed.Dir, name)
+	d := &server{side: s, mnt: at, feed: "unix://" + at + ".sock"}
+	args := slices.Concat([]string{"serve", source, "--listen", d.feed, "--mount", at, "--kernel-cache", "off"},
+		flags, s.flags)
+	d.Daemon, err = s.bed.Daemon(ctx, daemon.Place{Mount: at, Socket: at + ".sock", Log: at + ".log"}, args...)
 	return d, err
-}
-
-// close unmounts and waits for the daemon, of a run that was interrupted, too.
-func (d *daemon) close() error {
-	_, err := d.bed.Shoal(context.Background(), "umount", d.mnt)
-	return err
 }
 
 // threads read at a time, as a DataLoader's workers do.
 const threads = 8
 
 // read reads the photographs in the order of the epoch. Each thread takes the next one.
-func (d *daemon) read(ctx context.Context) (files int, err error) {
+func (d *server) read(ctx context.Context) (files int, err error) {
 	photographs := accelerator.Files{Dir: d.mnt, Paths: d.paths}
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(threads)
@@ -179,7 +167,7 @@ func (d *daemon) read(ctx context.Context) (files int, err error) {
 }
 
 // consume takes batches of 64 of the feed.
-func (d *daemon) consume(ctx context.Context, flags ...string) (samples int, err error) {
+func (d *server) consume(ctx context.Context, flags ...string) (samples int, err error) {
 	out, err := d.bed.Shoal(ctx, append([]string{"feed", d.feed, "--batch", "64", "--json"}, flags...)...)
 	var r struct{ Samples int }
 	if err == nil {
@@ -188,22 +176,16 @@ func (d *daemon) consume(ctx context.Context, flags ...string) (samples int, err
 	return r.Samples, err
 }
 
-// cpu returns the seconds of processor time that the daemon has used.
-func (d *daemon) cpu() float64 {
-	seconds, _ := cputime.Family(d.pid) // 0 if it is gone
-	return seconds
-}
-
 // cost measures what f reads.
-func (d *daemon) cost(f func() (files int, err error)) (cost, error) {
-	cpu, begin := d.cpu(), time.Now()
+func (d *server) cost(f func() (files int, err error)) (cost, error) {
+	cpu, begin := cputime.Sum(d.Pid()), time.Now()
 	files, err := f()
-	return cost{float64(files), time.Since(begin).Seconds(), d.cpu() - cpu}, err
+	return cost{float64(files), time.Since(begin).Seconds(), cputime.Sum(d.Pid()) - cpu}, err
 }
 
 // fresh serves over an empty cache directory, and measures what f reads there; the start counts.
 func (s *side) fresh(ctx context.Context, source string, flags []string,
-	f func(ctx context.Context, d *daemon) (int, error)) (c cost, err error) {
+	f func(ctx context.Context, d *server) (int, error)) (c cost, err error) {
 	cache := filepath.Join(s.bed.Dir, "cache")
 	if err := os.RemoveAll(cache); err != nil {
 		return c, err
@@ -213,20 +195,20 @@ func (s *side) fresh(ctx context.Context, source string, flags []string,
 	if err != nil {
 		return c, err
 	}
-	defer func() { err = errors.Join(err, d.close()) }()
+	defer func() { err = errors.Join(err, d.Close()) }()
 	files, err := f(ctx, d)
-	return cost{float64(files), time.Since(begin).Seconds(), d.cpu()}, err
+	return cost{float64(files), time.Since(begin).Seconds(), cputime.Sum(d.Pid())}, err
 }
 
 // cold reads an epoch whose order the daemon was told.
 func (s *side) cold(ctx context.Context, source string) (cost, error) {
-	return s.fresh(ctx, source, []string{"--order", cold}, func(ctx context.Context, d *daemon) (int, error) {
+	return s.fresh(ctx, source, []string{"--order", cold}, func(ctx context.Context, d *server) (int, error) {
 		return d.read(ctx)
 	})
 }
 
 // share has two trainers read an epoch each at the same time.
-func (s *side) share(ctx context.Context, d *daemon) (int, error) {
+func (s *side) share(ctx context.Context, d *server) (int, error) {
 	var g errgroup.Group
 	for seed := range 2 {
 		g.Go(func() error {

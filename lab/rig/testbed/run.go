@@ -25,7 +25,6 @@ import (
 
 // Stats are the fields of .shoal/stats (docs/stats.md) that measurements need.
 type Stats struct {
-	PID     int   `json:"pid"`
 	Files   int   `json:"files"`
 	Samples int   `json:"samples"`
 	Bytes   int64 `json:"bytes"`
@@ -33,11 +32,10 @@ type Stats struct {
 		Keep int64 `json:"keep"`
 		Ring int64 `json:"ring"`
 	} `json:"hits"`
-	Joined      int64                `json:"joined"`
-	Misses      int64                `json:"misses"`
-	GetRequests int64                `json:"get_requests"`
-	GetBytes    int64                `json:"get_bytes"`
-	Hedges      struct{ Sent int64 } `json:"hedges"`
+	Joined      int64 `json:"joined"`
+	Misses      int64 `json:"misses"`
+	GetRequests int64 `json:"get_requests"`
+	GetBytes    int64 `json:"get_bytes"`
 	Memory      struct {
 		Limit int64 `json:"ledger_limit"`
 	} `json:"memory"`
@@ -185,28 +183,26 @@ func (b *Bandwidth) Set(text string) error {
 
 // Config is one measurement: a dataset in a store that is so far and so narrow, a daemon, accelerators.
 type Config struct {
-	Dataset   Dataset
-	Job       accelerator.Job
-	Cached    float64 // part of the dataset that the cache may hold, and holds at the start
-	Bandwidth Bandwidth
-	Latency   time.Duration // median to the first byte
-	Sigma     float64       // of its logarithm
-	Memory    int64         // of the daemon, bytes
-	// Connections are the requests that the daemon may have in flight; 0 is its default.
-	Connections int
-	Order       string // spec, in which the accelerators read
-	Told        string // spec that the mount is given; "" is Order
+	Dataset     Dataset
+	Job         accelerator.Job
+	Cached      float64 // part of the dataset that the cache may hold, and holds at the start
+	Bandwidth   Bandwidth
+	Latency     time.Duration // median to the first byte
+	Sigma       float64       // of its logarithm
+	Memory      int64         // of the daemon, bytes
+	Connections int           // the requests that the daemon may have in flight; 0 is its default
+	Order       string        // spec, in which the accelerators read
+	Told        string        // spec that the mount is given; "" is Order
 	Epochs      int
 }
 
 // Result is what a measurement gave, as `shoal-lab bench --json` prints it (docs/bench.md).
 type Result struct {
-	Samples int     `json:"samples"`
-	Bytes   int64   `json:"dataset_bytes"`
-	Kept    float64 `json:"cached"` // part of the dataset on disk when the run began
-	Demand  float64 `json:"demand"` // B/s that the accelerators take when they never wait
-	// Bandwidth is the store's, B/s; 0 is no limit.
-	Bandwidth float64 `json:"-"`
+	Samples   int     `json:"samples"`
+	Bytes     int64   `json:"dataset_bytes"`
+	Kept      float64 `json:"cached"`          // part of the dataset on disk when the run began
+	Demand    float64 `json:"demand"`          // B/s that the accelerators take when they never wait
+	Bandwidth float64 `json:"-"`               // the store's, B/s; 0 is no limit
 	Memory    int64   `json:"memory_for_data"` // what --memory leaves for samples, B
 	Epochs    []Epoch `json:"-"`
 	// Busy is the part of all cores that was busy during the epochs, whoever used them: near 1, the machine

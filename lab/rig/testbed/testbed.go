@@ -28,10 +28,8 @@ import (
 
 // Bed is a running store with its proxy, in a folder of its own.
 type Bed struct {
-	// Dir keeps the objects, from one run to the next, and caches and mount points.
-	Dir string
-	// Env leads through the proxy.
-	Env    []string
+	Dir    string   // keeps the objects, from one run to the next, and caches and mount points
+	Env    []string // leads through the proxy
 	Server *s3server.Server
 	Proxy  *proxy.Process
 
