@@ -29,21 +29,19 @@ import (
 
 // Config says what to carry where.
 type Config struct {
-	Dir    string
-	Prefix string                 // of the keys: empty, or ending in "/"
-	Dest   string                 // the destination, for people
-	Store  objstore.Layer         // with retries
-	State  string                 // the folder of the journal; "" is folder.Home in Dir
-	Last   func(path string) bool // as made by folder.LastNames
-	Delete bool                   // what is removed in Dir is removed in the bucket
-	// KeepLocal is how many complete checkpoints stay in Dir; 0: all.
-	KeepLocal int
+	Dir       string
+	Prefix    string                 // of the keys: empty, or ending in "/"
+	Dest      string                 // the destination, for people
+	Store     objstore.Layer         // with retries
+	State     string                 // the folder of the journal; "" is folder.Home in Dir
+	Last      func(path string) bool // as made by folder.LastNames
+	Delete    bool                   // what is removed in Dir is removed in the bucket
+	KeepLocal int                    // how many complete checkpoints stay in Dir; 0: all
 	// Link is the path of a mount of the destination, or below one, that complete checkpoints are linked into if only
 	// the bucket has them; "": none are. Nothing looks into it. Refresh has the mount show what the bucket has.
-	Link    string
-	Refresh func(ctx context.Context) error
-	// Unordered: other hosts may use the prefix at the same time, without any order among the hosts.
-	Unordered bool
+	Link      string
+	Refresh   func(ctx context.Context) error
+	Unordered bool // other hosts may use the prefix at the same time, without any order among the hosts
 	// Cluster, if it has a name, orders those who share the prefix. TLS is for its etcd.
 	Cluster cluster.Address
 	TLS     *tls.Config
@@ -62,19 +60,18 @@ type Config struct {
 // Carrier carries a folder to a bucket. Everything it knows belongs to the goroutine of Run.
 type Carrier struct {
 	Config
-	folder  *folder.Folder
-	journal *journal
-	lock    *prefixLock
-	hosts   *order // nil without a cluster
-	q       *Queue
-	do      chan func()
-	memory  *semaphore.Weighted // of parts in flight, bytes
-	sends   map[string]*send
-	closing map[string]bool // paths of sends that are ending
-	noList  sync.Once       // the store does not list uploads: said
-	abortAt time.Time       // when useless uploads may be aborted, after a failure or a crash
-	// notCopied has the changes, by path, for which a copy in the bucket failed.
-	notCopied map[string]uint64
+	folder    *folder.Folder
+	journal   *journal
+	lock      *prefixLock
+	hosts     *order // nil without a cluster
+	q         *Queue
+	do        chan func()
+	memory    *semaphore.Weighted // of parts in flight, bytes
+	sends     map[string]*send
+	closing   map[string]bool   // paths of sends that are ending
+	noList    sync.Once         // the store does not list uploads: said
+	abortAt   time.Time         // when useless uploads may be aborted, after a failure or a crash
+	notCopied map[string]uint64 // the changes, by path, for which a copy in the bucket failed
 	links     links
 	stats     Stats
 	trouble   trouble
@@ -131,12 +128,12 @@ func Open(ctx context.Context, cfg Config) (_ *Carrier, err error) {
 		}
 	}()
 	c.Dir = c.folder.Dir // cfg's may be a link, and lead elsewhere some day
-	of := origin{Dest: cfg.Dest}
 	var st unix.Stat_t
 	if err := unix.Stat(c.Dir, &st); err != nil {
 		return nil, err
 	}
-	if of.Dev, of.Ino = st.Dev, st.Ino; cfg.stead != nil {
+	of := origin{Dest: cfg.Dest, Dev: st.Dev, Ino: st.Ino}
+	if cfg.stead != nil {
 		of.ID = cfg.stead.id
 	}
 	home := filepath.Join(c.Dir, folder.Home)
@@ -378,7 +375,7 @@ func (c *Carrier) pump(ctx context.Context) {
 		c.wake.Reset(wait)
 	}
 	c.sendAhead(ctx)
-	known := c.journal.unsealed()
+	known := c.journal.known.Unsealed
 	for p := range c.q.unsealed {
 		if !known[p] {
 			c.note(entry{Path: p, Unsealed: true})

@@ -393,7 +393,12 @@ func (c *Carrier) turn(ctx context.Context, client *v3.Client, lease v3.LeaseID)
 		c.in(ctx, func() { delete(o.q.asks, d.answers) })
 		pause.Poke(o.wake)
 	}
-	return cmp.Or(err, c.tend(ctx, client, lease, b, kept))
+	for _, k := range kept {
+		if failed := c.tend(ctx, client, lease, b, k); failed != nil {
+			return cmp.Or(err, failed)
+		}
+	}
+	return err
 }
 
 func transact(ctx context.Context, client *v3.Client, d deed) (*v3.TxnResponse, error) {

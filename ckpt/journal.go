@@ -44,7 +44,7 @@ type known struct {
 	Origin   origin
 	Objects  map[string]Published
 	Unsealed map[string]bool
-	Uploads  map[string]begun // by path, one for each
+	Uploads  map[string]begun // by path, one for each; not only Run's goroutine changes these, and Copies
 	Neighbour
 	Copies map[string]copyOf // at the neighbour
 }
@@ -183,12 +183,6 @@ func (j *journal) uploads() map[string]begun {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return maps.Clone(j.known.Uploads)
-}
-
-func (j *journal) unsealed() map[string]bool {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return maps.Clone(j.known.Unsealed)
 }
 
 // compact writes the journal anew.

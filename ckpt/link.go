@@ -119,13 +119,6 @@ func (c *Carrier) linkOne(root *os.Root, p string) error {
 	return err
 }
 
-// checkpoints returns those here and those that are links, oldest first.
-func (c *Carrier) checkpoints() []Checkpoint {
-	all := append(c.q.Checkpoints(), c.links.made...)
-	slices.SortFunc(all, older)
-	return all
-}
-
 func older(a, b Checkpoint) int {
 	return cmp.Or(cmp.Compare(a.saved, b.saved), strings.Compare(a.Path, b.Path))
 }

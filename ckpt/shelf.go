@@ -196,21 +196,12 @@ func (s *shelf) receive(w http.ResponseWriter, r *http.Request) (name string, er
 	return f.Name(), err
 }
 
-// tend publishes the copies of hosts whose lease has ended, and removes those that are of no use. kept was there before
-// b.
-func (c *Carrier) tend(ctx context.Context, client *v3.Client, lease v3.LeaseID, b board, kept []*shelved) error {
-	for _, k := range kept {
-		if k.mu.TryLock() { // else the host asks for something
-			err := c.tendOne(ctx, client, lease, b, k)
-			if k.mu.Unlock(); err != nil {
-				return err
-			}
-		}
+// tend publishes the copies of a host whose lease has ended, and removes those that are of no use. k was there before b.
+func (c *Carrier) tend(ctx context.Context, client *v3.Client, lease v3.LeaseID, b board, k *shelved) (err error) {
+	if !k.mu.TryLock() { // the host asks for something
+		return nil
 	}
-	return nil
-}
-
-func (c *Carrier) tendOne(ctx context.Context, client *v3.Client, lease v3.LeaseID, b board, k *shelved) (err error) {
+	defer k.mu.Unlock()
 	o, was := c.hosts, b.hosts[k.id].value
 	_, lives := b.alive[k.id]
 	_, mine := b.adopted[k.id]

@@ -13,6 +13,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -116,9 +117,11 @@ func (c *Carrier) in(ctx context.Context, f func()) bool {
 }
 
 func (c *Carrier) status() Status {
+	checkpoints := append(c.q.Checkpoints(), c.links.made...)
+	slices.SortFunc(checkpoints, older)
 	s := Status{
 		V: 1, Dir: c.Dir, Dest: c.Dest, PID: os.Getpid(), Since: c.since, Behind: c.q.Behind(), Here: c.folder.Counts(),
-		Stats: c.stats, Checkpoints: c.checkpoints(),
+		Stats: c.stats, Checkpoints: checkpoints,
 	}
 	s.Here.Skipped = max(0, s.Here.Skipped-len(c.links.made))
 	if c.trouble.err != nil {
@@ -129,6 +132,9 @@ func (c *Carrier) status() Status {
 
 // wait answers /wait.
 func (c *Carrier) wait(ctx context.Context, p string, look, copies bool) (got Wait, err error) {
+	if copies && c.Copies < 2 {
+		return got, errors.New("no copies are made (start shoal ckpt with --copies 2)")
+	}
 	p = filepath.Clean(p)
 	end := time.After(time.Second)
 	for {
@@ -142,10 +148,6 @@ func (c *Carrier) wait(ctx context.Context, p string, look, copies bool) (got Wa
 			}
 			changed = c.changed
 			var known bool
-			if copies && c.Copies < 2 {
-				err = errors.New("no copies are made (start shoal ckpt with --copies 2)")
-				return
-			}
 			if got.Lacks, got.Why, known = c.q.Lacks(p, copies && c.hosts.vouches()); !known {
 				err = c.unknown(p)
 			}
