@@ -102,8 +102,7 @@ rate is helped by slower steps (--scale), which is said.`,
 		Args:      cobra.MaximumNArgs(1),
 		ValidArgs: names,
 		RunE: func(c *cobra.Command, args []string) error {
-			err := o.check(c, args)
-			if err != nil {
+			if err := o.check(c, args); err != nil {
 				return err
 			}
 			run := o.runRig
