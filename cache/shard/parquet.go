@@ -9,6 +9,7 @@ import (
 	"hash/crc32"
 	"path"
 	"slices"
+	"sort"
 	"strings"
 	"sync"
 
@@ -22,7 +23,7 @@ import (
 // of the next. A [Restorer] reads from such an object: it fetches the chunk by one request, and decodes all of it. So
 // whoever wants one row of a chunk should want the others, too ([catalog.Layout.Chunk]).
 //
-// The first list of a dataset decodes all of it once: a Parquet file does not say how long its values are.
+// A list of a dataset decodes what an earlier one did not have: a Parquet file does not say how long its values are.
 //
 // Of lists those of numbers are read, as numbers one after the other. Other nested columns, and times of 96 bits, have
 // no files.
@@ -56,7 +57,7 @@ func (s *Rows) rowGroups(ctx context.Context, shown objstore.Object, emit func(M
 	of := map[string]int{} // the columns of files
 	for i := range f.columns {
 		c := &f.columns[i]
-		if s.columns != nil && !slices.Contains(s.columns, c.name) || c.name == "" && c.err == nil {
+		if s.o.Columns != nil && !slices.Contains(s.o.Columns, c.name) || c.name == "" && c.err == nil {
 			c.name = ""
 			continue
 		}
@@ -71,7 +72,7 @@ func (s *Rows) rowGroups(ctx context.Context, shown objstore.Object, emit func(M
 		}
 		kinds = append(kinds, c.name+c.ext)
 	}
-	for _, name := range s.columns {
+	for _, name := range s.o.Columns {
 		if !slices.ContainsFunc(f.columns, func(c parquetColumn) bool { return c.name == name }) {
 			return "", fmt.Errorf("it has no column %q with files", name)
 		}
@@ -79,36 +80,80 @@ func (s *Rows) rowGroups(ctx context.Context, shown objstore.Object, emit func(M
 	slices.Sort(kinds)
 	dir, base := path.Split(strings.TrimPrefix(o.Key, s.prefix))
 	stem := dir + strings.ReplaceAll(base[:len(base)-len(parquetSuffix)], ".", "_")
-	first := int64(0)
-	for chunk := range len(f.columns) * len(f.meta.RowGroups) {
-		c := &f.columns[chunk%len(f.columns)]
-		if chunk > 0 && chunk%len(f.columns) == 0 {
-			first += f.meta.RowGroup(chunk/len(f.columns) - 1).NumRows()
+	if !s.before(shown, emit) {
+		err = f.members(ctx, s.r, stem, emit)
+	}
+	return "the columns " + strings.Join(kinds, " "), err
+}
+
+// before emits the samples that an earlier list found in an object, and reports whether there is one of that object.
+func (s *Rows) before(o objstore.Object, emit func(Member) bool) bool {
+	m, l := s.o.Manifest, s.o.Layout
+	if m == nil || l == nil || m.Skipped().Hostile+m.Skipped().Shadowed > 0 {
+		return false
+	}
+	i, found := sort.Find(l.Shards(), func(i int) int { return strings.Compare(o.Key, l.Shard(i).Key) })
+	if !found || l.Shard(i).ETag != o.ETag {
+		return false
+	}
+	for r, to := l.ShardRanks(i); r < to; r++ {
+		file := l.At(r)
+		x := Member{Path: m.Path(file), Size: m.Size(file), Summed: true}
+		_, x.Off = l.Where(file)
+		sums := []byte{}
+		for extent := range max(catalog.Extents(x.Size), 1) {
+			sums = binary.LittleEndian.AppendUint32(sums, l.Sum(file, extent))
 		}
-		if c.name == "" {
-			continue
-		}
-		at := int64(chunk) << chunkShift
-		more := true
-		err := f.decode(ctx, s.r, chunk, func(row int64, value []byte) bool {
-			m := Member{Path: fmt.Sprintf("%s-%012d.%s", stem, first+row, c.file(value)), Off: at,
-				Size: int64(len(value)), Summed: true, Sum: crc32.Checksum(value, castagnoli)}
-			if m.Size > catalog.ExtentSize {
-				var sums []byte
-				for extent := range slices.Chunk(value, catalog.ExtentSize) {
-					sums = binary.LittleEndian.AppendUint32(sums, crc32.Checksum(extent, castagnoli))
-				}
-				m.sums = string(sums)
-			}
-			at += m.Size
-			more = emit(m)
-			return more
-		})
-		if err != nil || !more {
-			return "", errors.Join(err, ctx.Err())
+		x.Sum, x.sums = l.Sum(file, 0), string(sums)
+		if !emit(x) {
+			break
 		}
 	}
-	return "the columns " + strings.Join(kinds, " "), nil
+	return true
+}
+
+// members decodes chunks, several at once, and emits what is in them in the order of the chunks.
+func (f *parquetFile) members(ctx context.Context, r objstore.Reader, stem string, emit func(Member) bool) error {
+	var chunks []int
+	var first []int64 // row of a group
+	rows, largest := int64(0), int64(0)
+	for chunk := range len(f.columns) * len(f.meta.RowGroups) {
+		if chunk%len(f.columns) == 0 {
+			first = append(first, rows)
+			rows += f.meta.RowGroup(chunk / len(f.columns)).NumRows()
+		}
+		if f.columns[chunk%len(f.columns)].name != "" {
+			chunks, largest = append(chunks, chunk), max(largest, f.length(chunk))
+		}
+	}
+	var err error
+	inTurn(ctx, len(chunks), chunksAtOnce(largest), rowsBuffer,
+		func(ctx context.Context, i int, put func(found) bool) {
+			c, at := &f.columns[chunks[i]%len(f.columns)], int64(chunks[i])<<chunkShift
+			if err := f.decode(ctx, r, chunks[i], func(row int64, value []byte) bool {
+				m := Member{Path: fmt.Sprintf("%s-%012d.%s", stem, first[chunks[i]/len(f.columns)]+row, c.file(value)),
+					Off: at, Size: int64(len(value)), Summed: true, Sum: crc32.Checksum(value, castagnoli)}
+				if m.Size > catalog.ExtentSize {
+					var sums []byte
+					for extent := range slices.Chunk(value, catalog.ExtentSize) {
+						sums = binary.LittleEndian.AppendUint32(sums, crc32.Checksum(extent, castagnoli))
+					}
+					m.sums = string(sums)
+				}
+				at += m.Size
+				return put(found{m: m})
+			}); err != nil {
+				put(found{err: err})
+			}
+		}, func(_ int, from <-chan found) bool {
+			for v := range from {
+				if err = v.err; err != nil || !emit(v.m) {
+					return false
+				}
+			}
+			return true
+		})
+	return errors.Join(err, ctx.Err())
 }
 
 // ChunkBytes returns how many bytes the largest chunk of a layout has; 0: there is none.

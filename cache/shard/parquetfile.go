@@ -384,7 +384,7 @@ func (f *parquetFile) decode(ctx context.Context, r objstore.Reader, chunk int,
 		}
 		props := parquet.NewReaderProperties(memory.DefaultAllocator)
 		props.BufferedStreamEnabled = true // or it copies the chunk
-		props.MaxCompressedPageSize, props.MaxUncompressedPageSize = maxChunk, maxChunk
+		props.MaxCompressedPageSize, props.MaxUncompressedPageSize = length, f.length(chunk)
 		p, err := file.NewParquetReader(b, file.WithMetadata(f.meta), file.WithReadProps(props))
 		if err != nil {
 			return err
@@ -403,14 +403,14 @@ func (f *parquetFile) decode(ctx context.Context, r objstore.Reader, chunk int,
 	return err
 }
 
-// length returns how many bytes the footer says that a chunk has, as it is encoded; those of what it says itself are
-// often as many.
+// length returns how many bytes the footer says that a chunk's pages have, as they are encoded, and so the most that one
+// may have. What they say is often as many.
 func (f *parquetFile) length(chunk int) int64 {
 	m, err := f.meta.RowGroup(chunk / len(f.columns)).ColumnChunk(chunk % len(f.columns))
-	if err != nil {
-		return 0
+	if err != nil || m.TotalUncompressedSize() <= 0 {
+		return maxChunk
 	}
-	return max(m.TotalUncompressedSize(), 0)
+	return min(m.TotalUncompressedSize(), maxChunk)
 }
 
 // fullPages passes over data pages without values: to a column's reader such a page is the end. It panics at pages for

@@ -67,9 +67,9 @@ const (
 // samples of MDS, rows of .parquet.
 type Rows struct {
 	badShards
-	r       objstore.Reader
-	prefix  string
-	columns []string // OpenOptions.Columns
+	r      objstore.Reader
+	prefix string
+	o      OpenOptions
 
 	objects []objstore.Object
 	finders []finder // of each object
@@ -93,7 +93,7 @@ func (s *Rows) Objects() []objstore.Object { return s.objects }
 
 // OpenRows lists the objects, and reads the indexes of MDS. It ignores other objects.
 func OpenRows(ctx context.Context, r objstore.Reader, src objstore.Source, o OpenOptions) (*Rows, error) {
-	s := &Rows{r: r, prefix: src.Prefix, columns: o.Columns, badShards: badShards{o.SkipBad, map[int]error{}}}
+	s := &Rows{r: r, prefix: src.Prefix, o: o, badShards: badShards{o.SkipBad, map[int]error{}}}
 	there := map[string]objstore.Object{} // by key: .bin and .mds
 	var tables, indexes, mds, parquets []objstore.Object
 	shards := false
@@ -144,12 +144,14 @@ func OpenRows(ctx context.Context, r objstore.Reader, src objstore.Source, o Ope
 	return s, nil
 }
 
+// found is a sample, or why there are no more.
+type found struct {
+	m   Member
+	err error
+}
+
 // Members implements [Index]. Tables are read once, in parallel ranges; of the others what their indexes do not say.
 func (s *Rows) Members(ctx context.Context) iter.Seq2[Member, error] {
-	type found struct {
-		m   Member
-		err error
-	}
 	return func(yield func(Member, error) bool) {
 		kinds := make([]string, len(s.objects))
 		missing := maps.Clone(s.bad) // for the goroutines below

@@ -58,7 +58,11 @@ type OpenOptions struct {
 	SkipBad bool
 	// Columns are those of Parquet files that are shown; none: all.
 	Columns []string
-	Logger  *slog.Logger
+	// Manifest and Layout are an earlier list, or nil: the samples of Parquet files that are unchanged since are taken
+	// from there.
+	Manifest *catalog.Manifest
+	Layout   *catalog.Layout
+	Logger   *slog.Logger
 }
 
 // Set is a set of shards. Shards and the rest of the fields must not be changed. It is safe for

@@ -95,6 +95,53 @@ func TestChunksAreFetchedOnce(t *testing.T) {
 	}
 }
 
+// A refresh decodes the Parquet files that are new or have changed, and has the list that a first one would make.
+func TestRefreshDecodesWhatChanged(t *testing.T) {
+	const groups, rows = 3, 20
+	dir := t.TempDir()
+	write := func(name string, values string) {
+		parquetOf(t, filepath.Join(dir, name), groups, rows, func(row int) string {
+			return strings.Repeat(fmt.Sprint(values, row), 1+row/59*6000)
+		})
+	}
+	write("a.parquet", "a")
+	write("b.parquet", strings.Repeat("b", 900)) // the last one is longer than an extent
+	write("d.parquet", "d")
+	cfg := Config{Source: "file://" + dir, Samples: "rows:text,", Order: spec(t, "none")}
+	options := func() HostConfig {
+		return HostConfig{Options: cachedir.Options{Path: t.TempDir(), Size: 256 << 20, Memory: 1 << 30}}
+	}
+	e := open(t, options(), cfg)
+	defer closeEngine(t, e)
+	for _, c := range []struct {
+		what   string
+		change func()
+		files  int
+		chunks int
+	}{
+		{"nothing", func() {}, 3, 0},
+		{"one is new", func() { write("c.parquet", "c") }, 4, groups},
+		{"one has changed", func() { write("a.parquet", "other") }, 4, groups},
+		{"one is gone", func() { _ = os.Remove(filepath.Join(dir, "b.parquet")) }, 3, 0},
+	} {
+		c.change()
+		before := e.Stats()
+		if changed, err := e.Refresh(t.Context()); err != nil || changed != (c.what != "nothing") {
+			t.Fatalf("%s: changed %t, %v", c.what, changed, err)
+		}
+		after := e.Stats()
+		n := after.GetRequests - before.GetRequests - (after.Hedges.Sent - before.Hedges.Sent)
+		if int(n) != c.files+c.chunks {
+			t.Errorf("%s: %d GETs, want one for each of %d files and %d chunks", c.what, n, c.files, c.chunks)
+		}
+		first := open(t, options(), cfg)
+		if a, b := e.cur.Load(), first.cur.Load(); a.name() != b.name() {
+			t.Errorf("%s: the list is %s, a first one %s", c.what, a.name(), b.name())
+		}
+		closeEngine(t, first)
+	}
+}
+
 // What lies in objects is selected by rows, and one column by its name, with or without what its files end in.
 func TestSamplesInObjects(t *testing.T) {
 	if err := CheckSamples("rows:"); err == nil || !strings.Contains(err.Error(), "is not valid") {

@@ -307,8 +307,12 @@ func (e *Engine) listIndex(ctx context.Context, index shard.Index, m *catalog.Ma
 
 // listRows finds the samples in the objects, each a file.
 func (e *Engine) listRows(ctx context.Context) (*catalog.Manifest, *catalog.Layout, error) {
-	rows, err := shard.OpenRows(ctx, e.store, e.source,
-		shard.OpenOptions{Logger: e.log, SkipBad: e.cfg.SkipBadShards, Columns: e.cfg.columns()})
+	o := shard.OpenOptions{Logger: e.log, SkipBad: e.cfg.SkipBadShards, Columns: e.cfg.columns()}
+	if m, l, err := e.catalog.Manifest(e.name); err == nil {
+		defer func() { _ = closeList(m, l) }()
+		o.Manifest, o.Layout = m, l
+	}
+	rows, err := shard.OpenRows(ctx, e.store, e.source, o)
 	if err != nil {
 		return nil, nil, err
 	}
