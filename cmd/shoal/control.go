@@ -77,14 +77,6 @@ func notMounted(target string) error {
 		target, target)
 }
 
-// inTime limits a question that has no deadline.
-func inTime(ctx context.Context) (context.Context, context.CancelFunc) {
-	if _, ok := ctx.Deadline(); ok {
-		return context.WithCancel(ctx)
-	}
-	return context.WithTimeout(ctx, daemon.Patience)
-}
-
 // answerFor answers questions about the mount until stop is called.
 func (m *mounted) answerFor(h *engine.Host, log *slog.Logger) (stop func()) {
 	address, a := daemon.MountAddress(m.server.Device()), answers(h, m)

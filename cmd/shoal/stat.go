@@ -26,8 +26,6 @@ import (
 
 // rawStats asks the daemon of a mount for the JSON of its stats.
 func rawStats(ctx context.Context, mountpoint string) ([]byte, error) {
-	ctx, cancel := inTime(ctx)
-	defer cancel()
 	var out bytes.Buffer
 	err := askMount(ctx, mountpoint, &out, "stat")
 	return out.Bytes(), err
@@ -104,10 +102,9 @@ carries how far the bucket is behind.`,
 
 // anyStats asks a mount, a feed, an admin address, or the daemon that owns a cache directory.
 func anyStats(ctx context.Context, target string, security *clientSecurity) ([]byte, error) {
-	since := time.Now()
-	ctx, cancel := inTime(ctx)
-	defer cancel()
 	if strings.HasPrefix(target, "http://") || strings.HasPrefix(target, "https://") {
+		ctx, cancel := context.WithTimeout(ctx, daemon.Patience)
+		defer cancel()
 		return fromAdmin(ctx, target, "/stats")
 	}
 	if !strings.Contains(target, "://") {
@@ -131,8 +128,11 @@ func anyStats(ctx context.Context, target string, security *clientSecurity) ([]b
 		return nil, err
 	}
 	defer client.Close()
-	raw, err := client.Stats(ctx)
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+	since := time.Now()
+	asking, cancel := daemon.InTime(ctx, target)
+	defer cancel()
+	raw, err := client.Stats(asking)
+	if asking.Err() != nil && !errors.Is(ctx.Err(), context.Canceled) {
 		err = daemon.Unanswered(target, since)
 	}
 	return raw, err

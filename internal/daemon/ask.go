@@ -69,13 +69,33 @@ func (s Silence) Error() string {
 	return fmt.Sprintf("the daemon (pid %d) %s (kill -9 %d%s)", s.pid, waited, s.pid, then)
 }
 
+// hangs is whether a daemon that is silent for Patience is not to be waited for: it is stopped, or not to be seen, or a
+// minute has passed. Any other may be slow: a busy machine takes seconds to read its memory back from the disk.
+func (s Silence) hangs() bool {
+	return s.pid == 0 || stateOf(s.pid) == "T" || time.Since(s.since) > time.Minute
+}
+
 // Unanswered is why a daemon at a feed's address did not answer in time.
-func Unanswered(target string, since time.Time) error {
+func Unanswered(target string, since time.Time) Silence {
 	s := Silence{Asked: Asked{At: target, Then: "start it again"}, since: since}
 	if path, ok := strings.CutPrefix(target, "unix://"); ok {
 		s.pid = listenerOf(path)
 	}
 	return s
+}
+
+// InTime limits a question to a daemon at a feed's address as Ask does.
+func InTime(ctx context.Context, target string) (context.Context, context.CancelFunc) {
+	begun := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	look := time.AfterFunc(Patience, func() {
+		if s := Unanswered(target, begun); s.hangs() {
+			cancel()
+		} else {
+			Own.Notice("%v; waiting for it", s)
+		}
+	})
+	return ctx, func() { look.Stop(); cancel() }
 }
 
 // soon returns what do returns, which may wait for a disk that hangs, or the end of ctx.
@@ -91,7 +111,7 @@ func soon[T any](ctx context.Context, do func() (T, error)) (T, error) {
 }
 
 // Ask runs a verb in a daemon, with variables of this process. It fails with ErrNobody or ErrEnding if there is no
-// daemon, or if it is about to end. One that says nothing for Patience is an error. If it is at work, or falls silent
+// daemon, or if it is about to end. One that says nothing and hangs is an error; if it is only slow, or falls silent
 // later, the user gets a notice.
 func Ask(ctx context.Context, to Asked, args []string, env map[string]string, out io.Writer) error {
 	a := &asking{Silence: Silence{Asked: to, since: time.Now()}, verb: args[0], out: out}
@@ -111,7 +131,7 @@ func Ask(ctx context.Context, to Asked, args []string, env map[string]string, ou
 	defer conn.Close()
 	a.conn = conn.(*net.UnixConn)
 	who := audit.Unix(a.conn)
-	if a.pid, a.ran = who.PID, ranOf(who.PID); to.Owner != "" && to.Owner != fmt.Sprint(*who.UID) {
+	if a.pid = who.PID; to.Owner != "" && to.Owner != fmt.Sprint(*who.UID) {
 		return fmt.Errorf(
 			"%s: what listens for its daemon is user %d's (pid %d) and not the mount's (end that process)", to.At,
 			*who.UID, who.PID)
@@ -136,8 +156,6 @@ type asking struct {
 	wasReady  bool
 	wordAt    time.Time // when there was something for the user
 	spoke     bool      // there was a line
-	ran       string    // ranOf the daemon when it was last seen at work
-	ranAt     time.Time // when that was
 	told, bid bool      // the user, of a silence, and of a verb that takes its time
 }
 
@@ -198,7 +216,7 @@ func (a *asking) listen(ctx context.Context) error {
 func (a *asking) quiet(ctx context.Context) error {
 	switch {
 	case time.Since(a.since) <= Patience:
-	case ctx.Err() != nil || !a.spoke && !a.works():
+	case ctx.Err() != nil || !a.spoke && a.hangs():
 		return a.Silence
 	case !a.told:
 		a.told = true
@@ -210,14 +228,6 @@ func (a *asking) quiet(ctx context.Context) error {
 			a.pid, a.At, a.verb, a.wordAt.Format(time.TimeOnly))
 	}
 	return nil
-}
-
-// works is whether a daemon that has not said a word may only be slow: it ran lately, and is given a minute.
-func (a *asking) works() bool {
-	if ran := ranOf(a.pid); ran != a.ran {
-		a.ran, a.ranAt = ran, time.Now()
-	}
-	return time.Since(a.ranAt) <= Patience && time.Since(a.since) <= time.Minute
 }
 
 // hear takes one line from the daemon. end is whether it is the last one.
@@ -371,16 +381,15 @@ func listenerOf(path string) (pid int) {
 }
 
 // stateOf returns a process's state as ps(1) shows it, "" if there is none.
-func stateOf(pid int) string { return statOf(pid)[0] }
-
-// ranOf returns the processor time that a process has had, in ticks: the user's and the system's.
-func ranOf(pid int) string { return strings.Join(statOf(pid)[11:13], "+") }
-
-// statOf returns what proc(5) says of a process, from field 3 on: field 2 is the command in parentheses.
-func statOf(pid int) []string {
-	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+func stateOf(pid int) string {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return ""
+	}
+	// Field 2 is the command in parentheses, field 3 the state.
 	_, rest, _ := strings.Cut(string(b), ") ")
-	return append(strings.Fields(rest), make([]string, 13)...)
+	state, _, _ := strings.Cut(rest, " ")
+	return state
 }
 
 // Gone waits for a process to end, and reports whether it has. A zombie has: it holds nothing.
