@@ -14,8 +14,7 @@ import (
 //     place (codedMark) and notes its length; so readers see place and form at once. A restart adopts coded records as
 //     others.
 //   - Nobody gets coded bytes but from SampleCoded, and peers that can decode them. For everybody else a flight
-//     restores the file into memory, where it stays as one that was fetched: all who wait share it, and who reads in
-//     pieces restores once.
+//     restores the file into memory: all who wait share it. It stays for who reads in pieces, until it was read.
 //   - A flight may bring the coded form from a peer or the store (Want.Coded). That is a piece of its own in the ring,
 //     beside the file if somebody has it restored, and goes to disk as it is. What was restored never does.
 //   - A record that cannot be restored is forgotten and fetched again, like a corrupt one.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"math/rand/v2"
+	"slices"
 	"sync/atomic"
 
 	"github.com/shoalfs/shoal/cache/objstore"
@@ -65,8 +66,10 @@ func (p purpose) sources(v *Volume, file, x int) []Source {
 
 // asks reports whether the flight may make another node fetch. No peer waits for such a flight: requests go one hop.
 func (fl *flight) asks() bool {
-	n, ok := fl.sources[0].(nodes)
-	return ok && !n.held
+	return slices.ContainsFunc(fl.sources, func(s Source) bool { // a restorer may come before
+		n, ok := s.(nodes)
+		return ok && !n.held
+	})
 }
 
 // nodes is the caches of other nodes.
