@@ -28,23 +28,18 @@ func ExpandBraces(pattern string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	names := make([]string, n)
-	digits := make([]int, len(groups)) // an odometer
-	var b []byte
-	for i := range names {
-		b = b[:0]
-		for g, d := range digits {
-			b = groups[g].append(b, d)
-		}
-		names[i] = string(b)
-		for g := len(digits) - 1; g >= 0; g-- {
-			if digits[g]++; digits[g] < groups[g].len() {
-				break
-			}
-			digits[g] = 0
-		}
+	return expand(nil, groups, make([]string, 0, n)), nil
+}
+
+// expand appends to names what begins with b and goes on with the groups.
+func expand(b []byte, groups []braceGroup, names []string) []string {
+	if len(groups) == 0 {
+		return append(names, string(b))
 	}
-	return names, nil
+	for i := range groups[0].len() {
+		names = expand(groups[0].append(b, i), groups[1:], names)
+	}
+	return names
 }
 
 // braceGroup is plain text (a list of one), a list, or a range.
@@ -85,50 +80,37 @@ func (g *braceGroup) append(b []byte, i int) []byte {
 	return fmt.Appendf(b, "%0*d", g.width, v)
 }
 
+// braceParts matches plain text, what a brace begins up to the next one, and a closing brace.
+var braceParts = regexp.MustCompile(`[^{}]+|\{[^{}]*[{}]?|\}`)
+
 // parseBraces splits a pattern into groups and returns how many names they make.
 func parseBraces(pattern string) (groups []braceGroup, names int, err error) {
 	names, longest := 1, 0
-	add := func(g braceGroup) error {
-		// Each factor is at most maxNames, so that the product cannot overflow.
-		if names *= g.len(); names > maxNames {
-			return fmt.Errorf("the pattern makes more than %d names", maxNames)
-		}
-		if longest += g.longest(); names*longest > maxNameBytes {
-			return fmt.Errorf("the pattern makes more than %d MiB of names", maxNameBytes>>20)
-		}
-		groups = append(groups, g)
-		return nil
-	}
-	for rest := pattern; rest != ""; {
-		i := strings.IndexAny(rest, "{}")
-		if i < 0 {
-			i = len(rest)
-		}
-		if i > 0 {
-			if err := add(braceGroup{list: []string{rest[:i]}}); err != nil {
-				return nil, 0, err
-			}
-			rest = rest[i:]
-			continue
-		}
-		if rest[0] == '}' {
-			return nil, 0, errors.New("a } without its {")
-		}
-		switch i = strings.IndexAny(rest[1:], "{}") + 1; {
-		case i == 0:
-			return nil, 0, errors.New("a { without its }")
-		case rest[i] == '{':
-			return nil, 0, errors.New(
+	for _, part := range braceParts.FindAllString(pattern, -1) {
+		g := braceGroup{list: []string{part}}
+		switch {
+		case part == "}":
+			err = errors.New("a } without its {")
+		case part[0] != '{':
+		case strings.HasSuffix(part, "}"):
+			g, err = parseGroup(part[1 : len(part)-1])
+		case part == "{" || !strings.HasSuffix(part, "{"):
+			err = errors.New("a { without its }")
+		default:
+			err = errors.New(
 				"braces in braces are not supported; write the names out, or name several ranges side by side")
-		}
-		g, err := parseGroup(rest[1:i])
-		if err == nil {
-			err = add(g)
 		}
 		if err != nil {
 			return nil, 0, err
 		}
-		rest = rest[i+1:]
+		// Each factor is at most maxNames, so that the product cannot overflow.
+		if names *= g.len(); names > maxNames {
+			return nil, 0, fmt.Errorf("the pattern makes more than %d names", maxNames)
+		}
+		if longest += g.longest(); names*longest > maxNameBytes {
+			return nil, 0, fmt.Errorf("the pattern makes more than %d MiB of names", maxNameBytes>>20)
+		}
+		groups = append(groups, g)
 	}
 	return groups, names, nil
 }

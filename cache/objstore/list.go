@@ -29,24 +29,23 @@ const (
 // it splits, not by the number of objects. Breaking out of the loop stops the workers and waits for them.
 func ListParallel(ctx context.Context, r Layer, prefix string, workers int,
 	progress func(objects int)) iter.Seq2[Object, error] {
-	workers = max(1, workers)
 	return func(yield func(Object, error) bool) {
 		ctx, cancel := context.WithCancel(ctx)
-		out := make(chan []Object, workers)
-		var failed error // written before out is closed
+		l := parallelLister{r: r, workers: max(1, workers)}
+		l.out = make(chan []Object, l.workers)
+		var failed error // written before l.out is closed
 		go func() {
-			defer close(out)
-			l := parallelLister{r: r, workers: workers, out: out}
-			failed = l.list(ctx, prefix)
+			defer close(l.out)
+			failed = l.all(ctx, prefix)
 		}()
 		defer func() {
 			cancel()
-			for range out { // until the workers have ended
+			for range l.out { // until the workers have ended
 			}
 		}()
 
 		n := 0
-		for batch := range out {
+		for batch := range l.out {
 			for _, o := range batch {
 				if !yield(o, nil) {
 					return
@@ -66,56 +65,32 @@ func ListParallel(ctx context.Context, r Layer, prefix string, workers int,
 type parallelLister struct {
 	r       Layer
 	workers int
-	out     chan<- []Object
+	out     chan []Object
 }
 
-// list splits the key space level by level until there are enough prefixes, then lists them flat.
-func (l *parallelLister) list(ctx context.Context, prefix string) error {
-	if prefix != "" && !strings.HasSuffix(prefix, "/") {
-		return l.flat(ctx, []string{prefix}) // not a level
-	}
+// all splits the key space level by level until there are enough prefixes, then lists them flat.
+func (l *parallelLister) all(ctx context.Context, prefix string) (err error) {
 	prefixes := []string{prefix}
-	for depth := 0; len(prefixes) > 0 && len(prefixes) < prefixesPerWorker*l.workers && depth < maxSplitDepth; depth++ {
-		next, err := l.level(ctx, prefixes)
-		if err != nil {
+	isLevel := prefix == "" || strings.HasSuffix(prefix, "/")
+	for depth := 0; isLevel && depth < maxSplitDepth; depth++ {
+		if len(prefixes) == 0 || len(prefixes) >= prefixesPerWorker*l.workers {
+			break
+		}
+		if prefixes, err = l.each(ctx, prefixes, l.r.ListLevel); err != nil {
 			return err
 		}
-		prefixes = next
 	}
-	return l.flat(ctx, prefixes)
-}
-
-// level sends the objects directly under the prefixes and returns the prefixes one level below.
-func (l *parallelLister) level(ctx context.Context, prefixes []string) ([]string, error) {
-	var mu sync.Mutex
-	var below []string
-	err := l.each(ctx, prefixes, func(ctx context.Context, prefix string) iter.Seq2[Object, error] {
-		return func(yield func(Object, error) bool) {
-			for o, err := range l.r.ListLevel(ctx, prefix) {
-				if err == nil && o.IsPrefix() && utf8.ValidString(o.Key) { // else it cannot be listed, and is counted
-					mu.Lock()
-					below = append(below, o.Key)
-					mu.Unlock()
-					continue
-				}
-				if !yield(o, err) {
-					return
-				}
-			}
-		}
-	})
-	return below, err
-}
-
-func (l *parallelLister) flat(ctx context.Context, prefixes []string) error {
-	return l.each(ctx, prefixes, func(ctx context.Context, prefix string) iter.Seq2[Object, error] {
+	_, err = l.each(ctx, prefixes, func(ctx context.Context, prefix string) iter.Seq2[Object, error] {
 		return l.r.List(ctx, prefix, "")
 	})
+	return err
 }
 
-// each runs list for every prefix, up to l.workers at once, and sends what they yield.
+// each runs list for every prefix, up to l.workers at once, sends the objects, and returns the prefixes that came with
+// them.
 func (l *parallelLister) each(ctx context.Context, prefixes []string,
-	list func(context.Context, string) iter.Seq2[Object, error]) error {
+	list func(context.Context, string) iter.Seq2[Object, error]) (below []string, err error) {
+	var mu sync.Mutex
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(l.workers)
 	for _, prefix := range prefixes {
@@ -124,6 +99,12 @@ func (l *parallelLister) each(ctx context.Context, prefixes []string,
 			for o, err := range list(ctx, prefix) {
 				if err != nil {
 					return err
+				}
+				if o.IsPrefix() && utf8.ValidString(o.Key) { // else it cannot be listed, and is counted
+					mu.Lock()
+					below = append(below, o.Key)
+					mu.Unlock()
+					continue
 				}
 				if batch = append(batch, o); len(batch) == listBatch {
 					if err := l.send(ctx, batch); err != nil {
@@ -135,7 +116,8 @@ func (l *parallelLister) each(ctx context.Context, prefixes []string,
 			return l.send(ctx, batch)
 		})
 	}
-	return g.Wait()
+	err = g.Wait()
+	return below, err
 }
 
 func (l *parallelLister) send(ctx context.Context, batch []Object) error {
