@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"iter"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -50,15 +51,14 @@ const maxLeftOut = 100_000
 func (d *Dir) TakeLeftOut() (l LeftOut) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for key, link := range d.leftOut {
+	for _, link := range d.leftOut {
 		if link {
 			l.Dangling++
 		} else {
 			l.Special++
 		}
-		l.Examples = append(l.Examples, key)
 	}
-	slices.Sort(l.Examples)
+	l.Examples = slices.Sorted(maps.Keys(d.leftOut))
 	l.Examples = l.Examples[:min(len(l.Examples), 5)]
 	d.leftOut = nil
 	return l
@@ -253,10 +253,7 @@ func appendETag(b []byte, mtimeNs, size int64, inode uint64) []byte {
 }
 
 func fileObject(key string, fi fs.FileInfo) Object {
-	var inode uint64
-	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
-		inode = st.Ino
-	}
+	inode := fi.Sys().(*syscall.Stat_t).Ino
 	return Object{
 		Key:     key,
 		Size:    fi.Size(),
@@ -267,18 +264,12 @@ func fileObject(key string, fi fs.FileInfo) Object {
 
 // List implements [Reader].
 func (d *Dir) List(ctx context.Context, prefix, after string) iter.Seq2[Object, error] {
-	return func(yield func(Object, error) bool) {
-		w := dirWalk{d: d, ctx: ctx, prefix: prefix, after: after, recurse: true, yield: yield}
-		w.start()
-	}
+	return dirWalk{d: d, ctx: ctx, prefix: prefix, after: after, recurse: true}.walk
 }
 
 // ListLevel implements [Layer].
 func (d *Dir) ListLevel(ctx context.Context, prefix string) iter.Seq2[Object, error] {
-	return func(yield func(Object, error) bool) {
-		w := dirWalk{d: d, ctx: ctx, prefix: prefix, yield: yield}
-		w.start()
-	}
+	return dirWalk{d: d, ctx: ctx, prefix: prefix}.walk
 }
 
 // dirWalk walks a tree in key order. Sorting the names in each folder is not enough: "a-b" < "a/b" though "a" <
@@ -293,7 +284,9 @@ type dirWalk struct {
 	parents []os.FileInfo // of the folders from the root to the current one
 }
 
-func (w *dirWalk) start() {
+// walk is the sequence. It has a walk of its own, so that it can be run again.
+func (w dirWalk) walk(yield func(Object, error) bool) {
+	w.yield = yield
 	// Link loops are also searched among the ancestors of the first folder, so that a listing split by prefix sees the
 	// same tree as one from the root.
 	path := w.d.root

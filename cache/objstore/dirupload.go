@@ -227,7 +227,6 @@ type dirUpload struct {
 	mu     sync.Mutex
 	stored []bool
 	made   *Object // by Complete
-	ended  bool    // by Abort, or by a Complete that failed
 }
 
 // ID implements [Upload]: the temporary file's path below the folder.
@@ -257,19 +256,10 @@ func (u *dirUpload) Part(ctx context.Context, n int, p []byte) error {
 	return nil
 }
 
-// over reports whether the upload has ended, or its file was removed.
+// over reports whether the upload has ended, which closes its file, or AbortUpload has removed that.
 func (u *dirUpload) over() bool {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.ended || u.made != nil {
-		return true
-	}
 	fi, err := u.f.Stat()
-	if err != nil {
-		return true
-	}
-	st, ok := fi.Sys().(*syscall.Stat_t)
-	return ok && st.Nlink == 0 // AbortUpload
+	return err != nil || fi.Sys().(*syscall.Stat_t).Nlink == 0
 }
 
 func (u *dirUpload) Complete(ctx context.Context) (Object, error) {
@@ -277,16 +267,13 @@ func (u *dirUpload) Complete(ctx context.Context) (Object, error) {
 		return Object{}, err
 	}
 	u.mu.Lock()
-	made := u.made
-	u.mu.Unlock()
-	if made != nil {
-		return *made, nil
+	defer u.mu.Unlock()
+	if u.made != nil {
+		return *u.made, nil
 	}
 	if u.over() {
 		return Object{}, u.Gone()
 	}
-	u.mu.Lock()
-	defer u.mu.Unlock()
 	for n, ok := range u.stored {
 		if !ok && u.Size > 0 {
 			return Object{}, u.Missing(n)
@@ -301,7 +288,6 @@ func (u *dirUpload) Complete(ctx context.Context) (Object, error) {
 	if err != nil {
 		// A failed fsync may have dropped pages, and a second one would not report that: everything must be written
 		// again.
-		u.ended = true
 		discardTemp(u.f)
 		return Object{}, putError(ctx, u.Key, fmt.Errorf("the upload was aborted: %w", err))
 	}
@@ -315,8 +301,7 @@ func (u *dirUpload) Abort(ctx context.Context) error {
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.made == nil && !u.ended {
-		u.ended = true
+	if u.made == nil {
 		discardTemp(u.f)
 	}
 	return nil
