@@ -124,17 +124,6 @@ func (b *Budget) TryTake() bool {
 	return b.queue[Demand].Len() == 0 && b.queue[Prefetch].Len() == 0 && b.bucket.take(Prefetch, b.now())
 }
 
-// Return returns a token of TryTake whose request was not sent.
-func (b *Budget) Return() {
-	if b == nil {
-		return
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.putBack(Prefetch)
-	b.dispatch()
-}
-
 // draw takes a token if p may, and otherwise schedules dispatch for when there is one. b.mu is held.
 func (b *Budget) draw(p Priority) bool {
 	if b.bucket.take(p, b.now()) {

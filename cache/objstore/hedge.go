@@ -153,13 +153,12 @@ type read struct {
 	unlook func() // ends the watch for a raised urgency
 	done   bool   // the first GET has returned
 
-	sent   bool
-	buf    []byte
-	stop   context.CancelFunc // of the second GET
-	ended  chan struct{}      // closed when it has returned
-	err    error              // of it, then
-	came   bool               // it came in first
-	wanted bool               // the caller takes its bytes and returns buf
+	buf   []byte             // of the second GET
+	stop  context.CancelFunc // of it; nil: it was not sent
+	ended chan struct{}      // closed when it has returned
+	err   error              // of it, then
+	came  bool               // it came in first
+	over  chan struct{}      // closed when buf is no longer needed
 }
 
 // ReadAt implements [Reader].
@@ -202,7 +201,7 @@ func (h *Hedger) ReadSpans(ctx context.Context, o Object, spans []Span) error {
 func (r *read) overdue() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.done || r.sent {
+	if r.done || r.stop != nil {
 		return
 	}
 	h := r.h
@@ -233,7 +232,7 @@ func (r *read) overdue() {
 	h.tokens--
 	h.byteTokens -= float64(SpansLength(r.spans))
 	h.stats.Sent++
-	r.sent, r.buf, r.ended = true, make([]byte, r.n), make(chan struct{})
+	r.buf, r.ended, r.over = make([]byte, r.n), make(chan struct{}), make(chan struct{})
 	var ctx context.Context
 	ctx, r.stop = context.WithCancel(r.ctx)
 	h.others.Go(func() { r.ask(ctx) })
@@ -251,7 +250,7 @@ func (h *Hedger) may(r *read) bool {
 	return false
 }
 
-// ask sends the second GET.
+// ask sends the second GET, and returns its memory when the read is over.
 func (r *read) ask(ctx context.Context) {
 	own, buf := make([]Span, len(r.spans)), r.buf
 	for i, s := range r.spans {
@@ -261,20 +260,14 @@ func (r *read) ask(ctx context.Context) {
 	err := r.h.below.ReadSpans(ctx, r.o, own)
 	r.stop()
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	r.err = err
 	if err == nil && !r.done {
 		r.came = true
 		r.cancel()
 	}
-	if r.done && !r.wanted {
-		r.giveBack()
-	}
+	r.mu.Unlock()
 	close(r.ended)
-}
-
-func (r *read) giveBack() {
-	r.buf = nil
+	<-r.over
 	if r.h.m != nil {
 		r.h.m.Return(r.n)
 	}
@@ -291,30 +284,22 @@ func (r *read) finish(err error) error {
 	if r.unlook != nil {
 		r.unlook()
 	}
-	// The caller gets a second answer that has arrived, or may still succeed where the first GET failed.
-	r.wanted = r.sent && (r.came || err != nil && KindOf(err) == KindTransient && r.ctx.Err() == nil)
-	if r.sent && !r.wanted {
-		r.stop()
-		select {
-		case <-r.ended: // it failed before, and its memory was not returned
-			r.giveBack()
-		default:
-		}
-	}
 	r.mu.Unlock()
 
 	won := false
-	if r.wanted {
-		<-r.ended
-		if won = err != nil && r.err == nil; won {
+	if r.stop != nil {
+		// The caller gets a second answer that has arrived, or may still succeed where the first GET failed.
+		if !r.came && (err == nil || KindOf(err) != KindTransient || r.ctx.Err() != nil) {
+			r.stop()
+		} else if <-r.ended; err != nil && r.err == nil {
+			won, err = true, nil
 			buf := r.buf
 			for _, s := range r.spans {
 				buf = buf[copy(s.P, buf):]
 			}
-			err = nil
 			tell(r.ctx, "hedge won", nil)
 		}
-		r.giveBack()
+		close(r.over)
 	}
 	r.h.ended(r, took, err, won)
 	return err
@@ -329,7 +314,7 @@ func (h *Hedger) ended(r *read, took time.Duration, err error, won bool) {
 	if err == nil {
 		h.classes[r.class].record(took) // at least the first GET's time if the second one won
 	}
-	if !r.sent {
+	if r.stop == nil {
 		return
 	}
 	win := 0.0

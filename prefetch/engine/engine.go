@@ -370,14 +370,14 @@ type hedgeMemory struct {
 }
 
 func (m hedgeMemory) Borrow(n int64) bool {
-	if !m.budget.TryTake() {
-		return false
-	}
 	if !m.ledger.TryReserve(n, cache.ForDemand) {
-		m.budget.Return()
 		return false
 	}
-	return true
+	taken := m.budget.TryTake()
+	if !taken {
+		m.Return(n)
+	}
+	return taken
 }
 func (m hedgeMemory) Return(n int64) { m.ledger.Release(n, cache.ForDemand) }
 
