@@ -114,8 +114,7 @@ func (m *Meter) Stats() MeterStats {
 	if asked := m.asked.Load(); asked != 0 && m.reading.Load() > 0 {
 		s.Silent = max(0, time.Since(time.Unix(0, asked)))
 	}
-	q := m.latency.Quantiles(0.5, 0.99)
-	s.Median, s.P99 = q[0], q[1]
+	s.Median, s.P99 = m.latency.Quantile(0.5), m.latency.Quantile(0.99)
 	return s
 }
 
@@ -134,12 +133,9 @@ func (m *Meter) end(ctx context.Context, op int, err error) {
 		return
 	}
 	outcome := outcomeError
-	var e *Error
-	switch {
-	case errors.As(err, &e):
-		if int(e.Kind) < len(m.errors) {
-			m.errors[e.Kind].Add(1)
-		}
+	switch e, ok := errors.AsType[*Error](err); {
+	case ok:
+		m.errors[e.Kind].Add(1)
 		if e.SlowDown {
 			m.slowed.Add(1)
 		}
@@ -288,28 +284,19 @@ func (h *Histogram) Counts() HistogramCounts {
 	return c
 }
 
-// Quantiles returns the durations below which the parts qs (each in [0,1], ascending) of the recorded ones lie; zero
-// if there are none.
-func (h *Histogram) Quantiles(qs ...float64) []time.Duration {
+// Quantile returns the duration below which the part q, in [0,1], of the recorded ones lies; zero if there are none.
+func (h *Histogram) Quantile(q float64) time.Duration {
 	var counts [len(h.buckets)]int64
 	var total int64
 	for i := range counts {
 		counts[i] = h.buckets[i].Load()
 		total += counts[i]
 	}
-	out := make([]time.Duration, len(qs))
-	b, sum := 0, counts[0]
-	for i, q := range qs {
-		if total == 0 {
-			break
+	rank := max(1, int64(q*float64(total)+0.5))
+	for b, n := range counts {
+		if rank -= n; rank <= 0 {
+			return time.Duration((bucketStart(b)+bucketStart(b+1))/2) * time.Microsecond
 		}
-		rank := max(1, int64(q*float64(total)+0.5))
-		for sum < rank && b < len(counts)-1 {
-			b++
-			sum += counts[b]
-		}
-		mid := (bucketStart(b) + bucketStart(b+1)) / 2
-		out[i] = time.Duration(mid) * time.Microsecond
 	}
-	return out
+	return 0
 }

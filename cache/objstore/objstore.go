@@ -110,12 +110,7 @@ const NumKinds = len(kindNames)
 func (k Kind) Label() string { return strings.ReplaceAll(k.String(), " ", "_") }
 
 // String returns the kind in words.
-func (k Kind) String() string {
-	if int(k) < len(kindNames) {
-		return kindNames[k]
-	}
-	return fmt.Sprintf("kind %d", uint8(k))
-}
+func (k Kind) String() string { return kindNames[k] }
 
 // Error is a failed operation on a store. Its text names the thing, the cause and, if known, the remedy. It never
 // contains a credential.

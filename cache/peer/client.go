@@ -135,12 +135,11 @@ func (c *Client) Stats() (all []Stats) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, r := range c.remotes {
-		q := r.latency.Quantiles(0.5, 0.99)
 		s := Stats{
 			State: "on", Asked: r.count.asked.Load(), Hits: r.count.hits.Load(), Bytes: r.count.bytes.Load(),
 			Passed: r.count.passed.Load(), Damaged: r.count.damaged.Load(),
 			Errors: r.count.errs.Load(), Late: r.count.late.Load(), InFlight: r.count.inFlight.Load(),
-			Median: q[0].Seconds(), P99: q[1].Seconds(),
+			Median: r.latency.Quantile(0.5).Seconds(), P99: r.latency.Quantile(0.99).Seconds(),
 		}
 		for i := range r.count.no {
 			if n := r.count.no[i].Load(); n > 0 {
@@ -368,7 +367,7 @@ func (w *watch) suspect() {
 // ping makes a connection, which is then used.
 func (r *remote) ping() (err error) {
 	for range 3 {
-		limit := min(max(r.c.silence, 4*r.latency.Quantiles(0.9)[0]), fetching) *
+		limit := min(max(r.c.silence, 4*r.latency.Quantile(0.9)), fetching) *
 			min(tick+time.Duration(r.c.late.Load()), 4*tick) / tick
 		until := time.Now().Add(limit)
 		c, e := r.dial(r.c.ctx, limit)

@@ -26,6 +26,7 @@ import (
 	"hash/crc32"
 	"log/slog"
 	"path"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -80,14 +81,10 @@ type Tier struct {
 	latency objstore.Histogram
 	queue   queue
 
-	count  counts
 	inARow atomic.Int64 // damaged copies
-	held   atomic.Int64 // of windows
-}
 
-// counts are those of [Stats].
-type counts struct {
-	reads, hits, misses, passed, bytes, puts, putBytes, exist, fills, dropped, damaged, errs, inFlight atomic.Int64
+	mu    sync.Mutex
+	stats Stats // what is counted of them
 }
 
 // New returns a tier.
@@ -101,7 +98,8 @@ func New(cfg Config) *Tier {
 		t.say("the near tier is left out: all is read from the origin", "the near tier is read again"))
 	t.putting = objstore.NewCircuit(time.Now,
 		t.say("nothing is put to the near tier: it is still read", "copies are put to the near tier again"))
-	t.queue.init(t)
+	ctx, stop := context.WithCancel(context.Background())
+	t.queue = queue{t: t, ctx: ctx, stop: stop, jobs: map[string]*job{}, parts: map[string]int64{}}
 	return t
 }
 
@@ -141,15 +139,12 @@ type Stats struct {
 
 // Stats returns the counts.
 func (t *Tier) Stats() Stats {
-	q := t.latency.Quantiles(0.5, 0.99)
-	s := Stats{
-		Tier: t.cfg.Name, State: "on", Reads: t.count.reads.Load(), Hits: t.count.hits.Load(),
-		Misses: t.count.misses.Load(), Passed: t.count.passed.Load(), Bytes: t.count.bytes.Load(),
-		Puts: t.count.puts.Load(), PutBytes: t.count.putBytes.Load(), Exist: t.count.exist.Load(),
-		Fills: t.count.fills.Load(), Dropped: t.count.dropped.Load(),
-		Damaged: t.count.damaged.Load(), Errors: t.count.errs.Load(), InFlight: t.count.inFlight.Load(),
-		Queued: t.held.Load() + t.queue.used(), Median: q[0].Seconds(), P99: q[1].Seconds(),
-	}
+	t.mu.Lock()
+	s := t.stats
+	t.mu.Unlock()
+	s.Tier, s.State = t.cfg.Name, "on"
+	s.Median, s.P99 = t.latency.Quantile(0.5).Seconds(), t.latency.Quantile(0.99).Seconds()
+	s.Queued += t.queue.used()
 	switch {
 	case t.reading.IsOpen():
 		s.State = "away"
@@ -157,6 +152,13 @@ func (t *Tier) Stats() Stats {
 		s.State = "read-only"
 	}
 	return s
+}
+
+// count adds to one of the stats.
+func (t *Tier) count(of *int64, n int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	*of += n
 }
 
 // Close puts what is queued, for at most 5 s, and ends.
@@ -182,45 +184,37 @@ func (s *store) ReadSpans(ctx context.Context, o objstore.Object, spans []objsto
 	if len(spans) == 0 || objstore.CheckSpans(o, spans) != nil {
 		return s.Layer.ReadSpans(ctx, o, spans)
 	}
-	parts := s.partsOf(o, spans)
 	until := time.Now().Add(moreUnits)
 	var rest []*part
+	var missing []objstore.Span
 	passed := false
-	for _, q := range parts {
+	for _, q := range s.partsOf(o, spans) {
 		if passed = passed || time.Now().After(until); passed {
-			s.t.count.reads.Add(1)
-			s.t.count.passed.Add(1)
+			s.t.count(&s.t.stats.Reads, 1)
+			s.t.count(&s.t.stats.Passed, 1)
 		} else {
 			passed = !s.t.read(ctx, q)
 		}
 		if q.got != hit {
-			rest = append(rest, q)
+			rest, missing = append(rest, q), append(missing, q.spans...)
 		}
 	}
-	if err := ctx.Err(); err != nil && len(rest) > 0 {
-		return err
-	}
-	var err error
-	switch {
-	case len(rest) == 0:
+	if len(rest) == 0 {
 		return nil
-	case len(rest) == len(parts):
-		err = s.Layer.ReadSpans(ctx, o, spans)
-	default:
-		var missing []objstore.Span
-		for _, q := range rest {
-			missing = append(missing, q.spans...)
-		}
+	}
+	err := ctx.Err()
+	if err == nil {
 		err = s.Layer.ReadSpans(ctx, o, missing)
 	}
-	if err == nil {
-		for _, q := range rest {
-			if q.got == missed || q.got == mismatched {
-				s.t.queue.offer(s.Layer, q)
-			}
+	if err != nil {
+		return err
+	}
+	for _, q := range rest {
+		if q.got == missed || q.got == mismatched {
+			s.t.queue.offer(s.Layer, q)
 		}
 	}
-	return err
+	return nil
 }
 
 // outcome is what the tier had for a part.
@@ -275,14 +269,14 @@ func (q *part) window() (lo, hi int64) {
 
 // read reads a part from the tier. It reports whether the tier answered.
 func (t *Tier) read(ctx context.Context, q *part) (answered bool) {
-	t.count.reads.Add(1)
+	t.count(&t.stats.Reads, 1)
 	if t.queue.copy(q) { // on its way there
 		t.hit(q)
 		return true
 	}
 	probe, ok := t.reading.Enter()
 	if !ok {
-		t.count.passed.Add(1)
+		t.count(&t.stats.Passed, 1)
 		return false
 	}
 	lo, hi := q.window()
@@ -294,7 +288,7 @@ func (t *Tier) read(ctx context.Context, q *part) (answered bool) {
 	leave := t.take(ctx, need)
 	if leave == nil {
 		t.reading.Withdraw(probe)
-		t.count.passed.Add(1)
+		t.count(&t.stats.Passed, 1)
 		return false
 	}
 	defer leave()
@@ -317,11 +311,11 @@ func (t *Tier) read(ctx context.Context, q *part) (answered bool) {
 		return false
 	case objstore.KindOf(err) == objstore.KindNotFound:
 		q.got = missed
-		t.count.misses.Add(1)
+		t.count(&t.stats.Misses, 1)
 		err = nil
 	case errors.Is(err, errDamaged):
 		q.got = mismatched
-		t.count.damaged.Add(1)
+		t.count(&t.stats.Damaged, 1)
 		n := t.inARow.Add(1)
 		if n == 1 {
 			t.cfg.Log.Warn("a copy in the near tier is damaged: it is read from the origin, and replaced",
@@ -334,7 +328,7 @@ func (t *Tier) read(ctx context.Context, q *part) (answered bool) {
 		}
 	}
 	if err != nil {
-		t.count.errs.Add(1)
+		t.count(&t.stats.Errors, 1)
 	}
 	t.reading.Leave(probe, err)
 	return err == nil
@@ -343,9 +337,9 @@ func (t *Tier) read(ctx context.Context, q *part) (answered bool) {
 // hit counts a part that was read.
 func (t *Tier) hit(q *part) {
 	q.got = hit
-	t.count.hits.Add(1)
+	t.count(&t.stats.Hits, 1)
 	for _, sp := range q.spans {
-		t.count.bytes.Add(int64(len(sp.P)))
+		t.count(&t.stats.Bytes, int64(len(sp.P)))
 	}
 }
 
@@ -372,11 +366,11 @@ func (t *Tier) take(ctx context.Context, memory int64) (leave func()) {
 			return nil
 		}
 	}
-	t.held.Add(memory)
-	t.count.inFlight.Add(1)
+	t.count(&t.stats.Queued, memory)
+	t.count(&t.stats.InFlight, 1)
 	return func() {
-		t.count.inFlight.Add(-1)
-		t.held.Add(-memory)
+		t.count(&t.stats.InFlight, -1)
+		t.count(&t.stats.Queued, -memory)
 		free(len(all))
 	}
 }

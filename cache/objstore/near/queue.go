@@ -43,11 +43,6 @@ type queue struct {
 	noCondition bool // the store refuses If-None-Match
 }
 
-func (u *queue) init(t *Tier) {
-	u.t, u.jobs, u.parts = t, map[string]*job{}, map[string]int64{}
-	u.ctx, u.stop = context.WithCancel(context.Background())
-}
-
 func (u *queue) used() int64 {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -102,7 +97,7 @@ func (u *queue) admit(q *part) bool {
 	case u.jobs[q.key] != nil, !q.whole() && !u.halfRead(q):
 		return false
 	case u.closed || !ready || u.memory+q.size > u.t.cfg.Memory/2:
-		u.t.count.dropped.Add(1)
+		u.t.count(&u.t.stats.Dropped, 1)
 		return false
 	}
 	u.memory += q.size
@@ -144,39 +139,40 @@ func (u *queue) work() {
 func (u *queue) put(j *job) {
 	t := u.t
 	probe, ok := t.putting.Enter()
-	if !ok || u.ctx.Err() != nil {
+	drop := func() {
+		t.count(&t.stats.Dropped, 1)
 		if ok {
 			t.putting.Withdraw(probe)
 		}
-		t.count.dropped.Add(1)
+	}
+	if !ok || u.ctx.Err() != nil {
+		drop()
 		return
 	}
 	data := j.data
 	if data == nil {
-		t.count.fills.Add(1)
+		t.count(&t.stats.Fills, 1)
 		data = make([]byte, j.size)
 		ctx := objstore.WithUrgency(u.ctx, objstore.NewUrgency(time.Time{})) // nobody waits
 		if err := j.origin.ReadAt(ctx, j.o, data, j.off); err != nil {
-			t.putting.Withdraw(probe)
-			t.count.dropped.Add(1)
+			drop()
 			return
 		}
 	}
 	err := u.send(j, data)
 	switch {
 	case err == nil:
-		t.count.puts.Add(1)
-		t.count.putBytes.Add(j.size)
+		t.count(&t.stats.Puts, 1)
+		t.count(&t.stats.PutBytes, j.size)
 	case objstore.KindOf(err) == objstore.KindExists:
-		t.count.exist.Add(1)
+		t.count(&t.stats.Exist, 1)
 		err = nil
 	case u.ctx.Err() != nil:
-		t.putting.Withdraw(probe)
-		t.count.dropped.Add(1)
+		drop()
 		return
 	default:
-		t.count.errs.Add(1)
-		t.count.dropped.Add(1)
+		t.count(&t.stats.Errors, 1)
+		t.count(&t.stats.Dropped, 1)
 	}
 	t.putting.Leave(probe, err)
 }
@@ -186,8 +182,8 @@ func (u *queue) put(j *job) {
 func (u *queue) send(j *job, data []byte) error {
 	ctx, cancel := context.WithTimeout(u.ctx, putDeadline)
 	defer cancel()
-	u.t.count.inFlight.Add(1)
-	defer u.t.count.inFlight.Add(-1)
+	u.t.count(&u.t.stats.InFlight, 1)
+	defer u.t.count(&u.t.stats.InFlight, -1)
 	text := noteOf(j.o, j.key, data).String()
 	u.mu.Lock()
 	onlyNew := !j.replace && !u.noCondition
