@@ -86,35 +86,22 @@ func (l *Limiter) learn(n int64, err error) {
 	rd.done++
 	took := rd.last.Sub(rd.start)
 	next := l.n
-	var e *Error
-	switch {
-	case err != nil && errors.As(err, &e) && e.SlowDown:
-		next = l.pace.throttled()
+	switch e, ok := errors.AsType[*Error](err); {
+	case ok && e.SlowDown:
+		if next = l.pace.throttled(); next == l.n {
+			return
+		}
 	case rd.done < l.n || took < minRound:
 		return
 	case float64(rd.area) >= saturated*float64(l.n)*float64(took):
 		next = l.pace.round(float64(rd.bytes) / took.Seconds())
-		*rd = round{}
-	default:
-		*rd = round{}
 	}
-	if next != l.n {
-		l.n = next
-		*rd = round{}
-	}
+	l.n, *rd = next, round{}
 }
 
 // demandShare is the share of the places that Prefetch cannot take: 1 in 8. It costs prefetching at most an eighth of
 // its concurrency, and gives a reader a place at once when all others are taken.
 const demandShare = 8
-
-// reserved returns the places kept for Demand.
-func (l *Limiter) reserved() int {
-	if l.n < 2 {
-		return 0 // Prefetch must be able to run at all
-	}
-	return max(1, l.n/demandShare)
-}
 
 // Places returns how many requests may run at once now.
 func (l *Limiter) Places() int {
@@ -146,13 +133,10 @@ func (l *Limiter) Stats() LimitStats {
 	return LimitStats{l.n, l.inUse, l.queue[Demand].Len(), l.queue[Prefetch].Len()}
 }
 
-// fits reports whether a request of class p may start now.
-func (l *Limiter) fits(p Priority) bool {
-	return l.inUse < l.n && (p != Prefetch || l.prefetch < l.n-l.reserved())
-}
-
+// enter takes a place if a request of class p may start now. l.mu is held.
 func (l *Limiter) enter(p Priority) bool {
-	if !l.fits(p) {
+	reserved := min(l.n-1, max(1, l.n/demandShare)) // Prefetch must be able to run at all
+	if l.inUse >= l.n || p == Prefetch && l.prefetch >= l.n-reserved {
 		return false
 	}
 	l.count()

@@ -114,14 +114,15 @@ const freeTries = 4
 // again records a failed try. It returns nil if the request may be tried again, after sleeping, and otherwise the
 // error for the caller.
 func (a *attempts) again(ctx context.Context, err error) error {
-	if KindOf(err) != KindTransient {
+	e, ok := errors.AsType[*Error](err)
+	if !ok || e.Kind != KindTransient {
 		return err
 	}
 	if cerr := ctx.Err(); cerr != nil {
 		return cerr
 	}
 	t := a.t
-	if e, ok := errors.AsType[*Error](err); ok && e.AtOnce && a.free < freeTries {
+	if e.AtOnce && a.free < freeTries {
 		a.free++
 		t.retries.Add(1)
 		return nil
@@ -138,7 +139,16 @@ func (a *attempts) again(ctx context.Context, err error) error {
 	left := t.limit(t.p.Total, a.bytes) - spent
 	if a.n >= t.p.Tries || pause >= left {
 		t.gaveUp.Add(1)
-		return gaveUp(err, a.n, spent)
+		if a.n == 1 {
+			return err
+		}
+		cause := fmt.Errorf("gave up after %d tries in %v", a.n, spent.Round(time.Millisecond))
+		if e.Err != nil {
+			cause = fmt.Errorf("%w: %w", cause, e.Err)
+		}
+		wrapped := *e
+		wrapped.Err = cause
+		return &wrapped
 	}
 	if cerr := t.pause(ctx, now, pause, left); cerr != nil {
 		return cerr
@@ -168,20 +178,6 @@ func (t *Retrier) pause(ctx context.Context, now time.Time, d, most time.Duratio
 		return ctx.Err() // nil if it was a reader
 	}
 	return nil
-}
-
-// gaveUp adds the number of tries to err.
-func gaveUp(err error, tries int, spent time.Duration) error {
-	var e *Error
-	if tries <= 1 || !errors.As(err, &e) {
-		return err
-	}
-	wrapped := *e
-	wrapped.Err = fmt.Errorf("gave up after %d tries in %v: %w", tries, spent.Round(time.Millisecond), e.Err)
-	if e.Err == nil {
-		wrapped.Err = fmt.Errorf("gave up after %d tries in %v", tries, spent.Round(time.Millisecond))
-	}
-	return &wrapped
 }
 
 // errTryTimeout is the cause of a try's context that ran out. It lets decorators below tell that from a caller that
@@ -278,19 +274,13 @@ func (t *Retrier) holds(ctx context.Context, key string, data []byte) (Object, b
 // List implements [Reader]. A listing that fails in between continues after the last key that was yielded; progress
 // resets its tries.
 func (t *Retrier) List(ctx context.Context, prefix, after string) iter.Seq2[Object, error] {
-	return func(yield func(Object, error) bool) {
-		t.resume(ctx, yield, after, func(last string) iter.Seq2[Object, error] {
-			return t.below.List(ctx, prefix, last)
-		})
-	}
+	return t.resume(ctx, after, func(last string) iter.Seq2[Object, error] { return t.below.List(ctx, prefix, last) })
 }
 
 // ListLevel implements [Layer]. A level that fails in between is listed again from its start, without the entries
 // already yielded.
 func (t *Retrier) ListLevel(ctx context.Context, prefix string) iter.Seq2[Object, error] {
-	return func(yield func(Object, error) bool) {
-		t.resume(ctx, yield, "", func(string) iter.Seq2[Object, error] { return t.below.ListLevel(ctx, prefix) })
-	}
+	return t.resume(ctx, "", func(string) iter.Seq2[Object, error] { return t.below.ListLevel(ctx, prefix) })
 }
 
 // cursor is how far a sequence has come.
@@ -302,45 +292,47 @@ type cursor struct {
 // resume yields what list yields, and after a temporary failure lists again, without the entries that were yielded.
 // Continuing after the last key would lose objects if the store does not list in key order (as some gateways over a
 // file system), so then it does not continue.
-func (t *Retrier) resume(ctx context.Context, yield func(Object, error) bool, after string,
-	list func(last string) iter.Seq2[Object, error]) {
-	objects, prefixes := cursor{last: after}, cursor{}
-	a := attempts{t: t}
-	a.begin()
-	ordered := true
-	for {
-		var failed error
-		for o, err := range list(objects.last) {
-			if err != nil {
-				failed = err
-				break
-			}
-			c := &objects
-			if o.IsPrefix() {
-				c = &prefixes
-			}
-			if c.last != "" && o.Key <= c.last {
-				if c.again {
-					continue
+func (t *Retrier) resume(ctx context.Context, after string,
+	list func(last string) iter.Seq2[Object, error]) iter.Seq2[Object, error] {
+	return func(yield func(Object, error) bool) {
+		objects, prefixes := cursor{last: after}, cursor{}
+		a := attempts{t: t}
+		a.begin()
+		ordered := true
+		for {
+			var failed error
+			for o, err := range list(objects.last) {
+				if err != nil {
+					failed = err
+					break
 				}
-				ordered = false
+				c := &objects
+				if o.IsPrefix() {
+					c = &prefixes
+				}
+				if c.last != "" && o.Key <= c.last {
+					if c.again {
+						continue
+					}
+					ordered = false
+				}
+				if !yield(o, nil) {
+					return
+				}
+				c.last, c.again = o.Key, false
+				a.begin()
 			}
-			if !yield(o, nil) {
+			if failed == nil {
 				return
 			}
-			c.last, c.again = o.Key, false
-			a.begin()
+			if ordered {
+				failed = a.again(ctx, failed)
+			}
+			if failed != nil {
+				yield(Object{}, failed)
+				return
+			}
+			objects.again, prefixes.again = true, true
 		}
-		if failed == nil {
-			return
-		}
-		if ordered {
-			failed = a.again(ctx, failed)
-		}
-		if failed != nil {
-			yield(Object{}, failed)
-			return
-		}
-		objects.again, prefixes.again = true, true
 	}
 }

@@ -40,11 +40,7 @@ func (r *traced) open() {
 	_, r.span = trace.StartAt(r.ctx, "store."+r.op, r.start)
 	r.span.Str("shoal.key", r.key)
 	r.span.Int("shoal.bytes", r.n)
-	if PriorityOf(r.ctx) == Demand {
-		r.span.Str("shoal.priority", "demand")
-	} else {
-		r.span.Str("shoal.priority", "prefetch")
-	}
+	r.span.Str("shoal.priority", [...]string{Prefetch: "prefetch", Demand: "demand"}[PriorityOf(r.ctx)])
 }
 
 func (r *traced) event(name string, cause error) {
