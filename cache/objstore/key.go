@@ -43,22 +43,17 @@ func (k CustomerKey) LogValue() slog.Value { return slog.StringValue(k.String())
 
 // ParseCustomerKey reads a key: 32 raw bytes, or base64, or hexadecimal digits. Its errors do not quote the text.
 func ParseCustomerKey(text []byte) (CustomerKey, error) {
-	k := CustomerKey{set: true}
-	trimmed := bytes.TrimSpace(text)
+	key, trimmed := text, bytes.TrimSpace(text)
+	var err error
 	switch {
 	case len(text) == customerKeySize:
-		copy(k.key[:], text)
-		return k, nil
 	case len(trimmed) == hex.EncodedLen(customerKeySize):
-		if _, err := hex.Decode(k.key[:], trimmed); err == nil {
-			return k, nil
-		}
+		key, err = hex.AppendDecode(nil, trimmed)
 	case len(trimmed) == base64.StdEncoding.EncodedLen(customerKeySize):
-		var b [customerKeySize + 1]byte // with "=" at the end it decodes to 32 bytes, without to 33
-		if n, err := base64.StdEncoding.Decode(b[:], trimmed); err == nil && n == customerKeySize {
-			copy(k.key[:], b[:n])
-			return k, nil
-		}
+		key, err = base64.StdEncoding.AppendDecode(nil, trimmed)
+	}
+	if err == nil && len(key) == customerKeySize {
+		return CustomerKey{key: [customerKeySize]byte(key), set: true}, nil
 	}
 	return CustomerKey{}, errors.New(
 		"a key for SSE-C is 32 bytes as they are, in base64 (44 characters), or in hexadecimal digits (64); " +

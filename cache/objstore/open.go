@@ -79,10 +79,7 @@ func (s Source) ShardKeys() []string {
 	if s.Shards == "" {
 		return nil
 	}
-	names, err := ExpandBraces(s.Shards)
-	if err != nil {
-		return nil // ParseSource never returns such a source
-	}
+	names, _ := ExpandBraces(s.Shards) // ParseSource has checked it
 	for i := range names {
 		names[i] = s.Prefix + names[i]
 	}
@@ -117,54 +114,48 @@ func ParseSource(text string) (Source, error) {
 		return usage("a source cannot contain a zero byte")
 	}
 	scheme, rest, isURL := strings.Cut(text, "://")
-	if !isURL {
-		folder, shards, err := splitShards(text)
-		if err != nil {
-			return usage("%w", err)
-		}
-		dir, err := filepath.Abs(folder) // "" is the current folder
-		if err != nil {
-			return usage("%w", err)
-		}
-		return Source{Scheme: "file", Dir: dir, Shards: shards}, nil
-	}
-	switch strings.ToLower(scheme) {
-	case "s3":
-		bucket, path, _ := strings.Cut(rest, "/")
-		if bucket == "" {
+	src, path := Source{Scheme: strings.ToLower(scheme)}, text
+	switch {
+	case !isURL:
+		src.Scheme = "file"
+	case src.Scheme == "s3":
+		if src.Bucket, path, _ = strings.Cut(rest, "/"); src.Bucket == "" {
 			return usage("no bucket")
 		}
-		if err := s3utils.CheckValidBucketName(bucket); err != nil {
-			return usage("bucket %q: %w", withoutSecrets(bucket), err)
+		if err := s3utils.CheckValidBucketName(src.Bucket); err != nil {
+			return usage("bucket %q: %w", withoutSecrets(src.Bucket), err)
 		}
-		prefix, shards, err := splitShards(path)
-		if err != nil {
-			return usage("%w", err)
-		}
-		if prefix != "" && !strings.HasSuffix(prefix, "/") {
-			prefix += "/"
-		}
-		// A pattern is at least as long as its names.
-		if err := s3utils.CheckValidObjectNamePrefix(prefix + shards); err != nil {
-			return usage("prefix: %w", err)
-		}
-		return Source{Scheme: "s3", Bucket: bucket, Prefix: prefix, Shards: shards}, nil
-	case "file":
-		host, path, ok := strings.Cut(rest, "/")
+	case src.Scheme == "file":
+		host, below, ok := strings.Cut(rest, "/")
 		if !ok || (host != "" && host != "localhost") {
 			return usage("a file URL has three slashes and an absolute path")
 		}
-		path, err := url.PathUnescape("/" + path)
-		if err != nil || strings.IndexByte(path, 0) >= 0 {
+		var err error
+		if path, err = url.PathUnescape("/" + below); err != nil || strings.IndexByte(path, 0) >= 0 {
 			return usage("wrong percent-encoding")
 		}
-		folder, shards, err := splitShards(path)
-		if err != nil {
+	default:
+		return usage("this version does not read %s:// sources", scheme)
+	}
+	folder, shards, err := splitShards(path)
+	if err != nil {
+		return usage("%w", err)
+	}
+	src.Shards = shards
+	if src.Scheme == "file" {
+		if src.Dir, err = filepath.Abs(folder); err != nil { // "" is the current folder
 			return usage("%w", err)
 		}
-		return Source{Scheme: "file", Dir: filepath.Clean(folder), Shards: shards}, nil
+		return src, nil
 	}
-	return usage("this version does not read %s:// sources", scheme)
+	if src.Prefix = folder; folder != "" && !strings.HasSuffix(folder, "/") {
+		src.Prefix += "/"
+	}
+	// A pattern is at least as long as its names.
+	if err := s3utils.CheckValidObjectNamePrefix(src.Prefix + shards); err != nil {
+		return usage("prefix: %w", err)
+	}
+	return src, nil
 }
 
 // splitShards splits off the pattern of shards.
