@@ -8,7 +8,6 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
-	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
 // clock is the time in signatures: this machine's, set right by the store's if that refuses requests whose time is off,
@@ -59,9 +58,7 @@ func (c *clock) refused(status int, date string, signed time.Time) bool {
 var anew = v4.NewSigner(func(o *v4.SignerOptions) { o.DisableURIPathEscaping = true })
 
 // sign signs a request of minio-go anew: at another time, or with more headers.
-func sign(r *http.Request, v *credentials.Value, region string, now time.Time) error {
-	keys := aws.Credentials{AccessKeyID: v.AccessKeyID, SecretAccessKey: v.SecretAccessKey,
-		SessionToken: v.SessionToken}
+func sign(r *http.Request, keys aws.Credentials, region string, now time.Time) error {
 	if encodings, ok := r.Header["Accept-Encoding"]; ok { // proxies change it, so minio-go leaves it out, too
 		delete(r.Header, "Accept-Encoding")
 		defer func() { r.Header["Accept-Encoding"] = encodings }()

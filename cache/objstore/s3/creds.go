@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -67,12 +68,13 @@ func awsCredentials(ctx context.Context, cfg Config, client *http.Client) (*keyr
 	getenv := cfg.Getenv
 	switch {
 	case cfg.Anonymous:
-		return fixedKeys(credentials.Value{SignerType: credentials.SignatureAnonymous}), nil
+		return fixedKeys(aws.Credentials{}), nil
 	case cfg.AccessKeyID != "" || cfg.SecretAccessKey != "":
 		if cfg.AccessKeyID == "" || cfg.SecretAccessKey == "" {
 			return nil, denied("give both keys", "incomplete key pair")
 		}
-		return fixedKeys(keyPair(cfg.AccessKeyID, cfg.SecretAccessKey, cfg.SessionToken)), nil
+		return fixedKeys(aws.Credentials{AccessKeyID: cfg.AccessKeyID, SecretAccessKey: cfg.SecretAccessKey,
+			SessionToken: cfg.SessionToken}), nil
 	}
 	chain := &awsChain{getenv: getenv, region: cfg.Region, client: client, profile: cfg.profile,
 		imds: &http.Client{Timeout: imdsTimeout, Transport: &http.Transport{
@@ -91,21 +93,14 @@ func awsCredentials(ctx context.Context, cfg Config, client *http.Client) (*keyr
 		name  string
 		fetch keySource
 	}
-	fromFiles := candidate{"profile " + profileName(getenv), source(chain.ofProfile)}
-	named := getenv("AWS_PROFILE") != "" || getenv("AWS_DEFAULT_PROFILE") != ""
-	var sources []candidate
-	if named {
-		sources = append(sources, fromFiles)
-	}
-	web := getenv("AWS_WEB_IDENTITY_TOKEN_FILE") != ""
-	if web {
-		sources = append(sources, candidate{"web identity", source(chain.ofWebIdentity)})
-	}
-	if !named {
-		sources = append(sources, fromFiles)
-	}
+	sources := []candidate{{"profile " + profileName(getenv), source(chain.ofProfile)}}
 	switch {
-	case web:
+	case getenv("AWS_WEB_IDENTITY_TOKEN_FILE") != "":
+		before := 0 // the default profile, but not a named one
+		if getenv("AWS_PROFILE") != "" || getenv("AWS_DEFAULT_PROFILE") != "" {
+			before = 1
+		}
+		sources = slices.Insert(sources, before, candidate{"web identity", source(chain.ofWebIdentity)})
 	case chain.inContainer():
 		sources = append(sources, candidate{"container role", source(chain.container)})
 	case !envTrue(getenv, "AWS_EC2_METADATA_DISABLED"):
@@ -126,12 +121,6 @@ func awsCredentials(ctx context.Context, cfg Config, client *http.Client) (*keyr
 		}
 	}
 	return nil, denied(how, "no credentials: the environment has none; %s", strings.Join(tried, "; "))
-}
-
-// keyPair returns credentials that do not expire.
-func keyPair(id, secret, token string) credentials.Value {
-	return credentials.Value{AccessKeyID: id, SecretAccessKey: secret, SessionToken: token,
-		SignerType: credentials.SignatureV4}
 }
 
 // sourceError is err without what may be secret: the source's address, the output of a process, and all that an
@@ -157,36 +146,29 @@ func sourceError(err error) error {
 	return err
 }
 
-func (c *awsChain) fromEnvironment() (credentials.Value, error) {
+func (c *awsChain) fromEnvironment() (v aws.Credentials, err error) {
 	id := cmp.Or(c.getenv("AWS_ACCESS_KEY_ID"), c.getenv("AWS_ACCESS_KEY"))
 	secret := cmp.Or(c.getenv("AWS_SECRET_ACCESS_KEY"), c.getenv("AWS_SECRET_KEY"))
 	switch {
 	case id != "" && secret != "":
-		return keyPair(id, secret, cmp.Or(c.getenv("AWS_SESSION_TOKEN"), c.getenv("AWS_SECURITY_TOKEN"))), nil
+		return aws.Credentials{AccessKeyID: id, SecretAccessKey: secret,
+			SessionToken: cmp.Or(c.getenv("AWS_SESSION_TOKEN"), c.getenv("AWS_SECURITY_TOKEN"))}, nil
 	case id != "":
-		return credentials.Value{}, errors.New("AWS_ACCESS_KEY_ID is set, AWS_SECRET_ACCESS_KEY is not")
+		return v, errors.New("AWS_ACCESS_KEY_ID is set, AWS_SECRET_ACCESS_KEY is not")
 	case secret != "":
-		return credentials.Value{}, errors.New("AWS_SECRET_ACCESS_KEY is set, AWS_ACCESS_KEY_ID is not")
+		return v, errors.New("AWS_SECRET_ACCESS_KEY is set, AWS_ACCESS_KEY_ID is not")
 	}
-	return credentials.Value{}, errNoneThere
+	return v, errNoneThere
 }
 
 // source returns a source whose provider is made anew for each fetch, since the files that describe it change.
 func source(provider func() (aws.CredentialsProvider, error)) keySource {
-	return func(ctx context.Context) (credentials.Value, error) {
+	return func(ctx context.Context) (aws.Credentials, error) {
 		p, err := provider()
 		if err != nil {
-			return credentials.Value{}, err
+			return aws.Credentials{}, err
 		}
-		got, err := p.Retrieve(ctx)
-		if err != nil {
-			return credentials.Value{}, err
-		}
-		v := keyPair(got.AccessKeyID, got.SecretAccessKey, got.SessionToken)
-		if got.CanExpire {
-			v.Expiration = got.Expires
-		}
-		return v, nil
+		return p.Retrieve(ctx)
 	}
 }
 
@@ -217,11 +199,7 @@ func (c *awsChain) provider(p *config.SharedConfig, role bool) (by aws.Credentia
 	case p.Credentials.HasKeys():
 		by = aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) { return p.Credentials, nil })
 	case p.CredentialSource == "Environment":
-		by = aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
-			v, err := c.fromEnvironment()
-			return aws.Credentials{AccessKeyID: v.AccessKeyID, SecretAccessKey: v.SecretAccessKey,
-				SessionToken: v.SessionToken}, err
-		})
+		by = aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) { return c.fromEnvironment() })
 	case p.CredentialSource == "Ec2InstanceMetadata":
 		by, err = c.instance()
 	case p.CredentialSource == "EcsContainer":

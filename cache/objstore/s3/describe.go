@@ -19,14 +19,12 @@ type Setting struct {
 // credentials that it would ask first. It contacts nothing and runs nothing, so it cannot say whether these work. It
 // fails if a shared file cannot be read.
 func Describe(getenv func(string) string) ([]Setting, error) {
-	d := description{getenv: getenv}
-	var err error
-	name := profileName(getenv)
-	if d.profile, err = loadProfile(getenv, nil); err != nil {
+	cfg := Config{Getenv: getenv}
+	if err := cfg.fillFromEnv(); err != nil {
 		return nil, err
 	}
-	from := d.variable("AWS_PROFILE", "AWS_DEFAULT_PROFILE")
-	d.add("profile", name, cmp.Or(from, "default"))
+	d, name := description{getenv: getenv, profile: cfg.profile}, profileName(getenv)
+	d.add("profile", name, cmp.Or(d.variable("AWS_PROFILE", "AWS_DEFAULT_PROFILE"), "default"))
 
 	switch {
 	case envTrue(getenv, "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"):
@@ -34,14 +32,12 @@ func Describe(getenv func(string) string) ([]Setting, error) {
 	case aws.ToBool(d.profile.IgnoreConfiguredEndpoints):
 		d.add("endpoint", "Amazon S3", "profile "+name)
 	default:
-		endpoint := configuredEndpoint(getenv, d.profile, "s3")
-		d.add("endpoint", cmp.Or(withoutUser(endpoint), "Amazon S3"),
-			d.origin(endpoint, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"))
+		d.add("endpoint", cmp.Or(withoutUser(cfg.Endpoint), "Amazon S3"),
+			d.origin(cfg.Endpoint, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"))
 	}
-	region := cmp.Or(getenv("AWS_REGION"), getenv("AWS_DEFAULT_REGION"), d.profile.Region)
-	d.add("region", cmp.Or(region, "as the store says"), d.origin(region, "AWS_REGION", "AWS_DEFAULT_REGION"))
-	if bundle := cmp.Or(getenv("AWS_CA_BUNDLE"), d.profile.CustomCABundle); bundle != "" {
-		d.add("CA bundle", bundle, d.origin(bundle, "AWS_CA_BUNDLE"))
+	d.add("region", cmp.Or(cfg.Region, "as the store says"), d.origin(cfg.Region, "AWS_REGION", "AWS_DEFAULT_REGION"))
+	if cfg.CABundle != "" {
+		d.add("CA bundle", cfg.CABundle, d.origin(cfg.CABundle, "AWS_CA_BUNDLE"))
 	}
 	d.credentials(name)
 	return d.list, nil

@@ -19,8 +19,8 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/minio/minio-go/v7"
-	"github.com/minio/minio-go/v7/pkg/credentials"
 
 	"github.com/shoalfs/shoal/cache/objstore"
 )
@@ -229,9 +229,10 @@ func (s *Store) transportError(err error) (verdict, error) {
 		return verdict{objstore.KindInvalid, s.remedyScheme()}, at(s.errScheme())
 	case errors.Is(err, errNotXML), errors.Is(err, errOtherXML), errors.Is(err, errLongPage):
 		return verdict{objstore.KindInvalid, remedyNotS3}, at(err)
-	case errors.Is(err, errSlowPage):
+	case errors.Is(err, errSlowPage), is[*net.DNSError](err), errors.Is(err, syscall.ECONNREFUSED),
+		errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
 		return verdict{objstore.KindTransient, remedyReach}, at(err)
-	case is[*circleError](err), errors.Is(err, errOtherPrefix):
+	case errors.Is(err, errCircle), errors.Is(err, errOtherPrefix):
 		return verdict{objstore.KindInvalid, remedyListing}, at(err)
 	case is[*time.ParseError](err), is[*strconv.NumError](err), is[url.EscapeError](err):
 		return verdict{objstore.KindInvalid, remedyNotS3}, at(fmt.Errorf("the answer is not S3's XML: %w", err))
@@ -246,11 +247,6 @@ func (s *Store) transportError(err error) (verdict, error) {
 		return verdict{objstore.KindInvalid, remedyHeader}, at(err)
 	case errors.Is(err, io.EOF):
 		return verdict{objstore.KindTransient, ""}, at(errors.New("the answer is empty"))
-	case is[*net.DNSError](err):
-		return verdict{objstore.KindTransient, remedyReach}, at(err)
-	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.EHOSTUNREACH),
-		errors.Is(err, syscall.ENETUNREACH):
-		return verdict{objstore.KindTransient, remedyReach}, at(err)
 	case strings.HasPrefix(err.Error(), "Connection closed by foreign host"): // minio-go hides an EOF
 		return verdict{objstore.KindTransient, ""}, at(io.ErrUnexpectedEOF)
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
@@ -274,8 +270,8 @@ func (s *Store) redact(text string) string {
 			text = strings.ReplaceAll(text, e.value, "…")
 		}
 	}
-	h := s.keys.held()
-	for _, v := range []credentials.Value{h.value, h.before} {
+	h := s.keys.cur.Load()
+	for _, v := range []aws.Credentials{h.value, h.before} {
 		for _, secret := range []string{v.SecretAccessKey, v.SessionToken, v.AccessKeyID} {
 			if len(secret) > 5 { // a shorter one is no secret, and is part of words
 				text = strings.ReplaceAll(text, secret, "…")

@@ -135,7 +135,7 @@ func (s *Store) Forward(ctx context.Context, r Request) (*http.Response, error) 
 		req.Body = http.NoBody // and not a body of unknown length
 	}
 	signed := s.time.now()
-	if v := s.keys.get(ctx); v.AccessKeyID != "" && !v.SignerType.IsAnonymous() {
+	if v := s.keys.get(ctx); v.HasKeys() {
 		if r.Chunks && r.Length > 0 && len(s.sse) == 0 { // else send signs it again, for the key
 			req = miniosigner.StreamingSignV4(req, v.AccessKeyID, v.SecretAccessKey, v.SessionToken, region, r.Length,
 				signed.UTC(), hasher{sha256.New()})

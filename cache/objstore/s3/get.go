@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/minio/minio-go/v7"
-	"github.com/minio/minio-go/v7/pkg/s3utils"
 )
 
 // getter sends the GETs of an S3 store over [wires]. A store has none, and minio-go sends its GETs, if signing and
@@ -24,30 +23,19 @@ type getter struct {
 	signer signer
 	host   string
 	root   string // "/BUCKET/", percent-encoded
-	keys   *keyring
-	time   *clock
-	counts *requestCounts
+	s      *Store
 }
 
-// newGetter returns a getter for the bucket at host, or nil.
-func newGetter(cfg Config, host string, secure bool, region string, transport *http.Transport, keys *keyring,
-	time *clock, counts *requestCounts) *getter {
-	u := &url.URL{Scheme: "http", Host: host}
-	if secure {
-		u.Scheme = "https"
-	}
-	if proxy, err := transport.Proxy(&http.Request{URL: u}); proxy != nil || err != nil ||
-		s3utils.IsAmazonEndpoint(*u) || region == "" {
-		return nil
-	}
+// newGetter returns a getter for the store's bucket at host.
+func newGetter(s *Store, host, region string) *getter {
 	config := &tls.Config{MinVersion: tls.VersionTLS12}
-	if transport.TLSClientConfig != nil {
-		config = transport.TLSClientConfig.Clone()
+	if s.transport.TLSClientConfig != nil {
+		config = s.transport.TLSClientConfig.Clone()
 	}
 	return &getter{
-		wires:  wires{dial: dialer(host, secure, config), maxIdle: maxIdle},
-		signer: signer{region: region, pays: cfg.Store.RequesterPays, sse: keyHeaders(cfg.Store.CustomerKey)},
-		host:   host, root: string(AppendPath(nil, "/"+cfg.Bucket+"/")), keys: keys, time: time, counts: counts,
+		wires:  wires{dial: dialer(host, s.secure(), config), maxIdle: maxIdle},
+		signer: signer{region: region, pays: s.pays, sse: s.sse},
+		host:   host, root: string(AppendPath(nil, "/"+s.bucket+"/")), s: s,
 	}
 }
 
@@ -68,15 +56,14 @@ var errAskOtherwise = errors.New("not a request for our own connections")
 // get requests bytes of an object; etag, rangeOf or version may be empty. Its errors are those of minio-go. It also
 // reports whether the clock was off, and is not any more.
 func (g *getter) get(ctx context.Context, key, etag, rangeOf, version string) (a answer, skewed bool, err error) {
-	v := g.keys.get(ctx)
-	if !v.SignerType.IsV4() && !v.SignerType.IsAnonymous() || !visible(etag) || !visible(v.AccessKeyID) ||
-		!visible(v.SessionToken) || !visible(version) {
+	v := g.s.keys.get(ctx)
+	if !visible(etag) || !visible(v.AccessKeyID) || !visible(v.SessionToken) || !visible(version) {
 		return answer{}, false, errAskOtherwise
 	}
 	var signed time.Time
-	g.counts.get.Add(1)
+	g.s.counts.get.Add(1)
 	w, err := g.wires.do(ctx, etag, func(b, scratch []byte) (head, spare []byte) {
-		signed = g.time.now()
+		signed = g.s.time.now()
 		b = append(b, "GET "...)
 		b = append(b, g.root...)
 		b = AppendPath(b, key)
@@ -102,8 +89,9 @@ func (g *getter) get(ctx context.Context, key, etag, rangeOf, version string) (a
 		a.modified, _ = http.ParseTime(string(h.lastModified)) // zero if it is none
 		return a, false, nil
 	}
-	err = errorAnswer(h, w.text(maxErrorText))
-	skewed = g.time.refused(h.status, string(h.date), signed)
+	text, _ := io.ReadAll(io.LimitReader(w.body(), maxErrorText)) // a part is enough
+	err = errorAnswer(h, bytes.TrimSpace(text))
+	skewed = g.s.time.refused(h.status, string(h.date), signed)
 	_ = w.Close()
 	return answer{}, skewed, err
 }

@@ -4,9 +4,9 @@ import (
 	"crypto/md5" //nolint:gosec // S3 requires the key's MD5, to detect a corrupted key; nothing is secured by it.
 	"encoding/base64"
 	"errors"
-	"net"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"strings"
 	"time"
 
@@ -15,12 +15,11 @@ import (
 
 // checkCustomerKey refuses to send the key over plain HTTP, as S3 refuses to accept it, unless it stays on this
 // machine.
-func checkCustomerKey(k objstore.CustomerKey, host string, secure bool) error {
-	if k.IsZero() || secure {
+func checkCustomerKey(k objstore.CustomerKey, at *url.URL) error {
+	if k.IsZero() || at.Scheme == "https" {
 		return nil
 	}
-	name, _, _ := net.SplitHostPort(withPort(host, "80"))
-	if addr, err := netip.ParseAddr(name); err == nil && addr.IsLoopback() || name == "localhost" {
+	if addr, err := netip.ParseAddr(at.Hostname()); err == nil && addr.IsLoopback() || at.Hostname() == "localhost" {
 		return nil
 	}
 	return errors.New("with SSE-C each request carries the key, and over http:// it could be read in transit")
@@ -56,20 +55,17 @@ func keyHeaders(k objstore.CustomerKey) []header {
 // customer's key, even on an unencrypted connection, and If-Match of a deletion or a PUT. S3 requires them to be
 // signed, so the requests are signed again; also if this machine's clock is off.
 type extraHeaders struct {
+	s    *Store
 	next http.RoundTripper
-	sse  []header
-	pays bool
-	keys *keyring
-	time *clock
 }
 
 func (h extraHeaders) RoundTrip(r *http.Request) (*http.Response, error) {
 	signed := time.Now() // by minio-go, or by send
-	if h.time.off() {
-		signed = h.time.now()
+	if h.s.time.off() {
+		signed = h.s.time.now()
 	}
 	resp, err := h.send(r)
-	if err != nil || !h.time.refused(resp.StatusCode, resp.Header.Get("Date"), signed) ||
+	if err != nil || !h.s.time.refused(resp.StatusCode, resp.Header.Get("Date"), signed) ||
 		r.Body != nil && r.Body != http.NoBody && r.GetBody == nil {
 		return resp, err
 	}
@@ -83,20 +79,21 @@ func (h extraHeaders) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 func (h extraHeaders) send(r *http.Request) (*http.Response, error) {
-	sse := len(h.sse) > 0 && takesKey(r)
+	h.s.counts.request(r)
+	sse := len(h.s.sse) > 0 && takesKey(r)
 	match := objstore.MatchOf(r.Context())
-	if !sse && !h.pays && match == "" && !h.time.off() {
+	if !sse && !h.s.pays && match == "" && !h.s.time.off() {
 		return h.next.RoundTrip(r)
 	}
 	r = r.Clone(r.Context())
-	if h.pays {
+	if h.s.pays {
 		r.Header.Set(headerPayer, payerRequester)
 	}
 	if match != "" && r.Method != http.MethodHead && !strings.HasPrefix(match, weakPrefix) {
 		r.Header.Set("If-Match", `"`+match+`"`)
 	}
 	if sse {
-		for _, e := range h.sse {
+		for _, e := range h.s.sse {
 			r.Header.Set(e.name, e.value)
 			if isCopy(r) { // of an object that has the same key
 				r.Header.Set(headerSource+"-"+strings.TrimPrefix(e.name, "X-Amz-"), e.value)
@@ -108,9 +105,8 @@ func (h extraHeaders) send(r *http.Request) (*http.Response, error) {
 	// signed chunk by chunk with the request
 	if parts := strings.SplitN(scope, "/", 4); len(parts) == 4 &&
 		!strings.HasPrefix(r.Header.Get("X-Amz-Content-Sha256"), "STREAMING-AWS4") {
-		v := h.keys.held().value
 		r.Header.Del("X-Amz-Security-Token")
-		if err := sign(r, &v, parts[2], h.time.now()); err != nil {
+		if err := sign(r, h.s.keys.cur.Load().value, parts[2], h.s.time.now()); err != nil {
 			return nil, err
 		}
 	}

@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/minio/minio-go/v7/pkg/credentials"
+	"github.com/aws/aws-sdk-go-v2/aws"
 )
 
 // testRing is a ring with a clock and a source of its own, whose fetches wait at the gate.
@@ -32,14 +32,13 @@ func newTestRing(t *testing.T, life time.Duration) *testRing {
 	r := &testRing{gate: make(chan struct{})}
 	r.clock.Store(time.Unix(1e9, 0).UnixNano())
 	now := func() time.Time { return time.Unix(0, r.clock.Load()) }
-	value := func() credentials.Value {
-		v := keyPair(fmt.Sprint("id", r.fetches.Load()), "s", "t")
-		v.Expiration = now().Add(life)
-		return v
+	value := func() aws.Credentials {
+		return aws.Credentials{AccessKeyID: fmt.Sprint("id", r.fetches.Load()), SecretAccessKey: "s", SessionToken: "t",
+			CanExpire: true, Expires: now().Add(life)}
 	}
 	r.keyring = newKeyring("test", value(), nil, nil)
-	t.Cleanup(r.close)
-	r.fetch = func(ctx context.Context) (credentials.Value, error) {
+	t.Cleanup(r.stop)
+	r.fetch = func(ctx context.Context) (aws.Credentials, error) {
 		r.fetches.Add(1)
 		<-r.gate
 		return value(), r.err
@@ -220,7 +219,7 @@ func TestSSOPortal(t *testing.T) {
 		return env[name]
 	}, client: &http.Client{Transport: elsewhere{u.Host}}}
 	v, err := source(chain.ofProfile)(t.Context())
-	if err != nil || v.AccessKeyID != "id" || v.SessionToken != "t" || time.Until(v.Expiration) < 50*time.Minute {
-		t.Errorf("%v until %v: %v", v.AccessKeyID, v.Expiration, err)
+	if err != nil || v.AccessKeyID != "id" || v.SessionToken != "t" || time.Until(v.Expires) < 50*time.Minute {
+		t.Errorf("%v until %v: %v", v.AccessKeyID, v.Expires, err)
 	}
 }

@@ -9,11 +9,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
-// keySource fetches credentials. Those without an Expiration do not expire.
-type keySource func(ctx context.Context) (credentials.Value, error)
+// keySource fetches credentials.
+type keySource func(ctx context.Context) (aws.Credentials, error)
 
 // keyring holds the credentials of a store. It fetches new ones before they expire, and when the store refuses them:
 // once for all refused requests, and without delaying others.
@@ -22,8 +23,8 @@ type keyring struct {
 	fetch keySource // nil: they never change
 	log   *slog.Logger
 	now   func() time.Time
-	ctx   context.Context // of fetches: each serves more than its caller
-	stop  context.CancelFunc
+	ctx   context.Context    // of fetches: each serves more than its caller
+	stop  context.CancelFunc // ends a running fetch
 
 	cur      atomic.Pointer[heldKeys]
 	accepted atomic.Bool // the store has accepted credentials once
@@ -36,24 +37,20 @@ type keyring struct {
 }
 
 // reason is why new credentials are needed.
-type reason struct {
-	text string
-	// doubt: the store denied access, and other credentials may be allowed it. If there are none, no warning is
-	// logged.
-	doubt bool
-}
+type reason string
 
-var (
-	reasonExpire  = reason{text: "they are about to expire"}
-	reasonRefused = reason{text: "the store refuses the old ones"}
-	reasonDenied  = reason{text: "the store denies access", doubt: true}
+const (
+	reasonExpire  reason = "they are about to expire"
+	reasonRefused reason = "the store refuses the old ones"
+	// reasonDenied is a doubt: other credentials may be allowed access. If there are none, no warning is logged.
+	reasonDenied reason = "the store denies access"
 )
 
 // heldKeys are credentials and when to fetch the next ones: from soon on in the background, from must on before a
 // request. Both are zero for those that do not expire.
 type heldKeys struct {
-	value      credentials.Value
-	before     credentials.Value // those of the previous generation, which pending answers may contain
+	value      aws.Credentials // without keys for anonymous requests
+	before     aws.Credentials // those of the previous generation, which pending answers may contain
 	generation uint64
 	soon, must time.Time
 }
@@ -78,7 +75,7 @@ const (
 )
 
 // newKeyring returns a ring with fetched credentials. fetch is nil if they never change.
-func newKeyring(name string, v credentials.Value, fetch keySource, log *slog.Logger) *keyring {
+func newKeyring(name string, v aws.Credentials, fetch keySource, log *slog.Logger) *keyring {
 	log = cmp.Or(log, slog.New(slog.DiscardHandler))
 	k := &keyring{name: name, fetch: fetch, log: log, now: time.Now}
 	k.ctx, k.stop = context.WithCancel(context.Background())
@@ -87,31 +84,28 @@ func newKeyring(name string, v credentials.Value, fetch keySource, log *slog.Log
 }
 
 // fixedKeys returns a ring of credentials that never change.
-func fixedKeys(v credentials.Value) *keyring { return newKeyring("", v, nil, nil) }
+func fixedKeys(v aws.Credentials) *keyring { return newKeyring("", v, nil, nil) }
 
-func (k *keyring) hold(v credentials.Value, generation uint64) {
+func (k *keyring) hold(v aws.Credentials, generation uint64) {
 	h := &heldKeys{value: v, generation: generation}
 	if old := k.cur.Load(); old != nil {
 		h.before = old.value
 	}
-	if !v.Expiration.IsZero() {
-		early := min(time.Duration(earlyShare*float64(max(0, v.Expiration.Sub(k.now())))), earlyMost)
-		h.soon = v.Expiration.Add(-early)
-		h.must = v.Expiration.Add(-time.Duration(mustShare * float64(early)))
+	if v.CanExpire {
+		early := min(time.Duration(earlyShare*float64(max(0, v.Expires.Sub(k.now())))), earlyMost)
+		h.soon = v.Expires.Add(-early)
+		h.must = v.Expires.Add(-time.Duration(mustShare * float64(early)))
 	}
 	k.cur.Store(h)
 }
-
-// held returns the current credentials.
-func (k *keyring) held() *heldKeys { return k.cur.Load() }
 
 // generation counts the credentials so far. A refused request passes the generation in force when it began.
 func (k *keyring) generation() uint64 { return k.cur.Load().generation }
 
 // get returns credentials for a request. If no new ones are available it returns the old ones: the store decides, by
 // its clock.
-func (k *keyring) get(ctx context.Context) credentials.Value {
-	h := k.held()
+func (k *keyring) get(ctx context.Context) aws.Credentials {
+	h := k.cur.Load()
 	if k.fetch == nil || h.soon.IsZero() {
 		return h.value
 	}
@@ -119,30 +113,31 @@ func (k *keyring) get(ctx context.Context) credentials.Value {
 	if now.Before(h.soon) {
 		return h.value
 	}
-	if over := k.begin(h.generation, reasonExpire); over != nil && !now.Before(h.must) {
-		select {
-		case <-over:
-		case <-ctx.Done():
-		}
+	over := k.begin(h.generation, reasonExpire)
+	if !now.Before(h.must) {
+		await(ctx, over)
 	}
-	return k.held().value // not h: a fetch may have replaced it
+	return k.cur.Load().value // not h: a fetch may have replaced it
 }
 
 // refused handles the store's refusal of a request that began under a generation, and reports whether there are other
 // credentials now. It waits for at most one fetch, shared by all refused requests.
 func (k *keyring) refused(ctx context.Context, generation uint64, why reason) bool {
-	if k.fetch == nil {
-		return false
-	}
-	if k.generation() == generation {
-		if over := k.begin(generation, why); over != nil {
-			select {
-			case <-over:
-			case <-ctx.Done():
-			}
-		}
+	if k.fetch != nil && k.generation() == generation {
+		await(ctx, k.begin(generation, why))
 	}
 	return k.generation() != generation
+}
+
+// await returns at the end of a fetch, if there is one, or of ctx.
+func await(ctx context.Context, over <-chan struct{}) {
+	if over == nil {
+		return
+	}
+	select {
+	case <-over:
+	case <-ctx.Done():
+	}
 }
 
 // accept records that the store has accepted credentials.
@@ -160,7 +155,7 @@ func (k *keyring) begin(generation uint64, why reason) (over <-chan struct{}) {
 	switch {
 	case k.flight != nil:
 		return k.flight
-	case k.generation() != generation, k.now().Before(k.pause), why.doubt && k.now().Before(k.doubts):
+	case k.generation() != generation, k.now().Before(k.pause), why == reasonDenied && k.now().Before(k.doubts):
 		return nil
 	}
 	k.flight = make(chan struct{})
@@ -173,44 +168,41 @@ func (k *keyring) renew(why reason) {
 	ctx, cancel := context.WithTimeout(k.ctx, fetchTimeout)
 	defer cancel()
 	v, err := k.fetch(ctx)
-	if err == nil && (v.AccessKeyID == "" || v.SecretAccessKey == "") {
+	if err == nil && !v.HasKeys() {
 		err = errors.New("none there")
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	defer func() { close(k.flight); k.flight = nil }()
-	h := k.held()
+	h := k.cur.Load()
 	old := h.value
 	news := err == nil && (v.AccessKeyID != old.AccessKeyID || v.SecretAccessKey != old.SecretAccessKey ||
-		v.SessionToken != old.SessionToken || v.Expiration.After(old.Expiration))
+		v.SessionToken != old.SessionToken || v.CanExpire && v.Expires.After(old.Expires))
 	now := k.now()
 	k.pause = now.Add(fetchPause)
 	if news {
 		k.hold(v, h.generation+1)
 		k.quietAt = time.Time{}
-		if why.doubt {
+		if why == reasonDenied {
 			k.doubts = now.Add(doubtPause)
 		}
-		attrs := []any{"from", k.name, "because", why.text}
-		if !v.Expiration.IsZero() {
-			attrs = append(attrs, "expire", v.Expiration.UTC().Format(time.RFC3339))
+		attrs := []any{"from", k.name, "because", why}
+		if v.CanExpire {
+			attrs = append(attrs, "expire", v.Expires.UTC().Format(time.RFC3339))
 		}
 		k.log.Info("credentials renewed", attrs...)
 		return
 	}
-	if now.Before(k.quietAt) || k.ctx.Err() != nil || why.doubt && err == nil {
+	if now.Before(k.quietAt) || k.ctx.Err() != nil || why == reasonDenied && err == nil {
 		return
 	}
 	k.quietAt = now.Add(quiet)
 	if err == nil {
 		err = errors.New("they are the same as before")
 	}
-	k.log.Warn("no new credentials", "from", k.name, "wanted_because", why.text, "cause", sourceError(err), "remedy",
+	k.log.Warn("no new credentials", "from", k.name, "wanted_because", why, "cause", sourceError(err), "remedy",
 		"renew them at their source; Shoal looks for them until then")
 }
-
-// close ends a running fetch.
-func (k *keyring) close() { k.stop() }
 
 // chainLink lets minio-go use the credentials of a ring. minio-go asks for each request; the ring decides when to
 // fetch.
@@ -221,7 +213,13 @@ func (l chainLink) RetrieveWithCredContext(cc *credentials.CredContext) (credent
 	if cc != nil && cc.Context != nil {
 		ctx = cc.Context
 	}
-	return l.k.get(ctx), nil
+	keys := l.k.get(ctx)
+	v := credentials.Value{AccessKeyID: keys.AccessKeyID, SecretAccessKey: keys.SecretAccessKey,
+		SessionToken: keys.SessionToken, SignerType: credentials.SignatureV4}
+	if !keys.HasKeys() {
+		v.SignerType = credentials.SignatureAnonymous
+	}
+	return v, nil
 }
 
 func (l chainLink) Retrieve() (credentials.Value, error) { return l.RetrieveWithCredContext(nil) }

@@ -10,7 +10,6 @@ import (
 	"iter"
 	"log/slog"
 	"net/http"
-	"net/url"
 	"os"
 	"strconv"
 	"strings"
@@ -74,12 +73,14 @@ type Store struct {
 	endpoint  string // URL
 	variable  string // of the environment that sets it
 	weakETag  bool
+	direct    bool        // not through a proxy
+	pays      bool        // the requester
 	sse       []header    // of the customer's key: then ETags are not MD5s
 	noCRC     atomic.Bool // the store refuses CRC32C: bodies go with their MD5
 	transport *http.Transport
 	slow      *http.Transport   // waits longer for an answer: copies, completed uploads, and what is forwarded
 	forwarder http.RoundTripper // over slow
-	counts    *requestCounts
+	counts    requestCounts
 	versions  *versions // nil: only current ones are read
 	getter    *getter   // nil: minio-go sends GETs, too
 	time      *clock
@@ -105,11 +106,11 @@ func New(ctx context.Context, cfg Config) (*Store, error) {
 	if err := cfg.fillFromEnv(); err != nil {
 		return nil, err
 	}
-	host, secure, err := parseEndpoint(cfg.Endpoint)
+	at, err := parseEndpoint(cfg.Endpoint)
 	if err != nil {
 		return nil, invalid(endpointRemedy, err)
 	}
-	if err := checkCustomerKey(cfg.Store.CustomerKey, host, secure); err != nil {
+	if err := checkCustomerKey(cfg.Store.CustomerKey, at); err != nil {
 		return nil, invalid("use an https:// endpoint; the key is sent in the clear to this machine only", err)
 	}
 	if cfg.Store.RequesterPays && cfg.Anonymous {
@@ -130,24 +131,25 @@ func New(ctx context.Context, cfg Config) (*Store, error) {
 		transport.CloseIdleConnections()
 		return nil, err
 	}
+	amazon := s3utils.IsAmazonEndpoint(*at)
 	region := cfg.Region
-	if region == "" && !s3utils.IsAmazonEndpoint(url.URL{Scheme: "https", Host: host}) {
+	if region == "" && !amazon {
 		// Amazon's region is requested once; other servers rarely check it, and minio-go would ask them at every start.
 		region = "us-east-1"
 	}
-	sse, counts := keyHeaders(cfg.Store.CustomerKey), new(requestCounts)
-	clk := &clock{base: cfg.Clock, log: cfg.Logger}
 	slow := transport.Clone()
 	slow.ResponseHeaderTimeout = slowAnswer
 	slow.ExpectContinueTimeout = time.Second
 	slow.DialContext = answered(slow.DialContext)
-	over := func(t *http.Transport) http.RoundTripper {
-		return extraHeaders{countedRequests{t, counts}, sse, cfg.Store.RequesterPays, keys, clk}
-	}
-	core, err := minio.NewCore(host, &minio.Options{
+	s := &Store{keys: keys, bucket: cfg.Bucket, endpoint: at.Scheme + "://" + at.Host,
+		variable: endpointVariable(cfg.Getenv), weakETag: cfg.Store.WeakETag, sse: keyHeaders(cfg.Store.CustomerKey),
+		pays: cfg.Store.RequesterPays, transport: transport, slow: slow,
+		time: &clock{base: cfg.Clock, log: cfg.Logger}}
+	s.forwarder = extraHeaders{s, slow}
+	core, err := minio.NewCore(at.Host, &minio.Options{
 		Creds:        credentials.New(chainLink{keys}),
-		Secure:       secure,
-		Transport:    answerGuard{over(transport), over(slow)},
+		Secure:       s.secure(),
+		Transport:    answerGuard{extraHeaders{s, transport}, s.forwarder},
 		Region:       region,
 		BucketLookup: minio.BucketLookupPath,
 		MaxRetries:   1,
@@ -157,30 +159,30 @@ func New(ctx context.Context, cfg Config) (*Store, error) {
 		return nil, invalid(endpointRemedy, err)
 	}
 	core.SetAppInfo("shoal", "1")
-	var pinned *versions
+	s.core = *core
 	if !cfg.Store.CurrentOnly {
-		pinned = &versions{log: cfg.Logger}
+		s.versions = &versions{log: cfg.Logger}
 	}
-	return &Store{
-		versions: pinned, counts: counts,
-		core: *core, keys: keys, bucket: cfg.Bucket, weakETag: cfg.Store.WeakETag, transport: transport, slow: slow,
-		forwarder: over(slow),
-		sse:       sse, time: clk,
-		getter:   newGetter(cfg, host, secure, region, transport, keys, clk, counts),
-		variable: endpointVariable(cfg.Getenv),
-		endpoint: core.EndpointURL().Scheme + "://" + core.EndpointURL().Host,
-	}, nil
+	proxy, err := transport.Proxy(&http.Request{URL: at})
+	if s.direct = proxy == nil && err == nil; s.direct && !amazon {
+		s.getter = newGetter(s, at.Host, region)
+	}
+	return s, nil
 }
 
 // Requests returns the requests sent, as they are charged.
-func (s *Store) Requests() objstore.Requests { return s.counts.load() }
+func (s *Store) Requests() objstore.Requests {
+	c := &s.counts
+	return objstore.Requests{Get: c.get.Load(), Head: c.head.Load(), List: c.list.Load(), Put: c.put.Load(),
+		Delete: c.del.Load(), Received: c.received.Load(), Sent: c.sent.Load()}
+}
 
 // Endpoint returns the endpoint's URL, without a slash at its end.
 func (s *Store) Endpoint() string { return s.endpoint }
 
 // Close closes the idle connections. It does not affect requests in flight.
 func (s *Store) Close() {
-	s.keys.close()
+	s.keys.stop()
 	s.transport.CloseIdleConnections()
 	s.slow.CloseIdleConnections()
 	if s.getter != nil {
@@ -301,23 +303,21 @@ func (s *Store) ReadSpans(ctx context.Context, o objstore.Object, spans []objsto
 	defer body.Close()
 	waste := wastePool.Get().(*[wasteSize]byte)
 	defer wastePool.Put(waste)
-	at := spans[0].Off
-	for _, span := range spans {
-		for at < span.Off && err == nil {
-			var n int
-			n, err = body.Read(waste[:min(span.Off-at, wasteSize)])
-			at += int64(n)
-			if at == span.Off {
-				err = nil // bytes and an error at once; what follows will see it again
-			}
-		}
+	var n int64
+	defer func() { s.counts.received.Add(n) }()
+	read := func(p []byte) {
 		if err == nil {
-			var n int
-			n, err = io.ReadFull(body, span.P)
-			at += int64(n)
+			var m int
+			m, err = io.ReadFull(body, p)
+			n += int64(m)
 		}
-		if err != nil {
-			return shortBody(ctx, o, at-spans[0].Off, length, err)
+	}
+	for _, span := range spans {
+		for off := span.Off - spans[0].Off; n < off && err == nil; {
+			read(waste[:min(off-n, wasteSize)])
+		}
+		if read(span.P); err != nil {
+			return shortBody(ctx, o, n, length, err)
 		}
 	}
 	return nil
@@ -369,7 +369,7 @@ func (s *Store) get(ctx context.Context, o objstore.Object, off, length int64) (
 	if a.length < 0 {
 		a.body = &sizedBody{a.body, length}
 	}
-	return countedBody{a.body, &s.counts.received}, nil
+	return a.body, nil
 }
 
 // ask sends a GET. etag, rangeOf or version may be empty. Its errors are minio-go's.

@@ -7,9 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
-	"net/url"
 	"strings"
 	"time"
 
@@ -37,20 +35,14 @@ func (s *Store) errScheme() error {
 }
 
 // remedyScheme is the setting for the other scheme at the same port.
-func (s *Store) remedyScheme() string {
-	other, _ := s.otherScheme()
-	return fmt.Sprintf(remedyScheme, s.variable, other)
-}
+func (s *Store) remedyScheme() string { return fmt.Sprintf(remedyScheme, s.variable, s.otherScheme()) }
 
-// otherScheme returns the endpoint with the other scheme, at the same port, and that port's address.
-func (s *Store) otherScheme() (endpoint, addr string) {
-	host := strings.TrimPrefix(strings.TrimPrefix(s.endpoint, "http://"), "https://")
-	if s.secure() {
-		addr = withPort(host, "443")
-		return "http://" + addr, addr
+// otherScheme returns the endpoint with the other scheme, at the same port.
+func (s *Store) otherScheme() string {
+	if host, ok := strings.CutPrefix(s.endpoint, "https://"); ok {
+		return "http://" + withPort(host, "443")
 	}
-	addr = withPort(host, "80")
-	return "https://" + addr, addr
+	return "https://" + withPort(strings.TrimPrefix(s.endpoint, "http://"), "80")
 }
 
 func (s *Store) secure() bool { return strings.HasPrefix(s.endpoint, "https://") }
@@ -58,33 +50,34 @@ func (s *Store) secure() bool { return strings.HasPrefix(s.endpoint, "https://")
 // speaksOther reports whether the endpoint's port speaks HTTP although the endpoint says https, or TLS although it
 // says http. It sends no data of the user.
 func (s *Store) speaksOther(ctx context.Context) bool {
-	if p, err := s.proxy(); p != nil || err != nil {
+	if !s.direct {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(ctx, schemeTime)
 	defer cancel()
-	_, addr := s.otherScheme()
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+	other := s.otherScheme()
+	if !s.secure() {
+		d := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // nothing is secured by it
+		conn, err := d.DialContext(ctx, "tcp", strings.TrimPrefix(other, "https://"))
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	}
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, other, nil)
 	if err != nil {
 		return false
 	}
-	defer conn.Close()
-	if !s.secure() {
-		return tls.Client(conn, &tls.Config{InsecureSkipVerify: true}).HandshakeContext(ctx) == nil //nolint:gosec
-	}
-	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(past) })()
-	if _, err := fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: %s\r\nUser-Agent: shoal\r\nConnection: close\r\n\r\n",
-		addr); err != nil {
+	r.Header.Set("User-Agent", "shoal")
+	resp, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(r)
+	if err != nil {
 		return false
 	}
-	var head [len("HTTP/1.1 400")]byte
-	if _, err := io.ReadFull(conn, head[:]); err != nil || !bytes.HasPrefix(head[:], []byte("HTTP/1.")) {
-		return false
-	}
-	if string(head[len(head)-3:]) != "400" {
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusBadRequest {
 		return true
 	}
-	text, _ := io.ReadAll(io.LimitReader(conn, 4<<10)) // TLS servers answer with the advice to use it
+	text, _ := io.ReadAll(io.LimitReader(resp.Body, 4<<10)) // TLS servers answer with the advice to use it
 	text = bytes.ToUpper(text)
 	return !bytes.Contains(text, []byte("HTTPS")) && !bytes.Contains(text, []byte("SSL"))
 }
@@ -117,13 +110,4 @@ func (s *Store) probeEither(ctx context.Context) error {
 			Remedy: s.remedyScheme()}
 	}
 	return err
-}
-
-// proxy returns the proxy that requests go through; nil for none.
-func (s *Store) proxy() (*url.URL, error) {
-	u, err := url.Parse(s.endpoint)
-	if err != nil {
-		return nil, err
-	}
-	return s.transport.Proxy(&http.Request{URL: u})
 }

@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/minio/minio-go/v7/pkg/credentials"
+	"github.com/aws/aws-sdk-go-v2/aws"
 )
 
 // emptySHA256 is the SHA-256 of no bytes, a GET's payload.
@@ -57,7 +57,7 @@ func SigningKey(secret, day, region string) []byte {
 }
 
 // keyFor returns the signing key of v for day.
-func (s *signer) keyFor(v *credentials.Value, day []byte) *signingKey {
+func (s *signer) keyFor(v *aws.Credentials, day []byte) *signingKey {
 	if k := s.key.Load(); k != nil && k.day == string(day) && k.id == v.AccessKeyID && k.secret == v.SecretAccessKey {
 		return k
 	}
@@ -92,11 +92,11 @@ func addHeader(sent, signed, names []byte, name, lower string, parts ...string) 
 
 // appendHeaders appends g's head, from the Host header to the empty line, to b. scratch is overwritten and returned
 // for the next call. Without keys in v the request is anonymous.
-func (s *signer) appendHeaders(b, scratch []byte, g *signedGet, v *credentials.Value, now time.Time) (
+func (s *signer) appendHeaders(b, scratch []byte, g *signedGet, v *aws.Credentials, now time.Time) (
 	head, spare []byte) {
 	var stamp [len(amzTime)]byte
 	date := now.UTC().AppendFormat(stamp[:0], amzTime)
-	anonymous := v.AccessKeyID == "" || v.SecretAccessKey == "" || v.SignerType.IsAnonymous()
+	anonymous := !v.HasKeys()
 	// The canonical request: method, path, query, headers, their names, the payload's hash.
 	c := append(scratch[:0], "GET\n"...)
 	c = append(c, g.path...)

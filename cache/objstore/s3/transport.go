@@ -18,11 +18,11 @@ import (
 	"time"
 )
 
-// parseEndpoint splits an endpoint into host[:port] and whether it is https. Its errors do not repeat the text, which
-// may contain a password.
-func parseEndpoint(text string) (host string, secure bool, err error) {
+// parseEndpoint returns an endpoint's URL, which has a scheme and a host. Its errors do not repeat the text, which may
+// contain a password.
+func parseEndpoint(text string) (*url.URL, error) {
 	if text == "" {
-		return "s3.amazonaws.com", true, nil
+		text = "s3.amazonaws.com"
 	}
 	if !strings.Contains(text, "://") {
 		text = "https://" + text
@@ -30,19 +30,19 @@ func parseEndpoint(text string) (host string, secure bool, err error) {
 	u, err := url.Parse(text)
 	switch {
 	case err != nil:
-		return "", false, errors.New("the endpoint is not a URL")
+		return nil, errors.New("the endpoint is not a URL")
 	case u.Scheme != "http" && u.Scheme != "https":
-		return "", false, errors.New("the endpoint's scheme is neither http nor https")
+		return nil, errors.New("the endpoint's scheme is neither http nor https")
 	case u.User != nil:
-		return "", false, errors.New(
+		return nil, errors.New(
 			"the endpoint contains a user name; credentials go into AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
 	case u.Host == "" || u.Hostname() == "":
-		return "", false, errors.New("the endpoint names no host")
+		return nil, errors.New("the endpoint names no host")
 	case (u.Path != "" && u.Path != "/") || u.RawQuery != "" || u.Fragment != "":
-		return "", false, errors.New("the endpoint has a path; the bucket is part of the source, s3://BUCKET/PREFIX")
+		return nil, errors.New("the endpoint has a path; the bucket is part of the source, s3://BUCKET/PREFIX")
 	}
 	usual := map[string]string{"http": ":80", "https": ":443"}[u.Scheme]
-	return strings.TrimSuffix(strings.ToLower(u.Host), usual), u.Scheme == "https", nil
+	return &url.URL{Scheme: u.Scheme, Host: strings.TrimSuffix(strings.ToLower(u.Host), usual)}, nil
 }
 
 // answerGuard sits between minio-go and the transport and checks what minio-go does not: the status of an answer
@@ -197,7 +197,7 @@ func (p *pages) first(key string) error {
 func (p *pages) once(what, text string) error {
 	h := maphash.String(pagesSeed, what+text)
 	if _, ok := p.seen[h]; ok {
-		return &circleError{what, text}
+		return fmt.Errorf("%w: the %s %.200q came twice", errCircle, what, text)
 	}
 	if p.seen == nil {
 		p.seen = make(map[uint64]struct{})
@@ -206,25 +206,18 @@ func (p *pages) once(what, text string) error {
 	return nil
 }
 
-// circleError is a listing that goes in circles.
-type circleError struct{ what, text string }
-
-func (e *circleError) Error() string {
-	return fmt.Sprintf("the listing goes in circles: the %s %.200q came twice", e.what, e.text)
-}
+var errCircle = errors.New("the listing goes in circles")
 
 // newTransport returns a transport for hundreds of small concurrent requests.
 func newTransport(cfg Config) (*http.Transport, error) {
 	t := &http.Transport{
-		Proxy:               http.ProxyFromEnvironment,
-		DialContext:         netDialer.DialContext,
-		TLSHandshakeTimeout: 10 * time.Second,
-		// Loaded stores answer slowly, but after 20 s without an answer it is better to ask again. The retry policy
-		// ends bodies that stall.
-		ResponseHeaderTimeout: 20 * time.Second,
+		Proxy:                 http.ProxyFromEnvironment,
+		DialContext:           netDialer.DialContext,
+		TLSHandshakeTimeout:   10 * time.Second,
+		ResponseHeaderTimeout: headTimeout,
 		MaxIdleConns:          2 * maxIdle, // the endpoint, and a region's
 		MaxIdleConnsPerHost:   maxIdle,
-		IdleConnTimeout:       90 * time.Second,
+		IdleConnTimeout:       idleTimeout,
 		// Objects are delivered as they are stored; gzip would also make their length unknown.
 		DisableCompression: true,
 		// One connection per request: HTTP/2 would put all on one, behind one flow-control window and one lock.

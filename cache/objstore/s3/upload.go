@@ -53,10 +53,10 @@ func (s *Store) checksum(p []byte) (crc, md5Sum string) {
 	return crc32c(p), ""
 }
 
-// refusedCRC takes minio-go's error of a request with CRC32C. If the store does not support that, it returns an error
-// that is retried at once, without CRC32C; otherwise err.
-func (s *Store) refusedCRC(key string, err error) error {
-	if minio.ToErrorResponse(err).StatusCode != http.StatusNotImplemented {
+// refusedCRC takes minio-go's error of a request. If that had a CRC32C, which the store does not support, it returns an
+// error that is retried at once, without CRC32C; otherwise err.
+func (s *Store) refusedCRC(key string, crc bool, err error) error {
+	if !crc || minio.ToErrorResponse(err).StatusCode != http.StatusNotImplemented {
 		return err
 	}
 	s.noCRC.Store(true)
@@ -110,10 +110,7 @@ func (s *Store) put(ctx context.Context, key string, data []byte, note string, o
 	body := &lentBody{p: data}
 	defer body.end()
 	info, err := s.core.PutObject(ctx, s.bucket, key, body, int64(len(data)), md5Sum, "", opts)
-	if err != nil && crc != "" {
-		err = s.refusedCRC(key, err)
-	}
-	if err != nil {
+	if err = s.refusedCRC(key, crc != "", err); err != nil {
 		return objstore.Object{}, err
 	}
 	return s.stored(ctx, key, int64(len(data)), info)
@@ -246,10 +243,7 @@ func (s *Store) begin(ctx context.Context, plan objstore.PartPlan, crc bool) (*u
 	}
 	var err error
 	u.id, err = s.core.NewMultipartUpload(ctx, s.bucket, key, opts)
-	if err != nil && crc {
-		err = s.refusedCRC(key, err)
-	}
-	if err == nil && u.id == "" {
+	if err = s.refusedCRC(key, crc, err); err == nil && u.id == "" {
 		err = &objstore.Error{Op: "put", Key: s.url(key), Kind: objstore.KindTransient,
 			Err: errors.New("the server returned no upload ID")}
 	}
@@ -282,16 +276,17 @@ func (u *upload) Part(ctx context.Context, n int, p []byte) error {
 		return err
 	}
 	u.mu.Lock()
-	if u.ended || u.made != nil {
-		u.mu.Unlock()
-		return u.Gone()
-	}
-	if u.id == "" {
+	over := u.ended || u.made != nil
+	if u.id == "" && !over {
 		u.small = slices.Clone(p)
-		u.mu.Unlock()
-		return nil
 	}
 	u.mu.Unlock()
+	switch {
+	case over:
+		return u.Gone()
+	case u.id == "":
+		return nil
+	}
 
 	crc, md5Sum := u.s.checksum(p)
 	if part, ok := u.stored[n]; ok && u.has(part, p) {
@@ -308,10 +303,7 @@ func (u *upload) Part(ctx context.Context, n int, p []byte) error {
 	defer body.end()
 	g := u.s.keys.generation()
 	part, err := u.s.core.PutObjectPart(ctx, u.s.bucket, u.Key, u.id, n+1, body, int64(len(p)), opts)
-	if err != nil && crc != "" {
-		err = u.s.refusedCRC(u.Key, err)
-	}
-	switch {
+	switch err = u.s.refusedCRC(u.Key, crc != "", err); {
 	case err != nil && minio.ToErrorResponse(err).Code == codeNoSuchUpload:
 		return u.Gone()
 	case err != nil:

@@ -206,14 +206,11 @@ func (w *wire) exchange(ctx context.Context, build func(b, scratch []byte) (head
 			return errBadHead
 		}
 	}
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	// From here on only ctx ends a read. It may have set the deadline since; Read checks that.
+	// From here on only ctx ends a read. Its deadline may just have been overwritten.
 	if err := w.conn.SetDeadline(time.Time{}); err != nil {
 		return err
 	}
-	if err := ctx.Err(); err != nil { // and had been overwritten
+	if err := ctx.Err(); err != nil {
 		return err
 	}
 	w.left = w.head.length
@@ -239,9 +236,7 @@ func (w *wire) readHead() error {
 			if seen >= maxHead {
 				return errBadHead
 			}
-			grown := make([]byte, seen, min(4*seen, maxHead))
-			copy(grown, w.in)
-			w.in = grown
+			w.in = append(make([]byte, 0, min(4*seen, maxHead)), w.in...)
 		}
 		n, err := w.conn.Read(w.in[seen:cap(w.in)])
 		w.in = w.in[:seen+n]
@@ -304,12 +299,6 @@ func (w *wire) body() io.ReadCloser {
 	}{httputil.NewChunkedReader(w), w}
 }
 
-// text returns at most most bytes of the body of an error's answer.
-func (w *wire) text(most int64) []byte {
-	b, _ := io.ReadAll(io.LimitReader(w.body(), most)) // a partial text is enough
-	return bytes.TrimSpace(b)
-}
-
 var netDialer = &net.Dialer{
 	Timeout:   5 * time.Second, // a live store answers a SYN in milliseconds
 	KeepAlive: 15 * time.Second,
@@ -317,13 +306,12 @@ var netDialer = &net.Dialer{
 
 // dialer returns a function that connects to host[:port].
 func dialer(host string, secure bool, config *tls.Config) func(ctx context.Context) (net.Conn, error) {
-	if !secure {
-		addr := withPort(host, "80")
-		return func(ctx context.Context) (net.Conn, error) { return netDialer.DialContext(ctx, "tcp", addr) }
+	dial, port := netDialer.DialContext, "80"
+	if secure { // netDialer's Timeout bounds the handshake, too
+		dial, port = (&tls.Dialer{NetDialer: netDialer, Config: config}).DialContext, "443"
 	}
-	addr := withPort(host, "443")
-	t := &tls.Dialer{NetDialer: netDialer, Config: config} // whose Timeout bounds the handshake, too
-	return func(ctx context.Context) (net.Conn, error) { return t.DialContext(ctx, "tcp", addr) }
+	addr := withPort(host, port)
+	return func(ctx context.Context) (net.Conn, error) { return dial(ctx, "tcp", addr) }
 }
 
 // withPort adds the port if host has none.

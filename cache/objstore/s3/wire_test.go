@@ -21,7 +21,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/minio/minio-go/v7/pkg/credentials"
+	"github.com/aws/aws-sdk-go-v2/aws"
 	minio "github.com/minio/minio-go/v7/pkg/signer"
 	"pgregory.net/rapid"
 
@@ -49,8 +49,8 @@ func TestSignAnewAsMinio(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := want.Clone(t.Context())
-	v := credentials.Value{AccessKeyID: "id", SecretAccessKey: "secret", SessionToken: "token"}
-	if err := sign(got, &v, "eu-north-7", now); err != nil {
+	v := aws.Credentials{AccessKeyID: "id", SecretAccessKey: "secret", SessionToken: "token"}
+	if err := sign(got, v, "eu-north-7", now); err != nil {
 		t.Fatal(err)
 	}
 	if got.URL.String() != target || !reflect.DeepEqual(got.Header, want.Header) {
@@ -77,7 +77,7 @@ func TestSignerAsMinio(t *testing.T) {
 			g.rangeOf = rangeHeader(rapid.Int64Range(0, 1<<40).Draw(rt, "off"),
 				rapid.Int64Range(1, 1<<30).Draw(rt, "n"))
 		}
-		v := credentials.Value{
+		v := aws.Credentials{
 			AccessKeyID:     rapid.StringMatching(`[A-Za-z0-9-]{1,20}`).Draw(rt, "id"),
 			SecretAccessKey: rapid.StringMatching(`[!-~]{1,40}`).Draw(rt, "secret"),
 			SessionToken:    rapid.StringMatching(`[!-~]{0,60}`).Draw(rt, "token"),

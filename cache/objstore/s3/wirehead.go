@@ -51,12 +51,11 @@ func parseHead(b []byte) (h answerHead, err error) {
 	if !ok || len(rest) < 3 || len(rest) > 3 && rest[3] != ' ' {
 		return h, fmt.Errorf("%w: it begins with %.40q", errBadHead, line)
 	}
-	for _, c := range rest[:3] {
-		if c < '0' || c > '9' {
-			return h, fmt.Errorf("%w: status %q", errBadHead, rest[:3])
-		}
-		h.status = 10*h.status + int(c-'0')
+	status, err := strconv.ParseUint(string(rest[:3]), 10, 16)
+	if err != nil {
+		return h, fmt.Errorf("%w: status %q", errBadHead, rest[:3])
 	}
+	h.status = int(status)
 	h.close = minor == '0'
 	for {
 		line, b = cutLine(b)
