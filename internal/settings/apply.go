@@ -121,18 +121,18 @@ var serviceLink = regexp.MustCompile(
 // environment returns the variables that are settings, and errors for variables that are probably misspelt
 // settings.
 func (s *Schema) environment(environ []string) (map[string]string, []error) {
-	var known []string
-	for _, name := range names(s.Root) {
-		known = append(known, s.EnvName(name))
-	}
 	env, prefix := map[string]string{}, s.prefix()
+	var words []string // of the variables
+	for _, name := range slices.Sorted(maps.Keys(settingsOf(s.Root))) {
+		words = append(words, strings.TrimPrefix(s.EnvName(name), prefix))
+	}
 	var errs []error
 	for _, kv := range environ {
 		name, text, _ := strings.Cut(kv, "=")
 		word, ours := strings.CutPrefix(name, prefix)
 		switch {
 		case !ours:
-		case slices.Contains(known, name):
+		case slices.Contains(words, word):
 			if text != "" {
 				env[name] = text
 			}
@@ -140,10 +140,6 @@ func (s *Schema) environment(environ []string) (map[string]string, []error) {
 		case s.Removed[flagName(word)] != "":
 			errs = append(errs, wrong{fmt.Sprintf("%s was removed: %s", name, s.Removed[flagName(word)])})
 		default:
-			words := make([]string, len(known))
-			for i, k := range known {
-				words[i] = strings.TrimPrefix(k, prefix)
-			}
 			if near := levenshtein.Nearest(strings.ToUpper(word), words, 4); near != "" {
 				errs = append(errs, wrong{fmt.Sprintf("%s: no such variable; did you mean %s%s?", name, prefix, near)})
 			}

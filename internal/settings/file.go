@@ -2,11 +2,10 @@ package settings
 
 import (
 	"bytes"
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -70,14 +69,9 @@ func (s *Schema) Find(paths []string) (*File, error) {
 	for _, path := range paths {
 		// An inaccessible folder, such as root's home for another user, is skipped. A file that exists but cannot be
 		// read is an error.
-		if _, err := os.Stat(path); err != nil {
-			continue
+		if _, err := os.Stat(path); err == nil {
+			return s.Load(path)
 		}
-		f, err := s.Load(path)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		return f, err
 	}
 	return nil, nil
 }
@@ -85,7 +79,7 @@ func (s *Schema) Find(paths []string) (*File, error) {
 // Parse parses a file. Unknown names, duplicate keys, and values of the wrong form are errors that wrap [ErrWrong] and
 // name path and line; the file then has the rest. Whether values are valid is not checked yet.
 func (s *Schema) Parse(path string, data []byte) (*File, error) {
-	p := parser{schema: s, file: &File{Path: path}, known: map[*cobra.Command][]string{}}
+	p := parser{schema: s, file: &File{Path: path}, known: map[*cobra.Command]map[string]bool{}}
 	if len(data) > maxFile {
 		return nil, wrong{fmt.Sprintf("%s is larger than 1 MiB: it is no configuration file", path)}
 	}
@@ -121,16 +115,14 @@ type parser struct {
 	schema *Schema
 	file   *File
 	errs   []error
-	known  map[*cobra.Command][]string
+	known  map[*cobra.Command]map[string]bool
 }
 
-func (p *parser) names(c *cobra.Command) []string {
-	list, ok := p.known[c]
-	if !ok {
-		list = names(c)
-		p.known[c] = list
+func (p *parser) settingsOf(c *cobra.Command) map[string]bool {
+	if p.known[c] == nil {
+		p.known[c] = settingsOf(c)
 	}
-	return slices.Clip(list)
+	return p.known[c]
 }
 
 func (p *parser) fail(at *yaml.Node, format string, args ...any) {
@@ -189,25 +181,25 @@ func (p *parser) section(c *cobra.Command, verbs []string, n *yaml.Node, depth i
 func (p *parser) pair(c *cobra.Command, verbs []string, key, value *yaml.Node, depth int) {
 	v := resolve(value)
 	name := key.Value
-	sub, settings := subcommand(c, name), p.names(c)
-	_, isSetting := slices.BinarySearch(settings, name)
+	sub := subcommand(c, name)
+	takesList, isSetting := p.settingsOf(c)[name]
 	if sub != nil && (v.Kind == yaml.MappingNode || v.ShortTag() == "!!null" || !isSetting) {
 		p.section(sub, append(slices.Clone(verbs), name), value, depth+1)
 		return
 	}
 	if !isSetting {
-		p.unknown(c, verbs, key, settings)
+		p.unknown(c, verbs, key)
 		return
 	}
 	e := entry{verbs: verbs, name: name, line: key.Line}
-	items, list := []*yaml.Node{v}, v.Kind == yaml.SequenceNode
-	if list {
+	items := []*yaml.Node{v}
+	if v.Kind == yaml.SequenceNode {
 		if len(v.Content) == 0 {
 			p.fail(key, "%s: an empty list; leave the line out for the default", name)
 			return
 		}
 		items = v.Content
-		if !p.takesList(c, name) {
+		if !takesList {
 			p.fail(key, "%s: a list where one value is expected", name)
 			return
 		}
@@ -246,17 +238,8 @@ func subcommand(c *cobra.Command, name string) *cobra.Command {
 	return nil
 }
 
-// takesList reports whether a setting is a list for one of the verbs below c.
-func (p *parser) takesList(c *cobra.Command, name string) (list bool) {
-	Walk(c, func(c *cobra.Command) {
-		for _, f := range Flags(c) {
-			list = list || f.Name == name && isList(f)
-		}
-	})
-	return list
-}
-
-func (p *parser) unknown(c *cobra.Command, verbs []string, key *yaml.Node, settings []string) {
+func (p *parser) unknown(c *cobra.Command, verbs []string, key *yaml.Node) {
+	settings := slices.Sorted(maps.Keys(p.settingsOf(c)))
 	for _, sub := range c.Commands() {
 		if Has(sub) {
 			settings = append(settings, sub.Name())
@@ -276,7 +259,7 @@ func (p *parser) unknown(c *cobra.Command, verbs []string, key *yaml.Node, setti
 		p.fail(key, "%s: no such setting; did you mean %s?", key.Value, near)
 		return
 	}
-	if c != p.schema.Root && slices.Contains(p.names(p.schema.Root), word) {
+	if _, others := p.settingsOf(p.schema.Root)[word]; others && c != p.schema.Root {
 		p.fail(key, "%s: %s has no such setting, but other verbs have it: write it in the section of one, or at the "+
 			"top for all", key.Value, strings.Join(append([]string{p.schema.Root.Name()}, verbs...), " "))
 		return
@@ -292,7 +275,7 @@ func (f *File) find(c *cobra.Command, name string) (best entry, ok bool) {
 	path := commandPath(c)
 	for _, e := range f.entries {
 		if e.name == name && len(e.verbs) <= len(path) && slices.Equal(e.verbs, path[:len(e.verbs)]) &&
-			(!ok || cmp.Compare(len(e.verbs), len(best.verbs)) > 0) {
+			(!ok || len(e.verbs) > len(best.verbs)) {
 			best, ok = e, true
 		}
 	}
@@ -300,10 +283,4 @@ func (f *File) find(c *cobra.Command, name string) (best entry, ok bool) {
 }
 
 // commandPath returns the words of a command below the root.
-func commandPath(c *cobra.Command) (path []string) {
-	for ; c.HasParent(); c = c.Parent() {
-		path = append(path, c.Name())
-	}
-	slices.Reverse(path)
-	return path
-}
+func commandPath(c *cobra.Command) []string { return strings.Fields(c.CommandPath())[1:] }

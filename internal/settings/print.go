@@ -1,7 +1,6 @@
 package settings
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"fmt"
@@ -30,7 +29,6 @@ type Setting struct {
 	List  []string `json:"list,omitempty"`  // of a flag that takes several values
 	From  string   `json:"from"`            // flag, env, file or default
 	Where string   `json:"where,omitempty"` // the variable, or FILE:LINE
-	Usage string   `json:"-"`
 
 	Origin string `json:"-"` // From and Where, for people
 }
@@ -46,7 +44,7 @@ func (s *Schema) Settings(c *cobra.Command) (list []Setting) {
 
 func (s *Schema) setting(f *pflag.Flag) Setting {
 	o := OriginOf(f)
-	row := Setting{Name: f.Name, Env: s.EnvName(f.Name), From: o.Kind.String(), Where: o.Where, Usage: f.Usage,
+	row := Setting{Name: f.Name, Env: s.EnvName(f.Name), From: o.Kind.String(), Where: o.Where,
 		Origin: o.String()}
 	row.Value = Redact(f.Value.String())
 	if texts := f.Annotations[textKey]; len(texts) == 1 { // exact; String may round
@@ -64,19 +62,20 @@ func (s *Schema) setting(f *pflag.Flag) Setting {
 
 // Redact hides the password of a URL.
 func Redact(text string) string {
-	if !strings.Contains(text, "@") || !strings.Contains(text, "://") {
+	scheme, rest, ok := strings.Cut(text, "://")
+	at := strings.LastIndexByte(rest, '@')
+	if !ok || at < 0 {
 		return text
 	}
-	u, err := url.Parse(text)
-	if err != nil || u.User == nil {
-		if err != nil { // it may be a password
-			scheme, _, _ := strings.Cut(text, "://")
-			return scheme + "://" + hidden + text[strings.LastIndexByte(text, '@'):]
+	if u, err := url.Parse(text); err == nil { // else all before the last @ may be a password
+		if u.User == nil {
+			return text
 		}
-		return text
+		if end := strings.IndexAny(rest, "/?#"); end >= 0 {
+			at = strings.LastIndexByte(rest[:end], '@')
+		}
 	}
-	u.User = url.User(hidden)
-	return strings.Replace(u.String(), url.QueryEscape(hidden)+"@", hidden+"@", 1)
+	return scheme + "://" + hidden + rest[at:]
 }
 
 // WriteTable prints settings for people.
@@ -92,21 +91,13 @@ func WriteTable(out io.Writer, list []Setting) error {
 // WriteExample prints a file with every setting at its default, commented out: first those that several verbs share
 // with the same help, then those of each verb.
 func (s *Schema) WriteExample(out io.Writer) error {
-	type use struct {
-		flag *pflag.Flag
-		row  Setting
-		line string
-	}
-	uses := map[string][]use{}
+	lines, uses := map[*pflag.Flag]string{}, map[string][]*pflag.Flag{}
 	var failure error
 	Walk(s.Root, func(c *cobra.Command) {
 		for _, f := range ownFlags(c) {
-			row := s.setting(f)
-			line, err := yamlLine(row)
-			if err != nil {
-				failure = err
-			}
-			uses[f.Name] = append(uses[f.Name], use{f, row, line})
+			line, err := yamlLine(s.setting(f))
+			failure = cmp.Or(failure, err)
+			lines[f], uses[f.Name] = line, append(uses[f.Name], f)
 		}
 	})
 	if failure != nil {
@@ -114,18 +105,16 @@ func (s *Schema) WriteExample(out io.Writer) error {
 	}
 	// Not if the defaults differ: one line for all verbs would change some. Nor if a verb has the name, for its
 	// section, or lost it.
-	common := map[string]use{}
+	common := map[string]*pflag.Flag{}
 	for name, list := range uses {
 		if subcommand(s.Root, name) != nil || s.RemovedFrom[name] != nil ||
-			slices.ContainsFunc(list, func(u use) bool { return u.line != list[0].line }) {
+			slices.ContainsFunc(list, func(f *pflag.Flag) bool { return lines[f] != lines[list[0]] }) {
 			continue
 		}
-		for _, u := range list {
-			shared := slices.ContainsFunc(list, func(o use) bool {
-				return o.flag != u.flag && o.row.Usage == u.row.Usage
-			})
-			if shared && len(common[name].row.Usage) < len(u.row.Usage) {
-				common[name] = u
+		for _, f := range list {
+			shared := slices.ContainsFunc(list, func(o *pflag.Flag) bool { return o != f && o.Usage == f.Usage })
+			if shared && (common[name] == nil || len(common[name].Usage) < len(f.Usage)) {
+				common[name] = f
 			}
 		}
 	}
@@ -135,12 +124,12 @@ func (s *Schema) WriteExample(out io.Writer) error {
 ##
 ## Settings of all verbs that have them. A verb's own section, further down, wins over them.
 `, s.Root.Name())
-	show := func(u use, indent string) string {
+	show := func(f *pflag.Flag, indent string) string {
 		var b strings.Builder
-		for _, line := range human.Fold(u.row.Usage, 100-len(indent)) {
+		for _, line := range human.Fold(f.Usage, 100-len(indent)) {
 			fmt.Fprintf(&b, "%s## %s\n", indent, line)
 		}
-		fmt.Fprintf(&b, "%s#%s\n", indent, u.line)
+		fmt.Fprintf(&b, "%s#%s\n", indent, lines[f])
 		return b.String()
 	}
 	for _, name := range slices.Sorted(maps.Keys(common)) {
@@ -155,9 +144,8 @@ func (s *Schema) WriteExample(out io.Writer) error {
 			}
 			var body strings.Builder
 			for _, f := range ownFlags(sub) {
-				if u, ok := common[f.Name]; !ok || u.row.Usage != f.Usage {
-					i := slices.IndexFunc(uses[f.Name], func(u use) bool { return u.flag == f })
-					body.WriteString(show(uses[f.Name][i], indent+"  "))
+				if same := common[f.Name]; same == nil || same.Usage != f.Usage {
+					body.WriteString(show(f, indent+"  "))
 				}
 			}
 			body.WriteString(section(sub, indent+"  "))
@@ -185,23 +173,15 @@ func yamlLine(row Setting) (string, error) {
 			value.Content = append(value.Content, scalarNode(text))
 		}
 	}
-	var b bytes.Buffer
-	e := yaml.NewEncoder(&b)
-	if err := e.Encode(&yaml.Node{Kind: yaml.MappingNode,
-		Content: []*yaml.Node{scalarNode(row.Name), value}}); err != nil {
-		return "", err
-	}
-	return strings.TrimSuffix(b.String(), "\n"), nil
+	b, err := yaml.Marshal(&yaml.Node{Kind: yaml.MappingNode, Content: []*yaml.Node{scalarNode(row.Name), value}})
+	return strings.TrimSuffix(string(b), "\n"), err
 }
 
 // scalarNode returns text as a person would write it: a number without quotes.
 func scalarNode(text string) *yaml.Node {
 	n := &yaml.Node{Kind: yaml.ScalarNode, Value: text}
-	switch strings.ToLower(text) {
-	case "", "~", "null", "<<", "*":
-		n.Style = yaml.DoubleQuotedStyle
-	}
-	if strings.ContainsAny(text, "\n\r\t") {
+	special := []string{"", "~", "null", "<<", "*"}
+	if slices.Contains(special, strings.ToLower(text)) || strings.ContainsAny(text, "\n\r\t") {
 		n.Style = yaml.DoubleQuotedStyle
 	}
 	return n

@@ -165,15 +165,15 @@ func (s *Schema) lost(c *cobra.Command, name string) bool {
 	return c.Parent() == s.Root && slices.Contains(s.RemovedFrom[name], c.Name())
 }
 
-// names returns the names of the settings of a command and of those below it, sorted.
-func names(c *cobra.Command) (list []string) {
+// settingsOf returns the names of the settings of a command and of those below it, and whether each can be a list.
+func settingsOf(c *cobra.Command) map[string]bool {
+	all := map[string]bool{}
 	Walk(c, func(c *cobra.Command) {
 		for _, f := range Flags(c) {
-			list = append(list, f.Name)
+			all[f.Name] = all[f.Name] || isList(f)
 		}
 	})
-	slices.Sort(list)
-	return slices.Compact(list)
+	return all
 }
 
 // isList reports whether a flag accepts several values.
