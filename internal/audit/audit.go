@@ -138,11 +138,11 @@ func (l *Log) Write(e Event) {
 		return
 	}
 	e.Time, e.Daemon = time.Now().UTC(), os.Getpid()
-	fill(&e.Source, l.base.Source)
-	fill(&e.Dataset, l.base.Dataset)
-	fill(&e.Mountpoint, l.base.Mountpoint)
-	fill(&e.CacheDir, l.base.CacheDir)
-	fill(&e.Order, l.base.Order)
+	e.Source = cmp.Or(e.Source, l.base.Source)
+	e.Dataset = cmp.Or(e.Dataset, l.base.Dataset)
+	e.Mountpoint = cmp.Or(e.Mountpoint, l.base.Mountpoint)
+	e.CacheDir = cmp.Or(e.CacheDir, l.base.CacheDir)
+	e.Order = cmp.Or(e.Order, l.base.Order)
 	e.Peer = cmp.Or(e.Peer, l.base.Peer)
 	s := l.sink
 	s.mu.Lock()
@@ -154,12 +154,6 @@ func (l *Log) Write(e Event) {
 	case s.queue <- e:
 	default:
 		s.lose(errors.New("the queue is full: the disk is too slow"))
-	}
-}
-
-func fill(field *string, base string) {
-	if *field == "" {
-		*field = base
 	}
 }
 

@@ -1,17 +1,15 @@
 package audit
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"crypto/tls"
 	"encoding/hex"
 	"net"
 	"os"
-	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 )
 
@@ -28,28 +26,23 @@ func Process(tid, uid, gid uint32) *Peer {
 		return p
 	}
 	p.PID = int(tid)
-	status, err := os.ReadFile("/proc/" + strconv.Itoa(int(tid)) + "/status")
-	if err != nil {
-		return p
-	}
-	for line := range strings.Lines(string(status)) {
-		if rest, ok := strings.CutPrefix(line, "Tgid:"); ok {
-			if n, err := strconv.Atoi(strings.TrimSpace(rest)); err == nil {
-				p.PID = n
-			}
+	if proc, err := procfs.NewProc(p.PID); err == nil {
+		if status, err := proc.NewStatus(); err == nil {
+			p.PID = status.TGID
 		}
 	}
 	p.Comm = comm(p.PID)
 	return p
 }
 
-// comm returns the name of a process.
+// comm returns the name of a process, or "".
 func comm(pid int) string {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/comm")
+	proc, err := procfs.NewProc(pid)
 	if err != nil {
 		return ""
 	}
-	return string(bytes.TrimSuffix(b, []byte("\n")))
+	name, _ := proc.Comm()
+	return name
 }
 
 // Unix returns the peer of a unix socket: the process that connected it, by SO_PEERCRED.

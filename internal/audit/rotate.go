@@ -78,27 +78,24 @@ func (r *Rotating) Write(line []byte) (int, error) {
 	if r.f == nil {
 		return 0, fs.ErrClosed
 	}
-	switch moved, err := r.moved(); {
-	case err != nil:
-		return 0, err
-	case moved:
-		if err := r.open(); err != nil {
-			return 0, err
+	moved, err := r.moved()
+	if err == nil && moved {
+		err = r.open()
+	}
+	if err == nil && r.max > 0 && r.size > 0 && r.size+int64(len(line)) > r.max {
+		if err = Shift(r.path, r.keep); err == nil {
+			err = r.open()
 		}
 	}
-	if r.max > 0 && r.size > 0 && r.size+int64(len(line)) > r.max {
-		if err := r.rotate(); err != nil {
-			return 0, err
-		}
+	if err != nil {
+		return 0, err
 	}
 	n, err := r.f.Write(line)
 	if err == nil && n < len(line) {
 		err = io.ErrShortWrite
 	}
-	if err != nil && n > 0 { // half a line would corrupt the next one
-		if r.f.Truncate(r.size) == nil {
-			n = 0
-		}
+	if err != nil && n > 0 && r.f.Truncate(r.size) == nil { // half a line would corrupt the next one
+		n = 0
 	}
 	r.size += int64(n)
 	return n, err
@@ -118,13 +115,6 @@ func (r *Rotating) moved() (bool, error) {
 		return false, err
 	}
 	return !os.SameFile(ours, there), nil
-}
-
-func (r *Rotating) rotate() error {
-	if err := Shift(r.path, r.keep); err != nil {
-		return err
-	}
-	return r.open()
 }
 
 // Shift makes room for a new file at path: the existing file becomes path.1, and so on, up to keep.
