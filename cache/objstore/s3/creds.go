@@ -228,12 +228,10 @@ func (c *awsChain) provider(p *config.SharedConfig, role bool) (by aws.Credentia
 		return by, err
 	}
 	return stscreds.NewAssumeRoleProvider(c.sts(p, by), p.RoleARN, func(o *stscreds.AssumeRoleOptions) {
-		o.RoleSessionName, o.Duration = sessionName(p.RoleSessionName), time.Hour
+		o.RoleSessionName = sessionName(p.RoleSessionName)
+		o.Duration = cmp.Or(aws.ToDuration(p.RoleDurationSeconds), time.Hour)
 		if p.ExternalID != "" {
 			o.ExternalID = &p.ExternalID
-		}
-		if p.RoleDurationSeconds != nil {
-			o.Duration = *p.RoleDurationSeconds
 		}
 	}), nil
 }
@@ -296,10 +294,7 @@ func (f tokenFile) GetToken() (string, error) {
 func (c *awsChain) webIdentity(p *config.SharedConfig, file, role, session string) aws.CredentialsProvider {
 	provider := stscreds.NewWebIdentityRoleProvider(c.sts(p, nil), role, tokenFile(file),
 		func(o *stscreds.WebIdentityRoleOptions) {
-			o.RoleSessionName = sessionName(session)
-			if p.RoleDurationSeconds != nil {
-				o.Duration = *p.RoleDurationSeconds
-			}
+			o.RoleSessionName, o.Duration = sessionName(session), aws.ToDuration(p.RoleDurationSeconds)
 		})
 	return aws.CredentialsProviderFunc(func(ctx context.Context) (aws.Credentials, error) {
 		v, err := provider.Retrieve(ctx)

@@ -2,6 +2,7 @@ package s3
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/xml"
@@ -28,10 +29,7 @@ type getter struct {
 
 // newGetter returns a getter for the store's bucket at host.
 func newGetter(s *Store, host, region string) *getter {
-	config := &tls.Config{MinVersion: tls.VersionTLS12}
-	if s.transport.TLSClientConfig != nil {
-		config = s.transport.TLSClientConfig.Clone()
-	}
+	config := cmp.Or(s.transport.TLSClientConfig, &tls.Config{MinVersion: tls.VersionTLS12}).Clone()
 	return &getter{
 		wires:  wires{dial: dialer(host, s.secure(), config), maxIdle: maxIdle},
 		signer: signer{region: region, pays: s.pays, sse: s.sse},
@@ -110,11 +108,7 @@ func errorAnswer(h *answerHead, text []byte) error {
 	if err := xml.Unmarshal(text, &e); err != nil {
 		e = minio.ErrorResponse{StatusCode: h.status, Code: http.StatusText(h.status), Message: string(text)}
 	}
-	if e.Region = strings.TrimSpace(e.Region); e.Region == "" {
-		e.Region = string(h.region)
-	}
-	if e.Code == "" {
-		e.Code = fmt.Sprint("HTTP ", h.status)
-	}
+	e.Region = cmp.Or(strings.TrimSpace(e.Region), string(h.region))
+	e.Code = cmp.Or(e.Code, fmt.Sprint("HTTP ", h.status))
 	return e
 }

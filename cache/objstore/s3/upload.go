@@ -126,11 +126,7 @@ func (s *Store) stored(ctx context.Context, key string, size int64, info minio.U
 		}
 		return o, err
 	}
-	mod := info.LastModified
-	if mod.IsZero() {
-		mod = time.Now()
-	}
-	return objstore.Object{Key: key, Size: size, ETag: info.ETag, ModTime: mod}, nil
+	return objstore.Object{Key: key, Size: size, ETag: info.ETag, ModTime: cmp.Or(info.LastModified, time.Now())}, nil
 }
 
 // checkPut returns the error of a write that is not sent.
