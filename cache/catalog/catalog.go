@@ -82,6 +82,14 @@ func Open(cacheDir string, o Options) (*Catalog, error) {
 	return c, nil
 }
 
+// about says what an error is about; nil stays nil.
+func about(err error, format string, args ...any) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("catalog: %s: %w", fmt.Sprintf(format, args...), err)
+}
+
 // Close frees the catalog's memory. All changes are on disk already.
 func (c *Catalog) Close() error {
 	if c.db == nil {
@@ -222,10 +230,7 @@ func (c *Catalog) SetManifest(source string, m *Manifest, l *Layout, number int6
 	if number > 0 {
 		v.Number, v.Stale = number, old.Stale
 	}
-	if err := c.change("source", map[string]any{sourcePrefix + source: v}); err != nil {
-		return fmt.Errorf("catalog: %s: %w", source, err)
-	}
-	return nil
+	return about(c.change("source", map[string]any{sourcePrefix + source: v}), "%s", source)
 }
 
 // MarkStale records that keys below prefix have changed since the sources in whose folders they are were listed;
@@ -244,10 +249,7 @@ func (c *Catalog) MarkStale(prefix string, keys []string) error {
 	if err == nil && len(marked) > 0 {
 		err = c.change("source", marked)
 	}
-	if err != nil {
-		return fmt.Errorf("catalog: %s: %w", prefix, err)
-	}
-	return nil
+	return about(err, "%s", prefix)
 }
 
 // Stale reports whether a source is marked.
@@ -281,10 +283,7 @@ func (c *Catalog) SetNumber(source string, number int64) error {
 		v.Number = number
 		err = c.change("source", map[string]any{sourcePrefix + source: v})
 	}
-	if err != nil {
-		return fmt.Errorf("catalog: %s: %w", source, err)
-	}
-	return nil
+	return about(err, "%s", source)
 }
 
 // Sources returns the sources that have a manifest, by name.
@@ -307,7 +306,7 @@ func (c *Catalog) GC(keep ...string) (removed int, err error) {
 	if err := each(c, sourcePrefix, func(_ string, s sourceValue) {
 		kept[s.manifest()], kept[s.Layout] = true, true
 	}); err != nil {
-		return 0, fmt.Errorf("catalog: %w", err)
+		return 0, about(err, "what nobody names")
 	}
 	var errs []error
 	for _, dir := range []string{c.manifestDir(), c.layoutDir(), c.codingsDir()} {
@@ -329,10 +328,7 @@ func (c *Catalog) GC(keep ...string) (removed int, err error) {
 			removed++
 		}
 	}
-	if err := errors.Join(errs...); err != nil {
-		return removed, fmt.Errorf("catalog: %w", err)
-	}
-	return removed, nil
+	return removed, about(errors.Join(errs...), "what nobody names")
 }
 
 func isVersion(name string) bool {

@@ -31,20 +31,12 @@ type Dataset struct {
 
 // Datasets returns all datasets in the catalog, most recently used first.
 func (c *Catalog) Datasets() ([]Dataset, error) {
-	list, err := c.datasets()
-	if err != nil {
-		return nil, fmt.Errorf("catalog: %w", err)
-	}
-	return list, nil
-}
-
-func (c *Catalog) datasets() ([]Dataset, error) {
 	byID := make(map[[16]byte]string)
 	sources := make(map[string]sourceValue)
 	if err := each(c, sourcePrefix, func(name string, v sourceValue) {
 		byID[DatasetID(name)], sources[name] = name, v
 	}); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("catalog: %w", err)
 	}
 	var list []Dataset
 	seen := make(map[[16]byte]bool)
@@ -69,7 +61,7 @@ func (c *Catalog) datasets() ([]Dataset, error) {
 		named[v.Source] = true
 		add(Dataset{ID: id, Source: v.Source, Quota: v.Quota, Pinned: v.Pinned, LastUsed: v.LastUsed})
 	}); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("catalog: %w", err)
 	}
 	for name := range sources {
 		if !named[name] {
@@ -78,7 +70,7 @@ func (c *Catalog) datasets() ([]Dataset, error) {
 	}
 	entries, err := os.ReadDir(c.tablesDir())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
+		return nil, fmt.Errorf("catalog: %w", err)
 	}
 	for _, e := range entries {
 		if id, ok := ParseID(e.Name()); ok {
@@ -118,10 +110,8 @@ func (c *Catalog) SetShuffles(id [16]byte, found []byte) error {
 // Shuffles returns the last value of SetShuffles, nil before that.
 func (c *Catalog) Shuffles(id [16]byte) ([]byte, error) {
 	var v datasetValue
-	if _, err := c.get(datasetKey(id), &v); err != nil {
-		return nil, fmt.Errorf("catalog: dataset %x: %w", id, err)
-	}
-	return v.Shuffles, nil
+	_, err := c.get(datasetKey(id), &v)
+	return v.Shuffles, about(err, "dataset %x", id)
 }
 
 // SetCoding stores what a codec needs for the files of a dataset that are kept coded: some KiB, the oldest first.
@@ -136,10 +126,7 @@ func (c *Catalog) SetCoding(id [16]byte, tables [][]byte) error {
 	if err == nil {
 		err = c.saveTwice(c.codingPath(id), codingKind, codingKind, body)
 	}
-	if err != nil {
-		return fmt.Errorf("catalog: coding of dataset %x: %w", id, full(err))
-	}
-	return nil
+	return about(full(err), "coding of dataset %x", id)
 }
 
 // Coding returns the last value of SetCoding, nil before that, and if both copies are lost.
@@ -179,10 +166,7 @@ func (c *Catalog) changeDataset(id [16]byte, f func(*datasetValue)) error {
 		f(&v)
 		err = c.change("dataset", map[string]any{datasetKey(id): v})
 	}
-	if err != nil {
-		return fmt.Errorf("catalog: dataset %x: %w", id, err)
-	}
-	return nil
+	return about(err, "dataset %x", id)
 }
 
 // Forget removes a dataset that is not in use from the catalog: record tables, facts, and the entry of its source.
@@ -193,15 +177,15 @@ func (c *Catalog) Forget(id [16]byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := t.drop(); err != nil {
-		return fmt.Errorf("catalog: dataset %x: %w", id, err)
+		return about(err, "dataset %x", id)
 	}
 	for _, suffix := range []string{copySuffix, ""} {
 		if err := os.Remove(c.codingPath(id) + suffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("catalog: dataset %x: %w", id, err)
+			return about(err, "dataset %x", id)
 		}
 	}
 	killpoint.Pass("catalog.forget.tables")
-	list, err := c.datasets()
+	list, err := c.Datasets()
 	if err == nil {
 		gone := map[string]any{datasetKey(id): nil}
 		for _, d := range list {
@@ -214,8 +198,5 @@ func (c *Catalog) Forget(id [16]byte) error {
 		}
 		err = c.change("forget", gone)
 	}
-	if err != nil {
-		return fmt.Errorf("catalog: dataset %x: %w", id, err)
-	}
-	return nil
+	return about(err, "dataset %x", id)
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
@@ -48,12 +49,12 @@ func (c *content) Close() error {
 func saveUnder(dir, name string, data []byte, what string, key *crypt.Key) (path string, err error) {
 	path = filepath.Join(dir, name)
 	if err = durable.MkdirAll(dir); err == nil && key != nil {
-		err = writeParts(path, what, key.SealFile(what, name, data))
+		err = write(path, what, key.SealFile(what, name, data))
 	} else if err == nil {
 		if old, none := os.ReadFile(path); none == nil && bytes.Equal(old, data) {
 			err = durable.SyncDir(dir) // a crash may have followed the rename
 		} else {
-			err = write(path, what, data)
+			err = write(path, what, slices.Values([][]byte{data}))
 		}
 	}
 	if err != nil {
@@ -145,37 +146,37 @@ func readParallel(f *os.File, data []byte) error {
 	return g.Wait()
 }
 
-// CheckHeader checks what the headers of manifests, layouts and the indexes of shards have in common, and returns the
-// format's version: 128 bytes, which begin with the magic (8), the version (u32) and the header's length (u32), and end
-// with the CRC32C of what follows (u32), and that of the header (u32).
-func CheckHeader(data []byte, magic string, oldest, newest uint32, what string) (version uint32, err error) {
+// CheckHeader checks what the headers of manifests, layouts, record tables and the indexes of shards have in common,
+// and returns the format's version: they begin with the magic (8), the version (u32) and the header's length (u32), and
+// end with the CRC32C of what follows (u32), and that of the header (u32).
+func CheckHeader(data []byte, length int, magic string, oldest, newest uint32, what string) (uint32, error) {
 	le := binary.LittleEndian
-	if len(data) < headerLen {
+	if len(data) < length {
 		return 0, corrupt("%d bytes long, shorter than its header", len(data))
 	}
-	h := data[:headerLen]
+	h, end := data[:length], length-4
 	if string(h[:8]) != magic {
 		return 0, corrupt("not %s (magic %q)", what, h[:8])
 	}
 	// Every later format keeps the header's first 16 and last 4 bytes. The checksum is checked before the version, so
 	// that a damaged version is not taken for a newer format.
-	if got, want := crc32.Checksum(h[:124], castagnoli), le.Uint32(h[124:]); got != want {
+	if got, want := crc32.Checksum(h[:end], castagnoli), le.Uint32(h[end:]); got != want {
 		return 0, corrupt("header has checksum %08x, want %08x", got, want)
 	}
-	if version = le.Uint32(h[8:]); version > newest {
+	version := le.Uint32(h[8:])
+	if version > newest {
 		return 0, fmt.Errorf("%w: format version %d, but this version reads %d", ErrNewerFormat, version, newest)
-	} else if version < oldest {
-		return 0, corrupt("format version %d", version)
 	}
-	if n := le.Uint32(h[12:]); n != headerLen {
-		return 0, corrupt("header length %d", n)
+	if n := le.Uint32(h[12:]); version < oldest || int(n) != length {
+		return 0, corrupt("format version %d, header length %d", version, n)
 	}
 	return version, nil
 }
 
 // CheckContent compares what follows such a header with its checksum.
-func CheckContent(data []byte) error {
-	if got, want := crc32.Checksum(data[headerLen:], castagnoli), binary.LittleEndian.Uint32(data[120:]); got != want {
+func CheckContent(data []byte, length int) error {
+	want := binary.LittleEndian.Uint32(data[length-8:])
+	if got := crc32.Checksum(data[length:], castagnoli); got != want {
 		return corrupt("content has checksum %08x, want %08x", got, want)
 	}
 	return nil

@@ -274,7 +274,7 @@ func loadLayout(path string, m *Manifest, key *crypt.Key) (*Layout, error) {
 
 // parseLayout checks data and returns a layout that reads from it. It trusts nothing, and reads every column once.
 func parseLayout(data []byte, m *Manifest) (*Layout, error) {
-	format, err := CheckHeader(data, layoutMagic, 1, layoutVersion, "a layout")
+	format, err := CheckHeader(data, headerLen, layoutMagic, 1, layoutVersion, "a layout")
 	if err != nil {
 		return nil, err
 	}
@@ -295,7 +295,7 @@ func parseLayout(data []byte, m *Manifest) (*Layout, error) {
 		format == 1 && least < size {
 		return nil, corrupt("sections of %d files and %d shards do not fill %d bytes", files, count, size)
 	}
-	if err := CheckContent(data); err != nil {
+	if err := CheckContent(data, headerLen); err != nil {
 		return nil, err
 	}
 	l := &Layout{m: m, content: content{data: data}, dataset: m.version, version: [32]byte(h[48:80]), files: int(files)}
@@ -315,8 +315,7 @@ func parseLayout(data []byte, m *Manifest) (*Layout, error) {
 	l.firstRank = make([]uint32, count+1)
 	for i := range l.shards {
 		l.shards[i] = objstore.Object{
-			Key:  string(keys[le.Uint64(keyOff[8*i:]):le.Uint64(keyOff[8*i+8:])]),
-			ETag: string(tags[le.Uint64(tagOff[8*i:]):le.Uint64(tagOff[8*i+8:])]),
+			Key: string(textAt(keys, keyOff, i)), ETag: string(textAt(tags, tagOff, i)),
 			Size: int64(le.Uint64(sizes[8*i:])), ModTime: TimeOf(int64(le.Uint64(mtimes[8*i:]))),
 		}
 		if l.shards[i].Size < 0 || l.shards[i].Key == "" {

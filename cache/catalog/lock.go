@@ -58,8 +58,7 @@ func Lock(cacheDir string, secret *crypt.Secret, resetOld bool) (key *crypt.Key,
 	}()
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
 		who, _ := io.ReadAll(io.LimitReader(f, 4096))
-		holder := strings.TrimSpace(string(who))
-		holder = cmp.Or(holder, "another process")
+		holder := cmp.Or(strings.TrimSpace(string(who)), "another process")
 		return nil, nil, fmt.Errorf("cache folder %s is %w by %s (end that process, or use another --cache-dir)",
 			cacheDir, ErrInUse, holder)
 	} else if err != nil {
@@ -186,8 +185,8 @@ func checkCacheFormat(cacheDir string, secret *crypt.Secret, resetOld bool) (*cr
 	if written == want {
 		return key, nil
 	}
-	if err := write(filepath.Join(cacheDir, formatFile), "cacheformat",
-		fmt.Appendf(nil, "shoal cache %d\n", want)); err != nil {
+	line := fmt.Appendf(nil, "shoal cache %d\n", want)
+	if err := write(filepath.Join(cacheDir, formatFile), "cacheformat", slices.Values([][]byte{line})); err != nil {
 		return nil, fmt.Errorf("cache folder: %w", err)
 	}
 	return key, nil

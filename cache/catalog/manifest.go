@@ -11,7 +11,6 @@ import (
 	"hash/crc32"
 	"iter"
 	"math"
-	"slices"
 	"sort"
 	"strings"
 	"sync"
@@ -88,8 +87,7 @@ type Skipped struct {
 	// Markers counts empty objects whose key ends in "/", which some tools write for folders. They are shown
 	// as folders, not as files.
 	Markers int `json:"markers"`
-	// Hostile counts keys that are no valid path: empty, "." and ".." components, names over 255
-	// bytes, paths over 4,095 bytes, NUL, invalid UTF-8, and a top-level ".shoal".
+	// Hostile counts keys that are no valid path, see the package comment.
 	Hostile int `json:"hostile"`
 	// Shadowed counts files with the name of a directory; the directory is shown.
 	Shadowed int `json:"shadowed"`
@@ -119,7 +117,8 @@ func corrupt(format string, args ...any) error {
 
 // parse checks data and returns a manifest that reads from it. It trusts nothing: it checks each index that is used.
 func parse(data []byte) (*Manifest, error) {
-	if _, err := CheckHeader(data, manifestMagic, manifestVersion, manifestVersion, "a manifest"); err != nil {
+	_, err := CheckHeader(data, headerLen, manifestMagic, manifestVersion, manifestVersion, "a manifest")
+	if err != nil {
 		return nil, err
 	}
 	le := binary.LittleEndian
@@ -144,7 +143,7 @@ func parse(data []byte) (*Manifest, error) {
 		return nil, corrupt("sections fill %d bytes of %d", want, len(data))
 	}
 	damaged := make(chan error, 1) // found while the rest is checked, which relies on nothing
-	go func() { damaged <- CheckContent(data) }()
+	go func() { damaged <- CheckContent(data, headerLen) }()
 	m, err := parseColumns(data, files, dirs, arena)
 	if bad := <-damaged; bad != nil {
 		return nil, bad
@@ -328,15 +327,14 @@ func (m *Manifest) dirName(d int) []byte {
 	return m.dirNames[off : off+uint64(binary.LittleEndian.Uint32(b[8:]))]
 }
 
-func (m *Manifest) name(file int) []byte {
-	off := m.nameOff[8*file : 8*file+16]
-	return m.names[binary.LittleEndian.Uint64(off):binary.LittleEndian.Uint64(off[8:])]
+// textAt returns the i-th text of those that appendOffsets told the places of.
+func textAt(texts, offs []byte, i int) []byte {
+	off := offs[8*i : 8*i+16]
+	return texts[binary.LittleEndian.Uint64(off):binary.LittleEndian.Uint64(off[8:])]
 }
 
-func (m *Manifest) etag(file int) []byte {
-	off := m.etagOff[8*file : 8*file+16]
-	return m.etags[binary.LittleEndian.Uint64(off):binary.LittleEndian.Uint64(off[8:])]
-}
+func (m *Manifest) name(file int) []byte { return textAt(m.names, m.nameOff, file) }
+func (m *Manifest) etag(file int) []byte { return textAt(m.etags, m.etagOff, file) }
 
 // Version returns the dataset version, 64 hexadecimal digits.
 func (m *Manifest) Version() string { return hex.EncodeToString(m.version[:]) }
@@ -592,11 +590,6 @@ func (m *Manifest) Save(dir string) (path string, err error) {
 
 // write replaces a file, so that after a crash either the old or the new content is there. The killpoints' names begin
 // with what.
-func write(path, what string, data ...[]byte) error {
-	return writeParts(path, what, slices.Values(data))
-}
-
-// writeParts is write of data that comes in parts.
-func writeParts(path, what string, data iter.Seq[[]byte]) error {
+func write(path, what string, data iter.Seq[[]byte]) error {
 	return durable.Write(path, "catalog."+what, 0o644, data)
 }

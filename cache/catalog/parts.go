@@ -7,7 +7,6 @@ import (
 	"slices"
 	"sort"
 	"strings"
-	"sync"
 )
 
 // Cut cuts a base name at its first dot into stem and extension. As in WebDataset, files with one stem form one
@@ -75,28 +74,22 @@ type Kind struct {
 	Numbered bool // those parts are samples themselves, as masks are if every picture is a sample
 }
 
-// kinds caches the answers of Kind.
-type kinds struct {
-	mu  sync.Mutex
-	has map[string]Kind
-}
-
-// maxKinds bounds this cache: extensions come from the network.
+// maxKinds bounds the cache of Kind's answers: extensions come from the network.
 const maxKinds = 64
 
 // Kind tells whether the samples have parts of an extension. The first call for an extension searches all names, some
 // ms for a million; the result is cached.
 func (s *Samples) Kind(ext string) Kind {
-	s.kinds.mu.Lock()
-	defer s.kinds.mu.Unlock()
-	if k, ok := s.kinds.has[ext]; ok {
-		return k
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k, ok := s.kinds[ext]
+	if !ok {
+		k = s.findKind(ext)
+		if s.kinds == nil || len(s.kinds) == maxKinds {
+			s.kinds = map[string]Kind{}
+		}
+		s.kinds[ext] = k
 	}
-	k := s.findKind(ext)
-	if s.kinds.has == nil || len(s.kinds.has) == maxKinds {
-		s.kinds.has = map[string]Kind{}
-	}
-	s.kinds.has[ext] = k
 	return k
 }
 

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sort"
 	"strings"
+	"sync"
 )
 
 // Samples numbers a manifest's files that are samples, in sample order: those below a class folder. It is immutable
@@ -17,7 +18,9 @@ type Samples struct {
 	n       int      // number of samples
 	list    []uint32 // files of the samples, nil where all files from first on are samples
 	classes []string
-	kinds   kinds
+
+	mu    sync.Mutex
+	kinds map[string]Kind // the answers of Kind
 }
 
 // Filter says which files are samples.

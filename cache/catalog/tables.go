@@ -91,12 +91,9 @@ func (t *tables) CommitSegment(id uint32, size int64, sealed bool, table []byte)
 	le.PutUint32(h[60:], crc32.Checksum(h[:60], castagnoli))
 	err := durable.MkdirAll(t.dir)
 	if err == nil {
-		err = write(t.path(id), "table", h, table)
+		err = write(t.path(id), "table", slices.Values([][]byte{h, table}))
 	}
-	if err != nil {
-		return fmt.Errorf("catalog: record table of segment %08d: %w", id, err)
-	}
-	return nil
+	return about(err, "record table of segment %08d", id)
 }
 
 // LoadSegments implements segment.Index. A segment whose table is damaged is passed with an empty one,
@@ -157,28 +154,21 @@ func (t *tables) list() ([]uint32, error) {
 }
 
 func (t *tables) parse(id uint32, b []byte) (size int64, sealed bool, table []byte, err error) {
-	le := binary.LittleEndian
-	if len(b) < tableHeaderLen || string(b[:8]) != tableMagic {
-		return 0, false, nil, corrupt("no record table, %d bytes", len(b))
+	_, err = CheckHeader(b, tableHeaderLen, tableMagic, tableVersion, tableVersion, "a record table")
+	if err == nil {
+		err = CheckContent(b, tableHeaderLen)
 	}
-	h, table := b[:tableHeaderLen], b[tableHeaderLen:]
-	if got, want := crc32.Checksum(h[:60], castagnoli), le.Uint32(h[60:]); got != want {
-		return 0, false, nil, corrupt("header has checksum %08x, want %08x", got, want)
+	if err != nil {
+		return 0, false, nil, err
 	}
-	if v, n := le.Uint32(h[8:]), le.Uint32(h[12:]); v != tableVersion || n != tableHeaderLen {
-		return 0, false, nil, corrupt("format version %d, header length %d", v, n)
-	}
-	if [16]byte(h[16:32]) != t.dataset || le.Uint32(h[32:]) != id {
-		return 0, false, nil, corrupt("the table of segment %d of dataset %x", le.Uint32(h[32:]), h[16:32])
-	}
-	if n := le.Uint64(h[48:]); n != uint64(len(table)) {
-		return 0, false, nil, corrupt("table of %d bytes, want %d", len(table), n)
-	}
-	if got, want := crc32.Checksum(table, castagnoli), le.Uint32(h[56:]); got != want {
-		return 0, false, nil, corrupt("table has checksum %08x, want %08x", got, want)
-	}
+	le, h, table := binary.LittleEndian, b[:tableHeaderLen], b[tableHeaderLen:]
 	n, flag := le.Uint64(h[40:]), le.Uint32(h[36:])
-	if n > math.MaxInt64 || flag > 1 {
+	switch {
+	case [16]byte(h[16:32]) != t.dataset || le.Uint32(h[32:]) != id:
+		return 0, false, nil, corrupt("the table of segment %d of dataset %x", le.Uint32(h[32:]), h[16:32])
+	case le.Uint64(h[48:]) != uint64(len(table)):
+		return 0, false, nil, corrupt("table of %d bytes, want %d", len(table), le.Uint64(h[48:]))
+	case n > math.MaxInt64 || flag > 1:
 		return 0, false, nil, corrupt("size %d, sealed %d", n, flag)
 	}
 	return int64(n), flag == 1, table, nil
@@ -194,21 +184,19 @@ func (t *tables) DropSegment(id uint32) error {
 	if err == nil {
 		err = durable.SyncDir(t.dir)
 	}
-	if err != nil {
-		return fmt.Errorf("catalog: record table of segment %08d: %w", id, err)
-	}
-	return nil
+	return about(err, "record table of segment %08d", id)
 }
 
 // drop removes all tables of the dataset.
 func (t *tables) drop() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if err := os.RemoveAll(t.dir); err != nil {
-		return err
+	err := os.RemoveAll(t.dir)
+	if err == nil {
+		err = durable.SyncDir(t.c.tablesDir())
 	}
-	if err := durable.SyncDir(t.c.tablesDir()); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
 	}
-	return nil
+	return err
 }

@@ -39,10 +39,7 @@ func (c *Catalog) saveCopy(path, kind, what string, body []byte) {
 
 func (c *Catalog) saveOnce(path, kind, what string, body []byte) error {
 	data := append(fmt.Appendf(nil, twiceFormat, kind, crc32.Checksum(body, castagnoli)), body...)
-	if c.key == nil {
-		return write(path, what, data)
-	}
-	return writeParts(path, what, c.key.SealFile(kind, filepath.Base(path), data))
+	return write(path, what, c.key.SealFile(kind, filepath.Base(path), data))
 }
 
 // loadTwice reads what saveTwice wrote, and mends whichever of the two is not right. Its error wraps fs.ErrNotExist if

@@ -138,7 +138,8 @@ func (ix *index) encode() ([]byte, error) {
 // parseIndex checks data, which the index refers to. Its errors wrap [catalog.ErrCorrupt] or
 // [catalog.ErrNewerFormat].
 func parseIndex(data []byte) (*index, error) {
-	v, err := catalog.CheckHeader(data, indexMagic, indexVersion, indexVersion+codedVersion+sumsVersion, "an index")
+	v, err := catalog.CheckHeader(data, indexHeader, indexMagic, indexVersion, indexVersion+codedVersion+sumsVersion,
+		"an index")
 	if err != nil {
 		return nil, err
 	}
@@ -150,7 +151,7 @@ func parseIndex(data []byte) (*index, error) {
 		indexHeader+tag+n*row+strs != uint64(len(data)) {
 		return nil, corrupt("%d bytes long, but the header says otherwise", len(data))
 	}
-	if err := catalog.CheckContent(data); err != nil {
+	if err := catalog.CheckContent(data, indexHeader); err != nil {
 		return nil, err
 	}
 	ix := &index{
@@ -165,7 +166,6 @@ func parseIndex(data []byte) (*index, error) {
 
 // check checks what later reads rely on: offsets ascend without overlap inside the tar, and all strings are there.
 func (ix *index) check() error {
-	le := binary.LittleEndian
 	if ix.size < 0 {
 		return corrupt("a tar of %d bytes", ix.size)
 	}
@@ -173,60 +173,51 @@ func (ix *index) check() error {
 		return corrupt("the tar has no ETag")
 	}
 	var end, sum int64
-	var used uint64
+	used := 0
 	for i := range ix.len() {
-		r := ix.rows[i*ix.row():]
-		off, size := int64(le.Uint64(r)), int64(le.Uint64(r[8:]))
-		sum += size
-		if ix.coded {
-			if short := int64(le.Uint32(r[indexRow:])); short > 0 {
-				if short >= size || size > catalog.ExtentSize {
-					return corrupt("member %d: %d bytes stored as %d", i, size, short)
-				}
-				size = short
-			}
+		m, texts := ix.at(i)
+		sum += m.size
+		if m.stored != m.size && (m.stored > m.size || m.size > catalog.ExtentSize) {
+			return corrupt("member %d: %d bytes stored as %d", i, m.size, m.stored)
 		}
-		path, name, tag := le.Uint16(r[28:]), le.Uint16(r[30:]), le.Uint16(r[32:])
-		if off < end+blockSize || off%blockSize != 0 || off > ix.size || size < 0 || size > ix.size-off {
-			return corrupt("member %d: %d bytes at %d of a tar of %d bytes", i, size, off, ix.size)
+		if m.off < end+blockSize || m.off%blockSize != 0 || m.off > ix.size || m.stored < 0 || m.stored > ix.size-m.off {
+			return corrupt("member %d: %d bytes at %d of a tar of %d bytes", i, m.stored, m.off, ix.size)
 		}
-		if path == 0 || tag == 0 {
+		if texts[0] == 0 || texts[2] == 0 {
 			return corrupt("member %d has no path or no ETag", i)
 		}
-		end = off + size
-		used += uint64(path) + uint64(name) + uint64(tag) + uint64(ix.sumsLen(size))
+		end = m.off + m.stored
+		used += texts[0] + texts[1] + texts[2] + texts[3]
 	}
 	if sum != ix.bytes {
 		return corrupt("sizes add up to %d, want %d", sum, ix.bytes)
 	}
-	if used != uint64(len(ix.strings)) {
+	if used != len(ix.strings) {
 		return corrupt("strings fill %d bytes of %d", used, len(ix.strings))
 	}
 	return nil
 }
 
+// at returns member i without its texts, and the lengths of these: path, name in the tar, ETag, checksums.
+func (ix *index) at(i int) (m indexMember, texts [4]int) {
+	le, r := binary.LittleEndian, ix.rows[i*ix.row():]
+	m = indexMember{off: int64(le.Uint64(r)), size: int64(le.Uint64(r[8:])), mtime: int64(le.Uint64(r[16:])),
+		crc: le.Uint32(r[24:])}
+	m.stored = m.size
+	if ix.coded && le.Uint32(r[indexRow:]) > 0 {
+		m.stored = int64(le.Uint32(r[indexRow:]))
+	}
+	return m, [4]int{int(le.Uint16(r[28:])), int(le.Uint16(r[30:])), int(le.Uint16(r[32:])), ix.sumsLen(m.size)}
+}
+
 // members calls yield for each member until it returns false.
 func (ix *index) members(yield func(i int, m indexMember) bool) {
-	le := binary.LittleEndian
 	rest := ix.strings
-	next := func(n int) string {
-		s := rest[:n]
-		rest = rest[n:]
-		return string(s)
-	}
 	for i := range ix.len() {
-		r := ix.rows[i*ix.row():]
-		m := indexMember{off: int64(le.Uint64(r)), size: int64(le.Uint64(r[8:])), mtime: int64(le.Uint64(r[16:])),
-			crc: le.Uint32(r[24:])}
-		m.stored = m.size
-		if ix.coded {
-			if short := le.Uint32(r[indexRow:]); short > 0 {
-				m.stored = int64(short)
-			}
+		m, texts := ix.at(i)
+		for k, text := range []*string{&m.path, &m.tarName, &m.etag, &m.sums} {
+			*text, rest = string(rest[:texts[k]]), rest[texts[k]:]
 		}
-		m.path, m.tarName, m.etag = next(int(le.Uint16(r[28:]))), next(int(le.Uint16(r[30:]))),
-			next(int(le.Uint16(r[32:])))
-		m.sums = next(ix.sumsLen(m.size))
 		if !yield(i, m) {
 			return
 		}
