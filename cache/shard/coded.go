@@ -107,9 +107,8 @@ func NewRestorer(r objstore.Reader, decoder Decoder, asIs func() bool, chunk int
 
 // codedShard has the coded members of a shard, by offset.
 type codedShard struct {
-	tar    objstore.Object
-	coded  []codedMember
-	growth int64
+	tar   objstore.Object
+	coded []codedMember
 }
 
 type codedMember struct {
@@ -184,7 +183,9 @@ func (r *Restorer) ReadCoded(ctx context.Context, o objstore.Object, spans []obj
 	if err := objstore.CheckSpans(o, spans); err != nil {
 		return err
 	}
-	t, err := r.shard(ctx, o)
+	t, err := known(ctx, r, r.shards, o.ETag+" "+o.Key, func(ctx context.Context) (*codedShard, error) {
+		return r.load(ctx, o)
+	})
 	if err != nil {
 		return err
 	}
@@ -275,18 +276,26 @@ func (r *Restorer) restore(c codedMember, stored []byte) ([]byte, error) {
 	return file, nil
 }
 
-// shard returns the coded members of an object.
-func (r *Restorer) shard(ctx context.Context, o objstore.Object) (*codedShard, error) {
-	name := o.ETag + " " + o.Key
+// known returns what of has under a name, or loads it, once for all who want it.
+func known[T any](ctx context.Context, r *Restorer, of map[string]T, name string,
+	load func(ctx context.Context) (T, error)) (T, error) {
 	r.mu.Lock()
-	t := r.shards[name]
+	v, ok := of[name]
 	r.mu.Unlock()
-	if t != nil {
-		return t, nil
+	if ok {
+		return v, nil
 	}
-	v, err := r.once(ctx, name, func(ctx context.Context) (any, error) { return r.load(ctx, o) })
-	t, _ = v.(*codedShard)
-	return t, err
+	loaded, err := r.once(ctx, name, func(ctx context.Context) (any, error) {
+		v, err := load(ctx)
+		if err == nil {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			of[name] = v
+		}
+		return v, err
+	})
+	v, _ = loaded.(T)
+	return v, err
 }
 
 // once calls load for all who ask at the same time. It goes on if they leave, for as long as a store is tried.
@@ -304,8 +313,8 @@ func (r *Restorer) once(ctx context.Context, name string, load func(ctx context.
 func (r *Restorer) load(ctx context.Context, o objstore.Object) (*codedShard, error) {
 	tar, err := untagged(codedTag, o)
 	if err == nil {
-		_, err = r.once(ctx, path.Dir(o.Key), func(ctx context.Context) (any, error) {
-			return nil, r.learn(ctx, path.Dir(o.Key))
+		_, err = known(ctx, r, r.learned, path.Dir(o.Key), func(ctx context.Context) (bool, error) {
+			return true, r.learn(ctx, path.Dir(o.Key))
 		})
 	}
 	if err != nil {
@@ -323,16 +332,14 @@ func (r *Restorer) load(ctx context.Context, o objstore.Object) (*codedShard, er
 		return nil, fmt.Errorf("index %s: %w (restore it, or remove the set and pack again)", o.Key+indexSuffix, err)
 	}
 	t := &codedShard{tar: tar, coded: make([]codedMember, 0, ix.len())}
+	growth := int64(0)
 	ix.members(func(_ int, m indexMember) bool {
 		if m.stored < m.size {
-			t.coded = append(t.coded, codedMember{m.off + t.growth, m.off, int32(m.size), int32(m.stored), m.crc})
-			t.growth += m.size - m.stored
+			t.coded = append(t.coded, codedMember{m.off + growth, m.off, int32(m.size), int32(m.stored), m.crc})
+			growth += m.size - m.stored
 		}
 		return true
 	})
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.shards[o.ETag+" "+o.Key] = t
 	return t, nil
 }
 
@@ -341,12 +348,6 @@ func (r *Restorer) learn(ctx context.Context, folder string) error {
 	if r.decoder == nil {
 		return errors.New(
 			"it has recoded JPEGs, and this process restores none (read it by a binary that was built with cgo)")
-	}
-	r.mu.Lock()
-	learned := r.learned[folder]
-	r.mu.Unlock()
-	if learned {
-		return nil
 	}
 	key := strings.TrimPrefix(folder+"/"+SummaryName, "./")
 	data, err := readObject(ctx, r.Reader, key, maxSummary)
@@ -364,8 +365,5 @@ func (r *Restorer) learn(ctx context.Context, folder string) error {
 	if err != nil {
 		return fmt.Errorf("the tables in %s: %w (restore it, or pack the source again into another place)", key, err)
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.learned[folder] = true
 	return nil
 }

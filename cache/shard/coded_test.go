@@ -276,7 +276,9 @@ func TestCodedMembers(t *testing.T) {
 
 func mustShard(t *testing.T, r *Restorer, o objstore.Object) *codedShard {
 	t.Helper()
-	c, err := r.shard(t.Context(), o)
+	c, err := known(t.Context(), r, r.shards, o.ETag+" "+o.Key, func(ctx context.Context) (*codedShard, error) {
+		return r.load(ctx, o)
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

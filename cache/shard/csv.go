@@ -88,7 +88,7 @@ type rowScanner struct {
 	begin   int64  // of the row
 	text    []byte // of the row, from chunks before
 	quoted  bool   // within quotes
-	quote   bool   // after a quote within quotes: the field's end, or the first of two
+	closed  bool   // the last byte was a quote that ended them, or the first of two
 	within  bool   // within a field: a quote is a character
 	stopped bool
 }
@@ -101,34 +101,21 @@ func (p *rowScanner) feed(b []byte) error {
 	}
 	start := 0 // of the row's text in b
 	for i := 0; i < len(b) && !p.stopped; i++ {
-		c := b[i]
-		if p.quoted {
-			switch {
-			case p.quote && c == '"':
-				p.quote = false
-				continue
-			case p.quote:
-				p.quoted, p.quote, p.within = false, false, true
-			case c == '"':
-				p.quote = true
-				continue
-			default:
-				continue
-			}
-		}
-		switch c {
-		case '\n':
+		c, closed := b[i], p.closed
+		p.closed = p.quoted && c == '"'
+		switch {
+		case p.quoted:
+			p.quoted = !p.closed
+		case c == '"':
+			p.quoted = closed || !p.within
+			p.within = true
+		case c == '\n':
 			p.text = append(p.text, b[start:i]...)
 			p.cut(p.at + int64(i))
 			start = i + 1
 			p.begin = p.at + int64(start)
-		case p.comma:
-			p.within = false
-		case '"':
-			p.quoted = !p.within
-			p.within = true
 		default:
-			p.within = true
+			p.within = c != p.comma
 		}
 	}
 	p.text = append(p.text, b[start:]...)
@@ -150,7 +137,7 @@ func (p *rowScanner) cut(at int64) {
 }
 
 func (p *rowScanner) end() error {
-	if p.quoted && !p.quote {
+	if p.quoted {
 		return fmt.Errorf("the row at byte %d has no closing quote", p.begin)
 	}
 	if len(p.text) > 0 {

@@ -112,31 +112,32 @@ func Pack(ctx context.Context, m *catalog.Manifest, src objstore.ReaderAt, dst D
 	o PackOptions) (res Result, err error) {
 	_, span := trace.Start(ctx, "dataset.pack") // its reads would make a span for each file
 	defer func() {
+		if err != nil {
+			res, err = Result{}, fmt.Errorf("pack: %w", err)
+		}
 		span.Str("shoal.destination", prefix)
 		span.Int("shoal.files", int64(res.Files))
 		span.Int("shoal.bytes", res.Bytes)
 		span.End(err)
 	}()
 	if err := o.setDefaults(); err != nil {
-		return Result{}, err
+		return res, err
 	}
 	if prefix != "" && !strings.HasSuffix(prefix, "/") {
-		return Result{}, fmt.Errorf("pack: prefix %q must be empty or end in a slash", prefix)
+		return res, fmt.Errorf("prefix %q must be empty or end in a slash", prefix)
 	}
 	p, err := newPlan(m, o.Coded, o.ShardSize, o.Seed, o.Permute)
 	if err != nil {
-		return Result{}, err
+		return res, err
 	}
 	k := &packer{plan: p, src: src, dst: dst, prefix: prefix, o: o}
 	if len(p.sizes) > maxShards {
-		return Result{}, fmt.Errorf("pack: %d shards, more than %d (use a larger --shard-size)",
-			len(p.sizes), maxShards)
+		return res, fmt.Errorf("%d shards, more than %d (use a larger --shard-size)", len(p.sizes), maxShards)
 	}
 	for i, size := range p.sizes {
 		if need := 4 * k.partLen(size); need > o.Memory && size > o.partSize {
-			return Result{}, fmt.Errorf(
-				"pack: %s has %d bytes, and its upload needs %d bytes of memory (set --memory to that)", shardName(i),
-				size, need)
+			return res, fmt.Errorf("%s has %d bytes, and its upload needs %d bytes of memory (set --memory to that)",
+				shardName(i), size, need)
 		}
 	}
 	k.params = params{
@@ -153,25 +154,25 @@ func Pack(ctx context.Context, m *catalog.Manifest, src objstore.ReaderAt, dst D
 	}
 	res.Complete, err = k.begin(ctx)
 	if err == nil && !res.Complete {
-		if err = k.run(ctx); err == nil {
-			err = k.finish(ctx)
-		}
+		err = k.run(ctx)
+	}
+	if err == nil && !res.Complete {
+		err = k.finish(ctx)
 	}
 	res.Resumed = k.now.Resumed
-	if err != nil {
-		return Result{}, err
+	if err == nil {
+		k.report(true, func(p *Progress) {})
 	}
-	k.report(true, func(p *Progress) {})
-	return res, nil
+	return res, err
 }
 
 func (o *PackOptions) setDefaults() error {
 	if o.Permute == nil {
-		return errors.New("pack: no order was given")
+		return errors.New("no order was given")
 	}
 	o.ShardSize = cmp.Or(o.ShardSize, defaultShardSize)
 	if o.ShardSize < 0 {
-		return fmt.Errorf("pack: shard size %d (use 64MiB or so)", o.ShardSize)
+		return fmt.Errorf("shard size %d (use 64MiB or so)", o.ShardSize)
 	}
 	if o.Connections <= 0 {
 		o.Connections = defaultConns
@@ -179,8 +180,7 @@ func (o *PackOptions) setDefaults() error {
 	o.Memory = cmp.Or(o.Memory, defaultMemory)
 	if o.partSize == 0 {
 		if o.Memory < 4*minPartSize {
-			return fmt.Errorf("pack: %d bytes of memory are too few (set --memory to %d or more)",
-				o.Memory, 4*minPartSize)
+			return fmt.Errorf("%d bytes of memory are too few (set --memory to %d or more)", o.Memory, 4*minPartSize)
 		}
 		// At least four parts fit.
 		o.partSize = min(partSize, o.Memory/4)
@@ -203,10 +203,11 @@ type packer struct {
 	memory *semaphore.Weighted
 	bufs   sync.Pool // of *[]byte, of o.partSize
 
-	mu      sync.Mutex
-	now     Progress
-	told    time.Time
-	uploads map[objstore.Upload]bool // unfinished
+	mu   sync.Mutex
+	now  Progress
+	told time.Time
+
+	uploads sync.Map // of objstore.Upload: the unfinished ones
 
 	open                           *semaphore.Weighted // one for each job
 	fetching, uploading, verifying *semaphore.Weighted // at once
@@ -243,13 +244,13 @@ func (k *packer) partLen(size int64) int64 {
 // readObject reads a small object as a whole, or returns nil if there is none.
 func readObject(ctx context.Context, r objstore.Reader, key string, limit int64) ([]byte, error) {
 	o, err := r.Stat(ctx, key)
-	if objstore.KindOf(err) == objstore.KindNotFound {
+	switch {
+	case err == nil:
+		return readWhole(ctx, r, o, limit)
+	case objstore.KindOf(err) == objstore.KindNotFound:
 		return nil, nil
 	}
-	if err != nil {
-		return nil, err
-	}
-	return readWhole(ctx, r, o, limit)
+	return nil, err
 }
 
 func readWhole(ctx context.Context, r objstore.Reader, o objstore.Object, limit int64) ([]byte, error) {
@@ -264,42 +265,27 @@ func readWhole(ctx context.Context, r objstore.Reader, o objstore.Object, limit 
 func (k *packer) begin(ctx context.Context) (complete bool, err error) {
 	data, err := readObject(ctx, k.dst, k.prefix+SummaryName, maxSummary)
 	if err != nil {
-		return false, fmt.Errorf("pack: %w", err)
+		return false, err
 	}
 	if data != nil {
 		return true, k.already(ctx, data)
 	}
 	data, err = readObject(ctx, k.dst, k.prefix+MarkerName, maxSummary)
 	if err != nil {
-		return false, fmt.Errorf("pack: %w", err)
+		return false, err
 	}
 	marked := data != nil
 	if marked {
-		if err := k.sameMarker(data); err != nil {
-			return false, err
-		}
+		err = k.sameMarker(data)
 	}
-	if err := k.find(ctx, marked); err != nil {
+	if err == nil {
+		err = k.find(ctx, marked)
+	}
+	if err == nil && !marked {
+		err = k.mark(ctx)
+	}
+	if err != nil {
 		return false, err
-	}
-	if !marked {
-		out, err := encodeJSON(k.params)
-		if err != nil {
-			return false, err
-		}
-		killpoint.Pass("shard.pack.begin")
-		if _, err := k.dst.PutNew(ctx, k.prefix+MarkerName, out); objstore.KindOf(err) == objstore.KindExists {
-			// A retried request that had succeeded, or another process that starts the same pack.
-			if data, err = readObject(ctx, k.dst, k.prefix+MarkerName, maxSummary); err == nil {
-				err = k.sameMarker(data)
-			}
-			if err != nil {
-				return false, fmt.Errorf("pack: %w", err)
-			}
-		} else if err != nil {
-			return false, fmt.Errorf("pack: %w", err)
-		}
-		killpoint.Pass("shard.pack.marker")
 	}
 	n, err := objstore.AbortUploads(ctx, k.dst, k.prefix+"shard-")
 	switch objstore.KindOf(err) {
@@ -309,7 +295,7 @@ func (k *packer) begin(ctx context.Context) (complete bool, err error) {
 		err = nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("pack: end the uploads of an earlier run: %w", err)
+		return false, fmt.Errorf("end the uploads of an earlier run: %w", err)
 	}
 	if n > 0 {
 		k.o.Logger.Info("unfinished uploads of an earlier run were aborted", "uploads", n)
@@ -318,14 +304,33 @@ func (k *packer) begin(ctx context.Context) (complete bool, err error) {
 	return false, k.resume(ctx)
 }
 
+// mark says which set the prefix is for.
+func (k *packer) mark(ctx context.Context) error {
+	data, err := encodeJSON(k.params)
+	if err != nil {
+		return err
+	}
+	killpoint.Pass("shard.pack.begin")
+	if _, err = k.dst.PutNew(ctx, k.prefix+MarkerName, data); objstore.KindOf(err) == objstore.KindExists {
+		// A retried request that had succeeded, or another process that starts the same pack.
+		if data, err = readObject(ctx, k.dst, k.prefix+MarkerName, maxSummary); err == nil {
+			err = k.sameMarker(data)
+		}
+	}
+	if err == nil {
+		killpoint.Pass("shard.pack.marker")
+	}
+	return err
+}
+
 // already checks the manifest of a complete set.
 func (k *packer) already(ctx context.Context, data []byte) error {
 	s, err := ParseSummary(data)
 	if err != nil {
-		return fmt.Errorf("pack: %s%s: %w (remove the set, or pack into another prefix)", k.prefix, SummaryName, err)
+		return fmt.Errorf("%s%s: %w (remove the set, or pack into another prefix)", k.prefix, SummaryName, err)
 	}
 	if d := difference(s.params, k.params); d != "" {
-		return fmt.Errorf("pack: %s%s: there is another complete set already: %s (pack into another prefix, or "+
+		return fmt.Errorf("%s%s: there is another complete set already: %s (pack into another prefix, or "+
 			"remove that set first)",
 			k.prefix, SummaryName, d)
 	}
@@ -334,21 +339,18 @@ func (k *packer) already(ctx context.Context, data []byte) error {
 		*p = Progress{s.Files, s.Files, s.Bytes, s.Bytes, n, n, n}
 	})
 	// An earlier run may have been killed between its last two steps.
-	if err := k.dst.Delete(ctx, k.prefix+MarkerName, ""); err != nil {
-		return fmt.Errorf("pack: %w", err)
-	}
-	return nil
+	return k.dst.Delete(ctx, k.prefix+MarkerName, "")
 }
 
 // sameMarker returns an error unless an earlier run packed the same.
 func (k *packer) sameMarker(data []byte) error {
 	old, err := parseMarker(data)
 	if err != nil {
-		return fmt.Errorf("pack: %s%s: %w (remove everything under the prefix, or pack into another one)",
+		return fmt.Errorf("%s%s: %w (remove everything under the prefix, or pack into another one)",
 			k.prefix, MarkerName, err)
 	}
 	if d := difference(old, k.params); d != "" {
-		return fmt.Errorf("pack: %s%s: an unfinished pack has other parameters: %s (use those, or remove everything "+
+		return fmt.Errorf("%s%s: an unfinished pack has other parameters: %s (use those, or remove everything "+
 			"under the prefix, or pack into another one)",
 			k.prefix, MarkerName, d)
 	}
@@ -377,7 +379,7 @@ func (k *packer) find(ctx context.Context, marked bool) error {
 	k.found = make([]foundShard, len(k.sizes))
 	for o, err := range k.dst.List(ctx, k.prefix+"shard-", "") {
 		if err != nil {
-			return fmt.Errorf("pack: %w", err)
+			return err
 		}
 		name := o.Key[len(k.prefix):]
 		base, isIndex := strings.CutSuffix(name, indexSuffix)
@@ -386,14 +388,13 @@ func (k *packer) find(ctx context.Context, marked bool) error {
 			continue
 		}
 		if !marked {
-			return fmt.Errorf("pack: %s exists already, and no %s says which set it belongs to (pack into another "+
+			return fmt.Errorf("%s exists already, and no %s says which set it belongs to (pack into another "+
 				"prefix, or remove it)", o.Key, MarkerName)
 		}
 		switch {
 		case i >= len(k.found):
-			return fmt.Errorf(
-				"pack: %s exists already, but this set has %d shards (pack into another prefix, or remove it)", o.Key,
-				len(k.found))
+			return fmt.Errorf("%s exists already, but this set has %d shards (pack into another prefix, or remove it)",
+				o.Key, len(k.found))
 		case isIndex:
 			k.found[i].index = o
 		default:
@@ -425,7 +426,7 @@ func (k *packer) resume(ctx context.Context) error {
 		g.Go(func() error {
 			data, err := readWhole(gctx, k.dst, f.index, maxIndex)
 			if err != nil && !errors.Is(err, errTooLong) {
-				return fmt.Errorf("pack: %w", err)
+				return err
 			}
 			ix, err := parseIndex(data)
 			if err != nil || ix.dataset != k.m.VersionHash() || ix.plan != k.id || ix.shard != i ||
@@ -472,7 +473,6 @@ func (k *packer) run(ctx context.Context) error {
 	k.fetching = semaphore.NewWeighted(int64(k.o.Connections))
 	k.uploading = semaphore.NewWeighted(uploaders)
 	k.verifying = semaphore.NewWeighted(verifiers)
-	k.uploads = make(map[objstore.Upload]bool)
 	// Shards in flight: as many as fit in memory, and some whose last part is uploaded already. A shard's table takes
 	// 56 bytes per member.
 	k.open = semaphore.NewWeighted(k.o.Memory/max(1, min(k.o.ShardSize, k.o.Memory)) + 2*verifiers)
@@ -488,8 +488,8 @@ func (k *packer) run(ctx context.Context) error {
 func (k *packer) abort(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, abortTimeout)
 	defer cancel()
-	for u := range k.uploads {
-		if err := u.Abort(ctx); err != nil {
+	for u := range k.uploads.Range {
+		if err := u.(objstore.Upload).Abort(ctx); err != nil {
 			k.o.Logger.Warn("an upload was not aborted; the next run aborts it", "err", err)
 		}
 	}
@@ -577,13 +577,14 @@ func (k *packer) give(b []byte) {
 // fetch reads a piece of a file, from off on.
 func (k *packer) fetch(ctx context.Context, e *entry, off int64, dst []byte, sum *uint32) error {
 	o := k.m.Object(int(e.file))
-	if err := k.src.ReadAt(ctx, o, dst, off); err != nil {
-		switch objstore.KindOf(err) {
-		case objstore.KindChanged, objstore.KindNotFound:
-			return fmt.Errorf("pack: %s has changed since it was listed: %w (list the source again and pack the new "+
-				"version into another prefix)", o.Key, err)
-		}
-		return fmt.Errorf("pack: %w", err)
+	err := k.src.ReadAt(ctx, o, dst, off)
+	switch objstore.KindOf(err) {
+	case objstore.KindChanged, objstore.KindNotFound:
+		err = fmt.Errorf("%s has changed since it was listed: %w (list the source again and pack the new version "+
+			"into another prefix)", o.Key, err)
+	}
+	if err != nil {
+		return err
 	}
 	*sum = crc32.Checksum(dst, castagnoli)
 	k.report(false, func(s *Progress) {
@@ -611,9 +612,7 @@ func (k *packer) start(ctx context.Context, j *job) {
 	if j.upload, j.err = k.dst.Upload(ctx, j.key, j.size, j.partLen); j.err != nil {
 		return
 	}
-	k.mu.Lock()
-	k.uploads[j.upload] = true
-	k.mu.Unlock()
+	k.uploads.Store(j.upload, nil)
 	killpoint.Pass("shard.pack.upload")
 }
 
@@ -630,7 +629,7 @@ func (k *packer) uploadPart(ctx context.Context, j *job, n int, buf []byte) erro
 	k.uploading.Release(1)
 	k.give(buf)
 	if err != nil {
-		return fmt.Errorf("pack: %w", err)
+		return err
 	}
 	killpoint.Pass("shard.pack.part")
 	if j.left.Add(-1) > 0 {
@@ -648,14 +647,12 @@ func (k *packer) uploadPart(ctx context.Context, j *job, n int, buf []byte) erro
 func (k *packer) complete(ctx context.Context, j *job) error {
 	o, err := j.upload.Complete(ctx)
 	if err != nil {
-		return fmt.Errorf("pack: %w", err)
+		return err
 	}
-	k.mu.Lock()
-	delete(k.uploads, j.upload)
-	k.mu.Unlock()
+	k.uploads.Delete(j.upload)
 	killpoint.Pass("shard.pack.complete")
 	if o.Size != j.size || o.ETag == "" {
-		return fmt.Errorf("pack: %s: %d bytes were uploaded, but the store has %d with ETag %q",
+		return fmt.Errorf("%s: %d bytes were uploaded, but the store has %d with ETag %q",
 			j.key, j.size, o.Size, o.ETag)
 	}
 	if err := k.verify(ctx, j, o); err != nil {
@@ -664,7 +661,7 @@ func (k *packer) complete(ctx context.Context, j *job) error {
 	killpoint.Pass("shard.pack.verified")
 	data, err := k.index(j, o)
 	if err != nil {
-		return fmt.Errorf("pack: %w", err)
+		return err
 	}
 	if err := k.putNew(ctx, j.key+indexSuffix, data); err != nil {
 		return err
@@ -688,7 +685,7 @@ func (k *packer) verify(ctx context.Context, j *job, o objstore.Object) error {
 		if e != nil {
 			name = k.m.Path(int(e.file))
 		}
-		return fmt.Errorf("pack: %s does not read back as it was written: %s at offset %d (%s): the store or the "+
+		return fmt.Errorf("%s does not read back as it was written: %s at offset %d (%s): the store or the "+
 			"network alters bytes (check them, then pack again: this shard is rebuilt)", j.key, what, at, name)
 	}
 	buf, err := k.take(ctx, j.partLen)
@@ -701,18 +698,15 @@ func (k *packer) verify(ctx context.Context, j *job, o objstore.Object) error {
 		from := int64(n) * j.partLen
 		to := min(from+j.partLen, j.size)
 		if err := k.dst.ReadAt(ctx, o, buf[:to-from], from); err != nil {
-			return fmt.Errorf("pack: read back: %w", err)
+			return fmt.Errorf("read back: %w", err)
 		}
 		err := k.visit(j.entries, from, to, func(at int64, b []byte, n int64) error {
 			got := buf[at-from : at-from+n]
-			if b == nil {
-				for i, c := range got {
-					if c != 0 {
-						return bad(nil, at+int64(i), "padding differs")
-					}
-				}
-			} else if !bytes.Equal(got, b) {
+			if b != nil && !bytes.Equal(got, b) {
 				return bad(nil, at, "header differs")
+			}
+			if rest := bytes.TrimLeft(got, "\x00"); b == nil && len(rest) > 0 {
+				return bad(nil, at+n-int64(len(rest)), "padding differs")
 			}
 			return nil
 		}, func(at int64, e *entry, lo, hi int64) error {
@@ -763,18 +757,13 @@ func (k *packer) index(j *job, o objstore.Object) ([]byte, error) {
 // putNew stores data under key. If it exists already that is no error: a request whose answer was lost is retried.
 func (k *packer) putNew(ctx context.Context, key string, data []byte) error {
 	_, err := k.dst.PutNew(ctx, key, data)
-	if objstore.KindOf(err) == objstore.KindExists {
-		old, rerr := readObject(ctx, k.dst, key, int64(len(data)))
-		if rerr == nil && bytes.Equal(old, data) {
-			return nil
-		}
-		return fmt.Errorf(
-			"pack: %w: another process packs into this prefix (let one of them finish, then pack again)", err)
+	if objstore.KindOf(err) != objstore.KindExists {
+		return err
 	}
-	if err != nil {
-		return fmt.Errorf("pack: %w", err)
+	if old, rerr := readObject(ctx, k.dst, key, int64(len(data))); rerr == nil && bytes.Equal(old, data) {
+		return nil
 	}
-	return nil
+	return fmt.Errorf("%w: another process packs into this prefix (let one of them finish, then pack again)", err)
 }
 
 // finish writes the manifest of the set.
@@ -786,7 +775,7 @@ func (k *packer) finish(ctx context.Context) error {
 		return err
 	}
 	if _, err := ParseSummary(data); err != nil {
-		return fmt.Errorf("pack: a bug made an invalid manifest: %w", err)
+		return fmt.Errorf("a bug made an invalid manifest: %w", err)
 	}
 	// A try whose answer was lost may have begun an upload that nobody knows of. begin warns if they cannot be listed.
 	_, _ = objstore.AbortUploads(ctx, k.dst, k.prefix+"shard-")
@@ -795,7 +784,7 @@ func (k *packer) finish(ctx context.Context) error {
 	}
 	killpoint.Pass("shard.pack.manifest")
 	if err := k.dst.Delete(ctx, k.prefix+MarkerName, ""); err != nil {
-		return fmt.Errorf("pack: %w", err)
+		return err
 	}
 	killpoint.Pass("shard.pack.end")
 	return nil

@@ -37,12 +37,6 @@ const (
 	mostChunks   = 8
 )
 
-// parquetObject returns an object as Rows shows it. Its size is larger than any that has as many chunks as can be.
-func parquetObject(o objstore.Object) objstore.Object {
-	o.ETag, o.Size = tagged(parquetTag, o), 1<<62
-	return o
-}
-
 // rowGroups finds the columns of the rows of a file.
 func (s *Rows) rowGroups(ctx context.Context, shown objstore.Object, emit func(Member) bool) (string, error) {
 	o, err := untagged(parquetTag, shown)

@@ -43,7 +43,7 @@ func newPlan(m *catalog.Manifest, coded *Coded, shardSize int64, seed uint64, pe
 	n := len(p.samples)
 	p.samples = append(p.samples, uint32(len(p.seq)))
 	if p.order = permute(n); p.order.Len() != n {
-		return nil, fmt.Errorf("pack: the order has %d positions for %d samples", p.order.Len(), n)
+		return nil, fmt.Errorf("the order has %d positions for %d samples", p.order.Len(), n)
 	}
 	if err := p.fill(shardSize, seed); err != nil {
 		return nil, err
@@ -153,14 +153,14 @@ func (p *plan) fill(shardSize int64, seed uint64) error {
 	for pos := range n {
 		g := p.order.At(pos)
 		if g < 0 || g >= n || seen[g/64]&(1<<(g%64)) != 0 {
-			return fmt.Errorf("pack: the order names sample %d of %d twice, or it is out of range", g, n)
+			return fmt.Errorf("the order names sample %d of %d twice, or it is out of range", g, n)
 		}
 		seen[g/64] |= 1 << (g % 64)
 		var add int64
 		for _, f := range p.seq[p.samples[g]:p.samples[g+1]] {
 			b := p.stored(int(f))
 			if b > math.MaxInt64/4 || add > math.MaxInt64/4 {
-				return fmt.Errorf("pack: %q is too large for a tar", p.m.Path(int(f)))
+				return fmt.Errorf("%q is too large for a tar", p.m.Path(int(f)))
 			}
 			add += headerLen(p.tarPath(int(f)), b) + pad(b)
 		}
@@ -185,7 +185,7 @@ func (p *plan) fill(shardSize int64, seed uint64) error {
 		}
 	}
 	if n == 0 {
-		return errors.New("pack: the dataset has no files")
+		return errors.New("the dataset has no files")
 	}
 	h.Write(buf)
 	p.id = [16]byte(h.Sum(nil))

@@ -37,10 +37,10 @@ type badShards struct {
 
 func (b *badShards) Bad() map[int]error { return b.bad }
 
-// orSkip returns nil if shard i, which failed with err, is left out, and otherwise the error for the caller.
+// orSkip returns nil if shard i, which failed with err, is left out, and otherwise err for the caller.
 func (b *badShards) orSkip(i int, err error) error {
 	switch {
-	case !isBad(err):
+	case err == nil || !isBad(err):
 		return err
 	case !b.skip:
 		return fmt.Errorf("%w; mount and serve leave the shard out with --bad-shards skip", err)
@@ -82,10 +82,7 @@ type finder func(ctx context.Context, o objstore.Object, emit func(Member) bool)
 // add adds an object, which is bad if err is not nil.
 func (s *Rows) add(o objstore.Object, f finder, err error) error {
 	s.objects, s.finders = append(s.objects, o), append(s.finders, f)
-	if err != nil {
-		return s.orSkip(len(s.objects)-1, err)
-	}
-	return nil
+	return s.orSkip(len(s.objects)-1, err)
 }
 
 // Objects implements [Index]. They are in the order of their keys, those of an MDS index in its order.
@@ -109,7 +106,8 @@ func OpenRows(ctx context.Context, r objstore.Reader, src objstore.Source, o Ope
 		case path.Base(o.Key) == mdsIndexName:
 			mds = append(mds, o)
 		case ext == parquetSuffix:
-			parquets = append(parquets, parquetObject(o))
+			o.ETag, o.Size = tagged(parquetTag, o), 1<<62 // larger than any that has as many chunks as can be
+			parquets = append(parquets, o)
 		case ext == ".bin" || strings.Contains(path.Base(o.Key), mdsSuffix):
 			shards = shards || ext != ".bin"
 			there[o.Key] = o
@@ -192,10 +190,7 @@ func (s *Rows) Members(ctx context.Context) iter.Seq2[Member, error] {
 					err = fmt.Errorf("%s has %.300s, %s has %.300s: all objects of a dataset must have the same",
 						s.objects[i].Key, kinds[i], s.objects[first].Key, kinds[first])
 				}
-				if err != nil {
-					err = s.orSkip(i, err)
-				}
-				if err != nil {
+				if err = s.orSkip(i, err); err != nil {
 					yield(Member{}, err)
 				}
 				return err == nil

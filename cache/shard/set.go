@@ -175,9 +175,8 @@ func Open(ctx context.Context, r objstore.Reader, src objstore.Source, o OpenOpt
 		return s, s.openPrefix(ctx, src.Prefix, src.String())
 	}
 	if _, err := r.Stat(ctx, src.Prefix+MarkerName); err == nil {
-		return nil, fmt.Errorf(
-			"%s: the shards are not complete: %s is there, %s is not (run the same shoal pack again)", src, MarkerName,
-			SummaryName)
+		return nil, fmt.Errorf("%s: the shards are not complete: %s is there, %s is not (run the same shoal pack again)",
+			src, MarkerName, SummaryName)
 	} else if objstore.KindOf(err) != objstore.KindNotFound {
 		return nil, err
 	}
@@ -199,6 +198,9 @@ func (s *Set) openOwn(ctx context.Context, prefix string, data []byte) error {
 		}
 		there[o.Key] = o
 	}
+	missing := func(name string) error {
+		return fmt.Errorf("%s names %s, which is not there (restore it, or pack again into another prefix)", key, name)
+	}
 	for i, m := range sum.Shards {
 		tar, index := prefix+m.Name, prefix+m.Name+indexSuffix
 		var err error
@@ -206,20 +208,14 @@ func (s *Set) openOwn(ctx context.Context, prefix string, data []byte) error {
 		switch {
 		case !ok:
 			o = objstore.Object{Key: tar, Size: m.Size}
-			err = fmt.Errorf("%s names %s, which is not there (restore it, or pack again into another prefix)",
-				key, tar)
+			err = missing(tar)
 		case there[index].Key == "":
-			err = fmt.Errorf("%s names %s, which is not there (restore it, or pack again into another prefix)",
-				key, index)
+			err = missing(index)
 		case o.Size != m.Size:
-			err = fmt.Errorf(
-				"%s says that %s has %d bytes, but it has %d (restore it, or pack again into another prefix)", key, tar,
-				m.Size, o.Size)
+			err = fmt.Errorf("%s says that %s has %d bytes, but it has %d (restore it, or pack again into another "+
+				"prefix)", key, tar, m.Size, o.Size)
 		}
-		if err != nil {
-			err = s.orSkip(i, err)
-		}
-		if err != nil {
+		if err := s.orSkip(i, err); err != nil {
 			return err
 		}
 		s.Shards = append(s.Shards, o)
@@ -385,7 +381,7 @@ func (e *emitter) emit(shard int, l loaded, yield func(Member, error) bool) bool
 	o := e.set.Shards[shard]
 	own := e.set.summary != nil
 	*l.from(&e.report)++
-	e.report.Replaced += l.replaced
+	e.report.Replaced += len(l.dead)
 	e.report.Skipped += l.skipped
 	for _, x := range l.examples {
 		e.example(x)
@@ -393,7 +389,7 @@ func (e *emitter) emit(shard int, l loaded, yield func(Member, error) bool) bool
 	ok := true
 	grown := int64(0)
 	l.ix.members(func(i int, m indexMember) bool {
-		if l.isDead(i) {
+		if l.dead[i] {
 			return true
 		}
 		out := Member{Path: m.path, ETag: m.etag, Size: m.size, ModTime: catalog.TimeOf(m.mtime), Shard: shard,
@@ -458,21 +454,12 @@ func (s *Set) load(ctx context.Context, shard int, reserve func(n int64) error) 
 		}
 		s.o.Logger.Warn("index does not match its shard; reading headers instead", "err", err)
 	}
-	for _, key := range indexKeys(o.Key) {
-		side, ok := s.beside[key]
-		if !ok {
-			continue
-		}
-		sc, err := s.loadWds(ctx, o, side, counted)
-		if err != nil {
-			l.err = err
+	keys := indexKeys(o.Key)
+	if i := slices.IndexFunc(keys, func(key string) bool { return s.beside[key].Key != "" }); i >= 0 {
+		l.from = func(r *Report) *int { return &r.FromWds2idx }
+		if l.scan, l.err = s.loadWds(ctx, o, s.beside[keys[i]], counted); l.scan != nil || l.err != nil {
 			return l
 		}
-		if sc != nil {
-			l.scan, l.from = sc, func(r *Report) *int { return &r.FromWds2idx }
-			return l
-		}
-		break
 	}
 	l.from = func(r *Report) *int { return &r.FromHeaders }
 	l.scan, l.err = scanTar(ctx, s.r, o, counted)
@@ -555,7 +542,7 @@ func (s *Set) loadWds(ctx context.Context, o, side objstore.Object, reserve func
 	} else if !ok {
 		return no(errors.New("does not account for every block of the shard"))
 	}
-	sc := &scan{ix: new(index), where: make(map[uint64]row)}
+	sc := newScan()
 	ix.members(func(_ int, m indexMember) bool {
 		m.path, m.mtime = trimName(m.path), catalog.Nanos(o.ModTime)
 		err = sc.add(o.Key, m)

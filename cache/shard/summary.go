@@ -99,10 +99,7 @@ func encodeJSON(v any) ([]byte, error) {
 // [catalog.ErrNewerFormat].
 func ParseSummary(data []byte) (*Summary, error) {
 	s := new(Summary)
-	if err := decodeJSON(data, s); err != nil {
-		return nil, err
-	}
-	if err := s.check(summaryFormat); err != nil {
+	if err := decodeJSON(data, s, &s.params, summaryFormat); err != nil {
 		return nil, err
 	}
 	if len(s.Shards) == 0 || len(s.Shards) > maxShards {
@@ -130,8 +127,8 @@ func ParseSummary(data []byte) (*Summary, error) {
 	return s, nil
 }
 
-// decodeJSON is the reverse of encodeJSON, of no newer format.
-func decodeJSON(data []byte, into any) error {
+// decodeJSON is the reverse of encodeJSON, and checks the params in what it has read.
+func decodeJSON(data []byte, into any, p *params, format string) error {
 	var v struct { // first: the rest may not match a newer one
 		Version int `json:"version"`
 	}
@@ -145,12 +142,10 @@ func decodeJSON(data []byte, into any) error {
 	if err := json.Unmarshal(data, into); err != nil {
 		return corrupt("%v", err)
 	}
-	return nil
+	return p.check(format)
 }
 
 func parseMarker(data []byte) (p params, err error) {
-	if err = decodeJSON(data, &p); err == nil {
-		err = p.check(markerFormat)
-	}
+	err = decodeJSON(data, &p, &p, markerFormat)
 	return p, err
 }

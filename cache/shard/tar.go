@@ -173,8 +173,7 @@ func (a *ahead) Seek(off int64, whence int) (int64, error) {
 // scan is the result of reading a tar's headers.
 type scan struct {
 	ix       *index
-	dead     []uint64       // bitmap of the members replaced by a later one of the same path
-	replaced int            // how many
+	dead     map[int]bool   // the members replaced by a later one of the same path
 	skipped  int            // links, devices, FIFOs, other types, and names over 4,095 bytes
 	examples []string       // of both
 	where    map[uint64]row // by hash of the path; nil when done
@@ -185,9 +184,8 @@ type row struct {
 	path uint64 // offset in ix.strings
 }
 
-// isDead reports whether member i is replaced.
-func (s *scan) isDead(i int) bool {
-	return i/64 < len(s.dead) && s.dead[i/64]&(1<<(i%64)) != 0
+func newScan() *scan {
+	return &scan{ix: new(index), dead: map[int]bool{}, where: map[uint64]row{}}
 }
 
 func (s *scan) example(format string, args ...any) {
@@ -203,22 +201,14 @@ func (s *scan) add(key string, m indexMember) error {
 	if n >= math.MaxUint32 {
 		return fmt.Errorf("more than %d members", uint32(math.MaxUint32))
 	}
-	if old, ok := s.where[h]; ok && bytes.HasPrefix(s.ix.strings[old.path:], []byte(m.path)) &&
-		s.pathLen(old.i) == len(m.path) {
-		for len(s.dead) <= int(old.i)/64 {
-			s.dead = append(s.dead, 0)
+	if old, ok := s.where[h]; ok && bytes.HasPrefix(s.ix.strings[old.path:], []byte(m.path)) {
+		if _, texts := s.ix.at(int(old.i)); texts[0] == len(m.path) {
+			s.dead[int(old.i)] = true
+			s.example("%.300q in %s: a later member of this shard has the same name", m.path, key)
 		}
-		s.dead[old.i/64] |= 1 << (old.i % 64)
-		s.replaced++
-		s.example("%.300q in %s: a later member of this shard has the same name", m.path, key)
 	}
 	s.where[h] = row{uint32(n), at}
 	return s.ix.append(m)
-}
-
-func (s *scan) pathLen(i uint32) int {
-	r := s.ix.rows[int(i)*indexRow:]
-	return int(r[28]) | int(r[29])<<8
 }
 
 // trimName removes "./" at the start of a path.
@@ -255,7 +245,7 @@ func scanTar(ctx context.Context, r objstore.Reader, o objstore.Object, reserve 
 		return nil, inShard(o.Key, err)
 	}
 	a.pos = 0
-	s := &scan{ix: new(index), where: make(map[uint64]row)}
+	s := newScan()
 	tr := tar.NewReader(a)
 	budget := int64(0)
 	for next := int64(0); ; {

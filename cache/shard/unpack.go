@@ -202,16 +202,9 @@ func (u *unpacker) there(m Member, buf []byte) (sum uint32, there bool, err erro
 		return 0, true, err
 	}
 	defer f.Close()
-	for {
-		n, err := f.Read(buf)
-		sum = crc32.Update(sum, castagnoli, buf[:n])
-		if err == io.EOF {
-			return sum, true, nil
-		}
-		if err != nil {
-			return 0, true, err
-		}
-	}
+	h := crc32.New(castagnoli)
+	_, err = io.CopyBuffer(h, struct{ io.Reader }{f}, buf) // by buf: the file itself would take a small one
+	return h.Sum32(), true, err
 }
 
 func (u *unpacker) differs(m Member) error {
