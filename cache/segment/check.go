@@ -364,7 +364,7 @@ func (x *segmentCheck) scan() error {
 		if rec, what := x.verify(&payloads, off, h); what != "" {
 			x.bad = append(x.bad, badRecord{off, what})
 		} else {
-			x.good = append(x.good, entry{Extent: rec.scanned(), off: off, gap: h.gap})
+			x.good = append(x.good, entry{Extent: rec.extent(), off: off, gap: h.gap})
 			x.end = end
 		}
 		x.o.Progress(x.done, x.total)

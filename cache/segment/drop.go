@@ -33,9 +33,14 @@ func (s *Store) DropSegment(id uint32) (freed int64, err error) {
 	return s.remove(g)
 }
 
-// takeOut makes a segment take no more appends, and waits for the one under way. The caller holds mu.
+// takeOut is quiet for a segment that is to be removed.
 func (s *Store) takeOut(g *segment) {
 	g.dropped = true
+	s.quiet(g)
+}
+
+// quiet makes a segment take no more appends, and waits for the one under way. The caller holds mu.
+func (s *Store) quiet(g *segment) {
 	s.retire(g)
 	for s.to == g {
 		s.idle.Wait()
@@ -121,15 +126,11 @@ func (s *Store) Condense(id uint32, spare int64, first func(Record, Loc) bool, m
 		s.mu.Unlock()
 		return 0, nil
 	}
-	s.retire(g) // otherwise the copies would go there
-	for s.to == g {
-		s.idle.Wait()
-	}
+	s.quiet(g) // otherwise the copies would go there
 	s.mu.Unlock()
 	var records []survivor
 	g.commit.Lock()
 	s.visitLive(g, func(rec Record, loc Loc) {
-		rec.File = NoFile // not in the segment
 		records = append(records, survivor{rec, loc, first(rec, loc)})
 	})
 	g.commit.Unlock()

@@ -47,13 +47,17 @@ type File interface {
 // ReadNow fills the buffers with bytes in memory, or returns ErrWouldBlock; also at the end of the file. It returns
 // errors.ErrUnsupported if the file cannot tell what is in memory.
 func ReadNow(f File, bufs [][]byte, off int64) error {
-	want := 0
-	for _, b := range bufs {
-		want += len(b)
-	}
 	n, err := f.ReadNowAt(bufs, off)
-	if err == nil && n < want {
+	if err == nil && n < lengthOf(bufs) {
 		return ErrWouldBlock
 	}
 	return err
+}
+
+// lengthOf is that of all buffers together.
+func lengthOf(bufs [][]byte) (n int) {
+	for _, b := range bufs {
+		n += len(b)
+	}
+	return n
 }

@@ -339,7 +339,7 @@ func (s *Store) scanRest(l *loaded, size int64) error {
 			damaged++
 			return
 		}
-		l.entries = append(l.entries, entry{Extent: rec.scanned(), off: off, gap: h.gap})
+		l.entries = append(l.entries, entry{Extent: rec.extent(), off: off, gap: h.gap})
 	})
 	if err != nil {
 		return err

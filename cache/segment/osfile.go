@@ -91,15 +91,11 @@ func (f osFile) preadv(bufs [][]byte, off int64, flags int) (int, error) {
 }
 
 func (f osFile) ReadVAt(bufs [][]byte, off int64) (int, error) {
-	want := 0
-	for _, b := range bufs {
-		want += len(b)
-	}
 	n, err := f.preadv(bufs, off, 0)
 	if err != nil {
 		return 0, &os.PathError{Op: "read", Path: f.Name(), Err: err}
 	}
-	if n == want {
+	if n == lengthOf(bufs) {
 		return n, nil
 	}
 	// A short read means the end of the file, or an interrupt by a signal: a plain read of the rest tells.

@@ -25,12 +25,9 @@ func (st *readState) release() {
 }
 
 // ReadAt fills p with the bytes from off of the payload at loc, which is length bytes long. The blocks that it touches
-// are checked against their checksums when they are first read after Open, and at every read that wants half of their
-// bytes or more. A check reads them as a whole, and a read of a few bytes is not to cost the disk 128 KiB each time.
-// That a block was right says nothing of the bytes that come from the disk later, and nobody can tell whether these
-// have: any process may have brought them into the page cache. An encrypted block is decrypted as a whole and checked
-// against its tag at every read. Its error wraps ErrCorrupt, or is ErrGone, or the file system's; then the content of p
-// is undefined.
+// are checked as the package comment says. That a block was right says nothing of the bytes that come from the disk
+// later, and nobody can tell whether these have: any process may have brought them into the page cache. Its error wraps
+// ErrCorrupt, or is ErrGone, or the file system's; then the content of p is undefined.
 func (s *Store) ReadAt(loc Loc, length int, p []byte, off int64) error {
 	return s.read(loc, length, p, off, false)
 }
@@ -156,12 +153,8 @@ func (s *Store) readPieces(f File, bufs [][]byte, off int64, now bool) error {
 	if now {
 		return s.readNow(f, bufs, off)
 	}
-	want := 0
-	for _, b := range bufs {
-		want += len(b)
-	}
 	n, err := f.ReadVAt(bufs, off)
-	if n == want {
+	if n == lengthOf(bufs) {
 		return nil
 	}
 	if err == nil {

@@ -8,6 +8,7 @@ import (
 	"hash/crc32"
 	"io"
 	"math"
+	"slices"
 
 	"github.com/shoalfs/shoal/cache/crypt"
 	"github.com/shoalfs/shoal/internal/killpoint"
@@ -95,13 +96,6 @@ func (r *Record) extent() Extent {
 		File: r.File}
 }
 
-// scanned is extent for a record that was read from a header.
-func (r *Record) scanned() Extent {
-	x := r.extent()
-	x.File = NoFile
-	return x
-}
-
 func (r *Record) check() error {
 	switch {
 	case r.Length < 1 || r.Length > ExtentSize:
@@ -167,10 +161,8 @@ func (l Loc) String() string {
 func appendHeader(b []byte, r *Record, payload []byte, salt uint64, off int64, gap int) []byte {
 	start := len(b)
 	b = appendFields(b, r, salt, off, gap, 0)
-	for len(payload) > 0 {
-		n := min(len(payload), BlockSize)
-		b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(payload[:n], castagnoli))
-		payload = payload[n:]
+	for block := range slices.Chunk(payload, BlockSize) {
+		b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(block, castagnoli))
 	}
 	closeHeader(b[start:])
 	return b
@@ -263,7 +255,7 @@ func parseHeader(b []byte, salt uint64, off, size int64) (header, error) {
 	h := header{gap: int(gap), off: off, encrypted: flags&flagEncrypted != 0, fixed: b[:recHeaderLen],
 		etag: b[recHeaderLen : recHeaderLen+tag], rec: Record{
 			Dataset: [16]byte(b[32:48]), KeyHash: [16]byte(b[48:64]),
-			ObjectSize: int64(le.Uint64(b[64:])), Offset: int64(le.Uint64(b[72:])), Length: int(length),
+			ObjectSize: int64(le.Uint64(b[64:])), Offset: int64(le.Uint64(b[72:])), Length: int(length), File: NoFile,
 		}}
 	if h.rec.check() != nil || off+int64(gap)+int64(length) > size {
 		return header{}, errHeader

@@ -166,8 +166,6 @@ func (x *scrubber) run(g *segment, f File, recs []scrubRecord) error {
 				rec, loc = known, makeLoc(g.id, r.off, h.gap)
 			}
 		}
-		x.s.o.Logger.Error("cache record is damaged; it is fetched again when it is needed", "where", loc.String(),
-			"bytes", r.size)
 		x.bad(rec, loc)
 	}
 	return nil

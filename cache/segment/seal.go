@@ -41,8 +41,7 @@ func newSealer(k *crypt.Key, salt uint64) *sealer {
 //	u32 BE  bit 31: it is the identity's; bits 5..30: offset of the record / 64; bits 0..4: number of the block
 //	8 bytes the record's seed, random
 //
-// Records at different offsets differ in the first half. Two at the same offset of the same segment, because a crash
-// or a failed write voided the first one, differ in the seed.
+// The package comment says why none is.
 type nonce [4 + seedLen]byte
 
 const identityBit = 1 << 31
@@ -102,8 +101,7 @@ func (k *sealer) appendSealed(b []byte, r *Record, payload, ct []byte, salt uint
 // sealBuffers hold a block and its tag, which GCM needs right after it.
 var sealBuffers = sync.Pool{New: func() any { return new([BlockSize + tagLen]byte) }}
 
-// ours reports whether a store with this sealer, or without one, reads the record. A store with a key reads no
-// unencrypted record: anybody who can write to the disk could have put it there.
+// ours reports whether a store with this sealer, or without one, reads the record.
 func (h *header) ours(k *sealer) bool { return h.encrypted == (k != nil) }
 
 // record returns the record with its ETag. It fails if the header was not sealed with this key.
