@@ -1,11 +1,13 @@
 package cachedir
 
 import (
+	"cmp"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -213,28 +215,20 @@ func (d *Dir) makeRoom(need int64) bool {
 		log.Error("datasets cannot be listed, so none of their space is freed", "cause", err)
 		return false
 	}
-	slices.SortFunc(facts, func(a, b catalog.Dataset) int { return a.LastUsed.Compare(b.LastUsed) })
 	byID := map[[16]byte]catalog.Dataset{}
-	var candidates [][16]byte // those that the catalog does not know, and so not when they were used, first
 	for _, f := range facts {
 		byID[f.ID] = f
 	}
-	for id := range d.idle {
-		if _, known := byID[id]; !known {
-			candidates = append(candidates, id)
-		}
-	}
-	for _, f := range facts {
-		if d.idle[f.ID] > 0 && !f.Pinned {
-			candidates = append(candidates, f.ID)
-		}
-	}
+	// Those that the catalog does not know, and so not when they were used, come first.
+	candidates := slices.SortedFunc(maps.Keys(d.idle), func(a, b [16]byte) int {
+		return cmp.Or(byID[a].LastUsed.Compare(byID[b].LastUsed), strings.Compare(byID[a].Source, byID[b].Source))
+	})
 	freed := int64(0)
 	for _, id := range candidates {
 		if freed >= need {
 			break
 		}
-		if d.open[id] { // it is being opened
+		if d.open[id] || byID[id].Pinned { // or it is being opened
 			continue
 		}
 		before := d.idle[id]

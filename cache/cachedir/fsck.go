@@ -216,17 +216,15 @@ func (r *Report) sources(dir string, c *catalog.Catalog, repair bool) error {
 			continue
 		}
 		r.find("%s: %v (the source is listed again at its next mount)", src.Name, err)
-		names := []string{filepath.Join(dir, "manifests", src.Manifest)}
-		if src.Layout != "" {
-			names = append(names, filepath.Join(dir, "layouts", src.Layout))
+		if !repair {
+			continue
 		}
-		for _, name := range names {
-			if !repair {
-				continue
-			}
-			if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return err
-			}
+		err = os.Remove(filepath.Join(dir, "manifests", src.Manifest))
+		if src.Layout != "" && (err == nil || errors.Is(err, fs.ErrNotExist)) {
+			err = os.Remove(filepath.Join(dir, "layouts", src.Layout))
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
 		}
 	}
 	return nil

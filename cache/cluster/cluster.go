@@ -214,12 +214,11 @@ func (c *Cluster) pause(ctx context.Context, d time.Duration) bool {
 func (c *Cluster) heard(v View) (due time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	first := !c.views.taken
 	if c.views.list(v, time.Now()) {
 		close(c.changed)
 		c.changed = make(chan struct{})
-		select {
-		case <-c.settled:
-		default:
+		if first {
 			close(c.settled)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -101,13 +102,9 @@ type remote struct {
 	node  Node
 	idle  []*clientConn // the longest idle first
 	gone  bool
-	cause string // of the last failure
+	stats Stats // what has been counted, and the last failure
 
 	latency objstore.Histogram
-	count   struct {
-		asked, hits, bytes, errs, late, damaged, passed, inFlight atomic.Int64
-		no                                                        [numReasons]atomic.Int64
-	}
 }
 
 // Stats are a client's counts for one node, since it was first seen. They count pieces, but for errors and late:
@@ -135,30 +132,25 @@ func (c *Client) Stats() (all []Stats) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, r := range c.remotes {
-		s := Stats{
-			State: "on", Asked: r.count.asked.Load(), Hits: r.count.hits.Load(), Bytes: r.count.bytes.Load(),
-			Passed: r.count.passed.Load(), Damaged: r.count.damaged.Load(),
-			Errors: r.count.errs.Load(), Late: r.count.late.Load(), InFlight: r.count.inFlight.Load(),
-			Median: r.latency.Quantile(0.5).Seconds(), P99: r.latency.Quantile(0.99).Seconds(),
-		}
-		for i := range r.count.no {
-			if n := r.count.no[i].Load(); n > 0 {
-				if s.No == nil {
-					s.No = map[string]int64{}
-				}
-				s.No[Reason(i).String()] = n
-			}
-		}
-		if r.circuit.IsOpen() {
+		r.mu.Lock()
+		s := r.stats
+		s.Node, s.Address, s.No = r.node.ID, r.node.Address, maps.Clone(s.No)
+		r.mu.Unlock()
+		if s.State = "on"; r.circuit.IsOpen() {
 			s.State = "away"
 		}
-		r.mu.Lock()
-		s.Node, s.Address, s.Cause = r.node.ID, r.node.Address, r.cause
-		r.mu.Unlock()
+		s.Median, s.P99 = r.latency.Quantile(0.5).Seconds(), r.latency.Quantile(0.99).Seconds()
 		all = append(all, s)
 	}
 	slices.SortFunc(all, func(a, b Stats) int { return cmp.Compare(a.Node, b.Node) })
 	return all
+}
+
+// count changes what has been counted.
+func (r *remote) count(change func(s *Stats)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	change(&r.stats)
 }
 
 // Retain forgets all nodes but these.
@@ -197,7 +189,7 @@ func (c *Client) remote(n Node) *remote {
 	r := c.remotes[n.ID]
 	if r == nil {
 		r = &remote{c: c, node: n, places: newPlaces(peerPlaces), connect: newPlaces(connecting),
-			gone: c.ctx.Err() != nil}
+			gone: c.ctx.Err() != nil, stats: Stats{No: map[string]int64{}}}
 		r.circuit = objstore.NewCircuit(c.cfg.Now, r.say)
 		if !r.gone {
 			c.remotes[n.ID] = r
@@ -235,7 +227,7 @@ func (c *Client) Read(ctx context.Context, node Node, req Request, pieces []Piec
 	if slices.ContainsFunc(pieces, func(p Piece) bool {
 		return len(p.P) == 0 || len(p.P) > extentSize || len(p.ETag) > mostETag
 	}) {
-		r.count.passed.Add(int64(len(pieces)))
+		r.count(func(s *Stats) { s.Passed += int64(len(pieces)) })
 		return nil
 	}
 	w := &watch{r: r, ctx: ctx, start: start}
@@ -254,11 +246,14 @@ func (c *Client) Read(ctx context.Context, node Node, req Request, pieces []Piec
 			}
 			n++
 		}
-		if !r.read(w, req, pieces[:n]) {
-			r.count.passed.Add(int64(len(pieces) - n))
+		asked, answered := r.read(w, req, pieces[:n])
+		if asked {
+			pieces = pieces[n:]
+		}
+		if !answered {
+			r.count(func(s *Stats) { s.Passed += int64(len(pieces)) })
 			break
 		}
-		pieces = pieces[n:]
 	}
 	return w.terms
 }
@@ -389,74 +384,69 @@ func (r *remote) ping() (err error) {
 
 // fail ends a request, or a ping, after which the peer is away.
 func (r *remote) fail(probe bool, err error) {
-	r.mu.Lock()
-	r.cause = err.Error()
-	r.mu.Unlock()
+	r.count(func(s *Stats) { s.Cause = err.Error() })
 	r.circuit.Leave(probe, err)
 }
 
-// read asks for pieces by one request. It reports whether the node answered.
-func (r *remote) read(w *watch, req Request, pieces []Piece) bool {
+// read asks for pieces by one request. It reports whether it did, and whether the node answered.
+func (r *remote) read(w *watch, req Request, pieces []Piece) (asked, answered bool) {
 	w.sent, w.heard, w.probe, w.doubt = time.Time{}, time.Time{}, false, false
 	leave := r.place(w)
 	if leave == nil {
-		r.count.passed.Add(int64(len(pieces)))
-		return false
+		return false, false
 	}
 	defer leave()
 	probe, ok := r.circuit.Enter()
 	if !ok {
-		r.count.passed.Add(int64(len(pieces)))
-		return false
+		return false, false
 	}
 	start := w.now()
 	w.probe = probe
 	err := r.exchange(w, req, pieces)
 	if errors.Is(err, errAway) {
-		r.count.passed.Add(int64(len(pieces)))
-		return false
+		return false, false
 	}
-	r.count.asked.Add(int64(len(pieces)))
-	r.tally(pieces)
+	r.count(func(s *Stats) { s.tally(pieces) })
 	switch {
 	case errors.Is(err, errFull):
-		r.count.no[Busy].Add(int64(len(pieces)))
+		r.count(func(s *Stats) { s.No[Busy.String()] += int64(len(pieces)) })
 		r.circuit.Leave(probe, nil)
-		return false
+		return true, false
 	case err == nil:
 		r.latency.Record(w.now().Sub(start))
 		r.late.Store(0)
 		r.circuit.Leave(probe, nil)
-		return true
+		return true, true
 	case w.ctx.Err() != nil:
 		r.circuit.Withdraw(probe)
-		return false
+		return true, false
 	case isSilence(err), errors.Is(err, errLate):
-		r.count.late.Add(1)
+		r.count(func(s *Stats) { s.Late++ })
 		if isSilence(err) && !probe {
 			w.suspect()
-			return false
+			return true, false
 		}
 		if !probe && (w.sent.IsZero() || w.now().Sub(w.sent) < r.c.silence || r.late.Add(1) < mostLate) {
-			return false
+			return true, false
 		}
 	case errors.Is(err, errDamaged):
-		r.count.damaged.Add(1)
+		r.count(func(s *Stats) { s.Damaged++ })
 	default:
-		r.count.errs.Add(1)
+		r.count(func(s *Stats) { s.Errors++ })
 	}
 	r.fail(probe, err)
-	return false
+	return true, false
 }
 
 // tally counts what came of pieces.
-func (r *remote) tally(pieces []Piece) {
+func (s *Stats) tally(pieces []Piece) {
+	s.Asked += int64(len(pieces))
 	for _, p := range pieces {
 		if p.Filled {
-			r.count.hits.Add(1)
-			r.count.bytes.Add(int64(cmp.Or(p.Coded, len(p.P))))
+			s.Hits++
+			s.Bytes += int64(cmp.Or(p.Coded, len(p.P)))
 		} else if p.no > 0 {
-			r.count.no[p.no].Add(1)
+			s.No[p.no.String()]++
 		}
 	}
 }
@@ -491,9 +481,9 @@ func (r *remote) place(w *watch) (leave func()) {
 		one()
 		return nil
 	}
-	r.count.inFlight.Add(1)
+	r.count(func(s *Stats) { s.InFlight++ })
 	return func() {
-		r.count.inFlight.Add(-1)
+		r.count(func(s *Stats) { s.InFlight-- })
 		other()
 		one()
 	}

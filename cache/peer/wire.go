@@ -50,6 +50,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"math"
+	"slices"
 	"time"
 )
 
@@ -281,21 +282,18 @@ func sumsOf(n int) int { return (n + granuleSize - 1) / granuleSize }
 
 // appendSums appends the checksum of each granule of data.
 func appendSums(b, data []byte) []byte {
-	for len(data) > 0 {
-		n := min(len(data), granuleSize)
-		b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(data[:n], castagnoli))
-		data = data[n:]
+	for granule := range slices.Chunk(data, granuleSize) {
+		b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(granule, castagnoli))
 	}
 	return b
 }
 
 func checkSums(sums, data []byte) bool {
-	for len(data) > 0 {
-		n := min(len(data), granuleSize)
-		if binary.LittleEndian.Uint32(sums) != crc32.Checksum(data[:n], castagnoli) {
+	for granule := range slices.Chunk(data, granuleSize) {
+		if binary.LittleEndian.Uint32(sums) != crc32.Checksum(granule, castagnoli) {
 			return false
 		}
-		sums, data = sums[4:], data[n:]
+		sums = sums[4:]
 	}
 	return true
 }
