@@ -23,7 +23,6 @@ type Options struct {
 	URL   string      // for Parse
 	Self  Node        // without an ID one only looks on: one sees the nodes and is none
 	Locks bool        // who looks on may lock, too
-	Nodes int         // the first view is taken at once when so many have come; 0: only when it is quiet
 	TLS   *tls.Config // for etcds://; nil: the system's authorities
 	Log   *slog.Logger
 }
@@ -96,8 +95,7 @@ func join(o Options, p pace) (*Cluster, error) {
 	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	o.Self.Instance = rand.Text()
 	c := &Cluster{at: at, o: o, log: o.Log.With("cluster", at.Name), pace: p,
-		done: make(chan struct{}), wake: make(chan struct{}, 1), self: o.Self,
-		views:   settling{pace: p, expect: o.Nodes},
+		done: make(chan struct{}), wake: make(chan struct{}, 1), self: o.Self, views: settling{pace: p},
 		changed: make(chan struct{}), news: make(chan struct{}), settled: make(chan struct{}),
 		refused: make(chan struct{}),
 		state:   State{Phase: Joining, Since: time.Now()}}
@@ -124,7 +122,7 @@ func (c *Cluster) Changed() <-chan struct{} {
 	return c.changed
 }
 
-// Quiet returns when there is a view: it holds this node, and has been quiet or has the nodes that were expected.
+// Quiet returns when there is a view: it holds this node, and has been quiet.
 // Its error says in words why there is none when ctx ends. It is ErrTaken, at once, if another process has this ID.
 func (c *Cluster) Quiet(ctx context.Context) error {
 	select {

@@ -42,7 +42,7 @@ func daemon(url string) {
 	if os.Getenv("CLUSTER_TEST_PACE") == "usual" {
 		p = usual
 	}
-	c, err := join(Options{URL: url, Self: node(9), Nodes: 1}, p)
+	c, err := join(Options{URL: url, Self: node(9)}, p)
 	if err != nil {
 		panic(err)
 	}
@@ -160,7 +160,7 @@ func nodes(t *testing.T, s *etcd.Server, n int) []*Cluster {
 	t.Helper()
 	var out []*Cluster
 	for i := range n {
-		c, _ := joinAs(t, Options{URL: where(s), Self: node(i + 1), Nodes: n})
+		c, _ := joinAs(t, Options{URL: where(s), Self: node(i + 1)})
 		out = append(out, c)
 	}
 	for _, c := range out {

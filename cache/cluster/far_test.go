@@ -76,7 +76,7 @@ func TestFar(t *testing.T) {
 			var cs []*Cluster
 			var logs []fmt.Stringer
 			for i := range 3 {
-				c, log := joinAt(t, Options{URL: at, Self: node(i + 1), Nodes: 3}, usual)
+				c, log := joinAt(t, Options{URL: at, Self: node(i + 1)}, usual)
 				cs, logs = append(cs, c), append(logs, log)
 			}
 			for _, c := range cs {

@@ -190,17 +190,12 @@ func (c *Cluster) mayFollow(r Node) bool {
 	return r.Instance == c.self.Instance || !c.joined && r.Address == c.self.Address
 }
 
-// value is this node for etcd.
-func (c *Cluster) value() (string, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	value, err := json.Marshal(c.self)
-	return string(value), err
-}
-
 // put writes the node, unless etcd has it so, if it was last written at rev.
 func (s *session) put(rev int64) (ok bool, err error) {
-	value, err := s.c.value()
+	s.c.mu.Lock()
+	text, err := json.Marshal(s.c.self)
+	s.c.mu.Unlock()
+	value := string(text)
 	if err != nil || value == s.said {
 		return true, err
 	}

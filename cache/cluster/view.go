@@ -76,7 +76,6 @@ var usual = pace{lease: 10 * time.Second, beat: time.Second, answer: 2 * time.Se
 // settling makes views out of lists: rules 6 and 7. It has no clock and no lock.
 type settling struct {
 	pace
-	expect int // so many nodes need not be waited for to settle
 
 	view  View
 	taken bool // there is a view
@@ -101,11 +100,10 @@ func (s *settling) list(v View, now time.Time) bool {
 	}
 	s.heard = v.Nodes
 	same := s.taken && slices.EqualFunc(v.Nodes, s.view.Nodes, Node.member)
-	enough := !s.taken && s.expect > 0 && len(v.Nodes) >= s.expect
 	if s.due = s.since.Add(s.quiet); s.due.Before(s.back.Add(s.gather)) && s.lacks(v) {
 		s.due = s.back.Add(s.gather)
 	}
-	if !same && !enough && now.Before(s.due) {
+	if !same && now.Before(s.due) {
 		return false
 	}
 	s.due = time.Time{}

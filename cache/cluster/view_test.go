@@ -59,9 +59,9 @@ func newWorld(fatal func(string, ...any), n int) *world {
 	return w
 }
 
-func (w *world) start(n *modelled, expect int) {
+func (w *world) start(n *modelled) {
 	n.alive, n.frozen, n.Draining, n.late, n.past = true, false, false, 0, nil
-	n.views = settling{pace: usual, expect: expect}
+	n.views = settling{pace: usual}
 }
 
 // step lets half a second pass. late says how long somebody needs to connect again.
@@ -115,9 +115,6 @@ func (w *world) beat(n *modelled) {
 
 // mustChange is rules 6 and 7.
 func (w *world) mustChange(n *modelled, before View, list []Node, first bool) bool {
-	if first && n.views.expect > 0 && len(list) >= n.views.expect {
-		return true
-	}
 	to := members(list)
 	if !first && members(before.Nodes) == to {
 		return false
@@ -154,7 +151,7 @@ func TestViewsInTheModel(t *testing.T) {
 				"down", "up", "empty", "drain"}).Draw(rt, "action") {
 			case "start":
 				if !n.alive {
-					w.start(n, rapid.SampledFrom([]int{0, 0, 3}).Draw(rt, "expect"))
+					w.start(n)
 				}
 			case "leave":
 				if n.alive && !n.frozen && !n.cut && w.up {
@@ -207,7 +204,7 @@ func TestEtcdsTroubleMovesNothing(t *testing.T) {
 		w := newWorld(rt.Fatalf, 6)
 		late := func() int { return rapid.IntRange(0, 3).Draw(rt, "late") }
 		for _, n := range w.nodes {
-			w.start(n, len(w.nodes))
+			w.start(n)
 		}
 		for range 20 {
 			w.step(late)
@@ -245,10 +242,11 @@ func TestEtcdsTroubleMovesNothing(t *testing.T) {
 
 // What does not move ownership is taken at once, and is a change.
 func TestDetailsNeedNoQuiet(t *testing.T) {
-	s := settling{pace: usual, expect: 1}
-	now := time.Unix(0, 0)
+	s := settling{pace: usual}
+	begin, now := time.Unix(0, 0), time.Unix(0, 0).Add(usual.quiet)
 	n := Node{ID: "a", Weight: 1, Open: []string{"d"}}
-	if !s.list(View{Nodes: []Node{n}}, now) || s.list(View{Rev: 2, Nodes: []Node{n}}, now) || s.view.Rev != 2 {
+	if s.list(View{Nodes: []Node{n}}, begin) || !s.list(View{Nodes: []Node{n}}, now) ||
+		s.list(View{Rev: 2, Nodes: []Node{n}}, now) || s.view.Rev != 2 {
 		t.Fatal("a view of one")
 	}
 	n.Address = "a:1"

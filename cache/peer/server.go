@@ -185,7 +185,7 @@ func (s *Server) upgrade(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "this node speaks "+upgradeTo, http.StatusUpgradeRequired)
 		return
 	}
-	conn, buf, idle, err := s.take(w)
+	c, err := s.take(w)
 	switch {
 	case errors.Is(err, errFull):
 		http.Error(w, err.Error(), http.StatusTooManyRequests)
@@ -194,8 +194,8 @@ func (s *Server) upgrade(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		return
 	}
+	conn := c.conn
 	defer s.give(conn)
-	c := &serverConn{s: s, conn: conn, idle: idle, in: buf.Reader, heads: make([]byte, 0, headsSize)}
 	if _, plain := conn.(*net.TCPConn); !plain {
 		c.out = bufio.NewWriterSize(conn, 16<<10) // a record of TLS
 	}
@@ -214,11 +214,11 @@ func (s *Server) upgrade(w http.ResponseWriter, r *http.Request) {
 var errFull = errors.New("too many connections, and none of them is idle")
 
 // take takes over a connection, which give ends. If there are too many, it closes the one that has been idle longest.
-func (s *Server) take(w http.ResponseWriter) (net.Conn, *bufio.ReadWriter, *atomic.Int64, error) {
+func (s *Server) take(w http.ResponseWriter) (*serverConn, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ctx.Err() != nil {
-		return nil, nil, nil, errors.New("the node ends")
+		return nil, errors.New("the node ends")
 	}
 	if len(s.conns) >= s.most {
 		var oldest net.Conn
@@ -229,19 +229,20 @@ func (s *Server) take(w http.ResponseWriter) (net.Conn, *bufio.ReadWriter, *atom
 			}
 		}
 		if oldest == nil {
-			return nil, nil, nil, errFull
+			return nil, errFull
 		}
 		_ = oldest.Close()
 		delete(s.conns, oldest)
 	}
 	conn, buf, err := http.NewResponseController(w).Hijack()
-	idle := new(atomic.Int64)
-	idle.Store(time.Now().Add(sendDeadline).UnixNano()) // its first request is on its way
-	if err == nil {
-		s.conns[conn] = idle
-		s.gone.Add(1)
+	if err != nil {
+		return nil, err
 	}
-	return conn, buf, idle, err
+	c := &serverConn{s: s, conn: conn, idle: new(atomic.Int64), in: buf.Reader, heads: make([]byte, 0, headsSize)}
+	c.idle.Store(time.Now().Add(sendDeadline).UnixNano()) // its first request is on its way
+	s.conns[conn] = c.idle
+	s.gone.Add(1)
+	return c, nil
 }
 
 func (s *Server) give(conn net.Conn) {

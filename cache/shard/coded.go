@@ -95,9 +95,6 @@ type Restorer struct {
 // NewRestorer returns a Restorer. decoder may be nil: then such sets cannot be read. asIs tells whether ReadCoded may
 // return coded members as they are; nil: it may not. chunk is the layout's Chunk.
 func NewRestorer(r objstore.Reader, decoder Decoder, asIs func() bool, chunk int64) *Restorer {
-	if asIs == nil {
-		asIs = func() bool { return false }
-	}
 	return &Restorer{Reader: r,
 		parquets: parquets{decoding: make(chan struct{}, chunksAtOnce(chunk)), largest: chunk,
 			room: chunksKept(max(chunk, 1))},
@@ -210,7 +207,7 @@ func (r *Restorer) ReadCoded(ctx context.Context, o objstore.Object, spans []obj
 	if err := objstore.ReadSpans(ctx, r.Reader, t.tar, below); err != nil {
 		return err
 	}
-	asIs := r.asIs()
+	asIs := r.asIs != nil && r.asIs()
 	for i, s := range spans {
 		var length *int
 		if asIs {

@@ -2,6 +2,7 @@ package shard
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -91,12 +92,9 @@ func (s *Rows) documents(ctx context.Context, o, idx objstore.Object, emit func(
 		}
 		from := at
 		for ; seq < next; seq++ {
-			length, err := number(lengths, 4)
-			if err != nil {
-				return "", err
-			}
-			off, err := number(offsets, 8)
-			if err != nil {
+			length, lengthErr := number(lengths, 4)
+			off, offErr := number(offsets, 8)
+			if err := cmp.Or(lengthErr, offErr); err != nil {
 				return "", err
 			}
 			if off != uint64(at) || length > 1<<31-1 || int64(length)*bytesEach > o.Size-at {

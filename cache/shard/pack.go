@@ -174,9 +174,7 @@ func (o *PackOptions) setDefaults() error {
 	if o.ShardSize < 0 {
 		return fmt.Errorf("shard size %d (use 64MiB or so)", o.ShardSize)
 	}
-	if o.Connections <= 0 {
-		o.Connections = defaultConns
-	}
+	o.Connections = cmp.Or(max(o.Connections, 0), defaultConns)
 	o.Memory = cmp.Or(o.Memory, defaultMemory)
 	if o.partSize == 0 {
 		if o.Memory < 4*minPartSize {

@@ -50,8 +50,6 @@ func (m *Member) ExtentSum(x int) uint32 {
 
 // OpenOptions configure Open. Zero values mean the defaults.
 type OpenOptions struct {
-	// Memory bounds the indexes that wait for their turn; that of one shard may exceed it. Default 256 MiB.
-	Memory int64
 	// SkipBad leaves out shards that are missing, or whose members cannot be found: the shard or its index is damaged,
 	// truncated or compressed. Without it one of them is an error. A store that does not answer and an index of a
 	// later version are errors in any case.
@@ -63,6 +61,9 @@ type OpenOptions struct {
 	Manifest *catalog.Manifest
 	Layout   *catalog.Layout
 	Logger   *slog.Logger
+
+	// memory bounds the indexes that wait for their turn; that of one shard may exceed it. For tests.
+	memory int64
 }
 
 // Set is a set of shards. Shards and the rest of the fields must not be changed. It is safe for
@@ -149,9 +150,7 @@ func IsSet(ctx context.Context, r objstore.Reader, src objstore.Source) (bool, e
 
 // Open lists the shards of src, or reads their manifest. It does not read members.
 func Open(ctx context.Context, r objstore.Reader, src objstore.Source, o OpenOptions) (*Set, error) {
-	if o.Memory <= 0 {
-		o.Memory = 256 << 20
-	}
+	o.memory = cmp.Or(o.memory, 256<<20)
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	s := &Set{r: r, o: o, beside: make(map[string]objstore.Object), badShards: badShards{o.SkipBad, map[int]error{}}}
 	if src.Shards != "" {
@@ -325,7 +324,7 @@ type loaded struct {
 // modification times.
 func (s *Set) Members(ctx context.Context) iter.Seq2[Member, error] {
 	return func(yield func(Member, error) bool) {
-		b := &budget{left: s.o.Memory, changed: make(chan struct{})}
+		b := &budget{left: s.o.memory, changed: make(chan struct{})}
 		e := emitter{set: s, seen: make(map[uint64]struct{})}
 		missing := maps.Clone(s.bad) // for the goroutines below
 		done := inTurn(ctx, len(s.Shards), parallel, 1, func(ctx context.Context, shard int, put func(loaded) bool) {

@@ -642,7 +642,7 @@ func TestMembersEndEarly(t *testing.T) {
 			s.PutBytes(fmt.Sprintf("p/%02d.tar", i), makeTar(t, items...))
 		}
 		s.latency = time.Millisecond
-		set, err := Open(context.Background(), s, objstore.Source{Prefix: "p/"}, OpenOptions{Memory: 1})
+		set, err := Open(context.Background(), s, objstore.Source{Prefix: "p/"}, OpenOptions{memory: 1})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -187,14 +187,12 @@ func (u *unpacker) restore(ctx context.Context, group []Member) error {
 
 // there returns whether m's file is there already, and its checksum.
 func (u *unpacker) there(m Member, buf []byte) (sum uint32, there bool, err error) {
-	fi, err := u.root.Lstat(m.Path)
-	if errors.Is(err, fs.ErrNotExist) {
+	switch fi, err := u.root.Lstat(m.Path); {
+	case errors.Is(err, fs.ErrNotExist):
 		return 0, false, nil
-	}
-	if err != nil {
+	case err != nil:
 		return 0, false, err
-	}
-	if !fi.Mode().IsRegular() || fi.Size() != m.Size {
+	case !fi.Mode().IsRegular() || fi.Size() != m.Size:
 		return 0, true, u.differs(m)
 	}
 	f, err := u.root.Open(m.Path)
