@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"iter"
 	"math"
+	"path"
 	"runtime"
 	"slices"
 	"strconv"
@@ -170,10 +171,7 @@ func (b *builder) add(o objstore.Object) error {
 	if b.files.n >= math.MaxUint32-1 {
 		return fmt.Errorf("more than %d objects", b.files.n)
 	}
-	dir, name := "", path
-	if i := strings.LastIndexByte(path, '/'); i >= 0 {
-		dir, name = path[:i], path[i+1:]
-	}
+	dir, name := split(path)
 	if dir != b.lastDir {
 		b.lastID = b.dirID(dir)
 		b.lastDir = b.dirs[b.lastID].path
@@ -224,15 +222,18 @@ func (b *builder) example(key, why string) {
 	}
 }
 
+func split(path string) (dir, name string) {
+	i := strings.LastIndexByte(path, '/')
+	return path[:max(i, 0)], path[i+1:]
+}
+
 // dirID returns the number of a directory, which it makes with all its ancestors.
 func (b *builder) dirID(path string) uint32 {
 	if id, ok := b.dirIndex[path]; ok {
 		return id
 	}
-	parent := uint32(0)
-	if i := strings.LastIndexByte(path, '/'); i >= 0 {
-		parent = b.dirID(path[:i])
-	}
+	dir, _ := split(path)
+	parent := b.dirID(dir)
 	id := uint32(len(b.dirs))
 	path = strings.Clone(path) // not the whole key
 	b.dirs = append(b.dirs, buildDir{path: path, parent: parent})
@@ -257,7 +258,7 @@ func (b *builder) arrange() error {
 				if b.files.at(prev).size != b.files.at(f).size || !bytes.Equal(b.etagOf(prev), b.etagOf(f)) {
 					return fmt.Errorf(
 						"object %q was listed twice, with different versions: it changed meanwhile (list again)",
-						b.opts.Prefix+join(dir.path, string(b.nameOf(f))))
+						b.opts.Prefix+path.Join(dir.path, string(b.nameOf(f))))
 				}
 				continue
 			}
@@ -287,10 +288,7 @@ func (b *builder) addFolder(path string) (id uint32, ok bool) {
 	if id, ok := b.dirIndex[path]; ok {
 		return id, true
 	}
-	dir, name := "", path
-	if i := strings.LastIndexByte(path, '/'); i >= 0 {
-		dir, name = path[:i], path[i+1:]
-	}
+	dir, name := split(path)
 	parent, ok := b.addFolder(dir)
 	if !ok {
 		return 0, false
@@ -301,13 +299,6 @@ func (b *builder) addFolder(path string) (id uint32, ok bool) {
 		return 0, false
 	}
 	return b.dirID(path), true
-}
-
-func join(dir, name string) string {
-	if dir == "" {
-		return name
-	}
-	return dir + "/" + name
 }
 
 // breadthFirst returns the directories in the order of their numbers, and sets those.
@@ -408,7 +399,7 @@ func (b *builder) folders() *draft {
 	for i, id := range b.breadthFirst() {
 		dir := &b.dirs[id]
 		r := &d.rows[i]
-		name := dir.path[strings.LastIndexByte(dir.path, '/')+1:]
+		_, name := split(dir.path)
 		r.name, r.nameLen = uint64(len(d.dirNames)), uint32(len(name))
 		d.dirNames = append(d.dirNames, name...)
 		if i > 0 {

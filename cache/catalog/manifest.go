@@ -63,8 +63,7 @@ type Manifest struct {
 	prefix       string
 	skipped      Skipped
 
-	dirTimesOnce sync.Once
-	dirTimes     []int64
+	dirTimes func() []int64 // the newest in or below each directory
 }
 
 // Dir is one directory. Its files are FirstFile..EndFile-1 and its subdirectories
@@ -165,6 +164,7 @@ func parseColumns(data []byte, files, dirs uint64, arena [5]uint64) (*Manifest, 
 	h := data[:headerLen]
 	m := &Manifest{content: &content{data: data}, version: [32]byte(h[16:48]), files: int(files), dirs: int(dirs),
 		bytes: int64(binary.LittleEndian.Uint64(h[64:]))}
+	m.dirTimes = sync.OnceValue(m.newest)
 	cut := cutter(data[headerLen:])
 	m.dirTab = cut(dirs * dirLen)
 	m.nameOff, m.etagOff = cut(8*(files+1)), cut(8*(files+1))
@@ -434,24 +434,24 @@ func TimeOf(ns int64) time.Time {
 // DirTime returns the time of the newest file in or below a directory; the zero time if none has one.
 // The first call reads all files' times, some ms for a million, and keeps 8 bytes a directory.
 func (m *Manifest) DirTime(dir int) time.Time {
-	m.dirTimesOnce.Do(func() {
-		newest := make([]int64, m.dirs)
-		// A subdirectory has a greater number than its parent, so in reverse each is complete before its parent adds
-		// it.
-		for d := m.dirs - 1; d >= 0; d-- {
-			r := m.dirRow(d)
-			t := int64(noTime)
-			for f := int(r.firstFile); f < int(r.endFile); f++ {
-				t = max(t, m.mtime(f))
-			}
-			for c := r.firstDir; c < r.endDir; c++ {
-				t = max(t, newest[c])
-			}
-			newest[d] = t
+	return TimeOf(m.dirTimes()[dir])
+}
+
+func (m *Manifest) newest() []int64 {
+	newest := make([]int64, m.dirs)
+	// A subdirectory has a greater number than its parent, so in reverse each is complete before its parent adds it.
+	for d := m.dirs - 1; d >= 0; d-- {
+		r := m.dirRow(d)
+		t := int64(noTime)
+		for f := int(r.firstFile); f < int(r.endFile); f++ {
+			t = max(t, m.mtime(f))
 		}
-		m.dirTimes = newest
-	})
-	return TimeOf(m.dirTimes[dir])
+		for c := r.firstDir; c < r.endDir; c++ {
+			t = max(t, newest[c])
+		}
+		newest[d] = t
+	}
+	return newest
 }
 
 // Object returns the object that holds a file's bytes.

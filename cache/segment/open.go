@@ -238,18 +238,16 @@ func (s *Store) load(id uint32, c *cover) (l *loaded) {
 		s.loadTable(l, c, size)
 	}
 	if !g.sealed {
-		if l.err = s.scanRest(l, size); l.err != nil {
-			l.err = fmt.Errorf("%s: %w", path, l.err)
-			return l
-		}
+		err = s.scanRest(l, size)
 	}
-	if size > g.end {
-		l.recovered.TornBytes += size - g.end
-		if err := g.f.Truncate(g.end); err != nil {
-			l.err = fmt.Errorf("%s: %w", path, err)
-			return l
-		}
+	if err == nil && size > g.end {
+		l.recovered.TornBytes = size - g.end
+		err = g.f.Truncate(g.end)
 		killpoint.Pass("segment.open.cut")
+	}
+	if err != nil {
+		l.err = fmt.Errorf("%s: %w", path, err)
+		return l
 	}
 
 	t := newSlots(len(l.entries), len(l.entries))

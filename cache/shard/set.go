@@ -102,6 +102,12 @@ type Report struct {
 	Examples []string `json:"examples,omitempty"`
 }
 
+func (r *Report) example(format string, args ...any) {
+	if len(r.Examples) < maxExamples {
+		r.Examples = append(r.Examples, fmt.Sprintf(format, args...))
+	}
+}
+
 const (
 	maxExamples = 16
 	parallel    = 16 // shards whose indexes are read at once; 30 ms a GET: some 500 a second
@@ -370,20 +376,14 @@ type emitter struct {
 	seen map[uint64]struct{}
 }
 
-func (e *emitter) example(text string) {
-	if len(e.report.Examples) < maxExamples {
-		e.report.Examples = append(e.report.Examples, text)
-	}
-}
-
 func (e *emitter) emit(shard int, l loaded, yield func(Member, error) bool) bool {
 	o := e.set.Shards[shard]
 	own := e.set.summary != nil
 	*l.from(&e.report)++
 	e.report.Replaced += len(l.dead)
-	e.report.Skipped += l.skipped
-	for _, x := range l.examples {
-		e.example(x)
+	e.report.Skipped += l.Skipped
+	for _, x := range l.Examples {
+		e.report.example("%s", x)
 	}
 	ok := true
 	grown := int64(0)
@@ -401,8 +401,7 @@ func (e *emitter) emit(shard int, l loaded, yield func(Member, error) bool) bool
 		if !own && !e.take(out.Path) {
 			out.Path = e.rename(m.path, strings.TrimSuffix(path.Base(o.Key), tarSuffix))
 			e.report.Renamed++
-			e.example(fmt.Sprintf("%.300q in %s: an earlier shard has it, so it is shown as %.300q",
-				m.path, o.Key, out.Path))
+			e.report.example("%.300q in %s: an earlier shard has it, so it is shown as %.300q", m.path, o.Key, out.Path)
 		}
 		e.report.Members++
 		ok = yield(out, nil)

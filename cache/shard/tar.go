@@ -172,11 +172,11 @@ func (a *ahead) Seek(off int64, whence int) (int64, error) {
 
 // scan is the result of reading a tar's headers.
 type scan struct {
-	ix       *index
-	dead     map[int]bool   // the members replaced by a later one of the same path
-	skipped  int            // links, devices, FIFOs, other types, and names over 4,095 bytes
-	examples []string       // of both
-	where    map[uint64]row // by hash of the path; nil when done
+	ix    *index
+	dead  map[int]bool   // the members replaced by a later one of the same path
+	where map[uint64]row // by hash of the path; nil when done
+
+	Report // what is skipped, and examples
 }
 
 type row struct {
@@ -186,12 +186,6 @@ type row struct {
 
 func newScan() *scan {
 	return &scan{ix: new(index), dead: map[int]bool{}, where: map[uint64]row{}}
-}
-
-func (s *scan) example(format string, args ...any) {
-	if len(s.examples) < maxExamples {
-		s.examples = append(s.examples, fmt.Sprintf(format, args...))
-	}
 }
 
 // add appends a member. Of two with the same path the later one counts.
@@ -281,10 +275,10 @@ func scanTar(ctx context.Context, r objstore.Reader, o objstore.Object, reserve 
 		switch {
 		case h.Typeflag == tar.TypeDir || regular && strings.HasSuffix(name, "/") && h.Size == 0:
 		case !regular:
-			s.skipped++
+			s.Skipped++
 			s.example("%.300q in %s: %s", h.Name, o.Key, kindName(h.Typeflag))
 		case len(name) > maxPath:
-			s.skipped++
+			s.Skipped++
 			s.example("%.80q... in %s: a name of %d bytes", h.Name, o.Key, len(h.Name))
 		default:
 			// Growing slices and the map of paths need three times the size of a member.
