@@ -25,12 +25,6 @@ import (
 	"github.com/shoalfs/shoal/internal/trace"
 )
 
-// Destination is the place to pack a set into.
-type Destination interface {
-	objstore.Reader
-	objstore.Uploader
-}
-
 // PackOptions configure Pack. Zero values mean the defaults.
 type PackOptions struct {
 	// ShardSize is the target size of a shard. A larger sample gets its own shard. Default 64 MiB.
@@ -108,7 +102,7 @@ const (
 // Pack can be ended at any moment, even by kill -9, and called again: shards with an index stay, all others are
 // rebuilt. Only one call at a time may write to a prefix. If the same set is complete already, that is no error.
 // Unfinished uploads of a killed run are aborted if the store can list them.
-func Pack(ctx context.Context, m *catalog.Manifest, src objstore.ReaderAt, dst Destination, prefix string,
+func Pack(ctx context.Context, m *catalog.Manifest, src objstore.ReaderAt, dst objstore.Layer, prefix string,
 	o PackOptions) (res Result, err error) {
 	_, span := trace.Start(ctx, "dataset.pack") // its reads would make a span for each file
 	defer func() {
@@ -191,7 +185,7 @@ func (o *PackOptions) setDefaults() error {
 type packer struct {
 	*plan
 	src    objstore.ReaderAt
-	dst    Destination
+	dst    objstore.Layer
 	prefix string
 	o      PackOptions
 	params params

@@ -669,7 +669,7 @@ func TestPackOnStores(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, dst := range []Destination{memstore.New(), folder} {
+	for _, dst := range []objstore.Layer{memstore.New(), folder} {
 		for i := range 14 {
 			data := bytesOf(uint64(i), 1<<20+i)
 			if _, err := dst.PutNew(ctx, fmt.Sprintf("src/c%d/%02d.bin", i%2, i), data); err != nil {

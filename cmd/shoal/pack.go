@@ -313,7 +313,7 @@ func pack(ctx context.Context, from, to string, fromStore, toStore stores.Option
 }
 
 // packInto packs m, and recodes its files first if that is wanted.
-func packInto(ctx context.Context, m *catalog.Manifest, src objstore.ReaderAt, dst shard.Destination, prefix string,
+func packInto(ctx context.Context, m *catalog.Manifest, src objstore.ReaderAt, dst objstore.Layer, prefix string,
 	o shard.PackOptions, re recoding) (res shard.Result, err error) {
 	if re.store {
 		stored, failed := storeCoded(ctx, src, m, re.spool, o.Connections)
