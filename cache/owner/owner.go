@@ -11,8 +11,8 @@ import (
 
 // Node is a member of a cluster as ownership sees it. With weight 0 it owns nothing.
 type Node struct {
-	ID     string
-	Weight uint32
+	ID     string `json:"id"`
+	Weight uint32 `json:"weight"`
 }
 
 // Owners say who owns the units of one source. They are immutable, and safe for concurrent use.

@@ -23,14 +23,9 @@ const placementVersion = 2
 
 // placement is the text of a Placement.
 type placement struct {
-	V     int             `json:"v"`
-	Nodes []placementNode `json:"nodes"`
-	Ranks []int           `json:"ranks"`
-}
-
-type placementNode struct {
-	ID     string `json:"id"`
-	Weight uint32 `json:"weight"`
+	V     int    `json:"v"`
+	Nodes []Node `json:"nodes"`
+	Ranks []int  `json:"ranks"`
 }
 
 // ParsePlacement reads {"v":2,"nodes":[{"id":"…","weight":102400},…],"ranks":[0,0,1,…]}: the index of each rank's node.
@@ -53,13 +48,12 @@ func ParsePlacement(text string) (*Placement, error) {
 	case len(v.Nodes) == 0 || len(v.Ranks) == 0:
 		return nil, fmt.Errorf("placement: %d nodes and %d ranks: it needs one of each", len(v.Nodes), len(v.Ranks))
 	}
-	p := &Placement{}
+	p := &Placement{nodes: slices.Clone(v.Nodes)}
 	for _, n := range v.Nodes {
 		if n.ID == "" || n.Weight == 0 {
 			return nil, fmt.Errorf("placement: node %q of weight %d: each node needs an id and a weight",
 				n.ID, n.Weight)
 		}
-		p.nodes = append(p.nodes, Node(n))
 	}
 	// In the order of their ids, so that equal placements have equal texts.
 	slices.SortFunc(p.nodes, func(a, b Node) int { return cmp.Compare(a.ID, b.ID) })
@@ -84,11 +78,7 @@ func ParsePlacement(text string) (*Placement, error) {
 
 // String returns the canonical text.
 func (p *Placement) String() string {
-	v := placement{V: placementVersion, Ranks: p.node}
-	for _, n := range p.nodes {
-		v.Nodes = append(v.Nodes, placementNode(n))
-	}
-	b, err := json.Marshal(v)
+	b, err := json.Marshal(placement{V: placementVersion, Nodes: p.nodes, Ranks: p.node})
 	if err != nil {
 		panic(err) // strings and integers only
 	}

@@ -15,7 +15,7 @@ func emulate(t testing.TB, weights []uint32, ranks int) *Placement {
 	t.Helper()
 	v := placement{V: placementVersion}
 	for i, w := range weights {
-		v.Nodes = append(v.Nodes, placementNode{fmt.Sprintf("%016x", mix(uint64(i))), w})
+		v.Nodes = append(v.Nodes, Node{fmt.Sprintf("%016x", mix(uint64(i))), w})
 		for range ranks {
 			v.Ranks = append(v.Ranks, i)
 		}
@@ -38,7 +38,7 @@ func TestDeal(t *testing.T) {
 		nodes := rapid.IntRange(1, 9).Draw(rt, "nodes")
 		v := placement{V: placementVersion, Ranks: rapid.SliceOfN(rapid.IntRange(0, nodes-1), 1, 20).Draw(rt, "ranks")}
 		for i := range nodes {
-			v.Nodes = append(v.Nodes, placementNode{fmt.Sprint(i), 1})
+			v.Nodes = append(v.Nodes, Node{fmt.Sprint(i), 1})
 		}
 		text, err := json.Marshal(v)
 		if err != nil {
