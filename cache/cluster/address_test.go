@@ -60,7 +60,7 @@ func TestUserAndRights(t *testing.T) {
 	if err := admin.Quiet(within(t, patience)); err != nil {
 		t.Fatal(err)
 	}
-	ss, ctx := admin.current(), t.Context()
+	ss, ctx := admin.session.Load(), t.Context()
 	var errs [9]error
 	_, errs[0] = ss.UserAdd(ctx, "root", "r")
 	_, errs[1] = ss.RoleAdd(ctx, "root")

@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -64,6 +65,8 @@ type Cluster struct {
 	done chan struct{}
 	wake chan struct{} // a beat is wanted now
 
+	session atomic.Pointer[session] // nil: none
+
 	mu       sync.Mutex
 	self     Node
 	joined   bool // this process has been in the cluster
@@ -73,7 +76,6 @@ type Cluster struct {
 	news     chan struct{} // closed when it is another
 	settled  chan struct{} // closed when there is a view
 	refused  chan struct{} // closed when another has this ID
-	session  *session      // nil: none
 	state    State
 	rivalled time.Time // since when another has been seen with this ID
 }

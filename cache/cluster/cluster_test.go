@@ -514,12 +514,12 @@ func TestLeaseLost(t *testing.T) {
 	}
 	defer unlock()
 	same := unchanged(t, cs[:1])
-	ss := cs[1].current()
-	if _, err := ss.Revoke(t.Context(), cs[0].current().lease); err != nil {
+	ss := cs[1].session.Load()
+	if _, err := ss.Revoke(t.Context(), cs[0].session.Load().lease); err != nil {
 		t.Fatal(err)
 	}
 	<-held.Done()
-	eventually(t, "another lease", func() bool { ss := cs[0].current(); return ss != nil && ss.ctx.Err() == nil })
+	eventually(t, "another lease", func() bool { ss := cs[0].session.Load(); return ss != nil && ss.ctx.Err() == nil })
 	phase(t, cs[0], Joined)
 	see(t, cs[1], ids(2)...)
 	same()
@@ -628,7 +628,7 @@ func TestTwoWithOneID(t *testing.T) {
 	cs[1].mu.Lock()
 	r.Address = c.self.Address
 	cs[1].mu.Unlock()
-	if _, err := cs[1].current().Put(t.Context(), c.key("nodes/", r.ID),
+	if _, err := cs[1].session.Load().Put(t.Context(), c.key("nodes/", r.ID),
 		`{"id":"`+r.ID+`","weight":1,"address":"`+r.Address+`","instance":"x"}`); err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,7 @@ import (
 // etcdOf is c's connection, which may be the one after a lease that has ended.
 func etcdOf(t *testing.T, c *Cluster) (s *session) {
 	t.Helper()
-	eventually(t, "a session", func() bool { s = c.current(); return s != nil })
+	eventually(t, "a session", func() bool { s = c.session.Load(); return s != nil })
 	return s
 }
 
@@ -89,7 +89,7 @@ func TestWatchCompacted(t *testing.T) {
 			return slices.Equal(c.View().Nodes[0].Open, []string{"d", "e", "f"})
 		})
 	}
-	if c.current() != session {
+	if c.session.Load() != session {
 		t.Error("its session has ended")
 	}
 }
@@ -142,7 +142,7 @@ func TestEtcdTurnedBack(t *testing.T) {
 		t.Fatal(v)
 	}
 	eventually(t, "all are in etcd as they are", func() bool {
-		s := cs[1].current()
+		s := cs[1].session.Load()
 		if s == nil {
 			return false
 		}

@@ -22,7 +22,7 @@ type lockOf struct{ *Cluster }
 func (c *Cluster) Lock(ctx context.Context, name string) (held context.Context, unlock func(), err error) {
 	l := lock{c.key("locks/", name), c.o.Self.ID + " " + rand.Text()}
 	for {
-		s := c.current()
+		s := c.session.Load()
 		if s != nil && s.lease != 0 && s.try(ctx, l) {
 			held, cancel := context.WithCancelCause(context.WithValue(ctx, lockOf{c}, l))
 			stop := context.AfterFunc(s.ctx, func() { cancel(ErrLost) })
@@ -72,7 +72,7 @@ func (s *session) within(ctx context.Context) (context.Context, context.CancelFu
 // ask does something with etcd, once.
 func (c *Cluster) ask(ctx context.Context, what string, f func(context.Context, *session) error) error {
 	err := ErrAway
-	if s := c.current(); s != nil {
+	if s := c.session.Load(); s != nil {
 		asking, cancel := s.within(ctx)
 		defer cancel()
 		if err = f(asking, s); err != nil && s.ctx.Err() != nil {

@@ -46,18 +46,6 @@ type session struct {
 
 func (c *Cluster) key(kind, name string) string { return c.at.Root() + kind + name }
 
-func (c *Cluster) current() *session {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.session
-}
-
-func (c *Cluster) use(s *session) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.session = s
-}
-
 // open connects. A session has a client of its own, so that nothing of a connection that hung outlives it.
 func (c *Cluster) open(ctx context.Context) (*session, error) {
 	// the first one connects
@@ -107,8 +95,8 @@ func (c *Cluster) hold(ctx context.Context) error {
 	if err != nil {
 		return s.why(err)
 	}
-	c.use(s)
-	defer c.use(nil)
+	c.session.Store(s)
+	defer c.session.Store(nil)
 	for {
 		err := s.turn()
 		if err != nil && s.ctx.Err() == nil {

@@ -382,21 +382,11 @@ func (c *serverConn) volume(r Request, due time.Time) (v Volume, done func(), ok
 	}
 }
 
-// here lends a piece that need not be fetched, in the asked form if it is kept so.
-func here(ctx context.Context, v Volume, r Request, p asked, due time.Time) (data []byte, release func(), err error) {
-	if r.Form != [8]byte{} {
-		if data, release, ok := v.ServeCoded(ctx, p.file, p.off, p.n, r.Form); ok {
-			return data, release, nil
-		}
-	}
-	return v.Serve(ctx, p.file, p.off, p.n, due, true)
-}
-
 // pressEvery is how often a piece is looked for again for which the cache has no memory.
 const pressEvery = 10 * time.Millisecond
 
-// find lends a piece, for which it has then claimed memory. wait: it may have to be fetched, or wait for memory, until
-// ctx ends.
+// find lends a piece, for which it has then claimed memory, in the asked form if it is kept so. wait: it may have to be
+// fetched, or wait for memory, until ctx ends.
 func (c *serverConn) find(ctx context.Context, v Volume, r Request, i int, due time.Time,
 	wait bool) (data []byte, release func(), err error) {
 	p := c.pieces[i]
@@ -404,10 +394,12 @@ func (c *serverConn) find(ctx context.Context, v Volume, r Request, i int, due t
 		if !c.s.budget.TryAcquire(int64(p.n)) && (!wait || c.s.budget.Acquire(ctx, int64(p.n)) != nil) {
 			return nil, nil, cache.ErrMemory
 		}
-		if wait {
-			data, release, err = v.Serve(ctx, p.file, p.off, p.n, due, r.Held)
-		} else {
-			data, release, err = here(ctx, v, r, p, due)
+		coded := false
+		if !wait && r.Form != [8]byte{} {
+			data, release, coded = v.ServeCoded(ctx, p.file, p.off, p.n, r.Form)
+		}
+		if !coded {
+			data, release, err = v.Serve(ctx, p.file, p.off, p.n, due, r.Held || !wait)
 		}
 		if err == nil {
 			c.s.memory.Add(int64(p.n))
