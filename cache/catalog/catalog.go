@@ -45,8 +45,7 @@ type Catalog struct {
 	// mu keeps files consistent with the facts that name them, and serializes writers.
 	mu sync.Mutex
 
-	tablesMu sync.Mutex
-	tables   map[[16]byte]*tables
+	tables sync.Map // of *tables, by dataset
 }
 
 // Source names the files of one source.
@@ -61,7 +60,7 @@ type Source struct {
 // them, except quotas and pins.
 func Open(cacheDir string, o Options) (*Catalog, error) {
 	o.Logger = cmp.Or(o.Logger, slog.Default())
-	c := &Catalog{dir: cacheDir, key: o.Key, log: o.Logger, tables: make(map[[16]byte]*tables)}
+	c := &Catalog{dir: cacheDir, key: o.Key, log: o.Logger}
 	err := c.openFacts()
 	if errors.Is(err, ErrCorrupt) {
 		aside := c.factsPath() + ".corrupt"

@@ -80,14 +80,7 @@ func (c *Catalog) openFacts() error {
 	if err := json.Unmarshal(body, &all); err != nil {
 		return corrupt("%s: %v", c.factsPath(), err)
 	}
-	batch := db.NewWriteBatch()
-	defer batch.Cancel()
-	for key, v := range all {
-		if err := batch.Set([]byte(key), v); err != nil {
-			return err
-		}
-	}
-	return batch.Flush()
+	return put(c, all)
 }
 
 // get decodes the value of a key into v, and reports whether it exists.
@@ -138,7 +131,7 @@ func (c *Catalog) change(what string, values map[string]any) error {
 		err = c.saveTwice(c.factsPath(), factsName, what, body)
 	}
 	if err == nil {
-		err = c.put(values)
+		err = put(c, values)
 	}
 	return full(err)
 }
@@ -151,21 +144,22 @@ func full(err error) error {
 	return err
 }
 
-func (c *Catalog) put(values map[string]any) error {
-	return c.db.Update(func(txn *badger.Txn) error {
-		for key, v := range values {
-			b, err := json.Marshal(v)
-			if v == nil {
-				err = txn.Delete([]byte(key))
-			} else if err == nil {
-				err = txn.Set([]byte(key), b)
-			}
-			if err != nil {
-				return err
-			}
+// put is change in memory.
+func put[T any](c *Catalog, values map[string]T) error {
+	batch := c.db.NewWriteBatch()
+	defer batch.Cancel()
+	for key, v := range values {
+		b, err := json.Marshal(v)
+		if any(v) == nil {
+			err = batch.Delete([]byte(key))
+		} else if err == nil {
+			err = batch.Set([]byte(key), b)
 		}
-		return nil
-	})
+		if err != nil {
+			return err
+		}
+	}
+	return batch.Flush()
 }
 
 func datasetKey(id [16]byte) string { return datasetPrefix + hex.EncodeToString(id[:]) }

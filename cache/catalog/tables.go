@@ -58,14 +58,9 @@ func (c *Catalog) tablesDir() string { return filepath.Join(c.dir, "tables") }
 func (c *Catalog) Index(dataset [16]byte) segment.Index { return c.tablesOf(dataset) }
 
 func (c *Catalog) tablesOf(dataset [16]byte) *tables {
-	c.tablesMu.Lock()
-	defer c.tablesMu.Unlock()
-	t := c.tables[dataset]
-	if t == nil {
-		t = &tables{c: c, dataset: dataset, dir: filepath.Join(c.tablesDir(), hex.EncodeToString(dataset[:]))}
-		c.tables[dataset] = t
-	}
-	return t
+	t, _ := c.tables.LoadOrStore(dataset, &tables{c: c, dataset: dataset,
+		dir: filepath.Join(c.tablesDir(), hex.EncodeToString(dataset[:]))})
+	return t.(*tables)
 }
 
 func (t *tables) path(id uint32) string {

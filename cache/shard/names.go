@@ -5,6 +5,8 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"strings"
+
+	"github.com/shoalfs/shoal/cache/catalog"
 )
 
 const (
@@ -67,8 +69,7 @@ func escape(name string, m mode, e *Escaped) tarName {
 	case m == modeSplit:
 		stem, ext = name[:len(name)-len(last)-1], last
 	default:
-		first := lead + strings.IndexByte(name[lead:], '.')
-		stem, ext = name[:first], name[first+1:]
+		stem, ext, _ = catalog.Cut(name)
 	}
 	t := tarName{escapeText(stem, true), escapeText(ext, false)}
 	long := len(t.stem)+1+len(t.ext) > maxBase
