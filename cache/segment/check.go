@@ -238,7 +238,7 @@ func (c *checker) remove(id uint32) error {
 // segment checks one file; table is its entry in the index, or nil.
 func (c *checker) segment(id uint32, table *cover) (err error) {
 	path := c.path(id)
-	before, size, changed := c.done, int64(0), false
+	before, size, mended := c.done, int64(0), false
 	defer func() {
 		c.done = before + size
 		c.o.Progress(c.done, c.total)
@@ -284,7 +284,7 @@ func (c *checker) segment(id uint32, table *cover) (err error) {
 				func() error { return c.remove(id) })
 		}
 		if err := c.found(path, 0, err.Error(), "rewrite the header from a record", func() error {
-			changed = true
+			mended = true
 			return mendHeader(f, id, salt)
 		}); err != nil {
 			return err
@@ -298,11 +298,9 @@ func (c *checker) segment(id uint32, table *cover) (err error) {
 		}
 		return unreadable(x.end, err)
 	}
-	again, err := x.judge()
-	if err != nil {
+	if err := x.judge(); err != nil {
 		return err
 	}
-	changed = changed || again
 	if table != nil && x.encrypted == 0 {
 		if what := x.compare(table); what != "" {
 			c.report.BadTables++
@@ -311,7 +309,7 @@ func (c *checker) segment(id uint32, table *cover) (err error) {
 			})
 		}
 	}
-	if changed && table != nil {
+	if (mended || x.changed) && table != nil {
 		return c.dropTable(id)
 	}
 	return nil
@@ -328,14 +326,9 @@ type segmentCheck struct {
 	size      int64
 	end       int64 // behind the last valid record
 	good      []entry
-	bad       []badRecord
+	bad       []Finding // records to be voided
 	encrypted int
-}
-
-// badRecord is a record to be voided.
-type badRecord struct {
-	off  int64
-	what string
+	changed   bool // something was written
 }
 
 // scan reads all records and their payloads.
@@ -362,7 +355,7 @@ func (x *segmentCheck) scan() error {
 			return
 		}
 		if rec, what := x.verify(&payloads, off, h); what != "" {
-			x.bad = append(x.bad, badRecord{off, what})
+			x.bad = append(x.bad, Finding{Offset: off, What: what})
 		} else {
 			x.good = append(x.good, entry{Extent: rec.extent(), off: off, gap: h.gap})
 			x.end = end
@@ -376,14 +369,14 @@ func (x *segmentCheck) scan() error {
 func (x *segmentCheck) hole(off int64) {
 	var b [recHeaderLen]byte
 	if _, err := x.f.ReadAt(b[:], off); err != nil && !errors.Is(err, io.EOF) {
-		x.bad = append(x.bad, badRecord{off, fmt.Sprintf("header of a record cannot be read: %v", err)})
+		x.bad = append(x.bad, Finding{Offset: off, What: fmt.Sprintf("header of a record cannot be read: %v", err)})
 		return
 	}
 	if b == [recHeaderLen]byte{} || string(b[:len(voidMagic)]) == voidMagic {
 		x.report.Holes++ // never written, or made void
 		return
 	}
-	x.bad = append(x.bad, badRecord{off, "header of a record is damaged"})
+	x.bad = append(x.bad, Finding{Offset: off, What: "header of a record is damaged"})
 }
 
 // verify returns the record at off, and what is wrong with it, "" if nothing is.
@@ -410,27 +403,27 @@ func (x *segmentCheck) verify(payloads *window, off int64, h *header) (rec Recor
 	return rec, ""
 }
 
-// judge counts a scan's findings and repairs them; changed says that it wrote.
-func (x *segmentCheck) judge() (changed bool, err error) {
+// judge counts a scan's findings and repairs them.
+func (x *segmentCheck) judge() error {
 	x.report.Records += len(x.good)
 	x.report.Encrypted += x.encrypted
 	// After the last good record nothing needs to be voided: it is cut off.
 	for _, b := range x.bad {
 		x.report.BadRecords++
 		remedy := "mark it as void; its data is fetched again"
-		if b.off >= x.end {
+		if b.Offset >= x.end {
 			remedy = "cut it off; its data is fetched again"
 		}
-		if err := x.found(x.path, b.off, b.what, remedy, func() error {
-			changed = true
-			if b.off >= x.end {
+		if err := x.found(x.path, b.Offset, b.What, remedy, func() error {
+			x.changed = true
+			if b.Offset >= x.end {
 				return nil // below
 			}
-			err := writeAt(x.f, []byte(voidMagic), b.off)
+			err := writeAt(x.f, []byte(voidMagic), b.Offset)
 			killpoint.Pass("segment.repair.void")
 			return err
 		}); err != nil {
-			return changed, err
+			return err
 		}
 	}
 	if x.size > x.end {
@@ -439,33 +432,30 @@ func (x *segmentCheck) judge() (changed bool, err error) {
 		_, _ = x.f.ReadAt(magic[:], from)
 		if n := len(x.bad); string(magic[:]) == voidMagic {
 			x.report.Holes++
-		} else if n == 0 || x.bad[n-1].off < from {
+		} else if n == 0 || x.bad[n-1].Offset < from {
 			x.report.TornTails++
 			x.report.TornBytes += x.size - from
 			if err := x.found(x.path, from, fmt.Sprintf(
 				"%d bytes at the end are not a record: a crash interrupted an append", x.size-from), "cut them off",
-				func() error {
-					changed = true
-					return nil
-				}); err != nil {
-				return changed, err
+				func() error { return nil }); err != nil { // below
+				return err
 			}
 		}
 		if x.o.Repair {
-			changed = true
+			x.changed = true
 			if err := x.f.Truncate(from); err != nil {
-				return changed, fmt.Errorf("repair %s: %w", x.path, err)
+				return fmt.Errorf("repair %s: %w", x.path, err)
 			}
 			killpoint.Pass("segment.repair.cut")
 		}
 	}
-	if changed {
+	if x.changed {
 		if err := x.f.Sync(); err != nil {
-			return changed, fmt.Errorf("repair %s: %w", x.path, err)
+			return fmt.Errorf("repair %s: %w", x.path, err)
 		}
 		killpoint.Pass("segment.repair.file")
 	}
-	return changed, nil
+	return nil
 }
 
 // compare returns how the index's table differs from the segment, or "".
@@ -508,6 +498,6 @@ func (x *segmentCheck) compare(c *cover) string {
 }
 
 func (x *segmentCheck) isBad(off int64) bool {
-	_, ok := slices.BinarySearchFunc(x.bad, off, func(b badRecord, off int64) int { return cmp.Compare(b.off, off) })
+	_, ok := slices.BinarySearchFunc(x.bad, off, func(b Finding, off int64) int { return cmp.Compare(b.Offset, off) })
 	return ok
 }

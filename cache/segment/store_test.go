@@ -260,7 +260,7 @@ func TestMaxBytes(t *testing.T) {
 
 // TestFormat holds version 1 still, byte by byte.
 func TestFormat(t *testing.T) {
-	r := Record{ETag: "abcde", ObjectSize: 1 << 40, Offset: 4 << 20, Length: BlockSize + 3}
+	r := Record{ETag: "abcde", ObjectSize: 1 << 40, Offset: 4 << 20, Length: BlockSize + 3, File: NoFile}
 	for i := range 16 {
 		r.Dataset[i], r.KeyHash[i] = byte(i), byte(0xf0+i)
 	}
