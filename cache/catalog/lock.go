@@ -64,22 +64,17 @@ func Lock(cacheDir string, secret *crypt.Secret, resetOld bool) (key *crypt.Key,
 	} else if err != nil {
 		return nil, nil, fmt.Errorf("cache folder: lock %s: %w", path, err)
 	}
-	if err := f.Truncate(0); err != nil {
-		return nil, nil, fmt.Errorf("cache folder: %w", err)
-	}
-	if _, err := fmt.Fprintf(f, "pid %d: %s\n",
-		os.Getpid(), passwords.ReplaceAllString(strings.Join(os.Args, " "), "$1@")); err != nil {
-		return nil, nil, fmt.Errorf("cache folder: %w", err)
+	if err = f.Truncate(0); err == nil {
+		_, err = fmt.Fprintf(f, "pid %d: %s\n",
+			os.Getpid(), passwords.ReplaceAllString(strings.Join(os.Args, " "), "$1@"))
 	}
 	// Temporary files of a FORMAT, left by a crash.
-	stale, err := fs.Glob(os.DirFS(cacheDir), durable.TempPrefix+"*")
+	stale, _ := fs.Glob(os.DirFS(cacheDir), durable.TempPrefix+"*") // the pattern is right
+	for i := 0; i < len(stale) && err == nil; i++ {
+		err = os.Remove(filepath.Join(cacheDir, stale[i]))
+	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("cache folder: %w", err)
-	}
-	for _, name := range stale {
-		if err := os.Remove(filepath.Join(cacheDir, name)); err != nil {
-			return nil, nil, fmt.Errorf("cache folder: %w", err)
-		}
 	}
 	if key, err = checkCacheFormat(cacheDir, secret, resetOld); err != nil {
 		return nil, nil, err
