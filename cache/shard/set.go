@@ -180,8 +180,8 @@ func Open(ctx context.Context, r objstore.Reader, src objstore.Source, o OpenOpt
 		return s, s.openPrefix(ctx, src.Prefix, src.String())
 	}
 	if _, err := r.Stat(ctx, src.Prefix+MarkerName); err == nil {
-		return nil, fmt.Errorf("%s: the shards are not complete: %s is there, %s is not (run the same shoal pack again)",
-			src, MarkerName, SummaryName)
+		return nil, fmt.Errorf("%s: the shards are not complete: %s is there, %s is not (run the same shoal pack "+
+			"again)", src, MarkerName, SummaryName)
 	} else if objstore.KindOf(err) != objstore.KindNotFound {
 		return nil, err
 	}

@@ -180,7 +180,8 @@ func (ix *index) check() error {
 		if m.stored != m.size && (m.stored > m.size || m.size > catalog.ExtentSize) {
 			return corrupt("member %d: %d bytes stored as %d", i, m.size, m.stored)
 		}
-		if m.off < end+blockSize || m.off%blockSize != 0 || m.off > ix.size || m.stored < 0 || m.stored > ix.size-m.off {
+		if m.off < end+blockSize || m.off%blockSize != 0 || m.off > ix.size || m.stored < 0 ||
+			m.stored > ix.size-m.off {
 			return corrupt("member %d: %d bytes at %d of a tar of %d bytes", i, m.stored, m.off, ix.size)
 		}
 		if texts[0] == 0 || texts[2] == 0 {
