@@ -199,7 +199,11 @@ func killWorld(t *testing.T, root string, key *crypt.Key) {
 	break1(1, locs[1].off()+int64(locs[1].gap())+9) // void
 	break1(1, 9000)                                 // cut
 	break1(2, 20)                                   // removed
-	break1(2, segHeaderLen)
+	for _, loc := range locs {                      // the table names them, and any would tell the salt
+		if loc.Segment() == 2 {
+			break1(2, loc.off())
+		}
+	}
 	break1(3, 20) // mended
 }
 
