@@ -132,6 +132,16 @@ int sj_trim(void) { return malloc_trim(0); }
 int sj_trim(void) { return 0; }
 #endif
 
+int sj_reserve(sj_buf *b, size_t n) {
+	if (n <= b->cap) return 1;
+	free(b->p);
+	b->cap = 0;
+	n += n < SJ_GROWTH * 4 ? n / 4 : SJ_GROWTH;
+	b->p = malloc(n);
+	if (b->p) b->cap = n;
+	return b->p != NULL;
+}
+
 sj_scratch *sj_new(void) { return calloc(1, sizeof(sj_scratch)); }
 
 void sj_free(sj_scratch *s) {
@@ -271,21 +281,33 @@ static int window(const axis *a, int i, int n) {
 	return a->first[first] < a->first[last] ? a->first[first] : a->first[last]; // the last, if flipped
 }
 
-// widen lays out the taps of an axis for horizontal_vnni.
-static int widen(axis *a) {
-	int most = 0, groups = (a->out + 15) / 16 * 4;
-	a->blocks = 0;
-	if (simd < 2 || a->identity) return 1;
+// most_taps is the largest n.
+static int most_taps(const axis *a) {
+	int most = 0;
 	for (int i = 0; i < a->out; i++) {
 		if (a->n[i] > most) most = a->n[i];
 	}
-	int blocks = (most + 3) / 4;
+	return most;
+}
+
+// lay takes memory for so many cells of so many bytes, and behind them for the places of windows. It is zero: outputs
+// beyond the last have no taps.
+static void *lay(axis *a, size_t cells, size_t each, size_t windows) {
+	size_t bytes = cells * each + windows * sizeof *a->at;
+	if (!sj_reserve(&a->wide, bytes)) return NULL;
+	a->at = (int32_t *)((uint8_t *)a->wide.p + cells * each);
+	return memset(a->wide.p, 0, bytes);
+}
+
+// widen lays out the taps of an axis for horizontal_vnni.
+static int widen(axis *a) {
+	int groups = (a->out + 15) / 16 * 4;
+	a->blocks = 0;
+	if (simd < 2 || a->identity) return 1;
+	int blocks = (most_taps(a) + 3) / 4;
 	if (blocks > BLOCKS) return 1;
-	size_t cells = (size_t)groups * (size_t)blocks, bytes = cells * (sizeof *a->lanes + sizeof *a->at);
-	if (!sj_reserve(&a->wide, bytes)) return 0;
-	memset(a->wide.p, 0, bytes); // outputs beyond the last have no taps
-	a->lanes = a->wide.p;
-	a->at = (int32_t *)(a->lanes + cells);
+	size_t cells = (size_t)groups * (size_t)blocks;
+	if (!(a->lanes = lay(a, cells, sizeof *a->lanes, cells))) return 0;
 	for (int i = 0; i < a->out; i++) {
 		int from = window(a, i, 4);
 		if (a->first[i] - from > 12) return 1; // 4 taps must fit behind it
@@ -307,13 +329,8 @@ static int widen(axis *a) {
 
 // spread_pairs is spread for AVX2.
 static int spread_pairs(axis *a, int pairs) {
-	int groups = (a->out + 15) / 16;
-	size_t cells = 2 * (size_t)groups * (size_t)pairs,
-		bytes = cells * sizeof *a->pairs + 4 * (size_t)groups * sizeof *a->at;
-	if (!sj_reserve(&a->wide, bytes)) return -1;
-	memset(a->wide.p, 0, bytes);
-	a->pairs = a->wide.p;
-	a->at = (int32_t *)(a->pairs + cells);
+	size_t groups = ((size_t)a->out + 15) / 16;
+	if (!(a->pairs = lay(a, 2 * groups * (size_t)pairs, sizeof *a->pairs, 4 * groups))) return -1;
 	a->sliding = 0;
 	for (int i = 0; i < a->out; i++) {
 		int from = window(a, i, 4);
@@ -338,12 +355,8 @@ static int spread_pairs(axis *a, int pairs) {
 #ifdef SJ_NEON
 // spread_single is spread for NEON.
 static int spread_single(axis *a, int taps) {
-	size_t groups = ((size_t)a->out + 15) / 16 * 4, cells = groups * (size_t)taps,
-		bytes = cells * sizeof *a->single + groups * sizeof *a->at;
-	if (!sj_reserve(&a->wide, bytes)) return -1;
-	memset(a->wide.p, 0, bytes);
-	a->single = a->wide.p;
-	a->at = (int32_t *)(a->single + cells);
+	size_t groups = ((size_t)a->out + 15) / 16 * 4;
+	if (!(a->single = lay(a, groups * (size_t)taps, sizeof *a->single, groups))) return -1;
 	for (int i = 0; i < a->out; i++) {
 		int from = window(a, i, 4);
 		if (a->first[i] + a->n[i] - from > 16) return 0;
@@ -361,22 +374,15 @@ static int spread_single(axis *a, int taps) {
 
 // spread lays them out for horizontal_planes. It returns 0 where they do not fit, and -1 without memory.
 static int spread(axis *a) {
-	int most = 0, groups = (a->out + 15) / 16;
 	if (a->identity || !simd) return 0;
-	for (int i = 0; i < a->out; i++) {
-		if (a->n[i] > most) most = a->n[i];
-	}
 #ifdef SJ_NEON
-	return spread_single(a, most);
+	return spread_single(a, most_taps(a));
 #endif
-	if (simd == 1) return spread_pairs(a, (most + 1) / 2);
-	int blocks = (most + 3) / 4;
+	if (simd == 1) return spread_pairs(a, (most_taps(a) + 1) / 2);
+	int blocks = (most_taps(a) + 3) / 4;
+	size_t groups = ((size_t)a->out + 15) / 16;
 	if (blocks > BLOCKS) return 0;
-	size_t cells = (size_t)groups * (size_t)blocks, bytes = cells * sizeof *a->spread + (size_t)groups * sizeof *a->at;
-	if (!sj_reserve(&a->wide, bytes)) return -1;
-	memset(a->wide.p, 0, bytes); // outputs beyond the last have no taps
-	a->spread = a->wide.p;
-	a->at = (int32_t *)(a->spread + cells);
+	if (!(a->spread = lay(a, groups * (size_t)blocks, sizeof *a->spread, groups))) return -1;
 	for (int i = 0; i < a->out; i++) {
 		int from = window(a, i, 16);
 		if (a->first[i] + a->n[i] - from > 64) return 0;
@@ -914,15 +920,11 @@ typedef struct {
 	int x0, x1, y0, y1;
 } part;
 
+static int clamp(int v, int most) { return v < 0 ? 0 : v > most ? most : v; }
+
 static part visible(const sj_request *q) {
-	part v = {q->win_x, q->win_x + q->win_w, q->win_y, q->win_y + q->win_h};
-	if (v.x0 < 0) v.x0 = 0;
-	if (v.y0 < 0) v.y0 = 0;
-	if (v.x1 > q->out_w) v.x1 = q->out_w;
-	if (v.y1 > q->out_h) v.y1 = q->out_h;
-	if (v.x1 < v.x0) v.x1 = v.x0;
-	if (v.y1 < v.y0) v.y1 = v.y0;
-	return v;
+	return (part){clamp(q->win_x, q->out_w), clamp(q->win_x + q->win_w, q->out_w), clamp(q->win_y, q->out_h),
+		clamp(q->win_y + q->win_h, q->out_h)};
 }
 
 // mid holds what lies between the passes: the rows that the horizontal pass has made, packed RGB or three planes, or,
@@ -1008,50 +1010,45 @@ static void finish(sj_scratch *s, const uint8_t *table, uint8_t *dst) {
 	const sj_request *q = &s->req;
 	if (s->plain) return;
 	part v = visible(q);
+	size_t w = (size_t)q->win_w;
 	uint8_t *line = s->line.p;
 	int pad_left = q->flip ? q->win_x + q->win_w - v.x1 : v.x0 - q->win_x;
 	int empty = v.x0 == v.x1 || v.y0 == v.y1;
-	int direct = !table && !q->planar && !empty && v.x1 - v.x0 == q->win_w && !s->vertical_first; // dst has no slack
-	memset(line, 0, (size_t)q->win_w * 3);
-	if (s->planes) {
-		uint8_t *row = line + (size_t)q->win_w * 3 + SLACK;
-		for (int y = 0; y < q->win_h; y++) {
-			int at = q->win_y + y, to = q->turn ? q->win_h - 1 - y : y, outside = empty || at < v.y0 || at >= v.y1;
-			if (!outside) second(s, at - v.y0, row);
-			for (int c = 0; c < 3; c++) {
-				uint8_t *p = line + c * q->win_w + pad_left;
-				if (outside) memset(line + c * q->win_w, 0, (size_t)q->win_w);
-				else memcpy(p, row + c * mid_plane(s), (size_t)s->x.out);
-			}
-			if (q->planar) {
-				store_planes(q, line, (size_t)q->win_w, to, table, dst);
-				continue;
-			}
-			uint8_t *rgb = row + mid_stride(s);
-			for (int x = 0; x < q->win_w; x++) {
-				rgb[3 * x] = line[x];
-				rgb[3 * x + 1] = line[q->win_w + x];
-				rgb[3 * x + 2] = line[2 * q->win_w + x];
-			}
-			store_row(q, rgb, to, table, dst);
-		}
-		return;
-	}
+	// dst has no slack
+	int direct = !table && !q->planar && !s->planes && v.x1 - v.x0 == q->win_w && !s->vertical_first;
+	memset(line, 0, w * 3);
 	for (int y = 0; y < q->win_h; y++) {
 		int at = q->win_y + y; // row of the resized picture
 		int to = q->turn ? q->win_h - 1 - y : y;
+		uint8_t *rgb = line;
 		if (empty || at < v.y0 || at >= v.y1) {
-			memset(line, 0, (size_t)q->win_w * 3);
-			store_row(q, line, to, table, dst);
+			memset(line, 0, w * 3);
 		} else if (direct) {
-			second(s, at - v.y0, dst + (size_t)to * q->win_w * 3);
+			second(s, at - v.y0, dst + (size_t)to * w * 3);
+			continue;
+		} else if (s->planes) {
+			uint8_t *row = line + w * 3 + SLACK;
+			second(s, at - v.y0, row);
+			for (int c = 0; c < 3; c++) memcpy(line + (size_t)c * w + pad_left, row + c * mid_plane(s), (size_t)s->x.out);
 		} else {
 			second(s, at - v.y0, line + 3 * pad_left);
 			// the overhang
 			if (s->vertical_first) memset(line + 3 * (pad_left + s->x.out), 0,
 				3 * (size_t)(q->win_w - pad_left - s->x.out));
-			store_row(q, line, to, table, dst);
 		}
+		if (s->planes && q->planar) {
+			store_planes(q, line, w, to, table, dst);
+			continue;
+		}
+		if (s->planes) {
+			rgb = line + w * 3 + SLACK + mid_stride(s);
+			for (size_t x = 0; x < w; x++) {
+				rgb[3 * x] = line[x];
+				rgb[3 * x + 1] = line[w + x];
+				rgb[3 * x + 2] = line[2 * w + x];
+			}
+		}
+		store_row(q, rgb, to, table, dst);
 	}
 }
 

@@ -15,6 +15,17 @@
 #define SJ_SIMD 1
 #endif
 
+// A growing buffer, zero at first. What was in it is lost when it grows.
+typedef struct {
+	void *p;
+	size_t cap;
+} sj_buf;
+int sj_reserve(sj_buf *b, size_t n);
+enum { SJ_GROWTH = 1 << 18 }; // the most that sj_reserve takes beyond n
+
+// sj_aligned is the first address from p on for vectors: 63 bytes on at most.
+static inline void *sj_aligned(void *p) { return (void *)(((uintptr_t)p + 63) & ~(uintptr_t)63); }
+
 // Results of sj_decode, sj_resample and sj_encode; sj_message says more where libjpeg did.
 enum {
 	SJ_OK = 0,

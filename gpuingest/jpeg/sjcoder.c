@@ -492,7 +492,10 @@ int sj_restore(sj_coder *c, const sj_tables *t, const uint8_t *rec, size_t n) {
 }
 
 // grown adds what sj_reserve takes beyond the sum of the buffers, and what reading a scan does.
-static size_t grown(size_t n) { return n + (n / 4 < BUFFERS * SJ_GROWTH ? n / 4 : BUFFERS * SJ_GROWTH) + (128 << 10); }
+static size_t grown(size_t n) {
+	size_t most = (BUFFERS + 4) * SJ_GROWTH; // sj_recoded has 4
+	return n + (n / 4 < most ? n / 4 : most) + (128 << 10);
+}
 
 // restore_needs bounds what sj_restore takes for a file of so many bytes.
 static size_t restore_needs(const sj_jpeg *j, size_t file) {
@@ -519,7 +522,7 @@ size_t sj_restore_needs(const uint8_t *rec, size_t n, const sj_tables *t) {
 	size_t at = 0, need = 0;
 	if (sj_recoded_open(&r, rec, n, t) == SJ_OK && r.size <= 64 * (uint64_t)n &&
 		sj_walk(&j, r.verbatim, r.verbatim_n, &at, &s) == SJ_WALK_SCAN) {
-		need = grown(restore_needs(&j, r.size) + r.whole_cap);
+		need = grown(restore_needs(&j, r.size) + r.whole.cap);
 	}
 	sj_recoded_free(&r);
 	return need;

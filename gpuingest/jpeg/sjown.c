@@ -38,8 +38,7 @@ struct sj_own {
 	int simd, half_w, half_h; // chroma has half the columns, half the rows
 	int x0, width, y, band;   // first column, columns, next row, next band
 	int ready;                // rows of luma that the bands so far give
-	void *mem;
-	size_t cap;
+	sj_buf mem;
 	int16_t *blocks;
 	uint8_t *last, *plane[3];
 };
@@ -48,11 +47,11 @@ sj_own *sj_own_new(void) { return calloc(1, sizeof(sj_own)); }
 
 void sj_own_free(sj_own *o) {
 	if (!o) return;
-	free(o->mem);
+	free(o->mem.p);
 	free(o);
 }
 
-size_t sj_own_bytes(const sj_own *o) { return o ? sizeof *o + o->cap : 0; }
+size_t sj_own_bytes(const sj_own *o) { return o ? sizeof *o + o->mem.cap : 0; }
 
 // flat is the IDCT of a block without AC coefficients.
 static void flat(int coef, int quant, uint8_t *out, size_t stride) {
@@ -313,19 +312,13 @@ int sj_own_open(sj_own *o, j_decompress_ptr d, sj_recoded *from, int simd, int x
 		size_t b = (size_t)c->blocks_w * (size_t)c->band_blocks;
 		if (b > blocks) blocks = b;
 	}
-	size_t total = need + blocks * 129 + 64;
-	if (total > o->cap) {
-		free(o->mem);
-		o->cap = 0;
-		total = (total + total / 4) / 64 * 64 + 64;
-		o->mem = aligned_alloc(64, total);
-		if (!o->mem) return SJ_MEMORY;
-		o->cap = total;
-		memset(o->mem, 0, total);
-	}
-	o->blocks = (int16_t *)((uint8_t *)o->mem + need);
+	size_t had = o->mem.cap;
+	if (!sj_reserve(&o->mem, need + blocks * 129 + 128)) return SJ_MEMORY;
+	if (o->mem.cap != had) memset(o->mem.p, 0, o->mem.cap);
+	uint8_t *mem = sj_aligned(o->mem.p);
+	o->blocks = (int16_t *)(mem + need);
 	o->last = (uint8_t *)(o->blocks + 64 * blocks);
-	for (int i = 0; i < 3; i++) o->plane[i] = (uint8_t *)o->mem + at[i] + EDGE;
+	for (int i = 0; i < 3; i++) o->plane[i] = mem + at[i] + EDGE;
 	o->band = o->c[0].need0 / (8 * o->c[0].band_blocks);
 	int chroma = o->c[1].need0 / (8 * o->c[1].band_blocks);
 	if (chroma < o->band) o->band = chroma;

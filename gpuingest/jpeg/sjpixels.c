@@ -29,10 +29,10 @@
 
 // A band of a component, and which one it is.
 typedef struct {
+	sj_buf mem;
 	int16_t *blocks;
 	uint8_t *last;
-	size_t cap; // blocks
-	int at;     // -1: none
+	int at; // -1: none
 } held;
 
 struct sj_pixels {
@@ -47,30 +47,22 @@ sj_pixels *sj_pixels_new(void) { return calloc(1, sizeof(sj_pixels)); }
 
 void sj_pixels_free(sj_pixels *p) {
 	if (!p) return;
-	for (int c = 0; c < 4; c++) {
-		free(p->band[c].blocks);
-		free(p->band[c].last);
-	}
+	for (int c = 0; c < 4; c++) free(p->band[c].mem.p);
 	free(p);
 }
 
 size_t sj_pixels_bytes(const sj_pixels *p) {
 	size_t n = 0;
 	if (!p) return 0;
-	for (int c = 0; c < 4; c++) n += p->band[c].cap * (64 * sizeof(int16_t) + 1);
+	for (int c = 0; c < 4; c++) n += p->band[c].mem.cap;
 	return n + sizeof *p;
 }
 
 static int hold(held *h, size_t blocks) {
 	h->at = -1;
-	if (blocks <= h->cap) return 1;
-	free(h->blocks);
-	free(h->last);
-	h->cap = 0;
-	h->blocks = aligned_alloc(64, blocks * 64 * sizeof(int16_t)); // libjpeg's vector code wants 16
-	h->last = malloc(blocks);
-	if (!h->blocks || !h->last) return 0;
-	h->cap = blocks;
+	if (!sj_reserve(&h->mem, blocks * (64 * sizeof(int16_t) + 1) + 64)) return 0;
+	h->blocks = sj_aligned(h->mem.p); // libjpeg's vector code wants 16
+	h->last = (uint8_t *)(h->blocks + 64 * blocks);
 	return 1;
 }
 

@@ -229,25 +229,17 @@ static int read_directory(sj_recoded *r, size_t verbatim) {
 	return at == verbatim;
 }
 
-static void *at_least(void *p, size_t *cap, size_t n) {
-	if (n <= *cap) return p;
-	free(p);
-	p = malloc(n);
-	*cap = p ? n : 0;
-	return p;
-}
-
 // fill_in puts the standard tables back into the verbatim part.
 static int fill_in(sj_recoded *r) {
 	size_t at = (size_t)r->src[28] | (size_t)r->src[29] << 8, n = (size_t)r->src[30] | (size_t)r->src[31] << 8;
 	if (n == 0) return SJ_OK;
 	if (n > SJ_DHT || at > r->verbatim_n) return SJ_CORRUPT;
-	r->whole = at_least(r->whole, &r->whole_cap, r->verbatim_n + n);
-	if (!r->whole) return SJ_MEMORY;
-	memcpy(r->whole, r->verbatim, at);
-	memcpy(r->whole + at, sj_dht, n);
-	memcpy(r->whole + at + n, r->verbatim + at, r->verbatim_n - at);
-	r->verbatim = r->whole;
+	if (!sj_reserve(&r->whole, r->verbatim_n + n)) return SJ_MEMORY;
+	uint8_t *o = r->whole.p;
+	memcpy(o, r->verbatim, at);
+	memcpy(o + at, sj_dht, n);
+	memcpy(o + at + n, r->verbatim + at, r->verbatim_n - at);
+	r->verbatim = o;
 	r->verbatim_n += n;
 	return SJ_OK;
 }
@@ -269,10 +261,8 @@ static int open_container(sj_recoded *r) {
 	if (sj_walk(&j, r->verbatim, r->verbatim_n, &at, &s) != SJ_WALK_SCAN || !make_head(r, &j)) return SJ_CORRUPT;
 	if (j.blocks > 8 * n) return SJ_CORRUPT; // before memory is taken for the bands
 	sj_set_geometry(r, &j);
-	size_t cap = r->parts_cap * sizeof *r->part;
-	r->part = at_least(r->part, &cap, (size_t)(r->bands * r->groups) * sizeof *r->part);
-	r->parts_cap = cap / sizeof *r->part;
-	if (!r->part) return SJ_MEMORY;
+	if (!sj_reserve(&r->parts, (size_t)(r->bands * r->groups) * sizeof *r->part)) return SJ_MEMORY;
+	r->part = r->parts.p;
 	return read_directory(r, verbatim) ? SJ_OK : SJ_CORRUPT;
 }
 
@@ -287,15 +277,16 @@ int sj_recoded_open(sj_recoded *r, const uint8_t *src, size_t n, const sj_tables
 }
 
 void sj_recoded_free(sj_recoded *r) {
-	free(r->part);
-	free(r->lanes);
-	free(r->queue);
-	free(r->whole);
+	free(r->parts.p);
+	free(r->lanes.p);
+	free(r->queue.p);
+	free(r->whole.p);
 	memset(r, 0, sizeof *r);
 }
 
-size_t sj_recoded_bytes(const sj_recoded *r) { return sizeof *r + r->parts_cap * sizeof *r->part + r->lanes_cap +
-	r->queue_cap + r->whole_cap; }
+size_t sj_recoded_bytes(const sj_recoded *r) {
+	return sizeof *r + r->parts.cap + r->lanes.cap + r->queue.cap + r->whole.cap;
+}
 
 // ---------------------------------------------------------------------------------------------------------- entropy stage
 
@@ -441,7 +432,7 @@ static const loops *best_loops(void) {
 // few bits.
 static uint8_t *take(sj_recoded *r, int from, int to, int k0, int k1, uint8_t *o) {
 	uint32_t at[SJ_TABLES + 1] = {0};
-	run *q = r->queue;
+	run *q = r->queue.p;
 	for (int k = k0; k < k1; k++) {
 		for (int i = from; i < to; i++) at[sj_kind(k) * SJ_CHOICES + r->part[i].choice[k] + 1]++;
 	}
@@ -485,7 +476,7 @@ static void unescape(const sj_recoded *r, const sj_part *q, int k, uint32_t *at)
 
 static int lanes_of(sj_recoded *r, int from, int to) {
 	const loops *l = best_loops();
-	uint8_t *o = r->lanes;
+	uint8_t *o = r->lanes.p;
 	for (int i = from; i < to; i++) {
 		sj_part *q = &r->part[i];
 		memset(q->n, 0, sizeof q->n);
@@ -530,9 +521,8 @@ int sj_recoded_lanes(sj_recoded *r, int from, int to) {
 	if (from < 0 || to > r->bands || from >= to) return SJ_CORRUPT;
 	size_t blocks = 0, parts = (size_t)((to - from) * r->groups);
 	for (int i = from * r->groups; i < to * r->groups; i++) blocks += r->part[i].blocks[0] + r->part[i].blocks[1];
-	r->lanes = at_least(r->lanes, &r->lanes_cap, blocks * PER_BLOCK + parts * SJ_LANES * SJ_SLACK);
-	r->queue = at_least(r->queue, &r->queue_cap, parts * AT_ONCE * sizeof(run));
-	if (!r->lanes || !r->queue) return SJ_MEMORY;
+	if (!sj_reserve(&r->lanes, blocks * PER_BLOCK + parts * SJ_LANES * SJ_SLACK) ||
+		!sj_reserve(&r->queue, parts * AT_ONCE * sizeof(run))) return SJ_MEMORY;
 	if (!lanes_of(r, from * r->groups, to * r->groups)) return SJ_CORRUPT;
 	r->from = from;
 	r->to = to;

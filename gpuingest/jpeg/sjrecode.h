@@ -3,9 +3,6 @@
 #ifndef SJRECODE_H
 #define SJRECODE_H
 
-#include <stddef.h>
-#include <stdint.h>
-
 #include "shoaljpeg.h"
 
 // Of sj_recode: keep the original, since it cannot be recoded, or since that would be no smaller.
@@ -43,16 +40,12 @@ typedef struct {
 	const sj_tables *t;
 	const uint8_t *verbatim;
 	size_t verbatim_n;
-	uint8_t *whole; // the verbatim part, if tables have been left out of it
-	size_t whole_cap;
 	uint32_t size;
-	int groups;   // of components: the first, and the others
-	int from, to; // bands whose lanes are there
-	struct sj_part *part;
-	size_t parts_cap;
-	uint8_t *lanes;
-	void *queue;
-	size_t lanes_cap, queue_cap;
+	int groups;           // of components: the first, and the others
+	int from, to;         // bands whose lanes are there
+	struct sj_part *part; // in parts
+	sj_buf parts, lanes, queue;
+	sj_buf whole; // the verbatim part, if tables have been left out of it
 	uint8_t head_buf[768];
 } sj_recoded;
 

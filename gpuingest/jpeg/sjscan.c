@@ -14,18 +14,6 @@ enum {
 	MOST_BLOCKS = 1 << 20
 };
 
-int sj_reserve(sj_buf *b, size_t n) {
-	if (n <= b->cap) return 1;
-	free(b->p);
-	b->p = NULL;
-	b->cap = 0;
-	n += n < SJ_GROWTH * 4 ? n / 4 : SJ_GROWTH;
-	b->p = malloc(n);
-	if (!b->p) return 0;
-	b->cap = n;
-	return 1;
-}
-
 // ---------------------------------------------------------------------------------------------------------- markers
 
 static int read_dht(sj_jpeg *j, const uint8_t *p, size_t n) {

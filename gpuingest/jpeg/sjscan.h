@@ -2,9 +2,9 @@
 #ifndef SJSCAN_H
 #define SJSCAN_H
 
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
+
+#include "shoaljpeg.h"
 
 // A Huffman table as DHT gives it.
 typedef struct {
@@ -44,14 +44,6 @@ typedef struct {
 	size_t used, cap; // of values
 	int16_t *dense;   // NULL: not used
 } sj_coefs;
-
-// A growing buffer.
-typedef struct {
-	void *p;
-	size_t cap;
-} sj_buf;
-int sj_reserve(sj_buf *b, size_t n);
-enum { SJ_GROWTH = 1 << 18 }; // the most that sj_reserve takes beyond n
 
 enum { SJ_WALK_BAD = -1, SJ_WALK_END = 0, SJ_WALK_SCAN = 1 };
 
