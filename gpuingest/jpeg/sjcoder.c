@@ -13,17 +13,16 @@ typedef struct {
 	uint8_t *at[SJ_LANES];
 	uint32_t n[SJ_LANES];
 	int16_t *escapes[SJ_LANES]; // those of each lane
-} split;
+} symbols;
 
 // A coder's buffers; the first five are those of its coefficients.
 enum { DC, MASK, AT, VALUES, DENSE, CLEAN, SYMBOLS, ESCAPES, VERBATIM, CODED, OUT, BUFFERS };
 
 struct sj_coder {
-	sj_jpeg j;
 	sj_coefs c;
-	sj_recoded geometry, r;
+	sj_recoded split, r; // the file that is taken apart, of which only the bands are looked at, or put together
 	sj_buf b[BUFFERS];
-	split part;
+	symbols part;
 	size_t verbatim_n, coded_n;
 	const sj_buf *result;
 	size_t result_n;
@@ -54,13 +53,13 @@ const uint8_t *sj_coder_output(const sj_coder *c, size_t *n) {
 static size_t most_values(const sj_jpeg *j, size_t n) { return (4 * n < j->blocks * 63 ? 4 * n : j->blocks * 63) + 64; }
 
 // room makes space for the coefficients of all blocks of a file of n bytes.
-static int room(sj_coder *c, size_t file) {
-	size_t n = c->j.blocks, values = most_values(&c->j, file);
+static int room(sj_coder *c, const sj_jpeg *j, size_t file) {
+	size_t n = j->blocks, values = most_values(j, file);
 	if (!sj_reserve(&c->b[DC], n * 2) || !sj_reserve(&c->b[MASK], n * 8) || !sj_reserve(&c->b[AT], n * 4) ||
 		!sj_reserve(&c->b[VALUES], values * 2)) return 0;
-	if (c->j.progressive && !sj_reserve(&c->b[DENSE], n * 128)) return 0;
+	if (j->progressive && !sj_reserve(&c->b[DENSE], n * 128)) return 0;
 	c->c = (sj_coefs){c->b[DC].p, c->b[MASK].p, c->b[AT].p, c->b[VALUES].p, 0, values,
-		c->j.progressive ? c->b[DENSE].p : NULL};
+		j->progressive ? c->b[DENSE].p : NULL};
 	return 1;
 }
 
@@ -119,7 +118,8 @@ static int complete(const known *k, int comps) {
 
 // take_apart reads a file into coefficients and what lies outside of its scans.
 static int take_apart(sj_coder *c, const uint8_t *p, size_t n) {
-	memset(&c->j, 0, sizeof c->j);
+	sj_jpeg *j = &c->split.j;
+	memset(j, 0, sizeof *j);
 	c->verbatim_n = 0;
 	if (n < 4 || n > UINT32_MAX / 8) return SJ_KEEP;
 	if (!sj_reserve(&c->b[VERBATIM], n)) return SJ_MEMORY;
@@ -129,28 +129,28 @@ static int take_apart(sj_coder *c, const uint8_t *p, size_t n) {
 	sj_scan s;
 	size_t at = 0, from = 0;
 	int rc;
-	while ((rc = sj_walk(&c->j, p, n, &at, &s)) == SJ_WALK_SCAN) {
-		if (c->j.scans == 1) {
-			if (c->j.blocks > 8 * n) return SJ_KEEP;
-			if (!room(c, n)) return SJ_MEMORY;
+	while ((rc = sj_walk(j, p, n, &at, &s)) == SJ_WALK_SCAN) {
+		if (j->scans == 1) {
+			if (j->blocks > 8 * n) return SJ_KEEP;
+			if (!room(c, j, n)) return SJ_MEMORY;
 			if (c->c.dense) {
-				memset(c->c.dense, 0, c->j.blocks * 128);
+				memset(c->c.dense, 0, j->blocks * 128);
 			} else {
-				memset(c->c.dc, 0, c->j.blocks * 2);
-				memset(c->c.mask, 0, c->j.blocks * 8);
-				memset(c->c.at, 0, c->j.blocks * 4);
+				memset(c->c.dc, 0, j->blocks * 2);
+				memset(c->c.mask, 0, j->blocks * 8);
+				memset(c->c.at, 0, j->blocks * 4);
 			}
 		}
-		if (c->j.scans > SJ_MAX_SCANS || !note(&k, &c->j, &s)) return SJ_KEEP;
+		if (j->scans > SJ_MAX_SCANS || !note(&k, j, &s)) return SJ_KEEP;
 		memcpy(o + c->verbatim_n, p + from, at - from);
 		c->verbatim_n += at - from;
-		if (!sj_read_scan(&c->j, &s, &c->c, p, n, &at, &c->b[CLEAN])) return SJ_KEEP;
+		if (!sj_read_scan(j, &s, &c->c, p, n, &at, &c->b[CLEAN])) return SJ_KEEP;
 		from = at;
 	}
-	if (rc != SJ_WALK_END || c->j.scans == 0 || !complete(&k, c->j.comps)) return SJ_KEEP;
+	if (rc != SJ_WALK_END || j->scans == 0 || !complete(&k, j->comps)) return SJ_KEEP;
 	memcpy(o + c->verbatim_n, p + from, n - from);
 	c->verbatim_n += n - from;
-	return c->c.dense ? sparse(&c->c, c->j.blocks) : SJ_OK;
+	return c->c.dense ? sparse(&c->c, j->blocks) : SJ_OK;
 }
 
 typedef struct {
@@ -202,10 +202,15 @@ static inline void split_block(splitter *s, uint64_t mask, const int16_t *v) {
 	split_values(s, SJ_VALUES + 2 * rich + 1, v + low, __builtin_popcountll(mask >> 8));
 }
 
+// first_block is the number of a band's first block of a component.
+static size_t first_block(const sj_recoded *r, int comp, int band) {
+	return r->j.comp[comp].first + (size_t)(band * sj_rows(r, comp)) * (size_t)r->j.comp[comp].blocks_w;
+}
+
 static void split_comp(sj_coder *c, int comp, int band, splitter *s) {
-	const sj_recoded *g = &c->geometry;
-	int w = g->comp[comp].blocks_w, rows = sj_band_rows(g, comp, band);
-	size_t b = c->j.comp[comp].first + (size_t)band * (size_t)g->comp[comp].band_rows * (size_t)w;
+	const sj_recoded *g = &c->split;
+	int w = g->j.comp[comp].blocks_w, rows = sj_band_rows(g, comp, band);
+	size_t b = first_block(g, comp, band);
 	for (int y = 0; y < rows; y++) {
 		for (int x = 0; x < w; x++, b++) {
 			const int16_t *dc = c->c.dc + b;
@@ -223,17 +228,17 @@ enum { MOST = 1 + 1 + 4 + 8 + 32 + 64, SPARE = 32 }; // of all lanes; bytes that
 // most_blocks is how many blocks a part can have.
 static size_t most_blocks(const sj_recoded *g) {
 	size_t n[2] = {0, 0};
-	for (int i = 0; i < g->comps; i++) n[i > 0] += (size_t)g->comp[i].blocks_w * (size_t)g->comp[i].band_rows;
+	for (int i = 0; i < g->j.comps; i++) n[i > 0] += (size_t)g->j.comp[i].blocks_w * (size_t)sj_rows(g, i);
 	return n[0] > n[1] ? n[0] : n[1];
 }
 
 // split_part makes the symbols of part i, in the place of those of the one before.
-static const split *split_part(sj_coder *c, int part) {
-	const sj_recoded *g = &c->geometry;
-	int group = part % g->groups, band = part / g->groups, to = group ? g->comps : 1;
+static const symbols *split_part(sj_coder *c, int part) {
+	const sj_recoded *g = &c->split;
+	int group = part % g->groups, band = part / g->groups, to = group ? g->j.comps : 1;
 	size_t blocks = 0;
-	for (int i = group; i < to; i++) blocks += (size_t)(g->comp[i].blocks_w * sj_band_rows(g, i, band));
-	split *q = &c->part;
+	for (int i = group; i < to; i++) blocks += (size_t)(g->j.comp[i].blocks_w * sj_band_rows(g, i, band));
+	symbols *q = &c->part;
 	splitter s;
 	uint8_t *symbols = c->b[SYMBOLS].p;
 	int16_t *escapes = c->b[ESCAPES].p;
@@ -251,13 +256,13 @@ static const split *split_part(sj_coder *c, int part) {
 int sj_split(sj_coder *c, const uint8_t *src, size_t n) {
 	int rc = take_apart(c, src, n);
 	if (rc != SJ_OK) return rc;
-	sj_set_geometry(&c->geometry, &c->j);
-	size_t blocks = most_blocks(&c->geometry);
+	sj_set_geometry(&c->split);
+	size_t blocks = most_blocks(&c->split);
 	return sj_reserve(&c->b[SYMBOLS], blocks * MOST + SJ_LANES * SPARE) &&
 		sj_reserve(&c->b[ESCAPES], blocks * MOST * 2) ? SJ_OK : SJ_MEMORY;
 }
 
-int sj_lane_count(const sj_coder *c) { return c->geometry.bands * c->geometry.groups * SJ_LANES; }
+int sj_lane_count(const sj_coder *c) { return c->split.bands * c->split.groups * SJ_LANES; }
 
 const uint8_t *sj_lane(sj_coder *c, int i, int *kind, size_t *n) {
 	int lane = i % SJ_LANES;
@@ -363,7 +368,7 @@ static size_t most_directory(const sj_recoded *g) {
 
 // encode writes the container.
 static int encode(sj_coder *c, const sj_tables *t, const uint8_t *id, uint32_t crc, size_t size) {
-	const sj_recoded *g = &c->geometry;
+	const sj_recoded *g = &c->split;
 	size_t dir = most_directory(g), some = most_coded(size);
 	if (!sj_reserve(&c->b[CODED], dir + 2 * some + c->verbatim_n)) return SJ_MEMORY;
 	uint8_t *p = c->b[CODED].p;
@@ -373,7 +378,7 @@ static int encode(sj_coder *c, const sj_tables *t, const uint8_t *id, uint32_t c
 	put32(p + 16, (uint32_t)size);
 	put32(p + 20, crc);
 	for (int i = 0; i < g->bands * g->groups; i++) {
-		const split *q = split_part(c, i);
+		const symbols *q = split_part(c, i);
 		const uint8_t *escape = o.escape;
 		for (int k = 0; k < SJ_LANES; k++) {
 			if (!q->n[k]) {
@@ -416,8 +421,8 @@ static inline void widen(sj_streams *s, int lane, int16_t *o, int n, int escapes
 
 static int gather_comp(sj_coder *c, int band, int comp) {
 	const sj_recoded *r = &c->r;
-	int w = r->comp[comp].blocks_w, rows = sj_band_rows(r, comp, band), rich;
-	size_t b = c->j.comp[comp].first + (size_t)band * (size_t)r->comp[comp].band_rows * (size_t)w;
+	int w = r->j.comp[comp].blocks_w, rows = sj_band_rows(r, comp, band), rich;
+	size_t b = first_block(r, comp, band);
 	sj_streams s = sj_begin(r, comp, band);
 	int escapes = s.escape[SJ_VALUES] < s.escapes_end;
 	int16_t *v = c->c.values + c->c.used;
@@ -446,14 +451,14 @@ static int gather(sj_coder *c) {
 	for (int i = 0; i < r->bands * r->groups; i++) {
 		for (int k = SJ_VALUES; k < SJ_LANES; k++) values += r->part[i].n[0][k] + r->part[i].n[1][k];
 	}
-	if (!room(c, r->size) || values + 64 > c->c.cap) return SJ_MEMORY;
+	if (!room(c, &r->j, r->size) || values + 64 > c->c.cap) return SJ_MEMORY;
 	for (int band = 0; band < r->bands; band++) {
-		for (int comp = 0; comp < r->comps; comp++) {
+		for (int comp = 0; comp < r->j.comps; comp++) {
 			int rc = gather_comp(c, band, comp);
 			if (rc != SJ_OK) return rc;
 		}
 	}
-	if (c->c.dense) dense(&c->c, c->j.blocks);
+	if (c->c.dense) dense(&c->c, r->j.blocks);
 	return SJ_OK;
 }
 
@@ -482,13 +487,8 @@ static int put_together(sj_coder *c) {
 int sj_restore(sj_coder *c, const sj_tables *t, const uint8_t *rec, size_t n) {
 	int rc = sj_recoded_open(&c->r, rec, n, t);
 	if (rc == SJ_OK) rc = sj_recoded_lanes(&c->r, 0, c->r.bands);
-	if (rc != SJ_OK) return rc;
-	memset(&c->j, 0, sizeof c->j);
-	sj_scan s;
-	size_t at = 0;
-	sj_walk(&c->j, c->r.verbatim, c->r.verbatim_n, &at, &s);
-	rc = gather(c);
-	return rc != SJ_OK ? rc : put_together(c);
+	if (rc == SJ_OK) rc = gather(c);
+	return rc == SJ_OK ? put_together(c) : rc;
 }
 
 // grown adds what sj_reserve takes beyond the sum of the buffers, and what reading a scan does.
@@ -498,31 +498,26 @@ static size_t grown(size_t n) {
 }
 
 // restore_needs bounds what sj_restore takes for a file of so many bytes.
-static size_t restore_needs(const sj_jpeg *j, size_t file) {
-	sj_recoded g = {0};
-	sj_set_geometry(&g, j);
+static size_t restore_needs(const sj_recoded *r, size_t file) {
+	const sj_jpeg *j = &r->j;
 	size_t coefs = j->blocks * (2 + 8 + 4 + (j->progressive ? 128 : 0)) + 2 * most_values(j, file);
-	return coefs + sj_lanes_need(j->blocks, (size_t)(g.bands * g.groups)) + 2 * file;
+	return coefs + sj_lanes_need(j->blocks, (size_t)(r->bands * r->groups)) + 2 * file;
 }
 
 size_t sj_recode_needs(const uint8_t *src, size_t n) {
-	sj_jpeg j = {0};
 	sj_scan s;
 	sj_recoded g = {0};
 	size_t at = 0;
-	if (sj_walk(&j, src, n, &at, &s) != SJ_WALK_SCAN || j.blocks > 8 * n) return 0;
-	sj_set_geometry(&g, &j);
-	return grown(restore_needs(&j, n) + most_blocks(&g) * MOST * 3 + most_directory(&g) + 2 * most_coded(n) + 3 * n);
+	if (sj_walk(&g.j, src, n, &at, &s) != SJ_WALK_SCAN || g.j.blocks > 8 * n) return 0;
+	sj_set_geometry(&g);
+	return grown(restore_needs(&g, n) + most_blocks(&g) * MOST * 3 + most_directory(&g) + 2 * most_coded(n) + 3 * n);
 }
 
 size_t sj_restore_needs(const uint8_t *rec, size_t n, const sj_tables *t) {
 	sj_recoded r = {0};
-	sj_jpeg j = {0};
-	sj_scan s;
-	size_t at = 0, need = 0;
-	if (sj_recoded_open(&r, rec, n, t) == SJ_OK && r.size <= 64 * (uint64_t)n &&
-		sj_walk(&j, r.verbatim, r.verbatim_n, &at, &s) == SJ_WALK_SCAN) {
-		need = grown(restore_needs(&j, r.size) + r.whole.cap);
+	size_t need = 0;
+	if (sj_recoded_open(&r, rec, n, t) == SJ_OK && r.size <= 64 * (uint64_t)n) {
+		need = grown(restore_needs(&r, r.size) + r.whole.cap);
 	}
 	sj_recoded_free(&r);
 	return need;
@@ -552,9 +547,9 @@ long sj_bands(sj_coder *c, const sj_tables *t, const uint8_t *rec, size_t n, int
 	uint8_t *last = c->b[OUT].p;
 	int16_t *blocks = (int16_t *)(last + first);
 	for (int band = from; band < to; band++) {
-		for (int i = 0; i < r->comps; i++) {
+		for (int i = 0; i < r->j.comps; i++) {
 			if (sj_recoded_band(r, i, band, blocks + 64 * at, last + at) != SJ_OK) return -1;
-			at += (size_t)(r->comp[i].blocks_w * sj_band_rows(r, i, band));
+			at += (size_t)(r->j.comp[i].blocks_w * sj_band_rows(r, i, band));
 		}
 	}
 	c->result = &c->b[OUT];

@@ -265,14 +265,14 @@ static inline void pixels_neon(V r, V g, V b, uint8_t *out) {
 
 int sj_own_usual(j_decompress_ptr d, sj_recoded *from, int simd) {
 	jpeg_component_info *c = d->comp_info;
-	if (!simd || d->num_components != 3 || from->comps != 3 || d->jpeg_color_space != JCS_YCbCr) return 0;
+	if (!simd || d->num_components != 3 || from->j.comps != 3 || d->jpeg_color_space != JCS_YCbCr) return 0;
 	for (int i = 0; i < 3; i++) {
 		if (i && (c[i].h_samp_factor != 1 || c[i].v_samp_factor != 1)) return 0;
 		if (c[i].quant_tbl_no < 0 || c[i].quant_tbl_no >= NUM_QUANT_TBLS ||
 			!d->quant_tbl_ptrs[c[i].quant_tbl_no]) return 0;
-		if (c[i].width_in_blocks < 4 || from->comp[i].blocks_w < (int)c[i].width_in_blocks) return 0;
-		if (from->comp[i].band_rows != from->band_mcu_rows * c[i].v_samp_factor ||
-			from->comp[i].blocks_h < (int)c[i].height_in_blocks) return 0;
+		if (c[i].width_in_blocks < 4 || from->j.comp[i].blocks_w < (int)c[i].width_in_blocks) return 0;
+		if (from->j.comp[i].v != c[i].v_samp_factor ||
+			from->j.comp[i].blocks_h < (int)c[i].height_in_blocks) return 0;
 	}
 	return (c->h_samp_factor == 1 || c->h_samp_factor == 2) &&
 		(c->v_samp_factor == 1 || (c->v_samp_factor == 2 && c->h_samp_factor == 2));
@@ -290,8 +290,8 @@ int sj_own_open(sj_own *o, j_decompress_ptr d, sj_recoded *from, int simd, int x
 	for (int i = 0; i < 3; i++) {
 		component *c = &o->c[i];
 		int hw = i ? o->half_w : 0, hh = i ? o->half_h : 0, wide = (int)d->comp_info[i].width_in_blocks;
-		c->blocks_w = from->comp[i].blocks_w;
-		c->band_blocks = from->comp[i].band_rows;
+		c->blocks_w = from->j.comp[i].blocks_w;
+		c->band_blocks = sj_rows(from, i);
 		c->w = ((int)d->image_width + hw) >> hw;
 		c->h = ((int)d->image_height + hh) >> hh;
 		c->need0 = (y0 >> hh) - hh;

@@ -3,7 +3,6 @@
 #define SJPARTS_H
 
 #include "sjrecode.h"
-#include "sjscan.h"
 
 enum {
 	SJ_CODE_BITS = 12, // of the longest code
@@ -63,7 +62,7 @@ typedef struct sj_part {
 	uint32_t escape[2][SJ_LANES]; // where the escapes begin
 } sj_part;
 
-void sj_set_geometry(sj_recoded *r, const sj_jpeg *j);
+void sj_set_geometry(sj_recoded *r); // from j
 int sj_band_rows(const sj_recoded *r, int comp, int band);
 
 // A component's streams while it is expanded.

@@ -75,17 +75,17 @@ static void start_input_pass(j_decompress_ptr d) {
 }
 
 void sj_pixels_ready(sj_pixels *p, j_decompress_ptr d, sj_recoded *from) {
-	int ok = d->num_components == from->comps && from->comps <= 4 &&
+	int ok = d->num_components == from->j.comps &&
 		from->bands * from->band_mcu_rows >= (int)d->total_iMCU_rows;
 	p->from = from;
-	for (int c = 0; ok && c < from->comps; c++) {
+	for (int c = 0; ok && c < from->j.comps; c++) {
 		jpeg_component_info *i = &d->comp_info[c];
-		ok = from->comp[c].blocks_w >= (int)i->width_in_blocks && from->comp[c].blocks_h >= (int)i->height_in_blocks &&
-			from->comp[c].band_rows == from->band_mcu_rows * i->v_samp_factor;
+		ok = from->j.comp[c].blocks_w >= (int)i->width_in_blocks &&
+			from->j.comp[c].blocks_h >= (int)i->height_in_blocks && from->j.comp[c].v == i->v_samp_factor;
 		if (i->quant_tbl_no < 0 || i->quant_tbl_no >= NUM_QUANT_TBLS || !d->quant_tbl_ptrs[i->quant_tbl_no]) ERREXIT1(d,
 			JERR_NO_QUANT_TABLE, i->quant_tbl_no);
 		i->quant_table = d->quant_tbl_ptrs[i->quant_tbl_no]; // no later table can replace it
-		if (ok && !hold(&p->band[c], (size_t)from->comp[c].blocks_w * (size_t)from->comp[c].band_rows)) ERREXIT1(d,
+		if (ok && !hold(&p->band[c], (size_t)from->j.comp[c].blocks_w * (size_t)sj_rows(from, c))) ERREXIT1(d,
 			JERR_OUT_OF_MEMORY, 0);
 	}
 	if (!ok) ERREXIT(d, JERR_BAD_MCU_SIZE);
@@ -117,7 +117,7 @@ static int decompress(j_decompress_ptr d, JSAMPIMAGE out) {
 			if (code != SJ_OK) ERREXIT(d, JERR_BAD_LENGTH);
 			h->at = band;
 		}
-		int v = i->v_samp_factor, rows = v, w = p->from->comp[c].blocks_w, n = SCALED(i);
+		int v = i->v_samp_factor, rows = v, w = p->from->j.comp[c].blocks_w, n = SCALED(i);
 		if (last_row && i->height_in_blocks % (JDIMENSION)v) rows = (int)(i->height_in_blocks % (JDIMENSION)v);
 		int from = (int)d->master->first_MCU_col[c], to = (int)d->master->last_MCU_col[c];
 		JSAMPARRAY at = out[c];

@@ -128,7 +128,8 @@ static size_t put_marker(uint8_t *o, int marker, const uint8_t *body, size_t n) 
 }
 
 // make_head copies what pixels depend on. The markers have been walked already.
-static int make_head(sj_recoded *r, const sj_jpeg *j) {
+static int make_head(sj_recoded *r) {
+	const sj_jpeg *j = &r->j;
 	const uint8_t *p = r->verbatim;
 	uint8_t *o = r->head_buf, *end = o + sizeof r->head_buf - 64;
 	*o++ = 0xFF;
@@ -175,20 +176,14 @@ static int get_varint(const uint8_t **p, const uint8_t *end, uint32_t *v) {
 }
 
 int sj_band_rows(const sj_recoded *r, int c, int band) {
-	int left = r->comp[c].blocks_h - band * r->comp[c].band_rows;
-	return left < r->comp[c].band_rows ? left : r->comp[c].band_rows;
+	int rows = sj_rows(r, c), left = r->j.comp[c].blocks_h - band * rows;
+	return left < rows ? left : rows;
 }
 
-void sj_set_geometry(sj_recoded *r, const sj_jpeg *j) {
-	r->comps = j->comps;
-	r->groups = j->comps > 1 ? 2 : 1;
-	r->band_mcu_rows = j->vmax > 1 ? 2 : 4;
-	r->bands = (j->mcus_h + r->band_mcu_rows - 1) / r->band_mcu_rows;
-	for (int c = 0; c < r->comps; c++) {
-		r->comp[c].blocks_w = j->comp[c].blocks_w;
-		r->comp[c].blocks_h = j->comp[c].blocks_h;
-		r->comp[c].band_rows = r->band_mcu_rows * j->comp[c].v;
-	}
+void sj_set_geometry(sj_recoded *r) {
+	r->groups = r->j.comps > 1 ? 2 : 1;
+	r->band_mcu_rows = r->j.vmax > 1 ? 2 : 4;
+	r->bands = (r->j.mcus_h + r->band_mcu_rows - 1) / r->band_mcu_rows;
 }
 
 // read_directory finds every lane; it must all add up to the container's size.
@@ -209,8 +204,8 @@ static int read_directory(sj_recoded *r, size_t verbatim) {
 		q->escapes_end = (uint32_t)escapes;
 		if (escapes > r->n) return 0;
 		for (int c = 0; c < 2; c++) {
-			int comp = i % r->groups + c, there = comp < r->comps && (c == 0 || comp > 1);
-			q->blocks[c] = there ? (uint32_t)(r->comp[comp].blocks_w * sj_band_rows(r, comp, i / r->groups)) : 0;
+			int comp = i % r->groups + c, there = comp < r->j.comps && (c == 0 || comp > 1);
+			q->blocks[c] = there ? (uint32_t)(r->j.comp[comp].blocks_w * sj_band_rows(r, comp, i / r->groups)) : 0;
 		}
 		if (q->blocks[0] + q->blocks[1] > 8 * (uint64_t)q->len[1]) return 0; // a bit a symbol, at least
 	}
@@ -255,12 +250,12 @@ static int open_container(sj_recoded *r) {
 	size_t verbatim = n - r->verbatim_n;
 	int rc = fill_in(r);
 	if (rc != SJ_OK) return rc;
-	sj_jpeg j = {0};
+	memset(&r->j, 0, sizeof r->j);
 	sj_scan s;
 	size_t at = 0;
-	if (sj_walk(&j, r->verbatim, r->verbatim_n, &at, &s) != SJ_WALK_SCAN || !make_head(r, &j)) return SJ_CORRUPT;
-	if (j.blocks > 8 * n) return SJ_CORRUPT; // before memory is taken for the bands
-	sj_set_geometry(r, &j);
+	if (sj_walk(&r->j, r->verbatim, r->verbatim_n, &at, &s) != SJ_WALK_SCAN || !make_head(r)) return SJ_CORRUPT;
+	if (r->j.blocks > 8 * n) return SJ_CORRUPT; // before memory is taken for the bands
+	sj_set_geometry(r);
 	if (!sj_reserve(&r->parts, (size_t)(r->bands * r->groups) * sizeof *r->part)) return SJ_MEMORY;
 	r->part = r->parts.p;
 	return read_directory(r, verbatim) ? SJ_OK : SJ_CORRUPT;
@@ -272,7 +267,7 @@ int sj_recoded_open(sj_recoded *r, const uint8_t *src, size_t n, const sj_tables
 	r->n = n;
 	r->t = t;
 	int rc = open_container(r);
-	if (rc != SJ_OK) r->bands = r->comps = 0;
+	if (rc != SJ_OK) r->bands = 0;
 	return rc;
 }
 
@@ -815,9 +810,9 @@ static void expand_neon(const sj_tables *t, sj_streams *st, int w, int rows, int
 #endif
 
 int sj_recoded_band(const sj_recoded *r, int comp, int band, int16_t *blocks, uint8_t *last) {
-	if (comp < 0 || comp >= r->comps || band < r->from || band >= r->to) return SJ_CORRUPT;
+	if (comp < 0 || comp >= r->j.comps || band < r->from || band >= r->to) return SJ_CORRUPT;
 	sj_streams s = sj_begin(r, comp, band);
-	int w = r->comp[comp].blocks_w, rows = sj_band_rows(r, comp, band);
+	int w = r->j.comp[comp].blocks_w, rows = sj_band_rows(r, comp, band);
 #ifdef SJ_X86
 	if (sj_simd() > 1 && __builtin_cpu_supports("avx512vbmi2")) {
 		expand_vbmi2(&s, w, rows, blocks, last);

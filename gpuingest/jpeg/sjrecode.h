@@ -3,7 +3,7 @@
 #ifndef SJRECODE_H
 #define SJRECODE_H
 
-#include "shoaljpeg.h"
+#include "sjscan.h"
 
 // Of sj_recode: keep the original, since it cannot be recoded, or since that would be no smaller.
 enum { SJ_KEEP = 7, SJ_LARGER = 8 };
@@ -27,13 +27,9 @@ typedef struct {
 	// written as 1x1.
 	const uint8_t *head;
 	size_t head_n;
-	int comps;
+	sj_jpeg j; // the original up to its first scan
 	// MCU rows of a band: 2 where an MCU is 16 rows high or more, else 4; the last may have fewer
 	int bands, band_mcu_rows;
-	struct {
-		int blocks_w, blocks_h; // whole MCUs
-		int band_rows;          // block rows of a band; the last band has what is left of blocks_h
-	} comp[4];
 	// private from here on
 	const uint8_t *src;
 	size_t n;
@@ -49,13 +45,16 @@ typedef struct {
 	uint8_t head_buf[768];
 } sj_recoded;
 
+// sj_rows is how many rows of blocks a band has; the last has what is left of blocks_h.
+static inline int sj_rows(const sj_recoded *r, int comp) { return r->band_mcu_rows * r->j.comp[comp].v; }
+
 // Checks every bound. SJ_OK, SJ_CORRUPT or SJ_MEMORY.
 int sj_recoded_open(sj_recoded *r, const uint8_t *src, size_t n, const sj_tables *t);
 // The entropy stage for bands [from, to) of all components: many at once are faster, since lanes of several bands run
 // side by side. SJ_OK, SJ_CORRUPT or SJ_MEMORY.
 int sj_recoded_lanes(sj_recoded *r, int from, int to);
 // Expands one band of one component, which sj_recoded_lanes must have been given before: int16[64] a block in natural
-// order (as libjpeg's JBLOCK; 64-byte aligned is fastest, any is right), band_rows x blocks_w blocks (fewer rows in the
+// order (as libjpeg's JBLOCK; 64-byte aligned is fastest, any is right), sj_rows x blocks_w blocks (fewer rows in the
 // last band). last[] is 0 for a block without AC coefficients, else 1 + the largest zigzag position that is not zero.
 // SJ_OK, or SJ_CORRUPT for a band whose lanes are not there.
 int sj_recoded_band(const sj_recoded *r, int comp, int band, int16_t *blocks, uint8_t *last);
