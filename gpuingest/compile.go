@@ -434,11 +434,26 @@ func (a *args) bad(v value, format string, x ...any) {
 	}
 }
 
-func (a *args) side(v value, name string) int {
-	if v.kind != 'i' || v.num < 1 || v.num > maxSide {
-		a.bad(v, "%s must be a number of pixels from 1 to %d", name, maxSide)
+// whole checks a whole number; what it is goes into the error.
+func (a *args) whole(v value, name, what string, lo, hi int) int {
+	if v.kind != 'i' || v.num < float64(lo) || v.num > float64(hi) {
+		a.bad(v, "%s must be a %s from %d to %d", name, what, lo, hi)
 	}
 	return int(v.num)
+}
+
+func (a *args) side(v value, name string) int {
+	return a.whole(v, name, "number of pixels", 1, maxSide)
+}
+
+// real parses a number from lo to hi, which must be what the error says.
+func (a *args) real(name string, lo, hi float64, must string) float64 {
+	v := a.val[name]
+	if !v.number() || v.num < lo || v.num > hi {
+		a.bad(v, "%s must be %s", name, must)
+	}
+	a.val[name] = float(v.num)
+	return v.num
 }
 
 // hw parses one side for both, (side,) or (height, width).
@@ -469,12 +484,7 @@ func (a *args) interval(name string, top float64) [2]float64 {
 
 // probability parses a number from 0 to 1.
 func (a *args) probability(name string) float64 {
-	p := a.val[name]
-	if !p.number() || p.num < 0 || p.num > 1 {
-		a.bad(p, "%s must be a probability from 0 to 1", name)
-	}
-	a.val[name] = float(p.num)
-	return p.num
+	return a.real(name, 0, 1, "a probability from 0 to 1")
 }
 
 // truth parses True or False.
@@ -488,11 +498,7 @@ func (a *args) truth(name string) bool {
 
 // integer parses a whole number.
 func (a *args) integer(name string, lo, hi int) int {
-	v := a.val[name]
-	if v.kind != 'i' || v.num < float64(lo) || v.num > float64(hi) {
-		a.bad(v, "%s must be a whole number from %d to %d", name, lo, hi)
-	}
-	return int(v.num)
+	return a.whole(a.val[name], name, "whole number", lo, hi)
 }
 
 // fill parses a colour: None, one number or (red, green, blue), 0 to 255, truncated to integers.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"image"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -11,38 +12,49 @@ import (
 // joint is a picture with its boxes, its mask, or both; all go through the picture's steps.
 type joint struct {
 	picture *Transform
-	boxes   *detection
-	mask    *segmentation
+	beside  []beside // boxes come first
 	fields  []Field
 	parts   []string
 }
 
+// beside computes fields from a file beside the picture.
+type beside interface {
+	about() *annotation
+	// fields are those for a result of this size.
+	fields(size image.Point) []Field
+	// make writes a row's fields; part is nil if there is no file.
+	make(part []byte, size image.Point, steps []step, out [][]byte) error
+}
+
+// annotation is what all of them have.
+type annotation struct {
+	what string // boxes or mask
+	ext  string // of the file
+	text string // the canonical form
+	at   int    // the first of its fields in a row
+}
+
+func (a *annotation) about() *annotation { return a }
+
 // jointWords begin a SPEC of a joint transform, in any order, each once.
-var jointWords = map[string]func(j *joint, p *parser, c call) error{
-	"Detection": func(j *joint, p *parser, c call) (err error) {
-		j.boxes, err = compileDetection(p, c)
-		return err
-	},
-	"Segmentation": func(j *joint, p *parser, c call) (err error) {
-		j.mask, err = compileSegmentation(p, c)
-		return err
-	},
+var jointWords = map[string]func(p *parser, c call) (beside, error){
+	"Detection": compileDetection, "Segmentation": compileSegmentation,
 }
 
 // compileJoint parses Detection(...), Segmentation(...) or both, followed by a SPEC of Compile.
 func compileJoint(p *parser, calls []call) (Ingest, error) {
 	j := &joint{}
-	seen := map[string]bool{}
+	seen := map[string]beside{}
 	for len(calls) > 0 && jointWords[calls[0].name] != nil {
 		c := calls[0]
-		if seen[c.name] {
+		if seen[c.name] != nil {
 			return nil, p.fail(c.pos, len(c.name), "", "%s is given twice", c.name)
 		}
-		seen[c.name] = true
-		if err := jointWords[c.name](j, p, c); err != nil {
+		b, err := jointWords[c.name](p, c)
+		if err != nil {
 			return nil, err
 		}
-		calls = calls[1:]
+		seen[c.name], calls = b, calls[1:]
 	}
 	if len(calls) == 0 {
 		return nil, p.fail(len(p.s), 1, "add |Resize((640, 640)) or another operation that ends in one size",
@@ -66,15 +78,12 @@ func compileJoint(p *parser, calls []call) (Ingest, error) {
 			"%s blends whole pictures, which boxes and masks cannot follow", calls[at].name)
 	}
 	j.fields = j.picture.Fields()
-	_, h, w := j.picture.OutShape()
-	if j.boxes != nil {
-		j.fields = append(j.fields, j.boxes.fields()...)
-		j.parts = append(j.parts, j.boxes.ext)
-	}
-	if j.mask != nil {
-		j.fields = append(j.fields, j.mask.field(h, w))
-		if !slices.Contains(j.parts, j.mask.ext) {
-			j.parts = append(j.parts, j.mask.ext)
+	for _, name := range slices.Sorted(maps.Keys(seen)) {
+		b := seen[name]
+		b.about().at = len(j.fields)
+		j.beside, j.fields = append(j.beside, b), append(j.fields, b.fields(j.picture.size)...)
+		if ext := b.about().ext; !slices.Contains(j.parts, ext) {
+			j.parts = append(j.parts, ext)
 		}
 	}
 	return j, nil
@@ -88,14 +97,11 @@ func (j *joint) Parts() []string { return j.parts }
 func (j *joint) Layout() string { return j.picture.Layout() }
 
 func (j *joint) String() string {
-	var parts []string
-	if j.boxes != nil {
-		parts = append(parts, j.boxes.text)
+	text := ""
+	for _, b := range j.beside {
+		text += b.about().text + "|"
 	}
-	if j.mask != nil {
-		parts = append(parts, j.mask.text)
-	}
-	return strings.Join(append(parts, j.picture.String()), "|")
+	return text + j.picture.String()
 }
 
 // Decodes is [Transform.Decodes].
@@ -105,38 +111,23 @@ func (j *joint) Hash() string { return hashOf(j.String()) }
 
 // Make implements Ingest. Boxes and masks are parsed before the picture's pixels are decoded, which costs the most.
 func (j *joint) Make(src Sample, at Draw, row *Row) error {
-	out := row.Fields[1:]
 	return j.picture.applyWith(src.Data, at, row.Fields[0], func(size image.Point, steps []step) error {
 		row.Width, row.Height = uint32(size.X), uint32(size.Y)
-		if j.boxes != nil {
-			part, err := partOf(src, j.boxes.ext)
-			if err != nil {
-				return err
+		for _, b := range j.beside {
+			a := b.about()
+			var part []byte
+			if src.Part != nil {
+				var err error
+				if part, err = src.Part(a.ext); err != nil {
+					return err
+				}
 			}
-			if err := j.boxes.make(part, size, steps, out); err != nil {
-				return fmt.Errorf("%w: boxes in its .%s: %w", ErrBadSample, j.boxes.ext, err)
-			}
-			out = out[len(j.boxes.fields()):]
-		}
-		if j.mask != nil {
-			part, err := partOf(src, j.mask.ext)
-			if err != nil {
-				return err
-			}
-			if err := j.mask.make(part, size, steps, out[0]); err != nil {
-				return fmt.Errorf("%w: mask in its .%s: %w", ErrBadSample, j.mask.ext, err)
+			if err := b.make(part, size, steps, row.Fields[a.at:]); err != nil {
+				return fmt.Errorf("%w: %s in its .%s: %w", ErrBadSample, a.what, a.ext, err)
 			}
 		}
 		return nil
 	})
-}
-
-// partOf returns a file of the sample, nil if there is none.
-func partOf(s Sample, ext string) ([]byte, error) {
-	if s.Part == nil {
-		return nil, nil
-	}
-	return s.Part(ext)
 }
 
 // errNoPart says that a required file of a sample is missing.

@@ -11,13 +11,12 @@ import (
 
 // detection computes the fields of a picture's boxes.
 type detection struct {
-	ext     string
+	annotation
 	format  string
 	classes []string // names by label; of format voc
 	max     int
 	minSize float64 // pixels of the result, width and height
 	minArea float64
-	text    string // the canonical form
 }
 
 // boxFormats are the formats of annotations, each with its usual extension.
@@ -42,12 +41,12 @@ var detectionParams = []param{
 	{"min_area", "1.0"},
 }
 
-func compileDetection(p *parser, c call) (*detection, error) {
+func compileDetection(p *parser, c call) (beside, error) {
 	a, err := bind(p, c, detectionParams)
 	if err != nil {
 		return nil, err
 	}
-	d := &detection{format: a.oneOf("format", "coco", "voc", "yolo")}
+	d := &detection{annotation: annotation{what: "boxes"}, format: a.oneOf("format", "coco", "voc", "yolo")}
 	if a.val["boxes"].kind == 'n' {
 		a.val["boxes"] = value{kind: 's', str: boxFormats[d.format].ext}
 	}
@@ -56,16 +55,8 @@ func compileDetection(p *parser, c call) (*detection, error) {
 		d.setClasses(a)
 	}
 	d.max = a.integer("max_boxes", 1, maxBoxes)
-	for _, x := range []struct {
-		name string
-		to   *float64
-	}{{"min_size", &d.minSize}, {"min_area", &d.minArea}} {
-		v := a.val[x.name]
-		if !v.number() || v.num < 0 || v.num > maxSide*maxSide {
-			a.bad(v, "%s must be a number of pixels, 0 or more", x.name)
-		}
-		*x.to, a.val[x.name] = v.num, float(v.num)
-	}
+	d.minSize = a.real("min_size", 0, maxSide*maxSide, "a number of pixels, 0 or more")
+	d.minArea = a.real("min_area", 0, maxSide*maxSide, "a number of pixels, 0 or more")
 	d.text = a.String()
 	return d, a.err
 }
@@ -96,7 +87,7 @@ func (d *detection) setClasses(a *args) {
 	a.val["classes"] = value{kind: 't', list: v.list}
 }
 
-func (d *detection) fields() []Field {
+func (d *detection) fields(image.Point) []Field {
 	return []Field{
 		{Name: "boxes", DType: "float32", Shape: []int{d.max, 4}, Bytes: 16 * d.max},
 		{Name: "labels", DType: "int64", Shape: []int{d.max}, Bytes: 8 * d.max},

@@ -14,20 +14,20 @@ import (
 
 // segmentation computes the field of a picture's mask.
 type segmentation struct {
-	ext   string
+	annotation
 	dtype string
-	fill  int    // value outside of the picture
-	text  string // the canonical form
+	fill  int // value outside of the picture
 }
 
 var segmentationParams = []param{{"mask", "'mask.png'"}, {"dtype", "'uint8'"}, {"fill", "0"}}
 
-func compileSegmentation(p *parser, c call) (*segmentation, error) {
+func compileSegmentation(p *parser, c call) (beside, error) {
 	a, err := bind(p, c, segmentationParams)
 	if err != nil {
 		return nil, err
 	}
-	m := &segmentation{ext: a.ext("mask"), dtype: a.oneOf("dtype", "uint8", "int32", "int64")}
+	m := &segmentation{annotation: annotation{what: "mask", ext: a.ext("mask")},
+		dtype: a.oneOf("dtype", "uint8", "int32", "int64")}
 	lo, hi := math.MinInt32, math.MaxInt32
 	if m.dtype == "uint8" {
 		lo, hi = 0, 255
@@ -36,8 +36,9 @@ func compileSegmentation(p *parser, c call) (*segmentation, error) {
 	return m, a.err
 }
 
-func (m *segmentation) field(h, w int) Field {
-	return Field{Name: "mask", DType: m.dtype, Shape: []int{h, w}, Bytes: h * w * elementSize[m.dtype]}
+func (m *segmentation) fields(size image.Point) []Field {
+	return []Field{{Name: "mask", DType: m.dtype, Shape: []int{size.Y, size.X},
+		Bytes: size.Y * size.X * elementSize[m.dtype]}}
 }
 
 // make writes the mask after the picture's steps, where each pixel has the value of the nearest one, by Pillow's
@@ -45,7 +46,7 @@ func (m *segmentation) field(h, w int) Field {
 //
 // The mask goes through the steps as a picture of its own: red is the value's lower byte, green the upper one, and
 // blue is 1, except where a step has added pixels: there it is 0.
-func (m *segmentation) make(part []byte, size image.Point, steps []step, dst []byte) error {
+func (m *segmentation) make(part []byte, size image.Point, steps []step, out [][]byte) error {
 	if part == nil {
 		return errNoPart
 	}
@@ -71,7 +72,7 @@ func (m *segmentation) make(part []byte, size image.Point, steps []step, dst []b
 	if err := p.own(); err != nil {
 		return err
 	}
-	return m.store(dst, p.src)
+	return m.store(out[0], p.src)
 }
 
 // store writes the values of packed pixels.

@@ -602,7 +602,7 @@ func FuzzAnnotations(f *testing.F) {
 	var targets []target
 	for i, format := range []string{"format='coco'", "format='voc', classes=('a', 'b')", "format='yolo'"} {
 		in := build(f, "Detection("+format+", max_boxes=10000)|"+jointChains[i]).(*joint)
-		targets = append(targets, target{in.boxes, in.picture})
+		targets = append(targets, target{in.beside[0].(*detection), in.picture})
 	}
 	f.Fuzz(func(t *testing.T, part []byte, sample uint64) {
 		size := image.Pt(int(sample%700)+1, int(sample/700%500)+1)
@@ -632,11 +632,12 @@ func FuzzMask(f *testing.F) {
 	f.Add(pngOf(f, image.NewPaletted(image.Rect(0, 0, 20, 10), color.Palette{color.Black, color.White})))
 	f.Add(pngOf(f, image.NewGray16(image.Rect(0, 0, 20, 10))))
 	m := build(f, "Segmentation(dtype='int32')|Resize((8, 9))").(*joint)
-	dst := make([]byte, m.mask.field(8, 9).Bytes)
+	mask := m.beside[0].(*segmentation)
+	out := [][]byte{make([]byte, mask.fields(image.Pt(9, 8))[0].Bytes)}
 	f.Fuzz(func(t *testing.T, part []byte) {
 		var r Rand
 		size := image.Pt(20, 10)
-		_ = m.mask.make(part, size, m.picture.plan(nil, size, Draw{}, &r), dst) // an error is an answer
+		_ = mask.make(part, size, m.picture.plan(nil, size, Draw{}, &r), out) // an error is an answer
 	})
 }
 

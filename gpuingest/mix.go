@@ -88,11 +88,7 @@ func (m *mixing) add(p *parser, c call) error {
 	if err != nil {
 		return err
 	}
-	alpha := a.val["alpha"]
-	if !alpha.number() || alpha.num < 1e-3 || alpha.num > 1e3 {
-		a.bad(alpha, "alpha must be a number from 0.001 to 1000")
-	}
-	a.val["alpha"] = float(alpha.num)
+	alpha := a.real("alpha", 1e-3, 1e3, "a number from 0.001 to 1000")
 	m.classes = 0
 	if v := a.val["num_classes"]; v.kind != 'n' {
 		m.classes = a.integer("num_classes", 1, maxClasses)
@@ -101,7 +97,7 @@ func (m *mixing) add(p *parser, c call) error {
 		m.text += ", "
 	}
 	m.text += a.String()
-	m.kinds = append(m.kinds, mixKind{c.name == "CutMix", alpha.num})
+	m.kinds = append(m.kinds, mixKind{c.name == "CutMix", alpha})
 	return a.err
 }
 
@@ -229,24 +225,15 @@ func (t *Mixed) Mix(at Draw, rows []*Row) {
 		if kind.cut {
 			t.paste(a, b, box)
 		} else {
-			t.blend(a, b, k)
+			blends[t.dtype](a, b, k)
 		}
 		t.mix.label(rows[i], partner.Label, float32(lam))
 	}
 }
 
-func (t *Mixed) blend(a, b []byte, k int) {
-	switch t.dtype {
-	case "uint8":
-		pillow.Mix(a, b, k)
-	case "fp32":
-		pillow.MixFloat32(a, b, k)
-	case "fp16":
-		pillow.MixFloat16(a, b, k)
-	case "bf16":
-		pillow.MixBFloat16(a, b, k)
-	}
-}
+// blends are MixUp's means, by type.
+var blends = map[string]func(a, b []byte, k int){"uint8": pillow.Mix, "fp32": pillow.MixFloat32,
+	"fp16": pillow.MixFloat16, "bf16": pillow.MixBFloat16}
 
 // paste copies a box from b to a.
 func (t *Mixed) paste(a, b []byte, box image.Rectangle) {

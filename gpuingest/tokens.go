@@ -47,13 +47,9 @@ func compileTokens(p *parser, calls []call) (Ingest, error) {
 		return nil, err
 	}
 	t := &Tokens{packed: c.name == "packed", most: 1, canonical: canonical(a.String())}
-	v := a.val["length"]
-	if v.kind != 'i' || v.num < 1 || v.num > maxOut/32 {
-		a.bad(v, "length must be a number of tokens from 1 to %d", maxOut/32)
-	}
-	t.length = int(v.num)
+	t.length = a.whole(a.val["length"], "length", "number of tokens", 1, maxOut/32)
 	isInteger := func(s string) bool { _, ok := integers[s]; return ok }
-	v = a.val["stored"]
+	v := a.val["stored"]
 	// a default is where the word is
 	t.given = v.kind != 'n' && slices.ContainsFunc(c.args, func(g arg) bool { return g.val.pos == v.pos })
 	t.stored, t.inType, _ = strings.Cut(v.str, ":")
