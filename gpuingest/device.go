@@ -31,8 +31,8 @@ type Job struct {
 // Copy is a plane that is copied unchanged.
 type Copy struct{ From, To, Bytes int }
 
-// Check reports an error if a job exceeds a slot or a buffer, or no device can do it.
-func (j *Job) Check(slotBytes, bufferBytes int) error {
+// Check reports an error if a job exceeds a slot or a buffer, or no device can do it: kernels do not check.
+func (j *Job) Check(slot []byte, bufferBytes int) error {
 	inside := func(what string, at, n, of int) error {
 		if at < 0 || n < 0 || at > of || n > of-at {
 			return fmt.Errorf("gpuingest: %s, %d bytes at %d, of a batch of %d rows lie outside its %d bytes",
@@ -42,21 +42,32 @@ func (j *Job) Check(slotBytes, bufferBytes int) error {
 	}
 	var errs []error
 	for _, c := range j.Copies {
-		errs = append(errs, inside("a plane in the slot", c.From, c.Bytes, slotBytes),
+		errs = append(errs, inside("a plane in the slot", c.From, c.Bytes, len(slot)),
 			inside("a plane in the buffer", c.To, c.Bytes, bufferBytes))
 	}
-	if f := j.Finish; f != nil {
+	f := j.Finish
+	if f != nil {
 		if err := f.check(); err != nil {
 			return err
 		}
 		if j.Rows < 0 || j.Target%16 != 0 {
 			return fmt.Errorf("gpuingest: %d rows to offset %d: not a job for a device", j.Rows, j.Target)
 		}
-		errs = append(errs, inside("the rows in the slot", j.Source, j.Rows*f.SourceBytes(), slotBytes),
-			inside("the rows' parameters", j.Params, j.Rows*ParamBytes, slotBytes),
+		errs = append(errs, inside("the rows in the slot", j.Source, j.Rows*f.SourceBytes(), len(slot)),
+			inside("the rows' parameters", j.Params, j.Rows*ParamBytes, len(slot)),
 			inside("the rows in the buffer", j.Target, j.Rows*f.RowBytes(), bufferBytes))
 	}
-	return errors.Join(errs...)
+	if err := errors.Join(errs...); err != nil || f == nil {
+		return err
+	}
+	for i := range j.Rows {
+		r := j.Row(slot, i)
+		if int(r.X) > f.SourceWidth-f.Width || int(r.Y) > f.SourceHeight-f.Height {
+			return fmt.Errorf("gpuingest: row %d is to be cut at (%d, %d), %dx%d from %dx%d",
+				i, r.X, r.Y, f.Width, f.Height, f.SourceWidth, f.SourceHeight)
+		}
+	}
+	return nil
 }
 
 // Finish is a device's part of a transform. For each row, a picture of uint8 in HWC order, it cuts out a window,
@@ -122,20 +133,4 @@ func (j *Job) Row(slot []byte, i int) RowParams {
 	p := slot[j.Params+i*ParamBytes:]
 	return RowParams{binary.LittleEndian.Uint16(p), binary.LittleEndian.Uint16(p[2:]),
 		binary.LittleEndian.Uint32(p[4:])}
-}
-
-// CheckRows reports a row whose window exceeds its picture: kernels do not check.
-func (j *Job) CheckRows(slot []byte) error {
-	if j.Finish == nil {
-		return nil
-	}
-	f := j.Finish
-	for i := range j.Rows {
-		r := j.Row(slot, i)
-		if int(r.X) > f.SourceWidth-f.Width || int(r.Y) > f.SourceHeight-f.Height {
-			return fmt.Errorf("gpuingest: row %d is to be cut at (%d, %d), %dx%d from %dx%d",
-				i, r.X, r.Y, f.Width, f.Height, f.SourceWidth, f.SourceHeight)
-		}
-	}
-	return nil
 }

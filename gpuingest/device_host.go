@@ -2,10 +2,7 @@ package gpuingest
 
 // Do does the job on the host, which is the reference for devices, byte for byte.
 func (j *Job) Do(slot, buffer []byte) error {
-	if err := j.Check(len(slot), len(buffer)); err != nil {
-		return err
-	}
-	if err := j.CheckRows(slot); err != nil {
+	if err := j.Check(slot, len(buffer)); err != nil {
 		return err
 	}
 	for _, c := range j.Copies {

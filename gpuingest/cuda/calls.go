@@ -82,7 +82,6 @@ func uuid(n cu.Device) (string, error) {
 
 // callError is the driver's error from a call of this file.
 type callError struct {
-	call string
 	code C.CUresult
 	text string
 }
@@ -104,12 +103,12 @@ func check(call string, r C.CUresult) error {
 	if r == C.CUDA_SUCCESS {
 		return nil
 	}
-	var text *C.char
-	e := &callError{call, r, fmt.Sprintf("error %d", int(r))}
-	if C.cuGetErrorString(r, &text) == C.CUDA_SUCCESS && text != nil {
-		e.text = fmt.Sprintf("%s (error %d)", C.GoString(text), int(r))
+	var name *C.char
+	text := fmt.Sprintf("error %d", int(r))
+	if C.cuGetErrorString(r, &name) == C.CUDA_SUCCESS && name != nil {
+		text = fmt.Sprintf("%s (%s)", C.GoString(name), text)
 	}
-	return fail(call, e)
+	return fail(call, &callError{r, text})
 }
 
 // pin page-locks memory until it is unpinned.

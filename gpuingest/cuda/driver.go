@@ -30,7 +30,6 @@ type Device struct {
 
 	mu      sync.Mutex
 	kernels map[string]cu.Function
-	closed  bool
 }
 
 // Open prepares device number n. Its errors wrap gpuingest.ErrNoDriver, ErrNoDevice or ErrDeviceMemory if they apply.
@@ -64,10 +63,8 @@ func Open(n int) (*Device, error) {
 	}
 	err = d.do(func() error {
 		var err error
-		if d.module, err = cu.LoadData(kernel.PTX); err != nil {
-			return fail("cuModuleLoadData of the kernel", err)
-		}
-		return nil
+		d.module, err = cu.LoadData(kernel.PTX)
+		return fail("cuModuleLoadData of the kernel", err)
 	})
 	if err != nil {
 		return nil, errors.Join(err, d.dev.ReleasePrimaryCtx())
@@ -113,14 +110,8 @@ func (d *Device) UUID() string { return d.uuid }
 // Model is the driver's name for the device.
 func (d *Device) Model() string { return d.model }
 
-// Close frees everything that the device holds. Its rings must be closed before.
+// Close frees everything that the device holds, once. Its rings must be closed before.
 func (d *Device) Close() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return nil
-	}
-	d.closed = true
 	err := d.do(func() error { return fail("cuModuleUnload", d.module.Unload()) })
 	return errors.Join(err, fail("cuDevicePrimaryCtxRelease", d.dev.ReleasePrimaryCtx()))
 }

@@ -153,10 +153,7 @@ func (r *Ring) Start(slot, buffer int, j *gpuingest.Job) error {
 		return err
 	}
 	src := r.slots[slot*r.slotBytes:][:r.slotBytes]
-	if err := j.Check(len(src), r.bufferBytes); err != nil {
-		return err
-	}
-	if err := j.CheckRows(src); err != nil {
+	if err := j.Check(src, r.bufferBytes); err != nil {
 		return err
 	}
 	defer nvtx.Range("shoal: queue copy and kernel")()
@@ -288,24 +285,22 @@ func (r *Ring) Wait(buffer int) error {
 // it.
 func (r *Ring) Close() error {
 	return r.d.do(func() error {
-		var errs []error
-		for i := range r.lanes {
-			if l := &r.lanes[i]; l.stream != (cu.Stream{}) {
+		for _, l := range r.lanes {
+			if l.stream != (cu.Stream{}) {
 				if err := l.stream.Synchronize(); err != nil {
 					return fail("cuStreamSynchronize", err)
 				}
 			}
 		}
-		for i := range r.lanes {
-			if l := &r.lanes[i]; l.stream != (cu.Stream{}) {
-				errs = append(errs, fail("cuStreamDestroy", l.stream.Destroy()))
-			}
-		}
+		var errs []error
 		for _, g := range r.graphs {
 			errs = append(errs, g.close())
 		}
-		for i := range r.lanes {
-			if l := &r.lanes[i]; l.rows != 0 {
+		for _, l := range r.lanes {
+			if l.stream != (cu.Stream{}) {
+				errs = append(errs, fail("cuStreamDestroy", l.stream.Destroy()))
+			}
+			if l.rows != 0 {
 				errs = append(errs, fail("cuMemFree", cu.MemFree(l.rows)))
 			}
 		}

@@ -150,17 +150,14 @@ type event struct {
 // handOver serves one connection until it closes.
 func (s *Server) handOver(c *net.UnixConn) {
 	p, err := s.claim(c)
+	if err == nil {
+		defer p.lost()
+		err = p.handOver(c)
+		close(p.claimed)
+	}
 	if err != nil {
 		s.o.Log.Warn("a handover failed", "error", err)
 		_ = handover.WriteReply(c, poolReply{V: handover.Version, Error: err.Error()}) // it may be gone
-		return
-	}
-	defer p.lost()
-	err = p.handOver(c)
-	close(p.claimed)
-	if err != nil {
-		s.o.Log.Warn("a handover failed", "error", err)
-		_ = handover.WriteReply(c, poolReply{V: handover.Version, Error: err.Error()})
 		return
 	}
 	_ = c.SetDeadline(time.Time{})
