@@ -374,18 +374,15 @@ func (b *batch) draws() []byte {
 	if !slices.ContainsFunc(b.rows, func(r row) bool { return r.out.Width > 0 }) {
 		return nil
 	}
-	out := make([]byte, 0, 12*b.header.GetRows())
+	out := make([]byte, 12*b.header.GetRows())
 	for i := range b.rows {
-		r := &b.rows[i]
-		if r.err != nil {
-			out = append(out, make([]byte, 12)...)
-			continue
-		}
-		for _, n := range [...]uint32{r.out.Width, r.out.Height, r.draw.Occurrence} {
-			out = binary.LittleEndian.AppendUint32(out, n)
+		if r := &b.rows[i]; r.err == nil {
+			for k, n := range [...]uint32{r.out.Width, r.out.Height, r.draw.Occurrence} {
+				binary.LittleEndian.PutUint32(out[12*i+4*k:], n)
+			}
 		}
 	}
-	return append(out, make([]byte, 12*int(b.header.GetRows())-len(out))...)
+	return out
 }
 
 // failed reports whether a row failed that no policy can skip.

@@ -1,6 +1,7 @@
 package loader
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -71,24 +72,28 @@ type item struct {
 	err   error
 }
 
-// feedStream is the part of the gRPC stream that a session uses.
-type feedStream interface {
-	Recv() (*feedpb.ClientMessage, error)
-	SendMsg(m any) error
-}
-
 // sender sends a session's messages. An error ends the session.
 type sender func(m any) error
 
 // run delivers the session. It returns after the last epoch, when the session's context ends, or at the first error.
-func (s *session) run(stream feedStream) error {
+func (s *session) run(stream feedpb.Feed_StreamServer) error {
 	items := make(chan item, s.window.most+2)
 	producer := make(chan struct{})
+	put := func(it item) error {
+		select {
+		case items <- it:
+			return nil
+		case <-s.ctx.Done():
+			return context.Cause(s.ctx)
+		}
+	}
 	go func() {
 		defer close(producer)
 		defer close(items)
 		defer s.adopt(nil)
-		s.produce(items)
+		if err := s.produce(put); err != nil {
+			_ = put(item{err: err}) // or the session is over
+		}
 	}()
 
 	// A Recv, and a SendMsg to a client that has stopped reading, return only after this handler. So both run in
@@ -100,12 +105,9 @@ func (s *session) run(stream feedStream) error {
 	var err error
 	select {
 	case err = <-sent:
-		if s.ctx.Err() != nil {
-			err = context.Cause(s.ctx)
-		}
 	case <-s.ctx.Done():
-		err = context.Cause(s.ctx)
 	}
+	err = cmp.Or(context.Cause(s.ctx), err)
 	s.cancel(err)
 	<-producer
 	if e := s.pass.leave(s.lease); err == nil {
@@ -127,7 +129,7 @@ func (s *session) abandon() {
 }
 
 // receive handles the client's messages until it sends no more.
-func (s *session) receive(stream feedStream) {
+func (s *session) receive(stream feedpb.Feed_StreamServer) {
 	for {
 		m, err := stream.Recv()
 		switch {
@@ -163,39 +165,31 @@ func (s *session) hear(m *feedpb.ClientMessage) error {
 
 // produce makes the batches of all epochs, and passes their rows to the readers and the batches to the sender, both
 // in order.
-func (s *session) produce(items chan<- item) {
-	put := func(it item) bool {
-		select {
-		case items <- it:
-			return true
-		case <-s.ctx.Done():
-			return false
-		}
-	}
+func (s *session) produce(put func(item) error) error {
 	p, epoch := s.first, s.spec.start.Epoch
 	for n := 0; s.spec.epochs == 0 || n < s.spec.epochs; n++ {
 		if n > 0 {
 			var err error
 			if p, err = s.spec.plan(s.ds, epoch, 0); err != nil {
-				put(item{err: err})
-				return
+				return err
 			}
 		}
 		if err := s.produceEpoch(p, epoch, put); err != nil {
-			put(item{err: err})
-			return
+			return err
 		}
-		next := s.spec.state(s.ds, epoch+1, 0)
-		if !put(item{end: &feedpb.EpochEnd{Epoch: uint32(epoch), Batches: uint64(p.batches()), State: next.JSON()}}) {
-			return
+		end := &feedpb.EpochEnd{Epoch: uint32(epoch), Batches: uint64(p.batches()),
+			State: s.spec.state(s.ds, epoch+1, 0).JSON()}
+		if err := put(item{end: end}); err != nil {
+			return err
 		}
 		if epoch++; epoch > maxEpoch {
-			return
+			break
 		}
 	}
+	return nil
 }
 
-func (s *session) produceEpoch(p plan, epoch int, put func(item) bool) error {
+func (s *session) produceEpoch(p plan, epoch int, put func(item) error) error {
 	defer s.adopt(nil)
 	quota := s.spec.bad.allows(p.seq.Len())
 	for k := range p.batches() {
@@ -208,8 +202,8 @@ func (s *session) produceEpoch(p plan, epoch int, put func(item) bool) error {
 		if err != nil {
 			return err
 		}
-		if !put(item{batch: b, quota: quota}) {
-			return context.Cause(s.ctx)
+		if err := put(item{batch: b, quota: quota}); err != nil {
+			return err
 		}
 		if b.by != s {
 			continue
@@ -224,7 +218,7 @@ func (s *session) produceEpoch(p plan, epoch int, put func(item) bool) error {
 }
 
 // deliver sends the batches as credits allow.
-func (s *session) deliver(stream feedStream, items <-chan item) (err error) {
+func (s *session) deliver(stream feedpb.Feed_StreamServer, items <-chan item) (err error) {
 	to := sender(func(m any) error {
 		if err := stream.SendMsg(m); err != nil {
 			return left(err)
@@ -280,10 +274,7 @@ func (s *session) deliver(stream feedStream, items <-chan item) (err error) {
 		}
 		s.window.done()
 	}
-	if s.ctx.Err() != nil {
-		return context.Cause(s.ctx)
-	}
-	return nil
+	return context.Cause(s.ctx)
 }
 
 // handoverPatience is how long a client may take to fetch its slots.

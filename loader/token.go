@@ -1,8 +1,6 @@
 package loader
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
@@ -68,9 +66,10 @@ func ReadTokens(file string) ([]string, error) {
 		return nil, fmt.Errorf("token file: %w", err)
 	}
 	var list []string
-	lines := bufio.NewScanner(bytes.NewReader(b))
-	for n := 1; lines.Scan(); n++ {
-		token := strings.TrimSpace(lines.Text())
+	n := 0
+	for line := range strings.Lines(string(b)) {
+		n++
+		token := strings.TrimSpace(line)
 		if token == "" || strings.HasPrefix(token, "#") {
 			continue
 		}
@@ -80,9 +79,6 @@ func ReadTokens(file string) ([]string, error) {
 				file, n)
 		}
 		list = append(list, token)
-	}
-	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("token file %s: %w", file, err)
 	}
 	if len(list) == 0 {
 		return nil, fmt.Errorf(
