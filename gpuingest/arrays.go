@@ -1,15 +1,14 @@
 package gpuingest
 
 import (
-	"bytes"
 	"cmp"
 	"fmt"
 	"slices"
 )
 
-// Array is the Ingest of samples that are one array each: npy, npz, safetensors, or bare numbers. Without crop and
+// arrayIngest is the Ingest of samples that are one array each: npy, npz, safetensors, or bare numbers. Without crop and
 // pad, an array of another shape is a bad sample. Shapes and values are numpy's, bit for bit.
-type Array struct {
+type arrayIngest struct {
 	source string // npy, npz, safetensors or raw_array
 	canonical
 	key     string // the member of an npz, the tensor's name
@@ -68,7 +67,7 @@ func compileArray(p *parser, calls []call) (Ingest, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Array{source: c.name, shape: a.dims("shape", false)}
+	t := &arrayIngest{source: c.name, shape: a.dims("shape", false)}
 	for _, name := range []string{"key", "name"} {
 		if _, ok := a.val[name]; ok {
 			t.key = a.text(name)
@@ -104,7 +103,7 @@ func compileArray(p *parser, calls []call) (Ingest, error) {
 }
 
 // fit parses how arrays of other shapes become rows.
-func (t *Array) fit(a *args) {
+func (t *arrayIngest) fit(a *args) {
 	t.crop = a.crop("center", "random")
 	switch v := a.val["pad"]; {
 	case v.kind == 'n':
@@ -129,7 +128,7 @@ func (t *Array) fit(a *args) {
 }
 
 // step parses one word after the source.
-func (t *Array) step(p *parser, c call) error {
+func (t *arrayIngest) step(p *parser, c call) error {
 	if c.name == "transpose" {
 		if t.axes != nil {
 			return p.fail(c.pos, len(c.name), "", "a second transpose: one is enough")
@@ -201,8 +200,7 @@ func byteSize(shape []int, dtype string) (int64, bool) {
 	return n, true
 }
 
-// Fields implements Ingest.
-func (t *Array) Fields() []Field {
+func (t *arrayIngest) Fields() []Field {
 	n, _ := byteSize(t.out, t.dtype)
 	return []Field{{Name: "data", DType: shortType(t.dtype), Shape: t.out, Bytes: int(n)}}
 }
@@ -220,7 +218,7 @@ func badArray(format string, a ...any) error {
 	return fmt.Errorf("%w: %w", ErrBadSample, fmt.Errorf(format, a...))
 }
 
-func (t *Array) read(b []byte) (array, error) {
+func (t *arrayIngest) read(b []byte) (array, error) {
 	switch t.source {
 	case "npy":
 		return parseNpy(b)
@@ -247,8 +245,7 @@ func parseRaw(b []byte, stored []int, dtype string) (array, error) {
 	return array{dtype: dtype, shape: shape, data: b}, nil
 }
 
-// Make implements Ingest.
-func (t *Array) Make(src Sample, at Draw, row *Row) error {
+func (t *arrayIngest) Make(src Sample, at Draw, row *Row) error {
 	a, err := t.read(src.Data)
 	if err != nil {
 		return err
@@ -257,7 +254,6 @@ func (t *Array) Make(src Sample, at Draw, row *Row) error {
 		return badArray("an array of shape %v instead of %v", a.shape, t.shape)
 	}
 	from := make([]int, len(t.shape)) // where the crop begins in the stored array
-	into := make([]int, len(t.shape)) // and in the row
 	size := make([]int, len(t.shape))
 	rand := at.Rand(0)
 	for i, want := range t.shape {
@@ -284,11 +280,11 @@ func (t *Array) Make(src Sample, at Draw, row *Row) error {
 			copy(dst[i:], dst[:i])
 		}
 	}
-	return t.place(&a, from, into, size, dst)
+	return t.place(&a, from, size, dst)
 }
 
 // fill writes the padding value once.
-func (t *Array) fill(dst []byte) error {
+func (t *arrayIngest) fill(dst []byte) error {
 	c := converter{to: t.dtype}
 	var b block
 	if t.pad.kind == 'f' {
@@ -303,7 +299,7 @@ func (t *Array) fill(dst []byte) error {
 }
 
 // place copies the crop, element by element if types or order differ.
-func (t *Array) place(a *array, from, into, size []int, dst []byte) error {
+func (t *arrayIngest) place(a *array, from, size []int, dst []byte) error {
 	n := len(size)
 	src, to := elementSize[a.dtype], elementSize[t.dtype]
 	srcStep, dstStep := make([]int, n), make([]int, n) // in bytes, by axis of the row
@@ -316,19 +312,15 @@ func (t *Array) place(a *array, from, into, size []int, dst []byte) error {
 		stored[axis] = step
 		step *= a.shape[axis]
 	}
-	axes := t.axes
-	if axes == nil {
-		for i := range n {
-			axes = append(axes, i)
-		}
-	}
 	rowSize := make([]int, n)
 	srcAt, dstAt := 0, 0
 	for i, step := n-1, to; i >= 0; i-- {
-		axis := axes[i]
+		axis := i
+		if t.axes != nil {
+			axis = t.axes[i]
+		}
 		rowSize[i], srcStep[i], dstStep[i] = size[axis], stored[axis], step
 		srcAt += from[axis] * stored[axis]
-		dstAt += into[axis] * step
 		step *= t.out[i]
 	}
 	if slices.Contains(rowSize, 0) {
@@ -401,5 +393,3 @@ func (p *picture) npyPicture() error {
 	p.src = *p.buf
 	return nil
 }
-
-func isNpy(b []byte) bool { return bytes.HasPrefix(b, []byte(npyMagic)) }

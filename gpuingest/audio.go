@@ -11,9 +11,9 @@ import (
 	"github.com/mewkiz/flac"
 )
 
-// Audio is the Ingest of sound: WAV and FLAC become fp32 of channels x samples in [-1, 1], cut or padded to one
+// audioIngest is the Ingest of sound: WAV and FLAC become fp32 of channels x samples in [-1, 1], cut or padded to one
 // length. The field "length" is the number of samples that belong to the recording.
-type Audio struct {
+type audioIngest struct {
 	canonical
 	rate     int
 	channels int
@@ -41,7 +41,7 @@ func compileAudio(p *parser, calls []call) (Ingest, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Audio{filters: map[int]*resampler{}, rate: a.integer("rate", 1, maxRate),
+	t := &audioIngest{filters: map[int]*resampler{}, rate: a.integer("rate", 1, maxRate),
 		channels: a.integer("channels", 1, maxChannels)}
 	v := a.val["seconds"]
 	n := math.RoundToEven(v.num * float64(t.rate))
@@ -55,8 +55,7 @@ func compileAudio(p *parser, calls []call) (Ingest, error) {
 	return t, a.err
 }
 
-// Fields implements Ingest.
-func (t *Audio) Fields() []Field {
+func (t *audioIngest) Fields() []Field {
 	return []Field{
 		{Name: "data", DType: "fp32", Shape: []int{t.channels, t.samples}, Bytes: 4 * t.channels * t.samples},
 		{Name: "length", DType: "int32", Shape: []int{}, Bytes: 4},
@@ -81,8 +80,7 @@ func openRecording(b []byte) (recording, error) {
 	return recording{}, badArray("neither WAV nor FLAC but %s: convert it, or use the transform raw", format(b))
 }
 
-// Make implements Ingest.
-func (t *Audio) Make(src Sample, at Draw, row *Row) error {
+func (t *audioIngest) Make(src Sample, at Draw, row *Row) error {
 	r, err := openRecording(src.Data)
 	if err != nil {
 		return err

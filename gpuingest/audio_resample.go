@@ -24,7 +24,7 @@ const (
 )
 
 // filter returns the resampler from a recording's rate, and keeps a few.
-func (t *Audio) filter(rate int) (*resampler, error) {
+func (t *audioIngest) filter(rate int) (*resampler, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if f, ok := t.filters[rate]; ok {

@@ -65,8 +65,16 @@ var (
 	wideSpace  = space{shear: 0.99, rotate: 135, factor: 0.99, translate: 32, bits: 6}
 )
 
-// magnitude is the i-th of n magnitudes, for a picture of this size.
-func (s *space) magnitude(d deed, n, i int, size image.Point) float64 {
+// canvas says how moved pictures are sampled and filled.
+type canvas struct {
+	sameSize
+	filter jpeg.Filter
+	fill   [3]uint8
+	v2     bool
+}
+
+// magnitude is the i-th of n magnitudes of a space, for a picture of this size; 0 if the deed has none.
+func (c *canvas) magnitude(s *space, d deed, n, i int, size image.Point) float64 {
 	switch d {
 	case doShearX, doShearY:
 		return linspace(0, s.shear, n, i)
@@ -84,25 +92,12 @@ func (s *space) magnitude(d deed, n, i int, size image.Point) float64 {
 	case doPosterize:
 		return 8 - math.RoundToEven(float64(float32(i)/float32(float64(n-1)/s.bits)))
 	case doSolarize:
+		if c.v2 { // torchvision's v2 takes a number from 1 to 0
+			return 255 * linspace(1, 0, n, i)
+		}
 		return linspace(255, 0, n, i)
 	}
 	return 0
-}
-
-// canvas says how moved pictures are sampled and filled.
-type canvas struct {
-	sameSize
-	filter jpeg.Filter
-	fill   [3]uint8
-	v2     bool
-}
-
-// magnitude is the space's, but that torchvision's v2 takes Solarize's threshold as 255 times a number from 1 to 0.
-func (c *canvas) magnitude(s *space, d deed, n, i int, size image.Point) float64 {
-	if c.v2 && d == doSolarize {
-		return 255 * linspace(1, 0, n, i)
-	}
-	return s.magnitude(d, n, i, size)
 }
 
 // do appends the step of a deed with a magnitude.
@@ -221,10 +216,7 @@ func (o *autoAugment) draw(steps []step, size image.Point, r *Rand) []step {
 		if chance[i] > q.p {
 			continue
 		}
-		m := 0.0
-		if q.deed.graded() {
-			m = o.magnitude(&usualSpace, q.deed, 10, q.level, size)
-		}
+		m := o.magnitude(&usualSpace, q.deed, 10, q.level, size)
 		if q.deed.signed() && negative[i] {
 			m = -m
 		}

@@ -27,6 +27,17 @@ const (
 	blur                // sigma; the step's size is the kernel's
 )
 
+// inPlace are the changes that need no second picture.
+var inPlace = [...]func(pix []byte, amount float64){
+	brightness: pillow.Brightness, contrast: pillow.Contrast, saturation: pillow.Saturation, hue: pillow.Hue,
+	solarize:     pillow.Solarize,
+	posterize:    func(pix []byte, bits float64) { pillow.Posterize(pix, int(bits)) },
+	autoContrast: func(pix []byte, _ float64) { pillow.AutoContrast(pix) },
+	equalize:     func(pix []byte, _ float64) { pillow.Equalize(pix) },
+	invert:       func(pix []byte, _ float64) { pillow.Invert(pix) },
+	grey:         func(pix []byte, _ float64) { pillow.Grey(pix) },
+}
+
 // recolour applies a stepColour.
 func (p *picture) recolour(s *step) error {
 	if s.colour == noColour {
@@ -37,26 +48,8 @@ func (p *picture) recolour(s *step) error {
 	}
 	pix := p.src
 	switch s.colour {
-	case brightness:
-		pillow.Brightness(pix, s.amount)
-	case contrast:
-		pillow.Contrast(pix, s.amount)
-	case saturation:
-		pillow.Saturation(pix, s.amount)
-	case hue:
-		pillow.Hue(pix, s.amount)
-	case posterize:
-		pillow.Posterize(pix, int(s.amount))
-	case solarize:
-		pillow.Solarize(pix, s.amount)
-	case autoContrast:
-		pillow.AutoContrast(pix)
-	case equalize:
-		pillow.Equalize(pix)
-	case invert:
-		pillow.Invert(pix)
-	case grey:
-		pillow.Grey(pix)
+	default:
+		inPlace[s.colour](pix, s.amount)
 	case sharpness:
 		row := getBuffer(3 * p.size0.X)
 		defer putBuffer(row)

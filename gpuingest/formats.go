@@ -12,30 +12,31 @@ import (
 	"github.com/shoalfs/shoal/gpuingest/jpeg"
 )
 
+// begins are formats and their first bytes.
+var begins = []struct {
+	begin []byte
+	name  string
+}{
+	{[]byte("\x89PNG\r\n\x1a\n"), "PNG"}, {[]byte(npyMagic), "npy"}, {[]byte("GIF8"), "GIF"}, {[]byte("BM"), "BMP"},
+	{[]byte("II*\x00"), "TIFF"}, {[]byte("MM\x00*"), "TIFF"}, {[]byte("\x1f\x8b"), "gzip"},
+	{[]byte("<?xml"), "XML or HTML"}, {[]byte("<svg"), "XML or HTML"}, {[]byte("<!DOCTYPE"), "XML or HTML"},
+	{[]byte("<html"), "XML or HTML"},
+}
+
 // format names a file's format by its first bytes.
 func format(b []byte) string {
 	switch {
 	case len(b) == 0:
 		return "an empty file"
-	case bytes.HasPrefix(b, []byte("\x89PNG\r\n\x1a\n")):
-		return "PNG"
 	case len(b) >= 12 && string(b[:4]) == "RIFF" && string(b[8:12]) == "WEBP":
 		return "WebP"
-	case isNpy(b):
-		return "npy"
-	case bytes.HasPrefix(b, []byte("GIF8")):
-		return "GIF"
-	case bytes.HasPrefix(b, []byte("BM")):
-		return "BMP"
-	case bytes.HasPrefix(b, []byte("II*\x00")), bytes.HasPrefix(b, []byte("MM\x00*")):
-		return "TIFF"
 	case len(b) >= 12 && string(b[4:8]) == "ftyp":
 		return "HEIF, AVIF or MP4"
-	case bytes.HasPrefix(b, []byte("\x1f\x8b")):
-		return "gzip"
-	case bytes.HasPrefix(b, []byte("<?xml")), bytes.HasPrefix(b, []byte("<svg")),
-		bytes.HasPrefix(b, []byte("<!DOCTYPE")), bytes.HasPrefix(b, []byte("<html")):
-		return "XML or HTML"
+	}
+	for _, f := range begins {
+		if bytes.HasPrefix(b, f.begin) {
+			return f.name
+		}
 	}
 	return fmt.Sprintf("unknown (first bytes % x)", b[:min(8, len(b))])
 }

@@ -146,19 +146,19 @@ func cutBox(size image.Point, lam float64, r *Rand) image.Rectangle {
 	return image.Rect(x-w, y-h, x+w, y+h).Intersect(image.Rectangle{Max: size})
 }
 
-// Mixed is a Transform with a step over the batch, once its rows are done.
-type Mixed struct{ *Transform }
+// mixedIngest is a Transform with a step over the batch, once its rows are done.
+type mixedIngest struct{ *Transform }
 
 // ingest is the transform as an Ingest for New.
 func (t *Transform) ingest() Ingest {
 	if t.mix != nil {
-		return &Mixed{t}
+		return &mixedIngest{t}
 	}
 	return t
 }
 
 // Fields implements Ingest: the partner's label and the weight of the row's own label, or soft labels.
-func (t *Mixed) Fields() []Field {
+func (t *mixedIngest) Fields() []Field {
 	if k := t.mix.classes; k > 0 {
 		return append(t.Transform.Fields(), Field{Name: "target", DType: "fp32", Shape: []int{k}, Bytes: 4 * k})
 	}
@@ -167,7 +167,7 @@ func (t *Mixed) Fields() []Field {
 }
 
 // Make implements Ingest. The row is its own partner until Mix.
-func (t *Mixed) Make(src Sample, at Draw, row *Row) error {
+func (t *mixedIngest) Make(src Sample, at Draw, row *Row) error {
 	if k := t.mix.classes; k > 0 && (row.Label < 0 || row.Label >= int64(k)) {
 		return fmt.Errorf(
 			"gpuingest: sample %d has label %d and %s makes soft labels of %d classes: raise num_classes, or omit it",
@@ -197,7 +197,7 @@ func (m *mixing) label(row *Row, partner int64, lam float32) {
 // Mix changes rows in place; those without a sample are nil. at.Sample is the batch's number in its epoch,
 // at.Occurrence the rank. Rows of uint8 become (a*k + b*(65536-k) + 32768) >> 16 with lam = k/65536; rows of floats
 // lam*a + (1-lam)*b in float32, rounded once to the type.
-func (t *Mixed) Mix(at Draw, rows []*Row) {
+func (t *mixedIngest) Mix(at Draw, rows []*Row) {
 	rows = slices.DeleteFunc(slices.Clone(rows), func(r *Row) bool { return r == nil })
 	if len(rows) == 0 {
 		return
@@ -236,7 +236,7 @@ var blends = map[string]func(a, b []byte, k int){"uint8": pillow.Mix, "fp32": pi
 	"fp16": pillow.MixFloat16, "bf16": pillow.MixBFloat16}
 
 // paste copies a box from b to a.
-func (t *Mixed) paste(a, b []byte, box image.Rectangle) {
+func (t *mixedIngest) paste(a, b []byte, box image.Rectangle) {
 	elem, w := dtypes[t.dtype], t.size.X
 	planes := 3
 	if t.layout == "nhwc" {

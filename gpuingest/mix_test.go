@@ -13,13 +13,13 @@ import (
 )
 
 // mixer compiles a SPEC that mixes.
-func mixer(t testing.TB, spec string) *Mixed {
+func mixer(t testing.TB, spec string) *mixedIngest {
 	t.Helper()
 	in, err := New(spec)
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, ok := in.(*Mixed)
+	m, ok := in.(*mixedIngest)
 	if !ok {
 		t.Fatalf("%s does not mix", spec)
 	}
@@ -37,7 +37,7 @@ func mixPhoto(t testing.TB) []byte {
 }
 
 // batchOf makes rows of random photos' crops, with labels 10, 11, ...
-func batchOf(t testing.TB, m *Mixed, n int) []*Row {
+func batchOf(t testing.TB, m *mixedIngest, n int) []*Row {
 	t.Helper()
 	src := mixPhoto(t)
 	rows := make([]*Row, n)

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -63,19 +64,14 @@ func compileTokens(p *parser, calls []call) (Ingest, error) {
 	case t.packed && (t.stored == "json" || headed && t.inType == ""):
 		a.bad(v, untyped)
 	}
-	if v = a.val["dtype"]; v.kind != 's' || !isInteger(v.str) {
-		a.bad(v, "dtype must be an integer type such as 'int64'")
-	}
-	t.dtype = v.str
+	t.dtype = a.oneOf("dtype", slices.Sorted(maps.Keys(integers))...)
 	if v = a.val["pad"]; v.kind != 'i' || v.num < integers[t.dtype][0] || v.num >= integers[t.dtype][1] {
 		a.bad(v, "pad must be a token of type %s", t.dtype)
 	}
 	t.pad = int64(v.num)
 	if !t.packed {
 		t.crop = a.crop("start", "end", "random")
-	} else if v = a.val["long"]; v.kind != 's' || v.str != "error" && v.str != "cut" {
-		a.bad(v, "long must be 'error' or 'cut'")
-	} else if v.str == "cut" {
+	} else if a.oneOf("long", "error", "cut") == "cut" {
 		t.crop = "start"
 	}
 	return t, a.err

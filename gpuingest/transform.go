@@ -14,8 +14,6 @@
 //   - A resize after a flip or after another resize computes pixels in between, since Pillow rounds there too. So
 //     flips should come last.
 //   - The canonical form (String) is hashed into sessions: changing it breaks every resume.
-//
-// More than 40 names are exported: each kind of sample has a type, and the device part has its own.
 package gpuingest
 
 import (
@@ -54,7 +52,7 @@ type Transform struct {
 	dct           bool        // decode at a fraction of the size if that is enough
 	erase         *erasing    // nil: none
 	mix           *mixing     // nil: none
-	view          int         // its number in a Views, whose random numbers differ
+	view          int         // its number in views, whose random numbers differ
 }
 
 // OutShape returns a sample's channels, height and width, in any layout; zeros for raw.

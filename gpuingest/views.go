@@ -54,8 +54,8 @@ func (p *parser) views() (groups []viewGroup, err error) {
 	return groups, nil
 }
 
-// Views makes several pictures of one, each by its own operations, from one decode. See the package's rules.
-type Views struct {
+// viewsIngest makes several pictures of one, each by its own operations, from one decode. See the package's rules.
+type viewsIngest struct {
 	*Transform              // the first
 	views      []*Transform // in order; each has its number
 	fields     []Field
@@ -78,7 +78,7 @@ func compileViews(p *parser, calls []call) (Ingest, error) {
 				"%s is for one picture of each sample, but views makes several", c.name)
 		}
 	}
-	v := &Views{}
+	v := &viewsIngest{}
 	var groups []viewGroup // the canonical form's: neighbours with the same text are one
 	bytes := 0
 	for _, g := range of.views {
@@ -127,16 +127,13 @@ func compileViews(p *parser, calls []call) (Ingest, error) {
 }
 
 // Fields implements Ingest: the first view is data, the others are view1, view2, ...
-func (v *Views) Fields() []Field { return v.fields }
+func (v *viewsIngest) Fields() []Field { return v.fields }
 
-// String implements Ingest.
-func (v *Views) String() string { return v.text }
+func (v *viewsIngest) String() string { return v.text }
 
-// Hash implements Ingest.
-func (v *Views) Hash() string { return hashOf(v.text) }
+func (v *viewsIngest) Hash() string { return hashOf(v.text) }
 
-// Make implements Ingest.
-func (v *Views) Make(src Sample, at Draw, row *Row) error {
+func (v *viewsIngest) Make(src Sample, at Draw, row *Row) error {
 	if err := checkDraw(at); err != nil {
 		return err
 	}
@@ -145,7 +142,7 @@ func (v *Views) Make(src Sample, at Draw, row *Row) error {
 	return ofSample(v.make(p, src.Data, at, row))
 }
 
-func (v *Views) make(p *picture, src []byte, at Draw, row *Row) error {
+func (v *viewsIngest) make(p *picture, src []byte, at Draw, row *Row) error {
 	if err := p.open(src); err != nil {
 		return err
 	}

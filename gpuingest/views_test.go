@@ -14,13 +14,13 @@ import (
 	"github.com/shoalfs/shoal/gpuingest/jpeg"
 )
 
-func views(t testing.TB, spec string) *Views {
+func views(t testing.TB, spec string) *viewsIngest {
 	t.Helper()
 	in, err := New(spec)
 	if err != nil {
 		t.Fatalf("%s: %v", spec, err)
 	}
-	v, ok := in.(*Views)
+	v, ok := in.(*viewsIngest)
 	if !ok {
 		t.Fatalf("%s: %T", spec, in)
 	}
@@ -28,7 +28,7 @@ func views(t testing.TB, spec string) *Views {
 }
 
 // made is a row of views.
-func (v *Views) made(t testing.TB, src []byte, at Draw) [][]byte {
+func (v *viewsIngest) made(t testing.TB, src []byte, at Draw) [][]byte {
 	t.Helper()
 	row := Row{}
 	for _, f := range v.Fields() {
