@@ -21,32 +21,39 @@ const (
 	inflateAtFirst = 1 << 20
 )
 
-// npyHeader parses a header (numpy.lib.format, versions 1 to 3) and returns its length.
-func npyHeader(b []byte) (a array, n int, err error) {
+// parseNpy parses a file (numpy.lib.format, versions 1 to 3).
+func parseNpy(b []byte) (a array, err error) {
 	if len(b) < 10 || !bytes.HasPrefix(b, []byte(npyMagic)) {
-		return a, 0, badArray("not an npy file: %s", format(b))
+		return a, badArray("not an npy file: %s", format(b))
 	}
 	size, at := int(binary.LittleEndian.Uint16(b[8:])), 10
 	switch major := b[6]; {
 	case major == 2 || major == 3:
 		if len(b) < 12 {
-			return a, 0, badArray("npy: the header is cut short")
+			return a, badArray("npy: the header is cut short")
 		}
 		if u := binary.LittleEndian.Uint32(b[8:]); u <= maxNpyHeader {
 			size, at = int(u), 12
 		} else {
-			return a, 0, badArray("npy: a header of %d bytes", u)
+			return a, badArray("npy: a header of %d bytes", u)
 		}
 	case major != 1:
-		return a, 0, badArray("npy: format version %d", major)
+		return a, badArray("npy: format version %d", major)
 	}
-	if len(b)-at < size {
-		return a, 0, badArray("npy: the header is cut short")
+	if b = b[at:]; len(b) < size {
+		return a, badArray("npy: the header is cut short")
 	}
-	if err := a.describe(string(b[at : at+size])); err != nil {
-		return a, 0, badArray("npy header: %w", err)
+	if err := a.describe(string(b[:size])); err != nil {
+		return a, badArray("npy header: %w", err)
 	}
-	return a, at + size, nil
+	b = b[size:]
+	n, ok := byteSize(a.shape, a.dtype)
+	if !ok || n > int64(len(b)) {
+		return a, badArray("npy: %v %s do not fit into the %d bytes after the header: the file is cut short", a.shape,
+			a.dtype, len(b))
+	}
+	a.data = b[:n]
+	return a, nil
 }
 
 // describe parses the header's Python dictionary.
@@ -112,20 +119,6 @@ func (a *array) descr(s string) error {
 	}
 	a.dtype, a.big = dtype, s[0] == '>'
 	return nil
-}
-
-func parseNpy(b []byte) (array, error) {
-	a, n, err := npyHeader(b)
-	if err != nil {
-		return a, err
-	}
-	size, ok := byteSize(a.shape, a.dtype)
-	if !ok || size > int64(len(b)-n) {
-		return a, badArray("npy: %v %s do not fit into the %d bytes after the header: the file is cut short", a.shape,
-			a.dtype, len(b)-n)
-	}
-	a.data = b[n : n+int(size)]
-	return a, nil
 }
 
 // parseNpz reads one member. It inflates no more than the member's header accounts for.

@@ -205,10 +205,10 @@ var coders = newPool(func() *C.sj_coder {
 // maxTables bounds the registry: a set takes about 1 MiB.
 const maxTables = 256
 
-var registry struct {
+var registry = struct {
 	sync.RWMutex
 	sets map[[8]byte]*Tables
-}
+}{sets: map[[8]byte]*Tables{}}
 
 // Register makes tables known to Decode, Size and Restore, for as long as the process lives. It may be called again
 // with the same tables. It fails if there are too many.
@@ -220,9 +220,6 @@ func Register(t *Tables) error {
 	}
 	if len(registry.sets) >= maxTables {
 		return fmt.Errorf("jpeg: %d sets of tables are registered, which is the limit", maxTables)
-	}
-	if registry.sets == nil {
-		registry.sets = map[[8]byte]*Tables{}
 	}
 	registry.sets[t.id] = t
 	return nil

@@ -2,6 +2,7 @@ package jpeg
 
 import (
 	"bytes"
+	"cmp"
 	"compress/flate"
 	"io"
 	"math"
@@ -165,12 +166,7 @@ func codeLengths(c *counts, escape int) (t lengths) {
 	if len(leaves) < 2 { // a code of one symbol does not fill the code space
 		leaves = append(leaves, &item{symbol: escape ^ 1})
 	}
-	byWeight := func(a, b *item) int {
-		if a.weight != b.weight {
-			return int(math.Copysign(1, float64(a.weight)-float64(b.weight)))
-		}
-		return 0
-	}
+	byWeight := func(a, b *item) int { return cmp.Compare(a.weight, b.weight) }
 	slices.SortStableFunc(leaves, byWeight)
 	list := leaves
 	for range maxCode - 1 {

@@ -20,16 +20,13 @@ import (
 
 // pool is a session's device buffers, and host memory for the planes that the host reads.
 type pool struct {
-	key         string
-	device      string
-	uuid        string
-	ring        Ring
-	count       int
-	bufferBytes int
-	host        *os.File // count pieces of hostBytes
-	hostMem     []byte
-	hostBytes   int
-	lost        func() // called when the client's handover connection ends
+	key       string
+	device    Device
+	ring      Ring
+	host      *os.File // a piece of hostBytes for each buffer
+	hostMem   []byte
+	hostBytes int
+	lost      func() // called when the client's handover connection ends
 
 	mu   sync.Mutex
 	free []int         // buffers, in the order in which they became free
@@ -48,10 +45,8 @@ const maxBuffers = 64
 
 func newPool(d Device, ring Ring, count, hostBytes int, lost func()) (*pool, error) {
 	page := os.Getpagesize()
-	p := &pool{key: rand.Text(), device: d.Name(), uuid: d.UUID(), ring: ring, count: count,
-		bufferBytes: ring.BufferBytes(),
-		hostBytes:   (max(hostBytes, 1) + page - 1) / page * page, lost: lost, out: make([]bool, count),
-		wake: make(chan struct{}, 1), claimed: make(chan struct{})}
+	p := &pool{key: rand.Text(), device: d, ring: ring, hostBytes: (max(hostBytes, 1) + page - 1) / page * page,
+		lost: lost, out: make([]bool, count), wake: make(chan struct{}, 1), claimed: make(chan struct{})}
 	var err error
 	if p.host, p.hostMem, err = handover.Memfd("shoal-gpu-host", int64(count*p.hostBytes)); err != nil {
 		return nil, err
@@ -64,7 +59,8 @@ func newPool(d Device, ring Ring, count, hostBytes int, lost func()) (*pool, err
 
 // message is the description of the pool in Opened.
 func (p *pool) message() *feedpb.Pool {
-	return &feedpb.Pool{Key: p.key, Slots: uint32(p.count), SlotBytes: uint64(p.bufferBytes), Device: p.device}
+	return &feedpb.Pool{Key: p.key, Slots: uint32(len(p.out)), SlotBytes: uint64(p.ring.BufferBytes()),
+		Device: p.device.Name()}
 }
 
 // take returns the buffer that was released first, if the device is done with it too. If there is none, b is negative,
@@ -96,7 +92,7 @@ func (p *pool) release(slots []uint32) (int, error) {
 		return 0, nil
 	}
 	for i, s := range slots {
-		if s < 1 || int(s) > p.count || !p.out[s-1] {
+		if s < 1 || int(s) > len(p.out) || !p.out[s-1] {
 			return i, fmt.Errorf("the client released slot %d, which it does not have", s)
 		}
 		p.out[s-1] = false
@@ -197,8 +193,8 @@ func (p *pool) handOver(c *net.UnixConn) error {
 	if err != nil {
 		return err
 	}
-	r := poolReply{V: handover.Version, Slots: p.count, SlotBytes: p.bufferBytes, Device: p.device, UUID: p.uuid,
-		HostBytes: p.hostBytes}
+	r := poolReply{V: handover.Version, Slots: len(p.out), SlotBytes: p.ring.BufferBytes(), Device: p.device.Name(),
+		UUID: p.device.UUID(), HostBytes: p.hostBytes}
 	for i := range ready {
 		r.Events = append(r.Events, event{hex.EncodeToString(ready[i]), hex.EncodeToString(free[i])})
 	}

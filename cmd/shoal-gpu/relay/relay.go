@@ -192,13 +192,10 @@ func (v service) Stream(down feedpb.Feed_StreamServer) error {
 		return err
 	}
 	o := m.GetOpen()
-	if o == nil {
-		return v.s.pass(down, m) // the server reports the error
-	}
-	log := v.s.o.Log.With("session", o.GetSession(), "rank", o.GetRank(), "client", o.GetClient())
-	if o.GetDevice() == "" || o.GetSlots() == 0 {
+	if o.GetDevice() == "" || o.GetSlots() == 0 { // or no Open: the server reports the error
 		return v.s.pass(down, m)
 	}
+	log := v.s.o.Log.With("session", o.GetSession(), "rank", o.GetRank(), "client", o.GetClient())
 	if o.GetDevice() != v.s.o.Device.Name() {
 		log.Warn("the trainer requests another device: batches go to host memory", "wants", o.GetDevice(),
 			"device", v.s.o.Device.Name())

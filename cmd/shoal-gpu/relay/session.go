@@ -102,8 +102,6 @@ func (ses *session) prepare(buffers, own int) error {
 		if p.GetName() == planeData && p.GetLength() == 0 {
 			return errors.New("samples of different lengths do not fit buffers of one size")
 		}
-	}
-	for _, p := range o.GetPlanes() {
 		ses.total = max(ses.total, int(p.GetOffset()+p.GetLength()))
 	}
 	var err error
@@ -149,8 +147,8 @@ func (ses *session) close() {
 		delete(s.pools, ses.pool.key)
 		s.mu.Unlock()
 		s.sessions.Add(-1)
-		s.buffers.Add(-int64(ses.pool.count))
-		s.bytes.Add(-int64(ses.pool.count * ses.pool.bufferBytes))
+		s.buffers.Add(-int64(len(ses.pool.out)))
+		s.bytes.Add(-int64(len(ses.pool.out) * ses.ring.BufferBytes()))
 		s.held.Add(-int64(ses.pool.abandon()))
 		errs = append(errs, ses.pool.close())
 	}
@@ -185,7 +183,7 @@ func (ses *session) send(m *feedpb.ClientMessage) error {
 // run serves the session to its end.
 func (ses *session) run(down feedpb.Feed_StreamServer) error {
 	defer ses.close()
-	items := make(chan item, ses.pool.count)
+	items := make(chan item, len(ses.pool.out))
 	var ended error
 	go func() { // ends when the session is cancelled; items is closed then
 		defer close(items)

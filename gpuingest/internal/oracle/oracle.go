@@ -12,6 +12,7 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"slices"
 	"sync"
 )
 
@@ -25,28 +26,22 @@ type process struct {
 	mu  sync.Mutex
 	in  io.WriteCloser
 	out *bufio.Reader
-	err error
 }
 
 // The process ends with the test binary: its standard input closes.
-var start = sync.OnceValue(func() *process {
-	p := &process{}
+var start = sync.OnceValues(func() (*process, error) {
 	cmd := exec.Command(Python, "-c", script)
 	cmd.Stderr = os.Stderr
 	cmd.Env = append(os.Environ(), "OMP_NUM_THREADS=1")
 	in, err := cmd.StdinPipe()
 	if err != nil {
-		p.err = err
-		return p
+		return nil, err
 	}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
-		p.err = err
-		return p
+		return nil, err
 	}
-	p.in, p.out = in, bufio.NewReaderSize(out, 1<<20)
-	p.err = cmd.Start()
-	return p
+	return &process{in: in, out: bufio.NewReaderSize(out, 1<<20)}, cmd.Start()
 })
 
 // Q is the named values of a question or an answer.
@@ -59,11 +54,11 @@ func (r *Refused) Error() string { return r.Message }
 
 // Ask sends one question with a payload. The error is *Refused if the library itself raised an exception.
 func Ask(op string, q Q, payload []byte) (Q, []byte, error) {
-	p := start()
-	if p.err != nil {
+	p, err := start()
+	if err != nil {
 		return nil, nil, fmt.Errorf(
 			"oracle: %s with Pillow and torch is needed (apt install python3-pil python3-torchvision): %w",
-			Python, p.err)
+			Python, err)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -73,10 +68,7 @@ func Ask(op string, q Q, payload []byte) (Q, []byte, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	if _, err := p.in.Write(append(line, '\n')); err != nil {
-		return nil, nil, err
-	}
-	if _, err := p.in.Write(payload); err != nil {
+	if _, err := p.in.Write(slices.Concat(line, []byte{'\n'}, payload)); err != nil {
 		return nil, nil, err
 	}
 	head, err := p.out.ReadBytes('\n')
