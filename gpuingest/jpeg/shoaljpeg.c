@@ -55,7 +55,7 @@ enum {
 // The taps of one axis: output i reads n[i] source samples from first[i] on.
 // hilo holds, for each pair of taps, the high halves of both and the low halves of both.
 typedef struct {
-	int in, out, taps; // taps is even: odd counts are padded with a zero
+	int out, taps; // taps is even: odd counts are padded with a zero
 	int identity;
 	int32_t *first, *n;
 	int32_t *k;    // out x taps
@@ -199,7 +199,6 @@ static int axis_init(axis *a, int filter, span src, int out, int from, int to, i
 	double fscale = scale < 1 ? 1 : scale;
 	double support = filter == SJ_BICUBIC ? 2 * fscale : fscale;
 	double inv = 1.0 / fscale;
-	a->in = in;
 	a->out = count;
 	a->identity = in == out && src.in0 == 0 && src.in1 == (float)out;
 	if (!a->identity && filter != SJ_NEAREST) taps = (int)ceil(support) * 2 + 1;
@@ -1204,7 +1203,7 @@ static void open_source(sj_scratch *s, const uint8_t *src, size_t n) {
 // own_rows takes the usual picture's rows from coefficients.
 static int own_rows(sj_scratch *s, sj_recoded *from) {
 	int x0 = s->base_x + s->x.lo, x1 = s->base_x + s->x.hi, y0 = s->base_y + s->y.lo, y1 = s->base_y + s->y.hi;
-	int code = sj_own_open(s->own, &s->d, from, simd, x0, x1, y0, y1);
+	int code = sj_own_open(s->own, &s->d, from, x0, x1, y0, y1);
 	size_t width = (size_t)(x1 - x0 + 1), stride = width * 4 + SJ_OWN_SLACK, plane = 0;
 	if (code != SJ_OK) return code;
 	if (!layout(s, 1)) return SJ_MEMORY;
@@ -1253,7 +1252,7 @@ static void decode(sj_scratch *s, const uint8_t *src, size_t n, sj_recoded *from
 	case 4: d->out_color_space = JCS_CMYK; break;
 	default: fail((j_common_ptr)d, SJ_COLOR);
 	}
-	if (from && s->denom == 1 && sj_own_usual(d, from, simd)) {
+	if (from && s->denom == 1 && sj_own_usual(d, from)) {
 		int code = own_rows(s, from);
 		if (code != SJ_OK) fail((j_common_ptr)d, code);
 		finish(s, table, dst);

@@ -35,9 +35,9 @@ typedef struct {
 struct sj_own {
 	component c[3];
 	sj_recoded *from;
-	int simd, half_w, half_h; // chroma has half the columns, half the rows
-	int x0, width, y, band;   // first column, columns, next row, next band
-	int ready;                // rows of luma that the bands so far give
+	int half_w, half_h;     // chroma has half the columns, half the rows
+	int x0, width, y, band; // first column, columns, next row, next band
+	int ready;              // rows of luma that the bands so far give
 	sj_buf mem;
 	int16_t *blocks;
 	uint8_t *last, *plane[3];
@@ -189,7 +189,7 @@ LOOP static inline void pixels_avx512(V r, V g, V b, uint8_t *out) {
 
 #include "sjown_simd.h"
 
-#define BEST(o, f) ((o)->simd > 1 ? f##_avx512 : f##_avx2)
+#define BEST(f) (sj_simd() > 1 ? f##_avx512 : f##_avx2)
 
 #else
 
@@ -259,13 +259,13 @@ static inline void pixels_neon(V r, V g, V b, uint8_t *out) {
 
 #include "sjown_simd.h"
 
-#define BEST(o, f) f##_neon
+#define BEST(f) f##_neon
 
 #endif
 
-int sj_own_usual(j_decompress_ptr d, sj_recoded *from, int simd) {
+int sj_own_usual(j_decompress_ptr d, sj_recoded *from) {
 	jpeg_component_info *c = d->comp_info;
-	if (!simd || d->num_components != 3 || from->j.comps != 3 || d->jpeg_color_space != JCS_YCbCr) return 0;
+	if (!sj_simd() || d->num_components != 3 || from->j.comps != 3 || d->jpeg_color_space != JCS_YCbCr) return 0;
 	for (int i = 0; i < 3; i++) {
 		if (i && (c[i].h_samp_factor != 1 || c[i].v_samp_factor != 1)) return 0;
 		if (c[i].quant_tbl_no < 0 || c[i].quant_tbl_no >= NUM_QUANT_TBLS ||
@@ -278,9 +278,8 @@ int sj_own_usual(j_decompress_ptr d, sj_recoded *from, int simd) {
 		(c->v_samp_factor == 1 || (c->v_samp_factor == 2 && c->h_samp_factor == 2));
 }
 
-int sj_own_open(sj_own *o, j_decompress_ptr d, sj_recoded *from, int simd, int x0, int x1, int y0, int y1) {
+int sj_own_open(sj_own *o, j_decompress_ptr d, sj_recoded *from, int x0, int x1, int y0, int y1) {
 	o->from = from;
-	o->simd = simd;
 	o->half_w = d->comp_info->h_samp_factor - 1;
 	o->half_h = d->comp_info->v_samp_factor - 1;
 	o->x0 = x0 & ~1; // chroma goes in pairs
@@ -345,7 +344,7 @@ static int next(sj_own *o) {
 		for (; y < end && y < c->need1; y += 8, b += 64 * c->blocks_w, last += c->blocks_w) {
 			if (y + 8 <= c->need0) continue;
 			uint8_t *out = sample(o, i, 8 * c->from, y);
-			BEST(o, blocks)(b + 64 * c->from, last + c->from, c->quant, c->to - c->from, out, c->stride);
+			BEST(blocks)(b + 64 * c->from, last + c->from, c->quant, c->to - c->from, out, c->stride);
 			for (int k = 0; i && k < 8; k++, out += c->stride) {
 				if (c->from == 0) out[-1] = out[0];
 				if (8 * c->to >= c->w) out[c->w - 8 * c->from] = out[c->w - 1 - 8 * c->from];
@@ -368,7 +367,7 @@ int sj_own_rows(sj_own *o, uint8_t *const *rows, int n, size_t plane) {
 		}
 		const uint8_t *c[4];
 		for (int k = 0; k < 4; k++) c[k] = sample(o, 1 + k / 2, o->x0 >> o->half_w, k % 2 ? far : near);
-		BEST(o, line)(sample(o, 0, o->x0, y), c, o->half_w, o->half_h, o->width, rows[i], plane);
+		BEST(line)(sample(o, 0, o->x0, y), c, o->half_w, o->half_h, o->width, rows[i], plane);
 	}
 	return SJ_OK;
 }
@@ -378,9 +377,9 @@ int sj_own_rows(sj_own *o, uint8_t *const *rows, int n, size_t plane) {
 sj_own *sj_own_new(void) { return calloc(1, 1); }
 void sj_own_free(sj_own *o) { free(o); }
 size_t sj_own_bytes(const sj_own *o) { (void)o; return 0; }
-int sj_own_usual(j_decompress_ptr d, sj_recoded *from, int simd) { (void)d; (void)from; (void)simd; return 0; }
-int sj_own_open(sj_own *o, j_decompress_ptr d, sj_recoded *from, int simd, int x0, int x1, int y0, int y1) {
-	(void)o; (void)d; (void)from; (void)simd; (void)x0; (void)x1; (void)y0; (void)y1;
+int sj_own_usual(j_decompress_ptr d, sj_recoded *from) { (void)d; (void)from; return 0; }
+int sj_own_open(sj_own *o, j_decompress_ptr d, sj_recoded *from, int x0, int x1, int y0, int y1) {
+	(void)o; (void)d; (void)from; (void)x0; (void)x1; (void)y0; (void)y1;
 	return SJ_CORRUPT;
 }
 int sj_own_rows(sj_own *o, uint8_t *const *rows, int n, size_t plane) {

@@ -131,7 +131,7 @@ static size_t put_marker(uint8_t *o, int marker, const uint8_t *body, size_t n) 
 static int make_head(sj_recoded *r) {
 	const sj_jpeg *j = &r->j;
 	const uint8_t *p = r->verbatim;
-	uint8_t *o = r->head_buf, *end = o + sizeof r->head_buf - 64;
+	uint8_t *o = r->head, *end = o + sizeof r->head - 64;
 	*o++ = 0xFF;
 	*o++ = 0xD8;
 	for (size_t i = 2; i < j->head_end;) {
@@ -160,8 +160,7 @@ static int make_head(sj_recoded *r) {
 	sos[2 + 2 * j->comps] = 63;
 	o += put_marker(o, 0xC0, sof, 6 + 3 * (size_t)j->comps);
 	o += put_marker(o, 0xDA, sos, 4 + 2 * (size_t)j->comps);
-	r->head = r->head_buf;
-	r->head_n = (size_t)(o - r->head_buf);
+	r->head_n = (size_t)(o - r->head);
 	return 1;
 }
 

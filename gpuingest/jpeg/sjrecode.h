@@ -25,7 +25,7 @@ typedef struct {
 	// What jpeg_read_header needs and no more: SOI, JFIF and Adobe markers, quantisation tables, and a baseline frame
 	// and scan header, also for a progressive original (all its coefficients are here). A grey picture's sampling is
 	// written as 1x1.
-	const uint8_t *head;
+	uint8_t head[768];
 	size_t head_n;
 	sj_jpeg j; // the original up to its first scan
 	// MCU rows of a band: 2 where an MCU is 16 rows high or more, else 4; the last may have fewer
@@ -42,7 +42,6 @@ typedef struct {
 	struct sj_part *part; // in parts
 	sj_buf parts, lanes, queue;
 	sj_buf whole; // the verbatim part, if tables have been left out of it
-	uint8_t head_buf[768];
 } sj_recoded;
 
 // sj_rows is how many rows of blocks a band has; the last has what is left of blocks_h.

@@ -16,7 +16,6 @@ import (
 	"io"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
@@ -110,18 +109,11 @@ type Error struct {
 }
 
 func (e *Error) Error() string {
-	if e.Code == codes.Unavailable && strings.HasSuffix(e.Text, syscall.EACCES.Error()) {
-		return fmt.Sprintf("feed %s: %s (this user may not connect: see --socket-group of `shoal serve`)",
-			e.Addr, e.Text)
-	}
-	if r := remedy(e); r != "" {
-		return fmt.Sprintf("feed %s: %s (%s)", e.Addr, e.Text, r)
-	}
+	text := fmt.Sprintf("feed %s: %s", e.Addr, e.Text)
 	if e.Code == codes.Unavailable {
-		return fmt.Sprintf("feed %s: %s (is `shoal serve` running there? start it, or check the address)",
-			e.Addr, e.Text)
+		text += " (" + remedy(e.Text) + ")"
 	}
-	return fmt.Sprintf("feed %s: %s", e.Addr, e.Text)
+	return text
 }
 
 func (c *Client) explain(err error) error {

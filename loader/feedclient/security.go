@@ -12,7 +12,6 @@ import (
 	"syscall"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 
@@ -159,15 +158,15 @@ var remedies = []struct{ text, remedy string }{
 			"connect to tls://"},
 }
 
-// remedy returns what to do about e, or "".
-func remedy(e *Error) string {
-	if e.Code != codes.Unavailable {
-		return ""
+// remedy returns what to do about a connection that failed.
+func remedy(text string) string {
+	if strings.HasSuffix(text, syscall.EACCES.Error()) {
+		return "this user may not connect: see --socket-group of `shoal serve`"
 	}
 	for _, r := range remedies {
-		if strings.Contains(e.Text, r.text) {
+		if strings.Contains(text, r.text) {
 			return r.remedy
 		}
 	}
-	return ""
+	return "is `shoal serve` running there? start it, or check the address"
 }
