@@ -1,6 +1,7 @@
 package loader
 
 import (
+	"cmp"
 	"context"
 
 	"google.golang.org/grpc/metadata"
@@ -27,9 +28,6 @@ func sessionSpan(ctx context.Context, o *feedpb.Open) (_ context.Context, _ trac
 }
 
 func (s *session) endSpan(err error) {
-	if s.span.IsNone() {
-		return
-	}
 	s.span.Str("shoal.session", s.spec.session)
 	s.span.Int("shoal.rank", int64(s.spec.rank))
 	s.span.Int("shoal.world", int64(s.spec.world))
@@ -62,14 +60,9 @@ func (s *session) startSpan(b *batch) {
 // endSpan ends a batch's span once its rows are settled, with the first error of any row. A bad sample counts as one,
 // since the policy has not been applied yet.
 func (b *batch) endSpan() {
-	if b.span.IsNone() {
-		return
-	}
 	var err error
 	for i := range b.rows {
-		if err = b.rows[i].err; err != nil {
-			break
-		}
+		err = cmp.Or(err, b.rows[i].err)
 	}
 	b.span.Int("shoal.bad_samples", int64(len(b.header.GetBad())))
 	b.span.End(err)

@@ -7,33 +7,6 @@ package cuda
 #include <stdlib.h>
 
 int shoal_cuda_load(const char **reason); // link/libcuda.c
-
-static CUresult shoal_export(int *fd, CUmemGenericAllocationHandle h) {
-	return cuMemExportToShareableHandle(fd, h, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-}
-static CUmemAllocationProp shoal_prop(int dev) {
-	CUmemAllocationProp p = {0};
-	p.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-	p.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-	p.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-	p.location.id = dev;
-	return p;
-}
-static CUresult shoal_create(CUmemGenericAllocationHandle *h, size_t size, int dev) {
-	CUmemAllocationProp p = shoal_prop(dev);
-	return cuMemCreate(h, size, &p, 0);
-}
-static CUresult shoal_granularity(size_t *n, int dev) {
-	CUmemAllocationProp p = shoal_prop(dev);
-	return cuMemGetAllocationGranularity(n, &p, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
-}
-static CUresult shoal_access(CUdeviceptr at, size_t size, int dev) {
-	CUmemAccessDesc a = {0};
-	a.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-	a.location.id = dev;
-	a.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-	return cuMemSetAccess(at, size, &a, 1);
-}
 */
 import "C"
 
@@ -121,10 +94,18 @@ func unpin(p []byte) error {
 	return check("cuMemHostUnregister", C.cuMemHostUnregister(unsafe.Pointer(&p[0])))
 }
 
+// kind is memory of a device that can be handed over as a descriptor.
+func kind(dev cu.Device) *C.CUmemAllocationProp {
+	return &C.CUmemAllocationProp{_type: C.CU_MEM_ALLOCATION_TYPE_PINNED,
+		requestedHandleTypes: C.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+		location:             C.CUmemLocation{_type: C.CU_MEM_LOCATION_TYPE_DEVICE, id: C.int(dev)}}
+}
+
 // granularity is the unit of sizes of device memory.
 func granularity(dev cu.Device) (int, error) {
 	var n C.size_t
-	err := check("cuMemGetAllocationGranularity", C.shoal_granularity(&n, C.int(dev)))
+	err := check("cuMemGetAllocationGranularity", C.cuMemGetAllocationGranularity(&n, kind(dev),
+		C.CU_MEM_ALLOC_GRANULARITY_MINIMUM))
 	return int(n), err
 }
 
@@ -147,7 +128,7 @@ func newRegion(dev cu.Device, n, size int) (r *region, err error) {
 	for i := range n {
 		var h C.CUmemGenericAllocationHandle
 		if err := check(fmt.Sprintf("cuMemCreate of %d bytes, %d of %d", size, i+1, n),
-			C.shoal_create(&h, C.size_t(size), C.int(dev))); err != nil {
+			C.cuMemCreate(&h, C.size_t(size), kind(dev), 0)); err != nil {
 			return nil, errors.Join(err, r.close())
 		}
 		if err := check("cuMemMap", C.cuMemMap(at+C.CUdeviceptr(i*size), C.size_t(size), 0, h, 0)); err != nil {
@@ -155,7 +136,8 @@ func newRegion(dev cu.Device, n, size int) (r *region, err error) {
 		}
 		r.mem = append(r.mem, h)
 	}
-	if err := check("cuMemSetAccess", C.shoal_access(at, C.size_t(r.total), C.int(dev))); err != nil {
+	access := C.CUmemAccessDesc{location: kind(dev).location, flags: C.CU_MEM_ACCESS_FLAGS_PROT_READWRITE}
+	if err := check("cuMemSetAccess", C.cuMemSetAccess(at, C.size_t(r.total), &access, 1)); err != nil {
 		return nil, errors.Join(err, r.close())
 	}
 	return r, nil
@@ -164,7 +146,8 @@ func newRegion(dev cu.Device, n, size int) (r *region, err error) {
 // export returns a descriptor of allocation i, which the caller closes.
 func (r *region) export(i int) (int, error) {
 	var fd C.int
-	err := check("cuMemExportToShareableHandle", C.shoal_export(&fd, r.mem[i]))
+	err := check("cuMemExportToShareableHandle", C.cuMemExportToShareableHandle(unsafe.Pointer(&fd), r.mem[i],
+		C.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0))
 	return int(fd), err
 }
 
