@@ -37,9 +37,9 @@ var haveSIMD = setSIMD(vnni)
 // setSIMD selects the loops, at most the given ones, and returns those in use. Not safe during calls.
 func setSIMD(most int) int { return int(C.sj_set_simd(C.int(most))) }
 
-var scratches = newPool(func() *C.sj_scratch {
+var scratches = &pool[*C.sj_scratch]{func() *C.sj_scratch {
 	return C.sj_new()
-}, func(s *C.sj_scratch) { C.sj_free(s) }, func(s *C.sj_scratch) int { return int(C.sj_bytes(s)) })
+}, func(s *C.sj_scratch) { C.sj_free(s) }, func(s *C.sj_scratch) int { return int(C.sj_bytes(s)) }}
 
 // DecodeSized is Decode for a caller that has called Size already, usually to choose the box. src may be recoded; its
 // tables must be registered.
@@ -54,11 +54,11 @@ func DecodeSized(dst, src []byte, size image.Point, j *Job) error {
 		return fmt.Errorf("%w: no bytes", ErrTruncated)
 	}
 	need := j.needs(size) + decodeNeeds(src)
-	s, err := scratches.get(need, "decode")
+	s, o, err := scratches.get(need, "decode")
 	if err != nil {
 		return err
 	}
-	defer scratches.put(s, need)
+	defer scratches.put(s, o, need)
 	if err := j.fill(C.sj_req(s), size, len(dst)); err != nil {
 		return err
 	}
@@ -78,11 +78,11 @@ func Resample(dst, rgb []byte, size image.Point, j *Job) error {
 		return fmt.Errorf("jpeg: %d bytes are not %dx%d RGB pixels", len(rgb), size.X, size.Y)
 	}
 	need := j.needs(size)
-	s, err := scratches.get(need, "resize")
+	s, o, err := scratches.get(need, "resize")
 	if err != nil {
 		return err
 	}
-	defer scratches.put(s, need)
+	defer scratches.put(s, o, need)
 	if err := j.fill(C.sj_req(s), size, len(dst)); err != nil {
 		return err
 	}
@@ -216,11 +216,11 @@ func EncodeWith(dst, pix []byte, w, h int, e Encoding) ([]byte, error) {
 	if e.Progressive || e.Optimize { // the coefficients are kept
 		need += 2*int64(len(pix)) + 64*int64(w+h)*int64(e.Components)
 	}
-	s, err := scratches.get(need, "encode")
+	s, o, err := scratches.get(need, "encode")
 	if err != nil {
 		return dst, err
 	}
-	defer scratches.put(s, need)
+	defer scratches.put(s, o, need)
 	c := C.sj_encoding{
 		w: C.int(w), h: C.int(h), components: C.int(e.Components), ycck: cbool(e.YCCK),
 		h_samp: C.int(factors[0]), v_samp: C.int(factors[1]), quality: C.int(e.Quality),

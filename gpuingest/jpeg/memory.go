@@ -15,6 +15,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	humanize "github.com/dustin/go-humanize"
@@ -26,9 +27,10 @@ import (
 var memory = struct {
 	sync.Mutex
 	limit, used int64
-	waiting     []*claim  // in order of arrival
-	idle        []*object // by the time of their last use
-	over        int       // calls that allocated more than they took, which tests look at
+	waiting     []*claim     // in order of arrival
+	idle        []*object    // by the time of their last use
+	made        atomic.Int64 // objects that there are, which tests look at
+	over        int          // calls that allocated more than they took, which tests look at
 }{limit: math.MaxInt64}
 
 type claim struct {
@@ -37,10 +39,10 @@ type claim struct {
 	ready   chan struct{}
 }
 
-// object is one of a pool. It is made once for each, since a pointer to a C type costs an allocation in an interface.
+// object is one of a pool.
 type object struct {
 	pool  any
-	c     any
+	c     any // put here once, since a pointer to a C type costs an allocation in an interface
 	free  func()
 	bytes int64     // which are counted while it is idle
 	since time.Time // of its last use
@@ -112,16 +114,10 @@ type pool[P comparable] struct {
 	make  func() P // nil: out of memory
 	free  func(P)
 	bytes func(P) int
-
-	objects map[P]*object // guarded by memory's lock
 }
 
-func newPool[P comparable](mk func() P, free func(P), bytes func(P) int) *pool[P] {
-	return &pool[P]{mk, free, bytes, map[P]*object{}}
-}
-
-// get returns an object that may allocate so many bytes. put must be called with them.
-func (p *pool[P]) get(need int64, what string) (c P, err error) {
+// get returns an object that may allocate so many bytes. put must be called with all of them.
+func (p *pool[P]) get(need int64, what string) (c P, o *object, err error) {
 	memory.Lock()
 	taken := len(memory.waiting) == 0 && take(need)
 	if !taken {
@@ -135,7 +131,7 @@ func (p *pool[P]) get(need int64, what string) (c P, err error) {
 	}
 	if limit := memory.limit; !taken {
 		memory.Unlock()
-		return c, fmt.Errorf(
+		return c, nil, fmt.Errorf(
 			"%w: to %s it takes up to %s of memory, and all pictures together have %s (raise --memory)",
 			ErrTooLarge, what, humanize.IBytes(uint64(need)), humanize.IBytes(uint64(limit)))
 	}
@@ -143,27 +139,16 @@ func (p *pool[P]) get(need int64, what string) (c P, err error) {
 		if o := memory.idle[i]; o.pool == any(p) {
 			memory.idle = slices.Delete(memory.idle, i, i+1)
 			memory.Unlock()
-			return o.c.(P), nil
+			return o.c.(P), o, nil
 		}
 	}
 	memory.Unlock()
-	if c = p.more(); c == *new(P) {
+	if c = p.make(); c == *new(P) {
 		give(need)
-		return c, errMemory
+		return c, nil, errMemory
 	}
-	return c, nil
-}
-
-// more makes an object.
-func (p *pool[P]) more() P {
-	c := p.make()
-	if c != *new(P) {
-		o := &object{pool: p, c: c, free: func() { delete(p.objects, c); p.free(c) }}
-		memory.Lock()
-		p.objects[c] = o
-		memory.Unlock()
-	}
-	return c
+	memory.made.Add(1)
+	return c, &object{pool: p, c: c, free: func() { p.free(c); memory.made.Add(-1) }}, nil
 }
 
 // give returns what was taken.
@@ -175,10 +160,9 @@ func give(n int64) {
 }
 
 // put keeps the object, or frees it.
-func (p *pool[P]) put(c P, need int64) {
+func (p *pool[P]) put(c P, o *object, need int64) {
 	bytes := int64(p.bytes(c))
 	memory.Lock()
-	o := p.objects[c]
 	if bytes > o.bytes+need && need > 0 {
 		memory.over++
 	}
@@ -192,12 +176,10 @@ func (p *pool[P]) put(c P, need int64) {
 		o.bytes, o.since = bytes, time.Now()
 		memory.idle = append(memory.idle, o)
 		need -= bytes
-	} else {
-		delete(p.objects, c)
 	}
 	memory.Unlock()
 	if !keep {
-		p.free(c)
+		o.free()
 	}
 	give(need)
 }

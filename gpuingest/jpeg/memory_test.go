@@ -63,7 +63,7 @@ func TestMemoryIsCounted(t *testing.T) {
 			t.Fatalf("limit %d: %d calls allocated more than they took", most, n)
 		}
 		TrimMemory(0)
-		if memory.used != 0 || len(memory.idle)+len(scratches.objects)+len(coders.objects)+len(memory.waiting) != 0 {
+		if memory.used != 0 || memory.made.Load() != 0 || len(memory.idle)+len(memory.waiting) != 0 {
 			t.Fatalf("%d bytes left, %d idle", memory.used, len(memory.idle))
 		}
 	}

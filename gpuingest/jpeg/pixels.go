@@ -35,11 +35,11 @@ func decodeRecoded(dst, src []byte, size image.Point, j *Job) error {
 
 func (t *Tables) decode(dst, src []byte, size image.Point, j *Job) (rc C.int, err error) {
 	need := j.needs(size) + recodedNeeds(src)
-	s, err := scratches.get(need, "decode")
+	s, o, err := scratches.get(need, "decode")
 	if err != nil {
 		return 0, err
 	}
-	defer scratches.put(s, need)
+	defer scratches.put(s, o, need)
 	if err := j.fill(C.sj_req(s), size, len(dst)); err != nil {
 		return 0, err
 	}

@@ -67,13 +67,13 @@ func TrainTables(files iter.Seq[[]byte]) (*Tables, error) {
 // appendLanes appends the lanes of a file, if it can be recoded.
 func appendLanes(lanes []lane, f []byte) ([]lane, error) {
 	need := int64(C.sj_recode_needs(bytePtr(f), C.size_t(len(f))))
-	c, err := coders.get(need, "recode")
+	c, o, err := coders.get(need, "recode")
 	if errors.Is(err, ErrTooLarge) {
 		return lanes, nil
 	} else if err != nil {
 		return nil, err
 	}
-	defer coders.put(c, need)
+	defer coders.put(c, o, need)
 	switch C.sj_split(c, bytePtr(f), C.size_t(len(f))) {
 	case C.SJ_OK:
 	case C.SJ_MEMORY:
@@ -131,13 +131,13 @@ func (t *Tables) Recode(dst, src []byte) ([]byte, error) {
 // recode is Recode whatever the size.
 func (t *Tables) recode(dst, src []byte) ([]byte, error) {
 	need := int64(C.sj_recode_needs(bytePtr(src), C.size_t(len(src))))
-	c, err := coders.get(need, "recode")
+	c, o, err := coders.get(need, "recode")
 	if errors.Is(err, ErrTooLarge) {
 		return dst, fmt.Errorf("%w: %w", ErrKeep, err)
 	} else if err != nil {
 		return dst, err
 	}
-	defer coders.put(c, need)
+	defer coders.put(c, o, need)
 	rc := C.sj_recode(c, t.c, bytePtr(t.id[:]), C.uint32_t(crc32.Checksum(src, castagnoli)), bytePtr(src),
 		C.size_t(len(src)))
 	runtime.KeepAlive(t)
@@ -169,11 +169,11 @@ func (t *Tables) Restore(dst, rec []byte) ([]byte, error) {
 		return dst, fmt.Errorf("%w: it needs %x, these are %x", ErrNoTables, id, t.id)
 	}
 	need := int64(C.sj_restore_needs(bytePtr(rec), C.size_t(len(rec)), t.c))
-	c, err := coders.get(need, "restore")
+	c, o, err := coders.get(need, "restore")
 	if err != nil {
 		return dst, err
 	}
-	defer coders.put(c, need)
+	defer coders.put(c, o, need)
 	rc := C.sj_restore(c, t.c, bytePtr(rec), C.size_t(len(rec)))
 	runtime.KeepAlive(t)
 	switch rc {
@@ -198,9 +198,9 @@ func appendOutput(dst []byte, c *C.sj_coder) []byte {
 	return append(dst, unsafe.Slice((*byte)(unsafe.Pointer(p)), int(n))...)
 }
 
-var coders = newPool(func() *C.sj_coder {
+var coders = &pool[*C.sj_coder]{func() *C.sj_coder {
 	return C.sj_coder_new()
-}, func(c *C.sj_coder) { C.sj_coder_free(c) }, func(c *C.sj_coder) int { return int(C.sj_coder_bytes(c)) })
+}, func(c *C.sj_coder) { C.sj_coder_free(c) }, func(c *C.sj_coder) int { return int(C.sj_coder_bytes(c)) }}
 
 // maxTables bounds the registry: a set takes about 1 MiB.
 const maxTables = 256
@@ -235,11 +235,11 @@ func registered(id [8]byte) *Tables {
 // bands expands bands [from, to) of a recoded file, for tests: the coefficients, and what sj_recoded_band says of the
 // last in each block.
 func (t *Tables) bands(rec []byte, from, to int) (blocks []int16, last []byte, err error) {
-	c, err := coders.get(0, "restore")
+	c, o, err := coders.get(0, "restore")
 	if err != nil {
 		return nil, nil, err
 	}
-	defer coders.put(c, 0)
+	defer coders.put(c, o, 0)
 	n := C.sj_bands(c, t.c, bytePtr(rec), C.size_t(len(rec)), C.int(from), C.int(to))
 	runtime.KeepAlive(t)
 	if n < 0 {
