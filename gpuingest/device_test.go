@@ -146,16 +146,13 @@ func TestSplitNothing(t *testing.T) {
 func TestJobCheck(t *testing.T) {
 	f := &Finish{DType: "uint8", Layout: "nchw", Height: 4, Width: 4, SourceHeight: 6, SourceWidth: 6}
 	good := Job{Rows: 2, Finish: f, Source: 0, Params: 216, Target: 0, Copies: []Copy{{From: 216, To: 96, Bytes: 16}}}
-	if err := good.Check(232, 112); err != nil {
-		t.Fatal(err)
-	}
 	slot := make([]byte, 232)
 	RowParams{X: 2, Y: 2, Flags: Filled}.Put(slot[216:])
-	if err := good.CheckRows(slot); err != nil {
+	if err := good.Check(slot, 112); err != nil {
 		t.Fatal(err)
 	}
 	RowParams{X: 3, Flags: Filled}.Put(slot[224:])
-	if err := good.CheckRows(slot); err == nil || !strings.Contains(err.Error(), "row 1") {
+	if err := good.Check(slot, 112); err == nil || !strings.Contains(err.Error(), "row 1") {
 		t.Errorf("a window over the edge: %v", err)
 	}
 	for name, change := range map[string]func(j *Job, f *Finish){
@@ -175,7 +172,7 @@ func TestJobCheck(t *testing.T) {
 		j, g := good, *f
 		j.Finish = &g
 		change(&j, &g)
-		if err := j.Check(232, 112); err == nil {
+		if err := j.Check(make([]byte, 232), 112); err == nil {
 			t.Errorf("%s: passes", name)
 		}
 	}
