@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 )
@@ -64,7 +63,10 @@ func compileTokens(p *parser, calls []call) (Ingest, error) {
 	case t.packed && (t.stored == "json" || headed && t.inType == ""):
 		a.bad(v, untyped)
 	}
-	t.dtype = a.oneOf("dtype", slices.Sorted(maps.Keys(integers))...)
+	if v = a.val["dtype"]; v.kind != 's' || !isInteger(v.str) {
+		a.bad(v, "dtype must be an integer type such as 'int64'")
+	}
+	t.dtype = v.str
 	if v = a.val["pad"]; v.kind != 'i' || v.num < integers[t.dtype][0] || v.num >= integers[t.dtype][1] {
 		a.bad(v, "pad must be a token of type %s", t.dtype)
 	}

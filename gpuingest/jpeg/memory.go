@@ -143,12 +143,13 @@ func (p *pool[P]) get(need int64, what string) (c P, o *object, err error) {
 		}
 	}
 	memory.Unlock()
-	if c = p.make(); c == *new(P) {
+	made := p.make() // and not c, or each call would allocate it for the function below
+	if made == *new(P) {
 		give(need)
 		return c, nil, errMemory
 	}
 	memory.made.Add(1)
-	return c, &object{pool: p, c: c, free: func() { p.free(c); memory.made.Add(-1) }}, nil
+	return made, &object{pool: p, c: made, free: func() { p.free(made); memory.made.Add(-1) }}, nil
 }
 
 // give returns what was taken.
