@@ -150,15 +150,14 @@ func (s *session) newBatch(ctx context.Context, p plan, k, epoch int) (*batch, e
 	}
 	list, total := planes(sp.transform, rows, dataBytes)
 	if total > s.srv.o.MaxBatchBytes {
-		return nil, coded(codes.ResourceExhausted, fmt.Errorf(
+		return nil, coded(codes.ResourceExhausted,
 			"batch %d of epoch %d has %d bytes, more than the server's limit of %d: lower the batch size",
-			p.index(k), epoch, total, s.srv.o.MaxBatchBytes))
+			p.index(k), epoch, total, s.srv.o.MaxBatchBytes)
 	}
 	state := sp.state(ds, epoch, p.after(k))
 	b := &batch{by: s, at: at, ctx: s.ctx, state: state,
 		header: &feedpb.BatchHeader{Index: uint64(p.index(k)), Epoch: uint32(epoch), Rows: uint32(rows),
-			TotalBytes: uint64(total),
-			Planes:     list, State: state.JSON()},
+			TotalBytes: uint64(total), Planes: list, State: state.JSON()},
 		rows: make([]row, len(ids)), planes: make(map[string][]byte, len(list)),
 		taken: make(chan struct{}), done: make(chan struct{}),
 	}
@@ -201,8 +200,7 @@ func (s *session) place(ctx context.Context, b *batch, rows int, total int64) ([
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		return nil, coded(codes.ResourceExhausted,
-			fmt.Errorf("a batch of %d samples needs %d bytes: %w", rows, total, err))
+		return nil, coded(codes.ResourceExhausted, "a batch of %d samples needs %d bytes: %w", rows, total, err)
 	}
 	b.buf = s.newBuffer(total)
 	return b.buf.data, nil
@@ -436,9 +434,9 @@ func (r *row) read(ctx context.Context, s *session) error {
 	if s.spec.transform == nil {
 		dst := r.out.Fields[0]
 		if len(data) != len(dst) {
-			return coded(codes.FailedPrecondition, fmt.Errorf(
+			return coded(codes.FailedPrecondition,
 				"sample %d (%s): %d bytes where the dataset's version has %d: refresh the dataset",
-				id, s.ds.Path(id), len(data), len(dst)))
+				id, s.ds.Path(id), len(data), len(dst))
 		}
 		copy(dst, data)
 		return nil

@@ -20,19 +20,21 @@ type codedError struct {
 func (e *codedError) Error() string { return e.err.Error() }
 func (e *codedError) Unwrap() error { return e.err }
 
-func coded(c codes.Code, err error) error { return &codedError{c, err} }
+func coded(c codes.Code, format string, args ...any) error {
+	return &codedError{c, fmt.Errorf(format, args...)}
+}
 
 // The causes that end a session from outside.
 var (
-	errFenced   = coded(codes.Aborted, errors.New("a newer stream was opened for this session and rank; this one ends"))
-	errStopping = coded(codes.Unavailable, errors.New("the server is stopping: open again with the last state"))
+	errFenced   = coded(codes.Aborted, "a newer stream was opened for this session and rank; this one ends")
+	errStopping = coded(codes.Unavailable, "the server is stopping: open again with the last state")
 	// Most clients without a lease are gone. One that is still there has done nothing wrong.
-	errLeaseGone = coded(codes.Unavailable, errors.New(
-		"the client's handover connection has closed, which ends its use of slots: open again with the last state"))
+	errLeaseGone = coded(codes.Unavailable,
+		"the client's handover connection has closed, which ends its use of slots: open again with the last state")
 )
 
 // left is the error of a session whose client is gone.
-func left(err error) error { return coded(codes.Canceled, fmt.Errorf("client disconnected: %w", err)) }
+func left(err error) error { return coded(codes.Canceled, "client disconnected: %w", err) }
 
 // storeCodes maps store errors to status codes, for the whole feed.
 var storeCodes = map[objstore.Kind]codes.Code{

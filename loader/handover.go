@@ -3,7 +3,6 @@ package loader
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"time"
 
@@ -104,7 +103,7 @@ func (s *session) receiveFrames(c *net.UnixConn) error {
 	for {
 		var m feedpb.ClientMessage
 		if err := in.RecvMsg(&m); errors.Is(err, wire.ErrFrame) {
-			return coded(codes.InvalidArgument, fmt.Errorf("on the handover connection: %w", err))
+			return coded(codes.InvalidArgument, "on the handover connection: %w", err)
 		} else if err != nil {
 			return nil //nolint:nilerr // its end, in whatever way
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"fmt"
 	"net"
 	"slices"
 	"sync"
@@ -142,9 +141,8 @@ func (s *Server) newSlots(sess *session, most, least int, shared bool) (*slotMem
 		s.memory.Release(size)
 	}
 	if sess.ctx.Err() == nil {
-		s.log.Warn("no shared memory for a feed session: its batches are sent over the connection", "session",
-			sess.spec.session,
-			"rank", sess.spec.rank, "slots", least, "slot_bytes", bytes, "cause", err)
+		s.log.Warn("no shared memory for a feed session: its batches are sent over the connection",
+			"session", sess.spec.session, "rank", sess.spec.rank, "slots", least, "slot_bytes", bytes, "cause", err)
 	}
 	return nil, 0
 }
@@ -422,8 +420,8 @@ func (l *lease) release(slots []uint32) error {
 	defer p.mu.Unlock()
 	for _, slot := range slots {
 		if r := l.refs[slot]; r == nil || !r.given {
-			return coded(codes.InvalidArgument, fmt.Errorf("release of slot %d, which holds no batch of this session: "+
-				"release a slot once for each batch that came in it", slot))
+			return coded(codes.InvalidArgument, "release of slot %d, which holds no batch of this session: "+
+				"release a slot once for each batch that came in it", slot)
 		}
 		l.drop(slot)
 	}

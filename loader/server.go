@@ -299,7 +299,7 @@ func (v service) Stream(stream feedpb.Feed_StreamServer) error {
 		return err
 	}
 	if m.GetOpen() == nil {
-		return toStatus(coded(codes.InvalidArgument, errors.New("the first message on a stream must be an Open")))
+		return toStatus(coded(codes.InvalidArgument, "the first message on a stream must be an Open"))
 	}
 	ctx, span, named := sessionSpan(stream.Context(), m.GetOpen())
 	open, err := v.s.open(ctx, m.GetOpen())
@@ -323,7 +323,7 @@ func (v service) Stream(stream feedpb.Feed_StreamServer) error {
 func (s *Server) open(ctx context.Context, o *feedpb.Open) (*session, error) {
 	current := s.versionFor(o)
 	if why, ok := current.(interface{ NoSamples() error }); ok && current.Len() == 0 {
-		return nil, coded(codes.InvalidArgument, why.NoSamples())
+		return nil, coded(codes.InvalidArgument, "%w", why.NoSamples())
 	}
 	sp, err := resolve(ctx, o, current, s.o.Compile, s.o.MaxBatchBytes)
 	if err != nil {
@@ -340,10 +340,10 @@ func (s *Server) open(ctx context.Context, o *feedpb.Open) (*session, error) {
 		return nil, err
 	}
 	if sp.perEpoch(first) == 0 {
-		return nil, coded(codes.InvalidArgument, fmt.Errorf(
+		return nil, coded(codes.InvalidArgument,
 			"an epoch of %d samples holds no batch for rank %d: %d ranks of %d samples each make a global batch of "+
-				"%d (tail %s): "+
-				"lower the batch size, or use tail=pad", ds.Len(), sp.rank, sp.world, sp.batch, sp.global(), sp.tail))
+				"%d (tail %s): lower the batch size, or use tail=pad",
+			ds.Len(), sp.rank, sp.world, sp.batch, sp.global(), sp.tail)
 	}
 
 	open := &session{srv: s, ds: ds, served: current, spec: sp, first: first,

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"sync"
 	"sync/atomic"
@@ -151,10 +150,9 @@ func (s *session) receive(stream feedpb.Feed_StreamServer) {
 func (s *session) hear(m *feedpb.ClientMessage) error {
 	switch {
 	case m.GetOpen() != nil:
-		return coded(codes.InvalidArgument, errors.New("a second Open on one stream: open another stream"))
+		return coded(codes.InvalidArgument, "a second Open on one stream: open another stream")
 	case m.GetRelease() != nil && s.lease == nil:
-		return coded(codes.InvalidArgument,
-			fmt.Errorf("release of slots %v on a stream without slots", m.GetRelease().GetSlots()))
+		return coded(codes.InvalidArgument, "release of slots %v on a stream without slots", m.GetRelease().GetSlots())
 	case m.GetRelease() != nil:
 		return s.lease.release(m.GetRelease().GetSlots())
 	}
@@ -294,8 +292,8 @@ func (s *session) handedOver() error {
 	case <-s.ctx.Done():
 		return context.Cause(s.ctx)
 	case <-time.After(handoverPatience):
-		return coded(codes.FailedPrecondition, fmt.Errorf(
-			"the client asked for slots and did not fetch them within %v: open with slots 0", handoverPatience))
+		return coded(codes.FailedPrecondition,
+			"the client asked for slots and did not fetch them within %v: open with slots 0", handoverPatience)
 	}
 }
 

@@ -206,8 +206,7 @@ func (s *session) warnSlots() {
 		!s.slotsWarned.CompareAndSwap(last, now) {
 		return
 	}
-	s.srv.log.Warn("a feed session waits: its client holds all its slots and wants another batch", "session",
-		s.spec.session,
-		"rank", s.spec.rank, "client", s.spec.client, "slots", s.lease.limit,
+	s.srv.log.Warn("a feed session waits: its client holds all its slots and wants another batch",
+		"session", s.spec.session, "rank", s.spec.rank, "client", s.spec.client, "slots", s.lease.limit,
 		"remedy", "release older batches, copy batches to keep them, or ask for more slots")
 }

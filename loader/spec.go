@@ -2,7 +2,6 @@ package loader
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"strconv"
@@ -55,15 +54,15 @@ func (s *spec) transformName() string {
 func (s *spec) plan(ds Dataset, epoch, cursor int) (plan, error) {
 	o, err := s.order.Over(facts(ds), epoch)
 	if err != nil {
-		return plan{}, coded(codes.InvalidArgument, err)
+		return plan{}, coded(codes.InvalidArgument, "%w", err)
 	}
 	if b := s.order.Batch(); b > 0 && cursor%b != 0 && cursor != o.Len() {
-		return plan{}, coded(codes.FailedPrecondition,
-			fmt.Errorf("state of %s: cursor %d is inside a batch of %d", s.orderName, cursor, b))
+		return plan{}, coded(codes.FailedPrecondition, "state of %s: cursor %d is inside a batch of %d", s.orderName,
+			cursor, b)
 	}
 	p, err := newPlan(o, cursor, s.batch, s.world, s.rank, s.tail, s.placement)
 	if err != nil {
-		return plan{}, coded(codes.FailedPrecondition, fmt.Errorf("state of %s: %w", s.orderName, err))
+		return plan{}, coded(codes.FailedPrecondition, "state of %s: %w", s.orderName, err)
 	}
 	p.again, _ = o.(order.Repeating)
 	return p, nil
@@ -89,7 +88,7 @@ func Check(ctx context.Context, o *feedpb.Open, compile Compiler) error {
 
 // parse reads an Open; from is its state, nil if it has none.
 func parse(ctx context.Context, o *feedpb.Open, ds Dataset, compile Compiler) (s *spec, from *State, err error) {
-	invalid := func(err error) (*spec, *State, error) { return nil, nil, coded(codes.InvalidArgument, err) }
+	invalid := func(err error) (*spec, *State, error) { return nil, nil, coded(codes.InvalidArgument, "%w", err) }
 	if o.GetState() != "" {
 		st, err := ParseState(o.GetState())
 		if err != nil {
@@ -142,9 +141,11 @@ const shortVersion = 12
 
 // resolve checks an Open against the dataset.
 func resolve(ctx context.Context, o *feedpb.Open, ds Dataset, compile Compiler, maxBatchBytes int64) (*spec, error) {
-	invalid := func(err error) (*spec, error) { return nil, coded(codes.InvalidArgument, err) }
+	invalid := func(format string, args ...any) (*spec, error) {
+		return nil, coded(codes.InvalidArgument, format, args...)
+	}
 	refuse := func(format string, args ...any) (*spec, error) {
-		return nil, coded(codes.FailedPrecondition, fmt.Errorf(format, args...))
+		return nil, coded(codes.FailedPrecondition, format, args...)
 	}
 	if v := o.GetDataset(); v != "" && v != ds.Version() &&
 		(len(v) < shortVersion || !strings.HasPrefix(ds.Version(), v)) {
@@ -163,7 +164,7 @@ func resolve(ctx context.Context, o *feedpb.Open, ds Dataset, compile Compiler, 
 	s.hash = s.label.hashed(s.hash)
 	s.parts = s.wantedParts()
 	if err := s.checkParts(ds); err != nil {
-		return invalid(err)
+		return invalid("%w", err)
 	}
 	if _, packing := ds.Groups(); s.order.NeedsGroups() && packing != "" {
 		// The same samples, packed differently, are another order.
@@ -171,9 +172,8 @@ func resolve(ctx context.Context, o *feedpb.Open, ds Dataset, compile Compiler, 
 	}
 	if from != nil && (from.Dataset != ds.Version() || from.Samples != 0 && from.Samples != ds.Len()) {
 		return refuse("the state is of dataset %s, %d samples, this server has %s, %d samples: a state is valid for "+
-			"one version of a dataset "+
-			"and one --samples only; serve these, or start the epoch again without a state", from.Dataset, from.Samples,
-			ds.Version(), ds.Len())
+			"one version of a dataset and one --samples only; serve these, or start the epoch again without a state",
+			from.Dataset, from.Samples, ds.Version(), ds.Len())
 	}
 	row := int64(64)
 	if s.transform != nil {
@@ -182,22 +182,20 @@ func resolve(ctx context.Context, o *feedpb.Open, ds Dataset, compile Compiler, 
 		}
 	}
 	if int64(s.batch) > maxBatchBytes/row {
-		return invalid(fmt.Errorf(
-			"a batch of %d rows of %d bytes is more than the server's limit of %d bytes: lower the batch size",
-			s.batch, row-64, maxBatchBytes))
+		return invalid("a batch of %d rows of %d bytes is more than the server's limit of %d bytes: "+
+			"lower the batch size", s.batch, row-64, maxBatchBytes)
 	}
 
 	if from == nil {
 		epoch := int64(o.GetEpoch())
 		if e := int64(s.order.Epoch()); e != 0 {
 			if epoch != 0 && epoch != e {
-				return invalid(fmt.Errorf("order %s starts at epoch %d, the session at %d: omit one of them",
-					s.order, e, epoch))
+				return invalid("order %s starts at epoch %d, the session at %d: omit one of them", s.order, e, epoch)
 			}
 			epoch = e
 		}
 		if epoch > maxEpoch {
-			return invalid(fmt.Errorf("epoch %d is beyond %d", epoch, maxEpoch))
+			return invalid("epoch %d is beyond %d", epoch, maxEpoch)
 		}
 		s.start = s.state(ds, int(epoch), 0)
 		return s, nil
@@ -329,32 +327,30 @@ func (s *spec) resolveBatch(o *feedpb.Open, from *State) error {
 	s.batch = int(o.GetBatch())
 	if from != nil && s.batch == 0 {
 		if from.Batch%s.world != 0 {
-			return coded(codes.FailedPrecondition, fmt.Errorf(
+			return coded(codes.FailedPrecondition,
 				"the state's global batch of %d cannot be shared by %d ranks: resume with a divisor of it, or pass a "+
-					"batch size and allow rebatch",
-				from.Batch, s.world))
+					"batch size and allow rebatch", from.Batch, s.world)
 		}
 		s.batch = from.Batch / s.world
 	}
 	if s.batch <= 0 {
-		return coded(codes.InvalidArgument, errors.New(
-			"batch size missing: it is the number of samples in a batch of this rank, at least 1"))
+		return coded(codes.InvalidArgument,
+			"batch size missing: it is the number of samples in a batch of this rank, at least 1")
 	}
 	if s.batch > math.MaxInt32/s.world {
-		return coded(codes.InvalidArgument,
-			fmt.Errorf("batches of %d for %d ranks are more than 2^31 samples", s.batch, s.world))
+		return coded(codes.InvalidArgument, "batches of %d for %d ranks are more than 2^31 samples", s.batch, s.world)
 	}
 	if from != nil && from.Batch != s.global() && !o.GetRebatch() {
-		return coded(codes.FailedPrecondition, fmt.Errorf(
+		return coded(codes.FailedPrecondition,
 			"the state was taken with a global batch of %d, the session asks for %d (%d for each of %d ranks): pass "+
 				"a batch size of %s, or allow rebatch",
-			from.Batch, s.global(), s.batch, s.world, share(from.Batch, s.world)))
+			from.Batch, s.global(), s.batch, s.world, share(from.Batch, s.world))
 	}
 	if b := s.order.Batch(); b > 0 && b != s.global() {
 		return coded(codes.InvalidArgument,
-			fmt.Errorf("order %s has batches of %d, the session's global batch is %d (%d for each of %d ranks): pass "+
-				"a batch size of %s, or another batch in the order",
-				s.order, b, s.global(), s.batch, s.world, share(b, s.world)))
+			"order %s has batches of %d, the session's global batch is %d (%d for each of %d ranks): pass a batch "+
+				"size of %s, or another batch in the order",
+			s.order, b, s.global(), s.batch, s.world, share(b, s.world))
 	}
 	return nil
 }

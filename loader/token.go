@@ -112,10 +112,10 @@ func (t *Tokens) allow(token string) bool {
 }
 
 var (
-	errNoToken = coded(codes.Unauthenticated, errors.New("this server requires a token, and none was sent: "+
-		"pass --token-file or set SHOAL_FEED_TOKEN (in Python Feed(token=...))"))
-	errWrongToken = coded(codes.Unauthenticated, errors.New("the server does not accept this token: "+
-		"compare it with the server's --token-file or SHOAL_FEED_TOKEN"))
+	errNoToken = coded(codes.Unauthenticated, "this server requires a token, and none was sent: "+
+		"pass --token-file or set SHOAL_FEED_TOKEN (in Python Feed(token=...))")
+	errWrongToken = coded(codes.Unauthenticated, "the server does not accept this token: "+
+		"compare it with the server's --token-file or SHOAL_FEED_TOKEN")
 )
 
 // check verifies the token in a call's metadata.
