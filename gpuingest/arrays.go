@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// arrayIngest is the Ingest of samples that are one array each: npy, npz, safetensors, or bare numbers. Without crop and
-// pad, an array of another shape is a bad sample. Shapes and values are numpy's, bit for bit.
+// arrayIngest is the Ingest of samples that are one array each: npy, npz, safetensors, or bare numbers. Without crop
+// and pad, an array of another shape is a bad sample. Shapes and values are numpy's, bit for bit.
 type arrayIngest struct {
 	source string // npy, npz, safetensors or raw_array
 	canonical

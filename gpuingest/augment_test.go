@@ -234,7 +234,8 @@ func TestDeeds(t *testing.T) {
 				}
 				for i, m := range list {
 					// torch.linspace rounds differently with the width of the machine's vectors.
-					if got := (&canvas{}).magnitude(c.space, d, c.bins, i, s.size); math.Abs(got-m.(float64)) > 4e-7*math.Abs(got) {
+					got := (&canvas{}).magnitude(c.space, d, c.bins, i, s.size)
+					if math.Abs(got-m.(float64)) > 4e-7*math.Abs(got) {
 						t.Errorf("%s of %v: %s %d of %d is %v, torchvision %v",
 							c.class, s.size, name, i, c.bins, got, m)
 					}

@@ -1028,7 +1028,7 @@ static void finish(sj_scratch *s, const uint8_t *table, uint8_t *dst) {
 		} else if (s->planes) {
 			uint8_t *row = line + w * 3 + SLACK;
 			second(s, at - v.y0, row);
-			for (int c = 0; c < 3; c++) memcpy(line + (size_t)c * w + pad_left, row + c * mid_plane(s), (size_t)s->x.out);
+			for (size_t c = 0; c < 3; c++) memcpy(line + c * w + pad_left, row + c * mid_plane(s), (size_t)s->x.out);
 		} else {
 			second(s, at - v.y0, line + 3 * pad_left);
 			// the overhang
