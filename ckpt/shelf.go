@@ -196,7 +196,7 @@ func (s *shelf) receive(w http.ResponseWriter, r *http.Request) (name string, er
 	return f.Name(), err
 }
 
-// tend publishes the copies of a host whose lease has ended, and removes those that are of no use. k was there before b.
+// tend publishes the copies of a host whose lease has ended, and removes those of no use. k was there before b.
 func (c *Carrier) tend(ctx context.Context, client *v3.Client, lease v3.LeaseID, b board, k *shelved) (err error) {
 	if !k.mu.TryLock() { // the host asks for something
 		return nil

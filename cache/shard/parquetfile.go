@@ -403,8 +403,8 @@ func (f *parquetFile) decode(ctx context.Context, r objstore.Reader, chunk int,
 	return err
 }
 
-// length returns how many bytes the footer says that a chunk's pages have, as they are encoded, and so the most that one
-// may have. What they say is often as many.
+// length returns how many bytes the footer says that a chunk's pages have, as they are encoded: the most that one may
+// have. What they say is often as many.
 func (f *parquetFile) length(chunk int) int64 {
 	m, err := f.meta.RowGroup(chunk / len(f.columns)).ColumnChunk(chunk % len(f.columns))
 	if err != nil || m.TotalUncompressedSize() <= 0 {

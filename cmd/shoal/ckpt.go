@@ -58,7 +58,8 @@ What is removed in DIR stays in DEST, unless --delete is given (docs/checkpoints
 	f.StringVar(&o.stateDir, "cache-dir", "", "folder for the journal of uploads (default: DIR/"+folder.Home+")")
 	f.StringArrayVar(&o.last, "last", folder.DefaultLast,
 		"glob of a last name, such as DONE or meta/*.json, in addition to the usual ones (repeatable)")
-	f.BoolVar(&o.config.Delete, "delete", false, "remove in DEST what is removed in DIR, after all that was closed before")
+	f.BoolVar(&o.config.Delete, "delete", false,
+		"remove in DEST what is removed in DIR, after all that was closed before")
 	f.IntVar(&o.config.KeepLocal, "keep-local", 0,
 		"keep only the N newest complete checkpoints in DIR; DEST has all (0: keep all)")
 	f.StringVar(&o.config.Link, "link", "",

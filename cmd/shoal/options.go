@@ -454,7 +454,8 @@ func (o *storeOptions) options(inv *invocation) (all objstore.StoreOptions, err 
 func printCost(row func(name, format string, args ...any), c engine.Cost) {
 	row("requests", "%s", c)
 	if b := c.Budget; b != nil {
-		row("budget", "%s GETs an hour, %s free now; %d reads waiting, %d prefetches; readers waited %.1f s in %s waits",
+		row("budget",
+			"%s GETs an hour, %s free now; %d reads waiting, %d prefetches; readers waited %.1f s in %s waits",
 			human.Number(b.PerHour), human.Number(b.Left), b.WaitingDemand, b.WaitingPrefetch, b.WaitSeconds,
 			human.Number(b.Waits))
 	}
