@@ -3,7 +3,6 @@ package cputime
 
 import (
 	"fmt"
-	"os"
 
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
@@ -29,9 +28,6 @@ func Process(pid int) (float64, error) {
 	}
 	return float64(t.Nano()) / 1e9, nil
 }
-
-// Own is Process of this one.
-func Own() float64 { return Sum(os.Getpid()) }
 
 // Sum is Process of several. Those that are gone count nothing.
 func Sum(pids ...int) (all float64) {
