@@ -21,7 +21,7 @@ const (
 )
 
 // errHangs is wrapped by the errors of operations that the disk has not ended in time.
-var errHangs = errors.New("no answer")
+var errHangs = errors.New("the disk does not answer")
 
 // diskRead is one piece that another goroutine reads, into a buffer of its own: a caller that waits too long can leave,
 // and the read may return at any time. Then nobody uses it again.

@@ -279,10 +279,13 @@ func (p *part) remember(err error) {
 	if len(v.failed) >= mostFailures {
 		clear(v.failed)
 	}
-	v.failed[e] = v.store.named(p.file, err)
+	failed := v.store.named(p.file, err)
+	v.failed[e] = &failed
 	time.AfterFunc(failureTime, func() {
 		v.mu.Lock()
 		defer v.mu.Unlock()
-		delete(v.failed, e)
+		if v.failed[e] == &failed { // and not a later one
+			delete(v.failed, e)
+		}
 	})
 }

@@ -353,7 +353,7 @@ func (q *query) board() (boarding, error) {
 		return boarding{}, ErrNotHeld
 	}
 	if err := q.v.failed[k.extent()]; err != nil {
-		return boarding{}, err
+		return boarding{}, *err
 	}
 	return q.depart(q.missing(k), nil)
 }

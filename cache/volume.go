@@ -51,7 +51,7 @@ type Volume struct {
 
 	mu      sync.Mutex
 	flights map[piece]*part    // what is on its way
-	failed  map[uint32]error   // of extents, a moment ago
+	failed  map[uint32]*error  // of extents, a moment ago
 	parts   map[uint32]partial // of extents that are not here whole; see partial.go
 	retired bool
 }
@@ -59,7 +59,7 @@ type Volume struct {
 // NewVolume adds a version of a dataset to the cache.
 func (c *Cache) NewVolume(o VolumeOptions) *Volume {
 	v := &Volume{c: c, ds: c.dataset(o.Dataset, o.Name),
-		flights: map[piece]*part{}, failed: map[uint32]error{}, parts: map[uint32]partial{}}
+		flights: map[piece]*part{}, failed: map[uint32]*error{}, parts: map[uint32]partial{}}
 	v.gifts.begin(true)
 	v.store.v, v.store.objects, v.store.locate, v.rankOf = v, o.Store, o.Locate, o.Rank
 	v.places = places{m: o.Manifest, codec: o.Codec}

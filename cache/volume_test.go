@@ -248,6 +248,19 @@ func TestFailedFetch(t *testing.T) {
 		if n, err := v.ReadAt(t.Context(), 0, make([]byte, 10), 0); n != 10 || err != nil {
 			t.Errorf("once the store is well again: %d, %v", n, err)
 		}
+		// Two parts of an extent fail, one after the other: the later error is told for as long.
+		p := &part{fl: &flight{parts: make([]part, 1)}, key: v.key(0, 0), waiters: 1}
+		for range 2 {
+			v.mu.Lock()
+			p.remember(boom)
+			v.mu.Unlock()
+			time.Sleep(failureTime * 9 / 10)
+			synctest.Wait()
+			if v.failed[p.key.extent()] == nil {
+				t.Error("an error was forgotten with an earlier one")
+			}
+		}
+		time.Sleep(failureTime)
 	})
 }
 

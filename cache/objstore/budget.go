@@ -133,6 +133,17 @@ func (b *Budget) draw(p Priority) bool {
 	return false
 }
 
+// Return returns a token of TryTake whose request was not sent.
+func (b *Budget) Return() {
+	if b == nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.putBack(Prefetch)
+	b.dispatch()
+}
+
 // putBack returns an unused token. b.mu is held.
 func (b *Budget) putBack(Priority) { b.bucket.tokens = min(b.bucket.size, b.bucket.tokens+1) }
 

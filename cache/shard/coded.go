@@ -276,13 +276,19 @@ func (r *Restorer) restore(c codedMember, stored []byte) ([]byte, error) {
 // known returns what of has under a name, or loads it, once for all who want it.
 func known[T any](ctx context.Context, r *Restorer, of map[string]T, name string,
 	load func(ctx context.Context) (T, error)) (T, error) {
-	r.mu.Lock()
-	v, ok := of[name]
-	r.mu.Unlock()
-	if ok {
+	find := func() (v T, ok bool) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		v, ok = of[name]
+		return v, ok
+	}
+	if v, ok := find(); ok {
 		return v, nil
 	}
 	loaded, err := r.once(ctx, name, func(ctx context.Context) (any, error) {
+		if v, ok := find(); ok { // it came meanwhile
+			return v, nil
+		}
 		v, err := load(ctx)
 		if err == nil {
 			r.mu.Lock()
@@ -291,7 +297,7 @@ func known[T any](ctx context.Context, r *Restorer, of map[string]T, name string
 		}
 		return v, err
 	})
-	v, _ = loaded.(T)
+	v, _ := loaded.(T)
 	return v, err
 }
 

@@ -248,6 +248,9 @@ ends after the daemon's (docs/kubernetes.md).`,
 				pid, device = asMount(m).PID(), m.Device // it need not answer: perhaps it is ending
 			}
 			stats, silent := parseStats[engine.Stats](rawStats(c.Context(), mountpoint))
+			if err := c.Context().Err(); err != nil { // the user does not wait for it
+				return err
+			}
 			// else it is another container's number
 			if pid == 0 && stats.PID != 0 && daemon.OfCache(stats.CacheDir).PID() == stats.PID {
 				pid = stats.PID

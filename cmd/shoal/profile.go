@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/daemon"
 	"github.com/shoalfs/shoal/internal/findings"
 	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/internal/pause"
@@ -152,7 +153,9 @@ func (o *profileOptions) record(ctx context.Context, inv *invocation, r *recordi
 	if err != nil {
 		return err
 	}
-	if after, err := rawStats(context.WithoutCancel(ctx), r.name); err == nil {
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), daemon.Patience)
+	defer cancel()
+	if after, err := rawStats(last, r.name); err == nil {
 		if err := r.add("stats", json.RawMessage(after)); err != nil {
 			return err
 		}

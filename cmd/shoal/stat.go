@@ -26,6 +26,8 @@ import (
 
 // rawStats asks the daemon of a mount for the JSON of its stats.
 func rawStats(ctx context.Context, mountpoint string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, daemon.Long)
+	defer cancel()
 	var out bytes.Buffer
 	err := askMount(ctx, mountpoint, &out, "stat")
 	return out.Bytes(), err
@@ -115,6 +117,8 @@ func anyStats(ctx context.Context, target string, security *clientSecurity) ([]b
 		case m != nil:
 			return rawStats(ctx, target)
 		case isCache(target):
+			ctx, cancel := context.WithTimeout(ctx, daemon.Long)
+			defer cancel()
 			var out bytes.Buffer
 			err := attach(ctx, target, []string{"stat"}, &out)
 			return out.Bytes(), err

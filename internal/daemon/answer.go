@@ -33,6 +33,8 @@ import (
 const (
 	// Patience is how long a daemon may say nothing.
 	Patience = 5 * time.Second
+	// Long is how long it may if it goes on, and how long it may take for an answer that it has at hand.
+	Long = time.Minute
 	// beat is how often a daemon says that it is alive while a verb runs.
 	beat = time.Second
 	// codeEnding is the exit code of a verb whose daemon is about to end: the client can soon take the directory.

@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -69,10 +70,10 @@ func (s Silence) Error() string {
 	return fmt.Sprintf("the daemon (pid %d) %s (kill -9 %d%s)", s.pid, waited, s.pid, then)
 }
 
-// hangs is whether a daemon that is silent for Patience is not to be waited for: it is stopped, or not to be seen, or a
-// minute has passed. Any other may be slow: a busy machine takes seconds to read its memory back from the disk.
+// hangs is whether a daemon that is silent for Patience is not to be waited for: it is stopped, or not to be seen, or
+// Long has passed. Any other may be slow: a busy machine takes seconds to read its memory back from the disk.
 func (s Silence) hangs() bool {
-	return s.pid == 0 || stateOf(s.pid) == "T" || time.Since(s.since) > time.Minute
+	return s.pid == 0 || slices.Contains([]string{"", "T", "t"}, stateOf(s.pid)) || time.Since(s.since) > Long
 }
 
 // Unanswered is why a daemon at a feed's address did not answer in time.
@@ -87,7 +88,7 @@ func Unanswered(target string, since time.Time) Silence {
 // InTime limits a question to a daemon at a feed's address as Ask does.
 func InTime(ctx context.Context, target string) (context.Context, context.CancelFunc) {
 	begun := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, Long)
 	look := time.AfterFunc(Patience, func() {
 		if s := Unanswered(target, begun); s.hangs() {
 			cancel()

@@ -62,20 +62,19 @@ func (s *Schema) setting(f *pflag.Flag) Setting {
 
 // Redact hides the password of a URL.
 func Redact(text string) string {
-	scheme, rest, ok := strings.Cut(text, "://")
-	at := strings.LastIndexByte(rest, '@')
-	if !ok || at < 0 {
+	if !strings.Contains(text, "@") || !strings.Contains(text, "://") {
 		return text
 	}
-	if u, err := url.Parse(text); err == nil { // else all before the last @ may be a password
-		if u.User == nil {
-			return text
+	u, err := url.Parse(text)
+	if err != nil || u.User == nil {
+		if err != nil { // it may be a password
+			scheme, _, _ := strings.Cut(text, "://")
+			return scheme + "://" + hidden + text[strings.LastIndexByte(text, '@'):]
 		}
-		if end := strings.IndexAny(rest, "/?#"); end >= 0 {
-			at = strings.LastIndexByte(rest[:end], '@')
-		}
+		return text
 	}
-	return scheme + "://" + hidden + rest[at:]
+	u.User = url.User(hidden)
+	return strings.Replace(u.String(), url.QueryEscape(hidden)+"@", hidden+"@", 1)
 }
 
 // WriteTable prints settings for people.

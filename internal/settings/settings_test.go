@@ -341,6 +341,8 @@ func TestRedact(t *testing.T) {
 		"etcd://u:hu@sh@h:1,g:2/n":     "etcd://***@h:1,g:2/n",
 		"s3://bucket/a@b":              "s3://bucket/a@b",
 		"/a@b":                         "/a@b",
+		"//user:hush@h/x?u=a://y@z":    "//***@h/x?u=a://y@z",
+		"//user@host/x?u=a://y/@z":     "//***@host/x?u=a://y/@z",
 		"":                             "",
 	} {
 		if got := Redact(text); got != want {

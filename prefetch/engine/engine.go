@@ -370,15 +370,16 @@ type hedgeMemory struct {
 }
 
 func (m hedgeMemory) Borrow(n int64) bool {
-	if !m.ledger.TryReserve(n, cache.ForDemand) {
+	if !m.budget.TryTake() {
 		return false
 	}
-	taken := m.budget.TryTake()
-	if !taken {
-		m.Return(n)
+	reserved := m.ledger.TryReserve(n, cache.ForDemand) // last: it may reclaim memory
+	if !reserved {
+		m.budget.Return()
 	}
-	return taken
+	return reserved
 }
+
 func (m hedgeMemory) Return(n int64) { m.ledger.Release(n, cache.ForDemand) }
 
 // remoteOf returns the store of v's samples.

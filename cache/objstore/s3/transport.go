@@ -197,7 +197,7 @@ func (p *pages) first(key string) error {
 func (p *pages) once(what, text string) error {
 	h := maphash.String(pagesSeed, what+text)
 	if _, ok := p.seen[h]; ok {
-		return fmt.Errorf("%w: the %s %.200q came twice", errCircle, what, text)
+		return fmt.Errorf("the listing goes in circles: the %s %.200q came twice%w", what, text, errCircle)
 	}
 	if p.seen == nil {
 		p.seen = make(map[uint64]struct{})
@@ -206,7 +206,7 @@ func (p *pages) once(what, text string) error {
 	return nil
 }
 
-var errCircle = errors.New("the listing goes in circles")
+var errCircle = errors.New("") // the error that wraps it says it
 
 // newTransport returns a transport for hundreds of small concurrent requests.
 func newTransport(cfg Config) (*http.Transport, error) {

@@ -92,7 +92,7 @@ func parsePage(page string) ([]docBlock, error) {
 }
 
 // progressLine is what a command prints of a step that takes longer than it does for the page's reader.
-var progressLine = regexp.MustCompile(`^[a-z]+ing( .*)? (\.\.\.|[0-9.]+m?s( .*)?)$`)
+var progressLine = regexp.MustCompile(`^[a-z]+ing( .*)? (\.\.\.|[0-9.]+m?s( .*)?|[0-9,]+ objects?)$`)
 
 // matchOutput compares output with a page's, and reports the first difference.
 func matchOutput(want, got string) error {

@@ -30,7 +30,7 @@ func TestPages(t *testing.T) {
 		"ellipsis": {
 			"~~~sh\nseq 9; echo took 3.1 s, or so\n~~~\n~~~output\n1\n…\n9\ntook … s, …\n~~~\n", ""},
 		"progress": {
-			"~~~sh\necho 'consuming ...'; echo 'consuming                          400ms'; echo " +
+			"~~~sh\necho 'listing s3://b: 1 object'; echo 'consuming ...'; echo 'consuming                          400ms'; echo " +
 				"7\n~~~\n~~~output\n7\n~~~\n", ""},
 		"another number": {"~~~sh\necho 8\n~~~\n~~~output\n7\n~~~\n",
 			"page.md:2: line 1 is not what the page shows"},
