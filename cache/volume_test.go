@@ -256,9 +256,11 @@ func TestFailedFetch(t *testing.T) {
 			v.mu.Unlock()
 			time.Sleep(failureTime * 9 / 10)
 			synctest.Wait()
+			v.mu.Lock()
 			if v.failed[p.key.extent()] == nil {
 				t.Error("an error was forgotten with an earlier one")
 			}
+			v.mu.Unlock()
 		}
 		time.Sleep(failureTime)
 	})
