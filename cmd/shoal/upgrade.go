@@ -83,9 +83,14 @@ func upgradeSelf(ctx context.Context, inv *invocation) error {
 		return err
 	}
 	program := daemon.Program()
-	trying, cancel := context.WithTimeout(ctx, upgradePatience/2) // a busy machine takes seconds to load a program
+	trying, cancel := context.WithTimeout(ctx, daemon.Long) // a busy machine takes long to load a program
 	defer cancel()
-	says, err := exec.CommandContext(trying, program, "version").Output()
+	trial := exec.CommandContext(trying, program, "version")
+	trial.WaitDelay = time.Second // for what it has started
+	says, err := trial.Output()
+	if trying.Err() != nil {
+		err = fmt.Errorf("no answer to `version` for %s", daemon.Long)
+	}
 	if err != nil {
 		return fmt.Errorf("%s does not run: %w (install a program that does; the daemon goes on)", program, err)
 	}
