@@ -14,7 +14,7 @@ conformance) packages="python3 python3-venv maven rclone redis-server" ;;
 kubernetes) packages="etcd-server containerd containernetworking-plugins python3 python3-numpy python3-grpcio iproute2" ;;
 promcheck) packages="prometheus jq" ;;
 release) packages="gcc-aarch64-linux-gnu libc6-dev-arm64-cross" ;;
-*) packages="$packages fuse3 rsync flac chromium systemd etcd-server \
+*) packages="$packages curl fuse3 rsync flac chromium systemd etcd-server \
 python3 python3-numpy python3-pil python3-grpcio python3-torch python3-torchvision \
 plasma-workspace-wallpapers mate-backgrounds" ;;
 esac

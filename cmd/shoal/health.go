@@ -41,7 +41,7 @@ starting or draining is not healthy. Without a target it checks every Shoal moun
 
 With --wait it asks until all answer: a trainer that may start before its data does calls it first.`,
 		Example: `  shoal health /mnt/train unix:///run/shoal/feed.sock
-  shoal health /mnt/train --wait 60s && python train.py`,
+  shoal health /mnt/train --wait 60s && python3 train.py`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, targets []string) error {
 			if timeout <= 0 {

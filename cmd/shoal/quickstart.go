@@ -133,7 +133,7 @@ func (q *quickstart) run(ctx context.Context, inv *invocation, source string) (e
 // say prints a trainer, and the commands that run it, look at the daemon, end it and remove its files.
 func (q *quickstart) say(reached, code string, mounted bool) {
 	words := shellWords(reached)
-	run, end, remove := "python train.py", "shoal stop "+words, "rm -r "+shellWords(q.cache)
+	run, end, remove := "python3 train.py", "shoal stop "+words, "rm -r "+shellWords(q.cache)
 	if mounted {
 		if end, remove = "shoal umount "+words, remove+" && rmdir "+shellWords(q.at); firstExt(q.at) == ".parquet" {
 			code = parquetCode

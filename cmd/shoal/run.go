@@ -28,7 +28,7 @@ random numbers, and a hint that fails does not make it fail. Files in no mount, 
 are read as without it.
 
 The command takes the place of this process, so its exit code, signals, input and output are its own.`,
-		Example: `  shoal run -- python train.py /mnt/train
+		Example: `  shoal run -- python3 train.py /mnt/train
   shoal run --name ablation-3 -- torchrun train.py`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {

@@ -28,7 +28,7 @@ func verifyCommand() *cobra.Command {
 own torchvision, and compares every value. It prints for each row whether it is equal, or what differs. --transform takes
 MODULE:NAME, too: a torchvision transform of your own in a module on PYTHONPATH, whose classes then replay.
 Exit code 0: all are equal; 1: some differ; 2: they could not be compared. It runs the Python package that this binary
-carries; python -m shoal verify does the same.`,
+carries; python3 -m shoal verify does the same.`,
 		Example: `  shoal verify unix:///run/shoal/feed.sock
   shoal verify unix:///run/shoal/feed.sock --transform "RandomResizedCrop(224)|RandAugment()|fp32" --batches 10`,
 		Args: cobra.ExactArgs(1),

@@ -1,4 +1,4 @@
-"""python -m shoal verify ADDR: see _verify."""
+"""python3 -m shoal verify ADDR: see _verify."""
 
 import sys
 
