@@ -32,9 +32,9 @@ func (s *Status) Metrics(to prom.Sink, version string) {
 	prom.Gauge(to, "shoal_ckpt_behind_bytes", "Bytes of closed files that the bucket lacks.", s.Behind.Bytes)
 	prom.Gauge(to, "shoal_ckpt_behind_seconds", "How long ago the first file that the bucket lacks was closed.",
 		time.Since(cmp.Or(s.Behind.Since, time.Now())).Seconds())
-	prom.Gauge(to, "shoal_ckpt_behind_removals", "Objects that are to be removed.", s.Behind.Removals)
+	prom.Gauge(to, "shoal_ckpt_behind_removals", "Objects waiting to be removed.", s.Behind.Removals)
 	prom.Gauge(to, "shoal_ckpt_trouble", "1 while something cannot be published.", min(len(s.Trouble), 1))
-	prom.Gauge(to, "shoal_ckpt_torn_files", "Files that nobody writes, and that are not whole.", s.Here.Torn)
+	prom.Gauge(to, "shoal_ckpt_torn_files", "Files that are not whole although nobody is writing them.", s.Here.Torn)
 	prom.Gauge(to, "shoal_ckpt_skipped_files", "Files that cannot be objects.", s.Here.Skipped)
 	prom.Counter(to, "shoal_ckpt_published_files_total", "Published files.", s.Stats.Files)
 	prom.Counter(to, "shoal_ckpt_published_bytes_total", "Bytes of published files.", s.Stats.Bytes)

@@ -62,7 +62,7 @@ func is(b bool) int {
 
 func (s *Snapshot) putDataset(to prom.Sink) {
 	prom.Labeled(to, prometheus.GaugeValue, "shoal_dataset_info",
-		"1, with the source and the version of the dataset in force.", "source", "version")(1, s.Source, s.Dataset)
+		"1, with the source and the current version of the dataset.", "source", "version")(1, s.Source, s.Dataset)
 	prom.Gauge(to, "shoal_dataset_files", "Files of the dataset.", s.Files)
 	prom.Gauge(to, "shoal_dataset_samples", "Numbered files of the dataset.", s.Samples)
 	prom.Gauge(to, "shoal_dataset_bytes", "Size of the dataset.", s.Bytes)
@@ -76,16 +76,16 @@ func (s *Snapshot) putDataset(to prom.Sink) {
 		"level")
 	put(float64(n["WARN"]), "warn")
 	put(float64(n["ERROR"]), "error")
-	prom.Counter(to, "shoal_audit_events_written_total", "Events that the audit log has.", s.Audit.Written)
+	prom.Counter(to, "shoal_audit_events_written_total", "Events written to the audit log.", s.Audit.Written)
 	prom.Counter(to, "shoal_audit_events_lost_total",
-		"Events that it lacks, because its disk was full, failed or hung.", s.Audit.Lost)
+		"Events missing from the audit log because its disk was full, failed or hung.", s.Audit.Lost)
 }
 
 func (s *Snapshot) putReads(to prom.Sink) {
 	prom.Counter(to, "shoal_opens_total", "Files opened through the mount.", s.Opens)
 	put := prom.Labeled(to, prometheus.CounterValue, "shoal_reads_total",
 		"Extents (up to 4 MiB) read by mount and feed, by where they came from: keep (disk) and ring (memory) without "+
-			"waiting, joined (a fetch was under way), miss (a fetch had to be started).", "area")
+			"waiting, joined (a fetch was in flight), miss (a fetch had to be started).", "area")
 	put(float64(s.Hits.Keep), "keep")
 	put(float64(s.Hits.Ring), "ring")
 	put(float64(s.Joined), "joined")
@@ -96,23 +96,22 @@ func (s *Snapshot) putReads(to prom.Sink) {
 	prom.Counter(to, "shoal_samples_delivered_total",
 		"Samples that trainers got: opens of numbered files through the mount, valid rows of batches that the feed "+
 			"has sent. Its rate is the goodput.", s.Delivered)
-	prom.Counter(to, "shoal_prefetches_total", "Extents fetched before anybody asked.", s.Prefetched)
-	prom.Counter(to, "shoal_prefetch_errors_total", "Of them, those that failed; a later read tries again.",
-		s.FetchErrors)
+	prom.Counter(to, "shoal_prefetches_total", "Extents fetched before a reader requested them.", s.Prefetched)
+	prom.Counter(to, "shoal_prefetch_errors_total", "Failed prefetches; a later read tries again.", s.FetchErrors)
 }
 
 func (s *Snapshot) putStore(to prom.Sink) {
 	put := prom.Labeled(to, prometheus.CounterValue, "shoal_store_requests_total",
-		"Requests to the object store that have ended, retries and hedges included; a listing counts once however "+
-			"many pages it has.", "operation", "outcome")
+		"Completed requests to the object store, including retries and hedges; a listing counts once, however many "+
+			"pages it has.", "operation", "outcome")
 	for op, n := range s.Store.Outcomes {
 		put(float64(n.OK), op, "ok")
 		put(float64(n.Failed), op, "error")
 		put(float64(n.Canceled), op, "canceled")
 	}
 	putHistogram(to, "shoal_store_get_duration_seconds",
-		"Time of successful GETs to the object store, up to the last byte, retries each by itself. The bounds are "+
-			"128 µs and its doubles.", s.Store.GetLatency)
+		"Time of successful GETs to the object store, to the last byte, each retry by itself. The bounds double from "+
+			"128 µs.", s.Store.GetLatency)
 	put = prom.Labeled(to, prometheus.CounterValue, "shoal_store_errors_total",
 		"Failed requests to the object store, by kind.", "kind")
 	for k := range objstore.NumKinds {
@@ -124,12 +123,12 @@ func (s *Snapshot) putStore(to prom.Sink) {
 	prom.Counter(to, "shoal_store_gave_up_total", "Requests that ran out of tries or of time.", s.Store.GaveUp)
 	prom.Counter(to, "shoal_store_slow_downs_total",
 		"Answers of the store that asked for fewer requests (503 SlowDown, 429).", s.Store.SlowDowns)
-	prom.Counter(to, "shoal_store_hedges_total", "Second GETs for what was late.", s.Hedges.Sent)
-	prom.Counter(to, "shoal_store_hedges_won_total", "Second GETs that came in first.", s.Hedges.Won)
-	prom.Gauge(to, "shoal_store_requests_in_flight", "Requests to the object store that are under way.", s.InFlight)
+	prom.Counter(to, "shoal_store_hedges_total", "Second GETs sent because the first was late.", s.Hedges.Sent)
+	prom.Counter(to, "shoal_store_hedges_won_total", "Second GETs that finished first.", s.Hedges.Won)
+	prom.Gauge(to, "shoal_store_requests_in_flight", "Requests in flight to the object store.", s.InFlight)
 	prom.Gauge(to, "shoal_store_connections", "Requests that may be in flight to the object store now.", s.Connections)
 	put = prom.Labeled(to, prometheus.GaugeValue, "shoal_store_requests_queued",
-		"Requests that wait for a connection, by who wants the bytes: demand (a reader waits), prefetch (nobody yet).",
+		"Requests waiting for a connection, by who wants the bytes: demand (a reader waits), prefetch (nobody yet).",
 		"priority")
 	put(float64(s.Store.WaitingDemand), "demand")
 	put(float64(s.Store.WaitingPrefetch), "prefetch")
@@ -138,12 +137,11 @@ func (s *Snapshot) putStore(to prom.Sink) {
 func (s *Snapshot) putCost(to prom.Sink) {
 	if s.Cost.Priced {
 		prom.Labeled(to, prometheus.CounterValue, "shoal_store_cost_total",
-			"What the requests have cost at the prices of --store, in that currency, beginning when the dataset was "+
-				"opened.", "currency")(s.Cost.Amount, s.Cost.Currency)
+			"Cost of the requests since the dataset was opened, at the prices of --store.",
+			"currency")(s.Cost.Amount, s.Cost.Currency)
 	}
 	if b := s.Cost.Budget; b != nil {
-		prom.Gauge(to, "shoal_store_budget_gets_per_hour", "Most GETs and HEADs in any hour: gets-per-hour of --store.",
-			b.PerHour)
+		prom.Gauge(to, "shoal_store_budget_gets_per_hour", "Most GETs and HEADs in any hour (--store).", b.PerHour)
 		prom.Gauge(to, "shoal_store_budget_gets_left", "GETs and HEADs that may be sent at once now.", b.Left)
 		prom.Counter(to, "shoal_store_budget_wait_seconds_total",
 			"Time that readers waited for the budget, summed over readers.", b.WaitSeconds)
@@ -153,20 +151,21 @@ func (s *Snapshot) putCost(to prom.Sink) {
 func (s *Snapshot) putOrders(to prom.Sink) {
 	prom.Gauge(to, "shoal_streams", "Orders in progress, feed sessions included.", len(s.Streams))
 	s.putLeast(to, "shoal_lead_samples",
-		"Samples ahead of the reader that can be read without waiting: the least of all orders in progress whose "+
-			"reader has begun and is not at the end. Absent where there is none.",
+		"Samples ahead of the reader that can be read without waiting: the minimum over all orders in progress "+
+			"whose reader has begun and is not at the end. Absent if there is none.",
 		func(p *run.Progress) (float64, bool) { return float64(p.Lead), true })
 	s.putLeast(to, "shoal_lead_seconds",
-		"How long it takes the reader to get through them at its pace. Absent until that is known.",
+		"Time that the samples ahead last at the reader's pace, a minimum like shoal_lead_samples. Absent until the "+
+			"pace is known.",
 		func(p *run.Progress) (float64, bool) { return p.LeadSeconds, p.Pace > 0 })
 	prom.Gauge(to, "shoal_epoch", "Epoch of the first order in progress, the mount's if there is a mount.",
 		s.Order.Epoch)
-	prom.Gauge(to, "shoal_epoch_position_samples", "How far its reader has come in the epoch.", s.Order.Position)
+	prom.Gauge(to, "shoal_epoch_position_samples", "Position of the reader in its epoch.", s.Order.Position)
 	inFlight := 0
 	for i := range s.Streams {
 		inFlight += s.Streams[i].InFlight
 	}
-	prom.Gauge(to, "shoal_prefetches_in_flight", "Prefetches under way, over all orders in progress.", inFlight)
+	prom.Gauge(to, "shoal_prefetches_in_flight", "Prefetches in flight, over all orders in progress.", inFlight)
 }
 
 // putLeast sends the smallest value of the streams.
@@ -194,10 +193,10 @@ func (s *Snapshot) putMemory(to prom.Sink) {
 	put(float64(m.Demand), "demand")
 	put(float64(m.Prefetch), "prefetch")
 	put(float64(m.Batches), "batches")
-	prom.Gauge(to, "shoal_memory_ledger_peak_bytes", "Most that was in memory at once.", m.Peak)
+	prom.Gauge(to, "shoal_memory_ledger_peak_bytes", "Most sample data in memory at once so far.", m.Peak)
 	prom.Gauge(to, "shoal_memory_ledger_limit_bytes",
-		"Most that may be in memory: --memory without what the daemon needs itself.", m.Limit)
-	prom.Gauge(to, "shoal_memory_reservations_waiting", "Reservations that wait for memory.", m.Waiting)
+		"Limit of sample data in memory: --memory without what the daemon itself needs.", m.Limit)
+	prom.Gauge(to, "shoal_memory_reservations_waiting", "Reservations waiting for memory.", m.Waiting)
 	prom.Gauge(to, "shoal_memory_ring_bytes", "Extents staged in memory.", m.Ring)
 	prom.Gauge(to, "shoal_memory_anonymous_bytes", "Resident memory without file pages.", m.RSSAnon)
 }
@@ -205,27 +204,27 @@ func (s *Snapshot) putMemory(to prom.Sink) {
 func (s *Snapshot) putDisk(to prom.Sink) {
 	d, r := &s.Disk, &s.Recoded
 	prom.Gauge(to, "shoal_disk_used_bytes", "Segments of the dataset on disk.", d.Used)
-	prom.Gauge(to, "shoal_disk_quota_bytes", "Most that they may take; 0 is no bound of its own.", d.Limit)
+	prom.Gauge(to, "shoal_disk_quota_bytes", "Quota of the dataset's segments; 0 if it has none.", d.Limit)
 	prom.Gauge(to, "shoal_disk_cache_used_bytes", "Segments of all datasets of the cache directory.", d.AllUsed)
-	prom.Gauge(to, "shoal_disk_cache_limit_bytes", "Most that they may take: --cache-size without the catalog.",
-		d.Budget)
+	prom.Gauge(to, "shoal_disk_cache_limit_bytes",
+		"Limit of shoal_disk_cache_used_bytes: --cache-size without the catalog.", d.Budget)
 	prom.Gauge(to, "shoal_disk_kept_extents", "Extents of the dataset on disk.", d.Kept)
 	prom.Gauge(to, "shoal_disk_extents", "Extents of the dataset.", d.Extents)
-	prom.Gauge(to, "shoal_disk_writes_queued", "Extents in memory that are still to be written to disk.", d.Queued)
+	prom.Gauge(to, "shoal_disk_writes_queued", "Extents in memory waiting to be written to disk.", d.Queued)
 	prom.Gauge(to, "shoal_disk_out_of_use",
-		"1 while the disk is full, fails or hangs, and the daemon goes on without it.", is(d.OutOfUse))
-	prom.Counter(to, "shoal_disk_declined_total", "Extents that found the kept set full.", d.Declined)
+		"1 while the disk is full, failing or hanging, and the daemon runs without it.", is(d.OutOfUse))
+	prom.Counter(to, "shoal_disk_declined_total", "Extents not kept because the kept set was full.", d.Declined)
 	prom.Counter(to, "shoal_disk_corrupt_total",
 		"Records that failed their checksum; they are fetched again, and never served.", d.Corrupt)
-	prom.Counter(to, "shoal_disk_errors_total", "Failed operations of the disk, hangs among them.", d.Errors)
-	prom.Counter(to, "shoal_disk_waits_total", "Pieces of reads that the page cache did not have.", d.Waits)
+	prom.Counter(to, "shoal_disk_errors_total", "Failed disk operations, including hangs.", d.Errors)
+	prom.Counter(to, "shoal_disk_waits_total", "Parts of disk reads that missed the page cache.", d.Waits)
 	prom.Counter(to, "shoal_disk_gave_up_total", "Reads that waited too long for the disk and went to the store.",
 		d.GaveUp)
-	prom.Gauge(to, "shoal_recoded_files", "JPEG files that the disk has in a smaller form (--recode).", r.Files)
-	prom.Gauge(to, "shoal_recoded_before_bytes", "These files before recoding.", r.Before)
-	prom.Gauge(to, "shoal_recoded_after_bytes", "Their records.", r.After)
+	prom.Gauge(to, "shoal_recoded_files", "JPEG files on disk in a smaller form (--recode).", r.Files)
+	prom.Gauge(to, "shoal_recoded_before_bytes", "Bytes of the recoded files before recoding.", r.Before)
+	prom.Gauge(to, "shoal_recoded_after_bytes", "Bytes of the recoded files on disk.", r.After)
 	prom.Counter(to, "shoal_restored_total", "Recoded files that were restored for a reader.", r.Restored)
-	prom.Counter(to, "shoal_restore_seconds_total", "Time that this took, summed.", r.Restore)
+	prom.Counter(to, "shoal_restore_seconds_total", "Time spent restoring recoded files, summed.", r.Restore)
 }
 
 func putFeed(to prom.Sink, f *loader.Stats) {
@@ -233,76 +232,76 @@ func putFeed(to prom.Sink, f *loader.Stats) {
 	prom.Gauge(to, "shoal_feed_sessions", "Open sessions.", f.Open)
 	prom.Counter(to, "shoal_feed_sessions_opened_total", "Sessions opened.", f.Sessions)
 	prom.Counter(to, "shoal_feed_sessions_fenced_total",
-		"Sessions that a newer opening of the same session and rank has ended.", f.Fenced)
+		"Sessions ended by a newer one of the same name and rank.", f.Fenced)
 	prom.Counter(to, "shoal_feed_sessions_failed_total",
-		"Sessions that an error has ended; clients that left are not counted.", f.Failed)
-	prom.Gauge(to, "shoal_feed_held_bytes", "Memory of batches, all slots included.", f.HeldBytes)
-	prom.Gauge(to, "shoal_feed_transforms_running", "Transforms that run now.", f.Working)
-	prom.Gauge(to, "shoal_feed_transforms_limit", "Transforms that may run at once: one for each processor.", f.Workers)
+		"Sessions ended by an error, clients that left not counted.", f.Failed)
+	prom.Gauge(to, "shoal_feed_held_bytes", "Memory of batches, including all slots.", f.HeldBytes)
+	prom.Gauge(to, "shoal_feed_transforms_running", "Transforms running now.", f.Working)
+	prom.Gauge(to, "shoal_feed_transforms_limit", "Transforms that may run at once: one per processor.", f.Workers)
 	prom.Counter(to, "shoal_feed_batches_total", "Batches sent.", t.Batches)
-	prom.Counter(to, "shoal_feed_slot_batches_total", "Of them, those that went in shared memory.", t.InSlots)
-	prom.Counter(to, "shoal_feed_shared_batches_total", "Of them, those built for another session of the same pass.",
+	prom.Counter(to, "shoal_feed_slot_batches_total", "Batches sent in shared memory.", t.InSlots)
+	prom.Counter(to, "shoal_feed_shared_batches_total", "Batches sent that another session of the same pass had built.",
 		t.Shared)
 	prom.Counter(to, "shoal_feed_samples_total", "Valid rows sent.", t.Samples)
 	prom.Counter(to, "shoal_feed_bad_samples_total",
-		"Rows sent without a sample, because that could not be decoded.", t.Bad)
+		"Rows sent without a sample because it could not be decoded.", t.Bad)
 	prom.Counter(to, "shoal_feed_sent_bytes_total", "Bytes of batches sent.", t.Bytes)
 	prom.Counter(to, "shoal_feed_source_bytes_total", "Bytes of stored samples read.", t.SourceBytes)
 	prom.Counter(to, "shoal_feed_fetch_seconds_total",
-		"Time that readers of samples waited for the engine, summed over them.", t.Fetch)
+		"Time that the feed waited for the bytes of samples, summed over its readers.", t.Fetch)
 	prom.Counter(to, "shoal_feed_stall_seconds_total", "Time that clients wanted a batch and none was ready.", t.Stall)
-	prom.Counter(to, "shoal_feed_send_seconds_total", "Time of writing to connections, flow control included.", t.Send)
+	prom.Counter(to, "shoal_feed_send_seconds_total", "Time spent sending, including flow control.", t.Send)
 	prom.Counter(to, "shoal_feed_credit_seconds_total",
-		"Time that batches waited for clients to want one: the trainers are the slower side.", t.Credit)
-	prom.Counter(to, "shoal_feed_reserve_seconds_total", "Time of waiting for memory, slots included.", t.Reserve)
-	prom.Counter(to, "shoal_feed_slot_seconds_total", "Time that clients wanted a batch and held all their slots.",
+		"Time that finished batches waited for clients to want one: the trainers are the slower side.", t.Credit)
+	prom.Counter(to, "shoal_feed_reserve_seconds_total", "Time spent waiting for memory, including slots.", t.Reserve)
+	prom.Counter(to, "shoal_feed_slot_seconds_total", "Time that clients wanted a batch while holding all their slots.",
 		t.Slots)
 	putHistogram(to, "shoal_feed_decode_duration_seconds",
-		"Time of the transform of one sample: decoding, augmenting, writing into the batch.", f.Decoding)
+		"Time to transform one sample: decode, augment, write into the batch.", f.Decoding)
 }
 
 func putS3(to prom.Sink, s *s3api.Stats) {
 	prom.Counter(to, "shoal_s3_requests_total", "Requests to the S3 endpoint.", s.Requests)
 	prom.Counter(to, "shoal_s3_errors_total",
-		"Of them, those that it refused or failed; errors of the origin are not counted.", s.Errors)
-	prom.Counter(to, "shoal_s3_forwarded_total", "Of them, those that it sent to the origin.", s.Forwarded)
-	prom.Counter(to, "shoal_s3_sent_bytes_total", "Bytes of objects, and of the origin's answers, that it sent.",
-		s.Sent)
-	prom.Gauge(to, "shoal_s3_connections", "Open connections of its clients.", s.Connections)
+		"Requests that the S3 endpoint refused or failed, not counting errors of the origin.", s.Errors)
+	prom.Counter(to, "shoal_s3_forwarded_total", "Requests that the S3 endpoint forwarded to the origin.", s.Forwarded)
+	prom.Counter(to, "shoal_s3_sent_bytes_total",
+		"Bytes of objects, and of the origin's answers, that the S3 endpoint sent.", s.Sent)
+	prom.Gauge(to, "shoal_s3_connections", "Open client connections of the S3 endpoint.", s.Connections)
 }
 
 func putNear(to prom.Sink, s *near.Stats) {
 	prom.Counter(to, "shoal_near_reads_total",
 		"Reads of units (4 MiB of an object, or less), or of parts of one, that the near tier could answer.", s.Reads)
-	prom.Counter(to, "shoal_near_hits_total", "Of them, those that it answered.", s.Hits)
-	prom.Counter(to, "shoal_near_misses_total", "Of them, those that it had no copy for.", s.Misses)
+	prom.Counter(to, "shoal_near_hits_total", "Reads that the near tier answered.", s.Hits)
+	prom.Counter(to, "shoal_near_misses_total", "Reads for which the near tier had no copy.", s.Misses)
 	prom.Counter(to, "shoal_near_passed_total",
-		"Of them, those that did not ask it: it was skipped, or had no free place.", s.Passed)
-	prom.Counter(to, "shoal_near_bytes_total", "Bytes that it answered with.", s.Bytes)
-	prom.Counter(to, "shoal_near_puts_total", "Copies put to it.", s.Puts)
-	prom.Counter(to, "shoal_near_put_bytes_total", "Bytes of them.", s.PutBytes)
+		"Reads that bypassed the near tier: it was skipped, or had no free place.", s.Passed)
+	prom.Counter(to, "shoal_near_bytes_total", "Bytes read from the near tier.", s.Bytes)
+	prom.Counter(to, "shoal_near_puts_total", "Copies put to the near tier.", s.Puts)
+	prom.Counter(to, "shoal_near_put_bytes_total", "Bytes put to the near tier.", s.PutBytes)
 	prom.Counter(to, "shoal_near_dropped_total",
-		"Copies that were not put: the queue was full, or the tier did not take any.", s.Dropped)
-	prom.Counter(to, "shoal_near_damaged_total", "Copies that did not match, and were read from the origin.", s.Damaged)
-	prom.Counter(to, "shoal_near_errors_total", "Requests to it that failed, or had no answer in time.", s.Errors)
-	prom.Gauge(to, "shoal_near_queued_bytes", "Memory in use for copies to be put and reads to be verified.", s.Queued)
-	prom.Gauge(to, "shoal_near_away", "1 while it is left out.", is(s.State == "away"))
-	prom.Gauge(to, "shoal_near_read_only", "1 while nothing is put, and it is still read.", is(s.State == "read-only"))
+		"Copies not put to the near tier: the queue was full, or the tier took none.", s.Dropped)
+	prom.Counter(to, "shoal_near_damaged_total", "Damaged near-tier copies; the origin was read instead.", s.Damaged)
+	prom.Counter(to, "shoal_near_errors_total", "Requests to the near tier that failed or timed out.", s.Errors)
+	prom.Gauge(to, "shoal_near_queued_bytes", "Memory of queued near-tier puts and verifications.", s.Queued)
+	prom.Gauge(to, "shoal_near_away", "1 while the near tier is skipped.", is(s.State == "away"))
+	prom.Gauge(to, "shoal_near_read_only", "1 while the near tier is read but not filled.", is(s.State == "read-only"))
 }
 
 func putCluster(to prom.Sink, s *engine.ClusterStats) {
-	prom.Gauge(to, "shoal_cluster_joined", "1 while etcd answers and has this node.", is(s.State == "joined"))
+	prom.Gauge(to, "shoal_cluster_joined", "1 while etcd answers and lists this node.", is(s.State == "joined"))
 	prom.Gauge(to, "shoal_cluster_nodes", "Nodes of the cluster, as of the last list.", len(s.Nodes))
 	prom.Gauge(to, "shoal_cluster_owned_ratio", "Share of the dataset that this node owns.", s.Owned)
 	prom.Gauge(to, "shoal_cluster_nodes_away",
-		"Nodes that are left out, since they do not answer this one as they should.", len(s.Away()))
+		"Nodes skipped because they do not answer this one properly.", len(s.Away()))
 	prom.Counter(to, "shoal_cluster_disk_bytes_total", "Bytes of the dataset read from this node's own disk.",
 		s.DiskBytes)
 	prom.Counter(to, "shoal_peer_other_version_total",
-		"Pieces that other nodes did not give, since they have another version of the dataset.", s.OtherVersion())
+		"Pieces that other nodes did not give because they have another version of the dataset.", s.OtherVersion())
 	prom.Counter(to, "shoal_peer_bytes_total", "Bytes of the dataset read from other nodes.", s.PeerBytes)
 	prom.Counter(to, "shoal_peer_given_bytes_total", "Bytes given to other nodes, of all datasets.", s.Given.Bytes)
 	prom.Counter(to, "shoal_peer_given_pieces_total", "Pieces of extents given to other nodes.", s.Given.Pieces)
-	prom.Counter(to, "shoal_peer_busy_total", "Pieces not given to other nodes for lack of memory or of a place.",
+	prom.Counter(to, "shoal_peer_busy_total", "Pieces not given to other nodes for lack of memory or a free place.",
 		s.Given.Busy)
 }

@@ -188,7 +188,7 @@ func golden(t *testing.T, path, want string) {
 		t.Fatal(err)
 	}
 	if string(got) != want {
-		t.Errorf("%s is not up to date: run go test ./admin -run TestMetrics -update, and look at the difference", path)
+		t.Errorf("%s is not up to date: run go test ./internal/admin -run TestMetrics -update, and look at the difference", path)
 	}
 }
 

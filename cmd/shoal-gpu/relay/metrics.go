@@ -24,12 +24,12 @@ func (s Stats) Metrics(to prom.Sink, version string) {
 	prom.Counter(to, "shoal_gpu_sessions_fallen_back_total",
 		"Sessions that the device could not serve; their batches went to host memory.", s.Fallen)
 	prom.Gauge(to, "shoal_gpu_buffers", "Buffers on the device, of open sessions.", s.Buffers)
-	prom.Gauge(to, "shoal_gpu_buffers_held", "Of them, those that trainers hold.", s.Held)
-	prom.Gauge(to, "shoal_gpu_buffers_bytes", "Memory of the device in buffers.", s.Bytes)
+	prom.Gauge(to, "shoal_gpu_buffers_held", "Buffers that trainers hold.", s.Held)
+	prom.Gauge(to, "shoal_gpu_buffers_bytes", "Device memory in buffers.", s.Bytes)
 	prom.Counter(to, "shoal_gpu_batches_total", "Batches finished on the device.", s.Batches)
 	prom.Counter(to, "shoal_gpu_finish_seconds_total",
 		"Time from queueing a batch's copy to the device and its kernel until both are complete, summed over batches.",
 		float64(s.Finished)/1e6)
-	prom.Counter(to, "shoal_gpu_wait_seconds_total", "Time of waiting for trainers to release buffers.",
+	prom.Counter(to, "shoal_gpu_wait_seconds_total", "Time spent waiting for trainers to release buffers.",
 		float64(s.Waited)/1e6)
 }
