@@ -65,20 +65,20 @@ What is removed in DIR stays in DEST, unless --delete is given (docs/checkpoints
 	f.StringVar(&o.config.Link, "link", "",
 		"mount of DEST (or a folder in one): complete checkpoints that only DEST has appear in DIR as links into it")
 	f.BoolVar(&o.config.Unordered, "hosts-unordered", false,
-		"other hosts may carry to DEST, too, if they say the same; last names wait for this host's files only")
-	o.cluster.addEtcd(c, "etcd://HOST:PORT[,…]/NAME: other hosts may carry to DEST, too, if they say the same; last "+
+		"other hosts with this flag may carry to DEST, too; last names wait for this host's files only")
+	o.cluster.addEtcd(c, "etcd://HOST:PORT[,…]/NAME: other hosts with the same value may carry to DEST, too; last "+
 		"names wait for the files of all (docs/checkpoints.md)")
 	f.IntVar(&o.config.Copies, "copies", 1,
-		"2: what is closed goes to another host of --cluster, too, which publishes it if this one is lost (give "+
-			"--cache-dir, or DIR's disk keeps the other's)")
+		"2: closed files are also copied to another host of --cluster, which publishes them if this one is lost "+
+			"(other hosts' copies are kept in --cache-dir, else on DIR's disk)")
 	f.StringVar(&o.cluster.Advertise, "advertise", "",
 		"HOST:PORT at which the others reach this host for --copies (default: this machine's address towards etcd, "+
 			"any port)")
 	f.BoolVar(&o.cluster.Insecure, "cluster-insecure", false,
-		"--copies without encryption: everybody in this network can read and replace them")
+		"--copies without encryption: anyone in this network can read and replace them")
 	f.StringVar(&o.admin, "admin", "", "HOST:PORT for /metrics and /healthz, such as 127.0.0.1:7073 (docs/metrics.md)")
 	f.DurationVar(&o.config.Drain, "drain-timeout", time.Minute,
-		"how long the end may take to upload what was closed before")
+		"how long to go on uploading closed files after SIGTERM")
 	o.store.add(c)
 	o.log.add(c)
 	c.AddCommand(ckptListCommand(), ckptWaitCommand(), ckptLatestCommand())

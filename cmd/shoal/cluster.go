@@ -326,7 +326,7 @@ type clusterOptions struct{ engine.ClusterConfig }
 func (o *clusterOptions) add(c *cobra.Command) {
 	o.addEtcd(c, "etcd://HOST:PORT[,…]/NAME: share the cache with all daemons of this name (docs/cluster.md)")
 	c.Flags().BoolVar(&o.Insecure, "cluster-insecure", false,
-		"no encryption between nodes: everybody in this network can read what is cached")
+		"no encryption between nodes: anyone in this network can read what is cached")
 }
 
 // addEtcd adds the flags of every verb that asks etcd. use is --cluster's help.
@@ -334,10 +334,10 @@ func (o *clusterOptions) addEtcd(c *cobra.Command, use string) {
 	f := c.Flags()
 	f.StringVar(&o.URL, "cluster", "", use)
 	f.StringVar(&o.Cert, "cluster-cert", "",
-		"certificate of this node for other nodes and etcd, PEM; whoever has one from --cluster-ca can read all that "+
+		"certificate of this node for other nodes and etcd, PEM; anyone with one from --cluster-ca can read all that "+
 			"is cached")
 	f.StringVar(&o.Key, "cluster-key", "", "key of --cluster-cert, PEM")
-	f.StringVar(&o.CA, "cluster-ca", "", "certificates that sign all nodes' and etcd's, PEM")
+	f.StringVar(&o.CA, "cluster-ca", "", "authority that signs the certificates of all nodes and etcd, PEM")
 }
 
 // etcd returns the address, without a name if there is no --cluster, and TLS's configuration, for verbs that ask no

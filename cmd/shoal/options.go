@@ -134,11 +134,11 @@ func (o *engineOptions) add(c *cobra.Command) {
 			"mixture:seed=S,weights=GLOB:W+GLOB:W,\nbuckets:seed=S,batch=B, sequential, list:PATH, plan, auto, none "+
 			"(docs/orders.md)")
 	addChoice(f, &o.data.Recode, "recode",
-		"keep JPEG files on disk in a form that is smaller and quicker to decode, made by spare processors: auto "+
+		"keep JPEG files on disk in a form that is smaller and faster to decode, made in idle CPU time: auto "+
 			"(once a feed decodes them), on, off (docs/recode.md)", "auto", "on", "off")
 	addChoice(f, &o.daemon, "daemon",
-		"go to the background once ready; log to CACHE-DIR/shoal.log. --daemon=supervised: and start again at once "+
-			"if it dies", yes, no, supervised)
+		"go to the background once ready; log to CACHE-DIR/shoal.log. --daemon=supervised: and restart at once if it "+
+			"dies", yes, no, supervised)
 	f.StringVar(&o.admin, "admin", "",
 		"address for the dashboard, /stats, /metrics, /healthz and /readyz, such as 127.0.0.1:7071; without a host, "+
 			"loopback (default: none)")
@@ -168,12 +168,12 @@ func (o *engineOptions) addData(c *cobra.Command) {
 	o.addHost(c)
 	f := c.Flags()
 	f.StringVar(&o.data.Shards, "shards", "",
-		"read SOURCE from this shard set (shoal pack) where it holds the same version")
+		"read SOURCE from this shard set (shoal pack) if it holds the same version")
 	addChoice(f, &o.badShards, "bad-shards",
 		"damaged or missing shards: error, or skip (leave out their samples, with a warning)", "error", "skip")
 	f.StringVar(&o.data.Samples, "samples", "images",
 		"which files are numbered: images, *, extensions after the first dot such as .jpg,.png, or a glob on the "+
-			"name; rows: what lies in the objects: rows of .csv and .tsv, documents of .bin and .idx, pictures of "+
+			"name; rows: the contents of objects: rows of .csv and .tsv, documents of .bin and .idx, pictures of "+
 			"MDS and Parquet; rows:COLUMN: a column of those (docs/records.md)")
 	f.Var(&o.connections, "connections",
 		"requests in flight to the object store: up to 512, or auto (adapts to the highest throughput)")
@@ -384,9 +384,9 @@ type storeOptions struct {
 const customerKeyVariable = "SHOAL_SSE_C_KEY"
 
 func (o *storeOptions) add(c *cobra.Command) {
-	c.Flags().Var(o, "store", "what few stores need, with commas between: requester-pays; links-outside (follow links "+
-		"out of a file:// source);\nweak-etag (accept objects without an ETag, by size and time);\ngets-per-hour=N, "+
-		"the most GETs and HEADs in any hour: readers wait at it, and prefetching before "+
+	c.Flags().Var(o, "store", "settings that few stores need, separated by commas: requester-pays; links-outside "+
+		"(follow links out of a file:// source);\nweak-etag (accept objects without an ETag, by size and "+
+		"time);\ngets-per-hour=N, the most GETs and HEADs in any hour: readers wait at the limit, prefetching before "+
 		"it;\nget=0.0004/1000,list=0.005/1000,gb=0.09,currency=USD: prices, for reports")
 }
 
@@ -425,7 +425,7 @@ func addNear(c *cobra.Command, near *engine.NearTier) {
 	f := c.Flags()
 	f.StringVar(&near.URL, "near", "",
 		"s3://BUCKET/PREFIX of an S3 engine near the GPUs, shared by all nodes: read first, and filled with what "+
-			"SOURCE is read for (docs/near.md)")
+			"is read from SOURCE (docs/near.md)")
 	f.StringVar(&near.Endpoint, "near-endpoint", "", "URL of the --near engine (default: SOURCE's endpoint)")
 	f.StringVar(&near.Profile, "near-profile", "",
 		"profile with the credentials of the --near engine (default: SOURCE's credentials)")

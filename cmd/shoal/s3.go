@@ -41,11 +41,11 @@ func (o *s3Options) add(f *pflag.FlagSet, flag, usage string, files *loader.TLSF
 	o.flag, o.tls = flag, files
 	f.StringVar(&o.addr, flag, o.addr, usage)
 	f.StringVar(&o.keys, "s3-keys", "",
-		"file of who may use the S3 endpoint: lines of an access key, a space and its secret")
+		"file with the keys of the S3 endpoint: lines of an access key, a space and its secret")
 	addChoice(f, &o.anonymous, "s3-anonymous",
 		"serve the S3 endpoint on loopback without signatures, for reading: every user of this machine can use "+
 			"it;\n--s3-anonymous=write: and write, with this daemon's credentials", yes, no, "write")
-	f.BoolVar(&o.readOnly, "s3-read-only", false, "refuse whatever would change the bucket through the S3 endpoint")
+	f.BoolVar(&o.readOnly, "s3-read-only", false, "refuse all writes to the bucket through the S3 endpoint")
 	if files == nil {
 		o.tls = &loader.TLSFiles{}
 		f.StringVar(&o.tls.Cert, "tls-cert", "",

@@ -97,7 +97,7 @@ carries how far the bucket is behind.`,
 	security.add(c)
 	c.Flags().BoolVar(&asJSON, "json", false, "print the versioned JSON (docs/stats.md)")
 	c.Flags().BoolVar(&live, "watch", false,
-		"show what happens now, again and again, until Ctrl-C; one frame if the output is not a terminal")
+		"show current activity live, until Ctrl-C; one frame if the output is not a terminal")
 	w.add(c.Flags())
 	return c
 }
