@@ -55,9 +55,9 @@ of the id that ls shows.`,
 		cache.verb("pin", "Keep a dataset's cached data while it is not open, even when others need space",
 			"", pinCached(true)),
 		cache.verb("unpin", "Allow a dataset's cached data to be removed when others need space", "", pinCached(false)),
-		cache.verb("verify", "Compare what is kept of a dataset with the store, and drop what differs", `Reads what is kept of a dataset and compares it with what the store has: with the ETag where that is the MD5 of an
-object, otherwise with its bytes, which are fetched for that. What differs is dropped, and fetched again when it is
-read; then the verb ends with 1. shoal fsck checks the files of the cache themselves.`, verifyCached))
+		cache.verb("verify", "Compare a dataset's cached data with the store, and drop what differs", `Compares a dataset's cached data with the store: with the ETag where it is the object's MD5, otherwise with the
+object's bytes, which are fetched for that. What differs is dropped, and fetched again when it is read; the exit code is
+then 1. shoal fsck checks the files of the cache themselves.`, verifyCached))
 	return c
 }
 

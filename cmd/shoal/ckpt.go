@@ -42,10 +42,10 @@ func ckptCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "ckpt DIR DEST",
 		Short: "Carry checkpoints from a local folder to a bucket: whole files, in order",
-		Long: `Carries what a trainer saves into the ordinary folder DIR to DEST, until it is stopped. Files are uploaded when nobody
-can write them any more, and appear in the order in which they were closed. Last names (such as .metadata, *.index.json, latest)
-wait for all that was closed before, with --cluster on all hosts: whoever finds one finds a complete checkpoint. After a crash the
-same command continues.
+		Long: `Carries what a trainer saves into the ordinary folder DIR to DEST, until it is stopped. Files are uploaded once nobody
+can write them any more, and appear in the order in which they were closed. Last names (such as .metadata,
+*.index.json, latest) wait for all that was closed before, with --cluster on all hosts: a visible last name means a
+complete checkpoint. After a crash the same command continues.
 
 What is removed in DIR stays in DEST, unless --delete is given (docs/checkpoints.md).`,
 		Example: `  shoal ckpt /nvme/ckpt s3://models/runs/42
@@ -215,8 +215,8 @@ func ckptListCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "ls DIR|DEST",
 		Short: "List the checkpoints of a folder, or of a bucket, oldest first",
-		Long: `Lists checkpoints: folders with a last name. Of DIR, a folder that a daemon carries, it also says how far the bucket is behind; of
-DEST (s3://… or file://…) it lists what the bucket has.`,
+		Long: `Lists checkpoints: folders with a last name. For DIR, a folder that a daemon carries, it also says how far the bucket is
+behind; for DEST (s3://… or file://…) it lists what the bucket has.`,
 		Example: `  shoal ckpt ls /nvme/ckpt
   shoal ckpt ls s3://models/runs/42 --json`,
 		Args: cobra.ExactArgs(1),
@@ -354,9 +354,8 @@ func ckptWaitCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "wait PATH",
 		Short: "Wait until a file or folder is whole in the bucket",
-		Long: `Returns when the bucket has all that is at or below PATH now, which lies in a folder that shoal ckpt carries. It waits
-for files that are being written, and fails if there is nothing at PATH that can be published. With --copies 2 it returns as soon as
-one lost host would lose nothing of it.`,
+		Long: `Returns when the bucket has all that is now at or below PATH, in a folder that shoal ckpt carries. It waits for files
+being written, and fails if nothing at PATH can be published. --copies 2 waits only until one host may be lost.`,
 		Example: "  shoal ckpt wait /nvme/ckpt/step-1000 --timeout 10m",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -403,8 +402,8 @@ func ckptLatestCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "latest DIR|DEST",
 		Short: "Print the newest complete checkpoint",
-		Long: `Prints the newest checkpoint that is complete in the bucket: of DEST its URL, of DIR, a folder that a daemon carries, its path.
-Without any last name in DEST nothing says that a folder is complete: then it is the newest one, with a warning.`,
+		Long: `Prints the newest checkpoint that is complete in the bucket: for DEST its URL; for DIR, a folder that a daemon carries,
+its path. If DEST has no last names, it cannot tell which are complete, and prints the newest one, with a warning.`,
 		Example: "  torchrun train.py --resume \"$(shoal ckpt latest s3://models/runs/42)\"",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {

@@ -140,8 +140,8 @@ func clusterListCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "ls",
 		Short: "Show a cluster's nodes, what each holds, and where its bytes came from",
-		Long: "Shows the nodes of a cluster, and of each dataset that they have open what each has on disk and how " +
-			"many bytes it has read since its start: from the bucket, from other nodes, and from its own disk.",
+		Long: "Shows the nodes of a cluster and, for each open dataset, what each node has on disk and how many bytes " +
+			"it has read since its start: from the bucket, from other nodes, and from its own disk.",
 		Example: `  shoal cluster ls --cluster etcd://etcd:2379/photos --cluster-insecure
   shoal cluster ls --cluster etcd://etcd:2379/photos --cluster-cert node.crt --cluster-key node.key --cluster-ca ca.crt --json`,
 		Args: cobra.NoArgs,
@@ -212,10 +212,10 @@ func clusterDrainCommand() *cobra.Command {
 	var o clusterOptions
 	c := &cobra.Command{
 		Use:   "drain NODE",
-		Short: "Take a node out: it owns nothing any more, and gives away what it has",
-		Long: `Marks NODE: an ID of shoal cluster ls, the beginning of one, or an address. What the node owns gets new owners, which read it from the
-node and not from the bucket. The node goes on to serve its own readers until its daemon ends. A daemon that is started
-again is not drained.`,
+		Short: "Drain a node: it gives up what it owns, and hands over what it has",
+		Long: `NODE is an ID from shoal cluster ls, the beginning of one, or an address. What the node owns gets new owners, which read
+it from the node instead of the bucket. The node goes on serving its own readers until its daemon ends. A restarted
+daemon is not drained.`,
 		Example: "  shoal cluster drain 1f2e3d4c --cluster etcd://etcd:2379/photos --cluster-insecure",
 		Args:    cobra.ExactArgs(1),
 		RunE: o.looking(func(c *cobra.Command, args []string, l *onlooker) error {
@@ -240,9 +240,9 @@ func clusterPlanCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "plan",
 		Short: "Predict what each node would hold, and what a change would move",
-		Long: `Shows each node's share of the datasets that are open, how much of that fits its cache, and what each epoch reads from the bucket
-because it fits none. With --leave and --join: as if that had happened. (shoal plan --nodes predicts the epochs of a
-cluster that is not there yet.)`,
+		Long: `Shows each node's share of the open datasets, how much of it fits its cache, and what each epoch reads from the bucket
+because no cache holds it. With --leave and --join, as if that had happened. (shoal plan --nodes predicts the epochs of
+a cluster that does not exist yet.)`,
 		Example: `  shoal cluster plan --cluster etcd://etcd:2379/photos --cluster-insecure
   shoal cluster plan --join 400GiB --cluster etcd://etcd:2379/photos --cluster-insecure`,
 		Args: cobra.NoArgs,

@@ -28,8 +28,8 @@ func csiCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "csi",
 		Short: "Mount volumes for the pods of a Kubernetes node, from one cache",
-		Long: `Is the node's plugin of the CSI driver csi.shoalfs.dev: the kubelet asks it to mount volumes, each a dataset of a bucket, for pods.
-All share the daemon's memory and its cache directory, and none what another was read with other credentials (docs/kubernetes.md).
+		Long: `Runs the node plugin of the CSI driver csi.shoalfs.dev, which mounts volumes for pods, each a dataset in a bucket. All
+share the daemon's memory and cache directory, but no data read with other credentials (docs/kubernetes.md).
 
 It needs a keeper (shoal keeper) at the address in SHOAL_KEEPER, which holds the mounts while the driver is replaced.`,
 		Example: "  shoal csi --node-id $NODE_NAME --cache-dir /var/cache/shoal --cache-size 500GiB",
@@ -149,10 +149,10 @@ func keeperCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "keeper ADDRESS",
 		Short: "Hold the mounts of containers while their daemons are replaced",
-		Long: `Listens at ADDRESS, unix:///PATH. Daemons that have it in SHOAL_KEEPER give it their mounts' descriptors, and take them back when they
-start again: files stay open, and reads wait meanwhile. What nobody takes within two minutes of a daemon's end is let go.
+		Long: `Listens at ADDRESS, unix:///PATH. Daemons that have it in SHOAL_KEEPER hand it their mounts' descriptors, and take them
+back when they restart: files stay open, and reads wait. Two minutes after a daemon's end its mounts are dropped.
 
-Whoever can connect to the socket (mode 0600) can have every mount. A keeper is never updated under its clients: docs/kubernetes.md.`,
+Whoever reaches the socket (mode 0600) can take every mount. Never replace a keeper with clients (docs/kubernetes.md).`,
 		Example: "  shoal keeper unix:///run/shoal/keeper.sock",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {

@@ -35,11 +35,11 @@ func healthCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "health [MOUNTPOINT|ADDR ...]",
 		Short: "Check whether mounts and feeds answer, for probes and scripts",
-		Long: `Exits 0 if all targets answer. For a mount point it asks its daemon by a socket, for a feed's address (unix://, tcp://, tls://)
-it uses the gRPC health protocol, and for an admin address (http://HOST:PORT) it gets /readyz. A daemon that is
-starting or draining is not healthy. Without a target it checks every Shoal mount that it finds, and the default feed of serve if there is a socket.
+		Long: `Exits 0 if all targets answer: for a mount point its daemon, through a socket; for a feed's address (unix://, tcp://,
+tls://) the gRPC health protocol; for an admin address (http://HOST:PORT) /readyz. A starting or draining daemon is not
+healthy. Without targets it checks all Shoal mounts that it finds, and serve's default feed if its socket exists.
 
-With --wait it asks until all answer: a trainer that may start before its data does calls it first.`,
+With --wait it retries until all answer: for a trainer that may start before its data is ready.`,
 		Example: `  shoal health /mnt/train unix:///run/shoal/feed.sock
   shoal health /mnt/train --wait 60s && python3 train.py`,
 		Args: cobra.ArbitraryArgs,

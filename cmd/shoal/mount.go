@@ -95,8 +95,8 @@ func mountCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "mount SOURCE MOUNTPOINT",
 		Short: "Mount a dataset as a filesystem that reads ahead in the order of the epoch",
-		Long: `Mounts SOURCE at MOUNTPOINT, an empty folder, which is made if it is not there. SOURCE is s3://bucket/prefix, file:///dir, or tar shards
-(a prefix that holds a set, or s3://bucket/p/shard-{000000..000127}.tar), whose members appear as the original
+		Long: `Mounts SOURCE at MOUNTPOINT, an empty folder, which is created if missing. SOURCE is s3://bucket/prefix, file:///dir, or
+tar shards (a prefix that holds a set, or s3://bucket/p/shard-{000000..000127}.tar), whose members appear as the original
 tree. If a daemon already uses --cache-dir, that daemon serves this mount too. Endpoint and credentials come from
 the settings of the AWS tools (AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID,
 AWS_SECRET_ACCESS_KEY, AWS_PROFILE, ...).
@@ -104,7 +104,7 @@ AWS_SECRET_ACCESS_KEY, AWS_PROFILE, ...).
 Control files, not listed in the mount: .shoal/stats, .shoal/order, .shoal/plan, .shoal/plans/NAME, .shoal/refresh, .shoal/profile.`,
 		Example: `  # an unmodified ImageFolder + DistributedSampler(seed=7) will read this
   shoal mount s3://photos/train /mnt/train --cache-dir /nvme/shoal --order torch:seed=7 --daemon
-  # tell the order while mounted
+  # give the order while mounted
   shuf files.txt > /mnt/train/.shoal/plan`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -330,8 +330,8 @@ func refreshCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "refresh [MOUNTPOINT|CACHE-DIR]",
 		Short: "List the source again and switch the mount to the new version",
-		Long: "Lists the source again. When it returns, new files are seen, and what was cached of unchanged " +
-			"files is still there. Run it between epochs: an order in progress starts over. Without an argument it " +
+		Long: "Lists the source again. When it returns, new files are visible, and unchanged files are still " +
+			"cached. Run it between epochs: an order in progress starts over. Without an argument it " +
 			"takes the only mount on this machine. For a cache directory it lists all sources that its daemon serves.",
 		Example: "  shoal refresh /mnt/train",
 		Args:    cobra.MaximumNArgs(1),

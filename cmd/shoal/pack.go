@@ -50,12 +50,12 @@ func packCommand() *cobra.Command {
 beside each shard and a manifest over all. Every shard is read back and checked before it counts.
 DEST is then a source itself, and ` + "`shoal mount SOURCE MOUNTPOINT --shards DEST`" + ` reads SOURCE through it.
 
-A pack that was interrupted, in whatever way, is resumed by the same command. With --cluster one node packs a DEST at a time:
-the others wait, and find it done.
+The same command resumes an interrupted pack. With --cluster one node packs a DEST at a time: the others wait, and find
+it done.
 
-With --resize or --decode the pictures are made anew first: smaller, or as raw pixels that need no decoding. The
-set is then a dataset of its own, with another version, and says so in its manifest; what is no picture, or a
-broken one, stays as it is. The new files wait on this machine's disk, under --spool, until the set is complete.
+With --resize or --decode the pictures are converted first: made smaller, or into raw pixels that need no decoding. The
+set is then a dataset of its own, with another version, and says so in its manifest; broken pictures and other files
+stay as they are. The new files wait on this machine's disk, under --spool, until the set is complete.
 
 With --recode JPEGs are stored in a form that is about a tenth smaller: tar lists them by their names, and mounts, feeds,
 the S3 endpoint and shoal unpack give the originals, under the version of SOURCE. Other programs cannot read them.`,

@@ -21,8 +21,8 @@ func pythonCommand() *cobra.Command {
 	interpreter := "python3"
 	c := &cobra.Command{
 		Use:   "python [--path | --install]",
-		Short: "Give Python the client that this binary carries",
-		Long: `Gives Python the client package that this binary carries, so that both have the same version.
+		Short: "Install the Python client that this binary carries, or print its path",
+		Long: `Provides the Python client in this binary, so that both have the same version.
 
 --path unpacks the package into the user's cache folder, and prints the folder for PYTHONPATH.
 --install has the interpreter's pip install it as shoalfs-client. pip fetches numpy and grpcio only if they are missing.`,

@@ -30,13 +30,13 @@ func quickstartCommand() *cobra.Command {
 	var q quickstart
 	c := &cobra.Command{
 		Use:   "quickstart [SOURCE]",
-		Short: "Serve a dataset with what this machine has, and print a trainer and how to run it",
+		Short: "Mount or serve a dataset, and print a trainer and how to run it",
 		Long: `Starts a daemon for SOURCE in the background and prints a trainer that reads from it, for pictures or Parquet, and the
-commands that run it, look at the daemon, end it and remove what it has left. It asks nothing: credentials come from the AWS
-tools' settings, the cache goes to the user's folder or a far roomier data disk, and SOURCE is mounted if FUSE is available,
-else served as a feed. It says what it has chosen, and the command line that does the same. If it fails, it leaves nothing.
+commands that run it, look at the daemon, end it and clean up. It asks nothing: credentials come from the AWS tools'
+settings, the cache goes to the user's folder or to a data disk with far more room, and SOURCE is mounted if FUSE is
+available, else served as a feed. It prints its choices, and the equivalent command line. If it fails, it leaves nothing.
 
-SOURCE is s3://bucket/prefix or a folder. Without it, shoal-lab's store of photographs is used if that program is beside
+SOURCE is s3://bucket/prefix or a folder. Without it, shoal-lab's store of photographs is used if that program is next to
 this one or on PATH, else the current folder.`,
 		Example: `  shoal quickstart s3://photos/train
   shoal quickstart ~/datasets/photos --mountpoint /mnt/photos --cache-dir /nvme/shoal`,

@@ -22,12 +22,12 @@ func runCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "run COMMAND [ARG...]",
 		Short: "Run a trainer and pass its sampler's order to the mount",
-		Long: `Runs a command. In every Python that it starts, each iteration of a torch DataLoader first writes its order as a plan into the
-mount that holds its files, as shoal.hint does, for any sampler that ends. The trainer is not changed: it draws the same
-random numbers, and a hint that fails does not make it fail. Files in no mount, and datasets whose files cannot be found,
-are read as without it.
+		Long: `Runs a command. In every Python that it starts, each iteration of a torch DataLoader first writes its order as a plan
+into the mount that holds its files, as shoal.hint does, for any sampler that ends. The trainer is not changed: it draws
+the same random numbers, and a failed hint does not make it fail. Files outside any mount, and datasets whose files
+cannot be found, are read as usual.
 
-The command takes the place of this process, so its exit code, signals, input and output are its own.`,
+The command replaces this process, so its exit code, signals, input and output are its own.`,
 		Example: `  shoal run -- python3 train.py /mnt/train
   shoal run --name ablation-3 -- torchrun train.py`,
 		Args: cobra.MinimumNArgs(1),

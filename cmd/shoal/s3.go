@@ -271,7 +271,7 @@ func s3Command() *cobra.Command {
 		Use:   "s3 SOURCE",
 		Short: "Serve a dataset as an S3 endpoint: programs read the bucket through the cache",
 		Long: `Serves SOURCE at an S3 endpoint, with the bucket and the keys of the origin: programs that read S3 read through
-the cache by setting AWS_ENDPOINT_URL. What the dataset does not hold, and writes, go to the origin
+the cache by setting AWS_ENDPOINT_URL. Writes, and requests for keys outside the dataset, go to the origin
 with this daemon's credentials (docs/s3-endpoint.md). mount and serve have the same endpoint: --s3.`,
 		Example: `  shoal s3 s3://photos/train --s3-anonymous
   shoal s3 s3://photos/train --listen 0.0.0.0:9000 --s3-keys keys.txt --daemon`,

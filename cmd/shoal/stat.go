@@ -53,7 +53,7 @@ func statCommand() *cobra.Command {
 		Short: "Show a daemon's statistics",
 		Long: `Shows whether the trainer has waited since the daemon started, what it waited for, and the daemon's counters. Without an
 argument it takes the only daemon on this machine that has a mount or serves the default feed. ADDR is a feed's or
-a daemon's --admin address. Of the daemon of CACHE-DIR it shows what that serves longest, and of a folder that shoal ckpt
+a daemon's --admin address. For CACHE-DIR it shows what its daemon has served longest, for a folder that shoal ckpt
 carries how far the bucket is behind.`,
 		Example: `  shoal stat /mnt/train
   shoal stat unix:///run/shoal/feed.sock --json`,

@@ -20,8 +20,9 @@ func stopCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "stop [ADDR|MOUNTPOINT|CACHE-DIR]",
 		Short: "Stop a feed or a daemon on this machine, and wait until the cache is closed",
-		Long: `Stops the daemon that serves ADDR or MOUNTPOINT, or uses CACHE-DIR, as SIGTERM does: sessions end, its mounts are unmounted, and the
-cache is closed. If the daemon serves several mounts and feeds, only that feed stops, unless --all is given. Without an argument it takes the only daemon on this machine that has a mount or serves the default feed.`,
+		Long: `Stops the daemon that serves ADDR or MOUNTPOINT, or uses CACHE-DIR, as SIGTERM does: sessions end, its mounts are
+unmounted, and the cache is closed. If the daemon serves several mounts and feeds, only that feed stops, unless --all is
+given. Without an argument it takes the only daemon on this machine that has a mount or serves the default feed.`,
 		Example: "  shoal stop unix:///run/shoal/feed.sock",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {

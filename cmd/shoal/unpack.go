@@ -25,8 +25,8 @@ func unpackCommand() *cobra.Command {
 		Long: `Restores the files of SHARDS under the folder DIR: a set that shoal pack made, with the paths, bytes and times of
 its source, each file verified against the checksum in its shard's index; or any WebDataset tars.
 
-A file appears complete or not at all. Files that are in DIR already, and are equal, are kept: the same command
-continues an unpack that was interrupted, in whatever way. A file that is there and differs is an error.`,
+A file appears complete or not at all. Files already in DIR are kept if they are equal, so the same command
+continues an interrupted unpack. A file that differs is an error.`,
 		Example: `  shoal unpack s3://photos-packed/train /data/train
   shoal unpack 's3://wds/shard-{000000..000127}.tar' /data/wds`,
 		Args: cobra.ExactArgs(2),

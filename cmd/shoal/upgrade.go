@@ -24,13 +24,14 @@ func upgradeCommand() *cobra.Command {
 	const result = "result" // asks the new daemon how it went
 	c := &cobra.Command{
 		Use:   "upgrade MOUNTPOINT",
-		Short: "Replace the daemon of a mount under its readers, by the program that is now installed",
-		Long: `Starts the program that is now where the daemon's was, with the daemon's settings, and lets it take over the daemon's mounts, all of
-them. Files stay open, and reads that are waiting go on; they wait while the new process opens the cache. If it does not start, the old program
-goes on, and this fails. From then on the daemon is started again if it dies, as with --daemon=supervised.
+		Short: "Replace a mount's daemon with the program that is now installed; files stay open",
+		Long: `Starts the program now installed at the daemon's path, with the daemon's settings, and hands it all of the daemon's
+mounts. Files stay open, and reads wait while the new process opens the cache. If it does not start, the old process
+goes on, and this fails. From then on the daemon is restarted if it dies, as with --daemon=supervised.
 
-Feeds and S3 endpoints end as when the daemon is stopped, and are back with the new process; clients connect again. A plan that is being written
-is lost: its writer gets an error. Mounts by io_uring, or on Linux before 6.9, cannot be taken over (see --fuse-transport of shoal mount).`,
+Feeds and S3 endpoints end as when the daemon is stopped, and return with the new process; clients reconnect. A plan that
+is being written is lost: its writer gets an error. Mounts over io_uring, or on Linux before 6.9, cannot be taken over
+(see --fuse-transport of shoal mount).`,
 		Example: "  shoal upgrade /mnt/train",
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) == 2 && args[1] == result && invocationOf(c.Context()).attached() {
