@@ -253,7 +253,7 @@ func (c *Carrier) Run(ctx context.Context, ready func()) error {
 			}
 			deadline = time.After(c.Drain)
 			if err := c.hearAll(); err != nil {
-				c.Log.Error("cannot look through the folder", "cause", err)
+				c.Log.Error("cannot scan the folder", "cause", err)
 			}
 			if b := c.q.Behind(); b.Files+b.Removals > 0 {
 				c.Log.Info("ending: publishing what was closed", "files", b.Files, "bytes", b.Bytes,
@@ -340,8 +340,8 @@ func (c *Carrier) idle() bool {
 func (c *Carrier) leftOver() error {
 	b := c.q.Behind()
 	if b.Files+b.Removals == 0 && c.hosts != nil && !c.hosts.left {
-		return fmt.Errorf("other hosts of %s go on waiting for this one: it could not tell them that it owes nothing "+
-			"(files that are torn or being written? no etcd? start shoal ckpt again)", c.Cluster)
+		return fmt.Errorf("other hosts of %s go on waiting for this one: it could not tell them that it has nothing "+
+			"left to send (torn files, files being written, no etcd? start shoal ckpt again)", c.Cluster)
 	} else if b.Files+b.Removals == 0 {
 		return nil
 	}
@@ -359,7 +359,7 @@ func (c *Carrier) leftOver() error {
 		why = ": " + b.Next + " waits for " + b.WaitsFor
 	}
 	return fmt.Errorf(
-		"%d files and %d removals did not reach %s (%s)%s (start shoal ckpt again: it goes on where it was)",
+		"%d files and %d removals did not reach %s (%s)%s (start shoal ckpt again: it goes on where it stopped)",
 		b.Files, b.Removals, c.Dest, strings.Join(names, ", "), why)
 }
 
@@ -462,7 +462,7 @@ func (c *Carrier) made(ctx context.Context, change Change, r result) {
 	c.trouble = trouble{}
 	if r.foreign {
 		c.stats.Foreign++
-		c.Log.Warn("an object is not, or not surely, what this daemon published; it stays", "key", c.key(change.Path))
+		c.Log.Warn("an object is not, or may not be, what this daemon published; it stays", "key", c.key(change.Path))
 	}
 	c.q.Made(change, r.there)
 	c.tell()
@@ -654,7 +654,7 @@ func (c *Carrier) discard(all []string, dir string) {
 func (c *Carrier) putBack(bin, dir string) (kept bool) {
 	to := path.Join(folder.Home, "kept-"+strings.TrimPrefix(path.Base(bin), removing))
 	if os.Rename(c.folder.At(bin), c.folder.At(dir)) != nil && os.Rename(c.folder.At(bin), c.folder.At(to)) == nil {
-		c.Log.Error("a folder was made again while it was removed here; what it had had is kept",
+		c.Log.Error("a folder was created again while it was being removed here; its old files are kept",
 			"folder", filepath.Join(c.Dir, dir), "at", filepath.Join(c.Dir, to))
 		return true
 	}

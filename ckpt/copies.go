@@ -128,7 +128,7 @@ func (c *Carrier) meetNeighbour(b board) {
 func (c *Carrier) lackCopies(why string) {
 	if k := c.hosts.copies; why != k.why {
 		if k.why = why; why != "" {
-			c.Log.Warn("what is closed has no second copy", "cause", why)
+			c.Log.Warn("closed files get no second copy", "cause", why)
 		}
 	}
 }

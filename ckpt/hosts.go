@@ -292,7 +292,7 @@ func (c *Carrier) meetHosts(ctx context.Context) {
 				c.q.Clear(p, turn, why)
 			}
 			if why != said {
-				c.Log.Warn("the other hosts cannot be asked: last names are withheld", "cause", why)
+				c.Log.Warn("the other hosts do not answer: last names are withheld", "cause", why)
 			}
 			said = why
 		})

@@ -45,7 +45,7 @@ func (c *Carrier) link(ctx context.Context, in func(f func()) bool) {
 	}
 	if err = cmp.Or(err, openErr); err != nil {
 		if ctx.Err() == nil {
-			c.Log.Warn("cannot look which checkpoints only the bucket has", "cause", err)
+			c.Log.Warn("cannot find out which checkpoints only the bucket has", "cause", err)
 		}
 		return
 	}
@@ -66,7 +66,7 @@ func (c *Carrier) link(ctx context.Context, in func(f func()) bool) {
 	}
 	for _, p := range skipped {
 		if to, err := root.Readlink(p); err == nil && to == c.target(p) && !wanted[p] && root.Remove(p) == nil {
-			c.Log.Info("removed the link to a checkpoint that the bucket has no more", "link", p)
+			c.Log.Info("removed the link to a checkpoint that the bucket no longer has", "link", p)
 		}
 	}
 	refreshed := false

@@ -90,7 +90,7 @@ func takePrefix(ctx context.Context, cfg Config, id string) (*prefixLock, error)
 				cfg.Dest, has.Host, has.PID, has.Dir, has.Since.Local().Format(time.DateTime), how)
 		case seen.ETag == "":
 			seen, since = o, time.Now()
-			cfg.Log.Warn("another daemon has this destination; looking whether it lives, for up to "+lockDead.String(),
+			cfg.Log.Warn("another daemon has this destination; checking whether it lives, for up to "+lockDead.String(),
 				"host", has.Host, "pid", has.PID, "folder", has.Dir)
 		}
 		if err := pause.For(ctx, lockLook); err != nil {
@@ -161,7 +161,7 @@ func (l *prefixLock) release() {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	if err := l.cfg.Store.Delete(ctx, l.key, l.etag); err != nil {
-		l.cfg.Log.Warn("cannot give the destination back; another host can have it after "+lockDead.String(),
+		l.cfg.Log.Warn("cannot release the destination; another host can have it after "+lockDead.String(),
 			"cause", err)
 	}
 }

@@ -62,7 +62,7 @@ func (c *Carrier) sendAhead(ctx context.Context) {
 			time.Now().After(c.abortAt) && (f == nil || f.turn == 0 || f.state != whole || f.print != b.Print) {
 			c.apart(ctx, p, func() {
 				if err := c.endUpload(ctx, p, b); err != nil && ctx.Err() == nil {
-					c.Log.Error("cannot abort an upload that is of no use any more", "key", c.key(p), "cause", err)
+					c.Log.Error("cannot abort an upload that is no longer needed", "key", c.key(p), "cause", err)
 					c.post(ctx, func() { c.abortAt = time.Now().Add(time.Minute) })
 				}
 			})

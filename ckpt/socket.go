@@ -93,7 +93,7 @@ func (c *Carrier) serve(ctx context.Context, l net.Listener) {
 			continue
 		}
 		if l, err := c.listen(); err == nil {
-			c.Log.Warn("somebody has removed the daemon's socket; here it is again", "folder",
+			c.Log.Warn("the daemon's socket had been removed; it is there again", "folder",
 				filepath.Join(c.Dir, folder.Home))
 			c.running.Go(func() { _ = s.Serve(l) })
 		}
@@ -210,7 +210,7 @@ func Find(path string) (c *Client, rel string, err error) {
 		if dir == filepath.Dir(dir) {
 			if err != nil {
 				return nil, "", fmt.Errorf(
-					"whether a shoal ckpt carries it cannot be seen: %w (run as a user who may enter the folder)", err)
+					"cannot see whether a shoal ckpt carries it: %w (run as a user who may enter the folder)", err)
 			}
 			return nil, "", fmt.Errorf(
 				"%s: no shoal ckpt carries it (start one: shoal ckpt DIR s3://BUCKET/PREFIX)", path)
@@ -258,7 +258,7 @@ func (c *Client) get(ctx context.Context, what string, into any) error {
 			return context.Cause(ctx)
 		}
 		if errors.Is(err, fs.ErrPermission) {
-			return fmt.Errorf("the shoal ckpt of %s cannot be asked: %w (run as its user)", c.Dir, err)
+			return fmt.Errorf("cannot reach the shoal ckpt of %s: %w (run as its user)", c.Dir, err)
 		}
 		return fmt.Errorf("%s: no shoal ckpt carries it (its last one has ended: start it again)", c.Dir)
 	}

@@ -39,7 +39,7 @@ func numberType(ext string) string {
 func parseNumber(b []byte, dtype string) (int64, error) {
 	size := numbers[dtype]
 	if len(b) != size {
-		return 0, fmt.Errorf("%d bytes are no %s", len(b), dtype)
+		return 0, fmt.Errorf("%d bytes are not one %s", len(b), dtype)
 	}
 	var whole [8]byte
 	copy(whole[8-size:], b) // at the upper end, so that the shift extends the sign

@@ -148,7 +148,7 @@ func (d *dataset) wait(r *http.Request, m *catalog.Manifest, file int, p []byte,
 		defer close(done)
 		defer func() {
 			if v := recover(); v != nil { // as net/http does in the goroutine of a request
-				n, err = 0, errors.New("a defect of Shoal, of which its log has the stack")
+				n, err = 0, errors.New("a bug in Shoal: the stack is in its log")
 				d.server.log.Error("panic in a read through the S3 endpoint", "file", m.Path(file), "panic", v,
 					"stack", string(debug.Stack()))
 			}

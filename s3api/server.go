@@ -132,8 +132,8 @@ func (s *Server) Add(o Served) (remove func(ctx context.Context), err error) {
 	defer s.mu.Unlock()
 	for _, d := range s.sets {
 		if d.Bucket == o.Bucket && d.Where != o.Where {
-			return nil, fmt.Errorf("S3 endpoint: it serves bucket %s of %s already, and one of that name of %s has "+
-				"to be served at another address", o.Bucket, d.Where, o.Where)
+			return nil, fmt.Errorf("S3 endpoint: it already serves bucket %s of %s; serve the one of %s at "+
+				"another address", o.Bucket, d.Where, o.Where)
 		}
 	}
 	d := &dataset{Served: o, server: s, opens: opens{data: o.Dataset}}

@@ -54,7 +54,7 @@ func (c *Catalog) loadTwice(path, kind string) ([]byte, error) {
 	case err != nil && bad == nil:
 		c.mend(path, err)
 		if e := c.saveOnce(path, kind, kind, second); e != nil {
-			c.log.Warn("a file of the cache could not be mended; its copy is used", "path", path, "err", e)
+			c.log.Warn("a file of the cache could not be repaired; its copy is used", "path", path, "err", e)
 		}
 		return second, nil
 	case err != nil && errors.Is(err, fs.ErrNotExist) && !errors.Is(bad, fs.ErrNotExist):

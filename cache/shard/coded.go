@@ -350,7 +350,7 @@ func (r *Restorer) load(ctx context.Context, o objstore.Object) (*codedShard, er
 func (r *Restorer) learn(ctx context.Context, folder string) error {
 	if r.decoder == nil {
 		return errors.New(
-			"it has recoded JPEGs, and this process restores none (read it by a binary that was built with cgo)")
+			"it has recoded JPEGs, which this binary cannot restore (use one that was built with cgo)")
 	}
 	key := strings.TrimPrefix(folder+"/"+SummaryName, "./")
 	data, err := readObject(ctx, r.Reader, key, maxSummary)

@@ -72,7 +72,7 @@ func isText(begin []byte) error {
 	case err != nil:
 		return err
 	case bytes.IndexByte(line, 0) >= 0:
-		return errors.New("its first row has bytes of 0: it is no text, or UTF-16 (store it as UTF-8)")
+		return errors.New("its first row has zero bytes: it is not text, or UTF-16 (store it as UTF-8)")
 	case bytes.IndexByte(bytes.TrimRight(line, "\r"), '\r') >= 0 && bytes.IndexByte(line, '"') < 0:
 		return errors.New("its lines end with CR alone (end them with LF)")
 	}

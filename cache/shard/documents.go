@@ -67,7 +67,7 @@ func (s *Rows) documents(ctx context.Context, o, idx objstore.Object, emit func(
 	case code == 0 || int(code) >= len(idxTypes):
 		return "", corrupt("type %d at byte 17, only 1 to %d are known", code, len(idxTypes)-1)
 	case n <= rest/13 && d <= rest/8 && 13*n+8*d == rest && n > 0:
-		return "", corrupt("its sequences have modes: it is of a multimodal dataset, which is not read")
+		return "", corrupt("its sequences have modes: it is of a multimodal dataset, which is not supported")
 	case n > rest/12 || d > rest/8 || d == 0 || 12*n+8*d != rest:
 		return "", corrupt("%d sequences and %d documents at bytes 18 and 26 do not make its %d bytes", n, d, idx.Size)
 	}

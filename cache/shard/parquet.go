@@ -238,7 +238,7 @@ func latest[T any](ctx context.Context, r *Restorer, of *[]named[T], most int64,
 	return v, cmp.Or(ctx.Err(), err)
 }
 
-var errLeft = errors.New("who asked for it has left")
+var errLeft = errors.New("its reader has left")
 
 // readChunks reads from an object of Rows.
 func (r *Restorer) readChunks(ctx context.Context, o objstore.Object, spans []objstore.Span) error {

@@ -110,7 +110,7 @@ func openParquet(ctx context.Context, r objstore.Reader, o objstore.Object) (*pa
 		size := int64(binary.LittleEndian.Uint32(b.have[n-8:]))
 		switch magic := string(b.have[n-4:]); {
 		case magic == "PARE":
-			return errors.New("it is encrypted, which is not read")
+			return errors.New("it is encrypted, which is not supported")
 		case size > maxFooter:
 			return corrupt("its footer has %d bytes, more than %d", size, maxFooter)
 		case size+8 > o.Size:

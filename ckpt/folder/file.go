@@ -106,7 +106,7 @@ func (r refusal) Error() string { return r.why }
 var (
 	ErrWriting error = refusal{Writing, "somebody can write it"}
 	ErrChanged       = errors.New("it has changed")
-	ErrGone    error = refusal{Gone, "it is no more"}
+	ErrGone    error = refusal{Gone, "it no longer exists"}
 
 	refusals = map[error]error{unix.EAGAIN: ErrWriting, unix.ENOENT: ErrGone, unix.ENOTDIR: ErrGone,
 		unix.ELOOP: ErrGone, unix.EINVAL: ErrGone, unix.ENXIO: ErrGone, // which is no file any more

@@ -299,7 +299,7 @@ func (f *Folder) drain() error {
 			dir, ok := f.watches[wd]
 			switch p := path.Join(dir, string(name)); {
 			case mask&unix.IN_Q_OVERFLOW != 0:
-				f.Log.Warn("the kernel dropped events of the folder: all of it is looked at again", "folder", f.Dir)
+				f.Log.Warn("the kernel dropped events of the folder: scanning all of it again", "folder", f.Dir)
 				f.stale = true
 				f.push(turn{path: "."})
 			case mask&unix.IN_IGNORED != 0:
@@ -412,7 +412,7 @@ func (f *Folder) walk(dir string) (all []turn, err error) {
 				if errors.Is(err, fs.ErrNotExist) {
 					return fs.SkipDir // it has an event
 				} else if err != nil {
-					return fmt.Errorf("inotify: %s: %w (is no watch left, raise sysctl fs.inotify.max_user_watches)",
+					return fmt.Errorf("inotify: %s: %w (if no watch is left, raise sysctl fs.inotify.max_user_watches)",
 						t.path, err)
 				}
 				if f.watches[int32(wd)] = t.path; t.path != "." {

@@ -415,7 +415,7 @@ func (o *clusterOptions) only(ctx context.Context, inv *invocation, name string)
 		inv.Notice("not waiting for other nodes: %v", err)
 		return func() {}, nil
 	}
-	slow := time.AfterFunc(time.Second, func() { inv.Notice("another node of the cluster is at it: waiting") })
+	slow := time.AfterFunc(time.Second, func() { inv.Notice("another node of the cluster is doing this: waiting") })
 	_, release, err := l.Lock(ctx, name)
 	slow.Stop()
 	if errors.Is(err, cluster.ErrAway) {

@@ -81,7 +81,7 @@ func notMounted(target string) error {
 func (m *mounted) answerFor(h *engine.Host, log *slog.Logger) (stop func()) {
 	address, a := daemon.MountAddress(m.server.Device()), answers(h, m)
 	if err := a.Listen(context.Background(), address); err != nil {
-		log.Warn("no verb reaches the daemon by this mount", "mountpoint", m.path, "socket", address, "cause", err)
+		log.Warn("verbs cannot reach the daemon via this mount", "mountpoint", m.path, "socket", address, "cause", err)
 	}
 	return a.Close
 }

@@ -239,7 +239,7 @@ func (q *quickstart) source(ctx context.Context, given string) (string, error) {
 		return "", err
 	}
 	if fi, err := os.Stat(dir); err != nil || !fi.IsDir() {
-		return "", fmt.Errorf("%s is no folder (give s3://bucket/prefix, or a folder of samples)", dir)
+		return "", fmt.Errorf("%s is not a folder (give s3://bucket/prefix, or a folder of samples)", dir)
 	}
 	return dir, nil
 }

@@ -156,7 +156,7 @@ func printStats(w io.Writer, s *admin.Snapshot) {
 	}
 	switch s.Order.State {
 	case "unknown":
-		row("order", "unknown: run the trainer by `shoal run`")
+		row("order", "unknown: run the trainer with `shoal run`")
 	case "ended":
 		row("order", "%s, ended with its trainer", s.Order.Spec)
 	default:

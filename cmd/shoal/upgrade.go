@@ -163,7 +163,7 @@ func renewable(all []*service) error {
 		}
 	}
 	if !first {
-		return errors.New("the verb that started the daemon has ended, and would begin anew (unmount what is left, " +
+		return errors.New("the verb that started the daemon has ended, and cannot be resumed (unmount what is left, " +
 			"and mount it again)")
 	}
 	return nil

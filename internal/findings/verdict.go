@@ -411,19 +411,17 @@ var causes = []Rule[*window]{
 // unknown says, by the order's state, that the order is not known.
 var unknown = map[string]struct{ thing, remedy string }{
 	"none": {"The trainer waits: Shoal does not know its order",
-		"Run the trainer by `shoal run`, or pass the order: shoal.hint(sampler) in the trainer, --order " +
-			"torch:seed=… when " +
-			"mounting; or use the feed."},
+		"Run the trainer with `shoal run`, or pass the order: shoal.hint(sampler) in the trainer, " +
+			"--order torch:seed=… when mounting; or use the feed."},
 	"watching": {"The trainer waits: Shoal does not recognise its order yet",
-		"A search begins after about 64 reads. If this remains, run the trainer by `shoal run`, or pass the order: " +
+		"A search begins after about 64 reads. If this remains, run the trainer with `shoal run`, or pass the order: " +
 			"shoal.hint(sampler), or a list of paths in .shoal/plan."},
 	"searching": {"The trainer waits: Shoal is searching for its order",
-		"The search (.shoal/order has details) may not finish for unseeded loaders: run the trainer by `shoal run`, " +
-			"or pass " +
-			"the order: shoal.hint(sampler)."},
+		"The search (.shoal/order has details) may not finish for unseeded loaders: run the trainer with " +
+			"`shoal run`, or pass the order: shoal.hint(sampler)."},
 	"unknown": {"The trainer waits: its order is unknown",
-		"Run the trainer by `shoal run`, or pass the order: shoal.hint(sampler), or a list of paths in .shoal/plan; " +
-			".shoal/order says why it was not found."},
+		"Run the trainer with `shoal run`, or pass the order: shoal.hint(sampler), or a list of paths in " +
+			".shoal/plan; .shoal/order says why it was not found."},
 }
 
 func (w *window) orderKnown() bool {
@@ -518,7 +516,7 @@ var calm = []Rule[*window]{
 		cause := human.Rate(w.rates.Samples) + " samples/s" + served + w.ahead() + "."
 		if !w.orderKnown() && !w.served() && late > 0.02 {
 			return when(true, Warn, "The GPU has data, but Shoal does not know the order", cause,
-				"Run the trainer by `shoal run`, so that no read waits; or pass the order: shoal.hint(sampler) in "+
+				"Run the trainer with `shoal run`, so that no read waits; or pass the order: shoal.hint(sampler) in "+
 					"the trainer, or --order torch:seed=…")
 		}
 		return when(true, OK, "The GPU has data", cause, "")

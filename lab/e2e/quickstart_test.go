@@ -90,7 +90,7 @@ func TestQuickstart(t *testing.T) {
 	}
 	quickstartElsewhere(t, env)
 	if _, errs, code := shoal(t, nil, "quickstart", "/no/such/folder"); code != 1 ||
-		!strings.Contains(errs, "/no/such/folder is no folder (give") {
+		!strings.Contains(errs, "/no/such/folder is not a folder (give") {
 		t.Errorf("exit %d, %s", code, errs)
 	}
 }

@@ -271,7 +271,7 @@ func (i *inference) remember() {
 		err = json.Unmarshal(b, &known)
 	}
 	if err != nil {
-		i.engine.log.Warn("cannot read from the catalog which orders were inferred before", "cause", err)
+		i.engine.log.Warn("cannot read earlier inferred orders from the catalog", "cause", err)
 	}
 	i.detector.Remember(known)
 }

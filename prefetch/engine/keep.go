@@ -36,7 +36,7 @@ func newKeeping(e *Engine, v *view) *keeping {
 	if v.manifest.Bytes() >= k.capacity()*9/10 {
 		k.read = make([]atomic.Uint32, (v.manifest.Len()+31)/32)
 		if v.layout != nil && v.layout.Chunk > 0 {
-			e.log.Warn("not all rows fit into the cache: of the others a full shuffle decodes a chunk for each",
+			e.log.Warn("not all rows fit into the cache: a full shuffle decodes a chunk for each of the others",
 				"bytes", v.manifest.Bytes(), "cache", k.capacity(), "chunk", v.layout.Chunk,
 				"remedy", "a larger --cache-size, more nodes, or an order such as windowed:seed=1,window=4")
 		}

@@ -528,7 +528,7 @@ func (r *orders) text() []byte {
 		if m := r.engine.cur.Load().manifest; m.Bytes() > cache.ExtentSize*int64(m.Len()) { // the mean file is large
 			hint = "shoal.hint(ranges=[(path, offset, length), …])"
 		}
-		fmt.Fprintf(&b, "  to give one, run the trainer by `shoal run`, write paths to .shoal/plan, or in Python: %s\n",
+		fmt.Fprintf(&b, "  to give one, use `shoal run`, write paths to .shoal/plan, or in Python: %s\n",
 			hint)
 	}
 	stale := r.stale()

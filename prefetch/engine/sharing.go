@@ -360,7 +360,7 @@ func (s *sharing) distrust(n cluster.Node, file int) {
 	if _, before := s.e.host.node.liars.LoadOrStore(n.Instance, true); before {
 		return
 	}
-	s.e.log.Error("a node of the cluster gave other bytes than the store; it is asked nothing any more, and what is "+
+	s.e.log.Error("a node of the cluster gave other bytes than the store; it is no longer asked, and what is cached "+
 		"here is compared with the store",
 		"node", n.ID, "address", n.Address, "path", s.v.manifest.Path(file), "remedy",
 		"stop that node, and run `shoal fsck` and `shoal cache verify` there")

@@ -148,7 +148,7 @@ func (e *Engine) sharedManifest(ctx context.Context, m *catalog.Manifest, layout
 	if ctx.Err() != nil {
 		return nil, nil, ctx.Err()
 	}
-	e.log.Warn("the cluster's version of the source is not to be had; starting with the one in the cache",
+	e.log.Warn("cannot get the cluster's version of the source; starting with the one in the cache",
 		"version", m.Version()[:12], "cause", err)
 	return m, layout, nil
 }

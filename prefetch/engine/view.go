@@ -207,7 +207,7 @@ func (e *Engine) openPast(match *catalog.Filter) {
 			}
 		}
 		if err != nil {
-			e.log.Warn("files that are open since before the daemon was replaced, of a version that is lost, fail",
+			e.log.Warn("files left open when the daemon was replaced fail: their version is lost",
 				"version", name, "cause", err)
 		}
 	}
