@@ -159,7 +159,7 @@ func (o *ckptOptions) run(c *cobra.Command, dir, dest string) (err error) {
 		return err
 	}
 	if to, err := objstore.ParseSource(dest); err == nil && to.Overlaps(objstore.Source{Scheme: "file", Dir: cfg.Dir}) {
-		return cli.Usagef("%s and %s lie in each other: give another folder", cfg.Dir, to)
+		return cli.Usagef("%s and %s overlap: give another folder", cfg.Dir, to)
 	}
 	store, src, err := o.destination(c.Context(), inv, dest, true, log)
 	if err != nil {
@@ -171,7 +171,7 @@ func (o *ckptOptions) run(c *cobra.Command, dir, dest string) (err error) {
 			return err
 		}
 		if inside(cfg.Link, cfg.Dir) || inside(cfg.Dir, cfg.Link) { // by name: the mount may hang
-			return cli.Usagef("--link %s and %s lie in each other: mount elsewhere", cfg.Link, cfg.Dir)
+			return cli.Usagef("--link %s and %s overlap: mount elsewhere", cfg.Link, cfg.Dir)
 		}
 		cfg.Refresh = func(ctx context.Context) error {
 			ctx, cancel := context.WithTimeout(ctx, time.Minute)
@@ -419,7 +419,7 @@ its path. If DEST has no last names, it cannot tell which are complete, and prin
 				}
 				if !sure {
 					invocationOf(c.Context()).Notice(
-						"no last name is in %s: nothing says that %s is complete (name yours with --last)", src,
+						"there is no last name in %s, so %s may be incomplete (name yours with --last)", src,
 						newest.Path)
 				}
 				_, err = fmt.Fprintln(c.OutOrStdout(), src.String()+newest.Path)

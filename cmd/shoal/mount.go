@@ -84,7 +84,7 @@ func (o *mountOptions) check(inv *invocation, eo *engineOptions, mountpoint stri
 	// A dead mount, which will be replaced, exists but cannot be inspected.
 	err = os.Mkdir(path, 0o755)
 	if o.made = err == nil; err != nil && !errors.Is(err, os.ErrExist) {
-		return "", fmt.Errorf("mount point: %w (its parent folder must exist, and be yours to write)", err)
+		return "", fmt.Errorf("mount point: %w (its parent folder must exist, and be writable for you)", err)
 	}
 	return path, fusefs.Check(path)
 }
@@ -234,7 +234,7 @@ ends after the daemon's (docs/kubernetes.md).`,
 				if len(args) == 0 {
 					return cli.Usagef("--at-exit: name the MOUNTPOINT; there may be no mount yet")
 				}
-				fmt.Fprintf(c.ErrOrStderr(), "waiting for SIGTERM, to detach then what is left at %s\n", args[0])
+				fmt.Fprintf(c.ErrOrStderr(), "waiting for SIGTERM, to detach what is left at %s\n", args[0])
 				<-c.Context().Done()
 				return detachAll(args[0])
 			}
@@ -297,7 +297,7 @@ func detachAll(mountpoint string) error {
 // waitUsers waits until a daemon has fewer mounts and feeds than before.
 func waitUsers(ctx context.Context, cacheDir string, before int, wait time.Duration) error {
 	defer time.AfterFunc(time.Second, func() {
-		daemon.Own.Notice("unmounted; waiting for the daemon of %s to let go of the dataset", cacheDir)
+		daemon.Own.Notice("unmounted; waiting for the daemon of %s to close the dataset", cacheDir)
 	}).Stop()
 	for deadline := time.Now().Add(wait); ; time.Sleep(20 * time.Millisecond) {
 		var out bytes.Buffer
@@ -320,7 +320,7 @@ func waitUsers(ctx context.Context, cacheDir string, before int, wait time.Durat
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("unmounted, but the daemon of %s has not let go of the dataset within %s; see its log",
+			return fmt.Errorf("unmounted, but the daemon of %s has not closed the dataset within %s; see its log",
 				cacheDir, wait)
 		}
 	}

@@ -110,7 +110,7 @@ func (o *packOptions) run(c *cobra.Command, args []string) error {
 	if err = cmp.Or(err, failed); err != nil {
 		return cli.Usage(err)
 	} else if dest.Overlaps(source) {
-		return cli.Usagef("%s and the source %s lie in each other: give another destination", dest, source)
+		return cli.Usagef("%s and the source %s overlap: give another destination", dest, source)
 	}
 	unlock, err := o.cluster.only(c.Context(), invocationOf(c.Context()), "pack/"+strings.TrimSuffix(args[1], "/"))
 	if err != nil {

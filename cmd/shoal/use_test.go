@@ -200,7 +200,7 @@ func TestNothingIsMadeInASource(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
-	for verb, want := range map[string]string{"pack": "lie in each other", "ckpt": "lie in each other",
+	for verb, want := range map[string]string{"pack": "overlap", "ckpt": "overlap",
 		"mount": "and would be listed with it"} {
 		for _, dest := range []string{"train/new", "link/new"} {
 			_, err := shoal(t, verb, filepath.Join(dir, "train"), filepath.Join(dir, dest))

@@ -81,23 +81,23 @@ func TestMetricsLint(t *testing.T) {
 
 func TestMetricsValues(t *testing.T) {
 	const want = `
-# HELP shoal_lead_samples Samples ahead of the reader that can be read without waiting: the least of all orders in progress whose reader has begun and is not at the end. Absent where there is none.
+# HELP shoal_lead_samples Samples ahead of the reader that can be read without waiting: the minimum over all orders in progress whose reader has begun and is not at the end. Absent if there is none.
 # TYPE shoal_lead_samples gauge
 shoal_lead_samples 4
-# HELP shoal_lead_seconds How long it takes the reader to get through them at its pace. Absent until that is known.
+# HELP shoal_lead_seconds Time that the samples ahead last at the reader's pace, a minimum like shoal_lead_samples. Absent until the pace is known.
 # TYPE shoal_lead_seconds gauge
 shoal_lead_seconds 2.5
-# HELP shoal_prefetches_in_flight Prefetches under way, over all orders in progress.
+# HELP shoal_prefetches_in_flight Prefetches in flight, over all orders in progress.
 # TYPE shoal_prefetches_in_flight gauge
 shoal_prefetches_in_flight 7
 # HELP shoal_recent_events Distinct warnings and errors that /stats shows (the latest 32 of the dataset and of the daemon each).
 # TYPE shoal_recent_events gauge
 shoal_recent_events{level="error"} 2
 shoal_recent_events{level="warn"} 1
-# HELP shoal_disk_out_of_use 1 while the disk is full, fails or hangs, and the daemon goes on without it.
+# HELP shoal_disk_out_of_use 1 while the disk is full, failing or hanging, and the daemon runs without it.
 # TYPE shoal_disk_out_of_use gauge
 shoal_disk_out_of_use 1
-# HELP shoal_dataset_info 1, with the source and the version of the dataset in force.
+# HELP shoal_dataset_info 1, with the source and the current version of the dataset.
 # TYPE shoal_dataset_info gauge
 shoal_dataset_info{source="file:///d�/",version="abc"} 1
 `

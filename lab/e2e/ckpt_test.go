@@ -325,7 +325,7 @@ func TestCkptRefuses(t *testing.T) {
 		{[]string{"/dev/null", dest}, 1, "not a directory"},
 		{[]string{"", dest}, 2, "the DIR is empty"},
 		{[]string{dir, "s3://" + name + "/x.tar"}, 2, "tar shard"},
-		{[]string{dir, "file://" + dir + "/copy"}, 2, "lie in each other"},
+		{[]string{dir, "file://" + dir + "/copy"}, 2, "overlap"},
 		{[]string{dir, dest, "--last", "["}, 2, "--last"},
 		{[]string{dir, dest, "--keep-local", "-1"}, 2, "--keep-local"},
 		{[]string{t.TempDir(), dest}, 1, "is in use by host"},

@@ -130,7 +130,7 @@ func TestCkptLink(t *testing.T) {
 	stop()
 	for _, c := range [][]string{{three, filepath.Join(three, "mnt")}, {filepath.Join(mnt, "x"), mnt}} {
 		if _, errs, code := shoal(t, env, "ckpt", c[0], dest, "--link", c[1]); code != 2 ||
-			!strings.Contains(errs, "lie in each other") {
+			!strings.Contains(errs, "overlap") {
 			t.Errorf("%v: exit %d, %s", c, code, errs)
 		}
 	}

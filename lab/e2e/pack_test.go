@@ -213,7 +213,7 @@ func TestPackNames(t *testing.T) {
 	mnt := mount(t, nil, "file://"+dest, "--samples", "*")
 	sameTree(t, mnt, dir, names)
 	if _, errs, code := shoal(t, nil, "pack", "file://"+dir, "file://"+dir+"/a"); code == 0 ||
-		!strings.Contains(errs, "lie in each other") {
+		!strings.Contains(errs, "overlap") {
 		t.Errorf("packed into the source: exit %d, %s", code, errs)
 	}
 	if _, errs, code := shoal(t, nil, "pack", "file://"+dest, "file://"+t.TempDir()); code == 0 {
@@ -577,7 +577,7 @@ func TestPublish(t *testing.T) {
 		t.Errorf("version %s, published %s", version, v)
 	}
 	if _, errs, code := shoal(t, env, "mount", source, t.TempDir(), "--daemon", "--publish", source+"/packed",
-		"--cache-dir", t.TempDir()); code == 0 || !strings.Contains(errs, "lie in each other") {
+		"--cache-dir", t.TempDir()); code == 0 || !strings.Contains(errs, "overlap") {
 		t.Errorf("published into the source: exit %d, %s", code, errs)
 	}
 }

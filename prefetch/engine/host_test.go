@@ -579,7 +579,7 @@ func TestPublish(t *testing.T) {
 	if _, err := h.Open(context.Background(),
 		Config{Source: dir, Publish: filepath.Join(dir, "new"), Order: spec(t, "none"), Samples: "*",
 			Connections: 1}); err == nil ||
-		!strings.Contains(err.Error(), "lie in each other") {
+		!strings.Contains(err.Error(), "overlap") {
 		t.Errorf("publishing into the source: %v", err)
 	}
 	if _, err := os.Lstat(filepath.Join(dir, "new")); err == nil {

@@ -31,7 +31,7 @@ func (e *Engine) startPublish(ctx context.Context) error {
 	where, err := objstore.ParseSource(e.cfg.Publish)
 	where.Endpoint = e.source.Endpoint
 	if err == nil && where.Overlaps(e.source) {
-		return fmt.Errorf("--publish %s and the source %s lie in each other (give another place)", where, e.source)
+		return fmt.Errorf("--publish %s and the source %s overlap (give another place)", where, e.source)
 	}
 	dst, where, err := stores.Create(ctx, e.cfg.Publish, e.storeOptions())
 	if err != nil {
