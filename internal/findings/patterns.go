@@ -140,7 +140,7 @@ func torchShuffle(t *trainer) (f Finding) {
 	return f.gain(t, t.estimate.Cold, remedy+command)
 }
 
-const hint = `in Python shoal.hint(sampler, mount="MOUNTPOINT"), or write the paths to MOUNTPOINT/.shoal/plan`
+const hint = `in Python shoal.hint(sampler, mountpoint="MOUNTPOINT"), or write the paths to MOUNTPOINT/.shoal/plan`
 
 func percent(n, of int) string { return human.Percent(share(n, of)) }
 

@@ -96,7 +96,7 @@ var storeRules = []Rule[*Site]{
 			"objects_per_second": each}
 		if s.Endpoint != "" && mean < 256<<10 && s.Objects >= 1000 && !s.Shards {
 			return f.but(OK, "many small objects: each costs a GET; packed into shards they cost a few large GETs",
-				"shoal pack "+s.Source+" DEST, then shoal mount "+s.Source+" --shards DEST")
+				"shoal pack "+s.Source+" DEST, then shoal mount "+s.Source+" MOUNTPOINT --shards DEST")
 		}
 		return f
 	}},

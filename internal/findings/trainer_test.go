@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -466,5 +468,24 @@ func TestStatsThatAreNone(t *testing.T) {
 	tr.Stats = []json.RawMessage{[]byte(`{"order":3}`)}
 	if _, err := Analyse(tr, ProfileOptions{}); err == nil {
 		t.Error("taken")
+	}
+}
+
+// The call that remedies name has arguments that the Python client knows.
+func TestHintIsTheClients(t *testing.T) {
+	client, err := os.ReadFile("../../python/shoal/_hint.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, arguments, _ := strings.Cut(string(client), "\ndef hint(")
+	arguments, _, found := strings.Cut(arguments, ") -> int:")
+	named := regexp.MustCompile(`(\w+)=`).FindAllStringSubmatch(hint, -1)
+	if !found || len(named) == 0 {
+		t.Fatalf("arguments %q, and of the remedy %q", arguments, named)
+	}
+	for _, m := range named {
+		if !strings.Contains(" "+arguments, " "+m[1]+": ") {
+			t.Errorf("shoal.hint has no argument %s: %s", m[1], hint)
+		}
 	}
 }
