@@ -82,22 +82,22 @@ func benchCommand() *cobra.Command {
 	names := workload.Names()
 	c := &cobra.Command{
 		Use:   "bench [WORKLOAD]",
-		Short: "Feed emulated accelerators, and say how busy they are",
+		Short: "Feed emulated accelerators, and measure how busy they are",
 		Long: `Emulates accelerators that read a dataset through a mount: each takes a batch, computes for as long as
-the real one would (it sleeps), and waits for the others. What counts is utilisation, the part of the time
+the real one would (it sleeps), and waits for the others. It reports utilisation, the share of the time
 in which they compute. The workloads are MLPerf-shaped: sizes and times are those of MLPerf Storage, the
 results are not MLPerf results. They are ` + strings.Join(names, ", ") + `,
-or whatever --batch, --sample-size and --step-time say.
+or defined by --batch, --sample-size and --step-time.
 
-Without --mount it brings its own rig: an S3 server with objects of the workload's size, a proxy that makes
-it as far and as narrow as --latency and --bandwidth say, and a daemon. For that it needs fuse3 and
-versitygw, and says how to get what is missing. A machine that is too small to do all of that at the real
-rate is helped by slower steps (--scale), which is said.`,
+Without --mount it starts a rig: an S3 server with objects of the workload's size, a proxy that adds
+--latency and limits --bandwidth, and a daemon. That needs fuse3 and versitygw; it says how to get what is
+missing. If the machine is too small for all of that at the real rate, steps are slowed down (--scale), and
+the output says so.`,
 		Example: `  # half of the dataset cached, the store 10% faster than what the other half needs
   shoal-lab bench retinanet-b200 --cached 0.5 --bandwidth 1.1x
-  # a mount that is there, at the real rate, by 8 accelerators
+  # an existing mount, at the real rate, by 8 accelerators
   shoal-lab bench resnet50-h100 --mount /mnt/train --accelerators 8
-  # the same mount without being told the order
+  # the rig's mount without the order
   shoal-lab bench retinanet-b200 --told none`,
 		Args:      cobra.MaximumNArgs(1),
 		ValidArgs: names,
@@ -122,30 +122,30 @@ rate is helped by slower steps (--scale), which is said.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.mount, "mount", "", "read this mount, in the order of --order, instead of an own rig")
-	f.StringVar(&o.workDir, "work-dir", "shoal-bench", "folder for objects and cache of the own rig")
-	f.IntVar(&o.Job.Accelerators, "accelerators", 1, "accelerators, which take a batch each and wait for each other")
-	f.IntVar(&o.Job.Batch, "batch", 0, "samples that one takes a step (default: the workload's)")
+	f.StringVar(&o.mount, "mount", "", "read this mount, in --order, instead of starting a rig")
+	f.StringVar(&o.workDir, "work-dir", "shoal-bench", "folder for objects and cache of the rig")
+	f.IntVar(&o.Job.Accelerators, "accelerators", 1, "accelerators, each with its own batch; all step together")
+	f.IntVar(&o.Job.Batch, "batch", 0, "samples per accelerator and step (default: the workload's)")
 	f.Var((*cli.Size)(&o.Dataset.Size), "sample-size", "mean size of a sample (default: the workload's)")
 	f.DurationVar(&o.Job.Step, "step-time", 0, "compute time of a batch (default: the workload's)")
 	f.Float64Var(&o.scale, "scale", 0,
-		"make steps this many times as long (default: 1 on a mount, else what this machine can hold)")
+		"make steps this many times as long (default: 1 on a mount, else what this machine can keep up with)")
 	f.IntVar(&o.Job.Workers, "workers", 4,
 		"batches that an accelerator's loader reads at a time, a DataLoader's num_workers")
-	f.IntVar(&o.Job.Prefetch, "batches-ahead", 0, "batches that it keeps ready or under way (default: twice --workers)")
+	f.IntVar(&o.Job.Prefetch, "batches-ahead", 0, "batches each keeps ready or in progress (default: twice --workers)")
 	f.IntVar(&o.Epochs, "epochs", 2, "epochs")
 	f.IntVar(&o.steps, "steps", 0,
-		"steps of an epoch (default: all of a mount; of an own rig, 20 seconds, from 32 to 256)")
+		"steps per epoch (default: all of a mount; with a rig, 20 seconds, from 32 to 256)")
 	f.StringVar(&o.Order, "order", "",
-		"order in which the accelerators read (default: the mount's own; of an own rig, torch:seed=7)")
-	f.StringVar(&o.Told, "told", "", "--order of the own rig's mount, such as none or auto (default: the order)")
+		"order in which the accelerators read (default: the mount's own; with a rig, torch:seed=7)")
+	f.StringVar(&o.Told, "told", "", "--order of the rig's mount, such as none or auto (default: the order)")
 	f.Float64Var(&o.Cached, "cached", 0, "part of the dataset that the cache may hold, and holds at the start")
 	f.Var(&o.Bandwidth, "bandwidth",
-		"of the store: a multiple of what the part that is not cached needs (1.1x), bytes a second (40MB/s) or none")
+		"of the store: a multiple of what the uncached part needs (1.1x), bytes per second (40MB/s) or none")
 	f.DurationVar(&o.Latency, "latency", 30*time.Millisecond, "median time of the store to the first byte")
 	f.Float64Var(&o.Sigma, "sigma", 0.3, "standard deviation of the latency's logarithm")
 	f.Var((*cli.Size)(&o.Memory), "memory", "of the daemon (default: for 4 steps, at least 128MiB)")
-	f.Var(&o.datasetSize, "dataset-size", "most bytes of the own rig's dataset")
+	f.Var(&o.datasetSize, "dataset-size", "maximum size of the rig's dataset")
 	f.IntVar(&o.Connections, "connections", 0, "of the daemon (default: its own)")
 	f.BoolVar(&o.asJSON, "json", false, "print the versioned JSON (docs/bench.md)")
 	return c

@@ -37,7 +37,7 @@ says how to get what is missing.`,
 	f.Float64Var(&o.Sigma, "sigma", o.Sigma, "standard deviation of the latency's logarithm")
 	f.IntVar(&o.Photos, "photos", o.Photos, "photographs in the training set")
 	f.IntVar(&o.Steps, "steps", 0, "training steps of each run (0: one epoch)")
-	f.IntVar(&o.Batch, "batch", o.Batch, "photographs a step")
+	f.IntVar(&o.Batch, "batch", o.Batch, "photographs per step")
 	f.IntVar(&o.Workers, "workers", o.Workers, "the DataLoader's num_workers")
 	f.IntVar(&o.Seed, "seed", o.Seed, "the sampler's seed")
 	f.StringVar(&o.CacheSize, "cache-size", o.CacheSize, "passed to shoal")

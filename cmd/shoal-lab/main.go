@@ -39,8 +39,8 @@ func root() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "shoal-lab",
 		Short: "Try Shoal: a demo, benchmarks, and a store to try things on",
-		Long: `What Shoal is tried with: a demo on real photographs, emulated accelerators that say how busy Shoal keeps them, and an S3
-server to try things on. It runs Shoal's binary: the one beside it, else the one on PATH.`,
+		Long: `Runs a demo on real photographs, emulated accelerators that show how busy Shoal keeps them, or an S3 server to try
+things on. It uses Shoal's binary: the one in the same folder, else the one on PATH.`,
 		Version: version,
 	}
 	c.AddCommand(demoCommand(), benchCommand(), storeCommand(), proxyCommand(), docsCommand())
@@ -99,7 +99,7 @@ func docsCommand() *cobra.Command {
 func writeReference(w io.Writer) error {
 	fmt.Fprint(w, `# shoal-lab
 
-What Shoal is tried with; `+"`make build`"+` puts it beside bin/shoal, and no package or image contains it. Generated from the help texts by
+A program to try Shoal with; `+"`make build`"+` builds it, and no package or image contains it. Generated from the help texts by
 `+"`make docs`"+`; a test holds it to them.
 
 `)
