@@ -166,8 +166,8 @@ func TestWrongSettingsInTheBinary(t *testing.T) {
 		{nil, []string{"mount", "--config=removed.yaml", "s3://b/p", "m"},
 			"shoal: removed.yaml:2: gets-per-hour was removed: give --store gets-per-hour=N\n"},
 		{[]string{"SHOAL_NODES=2"}, []string{"mount", "s3://b/p", "m"},
-			"shoal: SHOAL_NODES was removed from shoal mount: a node begins once no more have come for 2 s; unset " +
-				"it here\n"},
+			"shoal: SHOAL_NODES was removed from shoal mount: a node begins once no more have joined for 1.5 s; " +
+				"unset it here\n"},
 		{[]string{"SHOAL_NODES=2"}, []string{"warm", "s3://b/p"}, "shoal: SHOAL_NODES was removed from shoal warm: "},
 		{[]string{"SHOAL_WORKERS=2"}, []string{"serve", "s3://b/p"},
 			"shoal: SHOAL_WORKERS was removed from shoal serve: it is one for each processor"},
