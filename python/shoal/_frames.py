@@ -11,6 +11,8 @@ import socket
 import struct
 from typing import Optional
 
+from ._run import by_handler
+
 _HEAD = 4
 _LONGEST = 8 << 20
 _PIECE = 16 << 10  # some tens of headers
@@ -54,7 +56,9 @@ class Frames:
                 if timeout <= 0 or not self._poll.poll(timeout * 1000):
                     return None
                 continue
-            except (OSError, ValueError):
+            except (OSError, ValueError) as e:
+                if by_handler(e):
+                    raise
                 raise ConnectionError from None
             if not piece:
                 raise ConnectionError
@@ -64,8 +68,9 @@ class Frames:
         """Sends messages. If the connection has ended it does nothing: get() reports that."""
         try:
             self._connection.sendall(b"".join(struct.pack("<I", len(m)) + m for m in messages))
-        except OSError:
-            pass
+        except OSError as e:
+            if by_handler(e):
+                raise
 
     def shut(self) -> None:
         """Ends reception: a get() in another thread returns."""

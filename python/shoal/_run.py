@@ -10,7 +10,7 @@ says its LIBRARY and the VERSIONS that it was tested with; with another version 
 the library's module has been imported. It adds to READING a function that says how the library's datasets read a
 sample, or wraps what the library takes its shards from, with Shards. It predicts only what it wholly knows.
 
-The module is not imported as a part of the package: the trainer may have another version of that, and lack
+`shoal run` does not import the module as a part of the package: the trainer may have another version of that, and lack
 what it needs.
 """
 
@@ -130,33 +130,39 @@ def _wrap(cls: Any, applies: Callable[[Any], bool]) -> None:
 
     @functools.wraps(begin)
     def __iter__(self: Any) -> Any:
-        guarded(_tell, self, applies)
-        iterator = begin(self)
-        guarded(_begun, self, iterator)
-        return iterator
+        # Looked up, since cloudpickle carries a class of the trainer's with this into processes that have no Shoal.
+        told = getattr(sys.modules.get("_shoal_run"), "iterated", None)
+        return begin(self) if told is None else told(begin, self, applies)
 
     cls.__iter__ = __iter__
+
+
+def iterated(begin: Callable[[Any], Any], loader: Any, applies: Callable[[Any], bool]) -> Any:
+    guarded(_tell, loader, applies)
+    iterator = begin(loader)
+    guarded(_begun, loader, iterator)
+    return iterator
 
 
 def guarded(do: Callable[..., Any], *args: Any) -> None:
     try:
         do(*args)
     except Exception as e:  # a trainer does not fail because of a hint
-        if _by_handler(e):
+        if by_handler(e):
             raise
         _say(f"no hint: {str(e) or repr(e)}")
 
 
-def _by_handler(e: Exception) -> bool:
+def by_handler(e: Exception) -> bool:
     """Whether a trainer's handler of a signal has raised it, such as a timeout, which happened to come while Python was
-    here."""
-    import signal  # only here, as Python starts without it
-    handlers = [getattr(h, "func", h) for h in map(signal.getsignal, signal.valid_signals())]
-    codes = [getattr(h, "__code__", None) or getattr(getattr(h, "__call__", None), "__code__", None) for h in handlers]
+    here. Handlers are given the frame that they interrupt. They may not be in place any more: some come once."""
     at = e.__traceback__
-    while at is not None and at.tb_frame.f_code not in codes:
-        at = at.tb_next
-    return at is not None
+    while at is not None and at.tb_next is not None:
+        interrupted, at = at.tb_frame, at.tb_next
+        for value in at.tb_frame.f_locals.values():
+            if value is interrupted or isinstance(value, tuple) and any(v is interrupted for v in value):
+                return True
+    return False
 
 
 def _say(text: str) -> None:
@@ -238,10 +244,12 @@ def _tell(loader: Any, applies: Callable[[Any], bool]) -> None:
 
 def _begun(loader: Any, iterator: Any) -> None:
     """Has an iterator's draws, from its first one on, counted for the windows of its order."""
-    if _numbers.get(id(loader)) and hasattr(iterator, "_sampler_iter"):
+    if not issubclass(type(iterator), sys.modules["torch.utils.data.dataloader"]._BaseDataLoaderIter):
+        return  # one of the trainer's, which may run code when it is asked for anything
+    if _numbers.get(id(loader)):
         _iterators[id(loader)] = weakref.ref(iterator)
     ahead = _aheads.get((os.getpid(), id(loader)))
-    if ahead is not None and hasattr(iterator, "_sampler_iter") and "_shoal_ahead" not in iterator.__dict__:
+    if ahead is not None and "_shoal_ahead" not in iterator.__dict__:
         iterator._shoal_ahead = ahead
         _took(ahead, iterator, iterator.__dict__.pop("_shoal_count", 0))
 
@@ -590,7 +598,7 @@ def _remove(plans: Set[Tuple[str, str]], which: Callable[[Tuple[str, str]], bool
         try:
             os.unlink(os.path.join(plan[0], ".shoal", "plans", plan[1]))
         except OSError as e:
-            if _by_handler(e):
+            if by_handler(e):
                 raise
 
 

@@ -16,6 +16,8 @@ import time
 import urllib.parse
 from typing import Any, Dict, Optional, Union
 
+from ._run import by_handler
+
 _SOCKET = os.path.join(".shoal", "ckpt.sock")
 
 
@@ -89,6 +91,8 @@ def _ask(folder: str, inside: str, look: bool, limit: float) -> Dict[str, Any]:
     except PermissionError:
         raise
     except (OSError, http.client.HTTPException, ValueError) as e:
+        if by_handler(e):  # the trainer's own timeout, perhaps
+            raise
         if isinstance(e, socket.timeout) and limit < 60:
             raise TimeoutError(f"the shoal ckpt of {folder} has not answered within the timeout") from e
         raise ConnectionError(f"the shoal ckpt of {folder} does not answer (start it again): {e}") from e

@@ -1,4 +1,5 @@
 import os
+import signal
 import socket
 import tempfile
 import threading
@@ -34,3 +35,17 @@ class Wait(unittest.TestCase):
                 else:
                     with self.assertRaisesRegex(ConnectionError, "no shoal ckpt carries it"):
                         shoal.checkpoint.wait(folder)
+
+    def test_a_timeout_of_the_trainer(self):
+        """What a handler of a signal raises is no answer of the daemon's."""
+        def handler(*_):
+            raise TimeoutError("mine")
+
+        with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+            os.mkdir(os.path.join(folder, ".shoal"))
+            listener.bind(os.path.join(folder, ".shoal", "ckpt.sock"))
+            listener.listen()  # and never answers
+            self.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, handler))
+            with self.assertRaisesRegex(TimeoutError, "^mine$"):
+                signal.setitimer(signal.ITIMER_REAL, 0.3)
+                shoal.checkpoint.wait(folder)

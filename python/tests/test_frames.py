@@ -1,6 +1,7 @@
 """Frames: messages on a connection, whatever the pieces in which they come."""
 
 import queue
+import signal
 import socket
 import struct
 import threading
@@ -78,6 +79,23 @@ class FramesCase(unittest.TestCase):
             self.frames.get(1)
         self.frames.send(b"for nobody")
         self.frames.shut()
+
+    def test_a_timeout_of_the_trainer(self):
+        """What a handler of a signal raises does not look like the end of the connection."""
+        def handler(*_):
+            raise TimeoutError("mine")
+
+        class Interrupted:
+            def recv(self, *_):
+                signal.raise_signal(signal.SIGALRM)
+
+            sendall = recv
+
+        self.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, handler))
+        self.frames._connection = Interrupted()
+        for do in (lambda: self.frames.get(1)), (lambda: self.frames.send(b"credit")):
+            with self.assertRaisesRegex(TimeoutError, "^mine$"):
+                do()
 
     def test_several_at_once(self):
         self.frames.send(b"one", b"", b"three")

@@ -512,7 +512,10 @@ train(DataLoader(Files(FILES), 4, shuffle=True))""")
 class Bound:
     def late(self, *_):
         raise RuntimeError("mine")
-for handler in Handler(), Bound().late:
+def once(signum, _):
+    signal.signal(signum, signal.SIG_IGN)
+    raise RuntimeError("mine")
+for handler in Handler(), Bound().late, once:
     signal.signal(signal.SIGALRM, handler)
     signal.setitimer(signal.ITIMER_REAL, 0.5)
     try:
@@ -520,7 +523,7 @@ for handler in Handler(), Bound().late:
         print("nothing was raised")
     except (TimeoutError, RuntimeError) as e:
         print(e)""")
-        self.assertEqual(done.stdout, "mine\nmine\n")
+        self.assertEqual(done.stdout, "mine\nmine\nmine\n")
 
     def test_end_while_an_order_is_awaited(self):
         done = self.python(AWAITED + """sys.modules["_shoal_run"].WAIT = 0
@@ -581,6 +584,20 @@ class Own(DataLoader):
     def __iter__(self):
         return Threads(self)
 train(Own(Files(FILES), 4))
+class Asked:
+    def __init__(self, batches):
+        self.batches = batches
+    def __iter__(self):
+        return self
+    def __next__(self):
+        return next(self.batches)
+    def __getattr__(self, name):
+        random.random()
+        raise AttributeError(name)
+class Asking(DataLoader):
+    def __iter__(self):
+        return Asked(super().__iter__())
+train(Asking(Files(FILES), 4))
 class Code(Files):
     def __len__(self):
         return 24 + 0 * random.randrange(9)
@@ -599,6 +616,36 @@ class Asked(Sampler):
 train(DataLoader(Code(FILES), 4, sampler=Asked()))""")
         done = self.python("sys.stderr.close(); train(DataLoader(Files(FILES), 4)); end()", SHOAL_DEBUG="run")
         self.assertEqual(len(json.loads(done.stdout)["epochs"]), 2)
+
+    def test_a_warning_of_forks(self):
+        """Libraries with threads warn of forks, JAX for one. This fork is not the trainer's."""
+        done = self.python("""
+import warnings
+os.register_at_fork(before=lambda: warnings.warn("os.fork() was called", RuntimeWarning, stacklevel=2))
+train(DataLoader(Files(FILES), 4)); end()""")
+        self.assertEqual(done.stderr, "")
+        (told, read), *_ = json.loads(done.stdout)["epochs"]
+        self.assertEqual(told, read)
+
+    def test_a_loader_pickled_by_value(self):
+        """As cloudpickle takes a class of the main module to processes that have no Shoal: its functions are made again
+        there, of their code, of what they name of their module, and of their cells."""
+        done = self.python("""
+import types
+class Own(DataLoader):
+    def __iter__(self):
+        return super().__iter__()
+begin = Own.__iter__
+named = {name: begin.__globals__[name] for name in begin.__code__.co_names if name in begin.__globals__}
+print({type(value) is types.ModuleType and name for name, value in named.items()})
+again = types.FunctionType(begin.__code__, named, "again", None, begin.__closure__)
+for _ in range(2):
+    print(sum(map(len, again(Own(Files(FILES), 4)))), os.listdir(MOUNT + "/.shoal/plans"))
+    sys.modules.pop("_shoal_run", None)
+    for plan in os.listdir(MOUNT + "/.shoal/plans"):
+        os.unlink(MOUNT + "/.shoal/plans/" + plan)
+def unused(): train(None)""")
+        self.assertEqual(done.stdout, "{'sys'}\n24 ['default']\n24 []\n")
 
     def test_order_at_exit(self):
         script = """
