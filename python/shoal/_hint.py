@@ -14,6 +14,7 @@ import inspect
 import io
 import itertools
 import json
+import operator
 import os
 import pickle
 import random
@@ -186,7 +187,7 @@ def _indices(sampler: Any, epochs: int = 1, limit: Optional[int] = None) -> Any:
         try:  # what almost all yield, numbers or batches of them
             taken.extend(array.array("q", itertools.chain.from_iterable(some) if isinstance(some[0], list) else some))
         except TypeError:
-            taken.extend(int(i) for i in _flat(some))
+            taken.extend(map(operator.index, _flat(some)))
     return np.frombuffer(taken, np.int64)[:limit]
 
 
@@ -213,10 +214,14 @@ def _agrees(listing: Any, opened: Dict[int, str]) -> bool:
     return True
 
 
-def _flat(items: Iterable[Any]) -> Iterator[Any]:
+def _flat(items: Iterable[Any], batch: bool = False) -> Iterator[Any]:
+    """The indices in items. A tuple in a batch is one index, of a dataset that takes such: not all in it are places."""
     for item in items:
+        if batch and isinstance(item, tuple):
+            raise TypeError(f"hint: this sampler's batches hold tuples, such as {item!r:.80}: which files they mean is "
+                            f"not known")
         if isinstance(item, (list, tuple)) or getattr(item, "ndim", 0) > 0:
-            yield from _flat(item)
+            yield from _flat(item, True)
         else:
             yield item
 
@@ -307,6 +312,8 @@ def _write(root: str, name: str, texts: Iterable[bytes]) -> None:
                 while view:
                     view = view[f.write(view):]
     except OSError as e:
+        if e.errno is None:  # the trainer's own timeout, raised by a handler of a signal
+            raise
         if e.errno in (errno.ENOENT, errno.ENOTDIR):
             cause = f"{root} is not a Shoal mount: start it with `shoal mount SOURCE {root}`"
         elif e.errno == errno.EINVAL:
@@ -448,6 +455,13 @@ def genuine(root: str) -> bool:
     return os.lstat(os.path.join(root, ".shoal")).st_uid == os.geteuid() and ".shoal" in os.listdir(root)
 
 
+def mount_points() -> List[str]:
+    """Where this process has something mounted."""
+    with open("/proc/self/mounts", "rb") as mounts:
+        return [os.fsdecode(re.sub(rb"\\(\d{3})", lambda octal: bytes([int(octal[1], 8)]), line.split(b" ")[1]))
+                for line in mounts]
+
+
 class _Mounts:
     """Finds the mount that contains a path: the given one, or any."""
 
@@ -504,9 +518,7 @@ class _Mounts:
     def _nested(self, root: str) -> bool:
         """Whether something is mounted below a mount."""
         if root not in self._mounted:
-            with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
-                points = [re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), line.split()[1]) for line in mounts]
-            self._mounted[root] = any(point.startswith(root.rstrip("/") + "/") for point in points)
+            self._mounted[root] = any(point.startswith(root.rstrip("/") + "/") for point in mount_points())
         return self._mounted[root]
 
     def _find(self, folder: str) -> Optional[Tuple[str, str]]:
@@ -658,8 +670,8 @@ _OUTSIDE = ("os.", "shutil.", "socket.", "subprocess.", "tempfile.", "sqlite3.",
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # What reaches out without an event for the hook.
 _UNSEEN = {"os": ("mkfifo", "mknod"), "_posixshmem": ("shm_open", "shm_unlink"), "torch": ("from_file",)}
-# A filter for Python's warning of a fork in a process with threads.
-_NO_WARNING = ("ignore", None, DeprecationWarning, re.compile(re.escape(__name__) + r"\Z"), 0)
+# A filter for warnings of a fork in a process with threads: Python's, and those of libraries such as JAX.
+_NO_WARNING = ("ignore", None, Warning, re.compile(re.escape(__name__) + r"\Z"), 0)
 
 
 class _Opened(BaseException):
@@ -688,22 +700,25 @@ class _Apart:
         self._began: List[bytes] = []  # when, in ticks
         self._own: Optional[OSError] = None  # of Shoal's doing, not of the sampler's
         state = random.getstate()  # Python seeds the copy's anew
-        self._pipe, self._end = os.pipe()
-        # no handler of the trainer's runs in the copy
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         filters: Any = warnings.filters
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        self._pipe, self._end = os.pipe()
         try:
+            # No handler of the trainer's runs in the copy. Here one may, in this call, and raise when all are blocked.
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             # not by catch_warnings, after which Python shows each of the trainer's warnings once more
             filters.insert(0, _NO_WARNING)
             self.pid = os.fork()
             if os.getpid() != self._parent:
                 self._try(work, state)
         finally:
-            os.close(self._end)
-            with contextlib.suppress(ValueError):  # another thread has changed them
-                filters.remove(_NO_WARNING)
-            self._began = self._stat()[19:20]
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            try:
+                os.close(self._end)
+                with contextlib.suppress(ValueError):  # another thread has changed them
+                    filters.remove(_NO_WARNING)
+                self._began = self._stat()[19:20]
+            finally:  # of a signal that another thread got the handler may raise here
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def __del__(self) -> None:
         if self._pipe >= 0 and os.getpid() == self._parent:

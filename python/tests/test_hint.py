@@ -436,6 +436,14 @@ class Predict(unittest.TestCase):
         self.assertEqual(shoal.predict([[3, 1], [2]]), [3, 1, 2])
         self.assertEqual(shoal.predict(torch.tensor([[3, 1], [2, 0]])), [3, 1, 2, 0])
         self.assertEqual(shoal.predict(np.arange(3)), [0, 1, 2])
+        self.assertEqual(shoal.predict([(3, 1), (2,)]), [3, 1, 2])
+        # YOLOX's batches hold such tuples: with True, in place of sample 1, comes the sample.
+        for unknown in [[(True, 3), (False, 4)]], [[3, 1], [(2, 0)]]:
+            with self.assertRaisesRegex(TypeError, "batches hold tuples, such as .*not known"):
+                shoal.predict(unknown)
+        for key in "3", 3.0:
+            with self.assertRaisesRegex(TypeError, "integer"):
+                shoal.predict([key])
         with self.assertRaisesRegex(TypeError, "use it up"):
             shoal.predict(iter([1, 2]))
 
@@ -728,6 +736,12 @@ class Plan(unittest.TestCase):
             ends = os.pidfd_open(int(inner))
             _hint._late.pop((os.getpid(), "default")).end()  # as when the trainer ends
             select.select([ends], [], [])
+
+    def test_a_timeout_while_a_plan_is_written(self):
+        """What the trainer's own handler of a signal raises reaches the trainer as it is."""
+        with mock.patch("builtins.open", side_effect=TimeoutError("mine")), self.assertRaisesRegex(TimeoutError,
+                "^mine$"):
+            shoal.hint(ranges=[("a", 0, 1)], mountpoint=self.mount)
 
     def test_refused_plan(self):
         # A mount checks the plan when the file is closed, and says why in .shoal/order.

@@ -1084,6 +1084,30 @@ class Samplers(unittest.TestCase):
             poll.return_value.poll.side_effect = KeyboardInterrupt
             shoal.predict(DataLoader(Indices(), 8, sampler=Eager()))
 
+    def test_interrupted_while_signals_are_blocked(self):
+        """A handler of a signal that came just before runs in the very call that blocks all. What it raises must not
+        leave them blocked, or neither Ctrl-C nor SIGTERM would end the trainer."""
+        change = signal.pthread_sigmask
+        mask = change(signal.SIG_BLOCK, ())
+        self.addCleanup(change, signal.SIG_SETMASK, mask)
+
+        def interrupted(how, signals):
+            before = change(how, signals)
+            if how == signal.SIG_BLOCK and signals:
+                raise KeyboardInterrupt
+            return before
+
+        for what in (mock.patch("signal.pthread_sigmask", interrupted),
+                     mock.patch("os.fork", side_effect=KeyboardInterrupt)):
+            with what, self.assertRaises(KeyboardInterrupt):
+                shoal.predict(DataLoader(Indices(), 8))
+            self.assertEqual(change(signal.SIG_BLOCK, ()), mask)
+        # The same beside what is done after the fork, for a signal that another thread got.
+        with mock.patch("os.fork", side_effect=BlockingIOError), mock.patch.object(_hint._Apart, "_stat",
+                side_effect=KeyboardInterrupt), self.assertRaises(KeyboardInterrupt):
+            shoal.predict(DataLoader(Indices(), 8))
+        self.assertEqual(change(signal.SIG_BLOCK, ()), mask)
+
     def test_cuda(self):
         class OnDevice(Sized):
             def __iter__(self):
