@@ -16,6 +16,7 @@ import atexit
 import builtins
 import collections
 import errno
+import fcntl
 import io
 import json
 import multiprocessing.util
@@ -30,7 +31,7 @@ import traceback
 import weakref
 from typing import IO, Callable, Deque, Dict, NamedTuple, NoReturn, Optional, Tuple, Union
 
-from ._hint import genuine
+from ._hint import genuine, mount_points
 
 _Place = Tuple[int, int, int, int, int]  # file, segment, its salt, offset, length; salt 0: none
 
@@ -47,7 +48,7 @@ _TOLD_AT_ONCE, _TOLD_AFTER = 8, 0.02  # opens, seconds
 _OURS = (OSError, EOFError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError,
          MemoryError, struct.error)
 _FILES = {f.__code__.co_filename
-          for f in (lambda: None, genuine, os.path.realpath, os.path.exists, socket.socket.__init__)}
+          for f in (lambda: None, genuine, os.path.join, os.path.samestat, socket.socket.__init__)}
 
 
 class _Bytes(io.BytesIO):
@@ -286,7 +287,7 @@ class _Known:
     def open(self, number: int, salt: int) -> Optional[_Segment]:
         """The file of a segment, or None if it was dropped."""
         try:
-            segment = _Segment(os.path.join(self._segments, f"{number:08d}.seg"))
+            segment = _Segment(os.path.join(self._segments, f"{number:08d}.seg"), opener=_high)
         except (FileNotFoundError, NotADirectoryError):
             return None
         if os.pread(segment.fileno(), 8, 16) != struct.pack("<Q", salt):
@@ -383,6 +384,15 @@ class _Mount:
         self._talk(known, known.tell)
 
 
+def _high(path: str, flags: int) -> int:
+    """Opens a file, and leaves the program the descriptors that select can wait for, if there are more."""
+    low = os.open(path, flags)
+    try:
+        return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, min(2 * _most_segments(), 1024))
+    finally:
+        os.close(low)
+
+
 def _most_segments() -> int:
     """How many descriptors it may hold: a quarter of what the process may have."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -402,8 +412,13 @@ _folders: Dict[str, _Folder] = {}  # as callers spell them
 
 
 def _find(folder: str, at: os.stat_result) -> _Folder:
-    """The mount above a folder. All that lies between is of the same device: else something is mounted over it."""
-    root = real = os.path.realpath(folder or ".")
+    """The mount above a folder. All that lies between is of the same device: else something is mounted over it. Over a
+    file in it that does not show."""
+    here = os.open(folder or ".", os.O_PATH | os.O_DIRECTORY)
+    try:
+        root = real = os.readlink(f"/proc/self/fd/{here}")  # realpath would hide an OSError that a handler raises in it
+    finally:
+        os.close(here)
     there = os.stat(real)
     mount, inside = None, ""
     while mount is None and there.st_dev == at.st_dev:
@@ -418,6 +433,8 @@ def _find(folder: str, at: os.stat_result) -> _Folder:
                 break
             root = os.path.dirname(root)
             there = os.stat(root)
+    if mount is not None and any(os.path.dirname(point) == real for point in mount_points()):
+        mount = None
     found = _Folder(at.st_dev, at.st_ino, mount, inside)
     if not os.path.samestat(os.stat(real), at):
         return found._replace(mount=None)  # a link was changed meanwhile

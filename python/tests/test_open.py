@@ -2,13 +2,17 @@
 
 import errno
 import io
+import itertools
 import json
 import os
+import resource
 import socket
 import struct
+import sys
 import tempfile
 import threading
 import unittest
+from unittest import mock
 
 import support  # noqa: F401  the path
 from shoal import _open
@@ -117,6 +121,47 @@ class Files(unittest.TestCase):
 
     def test_answers(self):
         self.assertEqual(self.answered(24), b"another")
+
+    def test_descriptors(self):
+        """A program that waits for its own by select can have none above 1023."""
+        self.assertEqual(self.answered(24), b"another")
+        held = [s.fileno() for known in list(_open._connections) for s in known.segments.values()]
+        self.assertGreaterEqual(min(held), min(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2, 1024))
+
+    def test_a_file_mounted_over_this_one(self):
+        """As containers have theirs in a folder of others: its folder's device does not show it."""
+        with mock.patch.object(_open, "mount_points", lambda: ["/", os.path.realpath(self.path)]):
+            self.assertEqual(self.answered(24), CONTENT)
+
+    def test_an_exception_of_a_handler_in_a_library(self):
+        """It is not lost there, whatever that expects of files."""
+        library = os.path.dirname.__code__.co_filename
+        for step in itertools.count(1):
+            left = step
+
+            def trace(frame, event, _):
+                nonlocal left
+                if frame.f_code.co_filename != library:
+                    return None
+                left -= event == "line"
+                if left == 0:
+                    sys.settrace(None)
+                    raise TimeoutError("mine")
+                return trace
+
+            _open._folders.clear()
+            before = sys.gettrace()
+            sys.settrace(trace)
+            try:
+                with _open.open(self.path):
+                    pass
+            except TimeoutError:
+                continue
+            finally:
+                sys.settrace(before)
+            self.assertGreater(left, 0)
+            break
+        self.assertGreater(step, 1)
 
     def test_odd_answers(self):
         self.assertEqual(self.answered(2**64 - 1), CONTENT)
