@@ -148,7 +148,7 @@ def _hint_ranges(ranges: Iterable[Tuple[Any, int, int]], mounts: _Mounts, name: 
             lines += 1
             texts.setdefault(placed[0],
                              bytearray(b"#ranges\n")).extend(
-                                 f"{placed[1]}\t{int(offset)}\t{int(length)}\n".encode("utf-8", "surrogateescape"))
+                                 os.fsencode(f"{placed[1]}\t{int(offset)}\t{int(length)}\n"))
     if not texts:
         raise ValueError(_NOWHERE)
     for root, text in texts.items():
@@ -496,7 +496,7 @@ class _Mounts:
             for path in paths if isinstance(paths, list) else (paths,):
                 placed = self.place(os.fspath(path))
                 if placed is not None:
-                    line = f"{placed[1]}\n".encode("utf-8", "surrogateescape")
+                    line = os.fsencode(f"{placed[1]}\n")
                     lines.setdefault(placed[0], [b""] * len(files))[k] += line
         return {root: (b"".join(some), np.fromiter(map(len, some), np.uint32)) for root, some in lines.items()}
 
@@ -508,7 +508,7 @@ class _Mounts:
         except TypeError:  # other things than strings
             return None
         lines = text.split("\n" + root.rstrip("/") + "/")[1:]
-        data = ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape")
+        data = os.fsencode("\n".join(lines) + "\n")
         sizes = np.diff(np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n")), prepend=-1)
         odd = any(part in text for part in ("//", "/./", "/../"))
         if not len(lines) == len(sizes) == len(files) or odd or self._nested(root):

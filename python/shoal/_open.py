@@ -48,7 +48,7 @@ _TOLD_AT_ONCE, _TOLD_AFTER = 8, 0.02  # opens, seconds
 _OURS = (OSError, EOFError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError,
          MemoryError, struct.error)
 _FILES = {f.__code__.co_filename
-          for f in (lambda: None, genuine, os.path.join, os.path.samestat, socket.socket.__init__)}
+          for f in (lambda: None, genuine, os.fsencode, os.path.join, os.path.samestat, socket.socket.__init__)}
 
 
 class _Bytes(io.BytesIO):
@@ -219,7 +219,7 @@ class _Known:
         self._socket.sendall(json.dumps({"shortcut": key}).encode() + b"\n")
         hello = self._receive(b"H")
         (self._version,) = struct.unpack_from("<Q", hello)
-        self._segments = hello[8:].decode("utf-8", "surrogateescape")
+        self._segments = os.fsdecode(hello[8:])
 
     def ended(self) -> bool:
         """Whether the version is not in force any more, or the mount is gone. What was received does not hide it."""
@@ -243,11 +243,11 @@ class _Known:
         """Asks for the places of a file and those near it. The caller has the lock, as for tell."""
         self.tell()
         self._question = self._question + 1 & 0xFFFFFFFF
-        self._send(b"A", struct.pack("<I", self._question) + path.encode("utf-8", "surrogateescape"))
+        self._send(b"A", struct.pack("<I", self._question) + os.fsencode(path))
         body = self._receive(b"P")
         question, version, count = _ANSWER.unpack_from(body)
         end = _ANSWER.size + count * _ENTRY.size
-        names = body[end:].decode("utf-8", "surrogateescape").split("\0")
+        names = os.fsdecode(body[end:]).split("\0")
         if (question, version) != (self._question, self._version) or len(names) != count + 1:
             raise EOFError("an answer to another question")
         if len(self.places) > _MOST_PLACES:

@@ -472,7 +472,7 @@ def _window(hint: Any, apart: Any, name: str, items: Any, reads: Callable[[Any],
             if placed is not None:
                 lines += 1
                 text = texts.setdefault(placed[0], bytearray(b"#ranges\n" if where else b""))
-                text += "\t".join([placed[1], *map(str, where)]).encode("utf-8", "surrogateescape") + b"\n"
+                text += os.fsencode("\t".join([placed[1], *map(str, where)])) + b"\n"
         count += 1
     else:
         most = 0  # that was all

@@ -553,6 +553,17 @@ class Plan(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "not below"):
             shoal.hint([0], [outside], self.mount)
 
+    def test_names_in_another_encoding(self):
+        """A plan has the bytes of names, of which the locale makes text."""
+        latin = mock.patch("os.fsencode", lambda path: path.encode("latin-1"))
+        for give in (lambda: shoal.hint([0, 0], [os.path.join(self.mount, "größe.jpg")], self.mount),
+                     lambda: shoal.hint([0], [["größe.jpg"]], self.mount),
+                     lambda: shoal.hint(ranges=[("größe.jpg", 0, 1)], mountpoint=self.mount)):
+            with latin:
+                give()
+            text = pathlib.Path(self.mount, ".shoal", "plans", "default").read_bytes()
+            self.assertIn(b"gr\xf6\xdfe.jpg", text)
+
     def test_ranges(self):
         for name in ("stats", "order"):
             open(os.path.join(self.mount, ".shoal", name), "w").close()

@@ -74,7 +74,7 @@ class _Rows:
         # of what is not small, in the record batches that were looked at
         self._layouts: List[Any] = [None] * len(self._batches)
         self._libc = ctypes.CDLL(None)
-        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        with open("/proc/self/maps", encoding=sys.getfilesystemencoding(), errors="surrogateescape") as maps:
             parts = [line.rstrip("\n").split(None, 5) for line in maps]
         self._maps: List[Tuple[int, int, int, str]] = []  # addresses, and the one after the last; where in which file
         for part in parts:
