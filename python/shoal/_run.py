@@ -160,7 +160,7 @@ def by_handler(e: Exception) -> bool:
     while at is not None and at.tb_next is not None:
         interrupted, at = at.tb_frame, at.tb_next
         for value in at.tb_frame.f_locals.values():
-            if value is interrupted or isinstance(value, tuple) and any(v is interrupted for v in value):
+            if value is interrupted or type(value) is tuple and any(v is interrupted for v in value):
                 return True
     return False
 
