@@ -10,7 +10,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 import numpy as np
 
 from ._batch import Batch
-from ._errors import MapError
+from ._errors import FeedError, MapError
 
 _NOT_IN_TORCH = np.uint16, np.uint32, np.uint64
 _STOP_SECONDS = 5.0  # how long close() waits for running functions
@@ -97,14 +97,16 @@ class Mapper:
     def _run(self) -> None:
         while True:
             item = self._work.get()
-            if item is None or self._stopped:
+            if item is None:
                 return
             self._one(*item)
             del item
 
     def _one(self, job: Job, row: int) -> None:
         try:
-            if job.errors and min(job.errors, key=lambda e: e[0])[0] < row:
+            if self._stopped:  # by a handler of a signal, perhaps, while next() waits for this batch
+                job.errors.append((row, FeedError("the feed was closed")))
+            elif job.errors and min(job.errors, key=lambda e: e[0])[0] < row:
                 pass  # it will not be delivered
             elif self._whole:
                 assert job.batch is not None

@@ -2,10 +2,12 @@
 
 import gc
 import io
+import queue
 import signal
 import threading
 import time
 import unittest
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -14,7 +16,7 @@ from support import CLASSES, ramp, sample
 from test_feed import FeedCase
 
 import shoal
-from shoal._map import Mapper, collate
+from shoal._map import Job, Mapper, collate
 
 
 class Map(FeedCase):
@@ -138,6 +140,29 @@ class Map(FeedCase):
                     next(it)
             quick.set()
             self.assertEqual([i for b in feed for i in b.id.tolist()], list(range(100)))
+
+    def test_closed_while_next_waits(self):
+        """A handler of a signal may close the feed. The batch that next() waits for then comes to an end."""
+        work, begun, closing = queue.SimpleQueue(), threading.Event(), threading.Event()
+
+        def put(item):
+            work.put(item)
+            if item is None:
+                closing.set()
+
+        mapper = Mapper(lambda data, label, i: begun.set() or closing.wait(30), 0, True, None, None)
+        mapper._work = SimpleNamespace(get=work.get, put=put)
+        mapper._threads = [threading.Thread(target=mapper._run)]
+        mapper._threads[0].start()
+        batch = SimpleNamespace(data=[], label=[], id=[], index=7, epoch=0)
+        running, waiting = (Job(None, batch, (), [], [], [1]) for _ in range(2))
+        put((running, -1))
+        put((waiting, -1))
+        self.assertTrue(begun.wait(30))
+        mapper.close()
+        self.assertTrue(waiting.done.wait(5))
+        with self.assertRaisesRegex(shoal.MapError, "the whole batch in batch 7 of epoch 0: .*the feed was closed"):
+            waiting.take()
 
     def test_nothing_is_left(self):
         def threads():
