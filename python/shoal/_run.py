@@ -119,7 +119,7 @@ def _watch(module: Any) -> None:
             known.__func__(cls, **options)
         else:
             super(loader, cls).__init_subclass__(**options)
-        if "__iter__" in cls.__dict__:
+        if type(cls.__dict__.get("__iter__")) is type(_wrap):  # others are not called with a loader, perhaps
             guarded(_wrap, cls, own_iterator)
 
     loader.__init_subclass__ = classmethod(__init_subclass__)

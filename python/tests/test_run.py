@@ -598,6 +598,9 @@ class Asking(DataLoader):
     def __iter__(self):
         return Asked(super().__iter__())
 train(Asking(Files(FILES), 4))
+class Static(DataLoader):
+    __iter__ = staticmethod(lambda: iter([FILES[3:5]]))
+train(Static(Files(FILES), 4))
 class Code(Files):
     def __len__(self):
         return 24 + 0 * random.randrange(9)
