@@ -178,6 +178,7 @@ def _positive(epochs: int, limit: Optional[int]) -> None:
 def _indices(sampler: Any, epochs: int = 1, limit: Optional[int] = None) -> Any:
     """predict, in the copy."""
     order = _Order(sampler, epochs, bounded=limit is not None)
+    single = getattr(sampler, "batch_sampler", sampler) is None  # a DataLoader that takes samples one by one
     items = (item for epoch in range(epochs) for item in order.epoch(epoch, last=epoch == epochs - 1))
     taken = array.array("q")
     while limit is None or len(taken) < limit:
@@ -187,7 +188,7 @@ def _indices(sampler: Any, epochs: int = 1, limit: Optional[int] = None) -> Any:
         try:  # what almost all yield, numbers or batches of them
             taken.extend(array.array("q", itertools.chain.from_iterable(some) if isinstance(some[0], list) else some))
         except TypeError:
-            taken.extend(map(operator.index, _flat(some)))
+            taken.extend(map(operator.index, _flat(some, single)))
     return np.frombuffer(taken, np.int64)[:limit]
 
 
@@ -215,10 +216,11 @@ def _agrees(listing: Any, opened: Dict[int, str]) -> bool:
 
 
 def _flat(items: Iterable[Any], batch: bool = False) -> Iterator[Any]:
-    """The indices in items. A tuple in a batch is one index, of a dataset that takes such: not all in it are places."""
+    """The indices in items, or in a batch. A tuple in that is one index, of a dataset that takes such: not all in it
+    are places."""
     for item in items:
         if batch and isinstance(item, tuple):
-            raise TypeError(f"hint: this sampler's batches hold tuples, such as {item!r:.80}: which files they mean is "
+            raise TypeError(f"hint: this sampler's indices are tuples, such as {item!r:.80}: which files they mean is "
                             f"not known")
         if isinstance(item, (list, tuple)) or getattr(item, "ndim", 0) > 0:
             yield from _flat(item, True)

@@ -438,8 +438,9 @@ class Predict(unittest.TestCase):
         self.assertEqual(shoal.predict(np.arange(3)), [0, 1, 2])
         self.assertEqual(shoal.predict([(3, 1), (2,)]), [3, 1, 2])
         # YOLOX's batches hold such tuples: with True, in place of sample 1, comes the sample.
-        for unknown in [[(True, 3), (False, 4)]], [[3, 1], [(2, 0)]]:
-            with self.assertRaisesRegex(TypeError, "batches hold tuples, such as .*not known"):
+        for unknown in ([[(True, 3), (False, 4)]], [[3, 1], [(2, 0)]],
+                        DataLoader(Indices(9), batch_size=None, sampler=[(3, 320), (1, 480)])):
+            with self.assertRaisesRegex(TypeError, "indices are tuples, such as .*not known"):
                 shoal.predict(unknown)
         for key in "3", 3.0:
             with self.assertRaisesRegex(TypeError, "integer"):
