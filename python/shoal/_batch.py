@@ -189,7 +189,8 @@ def _each(value: Any, f: Callable[[Any], Any], done: Dict[int, Any]) -> Any:
     """f of all arrays in value, of each once. It is no closure: one that calls itself would keep the arrays, and so
     their slot, until a garbage collection."""
     if isinstance(value, (list, tuple)):
-        return type(value)(_each(v, f, done) for v in value)
+        made = [_each(v, f, done) for v in value]
+        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
     if isinstance(value, dict):
         return {k: _each(v, f, done) for k, v in value.items()}
     if hasattr(value, "shape") and id(value) not in done:

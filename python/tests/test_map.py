@@ -1,5 +1,6 @@
 """The trainer's own function on samples: map=."""
 
+import collections
 import gc
 import io
 import queue
@@ -202,6 +203,17 @@ class Map(FeedCase):
 
 
 class Collate(unittest.TestCase):
+    def test_named_tuples(self):
+        """What a function returns is copied, pinned and moved as what it is."""
+        Pair = collections.namedtuple("Pair", "a b")
+        results = collate([Pair(1.0, "x"), Pair(2.0, "y")], [1, 1], None)
+        batch = shoal.Batch(results, np.zeros(2), np.arange(2), np.ones(2), 0, 0, (), {"beside": (results.a, 3)})
+        for made in batch.copy(), batch.numpy(), batch.pin_memory():
+            self.assertIs(type(made.data), Pair)
+            self.assertEqual((made.data.a.tolist(), made.data.b), ([1.0, 2.0], ["x", "y"]))
+            self.assertEqual((made.beside[0].tolist(), made.beside[1]), ([1.0, 2.0], 3))
+        self.assertFalse(np.shares_memory(batch.copy().data.a, results.a))
+
     def test_kinds(self):
         v = [1, 1]
         for results, want in (([1, 2], np.array([1, 2])), ([1, 2.5], np.array([1, 2.5])),
