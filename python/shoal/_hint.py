@@ -787,6 +787,8 @@ class _Apart:
             for name in names:
                 if hasattr(sys.modules.get(module), name):
                     setattr(sys.modules[module], name, functools.partial(self._refuse, f"{module}.{name}"))
+        if hasattr(sys.modules.get("shoal._open"), "_read"):  # what it opens by itself is nothing that a sample reads
+            setattr(sys.modules["shoal._open"], "_read", lambda _: None)
         sys.addaudithook(self._audit)
 
     def _refuse(self, what: str, *args: Any, **_: Any) -> None:

@@ -565,6 +565,30 @@ class Plan(unittest.TestCase):
             text = pathlib.Path(self.mount, ".shoal", "plans", "default").read_bytes()
             self.assertIn(b"gr\xf6\xdfe.jpg", text)
 
+    def test_a_dataset_that_reads_by_shoal_open(self):
+        """What that opens and asks by itself is not taken for what a sample reads, wherever the trainer is."""
+        class Opening(Dataset):
+            def __init__(self, root):
+                self.samples = [(os.path.join(root, f"c{i}", "x.jpg"), 0) for i in range(4)]
+
+            def __len__(self):
+                return len(self.samples)
+
+            def __getitem__(self, i):
+                with shoal.open(self.samples[i][0]) as f:
+                    return f.read()
+
+        data = Opening(self.mount)
+        for path, _ in data.samples:
+            os.makedirs(os.path.dirname(path))
+            pathlib.Path(path).touch()
+        pathlib.Path(self.mount, ".shoal", "stats").touch()
+        for folder in os.getcwd(), self.mount:
+            self.addCleanup(os.chdir, os.getcwd())
+            os.chdir(folder)
+            self.assertEqual(shoal.hint([2, 0, 3], data), 3)
+            self.assertEqual(self.plan(), [os.path.relpath(data.samples[i][0], self.mount) for i in (2, 0, 3)])
+
     def test_ranges(self):
         for name in ("stats", "order"):
             open(os.path.join(self.mount, ".shoal", name), "w").close()
