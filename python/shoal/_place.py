@@ -63,7 +63,7 @@ _Answer = Tuple[str, int, str, str]  # id, weight, version of the dataset, error
 def _node(address: Address) -> _Answer:
     try:
         info = address.ask("Info", _wire.INFO)
-    except FeedError as e:
+    except (FeedError, OSError, ValueError) as e:  # also of a certificate, or an answer that is no feed server's
         return "", 0, "", str(e)
     if not info.node:
         return "", 0, "", (f"feed {address.addr}: its server is in no cluster, so it owns no samples: start it with "

@@ -119,6 +119,12 @@ class Job(unittest.TestCase):
             self.assertIn("FeedError: no placement, because of rank 3", cluster)
             self.assertIn("start it with --cluster", cluster)
 
+    def test_a_rank_without_a_certificate(self):
+        """It takes part, so that the others do not wait for it, and all are told."""
+        answer = _place._node(shoal._link.Address("tls://localhost:1", ca="/none/ca.pem"))
+        with self.assertRaisesRegex(shoal.FeedError, "because of rank 1: .*'/none/ca.pem'"):
+            _place._join([("n0", 100, "v", ""), answer])
+
     def test_refused(self):
         def feed(**kwargs):
             shoal.Feed(self.addr, BATCH, **kwargs).close()
