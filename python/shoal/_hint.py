@@ -764,6 +764,8 @@ class _Apart:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         signal.alarm(_PATIENCE)
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
+            score.write("1000")  # where memory runs out, the copy ends, which looks as large as the trainer
         # of files' sizes: what C code writes fails with EFBIG
         for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
             resource.setrlimit(limit, (0, resource.getrlimit(limit)[1]))

@@ -1071,6 +1071,16 @@ class Samplers(unittest.TestCase):
                 "waits for other threads"):
             shoal.predict(DataLoader(Indices(), 8, sampler=Waiting()))
 
+    def test_memory_that_runs_out(self):
+        """The kernel ends the copy then, and not the trainer."""
+        def score(_=None):
+            with open("/proc/self/oom_score_adj", "rb") as f:
+                return f.read()
+
+        before = score()
+        self.assertEqual(_hint._Apart(score).answer(), b"1000\n")
+        self.assertEqual(score(), before)
+
     def test_a_number_that_another_process_got(self):
         apart = _hint._Apart(lambda _: b"found")
         os.waitpid(apart.pid, 0)  # as a trainer that waits for any child
