@@ -10,6 +10,7 @@ import unittest
 import support  # noqa: F401 (sets the path)
 
 import shoal
+from shoal import _run
 
 SITE = os.path.join(os.path.dirname(os.path.abspath(shoal.__file__)), "_site")
 
@@ -381,6 +382,13 @@ def unused(): train(None)"""
             done = self.python("import webdataset", PYTHONPATH=libraries, SHOAL_DEBUG="run")
             self.assertEqual(done.stderr,
                              "shoal run: no hint: the adapter of webdataset knows 1.0.2, and this is 9.9.9\n")
+
+    def test_names_of_shards(self):
+        path = _run._beside(os.path.join("_adapters", "webdataset.py"))._path
+        for url, want in ({"url": "/mnt/a#1.tar"}, "/mnt/a#1.tar"), ("b?.tar", "b?.tar"), ("file:/c.tar", "/c.tar"):
+            self.assertEqual(path(url), want)
+        with self.assertRaisesRegex(ValueError, "is no file"):
+            path("pipe:cat /mnt/a.tar")
 
     def test_windows(self):
         """An order of ranges is written in windows, each before the one before has been read."""

@@ -34,4 +34,4 @@ def _path(item: Any) -> str:
     parsed = urlparse(url)
     if parsed.scheme not in ("", "file"):
         raise ValueError(f"{url} is no file")
-    return parsed.path
+    return parsed.path if parsed.scheme else str(url)  # as the library opens it: a name may have a # or ?
