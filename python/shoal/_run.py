@@ -159,7 +159,7 @@ def by_handler(e: Exception) -> bool:
     at = e.__traceback__
     while at is not None and at.tb_next is not None:
         interrupted, at = at.tb_frame, at.tb_next
-        for value in at.tb_frame.f_locals.values():
+        for value in list(at.tb_frame.f_locals.values()):
             if value is interrupted or type(value) is tuple and any(v is interrupted for v in value):
                 return True
     return False
