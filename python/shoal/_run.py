@@ -73,7 +73,8 @@ class _Finder:
 
             def exec_module(module: Any) -> None:
                 load(module)
-                guarded(watch, module)
+                if module.__name__ == name:  # an archive has one loader for all of a package's modules
+                    guarded(watch, module)
 
             try:
                 spec.loader.exec_module = exec_module

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import zipfile
 
 import support  # noqa: F401 (sets the path)
 
@@ -382,6 +383,28 @@ def unused(): train(None)"""
             done = self.python("import webdataset", PYTHONPATH=libraries, SHOAL_DEBUG="run")
             self.assertEqual(done.stderr,
                              "shoal run: no hint: the adapter of webdataset knows 1.0.2, and this is 9.9.9\n")
+
+    def test_a_library_in_an_archive(self):
+        """Of its modules, which have one loader there, one is watched, once."""
+        with tempfile.TemporaryDirectory() as libraries:
+            archive = os.path.join(libraries, "all.zip")
+            with zipfile.ZipFile(archive, "w") as z:
+                for name, text in {
+                    "__init__": "from . import compat, other", "compat": "from . import cache, tariterators",
+                    "other": "from . import cache", "tariterators": "def url_opener(data):\n    yield from data\n",
+                    "cache": "class FileCache:\n    def __call__(self, urls):\n        yield from urls\n"
+                             "class StreamingOpen(FileCache):\n    pass\n",
+                }.items():
+                    z.writestr(f"webdataset/{name}.py", text)
+            os.mkdir(os.path.join(libraries, "webdataset-1.dist-info"))
+            with open(os.path.join(libraries, "webdataset-1.dist-info", "METADATA"), "w", encoding="utf-8") as f:
+                f.write("Metadata-Version: 2.1\nName: webdataset\nVersion: 1.0.2\n")
+            done = self.python("""
+import webdataset
+print(list(webdataset.cache.FileCache()(FILES)) == FILES, os.listdir(MOUNT + "/.shoal/plans"))
+def unused(): train(None)""", PYTHONPATH=os.pathsep.join([archive, libraries]))
+            # Before Python 3.10 such a loader cannot be watched.
+            self.assertEqual(done.stdout, f"True {['webdataset'] if sys.version_info >= (3, 10) else []}\n")
 
     def test_names_of_shards(self):
         path = _run._beside(os.path.join("_adapters", "webdataset.py"))._path
