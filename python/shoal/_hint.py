@@ -143,7 +143,7 @@ def _hint_ranges(ranges: Iterable[Tuple[Any, int, int]], mounts: _Mounts, name: 
     texts: Dict[str, bytearray] = {}
     lines = 0
     for path, offset, length in ranges:
-        placed = mounts.place(os.fspath(path))
+        placed = mounts.place(os.fsdecode(path))
         if placed is not None:
             lines += 1
             texts.setdefault(placed[0],
@@ -209,7 +209,7 @@ def _agrees(listing: Any, opened: Dict[int, str]) -> bool:
     """Whether a dataset opens the files of its list."""
     for i, path in opened.items():
         files = listing[i]
-        if os.path.realpath(path) not in [os.path.realpath(os.fspath(f))
+        if os.path.realpath(path) not in [os.path.realpath(os.fsdecode(f))
                                           for f in (files if isinstance(files, list) else [files])]:
             return False
     return True
@@ -468,7 +468,7 @@ class _Mounts:
     """Finds the mount that contains a path: the given one, or any."""
 
     def __init__(self, mountpoint: Union[str, os.PathLike[str], None]) -> None:
-        self.root = None if mountpoint is None else os.path.abspath(os.fspath(mountpoint))
+        self.root = None if mountpoint is None else os.path.abspath(os.fsdecode(mountpoint))
         # by folder: the mount point above it, as spelled and resolved; None without one
         self._above: Dict[str, Optional[Tuple[str, str]]] = {}
         self._mounted: Dict[str, bool] = {}
@@ -496,7 +496,7 @@ class _Mounts:
         lines: Dict[str, List[bytes]] = {}
         for k, paths in enumerate(files):
             for path in paths if isinstance(paths, list) else (paths,):
-                placed = self.place(os.fspath(path))
+                placed = self.place(os.fsdecode(path))
                 if placed is not None:
                     line = os.fsencode(f"{placed[1]}\n")
                     lines.setdefault(placed[0], [b""] * len(files))[k] += line
@@ -844,7 +844,7 @@ class _Apart:
         memory, for a list that is not _in_line as much as a DataLoader's worker that has seen the whole dataset."""
         first = listing[0]
         try:
-            placed = mounts.place(os.fspath(first[0] if isinstance(first, list) else first))
+            placed = mounts.place(os.fsdecode(first[0] if isinstance(first, list) else first))
             if placed is not None:
                 line = os.open(os.path.join(placed[0], ".shoal"), os.O_RDONLY)
                 signal.alarm(0)  # those before this one have alarms of their own

@@ -527,6 +527,9 @@ class Plan(unittest.TestCase):
         self.assertEqual(self.plan(), ["c/größe.jpg", "a/x.jpg", "b/y.jpg"])
         shoal.hint([1], paths, self.mount)
         self.assertEqual(self.plan(), ["b/y.jpg"])
+        for kind in os.fsencode, pathlib.Path:
+            self.assertEqual(shoal.hint([2, 0, 1], list(map(kind, paths)), kind(self.mount)), 3)
+            self.assertEqual(self.plan(), ["c/größe.jpg", "a/x.jpg", "b/y.jpg"])
 
     def test_finds_the_mount(self):
         for name in ("stats", "order"):
