@@ -29,7 +29,7 @@ type getter struct {
 
 // newGetter returns a getter for the store's bucket at host.
 func newGetter(s *Store, host, region string) *getter {
-	config := cmp.Or(s.transport.TLSClientConfig, &tls.Config{MinVersion: tls.VersionTLS12}).Clone()
+	config := cmp.Or(s.transport.TLSClientConfig, &tls.Config{MinVersion: tls.VersionTLS12})
 	return &getter{
 		wires:  wires{dial: dialer(host, s.secure(), config), maxIdle: maxIdle},
 		signer: signer{region: region, pays: s.pays, sse: s.sse},

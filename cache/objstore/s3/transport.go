@@ -212,7 +212,7 @@ var errCircle = errors.New("") // the error that wraps it says it
 func newTransport(cfg Config) (*http.Transport, error) {
 	t := &http.Transport{
 		Proxy:                 http.ProxyFromEnvironment,
-		DialContext:           netDialer.DialContext,
+		DialContext:           dial,
 		TLSHandshakeTimeout:   10 * time.Second,
 		ResponseHeaderTimeout: headTimeout,
 		MaxIdleConns:          2 * maxIdle, // the endpoint, and a region's

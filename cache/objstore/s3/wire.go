@@ -299,19 +299,55 @@ func (w *wire) body() io.ReadCloser {
 	}{httputil.NewChunkedReader(w), w}
 }
 
-var netDialer = &net.Dialer{
-	Timeout:   5 * time.Second, // a live store answers a SYN in milliseconds
-	KeepAlive: 15 * time.Second,
+const (
+	dialTime  = 5 * time.Second        // for all addresses, and then for TLS
+	dialShare = 500 * time.Millisecond // for each but the last: a live store answers a SYN in milliseconds
+)
+
+var lookup = net.DefaultResolver.LookupHost // tests have their own
+
+// dial connects to one of a host's addresses, from both ends of their list: it is sorted by family, and one of these
+// may lead nowhere. A [net.Dialer] would give each 2 s, and never try the last of four if the others are away.
+func dial(ctx context.Context, network, addr string) (conn net.Conn, err error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTime)
+	defer cancel()
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, err
+	}
+	addrs, err := lookup(ctx, host)
+	for d := (net.Dialer{KeepAlive: 15 * time.Second}); len(addrs) > 0; slices.Reverse(addrs) {
+		if d.Timeout = dialShare; len(addrs) == 1 {
+			d.Timeout = dialTime
+		}
+		if conn, err = d.DialContext(ctx, network, net.JoinHostPort(addrs[0], port)); err == nil {
+			break
+		}
+		addrs = addrs[1:]
+	}
+	return conn, err
 }
 
 // dialer returns a function that connects to host[:port].
 func dialer(host string, secure bool, config *tls.Config) func(ctx context.Context) (net.Conn, error) {
-	dial, port := netDialer.DialContext, "80"
-	if secure { // netDialer's Timeout bounds the handshake, too
-		dial, port = (&tls.Dialer{NetDialer: netDialer, Config: config}).DialContext, "443"
+	addr := withPort(host, "80")
+	if secure {
+		addr, config = withPort(host, "443"), config.Clone()
+		config.ServerName, _, _ = net.SplitHostPort(addr)
 	}
-	addr := withPort(host, port)
-	return func(ctx context.Context) (net.Conn, error) { return dial(ctx, "tcp", addr) }
+	return func(ctx context.Context) (net.Conn, error) {
+		conn, err := dial(ctx, "tcp", addr)
+		if err != nil || !secure {
+			return conn, err
+		}
+		ctx, cancel := context.WithTimeout(ctx, dialTime)
+		defer cancel()
+		over := tls.Client(conn, config)
+		if err = over.HandshakeContext(ctx); err != nil {
+			_ = conn.Close()
+		}
+		return over, err
+	}
 }
 
 // withPort adds the port if host has none.

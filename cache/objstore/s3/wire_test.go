@@ -13,6 +13,7 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -23,6 +24,7 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	minio "github.com/minio/minio-go/v7/pkg/signer"
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	"github.com/shoalfs/shoal/cache/objstore"
@@ -227,6 +229,55 @@ func serveOn(t *testing.T, l net.Listener, answer func(conn, request int64) stri
 		}
 	}()
 	return s
+}
+
+// TestDialsEveryAddress: addresses that are away leave time for the one that answers, wherever it is in the list.
+func TestDialsEveryAddress(t *testing.T) {
+	s := serve(t, func(_, _ int64) string { return "" })
+	port := s.Addr().(*net.TCPAddr).Port
+	addrs := []string{"127.0.0.1"}
+	for last := byte(2); last <= 4; last++ {
+		// The queue of those that were not accepted is full: a SYN has no answer.
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err == nil {
+			defer unix.Close(fd)
+			err = unix.Bind(fd, &unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, last}})
+		}
+		if err == nil {
+			err = unix.Listen(fd, 0)
+		}
+		at := fmt.Sprint("127.0.0.", last)
+		for n := 0; err == nil; n++ {
+			var c net.Conn
+			if c, err = net.DialTimeout("tcp", fmt.Sprint(at, ":", port), 100*time.Millisecond); err == nil {
+				defer c.Close()
+			}
+			if n > 8 {
+				t.Fatalf("%s accepts all", at)
+			}
+		}
+		if ne, ok := errors.AsType[net.Error](err); !ok || !ne.Timeout() {
+			t.Fatal(err)
+		}
+		addrs = append(addrs, at)
+	}
+	defer func(f func(context.Context, string) ([]string, error)) { lookup = f }(lookup)
+	for at := range addrs {
+		list := slices.Clone(addrs)
+		list[0], list[at] = list[at], list[0]
+		lookup = func(_ context.Context, host string) ([]string, error) {
+			if host != "store" {
+				t.Errorf("looked up %q", host)
+			}
+			return slices.Clone(list), nil
+		}
+		c, err := dial(t.Context(), "tcp", fmt.Sprint("store:", port))
+		if err != nil {
+			t.Errorf("the one that answers is at %d: %v", at, err)
+			continue
+		}
+		c.Close()
+	}
 }
 
 func (s *scriptedServer) wires(t *testing.T) *wires {
