@@ -176,29 +176,36 @@ func (d drip) Read(p []byte) (int, error) {
 }
 func (drip) Close() error { return nil }
 
-// TestPageHasItsTime: a page that drips ends after its time, one whose caller leaves with the caller's error.
+// TestPageHasItsTime: a page that drips, or the bucket's region, ends after its time, one whose caller leaves with the
+// caller's error.
 func TestPageHasItsTime(t *testing.T) {
-	for _, patience := range []time.Duration{time.Hour, 10 * time.Second} {
-		synctest.Test(t, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
-			defer cancel()
-			r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://h/bucket/?delimiter=&list-type=2",
-				http.NoBody)
-			if err != nil {
-				t.Fatal(err)
-			}
-			start := time.Now()
-			resp, err := answerGuard{RoundTripper: dripping{}}.RoundTrip(r)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer resp.Body.Close()
-			_, err = io.Copy(io.Discard, resp.Body)
-			if took, want := time.Since(start), min(patience, pageTimeout); took != want ||
-				errors.Is(err, errSlowPage) != (want == pageTimeout) {
-				t.Errorf("%v after %v, want the end after %v", err, took, want)
-			}
-		})
+	for _, query := range []string{"delimiter=&list-type=2", "location="} {
+		for _, patience := range []time.Duration{time.Hour, 10 * time.Second} {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				defer cancel()
+				seen := &pages{}
+				r, err := http.NewRequestWithContext(context.WithValue(ctx, pagesKey{}, seen), http.MethodGet,
+					"http://h/bucket/?"+query, http.NoBody)
+				if err != nil {
+					t.Fatal(err)
+				}
+				start := time.Now()
+				resp, err := answerGuard{RoundTripper: dripping{}}.RoundTrip(r)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer resp.Body.Close()
+				_, err = io.Copy(io.Discard, resp.Body)
+				if took, want := time.Since(start), min(patience, pageTimeout); took != want ||
+					errors.Is(err, errSlowPage) != (want == pageTimeout) {
+					t.Errorf("%s: %v after %v, want the end after %v", query, err, took, want)
+				}
+				if seen.next != (query != "location=") { // which is no page of the listing that asks for it
+					t.Errorf("%s: a page: %t", query, seen.next)
+				}
+			})
+		}
 	}
 }
 

@@ -13,7 +13,6 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -301,33 +300,24 @@ func (s *Store) ReadSpans(ctx context.Context, o objstore.Object, spans []objsto
 		return err
 	}
 	defer body.Close()
-	waste := wastePool.Get().(*[wasteSize]byte)
-	defer wastePool.Put(waste)
 	var n int64
 	defer func() { s.counts.received.Add(n) }()
-	read := func(p []byte) {
+	for _, span := range spans {
+		if gap := span.Off - spans[0].Off - n; gap > 0 {
+			gap, err = io.CopyN(io.Discard, body, gap)
+			n += gap
+		}
 		if err == nil {
 			var m int
-			m, err = io.ReadFull(body, p)
+			m, err = io.ReadFull(body, span.P)
 			n += int64(m)
 		}
-	}
-	for _, span := range spans {
-		for off := span.Off - spans[0].Off; n < off && err == nil; {
-			read(waste[:min(off-n, wasteSize)])
-		}
-		if read(span.P); err != nil {
+		if err != nil {
 			return shortBody(ctx, o, n, length, err)
 		}
 	}
 	return nil
 }
-
-// wasteSize is the size of reads of gaps. It exceeds the transport's read buffer, so that large gaps are not copied
-// through that.
-const wasteSize = 32 << 10
-
-var wastePool = sync.Pool{New: func() any { return new([wasteSize]byte) }}
 
 func shortBody(ctx context.Context, o objstore.Object, n, length int64, err error) error {
 	if cerr := ctx.Err(); cerr != nil {
@@ -534,7 +524,7 @@ func (s *Store) list(ctx context.Context, prefix, after string, recurse bool) it
 			s.listOptions(prefix, after, recurse, 0)) {
 			err := info.Err
 			if err == nil && seen.next {
-				err = seen.first(info.Key)
+				seen.next, err = false, seen.once("first key of a page", info.Key)
 			}
 			if err == nil && !strings.HasPrefix(info.Key, prefix) {
 				err = fmt.Errorf("%w: %.200q", errOtherPrefix, info.Key)

@@ -53,8 +53,8 @@ type answerGuard struct {
 	slow http.RoundTripper // for copies, and completed uploads, whose parts some stores copy
 }
 
-// pageTimeout bounds one page of a listing, from the request to its last byte, and the answer that begins an upload.
-// Stores take 0.1 to 1 s.
+// pageTimeout bounds one page of a listing, from the request to its last byte, and the answers that begin an upload, or
+// say in which of Amazon's regions the bucket is. Stores take 0.1 to 1 s.
 const pageTimeout = 30 * time.Second
 
 // maxPage bounds a page's bytes. 1,000 keys of 1,024 bytes, percent-encoded, take under 5 MiB. Tests lower it.
@@ -75,15 +75,17 @@ func (g answerGuard) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		return resp, err
 	}
-	if !isListing(r) {
+	list := isListing(r)
+	if !list && !r.URL.Query().Has("location") {
 		resp, err := g.RoundTripper.RoundTrip(r)
 		if status, ok := r.Context().Value(statusKey{}).(*int); ok && err == nil {
 			*status = resp.StatusCode
 		}
 		return resp, err
 	}
-	if p, ok := r.Context().Value(pagesKey{}).(*pages); ok {
-		if err := p.turn(r.URL.Query().Get("continuation-token")); err != nil {
+	if p, ok := r.Context().Value(pagesKey{}).(*pages); ok && list {
+		p.next = true
+		if err := p.once("continuation token", r.URL.Query().Get("continuation-token")); err != nil {
 			return nil, err
 		}
 	}
@@ -115,7 +117,8 @@ func (b *pageBody) isResult(contentType string) error {
 		return errNotXML
 	}
 	start, _ := b.body.Peek(256) // as many as there are
-	if m := root.FindSubmatch(start); m != nil && !bytes.HasSuffix(m[1], []byte("Result")) {
+	if m := root.FindSubmatch(start); m != nil && !bytes.HasSuffix(m[1], []byte("Result")) &&
+		string(m[1]) != "LocationConstraint" {
 		return fmt.Errorf("%w: <%s>", errOtherXML, m[1])
 	}
 	return nil
@@ -182,18 +185,7 @@ type pages struct {
 
 var pagesSeed = maphash.MakeSeed()
 
-// turn records the token of the next page; it is empty for the first.
-func (p *pages) turn(token string) error {
-	p.next = true
-	return p.once("continuation token", token)
-}
-
-// first records a page's first key.
-func (p *pages) first(key string) error {
-	p.next = false
-	return p.once("first key of a page", key)
-}
-
+// once records a token, which is empty for the first page, or a page's first key.
 func (p *pages) once(what, text string) error {
 	h := maphash.String(pagesSeed, what+text)
 	if _, ok := p.seen[h]; ok {
