@@ -319,8 +319,12 @@ func (c *awsChain) container() (aws.CredentialsProvider, error) {
 	} else if err := trustedHost(endpoint); err != nil {
 		return nil, err
 	}
+	client := c.client
+	if strings.HasPrefix(endpoint, "http://") { // of this machine, or its agent's: as that of imds
+		client = &http.Client{Timeout: client.Timeout, Transport: c.imds.Transport}
+	}
 	return endpointcreds.New(endpoint, func(o *endpointcreds.Options) {
-		o.HTTPClient, o.Retryer = c.client, aws.NopRetryer{}
+		o.HTTPClient, o.Retryer = client, aws.NopRetryer{}
 		o.AuthorizationToken = c.getenv("AWS_CONTAINER_AUTHORIZATION_TOKEN")
 		if file := c.getenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"); file != "" {
 			o.AuthorizationTokenProvider = tokenFile(file)

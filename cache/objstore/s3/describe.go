@@ -74,19 +74,17 @@ func (d *description) origin(value string, names ...string) string {
 // credentials describes the source that [awsCredentials] would ask first.
 func (d *description) credentials(name string) {
 	named, profile := d.variable("AWS_PROFILE", "AWS_DEFAULT_PROFILE"), d.ofProfile()
+	pair := d.variable("AWS_ACCESS_KEY_ID", "AWS_ACCESS_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_SECRET_KEY")
 	chain := awsChain{getenv: d.getenv}
 	switch {
 	case envTrue(d.getenv, "AWS_NO_SIGN_REQUEST"):
 		d.add("credentials", "none: requests are not signed", "env AWS_NO_SIGN_REQUEST")
-	case d.variable("AWS_ACCESS_KEY_ID", "AWS_ACCESS_KEY") != "" ||
-		d.variable("AWS_SECRET_ACCESS_KEY", "AWS_SECRET_KEY") != "":
+	case pair != "":
 		value := "a key pair"
 		if _, err := chain.fromEnvironment(); err != nil {
 			value = "incomplete key pair: " + err.Error()
 		}
-		d.add("credentials", value,
-			cmp.Or(d.variable("AWS_ACCESS_KEY_ID", "AWS_ACCESS_KEY"),
-				d.variable("AWS_SECRET_ACCESS_KEY", "AWS_SECRET_KEY")))
+		d.add("credentials", value, pair)
 	case named != "" && d.profile.Profile == "":
 		d.add("credentials", "none: profile "+name+" is in neither of the shared files", named)
 	case profile != "" && (named != "" || d.getenv("AWS_WEB_IDENTITY_TOKEN_FILE") == ""):

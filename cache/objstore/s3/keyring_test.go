@@ -223,3 +223,22 @@ func TestSSOPortal(t *testing.T) {
 		t.Errorf("%v until %v: %v", v.AccessKeyID, v.Expires, err)
 	}
 }
+
+// TestContainerWithoutProxy: the agent of a container is of this machine, and its token is no proxy's business.
+func TestContainerWithoutProxy(t *testing.T) {
+	agent := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = fmt.Fprintf(w, `{"AccessKeyId":%q,"SecretAccessKey":"s","Token":"t","Expiration":%q}`,
+			r.Header.Get("Authorization"), time.Now().Add(time.Hour).UTC().Format(time.RFC3339))
+	}))
+	defer agent.Close()
+	env := map[string]string{"AWS_CONTAINER_CREDENTIALS_FULL_URI": agent.URL,
+		"AWS_CONTAINER_AUTHORIZATION_TOKEN": "agent"}
+	proxied := &http.Transport{Proxy: func(*http.Request) (*url.URL, error) { return nil, errors.New("to a proxy") }}
+	chain := &awsChain{getenv: func(name string) string { return env[name] },
+		client: &http.Client{Transport: proxied, Timeout: 10 * time.Second},
+		imds:   &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
+	v, err := source(chain.container)(t.Context())
+	if err != nil || v.AccessKeyID != "agent" {
+		t.Errorf("%q, %v", v.AccessKeyID, err)
+	}
+}
