@@ -126,7 +126,7 @@ func (o *packOptions) run(c *cobra.Command, args []string) error {
 		Connections: o.connections.most(), Memory: memory,
 	}, o.re, o.near)
 	if err != nil {
-		return err
+		return wrongUse(err)
 	}
 	if o.asJSON {
 		return json.NewEncoder(c.OutOrStdout()).Encode(res)

@@ -148,7 +148,8 @@ func passedOn(c *cobra.Command) bool { return settled || invocationOf(c.Context(
 
 // wrongUse makes errors about a setting usage errors, of whatever part of Shoal.
 func wrongUse(err error) error {
-	if slices.ContainsFunc([]error{settings.ErrWrong, loader.ErrAddress, loader.ErrTLS, engine.ErrOther},
+	if slices.ContainsFunc(
+		[]error{settings.ErrWrong, loader.ErrAddress, loader.ErrTLS, engine.ErrOther, engine.ErrNear},
 		func(e error) bool { return errors.Is(err, e) }) {
 		return cli.Usage(err)
 	}

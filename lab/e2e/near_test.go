@@ -186,7 +186,7 @@ func TestNearTierRefused(t *testing.T) {
 	dir, _ := tree(t, 1, 2, 1<<10)
 	source, env := bucket(t, dir), s3server.Env(server.URL)
 	key := filepath.Join(t.TempDir(), "key")
-	write(t, key, bytes.Repeat([]byte("k"), 32))
+	write(t, key, []byte("thirty-two bytes, which differ, ")) // else it is refused as a key
 	if err := os.Chmod(key, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -195,9 +195,9 @@ func TestNearTierRefused(t *testing.T) {
 		says  string
 		flags []string
 	}{
-		{1, "it lies in s3://", []string{"--near", source}},
-		{1, "it lies in s3://", []string{"--near", source + "/deeper"}},
-		{1, "--encryption-key-file", []string{"--near", "s3://near", "--encryption-key-file", key}},
+		{2, "it lies in s3://", []string{"--near", source}},
+		{2, "it lies in s3://", []string{"--near", source + "/deeper"}},
+		{2, "the cache is encrypted", []string{"--near", "s3://near", "--encryption-key-file", key}},
 		{1, "profile", []string{"--near", "s3://near", "--near-profile", "nobody"}},
 		{2, "--near", []string{"--near-endpoint", "http://x"}},
 		{2, "s3://BUCKET", []string{"--near", "/tmp"}},
@@ -210,10 +210,10 @@ func TestNearTierRefused(t *testing.T) {
 	}
 	secret := append(slices.Clip(env), "SHOAL_SSE_C_KEY="+strings.Repeat("6b", 32))
 	if _, errs, code := shoal(t, secret, "warm", source, "--cache-dir", t.TempDir(), "--near",
-		"s3://near"); code != 1 || !strings.Contains(errs, "SSE-C") {
+		"s3://near"); code != 2 || !strings.Contains(errs, "SSE-C") {
 		t.Errorf("objects that are encrypted: exit %d, %s", code, errs)
 	}
-	if _, errs, code := shoal(t, env, "warm", dir, "--cache-dir", t.TempDir(), "--near", "s3://near"); code != 1 ||
+	if _, errs, code := shoal(t, env, "warm", dir, "--cache-dir", t.TempDir(), "--near", "s3://near"); code != 2 ||
 		!strings.Contains(errs, "no bucket") {
 		t.Errorf("a folder: exit %d, %s", code, errs)
 	}

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -26,10 +27,6 @@ func (n NearTier) String() string { return strings.TrimSuffix(n.URL+" at "+n.End
 // getenv is the environment of the tier's store.
 func (n NearTier) getenv(origin func(string) string) func(string) string {
 	own := map[string]string{}
-	if n.Endpoint != "" {
-		own["AWS_ENDPOINT_URL_S3"], own["AWS_ENDPOINT_URL"] = n.Endpoint, n.Endpoint
-		own["AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"] = ""
-	}
 	if n.Profile != "" {
 		own["AWS_PROFILE"] = n.Profile
 		for _, name := range []string{"AWS_ACCESS_KEY_ID", "AWS_ACCESS_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_SECRET_KEY",
@@ -67,9 +64,12 @@ const mostNearMemory = 64 << 20
 // NearMemory is the tier's part of the memory for data.
 func NearMemory(of int64) int64 { return min(max(of/16, near.LeastMemory), mostNearMemory) }
 
+// ErrNear is wrapped by errors about what does not go with a near tier.
+var ErrNear = errors.New("a near tier cannot be used here")
+
 func (n NearTier) refuse(remedy, format string, args ...any) error {
 	return &objstore.Error{Op: "open", Key: "--near " + n.URL, Kind: objstore.KindInvalid,
-		Err: fmt.Errorf(format, args...), Remedy: remedy}
+		Err: fmt.Errorf("%w: "+format, append([]any{ErrNear}, args...)...), Remedy: remedy}
 }
 
 // Open opens the tier. It sends no request: a tier that is away is no reason not to start.
@@ -88,7 +88,8 @@ func (n NearTier) Open(ctx context.Context, o NearOptions) (*Near, error) {
 		o.Getenv = os.Getenv
 	}
 	base, at, err := stores.Open(ctx, n.URL,
-		stores.Options{Logger: o.Log, Store: objstore.StoreOptions{CurrentOnly: true}, Getenv: n.getenv(o.Getenv)})
+		stores.Options{Logger: o.Log, Store: objstore.StoreOptions{CurrentOnly: true}, Endpoint: n.Endpoint,
+			Getenv: n.getenv(o.Getenv)})
 	if err != nil {
 		return nil, fmt.Errorf("--near: %w", err)
 	}

@@ -12,7 +12,8 @@ import (
 
 // Options configure [Open]. The zero value takes everything from the AWS environment.
 type Options struct {
-	Store objstore.StoreOptions
+	Store    objstore.StoreOptions
+	Endpoint string // of a bucket, whatever the environment says; empty: as that says
 	// Getenv reads the AWS variables, and HOME for the profile files; nil means [os.Getenv].
 	Getenv func(name string) string
 	Logger *slog.Logger // of what happens to credentials; nil: none
@@ -59,7 +60,8 @@ func open(ctx context.Context, src objstore.Source, o Options) (objstore.Store, 
 		}
 		return d, src, nil
 	}
-	s, err := s3.New(ctx, s3.Config{Bucket: src.Bucket, Store: o.Store, Getenv: o.Getenv, Logger: o.Logger})
+	s, err := s3.New(ctx,
+		s3.Config{Bucket: src.Bucket, Endpoint: o.Endpoint, Store: o.Store, Getenv: o.Getenv, Logger: o.Logger})
 	if err != nil {
 		return nil, objstore.Source{}, err
 	}
