@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/cache/objstore/s3"
 )
 
 const maxKeys = 1000
@@ -168,7 +169,7 @@ func (t *tree) page(l *listing, bucket, root string, unknown time.Time) listResu
 	encode := func(s string) string { return s }
 	r := listResult{Name: bucket, MaxKeys: l.max}
 	if l.encode {
-		encode, r.EncodingType = func(s string) string { return strings.ReplaceAll(escape(s), "%2F", "/") }, "url"
+		encode, r.EncodingType = func(s string) string { return string(s3.AppendPath(nil, s)) }, "url"
 	}
 	r.Prefix, r.Delimiter = encode(l.prefix), encode(l.delimiter)
 	at, equal := l.after, false

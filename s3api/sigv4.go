@@ -7,7 +7,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
-	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -253,25 +252,13 @@ func (s *signature) canonical(r *http.Request, query url.Values) string {
 
 // canonicalQuery is the query without the signature itself.
 func canonicalQuery(query url.Values) string {
-	escaped := map[string][]string{}
+	signed := url.Values{}
 	for name, values := range query {
-		for _, v := range values {
-			escaped[escape(name)] = append(escaped[escape(name)], escape(v))
+		if name != "X-Amz-Signature" {
+			signed[name] = slices.Sorted(slices.Values(values))
 		}
 	}
-	delete(escaped, "X-Amz-Signature")
-	var pairs []string
-	for _, name := range slices.Sorted(maps.Keys(escaped)) {
-		for _, v := range slices.Sorted(slices.Values(escaped[name])) {
-			pairs = append(pairs, name+"="+v)
-		}
-	}
-	return strings.Join(pairs, "&")
-}
-
-// escape percent-encodes a query's name or value as signatures do.
-func escape(s string) string {
-	return strings.ReplaceAll(string(s3.AppendPath(nil, s)), "/", "%2F")
+	return strings.ReplaceAll(signed.Encode(), "+", "%20") // a plus sign itself is %2B
 }
 
 // headerValue is a header as it is signed. net/http takes some out of the map.

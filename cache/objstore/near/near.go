@@ -202,11 +202,7 @@ func (s *store) ReadSpans(ctx context.Context, o objstore.Object, spans []objsto
 	if len(rest) == 0 {
 		return nil
 	}
-	err := ctx.Err()
-	if err == nil {
-		err = s.Layer.ReadSpans(ctx, o, missing)
-	}
-	if err != nil {
+	if err := s.Layer.ReadSpans(ctx, o, missing); err != nil {
 		return err
 	}
 	for _, q := range rest {

@@ -21,17 +21,12 @@ const (
 	schemeTime  = time.Second // of that try
 )
 
-var (
-	errNoTLS = errors.New("the server at this port speaks plain HTTP, not TLS")
-	errTLS   = errors.New("the server at this port speaks TLS, not plain HTTP")
-)
-
 // errScheme says that the endpoint's port does not speak its scheme.
 func (s *Store) errScheme() error {
 	if s.secure() {
-		return errNoTLS
+		return errors.New("the server at this port speaks plain HTTP, not TLS")
 	}
-	return errTLS
+	return errors.New("the server at this port speaks TLS, not plain HTTP")
 }
 
 // remedyScheme is the setting for the other scheme at the same port.

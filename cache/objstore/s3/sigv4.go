@@ -41,17 +41,13 @@ const (
 	amzDay  = len("20060102")
 )
 
-func hmacSHA256(key []byte, text string) []byte {
-	h := hmac.New(sha256.New, key)
-	h.Write([]byte(text))
-	return h.Sum(nil)
-}
-
 // SigningKey derives the key of a day's signatures from a secret. day is written 20060102.
 func SigningKey(secret, day, region string) []byte {
 	key := []byte("AWS4" + secret)
 	for _, part := range [...]string{day, region, "s3", "aws4_request"} {
-		key = hmacSHA256(key, part)
+		mac := hmac.New(sha256.New, key)
+		mac.Write([]byte(part))
+		key = mac.Sum(nil)
 	}
 	return key
 }
