@@ -43,15 +43,12 @@ const unasked = 64 << 10
 // answered makes connections on which an answer that comes before the whole body was sent is not lost. A store that
 // refuses an upload answers, and closes the connection; net/http then fails the request for the write that broke,
 // unless it has read the answer.
-func answered(dial func(ctx context.Context, network, addr string) (net.Conn, error)) func(
-	ctx context.Context, network, addr string) (net.Conn, error) {
-	return func(ctx context.Context, network, addr string) (net.Conn, error) {
-		c, err := dial(ctx, network, addr)
-		if err != nil {
-			return nil, err
-		}
-		return &answeredConn{Conn: c, read: make(chan struct{})}, nil
+func answered(ctx context.Context, network, addr string) (net.Conn, error) {
+	c, err := dial(ctx, network, addr)
+	if err != nil {
+		return nil, err
 	}
+	return &answeredConn{Conn: c, read: make(chan struct{})}, nil
 }
 
 type answeredConn struct {
@@ -160,7 +157,9 @@ func (s *Store) Forward(ctx context.Context, r Request) (*http.Response, error) 
 	}
 	if code := resp.StatusCode; code == http.StatusBadRequest || code == http.StatusUnauthorized ||
 		code == http.StatusForbidden {
+		late := time.AfterFunc(pageTimeout, func() { _ = resp.Body.Close() }) // which ends the reading
 		text, _ := io.ReadAll(io.LimitReader(resp.Body, maxErrorText))
+		late.Stop()
 		_ = resp.Body.Close()
 		resp.Body = io.NopCloser(bytes.NewReader(text))
 		e := minio.ToErrorResponse(errorAnswer(&answerHead{status: code}, text))

@@ -139,7 +139,7 @@ func New(ctx context.Context, cfg Config) (*Store, error) {
 	slow := transport.Clone()
 	slow.ResponseHeaderTimeout = slowAnswer
 	slow.ExpectContinueTimeout = time.Second
-	slow.DialContext = answered(slow.DialContext)
+	slow.DialContext = answered
 	s := &Store{keys: keys, bucket: cfg.Bucket, endpoint: at.Scheme + "://" + at.Host,
 		variable: endpointVariable(cfg.Getenv), weakETag: cfg.Store.WeakETag, sse: keyHeaders(cfg.Store.CustomerKey),
 		pays: cfg.Store.RequesterPays, transport: transport, slow: slow,
