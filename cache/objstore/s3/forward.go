@@ -133,7 +133,7 @@ func (s *Store) Forward(ctx context.Context, r Request) (*http.Response, error) 
 	}
 	signed := s.time.now()
 	if v := s.keys.get(ctx); v.HasKeys() {
-		if r.Chunks && r.Length > 0 && len(s.sse) == 0 { // else send signs it again, for the key
+		if r.Chunks && r.Length > 0 && len(s.sse) == 0 && !s.pays { // else send signs it again, with more headers
 			req = miniosigner.StreamingSignV4(req, v.AccessKeyID, v.SecretAccessKey, v.SessionToken, region, r.Length,
 				signed.UTC(), hasher{sha256.New()})
 		} else {

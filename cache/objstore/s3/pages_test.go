@@ -209,38 +209,6 @@ func TestPageHasItsTime(t *testing.T) {
 	}
 }
 
-// TestForwardedErrorHasItsTime: of an error whose text does not end, the client gets what has come.
-func TestForwardedErrorHasItsTime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, err := New(t.Context(),
-			Config{Endpoint: "http://127.0.0.1:1", Bucket: "bucket", AccessKeyID: "id", SecretAccessKey: "key"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer s.Close()
-		text, rest := io.Pipe()
-		s.forwarder = forbidding{text}
-		go func() { _, _ = rest.Write([]byte("<Error>")) }()
-		start := time.Now()
-		resp, err := s.Forward(t.Context(), Request{Method: http.MethodGet, Key: "k", Header: http.Header{}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		got, err := io.ReadAll(resp.Body)
-		if took := time.Since(start); resp.StatusCode != http.StatusForbidden || string(got) != "<Error>" ||
-			err != nil || took != pageTimeout {
-			t.Errorf("HTTP %d: %q, %v, after %v", resp.StatusCode, got, err, took)
-		}
-	})
-}
-
-// forbidding is a transport that denies all, with this text.
-type forbidding struct{ text io.ReadCloser }
-
-func (f forbidding) RoundTrip(*http.Request) (*http.Response, error) {
-	return &http.Response{StatusCode: http.StatusForbidden, Header: http.Header{}, Body: f.text}, nil
-}
-
 // dripping is a transport that answers with a drip.
 type dripping struct{}
 
