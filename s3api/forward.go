@@ -24,7 +24,8 @@ var (
 	kept = []string{"Authorization", "X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-Expires", "X-Amz-Signedheaders",
 		"X-Amz-Signature", "X-Amz-Date", "Date", "X-Amz-Security-Token", "Connection", "Keep-Alive",
 		"Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade", "Expect", "Content-Length",
-		"Proxy-Authorization", "Forwarded", "X-Forwarded-For", "X-Real-Ip"}
+		"Proxy-Authorization", "Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Port",
+		"X-Forwarded-Prefix", "X-Forwarded-Proto", "X-Real-Ip"} // SeaweedFS checks signatures for that host
 	dropped = []string{"Connection", "Keep-Alive", "Transfer-Encoding", "Trailer", "Upgrade", "Proxy-Authenticate",
 		"Location"}
 )
@@ -153,6 +154,10 @@ func (d *dataset) write(w http.ResponseWriter, r *http.Request, key string, q ur
 
 // deleted returns the keys that a request for several deletions names. Its body can be read again.
 func deleted(r *http.Request, bucket string) (keys []string, err error) {
+	// Of a body in chunks the origin reads other keys: those that go on in the next chunk.
+	if strings.HasPrefix(r.Header.Get("X-Amz-Content-Sha256"), "STREAMING-") || r.Header.Get("Content-Encoding") != "" {
+		return nil, badArgument("A list of deletions cannot come in chunks with a trailer, or compressed")
+	}
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxDelete+1))
 	if err != nil {
 		return nil, &apiError{http.StatusBadRequest, "IncompleteBody", "The body ended early"}

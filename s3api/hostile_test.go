@@ -28,6 +28,7 @@ func TestNoWayAround(t *testing.T) {
 	_, _, e := served(t, oddKeys[:3])
 	origin := &recorded{}
 	s := serveLimited(t, nil, s3api.Limits{Connections: 8}, e, origin, bucket)
+	const inChunks = "16\r\n<Delete><Object><Key>.\r\n25\r\n./secret/x</Key></Object></Delete>\r\n0\r\n\r\n"
 	list := func(object string) string { return "<Delete><Object>" + object + "</Object></Delete>" }
 	for _, c := range []struct {
 		method, path string
@@ -46,6 +47,9 @@ func TestNoWayAround(t *testing.T) {
 		{"POST", "/photos?delete=", nil, list("<Key>train/x</Key></Object><Object><Key>train/../../secret/x</Key>")},
 		{"POST", "/photos?delete=", nil, list("<Key>train/x</Key><VersionId>../../secret/x</VersionId>")},
 		{"POST", "/photos?delete=", nil, list("<Key>../secret/x</Key><Key>train/x</Key>")},
+		{"POST", "/photos?delete=", http.Header{"X-Amz-Content-Sha256": {"STREAMING-UNSIGNED-PAYLOAD-TRAILER"}},
+			inChunks},
+		{"POST", "/photos?delete=", http.Header{"Content-Encoding": {"aws-chunked"}}, inChunks},
 	} {
 		req, err := http.NewRequestWithContext(t.Context(), c.method, s.url+c.path, strings.NewReader(c.body))
 		must(t, err)
@@ -59,9 +63,12 @@ func TestNoWayAround(t *testing.T) {
 	}
 	req, err := http.NewRequestWithContext(t.Context(), "GET", s.url+"/photos/none", nil)
 	must(t, err)
-	req.Header.Set("Origin", "https://example.com")
+	req.Header.Set("X-Forwarded-Host", "other.example.com")
 	if resp, _ := s.do(t, req); resp.Header.Get("Access-Control-Allow-Origin") != "" {
 		t.Error("a web page may read")
+	}
+	if len(origin.got) != 1 || origin.got[0].Header.Get("X-Forwarded-Host") != "" {
+		t.Errorf("%v", origin.got)
 	}
 }
 

@@ -42,11 +42,8 @@ func parseListing(q url.Values) (l listing, err error) {
 		}
 		l.max = min(int(n), maxKeys)
 	}
-	switch text := q.Get("encoding-type"); text {
-	case "":
-	case "url":
-		l.encode = true
-	default:
+	text := q.Get("encoding-type")
+	if l.encode = text == "url"; !l.encode && text != "" {
 		return l, badArgument("Invalid Encoding Method specified in Request")
 	}
 	if !l.v2 {
