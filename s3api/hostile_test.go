@@ -5,6 +5,8 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -25,7 +27,9 @@ func (o *recorded) Forward(_ context.Context, r s3.Request) (*http.Response, err
 // What the checks have seen is what the origin gets: one source of a copy, nothing that an origin, which keeps objects
 // in folders, may take for the bucket or a place outside it, and no leave for web pages to read.
 func TestNoWayAround(t *testing.T) {
-	_, _, e := served(t, oddKeys[:3])
+	dir := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(dir, "held"), []byte("x"), 0o600))
+	e := open(t, dir, filepath.Join(t.TempDir(), "cache"), "")
 	origin := &recorded{}
 	s := serveLimited(t, nil, s3api.Limits{Connections: 8}, e, origin, bucket)
 	const inChunks = "16\r\n<Delete><Object><Key>.\r\n25\r\n./secret/x</Key></Object></Delete>\r\n0\r\n\r\n"
