@@ -551,6 +551,52 @@ func TestScrub(t *testing.T) {
 	closeCache(t, c)
 }
 
+// TestScrubFindsHeader damages header and bytes of a record of a full segment. A few bytes of a block that was right
+// when it was read are not checked again, so only the scrub can find it.
+func TestScrubFindsHeader(t *testing.T) {
+	const size = 100 << 10
+	f := newFixture(t, slices.Repeat([]int{size}, 8)...)
+	c, dir := newPatient(Options{Memory: 64 << 20, Logger: quiet}), t.TempDir()
+	defer closeCache(t, c)
+	v := f.volume(c)
+	if err := v.OpenDisk(dir, segment.Options{SegmentSize: 256 << 10, Logger: quiet}); err != nil {
+		t.Fatal(err)
+	}
+	d := &troubled{fixture: f, c: c, v: v}
+	d.keep(t, span(0, 8)...)
+	if err := c.Sync(); err != nil { // which seals it
+		t.Fatal(err)
+	}
+	c.ring.drop(nil)
+	d.check(t, 0)
+	loc, _ := v.at(0)
+	file, err := os.OpenFile(filepath.Join(dir, fmt.Sprintf("%08d.seg", loc.Segment())), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	data := make([]byte, 200<<10)
+	if _, err := file.ReadAt(data, 0); err != nil {
+		t.Fatal(err)
+	}
+	at := bytes.Index(data, f.bytes[0][:64])
+	for _, i := range []int{bytes.LastIndex(data[:at], []byte("SHRC")), at} {
+		if _, err := file.WriteAt([]byte{^data[i]}, int64(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if bad, err := v.Scrub(t.Context(), 64<<20); err != nil || bad != 1 {
+		t.Errorf("%d bad, %v", bad, err)
+	}
+	if kept, _ := v.Kept(); kept != 7 {
+		t.Errorf("%d kept", kept)
+	}
+	p := make([]byte, 10)
+	if _, err := v.ReadAt(t.Context(), 0, p, 0); err != nil || !bytes.Equal(p, f.bytes[0][:10]) {
+		t.Errorf("%x, %v", p, err)
+	}
+}
+
 // TestReadNow: what the page cache has of the disk is read at once, and nothing else.
 func TestReadNow(t *testing.T) {
 	f := newFixture(t, 200<<10, 200<<10)

@@ -159,7 +159,7 @@ func (v *Volume) Scrub(ctx context.Context, bytesPerSecond int64) (bad int, err 
 	}, func(rec segment.Record, loc segment.Loc) {
 		bad++
 		count(&v.ds.count.Corrupt, 1)
-		v.ds.forget(func(at segment.Loc) bool { return at == loc })
+		v.ds.forget(loc.Same)
 		d.free(loc)
 		d.c.log.Warn("corrupt record found by a scrub; its object is fetched again", "at", loc.String(),
 			"offset", rec.Offset, "bytes", rec.Length)

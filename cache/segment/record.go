@@ -146,6 +146,9 @@ func makeLoc(seg uint32, off int64, gap int) Loc {
 // Segment returns the number of the segment that the record lies in.
 func (l Loc) Segment() uint32 { return uint32(l >> (offBits + gapBits)) }
 
+// Same reports whether both are of one record; where its payload is does not count.
+func (l Loc) Same(other Loc) bool { return l>>gapBits == other>>gapBits }
+
 // off returns the record's offset in its segment.
 func (l Loc) off() int64 { return int64(l>>gapBits&(1<<offBits-1)) * unit }
 

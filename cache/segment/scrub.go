@@ -24,9 +24,9 @@ const (
 
 // Scrub reads and checks all records, the oldest segment first, so that damage is found before a reader needs the
 // bytes, and where reads do not check: those of a few bytes, and those of other processes. Damaged records are passed
-// to bad, for the owner to free. If even the header is damaged, the record has Length 0; Free accepts its Loc, but it
-// equals none that Append returned. pace, unless nil, is called after each read with its length, and sleeps as long as
-// the owner wants. Unreadable records stay unchecked, and the error is returned at the end.
+// to bad, for the owner to free, with a Loc that is not equal to the one that Append returned, but [Loc.Same]. If even
+// the header is damaged, the record has Length 0. pace, unless nil, is called after each read with its length, and
+// sleeps as long as the owner wants. Unreadable records stay unchecked, and the error is returned at the end.
 //
 // A scrub leaves the page cache as it was, to 128 KiB. It reads by its own descriptor, without read-ahead: first the
 // bytes in memory (RWF_NOWAIT), then the rest, and drops only these (POSIX_FADV_DONTNEED). A cache is larger than
@@ -156,33 +156,19 @@ func (x *scrubber) run(g *segment, f File, recs []scrubRecord) error {
 			g.tab.Load().setChecked(r.slot, 0, blocks(int(r.size))-1)
 			continue
 		}
-		loc, ok := x.what(g, r)
-		if !ok {
-			continue // dropped or freed meanwhile
+		x.s.mu.Lock()
+		gone := g.dropped || g.isDead(r.slot) // meanwhile
+		x.s.mu.Unlock()
+		if gone {
+			continue
 		}
 		var rec Record
 		if err == nil {
-			if known, ok := h.record(g.key); ok {
-				rec, loc = known, makeLoc(g.id, r.off, h.gap)
-			}
+			rec, _ = h.record(g.key)
 		}
-		x.bad(rec, loc)
+		x.bad(rec, makeLoc(g.id, r.off, 0))
 	}
 	return nil
-}
-
-// what returns the place of a record, as far as the slots know it, and whether it is still alive.
-func (x *scrubber) what(g *segment, r scrubRecord) (loc Loc, ok bool) {
-	x.s.mu.Lock()
-	defer x.s.mu.Unlock()
-	if g.dropped || g.isDead(r.slot) {
-		return 0, false
-	}
-	if g.entries != nil {
-		e := &g.entries[r.slot]
-		return makeLoc(g.id, e.off, e.gap), true
-	}
-	return makeLoc(g.id, r.off, 0), true
 }
 
 // fill reads a run, a step at a time, and drops the pages that it brought in. n is less at the end of the file.

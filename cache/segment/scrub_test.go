@@ -47,7 +47,7 @@ func TestScrub(t *testing.T) {
 	var bad []string
 	var paced int
 	err := s.Scrub(t.Context(), func(n int) { paced += n }, func(r Record, loc Loc) {
-		i := slices.IndexFunc(locs, func(l Loc) bool { return l.Segment() == loc.Segment() && l.off() == loc.off() })
+		i := slices.IndexFunc(locs, loc.Same)
 		want, _ := small(i, 40_000)
 		want.File = NoFile // which no header tells
 		bad = append(bad, fmt.Sprintf("%d %v", i, r == want))
