@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"strings"
 	"sync"
 	"syscall"
@@ -45,6 +46,27 @@ func TestFaultScripts(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// TestSyncBehindClose has a Sync come to a segment when Close has closed its file, and could not commit its table. The
+// file stays: the next Open scans it.
+func TestSyncBehindClose(t *testing.T) {
+	dir, idx := t.TempDir(), &mapIndex{fail: syscall.ENOSPC}
+	s := mustOpen(t, dir, Options{Index: idx}, nil)
+	loc, p := mustAppend(t, s, 1, 1000)
+	if err := s.Close(); !errors.Is(err, syscall.ENOSPC) {
+		t.Fatal(err)
+	}
+	if err := s.commitAll(false); !errors.Is(err, fs.ErrClosed) {
+		t.Error(err)
+	}
+	idx.fail = nil
+	s = mustOpen(t, dir, Options{Index: idx}, nil)
+	defer mustClose(t, s)
+	got := make([]byte, len(p))
+	if err := s.ReadAt(loc, len(p), got, 0); err != nil || !bytes.Equal(got, p) {
+		t.Error(err)
 	}
 }
 

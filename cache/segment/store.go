@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"os"
@@ -575,8 +576,8 @@ func (s *Store) commitSegment(g *segment, retiredOnly bool) error {
 // the pages clean. The caller holds g.commit.
 func (s *Store) fsync(g *segment) error {
 	err := g.f.Sync()
-	if err == nil {
-		return nil
+	if err == nil || errors.Is(err, fs.ErrClosed) { // Close was faster
+		return err
 	}
 	s.mu.Lock()
 	s.takeOut(g)
