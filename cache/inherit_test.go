@@ -7,6 +7,38 @@ import (
 	"github.com/shoalfs/shoal/cache/segment"
 )
 
+// A record of an older version is freed if the newer one, which others read before it inherits, has one of its own.
+func TestInheritWhatIsThere(t *testing.T) {
+	const size = 60 << 10
+	f := newFixture(t, size, size)
+	c, old := f.open(t, 64<<20, t.TempDir(), 64<<20)
+	defer closeCache(t, c)
+	read := func(v *Volume, file int) {
+		t.Helper()
+		if _, err := v.ReadAt(t.Context(), file, make([]byte, size), 0); err != nil {
+			t.Fatal(err)
+		}
+		if err := v.Flush(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read(old, 0)
+	read(old, 1)
+	v := f.volume(c)
+	read(v, 0)
+	v.Inherit(old)
+	old.Retire()
+	if s := old.ds.disk.Load().store.Segments(); len(s) != 1 || s[0].Records != 2 {
+		t.Errorf("%+v", s)
+	}
+	before := f.gate.reads.Load()
+	read(v, 0)
+	read(v, 1)
+	if kept, _ := v.Kept(); kept != 2 || f.gate.reads.Load() != before {
+		t.Errorf("%d extents are kept, %d fetched", kept, f.gate.reads.Load()-before)
+	}
+}
+
 // A version that takes over the records of another one while segments are dropped and rewritten has those that are
 // left, and only those.
 func TestInheritWhileGivingBack(t *testing.T) {

@@ -113,9 +113,8 @@ func (v *Volume) Inherit(old *Volume) {
 			e := old.extent(of, x)
 			switch loc, n := old.at(e); {
 			case loc == 0:
-			case same:
-				v.move(v.extent(node.Index, x), 0, loc, n)
-			case old.unplace(e, loc):
+			case same && v.move(v.extent(node.Index, x), 0, loc, n):
+			case old.unplace(e, loc): // also if v has a record of its own by now
 				d.free(loc)
 			}
 		}
