@@ -301,7 +301,7 @@ func (d *disk) rewriteWasteful() bool {
 	if worst.Bytes == 0 || float64(worst.Garbage) < wasteful*float64(worst.Bytes) {
 		return false
 	}
-	_, err := d.purge(worst.ID, true)
+	err := d.purge(worst.ID)
 	if err == nil {
 		d.garbage.Store(true) // there may be more
 	} else if !errors.Is(err, errNoRoom) {

@@ -216,24 +216,33 @@ func (d *disk) evict(n int64) (freed int64, err error) {
 		d.outside = slices.DeleteFunc(d.survey(), func(s share) bool { return outside(s) < leastOutside })
 		slices.SortStableFunc(d.outside, func(a, b share) int { return cmp.Compare(outside(a), outside(b)) })
 	}
-	for last := len(d.outside) - 1; last >= 0 && freed < n+overhead; last-- {
+	rest := d.outside
+	for last := len(rest) - 1; err == nil && last >= 0 && freed < n+overhead; last-- {
 		d.progress()
-		more, err := d.purge(d.outside[last].ID, false)
-		if errors.Is(err, errNoRoom) {
-			break
+		var more int64
+		if more, err = d.rewrite(rest[last].ID, false); err == nil {
+			d.outside, freed = rest[:last], freed+more
 		}
-		if err != nil {
-			return freed, err
-		}
-		d.outside = d.outside[:last]
-		freed += more
 	}
-	return freed, nil
+	if errors.Is(err, errNoRoom) {
+		err = nil
+	}
+	if len(d.outside) < len(rest) || err != nil {
+		d.forget()
+	}
+	return freed, err
 }
 
-// purge drops a segment; what it holds of the sets, or all that is live, is written anew. If the disk has no room for
-// that it fails with errNoRoom: no part of the set is given up for it.
-func (d *disk) purge(id uint32, all bool) (freed int64, err error) {
+// purge rewrites a segment without what is not live.
+func (d *disk) purge(id uint32) error {
+	defer d.forget()
+	_, err := d.rewrite(id, true)
+	return err
+}
+
+// rewrite drops a segment; what it holds of the sets, or all that is live, is written anew, and the places of the rest
+// are still to be forgotten. If the disk has no room it fails with errNoRoom: no part of the set is given up for it.
+func (d *disk) rewrite(id uint32, all bool) (freed int64, err error) {
 	in := d.owners(id)
 	wanted := int64(overhead)
 	for loc, k := range in {
@@ -244,7 +253,6 @@ func (d *disk) purge(id uint32, all bool) (freed int64, err error) {
 	if _, err := d.roomFor(wanted); err != nil {
 		return 0, err
 	}
-	defer d.forget()
 	return d.condense(id, in, wanted)
 }
 

@@ -111,7 +111,7 @@ func (r *Recoder) Next(ctx context.Context) (more bool) {
 	_ = g.Wait()
 	if made.Load() {
 		_ = d.writer.do(ctx, func() {
-			_, err := d.purge(id, true) // what is left is written anew
+			err := d.purge(id)
 			if errors.Is(err, errNoRoom) {
 				err = nil
 			}
