@@ -32,7 +32,7 @@ type flight struct {
 	urgency *objstore.Urgency // raised when a reader joins; nil: a reader began it
 	purpose purpose
 	funded  atomic.Bool   // the memory for its parts is reserved
-	done    chan struct{} // closed when it has landed or failed
+	done    chan struct{} // closed when it has landed or failed; nil before somebody waits for it
 	err     error
 }
 
@@ -74,7 +74,9 @@ func (p *part) want() Want {
 
 // join adds a waiter who reads n bytes; what was read of granules is not counted. The volume's lock is held.
 func (p *part) join(n int) {
-	p.waiters++
+	if p.waiters++; p.fl.done == nil {
+		p.fl.done = make(chan struct{})
+	}
 	if !p.key.isGranule() {
 		p.read += int64(n)
 	}
@@ -120,7 +122,7 @@ func (v *Volume) begin(purpose purpose, due time.Time, span trace.Span, parts []
 	if from != nil {
 		sources = append([]Source{from}, sources...)
 	}
-	fl := &flight{parts: parts, from: from, sources: sources, purpose: purpose, done: make(chan struct{})}
+	fl := &flight{parts: parts, from: from, sources: sources, purpose: purpose}
 	if !v.ds.enter() {
 		if purpose != reading {
 			v.c.ledger.Release(fl.need(), purpose.class())
@@ -217,7 +219,9 @@ func (fl *flight) land(v *Volume, err error) {
 		p.account.add(-p.size())
 		delete(v.flights, p.key.piece)
 	}
-	close(fl.done)
+	if fl.done != nil {
+		close(fl.done)
+	}
 	v.mu.Unlock()
 	for i := range fl.parts {
 		fl.parts[i].buf.Release()
