@@ -37,8 +37,8 @@ func (a *adoption) visit(x segment.Extent, loc segment.Loc) {
 	}
 }
 
-// take makes a record of the file resident. The volume is not in use yet. Of a plain record and a coded one the coded
-// one stays: the other was to be given up when the process ended.
+// take makes a record of the file resident. The volume is not in use yet. Of a plain record and a coded one the later
+// stays: the other was given up, since it was recoded, or could not be restored.
 func (a *adoption) take(file, x int, loc segment.Loc, length int) {
 	v, coded := a.v, 0
 	if v.codec != nil && v.Extents(file) == 1 && x == 0 && int64(length) < v.m.Size(file) {
@@ -49,7 +49,7 @@ func (a *adoption) take(file, x int, loc segment.Loc, length int) {
 		return
 	}
 	e := v.extent(file, x)
-	if before, was := v.at(e); before == 0 || was == 0 && coded > 0 {
+	if before, was := v.at(e); before == 0 || (was > 0) != (coded > 0) && loc > before {
 		v.move(e, before, loc, coded)
 		loc = before
 	}

@@ -292,6 +292,12 @@ func TestRestoreFails(t *testing.T) {
 		s.CodedAfter != 0 {
 		t.Errorf("%d requests, %+v", n, s)
 	}
+	f.reopen()
+	gets = f.gets()
+	f.fill()
+	if n, s := f.gets()-gets, f.v.Stats(); n != 0 || s.Coded != 0 || s.Kept != 10 {
+		t.Errorf("after a restart: %d requests, %+v", n, s)
+	}
 }
 
 // A version inherits coded records; a volume without a codec takes none.
