@@ -31,6 +31,7 @@ type flight struct {
 	ctx     context.Context   // the dataset's, with the urgency of the request or the span of its reader
 	urgency *objstore.Urgency // raised when a reader joins; nil: a reader began it
 	purpose purpose
+	verify  int           // Volume.verify when it began
 	funded  atomic.Bool   // the memory for its parts is reserved
 	done    chan struct{} // closed when it has landed or failed; nil before somebody waits for it
 	err     error
@@ -122,7 +123,7 @@ func (v *Volume) begin(purpose purpose, due time.Time, span trace.Span, parts []
 	if from != nil {
 		sources = append([]Source{from}, sources...)
 	}
-	fl := &flight{parts: parts, from: from, sources: sources, purpose: purpose}
+	fl := &flight{parts: parts, from: from, sources: sources, purpose: purpose, verify: v.verify}
 	if !v.ds.enter() {
 		if purpose != reading {
 			v.c.ledger.Release(fl.need(), purpose.class())
@@ -185,9 +186,7 @@ func (fl *flight) fly(v *Volume, done func(file int, err error)) {
 }
 
 // need returns the memory for the parts of a flight, and for what they are restored from.
-func (fl *flight) need() int64 {
-	return fl.from.need() + sizeOf(fl.parts)
-}
+func (fl *flight) need() int64 { return fl.from.need() + sizeOf(fl.parts) }
 
 func sizeOf(parts []part) (n int64) {
 	for i := range parts {
@@ -252,8 +251,8 @@ func (p *part) stow(d *disk, write bool) {
 	v := p.key.v
 	granule := p.key.isGranule()
 	done := p.spent || v.retired || p.account == nil && p.read >= int64(p.bytes())
-	if v.retired && granule || done && p.fl.from.done() { // what was restored and read can be restored again
-		return
+	if v.retired && granule || done && p.fl.from.done() || p.fl.verify != v.verify {
+		return // what was restored and read can be restored again; what came before a Verify is not compared
 	}
 	key := p.key
 	if p.buf.coded > 0 {

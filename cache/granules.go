@@ -152,7 +152,7 @@ func (v *Volume) WillReadRange(file int, off, n int64) {
 			continue
 		}
 		v.mu.Lock()
-		if k := v.key(file, x); !k.here() && v.flights[k.piece] == nil {
+		if k := v.key(file, x); !k.here() {
 			k.fetched(math.MaxUint64) // each granule of it comes for the second time
 		}
 		v.mu.Unlock()

@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
@@ -163,6 +165,72 @@ func TestLiars(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// late gives wrong bytes that no check finds, once it may.
+type late struct {
+	liar
+	begun, may chan struct{}
+}
+
+func (l *late) Read(_ context.Context, wants []Want, _ bool, _ checker) (rest []Want) {
+	l.begun <- struct{}{}
+	<-l.may
+	clear(wants[0].P)
+	return nil
+}
+
+// What was on its way when a Verify began stays nowhere: nobody would compare it.
+func TestLiesOnTheirWay(t *testing.T) {
+	f := newFixture(t, 5000)
+	c, v := f.open(t, 64<<20, t.TempDir(), 64<<20)
+	defer closeCache(t, c)
+	l := &late{begun: make(chan struct{}, 1), may: make(chan struct{})}
+	v.SetPeers(l)
+	landed := make(chan error, 1)
+	v.Prefetch(nil, 0, 0, time.Time{}, func(_ int, err error) { landed <- err })
+	<-l.begun
+	_, err := v.Verify(t.Context(), nil)
+	must(t, err)
+	close(l.may)
+	must(t, <-landed)
+	settled(t, c)
+	if at := v.Residence(0); at != InStore {
+		t.Errorf("it is kept: %d", at)
+	}
+}
+
+// What the writer has in hand when it is dropped from memory is dropped from the disk as well.
+func TestLiesInTheWritersHand(t *testing.T) {
+	d := newTroubled(t, 64<<20, 5000, 5000)
+	defer closeCache(t, d.c)
+	d.c.hangAfter = time.Minute
+	l := &late{begun: make(chan struct{}, 1), may: make(chan struct{})}
+	close(l.may)
+	d.v.SetPeers(l)
+	var once sync.Once
+	var wg sync.WaitGroup
+	r, err := d.v.Verify(t.Context(), func(int, int) {
+		once.Do(func() { // between the two files
+			d.fs.set(errHang, "write")
+			_, err := d.v.ReadAt(t.Context(), 1, make([]byte, 5000), 0)
+			must(t, err)
+			eventually(t, "it is being written", func() bool { return d.fs.inside.Load() > 0 })
+			wg.Go(func() {
+				eventually(t, "it is dropped from memory", func() bool {
+					plain, _ := d.c.ring.forms(d.v.key(1, 0))
+					return !plain
+				})
+				d.fs.heal()
+			})
+		})
+	})
+	wg.Wait()
+	must(t, err)
+	settled(t, d.c)
+	if at := d.v.Residence(1); r.Dropped < 1 || at != InStore {
+		t.Errorf("%+v, and it is kept: %d", r, at)
 	}
 }
 

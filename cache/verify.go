@@ -24,6 +24,9 @@ type Verified struct {
 // Verify compares what the cache has of the version, in memory and on disk, with what the store has, and drops what
 // differs, which is then fetched again. progress, unless nil, is called now and then.
 func (v *Volume) Verify(ctx context.Context, progress func(done, total int)) (Verified, error) {
+	v.mu.Lock()
+	v.verify++
+	v.mu.Unlock()
 	v.c.ring.drop(func(k extentKey) bool { return k.v == v && k.isGranule() })
 	if d := v.ds.disk.Load(); d != nil { // granules are not compared
 		if err := d.writer.do(ctx, func() { d.emptySlots(v, nil) }); err != nil {
@@ -64,7 +67,7 @@ func (r *verification) staged(k extentKey, file, x int) error {
 	if n := b.coded; n > 0 {
 		w.P, w.Coded = b.data[:r.v.ExtentBytes(file, x)], &n // its memory is the whole file's
 	}
-	return r.compare(w, func() error { r.v.c.ring.take(k, nil); return nil })
+	return r.compare(w, func() error { r.v.c.ring.take(k, nil); return r.v.Flush(r.ctx) }) // the writer may have it
 }
 
 func (r *verification) kept(at extentKey, file, x int) error {

@@ -54,6 +54,7 @@ type Volume struct {
 	failed  map[uint32]*error  // of extents, a moment ago
 	parts   map[uint32]partial // of extents that are not here whole; see partial.go
 	retired bool
+	verify  int // how often a Verify has begun
 }
 
 // NewVolume adds a version of a dataset to the cache.
