@@ -298,16 +298,11 @@ func (d *disk) rewriteWasteful() bool {
 			worst = s
 		}
 	}
-	if worst.Bytes == 0 || float64(worst.Garbage) < wasteful*float64(worst.Bytes) {
+	if worst.Bytes == 0 || float64(worst.Garbage) < wasteful*float64(worst.Bytes) || !d.purge(worst.ID) {
 		return false
 	}
-	err := d.purge(worst.ID)
-	if err == nil {
-		d.garbage.Store(true) // there may be more
-	} else if !errors.Is(err, errNoRoom) {
-		d.heed("reclaim", err)
-	}
-	return err == nil
+	d.garbage.Store(true) // there may be more
+	return true
 }
 
 // overhead is more than an extent's headers and padding.

@@ -233,11 +233,14 @@ func (d *disk) evict(n int64) (freed int64, err error) {
 	return freed, err
 }
 
-// purge rewrites a segment without what is not live.
-func (d *disk) purge(id uint32) error {
+// purge rewrites a segment without what is not live, and reports whether it did.
+func (d *disk) purge(id uint32) bool {
 	defer d.forget()
 	_, err := d.rewrite(id, true)
-	return err
+	if !errors.Is(err, errNoRoom) {
+		d.heed("reclaim", err)
+	}
+	return err == nil
 }
 
 // rewrite drops a segment; what it holds of the sets, or all that is live, is written anew, and the places of the rest

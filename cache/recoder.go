@@ -3,7 +3,6 @@ package cache
 import (
 	"cmp"
 	"context"
-	"errors"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -111,11 +110,8 @@ func (r *Recoder) Next(ctx context.Context) (more bool) {
 	_ = g.Wait()
 	if made.Load() {
 		_ = d.writer.do(ctx, func() {
-			err := d.purge(id)
-			if errors.Is(err, errNoRoom) {
-				err = nil
-			}
-			d.heed("reclaim", errors.Join(err, d.shrink()))
+			d.purge(id)
+			d.heed("reclaim", d.shrink())
 		})
 	}
 	if ctx.Err() == nil && !d.noWrites.Load() && !d.noReads.Load() {
