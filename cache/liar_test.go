@@ -227,8 +227,7 @@ func TestLiesInTheWritersHand(t *testing.T) {
 		})
 	})
 	wg.Wait()
-	must(t, err)
-	settled(t, d.c)
+	must(t, errors.Join(err, d.v.Flush(t.Context())))
 	if at := d.v.Residence(1); r.Dropped < 1 || at != InStore {
 		t.Errorf("%+v, and it is kept: %d", r, at)
 	}
