@@ -92,18 +92,21 @@ func (s *Rows) before(o objstore.Object, emit func(Member) bool) bool {
 	}
 	for r, to := l.ShardRanks(i); r < to; r++ {
 		file := l.At(r)
-		x := Member{Path: m.Path(file), Size: m.Size(file), Summed: true}
-		_, x.Off = l.Where(file)
-		sums := []byte{}
-		for extent := range max(catalog.Extents(x.Size), 1) {
-			sums = binary.LittleEndian.AppendUint32(sums, l.Sum(file, extent))
-		}
-		x.Sum, x.sums = l.Sum(file, 0), string(sums)
-		if !emit(x) {
+		_, off := l.Where(file)
+		if !emit(summed(m.Path(file), off, m.Size(file), func(x int) uint32 { return l.Sum(file, x) })) {
 			break
 		}
 	}
 	return true
+}
+
+// summed returns a member, of which sum tells the checksums of the extents.
+func summed(path string, off, size int64, sum func(x int) uint32) Member {
+	m := Member{Path: path, Off: off, Size: size, Summed: size <= catalog.ExtentSize, Sum: sum(0)}
+	for x := 0; !m.Summed && x < catalog.Extents(size); x++ {
+		m.sums += string(binary.LittleEndian.AppendUint32(nil, sum(x)))
+	}
+	return m
 }
 
 // members decodes chunks, several at once, and emits what is in them in the order of the chunks.
@@ -125,15 +128,11 @@ func (f *parquetFile) members(ctx context.Context, r objstore.Reader, stem strin
 		func(ctx context.Context, i int, put func(found) bool) {
 			c, at := &f.columns[chunks[i]%len(f.columns)], int64(chunks[i])<<chunkShift
 			if err := f.decode(ctx, r, chunks[i], func(row int64, value []byte) bool {
-				m := Member{Path: fmt.Sprintf("%s-%012d.%s", stem, first[chunks[i]/len(f.columns)]+row, c.file(value)),
-					Off: at, Size: int64(len(value)), Summed: true, Sum: crc32.Checksum(value, castagnoli)}
-				if m.Size > catalog.ExtentSize {
-					var sums []byte
-					for extent := range slices.Chunk(value, catalog.ExtentSize) {
-						sums = binary.LittleEndian.AppendUint32(sums, crc32.Checksum(extent, castagnoli))
-					}
-					m.sums = string(sums)
-				}
+				path := fmt.Sprintf("%s-%012d.%s", stem, first[chunks[i]/len(f.columns)]+row, c.file(value))
+				m := summed(path, at, int64(len(value)), func(x int) uint32 {
+					from := x * catalog.ExtentSize
+					return crc32.Checksum(value[from:min(from+catalog.ExtentSize, len(value))], castagnoli)
+				})
 				at += m.Size
 				return put(found{m: m})
 			}); err != nil {
