@@ -98,7 +98,7 @@ func (s *Store) read(loc Loc, length int, p []byte, off int64, now bool) error {
 	}
 	if !known {
 		// By number, not by t: the slots may have moved meanwhile, but the numbers never change.
-		g.tab.Load().setChecked(i, first, last)
+		g.tab.Load().setChecked(i, first, last, true)
 	}
 	return nil
 }

@@ -151,22 +151,21 @@ func (x *scrubber) run(g *segment, f File, recs []scrubRecord) error {
 	for _, r := range recs {
 		b := buf[min(r.off-from, int64(n)):]
 		h, err := parseHeader(b[:min(len(b), maxHeadLen)], g.salt, r.off, r.off+int64(len(b)))
-		if err == nil && h.ours(g.key) && h.end() == r.size && h.open(g.key, b[h.gap:h.gap+h.rec.Length]) {
+		right := err == nil && h.ours(g.key) && h.end() == r.size && h.open(g.key, b[h.gap:h.gap+h.rec.Length])
+		if g.tab.Load().setChecked(r.slot, 0, blocks(int(r.size))-1, right); right {
 			x.s.scrubbed.Add(1)
-			g.tab.Load().setChecked(r.slot, 0, blocks(int(r.size))-1)
-			continue
-		}
-		x.s.mu.Lock()
-		gone := g.dropped || g.isDead(r.slot) // meanwhile
-		x.s.mu.Unlock()
-		if gone {
 			continue
 		}
 		var rec Record
 		if err == nil {
 			rec, _ = h.record(g.key)
 		}
-		x.bad(rec, makeLoc(g.id, r.off, 0))
+		x.s.mu.Lock()
+		gone := g.dropped || g.isDead(r.slot) // meanwhile
+		x.s.mu.Unlock()
+		if !gone {
+			x.bad(rec, makeLoc(g.id, r.off, 0))
+		}
 	}
 	return nil
 }

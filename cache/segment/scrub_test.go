@@ -85,6 +85,10 @@ func TestScrub(t *testing.T) {
 	}, func(r Record, _ Loc) { bad = append(bad, r.ETag) }); err != nil || paced != (n-5)*size || len(bad) != 5 {
 		t.Errorf("all: %d bytes, %v, %v", paced, bad, err)
 	}
+	// Who still has the place of what was found damaged gets none of it, not even a few bytes.
+	if err := s.ReadAt(locs[11], 40_000, make([]byte, 100), 70); !errors.Is(err, ErrCorrupt) {
+		t.Error(err)
+	}
 }
 
 // TestScrubAlmostBlocks has payloads that fill their blocks, so that the header makes one more of the slot.

@@ -87,8 +87,13 @@ func (t *slots) isChecked(i, first, last int) bool {
 	return true
 }
 
-func (t *slots) setChecked(i, first, last int) {
+// setChecked notes that these blocks were right, or not.
+func (t *slots) setChecked(i, first, last int, right bool) {
 	for b := int(t.recs[i].block) + first; b <= int(t.recs[i].block)+last; b++ {
-		atomic.OrUint64(&t.checked[b/64], 1<<(b%64))
+		if bit := uint64(1) << (b % 64); right {
+			atomic.OrUint64(&t.checked[b/64], bit)
+		} else {
+			atomic.AndUint64(&t.checked[b/64], ^bit)
+		}
 	}
 }
