@@ -219,8 +219,8 @@ func (d *disk) evict(n int64) (freed int64, err error) {
 	rest := d.outside
 	for last := len(rest) - 1; err == nil && last >= 0 && freed < n+overhead; last-- {
 		d.progress()
-		var more int64
-		if more, err = d.rewrite(rest[last].ID, false); err == nil {
+		more, e := d.rewrite(rest[last].ID, false)
+		if err = e; err == nil {
 			d.outside, freed = rest[:last], freed+more
 		}
 	}

@@ -108,9 +108,9 @@ func (s *Store) Reclaim() (freed int64, err error) {
 
 // survivor is a live record of a segment to be dropped.
 type survivor struct {
-	rec   Record
-	loc   Loc
-	first bool
+	rec  Record
+	loc  Loc
+	turn int // those of lower ones go before others
 }
 
 // Condense drops a segment after appending up to spare bytes of its live records again: those that first selects
@@ -131,17 +131,15 @@ func (s *Store) Condense(id uint32, spare int64, first func(Record, Loc) bool, m
 	var records []survivor
 	g.commit.Lock()
 	s.visitLive(g, func(rec Record, loc Loc) {
-		records = append(records, survivor{rec, loc, first(rec, loc)})
+		records = append(records, survivor{rec, loc, 1})
+		if first(rec, loc) {
+			records[len(records)-1].turn = 0
+		}
 	})
 	g.commit.Unlock()
 	slices.SortFunc(records, func(a, b survivor) int {
-		if a.first != b.first {
-			if a.first {
-				return -1
-			}
-			return 1
-		}
-		return cmp.Or(bytes.Compare(a.rec.KeyHash[:], b.rec.KeyHash[:]), cmp.Compare(a.rec.Offset, b.rec.Offset))
+		return cmp.Or(a.turn-b.turn, bytes.Compare(a.rec.KeyHash[:], b.rec.KeyHash[:]),
+			cmp.Compare(a.rec.Offset, b.rec.Offset))
 	})
 	spare -= segHeaderLen // of the segment that the copies may start
 	var payload []byte
