@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -84,15 +85,13 @@ func upgradeSelf(ctx context.Context, inv *invocation) error {
 		return err
 	}
 	program := daemon.Program()
-	trying, cancel := context.WithTimeout(ctx, daemon.Long) // a busy machine takes long to load a program
+	trying, cancel := context.WithTimeoutCause(ctx, daemon.Long, // a busy machine takes long to load a program
+		fmt.Errorf("no answer to `version` in %s", daemon.Long))
 	defer cancel()
 	trial := exec.CommandContext(trying, program, "version")
 	trial.WaitDelay = time.Second // for what it has started
 	says, err := trial.Output()
-	if trying.Err() != nil {
-		err = fmt.Errorf("no answer to `version` for %s", daemon.Long)
-	}
-	if err != nil {
+	if err = cmp.Or(context.Cause(trying), err); err != nil {
 		return fmt.Errorf("%s does not run: %w (install a program that does; the daemon goes on)", program, err)
 	}
 	inv.Notice("replacing shoal %s, pid %d, by %s (%s)", version, os.Getpid(), program, strings.TrimSpace(string(says)))
