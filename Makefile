@@ -240,7 +240,7 @@ bin/conformance/dlio/ready: tools/conformance/dlio.txt | packages
 # The first build takes some 10 minutes of CPU time. Without its version Kubernetes calls itself 0.0.0.
 KUBERNETES := kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl
 .PHONY: kubernetes-test
-kubernetes-test: setup image bin/kubernetes/ready ## deploy/kubernetes in a cluster of one machine, made of Kubernetes' own programs
+kubernetes-test: setup image bin/kubernetes/ready bin/kubernetes/helm ## deploy/kubernetes in a cluster of one machine, made of Kubernetes' own programs
 	@GO='$(GO)' ./setup.sh kubernetes
 	cd lab/e2e/kubernetes && SHOAL_KUBERNETES=$(CURDIR)/bin/kubernetes $(GO) test -count=1 -v -timeout 45m
 
@@ -251,6 +251,11 @@ bin/kubernetes/ready: tools/kubernetes/go.mod tools/csi/go.mod
 		-o ../../$(@D)/ $(KUBERNETES:%=k8s.io/kubernetes/cmd/%)
 	@tools/tick "building csi-sanity (once)" $(GO) build -C tools/csi -o ../../$(@D)/ github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity
 	@touch $@
+
+bin/kubernetes/helm: tools/helm/go.mod
+	@mkdir -p $(@D)
+	@tools/tick "building Helm (once)" env CGO_ENABLED=0 nice $(GO) build -C tools/helm -buildvcs=false \
+		-ldflags "-s -w" -o ../../$@ helm.sh/helm/v3/cmd/helm
 
 # Run in its folder, where go test also prints the output of passing tests. Most rows wait.
 hostile: ## stores that answer wrongly, in some 170 ways, each against the binary with the expected result (about 5 minutes)

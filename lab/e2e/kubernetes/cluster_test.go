@@ -65,7 +65,7 @@ func start(t *testing.T) *cluster {
 	t.Cleanup(func() { must(t, network.Close()) })
 	c := &cluster{bin: bin, network: network}
 	c.machine = c.newMachine(t, 0)
-	c.server, err = s3server.Start(t.Context(), s3server.Options{Dir: t.TempDir()})
+	c.server, err = s3server.Start(t.Context(), s3server.Options{Dir: t.TempDir(), Accounts: true})
 	must(t, err)
 	t.Cleanup(c.server.Stop)
 	listener, err := net.Listen("tcp", network.Host+":0")
@@ -73,6 +73,7 @@ func start(t *testing.T) *cluster {
 	c.store, err = proxy.Serve(t.Context(), listener, c.server.URL, proxy.Options{})
 	must(t, err)
 	t.Cleanup(c.store.Stop)
+	c.names(t)
 	c.configure(t)
 
 	c.boot(t, &c.machine, 0)
@@ -199,11 +200,14 @@ cgroupRoot: /%[3]s
 containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
 failSwapOn: false
 resolvConf: ""
+clusterDNS: [%[4]s]
+clusterDomain: cluster.local
+volumeStatsAggPeriod: 10s # how soon it sees that a pod's cache is too large
 # The disk is the host's, and may be fuller than a kubelet likes.
 evictionHard: {memory.available: 100Mi, nodefs.available: 1Gi, imagefs.available: 1Gi}
 imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99
-`, m.ip, m.dir, m.group))
+`, m.ip, m.dir, m.group, c.network.Host))
 }
 
 func (m *machine) write(t *testing.T, name, text string) {
@@ -319,7 +323,7 @@ type container struct {
 	Name, ContainerID string
 	Ready             bool
 	RestartCount      int
-	State             struct {
+	State, LastState  struct {
 		Running    *struct{}
 		Terminated *struct {
 			ExitCode   int
@@ -341,6 +345,27 @@ func (c *cluster) pods(t *testing.T, namespace, label string) []pod {
 func (m *machine) kill(t *testing.T, containerID string) {
 	t.Helper()
 	m.inside(t, "kill", "-KILL", m.pidOf(t, containerID))
+}
+
+// oom has the kernel kill a container's first process for want of memory: another process takes all that the container
+// may have, in the first one's namespace, and so ends with it.
+func (m *machine) oom(t *testing.T, containerID string) {
+	t.Helper()
+	m.inside(t, "sh", "-c", `
+echo 1000 >/proc/$0/oom_score_adj # of the two it is the one to kill
+group=$(sed -n 's/^[0-9]*:memory://p' /proc/$0/cgroup)
+nsenter -t $0 -p python3 -c 'import sys
+open(f"/sys/fs/cgroup/memory{sys.argv[1]}/cgroup.procs", "w").write("0")
+taken = [b"x" * (1 << 20) for _ in range(1024)]' "$group" || true`, m.pidOf(t, containerID))
+}
+
+// evict evicts a pod, as kubectl drain does.
+func (c *cluster) evict(t *testing.T, namespace, pod string) {
+	t.Helper()
+	c.write(t, "eviction.json", fmt.Sprintf(
+		`{"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": %q, "namespace": %q}}`, pod, namespace))
+	c.kubectl(t, "create", "--raw", "/api/v1/namespaces/"+namespace+"/pods/"+pod+"/eviction", "-f",
+		filepath.Join(c.dir, "eviction.json"))
 }
 
 // pidOf returns a container's first process.

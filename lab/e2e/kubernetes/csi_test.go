@@ -26,8 +26,9 @@ const (
 	driverPods   = "app.kubernetes.io/name=shoal-csi"
 )
 
-// csiDriver applies the driver, as docs/kubernetes.md has a user do it, and waits until it runs.
-func (c *cluster) csiDriver(t *testing.T) {
+// csiDriver applies the driver, as docs/kubernetes.md has a user do it, with more of its environment, and waits until
+// it runs.
+func (c *cluster) csiDriver(t *testing.T, more ...string) {
 	t.Helper()
 	dir := t.TempDir()
 	base, err := filepath.Rel(dir, absolute(t, "../../../deploy/kubernetes/csi"))
@@ -37,7 +38,7 @@ namespace: shoal-csi
 configMapGenerator:
   - name: shoal
     behavior: merge
-    literals: ["AWS_ENDPOINT_URL=%s"]
+    literals: ["%s"]
 images:
   - {name: %sshoal, newTag: %s}
 patches:
@@ -45,7 +46,7 @@ patches:
     patch: |-
       - {op: replace, path: /spec/template/spec/containers/0/resources/requests, value: {cpu: 100m}}
       - {op: replace, path: /spec/template/spec/containers/0/args/3, value: --cache-size=1GiB}
-`, base, c.store.URL, registry, tag), 0o600))
+`, base, strings.Join(append(more, "AWS_ENDPOINT_URL="+c.store.URL), `", "`), registry, tag), 0o600))
 	c.kubectl(t, "apply", "-k", dir)
 	c.kubectl(t, "rollout", "status", "daemonset/shoal-csi", "-n", "shoal-csi", "--timeout=3m")
 }
@@ -357,35 +358,75 @@ func testCSIBad(t *testing.T, c *cluster) {
 		{`{source: "file:///etc"}`, "", "give s3://BUCKET/PREFIX"},
 		{`{source: "s3://volume3/train", memory: "7MiB"}`, "", "--memory 7.0 MiB: another value is in force"},
 	} {
-		name := fmt.Sprint("bad", i)
-		ref := ""
-		if row.secret != "" {
-			ref = ", nodePublishSecretRef: {name: " + row.secret + "}"
-		}
-		c.write(t, "bad.yaml", fmt.Sprintf(`
-apiVersion: v1
-kind: Pod
-metadata: {name: %s, namespace: bad}
-spec:
-  containers: [{name: train, image: "%strainer:%s", command: [python], volumeMounts: [{name: data, mountPath: /data}]}]
-  volumes: [{name: data, csi: {driver: csi.shoalfs.dev, readOnly: true, volumeAttributes: %s%s}}]
-`, name, registry, tag, row.attributes, ref))
-		began := time.Now()
-		c.kubectl(t, "apply", "-f", filepath.Join(c.dir, "bad.yaml"))
-		var says string
-		c.within(t, 10*time.Second, name+" has an event: "+row.says, func() bool {
-			says = c.kubectl(t, "get", "events", "-n", "bad",
-				"--field-selector=involvedObject.name="+name+",reason=FailedMount", "-o",
-				"jsonpath={.items[*].message}")
-			return regexp.MustCompile(row.says).MatchString(says)
-		})
-		t.Logf("after %.1f s: %s", time.Since(began).Seconds(), says)
+		c.refused(t, "bad", fmt.Sprint("bad", i), row.attributes, row.secret, row.says)
 	}
 	if left := c.mounts(t, "fuse.shoal"); len(left) > 0 {
 		t.Errorf("mounted: %s", left)
 	}
 	c.kubectl(t, "delete", "namespace", "bad", "--timeout=2m")
 	c.noDriver(t)
+}
+
+// refused applies a pod with a volume, and waits until an event of the pod says what is wrong with it.
+func (c *cluster) refused(t *testing.T, namespace, name, attributes, secret, wrong string) {
+	t.Helper()
+	if secret != "" {
+		secret = ", nodePublishSecretRef: {name: " + secret + "}"
+	}
+	c.write(t, "bad.yaml", fmt.Sprintf(`
+apiVersion: v1
+kind: Pod
+metadata: {name: %s, namespace: %s}
+spec:
+  containers: [{name: train, image: "%strainer:%s", command: [python], volumeMounts: [{name: data, mountPath: /data}]}]
+  volumes: [{name: data, csi: {driver: csi.shoalfs.dev, readOnly: true, volumeAttributes: %s%s}}]
+`, name, namespace, registry, tag, attributes, secret))
+	began := time.Now()
+	c.kubectl(t, "apply", "-f", filepath.Join(c.dir, "bad.yaml"))
+	var says string
+	c.within(t, 10*time.Second, name+" has an event: "+wrong, func() bool {
+		says = c.kubectl(t, "get", "events", "-n", namespace,
+			"--field-selector=involvedObject.name="+name+",reason=FailedMount", "-o", "jsonpath={.items[*].message}")
+		return regexp.MustCompile(wrong).MatchString(says)
+	})
+	t.Logf("after %.1f s: %s", time.Since(began).Seconds(), says)
+}
+
+// What the node lacks is an event of the pod, too: /dev/fuse, and room for the cache. Once it is there, the pods run.
+func testCSILacks(t *testing.T, c *cluster) {
+	const cache, attributes = "/var/lib/shoal/cache", `{source: "s3://volume7/train"}`
+	c.dataset(t, "volume7", 8, 1000)
+	c.inside(t, "mkdir", "-p", cache)
+	c.inside(t, "mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", cache)
+	c.csiDriver(t)
+	c.kubectl(t, "create", "namespace", "lacks")
+	c.secret(t, "lacks", s3server.SecretKey)
+	running := func(name string) {
+		t.Helper()
+		c.within(t, 5*time.Minute, name+" runs", func() bool {
+			return c.kubectl(t, "get", "pod", name, "-n", "lacks", "-o", "jsonpath={.status.phase}") == "Running"
+		})
+	}
+
+	c.inside(t, "sh", "-c", "head -c 1G /dev/zero >"+cache+"/full || true")
+	c.refused(t, "lacks", "room", attributes, "shoal-s3", "no space left on device.*(free space|make room)")
+	c.inside(t, "rm", cache+"/full")
+	running("room")
+
+	driver := c.pods(t, "shoal-csi", driverPods)[0].Status.ContainerStatuses[0].ContainerID
+	device := "/proc/" + c.pidOf(t, driver) + "/root/dev/fuse"
+	c.inside(t, "mv", device, device+"0")
+	c.refused(t, "lacks", "device", `{source: "s3://volume7/train", order: "torch:seed=7"}`, "shoal-s3",
+		"/dev/fuse: no such file or directory.*modprobe fuse")
+	c.inside(t, "mv", device+"0", device)
+	running("device")
+
+	if left := c.mounts(t, "fuse.shoal"); len(left) > 0 {
+		t.Errorf("mounted: %s", left)
+	}
+	c.kubectl(t, "delete", "namespace", "lacks", "--timeout=2m")
+	c.noDriver(t)
+	c.inside(t, "umount", cache)
 }
 
 // Pods with volumes come and go, twenty at a time, and nothing is left of them.

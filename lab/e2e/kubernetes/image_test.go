@@ -100,7 +100,7 @@ func (c *cluster) load(t *testing.T, name string, files map[string]string, confi
 }
 
 // python returns what a trainer needs of this machine: Debian's Python with numpy and grpc, their libraries, and the
-// client.
+// client; and etcd, where its own image has it.
 func python(t *testing.T) map[string]string {
 	t.Helper()
 	out, err := exec.Command("/usr/bin/python3", "-c",
@@ -109,8 +109,9 @@ func python(t *testing.T) map[string]string {
 	must(t, err)
 	folders := strings.Fields(string(out))
 	files := map[string]string{"/usr/bin/python3": "/usr/bin/python", absolute(t, "testdata/train.py"): "/app/train.py",
+		"/usr/bin/etcd":                      "/usr/local/bin/etcd",
 		absolute(t, "../../../python/shoal"): filepath.Dir(folders[1]) + "/shoal"}
-	programs := []string{"/usr/bin/python3"}
+	programs := []string{"/usr/bin/python3", "/usr/bin/etcd"}
 	for _, folder := range folders {
 		files[folder] = folder
 		must(t, filepath.WalkDir(folder, func(p string, d fs.DirEntry, err error) error {

@@ -12,21 +12,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// ofNode is a label of the node cache's pods.
+const ofNode = "app.kubernetes.io/name=shoal-node"
+
 // teams are namespaces whose trainers share the cache of a node.
 var teams = []string{"red", "blue"}
+
+// applyNode makes a namespace for an overlay with the DaemonSet, and applies it.
+func (c *cluster) applyNode(t *testing.T, overlay, namespace, bucket, patches string) {
+	t.Helper()
+	c.kubectl(t, "create", "namespace", namespace)
+	cert, key := c.authority.Issue(t, "node", time.Hour)
+	c.kubectl(t, "create", "secret", "generic", "shoal-cluster", "-n", namespace, "--from-file=tls.crt="+cert,
+		"--from-file=tls.key="+key, "--from-file=ca.crt="+c.authority.File)
+	c.apply(t, overlay, namespace, bucket, `
+  - target: {kind: DaemonSet}
+    patch: |-
+      - {op: replace, path: /spec/template/spec/containers/0/resources/requests/cpu, value: 100m}
+      - {op: replace, path: /spec/template/spec/containers/0/args/7, value: --cache-size=1GiB}`+patches)
+}
 
 // nodeCache applies the DaemonSet in the namespace cache, and waits until it is ready.
 func (c *cluster) nodeCache(t *testing.T, bucket string) {
 	t.Helper()
-	c.kubectl(t, "create", "namespace", "cache")
-	cert, key := c.authority.Issue(t, "node", time.Hour)
-	c.kubectl(t, "create", "secret", "generic", "shoal-cluster", "-n", "cache", "--from-file=tls.crt="+cert,
-		"--from-file=tls.key="+key, "--from-file=ca.crt="+c.authority.File)
-	c.apply(t, "node-cache", "cache", bucket, fmt.Sprintf(`
-  - target: {kind: DaemonSet}
-    patch: |-
-      - {op: replace, path: /spec/template/spec/containers/0/resources/requests/cpu, value: 100m}
-      - {op: replace, path: /spec/template/spec/containers/0/args/7, value: --cache-size=1GiB}
+	c.applyNode(t, "node-cache", "cache", bucket, fmt.Sprintf(`
   - target: {kind: ConfigMap}
     patch: |-
       - {op: replace, path: /data/SHOAL_CLUSTER, value: "etcd://%s:2379/photos"}
@@ -55,31 +64,36 @@ images: [{name: trainer, newName: %strainer, newTag: %s}]
 func (c *cluster) allRead(t *testing.T, sums map[string]string, paths []string) {
 	t.Helper()
 	for _, team := range teams {
-		pods := c.complete(t, team)
-		if len(pods) != 2 {
-			t.Errorf("%+v", pods)
-		}
-		for _, p := range pods {
-			var files, samples []line
-			lines := c.trained(t, team, p.Metadata.Name)
-			for _, l := range lines {
-				if _, ok := l.Name.(string); ok {
-					files = append(files, l)
-				} else {
-					samples = append(samples, l)
-				}
+		c.readTwice(t, team, sums, paths)
+	}
+}
+
+func (c *cluster) readTwice(t *testing.T, namespace string, sums map[string]string, paths []string) {
+	t.Helper()
+	pods := c.complete(t, namespace)
+	if len(pods) != 2 {
+		t.Errorf("%+v", pods)
+	}
+	for _, p := range pods {
+		var files, samples []line
+		lines := c.trained(t, namespace, p.Metadata.Name)
+		for _, l := range lines {
+			if _, ok := l.Name.(string); ok {
+				files = append(files, l)
+			} else {
+				samples = append(samples, l)
 			}
-			check(t, sums, paths, files)
-			check(t, sums, paths, samples)
-			t.Logf("%s of %s: %s", p.Metadata.Name, team, failures(lines))
 		}
+		check(t, sums, paths, files)
+		check(t, sums, paths, samples)
+		t.Logf("%s of %s: %s", p.Metadata.Name, namespace, failures(lines))
 	}
 }
 
 // noCache deletes all of it, and checks that nothing is left mounted.
 func (c *cluster) noCache(t *testing.T) {
 	t.Helper()
-	pods := c.pods(t, "cache", "app.kubernetes.io/name=shoal-node")
+	pods := c.pods(t, "cache", ofNode)
 	for _, team := range teams {
 		c.kubectl(t, "delete", "namespace", team, "--timeout=2m")
 	}
@@ -87,9 +101,9 @@ func (c *cluster) noCache(t *testing.T) {
 }
 
 // onNode runs shoal in the DaemonSet's container.
-func (c *cluster) onNode(t *testing.T, args ...string) string {
+func (c *cluster) onNode(t *testing.T, namespace string, args ...string) string {
 	t.Helper()
-	return c.kubectl(t, append([]string{"exec", "-n", "cache", "daemonset/shoal-node", "--", "/usr/bin/shoal"},
+	return c.kubectl(t, append([]string{"exec", "-n", namespace, "daemonset/shoal-node", "--", "/usr/bin/shoal"},
 		args...)...)
 }
 
@@ -108,8 +122,9 @@ func testNodeCache(t *testing.T, c *cluster) {
 		GetBytes int64 `json:"get_bytes"`
 		Hedges   struct{ Sent int64 }
 	}
-	must(t, json.Unmarshal([]byte(c.onNode(t, "stat", "/mnt/shoal/data", "--json")), &daemon))
-	c.onNode(t, "warm", "s3://shared/train", "--cache-dir", "/var/cache/shoal/photos") // has nothing left to fetch
+	must(t, json.Unmarshal([]byte(c.onNode(t, "cache", "stat", "/mnt/shoal/data", "--json")), &daemon))
+	// It has nothing left to fetch.
+	c.onNode(t, "cache", "warm", "s3://shared/train", "--cache-dir", "/var/cache/shoal/photos")
 	gets := c.store.Stats().Sub(before).Gets
 	if daemon.GetBytes != int64(len(sums)*size) || gets != int64(len(sums))+daemon.Hedges.Sent {
 		t.Errorf("%d GETs for %d files of %d bytes: %+v", gets, len(sums), size, daemon)
@@ -118,11 +133,19 @@ func testNodeCache(t *testing.T, c *cluster) {
 	c.noCache(t)
 }
 
-// The node's daemon is killed while trainers are in mid-epoch, and is started again: they go on, with the successor's
-// mount.
-func testNodeKilled(t *testing.T, c *cluster) {
-	sums, paths := c.dataset(t, "again", 240, 30_000)
-	c.nodeCache(t, "again")
+// killPod kills the first process of a pod's only container.
+func (c *cluster) killPod(t *testing.T, namespace, name string) {
+	t.Helper()
+	all := c.pods(t, namespace, ofNode)
+	p := all[slices.IndexFunc(all, func(p pod) bool { return p.Metadata.Name == name })]
+	c.kill(t, p.Status.ContainerStatuses[0].ContainerID)
+}
+
+// The node's daemon is killed while trainers are in mid-epoch, and is started again, or its pod is evicted: they go on,
+// with the successor's mount.
+func testNodeEnds(t *testing.T, c *cluster, bucket string, end func(t *testing.T, namespace, pod string)) {
+	sums, paths := c.dataset(t, bucket, 240, 30_000)
+	c.nodeCache(t, bucket)
 	c.trainers(t, `patches:
   - target: {kind: Job}
     patch: |-
@@ -132,20 +155,75 @@ func testNodeKilled(t *testing.T, c *cluster) {
 	for _, team := range teams {
 		waiting[team] = c.half(t, team)
 	}
-	c.kill(t, c.pods(t, "cache", "app.kubernetes.io/name=shoal-node")[0].Status.ContainerStatuses[0].ContainerID)
+	before := c.pods(t, "cache", ofNode)[0].Metadata
 	began := time.Now()
+	end(t, "cache", before.Name)
 	for team, pods := range waiting {
 		for _, pod := range pods {
 			c.goOn(t, team, pod)
 		}
 	}
 	c.allRead(t, sums, paths)
-	t.Logf("from SIGKILL to completion: %.1f s", time.Since(began).Seconds())
-	if n := c.pods(t, "cache",
-		"app.kubernetes.io/name=shoal-node")[0].Status.ContainerStatuses[0].RestartCount; n != 1 {
-		t.Errorf("the daemon was started again %d times", n)
+	t.Logf("from the daemon's end to completion: %.1f s", time.Since(began).Seconds())
+	p := c.pods(t, "cache", ofNode)[0]
+	if n := p.Status.ContainerStatuses[0].RestartCount; (n == 1) == (p.Metadata.UID != before.UID) || n > 1 {
+		t.Errorf("the daemon of %+v was started again %d times, in %+v", before, n, p.Metadata)
 	}
 	c.noCache(t)
+}
+
+// overlays/node-cache as a whole: the daemon finds etcd by the name of its Service, and trainers of the same namespace,
+// which may start first, read everything. The network policies, which nothing here enforces, are about pods that are
+// there and ports that those have.
+func testOverlay(t *testing.T, c *cluster) {
+	const namespace = "overlay"
+	sums, paths := c.dataset(t, namespace, 240, 30_000)
+	c.applyNode(t, "overlays/node-cache", namespace, namespace, fmt.Sprintf(`
+  - target: {kind: Deployment}
+    patch: |-
+      - {op: replace, path: /spec/template/spec/containers/0/image, value: "%strainer:%s"}
+`, registry, tag))
+	c.readTwice(t, namespace, sums, paths)
+	type selector struct{ MatchLabels map[string]string }
+	label := func(s selector) (text string) {
+		for k, v := range s.MatchLabels {
+			text += k + "=" + v
+		}
+		return text
+	}
+	var policies struct {
+		Items []struct {
+			Metadata struct{ Name string }
+			Spec     struct {
+				PodSelector selector
+				Ingress     []struct {
+					From  []struct{ PodSelector selector }
+					Ports []struct{ Port string }
+				}
+			}
+		}
+	}
+	must(t, json.Unmarshal([]byte(c.kubectl(t, "get", "networkpolicies", "-n", namespace, "-o", "json")), &policies))
+	nodes := c.pods(t, namespace, ofNode)
+	for _, p := range policies.Items {
+		in := p.Spec.Ingress[0]
+		from := c.pods(t, namespace, label(in.From[0].PodSelector))
+		ports := c.kubectl(t, "get", "pods", "-n", namespace, "-l", label(p.Spec.PodSelector), "-o",
+			"jsonpath={.items[*].spec.containers[*].ports[*].name}")
+		if len(from) != 1 || from[0].Metadata != nodes[0].Metadata || ports != in.Ports[0].Port {
+			t.Errorf("%s lets %+v reach the port %q of pods that have %q", p.Metadata.Name, from, in.Ports[0].Port,
+				ports)
+		}
+	}
+	if len(policies.Items) != 2 {
+		t.Errorf("%+v", policies)
+	}
+	c.within(t, time.Minute, "the daemon has joined the cluster", func() bool {
+		var daemon struct{ Cluster struct{ State string } }
+		must(t, json.Unmarshal([]byte(c.onNode(t, namespace, "stat", "/mnt/shoal/data", "--json")), &daemon))
+		return daemon.Cluster.State == "joined"
+	})
+	c.gone(t, namespace, nodes)
 }
 
 // Two nodes share a cache: trainers of two namespaces, one of each on each node, read one dataset, and each file is
@@ -191,7 +269,7 @@ func testTwoNodes(t *testing.T, c *cluster) {
 	c.boot(t, m, 1)
 	c.within(t, 3*time.Minute, "the daemon runs again on the second node", func() bool {
 		must(t, m.node.Failed())
-		return slices.ContainsFunc(c.pods(t, "cache", "app.kubernetes.io/name=shoal-node"), func(p pod) bool {
+		return slices.ContainsFunc(c.pods(t, "cache", ofNode), func(p pod) bool {
 			s := p.Status.ContainerStatuses
 			return p.Spec.NodeName == m.name && len(s) == 1 && s[0].RestartCount > 0 && s[0].Ready
 		})

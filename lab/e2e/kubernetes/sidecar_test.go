@@ -119,15 +119,15 @@ func check(t *testing.T, sums map[string]string, paths []string, lines []line) {
 	}
 }
 
-// complete waits until a Job has completed, and returns its pods.
+// complete waits until the Job of a namespace has completed, and returns its pods.
 func (c *cluster) complete(t *testing.T, namespace string) []pod {
 	t.Helper()
 	var state string
 	c.within(t, 3*time.Minute, "the job completes", func() bool {
-		state = c.kubectl(t, "get", "job", "train", "-n", namespace, "-o", "jsonpath={.status.conditions[*].type}")
+		state = c.kubectl(t, "get", "jobs", "-n", namespace, "-o", "jsonpath={.items[*].status.conditions[*].type}")
 		return state != ""
 	})
-	pods := c.pods(t, namespace, "job-name=train")
+	pods := c.pods(t, namespace, ofJob)
 	if state != "Complete" {
 		for _, p := range pods {
 			logs, _ := c.try("logs", "-n", namespace, p.Metadata.Name, "--all-containers", "--prefix", "--tail=30")
@@ -177,6 +177,9 @@ func succeeded(t *testing.T, p pod, sidecars, restarts int) {
 		t.Errorf("the sidecars ended in the wrong order: %+v", p.Status.InitContainerStatuses)
 	}
 }
+
+// ofJob is a label of the pods of all Jobs. A namespace of these tests has one Job.
+const ofJob = "job-name"
 
 // sidecars are the overlays with a sidecar.
 var sidecars = []struct {
@@ -250,7 +253,7 @@ func (c *cluster) half(t *testing.T, namespace string) (names []string) {
 	}
 	var pods []pod
 	c.within(t, 3*time.Minute, "the trainers are in mid-epoch", func() bool {
-		pods = c.pods(t, namespace, "job-name=train")
+		pods = c.pods(t, namespace, ofJob)
 		return len(pods) > 0 && !slices.ContainsFunc(pods, func(p pod) bool { return !waits(p) })
 	})
 	for _, p := range pods {
@@ -267,7 +270,7 @@ func (c *cluster) goOn(t *testing.T, namespace, pod string) {
 // sidecar returns the daemon's container of the only pod of a Job.
 func (c *cluster) sidecar(t *testing.T, namespace string) container {
 	t.Helper()
-	all := c.pods(t, namespace, "job-name=train")[0].Status.InitContainerStatuses
+	all := c.pods(t, namespace, ofJob)[0].Status.InitContainerStatuses
 	return all[slices.IndexFunc(all, func(s container) bool { return s.Name == "shoal" })]
 }
 
@@ -283,25 +286,31 @@ func failures(lines []line) string {
 }
 
 // A sidecar that is killed in mid-epoch is started again, and the trainer goes on: it gets errors meanwhile, or waits,
-// and never other bytes. The Job completes, and no dead mount is left.
-func testKilled(t *testing.T, c *cluster) {
-	sums, paths := c.dataset(t, "killed", 240, 30_000)
+// and never other bytes. The Job completes, and no dead mount is left. The kernel may kill it, too, for want of memory.
+func testKilled(t *testing.T, c *cluster, bucket, reason string, kill func(t *testing.T, containerID string)) {
+	sums, paths := c.dataset(t, bucket, 240, 30_000)
 	for _, row := range sidecars {
 		t.Run(row.name, func(t *testing.T) {
-			namespace := "killed-" + row.name
-			c.apply(t, row.overlay, namespace, "killed", fmt.Sprintf(small, row.count-1)+`
+			namespace := bucket + "-" + row.name
+			c.apply(t, row.overlay, namespace, bucket, fmt.Sprintf(small, row.count-1)+fmt.Sprintf(`
   - target: {kind: Job}
     patch: |-
       - {op: add, path: /spec/template/spec/containers/0/args/-, value: --half=100}
-`)
+      - {op: replace, path: /spec/template/spec/initContainers/%d/resources/requests/memory, value: 512Mi}
+      - {op: replace, path: /spec/template/spec/initContainers/%[1]d/resources/limits/memory, value: 512Mi}
+`, row.count-1))
 			name := c.half(t, namespace)[0]
 			found, _ := c.try("exec", "-n", namespace, name, "-c", "shoal", "--", "/usr/bin/shoal", "doctor", "--quick")
 			if !regexp.MustCompile(row.doctor).MatchString(found) {
 				t.Errorf("shoal doctor says\n%s", found)
 			}
-			c.kill(t, c.sidecar(t, namespace).ContainerID)
+			kill(t, c.sidecar(t, namespace).ContainerID)
 			began := time.Now()
 			c.goOn(t, namespace, name)
+			c.within(t, time.Minute, "the sidecar's end: "+reason, func() bool {
+				last := c.sidecar(t, namespace).LastState.Terminated
+				return last != nil && last.ExitCode == 137 && last.Reason == reason
+			})
 			pods := c.complete(t, namespace)
 			lines := c.trained(t, namespace, name)
 			t.Logf("from SIGKILL to completion: %.1f s; %s", time.Since(began).Seconds(), failures(lines))
@@ -324,7 +333,7 @@ func testDeleted(t *testing.T, c *cluster) {
       - {op: replace, path: /spec/template/spec/terminationGracePeriodSeconds, value: 10}
 `)
 	c.half(t, namespace)
-	daemon, pods := c.sidecar(t, namespace).ContainerID, c.pods(t, namespace, "job-name=train")
+	daemon, pods := c.sidecar(t, namespace).ContainerID, c.pods(t, namespace, ofJob)
 	began := time.Now()
 	c.kubectl(t, "delete", "job", "train", "-n", namespace, "--wait=false") // the trainer does not heed SIGTERM
 	// Until then a daemon that dies is started again, since the kubelet may be at its last look at a pod that shall
@@ -337,9 +346,65 @@ func testDeleted(t *testing.T, c *cluster) {
 	if len(c.mounts(t, "fuse.shoal")) == 0 {
 		t.Error("the daemon has left no mount")
 	}
-	c.within(t, time.Minute, "the pod is gone", func() bool { return len(c.pods(t, namespace, "job-name=train")) == 0 })
+	c.within(t, time.Minute, "the pod is gone", func() bool { return len(c.pods(t, namespace, ofJob)) == 0 })
 	t.Logf("from the deletion to the end of the pod, of which the trainer takes 10 s: %.1f s",
 		time.Since(began).Seconds())
+	c.gone(t, namespace, pods)
+}
+
+// A sidecar that is no native one, as before Kubernetes 1.29: the trainer, which may start first, ends it, and the Job
+// completes.
+func testPlain(t *testing.T, c *cluster) {
+	const namespace = "plain"
+	sums, paths := c.dataset(t, namespace, 240, 30_000)
+	c.apply(t, "overlays/feed-only", namespace, namespace, fmt.Sprintf(small, 0)+`
+  - target: {kind: Job}
+    patch: |-
+      - {op: add, path: /spec/template/spec/containers/0/args/-, value: --stop}
+      - {op: add, path: /spec/template/spec/shareProcessNamespace, value: true}
+      - {op: move, from: /spec/template/spec/initContainers/0, path: /spec/template/spec/containers/-}
+      - {op: remove, path: /spec/template/spec/containers/1/restartPolicy}
+      - {op: remove, path: /spec/template/spec/initContainers}
+`)
+	pods := c.complete(t, namespace)
+	if len(pods) != 1 || len(pods[0].Status.InitContainerStatuses) != 0 || len(pods[0].Status.ContainerStatuses) != 2 {
+		t.Fatalf("%+v", pods)
+	}
+	for _, s := range pods[0].Status.ContainerStatuses {
+		if e := s.State.Terminated; e == nil || e.ExitCode != 0 || s.RestartCount != 0 {
+			t.Errorf("the container %s: %+v", s.Name, s)
+		}
+	}
+	check(t, sums, paths, c.trained(t, namespace, pods[0].Metadata.Name))
+	c.gone(t, namespace, pods)
+}
+
+// The kubelet evicts a pod in mid-epoch whose cache is larger than its volume may be: it gives its containers two
+// seconds, all at once. No dead mount keeps the pod's volumes.
+func testEvicted(t *testing.T, c *cluster) {
+	const namespace = "evicted"
+	c.dataset(t, namespace, 240, 30_000)
+	c.apply(t, "overlays/mount", namespace, namespace, fmt.Sprintf(small, 1)+`
+  - target: {kind: Job}
+    patch: |-
+      - {op: add, path: /spec/template/spec/containers/0/args/-, value: --half=100}
+      - {op: replace, path: /spec/backoffLimit, value: 0}
+  - target: {kind: Job}
+    patch: |-
+      apiVersion: batch/v1
+      kind: Job
+      metadata: {name: train}
+      spec: {template: {spec: {volumes: [{name: cache, emptyDir: {sizeLimit: 64Ki}}]}}}
+`)
+	began := time.Now()
+	var pods []pod
+	c.within(t, 3*time.Minute, "the pod is evicted", func() bool {
+		pods = c.pods(t, namespace, ofJob)
+		return len(pods) == 1 && pods[0].Status.Phase == "Failed" && pods[0].Status.Reason == "Evicted"
+	})
+	t.Logf("evicted after %.1f s: %s", time.Since(began).Seconds(), c.kubectl(t, "get", "pods", "-n", namespace, "-o",
+		"jsonpath={.items[*].status.message}"))
+	c.within(t, time.Minute, "its volumes are gone", func() bool { return len(c.mounts(t, pods[0].Metadata.UID)) == 0 })
 	c.gone(t, namespace, pods)
 }
 
@@ -348,17 +413,27 @@ func TestCluster(t *testing.T) {
 	c := start(t)
 	t.Run("job", func(t *testing.T) { testJob(t, c) })
 	t.Run("indexed", func(t *testing.T) { testIndexed(t, c) })
-	t.Run("killed", func(t *testing.T) { testKilled(t, c) })
+	t.Run("plain", func(t *testing.T) { testPlain(t, c) })
+	t.Run("killed", func(t *testing.T) { testKilled(t, c, "killed", "Error", c.kill) })
+	t.Run("out of memory", func(t *testing.T) { testKilled(t, c, "oom", "OOMKilled", c.oom) })
 	t.Run("deleted", func(t *testing.T) { testDeleted(t, c) })
+	t.Run("evicted", func(t *testing.T) { testEvicted(t, c) })
+	t.Run("chart", func(t *testing.T) { testChart(t, c) })
 	t.Run("node cache", func(t *testing.T) { testNodeCache(t, c) })
-	t.Run("node killed", func(t *testing.T) { testNodeKilled(t, c) })
+	t.Run("node killed", func(t *testing.T) { testNodeEnds(t, c, "again", c.killPod) })
+	t.Run("node evicted", func(t *testing.T) { testNodeEnds(t, c, "anew", c.evict) })
+	t.Run("overlay", func(t *testing.T) { testOverlay(t, c) })
 	t.Run("csi", func(t *testing.T) { testCSI(t, c) })
 	t.Run("five commands", func(t *testing.T) { testFiveCommands(t, c) })
 	t.Run("csi replaced", func(t *testing.T) { testCSIReplaced(t, c) })
 	t.Run("csi shaken", func(t *testing.T) { testCSIShaken(t, c) })
 	t.Run("csi first byte", func(t *testing.T) { testCSIFirstByte(t, c) })
 	t.Run("csi bad", func(t *testing.T) { testCSIBad(t, c) })
+	t.Run("csi lacks", func(t *testing.T) { testCSILacks(t, c) })
+	t.Run("csi roles", func(t *testing.T) { testCSIRoles(t, c) })
 	t.Run("csi many", func(t *testing.T) { testCSIMany(t, c) })
 	t.Run("csi sanity", func(t *testing.T) { testCSISanity(t, c) })
-	t.Run("two nodes", func(t *testing.T) { testTwoNodes(t, c) }) // the last one: pods may be on either
+	// The last ones: pods may be on either node.
+	t.Run("two nodes", func(t *testing.T) { testTwoNodes(t, c) })
+	t.Run("service", func(t *testing.T) { testService(t, c) })
 }

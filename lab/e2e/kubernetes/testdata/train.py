@@ -8,6 +8,8 @@ import argparse
 import hashlib
 import json
 import os
+import signal
+import sys
 import threading
 import time
 
@@ -17,6 +19,8 @@ p.add_argument("--feed")
 p.add_argument("--world", type=int, default=1)
 p.add_argument("--half", type=int)
 p.add_argument("--readers", type=int)
+p.add_argument("--ca")
+p.add_argument("--stop", action="store_true")
 args = p.parse_args()
 rank = int(os.environ.get("JOB_COMPLETION_INDEX", 0)) % args.world
 count = 0
@@ -64,6 +68,8 @@ def endless(paths):
 
 if args.data:
     paths = sorted(os.path.relpath(os.path.join(d, f), args.data) for d, _, files in os.walk(args.data) for f in files)
+    if not paths:
+        sys.exit(f"there are no files in {args.data}")
 if args.readers:
     seen, slowest = set(), 0.0
     threads = [threading.Thread(target=endless, args=(paths,)) for _ in range(args.readers)]
@@ -83,9 +89,17 @@ if args.feed:
 
     feed = Feed(args.feed, 8 * args.world, order="torch:seed=3", seed=3, epochs=1, world=args.world, rank=rank,
                 tail="pad",
-                reconnect=120, as_torch=False)
+                reconnect=120, as_torch=False, ca=args.ca, token=os.environ.get("TOKEN"))
     for batch in feed:
         for i, data, valid in zip(batch.id, batch.data, batch.valid):
             if valid:
                 read(int(i), data.tobytes())
 print(json.dumps({"done": count}), flush=True)
+if args.stop:
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{process}/cmdline", "rb") as f:
+                if f.read().startswith(b"/usr/bin/shoal\0serve\0"):
+                    os.kill(int(process), signal.SIGTERM)
+        except OSError:  # of a probe, which has ended
+            pass
