@@ -317,7 +317,8 @@ func TestHelmPlacement(t *testing.T) {
 		if i < 0 || !check(s.Volumes[i]) {
 			t.Errorf("%s: %+v", cache, s.Volumes)
 		}
-		if !slices.Contains(s.InitContainers[0].Args, "--cache-dir=/var/cache/shoal/run-$(JOB_COMPLETION_INDEX)") {
+		if !slices.Contains(s.InitContainers[0].Args,
+			"--cache-dir=/var/cache/shoal/training_run_$(JOB_COMPLETION_INDEX)") {
 			t.Errorf("%s: pods share a folder: %v", cache, s.InitContainers[0].Args)
 		}
 		if s.ImagePullSecrets[0].Name != "registry" || s.NodeSelector["gpu"] != "h100" ||
@@ -327,7 +328,7 @@ func TestHelmPlacement(t *testing.T) {
 		}
 	}
 	if args := job(t, helm(t, "cache: {hostPath: /mnt/nvme}")).Spec.InitContainers[0].Args; !slices.Contains(args,
-		"--cache-dir=/var/cache/shoal/run") {
+		"--cache-dir=/var/cache/shoal/training_run") {
 		t.Errorf("one pod: %v", args)
 	}
 }

@@ -10,12 +10,13 @@ exec:
 timeoutSeconds: 6
 {{- end }}
 
-{{/* A persistent cache has a folder for each job, and for each of its pods: only one daemon at a time may own a folder. */}}
+{{/* A persistent cache has a folder for each job of each namespace, and for each of its pods: only one daemon at a time may own a folder.
+None of the names has an underscore. */}}
 {{- define "shoal.cacheDir" -}}
 /var/cache/shoal/
 {{- if or .Values.cache.hostPath .Values.cache.claim }}
-{{- .Release.Name }}
-{{- if gt (int .Values.parallelism) 1 }}-$(JOB_COMPLETION_INDEX){{ end }}
+{{- .Release.Namespace }}_{{ .Release.Name }}
+{{- if gt (int .Values.parallelism) 1 }}_$(JOB_COMPLETION_INDEX){{ end }}
 {{- else }}train{{ end }}
 {{- end }}
 
