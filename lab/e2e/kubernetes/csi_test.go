@@ -421,10 +421,10 @@ func testCSILacks(t *testing.T, c *cluster) {
 	c.inside(t, "mv", device+"0", device)
 	running("device")
 
+	c.kubectl(t, "delete", "namespace", "lacks", "--timeout=2m")
 	if left := c.mounts(t, "fuse.shoal"); len(left) > 0 {
 		t.Errorf("mounted: %s", left)
 	}
-	c.kubectl(t, "delete", "namespace", "lacks", "--timeout=2m")
 	c.noDriver(t)
 	c.inside(t, "umount", cache)
 }
