@@ -141,10 +141,10 @@ func (f *Folder) look(t turn) (now News, err error) {
 	kind := st.Mode & unix.S_IFMT
 	switch {
 	case err != nil:
-	case !utf8.ValidString(t.path), f.Prefix+len(t.path) > 1024:
-		now.State, now.Why = Skipped, "a key of S3 is UTF-8, and no longer than 1,024 bytes"
 	case Temporary(t.path):
 		now.State = temporary
+	case !utf8.ValidString(t.path), f.Prefix+len(t.path) > 1024:
+		now.State, now.Why = Skipped, "a key of S3 is UTF-8, and no longer than 1,024 bytes"
 	case kind == unix.S_IFDIR:
 		dir, openErr := f.open(t.path, unix.O_DIRECTORY)
 		dir.Close()
@@ -158,9 +158,9 @@ func (f *Folder) look(t turn) (now News, err error) {
 	}
 	if r, ok := errors.AsType[refusal](cmp.Or(refusals[err], err)); ok {
 		now, err = News{Path: t.path, State: r.state, Why: r.why}, nil
-		if r.state == Skipped && kind == unix.S_IFREG {
-			now.State = Torn // the last names of its folder may name it
-		}
+	}
+	if now.State == Skipped && kind == unix.S_IFREG {
+		now.State = Torn // the last names of its folder may name it
 	}
 	// its other names have changed too
 	f.stale = f.stale || st.Nlink > 1 && !now.Print.SameContent(f.known[t.path].Print)

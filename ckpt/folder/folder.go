@@ -266,7 +266,9 @@ type turn struct {
 
 // push gives a path its turn, after all others.
 func (f *Folder) push(t turn) {
-	f.places[t.path] = &t
+	if f.places[t.path] = &t; f.Last(t.path) {
+		t.last = 1
+	}
 	f.line = append(f.line, &t)
 }
 
@@ -389,10 +391,35 @@ func (f *Folder) sweep() {
 	}
 }
 
-// scan watches a folder and all below, and gives what it finds a turn.
+// scan watches a folder and all below, and gives what it finds a turn. What was closed before one of its last names may
+// be in line: then last names come after all others, those that were heard of in their order, and among them those that
+// were found by ctime.
 func (f *Folder) scan(dir string) error {
 	all, err := f.walk(dir)
-	f.first(slices.DeleteFunc(all, func(t turn) bool { return f.known[t.path] == News{t.path, Whole, t.print, ""} })...)
+	all = slices.DeleteFunc(all, func(t turn) bool { return f.known[t.path] == News{t.path, Whole, t.print, ""} })
+	err = cmp.Or(err, f.drain())
+	var found, heard int64
+	for i := range all {
+		if t := &all[i]; t.last > 0 {
+			found = max(found, t.print.Ctime)
+			t.print.Ctime = found
+		}
+	}
+	alone := len(f.line) == 0
+	if f.first(all...); alone || found == 0 {
+		return err
+	}
+	for _, t := range f.line {
+		if t.last > 0 && t.print == (Print{}) {
+			if st, _ := stat(f.at, t.path); st.Mode&unix.S_IFMT == unix.S_IFREG {
+				heard = max(heard, printOf(&st).Ctime)
+				t.print.Ctime = heard
+			}
+		}
+	}
+	slices.SortStableFunc(f.line, func(a, b *turn) int {
+		return cmp.Compare(int64(a.last)*a.print.Ctime, int64(b.last)*b.print.Ctime)
+	})
 	return err
 }
 
