@@ -136,11 +136,11 @@ func Open(ctx context.Context, cfg Config) (_ *Carrier, err error) {
 	if cfg.stead != nil {
 		of.ID = cfg.stead.id
 	}
-	home := filepath.Join(c.Dir, folder.Home)
+	home := c.folder.At(folder.Home) // also when its name is another folder's
 	j, err := openJournal(filepath.Join(cmp.Or(cfg.State, home), "journal"), filepath.Join(home, "journal.id"), of)
 	if err != nil {
-		return nil, fmt.Errorf(
-			"the journal: %w (free some space there, or run shoal ckpt as a user who may write it)", err)
+		return nil, fmt.Errorf("the journal in %s: %w (free some space there, or run shoal ckpt as a user who may "+
+			"write it)", cmp.Or(cfg.State, c.Dir), err)
 	}
 	c.journal = j
 	if cfg.Cluster.Name != "" {
@@ -204,10 +204,8 @@ func (c *Carrier) Run(ctx context.Context, ready func()) error {
 	}
 	old, _ := filepath.Glob(c.folder.At(folder.Home + "/" + removing + "*"))
 	c.running.Go(func() {
-		for _, at := range old { // what removeLocal had taken away
-			if err := os.RemoveAll(at); err != nil {
-				c.Log.Error("cannot remove what the bucket has", "folder", filepath.Base(at), "cause", err)
-			}
+		for _, at := range old {
+			c.discardLeft(path.Join(folder.Home, filepath.Base(at)))
 		}
 	})
 	c.keepLocal()
@@ -386,12 +384,16 @@ func (c *Carrier) pump(ctx context.Context) {
 			c.note(entry{Path: p, Object: f.there}) // it is visible, as it is here
 		}
 	}
-	if wait := c.pause(); wait > 0 {
-		c.wake.Reset(wait)
-		return
+	if f := c.q.files[c.trouble.path]; f == nil || f.turn != c.trouble.turn { // that change waits no more
+		c.trouble = trouble{}
 	}
 	change, ok := c.q.Next()
 	if !ok {
+		return
+	}
+	if wait := c.pause(change); wait > 0 {
+		c.q.busy = nil
+		c.wake.Reset(wait)
 		return
 	}
 	var s *send
@@ -415,17 +417,14 @@ func (c *Carrier) pump(ctx context.Context) {
 	})
 }
 
-// pause is how long to wait before the next try.
-func (c *Carrier) pause() time.Duration {
-	if f := c.q.files[c.trouble.path]; f == nil || f.turn != c.trouble.turn { // that change waits no more
-		c.trouble = trouble{}
-	}
+// pause is how long to wait before a change is tried.
+func (c *Carrier) pause(change Change) time.Duration {
 	if !c.lock.fresh() {
 		c.trouble.err = cmp.Or(c.trouble.err, errors.New(
 			"the lock of the destination is not renewed: another daemon may have it by now"))
 		return time.Second
 	}
-	if c.trouble.tries == 0 {
+	if c.trouble.tries == 0 || !c.q.files[change.Path].failed { // what passes one that failed does not wait for it
 		return 0
 	}
 	return time.Until(c.trouble.since.Add(min(time.Minute, 50*time.Millisecond<<min(c.trouble.tries, 11))))
@@ -486,9 +485,12 @@ func (c *Carrier) made(ctx context.Context, change Change, r result) {
 	}
 	if !c.q.isLast(change.Path) {
 		c.Log.Debug("published", "key", c.key(change.Path), "bytes", change.Print.Size)
-		return
+		if c.KeepLocal == 0 || !c.q.completes(change.Path) {
+			return
+		}
+	} else {
+		c.Log.Info("published, with all that was closed before", "key", c.key(change.Path))
 	}
-	c.Log.Info("published, with all that was closed before", "key", c.key(change.Path))
 	c.keepLocal()
 }
 
@@ -538,7 +540,8 @@ func (c *Carrier) make(ctx context.Context, change Change, s *send) (r result) {
 		case err == nil:
 			r.there.ETag, r.copied = o.ETag, true
 			return r
-		case k != objstore.KindChanged && k != objstore.KindNotFound && k != objstore.KindInvalid:
+		case k != objstore.KindChanged && k != objstore.KindNotFound && k != objstore.KindInvalid &&
+			k != objstore.KindDenied: // such as an archived one
 			r.err = err
 			return r
 		}
@@ -615,7 +618,7 @@ func (c *Carrier) removeLocal(dir string) error {
 	}
 	// The journal forgets it first, and then it goes at once: Delete must not take its files for removed one by one.
 	files := slices.DeleteFunc(slices.Collect(maps.Keys(c.q.files)), func(p string) bool {
-		return !under(p, dir) || c.q.files[p].there == nil
+		return !under(p, dir) || c.q.files[p].there == nil || c.q.files[p].leaving()
 	})
 	for i := 0; i < len(files) && err == nil; i++ {
 		err = c.journal.write(entry{Path: files[i], Removed: true}, i == len(files)-1)
@@ -650,6 +653,31 @@ func (c *Carrier) discard(all []string, dir string) {
 	c.putBack(all[0], dir)
 }
 
+// discardLeft removes what removeLocal had taken away when the daemon was killed. If somebody can write it, or has since
+// then, the bucket may lack that: it is kept.
+func (c *Carrier) discardLeft(bin string) {
+	_, stamp, _ := strings.Cut(path.Base(bin), "-")
+	began, _ := strconv.ParseInt(stamp, 36, 64)
+	kept := path.Join(folder.Home, "kept-"+stamp)
+	all, err := c.below(bin, func(p string) error {
+		var st unix.Stat_t
+		err := cmp.Or(unix.Lstat(c.folder.At(p), &st), c.folder.Unchanged(p, folder.Print{}))
+		if errors.Is(err, folder.ErrChanged) && st.Ctim.Nano() < began-int64(tick) {
+			return nil // nobody can write it, and nobody has
+		}
+		return err
+	})
+	if err == nil {
+		c.discard(all, kept)
+		return
+	}
+	c.Log.Error("what was being removed here may have changed since, and is kept", "at", filepath.Join(c.Dir, kept),
+		"cause", cmp.Or(os.Rename(c.folder.At(bin), c.folder.At(kept)), err))
+}
+
+// tick is more than the clock of a file system is behind.
+const tick = 100 * time.Millisecond
+
 // putBack gives a folder its place back. If there is another one by now, it is kept, which is reported.
 func (c *Carrier) putBack(bin, dir string) (kept bool) {
 	to := path.Join(folder.Home, "kept-"+strings.TrimPrefix(path.Base(bin), removing))
@@ -662,13 +690,11 @@ func (c *Carrier) putBack(bin, dir string) (kept bool) {
 }
 
 // published returns what is at a place, folders before what is in them, or an error if the bucket does not have all of
-// it under dir, also what no news tell of yet.
+// it under dir, and no more: also what no news tell of yet.
 func (c *Carrier) published(at, dir string) (all []string, err error) {
-	err = filepath.WalkDir(c.folder.At(at), func(p string, e fs.DirEntry, err error) error {
-		p = strings.TrimPrefix(p, c.folder.At(""))
-		if all = append(all, p); err != nil || e.IsDir() {
-			return err
-		}
+	here := 0
+	all, err = c.below(at, func(p string) error {
+		here++
 		name := path.Join(dir, strings.TrimPrefix(p, at))
 		f := c.q.files[name]
 		if f == nil || f.state != whole || f.turn != 0 {
@@ -678,6 +704,26 @@ func (c *Carrier) published(at, dir string) (all []string, err error) {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 		return nil
+	})
+	for p, f := range c.q.files {
+		if under(p, dir) && f.state != absent {
+			here--
+		}
+	}
+	if err == nil && here != 0 {
+		err = errors.New("some of it has just gone")
+	}
+	return all, err
+}
+
+// below returns what is at a place, folders before what is in them, unless check refuses one of the files.
+func (c *Carrier) below(at string, check func(p string) error) (all []string, err error) {
+	err = filepath.WalkDir(c.folder.At(at), func(p string, e fs.DirEntry, err error) error {
+		p = strings.TrimPrefix(p, c.folder.At(""))
+		if all = append(all, p); err != nil || e.IsDir() {
+			return err
+		}
+		return check(p)
 	})
 	return all, err
 }

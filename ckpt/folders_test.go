@@ -182,10 +182,53 @@ func TestFolderThatMoved(t *testing.T) {
 	must(t, <-ended)
 	must(t, errors.Join(os.Rename(dir, old), os.MkdirAll(filepath.Join(dir, "1/others"), 0o700),
 		os.Mkdir(filepath.Join(dir, folder.Home), 0o700)))
+	must(t, c.journal.write(entry{Path: "b", Upload: &begun{Part: 1}}, true))
+	b, err := os.ReadFile(filepath.Join(old, folder.Home, "journal"))
+	if _, known := said(b).Uploads["b"]; !known || there(filepath.Join(dir, folder.Home, "journal")) {
+		t.Errorf("the journal went with the name, not with the folder: %v", err)
+	}
 	must(t, c.removeLocal("1"))
 	c.running.Wait()
 	if there(filepath.Join(old, "1")) || !there(filepath.Join(dir, "1/others")) {
 		t.Errorf("%v is there, and %v here", there(filepath.Join(old, "1")), there(filepath.Join(dir, "1/others")))
+	}
+}
+
+// What a user has removed of a checkpoint goes with Delete, also if KeepLocal removes the rest before its news come, or
+// before its turn.
+func TestKeepLocalAfterARemoval(t *testing.T) {
+	store, dest := toFolder(t)
+	dir := t.TempDir()
+	cfg := Config{Dir: dir, Store: store, Delete: true, Last: isLast, Log: slog.New(slog.DiscardHandler)}
+	must(t, carryTo(t, cfg, func(client *Client) {
+		for _, p := range []string{"1/a", "1/b", "1/last"} {
+			save(t, filepath.Join(dir, p), 1)
+		}
+		isWhole(t, client, "1")
+	}))
+	c, err := Open(t.Context(), cfg)
+	must(t, err)
+	must(t, c.hearAll())
+	must(t, os.Remove(filepath.Join(dir, "1/a")))
+	if err := c.removeLocal("1"); err == nil || !there(filepath.Join(dir, "1")) {
+		t.Errorf("it was removed here before the news came: %v", err)
+	}
+	must(t, c.hearAll())
+	must(t, c.removeLocal("1"))
+	c.q.Release("1")
+	if change, ok := c.q.Next(); !ok || change.Put || change.Path != "1/a" || len(c.q.files) != 1 {
+		t.Errorf("%t, %+v, %d files", ok, change, len(c.q.files))
+	}
+	c.running.Wait()
+	must(t, c.Close())
+	must(t, carryTo(t, cfg, func(client *Client) { // it is known after a crash, too
+		until(t, "it has gone there", func() bool {
+			s, err := client.Status(t.Context())
+			return err == nil && s.Stats.Removed == 1
+		})
+	}))
+	if !there(filepath.Join(dest, "1/b")) || there(filepath.Join(dest, "1/a")) || there(filepath.Join(dir, "1")) {
+		t.Error("the rest is not in the bucket alone")
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/ckpt/folder"
 	"github.com/shoalfs/shoal/internal/durable"
 	"github.com/shoalfs/shoal/internal/killpoint"
@@ -244,7 +245,7 @@ func (j *journal) write(e entry, sync bool) error {
 	j.known.apply(e)
 	err := j.append(e, sync)
 	if err != nil {
-		err = fmt.Errorf("write %s: %w (free some space; the folder's files are safe)", j.path, err)
+		err = fmt.Errorf("write %s: %w (free some space; the folder's files are safe)", objstore.RealPath(j.path), err)
 	}
 	return err
 }

@@ -38,8 +38,8 @@ func List(ctx context.Context, store objstore.Reader, prefix string, isLast func
 			return nil, err
 		}
 		o.Key = strings.TrimPrefix(o.Key, prefix)
-		if o.Key == folder.Home || under(o.Key, folder.Home) || strings.HasSuffix(o.Key, "/") {
-			continue
+		if folder.Own(o.Key) || strings.HasSuffix(o.Key, "/") || strings.HasPrefix(o.Key, "/") {
+			continue // nor is it a path if it begins with a slash
 		}
 		if dir := path.Dir(o.Key); isLast(o.Key) && dir != "." {
 			tops[dir] = true

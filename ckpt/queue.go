@@ -74,6 +74,9 @@ func (f *file) stale() bool {
 	return other(f.copy.Has) || other(f.copy.Sent)
 }
 
+// leaving reports whether the file has gone here, and is to be removed there.
+func (f *file) leaving() bool { return f.state == absent && f.turn != 0 }
+
 type state uint8
 
 const (
@@ -363,10 +366,11 @@ func (q *Queue) HearAll(news []folder.News, now time.Time) {
 	q.withdraw()
 }
 
-// Release tells that a folder was removed here on purpose, and stays in the bucket whatever remove says.
+// Release tells that a folder was removed here on purpose, and stays in the bucket whatever remove says. What had gone
+// before goes there all the same.
 func (q *Queue) Release(dir string) {
 	for p, f := range q.files {
-		if under(p, dir) {
+		if under(p, dir) && !f.leaving() {
 			q.set(f, absent)
 			q.unpublish(f)
 			q.tidy(f)

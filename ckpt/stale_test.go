@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -522,6 +523,63 @@ func TestKeepLocalWhileSaved(t *testing.T) {
 		}
 	}
 	t.Logf("%d files came late, and %d were longer, of %d rounds", len(late), len(longer), rounds)
+}
+
+// A checkpoint that becomes complete by a file that came after its last name counts.
+func TestKeepLocalAfterALateFile(t *testing.T) {
+	store, _ := toFolder(t)
+	dir := t.TempDir()
+	must(t, carryTo(t, Config{Dir: dir, Store: store, KeepLocal: 1}, func(client *Client) {
+		save(t, filepath.Join(dir, "1/last"), 1)
+		isWhole(t, client, "1")
+		must(t, os.Mkdir(filepath.Join(dir, "2"), 0o755))
+		late, err := os.Create(filepath.Join(dir, "2/late"))
+		must(t, err)
+		save(t, filepath.Join(dir, "2/last"), 1)
+		isWhole(t, client, "2/last")
+		_, err = late.WriteString("late")
+		must(t, errors.Join(err, late.Close()))
+		until(t, "the older one has gone", func() bool { return !there(filepath.Join(dir, "1")) })
+	}))
+}
+
+// What a crash has left of checkpoints that were being removed here goes at the next start, but for what was written
+// since, or is being written.
+func TestKeepLocalAfterACrash(t *testing.T) {
+	store, _ := toFolder(t)
+	dir := t.TempDir()
+	bin := func(name string, began time.Time) string {
+		return filepath.Join(dir, folder.Home, name+strconv.FormatInt(began.UnixNano(), 36))
+	}
+	before, since, now := time.Now().Add(time.Hour), time.Now().Add(-time.Hour), time.Now().Add(2*time.Hour)
+	for _, began := range []time.Time{before, since, now} {
+		save(t, filepath.Join(bin(removing, began), "sub/a"), 1)
+	}
+	writer, err := os.OpenFile(filepath.Join(bin(removing, now), "sub/a"), os.O_WRONLY, 0)
+	must(t, err)
+	defer writer.Close()
+	must(t, carryTo(t, Config{Dir: dir, Store: store}, func(*Client) {
+		for _, began := range []time.Time{before, since, now} {
+			until(t, "it has gone there", func() bool { return !there(bin(removing, began)) })
+		}
+	}))
+	for began, kept := range map[time.Time]bool{before: false, since: true, now: true} {
+		if there(filepath.Join(bin("kept-", began), "sub/a")) != kept {
+			t.Errorf("what was taken away at %v: kept %t", began, !kept)
+		}
+	}
+}
+
+// Keys that are no paths, as others make them, are no checkpoints, and hang nothing.
+func TestListOddKeys(t *testing.T) {
+	store := memstore.New()
+	for _, key := range []string{"run/s/last", "run/s/a", "run//last", "run//a", "run///b", "run/a//b", "run/../c"} {
+		store.PutBytes(key, []byte("x"))
+	}
+	all, err := List(t.Context(), store, "run/", isLast)
+	if newest, sure, ok := Latest(all); err != nil || newest.Path != "s" || !sure || !ok {
+		t.Errorf("%+v, %v", all, err)
+	}
 }
 
 // Who waits for a last name does not have it published before what was closed before it, whose news are on their way.

@@ -85,6 +85,16 @@ type Checkpoint struct {
 	saved  int64 // Mtime of its latest last name: a chown changes Ctime
 }
 
+// completes reports whether a file came after a last name of its folder, or of one above: they may be complete now.
+func (q *Queue) completes(p string) bool {
+	for _, l := range q.files {
+		if l.last && l.state == whole && l.turn == 0 && under(p, path.Dir(l.path)) {
+			return true
+		}
+	}
+	return false
+}
+
 // topOf returns the one of the folders that has a path and is nearest to the root, or "".
 func topOf(p string, folders map[string]bool) (top string) {
 	for dir := path.Dir(p); dir != "."; dir = path.Dir(dir) {
