@@ -203,11 +203,14 @@ func (c *Carrier) Run(ctx context.Context, ready func()) error {
 		return err
 	}
 	old, _ := filepath.Glob(c.folder.At(folder.Home + "/" + removing + "*"))
-	c.running.Go(func() {
-		for _, at := range old {
-			c.discardLeft(path.Join(folder.Home, filepath.Base(at)))
+	for _, at := range old {
+		_, stamp, _ := strings.Cut(filepath.Base(at), "-")
+		kept := path.Join(folder.Home, "kept-"+stamp)
+		if err := c.discard(path.Join(folder.Home, removing+stamp), kept); err != nil {
+			c.Log.Error("what was being removed here has changed since, and is kept", "at", filepath.Join(c.Dir, kept),
+				"cause", err)
 		}
-	})
+	}
 	c.keepLocal()
 	c.running.Go(func() { c.serve(work, l) })
 	c.running.Go(func() { c.follow(work, stop) })
@@ -611,97 +614,48 @@ func (c *Carrier) keepLocal() {
 
 // removeLocal takes away a folder that the bucket has.
 func (c *Carrier) removeLocal(dir string) error {
-	bin := path.Join(folder.Home, removing+strconv.FormatInt(time.Now().UnixNano(), 36))
-	all, err := c.published(dir, dir)
-	if err != nil {
+	var began unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &began) // what changes from now on has no earlier ctime
+	if err := c.published(dir); err != nil {
 		return err
 	}
 	// The journal forgets it first, and then it goes at once: Delete must not take its files for removed one by one.
 	files := slices.DeleteFunc(slices.Collect(maps.Keys(c.q.files)), func(p string) bool {
 		return !under(p, dir) || c.q.files[p].there == nil || c.q.files[p].leaving()
 	})
+	var err error
 	for i := 0; i < len(files) && err == nil; i++ {
 		err = c.journal.write(entry{Path: files[i], Removed: true}, i == len(files)-1)
 	}
+	bin := path.Join(folder.Home, fmt.Sprint(removing, strconv.FormatInt(began.Nano(), 36), "-", time.Now().UnixNano()))
 	if err == nil {
 		err = os.Rename(c.folder.At(dir), c.folder.At(bin))
 	}
 	if err == nil {
-		if all, err = c.published(bin, dir); err == nil {
-			c.running.Go(func() { c.discard(all, dir) })
-			return nil
-		}
-		if c.putBack(bin, dir) {
-			return nil
-		}
+		err = c.discard(bin, dir)
 	}
-	for _, p := range files {
-		c.note(entry{Path: p, Object: c.q.files[p].there})
+	for i := 0; i < len(files) && err != nil; i++ {
+		c.note(entry{Path: files[i], Object: c.q.files[files[i]].there})
 	}
 	return err
 }
 
-// discard removes what published found in a folder. What has come since, by a writer who was on the way to it, has its
-// place back.
-func (c *Carrier) discard(all []string, dir string) {
-	for _, p := range slices.Backward(all) {
-		if err := os.Remove(c.folder.At(p)); err != nil && !errors.Is(err, unix.ENOTEMPTY) {
-			c.Log.Error("cannot remove what the bucket has", "path", p, "cause", err)
-			return
-		}
-	}
-	c.putBack(all[0], dir)
-}
-
-// discardLeft removes what removeLocal had taken away when the daemon was killed. If somebody can write it, or has since
-// then, the bucket may lack that: it is kept.
-func (c *Carrier) discardLeft(bin string) {
-	_, stamp, _ := strings.Cut(path.Base(bin), "-")
-	began, _ := strconv.ParseInt(stamp, 36, 64)
-	kept := path.Join(folder.Home, "kept-"+stamp)
-	all, err := c.below(bin, func(p string) error {
-		var st unix.Stat_t
-		err := cmp.Or(unix.Lstat(c.folder.At(p), &st), c.folder.Unchanged(p, folder.Print{}))
-		if errors.Is(err, folder.ErrChanged) && st.Ctim.Nano() < began-int64(tick) {
-			return nil // nobody can write it, and nobody has
-		}
-		return err
-	})
-	if err == nil {
-		c.discard(all, kept)
-		return
-	}
-	c.Log.Error("what was being removed here may have changed since, and is kept", "at", filepath.Join(c.Dir, kept),
-		"cause", cmp.Or(os.Rename(c.folder.At(bin), c.folder.At(kept)), err))
-}
-
-// tick is more than the clock of a file system is behind.
-const tick = 100 * time.Millisecond
-
-// putBack gives a folder its place back. If there is another one by now, it is kept, which is reported.
-func (c *Carrier) putBack(bin, dir string) (kept bool) {
-	to := path.Join(folder.Home, "kept-"+strings.TrimPrefix(path.Base(bin), removing))
-	if os.Rename(c.folder.At(bin), c.folder.At(dir)) != nil && os.Rename(c.folder.At(bin), c.folder.At(to)) == nil {
-		c.Log.Error("a folder was created again while it was being removed here; its old files are kept",
-			"folder", filepath.Join(c.Dir, dir), "at", filepath.Join(c.Dir, to))
-		return true
-	}
-	return false
-}
-
-// published returns what is at a place, folders before what is in them, or an error if the bucket does not have all of
-// it under dir, and no more: also what no news tell of yet.
-func (c *Carrier) published(at, dir string) (all []string, err error) {
+// published returns an error if the bucket does not have all of a folder, also what no news tell of yet, or if it has
+// what has just gone here.
+func (c *Carrier) published(dir string) error {
 	here := 0
-	all, err = c.below(at, func(p string) error {
+	err := filepath.WalkDir(c.folder.At(dir), func(p string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
 		here++
-		name := path.Join(dir, strings.TrimPrefix(p, at))
-		f := c.q.files[name]
+		p = strings.TrimPrefix(p, c.folder.At(""))
+		f := c.q.files[p]
 		if f == nil || f.state != whole || f.turn != 0 {
-			return errors.New("the bucket lacks " + name)
+			return errors.New("the bucket lacks " + p)
 		}
 		if err := c.folder.Unchanged(p, f.print); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+			return fmt.Errorf("%s: %w", p, err)
 		}
 		return nil
 	})
@@ -710,25 +664,61 @@ func (c *Carrier) published(at, dir string) (all []string, err error) {
 			here--
 		}
 	}
-	if err == nil && here != 0 {
+	if err == nil && here < 0 {
 		err = errors.New("some of it has just gone")
 	}
-	return all, err
+	return err
 }
 
-// below returns what is at a place, folders before what is in them, unless check refuses one of the files.
-func (c *Carrier) below(at string, check func(p string) error) (all []string, err error) {
-	err = filepath.WalkDir(c.folder.At(at), func(p string, e fs.DirEntry, err error) error {
-		p = strings.TrimPrefix(p, c.folder.At(""))
-		if all = append(all, p); err != nil || e.IsDir() {
+// discard removes what removeLocal has taken away, now or before a crash. If somebody has written it since then, or
+// can, it has its place back, which is an error. So has what comes meanwhile, by a writer who was on the way to it.
+func (c *Carrier) discard(bin, dir string) error {
+	_, stamp, _ := strings.Cut(path.Base(bin), "-")
+	tick, _, _ := strings.Cut(stamp, "-")
+	began, _ := strconv.ParseInt(tick, 36, 64)
+	var all []string
+	err := filepath.WalkDir(c.folder.At(bin), func(p string, e fs.DirEntry, err error) error {
+		if all = append(all, p); err != nil || e.IsDir() && (len(all) == 1 || folder.Own(dir)) { // ours is the change
 			return err
 		}
-		return check(p)
+		var st unix.Stat_t
+		if err = unix.Lstat(p, &st); err == nil && !e.IsDir() {
+			err = c.folder.Unchanged(strings.TrimPrefix(p, c.folder.At("")), folder.Print{})
+		}
+		if st.Ctim.Nsec == 0 {
+			st.Ctim.Sec++ // a file system that keeps whole seconds
+		}
+		if (err == nil || errors.Is(err, folder.ErrChanged)) && st.Ctim.Nano() < began {
+			return nil // nobody has written it, or moved it here, and nobody can write it
+		}
+		return cmp.Or(err, folder.ErrChanged)
 	})
-	return all, err
+	putBack := func() error {
+		kept := path.Join(folder.Home, "kept-"+stamp)
+		to := func(p string) error { return os.Rename(c.folder.At(bin), c.folder.At(p)) }
+		if to(dir) == nil || to(kept) != nil {
+			return err
+		}
+		c.Log.Error("a folder was created again while it was being removed here; its old files are kept",
+			"folder", filepath.Join(c.Dir, dir), "at", filepath.Join(c.Dir, kept))
+		return nil
+	}
+	if err != nil {
+		return putBack()
+	}
+	c.running.Go(func() {
+		for _, p := range slices.Backward(all) {
+			if err := os.Remove(p); err != nil && !errors.Is(err, unix.ENOTEMPTY) {
+				c.Log.Error("cannot remove what the bucket has", "cause", err)
+				return
+			}
+		}
+		_ = putBack()
+	})
+	return nil
 }
 
-// removing begins the names in folder.Home of folders that are being removed.
+// removing begins the names in folder.Home of folders that are being removed; the time follows at which that began.
 const removing = "removing-"
 
 // partSize is max(8 MiB, size/10,000), in whole MiB.
