@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/semaphore"
@@ -60,25 +61,25 @@ type Config struct {
 // Carrier carries a folder to a bucket. Everything it knows belongs to the goroutine of Run.
 type Carrier struct {
 	Config
-	folder    *folder.Folder
-	journal   *journal
-	lock      *prefixLock
-	hosts     *order // nil without a cluster
-	q         *Queue
-	do        chan func()
-	memory    *semaphore.Weighted // of parts in flight, bytes
-	sends     map[string]*send
-	closing   map[string]bool   // paths of sends that are ending
-	noList    sync.Once         // the store does not list uploads: said
-	abortAt   time.Time         // when useless uploads may be aborted, after a failure or a crash
-	notCopied map[string]uint64 // the changes, by path, for which a copy in the bucket failed
-	links     links
-	stats     Stats
-	trouble   trouble
-	since     time.Time
-	changed   chan struct{} // closed by tell
-	wake      *time.Timer   // for the next try
-	running   sync.WaitGroup
+	folder  *folder.Folder
+	looks   atomic.Int64 // how often all of it was looked at: news from before may be older
+	journal *journal
+	lock    *prefixLock
+	hosts   *order // nil without a cluster
+	q       *Queue
+	do      chan func()
+	memory  *semaphore.Weighted // of parts in flight, bytes
+	sends   map[string]*send
+	closing map[string]bool // paths of sends that are ending
+	noList  sync.Once       // the store does not list uploads: said
+	abortAt time.Time       // when useless uploads may be aborted, after a failure or a crash
+	links   links
+	stats   Stats
+	trouble trouble
+	since   time.Time
+	changed chan struct{} // closed by tell
+	wake    *time.Timer   // for the next try
+	running sync.WaitGroup
 }
 
 // trouble is why the next change could not be made so far.
@@ -114,7 +115,7 @@ type Stats struct {
 func Open(ctx context.Context, cfg Config) (_ *Carrier, err error) {
 	c := &Carrier{Config: cfg, q: NewQueue(cfg.Last, cfg.Delete), do: make(chan func()),
 		memory: semaphore.NewWeighted(partsBytes), wake: time.NewTimer(0), since: time.Now(), sends: map[string]*send{},
-		changed: make(chan struct{}), closing: map[string]bool{}, notCopied: map[string]uint64{},
+		changed: make(chan struct{}), closing: map[string]bool{},
 		links: links{skipped: map[string]bool{}, look: make(chan struct{}, 1)}}
 	c.folder, err = folder.Open(cfg.Dir,
 		folder.Options{Inner: cfg.stead != nil, Last: cfg.Last, Prefix: len(cfg.Prefix), Looked: cfg.Looked,
@@ -204,12 +205,7 @@ func (c *Carrier) Run(ctx context.Context, ready func()) error {
 	}
 	old, _ := filepath.Glob(c.folder.At(folder.Home + "/" + removing + "*"))
 	for _, at := range old {
-		_, stamp, _ := strings.Cut(filepath.Base(at), "-")
-		kept := path.Join(folder.Home, "kept-"+stamp)
-		if err := c.discard(path.Join(folder.Home, removing+stamp), kept); err != nil {
-			c.Log.Error("what was being removed here has changed since, and is kept", "at", filepath.Join(c.Dir, kept),
-				"cause", err)
-		}
+		_ = c.discard(path.Join(folder.Home, filepath.Base(at)), "")
 	}
 	c.keepLocal()
 	c.running.Go(func() { c.serve(work, l) })
@@ -273,14 +269,14 @@ func (c *Carrier) Run(ctx context.Context, ready func()) error {
 // follow passes the folder's news on.
 func (c *Carrier) follow(ctx context.Context, stop context.CancelCauseFunc) {
 	for {
-		looks := c.folder.Looks()
+		looks := c.looks.Load()
 		news, err := c.folder.Next(ctx)
 		if err != nil {
 			stop(err)
 			return
 		}
 		c.in(ctx, func() {
-			if c.folder.Looks() != looks && c.hearAll() == nil {
+			if c.looks.Load() != looks && c.hearAll() == nil {
 				return // the news may be older than what was seen since
 			}
 			c.hear(news, c.q.Hear)
@@ -301,7 +297,7 @@ func (c *Carrier) post(ctx context.Context, f func()) bool {
 // hearAll looks at the whole folder.
 func (c *Carrier) hearAll() error {
 	news, err := c.folder.Look()
-	if err == nil {
+	if c.looks.Add(1); err == nil {
 		c.hear(news, c.q.HearAll)
 	}
 	return err
@@ -478,7 +474,6 @@ func (c *Carrier) made(ctx context.Context, change Change, r result) {
 	if r.copied {
 		c.stats.Copies++
 	}
-	delete(c.notCopied, change.Path)
 	c.note(entry{Path: change.Path, Object: &r.there})
 	if r.inParts { // else an upload of the file is of no use now
 		c.note(entry{Path: change.Path, Ended: true})
@@ -499,8 +494,10 @@ func (c *Carrier) made(ctx context.Context, change Change, r result) {
 
 // failed notes why a change was not made.
 func (c *Carrier) failed(change Change, err error) {
-	if errors.Is(err, errNotSent) {
-		c.notCopied[change.Path] = change.Turn
+	if f := c.q.files[change.Path]; errors.Is(err, errNotSent) {
+		if f != nil {
+			f.uncopied = change.Turn
+		}
 		return
 	}
 	if isWriting(err) { // no trouble: its news are about to come
@@ -626,6 +623,9 @@ func (c *Carrier) removeLocal(dir string) error {
 	var err error
 	for i := 0; i < len(files) && err == nil; i++ {
 		err = c.journal.write(entry{Path: files[i], Removed: true}, i == len(files)-1)
+		if err == nil && c.Delete && !there(c.folder.At(files[i])) {
+			err = errors.New("some of it has just gone")
+		}
 	}
 	bin := path.Join(folder.Home, fmt.Sprint(removing, strconv.FormatInt(began.Nano(), 36), "-", time.Now().UnixNano()))
 	if err == nil {
@@ -640,15 +640,12 @@ func (c *Carrier) removeLocal(dir string) error {
 	return err
 }
 
-// published returns an error if the bucket does not have all of a folder, also what no news tell of yet, or if it has
-// what has just gone here.
+// published returns an error if the bucket does not have all of a folder, also what no news tell of yet.
 func (c *Carrier) published(dir string) error {
-	here := 0
-	err := filepath.WalkDir(c.folder.At(dir), func(p string, e fs.DirEntry, err error) error {
+	return filepath.WalkDir(c.folder.At(dir), func(p string, e fs.DirEntry, err error) error {
 		if err != nil || e.IsDir() {
 			return err
 		}
-		here++
 		p = strings.TrimPrefix(p, c.folder.At(""))
 		f := c.q.files[p]
 		if f == nil || f.state != whole || f.turn != 0 {
@@ -659,26 +656,17 @@ func (c *Carrier) published(dir string) error {
 		}
 		return nil
 	})
-	for p, f := range c.q.files {
-		if under(p, dir) && f.state != absent {
-			here--
-		}
-	}
-	if err == nil && here < 0 {
-		err = errors.New("some of it has just gone")
-	}
-	return err
 }
 
-// discard removes what removeLocal has taken away, now or before a crash. If somebody has written it since then, or
-// can, it has its place back, which is an error. So has what comes meanwhile, by a writer who was on the way to it.
+// discard removes what removeLocal has taken away. If somebody has written it since then, or can, it has its place back,
+// which is an error. So has what comes meanwhile, by a writer who was on the way to it. It is kept if there is another
+// folder by now, or none is known: dir is "" after a crash.
 func (c *Carrier) discard(bin, dir string) error {
-	_, stamp, _ := strings.Cut(path.Base(bin), "-")
-	tick, _, _ := strings.Cut(stamp, "-")
-	began, _ := strconv.ParseInt(tick, 36, 64)
+	stamp := strings.Split(path.Base(bin), "-")
+	began, _ := strconv.ParseInt(stamp[1], 36, 64)
 	var all []string
 	err := filepath.WalkDir(c.folder.At(bin), func(p string, e fs.DirEntry, err error) error {
-		if all = append(all, p); err != nil || e.IsDir() && (len(all) == 1 || folder.Own(dir)) { // ours is the change
+		if all = append(all, p); err != nil || e.IsDir() && (len(all) == 1 || dir == "") { // ours is the change
 			return err
 		}
 		var st unix.Stat_t
@@ -694,13 +682,13 @@ func (c *Carrier) discard(bin, dir string) error {
 		return cmp.Or(err, folder.ErrChanged)
 	})
 	putBack := func() error {
-		kept := path.Join(folder.Home, "kept-"+stamp)
+		kept := path.Join(folder.Home, "kept-"+strings.Join(stamp[1:], "-"))
 		to := func(p string) error { return os.Rename(c.folder.At(bin), c.folder.At(p)) }
 		if to(dir) == nil || to(kept) != nil {
 			return err
 		}
-		c.Log.Error("a folder was created again while it was being removed here; its old files are kept",
-			"folder", filepath.Join(c.Dir, dir), "at", filepath.Join(c.Dir, kept))
+		c.Log.Error("a folder was written, or created again, while it was being removed here; its old files are kept",
+			"folder", dir, "at", filepath.Join(c.Dir, kept))
 		return nil
 	}
 	if err != nil {

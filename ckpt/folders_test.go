@@ -3,6 +3,7 @@ package ckpt
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -192,6 +193,65 @@ func TestFolderThatMoved(t *testing.T) {
 	if there(filepath.Join(old, "1")) || !there(filepath.Join(dir, "1/others")) {
 		t.Errorf("%v is there, and %v here", there(filepath.Join(old, "1")), there(filepath.Join(dir, "1/others")))
 	}
+}
+
+// refuses is a store that neither removes nor copies.
+type refuses struct{ objstore.Layer }
+
+func (refuses) Delete(context.Context, string, string) error {
+	return &objstore.Error{Op: "delete", Kind: objstore.KindDenied}
+}
+
+func (refuses) Copy(context.Context, objstore.Object, string) (objstore.Object, error) {
+	return objstore.Object{}, &objstore.Error{Op: "put", Kind: objstore.KindDenied}
+}
+
+// A removal that the store refuses holds up no file.
+func TestRemovalRefused(t *testing.T) {
+	store, dest := toFolder(t)
+	dir := t.TempDir()
+	c, err := Open(t.Context(), Config{Dir: dir, Store: refuses{store}, Delete: true, Last: isLast,
+		Log: slog.New(slog.DiscardHandler)})
+	must(t, err)
+	defer c.Close()
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx, func() {}) }()
+	save(t, filepath.Join(dir, "a"), 1)
+	until(t, "it is there", func() bool { return there(filepath.Join(dest, "a")) })
+	must(t, os.Remove(filepath.Join(dir, "a")))
+	until(t, "its removal is refused", func() (refused bool) {
+		c.in(ctx, func() {
+			if refused = c.trouble.tries > 0 && c.q.busy == nil; refused {
+				c.trouble.since = time.Now().Add(time.Hour)
+			}
+		})
+		return refused
+	})
+	save(t, filepath.Join(dir, "b"), 1)
+	until(t, "another file is there", func() bool { return there(filepath.Join(dest, "b")) })
+	stop()
+	if err := <-ended; !strings.Contains(err.Error(), "0 files and 1 removals did not reach") {
+		t.Error(err)
+	}
+}
+
+// What the store does not copy, as of an object that it has archived, is sent.
+func TestCopyRefused(t *testing.T) {
+	store, dest := toFolder(t)
+	dir := t.TempDir()
+	must(t, carryTo(t, Config{Dir: dir, Store: refuses{store}}, func(c *Client) {
+		for _, size := range []int{1, smallFile + 1} {
+			name := fmt.Sprint(size)
+			save(t, filepath.Join(dir, name), size)
+			isWhole(t, c, name)
+			must(t, os.Rename(filepath.Join(dir, name), filepath.Join(dir, name+"-again")))
+			isWhole(t, c, name+"-again")
+			if fi, err := os.Stat(filepath.Join(dest, name+"-again")); err != nil || fi.Size() != int64(size) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}))
 }
 
 // What a user has removed of a checkpoint goes with Delete, also if KeepLocal removes the rest before its news come, or

@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -92,7 +91,7 @@ func newOrder(cfg Config, q *Queue, id string) *order {
 	h := host{Dir: cfg.Dir, Since: time.Now().UTC(), Instance: instance}
 	h.Host, _ = os.Hostname()
 	q.shared = true
-	o := &order{q: q, root: cfg.Cluster.Root() + "ckpt/" + hex.EncodeToString(sum[:8]) + "/", id: id, host: h,
+	o := &order{q: q, root: cfg.Cluster.Root() + "ckpt/" + fmt.Sprintf("%x/", sum[:8]), id: id, host: h,
 		self:  string(encode(h)),
 		heard: map[string]int64{}, asked: map[string]*asking{}, vouched: map[string]string{},
 		wake: make(chan struct{}, 1)}
@@ -107,7 +106,7 @@ func newOrder(cfg Config, q *Queue, id string) *order {
 // vouched for, stays so.
 func (o *order) name(p string) string {
 	sum := sha256.Sum256(encode(entry{Path: p, Object: &Published{Print: o.q.files[p].print}}))
-	return o.id + "/" + hex.EncodeToString(sum[:8])
+	return fmt.Sprintf("%s/%x", o.id, sum[:8])
 }
 
 // stir wakes who looks at the board, if there is something to do that it does not say.

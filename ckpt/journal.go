@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"crypto/rand"
 	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -277,5 +276,5 @@ func (j *journal) close() error { return errors.Join(j.f.Sync(), j.f.Close()) }
 // StateName names a folder for the journal of dir and dest among those of others.
 func StateName(dir, dest string) string {
 	sum := sha256.Sum256([]byte(dir + "\x00" + dest))
-	return hex.EncodeToString(sum[:8])
+	return fmt.Sprintf("%x", sum[:8])
 }

@@ -471,52 +471,6 @@ func TestChangedByOthers(t *testing.T) {
 	}
 }
 
-// A removal that the store refuses for long holds up no file.
-func TestRemovalRefused(t *testing.T) {
-	g, dir := newGate(t), t.TempDir()
-	g.on(func(r *http.Request) bool { return r.Method != http.MethodDelete })
-	w := g.carry(Config{Dir: dir, Delete: true})
-	saveAs(t, filepath.Join(dir, "a"), []byte("a"))
-	until(t, "it is there", func() bool { return w.all(1) })
-	must(t, os.Remove(filepath.Join(dir, "a")))
-	until(t, "its removal is refused", func() bool { return w.status().Trouble != "" })
-	w.do(func() { w.trouble.tries, w.trouble.since = 20, time.Now().Add(time.Hour) })
-	saveAs(t, filepath.Join(dir, "b"), []byte("b"))
-	until(t, "another file is there", func() bool { return w.all(2) })
-	g.on(nil)
-	until(t, "it has gone", func() bool { w.later(); return w.status().Stats.Removed == 1 })
-	must(t, w.end())
-	g.same(here(t, dir))
-}
-
-// What the store does not copy, as of an object that it has archived, is sent.
-func TestCopyRefused(t *testing.T) {
-	g, dir := newGate(t), t.TempDir()
-	g.on(func(r *http.Request) bool { return r.Header.Get("X-Amz-Copy-Source") == "" })
-	w := g.carry(Config{Dir: dir, Delete: true})
-	sizes := []int{1000, 5 << 20} // by one request, and in parts
-	for i, size := range sizes {
-		saveAs(t, filepath.Join(dir, strconv.Itoa(size)), differs(byte(i), size))
-	}
-	until(t, "all are there", func() bool { return w.all(2) })
-	for _, size := range sizes {
-		at := filepath.Join(dir, strconv.Itoa(size))
-		must(t, os.Rename(at, at+"-again"))
-	}
-	until(t, "all are there again", func() bool {
-		s := w.status()
-		return s.Stats.Files == 4 && s.Stats.Removed == 2
-	})
-	if s := w.status(); s.Stats.Copies > 0 || s.Trouble != "" {
-		t.Errorf("%+v", s)
-	}
-	must(t, w.end())
-	g.same(here(t, dir))
-	if left := g.uploads(); len(left) > 0 {
-		t.Errorf("uploads are left: %v", left)
-	}
-}
-
 // A file that is written again whenever it is about to be sent holds up its last name, and no other file; one that is
 // never closed holds up nothing. When its writer rests the file arrives, and then the last name.
 func TestWrittenAgainAndAgain(t *testing.T) {

@@ -28,7 +28,6 @@ type Queue struct {
 	unsealed map[string]bool
 	broken   map[*file]bool // the torn files
 	busy     *file          // whose change is being made
-	settled  bool
 
 	turn    uint64
 	waiting line // the changes
@@ -51,6 +50,7 @@ type file struct {
 	withdrawn  bool         // rule 5
 	failed     bool         // its change was tried, and not made
 	refused    uint64       // when the store did not make it: a turn, or 0
+	uncopied   uint64       // the turn for which a copy in the bucket failed
 	asked      bool         // another host's
 	cleared    uint64       // the turn for which Clear was told
 	held       string       // why it was not told yet
@@ -240,7 +240,7 @@ func (q *Queue) Hear(news []folder.News, now time.Time) {
 			q.skip(n.Path)
 		} else if f := q.files[n.Path]; f != nil && n.State == folder.Gone {
 			q.gone(f)
-			some = q.settled && len(q.unsealed) > 0
+			some = len(q.unsealed) > 0
 		}
 	}
 	if some {
@@ -362,7 +362,6 @@ func (q *Queue) HearAll(news []folder.News, now time.Time) {
 			q.gone(f)
 		}
 	}
-	q.settled = true
 	q.withdraw()
 }
 
@@ -556,7 +555,7 @@ func (q *Queue) Ahead(yield func(Change) bool) {
 
 func (q *Queue) change(f *file) Change {
 	c := Change{Path: f.path, Turn: f.turn, Put: f.state == whole, Print: f.print, There: f.there}
-	if !c.Put {
+	if !c.Put || f.uncopied == f.turn {
 		return c
 	}
 	for p := range q.names[inode{f.print.Dev, f.print.Ino}] {

@@ -81,7 +81,7 @@ func (c *Carrier) apart(ctx context.Context, p string, f func()) {
 
 // inParts reports whether a file must be sent before its turn comes.
 func (c *Carrier) inParts(change Change) bool {
-	return change.Put && change.Print.Size > smallFile && (change.From == "" || c.notCopied[change.Path] == change.Turn)
+	return change.Put && change.Print.Size > smallFile && change.From == ""
 }
 
 // copiedInParts reports whether the bucket may need an upload to copy a file.
@@ -131,7 +131,7 @@ func (c *Carrier) send(ctx context.Context, s *send, change Change) (err error) 
 	}
 	go func() {
 		select {
-		case <-s.held.Broken(): // or closed, at the latest when Run ends
+		case <-s.held.Broken: // or closed, at the latest when Run ends
 			s.cancel(fmt.Errorf("%s: %w", change.Path, folder.ErrWriting))
 		case <-ctx.Done():
 		}

@@ -202,9 +202,9 @@ func (f *Folder) inspect(t turn, now *News) (early time.Duration, err error) {
 // A Held is a file that nobody has written since Hold.
 type Held struct {
 	io.ReaderAt
+	Broken chan struct{} // closed when somebody wants to write, and by Close
 	file   *os.File
 	sigio  chan os.Signal
-	broken chan struct{}
 }
 
 // Unchanged returns an error if a file has other content, or somebody can write it.
@@ -231,7 +231,7 @@ func (f *Folder) Hold(p string, print Print) (*Held, error) {
 		f.ring()
 		return nil, fmt.Errorf("%s: %w", p, cmp.Or(refusals[err], err))
 	}
-	h := &Held{file, file, make(chan os.Signal, 1), make(chan struct{})}
+	h := &Held{file, make(chan struct{}), file, make(chan os.Signal, 1)}
 	h.sigio <- unix.SIGIO // it may have come already
 	signal.Notify(h.sigio, unix.SIGIO)
 	go h.answer()
@@ -240,7 +240,7 @@ func (f *Folder) Hold(p string, print Print) (*Held, error) {
 
 // answer gives the lease back when a writer waits for it.
 func (h *Held) answer() {
-	defer close(h.broken)
+	defer close(h.Broken)
 	for range h.sigio {
 		if !h.Whole() {
 			_, _ = unix.FcntlInt(h.file.Fd(), unix.F_SETLEASE, unix.F_UNLCK) // fails if the kernel has taken it
@@ -261,9 +261,6 @@ func (f *Folder) Sync(p string) error {
 	return f.Sync(path.Dir(p))
 }
 
-// Broken is closed when somebody wants to write, and by Close.
-func (h *Held) Broken() <-chan struct{} { return h.broken }
-
 // Whole reports whether nobody has written, or wanted to, since Hold.
 func (h *Held) Whole() bool {
 	kind, err := unix.FcntlInt(h.file.Fd(), unix.F_GETLEASE, 0)
@@ -274,7 +271,7 @@ func (h *Held) Whole() bool {
 func (h *Held) Close() error {
 	signal.Stop(h.sigio)
 	close(h.sigio)
-	<-h.broken
+	<-h.Broken
 	return h.file.Close()
 }
 

@@ -123,7 +123,6 @@ type Folder struct {
 	places  map[string]*turn // the last turn of each path in line
 	refused []string         // what is Writing, in this order
 	pause   time.Duration    // until they have their next turn
-	looks   int
 }
 
 // Open begins to follow a folder. It refuses, with the remedy, what cannot work: file systems on which other hosts
@@ -206,7 +205,6 @@ func (f *Folder) Look() (news []News, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	defer f.ring()
-	f.looks++
 	err = f.drain()
 	before := len(f.line)
 	all, walkErr := f.walk(".")
@@ -215,10 +213,11 @@ func (f *Folder) Look() (news []News, err error) {
 		all[i].closed = true
 		now, lookErr := f.look(all[i])
 		looked, walkErr = append(looked, now), cmp.Or(walkErr, lookErr)
-		if f.looks == 1 && f.Looked != nil {
+		if f.Looked != nil {
 			f.Looked(i+1, len(all))
 		}
 	}
+	f.Looked = nil
 	err = cmp.Or(err, walkErr, f.drain())
 	quiet := len(f.line) == before
 	for i, now := range looked {
@@ -246,13 +245,6 @@ func (f *Folder) Know(p string, print Print) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.formed[p] = print
-}
-
-// Looks is how often Look was called. News that Next gave before the last time may be older than what Look said.
-func (f *Folder) Looks() int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.looks
 }
 
 // A turn is a path that is to be looked at.

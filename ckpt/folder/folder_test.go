@@ -510,7 +510,7 @@ func TestHold(t *testing.T) {
 		began := time.Now()
 		n = p.do("open %s", name) // returns only because the lease is given back
 		t.Logf("the writer waited %v", time.Since(began))
-		<-h.Broken()
+		<-h.Broken
 		if h.Whole() {
 			t.Error("whole")
 		}
