@@ -429,9 +429,8 @@ func (c *Carrier) pause(change Change) time.Duration {
 	return time.Until(c.trouble.since.Add(min(time.Minute, 50*time.Millisecond<<min(c.trouble.tries, 11))))
 }
 
-// note writes to the journal. What is published with a last name is known also after a power loss, and that perhaps the
-// last name is. If the journal cannot be written, a crash costs work, and what is removed before the next start stays
-// in the bucket.
+// note writes to the journal, durably what is about a last name. If it cannot, a crash costs work, and what is removed
+// before the next start stays in the bucket.
 func (c *Carrier) note(e entry) {
 	if err := c.journal.write(e, e.Object != nil && c.q.isLast(e.Path)); err != nil {
 		c.Log.Error("the journal cannot be written", "cause", err)
@@ -483,13 +482,13 @@ func (c *Carrier) made(ctx context.Context, change Change, r result) {
 	}
 	if !c.q.isLast(change.Path) {
 		c.Log.Debug("published", "key", c.key(change.Path), "bytes", change.Print.Size)
-		if c.KeepLocal == 0 || !c.q.completes(change.Path) {
+		for range c.q.waiting.all {
 			return
 		}
 	} else {
 		c.Log.Info("published, with all that was closed before", "key", c.key(change.Path))
 	}
-	c.keepLocal()
+	c.keepLocal() // also after the last file that came: a last name need not be that
 }
 
 // failed notes why a change was not made.
@@ -540,9 +539,8 @@ func (c *Carrier) make(ctx context.Context, change Change, s *send) (r result) {
 		case err == nil:
 			r.there.ETag, r.copied = o.ETag, true
 			return r
-		case k != objstore.KindChanged && k != objstore.KindNotFound && k != objstore.KindInvalid &&
-			k != objstore.KindDenied: // such as an archived one
-			r.err = err
+		case slices.Contains([]objstore.Kind{objstore.KindTransient, objstore.KindOther, objstore.KindExists}, k):
+			r.err = err // else it is sent: the object may have been archived
 			return r
 		}
 	}
@@ -596,8 +594,11 @@ func put(ctx context.Context, store objstore.Uploader, key string, b []byte) (et
 
 // keepLocal removes the oldest complete checkpoints here, if more than KeepLocal are complete.
 func (c *Carrier) keepLocal() {
+	if c.KeepLocal == 0 {
+		return
+	}
 	complete := slices.DeleteFunc(c.q.Checkpoints(), func(k Checkpoint) bool { return k.Lacks != "" })
-	for _, k := range complete[:max(0, len(complete)-cmp.Or(c.KeepLocal, len(complete)))] {
+	for _, k := range complete[:max(0, len(complete)-c.KeepLocal)] {
 		if err := c.removeLocal(k.Path); err != nil {
 			c.Log.Warn("a complete checkpoint stays here", "folder", k.Path, "cause", err)
 			continue
@@ -658,9 +659,9 @@ func (c *Carrier) published(dir string) error {
 	})
 }
 
-// discard removes what removeLocal has taken away. If somebody has written it since then, or can, it has its place back,
-// which is an error. So has what comes meanwhile, by a writer who was on the way to it. It is kept if there is another
-// folder by now, or none is known: dir is "" after a crash.
+// discard removes what removeLocal has taken away. If somebody has written it since then, or can, that is an error, and
+// it has its place back; so has what comes meanwhile, by a writer who was on the way to it. It is kept if there is
+// another folder by now, or none is known: dir is "" after a crash.
 func (c *Carrier) discard(bin, dir string) error {
 	stamp := strings.Split(path.Base(bin), "-")
 	began, _ := strconv.ParseInt(stamp[1], 36, 64)

@@ -37,8 +37,7 @@ type copies struct {
 	shelf *shelf
 }
 
-// leaseSeconds is for how long a host is not dead that does not renew its lease in etcd. A neighbour may be silent for
-// copyPatience.
+// leaseSeconds after it last renewed its lease in etcd a host is dead. A neighbour may be silent for copyPatience.
 const leaseSeconds, copyPatience = 10, 20 * time.Second
 
 // errVoid: the neighbour has no such copies. errRoom: it has no room.
@@ -179,8 +178,7 @@ func (k *copies) asked(err error) {
 	}
 }
 
-// nextCopy returns what is to be done at the neighbour now. That returns what it has of the file then, nil if nothing
-// has changed.
+// nextCopy returns what is to be done at the neighbour now. That returns what it has of the file then; nil: no change.
 func (c *Carrier) nextCopy(ctx context.Context) (change Change, do func() (*copyOf, error)) {
 	o, k := c.hosts, c.hosts.copies
 	if k.void || k.to == "" {

@@ -79,9 +79,7 @@
 // The journal says what the bucket has and which uploads are under way; before a publication it says that perhaps the
 // bucket has it. What perhaps is there is published again, or removed if it says that this journal made it. The journal
 // need not say what was closed: after a crash the folder is looked through, in the order of the files' times of change
-// (ctime). An upload goes on by its id if the file has not changed. An id is written down before the first part is
-// sent, and the key before the id exists, so that the upload of a crash in between is found and aborted; so is that of
-// a copy that needs one. Uploads of others are left alone. Power may go as well: so a file is durable under its name
-// before it is published, or else the bucket would get what is left of it here in place of the whole one; and so is the
-// journal, before a last name is published.
+// (ctime). An upload goes on by its id if the file has not changed; its key is written down before it begins, so that
+// one without an id is found and aborted. Uploads of others are left alone. Power may go as well: so a file is durable
+// under its name before it is published, and so is the journal before a last name is.
 package ckpt

@@ -19,12 +19,10 @@ import (
 	"github.com/shoalfs/shoal/internal/pause"
 )
 
-// etcd answers within hostsPatience, or it is away. One looks at the board every hostsBeat, and logs hosts that have
-// not answered for hostsSlow.
+// etcd answers within hostsPatience, or is away. The board is looked at every hostsBeat. Hosts are slow by hostsSlow.
 const hostsPatience, hostsBeat, hostsSlow = 4 * time.Second, 3 * time.Second, 30 * time.Second
 
-// order is this host's part in the order among the hosts of a cluster: rules 8 to 12 and 14 to 17. meet is as pure as
-// the queue.
+// order is this host's part in the order among the hosts of a cluster: rules 8 to 12 and 14 to 17. meet is pure.
 type order struct {
 	q       *Queue
 	root    string             // begins all keys
@@ -102,8 +100,7 @@ func newOrder(cfg Config, q *Queue, id string) *order {
 	return o
 }
 
-// name is of the ask for a last name as it is now. The next process asks by the same name: what was answered, or
-// vouched for, stays so.
+// name is of the ask for a last name as it is now, also in the next process: what was answered or vouched for stays so.
 func (o *order) name(p string) string {
 	sum := sha256.Sum256(encode(entry{Path: p, Object: &Published{Print: o.q.files[p].print}}))
 	return fmt.Sprintf("%s/%x", o.id, sum[:8])

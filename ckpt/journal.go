@@ -25,8 +25,7 @@ import (
 	"github.com/shoalfs/shoal/internal/killpoint"
 )
 
-// journal is what must survive a crash, as lines of JSON. A line that a crash has torn, and what follows it, is cut
-// off. It may be used by several goroutines.
+// journal is what must survive a crash, as lines of JSON. Torn ones are cut off. Several goroutines may use it.
 type journal struct {
 	path string
 	id   string // a file with the journal's ID in the folder that is carried, and that goes with it
@@ -144,9 +143,8 @@ func parse(journal []byte) (k known, n int64) {
 	return k, n
 }
 
-// openJournal opens a journal for of, whose ID is made, unless it has one, if a new one begins: also if the folder was
-// made anew, with the inode of the last one. Of what it said of another folder the uploads to the same destination
-// stay: they are of no use, or go on.
+// openJournal opens a journal for of. A new one begins, with a new ID unless of has one, also if the folder was made
+// anew with the inode of the last one. It knows the last one's uploads to the same destination: they end, or go on.
 func openJournal(file, id string, of origin) (j *journal, err error) {
 	b, err := os.ReadFile(file)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -12,17 +12,14 @@ import (
 	"github.com/shoalfs/shoal/ckpt/folder"
 )
 
-// Remote is a checkpoint in a bucket: a folder with a last name that is in no other such folder, or something at the
-// top of the prefix.
+// Remote is a checkpoint in a bucket: a folder with a last name, not in another one, or what is at the prefix's top.
 type Remote struct {
 	Path  string `json:"path"`
 	Files int    `json:"files"`
 	Bytes int64  `json:"bytes"`
-	// Time is when its newest last name became visible, as files may come later; without one in it, when its newest
-	// file did.
+	// Time is when its newest last name became visible, as files may come later; or if it has none, its newest file.
 	Time time.Time `json:"time"`
-	// Complete: its last name is visible, or where no folder has one of its own, one beside it that is newer than all
-	// its files.
+	// Complete: its last name is visible, or where no folder has one, one beside it that is newer than all its files.
 	Complete bool `json:"complete"`
 	Folder   bool `json:"folder"`
 	sealed   bool // its last name is in it

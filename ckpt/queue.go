@@ -16,8 +16,7 @@ import (
 type Queue struct {
 	remove bool
 	isLast func(path string) bool
-	// shared: last names wait for Clear, too. asks has last names of other hosts, by the names of their asks; turn is 0
-	// if a torn file holds one up.
+	// shared: last names wait for Clear, too. asks has those of others, by name; turn is 0 if a torn file is beside.
 	shared bool
 	asks   map[string]*file
 	copies map[*file]bool // of which a neighbour has something, or may
@@ -67,8 +66,7 @@ type copyOf struct {
 // covered reports whether the neighbour has the file as it is here.
 func (f *file) covered() bool { return f.state == whole && f.copy.Has != nil && !f.stale() }
 
-// stale reports whether the neighbour has another generation, or may. It must not publish that after the next change
-// here.
+// stale reports whether the neighbour has another generation, or may, which it must not publish after the next change.
 func (f *file) stale() bool {
 	other := func(p *folder.Print) bool { return p != nil && (f.state != whole || *p != f.print) }
 	return other(f.copy.Has) || other(f.copy.Sent)
@@ -139,8 +137,7 @@ type Change struct {
 	FromThere Published
 }
 
-// NewQueue returns an empty queue. isLast reports whether a path is a last name. With remove, what is removed here is
-// removed in the bucket.
+// NewQueue returns an empty queue. isLast tells last names. With remove, what is removed here is removed there, too.
 func NewQueue(isLast func(path string) bool, remove bool) *Queue {
 	turn, owed := func(f *file) uint64 { return f.turn }, func(f *file) uint64 { return f.owed }
 	return &Queue{
@@ -365,8 +362,7 @@ func (q *Queue) HearAll(news []folder.News, now time.Time) {
 	q.withdraw()
 }
 
-// Release tells that a folder was removed here on purpose, and stays in the bucket whatever remove says. What had gone
-// before goes there all the same.
+// Release tells that a folder was removed here on purpose, and stays in the bucket, but for what had gone before.
 func (q *Queue) Release(dir string) {
 	for p, f := range q.files {
 		if under(p, dir) && !f.leaving() {
@@ -407,10 +403,9 @@ func (q *Queue) Next() (c Change, ok bool) {
 	return q.change(next), true
 }
 
-// waitsFor returns what must be published, or go, before the change of f, which is a last name or a removal; nil if
-// nothing. With copies it is what must be at the neighbour or published before f is there. A last name waits for files
-// beside it that the bucket never had, too, whenever they were closed: it may name them, and after a restart only ctime
-// tells the order.
+// waitsFor returns what must be published, or go, before a last name or a removal; or nil. With copies: what must be at
+// the neighbour or published before f is there. A last name waits for files beside it that the bucket never had, too,
+// whenever they were closed: it may name them, and after a restart only ctime tells the order.
 func (q *Queue) waitsFor(f *file, copies bool) *file {
 	if g := q.tornBy(f); g != nil {
 		return g
@@ -468,8 +463,7 @@ func (q *Queue) Clear(p string, turn uint64, whyNot string) {
 	}
 }
 
-// Ask tells that another host has closed a last name p. Use HearAll before, so that all that was closed here before is
-// known.
+// Ask tells, after HearAll, which tells of all that was closed here before, that another host has closed a last name p.
 func (q *Queue) Ask(name, p string) {
 	q.asks[name] = &file{path: p, last: true, state: whole, asked: true}
 	q.Answers(false)
@@ -482,8 +476,7 @@ func (q *Queue) Vouch(p string, turn uint64, do bool) {
 	}
 }
 
-// NextCopy returns what the neighbour is to get, or if it is no Put, what it need not keep. A last name goes there
-// after all before it.
+// NextCopy returns what the neighbour is to get, last names after all before them, or if no Put, what it need not keep.
 func (q *Queue) NextCopy() (c Change, ok bool) {
 	var drop *file // last names first
 	for f := range q.copies {
@@ -596,8 +589,7 @@ func (q *Queue) arrived(f *file, there Published) {
 	}
 }
 
-// Failed tells that a change was not made, or perhaps. It is the next one again, unless the folder has changed
-// meanwhile.
+// Failed tells that a change was not made, or perhaps. It comes again, unless the folder has changed meanwhile.
 func (q *Queue) Failed(c Change, perhaps bool) {
 	q.busy = nil
 	f := q.files[c.Path]

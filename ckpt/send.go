@@ -14,9 +14,8 @@ import (
 	"github.com/shoalfs/shoal/ckpt/folder"
 )
 
-// send is a large file whose parts are being sent, before its turn comes. The file is held until it is published. If it
-// is given up, no more requests begin, and those under way are waited for: a store may still do what a request asked
-// for that was cancelled, and so bring an upload back that was aborted after it.
+// send is a large file whose parts are being sent, before its turn comes. It is held until it is published. If it is
+// given up, requests under way are waited for: a cancelled one could bring an upload back that was aborted after it.
 type send struct {
 	path   string
 	turn   uint64

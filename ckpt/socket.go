@@ -236,8 +236,7 @@ func (c *Client) Status(ctx context.Context) (s Status, err error) {
 	return s, err
 }
 
-// Wait asks whether the bucket, or with 2 copies the bucket or a neighbour, has what is at or below rel; look counts
-// what was closed a moment ago.
+// Wait asks whether the bucket, or with 2 copies the bucket or a neighbour, has what is at or below rel.
 func (c *Client) Wait(ctx context.Context, rel string, copies int, look bool) (w Wait, err error) {
 	q := url.Values{"path": {rel}, "copies": {strconv.Itoa(copies)}}
 	if look {

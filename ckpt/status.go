@@ -53,9 +53,8 @@ func (s state) String() string {
 	return [...]string{"gone", "being written", "torn or unreadable", "closed, not in the bucket yet"}[s]
 }
 
-// Lacks returns a path at or below p that is not in the bucket as it is here, and why; "" if there is none. known is
-// whether there is any file at or below p. "." is the whole folder. With copies it is enough that the neighbour has it,
-// if the other hosts' files before a last name are as safe.
+// Lacks returns a path at or below p (".": all) that is not in the bucket as it is here, and why. known: some are.
+// With copies it is enough that the neighbour has it, if the other hosts' files before a last name are as safe.
 func (q *Queue) Lacks(p string, copies bool) (lacks, why string, known bool) {
 	for name, f := range q.files {
 		if name != p && p != "." && !under(name, p) || f.state == absent {
@@ -83,16 +82,6 @@ type Checkpoint struct {
 	// Linked: only the bucket has it, and here is a link into its mount.
 	Linked bool  `json:"linked,omitempty"`
 	saved  int64 // Mtime of its latest last name: a chown changes Ctime
-}
-
-// completes reports whether a file came after a last name of its folder, or of one above: they may be complete now.
-func (q *Queue) completes(p string) bool {
-	for _, l := range q.files {
-		if l.last && l.state == whole && l.turn == 0 && under(p, path.Dir(l.path)) {
-			return true
-		}
-	}
-	return false
 }
 
 // topOf returns the one of the folders that has a path and is nearest to the root, or "".

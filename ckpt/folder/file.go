@@ -23,8 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DefaultLast are patterns of names that say that others are whole: they are published after all that was closed
-// before.
+// DefaultLast are patterns of names that say that others are whole: they are published after all closed before.
 var DefaultLast = []string{".metadata", "*.index.json", "latest*", "commit_success.txt", "_SUCCESS",
 	"trainer_state.json", "_CHECKPOINT_METADATA", "metadata.json", "metadata.pkl"}
 
@@ -32,8 +31,7 @@ var DefaultLast = []string{".metadata", "*.index.json", "latest*", "commit_succe
 const NoFile = "it is a link, a pipe, a socket or a device"
 
 // LastNames returns a function that reports whether a path matches one of DefaultLast, or of the given patterns, which
-// are path.Match's. One with a slash is compared with the path, another with its last component. Malformed ones are an
-// error.
+// are path.Match's: of the path if there is a slash in it, else of its last component. Malformed ones are an error.
 func LastNames(globs ...string) (func(name string) bool, error) {
 	globs = slices.Concat(DefaultLast, globs)
 	for _, g := range globs {
@@ -167,8 +165,7 @@ func (f *Folder) look(t turn) (now News, err error) {
 	return now, err
 }
 
-// inspect looks at a regular file, under the lease. It says how long to wait while a write could leave the Print as it
-// is.
+// inspect looks at a regular file, under the lease. It says how long to wait while a write could leave the Print so.
 func (f *Folder) inspect(t turn, now *News) (early time.Duration, err error) {
 	file, print, err := f.lease(t.path)
 	if err != nil {
@@ -278,8 +275,7 @@ func (h *Held) Close() error {
 // Home is the folder, in the one that is followed, that is the daemon's. Socket is its socket there.
 const Home, Socket = ".shoal", "ckpt.sock"
 
-// MakeHome makes Home at a path. Whoever may enter the folder that it is in reaches the socket; what else is there is
-// 0600.
+// MakeHome makes Home at a path. Whoever may enter the folder around it reaches the socket; what else is there is 0600.
 func MakeHome(at string) {
 	_ = os.Mkdir(at, 0o755) // there may be one
 	if d, err := os.OpenFile(at, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0); err == nil {

@@ -2,8 +2,7 @@
 //
 //  1. A file is whole when nobody can write it: a read lease is refused while anybody has it open for writing or mapped
 //     so. That it was closed says less. Its form must be that of its name as well, or else it is torn.
-//  2. An event of inotify only says: look at this path. Events, scans, an overflow and the start have one code path
-//     (step).
+//  2. An event of inotify only says: look at this path. Events, scans, an overflow and the start have one code, step.
 //  3. News come in the order of the last closes. After a look the queue is drained: if the file was closed again, its
 //     turn comes later. A close makes its event before it lets go of the file, so files that were closed and refused
 //     are looked at again before any other, and from time to time. What a scan finds comes by ctime, of the same age
@@ -125,9 +124,8 @@ type Folder struct {
 	pause   time.Duration    // until they have their next turn
 }
 
-// Open begins to follow a folder. It refuses, with the remedy, what cannot work: file systems on which other hosts
-// write unnoticed, cache directories of shoal, a folder that another daemon follows, too low limits of inotify. It
-// makes the folder .shoal in it, which is not reported.
+// Open begins to follow a folder, and makes .shoal in it, which is not reported. It refuses, with the remedy, what
+// cannot work: shared file systems, cache directories of shoal, a folder that is followed, too low limits of inotify.
 func Open(dir string, o Options) (_ *Folder, err error) {
 	f := &Folder{Options: o, queue: -1, known: map[string]News{}, formed: map[string]Print{},
 		watches: map[int32]string{}, places: map[string]*turn{}, pause: time.Second}
@@ -199,8 +197,7 @@ func (f *Folder) Next(ctx context.Context) (news []News, err error) {
 // ring wakes Next, under the mutex.
 func (f *Folder) ring() { _ = f.inotify.SetReadDeadline(time.Unix(1, 0)) }
 
-// Look says now what each file is, also what hasn't changed. Temporary names have no news. What Next hasn't reported
-// yet, it will.
+// Look says now what each file is, also what hasn't changed, but for temporary names. Next will report what it hasn't.
 func (f *Folder) Look() (news []News, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -258,9 +255,7 @@ type turn struct {
 
 // push gives a path its turn, after all others.
 func (f *Folder) push(t turn) {
-	if f.places[t.path] = &t; f.Last(t.path) {
-		t.last = 1
-	}
+	f.places[t.path] = &t
 	f.line = append(f.line, &t)
 }
 
@@ -384,34 +379,24 @@ func (f *Folder) sweep() {
 }
 
 // scan watches a folder and all below, and gives what it finds a turn. What was closed before one of its last names may
-// be in line: then last names come after all others, those that were heard of in their order, and among them those that
-// were found by ctime.
+// be in line: then last names come after all others, by ctime.
 func (f *Folder) scan(dir string) error {
 	all, err := f.walk(dir)
 	all = slices.DeleteFunc(all, func(t turn) bool { return f.known[t.path] == News{t.path, Whole, t.print, ""} })
 	err = cmp.Or(err, f.drain())
-	var found, heard int64
-	for i := range all {
-		if t := &all[i]; t.last > 0 {
-			found = max(found, t.print.Ctime)
-			t.print.Ctime = found
-		}
-	}
 	alone := len(f.line) == 0
-	if f.first(all...); alone || found == 0 {
+	if f.first(all...); alone || !slices.ContainsFunc(all, func(t turn) bool { return t.last > 0 }) {
 		return err
 	}
+	ages := map[*turn]int64{} // of last names
 	for _, t := range f.line {
-		if t.last > 0 && t.print == (Print{}) {
+		if f.Last(t.path) {
 			if st, _ := stat(f.at, t.path); st.Mode&unix.S_IFMT == unix.S_IFREG {
-				heard = max(heard, printOf(&st).Ctime)
-				t.print.Ctime = heard
+				ages[t] = printOf(&st).Ctime
 			}
 		}
 	}
-	slices.SortStableFunc(f.line, func(a, b *turn) int {
-		return cmp.Compare(int64(a.last)*a.print.Ctime, int64(b.last)*b.print.Ctime)
-	})
+	slices.SortStableFunc(f.line, func(a, b *turn) int { return cmp.Compare(ages[a], ages[b]) })
 	return err
 }
 

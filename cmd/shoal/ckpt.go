@@ -110,10 +110,10 @@ func (o *ckptOptions) destination(ctx context.Context, inv *invocation, text str
 		open = stores.Create
 	}
 	base, src, err := open(ctx, text, stores.Options{Store: store, Logger: log})
-	if err != nil {
-		return nil, src, err
+	if err == nil {
+		err = base.Check(ctx)
 	}
-	if err := base.Check(ctx); err != nil {
+	if err != nil {
 		return nil, src, err
 	}
 	const requests = 32 // under way at once
@@ -262,8 +262,7 @@ func (o *ckptOptions) list(c *cobra.Command, text string) ([]ckpt.Remote, objsto
 	if err != nil {
 		return nil, objstore.Source{}, err
 	}
-	log := warnings()
-	store, src, err := o.destination(c.Context(), invocationOf(c.Context()), text, false, log)
+	store, src, err := o.destination(c.Context(), invocationOf(c.Context()), text, false, warnings())
 	if err != nil {
 		return nil, src, err
 	}
