@@ -412,7 +412,7 @@ func (f *Folder) walk(dir string) (all []turn, err error) {
 		if err == nil && d.IsDir() {
 			if now, _ := f.look(t); now.State == aFolder {
 				wd, err := unix.InotifyAddWatch(f.queue, at, unix.IN_CLOSE_WRITE|unix.IN_MOVE|unix.IN_CREATE|
-					unix.IN_DELETE)
+					unix.IN_DELETE|unix.IN_ATTRIB)
 				if errors.Is(err, fs.ErrNotExist) {
 					return fs.SkipDir // it has an event
 				} else if err != nil {

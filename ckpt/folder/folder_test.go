@@ -403,6 +403,20 @@ func TestFolders(t *testing.T) {
 	})
 }
 
+// A change of rights, owner or times, which no close follows, is looked at: it may be readable only now, and copytree sets
+// the time of what it has closed.
+func TestAttributes(t *testing.T) {
+	places(t, func(t *testing.T, dir string) {
+		w := follow(t, dir)
+		write(t, filepath.Join(dir, "d/a"), "a")
+		w.awaitState("d/a", Whole)
+		if err := os.Chtimes(filepath.Join(dir, "d/a"), time.Unix(1, 0), time.Unix(1, 0)); err != nil {
+			t.Fatal(err)
+		}
+		w.await("its time", func() bool { return w.view["d/a"].Print.Mtime == 1e9 })
+	})
+}
+
 func TestRemoved(t *testing.T) {
 	for name, remove := range map[string]func(string) error{"removed": os.RemoveAll, "renamed": func(p string) error {
 		return os.Rename(p, p+"2")
