@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -289,6 +290,32 @@ func TestKeepLocalAfterARemoval(t *testing.T) {
 	}))
 	if !there(filepath.Join(dest, "1/b")) || there(filepath.Join(dest, "1/a")) || there(filepath.Join(dir, "1")) {
 		t.Error("the rest is not in the bucket alone")
+	}
+}
+
+// What somebody moves into a checkpoint while that is removed here has its place, though its files are older.
+func TestKeepLocalWhileAFolderComes(t *testing.T) {
+	store, _ := toFolder(t)
+	dir := t.TempDir()
+	at := func(p string) string { return filepath.Join(dir, p) }
+	c, err := Open(t.Context(), Config{Dir: dir, Store: store, Last: isLast, Log: slog.New(slog.DiscardHandler)})
+	must(t, err)
+	defer c.Close()
+	save(t, at("1/sub/last"), 1)
+	save(t, at("new/a"), 1)
+	must(t, c.hearAll()) // the clock has passed their time
+	var began unix.Timespec
+	must(t, unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &began))
+	bin := filepath.Join(folder.Home, removing+strconv.FormatInt(began.Nano(), 36))
+	must(t, errors.Join(os.Rename(at("1"), at(bin)), os.Rename(at("new"), filepath.Join(at(bin), "new"))))
+	if err := c.discard(bin, "1"); err == nil || !there(at("1/new/a")) || !there(at("1/sub/last")) {
+		t.Errorf("what came is lost: %v", err)
+	}
+	must(t, errors.Join(os.Rename(at("1/new"), at("new")), os.Rename(at("1"), at(bin))))
+	must(t, c.discard(bin, "1"))
+	c.running.Wait()
+	if there(at("1")) || there(at(bin)) {
+		t.Error("what nobody has changed is still there")
 	}
 }
 
