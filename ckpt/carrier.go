@@ -482,13 +482,15 @@ func (c *Carrier) made(ctx context.Context, change Change, r result) {
 	}
 	if !c.q.isLast(change.Path) {
 		c.Log.Debug("published", "key", c.key(change.Path), "bytes", change.Print.Size)
-		for range c.q.waiting.all {
-			return
+		if c.KeepLocal == 0 || !slices.ContainsFunc(slices.Collect(maps.Values(c.q.files)), func(l *file) bool {
+			return l.last && l.state == whole && l.turn == 0 && under(change.Path, path.Dir(l.path))
+		}) {
+			return // else its last name came first
 		}
 	} else {
 		c.Log.Info("published, with all that was closed before", "key", c.key(change.Path))
 	}
-	c.keepLocal() // also after the last file that came: a last name need not be that
+	c.keepLocal()
 }
 
 // failed notes why a change was not made.
@@ -594,11 +596,8 @@ func put(ctx context.Context, store objstore.Uploader, key string, b []byte) (et
 
 // keepLocal removes the oldest complete checkpoints here, if more than KeepLocal are complete.
 func (c *Carrier) keepLocal() {
-	if c.KeepLocal == 0 {
-		return
-	}
 	complete := slices.DeleteFunc(c.q.Checkpoints(), func(k Checkpoint) bool { return k.Lacks != "" })
-	for _, k := range complete[:max(0, len(complete)-c.KeepLocal)] {
+	for _, k := range complete[:max(0, len(complete)-cmp.Or(c.KeepLocal, len(complete)))] {
 		if err := c.removeLocal(k.Path); err != nil {
 			c.Log.Warn("a complete checkpoint stays here", "folder", k.Path, "cause", err)
 			continue

@@ -403,8 +403,8 @@ func TestFolders(t *testing.T) {
 	})
 }
 
-// A change of rights, owner or times, which no close follows, is looked at: it may be readable only now, and copytree sets
-// the time of what it has closed.
+// A change of rights, owner or times, which no close follows, is looked at: it may be readable only now, and copytree
+// sets the time of what it has closed.
 func TestAttributes(t *testing.T) {
 	places(t, func(t *testing.T, dir string) {
 		w := follow(t, dir)
