@@ -32,7 +32,7 @@ import (
 type Config struct {
 	Dir       string
 	Prefix    string                 // of the keys: empty, or ending in "/"
-	Dest      string                 // the destination, for people
+	Dest      string                 // the destination, for people, or as by objstore.Source.Canonical
 	Store     objstore.Layer         // with retries
 	State     string                 // the folder of the journal; "" is folder.Home in Dir
 	Last      func(path string) bool // as made by folder.LastNames
@@ -113,6 +113,8 @@ type Stats struct {
 
 // Open takes the folder and the prefix, and reads the journal.
 func Open(ctx context.Context, cfg Config) (_ *Carrier, err error) {
+	dest, endpoint, _ := strings.Cut(cfg.Dest, "?endpoint=")
+	cfg.Dest = dest
 	c := &Carrier{Config: cfg, q: NewQueue(cfg.Last, cfg.Delete), do: make(chan func()),
 		memory: semaphore.NewWeighted(partsBytes), wake: time.NewTimer(0), since: time.Now(), sends: map[string]*send{},
 		changed: make(chan struct{}), closing: map[string]bool{},
@@ -133,7 +135,7 @@ func Open(ctx context.Context, cfg Config) (_ *Carrier, err error) {
 	if err := unix.Stat(c.Dir, &st); err != nil {
 		return nil, err
 	}
-	of := origin{Dest: cfg.Dest, Dev: st.Dev, Ino: st.Ino}
+	of := origin{Dest: cfg.Dest, At: endpoint, Dev: st.Dev, Ino: st.Ino}
 	if cfg.stead != nil {
 		of.ID = cfg.stead.id
 	}
@@ -326,8 +328,7 @@ func (c *Carrier) tell() {
 	c.changed = make(chan struct{})
 }
 
-// idle reports whether the bucket has all that it can have now, and no upload of ours but those that could not be
-// aborted, and no host waits for this one.
+// idle reports whether the bucket has all that it can, no upload of ours can be aborted, and no host waits for us.
 func (c *Carrier) idle() bool {
 	b, ours := c.q.Behind(), len(c.journal.uploads()) > 0 && time.Until(c.abortAt) <= lateAnswer
 	return b.Files+b.Removals == 0 && c.q.busy == nil && !ours && len(c.closing) == 0 && (c.hosts == nil || c.hosts.left)
@@ -658,9 +659,8 @@ func (c *Carrier) published(dir string) error {
 	})
 }
 
-// discard removes what removeLocal has taken away. If somebody has written it since then, or can, that is an error, and
-// it has its place back; so has what comes meanwhile, by a writer who was on the way to it. It is kept if there is
-// another folder by now, or none is known: dir is "" after a crash.
+// discard removes what removeLocal has taken away. If somebody has written it since, or can, that is an error. Such a
+// folder has its place back, also if a writer comes late; or it is kept, if that is taken, or dir is "" after a crash.
 func (c *Carrier) discard(bin, dir string) error {
 	stamp := strings.Split(path.Base(bin), "-")
 	began, _ := strconv.ParseInt(stamp[1], 36, 64)

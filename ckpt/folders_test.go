@@ -319,6 +319,28 @@ func TestKeepLocalWhileAFolderComes(t *testing.T) {
 	}
 }
 
+// Another store, with a bucket of the same name, has nothing of what the last one had: all is carried there before
+// anything is removed here.
+func TestAnotherEndpoint(t *testing.T) {
+	dir := t.TempDir()
+	for _, p := range []string{"1/last", "2/last"} {
+		save(t, filepath.Join(dir, p), 1)
+	}
+	for _, endpoint := range []string{"https%3A%2F%2Fa", "https%3A%2F%2Fb"} {
+		store, dest := toFolder(t)
+		must(t, carryTo(t, Config{Dir: dir, Store: store, Dest: "s3://bucket/?endpoint=" + endpoint},
+			func(client *Client) {
+				isWhole(t, client, ".")
+				if s, err := client.Status(t.Context()); err != nil || s.Dest != "s3://bucket/" {
+					t.Errorf("%+v, %v", s, err)
+				}
+			}))
+		if !there(filepath.Join(dest, "1/last")) || !there(filepath.Join(dest, "2/last")) {
+			t.Errorf("%s lacks something", endpoint)
+		}
+	}
+}
+
 // A folder that becomes a file does so in a destination that is a folder, too.
 func TestFolderBecomesAFile(t *testing.T) {
 	store, dest := toFolder(t)

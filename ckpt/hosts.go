@@ -56,8 +56,7 @@ type host struct {
 	Neighbour
 }
 
-// board is what etcd has of a destination, at one revision. hosts, answers (to this host, or with copies all), alive
-// and adopted are nil if they were not read.
+// board is what etcd has of a destination, at one revision. What was not read is nil; answers are to this host, or all.
 type board struct {
 	rev                            int64
 	self                           string // this host's registration

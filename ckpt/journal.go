@@ -58,7 +58,8 @@ type Neighbour struct {
 type origin struct {
 	ID   string `json:"id"` // random, of this journal
 	Dest string `json:"dest"`
-	Dev  uint64 `json:"dev"` // of the folder
+	At   string `json:"at,omitempty"` // the endpoint
+	Dev  uint64 `json:"dev"`          // of the folder
 	Ino  uint64 `json:"ino"`
 }
 
@@ -153,10 +154,11 @@ func openJournal(file, id string, of origin) (j *journal, err error) {
 	k, n := parse(b)
 	own, _ := os.ReadFile(id)
 	want := of.ID
+	k.Origin.At = cmp.Or(k.Origin.At, of.At) // an older release did not say
 	if of.ID = string(own); k.Origin != of || of.ID == "" || want != "" && want != of.ID {
 		stale := k
 		of.ID = cmp.Or(want, rand.Text())
-		if k.apply(entry{Origin: &of}); stale.Origin.Dest == of.Dest {
+		if k.apply(entry{Origin: &of}); stale.Origin.Dest == of.Dest && stale.Origin.At == of.At {
 			maps.Copy(k.Uploads, stale.Uploads)
 		}
 	}

@@ -84,6 +84,24 @@ func TestJournal(t *testing.T) {
 	}
 }
 
+// A bucket of the same name at another endpoint is another one. A journal of an older release, which does not say, goes
+// on.
+func TestJournalOfAnotherEndpoint(t *testing.T) {
+	file, want := filled(t)
+	for _, c := range []struct {
+		at     string
+		goesOn bool
+	}{{"https://a", true}, {"https://a", true}, {"https://b", false}} {
+		j, err := openJournal(file, filepath.Join(filepath.Dir(file), "id"),
+			origin{Dest: "s3://b/p/", At: c.at, Dev: 1, Ino: 2})
+		must(t, err)
+		if k := j.known; (len(k.Objects) == len(want.Objects)) != c.goesOn || (len(k.Uploads) > 0) != c.goesOn {
+			t.Errorf("%+v: %+v", c, k)
+		}
+		must(t, j.close())
+	}
+}
+
 // A crash leaves any beginning of what was written, and perhaps blocks of zeros after it. What is read then is a
 // beginning, too.
 func TestJournalTorn(t *testing.T) {

@@ -165,7 +165,7 @@ func (o *ckptOptions) run(c *cobra.Command, dir, dest string) (err error) {
 	if err != nil {
 		return err
 	}
-	cfg.Store, cfg.Prefix, cfg.Dest = store, src.Prefix, src.String()
+	cfg.Store, cfg.Prefix, cfg.Dest = store, src.Prefix, src.Canonical()
 	if cfg.Link != "" {
 		if cfg.Link, err = filepath.Abs(cfg.Link); err != nil {
 			return err
@@ -184,7 +184,7 @@ func (o *ckptOptions) run(c *cobra.Command, dir, dest string) (err error) {
 		if err != nil {
 			return err
 		}
-		cfg.State = filepath.Join(state, "ckpt", ckpt.StateName(cfg.Dir, cfg.Dest))
+		cfg.State = filepath.Join(state, "ckpt", ckpt.StateName(cfg.Dir, src.String()))
 	}
 	bar := late(inv.Voice, "looking through "+cfg.Dir)
 	cfg.Looked = func(files, of int) { bar.Set(files, of, "files") }
@@ -202,7 +202,7 @@ func (o *ckptOptions) run(c *cobra.Command, dir, dest string) (err error) {
 	}
 	return carrier.Run(c.Context(), func() {
 		bar.Done("")
-		inv.Notice("carrying %s to %s", cfg.Dir, cfg.Dest)
+		inv.Notice("carrying %s to %s", cfg.Dir, src)
 	})
 }
 
