@@ -43,7 +43,7 @@ func askMount(ctx context.Context, target string, out io.Writer, args ...string)
 	if m == nil {
 		return notMounted(target)
 	}
-	err, target = ask(ctx, asMount(m), args, out), m.Point
+	err, target = daemon.Ask(ctx, asMount(m), args, nil, out), m.Point
 	if errors.Is(err, daemon.ErrNobody) {
 		return fmt.Errorf("%s is not a live shoal mount: %w for it here (if it has ended: shoal umount %s; if it "+
 			"runs in another container, "+

@@ -119,7 +119,7 @@ func withHost(c *cobra.Command, cfg engine.HostConfig,
 	start := time.Now()
 	for ; ; time.Sleep(50 * time.Millisecond) {
 		// Who uses the directory is asked first: its disk may hang.
-		err := attach(c.Context(), cfg.Path, selfArgs(), c.OutOrStdout())
+		err := attach(c.Context(), cfg.Path, selfArgs(), ownEnv(), c.OutOrStdout())
 		if errors.Is(err, daemon.ErrNobody) {
 			var o *owner
 			slow := time.AfterFunc(daemon.Patience, func() {
@@ -229,9 +229,9 @@ func answers(h *engine.Host, m *mounted) *daemon.Answers {
 	return a
 }
 
-// attach runs a verb in the daemon that owns cacheDir.
-func attach(ctx context.Context, cacheDir string, args []string, out io.Writer) error {
-	err := ask(ctx, daemon.OfCache(cacheDir), args, out)
+// attach runs a verb in the daemon that owns cacheDir. env are variables for what it does there.
+func attach(ctx context.Context, cacheDir string, args []string, env map[string]string, out io.Writer) error {
+	err := daemon.Ask(ctx, daemon.OfCache(cacheDir), args, env, out)
 	if errors.Is(err, daemon.ErrNobody) {
 		err = fmt.Errorf(
 			"%w at the cache directory %s: there is none to stop or to ask (shoal cache ls %s shows what it "+
@@ -240,8 +240,9 @@ func attach(ctx context.Context, cacheDir string, args []string, out io.Writer) 
 	return err
 }
 
-// ask runs a verb in a daemon, with this process's settings of AWS, and its secrets.
-func ask(ctx context.Context, to daemon.Asked, args []string, out io.Writer) error {
+// ownEnv are this process's settings of AWS, and its secrets. A verb that only asks sends none: a mount, or a folder,
+// may be another user's.
+func ownEnv() map[string]string {
 	env := map[string]string{}
 	for _, kv := range os.Environ() {
 		if name, value, _ := strings.Cut(kv, "="); strings.HasPrefix(name, "AWS_") || name == "HOME" ||
@@ -249,5 +250,5 @@ func ask(ctx context.Context, to daemon.Asked, args []string, out io.Writer) err
 			env[name] = value
 		}
 	}
-	return daemon.Ask(ctx, to, args, env, out)
+	return env
 }

@@ -70,7 +70,7 @@ func (o *mountOptions) check(inv *invocation, eo *engineOptions, mountpoint stri
 	if err == nil && m != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), daemon.Patience)
 		defer cancel()
-		if err := ask(ctx, asMount(m), []string{"stat"}, io.Discard); errors.As(err, new(daemon.Silence)) {
+		if err := daemon.Ask(ctx, asMount(m), []string{"stat"}, nil, io.Discard); errors.As(err, new(daemon.Silence)) {
 			return "", fmt.Errorf("mount point %s: %w", path, err)
 		}
 	}
@@ -301,7 +301,7 @@ func waitUsers(ctx context.Context, cacheDir string, before int, wait time.Durat
 	}).Stop()
 	for deadline := time.Now().Add(wait); ; time.Sleep(20 * time.Millisecond) {
 		var out bytes.Buffer
-		err := attach(ctx, cacheDir, []string{"cache", "ls", cacheDir, "--json"}, &out)
+		err := attach(ctx, cacheDir, []string{"cache", "ls", cacheDir, "--json"}, nil, &out)
 		switch {
 		case errors.Is(err, daemon.ErrNobody) || errors.Is(err, daemon.ErrEnding):
 			return nil // it has ended altogether
@@ -349,7 +349,7 @@ func refreshCommand() *cobra.Command {
 				return err
 			}
 			if m, err := fusefs.At(target); err == nil && m == nil && isCache(target) {
-				return attach(c.Context(), target, []string{"refresh"}, c.OutOrStdout())
+				return attach(c.Context(), target, []string{"refresh"}, nil, c.OutOrStdout())
 			}
 			return askNext(c.Context(), silentPatience, target, c.OutOrStdout(), "refresh") // an upgrade takes a moment
 		},

@@ -120,7 +120,7 @@ func anyStats(ctx context.Context, target string, security *clientSecurity) ([]b
 			ctx, cancel := context.WithTimeout(ctx, daemon.Long)
 			defer cancel()
 			var out bytes.Buffer
-			err := attach(ctx, target, []string{"stat"}, &out)
+			err := attach(ctx, target, []string{"stat"}, nil, &out)
 			return out.Bytes(), err
 		}
 		if _, err := os.Lstat(target); err == nil || strings.HasPrefix(target, "/") || !strings.Contains(target, ":") {

@@ -53,7 +53,7 @@ given. Without an argument it takes the only daemon on this machine that has a m
 					"user: stop it where it runs", target, s.PID, s.CacheDir)
 			}
 			if one {
-				return attach(c.Context(), s.CacheDir, []string{"stop", s.Feed.Listen[0], "--wait", wait.String()},
+				return attach(c.Context(), s.CacheDir, []string{"stop", s.Feed.Listen[0], "--wait", wait.String()}, nil,
 					c.OutOrStdout())
 			}
 			if err := syscall.Kill(s.PID, syscall.SIGTERM); err != nil {
