@@ -110,11 +110,21 @@ func withCache(c *cobra.Command, cache *cacheFlags, dir string, do func(h *engin
 	return withHost(c, cfg, func(_ context.Context, h *engine.Host, out io.Writer) error { return do(h, out) })
 }
 
+// ids are the first digits of a dataset's id.
+var ids = regexp.MustCompile(`^[0-9a-f]{4,32}$`)
+
 // change changes what a cache directory keeps of a dataset, and records that in the audit log.
 func (cache *cacheFlags) change(c *cobra.Command, dir, source string, e audit.Event,
 	do func(h *engine.Host, d cachedir.Info, out io.Writer) error) error {
+	named, err := invocationOf(c.Context()).source(source) // in a daemon, a folder of the user's
+	if err != nil {
+		return err
+	}
 	return withCache(c, cache, dir, func(h *engine.Host, out io.Writer) error {
-		d, err := h.Find(source)
+		d, err := h.Find(named)
+		if err != nil && ids.MatchString(source) {
+			d, err = h.Find(source)
+		}
 		if err != nil {
 			return err
 		}

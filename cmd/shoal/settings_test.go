@@ -343,6 +343,22 @@ func TestSettingsArePassedOn(t *testing.T) {
 			t.Errorf("shoal %v: %v\n%s", args, err, out)
 		}
 	}
+	// A relative source is in the user's folder, whichever is the daemon's; the digits of an id are one, too.
+	pin := s.command(nil, "cache", "pin", s.path("cache"), ".")
+	pin.Dir = s.path("src2")
+	if out, err := pin.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	var list []cacheEntry
+	if err := json.Unmarshal([]byte(s.must(nil, "cache", "ls", s.path("cache"), "--json")), &list); err != nil {
+		t.Error(err)
+	}
+	for _, e := range list {
+		if e.Pinned != strings.HasSuffix(e.Source, "/src2/") {
+			t.Errorf("%+v", e)
+		}
+		s.must(nil, "cache", "unpin", s.path("cache"), e.ID[:8])
+	}
 	// What is wrong in the daemon is told with the place that it comes from.
 	_, errs, code := s.run([]string{"SHOAL_CONFIG=" + file, "SHOAL_NEAR=file:///x",
 		"SHOAL_LISTEN=unix://" + s.path("c.sock")}, "serve", "file://"+s.path("src2"))
