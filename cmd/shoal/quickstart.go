@@ -126,14 +126,17 @@ func (q *quickstart) run(ctx context.Context, inv *invocation, source string) (e
 	case err != nil:
 		return err
 	}
-	q.say(reached, code, missing == nil)
+	q.say(source, reached, code, missing == nil)
 	return nil
 }
 
 // say prints a trainer, and the commands that run it, look at the daemon, end it and remove its files.
-func (q *quickstart) say(reached, code string, mounted bool) {
+func (q *quickstart) say(source, reached, code string, mounted bool) {
 	words := shellWords(reached)
 	run, end, remove := "python3 train.py", "shoal stop "+words, "rm -r "+shellWords(q.cache)
+	if !slices.Contains(q.made, q.cache) { // it may hold what is others'
+		remove = "shoal cache rm " + shellWords(q.cache, source)
+	}
 	if mounted {
 		if end, remove = "shoal umount "+words, remove+" && rmdir "+shellWords(q.at); firstExt(q.at) == ".parquet" {
 			code = parquetCode

@@ -503,6 +503,17 @@ func TestDefaultDirs(t *testing.T) {
 	}
 }
 
+// A cache folder that was there before may hold what is others': nobody is told to remove it.
+func TestQuickstartRemovesItsOwn(t *testing.T) {
+	for want, made := range map[string][]string{"rm -r /nvme": {"/nvme"}, "shoal cache rm /nvme s3://b/p": nil} {
+		var b strings.Builder
+		q := quickstart{out: &b, cache: "/nvme", at: "/m", made: made}
+		if q.say("s3://b/p", "unix:///m.sock", feedCode, false); !strings.Contains(b.String(), "Remove it:   "+want+"\n") {
+			t.Errorf("%q is not in %s", want, b.String())
+		}
+	}
+}
+
 // A folder is served whatever its name: it is no URL.
 func TestQuickstartOfAnyFolder(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "100% {a}")
