@@ -11,6 +11,7 @@ import (
 	"math"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -131,9 +132,10 @@ func (o *orderOptions) check(c *cobra.Command) error {
 		return cli.Usagef("--epochs %d: give 1 or more", o.epochs)
 	case o.certify && o.paths:
 		return cli.Usagef("--certificate and --paths: leave one out")
-	case !o.certify && (c.Flags().Changed("batch") || o.json || o.epochs != 1):
+	case !o.certify && (given(c, "batch") || given(c, "json") || given(c, "epochs")):
 		return cli.Usagef("--batch, --epochs and --json are for --certificate: give it too, or leave them out")
-	case o.mountpoint != "" && (given(c, "n") || o.shardSamples > 0 || o.classSamples > 0 || o.sizes != ""):
+	case o.mountpoint != "" && slices.ContainsFunc([]string{"n", "shard-samples", "class-samples", "sizes"},
+		func(flag string) bool { return given(c, flag) }):
 		return cli.Usagef("--mount already gives samples, shards, classes and sizes: leave out --n, --shard-samples, " +
 			"--class-samples and --sizes")
 	}
@@ -322,7 +324,7 @@ func (c epochCertificate) write(w io.Writer) error {
 func (o *orderOptions) ofMount(c *cobra.Command, spec order.Spec) error {
 	args := []string{"order", spec.String()}
 	for _, name := range []string{"paths", "certificate", "batch", "epochs", "json"} {
-		if f := c.Flags().Lookup(name); f.Changed {
+		if f := c.Flags().Lookup(name); f.Changed && (o.certify || name == "paths") {
 			args = append(args, "--"+name+"="+f.Value.String())
 		}
 	}

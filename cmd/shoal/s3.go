@@ -83,9 +83,6 @@ var endpoints struct {
 // listen checks the flags and opens the address, if there is one that no other verb has opened.
 func (o *s3Options) listen(inv *invocation, log *slog.Logger) (_ *endpoint, err error) {
 	switch {
-	case o.addr == "" && (o.keys != "" || o.anonymous != no):
-		return nil, cli.Usagef("--s3-keys and --s3-anonymous: give the endpoint's address, too: --%s 127.0.0.1:9000",
-			o.flag)
 	case o.addr == "":
 		return nil, nil
 	case o.anonymous == "write" && o.readOnly:

@@ -115,6 +115,10 @@ func (s *service) start(c *cobra.Command, source, mountpoint string) (err error)
 				"or leave it out)", flag)
 		}
 	}
+	if only := s.feed == nil && mountpoint == ""; s.options.s3.addr == "" &&
+		(only || given(c, "s3-keys") || given(c, "s3-anonymous")) {
+		return cli.Usagef("there is no address for the S3 endpoint: give --%s 127.0.0.1:9000", s.options.s3.flag)
+	}
 	config, host, err := s.options.config(s.inv, source)
 	if err != nil {
 		return err

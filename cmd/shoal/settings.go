@@ -73,7 +73,7 @@ func selfArgs() []string {
 }
 
 func schemaOf(root *cobra.Command) *settings.Schema {
-	return &settings.Schema{Root: root, Reserved: reserved, Removed: removed, RemovedFrom: removedFrom,
+	return &settings.Schema{Root: root, Reserved: reserved, Removed: removed, RemovedFrom: removedFrom, Rivals: rivals,
 		Checks: map[string]func(string) error{
 			"log-level": func(text string) error {
 				_, _, err := logs.Parse(text)
@@ -213,6 +213,13 @@ func given(c *cobra.Command, flag string) bool {
 func outranks(c *cobra.Command, flag, other string) bool {
 	f, o := c.Flags().Lookup(flag), c.Flags().Lookup(other)
 	return f.Changed && settings.OriginOf(f).Kind >= settings.OriginOf(o).Kind
+}
+
+// rivals are the flags of which a verb takes one.
+var rivals = [][2]string{
+	{"list", "fraction"}, {"watch", "json"}, {"s3-keys", "s3-anonymous"}, {"decode", "recode"}, {"mount", "n"},
+	{"mount", "shard-samples"}, {"mount", "class-samples"}, {"mount", "sizes"},
+	{"cluster-insecure", "cluster-cert"}, {"cluster-insecure", "cluster-key"}, {"cluster-insecure", "cluster-ca"},
 }
 
 // removedFrom are the verbs that had those of the flags which other verbs still have.

@@ -209,6 +209,8 @@ func TestWrongSettingsInTheBinary(t *testing.T) {
 	// What has no settings does not mind, and what environment and file have for other verbs does no harm.
 	s.must([]string{"SHOAL_CONFIG=none.yaml", "SHOAL_CACHEDIR=x"}, "version")
 	s.must([]string{"SHOAL_FRACTION=half", "SHOAL_NODES=2"}, "order", "sequential", "--n=1")
+	s.must([]string{"SHOAL_BATCH=64", "SHOAL_JSON=1", "SHOAL_EPOCHS=3"}, "order", "sequential", "--n=1")
+	s.must([]string{"SHOAL_MOUNT=/none"}, "order", "sequential", "--n=1")
 	s.must([]string{"SHOAL_CONFIG=top.yaml"}, "order", "sequential", "--n=1")
 	s.must([]string{"SHOAL_WORKERS=2"}, "config", "mount") // which never had it
 }
@@ -321,8 +323,8 @@ func TestSettingsArePassedOn(t *testing.T) {
 
 	// Another verb attaches, with the settings of its own environment and file.
 	s.write("c.yaml", first)
-	s.must([]string{"SHOAL_CONFIG=" + file, "SHOAL_LISTEN=unix://" + s.path("b.sock")}, "serve",
-		"file://"+s.path("src2"))
+	s.must([]string{"SHOAL_CONFIG=" + file, "SHOAL_LISTEN=unix://" + s.path("b.sock"), "SHOAL_S3_KEYS=none"},
+		"serve", "file://"+s.path("src2"))
 	second, err := stat("b.sock")
 	if err != nil {
 		t.Fatal(err)
@@ -336,6 +338,8 @@ func TestSettingsArePassedOn(t *testing.T) {
 		"file://"+s.path("src"), "--list", "list"); !strings.Contains(out, " extents of ") {
 		t.Errorf("warm says %q", out)
 	}
+	s.must([]string{"SHOAL_LIST=none", "SHOAL_CACHE_DIR=" + s.path("cache")}, "warm", "file://"+s.path("src"),
+		"--fraction=1")
 	for _, args := range [][]string{{"cache", "ls", s.path("cache")}, {"cache", "ls"}} {
 		out := s.must([]string{"SHOAL_CACHE_DIR=" + s.path("cache"), "SHOAL_JSON=true"}, args...)
 		var list []cacheEntry

@@ -43,6 +43,9 @@ func TestWrongUse(t *testing.T) {
 		return "--" + flag + ": no address is https:// or tls://, so nothing would use it (give such an address, or " +
 			"leave it out)"
 	}
+	nowhere := func(flag string) string {
+		return "there is no address for the S3 endpoint: give --" + flag + " 127.0.0.1:9000"
+	}
 	for line, want := range map[string]string{
 		"mount": "shoal mount takes SOURCE MOUNTPOINT: SOURCE is missing (see: shoal mount " +
 			"--help)",
@@ -88,6 +91,8 @@ func TestWrongUse(t *testing.T) {
 		"mount file:///x m --tls-cert c --tls-key k":                    unused("tls-cert"),
 		"mount file:///x m --s3 127.0.0.1:0 --s3-anonymous --tls-key k": unused("tls-key"),
 		"serve file:///x --listen tcp://127.0.0.1:0 --tls-client-ca c":  unused("tls-client-ca"),
+		"mount file:///x m --s3-keys k":                                 nowhere("s3"),
+		"s3 file:///x --listen=":                                        nowhere("listen"),
 		"order sequential --mount m --n 5": "--mount already gives samples, shards, classes and sizes: leave out " +
 			"--n, --shard-samples, --class-samples and --sizes",
 		"keeper x":                "keeper x: give unix:///PATH",

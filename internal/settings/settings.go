@@ -111,6 +111,8 @@ type Schema struct {
 	// Checks reject texts that a flag's Set accepts, by the name of the flag. They apply to values from the environment
 	// and the file, so that errors can name the place; verbs check their command line's flags themselves.
 	Checks map[string]func(text string) error
+	// Rivals are flags that exclude each other: of a pair, what comes from a lower kind of source is left out.
+	Rivals [][2]string
 }
 
 // Has reports whether a command's flags are settings.

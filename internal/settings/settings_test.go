@@ -78,6 +78,36 @@ mount:
   epoch: 7
 `
 
+// Of two flags that exclude each other, what comes from lower down is left out, and a conflict of equals stays.
+func TestRivals(t *testing.T) {
+	for _, tc := range []struct {
+		args, env       []string
+		timeout, daemon string
+	}{
+		{[]string{"mount", "--timeout=9s"}, []string{"SHOAL_DAEMON=1"}, "9s", "false"},
+		{[]string{"mount", "--daemon"}, []string{"SHOAL_TIMEOUT=9s"}, "4s", "true"},
+		{[]string{"mount"}, []string{"SHOAL_DAEMON=1"}, "4s", "true"}, // over the file's
+		{[]string{"mount"}, nil, "5s", "false"},
+		{[]string{"mount", "--daemon", "--timeout=9s"}, nil, "9s", "true"},
+	} {
+		s := program()
+		s.Rivals = [][2]string{{"timeout", "daemon"}, {"timeout", "nonesuch"}}
+		f, err := s.Parse("shoal.yaml", []byte(file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := command(t, s, tc.args...)
+		if err := s.Apply(c, tc.env, f); err != nil {
+			t.Fatal(err)
+		}
+		timeout, daemon := c.Flags().Lookup("timeout"), c.Flags().Lookup("daemon")
+		if timeout.Value.String() != tc.timeout || daemon.Value.String() != tc.daemon ||
+			timeout.Changed != (tc.timeout != "4s") || daemon.Changed != (tc.daemon == "true") {
+			t.Errorf("%v %v: %+v %+v", tc.args, tc.env, timeout, daemon)
+		}
+	}
+}
+
 func TestPrecedence(t *testing.T) {
 	for _, tc := range []struct {
 		args, env []string
