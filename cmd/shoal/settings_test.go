@@ -141,7 +141,8 @@ func TestWrongSettingsInTheBinary(t *testing.T) {
 	s.write("removed.yaml", "mount:\n  gets-per-hour: 5000\n")
 	s.write("top.yaml", "memory: auto\nepoch: 3\nrefresh: true\nfeed: {epoch: 2}\n")
 	s.write("all.yaml", "warm:\n  cache-size: much\n  ordr: torch\n")
-	s.write("good.yaml", "cache-dir: /x\nmemory: auto\nserve: {listen: [unix:///a, unix:///b]}\n")
+	s.write("good.yaml", "cache-dir: /x\nmemory: auto\nserve: {listen: [unix:///a, unix:///b]}\n"+
+		"store: get=0.0004/1000\nmount: {store: get=0.0005/1000}\n")
 	for _, tc := range []struct {
 		env  []string
 		args []string

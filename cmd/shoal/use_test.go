@@ -513,7 +513,8 @@ func TestQuickstartRemovesItsOwn(t *testing.T) {
 	for want, made := range map[string][]string{"rm -r /nvme": {"/nvme"}, "shoal cache rm /nvme s3://b/p": nil} {
 		var b strings.Builder
 		q := quickstart{out: &b, cache: "/nvme", at: "/m", made: made}
-		if q.say("s3://b/p", "unix:///m.sock", feedCode, false); !strings.Contains(b.String(), "Remove it:   "+want+"\n") {
+		q.say("s3://b/p", "unix:///m.sock", feedCode, false)
+		if !strings.Contains(b.String(), "Remove it:   "+want+"\n") {
 			t.Errorf("%q is not in %s", want, b.String())
 		}
 	}

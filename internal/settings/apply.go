@@ -219,6 +219,9 @@ func (s *Schema) Check(file *File) error {
 		var first error
 		Walk(section, func(c *cobra.Command) {
 			f := c.Flags().Lookup(e.name)
+			if best, _ := file.find(c, e.name); len(best.verbs) > len(e.verbs) { // its own section has another
+				return
+			}
 			if first == nil && s.lost(c, e.name) {
 				first = s.lostIn(file, e, c)
 			}
