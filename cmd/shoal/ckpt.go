@@ -188,6 +188,7 @@ func (o *ckptOptions) run(c *cobra.Command, dir, dest string) (err error) {
 	}
 	bar := late(inv.Voice, "looking through "+cfg.Dir)
 	cfg.Looked = func(files, of int) { bar.Set(files, of, "files") }
+	defer bar.Done("")
 	carrier, err := ckpt.Open(c.Context(), cfg)
 	if err != nil {
 		return err
@@ -372,6 +373,7 @@ being written, and fails if nothing at PATH can be published. --copies 2 waits o
 				return err
 			}
 			bar := daemon.Own.Step("waiting for " + rel)
+			defer bar.Done("")
 			var got ckpt.Wait
 			for look := true; ; look = false {
 				w, err := client.Wait(ctx, rel, copies, look)
@@ -384,10 +386,9 @@ being written, and fails if nothing at PATH can be published. --copies 2 waits o
 					return err
 				}
 				if got = w; got.Whole {
-					bar.Done("")
 					return nil
 				}
-				bar.Set(0, 0, got.Lacks+": "+got.Why)
+				bar.Set(0, 0, oneLine(got.Lacks+": "+got.Why))
 			}
 		},
 	}

@@ -493,6 +493,7 @@ func (l *lateStep) Set(done, total int, note string) {
 func (l *lateStep) Done(result string) {
 	if l.step != nil {
 		l.step.Done(result)
+		l.step = nil
 	}
 }
 
