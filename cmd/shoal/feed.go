@@ -187,7 +187,8 @@ func (o *feedOptions) run(c *cobra.Command, addr string) error {
 		r.Bad += len(b.Header.GetBad())
 		r.Bytes += int64(b.Header.GetTotalBytes())
 		for _, bad := range b.Header.GetBad() {
-			fmt.Fprintf(c.ErrOrStderr(), "skipped sample %d, %s: %s\n", bad.GetId(), bad.GetPath(), bad.GetCause())
+			fmt.Fprintln(c.ErrOrStderr(),
+				oneLine(fmt.Sprintf("skipped sample %d, %s: %s", bad.GetId(), bad.GetPath(), bad.GetCause())))
 		}
 		b.Release()
 		bar.Set(r.Batches, total,

@@ -90,7 +90,7 @@ carries how far the bucket is behind.`,
 			v := findings.Of(findings.Snapshot{}, s.Snapshot)
 			text.WriteString(findings.Text(append([]findings.Finding{v.Finding}, v.Notes...)))
 			printStats(&text, s)
-			_, err = io.WriteString(c.OutOrStdout(), printable(text.String()))
+			_, err = io.WriteString(c.OutOrStdout(), cli.Printable(text.String()))
 			return err
 		},
 	}

@@ -9,7 +9,6 @@ import (
 	"os"
 	"strings"
 	"time"
-	"unicode"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
@@ -96,7 +95,7 @@ func (w *watch) run(c *cobra.Command, security *clientSecurity) error {
 			printFrame(&frame, before, now)
 			before = now
 		}
-		text := printable(frame.String())
+		text := cli.Printable(frame.String())
 		if !live {
 			_, err := io.WriteString(out, text)
 			return err
@@ -145,18 +144,8 @@ func fit(text string, rows, columns int) string {
 		human.Count(len(lines)-kept, "line"))
 }
 
-// printable replaces what a terminal would take for a command, as a file's name may have.
-func printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if r != '\n' && unicode.IsControl(r) {
-			return '·'
-		}
-		return r
-	}, text)
-}
-
 // oneLine is a name, or a text that has some, as a part of a line.
-func oneLine(text string) string { return strings.ReplaceAll(printable(text), "\n", "·") }
+func oneLine(text string) string { return strings.ReplaceAll(cli.Printable(text), "\n", "·") }
 
 func fromAdmin(ctx context.Context, base, page string) ([]byte, error) {
 	const remedy = "give the daemon's --admin address"

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -27,6 +28,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/crypt"
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/ckpt/folder"
 	"github.com/shoalfs/shoal/internal/admin"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/daemon"
@@ -304,6 +306,34 @@ func TestNamesInOneLine(t *testing.T) {
 	if lines := strings.Split(out, "\n"); err != nil || len(lines) != 3 ||
 		!strings.HasPrefix(lines[1], "step-1·step-2·9·[2J  1  ") {
 		t.Errorf("%q, %v", out, err)
+	}
+}
+
+// A wait that fails ends the line of its progress before it says why, and the name of a file is no command for a
+// terminal.
+func TestWaitEndsItsLine(t *testing.T) {
+	s := newShell(t)
+	home := s.path(filepath.Join("run", folder.Home))
+	if err := os.MkdirAll(home, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("unix", filepath.Join(home, folder.Socket))
+	if err != nil {
+		t.Fatal(err)
+	}
+	carrier := http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Has("look") {
+			_, _ = io.WriteString(w, `{"lacks": "a\u001b[2J", "why": "being written"}`)
+			return
+		}
+		<-r.Context().Done()
+	})}
+	go func() { _ = carrier.Serve(l) }()
+	defer carrier.Close()
+	_, errs, code := s.run(nil, "ckpt", "wait", s.path("run"), "--timeout", "1s")
+	if want := regexp.MustCompile(`(?s)^waiting for \. \.\.\.\n(.*\n)?waiting for \.  +[0-9.]+s\nshoal: [^\n]*` +
+		`is not whole in the bucket after 1s: a·\[2J is being written`); code != 1 || !want.MatchString(errs) {
+		t.Errorf("exit code %d, %q", code, errs)
 	}
 }
 

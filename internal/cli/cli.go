@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 
 	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
@@ -63,9 +64,19 @@ func Failure(code int, text string) error {
 	return errors.New(text)
 }
 
-// OneLine returns the text of an error without line breaks.
+// OneLine returns the text of an error without line breaks, and printable.
 func OneLine(err error) string {
-	return strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' }), "; ")
+	return Printable(strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' }), "; "))
+}
+
+// Printable replaces what a terminal would take for a command, as a file's name may have.
+func Printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r != '\n' && unicode.IsControl(r) {
+			return '·'
+		}
+		return r
+	}, text)
 }
 
 // Prepare sets up usage errors for all commands below root. Call it after adding all verbs. removed says what holds

@@ -158,7 +158,7 @@ func (v *Voice) hush() {
 
 // Notice shows the user a message.
 func (v *Voice) Notice(format string, args ...any) {
-	text := fmt.Sprintf(format, args...)
+	text := cli.Printable(fmt.Sprintf(format, args...))
 	switch {
 	case v.remote():
 		_ = v.say(line{Notice: text}) // not needed if nobody is there any more
