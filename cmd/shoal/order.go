@@ -128,6 +128,8 @@ func (o *orderOptions) check(c *cobra.Command) error {
 	switch {
 	case o.certify && o.batch < 1:
 		return cli.Usagef("--certificate: give --batch too, the samples in a batch of all ranks together, 1 or more")
+	case o.n > math.MaxUint32 && (o.certify || o.classSamples > 0 || o.sizes != ""):
+		return cli.Usagef("--n %d: with --certificate, --class-samples or --sizes give less than 2^32", o.n)
 	case o.certify && o.epochs < 1:
 		return cli.Usagef("--epochs %d: give 1 or more", o.epochs)
 	case o.certify && o.paths:
@@ -161,7 +163,7 @@ func (o *orderOptions) facts(inv *invocation) (order.Facts, error) {
 	if o.classSamples > 0 {
 		f.Label = func(sample int) int { return sample / o.classSamples }
 		f.Classes = func() []string {
-			names := make([]string, (o.n+o.classSamples-1)/o.classSamples)
+			names := make([]string, order.Contiguous(o.n, o.classSamples).Len())
 			for i := range names {
 				names[i] = "class" + strconv.Itoa(i)
 			}

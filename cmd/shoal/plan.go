@@ -162,9 +162,9 @@ func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
 	}
 	m := &o.model
 	switch {
-	case m.Batch < 1:
-		return cli.Usagef("--batch %d: give the samples per step of an accelerator, 1 or more, or a --workload",
-			m.Batch)
+	case m.Batch < 1 || m.Batch > maxSynthetic:
+		return cli.Usagef("--batch %d: give the samples per step of an accelerator, 1 to %s, or a --workload",
+			m.Batch, human.Number(maxSynthetic))
 	case o.step <= 0:
 		return cli.Usagef("--step-time %s: give the compute time of a step, such as 224ms, or a --workload", o.step)
 	case m.Accelerators < 1 || m.Accelerators > maxAccelerators:
@@ -284,6 +284,9 @@ func (p *predictor) synthetic(ctx context.Context) error {
 // source lists a dataset into a temporary catalog: the user's own may be in use, and has a --cache-size of its
 // own.
 func (p *predictor) source(ctx context.Context, source string) (err error) {
+	if _, err := objstore.ParseSource(source); err != nil {
+		return cli.Usage(err)
+	}
 	dir, err := os.MkdirTemp("", "shoal-plan-")
 	if err != nil {
 		return fmt.Errorf("cannot create a temporary folder: %w (set TMPDIR to a writable folder)", err)

@@ -101,6 +101,10 @@ func TestWrongUse(t *testing.T) {
 		"umount m --wait -1s":     "--wait -1s: it must be at least 0",
 		"order sequential --n -1": "--n -1: it must be at least 0",
 
+		"order sequential --sizes f --n 4611686018427387904": "--n 4611686018427387904: with --certificate, " +
+			"--class-samples or --sizes give less than 2^32",
+		"plan --samples 9 --sample-size 9kB --step-time 1s --accelerators 4 --batch 4611686018427387904": "--batch " +
+			"4611686018427387904: give the samples per step of an accelerator, 1 to 1,000,000,000, or a --workload",
 		"warm file:///x --fraction NaN": "--fraction NaN: give a number above 0, up to 1",
 		"feed x --batches -1":           "--batches: -1: it must be at least 0 (see: shoal feed --help)",
 		"stat m --watch --json":         "--watch and --json: leave one out (docs/stats.md: the last 15 minutes)",
@@ -113,6 +117,22 @@ func TestWrongUse(t *testing.T) {
 		if err := c.ExecuteContext(t.Context()); err == nil || err.Error() != want || !cli.IsUsage(err) {
 			t.Errorf("shoal %s: %v\nwant %s", line, err, want)
 		}
+	}
+}
+
+// A source of another kind is wrong use of every verb that takes one, and the largest numbers are some.
+func TestOddArguments(t *testing.T) {
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	for _, line := range []string{"plan gopher://x --batch 1 --step-time 1s", "mount gopher://x m", "warm gopher://x",
+		"pack gopher://x d", "unpack gopher://x d", "ckpt d gopher://x"} {
+		if _, err := shoal(t, strings.Fields(line)...); !cli.IsUsage(err) {
+			t.Errorf("%s: %v", line, err)
+		}
+	}
+	const largest = "9223372036854775807"
+	out, err := shoal(t, "order", "mixture:seed=1,weights=class0:1", "--n=4", "--class-samples="+largest)
+	if err != nil || out == "" {
+		t.Errorf("%q, %v", out, err)
 	}
 }
 
