@@ -98,8 +98,11 @@ func ownStats(w io.Writer) error {
 			return json.NewEncoder(w).Encode(s.snapshot())
 		}
 	}
-	return errors.New("the daemon serves nothing now (shoal cache ls shows what its cache directory holds)")
+	return errors.New(servesNothing + " (shoal cache ls shows what its cache directory holds)")
 }
+
+// servesNothing is said of a daemon that is starting, or fills its cache, too.
+const servesNothing = "the daemon serves nothing now"
 
 // start checks the flags, and runs the verb as they say: here or in the background, under a supervisor, or in the
 // daemon that it attached to.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -35,7 +36,9 @@ given. Without an argument it takes the only daemon on this machine that has a m
 			}
 			say(args, "stopping the daemon of %s", target)
 			s, err := parseStats[admin.Snapshot](anyStats(c.Context(), target, &security))
-			if err != nil {
+			if err != nil && strings.HasPrefix(err.Error(), servesNothing) {
+				s.PID, s.CacheDir = daemon.OfCache(target).PID(), target
+			} else if err != nil {
 				return err
 			}
 			one := s.Users > 1 && !all

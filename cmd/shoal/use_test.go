@@ -329,6 +329,41 @@ func TestNamesInOneLine(t *testing.T) {
 	}
 }
 
+// What uses a cache directory can be stopped while it is starting, or fills the cache.
+func TestStopWhileStarting(t *testing.T) {
+	silent := make(chan struct{})
+	store := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		select {
+		case <-silent:
+		case <-r.Context().Done():
+		}
+	}))
+	defer store.Close()
+	defer close(silent)
+	s := newShell(t)
+	warm := s.command([]string{"AWS_ENDPOINT_URL=" + store.URL, "AWS_ACCESS_KEY_ID=a", "AWS_SECRET_ACCESS_KEY=b"},
+		"warm", "s3://photos/train", "--cache-dir", "cache")
+	if err := warm.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = warm.Process.Kill() }()
+	for deadline := time.Now().Add(time.Minute); ; {
+		_, errs, _ := s.run(nil, "stat", "cache")
+		if strings.Contains(errs, servesNothing) {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(errs)
+		}
+	}
+	if _, errs, code := s.run(nil, "stop", "cache"); code != 0 {
+		t.Errorf("exit code %d, %s", code, errs)
+	}
+	if err := warm.Wait(); err == nil || warm.ProcessState.ExitCode() != 1 {
+		t.Errorf("warm: %v", err)
+	}
+}
+
 // A wait that fails ends the line of its progress before it says why, and the name of a file is no command for a
 // terminal.
 func TestWaitEndsItsLine(t *testing.T) {
