@@ -116,15 +116,14 @@ var ids = regexp.MustCompile(`^[0-9a-f]{4,32}$`)
 // change changes what a cache directory keeps of a dataset, and records that in the audit log.
 func (cache *cacheFlags) change(c *cobra.Command, dir, source string, e audit.Event,
 	do func(h *engine.Host, d cachedir.Info, out io.Writer) error) error {
-	named, err := invocationOf(c.Context()).source(source) // in a daemon, a folder of the user's
-	if err != nil {
-		return err
+	if !ids.MatchString(source) { // a relative path is in the user's folder, not in the daemon's
+		var err error
+		if source, err = invocationOf(c.Context()).source(source); err != nil {
+			return err
+		}
 	}
 	return withCache(c, cache, dir, func(h *engine.Host, out io.Writer) error {
-		d, err := h.Find(named)
-		if err != nil && ids.MatchString(source) {
-			d, err = h.Find(source)
-		}
+		d, err := h.Find(source)
 		if err != nil {
 			return err
 		}

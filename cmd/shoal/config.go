@@ -141,7 +141,7 @@ func (r *configReport) apply(schema *settings.Schema, verb *cobra.Command, file 
 	var errs []error
 	settings.Walk(verb, func(c *cobra.Command) {
 		if err := schema.Apply(c, os.Environ(), file); err != nil {
-			for _, err := range parts(err) {
+			for _, err := range err.(interface{ Unwrap() []error }).Unwrap() { //nolint:errorlint // it is joined
 				if text := err.Error(); !told[text] {
 					told[text] = true
 					if c != verb { // the root is the first, and has no settings of its own
@@ -161,13 +161,6 @@ func (r *configReport) apply(schema *settings.Schema, verb *cobra.Command, file 
 		}
 	})
 	return verbs, wrongUse(errors.Join(errs...))
-}
-
-func parts(err error) []error {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // its parts are wanted
-		return joined.Unwrap()
-	}
-	return []error{err}
 }
 
 // print prints the report. verbs are those of Verbs, in order.

@@ -1,8 +1,7 @@
 // Command shoal keeps GPUs supplied with data from object storage: it mounts a bucket as a file system that
 // prefetches in the order of the epoch, and serves finished batches over gRPC.
 //
-// This package has all wiring, one file for each verb. Exit codes: 0 done, 1 failed (one line on stderr that names the
-// thing, the cause and the remedy), 2 wrong usage; `shoal run` has those of its command.
+// This package has all wiring, one file for each verb. Exit codes are package cli's; `shoal run` has its command's.
 package main
 
 import (

@@ -132,12 +132,6 @@ type mounted struct {
 	unheard func() // ends the answers on the mount's socket
 }
 
-func (m *mounted) gone() <-chan struct{} {
-	gone := make(chan struct{})
-	go func() { m.server.Wait(); close(gone) }()
-	return gone
-}
-
 // drain unmounts it, as files are closed. renewing is locked by the caller.
 func (m *mounted) drain(d *daemon.Drain, gone <-chan struct{}) error {
 	err := d.Mount(m.server, m.path, gone)

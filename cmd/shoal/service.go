@@ -89,6 +89,9 @@ func (s *service) show(stats func() admin.Snapshot) {
 	s.snapshot = stats
 }
 
+// servesNothing is also said while the daemon is starting, or fills its cache.
+const servesNothing = "the daemon serves nothing now"
+
 // ownStats writes the JSON of what this process serves longest.
 func ownStats(w io.Writer) error {
 	services.Lock()
@@ -100,9 +103,6 @@ func ownStats(w io.Writer) error {
 	}
 	return errors.New(servesNothing + " (shoal cache ls shows what its cache directory holds)")
 }
-
-// servesNothing is said of a daemon that is starting, or fills its cache, too.
-const servesNothing = "the daemon serves nothing now"
 
 // start checks the flags, and runs the verb as they say: here or in the background, under a supervisor, or in the
 // daemon that it attached to.
@@ -222,13 +222,13 @@ func (s *service) run(ctx context.Context, h *engine.Host, lo loader.ListenOptio
 	}
 	defer stopAdmin()
 	var m *mounted
-	var unmounted <-chan struct{}
+	unmounted := make(chan struct{})
 	if s.mountpoint != "" {
 		if m, err = mountEngine(s.inv, h, e, &s.mount, s.mountpoint, s.config, snapshot); err != nil {
 			return s.unmounted(err)
 		}
 		defer m.left()
-		unmounted = m.gone()
+		go func() { m.server.Wait(); close(unmounted) }()
 	}
 	if where, err = ep.add(s.inv, e, h.Audit(), where); err != nil {
 		if m != nil {

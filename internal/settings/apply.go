@@ -52,23 +52,16 @@ func (s *Schema) Apply(c *cobra.Command, environ []string, file *File) error {
 			errs = append(errs, s.lostIn(file, e, c))
 		}
 	}
-	return errors.Join(append(errs, s.yield(c))...)
-}
-
-// yield gives those of the rivals their defaults again that others go over.
-func (s *Schema) yield(c *cobra.Command) (err error) {
 	for _, pair := range s.Rivals {
-		a, b := c.Flags().Lookup(pair[0]), c.Flags().Lookup(pair[1])
-		if a == nil || b == nil || !a.Changed || !b.Changed || OriginOf(a).Kind == OriginOf(b).Kind {
-			continue
+		for i, name := range pair {
+			f, other := c.Flags().Lookup(name), c.Flags().Lookup(pair[1-i])
+			if f != nil && other != nil && f.Changed && OriginOf(f).Kind < OriginOf(other).Kind {
+				f.Changed, f.Annotations = false, nil
+				errs = append(errs, f.Value.Set(f.DefValue))
+			}
 		}
-		if OriginOf(b).Kind < OriginOf(a).Kind {
-			a = b
-		}
-		a.Changed, a.Annotations = false, nil
-		err = errors.Join(err, a.Value.Set(a.DefValue))
 	}
-	return err
+	return errors.Join(errs...)
 }
 
 // lostIn is the error of a setting at the top of a file that one verb has no more.
