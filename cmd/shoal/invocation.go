@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -188,10 +189,15 @@ func ownHost(ctx context.Context, cfg engine.HostConfig) (*owner, error) {
 
 // closeAfter closes the directory once the process's own verb, which ended with err, and the attached ones have ended.
 func (o *owner) closeAfter(ctx context.Context, err error) error {
+	waits := time.AfterFunc(time.Second, func() { // which looks as if it hung, and would keep err from the user
+		daemon.Own.Notice("%v; this process goes on for the mounts and feeds that came to it",
+			cmp.Or(err, errors.New("done")))
+	})
 	select {
 	case <-o.answers.Idle():
 	case <-ctx.Done():
 	}
+	waits.Stop()
 	o.cancel()
 	o.answers.Close()
 	o.others.Wait()

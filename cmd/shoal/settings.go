@@ -218,7 +218,6 @@ func outranks(c *cobra.Command, flag, other string) bool {
 // rivals are the flags of which a verb takes one.
 var rivals = [][2]string{
 	{"list", "fraction"}, {"watch", "json"}, {"s3-keys", "s3-anonymous"}, {"decode", "recode"}, {"mount", "n"},
-	{"mount", "shard-samples"}, {"mount", "class-samples"}, {"mount", "sizes"},
 	{"cluster-insecure", "cluster-cert"}, {"cluster-insecure", "cluster-key"}, {"cluster-insecure", "cluster-ca"},
 }
 

@@ -329,6 +329,38 @@ func TestNamesInOneLine(t *testing.T) {
 	}
 }
 
+// A process whose own verb has ended, and that goes on for others', says so.
+func TestOwnerGoesOn(t *testing.T) {
+	s := newShell(t)
+	serve := func(name string) []string {
+		s.write(name+"/class/0.jpg", name)
+		return []string{"serve", s.path(name), "--listen", "unix://" + s.path(name+".sock"), "--cache-dir", "cache"}
+	}
+	first := s.command(nil, serve("a")...)
+	errs, err := first.StderrPipe()
+	if err == nil {
+		err = first.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer time.AfterFunc(time.Minute, func() { _ = first.Process.Kill() }).Stop()
+	s.must(nil, "health", "unix://"+s.path("a.sock"), "--wait", "60s")
+	s.must(nil, append(serve("b"), "--daemon")...)
+	s.must(nil, "stop", "unix://"+s.path("a.sock"))
+	said := bufio.NewScanner(errs)
+	for said.Scan() && !strings.Contains(said.Text(), "this process goes on for the mounts and feeds") {
+	}
+	if said.Text() == "" {
+		t.Error("it does not say why it goes on")
+	}
+	go func() { _, _ = io.Copy(io.Discard, errs) }()
+	s.must(nil, "stop", "unix://"+s.path("b.sock"))
+	if err := first.Wait(); err != nil {
+		t.Error(err)
+	}
+}
+
 // What uses a cache directory can be stopped while it is starting, or fills the cache.
 func TestStopWhileStarting(t *testing.T) {
 	silent := make(chan struct{})
