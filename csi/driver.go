@@ -290,14 +290,12 @@ func (d *Driver) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeStats
 // NodeGetCapabilities implements csi.NodeServer.
 func (d *Driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (
 	*csi.NodeGetCapabilitiesResponse, error) {
-	out := &csi.NodeGetCapabilitiesResponse{}
-	for _, t := range []csi.NodeServiceCapability_RPC_Type{csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
-		csi.NodeServiceCapability_RPC_VOLUME_CONDITION} {
-		out.Capabilities = append(out.Capabilities,
-			&csi.NodeServiceCapability{
-				Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}}})
+	can := func(t csi.NodeServiceCapability_RPC_Type) *csi.NodeServiceCapability {
+		rpc := &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}}
+		return &csi.NodeServiceCapability{Type: rpc}
 	}
-	return out, nil
+	return &csi.NodeGetCapabilitiesResponse{Capabilities: []*csi.NodeServiceCapability{
+		can(csi.NodeServiceCapability_RPC_GET_VOLUME_STATS), can(csi.NodeServiceCapability_RPC_VOLUME_CONDITION)}}, nil
 }
 
 // NodeGetInfo implements csi.NodeServer.

@@ -230,7 +230,13 @@ ends after the daemon's (docs/kubernetes.md).`,
 				}
 				fmt.Fprintf(c.ErrOrStderr(), "waiting for SIGTERM, to detach what is left at %s\n", args[0])
 				<-c.Context().Done()
-				return detachAll(args[0])
+				for { // a dead daemon and its successor leave one mount each, and none is fine, too
+					if err := fusefs.Unmount(args[0], true); errors.Is(err, fusefs.ErrNotMounted) {
+						return nil
+					} else if err != nil {
+						return err
+					}
+				}
 			}
 			mountpoint, err := oneMount(args)
 			if err != nil {
@@ -275,17 +281,6 @@ ends after the daemon's (docs/kubernetes.md).`,
 	c.Flags().BoolVar(&atExit, "at-exit", false, "wait for SIGTERM, and then detach what is left of mounts there")
 	c.Flags().DurationVar(&wait, "wait", 30*time.Second, "how long to wait for the daemon")
 	return c
-}
-
-// detachAll detaches all mounts at a place: a dead daemon and its successor leave one each. None is fine too.
-func detachAll(mountpoint string) error {
-	for {
-		if err := fusefs.Unmount(mountpoint, true); errors.Is(err, fusefs.ErrNotMounted) {
-			return nil
-		} else if err != nil {
-			return err
-		}
-	}
 }
 
 // waitUsers waits until a daemon has fewer mounts and feeds than before.

@@ -501,29 +501,44 @@ func (l *lateStep) Done(result string) {
 }
 
 func (p *predictor) print(r planReport) error {
-	demand := bandwidth(r.Demand)
-	kind := "each an object"
+	o, demand, kind := p.o, bandwidth(r.Demand), "each an object"
 	if r.Dataset.Packed {
 		kind = "in shards"
 	}
-	what := p.o.words(r)
+	take, hold, columns := human.Count(o.model.Accelerators, "accelerator")+" take", "the cache holds", ""
+	switch {
+	case r.Nodes > 1:
+		take, hold = fmt.Sprintf("%d nodes of %s", r.Nodes, take), "the caches hold"
+	case o.model.Accelerators == 1:
+		take += "s"
+	}
+	lines := "bandwidth: " + o.bandwidth.words()
+	if o.tiered {
+		lines, columns = lines+", to the near tier "+o.near.words(), "near tier\t"
+	}
+	if r.Nodes > 1 {
+		lines, columns = lines+", between nodes "+o.link.words(), columns+"peers\town disk\t"
+	}
 	samples := human.Number(r.Dataset.Samples) + " samples"
 	if r.Dataset.Source != "" {
 		samples = r.Dataset.Source + ": " + samples
 	}
 	fmt.Fprintf(p.out, "%s, %s, %s\n", samples, human.Bytes(r.Dataset.Bytes), kind)
-	fmt.Fprintf(p.out, "%s %s; %s; %s %.0f%% of the dataset\n\n", what.take, demand.words(), what.lines, what.hold,
-		100*min(float64(p.o.nodes)*float64(r.CacheBytes)/float64(max(r.Dataset.Bytes, 1)), 1))
+	fmt.Fprintf(p.out, "%s %s; %s; %s %.0f%% of the dataset\n\n", take, demand.words(), lines, hold,
+		100*min(float64(o.nodes)*float64(r.CacheBytes)/float64(max(r.Dataset.Bytes, 1)), 1))
 	w := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "epoch\tutilisation\ttime\tstall\tfetched\trequests\t"+what.columns+
+	fmt.Fprintln(w, "epoch\tutilisation\ttime\tstall\tfetched\trequests\t"+columns+
 		"cached\tahead\twaited for\tbound by\t")
 	for _, e := range r.Epochs {
 		share := func(n int64) string { return fmt.Sprintf("%.1f%%", 100*float64(n)/float64(e.Samples)) }
 		fmt.Fprintf(w, "%d\t%.1f%%\t%s\t%s\t%s\t%s\t",
 			e.Epoch.Epoch, 100*e.Utilisation, seconds(e.Seconds), seconds(e.Stall),
 			human.Bytes(e.Bytes), human.Number(e.Requests))
-		for _, n := range what.values(e.Epoch) {
-			fmt.Fprintf(w, "%s\t", human.Bytes(n))
+		if o.tiered {
+			fmt.Fprintf(w, "%s\t", human.Bytes(e.Near.Bytes))
+		}
+		if r.Nodes > 1 {
+			fmt.Fprintf(w, "%s\t%s\t", human.Bytes(e.Peers.Bytes), human.Bytes(e.DiskBytes))
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t\n", share(e.KeepHits), share(e.RingHits), share(e.Waits), e.Bound)
 	}
@@ -541,42 +556,6 @@ func (p *predictor) print(r planReport) error {
 		fmt.Fprintln(p.out, p.advice(*r.Target))
 	}
 	return nil
-}
-
-// planWords are the parts of a report that differ with a cluster or a near tier.
-type planWords struct {
-	take, lines, hold, columns string
-	values                     func(e sim.Epoch) []int64 // of the columns
-}
-
-func (o *planOptions) words(r planReport) planWords {
-	w := planWords{take: human.Count(o.model.Accelerators, "accelerator") + " take", lines: "bandwidth: " +
-		o.bandwidth.words(), hold: "the cache holds"}
-	switch {
-	case r.Nodes > 1:
-		w.take = fmt.Sprintf("%d nodes of %s", r.Nodes, w.take)
-		w.hold = "the caches hold"
-	case o.model.Accelerators == 1:
-		w.take += "s"
-	}
-	if o.tiered {
-		w.lines += ", to the near tier " + o.near.words()
-		w.columns = "near tier\t"
-	}
-	if r.Nodes > 1 {
-		w.lines += ", between nodes " + o.link.words()
-		w.columns += "peers\town disk\t"
-	}
-	w.values = func(e sim.Epoch) (n []int64) {
-		if o.tiered {
-			n = append(n, e.Near.Bytes)
-		}
-		if r.Nodes > 1 {
-			n = append(n, e.Peers.Bytes, e.DiskBytes)
-		}
-		return n
-	}
-	return w
 }
 
 // uneven is the bound of an epoch that takes longer than each of its limits: it waits for bytes at some times and for

@@ -17,9 +17,20 @@ import (
 // records the module's.
 var version = "0.1.0-dev"
 
+var commit string // that the binary was built from, if Go has stamped one
+
 func init() {
-	if info, ok := debug.ReadBuildInfo(); ok && version == "0.1.0-dev" && strings.HasPrefix(info.Main.Version, "v") {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return
+	}
+	if version == "0.1.0-dev" && strings.HasPrefix(info.Main.Version, "v") {
 		version = info.Main.Version[1:]
+	}
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" {
+			commit = s.Value
+		}
 	}
 }
 
@@ -42,23 +53,11 @@ func versionCommand() *cobra.Command {
 				OS      string `json:"os"`
 				Arch    string `json:"arch"`
 				JPEG    bool   `json:"jpeg"`
-			}{version, commit(), runtime.Version(), runtime.GOOS, runtime.GOARCH, jpeg.Available})
+			}{version, commit, runtime.Version(), runtime.GOOS, runtime.GOARCH, jpeg.Available})
 		},
 	}
 	settings.Without(c) // it works whatever they are
 	c.Flags().BoolVar(&asJSON, "json", false,
 		"print as JSON: version, commit, go, os, arch, jpeg (whether pictures can be decoded)")
 	return c
-}
-
-// commit is the revision that the binary was built from, if Go has stamped one.
-func commit() string {
-	if info, ok := debug.ReadBuildInfo(); ok {
-		for _, s := range info.Settings {
-			if s.Key == "vcs.revision" {
-				return s.Value
-			}
-		}
-	}
-	return ""
 }

@@ -100,7 +100,11 @@ func build(r *release, args []string, dir, tar, sbom string) error {
 		}
 		bills = append(bills, attached)
 		if b.arch == runtime.GOARCH {
-			if err := writeLoadable(r, img, tar); err != nil {
+			tag, err := name.NewTag("shoal:" + r.version)
+			if err == nil {
+				err = tarball.WriteToFile(tar, tag, img)
+			}
+			if err != nil {
 				return err
 			}
 		}
@@ -228,14 +232,6 @@ func attach(img v1.Image, bill []byte) (v1.Image, error) {
 		return nil, err
 	}
 	return mutate.Subject(m, *subject).(v1.Image), nil
-}
-
-func writeLoadable(r *release, img v1.Image, path string) error {
-	tag, err := name.NewTag("shoal:" + r.version)
-	if err != nil {
-		return err
-	}
-	return tarball.WriteToFile(path, tag, img)
 }
 
 func writeLayout(r *release, index v1.ImageIndex, bills []v1.Image, dir string) error {

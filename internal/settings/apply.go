@@ -212,18 +212,15 @@ func (s *Schema) Check(file *File) error {
 		var first error
 		Walk(section, func(c *cobra.Command) {
 			f := c.Flags().Lookup(e.name)
-			if best, _ := file.find(c, e.name); len(best.verbs) > len(e.verbs) { // its own section has another
-				return
-			}
-			if first == nil && s.lost(c, e.name) {
+			best, _ := file.find(c, e.name)
+			switch {
+			case first != nil || len(best.verbs) > len(e.verbs): // the verb's own section has another
+			case s.lost(c, e.name):
 				first = s.lostIn(file, e, c)
-			}
-			if f == nil || first != nil || !slices.Contains(Flags(c), f) {
-				return
-			}
-			if err := s.set(c, f, e.texts); err != nil {
-				first = place(file.origin(e), e.name, e.texts,
-					fmt.Errorf("%w (for %s)", err, c.CommandPath()))
+			case slices.Contains(Flags(c), f):
+				if err := s.set(c, f, e.texts); err != nil {
+					first = place(file.origin(e), e.name, e.texts, fmt.Errorf("%w (for %s)", err, c.CommandPath()))
+				}
 			}
 		})
 		if first != nil {
