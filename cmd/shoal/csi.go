@@ -56,9 +56,8 @@ It needs a keeper (shoal keeper) at the address in SHOAL_KEEPER, which holds the
 				return err
 			}
 			o, err := ownHost(c.Context(), host)
-			start := time.Now()
-			for errors.Is(err, cachedir.ErrInUse) && time.Since(start) < silentPatience { // a probe has it for a moment
-				if err = pause.For(c.Context(), 50*time.Millisecond); err == nil {
+			for start := time.Now(); errors.Is(err, cachedir.ErrInUse) && time.Since(start) < silentPatience; {
+				if err = pause.For(c.Context(), 50*time.Millisecond); err == nil { // a probe has it for a moment
 					o, err = ownHost(c.Context(), host)
 				}
 			}
