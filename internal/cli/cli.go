@@ -263,7 +263,7 @@ const leastBare = 64 << 10
 // ParseSize parses a size. remedy says how to write one.
 func ParseSize(text, remedy string) (int64, error) {
 	n, err := humanize.ParseBytes(text)
-	if err != nil || n > 1<<60 {
+	if err != nil || n > 1<<60 || strings.Contains(text, ",") { // which would count for nothing: 1,5GB as 15 GB
 		return 0, fmt.Errorf("%q is not a size (%s)", text, remedy)
 	}
 	if _, err := strconv.ParseFloat(text, 64); err == nil && n > 0 && n < leastBare {
