@@ -184,9 +184,9 @@ func (r *configReport) print(out io.Writer, verbs []string, asJSON bool) (err er
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	switch {
 	case r.Verb != "":
-		fmt.Fprintln(out)
-		if err := settings.WriteTable(out, r.Settings); err != nil {
-			return err
+		fmt.Fprintln(w, "\nSETTING\tVALUE\tFROM")
+		for _, s := range r.Settings {
+			fmt.Fprintf(w, "%s\t%s\t%s\n", s.Name, cmp.Or(s.Value, "-"), s.Origin)
 		}
 	case len(verbs) == 0:
 		fmt.Fprintln(out, "neither environment nor file set anything (shoal config VERB shows the defaults)")

@@ -30,8 +30,9 @@ func main() {
 	ctx, stop := daemon.Signals()
 	stopTracing, err := export.Start(ctx, version, os.Getenv)
 	if err == nil {
-		var c *cobra.Command
-		c, err = root().ExecuteContextC(ctx)
+		c := root()
+		c.SetArgs(selfArgs())
+		c, err = c.ExecuteContextC(ctx)
 		if level := c.Flags().Lookup("log-level"); err != nil && level != nil { // for a verb that has no log yet
 			_, _ = (&logOptions{level.Value.String()}).logger(&invocation{Voice: daemon.Own})
 		}

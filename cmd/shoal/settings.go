@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -24,8 +25,8 @@ import (
 const (
 	// configEnv names the configuration file if no --config is given.
 	configEnv = "SHOAL_CONFIG"
-	// settledEnv marks a process whose command line is complete: its parent has read environment and file, and it
-	// must see the same values, even if it is started again days later and the file has changed.
+	// settledEnv has the complete command line for a process whose parent has read environment and file, which may have
+	// changed when it starts again. As arguments other users would see what these hold, such as etcd's password.
 	settledEnv = "SHOAL_SETTLED"
 	configFlag = "config"
 	// standingFlag names, for a process whose command line is complete, the flags that no user gave.
@@ -60,8 +61,12 @@ var (
 )
 
 func init() {
-	settled = os.Getenv(settledEnv) != ""
+	text := os.Getenv(settledEnv)
 	_ = os.Unsetenv(settledEnv) // other child processes must not see it
+	settled = text != ""
+	if args, err := base64.StdEncoding.DecodeString(text); err == nil && settled {
+		settledArgs = strings.Split(string(args), "\x00")
+	}
 }
 
 // selfArgs are the arguments for another process with the same task as this one.

@@ -292,6 +292,10 @@ func TestSettingsArePassedOn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if shown, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", before.PID)); err != nil ||
+		!bytes.HasSuffix(shown, []byte("\x00serve\x00--config\x00c.yaml\x00file://"+s.path("src")+"\x00")) {
+		t.Errorf("other users see %q, %v", shown, err) // and not what environment and file hold
+	}
 	t.Cleanup(func() {
 		if st, err := stat("a.sock"); err == nil {
 			_ = syscall.Kill(st.PID, syscall.SIGTERM)

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -212,4 +213,7 @@ func pastVersions(source string) (names []string) {
 }
 
 // again is what makes another process do the same as this one.
-func again() daemon.Again { return daemon.Again{Args: selfArgs(), Env: []string{settledEnv + "=1"}} }
+func again() daemon.Again {
+	args := base64.StdEncoding.EncodeToString([]byte(strings.Join(selfArgs(), "\x00")))
+	return daemon.Again{Args: os.Args[1:], Env: []string{settledEnv + "=" + args}}
+}

@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 )
 
@@ -184,25 +185,17 @@ func Fields(file string) map[string]int64 {
 // fixed moment: use differences of two calls. Its resolution is 10 ms for each processor.
 func IdleCPU() (idle time.Duration) {
 	var mine unix.CPUSet
-	if unix.SchedGetaffinity(0, &mine) != nil {
+	proc, err := procfs.NewDefaultFS()
+	if err != nil || unix.SchedGetaffinity(0, &mine) != nil {
 		return 0
 	}
-	stat, err := os.ReadFile("/proc/stat")
+	stat, err := proc.Stat()
 	if err != nil {
 		return 0
 	}
-	for line := range strings.Lines(string(stat)) {
-		// cpuN user nice system idle iowait ..., in hundredths of a second
-		fields := strings.Fields(line)
-		if len(fields) < 6 || !strings.HasPrefix(fields[0], "cpu") {
-			continue
-		}
-		if n, err := strconv.Atoi(fields[0][3:]); err != nil || !mine.IsSet(n) {
-			continue
-		}
-		for _, ticks := range fields[4:6] {
-			n, _ := strconv.ParseInt(ticks, 10, 64)
-			idle += time.Duration(n) * 10 * time.Millisecond
+	for n, spent := range stat.CPU {
+		if mine.IsSet(int(n)) {
+			idle += time.Duration((spent.Idle + spent.Iowait) * float64(time.Second))
 		}
 	}
 	var own syscall.Rusage

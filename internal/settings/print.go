@@ -9,7 +9,6 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -75,16 +74,6 @@ func Redact(text string) string {
 	}
 	u.User = url.User(hidden)
 	return strings.Replace(u.String(), url.QueryEscape(hidden)+"@", hidden+"@", 1)
-}
-
-// WriteTable prints settings for people.
-func WriteTable(out io.Writer, list []Setting) error {
-	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(w, "SETTING\tVALUE\tFROM")
-	for _, row := range list {
-		fmt.Fprintf(w, "%s\t%s\t%s\n", row.Name, cmp.Or(row.Value, "-"), row.Origin)
-	}
-	return w.Flush()
 }
 
 // WriteExample prints a file with every setting at its default, commented out: first those that several verbs share
