@@ -65,11 +65,11 @@ func Redact(text string) string {
 		return text
 	}
 	u, err := url.Parse(text)
-	if err != nil || u.User == nil {
-		if err != nil { // it may be a password
-			scheme, _, _ := strings.Cut(text, "://")
-			return scheme + "://" + hidden + text[strings.LastIndexByte(text, '@'):]
-		}
+	switch {
+	case err != nil || strings.HasPrefix(text, "etcd"): // a password, which an etcd's may be whatever it looks like
+		scheme, _, _ := strings.Cut(text, "://")
+		return scheme + "://" + hidden + text[strings.LastIndexByte(text, '@'):]
+	case u.User == nil:
 		return text
 	}
 	u.User = url.User(hidden)

@@ -369,6 +369,8 @@ func TestRedact(t *testing.T) {
 		"http://hush@host":             "http://***@host",
 		"http://us er:hush@host":       "http://***@host",
 		"etcd://u:hu@sh@h:1,g:2/n":     "etcd://***@h:1,g:2/n",
+		"etcd://u:12/hush@h/n":         "etcd://***@h/n",
+		"etcds://u:1#hush@h/n":         "etcds://***@h/n",
 		"s3://bucket/a@b":              "s3://bucket/a@b",
 		"/a@b":                         "/a@b",
 		"//user:hush@h/x?u=a://y@z":    "//***@h/x?u=a://y@z",
