@@ -139,6 +139,8 @@ func (d *Driver) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolume
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	switch {
+	case ctx.Err() != nil: // a kubelet that is gone would not take the mount away
+		return nil, status.FromContextError(ctx.Err()).Err()
 	case is(s.Ended):
 		d.tidy()
 		return nil, status.Error(codes.FailedPrecondition, cmp.Or(s.Err, errUnmounted).Error())
@@ -219,11 +221,10 @@ func (d *Driver) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolu
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	target, err := placeOf(r.GetTargetPath())
-	if errors.Is(err, fs.ErrNotExist) {
-		return &csi.NodeUnpublishVolumeResponse{}, nil
-	}
 	if err == nil {
 		err = detach(target)
+	} else if errors.Is(err, fs.ErrNotExist) { // its folder is gone, and a stage may still be wanted there
+		target, err = filepath.Clean(r.GetTargetPath()), nil
 	}
 	if err != nil {
 		return nil, status.Error(codes.Internal, err.Error())

@@ -290,6 +290,48 @@ func TestChangedSecret(t *testing.T) {
 	}
 }
 
+// A kubelet that is gone gets no mount, though the stage is ready, and what it wanted ends without the pod's folder.
+func TestPublishForNobody(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("mounts need root")
+	}
+	dir, run := t.TempDir(), newDisks()
+	if err := os.Mkdir(filepath.Join(dir, "pods"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	d, err := New("node", "test", dir, run, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone, end := context.WithCancel(t.Context())
+	end()
+	for pod, ctx := range []context.Context{t.Context(), gone} {
+		target := filepath.Join(dir, "pods", fmt.Sprint(pod))
+		_, err := d.NodePublishVolume(ctx,
+			&csi.NodePublishVolumeRequest{VolumeId: "v", TargetPath: target, Readonly: true,
+				VolumeContext: map[string]string{"source": "s3://x"},
+				VolumeCapability: &csi.VolumeCapability{
+					AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}}}})
+		mounts, failed := machine.Mounts("/")
+		if bound := machine.Top(mounts, target) != nil; failed != nil || bound != (ctx != gone) ||
+			status.Code(err) != map[bool]codes.Code{true: codes.OK, false: codes.Canceled}[bound] {
+			t.Errorf("pod %d: bound %v, %v, %v", pod, bound, err, failed)
+		}
+	}
+	for pod := range 2 {
+		if _, err := d.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: "v",
+			TargetPath: filepath.Join(dir, "pods", fmt.Sprint(pod))}); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.RemoveAll(filepath.Join(dir, "pods")); err != nil { // the other pod's folder, too
+			t.Fatal(err)
+		}
+	}
+	for _, r := range run.running {
+		<-r.Ended
+	}
+}
+
 // What a volume is mounted with never has the driver's rights beside others'.
 func TestVolumeEnv(t *testing.T) {
 	environ := []string{"AWS_ACCESS_KEY_ID=driver", "AWS_SECRET_ACCESS_KEY=driver", "AWS_PROFILE=driver",
