@@ -220,7 +220,11 @@ func (v *Voice) Step(label string) Step {
 	if v.remote() {
 		return remoteStep{v, label}
 	}
-	return progress.New(os.Stderr).Start(label, 0)
+	out := io.Writer(os.Stderr)
+	if JSON.Load() {
+		out = slog.NewLogLogger(slog.Default().Handler(), slog.LevelInfo).Writer()
+	}
+	return progress.New(out).Start(label, 0)
 }
 
 type remoteStep struct {

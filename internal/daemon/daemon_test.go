@@ -97,6 +97,21 @@ func TestGoneSaysThatItWaits(t *testing.T) {
 	})
 }
 
+// Where all must be JSON, progress is.
+func TestStepsInJSON(t *testing.T) {
+	var said bytes.Buffer
+	defer slog.SetDefault(slog.Default())
+	slog.SetDefault(slog.New(slog.NewJSONHandler(&said, nil)))
+	JSON.Store(true)
+	defer JSON.Store(false)
+	Own.Step("warming").Done("3 files")
+	for _, want := range []string{`"msg":"warming ..."}`, `  3 files"}`} {
+		if !strings.Contains(said.String(), want) {
+			t.Errorf("%s is not in %q", want, &said)
+		}
+	}
+}
+
 // A moment without descriptors does not make a daemon deaf.
 func TestAcceptWithoutDescriptors(t *testing.T) {
 	l, err := listenUnix(filepath.Join(t.TempDir(), "s"))
