@@ -98,6 +98,7 @@ func TestWrongUse(t *testing.T) {
 		"order sequential --mount m --n 5": "--mount already gives samples, shards, classes and sizes: leave out " +
 			"--n, --shard-samples, --class-samples and --sizes",
 		"keeper x":                "keeper x: give unix:///PATH",
+		"csi --node-id=":          "give a --node-id: this machine has no name",
 		"umount m --wait -1s":     "--wait -1s: it must be at least 0",
 		"order sequential --n -1": "--n -1: it must be at least 0",
 
