@@ -187,10 +187,3 @@ func only(found []string, remedy string) (string, error) {
 	}
 	return "", cli.Usagef("%d mounts found; name one (%s)", len(found), strings.Join(found, ", "))
 }
-
-// say names the target that was chosen if none was given.
-func say(args []string, format string, target string) {
-	if len(args) == 0 {
-		fmt.Fprintf(os.Stderr, format+"\n", target)
-	}
-}

@@ -242,7 +242,9 @@ ends after the daemon's (docs/kubernetes.md).`,
 			if err != nil {
 				return err
 			}
-			say(args, "unmounting %s", mountpoint)
+			if len(args) == 0 {
+				daemon.Own.Notice("unmounting %s", mountpoint)
+			}
 			pid, device := 0, "" // of the daemon to wait for; a dead mount has none
 			if m, err := fusefs.At(mountpoint); err == nil && m != nil {
 				pid, device = asMount(m).PID(), m.Device // it need not answer: perhaps it is ending

@@ -16,6 +16,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"golang.org/x/sync/errgroup"
 
@@ -65,6 +66,10 @@ func spoolFolder(spool string, m *catalog.Manifest, how string) (dir string, err
 	dir = filepath.Join(spool, "shoal-recode-"+hex.EncodeToString(name[:8]))
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", fmt.Errorf("spool: %w", err)
+	}
+	if fi, err := os.Lstat(dir); spool == os.TempDir() && err == nil &&
+		int(fi.Sys().(*syscall.Stat_t).Uid) != os.Geteuid() { // who has made it may have made files in it
+		return "", fmt.Errorf("spool: %s is another user's (give a --spool of yours)", dir)
 	}
 	return dir, nil
 }

@@ -221,10 +221,9 @@ func outranks(c *cobra.Command, flag, other string) bool {
 }
 
 // rivals are the flags of which a verb takes one.
-var rivals = [][2]string{
-	{"list", "fraction"}, {"watch", "json"}, {"s3-keys", "s3-anonymous"}, {"decode", "recode"}, {"mount", "n"},
-	{"cluster-insecure", "cluster-cert"}, {"cluster-insecure", "cluster-key"}, {"cluster-insecure", "cluster-ca"},
-}
+var rivals = [][2]string{{"list", "fraction"}, {"watch", "json"}, {"s3-keys", "s3-anonymous"}, {"decode", "recode"},
+	{"mount", "n"}, {"cluster-insecure", "cluster-cert"}, {"cluster-insecure", "cluster-key"},
+	{"cluster-insecure", "cluster-ca"}}
 
 // removedFrom are the verbs that had those of the flags which other verbs still have.
 var removedFrom = map[string][]string{

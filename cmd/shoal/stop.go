@@ -34,7 +34,9 @@ given. Without an argument it takes the only daemon on this machine that has a m
 			if err != nil {
 				return err
 			}
-			say(args, "stopping the daemon of %s", target)
+			if len(args) == 0 {
+				daemon.Own.Notice("stopping the daemon of %s", target)
+			}
 			s, err := parseStats[admin.Snapshot](anyStats(c.Context(), target, &security))
 			if err != nil && strings.HasPrefix(err.Error(), servesNothing) {
 				s.PID, s.CacheDir = daemon.OfCache(target).PID(), target

@@ -41,14 +41,14 @@ func (s *Schema) Apply(c *cobra.Command, environ []string, file *File) error {
 		note(f, o, texts)
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.RemovedFrom)) {
-		if !s.lost(c, name) {
-			continue
-		}
-		if _, ok := env[s.EnvName(name)]; ok {
-			errs = append(errs, wrong{
-				fmt.Sprintf("%s was removed from %s: %s; unset it here",
-					s.EnvName(name), c.CommandPath(), s.Removed[name])})
-		} else if e, ok := file.find(c, name); ok {
+		_, inEnv := env[s.EnvName(name)]
+		e, inFile := file.find(c, name)
+		switch {
+		case !s.lost(c, name):
+		case inEnv:
+			errs = append(errs, wrong{fmt.Sprintf("%s was removed from %s: %s; unset it here",
+				s.EnvName(name), c.CommandPath(), s.Removed[name])})
+		case inFile:
 			errs = append(errs, s.lostIn(file, e, c))
 		}
 	}
