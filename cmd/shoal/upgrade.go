@@ -48,9 +48,9 @@ is being written is lost: its writer gets an error. Mounts over io_uring, or on 
 			} else if inv.attached() {
 				return upgradeSelf(c.Context(), inv)
 			}
-			err := askMount(c.Context(), args[0], c.OutOrStdout(), "upgrade", args[0])
+			err := askMount(c.Context(), args[0], c.OutOrStdout(), "upgrade", "this")
 			if errors.Is(err, daemon.ErrEnding) {
-				return askNext(c.Context(), upgradePatience, args[0], c.OutOrStdout(), "upgrade", args[0], "result")
+				return askNext(c.Context(), upgradePatience, args[0], c.OutOrStdout(), "upgrade", "this", result)
 			}
 			return err
 		},

@@ -19,6 +19,7 @@ import (
 	"sync"
 	"syscall"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
@@ -161,15 +162,16 @@ type asking struct {
 }
 
 func (a *asking) send(args []string, env map[string]string) error {
+	if i := slices.IndexFunc(args, func(arg string) bool { return !utf8.ValidString(arg) }); i >= 0 {
+		return fmt.Errorf("%s: %q is not UTF-8, as what a daemon is asked must be (give another name, or another "+
+			"--cache-dir)", a.At, args[i])
+	}
 	dir, err := os.Getwd()
 	if err != nil { // it was removed, and paths may be absolute
 		dir, _ = os.Readlink("/proc/self/cwd")
 	}
 	a.id = rand.Text()
-	b, err := json.Marshal(question{ID: a.id, Args: args, Dir: dir, Env: env, Detach: Own.remote()})
-	if err != nil {
-		return err
-	}
+	b, _ := json.Marshal(question{ID: a.id, Args: args, Dir: dir, Env: env, Detach: Own.remote()}) // of texts
 	_ = a.conn.SetWriteDeadline(time.Now().Add(Patience))
 	if _, err = a.conn.Write(append(b, '\n')); errors.Is(err, os.ErrDeadlineExceeded) {
 		return a.Silence

@@ -127,17 +127,14 @@ var errNoOne = errors.New("nobody listens")
 
 func (v *Voice) say(l line) error {
 	l.ID = v.id
-	b, err := json.Marshal(l)
-	if err != nil {
-		return err
-	}
+	b, _ := json.Marshal(l) // of texts
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.to == nil {
 		return errNoOne
 	}
 	_ = v.to.SetWriteDeadline(time.Now().Add(10 * time.Second)) // a client that is stopped must not block the verb
-	_, err = v.to.Write(append(b, '\n'))
+	_, err := v.to.Write(append(b, '\n'))
 	return err
 }
 

@@ -97,6 +97,15 @@ func TestGoneSaysThatItWaits(t *testing.T) {
 	})
 }
 
+// A name that JSON cannot hold would become another one: a mount at a folder that nobody has named.
+func TestAskInUTF8(t *testing.T) {
+	dir := fakeDaemon(t, func(q question, _ net.Conn) { t.Errorf("it was asked for %q", q.Args) })
+	err := Ask(t.Context(), OfCache(dir), []string{"mount", "/data", "/mnt/caf\xe9"}, nil, io.Discard)
+	if err == nil || !strings.Contains(err.Error(), `"/mnt/caf\xe9" is not UTF-8`) {
+		t.Error(err)
+	}
+}
+
 // Where all must be JSON, progress is.
 func TestStepsInJSON(t *testing.T) {
 	var said bytes.Buffer
