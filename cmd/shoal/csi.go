@@ -38,8 +38,6 @@ It needs a keeper (shoal keeper) at the address in SHOAL_KEEPER, which holds the
 			inv := invocationOf(c.Context())
 			keeper := os.Getenv(daemon.KeeperEnv)
 			switch {
-			case node == "":
-				return cli.Usagef("give a --node-id: this machine has no name")
 			case keeper == "":
 				return cli.Usagef(
 					"%s is not set: give the address of a keeper, such as unix:///run/shoal/keeper.sock",

@@ -41,15 +41,13 @@ func main() {
 	}
 	stopTracing()
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
-		err = errInterrupted
+		err = daemon.Interrupted
 	}
 	daemon.Failed(err) // tell the parent, if this is a daemon
 	stop()
 	limiter.Flush()
 	os.Exit(report(err))
 }
-
-var errInterrupted = errors.New("interrupted")
 
 // report prints err as one line and returns the exit code.
 func report(err error) int {

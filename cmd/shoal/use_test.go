@@ -33,6 +33,7 @@ import (
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/daemon"
 	"github.com/shoalfs/shoal/internal/human"
+	"github.com/shoalfs/shoal/lab/rig/hostile"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/prefetch/run"
@@ -98,7 +99,6 @@ func TestWrongUse(t *testing.T) {
 		"order sequential --mount m --n 5": "--mount already gives samples, shards, classes and sizes: leave out " +
 			"--n, --shard-samples, --class-samples and --sizes",
 		"keeper x":                "keeper x: give unix:///PATH",
-		"csi --node-id=":          "give a --node-id: this machine has no name",
 		"umount m --wait -1s":     "--wait -1s: it must be at least 0",
 		"order sequential --n -1": "--n -1: it must be at least 0",
 
@@ -394,6 +394,61 @@ func TestStopWhileStarting(t *testing.T) {
 	}
 	if err := warm.Wait(); err == nil || warm.ProcessState.ExitCode() != 1 {
 		t.Errorf("warm: %v", err)
+	}
+}
+
+// A supervised daemon that is starting again, after a death, is stopped for good.
+func TestStopWhileStartingAgain(t *testing.T) {
+	silent, ended := new(atomic.Bool), make(chan struct{})
+	store := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if silent.Load() {
+			select {
+			case <-ended:
+			case <-r.Context().Done():
+			}
+		}
+		if !r.URL.Query().Has("list-type") {
+			http.Error(w, "<Error><Code>NoSuchKey</Code></Error>", http.StatusNotFound)
+			return
+		}
+		_, _ = io.WriteString(w, hostile.Page("", hostile.Entry("train/0.jpg", "1", `"a"`)))
+	}))
+	defer store.Close()
+	defer close(ended)
+	s := newShell(t)
+	env := []string{"AWS_ENDPOINT_URL=" + store.URL, "AWS_ACCESS_KEY_ID=a", "AWS_SECRET_ACCESS_KEY=b"}
+	addr := "unix://" + s.path("sock")
+	s.must(env, "serve", "s3://photos/train", "--cache-dir", "cache", "--listen", addr, "--daemon=supervised")
+	var st struct{ PID int }
+	if err := json.Unmarshal([]byte(s.must(nil, "stat", addr, "--json")), &st); err != nil {
+		t.Fatal(err)
+	}
+	var parent int
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", st.PID))
+	if err == nil {
+		_, err = fmt.Sscanf(string(stat[bytes.LastIndexByte(stat, ')')+1:]), " %c %d", new(rune), &parent)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	silent.Store(true)
+	err = os.RemoveAll(s.path("cache/manifests")) // so that it lists again
+	if err = errors.Join(err, syscall.Kill(st.PID, syscall.SIGKILL)); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(time.Minute); ; {
+		_, errs, _ := s.run(nil, "stat", "cache")
+		if strings.Contains(errs, servesNothing) {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(errs)
+		}
+	}
+	s.must(nil, "stop", "cache")
+	if !daemon.Gone(t.Context(), parent, time.Minute) {
+		_ = syscall.Kill(parent, syscall.SIGTERM)
+		t.Error("its supervisor goes on")
 	}
 }
 

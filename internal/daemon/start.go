@@ -114,25 +114,27 @@ const (
 )
 
 // Supervise starts this process again as a child, and again whenever that dies after being ready, with what it has kept
-// (keep.go). It ends if the child ends in order, or does not become ready the first time. If ctx ends while nothing is
-// served, unmount is called with the name of each keepsake, which then ends. In the child it returns false at once.
+// (keep.go). It ends if the child ends in order, or does not become ready the first time. If ctx ends, or a signal a
+// child that is starting, unmount is called with the name of each keepsake, which then ends. In the child it returns
+// false at once.
 func Supervise(ctx context.Context, again Again, unmount func(mountpoint string)) (parent bool, err error) {
 	if os.Getenv(SupervisedEnv) != "" {
 		return false, os.Unsetenv(SupervisedEnv)
 	}
 	again.Env = append(again.Env, SupervisedEnv+"=1")
-	rest, k := firstPause, newKeeper()
+	rest, k, stopped := firstPause, newKeeper(), false
 	defer func() {
-		if ctx.Err() != nil {
+		if stopped {
 			k.remove(func(o *keepsake) bool { unmount(o.Name); return true })
 		}
 	}()
 	for first := !successor(); ; first = false {
 		start := time.Now()
 		wasReady, failure, err := superviseOnce(ctx, again, k)
+		stopped = ctx.Err() != nil || failure != nil && failure.Error() == Interrupted.Error() // or the child alone was
 		var exit *exec.ExitError
 		switch {
-		case err == nil || ctx.Err() != nil && !first && !wasReady:
+		case err == nil || stopped && !first && !wasReady:
 			return true, nil
 		case ctx.Err() != nil:
 			return true, ctx.Err()
@@ -153,7 +155,7 @@ func Supervise(ctx context.Context, again Again, unmount func(mountpoint string)
 			rest = firstPause
 		}
 		slog.Error("the daemon died; restarting it", "cause", err, "pause", rest)
-		if pause.For(ctx, rest) != nil {
+		if stopped = pause.For(ctx, rest) != nil; stopped {
 			return true, nil
 		}
 		rest = min(2*rest, longestPause)
