@@ -120,7 +120,7 @@ func withHost(c *cobra.Command, cfg engine.HostConfig,
 	start := time.Now()
 	for ; ; time.Sleep(50 * time.Millisecond) {
 		// Who uses the directory is asked first: its disk may hang.
-		err := attach(c.Context(), cfg.Path, selfArgs(), ownEnv(), c.OutOrStdout())
+		err := attach(c.Context(), cfg.Path, selfArgs, ownEnv(), c.OutOrStdout())
 		if errors.Is(err, daemon.ErrNobody) {
 			var o *owner
 			slow := time.AfterFunc(daemon.Patience, func() {

@@ -31,7 +31,7 @@ func main() {
 	stopTracing, err := export.Start(ctx, version, os.Getenv)
 	if err == nil {
 		c := root()
-		c.SetArgs(selfArgs())
+		c.SetArgs(selfArgs)
 		c, err = c.ExecuteContextC(ctx)
 		if level := c.Flags().Lookup("log-level"); err != nil && level != nil { // for a verb that has no log yet
 			_, _ = (&logOptions{level.Value.String()}).logger(&invocation{Voice: daemon.Own})

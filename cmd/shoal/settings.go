@@ -25,10 +25,11 @@ import (
 const (
 	// configEnv names the configuration file if no --config is given.
 	configEnv = "SHOAL_CONFIG"
-	// settledEnv has the complete command line for a process whose parent has read environment and file, which may have
-	// changed when it starts again. As arguments other users would see what these hold, such as etcd's password.
-	settledEnv = "SHOAL_SETTLED"
-	configFlag = "config"
+	// settledEnv marks a process that must not read environment and file. argsEnv has the complete command line for one
+	// whose parent has read them: they may have changed when it starts again, and as arguments other users would see
+	// what they hold, such as etcd's password. An older program, to which an upgrade goes back, reads them itself.
+	settledEnv, argsEnv = "SHOAL_SETTLED", "_SHOAL_ARGS"
+	configFlag          = "config"
 	// standingFlag names, for a process whose command line is complete, the flags that no user gave.
 	standingFlag = "standing"
 )
@@ -38,12 +39,11 @@ const (
 var reservedEnv = map[string]bool{
 	configEnv: true, settledEnv: true, daemon.ReadyEnv: true, daemon.SupervisedEnv: true, daemon.KeptEnv: true,
 	daemon.KeeperEnv: true, scopeEnv: true, pprofEnv: true, s3ConnectionsEnv: true, daemon.DrainEnv: true,
-	"SHOAL_DEBUG": true, "SHOAL_RUN_NAME": true, "SHOAL_CERTS": true, "SHOAL_FEEDSERVER": true, "SHOAL_VERSITYGW": true,
-	"SHOAL_PTXAS": true,
-	"SHOAL_KILLS": true, "SHOAL_HANG": true, "SHOAL_FEED_KILLS": true, "SHOAL_FEED_RUN": true, "SHOAL_KILLPOINT": true,
-	"SHOAL_KILLPOINTS_LOG": true,
-	"SHOAL_STEPS":          true, "SHOAL_PYTHON": true, "SHOAL_BENCH_FILES": true, "SHOAL_BENCH_HUGE": true,
-	"SHOAL_FUSEFS_TEST_READER": true, "SHOAL_FUSEFS_TEST_SERVE": true, "SHOAL_WEIGHTS": true,
+	"SHOAL_DEBUG": true, "SHOAL_RUN_NAME": true, "SHOAL_CERTS": true, "SHOAL_FEEDSERVER": true,
+	"SHOAL_VERSITYGW": true, "SHOAL_PTXAS": true, "SHOAL_KILLS": true, "SHOAL_HANG": true, "SHOAL_FEED_KILLS": true,
+	"SHOAL_FEED_RUN": true, "SHOAL_KILLPOINT": true, "SHOAL_KILLPOINTS_LOG": true, "SHOAL_STEPS": true,
+	"SHOAL_PYTHON": true, "SHOAL_BENCH_FILES": true, "SHOAL_BENCH_HUGE": true, "SHOAL_FUSEFS_TEST_READER": true,
+	"SHOAL_FUSEFS_TEST_SERVE": true, "SHOAL_WEIGHTS": true,
 }
 
 // secretEnv are the variables that hold secrets, which no flag may.
@@ -55,26 +55,19 @@ func reserved(name string) bool {
 }
 
 var (
-	settled bool // settledEnv marks this process
-	// settledArgs are the arguments with the values of this process's command line, environment and file.
-	settledArgs []string
+	settled bool // this process reads neither environment nor file
+	// selfArgs are the arguments for another process with the same task as this one: with the values of this process's
+	// command line, environment and file, once it has read them.
+	selfArgs = os.Args[1:]
 )
 
 func init() {
-	text := os.Getenv(settledEnv)
-	_ = os.Unsetenv(settledEnv) // other child processes must not see it
-	settled = text != ""
-	if args, err := base64.StdEncoding.DecodeString(text); err == nil && settled {
-		settledArgs = strings.Split(string(args), "\x00")
+	text := os.Getenv(argsEnv)
+	settled = text+os.Getenv(settledEnv) != ""
+	_, _ = os.Unsetenv(argsEnv), os.Unsetenv(settledEnv) // other child processes must not see them
+	if args, err := base64.StdEncoding.DecodeString(text); err == nil && text != "" {
+		selfArgs = strings.Split(string(args), "\x00")
 	}
-}
-
-// selfArgs are the arguments for another process with the same task as this one.
-func selfArgs() []string {
-	if settledArgs != nil {
-		return settledArgs
-	}
-	return os.Args[1:]
 }
 
 func schemaOf(root *cobra.Command) *settings.Schema {
@@ -126,7 +119,7 @@ func addSettings(root *cobra.Command) {
 		if args != nil {
 			words = append(append(words, args...), "--"+standingFlag+"="+strings.Join(standing, ","))
 		}
-		settledArgs = append(words, rest...)
+		selfArgs = append(words, rest...)
 		return nil
 	}
 	settings.Walk(root, func(c *cobra.Command) {

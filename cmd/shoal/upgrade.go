@@ -214,6 +214,6 @@ func pastVersions(source string) (names []string) {
 
 // again is what makes another process do the same as this one.
 func again() daemon.Again {
-	args := base64.StdEncoding.EncodeToString([]byte(strings.Join(selfArgs(), "\x00")))
-	return daemon.Again{Args: os.Args[1:], Env: []string{settledEnv + "=" + args}}
+	args := base64.StdEncoding.EncodeToString([]byte(strings.Join(selfArgs, "\x00")))
+	return daemon.Again{Args: os.Args[1:], Env: []string{argsEnv + "=" + args}}
 }
