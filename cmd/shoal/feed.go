@@ -72,7 +72,7 @@ func refused(err error, open *feedpb.Open) error {
 
 func cutShort(ctx context.Context, err error, r *feedReport, state string) error {
 	if ctx.Err() != nil {
-		err = daemon.Interrupted
+		err = daemon.ErrInterrupted
 	} else if e := (*feedclient.Error)(nil); !errors.As(err, &e) || e.Code != codes.Unavailable {
 		return err
 	}

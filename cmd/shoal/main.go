@@ -41,7 +41,7 @@ func main() {
 	}
 	stopTracing()
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
-		err = daemon.Interrupted
+		err = daemon.ErrInterrupted
 	}
 	daemon.Failed(err) // tell the parent, if this is a daemon
 	stop()

@@ -54,8 +54,8 @@ func Signals() (ctx context.Context, stop func()) {
 // program.
 func Outlive() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
 
-// Interrupted is the error of a process that a signal ended before it was done, or ready.
-var Interrupted = errors.New("interrupted")
+// ErrInterrupted is the error of a process that a signal ended before it was done, or ready.
+var ErrInterrupted = errors.New("interrupted")
 
 // Told reports whether there was a signal.
 func Told() bool { return told.Err() != nil }

@@ -131,7 +131,7 @@ func Supervise(ctx context.Context, again Again, unmount func(mountpoint string)
 	for first := !successor(); ; first = false {
 		start := time.Now()
 		wasReady, failure, err := superviseOnce(ctx, again, k)
-		stopped = ctx.Err() != nil || failure != nil && failure.Error() == Interrupted.Error() // or the child alone was
+		stopped = ctx.Err() != nil || failure != nil && failure.Error() == ErrInterrupted.Error() // or the child alone was
 		var exit *exec.ExitError
 		switch {
 		case err == nil || stopped && !first && !wasReady:
