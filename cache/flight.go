@@ -251,13 +251,13 @@ func (p *part) stow(d *disk, write bool) {
 	v := p.key.v
 	granule := p.key.isGranule()
 	done := p.spent || v.retired || p.account == nil && p.read >= int64(p.bytes())
-	if v.retired && granule || done && p.fl.from.done() || p.fl.verify != v.verify {
-		return // what was restored and read can be restored again; what came before a Verify is not compared
-	}
 	key := p.key
-	if p.buf.coded > 0 {
+	if p.buf.coded > 0 { // for who waits, too
 		p.buf.data = p.buf.data[:p.buf.coded]
 		key = key.as(coded)
+	}
+	if v.retired && granule || done && p.fl.from.done() || p.fl.verify != v.verify {
+		return // what was restored and read can be restored again; what came before a Verify is not compared
 	}
 	write = write && !v.retired && (!granule || v.parts[p.key.extent()].planned)
 	v.c.ring.put(key, p.buf, p.account, p.read, done, write)

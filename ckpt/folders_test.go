@@ -230,7 +230,10 @@ func TestRemovalRefused(t *testing.T) {
 		return refused
 	})
 	save(t, filepath.Join(dir, "b"), 1)
-	until(t, "another file is there", func() bool { return there(filepath.Join(dest, "b")) })
+	until(t, "another file is there", func() (known bool) {
+		c.in(ctx, func() { known = c.q.files["b"] != nil && c.q.files["b"].there != nil && c.q.busy == nil })
+		return known
+	})
 	stop()
 	if err := <-ended; !strings.Contains(err.Error(), "0 files and 1 removals did not reach") {
 		t.Error(err)

@@ -293,6 +293,8 @@ func (f *Folder) drain() error {
 				f.push(turn{path: "."})
 			case mask&unix.IN_IGNORED != 0:
 				delete(f.watches, wd)
+			case ok && !Own(p) && mask&unix.IN_ATTRIB != 0: // which changes nothing in the order of what was closed
+				f.stale = true
 			case ok && !Own(p):
 				f.stale = f.stale || mask&unix.IN_ISDIR != 0 && mask&(unix.IN_DELETE|unix.IN_MOVED_FROM) != 0
 				f.push(turn{path: p, closed: mask&(unix.IN_CLOSE_WRITE|unix.IN_MOVED_TO) != 0})

@@ -25,17 +25,15 @@ import (
 const (
 	// configEnv names the configuration file if no --config is given.
 	configEnv = "SHOAL_CONFIG"
-	// settledEnv marks a process that must not read environment and file. argsEnv has the complete command line for one
-	// whose parent has read them: they may have changed when it starts again, and as arguments other users would see
-	// what they hold, such as etcd's password. An older program, to which an upgrade goes back, reads them itself.
+	// settledEnv marks a process that reads neither environment nor file. argsEnv has what its parent read there: as
+	// arguments other users would see it. Older programs, to which an upgrade may go back, do not know it.
 	settledEnv, argsEnv = "SHOAL_SETTLED", "_SHOAL_ARGS"
 	configFlag          = "config"
 	// standingFlag names, for a process whose command line is complete, the flags that no user gave.
 	standingFlag = "standing"
 )
 
-// reservedEnv are variables with the prefix of settings that are none: for Shoal's own processes, its tests and its
-// Python client.
+// reservedEnv are variables with the prefix of settings that are none: for Shoal's processes, tests and Python client.
 var reservedEnv = map[string]bool{
 	configEnv: true, settledEnv: true, daemon.ReadyEnv: true, daemon.SupervisedEnv: true, daemon.KeptEnv: true,
 	daemon.KeeperEnv: true, scopeEnv: true, pprofEnv: true, s3ConnectionsEnv: true, daemon.DrainEnv: true,
@@ -56,17 +54,17 @@ func reserved(name string) bool {
 
 var (
 	settled bool // this process reads neither environment nor file
-	// selfArgs are the arguments for another process with the same task as this one: with the values of this process's
-	// command line, environment and file, once it has read them.
+	// selfArgs are arguments for another process with the same task: once read, with what environment and file hold.
 	selfArgs = os.Args[1:]
 )
 
 func init() {
-	text := os.Getenv(argsEnv)
-	settled = text+os.Getenv(settledEnv) != ""
-	_, _ = os.Unsetenv(argsEnv), os.Unsetenv(settledEnv) // other child processes must not see them
-	if args, err := base64.StdEncoding.DecodeString(text); err == nil && text != "" {
-		selfArgs = strings.Split(string(args), "\x00")
+	text, _ := base64.StdEncoding.DecodeString(os.Getenv(argsEnv))
+	typed, args, _ := strings.Cut(string(text), "\x01")
+	settled = os.Getenv(settledEnv) != ""
+	_, _ = os.Unsetenv(argsEnv), os.Unsetenv(settledEnv)          // other child processes must not see them
+	if args != "" && typed == strings.Join(os.Args[1:], "\x00") { // an older program hands it on to others
+		settled, selfArgs = true, strings.Split(args, "\x00")
 	}
 }
 

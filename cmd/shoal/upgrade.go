@@ -214,6 +214,7 @@ func pastVersions(source string) (names []string) {
 
 // again is what makes another process do the same as this one.
 func again() daemon.Again {
-	args := base64.StdEncoding.EncodeToString([]byte(strings.Join(selfArgs, "\x00")))
+	args := base64.StdEncoding.EncodeToString(
+		[]byte(strings.Join(os.Args[1:], "\x00") + "\x01" + strings.Join(selfArgs, "\x00")))
 	return daemon.Again{Args: os.Args[1:], Env: []string{argsEnv + "=" + args}}
 }

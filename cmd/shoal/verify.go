@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/python"
 )
 
 // verifyNeeds prints the modules that a Python lacks for `shoal verify`.
@@ -46,9 +47,13 @@ carries; python3 -m shoal verify does the same.`,
 					"torch torchvision pillow, or name another Python by --python)",
 					interpreter, english.WordSeries(list, "and"))
 			}
-			dir, err := unpackedClient()
+			dir, err := os.MkdirTemp("", "shoal-verify-")
 			if err != nil {
-				return cli.Usage(err)
+				return err
+			}
+			defer func() { _ = os.RemoveAll(dir) }()
+			if err := os.CopyFS(dir, python.Files); err != nil {
+				return err
 			}
 			argv := []string{"-B", "-m", "shoal", "verify", args[0]}
 			for _, name := range []string{"transform", "batch", "batches", "order", "seed", "epoch", "ca", "cert",

@@ -115,8 +115,7 @@ const (
 
 // Supervise starts this process again as a child, and again whenever that dies after being ready, with what it has kept
 // (keep.go). It ends if the child ends in order, or does not become ready the first time. If ctx ends, or a signal a
-// child that is starting, unmount is called with the name of each keepsake, which then ends. In the child it returns
-// false at once.
+// child that is starting, each keepsake ends, after unmount of its name. In the child it returns false at once.
 func Supervise(ctx context.Context, again Again, unmount func(mountpoint string)) (parent bool, err error) {
 	if os.Getenv(SupervisedEnv) != "" {
 		return false, os.Unsetenv(SupervisedEnv)
@@ -124,7 +123,7 @@ func Supervise(ctx context.Context, again Again, unmount func(mountpoint string)
 	again.Env = append(again.Env, SupervisedEnv+"=1")
 	rest, k, stopped := firstPause, newKeeper(), false
 	defer func() {
-		if stopped {
+		if stopped || ctx.Err() != nil {
 			k.remove(func(o *keepsake) bool { unmount(o.Name); return true })
 		}
 	}()
