@@ -441,6 +441,33 @@ func (f *codedFixture) checkPieces(v *Volume, i int) {
 	}
 }
 
+// What comes coded while a Verify begins is as long as its form for who waits, and is kept nowhere.
+func TestCodedWhileAVerifyBegins(t *testing.T) {
+	f := newCoded(t, 1, 60<<10)
+	p := &foldedPeer{want: f.want, gate: make(chan struct{})}
+	f.v.SetPeers(p)
+	read := make(chan error, 1)
+	go func() {
+		data, release, err := f.v.SampleCoded(context.Background(), 0)
+		if coded, _ := new(foldCodec).Encode(nil, f.want[0]); err == nil && !bytes.Equal(data, coded) {
+			err = fmt.Errorf("%d bytes, not those %d", len(data), len(coded))
+		}
+		if release != nil {
+			release()
+		}
+		read <- err
+	}()
+	eventually(t, "the peer is asked", func() bool { return p.asked.Load() > 0 })
+	_, err := f.v.Verify(t.Context(), nil)
+	must(t, err)
+	close(p.gate)
+	must(t, <-read)
+	settled(t, f.c)
+	if at := f.v.Residence(0); at != InStore {
+		t.Errorf("it is kept: %d", at)
+	}
+}
+
 // What comes coded from a peer is kept so, also over a restart, and read by all.
 func TestCodedFromPeer(t *testing.T) {
 	f := newCoded(t, 20, 60<<10)

@@ -417,6 +417,39 @@ func TestAttributes(t *testing.T) {
 	})
 }
 
+// A change of rights alone leaves a file its place among those that were closed.
+func TestAttributesKeepTheOrder(t *testing.T) {
+	places(t, func(t *testing.T, dir string) {
+		f, err := Open(dir, options())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		write(t, filepath.Join(dir, "d/x"), "x")
+		if _, err := f.Next(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		write(t, filepath.Join(dir, "d/a"), "a")
+		write(t, filepath.Join(dir, "latest"), "l")
+		if err := os.Chmod(filepath.Join(dir, "d/a"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for len(got) < 2 {
+			news, err := f.Next(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, n := range news {
+				got = append(got, n.Path)
+			}
+		}
+		if got[0] != "d/a" || got[1] != "latest" {
+			t.Errorf("in this order: %v", got)
+		}
+	})
+}
+
 func TestRemoved(t *testing.T) {
 	for name, remove := range map[string]func(string) error{"removed": os.RemoveAll, "renamed": func(p string) error {
 		return os.Rename(p, p+"2")

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -86,7 +87,8 @@ func TestRivals(t *testing.T) {
 	}{
 		{[]string{"mount", "--timeout=9s"}, []string{"SHOAL_DAEMON=1"}, "9s", "false"},
 		{[]string{"mount", "--daemon"}, []string{"SHOAL_TIMEOUT=9s"}, "4s", "true"},
-		{[]string{"mount"}, []string{"SHOAL_DAEMON=1"}, "4s", "true"}, // over the file's
+		{[]string{"mount"}, []string{"SHOAL_DAEMON=1"}, "4s", "true"},                      // over the file's
+		{[]string{"mount", "--daemon=false"}, []string{"SHOAL_TIMEOUT=9s"}, "9s", "false"}, // it excludes nothing
 		{[]string{"mount"}, nil, "5s", "false"},
 		{[]string{"mount", "--daemon", "--timeout=9s"}, nil, "9s", "true"},
 	} {
@@ -102,7 +104,7 @@ func TestRivals(t *testing.T) {
 		}
 		timeout, daemon := c.Flags().Lookup("timeout"), c.Flags().Lookup("daemon")
 		if timeout.Value.String() != tc.timeout || daemon.Value.String() != tc.daemon ||
-			timeout.Changed != (tc.timeout != "4s") || daemon.Changed != (tc.daemon == "true") {
+			timeout.Changed != (tc.timeout != "4s") || daemon.Changed != (tc.daemon == "true" || slices.Contains(tc.args, "--daemon=false")) {
 			t.Errorf("%v %v: %+v %+v", tc.args, tc.env, timeout, daemon)
 		}
 	}
