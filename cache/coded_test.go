@@ -441,7 +441,7 @@ func (f *codedFixture) checkPieces(v *Volume, i int) {
 	}
 }
 
-// What comes coded while a Verify begins is as long as its form for who waits, and is kept nowhere.
+// A coded file that lands while a Verify begins reaches its waiters whole and no longer, and is kept nowhere.
 func TestCodedWhileAVerifyBegins(t *testing.T) {
 	f := newCoded(t, 1, 60<<10)
 	p := &foldedPeer{want: f.want, gate: make(chan struct{})}

@@ -252,7 +252,7 @@ func (p *part) stow(d *disk, write bool) {
 	granule := p.key.isGranule()
 	done := p.spent || v.retired || p.account == nil && p.read >= int64(p.bytes())
 	key := p.key
-	if p.buf.coded > 0 { // for who waits, too
+	if p.buf.coded > 0 { // also for its waiters
 		p.buf.data = p.buf.data[:p.buf.coded]
 		key = key.as(coded)
 	}

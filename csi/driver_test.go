@@ -225,12 +225,13 @@ func TestDriver(t *testing.T) {
 	})
 }
 
-// A Secret with new keys moves no pod that has its mount, and one that still waits for it waits for one stage alone.
-func TestChangedSecret(t *testing.T) {
+// podsDriver is a driver with a folder for pods in dir.
+func podsDriver(t *testing.T) (d *Driver, run *disks, dir string) {
+	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("mounts need root")
 	}
-	dir, run := t.TempDir(), newDisks()
+	dir, run = t.TempDir(), newDisks()
 	if err := os.Mkdir(filepath.Join(dir, "pods"), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -238,6 +239,12 @@ func TestChangedSecret(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return d, run, dir
+}
+
+// A Secret with new keys moves no pod that has its mount, and one that still waits for it waits for one stage alone.
+func TestChangedSecret(t *testing.T) {
+	d, run, dir := podsDriver(t)
 	target := func(pod string) string { return filepath.Join(dir, "pods", pod) }
 	publish := func(pod, key string) error {
 		_, err := d.NodePublishVolume(t.Context(),
@@ -292,17 +299,7 @@ func TestChangedSecret(t *testing.T) {
 
 // A kubelet that is gone gets no mount, though the stage is ready, and what it wanted ends without the pod's folder.
 func TestPublishForNobody(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("mounts need root")
-	}
-	dir, run := t.TempDir(), newDisks()
-	if err := os.Mkdir(filepath.Join(dir, "pods"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	d, err := New("node", "test", dir, run, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	d, run, dir := podsDriver(t)
 	gone, end := context.WithCancel(t.Context())
 	end()
 	for pod, ctx := range []context.Context{t.Context(), gone} {

@@ -40,6 +40,20 @@ import (
 	"github.com/shoalfs/shoal/s3api"
 )
 
+// awaitIdle waits until the daemon of the folder cache runs and serves nothing.
+func (s *shell) awaitIdle() {
+	s.t.Helper()
+	for deadline := time.Now().Add(time.Minute); ; {
+		_, errs, _ := s.run(nil, "stat", "cache")
+		if strings.Contains(errs, servesNothing) {
+			return
+		}
+		if time.Now().After(deadline) {
+			s.t.Fatal(errs)
+		}
+	}
+}
+
 // A wrong command line is told what is wrong with it: by the names that the help has, and with what may be meant.
 func TestWrongUse(t *testing.T) {
 	unused := func(flag string) string {
@@ -380,15 +394,7 @@ func TestStopWhileStarting(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = warm.Process.Kill() }()
-	for deadline := time.Now().Add(time.Minute); ; {
-		_, errs, _ := s.run(nil, "stat", "cache")
-		if strings.Contains(errs, servesNothing) {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(errs)
-		}
-	}
+	s.awaitIdle()
 	if _, errs, code := s.run(nil, "stop", "cache"); code != 0 {
 		t.Errorf("exit code %d, %s", code, errs)
 	}
@@ -436,15 +442,7 @@ func TestStopWhileStartingAgain(t *testing.T) {
 	if err = errors.Join(err, syscall.Kill(st.PID, syscall.SIGKILL)); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(time.Minute); ; {
-		_, errs, _ := s.run(nil, "stat", "cache")
-		if strings.Contains(errs, servesNothing) {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(errs)
-		}
-	}
+	s.awaitIdle()
 	s.must(nil, "stop", "cache")
 	if !daemon.Gone(t.Context(), parent, time.Minute) {
 		_ = syscall.Kill(parent, syscall.SIGTERM)
@@ -681,7 +679,7 @@ func TestDefaultDirs(t *testing.T) {
 	}
 }
 
-// A cache folder that was there before may hold what is others': nobody is told to remove it.
+// A cache folder that was there before may hold what is others': the user is not advised to remove it.
 func TestQuickstartRemovesItsOwn(t *testing.T) {
 	for want, made := range map[string][]string{"rm -r /nvme": {"/nvme"}, "shoal cache rm /nvme s3://b/p": nil} {
 		var b strings.Builder

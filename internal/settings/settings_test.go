@@ -79,6 +79,20 @@ mount:
   epoch: 7
 `
 
+// applied is a command whose flags have been set from arguments, environment and file.
+func applied(t *testing.T, s *Schema, args, env []string) *cobra.Command {
+	t.Helper()
+	f, err := s.Parse("shoal.yaml", []byte(file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := command(t, s, args...)
+	if err := s.Apply(c, env, f); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
 // Of two flags that exclude each other, what comes from lower down is left out, and a conflict of equals stays.
 func TestRivals(t *testing.T) {
 	for _, tc := range []struct {
@@ -94,14 +108,7 @@ func TestRivals(t *testing.T) {
 	} {
 		s := program()
 		s.Rivals = [][2]string{{"timeout", "daemon"}, {"timeout", "nonesuch"}}
-		f, err := s.Parse("shoal.yaml", []byte(file))
-		if err != nil {
-			t.Fatal(err)
-		}
-		c := command(t, s, tc.args...)
-		if err := s.Apply(c, tc.env, f); err != nil {
-			t.Fatal(err)
-		}
+		c := applied(t, s, tc.args, tc.env)
 		timeout, daemon := c.Flags().Lookup("timeout"), c.Flags().Lookup("daemon")
 		if timeout.Value.String() != tc.timeout || daemon.Value.String() != tc.daemon ||
 			timeout.Changed != (tc.timeout != "4s") || daemon.Changed != (tc.daemon == "true" || slices.Contains(tc.args, "--daemon=false")) {
@@ -140,14 +147,7 @@ func TestPrecedence(t *testing.T) {
 	} {
 		t.Run(strings.Join(append(tc.args, tc.flag), " "), func(t *testing.T) {
 			s := program()
-			f, err := s.Parse("shoal.yaml", []byte(file))
-			if err != nil {
-				t.Fatal(err)
-			}
-			c := command(t, s, tc.args...)
-			if err := s.Apply(c, tc.env, f); err != nil {
-				t.Fatal(err)
-			}
+			c := applied(t, s, tc.args, tc.env)
 			flag := c.Flags().Lookup(tc.flag)
 			if got := flag.Value.String(); got != tc.want {
 				t.Errorf("%s is %q, want %q", tc.flag, got, tc.want)
