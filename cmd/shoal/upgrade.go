@@ -90,9 +90,9 @@ func upgradeSelf(ctx context.Context, inv *invocation) error {
 		fmt.Errorf("no answer to `version` in %s", daemon.Long))
 	defer cancel()
 	trial := exec.CommandContext(trying, program, "version")
-	trial.WaitDelay = time.Second // for what it has started
+	trial.WaitDelay = time.Second // what it has started may hold its output
 	says, err := trial.Output()
-	if err = cmp.Or(context.Cause(trying), err); err != nil {
+	if err = cmp.Or(context.Cause(trying), err); err != nil && !errors.Is(err, exec.ErrWaitDelay) {
 		return fmt.Errorf("%s does not run: %w (install a program that does; the daemon goes on)", program, err)
 	}
 	inv.Notice("replacing shoal %s, pid %d, by %s (%s)", version, os.Getpid(), program, strings.TrimSpace(string(says)))

@@ -359,7 +359,7 @@ func TestUpgradeToABrokenProgram(t *testing.T) {
 			t.Errorf("%s: a file that cannot be run: %s, pid %d, before %d", kind, errs, readStats(t, mnt).PID, pid)
 		}
 		for range 2 {
-			errs := broken("#!/bin/sh\ntest \"$1\" = version && exec " + shoalBin + " version\nexit 7\n")
+			errs := broken("#!/bin/sh\ntest \"$1\" = version && { sleep 60 & exec " + shoalBin + " version; }\nexit 7\n")
 			if !strings.Contains(errs, "the old one") || !strings.Contains(errs, "exit status 7") {
 				t.Errorf("%s: a program that fails: %s", kind, errs)
 			}
