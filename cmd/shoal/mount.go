@@ -258,6 +258,9 @@ ends after the daemon's (docs/kubernetes.md).`,
 				pid = stats.PID
 			}
 			of, hangs := errors.AsType[daemon.Silence](silent)
+			if hangs && fusefs.HasRing(pid) {
+				return fmt.Errorf("%s is not detached, which over io_uring waits for its daemon: %w", mountpoint, of)
+			}
 			if err := fusefs.Unmount(mountpoint, lazy || hangs); err != nil {
 				return err
 			}

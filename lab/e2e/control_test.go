@@ -2,7 +2,9 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +18,7 @@ import (
 
 	"github.com/shoalfs/shoal/lab/rig/faultdisk"
 	"github.com/shoalfs/shoal/lab/rig/subproc"
+	"github.com/shoalfs/shoal/lab/rig/uringswitch"
 )
 
 // verbTime is what any verb may take that only asks: five seconds of patience, and what a machine takes that is busy.
@@ -53,13 +56,13 @@ type controlled struct {
 	pid                      int
 }
 
-func newControlled(t *testing.T, cache string) *controlled {
+func newControlled(t *testing.T, cache, transport string) *controlled {
 	t.Helper()
 	dir, _ := pictures(t, 1, 8)
 	c := &controlled{source: "file://" + dir, mnt: filepath.Join(t.TempDir(), "mnt"), cache: cache,
 		feed: "unix://" + filepath.Join(t.TempDir(), "feed.sock")}
 	mustShoal(t, nil, "serve", c.source, "--listen", c.feed, "--mount", c.mnt, "--cache-dir", cache, "--memory",
-		"256MiB", "--daemon")
+		"256MiB", "--daemon", "--fuse-transport", transport)
 	c.pid = readStats(t, c.mnt).PID
 	t.Cleanup(func() {
 		_ = syscall.Kill(c.pid, syscall.SIGKILL)
@@ -87,7 +90,7 @@ func (c *controlled) verbs(t *testing.T) [][]string {
 // which it does.
 func TestControlOfAStoppedDaemon(t *testing.T) {
 	t.Parallel()
-	c := newControlled(t, t.TempDir())
+	c := newControlled(t, t.TempDir(), "dev")
 	if err := subproc.Signal(c.pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +126,7 @@ func TestControlOfAStoppedDaemon(t *testing.T) {
 	if text, code := asked(t, "umount", c.mnt); code != 0 || mounted(c.mnt) {
 		t.Errorf("umount: exit %d, %s", code, text)
 	}
-	c = newControlled(t, c.cache)
+	c = newControlled(t, c.cache, "dev")
 	if err := subproc.Signal(c.pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -134,10 +137,48 @@ func TestControlOfAStoppedDaemon(t *testing.T) {
 	}
 }
 
+// Over io_uring nobody could end who detaches the mount of a daemon that hangs.
+func TestControlOfAStoppedRing(t *testing.T) {
+	uringswitch.On(t)
+	c := newControlled(t, t.TempDir(), "uring")
+	// That a file was closed is for the daemon to hear: nobody's request, so that the verb is the mount's last user.
+	reader := exec.Command("/bin/sh", "-c", `for f in "$0"/class00/*; do exec 3<"$f"; done; echo open; read _`, c.mnt)
+	in, err := reader.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := reader.StdoutPipe()
+	if err = errors.Join(err, reader.Start()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(out, make([]byte, len("open\n"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := subproc.Signal(c.pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	_ = in.Close()
+	_ = reader.Wait()
+	for _, lazy := range [][]string{nil, {"--lazy"}} {
+		text, code := asked(t, append([]string{"umount", c.mnt}, lazy...)...)
+		if code != 1 || !strings.Contains(text, "is not detached") || !mounted(c.mnt) ||
+			!strings.Contains(text, fmt.Sprintf("kill -9 %d, then shoal umount %s", c.pid, c.mnt)) {
+			t.Errorf("umount %v of a daemon that hangs: exit %d, %s", lazy, code, text)
+		}
+	}
+	if err := syscall.Kill(c.pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	gone(t, c.pid)
+	if text, code := asked(t, "umount", c.mnt); code != 0 || mounted(c.mnt) {
+		t.Errorf("umount: exit %d, %s", code, text)
+	}
+}
+
 // A daemon that was killed: nobody is waited for, and what needs no daemon works.
 func TestControlOfAKilledDaemon(t *testing.T) {
 	t.Parallel()
-	c := newControlled(t, t.TempDir())
+	c := newControlled(t, t.TempDir(), "dev")
 	if err := syscall.Kill(c.pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +204,7 @@ func TestControlOfAKilledDaemon(t *testing.T) {
 func TestControlWhileTheDiskHangs(t *testing.T) {
 	t.Parallel()
 	disk := badDisk(t)
-	c := newControlled(t, filepath.Join(disk.Dir, "cache"))
+	c := newControlled(t, filepath.Join(disk.Dir, "cache"), "dev")
 	hang := func(ops ...faultdisk.Op) {
 		var rules []faultdisk.Rule
 		for _, op := range ops {
