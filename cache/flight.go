@@ -83,8 +83,8 @@ func (p *part) join(n int) {
 	}
 }
 
-// leave takes a waiter away that no longer waits.
-func (p *part) leave() {
+// leave takes a waiter away that no longer waits, and was to read n bytes.
+func (p *part) leave(n int) {
 	p.key.v.mu.Lock()
 	defer p.key.v.mu.Unlock()
 	select {
@@ -93,17 +93,19 @@ func (p *part) leave() {
 			p.buf.Release()
 		}
 	default:
-		p.waiters--
+		if p.waiters--; !p.key.isGranule() {
+			p.read -= int64(n)
+		}
 	}
 }
 
-// await waits for the part's flight. Its error is the flight's or the context's.
-func (p *part) await(ctx context.Context) error {
+// await waits for the part's flight, to read n bytes. Its error is the flight's or the context's.
+func (p *part) await(ctx context.Context, n int) error {
 	select {
 	case <-p.fl.done:
 		return p.fl.err
 	case <-ctx.Done():
-		p.leave()
+		p.leave(n)
 		return ctx.Err()
 	}
 }

@@ -235,15 +235,19 @@ func (q *query) get() (lease, error) {
 
 // inMemory returns the bytes of a request from the ring.
 func (q *query) inMemory() (l lease, ok bool) {
-	read := q.n
-	if q.purpose == serving {
-		read = 0
-	}
-	b := q.v.c.get(q.v.key(q.file, q.x), read, q.form)
+	b := q.v.c.get(q.v.key(q.file, q.x), q.reads(), q.form)
 	if b == nil {
 		return lease{}, false
 	}
 	return q.lend(b, q.off), true
+}
+
+// reads returns how many bytes are read by that: for a peer none.
+func (q *query) reads() int {
+	if q.purpose == serving {
+		return 0
+	}
+	return q.n
 }
 
 // lend is a lease of a buffer, whose byte off is the first of the request.
@@ -381,12 +385,8 @@ func (q *query) joining(p *part) (b boarding, err error) {
 
 // ride joins a part, and the granules after it that are on their way, as far as the request goes. v.mu is held.
 func (q *query) ride(p *part) (parts []*part) {
-	n := q.n
-	if q.purpose == serving {
-		n = 0
-	}
 	for ; p != nil; p = q.v.flights[p.key.granule(int(p.key.kind())).piece] {
-		p.join(n)
+		p.join(q.reads())
 		if p.fl.urgency != nil && (q.purpose != serving || !q.due.After(time.Now())) {
 			p.fl.urgency.Raise()
 		}
@@ -443,9 +443,9 @@ func (q *query) collect(b boarding) (l lease, ok bool, err error) {
 		defer q.v.ds.stall.Add(-1)
 	}
 	for i, p := range b.parts {
-		if err = p.await(q.ctx); err != nil {
+		if err = p.await(q.ctx, q.reads()); err != nil {
 			for _, p := range b.parts[i+1:] {
-				p.leave()
+				p.leave(q.reads())
 			}
 			break
 		}

@@ -151,16 +151,17 @@ func TestManyReadersOneFetch(t *testing.T) {
 	}
 }
 
-// A reader that is interrupted leaves at once; what it asked for lands anyway.
+// A reader that is interrupted leaves at once; what it asked for lands anyway, and is still to be read.
 func TestInterruptedReaderLeavesItsFetch(t *testing.T) {
-	f := newFixture(t, 50<<10)
-	c, v := f.open(t, 64<<20, t.TempDir(), 64<<20)
+	const size = 50 << 10
+	f := newFixture(t, size)
+	c, v := f.open(t, 64<<20, "", 0)
 	defer closeCache(t, c)
 	open := f.gate.close()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() {
-		_, err := v.ReadAt(ctx, 0, make([]byte, 10), 0)
+		_, err := v.ReadAt(ctx, 0, make([]byte, size), 0)
 		done <- err
 	}()
 	eventually(t, "it is fetched", func() bool { return f.gate.reads.Load() > 0 })
@@ -170,7 +171,10 @@ func TestInterruptedReaderLeavesItsFetch(t *testing.T) {
 	}
 	open()
 	eventually(t, "it has landed", func() bool { return v.Where(0, 0) > OnWay })
-	if n, err := v.ReadAt(context.Background(), 0, make([]byte, 10), 0); n != 10 || err != nil ||
+	if n := c.Stats().IdleBytes; n != 0 {
+		t.Errorf("%d bytes count as read", n)
+	}
+	if n, err := v.ReadAt(context.Background(), 0, make([]byte, size), 0); n != size || err != nil ||
 		f.gate.reads.Load() != 1 {
 		t.Errorf("read again: %d, %v, %d fetches", n, err, f.gate.reads.Load())
 	}
