@@ -102,7 +102,7 @@ func TestTakeBack(t *testing.T) {
 	c, v := f.open(t, 10*size, "", 0)
 	defer closeCache(t, c)
 	var lost []int
-	c.OnLost(func(_ *Volume, file int) { lost = append(lost, file) })
+	c.OnLost(func(_ *Volume, r Range) { lost = append(lost, r.File) })
 	a, b := c.NewAccount(1), c.NewAccount(1)
 	stage(t, v, a, 8)
 	nobody := heir{}
@@ -128,7 +128,7 @@ func TestBatchTakesWhatIsAhead(t *testing.T) {
 	c, v := f.open(t, 10*size, "", 0)
 	defer closeCache(t, c)
 	var lost []int
-	c.OnLost(func(_ *Volume, file int) { lost = append(lost, file) })
+	c.OnLost(func(_ *Volume, r Range) { lost = append(lost, r.File) })
 	a := c.NewAccount(1)
 	stage(t, v, a, 8)
 	if err := c.ReserveBatch(t.Context(), 2*size); err != nil {

@@ -134,7 +134,7 @@ type Cache struct {
 	datasets map[[16]byte]*dataset
 	gone     Counts // of datasets that were closed
 
-	lost func(v *Volume, file int)
+	lost func(v *Volume, r Range)
 }
 
 // New returns a cache that holds bytes in memory only, until a volume opens its disk.
@@ -146,7 +146,7 @@ func New(o Options) *Cache {
 		restoring: make(chan struct{}, runtime.GOMAXPROCS(0)),
 		hangAfter: hangAfter, retry: diskRetry, closeStuck: closeStuck, closeWait: closeWait, statfs: freeSpace,
 		datasets: map[[16]byte]*dataset{},
-		lost:     func(*Volume, int) {},
+		lost:     func(*Volume, Range) {},
 	}
 	c.ledger.reclaim = func(need int64, class Class) { c.reclaim(need, class != ForPrefetch, false) }
 	c.ledger.idle = c.ring.idle.Load
@@ -167,10 +167,10 @@ func (c *Cache) Budget() *segment.Budget { return c.budget }
 // OnFreed has f called whenever memory was freed. f must not block. Nothing else may use the cache meanwhile.
 func (c *Cache) OnFreed(f func()) { c.ledger.freed = f }
 
-// OnLost has f called when a staged extent that was prefetched and not yet read had to give its memory to a waiting
+// OnLost has f called with a staged piece that was prefetched and not yet read, and had to give its memory to a waiting
 // reader, or to another prefetcher (TakeBack). f may take locks that are held over calls of Prefetch and Claim. Nothing
 // else may use the cache meanwhile.
-func (c *Cache) OnLost(f func(v *Volume, file int)) { c.lost = f }
+func (c *Cache) OnLost(f func(v *Volume, r Range)) { c.lost = f }
 
 // reclaim tries to free need bytes of what nobody needs now, with all of what was read last, or with hard of what is
 // needed, too.
@@ -200,7 +200,8 @@ func (c *Cache) ReserveBatch(ctx context.Context, n int64) error {
 
 func (c *Cache) tellLost(lost []extentKey) {
 	for _, k := range lost {
-		c.lost(k.v, k.v.fileOf(k.extent()))
+		file, x := k.v.Numbered(int(k.extent()))
+		c.lost(k.v, Range{file, x, int(k.off()), k.v.bytes(file, k.piece)})
 	}
 }
 

@@ -434,12 +434,12 @@ func TestLost(t *testing.T) {
 	f := newFixture(t, 5<<20, 1<<20, 1<<20) // the first has two extents
 	c, v := f.open(t, 3<<20, "", 0)
 	defer closeCache(t, c)
-	var lost []int
-	c.OnLost(func(w *Volume, file int) {
+	var lost []Range
+	c.OnLost(func(w *Volume, r Range) {
 		if w != v {
 			t.Error("another volume")
 		}
-		lost = append(lost, file)
+		lost = append(lost, r)
 	})
 	landed := make(chan error, 1)
 	for _, k := range [][2]int{{0, 1}, {1, 0}} {
@@ -451,7 +451,8 @@ func TestLost(t *testing.T) {
 	if !c.TryReserve(2 << 20) {
 		t.Error("what was fetched ahead did not make way")
 	}
-	if len(lost) == 0 || lost[0] != 1 {
+	if want := []Range{{File: 1, N: 1 << 20}, {File: 0, Extent: 1, N: 1 << 20}}; len(lost) == 0 ||
+		!slices.Equal(lost, want[:len(lost)]) {
 		t.Errorf("lost %v, want the latest first", lost)
 	}
 	c.Ledger().Release(2<<20, ForDemand)

@@ -203,15 +203,26 @@ func (r *Ranges) Spend(n int) {
 }
 
 func (r *Ranges) spend(n, x int) {
-	p, t := r.piece(n, x), r.table.Load()
+	p := r.piece(n, x)
 	r.volume.SpendRange(p, func(off, end int64) bool {
-		for m := range t.touching(p.File, off-r.after.Load(), end+r.before.Load()) {
-			if r.staged[m] && m != n {
+		for m := range r.staging(p.File, off, end) {
+			if m != n {
 				return true
 			}
 		}
 		return false
 	})
+}
+
+// staging yields the ranges that were fetched, and for which bytes of a file from off to end are.
+func (r *Ranges) staging(file int, off, end int64) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		for n := range r.table.Load().touching(file, off-r.after.Load(), end+r.before.Load()) {
+			if r.staged[n] && !yield(n) {
+				return
+			}
+		}
+	}
 }
 
 // Unspent implements things.

@@ -137,13 +137,21 @@ func randomRanges(size, each, n int) (list []Range) {
 	return list
 }
 
-// What a plan's reader reads is in memory before, and leaves it after.
+// What a plan's reader reads is in memory before, and leaves it after. What a waiting reader has displaced comes back.
 func TestRangesComeAhead(t *testing.T) {
-	const size = 64 << 20
+	const size, other = 64 << 20, 14 << 20
 	list := randomRanges(size, 8<<10, 500)
-	rangesOf(t, size, list, func(v *cache.Volume, _ *Runner, s *Stream, read func(off, n int64)) {
+	rangesOf(t, size, list, func(v *cache.Volume, r *Runner, s *Stream, read func(off, n int64)) {
 		for i, one := range list {
 			synctest.Wait()
+			if i == 250 {
+				if !r.cache.TryReserve(other) {
+					t.Fatal("what is ahead does not make way")
+				}
+				synctest.Wait()
+				r.cache.Ledger().Release(other, cache.ForDemand)
+				synctest.Wait()
+			}
 			if lead := s.Progress().Lead; i+8 < len(list) && lead < 8 {
 				t.Fatalf("%d ranges are ready at position %d", lead, i)
 			}

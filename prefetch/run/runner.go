@@ -37,13 +37,13 @@ type Runner struct {
 	hungry atomic.Bool  // a walk waits for memory
 	ranged atomic.Int32 // streams whose orders are of ranges
 	lostMu sync.Mutex
-	lost   []volumeFile
+	lost   []loss
 }
 
-// volumeFile is a staged file that was lost.
-type volumeFile struct {
-	v    *cache.Volume
-	file int
+// loss is a staged file, or a piece of one, that was lost.
+type loss struct {
+	v *cache.Volume
+	cache.Range
 }
 
 // New returns a runner over a cache. Run starts its work.
@@ -55,9 +55,9 @@ func New(c *cache.Cache) *Runner {
 			pause.Poke(r.wake)
 		}
 	})
-	c.OnLost(func(v *cache.Volume, file int) {
+	c.OnLost(func(v *cache.Volume, p cache.Range) {
 		r.lostMu.Lock()
-		r.lost = append(r.lost, volumeFile{v, file})
+		r.lost = append(r.lost, loss{v, p})
 		r.lostMu.Unlock()
 		r.freed.Add(1) // so that its walk tries again
 		pause.Poke(r.wake)
@@ -114,7 +114,15 @@ func (r *Runner) hear() {
 	r.lost = nil
 	r.lostMu.Unlock()
 	for _, l := range lost {
-		r.x.Lost(l.v, l.file)
+		r.x.Lost(l.v, l.File)
+		off := int64(l.Extent)*cache.ExtentSize + int64(l.Off)
+		for _, s := range r.streams {
+			if s.Ranges != nil && s.Volume == l.v {
+				for n := range s.Ranges.staging(l.File, off, off+int64(l.N)) {
+					r.x.Lost(s.Ranges, n)
+				}
+			}
+		}
 	}
 	r.x.Freed()
 }
