@@ -84,12 +84,13 @@ type controlHandle struct {
 	name string // as Control.Get takes it
 
 	mu       sync.Mutex
-	snapshot []byte // the content, as it was at open
-	staged   []byte // what was written
-	whole    bool   // staged is the whole file; otherwise it is appended
-	emptied  bool   // truncated, and not written to since
-	dirty    bool   // written to since the last FLUSH
-	reserved int64  // of Options.Memory
+	snapshot []byte        // the content, as it was at open
+	staged   []byte        // what was written
+	whole    bool          // staged is the whole file; otherwise it is appended
+	emptied  bool          // truncated, and not written to since
+	dirty    bool          // written to since the last FLUSH
+	failed   syscall.Errno // of a write: what is staged is not whole
+	reserved int64         // of Options.Memory
 
 	recording Recording // of profile; its stream is the content
 }
@@ -289,8 +290,15 @@ func (f *controlFolder) write(in *fuse.WriteIn, data []byte) (uint32, fuse.Statu
 	defer h.mu.Unlock()
 	if h.name == "refresh" {
 		h.dirty = true
-		return uint32(len(data)), fuse.OK
+	} else if errno := f.stage(h, in, data); errno != 0 {
+		h.emptied, h.failed = false, errno
+		return 0, fuse.Status(errno)
 	}
+	return uint32(len(data)), fuse.OK
+}
+
+// stage takes what is written to a plan. h.mu is held.
+func (f *controlFolder) stage(h *controlHandle, in *fuse.WriteIn, data []byte) syscall.Errno {
 	offset := in.Offset
 	if in.Flags&syscall.O_APPEND != 0 {
 		offset = uint64(len(h.staged)) // the kernel's end of file may be stale
@@ -298,31 +306,29 @@ func (f *controlFolder) write(in *fuse.WriteIn, data []byte) (uint32, fuse.Statu
 		// A write into the middle: the current content becomes the start of the staged one.
 		old, err := f.c.Get(h.name)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return 0, fuse.Status(errnoOf(err))
+			return errnoOf(err)
 		}
-		appended := h.staged
-		if errno := f.grow(h, len(old)+len(appended)); errno != 0 {
-			return 0, fuse.Status(errno)
+		if errno := f.grow(h, len(old)+len(h.staged)); errno != 0 {
+			return errno
 		}
-		h.staged = joinPlan(append([]byte(nil), old...), appended)
-		h.whole = true
+		h.staged, h.whole = joinPlan(slices.Clone(old), h.staged), true
 	}
 	if offset > uint64(len(h.staged)) {
-		return 0, fuse.EINVAL // a hole: no line of a plan
+		return syscall.EINVAL // a hole: no line of a plan
 	}
 	if offset+uint64(len(data)) > maxPlanBytes {
-		return 0, fuse.Status(syscall.EFBIG)
+		return syscall.EFBIG
 	}
 	end := int(offset) + len(data)
 	if errno := f.grow(h, end); errno != 0 {
-		return 0, fuse.Status(errno)
+		return errno
 	}
 	if end > len(h.staged) {
 		h.staged = append(h.staged, make([]byte, end-len(h.staged))...)
 	}
 	copy(h.staged[offset:], data)
 	h.dirty, h.emptied = true, false
-	return uint32(len(data)), fuse.OK
+	return 0
 }
 
 // grow makes sure that n bytes of staging are accounted for and allocated. h.mu is held.
@@ -374,8 +380,8 @@ func (f *controlFolder) flush(cancel <-chan struct{}, who Caller, fh uint64) fus
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if !h.dirty {
-		return fuse.OK
+	if !h.dirty || h.failed != 0 {
+		return fuse.Status(h.failed)
 	}
 	h.dirty = false
 	if h.name == "refresh" {
@@ -510,10 +516,10 @@ func (f *controlFolder) truncate(h *controlHandle, size uint64) syscall.Errno {
 	switch {
 	case size == 0:
 		f.drop(h)
-		h.whole, h.dirty, h.emptied = true, false, true
+		h.whole, h.dirty, h.emptied, h.failed = true, false, true, 0
 	case h.whole && size <= uint64(len(h.staged)):
 		h.staged = h.staged[:size]
-		h.dirty = true
+		h.dirty, h.failed = true, 0
 	default:
 		return syscall.EINVAL
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"slices"
 	"syscall"
@@ -166,5 +167,34 @@ func TestPlansOfManyJobs(t *testing.T) {
 	// the kernel looks its name up again
 	if status := f.open(planNode("job1"), syscall.O_RDONLY, &out); status != fuse.Status(syscall.ESTALE) {
 		t.Errorf("a plan that has gone since it was looked up: %v", status)
+	}
+}
+
+// A plan of which a write failed is not installed, whatever came before, and the one in force stays.
+func TestPlanWithoutMemory(t *testing.T) {
+	v, mem := &memVolume{plans: map[string][]byte{"default": []byte("empty\n")}}, &testMemory{}
+	v.manifest.Store(buildManifest(datasets["tree"](1)))
+	mem.limit.Store(100)
+	f := newControlFolder(v, Options{Memory: mem, Logger: slog.New(slog.DiscardHandler)}, nil)
+	for _, before := range []string{"", "README.md\n"} {
+		var out fuse.OpenOut
+		f.open(controlPlan, syscall.O_WRONLY|syscall.O_TRUNC, &out)
+		in := &fuse.WriteIn{Fh: out.Fh}
+		if before != "" {
+			f.write(in, []byte(before))
+		}
+		in.Offset = uint64(len(before))
+		_, wrote := f.write(in, make([]byte, 1000))
+		flushed := f.flush(nil, Caller{}, out.Fh)
+		f.release(Caller{}, out.Fh)
+		if noMemory := fuse.Status(syscall.ENOMEM); wrote != noMemory || flushed != noMemory {
+			t.Errorf("after %q: write %v, close %v", before, wrote, flushed)
+		}
+		if got := string(v.plans["default"]); got != "empty\n" {
+			t.Errorf("after %q: the plan is %q", before, got)
+		}
+	}
+	if n := mem.used.Load(); n != 0 {
+		t.Errorf("%d bytes stay reserved", n)
 	}
 }
