@@ -309,7 +309,7 @@ def _write(root: str, name: str, texts: Iterable[bytes]) -> None:
     path = os.path.join(root, ".shoal", "plans", name)
     try:
         with open(path, "wb", 0) as f:
-            for text in texts:
+            for text in _amid(texts):
                 view = memoryview(text)
                 while view:
                     view = view[f.write(view):]
@@ -323,6 +323,17 @@ def _write(root: str, name: str, texts: Iterable[bytes]) -> None:
         else:
             cause = e.strerror or str(e)
         raise OSError(e.errno, cause, path) from None
+
+
+def _amid(texts: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes, in pieces of which all but the last end amid a line. The kernel closes the file of a copy that is
+    killed, and the mount refuses what was written by then."""
+    rest = b""
+    for text in texts:
+        text = rest + text
+        yield text[:-2]
+        rest = text[-2:]
+    yield rest
 
 
 def _reason(root: str) -> str:

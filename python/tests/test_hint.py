@@ -557,6 +557,13 @@ class Plan(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "not below"):
             shoal.hint([0], [outside], self.mount)
 
+    def test_a_copy_that_is_killed_leaves_no_plan(self):
+        """What it has written by then ends amid a line, which the mount refuses."""
+        pieces = list(_hint._amid([b"a/1.jpg\nb/2.jpg\n", b"", b"c/3.jpg\n"]))
+        self.assertEqual(b"".join(pieces), b"a/1.jpg\nb/2.jpg\nc/3.jpg\n")
+        for k in range(1, len(pieces)):
+            self.assertEqual(b"".join(pieces[:k])[-3:], b".jp")
+
     def test_names_in_another_encoding(self):
         """A plan has the bytes of names, of which the locale makes text."""
         latin = mock.patch("os.fsencode", lambda path: path.encode("latin-1"))
