@@ -118,9 +118,9 @@ func TestParseRanges(t *testing.T) {
 		{"#ranges\na/1.bin\t0\t0\n", `length "0" is not a positive number of bytes`},
 		{"#ranges\na/1.bin\t0\t-1\n", `length "-1"`},
 		{"#ranges\na/1.bin\t0\t9223372036854775808\n", "length"},
-		{"#ranges\na/1.bin\t0\t2\n", "line 2: 2 bytes from 0: a/1.bin has 1"},
-		{"#ranges\na/1.bin\t1\t9223372036854775807\n", "a/1.bin has 1"},
-		{"#ranges\na/1.bin\t2\t1\n", "a/1.bin has 1"},
+		{"#ranges\na/1.bin\t0\t2\n", `line 2: 2 bytes from 0: "a/1.bin" has 1`},
+		{"#ranges\na/1.bin\t1\t9223372036854775807\n", `"a/1.bin" has 1`},
+		{"#ranges\na/1.bin\t2\t1\n", `"a/1.bin" has 1`},
 		{"#ranges\na\t0\t1\n", `"a" is a folder`},
 		{"#ranges\nc.bin\t0\t1\n", `no file "c.bin" in the dataset`},
 		{"#ranges\n" + strings.Repeat("x\n", 30), "and 10 more"},
@@ -139,7 +139,8 @@ func TestPlansOfAnything(t *testing.T) {
 	m := manifest(t, "a/1.bin")
 	long := strings.Repeat("\x00", 8<<20)
 	for _, text := range []string{long, "#ranges\n" + long, "#ranges\na/1.bin\t0\t" + long,
-		"#ranges\na/1.bin\t" + long + "\t1", "#ranges\n" + long + "\t0\t1", "#ranges\n\t0\t" + long} {
+		"#ranges\na/1.bin\t" + long + "\t1", "#ranges\n" + long + "\t0\t1", "#ranges\n\t0\t" + long,
+		"#ranges\n" + strings.Repeat("./", 1<<20) + "a/1.bin\t0\t2"} {
 		_, err := parsePlan(m, []byte(text), nil)
 		if ofRanges([]byte(text)) {
 			_, err = parseRanges(m, []byte(text), nil)

@@ -83,7 +83,7 @@ func parseRange(m *catalog.Manifest, line string, mountPoints []string) (r run.R
 		return r, fmt.Errorf("length %.300q is not a positive number of bytes", length)
 	}
 	if r.Off > size || r.N > size-r.Off {
-		return r, fmt.Errorf("%d bytes from %d: %s has %d", r.N, r.Off, path, size)
+		return r, fmt.Errorf("%d bytes from %d: %.300q has %d", r.N, r.Off, path, size)
 	}
 	return r, nil
 }
