@@ -157,6 +157,11 @@ func TestPlans(t *testing.T) {
 	if text := string(e.orders.text()); !strings.HasPrefix(text, "order: none") {
 		t.Errorf("before any plan: %s", text)
 	}
+	none := openEngine(t, dir, t.TempDir(), "none")
+	defer closeEngine(t, none)
+	if text := string(none.orders.text()); !strings.Contains(text, "auto") || strings.Contains(text, ".shoal/plan") {
+		t.Errorf("where plans are refused: %s", text)
+	}
 	plan := strings.Join(paths, "\n") + "\n"
 	if err := e.PutPlan("default", []byte(plan)); err != nil {
 		t.Fatal(err)

@@ -523,13 +523,15 @@ func (r *orders) text() []byte {
 	} else if len(streams) == 0 {
 		fmt.Fprintf(&b, "order: none (--order %s)\n", r.engine.order())
 	}
-	if len(streams) == 0 {
-		hint := "shoal.hint(loader)"
+	switch hint := "shoal.hint(loader)"; {
+	case len(streams) > 0:
+	case r.engine.order().Name() == "none":
+		fmt.Fprintln(&b, "  to give one, mount with --order auto")
+	default:
 		if m := r.engine.cur.Load().manifest; m.Bytes() > cache.ExtentSize*int64(m.Len()) { // the mean file is large
 			hint = "shoal.hint(ranges=[(path, offset, length), …])"
 		}
-		fmt.Fprintf(&b, "  to give one, use `shoal run`, write paths to .shoal/plan, or in Python: %s\n",
-			hint)
+		fmt.Fprintf(&b, "  to give one, use `shoal run`, write paths to .shoal/plan, or in Python: %s\n", hint)
 	}
 	stale := r.stale()
 	for _, s := range streams {

@@ -60,7 +60,7 @@ func (e *Engine) publish(ctx context.Context, dst objstore.Store, where objstore
 	start := time.Now()
 	e.log.Info("a pass over the dataset is complete; it is published as shards", "destination", where.String())
 	if !e.cache.TryReserve(publishMemory) {
-		return fmt.Errorf("it needs %d bytes of memory, and --memory leaves too little", publishMemory)
+		return fmt.Errorf("it needs %d bytes of memory, and --memory leaves too little; raise it", publishMemory)
 	}
 	defer e.cache.Ledger().Release(publishMemory, cache.ForDemand)
 	res, err := shard.Pack(ctx, v.manifest, volumeReader{v}, objstore.Retry(dst, e.retryPolicy(dst)), where.Prefix,

@@ -68,7 +68,7 @@ func (e *Engine) Record() (*Recording, error) {
 		return nil, fmt.Errorf("%w: %d are under way (end one of them)", ErrRecordings, len(list))
 	}
 	if !e.cache.TryReserve(need) {
-		return nil, fmt.Errorf("a recording needs %d bytes of memory, and --memory leaves too little", need)
+		return nil, fmt.Errorf("a recording needs %d bytes of memory, and --memory leaves too little; raise it", need)
 	}
 	r.reserved, r.events, r.known = need, make(chan trace.Event, queuedEvents), make([]uint64, words)
 	r.text = trace.AppendJSON(nil, r.header())
