@@ -1,9 +1,8 @@
 package prefetch
 
 // Fair shares one server (the connections to a store) among flows in proportion to their weights, by start-time fair
-// queueing: P. Goyal, H. M. Vin and H. Cheng, "Start-Time Fair Queueing: A Scheduling Algorithm for Integrated
-// Services Packet Switching Networks", SIGCOMM 1996. Among the flows with a request, the one with the smallest tag is
-// next.
+// queueing: P. Goyal, H. M. Vin and H. Cheng, "Start-Time Fair Queueing: A Scheduling Algorithm for Integrated Services
+// Packet Switching Networks", SIGCOMM 1996. Among the flows with a request, the one with the smallest tag is next.
 //
 // An idle flow gains and loses nothing: its tag moves up to the others' when it comes back. While two flows both have
 // requests, their service in bytes per unit of weight differs by at most the largest request of each, divided by its

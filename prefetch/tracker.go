@@ -67,29 +67,27 @@ type Move struct {
 // Whether the reader has moved, to another epoch or elsewhere, is a change-point test (E. S. Page, "Continuous
 // Inspection Schemes", Biometrika 41, 1954). Each alternative (the next order from its beginning, this one again, the
 // previous one again, this one from another place) keeps a cursor of what would have been read if it were true, and
-// sums over all opens the logarithm of how much more probable it makes them than the current account does. The
-// current account gets the benefit of the doubt: an open that fits it badly counts as no less probable than a
-// uniformly drawn sample. So under any mix of normal reading and random reads of all files the likelihood ratio is a
-// supermartingale, and the odds that one of n opens starts a false move are below 1:100. A reader that really has
-// moved gains up to ln(n) with every open, so that ln(100·n) is reached in two to four opens, or in about as many as
-// it has workers. One open is never enough. Once the current order is exhausted, a false move costs little, and
-// ln(20·n) is enough. Alternatives must be told apart from each other by odds of 20, unless they are equal. Orders of
-// a few samples, or of a few per worker, have too little information for this: there the tracker moves when it has
-// seen seven eighths of a further pass.
+// sums over all opens the logarithm of how much more probable it makes them than the current account does. The current
+// account gets the benefit of the doubt: an open that fits it badly counts as no less probable than a uniformly drawn
+// sample. So under any mix of normal reading and random reads of all files the likelihood ratio is a supermartingale,
+// and the odds that one of n opens starts a false move are below 1:100. A reader that really has moved gains up to
+// ln(n) with every open, so that ln(100·n) is reached in two to four opens, or in about as many as it has workers. One
+// open is never enough. Once the current order is exhausted, a false move costs little, and ln(20·n) is enough.
+// Alternatives must be told apart from each other by odds of 20, unless they are equal. Orders of a few samples, or of
+// a few per worker, have too little information for this: there the tracker moves when it has seen seven eighths of a
+// further pass.
 // Consequences:
 //   - Opens of files outside the orders (a validation pass) change nothing.
 //   - A random reader of all files (a checksum run) leaves the epoch alone. Its opens within 2.5
 //     spans of the frontier count as read, the others are Ahead. If the whole order is shorter than
 //     that, all of it may become read early, and prefetching has nothing to do until the next pass.
 //   - A trainer that stops early is followed when it begins the next epoch.
-//   - One that resumes within reach of the frontier, as all of a short order is, fits the current
-//     account, which waits for what it left out. So a gap is left out once 48 positions were read
-//     without it and it is four times as long as all that is read beyond it (passedOver). A stalled
-//     worker leaves a gap too, of a batch, but the others stop before they are far; should it be
-//     misjudged, its next open moves the frontier back.
-//   - One that goes back, further than a Restart explains, is followed when 48 opens in a row had been
-//     read and seven eighths of them lie within a third of the order (wentBack). Uniform noise does
-//     so with odds of 1:10^12.
+//   - One that resumes within reach of the frontier, as all of a short order is, fits the current account, which waits
+//     for what it left out. So a gap is left out once 48 positions were read without it and it is four times as long as
+//     all that is read beyond it (passedOver). A stalled worker leaves a gap too, of a batch, but the others stop
+//     before they are far; should it be misjudged, its next open moves the frontier back.
+//   - One that goes back, further than a Restart explains, is followed when 48 opens in a row had been read and seven
+//     eighths of them lie within a third of the order (wentBack). Uniform noise does so with odds of 1:10^12.
 //   - A trainer whose epochs are all the same gives a Restart each time, and Upcoming says so.
 //   - Only the epochs before and after the current one are recognised here. For a reader that has
 //     never been where it was expected (a run that resumes in epoch 7) the caller may try others: see Lost.

@@ -185,8 +185,7 @@ func (h *Host) versions() (versions []string) {
 	return versions
 }
 
-// SetQuota limits a dataset's bytes on disk; 0 means no limit but the cache's. An open dataset over it drops
-// segments.
+// SetQuota limits a dataset's bytes on disk; 0 means no limit but the cache's. An open dataset over it drops segments.
 func (h *Host) SetQuota(id [16]byte, n int64) error {
 	if err := h.Catalog.SetQuota(id, n); err != nil {
 		return err

@@ -71,8 +71,7 @@ func newModel(n, known int, together bool) *model {
 		readers: map[uint32]*reader{}, paces: map[int]int{}, residues: map[int][]bool{}}
 }
 
-// open processes an open at an unread position, -1 if that is beyond the known ones, and returns its evidence in
-// bits.
+// open processes an open at an unread position, -1 if that is beyond the known ones, and returns its evidence in bits.
 func (m *model) open(process uint32, pos, unread int) (bits float64) {
 	if !m.apart {
 		process = 0

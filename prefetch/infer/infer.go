@@ -119,8 +119,7 @@ type Finding struct {
 	Subset Subset
 	Source Source
 
-	// The ranks whose opens were seen: First to Last of a world of World. A mount that serves all ranks
-	// has World 1.
+	// The ranks whose opens were seen: First to Last of a world of World. A mount that serves all ranks has World 1.
 	World       int
 	First, Last int
 

@@ -57,8 +57,7 @@ func (s *swapped) slot(place uint32) *slot {
 	}
 }
 
-// head writes the first samples of torch.randperm(n), which draws by the given words, into out, which
-// holds as many.
+// head writes the first samples of torch.randperm(n), which draws by the given words, into out, which holds as many.
 func (s *swapped) head(n int, draws, out []uint32) {
 	clear(s.slots)
 	for i := range out {

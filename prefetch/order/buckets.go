@@ -15,15 +15,13 @@ const (
 	bucketBatches  = 8
 )
 
-// newBuckets returns an order of length buckets, buckets@2: each global batch (batch positions from a
-// multiple of batch on) holds samples of about the same length, so that padding to the longest wastes
-// little, and the ranks that share it have equal work. count is the number of buckets, 0 for
-// min(16, max(M/8, 1)).
+// newBuckets returns an order of length buckets, buckets@2: each global batch (batch positions from a multiple of batch
+// on) holds samples of about the same length, so that padding to the longest wastes little, and the ranks that share it
+// have equal work. count is the number of buckets, 0 for min(16, max(M/8, 1)).
 //
-// Of n samples there are M = ⌊n/B⌋ whole batches, and one of the n - M·B that are left, if any, comes
-// last: whether it is dropped, padded or read short is for the reader to decide. Which samples these
-// are differs by epoch: each sample has about the same chance, but for the n - M·B next to a bucket's
-// bound, which have twice that.
+// Of n samples there are M = ⌊n/B⌋ whole batches, and one of the n - M·B that are left, if any, comes last: whether it
+// is dropped, padded or read short is for the reader to decide. Which samples these are differs by epoch: each sample
+// has about the same chance, but for the n - M·B next to a bucket's bound, which have twice that.
 //
 // The algorithm. mix, c and a draw below m are those of Windowed, with the state k = mix(mix(seed+c) +
 // c) ^ mix(mix(epoch)+c).

@@ -2,10 +2,9 @@ package order
 
 import "math"
 
-// Generator is PyTorch's CPU random generator: MT19937 (Matsumoto and Nishimura, "Mersenne
-// Twister", ACM TOMACS 8(1), 1998), seeded with the low 32 bits of the seed. It produces the same
-// numbers as torch.Generator after manual_seed(seed) (ATen/core/MT19937RNGEngine.h and
-// CPUGeneratorImpl.cpp). It is not safe for concurrent use.
+// Generator is PyTorch's CPU random generator: MT19937 (Matsumoto and Nishimura, "Mersenne Twister", ACM TOMACS 8(1),
+// 1998), seeded with the low 32 bits of the seed. It produces the same numbers as torch.Generator after
+// manual_seed(seed) (ATen/core/MT19937RNGEngine.h and CPUGeneratorImpl.cpp). It is not safe for concurrent use.
 type Generator struct {
 	state [mtN]uint32
 	next  int // index into state of the next word; mtN means that the state must be turned first
@@ -79,9 +78,8 @@ func (g *Generator) Int63() uint64 { return g.Random64() & math.MaxInt64 }
 // randPermWide is the number of samples from which torch switches to 64-bit draws.
 const randPermWide = math.MaxUint32 / 20
 
-// RandPerm returns torch.randperm(n, generator=g) and leaves g as torch does. It takes 4n bytes.
-// It panics unless 0 <= n <= 2^32-1: a trainer would need 34 GB a rank for such an order, and more
-// in Python.
+// RandPerm returns torch.randperm(n, generator=g) and leaves g as torch does. It takes 4n bytes. It panics if n is
+// negative or above 2^32-1: a trainer would need 34 GB a rank for such an order, and more in Python.
 //
 // From n = 214,748,364 on it is the 64-bit variant that torch has had since early 2025
 // (ATen/native/TensorFactories.cpp, randperm_cpu; pull request 143682). Older versions, 1.13 among
@@ -119,11 +117,10 @@ func (g *Generator) shuffleWide(r []uint32) {
 	}
 }
 
-// LoaderSeeds returns the two seeds that a DataLoader(shuffle=True) without a generator of its own
-// draws from torch's default generator for its epoch-th iterator (from 0) after
-// torch.manual_seed(seed): base, from which worker seeds derive, and sampler, the seed of the
-// RandomSampler, which is the S of torch-loader:seed=S. With persistent_workers, base is drawn only
-// once.
+// LoaderSeeds returns the two seeds that a DataLoader(shuffle=True) without a generator of its own draws from torch's
+// default generator for its epoch-th iterator (from 0) after torch.manual_seed(seed): base, from which worker seeds
+// derive, and sampler, the seed of the RandomSampler, which is the S of torch-loader:seed=S. With persistent_workers,
+// base is drawn only once.
 //
 // It holds only as long as nothing else draws from the default generator between manual_seed and
 // that iterator's first batch: a model initialised after manual_seed, dropout on the CPU, or a

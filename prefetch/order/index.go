@@ -7,11 +7,10 @@ import (
 	"slices"
 )
 
-// Index makes an order searchable. An order that is a Locator already is returned as it is;
-// otherwise a table is built in O(Len) time: 4 bytes for each sample number up to the largest that
-// occurs, and 8 bytes for each occurrence of a sample beyond its first (torch's padding). It
-// panics if the order has more than 2^32-2 positions, which no order of this package without a
-// Find of its own has.
+// Index makes an order searchable. An order that is a Locator already is returned as it is; otherwise a table is built
+// in O(Len) time: 4 bytes for each sample number up to the largest that occurs, and 8 bytes for each occurrence of a
+// sample beyond its first (torch's padding). It panics if the order has more than 2^32-2 positions, which no order of
+// this package without a Find of its own has.
 //
 // It takes tens of milliseconds a million positions, so call it outside locks that readers need.
 func Index(o Order) Locator {

@@ -22,14 +22,12 @@ const (
 	// from g and the sampler permutes with g directly; at exhaustion it takes one more permutation, of
 	// which it uses the first samples%n entries, often none.
 	GivenGenerator LoaderSource = "generator"
-	// Stateful: torchdata's StatefulDataLoader without a generator, up to torchdata 0.10: as
-	// GivenGenerator, with a private generator that nothing else draws from. It is seeded with 1,
-	// so S is 1.
+	// Stateful: torchdata's StatefulDataLoader without a generator, up to torchdata 0.10: as GivenGenerator, with a
+	// private generator that nothing else draws from. It is seeded with 1, so S is 1.
 	Stateful LoaderSource = "stateful"
-	// StatefulManualSeed: the same loader since torchdata 0.11, made directly after
-	// torch.manual_seed(S): its private generator's seed is drawn from the default generator when the
-	// loader is made. An epoch takes one permutation; a loader with workers begins with one more that
-	// it does not use, each epoch or, with persistent workers, once.
+	// StatefulManualSeed: the same loader since torchdata 0.11, made directly after torch.manual_seed(S): its private
+	// generator's seed is drawn from the default generator when the loader is made. An epoch takes one permutation; a
+	// loader with workers begins with one more that it does not use, each epoch or, with persistent workers, once.
 	StatefulManualSeed LoaderSource = "stateful_manual_seed"
 )
 
@@ -51,9 +49,8 @@ func parseLoaderSource(value string) (LoaderSource, error) {
 // sampler=RandomSampler(dataset, replacement, num_samples) and the generator that From tells of.
 //
 // A Loader follows torch/utils/data/dataloader.py and sampler.py (the same from 1.13 to 2.x) and
-// torchdata/stateful_dataloader (0.10.1 and 0.11.0). It cannot know of epochs that a trainer ends
-// early: then the exhausted sampler's last draws are missing, and from a generator come other
-// permutations from there on.
+// torchdata/stateful_dataloader (0.10.1 and 0.11.0). It cannot know of epochs that a trainer ends early: then the
+// exhausted sampler's last draws are missing, and from a generator come other permutations from there on.
 type Loader struct {
 	Seed        uint64
 	From        LoaderSource

@@ -144,21 +144,19 @@ func (w weights) schedule(seed uint64) (slots []uint8, n []int) {
 	return slots, n
 }
 
-// Mixture, mixture@2, is an order that draws from several sources in fixed proportions: any run of
-// positions has each source's share to within a few (weights.schedule), and so has what any rank of
-// any world reads of it: the order knows neither batches nor ranks, but each position is as likely
-// as any other to be of a source.
+// Mixture, mixture@2, is an order that draws from several sources in fixed proportions: any run of positions has each
+// source's share to within a few (weights.schedule), and so has what any rank of any world reads of it: the order knows
+// neither batches nor ranks, but each position is as likely as any other to be of a source.
 //
 // The schedule goes on over the epochs in turns. Turn q begins at a position of the table that is drawn
 // for it: a draw below the table's length as Windowed has it, from the state mix(mix(seed+c)^mix(mix(257)+c)+c) ^
 // mix(mix(q)+c). Every turn has exact shares.
 //
 // Each source is read in a uniform permutation of its own (Uniform, with the number of the source mixed into the seed),
-// and when it is exhausted in another, and so on. An epoch is a number of positions, by default
-// that of the samples in all sources together: in it a source of more than its share of samples is not
-// exhausted, one of less is repeated. What one epoch leaves of a source's permutation the next
-// epoch goes on with, so that over many epochs all samples of a source come equally often (to
-// within one).
+// and when it is exhausted in another, and so on. An epoch is a number of positions, by default that of the samples in
+// all sources together: in it a source of more than its share of samples is not exhausted, one of less is repeated.
+// What one epoch leaves of a source's permutation the next epoch goes on with, so that over many epochs all samples of
+// a source come equally often (to within one).
 //
 // At and Find take O(log classes + log table) time; the memory is that of a table.
 type mixture struct {

@@ -2,14 +2,12 @@
 // samples and the epoch, not on threads, clocks, caches or the machine.
 //
 // Traps:
-//   - torch orders are bit-exact copies of what PyTorch computes, so a change here that is not a
-//     change there breaks every unmodified trainer. They pad: with a world size that does not
-//     divide the number of samples, some samples occur twice (or more, if there are fewer samples
-//     than ranks). Our own orders never pad.
+//   - torch orders are bit-exact copies of what PyTorch computes, so a change here that is not a change there breaks
+//     every unmodified trainer. They pad: with a world size that does not divide the number of samples, some samples
+//     occur twice (or more, if there are fewer samples than ranks). Our own orders never pad.
 //   - A position is an index into the order, a sample is an index into the dataset. Both are int;
 //     mixing them up compiles.
-//   - The epoch of a Spec is where a run starts; Spec.Order takes the epoch that is wanted and
-//     does not add the two.
+//   - The epoch of a Spec is where a run starts; Spec.Order takes the epoch that is wanted and does not add the two.
 //   - Published algorithms are frozen: resume states name them by Spec.Algorithm. A change of any
 //     output needs a new version number.
 package order

@@ -375,9 +375,8 @@ func (s Spec) Order(n, epoch int) (Order, error) { return s.Over(Facts{Samples: 
 // Over returns the order of the spec's ranks for a dataset in the given epoch, in the order of time: several ranks
 // take turns, step by step. epoch counts from 0; the spec's is not added.
 //
-// torch orders, buckets and lists take 4 bytes a position, windowed ones 8 bytes a sample, the others a few KiB.
-// Ranks of our own orders read the positions r, r+W, … of the unpadded order, so that the last step may be
-// incomplete.
+// torch orders, buckets and lists take 4 bytes a position, windowed ones 8 bytes a sample, the others a few KiB. Ranks
+// of our own orders read the positions r, r+W, … of the unpadded order, so that the last step may be incomplete.
 //
 // Errors: those of Check, and those above; a dataset too large to permute in memory (2^32-1 positions; uniform and
 // sequential orders have no such limit); what Facts.List returns.

@@ -1,9 +1,8 @@
 package order
 
-// Torch returns what torch.utils.data.DistributedSampler(shuffle=True, seed=seed,
-// num_replicas=world, drop_last=dropLast) gives the ranks first..last (inclusive) of an n-sample
-// dataset after set_epoch(epoch), in the order of time: step by step, and within a step by rank.
-// A single process is world 1, rank 0.
+// Torch returns what torch.utils.data.DistributedSampler(shuffle=True, seed=seed, num_replicas=world,
+// drop_last=dropLast) gives the ranks first..last (inclusive) of an n-sample dataset after set_epoch(epoch), in the
+// order of time: step by step, and within a step by rank. A single process is world 1, rank 0.
 //
 // Without dropLast the permutation is padded to a multiple of world from its own beginning,
 // repeatedly if it is shorter than the padding, so samples may occur twice or more. With it, the

@@ -5,22 +5,19 @@ import (
 	"math/bits"
 )
 
-// Uniform returns a pseudo-random permutation of [0,n) keyed by (seed, epoch), in O(1) memory and
-// O(1) expected time a position, for n up to 2^60. It panics on an n outside 0..2^60 and on a
-// negative epoch.
+// Uniform returns a pseudo-random permutation of [0,n) keyed by (seed, epoch), in O(1) memory and O(1) expected time a
+// position, for n up to 2^60. It panics on an n outside 0..2^60 and on a negative epoch.
 //
-// The algorithm, uniform@1, is a Feistel network with cycle walking (J. Black and P. Rogaway,
-// "Ciphers with Arbitrary Finite Domains", CT-RSA 2002), as used for shuffling by R. Mitchell, D.
-// Stokes, E. Frank and G. Holmes ("Bandwidth-Optimal Random Shuffling for GPUs", ACM TOPC 9(1),
-// 2022): a position is encrypted to the smallest power of two that is not below n, again until the
-// result is below n. That is under two encryptions a position on average. A domain has at least 8
-// bits, since a Feistel network on a handful of values mixes badly: below n = 128 it takes 256/n
+// The algorithm, uniform@1, is a Feistel network with cycle walking (J. Black and P. Rogaway, "Ciphers with Arbitrary
+// Finite Domains", CT-RSA 2002), as used for shuffling by R. Mitchell, D. Stokes, E. Frank and G. Holmes
+// ("Bandwidth-Optimal Random Shuffling for GPUs", ACM TOPC 9(1), 2022): a position is encrypted to the smallest power
+// of two that is not below n, again until the result is below n. That is under two encryptions a position on average. A
+// domain has at least 8 bits, since a Feistel network on a handful of values mixes badly: below n = 128 it takes 256/n
 // encryptions, and still at most 256 for the whole epoch.
 //
-// One half of the bits is alternately XORed with a keyed hash of the other. The hash is the
-// finaliser "Mix13" by D. Stafford (better known from SplitMix64: G. Steele, D. Lea and C. Flood,
-// "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014), the round keys are SplitMix64's
-// output. It is for shuffling, not for secrecy.
+// One half of the bits is alternately XORed with a keyed hash of the other. The hash is the finaliser "Mix13" by D.
+// Stafford (better known from SplitMix64: G. Steele, D. Lea and C. Flood, "Fast Splittable Pseudorandom Number
+// Generators", OOPSLA 2014), the round keys are SplitMix64's output. It is for shuffling, not for secrecy.
 func Uniform(n int, seed uint64, epoch int) Locator {
 	if n < 0 || n > 1<<60 || epoch < 0 {
 		panic(fmt.Sprintf("order: uniform order of %d samples, epoch %d", n, epoch))

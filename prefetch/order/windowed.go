@@ -39,10 +39,9 @@ func (c contiguous) At(g, i int) int {
 	return g*c.size + i
 }
 
-// Windowed returns a pseudo-random permutation of the samples of g, keyed by (seed, epoch), that has
-// only window groups open at a time: what is read next lies in few places, which can be fetched in
-// large pieces. It fails on a negative epoch, on a window below 1, and on groups that do not hold
-// each sample once or hold more than 2^32-1.
+// Windowed returns a pseudo-random permutation of the samples of g, keyed by (seed, epoch), that has only window groups
+// open at a time: what is read next lies in few places, which can be fetched in large pieces. It fails on a negative
+// epoch, on a window below 1, and on groups that do not hold each sample once or hold more than 2^32-1.
 //
 // It takes 8 bytes a sample (half of it for Find); while it is made, up to 4 more for each sample of the
 // open groups, and 17 ns a sample (a million samples, 16 of 1,000 groups open).
@@ -63,24 +62,21 @@ func (c contiguous) At(g, i int) int {
 //	 4. When all have been opened, put the slots' lists together, slot 0 first. Until nothing is left,
 //	    draw i below their number; the i-th is next in the order, and the last takes its place.
 //
-// So with all groups open it is a uniform shuffle. Step 3 draws a slot first, because drawing evenly
-// among the samples of all slots lets them run empty together: W·ln W samples are left when the first
-// is empty, then a new group of S is most of what there is, and the samples of a batch come from one
-// group 3 times as often as necessary (measured at 16 of 128 groups of 1,000). The slots have weights
-// from 0.75 to 1.25 (this is what b does), so that those opened together at the beginning do not end
-// together: of 16, at most 4 to 5 new groups are opened within the time that one group's worth of
-// samples takes, instead of 12 to 15, and what has to be fetched is even.
+// So with all groups open it is a uniform shuffle. Step 3 draws a slot first, because drawing evenly among the samples
+// of all slots lets them run empty together: W·ln W samples are left when the first is empty, then a new group of S is
+// most of what there is, and the samples of a batch come from one group 3 times as often as necessary (measured at 16
+// of 128 groups of 1,000). The slots have weights from 0.75 to 1.25 (this is what b does), so that those opened
+// together at the beginning do not end together: of 16, at most 4 to 5 new groups are opened within the time that one
+// group's worth of samples takes, instead of 12 to 15, and what has to be fetched is even.
 //
-// The price of a window is the design effect D: a batch of B says as much about the whole dataset as
-// an independent sample of B/D. Where windows do not matter (samples lie in the groups by chance, as
-// pack leaves them) this costs nothing; where a group is of one class it is all of the label's noise.
-// For G groups of S samples, D is close to
+// The price of a window is the design effect D: a batch of B says as much about the whole dataset as an independent
+// sample of B/D. Where windows do not matter (samples lie in the groups by chance, as pack leaves them) this costs
+// nothing; where a group is of one class it is all of the label's noise. For G groups of S samples, D is close to
 //
 //	1 + (B-1)·(S-1)/(W·S-1)·(1-W/G)
 //
-// within 6% for W <= G/4 and at W >= G. Between these it can be above: the last groups to be opened
-// have few others beside them (B=256, S=1,000, W=16: 14 instead of 13 at G=64, 9.7 instead of 9.0 at
-// 32, 5.3 instead of 1.9 at 17).
+// within 6% for W <= G/4 and at W >= G. Between these it can be above: the last groups to be opened have few others
+// beside them (B=256, S=1,000, W=16: 14 instead of 13 at G=64, 9.7 instead of 9.0 at 32, 5.3 instead of 1.9 at 17).
 func Windowed(g Groups, seed uint64, epoch, window int) (Locator, error) {
 	if epoch < 0 || window < 1 {
 		return nil, fmt.Errorf("epoch %d, window %d: an epoch is at least 0, a window at least 1", epoch, window)

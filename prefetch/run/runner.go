@@ -19,11 +19,10 @@ import (
 
 // Runner drives the executor for all streams of a cache: files opened and closed go in, requests and moves come out.
 //
-// Its lock guards the executor, and every stream's tracker with its state. Events take it for less than a
-// microsecond. One goroutine walks, and so does each landing request, a bounded stretch at a time. Actions are
-// carried out with the lock held, so that nothing happens between a decision and its execution. The cache is also
-// called with the lock held; so its callbacks, which may come within such a call, only take a note, which is handled
-// before the next action.
+// Its lock guards the executor, and every stream's tracker with its state. Events take it for less than a microsecond.
+// One goroutine walks, and so does each landing request, a bounded stretch at a time. Actions are carried out with the
+// lock held, so that nothing happens between a decision and its execution. The cache is also called with the lock held;
+// so its callbacks, which may come within such a call, only take a note, which is handled before the next action.
 type Runner struct {
 	cache *cache.Cache
 	wake  chan struct{}

@@ -358,8 +358,7 @@ func (s *Stream) where(file, x int) (staged, comes bool) {
 	return at > cache.OnWay || s.has(file), at == cache.OnWay
 }
 
-// Progress returns a snapshot. Lead is the number of samples ahead of the reader that can be read
-// without waiting.
+// Progress returns a snapshot. Lead is the number of samples ahead of the reader that can be read without waiting.
 func (s *Stream) Progress() Progress {
 	s.runner.mu.Lock()
 	defer s.runner.mu.Unlock()

@@ -14,11 +14,10 @@ type block [blockSize]uint32
 
 // kernel is the arithmetic, for the processor at hand. All kernels give the same.
 //
-// What bounds it: 397 steps a seed, each a shift, an xor, a multiplication and an addition. Plain code does
-// one multiplication a cycle: 397 cycles a seed. AVX2 on a core that issues four vector instructions a
-// cycle takes 397·4/8/4 = 50 cycles, and needs five vectors or more in turn to hide the step's latency.
-// AVX-512 on a core of that width saves instructions, not cycles. All of it is registers: no step touches
-// memory.
+// What bounds it: 397 steps a seed, each a shift, an xor, a multiplication and an addition. Plain code does one
+// multiplication a cycle: 397 cycles a seed. AVX2 on a core that issues four vector instructions a cycle takes
+// 397·4/8/4 = 50 cycles, and needs five vectors or more in turn to hide the step's latency. AVX-512 on a core of that
+// width saves instructions, not cycles. All of it is registers: no step touches memory.
 type kernel struct {
 	name string
 	// advance takes every word from s[from] to s[to] of its seed's state, to >= from.

@@ -5,11 +5,10 @@
 //
 //	s[0] = seed mod 2^32,   s[i] = 1812433253·(s[i−1] ^ s[i−1]>>30) + i,
 //
-// and the k-th number that the generator gives (k < 227) depends on s[k], s[k+1] and s[k+397] alone.
-// randperm(n) takes one number a position: z = number mod (n−k), and puts the k+z-th of what is left
-// at position k. So what stands at position k tells (but for a rare swap, see Target) one number
-// modulo n−k, and to test a seed takes 397+k multiplications, each of which needs the one before: the
-// speed is in testing many seeds side by side (kernel.go).
+// and the k-th number that the generator gives (k < 227) depends on s[k], s[k+1] and s[k+397] alone. randperm(n) takes
+// one number a position: z = number mod (n−k), and puts the k+z-th of what is left at position k. So what stands at
+// position k tells (but for a rare swap, see Target) one number modulo n−k, and to test a seed takes 397+k
+// multiplications, each of which needs the one before: the speed is in testing many seeds side by side (kernel.go).
 //
 // Makoto Matsumoto and Takuji Nishimura: Mersenne Twister, ACM TOMACS 8(1), 1998, and their mt19937ar.c
 // of 2002, whose init_genrand the seeding is; torch: aten/src/ATen/core/MT19937RNGEngine.h and
@@ -29,8 +28,7 @@ const (
 	MaxN = (1<<32-1)/20 - 1
 )
 
-// Filter says which permutations are wanted: those that pass every target. Without targets every seed
-// passes.
+// Filter says which permutations are wanted: those that pass every target. Without targets every seed passes.
 type Filter struct {
 	N       uint32 // samples in the permutation, 1..MaxN
 	Targets []Target
@@ -47,10 +45,9 @@ type Target struct {
 	Samples []uint32
 }
 
-// Search calls found for every seed in [lo, hi], in ascending order, that passes the filter, until
-// found returns false. It is a pure function of its arguments and takes some tens of nanoseconds a
-// seed, so a caller that must share the processor gives it a range of a few hundred thousand at a time.
-// It panics on a filter that is out of bounds.
+// Search calls found for every seed in [lo, hi], in ascending order, that passes the filter, until found returns false.
+// It is a pure function of its arguments and takes some tens of nanoseconds a seed, so a caller that must share the
+// processor gives it a range of a few hundred thousand at a time. It panics on a filter that is out of bounds.
 func Search(f Filter, lo, hi uint32, found func(seed uint32) bool) {
 	search(fastest, f, lo, hi, found)
 }
@@ -67,8 +64,7 @@ func search(k kernel, f Filter, lo, hi uint32, found func(seed uint32) bool) {
 		}
 		tests = append(tests, newTest(f.N, t))
 	}
-	// The state only moves on, so the tests go by position. The first leaves few seeds, and mostly none
-	// of a block.
+	// The state only moves on, so the tests go by position. The first leaves few seeds, and mostly none of a block.
 	slices.SortStableFunc(tests, func(a, b test) int { return cmp.Compare(a.pos, b.pos) })
 
 	var s, head, next, far, numbers block
@@ -110,8 +106,7 @@ type test struct {
 	// Faster Remainder by Direct Computation, Software: Practice and Experience 49(6), 2019.
 	d     uint64
 	magic uint64 // ⌈2^64 / d⌉ mod 2^64
-	// sieve has the bit z mod sieveBits of every wanted z, so that nearly all seeds leave without a look
-	// at the list.
+	// sieve has the bit z mod sieveBits of every wanted z, so that nearly all seeds leave without a look at the list.
 	sieve  [sieveBits / 64]uint64
 	wanted []uint32 // ascending
 }
