@@ -56,22 +56,3 @@ func TestFairComesBack(t *testing.T) {
 		}
 	}
 }
-
-func TestDue(t *testing.T) {
-	for _, c := range []struct {
-		pos, head int
-		rate      float64
-		want      float64
-		ok        bool
-	}{
-		{20, 10, 5, 2, true},
-		{10, 10, 5, 0, true},
-		{3, 10, 5, 0, true}, // a slow worker's
-		{20, 10, 0, 0, false},
-		{3, 10, 0, 0, true},
-	} {
-		if got, ok := Due(c.pos, c.head, c.rate); got != c.want || ok != c.ok {
-			t.Errorf("Due(%d, %d, %v) = %v, %v", c.pos, c.head, c.rate, got, ok)
-		}
-	}
-}

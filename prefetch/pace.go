@@ -1,18 +1,5 @@
 package prefetch
 
-// Due returns in how many seconds a reader is expected to need a position, whose head is at another and who reads rate
-// positions a second; 0 if that may be at any moment, since later positions were read. ok is false if the rate is 0,
-// which is unknown.
-func Due(pos, head int, rate float64) (seconds float64, ok bool) {
-	if pos < head {
-		return 0, true
-	}
-	if rate <= 0 {
-		return 0, false
-	}
-	return float64(pos-head) / rate, true
-}
-
 const (
 	// AheadFor is how far ahead of its reader a walk is, in seconds: longer than a slow answer of a store takes.
 	AheadFor = 1.0

@@ -76,14 +76,10 @@ func (u units) With(file int) iter.Seq[int] {
 
 // meanOf returns roughly how many bytes the stream reads per position.
 func (s *brief) meanOf() int64 {
-	m := s.Volume.Manifest()
-	if s.Ranges != nil {
-		return s.Ranges.mean()
-	}
-	if len(s.Parts) == 0 {
+	if m := s.Volume.Manifest(); len(s.Parts) == 0 && s.Ranges == nil {
 		return max(m.Bytes()/int64(max(m.Len(), 1)), 1)
 	}
-	// The mean over all files says little if most are small parts.
+	// The mean over all files says little if most are small parts, or ranges are read.
 	const probes = 1000
 	n := s.first.Len()
 	step := max(n/probes, 1)
@@ -92,7 +88,9 @@ func (s *brief) meanOf() int64 {
 	for pos := 0; pos < n; pos += step {
 		unit = s.appendUnit(unit[:0], s.first.At(pos))
 		for _, f := range unit {
-			bytes += m.Size(f)
+			for x := range s.of.Extents(f) {
+				bytes += s.of.ExtentBytes(f, x)
+			}
 		}
 		count++
 	}

@@ -7,7 +7,6 @@ import (
 	"math"
 	"slices"
 	"sync/atomic"
-	"time"
 
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/prefetch"
@@ -133,18 +132,6 @@ func (t *rangeTable) renumber(list []Range, live []order.Locator) (*rangeTable, 
 	return next, out
 }
 
-// mean is how many bytes are fetched for a range, about.
-func (r *Ranges) mean() int64 {
-	t, bytes, count := r.table.Load(), int64(0), int64(0)
-	for n := 0; n < len(t.all); n += max(len(t.all)/1000, 1) {
-		for x := range r.Extents(n) {
-			bytes += r.ExtentBytes(n, x)
-		}
-		count++
-	}
-	return max(bytes/max(count, 1), 1)
-}
-
 // kernelHas is Options.Has.
 func (r *Ranges) kernelHas(n int) bool { return r.known[n] }
 
@@ -214,7 +201,7 @@ func (r *Ranges) spend(n, x int) {
 	})
 }
 
-// staging yields the ranges that were fetched, and for which bytes of a file from off to end are.
+// staging yields the ranges of which something was fetched, and that need bytes of a file from off to end.
 func (r *Ranges) staging(file int, off, end int64) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		for n := range r.table.Load().touching(file, off-r.after.Load(), end+r.before.Load()) {
@@ -227,13 +214,6 @@ func (r *Ranges) staging(file int, off, end int64) iter.Seq[int] {
 
 // Unspent implements things.
 func (r *Ranges) Unspent() []int { return slices.Collect(maps.Keys(r.staged)) }
-
-// prefetch fetches what is missing of range n in its extent x. done is called for each of the pieces started, with the
-// range.
-func (r *Ranges) prefetch(a *cache.Account, n, x int, due time.Time, done func(n int, err error)) (
-	started int, out cache.Outcome) {
-	return r.volume.PrefetchRange(a, r.piece(n, x), due, func(_ int, err error) { done(n, err) })
-}
 
 // touching yields the ranges with bytes of a file from off to end.
 func (t *rangeTable) touching(file int, off, end int64) iter.Seq[int] {

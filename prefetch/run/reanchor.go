@@ -1,6 +1,7 @@
 package run
 
 import (
+	"context"
 	"fmt"
 	"time"
 
@@ -95,7 +96,7 @@ func (s *Stream) isLost() bool {
 // searchEpoch searches for the reader in other epochs if it was not seen in the expected one: a run that resumes in
 // epoch 7 on a fresh mount. The stream's goroutine calls it once; it computes orders outside the lock that every open
 // takes.
-func (s *Stream) searchEpoch(closing <-chan struct{}) {
+func (s *Stream) searchEpoch(ctx context.Context) {
 	s.runner.mu.Lock()
 	lost, expected := s.isLost(), s.tracker.Epoch()
 	s.runner.mu.Unlock()
@@ -103,10 +104,8 @@ func (s *Stream) searchEpoch(closing <-chan struct{}) {
 		return
 	}
 	for i := range min(searchEpochs, searchPositions/max(s.first.Len(), 1)) {
-		select {
-		case <-closing:
+		if ctx.Err() != nil {
 			return
-		default:
 		}
 		epoch := i
 		if expected > 0 && i <= 2*expected { // nearest first: a start epoch that was given is a good guess
@@ -120,16 +119,15 @@ func (s *Stream) searchEpoch(closing <-chan struct{}) {
 		}
 		located := order.Index(o)
 		s.runner.mu.Lock()
-		if !s.tracker.Lost() {
-			s.runner.mu.Unlock()
-			return // it was found in the expected epoch
-		}
-		if s.tracker.Adopt(located, epoch) {
+		found := !s.tracker.Lost() // in the expected epoch
+		if !found && s.tracker.Adopt(located, epoch) {
+			found = true
 			s.moveTo(prefetch.Found)
-			s.runner.mu.Unlock()
-			return
 		}
 		s.runner.mu.Unlock()
+		if found {
+			return
+		}
 	}
 	s.runner.mu.Lock()
 	s.searched = true

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/catalog"
@@ -35,6 +36,26 @@ func TestMoveText(t *testing.T) {
 			t.Errorf("%+v: %s", c.move, got)
 		}
 	}
+}
+
+// A position that the reader has passed may be asked for at any moment.
+func TestDue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &Stream{tracker: prefetch.NewTracker(order.Sequential(30), 0, 16)}
+		for sample := range 10 {
+			s.tracker.Open(sample)
+		}
+		now := time.Now()
+		for _, c := range []struct {
+			pos  int
+			rate float64
+			want time.Time
+		}{{20, 5, now.Add(2 * time.Second)}, {10, 5, now}, {3, 5, now}, {20, 0, time.Time{}}, {3, 0, now}} {
+			if s.pace.rate = c.rate; !s.due(c.pos).Equal(c.want) {
+				t.Errorf("%d at %v a second: %v, want %v", c.pos, c.rate, s.due(c.pos), c.want)
+			}
+		}
+	})
 }
 
 // cacheOf returns a cache with one volume: files of size bytes in one class.

@@ -272,7 +272,8 @@ func (r *Runner) fetch(a prefetch.Action) {
 	bytes := a.Bytes
 	switch {
 	case s.Ranges != nil:
-		q.left, out = s.Ranges.prefetch(s.account, a.File, a.Extent, due, q.landed)
+		landed := func(_ int, err error) { q.landed(a.File, err) }
+		q.left, out = s.Volume.PrefetchRange(s.account, s.Ranges.piece(a.File, a.Extent), due, landed)
 	case a.Files == nil:
 		out = s.Volume.Prefetch(s.account, a.File, a.Extent, due, q.landed)
 	default:
@@ -370,17 +371,14 @@ func (o source) Claim(file, extent int) bool {
 	return o.Has(file) || o.things.Claim(o.s.account, file, extent)
 }
 
-func (o source) Rate() float64 { return o.s.pace.rate }
-
-func (o source) Has(file int) bool { return o.s.has(file) }
-
 func (s *Stream) has(file int) bool { return s.Has != nil && s.Has(file) }
 
+func (o source) Has(file int) bool        { return o.s.has(file) }
+func (o source) Rate() float64            { return o.s.pace.rate }
+func (o source) Load() float64            { return o.s.account.Load() }
 func (o source) Room() (room, free int64) { return o.s.runner.cache.Ledger().PrefetchRoom() }
 
 func (o source) Ahead() int { return prefetch.Reach(o.s.pace.rate, o.s.spread, o.Share(), o.s.mean) }
-
-func (o source) Load() float64 { return o.s.account.Load() }
 
 func (o source) Share() int {
 	room := o.s.runner.share(o.s) * float64(o.s.runner.cache.Ledger().Limit()*7/8)
@@ -402,9 +400,12 @@ func (o source) Bulk() bool {
 
 // due returns when the reader will need the position, zero if unknown. r.mu is held.
 func (s *Stream) due(pos int) time.Time {
-	in, ok := prefetch.Due(pos, s.tracker.Head(), s.pace.rate)
-	if !ok {
+	before := pos - s.tracker.Head()
+	switch {
+	case before < 0: // at any moment, since later ones were read
+		return time.Now()
+	case s.pace.rate <= 0:
 		return time.Time{}
 	}
-	return time.Now().Add(time.Duration(in * float64(time.Second)))
+	return time.Now().Add(time.Duration(float64(before) / s.pace.rate * float64(time.Second)))
 }

@@ -178,7 +178,7 @@ func (s *Stream) run(ctx context.Context) {
 			s.Keep.Choose(nil)
 		}
 		s.prepareNext()
-		s.searchEpoch(ctx.Done())
+		s.searchEpoch(ctx)
 		select {
 		case <-ctx.Done():
 			return
