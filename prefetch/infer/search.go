@@ -289,8 +289,7 @@ func near(last Source, n int) (list []Source) {
 	return list
 }
 
-func (l *look) tryNear(last Source, stopped func() bool, found func(Finding)) {
-	mem := l.scratch(stopped)
+func (l *look) tryNear(mem *scratch, last Source, found func(Finding)) {
 	for _, source := range near(last, l.subset.Len) {
 		l.verify(mem, source, found)
 	}
@@ -298,29 +297,32 @@ func (l *look) tryNear(last Source, stopped func() bool, found func(Finding)) {
 
 // nearest returns the successor of a source of which the opens are an epoch, if any.
 func nearest(last Source, opens []Open, subset Subset) (best Finding, ok bool) {
-	never := func() bool { return false }
 	found := func(f Finding) {
 		if !ok || f.Bits > best.Bits {
 			best, ok = f, true
 		}
 	}
 	l := newLook(opens, subset, wantedNear)
-	mem := l.scratch(never)
+	mem := l.scratch(func() bool { return false })
 	for _, source := range near(last, subset.Len) { // by their heads: 300 times as fast
 		l.tryShuffle(mem, source, found)
 	}
 	if !ok {
-		l.tryNear(last, never, found)
+		l.tryNear(mem, last, found)
 	}
 	return best, ok
+}
+
+// add appends a step, which gets memory of its own.
+func (s *Search) add(l *look, step func(mem *scratch, found func(Finding))) {
+	s.steps = append(s.steps, func(stopped func() bool, found func(Finding)) { step(l.scratch(stopped), found) })
 }
 
 // addKnown appends a step that tries the known sources' epochs, and one for each of the latest that also finds it in
 // the middle of an epoch, and its successors.
 func (s *Search) addKnown(l *look) {
 	const latest = 4
-	s.steps = append(s.steps, func(stopped func() bool, found func(Finding)) {
-		mem := l.scratch(stopped)
+	s.add(l, func(mem *scratch, found func(Finding)) {
 		for _, source := range s.Known {
 			epochs := someEpochs
 			if source.Kind == Drawn {
@@ -332,7 +334,7 @@ func (s *Search) addKnown(l *look) {
 		}
 	})
 	for _, source := range s.Known[:min(latest, len(s.Known))] {
-		s.steps = append(s.steps, func(stopped func() bool, found func(Finding)) { l.tryNear(source, stopped, found) })
+		s.add(l, func(mem *scratch, found func(Finding)) { l.tryNear(mem, source, found) })
 	}
 }
 
@@ -369,8 +371,7 @@ func (s *Search) addUsual(l *look) {
 	}
 	all = append(all, usualSeeds...)
 	for chunk := range slices.Chunk(all, 64) {
-		s.steps = append(s.steps, func(stopped func() bool, found func(Finding)) {
-			mem := l.scratch(stopped)
+		s.add(l, func(mem *scratch, found func(Finding)) {
 			for _, seed := range chunk {
 				l.trySeed(mem, seed, Source{Kind: Successive, Seed: seed}, found)
 				d := mem.draws[:headLen+2]
@@ -381,16 +382,15 @@ func (s *Search) addUsual(l *look) {
 	}
 	// A rank of a large world has few samples in a permutation's head.
 	for _, seed := range append(all[:someSmall:someSmall], usualSeeds...) {
-		s.steps = append(s.steps, func(stopped func() bool, found func(Finding)) {
-			l.verify(l.scratch(stopped), Source{Kind: Successive, Seed: seed}, found)
+		s.add(l, func(mem *scratch, found func(Finding)) {
+			l.verify(mem, Source{Kind: Successive, Seed: seed}, found)
 		})
 	}
 	for chunk := range slices.Chunk(all, 8) {
 		s.addWords(l, chunk, 0, someWords)
 	}
 	for chunk := range slices.Chunk(usualSeeds, 2) {
-		s.steps = append(s.steps, func(stopped func() bool, found func(Finding)) {
-			mem := l.scratch(stopped)
+		s.add(l, func(mem *scratch, found func(Finding)) {
 			for _, seed := range chunk {
 				for epoch := range uint32(someEpochs) {
 					l.trySeed(mem, seed+epoch, Source{Kind: Successive, Seed: seed + epoch}, found)
@@ -403,8 +403,7 @@ func (s *Search) addUsual(l *look) {
 // addWords appends a step that tries the words from..to of the default generator's streams as seeds of a sampler:
 // other draws before it are unknown.
 func (s *Search) addWords(l *look, seeds []uint32, from, to int) {
-	s.steps = append(s.steps, func(stopped func() bool, found func(Finding)) {
-		mem := l.scratch(stopped)
+	s.add(l, func(mem *scratch, found func(Finding)) {
 		for _, seed := range seeds {
 			g := order.NewGenerator(uint64(seed))
 			g.Skip(from)
@@ -418,8 +417,7 @@ func (s *Search) addWords(l *look, seeds []uint32, from, to int) {
 func (s *Search) addSmall(l *look) {
 	const chunk = 1 << 8
 	for first := uint32(0); first < allSmall; first += chunk {
-		s.steps = append(s.steps, func(stopped func() bool, found func(Finding)) {
-			mem := l.scratch(stopped)
+		s.add(l, func(mem *scratch, found func(Finding)) {
 			for seed := first; seed < first+chunk; seed++ {
 				l.trySeed(mem, seed, Source{Kind: Successive, Seed: seed}, found)
 			}
@@ -447,8 +445,7 @@ func (s *Search) addWhole(l *look) {
 
 // addSeeds appends a step that tries the seeds lo to hi that pass the filter.
 func (s *Search) addSeeds(l *look, filter seedsearch.Filter, lo, hi uint32) {
-	s.steps = append(s.steps, func(stopped func() bool, found func(Finding)) {
-		mem := l.scratch(stopped)
+	s.add(l, func(mem *scratch, found func(Finding)) {
 		seedsearch.Search(filter, lo, hi, func(seed uint32) bool {
 			l.trySeed(mem, seed, Source{Kind: Drawn, Seed: seed}, found)
 			return true

@@ -214,14 +214,9 @@ func (l *listing) vote(d int) {
 		l.steps = append(l.steps, d)
 		return
 	}
-	rare := 1
-	for i := 2; i < len(l.steps); i++ {
-		if l.votes[l.steps[i]] < l.votes[l.steps[rare]] {
-			rare = i
-		}
-	}
-	if l.votes[d] > l.votes[l.steps[rare]] {
-		l.steps[rare] = d
+	rarest := slices.MinFunc(l.steps[1:], func(a, b int) int { return l.votes[a] - l.votes[b] })
+	if l.votes[d] > l.votes[rarest] {
+		l.steps[slices.Index(l.steps, rarest)] = d
 	}
 }
 
