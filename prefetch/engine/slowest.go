@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -26,51 +25,43 @@ const (
 )
 
 // slowest remembers the keys of the slowest GETs of the last minutes: at most slowestKeys of the current period and
-// of the previous one. A faster GET costs one atomic read. Safe for concurrent use.
+// of the previous one. Safe for concurrent use.
 type slowest struct {
-	now   func() time.Time
-	least atomic.Int64 // nanoseconds that a GET must exceed to be noted, and
-	until atomic.Int64 // the end of the period, in Unix nanoseconds
+	now func() time.Time
 
 	mu      sync.Mutex
+	until   time.Time // the end of the period
 	current []SlowKey // as worst returns them
 	before  []SlowKey
 }
 
 func newSlowest(now func() time.Time) *slowest {
-	s := &slowest{now: now}
-	s.until.Store(now().Add(slowestFor).UnixNano())
-	return s
+	return &slowest{now: now, until: now().Add(slowestFor)}
 }
 
 // note records a finished GET; see objstore.Meter.OnRead.
 func (s *slowest) note(key string, bytes int64, took time.Duration, err error) {
-	now := s.now()
-	if int64(took) <= s.least.Load() && now.UnixNano() < s.until.Load() {
-		return
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.turn(now)
-	k := SlowKey{Key: key, Seconds: took.Seconds(), Bytes: bytes, Count: 1, Failed: err != nil, Time: now.UTC()}
-	if s.current = worst(append(s.current, k)); len(s.current) == slowestKeys {
-		s.least.Store(int64(s.current[slowestKeys-1].Seconds * float64(time.Second)))
-	}
-}
-
-// turn starts a new period if the last one is over. s.mu is held.
-func (s *slowest) turn(now time.Time) {
-	end := s.until.Load()
-	if left := end - now.UnixNano(); left > 0 && left <= int64(2*slowestFor) { // the clock may have stepped back
+	now := s.turn()
+	if len(s.current) == slowestKeys && took.Seconds() <= s.current[slowestKeys-1].Seconds {
 		return
 	}
-	s.before = s.current
-	if now.UnixNano() >= end+int64(slowestFor) {
+	s.current = worst(append(s.current,
+		SlowKey{Key: key, Seconds: took.Seconds(), Bytes: bytes, Count: 1, Failed: err != nil, Time: now.UTC()}))
+}
+
+// turn starts a new period if the last one is over. It returns the time. s.mu is held.
+func (s *slowest) turn() time.Time {
+	now := s.now()
+	if now.Before(s.until) {
+		return now
+	}
+	if s.before, s.current = s.current, nil; now.Sub(s.until) >= slowestFor {
 		s.before = nil
 	}
-	s.current = nil
-	s.least.Store(0)
-	s.until.Store(now.Add(slowestFor).UnixNano())
+	s.until = now.Add(slowestFor)
+	return now
 }
 
 // worst returns the slowest of some entries, the slowest first, and each key once.
@@ -98,6 +89,6 @@ func worst(list []SlowKey) []SlowKey {
 func (s *slowest) snapshot() []SlowKey {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.turn(s.now())
+	s.turn()
 	return worst(slices.Concat(s.current, s.before))
 }
