@@ -17,45 +17,30 @@ import (
 //
 // # The rules
 //
-// What is fetched next. Each order has a Walk, which passes over its positions one by one, from the reader's frontier
-// on. It skips positions that were read. If all extents of a position are kept, staged or in flight, it claims them,
-// so that they stay. At the first extent that is not, it stays until a request for that has started. Nearest first
-// minimises the longest wait if every file is read once (Jackson's rule: earliest due date). After the epoch's last
-// position comes the head of the next epoch, so that the line is not idle while the last batches are read. Files that
-// are adjacent in a shard are fetched by one request (Coalesce). A walk that asked whenever there is memory for one
-// file would fetch file by file, so it rests when it is far enough ahead (NewHorizon).
+// docs/prefetching.md has them. Beyond that:
 //
-// What is not needed soon, in half a second, has only as many requests in flight as leave the line to others (Ease):
-// other machines may wait for what they read over the same one. A reader whose pace is not known needs nothing soon but
-// the next file.
+// What is fetched next. If every file is read once, nearest first minimises the longest wait (Jackson's rule: earliest
+// due date). The head of the next epoch keeps the line busy while the last batches of this one are read. In shards, a
+// walk that asked whenever there is memory for one file would fetch file by file, so it rests when it is far enough
+// ahead (NewHorizon). A reader whose pace is not known needs nothing soon (Ease) but the next file.
 //
-// Who is next. Places at a store are assigned by start-time fair queueing (Fair) among the walks with something to
-// fetch. Memory goes to the walk that holds the least for its weight: a walk yields to a starved one that holds less,
-// unless its own reader needs the file next.
+// Who is next. A walk yields to a starved one that holds less for its weight, unless its own reader needs the file
+// next.
 //
-// What stays. A file that a reader is done with is handed to the walk that has yet to read it; of several, to the one
-// that holds the least. If there is none it is spent, and may be recycled. A walk has yet to read the files that it
-// has claimed, and the next files up to its share of the memory, if other readers are done with them first. When
-// memory runs short the latter go; but if others read the same files in their own orders, these files keep a quarter
-// of the share (retain). So trainers that read one dataset in one order fetch it once together, as long as the
-// distance between them fits in the memory of those behind. Trainers with their own seeds use each other's files when
-// they find them.
+// What stays. A walk has yet to read the files that it has claimed, and the next files up to its share of the memory,
+// if other readers are done with them first. When memory runs short the latter go; but if others read the same files in
+// their own orders, these files keep a quarter of the share (retain). Trainers with their own seeds use each other's
+// files when they find them.
 //
-// What is given back. A walk without memory takes back what another walk will read last. It does so at once if that
-// one holds four times as much for its weight, so that a new walk can start. If that one holds a quarter more, it does
-// so once per four files that its own reader opens, which show that it needs the memory. For the file that its reader
-// needs next it takes from the walk that holds the most, whatever that is, once per extent until its reader opens
-// another file; but no other parts of that file, and no small file that another reader needs next. What goes is what
-// the walk that loses it reads last, of the extents that landed last (cache.TakeBack). Walks that want memory for later
-// files leave it alone. Taking back ends while nobody reads: from one open to the next a walk does so about as often as
-// files fit in its share. Otherwise walks whose needs do not fit together would fetch the same files in turns.
+// What is given back. A new walk can start, since it takes at once from one with four times its load. Later its
+// reader's opens show that it needs the memory. For the file that its reader needs next it takes once per extent until
+// its reader opens another file; but no other parts of that file, and no small file that another reader needs next.
+// What goes is what the walk that loses it reads last, of the extents that landed last (cache.TakeBack). Walks that
+// want memory for later files leave it alone. Taking back ends while nobody reads: from one open to the next a walk
+// does so about as often as files fit in its share. Otherwise walks whose needs do not fit together would fetch the
+// same files in turns.
 //
-// A file that was lost because a waiting reader took its memory is planned again when memory comes free.
-//
-// A reader that moves (to another epoch, pass or place) gets a new walk over the staged files: it claims those that
-// it can use, and when it stops the rest is given up. When a plan waits for its reader to begin it, its head is
-// staged before more of the current plan, since nobody knows when that will end. If there is no memory for it, the
-// farther half of the staged files of the current plan goes, once.
+// When a plan waits, its head is staged before more of the current one, since nobody knows when that will end.
 //
 // # States of a walk
 //
@@ -194,7 +179,6 @@ type phase struct {
 // State is what a walk is doing; see Executor.
 type State uint8
 
-// The states.
 const (
 	Walking State = iota
 	Waiting
@@ -209,7 +193,6 @@ const (
 // Verb says what an action is.
 type Verb uint8
 
-// The actions.
 const (
 	Idle  Verb = iota // nothing, before the next event
 	Again             // call Next again, after releasing the lock
@@ -248,7 +231,6 @@ func (a Action) Loses(w *Walk, file int) int {
 // Outcome is the result of a Fetch or a TakeBack.
 type Outcome uint8
 
-// The outcomes.
 const (
 	Started Outcome = iota // Landed will be called; or memory was freed
 	Present                // it is resident or in flight already

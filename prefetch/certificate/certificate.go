@@ -45,43 +45,32 @@ type Certificate struct {
 
 // Rank describes the samples of one rank in the epoch.
 type Rank struct {
-	Rank      int `json:"rank"`
-	Positions int `json:"positions"`
-	Classes   int `json:"classes"` // that the rank sees
-	// Variation is the total variation distance between the labels of the rank's epoch and those of all ranks'.
-	Variation float64 `json:"total_variation"`
-	// Random is the expectation of Variation for a rank that draws its positions at random.
-	Random float64 `json:"random_total_variation"`
+	Rank      int     `json:"rank"`
+	Positions int     `json:"positions"`
+	Classes   int     `json:"classes"`                // that the rank sees
+	Variation float64 `json:"total_variation"`        // between the labels of the rank's epoch and those of all ranks'
+	Random    float64 `json:"random_total_variation"` // expectation of Variation for positions that are drawn at random
 }
 
 // Shards describes the distribution of the batches over the shards.
 type Shards struct {
-	Shards int     `json:"shards"`       // that hold samples of the order
-	Mean   float64 `json:"mean_shard"`   // positions in one, on average
-	Pairs  float64 `json:"pairs"`        // unordered pairs of positions of one batch that are in the same shard, mean
-	Random float64 `json:"random_pairs"` // what a uniform shuffle of the same positions has on average
-	// Design is the design effect D: the variance of a batch's mean of a quantity that is the same for
-	// all samples of a shard and independent between shards, in units of that of a batch drawn at
-	// random without replacement. A batch of B says as much of it as a random one of B/D.
-	Design float64 `json:"design_effect"`
-	// Open is the largest number of shards, over all positions, with samples read before and samples still to come:
-	// those needed at hand to read each shard once.
-	Open int `json:"most_open"`
-	// Formula is what the formula of shards expects of Open shards open, all of the mean size:
-	// 1 + (B-1)(S-1)/(WS-1)·(1-W/shards).
-	Formula float64 `json:"formula_design_effect"`
+	Shards  int     `json:"shards"`                // that hold samples of the order
+	Mean    float64 `json:"mean_shard"`            // positions in one, on average
+	Pairs   float64 `json:"pairs"`                 // unordered pairs of positions of a batch in the same shard, mean
+	Random  float64 `json:"random_pairs"`          // what a uniform shuffle of the same positions has on average
+	Design  float64 `json:"design_effect"`         // D of docs/orders.md, against random batches without replacement
+	Open    int     `json:"most_open"`             // most shards begun and not finished: at hand to read each once
+	Formula float64 `json:"formula_design_effect"` // what Formula expects of Open shards open, all of the mean size
 }
 
 // Labels describes how far the classes in a batch are from those in the dataset.
 type Labels struct {
 	Classes int `json:"classes"` // that occur in the order; having no label counts as one
-	// Variation is the total variation distance between the labels of a batch and those of the epoch,
-	// half the sum of the differences of the shares: 0 if they are the same, near 1 if a batch
-	// has one class out of many. Mean over the batches.
+	// Variation is the total variation distance between the labels of a batch and those of the epoch, half the sum of
+	// the differences of the shares: 0 if they are the same, near 1 if a batch has one class out of many. Mean.
 	Variation float64 `json:"total_variation"`
-	Worst     float64 `json:"worst_total_variation"` // of all batches
-	// Random is the expectation of Variation for batches drawn at random without replacement.
-	Random float64 `json:"random_total_variation"`
+	Worst     float64 `json:"worst_total_variation"`  // of all batches
+	Random    float64 `json:"random_total_variation"` // expectation of Variation for batches drawn at random
 }
 
 // Of measures an order. Its time is proportional to the order's length; its memory is a bit per sample and some words

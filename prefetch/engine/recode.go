@@ -16,18 +16,10 @@ import (
 	"github.com/shoalfs/shoal/internal/pause"
 )
 
-// Recoding. Kept files are recoded in the background, at the pace of searches for seeds (searchPace) and at ordinary
-// priority: readers go first. --recode auto begins once a feed has decoded more of the dataset than was read as files:
-// such files are restored for each reader that wants them whole.
-//
-// The codec learns tables from some kept files, once for a dataset. The catalog has them, twice, before the first
-// record that needs them is written. If it loses both, those files are fetched again.
-//
-// Shards with recoded files bring their tables: such files are kept as they come.
-//
-// The nodes of a cluster take the tables of those that have some, so that recoded files travel as they are. One node
-// learns them, by rendezvous hashing; the others wait some rounds for it. Nodes that have learned different ones send
-// each other the files. A node asks for recoded files only while it would recode them itself.
+// Recoding (docs/recode.md) goes on in the background, at the pace of searches for seeds (searchPace) and at ordinary
+// priority: readers go first. The catalog has the tables, twice, before the first record that needs them is written. Of
+// the nodes of a cluster one learns them, by rendezvous hashing. A node asks the others for recoded files only while it
+// would recode them itself.
 
 // Coder is a codec that learns from files of a dataset. Safe for concurrent use.
 type Coder interface {

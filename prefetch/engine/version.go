@@ -17,10 +17,8 @@ import (
 // listing. Who lists holds a lock in etcd, which ends with its holder, and publishes what it found under the source's
 // name, once it serves that. The list itself is a file by an immutable name, which any node that has it sends.
 //
-// Listings have numbers, and only go forward: each node keeps in its catalog the number of the version that it has. An
-// etcd that was restored from an older copy has an older one; who has a newer version publishes that again, and nobody
-// goes back. If somebody has listed in between, neither listing is known to be the newer one: the source is listed
-// again.
+// Listings have numbers, and only go forward (docs/cluster.md): each node keeps the number of its version in its
+// catalog.
 
 // published is the version of a source that the nodes of a cluster read.
 type published struct {

@@ -118,13 +118,9 @@ func (g *Generator) shuffleWide(r []uint32) {
 }
 
 // LoaderSeeds returns the two seeds that a DataLoader(shuffle=True) without a generator of its own draws from torch's
-// default generator for its epoch-th iterator (from 0) after torch.manual_seed(seed): base, from which worker seeds
-// derive, and sampler, the seed of the RandomSampler, which is the S of torch-loader:seed=S. With persistent_workers,
-// base is drawn only once.
-//
-// It holds only as long as nothing else draws from the default generator between manual_seed and
-// that iterator's first batch: a model initialised after manual_seed, dropout on the CPU, or a
-// second DataLoader do. Epochs are known in advance only for trainers that draw nothing else.
+// default generator for its epoch-th iterator (from 0) after torch.manual_seed(seed), if nothing else draws from that
+// (see ManualSeed): base, from which worker seeds derive, and sampler, the seed of the RandomSampler, which is the S of
+// torch-loader:seed=S. With persistent_workers, base is drawn only once.
 func LoaderSeeds(seed uint64, epoch int, persistentWorkers bool) (base, sampler uint64) {
 	g := NewGenerator(seed)
 	for e := 0; e <= epoch; e++ {

@@ -25,27 +25,13 @@ var (
 	ErrNeedsFacts = errors.New("needs to know more of the dataset")
 )
 
-// Spec is a parsed order spec, a comparable value. The zero value is not a spec: use Parse.
-//
-//	torch:seed=S[,epoch=E][,world=W,rank=R][,drop_last=1]   DistributedSampler(shuffle=True)
-//	torch-loader:seed=S[,from=F][,persistent=1][,workers=1][,samples=N][,replacement=1][,epoch=E]
-//	                                                        DataLoader(shuffle=True)
-//	uniform:seed=S[,epoch=E][,world=W,rank=R]               our keyed permutation
-//	windowed:seed=S,window=N[,epoch=E][,world=W,rank=R]     shards in random order, N open at a time
-//	mixture:seed=S,weights=W[,samples=N][,epoch=E][,world=W,rank=R]
-//	                                                        sources in given proportions
-//	buckets:seed=S,batch=B[,count=K][,epoch=E][,world=W,rank=R]
-//	                                                        batches of samples of like length
-//	sequential[:epoch=E][,world=W,rank=R]                   0, 1, 2, …
-//	list:PATH[,epoch=E][,world=W,rank=R]                    as a file says
-//	plan, auto, none                                        no algorithm: see Computed
+// Spec is a parsed order spec, a comparable value: a name with keys (docs/orders.md), such as
+// torch:seed=1,epoch=3,world=8,rank=0-7. plan, auto and none name no algorithm: see Computed. The zero value is not a
+// spec: use Parse.
 //
 // rank is R or A-B (inclusive), for a mount that serves several ranks; with world above 1 it is required. epoch is
-// where a run starts. A seed is any integer that torch.manual_seed accepts, -2^63 to 2^64-1.
-//
-// The meaning of torch-loader's seed depends on from: see Loader. By default it is the seed that the loader's
-// RandomSampler draws, not the argument of torch.manual_seed. Every epoch draws another, so that spec gives epoch 0
-// only; with from=manual_seed, generator or stateful all epochs are known.
+// where a run starts. A seed is any integer that torch.manual_seed accepts, -2^63 to 2^64-1; that of torch-loader means
+// what from says: see Loader.
 type Spec struct {
 	name     string
 	seed     uint64
