@@ -129,7 +129,7 @@ func (d *Dataset) Facts() order.Facts { return d.v.facts() }
 // WriteOrder writes the samples of spec for its epoch, one a line, by number or by path.
 func (e *Engine) WriteOrder(w io.Writer, spec order.Spec, paths bool) error {
 	v := e.cur.Load()
-	o, err := v.orderOf(spec, spec.Epoch())
+	o, err := spec.Over(v.facts(), spec.Epoch())
 	if err != nil {
 		return err
 	}

@@ -397,9 +397,6 @@ func (e *Engine) remotes() []*remote {
 	return []*remote{&e.remote, &e.shards.remote}
 }
 
-// placesOf returns the limit of requests in flight to a version's store.
-func (e *Engine) placesOf(v *view) func() int { return e.remoteOf(v).limiter.Places }
-
 // enter adds the dataset to the host. If it is open already with the same settings, that engine gets one more user.
 func (h *Host) enter(ctx context.Context, e *Engine) (*Engine, error) {
 	for {

@@ -37,7 +37,7 @@ func (e *Engine) Forecast() Forecast {
 
 // Order returns the order of spec for an epoch, over file numbers.
 func (f Forecast) Order(spec order.Spec, epoch int) (order.Order, error) {
-	o, err := f.v.orderOf(spec, epoch)
+	o, err := spec.Over(f.v.facts(), epoch)
 	if err != nil {
 		return nil, err
 	}

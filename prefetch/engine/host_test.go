@@ -168,7 +168,7 @@ func TestShardsStandIn(t *testing.T) {
 	}
 	// An order over shards is refused for that reason, also by the next start, which looks again.
 	for range 2 {
-		if _, err := e.cur.Load().orderOf(spec(t, "windowed:seed=1,window=4"), 0); !errors.Is(err,
+		if _, err := spec(t, "windowed:seed=1,window=4").Over(e.cur.Load().facts(), 0); !errors.Is(err,
 			order.ErrNeedsShards) || !strings.Contains(err.Error(), "holds another version of the dataset") ||
 			!strings.Contains(err.Error(), set) {
 			t.Errorf("windowed: %v", err)

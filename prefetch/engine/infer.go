@@ -463,21 +463,18 @@ func (i *inference) text(w io.Writer) {
 			}
 			fmt.Fprintln(w)
 		}
-		for _, a := range ahead {
-			a.text(w)
+	} else {
+		f := said.finding
+		fmt.Fprintf(w, "order: %s (inferred: %s", f.Spec(), f.Source)
+		if f.Subset.Folder != "" {
+			fmt.Fprintf(w, "; of the files below %s", f.Subset.Folder)
 		}
-		return
+		if f.World > 1 {
+			fmt.Fprintf(w, "; rank %s of %d", order.Ranks{First: f.First, Last: f.Last}, f.World)
+		}
+		fmt.Fprintf(w, ")\n  known after %d reads and %.2f s, by a search of %s; %d reads gave %.0f bits of evidence\n",
+			said.reads, said.took.Seconds(), said.depth, f.Reads, f.Bits)
 	}
-	f := said.finding
-	fmt.Fprintf(w, "order: %s (inferred: %s", f.Spec(), f.Source)
-	if f.Subset.Folder != "" {
-		fmt.Fprintf(w, "; of the files below %s", f.Subset.Folder)
-	}
-	if f.World > 1 {
-		fmt.Fprintf(w, "; rank %s of %d", order.Ranks{First: f.First, Last: f.Last}, f.World)
-	}
-	fmt.Fprintf(w, ")\n  known after %d reads and %.2f s, by a search of %s; %d reads gave %.0f bits of evidence\n",
-		said.reads, said.took.Seconds(), said.depth, f.Reads, f.Bits)
 	for _, a := range ahead {
 		a.text(w)
 	}

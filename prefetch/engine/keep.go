@@ -152,11 +152,8 @@ func (k *keeping) admit() func(file, extent int) bool {
 // usualETag is the usual length of ETags of S3: an MD5 in hex and quotes, often with the number of parts.
 const usualETag = 38
 
-// keepRun is the run of a shard whose files are kept together or not at all: the size of a request.
-const keepRun = prefetch.GroupBytes
-
-// runOf returns keepRun, or a chunk, if the object has those.
-func runOf(o objstore.Object) int64 { return max(keepRun, shard.Run(o)) }
+// runOf returns the run of a shard whose files are kept together or not at all: a request, or a chunk, if it has those.
+func runOf(o objstore.Object) int64 { return max(prefetch.GroupBytes, shard.Run(o)) }
 
 // keepOf chooses files of about capacity bytes, with the sizes of size, spread evenly over every order, and adjacent
 // if they are in shards.

@@ -89,9 +89,10 @@ func (r *orders) close() {
 
 // options are the options of a mount's stream of a version.
 func (r *orders) options(name string, v *view, epochs func(epoch int) order.Order) run.Options {
+	limiter := r.engine.remoteOf(v).limiter
 	return run.Options{
-		Name: name, Volume: v.volume, Layout: v.layout, Samples: v.samples, Gate: &r.gate, Places: r.engine.placesOf(v),
-		Ease: r.engine.remoteOf(v).limiter.Ease, Grouped: func() bool { return r.engine.order().NeedsGroups() },
+		Name: name, Volume: v.volume, Layout: v.layout, Samples: v.samples, Gate: &r.gate, Places: limiter.Places,
+		Ease: limiter.Ease, Grouped: func() bool { return r.engine.order().NeedsGroups() },
 		Keep: v.keeping, Choose: true, Weight: 1, Epochs: epochs,
 		Has: func(file int) bool { return v.inPages(r.engine, file) },
 	}
@@ -113,11 +114,11 @@ func (r *orders) restart(spec order.Spec) error {
 			return fmt.Errorf("--order %s: %w",
 				spec, noSamples(r.engine.source.String(), r.engine.cfg.Samples, v.manifest))
 		}
-		if _, err := v.orderOf(spec, spec.Epoch()); err != nil {
+		if _, err := spec.Over(v.facts(), spec.Epoch()); err != nil {
 			return fmt.Errorf("--%w", err) // it begins with the order: the spec was checked before
 		}
 		o := r.options("mount", v, func(epoch int) order.Order {
-			o, err := v.orderOf(spec, epoch)
+			o, err := spec.Over(v.facts(), epoch)
 			if err != nil {
 				return nil // an epoch that this order does not know
 			}
@@ -135,18 +136,12 @@ func (r *orders) restart(spec order.Spec) error {
 	r.mu.Lock()
 	old := r.streams
 	r.streams = streams
-	texts := map[string][]byte{}
-	for name, p := range r.plans {
-		texts[name] = p.text
-	}
 	r.mu.Unlock()
 	for _, s := range old {
 		s.Close()
 	}
-	for name, text := range texts { // plans contain paths, so they are parsed again against the new version
-		if text == nil {
-			continue
-		}
+	for _, name := range r.engine.Plans() { // they contain paths, so they are parsed again against the new version
+		text, _ := r.engine.Get("plans/" + name)
 		if err := r.put(name, text); err != nil {
 			r.engine.log.Warn("a plan does not fit the new version of the dataset", "plan", name, "cause", err)
 		}
@@ -332,15 +327,8 @@ func (r *orders) remove(name string) error {
 }
 
 // inForce returns how many plans are in force, except one.
-func (r *orders) inForce(name string) (n int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for other, p := range r.plans {
-		if other != name && p.text != nil {
-			n++
-		}
-	}
-	return n
+func (r *orders) inForce(name string) int {
+	return len(slices.DeleteFunc(r.engine.Plans(), func(other string) bool { return other == name }))
 }
 
 // watch checks the plans now and then until ctx ends.

@@ -83,7 +83,8 @@ func (r *Recording) header() trace.Header {
 	h := trace.Header{
 		Version: trace.Version, Started: r.began.UTC(), Source: e.source.String(), Dataset: v.manifest.Version(),
 		Files: v.manifest.Len(), Samples: v.samples.Len(), Bytes: v.manifest.Bytes(), Packed: v.layout != nil,
-		Order: e.order().String(), Memory: e.cache.Ledger().Limit(), CacheBytes: disk, Connections: e.placesOf(v)(),
+		Order: e.order().String(), Memory: e.cache.Ledger().Limit(), CacheBytes: disk,
+		Connections: e.remoteOf(v).limiter.Places(),
 	}
 	for _, t := range v.samples.Trees() {
 		h.Trees = append(h.Trees, trace.Tree(t))

@@ -183,7 +183,7 @@ func (e *Engine) Stats() Stats {
 	s.Delivered, s.PerSecond = e.counted.goodput.rate(time.Now())
 	s.Cost = e.Cost()
 	s.Audit.Written, s.Audit.Lost = e.host.audit.Counts()
-	s.Connections = e.placesOf(v)()
+	s.Connections = e.remoteOf(v).limiter.Places()
 	if e.near != nil {
 		s.Near = new(e.near.Stats())
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/cache/segment"
+	"github.com/shoalfs/shoal/prefetch"
 )
 
 // A file's units depend on its path alone, so a new listing moves none.
@@ -86,7 +87,7 @@ func TestUnitsOfShards(t *testing.T) {
 	for i := range d.Len() {
 		shard, off := l.Locate(d.v.samples.File(i))
 		for extent := range 2 {
-			run := fmt.Sprintf("%s %d", shard.Key, off/keepRun+int64(extent))
+			run := fmt.Sprintf("%s %d", shard.Key, off/prefetch.GroupBytes+int64(extent))
 			unit := of(d.v.samples.File(i), extent)
 			if known, ok := runs[run]; ok && known != unit {
 				t.Errorf("%s has units %x and %x", run, known, unit)

@@ -495,11 +495,7 @@ func (g *shardGroups) Len() int         { return len(g.first) - 1 }
 func (g *shardGroups) Size(i int) int   { return g.first[i+1] - g.first[i] }
 func (g *shardGroups) At(i, at int) int { return int(g.samples[g.first[i]+at]) }
 
-// orderOf returns the order of spec for an epoch of the version, over sample numbers.
-func (v *view) orderOf(spec order.Spec, epoch int) (order.Order, error) {
-	return spec.Over(v.facts(), epoch)
-}
-
+// facts are what orders over sample numbers depend on.
 func (v *view) facts() order.Facts {
 	return order.Facts{
 		Samples: v.samples.Len(), Shards: v.groups, Unpacked: v.unpacked, List: v.list,

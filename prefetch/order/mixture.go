@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/big"
 	"path"
 	"slices"
 	"sort"
@@ -65,17 +66,17 @@ func parseWeights(text string) (weights, error) {
 		return nil, fmt.Errorf("weights: %d sources, but the maximum is %d: let a glob match several classes",
 			len(w), maxSources)
 	}
-	factor, sum := int64(0), int64(0)
+	factor, sum := new(big.Int), int64(0)
 	for _, m := range micro {
-		factor = gcd(factor, m)
+		factor.GCD(nil, nil, factor, big.NewInt(m))
 		sum += m
 	}
-	if sum/factor > maxPeriod {
+	if sum /= factor.Int64(); sum > maxPeriod {
 		return nil, fmt.Errorf("weights=%q: as whole numbers they add up to %d, but the maximum is %d: round them",
-			text, sum/factor, maxPeriod)
+			text, sum, maxPeriod)
 	}
 	for i := range w {
-		w[i].weight = int(micro[i] / factor)
+		w[i].weight = int(micro[i] / factor.Int64())
 	}
 	return w, nil
 }
@@ -93,13 +94,6 @@ func parseMicro(text string) (int64, error) {
 		return 0, bad
 	}
 	return int64(v), nil
-}
-
-func gcd(a, b int64) int64 {
-	for b != 0 {
-		a, b = b, a%b
-	}
-	return a
 }
 
 // String returns the canonical text, with whole weights.

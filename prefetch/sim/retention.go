@@ -49,10 +49,7 @@ func (k *keepSet) landed(sample int, e uint32) bool {
 	return k.owns(sample)
 }
 
-// keepRun is the run of a shard whose files are kept together or not at all, as in package engine.
-const keepRun = prefetch.GroupBytes
-
-// key returns the key of a sample in the choice of the kept set.
+// key returns the key of a sample in the choice of the kept set, as package engine does.
 func (s *simulation) key() func(sample int) uint64 {
 	switch {
 	case s.Key != nil:
@@ -60,7 +57,7 @@ func (s *simulation) key() func(sample int) uint64 {
 	case s.Places != nil:
 		return func(f int) uint64 {
 			object, off, _ := s.Places.Extent(s.Places.Rank(f))
-			return uint64(object)<<32 | uint64(off/keepRun)
+			return uint64(object)<<32 | uint64(off/prefetch.GroupBytes)
 		}
 	}
 	return func(f int) uint64 { return uint64(f) }

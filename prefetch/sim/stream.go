@@ -53,9 +53,9 @@ func (r *reader) mark(pos int) {
 func (st *stream) init(s *simulation) {
 	st.s, st.Sizes = s, s.Sizes
 	st.mean = max(s.volume.total/int64(s.Samples), 1)
-	o := prefetch.WalkOptions{Source: st, Gate: &st.gate, Connections: func() int {
-		return s.Connections
-	}, Ease: func() int { return s.Connections }, Weight: 1, Layout: s.Places}
+	connections := func() int { return s.Connections }
+	o := prefetch.WalkOptions{Source: st, Gate: &st.gate, Connections: connections, Ease: connections, Weight: 1,
+		Layout: s.Places}
 	if s.Places != nil {
 		st.bulk = s.Bulk && s.CacheBytes >= s.volume.total
 		o.Horizon = prefetch.NewHorizon(s.Memory*7/8, st.mean)
@@ -172,17 +172,10 @@ func (st *stream) opened(pos int) {
 }
 
 func (st *stream) Claim(sample, x int) bool { return st.s.volume.claim(sample, x) }
-
 func (st *stream) Room() (room, free int64) { return st.s.volume.room() }
-
-func (st *stream) Ahead() int { return prefetch.Reach(st.Rate(), 0, st.Share(), st.mean) }
-
-func (st *stream) Rate() float64 { return float64(st.read) / max(st.s.now, prefetch.AheadFor) }
-
-func (st *stream) Has(int) bool { return false }
-
-func (st *stream) Load() float64 { return float64(st.s.volume.used) }
-
-func (st *stream) Share() int { return int(st.s.Memory * 7 / 8 / (st.mean + 1)) }
-
-func (st *stream) Bulk() bool { return st.bulk }
+func (st *stream) Ahead() int               { return prefetch.Reach(st.Rate(), 0, st.Share(), st.mean) }
+func (st *stream) Rate() float64            { return float64(st.read) / max(st.s.now, prefetch.AheadFor) }
+func (st *stream) Has(int) bool             { return false }
+func (st *stream) Load() float64            { return float64(st.s.volume.used) }
+func (st *stream) Share() int               { return int(st.s.Memory * 7 / 8 / (st.mean + 1)) }
+func (st *stream) Bulk() bool               { return st.bulk }
