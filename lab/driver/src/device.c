@@ -102,33 +102,30 @@ API CUresult cuDevicePrimaryCtxRetain(CUcontext *c, CUdevice device) {
 	ENTER(INIT);
 	if (device < 0 || device >= devices())
 		return CUDA_ERROR_INVALID_DEVICE;
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	if (primaries[device] == NULL) {
 		primaries[device] = calloc(1, sizeof(context));
 		primaries[device]->device = device;
 	}
 	*c = primaries[device];
 	(*c)->retained++;
-	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
 }
 
 API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
 	ENTER(INIT);
-	pthread_mutex_lock(&lock);
-	bool held = device >= 0 && device < MAX_DEVICES && primaries[device] != NULL && primaries[device]->retained > 0;
-	if (held)
+	LOCKED;
+	bool used = device >= 0 && device < MAX_DEVICES && primaries[device] != NULL && primaries[device]->retained > 0;
+	if (used)
 		primaries[device]->retained--;
-	pthread_mutex_unlock(&lock);
-	return held ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+	return used ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 
 API CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active) {
 	ENTER(INIT);
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	*flags = 0;
 	*active = device >= 0 && device < MAX_DEVICES && primaries[device] != NULL && primaries[device]->retained > 0;
-	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
 }
 

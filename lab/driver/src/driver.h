@@ -15,6 +15,12 @@
 extern pthread_mutex_t lock;
 extern pthread_cond_t changed;
 
+// LOCKED holds the lock until the block ends.
+static inline void unlock(pthread_mutex_t **held) { pthread_mutex_unlock(*held); }
+#define LOCKED                                                                                                         \
+	pthread_mutex_t *held __attribute__((cleanup(unlock))) = &lock;                                                    \
+	pthread_mutex_lock(held)
+
 // script.c
 
 // Every call begins with ENTER: it fails as the script wants, before cuInit, without a context where it needs one,

@@ -48,10 +48,9 @@ void event_wait(event_state *s, uint64_t record) {
 		clock_gettime(CLOCK_REALTIME, &t);
 		t.tv_nsec += 200000;
 		t.tv_sec += t.tv_nsec / 1000000000, t.tv_nsec %= 1000000000;
-		pthread_mutex_lock(&lock);
+		LOCKED;
 		if (!event_is_done(s, record))
 			pthread_cond_timedwait(&changed, &lock, &t);
-		pthread_mutex_unlock(&lock);
 	}
 }
 
@@ -59,15 +58,13 @@ static CUresult enqueue_event(CUevent e, CUstream handle, bool record) {
 	STREAM(s, handle);
 	if (e == NULL || e->context->device != s->context->device)
 		return CUDA_ERROR_INVALID_HANDLE;
-	pthread_mutex_lock(&lock);
-	if (s->capture != NULL || (!record && e->capture != NULL)) {
-		CUresult result = record ? capture_record(s, e) : capture_wait(s, e);
-		pthread_mutex_unlock(&lock);
-		return result;
+	{
+		LOCKED;
+		if (s->capture != NULL || (!record && e->capture != NULL))
+			return record ? capture_record(s, e) : capture_wait(s, e);
+		if (record)
+			e->capture = NULL;
 	}
-	if (record)
-		e->capture = NULL;
-	pthread_mutex_unlock(&lock);
 	op *o = calloc(1, sizeof *o);
 	o->kind = record ? RECORD : WAIT;
 	o->event = e->state;

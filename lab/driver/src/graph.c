@@ -33,7 +33,7 @@ API CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
 
 bool capture_forbids(void) {
 	bool forbidden = false;
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	for (stream *s = streams; s != NULL && thread_mode != RELAXED; s = s->next) {
 		graph *g = s->capture;
 		if (g == NULL || g->origin != s || g->mode == RELAXED)
@@ -41,7 +41,6 @@ bool capture_forbids(void) {
 		if (pthread_equal(g->thread, pthread_self()) || (g->mode == GLOBAL && thread_mode == GLOBAL))
 			forbidden = g->invalid = true;
 	}
-	pthread_mutex_unlock(&lock);
 	return forbidden;
 }
 
@@ -90,21 +89,19 @@ API CUresult cuStreamBeginCapture_v2(CUstream handle, int mode) {
 		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 	if (mode < GLOBAL || mode > RELAXED || s->capture != NULL)
 		return CUDA_ERROR_INVALID_VALUE;
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	s->capture = calloc(1, sizeof(graph));
 	s->capture->origin = s, s->capture->id = ++graph_ids, s->joined = true;
 	s->capture->mode = mode, s->capture->thread = pthread_self();
-	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
 }
 
 // blocking_capture tells whether a stream captures that the default stream waits for.
 static bool blocking_capture(context *c) {
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	stream *s = streams;
 	while (s != NULL && (s->context != c || s->capture == NULL || (s->flags & STREAM_NON_BLOCKING) != 0))
 		s = s->next;
-	pthread_mutex_unlock(&lock);
 	return s != NULL;
 }
 
@@ -135,13 +132,12 @@ API CUresult cuStreamEndCapture(CUstream handle, CUgraph *to) {
 		return CUDA_ERROR_INVALID_VALUE;
 	graph *g = s->capture;
 	bool unjoined = false;
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	for (stream *other = streams; other != NULL; other = other->next)
 		if (other->capture == g) {
 			unjoined = unjoined || (other != s && !other->joined);
 			other->capture = NULL;
 		}
-	pthread_mutex_unlock(&lock);
 	*to = NULL;
 	if (g->invalid || unjoined) {
 		CUresult result = g->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_ERROR_STREAM_CAPTURE_UNJOINED;

@@ -25,10 +25,9 @@ range *range_add(uint64_t base, uint64_t size, char *alias, memory_kind kind) {
 	range *r = calloc(1, sizeof *r);
 	r->base = base, r->size = size, r->alias = alias, r->kind = kind, r->live = true;
 	r->access = kind == MAPPED_MEMORY ? 0 : 3;
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	r->next = ranges;
 	ranges = r;
-	pthread_mutex_unlock(&lock);
 	return r;
 }
 
@@ -62,42 +61,36 @@ static void where(uint64_t address, char *text, size_t size) {
 }
 
 char *reach(uint64_t address, uint64_t size, int access, const char *who) {
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	range *r = range_at(address);
-	char *bytes = NULL, text[256];
 	// Whole words may be read at the end of memory whose length is none of theirs.
 	if (r != NULL && size <= up(r->size, 4) - (address - r->base) && (r->access & access) == access)
-		bytes = r->alias + (address - r->base);
-	else
-		where(address, text, sizeof text);
-	pthread_mutex_unlock(&lock);
-	if (bytes == NULL)
-		fatal(CUDA_ERROR_ILLEGAL_ADDRESS, "%s %s %llu bytes at %#llx: %s", who, access & 2 ? "writes" : "reads",
-		      (unsigned long long)size, (unsigned long long)address, text);
-	return bytes;
+		return r->alias + (address - r->base);
+	char text[256];
+	where(address, text, sizeof text);
+	fatal(CUDA_ERROR_ILLEGAL_ADDRESS, "%s %s %llu bytes at %#llx: %s", who, access & 2 ? "writes" : "reads",
+	      (unsigned long long)size, (unsigned long long)address, text);
+	return NULL;
 }
 
 bool reserve_memory(uint64_t bytes) {
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	bool fits = taken + bytes <= (uint64_t)setting("memory", 8LL << 30);
 	if (fits)
 		taken += bytes;
-	pthread_mutex_unlock(&lock);
 	return fits;
 }
 
 void return_memory(uint64_t bytes) {
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	taken -= bytes;
-	pthread_mutex_unlock(&lock);
 }
 
 API CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
 	ENTER(CONTEXT);
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	*total = (size_t)setting("memory", 8LL << 30);
 	*free_bytes = *total - taken;
-	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
 }
 
@@ -124,21 +117,17 @@ API CUresult cuMemFree_v2(CUdeviceptr address) {
 	ENTER(UNSAFE);
 	if (address == 0)
 		return CUDA_SUCCESS;
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	range *r = range_at(address);
-	if (r == NULL || r->base != address || r->kind != DEVICE_MEMORY) {
-		pthread_mutex_unlock(&lock);
+	if (r == NULL || r->base != address || r->kind != DEVICE_MEMORY)
 		return CUDA_ERROR_INVALID_VALUE;
-	}
-	bool used = in_use("cuMemFree", r);
-	if (!used) {
-		r->live = false;
-		munmap((void *)r->base, up(r->size, 4096));
-		munmap(r->alias, up(r->size, 4096));
-		taken -= up(r->size, 4096);
-	}
-	pthread_mutex_unlock(&lock);
-	return used ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
+	if (in_use("cuMemFree", r))
+		return CUDA_ERROR_ILLEGAL_ADDRESS;
+	r->live = false;
+	munmap((void *)r->base, up(r->size, 4096));
+	munmap(r->alias, up(r->size, 4096));
+	taken -= up(r->size, 4096);
+	return CUDA_SUCCESS;
 }
 
 static bool mapped(const char *p, size_t size) {
@@ -156,13 +145,12 @@ API CUresult cuMemHostRegister_v2(void *p, size_t size, unsigned flags) {
 	if (p == NULL || size == 0 || !mapped(p, size))
 		return CUDA_ERROR_INVALID_VALUE;
 	uint64_t base = (uint64_t)p;
-	pthread_mutex_lock(&lock);
-	for (range *r = ranges; r != NULL; r = r->next)
-		if (r->live && base < r->base + r->size && r->base < base + size) {
-			pthread_mutex_unlock(&lock);
-			return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-		}
-	pthread_mutex_unlock(&lock);
+	{
+		LOCKED;
+		for (range *r = ranges; r != NULL; r = r->next)
+			if (r->live && base < r->base + r->size && r->base < base + size)
+				return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+	}
 	(void)flags;
 	range_add(base, size, p, HOST_MEMORY);
 	return CUDA_SUCCESS;
@@ -170,17 +158,14 @@ API CUresult cuMemHostRegister_v2(void *p, size_t size, unsigned flags) {
 
 API CUresult cuMemHostUnregister(void *p) {
 	ENTER(UNSAFE);
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	range *r = range_at((uint64_t)p);
-	if (r == NULL || r->base != (uint64_t)p || r->kind != HOST_MEMORY || r->allocated) {
-		pthread_mutex_unlock(&lock);
+	if (r == NULL || r->base != (uint64_t)p || r->kind != HOST_MEMORY || r->allocated)
 		return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-	}
-	bool used = in_use("cuMemHostUnregister", r);
-	if (!used)
-		r->live = false;
-	pthread_mutex_unlock(&lock);
-	return used ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
+	if (in_use("cuMemHostUnregister", r))
+		return CUDA_ERROR_ILLEGAL_ADDRESS;
+	r->live = false;
+	return CUDA_SUCCESS;
 }
 
 API CUresult cuMemHostAlloc(void **p, size_t size, unsigned flags) {

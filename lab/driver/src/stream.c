@@ -121,19 +121,17 @@ static stream *new_stream(context *c, unsigned flags) {
 }
 
 stream *stream_of(CUstream handle) {
-	pthread_mutex_lock(&lock);
-	stream *found = NULL;
+	LOCKED;
 	if ((uintptr_t)handle <= 2) { // the default stream, by its three names
 		context *c = current();
 		if (c->standard == NULL)
 			c->standard = new_stream(c, 0);
-		found = c->standard;
-	} else
-		for (stream *s = streams; s != NULL && found == NULL; s = s->next)
-			if (s == handle && !s->destroyed)
-				found = s;
-	pthread_mutex_unlock(&lock);
-	return found;
+		return c->standard;
+	}
+	for (stream *s = streams; s != NULL; s = s->next)
+		if (s == handle && !s->destroyed)
+			return s;
+	return NULL;
 }
 
 static void depend(op *o, stream *on) {
@@ -152,12 +150,9 @@ static void use(op *o, uint64_t address) {
 }
 
 CUresult enqueue(stream *s, op *o) {
-	pthread_mutex_lock(&lock);
-	if (s->capture != NULL) {
-		CUresult result = capture(s, o);
-		pthread_mutex_unlock(&lock);
-		return result;
-	}
+	LOCKED;
+	if (s->capture != NULL)
+		return capture(s, o);
 	// What the default stream is known for: it waits for all streams of its context, and they for it, except those
 	// that were made not to.
 	if (s == s->context->standard) {
@@ -184,16 +179,14 @@ CUresult enqueue(stream *s, op *o) {
 		s->head = o;
 	s->tail = o;
 	pthread_cond_broadcast(&changed);
-	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
 }
 
 // drain waits until all that is in the stream now is done.
 static CUresult drain(stream *s) {
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	for (uint64_t until = s->queued; s->done < until;)
 		pthread_cond_wait(&changed, &lock);
-	pthread_mutex_unlock(&lock);
 	return (CUresult)atomic_load(&lost);
 }
 
@@ -207,9 +200,8 @@ API CUresult cuStreamCreate(CUstream *handle, unsigned flags) {
 	ENTER(CONTEXT);
 	if ((flags & ~1u) != 0)
 		return CUDA_ERROR_INVALID_VALUE;
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	*handle = new_stream(current(), flags);
-	pthread_mutex_unlock(&lock);
 	return *handle == NULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
@@ -234,10 +226,8 @@ API CUresult cuStreamQuery(CUstream handle) {
 	STREAM(s, handle);
 	if (s->capture != NULL)
 		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-	pthread_mutex_lock(&lock);
-	bool idle = s->done == s->queued;
-	pthread_mutex_unlock(&lock);
-	return idle ? (CUresult)atomic_load(&lost) : CUDA_ERROR_NOT_READY;
+	LOCKED;
+	return s->done == s->queued ? (CUresult)atomic_load(&lost) : CUDA_ERROR_NOT_READY;
 }
 
 API CUresult cuCtxSynchronize(void) {
@@ -253,11 +243,9 @@ API CUresult cuCtxSynchronize(void) {
 
 // locked tells whether host memory is page-locked.
 static bool locked(uint64_t address, size_t bytes) {
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	range *r = range_at(address);
-	bool all = r != NULL && r->kind == HOST_MEMORY && address + bytes <= r->base + r->size;
-	pthread_mutex_unlock(&lock);
-	return all;
+	return r != NULL && r->kind == HOST_MEMORY && address + bytes <= r->base + r->size;
 }
 
 // copy queues a copy. Host memory that is not page-locked is read and written before it returns, as hardware has to do
@@ -286,9 +274,8 @@ static CUresult copy(const char *name, uint64_t dst, uint64_t src, size_t bytes,
 	if (result == CUDA_SUCCESS && (!async || temporary != NULL))
 		result = drain(s);
 	if (temporary != NULL) {
-		pthread_mutex_lock(&lock);
+		LOCKED;
 		temporary->live = false;
-		pthread_mutex_unlock(&lock);
 	}
 	return result;
 }

@@ -53,10 +53,9 @@ API CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t align
 	reservation *r = calloc(1, sizeof *r);
 	r->base = ((uint64_t)p + alignment - 1) / alignment * alignment, r->size = size;
 	r->whole = p, r->whole_size = whole;
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	r->next = reservations;
 	reservations = r;
-	pthread_mutex_unlock(&lock);
 	*address = r->base;
 	return CUDA_SUCCESS;
 }
@@ -71,27 +70,25 @@ static bool occupied(uint64_t address, size_t size) {
 
 API CUresult cuMemAddressFree(CUdeviceptr address, size_t size) {
 	ENTER(CONTEXT);
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	reservation **at = &reservations;
 	while (*at != NULL && ((*at)->base != address || (*at)->size != size))
 		at = &(*at)->next;
 	reservation *r = *at;
-	bool ok = r != NULL && !occupied(address, size);
-	if (ok) {
-		*at = r->next;
-		munmap(r->whole, r->whole_size);
-		free(r);
-	}
-	pthread_mutex_unlock(&lock);
-	return ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	if (r == NULL || occupied(address, size))
+		return CUDA_ERROR_INVALID_VALUE;
+	*at = r->next;
+	munmap(r->whole, r->whole_size);
+	free(r);
+	return CUDA_SUCCESS;
 }
 
 static void drop(allocation *a) {
-	pthread_mutex_lock(&lock);
-	bool last = --a->references == 0;
-	pthread_mutex_unlock(&lock);
-	if (!last)
-		return;
+	{
+		LOCKED;
+		if (--a->references > 0)
+			return;
+	}
 	close(a->fd);
 	if (!a->imported)
 		return_memory(a->size);
@@ -144,10 +141,9 @@ API CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGene
 	if (alias == MAP_FAILED)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	range *r = range_add(address, size, alias, MAPPED_MEMORY);
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	r->allocation = a;
 	a->references++;
-	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
 }
 
@@ -161,19 +157,15 @@ API CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessD
 	ENTER(UNSAFE);
 	if (count != 1 || desc->location.type != 1 || (desc->flags & ~3) != 0)
 		return CUDA_ERROR_INVALID_VALUE;
-	CUresult result = CUDA_SUCCESS;
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	for (uint64_t at = address; at < address + size;) {
 		range *r = mapping(at, address + size);
-		if (r == NULL) {
-			result = CUDA_ERROR_INVALID_VALUE;
-			break;
-		}
+		if (r == NULL)
+			return CUDA_ERROR_INVALID_VALUE;
 		r->access = desc->flags;
 		at += r->size;
 	}
-	pthread_mutex_unlock(&lock);
-	return result;
+	return CUDA_SUCCESS;
 }
 
 API CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
