@@ -27,8 +27,7 @@ type disk struct {
 	counters Stats
 
 	// mu makes "is there room, write, what did it take" one step. Held only under a capacity.
-	mu   sync.Mutex
-	used int64
+	mu sync.Mutex
 }
 
 // mountDisk mounts the folder backing at mountpoint.
@@ -71,9 +70,7 @@ func (d *disk) set(s Settings) error {
 		if err != nil {
 			return fmt.Errorf("faultdisk: %w", err)
 		}
-		d.mu.Lock()
-		d.used = used
-		d.mu.Unlock()
+		d.count(func(s *Stats) { s.Used = used })
 	}
 	close(d.cur.Swap(&settings{s, make(chan struct{})}).ended)
 	return nil
@@ -81,12 +78,8 @@ func (d *disk) set(s Settings) error {
 
 func (d *disk) stats() Stats {
 	d.countMu.Lock()
-	s := d.counters
-	d.countMu.Unlock()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	s.Used = d.used
-	return s
+	defer d.countMu.Unlock()
+	return d.counters
 }
 
 // count changes the counters.
@@ -134,22 +127,24 @@ again:
 	return 0
 }
 
-// grow runs an operation that may take up to n bytes more of the backing file name, if there is room
-// for them.
-func (d *disk) grow(name string, n int64, run func() syscall.Errno) syscall.Errno {
+// grow lets an operation through that may take up to n bytes more of the backing file name, if there is room for them.
+func (d *disk) grow(op Op, name string, n int64, run func() syscall.Errno) syscall.Errno {
+	if errno := d.pass(op, name); errno != 0 {
+		return errno
+	}
 	capacity := d.cur.Load().Capacity
 	if capacity == 0 {
 		return run()
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if n > 0 && d.used+n > capacity {
+	if n > 0 && d.stats().Used+n > capacity {
 		d.count(func(s *Stats) { s.Failed++ })
 		return syscall.ENOSPC
 	}
 	before := d.blocksOf(name)
 	errno := run()
-	d.used += d.blocksOf(name) - before
+	d.count(func(s *Stats) { s.Used += d.blocksOf(name) - before })
 	return errno
 }
 
@@ -236,12 +231,9 @@ func (n *node) Statfs(ctx context.Context, out *fuse.StatfsOut) syscall.Errno {
 	}
 	errno := n.LoopbackNode.Statfs(ctx, out)
 	if capacity := n.disk.cur.Load().Capacity; errno == 0 && capacity > 0 && out.Bsize > 0 {
-		n.disk.mu.Lock()
-		used := n.disk.used
-		n.disk.mu.Unlock()
 		size := uint64(out.Bsize)
 		out.Blocks = uint64(capacity) / size
-		out.Bfree = uint64(max(capacity-used, 0)) / size
+		out.Bfree = uint64(max(capacity-n.disk.stats().Used, 0)) / size
 		out.Bavail = out.Bfree
 	}
 	return errno
@@ -252,69 +244,50 @@ func (n *node) Setattr(ctx context.Context, f fusefs.FileHandle, in *fuse.SetAtt
 	if _, ok := in.GetSize(); ok {
 		op = Make
 	}
-	name := n.name()
-	if errno := n.disk.pass(op, name); errno != 0 {
-		return errno
-	}
-	return n.disk.grow(name, 0, func() syscall.Errno { return n.LoopbackNode.Setattr(ctx, f, in, out) })
+	return n.disk.grow(op, n.name(), 0, func() syscall.Errno { return n.LoopbackNode.Setattr(ctx, f, in, out) })
 }
 
 func (n *node) Create(ctx context.Context, name string, flags, mode uint32, out *fuse.EntryOut) (
 	child *fusefs.Inode, f fusefs.FileHandle, fuseFlags uint32, errno syscall.Errno) {
-	if errno := n.made(name); errno != 0 {
-		return nil, nil, 0, errno
-	}
-	child, f, fuseFlags, errno = n.LoopbackNode.Create(ctx, name, flags, mode, out)
+	p := n.child(name)
+	errno = n.disk.grow(Make, p, 1, func() (errno syscall.Errno) { // a full disk has no room for a name
+		child, f, fuseFlags, errno = n.LoopbackNode.Create(ctx, name, flags, mode, out)
+		return errno
+	})
 	if errno == 0 {
-		p := n.child(name)
 		child.Operations().(*node).last.Store(&p)
 	}
 	return child, wrapped(f), fuseFlags, errno
 }
 
-// made passes an operation that makes a name. A full disk has no room for one.
-func (n *node) made(name string) syscall.Errno {
-	if errno := n.disk.pass(Make, n.child(name)); errno != 0 {
+func (n *node) Mkdir(ctx context.Context, name string, mode uint32, out *fuse.EntryOut) (
+	child *fusefs.Inode, errno syscall.Errno) {
+	errno = n.disk.grow(Make, n.child(name), 1, func() (errno syscall.Errno) {
+		child, errno = n.LoopbackNode.Mkdir(ctx, name, mode, out)
 		return errno
-	}
-	return n.disk.grow(n.child(name), 1, func() syscall.Errno { return 0 })
-}
-
-func (n *node) Mkdir(ctx context.Context, name string, mode uint32, out *fuse.EntryOut) (*fusefs.Inode, syscall.Errno) {
-	if errno := n.made(name); errno != 0 {
-		return nil, errno
-	}
-	return n.LoopbackNode.Mkdir(ctx, name, mode, out)
+	})
+	return child, errno
 }
 
 func (n *node) Unlink(ctx context.Context, name string) syscall.Errno {
-	if errno := n.disk.pass(Make, n.child(name)); errno != 0 {
-		return errno
-	}
-	return n.disk.grow(n.child(name), 0, func() syscall.Errno { return n.LoopbackNode.Unlink(ctx, name) })
+	return n.disk.grow(Make, n.child(name), 0, func() syscall.Errno { return n.LoopbackNode.Unlink(ctx, name) })
 }
 
 func (n *node) Rmdir(ctx context.Context, name string) syscall.Errno {
-	if errno := n.disk.pass(Make, n.child(name)); errno != 0 {
-		return errno
-	}
-	return n.LoopbackNode.Rmdir(ctx, name)
+	return n.disk.grow(Make, n.child(name), 0, func() syscall.Errno { return n.LoopbackNode.Rmdir(ctx, name) })
 }
 
 func (n *node) Rename(ctx context.Context, name string, to fusefs.InodeEmbedder, newName string,
 	flags uint32) syscall.Errno {
-	target := to.(*node)
-	for _, p := range []string{n.child(name), target.child(newName)} {
-		if errno := n.disk.pass(Make, p); errno != 0 {
-			return errno
-		}
+	if errno := n.disk.pass(Make, n.child(name)); errno != 0 {
+		return errno
 	}
 	// What the name stood for before gives its blocks back.
 	moved := n.disk.blocksOf(n.child(name))
-	return n.disk.grow(target.child(newName), 0, func() syscall.Errno {
+	return n.disk.grow(Make, to.(*node).child(newName), 0, func() syscall.Errno {
 		errno := n.LoopbackNode.Rename(ctx, name, to, newName, flags)
 		if errno == 0 && n.disk.cur.Load().Capacity > 0 {
-			n.disk.used -= moved // counted at the old name already
+			n.disk.count(func(s *Stats) { s.Used -= moved }) // counted at the old name already
 		}
 		return errno
 	})
@@ -344,11 +317,7 @@ func (n *node) Writev(ctx context.Context, f fusefs.FileHandle, data [][]byte,
 }
 
 func (n *node) write(size int64, run func() (uint32, syscall.Errno)) (written uint32, errno syscall.Errno) {
-	name := n.name()
-	if errno := n.disk.pass(Write, name); errno != 0 {
-		return 0, errno
-	}
-	errno = n.disk.grow(name, size, func() (errno syscall.Errno) {
+	errno = n.disk.grow(Write, n.name(), size, func() (errno syscall.Errno) {
 		written, errno = run()
 		return errno
 	})
@@ -356,15 +325,11 @@ func (n *node) write(size int64, run func() (uint32, syscall.Errno)) (written ui
 }
 
 func (n *node) Allocate(ctx context.Context, f fusefs.FileHandle, off, size uint64, mode uint32) syscall.Errno {
-	name := n.name()
-	if errno := n.disk.pass(Write, name); errno != 0 {
-		return errno
-	}
 	need := int64(size)
 	if mode&unix.FALLOC_FL_PUNCH_HOLE != 0 {
 		need = 0
 	}
-	return n.disk.grow(name, need, func() syscall.Errno {
+	return n.disk.grow(Write, n.name(), need, func() syscall.Errno {
 		return f.(fusefs.FileAllocater).Allocate(ctx, off, size, mode)
 	})
 }

@@ -170,6 +170,10 @@ func TestFillsUp(t *testing.T) {
 	if n := fill("h"); n < 14 {
 		t.Errorf("%d blocks after a removal", n)
 	}
+	one, two := filepath.Join(d.Dir, "one"), filepath.Join(d.Dir, "two") // folders have blocks, too
+	if err := errors.Join(os.Mkdir(one, 0o755), os.Mkdir(two, 0o755), os.Remove(two)); err != nil {
+		t.Fatal(err)
+	}
 	s, err := d.Stats(t.Context())
 	used, e := blocks(backing)
 	if err != nil || e != nil || s.Used != used {
