@@ -38,11 +38,12 @@ func Missing() string {
 			return fmt.Sprintf("%s is not there: apt-get install %s", tool, pkg)
 		}
 	}
-	// A container may be root and yet not allowed to.
-	if err := run("ip", "netns", "add", prefix+"probe"); err != nil && !strings.Contains(err.Error(), "exists") {
+	// A container may be root and yet not allowed to. Others look at the same time: each has a name of its own.
+	probe := fmt.Sprintf("%s%d.%d", prefix, os.Getpid(), made.Add(1)-1)
+	if err := run("ip", "netns", "add", probe); err != nil {
 		return "network namespaces cannot be made: " + err.Error()
 	}
-	_ = run("ip", "netns", "del", prefix+"probe")
+	_ = run("ip", "netns", "del", probe)
 	return ""
 }
 

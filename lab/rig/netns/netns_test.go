@@ -90,14 +90,17 @@ func send(t *testing.T, n *Node) {
 	t.Cleanup(func() { p.Stop(time.Second) })
 }
 
+// Seconds to wait for what must come, and for what must not.
+const must, mustNot = "60", "2"
+
 // fetch reads what the server in n sends, from another node or the host.
-func fetch(ctx context.Context, from, n *Node) (int, error) {
-	const script = `import socket,sys; s=socket.create_connection((sys.argv[1],7000),2); n=0
+func fetch(ctx context.Context, from, n *Node, patience string) (int, error) {
+	const script = `import socket,sys; s=socket.create_connection((sys.argv[1],7000),float(sys.argv[2])); n=0
 while b := s.recv(1<<20): n+=len(b)
 print(n)`
-	cmd := exec.Command("/usr/bin/python3", "-c", script, n.IP)
+	cmd := exec.Command("/usr/bin/python3", "-c", script, n.IP, patience)
 	if from != nil {
-		cmd = from.Command("/usr/bin/python3", "-c", script, n.IP)
+		cmd = from.Command("/usr/bin/python3", "-c", script, n.IP, patience)
 	}
 	var out bytes.Buffer
 	cmd.Stdout = &out
@@ -115,13 +118,13 @@ func TestLinks(t *testing.T) {
 	w := network(t, 3, 80e6) // 10 MB/s
 	send(t, w.Nodes[0])
 	start := time.Now()
-	if n, err := fetch(t.Context(), w.Nodes[1], w.Nodes[0]); n != size || err != nil {
+	if n, err := fetch(t.Context(), w.Nodes[1], w.Nodes[0], must); n != size || err != nil {
 		t.Fatal(n, err)
 	}
 	if took := time.Since(start); took < 300*time.Millisecond {
 		t.Errorf("4 MiB at 10 MB/s took %v", took)
 	}
-	if n, err := fetch(t.Context(), nil, w.Nodes[0]); n != size || err != nil {
+	if n, err := fetch(t.Context(), nil, w.Nodes[0], must); n != size || err != nil {
 		t.Errorf("the host: %d, %v", n, err)
 	}
 	for _, n := range w.Nodes[:2] {
@@ -129,18 +132,18 @@ func TestLinks(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n, err := fetch(t.Context(), w.Nodes[1], w.Nodes[0]); err == nil {
+	if n, err := fetch(t.Context(), w.Nodes[1], w.Nodes[0], mustNot); err == nil {
 		t.Errorf("%d bytes between nodes that are apart", n)
 	}
 	for _, from := range []*Node{nil, w.Nodes[2]} {
-		if n, err := fetch(t.Context(), from, w.Nodes[0]); n != size || err != nil {
+		if n, err := fetch(t.Context(), from, w.Nodes[0], must); n != size || err != nil {
 			t.Errorf("%d bytes from a node that is apart from another, %v", n, err)
 		}
 	}
 	if err := w.Nodes[0].Apart(false); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := fetch(t.Context(), w.Nodes[1], w.Nodes[0]); n != size || err != nil {
+	if n, err := fetch(t.Context(), w.Nodes[1], w.Nodes[0], must); n != size || err != nil {
 		t.Errorf("%d bytes after that, %v", n, err)
 	}
 	if err := w.Nodes[0].Rate(0); err != nil {
@@ -149,13 +152,13 @@ func TestLinks(t *testing.T) {
 	if err := w.Nodes[0].Down(); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := fetch(t.Context(), w.Nodes[1], w.Nodes[0]); err == nil {
+	if n, err := fetch(t.Context(), w.Nodes[1], w.Nodes[0], mustNot); err == nil {
 		t.Errorf("%d bytes from a node whose link is down", n)
 	}
 	if err := w.Nodes[0].Up(); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := fetch(t.Context(), w.Nodes[2], w.Nodes[0]); n != size || err != nil {
+	if n, err := fetch(t.Context(), w.Nodes[2], w.Nodes[0], must); n != size || err != nil {
 		t.Error("after Up:", n, err)
 	}
 }
