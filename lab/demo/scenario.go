@@ -274,9 +274,6 @@ func (j *job) shoalStats(ctx context.Context, target string) (st testbed.Stats, 
 type cpuTimes struct{ shoal, store, trainers, machine float64 }
 
 func (j *job) cpu(d *daemon.Daemon) cpuTimes {
-	var t cpuTimes // of what is gone 0
-	t.shoal, t.store = cputime.Sum(d.Pid()), cputime.Sum(j.bed.Server.Pid(), j.bed.Proxy.Pid())
-	t.machine = cputime.Cores()
-	t.trainers, _ = cputime.Family(os.Getpid()) // this one is there
-	return t
+	return cpuTimes{shoal: cputime.Sum(d.Pid()), store: cputime.Sum(j.bed.Server.Pid(), j.bed.Proxy.Pid()),
+		trainers: cputime.Family(), machine: cputime.Cores()}
 }

@@ -8,9 +8,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hertz is what /proc counts processor time in, on every Linux that Go supports.
-const hertz = 100
-
 // Process returns the seconds of processor time, user and system, that a process has used in all its threads, those
 // that have ended included; 0 with an error if it is gone. It reads the process's clock (clock_getcpuclockid(3)), which
 // counts nanoseconds: /proc/PID/stat counts ticks of 10 ms, as much as a hundred warm files take.
@@ -38,18 +35,14 @@ func Sum(pids ...int) (all float64) {
 	return all
 }
 
-// Family is Process with what the children have used that the process has waited for, in ticks of 10 ms.
-func Family(pid int) (float64, error) {
-	own, err := Process(pid)
-	if err != nil {
-		return 0, err
+// Family is Process of this one, with what the children have used that it has waited for.
+func Family() (all float64) {
+	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
+		var used unix.Rusage
+		_ = unix.Getrusage(who, &used) // there are both
+		all += float64(used.Utime.Nano()+used.Stime.Nano()) / 1e9
 	}
-	p, err := procfs.NewProc(pid)
-	if err != nil {
-		return 0, err
-	}
-	stat, err := p.Stat()
-	return own + float64(stat.CUTime+stat.CSTime)/hertz, err
+	return all
 }
 
 // Cores returns the seconds that all cores together have worked, whoever used them, since the machine's start; 0 where

@@ -34,8 +34,8 @@ func TestProcess(t *testing.T) {
 	if err != nil || own < 0.1 {
 		t.Errorf("%v s, %v after 0.1 s", own, err)
 	}
-	if all, err := Family(os.Getpid()); err != nil || all < own {
-		t.Errorf("%v s with children, %v s without, %v", all, own, err)
+	if all := Family(); all < own-0.05 { // it counts the other threads late
+		t.Errorf("%v s with children, %v s without", all, own)
 	}
 	if gone, err := Process(1 << 30); err == nil || gone != 0 {
 		t.Errorf("a process that is not there used %v s, %v", gone, err)
