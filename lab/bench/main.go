@@ -127,7 +127,7 @@ func (b *bench) prepare(ctx context.Context, dir, old, now string, count int) (b
 		}
 	}
 	folder := filepath.Join(dir, "photos")
-	if _, err = photos.Make(ctx, folder, photos.Options{Count: count}, func(done, total int) {
+	if _, err = photos.Make(ctx, folder, count, func(done, total int) {
 		if done%512 == 0 {
 			fmt.Fprintf(os.Stderr, "photographs: %d of %d\n", done, total)
 		}

@@ -174,7 +174,7 @@ func (j *job) prepare(ctx context.Context) (err error) {
 // fill makes the training set and uploads it.
 func (j *job) fill(ctx context.Context) error {
 	bar := j.bars.Start("making photographs", j.Photos)
-	set, err := photos.Make(ctx, j.path("photos"), photos.Options{Count: j.Photos, Seed: 1}, func(done, total int) {
+	set, err := photos.Make(ctx, j.path("photos"), j.Photos, func(done, total int) {
 		bar.Set(done, total, "")
 	})
 	result := fmt.Sprintf("%s files in %d classes, %s",

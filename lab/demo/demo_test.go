@@ -54,7 +54,7 @@ const count = 64
 
 func photographs(t *testing.T) string {
 	t.Helper()
-	if _, err := photos.Make(t.Context(), set, photos.Options{Count: count, Seed: 1}, nil); err != nil {
+	if _, err := photos.Make(t.Context(), set, count, nil); err != nil {
 		t.Fatal(err)
 	}
 	return set

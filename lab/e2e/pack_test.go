@@ -25,7 +25,7 @@ import (
 func photographs(t testing.TB, count int) (dir string, paths []string) {
 	t.Helper()
 	dir = filepath.Join(t.TempDir(), "photos")
-	if _, err := photos.Make(context.Background(), dir, photos.Options{Count: count}, nil); err != nil {
+	if _, err := photos.Make(context.Background(), dir, count, nil); err != nil {
 		t.Fatal(err)
 	}
 	err := filepath.WalkDir(dir, func(p string, d os.DirEntry, err error) error {

@@ -40,7 +40,7 @@ func newWorld(t *testing.T) *world {
 	dir := scratch(t)
 	w := &world{folder: filepath.Join(dir, "photos"), mount: filepath.Join(dir, "mnt"),
 		addr: "unix://" + dir + "/feed.sock"}
-	set, err := photos.Make(t.Context(), w.folder, photos.Options{Count: photographs, Seed: 1}, nil)
+	set, err := photos.Make(t.Context(), w.folder, photographs, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,15 +1,14 @@
 // Package photos makes a training set of real photographs: varied crops of the photographs in
 // Debian's wallpaper packages, as JPEG files in one folder a class, the way ImageFolder wants them.
 //
-// The set is a pure function of [Options] and the source files: the same bytes on every run, however
-// many cores make it. It is kept between runs and made again only when the options change.
+// The set is a pure function of its size and the source files: the same bytes on every run, however
+// many cores make it. It is kept between runs and made again only when another size is asked for.
 //
 // Trap: a file must be 40 to 120 KB at a few hundred thousand pixels. Fog and sky compress to less
 // at any quality, so each file searches its quality, and where that does not do, its crop.
 package photos
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -36,14 +35,9 @@ const DefaultCount = 4096
 // The smallest and the largest file.
 const minBytes, maxBytes = 41_000, 119_000
 
-// algorithm changes when the same options would give other bytes.
-const algorithm = 2
-
-// Options says what to make.
-type Options struct {
-	Count int    // files in all; 0 means DefaultCount
-	Seed  uint64 // of crops, sizes, chroma samplings and qualities
-}
+// algorithm changes when as many files would have other bytes; seed is that of crops, sizes, chroma samplings and
+// qualities.
+const algorithm, seed = 3, 1
 
 // Set describes a finished training set.
 type Set struct {
@@ -58,7 +52,6 @@ const marker = ".shoal-photos.json"
 
 type state struct {
 	Algorithm int
-	Options   Options
 	Set       Set // empty until it is complete
 }
 
@@ -68,28 +61,27 @@ var sizes = []image.Point{
 	{640, 480}, {480, 640}, {512, 384}, {480, 480},
 }
 
-// Make fills dir/CLASS/NNNN.jpg, or finds that it has been filled with the same options before.
-// progress, if not nil, is called from several goroutines after each file. A folder that holds
-// anything else is refused; what an interrupted Make has left is made again.
-func Make(ctx context.Context, dir string, o Options, progress func(done, total int)) (_ Set, err error) {
+// Make fills dir/CLASS/NNNN.jpg with count files, or finds that it has done so before. progress, if not nil, is called
+// from several goroutines after each file. A folder that holds anything else is refused; what an interrupted Make has
+// left is made again.
+func Make(ctx context.Context, dir string, count int, progress func(done, total int)) (_ Set, err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("make photographs in %s: %w", dir, err)
 		}
 	}()
-	o.Count = cmp.Or(o.Count, DefaultCount)
 	sources, err := Sources()
 	if err != nil {
 		return Set{}, err
 	}
-	if o.Count < len(sources) {
-		return Set{}, fmt.Errorf("%d files: want at least %d, one a class", o.Count, len(sources))
+	if count < len(sources) {
+		return Set{}, fmt.Errorf("%d files: want at least %d, one a class", count, len(sources))
 	}
-	set, ok, err := existing(dir, o, sources)
+	set, ok, err := existing(dir, count, sources)
 	if ok || err != nil {
 		return set, err
 	}
-	st := state{Algorithm: algorithm, Options: o}
+	st := state{Algorithm: algorithm}
 	if err := st.write(dir); err != nil {
 		return Set{}, err
 	}
@@ -100,8 +92,8 @@ func Make(ctx context.Context, dir string, o Options, progress func(done, total 
 	first := 0
 	for i, src := range sources {
 		// Class i gets the files first..first+n-1; the remainder goes to the first classes.
-		n := o.Count / len(sources)
-		if i < o.Count%len(sources) {
+		n := count / len(sources)
+		if i < count%len(sources) {
 			n++
 		}
 		begin := first
@@ -123,7 +115,7 @@ func Make(ctx context.Context, dir string, o Options, progress func(done, total 
 				if err := ctx.Err(); err != nil {
 					return err
 				}
-				b, err := c.make(from, sampleRand(o.Seed, src.Class, k))
+				b, err := c.make(from, sampleRand(seed, src.Class, k))
 				if err != nil {
 					return fmt.Errorf("crop %d of %s: %w", k, src.Path, err)
 				}
@@ -133,7 +125,7 @@ func Make(ctx context.Context, dir string, o Options, progress func(done, total 
 				}
 				bytes.Add(int64(len(b)))
 				if d := done.Add(1); progress != nil {
-					progress(int(d), o.Count)
+					progress(int(d), count)
 				}
 			}
 			return nil
@@ -142,7 +134,7 @@ func Make(ctx context.Context, dir string, o Options, progress func(done, total 
 	if err := g.Wait(); err != nil {
 		return Set{}, err
 	}
-	st.Set = Set{Files: o.Count, Classes: len(sources), Bytes: bytes.Load()}
+	st.Set = Set{Files: count, Classes: len(sources), Bytes: bytes.Load()}
 	if err := st.write(dir); err != nil {
 		return Set{}, err
 	}
@@ -150,9 +142,9 @@ func Make(ctx context.Context, dir string, o Options, progress func(done, total 
 	return st.Set, nil
 }
 
-// existing returns the set in dir if it is whole and of the same options. Otherwise it clears the
+// existing returns the set in dir if it is whole and of this size. Otherwise it clears the
 // class folders of a set that was made before, and refuses a folder that holds anything else.
-func existing(dir string, o Options, sources []Source) (Set, bool, error) {
+func existing(dir string, count int, sources []Source) (Set, bool, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && len(entries) == 0 {
 		return Set{}, false, nil
@@ -166,8 +158,7 @@ func existing(dir string, o Options, sources []Source) (Set, bool, error) {
 			"the folder is not empty and holds no training set of ours; name another one or empty it (%w)", err)
 	}
 	var st state
-	if json.Unmarshal(b, &st) == nil && st.Algorithm == algorithm && st.Options == o && st.Set.Files == o.Count &&
-		st.Set.matches(dir) {
+	if json.Unmarshal(b, &st) == nil && st.Algorithm == algorithm && st.Set.Files == count && st.Set.matches(dir) {
 		return st.Set, true, nil
 	}
 	for _, s := range sources {

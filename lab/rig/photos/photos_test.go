@@ -19,7 +19,7 @@ func TestMake(t *testing.T) {
 	const count = 23 // one a class
 	dir := filepath.Join(t.TempDir(), "set")
 	var calls, last atomic.Int64
-	set, err := Make(t.Context(), dir, Options{Count: count, Seed: 7}, func(done, total int) {
+	set, err := Make(t.Context(), dir, count, func(done, total int) {
 		calls.Add(1)
 		if done == total {
 			last.Add(1)
@@ -86,7 +86,7 @@ func TestMake(t *testing.T) {
 	}
 
 	// A second run finds it, if no file was lost. Where others are asked for it goes.
-	again, err := Make(t.Context(), dir, Options{Count: count, Seed: 7}, nil)
+	again, err := Make(t.Context(), dir, count, nil)
 	if err != nil || again.Made || again.Bytes != set.Bytes || !again.matches(dir) {
 		t.Errorf("second run: %+v, %v", again, err)
 	}
@@ -105,8 +105,8 @@ func TestMake(t *testing.T) {
 	if err = errors.Join(err, os.Rename(away, all[5])); err != nil {
 		t.Fatal(err)
 	}
-	if _, ok, err := existing(dir, Options{Count: count, Seed: 8}, sources); ok || err != nil {
-		t.Errorf("another seed's files are taken: %v", err)
+	if _, ok, err := existing(dir, count+1, sources); ok || err != nil {
+		t.Errorf("another set's files are taken: %v", err)
 	}
 	if left, err := filepath.Glob(filepath.Join(dir, "*", "*.jpg")); err != nil || len(left) > 0 {
 		t.Errorf("left of the old set: %v, %v", left, err)
@@ -142,7 +142,7 @@ func TestForeignFolderIsRefused(t *testing.T) {
 	if err := os.WriteFile(precious, []byte("mine"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Make(t.Context(), dir, Options{}, nil); err == nil {
+	if _, err := Make(t.Context(), dir, DefaultCount, nil); err == nil {
 		t.Error("filled a folder that holds something else")
 	}
 	if b, err := os.ReadFile(precious); err != nil || string(b) != "mine" {
@@ -164,7 +164,7 @@ func TestMissingSources(t *testing.T) {
 
 // BenchmarkMake makes one file an iteration; time/op is that of one core times GOMAXPROCS.
 func BenchmarkMake(b *testing.B) {
-	if _, err := Make(b.Context(), filepath.Join(b.TempDir(), "set"), Options{Count: max(b.N, 23)}, nil); err != nil {
+	if _, err := Make(b.Context(), filepath.Join(b.TempDir(), "set"), max(b.N, 23), nil); err != nil {
 		b.Fatal(err)
 	}
 }
