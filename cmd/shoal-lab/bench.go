@@ -178,10 +178,14 @@ func (o *benchOptions) check(c *cobra.Command, args []string) error {
 		return cli.Usagef("--scale %g: give a factor above 0, such as 4", o.scale)
 	case !(o.Cached >= 0 && o.Cached <= 1):
 		return cli.Usagef("--cached %g: give a part from 0 to 1", o.Cached)
-	case o.Latency < 0 || !(o.Sigma >= 0 && o.Sigma < 10):
-		return cli.Usagef("--latency and --sigma must not be negative")
+	case o.Latency < 0 || o.Connections < 0 || !(o.Sigma >= 0 && o.Sigma < 10):
+		return cli.Usagef("--latency and --connections must not be negative, and --sigma must be from 0 to 10")
 	}
 	o.take(s)
+	least := o.Job.Accelerators * o.Job.Batch * cmp.Or(o.steps, fewestSteps)
+	if o.mount == "" && int64(o.datasetSize) < int64(least) {
+		return cli.Usagef("--dataset-size: give at least %dB, a byte for each of %[1]d samples", least)
+	}
 	for _, own := range []string{"work-dir", "told", "cached", "bandwidth", "latency", "sigma", "memory",
 		"dataset-size", "connections", "sample-size"} {
 		if o.mount != "" && f.Changed(own) {

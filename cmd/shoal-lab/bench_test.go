@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/workload"
 	"github.com/shoalfs/shoal/lab/accelerator"
 	"github.com/shoalfs/shoal/lab/rig/testbed"
@@ -61,6 +62,28 @@ func TestBenchSize(t *testing.T) {
 	o.take(s)
 	if o.fit(); o.Job.Step != 3*s.Step || o.Job.Steps(o.Dataset.Samples) != 40 || o.shrink != 1 {
 		t.Errorf("%+v", o)
+	}
+}
+
+// What cannot be meant is wrong use, and nothing is started.
+func TestWrongUse(t *testing.T) {
+	for _, c := range []struct{ args, says string }{
+		{"bench cosmoflow --connections -1", "--connections"},
+		{"bench cosmoflow --sigma NaN", "--sigma"},
+		{"bench resnet50-h100 --dataset-size 1000B", "at least 12800B"},
+		{"bench resnet50-h100 --dataset-size 0", "--dataset-size"},
+		{"demo --batch 0", "--batch"},
+		{"demo --batch 16 --photos 31", "at least 32"},
+		{"demo --steps -1", "--steps"},
+		{"demo --sigma Inf", "--sigma"},
+		{"store --latency -1ns", "--latency"},
+		{"store --photos 3", "--photos 3"},
+	} {
+		root := root()
+		root.SetArgs(strings.Fields(c.args))
+		if err := root.Execute(); !cli.IsUsage(err) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v", c.args, err)
+		}
 	}
 }
 

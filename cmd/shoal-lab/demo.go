@@ -3,6 +3,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/lab/demo"
 )
 
@@ -20,10 +21,10 @@ says how to get what is missing.`,
 		Example: "  shoal-lab demo --work-dir /tmp/shoal-demo",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
-			if o.Shoal, err = shoal(); err != nil {
+			if err := prepare(&o); err != nil {
 				return err
 			}
-			if o.Proxy, err = proxyOf(); err != nil {
+			if o.Shoal, err = shoal(); err != nil {
 				return err
 			}
 			o.Progress = c.ErrOrStderr()
@@ -43,4 +44,18 @@ says how to get what is missing.`,
 	f.StringVar(&o.CacheSize, "cache-size", o.CacheSize, "passed to shoal")
 	f.StringVar(&o.Memory, "memory", o.Memory, "passed to shoal")
 	return c
+}
+
+// prepare checks the flags of demo and store, and fills in what runs the proxy.
+func prepare(o *demo.Options) (err error) {
+	switch {
+	case o.Steps < 0 || o.Batch < 1 || o.Workers < 0:
+		return cli.Usagef("--steps and --workers must not be negative, and --batch must be above 0")
+	case o.Photos < 2*o.Batch:
+		return cli.Usagef("--photos %d: give at least %d, two batches", o.Photos, 2*o.Batch)
+	case o.Latency < 0 || !(o.Sigma >= 0 && o.Sigma < 10):
+		return cli.Usagef("--latency must not be negative, and --sigma must be from 0 to 10")
+	}
+	o.Proxy, err = proxyOf()
+	return err
 }

@@ -29,12 +29,12 @@ it, and STORE_PID, to end it with kill. It needs Debian's wallpaper packages and
   shoal mount s3://photos/train /mnt/train --daemon
   kill $STORE_PID`,
 		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) (err error) {
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := prepare(&o); err != nil {
+				return err
+			}
 			if os.Getenv(servingEnv) == "" {
 				return serveApart(c)
-			}
-			if o.Proxy, err = proxyOf(); err != nil {
-				return err
 			}
 			o.Progress = os.Stderr
 			return demo.Store(c.Context(), o, func(vars []string) error {

@@ -15,7 +15,6 @@ package demo
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -36,7 +35,7 @@ import (
 
 // Options says what to run.
 type Options struct {
-	Shoal             string        // path of the shoal binary; Store does without
+	Shoal             string        // absolute path of the shoal binary; Store does without
 	Proxy             []string      // command that runs the rig's proxy; see proxy.Spawn
 	WorkDir           string        // keeps photographs, objects, caches and results
 	Client            fs.FS         // the Python client as "shoal/*.py"
@@ -63,24 +62,6 @@ func Defaults() Options {
 	}
 }
 
-// check makes the paths absolute.
-func (o Options) check() (_ Options, err error) {
-	if len(o.Proxy) == 0 {
-		return o, errors.New("demo: Options.Proxy, the command that runs the rig's proxy, is empty")
-	}
-	if o.Steps < 0 || o.Batch < 1 || o.Workers < 0 || o.Photos < 2*o.Batch || o.Latency < 0 || o.Sigma < 0 {
-		return o, fmt.Errorf("demo: steps %d, batch %d, workers %d, photos %d, latency %v: out of range",
-			o.Steps, o.Batch, o.Workers, o.Photos, o.Latency)
-	}
-	if o.WorkDir, err = filepath.Abs(o.WorkDir); err == nil && o.Shoal != "" {
-		o.Shoal, err = filepath.Abs(o.Shoal)
-	}
-	if err != nil {
-		return o, fmt.Errorf("demo: %w", err)
-	}
-	return o, nil
-}
-
 const (
 	bucket = "photos"
 	prefix = "train"
@@ -96,16 +77,20 @@ type job struct {
 	dropped bool   // the kernel's caches could be dropped
 }
 
-func newJob(o Options) *job { return &job{Options: o, bars: progress.New(o.Progress)} }
+func newJob(o Options) (_ *job, err error) {
+	if o.WorkDir, err = filepath.Abs(o.WorkDir); err != nil {
+		return nil, fmt.Errorf("demo: %w", err)
+	}
+	return &job{Options: o, bars: progress.New(o.Progress)}, nil
+}
 
 // Run runs the demo and prints its result, a table and the path of the contact sheet, to out. When it returns, with or
 // without an error, no process and no mount of it is left.
 func Run(ctx context.Context, o Options, out io.Writer) error {
-	o, err := o.check()
+	j, err := newJob(o)
 	if err != nil {
 		return err
 	}
-	j := newJob(o)
 	if missing := j.missing(ctx); len(missing) > 0 {
 		fmt.Fprintln(o.Progress, "To run on this machine, the demo lacks:")
 		for _, m := range missing {

@@ -277,21 +277,3 @@ func TestMissing(t *testing.T) {
 		t.Errorf("a demo that cannot run made its folder: %v", err)
 	}
 }
-
-func TestOptions(t *testing.T) {
-	for want, change := range map[string]func(o *Options){
-		"":             func(*Options) {},
-		"Proxy":        func(o *Options) { o.Proxy = nil },
-		"steps -1":     func(o *Options) { o.Steps = -1 },
-		"batch -1":     func(o *Options) { o.Batch = -1 },
-		"photos 3":     func(o *Options) { o.Photos = 3 },
-		"latency -1ns": func(o *Options) { o.Latency = -1 },
-	} {
-		o := Defaults()
-		o.Proxy = []string{"proxy"}
-		change(&o)
-		if _, err := o.check(); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
-			t.Errorf("%+v: error %v, want %q", o, err, want)
-		}
-	}
-}

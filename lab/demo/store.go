@@ -14,11 +14,10 @@ import (
 // that leads there, as KEY=VALUE, and serves until ctx ends; the photographs stay in o.WorkDir for the
 // next time. Of o only Proxy, WorkDir, Photos, Latency, Sigma and Progress matter.
 func Store(ctx context.Context, o Options, ready func(env []string) error) error {
-	o, err := o.check()
+	j, err := newJob(o)
 	if err != nil {
 		return err
 	}
-	j := newJob(o)
 	if err := j.prepare(ctx); err != nil {
 		return fmt.Errorf("demo: %w", err)
 	}
