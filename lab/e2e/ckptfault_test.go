@@ -233,7 +233,7 @@ func TestCkptSecondSignal(t *testing.T) {
 	d.signal(t, syscall.SIGTERM)
 	signalled := time.Now()
 	<-d.exited
-	if took := time.Since(signalled); took > 8*time.Second ||
+	if took := time.Since(signalled); took > time.Minute || // on a busy machine: the store would take five
 		!strings.Contains(d.log(), "2 files and 0 removals did not reach") ||
 		!strings.Contains(d.log(), "(a.bin, latest)") {
 		t.Errorf("it ended after %v", took)

@@ -344,7 +344,7 @@ func TestCSIRights(t *testing.T) {
 				t.Errorf("%s: %v lacks %q", pod, err, s)
 			}
 		}
-		if d := time.Since(begun); d > 10*time.Second {
+		if d := time.Since(begun); d > 20*time.Second { // 8, and what a busy machine takes
 			t.Errorf("%s: refused after %v", pod, d)
 		}
 		if mounted(n.target(pod)) {
@@ -398,7 +398,7 @@ func TestCSIBadInput(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), row.says) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%v: %v lacks %q", row.attributes, err, row.says)
 		}
-		if d := time.Since(begun); d > 10*time.Second {
+		if d := time.Since(begun); d > 20*time.Second { // 8, and what a busy machine takes
 			t.Errorf("%v: refused after %v", row.attributes, d)
 		}
 		t.Log(err)

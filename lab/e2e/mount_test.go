@@ -300,13 +300,10 @@ func TestKilledDaemon(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(10 * time.Second); ; {
-		if _, err := os.Stat(filepath.Join(mnt, paths[0])); errors.Is(err, syscall.ENOTCONN) ||
-			time.Now().After(deadline) {
-			break
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	within(t, patience, "the mount is dead", func() bool {
+		_, err := os.Stat(filepath.Join(mnt, paths[0]))
+		return errors.Is(err, syscall.ENOTCONN)
+	})
 	before := p.Stats()
 	mountAt(t, env, source, mnt, "--cache-dir", cache)
 	dropCaches(t)
@@ -612,7 +609,7 @@ func TestErrors(t *testing.T) {
 				if strings.Contains(errs, "shoal-test-secret") {
 					t.Errorf("a secret in the error text:\n%s", errs)
 				}
-				if took := time.Since(start); took > 15*time.Second {
+				if took := time.Since(start); took > 30*time.Second { // on a busy machine
 					t.Errorf("told only after %s", took)
 				}
 				t.Logf("%s", last)

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shoalfs/shoal/internal/machine"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
 
@@ -76,15 +77,30 @@ func TestOrderBesidePageCache(t *testing.T) {
 	dir, paths := tree(t, 4, 150, 64<<10)
 	_, env := far(t, proxy.Options{Latency: 5 * time.Millisecond})
 	source := bucket(t, dir)
-	mnt := mount(t, env, source, "--order", "torch:seed=5", "--kernel-cache", "on", "--cache-size", "8MiB",
-		"--memory", "112MiB")
-	for epoch := range 3 {
-		readAll(t, mnt, dir, strings.Fields(mustShoal(t, env, "order", "torch:seed=5", "--epoch", strconv.Itoa(epoch),
-			"--mount", mnt, "--paths")))
+	// Another test may empty the kernel's caches at any moment, which the kernel counts.
+	emptied := func() int64 {
+		counts := machine.Fields("/proc/vmstat")
+		return counts["drop_pagecache"] + counts["drop_slab"]
 	}
-	if s := readStats(t, mnt); s.Order.Epoch != 2 || s.Gets-s.Hedges.Sent > int64(len(paths))*102/100 {
-		t.Errorf("%d GETs for %d files, %+v", s.Gets, len(paths), s.Order)
+	for range 5 {
+		before := emptied()
+		mnt := mount(t, env, source, "--order", "torch:seed=5", "--kernel-cache", "on", "--cache-size", "8MiB",
+			"--memory", "112MiB")
+		for epoch := range 3 {
+			readAll(t, mnt, dir, strings.Fields(mustShoal(t, env, "order", "torch:seed=5", "--epoch",
+				strconv.Itoa(epoch), "--mount", mnt, "--paths")))
+		}
+		s := readStats(t, mnt)
+		umount(t, mnt)
+		if emptied() != before {
+			continue
+		}
+		if s.Order.Epoch != 2 || s.Gets-s.Hedges.Sent > int64(len(paths))*102/100 {
+			t.Errorf("%d GETs for %d files, %+v", s.Gets, len(paths), s.Order)
+		}
+		return
 	}
+	t.Skip("others empty the kernel's caches all the time")
 }
 
 func numbers(t *testing.T, out string) (list []int) {

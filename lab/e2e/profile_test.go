@@ -273,8 +273,15 @@ func TestProfile(t *testing.T) {
 		{"walk", walked, "", []string{"idle"}, []string{"sequential", "shuffle"}},
 	} {
 		t.Run(c.kind, func(t *testing.T) {
-			got := profileWhile(t, c.mount, func() { p.do(c.kind, filepath.Join(c.mount, c.folder)) })
-			t.Logf("%v: %+v\n%s", got.names(), got.Figures, got.Verdict)
+			var got profiled
+			for range 3 { // who waits for what is a matter of times, which a busy machine changes
+				got = profileWhile(t, c.mount, func() { p.do(c.kind, filepath.Join(c.mount, c.folder)) })
+				t.Logf("%v: %+v\n%s", got.names(), got.Figures, got.Verdict)
+				lacks := func(want string) bool { return !got.has(want) }
+				if !slices.ContainsFunc(c.want, lacks) && !slices.ContainsFunc(c.not, got.has) {
+					break
+				}
+			}
 			for _, want := range c.want {
 				if !got.has(want) {
 					t.Errorf("it is not seen to be %s: %+v", want, got.Findings)

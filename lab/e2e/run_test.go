@@ -50,12 +50,10 @@ func TestRunIsItsCommand(t *testing.T) {
 		if err := sleep.Start(); err != nil {
 			t.Fatal(err)
 		}
-		for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-			if comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", sleep.Process.Pid)); string(comm) == "sleep\n" ||
-				time.Now().After(deadline) {
-				break
-			}
-		}
+		within(t, patience, "it sleeps", func() bool {
+			comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", sleep.Process.Pid))
+			return string(comm) == "sleep\n"
+		})
 		if err := sleep.Process.Signal(s); err != nil {
 			t.Error(err)
 		}

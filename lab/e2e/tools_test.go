@@ -225,6 +225,25 @@ func decode(t testing.TB, text string, into any) {
 	}
 }
 
+// lag watches how late this machine wakes who sleeps. The function that it returns ends that, and returns the most: a
+// limit for what programs do together, each of which has to be woken, grows by some of it.
+func lag() (end func() time.Duration) {
+	const nap = 10 * time.Millisecond
+	stop, most := make(chan struct{}), make(chan time.Duration, 1)
+	go func() {
+		for late, begun := time.Duration(0), time.Now(); ; begun = time.Now() {
+			select {
+			case <-stop:
+				most <- late
+				return
+			case <-time.After(nap):
+				late = max(late, time.Since(begun)-nap)
+			}
+		}
+	}()
+	return func() time.Duration { close(stop); return <-most }
+}
+
 // reading is readers that read the files over and over until stop is closed, each with a pause between two. Every byte
 // must be right; longest is what the slowest read took.
 type reading struct {
