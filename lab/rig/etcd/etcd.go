@@ -115,13 +115,13 @@ func start(ctx context.Context, members []*Server, scheme string, args []string)
 	all := make([]string, len(members))
 	for i, s := range members {
 		all[i] = fmt.Sprintf("member%d=http://%s", i, s.peer)
+		if s.dir, err = os.MkdirTemp("/dev/shm", "shoal-etcd-"); err != nil {
+			return err
+		}
 	}
 	var started errgroup.Group // a member answers when most are there
 	for i, s := range members {
 		s.bin = bin
-		if s.dir, err = os.MkdirTemp("/dev/shm", "shoal-etcd-"); err != nil {
-			return err
-		}
 		s.args = append([]string{"--data-dir", filepath.Join(s.dir, "data"), "--name", fmt.Sprint("member", i),
 			"--listen-client-urls", scheme + s.Addr, "--advertise-client-urls", scheme + s.Addr,
 			"--listen-peer-urls", "http://" + s.peer, "--initial-advertise-peer-urls", "http://" + s.peer,

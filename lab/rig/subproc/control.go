@@ -18,7 +18,7 @@ import (
 )
 
 // readyPatience is how long a child may take until it says that it is ready.
-const readyPatience = 20 * time.Second
+const readyPatience = time.Minute
 
 // StartReady is Start of a child that prints one line of JSON once it is ready: it is decoded into
 // ready. What the child prints after it is thrown away.

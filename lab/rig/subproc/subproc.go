@@ -47,8 +47,13 @@ type Proc struct {
 // cmd.Stderr is nil, that output goes only to the tail (see [Proc.Tail]); otherwise to both.
 func Start(name string, cmd *exec.Cmd) (*Proc, error) {
 	p := &Proc{name: name, cmd: cmd, tail: &tailWriter{}, done: make(chan struct{})}
-	cmd.Stdout = tee(cmd.Stdout, p.tail)
-	cmd.Stderr = tee(cmd.Stderr, p.tail)
+	for _, out := range []*io.Writer{&cmd.Stdout, &cmd.Stderr} {
+		if *out == nil {
+			*out = p.tail
+		} else {
+			*out = io.MultiWriter(*out, p.tail)
+		}
+	}
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
@@ -77,13 +82,6 @@ func Start(name string, cmd *exec.Cmd) (*Proc, error) {
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
 	return p, nil
-}
-
-func tee(w io.Writer, tail *tailWriter) io.Writer {
-	if w == nil {
-		return tail
-	}
-	return io.MultiWriter(w, tail)
 }
 
 // Pid returns the child's process id, which is also its process group's.
@@ -214,9 +212,6 @@ func (t *tailWriter) Write(b []byte) (int, error) {
 func (t *tailWriter) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	lines := bytes.Split(bytes.TrimRight(t.buf, "\n"), []byte("\n"))
-	if len(lines) > 20 {
-		lines = lines[len(lines)-20:]
-	}
-	return string(bytes.Join(lines, []byte("\n")))
+	lines := strings.Split(strings.TrimRight(string(t.buf), "\n"), "\n")
+	return strings.Join(lines[max(len(lines)-20, 0):], "\n")
 }
