@@ -8,8 +8,6 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
-	"fmt"
-	"math/big"
 	"net"
 	"os"
 	"path/filepath"
@@ -29,7 +27,7 @@ type Authority struct {
 func New(t testing.TB, name string) *Authority {
 	t.Helper()
 	a := &Authority{dir: t.TempDir(), key: newKey(t)}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name},
+	template := &x509.Certificate{Subject: pkix.Name{CommonName: name},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, a.key.Public(), a.key)
@@ -39,8 +37,7 @@ func New(t testing.TB, name string) *Authority {
 	if a.cert, err = x509.ParseCertificate(der); err != nil {
 		t.Fatal(err)
 	}
-	a.File = filepath.Join(a.dir, "ca.crt")
-	write(t, a.File, "CERTIFICATE", der)
+	a.File = a.write(t, "ca.crt", "CERTIFICATE", der)
 	return a
 }
 
@@ -48,11 +45,7 @@ func New(t testing.TB, name string) *Authority {
 // after the given time. It returns the paths of certificate and key, new ones at every call.
 func (a *Authority) Issue(t testing.TB, name string, valid time.Duration) (cert, key string) {
 	t.Helper()
-	serial, err := rand.Int(rand.Reader, big.NewInt(1<<62))
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{SerialNumber: serial, Subject: pkix.Name{CommonName: name},
+	template := &x509.Certificate{Subject: pkix.Name{CommonName: name},
 		NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(valid),
 		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}}
@@ -70,11 +63,8 @@ func (a *Authority) Issue(t testing.TB, name string, valid time.Duration) (cert,
 	if err != nil {
 		t.Fatal(err)
 	}
-	base := filepath.Join(a.dir, fmt.Sprintf("%s-%x", name, serial))
-	cert, key = base+".crt", base+".key"
-	write(t, cert, "CERTIFICATE", der)
-	write(t, key, "EC PRIVATE KEY", keyDER)
-	return cert, key
+	base := name + "-" + rand.Text()
+	return a.write(t, base+".crt", "CERTIFICATE", der), a.write(t, base+".key", "EC PRIVATE KEY", keyDER)
 }
 
 func newKey(t testing.TB) *ecdsa.PrivateKey {
@@ -86,9 +76,11 @@ func newKey(t testing.TB) *ecdsa.PrivateKey {
 	return k
 }
 
-func write(t testing.TB, path, kind string, der []byte) {
+func (a *Authority) write(t testing.TB, file, kind string, der []byte) (path string) {
 	t.Helper()
+	path = filepath.Join(a.dir, file)
 	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	return path
 }

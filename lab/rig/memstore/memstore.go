@@ -284,9 +284,8 @@ func (m *Mem) List(ctx context.Context, prefix, after string) iter.Seq2[objstore
 		m.mu.RUnlock()
 		slices.SortFunc(all, func(a, b objstore.Object) int { return strings.Compare(a.Key, b.Key) })
 		for _, o := range all {
-			if err := ctx.Err(); err != nil {
-				yield(objstore.Object{}, err)
-				return
+			if ctx.Err() != nil {
+				break
 			}
 			if !yield(o, nil) {
 				return

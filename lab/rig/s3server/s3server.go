@@ -16,7 +16,6 @@ package s3server
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -91,9 +90,8 @@ const howToGet = "`go build -C tools -o ../bin/versitygw github.com/versity/vers
 
 // Start runs a server and returns when it answers. ctx bounds only the start.
 func Start(ctx context.Context, o Options) (_ *Server, err error) {
-	binary := o.Binary
-	if binary == "" {
-		if binary, err = FindBinary(); err != nil {
+	if o.Binary == "" {
+		if o.Binary, err = FindBinary(); err != nil {
 			return nil, err
 		}
 	}
@@ -122,15 +120,15 @@ func Start(ctx context.Context, o Options) (_ *Server, err error) {
 	if o.Versioning {
 		args = append(args, "--versioning-dir", dir("versions"))
 	}
-	cmd := exec.Command(binary, append(args, dir("data"))...)
+	cmd := exec.Command(o.Binary, append(args, dir("data"))...)
 	// By environment: arguments are visible to every user of the machine.
 	cmd.Env = append(os.Environ(), "ROOT_ACCESS_KEY_ID="+AccessKey, "ROOT_SECRET_ACCESS_KEY="+SecretKey)
 	p, err := subproc.Start("versitygw", cmd)
 	if err != nil {
 		return nil, fmt.Errorf("s3server: %w", err)
 	}
-	s := &Server{URL: "http://" + addr, Proc: p, bin: binary}
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	s := &Server{URL: "http://" + addr, Proc: p, bin: o.Binary}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	if err := p.Healthy(ctx, s.URL+"/health"); err != nil {
 		s.Stop()
@@ -170,22 +168,10 @@ func Client(endpoint string, conns int) (*minio.Client, error) {
 	if err != nil || u.Host == "" {
 		return nil, fmt.Errorf("s3server: endpoint %q is no URL", endpoint)
 	}
-	tr := &http.Transport{
-		DialContext:         (&net.Dialer{Timeout: 10 * time.Second}).DialContext,
-		MaxIdleConns:        conns,
-		MaxIdleConnsPerHost: conns,
-		IdleConnTimeout:     90 * time.Second,
-		DisableCompression:  true,
-		ReadBufferSize:      64 << 10,
-		WriteBufferSize:     64 << 10,
-	}
-	return minio.New(u.Host, &minio.Options{
-		Creds:        credentials.NewStaticV4(AccessKey, SecretKey, ""),
-		Secure:       u.Scheme == "https",
-		Region:       Region,
-		BucketLookup: minio.BucketLookupPath,
-		Transport:    tr,
-	})
+	return minio.New(u.Host, &minio.Options{Creds: credentials.NewStaticV4(AccessKey, SecretKey, ""),
+		Secure: u.Scheme == "https", Region: Region, BucketLookup: minio.BucketLookupPath,
+		Transport: &http.Transport{MaxIdleConnsPerHost: conns, IdleConnTimeout: 90 * time.Second,
+			DisableCompression: true, ReadBufferSize: 64 << 10, WriteBufferSize: 64 << 10}})
 }
 
 // hasXattr reports whether files in dir can hold user.* attributes.

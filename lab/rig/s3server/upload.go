@@ -80,22 +80,23 @@ func (s *Server) Upload(ctx context.Context, dir, bucket, prefix string, progres
 // Fill makes bucket/prefix on the server hold these objects and no others, with so many PUTs at a time. bucket is made
 // if it is missing. progress, if not nil, is called from several goroutines after each object.
 func (s *Server) Fill(ctx context.Context, bucket, prefix string, objects []Object, workers int,
-	progress func(done, total int)) (Uploaded, error) {
-	fail := func(err error) (Uploaded, error) {
-		return Uploaded{}, fmt.Errorf("upload to %s/%s: %w", bucket, prefix, err)
-	}
+	progress func(done, total int)) (_ Uploaded, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("upload to %s/%s: %w", bucket, prefix, err)
+		}
+	}()
 	c, err := Client(s.URL, workers)
-	if err != nil {
-		return fail(err)
+	if err == nil {
+		err = MakeBucket(ctx, c, bucket)
 	}
-	if err := MakeBucket(ctx, c, bucket); err != nil {
-		return fail(err)
+	if err != nil {
+		return Uploaded{}, err
 	}
 	have, err := Objects(ctx, c, bucket, prefix)
 	if err != nil {
-		return fail(err)
+		return Uploaded{}, err
 	}
-	up := Uploaded{Files: len(objects)}
 	var sent, done atomic.Int64
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(workers)
@@ -124,16 +125,14 @@ func (s *Server) Fill(ctx context.Context, bucket, prefix string, objects []Obje
 		})
 	}
 	if err := g.Wait(); err != nil {
-		return fail(err)
+		return Uploaded{}, err
 	}
 	for key := range have {
 		if err := c.RemoveObject(ctx, bucket, key, minio.RemoveObjectOptions{}); err != nil {
-			return fail(err)
+			return Uploaded{}, err
 		}
-		up.Deleted++
 	}
-	up.Sent = int(sent.Load())
-	return up, nil
+	return Uploaded{Files: len(objects), Sent: int(sent.Load()), Deleted: len(have)}, nil
 }
 
 // Objects lists those under prefix/, by key.
