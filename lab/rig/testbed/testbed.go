@@ -1,5 +1,6 @@
 // Package testbed is a whole small world to measure in: datasets of any shape in a real S3 server, the
-// proxy that makes it far and narrow, and shoal daemons that mount them, each in a process of its own.
+// proxy that makes it far and narrow, and shoal daemons that mount them, each in a process of its own: they share the
+// cores anyway, but a figure for the daemon must not contain the rig's allocations, threads and garbage collection.
 //
 // Traps:
 //
@@ -48,12 +49,15 @@ func Missing() (lines []string) {
 	return lines
 }
 
-// Start starts store and proxy in dir, which it makes. shoal is the path of the binary, proxyCommand what runs the
-// rig's proxy (see proxy.Spawn). One testbed can run in a folder at a time. Nothing that it starts outlives this
-// process.
-func Start(ctx context.Context, dir, shoal string, proxyCommand ...string) (_ *Bed, err error) {
+// Start starts store and proxy in dir, which it makes. shoal is the path of the binary; this program runs the proxy,
+// with [proxy.Verb]. One testbed can run in a folder at a time. Nothing that it starts outlives this process.
+func Start(ctx context.Context, dir, shoal string) (_ *Bed, err error) {
 	b := &Bed{shoal: shoal}
 	if b.Dir, err = filepath.Abs(dir); err != nil {
+		return nil, err
+	}
+	self, err := os.Executable()
+	if err != nil {
 		return nil, err
 	}
 	if err := os.MkdirAll(b.Dir, 0o755); err != nil {
@@ -73,7 +77,7 @@ func Start(ctx context.Context, dir, shoal string, proxyCommand ...string) (_ *B
 	if b.Server, err = s3server.Start(ctx, s3server.Options{Dir: filepath.Join(b.Dir, "objects")}); err != nil {
 		return nil, err
 	}
-	if b.Proxy, err = proxy.Spawn(ctx, proxyCommand, b.Server.URL, proxy.Options{}); err != nil {
+	if b.Proxy, err = proxy.Spawn(ctx, []string{self, proxy.Verb}, b.Server.URL, proxy.Options{}); err != nil {
 		return nil, err
 	}
 	b.Env = append(append(os.Environ(), settled), s3server.Env(b.Proxy.URL)...)

@@ -29,7 +29,7 @@ func TestSecondIsRefused(t *testing.T) {
 	if err := syscall.Flock(int(first.Fd()), syscall.LOCK_EX); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Start(t.Context(), dir, "", "false"); err == nil || !strings.Contains(err.Error(), "in use") {
+	if _, err := Start(t.Context(), dir, ""); err == nil || !strings.Contains(err.Error(), "in use") {
 		t.Errorf("got %v", err)
 	}
 }
