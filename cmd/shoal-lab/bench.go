@@ -254,8 +254,7 @@ func (o *benchOptions) runMounted(ctx context.Context, show func(stage string, d
 		return nil, err
 	}
 	r := o.report(testbed.Result{Samples: stats.Samples, Bytes: stats.Bytes, Kept: stats.Kept(),
-		Memory: stats.Memory.Limit,
-		Demand: o.Job.Rate() * float64(o.Dataset.Size), Epochs: epochs})
+		Memory: stats.Memory.Limit, Demand: o.Job.Rate() * float64(o.Dataset.Size), Epochs: epochs})
 	r.Mount = o.mount
 	return r, nil
 }
@@ -310,10 +309,6 @@ func (o *benchOptions) runRig(ctx context.Context, show func(stage string, done,
 	if err != nil {
 		return nil, err
 	}
-	proxy, err := proxyOf()
-	if err != nil {
-		return nil, err
-	}
 	if o.Order, err = ranks(cmp.Or(o.Order, "torch:seed=7"), o.Job.Accelerators); err != nil {
 		return nil, cli.Usage(err)
 	}
@@ -325,7 +320,7 @@ func (o *benchOptions) runRig(ctx context.Context, show func(stage string, done,
 	if missing := testbed.Missing(); len(missing) > 0 {
 		return nil, fmt.Errorf("this machine lacks what the testbed needs: %s", strings.Join(missing, "; "))
 	}
-	b, err := testbed.Start(ctx, o.workDir, self, proxy...)
+	b, err := testbed.Start(ctx, o.workDir, self)
 	if err != nil {
 		return nil, err
 	}

@@ -21,7 +21,7 @@ says how to get what is missing.`,
 		Example: "  shoal-lab demo --work-dir /tmp/shoal-demo",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
-			if err := prepare(&o); err != nil {
+			if err := check(o); err != nil {
 				return err
 			}
 			if o.Shoal, err = shoal(); err != nil {
@@ -46,8 +46,8 @@ says how to get what is missing.`,
 	return c
 }
 
-// prepare checks the flags of demo and store, and fills in what runs the proxy.
-func prepare(o *demo.Options) (err error) {
+// check checks the flags of demo and store.
+func check(o demo.Options) error {
 	switch {
 	case o.Steps < 0 || o.Batch < 1 || o.Workers < 0:
 		return cli.Usagef("--steps and --workers must not be negative, and --batch must be above 0")
@@ -56,6 +56,5 @@ func prepare(o *demo.Options) (err error) {
 	case o.Latency < 0 || !(o.Sigma >= 0 && o.Sigma < 10):
 		return cli.Usagef("--latency must not be negative, and --sigma must be from 0 to 10")
 	}
-	o.Proxy, err = proxyOf()
-	return err
+	return nil
 }

@@ -65,23 +65,15 @@ func shoal() (string, error) {
 	return filepath.Abs(path)
 }
 
-// proxyVerb is how demo, bench and store run the rig's proxy in a process of its own.
-const proxyVerb = "rig-proxy"
-
+// proxyCommand is how demo, bench and store run the rig's proxy in a process of its own.
 func proxyCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:                proxyVerb,
+		Use:                proxy.Verb,
 		Short:              "Run the test rig's latency proxy",
 		Hidden:             true,
 		DisableFlagParsing: true,
 		RunE:               func(_ *cobra.Command, args []string) error { return proxy.Main(args) },
 	}
-}
-
-// proxyOf returns the command that runs the rig's proxy: this binary.
-func proxyOf() ([]string, error) {
-	self, err := os.Executable()
-	return []string{self, proxyVerb}, err
 }
 
 // docsCommand prints docs/cli-lab.md (make docs).

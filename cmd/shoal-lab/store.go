@@ -30,7 +30,7 @@ it, and STORE_PID, to end it with kill. It needs Debian's wallpaper packages and
   kill $STORE_PID`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := prepare(&o); err != nil {
+			if err := check(o); err != nil {
 				return err
 			}
 			if os.Getenv(servingEnv) == "" {

@@ -29,13 +29,10 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/testbed"
 )
 
-// proxyVerb has this program run the proxy, which takes a process of its own.
-const proxyVerb = "s3proxy"
-
 func main() {
 	run := pairs
 	args := os.Args[1:]
-	if len(args) > 0 && args[0] == proxyVerb {
+	if len(args) > 0 && args[0] == proxy.Verb {
 		run, args = proxy.Main, args[1:]
 	}
 	if err := run(args); err != nil && !errors.Is(err, flag.ErrHelp) {
@@ -111,10 +108,6 @@ func (b *bench) prepare(ctx context.Context, dir, old, now string, count int) (b
 	if dir, err = filepath.Abs(dir); err != nil {
 		return binaries, err
 	}
-	self, err := os.Executable()
-	if err != nil {
-		return binaries, err
-	}
 	if now == "" {
 		now = filepath.Join(dir, "bin", "shoal")
 		if out, err := exec.CommandContext(ctx, "go", "build", "-o", now, "./cmd/shoal").CombinedOutput(); err != nil {
@@ -134,7 +127,7 @@ func (b *bench) prepare(ctx context.Context, dir, old, now string, count int) (b
 	}); err != nil {
 		return binaries, err
 	}
-	if b.bed, err = testbed.Start(ctx, dir, binaries[1], self, proxyVerb); err != nil {
+	if b.bed, err = testbed.Start(ctx, dir, binaries[1]); err != nil {
 		return binaries, err
 	}
 	if _, err = b.bed.Server.Upload(ctx, folder, "photos", "train", nil); err == nil {

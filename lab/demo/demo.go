@@ -15,6 +15,7 @@ package demo
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -36,7 +37,6 @@ import (
 // Options says what to run.
 type Options struct {
 	Shoal             string        // absolute path of the shoal binary; Store does without
-	Proxy             []string      // command that runs the rig's proxy; see proxy.Spawn
 	WorkDir           string        // keeps photographs, objects, caches and results
 	Client            fs.FS         // the Python client as "shoal/*.py"
 	Python            string        // the interpreter that has torch
@@ -56,8 +56,7 @@ type Options struct {
 func Defaults() Options {
 	return Options{
 		WorkDir: "shoal-demo", Client: python.Files, Python: "/usr/bin/python3", Latency: 30 * time.Millisecond,
-		Sigma:  0.3,
-		Photos: photos.DefaultCount, Batch: 16, Workers: 4, Seed: 7, CacheSize: "2GiB", Memory: "512MiB",
+		Sigma: 0.3, Photos: photos.DefaultCount, Batch: 16, Workers: 4, Seed: 7, CacheSize: "2GiB", Memory: "512MiB",
 		Progress: os.Stderr,
 	}
 }
@@ -116,10 +115,7 @@ func (j *job) run(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	defer j.close()
-	err := os.MkdirAll(j.path("runs"), 0o755)
-	if err == nil {
-		err = j.writeTrainers()
-	}
+	err := errors.Join(os.MkdirAll(j.path("runs"), 0o755), j.writeTrainers())
 	if err != nil {
 		return err
 	}
@@ -144,7 +140,7 @@ func (j *job) run(ctx context.Context, out io.Writer) error {
 
 // prepare starts store and proxy, makes the training set, uploads it, and moves the store away.
 func (j *job) prepare(ctx context.Context) (err error) {
-	if j.bed, err = testbed.Start(ctx, j.WorkDir, j.Shoal, j.Proxy...); err != nil {
+	if j.bed, err = testbed.Start(ctx, j.WorkDir, j.Shoal); err != nil {
 		return err
 	}
 	if err = j.fill(ctx); err == nil {

@@ -64,11 +64,11 @@ func photographs(t *testing.T) string {
 func standIn(args []string) error {
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM)
-	if os.Getenv("SHOAL_TEST_STANDIN") == "broken" && args[0] != "rig-proxy" {
+	if os.Getenv("SHOAL_TEST_STANDIN") == "broken" && args[0] != proxy.Verb {
 		return errors.New("this shoal is broken")
 	}
 	switch args[0] {
-	case "rig-proxy":
+	case proxy.Verb:
 		return proxy.Main(args[1:])
 	case "stat":
 		fmt.Println(`{"version": 1, "get_requests": 0, "get_bytes": 0}`)
@@ -140,7 +140,7 @@ func options(t *testing.T, mode, client string) Options {
 		t.Fatal(err)
 	}
 	o := Defaults()
-	o.Shoal, o.Proxy, o.WorkDir, o.Latency = exe, []string{exe, "rig-proxy"}, work, time.Millisecond
+	o.Shoal, o.WorkDir, o.Latency = exe, work, time.Millisecond
 	o.Photos, o.Steps, o.Batch, o.Workers = count, 4, 4, 1
 	o.Client, o.Progress = fstest.MapFS{"shoal/__init__.py": {Data: []byte(client)}}, t.Output()
 	return o
@@ -258,7 +258,7 @@ func TestFailures(t *testing.T) {
 
 func TestMissing(t *testing.T) {
 	o := Defaults()
-	o.Shoal, o.Proxy, o.Python = "/nonexistent/bin/shoal", []string{"/nonexistent/proxy"}, "/nonexistent/python3"
+	o.Shoal, o.Python = "/nonexistent/bin/shoal", "/nonexistent/python3"
 	t.Setenv("PATH", "/nonexistent")
 	t.Setenv("SHOAL_VERSITYGW", "/nonexistent/versitygw")
 	var said bytes.Buffer

@@ -12,7 +12,7 @@ import (
 // Store runs the demo's object store alone: photographs in a real S3 server, behind the latency of o, as
 // s3://photos/train, so that mounts and feeds can be tried by hand. It calls ready with the environment
 // that leads there, as KEY=VALUE, and serves until ctx ends; the photographs stay in o.WorkDir for the
-// next time. Of o only Proxy, WorkDir, Photos, Latency, Sigma and Progress matter.
+// next time. Of o only WorkDir, Photos, Latency, Sigma and Progress matter.
 func Store(ctx context.Context, o Options, ready func(env []string) error) error {
 	j, err := newJob(o)
 	if err != nil {

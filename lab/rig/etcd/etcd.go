@@ -125,8 +125,7 @@ func start(ctx context.Context, members []*Server, scheme string, args []string)
 		s.args = append([]string{"--data-dir", filepath.Join(s.dir, "data"), "--name", fmt.Sprint("member", i),
 			"--listen-client-urls", scheme + s.Addr, "--advertise-client-urls", scheme + s.Addr,
 			"--listen-peer-urls", "http://" + s.peer, "--initial-advertise-peer-urls", "http://" + s.peer,
-			"--initial-cluster", strings.Join(all, ","),
-			"--listen-metrics-urls", "http://" + s.health,
+			"--initial-cluster", strings.Join(all, ","), "--listen-metrics-urls", "http://" + s.health,
 			"--heartbeat-interval", "20", "--election-timeout", "200"}, args...)
 		started.Go(func() error { return s.Restart(ctx, false) })
 	}

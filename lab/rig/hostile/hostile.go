@@ -330,8 +330,7 @@ func (x *Exchange) Sound() *Answer {
 // Entry is one of a page of a listing, as XML; text goes in as it is.
 func Entry(key, size, etag string) string {
 	return "<Contents><Key>" + key + "</Key><LastModified>" + Modified.Format("2006-01-02T15:04:05.000Z") +
-		"</LastModified><ETag>" + etag +
-		"</ETag><Size>" + size + "</Size></Contents>"
+		"</LastModified><ETag>" + etag + "</ETag><Size>" + size + "</Size></Contents>"
 }
 
 // Page returns a page of a listing, which is the last one if token is empty.

@@ -51,12 +51,8 @@ func (m *Mem) put(key string, data []byte) objstore.Object {
 	if m.objects[key].ETag == etag {
 		etag = fmt.Sprintf("%016x", m.seq)
 	}
-	o := objstore.Object{
-		Key:     key,
-		Size:    int64(len(data)),
-		ETag:    etag,
-		ModTime: time.Unix(int64(m.seq), 0), // deterministic: runs of a test are alike
-	}
+	o := objstore.Object{Key: key, Size: int64(len(data)), ETag: etag,
+		ModTime: time.Unix(int64(m.seq), 0)} // deterministic: runs of a test are alike
 	m.objects[key] = memObject{o, data}
 	return o
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -24,27 +25,17 @@ type pack struct {
 // no measure of texture tells them from a foggy lake; each file here has been looked at. Of
 // gnome-backgrounds (43, Debian 12) none is a photograph, nor are Autumn and Volna of the others.
 var packs = []pack{
-	{
-		name:   "plasma-workspace-wallpapers",
-		format: "/usr/share/wallpapers/%s/contents/images/2560x1600.jpg",
-		photos: [][2]string{
-			{"by_the_water", "BytheWater"}, {"cold_ripple", "ColdRipple"}, {"colorful_cups", "ColorfulCups"},
-			{"darkest_hour", "DarkestHour"},
-			// grey is stored in one component
-			{"evening_glow", "EveningGlow"}, {"fallen_leaf", "FallenLeaf"}, {"grey", "Grey"}, {"kite", "Kite"},
-			{"one_stands_out", "OneStandsOut"}, {"path", "Path"}, {"summer_1am", "summer_1am"},
-		},
-	},
-	{
-		name:   "mate-backgrounds",
-		format: "/usr/share/backgrounds/mate/nature/%s.jpg",
-		photos: [][2]string{
-			{"aqua", "Aqua"}, {"blinds", "Blinds"}, {"dune", "Dune"}, {"fresh_flower", "FreshFlower"},
-			{"garden", "Garden"}, {"green_meadow", "GreenMeadow"}, {"lady_bird", "LadyBird"},
-			{"rain_drops", "RainDrops"},
-			{"storm", "Storm"}, {"two_wings", "TwoWings"}, {"wood", "Wood"}, {"yellow_flower", "YellowFlower"},
-		},
-	},
+	{"plasma-workspace-wallpapers", "/usr/share/wallpapers/%s/contents/images/2560x1600.jpg", [][2]string{
+		{"by_the_water", "BytheWater"}, {"cold_ripple", "ColdRipple"}, {"colorful_cups", "ColorfulCups"},
+		{"darkest_hour", "DarkestHour"}, {"evening_glow", "EveningGlow"}, {"fallen_leaf", "FallenLeaf"},
+		{"grey", "Grey"}, // is stored in one component
+		{"kite", "Kite"}, {"one_stands_out", "OneStandsOut"}, {"path", "Path"}, {"summer_1am", "summer_1am"},
+	}},
+	{"mate-backgrounds", "/usr/share/backgrounds/mate/nature/%s.jpg", [][2]string{
+		{"aqua", "Aqua"}, {"blinds", "Blinds"}, {"dune", "Dune"}, {"fresh_flower", "FreshFlower"}, {"garden", "Garden"},
+		{"green_meadow", "GreenMeadow"}, {"lady_bird", "LadyBird"}, {"rain_drops", "RainDrops"}, {"storm", "Storm"},
+		{"two_wings", "TwoWings"}, {"wood", "Wood"}, {"yellow_flower", "YellowFlower"},
+	}},
 }
 
 // Missing are the packages whose photographs are not there.
@@ -62,17 +53,13 @@ func sourcesIn(root string) ([]Source, error) {
 	var found []Source
 	var missing Missing
 	for _, p := range packs {
-		complete := true
 		for _, photo := range p.photos {
 			path := filepath.Join(root, fmt.Sprintf(p.format, photo[1]))
-			if fi, err := os.Stat(path); err != nil || !fi.Mode().IsRegular() {
-				complete = false
-				continue
+			if fi, err := os.Stat(path); err == nil && fi.Mode().IsRegular() {
+				found = append(found, Source{Class: photo[0], Path: path})
+			} else if !slices.Contains(missing, p.name) {
+				missing = append(missing, p.name)
 			}
-			found = append(found, Source{Class: photo[0], Path: path})
-		}
-		if !complete {
-			missing = append(missing, p.name)
 		}
 	}
 	if len(missing) > 0 {

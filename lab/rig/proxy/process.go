@@ -12,17 +12,18 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/subproc"
 )
 
+// Verb is the argument by which each program with a testbed runs Main.
+const Verb = "rig-proxy"
+
 // Main runs a proxy as a process of its own until SIGTERM or SIGINT: UPSTREAM (http://host:port) and [Options] in JSON.
 // It prints one line of JSON with its URL and that of its control server (see [subproc.Serve]).
-//
-// It is the body of `go run ./lab/bench s3proxy` and of the hidden verb `shoal-lab rig-proxy`.
 func Main(args []string) error {
 	if len(args) != 2 {
-		return errors.New("s3proxy: give http://host:port and the options, in JSON")
+		return errors.New("proxy: give http://host:port and the options, in JSON")
 	}
 	var o Options
 	if err := json.Unmarshal([]byte(args[1]), &o); err != nil {
-		return fmt.Errorf("s3proxy: %w", err)
+		return fmt.Errorf("proxy: %w", err)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
@@ -40,8 +41,7 @@ type Process struct {
 	subproc.Controlled[Stats, Options]
 }
 
-// Spawn runs command (a program and its first arguments: {"bench", "s3proxy"} or {"shoal-lab", "rig-proxy"})
-// as a proxy before upstream and returns when it accepts connections. It dies with this process.
+// Spawn runs command (a program that calls [Main], and its first arguments) as a proxy before upstream and returns when it accepts connections. It dies with this process.
 func Spawn(ctx context.Context, command []string, upstream string, o Options) (*Process, error) {
 	options, err := json.Marshal(o)
 	if err != nil {

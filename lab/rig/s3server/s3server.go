@@ -154,12 +154,8 @@ func (s *Server) Stop() { s.Proc.Stop(3 * time.Second) }
 // Env returns the environment that makes the AWS tools, and Shoal, talk to the S3 server at
 // endpoint (this server's URL, or that of a proxy before it) as its root user.
 func Env(endpoint string) []string {
-	return []string{
-		"AWS_ENDPOINT_URL=" + endpoint,
-		"AWS_REGION=" + Region,
-		"AWS_ACCESS_KEY_ID=" + AccessKey,
-		"AWS_SECRET_ACCESS_KEY=" + SecretKey,
-	}
+	return []string{"AWS_ENDPOINT_URL=" + endpoint, "AWS_REGION=" + Region, "AWS_ACCESS_KEY_ID=" + AccessKey,
+		"AWS_SECRET_ACCESS_KEY=" + SecretKey}
 }
 
 // Client returns a client for the S3 server at endpoint that can keep conns connections busy.
