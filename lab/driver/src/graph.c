@@ -116,13 +116,16 @@ API CUresult cuStreamIsCapturing(CUstream handle, int *status) {
 	return CUDA_SUCCESS;
 }
 
-static void destroy(graph *g) {
+static CUresult destroy(graph *g) {
+	if (g == NULL)
+		return CUDA_ERROR_INVALID_VALUE;
 	for (op *o = g->first; o != NULL;) {
 		op *next = o->next;
 		op_free(o);
 		o = next;
 	}
 	free(g);
+	return CUDA_SUCCESS;
 }
 
 API CUresult cuStreamEndCapture(CUstream handle, CUgraph *to) {
@@ -176,16 +179,10 @@ API CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle) {
 
 API CUresult cuGraphDestroy(CUgraph g) {
 	ENTER(CONTEXT);
-	if (g == NULL)
-		return CUDA_ERROR_INVALID_VALUE;
-	destroy(g);
-	return CUDA_SUCCESS;
+	return destroy(g);
 }
 
 API CUresult cuGraphExecDestroy(CUgraphExec exec) {
 	ENTER(CONTEXT);
-	if (exec == NULL)
-		return CUDA_ERROR_INVALID_VALUE;
-	destroy(exec);
-	return CUDA_SUCCESS;
+	return destroy(exec);
 }

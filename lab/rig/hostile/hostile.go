@@ -69,7 +69,13 @@ func Start(objects map[string][]byte, config *tls.Config, script Script) (*Serve
 	}
 	s := &Server{listener: l, objects: objects, script: script, counts: map[string]int{}}
 	s.stopped, s.stop = context.WithCancel(context.Background())
-	s.conns.Go(s.accept)
+	s.conns.Go(func() {
+		accept(l, s.conns.Go, func(c net.Conn) {
+			// at once if it was accepted while it stopped
+			defer context.AfterFunc(s.stopped, func() { _ = c.Close() })()
+			s.serve(c)
+		})
+	})
 	return s, nil
 }
 
@@ -97,17 +103,16 @@ func (s *Server) Stop() {
 	s.conns.Wait()
 }
 
-func (s *Server) accept() {
+// accept serves each connection in a goroutine, which is started by start, until the listener is closed.
+func accept(l net.Listener, start func(func()), serve func(c net.Conn)) {
 	for {
-		c, err := s.listener.Accept()
+		c, err := l.Accept()
 		if err != nil {
 			return
 		}
-		s.conns.Go(func() {
+		start(func() {
 			defer c.Close()
-			// at once if it was accepted while it stopped
-			defer context.AfterFunc(s.stopped, func() { _ = c.Close() })()
-			s.serve(c)
+			serve(c)
 		})
 	}
 }
@@ -362,17 +367,6 @@ func Listen(t testing.TB, serve func(c net.Conn)) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				serve(c)
-			}()
-		}
-	}()
+	go accept(l, func(f func()) { go f() }, serve)
 	return l.Addr().String()
 }
