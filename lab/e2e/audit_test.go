@@ -106,7 +106,7 @@ func TestAuditLog(t *testing.T) {
 		!strings.Contains(errs, file) {
 		t.Errorf("another audit log: exit %d, %s", code, errs)
 	}
-	within(t, time.Minute, "the stats count the lines of the log", func() bool {
+	within(t, patience, "the stats count the lines of the log", func() bool {
 		var stats struct{ Audit struct{ Written, Lost int } }
 		if err := json.Unmarshal(content(t, filepath.Join(mnt, ".shoal/stats")), &stats); err != nil {
 			t.Fatal(err)
@@ -188,10 +188,10 @@ func TestDaemonLogIsRotated(t *testing.T) {
 		old, _ := os.ReadFile(log + ".1")
 		return string(old) + string(b)
 	}
-	within(t, time.Minute, "what the runtime says is in the log", func() bool {
+	within(t, patience, "what the runtime says is in the log", func() bool {
 		return strings.Contains(said(), "SIGQUIT: quit")
 	})
-	within(t, time.Minute, "it is mounted again", func() bool {
+	within(t, patience, "it is mounted again", func() bool {
 		b, err := os.ReadFile(filepath.Join(mnt, ".shoal/stats"))
 		return err == nil && !strings.Contains(string(b), fmt.Sprintf(`"pid":%d,`, pid))
 	})

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
@@ -370,7 +369,7 @@ func TestSharedCache(t *testing.T) {
 	if mounted(mntA) || !mounted(mntB) || readStats(t, mntB).PID != pid {
 		t.Error("the second mount did not outlive the first")
 	}
-	within(t, time.Minute, "what was unmounted to be closed", func() bool { return !cacheLs(t, cache)[a].Open })
+	within(t, patience, "what was unmounted to be closed", func() bool { return !cacheLs(t, cache)[a].Open })
 	if e := cacheLs(t, cache)[a]; e.Disk < 30<<20 {
 		t.Errorf("after umount: %+v", e)
 	}

@@ -44,7 +44,7 @@ func TestCkptAbortFails(t *testing.T) {
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
-	within(t, time.Minute, "the abort has given up", func() bool {
+	within(t, patience, "the abort has given up", func() bool {
 		return strings.Contains(d.log(), "cannot abort an upload")
 	})
 	if after, err := cputime.Process(d.cmd.Process.Pid); err != nil || after-before > 1 {

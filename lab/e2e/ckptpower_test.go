@@ -254,7 +254,7 @@ func newCkptSaver(t testing.TB, dir string) *ckptSaver {
 func (s *ckptSaver) killSoon(t testing.TB, d *foreground, how ...func(kill func())) {
 	t.Helper()
 	if s.rng.IntN(2) == 0 {
-		within(t, time.Minute, "it carries", func() bool {
+		within(t, patience, "it carries", func() bool {
 			select {
 			case <-d.exited:
 				t.Fatalf("it ended by itself:\n%s", d.log())

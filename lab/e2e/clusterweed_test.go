@@ -86,7 +86,7 @@ func (c *cluster) overTier(what string, epoch int, trouble func()) (origin float
 		}()
 		if trouble != nil {
 			third := int64(len(c.paths) / clusterNodes / 3)
-			within(c.t, time.Minute, "a third of the epoch is read", func() bool {
+			within(c.t, patience, "a third of the epoch is read", func() bool {
 				return c.stats()[1].Reads-before > third
 			})
 			trouble()

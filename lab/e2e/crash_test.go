@@ -107,7 +107,7 @@ func TestSupervise(t *testing.T) {
 			t.Fatal(err)
 		}
 		start := time.Now()
-		within(t, time.Minute, "it is mounted again", func() bool {
+		within(t, patience, "it is mounted again", func() bool {
 			b, err := os.ReadFile(filepath.Join(mnt, ".shoal/stats"))
 			return err == nil && !bytes.Contains(b, []byte(fmt.Sprintf(`"pid":%d,`, pid)))
 		})
@@ -475,7 +475,7 @@ func TestKilledAgainAndAgain(t *testing.T) {
 				}
 			})
 		}
-		within(t, time.Minute, "reads before the kill", func() bool { return reads.Load() > int64(20+50*i) })
+		within(t, patience, "reads before the kill", func() bool { return reads.Load() > int64(20+50*i) })
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 		wg.Wait()
 		gone(t, pid)

@@ -36,7 +36,7 @@ func hangTime(t testing.TB) time.Duration {
 // byte, nobody waits longer than a few seconds, the stats say that the disk is out of use, and when
 // it is well again it is taken back.
 func TestDiskTrouble(t *testing.T) {
-	const patience = 5 * time.Second // "no stall beyond a few seconds"
+	const most = 5 * time.Second // "no stall beyond a few seconds"
 	for _, c := range []struct {
 		name     string
 		settings faultdisk.Settings
@@ -84,7 +84,7 @@ func TestDiskTrouble(t *testing.T) {
 			}
 			dropCaches(t) // what was written lies in the page cache, which no fault reaches
 			r, late := startReading(t, 8, 200*time.Millisecond, mnt, dir, known), lag()
-			within(t, patience+10*time.Second, "the stats say that the disk is out of use", func() bool {
+			within(t, patience, "the stats say that the disk is out of use", func() bool {
 				return readStats(t, mnt).Disk.OutOfUse
 			})
 			if c.hangs {
@@ -106,10 +106,10 @@ func TestDiskTrouble(t *testing.T) {
 			if err := disk.Set(t.Context(), faultdisk.Settings{}); err != nil {
 				t.Fatal(err)
 			}
-			within(t, 90*time.Second, "the disk is taken back", func() bool { return !readStats(t, mnt).Disk.OutOfUse })
+			within(t, patience, "the disk is taken back", func() bool { return !readStats(t, mnt).Disk.OutOfUse })
 			files, longest := r.end()
 			t.Logf("%d reads, the slowest %s; %v", files, longest.Round(time.Millisecond), s.Errors)
-			if late := late(); longest > patience+4*late {
+			if late := late(); longest > most+4*late {
 				t.Errorf("a reader waited for %s, on a machine that was late by %s", longest, late)
 			}
 			if files < len(known) {
@@ -247,7 +247,7 @@ func TestDiskIsGone(t *testing.T) {
 			readAll(t, mnt, dir, paths)
 			alive("reads")
 			// What the file system writes makes the image longer again: from there on what was lost reads as zeros.
-			within(t, time.Minute, "the stats say that the disk fails", func() bool {
+			within(t, patience, "the stats say that the disk fails", func() bool {
 				d := readStats(t, mnt).Disk
 				return d.OutOfUse || d.Corrupt > 0
 			})
@@ -304,7 +304,7 @@ func TestDiskFillsUp(t *testing.T) {
 	if err := disk.Set(t.Context(), faultdisk.Settings{}); err != nil {
 		t.Fatal(err)
 	}
-	within(t, 90*time.Second, "the disk is taken back", func() bool { return !readStats(t, mnt).Disk.OutOfUse })
+	within(t, patience, "the disk is taken back", func() bool { return !readStats(t, mnt).Disk.OutOfUse })
 	kept := readStats(t, mnt).Disk.Kept
 	readAll(t, mnt, dir, paths)
 	waitKept(t, mnt, kept+40)

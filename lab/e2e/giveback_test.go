@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -129,7 +128,7 @@ func TestGiveBack(t *testing.T) {
 			}
 			do(running)
 			do(!running)
-			within(t, time.Minute, "the quota holds", func() bool {
+			within(t, patience, "the quota holds", func() bool {
 				used, _ := diskSpace(t, mnt)
 				return used <= 60<<20
 			})

@@ -249,7 +249,7 @@ func TestInferAnySeed(t *testing.T) {
 	// The next epoch's seed is another one, and the mount says that it does not know.
 	p.goOn()
 	p.at("paused")
-	within(t, time.Minute, "a new search", func() bool { return readStats(t, mnt).Order.State == "searching" })
+	within(t, patience, "a new search", func() bool { return readStats(t, mnt).Order.State == "searching" })
 	p.goOn()
 	p.at("end")
 }
@@ -265,7 +265,7 @@ func TestInferSequence(t *testing.T) {
 		p.at("epoch")
 		p.goOn()
 		p.at("paused")
-		within(t, time.Minute, "a sequence", func() bool { return readStats(t, mnt).Order.Spec == "sequential" })
+		within(t, patience, "a sequence", func() bool { return readStats(t, mnt).Order.Spec == "sequential" })
 		p.goOn()
 	}
 	p.at("end")

@@ -110,7 +110,7 @@ func (d *foreground) unmounts(t testing.TB, mnt string) {
 // says waits until the daemon has logged all the words in one line.
 func (d *foreground) says(t testing.TB, words ...string) {
 	t.Helper()
-	within(t, time.Minute, fmt.Sprintf("the log holds a line with %q", words), func() bool {
+	within(t, patience, fmt.Sprintf("the log holds a line with %q", words), func() bool {
 		for line := range strings.Lines(d.log()) {
 			all := true
 			for _, w := range words {
@@ -382,7 +382,7 @@ func TestSecondSignal(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Fatalf("still there:\n%s", d.log())
 	}
-	within(t, time.Minute, "nothing is mounted", func() bool { return !mounted(mnt) })
+	within(t, patience, "nothing is mounted", func() bool { return !mounted(mnt) })
 }
 
 // A trainer of the feed gets what it has asked for, and then the word that the server ends, with a state to go on from.

@@ -275,7 +275,7 @@ func TestPlanFile(t *testing.T) {
 	if again, _ := os.ReadFile(filepath.Join(mnt, ".shoal/plan")); !bytes.Equal(again, got) {
 		t.Error("a refused plan replaced the one in force")
 	}
-	within(t, time.Minute, "all of the plan is fetched", func() bool { return readStats(t, mnt).Lead >= len(paths) })
+	within(t, patience, "all of the plan is fetched", func() bool { return readStats(t, mnt).Lead >= len(paths) })
 	readAll(t, mnt, dir, ordered)
 	if s := readStats(t, mnt); s.Misses+s.Joined != 0 || s.Order.Spec != "plan" {
 		t.Errorf("a planned epoch waited: %+v", s)
@@ -440,7 +440,7 @@ func TestInterruptedStart(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		within(t, time.Minute, "the daemon lists", func() bool { return p.Stats().Lists > lists })
+		within(t, patience, "the daemon lists", func() bool { return p.Stats().Lists > lists })
 		_ = cmd.Process.Signal(sig)
 		err := cmd.Wait()
 		if sig != syscall.SIGKILL &&
@@ -451,7 +451,7 @@ func TestInterruptedStart(t *testing.T) {
 		if err := p.Set(proxy.Options{}); err != nil {
 			t.Fatal(err)
 		}
-		within(t, time.Minute, sig.String()+": the daemon is gone", func() bool { return len(processes(mnt)) == 0 })
+		within(t, patience, sig.String()+": the daemon is gone", func() bool { return len(processes(mnt)) == 0 })
 		other := t.TempDir()
 		mountAt(t, env, source, other, "--cache-dir", cache)
 		umount(t, other)

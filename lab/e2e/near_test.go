@@ -54,7 +54,7 @@ func readNear(t *testing.T, target string) (s nearStats) {
 // copies waits until as many copies are at the tier.
 func copies(t *testing.T, target string, n int) {
 	t.Helper()
-	within(t, time.Minute, "the copies are put", func() bool {
+	within(t, patience, "the copies are put", func() bool {
 		s := readNear(t, target).Near
 		return s.Puts+s.Exist >= int64(n) && s.Queued == 0
 	})
@@ -175,7 +175,7 @@ func TestNearTierHangs(t *testing.T) {
 		t.Fatal(err)
 	}
 	i := 60
-	within(t, time.Minute, "the tier is read again", func() bool {
+	within(t, patience, "the tier is read again", func() bool {
 		readAll(t, two, dir, paths[i:i+1])
 		i = min(i+1, len(paths)-1)
 		return readNear(t, two).Near.State == "on"

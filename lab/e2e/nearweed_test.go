@@ -66,7 +66,7 @@ func seaweedCluster(t *testing.T, weed, host string) (url string, volumes []*sub
 	filer, _, _ := start("filer", "-ip=127.0.0.1", "-master="+master, "-defaultReplicaPlacement=001")
 	_, p, _ := start("s3", "-ip.bind="+host, "-filer="+filer, "-config="+filepath.Join(dir, "s3.json"))
 	url = "http://" + net.JoinHostPort(host, p)
-	within(t, time.Minute, "SeaweedFS is ready", func() bool {
+	within(t, patience, "SeaweedFS is ready", func() bool {
 		c, err := s3server.Client(url, 4)
 		if err != nil {
 			return false

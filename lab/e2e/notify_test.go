@@ -90,7 +90,7 @@ func (m *manager) count(prefix string) (n int, pids []int) {
 // hears waits until n lines have come that begin so, all of one process.
 func (m *manager) hears(t testing.TB, n int, prefix string, pid int) {
 	t.Helper()
-	within(t, time.Minute, prefix, func() bool { got, _ := m.count(prefix); return got >= n })
+	within(t, patience, prefix, func() bool { got, _ := m.count(prefix); return got >= n })
 	if _, pids := m.count(prefix); !slices.Equal(pids, []int{pid}) {
 		t.Errorf("%s came from %v, want %d, the process that the manager started", prefix, pids, pid)
 	}
@@ -136,9 +136,9 @@ func TestServiceManager(t *testing.T) {
 					t.Fatal(err)
 				}
 				said := func() int { return strings.Count(d.log(), "watchdog is not fed") }
-				within(t, time.Minute, "a watchdog that is not fed", func() bool { return said() > 0 })
+				within(t, patience, "a watchdog that is not fed", func() bool { return said() > 0 })
 				before, _ := m.count("WATCHDOG=1")
-				within(t, time.Minute, "one more check", func() bool { return said() > 1 })
+				within(t, patience, "one more check", func() bool { return said() > 1 })
 				if after, _ := m.count("WATCHDOG=1"); after != before {
 					t.Errorf("%d more signs of life", after-before)
 				}

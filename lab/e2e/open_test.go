@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
@@ -87,7 +86,7 @@ func TestOpen(t *testing.T) {
 		t.Error(err)
 	}
 	// What was not verified in time, or has left memory meanwhile, is read through the mount, which brings it back.
-	within(t, time.Minute, "reads round the mount after a restart", func() bool {
+	within(t, patience, "reads round the mount after a restart", func() bool {
 		step("wait")
 		return step("read")["round"] >= len(paths)*2/3
 	})

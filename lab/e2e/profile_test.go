@@ -299,7 +299,7 @@ func TestProfile(t *testing.T) {
 	}
 	t.Run("page cache", func(t *testing.T) {
 		// Another test may empty the kernel's caches at any moment.
-		within(t, time.Minute, "the page cache seen", func() bool {
+		within(t, patience, "the page cache seen", func() bool {
 			p.do("sequential", cached)
 			got := profileWhile(t, cached, func() { p.do("sequential", cached) })
 			t.Logf("%v: %+v", got.names(), got.Figures)
@@ -341,7 +341,7 @@ func TestProfile(t *testing.T) {
 		}
 		_ = c.Wait()
 		// As many as there may be at once can be begun again, so none was left behind.
-		within(t, time.Minute, "four recordings at once", func() bool {
+		within(t, patience, "four recordings at once", func() bool {
 			var open []*os.File
 			defer func() {
 				for _, f := range open {

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // packed packs a source and mounts what came of it.
@@ -113,7 +112,7 @@ func TestPackRecodeKilled(t *testing.T) {
 		if err := c.Start(); err != nil {
 			t.Fatal(err)
 		}
-		within(t, time.Minute, "files in the spool, or the end", func() bool {
+		within(t, patience, "files in the spool, or the end", func() bool {
 			notes, _ := filepath.Glob(filepath.Join(spool, "*", "*.json"))
 			_, err := os.Stat(filepath.Join(set, "shoal-manifest.json"))
 			return len(notes) > made || err == nil

@@ -81,7 +81,7 @@ func TestRecodedCache(t *testing.T) {
 					t.Errorf("--recode %s: digest %s, want %s", mode, got, want)
 				}
 				if mode == "auto" {
-					within(t, patience, "some files are recoded", func() bool {
+					within(t, 2*patience, "some files are recoded", func() bool { // by idle processors
 						return readStats(t, mnt).Recoded.Files > 0
 					})
 					if err := syscall.Kill(readStats(t, mnt).PID, syscall.SIGKILL); err != nil {
@@ -162,6 +162,17 @@ func TestRecodedCache(t *testing.T) {
 	}
 }
 
+// cameLate returns how often another node's answer came too late for a daemon, or was not waited for.
+func cameLate(t testing.TB, target string) (n int64) {
+	t.Helper()
+	var s fleetStats
+	decode(t, mustShoal(t, nil, "stat", target, "--json"), &s)
+	for _, other := range s.Cluster.Nodes {
+		n += other.Asked.Late + other.Asked.Passed
+	}
+	return n
+}
+
 // What one node keeps recoded goes to another as it is, with the tables, and is kept so there, also over
 // a restart. The node that came takes all from the first one, which restores nothing for its feed.
 func TestRecodedCluster(t *testing.T) {
@@ -192,7 +203,7 @@ func TestRecodedCluster(t *testing.T) {
 	within(t, patience, "the other node's tables are there", func() bool {
 		return bytes.Contains(content(t, filepath.Join(caches[1], "shoal.log")), []byte("tables of another node"))
 	})
-	gets := p.Stats().Gets
+	gets, late := p.Stats().Gets, int64(0)
 	for round := range 2 {
 		if got := feed(t, addr, "--transform", eyes, "--seed", "4").Digest; got != want {
 			t.Errorf("digest %s, want %s", got, want)
@@ -204,12 +215,14 @@ func TestRecodedCluster(t *testing.T) {
 		if s := readStats(t, first); s.Recoded.Restored != 0 {
 			t.Errorf("round %d: restored for the other node: %+v", round, s.Recoded)
 		}
+		late += cameLate(t, second)
 		umount(t, second)
 		addr, second = start(1)
 	}
 	readAll(t, second, dir, paths)
-	if n := p.Stats().Gets - gets; n != 0 {
-		t.Errorf("%d GETs of what the other node has", n)
+	late += cameLate(t, second)
+	if n := p.Stats().Gets - gets; n > 2*late { // on a busy machine, as atMost of clusters has it
+		t.Errorf("%d GETs of what the other node has, of which %d came late", n, late)
 	}
 	umount(t, second)
 	umount(t, first)

@@ -193,7 +193,7 @@ func TestBudgetAndCost(t *testing.T) {
 	}
 	raw := mustShoal(t, nil, "stat", mnt, "--json")
 	umount(t, mnt)
-	within(t, time.Minute, "the daemon says what it cost", func() bool {
+	within(t, patience, "the daemon says what it cost", func() bool {
 		log, err := os.ReadFile(filepath.Join(cache, "shoal.log"))
 		for _, secret := range []string{string(key), base64.StdEncoding.EncodeToString(key)} {
 			if strings.Contains(raw+string(log), secret) {

@@ -34,7 +34,7 @@ func TestFeedsShareFetches(t *testing.T) {
 				"--weight", "2", "--transport", "chunks")
 		})
 	}
-	within(t, time.Minute, "all feeds are open", func() bool {
+	within(t, patience, "all feeds are open", func() bool {
 		var s struct {
 			Feed struct {
 				Open int `json:"open_sessions"`

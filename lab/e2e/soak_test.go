@@ -212,7 +212,7 @@ func (s *soak) rest() {
 			}
 		}
 	}
-	within(s, time.Minute, "the daemon rests", func() bool {
+	within(s, patience, "the daemon rests", func() bool {
 		if err := json.Unmarshal([]byte(mustShoal(s, nil, "stat", s.addr, "--json")), &st); err != nil {
 			s.Fatal(err)
 		}

@@ -206,13 +206,13 @@ func atMost(few, n int) int {
 // waitKept waits until all of n files lie on disk.
 func waitKept(t testing.TB, mnt string, n int) {
 	t.Helper()
-	within(t, time.Minute, fmt.Sprintf("%d files on disk", n), func() bool { return readStats(t, mnt).Disk.Kept >= n })
+	within(t, patience, fmt.Sprintf("%d files on disk", n), func() bool { return readStats(t, mnt).Disk.Kept >= n })
 }
 
 // gone waits until a process has ended.
 func gone(t testing.TB, pid int) {
 	t.Helper()
-	within(t, time.Minute, fmt.Sprintf("the end of process %d", pid), func() bool {
+	within(t, patience, fmt.Sprintf("the end of process %d", pid), func() bool {
 		return syscall.Kill(pid, 0) != nil
 	})
 }

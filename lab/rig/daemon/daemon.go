@@ -22,7 +22,7 @@ import (
 )
 
 // Patience is how long a daemon may take to get ready or to end.
-const Patience = time.Minute
+const Patience = 2 * time.Minute
 
 // Place is where a daemon is found.
 type Place struct {
