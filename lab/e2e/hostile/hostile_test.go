@@ -27,6 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shoalfs/shoal/lab/rig/hostile"
+	"github.com/shoalfs/shoal/lab/rig/synced"
 )
 
 var shoalBin string // built once
@@ -382,7 +383,7 @@ func (m *mount) down() {
 func (m *mount) interrupt(r row) (got, bad string) {
 	cmd := exec.Command(shoalBin, m.args()...)
 	cmd.Env = m.env
-	var said said
+	var said synced.Buffer
 	cmd.Stdout, cmd.Stderr = &said, &said
 	if err := cmd.Start(); err != nil {
 		m.t.Fatal(err)
@@ -403,24 +404,6 @@ func (m *mount) interrupt(r row) (got, bad string) {
 	case <-time.After(slack):
 		return "goes on", said.String()
 	}
-}
-
-// said is what a process wrote until now.
-type said struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *said) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *said) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
 }
 
 // certificate returns the configuration of a server with a certificate that nobody has signed.
