@@ -3,6 +3,7 @@ package main
 import (
 	"math"
 	"math/rand/v2"
+	"strings"
 	"testing"
 )
 
@@ -21,6 +22,14 @@ func TestInterval(t *testing.T) {
 		}
 		if lo != float64(rank) || hi != float64(n+1-rank) {
 			t.Errorf("%d values: ranks %v and %v, want %d and %d", n, lo, hi, rank, n+1-rank)
+		}
+	}
+}
+
+func TestWrongUse(t *testing.T) {
+	for _, args := range [][]string{{}, {"-old", "x", "-pairs", "0"}, {"pairs", "-old", "x"}, {"-old", "x", "more"}} {
+		if err := pairs(args); err == nil || !strings.Contains(err.Error(), "-pairs is at least 1") {
+			t.Errorf("%q: %v", args, err)
 		}
 	}
 }

@@ -75,8 +75,9 @@ func pairs(args []string) error {
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	if *old == "" && *with == "" {
-		return errors.New("-old names the binary to compare with, -flags what the new one is given")
+	if *old == "" && *with == "" || *pairs < 1 || flags.NArg() > 0 {
+		return errors.New("give -old, the binary to compare with, or -flags, what the new one is given; " +
+			"-pairs is at least 1, and there are no arguments")
 	}
 	names := strings.Split(*only, ",")
 	for _, what := range names {
